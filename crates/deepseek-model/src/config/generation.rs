@@ -1,0 +1,50 @@
+//! `generation_config.json`: how the publisher means the model to be sampled.
+
+use std::path::Path;
+
+use super::DeepseekV3Config;
+use super::fields::Fields;
+use crate::{ModelError, Result};
+
+/// Sampling options that a checkpoint recommends.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerationDefaults {
+    /// Tokens that end a text; those of `config.json` if the file names none.
+    pub eos_token_ids: Vec<u32>,
+    /// Whether to sample; otherwise greedy.
+    pub do_sample: bool,
+    /// Divisor of the logits.
+    pub temperature: Option<f32>,
+    /// Probability mass of the tokens to keep.
+    pub top_p: Option<f32>,
+    /// Number of tokens to keep; `None` also where the file says 0, which keeps all.
+    pub top_k: Option<usize>,
+}
+
+impl GenerationDefaults {
+    /// Reads `generation_config.json` of the checkpoint folder `dir`; without the file, greedy with `config`'s end tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`], [`ModelError::Json`], or [`ModelError::Config`] naming a field of another type.
+    pub fn read(dir: &Path, config: &DeepseekV3Config) -> Result<Self> {
+        let fields = match Fields::read(&dir.join("generation_config.json"), "it is optional") {
+            Ok(fields) => fields,
+            Err(ModelError::MissingFile { .. }) => {
+                let eos_token_ids = config.eos_token_ids.clone();
+                return Ok(Self { eos_token_ids, do_sample: false, temperature: None, top_p: None, top_k: None });
+            }
+            Err(error) => return Err(error),
+        };
+        let mut eos_token_ids = fields.token_ids("eos_token_id")?;
+        if eos_token_ids.is_empty() {
+            eos_token_ids.clone_from(&config.eos_token_ids);
+        }
+        Ok(Self {
+            eos_token_ids,
+            do_sample: fields.flag_or("do_sample", false)?,
+            temperature: fields.optional("temperature", "a number")?,
+            top_p: fields.optional("top_p", "a number")?,
+            top_k: fields.optional("top_k", "a whole number")?.filter(|&k| k > 0),
+        })
+    }
+}

@@ -1,0 +1,251 @@
+//! What can go wrong between a checkpoint folder and a generated text.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use mla_ops::MlaError;
+use mla_ops::cache::CacheError;
+use thiserror::Error;
+
+/// Why a checkpoint cannot be loaded, or a request cannot be carried out.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The operating system refused to read a file.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A file or folder that the checkpoint needs is not there.
+    #[error("{} does not exist; {hint}", path.display())]
+    MissingFile {
+        /// The file or folder.
+        path: PathBuf,
+        /// Who needs it, and what to do.
+        hint: String,
+    },
+    /// A JSON file cannot be parsed.
+    #[error("{} is not valid JSON of the expected form: {reason}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said.
+        reason: String,
+    },
+    /// The `model_type` of a `config.json` is none that this crate implements.
+    #[error("{}: `model_type` is \"{found}\", but only {known} are implemented", path.display())]
+    UnknownModelType {
+        /// The configuration file.
+        path: PathBuf,
+        /// The model type it names.
+        found: String,
+        /// The implemented ones, in words.
+        known: String,
+    },
+    /// A field of a configuration is missing, out of range, or contradicts another one.
+    #[error("{}`{field}` is {actual}, expected {expected}", prefix(path.as_ref()))]
+    Config {
+        /// The configuration file, or `None` for a configuration made in code.
+        path: Option<PathBuf>,
+        /// The field, by its name in the file.
+        field: String,
+        /// Its value.
+        actual: String,
+        /// The values it may have.
+        expected: String,
+    },
+    /// The checkpoint is quantised in a form that is not read.
+    #[error(
+        "{}: {what}; quantised weights cannot be loaded, convert the checkpoint to bfloat16 first", path.display()
+    )]
+    UnsupportedQuantization {
+        /// The file.
+        path: PathBuf,
+        /// The field or tensor that says so.
+        what: String,
+    },
+    /// A safetensors file is truncated or corrupt.
+    #[error("{} is not a complete safetensors file: {reason}; download it again", path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The tensors of a checkpoint do not fit the model its `config.json` describes.
+    #[error("{0}")]
+    Weights(WeightReport),
+    /// The tokenizer cannot be read, or refused a text.
+    #[error("{}: {reason}", path.display())]
+    Tokenizer {
+        /// The tokenizer file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A prompt or an option of a request is unusable.
+    #[error("`{argument}` is {actual}, expected {expected}")]
+    Request {
+        /// The option.
+        argument: &'static str,
+        /// Its value.
+        actual: String,
+        /// The values it may have.
+        expected: String,
+    },
+    /// A result could not be read back from the device.
+    #[error("reading back from the device failed: {reason}")]
+    Device {
+        /// What the backend said.
+        reason: String,
+    },
+    /// An operation refused its inputs.
+    #[error(transparent)]
+    Ops(#[from] MlaError),
+    /// The paged cache refused a call, for instance because no page is free.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+impl ModelError {
+    /// An unusable option of a request.
+    pub(crate) fn request(argument: &'static str, actual: impl fmt::Display, expected: impl Into<String>) -> Self {
+        Self::Request { argument, actual: actual.to_string(), expected: expected.into() }
+    }
+
+    /// A result that could not be read back.
+    pub(crate) fn device(error: impl fmt::Display) -> Self {
+        Self::Device { reason: error.to_string() }
+    }
+
+    /// A file that could not be read: missing with `hint`, or refused by the operating system.
+    pub(crate) fn unreadable(path: impl Into<PathBuf>, source: std::io::Error, hint: impl Into<String>) -> Self {
+        let path = path.into();
+        match source.kind() {
+            std::io::ErrorKind::NotFound => Self::MissingFile { path, hint: hint.into() },
+            _ => Self::Io { path, source },
+        }
+    }
+}
+
+fn prefix(path: Option<&PathBuf>) -> String {
+    path.map_or_else(String::new, |path| format!("{}: ", path.display()))
+}
+
+/// Every tensor of a checkpoint that does not fit the model, found in one pass over all of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WeightReport {
+    /// The checkpoint folder.
+    pub checkpoint: PathBuf,
+    /// Tensors that the model needs and no file holds.
+    pub missing: Vec<String>,
+    /// Tensors that no part of the model asked for.
+    pub unexpected: Vec<String>,
+    /// Tensors of another shape than the configuration asks for.
+    pub wrong_shape: Vec<WrongShape>,
+    /// Tensors that are not f32, f16 or bf16.
+    pub wrong_dtype: Vec<WrongDType>,
+}
+
+/// A tensor whose shape contradicts the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrongShape {
+    /// The tensor's name.
+    pub name: String,
+    /// Its shape in the file.
+    pub actual: Vec<usize>,
+    /// The shape that the configuration asks for.
+    pub expected: Vec<usize>,
+}
+
+/// A tensor whose element type cannot be a weight.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrongDType {
+    /// The tensor's name.
+    pub name: String,
+    /// Its element type in the file, by its safetensors name.
+    pub actual: String,
+}
+
+impl WeightReport {
+    /// Whether nothing is wrong.
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty()
+            && self.unexpected.is_empty()
+            && self.wrong_shape.is_empty()
+            && self.wrong_dtype.is_empty()
+    }
+}
+
+/// Tensors named per kind in a message; a wrong `config.json` otherwise fills the screen with thousands.
+const LISTED: usize = 12;
+
+impl fmt::Display for WeightReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the tensors of {} do not fit its config.json", self.checkpoint.display())?;
+        list(f, "missing", &self.missing, |f, name| write!(f, "{name}"))?;
+        list(f, "unexpected", &self.unexpected, |f, name| write!(f, "{name}"))?;
+        list(f, "wrong shape", &self.wrong_shape, |f, wrong| {
+            write!(f, "{} is {:?}, expected {:?}", wrong.name, wrong.actual, wrong.expected)
+        })?;
+        list(f, "wrong dtype", &self.wrong_dtype, |f, wrong| {
+            write!(f, "{} is {}, expected F32, F16 or BF16", wrong.name, wrong.actual)
+        })
+    }
+}
+
+fn list<T>(
+    f: &mut fmt::Formatter<'_>,
+    kind: &str,
+    items: &[T],
+    write_item: impl Fn(&mut fmt::Formatter<'_>, &T) -> fmt::Result,
+) -> fmt::Result {
+    if items.is_empty() {
+        return Ok(());
+    }
+    write!(f, "\n{} {kind}:", items.len())?;
+    for item in items.iter().take(LISTED) {
+        write!(f, "\n  ")?;
+        write_item(f, item)?;
+    }
+    match items.len().saturating_sub(LISTED) {
+        0 => Ok(()),
+        more => write!(f, "\n  ... and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_names_twelve_of_each_kind_and_counts_the_rest() {
+        let report = WeightReport {
+            checkpoint: "/models/v3".into(),
+            missing: (0..15).map(|i| format!("layer.{i}")).collect(),
+            wrong_shape: vec![WrongShape { name: "norm".into(), actual: vec![3], expected: vec![4] }],
+            ..WeightReport::default()
+        };
+        let text = report.to_string();
+        assert!(text.contains("/models/v3") && text.contains("15 missing:"), "{text}");
+        assert!(text.contains("layer.11\n  ... and 3 more") && !text.contains("layer.12"), "{text}");
+        assert!(text.contains("norm is [3], expected [4]"), "{text}");
+        assert!(!text.contains("unexpected") && !report.is_empty(), "{text}");
+    }
+
+    #[test]
+    fn a_config_error_names_the_file_only_if_there_is_one() {
+        let error = |path| ModelError::Config {
+            path,
+            field: "n_group".into(),
+            actual: "3".into(),
+            expected: "a divisor of `n_routed_experts` = 16".into(),
+        };
+        let tail = "`n_group` is 3, expected a divisor of `n_routed_experts` = 16";
+        assert_eq!(error(None).to_string(), tail);
+        assert_eq!(error(Some("a/config.json".into())).to_string(), format!("a/config.json: {tail}"));
+    }
+}

@@ -1,0 +1,27 @@
+use burn::tensor::Tensor;
+
+use crate::weights::WeightLoader;
+
+/// A projection without bias.
+#[derive(Debug, Clone)]
+pub(crate) struct Linear {
+    /// `[in, out]`: a view of the stored `[out, in]`.
+    weight: Tensor<2>,
+}
+
+impl Linear {
+    /// Loads `{name}.weight`, stored `[out, in]`.
+    pub(crate) fn load(loader: &mut WeightLoader, name: &str, out: usize, input: usize) -> Self {
+        Self::new(loader.tensor(&format!("{name}.weight"), [out, input]))
+    }
+
+    /// From a stored `[out, in]` weight.
+    pub(crate) fn new(weight: Tensor<2>) -> Self {
+        Self { weight: weight.transpose() }
+    }
+
+    /// `[N, in]` -> `[N, out]`.
+    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        x.matmul(self.weight.clone())
+    }
+}

@@ -1,0 +1,223 @@
+//! Multi-head latent attention (DeepSeek-V2 §2.1; DeepSeek-V3 §2.1.1).
+
+use burn::tensor::{Int, Tensor, s};
+use mla_ops::cache::PagedCache;
+use mla_ops::{
+    MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, RaggedAttentionArgs, RaggedAttentionOptions, Splits,
+    WriteLatentArgs, merge_state, mla_decode, ragged_attention, write_latent,
+};
+
+use super::{Linear, RmsNorm, Rotation};
+use crate::Result;
+use crate::config::DeepseekV3Config;
+use crate::step::{Keys, PagedKeys, PastChunk, Step};
+use crate::weights::WeightLoader;
+
+/// The norms inside the attention have this epsilon, whatever `rms_norm_eps` says.
+const INNER_NORM_EPS: f64 = 1e-6;
+
+/// Multi-head latent attention of one layer.
+#[derive(Debug, Clone)]
+pub(crate) struct MultiHeadLatentAttention {
+    layer: usize,
+    query: Query,
+    kv_a_proj_with_mqa: Linear,
+    kv_a_layernorm: RmsNorm,
+    kv_b_proj: Linear,
+    /// `[H, dn, R]`: the key half of `kv_b_proj`, absorbed into the query.
+    w_uk: Tensor<3>,
+    /// `[H, R, dv]`: the value half, applied to the attention's output.
+    w_uv: Tensor<3>,
+    o_proj: Linear,
+    heads: usize,
+    qk_nope_head_dim: usize,
+    qk_rope_head_dim: usize,
+    kv_lora_rank: usize,
+    v_head_dim: usize,
+    softmax_scale: f32,
+}
+
+/// The query projection: low-rank in V3, whole in V2-Lite.
+#[derive(Debug, Clone)]
+enum Query {
+    LowRank { q_a_proj: Linear, q_a_layernorm: RmsNorm, q_b_proj: Linear },
+    Whole { q_proj: Linear },
+}
+
+impl Query {
+    fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV3Config) -> Self {
+        let (hidden, width) = (config.hidden_size, config.num_attention_heads * config.qk_head_dim());
+        match config.q_lora_rank {
+            Some(rank) => Self::LowRank {
+                q_a_proj: Linear::load(loader, &format!("{name}.q_a_proj"), rank, hidden),
+                q_a_layernorm: RmsNorm::load(loader, &format!("{name}.q_a_layernorm"), rank, INNER_NORM_EPS),
+                q_b_proj: Linear::load(loader, &format!("{name}.q_b_proj"), width, rank),
+            },
+            None => Self::Whole { q_proj: Linear::load(loader, &format!("{name}.q_proj"), width, hidden) },
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        match self {
+            Self::LowRank { q_a_proj, q_a_layernorm, q_b_proj } => {
+                q_b_proj.forward(q_a_layernorm.forward(q_a_proj.forward(x)))
+            }
+            Self::Whole { q_proj } => q_proj.forward(x),
+        }
+    }
+}
+
+impl MultiHeadLatentAttention {
+    /// Loads `{name}.*` of layer number `layer`.
+    pub(crate) fn load(loader: &mut WeightLoader, name: &str, layer: usize, config: &DeepseekV3Config) -> Self {
+        let heads = config.num_attention_heads;
+        let (dn, dr, dv) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
+        let rank = config.kv_lora_rank;
+        let kv_b = loader.tensor(&format!("{name}.kv_b_proj.weight"), [heads * (dn + dv), rank]);
+        let by_head: Tensor<3> = kv_b.clone().reshape([heads, dn + dv, rank]);
+        Self {
+            layer,
+            query: Query::load(loader, name, config),
+            kv_a_proj_with_mqa: Linear::load(
+                loader,
+                &format!("{name}.kv_a_proj_with_mqa"),
+                rank + dr,
+                config.hidden_size,
+            ),
+            kv_a_layernorm: RmsNorm::load(loader, &format!("{name}.kv_a_layernorm"), rank, INNER_NORM_EPS),
+            kv_b_proj: Linear::new(kv_b),
+            w_uk: by_head.clone().narrow(1, 0, dn),
+            w_uv: by_head.narrow(1, dn, dv).swap_dims(1, 2),
+            o_proj: Linear::load(loader, &format!("{name}.o_proj"), config.hidden_size, heads * dv),
+            heads,
+            qk_nope_head_dim: dn,
+            qk_rope_head_dim: dr,
+            kv_lora_rank: rank,
+            v_head_dim: dv,
+            softmax_scale: config.softmax_scale() as f32,
+        }
+    }
+
+    /// x `[N, hidden]` -> `[N, hidden]`; the latents of the new tokens go into the cache.
+    pub(crate) fn forward(&self, x: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
+        let [tokens, _] = x.dims();
+        let q =
+            self.query.forward(x.clone()).reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
+        let q_nope = q.clone().narrow(2, 0, self.qk_nope_head_dim);
+        let q_pe = step.rotation.apply(q.narrow(2, self.qk_nope_head_dim, self.qk_rope_head_dim));
+        let (latent, k_pe) = self.latent(x, &step.rotation);
+        self.write(latent.clone(), k_pe.clone(), step, cache)?;
+
+        let out = match &step.keys {
+            Keys::Paged(keys) => self.absorbed(q_nope, q_pe, keys, true, cache)?.0,
+            Keys::New { cu_seqlens, past } => {
+                let (out, lse) = self.naive(q_nope.clone(), q_pe.clone(), latent, k_pe, cu_seqlens)?;
+                let mut state = (out, lse);
+                for chunk in past {
+                    state = self.add_past(state, &q_nope, &q_pe, chunk, cache)?;
+                }
+                state.0
+            }
+        };
+        Ok(self.o_proj.forward(out.reshape([tokens, self.heads * self.v_head_dim])))
+    }
+
+    /// The normed latent `[N, R]` and the turned rotary key `[N, dr]` that all heads share.
+    fn latent(&self, x: Tensor<2>, rotation: &Rotation) -> (Tensor<2>, Tensor<2>) {
+        let [tokens, _] = x.dims();
+        let compressed = self.kv_a_proj_with_mqa.forward(x);
+        let latent = self.kv_a_layernorm.forward(compressed.clone().narrow(1, 0, self.kv_lora_rank));
+        let k_pe = compressed.narrow(1, self.kv_lora_rank, self.qk_rope_head_dim);
+        let k_pe = rotation.apply(k_pe.reshape([tokens, 1, self.qk_rope_head_dim]));
+        (latent, k_pe.reshape([tokens, self.qk_rope_head_dim]))
+    }
+
+    fn write(&self, latent: Tensor<2>, k_pe: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<()> {
+        let pool = cache.take_pool(self.layer)?;
+        let args = WriteLatentArgs { cache: pool, slots: step.slots.clone(), latent, rope: Some(k_pe) };
+        match write_latent(args) {
+            Ok(pool) => cache.put_pool(self.layer, pool)?,
+            Err(refused) => {
+                cache.put_pool(self.layer, refused.cache)?;
+                return Err(refused.error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Attention over the paged latents, with `kv_b_proj` absorbed into query and output: out `[N, H, dv]`, lse `[N, H]`.
+    fn absorbed(
+        &self,
+        q_nope: Tensor<3>,
+        q_pe: Tensor<3>,
+        keys: &PagedKeys,
+        causal: bool,
+        cache: &PagedCache,
+    ) -> Result<(Tensor<3>, Tensor<2>)> {
+        let [tokens, heads, _] = q_nope.dims();
+        let (batch, rank) = (keys.batch, self.kv_lora_rank);
+        let query_len = tokens / batch;
+        let q_latent = q_nope.swap_dims(0, 1).matmul(self.w_uk.clone()).swap_dims(0, 1);
+        let args = MlaDecodeArgs {
+            q: MlaQuery::Parts {
+                nope: q_latent.reshape([batch, query_len, heads, rank]),
+                pe: q_pe.reshape([batch, query_len, heads, self.qk_rope_head_dim]),
+            },
+            kv_cache: cache.pool(self.layer)?,
+            page_table: keys.page_table.clone(),
+            seq_lens: keys.seq_lens.clone(),
+        };
+        let options =
+            MlaDecodeOptions { value_width: rank, softmax_scale: self.softmax_scale, causal, splits: Splits::Auto };
+        let (out, lse) = mla_decode(args, &options, Some(&keys.plan))?;
+        let by_head = out.reshape([tokens, heads, rank]).swap_dims(0, 1);
+        let out = by_head.matmul(self.w_uv.clone()).swap_dims(0, 1);
+        Ok((out, lse.reshape([tokens, heads])))
+    }
+
+    /// Attention of the new tokens over themselves, with keys and values of every head: out `[N, H, dv]`, lse `[N, H]`.
+    fn naive(
+        &self,
+        q_nope: Tensor<3>,
+        q_pe: Tensor<3>,
+        latent: Tensor<2>,
+        k_pe: Tensor<2>,
+        cu_seqlens: &Tensor<1, Int>,
+    ) -> Result<(Tensor<3>, Tensor<2>)> {
+        let [tokens, heads, dn] = q_nope.dims();
+        let kv = self.kv_b_proj.forward(latent).reshape([tokens, heads, dn + self.v_head_dim]);
+        let k_pe = k_pe.unsqueeze_dim::<3>(1).expand([tokens, heads, self.qk_rope_head_dim]);
+        let args = RaggedAttentionArgs {
+            q: Tensor::cat(vec![q_nope, q_pe], 2),
+            k: Tensor::cat(vec![kv.clone().narrow(2, 0, dn), k_pe], 2),
+            v: kv.narrow(2, dn, self.v_head_dim),
+            cu_seqlens: cu_seqlens.clone(),
+        };
+        let options = RaggedAttentionOptions { softmax_scale: self.softmax_scale, causal: true };
+        Ok(ragged_attention(args, &options)?)
+    }
+
+    /// Merges the attention over what the cache already held into that over the new tokens, for one sequence.
+    fn add_past(
+        &self,
+        (out, lse): (Tensor<3>, Tensor<2>),
+        q_nope: &Tensor<3>,
+        q_pe: &Tensor<3>,
+        chunk: &PastChunk,
+        cache: &PagedCache,
+    ) -> Result<(Tensor<3>, Tensor<2>)> {
+        let rows = |x: &Tensor<3>| x.clone().slice(s![chunk.tokens.clone(), .., ..]);
+        let (past_out, past_lse) = self.absorbed(rows(q_nope), rows(q_pe), &chunk.keys, false, cache)?;
+        let (merged_out, merged_lse) = merge_state(MergeStateArgs {
+            out_a: past_out,
+            lse_a: past_lse,
+            out_b: rows(&out),
+            lse_b: lse.clone().slice(s![chunk.tokens.clone(), ..]),
+        })?;
+        if chunk.tokens.len() == out.dims()[0] {
+            return Ok((merged_out, merged_lse));
+        }
+        let out = out.slice_assign(s![chunk.tokens.clone(), .., ..], merged_out);
+        Ok((out, lse.slice_assign(s![chunk.tokens.clone(), ..], merged_lse)))
+    }
+}

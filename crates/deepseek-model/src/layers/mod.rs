@@ -1,0 +1,15 @@
+//! The layers that the models are made of, named as in the papers and checkpoints.
+
+mod linear;
+mod mla;
+mod mlp;
+mod moe;
+mod rms_norm;
+mod rotary;
+
+pub(crate) use linear::Linear;
+pub(crate) use mla::MultiHeadLatentAttention;
+pub(crate) use mlp::Mlp;
+pub(crate) use moe::Moe;
+pub(crate) use rms_norm::RmsNorm;
+pub(crate) use rotary::{RotaryEmbedding, Rotation};

@@ -1,0 +1,66 @@
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+
+use crate::config::RopeConfig;
+
+/// Rotary position embedding of a rotary width `dr` (RoFormer §3.2.2; YaRN through the frequencies).
+#[derive(Debug, Clone)]
+pub(crate) struct RotaryEmbedding {
+    /// `[dr / 2]`.
+    inv_freq: Vec<f32>,
+    /// Factor of cos and sin.
+    attention_factor: f32,
+    /// Channels `(2i, 2i + 1)` turn together; otherwise `(i, i + dr / 2)`.
+    interleaved: bool,
+}
+
+/// The rotation of each token of a step, the same in all layers.
+#[derive(Debug, Clone)]
+pub(crate) struct Rotation {
+    /// f32 `[N, 1, dr / 2]`.
+    cos: Tensor<3>,
+    /// f32 `[N, 1, dr / 2]`.
+    sin: Tensor<3>,
+    interleaved: bool,
+}
+
+impl RotaryEmbedding {
+    pub(crate) fn new(rope: &RopeConfig, width: usize, interleaved: bool) -> Self {
+        Self {
+            inv_freq: rope.inv_freq(width).into_iter().map(|f| f as f32).collect(),
+            attention_factor: rope.attention_factor() as f32,
+            interleaved,
+        }
+    }
+
+    /// The rotations at these positions.
+    pub(crate) fn at(&self, positions: &[usize], device: &Device) -> Rotation {
+        // f32 angles, as the reference computes them.
+        let angles = positions.iter().flat_map(|&t| self.inv_freq.iter().map(move |f| t as f32 * f));
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            angles.map(|a| (a.cos() * self.attention_factor, a.sin() * self.attention_factor)).unzip();
+        let shape = [positions.len(), 1, self.inv_freq.len()];
+        let tensor = |values| Tensor::from_data(TensorData::new(values, shape), (device, DType::F32));
+        Rotation { cos: tensor(cos), sin: tensor(sin), interleaved: self.interleaved }
+    }
+}
+
+impl Rotation {
+    /// Turns `[N, heads, dr]`. The turned pairs come out as halves, whatever the pairing: queries and keys only ever
+    /// meet in dot products, so that any order of the channels serves as long as both have it.
+    pub(crate) fn apply(&self, x: Tensor<3>) -> Tensor<3> {
+        let dtype = FloatDType::from(x.dtype());
+        let [tokens, heads, width] = x.dims();
+        let half = width / 2;
+        let x = x.cast(FloatDType::F32);
+        let (u, v) = if self.interleaved {
+            let pairs = x.reshape([tokens, heads, half, 2]);
+            (pairs.clone().narrow(3, 0, 1).squeeze_dim(3), pairs.narrow(3, 1, 1).squeeze_dim(3))
+        } else {
+            (x.clone().narrow(2, 0, half), x.narrow(2, half, half))
+        };
+        let (cos, sin) = (&self.cos, &self.sin);
+        let turned_u = u.clone() * cos.clone() - v.clone() * sin.clone();
+        let turned_v = v * cos.clone() + u * sin.clone();
+        Tensor::cat(vec![turned_u, turned_v], 2).cast(dtype)
+    }
+}

@@ -1,0 +1,39 @@
+//! DeepSeek-V2-Lite and DeepSeek-V3 for Burn: from a published checkpoint folder to text.
+//!
+//! | part | what |
+//! |---|---|
+//! | [`DeepseekModel`] | loads a checkpoint folder onto a device; forward passes over a paged cache |
+//! | [`generate`] | prompts in, text out: chunked prefill, batched decode, streaming |
+//! | [`verify()`] | compares a model with results stored beside its checkpoint |
+//! | [`read_config`], [`DeepseekV3Config`] | `config.json`, validated; [`GenerationDefaults`] for `generation_config.json` |
+//! | [`Checkpoint`], [`WeightLoader`] | safetensors files, sharded or not, to tensors on a device |
+//! | [`Tokenizer`], [`TextStream`], [`StopStrings`] | text to ids, and ids to text as they come |
+//! | [`SamplingParams`], [`Sampler`] | logits to the next id |
+//!
+//! Everything that can fail returns [`ModelError`], which names the file or field, what it is and what it should be.
+
+mod config;
+mod error;
+mod generation;
+mod layers;
+mod model;
+mod models;
+mod sampling;
+mod step;
+mod tokenizer;
+mod verify;
+mod weights;
+
+pub use config::{DeepseekV3Config, GenerationDefaults, ModelType, RopeConfig, Scoring, YarnConfig, read_config};
+pub use error::{ModelError, WeightReport, WrongDType, WrongShape};
+pub use generation::{Completion, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, generate};
+pub use model::DeepseekModel;
+pub use models::{DeepseekV3, Hidden};
+pub use sampling::{Sampler, SamplingParams};
+pub use step::Chunk;
+pub use tokenizer::{StopOutcome, StopStrings, TextStream, Tokenizer};
+pub use verify::{Comparison, VerifyOptions, verify};
+pub use weights::{Checkpoint, LoadProgress, LoadSummary, WeightLoader};
+
+/// What everything here returns.
+pub type Result<T> = std::result::Result<T, ModelError>;

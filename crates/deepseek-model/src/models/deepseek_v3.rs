@@ -1,0 +1,142 @@
+//! DeepSeek-V3 (arXiv 2412.19437) and, with whole query projections and softmax routing, DeepSeek-V2-Lite
+//! (arXiv 2405.04434).
+
+use burn::tensor::{Device, Tensor, s};
+use mla_ops::cache::PagedCache;
+
+use crate::Result;
+use crate::config::DeepseekV3Config;
+use crate::layers::{Linear, Mlp, Moe, MultiHeadLatentAttention, RmsNorm, RotaryEmbedding};
+use crate::step::{Chunk, Step};
+use crate::weights::WeightLoader;
+
+/// The model: embedding, decoder layers, norm and head.
+#[derive(Debug)]
+pub struct DeepseekV3 {
+    config: DeepseekV3Config,
+    device: Device,
+    rotary: RotaryEmbedding,
+    /// `[vocab, hidden]`.
+    embed_tokens: Tensor<2>,
+    layers: Vec<DecoderLayer>,
+    norm: RmsNorm,
+    lm_head: Linear,
+}
+
+/// A point of the forward pass that can be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hidden {
+    /// After the embedding.
+    Embedding,
+    /// The residual stream after this layer.
+    Layer(usize),
+    /// After the final norm.
+    FinalNorm,
+}
+
+#[derive(Debug)]
+struct DecoderLayer {
+    input_layernorm: RmsNorm,
+    self_attn: MultiHeadLatentAttention,
+    post_attention_layernorm: RmsNorm,
+    mlp: FeedForward,
+}
+
+#[derive(Debug)]
+enum FeedForward {
+    Dense(Mlp),
+    Moe(Moe),
+}
+
+impl DeepseekV3 {
+    /// Takes the weights out of a loader; what is missing or wrong shows when the loader is finished.
+    pub(crate) fn load(config: DeepseekV3Config, loader: &mut WeightLoader, device: &Device) -> Self {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        Self {
+            device: device.clone(),
+            rotary: RotaryEmbedding::new(&config.rope, config.qk_rope_head_dim, config.rope_interleave),
+            embed_tokens: loader.tensor("model.embed_tokens.weight", [vocab, hidden]),
+            layers: (0..config.num_hidden_layers).map(|layer| DecoderLayer::load(&config, loader, layer)).collect(),
+            norm: RmsNorm::load(loader, "model.norm", hidden, config.rms_norm_eps),
+            lm_head: Linear::load(loader, "lm_head", vocab, hidden),
+            config,
+        }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &DeepseekV3Config {
+        &self.config
+    }
+
+    /// One forward pass over the new tokens of some requests: their final hidden states `[N, hidden]`, normed.
+    ///
+    /// The latents of the tokens are in the cache afterwards. `observe` sees the hidden states `[N, hidden]` on the way.
+    ///
+    /// # Errors
+    /// An operation that refuses its arguments, or a cache that does not know a request.
+    pub fn forward(
+        &self,
+        chunks: &[Chunk],
+        cache: &mut PagedCache,
+        observe: &mut dyn FnMut(Hidden, &Tensor<2>),
+    ) -> Result<Tensor<2>> {
+        let step = Step::new(chunks, cache, &self.rotary, self.config.num_attention_heads, &self.device)?;
+        let mut x = self.embed_tokens.clone().select(0, step.input_ids.clone());
+        observe(Hidden::Embedding, &x);
+        for (number, layer) in self.layers.iter().enumerate() {
+            x = layer.forward(x, &step, cache)?;
+            observe(Hidden::Layer(number), &x);
+        }
+        let x = self.norm.forward(x);
+        observe(Hidden::FinalNorm, &x);
+        Ok(x)
+    }
+
+    /// Logits `[N, vocab]` of final hidden states `[N, hidden]`.
+    pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+        self.lm_head.forward(hidden)
+    }
+
+    /// Logits `[chunks, vocab]` of the last new token of each request.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn next_token_logits(&self, chunks: &[Chunk], cache: &mut PagedCache) -> Result<Tensor<2>> {
+        let hidden = self.forward(chunks, cache, &mut |_, _| {})?;
+        let mut end = 0;
+        let last = chunks.iter().map(|chunk| {
+            end += chunk.tokens.len();
+            hidden.clone().slice(s![end - 1..end, ..])
+        });
+        Ok(self.logits(Tensor::cat(last.collect(), 0)))
+    }
+}
+
+impl DecoderLayer {
+    fn load(config: &DeepseekV3Config, loader: &mut WeightLoader, layer: usize) -> Self {
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
+        let mlp = if layer < config.first_k_dense_replace {
+            FeedForward::Dense(Mlp::load(loader, &name("mlp"), hidden, config.intermediate_size))
+        } else {
+            FeedForward::Moe(Moe::load(loader, &name("mlp"), config))
+        };
+        Self {
+            input_layernorm: RmsNorm::load(loader, &name("input_layernorm"), hidden, eps),
+            self_attn: MultiHeadLatentAttention::load(loader, &name("self_attn"), layer, config),
+            post_attention_layernorm: RmsNorm::load(loader, &name("post_attention_layernorm"), hidden, eps),
+            mlp,
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
+        let attention = self.self_attn.forward(self.input_layernorm.forward(x.clone()), step, cache)?;
+        let x = x + attention;
+        let h = self.post_attention_layernorm.forward(x.clone());
+        let f = match &self.mlp {
+            FeedForward::Dense(mlp) => mlp.forward(h),
+            FeedForward::Moe(moe) => moe.forward(h)?,
+        };
+        Ok(x + f)
+    }
+}

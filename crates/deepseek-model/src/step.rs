@@ -1,0 +1,151 @@
+//! What one forward pass works on: new tokens of some requests, where they go, and which keys they see.
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use mla_ops::cache::{PagedCache, RequestId};
+use mla_ops::{MlaPlan, MlaPlanArgs, PagedBatchArgs, Splits, mla_plan, page_table};
+
+use crate::Result;
+use crate::layers::{RotaryEmbedding, Rotation};
+
+/// New tokens of one request, for which [`PagedCache::append`] has made room.
+#[derive(Debug, Clone)]
+pub struct Chunk {
+    /// The request.
+    pub request: RequestId,
+    /// The tokens, at least one. They are the last of the request.
+    pub tokens: Vec<u32>,
+    /// Their slots in the cache.
+    pub slots: Vec<i32>,
+}
+
+/// The inputs of a forward pass, on the device.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// i32 `[N]`.
+    pub(crate) input_ids: Tensor<1, Int>,
+    /// i32 `[N]`.
+    pub(crate) slots: Tensor<1, Int>,
+    pub(crate) rotation: Rotation,
+    pub(crate) keys: Keys,
+}
+
+/// Which keys the new tokens see, and in which form.
+#[derive(Debug)]
+pub(crate) enum Keys {
+    /// A token of each request: all keys are read from the cache, in the absorbed form.
+    Paged(PagedKeys),
+    /// More tokens: they see each other in the naive form, and what the cache held before in the absorbed form.
+    New {
+        /// i32 `[B + 1]`.
+        cu_seqlens: Tensor<1, Int>,
+        past: Vec<PastChunk>,
+    },
+}
+
+/// Keys in the cache, and the plan for reading them.
+#[derive(Debug)]
+pub(crate) struct PagedKeys {
+    pub(crate) batch: usize,
+    /// i32 `[B, maxP]`.
+    pub(crate) page_table: Tensor<2, Int>,
+    /// i32 `[B]`.
+    pub(crate) seq_lens: Tensor<1, Int>,
+    pub(crate) plan: MlaPlan,
+}
+
+/// What the cache held of a request before this step.
+#[derive(Debug)]
+pub(crate) struct PastChunk {
+    /// Its new tokens among those of the step.
+    pub(crate) tokens: Range<usize>,
+    pub(crate) keys: PagedKeys,
+}
+
+impl Step {
+    pub(crate) fn new(
+        chunks: &[Chunk],
+        cache: &PagedCache,
+        rotary: &RotaryEmbedding,
+        heads: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let mut positions = Vec::new();
+        for chunk in chunks {
+            let len = cache.len(chunk.request)?;
+            positions.extend(len - chunk.tokens.len()..len);
+        }
+        let ids = chunks.iter().flat_map(|chunk| chunk.tokens.iter().map(|&id| id as i32)).collect();
+        let slots = chunks.iter().flat_map(|chunk| chunk.slots.iter().copied()).collect();
+        let keys = if chunks.iter().all(|chunk| chunk.tokens.len() == 1) {
+            let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
+            let seq_lens = positions.iter().map(|&position| position + 1).collect();
+            Keys::Paged(PagedKeys::new(&requests, seq_lens, 1, cache, heads, device)?)
+        } else {
+            new_keys(chunks, cache, heads, device)?
+        };
+        Ok(Self {
+            input_ids: ints(ids, device),
+            slots: ints(slots, device),
+            rotation: rotary.at(&positions, device),
+            keys,
+        })
+    }
+}
+
+fn new_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device) -> Result<Keys> {
+    let mut cu_seqlens = vec![0];
+    let mut past = Vec::new();
+    let mut first = 0;
+    for chunk in chunks {
+        let tokens = first..first + chunk.tokens.len();
+        let before = cache.len(chunk.request)? - chunk.tokens.len();
+        if before > 0 {
+            let keys = PagedKeys::new(&[chunk.request], vec![before], tokens.len(), cache, heads, device)?;
+            past.push(PastChunk { tokens: tokens.clone(), keys });
+        }
+        first = tokens.end;
+        cu_seqlens.push(first as i32);
+    }
+    Ok(Keys::New { cu_seqlens: ints(cu_seqlens, device), past })
+}
+
+impl PagedKeys {
+    /// The first `seq_lens` keys of each request, for `query_len` new tokens of each.
+    fn new(
+        requests: &[RequestId],
+        seq_lens: Vec<usize>,
+        query_len: usize,
+        cache: &PagedCache,
+        heads: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let page_size = cache.config().page_size;
+        let max_pages = seq_lens.iter().map(|len| len.div_ceil(page_size)).max().unwrap_or(0);
+        let seq_lens = ints(seq_lens.into_iter().map(|len| len as i32).collect(), device);
+        let batch = PagedBatchArgs {
+            req_to_token: cache.req_to_token(),
+            req_rows: cache.rows(requests)?,
+            seq_lens: seq_lens.clone(),
+            kv_start: None,
+            page_size,
+        };
+        let page_table = page_table(batch, max_pages)?;
+        let plan = mla_plan(MlaPlanArgs {
+            seq_lens: seq_lens.clone(),
+            query_len,
+            heads,
+            page_size,
+            max_seq_len: max_pages * page_size,
+            splits: Splits::Auto,
+        })?;
+        Ok(Self { batch: requests.len(), page_table, seq_lens, plan })
+    }
+}
+
+/// i32 `[n]`.
+fn ints(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+    let shape = [values.len()];
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
+}

@@ -1,0 +1,288 @@
+//! Comparison of a loaded model with the results that are stored beside its checkpoint (`expected.safetensors`).
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{FloatDType, Tensor};
+use mla_ops::cache::{CacheConfig, PagedCache, RequestId};
+use safetensors::{Dtype, SafeTensors};
+
+use crate::model::DeepseekModel;
+use crate::models::Hidden;
+use crate::step::Chunk;
+use crate::{ModelError, Result};
+
+/// What is compared, and with which sizes.
+#[derive(Debug, Clone)]
+pub struct VerifyOptions {
+    /// Tokens in a cache page.
+    pub page_size: usize,
+    /// Prompt tokens per forward pass, for the chunked prefills.
+    pub prefill_chunks: Vec<usize>,
+}
+
+impl Default for VerifyOptions {
+    fn default() -> Self {
+        Self { page_size: 64, prefill_chunks: vec![1, 7, 16] }
+    }
+}
+
+/// A line of the comparison.
+#[derive(Debug, Clone)]
+pub struct Comparison {
+    /// What was computed.
+    pub what: String,
+    /// The largest absolute difference to the stored values; infinite if one is not a number.
+    pub max_error: f64,
+    /// The largest that is allowed.
+    pub tolerance: f64,
+    /// Greedy tokens that agree, of how many; where tokens were generated.
+    pub greedy: Option<(usize, usize)>,
+}
+
+impl Comparison {
+    /// Whether the difference is allowed and all greedy tokens agree.
+    pub fn passed(&self) -> bool {
+        self.max_error <= self.tolerance && self.greedy.is_none_or(|(agree, of)| agree == of)
+    }
+}
+
+/// Runs full forward, cached decode, chunked prefill and the ragged batch against the stored results in `dir`.
+///
+/// Tolerances are those stored with the checkpoint (`meta.json` or `expected.json`); they hold for f32.
+///
+/// # Errors
+/// Files that are missing or damaged, or a forward pass that fails. A difference is no error but a [`Comparison`].
+pub fn verify(model: &DeepseekModel, dir: &Path, options: &VerifyOptions) -> Result<Vec<Comparison>> {
+    let expected = Expected::read(dir)?;
+    let run = Run { model, expected: &expected, page_size: options.page_size };
+    let mut rows = run.full_forward()?;
+    for &chunk in &options.prefill_chunks {
+        rows.push(run.chunked_prefill(chunk)?);
+    }
+    rows.push(run.greedy("cached decode", &[""])?);
+    let ragged: Vec<String> = (0..).map(|i| format!("ragged.{i}.")).take_while(|p| expected.has(p)).collect();
+    if !ragged.is_empty() {
+        let prefixes: Vec<&str> = ragged.iter().map(String::as_str).collect();
+        rows.push(run.greedy(&format!("ragged batch of {}", ragged.len()), &prefixes)?);
+    }
+    Ok(rows)
+}
+
+/// The model and what it should compute.
+struct Run<'a> {
+    model: &'a DeepseekModel,
+    expected: &'a Expected,
+    page_size: usize,
+}
+
+impl Run<'_> {
+    /// The whole prompt at once: logits of every token, and hidden states where they are stored.
+    fn full_forward(&self) -> Result<Vec<Comparison>> {
+        let prompt = self.expected.ids("input_ids")?;
+        let (mut cache, requests) = self.admit(&[prompt.len()])?;
+        let mut hidden = Vec::new();
+        let chunk = new_chunk(&mut cache, requests[0], &prompt)?;
+        let logits = self.model.forward(&[chunk], &mut cache, &mut |point, states| {
+            let name = match point {
+                Hidden::Embedding => "hidden.embed".to_string(),
+                Hidden::Layer(layer) => format!("hidden.layer.{layer}"),
+                Hidden::FinalNorm => "hidden.final_norm".to_string(),
+            };
+            hidden.push((name, states.clone()));
+        })?;
+        let logits = to_host(logits)?;
+        let mut rows = vec![self.row("full forward", max_error(&logits, self.expected.floats("logits")?), None)];
+        let mut worst: Option<f64> = None;
+        for (name, states) in hidden {
+            if self.expected.has_floats(&name) {
+                let error = max_error(&to_host(states)?, self.expected.floats(&name)?);
+                worst = Some(worst.unwrap_or(0.0).max(error));
+            }
+        }
+        if let (Some(max_error), Some(tolerance)) = (worst, self.expected.hidden_tolerance) {
+            rows.push(Comparison { what: "hidden states".into(), max_error, tolerance, greedy: None });
+        }
+        Ok(rows)
+    }
+
+    /// The prompt in chunks: logits of every token.
+    fn chunked_prefill(&self, size: usize) -> Result<Comparison> {
+        let prompt = self.expected.ids("input_ids")?;
+        let (mut cache, requests) = self.admit(&[prompt.len()])?;
+        let mut logits = Vec::new();
+        for tokens in prompt.chunks(size.max(1)) {
+            let chunk = new_chunk(&mut cache, requests[0], tokens)?;
+            logits.extend(to_host(self.model.forward(&[chunk], &mut cache, &mut |_, _| {})?)?);
+        }
+        Ok(self.row(&format!("prefill by {size}"), max_error(&logits, self.expected.floats("logits")?), None))
+    }
+
+    /// All prompts with these prefixes in one batch, continued greedily: logits of prompts and steps, and the tokens.
+    fn greedy(&self, what: &str, prefixes: &[&str]) -> Result<Comparison> {
+        let named = |prefix: &str, name: &str| format!("{prefix}{name}");
+        let prompts: Vec<Vec<u32>> =
+            prefixes.iter().map(|p| self.expected.ids(&named(p, "input_ids"))).collect::<Result<_>>()?;
+        let wanted: Vec<Vec<u32>> =
+            prefixes.iter().map(|p| self.expected.ids(&named(p, "greedy_ids"))).collect::<Result<_>>()?;
+        let lengths: Vec<usize> = prompts.iter().zip(&wanted).map(|(p, w)| p.len() + w.len()).collect();
+        let (mut cache, requests) = self.admit(&lengths)?;
+
+        let mut error = 0.0_f64;
+        let mut next = Vec::new();
+        let chunks = new_chunks(&mut cache, requests.iter().copied().zip(prompts.iter().map(Vec::as_slice)))?;
+        let vocab = self.model.vocab_size();
+        let logits = to_host(self.model.forward(&chunks, &mut cache, &mut |_, _| {})?)?;
+        let mut rows = logits.chunks_exact(vocab);
+        for (prefix, prompt) in prefixes.iter().zip(&prompts) {
+            let own: Vec<f32> = rows.by_ref().take(prompt.len()).flatten().copied().collect();
+            error = error.max(max_error(&own, self.expected.floats(&named(prefix, "logits"))?));
+            next.push(own[own.len() - vocab..].to_vec());
+        }
+
+        let steps = wanted.iter().map(Vec::len).max().unwrap_or(0);
+        let mut agree = 0;
+        for step in 0..steps {
+            let mut drawn = Vec::new();
+            for (s, prefix) in prefixes.iter().enumerate().filter(|(s, _)| step < wanted[*s].len()) {
+                let stored = self.expected.floats(&named(prefix, "greedy_logits"))?;
+                error = error.max(max_error(&next[s], &stored[step * vocab..(step + 1) * vocab]));
+                let id = argmax(&next[s]);
+                agree += usize::from(id == wanted[s][step]);
+                // The stored logits are those after the stored tokens.
+                drawn.push((s, [wanted[s][step]]));
+            }
+            if step + 1 == steps {
+                break;
+            }
+            let chunks = new_chunks(&mut cache, drawn.iter().map(|(s, id)| (requests[*s], id.as_slice())))?;
+            let logits = to_host(self.model.next_token_logits(&chunks, &mut cache)?)?;
+            for ((s, _), row) in drawn.iter().zip(logits.chunks_exact(vocab)) {
+                next[*s] = row.to_vec();
+            }
+        }
+        Ok(self.row(what, error, Some((agree, wanted.iter().map(Vec::len).sum()))))
+    }
+
+    fn row(&self, what: &str, max_error: f64, greedy: Option<(usize, usize)>) -> Comparison {
+        Comparison { what: what.into(), max_error, tolerance: self.expected.logits_tolerance, greedy }
+    }
+
+    /// A cache with a request for each of these lengths.
+    fn admit(&self, lengths: &[usize]) -> Result<(PagedCache, Vec<RequestId>)> {
+        let page_size = self.page_size.max(1);
+        let config = CacheConfig {
+            num_pages: lengths.iter().map(|len| len.div_ceil(page_size)).sum(),
+            page_size: self.page_size,
+            max_requests: lengths.len(),
+            max_tokens: lengths.iter().copied().max().unwrap_or(1),
+            ..self.model.cache_config()
+        };
+        let mut cache = PagedCache::new(config, self.model.device())?;
+        let requests = lengths.iter().map(|_| cache.admit()).collect::<std::result::Result<_, _>>()?;
+        Ok((cache, requests))
+    }
+}
+
+fn new_chunk(cache: &mut PagedCache, request: RequestId, tokens: &[u32]) -> Result<Chunk> {
+    let slots = cache.append(request, tokens.len())?;
+    Ok(Chunk { request, tokens: tokens.to_vec(), slots })
+}
+
+fn new_chunks<'a>(cache: &mut PagedCache, tokens: impl Iterator<Item = (RequestId, &'a [u32])>) -> Result<Vec<Chunk>> {
+    tokens.map(|(request, tokens)| new_chunk(cache, request, tokens)).collect()
+}
+
+/// The largest difference; infinite where lengths differ or a value is not a number.
+fn max_error(actual: &[f32], expected: &[f32]) -> f64 {
+    if actual.len() != expected.len() {
+        return f64::INFINITY;
+    }
+    let differences = actual.iter().zip(expected).map(|(a, e)| (f64::from(*a) - f64::from(*e)).abs());
+    differences.fold(0.0, |worst, d| if d.is_nan() { f64::INFINITY } else { worst.max(d) })
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    best.map_or(0, |(id, _)| id as u32)
+}
+
+fn to_host(tensor: Tensor<2>) -> Result<Vec<f32>> {
+    tensor.cast(FloatDType::F32).try_into_vec_as::<f32>().map_err(ModelError::device)
+}
+
+/// The stored results.
+struct Expected {
+    path: PathBuf,
+    floats: HashMap<String, Vec<f32>>,
+    ids: HashMap<String, Vec<u32>>,
+    logits_tolerance: f64,
+    hidden_tolerance: Option<f64>,
+}
+
+impl Expected {
+    fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join("expected.safetensors");
+        let hint = "`verify` needs a checkpoint folder with stored results";
+        let bytes = std::fs::read(&path).map_err(|error| ModelError::unreadable(&path, error, hint))?;
+        let damaged = |reason: String| ModelError::Safetensors { path: path.clone(), reason };
+        let tensors = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
+        let (mut floats, mut ids) = (HashMap::new(), HashMap::new());
+        for (name, view) in tensors.iter() {
+            match view.dtype() {
+                Dtype::F32 => {
+                    let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                    floats.insert(name.to_string(), values.collect());
+                }
+                Dtype::I64 => {
+                    // Token ids fit the low half.
+                    let values = view.data().chunks_exact(8).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                    ids.insert(name.to_string(), values.collect());
+                }
+                other => {
+                    return Err(damaged(format!("tensor `{name}` has dtype {other:?}, expected F32 or I64")));
+                }
+            }
+        }
+        let (logits_tolerance, hidden_tolerance) = read_tolerances(dir)?;
+        Ok(Self { path, floats, ids, logits_tolerance, hidden_tolerance })
+    }
+
+    fn has(&self, prefix: &str) -> bool {
+        self.ids.contains_key(&format!("{prefix}input_ids"))
+    }
+
+    fn has_floats(&self, name: &str) -> bool {
+        self.floats.contains_key(name)
+    }
+
+    fn floats(&self, name: &str) -> Result<&[f32]> {
+        self.floats.get(name).map(Vec::as_slice).ok_or_else(|| self.missing(name))
+    }
+
+    fn ids(&self, name: &str) -> Result<Vec<u32>> {
+        self.ids.get(name).cloned().ok_or_else(|| self.missing(name))
+    }
+
+    fn missing(&self, name: &str) -> ModelError {
+        let reason = format!("it has no tensor `{name}` of the expected dtype");
+        ModelError::Safetensors { path: self.path.clone(), reason }
+    }
+}
+
+/// The allowed differences of logits and hidden states: `tolerance` in `meta.json`, or in `expected.json`.
+fn read_tolerances(dir: &Path) -> Result<(f64, Option<f64>)> {
+    let path = ["meta.json", "expected.json"].map(|name| dir.join(name)).into_iter().find(|path| path.is_file());
+    let path = path.ok_or_else(|| ModelError::MissingFile {
+        path: dir.join("meta.json"),
+        hint: "the tolerances are stored there, or in expected.json".into(),
+    })?;
+    let json = |reason: String| ModelError::Json { path: path.clone(), reason };
+    let text = std::fs::read_to_string(&path).map_err(|error| ModelError::unreadable(&path, error, ""))?;
+    // Python writes an infinite margin as `Infinity`, which JSON does not have.
+    let text = text.replace(": Infinity", ": null");
+    let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| json(error.to_string()))?;
+    let tolerance = |name: &str| value["tolerance"][name].as_f64();
+    let logits = tolerance("logits").ok_or_else(|| json("it has no number `tolerance.logits`".into()))?;
+    Ok((logits, tolerance("hidden")))
+}

@@ -1,0 +1,140 @@
+//! The safetensors files of a checkpoint folder: which tensors there are, and where their bytes lie.
+
+mod loader;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use safetensors::tensor::Metadata;
+use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
+
+pub use self::loader::{LoadProgress, LoadSummary, WeightLoader};
+use crate::{ModelError, Result};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The weights of a checkpoint folder, mapped into memory; nothing is read before a [`WeightLoader`] asks for it.
+///
+/// The files must not be shortened or overwritten while this lives.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    shards: Vec<Shard>,
+    tensors: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    path: PathBuf,
+    bytes: Mmap,
+}
+
+/// Where a tensor lies.
+#[derive(Debug)]
+struct Entry {
+    shard: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    start: usize,
+    end: usize,
+}
+
+/// The part of `model.safetensors.index.json` that is read: tensor name to file name.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Opens `model.safetensors` of the folder `dir`, or all shards that its `model.safetensors.index.json` lists, and
+    /// checks that each file is complete.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingFile`] (naming the shard and the index that lists it), [`ModelError::Json`] for the index,
+    /// [`ModelError::Safetensors`] for a truncated or corrupt file, [`ModelError::UnsupportedQuantization`] for a tensor of
+    /// 8 bits or fewer that floats are packed in, [`ModelError::Io`].
+    pub fn open(dir: &Path) -> Result<Self> {
+        let mut checkpoint = Self { dir: dir.into(), shards: Vec::new(), tensors: BTreeMap::new() };
+        if dir.join(SINGLE).exists() {
+            checkpoint.add_shard(dir.join(SINGLE), "the weights are read from there")?;
+        } else {
+            let hint = format!("listed in {}; download the missing shard", dir.join(INDEX).display());
+            for shard in listed_shards(dir)? {
+                checkpoint.add_shard(dir.join(shard), &hint)?;
+            }
+        }
+        Ok(checkpoint)
+    }
+
+    /// Names of all tensors, in alphabetical order.
+    pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Bytes of all tensors in the files.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.values().map(Entry::len).sum()
+    }
+
+    fn add_shard(&mut self, path: PathBuf, missing_hint: &str) -> Result<()> {
+        let unreadable = |source| ModelError::unreadable(&path, source, missing_hint);
+        let file = File::open(&path).map_err(unreadable)?;
+        // SAFETY: the mapping is only read. A file that shrinks while it is mapped would fault; the type's documentation
+        // asks that this not happen, as for every reader of mapped checkpoints.
+        let bytes = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
+        let corrupt = |reason| ModelError::Safetensors { path: path.clone(), reason };
+        let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| corrupt(error.to_string()))?;
+        for (name, entry) in entries(&metadata, self.shards.len(), size_of::<u64>() + header) {
+            if is_quantized(entry.dtype) {
+                let what = format!("tensor {name} is {:?}", entry.dtype);
+                return Err(ModelError::UnsupportedQuantization { path, what });
+            }
+            if let Some(other) = self.tensors.get(&name) {
+                let other = self.shards[other.shard].path.display();
+                return Err(corrupt(format!("tensor {name} is also in {other}")));
+            }
+            self.tensors.insert(name, entry);
+        }
+        self.shards.push(Shard { path, bytes });
+        Ok(())
+    }
+
+    fn bytes(&self, entry: &Entry) -> &[u8] {
+        &self.shards[entry.shard].bytes[entry.start..entry.end]
+    }
+}
+
+impl Entry {
+    fn len(&self) -> u64 {
+        (self.end - self.start) as u64
+    }
+}
+
+fn listed_shards(dir: &Path) -> Result<BTreeSet<String>> {
+    let path = dir.join(INDEX);
+    let hint = format!("a checkpoint needs this file or {SINGLE}; download the weights in safetensors form");
+    let text = std::fs::read(&path).map_err(|source| ModelError::unreadable(&path, source, hint))?;
+    let index: Index =
+        serde_json::from_slice(&text).map_err(|error| ModelError::Json { path, reason: error.to_string() })?;
+    Ok(index.weight_map.into_values().collect())
+}
+
+/// The tensors of one shard, whose data begins `data_start` bytes into the file.
+fn entries(metadata: &Metadata, shard: usize, data_start: usize) -> impl Iterator<Item = (String, Entry)> {
+    metadata.tensors().into_iter().map(move |(name, info)| {
+        let (start, end) = info.data_offsets;
+        let (start, end) = (data_start + start, data_start + end);
+        (name, Entry { shard, dtype: info.dtype, shape: info.shape.clone(), start, end })
+    })
+}
+
+fn is_quantized(dtype: Dtype) -> bool {
+    use Dtype::{F4, F6_E2M3, F6_E3M2, F8_E4M3, F8_E4M3FNUZ, F8_E5M2, F8_E5M2FNUZ, F8_E8M0};
+    matches!(dtype, F4 | F6_E2M3 | F6_E3M2 | F8_E4M3 | F8_E4M3FNUZ | F8_E5M2 | F8_E5M2FNUZ | F8_E8M0)
+}

@@ -1,0 +1,211 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{DType, Device, FloatDType};
+use half::{bf16, f16};
+use rstest::rstest;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+use super::*;
+use crate::config::read_config;
+use crate::error::WeightReport;
+
+type Tensors = Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)>;
+
+fn write(path: &Path, tensors: &Tensors) {
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        (*name, TensorView::new(*dtype, shape.clone(), bytes).expect("a test tensor fits its shape"))
+    });
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+fn f32s(name: &'static str, shape: &[usize], values: &[f32]) -> (&'static str, Dtype, Vec<usize>, Vec<u8>) {
+    (name, Dtype::F32, shape.to_vec(), values.iter().flat_map(|v| v.to_le_bytes()).collect())
+}
+
+fn single(tensors: Tensors) -> (tempfile::TempDir, Checkpoint) {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join(SINGLE), &tensors);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    (dir, checkpoint)
+}
+
+fn sharded(map: &[(&str, &str)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join("a.safetensors"), &vec![f32s("one", &[2], &[1.0, 2.0])]);
+    write(&dir.path().join("b.safetensors"), &vec![f32s("two", &[1, 2], &[3.0, 4.0])]);
+    let map: BTreeMap<_, _> = map.iter().copied().collect();
+    let index = serde_json::json!({"metadata": {"total_size": 16}, "weight_map": map});
+    std::fs::write(dir.path().join(INDEX), index.to_string()).unwrap();
+    dir
+}
+
+fn loader(checkpoint: &Checkpoint) -> WeightLoader<'_> {
+    WeightLoader::new(checkpoint, &Device::flex(), FloatDType::F32, None)
+}
+
+fn report(loader: WeightLoader<'_>) -> WeightReport {
+    match loader.finish() {
+        Err(ModelError::Weights(report)) => report,
+        other => panic!("expected a report, got {other:?}"),
+    }
+}
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name)
+}
+
+#[test]
+fn shards_are_read_as_one_checkpoint() {
+    let dir = sharded(&[("one", "a.safetensors"), ("two", "b.safetensors")]);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!(checkpoint.tensor_names().collect::<Vec<_>>(), ["one", "two"]);
+    assert_eq!(checkpoint.total_bytes(), 16);
+    let mut steps = Vec::new();
+    let mut note = |step: LoadProgress<'_>| steps.push((step.loaded_bytes, step.total_bytes, step.tensor.to_string()));
+    let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::F32, Some(&mut note));
+    assert_eq!(loader.tensor("one", [2]).into_data().try_to_vec::<f32>().unwrap(), [1.0, 2.0]);
+    assert_eq!(loader.tensor("two", [1, 2]).into_data().try_to_vec::<f32>().unwrap(), [3.0, 4.0]);
+    assert_eq!(loader.finish().unwrap(), LoadSummary { tensors: 2, bytes: 16, skipped: 0 });
+    assert_eq!(steps, [(8, 16, "one".to_string()), (16, 16, "two".to_string())]);
+}
+
+#[test]
+fn a_missing_shard_is_named_with_its_index() {
+    let dir = sharded(&[("one", "a.safetensors"), ("two", "gone.safetensors")]);
+    let message = Checkpoint::open(dir.path()).unwrap_err().to_string();
+    assert!(message.contains("gone.safetensors") && message.contains(INDEX), "{message}");
+}
+
+#[test]
+fn a_tensor_that_its_listed_shard_lacks_is_missing() {
+    let dir = sharded(&[("one", "a.safetensors"), ("two", "b.safetensors"), ("three", "b.safetensors")]);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let mut loader = loader(&checkpoint);
+    loader.tensor("one", [2]);
+    loader.tensor("two", [1, 2]);
+    assert_eq!(loader.tensor("three", [2, 2]).dims(), [2, 2]);
+    assert_eq!(report(loader).missing, ["three"]);
+}
+
+#[test]
+fn a_tensor_in_two_shards_is_refused() {
+    let dir = sharded(&[("one", "a.safetensors"), ("two", "b.safetensors")]);
+    write(&dir.path().join("b.safetensors"), &vec![f32s("one", &[1], &[3.0])]);
+    let message = Checkpoint::open(dir.path()).unwrap_err().to_string();
+    assert!(message.contains("tensor one is also in"), "{message}");
+}
+
+#[test]
+fn a_folder_without_weights_says_what_it_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let message = Checkpoint::open(dir.path()).unwrap_err().to_string();
+    assert!(message.contains(SINGLE) && message.contains(INDEX), "{message}");
+    std::fs::write(dir.path().join(INDEX), "{}").unwrap();
+    assert!(matches!(Checkpoint::open(dir.path()), Err(ModelError::Json { .. })));
+}
+
+#[test]
+fn a_file_cut_anywhere_or_with_a_tail_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(SINGLE);
+    write(&path, &vec![f32s("one", &[2], &[1.0, 2.0]), f32s("two", &[1], &[3.0])]);
+    let whole = std::fs::read(&path).unwrap();
+    let damaged = (0..whole.len()).map(|cut| whole[..cut].to_vec()).chain([[whole.as_slice(), &[0]].concat()]);
+    for bytes in damaged {
+        std::fs::write(&path, &bytes).unwrap();
+        match Checkpoint::open(dir.path()) {
+            Err(ModelError::Safetensors { path: named, .. }) => assert_eq!(named, path),
+            other => panic!("{} of {} bytes: {other:?}", bytes.len(), whole.len()),
+        }
+    }
+}
+
+#[test]
+fn everything_wrong_is_reported_together() {
+    let (_dir, checkpoint) = single(vec![
+        f32s("shape", &[2], &[1.0, 2.0]),
+        f32s("extra", &[1], &[1.0]),
+        f32s("good", &[1], &[1.0]),
+        ("integers", Dtype::I64, vec![1], vec![0; 8]),
+        ("wide", Dtype::F64, vec![1], vec![0; 8]),
+    ]);
+    let mut loader = loader(&checkpoint);
+    loader.tensor("good", [1]);
+    assert_eq!(loader.tensor("shape", [1, 2]).dims(), [1, 2]);
+    loader.tensor("integers", [1]);
+    loader.tensor_f32("wide", [1]);
+    loader.stacked(&["gone".to_string(), "good".to_string(), "lost".to_string()], [3, 1]);
+    let report = report(loader);
+    assert_eq!(report.missing, ["gone", "lost"]);
+    assert_eq!(report.unexpected, ["extra"]);
+    let shapes: Vec<_> = report.wrong_shape.into_iter().map(|w| (w.name, w.actual, w.expected)).collect();
+    assert_eq!(shapes, [("shape".to_string(), vec![2], vec![1, 2])]);
+    let dtypes: Vec<_> = report.wrong_dtype.into_iter().map(|w| (w.name, w.actual)).collect();
+    assert_eq!(dtypes, [("integers".to_string(), "I64".to_string()), ("wide".to_string(), "F64".to_string())]);
+}
+
+#[test]
+fn fp8_tensors_are_refused_as_quantised() {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join(SINGLE), &vec![("w", Dtype::F8_E4M3, vec![4], vec![0; 4])]);
+    let message = Checkpoint::open(dir.path()).unwrap_err().to_string();
+    assert!(message.contains("tensor w is F8_E4M3") && message.contains("bfloat16"), "{message}");
+}
+
+#[rstest]
+#[case(FloatDType::F32, DType::F32)]
+#[case(FloatDType::F16, DType::F16)]
+#[case(FloatDType::BF16, DType::BF16)]
+fn equal_numbers_load_equally_from_every_dtype(#[case] to: FloatDType, #[case] dtype: DType) {
+    let values = [0.0f32, -1.5, 2.0, 0.0078125, -96.0, 3.140625];
+    let halves = |bits: fn(f32) -> [u8; 2]| values.iter().flat_map(|&v| bits(v)).collect::<Vec<u8>>();
+    let (_dir, checkpoint) = single(vec![
+        // One byte first: the tensors after it in the file are not aligned.
+        ("a", Dtype::U8, vec![1], vec![0]),
+        f32s("f32", &[2, 3], &values),
+        ("f16", Dtype::F16, vec![2, 3], halves(|v| f16::from_f32(v).to_le_bytes())),
+        ("bf16", Dtype::BF16, vec![2, 3], halves(|v| bf16::from_f32(v).to_le_bytes())),
+    ]);
+    let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), to, None);
+    loader.skip("a byte that shifts the others", |name| name == "a");
+    for name in ["f32", "f16", "bf16"] {
+        let tensor = loader.tensor(name, [2, 3]);
+        assert_eq!(tensor.dtype(), dtype);
+        assert_eq!(tensor.into_data().convert::<f32>().try_to_vec::<f32>().unwrap(), values, "{name}");
+        assert_eq!(loader.tensor_f32(name, [2, 3]).dtype(), DType::F32);
+    }
+    let stacked = loader.stacked(&["f16".to_string(), "f32".to_string()], [2, 2, 3]);
+    assert_eq!(stacked.into_data().convert::<f32>().try_to_vec::<f32>().unwrap(), [values, values].concat());
+    assert_eq!(loader.finish().unwrap().skipped, 1);
+}
+
+#[test]
+fn prediction_layers_and_rotary_frequencies_are_left_out() {
+    let (_dir, checkpoint) = single(vec![
+        f32s("model.layers.3.self_attn.rotary_emb.inv_freq", &[1], &[1.0]),
+        f32s("model.layers.3.norm", &[1], &[1.0]),
+        f32s("model.layers.4.eh_proj.weight", &[1], &[1.0]),
+        f32s("model.layers.5.norm", &[1], &[1.0]),
+    ]);
+    let mut config = read_config(&fixture("v3-tiny")).unwrap();
+    config.num_nextn_predict_layers = 1;
+    let mut loader = loader(&checkpoint);
+    loader.skip_unused(&config);
+    loader.tensor("model.layers.3.norm", [1]);
+    assert_eq!(report(loader).unexpected, ["model.layers.5.norm"]);
+}
+
+#[rstest]
+#[case("v3-tiny", 128)]
+#[case("v2lite-tiny", 96)]
+fn fixtures_open_whole(#[case] name: &str, #[case] hidden_size: usize) {
+    let checkpoint = Checkpoint::open(&fixture(name)).unwrap();
+    let mut loader = loader(&checkpoint);
+    let embed = loader.tensor("model.embed_tokens.weight", [512, hidden_size]).into_data().try_to_vec::<f32>().unwrap();
+    assert!(embed.iter().all(|v| v.is_finite()) && embed.iter().any(|&v| v != 0.0));
+    let report = report(loader);
+    assert_eq!(report.unexpected.len() + 1, checkpoint.tensor_names().count());
+    assert_eq!(WeightReport { unexpected: Vec::new(), checkpoint: PathBuf::new(), ..report }, WeightReport::default());
+}

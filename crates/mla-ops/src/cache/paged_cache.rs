@@ -1,0 +1,437 @@
+//! The paged cache of a model: requests, their pages, and one pool of rows per layer.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
+
+use super::{CacheError, PageAllocator, RequestToToken};
+use crate::MlaError;
+
+const OP: &str = "PagedCache";
+
+/// The size of a [`PagedCache`]. Nothing in it may be zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Layers, each with a pool of its own.
+    pub num_layers: usize,
+    /// Pages of each pool (P).
+    pub num_pages: usize,
+    /// Rows of a page (S), a power of two; P * S must fit into an i32.
+    pub page_size: usize,
+    /// Channels of a row, 576 for MLA (512 latent + 64 rope).
+    pub width: usize,
+    /// Requests that may live at once (R).
+    pub max_requests: usize,
+    /// Tokens that a request may have (T).
+    pub max_tokens: usize,
+    /// Element type of the pools: f32, f16 or bf16.
+    pub dtype: FloatDType,
+}
+
+/// Names a request of one [`PagedCache`]. Ids are never used again, so a stale one is an error and never another request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(u64);
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "request {}", self.0)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Request {
+    /// Its row of `req_to_token`.
+    row: u32,
+    /// Its tokens.
+    len: usize,
+    /// Token `t` lies in `pages[t / page_size]`.
+    pages: Vec<u32>,
+}
+
+/// Requests, their pages, and one pool [P, S, width] per layer. A page id means the same place in the pool of every layer.
+///
+/// [`Self::append`] makes room and says in which slots the rows of the new tokens belong; the caller writes them, into every
+/// layer, before it forks the request or appends again. [`Self::fork`] shares pages between requests; a shared page that is
+/// partly filled is copied when one of its holders appends (copy-on-write), so nobody writes what another request reads.
+///
+/// Writes are in place as long as the cache owns the only handle of a buffer. So drop what [`Self::pool`] and
+/// [`Self::req_to_token`] returned before the next append: a handle that stays alive makes a copy necessary and goes stale.
+///
+/// A call that fails leaves the cache as it was.
+#[derive(Debug)]
+pub struct PagedCache {
+    config: CacheConfig,
+    device: Device,
+    /// `None` while the pool is taken.
+    pools: Vec<Option<Tensor<3>>>,
+    allocator: PageAllocator,
+    map: RequestToToken,
+    requests: HashMap<RequestId, Request>,
+    next_id: u64,
+}
+
+impl PagedCache {
+    /// An empty cache; the pools are allocated, and zero.
+    ///
+    /// # Errors
+    /// [`MlaError::Value`] for a size that is zero or too large, a page size that is no power of two, another dtype.
+    pub fn new(config: CacheConfig, device: &Device) -> Result<Self, CacheError> {
+        config.validate()?;
+        let shape = [config.num_pages, config.page_size, config.width];
+        let pool = || Tensor::zeros(shape, (device, DType::from(config.dtype)));
+        Ok(Self {
+            pools: (0..config.num_layers).map(|_| Some(pool())).collect(),
+            // The casts keep the values: `validate` bounds both by `i32::MAX`.
+            allocator: PageAllocator::new(config.num_pages as u32),
+            map: RequestToToken::new(config.max_requests as u32, config.max_tokens, device),
+            requests: HashMap::new(),
+            next_id: 0,
+            device: device.clone(),
+            config,
+        })
+    }
+
+    /// What the cache was built with.
+    pub fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+
+    /// Starts a request of no tokens.
+    ///
+    /// # Errors
+    /// [`CacheError::OutOfRequests`].
+    pub fn admit(&mut self) -> Result<RequestId, CacheError> {
+        let row = self.map.take_row()?;
+        Ok(self.insert(Request { row, ..Request::default() }))
+    }
+
+    /// Makes room for `n_tokens` more tokens and returns their slots (`page * page_size + offset`), in order.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`], [`CacheError::RequestTooLong`], [`CacheError::OutOfPages`]; and
+    /// [`CacheError::PoolTaken`] if a shared page has to be copied while a pool is away.
+    pub fn append(&mut self, request: RequestId, n_tokens: usize) -> Result<Vec<i32>, CacheError> {
+        let (page_size, max) = (self.config.page_size, self.config.max_tokens);
+        let Request { row, len, pages } = self.request(request)?;
+        let (row, len, held) = (*row, *len, pages.len());
+        let tokens = len.saturating_add(n_tokens);
+        if tokens > max {
+            return Err(CacheError::RequestTooLong { request, tokens, max });
+        }
+        if n_tokens == 0 {
+            return Ok(Vec::new());
+        }
+        let shared = self.shared_tail(request)?;
+        if shared.is_some() {
+            self.check_all_pools_present()?;
+        }
+        let grow = tokens.div_ceil(page_size) - held;
+        let mut new_pages = self.allocator.allocate(grow + usize::from(shared.is_some()))?;
+        // From here on nothing can fail.
+        let mut first_changed = len;
+        if let Some(page) = shared {
+            let copy = new_pages[0];
+            self.copy_page(page, copy);
+            self.allocator.release(&[page])?;
+            self.request_mut(request)?.pages.pop();
+            first_changed = len - len % page_size;
+        }
+        let state = self.request_mut(request)?;
+        state.pages.append(&mut new_pages);
+        state.len = tokens;
+        let changed: Vec<i32> = (first_changed..tokens).map(|token| slot(&state.pages, page_size, token)).collect();
+        self.map.write(row, first_changed, &changed)?;
+        Ok(changed[len - first_changed..].to_vec())
+    }
+
+    /// Starts a request with the tokens of `request`, sharing all its pages.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`], [`CacheError::OutOfRequests`].
+    pub fn fork(&mut self, request: RequestId) -> Result<RequestId, CacheError> {
+        let parent = self.request(request)?;
+        let (parent_row, len, pages) = (parent.row, parent.len, parent.pages.clone());
+        let row = self.map.take_row()?;
+        self.allocator.retain(&pages)?;
+        self.map.copy_prefix(parent_row, row, len)?;
+        Ok(self.insert(Request { row, len, pages }))
+    }
+
+    /// Ends a request. Pages that no other request holds are free again.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`], also for a request that was freed before.
+    pub fn free(&mut self, request: RequestId) -> Result<(), CacheError> {
+        let Some(state) = self.requests.remove(&request) else {
+            return Err(CacheError::UnknownRequest { request });
+        };
+        self.allocator.release(&state.pages)?;
+        self.map.free_row(state.row)
+    }
+
+    /// Tokens of a request.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`].
+    pub fn len(&self, request: RequestId) -> Result<usize, CacheError> {
+        Ok(self.request(request)?.len)
+    }
+
+    /// Pages of a request, in the order of its tokens.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`].
+    pub fn pages(&self, request: RequestId) -> Result<&[u32], CacheError> {
+        Ok(&self.request(request)?.pages)
+    }
+
+    /// Pages that no request holds.
+    pub fn free_pages(&self) -> usize {
+        self.allocator.free_pages()
+    }
+
+    /// Pages that some request holds; a shared page counts once.
+    pub fn pages_in_use(&self) -> usize {
+        self.allocator.num_pages() - self.allocator.free_pages()
+    }
+
+    /// Bytes that one token takes, in all layers together.
+    pub fn bytes_per_token(&self) -> usize {
+        self.config.bytes_per_token()
+    }
+
+    /// Bytes of the pages in use, in all layers together.
+    pub fn bytes_in_use(&self) -> usize {
+        self.pages_in_use() * self.config.page_size * self.bytes_per_token()
+    }
+}
+
+/// What a step of the model needs: the inputs of the op `page_table`, one entry per request of the batch.
+impl PagedCache {
+    /// Lengths, i32 [B].
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`].
+    pub fn seq_lens(&self, requests: &[RequestId]) -> Result<Tensor<1, Int>, CacheError> {
+        self.per_request(requests, |request| request.len as i32)
+    }
+
+    /// Rows of [`Self::req_to_token`], i32 [B]: the op's `req_rows`.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`].
+    pub fn rows(&self, requests: &[RequestId]) -> Result<Tensor<1, Int>, CacheError> {
+        self.per_request(requests, |request| request.row as i32)
+    }
+
+    /// The map from (row, token position) to slot, i32 [R, T]; entries past a request's length hold anything.
+    pub fn req_to_token(&self) -> Tensor<2, Int> {
+        self.map.tensor()
+    }
+
+    /// Pages of the request that has the most; 0 for an empty batch. The op's capacity.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`].
+    pub fn max_pages(&self, requests: &[RequestId]) -> Result<usize, CacheError> {
+        let mut most = 0;
+        for &request in requests {
+            most = most.max(self.request(request)?.pages.len());
+        }
+        Ok(most)
+    }
+
+    fn per_request(
+        &self,
+        requests: &[RequestId],
+        value: impl Fn(&Request) -> i32,
+    ) -> Result<Tensor<1, Int>, CacheError> {
+        let values = requests
+            .iter()
+            .map(|&request| Ok(value(self.request(request)?)))
+            .collect::<Result<Vec<i32>, CacheError>>()?;
+        Ok(self.upload(values))
+    }
+}
+
+/// The pools.
+impl PagedCache {
+    /// The pool of a layer, [P, S, width], to read from: another handle of the same buffer.
+    ///
+    /// # Errors
+    /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a layer that does not exist.
+    pub fn pool(&self, layer: usize) -> Result<Tensor<3>, CacheError> {
+        self.check_layer(layer)?;
+        let pool = self.pools[layer].as_ref();
+        pool.cloned().ok_or(CacheError::PoolTaken { layer })
+    }
+
+    /// Moves the pool of a layer out, so that the caller owns the only handle and can write in place.
+    /// [`Self::put_pool`] gives it back.
+    ///
+    /// # Errors
+    /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a layer that does not exist.
+    pub fn take_pool(&mut self, layer: usize) -> Result<Tensor<3>, CacheError> {
+        self.check_layer(layer)?;
+        let pool = self.pools[layer].take();
+        pool.ok_or(CacheError::PoolTaken { layer })
+    }
+
+    /// Gives back what [`Self::take_pool`] handed out.
+    ///
+    /// # Errors
+    /// [`CacheError::PoolNotTaken`]; [`MlaError`] for a layer that does not exist, or a tensor of another shape, dtype or
+    /// device.
+    pub fn put_pool(&mut self, layer: usize, pool: Tensor<3>) -> Result<(), CacheError> {
+        self.check_layer(layer)?;
+        if self.pools[layer].is_some() {
+            return Err(CacheError::PoolNotTaken { layer });
+        }
+        self.check_pool(&pool)?;
+        self.pools[layer] = Some(pool);
+        Ok(())
+    }
+
+    fn check_layer(&self, layer: usize) -> Result<(), MlaError> {
+        if layer < self.pools.len() {
+            return Ok(());
+        }
+        let expected = format!("below num_layers = {}", self.pools.len());
+        Err(wrong_value("layer", layer, expected))
+    }
+
+    fn check_pool(&self, pool: &Tensor<3>) -> Result<(), MlaError> {
+        let (config, argument) = (&self.config, "pool");
+        let shape = [config.num_pages, config.page_size, config.width];
+        if pool.dims() != shape {
+            return Err(MlaError::Shape {
+                op: OP,
+                argument,
+                actual: pool.dims().to_vec(),
+                expected: format!("[num_pages, page_size, width] = {shape:?}"),
+            });
+        }
+        let dtype = DType::from(config.dtype);
+        if pool.dtype() != dtype {
+            return Err(MlaError::DType { op: OP, argument, actual: pool.dtype(), expected: format!("{dtype:?}") });
+        }
+        if pool.device() != self.device {
+            return Err(MlaError::Device {
+                op: OP,
+                argument,
+                actual: format!("{:?}", pool.device()),
+                expected: format!("{:?}", self.device),
+                like: "cache",
+            });
+        }
+        Ok(())
+    }
+
+    fn check_all_pools_present(&self) -> Result<(), CacheError> {
+        match self.pools.iter().position(Option::is_none) {
+            Some(layer) => Err(CacheError::PoolTaken { layer }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl PagedCache {
+    fn request(&self, request: RequestId) -> Result<&Request, CacheError> {
+        let state = self.requests.get(&request);
+        state.ok_or(CacheError::UnknownRequest { request })
+    }
+
+    fn request_mut(&mut self, request: RequestId) -> Result<&mut Request, CacheError> {
+        let state = self.requests.get_mut(&request);
+        state.ok_or(CacheError::UnknownRequest { request })
+    }
+
+    fn insert(&mut self, request: Request) -> RequestId {
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        self.requests.insert(id, request);
+        id
+    }
+
+    /// The request's last page, if the next token would go into it and another request holds it too.
+    fn shared_tail(&self, request: RequestId) -> Result<Option<u32>, CacheError> {
+        let request = self.request(request)?;
+        let has_room = !request.len.is_multiple_of(self.config.page_size);
+        let last = request.pages.last().copied().filter(|_| has_room);
+        Ok(last.filter(|&page| self.allocator.ref_count(page) > 1))
+    }
+
+    /// Copies a page in every layer. The pools are taken out of `self` one by one, so that the write has the only handle and
+    /// stays in place; reading with `select` makes a copy of the page alone, where a slice could be a view of the pool.
+    fn copy_page(&mut self, from: u32, to: u32) {
+        let index = self.upload(vec![from as i32]);
+        let to = to as usize;
+        for entry in &mut self.pools {
+            if let Some(pool) = entry.take() {
+                let page = pool.clone().select(0, index.clone());
+                *entry = Some(pool.slice_assign(s![to..to + 1, .., ..], page));
+            }
+        }
+    }
+
+    fn upload(&self, values: Vec<i32>) -> Tensor<1, Int> {
+        let shape = [values.len()];
+        Tensor::from_data(TensorData::new(values, shape), (&self.device, DType::I32))
+    }
+}
+
+impl CacheConfig {
+    fn validate(&self) -> Result<(), MlaError> {
+        let sizes = [
+            ("num_layers", self.num_layers),
+            ("num_pages", self.num_pages),
+            ("page_size", self.page_size),
+            ("width", self.width),
+            ("max_requests", self.max_requests),
+            ("max_tokens", self.max_tokens),
+        ];
+        for (argument, size) in sizes {
+            if size == 0 || size > i32::MAX as usize {
+                let expected = format!("1 to {}", i32::MAX);
+                return Err(wrong_value(argument, size, expected));
+            }
+        }
+        if !self.page_size.is_power_of_two() {
+            let expected = "a power of two".to_string();
+            return Err(wrong_value("page_size", self.page_size, expected));
+        }
+        let slots = self.num_pages.saturating_mul(self.page_size);
+        if slots > i32::MAX as usize {
+            let expected = format!("at most {} (slots are i32)", i32::MAX);
+            return Err(wrong_value("num_pages * page_size", slots, expected));
+        }
+        match self.dtype {
+            FloatDType::F32 | FloatDType::F16 | FloatDType::BF16 => Ok(()),
+            other => Err(MlaError::DType {
+                op: OP,
+                argument: "dtype",
+                actual: other.into(),
+                expected: "F32, F16 or BF16".to_string(),
+            }),
+        }
+    }
+
+    /// Bytes that one token takes in all layers together.
+    pub fn bytes_per_token(&self) -> usize {
+        self.num_layers * self.width * DType::from(self.dtype).size()
+    }
+}
+
+/// Where token `token` of a request with these pages lies. It fits: the config bounds all slots by `i32::MAX`.
+fn slot(pages: &[u32], page_size: usize, token: usize) -> i32 {
+    (pages[token / page_size] as usize * page_size + token % page_size) as i32
+}
+
+fn wrong_value(argument: &'static str, actual: usize, expected: String) -> MlaError {
+    MlaError::Value { op: OP, argument, actual: actual.to_string(), expected }
+}
+
+#[cfg(all(test, feature = "flex"))]
+#[path = "paged_cache_tests.rs"]
+mod tests;

@@ -1,0 +1,357 @@
+//! Tests of the paged cache: examples, and random programs against a model on the host.
+
+use burn::backend::Flex;
+use proptest::prelude::*;
+
+use super::*;
+
+const LAYERS: usize = 2;
+const PAGE: usize = 4;
+const WIDTH: usize = 3;
+
+fn config() -> CacheConfig {
+    CacheConfig {
+        num_layers: LAYERS,
+        num_pages: 8,
+        page_size: PAGE,
+        width: WIDTH,
+        max_requests: 4,
+        max_tokens: 18,
+        dtype: FloatDType::F32,
+    }
+}
+
+fn cache() -> PagedCache {
+    PagedCache::new(config(), &Device::flex()).unwrap()
+}
+
+/// What the tests write into layer `layer` for the token `value`.
+fn row(value: f32, layer: usize) -> [f32; WIDTH] {
+    [value, layer as f32, -value]
+}
+
+fn write_rows(cache: &mut PagedCache, slots: &[i32], values: &[f32]) {
+    for layer in 0..LAYERS {
+        let mut pool = cache.take_pool(layer).unwrap();
+        for (&slot, &value) in slots.iter().zip(values) {
+            let (page, offset) = (slot as usize / PAGE, slot as usize % PAGE);
+            let data = TensorData::new(row(value, layer).to_vec(), [1, 1, WIDTH]);
+            let place = [page..page + 1, offset..offset + 1, 0..WIDTH];
+            pool = pool.slice_assign(place, Tensor::from_data(data, &Device::flex()));
+        }
+        cache.put_pool(layer, pool).unwrap();
+    }
+}
+
+/// The rows of a request in a layer, found the way the kernels find them: row of the map, slots, pool.
+fn read_rows(cache: &PagedCache, request: RequestId, layer: usize) -> Vec<f32> {
+    let len = cache.len(request).unwrap();
+    if len == 0 {
+        return Vec::new();
+    }
+    let rows = cache.rows(&[request]).unwrap();
+    let slots = cache.req_to_token().select(0, rows).slice([0..1, 0..len]);
+    let config = cache.config();
+    let pool = cache.pool(layer).unwrap();
+    let pool = pool.reshape([config.num_pages * config.page_size, config.width]);
+    let rows = pool.select(0, slots.reshape([len]));
+    rows.into_data().try_into_vec().unwrap()
+}
+
+fn expected_rows(values: &[f32], layer: usize) -> Vec<f32> {
+    values.iter().flat_map(|&v| row(v, layer)).collect()
+}
+
+fn assert_holds(cache: &PagedCache, request: RequestId, values: &[f32]) {
+    assert_eq!(cache.len(request), Ok(values.len()));
+    for layer in 0..LAYERS {
+        let rows = read_rows(cache, request, layer);
+        assert_eq!(rows, expected_rows(values, layer), "{request}");
+    }
+}
+
+fn ints(tensor: Tensor<1, Int>) -> Vec<i32> {
+    assert_eq!(tensor.dtype(), DType::I32);
+    tensor.into_data().try_into_vec().unwrap()
+}
+
+#[test]
+fn append_fills_pages_in_order() {
+    let mut cache = cache();
+    let (a, b) = (cache.admit().unwrap(), cache.admit().unwrap());
+    assert_eq!(cache.append(a, 3), Ok(vec![0, 1, 2]));
+    assert_eq!(cache.append(b, 1), Ok(vec![4]));
+    assert_eq!(cache.append(a, 3), Ok(vec![3, 8, 9]));
+    assert_eq!(cache.append(a, 0), Ok(vec![]));
+    assert_eq!(cache.pages(a), Ok(&[0, 2][..]));
+    assert_eq!(ints(cache.seq_lens(&[b, a, b]).unwrap()), [1, 6, 1]);
+    assert_eq!(ints(cache.rows(&[b, a, b]).unwrap()), [1, 0, 1]);
+    assert_eq!(cache.max_pages(&[b, a]), Ok(2));
+    assert_eq!((cache.pages_in_use(), cache.free_pages()), (3, 5));
+    assert_eq!(cache.bytes_per_token(), LAYERS * WIDTH * 4);
+    assert_eq!(cache.bytes_in_use(), 3 * PAGE * LAYERS * WIDTH * 4);
+}
+
+#[test]
+fn an_empty_batch_has_empty_inputs() {
+    let cache = cache();
+    assert_eq!(cache.seq_lens(&[]).unwrap().dims(), [0]);
+    assert_eq!(cache.rows(&[]).unwrap().dims(), [0]);
+    assert_eq!(cache.max_pages(&[]), Ok(0));
+}
+
+#[test]
+fn a_shared_partly_filled_page_is_copied_on_write() {
+    let mut cache = cache();
+    let a = cache.admit().unwrap();
+    let slots = cache.append(a, 6).unwrap();
+    write_rows(&mut cache, &slots, &[1., 2., 3., 4., 5., 6.]);
+    let b = cache.fork(a).unwrap();
+    assert_eq!((cache.pages(b), cache.pages_in_use()), (cache.pages(a), 2));
+
+    let slots = cache.append(b, 1).unwrap();
+    write_rows(&mut cache, &slots, &[70.]);
+    assert_eq!(cache.pages(a), Ok(&[0, 1][..]));
+    assert_eq!(cache.pages(b), Ok(&[0, 2][..]));
+    // `a` is alone on its last page again, and writes where it is.
+    let slots = cache.append(a, 2).unwrap();
+    assert_eq!(slots, [6, 7]);
+    write_rows(&mut cache, &slots, &[7., 8.]);
+
+    assert_holds(&cache, a, &[1., 2., 3., 4., 5., 6., 7., 8.]);
+    assert_holds(&cache, b, &[1., 2., 3., 4., 5., 6., 70.]);
+}
+
+#[test]
+fn a_shared_full_page_is_not_copied() {
+    let mut cache = cache();
+    let a = cache.admit().unwrap();
+    cache.append(a, PAGE).unwrap();
+    let b = cache.fork(a).unwrap();
+    cache.append(b, 1).unwrap();
+    assert_eq!(cache.pages(b), Ok(&[0, 1][..]));
+    assert_eq!(cache.pages_in_use(), 2);
+}
+
+#[test]
+fn copying_a_page_leaves_the_pools_and_the_map_in_place() {
+    fn addresses(cache: &PagedCache) -> [*const u8; LAYERS + 1] {
+        let pool = |layer| {
+            let primitive = cache.pool(layer).unwrap().try_into_primitive::<Flex>();
+            primitive.unwrap().bytes().as_ptr()
+        };
+        let map = cache.req_to_token().try_into_primitive::<Flex>();
+        [pool(0), pool(1), map.unwrap().bytes().as_ptr()]
+    }
+    let mut cache = cache();
+    let before = addresses(&cache);
+    let a = cache.admit().unwrap();
+    cache.append(a, 6).unwrap();
+    let b = cache.fork(a).unwrap();
+    cache.append(b, 1).unwrap();
+    assert_eq!(addresses(&cache), before);
+}
+
+#[test]
+fn a_failed_append_loses_nothing() {
+    let mut cache = cache();
+    let (a, b) = (cache.admit().unwrap(), cache.admit().unwrap());
+    cache.append(a, 18).unwrap();
+    let slots = cache.append(b, 10).unwrap();
+    let values: Vec<f32> = (0..10).map(|v| v as f32).collect();
+    write_rows(&mut cache, &slots, &values);
+    let c = cache.fork(b).unwrap();
+    assert_eq!(cache.free_pages(), 0);
+    let full = CacheError::OutOfPages { needed: 1, free: 0, total: 8 };
+    // `c` has room in its last page, but the page is shared, and there is none to copy it to.
+    assert_eq!(cache.append(c, 1), Err(full));
+    assert_holds(&cache, c, &values);
+    let too_long = CacheError::RequestTooLong { request: a, tokens: 19, max: 18 };
+    assert_eq!(cache.append(a, 1), Err(too_long));
+    assert!(cache.append(a, usize::MAX).is_err());
+    cache.free(b).unwrap();
+    assert_eq!(cache.append(c, 1).unwrap(), [slots[9] + 1]);
+}
+
+#[test]
+fn a_taken_pool_is_an_error_until_it_is_back() {
+    let mut cache = cache();
+    let a = cache.admit().unwrap();
+    cache.append(a, 1).unwrap();
+    let b = cache.fork(a).unwrap();
+    let pool = cache.take_pool(1).unwrap();
+    let taken = CacheError::PoolTaken { layer: 1 };
+    assert_eq!(cache.pool(1).err(), Some(taken.clone()));
+    assert_eq!(cache.take_pool(1).err(), Some(taken.clone()));
+    assert_eq!(cache.append(b, 1), Err(taken));
+    assert_eq!((cache.len(b), cache.pages_in_use()), (Ok(1), 1));
+    let wrong = Tensor::zeros([8, PAGE, WIDTH + 1], &Device::flex());
+    assert!(matches!(cache.put_pool(1, wrong), Err(CacheError::Mla(MlaError::Shape { .. }))));
+    cache.put_pool(1, pool.clone()).unwrap();
+    let present = CacheError::PoolNotTaken { layer: 1 };
+    assert_eq!(cache.put_pool(1, pool), Err(present));
+    assert_eq!(cache.append(b, 1), Ok(vec![5]));
+    assert!(matches!(cache.pool(2), Err(CacheError::Mla(_))));
+}
+
+#[test]
+fn stale_ids_are_unknown_for_ever() {
+    let mut cache = cache();
+    let a = cache.admit().unwrap();
+    cache.free(a).unwrap();
+    let b = cache.admit().unwrap();
+    assert_ne!(a, b);
+    let unknown = CacheError::UnknownRequest { request: a };
+    assert_eq!(cache.free(a), Err(unknown.clone()));
+    assert_eq!(cache.append(a, 1), Err(unknown.clone()));
+    assert_eq!(cache.fork(a), Err(unknown.clone()));
+    assert_eq!(cache.seq_lens(&[b, a]).err(), Some(unknown.clone()));
+    assert_eq!(cache.max_pages(&[b, a]), Err(unknown));
+    for _ in 1..4 {
+        cache.admit().unwrap();
+    }
+    let full = CacheError::OutOfRequests { max: 4 };
+    assert_eq!(cache.admit(), Err(full.clone()));
+    assert_eq!(cache.fork(b), Err(full));
+}
+
+#[test]
+fn wrong_configs_are_refused() {
+    let good = config();
+    let wrong = [
+        ("num_layers", CacheConfig { num_layers: 0, ..good }),
+        ("num_pages", CacheConfig { num_pages: 0, ..good }),
+        ("page_size", CacheConfig { page_size: 0, ..good }),
+        ("page_size", CacheConfig { page_size: 3, ..good }),
+        ("width", CacheConfig { width: 0, ..good }),
+        ("max_requests", CacheConfig { max_requests: 0, ..good }),
+        ("max_tokens", CacheConfig { max_tokens: 1 << 31, ..good }),
+        ("num_pages * page_size", CacheConfig { num_pages: 1 << 29, ..good }),
+        ("dtype", CacheConfig { dtype: FloatDType::F64, ..good }),
+    ];
+    for (name, config) in wrong {
+        let error = PagedCache::new(config, &Device::flex()).err().unwrap();
+        assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Admit,
+    Append(usize, usize),
+    Fork(usize),
+    Free(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        2 => Just(Step::Admit),
+        5 => (0..4usize, 0..9usize).prop_map(|(who, n)| Step::Append(who, n)),
+        2 => (0..4usize).prop_map(Step::Fork),
+        1 => (0..4usize).prop_map(Step::Free),
+    ];
+    prop::collection::vec(step, 1..40)
+}
+
+/// Live requests in the order of their birth, each with the value written for each of its tokens.
+#[derive(Default)]
+struct Model {
+    requests: Vec<(RequestId, Vec<f32>)>,
+    written: f32,
+}
+
+impl Model {
+    fn run(&mut self, cache: &mut PagedCache, step: &Step) {
+        let live = self.requests.len();
+        match *step {
+            Step::Admit => self.admit(cache),
+            _ if live == 0 => {}
+            Step::Append(who, n) => self.append(cache, who % live, n),
+            Step::Fork(who) => self.fork(cache, who % live),
+            Step::Free(who) => {
+                let (request, _) = self.requests.remove(who % live);
+                cache.free(request).unwrap();
+                let unknown = CacheError::UnknownRequest { request };
+                assert_eq!(cache.free(request), Err(unknown));
+            }
+        }
+    }
+
+    fn admit(&mut self, cache: &mut PagedCache) {
+        match cache.admit() {
+            Ok(request) => self.requests.push((request, Vec::new())),
+            Err(error) => {
+                assert_eq!(error, CacheError::OutOfRequests { max: 4 });
+                assert_eq!(self.requests.len(), 4);
+            }
+        }
+    }
+
+    fn fork(&mut self, cache: &mut PagedCache, who: usize) {
+        let (request, values) = self.requests[who].clone();
+        match cache.fork(request) {
+            Ok(child) => self.requests.push((child, values)),
+            Err(error) => {
+                assert_eq!(error, CacheError::OutOfRequests { max: 4 });
+                assert_eq!(self.requests.len(), 4);
+            }
+        }
+    }
+
+    fn append(&mut self, cache: &mut PagedCache, who: usize, n: usize) {
+        let (request, values) = &mut self.requests[who];
+        let (len, free) = (values.len(), cache.free_pages());
+        match cache.append(*request, n) {
+            Ok(slots) => {
+                assert_eq!(slots.len(), n);
+                let new: Vec<f32> = (1..=n).map(|i| self.written + i as f32).collect();
+                self.written += n as f32;
+                write_rows(cache, &slots, &new);
+                values.extend(new);
+            }
+            Err(CacheError::RequestTooLong { tokens, max, .. }) => {
+                assert_eq!((tokens, max), (len + n, 18));
+                assert!(tokens > max);
+            }
+            Err(error) => {
+                let held = len.div_ceil(PAGE);
+                let grow = (len + n).div_ceil(PAGE) - held;
+                assert!(grow + 1 > free, "{error} though {free} are free");
+            }
+        }
+    }
+
+    fn check(&self, cache: &PagedCache) {
+        let mut holders = vec![0; cache.config().num_pages];
+        for (request, values) in &self.requests {
+            assert_holds(cache, *request, values);
+            let pages = cache.pages(*request).unwrap();
+            assert_eq!(pages.len(), values.len().div_ceil(PAGE));
+            for &page in pages {
+                holders[page as usize] += 1;
+            }
+        }
+        for (page, &count) in holders.iter().enumerate() {
+            assert_eq!(cache.allocator.ref_count(page as u32), count);
+        }
+        let used = holders.iter().filter(|&&count| count > 0).count();
+        assert_eq!(cache.pages_in_use(), used);
+    }
+}
+
+proptest! {
+    // Every token gets a value of its own, so reading back the right values also shows that no request wrote into a slot of
+    // another one.
+    #[test]
+    fn random_programs_agree_with_the_model(steps in steps()) {
+        let (mut cache, mut model) = (cache(), Model::default());
+        for step in &steps {
+            model.run(&mut cache, step);
+            model.check(&cache);
+        }
+        for (request, _) in model.requests {
+            cache.free(request).unwrap();
+        }
+        prop_assert_eq!(cache.pages_in_use(), 0);
+    }
+}

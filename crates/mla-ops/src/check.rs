@@ -1,0 +1,172 @@
+//! Argument checks shared by the operations. They look at metadata only: nothing is read from the device.
+
+use burn::backend::DispatchDevice;
+use burn::tensor::{DType, Device, Int, Tensor, kind::Basic};
+
+use crate::MlaError;
+
+/// Float types of queries, keys, values and caches.
+const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// The checks of one call of one operation. The first tensor decides the device.
+pub(crate) struct Check {
+    op: &'static str,
+    like: &'static str,
+    device: Device,
+}
+
+impl Check {
+    /// Starts with the argument that decides the device, and refuses devices that no implementation is registered for.
+    pub(crate) fn new<const D: usize, K: Basic>(
+        op: &'static str,
+        argument: &'static str,
+        tensor: &Tensor<D, K>,
+    ) -> Result<Self, MlaError> {
+        let device = tensor.device();
+        match unsupported(&device) {
+            None => Ok(Self { op, like: argument, device }),
+            Some(reason) => Err(MlaError::UnsupportedDevice { op, device: format!("{device:?}"), reason }),
+        }
+    }
+
+    /// The device of the call.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Whether values are checked too: where reading them costs nothing, or where `MLA_VALIDATE=1` asks for it.
+    pub(crate) fn sees_values(&self) -> bool {
+        #[cfg(feature = "flex")]
+        if matches!(self.device.as_dispatch(), DispatchDevice::Flex(_)) {
+            return true;
+        }
+        validate_always()
+    }
+
+    /// Same device as the first argument.
+    fn on_device(&self, argument: &'static str, device: Device) -> Result<(), MlaError> {
+        if device.is_autodiff() {
+            let reason = AUTODIFF;
+            return Err(MlaError::UnsupportedDevice { op: self.op, device: format!("{device:?}"), reason });
+        }
+        if device == self.device {
+            return Ok(());
+        }
+        Err(MlaError::Device {
+            op: self.op,
+            argument,
+            actual: format!("{device:?}"),
+            expected: format!("{:?}", self.device),
+            like: self.like,
+        })
+    }
+
+    /// A float tensor of one of the supported types, on the device.
+    pub(crate) fn float<const D: usize>(&self, argument: &'static str, tensor: &Tensor<D>) -> Result<(), MlaError> {
+        self.on_device(argument, tensor.device())?;
+        let actual = tensor.dtype();
+        if !FLOATS.contains(&actual) {
+            return Err(self.dtype(argument, actual, "F32, F16 or BF16"));
+        }
+        if !self.device.supports_dtype(actual) {
+            return Err(self.dtype(argument, actual, "a dtype that this device can compute with"));
+        }
+        Ok(())
+    }
+
+    /// A float tensor of exactly this type, on the device.
+    pub(crate) fn float_as<const D: usize>(
+        &self,
+        argument: &'static str,
+        tensor: &Tensor<D>,
+        dtype: DType,
+        why: &str,
+    ) -> Result<(), MlaError> {
+        self.on_device(argument, tensor.device())?;
+        match tensor.dtype() {
+            actual if actual == dtype => Ok(()),
+            actual => Err(self.dtype(argument, actual, &format!("{dtype:?} ({why})"))),
+        }
+    }
+
+    /// An i32 tensor, on the device.
+    pub(crate) fn int<const D: usize>(&self, argument: &'static str, tensor: &Tensor<D, Int>) -> Result<(), MlaError> {
+        self.on_device(argument, tensor.device())?;
+        match tensor.dtype() {
+            DType::I32 => Ok(()),
+            actual => Err(self.dtype(argument, actual, "I32")),
+        }
+    }
+
+    /// Sizes: `None` in `expected` is any size; `words` is the same for the reader, e.g. `[B, maxP] with B = 4`.
+    pub(crate) fn dims<const D: usize>(
+        &self,
+        argument: &'static str,
+        actual: [usize; D],
+        expected: [Option<usize>; D],
+        words: impl FnOnce() -> String,
+    ) -> Result<(), MlaError> {
+        if actual.iter().zip(expected).all(|(a, e)| e.is_none_or(|e| *a == e)) {
+            return Ok(());
+        }
+        Err(MlaError::Shape { op: self.op, argument, actual: actual.to_vec(), expected: words() })
+    }
+
+    /// A condition on a number or option.
+    pub(crate) fn value(
+        &self,
+        argument: &'static str,
+        holds: bool,
+        actual: impl ToString,
+        expected: impl FnOnce() -> String,
+    ) -> Result<(), MlaError> {
+        if holds {
+            return Ok(());
+        }
+        Err(MlaError::Value { op: self.op, argument, actual: actual.to_string(), expected: expected() })
+    }
+
+    /// A page size: a power of two.
+    pub(crate) fn page_size(&self, argument: &'static str, page_size: usize) -> Result<(), MlaError> {
+        self.value(argument, page_size.is_power_of_two(), page_size, || "a power of two".into())
+    }
+
+    fn dtype(&self, argument: &'static str, actual: DType, expected: &str) -> MlaError {
+        MlaError::DType { op: self.op, argument, actual, expected: expected.into() }
+    }
+}
+
+const AUTODIFF: &str =
+    "the operations are for inference and have no backward pass: call `.inner()` on the tensors first";
+
+/// Why no implementation is registered for this device, if so.
+fn unsupported(device: &Device) -> Option<&'static str> {
+    if device.is_autodiff() {
+        return Some(AUTODIFF);
+    }
+    match device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => None,
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        DispatchDevice::Cube(_) => None,
+        #[allow(unreachable_patterns)]
+        _ => Some(
+            "this backend has no implementation in this build; use a Flex, wgpu or CUDA device (cargo features `flex`, `wgpu`, `cuda`)",
+        ),
+    }
+}
+
+/// Reads an i32 tensor back to the host.
+pub(crate) fn read_i32<const D: usize>(
+    op: &'static str,
+    argument: &'static str,
+    tensor: &Tensor<D, Int>,
+) -> Result<Vec<i32>, MlaError> {
+    tensor.try_to_vec_as::<i32>().map_err(|error| MlaError::Read { op, argument, reason: error.to_string() })
+}
+
+/// Whether `MLA_VALIDATE=1` asks for checks of values in every call on every device.
+fn validate_always() -> bool {
+    static VALIDATE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *VALIDATE.get_or_init(|| std::env::var("MLA_VALIDATE").is_ok_and(|value| value == "1"))
+}

@@ -1,0 +1,36 @@
+//! The attention operations that DeepSeek models need, for Burn, and the paged cache that they read.
+//!
+//! | operation | what |
+//! |---|---|
+//! | [`mla_plan`] | divides a decode step's work, once per step for all layers |
+//! | [`mla_decode`] | attention of a few query tokens over the paged latent cache |
+//! | [`ragged_attention`] | prefill attention over packed sequences |
+//! | [`page_table`], [`kv_indices`] | page ids of a batch, as a table or as a compressed list |
+//! | [`write_latent`] | new tokens into the cache, in place |
+//! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
+//!
+//! Letters in shapes: `B` sequences, `Sq` query tokens of each, `H` query heads, `D` key width, `Dv` value width, `P`
+//! pages, `S` page size, `N` tokens of all sequences, `T` tokens. Index tensors are i32; floats are f32, f16 or bf16,
+//! sums and log-sum-exps f32.
+//!
+//! The operations are for inference: they have no backward pass.
+
+mod backend;
+pub mod cache;
+mod check;
+mod error;
+mod ops;
+mod path;
+mod planner;
+mod reference;
+
+pub use error::MlaError;
+pub use ops::kv_indices::{KvIndices, kv_indices};
+pub use ops::merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
+pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};
+pub use ops::mla_plan::{MlaPlan, MlaPlanArgs, mla_plan};
+pub use ops::page_table::{PagedBatchArgs, page_table};
+pub use ops::ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
+pub use ops::write_latent::{WriteLatentArgs, WriteLatentError, write_latent};
+pub use path::{Path, PathChoice, explain_path};
+pub use planner::Splits;

@@ -1,0 +1,127 @@
+//! [`mla_plan`]: which part of which sequence is computed where.
+
+use burn::backend::Dispatch;
+use burn::tensor::{Device, Int, Tensor};
+
+use crate::backend::{MlaBackend, PlanSpec};
+use crate::check::{Check, read_i32};
+use crate::planner::max_items;
+use crate::{MlaError, Splits};
+
+const OP: &str = "mla_plan";
+
+/// Keys in a tile. Splits are cut between tiles, so that no tile is loaded twice.
+pub(crate) const KEY_TILE: usize = 64;
+
+/// Arguments of [`mla_plan`].
+#[derive(Debug, Clone)]
+pub struct MlaPlanArgs {
+    /// Keys of each sequence, i32 `[B]`.
+    pub seq_lens: Tensor<1, Int>,
+    /// Query tokens of each sequence (`Sq`).
+    pub query_len: usize,
+    /// Query heads (`H`).
+    pub heads: usize,
+    /// Tokens in a page (`S`), a power of two.
+    pub page_size: usize,
+    /// An upper bound of `seq_lens`, known on the host: usually the page table's width times the page size.
+    pub max_seq_len: usize,
+    /// How the keys of a sequence are divided.
+    pub splits: Splits,
+}
+
+/// How one decode step divides its work; made once per step by [`mla_plan`] and used in all layers.
+///
+/// All sizes are known on the host and depend on nothing that is stored on the device, so that a captured graph can
+/// replay the planning with other lengths.
+#[derive(Debug, Clone)]
+pub struct MlaPlan {
+    /// Work items, i32 `[capacity, 4]`: sequence, first key, end key (exclusive), number of the split within its
+    /// sequence; ordered by sequence and split. Unused rows at the end have sequence -1.
+    pub items: Tensor<2, Int>,
+    /// i32 `[cubes + 1]`: cube `c` computes the items `cube_ptr[c] .. cube_ptr[c + 1]`.
+    pub cube_ptr: Tensor<1, Int>,
+    /// i32 `[B + 1]`: prefix sums of the number of splits of each sequence.
+    pub split_ptr: Tensor<1, Int>,
+    pub(crate) batch: usize,
+    pub(crate) query_len: usize,
+    pub(crate) heads: usize,
+    pub(crate) page_size: usize,
+}
+
+/// Divides the keys of all sequences into work items.
+///
+/// `seq_lens` must be the lengths that the [`mla_decode`](crate::mla_decode) calls of this step see.
+///
+/// # Errors
+/// Wrong shapes, dtypes, devices, or a number out of range: nothing is launched.
+pub fn mla_plan(args: MlaPlanArgs) -> Result<MlaPlan, MlaError> {
+    let check = Check::new(OP, "seq_lens", &args.seq_lens)?;
+    check.int("seq_lens", &args.seq_lens)?;
+    check.page_size("page_size", args.page_size)?;
+    check.value("heads", args.heads > 0, args.heads, || "at least 1".into())?;
+    args.splits.check(&check)?;
+    if check.sees_values() {
+        args.validate_device_inputs()?;
+    }
+    let [batch] = args.seq_lens.dims();
+    let cubes = parallel_cubes(check.device());
+    let spec = PlanSpec {
+        tile: KEY_TILE,
+        cubes,
+        splits: args.splits,
+        max_seq_len: args.max_seq_len,
+        capacity: max_items(batch, cubes, args.splits, args.max_seq_len, KEY_TILE),
+    };
+    let (items, cube_ptr, split_ptr) = <Dispatch as MlaBackend>::mla_plan(args.seq_lens.into_dispatch(), spec);
+    Ok(MlaPlan {
+        items: Tensor::from_dispatch(items),
+        cube_ptr: Tensor::from_dispatch(cube_ptr),
+        split_ptr: Tensor::from_dispatch(split_ptr),
+        batch,
+        query_len: args.query_len,
+        heads: args.heads,
+        page_size: args.page_size,
+    })
+}
+
+impl MlaPlanArgs {
+    /// Reads `seq_lens` back and checks that every length is in `0 ..= max_seq_len`.
+    ///
+    /// # Errors
+    /// [`MlaError::DeviceValue`] for the first length out of range.
+    pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
+        let lens = read_i32(OP, "seq_lens", &self.seq_lens)?;
+        check_lengths(OP, &lens, self.max_seq_len, "max_seq_len")
+    }
+}
+
+/// Every length is in `0 ..= max`.
+pub(crate) fn check_lengths(op: &'static str, lens: &[i32], max: usize, what: &str) -> Result<(), MlaError> {
+    match lens.iter().position(|&len| usize::try_from(len).map_or(true, |len| len > max)) {
+        None => Ok(()),
+        Some(b) => Err(MlaError::DeviceValue {
+            op,
+            argument: "seq_lens",
+            index: vec![b],
+            actual: lens[b],
+            expected: format!("0 to {max} ({what})"),
+        }),
+    }
+}
+
+impl Splits {
+    /// A number of splits or of tokens is at least one.
+    pub(crate) fn check(&self, check: &Check) -> Result<(), MlaError> {
+        match self {
+            Splits::Count(0) => check.value("splits", false, "Count(0)", || "Count(n) with n of at least 1".into()),
+            Splits::Tokens(0) => check.value("splits", false, "Tokens(0)", || "Tokens(n) with n of at least 1".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How many cubes a device runs at a time. The reference computes one item after the other: splitting gains nothing.
+fn parallel_cubes(_device: &Device) -> usize {
+    1
+}

@@ -1,0 +1,106 @@
+//! [`ragged_attention`]: prefill attention over packed sequences.
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use crate::MlaError;
+use crate::backend::{MlaBackend, RaggedSpec};
+use crate::check::{Check, read_i32};
+
+const OP: &str = "ragged_attention";
+
+/// Arguments of [`ragged_attention`]. The tokens of all sequences stand one after the other, without padding.
+#[derive(Debug, Clone)]
+pub struct RaggedAttentionArgs {
+    /// Queries `[N, H, dqk]` (dqk = 192 in DeepSeek-V3), f32, f16 or bf16.
+    pub q: Tensor<3>,
+    /// Keys `[N, H, dqk]`.
+    pub k: Tensor<3>,
+    /// Values `[N, H, dv]` (dv = 128 in DeepSeek-V3).
+    pub v: Tensor<3>,
+    /// i32 `[B + 1]`, ascending, from 0: sequence `b` is the tokens `cu_seqlens[b] .. cu_seqlens[b + 1]`. Tokens past
+    /// the last entry belong to no sequence and may hold anything.
+    pub cu_seqlens: Tensor<1, Int>,
+}
+
+/// Options of [`ragged_attention`].
+#[derive(Debug, Clone)]
+pub struct RaggedAttentionOptions {
+    /// The factor of the scores before the softmax.
+    pub softmax_scale: f32,
+    /// A token sees itself and the tokens of its sequence before it; otherwise its whole sequence.
+    pub causal: bool,
+}
+
+/// Attention of every token over its own sequence.
+///
+/// Returns `out [N, H, dv]` in the query's dtype and `lse` f32 `[N, H]` (natural logarithm). Sums are in f32, scores
+/// exist for one tile at a time. Tokens that belong to no sequence give `out = 0` and `lse = -inf`.
+///
+/// # Errors
+/// Wrong shapes, dtypes or devices: nothing is launched.
+pub fn ragged_attention(
+    args: RaggedAttentionArgs,
+    options: &RaggedAttentionOptions,
+) -> Result<(Tensor<3>, Tensor<2>), MlaError> {
+    if args.check(options)?.sees_values() {
+        args.validate_device_inputs()?;
+    }
+    let spec = RaggedSpec { softmax_scale: options.softmax_scale, causal: options.causal };
+    let (out, lse) = <Dispatch as MlaBackend>::ragged_attention(
+        args.q.into_dispatch(),
+        args.k.into_dispatch(),
+        args.v.into_dispatch(),
+        args.cu_seqlens.into_dispatch(),
+        spec,
+    );
+    Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+}
+
+impl RaggedAttentionArgs {
+    fn check(&self, options: &RaggedAttentionOptions) -> Result<Check, MlaError> {
+        let check = Check::new(OP, "q", &self.q)?;
+        check.float("q", &self.q)?;
+        let dtype = self.q.dtype();
+        check.float_as("k", &self.k, dtype, "the dtype of `q`")?;
+        check.float_as("v", &self.v, dtype, "the dtype of `q`")?;
+        check.int("cu_seqlens", &self.cu_seqlens)?;
+        let [tokens, heads, width] = self.q.dims();
+        let words = || format!("[N, H, dqk] = [{tokens}, {heads}, {width}], the shape of `q`");
+        check.dims("k", self.k.dims(), [Some(tokens), Some(heads), Some(width)], words)?;
+        let words = || format!("[N, H, dv] with N = {tokens}, H = {heads}");
+        check.dims("v", self.v.dims(), [Some(tokens), Some(heads), None], words)?;
+        let [entries] = self.cu_seqlens.dims();
+        check.value("cu_seqlens", entries > 0, format!("{entries} entries"), || {
+            "B + 1 entries: at least the leading 0".into()
+        })?;
+        let scale = options.softmax_scale;
+        check.value("softmax_scale", scale.is_finite(), scale, || "a finite number".into())?;
+        Ok(check)
+    }
+
+    /// Reads `cu_seqlens` back and checks that it starts at 0, ascends, and ends at `N` at most.
+    ///
+    /// # Errors
+    /// [`MlaError::DeviceValue`] for the first entry that breaks the rule.
+    pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
+        let [tokens, ..] = self.q.dims();
+        let entries = read_i32(OP, "cu_seqlens", &self.cu_seqlens)?;
+        let mut least = 0;
+        for (i, &entry) in entries.iter().enumerate() {
+            let most = if i == 0 { 0 } else { tokens as i64 };
+            if i64::from(entry) < least || i64::from(entry) > most {
+                let expected = format!("{least} to {most}");
+                return Err(MlaError::DeviceValue {
+                    op: OP,
+                    argument: "cu_seqlens",
+                    index: vec![i],
+                    actual: entry,
+                    expected,
+                });
+            }
+            least = i64::from(entry);
+        }
+        Ok(())
+    }
+}

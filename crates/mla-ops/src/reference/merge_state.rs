@@ -1,0 +1,37 @@
+use burn::tensor::{FloatDType, Tensor};
+
+/// out `[T, H, Dv]` in the dtype of `out_a`, lse f32 `[T, H]`.
+pub(crate) fn merge_state(
+    out_a: Tensor<3>,
+    lse_a: Tensor<2>,
+    out_b: Tensor<3>,
+    lse_b: Tensor<2>,
+) -> (Tensor<3>, Tensor<2>) {
+    let dtype = FloatDType::from(out_a.dtype());
+    let outs = Tensor::stack(vec![out_a.cast(FloatDType::F32), out_b.cast(FloatDType::F32)], 1);
+    let (out, lse) = merge_states(outs, Tensor::stack(vec![lse_a, lse_b], 1));
+    (out.cast(dtype), lse)
+}
+
+/// outs `[T, n, H, Dv]`, lses f32 `[T, n, H]` -> out `[T, H, Dv]` in the dtype of `outs`, lse f32 `[T, H]`.
+pub(crate) fn merge_states(outs: Tensor<4>, lses: Tensor<3>) -> (Tensor<3>, Tensor<2>) {
+    let [tokens, states, heads, width] = outs.dims();
+    let (dtype, device) = (FloatDType::from(outs.dtype()), outs.device());
+    if states == 0 {
+        let lse = Tensor::full([tokens, heads], f32::NEG_INFINITY, (&device, lses.dtype()));
+        return (Tensor::zeros([tokens, heads, width], (&device, outs.dtype())), lse);
+    }
+    let lses = lses.clone().mask_fill(lses.equal_scalar(f32::INFINITY), f32::NEG_INFINITY);
+    // The lowest finite number stands in for the maximum of states that are all empty.
+    let max = lses.clone().max_dim(1).clamp_min(f32::MIN);
+    let weights = (lses - max.clone()).exp();
+    let sum = weights.clone().sum_dim(1);
+
+    // What an empty state holds may be NaN: its weight of 0 does not keep it out of the sum.
+    let empty = weights.clone().equal_scalar(0.0).unsqueeze_dim::<4>(3).expand([tokens, states, heads, width]);
+    let outs = outs.cast(FloatDType::F32).mask_fill(empty, 0.0);
+    let weighted = (outs * weights.unsqueeze_dim::<4>(3)).sum_dim(1).reshape([tokens, heads, width]);
+    let (max, sum) = (max.reshape([tokens, heads]), sum.reshape([tokens, heads]));
+    let out = weighted / sum.clone().clamp_min(f32::MIN_POSITIVE).unsqueeze_dim::<3>(2);
+    (out.cast(dtype), max + sum.log())
+}

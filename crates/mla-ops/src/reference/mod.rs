@@ -1,0 +1,35 @@
+//! The operations as ordinary tensor operations: they run on every Burn backend, and say what the kernels must compute.
+//!
+//! Inputs are validated by the public functions. Lengths and page lists are read back to the host, so that only the
+//! pages in use are touched; each sequence is computed on its own, so that its result does not depend on its neighbours.
+
+mod kv_indices;
+mod merge_state;
+mod mla_decode;
+mod mla_plan;
+mod page_table;
+mod ragged_attention;
+mod softmax;
+mod write_latent;
+
+pub(crate) use kv_indices::kv_indices;
+pub(crate) use merge_state::{merge_state, merge_states};
+pub(crate) use mla_decode::{PagedRows, mla_decode};
+pub(crate) use mla_plan::mla_plan;
+pub(crate) use page_table::page_table;
+pub(crate) use ragged_attention::ragged_attention;
+pub(crate) use write_latent::write_latent;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+/// The values of an i32 tensor, on the host.
+fn host<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i32> {
+    // A failed read means that an earlier kernel faulted: there is no value to go on with, and the trait of the backend
+    // extension has no error to return.
+    tensor.try_into_vec_as::<i32>().expect("reading back from a device that has failed")
+}
+
+/// An i32 tensor of these values.
+fn device_i32<const D: usize>(values: Vec<i32>, shape: [usize; D], device: &Device) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
+}

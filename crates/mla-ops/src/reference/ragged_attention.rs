@@ -1,0 +1,101 @@
+use burn::tensor::{DType, FloatDType, Int, Tensor};
+
+use super::merge_state::merge_state;
+use super::softmax::softmax_values;
+use super::{device_i32, host};
+use crate::backend::RaggedSpec;
+
+/// Query tokens in a tile.
+const QUERY_TILE: usize = 128;
+/// Scores in a tile, all heads together: 8 MB of f32.
+const SCORES: usize = 1 << 21;
+
+/// out `[N, H, dv]` in the dtype of q, lse f32 `[N, H]`.
+pub(crate) fn ragged_attention(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    cu_seqlens: Tensor<1, Int>,
+    spec: &RaggedSpec,
+) -> (Tensor<3>, Tensor<2>) {
+    let [tokens, heads, _] = q.dims();
+    let [_, _, value_width] = v.dims();
+    let (dtype, device) = (q.dtype(), q.device());
+    let no_sequence = |tokens: usize| {
+        let out = Tensor::<3>::zeros([tokens, heads, value_width], (&device, dtype));
+        (out, Tensor::<2>::full([tokens, heads], f32::NEG_INFINITY, (&device, DType::F32)))
+    };
+    // Head-major, as the batched matmul wants them.
+    let by_head = |tensor: Tensor<3>| tensor.swap_dims(0, 1).cast(FloatDType::F32);
+    let (q, k, v) = (by_head(q) * spec.softmax_scale, by_head(k), by_head(v));
+
+    let mut done = 0;
+    let (mut outs, mut lses) = (Vec::new(), Vec::new());
+    let ends = host(cu_seqlens).into_iter().map(|end| end.clamp(0, tokens as i32) as usize);
+    for end in ends.filter(|&end| end > 0) {
+        let sequence = Sequence { first: done, end: end.max(done), causal: spec.causal };
+        for (out, lse) in sequence.attend(&q, &k, &v) {
+            outs.push(out.swap_dims(0, 1).cast(FloatDType::from(dtype)));
+            lses.push(lse.swap_dims(0, 1).reshape([-1, heads as i32]));
+        }
+        done = sequence.end;
+    }
+    if done < tokens || tokens == 0 {
+        let (out, lse) = no_sequence(tokens - done);
+        outs.push(out);
+        lses.push(lse);
+    }
+    (Tensor::cat(outs, 0), Tensor::cat(lses, 0))
+}
+
+/// The tokens `first .. end`.
+struct Sequence {
+    first: usize,
+    end: usize,
+    causal: bool,
+}
+
+impl Sequence {
+    /// out `[H, rows, dv]` and lse `[H, rows, 1]` of each query tile; q, k, v head-major f32.
+    fn attend(&self, q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>) -> Vec<(Tensor<3>, Tensor<3>)> {
+        let [heads, ..] = q.dims();
+        let key_tile = (SCORES / (heads * QUERY_TILE)).max(QUERY_TILE);
+        let rows = |tensor: &Tensor<3>, from: usize, to: usize| tensor.clone().narrow(1, from, to - from);
+        let mut tiles = Vec::new();
+        for q_first in (self.first..self.end).step_by(QUERY_TILE) {
+            let q_end = (q_first + QUERY_TILE).min(self.end);
+            let query = rows(q, q_first, q_end);
+            let seen_end = if self.causal { q_end } else { self.end };
+            let mut state: Option<(Tensor<3>, Tensor<3>)> = None;
+            for k_first in (self.first..seen_end).step_by(key_tile) {
+                let k_end = (k_first + key_tile).min(seen_end);
+                let mut scores = query.clone().matmul(rows(k, k_first, k_end).transpose());
+                if self.causal && k_end > q_first + 1 {
+                    scores = hide_future(scores, q_first, k_first);
+                }
+                let block = softmax_values(scores, rows(v, k_first, k_end));
+                state = Some(match state {
+                    None => block,
+                    Some(so_far) => merge_blocks(so_far, block),
+                });
+            }
+            tiles.extend(state);
+        }
+        tiles
+    }
+}
+
+/// -inf where the key's position is past the query's; scores `[H, rows, keys]`.
+fn hide_future(scores: Tensor<3>, q_first: usize, k_first: usize) -> Tensor<3> {
+    let [heads, rows, keys] = scores.dims();
+    let device = scores.device();
+    let positions = |first: usize, n: usize| (first as i32..(first + n) as i32).collect();
+    let queries = device_i32(positions(q_first, rows), [rows, 1], &device).expand([rows, keys]);
+    let future = device_i32(positions(k_first, keys), [1, keys], &device).expand([rows, keys]).greater(queries);
+    scores.mask_fill(future.unsqueeze::<3>().expand([heads, rows, keys]), f32::NEG_INFINITY)
+}
+
+fn merge_blocks(a: (Tensor<3>, Tensor<3>), b: (Tensor<3>, Tensor<3>)) -> (Tensor<3>, Tensor<3>) {
+    let (out, lse) = merge_state(a.0, a.1.squeeze_dim(2), b.0, b.1.squeeze_dim(2));
+    (out, lse.unsqueeze_dim(2))
+}

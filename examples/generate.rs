@@ -1,0 +1,243 @@
+//! Generates text with a DeepSeek checkpoint. Without arguments: the demo checkpoint of this repository, on the CPU.
+//!
+//!     cargo run --release --example generate -- --prompt "kluge: /klooj/" --max-new-tokens 100
+
+mod common;
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use burn_mla::model::{
+    Completion, DeepseekModel, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, ModelError,
+    SamplingParams, Tokenizer, generate,
+};
+use clap::Parser;
+use common::{DTypeArg, DeviceArg, fail};
+
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-v3");
+const DEMO_PROMPT: &str = "hacker: n.";
+
+/// Generate text with a DeepSeek-V3 or V2-Lite checkpoint.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Checkpoint folder (config.json, tokenizer.json, *.safetensors); the demo checkpoint if absent.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// A prompt; may be given several times.
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
+    prompt: Vec<String>,
+    /// A file whose whole text is the prompt.
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
+    /// Tokens to generate at most, per prompt.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    max_new_tokens: usize,
+    /// Text that ends a generation; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Draw tokens as the checkpoint's generation_config.json recommends; otherwise greedy.
+    #[arg(long)]
+    sample: bool,
+    /// Divisor of the logits; 0 is greedy.
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
+    /// Draw from the K most probable tokens.
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Draw from the most probable tokens that together have this probability.
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Draw from tokens that have this fraction of the best token's probability.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    min_p: f32,
+    /// Divide the logits of tokens that occurred already; 1 changes nothing.
+    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// Seed of the draws.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// flex (CPU), wgpu, cuda or cuda:N.
+    #[arg(long, default_value_t = DeviceArg::Flex)]
+    device: DeviceArg,
+    /// What weights and cache are stored in.
+    #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
+    dtype: DTypeArg,
+    /// Tokens in a cache page, a power of two.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    page_size: usize,
+    /// Pages of the cache; as many as the prompts can need if absent.
+    #[arg(long, value_name = "N")]
+    cache_pages: Option<usize>,
+    /// Prompt tokens in a forward pass at most.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    prefill_chunk: usize,
+    /// Print one JSON object at the end instead of the text.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(code) => code,
+        Err(message) => fail(message),
+    }
+}
+
+fn run(args: &Args) -> Result<ExitCode, String> {
+    let show = |error: ModelError| error.to_string();
+    let prompts = prompts(args)?;
+    let device = args.device.open()?;
+    let dir = args.model.as_deref().unwrap_or(Path::new(DEMO));
+    let model = common::load(dir, &device, args.dtype).map_err(show)?;
+    let tokenizer = Tokenizer::load(dir).map_err(show)?;
+    let requests = requests(args, &prompts, &model, &tokenizer).map_err(show)?;
+    let options = GenerationOptions {
+        page_size: args.page_size,
+        prefill_chunk: args.prefill_chunk,
+        cache_pages: args.cache_pages,
+    };
+
+    let stream = !args.json;
+    if stream && prompts.len() > 1 {
+        heading(0, &prompts);
+    }
+    let (completions, stats) = generate(&model, &tokenizer, &requests, &options, &mut |request, text| {
+        // Two texts cannot stream at once: the first does, the others follow when they are complete.
+        if stream && request == 0 {
+            print(text);
+        }
+    })
+    .map_err(show)?;
+
+    if args.json {
+        println!("{}", json(&prompts, &completions, &stats));
+    } else {
+        println!();
+        for (request, completion) in completions.iter().enumerate().skip(1) {
+            heading(request, &prompts);
+            println!("{}", completion.text);
+        }
+    }
+    report(&model, args, &requests, &stats);
+    Ok(outcome(&completions))
+}
+
+/// The texts to continue.
+fn prompts(args: &Args) -> Result<Vec<String>, String> {
+    if let Some(path) = &args.prompt_file {
+        let text = std::fs::read_to_string(path);
+        return Ok(vec![text.map_err(|error| format!("cannot read the prompt file {}: {error}", path.display()))?]);
+    }
+    let prompts = if args.prompt.is_empty() { vec![DEMO_PROMPT.to_string()] } else { args.prompt.clone() };
+    Ok(prompts)
+}
+
+fn requests(
+    args: &Args,
+    prompts: &[String],
+    model: &DeepseekModel,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<GenerationRequest>, ModelError> {
+    let defaults = model.generation_defaults();
+    let recommended = args.sample && defaults.do_sample;
+    let sampling = SamplingParams {
+        temperature: args.temperature.unwrap_or(match (args.sample, defaults.temperature) {
+            (true, Some(temperature)) if recommended => temperature,
+            (true, _) => 1.0,
+            (false, _) => 0.0,
+        }),
+        top_k: args.top_k.or(defaults.top_k.filter(|_| recommended)),
+        top_p: args.top_p.or(defaults.top_p.filter(|_| recommended)).unwrap_or(1.0),
+        min_p: args.min_p,
+        repetition_penalty: args.repetition_penalty,
+        seed: args.seed,
+    };
+    let request = |text: &String| {
+        if text.is_empty() {
+            let expected = "some text to continue".to_string();
+            return Err(ModelError::Request { argument: "prompt", actual: "empty".into(), expected });
+        }
+        Ok(GenerationRequest {
+            prompt: tokenizer.encode(text, true)?,
+            sampling: sampling.clone(),
+            max_new_tokens: args.max_new_tokens,
+            stop: args.stop.clone(),
+        })
+    };
+    prompts.iter().map(request).collect()
+}
+
+fn heading(request: usize, prompts: &[String]) {
+    println!("== {}: {}", request + 1, prompts[request]);
+}
+
+/// A reader who has gone away (`| head`) is no reason to panic.
+fn print(text: &str) {
+    let mut out = std::io::stdout();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Success, unless the cache was too small for a request.
+fn outcome(completions: &[Completion]) -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    for (request, completion) in completions.iter().enumerate() {
+        if let FinishReason::OutOfCache(error) = &completion.finish {
+            let done = completion.token_ids.len();
+            code = fail(format!("prompt {} ended after {done} tokens: {error}; raise --cache-pages", request + 1));
+        }
+    }
+    code
+}
+
+/// Counts and speeds, on stderr.
+fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], stats: &GenerationStats) {
+    let rate = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    if std::io::stderr().is_terminal() {
+        eprintln!();
+    }
+    eprintln!("prompt tokens        {}", stats.prompt_tokens);
+    eprintln!("generated tokens     {}", stats.generated_tokens);
+    if let Some(time) = stats.time_to_first_token {
+        eprintln!("time to first token  {:.1} ms", time.as_secs_f64() * 1e3);
+    }
+    eprintln!("prefill              {:.0} tokens/s", rate(stats.prompt_tokens, stats.prefill_time.as_secs_f64()));
+    eprintln!("decode               {:.0} tokens/s", rate(stats.decode_tokens, stats.decode_time.as_secs_f64()));
+    eprintln!(
+        "cache                {} bytes/token, {} bytes in use at most",
+        stats.cache_bytes_per_token, stats.cache_bytes_peak
+    );
+    eprintln!("attention            {}", model.attention_path(requests.len(), args.page_size));
+}
+
+fn json(prompts: &[String], completions: &[Completion], stats: &GenerationStats) -> serde_json::Value {
+    let one = |(prompt, completion): (&String, &Completion)| {
+        serde_json::json!({
+            "prompt": prompt,
+            "text": completion.text,
+            "token_ids": completion.token_ids,
+            "finish_reason": finish_name(&completion.finish),
+        })
+    };
+    serde_json::json!({
+        "completions": prompts.iter().zip(completions).map(one).collect::<Vec<_>>(),
+        "prompt_tokens": stats.prompt_tokens,
+        "generated_tokens": stats.generated_tokens,
+        "time_to_first_token_ms": stats.time_to_first_token.map(|time| time.as_secs_f64() * 1e3),
+        "prefill_ms": stats.prefill_time.as_secs_f64() * 1e3,
+        "decode_tokens": stats.decode_tokens,
+        "decode_ms": stats.decode_time.as_secs_f64() * 1e3,
+        "cache_bytes_per_token": stats.cache_bytes_per_token,
+        "cache_bytes_peak": stats.cache_bytes_peak,
+    })
+}
+
+fn finish_name(finish: &FinishReason) -> &'static str {
+    match finish {
+        FinishReason::Eos => "eos",
+        FinishReason::StopString => "stop_string",
+        FinishReason::MaxNewTokens => "max_new_tokens",
+        FinishReason::MaxPositions => "max_positions",
+        FinishReason::OutOfCache(_) => "out_of_cache",
+    }
+}

@@ -1,0 +1,57 @@
+//! Compares a checkpoint folder with the results that are stored in it (`expected.safetensors`).
+//!
+//!     cargo run --release --example verify -- tests/fixtures/v3-tiny
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use burn_mla::model::{Comparison, ModelError, VerifyOptions, verify};
+use clap::Parser;
+use common::{DTypeArg, DeviceArg, fail};
+
+/// Full forward, chunked prefill, cached decode and the ragged batch against stored results; exit code 0 if all agree.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Checkpoint folder with expected.safetensors.
+    dir: PathBuf,
+    /// flex (CPU), wgpu, cuda or cuda:N.
+    #[arg(long, default_value_t = DeviceArg::Flex)]
+    device: DeviceArg,
+    /// What weights and cache are stored in; the tolerances hold for f32.
+    #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
+    dtype: DTypeArg,
+    /// Tokens in a cache page, a power of two.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    page_size: usize,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match compare(&args) {
+        Ok(rows) => {
+            print_table(&rows);
+            // A difference is an answer, not bad input.
+            if rows.iter().all(Comparison::passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(message) => fail(message),
+    }
+}
+
+fn compare(args: &Args) -> Result<Vec<Comparison>, String> {
+    let device = args.device.open()?;
+    let show = |error: ModelError| error.to_string();
+    let model = common::load(&args.dir, &device, args.dtype).map_err(show)?;
+    let options = VerifyOptions { page_size: args.page_size, ..VerifyOptions::default() };
+    verify(&model, &args.dir, &options).map_err(show)
+}
+
+fn print_table(rows: &[Comparison]) {
+    println!("{:24} {:>10} {:>10} {:>10}", "", "max error", "allowed", "greedy");
+    for row in rows {
+        let greedy = row.greedy.map_or(String::new(), |(agree, of)| format!("{agree}/{of}"));
+        let verdict = if row.passed() { "ok" } else { "FAILED" };
+        println!("{:24} {:10.1e} {:10.1e} {:>10}  {verdict}", row.what, row.max_error, row.tolerance, greedy);
+    }
+}

@@ -1,0 +1,7 @@
+//! DeepSeek's attention for [Burn](https://burn.dev), and the models on top of it.
+//!
+//! [`ops`] are the operations on Burn tensors, with the paged cache; [`model`] loads published checkpoints and generates
+//! text.
+
+pub use deepseek_model as model;
+pub use mla_ops as ops;

@@ -1,0 +1,3 @@
+//! placeholder
+#[test]
+fn t() {}
