@@ -12,8 +12,9 @@ use burn_mla::model::{
     Completion, DeepseekModel, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, ModelError,
     SamplingParams, Tokenizer, generate,
 };
+use burn_mla::ops::DeviceName;
 use clap::Parser;
-use common::{DTypeArg, DeviceArg, fail};
+use common::{DTypeArg, fail};
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-v3");
 const DEMO_PROMPT: &str = "hacker: n.";
@@ -58,8 +59,8 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// flex (CPU), wgpu, cuda or cuda:N.
-    #[arg(long, default_value_t = DeviceArg::Flex)]
-    device: DeviceArg,
+    #[arg(long, default_value_t = DeviceName::Flex)]
+    device: DeviceName,
     /// What weights and cache are stored in.
     #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
     dtype: DTypeArg,
@@ -87,7 +88,7 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<ExitCode, String> {
     let show = |error: ModelError| error.to_string();
     let prompts = prompts(args)?;
-    let device = args.device.open()?;
+    let device = args.device.open().map_err(|error| error.to_string())?;
     let dir = args.model.as_deref().unwrap_or(Path::new(DEMO));
     let model = common::load(dir, &device, args.dtype).map_err(show)?;
     let tokenizer = Tokenizer::load(dir).map_err(show)?;

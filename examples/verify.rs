@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn_mla::model::{Comparison, ModelError, VerifyOptions, verify};
+use burn_mla::ops::DeviceName;
 use clap::Parser;
-use common::{DTypeArg, DeviceArg, fail};
+use common::{DTypeArg, fail};
 
 /// Full forward, chunked prefill, cached decode and the ragged batch against stored results; exit code 0 if all agree.
 #[derive(Debug, Parser)]
@@ -17,8 +18,8 @@ struct Args {
     /// Checkpoint folder with expected.safetensors.
     dir: PathBuf,
     /// flex (CPU), wgpu, cuda or cuda:N.
-    #[arg(long, default_value_t = DeviceArg::Flex)]
-    device: DeviceArg,
+    #[arg(long, default_value_t = DeviceName::Flex)]
+    device: DeviceName,
     /// What weights and cache are stored in; the tolerances hold for f32.
     #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
     dtype: DTypeArg,
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
 }
 
 fn compare(args: &Args) -> Result<Vec<Comparison>, String> {
-    let device = args.device.open()?;
+    let device = args.device.open().map_err(|error| error.to_string())?;
     let show = |error: ModelError| error.to_string();
     let model = common::load(&args.dir, &device, args.dtype).map_err(show)?;
     let options = VerifyOptions { page_size: args.page_size, ..VerifyOptions::default() };

@@ -1,1 +1,5 @@
-//! placeholder
+//! CubeCL kernels for multi-head latent attention, and what they need to know of the machine. Nothing here knows Burn.
+
+mod runtime;
+
+pub use runtime::{Runtime, RuntimeError};

@@ -1,3 +1,17 @@
-//! placeholder
-#[test]
-fn t() {}
+//! Tests that run on devices, in one program, so that a single binary travels to a GPU machine.
+//!
+//! `cargo test --test device -- ops_` runs the tests of the operations, `model_` those of the models, `cli_` those of the
+//! programs. Which devices they run on: `devices.rs`.
+
+mod cli_faults;
+mod devices;
+mod model_generate;
+mod model_parity;
+mod ops_errors;
+mod ops_errors_decode;
+mod ops_fixture;
+mod ops_merge_state;
+mod ops_mla_decode;
+mod ops_paging;
+mod ops_ragged_attention;
+mod oracle;

@@ -4,6 +4,7 @@ use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Int, Tensor, kind::Basic};
 
 use crate::MlaError;
+use crate::independent::is_flex;
 
 /// Float types of queries, keys, values and caches.
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -25,7 +26,9 @@ impl Check {
         let device = tensor.device();
         match unsupported(&device) {
             None => Ok(Self { op, like: argument, device }),
-            Some(reason) => Err(MlaError::UnsupportedDevice { op, device: format!("{device:?}"), reason }),
+            Some(reason) => {
+                Err(MlaError::UnsupportedDevice { op, device: format!("{device:?}"), reason: reason.into() })
+            }
         }
     }
 
@@ -36,17 +39,13 @@ impl Check {
 
     /// Whether values are checked too: where reading them costs nothing, or where `MLA_VALIDATE=1` asks for it.
     pub(crate) fn sees_values(&self) -> bool {
-        #[cfg(feature = "flex")]
-        if matches!(self.device.as_dispatch(), DispatchDevice::Flex(_)) {
-            return true;
-        }
-        validate_always()
+        is_flex(&self.device) || validate_always()
     }
 
     /// Same device as the first argument.
     fn on_device(&self, argument: &'static str, device: Device) -> Result<(), MlaError> {
         if device.is_autodiff() {
-            let reason = AUTODIFF;
+            let reason = AUTODIFF.into();
             return Err(MlaError::UnsupportedDevice { op: self.op, device: format!("{device:?}"), reason });
         }
         if device == self.device {
@@ -126,15 +125,34 @@ impl Check {
         Err(MlaError::Value { op: self.op, argument, actual: actual.to_string(), expected: expected() })
     }
 
+    /// A tensor that lies in memory row by row.
+    pub(crate) fn contiguous<const D: usize>(
+        &self,
+        argument: &'static str,
+        tensor: &Tensor<D>,
+    ) -> Result<(), MlaError> {
+        let words = || "a tensor that lies in memory row by row".into();
+        self.value(argument, is_contiguous(tensor), "a strided view", words)
+    }
+
     /// A page size: a power of two.
     pub(crate) fn page_size(&self, argument: &'static str, page_size: usize) -> Result<(), MlaError> {
-        self.value(argument, page_size.is_power_of_two(), page_size, || "a power of two".into())
+        let holds = page_size.is_power_of_two() && page_size <= MAX_INDEX;
+        self.value(argument, holds, page_size, || "a power of two that fits in an i32".into())
+    }
+
+    /// A length of something that i32 indices count.
+    pub(crate) fn index_range(&self, argument: &'static str, length: usize) -> Result<(), MlaError> {
+        self.value(argument, length <= MAX_INDEX, length, || format!("at most {MAX_INDEX} (indices are i32)"))
     }
 
     fn dtype(&self, argument: &'static str, actual: DType, expected: &str) -> MlaError {
         MlaError::DType { op: self.op, argument, actual, expected: expected.into() }
     }
 }
+
+/// The largest index.
+const MAX_INDEX: usize = i32::MAX as usize;
 
 const AUTODIFF: &str =
     "the operations are for inference and have no backward pass: call `.inner()` on the tensors first";
@@ -154,6 +172,20 @@ fn unsupported(device: &Device) -> Option<&'static str> {
             "this backend has no implementation in this build; use a Flex, wgpu or CUDA device (cargo features `flex`, `wgpu`, `cuda`)",
         ),
     }
+}
+
+/// Whether a tensor lies in memory row by row; a backend that does not show it (a fusing one) is believed.
+fn is_contiguous<const D: usize>(tensor: &Tensor<D>) -> bool {
+    #[cfg(feature = "flex")]
+    if let Ok(primitive) = tensor.clone().try_into_primitive::<burn::backend::Flex>() {
+        return primitive.is_contiguous();
+    }
+    #[cfg(all(any(feature = "wgpu", feature = "cuda"), not(feature = "fusion")))]
+    if let Ok(primitive) = tensor.clone().try_into_primitive::<burn::backend::Cube>() {
+        return primitive.is_contiguous();
+    }
+    let _ = tensor;
+    true
 }
 
 /// Reads an i32 tensor back to the host.

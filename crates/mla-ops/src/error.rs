@@ -53,7 +53,7 @@ pub enum MlaError {
         /// The device.
         device: String,
         /// Why, and what to do.
-        reason: &'static str,
+        reason: String,
     },
     /// A number or option is out of range.
     #[error("{op}: `{argument}` is {actual}, expected {expected}")]

@@ -18,13 +18,17 @@
 mod backend;
 pub mod cache;
 mod check;
+mod device;
 mod error;
+mod independent;
 mod ops;
 mod path;
 mod planner;
 mod reference;
 
+pub use device::DeviceName;
 pub use error::MlaError;
+pub use independent::map_independent;
 pub use ops::kv_indices::{KvIndices, kv_indices};
 pub use ops::merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};

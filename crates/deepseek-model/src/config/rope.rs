@@ -1,7 +1,6 @@
 //! Rotary embedding and YaRN (arXiv 2309.00071): frequencies, tables and the factors on cos, sin and the softmax scale.
 
 use std::f64::consts::PI;
-use std::ops::Range;
 
 use super::fields::Fields;
 use crate::Result;
@@ -64,12 +63,12 @@ impl RopeConfig {
     ///
     /// Frequencies and angles are rounded to f32 as in transformers: at long contexts the rounded angle is what the models
     /// were trained with.
-    pub fn cos_sin(&self, width: usize, positions: Range<usize>) -> (Vec<f32>, Vec<f32>) {
+    pub fn cos_sin(&self, width: usize, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
         let inv_freq: Vec<f32> = self.inv_freq(width).into_iter().map(|theta| theta as f32).collect();
         let factor = self.attention_factor() as f32;
         let entries = positions.len() * inv_freq.len();
         let (mut cos, mut sin) = (Vec::with_capacity(entries), Vec::with_capacity(entries));
-        for position in positions {
+        for &position in positions {
             for theta in &inv_freq {
                 let (s, c) = f64::from(position as f32 * theta).sin_cos();
                 cos.push(c as f32 * factor);

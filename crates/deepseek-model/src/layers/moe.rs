@@ -1,9 +1,9 @@
 //! Mixture of experts (DeepSeekMoE; DeepSeek-V3 §2.1.2).
 
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, activation};
+use mla_ops::map_independent;
 
 use super::Mlp;
-use super::mlp::swiglu;
 use crate::config::{DeepseekV3Config, Scoring};
 use crate::weights::WeightLoader;
 use crate::{ModelError, Result};
@@ -153,13 +153,15 @@ impl Experts {
             Tensor::<1, Int>::from_data(TensorData::new(values, [n]), (&device, DType::I32))
         };
         let sorted = x.select(0, index(pairs.iter().map(|&pair| (pair / top_k) as i32).collect()));
-        let mut outputs = Vec::new();
+        let mut groups = Vec::new();
         let mut first = 0;
         for group in pairs.chunk_by(|&a, &b| chosen[a] == chosen[b]) {
-            let rows = sorted.clone().narrow(0, first, group.len());
-            outputs.push(self.expert(chosen[group[0]] as usize, rows));
+            groups.push((chosen[group[0]] as usize, first, group.len()));
             first += group.len();
         }
+        let outputs = map_independent(&device, pairs.len(), groups, |(expert, first, len)| {
+            self.expert(expert, sorted.clone().narrow(0, first, len))
+        });
         let mut place = vec![0; pairs.len()];
         for (row, &pair) in pairs.iter().enumerate() {
             place[pair] = row as i32;
@@ -171,7 +173,11 @@ impl Experts {
 
     /// One expert: `[n, hidden]` -> `[n, hidden]`.
     fn expert(&self, expert: usize, x: Tensor<2>) -> Tensor<2> {
-        let weight = |stacked: &Tensor<3>| stacked.clone().narrow(0, expert, 1).squeeze_dim::<2>(0).transpose();
-        swiglu(x.matmul(weight(&self.gate_up_proj))).matmul(weight(&self.down_proj))
+        let weight = |stacked: &Tensor<3>| stacked.clone().narrow(0, expert, 1).squeeze_dim::<2>(0);
+        let gate_up = weight(&self.gate_up_proj);
+        let width = gate_up.dims()[0] / 2;
+        let gate = x.clone().matmul(gate_up.clone().narrow(0, 0, width).transpose());
+        let up = x.matmul(gate_up.narrow(0, width, width).transpose());
+        (activation::silu(gate) * up).matmul(weight(&self.down_proj).transpose())
     }
 }

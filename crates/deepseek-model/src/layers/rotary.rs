@@ -5,10 +5,9 @@ use crate::config::RopeConfig;
 /// Rotary position embedding of a rotary width `dr` (RoFormer §3.2.2; YaRN through the frequencies).
 #[derive(Debug, Clone)]
 pub(crate) struct RotaryEmbedding {
-    /// `[dr / 2]`.
-    inv_freq: Vec<f32>,
-    /// Factor of cos and sin.
-    attention_factor: f32,
+    rope: RopeConfig,
+    /// `dr`.
+    width: usize,
     /// Channels `(2i, 2i + 1)` turn together; otherwise `(i, i + dr / 2)`.
     interleaved: bool,
 }
@@ -25,20 +24,13 @@ pub(crate) struct Rotation {
 
 impl RotaryEmbedding {
     pub(crate) fn new(rope: &RopeConfig, width: usize, interleaved: bool) -> Self {
-        Self {
-            inv_freq: rope.inv_freq(width).into_iter().map(|f| f as f32).collect(),
-            attention_factor: rope.attention_factor() as f32,
-            interleaved,
-        }
+        Self { rope: rope.clone(), width, interleaved }
     }
 
     /// The rotations at these positions.
     pub(crate) fn at(&self, positions: &[usize], device: &Device) -> Rotation {
-        // f32 angles, as the reference computes them.
-        let angles = positions.iter().flat_map(|&t| self.inv_freq.iter().map(move |f| t as f32 * f));
-        let (cos, sin): (Vec<f32>, Vec<f32>) =
-            angles.map(|a| (a.cos() * self.attention_factor, a.sin() * self.attention_factor)).unzip();
-        let shape = [positions.len(), 1, self.inv_freq.len()];
+        let (cos, sin) = self.rope.cos_sin(self.width, positions);
+        let shape = [positions.len(), 1, self.width / 2];
         let tensor = |values| Tensor::from_data(TensorData::new(values, shape), (device, DType::F32));
         Rotation { cos: tensor(cos), sin: tensor(sin), interleaved: self.interleaved }
     }

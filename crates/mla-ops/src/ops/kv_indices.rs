@@ -7,6 +7,8 @@ use super::page_table::PagedBatchArgs;
 use crate::MlaError;
 use crate::backend::{KvIndicesSpec, MlaBackend};
 
+const OP: &str = "kv_indices";
+
 /// What [`kv_indices`] gives, all i32.
 #[derive(Debug, Clone)]
 pub struct KvIndices {
@@ -27,8 +29,10 @@ pub struct KvIndices {
 /// Wrong shapes, dtypes or devices, or a page size that is no power of two: nothing is launched. A capacity that is too
 /// small shows in [`KvIndices::overflow`], since the lengths are known on the device only.
 pub fn kv_indices(args: PagedBatchArgs, capacity: usize) -> Result<KvIndices, MlaError> {
-    if args.check("kv_indices")?.sees_values() {
-        args.validate_device_inputs()?;
+    let check = args.check(OP)?;
+    check.index_range("capacity", capacity)?;
+    if check.sees_values() {
+        args.validate_values(OP)?;
     }
     let kv_start = args.kv_start_or_zero();
     let spec = KvIndicesSpec { page_size: args.page_size, capacity };

@@ -12,8 +12,6 @@ const OP: &str = "mla_decode";
 
 /// The query of [`mla_decode`]: whole rows, or the two parts as the projections give them.
 #[derive(Debug, Clone)]
-// Two tensors against one: a box per call would cost more than the bytes it saves.
-#[allow(clippy::large_enum_variant)]
 pub enum MlaQuery {
     /// `[B, Sq, H, D]`.
     Whole(Tensor<4>),
@@ -70,12 +68,14 @@ pub fn mla_decode(
     options: &MlaDecodeOptions,
     plan: Option<&MlaPlan>,
 ) -> Result<(Tensor<4>, Tensor<3>), MlaError> {
-    let (check, problem) = args.check(options)?;
+    let check = args.check_tensors()?;
+    let problem = args.check_options(&check, options)?;
     if let Some(plan) = plan {
+        check.int("plan", &plan.items)?;
         plan.check(&problem)?;
     }
     if check.sees_values() {
-        args.validate_device_inputs()?;
+        args.validate_values()?;
     }
     let own_plan = match plan {
         Some(_) => None,
@@ -147,7 +147,7 @@ impl MlaQuery {
     }
 
     /// Dtypes, devices, and that the two parts belong together.
-    fn check(&self, value_width: usize) -> Result<Check, MlaError> {
+    fn check(&self) -> Result<Check, MlaError> {
         match self {
             MlaQuery::Whole(q) => {
                 let check = Check::new(OP, "q", q)?;
@@ -158,12 +158,9 @@ impl MlaQuery {
                 let check = Check::new(OP, "q.nope", nope)?;
                 check.float("q.nope", nope)?;
                 check.float_as("q.pe", pe, nope.dtype(), "the dtype of `q.nope`")?;
-                let [batch, query_len, heads, latent] = nope.dims();
+                let [batch, query_len, heads, _] = nope.dims();
                 let words = || format!("[B, Sq, H, D - Dv] with B = {batch}, Sq = {query_len}, H = {heads}");
                 check.dims("q.pe", pe.dims(), [Some(batch), Some(query_len), Some(heads), None], words)?;
-                check.value("value_width", latent == value_width, value_width, || {
-                    format!("{latent}, the width of `q.nope`")
-                })?;
                 Ok(check)
             }
         }
@@ -176,37 +173,58 @@ impl MlaDecodeArgs {
         self.kv_cache.device()
     }
 
-    fn check(&self, options: &MlaDecodeOptions) -> Result<(Check, MlaDecodeProblem), MlaError> {
-        let check = self.q.check(options.value_width)?;
-        let [batch, query_len, heads, key_width] = self.q.dims();
-        check.value("q", heads > 0, format!("a query of {heads} heads"), || "at least 1 head".into())?;
-        let dtype = self.q.dtype();
-        check.float_as("kv_cache", &self.kv_cache, dtype, "the dtype of `q`")?;
+    /// Dtypes, devices, and that the tensors fit together.
+    fn check_tensors(&self) -> Result<Check, MlaError> {
+        let check = self.q.check()?;
+        let [batch, _, heads, key_width] = self.q.dims();
+        check.value(
+            "q",
+            heads > 0 && key_width > 0,
+            format!("a query of {heads} heads of width {key_width}"),
+            || "at least 1 head, and 1 channel".into(),
+        )?;
+        check.float_as("kv_cache", &self.kv_cache, self.q.dtype(), "the dtype of `q`")?;
         let words = || format!("[P, S, D] with D = {key_width}, the width of `q`");
         check.dims("kv_cache", self.kv_cache.dims(), [None, None, Some(key_width)], words)?;
-        let page_size = self.kv_cache.dims()[1];
-        check.page_size("kv_cache page size (dimension 1)", page_size)?;
+        check.page_size("kv_cache page size (dimension 1)", self.kv_cache.dims()[1])?;
         check.int("page_table", &self.page_table)?;
         let words = || format!("[B, maxP] with B = {batch}");
         check.dims("page_table", self.page_table.dims(), [Some(batch), None], words)?;
         check.int("seq_lens", &self.seq_lens)?;
         check.dims("seq_lens", self.seq_lens.dims(), [Some(batch)], || format!("[B] with B = {batch}"))?;
+        Ok(check)
+    }
+
+    fn check_options(&self, check: &Check, options: &MlaDecodeOptions) -> Result<MlaDecodeProblem, MlaError> {
+        let [batch, query_len, heads, key_width] = self.q.dims();
         let value_width = options.value_width;
         check.value("value_width", (1..=key_width).contains(&value_width), value_width, || {
             format!("1 to {key_width}, the width of a cache row")
         })?;
+        if let MlaQuery::Parts { nope, .. } = &self.q {
+            let latent = nope.dims()[3];
+            check.value("value_width", latent == value_width, value_width, || {
+                format!("{latent}, the width of `q.nope`")
+            })?;
+        }
         let scale = options.softmax_scale;
         check.value("softmax_scale", scale.is_finite(), scale, || "a finite number".into())?;
-        options.splits.check(&check)?;
-        let problem = MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype };
-        Ok((check, problem))
+        options.splits.check(check)?;
+        let (page_size, dtype) = (self.kv_cache.dims()[1], self.q.dtype());
+        Ok(MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype })
     }
 
     /// Reads lengths and page table back and checks every entry that the call would use.
     ///
     /// # Errors
-    /// [`MlaError::DeviceValue`] names the first length outside `0 ..= maxP * S` or page id outside `0 .. P`.
+    /// [`MlaError::DeviceValue`] names the first length outside `0 ..= maxP * S` or page id outside `0 .. P`. Before that,
+    /// wrong shapes and dtypes as in [`mla_decode`].
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
+        self.check_tensors()?;
+        self.validate_values()
+    }
+
+    fn validate_values(&self) -> Result<(), MlaError> {
         let [pages, page_size, _] = self.kv_cache.dims();
         let [_, max_pages] = self.page_table.dims();
         let lens = read_i32(OP, "seq_lens", &self.seq_lens)?;

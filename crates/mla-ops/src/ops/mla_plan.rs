@@ -13,6 +13,9 @@ const OP: &str = "mla_plan";
 /// Keys in a tile. Splits are cut between tiles, so that no tile is loaded twice.
 pub(crate) const KEY_TILE: usize = 64;
 
+/// Rows of the item list at most: its numbers are counted by i32 indices.
+const MAX_ITEMS: usize = i32::MAX as usize / 4;
+
 /// Arguments of [`mla_plan`].
 #[derive(Debug, Clone)]
 pub struct MlaPlanArgs {
@@ -60,19 +63,18 @@ pub fn mla_plan(args: MlaPlanArgs) -> Result<MlaPlan, MlaError> {
     check.int("seq_lens", &args.seq_lens)?;
     check.page_size("page_size", args.page_size)?;
     check.value("heads", args.heads > 0, args.heads, || "at least 1".into())?;
+    check.index_range("max_seq_len", args.max_seq_len)?;
     args.splits.check(&check)?;
     if check.sees_values() {
         args.validate_device_inputs()?;
     }
     let [batch] = args.seq_lens.dims();
     let cubes = parallel_cubes(check.device());
-    let spec = PlanSpec {
-        tile: KEY_TILE,
-        cubes,
-        splits: args.splits,
-        max_seq_len: args.max_seq_len,
-        capacity: max_items(batch, cubes, args.splits, args.max_seq_len, KEY_TILE),
-    };
+    let capacity = max_items(batch, cubes, args.splits, args.max_seq_len, KEY_TILE);
+    check.value("splits", capacity <= MAX_ITEMS, format!("{:?}: up to {capacity} work items", args.splits), || {
+        format!("fewer and longer splits, at most {MAX_ITEMS} work items")
+    })?;
+    let spec = PlanSpec { tile: KEY_TILE, cubes, splits: args.splits, max_seq_len: args.max_seq_len, capacity };
     let (items, cube_ptr, split_ptr) = <Dispatch as MlaBackend>::mla_plan(args.seq_lens.into_dispatch(), spec);
     Ok(MlaPlan {
         items: Tensor::from_dispatch(items),

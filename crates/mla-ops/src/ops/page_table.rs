@@ -30,8 +30,10 @@ pub struct PagedBatchArgs {
 /// # Errors
 /// Wrong shapes, dtypes or devices, or a page size that is no power of two: nothing is launched.
 pub fn page_table(args: PagedBatchArgs, max_pages: usize) -> Result<Tensor<2, Int>, MlaError> {
-    if args.check(OP)?.sees_values() {
-        args.validate_device_inputs()?;
+    let check = args.check(OP)?;
+    check.index_range("max_pages", max_pages.saturating_mul(args.req_rows.dims()[0].max(1)))?;
+    if check.sees_values() {
+        args.validate_values(OP)?;
     }
     let kv_start = args.kv_start_or_zero();
     let spec = PageTableSpec { page_size: args.page_size, max_pages };
@@ -71,21 +73,26 @@ impl PagedBatchArgs {
     ///
     /// # Errors
     /// [`MlaError::DeviceValue`] for the first row outside `0 .. R`, start that is negative or inside a page, or length
-    /// that passes the end of the map.
+    /// that passes the end of the map. Before that, wrong shapes and dtypes as in [`page_table`].
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
+        self.check(OP)?;
+        self.validate_values(OP)
+    }
+
+    pub(crate) fn validate_values(&self, op: &'static str) -> Result<(), MlaError> {
         let [requests, tokens] = self.req_to_token.dims();
-        let rows = read_i32(OP, "req_rows", &self.req_rows)?;
-        let lens = read_i32(OP, "seq_lens", &self.seq_lens)?;
+        let rows = read_i32(op, "req_rows", &self.req_rows)?;
+        let lens = read_i32(op, "seq_lens", &self.seq_lens)?;
         let starts = match &self.kv_start {
-            Some(kv_start) => read_i32(OP, "kv_start", kv_start)?,
+            Some(kv_start) => read_i32(op, "kv_start", kv_start)?,
             None => vec![0; rows.len()],
         };
         let error = |argument, b, actual, expected| {
-            Err(MlaError::DeviceValue { op: OP, argument, index: vec![b], actual, expected })
+            Err(MlaError::DeviceValue { op, argument, index: vec![b], actual, expected })
         };
         for (b, ((&row, &len), &start)) in rows.iter().zip(&lens).zip(&starts).enumerate() {
             if usize::try_from(row).map_or(true, |row| row >= requests) {
-                return error("req_rows", b, row, format!("a row of `req_to_token`, 0 to {}", requests as i64 - 1));
+                return error("req_rows", b, row, format!("a row of `req_to_token`, from 0 and below {requests}"));
             }
             let page_size = self.page_size as i32;
             if start < 0 || start % page_size != 0 || start as usize > tokens {

@@ -43,8 +43,11 @@ pub fn ragged_attention(
     args: RaggedAttentionArgs,
     options: &RaggedAttentionOptions,
 ) -> Result<(Tensor<3>, Tensor<2>), MlaError> {
-    if args.check(options)?.sees_values() {
-        args.validate_device_inputs()?;
+    let check = args.check_tensors()?;
+    let scale = options.softmax_scale;
+    check.value("softmax_scale", scale.is_finite(), scale, || "a finite number".into())?;
+    if check.sees_values() {
+        args.validate_values()?;
     }
     let spec = RaggedSpec { softmax_scale: options.softmax_scale, causal: options.causal };
     let (out, lse) = <Dispatch as MlaBackend>::ragged_attention(
@@ -58,7 +61,7 @@ pub fn ragged_attention(
 }
 
 impl RaggedAttentionArgs {
-    fn check(&self, options: &RaggedAttentionOptions) -> Result<Check, MlaError> {
+    fn check_tensors(&self) -> Result<Check, MlaError> {
         let check = Check::new(OP, "q", &self.q)?;
         check.float("q", &self.q)?;
         let dtype = self.q.dtype();
@@ -66,6 +69,7 @@ impl RaggedAttentionArgs {
         check.float_as("v", &self.v, dtype, "the dtype of `q`")?;
         check.int("cu_seqlens", &self.cu_seqlens)?;
         let [tokens, heads, width] = self.q.dims();
+        check.value("q", heads > 0, format!("a query of {heads} heads"), || "at least 1 head".into())?;
         let words = || format!("[N, H, dqk] = [{tokens}, {heads}, {width}], the shape of `q`");
         check.dims("k", self.k.dims(), [Some(tokens), Some(heads), Some(width)], words)?;
         let words = || format!("[N, H, dv] with N = {tokens}, H = {heads}");
@@ -74,16 +78,20 @@ impl RaggedAttentionArgs {
         check.value("cu_seqlens", entries > 0, format!("{entries} entries"), || {
             "B + 1 entries: at least the leading 0".into()
         })?;
-        let scale = options.softmax_scale;
-        check.value("softmax_scale", scale.is_finite(), scale, || "a finite number".into())?;
         Ok(check)
     }
 
     /// Reads `cu_seqlens` back and checks that it starts at 0, ascends, and ends at `N` at most.
     ///
     /// # Errors
-    /// [`MlaError::DeviceValue`] for the first entry that breaks the rule.
+    /// [`MlaError::DeviceValue`] for the first entry that breaks the rule. Before that, wrong shapes and dtypes as in
+    /// [`ragged_attention`].
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
+        self.check_tensors()?;
+        self.validate_values()
+    }
+
+    fn validate_values(&self) -> Result<(), MlaError> {
         let [tokens, ..] = self.q.dims();
         let entries = read_i32(OP, "cu_seqlens", &self.cu_seqlens)?;
         let mut least = 0;

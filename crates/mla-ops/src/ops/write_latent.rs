@@ -42,11 +42,11 @@ impl From<Box<WriteLatentError>> for MlaError {
 /// Writes a row per token into the cache and returns it: the same buffer, written in place, never a copy of the pool.
 ///
 /// # Errors
-/// Wrong shapes, dtypes or devices; [`MlaError::CacheShared`] if another handle of the cache exists. The cache comes
-/// back in the error, unchanged. A slot out of range is on the device and cannot be seen;
+/// Wrong shapes, dtypes or devices; a cache that is a strided view; [`MlaError::CacheShared`] if another handle of the
+/// cache exists. The cache comes back in the error, unchanged. A slot out of range is on the device and cannot be seen;
 /// [`WriteLatentArgs::validate_device_inputs`] looks.
 pub fn write_latent(args: WriteLatentArgs) -> Result<Tensor<3>, Box<WriteLatentError>> {
-    if let Err(error) = args.check() {
+    if let Err(error) = args.check_call() {
         return Err(Box::new(WriteLatentError { error, cache: args.cache }));
     }
     let (cache, slots, latent) = (args.cache.into_dispatch(), args.slots.into_dispatch(), args.latent.into_dispatch());
@@ -57,7 +57,18 @@ pub fn write_latent(args: WriteLatentArgs) -> Result<Tensor<3>, Box<WriteLatentE
 }
 
 impl WriteLatentArgs {
-    fn check(&self) -> Result<(), MlaError> {
+    /// Everything that a call must fulfil.
+    fn check_call(&self) -> Result<(), MlaError> {
+        let check = self.check_tensors()?;
+        check.contiguous("cache", &self.cache)?;
+        if !self.cache.can_mut() {
+            return Err(MlaError::CacheShared { op: OP });
+        }
+        if check.sees_values() { self.validate_values() } else { Ok(()) }
+    }
+
+    /// Dtypes, devices, and that the tensors fit together.
+    fn check_tensors(&self) -> Result<Check, MlaError> {
         let check = Check::new(OP, "cache", &self.cache)?;
         check.float("cache", &self.cache)?;
         let [_, _, width] = self.cache.dims();
@@ -79,17 +90,19 @@ impl WriteLatentArgs {
         let words =
             || format!("[{tokens}, {latent_width}]: a row per slot, that with `rope` fills a cache row of {width}");
         check.dims("latent", self.latent.dims(), [Some(tokens), Some(latent_width)], words)?;
-        if !self.cache.can_mut() {
-            return Err(MlaError::CacheShared { op: OP });
-        }
-        if check.sees_values() { self.validate_device_inputs() } else { Ok(()) }
+        Ok(check)
     }
 
     /// Reads the slots back and checks that each is -1 or a slot of the cache, and that none occurs twice.
     ///
     /// # Errors
-    /// [`MlaError::DeviceValue`] for the first that is not.
+    /// [`MlaError::DeviceValue`] for the first that is not. Before that, wrong shapes and dtypes as in [`write_latent`].
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
+        self.check_tensors()?;
+        self.validate_values()
+    }
+
+    fn validate_values(&self) -> Result<(), MlaError> {
         let [pages, page_size, _] = self.cache.dims();
         let slots = read_i32(OP, "slots", &self.slots)?;
         let mut seen = std::collections::HashSet::new();

@@ -23,9 +23,11 @@ pub(crate) fn kv_indices(
     for ((&row, &len), &start) in rows.iter().zip(&lens).zip(&starts) {
         let (len, page_size) = (len.max(0) as usize, spec.page_size);
         let pages = len.div_ceil(page_size);
-        let first_slot = |page: usize| map[row as usize * tokens + start as usize + page * page_size];
+        // A token outside the map, from a row or length that nobody checked, has no page.
+        let first_slot = |page: usize| map.get(row as usize * tokens + start as usize + page * page_size);
         let room = spec.capacity - indices.len();
-        indices.extend((0..pages.min(room)).map(|page| first_slot(page) / page_size as i32));
+        let page_id = |page: usize| first_slot(page).map_or(-1, |slot| slot / page_size as i32);
+        indices.extend((0..pages.min(room)).map(page_id));
         indptr.push(indptr[indptr.len() - 1] + pages as i32);
         last_page_len.push(if len == 0 { 0 } else { ((len - 1) % page_size + 1) as i32 });
     }

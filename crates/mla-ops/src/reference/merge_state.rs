@@ -17,7 +17,7 @@ pub(crate) fn merge_state(
 pub(crate) fn merge_states(outs: Tensor<4>, lses: Tensor<3>) -> (Tensor<3>, Tensor<2>) {
     let [tokens, states, heads, width] = outs.dims();
     let (dtype, device) = (FloatDType::from(outs.dtype()), outs.device());
-    if states == 0 {
+    if states == 0 || tokens * heads == 0 {
         let lse = Tensor::full([tokens, heads], f32::NEG_INFINITY, (&device, lses.dtype()));
         return (Tensor::zeros([tokens, heads, width], (&device, outs.dtype())), lse);
     }
@@ -26,12 +26,15 @@ pub(crate) fn merge_states(outs: Tensor<4>, lses: Tensor<3>) -> (Tensor<3>, Tens
     let max = lses.clone().max_dim(1).clamp_min(f32::MIN);
     let weights = (lses - max.clone()).exp();
     let sum = weights.clone().sum_dim(1);
+    let lse = (max + sum.clone().log()).squeeze_dim(1);
+    if width == 0 {
+        return (outs.narrow(1, 0, 1).squeeze_dim(1), lse);
+    }
 
     // What an empty state holds may be NaN: its weight of 0 does not keep it out of the sum.
     let empty = weights.clone().equal_scalar(0.0).unsqueeze_dim::<4>(3).expand([tokens, states, heads, width]);
     let outs = outs.cast(FloatDType::F32).mask_fill(empty, 0.0);
-    let weighted = (outs * weights.unsqueeze_dim::<4>(3)).sum_dim(1).reshape([tokens, heads, width]);
-    let (max, sum) = (max.reshape([tokens, heads]), sum.reshape([tokens, heads]));
-    let out = weighted / sum.clone().clamp_min(f32::MIN_POSITIVE).unsqueeze_dim::<3>(2);
-    (out.cast(dtype), max + sum.log())
+    let weighted = (outs * weights.unsqueeze_dim::<4>(3)).sum_dim(1).squeeze_dim::<3>(1);
+    let out = weighted / sum.clamp_min(f32::MIN_POSITIVE).squeeze_dim::<2>(1).unsqueeze_dim::<3>(2);
+    (out.cast(dtype), lse)
 }

@@ -1,4 +1,4 @@
-use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
+use burn::tensor::{DType, FloatDType, Int, Tensor};
 
 use super::merge_state::merge_states;
 use super::softmax::softmax_values;
@@ -74,31 +74,51 @@ impl KeyBlock {
         sequence: usize,
         spec: &DecodeSpec,
     ) -> (Tensor<2>, Tensor<2>) {
-        let (rows, device) = (self.query_len * self.heads, query.device());
-        if self.first == self.end {
-            let out = Tensor::zeros([rows, spec.value_width], (&device, DType::F32));
-            return (out, Tensor::full([rows, 1], f32::NEG_INFINITY, (&device, DType::F32)));
+        let [rows, width] = query.dims();
+        let blind = self.blind_queries(spec.causal) * self.heads;
+        let seeing = (rows > blind).then(|| {
+            let keys = cache.gather(sequence, self.first, self.end);
+            let query = query.clone().slice([blind..rows, 0..width]);
+            let scores = self.hide_future(query.matmul(keys.clone().transpose()), rows - blind, spec.causal);
+            softmax_values(scores, keys.narrow(1, 0, spec.value_width))
+        });
+        let empty = (blind > 0).then(|| {
+            let options = (&query.device(), DType::F32);
+            (Tensor::zeros([blind, spec.value_width], options), Tensor::full([blind, 1], f32::NEG_INFINITY, options))
+        });
+        match (empty, seeing) {
+            (Some(top), Some(bottom)) => (Tensor::cat(vec![top.0, bottom.0], 0), Tensor::cat(vec![top.1, bottom.1], 0)),
+            (Some(state), None) | (None, Some(state)) => state,
+            (None, None) => unreachable!("a query has at least one row"),
         }
-        let keys = cache.gather(sequence, self.first, self.end);
-        let mut scores = query.matmul(keys.clone().transpose());
-        if let Some(hidden) = self.hidden(spec.causal, &scores) {
-            scores = scores.mask_fill(hidden, f32::NEG_INFINITY);
-        }
-        softmax_values(scores, keys.narrow(1, 0, spec.value_width))
     }
 
-    /// Which keys which query rows may not see, if there are any: query `i` sees `j <= seq_len - Sq + i`.
-    fn hidden(&self, causal: bool, scores: &Tensor<2>) -> Option<Tensor<2, Bool>> {
-        let last_seen = |query: usize| i64::from(self.seq_len) - self.query_len as i64 + query as i64;
-        if !causal || last_seen(0) + 1 >= self.end as i64 {
-            return None;
+    /// How many query tokens, from the first on, see no key of this block.
+    fn blind_queries(&self, causal: bool) -> usize {
+        match self.first == self.end {
+            true => self.query_len,
+            false if causal => (self.first as i64 - self.last_seen(0)).clamp(0, self.query_len as i64) as usize,
+            false => 0,
+        }
+    }
+
+    /// The last key that query token `query` sees: `j <= seq_len - Sq + query`.
+    fn last_seen(&self, query: usize) -> i64 {
+        i64::from(self.seq_len) - self.query_len as i64 + query as i64
+    }
+
+    /// -inf where a query may not see the key; the last `rows` rows of all.
+    fn hide_future(&self, scores: Tensor<2>, rows: usize, causal: bool) -> Tensor<2> {
+        let first_query = self.query_len - rows / self.heads;
+        if !causal || self.last_seen(first_query) + 1 >= self.end as i64 {
+            return scores;
         }
         let [rows, keys] = scores.dims();
         let device = scores.device();
-        let limits = (0..rows).map(|row| last_seen(row / self.heads) as i32).collect();
+        let limits = (0..rows).map(|row| self.last_seen(first_query + row / self.heads) as i32).collect();
         let limits = device_i32(limits, [rows, 1], &device).expand([rows, keys]);
         let positions = device_i32((self.first as i32..self.end as i32).collect(), [1, keys], &device);
-        Some(positions.expand([rows, keys]).greater(limits))
+        scores.mask_fill(positions.expand([rows, keys]).greater(limits), f32::NEG_INFINITY)
     }
 }
 

@@ -18,7 +18,8 @@ pub(crate) fn page_table(
     if batch == 0 || tokens == 0 || spec.max_pages == 0 {
         return Tensor::full(shape, -1, (&device, DType::I32));
     }
-    let firsts = (0..spec.max_pages).map(|page| (page * spec.page_size) as i32).collect();
+    // No sequence is longer than the map, so that a later token counts as the one behind its end.
+    let firsts = (0..spec.max_pages).map(|page| (page * spec.page_size).min(tokens) as i32).collect();
     let firsts = device_i32(firsts, [1, spec.max_pages], &device).expand(shape);
     let past_end = firsts.clone().greater_equal(seq_lens.unsqueeze_dim::<2>(1).expand(shape));
     let columns = firsts + kv_start.unsqueeze_dim::<2>(1).expand(shape);

@@ -1,9 +1,10 @@
-use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, DType, FloatDType, Int, Tensor, s};
 
+use super::host;
 use super::merge_state::merge_state;
 use super::softmax::softmax_values;
-use super::{device_i32, host};
 use crate::backend::RaggedSpec;
+use crate::independent::map_independent;
 
 /// Query tokens in a tile.
 const QUERY_TILE: usize = 128;
@@ -26,8 +27,9 @@ pub(crate) fn ragged_attention(
         (out, Tensor::<2>::full([tokens, heads], f32::NEG_INFINITY, (&device, DType::F32)))
     };
     // Head-major, as the batched matmul wants them.
-    let by_head = |tensor: Tensor<3>| tensor.swap_dims(0, 1).cast(FloatDType::F32);
-    let (q, k, v) = (by_head(q) * spec.softmax_scale, by_head(k), by_head(v));
+    let by_head = |tensor: Tensor<3>| tensor.swap_dims(0, 1);
+    let q = by_head(q.cast(FloatDType::F32) * spec.softmax_scale);
+    let (k, v) = (by_head(k.cast(FloatDType::F32)), by_head(v.cast(FloatDType::F32)));
 
     let mut done = 0;
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
@@ -58,41 +60,44 @@ struct Sequence {
 impl Sequence {
     /// out `[H, rows, dv]` and lse `[H, rows, 1]` of each query tile; q, k, v head-major f32.
     fn attend(&self, q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>) -> Vec<(Tensor<3>, Tensor<3>)> {
+        let tiles = (self.first..self.end).step_by(QUERY_TILE).collect();
+        map_independent(&q.device(), self.end - self.first, tiles, |q_first| self.attend_tile(q_first, q, k, v))
+    }
+
+    /// out `[H, rows, dv]` and lse `[H, rows, 1]` of the query tile from `q_first` on.
+    fn attend_tile(&self, q_first: usize, q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>) -> (Tensor<3>, Tensor<3>) {
         let [heads, ..] = q.dims();
-        let key_tile = (SCORES / (heads * QUERY_TILE)).max(QUERY_TILE);
+        // Whole query tiles, so that a tile of keys begins no later than the query tile that ends it: every row sees a key.
+        let key_tile = (SCORES / (heads * QUERY_TILE) / QUERY_TILE).max(1) * QUERY_TILE;
         let rows = |tensor: &Tensor<3>, from: usize, to: usize| tensor.clone().narrow(1, from, to - from);
-        let mut tiles = Vec::new();
-        for q_first in (self.first..self.end).step_by(QUERY_TILE) {
-            let q_end = (q_first + QUERY_TILE).min(self.end);
-            let query = rows(q, q_first, q_end);
-            let seen_end = if self.causal { q_end } else { self.end };
-            let mut state: Option<(Tensor<3>, Tensor<3>)> = None;
-            for k_first in (self.first..seen_end).step_by(key_tile) {
-                let k_end = (k_first + key_tile).min(seen_end);
-                let mut scores = query.clone().matmul(rows(k, k_first, k_end).transpose());
-                if self.causal && k_end > q_first + 1 {
-                    scores = hide_future(scores, q_first, k_first);
-                }
-                let block = softmax_values(scores, rows(v, k_first, k_end));
-                state = Some(match state {
-                    None => block,
-                    Some(so_far) => merge_blocks(so_far, block),
-                });
+        let q_end = (q_first + QUERY_TILE).min(self.end);
+        let query = rows(q, q_first, q_end);
+        let seen_end = if self.causal { q_end } else { self.end };
+        let block = |k_first: usize| {
+            let k_end = (k_first + key_tile).min(seen_end);
+            let mut scores = query.clone().matmul(rows(k, k_first, k_end).transpose());
+            if self.causal && k_end > q_first {
+                scores = hide_future(scores, q_first - k_first);
             }
-            tiles.extend(state);
+            softmax_values(scores, rows(v, k_first, k_end))
+        };
+        let mut state = block(self.first);
+        for k_first in (self.first..seen_end).step_by(key_tile).skip(1) {
+            state = merge_blocks(state, block(k_first));
         }
-        tiles
+        state
     }
 }
 
-/// -inf where the key's position is past the query's; scores `[H, rows, keys]`.
-fn hide_future(scores: Tensor<3>, q_first: usize, k_first: usize) -> Tensor<3> {
+/// -inf where the key's position is past the query's; scores `[H, rows, keys]`, whose last `rows` keys are the queries'
+/// own positions.
+fn hide_future(scores: Tensor<3>, own: usize) -> Tensor<3> {
     let [heads, rows, keys] = scores.dims();
     let device = scores.device();
-    let positions = |first: usize, n: usize| (first as i32..(first + n) as i32).collect();
-    let queries = device_i32(positions(q_first, rows), [rows, 1], &device).expand([rows, keys]);
-    let future = device_i32(positions(k_first, keys), [1, keys], &device).expand([rows, keys]).greater(queries);
-    scores.mask_fill(future.unsqueeze::<3>().expand([heads, rows, keys]), f32::NEG_INFINITY)
+    let diagonal = scores.clone().narrow(2, own, keys - own);
+    let future = Tensor::<2, Bool>::tril_mask([rows, keys - own], 0, &device);
+    let hidden = diagonal.mask_fill(future.unsqueeze::<3>().expand([heads, rows, keys - own]), f32::NEG_INFINITY);
+    scores.slice_assign(s![.., .., own..keys], hidden)
 }
 
 fn merge_blocks(a: (Tensor<3>, Tensor<3>), b: (Tensor<3>, Tensor<3>)) -> (Tensor<3>, Tensor<3>) {

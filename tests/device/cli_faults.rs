@@ -1,0 +1,166 @@
+//! The program `generate` on input that it cannot use: exit code 2, a message that says what and where, nothing on
+//! stdout, and no panic.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rstest::rstest;
+use tempfile::TempDir;
+
+use crate::model_parity::folder;
+
+const FIXTURE: &str = "tests/fixtures/v3-tiny";
+
+/// The example program, which `cargo test` builds beside this test.
+fn generate(args: &[&str]) -> Output {
+    let mut path = std::env::current_exe().expect("this test has a path");
+    path.pop();
+    path.pop();
+    path.extend(["examples", "generate"]);
+    let path = path.with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(path.is_file(), "{} is not built: run `cargo test`, or `cargo build --example generate`", path.display());
+    Command::new(path).args(args).output().expect("the program starts")
+}
+
+fn refused(output: &Output, needles: &[&str]) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(output.stdout.is_empty(), "stdout: {}", String::from_utf8_lossy(&output.stdout));
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    for needle in needles {
+        assert!(stderr.contains(needle), "`{needle}` is not in: {stderr}");
+    }
+}
+
+/// A copy of a fixture to be damaged.
+fn copy(name: &str) -> TempDir {
+    let copy = tempfile::tempdir().expect("a temporary folder");
+    for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(folder(name).join(file), copy.path().join(file)).expect("a copy");
+    }
+    copy
+}
+
+fn generate_from(dir: &Path) -> Output {
+    generate(&["--model", dir.to_str().expect("a UTF-8 path"), "--prompt", "attention", "--max-new-tokens", "4"])
+}
+
+fn replace_in(path: &PathBuf, from: &str, to: &str) {
+    let text = std::fs::read_to_string(path).expect("a text file");
+    let changed = text.replace(from, to);
+    assert_ne!(text, changed, "`{from}` is not in {}", path.display());
+    std::fs::write(path, changed).expect("the file is written");
+}
+
+#[test]
+fn cli_generates_from_a_sound_copy() {
+    let output = generate_from(copy(FIXTURE).path());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn cli_refuses_a_missing_folder() {
+    refused(&generate_from(Path::new("no/such/folder")), &["no/such/folder", "does not exist"]);
+}
+
+#[rstest]
+#[case("config.json")]
+#[case("tokenizer.json")]
+#[case("model.safetensors")]
+fn cli_refuses_a_missing_file(#[case] file: &str) {
+    let dir = copy(FIXTURE);
+    std::fs::remove_file(dir.path().join(file)).expect("the file was there");
+    refused(&generate_from(dir.path()), &[file]);
+}
+
+#[test]
+fn cli_refuses_a_missing_shard() {
+    let dir = copy(FIXTURE);
+    std::fs::rename(dir.path().join("model.safetensors"), dir.path().join("model-00001-of-00002.safetensors"))
+        .expect("the file was there");
+    let index = r#"{"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors",
+                    "model.norm.weight": "model-00002-of-00002.safetensors"}}"#;
+    std::fs::write(dir.path().join("model.safetensors.index.json"), index).expect("the index is written");
+    refused(&generate_from(dir.path()), &["model-00002-of-00002.safetensors", "model.safetensors.index.json"]);
+}
+
+#[rstest]
+fn cli_refuses_a_truncated_file(#[values(0, 4, 100, 20_000, 2_000_000)] length: usize) {
+    let dir = copy(FIXTURE);
+    let path = dir.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).expect("the file was there");
+    std::fs::write(&path, &bytes[..length]).expect("the file is written");
+    refused(&generate_from(dir.path()), &["model.safetensors"]);
+}
+
+/// Names in the file's header say what a tensor is; the bytes stay.
+#[rstest]
+#[case(
+    r#""model.norm.weight":{"dtype":"BF16","shape":[128]"#,
+    r#""model.norm.weight":{"dtype":"U16","shape":[128] "#,
+    "model.norm.weight"
+)]
+#[case(r#""model.norm.weight""#, r#""model.nozm.weight""#, "model.norm.weight")]
+fn cli_refuses_a_wrong_tensor(#[case] from: &str, #[case] to: &str, #[case] name: &str) {
+    let dir = copy(FIXTURE);
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("the file was there");
+    let at = bytes.windows(from.len()).position(|window| window == from.as_bytes());
+    let at = at.unwrap_or_else(|| panic!("`{from}` is not in the header"));
+    assert_eq!(from.len(), to.len());
+    bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
+    std::fs::write(&path, bytes).expect("the file is written");
+    refused(&generate_from(dir.path()), &[name]);
+}
+
+#[rstest]
+#[case("\"model_type\": \"deepseek_v3\"", "\"model_type\": \"llama\"", &["model_type", "llama", "deepseek_v3"])]
+#[case("\"n_group\": 4", "\"n_group\": 5", &["n_group", "5", "n_routed_experts"])]
+#[case("\"hidden_size\": 128", "\"hidden_size\": 96", &["wrong shape", "model.embed_tokens.weight"])]
+#[case("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 5", &["missing", "model.layers.4."])]
+#[case("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 3", &["unexpected", "model.layers.3."])]
+#[case("\"vocab_size\": 512", "\"vocab_size\": \"many\"", &["config.json", "vocab_size"])]
+fn cli_refuses_a_wrong_config(#[case] from: &str, #[case] to: &str, #[case] needles: &[&str]) {
+    let dir = copy(FIXTURE);
+    replace_in(&dir.path().join("config.json"), from, to);
+    refused(&generate_from(dir.path()), needles);
+}
+
+#[rstest]
+#[case(&["--prompt", ""], &["prompt", "empty"])]
+#[case(&["--prompt", "a", "--temperature=-1"], &["temperature"])]
+#[case(&["--prompt", "a", "--top-p", "1.5"], &["top_p"])]
+#[case(&["--prompt", "a", "--page-size", "3"], &["page_size", "power of two"])]
+#[case(&["--prompt", "a", "--prefill-chunk", "0"], &["prefill_chunk"])]
+#[case(&["--prompt", "a", "--stop", ""], &["stop"])]
+#[case(&["--prompt-file", "no/such/file"], &["no/such/file"])]
+#[case(&["--prompt", "a", "--device", "tpu"], &["--device", "flex"])]
+#[case(&["--prompt", "a", "--dtype", "int4"], &["--dtype"])]
+fn cli_refuses_a_bad_argument(#[case] args: &[&str], #[case] needles: &[&str]) {
+    refused(&generate(args), needles);
+}
+
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn cli_says_which_feature_a_device_needs() {
+    refused(&generate(&["--device", "cuda"]), &["cuda:0", "--features cuda"]);
+}
+
+#[test]
+fn cli_refuses_a_prompt_past_the_last_position() {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), "word ".repeat(5000)).expect("the file is written");
+    let path = file.path().to_str().expect("a UTF-8 path");
+    refused(&generate(&["--prompt-file", path]), &["prompt", "tokens long", "4096"]);
+}
+
+/// The cache ends one prompt: its text and that of the others are printed, and the exit code tells.
+#[test]
+fn cli_keeps_the_text_of_a_batch_that_fills_the_cache() {
+    let prompts = ["--prompt", "hacker: n.", "--prompt", "foo", "--max-new-tokens", "200"];
+    let output = generate(&[&prompts[..], &["--page-size", "16", "--cache-pages", "8"]].concat());
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("--cache-pages") && !stderr.contains("panicked"), "{stderr}");
+    assert!(stdout.contains("makes furniture with an axe") && stdout.contains("== 2: foo"), "{stdout}");
+}

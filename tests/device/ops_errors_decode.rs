@@ -1,0 +1,163 @@
+//! Wrong arguments of `mla_decode` and `mla_plan`; how they are compared: `ops_errors.rs`.
+
+use burn::tensor::{Device, IntDType, Tensor};
+use mla_ops::{
+    MlaDecodeArgs, MlaDecodeOptions, MlaError, MlaPlan, MlaPlanArgs, MlaQuery, PagedBatchArgs, Splits, mla_decode,
+    mla_plan,
+};
+use rstest::rstest;
+
+use crate::devices::for_each_device;
+use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
+use crate::ops_errors::{Kind, assert_refused, assert_values_refused, paged_args, zeros};
+use crate::ops_fixture::{DecodeCase, ints};
+
+/// Everything that makes a call of `mla_decode`: B 2, Sq 1, H 3, D 7, Dv 5, P 4, S 4.
+pub struct Decode {
+    pub args: MlaDecodeArgs,
+    pub options: MlaDecodeOptions,
+    pub plan: Option<MlaPlan>,
+}
+
+impl Decode {
+    pub fn new(device: &Device) -> Self {
+        let case = DecodeCase { lens: vec![5, 2], page_size: 4, widths: (7, 5), ..Default::default() };
+        let mut args = case.inputs(51).args(device);
+        args.page_table = ints(&[1, 0, 2, 0], [2, 2], device);
+        args.kv_cache = zeros([4, 4, 7], device);
+        Self { args, options: case.options(), plan: None }
+    }
+
+    pub fn parts(device: &Device, nope: [usize; 4], pe: [usize; 4]) -> Self {
+        let mut decode = Self::new(device);
+        decode.args.q = MlaQuery::Parts { nope: zeros(nope, device), pe: zeros(pe, device) };
+        decode
+    }
+
+    pub fn call(self) -> Result<(Tensor<4>, Tensor<3>), MlaError> {
+        mla_decode(self.args, &self.options, self.plan.as_ref())
+    }
+}
+
+/// A legal call, changed by `change`, is refused.
+fn decode_refuses(device: &Device, kind: Kind, argument: &str, change: impl FnOnce(&mut Decode, &Device)) {
+    let mut decode = Decode::new(device);
+    change(&mut decode, device);
+    assert_refused(decode.call(), kind, argument);
+}
+
+#[test]
+fn ops_errors_mla_decode() {
+    for_each_device(|device| {
+        Decode::new(device).call().expect("legal before it is changed");
+        Decode::parts(device, [2, 1, 3, 5], [2, 1, 3, 2]).call().expect("legal in parts");
+        let refuses = |kind, argument, change: fn(&mut Decode, &Device)| decode_refuses(device, kind, argument, change);
+
+        refuses(Value, "q", |it, device| it.args.q = MlaQuery::Whole(zeros([2, 1, 0, 7], device)));
+        refuses(Shape, "kv_cache", |it, device| it.args.kv_cache = zeros([4, 4, 8], device));
+        refuses(Value, "kv_cache", |it, device| it.args.kv_cache = zeros([4, 3, 7], device));
+        refuses(Value, "kv_cache", |it, device| it.args.kv_cache = zeros([4, 0, 7], device));
+        refuses(Shape, "page_table", |it, device| it.args.page_table = ints(&[0, 1, 2], [3, 1], device));
+        refuses(Shape, "seq_lens", |it, device| it.args.seq_lens = ints(&[1, 1, 1], [3], device));
+        refuses(WrongType, "page_table", |it, _| it.args.page_table = it.args.page_table.clone().cast(IntDType::I64));
+        refuses(WrongType, "seq_lens", |it, _| it.args.seq_lens = it.args.seq_lens.clone().cast(IntDType::I64));
+        refuses(Value, "value_width", |it, _| it.options.value_width = 0);
+        refuses(Value, "value_width", |it, _| it.options.value_width = 8);
+        refuses(Value, "softmax_scale", |it, _| it.options.softmax_scale = f32::NAN);
+        refuses(Value, "softmax_scale", |it, _| it.options.softmax_scale = f32::INFINITY);
+        refuses(Value, "splits", |it, _| it.options.splits = Splits::Count(0));
+        refuses(Value, "splits", |it, _| it.options.splits = Splits::Tokens(0));
+
+        let refused = |kind, argument, nope, pe| assert_refused(Decode::parts(device, nope, pe).call(), kind, argument);
+        refused(Shape, "q.pe", [2, 1, 3, 5], [1, 1, 3, 2]);
+        refused(Shape, "q.pe", [2, 1, 3, 5], [2, 2, 3, 2]);
+        refused(Shape, "q.pe", [2, 1, 3, 5], [2, 1, 4, 2]);
+        refused(Shape, "kv_cache", [2, 1, 3, 5], [2, 1, 3, 3]);
+        refused(Value, "value_width", [2, 1, 3, 4], [2, 1, 3, 3]);
+        refused(Shape, "page_table", [3, 1, 3, 5], [3, 1, 3, 2]);
+    });
+}
+
+#[test]
+fn ops_errors_mla_decode_values() {
+    for_each_device(|device| {
+        let refuses = |argument, table: [i32; 4], lens: [i32; 2]| {
+            let mut decode = Decode::new(device);
+            decode.args.page_table = ints(&table, [2, 2], device);
+            decode.args.seq_lens = ints(&lens, [2], device);
+            assert_values_refused(device, decode.args.validate_device_inputs(), || decode.call(), argument);
+        };
+        refuses("page_table", [0, 4, 2, 0], [5, 2]);
+        refuses("page_table", [0, 1, -1, 0], [5, 2]);
+        refuses("seq_lens", [0, 1, 2, 0], [-1, 2]);
+        refuses("seq_lens", [0, 1, 2, 3], [8, 9]);
+        let mut unused = Decode::new(device);
+        unused.args.page_table = ints(&[0, 1, 2, i32::MIN], [2, 2], device);
+        unused.args.validate_device_inputs().expect("an entry past the end may be anything");
+    });
+}
+
+/// Asked to look at the values of tensors that do not belong together, `validate_device_inputs` says so.
+#[test]
+fn ops_errors_validate_refuses_wrong_shapes() {
+    for_each_device(|device| {
+        let mut args = Decode::new(device).args;
+        args.page_table = ints(&[0, 1], [1, 2], device);
+        assert_refused(args.validate_device_inputs(), Shape, "page_table");
+        let args = PagedBatchArgs { page_size: 0, ..paged_args(device) };
+        assert_refused(args.validate_device_inputs(), Value, "page_size");
+    });
+}
+
+fn plan_args(device: &Device) -> MlaPlanArgs {
+    let seq_lens = ints(&[5, 2], [2], device);
+    MlaPlanArgs { seq_lens, query_len: 1, heads: 3, page_size: 4, max_seq_len: 8, splits: Splits::Auto }
+}
+
+#[test]
+fn ops_errors_mla_plan() {
+    for_each_device(|device| {
+        let legal = || plan_args(device);
+        mla_plan(legal()).expect("legal before it is changed");
+        assert_refused(mla_plan(MlaPlanArgs { page_size: 3, ..legal() }), Value, "page_size");
+        assert_refused(mla_plan(MlaPlanArgs { page_size: 0, ..legal() }), Value, "page_size");
+        assert_refused(mla_plan(MlaPlanArgs { heads: 0, ..legal() }), Value, "heads");
+        assert_refused(mla_plan(MlaPlanArgs { splits: Splits::Count(0), ..legal() }), Value, "splits");
+        assert_refused(mla_plan(MlaPlanArgs { splits: Splits::Tokens(0), ..legal() }), Value, "splits");
+        let seq_lens = legal().seq_lens.cast(IntDType::I64);
+        assert_refused(mla_plan(MlaPlanArgs { seq_lens, ..legal() }), WrongType, "seq_lens");
+        for lens in [[-1, 2], [5, 9]] {
+            let args = MlaPlanArgs { seq_lens: ints(&lens, [2], device), ..legal() };
+            assert_values_refused(device, args.validate_device_inputs(), || mla_plan(args.clone()), "seq_lens");
+        }
+    });
+}
+
+/// A plan holds for the problem that it was made for.
+#[test]
+fn ops_errors_plan_of_another_problem() {
+    for_each_device(|device| {
+        let legal = || plan_args(device);
+        let plans = [
+            MlaPlanArgs { seq_lens: ints(&[5], [1], device), ..legal() },
+            MlaPlanArgs { query_len: 2, ..legal() },
+            MlaPlanArgs { heads: 4, ..legal() },
+            MlaPlanArgs { page_size: 8, ..legal() },
+        ];
+        for args in plans {
+            let plan = Some(mla_plan(args).expect("legal"));
+            assert_refused(Decode { plan, ..Decode::new(device) }.call(), Value, "plan");
+        }
+        let plan = Some(mla_plan(legal()).expect("legal"));
+        Decode { plan, ..Decode::new(device) }.call().expect("the plan of this problem");
+    });
+}
+
+/// An upper bound of the lengths that no memory holds the work items of is refused.
+#[rstest]
+fn ops_errors_plan_of_boundless_length(#[values(Splits::Tokens(64), Splits::Count(usize::MAX))] splits: Splits) {
+    for_each_device(|device| {
+        let args = MlaPlanArgs { max_seq_len: usize::MAX, splits, ..plan_args(device) };
+        assert_refused(mla_plan(args), Value, "max_seq_len");
+    });
+}

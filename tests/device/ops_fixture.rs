@@ -1,0 +1,272 @@
+//! Inputs of the operations, and the comparison with the oracle.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use half::{bf16, f16};
+use mla_ops::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaPlan, MlaPlanArgs, MlaQuery, Path, Splits};
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::oracle::{self, State};
+
+/// What a page table may hold past the end of a sequence.
+pub const UNUSED_PAGE: i32 = 2_147_480_000;
+
+pub fn rng(seed: u64) -> ChaCha8Rng {
+    ChaCha8Rng::seed_from_u64(seed)
+}
+
+/// Numbers in -1 .. 1 that the dtype can hold, so that oracle and operation see the same ones.
+pub fn random(rng: &mut ChaCha8Rng, n: usize, dtype: DType) -> Vec<f64> {
+    (0..n).map(|_| rounded(rng.random_range(-1.0..1.0), dtype)).collect()
+}
+
+/// The nearest number that the dtype can hold.
+pub fn rounded(value: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => f16::from_f64(value).to_f64(),
+        DType::BF16 => bf16::from_f64(value).to_f64(),
+        _ => f64::from(value as f32),
+    }
+}
+
+pub fn floats<const D: usize>(values: &[f64], shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
+    let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
+    Tensor::from_data(TensorData::new(values, shape), (device, dtype))
+}
+
+pub fn ints<const D: usize>(values: &[i32], shape: [usize; D], device: &Device) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(values.to_vec(), shape), (device, DType::I32))
+}
+
+pub fn lens_i32(lens: &[usize]) -> Vec<i32> {
+    lens.iter().map(|&len| len as i32).collect()
+}
+
+/// The same tensor with two dimensions swapped in memory.
+pub fn restrided<const D: usize>(tensor: Tensor<D>, a: usize, b: usize) -> Tensor<D> {
+    let options = (&tensor.device(), tensor.dtype());
+    Tensor::<D>::from_data(tensor.swap_dims(a, b).into_data(), options).swap_dims(a, b)
+}
+
+/// The bytes of the values: what "bit for bit" compares.
+pub fn bits<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {
+    tensor.to_data().as_bytes().to_vec()
+}
+
+pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.try_into_vec_as().expect("reads back")
+}
+
+pub fn int_values<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i32> {
+    assert_eq!(tensor.dtype(), DType::I32);
+    tensor.try_into_vec_as().expect("reads back")
+}
+
+/// The greatest error of `out`, relative to the greatest element of it.
+///
+/// f32: scores are sums of at most 576 products and outputs of at most 4096; with random signs their rounding errors
+/// grow with the root of the length, to about 24 and 64 units of 6e-8, and an error of a score is a relative error of
+/// its weight. f16 and bf16 round the result (4.9e-4 and 3.9e-3 between neighbours), and kernels that feed
+/// matrix units round the weights too.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2e-3,
+        DType::BF16 => 1.6e-2,
+        _ => 1e-5,
+    }
+}
+
+/// The lse is f32 whatever the inputs are, and below about 10 in these tests.
+const LSE_TOLERANCE: f64 = 1e-4;
+
+/// Compares states. A row that sees nothing must be exactly 0 and -inf.
+pub fn assert_state<const D: usize, const L: usize>(what: &str, actual: (Tensor<D>, Tensor<L>), expected: &State) {
+    let (out, lse) = actual;
+    let dtype = out.dtype();
+    assert_eq!(lse.dtype(), DType::F32, "{what}: lse");
+    assert_eq!(out.dims()[..L], lse.dims(), "{what}: rows of out and lse");
+    let (out, lse) = (values(out), values(lse));
+    assert_eq!((out.len(), lse.len()), (expected.out.len(), expected.lse.len()), "{what}: sizes");
+    let Some(width) = out.len().checked_div(lse.len()).filter(|&width| width > 0) else { return };
+    let largest = expected.out.iter().fold(0.0_f64, |max, value| max.max(value.abs()));
+    let bound = tolerance(dtype) * largest;
+    let rows = out.chunks_exact(width).zip(expected.out.chunks_exact(width));
+    for (row, ((out, expected_out), (&lse, &expected_lse))) in rows.zip(lse.iter().zip(&expected.lse)).enumerate() {
+        if expected_lse == f64::NEG_INFINITY {
+            assert_eq!(lse, f32::NEG_INFINITY, "{what}: lse of row {row}, which sees nothing");
+            assert!(out.iter().all(|&value| value == 0.0), "{what}: row {row} sees nothing, but is {:?}", &out[..1]);
+            continue;
+        }
+        // Magnitudes far above 10 occur in the tests of merge_state only; f32 holds them to 6e-8 of their size.
+        let lse_bound = LSE_TOLERANCE.max(expected_lse.abs() * 2e-7);
+        let close = (f64::from(lse) - expected_lse).abs() <= lse_bound;
+        assert!(close, "{what}: lse of row {row} is {lse}, expected {expected_lse}");
+        for (channel, (&value, &expected)) in out.iter().zip(expected_out).enumerate() {
+            let close = (f64::from(value) - expected).abs() <= bound;
+            assert!(close, "{what}: row {row}, channel {channel} is {value}, expected {expected} +- {bound:.1e}");
+        }
+    }
+}
+
+/// A problem for `mla_decode`.
+#[derive(Debug, Clone)]
+pub struct DecodeCase {
+    pub lens: Vec<usize>,
+    pub query_len: usize,
+    pub heads: usize,
+    pub page_size: usize,
+    /// D and Dv.
+    pub widths: (usize, usize),
+    pub causal: bool,
+    pub splits: Splits,
+    pub dtype: DType,
+    /// The query in two parts.
+    pub parts: bool,
+    /// With a plan that was made before.
+    pub planned: bool,
+}
+
+impl Default for DecodeCase {
+    fn default() -> Self {
+        Self {
+            lens: vec![20, 0, 140],
+            query_len: 1,
+            heads: 3,
+            page_size: 16,
+            widths: (80, 64),
+            causal: true,
+            splits: Splits::Auto,
+            dtype: DType::F32,
+            parts: false,
+            planned: false,
+        }
+    }
+}
+
+/// The values of a problem.
+#[derive(Debug, Clone)]
+pub struct DecodeInputs {
+    pub case: DecodeCase,
+    /// `[B, Sq, H, D]`.
+    pub q: Vec<f64>,
+    /// `[P, S, D]`; NaN in every row that belongs to no token.
+    pub kv_cache: Vec<f64>,
+    pub pages: usize,
+    /// `[B, max_pages]`.
+    pub page_table: Vec<i32>,
+    pub max_pages: usize,
+}
+
+impl DecodeCase {
+    /// Random values, on pages in random order. Some pages are never used, and the table is wider than it need be.
+    pub fn inputs(&self, seed: u64) -> DecodeInputs {
+        let mut rng = rng(seed);
+        let (page_size, width) = (self.page_size, self.widths.0);
+        let used: Vec<usize> = self.lens.iter().map(|len| len.div_ceil(page_size)).collect();
+        let max_pages = used.iter().max().map_or(0, |most| most + 1);
+        let pages = used.iter().sum::<usize>() + 2;
+        let mut ids: Vec<i32> = (0..pages as i32).collect();
+        ids.shuffle(&mut rng);
+
+        let mut page_table = vec![UNUSED_PAGE; self.lens.len() * max_pages];
+        let mut kv_cache = vec![f64::NAN; pages * page_size * width];
+        for (b, &len) in self.lens.iter().enumerate() {
+            for page in 0..used[b] {
+                let id = ids.pop().expect("enough pages");
+                page_table[b * max_pages + page] = id;
+                let tokens = page_size.min(len - page * page_size);
+                let row = id as usize * page_size * width;
+                kv_cache[row..row + tokens * width].copy_from_slice(&random(&mut rng, tokens * width, self.dtype));
+            }
+        }
+        let q = random(&mut rng, self.lens.len() * self.query_len * self.heads * width, self.dtype);
+        DecodeInputs { case: self.clone(), q, kv_cache, pages, page_table, max_pages }
+    }
+
+    pub fn options(&self) -> MlaDecodeOptions {
+        let (width, value_width) = self.widths;
+        // Scores of a size at which some keys weigh much more than others: a wrong key then shows.
+        let softmax_scale = 4.0 / (width as f32).sqrt();
+        MlaDecodeOptions { value_width, softmax_scale, causal: self.causal, splits: self.splits }
+    }
+}
+
+impl DecodeInputs {
+    pub fn args(&self, device: &Device) -> MlaDecodeArgs {
+        let case = &self.case;
+        let (batch, (width, value_width)) = (case.lens.len(), case.widths);
+        let q = floats(&self.q, [batch, case.query_len, case.heads, width], case.dtype, device);
+        let q = if case.parts {
+            let (nope, pe) = (q.clone().narrow(3, 0, value_width), q.narrow(3, value_width, width - value_width));
+            MlaQuery::Parts { nope, pe }
+        } else {
+            MlaQuery::Whole(q)
+        };
+        MlaDecodeArgs {
+            q,
+            kv_cache: floats(&self.kv_cache, [self.pages, case.page_size, width], case.dtype, device),
+            page_table: ints(&self.page_table, [batch, self.max_pages], device),
+            seq_lens: ints(&lens_i32(&case.lens), [batch], device),
+        }
+    }
+
+    pub fn plan(&self, device: &Device) -> MlaPlan {
+        mla_ops::mla_plan(MlaPlanArgs {
+            seq_lens: ints(&lens_i32(&self.case.lens), [self.case.lens.len()], device),
+            query_len: self.case.query_len,
+            heads: self.case.heads,
+            page_size: self.case.page_size,
+            max_seq_len: self.max_pages * self.case.page_size,
+            splits: self.case.splits,
+        })
+        .expect("a legal plan")
+    }
+
+    pub fn run(&self, device: &Device) -> (Tensor<4>, Tensor<3>) {
+        let plan = self.case.planned.then(|| self.plan(device));
+        let result = mla_ops::mla_decode(self.args(device), &self.case.options(), plan.as_ref());
+        result.unwrap_or_else(|error| panic!("{error} ({:?})", self.case))
+    }
+
+    pub fn expected(&self) -> State {
+        oracle::mla_decode(&oracle::MlaDecode {
+            q: &self.q,
+            kv_cache: &self.kv_cache,
+            page_table: &self.page_table,
+            seq_lens: &lens_i32(&self.case.lens),
+            query_len: self.case.query_len,
+            heads: self.case.heads,
+            page_size: self.case.page_size,
+            max_pages: self.max_pages,
+            key_width: self.case.widths.0,
+            value_width: self.case.widths.1,
+            scale: f64::from(self.case.options().softmax_scale),
+            causal: self.case.causal,
+        })
+    }
+
+    /// Runs the problem and compares it with the oracle.
+    pub fn check(&self, device: &Device) {
+        self.assert_path(device);
+        let what = format!("mla_decode on {device:?}: {:?}", self.case);
+        let (out, lse) = self.run(device);
+        assert_eq!(out.dtype(), self.case.dtype, "{what}");
+        assert_state(&what, (out, lse), &self.expected());
+    }
+
+    fn assert_path(&self, device: &Device) {
+        let case = &self.case;
+        let problem = MlaDecodeProblem {
+            batch: case.lens.len(),
+            query_len: case.query_len,
+            heads: case.heads,
+            key_width: case.widths.0,
+            value_width: case.widths.1,
+            page_size: case.page_size,
+            dtype: case.dtype,
+        };
+        // No kernel exists yet.
+        assert_eq!(mla_ops::explain_path(&problem, device).path, Path::Reference);
+    }
+}

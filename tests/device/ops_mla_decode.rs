@@ -1,0 +1,214 @@
+//! `mla_decode` and `mla_plan` against the oracle.
+
+use burn::tensor::{DType, Tensor};
+use mla_ops::{MlaQuery, Splits, mla_decode};
+use rstest::rstest;
+
+use crate::devices::{FLOATS, for_each_device, for_each_dtype, supports};
+use crate::ops_fixture::{DecodeCase, UNUSED_PAGE, bits, ints, restrided};
+
+const WIDTHS: [(usize, usize); 4] = [(576, 512), (512, 512), (80, 64), (7, 5)];
+const HEADS: [usize; 8] = [1, 3, 9, 16, 63, 64, 127, 128];
+
+/// Lengths on both sides of the end of a page, in one batch.
+fn lens_around(page_size: usize) -> Vec<usize> {
+    vec![0, 1, page_size - 1, page_size, page_size + 1, 20, 140]
+}
+
+#[rstest]
+fn ops_decode_lengths_around_pages(
+    #[values(1, 16, 64, 128)] page_size: usize,
+    #[values(1, 2, 4)] query_len: usize,
+    #[values(false, true)] causal: bool,
+) {
+    for_each_dtype(|device, dtype| {
+        // Every page size meets all widths over the query lengths and masks.
+        let widths = WIDTHS[(query_len + usize::from(causal) + page_size.ilog2() as usize) % 4];
+        let lens = lens_around(page_size);
+        let case = DecodeCase { lens, query_len, page_size, widths, causal, dtype, ..Default::default() };
+        case.inputs(1).check(device);
+    });
+}
+
+#[rstest]
+fn ops_decode_heads_and_widths(#[values(0, 1, 2, 3)] widths: usize, #[values(false, true)] causal: bool) {
+    for_each_device(|device| {
+        for (i, heads) in HEADS.into_iter().enumerate() {
+            let dtype = FLOATS[(i + widths) % 3];
+            if !supports(device, dtype) {
+                continue;
+            }
+            let lens = [vec![65], vec![20, 140], vec![1, 64, 0, 20, 33]][i % 3].clone();
+            let (query_len, page_size) = ([1, 2, 4][(i / 3 + widths) % 3], [16, 64][i % 2]);
+            let (widths, parts) = (WIDTHS[widths], i % 2 == 1 && WIDTHS[widths].0 > WIDTHS[widths].1);
+            let case =
+                DecodeCase { lens, query_len, heads, page_size, widths, causal, dtype, parts, ..Default::default() };
+            case.inputs(2).check(device);
+        }
+    });
+}
+
+#[rstest]
+fn ops_decode_splits(
+    #[values(
+        Splits::Auto,
+        Splits::Count(1),
+        Splits::Count(3),
+        Splits::Count(50),
+        Splits::Count(usize::MAX),
+        Splits::Tokens(64),
+        Splits::Tokens(1),
+        Splits::Tokens(usize::MAX)
+    )]
+    splits: Splits,
+    #[values(false, true)] planned: bool,
+) {
+    for_each_dtype(|device, dtype| {
+        // Splits are cut at multiples of 64 keys: between pages, and inside those of 128 and 512.
+        let shapes = [(1, true, false, 16), (2, false, true, 128), (4, true, true, 512), (2, true, false, 1)];
+        for (query_len, causal, parts, page_size) in shapes {
+            // The last split of the sequence of 65 holds one key, which the first three of four queries may not see.
+            let lens = vec![0, 1, 63, 64, 65, 140, 300];
+            let case =
+                DecodeCase { lens, query_len, page_size, causal, splits, dtype, parts, planned, ..Default::default() };
+            case.inputs(3).check(device);
+        }
+    });
+}
+
+/// Batches, query lengths, sequence lengths and heads that the peers of this library test.
+#[rstest]
+fn ops_decode_peer_grid(
+    #[values(1, 2, 6, 64)] batch: usize,
+    #[values(1, 2, 4)] query_len: usize,
+    #[values(20, 140)] len: usize,
+) {
+    for_each_device(|device| {
+        for heads in [1, 3, 9, 63, 64, 126, 128] {
+            for (fixed, causal) in [(true, true), (true, false), (false, true), (false, false)] {
+                // The widths of DeepSeek-V3 where the oracle takes less than a second.
+                let widths = if batch * heads <= 64 { WIDTHS[0] } else { WIDTHS[2] };
+                // Variable: from 0 to `len`, in no order.
+                let lens = (0..batch).map(|b| if fixed { len } else { (b * 37 + 11) % (len + 1) }).collect();
+                let case = DecodeCase { lens, query_len, heads, page_size: 64, widths, causal, ..Default::default() };
+                case.inputs(4).check(device);
+            }
+        }
+    });
+}
+
+#[rstest]
+fn ops_decode_long(#[values(1, 9)] heads: usize, #[values(Splits::Auto, Splits::Count(7))] splits: Splits) {
+    for_each_dtype(|device, dtype| {
+        let (lens, widths) = (vec![4096, 4001], WIDTHS[0]);
+        DecodeCase { lens, heads, page_size: 64, widths, splits, dtype, ..Default::default() }.inputs(5).check(device);
+    });
+}
+
+/// Lengths below the number of query tokens: the first ones see nothing.
+#[rstest]
+fn ops_decode_queries_that_see_nothing(#[values(Splits::Auto, Splits::Tokens(1))] splits: Splits) {
+    for_each_dtype(|device, dtype| {
+        let case = DecodeCase { lens: vec![0, 1, 2, 3, 4], query_len: 4, splits, dtype, ..Default::default() };
+        let inputs = case.inputs(6);
+        let blind = inputs.expected().lse.iter().filter(|lse| **lse == f64::NEG_INFINITY).count();
+        assert_eq!(blind, (4 + 3 + 2 + 1) * case.heads, "what the case is about");
+        inputs.check(device);
+    });
+}
+
+#[test]
+fn ops_decode_empty_batches_and_queries() {
+    for_each_dtype(|device, dtype| {
+        for planned in [false, true] {
+            let none = DecodeCase { lens: vec![], planned, dtype, ..Default::default() };
+            let (out, lse) = none.inputs(7).run(device);
+            assert_eq!((out.dims(), lse.dims()), ([0, 1, 3, 64], [0, 1, 3]));
+            let no_query = DecodeCase { query_len: 0, planned, dtype, ..Default::default() };
+            let (out, lse) = no_query.inputs(7).run(device);
+            assert_eq!((out.dims(), lse.dims()), ([3, 0, 3, 64], [3, 0, 3]));
+            assert_eq!((out.dtype(), lse.dtype()), (dtype, DType::F32));
+        }
+    });
+}
+
+/// No key at all: neither a page nor a column of the table.
+#[test]
+fn ops_decode_without_pages() {
+    for_each_device(|device| {
+        let mut inputs = DecodeCase { lens: vec![0, 0], ..Default::default() }.inputs(8);
+        (inputs.pages, inputs.max_pages) = (0, 0);
+        inputs.kv_cache.clear();
+        inputs.page_table.clear();
+        inputs.check(device);
+    });
+}
+
+#[test]
+fn ops_decode_strided_inputs() {
+    for_each_dtype(|device, dtype| {
+        let inputs = DecodeCase { query_len: 2, dtype, ..Default::default() }.inputs(9);
+        let (case, args) = (&inputs.case, inputs.args(device));
+        let (batch, max_pages, (width, _)) = (case.lens.len(), inputs.max_pages, case.widths);
+        let (out, lse) = inputs.run(device);
+
+        let mut strided = args.clone();
+        let MlaQuery::Whole(q) = args.q else { unreachable!("the case says whole") };
+        // The same values through other strides: heads before tokens, and a window of wider rows.
+        let wide = Tensor::full([batch, 2, 3, width + 9], f32::NAN, (device, dtype));
+        let wide = wide.slice_assign([0..batch, 0..2, 0..3, 4..4 + width], q);
+        strided.q = MlaQuery::Whole(restrided(wide, 1, 2).narrow(3, 4, width));
+        let table = ints(&vec![UNUSED_PAGE; (max_pages + 3) * batch], [max_pages + 3, batch], device);
+        let table = table.slice_assign([2..2 + max_pages, 0..batch], args.page_table.transpose());
+        strided.page_table = table.narrow(0, 2, max_pages).transpose();
+        strided.kv_cache = restrided(args.kv_cache, 0, 1);
+
+        let (strided_out, strided_lse) = mla_decode(strided, &case.options(), None).expect("legal");
+        assert_eq!(bits(&strided_out), bits(&out));
+        assert_eq!(bits(&strided_lse), bits(&lse));
+    });
+}
+
+#[rstest]
+fn ops_decode_same_bits_every_time(#[values(Splits::Auto, Splits::Count(3), Splits::Tokens(64))] splits: Splits) {
+    for_each_dtype(|device, dtype| {
+        let inputs = DecodeCase { query_len: 2, heads: 64, splits, dtype, ..Default::default() }.inputs(10);
+        let (out, lse) = inputs.run(device);
+        for _ in 0..3 {
+            let (again, lse_again) = inputs.run(device);
+            assert_eq!((bits(&again), bits(&lse_again)), (bits(&out), bits(&lse)));
+        }
+    });
+}
+
+/// A plan of one's own and the plan that the call makes are the same.
+#[test]
+fn ops_decode_plan_changes_nothing() {
+    for_each_dtype(|device, dtype| {
+        let case = DecodeCase { splits: Splits::Tokens(64), dtype, ..Default::default() };
+        let planned = DecodeCase { planned: true, ..case.clone() };
+        let (own, shared) = (case.inputs(11).run(device), planned.inputs(11).run(device));
+        assert_eq!((bits(&own.0), bits(&own.1)), (bits(&shared.0), bits(&shared.1)));
+    });
+}
+
+/// With splits of a fixed size a sequence gives the same bits alone and in any company.
+#[rstest]
+fn ops_decode_token_splits_ignore_neighbours(#[values(1, 64, 100)] tokens: usize, #[values(9, 128)] heads: usize) {
+    for_each_dtype(|device, dtype| {
+        let case = |lens| DecodeCase { lens, heads, splits: Splits::Tokens(tokens), dtype, ..Default::default() };
+        let mut alone = case(vec![300]).inputs(12);
+        // Room in the cache for the neighbours' pages.
+        let crowd = case(vec![1, 500, 300, 0, 129]).inputs(13);
+        let width = case(vec![]).widths.0;
+        let row = heads * width;
+        alone.q = crowd.q[2 * row..3 * row].to_vec();
+        alone.page_table = crowd.page_table[2 * crowd.max_pages..3 * crowd.max_pages].to_vec();
+        (alone.max_pages, alone.pages, alone.kv_cache) = (crowd.max_pages, crowd.pages, crowd.kv_cache.clone());
+
+        let (out, lse) = alone.run(device);
+        let (crowd_out, crowd_lse) = crowd.run(device);
+        assert_eq!(bits(&out), bits(&crowd_out.narrow(0, 2, 1)));
+        assert_eq!(bits(&lse), bits(&crowd_lse.narrow(0, 2, 1)));
+    });
+}
