@@ -48,7 +48,14 @@ impl States {
 
     /// State `i` of each token and head.
     fn part(&self, i: usize, device: &Device) -> (Tensor<3>, Tensor<2>) {
-        (self.outs(device).narrow(1, i, 1).squeeze_dim(1), self.lses(device).narrow(1, i, 1).squeeze_dim(1))
+        let [tokens, _, heads, width] = self.dims;
+        // Burn's `reshape` reads a 0 as "keep": it cannot drop a dimension of an empty tensor.
+        if tokens * heads * width == 0 {
+            let lse = Tensor::zeros([tokens, heads], (device, DType::F32));
+            return (Tensor::zeros([tokens, heads, width], (device, self.dtype)), lse);
+        }
+        let (out, lse) = (self.outs(device).narrow(1, i, 1), self.lses(device).narrow(1, i, 1));
+        (out.reshape([tokens, heads, width]), lse.reshape([tokens, heads]))
     }
 
     fn expected(&self) -> State {

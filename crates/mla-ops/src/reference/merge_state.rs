@@ -7,8 +7,16 @@ pub(crate) fn merge_state(
     out_b: Tensor<3>,
     lse_b: Tensor<2>,
 ) -> (Tensor<3>, Tensor<2>) {
+    let [tokens, heads, width] = out_a.dims();
     let dtype = FloatDType::from(out_a.dtype());
-    let outs = Tensor::stack(vec![out_a.cast(FloatDType::F32), out_b.cast(FloatDType::F32)], 1);
+    // Burn's `stack` refuses empty tensors.
+    if tokens * heads == 0 {
+        return (out_a, lse_a);
+    }
+    let outs = match width {
+        0 => Tensor::zeros([tokens, 2, heads, 0], (&out_a.device(), out_a.dtype())),
+        _ => Tensor::stack(vec![out_a.cast(FloatDType::F32), out_b.cast(FloatDType::F32)], 1),
+    };
     let (out, lse) = merge_states(outs, Tensor::stack(vec![lse_a, lse_b], 1));
     (out.cast(dtype), lse)
 }
@@ -28,7 +36,7 @@ pub(crate) fn merge_states(outs: Tensor<4>, lses: Tensor<3>) -> (Tensor<3>, Tens
     let sum = weights.clone().sum_dim(1);
     let lse = (max + sum.clone().log()).squeeze_dim(1);
     if width == 0 {
-        return (outs.narrow(1, 0, 1).squeeze_dim(1), lse);
+        return (Tensor::zeros([tokens, heads, width], (&device, outs.dtype())), lse);
     }
 
     // What an empty state holds may be NaN: its weight of 0 does not keep it out of the sum.
