@@ -5,3 +5,8 @@
 
 pub use deepseek_model as model;
 pub use mla_ops as ops;
+
+/// The example of the README compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

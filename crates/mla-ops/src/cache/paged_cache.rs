@@ -49,7 +49,7 @@ struct Request {
     pages: Vec<u32>,
 }
 
-/// Requests, their pages, and one pool [P, S, width] per layer. A page id means the same place in the pool of every layer.
+/// Requests, their pages, and one pool `[P, S, width]` per layer. A page id means the same place in the pool of every layer.
 ///
 /// [`Self::append`] makes room and says in which slots the rows of the new tokens belong; the caller writes them, into every
 /// layer, before it forks the request or appends again. [`Self::fork`] shares pages between requests; a shared page that is
@@ -209,7 +209,7 @@ impl PagedCache {
 
 /// What a step of the model needs: the inputs of the op `page_table`, one entry per request of the batch.
 impl PagedCache {
-    /// Lengths, i32 [B].
+    /// Lengths, i32 `[B]`.
     ///
     /// # Errors
     /// [`CacheError::UnknownRequest`].
@@ -217,7 +217,7 @@ impl PagedCache {
         self.per_request(requests, |request| request.len as i32)
     }
 
-    /// Rows of [`Self::req_to_token`], i32 [B]: the op's `req_rows`.
+    /// Rows of [`Self::req_to_token`], i32 `[B]`: the op's `req_rows`.
     ///
     /// # Errors
     /// [`CacheError::UnknownRequest`].
@@ -225,7 +225,7 @@ impl PagedCache {
         self.per_request(requests, |request| request.row as i32)
     }
 
-    /// The map from (row, token position) to slot, i32 [R, T]; entries past a request's length hold anything.
+    /// The map from (row, token position) to slot, i32 `[R, T]`; entries past a request's length hold anything.
     pub fn req_to_token(&self) -> Tensor<2, Int> {
         self.map.tensor()
     }
@@ -257,7 +257,7 @@ impl PagedCache {
 
 /// The pools.
 impl PagedCache {
-    /// The pool of a layer, [P, S, width], to read from: another handle of the same buffer.
+    /// The pool of a layer, `[P, S, width]`, to read from: another handle of the same buffer.
     ///
     /// # Errors
     /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a layer that does not exist.

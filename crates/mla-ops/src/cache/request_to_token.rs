@@ -7,7 +7,7 @@ use crate::MlaError;
 
 const OP: &str = "RequestToToken";
 
-/// `req_to_token`: an i32 tensor [R, T] whose entry (row, position) is the slot (`page * page_size + offset`) of that token.
+/// `req_to_token`: an i32 tensor `[R, T]` whose entry (row, position) is the slot (`page * page_size + offset`) of that token.
 ///
 /// A request owns one row. Entries past a request's length hold anything. Writes send only the new entries to the device and
 /// change the tensor in place, as long as nobody keeps the handle of an earlier [`Self::tensor`] alive; a kept handle makes
@@ -80,7 +80,7 @@ impl RequestToToken {
         Ok(())
     }
 
-    /// The map, i32 [R, T]: another handle of the same buffer.
+    /// The map, i32 `[R, T]`: another handle of the same buffer.
     pub fn tensor(&self) -> Tensor<2, Int> {
         self.map.clone()
     }
