@@ -67,7 +67,7 @@ struct Args {
     /// Tokens in a cache page, a power of two.
     #[arg(long, value_name = "N", default_value_t = 64)]
     page_size: usize,
-    /// Pages of the cache; as many as the prompts can need if absent.
+    /// Pages of the cache at most; never more than the prompts can need.
     #[arg(long, value_name = "N")]
     cache_pages: Option<usize>,
     /// Prompt tokens in a forward pass at most.

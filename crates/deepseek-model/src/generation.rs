@@ -31,7 +31,7 @@ pub struct GenerationOptions {
     pub page_size: usize,
     /// Prompt tokens in a forward pass at most.
     pub prefill_chunk: usize,
-    /// Pages of the cache; `None` is as many as the requests can need.
+    /// Pages of the cache at most; never more than the requests can need.
     pub cache_pages: Option<usize>,
 }
 
@@ -361,7 +361,7 @@ fn new_cache(model: &DeepseekModel, requests: &[GenerationRequest], options: &Ge
     let page_size = options.page_size.max(1);
     let needed = requests.iter().map(|request| tokens(request).div_ceil(page_size)).sum::<usize>();
     let config = CacheConfig {
-        num_pages: options.cache_pages.unwrap_or(needed.max(1)),
+        num_pages: options.cache_pages.map_or(needed.max(1), |pages| pages.min(needed)),
         page_size: options.page_size,
         max_requests: requests.len().max(1),
         max_tokens: requests.iter().map(tokens).max().unwrap_or(0).max(1),

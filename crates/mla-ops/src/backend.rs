@@ -168,7 +168,7 @@ macro_rules! run_reference {
                 _split_ptr: IntTensor<Self>,
                 spec: DecodeSpec,
             ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-                let cache = reference::PagedRows { kv_cache: float(kv_cache), page_table: int(page_table) };
+                let cache = reference::PagedRows::new(float(kv_cache), int(page_table));
                 let (out, lse) = reference::mla_decode(float(q), cache, int(seq_lens), int(items), &spec);
                 (float_primitive(out), float_primitive(lse))
             }

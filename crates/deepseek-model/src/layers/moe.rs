@@ -159,7 +159,8 @@ impl Experts {
             groups.push((chosen[group[0]] as usize, first, group.len()));
             first += group.len();
         }
-        let outputs = map_independent(&device, pairs.len(), groups, |(expert, first, len)| {
+        let work = pairs.len() * 3 * hidden * self.down_proj.dims()[2];
+        let outputs = map_independent(&device, work, groups, |(expert, first, len)| {
             self.expert(expert, sorted.clone().narrow(0, first, len))
         });
         let mut place = vec![0; pairs.len()];

@@ -1,26 +1,43 @@
+use std::ops::Range;
+
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 
 use super::merge_state::merge_states;
 use super::softmax::softmax_values;
-use super::{device_i32, host};
+use super::{QUERY_TILE, SCORES, device_i32, host};
 use crate::backend::DecodeSpec;
+use crate::independent::map_independent;
 
 /// Rows of the paged cache, found through the page table.
 pub(crate) struct PagedRows {
     /// `[P, S, D]`.
-    pub kv_cache: Tensor<3>,
-    /// i32 `[B, maxP]`.
-    pub page_table: Tensor<2, Int>,
+    kv_cache: Tensor<3>,
+    /// `[B, maxP]`, on the host.
+    page_table: Vec<i32>,
+    max_pages: usize,
 }
 
 impl PagedRows {
-    /// The rows `first .. end` of a sequence, f32 `[end - first, D]`; `first < end`. Only their pages are read.
+    /// kv_cache `[P, S, D]`, page_table i32 `[B, maxP]`.
+    pub(crate) fn new(kv_cache: Tensor<3>, page_table: Tensor<2, Int>) -> Self {
+        let [_, max_pages] = page_table.dims();
+        Self { kv_cache, page_table: host(page_table), max_pages }
+    }
+
+    /// The rows `first .. end` of a sequence, f32 `[end - first, D]`; `first < end`. Only their pages are read, and
+    /// neighbouring pages are not copied.
     fn gather(&self, sequence: usize, first: usize, end: usize) -> Tensor<2> {
         let [_, page_size, width] = self.kv_cache.dims();
-        let pages = first / page_size..end.div_ceil(page_size);
-        let used = pages.len();
-        let ids = self.page_table.clone().slice([sequence..sequence + 1, pages]).reshape([used]);
-        let rows = self.kv_cache.clone().select(0, ids).reshape([used * page_size, width]);
+        let row = sequence * self.max_pages;
+        let ids = &self.page_table[row + first / page_size..row + end.div_ceil(page_size)];
+        let (used, cache) = (ids.len(), self.kv_cache.clone());
+        let pages = if ids.windows(2).all(|pair| pair[1] == pair[0] + 1) {
+            cache.narrow(0, ids[0] as usize, used)
+        } else {
+            let device = cache.device();
+            cache.select(0, device_i32(ids.to_vec(), [used], &device))
+        };
+        let rows = pages.reshape([used * page_size, width]);
         rows.narrow(0, first % page_size, end - first).cast(FloatDType::F32)
     }
 }
@@ -43,14 +60,20 @@ pub(crate) fn mla_decode(
     let rows = query_len * heads;
     let q = (q.cast(FloatDType::F32) * spec.softmax_scale).reshape([batch, rows, width]);
 
-    let mut splits: Vec<Vec<(Tensor<3>, Tensor<2>)>> = vec![Vec::new(); batch];
-    for item in host(items).chunks_exact(4) {
-        let Ok(sequence) = usize::try_from(item[0]) else { break };
-        let (first, end) = (item[1] as usize, item[2] as usize);
+    let used = |item: &&[i32]| item[0] >= 0;
+    let items: Vec<Vec<i32>> = host(items).chunks_exact(4).take_while(used).map(<[i32]>::to_vec).collect();
+    let sequences: Vec<usize> = items.iter().map(|item| item[0] as usize).collect();
+    let keys: usize = items.iter().map(|item| (item[2] - item[1]) as usize).sum();
+    let states = map_independent(&device, rows * keys * (width + spec.value_width), items, |item| {
+        let (sequence, first, end) = (item[0] as usize, item[1] as usize, item[2] as usize);
         let query = q.clone().slice([sequence..sequence + 1, 0..rows, 0..width]).reshape([rows, width]);
         let block = KeyBlock { first, end, seq_len: lens[sequence], query_len, heads };
         let (out, lse) = block.attend(query, &cache, sequence, spec);
-        splits[sequence].push((out.reshape([query_len, heads, spec.value_width]), lse.reshape([query_len, heads])));
+        (out.reshape([query_len, heads, spec.value_width]), lse.reshape([query_len, heads]))
+    });
+    let mut splits: Vec<Vec<(Tensor<3>, Tensor<2>)>> = vec![Vec::new(); batch];
+    for (sequence, state) in sequences.into_iter().zip(states) {
+        splits[sequence].push(state);
     }
     let (outs, lses) = splits.into_iter().map(merge_splits).unzip();
     (Tensor::stack::<4>(outs, 0).cast(FloatDType::from(dtype)), Tensor::stack::<3>(lses, 0))
@@ -74,23 +97,41 @@ impl KeyBlock {
         sequence: usize,
         spec: &DecodeSpec,
     ) -> (Tensor<2>, Tensor<2>) {
-        let [rows, width] = query.dims();
-        let blind = self.blind_queries(spec.causal) * self.heads;
-        let seeing = (rows > blind).then(|| {
-            let keys = cache.gather(sequence, self.first, self.end);
-            let query = query.clone().slice([blind..rows, 0..width]);
-            let scores = self.hide_future(query.matmul(keys.clone().transpose()), rows - blind, spec.causal);
-            softmax_values(scores, keys.narrow(1, 0, spec.value_width))
-        });
-        let empty = (blind > 0).then(|| {
-            let options = (&query.device(), DType::F32);
-            (Tensor::zeros([blind, spec.value_width], options), Tensor::full([blind, 1], f32::NEG_INFINITY, options))
-        });
-        match (empty, seeing) {
-            (Some(top), Some(bottom)) => (Tensor::cat(vec![top.0, bottom.0], 0), Tensor::cat(vec![top.1, bottom.1], 0)),
-            (Some(state), None) | (None, Some(state)) => state,
-            (None, None) => unreachable!("a query has at least one row"),
+        let blind = self.blind_queries(spec.causal);
+        let mut states = Vec::new();
+        if blind > 0 {
+            let (rows, options) = (blind * self.heads, (&query.device(), DType::F32));
+            let lse = Tensor::full([rows, 1], f32::NEG_INFINITY, options);
+            states.push((Tensor::zeros([rows, spec.value_width], options), lse));
         }
+        if blind < self.query_len {
+            let keys = cache.gather(sequence, self.first, self.end);
+            let [count, width] = keys.dims();
+            let tile = (SCORES / (self.heads * count)).clamp(1, QUERY_TILE);
+            let tiles = (blind..self.query_len).step_by(tile).collect();
+            let work = query.dims()[0] * count * (width + spec.value_width);
+            states.extend(map_independent(&query.device(), work, tiles, |first| {
+                let queries = first..(first + tile).min(self.query_len);
+                self.attend_tile(queries, &query, &keys, spec)
+            }));
+        }
+        let (outs, lses): (Vec<_>, Vec<_>) = states.into_iter().unzip();
+        (Tensor::cat(outs, 0), Tensor::cat(lses, 0))
+    }
+
+    /// The state of some of the query tokens; each of them sees a key.
+    fn attend_tile(
+        &self,
+        queries: Range<usize>,
+        query: &Tensor<2>,
+        keys: &Tensor<2>,
+        spec: &DecodeSpec,
+    ) -> (Tensor<2>, Tensor<2>) {
+        let [_, width] = query.dims();
+        let rows = queries.start * self.heads..queries.end * self.heads;
+        let scores = query.clone().slice([rows, 0..width]).matmul(keys.clone().transpose());
+        let scores = self.hide_future(scores, queries.start, spec.causal);
+        softmax_values(scores, keys.clone().narrow(1, 0, spec.value_width))
     }
 
     /// How many query tokens, from the first on, see no key of this block.
@@ -107,9 +148,8 @@ impl KeyBlock {
         i64::from(self.seq_len) - self.query_len as i64 + query as i64
     }
 
-    /// -inf where a query may not see the key; the last `rows` rows of all.
-    fn hide_future(&self, scores: Tensor<2>, rows: usize, causal: bool) -> Tensor<2> {
-        let first_query = self.query_len - rows / self.heads;
+    /// -inf where a query may not see the key; the rows of the queries from `first_query` on.
+    fn hide_future(&self, scores: Tensor<2>, first_query: usize, causal: bool) -> Tensor<2> {
         if !causal || self.last_seen(first_query) + 1 >= self.end as i64 {
             return scores;
         }

@@ -22,6 +22,11 @@ pub(crate) use write_latent::write_latent;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
+/// Query tokens that are computed together at most.
+const QUERY_TILE: usize = 64;
+/// Scores that exist at a time, all heads together: 8 MB of f32.
+const SCORES: usize = 1 << 20;
+
 /// The values of an i32 tensor, on the host.
 fn host<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i32> {
     // A failed read means that an earlier kernel faulted: there is no value to go on with, and the trait of the backend

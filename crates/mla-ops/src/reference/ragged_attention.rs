@@ -1,15 +1,10 @@
 use burn::tensor::{Bool, DType, FloatDType, Int, Tensor, s};
 
-use super::host;
 use super::merge_state::merge_state;
 use super::softmax::softmax_values;
+use super::{QUERY_TILE, SCORES, host};
 use crate::backend::RaggedSpec;
 use crate::independent::map_independent;
-
-/// Query tokens in a tile.
-const QUERY_TILE: usize = 128;
-/// Scores in a tile, all heads together: 8 MB of f32.
-const SCORES: usize = 1 << 21;
 
 /// out `[N, H, dv]` in the dtype of q, lse f32 `[N, H]`.
 pub(crate) fn ragged_attention(
@@ -61,7 +56,9 @@ impl Sequence {
     /// out `[H, rows, dv]` and lse `[H, rows, 1]` of each query tile; q, k, v head-major f32.
     fn attend(&self, q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>) -> Vec<(Tensor<3>, Tensor<3>)> {
         let tiles = (self.first..self.end).step_by(QUERY_TILE).collect();
-        map_independent(&q.device(), self.end - self.first, tiles, |q_first| self.attend_tile(q_first, q, k, v))
+        let len = self.end - self.first;
+        let work = len * len / 2 * (q.dims()[0] * (q.dims()[2] + v.dims()[2]));
+        map_independent(&q.device(), work, tiles, |q_first| self.attend_tile(q_first, q, k, v))
     }
 
     /// out `[H, rows, dv]` and lse `[H, rows, 1]` of the query tile from `q_first` on.
