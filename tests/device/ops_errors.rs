@@ -3,6 +3,7 @@
 //! Here: the operations beside `mla_decode` and `mla_plan`, which are in `ops_errors_decode.rs`.
 
 use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
+use mla_ops::cache::new_pool;
 use mla_ops::{
     Accumulator, MergeStateArgs, MlaDecodeArgs, MlaError, MlaQuery, PagedBatchArgs, RaggedAttentionArgs,
     RaggedAttentionOptions, WriteLatentArgs, kv_indices, merge_state, merge_states, page_table, ragged_attention,
@@ -115,7 +116,7 @@ fn ops_errors_float_types() {
     assert_refused(merge_state(MergeStateArgs { out_a: args.out_a.clone().cast(F64), ..args }), WrongType, "out_a");
     assert_refused(merge_states(zeros([1, 2, 3, 4], device).cast(F64), zeros([1, 2, 3], device)), WrongType, "outs");
     let args = write_args(device);
-    let cache = zeros([3, 4, 7], device).cast(F64);
+    let cache: Tensor<3> = zeros([3, 4, 7], device).cast(F64);
     assert_refused(write_latent(WriteLatentArgs { cache, ..args }).map_err(MlaError::from), WrongType, "cache");
 }
 
@@ -301,7 +302,7 @@ fn ops_errors_boundless_capacity() {
 /// P 3, S 4, D 7, Dv 5, N 2.
 fn write_args(device: &Device) -> WriteLatentArgs {
     WriteLatentArgs {
-        cache: zeros([3, 4, 7], device),
+        cache: new_pool([3, 4, 7], FloatDType::F32, device),
         slots: ints(&[3, 7], [2], device),
         latent: Tensor::ones([2, 5], (device, DType::F32)),
         rope: Some(Tensor::ones([2, 2], (device, DType::F32))),

@@ -18,12 +18,19 @@
 mod backend;
 pub mod cache;
 mod check;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 mod device;
 mod error;
+#[cfg(feature = "flex")]
+mod flex;
+#[cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda")))]
+mod fusion;
 mod independent;
 mod ops;
 mod path;
 mod planner;
+#[cfg(feature = "flex")]
 mod reference;
 
 pub use device::DeviceName;

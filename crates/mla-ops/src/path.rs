@@ -4,6 +4,7 @@ use std::fmt;
 
 use burn::tensor::Device;
 
+use crate::independent::is_flex;
 use crate::ops::mla_decode::MlaDecodeProblem;
 
 /// An implementation of an operation.
@@ -12,6 +13,8 @@ use crate::ops::mla_decode::MlaDecodeProblem;
 pub enum Path {
     /// Ordinary tensor operations.
     Reference,
+    /// CubeCL kernels that every GPU runs.
+    Portable,
 }
 
 /// A choice and its reason.
@@ -27,6 +30,7 @@ impl fmt::Display for PathChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = match self.path {
             Path::Reference => "reference",
+            Path::Portable => "portable",
         };
         write!(f, "{path}: {}", self.reason)
     }
@@ -34,6 +38,10 @@ impl fmt::Display for PathChoice {
 
 /// Which implementation of [`mla_decode`](crate::mla_decode) runs for a problem on a device.
 pub fn explain_path(_problem: &MlaDecodeProblem, device: &Device) -> PathChoice {
-    let reason = format!("tensor operations, the implementation on {device:?}");
-    PathChoice { path: Path::Reference, reason }
+    if is_flex(device) {
+        let reason = format!("tensor operations, the implementation on {device:?}");
+        return PathChoice { path: Path::Reference, reason };
+    }
+    let reason = format!("kernels without matrix instructions, the implementation on {device:?}");
+    PathChoice { path: Path::Portable, reason }
 }

@@ -71,6 +71,12 @@ pub struct PagedCache {
     next_id: u64,
 }
 
+/// A cache tensor `[P, S, D]` of zeros as [`write_latent`](crate::write_latent) wants it: row after row in memory. Some
+/// devices pad the rows of what `Tensor::zeros` makes.
+pub fn new_pool(shape: [usize; 3], dtype: FloatDType, device: &Device) -> Tensor<3> {
+    Tensor::<1>::zeros([shape.iter().product::<usize>()], (device, DType::from(dtype))).reshape(shape)
+}
+
 impl PagedCache {
     /// An empty cache; the pools are allocated, and zero.
     ///
@@ -79,7 +85,7 @@ impl PagedCache {
     pub fn new(config: CacheConfig, device: &Device) -> Result<Self, CacheError> {
         config.validate()?;
         let shape = [config.num_pages, config.page_size, config.width];
-        let pool = || Tensor::zeros(shape, (device, DType::from(config.dtype)));
+        let pool = || new_pool(shape, config.dtype, device);
         Ok(Self {
             pools: (0..config.num_layers).map(|_| Some(pool())).collect(),
             // The casts keep the values: `validate` bounds both by `i32::MAX`.

@@ -22,7 +22,10 @@ impl RequestToToken {
     /// A map with `max_requests` rows (R) of `max_tokens` entries (T), all rows free.
     pub fn new(max_requests: u32, max_tokens: usize, device: &Device) -> Self {
         let shape = [max_requests as usize, max_tokens];
-        Self { map: Tensor::zeros(shape, (device, DType::I32)), free_rows: (0..max_requests).rev().collect() }
+        Self {
+            map: Tensor::<1, Int>::zeros([shape[0] * shape[1]], (device, DType::I32)).reshape(shape),
+            free_rows: (0..max_requests).rev().collect(),
+        }
     }
 
     /// Takes a free row.

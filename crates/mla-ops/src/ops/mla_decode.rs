@@ -197,6 +197,14 @@ impl MlaDecodeArgs {
 
     fn check_options(&self, check: &Check, options: &MlaDecodeOptions) -> Result<MlaDecodeProblem, MlaError> {
         let [batch, query_len, heads, key_width] = self.q.dims();
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        if !crate::independent::is_flex(check.device()) {
+            let bytes = key_width * self.q.dtype().size();
+            let most = mla_kernels::portable::mla_decode::MAX_KEY_BYTES;
+            check.value("kv_cache", bytes <= most, format!("a cache with rows of {bytes} bytes"), || {
+                format!("rows of at most {most} bytes, of which two fit into the shared memory of a GPU")
+            })?;
+        }
         let value_width = options.value_width;
         check.value("value_width", (1..=key_width).contains(&value_width), value_width, || {
             format!("1 to {key_width}, the width of a cache row")

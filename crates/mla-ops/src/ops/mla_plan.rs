@@ -1,6 +1,8 @@
 //! [`mla_plan`]: which part of which sequence is computed where.
 
 use burn::backend::Dispatch;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use burn::backend::DispatchDevice;
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::backend::{MlaBackend, PlanSpec};
@@ -69,10 +71,14 @@ pub fn mla_plan(args: MlaPlanArgs) -> Result<MlaPlan, MlaError> {
         args.validate_device_inputs()?;
     }
     let [batch] = args.seq_lens.dims();
-    let cubes = parallel_cubes(check.device());
+    let cubes = parallel_cubes(check.device(), args.query_len.saturating_mul(args.heads));
     let capacity = max_items(batch, cubes, args.splits, args.max_seq_len, KEY_TILE);
     check.value("splits", capacity <= MAX_ITEMS, format!("{:?}: up to {capacity} work items", args.splits), || {
         format!("fewer and longer splits, at most {MAX_ITEMS} work items")
+    })?;
+    let tiles = batch.saturating_mul(args.max_seq_len.div_ceil(KEY_TILE)).saturating_add(cubes);
+    check.value("max_seq_len", tiles <= i32::MAX as usize, args.max_seq_len, || {
+        format!("less, so that {batch} sequences have at most {} tiles of {KEY_TILE} keys", i32::MAX)
     })?;
     let spec = PlanSpec { tile: KEY_TILE, cubes, splits: args.splits, max_seq_len: args.max_seq_len, capacity };
     let (items, cube_ptr, split_ptr) = <Dispatch as MlaBackend>::mla_plan(args.seq_lens.into_dispatch(), spec);
@@ -123,7 +129,25 @@ impl Splits {
     }
 }
 
-/// How many cubes a device runs at a time. The reference computes one item after the other: splitting gains nothing.
-fn parallel_cubes(_device: &Device) -> usize {
+/// Query rows that a cube computes at a time, about.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+const ROW_TILE: usize = 8;
+/// Cubes that a multiprocessor runs at a time, about.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+const CUBES_PER_MULTIPROCESSOR: usize = 4;
+/// Multiprocessors of a device that does not say: a small GPU.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+const MULTIPROCESSORS: usize = 16;
+
+/// How many cubes fill a device, where each tile of query rows has cubes of its own. The CPU computes whole sequences:
+/// splitting them gains nothing.
+fn parallel_cubes(device: &Device, rows: usize) -> usize {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if let DispatchDevice::Cube(device) = device.as_dispatch() {
+        let multiprocessors = device.client().properties().hardware.num_streaming_multiprocessors;
+        let cubes = multiprocessors.map_or(MULTIPROCESSORS, |n| n as usize) * CUBES_PER_MULTIPROCESSOR;
+        return (cubes / rows.div_ceil(ROW_TILE).max(1)).max(1);
+    }
+    let _ = (device, rows);
     1
 }

@@ -69,7 +69,9 @@ impl RaggedAttentionArgs {
         check.float_as("v", &self.v, dtype, "the dtype of `q`")?;
         check.int("cu_seqlens", &self.cu_seqlens)?;
         let [tokens, heads, width] = self.q.dims();
-        check.value("q", heads > 0, format!("a query of {heads} heads"), || "at least 1 head".into())?;
+        let (value_width, actual) = (self.v.dims()[2], format!("a query of {heads} heads of width {width}"));
+        check.value("q", heads > 0 && width > 0, actual, || "at least 1 head, and 1 channel".into())?;
+        check.value("v", value_width > 0, format!("values of width {value_width}"), || "at least 1 channel".into())?;
         let words = || format!("[N, H, dqk] = [{tokens}, {heads}, {width}], the shape of `q`");
         check.dims("k", self.k.dims(), [Some(tokens), Some(heads), Some(width)], words)?;
         let words = || format!("[N, H, dv] with N = {tokens}, H = {heads}");

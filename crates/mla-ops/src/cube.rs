@@ -1,0 +1,337 @@
+//! The operations on CubeCL devices: outputs are allocated here, `mla-kernels` computes them.
+
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use mla_kernels::portable::{
+    kv_indices, merge_state, mla_decode, mla_plan, page_table, ragged_attention, write_latent,
+};
+
+use crate::Splits;
+use crate::backend::{DecodeSpec, KvIndicesSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec};
+
+impl MlaBackend for CubeBackend {
+    fn mla_plan(seq_lens: CubeTensor, spec: PlanSpec) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let seq_lens = contiguous(seq_lens);
+        let [batch] = dims(&seq_lens);
+        let items = empty(&seq_lens, [spec.capacity, 4], DType::I32);
+        let cube_ptr = empty(&seq_lens, [spec.cubes + 1], DType::I32);
+        let split_ptr = empty(&seq_lens, [batch + 1], DType::I32);
+        let client = seq_lens.client.clone();
+        let args = mla_plan::PlanArgs {
+            seq_lens: seq_lens.into_buffer_arg(),
+            items: items.clone().into_buffer_arg(),
+            cube_ptr: cube_ptr.clone().into_buffer_arg(),
+            split_ptr: split_ptr.clone().into_buffer_arg(),
+            batch,
+            cubes: spec.cubes,
+            capacity: spec.capacity,
+            max_seq_len: spec.max_seq_len,
+            tile: spec.tile,
+            mode: match spec.splits {
+                Splits::Auto => mla_plan::SplitMode::Auto,
+                Splits::Count(n) => mla_plan::SplitMode::Count(n),
+                Splits::Tokens(n) => mla_plan::SplitMode::Tokens(n),
+            },
+        };
+        launched(mla_plan::launch(&client, args));
+        (items, cube_ptr, split_ptr)
+    }
+
+    fn mla_decode(
+        q: CubeTensor,
+        kv_cache: CubeTensor,
+        page_table: CubeTensor,
+        seq_lens: CubeTensor,
+        items: CubeTensor,
+        cube_ptr: CubeTensor,
+        split_ptr: CubeTensor,
+        spec: DecodeSpec,
+    ) -> (CubeTensor, CubeTensor) {
+        let [q, kv_cache, page_table, seq_lens] = [q, kv_cache, page_table, seq_lens].map(contiguous);
+        let [batch, query_len, heads, key_width] = dims(&q);
+        let [pages, page_size, _] = dims(&kv_cache);
+        let [_, max_pages] = dims(&page_table);
+        let [capacity, _] = dims(&items);
+        let [cubes_and_one] = dims(&cube_ptr);
+        let (rows, value_width, elem) = (query_len * heads, spec.value_width, dtype_to_elem_type(q.dtype));
+        let out = empty(&q, [batch, query_len, heads, value_width], q.dtype);
+        let lse = empty(&q, [batch, query_len, heads], DType::F32);
+        let partial_out = empty(&q, [capacity, rows, value_width], DType::F32);
+        let partial_lse = empty(&q, [capacity, rows], DType::F32);
+        let client = q.client.clone();
+        let args = mla_decode::DecodeArgs {
+            q: q.into_buffer_arg(),
+            kv_cache: kv_cache.into_buffer_arg(),
+            page_table: page_table.into_buffer_arg(),
+            seq_lens: seq_lens.into_buffer_arg(),
+            items: items.into_buffer_arg(),
+            cube_ptr: cube_ptr.into_buffer_arg(),
+            partial_out: partial_out.clone().into_buffer_arg(),
+            partial_lse: partial_lse.clone().into_buffer_arg(),
+            batch,
+            query_len,
+            heads,
+            key_width,
+            value_width,
+            pages,
+            page_size,
+            max_pages,
+            cubes: cubes_and_one - 1,
+            capacity,
+            softmax_scale: spec.softmax_scale,
+            causal: spec.causal,
+            elem,
+        };
+        launched(mla_decode::launch(&client, args));
+        merge_state::launch_merge_splits(
+            &client,
+            merge_state::MergeSplitsArgs {
+                outs: partial_out.into_buffer_arg(),
+                lses: partial_lse.into_buffer_arg(),
+                split_ptr: split_ptr.into_buffer_arg(),
+                out: out.clone().into_buffer_arg(),
+                lse: lse.clone().into_buffer_arg(),
+                batch,
+                rows,
+                width: value_width,
+                elem,
+            },
+        );
+        (out, lse)
+    }
+
+    fn ragged_attention(
+        q: CubeTensor,
+        k: CubeTensor,
+        v: CubeTensor,
+        cu_seqlens: CubeTensor,
+        spec: RaggedSpec,
+    ) -> (CubeTensor, CubeTensor) {
+        let [q, k, v, cu_seqlens] = [q, k, v, cu_seqlens].map(contiguous);
+        let [tokens, heads, key_width] = dims(&q);
+        let [_, _, value_width] = dims(&v);
+        let [entries] = dims(&cu_seqlens);
+        let out = empty(&q, [tokens, heads, value_width], q.dtype);
+        let lse = empty(&q, [tokens, heads], DType::F32);
+        let (client, elem) = (q.client.clone(), dtype_to_elem_type(q.dtype));
+        let args = ragged_attention::RaggedAttentionArgs {
+            q: q.into_buffer_arg(),
+            k: k.into_buffer_arg(),
+            v: v.into_buffer_arg(),
+            cu_seqlens: cu_seqlens.into_buffer_arg(),
+            out: out.clone().into_buffer_arg(),
+            lse: lse.clone().into_buffer_arg(),
+            tokens,
+            heads,
+            key_width,
+            value_width,
+            sequences: entries - 1,
+            softmax_scale: spec.softmax_scale,
+            causal: spec.causal,
+            elem,
+        };
+        launched(ragged_attention::launch(&client, args));
+        (out, lse)
+    }
+
+    fn page_table(
+        req_to_token: CubeTensor,
+        req_rows: CubeTensor,
+        seq_lens: CubeTensor,
+        kv_start: CubeTensor,
+        spec: PageTableSpec,
+    ) -> CubeTensor {
+        let [batch] = dims(&req_rows);
+        let table = empty(&req_rows, [batch, spec.max_pages], DType::I32);
+        let client = req_rows.client.clone();
+        let paged = paged_batch(req_to_token, req_rows, seq_lens, kv_start, spec.page_size);
+        page_table::launch_page_table(&client, paged, table.clone().into_buffer_arg(), spec.max_pages);
+        table
+    }
+
+    fn kv_indices(
+        req_to_token: CubeTensor,
+        req_rows: CubeTensor,
+        seq_lens: CubeTensor,
+        kv_start: CubeTensor,
+        spec: KvIndicesSpec,
+    ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+        let [batch] = dims(&req_rows);
+        let list = |len: usize| empty(&req_rows, [len], DType::I32);
+        let (indptr, indices, last_page_len, overflow) = (list(batch + 1), list(spec.capacity), list(batch), list(1));
+        let client = req_rows.client.clone();
+        let out = kv_indices::KvIndicesOut {
+            indptr: indptr.clone().into_buffer_arg(),
+            indices: indices.clone().into_buffer_arg(),
+            last_page_len: last_page_len.clone().into_buffer_arg(),
+            overflow: overflow.clone().into_buffer_arg(),
+            capacity: spec.capacity,
+        };
+        let paged = paged_batch(req_to_token, req_rows, seq_lens, kv_start, spec.page_size);
+        kv_indices::launch_kv_indices(&client, paged, out);
+        (indptr, indices, last_page_len, overflow)
+    }
+
+    fn write_latent(cache: CubeTensor, slots: CubeTensor, latent: CubeTensor, rope: CubeTensor) -> CubeTensor {
+        let [slots, latent, rope] = [slots, latent, rope].map(contiguous);
+        let [pages, page_size, _] = dims(&cache);
+        let ([tokens, latent_width], [_, rope_width]) = (dims(&latent), dims(&rope));
+        if rope_width == 0 {
+            return Self::write_rows(cache, slots, latent);
+        }
+        if latent_width == 0 {
+            return Self::write_rows(cache, slots, rope);
+        }
+        let args = write_latent::WriteLatentArgs {
+            cache: cache.clone().into_buffer_arg(),
+            slots: slots.into_buffer_arg(),
+            latent: latent.into_buffer_arg(),
+            rope: rope.into_buffer_arg(),
+            slot_count: pages * page_size,
+            tokens,
+            latent_width,
+            rope_width,
+            elem: dtype_to_elem_type(cache.dtype),
+        };
+        write_latent::launch_write_latent(&cache.client, args);
+        cache
+    }
+
+    fn write_rows(cache: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {
+        let [slots, rows] = [slots, rows].map(contiguous);
+        let [pages, page_size, _] = dims(&cache);
+        let [tokens, width] = dims(&rows);
+        let args = write_latent::WriteRowsArgs {
+            cache: cache.clone().into_buffer_arg(),
+            slots: slots.into_buffer_arg(),
+            rows: rows.into_buffer_arg(),
+            slot_count: pages * page_size,
+            tokens,
+            width,
+            elem: dtype_to_elem_type(cache.dtype),
+        };
+        write_latent::launch_write_rows(&cache.client, args);
+        cache
+    }
+
+    fn merge_state(
+        out_a: CubeTensor,
+        lse_a: CubeTensor,
+        out_b: CubeTensor,
+        lse_b: CubeTensor,
+    ) -> (CubeTensor, CubeTensor) {
+        let [out_a, lse_a, out_b, lse_b] = [out_a, lse_a, out_b, lse_b].map(contiguous);
+        let [tokens, heads, width] = dims(&out_a);
+        let out = empty(&out_a, [tokens, heads, width], out_a.dtype);
+        let lse = empty(&out_a, [tokens, heads], DType::F32);
+        let (client, elem) = (out_a.client.clone(), dtype_to_elem_type(out_a.dtype));
+        let args = merge_state::MergeStateArgs {
+            out_a: out_a.into_buffer_arg(),
+            lse_a: lse_a.into_buffer_arg(),
+            out_b: out_b.into_buffer_arg(),
+            lse_b: lse_b.into_buffer_arg(),
+            out: out.clone().into_buffer_arg(),
+            lse: lse.clone().into_buffer_arg(),
+            rows: tokens * heads,
+            width,
+            elem,
+        };
+        merge_state::launch_merge_state(&client, args);
+        (out, lse)
+    }
+
+    fn merge_states(outs: CubeTensor, lses: CubeTensor) -> (CubeTensor, CubeTensor) {
+        let [outs, lses] = [outs, lses].map(contiguous);
+        let [tokens, parts, heads, width] = dims(&outs);
+        let out = empty(&outs, [tokens, heads, width], outs.dtype);
+        let lse = empty(&outs, [tokens, heads], DType::F32);
+        let (client, elem) = (outs.client.clone(), dtype_to_elem_type(outs.dtype));
+        let args = merge_state::MergeStatesArgs {
+            outs: outs.into_buffer_arg(),
+            lses: lses.into_buffer_arg(),
+            out: out.clone().into_buffer_arg(),
+            lse: lse.clone().into_buffer_arg(),
+            tokens,
+            parts,
+            heads,
+            width,
+            elem,
+        };
+        merge_state::launch_merge_states(&client, args);
+        (out, lse)
+    }
+
+    fn merge_state_into(
+        acc_out: CubeTensor,
+        acc_lse: CubeTensor,
+        out: CubeTensor,
+        lse: CubeTensor,
+    ) -> (CubeTensor, CubeTensor) {
+        let [acc_out, acc_lse] = [acc_out, acc_lse].map(|acc| own(contiguous(acc)));
+        let [out, lse] = [out, lse].map(contiguous);
+        let [tokens, heads, width] = dims(&out);
+        let elem = dtype_to_elem_type(out.dtype);
+        let args = merge_state::MergeStateIntoArgs {
+            acc_out: acc_out.clone().into_buffer_arg(),
+            acc_lse: acc_lse.clone().into_buffer_arg(),
+            out: out.into_buffer_arg(),
+            lse: lse.into_buffer_arg(),
+            rows: tokens * heads,
+            width,
+            elem,
+        };
+        merge_state::launch_merge_state_into(&acc_out.client, args);
+        (acc_out, acc_lse)
+    }
+}
+
+/// The tensor in memory row by row.
+fn contiguous(tensor: CubeTensor) -> CubeTensor {
+    // Burn's own test of strides does not take tensors without elements.
+    if tensor.meta.shape().num_elements() == 0 { tensor } else { into_contiguous(tensor) }
+}
+
+fn dims<const D: usize>(tensor: &CubeTensor) -> [usize; D] {
+    tensor.meta.shape().dims()
+}
+
+/// A contiguous tensor on the device of another.
+fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(shape), dtype)
+}
+
+/// The tensor, or a copy where somebody else sees its buffer: it is about to be written.
+fn own(tensor: CubeTensor) -> CubeTensor {
+    if tensor.can_mut() { tensor } else { contiguous(tensor.copy()) }
+}
+
+fn paged_batch(
+    req_to_token: CubeTensor,
+    req_rows: CubeTensor,
+    seq_lens: CubeTensor,
+    kv_start: CubeTensor,
+    page_size: usize,
+) -> page_table::PagedBatch {
+    let ([requests, tokens], [batch]) = (dims(&req_to_token), dims(&req_rows));
+    let arg = |tensor: CubeTensor| contiguous(tensor).into_buffer_arg();
+    page_table::PagedBatch {
+        req_to_token: arg(req_to_token),
+        req_rows: arg(req_rows),
+        seq_lens: arg(seq_lens),
+        kv_start: arg(kv_start),
+        requests,
+        tokens,
+        batch,
+        page_size,
+    }
+}
+
+/// A launcher's refusal: the public functions have asked it before, so that there is none left.
+fn launched<E: std::fmt::Display>(result: Result<(), E>) {
+    if let Err(error) = result {
+        unreachable!("checked before dispatch: {error}");
+    }
+}

@@ -1,0 +1,122 @@
+//! The operations on the CPU: the tensor reference.
+
+use burn::backend::{
+    Flex,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{Int, Tensor};
+
+use crate::backend::{DecodeSpec, KvIndicesSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec};
+use crate::reference;
+
+impl MlaBackend for Flex {
+    fn mla_plan(seq_lens: IntTensor<Self>, spec: PlanSpec) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
+        let (items, cube_ptr, split_ptr) = reference::mla_plan(int(seq_lens), &spec);
+        (int_primitive(items), int_primitive(cube_ptr), int_primitive(split_ptr))
+    }
+
+    fn mla_decode(
+        q: FloatTensor<Self>,
+        kv_cache: FloatTensor<Self>,
+        page_table: IntTensor<Self>,
+        seq_lens: IntTensor<Self>,
+        items: IntTensor<Self>,
+        _cube_ptr: IntTensor<Self>,
+        _split_ptr: IntTensor<Self>,
+        spec: DecodeSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let cache = reference::PagedRows::new(float(kv_cache), int(page_table));
+        let (out, lse) = reference::mla_decode(float(q), cache, int(seq_lens), int(items), &spec);
+        (float_primitive(out), float_primitive(lse))
+    }
+
+    fn ragged_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        cu_seqlens: IntTensor<Self>,
+        spec: RaggedSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (out, lse) = reference::ragged_attention(float(q), float(k), float(v), int(cu_seqlens), &spec);
+        (float_primitive(out), float_primitive(lse))
+    }
+
+    fn page_table(
+        req_to_token: IntTensor<Self>,
+        req_rows: IntTensor<Self>,
+        seq_lens: IntTensor<Self>,
+        kv_start: IntTensor<Self>,
+        spec: PageTableSpec,
+    ) -> IntTensor<Self> {
+        let (rows, lens, kv_start) = (int(req_rows), int(seq_lens), int(kv_start));
+        int_primitive(reference::page_table(int(req_to_token), rows, lens, kv_start, &spec))
+    }
+
+    fn kv_indices(
+        req_to_token: IntTensor<Self>,
+        req_rows: IntTensor<Self>,
+        seq_lens: IntTensor<Self>,
+        kv_start: IntTensor<Self>,
+        spec: KvIndicesSpec,
+    ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
+        let (rows, lens, kv_start) = (int(req_rows), int(seq_lens), int(kv_start));
+        let csr = reference::kv_indices(int(req_to_token), rows, lens, kv_start, &spec);
+        let [indptr, indices, last_page_len, overflow] = csr.map(int_primitive);
+        (indptr, indices, last_page_len, overflow)
+    }
+
+    fn write_latent(
+        cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        latent: FloatTensor<Self>,
+        rope: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let parts = [float(latent), float(rope)];
+        float_primitive(reference::write_latent(float(cache), int(slots), &parts))
+    }
+
+    fn write_rows(cache: FloatTensor<Self>, slots: IntTensor<Self>, rows: FloatTensor<Self>) -> FloatTensor<Self> {
+        float_primitive(reference::write_latent(float(cache), int(slots), &[float(rows)]))
+    }
+
+    fn merge_state(
+        out_a: FloatTensor<Self>,
+        lse_a: FloatTensor<Self>,
+        out_b: FloatTensor<Self>,
+        lse_b: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (out, lse) = reference::merge_state(float(out_a), float(lse_a), float(out_b), float(lse_b));
+        (float_primitive(out), float_primitive(lse))
+    }
+
+    fn merge_states(outs: FloatTensor<Self>, lses: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (out, lse) = reference::merge_states(float(outs), float(lses));
+        (float_primitive(out), float_primitive(lse))
+    }
+
+    fn merge_state_into(
+        acc_out: FloatTensor<Self>,
+        acc_lse: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        // The accumulator is f32, and a merge has the dtype of its first state.
+        Self::merge_state(acc_out, acc_lse, out, lse)
+    }
+}
+
+fn float<const D: usize>(primitive: FloatTensor<Flex>) -> Tensor<D> {
+    Tensor::from_primitive::<Flex>(primitive)
+}
+
+fn int<const D: usize>(primitive: IntTensor<Flex>) -> Tensor<D, Int> {
+    Tensor::from_primitive::<Flex>(primitive)
+}
+
+fn float_primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Flex> {
+    tensor.try_into_primitive::<Flex>().expect("computed from tensors of this backend")
+}
+
+fn int_primitive<const D: usize>(tensor: Tensor<D, Int>) -> IntTensor<Flex> {
+    tensor.try_into_primitive::<Flex>().expect("computed from tensors of this backend")
+}

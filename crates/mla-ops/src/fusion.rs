@@ -1,0 +1,101 @@
+//! Shapes and dtypes of the operations' outputs, for calls that are deferred.
+
+use burn::backend::fusion::custom::TensorSpec;
+use burn::tensor::{DType, Shape};
+
+use crate::backend::{DecodeSpec, KvIndicesSpec, PageTableSpec, PlanSpec, RaggedSpec};
+
+fn spec<const D: usize>(shape: [usize; D], dtype: DType) -> TensorSpec {
+    TensorSpec::new(Shape::new(shape), dtype)
+}
+
+pub(crate) fn mla_plan(seq_lens: &TensorSpec, plan: &PlanSpec) -> (TensorSpec, TensorSpec, TensorSpec) {
+    let [batch] = seq_lens.shape.dims();
+    let i32s = |len: usize| spec([len], DType::I32);
+    (spec([plan.capacity, 4], DType::I32), i32s(plan.cubes + 1), i32s(batch + 1))
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn mla_decode(
+    q: &TensorSpec,
+    _kv_cache: &TensorSpec,
+    _page_table: &TensorSpec,
+    _seq_lens: &TensorSpec,
+    _items: &TensorSpec,
+    _cube_ptr: &TensorSpec,
+    _split_ptr: &TensorSpec,
+    decode: &DecodeSpec,
+) -> (TensorSpec, TensorSpec) {
+    let [batch, query_len, heads, _] = q.shape.dims();
+    (spec([batch, query_len, heads, decode.value_width], q.dtype), spec([batch, query_len, heads], DType::F32))
+}
+
+pub(crate) fn ragged_attention(
+    q: &TensorSpec,
+    _k: &TensorSpec,
+    v: &TensorSpec,
+    _cu_seqlens: &TensorSpec,
+    _ragged: &RaggedSpec,
+) -> (TensorSpec, TensorSpec) {
+    let [tokens, heads, _] = q.shape.dims();
+    (v.clone(), spec([tokens, heads], DType::F32))
+}
+
+pub(crate) fn page_table(
+    _req_to_token: &TensorSpec,
+    req_rows: &TensorSpec,
+    _seq_lens: &TensorSpec,
+    _kv_start: &TensorSpec,
+    table: &PageTableSpec,
+) -> TensorSpec {
+    let [batch] = req_rows.shape.dims();
+    spec([batch, table.max_pages], DType::I32)
+}
+
+pub(crate) fn kv_indices(
+    _req_to_token: &TensorSpec,
+    req_rows: &TensorSpec,
+    _seq_lens: &TensorSpec,
+    _kv_start: &TensorSpec,
+    list: &KvIndicesSpec,
+) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
+    let [batch] = req_rows.shape.dims();
+    let i32s = |len: usize| spec([len], DType::I32);
+    (i32s(batch + 1), i32s(list.capacity), i32s(batch), i32s(1))
+}
+
+pub(crate) fn write_latent(
+    cache: &TensorSpec,
+    _slots: &TensorSpec,
+    _latent: &TensorSpec,
+    _rope: &TensorSpec,
+) -> TensorSpec {
+    cache.clone()
+}
+
+pub(crate) fn write_rows(cache: &TensorSpec, _slots: &TensorSpec, _rows: &TensorSpec) -> TensorSpec {
+    cache.clone()
+}
+
+pub(crate) fn merge_state(
+    out_a: &TensorSpec,
+    lse_a: &TensorSpec,
+    _out_b: &TensorSpec,
+    _lse_b: &TensorSpec,
+) -> (TensorSpec, TensorSpec) {
+    (out_a.clone(), lse_a.clone())
+}
+
+pub(crate) fn merge_states(outs: &TensorSpec, _lses: &TensorSpec) -> (TensorSpec, TensorSpec) {
+    let [tokens, _, heads, width] = outs.shape.dims();
+    (spec([tokens, heads, width], outs.dtype), spec([tokens, heads], DType::F32))
+}
+
+pub(crate) fn merge_state_into(
+    acc_out: &TensorSpec,
+    acc_lse: &TensorSpec,
+    _out: &TensorSpec,
+    _lse: &TensorSpec,
+) -> (TensorSpec, TensorSpec) {
+    (acc_out.clone(), acc_lse.clone())
+}

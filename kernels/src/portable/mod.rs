@@ -1,0 +1,12 @@
+//! Kernels for every CubeCL runtime: no instruction that only some devices have, no plane size taken for granted.
+//!
+//! Buffers are contiguous, row-major, and of the sizes that the launchers' arguments state; launchers check what they can
+//! without reading from the device.
+
+pub mod kv_indices;
+pub mod merge_state;
+pub mod mla_decode;
+pub mod mla_plan;
+pub mod page_table;
+pub mod ragged_attention;
+pub mod write_latent;

@@ -1,0 +1,212 @@
+//! New tokens into the paged latent cache, in place.
+//!
+//! A row of the cache is one token's latent vector with its rotary key behind it. The rows of a batch of new tokens are
+//! scattered to their slots (`page * page size + offset`); rows that no token goes to keep what they hold.
+
+use cubecl::prelude::*;
+
+/// Arguments of [`launch_write_latent`].
+pub struct WriteLatentArgs {
+    /// `[slot_count, latent_width + rope_width]`, written in place.
+    pub cache: BufferArg,
+    /// i32 `[tokens]`: the row of each token, -1 to skip the token. No row occurs twice.
+    pub slots: BufferArg,
+    /// `[tokens, latent_width]`.
+    pub latent: BufferArg,
+    /// `[tokens, rope_width]`.
+    pub rope: BufferArg,
+    /// Rows of the cache: pages times page size.
+    pub slot_count: usize,
+    /// New tokens.
+    pub tokens: usize,
+    /// Channels of the latent vector, at least 1.
+    pub latent_width: usize,
+    /// Channels of the rotary key, at least 1.
+    pub rope_width: usize,
+    /// Of cache, latent and rope.
+    pub elem: ElemType,
+}
+
+/// Arguments of [`launch_write_rows`].
+pub struct WriteRowsArgs {
+    /// `[slot_count, width]`, written in place.
+    pub cache: BufferArg,
+    /// i32 `[tokens]`: the row of each token, -1 to skip the token. No row occurs twice.
+    pub slots: BufferArg,
+    /// `[tokens, width]`.
+    pub rows: BufferArg,
+    /// Rows of the cache: pages times page size.
+    pub slot_count: usize,
+    /// New tokens.
+    pub tokens: usize,
+    /// Channels of a row.
+    pub width: usize,
+    /// Of cache and rows.
+    pub elem: ElemType,
+}
+
+/// Writes the latent vector and the rotary key of each token side by side into the token's row of the cache. A slot
+/// past the end of the cache is skipped like -1. With no tokens nothing is launched.
+pub fn launch_write_latent(client: &Client, args: WriteLatentArgs) {
+    if args.tokens == 0 {
+        return;
+    }
+    let grid = RowGrid::new(client, args.tokens, &[args.latent_width, args.rope_width], args.elem.size());
+    write_latent_kernel::launch(
+        client,
+        grid.cube_count,
+        grid.cube_dim,
+        address_type(client, &[&args.cache, &args.latent, &args.rope]),
+        grid.vector_size,
+        args.cache,
+        args.slots,
+        args.latent,
+        args.rope,
+        args.slot_count,
+        args.tokens,
+        args.latent_width / grid.vector_size,
+        args.rope_width / grid.vector_size,
+        args.elem,
+    );
+}
+
+/// Writes whole rows, of caches whose rows have no parts. A slot past the end of the cache is skipped like -1. With no
+/// tokens or a width of 0 nothing is launched.
+pub fn launch_write_rows(client: &Client, args: WriteRowsArgs) {
+    if args.tokens == 0 || args.width == 0 {
+        return;
+    }
+    let grid = RowGrid::new(client, args.tokens, &[args.width], args.elem.size());
+    write_rows_kernel::launch(
+        client,
+        grid.cube_count,
+        grid.cube_dim,
+        address_type(client, &[&args.cache, &args.rows]),
+        grid.vector_size,
+        args.cache,
+        args.slots,
+        args.rows,
+        args.slot_count,
+        args.tokens,
+        args.width / grid.vector_size,
+        args.elem,
+    );
+}
+
+/// One row of units per token; a unit copies every `CUBE_DIM_X`-th vector of it. Widths are in vectors.
+///
+/// No two units write the same element as long as no slot occurs twice, so that nothing is synchronised.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn write_latent_kernel<E: Float, N: Size>(
+    cache: &mut [Vector<E, N>],
+    slots: &[i32],
+    latent: &[Vector<E, N>],
+    rope: &[Vector<E, N>],
+    slot_count: usize,
+    tokens: usize,
+    latent_width: usize,
+    rope_width: usize,
+    #[define(E)] _elem: ElemType,
+) {
+    let token = grid_row();
+    if token < tokens {
+        let slot = slots[token];
+        if is_row(slot, slot_count) {
+            let width = latent_width + rope_width;
+            let target = usize::cast_from(slot) * width;
+            let mut column = UNIT_POS_X as usize;
+            while column < width {
+                if column < latent_width {
+                    cache[target + column] = latent[token * latent_width + column];
+                } else {
+                    cache[target + column] = rope[token * rope_width + column - latent_width];
+                }
+                column += CUBE_DIM_X as usize;
+            }
+        }
+    }
+}
+
+/// As [`write_latent_kernel`], with rows in one part.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn write_rows_kernel<E: Float, N: Size>(
+    cache: &mut [Vector<E, N>],
+    slots: &[i32],
+    rows: &[Vector<E, N>],
+    slot_count: usize,
+    tokens: usize,
+    width: usize,
+    #[define(E)] _elem: ElemType,
+) {
+    let token = grid_row();
+    if token < tokens {
+        let slot = slots[token];
+        if is_row(slot, slot_count) {
+            let target = usize::cast_from(slot) * width;
+            let mut column = UNIT_POS_X as usize;
+            while column < width {
+                cache[target + column] = rows[token * width + column];
+                column += CUBE_DIM_X as usize;
+            }
+        }
+    }
+}
+
+/// Whether an index from the device names one of `count` rows.
+#[cube]
+pub(super) fn is_row(index: i32, count: usize) -> bool {
+    let mut valid = index >= 0;
+    if valid {
+        valid = usize::cast_from(index) < count;
+    }
+    valid
+}
+
+/// Units for a matrix: `CUBE_DIM_X` of them side by side work on a row, `CUBE_DIM_Y` rows belong to a cube, and no row
+/// belongs to two cubes.
+pub(super) struct RowGrid {
+    pub cube_count: CubeCount,
+    pub cube_dim: CubeDim,
+    /// Elements that a unit loads at once: of the widths that the device loads well (16 bytes on all that we know), the
+    /// largest that divides the rows.
+    pub vector_size: usize,
+}
+
+impl RowGrid {
+    /// Units of a cube. Every runtime has this many.
+    const UNITS: usize = 128;
+
+    /// For at least one row, whose parts are `widths` elements of `elem_size` bytes.
+    pub fn new(client: &Client, rows: usize, widths: &[usize], elem_size: usize) -> Self {
+        let divides = |size: &usize| widths.iter().all(|width| width % size == 0);
+        let vector_size = client.io_optimized_vector_sizes(elem_size).find(divides).unwrap_or(1);
+        let vectors = widths.iter().sum::<usize>() / vector_size;
+        let units_per_row = vectors.next_power_of_two().min(Self::UNITS);
+        let rows_per_cube = Self::UNITS / units_per_row;
+        // One unit per row, counted in the cubes that the runtime then spreads over the axes as their limits demand:
+        // there may be more cubes than asked for, hence the kernels' bounds checks.
+        let row_units = CubeDim::new_1d(rows_per_cube as u32);
+        Self {
+            cube_count: cubecl::calculate_cube_count_elemwise(client, rows, row_units),
+            cube_dim: CubeDim::new_2d(units_per_row as u32, rows_per_cube as u32),
+            vector_size,
+        }
+    }
+}
+
+/// The row of a unit in a [`RowGrid`].
+#[cube]
+pub(super) fn grid_row() -> usize {
+    CUBE_POS * CUBE_DIM_Y as usize + UNIT_POS_Y as usize
+}
+
+/// The width of `usize` in a kernel that works on these buffers.
+///
+/// CubeCL compiles a kernel with 32 bits unless the launch says otherwise. It says so from 2^31 elements in a buffer
+/// on: half of what fits, so that sums of two indices and the overhang of a grid fit too. Runtimes that know 32 bits
+/// only (WGSL) do not bind buffers of that many elements.
+pub(super) fn address_type(client: &Client, buffers: &[&BufferArg]) -> AddressType {
+    let len = buffers.iter().map(|buffer| buffer.len()).max().unwrap_or(0);
+    let wanted = AddressType::from_len_signed(len);
+    if client.properties().supports_address(wanted) { wanted } else { AddressType::U32 }
+}

@@ -1,0 +1,13 @@
+//! The portable kernels on the devices of this machine, against f64 loops. Without a feature that has a device there
+//! is nothing to test.
+
+#![cfg(any(feature = "wgpu", feature = "cuda"))]
+
+mod kv_indices;
+mod merge_state;
+mod mla_decode;
+mod mla_plan;
+mod page_table;
+mod ragged_attention;
+mod support;
+mod write_latent;

@@ -1,0 +1,347 @@
+//! The decode kernel against f64 loops over the keys that a row may see.
+
+use cubecl::features::TypeUsage;
+use cubecl::prelude::*;
+use half::{bf16, f16};
+use mla_kernels::portable::mla_decode::{self, DecodeArgs, DecodeError};
+use mla_kernels::portable::mla_plan::SplitMode;
+
+use super::mla_plan::{Plan, expected as plan};
+use super::support::{arg, for_each_client, random, read, upload};
+
+/// Keys in a tile of the plan.
+const TILE: usize = 16;
+
+/// What page table entries past a sequence's end hold.
+const NO_PAGE: i32 = 2_147_480_000;
+
+/// A batch to decode.
+#[derive(Debug, Clone)]
+struct Case {
+    lens: Vec<usize>,
+    query_len: usize,
+    heads: usize,
+    /// Of key and value.
+    widths: (usize, usize),
+    page_size: usize,
+    causal: bool,
+    cubes: usize,
+    mode: SplitMode,
+    /// A sequence whose keys are NaN.
+    ruined: Option<usize>,
+}
+
+/// All lengths around the edges of pages and tiles.
+fn base_case() -> Case {
+    Case {
+        lens: vec![0, 1, 63, 64, 65, 200],
+        query_len: 1,
+        heads: 3,
+        widths: (80, 64),
+        page_size: 16,
+        causal: true,
+        cubes: 7,
+        mode: SplitMode::Auto,
+        ruined: None,
+    }
+}
+
+/// An element type of queries and cache.
+trait Element: CubeElement + CubePrimitive + Copy {
+    fn round(x: f32) -> Self;
+    fn value(self) -> f64;
+}
+
+macro_rules! element {
+    ($($ty:ty, $round:expr, $value:expr;)*) => {$(
+        impl Element for $ty {
+            fn round(x: f32) -> Self {
+                $round(x)
+            }
+            fn value(self) -> f64 {
+                $value(self)
+            }
+        }
+    )*};
+}
+
+element! {
+    f32, |x| x, f64::from;
+    f16, f16::from_f32, f16::to_f64;
+    bf16, bf16::from_f32, bf16::to_f64;
+}
+
+/// What the tensors hold.
+struct Inputs<T> {
+    q: Vec<T>,
+    kv_cache: Vec<T>,
+    page_table: Vec<i32>,
+    pages: usize,
+    max_pages: usize,
+    scale: f32,
+}
+
+impl Case {
+    fn rows(&self) -> usize {
+        self.query_len * self.heads
+    }
+
+    /// Random values; NaN in whatever must not be read.
+    fn inputs<T: Element>(&self) -> Inputs<T> {
+        let width = self.widths.0;
+        let max_pages = self.lens.iter().max().unwrap().div_ceil(self.page_size) + 2;
+        let used: usize = self.lens.iter().map(|len| len.div_ceil(self.page_size)).sum();
+        let pages = used + 3;
+        let mut free: Vec<usize> = (0..pages).collect();
+        let order = random(3, pages);
+        free.sort_by(|&a, &b| order[a].total_cmp(&order[b]));
+
+        let mut kv_cache = vec![T::round(f32::NAN); pages * self.page_size * width];
+        let mut page_table = vec![NO_PAGE; self.lens.len() * max_pages];
+        for (b, &len) in self.lens.iter().enumerate() {
+            let keys = random(100 + b as u32, len * width);
+            for token in 0..len {
+                let entry = &mut page_table[b * max_pages + token / self.page_size];
+                if *entry == NO_PAGE {
+                    *entry = free.pop().unwrap() as i32;
+                }
+                let slot = *entry as usize * self.page_size + token % self.page_size;
+                for (to, &from) in kv_cache[slot * width..][..width].iter_mut().zip(&keys[token * width..]) {
+                    *to = T::round(if self.ruined == Some(b) { f32::NAN } else { from });
+                }
+            }
+        }
+        let q = random(7, self.lens.len() * self.rows() * width).into_iter().map(T::round).collect();
+        Inputs { q, kv_cache, page_table, pages, max_pages, scale: 3.0 / (width as f32).sqrt() }
+    }
+
+    /// How many keys a row sees.
+    fn visible(&self, b: usize, row: usize) -> usize {
+        let len = self.lens[b];
+        match self.causal {
+            true => (len + row / self.heads + 1).saturating_sub(self.query_len).min(len),
+            false => len,
+        }
+    }
+
+    /// Output and lse of a row.
+    fn expected<T: Element>(&self, inputs: &Inputs<T>, b: usize, row: usize) -> (Vec<f64>, f64) {
+        let (width, value_width) = self.widths;
+        let q = &inputs.q[(b * self.rows() + row) * width..][..width];
+        let key = |j: usize| {
+            let page = inputs.page_table[b * inputs.max_pages + j / self.page_size] as usize;
+            &inputs.kv_cache[(page * self.page_size + j % self.page_size) * width..][..width]
+        };
+        let dot = |k: &[T]| k.iter().zip(q).map(|(k, q)| k.value() * q.value()).sum::<f64>();
+        let scores: Vec<f64> = (0..self.visible(b, row)).map(|j| dot(key(j)) * f64::from(inputs.scale)).collect();
+        let sum: f64 = scores.iter().map(|s| s.exp()).sum();
+        let mut out = vec![0.0; value_width];
+        for (j, s) in scores.iter().enumerate() {
+            for (out, value) in out.iter_mut().zip(key(j)) {
+                *out += s.exp() / sum * value.value();
+            }
+        }
+        (out, sum.ln())
+    }
+
+    /// Decodes on the device. Returns `partial_out`, `partial_lse`, which hold NaN where nothing was written.
+    fn decode<T: Element>(&self, client: &Client, inputs: &Inputs<T>, plan: &Plan) -> (Vec<f32>, Vec<f32>) {
+        let batch = self.lens.len();
+        let lens: Vec<i32> = self.lens.iter().map(|&len| len as i32).collect();
+        // Two unused rows at the end, as plans have them.
+        let mut items = plan.items.as_flattened().to_vec();
+        items.extend([-1; 8]);
+        let capacity = items.len() / 4;
+        let (outs, lses) = (capacity * self.rows() * self.widths.1, capacity * self.rows());
+        let (partial_out, partial_lse) = (upload(client, &vec![f32::NAN; outs]), upload(client, &vec![f32::NAN; lses]));
+        let args = DecodeArgs {
+            q: arg(&upload(client, &inputs.q), inputs.q.len()),
+            kv_cache: arg(&upload(client, &inputs.kv_cache), inputs.kv_cache.len()),
+            page_table: arg(&upload(client, &inputs.page_table), inputs.page_table.len()),
+            seq_lens: arg(&upload(client, &lens), batch),
+            items: arg(&upload(client, &items), items.len()),
+            cube_ptr: arg(&upload(client, &plan.cube_ptr), plan.cube_ptr.len()),
+            partial_out: arg(&partial_out, outs),
+            partial_lse: arg(&partial_lse, lses),
+            batch,
+            query_len: self.query_len,
+            heads: self.heads,
+            key_width: self.widths.0,
+            value_width: self.widths.1,
+            pages: inputs.pages,
+            page_size: self.page_size,
+            max_pages: inputs.max_pages,
+            cubes: self.cubes,
+            capacity,
+            softmax_scale: inputs.scale,
+            causal: self.causal,
+            elem: T::cube_type(),
+        };
+        mla_decode::launch(client, args).expect("launches");
+        (read(client, partial_out), read(client, partial_lse))
+    }
+
+    /// Decodes, merges the splits, and compares.
+    fn check<T: Element>(&self, client: &Client) {
+        let inputs = self.inputs::<T>();
+        let lens: Vec<i32> = self.lens.iter().map(|&len| len as i32).collect();
+        let plan = plan(&lens, 1000, TILE, self.cubes, self.mode);
+        let (outs, lses) = self.decode(client, &inputs, &plan);
+        let (rows, width) = (self.rows(), self.widths.1);
+        let written = plan.items.len() * rows;
+        assert!(lses[written..].iter().all(|lse| lse.is_nan()), "wrote past the items: {self:?}");
+        for b in (0..self.lens.len()).filter(|&b| self.ruined != Some(b)) {
+            let splits = plan.split_ptr[b] as usize..plan.split_ptr[b + 1] as usize;
+            for row in 0..rows {
+                let what = || format!("sequence {b}, row {row} of {self:?}");
+                let (expected_out, expected_lse) = self.expected(&inputs, b, row);
+                let mut out = vec![0.0; width];
+                let mut sum = 0.0;
+                for item in splits.clone() {
+                    let lse = lses[item * rows + row];
+                    let part = &outs[(item * rows + row) * width..][..width];
+                    if self.visible(b, row) <= plan.items[item][1] as usize {
+                        assert!(lse == f32::NEG_INFINITY, "lse {lse} of a split without keys: {}", what());
+                        assert!(part.iter().all(|&x| x == 0.0), "output of a split without keys: {}", what());
+                        continue;
+                    }
+                    sum += f64::from(lse).exp();
+                    for (out, &x) in out.iter_mut().zip(part) {
+                        *out += f64::from(lse).exp() * f64::from(x);
+                    }
+                }
+                if self.visible(b, row) == 0 {
+                    continue;
+                }
+                let difference = (sum.ln() - expected_lse).abs();
+                assert!(difference < 2e-5, "lse {} instead of {expected_lse}: {}", sum.ln(), what());
+                for (channel, (x, expected)) in out.iter().zip(expected_out).enumerate() {
+                    let difference = (x / sum - expected).abs();
+                    assert!(difference < 2e-5, "{} instead of {expected} in {channel}: {}", x / sum, what());
+                }
+            }
+        }
+    }
+
+    fn check_all_types(&self, client: &Client) {
+        self.check::<f32>(client);
+        self.check::<f16>(client);
+        if bf16::supported_uses(client).contains(TypeUsage::Buffer) {
+            self.check::<bf16>(client);
+        }
+    }
+}
+
+#[test]
+fn mla_decode_with_any_heads_and_queries() {
+    for_each_client(|client| {
+        for heads in [1, 3, 16, 63] {
+            for query_len in [1, 2] {
+                for causal in [false, true] {
+                    Case { heads, query_len, causal, ..base_case() }.check_all_types(client);
+                }
+            }
+        }
+    });
+}
+
+/// More query tokens than keys, in the sequence or in its last split: the first ones see none.
+#[test]
+fn mla_decode_of_queries_without_keys() {
+    for_each_client(|client| {
+        let case = Case { lens: vec![2, 0, 5, 40, 33, 35], query_len: 5, heads: 2, ..base_case() };
+        case.check_all_types(client);
+        Case { mode: SplitMode::Tokens(1), ..case }.check_all_types(client);
+    });
+}
+
+#[test]
+fn mla_decode_with_any_widths() {
+    for_each_client(|client| {
+        for widths in [(576, 512), (80, 64), (7, 5), (64, 64), (20, 4), (300, 1), (1, 1)] {
+            Case { widths, ..base_case() }.check_all_types(client);
+        }
+        Case { widths: (576, 512), heads: 16, query_len: 2, ..base_case() }.check_all_types(client);
+    });
+}
+
+#[test]
+fn mla_decode_with_any_page_size() {
+    for_each_client(|client| {
+        for page_size in [1, 2, 16, 64, 1024] {
+            for causal in [false, true] {
+                Case { page_size, causal, query_len: 2, ..base_case() }.check_all_types(client);
+            }
+        }
+    });
+}
+
+#[test]
+fn mla_decode_with_any_plan() {
+    for_each_client(|client| {
+        let modes =
+            [SplitMode::Auto, SplitMode::Count(1), SplitMode::Count(5), SplitMode::Tokens(1), SplitMode::Tokens(100)];
+        for cubes in [1, 3, 7, 100] {
+            for mode in modes {
+                Case { cubes, mode, ..base_case() }.check_all_types(client);
+            }
+        }
+    });
+}
+
+/// NaN in one sequence stays there, also where a cube computes several sequences one after the other.
+#[test]
+fn mla_decode_keeps_sequences_apart() {
+    for_each_client(|client| {
+        let lens = vec![70, 3, 0, 20];
+        for ruined in [0, 1] {
+            Case { lens: lens.clone(), cubes: 1, ruined: Some(ruined), ..base_case() }.check_all_types(client);
+        }
+    });
+}
+
+/// Wide keys leave room for a single row of queries, and then for none.
+#[test]
+fn mla_decode_with_wide_keys() {
+    for_each_client(|client| {
+        Case { widths: (2000, 1001), lens: vec![37], ..base_case() }.check_all_types(client);
+        Case { widths: (3600, 3600), lens: vec![37], ..base_case() }.check_all_types(client);
+    });
+}
+
+#[test]
+fn mla_decode_refuses_what_the_device_lacks() {
+    for_each_client(|client| {
+        let buffer = upload(client, &[0i32; 64]);
+        let args = |key_width, page_size, elem| DecodeArgs {
+            q: arg(&buffer, 1),
+            kv_cache: arg(&buffer, 1),
+            page_table: arg(&buffer, 1),
+            seq_lens: arg(&buffer, 1),
+            items: arg(&buffer, 4),
+            cube_ptr: arg(&buffer, 2),
+            partial_out: arg(&buffer, 1),
+            partial_lse: arg(&buffer, 1),
+            batch: 1,
+            query_len: 1,
+            heads: 1,
+            key_width,
+            value_width: 1,
+            pages: 1,
+            page_size,
+            max_pages: 1,
+            cubes: 1,
+            capacity: 1,
+            softmax_scale: 1.0,
+            causal: false,
+            elem,
+        };
+        let error = |args| mla_decode::launch(client, args).expect_err("refused");
+        let wide = error(args(5000, 1, f32::cube_type()));
+        assert!(matches!(wide, DecodeError::SharedMemory { key_width: 5000, .. }), "{wide}");
+        let page = error(args(1, 3, f32::cube_type()));
+        assert!(matches!(page, DecodeError::Size { name: "page_size", actual: 3, .. }), "{page}");
+        let int = error(args(1, 1, i32::cube_type()));
+        assert_eq!(int, DecodeError::Element(i32::cube_type()));
+    });
+}
