@@ -329,9 +329,10 @@ fn paged_batch(
     }
 }
 
-/// A launcher's refusal: the public functions have asked it before, so that there is none left.
+/// What a launcher refuses, the public functions refuse before, as far as they foresee it (widths, sizes of plans, dtypes).
+/// The trait of the backend extension has no error to return for the rest, e.g. more cubes than a device launches.
 fn launched<E: std::fmt::Display>(result: Result<(), E>) {
     if let Err(error) = result {
-        unreachable!("checked before dispatch: {error}");
+        panic!("the device cannot run this: {error}");
     }
 }

@@ -30,6 +30,7 @@ pub struct MlaDecodeArgs {
     /// The query, f32, f16 or bf16.
     pub q: MlaQuery,
     /// The cache `[P, S, D]` of the query's dtype; a row is a key, its first `Dv` channels are the value.
+    /// On a GPU a cache that is not contiguous is copied in every call: make it with [`new_pool`](crate::cache::new_pool).
     pub kv_cache: Tensor<3>,
     /// Page ids i32 `[B, maxP]`: token `t` of sequence `b` is row `t % S` of page `page_table[b, t / S]`. Entries past
     /// a sequence's end may hold anything.
@@ -77,19 +78,21 @@ pub fn mla_decode(
     if check.sees_values() {
         args.validate_values()?;
     }
-    let own_plan = match plan {
-        Some(_) => None,
-        None => Some(mla_plan(MlaPlanArgs {
-            seq_lens: args.seq_lens.clone(),
-            query_len: problem.query_len,
-            heads: problem.heads,
-            page_size: problem.page_size,
-            max_seq_len: args.page_table.dims()[1] * problem.page_size,
-            splits: options.splits,
-        })?),
+    let own_plan;
+    let plan = match plan {
+        Some(plan) => plan,
+        None => {
+            own_plan = mla_plan(MlaPlanArgs {
+                seq_lens: args.seq_lens.clone(),
+                query_len: problem.query_len,
+                heads: problem.heads,
+                page_size: problem.page_size,
+                max_seq_len: args.page_table.dims()[1] * problem.page_size,
+                splits: options.splits,
+            })?;
+            &own_plan
+        }
     };
-    // One of the two is there.
-    let Some(plan) = plan.or(own_plan.as_ref()) else { unreachable!() };
     let q = match args.q {
         MlaQuery::Whole(q) => q,
         MlaQuery::Parts { nope, pe } => Tensor::cat(vec![nope, pe], 3),

@@ -13,7 +13,8 @@ const OP: &str = "write_latent";
 /// Arguments of [`write_latent`].
 #[derive(Debug, Clone)]
 pub struct WriteLatentArgs {
-    /// The cache `[P, S, D]`; this must be its only handle.
+    /// The cache `[P, S, D]`, row after row in memory ([`new_pool`](crate::cache::new_pool) makes one); this must be its
+    /// only handle.
     pub cache: Tensor<3>,
     /// i32 `[N]`: where each token goes, `page * S + offset`; -1 skips the token. No slot occurs twice.
     pub slots: Tensor<1, Int>,

@@ -1,4 +1,5 @@
-//! The operations as ordinary tensor operations: they run on every Burn backend, and say what the kernels must compute.
+//! The operations as ordinary tensor operations, registered for the CPU: nothing in them is particular to a backend, and
+//! they say what the kernels must compute.
 //!
 //! Inputs are validated by the public functions. Lengths and page lists are read back to the host, so that only the
 //! pages in use are touched; each sequence is computed on its own, so that its result does not depend on its neighbours.
