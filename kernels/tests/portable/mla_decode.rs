@@ -3,7 +3,7 @@
 use cubecl::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::portable::mla_decode::{self, DecodeArgs, DecodeError};
+use mla_kernels::portable::mla_decode::{self, DecodeArgs, DecodeError, DecodeKernel};
 use mla_kernels::portable::mla_plan::SplitMode;
 
 use super::mla_plan::{Plan, expected as plan};
@@ -48,13 +48,16 @@ fn base_case() -> Case {
 
 /// An element type of queries and cache.
 trait Element: CubeElement + CubePrimitive + Copy {
+    /// Relative error of a rounded number.
+    const ROUNDING: f64;
     fn round(x: f32) -> Self;
     fn value(self) -> f64;
 }
 
 macro_rules! element {
-    ($($ty:ty, $round:expr, $value:expr;)*) => {$(
+    ($($ty:ty, $bits:expr, $round:expr, $value:expr;)*) => {$(
         impl Element for $ty {
+            const ROUNDING: f64 = 1.0 / (1u32 << $bits) as f64;
             fn round(x: f32) -> Self {
                 $round(x)
             }
@@ -66,9 +69,9 @@ macro_rules! element {
 }
 
 element! {
-    f32, |x| x, f64::from;
-    f16, f16::from_f32, f16::to_f64;
-    bf16, bf16::from_f32, bf16::to_f64;
+    f32, 24, |x| x, f64::from;
+    f16, 11, f16::from_f32, f16::to_f64;
+    bf16, 8, bf16::from_f32, bf16::to_f64;
 }
 
 /// What the tensors hold.
@@ -145,7 +148,13 @@ impl Case {
     }
 
     /// Decodes on the device. Returns `partial_out`, `partial_lse`, which hold NaN where nothing was written.
-    fn decode<T: Element>(&self, client: &Client, inputs: &Inputs<T>, plan: &Plan) -> (Vec<f32>, Vec<f32>) {
+    fn decode<T: Element>(
+        &self,
+        client: &Client,
+        inputs: &Inputs<T>,
+        plan: &Plan,
+        kernel: DecodeKernel,
+    ) -> (Vec<f32>, Vec<f32>) {
         let batch = self.lens.len();
         let lens: Vec<i32> = self.lens.iter().map(|&len| len as i32).collect();
         // Two unused rows at the end, as plans have them.
@@ -177,23 +186,32 @@ impl Case {
             causal: self.causal,
             elem: T::cube_type(),
         };
-        mla_decode::launch(client, args).expect("launches");
+        mla_decode::launch_kernel(client, args, kernel).expect("launches");
         (read(client, partial_out), read(client, partial_lse))
     }
 
     /// Decodes, merges the splits, and compares.
     fn check<T: Element>(&self, client: &Client) {
+        self.check_kernel::<T>(client, DecodeKernel::Plain);
+        if mla_decode::has_kernel(client, DecodeKernel::Mma, T::cube_type(), self.widths) {
+            self.check_kernel::<T>(client, DecodeKernel::Mma);
+        }
+    }
+
+    fn check_kernel<T: Element>(&self, client: &Client, kernel: DecodeKernel) {
+        // Values are within -1 .. 1. The matrix units take rounded weights, which may err by so much in all.
+        let tolerance = 2e-5 + if kernel == DecodeKernel::Mma { T::ROUNDING } else { 0.0 };
         let inputs = self.inputs::<T>();
         let lens: Vec<i32> = self.lens.iter().map(|&len| len as i32).collect();
         let plan = plan(&lens, 1000, TILE, self.cubes, self.mode);
-        let (outs, lses) = self.decode(client, &inputs, &plan);
+        let (outs, lses) = self.decode(client, &inputs, &plan, kernel);
         let (rows, width) = (self.rows(), self.widths.1);
         let written = plan.items.len() * rows;
         assert!(lses[written..].iter().all(|lse| lse.is_nan()), "wrote past the items: {self:?}");
         for b in (0..self.lens.len()).filter(|&b| self.ruined != Some(b)) {
             let splits = plan.split_ptr[b] as usize..plan.split_ptr[b + 1] as usize;
             for row in 0..rows {
-                let what = || format!("sequence {b}, row {row} of {self:?}");
+                let what = || format!("{kernel:?}, sequence {b}, row {row} of {self:?}");
                 let (expected_out, expected_lse) = self.expected(&inputs, b, row);
                 let mut out = vec![0.0; width];
                 let mut sum = 0.0;
@@ -217,7 +235,7 @@ impl Case {
                 assert!(difference < 2e-5, "lse {} instead of {expected_lse}: {}", sum.ln(), what());
                 for (channel, (x, expected)) in out.iter().zip(expected_out).enumerate() {
                     let difference = (x / sum - expected).abs();
-                    assert!(difference < 2e-5, "{} instead of {expected} in {channel}: {}", x / sum, what());
+                    assert!(difference < tolerance, "{} instead of {expected} in {channel}: {}", x / sum, what());
                 }
             }
         }

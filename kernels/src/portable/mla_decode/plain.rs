@@ -1,9 +1,4 @@
-//! Attention of a few query tokens over the paged latent cache, for any device: plain arithmetic, no matrix instructions.
-//!
-//! A cube works off the items that a plan gives it (see [`mla_plan`](super::mla_plan)) for one tile of query rows. A row is
-//! one head of one query token; all rows of a sequence look at the same keys, so a tile of keys is loaded once into shared
-//! memory and used by all rows of the tile, as keys and, its first channels, as values. The softmax is the online one, in
-//! f32. An item gives its own normalised output and the logarithm of its sum; who wants the sequence's result merges them.
+//! Decode for any device: plain arithmetic, no matrix instructions.
 //!
 //! # Shared memory
 //! At most 32 KiB, whatever the device has: a tile of query rows and a tile of keys in the element type (rows are padded by
@@ -11,12 +6,10 @@
 //! each (29.0 KiB), or with 4 rows and 8 keys of f32 (28.4 KiB). The tiles are halved until they fit; a single row and key
 //! of more than 32 KiB are refused.
 
-use cubecl::features::TypeUsage;
-use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
-use thiserror::Error;
 
-use super::mla_plan::or_dummy;
+use super::{DecodeArgs, DecodeError, LOWEST, key_slot, visible_end};
+use crate::portable::mla_plan::or_dummy;
 
 /// Shared memory that a cube takes at most. What WebGPU drivers offer; on larger devices it lets several cubes run at a time.
 const SHARED_BYTES: usize = 32 * 1024;
@@ -33,87 +26,6 @@ const TILE_KEYS: usize = 16;
 
 /// Bytes of one load.
 const LOAD_BYTES: usize = 16;
-
-/// Where the maximum of a row starts. Finite, for a shader may not count on infinities.
-const LOWEST: f32 = -1e30;
-
-/// Buffers and sizes of [`launch`]. Buffers start at a multiple of 16 bytes.
-pub struct DecodeArgs {
-    /// `[batch, query_len, heads, key_width]` of `elem`.
-    pub q: BufferArg,
-    /// `[pages, page_size, key_width]` of `elem`; a row is a key, its first `value_width` channels are the value.
-    pub kv_cache: BufferArg,
-    /// Page ids i32 `[batch, max_pages]`. Entries past a sequence's end are not read.
-    pub page_table: BufferArg,
-    /// Keys of each sequence, i32 `[batch]`; says which keys are hidden if `causal`.
-    pub seq_lens: BufferArg,
-    /// Of the plan, i32 `[capacity, 4]`.
-    pub items: BufferArg,
-    /// Of the plan, i32 `[cubes + 1]`.
-    pub cube_ptr: BufferArg,
-    /// Output, f32 `[capacity, query_len * heads, value_width]`: of each item, normalised by its own sum; 0 where a row sees no
-    /// key. What no item stands for is not written.
-    pub partial_out: BufferArg,
-    /// Output, f32 `[capacity, query_len * heads]`: the natural logarithm of the sum, -inf where a row sees no key.
-    pub partial_lse: BufferArg,
-    /// Number of sequences.
-    pub batch: usize,
-    /// Query tokens of each.
-    pub query_len: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Channels of a cache row.
-    pub key_width: usize,
-    /// Leading channels that are the value.
-    pub value_width: usize,
-    /// Pages of the cache.
-    pub pages: usize,
-    /// Tokens in a page, a power of two.
-    pub page_size: usize,
-    /// Columns of the page table.
-    pub max_pages: usize,
-    /// Cubes that the plan deals items out to.
-    pub cubes: usize,
-    /// Rows of `items`.
-    pub capacity: usize,
-    /// The factor of the scores.
-    pub softmax_scale: f32,
-    /// Query token `i` sees the keys `j <= seq_len - query_len + i`; otherwise all.
-    pub causal: bool,
-    /// f32, f16 or bf16.
-    pub elem: ElemType,
-}
-
-/// Why the device cannot decode this.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum DecodeError {
-    /// No such element type here.
-    #[error("elements of type {0:?}, expected f32, f16 or bf16, and one that the device supports")]
-    Element(ElemType),
-    /// One query row and one key do not fit into shared memory.
-    #[error("a key of {key_width} channels needs {needed} bytes of shared memory, expected at most {available}")]
-    SharedMemory {
-        /// Channels of a cache row.
-        key_width: usize,
-        /// Bytes for a tile of one row and one key.
-        needed: usize,
-        /// Bytes that may be used.
-        available: usize,
-    },
-    /// A size that the kernel cannot work with.
-    #[error("{name} is {actual}, expected {expected}")]
-    Size {
-        /// Which one.
-        name: &'static str,
-        /// What it is.
-        actual: usize,
-        /// What it should be.
-        expected: String,
-    },
-    /// A buffer has more than 2^32 elements, and the device has no 64-bit addresses.
-    #[error("a buffer of {0} elements, expected at most 2^32 - 1 on this device")]
-    Address(usize),
-}
 
 /// How a tile is divided among the units of a cube.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -209,32 +121,15 @@ fn prev_power_of_two(n: usize) -> usize {
     1 << n.max(1).ilog2()
 }
 
-/// Computes the outputs of all items of a plan.
-///
-/// # Errors
-/// The device lacks the element type, the memory or the addresses. Nothing is launched then.
-pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
-    let rows = args.query_len * args.heads;
-    if rows == 0 || args.batch == 0 || args.capacity == 0 || args.cubes == 0 {
-        return Ok(());
-    }
-    args.check(client)?;
+/// Launches the kernel. Sizes have been checked.
+pub(super) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
     let hardware = &client.properties().hardware;
     let available = hardware.max_shared_memory_size.min(SHARED_BYTES);
     let tile = Tile::choose(&args, hardware.max_vector_size, available)?;
-    let row_tiles = rows.div_ceil(tile.rows);
-    for (name, actual, limit) in [
-        ("tiles of query rows", row_tiles, hardware.max_cube_count.0),
-        ("cubes", args.cubes, hardware.max_cube_count.1),
-    ] {
-        if actual > limit as usize {
-            return Err(DecodeError::Size { name, actual, expected: format!("at most {limit}") });
-        }
-    }
     let slots = args.pages * args.page_size;
     decode_kernel::launch(
         client,
-        CubeCount::Static(row_tiles as u32, args.cubes as u32, 1),
+        args.cube_count(client, tile.rows)?,
         CubeDim::new_1d(UNITS as u32),
         args.address_type(client)?,
         tile.vector,
@@ -249,6 +144,7 @@ pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
         args.query_len as u32,
         args.heads as u32,
         args.max_pages as u32,
+        slots as u32,
         args.page_size.ilog2(),
         args.softmax_scale,
         f32::NEG_INFINITY.to_bits(),
@@ -256,42 +152,6 @@ pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
         args.elem,
     );
     Ok(())
-}
-
-impl DecodeArgs {
-    fn check(&self, client: &Client) -> Result<(), DecodeError> {
-        let known = matches!(self.elem, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16));
-        let usage = client.features().type_usage(self.elem);
-        if !known || !usage.contains(TypeUsage::Buffer) || !usage.contains(TypeUsage::Conversion) {
-            return Err(DecodeError::Element(self.elem));
-        }
-        let size = |name, actual, good: bool, expected: &str| match good {
-            true => Ok(()),
-            false => Err(DecodeError::Size { name, actual, expected: expected.into() }),
-        };
-        size("page_size", self.page_size, self.page_size.is_power_of_two(), "a power of two")?;
-        let width = format!("1 to {}, the key width", self.key_width);
-        size("value_width", self.value_width, (1..=self.key_width).contains(&self.value_width), &width)?;
-        let slots = self.pages.saturating_mul(self.page_size);
-        size("tokens in the cache", slots, slots <= u32::MAX as usize, "at most 2^32 - 1")
-    }
-
-    /// Offsets in 32 bits, or in 64 where a buffer has too many elements.
-    fn address_type(&self, client: &Client) -> Result<AddressType, DecodeError> {
-        let rows = self.query_len * self.heads;
-        let lens = [
-            self.batch * rows * self.key_width,
-            self.pages * self.page_size * self.key_width,
-            self.capacity * rows * self.value_width,
-            self.batch * self.max_pages,
-        ];
-        let longest = lens.into_iter().max().unwrap_or(0);
-        let address = AddressType::from_len(longest);
-        match client.properties().supports_address(address) {
-            true => Ok(address),
-            false => Err(DecodeError::Address(longest)),
-        }
-    }
 }
 
 /// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
@@ -308,6 +168,7 @@ fn decode_kernel<E: Float, V: Size>(
     query_len: u32,
     heads: u32,
     max_pages: u32,
+    slot_count: u32,
     page_shift: u32,
     softmax_scale: f32,
     // Of -inf, which a shader cannot write as a constant.
@@ -355,7 +216,7 @@ fn decode_kernel<E: Float, V: Size>(
 
         load_queries::<E, V>(q, &mut queries, sequence * rows, first_row, rows, tile);
         let table_row = sequence * max_pages as usize;
-        find_slots(page_table, &mut slots, table_row, page_shift, first_key, tile_end, tile);
+        find_slots(page_table, &mut slots, table_row, page_shift, slot_count, first_key, tile_end, tile);
         #[unroll]
         for i in 0..comptime!(tile.group_rows() * tile.unit_vectors()) {
             acc[i] = Vector::new(0.0f32);
@@ -370,7 +231,7 @@ fn decode_kernel<E: Float, V: Size>(
             load_keys::<E, V>(kv_cache, &mut keys, &slots, base, tile_end, tile);
             sync_cube();
             score::<E, V>(&queries, &keys, &mut scores, tile);
-            find_slots(page_table, &mut slots, table_row, page_shift, base + tile.keys, tile_end, tile);
+            find_slots(page_table, &mut slots, table_row, page_shift, slot_count, base + tile.keys, tile_end, tile);
             sync_cube();
             if has_weight {
                 let mut top = highest;
@@ -423,26 +284,6 @@ fn decode_kernel<E: Float, V: Size>(
     }
 }
 
-/// One past the last key of an item that a query row sees.
-#[cube]
-fn visible_end(
-    seq_lens: &[i32],
-    sequence: usize,
-    row: usize,
-    end_key: usize,
-    query_len: u32,
-    heads: u32,
-    #[comptime] causal: bool,
-) -> usize {
-    if comptime!(causal) {
-        let token = (row as u32 / heads) as i32;
-        let end = seq_lens[sequence] - query_len as i32 + token + 1;
-        min(max(end, 0i32) as usize, end_key)
-    } else {
-        end_key
-    }
-}
-
 /// The rows of a tile, zeros past the last one.
 #[cube]
 fn load_queries<E: Float, V: Size>(
@@ -474,15 +315,14 @@ fn find_slots(
     slots: &mut Shared<[u32]>,
     table_row: usize,
     page_shift: u32,
+    slot_count: u32,
     base: usize,
     end: usize,
     #[comptime] tile: Tile,
 ) {
     let unit = UNIT_POS as usize;
     if unit < tile.keys && base + unit < end {
-        let token = (base + unit) as u32;
-        let page = page_table[table_row + (token >> page_shift) as usize] as u32;
-        slots[unit] = (page << page_shift) + (token & ((1u32 << page_shift) - 1));
+        slots[unit] = key_slot(page_table, table_row, page_shift, slot_count, base + unit);
     }
 }
 
@@ -637,6 +477,8 @@ fn write_out<V: Size>(
 
 #[cfg(test)]
 mod tests {
+    use cubecl::ir::FloatKind;
+
     use super::*;
 
     fn tile(elem: FloatKind, (key_width, value_width): (usize, usize), rows: usize) -> Result<Tile, DecodeError> {

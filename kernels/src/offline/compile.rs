@@ -1,0 +1,213 @@
+//! From a kernel to its machine code and what can be read from that.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use cubecl::ir::{DeviceIdentity, HardwareProperties, MemoryDeviceProperties, OpaqueType, features};
+use cubecl::prelude::*;
+use cubecl_common::profile::TimingMethod;
+use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures};
+use cubecl_cpp::target::Cuda;
+use cubecl_cpp::{ComputeKernel, register_supported_types};
+use cubecl_runtime::compiler::Compiler;
+use cubecl_runtime::runtime::Runtime;
+
+use super::{Toolchain, ToolchainError};
+
+/// A GPU architecture, with the instructions of that generation alone where there are any (`a`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Arch {
+    /// Turing.
+    Sm75,
+    /// Ampere.
+    Sm80,
+    /// Hopper.
+    Sm90a,
+    /// Blackwell, data center.
+    Sm100a,
+}
+
+impl Arch {
+    /// All of them.
+    pub const ALL: [Arch; 4] = [Arch::Sm75, Arch::Sm80, Arch::Sm90a, Arch::Sm100a];
+
+    /// As the compilers call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arch::Sm75 => "sm_75",
+            Arch::Sm80 => "sm_80",
+            Arch::Sm90a => "sm_90a",
+            Arch::Sm100a => "sm_100a",
+        }
+    }
+
+    fn version(self) -> u32 {
+        match self {
+            Arch::Sm75 => 75,
+            Arch::Sm80 => 80,
+            Arch::Sm90a => 90,
+            Arch::Sm100a => 100,
+        }
+    }
+
+    /// Shared memory that a cube may take, in bytes.
+    pub fn shared_memory(self) -> usize {
+        match self {
+            Arch::Sm75 => 64 << 10,
+            Arch::Sm80 => 163 << 10,
+            Arch::Sm90a | Arch::Sm100a => 227 << 10,
+        }
+    }
+
+    /// What CubeCL's CUDA runtime sets on such a device.
+    fn options(self) -> CompilationOptions {
+        let version = self.version();
+        CompilationOptions {
+            warp_size: 32,
+            supports_features: CppSupportedFeatures {
+                fast_math: true,
+                dp4a: true,
+                grid_constants: true,
+                fast_tanh: true,
+                clusters: version >= 90,
+                elect_sync: version >= 90,
+            },
+            ..Default::default()
+        }
+    }
+
+    /// The properties of such a device, as far as kernels are built by them.
+    pub(super) fn properties(self) -> Arc<DeviceProperties> {
+        let hardware = HardwareProperties {
+            load_width: 128,
+            vector_register_count: None,
+            plane_size_min: 32,
+            plane_size_max: 32,
+            max_bindings: 1024,
+            max_shared_memory_size: self.shared_memory(),
+            max_cube_count: (i32::MAX as u32, 65535, 65535),
+            max_units_per_cube: 1024,
+            max_cube_dim: (1024, 1024, 64),
+            num_streaming_multiprocessors: Some(132),
+            num_cpu_cores: None,
+            last_level_cache_size: None,
+            num_tensor_cores: Some(4),
+            min_tensor_cores_dim: Some(8),
+            max_vector_size: VectorSize::MAX,
+            cube_mma_reserved_shared_memory: 0,
+        };
+        let identity = DeviceIdentity { name: "offline".into(), fingerprint: self.name().into(), physical: None };
+        let memory = MemoryDeviceProperties::new(1 << 35, 512);
+        let mut properties =
+            DeviceProperties::new(Default::default(), memory, hardware, TimingMethod::Device, identity);
+        register_supported_types(&mut properties);
+        properties.register_opaque_type(OpaqueType::Barrier);
+        properties.features.plane.insert(features::Plane::Sync);
+        properties.features.plane.insert(features::Plane::Ops);
+        properties.features.plane.insert(features::Plane::NonUniformControlFlow);
+        properties.features.memory_reinterpret = true;
+        properties.features.alignment = true;
+        properties.features.copy_async = self >= Arch::Sm80;
+        if self >= Arch::Sm90a {
+            properties.register_opaque_type(OpaqueType::TensorMap);
+            properties.features.cube_cluster = true;
+            properties.features.tma.insert(features::Tma::Base);
+        }
+        Arc::new(properties)
+    }
+}
+
+/// The properties of the compiler's target.
+pub(super) fn target_properties() -> Arc<TargetProperties> {
+    Arc::new(<cubecl_cuda::CudaRuntime as Runtime>::target_properties())
+}
+
+/// What is known of a compiled kernel.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// Registers of a thread.
+    pub registers: usize,
+    /// Bytes of a thread that are stored to and loaded from local memory because registers ran out.
+    pub spill_bytes: usize,
+    /// Bytes of local memory of a thread.
+    pub stack_bytes: usize,
+    /// Shared memory of a cube in bytes.
+    pub shared_bytes: usize,
+    /// Warnings of ptxas, such as C7510 (serialised wgmma).
+    pub warnings: Vec<String>,
+    /// Machine instructions.
+    pub instructions: usize,
+    /// How often each opcode of interest occurs.
+    pub opcodes: Vec<(&'static str, usize)>,
+}
+
+/// Opcodes that say what a kernel does: matrix products, tile loads, asynchronous copies, loads of matrices, local memory.
+const OPCODES: [&str; 10] = ["HMMA", "HGMMA", "UTCHMMA", "UTMALDG", "LDTM", "LDGSTS", "LDSM", "BAR.SYNC", "STL", "LDL"];
+
+/// Lowers a kernel to CUDA C++.
+pub(super) fn to_cuda<K: CubeKernel>(kernel: &K, arch: Arch) -> Result<ComputeKernel, ToolchainError> {
+    let lower = || -> Result<ComputeKernel, String> {
+        let definition = cubecl_core::define_kernel(kernel).map_err(|error| format!("{error:?}"))?;
+        CppCompiler::<Cuda>::default().compile(definition, &arch.options()).map_err(|error| format!("{error:?}"))
+    };
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(lower));
+    caught.unwrap_or_else(|_| Err("the compiler panicked".into())).map_err(ToolchainError::Lower)
+}
+
+/// Compiles and assembles a kernel; its text in each form stays in `folder`, named `stem`.
+pub(super) fn compile(
+    kernel: &ComputeKernel,
+    arch: Arch,
+    toolchain: &Toolchain,
+    folder: &Path,
+    stem: &str,
+) -> Result<Report, ToolchainError> {
+    let path = |extension: &str| folder.join(format!("{stem}.{}.{extension}", arch.name()));
+    std::fs::create_dir_all(folder)?;
+    let pretty = cubecl_cpp::formatter::format_cpp(&kernel.source).unwrap_or_else(|_| kernel.source.clone());
+    std::fs::write(path("cu"), pretty)?;
+    let ptx = toolchain.nvrtc(&kernel.source, arch)?;
+    std::fs::write(path("ptx"), &ptx)?;
+    let log = toolchain.ptxas(&path("ptx"), &path("cubin"), arch)?;
+    let sass = toolchain.disassemble(&path("cubin"))?;
+    std::fs::write(path("sass"), &sass)?;
+    let mut report = read_log(&log);
+    report.shared_bytes += kernel.shared_memory_size;
+    read_sass(&sass, &mut report);
+    Ok(report)
+}
+
+/// The number before a word.
+fn number_before(line: &str, word: &str) -> usize {
+    let Some(end) = line.find(word) else { return 0 };
+    line[..end].split_whitespace().last().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+fn read_log(log: &str) -> Report {
+    let mut report = Report::default();
+    for line in log.lines() {
+        if line.contains("bytes stack frame") {
+            report.stack_bytes = number_before(line, " bytes stack frame");
+            report.spill_bytes = number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
+        } else if line.contains("registers") {
+            report.registers = number_before(line, " registers");
+            report.shared_bytes = number_before(line, " bytes smem");
+        } else if line.contains("warning") || line.contains("(C7") {
+            report.warnings.push(line.trim().into());
+        }
+    }
+    report
+}
+
+fn read_sass(sass: &str, report: &mut Report) {
+    let instructions =
+        sass.lines().filter(|line| line.trim_start().starts_with("/*") && line.trim_end().ends_with(';'));
+    let lines: Vec<&str> = instructions.collect();
+    report.instructions = lines.len();
+    for opcode in OPCODES {
+        let count = lines.iter().filter(|line| line.split_whitespace().any(|word| word.starts_with(opcode))).count();
+        if count > 0 {
+            report.opcodes.push((opcode, count));
+        }
+    }
+}

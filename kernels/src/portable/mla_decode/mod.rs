@@ -1,0 +1,230 @@
+//! Attention of a few query tokens over the paged latent cache.
+//!
+//! A cube works off the items that a plan gives it (see [`mla_plan`](super::mla_plan)) for one tile of query rows. A row is
+//! one head of one query token; all rows of a sequence look at the same keys, so a tile of keys is loaded once into shared
+//! memory and used by all rows of the tile, as keys and, its first channels, as values. The softmax is the online one, in
+//! f32. An item gives its own normalised output and the logarithm of its sum; who wants the sequence's result merges them.
+//!
+//! Two kernels do that: [`plain`] with ordinary arithmetic, on every device, and [`mma`] with matrix instructions.
+
+mod mma;
+mod plain;
+
+use cubecl::features::TypeUsage;
+use cubecl::ir::{AddressType, FloatKind};
+use cubecl::prelude::*;
+use thiserror::Error;
+
+pub use plain::MAX_KEY_BYTES;
+
+/// Where the maximum of a row starts. Finite, for a shader may not count on infinities.
+const LOWEST: f32 = -1e30;
+
+/// The kernels of this operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DecodeKernel {
+    /// Ordinary arithmetic.
+    Plain,
+    /// Matrix instructions.
+    Mma,
+}
+
+/// Buffers and sizes of [`launch`]. Buffers start at a multiple of 16 bytes.
+pub struct DecodeArgs {
+    /// `[batch, query_len, heads, key_width]` of `elem`.
+    pub q: BufferArg,
+    /// `[pages, page_size, key_width]` of `elem`; a row is a key, its first `value_width` channels are the value.
+    pub kv_cache: BufferArg,
+    /// Page ids i32 `[batch, max_pages]`. Entries past a sequence's end are not read.
+    pub page_table: BufferArg,
+    /// Keys of each sequence, i32 `[batch]`; says which keys are hidden if `causal`.
+    pub seq_lens: BufferArg,
+    /// Of the plan, i32 `[capacity, 4]`.
+    pub items: BufferArg,
+    /// Of the plan, i32 `[cubes + 1]`.
+    pub cube_ptr: BufferArg,
+    /// Output, f32 `[capacity, query_len * heads, value_width]`: of each item, normalised by its own sum; 0 where a row sees no
+    /// key. What no item stands for is not written.
+    pub partial_out: BufferArg,
+    /// Output, f32 `[capacity, query_len * heads]`: the natural logarithm of the sum, -inf where a row sees no key.
+    pub partial_lse: BufferArg,
+    /// Number of sequences.
+    pub batch: usize,
+    /// Query tokens of each.
+    pub query_len: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Channels of a cache row.
+    pub key_width: usize,
+    /// Leading channels that are the value.
+    pub value_width: usize,
+    /// Pages of the cache.
+    pub pages: usize,
+    /// Tokens in a page, a power of two.
+    pub page_size: usize,
+    /// Columns of the page table.
+    pub max_pages: usize,
+    /// Cubes that the plan deals items out to.
+    pub cubes: usize,
+    /// Rows of `items`.
+    pub capacity: usize,
+    /// The factor of the scores.
+    pub softmax_scale: f32,
+    /// Query token `i` sees the keys `j <= seq_len - query_len + i`; otherwise all.
+    pub causal: bool,
+    /// f32, f16 or bf16.
+    pub elem: ElemType,
+}
+
+/// Why the device cannot decode this.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// No such element type here.
+    #[error("elements of type {0:?}, expected f32, f16 or bf16, and one that the device supports")]
+    Element(ElemType),
+    /// One query row and one key do not fit into shared memory.
+    #[error("a key of {key_width} channels needs {needed} bytes of shared memory, expected at most {available}")]
+    SharedMemory {
+        /// Channels of a cache row.
+        key_width: usize,
+        /// Bytes for a tile of one row and one key.
+        needed: usize,
+        /// Bytes that may be used.
+        available: usize,
+    },
+    /// A size that the kernel cannot work with.
+    #[error("{name} is {actual}, expected {expected}")]
+    Size {
+        /// Which one.
+        name: &'static str,
+        /// What it is.
+        actual: usize,
+        /// What it should be.
+        expected: String,
+    },
+    /// A kernel with matrix instructions was asked for.
+    #[error("the device has no kernel with matrix instructions for elements of type {0:?} and these widths")]
+    NoMatrixUnits(ElemType),
+    /// A buffer has more than 2^32 elements, and the device has no 64-bit addresses.
+    #[error("a buffer of {0} elements, expected at most 2^32 - 1 on this device")]
+    Address(usize),
+}
+
+/// Whether a device has a kernel for these elements and widths (of key and value).
+pub fn has_kernel(client: &Client, kernel: DecodeKernel, elem: ElemType, widths: (usize, usize)) -> bool {
+    match kernel {
+        DecodeKernel::Plain => widths.0 * elem.size() <= MAX_KEY_BYTES,
+        DecodeKernel::Mma => mma::tile(client, elem, 1, widths, false).is_some(),
+    }
+}
+
+/// Computes the outputs of all items of a plan, with the fastest kernel that the device has.
+///
+/// # Errors
+/// The device lacks the element type, the memory or the addresses. Nothing is launched then.
+pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
+    let mma = has_kernel(client, DecodeKernel::Mma, args.elem, (args.key_width, args.value_width));
+    launch_kernel(client, args, if mma { DecodeKernel::Mma } else { DecodeKernel::Plain })
+}
+
+/// The same, with a certain kernel.
+///
+/// # Errors
+/// As [`launch`], and where the device lacks what the kernel needs.
+pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) -> Result<(), DecodeError> {
+    if args.query_len * args.heads == 0 || args.batch == 0 || args.capacity == 0 || args.cubes == 0 {
+        return Ok(());
+    }
+    args.check(client)?;
+    match kernel {
+        DecodeKernel::Plain => plain::launch(client, args),
+        DecodeKernel::Mma => {
+            let (rows, widths) = (args.query_len * args.heads, (args.key_width, args.value_width));
+            let tile = mma::tile(client, args.elem, rows, widths, args.causal);
+            let tile = tile.ok_or(DecodeError::NoMatrixUnits(args.elem))?;
+            mma::launch(client, args, tile)
+        }
+    }
+}
+
+impl DecodeArgs {
+    fn check(&self, client: &Client) -> Result<(), DecodeError> {
+        let known = matches!(self.elem, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16));
+        let usage = client.features().type_usage(self.elem);
+        if !known || !usage.contains(TypeUsage::Buffer) || !usage.contains(TypeUsage::Conversion) {
+            return Err(DecodeError::Element(self.elem));
+        }
+        let size = |name, actual, good: bool, expected: &str| match good {
+            true => Ok(()),
+            false => Err(DecodeError::Size { name, actual, expected: expected.into() }),
+        };
+        size("page_size", self.page_size, self.page_size.is_power_of_two(), "a power of two")?;
+        let width = format!("1 to {}, the key width", self.key_width);
+        size("value_width", self.value_width, (1..=self.key_width).contains(&self.value_width), &width)?;
+        let slots = self.pages.saturating_mul(self.page_size);
+        size("tokens in the cache", slots, slots <= u32::MAX as usize, "at most 2^32 - 1")
+    }
+
+    /// Offsets in 32 bits, or in 64 where a buffer has too many elements.
+    fn address_type(&self, client: &Client) -> Result<AddressType, DecodeError> {
+        let rows = self.query_len * self.heads;
+        let lens = [
+            self.batch * rows * self.key_width,
+            self.pages * self.page_size * self.key_width,
+            self.capacity * rows * self.value_width,
+            self.batch * self.max_pages,
+        ];
+        let longest = lens.into_iter().max().unwrap_or(0);
+        let address = AddressType::from_len(longest);
+        match client.properties().supports_address(address) {
+            true => Ok(address),
+            false => Err(DecodeError::Address(longest)),
+        }
+    }
+
+    /// A grid with one cube for each tile of `tile_rows` query rows and each cube of the plan.
+    fn cube_count(&self, client: &Client, tile_rows: usize) -> Result<CubeCount, DecodeError> {
+        let row_tiles = (self.query_len * self.heads).div_ceil(tile_rows);
+        let limits = client.properties().hardware.max_cube_count;
+        for (name, actual, limit) in [("tiles of query rows", row_tiles, limits.0), ("cubes", self.cubes, limits.1)] {
+            if actual > limit as usize {
+                return Err(DecodeError::Size { name, actual, expected: format!("at most {limit}") });
+            }
+        }
+        Ok(CubeCount::Static(row_tiles as u32, self.cubes as u32, 1))
+    }
+}
+
+/// Both kernels as DeepSeek's models use them.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    mma::offline()
+}
+
+/// One past the last key of an item that a query row sees.
+#[cube]
+fn visible_end(
+    seq_lens: &[i32],
+    sequence: usize,
+    row: usize,
+    end_key: usize,
+    query_len: u32,
+    heads: u32,
+    #[comptime] causal: bool,
+) -> usize {
+    if comptime!(causal) {
+        let token = (row as u32 / heads) as i32;
+        let end = seq_lens[sequence] - query_len as i32 + token + 1;
+        min(max(end, 0i32) as usize, end_key)
+    } else {
+        end_key
+    }
+}
+
+/// The row of the cache that a token of a sequence is in; the last one if the page table names a page that is not there.
+#[cube]
+fn key_slot(page_table: &[i32], table_row: usize, page_shift: u32, slot_count: u32, token: usize) -> u32 {
+    let token = token as u32;
+    let page = page_table[table_row + (token >> page_shift) as usize] as u32;
+    min((page << page_shift) + (token & ((1u32 << page_shift) - 1)), slot_count - 1)
+}
