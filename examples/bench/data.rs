@@ -1,0 +1,124 @@
+//! Inputs, and the same attention on the host in f64.
+
+use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
+use burn_mla::ops::cache::new_pool;
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+
+/// Numbers drawn at a time: a cache has more than 2^31.
+const CHUNK: usize = 1 << 28;
+
+/// What an output may differ from f64, relative in root mean square, for a dtype.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 1e-2,
+        _ => 2e-3,
+    }
+}
+
+/// What a log-sum-exp may differ from f64.
+pub const LSE_TOLERANCE: f64 = 2e-3;
+
+/// A generator that gives the same numbers in every run.
+pub fn rng(seed: u64) -> ChaCha8Rng {
+    ChaCha8Rng::seed_from_u64(seed)
+}
+
+/// The numbers below `n` in random order.
+pub fn permutation(n: usize, rng: &mut ChaCha8Rng) -> Vec<i32> {
+    let mut numbers: Vec<i32> = (0..n as i32).collect();
+    numbers.shuffle(rng);
+    numbers
+}
+
+/// Normal numbers with deviation 1, row after row in memory.
+pub fn normal<const D: usize>(shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
+    // Burn pads the rows of some tensors, but not of those of one dimension.
+    draw(shape.iter().product(), dtype, device).reshape(shape)
+}
+
+/// A cache as the operations want it, of normal numbers.
+pub fn pool(shape: [usize; 3], dtype: FloatDType, device: &Device) -> Tensor<3> {
+    let len = shape.iter().product();
+    let mut pool = new_pool(shape, dtype, device).reshape([len]);
+    for start in (0..len).step_by(CHUNK) {
+        let end = len.min(start + CHUNK);
+        pool = pool.slice_assign(start..end, draw(end - start, dtype.into(), device));
+    }
+    pool.reshape(shape)
+}
+
+fn draw(len: usize, dtype: DType, device: &Device) -> Tensor<1> {
+    Tensor::random([len], Distribution::Normal(0.0, 1.0), (device, dtype))
+}
+
+/// Integers, row after row in memory.
+pub fn ints<const D: usize>(values: Vec<i32>, shape: [usize; D], device: &Device) -> Tensor<D, Int> {
+    let len = values.len();
+    Tensor::<1, Int>::from_data(TensorData::new(values, [len]), (device, DType::I32)).reshape(shape)
+}
+
+/// The numbers of a tensor.
+pub fn floats<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, String> {
+    tensor.into_data().convert::<f32>().try_to_vec().map_err(|error| format!("{error:?}"))
+}
+
+/// The numbers of a tensor.
+pub fn read_ints<const D: usize>(tensor: Tensor<D, Int>) -> Result<Vec<i32>, String> {
+    tensor.into_data().convert::<i32>().try_to_vec().map_err(|error| format!("{error:?}"))
+}
+
+/// Keys `[n, q.len()]` and values `[n, stride]`, of which the first `width` channels count.
+pub struct Rows<'a> {
+    pub keys: &'a [f32],
+    pub values: &'a [f32],
+    pub stride: usize,
+    pub width: usize,
+}
+
+/// One query over all keys: its output, and the log-sum-exp.
+pub fn attend(q: &[f32], rows: &Rows, scale: f64) -> (Vec<f64>, f64) {
+    let dot = |key: &[f32]| -> f64 { q.iter().zip(key).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum() };
+    let scores: Vec<f64> = rows.keys.chunks_exact(q.len()).map(|key| scale * dot(key)).collect();
+    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
+    let mut out = vec![0.0; rows.width];
+    for (score, value) in scores.iter().zip(rows.values.chunks_exact(rows.stride)) {
+        let weight = (score - most).exp() / sum;
+        out.iter_mut().zip(value).for_each(|(out, &value)| *out += weight * f64::from(value));
+    }
+    (out, most + sum.ln())
+}
+
+/// How far the device's results are from those of the host.
+#[derive(Debug, Default)]
+pub struct Difference {
+    error: f64,
+    norm: f64,
+    lse: f64,
+}
+
+impl Difference {
+    /// Adds a row of output and its log-sum-exp.
+    pub fn add(&mut self, out: &[f32], lse: f32, expected: &(Vec<f64>, f64)) {
+        for (&actual, expected) in out.iter().zip(&expected.0) {
+            self.error += (f64::from(actual) - expected).powi(2);
+            self.norm += expected.powi(2);
+        }
+        // Not `max`, which drops NaN.
+        let lse = (f64::from(lse) - expected.1).abs();
+        if lse.is_nan() || lse > self.lse {
+            self.lse = lse;
+        }
+    }
+
+    /// The relative difference in root mean square, if both are small.
+    pub fn check(&self, dtype: DType) -> Result<f64, String> {
+        let relative = (self.error / self.norm).sqrt();
+        if relative < tolerance(dtype) && self.lse < LSE_TOLERANCE {
+            return Ok(relative);
+        }
+        Err(format!("wrong result: the output differs by {relative:.1e} (relative), the lse by {:.1e}", self.lse))
+    }
+}

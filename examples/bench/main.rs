@@ -1,0 +1,218 @@
+//! Times the operations on one device and writes a row per case.
+//!
+//!     cargo run --release --features cuda --example bench -- --device cuda --out bench.json
+//!     cargo run --release --example bench -- --compare bench.json peers.json
+//!
+//! Before every timed call 256 MiB are written, so that L2 has none of its inputs. A row holds, in microseconds:
+//!
+//! | field | what |
+//! |---|---|
+//! | `us` | median of the replays of a graph of one call; of the plain calls where no graph could be captured (`how`) |
+//! | `us_min`, `us_p90`, `n` | the least and the 90th percentile of the same runs, and how many there were |
+//! | `us_stream` | median of plain calls, with their allocations and launches |
+//! | `us_host`, `us_stream_host` | median time that the host took to queue a timed call of `us`, of `us_stream` |
+//! | `timing` | `device`: the device's own clock; `system`: the host's clock between two waits for the device |
+//! | `tflops`, `gbps` | computed from `us` |
+//! | `rel_rms` | how far some of the results are from f64, in root mean square; a wrong result is an error and no row |
+//! | `of_copy` | GB/s as a part of those of a copy of memory |
+//! | `plan_us` | `us` of `mla_plan`, which dense decode does not include |
+//! | `how`, `graph_error` | `graph` or `stream`, and why there is no graph |
+//!
+//! With `timing: device` a time goes from an event before the call to one after it, both on the call's queue, and the
+//! host reads them only when all calls are queued. Should the queue run dry within a call, the gap counts. So the flush
+//! is queued before the first event, and the host queues the call while the flush runs: where `us_host` is below the
+//! ceilings' `flush_us`, `us` has no gap in it, and likewise `us_stream`. `ceilings.*.empty_kernel_us` is what the
+//! method reads for a kernel that does nothing; it is not subtracted. wgpu stamps the kernels and waits for them, so
+//! there `us_host` says nothing; with `timing: system` launches are in all times.
+//!
+//! Counted as in FlashMLA's tests: dense decode has `b*h_q*s_q*2*(576+512)*mean_len` FLOPs (a causal mask is not
+//! subtracted) and moves q, the keys and out; causal ragged attention counts half of its square.
+
+mod ceilings;
+// Its model loader serves the other programs.
+#[allow(dead_code)]
+#[path = "../common/mod.rs"]
+mod common;
+mod compare;
+mod data;
+mod decode;
+mod indexing;
+mod meta;
+mod ragged;
+mod report;
+mod timing;
+mod varlen;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{DType, Device, FloatDType};
+use burn_mla::ops::DeviceName;
+use clap::{Parser, ValueEnum};
+use common::{DTypeArg, fail};
+use report::Report;
+use timing::Timer;
+
+/// Time the operations on a device.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Sections to run, separated by commas; all if absent.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS")]
+    only: Vec<Section>,
+    /// cuda, cuda:N, wgpu or flex (the CPU).
+    #[arg(long, default_value_t = DeviceName::Cuda(0))]
+    device: DeviceName,
+    /// Of queries, caches and states.
+    #[arg(long, value_enum, default_value_t = DTypeArg::Bf16)]
+    dtype: DTypeArg,
+    /// A few shapes of each section.
+    #[arg(long, conflicts_with = "smoke")]
+    quick: bool,
+    /// Tiny shapes, which only show that the program works on a device.
+    #[arg(long)]
+    smoke: bool,
+    /// Timed calls per case; slow cases have fewer.
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
+    iters: u16,
+    /// Start no case after this many seconds.
+    #[arg(long, value_name = "SECONDS")]
+    limit: Option<u64>,
+    /// Write everything to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Time nothing; set the rows of a file of this program against those of other programs.
+    #[arg(long, num_args = 2, value_names = ["OURS", "PEERS"])]
+    compare: Option<Vec<PathBuf>>,
+}
+
+/// A group of cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Section {
+    /// What the device can do: copy, read, matmul, an empty kernel; at the start and at the end.
+    Ceilings,
+    /// `mla_decode`, and `mla_plan` for some shapes.
+    Dense,
+    /// `merge_state`.
+    Merge,
+    /// `page_table` and `kv_indices`.
+    #[value(name = "page_table")]
+    PageTable,
+    /// `write_latent`.
+    Write,
+    /// `ragged_attention`.
+    Ragged,
+}
+
+/// Which shapes of a section to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Size {
+    Full,
+    Quick,
+    Smoke,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let outcome = match &args.compare {
+        Some(files) => compare::print(&files[0], &files[1]).map(|()| ExitCode::SUCCESS),
+        None => run(&args),
+    };
+    outcome.unwrap_or_else(fail)
+}
+
+fn run(args: &Args) -> Result<ExitCode, String> {
+    let device = args.device.open().map_err(|error| error.to_string())?;
+    let dtype = DType::from(FloatDType::from(args.dtype));
+    if !device.supports_dtype(dtype) {
+        return Err(format!("{} does not compute in {dtype:?}; choose another --dtype", args.device));
+    }
+    let report = Report::create(args.out.clone(), meta::collect(&args.device.to_string(), &device, dtype))?;
+    let size = match (args.smoke, args.quick) {
+        (true, _) => Size::Smoke,
+        (_, true) => Size::Quick,
+        _ => Size::Full,
+    };
+    let mut bench = Bench {
+        timer: Timer::new(&device, usize::from(args.iters), size == Size::Smoke),
+        end: args.limit.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
+        device,
+        dtype,
+        size,
+        report,
+        copy_gbps: None,
+    };
+    bench.sections(&args.only);
+    bench.report.finish()
+}
+
+/// What the sections share.
+struct Bench {
+    device: Device,
+    dtype: DType,
+    size: Size,
+    timer: Timer,
+    report: Report,
+    /// After this no case starts.
+    end: Option<Instant>,
+    /// What a copy of memory reached, where the ceilings were measured.
+    copy_gbps: Option<f64>,
+}
+
+impl Bench {
+    fn sections(&mut self, only: &[Section]) {
+        let wanted = |section| only.is_empty() || only.contains(&section);
+        if wanted(Section::Ceilings) {
+            ceilings::run(self, "start");
+        }
+        if wanted(Section::Dense) {
+            decode::run(self);
+        }
+        if wanted(Section::Merge) {
+            indexing::merge(self);
+        }
+        if wanted(Section::PageTable) {
+            indexing::page_table(self);
+        }
+        if wanted(Section::Write) {
+            indexing::write(self);
+        }
+        if wanted(Section::Ragged) {
+            ragged::run(self);
+        }
+        if wanted(Section::Ceilings) {
+            ceilings::run(self, "end");
+        }
+    }
+
+    /// Runs one case. What goes wrong in it, a panic included, is noted, and the next case runs.
+    fn case(&mut self, name: &str, run: impl FnOnce(&mut Self) -> Result<(), String>) {
+        if self.end.is_some_and(|end| Instant::now() > end) {
+            self.report.skip(name);
+            return;
+        }
+        if let Err(error) = caught(|| run(self)) {
+            self.report.error(name, &error);
+        }
+        // Sizes vary from case to case: what one leaves in the pool, the next cannot use.
+        self.device.memory_cleanup();
+    }
+
+    /// The shapes to run: all, every `step`-th, or the tiny ones.
+    fn pick<T: Clone>(&self, full: &[T], step: usize, smoke: &[T]) -> Vec<T> {
+        match self.size {
+            Size::Full => full.to_vec(),
+            Size::Quick => full.iter().step_by(step).cloned().collect(),
+            Size::Smoke => smoke.to_vec(),
+        }
+    }
+}
+
+/// A panic as an error: Burn's operations have no other way to refuse.
+fn caught<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(format!("panicked: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")))
+    })
+}

@@ -1,0 +1,163 @@
+//! The rows: printed as they come, and written as JSON.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use burn::tensor::DType;
+use serde_json::{Map, Value, json};
+
+use crate::timing::Times;
+
+/// How old the file may get.
+const SAVE_EVERY: Duration = Duration::from_secs(5);
+
+/// Numbers of a row in the order in which they are printed.
+pub type Fields<'a> = [(&'a str, Value)];
+
+/// What a call computes and moves, where that is counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Volume {
+    pub flops: Option<f64>,
+    pub bytes: Option<f64>,
+}
+
+/// Everything measured so far.
+pub struct Report {
+    out: Option<PathBuf>,
+    meta: Map<String, Value>,
+    ceilings: Map<String, Value>,
+    rows: Vec<Value>,
+    errors: Vec<Value>,
+    skipped: Vec<String>,
+    started: Instant,
+    saved: Instant,
+}
+
+impl Report {
+    /// A report that is kept in a file, if one is named.
+    pub fn create(out: Option<PathBuf>, meta: Map<String, Value>) -> Result<Self, String> {
+        let now = Instant::now();
+        let (rows, errors, skipped) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, value) in &meta {
+            println!("{key}: {}", value.as_str().map_or_else(|| value.to_string(), str::to_string));
+        }
+        let report = Self { out, meta, ceilings: Map::new(), rows, errors, skipped, started: now, saved: now };
+        // A file that cannot be written should not show after minutes of work.
+        report.save()?;
+        Ok(report)
+    }
+
+    /// Adds a row: `shape` names the case, `extra` is what else is known of it. Returns its GB/s.
+    pub fn row(&mut self, op: &str, shape: &Fields, times: &Times, volume: Volume, extra: &Fields) -> Option<f64> {
+        let tflops = volume.flops.map(|flops| flops / times.us / 1e6);
+        let gbps = volume.bytes.map(|bytes| bytes / times.us / 1e3);
+        let how = if times.graph_error.is_some() { "stream" } else { "graph" };
+        let mut row = Map::new();
+        row.insert("peer".into(), json!("burn-mla"));
+        row.insert("op".into(), json!(op));
+        row.extend(shape.iter().chain(extra).map(|(key, value)| (key.to_string(), value.clone())));
+        for (key, us) in [
+            ("us", times.us),
+            ("us_min", times.us_min),
+            ("us_p90", times.us_p90),
+            ("us_stream", times.us_stream),
+            ("us_host", times.us_host),
+            ("us_stream_host", times.us_stream_host),
+        ] {
+            row.insert(key.into(), rounded(us, 3));
+        }
+        row.insert("n".into(), json!(times.n));
+        row.insert("how".into(), json!(how));
+        row.insert("timing".into(), json!(times.timing));
+        row.extend(times.graph_error.iter().map(|reason| ("graph_error".to_string(), json!(first_line(reason)))));
+        row.extend(tflops.map(|value| ("tflops".to_string(), rounded(value, 1))));
+        row.extend(gbps.map(|value| ("gbps".to_string(), rounded(value, 1))));
+        self.rows.push(Value::Object(row));
+        let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
+        self.say(&format!(
+            "{op:12} {:60} {:>10.1} us  stream {:>10.1}  host {:>7.1} {:>7.1} {:>7} TF/s {:>7} GB/s  {how}, {}{}",
+            words(shape),
+            times.us,
+            times.us_stream,
+            times.us_host,
+            times.us_stream_host,
+            number(tflops),
+            number(gbps),
+            times.timing,
+            if extra.is_empty() { String::new() } else { format!("  {}", words(extra)) },
+        ));
+        gbps
+    }
+
+    /// Adds the ceilings of the start or the end.
+    pub fn ceilings(&mut self, key: &str, values: Map<String, Value>) {
+        self.say(&format!("ceilings, {key}: {}", Value::Object(values.clone())));
+        self.ceilings.insert(key.into(), Value::Object(values));
+    }
+
+    /// Notes a case that failed.
+    pub fn error(&mut self, case: &str, error: &str) {
+        self.say(&format!("FAILED {case}: {}", first_line(error)));
+        self.errors.push(json!({ "where": case, "error": error }));
+    }
+
+    /// Notes a case for which no time was left.
+    pub fn skip(&mut self, case: &str) {
+        self.skipped.push(case.into());
+    }
+
+    /// Prints a line with the time, and writes the file now and then.
+    pub fn say(&mut self, line: &str) {
+        println!("[{:7.1}] {line}", self.started.elapsed().as_secs_f64());
+        if self.saved.elapsed() > SAVE_EVERY {
+            self.saved = Instant::now();
+            // The last time counts: `finish` reports what is wrong with the file.
+            let _ = self.save();
+        }
+    }
+
+    /// Writes the file; the exit code says whether all cases ran.
+    pub fn finish(mut self) -> Result<ExitCode, String> {
+        self.meta.extend(crate::meta::gpu_state("gpu_end"));
+        self.meta.insert("seconds".into(), rounded(self.started.elapsed().as_secs_f64(), 1));
+        self.save()?;
+        let (rows, errors, skipped) = (self.rows.len(), self.errors.len(), self.skipped.len());
+        println!("{rows} rows, {errors} errors, {skipped} cases skipped for lack of time");
+        Ok(if self.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    fn save(&self) -> Result<(), String> {
+        let Some(path) = &self.out else { return Ok(()) };
+        let all = json!({
+            "meta": self.meta,
+            "ceilings": self.ceilings,
+            "rows": self.rows,
+            "errors": self.errors,
+            "skipped": self.skipped,
+        });
+        std::fs::write(path, format!("{all:#}\n")).map_err(|error| format!("cannot write {}: {error}", path.display()))
+    }
+}
+
+/// A number with so many digits after the point; null if it is none.
+pub fn rounded(value: f64, digits: i32) -> Value {
+    let scale = 10f64.powi(digits);
+    json!((value * scale).round() / scale)
+}
+
+/// As the field writes it: `bf16`.
+pub fn dtype_name(dtype: DType) -> String {
+    format!("{dtype:?}").to_lowercase()
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+fn words(fields: &Fields) -> String {
+    let word = |(key, value): &(&str, Value)| {
+        format!("{key}={}", value.as_str().map_or_else(|| value.to_string(), str::to_string))
+    };
+    fields.iter().map(word).collect::<Vec<_>>().join(" ")
+}
