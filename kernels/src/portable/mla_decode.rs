@@ -84,6 +84,24 @@ pub struct DecodeArgs {
     pub elem: ElemType,
 }
 
+/// The sizes of [`DecodeArgs`], under the same names: what decides whether a device can decode.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct DecodeSizes {
+    pub batch: usize,
+    pub query_len: usize,
+    pub heads: usize,
+    pub key_width: usize,
+    pub value_width: usize,
+    pub pages: usize,
+    pub page_size: usize,
+    pub max_pages: usize,
+    pub cubes: usize,
+    pub capacity: usize,
+    pub causal: bool,
+    pub elem: ElemType,
+}
+
 /// Why the device cannot decode this.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DecodeError {
@@ -142,7 +160,7 @@ struct Tile {
 
 impl Tile {
     /// The largest tile that fits into `available` bytes.
-    fn choose(args: &DecodeArgs, max_vector: usize, available: usize) -> Result<Self, DecodeError> {
+    fn choose(args: &DecodeSizes, max_vector: usize, available: usize) -> Result<Self, DecodeError> {
         let size = args.elem.size();
         let mut vector = (LOAD_BYTES / size).min(prev_power_of_two(max_vector));
         while !args.key_width.is_multiple_of(vector) || !args.value_width.is_multiple_of(vector) {
@@ -165,7 +183,7 @@ impl Tile {
         }
     }
 
-    fn new(args: &DecodeArgs, vector: usize, rows: usize, keys: usize) -> Self {
+    fn new(args: &DecodeSizes, vector: usize, rows: usize, keys: usize) -> Self {
         let score_rows = rows.min(2);
         let value_vectors = args.value_width / vector;
         let value_units = value_vectors.next_power_of_two().min(UNITS);
@@ -214,29 +232,17 @@ fn prev_power_of_two(n: usize) -> usize {
 /// # Errors
 /// The device lacks the element type, the memory or the addresses. Nothing is launched then.
 pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
-    let rows = args.query_len * args.heads;
-    if rows == 0 || args.batch == 0 || args.capacity == 0 || args.cubes == 0 {
+    let sizes = args.sizes();
+    if sizes.is_empty() {
         return Ok(());
     }
-    args.check(client)?;
-    let hardware = &client.properties().hardware;
-    let available = hardware.max_shared_memory_size.min(SHARED_BYTES);
-    let tile = Tile::choose(&args, hardware.max_vector_size, available)?;
-    let row_tiles = rows.div_ceil(tile.rows);
-    for (name, actual, limit) in [
-        ("tiles of query rows", row_tiles, hardware.max_cube_count.0),
-        ("cubes", args.cubes, hardware.max_cube_count.1),
-    ] {
-        if actual > limit as usize {
-            return Err(DecodeError::Size { name, actual, expected: format!("at most {limit}") });
-        }
-    }
+    let (tile, row_tiles, address) = sizes.prepare(client)?;
     let slots = args.pages * args.page_size;
     decode_kernel::launch(
         client,
         CubeCount::Static(row_tiles as u32, args.cubes as u32, 1),
         CubeDim::new_1d(UNITS as u32),
-        args.address_type(client)?,
+        address,
         tile.vector,
         args.q,
         or_dummy(client, args.kv_cache, slots),
@@ -259,6 +265,58 @@ pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
 }
 
 impl DecodeArgs {
+    fn sizes(&self) -> DecodeSizes {
+        let &Self { batch, query_len, heads, key_width, value_width, pages, page_size, .. } = self;
+        let &Self { max_pages, cubes, capacity, causal, elem, .. } = self;
+        DecodeSizes {
+            batch,
+            query_len,
+            heads,
+            key_width,
+            value_width,
+            pages,
+            page_size,
+            max_pages,
+            cubes,
+            capacity,
+            causal,
+            elem,
+        }
+    }
+}
+
+/// Whether [`launch`] would run this on a device. Reads nothing and launches nothing.
+///
+/// # Errors
+/// What [`launch`] would give.
+pub fn check(client: &Client, sizes: &DecodeSizes) -> Result<(), DecodeError> {
+    if sizes.is_empty() { Ok(()) } else { sizes.prepare(client).map(|_| ()) }
+}
+
+impl DecodeSizes {
+    /// Nothing to compute.
+    fn is_empty(&self) -> bool {
+        [self.query_len, self.heads, self.batch, self.capacity, self.cubes].contains(&0)
+    }
+
+    /// The tile, the number of tiles of query rows, and the width of offsets.
+    fn prepare(&self, client: &Client) -> Result<(Tile, usize, AddressType), DecodeError> {
+        self.check(client)?;
+        let hardware = &client.properties().hardware;
+        let available = hardware.max_shared_memory_size.min(SHARED_BYTES);
+        let tile = Tile::choose(self, hardware.max_vector_size, available)?;
+        let row_tiles = (self.query_len * self.heads).div_ceil(tile.rows);
+        for (name, actual, limit) in [
+            ("tiles of query rows", row_tiles, hardware.max_cube_count.0),
+            ("cubes", self.cubes, hardware.max_cube_count.1),
+        ] {
+            if actual > limit as usize {
+                return Err(DecodeError::Size { name, actual, expected: format!("at most {limit}") });
+            }
+        }
+        Ok((tile, row_tiles, self.address_type(client)?))
+    }
+
     fn check(&self, client: &Client) -> Result<(), DecodeError> {
         let known = matches!(self.elem, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16));
         let usage = client.features().type_usage(self.elem);
@@ -640,16 +698,7 @@ mod tests {
     use super::*;
 
     fn tile(elem: FloatKind, (key_width, value_width): (usize, usize), rows: usize) -> Result<Tile, DecodeError> {
-        let buffer = || BufferArg::Alias { input_pos: 0, length: [0] };
-        let args = DecodeArgs {
-            q: buffer(),
-            kv_cache: buffer(),
-            page_table: buffer(),
-            seq_lens: buffer(),
-            items: buffer(),
-            cube_ptr: buffer(),
-            partial_out: buffer(),
-            partial_lse: buffer(),
+        let sizes = DecodeSizes {
             batch: 1,
             query_len: 1,
             heads: rows,
@@ -660,11 +709,10 @@ mod tests {
             max_pages: 1,
             cubes: 1,
             capacity: 1,
-            softmax_scale: 1.0,
             causal: false,
             elem: ElemType::Float(elem),
         };
-        Tile::choose(&args, usize::MAX, SHARED_BYTES)
+        Tile::choose(&sizes, usize::MAX, SHARED_BYTES)
     }
 
     #[test]

@@ -61,39 +61,56 @@ pub struct MlaPlan {
 /// # Errors
 /// Wrong shapes, dtypes, devices, or a number out of range: nothing is launched.
 pub fn mla_plan(args: MlaPlanArgs) -> Result<MlaPlan, MlaError> {
-    let check = Check::new(OP, "seq_lens", &args.seq_lens)?;
-    check.int("seq_lens", &args.seq_lens)?;
-    check.page_size("page_size", args.page_size)?;
-    check.value("heads", args.heads > 0, args.heads, || "at least 1".into())?;
-    check.index_range("max_seq_len", args.max_seq_len)?;
-    args.splits.check(&check)?;
-    if check.sees_values() {
-        args.validate_device_inputs()?;
-    }
-    let [batch] = args.seq_lens.dims();
-    let cubes = parallel_cubes(check.device(), args.query_len.saturating_mul(args.heads));
-    let capacity = max_items(batch, cubes, args.splits, args.max_seq_len, KEY_TILE);
-    check.value("splits", capacity <= MAX_ITEMS, format!("{:?}: up to {capacity} work items", args.splits), || {
-        format!("fewer and longer splits, at most {MAX_ITEMS} work items")
-    })?;
-    let tiles = batch.saturating_mul(args.max_seq_len.div_ceil(KEY_TILE)).saturating_add(cubes);
-    check.value("max_seq_len", tiles <= i32::MAX as usize, args.max_seq_len, || {
-        format!("less, so that {batch} sequences have at most {} tiles of {KEY_TILE} keys", i32::MAX)
-    })?;
-    let spec = PlanSpec { tile: KEY_TILE, cubes, splits: args.splits, max_seq_len: args.max_seq_len, capacity };
-    let (items, cube_ptr, split_ptr) = <Dispatch as MlaBackend>::mla_plan(args.seq_lens.into_dispatch(), spec);
-    Ok(MlaPlan {
-        items: Tensor::from_dispatch(items),
-        cube_ptr: Tensor::from_dispatch(cube_ptr),
-        split_ptr: Tensor::from_dispatch(split_ptr),
-        batch,
-        query_len: args.query_len,
-        heads: args.heads,
-        page_size: args.page_size,
-    })
+    let spec = args.spec()?;
+    Ok(args.launch(spec))
 }
 
 impl MlaPlanArgs {
+    /// All checks, and the sizes of the plan.
+    pub(crate) fn spec(&self) -> Result<PlanSpec, MlaError> {
+        let check = Check::new(OP, "seq_lens", &self.seq_lens)?;
+        check.int("seq_lens", &self.seq_lens)?;
+        check.page_size("page_size", self.page_size)?;
+        check.value("heads", self.heads > 0, self.heads, || "at least 1".into())?;
+        check.index_range("max_seq_len", self.max_seq_len)?;
+        self.splits.check(&check)?;
+        if check.sees_values() {
+            self.validate_device_inputs()?;
+        }
+        let [batch] = self.seq_lens.dims();
+        let cubes = parallel_cubes(check.device(), self.query_len.saturating_mul(self.heads));
+        let capacity = max_items(batch, cubes, self.splits, self.max_seq_len, KEY_TILE);
+        check.value(
+            "splits",
+            capacity <= MAX_ITEMS,
+            format!("{:?}: up to {capacity} work items", self.splits),
+            || format!("fewer and longer splits, at most {MAX_ITEMS} work items"),
+        )?;
+        let tiles = batch.saturating_mul(self.max_seq_len.div_ceil(KEY_TILE)).saturating_add(cubes);
+        check.value("max_seq_len", tiles <= i32::MAX as usize, self.max_seq_len, || {
+            format!("less, so that {batch} sequences have at most {} tiles of {KEY_TILE} keys", i32::MAX)
+        })?;
+        let spec = PlanSpec { tile: KEY_TILE, cubes, splits: self.splits, max_seq_len: self.max_seq_len, capacity };
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        crate::limits::plan(&check, batch, &spec)?;
+        Ok(spec)
+    }
+
+    /// Makes the plan that [`spec`](Self::spec) has checked.
+    pub(crate) fn launch(self, spec: PlanSpec) -> MlaPlan {
+        let [batch] = self.seq_lens.dims();
+        let (items, cube_ptr, split_ptr) = <Dispatch as MlaBackend>::mla_plan(self.seq_lens.into_dispatch(), spec);
+        MlaPlan {
+            items: Tensor::from_dispatch(items),
+            cube_ptr: Tensor::from_dispatch(cube_ptr),
+            split_ptr: Tensor::from_dispatch(split_ptr),
+            batch,
+            query_len: self.query_len,
+            heads: self.heads,
+            page_size: self.page_size,
+        }
+    }
+
     /// Reads `seq_lens` back and checks that every length is in `0 ..= max_seq_len`.
     ///
     /// # Errors
