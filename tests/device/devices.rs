@@ -1,7 +1,8 @@
 //! The devices of this machine that the tests run on.
 //!
 //! Flex is always there; the features `wgpu` and `cuda` add one device each. An absent one is skipped, and says so,
-//! unless `MLA_REQUIRE` (a comma-separated list, e.g. `wgpu,cuda`) names it: then its absence is a failure.
+//! unless `MLA_REQUIRE` (a comma-separated list, e.g. `wgpu,cuda`) names it: then its absence is a failure, and so is a
+//! wgpu that has fallen back to OpenGL. `lavapipe` in the list: wgpu, on Mesa's Vulkan driver for the CPU.
 
 use std::sync::OnceLock;
 
@@ -38,19 +39,34 @@ pub fn supports(device: &Device, dtype: DType) -> bool {
     supported
 }
 
+/// Whether the device is wgpu's. On a machine without a GPU that is the CPU by way of Vulkan: tests that would take
+/// minutes there run a part of their cases, and say which.
+pub fn is_wgpu(device: &Device) -> bool {
+    present().iter().any(|(name, present)| *name == "wgpu" && present == device)
+}
+
+/// Whether the device is CUDA's.
+pub fn is_cuda(device: &Device) -> bool {
+    present().iter().any(|(name, present)| *name == "cuda" && present == device)
+}
+
+/// Whether `MLA_REQUIRE` names this.
+fn required(name: &str) -> bool {
+    std::env::var("MLA_REQUIRE").is_ok_and(|list| list.split(',').any(|it| it.trim() == name))
+}
+
 fn present() -> &'static [(&'static str, Device)] {
     static PRESENT: OnceLock<Vec<(&str, Device)>> = OnceLock::new();
     PRESENT.get_or_init(|| {
-        let required = std::env::var("MLA_REQUIRE").unwrap_or_default();
         let built = candidates();
-        for name in required.split(',').map(str::trim).filter(|name| ["wgpu", "cuda"].contains(name)) {
+        for name in ["wgpu", "cuda"].into_iter().filter(|name| required(name)) {
             assert!(built.iter().any(|(built, _)| *built == name), "MLA_REQUIRE names {name}, a feature not built in");
         }
         let mut present = Vec::new();
         for (name, open) in built {
             match std::panic::catch_unwind(|| works(open())) {
                 Ok(device) => present.push((name, device)),
-                Err(_) if required.split(',').any(|it| it.trim() == name) => panic!("MLA_REQUIRE: no {name} adapter"),
+                Err(_) if required(name) => panic!("MLA_REQUIRE: no {name} adapter"),
                 Err(_) => eprintln!("skipped: no {name} adapter"),
             }
         }
@@ -66,7 +82,7 @@ fn candidates() -> Vec<(&'static str, Open)> {
     vec![
         ("flex", Device::flex),
         #[cfg(feature = "wgpu")]
-        ("wgpu", || Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
+        ("wgpu", wgpu::open),
         #[cfg(feature = "cuda")]
         ("cuda", || Device::cuda(0)),
     ]
@@ -76,4 +92,42 @@ fn works(device: Device) -> Device {
     let two = Tensor::<1>::ones([1], (&device, DType::F32)) + 1.0;
     assert_eq!(two.try_into_vec_as::<f32>().expect("reads back"), [2.0]);
     device
+}
+
+#[cfg(feature = "wgpu")]
+mod wgpu {
+    use std::sync::OnceLock;
+
+    use burn::tensor::Device;
+
+    use super::{present, required};
+
+    /// Graphics interface and name of the adapter.
+    static ADAPTER: OnceLock<(String, String)> = OnceLock::new();
+
+    /// Opens the device as its first use would, and keeps which adapter that was: the device does not say.
+    pub fn open() -> Device {
+        let (device, setup) = Device::wgpu_options().init_with_setup().expect("an adapter");
+        ADAPTER.get_or_init(|| (format!("{:?}", setup.backend), setup.adapter.get_info().name));
+        device
+    }
+
+    /// Where no Vulkan driver is installed, wgpu takes OpenGL without a word, which lacks half of what is to be tested.
+    #[test]
+    fn wgpu_is_not_the_opengl_fallback() {
+        let (wgpu, lavapipe) = (required("wgpu"), required("lavapipe"));
+        present();
+        let Some((api, name)) = ADAPTER.get() else {
+            assert!(!lavapipe, "MLA_REQUIRE: no lavapipe");
+            eprintln!("skipped: no wgpu adapter");
+            return;
+        };
+        eprintln!("wgpu: {name} by way of {api}");
+        if wgpu || lavapipe {
+            assert!(["Vulkan", "Metal", "Dx12"].contains(&api.as_str()), "wgpu has fallen back to {api} ({name})");
+        }
+        if lavapipe {
+            assert!(api == "Vulkan" && name.contains("llvmpipe"), "expected lavapipe, not {name} by way of {api}");
+        }
+    }
 }

@@ -6,6 +6,7 @@ use burn_mla::model::{
 };
 use rstest::rstest;
 
+use crate::devices::for_each_device;
 use crate::model_parity::{folder, load};
 
 const DEMO: &str = "assets/demo-v3";
@@ -20,8 +21,12 @@ struct Demo {
 
 impl Demo {
     fn new() -> Self {
+        Self::on(&Device::flex())
+    }
+
+    fn on(device: &Device) -> Self {
         let tokenizer = Tokenizer::load(&folder(DEMO)).expect("the tokenizer loads");
-        Self { model: load(DEMO, &Device::flex()), tokenizer }
+        Self { model: load(DEMO, device), tokenizer }
     }
 
     fn request(&self, prompt: &str, max_new_tokens: usize) -> GenerationRequest {
@@ -44,12 +49,14 @@ impl Demo {
 
 #[test]
 fn model_recites_an_entry() {
-    let demo = Demo::new();
-    let (completions, pieces) = demo.run(&[demo.request("hacker: n.", 60)], &GenerationOptions::default());
-    assert!(completions[0].text.trim_start().starts_with(ENTRY), "{}", completions[0].text);
-    assert_eq!(pieces[0].concat(), completions[0].text);
-    assert!(pieces[0].len() > 20, "streamed in {} pieces", pieces[0].len());
-    assert_eq!((completions[0].token_ids.len(), &completions[0].finish), (60, &FinishReason::MaxNewTokens));
+    for_each_device(|device| {
+        let demo = Demo::on(device);
+        let (completions, pieces) = demo.run(&[demo.request("hacker: n.", 60)], &GenerationOptions::default());
+        assert!(completions[0].text.trim_start().starts_with(ENTRY), "{}", completions[0].text);
+        assert_eq!(pieces[0].concat(), completions[0].text);
+        assert!(pieces[0].len() > 20, "streamed in {} pieces", pieces[0].len());
+        assert_eq!((completions[0].token_ids.len(), &completions[0].finish), (60, &FinishReason::MaxNewTokens));
+    });
 }
 
 #[rstest]

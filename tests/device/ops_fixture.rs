@@ -86,7 +86,11 @@ pub fn assert_state<const D: usize, const L: usize>(what: &str, actual: (Tensor<
     let dtype = out.dtype();
     assert_eq!(lse.dtype(), DType::F32, "{what}: lse");
     assert_eq!(out.dims()[..L], lse.dims(), "{what}: rows of out and lse");
-    let (out, lse) = (values(out), values(lse));
+    assert_rows(what, dtype, &values(out), &values(lse), expected);
+}
+
+/// As [`assert_state`], of values that were read back; `dtype` is what `out` was computed in.
+pub fn assert_rows(what: &str, dtype: DType, out: &[f32], lse: &[f32], expected: &State) {
     assert_eq!((out.len(), lse.len()), (expected.out.len(), expected.lse.len()), "{what}: sizes");
     let Some(width) = out.len().checked_div(lse.len()).filter(|&width| width > 0) else { return };
     let largest = expected.out.iter().fold(0.0_f64, |max, value| max.max(value.abs()));
@@ -184,6 +188,27 @@ impl DecodeCase {
         DecodeInputs { case: self.clone(), q, kv_cache, pages, page_table, max_pages }
     }
 
+    /// The implementation that a test of this device is about is the one that runs.
+    pub fn assert_path(&self, device: &Device) {
+        let problem = MlaDecodeProblem {
+            batch: self.lens.len(),
+            query_len: self.query_len,
+            heads: self.heads,
+            key_width: self.widths.0,
+            value_width: self.widths.1,
+            page_size: self.page_size,
+            dtype: self.dtype,
+        };
+        let (width, value_width) = self.widths;
+        let whole_fragments = width.is_multiple_of(16) && value_width.is_multiple_of(16);
+        let path = match self.dtype {
+            _ if *device == Device::flex() => Path::Reference,
+            DType::F16 | DType::BF16 if is_cuda(device) && whole_fragments => Path::PortableMma,
+            _ => Path::Portable,
+        };
+        assert_eq!(mla_ops::explain_path(&problem, device).path, path);
+    }
+
     pub fn options(&self) -> MlaDecodeOptions {
         let (width, value_width) = self.widths;
         // Scores of a size at which some keys weigh much more than others: a wrong key then shows.
@@ -248,25 +273,10 @@ impl DecodeInputs {
 
     /// Runs the problem and compares it with the oracle.
     pub fn check(&self, device: &Device) {
-        self.assert_path(device);
+        self.case.assert_path(device);
         let what = format!("mla_decode on {device:?}: {:?}", self.case);
         let (out, lse) = self.run(device);
         assert_eq!(out.dtype(), self.case.dtype, "{what}");
         assert_state(&what, (out, lse), &self.expected());
-    }
-
-    fn assert_path(&self, device: &Device) {
-        let case = &self.case;
-        let problem = MlaDecodeProblem {
-            batch: case.lens.len(),
-            query_len: case.query_len,
-            heads: case.heads,
-            key_width: case.widths.0,
-            value_width: case.widths.1,
-            page_size: case.page_size,
-            dtype: case.dtype,
-        };
-        let path = if *device == Device::flex() { Path::Reference } else { Path::Portable };
-        assert_eq!(mla_ops::explain_path(&problem, device).path, path);
     }
 }

@@ -76,27 +76,6 @@ fn ops_decode_splits(
     });
 }
 
-/// Batches, query lengths, sequence lengths and heads that the peers of this library test.
-#[rstest]
-fn ops_decode_peer_grid(
-    #[values(1, 2, 6, 64)] batch: usize,
-    #[values(1, 2, 4)] query_len: usize,
-    #[values(20, 140)] len: usize,
-) {
-    for_each_device(|device| {
-        for heads in [1, 3, 9, 63, 64, 126, 128] {
-            for (fixed, causal) in [(true, true), (true, false), (false, true), (false, false)] {
-                // The widths of DeepSeek-V3 where the oracle takes less than a second.
-                let widths = if batch * heads <= 64 { WIDTHS[0] } else { WIDTHS[2] };
-                // Variable: from 0 to `len`, in no order.
-                let lens = (0..batch).map(|b| if fixed { len } else { (b * 37 + 11) % (len + 1) }).collect();
-                let case = DecodeCase { lens, query_len, heads, page_size: 64, widths, causal, ..Default::default() };
-                case.inputs(4).check(device);
-            }
-        }
-    });
-}
-
 #[rstest]
 fn ops_decode_long(#[values(1, 9)] heads: usize, #[values(Splits::Auto, Splits::Count(7))] splits: Splits) {
     for_each_dtype(|device, dtype| {

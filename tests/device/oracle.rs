@@ -10,7 +10,8 @@ pub struct State {
 }
 
 impl State {
-    fn push(&mut self, (out, lse): (Vec<f64>, f64)) {
+    /// Adds a row.
+    pub fn push(&mut self, (out, lse): (Vec<f64>, f64)) {
         self.out.extend(out);
         self.lse.push(lse);
     }
@@ -98,7 +99,7 @@ pub fn ragged_attention(args: &Ragged) -> State {
 }
 
 /// One query over its keys and values.
-fn attend<'a>(
+pub fn attend<'a>(
     query: &[f64],
     keys: impl Iterator<Item = (&'a [f64], &'a [f64])> + Clone,
     scale: f64,

@@ -146,6 +146,13 @@ impl Check {
         self.value(argument, length <= MAX_INDEX, length, || format!("at most {MAX_INDEX} (indices are i32)"))
     }
 
+    /// The error of a call that is more than the device can do.
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    pub(crate) fn device_limit(&self, argument: &'static str, reason: impl ToString) -> MlaError {
+        let device = format!("{:?}", self.device);
+        MlaError::DeviceLimit { op: self.op, argument, device, reason: reason.to_string() }
+    }
+
     fn dtype(&self, argument: &'static str, actual: DType, expected: &str) -> MlaError {
         MlaError::DType { op: self.op, argument, actual, expected: expected.into() }
     }

@@ -30,11 +30,7 @@ impl MlaBackend for CubeBackend {
             capacity: spec.capacity,
             max_seq_len: spec.max_seq_len,
             tile: spec.tile,
-            mode: match spec.splits {
-                Splits::Auto => mla_plan::SplitMode::Auto,
-                Splits::Count(n) => mla_plan::SplitMode::Count(n),
-                Splits::Tokens(n) => mla_plan::SplitMode::Tokens(n),
-            },
+            mode: spec.splits.into(),
         };
         launched(mla_plan::launch(&client, args));
         (items, cube_ptr, split_ptr)
@@ -71,19 +67,21 @@ impl MlaBackend for CubeBackend {
             cube_ptr: cube_ptr.into_buffer_arg(),
             partial_out: partial_out.clone().into_buffer_arg(),
             partial_lse: partial_lse.clone().into_buffer_arg(),
-            batch,
-            query_len,
-            heads,
-            key_width,
-            value_width,
-            pages,
-            page_size,
-            max_pages,
-            cubes: cubes_and_one - 1,
-            capacity,
+            sizes: mla_decode::DecodeSizes {
+                batch,
+                query_len,
+                heads,
+                key_width,
+                value_width,
+                pages,
+                page_size,
+                max_pages,
+                cubes: cubes_and_one - 1,
+                capacity,
+                causal: spec.causal,
+                elem,
+            },
             softmax_scale: spec.softmax_scale,
-            causal: spec.causal,
-            elem,
         };
         launched(mla_decode::launch(&client, args));
         merge_state::launch_merge_splits(
@@ -177,6 +175,7 @@ impl MlaBackend for CubeBackend {
 
     fn write_latent(cache: CubeTensor, slots: CubeTensor, latent: CubeTensor, rope: CubeTensor) -> CubeTensor {
         let [slots, latent, rope] = [slots, latent, rope].map(contiguous);
+        let cache = own(contiguous(cache));
         let [pages, page_size, _] = dims(&cache);
         let ([tokens, latent_width], [_, rope_width]) = (dims(&latent), dims(&rope));
         if rope_width == 0 {
@@ -202,6 +201,7 @@ impl MlaBackend for CubeBackend {
 
     fn write_rows(cache: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {
         let [slots, rows] = [slots, rows].map(contiguous);
+        let cache = own(contiguous(cache));
         let [pages, page_size, _] = dims(&cache);
         let [tokens, width] = dims(&rows);
         let args = write_latent::WriteRowsArgs {
@@ -303,7 +303,8 @@ fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> 
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(shape), dtype)
 }
 
-/// The tensor, or a copy where somebody else sees its buffer: it is about to be written.
+/// The tensor, or a copy where somebody else sees its buffer: it is about to be written. Copies are made of accumulators,
+/// and under Fusion, which shows views of a buffer only now, of a cache that has one.
 fn own(tensor: CubeTensor) -> CubeTensor {
     if tensor.can_mut() { tensor } else { contiguous(tensor.copy()) }
 }
@@ -329,10 +330,19 @@ fn paged_batch(
     }
 }
 
-/// What a launcher refuses, the public functions refuse before, as far as they foresee it (widths, sizes of plans, dtypes).
-/// The trait of the backend extension has no error to return for the rest, e.g. more cubes than a device launches.
+impl From<Splits> for mla_plan::SplitMode {
+    fn from(splits: Splits) -> Self {
+        match splits {
+            Splits::Auto => Self::Auto,
+            Splits::Count(n) => Self::Count(n),
+            Splits::Tokens(n) => Self::Tokens(n),
+        }
+    }
+}
+
+/// What a launcher refuses, the public functions have refused before, by the same checks (`limits.rs`).
 fn launched<E: std::fmt::Display>(result: Result<(), E>) {
     if let Err(error) = result {
-        panic!("the device cannot run this: {error}");
+        panic!("launched without the checks of the public functions: {error}");
     }
 }

@@ -67,6 +67,18 @@ pub enum MlaError {
         /// The values it may have.
         expected: String,
     },
+    /// Legal, but more than this device can do.
+    #[error("{op}: `{argument}` exceeds what {device} can do: {reason}")]
+    DeviceLimit {
+        /// The operation.
+        op: &'static str,
+        /// The argument's name.
+        argument: &'static str,
+        /// The device.
+        device: String,
+        /// What it would take, and what the device has.
+        reason: String,
+    },
     /// The cache tensor has a second owner, so that writing in place would change what that owner sees.
     #[error(
         "{op}: `cache` is shared with another tensor; drop every clone and view of it before writing (it is written in place, never copied)"

@@ -27,6 +27,8 @@ mod flex;
 #[cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda")))]
 mod fusion;
 mod independent;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod limits;
 mod ops;
 mod path;
 mod planner;

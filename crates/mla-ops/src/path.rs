@@ -2,9 +2,12 @@
 
 use std::fmt;
 
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use burn::backend::{DispatchDevice, cubecl::dtype_to_elem_type};
 use burn::tensor::Device;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use mla_kernels::portable::mla_decode::{DecodeKernel, has_kernel};
 
-use crate::independent::is_flex;
 use crate::ops::mla_decode::MlaDecodeProblem;
 
 /// An implementation of an operation.
@@ -15,6 +18,8 @@ pub enum Path {
     Reference,
     /// CubeCL kernels that every GPU runs.
     Portable,
+    /// The CubeCL kernel for GPUs with matrix instructions.
+    PortableMma,
 }
 
 /// A choice and its reason.
@@ -31,17 +36,24 @@ impl fmt::Display for PathChoice {
         let path = match self.path {
             Path::Reference => "reference",
             Path::Portable => "portable",
+            Path::PortableMma => "portable-mma",
         };
         write!(f, "{path}: {}", self.reason)
     }
 }
 
 /// Which implementation of [`mla_decode`](crate::mla_decode) runs for a problem on a device.
-pub fn explain_path(_problem: &MlaDecodeProblem, device: &Device) -> PathChoice {
-    if is_flex(device) {
-        let reason = format!("tensor operations, the implementation on {device:?}");
-        return PathChoice { path: Path::Reference, reason };
+pub fn explain_path(problem: &MlaDecodeProblem, device: &Device) -> PathChoice {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if let DispatchDevice::Cube(cube) = device.as_dispatch() {
+        let &MlaDecodeProblem { key_width, value_width, dtype, .. } = problem;
+        let elem = dtype_to_elem_type(dtype);
+        let what = format!("{dtype:?} and widths of {key_width} and {value_width} on {device:?}");
+        return match has_kernel(&cube.client(), DecodeKernel::Mma, elem, (key_width, value_width)) {
+            true => PathChoice { path: Path::PortableMma, reason: format!("matrix instructions for {what}") },
+            false => PathChoice { path: Path::Portable, reason: format!("no matrix instructions for {what}") },
+        };
     }
-    let reason = format!("kernels without matrix instructions, the implementation on {device:?}");
-    PathChoice { path: Path::Portable, reason }
+    let _ = problem;
+    PathChoice { path: Path::Reference, reason: format!("tensor operations, the implementation on {device:?}") }
 }

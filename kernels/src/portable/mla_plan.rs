@@ -16,6 +16,9 @@ const GROUPS: usize = 2048;
 /// Prefix sums that one unit computes.
 const GROUPS_PER_UNIT: usize = GROUPS / UNITS;
 
+/// The shared memory of a cube, in bytes.
+const SHARED_BYTES: usize = (2 * (GROUPS + 1) + UNITS) * size_of::<u32>();
+
 /// Rows of the item list that one unit should write: decides how many cubes write it.
 const ROWS_PER_UNIT: usize = 8;
 
@@ -70,6 +73,18 @@ pub struct PlanArgs {
     pub mode: SplitMode,
 }
 
+/// The sizes of [`PlanArgs`], under the same names: what decides whether a plan can be made.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct PlanSizes {
+    pub batch: usize,
+    pub cubes: usize,
+    pub capacity: usize,
+    pub max_seq_len: usize,
+    pub tile: usize,
+    pub mode: SplitMode,
+}
+
 /// Why a plan cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanError {
@@ -94,6 +109,42 @@ pub enum PlanError {
         /// Keys in a tile.
         tile: usize,
     },
+    /// The device is too small for the planning kernel.
+    #[error("a cube of {UNITS} units with {SHARED_BYTES} bytes of shared memory, the device has {units} and {shared}")]
+    Device {
+        /// Units of a cube.
+        units: u32,
+        /// Bytes of shared memory.
+        shared: usize,
+    },
+}
+
+/// Whether [`launch`] would plan this on a device. Reads nothing and launches nothing.
+///
+/// # Errors
+/// What [`launch`] would give.
+pub fn check(client: &Client, sizes: &PlanSizes) -> Result<(), PlanError> {
+    let &PlanSizes { batch, cubes, capacity, max_seq_len, tile, mode } = sizes;
+    let max_seq_len = max_seq_len.min(i32::MAX as usize);
+    for (name, value) in [("cubes", cubes), ("tile", tile)] {
+        if value == 0 {
+            return Err(PlanError::Zero(name));
+        }
+    }
+    let needed = mode.max_items(batch, cubes, max_seq_len, tile);
+    let tiles = batch.saturating_mul(max_seq_len.div_ceil(tile).max(1)).saturating_add(cubes);
+    if tiles > MAX_TILES || capacity.max(needed) > i32::MAX as usize / 4 {
+        return Err(PlanError::TooLarge { batch, max_seq_len, tile });
+    }
+    if capacity < needed {
+        return Err(PlanError::Capacity { capacity, needed });
+    }
+    let hardware = &client.properties().hardware;
+    let (units, shared) = (hardware.max_units_per_cube.min(hardware.max_cube_dim.0), hardware.max_shared_memory_size);
+    if (units as usize) < UNITS || shared < SHARED_BYTES {
+        return Err(PlanError::Device { units, shared });
+    }
+    Ok(())
 }
 
 /// How a sequence is cut, as far as the kernel's code depends on it.
@@ -110,15 +161,12 @@ enum Rule {
 /// Plans a decode step. All three outputs are written completely.
 ///
 /// # Errors
-/// A size of zero, too little room for the items, or a batch that is too large to count. Nothing is launched then.
+/// A size of zero, too little room for the items, a batch that is too large to count, or a device that is too small.
+/// Nothing is launched then.
 pub fn launch(client: &Client, args: PlanArgs) -> Result<(), PlanError> {
     let PlanArgs { batch, cubes, capacity, max_seq_len, tile, mode, .. } = args;
+    check(client, &PlanSizes { batch, cubes, capacity, max_seq_len, tile, mode })?;
     let max_seq_len = max_seq_len.min(i32::MAX as usize);
-    for (name, value) in [("cubes", cubes), ("tile", tile)] {
-        if value == 0 {
-            return Err(PlanError::Zero(name));
-        }
-    }
     let max_tiles = max_seq_len.div_ceil(tile).max(1);
     let (rule, amount, heaviest) = match mode {
         SplitMode::Auto => (Rule::Shares, 1, 1),
@@ -131,14 +179,6 @@ pub fn launch(client: &Client, args: PlanArgs) -> Result<(), PlanError> {
             (Rule::Sizes, size, size)
         }
     };
-    let needed = mode.max_items(batch, cubes, max_seq_len, tile);
-    let tiles = batch.saturating_mul(max_tiles).saturating_add(cubes);
-    if tiles > MAX_TILES || capacity.max(needed) > i32::MAX as usize / 4 {
-        return Err(PlanError::TooLarge { batch, max_seq_len, tile });
-    }
-    if capacity < needed {
-        return Err(PlanError::Capacity { capacity, needed });
-    }
     // All cubes compute the prefix sums for themselves and then write a share of the rows.
     let writers = capacity.div_ceil(UNITS * ROWS_PER_UNIT).clamp(1, 64);
     plan_kernel::launch(

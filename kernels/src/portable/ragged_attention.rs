@@ -76,6 +76,18 @@ pub struct RaggedAttentionArgs {
     pub elem: ElemType,
 }
 
+/// The sizes of [`RaggedAttentionArgs`], under the same names: what decides whether a device can compute it.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct RaggedAttentionSizes {
+    pub tokens: usize,
+    pub heads: usize,
+    pub key_width: usize,
+    pub value_width: usize,
+    pub sequences: usize,
+    pub elem: ElemType,
+}
+
 /// Why [`launch`] did not launch anything.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RaggedAttentionError {
@@ -121,12 +133,9 @@ pub fn launch(client: &Client, args: RaggedAttentionArgs) -> Result<(), RaggedAt
     if args.tokens == 0 || args.heads == 0 {
         return Ok(());
     }
-    if args.key_width == 0 || args.value_width == 0 {
-        return Err(RaggedAttentionError::Width { key_width: args.key_width, value_width: args.value_width });
-    }
-    check_device(client, args.elem)?;
-    let address = address_type(client, &args)?;
-    let count = cube_count(client, &args)?;
+    let &RaggedAttentionArgs { tokens, heads, key_width, value_width, sequences, elem, .. } = &args;
+    let sizes = RaggedAttentionSizes { tokens, heads, key_width, value_width, sequences, elem };
+    let (address, count) = prepare(client, &sizes)?;
     attend_tiles::launch(
         client,
         count,
@@ -149,6 +158,23 @@ pub fn launch(client: &Client, args: RaggedAttentionArgs) -> Result<(), RaggedAt
     Ok(())
 }
 
+/// Whether [`launch`] would run this on a device. Reads nothing and launches nothing.
+///
+/// # Errors
+/// What [`launch`] would give.
+pub fn check(client: &Client, sizes: &RaggedAttentionSizes) -> Result<(), RaggedAttentionError> {
+    if sizes.tokens == 0 || sizes.heads == 0 { Ok(()) } else { prepare(client, sizes).map(|_| ()) }
+}
+
+/// The width of offsets, and the cubes.
+fn prepare(client: &Client, sizes: &RaggedAttentionSizes) -> Result<(AddressType, CubeCount), RaggedAttentionError> {
+    if sizes.key_width == 0 || sizes.value_width == 0 {
+        return Err(RaggedAttentionError::Width { key_width: sizes.key_width, value_width: sizes.value_width });
+    }
+    check_device(client, sizes.elem)?;
+    Ok((address_type(client, sizes)?, cube_count(client, sizes)?))
+}
+
 fn check_device(client: &Client, elem: ElemType) -> Result<(), RaggedAttentionError> {
     let hardware = &client.properties().hardware;
     let known = matches!(elem, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16));
@@ -166,7 +192,7 @@ fn check_device(client: &Client, elem: ElemType) -> Result<(), RaggedAttentionEr
 }
 
 /// 32-bit offsets where they reach: 64-bit ones are slow, and wgpu has none.
-fn address_type(client: &Client, args: &RaggedAttentionArgs) -> Result<AddressType, RaggedAttentionError> {
+fn address_type(client: &Client, args: &RaggedAttentionSizes) -> Result<AddressType, RaggedAttentionError> {
     let elements = args.tokens * args.heads * args.key_width.max(args.value_width);
     let address = AddressType::from_len(elements);
     if !client.features().supports_address(address) {
@@ -176,7 +202,7 @@ fn address_type(client: &Client, args: &RaggedAttentionArgs) -> Result<AddressTy
 }
 
 /// A cube for each slot (see `find_tile`) and head. Slots go over x, and over z where x is too short.
-fn cube_count(client: &Client, args: &RaggedAttentionArgs) -> Result<CubeCount, RaggedAttentionError> {
+fn cube_count(client: &Client, args: &RaggedAttentionSizes) -> Result<CubeCount, RaggedAttentionError> {
     let max = client.properties().hardware.max_cube_count;
     let slots = args.tokens / TILE + args.sequences + 1;
     let x = slots.min(max.0 as usize);

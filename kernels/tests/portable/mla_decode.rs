@@ -3,7 +3,7 @@
 use cubecl::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::portable::mla_decode::{self, DecodeArgs, DecodeError, DecodeKernel};
+use mla_kernels::portable::mla_decode::{self, DecodeArgs, DecodeError, DecodeKernel, DecodeSizes};
 use mla_kernels::portable::mla_plan::SplitMode;
 
 use super::mla_plan::{Plan, expected as plan};
@@ -172,19 +172,21 @@ impl Case {
             cube_ptr: arg(&upload(client, &plan.cube_ptr), plan.cube_ptr.len()),
             partial_out: arg(&partial_out, outs),
             partial_lse: arg(&partial_lse, lses),
-            batch,
-            query_len: self.query_len,
-            heads: self.heads,
-            key_width: self.widths.0,
-            value_width: self.widths.1,
-            pages: inputs.pages,
-            page_size: self.page_size,
-            max_pages: inputs.max_pages,
-            cubes: self.cubes,
-            capacity,
+            sizes: DecodeSizes {
+                batch,
+                query_len: self.query_len,
+                heads: self.heads,
+                key_width: self.widths.0,
+                value_width: self.widths.1,
+                pages: inputs.pages,
+                page_size: self.page_size,
+                max_pages: inputs.max_pages,
+                cubes: self.cubes,
+                capacity,
+                causal: self.causal,
+                elem: T::cube_type(),
+            },
             softmax_scale: inputs.scale,
-            causal: self.causal,
-            elem: T::cube_type(),
         };
         mla_decode::launch_kernel(client, args, kernel).expect("launches");
         (read(client, partial_out), read(client, partial_lse))
@@ -340,19 +342,21 @@ fn mla_decode_refuses_what_the_device_lacks() {
             cube_ptr: arg(&buffer, 2),
             partial_out: arg(&buffer, 1),
             partial_lse: arg(&buffer, 1),
-            batch: 1,
-            query_len: 1,
-            heads: 1,
-            key_width,
-            value_width: 1,
-            pages: 1,
-            page_size,
-            max_pages: 1,
-            cubes: 1,
-            capacity: 1,
+            sizes: DecodeSizes {
+                batch: 1,
+                query_len: 1,
+                heads: 1,
+                key_width,
+                value_width: 1,
+                pages: 1,
+                page_size,
+                max_pages: 1,
+                cubes: 1,
+                capacity: 1,
+                causal: false,
+                elem,
+            },
             softmax_scale: 1.0,
-            causal: false,
-            elem,
         };
         let error = |args| mla_decode::launch(client, args).expect_err("refused");
         let wide = error(args(5000, 1, f32::cube_type()));

@@ -31,6 +31,8 @@ pub struct KvIndices {
 pub fn kv_indices(args: PagedBatchArgs, capacity: usize) -> Result<KvIndices, MlaError> {
     let check = args.check(OP)?;
     check.index_range("capacity", capacity)?;
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    crate::limits::i32_result(&check, "capacity", capacity)?;
     if check.sees_values() {
         args.validate_values(OP)?;
     }

@@ -3,7 +3,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use super::mla_plan::{MlaPlan, MlaPlanArgs, check_lengths, mla_plan};
+use super::mla_plan::{MlaPlan, MlaPlanArgs, check_lengths};
 use crate::backend::{DecodeSpec, MlaBackend};
 use crate::check::{Check, read_i32};
 use crate::{MlaError, Splits};
@@ -59,10 +59,11 @@ pub struct MlaDecodeOptions {
 /// `exp(score)`. Sums are in f32. A query that may see no key gives `out = 0` and `lse = -inf`.
 ///
 /// Cache rows past a sequence's end and page table entries past it are never read into a sum, whatever they hold.
-/// `plan` is what [`mla_plan`] gave for these `seq_lens`; without it the call plans for itself.
+/// `plan` is what [`mla_plan`](crate::mla_plan) gave for these `seq_lens`; without it the call plans for itself.
 ///
 /// # Errors
-/// Wrong shapes, dtypes or devices, or a plan made for another problem: nothing is launched. A page id or length that
+/// Wrong shapes, dtypes or devices, a plan made for another problem, or more than the device can do
+/// ([`MlaError::DeviceLimit`]): nothing is launched. A page id or length that
 /// is out of range is on the device and cannot be seen; [`MlaDecodeArgs::validate_device_inputs`] looks.
 pub fn mla_decode(
     args: MlaDecodeArgs,
@@ -80,16 +81,22 @@ pub fn mla_decode(
     }
     let own_plan;
     let plan = match plan {
-        Some(plan) => plan,
+        Some(plan) => {
+            args.check_limits(&check, &problem, options, plan.cube_ptr.dims()[0] - 1, plan.items.dims()[0])?;
+            plan
+        }
         None => {
-            own_plan = mla_plan(MlaPlanArgs {
+            let plan = MlaPlanArgs {
                 seq_lens: args.seq_lens.clone(),
                 query_len: problem.query_len,
                 heads: problem.heads,
                 page_size: problem.page_size,
                 max_seq_len: args.page_table.dims()[1] * problem.page_size,
                 splits: options.splits,
-            })?;
+            };
+            let spec = plan.spec()?;
+            args.check_limits(&check, &problem, options, spec.cubes, spec.capacity)?;
+            own_plan = plan.launch(spec);
             &own_plan
         }
     };
@@ -223,6 +230,24 @@ impl MlaDecodeArgs {
         options.splits.check(check)?;
         let (page_size, dtype) = (self.kv_cache.dims()[1], self.q.dtype());
         Ok(MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype })
+    }
+
+    /// The device can do this, with a plan of these sizes.
+    fn check_limits(
+        &self,
+        check: &Check,
+        problem: &MlaDecodeProblem,
+        options: &MlaDecodeOptions,
+        cubes: usize,
+        capacity: usize,
+    ) -> Result<(), MlaError> {
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        {
+            let tables = [self.kv_cache.dims()[0], self.page_table.dims()[1]];
+            crate::limits::decode(check, problem, tables, [cubes, capacity], options.causal)?;
+        }
+        let _ = (check, problem, options, cubes, capacity);
+        Ok(())
     }
 
     /// Reads lengths and page table back and checks every entry that the call would use.

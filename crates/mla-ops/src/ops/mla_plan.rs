@@ -61,39 +61,56 @@ pub struct MlaPlan {
 /// # Errors
 /// Wrong shapes, dtypes, devices, or a number out of range: nothing is launched.
 pub fn mla_plan(args: MlaPlanArgs) -> Result<MlaPlan, MlaError> {
-    let check = Check::new(OP, "seq_lens", &args.seq_lens)?;
-    check.int("seq_lens", &args.seq_lens)?;
-    check.page_size("page_size", args.page_size)?;
-    check.value("heads", args.heads > 0, args.heads, || "at least 1".into())?;
-    check.index_range("max_seq_len", args.max_seq_len)?;
-    args.splits.check(&check)?;
-    if check.sees_values() {
-        args.validate_device_inputs()?;
-    }
-    let [batch] = args.seq_lens.dims();
-    let cubes = parallel_cubes(check.device(), args.query_len.saturating_mul(args.heads));
-    let capacity = max_items(batch, cubes, args.splits, args.max_seq_len, KEY_TILE);
-    check.value("splits", capacity <= MAX_ITEMS, format!("{:?}: up to {capacity} work items", args.splits), || {
-        format!("fewer and longer splits, at most {MAX_ITEMS} work items")
-    })?;
-    let tiles = batch.saturating_mul(args.max_seq_len.div_ceil(KEY_TILE)).saturating_add(cubes);
-    check.value("max_seq_len", tiles <= i32::MAX as usize, args.max_seq_len, || {
-        format!("less, so that {batch} sequences have at most {} tiles of {KEY_TILE} keys", i32::MAX)
-    })?;
-    let spec = PlanSpec { tile: KEY_TILE, cubes, splits: args.splits, max_seq_len: args.max_seq_len, capacity };
-    let (items, cube_ptr, split_ptr) = <Dispatch as MlaBackend>::mla_plan(args.seq_lens.into_dispatch(), spec);
-    Ok(MlaPlan {
-        items: Tensor::from_dispatch(items),
-        cube_ptr: Tensor::from_dispatch(cube_ptr),
-        split_ptr: Tensor::from_dispatch(split_ptr),
-        batch,
-        query_len: args.query_len,
-        heads: args.heads,
-        page_size: args.page_size,
-    })
+    let spec = args.spec()?;
+    Ok(args.launch(spec))
 }
 
 impl MlaPlanArgs {
+    /// All checks, and the sizes of the plan.
+    pub(crate) fn spec(&self) -> Result<PlanSpec, MlaError> {
+        let check = Check::new(OP, "seq_lens", &self.seq_lens)?;
+        check.int("seq_lens", &self.seq_lens)?;
+        check.page_size("page_size", self.page_size)?;
+        check.value("heads", self.heads > 0, self.heads, || "at least 1".into())?;
+        check.index_range("max_seq_len", self.max_seq_len)?;
+        self.splits.check(&check)?;
+        if check.sees_values() {
+            self.validate_device_inputs()?;
+        }
+        let [batch] = self.seq_lens.dims();
+        let cubes = parallel_cubes(check.device(), self.query_len.saturating_mul(self.heads));
+        let capacity = max_items(batch, cubes, self.splits, self.max_seq_len, KEY_TILE);
+        check.value(
+            "splits",
+            capacity <= MAX_ITEMS,
+            format!("{:?}: up to {capacity} work items", self.splits),
+            || format!("fewer and longer splits, at most {MAX_ITEMS} work items"),
+        )?;
+        let tiles = batch.saturating_mul(self.max_seq_len.div_ceil(KEY_TILE)).saturating_add(cubes);
+        check.value("max_seq_len", tiles <= i32::MAX as usize, self.max_seq_len, || {
+            format!("less, so that {batch} sequences have at most {} tiles of {KEY_TILE} keys", i32::MAX)
+        })?;
+        let spec = PlanSpec { tile: KEY_TILE, cubes, splits: self.splits, max_seq_len: self.max_seq_len, capacity };
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        crate::limits::plan(&check, batch, &spec)?;
+        Ok(spec)
+    }
+
+    /// Makes the plan that [`spec`](Self::spec) has checked.
+    pub(crate) fn launch(self, spec: PlanSpec) -> MlaPlan {
+        let [batch] = self.seq_lens.dims();
+        let (items, cube_ptr, split_ptr) = <Dispatch as MlaBackend>::mla_plan(self.seq_lens.into_dispatch(), spec);
+        MlaPlan {
+            items: Tensor::from_dispatch(items),
+            cube_ptr: Tensor::from_dispatch(cube_ptr),
+            split_ptr: Tensor::from_dispatch(split_ptr),
+            batch,
+            query_len: self.query_len,
+            heads: self.heads,
+            page_size: self.page_size,
+        }
+    }
+
     /// Reads `seq_lens` back and checks that every length is in `0 ..= max_seq_len`.
     ///
     /// # Errors
@@ -129,24 +146,12 @@ impl Splits {
     }
 }
 
-/// Query rows that a cube computes at a time, about.
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
-const ROW_TILE: usize = 8;
-/// Cubes that a multiprocessor runs at a time, about.
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
-const CUBES_PER_MULTIPROCESSOR: usize = 4;
-/// Multiprocessors of a device that does not say: a small GPU.
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
-const MULTIPROCESSORS: usize = 16;
-
 /// How many cubes fill a device, where each tile of query rows has cubes of its own. The CPU computes whole sequences:
 /// splitting them gains nothing.
 fn parallel_cubes(device: &Device, rows: usize) -> usize {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     if let DispatchDevice::Cube(device) = device.as_dispatch() {
-        let multiprocessors = device.client().properties().hardware.num_streaming_multiprocessors;
-        let cubes = multiprocessors.map_or(MULTIPROCESSORS, |n| n as usize) * CUBES_PER_MULTIPROCESSOR;
-        return (cubes / rows.div_ceil(ROW_TILE).max(1)).max(1);
+        return mla_kernels::portable::mla_decode::parallel_cubes(&device.client(), rows);
     }
     let _ = (device, rows);
     1

@@ -31,7 +31,10 @@ pub struct PagedBatchArgs {
 /// Wrong shapes, dtypes or devices, or a page size that is no power of two: nothing is launched.
 pub fn page_table(args: PagedBatchArgs, max_pages: usize) -> Result<Tensor<2, Int>, MlaError> {
     let check = args.check(OP)?;
-    check.index_range("max_pages", max_pages.saturating_mul(args.req_rows.dims()[0].max(1)))?;
+    let entries = max_pages.saturating_mul(args.req_rows.dims()[0].max(1));
+    check.index_range("max_pages", entries)?;
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    crate::limits::i32_result(&check, "max_pages", entries)?;
     if check.sees_values() {
         args.validate_values(OP)?;
     }

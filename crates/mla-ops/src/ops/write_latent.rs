@@ -42,6 +42,9 @@ impl From<Box<WriteLatentError>> for MlaError {
 
 /// Writes a row per token into the cache and returns it: the same buffer, written in place, never a copy of the pool.
 ///
+/// Under Burn's fusing backend (feature `fusion`) a view of the cache that is still alive, and strides, show only when the
+/// deferred call is carried out. The result is right then too, but made in a copy: views keep their values.
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices; a cache that is a strided view; [`MlaError::CacheShared`] if another handle of the
 /// cache exists. The cache comes back in the error, unchanged. A slot out of range is on the device and cannot be seen;
@@ -61,6 +64,8 @@ impl WriteLatentArgs {
     /// Everything that a call must fulfil.
     fn check_call(&self) -> Result<(), MlaError> {
         let check = self.check_tensors()?;
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        crate::limits::elements(&check, "cache", &self.cache)?;
         check.contiguous("cache", &self.cache)?;
         if !self.cache.can_mut() {
             return Err(MlaError::CacheShared { op: OP });

@@ -10,11 +10,11 @@
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::features::{MmaConfig, Plane};
-use cubecl::ir::FloatKind;
+use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::barrier::{Barrier, copy_async};
 use cubecl::prelude::*;
 
-use super::{DecodeArgs, DecodeError, LOWEST, key_slot, visible_end};
+use super::{DecodeArgs, DecodeError, DecodeSizes, LOWEST, key_slot, visible_end};
 use crate::portable::mla_plan::or_dummy;
 
 /// Planes of a cube.
@@ -61,6 +61,9 @@ pub(super) struct MmaTile {
     /// Whether keys may be hidden.
     causal: bool,
 }
+
+/// Query rows of the largest tile.
+pub(super) const MAX_ROWS: usize = 64;
 
 /// Tiles in the order of preference, as rows, keys, stages, row groups, key groups. With more rows a loaded key is used more
 /// often; the number of keys and stages is what fits beside them. The order was measured on an H200.
@@ -162,11 +165,19 @@ pub(super) fn tile(
     supported.then(|| MmaTile::choose(query_rows, widths, causal, hardware.max_shared_memory_size)).flatten()
 }
 
+/// The tile, the grid and the width of offsets.
+pub(super) fn prepare(client: &Client, sizes: &DecodeSizes) -> Result<(MmaTile, CubeCount, AddressType), DecodeError> {
+    let widths = (sizes.key_width, sizes.value_width);
+    let tile = tile(client, sizes.elem, sizes.query_rows(), widths, sizes.causal);
+    let tile = tile.ok_or(DecodeError::NoMatrixUnits(sizes.elem))?;
+    Ok((tile, sizes.cube_count(client, tile.rows)?, sizes.address_type(client)?))
+}
+
 /// Launches the kernel. Sizes have been checked.
-pub(super) fn launch(client: &Client, args: DecodeArgs, tile: MmaTile) -> Result<(), DecodeError> {
-    let slots = args.pages * args.page_size;
-    let cubes = args.cube_count(client, tile.rows)?;
-    let address = args.address_type(client)?;
+pub(super) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
+    let sizes = args.sizes;
+    let (tile, cubes, address) = prepare(client, &sizes)?;
+    let slots = sizes.pages * sizes.page_size;
     // SAFETY: the buffers have the sizes that the arguments state, and slots are clamped to the cache. Items are taken as the
     // planner has made them.
     unsafe {
@@ -179,21 +190,21 @@ pub(super) fn launch(client: &Client, args: DecodeArgs, tile: MmaTile) -> Result
             2,
             args.q,
             or_dummy(client, args.kv_cache, slots),
-            or_dummy(client, args.page_table, args.max_pages),
+            or_dummy(client, args.page_table, sizes.max_pages),
             args.seq_lens,
             args.items,
             args.cube_ptr,
             args.partial_out,
             args.partial_lse,
-            args.query_len as u32,
-            args.heads as u32,
-            args.max_pages as u32,
+            sizes.query_len as u32,
+            sizes.heads as u32,
+            sizes.max_pages as u32,
             slots as u32,
-            args.page_size.ilog2(),
+            sizes.page_size.ilog2(),
             args.softmax_scale,
             f32::NEG_INFINITY.to_bits(),
             tile,
-            args.elem,
+            sizes.elem,
         );
     }
     Ok(())

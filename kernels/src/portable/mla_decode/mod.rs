@@ -20,6 +20,9 @@ pub use plain::MAX_KEY_BYTES;
 /// Where the maximum of a row starts. Finite, for a shader may not count on infinities.
 const LOWEST: f32 = -1e30;
 
+/// Multiprocessors of a device that does not say: a small GPU.
+const MULTIPROCESSORS: usize = 16;
+
 /// The kernels of this operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DecodeKernel {
@@ -29,7 +32,7 @@ pub enum DecodeKernel {
     Mma,
 }
 
-/// Buffers and sizes of [`launch`]. Buffers start at a multiple of 16 bytes.
+/// Arguments of [`launch`]. Buffers start at a multiple of 16 bytes.
 pub struct DecodeArgs {
     /// `[batch, query_len, heads, key_width]` of `elem`.
     pub q: BufferArg,
@@ -48,6 +51,15 @@ pub struct DecodeArgs {
     pub partial_out: BufferArg,
     /// Output, f32 `[capacity, query_len * heads]`: the natural logarithm of the sum, -inf where a row sees no key.
     pub partial_lse: BufferArg,
+    /// Their sizes.
+    pub sizes: DecodeSizes,
+    /// The factor of the scores.
+    pub softmax_scale: f32,
+}
+
+/// The sizes of a decode step, which decide whether a device can do it.
+#[derive(Debug, Clone, Copy)]
+pub struct DecodeSizes {
     /// Number of sequences.
     pub batch: usize,
     /// Query tokens of each.
@@ -68,8 +80,6 @@ pub struct DecodeArgs {
     pub cubes: usize,
     /// Rows of `items`.
     pub capacity: usize,
-    /// The factor of the scores.
-    pub softmax_scale: f32,
     /// Query token `i` sees the keys `j <= seq_len - query_len + i`; otherwise all.
     pub causal: bool,
     /// f32, f16 or bf16.
@@ -118,13 +128,28 @@ pub fn has_kernel(client: &Client, kernel: DecodeKernel, elem: ElemType, widths:
     }
 }
 
+/// Whether [`launch`] would run this on a device. Reads nothing and launches nothing.
+///
+/// # Errors
+/// What [`launch`] would give.
+pub fn check(client: &Client, sizes: &DecodeSizes) -> Result<(), DecodeError> {
+    if sizes.is_empty() {
+        return Ok(());
+    }
+    sizes.check(client)?;
+    match sizes.kernel(client) {
+        DecodeKernel::Plain => plain::prepare(client, sizes).map(|_| ()),
+        DecodeKernel::Mma => mma::prepare(client, sizes).map(|_| ()),
+    }
+}
+
 /// Computes the outputs of all items of a plan, with the fastest kernel that the device has.
 ///
 /// # Errors
 /// The device lacks the element type, the memory or the addresses. Nothing is launched then.
 pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
-    let mma = has_kernel(client, DecodeKernel::Mma, args.elem, (args.key_width, args.value_width));
-    launch_kernel(client, args, if mma { DecodeKernel::Mma } else { DecodeKernel::Plain })
+    let kernel = args.sizes.kernel(client);
+    launch_kernel(client, args, kernel)
 }
 
 /// The same, with a certain kernel.
@@ -132,22 +157,44 @@ pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
 /// # Errors
 /// As [`launch`], and where the device lacks what the kernel needs.
 pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) -> Result<(), DecodeError> {
-    if args.query_len * args.heads == 0 || args.batch == 0 || args.capacity == 0 || args.cubes == 0 {
+    if args.sizes.is_empty() {
         return Ok(());
     }
-    args.check(client)?;
+    args.sizes.check(client)?;
     match kernel {
         DecodeKernel::Plain => plain::launch(client, args),
-        DecodeKernel::Mma => {
-            let (rows, widths) = (args.query_len * args.heads, (args.key_width, args.value_width));
-            let tile = mma::tile(client, args.elem, rows, widths, args.causal);
-            let tile = tile.ok_or(DecodeError::NoMatrixUnits(args.elem))?;
-            mma::launch(client, args, tile)
-        }
+        DecodeKernel::Mma => mma::launch(client, args),
     }
 }
 
-impl DecodeArgs {
+/// Cubes of a plan that fill the device, beside the tiles of so many query rows.
+pub fn parallel_cubes(client: &Client, query_rows: usize) -> usize {
+    let multiprocessors = client.properties().hardware.num_streaming_multiprocessors;
+    let multiprocessors = multiprocessors.map_or(MULTIPROCESSORS, |n| n as usize);
+    let (rows, cubes) = match client.features().matmul.mma.is_empty() {
+        true => (plain::TILE_ROWS, multiprocessors * plain::CUBES_PER_MULTIPROCESSOR),
+        false => (mma::MAX_ROWS, multiprocessors),
+    };
+    (cubes / query_rows.div_ceil(rows).max(1)).max(1)
+}
+
+impl DecodeSizes {
+    /// Nothing to compute.
+    fn is_empty(&self) -> bool {
+        [self.query_len, self.heads, self.batch, self.capacity, self.cubes].contains(&0)
+    }
+
+    fn query_rows(&self) -> usize {
+        self.query_len * self.heads
+    }
+
+    fn kernel(&self, client: &Client) -> DecodeKernel {
+        match has_kernel(client, DecodeKernel::Mma, self.elem, (self.key_width, self.value_width)) {
+            true => DecodeKernel::Mma,
+            false => DecodeKernel::Plain,
+        }
+    }
+
     fn check(&self, client: &Client) -> Result<(), DecodeError> {
         let known = matches!(self.elem, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16));
         let usage = client.features().type_usage(self.elem);
@@ -167,7 +214,7 @@ impl DecodeArgs {
 
     /// Offsets in 32 bits, or in 64 where a buffer has too many elements.
     fn address_type(&self, client: &Client) -> Result<AddressType, DecodeError> {
-        let rows = self.query_len * self.heads;
+        let rows = self.query_rows();
         let lens = [
             self.batch * rows * self.key_width,
             self.pages * self.page_size * self.key_width,
@@ -184,7 +231,7 @@ impl DecodeArgs {
 
     /// A grid with one cube for each tile of `tile_rows` query rows and each cube of the plan.
     fn cube_count(&self, client: &Client, tile_rows: usize) -> Result<CubeCount, DecodeError> {
-        let row_tiles = (self.query_len * self.heads).div_ceil(tile_rows);
+        let row_tiles = self.query_rows().div_ceil(tile_rows);
         let limits = client.properties().hardware.max_cube_count;
         for (name, actual, limit) in [("tiles of query rows", row_tiles, limits.0), ("cubes", self.cubes, limits.1)] {
             if actual > limit as usize {

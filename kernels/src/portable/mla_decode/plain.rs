@@ -6,9 +6,10 @@
 //! each (29.0 KiB), or with 4 rows and 8 keys of f32 (28.4 KiB). The tiles are halved until they fit; a single row and key
 //! of more than 32 KiB are refused.
 
+use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
-use super::{DecodeArgs, DecodeError, LOWEST, key_slot, visible_end};
+use super::{DecodeArgs, DecodeError, DecodeSizes, LOWEST, key_slot, visible_end};
 use crate::portable::mla_plan::or_dummy;
 
 /// Shared memory that a cube takes at most. What WebGPU drivers offer; on larger devices it lets several cubes run at a time.
@@ -21,15 +22,18 @@ const UNITS: usize = 128;
 pub const MAX_KEY_BYTES: usize = 16_000;
 
 /// Query rows and keys of a tile, at most. The product must not exceed the number of units.
-const TILE_ROWS: usize = 8;
+pub(super) const TILE_ROWS: usize = 8;
 const TILE_KEYS: usize = 16;
+
+/// Cubes that a multiprocessor runs at a time, about.
+pub(super) const CUBES_PER_MULTIPROCESSOR: usize = 4;
 
 /// Bytes of one load.
 const LOAD_BYTES: usize = 16;
 
 /// How a tile is divided among the units of a cube.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Tile {
+pub(super) struct Tile {
     /// Query rows, a power of two.
     rows: usize,
     /// Keys, a power of two.
@@ -54,44 +58,44 @@ struct Tile {
 
 impl Tile {
     /// The largest tile that fits into `available` bytes.
-    fn choose(args: &DecodeArgs, max_vector: usize, available: usize) -> Result<Self, DecodeError> {
-        let size = args.elem.size();
+    fn choose(sizes: &DecodeSizes, max_vector: usize, available: usize) -> Result<Self, DecodeError> {
+        let size = sizes.elem.size();
         let mut vector = (LOAD_BYTES / size).min(prev_power_of_two(max_vector));
-        while !args.key_width.is_multiple_of(vector) || !args.value_width.is_multiple_of(vector) {
+        while !sizes.key_width.is_multiple_of(vector) || !sizes.value_width.is_multiple_of(vector) {
             vector /= 2;
         }
-        let mut rows = (args.query_len * args.heads).next_power_of_two().min(TILE_ROWS);
+        let mut rows = (sizes.query_len * sizes.heads).next_power_of_two().min(TILE_ROWS);
         let mut keys = TILE_KEYS;
         loop {
-            let tile = Self::new(args, vector, rows, keys);
+            let tile = Self::new(sizes, vector, rows, keys);
             let needed = tile.shared_bytes(size);
             if needed <= available {
                 return Ok(tile);
             }
             // Rows are worth more than keys: they say how often a loaded key is used.
             match (rows, keys) {
-                (1, 1) => return Err(DecodeError::SharedMemory { key_width: args.key_width, needed, available }),
+                (1, 1) => return Err(DecodeError::SharedMemory { key_width: sizes.key_width, needed, available }),
                 _ if keys >= 2 * rows || rows == 1 => keys /= 2,
                 _ => rows /= 2,
             }
         }
     }
 
-    fn new(args: &DecodeArgs, vector: usize, rows: usize, keys: usize) -> Self {
+    fn new(sizes: &DecodeSizes, vector: usize, rows: usize, keys: usize) -> Self {
         let score_rows = rows.min(2);
-        let value_vectors = args.value_width / vector;
+        let value_vectors = sizes.value_width / vector;
         let value_units = value_vectors.next_power_of_two().min(UNITS);
         Self {
             rows,
             keys,
             vector,
-            key_vectors: args.key_width / vector,
+            key_vectors: sizes.key_width / vector,
             value_vectors,
             score_rows,
             slices: UNITS / (rows / score_rows * keys),
             value_units,
             row_groups: (UNITS / value_units).min(rows),
-            causal: args.causal,
+            causal: sizes.causal,
         }
     }
 
@@ -121,35 +125,42 @@ fn prev_power_of_two(n: usize) -> usize {
     1 << n.max(1).ilog2()
 }
 
-/// Launches the kernel. Sizes have been checked.
-pub(super) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
+/// The tile, the grid and the width of offsets.
+pub(super) fn prepare(client: &Client, sizes: &DecodeSizes) -> Result<(Tile, CubeCount, AddressType), DecodeError> {
     let hardware = &client.properties().hardware;
     let available = hardware.max_shared_memory_size.min(SHARED_BYTES);
-    let tile = Tile::choose(&args, hardware.max_vector_size, available)?;
-    let slots = args.pages * args.page_size;
+    let tile = Tile::choose(sizes, hardware.max_vector_size, available)?;
+    Ok((tile, sizes.cube_count(client, tile.rows)?, sizes.address_type(client)?))
+}
+
+/// Launches the kernel. Sizes have been checked.
+pub(super) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
+    let sizes = args.sizes;
+    let (tile, cubes, address) = prepare(client, &sizes)?;
+    let slots = sizes.pages * sizes.page_size;
     decode_kernel::launch(
         client,
-        args.cube_count(client, tile.rows)?,
+        cubes,
         CubeDim::new_1d(UNITS as u32),
-        args.address_type(client)?,
+        address,
         tile.vector,
         args.q,
         or_dummy(client, args.kv_cache, slots),
-        or_dummy(client, args.page_table, args.max_pages),
+        or_dummy(client, args.page_table, sizes.max_pages),
         args.seq_lens,
         args.items,
         args.cube_ptr,
         args.partial_out,
         args.partial_lse,
-        args.query_len as u32,
-        args.heads as u32,
-        args.max_pages as u32,
+        sizes.query_len as u32,
+        sizes.heads as u32,
+        sizes.max_pages as u32,
         slots as u32,
-        args.page_size.ilog2(),
+        sizes.page_size.ilog2(),
         args.softmax_scale,
         f32::NEG_INFINITY.to_bits(),
         tile,
-        args.elem,
+        sizes.elem,
     );
     Ok(())
 }
@@ -482,16 +493,7 @@ mod tests {
     use super::*;
 
     fn tile(elem: FloatKind, (key_width, value_width): (usize, usize), rows: usize) -> Result<Tile, DecodeError> {
-        let buffer = || BufferArg::Alias { input_pos: 0, length: [0] };
-        let args = DecodeArgs {
-            q: buffer(),
-            kv_cache: buffer(),
-            page_table: buffer(),
-            seq_lens: buffer(),
-            items: buffer(),
-            cube_ptr: buffer(),
-            partial_out: buffer(),
-            partial_lse: buffer(),
+        let sizes = DecodeSizes {
             batch: 1,
             query_len: 1,
             heads: rows,
@@ -502,11 +504,10 @@ mod tests {
             max_pages: 1,
             cubes: 1,
             capacity: 1,
-            softmax_scale: 1.0,
             causal: false,
             elem: ElemType::Float(elem),
         };
-        Tile::choose(&args, usize::MAX, SHARED_BYTES)
+        Tile::choose(&sizes, usize::MAX, SHARED_BYTES)
     }
 
     #[test]

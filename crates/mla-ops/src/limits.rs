@@ -1,0 +1,118 @@
+//! What a GPU cannot do, found out before anything is launched: the launchers' own checks, asked with the sizes of a call.
+
+use burn::backend::DispatchDevice;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::Tensor;
+use cubecl::client::Client;
+use cubecl::ir::AddressType;
+use mla_kernels::portable::mla_decode::{self, DecodeError, DecodeSizes};
+use mla_kernels::portable::mla_plan::{self, PlanSizes};
+use mla_kernels::portable::ragged_attention::{self, RaggedAttentionError, RaggedAttentionSizes};
+
+use crate::MlaError;
+use crate::backend::PlanSpec;
+use crate::check::Check;
+use crate::ops::mla_decode::MlaDecodeProblem;
+
+/// The client of the call's device; none on the CPU, which has no such limits.
+fn client(check: &Check) -> Option<Client> {
+    match check.device().as_dispatch() {
+        DispatchDevice::Cube(device) => Some(device.client()),
+        #[allow(unreachable_patterns)]
+        _ => None,
+    }
+}
+
+/// The device plans for this.
+pub(crate) fn plan(check: &Check, batch: usize, spec: &PlanSpec) -> Result<(), MlaError> {
+    let Some(client) = client(check) else { return Ok(()) };
+    let &PlanSpec { tile, cubes, splits, max_seq_len, capacity } = spec;
+    let sizes = PlanSizes { batch, cubes, capacity, max_seq_len, tile, mode: splits.into() };
+    mla_plan::check(&client, &sizes).map_err(|error| check.device_limit("seq_lens", error))?;
+    allocation(check, &client, "splits", 16 * capacity as u128)
+}
+
+/// The device decodes this, with a plan of these sizes.
+pub(crate) fn decode(
+    check: &Check,
+    problem: &MlaDecodeProblem,
+    [pages, max_pages]: [usize; 2],
+    [cubes, capacity]: [usize; 2],
+    causal: bool,
+) -> Result<(), MlaError> {
+    let Some(client) = client(check) else { return Ok(()) };
+    let &MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype } = problem;
+    let sizes = DecodeSizes {
+        batch,
+        query_len,
+        heads,
+        key_width,
+        value_width,
+        pages,
+        page_size,
+        max_pages,
+        cubes,
+        capacity,
+        causal,
+        elem: dtype_to_elem_type(dtype),
+    };
+    mla_decode::check(&client, &sizes).map_err(|error| {
+        let argument = match &error {
+            DecodeError::Element(_) => "q",
+            DecodeError::Size { name: "tiles of query rows", .. } => "q",
+            DecodeError::Size { name: "cubes", .. } => "plan",
+            DecodeError::Address(len) if *len == capacity * query_len * heads * value_width => "splits",
+            DecodeError::Address(len) if *len == batch * query_len * heads * key_width => "q",
+            DecodeError::Address(len) if *len == batch * max_pages => "page_table",
+            DecodeError::SharedMemory { .. } | DecodeError::Size { .. } | DecodeError::Address(_) => "kv_cache",
+        };
+        check.device_limit(argument, error)
+    })?;
+    // What the items give before they are merged, in f32.
+    let partial = [capacity, query_len, heads, value_width].into_iter().map(|n| n as u128).product::<u128>();
+    allocation(check, &client, "splits", 4 * partial)
+}
+
+/// The device computes prefill attention of these sizes.
+pub(crate) fn ragged(check: &Check, q: &Tensor<3>, value_width: usize, sequences: usize) -> Result<(), MlaError> {
+    let Some(client) = client(check) else { return Ok(()) };
+    let [tokens, heads, key_width] = q.dims();
+    let elem = dtype_to_elem_type(q.dtype());
+    let sizes = RaggedAttentionSizes { tokens, heads, key_width, value_width, sequences, elem };
+    ragged_attention::check(&client, &sizes).map_err(|error| {
+        let argument = match &error {
+            RaggedAttentionError::Offsets(_) if value_width > key_width => "v",
+            RaggedAttentionError::Width { .. } if value_width == 0 => "v",
+            _ => "q",
+        };
+        check.device_limit(argument, error)
+    })
+}
+
+/// The device's kernels reach all elements of a tensor.
+pub(crate) fn elements<const D: usize>(
+    check: &Check,
+    argument: &'static str,
+    tensor: &Tensor<D>,
+) -> Result<(), MlaError> {
+    let Some(client) = client(check) else { return Ok(()) };
+    let elements = tensor.shape().num_elements();
+    if client.properties().supports_address(AddressType::from_len(elements)) {
+        return Ok(());
+    }
+    Err(check.device_limit(argument, format!("{elements} elements, and the device has offsets of 32 bits")))
+}
+
+/// The device can make an i32 tensor of this length for the result.
+pub(crate) fn i32_result(check: &Check, argument: &'static str, len: usize) -> Result<(), MlaError> {
+    let Some(client) = client(check) else { return Ok(()) };
+    allocation(check, &client, argument, 4 * len as u128)
+}
+
+fn allocation(check: &Check, client: &Client, argument: &'static str, bytes: u128) -> Result<(), MlaError> {
+    let most = client.properties().memory.max_page_size;
+    if bytes <= u128::from(most) {
+        return Ok(());
+    }
+    Err(check.device_limit(argument, format!("it takes a buffer of {bytes} bytes, and the largest has {most}")))
+}
