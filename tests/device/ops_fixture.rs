@@ -7,6 +7,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::devices::is_cuda;
 use crate::oracle::{self, State};
 
 /// What a page table may hold past the end of a sequence.
