@@ -7,7 +7,7 @@ use mla_ops::{
     mla_decode, page_table, write_latent,
 };
 
-use crate::devices::{for_each_device, for_each_dtype};
+use crate::devices::{for_each_device, for_each_dtype, is_cuda, is_wgpu};
 use crate::ops_fixture::{floats, int_values, ints, random, rng, tolerance, values};
 
 const HEADS: usize = 5;
@@ -135,18 +135,24 @@ fn buffer(tensor: &Tensor<3>) -> Option<usize> {
     Some(tensor.handle.memory.descriptor().id.value)
 }
 
+/// Flex has a test of its own for this, by address.
+#[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+fn buffer(_: &Tensor<3>) -> Option<usize> {
+    None
+}
+
 /// The pool is not copied for a write, neither by the operation nor on the way there.
 #[test]
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
 fn ops_fusion_writes_in_place() {
     for_each_device(|device| {
         let mut cache = pool(device, 3);
-        let Some(before) = buffer(&cache) else { return };
-        assert_ne!(buffer(&pool(device, 3)), Some(before), "what is compared tells buffers apart");
+        let before = buffer(&cache);
+        assert_eq!(before.is_some(), is_wgpu(device) || is_cuda(device));
+        assert!(before.is_none() || buffer(&pool(device, 3)) != before, "what is compared tells buffers apart");
         for slot in 0..4 {
             cache = write(cache, slot * 40, device);
         }
-        assert_eq!(buffer(&cache), Some(before), "{device:?}");
+        assert_eq!(buffer(&cache), before, "{device:?}");
         let rows = values(cache.reshape([3 * 64, 32]).narrow(1, 0, 1));
         let written: Vec<usize> = (0..rows.len()).filter(|&row| rows[row] == 5.0).collect();
         assert_eq!(written, [0, 40, 80, 120], "{device:?}");
