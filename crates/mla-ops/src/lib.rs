@@ -7,6 +7,8 @@
 //! | [`ragged_attention`] | prefill attention over packed sequences |
 //! | [`page_table`], [`kv_indices`] | page ids of a batch, as a table or as a compressed list |
 //! | [`write_latent`] | new tokens into the cache, in place |
+//! | [`vertical_slash_index`] | the keys of each block of queries, from columns and diagonals |
+//! | [`vertical_slash_attention`], [`packed_vertical_slash_attention`] | attention to those keys |
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
 //!
 //! Letters in shapes: `B` sequences, `Sq` query tokens of each, `H` query heads, `D` key width, `Dv` value width, `P`
@@ -42,6 +44,13 @@ pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, Mla
 pub use ops::mla_plan::{MlaPlan, MlaPlanArgs, mla_plan};
 pub use ops::page_table::{PagedBatchArgs, page_table};
 pub use ops::ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
+pub use ops::vertical_slash_attention::{
+    PackedVerticalSlashArgs, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions,
+    packed_vertical_slash_attention, vertical_slash_attention,
+};
+pub use ops::vertical_slash_index::{
+    VerticalSlashIndex, VerticalSlashIndexArgs, VerticalSlashIndexOptions, vertical_slash_index,
+};
 pub use ops::write_latent::{WriteLatentArgs, WriteLatentError, write_latent};
 pub use path::{Path, PathChoice, explain_path};
 pub use planner::Splits;

@@ -10,4 +10,5 @@ mod mla_plan;
 mod page_table;
 mod ragged_attention;
 mod support;
+mod vertical_slash_index;
 mod write_latent;
