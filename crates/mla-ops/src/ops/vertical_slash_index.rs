@@ -85,10 +85,10 @@ pub struct VerticalSlashIndex {
 /// last query have none. Attention to whole blocks means that queries attend to some more keys than the diagonals name;
 /// [`VerticalSlashIndex`] says exactly to which.
 ///
-/// With `N` a divisor of `M`, and entries that are sorted (columns up, diagonals down) and distinct, the lists are
-/// those of the paper's algorithm, which is also in vLLM. That one leaves undefined what other entries give, what
-/// stands in the tails and in rows past the last query; there, a diagonal that ends right before the sequence begins
-/// may add a block, and a column behind the last block may be lost.
+/// For `M = N`, entries that are sorted (columns up, diagonals down) and distinct and, with `causal`, diagonal 0 among
+/// them, the lists are those of MInference's and vLLM's `convert_vertical_slash_indexes`. These leave undefined what other
+/// entries give, and what stands in the tails and in rows past the last query. Without diagonal 0 they may lose blocks
+/// and columns, and a diagonal that ends right before the sequence may add a block; here neither happens.
 ///
 /// # Example
 /// 12 queries and as many keys, `M = N = 4`, causal, columns `[5, 0, 7]`, diagonals `[0, 6]`:
