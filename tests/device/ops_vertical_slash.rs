@@ -188,20 +188,20 @@ fn ops_vertical_slash_entries(
     #[values(false, true)] causal: bool,
 ) {
     for_each_dtype(|device, dtype| {
-        let lens = [(1, 1), (1, 1024), (65, 65), (129, 129)];
-        Case::new(&lens, [verticals, slashes], causal, dtype).check_on(device);
+        // The types differ in how rows are loaded and stored, not in which keys they are.
+        if dtype == DType::F32 || verticals == 3 {
+            let lens = [(1, 1), (1, 1024), (65, 65), (129, 129)];
+            Case::new(&lens, [verticals, slashes], causal, dtype).check_on(device);
+        }
     });
 }
 
 /// Many rows, whose bands lie in the middle of the keys.
 #[rstest]
-fn ops_vertical_slash_long(
-    #[values(0, 1, 2, 7, 15, 32)] slashes: usize,
-    #[values(false, true)] causal: bool,
-    #[values(false, true)] packed: bool,
-) {
+fn ops_vertical_slash_long(#[values(0, 1, 2, 7, 15, 32)] slashes: usize, #[values(false, true)] causal: bool) {
     for_each_device(|device| {
         let pattern = Pattern::random(&[(1023, 2049)], 2, [100, slashes], [64, 64], causal);
+        let packed = slashes % 2 == 1;
         let case = Case { pattern, kv_heads: 1, widths: [32, 32], softcap: None, packed, dtype: DType::F32 };
         case.check_on(device);
     });

@@ -282,18 +282,19 @@ fn clear_rows<E: Float>(
 ) {
     let at = ABSOLUTE_POS;
     if at < elements {
+        let column = at % value_width;
         out[at] = E::from_int(0);
-        if at % value_width == 0 {
+        if column == 0 {
             lse[at / value_width] = f32::from_bits(NEG_INFINITY_BITS);
         }
     }
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn attend_rows<E: Float, V: Size>(
-    q: &[Vector<E, V>],
-    k: &[Vector<E, V>],
-    v: &[Vector<E, V>],
+fn attend_rows<E: Float, W: Size>(
+    q: &[Vector<E, W>],
+    k: &[Vector<E, W>],
+    v: &[Vector<E, W>],
     q_bounds: &[i32],
     kv_bounds: &[i32],
     block_count: &[i32],
@@ -349,7 +350,7 @@ fn attend_rows<E: Float, V: Size>(
             kv_heads,
         };
         let scale = Scale { factor: softmax_scale, cap: softcap };
-        attend_tile::<E, V>(
+        attend_tile::<E, W>(
             q,
             k,
             v,
@@ -448,10 +449,10 @@ fn key_position(block_offset: &[i32], column_index: &[i32], list: &KeyList, plac
 }
 
 #[cube]
-fn attend_tile<E: Float, V: Size>(
-    q: &[Vector<E, V>],
-    k: &[Vector<E, V>],
-    v: &[Vector<E, V>],
+fn attend_tile<E: Float, W: Size>(
+    q: &[Vector<E, W>],
+    k: &[Vector<E, W>],
+    v: &[Vector<E, W>],
     block_offset: &[i32],
     column_index: &[i32],
     out: &mut [E],
@@ -480,12 +481,12 @@ fn attend_tile<E: Float, V: Size>(
             keys[UNIT_POS as usize] = key_position(block_offset, column_index, list, place + UNIT_POS);
         }
         sync_cube();
-        let products = tile_products::<E, V>(q, k, &mut stage, &keys, tile, key_width, vector);
+        let products = tile_products::<E, W>(q, k, &mut stage, &keys, tile, key_width, vector);
         store_scores(&products, &mut stage, &keys, tile, scale, capped, causal);
         softmax_tile(&mut stage, &mut partial, &mut correction, &mut state);
         shrink_rows(&correction, &mut acc, comptime!(value_width.div_ceil(SIDE)));
         let left = total - place;
-        add_values::<E, V>(v, &stage, &mut values, &keys, &mut acc, tile, left, value_width, vector);
+        add_values::<E, W>(v, &stage, &mut values, &keys, &mut acc, tile, left, value_width, vector);
         place += comptime!(TILE as u32);
     }
     write_rows::<E>(out, lse, &acc, &mut partial, &state, tile, value_width);
@@ -494,9 +495,9 @@ fn attend_tile<E: Float, V: Size>(
 /// `q k^T` of the tile's queries and keys: rows `y + 16 i`, keys `x + 16 j` for the unit (x, y), at `4 i + j`. Leaves the
 /// shared memory free.
 #[cube]
-fn tile_products<E: Float, V: Size>(
-    q: &[Vector<E, V>],
-    k: &[Vector<E, V>],
+fn tile_products<E: Float, W: Size>(
+    q: &[Vector<E, W>],
+    k: &[Vector<E, W>],
     stage: &mut Shared<[f32]>,
     keys: &Shared<[i32]>,
     tile: &Tile,
@@ -516,8 +517,8 @@ fn tile_products<E: Float, V: Size>(
             let channel = chunk * comptime!(depth / vector) + column;
             let to = row * stride + column * vector;
             // What is no query or key, or past the row, is 0, and not read: it may be NaN.
-            let mut query = Vector::<f32, V>::zeroed();
-            let mut key = Vector::<f32, V>::zeroed();
+            let mut query = Vector::<f32, W>::zeroed();
+            let mut key = Vector::<f32, W>::zeroed();
             if channel < comptime!(key_width / vector) {
                 if tile.query + (row as u32) < tile.end {
                     let from = row_of(tile.query + row as u32);
@@ -594,8 +595,8 @@ fn store_scores(
 
 /// Adds the weights in shared memory times the values of the tile's keys, of which there are `left` at most.
 #[cube]
-fn add_values<E: Float, V: Size>(
-    v: &[Vector<E, V>],
+fn add_values<E: Float, W: Size>(
+    v: &[Vector<E, W>],
     stage: &Shared<[f32]>,
     values: &mut Shared<[f32]>,
     keys: &Shared<[i32]>,
@@ -610,7 +611,7 @@ fn add_values<E: Float, V: Size>(
         for chunk in 0..comptime!((TILE / DEPTH) as u32) {
             let first_key = chunk * comptime!(DEPTH as u32);
             if first_key < left {
-                stage_values::<E, V>(
+                stage_values::<E, W>(
                     v,
                     values,
                     keys,
@@ -638,8 +639,8 @@ fn add_values<E: Float, V: Size>(
 /// Copies `TILE` columns, from `column` on, of the values of `DEPTH` keys to shared memory. What is no key or past the
 /// row is 0, and not read.
 #[cube]
-fn stage_values<E: Float, V: Size>(
-    v: &[Vector<E, V>],
+fn stage_values<E: Float, W: Size>(
+    v: &[Vector<E, W>],
     values: &mut Shared<[f32]>,
     keys: &Shared<[i32]>,
     tile: &Tile,
@@ -652,7 +653,7 @@ fn stage_values<E: Float, V: Size>(
     while i < comptime!(DEPTH * TILE / vector) {
         let key = keys[first_key + i / comptime!(TILE / vector)];
         let at = comptime!(column / vector) + i % comptime!(TILE / vector);
-        let mut value = Vector::<f32, V>::zeroed();
+        let mut value = Vector::<f32, W>::zeroed();
         if key >= 0 && at < comptime!(value_width / vector) {
             value = Vector::cast_from(v[key_row(tile, key) * comptime!(value_width / vector) + at]);
         }
@@ -698,9 +699,10 @@ fn write_rows<E: Float>(
         }
     }
     let row = unit / PARTS;
+    let part = unit % PARTS;
     let token = tile.query + row as u32;
     let sum = row_sum(&*partial, row);
-    if unit % PARTS == 0 && token < tile.end && sum > 0.0 {
+    if part == 0 && token < tile.end && sum > 0.0 {
         lse[row_of(token)] = state.max + sum.ln();
     }
 }
