@@ -45,7 +45,6 @@ fn step(device: &Device, dtype: DType) -> (Tensor<3>, Tensor<2>) {
     };
     let table = page_table(paged, 3).expect("legal");
 
-    let cache = cache * 0.5 + 0.25;
     let cache = write_latent(WriteLatentArgs { cache, slots, latent: latent * 0.5 - 0.25, rope: Some(rope * 2.0) });
     let args = MlaDecodeArgs {
         q: MlaQuery::Whole(q * 2.0 + 1.0),

@@ -185,6 +185,7 @@ impl Pool {
         }
         let query = wide(&self.q[row * WIDTHS.0..(row + 1) * WIDTHS.0]);
         let keys = keys.chunks_exact(WIDTHS.0).map(|key| (key, &key[..WIDTHS.1]));
-        oracle::attend(&query, keys, f64::from(case.options().softmax_scale), WIDTHS.1)
+        let scale = f64::from(case.options().softmax_scale);
+        oracle::attend(&query, keys, |product| scale * product, WIDTHS.1)
     }
 }

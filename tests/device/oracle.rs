@@ -1,5 +1,8 @@
 //! What the operations must compute, in f64 and in plain loops: nothing here is shared with the code under test.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
+
 /// Results of attention: a row per query token and head.
 #[derive(Debug, Clone, Default)]
 pub struct State {
@@ -53,7 +56,7 @@ pub fn mla_decode(args: &MlaDecode) -> State {
             for _ in 0..args.heads {
                 let query = queries.next().expect("a query per token and head");
                 let keys = rows[..visible as usize].iter().map(|row| (*row, &row[..args.value_width]));
-                state.push(attend(query, keys, args.scale, args.value_width));
+                state.push(attend(query, keys, |product| args.scale * product, args.value_width));
             }
         }
     }
@@ -92,20 +95,107 @@ pub fn ragged_attention(args: &Ragged) -> State {
         let end = if args.causal { end.min(token + 1) } else { end };
         for head in 0..args.heads {
             let keys = (first..end).map(|key| (row("k", key, head), row("v", key, head)));
-            state.push(attend(row("q", token, head), keys, args.scale, args.value_width));
+            state.push(attend(row("q", token, head), keys, |product| args.scale * product, args.value_width));
         }
     }
     state
 }
 
-/// One query over its keys and values.
+/// The vertical-slash pattern of one head in one sequence.
+pub struct VerticalSlash<'a> {
+    pub q_len: i32,
+    pub kv_len: i32,
+    pub vertical: &'a [i32],
+    pub slash: &'a [i32],
+    /// M and N.
+    pub block_size: [i32; 2],
+    pub causal: bool,
+}
+
+impl VerticalSlash<'_> {
+    /// The keys before this one are those that some query of a block row sees.
+    pub fn seen_end(&self, row: i32) -> i32 {
+        let last = (row + 1) * self.block_size[0] - 1;
+        if self.causal { self.kv_len.min(last + self.kv_len - self.q_len + 1) } else { self.kv_len }
+    }
+
+    /// The keys that a block row attends to.
+    pub fn keys(&self, row: i32) -> BTreeSet<i32> {
+        let ([m, n], queries) = (self.block_size, row * self.block_size[0]..(row + 1) * self.block_size[0]);
+        if queries.start >= self.q_len {
+            return BTreeSet::new();
+        }
+        let main_diagonal = if self.causal { self.kv_len - self.q_len } else { self.kv_len };
+        let mut diagonals: Vec<i32> = self.slash.iter().copied().filter(|&diagonal| diagonal >= 0).collect();
+        diagonals.sort_unstable();
+        let mut keys = BTreeSet::new();
+        // The lowest band is that of the greatest diagonal.
+        for diagonal in diagonals.into_iter().rev() {
+            let mut band = queries.clone().map(|query| query + main_diagonal - diagonal);
+            if let Some(first) = band.find(|&key| key >= 0 && !keys.contains(&key)) {
+                keys.extend(first..first + (m + n - 1) / n * n);
+            }
+        }
+        keys.extend(self.vertical.iter().copied().filter(|&column| column >= 0));
+        keys.retain(|&key| key < self.seen_end(row));
+        keys
+    }
+}
+
+/// Attention of each query to some keys of its sequence.
+pub struct Sparse<'a> {
+    /// `[Nq, H, d]`, `[Nk, Hkv, d]`, `[Nk, Hkv, dv]`.
+    pub q: &'a [f64],
+    pub k: &'a [f64],
+    pub v: &'a [f64],
+    /// The rows of each sequence's queries and keys.
+    pub spans: Vec<[Range<usize>; 2]>,
+    /// H and Hkv.
+    pub heads: [usize; 2],
+    /// d and dv.
+    pub widths: [usize; 2],
+    pub scale: f64,
+    /// 0 for none.
+    pub softcap: f64,
+    pub causal: bool,
+}
+
+impl Sparse<'_> {
+    /// out `[Nq, H, dv]`, lse `[Nq, H]`. `keys` says to which positions the row of a query attends, of which sequence,
+    /// head and query.
+    pub fn attention<'k>(&self, keys: impl Fn(usize, usize, usize) -> &'k [i32]) -> State {
+        let ([heads, kv_heads], [width, value_width]) = (self.heads, self.widths);
+        let rows = self.q.len() / width;
+        let mut state = State { out: vec![0.0; rows * value_width], lse: vec![f64::NEG_INFINITY; rows] };
+        let score = |product: f64| match self.softcap {
+            0.0 => self.scale * product,
+            cap => cap * (self.scale * product / cap).tanh(),
+        };
+        for (b, [queries, kv]) in self.spans.iter().enumerate() {
+            for (i, head) in (0..queries.len()).flat_map(|i| (0..heads).map(move |head| (i, head))) {
+                let own = (i + kv.len()) as i64 - queries.len() as i64;
+                let seen = |key: &&i32| (0..kv.len() as i32).contains(*key) && !(self.causal && i64::from(**key) > own);
+                let row_of = |key: &i32| (kv.start + *key as usize) * kv_heads + head / (heads / kv_heads);
+                let pair = |row: usize| (&self.k[row * width..][..width], &self.v[row * value_width..][..value_width]);
+                let pairs = keys(b, head, i).iter().filter(seen).map(row_of).map(pair);
+                let at = (queries.start + i) * heads + head;
+                let (out, lse) = attend(&self.q[at * width..][..width], pairs, score, value_width);
+                state.out[at * value_width..][..value_width].copy_from_slice(&out);
+                state.lse[at] = lse;
+            }
+        }
+        state
+    }
+}
+
+/// One query over its keys and values; `score` makes a score of a product.
 pub fn attend<'a>(
     query: &[f64],
     keys: impl Iterator<Item = (&'a [f64], &'a [f64])> + Clone,
-    scale: f64,
+    score: impl Fn(f64) -> f64,
     value_width: usize,
 ) -> (Vec<f64>, f64) {
-    let scores: Vec<f64> = keys.clone().map(|(key, _)| scale * dot(query, key)).collect();
+    let scores: Vec<f64> = keys.clone().map(|(key, _)| score(dot(query, key))).collect();
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let mut out = vec![0.0; value_width];
     if scores.is_empty() {

@@ -67,6 +67,48 @@ pub struct KvIndicesSpec {
     pub capacity: usize,
 }
 
+/// What [`MlaBackend::vertical_slash_index`] needs beside the tensors.
+#[derive(Debug, Clone)]
+pub struct VerticalSlashIndexSpec {
+    /// The longest sequence of queries; longer lengths are cut to this.
+    pub max_query_len: usize,
+    /// Queries in a block row.
+    pub block_size_m: usize,
+    /// Keys in a key block.
+    pub block_size_n: usize,
+    /// Whether a query sees only the keys up to its own position.
+    pub causal: bool,
+}
+
+impl VerticalSlashIndexSpec {
+    /// Block rows.
+    pub fn rows(&self) -> usize {
+        self.max_query_len.div_ceil(self.block_size_m)
+    }
+
+    /// Key blocks that a band adds at most.
+    pub fn blocks_per_band(&self) -> usize {
+        self.block_size_m.div_ceil(self.block_size_n)
+    }
+}
+
+/// What [`MlaBackend::vertical_slash_attention`] needs beside the tensors.
+#[derive(Debug, Clone)]
+pub struct VerticalSlashSpec {
+    /// Rows of q, and of k and v, from one sequence to the next; none where the sequences are packed.
+    pub strides: Option<[usize; 2]>,
+    /// Queries in a block row.
+    pub block_size_m: usize,
+    /// Keys in a key block.
+    pub block_size_n: usize,
+    /// The factor of the scores.
+    pub softmax_scale: f32,
+    /// What scaled scores are bent to stay below; 0 for nothing.
+    pub softcap: f32,
+    /// Whether a query sees only the keys up to its own position.
+    pub causal: bool,
+}
+
 /// The operations on backend primitives. Arguments are those of the public functions, validated.
 #[backend_extension(
     Cube: cfg(any(feature = "wgpu", feature = "cuda")),
@@ -122,6 +164,35 @@ pub trait MlaBackend: Backend {
         spec: KvIndicesSpec,
     ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>);
 
+    /// [`vertical_slash_index`](crate::vertical_slash_index): block_count, block_offset, column_count, column_index.
+    #[fusion(meta = fusion::vertical_slash_index)]
+    fn vertical_slash_index(
+        q_lens: IntTensor<Self>,
+        kv_lens: IntTensor<Self>,
+        vertical: IntTensor<Self>,
+        slash: IntTensor<Self>,
+        vertical_counts: IntTensor<Self>,
+        slash_counts: IntTensor<Self>,
+        spec: VerticalSlashIndexSpec,
+    ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>);
+
+    /// [`vertical_slash_attention`](crate::vertical_slash_attention): out, lse. The bounds are lengths, or where sequences
+    /// are packed, their ends.
+    #[fusion(meta = fusion::vertical_slash_attention)]
+    #[allow(clippy::too_many_arguments)]
+    fn vertical_slash_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        q_bounds: IntTensor<Self>,
+        kv_bounds: IntTensor<Self>,
+        block_count: IntTensor<Self>,
+        block_offset: IntTensor<Self>,
+        column_count: IntTensor<Self>,
+        column_index: IntTensor<Self>,
+        spec: VerticalSlashSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
     /// [`write_latent`](crate::write_latent) of latent and rotary part: the cache's own buffer.
     #[fusion(meta = fusion::write_latent)]
     fn write_latent(
@@ -156,4 +227,8 @@ pub trait MlaBackend: Backend {
         out: FloatTensor<Self>,
         lse: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// [`matmul`](crate::matmul) in f32.
+    #[fusion(meta = fusion::matmul)]
+    fn matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
 }

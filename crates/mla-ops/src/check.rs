@@ -204,6 +204,26 @@ pub(crate) fn read_i32<const D: usize>(
     tensor.try_to_vec_as::<i32>().map_err(|error| MlaError::Read { op, argument, reason: error.to_string() })
 }
 
+/// Reads the tensor back: its values start at 0, ascend, and end at `tokens` at most.
+pub(crate) fn check_cu_seqlens(
+    op: &'static str,
+    argument: &'static str,
+    cu_seqlens: &Tensor<1, Int>,
+    tokens: usize,
+) -> Result<Vec<i32>, MlaError> {
+    let entries = read_i32(op, argument, cu_seqlens)?;
+    let mut least = 0;
+    for (i, &entry) in entries.iter().enumerate() {
+        let most = if i == 0 { 0 } else { tokens as i64 };
+        if i64::from(entry) < least || i64::from(entry) > most {
+            let expected = format!("{least} to {most}");
+            return Err(MlaError::DeviceValue { op, argument, index: vec![i], actual: entry, expected });
+        }
+        least = i64::from(entry);
+    }
+    Ok(entries)
+}
+
 /// Whether `MLA_VALIDATE=1` asks for checks of values in every call on every device.
 fn validate_always() -> bool {
     static VALIDATE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();

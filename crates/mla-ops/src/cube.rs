@@ -1,16 +1,23 @@
 //! The operations on CubeCL devices: outputs are allocated here, `mla-kernels` computes them.
 
-use burn::backend::cubecl::dtype_to_elem_type;
+use burn::backend::cubecl::{dtype_to_elem_type, dtype_to_storage_type};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
+use cubek::matmul::{launch::launch_ref, multi_level};
+use cubek::std::InputBinding;
 use mla_kernels::portable::{
-    kv_indices, merge_state, mla_decode, mla_plan, page_table, ragged_attention, write_latent,
+    kv_indices, merge_state, mla_decode, mla_plan, page_table, ragged_attention, vertical_slash_attention,
+    vertical_slash_index, write_latent,
 };
 
 use crate::Splits;
-use crate::backend::{DecodeSpec, KvIndicesSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec};
+use crate::backend::{
+    DecodeSpec, KvIndicesSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec,
+    VerticalSlashSpec,
+};
 
 impl MlaBackend for CubeBackend {
     fn mla_plan(seq_lens: CubeTensor, spec: PlanSpec) -> (CubeTensor, CubeTensor, CubeTensor) {
@@ -173,6 +180,109 @@ impl MlaBackend for CubeBackend {
         (indptr, indices, last_page_len, overflow)
     }
 
+    fn vertical_slash_index(
+        q_lens: CubeTensor,
+        kv_lens: CubeTensor,
+        vertical: CubeTensor,
+        slash: CubeTensor,
+        vertical_counts: CubeTensor,
+        slash_counts: CubeTensor,
+        spec: VerticalSlashIndexSpec,
+    ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+        let [q_lens, kv_lens, vertical, slash] = [q_lens, kv_lens, vertical, slash].map(contiguous);
+        let [vertical_counts, slash_counts] = [vertical_counts, slash_counts].map(contiguous);
+        let ([batch, heads, verticals], [_, _, slashes]) = (dims(&vertical), dims(&slash));
+        let count = || empty(&vertical, [batch, heads, spec.rows()], DType::I32);
+        let list = |len: usize| empty(&vertical, [batch, heads, spec.rows(), len], DType::I32);
+        let (block_count, column_count) = (count(), count());
+        let (block_offset, column_index) = (list(slashes * spec.blocks_per_band()), list(verticals));
+        let [sorted_vertical, sorted_slash] = [&vertical, &slash].map(|it| empty(it, dims::<3>(it), DType::I32));
+        let client = vertical.client.clone();
+        let args = vertical_slash_index::IndexArgs {
+            q_lens: q_lens.into_buffer_arg(),
+            kv_lens: kv_lens.into_buffer_arg(),
+            vertical: vertical.into_buffer_arg(),
+            slash: slash.into_buffer_arg(),
+            vertical_counts: vertical_counts.into_buffer_arg(),
+            slash_counts: slash_counts.into_buffer_arg(),
+            sorted_vertical: sorted_vertical.into_buffer_arg(),
+            sorted_slash: sorted_slash.into_buffer_arg(),
+            block_count: block_count.clone().into_buffer_arg(),
+            block_offset: block_offset.clone().into_buffer_arg(),
+            column_count: column_count.clone().into_buffer_arg(),
+            column_index: column_index.clone().into_buffer_arg(),
+            batch,
+            heads,
+            verticals,
+            slashes,
+            max_query_len: spec.max_query_len,
+            block_size_m: spec.block_size_m,
+            block_size_n: spec.block_size_n,
+            causal: spec.causal,
+        };
+        vertical_slash_index::launch(&client, args);
+        (block_count, block_offset, column_count, column_index)
+    }
+
+    fn vertical_slash_attention(
+        q: CubeTensor,
+        k: CubeTensor,
+        v: CubeTensor,
+        q_bounds: CubeTensor,
+        kv_bounds: CubeTensor,
+        block_count: CubeTensor,
+        block_offset: CubeTensor,
+        column_count: CubeTensor,
+        column_index: CubeTensor,
+        spec: VerticalSlashSpec,
+    ) -> (CubeTensor, CubeTensor) {
+        let [q, k, v, q_bounds, kv_bounds] = [q, k, v, q_bounds, kv_bounds].map(contiguous);
+        let [block_count, block_offset] = [block_count, block_offset].map(contiguous);
+        let [column_count, column_index] = [column_count, column_index].map(contiguous);
+        let ([query_tokens, heads, key_width], [key_tokens, kv_heads, value_width]) = (dims(&q), dims(&v));
+        let ([batch, _, rows, max_blocks], [_, _, _, max_columns]) = (dims(&block_offset), dims(&column_index));
+        let out = empty(&q, [query_tokens, heads, value_width], q.dtype);
+        let lse = empty(&q, [query_tokens, heads], DType::F32);
+        let (client, elem) = (q.client.clone(), dtype_to_elem_type(q.dtype));
+        let args = vertical_slash_attention::AttentionArgs {
+            q: q.into_buffer_arg(),
+            k: k.into_buffer_arg(),
+            v: v.into_buffer_arg(),
+            q_bounds: q_bounds.into_buffer_arg(),
+            kv_bounds: kv_bounds.into_buffer_arg(),
+            block_count: block_count.into_buffer_arg(),
+            block_offset: block_offset.into_buffer_arg(),
+            column_count: column_count.into_buffer_arg(),
+            column_index: column_index.into_buffer_arg(),
+            out: out.clone().into_buffer_arg(),
+            lse: lse.clone().into_buffer_arg(),
+            layout: match spec.strides {
+                Some([query_stride, key_stride]) => {
+                    vertical_slash_attention::Layout::Padded { query_stride, key_stride }
+                }
+                None => vertical_slash_attention::Layout::Packed,
+            },
+            batch,
+            query_tokens,
+            key_tokens,
+            heads,
+            kv_heads,
+            key_width,
+            value_width,
+            rows,
+            max_blocks,
+            max_columns,
+            block_size_m: spec.block_size_m,
+            block_size_n: spec.block_size_n,
+            softmax_scale: spec.softmax_scale,
+            softcap: spec.softcap,
+            causal: spec.causal,
+            elem,
+        };
+        launched(vertical_slash_attention::launch(&client, args));
+        (out, lse)
+    }
+
     fn write_latent(cache: CubeTensor, slots: CubeTensor, latent: CubeTensor, rope: CubeTensor) -> CubeTensor {
         let [slots, latent, rope] = [slots, latent, rope].map(contiguous);
         let cache = own(contiguous(cache));
@@ -285,6 +395,25 @@ impl MlaBackend for CubeBackend {
         };
         merge_state::launch_merge_state_into(&acc_out.client, args);
         (acc_out, acc_lse)
+    }
+
+    fn matmul(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
+        let (out_dtype, rank) = (lhs.dtype, lhs.meta.shape().num_dims());
+        let mut shape = lhs.meta.shape().clone();
+        shape[rank - 1] = rhs.meta.shape()[rank - 1];
+        let out = empty_device_contiguous_dtype(lhs.client.clone(), lhs.device.clone(), shape, out_dtype);
+        let elem = dtype_to_storage_type(out_dtype);
+        let input = |tensor: CubeTensor| InputBinding::new(tensor.binding(), elem);
+        let mut elems = MatmulElems::from_globals(&MatmulGlobalElems { lhs: elem, rhs: elem, out: elem });
+        let (client, lhs, rhs) = (out.client.clone(), input(lhs), input(rhs));
+        // The kernel without matrix units, for those know no f32.
+        let unit = multi_level::Strategy::SimpleUnit(Default::default()).into();
+        let result = launch_ref(&unit, &client, lhs.clone(), rhs.clone(), out.clone().binding(), &mut elems);
+        if result.is_err() {
+            let naive = multi_level::Strategy::Naive.into();
+            launched(launch_ref(&naive, &client, lhs, rhs, out.clone().binding(), &mut elems));
+        }
+        out
     }
 }
 

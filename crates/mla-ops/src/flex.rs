@@ -2,11 +2,15 @@
 
 use burn::backend::{
     Flex,
+    ops::FloatTensorOps,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{Int, Tensor};
 
-use crate::backend::{DecodeSpec, KvIndicesSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec};
+use crate::backend::{
+    DecodeSpec, KvIndicesSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec,
+    VerticalSlashSpec,
+};
 use crate::reference;
 
 impl MlaBackend for Flex {
@@ -65,6 +69,50 @@ impl MlaBackend for Flex {
         (indptr, indices, last_page_len, overflow)
     }
 
+    fn vertical_slash_index(
+        q_lens: IntTensor<Self>,
+        kv_lens: IntTensor<Self>,
+        vertical: IntTensor<Self>,
+        slash: IntTensor<Self>,
+        vertical_counts: IntTensor<Self>,
+        slash_counts: IntTensor<Self>,
+        spec: VerticalSlashIndexSpec,
+    ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
+        let vertical = reference::Entries::new(int(vertical), int(vertical_counts));
+        let slash = reference::Entries::new(int(slash), int(slash_counts));
+        let ([block_count, column_count], [block_offset, column_index]) =
+            reference::vertical_slash_index(int(q_lens), int(kv_lens), &vertical, &slash, &spec);
+        (
+            int_primitive(block_count),
+            int_primitive(block_offset),
+            int_primitive(column_count),
+            int_primitive(column_index),
+        )
+    }
+
+    fn vertical_slash_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        q_bounds: IntTensor<Self>,
+        kv_bounds: IntTensor<Self>,
+        block_count: IntTensor<Self>,
+        block_offset: IntTensor<Self>,
+        column_count: IntTensor<Self>,
+        column_index: IntTensor<Self>,
+        spec: VerticalSlashSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let index = reference::KeyLists::new(
+            (int(block_count), int(block_offset)),
+            (int(column_count), int(column_index)),
+            spec.block_size_n,
+        );
+        let (q_bounds, kv_bounds) = (int(q_bounds), int(kv_bounds));
+        let (out, lse) =
+            reference::vertical_slash_attention([float(q), float(k), float(v)], q_bounds, kv_bounds, &index, &spec);
+        (float_primitive(out), float_primitive(lse))
+    }
+
     fn write_latent(
         cache: FloatTensor<Self>,
         slots: IntTensor<Self>,
@@ -102,6 +150,10 @@ impl MlaBackend for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         // The accumulator is f32, and a merge has the dtype of its first state.
         Self::merge_state(acc_out, acc_lse, out, lse)
+    }
+
+    fn matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_matmul(lhs, rhs)
     }
 }
 

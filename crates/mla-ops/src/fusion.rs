@@ -3,7 +3,9 @@
 use burn::backend::fusion::custom::TensorSpec;
 use burn::tensor::{DType, Shape};
 
-use crate::backend::{DecodeSpec, KvIndicesSpec, PageTableSpec, PlanSpec, RaggedSpec};
+use crate::backend::{
+    DecodeSpec, KvIndicesSpec, PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+};
 
 fn spec<const D: usize>(shape: [usize; D], dtype: DType) -> TensorSpec {
     TensorSpec::new(Shape::new(shape), dtype)
@@ -64,6 +66,38 @@ pub(crate) fn kv_indices(
     (i32s(batch + 1), i32s(list.capacity), i32s(batch), i32s(1))
 }
 
+pub(crate) fn vertical_slash_index(
+    _q_lens: &TensorSpec,
+    _kv_lens: &TensorSpec,
+    vertical: &TensorSpec,
+    slash: &TensorSpec,
+    _vertical_counts: &TensorSpec,
+    _slash_counts: &TensorSpec,
+    index: &VerticalSlashIndexSpec,
+) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
+    let ([batch, heads, verticals], [_, _, slashes]) = (vertical.shape.dims(), slash.shape.dims());
+    let count = || spec([batch, heads, index.rows()], DType::I32);
+    let list = |len: usize| spec([batch, heads, index.rows(), len], DType::I32);
+    (count(), list(slashes * index.blocks_per_band()), count(), list(verticals))
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn vertical_slash_attention(
+    q: &TensorSpec,
+    _k: &TensorSpec,
+    v: &TensorSpec,
+    _q_bounds: &TensorSpec,
+    _kv_bounds: &TensorSpec,
+    _block_count: &TensorSpec,
+    _block_offset: &TensorSpec,
+    _column_count: &TensorSpec,
+    _column_index: &TensorSpec,
+    _attention: &VerticalSlashSpec,
+) -> (TensorSpec, TensorSpec) {
+    let ([tokens, heads, _], [_, _, value_width]) = (q.shape.dims(), v.shape.dims());
+    (spec([tokens, heads, value_width], q.dtype), spec([tokens, heads], DType::F32))
+}
+
 pub(crate) fn write_latent(
     cache: &TensorSpec,
     _slots: &TensorSpec,
@@ -98,4 +132,11 @@ pub(crate) fn merge_state_into(
     _lse: &TensorSpec,
 ) -> (TensorSpec, TensorSpec) {
     (acc_out.clone(), acc_lse.clone())
+}
+
+pub(crate) fn matmul(lhs: &TensorSpec, rhs: &TensorSpec) -> TensorSpec {
+    let mut out = lhs.clone();
+    let last = out.shape.num_dims() - 1;
+    out.shape[last] = rhs.shape[last];
+    out
 }

@@ -7,7 +7,10 @@
 //! | [`ragged_attention`] | prefill attention over packed sequences |
 //! | [`page_table`], [`kv_indices`] | page ids of a batch, as a table or as a compressed list |
 //! | [`write_latent`] | new tokens into the cache, in place |
+//! | [`vertical_slash_index`] | the keys of each block of queries, from columns and diagonals |
+//! | [`vertical_slash_attention`], [`packed_vertical_slash_attention`] | attention to those keys |
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
+//! | [`matmul`] | Burn's product of matrices, without TF32 |
 //!
 //! Letters in shapes: `B` sequences, `Sq` query tokens of each, `H` query heads, `D` key width, `Dv` value width, `P`
 //! pages, `S` page size, `N` tokens of all sequences, `T` tokens. Index tensors are i32; floats are f32, f16 or bf16,
@@ -39,11 +42,19 @@ pub use device::DeviceName;
 pub use error::MlaError;
 pub use independent::map_independent;
 pub use ops::kv_indices::{KvIndices, kv_indices};
+pub use ops::matmul::matmul;
 pub use ops::merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};
 pub use ops::mla_plan::{MlaPlan, MlaPlanArgs, mla_plan};
 pub use ops::page_table::{PagedBatchArgs, page_table};
 pub use ops::ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
+pub use ops::vertical_slash_attention::{
+    PackedVerticalSlashArgs, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions,
+    packed_vertical_slash_attention, vertical_slash_attention,
+};
+pub use ops::vertical_slash_index::{
+    VerticalSlashIndex, VerticalSlashIndexArgs, VerticalSlashIndexOptions, vertical_slash_index,
+};
 pub use ops::write_latent::{WriteLatentArgs, WriteLatentError, write_latent};
 pub use path::{Path, PathChoice, explain_path};
 pub use planner::Splits;

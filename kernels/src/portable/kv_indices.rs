@@ -65,7 +65,7 @@ pub fn launch_kv_indices(client: &Client, batch: PagedBatch, out: KvIndicesOut) 
 }
 
 /// A second argument for the same buffer, which a later launch reads.
-fn share(buffer: &BufferArg) -> BufferArg {
+pub(super) fn share(buffer: &BufferArg) -> BufferArg {
     match buffer {
         // SAFETY: the length is the one that the buffer was passed with.
         BufferArg::Handle { handle } => unsafe {

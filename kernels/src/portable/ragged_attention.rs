@@ -16,21 +16,21 @@ use cubecl::prelude::*;
 use thiserror::Error;
 
 /// Units along a side of the cube.
-const SIDE: usize = 16;
+pub(super) const SIDE: usize = 16;
 /// Units of a cube: what every wgpu device has.
-const UNITS: usize = SIDE * SIDE;
+pub(super) const UNITS: usize = SIDE * SIDE;
 /// Scores of a unit along a side of the tile. They are a cube's side apart, so that neighbours read neighbouring banks.
-const PER_UNIT: usize = 4;
+pub(super) const PER_UNIT: usize = 4;
 /// Query rows of a cube, and keys that it looks at together.
-const TILE: usize = SIDE * PER_UNIT;
+pub(super) const TILE: usize = SIDE * PER_UNIT;
 /// Channels of q and k, and rows of v, that are in shared memory together.
-const DEPTH: usize = 32;
+pub(super) const DEPTH: usize = 32;
 /// Units that share the softmax of a row.
-const PARTS: usize = UNITS / TILE;
+pub(super) const PARTS: usize = UNITS / TILE;
 /// Row strides in shared memory are odd: units that read a column read different banks.
-const SCORE_STRIDE: usize = TILE + 1;
+pub(super) const SCORE_STRIDE: usize = TILE + 1;
 /// q and k channels; the scores take their place once they are computed.
-const STAGE: usize = 2 * TILE * (DEPTH + 1);
+pub(super) const STAGE: usize = 2 * TILE * (DEPTH + 1);
 /// The shared memory of a cube, in bytes: q and k or the scores, v, one number for each unit and one for each row.
 const SHARED_BYTES: usize = (STAGE + DEPTH * TILE + UNITS + TILE) * size_of::<f32>();
 
@@ -38,9 +38,9 @@ const _: () = assert!(TILE * SCORE_STRIDE <= STAGE, "the scores fit where q and 
 const _: () = assert!(SHARED_BYTES <= 32 * 1024, "wgpu's devices have 32 KiB");
 
 /// A hidden score, and the maximum before the first score. Finite: WGSL may assume that no infinity occurs.
-const HIDDEN: f32 = -1.0e30;
+pub(super) const HIDDEN: f32 = -1.0e30;
 /// The bits of -inf, for the same reason not written as a number.
-const NEG_INFINITY_BITS: u32 = 0xff80_0000;
+pub(super) const NEG_INFINITY_BITS: u32 = 0xff80_0000;
 
 /// Arguments of [`launch`]. N tokens, H heads, B sequences; E is `elem`.
 pub struct RaggedAttentionArgs {
@@ -325,11 +325,11 @@ fn row_of(token: u32) -> usize {
 
 /// The running softmax of one row, in each of the [`PARTS`] units that share it.
 #[derive(CubeType)]
-struct RowState {
+pub(super) struct RowState {
     /// The maximum over all keys so far.
-    max: f32,
+    pub max: f32,
     /// The sum of `exp(score - max)` over this unit's keys so far.
-    sum: f32,
+    pub sum: f32,
 }
 
 #[cube]
@@ -368,7 +368,7 @@ fn attend_tile<E: Float>(
 }
 
 #[cube]
-fn zeros(#[comptime] len: usize) -> Array<f32> {
+pub(super) fn zeros(#[comptime] len: usize) -> Array<f32> {
     let mut array = Array::<f32>::new(len);
     #[unroll]
     for i in 0..len {
@@ -391,8 +391,6 @@ fn tile_scores<E: Float>(
     let depth = comptime!(DEPTH.min(key_width));
     let stride = comptime!(depth + 1);
     let keys_at = comptime!(TILE * stride);
-    let x = UNIT_POS as usize % SIDE;
-    let y = UNIT_POS as usize / SIDE;
     let mut scores = zeros(comptime!(PER_UNIT * PER_UNIT));
     for chunk in 0..comptime!(key_width.div_ceil(depth)) {
         let channel = chunk * depth;
@@ -401,24 +399,34 @@ fn tile_scores<E: Float>(
         stage_rows::<E>(q, stage, 0usize, tile.query, tile.end, channel, key_width, depth);
         stage_rows::<E>(k, stage, keys_at, key, tile.end, channel, key_width, depth);
         sync_cube();
-        for c in 0..depth {
-            let mut k_part = Array::<f32>::new(PER_UNIT);
-            #[unroll]
-            for j in 0..PER_UNIT {
-                k_part[j] = stage[keys_at + (x + comptime!(j * SIDE)) * stride + c];
-            }
-            #[unroll]
-            for i in 0..PER_UNIT {
-                let q_part = stage[(y + comptime!(i * SIDE)) * stride + c];
-                #[unroll]
-                for j in 0..PER_UNIT {
-                    scores[comptime!(i * PER_UNIT + j)] += q_part * k_part[j];
-                }
-            }
-        }
+        add_scores(&*stage, &mut scores, depth);
     }
     sync_cube();
     scores
+}
+
+/// Adds the products of the `depth` channels of q and k in shared memory: q from 0 on, k behind it, `depth + 1` apart.
+#[cube]
+pub(super) fn add_scores(stage: &Shared<[f32]>, scores: &mut Array<f32>, #[comptime] depth: usize) {
+    let stride = comptime!(depth + 1);
+    let keys_at = comptime!(TILE * stride);
+    let x = UNIT_POS as usize % SIDE;
+    let y = UNIT_POS as usize / SIDE;
+    for c in 0..depth {
+        let mut k_part = Array::<f32>::new(PER_UNIT);
+        #[unroll]
+        for j in 0..PER_UNIT {
+            k_part[j] = stage[keys_at + (x + comptime!(j * SIDE)) * stride + c];
+        }
+        #[unroll]
+        for i in 0..PER_UNIT {
+            let q_part = stage[(y + comptime!(i * SIDE)) * stride + c];
+            #[unroll]
+            for j in 0..PER_UNIT {
+                scores[comptime!(i * PER_UNIT + j)] += q_part * k_part[j];
+            }
+        }
+    }
 }
 
 /// Copies `depth` channels, from `channel` on, of the `TILE` tokens from `token` on to shared memory, as f32. What is
@@ -484,7 +492,7 @@ fn store_scores(
 /// Turns the scores in shared memory into `exp(score - max)`, brings `state` up to date, and leaves in `correction` the
 /// factor by which what was summed before shrinks, for each row.
 #[cube]
-fn softmax_tile(
+pub(super) fn softmax_tile(
     stage: &mut Shared<[f32]>,
     partial: &mut Shared<[f32]>,
     correction: &mut Shared<[f32]>,
@@ -539,15 +547,7 @@ fn add_values<E: Float>(
     seen_end: u32,
     #[comptime] value_width: usize,
 ) {
-    let y = UNIT_POS as usize / SIDE;
-    #[unroll]
-    for i in 0..PER_UNIT {
-        let shrink = correction[y + comptime!(i * SIDE)];
-        #[unroll]
-        for j in 0..comptime!(value_width.div_ceil(SIDE)) {
-            acc[comptime!(j * PER_UNIT + i)] *= shrink;
-        }
-    }
+    shrink_rows(correction, acc, comptime!(value_width.div_ceil(SIDE)));
     #[unroll]
     for block in 0..comptime!(value_width.div_ceil(TILE)) {
         for chunk in 0..comptime!((TILE / DEPTH) as u32) {
@@ -565,6 +565,20 @@ fn add_values<E: Float>(
                 );
                 sync_cube();
             }
+        }
+    }
+}
+
+/// Multiplies the output rows of this unit, of `columns` columns, with the corrections.
+#[cube]
+pub(super) fn shrink_rows(correction: &Shared<[f32]>, acc: &mut Array<f32>, #[comptime] columns: usize) {
+    let y = UNIT_POS as usize / SIDE;
+    #[unroll]
+    for i in 0..PER_UNIT {
+        let shrink = correction[y + comptime!(i * SIDE)];
+        #[unroll]
+        for j in 0..columns {
+            acc[comptime!(j * PER_UNIT + i)] *= shrink;
         }
     }
 }
@@ -595,7 +609,7 @@ fn stage_values<E: Float>(
 /// Adds the weights from column `weights_at` on, times the values in shared memory, to the columns `x + 16 j` of this
 /// unit, `first_j <= j < end_j`, as far as the values go.
 #[cube]
-fn add_value_block(
+pub(super) fn add_value_block(
     stage: &Shared<[f32]>,
     values: &Shared<[f32]>,
     acc: &mut Array<f32>,
@@ -666,7 +680,7 @@ fn write_rows<E: Float>(
 }
 
 #[cube]
-fn row_sum(partial: &Shared<[f32]>, row: usize) -> f32 {
+pub(super) fn row_sum(partial: &Shared<[f32]>, row: usize) -> f32 {
     let mut sum = f32::new(0.0);
     for part in 0..PARTS {
         sum += partial[row * PARTS + part];

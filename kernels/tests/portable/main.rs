@@ -10,4 +10,6 @@ mod mla_plan;
 mod page_table;
 mod ragged_attention;
 mod support;
+mod vertical_slash_attention;
+mod vertical_slash_index;
 mod write_latent;

@@ -12,7 +12,7 @@ const UNWRITTEN: f32 = 77.0;
 const LENGTHS: &[i32] = &[0, 1, 15, 16, 17, 0, 63, 64, 65, 127, 129, 300];
 
 /// An element type, as numbers of the host.
-trait Host: CubeElement + Scalar + Copy {
+pub trait Host: CubeElement + Scalar + Copy {
     fn from_f32(value: f32) -> Self;
     fn to_f64(self) -> f64;
 }
@@ -161,7 +161,7 @@ impl<E: Host> Case<E> {
 }
 
 /// Equal where infinite, within the tolerance of max(1, |expected|) elsewhere.
-fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
+pub fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(got.len(), expected.len(), "{what}: length");
     for (i, (a, b)) in got.iter().zip(expected).enumerate() {
         let close = if b.is_infinite() { a == b } else { (a - b).abs() <= tolerance * b.abs().max(1.0) };

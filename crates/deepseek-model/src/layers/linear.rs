@@ -1,4 +1,5 @@
 use burn::tensor::Tensor;
+use mla_ops::matmul;
 
 use crate::weights::WeightLoader;
 
@@ -22,6 +23,6 @@ impl Linear {
 
     /// `[N, in]` -> `[N, out]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        x.matmul(self.weight.clone())
+        matmul(x, self.weight.clone())
     }
 }

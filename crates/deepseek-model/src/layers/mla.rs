@@ -4,7 +4,7 @@ use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
     MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, RaggedAttentionArgs, RaggedAttentionOptions, Splits,
-    WriteLatentArgs, merge_state, mla_decode, ragged_attention, write_latent,
+    WriteLatentArgs, matmul, merge_state, mla_decode, ragged_attention, write_latent,
 };
 
 use super::{Linear, RmsNorm, Rotation};
@@ -157,7 +157,7 @@ impl MultiHeadLatentAttention {
         let [tokens, heads, _] = q_nope.dims();
         let (batch, rank) = (keys.batch, self.kv_lora_rank);
         let query_len = tokens / batch;
-        let q_latent = q_nope.swap_dims(0, 1).matmul(self.w_uk.clone()).swap_dims(0, 1);
+        let q_latent = matmul(q_nope.swap_dims(0, 1), self.w_uk.clone()).swap_dims(0, 1);
         let args = MlaDecodeArgs {
             q: MlaQuery::Parts {
                 nope: q_latent.reshape([batch, query_len, heads, rank]),
@@ -171,7 +171,7 @@ impl MultiHeadLatentAttention {
             MlaDecodeOptions { value_width: rank, softmax_scale: self.softmax_scale, causal, splits: Splits::Auto };
         let (out, lse) = mla_decode(args, &options, Some(&keys.plan))?;
         let by_head = out.reshape([tokens, heads, rank]).swap_dims(0, 1);
-        let out = by_head.matmul(self.w_uv.clone()).swap_dims(0, 1);
+        let out = matmul(by_head, self.w_uv.clone()).swap_dims(0, 1);
         Ok((out, lse.reshape([tokens, heads])))
     }
 

@@ -1,7 +1,7 @@
 //! Mixture of experts (DeepSeekMoE; DeepSeek-V3 §2.1.2).
 
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, activation};
-use mla_ops::map_independent;
+use mla_ops::{map_independent, matmul};
 
 use super::Mlp;
 use crate::config::{DeepseekV3Config, Scoring};
@@ -72,7 +72,7 @@ impl Router {
 
     /// Expert numbers `[N, k]` and weights f32 `[N, k]`.
     fn forward(&self, x: Tensor<2>) -> (Tensor<2, Int>, Tensor<2>) {
-        let logits = x.cast(FloatDType::F32).matmul(self.weight.clone());
+        let logits = matmul(x.cast(FloatDType::F32), self.weight.clone());
         let scores = match self.scoring {
             Scoring::Sigmoid => activation::sigmoid(logits),
             Scoring::Softmax => activation::softmax(logits, 1),
@@ -177,8 +177,8 @@ impl Experts {
         let weight = |stacked: &Tensor<3>| stacked.clone().narrow(0, expert, 1).squeeze_dim::<2>(0);
         let gate_up = weight(&self.gate_up_proj);
         let width = gate_up.dims()[0] / 2;
-        let gate = x.clone().matmul(gate_up.clone().narrow(0, 0, width).transpose());
-        let up = x.matmul(gate_up.narrow(0, width, width).transpose());
-        (activation::silu(gate) * up).matmul(weight(&self.down_proj).transpose())
+        let gate = matmul(x.clone(), gate_up.clone().narrow(0, 0, width).transpose());
+        let up = matmul(x, gate_up.narrow(0, width, width).transpose());
+        matmul(activation::silu(gate) * up, weight(&self.down_proj).transpose())
     }
 }

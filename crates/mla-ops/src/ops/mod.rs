@@ -1,9 +1,12 @@
 //! The public operations, one file each: argument structs, documentation, validation, dispatch.
 
 pub mod kv_indices;
+pub mod matmul;
 pub mod merge_state;
 pub mod mla_decode;
 pub mod mla_plan;
 pub mod page_table;
 pub mod ragged_attention;
+pub mod vertical_slash_attention;
+pub mod vertical_slash_index;
 pub mod write_latent;

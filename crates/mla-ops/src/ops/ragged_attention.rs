@@ -5,7 +5,7 @@ use burn::tensor::{Int, Tensor};
 
 use crate::MlaError;
 use crate::backend::{MlaBackend, RaggedSpec};
-use crate::check::{Check, read_i32};
+use crate::check::{Check, check_cu_seqlens};
 
 const OP: &str = "ragged_attention";
 
@@ -97,22 +97,6 @@ impl RaggedAttentionArgs {
 
     fn validate_values(&self) -> Result<(), MlaError> {
         let [tokens, ..] = self.q.dims();
-        let entries = read_i32(OP, "cu_seqlens", &self.cu_seqlens)?;
-        let mut least = 0;
-        for (i, &entry) in entries.iter().enumerate() {
-            let most = if i == 0 { 0 } else { tokens as i64 };
-            if i64::from(entry) < least || i64::from(entry) > most {
-                let expected = format!("{least} to {most}");
-                return Err(MlaError::DeviceValue {
-                    op: OP,
-                    argument: "cu_seqlens",
-                    index: vec![i],
-                    actual: entry,
-                    expected,
-                });
-            }
-            least = i64::from(entry);
-        }
-        Ok(())
+        check_cu_seqlens(OP, "cu_seqlens", &self.cu_seqlens, tokens).map(|_| ())
     }
 }

@@ -11,6 +11,8 @@ mod mla_plan;
 mod page_table;
 mod ragged_attention;
 mod softmax;
+mod vertical_slash_attention;
+mod vertical_slash_index;
 mod write_latent;
 
 pub(crate) use kv_indices::kv_indices;
@@ -19,6 +21,8 @@ pub(crate) use mla_decode::{PagedRows, mla_decode};
 pub(crate) use mla_plan::mla_plan;
 pub(crate) use page_table::page_table;
 pub(crate) use ragged_attention::ragged_attention;
+pub(crate) use vertical_slash_attention::{KeyLists, vertical_slash_attention};
+pub(crate) use vertical_slash_index::{Entries, vertical_slash_index};
 pub(crate) use write_latent::write_latent;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};

@@ -1,0 +1,708 @@
+//! Attention to the keys of a vertical-slash index: flash attention over a list of keys, for every runtime.
+//!
+//! One cube owns `TILE` query rows of one block row and head, and walks over the row's keys, `TILE` at a time: first
+//! those of its key blocks, then its columns. A key's place in this order gives its position, whatever the block size is,
+//! so that a tile may hold the end of one block, another block and some columns. Positions of a tile are looked up once,
+//! into shared memory; rows of k and v are gathered with them, in vectors. A row's channels lie side by side, so that
+//! gathering costs no more than reading neighbours. Scores, softmax and output are those of `ragged_attention`.
+//!
+//! Every row of `out` and `lse` is cleared first: queries that belong to no sequence, or see no key, stay so.
+
+use cubecl::features::TypeUsage;
+use cubecl::ir::FloatKind;
+use cubecl::prelude::*;
+use thiserror::Error;
+
+use super::kv_indices::share;
+use super::ragged_attention::{
+    DEPTH, HIDDEN, NEG_INFINITY_BITS, PARTS, PER_UNIT, RowState, SCORE_STRIDE, SIDE, STAGE, TILE, UNITS, add_scores,
+    add_value_block, row_sum, shrink_rows, softmax_tile, zeros,
+};
+
+/// The shared memory of a cube, in bytes: that of `ragged_attention`, and the positions of a tile's keys.
+const SHARED_BYTES: usize = (STAGE + DEPTH * TILE + UNITS + 2 * TILE) * size_of::<f32>();
+/// Bytes that a unit loads at once.
+const LOAD_BYTES: usize = 16;
+/// Where there is no key.
+const NO_KEY: i64 = -1;
+/// From here on tanh is 1 in f32. Beyond it, some devices compute it as inf / inf.
+const TANH_IS_ONE: f32 = 10.0;
+
+const _: () = assert!(SHARED_BYTES <= 32 * 1024, "wgpu's devices have 32 KiB");
+
+/// How the sequences of a batch lie in a tensor of `tokens` rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Sequence `b` begins at row `b * stride`, and `bounds[b]` is its length. `bounds` is `[B]`.
+    Padded {
+        /// The same for queries.
+        query_stride: usize,
+        /// The same for keys.
+        key_stride: usize,
+    },
+    /// Sequence `b` is the rows `bounds[b] .. bounds[b + 1]`. `bounds` is `[B + 1]`.
+    Packed,
+}
+
+/// Arguments of [`launch`]. B sequences, H query heads, G heads of keys; E is `elem`.
+pub struct AttentionArgs {
+    /// E `[query_tokens, H, key_width]`.
+    pub q: BufferArg,
+    /// E `[key_tokens, G, key_width]`.
+    pub k: BufferArg,
+    /// E `[key_tokens, G, value_width]`.
+    pub v: BufferArg,
+    /// i32: where the queries of each sequence are, as `layout` says. Taken as within the tensor.
+    pub q_bounds: BufferArg,
+    /// i32: where the keys of each sequence are.
+    pub kv_bounds: BufferArg,
+    /// i32 `[B, H, rows]`: key blocks of each block row; taken as within `0 ..= max_blocks`.
+    pub block_count: BufferArg,
+    /// i32 `[B, H, rows, max_blocks]`: the first key of each; keys that the sequence does not have are not seen.
+    pub block_offset: BufferArg,
+    /// i32 `[B, H, rows]`: single keys of each block row; taken as within `0 ..= max_columns`.
+    pub column_count: BufferArg,
+    /// i32 `[B, H, rows, max_columns]`: positions of single keys.
+    pub column_index: BufferArg,
+    /// E `[query_tokens, H, value_width]`, written: 0 for a query that sees no key.
+    pub out: BufferArg,
+    /// f32 `[query_tokens, H]`, written: the natural logarithm of the sum, -inf for a query that sees no key.
+    pub lse: BufferArg,
+    /// How the sequences lie in q, k and v.
+    pub layout: Layout,
+    /// B.
+    pub batch: usize,
+    /// Rows of q.
+    pub query_tokens: usize,
+    /// Rows of k and v.
+    pub key_tokens: usize,
+    /// H, a multiple of G.
+    pub heads: usize,
+    /// G.
+    pub kv_heads: usize,
+    /// Channels of q and k, at least 1.
+    pub key_width: usize,
+    /// Channels of v, at least 1.
+    pub value_width: usize,
+    /// Block rows of a sequence. Queries past the last one see no key.
+    pub rows: usize,
+    /// Capacity of the block lists.
+    pub max_blocks: usize,
+    /// Capacity of the column lists.
+    pub max_columns: usize,
+    /// Queries in a block row, at least 1.
+    pub block_size_m: usize,
+    /// Keys in a key block, at least 1.
+    pub block_size_n: usize,
+    /// The factor of the scores before the softmax.
+    pub softmax_scale: f32,
+    /// Scaled scores `s` become `softcap * tanh(s / softcap)`; 0 leaves them as they are.
+    pub softcap: f32,
+    /// Query `i` sees the keys up to position `i + kv_len - q_len`; otherwise all of its row's.
+    pub causal: bool,
+    /// f32, f16 or bf16.
+    pub elem: ElemType,
+}
+
+/// Why [`launch`] did not launch anything.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum VerticalSlashError {
+    /// Not f32, f16 or bf16, or the device has no buffers of it or no conversion to f32.
+    #[error("the kernel cannot compute with elements of type {0} on this device")]
+    Elem(ElemType),
+    /// Keys or values without a channel.
+    #[error("a key has {key_width} channels and a value {value_width}: both need at least 1")]
+    Width {
+        /// Channels of a key.
+        key_width: usize,
+        /// Channels of a value.
+        value_width: usize,
+    },
+    /// Query heads that cannot be dealt out to the heads of the keys.
+    #[error("{heads} query heads are no multiple of {kv_heads} heads of keys")]
+    Heads {
+        /// H.
+        heads: usize,
+        /// G.
+        kv_heads: usize,
+    },
+    /// Too little shared memory.
+    #[error("a cube needs {SHARED_BYTES} bytes of shared memory, the device has {0}")]
+    SharedMemory(usize),
+    /// Too few units.
+    #[error("a cube needs {UNITS} units, the device has {0}")]
+    Units(u32),
+    /// More cubes than the device launches at once.
+    #[error(
+        "{batch} sequences of {rows} block rows and {heads} heads need more cubes than the device launches at once"
+    )]
+    Cubes {
+        /// B.
+        batch: usize,
+        /// Block rows of a sequence.
+        rows: usize,
+        /// H.
+        heads: usize,
+    },
+    /// More than 2^32 elements in a tensor, on a device with 32-bit offsets.
+    #[error("a tensor of {0} elements needs 64-bit offsets, which the device does not have")]
+    Offsets(usize),
+}
+
+/// Computes `out` and `lse`: attention of every query to the keys of its block row, sums in f32.
+///
+/// # Errors
+/// What the device lacks; nothing was launched.
+pub fn launch(client: &Client, args: AttentionArgs) -> Result<(), VerticalSlashError> {
+    if args.query_tokens * args.heads == 0 {
+        return Ok(());
+    }
+    let (key_width, value_width, heads, kv_heads) = (args.key_width, args.value_width, args.heads, args.kv_heads);
+    if key_width == 0 || value_width == 0 {
+        return Err(VerticalSlashError::Width { key_width, value_width });
+    }
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return Err(VerticalSlashError::Heads { heads, kv_heads });
+    }
+    check_device(client, args.elem)?;
+    let address = address_type(client, &args)?;
+    let count = cube_count(client, &args)?;
+    let elements = args.query_tokens * heads * value_width;
+    let dim = CubeDim::new_1d(UNITS as u32);
+    let clear_count = cubecl::calculate_cube_count_elemwise(client, elements, dim);
+    let (out, lse) = (share(&args.out), share(&args.lse));
+    clear_rows::launch(client, clear_count, dim, address, out, lse, elements, value_width, args.elem);
+    // Without keys there is no more to do, and some devices have no buffers without elements.
+    if args.batch * args.rows * args.key_tokens == 0 {
+        return Ok(());
+    }
+    let vector = vector_size(client, &args);
+    let (query_stride, key_stride) = match args.layout {
+        Layout::Padded { query_stride, key_stride } => (query_stride, key_stride),
+        Layout::Packed => (0, 0),
+    };
+    attend_rows::launch(
+        client,
+        count,
+        dim,
+        address,
+        vector,
+        args.q,
+        args.k,
+        args.v,
+        args.q_bounds,
+        args.kv_bounds,
+        args.block_count,
+        args.block_offset,
+        args.column_count,
+        args.column_index,
+        args.out,
+        args.lse,
+        args.query_tokens as u32,
+        args.key_tokens as u32,
+        query_stride as u32,
+        key_stride as u32,
+        kv_heads as u32,
+        args.rows as u32,
+        args.max_blocks as u32,
+        args.max_columns as u32,
+        args.block_size_m as u32,
+        args.block_size_n as u32,
+        args.softmax_scale,
+        args.softcap,
+        key_width,
+        value_width,
+        vector,
+        args.layout == Layout::Packed,
+        args.softcap != 0.0,
+        args.causal,
+        args.elem,
+    );
+    Ok(())
+}
+
+fn check_device(client: &Client, elem: ElemType) -> Result<(), VerticalSlashError> {
+    let hardware = &client.properties().hardware;
+    let known = matches!(elem, ElemType::Float(FloatKind::F32 | FloatKind::F16 | FloatKind::BF16));
+    let usage = client.features().type_usage(elem);
+    if !known || !usage.contains(TypeUsage::Buffer) || !usage.contains(TypeUsage::Conversion) {
+        return Err(VerticalSlashError::Elem(elem));
+    }
+    if hardware.max_shared_memory_size < SHARED_BYTES {
+        return Err(VerticalSlashError::SharedMemory(hardware.max_shared_memory_size));
+    }
+    if (hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize) < UNITS {
+        return Err(VerticalSlashError::Units(hardware.max_units_per_cube));
+    }
+    Ok(())
+}
+
+/// 32-bit offsets where they reach: 64-bit ones are slow, and wgpu has none.
+fn address_type(client: &Client, args: &AttentionArgs) -> Result<AddressType, VerticalSlashError> {
+    let lists = args.batch * args.heads * args.rows;
+    let queries = args.query_tokens * args.heads * args.key_width.max(args.value_width);
+    let keys = args.key_tokens * args.kv_heads * args.key_width.max(args.value_width);
+    let elements = queries.max(keys).max(lists * args.max_blocks.max(args.max_columns).max(1));
+    let address = AddressType::from_len(elements);
+    if !client.features().supports_address(address) {
+        return Err(VerticalSlashError::Offsets(elements));
+    }
+    Ok(address)
+}
+
+/// Cubes along x for each block row and part of it, along y for each head, along z for each sequence.
+fn cube_count(client: &Client, args: &AttentionArgs) -> Result<CubeCount, VerticalSlashError> {
+    let max = client.properties().hardware.max_cube_count;
+    let (batch, rows, heads) = (args.batch, args.rows, args.heads);
+    let x = rows.saturating_mul(args.block_size_m.div_ceil(TILE));
+    let tokens = args.query_tokens.max(args.key_tokens);
+    if tokens > i32::MAX as usize || x > max.0 as usize || heads > max.1 as usize || batch > max.2 as usize {
+        return Err(VerticalSlashError::Cubes { batch, rows, heads });
+    }
+    Ok(CubeCount::Static(x as u32, heads as u32, batch as u32))
+}
+
+/// Elements that a unit loads at once: as many as divide all rows and the slices of them in shared memory.
+fn vector_size(client: &Client, args: &AttentionArgs) -> usize {
+    let divides = |size: &usize| {
+        let widths = [args.key_width, args.value_width, DEPTH, TILE];
+        widths.into_iter().all(|width| width.is_multiple_of(*size)) && size * args.elem.size() <= LOAD_BYTES
+    };
+    client.io_optimized_vector_sizes(args.elem.size()).find(divides).unwrap_or(1)
+}
+
+/// Rows of queries that see nothing. A unit per element.
+#[cube(launch, address_type = "dynamic")]
+fn clear_rows<E: Float>(
+    out: &mut [E],
+    lse: &mut [f32],
+    elements: usize,
+    value_width: usize,
+    #[define(E)] _elem: ElemType,
+) {
+    let at = ABSOLUTE_POS;
+    if at < elements {
+        let column = at % value_width;
+        out[at] = E::from_int(0);
+        if column == 0 {
+            lse[at / value_width] = f32::from_bits(NEG_INFINITY_BITS);
+        }
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn attend_rows<E: Float, W: Size>(
+    q: &[Vector<E, W>],
+    k: &[Vector<E, W>],
+    v: &[Vector<E, W>],
+    q_bounds: &[i32],
+    kv_bounds: &[i32],
+    block_count: &[i32],
+    block_offset: &[i32],
+    column_count: &[i32],
+    column_index: &[i32],
+    out: &mut [E],
+    lse: &mut [f32],
+    query_tokens: u32,
+    key_tokens: u32,
+    query_stride: u32,
+    key_stride: u32,
+    kv_heads: u32,
+    rows: u32,
+    max_blocks: u32,
+    max_columns: u32,
+    block_size_m: u32,
+    block_size_n: u32,
+    softmax_scale: f32,
+    softcap: f32,
+    #[comptime] key_width: usize,
+    #[comptime] value_width: usize,
+    #[comptime] vector: usize,
+    #[comptime] packed: bool,
+    #[comptime] capped: bool,
+    #[comptime] causal: bool,
+    #[define(E)] _elem: ElemType,
+) {
+    let sequence = CUBE_POS_Z;
+    let parts = (block_size_m - 1) / comptime!(TILE as u32) + 1;
+    let row = CUBE_POS_X / parts;
+    let queries = span(q_bounds, sequence, query_stride, query_tokens, packed);
+    let keys = span(kv_bounds, sequence, key_stride, key_tokens, packed);
+    let first = row * block_size_m + CUBE_POS_X % parts * comptime!(TILE as u32);
+    let end = min((row + 1) * block_size_m, queries.len);
+    // A branch, not a return: the barriers below must be met by all units of a cube, and this says that they are.
+    if first < end {
+        let at = (sequence as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize) * rows as usize + row as usize;
+        let list = KeyList {
+            first_block: at * max_blocks as usize,
+            in_blocks: min(u32::cast_from(max(block_count[at], 0)), max_blocks) * block_size_n,
+            block_size: block_size_n,
+            first_column: at * max_columns as usize,
+            columns: min(u32::cast_from(max(column_count[at], 0)), max_columns),
+            end: keys.len,
+        };
+        let tile = Tile {
+            query: queries.first + first,
+            end: queries.first + end,
+            position: i32::cast_from(first) + i32::cast_from(keys.len) - i32::cast_from(queries.len),
+            key: keys.first,
+            kv_head: CUBE_POS_Y / (CUBE_COUNT_Y / kv_heads),
+            kv_heads,
+        };
+        let scale = Scale { factor: softmax_scale, cap: softcap };
+        attend_tile::<E, W>(
+            q,
+            k,
+            v,
+            block_offset,
+            column_index,
+            out,
+            lse,
+            &list,
+            &tile,
+            &scale,
+            key_width,
+            value_width,
+            vector,
+            capped,
+            causal,
+        );
+    }
+}
+
+/// Rows of a tensor that belong to a sequence.
+#[derive(CubeType)]
+struct Span {
+    first: u32,
+    len: u32,
+}
+
+#[cube]
+fn span(bounds: &[i32], sequence: u32, stride: u32, tokens: u32, #[comptime] packed: bool) -> Span {
+    let entry = u32::cast_from(max(bounds[sequence as usize], 0));
+    let mut first = sequence * stride;
+    let mut len = min(entry, stride);
+    if packed {
+        first = min(entry, tokens);
+        let end = min(u32::cast_from(max(bounds[sequence as usize + 1], 0)), tokens);
+        len = max(end, first) - first;
+    }
+    Span { first, len }
+}
+
+/// The keys of a block row, in the order in which they are looked at.
+#[derive(CubeType)]
+struct KeyList {
+    /// Where in `block_offset` the row's blocks are.
+    first_block: usize,
+    /// Keys in blocks.
+    in_blocks: u32,
+    block_size: u32,
+    /// Where in `column_index` the row's columns are.
+    first_column: usize,
+    columns: u32,
+    /// Keys of the sequence.
+    end: u32,
+}
+
+/// Query rows, and where their sequence's keys are.
+#[derive(CubeType)]
+struct Tile {
+    /// The first query.
+    query: u32,
+    /// Behind the last query of the block row.
+    end: u32,
+    /// The key position of the first query.
+    position: i32,
+    /// The sequence's key 0.
+    key: u32,
+    /// The head of k and v.
+    kv_head: u32,
+    /// Heads of k and v.
+    kv_heads: u32,
+}
+
+/// How scores are made from products.
+#[derive(CubeType)]
+struct Scale {
+    factor: f32,
+    cap: f32,
+}
+
+/// The position of the key in place `place`, [`NO_KEY`] if the sequence has no such key.
+#[cube]
+fn key_position(block_offset: &[i32], column_index: &[i32], list: &KeyList, place: u32) -> i32 {
+    let mut position = i32::new(NO_KEY);
+    if place < list.in_blocks {
+        let offset = block_offset[list.first_block + (place / list.block_size) as usize];
+        // An offset of -1 marks no block, although some of its keys would be there.
+        if offset >= 0 {
+            position = offset + i32::cast_from(place % list.block_size);
+        }
+    } else if place - list.in_blocks < list.columns {
+        position = column_index[list.first_column + (place - list.in_blocks) as usize];
+    }
+    if position < 0 || u32::cast_from(position) >= list.end {
+        position = i32::new(NO_KEY);
+    }
+    position
+}
+
+#[cube]
+fn attend_tile<E: Float, W: Size>(
+    q: &[Vector<E, W>],
+    k: &[Vector<E, W>],
+    v: &[Vector<E, W>],
+    block_offset: &[i32],
+    column_index: &[i32],
+    out: &mut [E],
+    lse: &mut [f32],
+    list: &KeyList,
+    tile: &Tile,
+    scale: &Scale,
+    #[comptime] key_width: usize,
+    #[comptime] value_width: usize,
+    #[comptime] vector: usize,
+    #[comptime] capped: bool,
+    #[comptime] causal: bool,
+) {
+    let mut stage = Shared::<[f32]>::new_slice(STAGE);
+    let mut values = Shared::<[f32]>::new_slice(comptime!(DEPTH * TILE));
+    let mut partial = Shared::<[f32]>::new_slice(UNITS);
+    let mut correction = Shared::<[f32]>::new_slice(TILE);
+    let mut keys = Shared::<[i32]>::new_slice(TILE);
+    let mut acc = zeros(comptime!(PER_UNIT * value_width.div_ceil(SIDE)));
+    let mut state = RowState { max: f32::new(HIDDEN), sum: f32::new(0.0) };
+
+    let total = list.in_blocks + list.columns;
+    let mut place = 0u32.runtime();
+    while place < total {
+        if UNIT_POS < comptime!(TILE as u32) {
+            keys[UNIT_POS as usize] = key_position(block_offset, column_index, list, place + UNIT_POS);
+        }
+        sync_cube();
+        let products = tile_products::<E, W>(q, k, &mut stage, &keys, tile, key_width, vector);
+        store_scores(&products, &mut stage, &keys, tile, scale, capped, causal);
+        softmax_tile(&mut stage, &mut partial, &mut correction, &mut state);
+        shrink_rows(&correction, &mut acc, comptime!(value_width.div_ceil(SIDE)));
+        let left = total - place;
+        add_values::<E, W>(v, &stage, &mut values, &keys, &mut acc, tile, left, value_width, vector);
+        place += comptime!(TILE as u32);
+    }
+    write_rows::<E>(out, lse, &acc, &mut partial, &state, tile, value_width);
+}
+
+/// `q k^T` of the tile's queries and keys: rows `y + 16 i`, keys `x + 16 j` for the unit (x, y), at `4 i + j`. Leaves the
+/// shared memory free.
+#[cube]
+fn tile_products<E: Float, W: Size>(
+    q: &[Vector<E, W>],
+    k: &[Vector<E, W>],
+    stage: &mut Shared<[f32]>,
+    keys: &Shared<[i32]>,
+    tile: &Tile,
+    #[comptime] key_width: usize,
+    #[comptime] vector: usize,
+) -> Array<f32> {
+    let depth = comptime!(DEPTH.min(key_width));
+    let stride = comptime!(depth + 1);
+    let mut products = zeros(comptime!(PER_UNIT * PER_UNIT));
+    for chunk in 0..comptime!(key_width.div_ceil(depth)) {
+        // Everybody has read what stands there: the chunk before, or the scores of the keys before.
+        sync_cube();
+        let mut i = UNIT_POS as usize;
+        while i < comptime!(TILE * depth / vector) {
+            let row = i / comptime!(depth / vector);
+            let column = i % comptime!(depth / vector);
+            let channel = chunk * comptime!(depth / vector) + column;
+            let to = row * stride + column * vector;
+            // What is no query or key, or past the row, is 0, and not read: it may be NaN.
+            let mut query = Vector::<f32, W>::zeroed();
+            let mut key = Vector::<f32, W>::zeroed();
+            if channel < comptime!(key_width / vector) {
+                if tile.query + (row as u32) < tile.end {
+                    let from = row_of(tile.query + row as u32);
+                    query = Vector::cast_from(q[from * comptime!(key_width / vector) + channel]);
+                }
+                if keys[row] >= 0 {
+                    let from = key_row(tile, keys[row]);
+                    key = Vector::cast_from(k[from * comptime!(key_width / vector) + channel]);
+                }
+            }
+            #[unroll]
+            for n in 0..vector {
+                stage[to + n] = query.extract(n);
+                stage[comptime!(TILE * stride) + to + n] = key.extract(n);
+            }
+            i += comptime!(UNITS);
+        }
+        sync_cube();
+        add_scores(&*stage, &mut products, depth);
+    }
+    sync_cube();
+    products
+}
+
+/// The row of a query and this cube's head in `[query_tokens, H, ..]`.
+#[cube]
+fn row_of(token: u32) -> usize {
+    token as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize
+}
+
+/// The row of a key in `[key_tokens, G, ..]`.
+#[cube]
+fn key_row(tile: &Tile, position: i32) -> usize {
+    (tile.key + u32::cast_from(position)) as usize * tile.kv_heads as usize + tile.kv_head as usize
+}
+
+/// Writes the scores to shared memory, [`HIDDEN`] where the query does not see the key.
+#[cube]
+fn store_scores(
+    products: &Array<f32>,
+    stage: &mut Shared<[f32]>,
+    keys: &Shared<[i32]>,
+    tile: &Tile,
+    scale: &Scale,
+    #[comptime] capped: bool,
+    #[comptime] causal: bool,
+) {
+    let x = UNIT_POS as usize % SIDE;
+    let y = UNIT_POS as usize / SIDE;
+    #[unroll]
+    for i in 0..PER_UNIT {
+        let row = y + comptime!(i * SIDE);
+        #[unroll]
+        for j in 0..PER_UNIT {
+            let column = x + comptime!(j * SIDE);
+            let key = keys[column];
+            let mut visible = key >= 0;
+            if causal {
+                visible = visible && key <= tile.position + i32::cast_from(row);
+            }
+            let mut score = f32::new(HIDDEN);
+            if visible {
+                score = products[comptime!(i * PER_UNIT + j)] * scale.factor;
+                if capped {
+                    let share = clamp(score / scale.cap, -TANH_IS_ONE, TANH_IS_ONE);
+                    score = scale.cap * share.tanh();
+                }
+            }
+            stage[row * SCORE_STRIDE + column] = score;
+        }
+    }
+    sync_cube();
+}
+
+/// Adds the weights in shared memory times the values of the tile's keys, of which there are `left` at most.
+#[cube]
+fn add_values<E: Float, W: Size>(
+    v: &[Vector<E, W>],
+    stage: &Shared<[f32]>,
+    values: &mut Shared<[f32]>,
+    keys: &Shared<[i32]>,
+    acc: &mut Array<f32>,
+    tile: &Tile,
+    left: u32,
+    #[comptime] value_width: usize,
+    #[comptime] vector: usize,
+) {
+    #[unroll]
+    for block in 0..comptime!(value_width.div_ceil(TILE)) {
+        for chunk in 0..comptime!((TILE / DEPTH) as u32) {
+            let first_key = chunk * comptime!(DEPTH as u32);
+            if first_key < left {
+                stage_values::<E, W>(
+                    v,
+                    values,
+                    keys,
+                    tile,
+                    first_key as usize,
+                    comptime!(block * TILE),
+                    value_width,
+                    vector,
+                );
+                sync_cube();
+                add_value_block(
+                    stage,
+                    &*values,
+                    acc,
+                    first_key as usize,
+                    comptime!(block * PER_UNIT),
+                    comptime!(value_width.div_ceil(SIDE)),
+                );
+                sync_cube();
+            }
+        }
+    }
+}
+
+/// Copies `TILE` columns, from `column` on, of the values of `DEPTH` keys to shared memory. What is no key or past the
+/// row is 0, and not read.
+#[cube]
+fn stage_values<E: Float, W: Size>(
+    v: &[Vector<E, W>],
+    values: &mut Shared<[f32]>,
+    keys: &Shared<[i32]>,
+    tile: &Tile,
+    first_key: usize,
+    #[comptime] column: usize,
+    #[comptime] value_width: usize,
+    #[comptime] vector: usize,
+) {
+    let mut i = UNIT_POS as usize;
+    while i < comptime!(DEPTH * TILE / vector) {
+        let key = keys[first_key + i / comptime!(TILE / vector)];
+        let at = comptime!(column / vector) + i % comptime!(TILE / vector);
+        let mut value = Vector::<f32, W>::zeroed();
+        if key >= 0 && at < comptime!(value_width / vector) {
+            value = Vector::cast_from(v[key_row(tile, key) * comptime!(value_width / vector) + at]);
+        }
+        #[unroll]
+        for n in 0..vector {
+            values[i * vector + n] = value.extract(n);
+        }
+        i += comptime!(UNITS);
+    }
+}
+
+/// Writes the tile's rows of `out` and `lse`.
+#[cube]
+fn write_rows<E: Float>(
+    out: &mut [E],
+    lse: &mut [f32],
+    acc: &Array<f32>,
+    partial: &mut Shared<[f32]>,
+    state: &RowState,
+    tile: &Tile,
+    #[comptime] value_width: usize,
+) {
+    let unit = UNIT_POS as usize;
+    let x = unit % SIDE;
+    let y = unit / SIDE;
+    partial[unit] = state.sum;
+    sync_cube();
+
+    #[unroll]
+    for i in 0..PER_UNIT {
+        let row = y + comptime!(i * SIDE);
+        let token = tile.query + row as u32;
+        let sum = row_sum(&*partial, row);
+        // 0 only where the query sees no key: the weight of its greatest score is 1. Such rows are clear already.
+        if token < tile.end && sum > 0.0 {
+            #[unroll]
+            for j in 0..comptime!(value_width.div_ceil(SIDE)) {
+                let column = x + comptime!(j * SIDE);
+                if column < value_width {
+                    out[row_of(token) * value_width + column] = E::cast_from(acc[comptime!(j * PER_UNIT + i)] / sum);
+                }
+            }
+        }
+    }
+    let row = unit / PARTS;
+    let part = unit % PARTS;
+    let token = tile.query + row as u32;
+    let sum = row_sum(&*partial, row);
+    if part == 0 && token < tile.end && sum > 0.0 {
+        lse[row_of(token)] = state.max + sum.ln();
+    }
+}

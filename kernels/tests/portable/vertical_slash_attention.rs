@@ -1,0 +1,369 @@
+//! Lists of keys that end inside a tile, between blocks and among columns; poisoned rows where nothing may be read.
+
+use cubecl::prelude::*;
+use half::{bf16, f16};
+use mla_kernels::portable::vertical_slash_attention::{AttentionArgs, Layout, VerticalSlashError, launch};
+use rstest::rstest;
+
+use crate::ragged_attention::{Host, assert_close};
+use crate::support::{arg, for_each_client, random, read, upload};
+
+/// What an output holds that was not written.
+const UNWRITTEN: f32 = 77.0;
+/// Queries and keys of each sequence.
+const LENGTHS: &[(usize, usize)] = &[(1, 1), (129, 200), (0, 5), (65, 64), (3, 0), (40, 17)];
+
+/// Sequences, and rows that belong to none.
+struct Case<E> {
+    q: Vec<E>,
+    k: Vec<E>,
+    v: Vec<E>,
+    lengths: Vec<(usize, usize)>,
+    layout: Layout,
+    heads: [usize; 2],
+    widths: [usize; 2],
+    /// M and N.
+    block_size: [usize; 2],
+    rows: usize,
+    /// The keys of each block row, `[B, H, rows]`: first keys of blocks, and columns.
+    lists: Vec<[Vec<i32>; 2]>,
+    softcap: f32,
+    causal: bool,
+}
+
+impl<E: Host> Case<E> {
+    fn new(lengths: &[(usize, usize)], heads: [usize; 2], widths: [usize; 2], packed: bool, causal: bool) -> Self {
+        let longest = |len: fn(&(usize, usize)) -> usize| lengths.iter().map(len).max().unwrap_or(0);
+        let (query_stride, key_stride) = (longest(|it| it.0) + 1, longest(|it| it.1) + 2);
+        let layout = if packed { Layout::Packed } else { Layout::Padded { query_stride, key_stride } };
+        let block_size = [64, 64];
+        let mut case = Self {
+            q: vec![],
+            k: vec![],
+            v: vec![],
+            lengths: lengths.to_vec(),
+            layout,
+            heads,
+            widths,
+            block_size,
+            rows: 0,
+            lists: vec![],
+            softcap: 0.0,
+            causal,
+        };
+        case.make_lists();
+        let values = |seed: u32, spans: Vec<(usize, usize)>, rows: usize, width: usize, factor: f32| {
+            let numbers = random(seed, rows * width);
+            let held = |row: usize| spans.iter().any(|&(first, len)| (first..first + len).contains(&row));
+            let number = |i: usize| if held(i / width) { numbers[i] * factor } else { f32::NAN };
+            (0..rows * width).map(|i| E::from_f32(number(i))).collect::<Vec<E>>()
+        };
+        let [queries, keys] = case.tokens();
+        let (q_spans, kv_spans): (Vec<_>, Vec<_>) = (0..lengths.len()).map(|b| case.spans(b)).unzip();
+        case.q = values(1, q_spans, queries, heads[0] * widths[0], 4.0);
+        case.k = values(2, kv_spans.clone(), keys, heads[1] * widths[0], 1.0);
+        case.v = values(3, kv_spans, keys, heads[1] * widths[1], 1.0);
+        case
+    }
+
+    /// Random blocks and columns, ascending and disjoint, some past the end of the keys.
+    fn make_lists(&mut self) {
+        let ([m, n], longest) = (self.block_size, self.lengths.iter().map(|it| it.0).max().unwrap_or(0));
+        self.rows = longest.div_ceil(m);
+        self.lists = (0..self.lengths.len() * self.heads[0] * self.rows)
+            .map(|at| {
+                let (mut offsets, mut columns, mut key) = (vec![], vec![], 0);
+                for draw in random(90 + at as u32, 8) {
+                    if draw > 0.2 {
+                        offsets.push(key);
+                        key += n as i32;
+                    } else if draw > -0.5 {
+                        columns.push(key);
+                        key += 1;
+                    }
+                    key += (draw.abs() * 30.0) as i32;
+                }
+                [offsets, columns]
+            })
+            .collect();
+    }
+
+    /// First row and length of a sequence's queries and keys.
+    fn spans(&self, b: usize) -> ((usize, usize), (usize, usize)) {
+        let (q_len, kv_len) = self.lengths[b];
+        match self.layout {
+            Layout::Padded { query_stride, key_stride } => ((b * query_stride, q_len), (b * key_stride, kv_len)),
+            Layout::Packed => {
+                let before = &self.lengths[..b];
+                let sum = |len: fn(&(usize, usize)) -> usize| before.iter().map(len).sum();
+                ((sum(|it| it.0), q_len), (sum(|it| it.1), kv_len))
+            }
+        }
+    }
+
+    /// Rows of q, and of k and v: one or two more than the sequences have where they are packed.
+    fn tokens(&self) -> [usize; 2] {
+        match self.layout {
+            Layout::Padded { query_stride, key_stride } => {
+                [self.lengths.len() * query_stride, self.lengths.len() * key_stride]
+            }
+            Layout::Packed => [
+                self.lengths.iter().map(|it| it.0).sum::<usize>() + 2,
+                self.lengths.iter().map(|it| it.1).sum::<usize>() + 1,
+            ],
+        }
+    }
+
+    /// Counts and values of blocks or columns, with a tail that must not be read.
+    fn list(&self, i: usize) -> (Vec<i32>, Vec<i32>, usize) {
+        let capacity = self.lists.iter().map(|lists| lists[i].len()).max().unwrap_or(0) + 1;
+        let counts = self.lists.iter().map(|lists| lists[i].len() as i32).collect();
+        let padded = |lists: &[Vec<i32>; 2]| {
+            let mut list = lists[i].clone();
+            list.resize(capacity, 0);
+            list
+        };
+        (counts, self.lists.iter().flat_map(padded).collect(), capacity)
+    }
+
+    fn run(&self, client: &Client) -> Result<(Vec<f64>, Vec<f64>), VerticalSlashError> {
+        let buffer = |values: &[E]| arg(&upload(client, values), values.len());
+        let ints = |values: &[i32]| arg(&upload(client, values), values.len());
+        let [query_tokens, key_tokens] = self.tokens();
+        let rows = query_tokens * self.heads[0];
+        let out = upload(client, &vec![E::from_f32(UNWRITTEN); rows * self.widths[1]]);
+        let lse = upload(client, &vec![UNWRITTEN; rows]);
+        let bounds = |len: fn(&(usize, usize)) -> usize| {
+            let lens = self.lengths.iter().map(|it| len(it) as i32);
+            match self.layout {
+                Layout::Padded { .. } => lens.collect(),
+                Layout::Packed => std::iter::once(0)
+                    .chain(lens.scan(0, |end, len| {
+                        *end += len;
+                        Some(*end)
+                    }))
+                    .collect::<Vec<_>>(),
+            }
+        };
+        let ((block_count, block_offset, max_blocks), (column_count, column_index, max_columns)) =
+            (self.list(0), self.list(1));
+        launch(
+            client,
+            AttentionArgs {
+                q: buffer(&self.q),
+                k: buffer(&self.k),
+                v: buffer(&self.v),
+                q_bounds: ints(&bounds(|it| it.0)),
+                kv_bounds: ints(&bounds(|it| it.1)),
+                block_count: ints(&block_count),
+                block_offset: ints(&block_offset),
+                column_count: ints(&column_count),
+                column_index: ints(&column_index),
+                out: arg(&out, rows * self.widths[1]),
+                lse: arg(&lse, rows),
+                layout: self.layout,
+                batch: self.lengths.len(),
+                query_tokens,
+                key_tokens,
+                heads: self.heads[0],
+                kv_heads: self.heads[1],
+                key_width: self.widths[0],
+                value_width: self.widths[1],
+                rows: self.rows,
+                max_blocks,
+                max_columns,
+                block_size_m: self.block_size[0],
+                block_size_n: self.block_size[1],
+                softmax_scale: self.scale(),
+                softcap: self.softcap,
+                causal: self.causal,
+                elem: E::elem_type_native(),
+            },
+        )?;
+        let out = read::<E>(client, out).into_iter().map(E::to_f64).collect();
+        let lse = read::<f32>(client, lse).into_iter().map(f64::from).collect();
+        Ok((out, lse))
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.widths[0] as f32).sqrt()
+    }
+
+    /// The keys of a row as positions.
+    fn keys(&self, b: usize, head: usize, row: usize) -> Vec<usize> {
+        let [offsets, columns] = &self.lists[(b * self.heads[0] + head) * self.rows + row];
+        let blocks = offsets.iter().flat_map(|offset| *offset..offset + self.block_size[1] as i32);
+        let keys = blocks.chain(columns.iter().copied()).map(|key| key as usize);
+        keys.filter(|&key| key < self.lengths[b].1).collect()
+    }
+
+    /// The definition, in f64.
+    fn expected(&self) -> (Vec<f64>, Vec<f64>) {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|it| it.iter().map(|x| x.to_f64()).collect::<Vec<_>>());
+        let ([heads, kv_heads], [width, value_width]) = (self.heads, self.widths);
+        let mut out = vec![0.0; self.tokens()[0] * heads * value_width];
+        let mut lse = vec![f64::NEG_INFINITY; self.tokens()[0] * heads];
+        for b in 0..self.lengths.len() {
+            let ((first_query, q_len), (first_key, kv_len)) = self.spans(b);
+            for (i, head) in (0..q_len).flat_map(|i| (0..heads).map(move |head| (i, head))) {
+                let visible = |key: &usize| !self.causal || key + q_len <= i + kv_len;
+                let keys: Vec<usize> = self.keys(b, head, i / self.block_size[0]).into_iter().filter(visible).collect();
+                let at = (first_query + i) * heads + head;
+                let row = |key: usize| (first_key + key) * kv_heads + head / (heads / kv_heads);
+                let score = |key: &usize| {
+                    let other = &k[row(*key) * width..][..width];
+                    let product: f64 = q[at * width..][..width].iter().zip(other).map(|(a, b)| a * b).sum();
+                    let (score, cap) = (product * f64::from(self.scale()), f64::from(self.softcap));
+                    if cap == 0.0 { score } else { cap * (score / cap).tanh() }
+                };
+                let scores: Vec<f64> = keys.iter().map(score).collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                if keys.is_empty() {
+                    continue;
+                }
+                lse[at] = max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
+                for (key, score) in keys.iter().zip(&scores) {
+                    let (weight, value) = ((score - lse[at]).exp(), &v[row(*key) * value_width..][..value_width]);
+                    out[at * value_width..][..value_width].iter_mut().zip(value).for_each(|(o, x)| *o += weight * x);
+                }
+            }
+        }
+        (out, lse)
+    }
+
+    /// On every device that has the type.
+    #[track_caller]
+    fn check(&self, tolerance: f64) {
+        let (out, lse) = self.expected();
+        for_each_client(|client| {
+            let (got_out, got_lse) = match self.run(client) {
+                Err(VerticalSlashError::Elem(elem)) => {
+                    // Every device has f32; f16 and bf16 are features.
+                    assert_ne!(elem, f32::elem_type_native(), "refused");
+                    eprintln!("skipped: {} has no {elem}", client.name());
+                    return;
+                }
+                result => result.expect("launches"),
+            };
+            assert_close("out", &got_out, &out, tolerance);
+            assert_close("lse", &got_lse, &lse, 2e-5);
+        });
+    }
+}
+
+#[rstest]
+fn f32_matches_the_definition(
+    #[values([64, 64], [80, 48], [5, 3])] widths: [usize; 2],
+    #[values([1, 1], [6, 2])] heads: [usize; 2],
+    #[values(false, true)] packed: bool,
+    #[values(false, true)] causal: bool,
+) {
+    Case::<f32>::new(LENGTHS, heads, widths, packed, causal).check(1e-5);
+}
+
+#[rstest]
+fn f16_matches_the_definition(
+    #[values([64, 64], [80, 48], [5, 3])] widths: [usize; 2],
+    #[values(false, true)] packed: bool,
+    #[values(false, true)] causal: bool,
+) {
+    Case::<f16>::new(LENGTHS, [4, 2], widths, packed, causal).check(6e-4);
+}
+
+#[rstest]
+fn bf16_matches_the_definition(#[values([64, 64], [5, 3])] widths: [usize; 2], #[values(false, true)] causal: bool) {
+    Case::<bf16>::new(LENGTHS, [4, 2], widths, false, causal).check(5e-3);
+}
+
+/// Blocks around the tile of 64 queries and keys, and around the vector.
+#[rstest]
+fn any_block_sizes(
+    #[values([1, 1], [16, 64], [64, 16], [63, 65], [200, 7], [65, 300])] block_size: [usize; 2],
+    #[values(false, true)] causal: bool,
+) {
+    let mut case = Case::<f32>::new(LENGTHS, [2, 1], [12, 20], false, causal);
+    case.block_size = block_size;
+    case.make_lists();
+    case.check(1e-5);
+}
+
+#[rstest]
+fn softcaps(#[values(0.3, 5.0, 50.0)] softcap: f32) {
+    let mut case = Case::<f32>::new(LENGTHS, [2, 1], [64, 64], false, true);
+    case.softcap = softcap;
+    case.check(1e-5);
+}
+
+/// Counts and bounds that nobody checked are taken as in range, and keys before the first are none.
+#[test]
+fn values_out_of_range() {
+    let mut case = Case::<f32>::new(&[(70, 90), (10, 20)], [2, 2], [8, 8], false, false);
+    case.lists[0] = [vec![-1, -70, i32::MAX - 3], vec![-1, i32::MAX, i32::MIN, 3]];
+    let expected = {
+        let mut case = Case::<f32>::new(&[(70, 90), (10, 20)], [2, 2], [8, 8], false, false);
+        case.lists[0] = [vec![], vec![3]];
+        case.expected()
+    };
+    for_each_client(|client| {
+        let (out, lse) = case.run(client).expect("launches");
+        assert_close("out", &out, &expected.0, 1e-5);
+        assert_close("lse", &lse, &expected.1, 2e-5);
+    });
+}
+
+#[test]
+fn nothing_to_attend() {
+    Case::<f32>::new(&[], [2, 1], [8, 8], true, true).check(0.0);
+    Case::<f32>::new(&[(0, 0)], [2, 1], [8, 8], true, true).check(0.0);
+    Case::<f32>::new(&[(70, 0)], [2, 1], [8, 8], false, true).check(0.0);
+    Case::<f32>::new(&[(70, 0)], [2, 1], [8, 8], true, false).check(0.0);
+}
+
+#[test]
+fn what_the_kernel_cannot_do_is_an_error() {
+    for_each_client(|client| {
+        let refused = |change: fn(&mut AttentionArgs)| {
+            let empty = || arg(&upload(client, &[0]), 1);
+            let mut args = AttentionArgs {
+                q: empty(),
+                k: empty(),
+                v: empty(),
+                q_bounds: empty(),
+                kv_bounds: empty(),
+                block_count: empty(),
+                block_offset: empty(),
+                column_count: empty(),
+                column_index: empty(),
+                out: empty(),
+                lse: empty(),
+                layout: Layout::Packed,
+                batch: 0,
+                query_tokens: 1,
+                key_tokens: 0,
+                heads: 1,
+                kv_heads: 1,
+                key_width: 1,
+                value_width: 1,
+                rows: 0,
+                max_blocks: 0,
+                max_columns: 0,
+                block_size_m: 64,
+                block_size_n: 64,
+                softmax_scale: 1.0,
+                softcap: 0.0,
+                causal: false,
+                elem: f32::elem_type_native(),
+            };
+            change(&mut args);
+            launch(client, args).expect_err("refused")
+        };
+        let int = i32::elem_type_native();
+        assert_eq!(refused(|args| args.elem = i32::elem_type_native()), VerticalSlashError::Elem(int));
+        let error = refused(|args| args.key_width = 0);
+        assert_eq!(error, VerticalSlashError::Width { key_width: 0, value_width: 1 });
+        let error = refused(|args| (args.heads, args.kv_heads) = (3, 2));
+        assert_eq!(error, VerticalSlashError::Heads { heads: 3, kv_heads: 2 });
+        let error = refused(|args| args.rows = usize::MAX);
+        assert!(matches!(error, VerticalSlashError::Cubes { .. }), "{error}");
+    });
+}
