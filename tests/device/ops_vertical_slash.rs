@@ -298,6 +298,9 @@ fn ops_vertical_slash_of_all_keys(
     #[values(false, true)] packed: bool,
 ) {
     for_each_dtype(|device, dtype| {
+        if dtype != DType::F32 && slashes != 2 {
+            return;
+        }
         let case = Case::new(&[(1, 1), (1, 700), (65, 65), (129, 129), (70, 200)], [0, 0], causal, dtype);
         let case = Case { packed, ..case };
         let inputs = case.inputs();
