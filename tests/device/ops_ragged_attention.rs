@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 use mla_ops::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype};
+use crate::devices::{for_each_device, for_each_dtype, is_cuda, is_wgpu};
 use crate::ops_fixture::{assert_state, bits, floats, ints, random, restrided, rng};
 use crate::oracle::{self, State};
 
@@ -124,6 +124,35 @@ fn ops_ragged_key_tiles(
     for_each_device(|device| {
         let case = Case { lens: lens.clone(), tail: 0, heads, widths, causal, dtype: DType::F32 };
         case.inputs().check(device);
+    });
+}
+
+/// The scores of this prompt would be 40 GB: they must never exist as a whole. Some tokens are compared.
+#[test]
+fn ops_ragged_of_100_000_tokens() {
+    for_each_dtype(|device, dtype| {
+        if is_wgpu(device) || (!is_cuda(device) && dtype != DType::F32) {
+            eprintln!("skipped: 100,000 tokens in {dtype:?} on {device:?}, which would take minutes");
+            return;
+        }
+        let widths = if is_cuda(device) { (192, 128) } else { (5, 3) };
+        let case = Case { lens: vec![100_000], tail: 0, heads: 1, widths, causal: true, dtype };
+        let inputs = case.inputs();
+        let (out, lse) = inputs.run(device);
+        let scale = f64::from(case.options().softmax_scale);
+        let (mut expected, mut rows) = (State::default(), Vec::new());
+        for token in [0, 1, 4095, 65_535, 65_536, 99_999] {
+            let keys =
+                (0..=token).map(|j| (&inputs.k[j * widths.0..][..widths.0], &inputs.v[j * widths.1..][..widths.1]));
+            let query = &inputs.q[token * widths.0..][..widths.0];
+            let (out, lse) = oracle::attend(query, keys, |product| scale * product, widths.1);
+            expected.out.extend(out);
+            expected.lse.push(lse);
+            rows.push(token as i32);
+        }
+        let rows = ints(&rows, [rows.len()], device);
+        let what = format!("100,000 tokens in {dtype:?} on {device:?}");
+        assert_state(&what, (out.select(0, rows.clone()), lse.select(0, rows)), &expected);
     });
 }
 
