@@ -1,6 +1,15 @@
 //! [`matmul`]: matrix products in the precision of their dtype.
 
+use burn::backend::Dispatch;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use burn::backend::DispatchDevice;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use burn::tensor::DType;
 use burn::tensor::Tensor;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use cubecl::ir::{ElemType, FloatKind};
+
+use crate::backend::MlaBackend;
 
 /// The product of `lhs [.., M, K]` and `rhs [.., K, N]`, whose leading dimensions are equal: `[.., M, N]`.
 ///
@@ -11,26 +20,21 @@ use burn::tensor::Tensor;
 /// # Panics
 /// As [`Tensor::matmul`] does, where the shapes do not fit.
 pub fn matmul<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D> {
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    if rounds(&lhs) && lhs.dims()[..D - 2] == rhs.dims()[..D - 2] && lhs.dims()[D - 1] == rhs.dims()[D - 2] {
-        use burn::backend::Dispatch;
-        let out = <Dispatch as crate::backend::MlaBackend>::matmul(lhs.into_dispatch(), rhs.into_dispatch());
-        return Tensor::from_dispatch(out);
+    let (l, r) = (lhs.dims(), rhs.dims());
+    if rounds(&lhs) && l[..D - 2] == r[..D - 2] && l[D - 1] == r[D - 2] {
+        return Tensor::from_dispatch(<Dispatch as MlaBackend>::matmul(lhs.into_dispatch(), rhs.into_dispatch()));
     }
     lhs.matmul(rhs)
 }
 
 /// Whether Burn would round the factors.
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
 fn rounds<const D: usize>(tensor: &Tensor<D>) -> bool {
-    use burn::backend::DispatchDevice;
-    use burn::tensor::DType;
-    use cubecl::ir::{ElemType, FloatKind};
-
-    match tensor.device().as_dispatch() {
-        DispatchDevice::Cube(device) if tensor.dtype() == DType::F32 && tensor.shape().num_elements() > 0 => {
-            device.client().properties().supports_type(ElemType::Float(FloatKind::TF32))
-        }
-        _ => false,
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if let DispatchDevice::Cube(device) = tensor.device().as_dispatch() {
+        return tensor.dtype() == DType::F32
+            && tensor.shape().num_elements() > 0
+            && device.client().properties().supports_type(ElemType::Float(FloatKind::TF32));
     }
+    let _ = tensor;
+    false
 }
