@@ -4,5 +4,7 @@
 pub mod offline;
 pub mod portable;
 mod runtime;
+#[cfg(feature = "cuda")]
+pub(crate) mod sm90;
 
 pub use runtime::{Runtime, RuntimeError};

@@ -42,7 +42,9 @@ impl Entry {
 
 /// All kernels that are compiled.
 pub fn entries() -> Vec<Entry> {
-    mla_decode::offline()
+    let mut entries = mla_decode::offline();
+    entries.extend(crate::sm90::mla_decode::offline());
+    entries
 }
 
 /// A buffer that names no memory: only its length is looked at.

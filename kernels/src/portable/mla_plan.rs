@@ -203,7 +203,7 @@ pub fn launch(client: &Client, args: PlanArgs) -> Result<(), PlanError> {
 }
 
 /// The buffer, or a few bytes in place of an empty one: not every runtime can bind a buffer without bytes.
-pub(super) fn or_dummy(client: &Client, buffer: BufferArg, len: usize) -> BufferArg {
+pub(crate) fn or_dummy(client: &Client, buffer: BufferArg, len: usize) -> BufferArg {
     match len {
         // SAFETY: the buffer is made here; one element of any type, or one vector load, fits into it.
         0 => unsafe { BufferArg::from_raw_parts(client.empty(16), 1) },

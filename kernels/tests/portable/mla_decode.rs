@@ -10,7 +10,7 @@ use super::mla_plan::{Plan, expected as plan};
 use super::support::{arg, for_each_client, random, read, upload};
 
 /// Keys in a tile of the plan.
-const TILE: usize = 16;
+const TILE: usize = 64;
 
 /// What page table entries past a sequence's end hold.
 const NO_PAGE: i32 = 2_147_480_000;
@@ -172,20 +172,7 @@ impl Case {
             cube_ptr: arg(&upload(client, &plan.cube_ptr), plan.cube_ptr.len()),
             partial_out: arg(&partial_out, outs),
             partial_lse: arg(&partial_lse, lses),
-            sizes: DecodeSizes {
-                batch,
-                query_len: self.query_len,
-                heads: self.heads,
-                key_width: self.widths.0,
-                value_width: self.widths.1,
-                pages: inputs.pages,
-                page_size: self.page_size,
-                max_pages: inputs.max_pages,
-                cubes: self.cubes,
-                capacity,
-                causal: self.causal,
-                elem: T::cube_type(),
-            },
+            sizes: self.sizes::<T>(inputs.pages, inputs.max_pages, capacity),
             softmax_scale: inputs.scale,
         };
         mla_decode::launch_kernel(client, args, kernel).expect("launches");
@@ -194,15 +181,33 @@ impl Case {
 
     /// Decodes, merges the splits, and compares.
     fn check<T: Element>(&self, client: &Client) {
-        self.check_kernel::<T>(client, DecodeKernel::Plain);
-        if mla_decode::has_kernel(client, DecodeKernel::Mma, T::cube_type(), self.widths) {
-            self.check_kernel::<T>(client, DecodeKernel::Mma);
+        for kernel in [DecodeKernel::Plain, DecodeKernel::Mma, DecodeKernel::Sm90] {
+            if mla_decode::has_kernel(client, kernel, &self.sizes::<T>(1, 1, 1)) {
+                self.check_kernel::<T>(client, kernel);
+            }
+        }
+    }
+
+    fn sizes<T: Element>(&self, pages: usize, max_pages: usize, capacity: usize) -> DecodeSizes {
+        DecodeSizes {
+            batch: self.lens.len(),
+            query_len: self.query_len,
+            heads: self.heads,
+            key_width: self.widths.0,
+            value_width: self.widths.1,
+            pages,
+            page_size: self.page_size,
+            max_pages,
+            cubes: self.cubes,
+            capacity,
+            causal: self.causal,
+            elem: T::cube_type(),
         }
     }
 
     fn check_kernel<T: Element>(&self, client: &Client, kernel: DecodeKernel) {
         // Values are within -1 .. 1. The matrix units take rounded weights, which may err by so much in all.
-        let tolerance = 2e-5 + if kernel == DecodeKernel::Mma { T::ROUNDING } else { 0.0 };
+        let tolerance = 2e-5 + if kernel == DecodeKernel::Plain { 0.0 } else { T::ROUNDING };
         let inputs = self.inputs::<T>();
         let lens: Vec<i32> = self.lens.iter().map(|&len| len as i32).collect();
         let plan = plan(&lens, 1000, TILE, self.cubes, self.mode);
@@ -239,6 +244,15 @@ impl Case {
                     let difference = (x / sum - expected).abs();
                     assert!(difference < tolerance, "{} instead of {expected} in {channel}: {}", x / sum, what());
                 }
+            }
+        }
+    }
+
+    /// With the kernels for 16-bit elements alone, where there are any.
+    fn check_16_bit<T: Element>(&self, client: &Client) {
+        for kernel in [DecodeKernel::Mma, DecodeKernel::Sm90] {
+            if mla_decode::has_kernel(client, kernel, &self.sizes::<T>(1, 1, 1)) {
+                self.check_kernel::<T>(client, kernel);
             }
         }
     }
@@ -326,6 +340,28 @@ fn mla_decode_with_wide_keys() {
     for_each_client(|client| {
         Case { widths: (2000, 1001), lens: vec![37], ..base_case() }.check_all_types(client);
         Case { widths: (3600, 3600), lens: vec![37], ..base_case() }.check_all_types(client);
+    });
+}
+
+/// The sizes of DeepSeek's models, which have kernels of their own on some devices.
+#[test]
+fn mla_decode_of_latents() {
+    for_each_client(|client| {
+        for (widths, heads, query_len, page_size) in [
+            ((576, 512), 1, 1, 64),
+            ((576, 512), 16, 1, 16),
+            ((576, 512), 65, 1, 32),
+            ((576, 512), 128, 1, 256),
+            ((576, 512), 33, 3, 16),
+            ((512, 512), 16, 2, 64),
+            ((512, 512), 64, 1, 16),
+            ((512, 512), 63, 1, 128),
+        ] {
+            let lens = vec![0, 1, 31, 33, 64, 130];
+            let case = Case { lens, query_len, heads, widths, page_size, cubes: 5, ..base_case() };
+            case.check_16_bit::<bf16>(client);
+            case.check_16_bit::<f16>(client);
+        }
     });
 }
 

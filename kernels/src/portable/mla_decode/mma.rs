@@ -14,7 +14,7 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::barrier::{Barrier, copy_async};
 use cubecl::prelude::*;
 
-use super::{DecodeArgs, DecodeError, DecodeSizes, LOWEST, key_slot, visible_end};
+use super::{DecodeArgs, DecodeError, DecodeKernel, DecodeSizes, LOWEST, key_slot, visible_end};
 use crate::portable::mla_plan::or_dummy;
 
 /// Planes of a cube.
@@ -146,14 +146,8 @@ impl MmaTile {
 }
 
 /// How the kernel divides the work on this device; none where the device lacks what the kernel needs.
-pub(super) fn tile(
-    client: &Client,
-    elem: ElemType,
-    query_rows: usize,
-    widths: (usize, usize),
-    causal: bool,
-) -> Option<MmaTile> {
-    let features = client.features();
+pub(super) fn tile(client: &Client, sizes: &DecodeSizes) -> Option<MmaTile> {
+    let (features, elem) = (client.features(), sizes.elem);
     let float = ElemType::Float(FloatKind::F32);
     let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
     let hardware = &client.properties().hardware;
@@ -162,14 +156,14 @@ pub(super) fn tile(
         && features.copy_async
         && features.plane.contains(Plane::Ops)
         && (hardware.plane_size_min, hardware.plane_size_max) == (LANES as u32, LANES as u32);
-    supported.then(|| MmaTile::choose(query_rows, widths, causal, hardware.max_shared_memory_size)).flatten()
+    let widths = (sizes.key_width, sizes.value_width);
+    let choose = || MmaTile::choose(sizes.query_rows(), widths, sizes.causal, hardware.max_shared_memory_size);
+    supported.then(choose).flatten()
 }
 
 /// The tile, the grid and the width of offsets.
 pub(super) fn prepare(client: &Client, sizes: &DecodeSizes) -> Result<(MmaTile, CubeCount, AddressType), DecodeError> {
-    let widths = (sizes.key_width, sizes.value_width);
-    let tile = tile(client, sizes.elem, sizes.query_rows(), widths, sizes.causal);
-    let tile = tile.ok_or(DecodeError::NoMatrixUnits(sizes.elem))?;
+    let tile = tile(client, sizes).ok_or(DecodeError::NoKernel(DecodeKernel::Mma))?;
     Ok((tile, sizes.cube_count(client, tile.rows)?, sizes.address_type(client)?))
 }
 

@@ -5,7 +5,7 @@
 //! memory and used by all rows of the tile, as keys and, its first channels, as values. The softmax is the online one, in
 //! f32. An item gives its own normalised output and the logarithm of its sum; who wants the sequence's result merges them.
 //!
-//! Two kernels do that: [`plain`] with ordinary arithmetic, on every device, and [`mma`] with matrix instructions.
+//! Two kernels do that: `plain.rs` with ordinary arithmetic, on every device, and `mma.rs` with matrix instructions.
 
 mod mma;
 mod plain;
@@ -15,6 +15,8 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 use thiserror::Error;
 
+#[cfg(feature = "cuda")]
+use crate::sm90::mla_decode as sm90;
 pub use plain::MAX_KEY_BYTES;
 
 /// Where the maximum of a row starts. Finite, for a shader may not count on infinities.
@@ -30,6 +32,8 @@ pub enum DecodeKernel {
     Plain,
     /// Matrix instructions.
     Mma,
+    /// TMA and wgmma, on Hopper.
+    Sm90,
 }
 
 /// Arguments of [`launch`]. Buffers start at a multiple of 16 bytes.
@@ -112,19 +116,23 @@ pub enum DecodeError {
         /// What it should be.
         expected: String,
     },
-    /// A kernel with matrix instructions was asked for.
-    #[error("the device has no kernel with matrix instructions for elements of type {0:?} and these widths")]
-    NoMatrixUnits(ElemType),
+    /// A certain kernel was asked for.
+    #[error("the device has no {0:?} kernel for these sizes and elements")]
+    NoKernel(DecodeKernel),
     /// A buffer has more than 2^32 elements, and the device has no 64-bit addresses.
     #[error("a buffer of {0} elements, expected at most 2^32 - 1 on this device")]
     Address(usize),
 }
 
-/// Whether a device has a kernel for these elements and widths (of key and value).
-pub fn has_kernel(client: &Client, kernel: DecodeKernel, elem: ElemType, widths: (usize, usize)) -> bool {
+/// Whether a device has a kernel for these sizes.
+pub fn has_kernel(client: &Client, kernel: DecodeKernel, sizes: &DecodeSizes) -> bool {
     match kernel {
-        DecodeKernel::Plain => widths.0 * elem.size() <= MAX_KEY_BYTES,
-        DecodeKernel::Mma => mma::tile(client, elem, 1, widths, false).is_some(),
+        DecodeKernel::Plain => sizes.key_width * sizes.elem.size() <= MAX_KEY_BYTES,
+        DecodeKernel::Mma => mma::tile(client, sizes).is_some(),
+        #[cfg(feature = "cuda")]
+        DecodeKernel::Sm90 => sm90::form(client, sizes).is_some(),
+        #[cfg(not(feature = "cuda"))]
+        DecodeKernel::Sm90 => false,
     }
 }
 
@@ -140,6 +148,10 @@ pub fn check(client: &Client, sizes: &DecodeSizes) -> Result<(), DecodeError> {
     match sizes.kernel(client) {
         DecodeKernel::Plain => plain::prepare(client, sizes).map(|_| ()),
         DecodeKernel::Mma => mma::prepare(client, sizes).map(|_| ()),
+        #[cfg(feature = "cuda")]
+        DecodeKernel::Sm90 => sm90::prepare(client, sizes).map(|_| ()),
+        #[cfg(not(feature = "cuda"))]
+        DecodeKernel::Sm90 => Err(DecodeError::NoKernel(DecodeKernel::Sm90)),
     }
 }
 
@@ -164,6 +176,10 @@ pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) ->
     match kernel {
         DecodeKernel::Plain => plain::launch(client, args),
         DecodeKernel::Mma => mma::launch(client, args),
+        #[cfg(feature = "cuda")]
+        DecodeKernel::Sm90 => sm90::launch(client, args),
+        #[cfg(not(feature = "cuda"))]
+        DecodeKernel::Sm90 => Err(DecodeError::NoKernel(kernel)),
     }
 }
 
@@ -188,11 +204,10 @@ impl DecodeSizes {
         self.query_len * self.heads
     }
 
-    fn kernel(&self, client: &Client) -> DecodeKernel {
-        match has_kernel(client, DecodeKernel::Mma, self.elem, (self.key_width, self.value_width)) {
-            true => DecodeKernel::Mma,
-            false => DecodeKernel::Plain,
-        }
+    /// The fastest kernel that there is.
+    pub fn kernel(&self, client: &Client) -> DecodeKernel {
+        let fastest = [DecodeKernel::Sm90, DecodeKernel::Mma].into_iter().find(|&it| has_kernel(client, it, self));
+        fastest.unwrap_or(DecodeKernel::Plain)
     }
 
     fn check(&self, client: &Client) -> Result<(), DecodeError> {
@@ -213,7 +228,7 @@ impl DecodeSizes {
     }
 
     /// Offsets in 32 bits, or in 64 where a buffer has too many elements.
-    fn address_type(&self, client: &Client) -> Result<AddressType, DecodeError> {
+    pub(crate) fn address_type(&self, client: &Client) -> Result<AddressType, DecodeError> {
         let rows = self.query_rows();
         let lens = [
             self.batch * rows * self.key_width,
@@ -230,7 +245,7 @@ impl DecodeSizes {
     }
 
     /// A grid with one cube for each tile of `tile_rows` query rows and each cube of the plan.
-    fn cube_count(&self, client: &Client, tile_rows: usize) -> Result<CubeCount, DecodeError> {
+    pub(crate) fn cube_count(&self, client: &Client, tile_rows: usize) -> Result<CubeCount, DecodeError> {
         let row_tiles = self.query_rows().div_ceil(tile_rows);
         let limits = client.properties().hardware.max_cube_count;
         for (name, actual, limit) in [("tiles of query rows", row_tiles, limits.0), ("cubes", self.cubes, limits.1)] {
@@ -250,7 +265,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
 
 /// One past the last key of an item that a query row sees.
 #[cube]
-fn visible_end(
+pub(crate) fn visible_end(
     seq_lens: &[i32],
     sequence: usize,
     row: usize,

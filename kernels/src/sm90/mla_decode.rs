@@ -1,0 +1,647 @@
+//! MLA decode for Hopper (sm_90a): tile loads by TMA, products by wgmma. See the README beside this file for the schedule.
+
+use cubecl::ir::{AddressType, FloatKind};
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
+
+use super::asm::*;
+use crate::portable::mla_decode::{DecodeArgs, DecodeError, DecodeKernel, DecodeSizes, visible_end};
+use crate::portable::mla_plan::or_dummy;
+
+/// Query rows of a tile: what a warpgroup multiplies at a time.
+const ROWS: usize = 64;
+/// Keys of a block, which arrives in two halves.
+const KEYS: usize = 64;
+const HALF_KEYS: usize = KEYS / 2;
+/// Blocks of keys in shared memory.
+const STAGES: u32 = 2;
+/// Units of a warpgroup, and of the cube: scores, left half of the output, right half.
+const GROUP: u32 = 128;
+const UNITS: u32 = 3 * GROUP;
+
+/// Channels of a value.
+const VALUE_WIDTH: usize = 512;
+/// Channels of a tile: 128 bytes, the width of the swizzle.
+const TILE_WIDTH: usize = 64;
+/// Bytes of 64 rows in one tile, of keys or queries.
+const TILE_BYTES: u32 = 8192;
+
+/// By how much scores (in powers of two) may exceed what the weights are relative to, before the output is scaled anew.
+const SLACK: f32 = 8.0;
+const LOWEST: f32 = -1e30;
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Form {
+    /// Tiles of 64 channels in a key.
+    tiles: usize,
+    /// Keys that one tile load brings: half a block, or a page if that is shorter.
+    box_keys: usize,
+    /// bf16, otherwise f16.
+    bf16: bool,
+    /// Whether keys may be hidden.
+    causal: bool,
+}
+
+impl Form {
+    fn stage_bytes(self) -> u32 {
+        self.tiles as u32 * TILE_BYTES
+    }
+
+    fn ty(self) -> &'static str {
+        if self.bf16 { "bf16" } else { "f16" }
+    }
+}
+
+/// What a device needs for this kernel, and the problem for the kernel.
+pub(crate) fn form(client: &Client, sizes: &DecodeSizes) -> Option<Form> {
+    let hopper = client.properties().identity.fingerprint == "ptx_sm90";
+    let bf16 = match sizes.elem {
+        ElemType::Float(FloatKind::BF16) => true,
+        ElemType::Float(FloatKind::F16) => false,
+        _ => return None,
+    };
+    let widths = sizes.value_width == VALUE_WIDTH && matches!(sizes.key_width, 512 | 576);
+    let paged = sizes.page_size >= 16;
+    (hopper && widths && paged).then_some(Form {
+        tiles: sizes.key_width / TILE_WIDTH,
+        box_keys: sizes.page_size.min(HALF_KEYS),
+        bf16,
+        causal: sizes.causal,
+    })
+}
+
+/// The form, the grid and the width of offsets.
+pub(crate) fn prepare(client: &Client, sizes: &DecodeSizes) -> Result<(Form, CubeCount, AddressType), DecodeError> {
+    let form = form(client, sizes).ok_or(DecodeError::NoKernel(DecodeKernel::Sm90))?;
+    Ok((form, sizes.cube_count(client, ROWS)?, sizes.address_type(client)?))
+}
+
+/// Launches the kernel. Sizes have been checked.
+pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
+    let sizes = args.sizes;
+    let (form, cubes, address) = prepare(client, &sizes)?;
+    let slots = sizes.pages * sizes.page_size;
+    let no_handle = || DecodeError::NoKernel(DecodeKernel::Sm90);
+    let BufferArg::Handle { handle: kv_cache } = args.kv_cache else { return Err(no_handle()) };
+    let BufferArg::Handle { handle: q } = args.q else { return Err(no_handle()) };
+    let tiles = form.tiles;
+    let kv_map = tile_map(kv_cache.handle, [tiles, slots], [1, form.box_keys], sizes.elem);
+    let q_map = tile_map(q.handle, [tiles, sizes.batch * sizes.query_len * sizes.heads], [tiles, ROWS], sizes.elem);
+    // SAFETY: the buffers have the sizes that the arguments state, tile loads outside of the cache give zeros. Items are taken
+    // as the planner has made them.
+    unsafe {
+        decode_sm90_kernel::launch_unchecked(
+            client,
+            cubes,
+            CubeDim::new_1d(UNITS),
+            address,
+            2,
+            kv_map,
+            q_map,
+            or_dummy(client, args.page_table, sizes.max_pages),
+            args.seq_lens,
+            args.items,
+            args.cube_ptr,
+            args.partial_out,
+            args.partial_lse,
+            sizes.query_len as u32,
+            sizes.heads as u32,
+            sizes.max_pages as u32,
+            sizes.page_size.ilog2(),
+            args.softmax_scale * std::f32::consts::LOG2_E,
+            f32::NEG_INFINITY.to_bits(),
+            form,
+            sizes.elem,
+        );
+    }
+    Ok(())
+}
+
+/// Rows of a matrix as `[tiles of 64 channels, rows, 64]`, so that one load brings whole rows, tile by tile.
+fn tile_map(
+    handle: cubecl::server::BufferBinding,
+    [tiles, rows]: [usize; 2],
+    tile_size: [usize; 2],
+    elem: ElemType,
+) -> TensorMapArg<Tiled> {
+    let tensor = TensorArg::Handle {
+        handle: cubecl::prelude::TensorBinding {
+            handle,
+            strides: [TILE_WIDTH, tiles * TILE_WIDTH, 1].as_slice().into(),
+            shape: [tiles, rows, TILE_WIDTH].as_slice().into(),
+            tiling: Default::default(),
+        },
+    };
+    let tile_size = [tile_size[0], tile_size[1], TILE_WIDTH].as_slice().into();
+    TensorMapArg::new(TiledArgs { tile_size }, tensor, elem).with_swizzle(TensorMapSwizzle::B128)
+}
+
+/// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
+#[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
+fn decode_sm90_kernel<E: Float, P: Size>(
+    kv_map: &TensorMap<E, Tiled>,
+    q_map: &TensorMap<E, Tiled>,
+    page_table: &[i32],
+    seq_lens: &[i32],
+    items: &[i32],
+    cube_ptr: &[i32],
+    partial_out: &mut [Vector<f32, P>],
+    partial_lse: &mut [f32],
+    query_len: u32,
+    heads: u32,
+    max_pages: u32,
+    page_shift: u32,
+    scale: f32,
+    empty_lse: u32,
+    #[comptime] form: Form,
+    #[define(E)] _elem: ElemType,
+) {
+    let mut keys = Shared::<[u32]>::new_aligned_slice(comptime!((STAGES * form.stage_bytes() / 4) as usize), 1024usize);
+    let query = Shared::<[u32]>::new_aligned_slice(comptime!(form.stage_bytes() as usize / 4), 1024usize);
+    // [keys / 8][rows][8], what wgmma takes without swizzle
+    let mut weights = Shared::<[u32]>::new_aligned_slice(comptime!(ROWS * KEYS / 2), 1024usize);
+    let mut factors = Shared::<[f32]>::new_aligned_slice(ROWS, 128usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(4 * STAGES as usize + 4), 128usize);
+    let keys_at = generic_to_shared::<u32>(keys.as_slice().as_ptr());
+    let query_at = generic_to_shared::<u32>(query.as_slice().as_ptr());
+    let weights_at = generic_to_shared::<u32>(weights.as_slice().as_ptr());
+    // Of each half of each stage: loaded, and no longer needed.
+    let full = generic_to_shared::<u64>(barriers.as_slice().as_ptr());
+    let empty = full + comptime!(16 * STAGES);
+    // Weights and factors of a block: there, and no longer needed.
+    let weighed = empty + comptime!(16 * STAGES);
+    let used = weighed + 8;
+    let query_full = used + 8;
+    let query_empty = query_full + 8;
+    if UNIT_POS == 0 {
+        #[unroll]
+        for i in 0..comptime!(2 * STAGES) {
+            mbarrier_init(full + i * 8, 1u32);
+            mbarrier_init(empty + i * 8, 8u32);
+        }
+        mbarrier_init(weighed, GROUP);
+        mbarrier_init(used, 8u32);
+        mbarrier_init(query_full, 1u32);
+        mbarrier_init(query_empty, GROUP);
+        fence_mbarrier_init();
+    }
+    sync_cube();
+
+    let group = warp_uniform(UNIT_POS / GROUP);
+    let warp = warp_uniform(UNIT_POS % GROUP / 32);
+    let lane = UNIT_POS % 32;
+    let rows = query_len * heads;
+    let tile_row = CUBE_POS_X * comptime!(ROWS as u32);
+    // The first of the two rows of the tile that this unit has a part of, in scores and output alike.
+    let own_row = warp * 16 + lane / 4;
+    let last_row = min(tile_row + comptime!(ROWS as u32 - 1), rows - 1);
+
+    let mut item = cube_ptr[CUBE_POS_Y as usize] as u32;
+    let end_item = cube_ptr[CUBE_POS_Y as usize + 1] as u32;
+    // Blocks, weights and queries of all items so far.
+    let mut turn = 0u32;
+    let mut round = 0u32;
+    let mut queries = 0u32;
+    if group == 0 {
+        while item < end_item {
+            let sequence = items[item as usize * 4] as usize;
+            let first_key = items[item as usize * 4 + 1] as u32;
+            let end_key = items[item as usize * 4 + 2] as usize;
+            let row_a = min(tile_row + own_row, rows - 1);
+            let row_b = min(tile_row + own_row + 8, rows - 1);
+            let end_a = visible_end(seq_lens, sequence, row_a as usize, end_key, query_len, heads, form.causal) as u32;
+            let end_b = visible_end(seq_lens, sequence, row_b as usize, end_key, query_len, heads, form.causal) as u32;
+            let tile_end =
+                visible_end(seq_lens, sequence, last_row as usize, end_key, query_len, heads, form.causal) as u32;
+            let blocks = block_count(first_key, tile_end);
+            let mut state =
+                SoftmaxState { highest_a: f32::new(LOWEST), highest_b: f32::new(LOWEST), sum_a: 0.0f32, sum_b: 0.0f32 };
+            mbarrier_wait(query_full, queries % 2);
+            let mut base = first_key;
+            let mut block = 0u32;
+            while block < blocks {
+                let stage = turn % STAGES;
+                let phase = turn / STAGES % 2;
+                mbarrier_wait(full + stage * 16, phase);
+                mbarrier_wait(full + stage * 16 + 8, phase);
+                let keys_of_stage = key_descriptor(keys_at + stage * comptime!(form.stage_bytes()));
+                let issued = scores(key_descriptor(query_at), keys_of_stage, form);
+                let s = wgmma_wait::<Const<32>>(issued, 32usize, 0usize);
+                let weighted = softmax(s, &mut state, base, end_a, end_b, scale, lane, form);
+                mbarrier_wait(used, round % 2 ^ 1);
+                store_weights(&weighted, own_row, lane, &mut weights, &mut factors);
+                if base + comptime!(KEYS as u32) > tile_end {
+                    clear_keys(&mut keys, stage, tile_end - base, form);
+                }
+                fence_proxy_async();
+                mbarrier_arrive(weighed);
+                base += comptime!(KEYS as u32);
+                turn += 1;
+                round += 1;
+                block = next(block);
+            }
+            mbarrier_arrive(query_empty);
+            queries += 1;
+
+            // The last factors: what normalises the output.
+            let sum_a = quad_sum(state.sum_a);
+            let sum_b = quad_sum(state.sum_b);
+            mbarrier_wait(used, round % 2 ^ 1);
+            if lane % 4 == 0 {
+                factors[own_row as usize] = inverse(sum_a);
+                factors[own_row as usize + 8] = inverse(sum_b);
+                if tile_row + own_row < rows {
+                    partial_lse[(item * rows + row_a) as usize] = log_sum(sum_a, state.highest_a, empty_lse);
+                }
+                if tile_row + own_row + 8 < rows {
+                    partial_lse[(item * rows + row_b) as usize] = log_sum(sum_b, state.highest_b, empty_lse);
+                }
+            }
+            mbarrier_arrive(weighed);
+            round += 1;
+            item = next(item);
+        }
+    } else {
+        let half = group - 1;
+        let producer = half == 0 && warp == 0;
+        while item < end_item {
+            let sequence = items[item as usize * 4] as usize;
+            let first_key = items[item as usize * 4 + 1] as u32;
+            let end_key = items[item as usize * 4 + 2] as usize;
+            let tile_end =
+                visible_end(seq_lens, sequence, last_row as usize, end_key, query_len, heads, form.causal) as u32;
+            let blocks = block_count(first_key, tile_end);
+            let mut loader = Loader {
+                map: tensor_map_address::<E, Tiled>(kv_map),
+                keys_at,
+                full,
+                empty,
+                first_key,
+                tile_end,
+                table_row: sequence as u32 * max_pages,
+                page_shift,
+                page: 0u32,
+            };
+            if producer {
+                mbarrier_wait(query_empty, queries % 2 ^ 1);
+                if lane == 0 {
+                    mbarrier_expect(query_full, form.stage_bytes());
+                    let first_row = sequence as u32 * rows + tile_row;
+                    tma_load_3d(query_at, tensor_map_address::<E, Tiled>(q_map), query_full, 0u32, first_row, 0u32);
+                }
+                let mut ahead = 0u32;
+                while ahead < min(blocks, STAGES) {
+                    loader.load_half(page_table, ahead, turn + ahead, 0u32, lane, form);
+                    loader.load_half(page_table, ahead, turn + ahead, 1u32, lane, form);
+                    ahead = next(ahead);
+                }
+            }
+            queries += 1;
+            let mut acc = Vector::<f32, Const<128>>::zeroed();
+            let mut block = 0u32;
+            while block < blocks {
+                let loads = producer && block + STAGES < blocks;
+                mbarrier_wait(weighed, round % 2);
+                let factor_a = factors[own_row as usize];
+                let factor_b = factors[own_row as usize + 8];
+                if plane_any(factor_a != 1.0f32 || factor_b != 1.0f32) {
+                    acc = scale_rows(acc, factor_a, factor_b);
+                }
+                let stage = turn % STAGES;
+                let value = keys_at + stage * comptime!(form.stage_bytes()) + half * comptime!(4 * TILE_BYTES);
+                let issued = output(acc, weight_descriptor(weights_at), value_descriptor(value), form);
+                // The first half of the keys is done with while the second is still at work.
+                wgmma_wait_for(1usize);
+                mbarrier_arrive_if(empty + stage * 16, lane);
+                if loads {
+                    loader.load_half(page_table, block + STAGES, turn + STAGES, 0u32, lane, form);
+                }
+                acc = wgmma_wait::<Const<128>>(issued, 128usize, 0usize);
+                mbarrier_arrive_if(empty + stage * 16 + 8, lane);
+                mbarrier_arrive_if(used, lane);
+                if loads {
+                    loader.load_half(page_table, block + STAGES, turn + STAGES, 1u32, lane, form);
+                }
+                turn += 1;
+                round += 1;
+                block = next(block);
+            }
+            mbarrier_wait(weighed, round % 2);
+            let factor_a = factors[own_row as usize];
+            let factor_b = factors[own_row as usize + 8];
+            acc = scale_rows(acc, factor_a, factor_b);
+            sync_plane();
+            mbarrier_arrive_if(used, lane);
+            round += 1;
+            let column = half * 128 + lane % 4;
+            let at = (item * rows + tile_row + own_row) as usize * comptime!(VALUE_WIDTH / 2) + column as usize;
+            if tile_row + own_row < rows {
+                write_row::<P>(acc, partial_out, at, 0usize);
+            }
+            if tile_row + own_row + 8 < rows {
+                write_row::<P>(acc, partial_out, at + comptime!(8 * VALUE_WIDTH / 2), 2usize);
+            }
+            item = next(item);
+        }
+    }
+}
+
+#[cube]
+fn block_count(first_key: u32, tile_end: u32) -> u32 {
+    let mut blocks = 0u32;
+    if tile_end > first_key {
+        blocks = (tile_end - first_key + comptime!(KEYS as u32 - 1)) / comptime!(KEYS as u32);
+    }
+    blocks
+}
+
+/// Who loads the blocks of an item, and where they are.
+#[derive(CubeType, Clone, Copy)]
+struct Loader {
+    map: u64,
+    keys_at: u32,
+    full: u32,
+    empty: u32,
+    first_key: u32,
+    tile_end: u32,
+    /// Where the sequence's pages start in the table.
+    table_row: u32,
+    page_shift: u32,
+    /// Of 32 boxes of keys, one in each lane: the page.
+    page: u32,
+}
+
+#[cube]
+impl Loader {
+    /// Starts to load half of a block; called by a whole plane, first for the first half.
+    fn load_half(
+        &mut self,
+        page_table: &[i32],
+        block: u32,
+        turn: u32,
+        #[comptime] half: u32,
+        lane: u32,
+        #[comptime] form: Form,
+    ) {
+        let first_box = block * comptime!((KEYS / form.box_keys) as u32);
+        if comptime!(half == 0) && first_box % 32 == 0 {
+            let key = self.first_key + (first_box + lane) * comptime!(form.box_keys as u32);
+            if key < self.tile_end {
+                self.page = page_table[(self.table_row + (key >> self.page_shift)) as usize] as u32;
+            }
+        }
+        let stage = turn % STAGES;
+        let full = self.full + stage * 16 + half * 8;
+        mbarrier_wait(self.empty + stage * 16 + half * 8, turn / STAGES % 2 ^ 1);
+        #[unroll]
+        for part in 0..comptime!(HALF_KEYS / form.box_keys) {
+            let at = comptime!(half * (HALF_KEYS / form.box_keys) as u32 + part as u32);
+            let key = self.first_key + block * comptime!(KEYS as u32) + comptime!(at * form.box_keys as u32);
+            let page = plane_shuffle(self.page, (first_box + at) % 32);
+            let row = (page << self.page_shift) + (key & ((1u32 << self.page_shift) - 1));
+            let to = self.keys_at + stage * comptime!(form.stage_bytes()) + comptime!(at * form.box_keys as u32 * 128);
+            if lane == 0 && key < self.tile_end {
+                mbarrier_expect_bytes(full, comptime!((form.tiles * form.box_keys * 128) as u32));
+                #[unroll]
+                for tile in 0..form.tiles {
+                    let tile_to = to + comptime!(tile as u32 * TILE_BYTES);
+                    tma_load_3d(tile_to, self.map, full, 0u32, row, comptime!(tile as u32));
+                }
+            }
+        }
+        mbarrier_arrive_if(full, lane);
+        sync_plane();
+    }
+}
+
+/// Maxima and sums of the two rows of a unit; the sums are of its own weights.
+#[derive(CubeType, Clone, Copy)]
+struct SoftmaxState {
+    highest_a: f32,
+    highest_b: f32,
+    sum_a: f32,
+    sum_b: f32,
+}
+
+/// Weights of a block, packed in pairs, and the factors that the output so far is to be multiplied with.
+#[derive(CubeType, Clone, Copy)]
+struct Weighted {
+    weights: Vector<u32, Const<16>>,
+    factor_a: f32,
+    factor_b: f32,
+}
+
+#[cube]
+fn softmax(
+    s: Vector<f32, Const<32>>,
+    state: &mut SoftmaxState,
+    base: u32,
+    end_a: u32,
+    end_b: u32,
+    scale: f32,
+    lane: u32,
+    #[comptime] form: Form,
+) -> Weighted {
+    let column = base + lane % 4 * 2;
+    let mut masked = Sequence::<f32>::new();
+    let mut top_a = f32::new(LOWEST);
+    let mut top_b = f32::new(LOWEST);
+    #[unroll]
+    for i in 0..comptime!(KEYS / 8) {
+        #[unroll]
+        for j in 0..2usize {
+            let key = column + comptime!((8 * i + j) as u32);
+            let a = select(key < end_a, s.extract(comptime!(4 * i + j)) * scale, f32::new(2.0 * LOWEST));
+            masked.push(a);
+            top_a = max(top_a, a);
+        }
+        #[unroll]
+        for j in 0..2usize {
+            let key = column + comptime!((8 * i + j) as u32);
+            let b = select(key < end_b, s.extract(comptime!(4 * i + 2 + j)) * scale, f32::new(2.0 * LOWEST));
+            masked.push(b);
+            top_b = max(top_b, b);
+        }
+    }
+    top_a = quad_max(top_a);
+    top_b = quad_max(top_b);
+    if top_a < state.highest_a + SLACK {
+        top_a = state.highest_a;
+    }
+    if top_b < state.highest_b + SLACK {
+        top_b = state.highest_b;
+    }
+    let factor_a = ex2(state.highest_a - top_a);
+    let factor_b = ex2(state.highest_b - top_b);
+    let mut sum_a = state.sum_a * factor_a;
+    let mut sum_b = state.sum_b * factor_b;
+    let mut packed = Sequence::<u32>::new();
+    #[unroll]
+    for i in 0..comptime!(KEYS / 8) {
+        let a0 = ex2(masked[comptime!(4 * i)] - top_a);
+        let a1 = ex2(masked[comptime!(4 * i + 1)] - top_a);
+        let b0 = ex2(masked[comptime!(4 * i + 2)] - top_b);
+        let b1 = ex2(masked[comptime!(4 * i + 3)] - top_b);
+        sum_a += a0 + a1;
+        sum_b += b0 + b1;
+        packed.push(pack(a0, a1, form.bf16));
+        packed.push(pack(b0, b1, form.bf16));
+    }
+    state.highest_a = top_a;
+    state.highest_b = top_b;
+    state.sum_a = sum_a;
+    state.sum_b = sum_b;
+    Weighted { weights: vector_of::<u32, Const<16>>(&packed), factor_a, factor_b }
+}
+
+#[cube]
+fn store_weights(
+    weighted: &Weighted,
+    own_row: u32,
+    lane: u32,
+    weights: &mut Shared<[u32]>,
+    factors: &mut Shared<[f32]>,
+) {
+    #[unroll]
+    for i in 0..comptime!(KEYS / 8) {
+        // [keys / 8][rows][8 keys], four words each
+        let at = (own_row * 4 + lane % 4) as usize + comptime!(i * ROWS * 4);
+        weights[at] = weighted.weights.extract(comptime!(2 * i));
+        weights[at + 32] = weighted.weights.extract(comptime!(2 * i + 1));
+    }
+    if lane % 4 == 0 {
+        factors[own_row as usize] = weighted.factor_a;
+        factors[own_row as usize + 8] = weighted.factor_b;
+    }
+}
+
+/// Zeros for the keys of a block from `count` on: their weights are zero, but what is there may be NaN.
+#[cube]
+fn clear_keys(keys: &mut Shared<[u32]>, stage: u32, count: u32, #[comptime] form: Form) {
+    let mut key = count;
+    let at =
+        stage * comptime!(form.stage_bytes() / 4) + UNIT_POS % GROUP / 32 * comptime!(TILE_BYTES / 4) + UNIT_POS % 32;
+    while key < comptime!(KEYS as u32) {
+        keys[(at + key * 32) as usize] = 0u32;
+        keys[(at + key * 32 + comptime!(TILE_BYTES)) as usize] = 0u32;
+        key += 1;
+    }
+}
+
+#[cube]
+fn quad_max(value: f32) -> f32 {
+    let pair = max(value, plane_shuffle_xor(value, 1u32));
+    max(pair, plane_shuffle_xor(pair, 2u32))
+}
+
+#[cube]
+fn quad_sum(value: f32) -> f32 {
+    let pair = value + plane_shuffle_xor(value, 1u32);
+    pair + plane_shuffle_xor(pair, 2u32)
+}
+
+#[cube]
+fn inverse(sum: f32) -> f32 {
+    let mut inverse = 0.0f32;
+    if sum > 0.0f32 {
+        inverse = 1.0f32 / sum;
+    }
+    inverse
+}
+
+#[cube]
+fn log_sum(sum: f32, highest: f32, empty_lse: u32) -> f32 {
+    let mut lse = f32::from_bits(empty_lse);
+    if sum > 0.0f32 {
+        lse = highest * f32::new(std::f32::consts::LN_2) + sum.ln();
+    }
+    lse
+}
+
+/// Multiplies both rows of a unit's part of the output.
+#[cube]
+fn scale_rows(acc: Vector<f32, Const<128>>, factor_a: f32, factor_b: f32) -> Vector<f32, Const<128>> {
+    let mut scaled = Sequence::<f32>::new();
+    #[unroll]
+    for i in 0..32usize {
+        scaled.push(acc.extract(comptime!(4 * i)) * factor_a);
+        scaled.push(acc.extract(comptime!(4 * i + 1)) * factor_a);
+        scaled.push(acc.extract(comptime!(4 * i + 2)) * factor_b);
+        scaled.push(acc.extract(comptime!(4 * i + 3)) * factor_b);
+    }
+    vector_of::<f32, Const<128>>(&scaled)
+}
+
+/// Writes one of the two rows.
+#[cube]
+fn write_row<P: Size>(acc: Vector<f32, Const<128>>, out: &mut [Vector<f32, P>], at: usize, #[comptime] first: usize) {
+    #[unroll]
+    for i in 0..32usize {
+        let mut pair = Vector::<f32, P>::empty();
+        pair.insert(0usize, acc.extract(comptime!(4 * i + first)));
+        pair.insert(1usize, acc.extract(comptime!(4 * i + first + 1)));
+        out[at + 4 * i] = pair;
+    }
+}
+
+/// Scores of 64 rows with the keys of a stage: starts the products, whose result must be waited for.
+#[cube]
+fn scores(query: u64, keys: u64, #[comptime] form: Form) -> Vector<f32, Const<32>> {
+    let body = comptime!(scores_text(form.tiles, form.ty()));
+    let out: Vector<f32, Const<32>>;
+    gpu_asm!("{body} // {d} {a} {b}", d = out(_) out, a = in(_) value_of::<u64>(query), b = in(_) value_of::<u64>(keys), options(explicit_mem, reads_address_space shared));
+    out
+}
+
+/// Adds the values of a stage, times their weights: starts the products, whose result must be waited for.
+#[cube]
+fn output(acc: Vector<f32, Const<128>>, weights: u64, values: u64, #[comptime] form: Form) -> Vector<f32, Const<128>> {
+    let body = comptime!(output_text(KEYS / 16, form.ty()));
+    let out: Vector<f32, Const<128>>;
+    gpu_asm!("{body} // {d} {c} {a} {b}", d = out(_) out, c = in(_) value_of::<Vector<f32, Const<128>>>(acc), a = in(_) value_of::<u64>(weights), b = in(_) value_of::<u64>(values), options(explicit_mem, reads_address_space shared));
+    out
+}
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, buffer};
+    let entry = |form: Form| {
+        let elem = ElemType::Float(if form.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
+        let name = format!("mla_decode.sm90.{}.{}.{}", form.ty(), form.tiles * TILE_WIDTH, form.box_keys);
+        Entry::new(name, &[Arch::Sm90a], move |device, target| {
+            let map = || {
+                let BufferArg::Handle { handle } = buffer(1 << 20) else { unreachable!("made from a handle") };
+                tile_map(handle.handle, [form.tiles, 64], [1, 16], elem)
+            };
+            decode_sm90_kernel::create_dummy_kernel(
+                device,
+                target,
+                CubeCount::Static(1, 1, 1),
+                CubeDim::new_1d(UNITS),
+                AddressType::U32,
+                2,
+                map(),
+                map(),
+                buffer(1),
+                buffer(1),
+                buffer(1),
+                buffer(1),
+                buffer(1),
+                buffer(1),
+                1,
+                1,
+                1,
+                1,
+                1.0,
+                1,
+                form,
+                elem,
+            )
+        })
+    };
+    vec![
+        entry(Form { tiles: 9, box_keys: 32, bf16: true, causal: true }),
+        entry(Form { tiles: 8, box_keys: 16, bf16: false, causal: false }),
+    ]
+}
