@@ -55,7 +55,9 @@ pub(crate) fn arrive(bar: u32) {
 
 /// Arrives if the condition holds, without a branch.
 ///
-/// A branch between `wgmma` and the wait for it makes ptxas serialise them, hence this form for "one thread of a warpgroup".
+/// Any thread. A branch between `wgmma` and the wait for it makes ptxas serialise them, hence this form for "one thread of a
+/// warpgroup". After [`super::wgmma::wait`] one thread may arrive for its warpgroup, as far as `wgmma` has read the memory; after
+/// loads the threads that have loaded synchronise before.
 #[cube]
 pub(crate) fn arrive_if(bar: u32, condition: bool) {
     gpu_asm!(

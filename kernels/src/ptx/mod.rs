@@ -25,6 +25,8 @@ pub(crate) mod math;
 pub(crate) mod matrix;
 pub(crate) mod mbarrier;
 pub(crate) mod registers;
+#[cfg(test)]
+mod tests;
 pub(crate) mod tma;
 pub(crate) mod warp;
 pub(crate) mod wgmma;

@@ -5,8 +5,11 @@
 //!
 //! All warps of a warpgroup execute the same instruction, at most once unless they synchronise in between. The count is a
 //! multiple of 8 from 24 to 256. Over all warpgroups the sum must not exceed what the cube was launched with, else `more`
-//! waits for ever. The cube's number of threads has to be known to ptxas: CubeCL's launch bounds state it. ptxas says C7508
-//! and ignores the instruction where it cannot use it.
+//! waits for ever.
+//!
+//! ptxas has to know how many registers a cube is launched with. On `sm_90a` it knows for a kernel with `wgmma`, from the
+//! number of threads in CubeCL's launch bounds. Where it does not, it says C7508 and ignores the instruction; so it does on
+//! `sm_100a`, whose launch bounds would have to state the number of cubes of a multiprocessor, too.
 
 use cubecl::prelude::*;
 
