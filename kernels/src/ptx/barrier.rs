@@ -1,12 +1,13 @@
 //! Barriers with a number, for some of a cube's warps, and the cluster's barrier.
 //!
 //! `bar` and `barrier.cluster`, PTX ISA, "Parallel Synchronization and Communication Instructions: bar, barrier" and
-//! "barrier.cluster". A cube has 16 barriers; number 0 is the one of `sync_cube`. The number of threads is a multiple of 32,
-//! and counts those that wait together with those that only arrive. All threads of a warp take part at once. A barrier is
-//! ready for its next use as soon as it completes, but threads that arrive without waiting have to be kept from arriving
-//! twice, by another barrier in the opposite direction.
+//! "barrier.cluster". A cube has 16 barriers; number 0 is the one of `sync_cube`. The number of threads is a multiple
+//! of 32, and counts those that wait together with those that only arrive. All threads of a warp take part at once. A
+//! barrier is ready for its next use as soon as it completes, but threads that arrive without waiting have to be kept
+//! from arriving twice, by another barrier in the opposite direction.
 //!
-//! They order generic accesses among the threads. Where the asynchronous proxy is concerned, see [`super::fence`].
+//! They order generic accesses among the threads. Where the asynchronous proxy is concerned, see
+//! [`crate::ptx::fence()`].
 
 use cubecl::prelude::*;
 
@@ -21,7 +22,8 @@ pub(crate) fn sync(#[comptime] id: u32, #[comptime] threads: u32) {
     );
 }
 
-/// [`sync`] with a number that is known at run time, such as one for each warpgroup. The kernel then takes all 16 barriers.
+/// [`sync()`] with a number that is known at run time, such as one for each warpgroup. The kernel then takes all 16
+/// barriers.
 #[cube]
 pub(crate) fn sync_at(id: u32, #[comptime] threads: u32) {
     gpu_asm!(
@@ -40,7 +42,7 @@ pub(crate) fn arrive(#[comptime] id: u32, #[comptime] threads: u32) {
     );
 }
 
-/// [`arrive`] with a number that is known at run time.
+/// [`arrive()`] with a number that is known at run time.
 #[cube]
 pub(crate) fn arrive_at(id: u32, #[comptime] threads: u32) {
     gpu_asm!(

@@ -6,8 +6,8 @@ use cubecl::prelude::*;
 use super::read;
 use super::wgmma::Elem;
 
-/// 2 to the power of `x`, within 2 ulp of f32; what is subnormal is zero: `ex2.approx.ftz.f32` (PTX ISA, "Floating Point
-/// Instructions: ex2").
+/// 2 to the power of `x`, within 2 ulp of f32; what is subnormal is zero: `ex2.approx.ftz.f32` (PTX ISA, "Floating
+/// Point Instructions: ex2").
 ///
 /// `exp2(-inf)` is 0, of NaN it is NaN.
 #[cube]

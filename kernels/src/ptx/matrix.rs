@@ -1,7 +1,8 @@
 //! Matrices between shared memory and the registers of a warp, and 16 bytes at a time.
 //!
-//! A matrix is 8 rows of 16 bytes, that is of 8 numbers with 16 bits. In registers, thread `t` has numbers `2 * (t % 4)` and
-//! the next of row `t / 4`, which is also how the accumulators of `wgmma` and its register operand lie.
+//! A matrix is 8 rows of 16 bytes, that is of 8 numbers with 16 bits. In registers, thread `t` has numbers
+//! `2 * (t % 4)` and the next of row `t / 4`, which is also how the accumulators of `wgmma` and its register operand
+//! lie.
 
 use cubecl::prelude::*;
 
@@ -9,9 +10,9 @@ use super::read;
 
 /// Loads four matrices: `ldmatrix.x4` (PTX ISA, "Warp-level matrix load instruction: ldmatrix").
 ///
-/// All threads of a warp. Thread `8 * m + r` has the address of row `r` of matrix `m`, divisible by 16; `offset` bytes are
-/// added at no cost. Element `m` of the result is of matrix `m`. With `transposed` each matrix is transposed. Rows of a matrix
-/// should lie in different banks, as they do in a tile with 128-byte swizzle.
+/// All threads of a warp. Thread `8 * m + r` has the address of row `r` of matrix `m`, divisible by 16; `offset` bytes
+/// are added at no cost. Element `m` of the result is of matrix `m`. With `transposed` each matrix is transposed. Rows
+/// of a matrix should lie in different banks, as they do in a tile with 128-byte swizzle.
 #[cube]
 pub(crate) fn load_x4(address: u32, #[comptime] offset: u32, #[comptime] transposed: bool) -> Vector<u32, Const<4>> {
     let trans = comptime!(if transposed { ".trans" } else { "" });
@@ -27,8 +28,8 @@ pub(crate) fn load_x4(address: u32, #[comptime] offset: u32, #[comptime] transpo
 
 /// Stores four matrices: `stmatrix.x4` (PTX ISA 9.7.14.5.16, "Warp-level matrix store instruction: stmatrix").
 ///
-/// The opposite of [`load_x4`], with the same addresses. Before a tile store or a `wgmma` reads them:
-/// [`super::fence::async_shared`].
+/// The opposite of [`load_x4()`], with the same addresses. Before a tile store or a `wgmma` reads them:
+/// [`crate::ptx::fence::async_shared()`].
 #[cube]
 pub(crate) fn store_x4(
     address: u32,
@@ -62,7 +63,7 @@ pub(crate) fn load_16(address: u32, #[comptime] offset: u32) -> Vector<u32, Cons
 
 /// Stores 16 bytes: `st.shared.v4` (PTX ISA, "Data Movement and Conversion Instructions: st").
 ///
-/// As [`load_16`].
+/// As [`load_16()`].
 #[cube]
 pub(crate) fn store_16(address: u32, #[comptime] offset: u32, words: Vector<u32, Const<4>>) {
     gpu_asm!(

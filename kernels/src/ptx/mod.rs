@@ -1,17 +1,18 @@
-//! Instructions of NVIDIA's GPUs that CubeCL has no function for, each as a `#[cube]` function. Only kernels use them, and
-//! nothing else in the tree writes assembly.
+//! Instructions of NVIDIA's GPUs that CubeCL has no function for, each as a `#[cube]` function. Only kernels use them,
+//! and nothing else in the tree writes assembly.
 //!
-//! The sections that the docs of the functions name are those of NVIDIA's manual "Parallel Thread Execution ISA". Words that
-//! mean the same: unit and thread, plane and warp, cube and CTA. A warpgroup is four neighbouring warps, the first of which
-//! has a number divisible by four. A kernel with these functions needs `sm_90a` unless a function says otherwise.
+//! The sections that the docs of the functions name are those of NVIDIA's manual "Parallel Thread Execution ISA". Words
+//! that mean the same: unit and thread, plane and warp, cube and CTA. A warpgroup is four neighbouring warps, the first
+//! of which has a number divisible by four. A kernel with these functions needs `sm_90a` unless a function says
+//! otherwise.
 //!
-//! Shared memory is addressed by a `u32` from [`shared_address`]: it is what the instructions take, and to add to it costs
-//! one instruction. CubeCL does not see what is read and written through such an address. It keeps shared memory for the
-//! whole kernel, but a kernel that reads with CubeCL's own slices what an instruction has written needs a barrier in between,
-//! as for another thread's writes.
+//! Shared memory is addressed by a `u32` from [`shared_address()`]: it is what the instructions take, and to add to it
+//! costs one instruction. CubeCL does not see what is read and written through such an address. It keeps shared memory
+//! for the whole kernel, but a kernel that reads with CubeCL's own slices what an instruction has written needs a
+//! barrier in between, as for another thread's writes.
 //!
 //! What assembly in CubeCL needs, and these functions do:
-//! * Inputs are read first ([`read`]): of a mutable variable `in(_)` passes the address.
+//! * Inputs are read first ([`read()`]): of a mutable variable `in(_)` passes the address.
 //! * Options state what memory is read and written. Without them, a block counts as writing to every buffer.
 //! * Every operand occurs in the text; those that are written by number do so in a comment at its end.
 //! * Labels are in a scope of their own, since a function is inlined wherever it is called.

@@ -1,15 +1,15 @@
 //! How many registers a warpgroup has.
 //!
-//! `setmaxnreg`, PTX ISA, "Miscellaneous Instructions: setmaxnreg". A kernel starts with as many registers for each thread
-//! as it was compiled with. A warpgroup that only copies gives some back, those that compute take them.
+//! `setmaxnreg`, PTX ISA, "Miscellaneous Instructions: setmaxnreg". A kernel starts with as many registers for each
+//! thread as it was compiled with. A warpgroup that only copies gives some back, those that compute take them.
 //!
-//! All warps of a warpgroup execute the same instruction, at most once unless they synchronise in between. The count is a
-//! multiple of 8 from 24 to 256. Over all warpgroups the sum must not exceed what the cube was launched with, else `more`
-//! waits for ever.
+//! All warps of a warpgroup execute the same instruction, at most once unless they synchronise in between. The count is
+//! a multiple of 8 from 24 to 256. Over all warpgroups the sum must not exceed what the cube was launched with, else
+//! `more` waits for ever.
 //!
-//! ptxas has to know how many registers a cube is launched with. On `sm_90a` it knows for a kernel with `wgmma`, from the
-//! number of threads in CubeCL's launch bounds. Where it does not, it says C7508 and ignores the instruction; so it does on
-//! `sm_100a`, whose launch bounds would have to state the number of cubes of a multiprocessor, too.
+//! ptxas has to know how many registers a cube is launched with. On `sm_90a` it knows for a kernel with `wgmma`, from
+//! the number of threads in CubeCL's launch bounds. Where it does not, it says C7508 and ignores the instruction; so it
+//! does on `sm_100a`, whose launch bounds would have to state the number of cubes of a multiprocessor, too.
 
 use cubecl::prelude::*;
 

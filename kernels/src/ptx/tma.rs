@@ -1,14 +1,16 @@
 //! Tiles between global and shared memory, copied by the tensor memory accelerator.
 //!
-//! `cp.async.bulk.tensor`, PTX ISA, "Data Movement and Conversion Instructions: Tensor copy". A [`tiled_map`] describes the
-//! tensor and the tile; the kernel takes it as a `&TensorMap<E, Tiled>`, of which [`tensor_map_address`] is what the
-//! functions take. One thread issues a copy ([`super::warp::elect`]).
+//! `cp.async.bulk.tensor`, PTX ISA, "Data Movement and Conversion Instructions: Tensor copy". A [`tiled_map`] describes
+//! the tensor and the tile; the kernel takes it as a `&TensorMap<E, Tiled>`, of which [`tensor_map_address()`] is what
+//! the functions take. One thread issues a copy ([`crate::ptx::warp::elect()`]).
 //!
-//! Coordinates are those of the tile's first element, in elements, the fastest dimension first: the opposite of the order of
-//! shapes and strides. They may be negative. What of a tile lies outside of the tensor is zero when loaded, and is not stored.
+//! Coordinates are those of the tile's first element, in elements, the fastest dimension first: the opposite of the
+//! order of shapes and strides. They may be negative. What of a tile lies outside of the tensor is zero when loaded,
+//! and is not stored.
 //!
-//! In shared memory a tile is packed, its fastest dimension first, and starts at an address divisible by 128; with 128-byte
-//! swizzle at one divisible by 1024, and its rows have 128 bytes: then 16-byte unit `u` of row `r` lies at unit `u ^ (r % 8)`.
+//! In shared memory a tile is packed, its fastest dimension first, and starts at an address divisible by 128; with
+//! 128-byte swizzle at one divisible by 1024, and its rows have 128 bytes: then 16-byte unit `u` of row `r` lies at
+//! unit `u ^ (r % 8)`.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -18,9 +20,9 @@ use super::read;
 
 /// The map of a tensor that is copied in tiles.
 ///
-/// `shape` and `strides` are those of the tensor in elements, slowest dimension first, `tile` has as many numbers. The last
-/// stride is 1; all others are multiples of 16 bytes, as is the buffer's start. A dimension of the tile has at most 256
-/// elements, the last at most 128 bytes with that swizzle.
+/// `shape` and `strides` are those of the tensor in elements, slowest dimension first, `tile` has as many numbers. The
+/// last stride is 1; all others are multiples of 16 bytes, as is the buffer's start. A dimension of the tile has at
+/// most 256 elements, the last at most 128 bytes with that swizzle.
 ///
 /// # Safety
 /// The elements that shape and strides reach are in the buffer.
@@ -47,9 +49,9 @@ pub(crate) fn prefetch(map: u64) {
 
 /// Loads a tile of a matrix into `shared`: `cp.async.bulk.tensor.2d`.
 ///
-/// One thread. The copy adds its bytes to those that have come to the mbarrier `bar`, which the same or another thread has
-/// announced ([`super::mbarrier::arrive_expect`]). The memory is the copy's own until a wait for that phase has returned;
-/// before, threads that have read or written it must have synchronised with this one.
+/// One thread. The copy adds its bytes to those that have come to the mbarrier `bar`, which the same or another thread
+/// has announced ([`crate::ptx::mbarrier::arrive_expect()`]). The memory is the copy's own until a wait for that phase
+/// has returned; before, threads that have read or written it must have synchronised with this one.
 #[cube]
 pub(crate) fn load_2d(shared: u32, map: u64, bar: u32, x: i32, y: i32) {
     gpu_asm!(
@@ -64,7 +66,7 @@ pub(crate) fn load_2d(shared: u32, map: u64, bar: u32, x: i32, y: i32) {
     );
 }
 
-/// [`load_2d`] of a tensor of rank 3: `cp.async.bulk.tensor.3d`.
+/// [`load_2d()`] of a tensor of rank 3: `cp.async.bulk.tensor.3d`.
 #[cube]
 pub(crate) fn load_3d(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32) {
     gpu_asm!(
@@ -80,7 +82,7 @@ pub(crate) fn load_3d(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32) {
     );
 }
 
-/// [`load_2d`] of a tensor of rank 4: `cp.async.bulk.tensor.4d`.
+/// [`load_2d()`] of a tensor of rank 4: `cp.async.bulk.tensor.4d`.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "one for each dimension")]
 pub(crate) fn load_4d(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32, w: i32) {
@@ -121,7 +123,7 @@ pub(crate) fn cache_policy(#[comptime] keep: Keep) -> u64 {
     policy
 }
 
-/// [`load_2d`] with a [`cache_policy`].
+/// [`load_2d()`] with a [`cache_policy()`].
 #[cube]
 pub(crate) fn load_2d_with(shared: u32, map: u64, bar: u32, x: i32, y: i32, policy: u64) {
     gpu_asm!(
@@ -137,7 +139,7 @@ pub(crate) fn load_2d_with(shared: u32, map: u64, bar: u32, x: i32, y: i32, poli
     );
 }
 
-/// [`load_3d`] with a [`cache_policy`].
+/// [`load_3d()`] with a [`cache_policy()`].
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "one for each dimension")]
 pub(crate) fn load_3d_with(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32, policy: u64) {
@@ -155,11 +157,11 @@ pub(crate) fn load_3d_with(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i
     );
 }
 
-/// [`load_2d`] into several cubes of the cluster: `.multicast::cluster`.
+/// [`load_2d()`] into several cubes of the cluster: `.multicast::cluster`.
 ///
-/// One thread of one cube. Bit `c` of `cubes` stands for the cube with rank `c`: the tile comes to the address `shared` of each,
-/// and its bytes to the mbarrier at `bar` of each, where each has to announce them itself. All their mbarriers must be
-/// initialised, and all must be done with the memory, before.
+/// One thread of one cube. Bit `c` of `cubes` stands for the cube with rank `c`: the tile comes to the address `shared`
+/// of each, and its bytes to the mbarrier at `bar` of each, where each has to announce them itself. All their mbarriers
+/// must be initialised, and all must be done with the memory, before.
 #[cube]
 pub(crate) fn load_2d_multicast(shared: u32, map: u64, bar: u32, x: i32, y: i32, cubes: u16) {
     gpu_asm!(
@@ -177,8 +179,9 @@ pub(crate) fn load_2d_multicast(shared: u32, map: u64, bar: u32, x: i32, y: i32,
 
 /// Stores a tile of a matrix from `shared`: `cp.async.bulk.tensor.2d`, global from shared memory.
 ///
-/// One thread. Before, every thread that has written the tile does [`super::fence::async_shared`] and they synchronise with
-/// this one. Then the same thread does [`commit`], and [`wait_read`] before the memory is written anew or the cube ends.
+/// One thread. Before, every thread that has written the tile does [`crate::ptx::fence::async_shared()`] and they
+/// synchronise with this one. Then the same thread does [`commit()`], and [`wait_read()`] before the memory is written
+/// anew or the cube ends.
 #[cube]
 pub(crate) fn store_2d(shared: u32, map: u64, x: i32, y: i32) {
     gpu_asm!(
@@ -191,7 +194,7 @@ pub(crate) fn store_2d(shared: u32, map: u64, x: i32, y: i32) {
     );
 }
 
-/// [`store_2d`] to a tensor of rank 3: `cp.async.bulk.tensor.3d`.
+/// [`store_2d()`] to a tensor of rank 3: `cp.async.bulk.tensor.3d`.
 #[cube]
 pub(crate) fn store_3d(shared: u32, map: u64, x: i32, y: i32, z: i32) {
     gpu_asm!(
@@ -224,7 +227,7 @@ pub(crate) fn wait_read(#[comptime] pending: u32) {
 }
 
 /// Waits until all but the last `pending` groups of this thread are complete, their writes visible to it:
-/// `cp.async.bulk.wait_group`. As [`wait_read`].
+/// `cp.async.bulk.wait_group`. As [`wait_read()`].
 #[cube]
 pub(crate) fn wait_stored(#[comptime] pending: u32) {
     gpu_asm!(

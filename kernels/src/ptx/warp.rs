@@ -7,7 +7,8 @@ use super::read;
 /// True in one thread of the warp, always the same: `elect.sync` (PTX ISA, "elect.sync").
 ///
 /// All threads of a warp. What a single thread issues (copies, mbarriers) is chosen with this, in a warp chosen with
-/// [`uniform`]: ptxas then knows that one thread runs, where a comparison with `UNIT_POS` makes it loop over the warp.
+/// [`uniform()`]: ptxas then knows that one thread runs, where a comparison with `UNIT_POS` makes it loop over the
+/// warp.
 #[cube]
 pub(crate) fn elect() -> bool {
     let elected: u32;
@@ -21,8 +22,8 @@ pub(crate) fn elect() -> bool {
 
 /// The value that the warp's first thread has: `shfl.sync.idx` (PTX ISA, "shfl.sync").
 ///
-/// All threads of a warp. For indices of warps and warpgroups: ptxas then keeps them in uniform registers and branches by
-/// them without masks.
+/// All threads of a warp. For indices of warps and warpgroups: ptxas then keeps them in uniform registers and branches
+/// by them without masks.
 #[cube]
 pub(crate) fn uniform(value: u32) -> u32 {
     let first: u32;
@@ -37,8 +38,8 @@ pub(crate) fn uniform(value: u32) -> u32 {
 
 /// `count + 1`, which the compiler cannot see through.
 ///
-/// It takes a loop whose body is assembly for a small one and unrolls it four times. A loop that counts with this has no
-/// number of rounds that it knows.
+/// It takes a loop whose body is assembly for a small one and unrolls it four times. A loop that counts with this has
+/// no number of rounds that it knows.
 #[cube]
 pub(crate) fn next(count: u32) -> u32 {
     let sum: u32;

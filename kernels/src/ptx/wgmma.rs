@@ -1,21 +1,24 @@
 //! Products of matrices by a warpgroup: `wgmma`.
 //!
-//! PTX ISA 9.7.15, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions". D[64, n] += A[64, k] B[k, n], where A
-//! and B are bf16 or f16, D is f32, and an instruction takes 16 terms (a step). All 128 threads of the warpgroup execute
-//! everything here, without divergence.
+//! PTX ISA 9.7.15, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+//! `D[64, n] += A[64, k] B[k, n]`, where A and B are bf16 or f16, D is f32, and an instruction takes 16 terms (a step).
+//! All 128 threads of the warpgroup execute everything here, without divergence.
 //!
-//! D is in registers: with `w` the warp in the warpgroup and `t` the thread in the warp, element `4 * i + 2 * j + h` of the
-//! vector of `n / 2` numbers is in row `16 * w + t / 4 + 8 * j` and column `8 * i + 2 * (t % 4) + h`. A in registers has four
-//! pairs for each step, of the same rows: pair `2 * i + j` has columns `8 * i + 2 * (t % 4)` and the next of row
-//! `t / 4 + 8 * j`. So the accumulators of a product, packed pair by pair, are the A of the next.
+//! D is in registers: with `w` the warp in the warpgroup and `t` the thread in the warp, element `4 * i + 2 * j + h` of
+//! the vector of `n / 2` numbers is in row `16 * w + t / 4 + 8 * j` and column `8 * i + 2 * (t % 4) + h`. A in
+//! registers has four pairs for each step, of the same rows: pair `2 * i + j` has columns `8 * i + 2 * (t % 4)` and the
+//! next of row `t / 4 + 8 * j`. So the accumulators of a product, packed pair by pair, are the A of the next.
 //!
-//! An accumulator is passed through: [`mma_ss`] and [`mma_rs`] give the vector of what is being computed, which is for
-//! nothing but further products until [`wait`] has given it back. The compiler sees moves between registers, and ptxas
-//! removes them. What it cannot remove it serialises, and says C7510 or C7513 or C7514: wait for each product before the next.
+//! An accumulator is passed through: [`mma_ss()`] and [`mma_rs()`] give the vector of what is being computed, which is
+//! for nothing but further products until [`wait()`] has given it back. The compiler sees moves between registers, and
+//! ptxas removes them. What it cannot remove it serialises, and says C7510 or C7513 or C7514: wait for each product
+//! before the next.
 //! * Do not read, write or copy an accumulator between the product and the wait.
-//! * Registers of A must be defined after the last wait for *all* products and not be changed before the wait for theirs. Pack
-//!   them after `wait(_, 0)`, not while another product is under way, or pass them through [`pin`] there.
-//! * No branch between a product and its wait: see [`super::mbarrier::arrive_if`].
+//! * Registers of A must be defined after the last wait for *all* products and not be changed before the wait for
+//!   theirs. Pack them after `wait(_, 0)`, not while another product is under way, or pass them through [`pin()`]
+//!   there.
+//! * A branch between a product and its wait can have that effect, too: where a predicate does, as in
+//!   [`crate::ptx::mbarrier::arrive_if()`], use that.
 
 use cubecl::prelude::*;
 
@@ -40,16 +43,19 @@ impl Elem {
     }
 }
 
-/// How a matrix lies in shared memory: in tiles whose rows have 128 bytes, that is 64 numbers, with 128-byte swizzle, each
-/// starting at a multiple of 1024 bytes, as tile loads make them. (PTX ISA 9.7.15.5.1.2, "Shared Memory Matrix Layout".)
+/// How a matrix lies in shared memory: in tiles whose rows have 128 bytes, that is 64 numbers, with 128-byte swizzle,
+/// each starting at a multiple of 1024 bytes, as tile loads make them. (PTX ISA 9.7.15.5.1.2, "Shared Memory Matrix
+/// Layout".)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Layout {
-    /// A row has 64 terms of a row of A or a column of B ("K-major"). The next 64 terms are in the next tile, `rows` rows on.
+    /// A row has 64 terms of a row of A or a column of B ("K-major"). The next 64 terms are in the next tile, `rows`
+    /// rows on.
     Terms {
         /// Rows from one tile to the next; at least as many as A has rows or B columns.
         rows: usize,
     },
-    /// A row has one term of 64 rows of A or columns of B ("MN-major"). The next 64 are in the next tile, `terms` rows on.
+    /// A row has one term of 64 rows of A or columns of B ("MN-major"). The next 64 are in the next tile, `terms` rows
+    /// on.
     Across {
         /// Rows, that is terms, from one tile to the next.
         terms: usize,
@@ -74,9 +80,9 @@ impl Layout {
     }
 
     /// A descriptor without the address (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout: Matrix
-    /// Descriptor"): all lengths in units of 16 bytes, in bits 0-13 the address, 16-29 the leading dimension byte offset, 32-45
-    /// the stride dimension byte offset, 49-51 the base offset (0 for tiles at multiples of 1024 bytes), 62-63 the swizzle (1
-    /// for 128 bytes).
+    /// Descriptor"): all lengths in units of 16 bytes, in bits 0-13 the address, 16-29 the leading dimension byte
+    /// offset, 32-45 the stride dimension byte offset, 49-51 the base offset (0 for tiles at multiples of 1024 bytes),
+    /// 62-63 the swizzle (1 for 128 bytes).
     const fn descriptor(self) -> u64 {
         // From eight rows to the next eight.
         let stride = 8 * 128;
@@ -111,13 +117,14 @@ pub(crate) struct Mma {
     pub(crate) a: Source,
     /// How B lies.
     pub(crate) b: Layout,
-    /// Whether the products make a group of their own, together with earlier ones that do not. Else [`commit`] has to follow.
+    /// Whether the products make a group of their own, together with earlier ones that do not. Else [`commit()`] has to
+    /// follow.
     pub(crate) commit: bool,
 }
 
 impl Mma {
-    /// The instructions. Operands are the new accumulators, the old ones unless it starts at zero, A (a descriptor or four
-    /// registers for each step), and B's descriptor. `lanes` is the number of accumulators.
+    /// The instructions. Operands are the new accumulators, the old ones unless it starts at zero, A (a descriptor or
+    /// four registers for each step), and B's descriptor. `lanes` is the number of accumulators.
     fn text(&self, lanes: usize, zero: bool) -> String {
         let Mma { n, steps, elem, a, b, commit } = *self;
         assert!(n.is_multiple_of(8) && n <= 256 && lanes == n / 2, "{n} columns in {lanes} registers");
@@ -173,8 +180,9 @@ pub(crate) fn descriptor(address: u32, #[comptime] layout: Layout) -> u64 {
 
 /// Adds products with A from shared memory to `acc`: `wgmma.fence`, `wgmma.mma_async`, `wgmma.commit_group`.
 ///
-/// The warpgroup. What threads have written to A and B with stores needs [`super::fence::async_shared`] and a barrier before;
-/// what tile loads have, a wait for their mbarrier. The memory must not change before the wait for the product.
+/// The warpgroup. What threads have written to A and B with stores needs [`crate::ptx::fence::async_shared()`] and a
+/// barrier before; what tile loads have, a wait for their mbarrier. The memory must not change before the wait for the
+/// product.
 #[cube]
 pub(crate) fn mma_ss<N: Size>(acc: Vector<f32, N>, a: u64, b: u64, #[comptime] mma: Mma) -> Vector<f32, N> {
     let lanes = N::value().comptime();
@@ -191,7 +199,7 @@ pub(crate) fn mma_ss<N: Size>(acc: Vector<f32, N>, a: u64, b: u64, #[comptime] m
     sum
 }
 
-/// [`mma_ss`] that starts at zero.
+/// [`mma_ss()`] that starts at zero.
 #[cube]
 pub(crate) fn mma_ss_zero<N: Size>(a: u64, b: u64, #[comptime] mma: Mma) -> Vector<f32, N> {
     let lanes = N::value().comptime();
@@ -207,7 +215,7 @@ pub(crate) fn mma_ss_zero<N: Size>(a: u64, b: u64, #[comptime] mma: Mma) -> Vect
     sum
 }
 
-/// Adds products with A from registers, `4 * steps` of them, to `acc`. Otherwise as [`mma_ss`].
+/// Adds products with A from registers, `4 * steps` of them, to `acc`. Otherwise as [`mma_ss()`].
 #[cube]
 pub(crate) fn mma_rs<N: Size, A: Size>(
     acc: Vector<f32, N>,
@@ -229,7 +237,7 @@ pub(crate) fn mma_rs<N: Size, A: Size>(
     sum
 }
 
-/// [`mma_rs`] that starts at zero.
+/// [`mma_rs()`] that starts at zero.
 #[cube]
 pub(crate) fn mma_rs_zero<N: Size, A: Size>(a: Vector<u32, A>, b: u64, #[comptime] mma: Mma) -> Vector<f32, N> {
     let lanes = N::value().comptime();

@@ -116,8 +116,8 @@ fn tiles(layout: Layout, count: usize) -> usize {
     count * TERMS / (rows(layout, count) * 64)
 }
 
-/// (A B) V of A[64, 128], B[64, 128] (transposed) and V[64, 64], the first product in two groups of which the second is waited for
-/// later, its sums packed as the A of the second. A and B are written to shared memory by stores.
+/// (A B) V of A[64, 128], B[64, 128] (transposed) and V[64, 64], the first product in two groups of which the second is
+/// waited for later, its sums packed as the A of the second. A and B are written to shared memory by stores.
 #[cube(launch_unchecked, create_dummy_kernel)]
 fn chain_kernel(a_words: &[u32], b_words: &[u32], v_words: &[u32], out: &mut [f32]) {
     let mut a = Shared::<[u32]>::new_aligned_slice(4096usize, 1024usize);
