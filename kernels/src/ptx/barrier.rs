@@ -7,7 +7,7 @@
 //! from arriving twice, by another barrier in the opposite direction.
 //!
 //! They order generic accesses among the threads. Where the asynchronous proxy is concerned, see
-//! [`crate::ptx::fence()`].
+//! [`mod@crate::ptx::fence`].
 
 use cubecl::prelude::*;
 

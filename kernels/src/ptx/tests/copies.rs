@@ -34,6 +34,9 @@ fn load_kernel(
         let map = tma::tensor_map_address::<bf16, Tiled>(tensor);
         let at = shared_address::<u32>(&tile);
         tma::prefetch(map);
+        // Nothing, in a kernel that is launched as CubeCL does.
+        fence::wait_for_predecessor();
+        fence::launch_dependents();
         mbarrier::arrive_expect(bar, comptime!(load.rows as u32 * 128).runtime());
         if comptime!(load.rank == 4) {
             tma::load_4d(at, map, bar, x, y, z, w);
