@@ -3,6 +3,9 @@
 #[cfg(feature = "offline")]
 pub mod offline;
 pub mod portable;
+#[cfg(feature = "cuda")]
+#[allow(dead_code, unused_imports, reason = "kernels take from it what they need")]
+pub(crate) mod ptx;
 mod runtime;
 #[cfg(feature = "cuda")]
 pub(crate) mod sm90;

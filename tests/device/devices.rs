@@ -50,6 +50,16 @@ pub fn is_cuda(device: &Device) -> bool {
     present().iter().any(|(name, present)| *name == "cuda" && present == device)
 }
 
+/// Whether the device is an NVIDIA GPU of the Hopper generation.
+pub fn is_hopper(device: &Device) -> bool {
+    #[cfg(feature = "cuda")]
+    if let burn::backend::DispatchDevice::Cube(cube) = device.as_dispatch() {
+        return is_cuda(device) && cube.client().properties().identity.fingerprint == "ptx_sm90";
+    }
+    let _ = device;
+    false
+}
+
 /// Whether `MLA_REQUIRE` names this.
 fn required(name: &str) -> bool {
     std::env::var("MLA_REQUIRE").is_ok_and(|list| list.split(',').any(|it| it.trim() == name))

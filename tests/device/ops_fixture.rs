@@ -7,7 +7,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::devices::is_cuda;
+use crate::devices::{is_cuda, is_hopper};
 use crate::oracle::{self, State};
 
 /// What a page table may hold past the end of a sequence.
@@ -201,9 +201,11 @@ impl DecodeCase {
             dtype: self.dtype,
         };
         let (width, value_width) = self.widths;
+        let latents = matches!(self.widths, (576 | 512, 512));
         let whole_fragments = width.is_multiple_of(16) && value_width.is_multiple_of(16);
         let path = match self.dtype {
             _ if *device == Device::flex() => Path::Reference,
+            DType::F16 | DType::BF16 if is_hopper(device) && latents && self.page_size >= 16 => Path::Sm90,
             DType::F16 | DType::BF16 if is_cuda(device) && whole_fragments => Path::PortableMma,
             _ => Path::Portable,
         };

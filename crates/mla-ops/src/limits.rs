@@ -58,7 +58,7 @@ pub(crate) fn decode(
     };
     mla_decode::check(&client, &sizes).map_err(|error| {
         let argument = match &error {
-            DecodeError::Element(_) | DecodeError::NoMatrixUnits(_) => "q",
+            DecodeError::Element(_) | DecodeError::NoKernel(_) => "q",
             DecodeError::Size { name: "tiles of query rows", .. } => "q",
             DecodeError::Size { name: "cubes", .. } => "plan",
             DecodeError::Address(len) if *len == capacity * query_len * heads * value_width => "splits",

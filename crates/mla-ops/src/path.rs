@@ -6,7 +6,7 @@ use std::fmt;
 use burn::backend::{DispatchDevice, cubecl::dtype_to_elem_type};
 use burn::tensor::Device;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-use mla_kernels::portable::mla_decode::{DecodeKernel, has_kernel};
+use mla_kernels::portable::mla_decode::{DecodeKernel, DecodeSizes};
 
 use crate::ops::mla_decode::MlaDecodeProblem;
 
@@ -20,6 +20,8 @@ pub enum Path {
     Portable,
     /// The CubeCL kernel for GPUs with matrix instructions.
     PortableMma,
+    /// The kernel for NVIDIA's Hopper, with TMA and wgmma.
+    Sm90,
 }
 
 /// A choice and its reason.
@@ -37,6 +39,7 @@ impl fmt::Display for PathChoice {
             Path::Reference => "reference",
             Path::Portable => "portable",
             Path::PortableMma => "portable-mma",
+            Path::Sm90 => "sm90",
         };
         write!(f, "{path}: {}", self.reason)
     }
@@ -46,13 +49,31 @@ impl fmt::Display for PathChoice {
 pub fn explain_path(problem: &MlaDecodeProblem, device: &Device) -> PathChoice {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     if let DispatchDevice::Cube(cube) = device.as_dispatch() {
-        let &MlaDecodeProblem { key_width, value_width, dtype, .. } = problem;
+        let &MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype } = problem;
         let elem = dtype_to_elem_type(dtype);
-        let what = format!("{dtype:?} and widths of {key_width} and {value_width} on {device:?}");
-        return match has_kernel(&cube.client(), DecodeKernel::Mma, elem, (key_width, value_width)) {
-            true => PathChoice { path: Path::PortableMma, reason: format!("matrix instructions for {what}") },
-            false => PathChoice { path: Path::Portable, reason: format!("no matrix instructions for {what}") },
+        // The sizes of cache and plan decide nothing here.
+        let (pages, max_pages, cubes, capacity, causal) = (1, 1, 1, 1, true);
+        let sizes = DecodeSizes {
+            batch,
+            query_len,
+            heads,
+            key_width,
+            value_width,
+            pages,
+            page_size,
+            max_pages,
+            cubes,
+            capacity,
+            causal,
+            elem,
         };
+        let (path, what) = match sizes.kernel(&cube.client()) {
+            DecodeKernel::Sm90 => (Path::Sm90, "TMA and wgmma"),
+            DecodeKernel::Mma => (Path::PortableMma, "matrix instructions"),
+            DecodeKernel::Plain => (Path::Portable, "no matrix instructions"),
+        };
+        let sizes = format!("{dtype:?}, widths of {key_width} and {value_width} and pages of {page_size}");
+        return PathChoice { path, reason: format!("{what} for {sizes} on {device:?}") };
     }
     let _ = problem;
     PathChoice { path: Path::Reference, reason: format!("tensor operations, the implementation on {device:?}") }

@@ -47,12 +47,16 @@ pub fn entries() -> Vec<Entry> {
     entries
 }
 
-/// A buffer that names no memory: only its length is looked at.
-pub(crate) fn buffer(len: usize) -> BufferArg {
+/// A handle that names no memory.
+pub(crate) fn handle(bytes: usize) -> Handle {
     let service =
         cubecl_common::device::ServiceId::of::<()>(cubecl_common::device::DeviceId { type_id: 0, index_id: 0 });
     let stream = cubecl_core::environment::stream::StreamId::current();
-    let handle = Handle::from_memory(ManagedMemoryHandle::new(), service, stream, len as u64 * 16);
+    Handle::from_memory(ManagedMemoryHandle::new(), service, stream, bytes as u64)
+}
+
+/// A buffer that names no memory: only its length is looked at.
+pub(crate) fn buffer(len: usize) -> BufferArg {
     // SAFETY: nothing is launched with it.
-    unsafe { BufferArg::from_raw_parts(handle, len) }
+    unsafe { BufferArg::from_raw_parts(handle(len * 16), len) }
 }

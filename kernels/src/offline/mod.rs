@@ -7,5 +7,7 @@ mod toolchain;
 
 pub use compile::{Arch, Report};
 pub(crate) use kernels::buffer;
+#[cfg(test)]
+pub(crate) use kernels::handle;
 pub use kernels::{Entry, entries};
 pub use toolchain::{Toolchain, ToolchainError};

@@ -1,12 +1,12 @@
-//! MLA decode for Hopper (sm_90a): tile loads by TMA, products by wgmma. See the README beside this file for the schedule.
+//! MLA decode for Hopper (sm_90a): tile loads by TMA, products by wgmma. The README beside this file has the schedule.
 
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
-use super::asm::*;
 use crate::portable::mla_decode::{DecodeArgs, DecodeError, DecodeKernel, DecodeSizes, visible_end};
 use crate::portable::mla_plan::or_dummy;
+use crate::ptx::wgmma::{Elem, Layout, Mma, Source, descriptor};
+use crate::ptx::{fence, math, mbarrier, shared_address, tma, warp, wgmma};
 
 /// Query rows of a tile: what a warpgroup multiplies at a time.
 const ROWS: usize = 64;
@@ -25,6 +25,13 @@ const VALUE_WIDTH: usize = 512;
 const TILE_WIDTH: usize = 64;
 /// Bytes of 64 rows in one tile, of keys or queries.
 const TILE_BYTES: u32 = 8192;
+
+/// How queries and keys lie, seen as rows of terms.
+const ROWS_OF_TERMS: Layout = Layout::Terms { rows: ROWS };
+/// How keys lie, seen as values: a row is one term for all channels.
+const VALUES: Layout = Layout::Across { terms: KEYS };
+/// How weights lie.
+const WEIGHTS: Layout = Layout::Cores { rows: ROWS };
 
 /// By how much scores (in powers of two) may exceed what the weights are relative to, before the output is scaled anew.
 const SLACK: f32 = 8.0;
@@ -48,8 +55,20 @@ impl Form {
         self.tiles as u32 * TILE_BYTES
     }
 
-    fn ty(self) -> &'static str {
-        if self.bf16 { "bf16" } else { "f16" }
+    fn elem(self) -> Elem {
+        if self.bf16 { Elem::Bf16 } else { Elem::F16 }
+    }
+
+    /// Scores of a block.
+    fn scores(self) -> Mma {
+        let (steps, elem, b) = (4 * self.tiles, self.elem(), ROWS_OF_TERMS);
+        Mma { n: KEYS, steps, elem, a: Source::Shared(ROWS_OF_TERMS), b, groups: 1 }
+    }
+
+    /// Half of the output of a block: two groups, so that the first half of the keys is done with before the second.
+    fn output(self) -> Mma {
+        let (steps, elem, b) = (KEYS / 16, self.elem(), VALUES);
+        Mma { n: VALUE_WIDTH / 2, steps, elem, a: Source::Shared(WEIGHTS), b, groups: 2 }
     }
 }
 
@@ -82,12 +101,9 @@ pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
     let sizes = args.sizes;
     let (form, cubes, address) = prepare(client, &sizes)?;
     let slots = sizes.pages * sizes.page_size;
-    let no_handle = || DecodeError::NoKernel(DecodeKernel::Sm90);
-    let BufferArg::Handle { handle: kv_cache } = args.kv_cache else { return Err(no_handle()) };
-    let BufferArg::Handle { handle: q } = args.q else { return Err(no_handle()) };
-    let tiles = form.tiles;
-    let kv_map = tile_map(kv_cache.handle, [tiles, slots], [1, form.box_keys], sizes.elem);
-    let q_map = tile_map(q.handle, [tiles, sizes.batch * sizes.query_len * sizes.heads], [tiles, ROWS], sizes.elem);
+    let kv_map = tile_map(args.kv_cache, [form.tiles, slots], [1, form.box_keys], sizes.elem)?;
+    let query_rows = sizes.batch * sizes.query_len * sizes.heads;
+    let q_map = tile_map(args.q, [form.tiles, query_rows], [form.tiles, ROWS], sizes.elem)?;
     // SAFETY: the buffers have the sizes that the arguments state, tile loads outside of the cache give zeros. Items are taken
     // as the planner has made them.
     unsafe {
@@ -118,23 +134,18 @@ pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
     Ok(())
 }
 
-/// Rows of a matrix as `[tiles of 64 channels, rows, 64]`, so that one load brings whole rows, tile by tile.
+/// Rows of a matrix as `[tiles of 64 channels, rows, 64]`, so that one load brings tiles of rows.
 fn tile_map(
-    handle: cubecl::server::BufferBinding,
+    matrix: BufferArg,
     [tiles, rows]: [usize; 2],
-    tile_size: [usize; 2],
+    [tile_count, tile_rows]: [usize; 2],
     elem: ElemType,
-) -> TensorMapArg<Tiled> {
-    let tensor = TensorArg::Handle {
-        handle: cubecl::prelude::TensorBinding {
-            handle,
-            strides: [TILE_WIDTH, tiles * TILE_WIDTH, 1].as_slice().into(),
-            shape: [tiles, rows, TILE_WIDTH].as_slice().into(),
-            tiling: Default::default(),
-        },
-    };
-    let tile_size = [tile_size[0], tile_size[1], TILE_WIDTH].as_slice().into();
-    TensorMapArg::new(TiledArgs { tile_size }, tensor, elem).with_swizzle(TensorMapSwizzle::B128)
+) -> Result<TensorMapArg<Tiled>, DecodeError> {
+    let BufferArg::Handle { handle } = matrix else { return Err(DecodeError::NoKernel(DecodeKernel::Sm90)) };
+    let (shape, strides) = ([tiles, rows, TILE_WIDTH], [TILE_WIDTH, tiles * TILE_WIDTH, 1]);
+    let tile = [tile_count, tile_rows, TILE_WIDTH];
+    // SAFETY: the matrix has as many rows of as many channels.
+    Ok(unsafe { tma::tiled_map(handle.handle, &shape, &strides, &tile, elem, TensorMapSwizzle::B128) })
 }
 
 /// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
@@ -163,11 +174,11 @@ fn decode_sm90_kernel<E: Float, P: Size>(
     let mut weights = Shared::<[u32]>::new_aligned_slice(comptime!(ROWS * KEYS / 2), 1024usize);
     let mut factors = Shared::<[f32]>::new_aligned_slice(ROWS, 128usize);
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(4 * STAGES as usize + 4), 128usize);
-    let keys_at = generic_to_shared::<u32>(keys.as_slice().as_ptr());
-    let query_at = generic_to_shared::<u32>(query.as_slice().as_ptr());
-    let weights_at = generic_to_shared::<u32>(weights.as_slice().as_ptr());
+    let keys_at = shared_address(&keys);
+    let query_at = shared_address(&query);
+    let weights_at = shared_address(&weights);
     // Of each half of each stage: loaded, and no longer needed.
-    let full = generic_to_shared::<u64>(barriers.as_slice().as_ptr());
+    let full = shared_address(&barriers);
     let empty = full + comptime!(16 * STAGES);
     // Weights and factors of a block: there, and no longer needed.
     let weighed = empty + comptime!(16 * STAGES);
@@ -177,19 +188,19 @@ fn decode_sm90_kernel<E: Float, P: Size>(
     if UNIT_POS == 0 {
         #[unroll]
         for i in 0..comptime!(2 * STAGES) {
-            mbarrier_init(full + i * 8, 1u32);
-            mbarrier_init(empty + i * 8, 8u32);
+            mbarrier::init(full + i * 8, 1u32);
+            mbarrier::init(empty + i * 8, 8u32);
         }
-        mbarrier_init(weighed, GROUP);
-        mbarrier_init(used, 8u32);
-        mbarrier_init(query_full, 1u32);
-        mbarrier_init(query_empty, GROUP);
-        fence_mbarrier_init();
+        mbarrier::init(weighed, GROUP);
+        mbarrier::init(used, 8u32);
+        mbarrier::init(query_full, 1u32);
+        mbarrier::init(query_empty, GROUP);
+        mbarrier::fence_init();
     }
     sync_cube();
 
-    let group = warp_uniform(UNIT_POS / GROUP);
-    let warp = warp_uniform(UNIT_POS % GROUP / 32);
+    let group = warp::uniform(UNIT_POS / GROUP);
+    let warp = warp::uniform(UNIT_POS % GROUP / 32);
     let lane = UNIT_POS % 32;
     let rows = query_len * heads;
     let tile_row = CUBE_POS_X * comptime!(ROWS as u32);
@@ -217,37 +228,41 @@ fn decode_sm90_kernel<E: Float, P: Size>(
             let blocks = block_count(first_key, tile_end);
             let mut state =
                 SoftmaxState { highest_a: f32::new(LOWEST), highest_b: f32::new(LOWEST), sum_a: 0.0f32, sum_b: 0.0f32 };
-            mbarrier_wait(query_full, queries % 2);
+            mbarrier::wait(query_full, queries % 2);
             let mut base = first_key;
             let mut block = 0u32;
             while block < blocks {
                 let stage = turn % STAGES;
                 let phase = turn / STAGES % 2;
-                mbarrier_wait(full + stage * 16, phase);
-                mbarrier_wait(full + stage * 16 + 8, phase);
-                let keys_of_stage = key_descriptor(keys_at + stage * comptime!(form.stage_bytes()));
-                let issued = scores(key_descriptor(query_at), keys_of_stage, form);
-                let s = wgmma_wait::<Const<32>>(issued, 32usize, 0usize);
+                mbarrier::wait(full + stage * 16, phase);
+                mbarrier::wait(full + stage * 16 + 8, phase);
+                let keys_of_stage = descriptor(keys_at + stage * comptime!(form.stage_bytes()), ROWS_OF_TERMS);
+                let issued = wgmma::mma_ss_zero::<Const<32>>(
+                    descriptor(query_at, ROWS_OF_TERMS),
+                    keys_of_stage,
+                    comptime!(form.scores()),
+                );
+                let s = wgmma::wait::<Const<32>>(issued, 0u32);
                 let weighted = softmax(s, &mut state, base, end_a, end_b, scale, lane, form);
-                mbarrier_wait(used, round % 2 ^ 1);
+                mbarrier::wait(used, (round % 2) ^ 1);
                 store_weights(&weighted, own_row, lane, &mut weights, &mut factors);
                 if base + comptime!(KEYS as u32) > tile_end {
                     clear_keys(&mut keys, stage, tile_end - base, form);
                 }
-                fence_proxy_async();
-                mbarrier_arrive(weighed);
+                fence::async_shared();
+                mbarrier::arrive(weighed);
                 base += comptime!(KEYS as u32);
                 turn += 1;
                 round += 1;
-                block = next(block);
+                block = warp::next(block);
             }
-            mbarrier_arrive(query_empty);
+            mbarrier::arrive(query_empty);
             queries += 1;
 
             // The last factors: what normalises the output.
             let sum_a = quad_sum(state.sum_a);
             let sum_b = quad_sum(state.sum_b);
-            mbarrier_wait(used, round % 2 ^ 1);
+            mbarrier::wait(used, (round % 2) ^ 1);
             if lane % 4 == 0 {
                 factors[own_row as usize] = inverse(sum_a);
                 factors[own_row as usize + 8] = inverse(sum_b);
@@ -258,9 +273,9 @@ fn decode_sm90_kernel<E: Float, P: Size>(
                     partial_lse[(item * rows + row_b) as usize] = log_sum(sum_b, state.highest_b, empty_lse);
                 }
             }
-            mbarrier_arrive(weighed);
+            mbarrier::arrive(weighed);
             round += 1;
-            item = next(item);
+            item = warp::next(item);
         }
     } else {
         let half = group - 1;
@@ -273,7 +288,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
                 visible_end(seq_lens, sequence, last_row as usize, end_key, query_len, heads, form.causal) as u32;
             let blocks = block_count(first_key, tile_end);
             let mut loader = Loader {
-                map: tensor_map_address::<E, Tiled>(kv_map),
+                map: tma::tensor_map_address::<E, Tiled>(kv_map),
                 keys_at,
                 full,
                 empty,
@@ -284,17 +299,24 @@ fn decode_sm90_kernel<E: Float, P: Size>(
                 page: 0u32,
             };
             if producer {
-                mbarrier_wait(query_empty, queries % 2 ^ 1);
+                mbarrier::wait(query_empty, (queries % 2) ^ 1);
                 if lane == 0 {
-                    mbarrier_expect(query_full, form.stage_bytes());
+                    mbarrier::arrive_expect(query_full, form.stage_bytes());
                     let first_row = sequence as u32 * rows + tile_row;
-                    tma_load_3d(query_at, tensor_map_address::<E, Tiled>(q_map), query_full, 0u32, first_row, 0u32);
+                    tma::load_3d(
+                        query_at,
+                        tma::tensor_map_address::<E, Tiled>(q_map),
+                        query_full,
+                        0i32,
+                        first_row as i32,
+                        0i32,
+                    );
                 }
                 let mut ahead = 0u32;
                 while ahead < min(blocks, STAGES) {
                     loader.load_half(page_table, ahead, turn + ahead, 0u32, lane, form);
                     loader.load_half(page_table, ahead, turn + ahead, 1u32, lane, form);
-                    ahead = next(ahead);
+                    ahead = warp::next(ahead);
                 }
             }
             queries += 1;
@@ -302,7 +324,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
             let mut block = 0u32;
             while block < blocks {
                 let loads = producer && block + STAGES < blocks;
-                mbarrier_wait(weighed, round % 2);
+                mbarrier::wait(weighed, round % 2);
                 let factor_a = factors[own_row as usize];
                 let factor_b = factors[own_row as usize + 8];
                 if plane_any(factor_a != 1.0f32 || factor_b != 1.0f32) {
@@ -310,29 +332,34 @@ fn decode_sm90_kernel<E: Float, P: Size>(
                 }
                 let stage = turn % STAGES;
                 let value = keys_at + stage * comptime!(form.stage_bytes()) + half * comptime!(4 * TILE_BYTES);
-                let issued = output(acc, weight_descriptor(weights_at), value_descriptor(value), form);
+                let issued = wgmma::mma_ss::<Const<128>>(
+                    acc,
+                    descriptor(weights_at, WEIGHTS),
+                    descriptor(value, VALUES),
+                    comptime!(form.output()),
+                );
                 // The first half of the keys is done with while the second is still at work.
-                wgmma_wait_for(1usize);
-                mbarrier_arrive_if(empty + stage * 16, lane);
+                wgmma::wait_for_reads(1u32);
+                mbarrier::arrive_if(empty + stage * 16, lane == 0);
                 if loads {
                     loader.load_half(page_table, block + STAGES, turn + STAGES, 0u32, lane, form);
                 }
-                acc = wgmma_wait::<Const<128>>(issued, 128usize, 0usize);
-                mbarrier_arrive_if(empty + stage * 16 + 8, lane);
-                mbarrier_arrive_if(used, lane);
+                acc = wgmma::wait::<Const<128>>(issued, 0u32);
+                mbarrier::arrive_if(empty + stage * 16 + 8, lane == 0);
+                mbarrier::arrive_if(used, lane == 0);
                 if loads {
                     loader.load_half(page_table, block + STAGES, turn + STAGES, 1u32, lane, form);
                 }
                 turn += 1;
                 round += 1;
-                block = next(block);
+                block = warp::next(block);
             }
-            mbarrier_wait(weighed, round % 2);
+            mbarrier::wait(weighed, round % 2);
             let factor_a = factors[own_row as usize];
             let factor_b = factors[own_row as usize + 8];
             acc = scale_rows(acc, factor_a, factor_b);
             sync_plane();
-            mbarrier_arrive_if(used, lane);
+            mbarrier::arrive_if(used, lane == 0);
             round += 1;
             let column = half * 128 + lane % 4;
             let at = (item * rows + tile_row + own_row) as usize * comptime!(VALUE_WIDTH / 2) + column as usize;
@@ -342,7 +369,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
             if tile_row + own_row + 8 < rows {
                 write_row::<P>(acc, partial_out, at + comptime!(8 * VALUE_WIDTH / 2), 2usize);
             }
-            item = next(item);
+            item = warp::next(item);
         }
     }
 }
@@ -393,7 +420,7 @@ impl Loader {
         }
         let stage = turn % STAGES;
         let full = self.full + stage * 16 + half * 8;
-        mbarrier_wait(self.empty + stage * 16 + half * 8, turn / STAGES % 2 ^ 1);
+        mbarrier::wait(self.empty + stage * 16 + half * 8, (turn / STAGES % 2) ^ 1);
         #[unroll]
         for part in 0..comptime!(HALF_KEYS / form.box_keys) {
             let at = comptime!(half * (HALF_KEYS / form.box_keys) as u32 + part as u32);
@@ -402,15 +429,15 @@ impl Loader {
             let row = (page << self.page_shift) + (key & ((1u32 << self.page_shift) - 1));
             let to = self.keys_at + stage * comptime!(form.stage_bytes()) + comptime!(at * form.box_keys as u32 * 128);
             if lane == 0 && key < self.tile_end {
-                mbarrier_expect_bytes(full, comptime!((form.tiles * form.box_keys * 128) as u32));
+                mbarrier::expect(full, comptime!((form.tiles * form.box_keys * 128) as u32));
                 #[unroll]
                 for tile in 0..form.tiles {
                     let tile_to = to + comptime!(tile as u32 * TILE_BYTES);
-                    tma_load_3d(tile_to, self.map, full, 0u32, row, comptime!(tile as u32));
+                    tma::load_3d(tile_to, self.map, full, 0i32, row as i32, comptime!(tile as i32));
                 }
             }
         }
-        mbarrier_arrive_if(full, lane);
+        mbarrier::arrive_if(full, lane == 0);
         sync_plane();
     }
 }
@@ -472,27 +499,27 @@ fn softmax(
     if top_b < state.highest_b + SLACK {
         top_b = state.highest_b;
     }
-    let factor_a = ex2(state.highest_a - top_a);
-    let factor_b = ex2(state.highest_b - top_b);
+    let factor_a = math::exp2(state.highest_a - top_a);
+    let factor_b = math::exp2(state.highest_b - top_b);
     let mut sum_a = state.sum_a * factor_a;
     let mut sum_b = state.sum_b * factor_b;
     let mut packed = Sequence::<u32>::new();
     #[unroll]
     for i in 0..comptime!(KEYS / 8) {
-        let a0 = ex2(masked[comptime!(4 * i)] - top_a);
-        let a1 = ex2(masked[comptime!(4 * i + 1)] - top_a);
-        let b0 = ex2(masked[comptime!(4 * i + 2)] - top_b);
-        let b1 = ex2(masked[comptime!(4 * i + 3)] - top_b);
+        let a0 = math::exp2(masked[comptime!(4 * i)] - top_a);
+        let a1 = math::exp2(masked[comptime!(4 * i + 1)] - top_a);
+        let b0 = math::exp2(masked[comptime!(4 * i + 2)] - top_b);
+        let b1 = math::exp2(masked[comptime!(4 * i + 3)] - top_b);
         sum_a += a0 + a1;
         sum_b += b0 + b1;
-        packed.push(pack(a0, a1, form.bf16));
-        packed.push(pack(b0, b1, form.bf16));
+        packed.push(math::pack(a0, a1, comptime!(form.elem())));
+        packed.push(math::pack(b0, b1, comptime!(form.elem())));
     }
     state.highest_a = top_a;
     state.highest_b = top_b;
     state.sum_a = sum_a;
     state.sum_b = sum_b;
-    Weighted { weights: vector_of::<u32, Const<16>>(&packed), factor_a, factor_b }
+    Weighted { weights: math::vector::<u32, Const<16>>(&packed), factor_a, factor_b }
 }
 
 #[cube]
@@ -570,7 +597,7 @@ fn scale_rows(acc: Vector<f32, Const<128>>, factor_a: f32, factor_b: f32) -> Vec
         scaled.push(acc.extract(comptime!(4 * i + 2)) * factor_b);
         scaled.push(acc.extract(comptime!(4 * i + 3)) * factor_b);
     }
-    vector_of::<f32, Const<128>>(&scaled)
+    math::vector::<f32, Const<128>>(&scaled)
 }
 
 /// Writes one of the two rows.
@@ -585,35 +612,14 @@ fn write_row<P: Size>(acc: Vector<f32, Const<128>>, out: &mut [Vector<f32, P>], 
     }
 }
 
-/// Scores of 64 rows with the keys of a stage: starts the products, whose result must be waited for.
-#[cube]
-fn scores(query: u64, keys: u64, #[comptime] form: Form) -> Vector<f32, Const<32>> {
-    let body = comptime!(scores_text(form.tiles, form.ty()));
-    let out: Vector<f32, Const<32>>;
-    gpu_asm!("{body} // {d} {a} {b}", d = out(_) out, a = in(_) value_of::<u64>(query), b = in(_) value_of::<u64>(keys), options(explicit_mem, reads_address_space shared));
-    out
-}
-
-/// Adds the values of a stage, times their weights: starts the products, whose result must be waited for.
-#[cube]
-fn output(acc: Vector<f32, Const<128>>, weights: u64, values: u64, #[comptime] form: Form) -> Vector<f32, Const<128>> {
-    let body = comptime!(output_text(KEYS / 16, form.ty()));
-    let out: Vector<f32, Const<128>>;
-    gpu_asm!("{body} // {d} {c} {a} {b}", d = out(_) out, c = in(_) value_of::<Vector<f32, Const<128>>>(acc), a = in(_) value_of::<u64>(weights), b = in(_) value_of::<u64>(values), options(explicit_mem, reads_address_space shared));
-    out
-}
-
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, buffer};
     let entry = |form: Form| {
         let elem = ElemType::Float(if form.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
-        let name = format!("mla_decode.sm90.{}.{}.{}", form.ty(), form.tiles * TILE_WIDTH, form.box_keys);
+        let name = format!("mla_decode.sm90.{}.{}.{}", form.elem().name(), form.tiles * TILE_WIDTH, form.box_keys);
         Entry::new(name, &[Arch::Sm90a], move |device, target| {
-            let map = || {
-                let BufferArg::Handle { handle } = buffer(1 << 20) else { unreachable!("made from a handle") };
-                tile_map(handle.handle, [form.tiles, 64], [1, 16], elem)
-            };
+            let map = || tile_map(buffer(1 << 20), [form.tiles, 64], [1, 16], elem).expect("made of a handle");
             decode_sm90_kernel::create_dummy_kernel(
                 device,
                 target,

@@ -1,4 +1,3 @@
 //! Kernels for Hopper (sm_90a).
 
-mod asm;
 pub(crate) mod mla_decode;

@@ -1,0 +1,56 @@
+//! Arithmetic of single threads.
+
+use cubecl::ir::dialect::vector::CompositeConstructOp;
+use cubecl::prelude::*;
+
+use super::read;
+use super::wgmma::Elem;
+
+/// 2 to the power of `x`, within 2 ulp of f32; what is subnormal is zero: `ex2.approx.ftz.f32` (PTX ISA, "Floating
+/// Point Instructions: ex2").
+///
+/// `exp2(-inf)` is 0, of NaN it is NaN.
+#[cube]
+pub(crate) fn exp2(x: f32) -> f32 {
+    let power: f32;
+    gpu_asm!(
+        "ex2.approx.ftz.f32 {power}, {x};",
+        power = out(_) power,
+        x = in(_) read::<f32>(x),
+        options(pure, nomem)
+    );
+    power
+}
+
+/// Two numbers rounded to bf16 or f16, `low` in the lower half: `cvt.rn.bf16x2.f32`, `cvt.rn.f16x2.f32` (PTX ISA, "Data
+/// Movement and Conversion Instructions: cvt").
+///
+/// To nearest, to even if there are two. In f16 what exceeds 65504 becomes infinite.
+#[cube]
+pub(crate) fn pack(low: f32, high: f32, #[comptime] elem: Elem) -> u32 {
+    let name = comptime!(elem.name());
+    let pair: u32;
+    // The first operand of the instruction is the upper half.
+    gpu_asm!(
+        "cvt.rn.{name}x2.f32 {pair}, {high}, {low};",
+        pair = out(_) pair,
+        high = in(_) read::<f32>(high),
+        low = in(_) read::<f32>(low),
+        options(pure, nomem)
+    );
+    pair
+}
+
+/// A vector of the values of a sequence, made at once.
+///
+/// `Vector::insert` would copy the vector for every element, which takes the compiler very long for 128 of them.
+#[cube]
+pub(crate) fn vector<T: Scalar, N: Size>(values: &Sequence<T>) -> Vector<T, N> {
+    intrinsic!(|scope| {
+        let len: usize = values.__expand_len_method(scope);
+        let values = (0..len).map(|i| (*values.__expand_index_method(scope, i.into())).read_value(scope)).collect();
+        let vector = Vector::<T, N>::__expand_as_type(scope);
+        let op = CompositeConstructOp::new(scope.ctx_mut(), vector, values);
+        scope.register_with_result(&op).into()
+    })
+}

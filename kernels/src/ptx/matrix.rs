@@ -1,0 +1,75 @@
+//! Matrices between shared memory and the registers of a warp, and 16 bytes at a time.
+//!
+//! A matrix is 8 rows of 16 bytes, that is of 8 numbers with 16 bits. In registers, thread `t` has numbers
+//! `2 * (t % 4)` and the next of row `t / 4`, which is also how the accumulators of `wgmma` and its register operand
+//! lie.
+
+use cubecl::prelude::*;
+
+use super::read;
+
+/// Loads four matrices: `ldmatrix.x4` (PTX ISA, "Warp-level matrix load instruction: ldmatrix").
+///
+/// All threads of a warp. Thread `8 * m + r` has the address of row `r` of matrix `m`, divisible by 16; `offset` bytes
+/// are added at no cost. Element `m` of the result is of matrix `m`. With `transposed` each matrix is transposed. Rows
+/// of a matrix should lie in different banks, as they do in a tile with 128-byte swizzle.
+#[cube]
+pub(crate) fn load_x4(address: u32, #[comptime] offset: u32, #[comptime] transposed: bool) -> Vector<u32, Const<4>> {
+    let trans = comptime!(if transposed { ".trans" } else { "" });
+    let pairs: Vector<u32, Const<4>>;
+    gpu_asm!(
+        "ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {pairs}, [{address} + {offset}];",
+        pairs = out(_) pairs,
+        address = in(_) read::<u32>(address),
+        options(explicit_mem, reads_address_space shared)
+    );
+    pairs
+}
+
+/// Stores four matrices: `stmatrix.x4` (PTX ISA 9.7.14.5.16, "Warp-level matrix store instruction: stmatrix").
+///
+/// The opposite of [`load_x4()`], with the same addresses. Before a tile store or a `wgmma` reads them:
+/// [`crate::ptx::fence::async_shared()`].
+#[cube]
+pub(crate) fn store_x4(
+    address: u32,
+    #[comptime] offset: u32,
+    #[comptime] transposed: bool,
+    pairs: Vector<u32, Const<4>>,
+) {
+    let trans = comptime!(if transposed { ".trans" } else { "" });
+    gpu_asm!(
+        "stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [{address} + {offset}], {pairs};",
+        address = in(_) read::<u32>(address),
+        pairs = in(_) read::<Vector<u32, Const<4>>>(pairs),
+        options(explicit_mem, writes_address_space shared)
+    );
+}
+
+/// Loads 16 bytes: `ld.shared.v4` (PTX ISA, "Data Movement and Conversion Instructions: ld").
+///
+/// Any thread; the address plus `offset` is divisible by 16.
+#[cube]
+pub(crate) fn load_16(address: u32, #[comptime] offset: u32) -> Vector<u32, Const<4>> {
+    let words: Vector<u32, Const<4>>;
+    gpu_asm!(
+        "ld.shared.v4.b32 {words}, [{address} + {offset}];",
+        words = out(_) words,
+        address = in(_) read::<u32>(address),
+        options(explicit_mem, reads_address_space shared)
+    );
+    words
+}
+
+/// Stores 16 bytes: `st.shared.v4` (PTX ISA, "Data Movement and Conversion Instructions: st").
+///
+/// As [`load_16()`].
+#[cube]
+pub(crate) fn store_16(address: u32, #[comptime] offset: u32, words: Vector<u32, Const<4>>) {
+    gpu_asm!(
+        "st.shared.v4.b32 [{address} + {offset}], {words};",
+        address = in(_) read::<u32>(address),
+        words = in(_) read::<Vector<u32, Const<4>>>(words),
+        options(explicit_mem, writes_address_space shared)
+    );
+}

@@ -1,0 +1,279 @@
+//! Tile loads and stores.
+
+use super::*;
+use crate::ptx::{barrier, fence, mbarrier, shared_address, tma, warp};
+
+/// How a tile is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Load {
+    rank: usize,
+    rows: usize,
+    hint: bool,
+}
+
+/// Loads a tile of `rows` rows of 64 columns and writes the memory's words as they lie.
+#[cube(launch_unchecked, create_dummy_kernel)]
+fn load_kernel(
+    tensor: &TensorMap<bf16, Tiled>,
+    out: &mut [u32],
+    x: i32,
+    y: i32,
+    z: i32,
+    w: i32,
+    #[comptime] load: Load,
+) {
+    let tile = Shared::<[u32]>::new_aligned_slice(comptime!(load.rows * 32), 1024usize);
+    let bars = Shared::<[u64]>::new_aligned_slice(1usize, 8usize);
+    let bar = shared_address::<u64>(&bars);
+    if UNIT_POS == 0 {
+        mbarrier::init(bar, 1u32);
+        mbarrier::fence_init();
+    }
+    sync_cube();
+    if warp::uniform(UNIT_POS / 32) == 0 && warp::elect() {
+        let map = tma::tensor_map_address::<bf16, Tiled>(tensor);
+        let at = shared_address::<u32>(&tile);
+        tma::prefetch(map);
+        // Nothing, in a kernel that is launched as CubeCL does.
+        fence::wait_for_predecessor();
+        fence::launch_dependents();
+        mbarrier::arrive_expect(bar, comptime!(load.rows as u32 * 128).runtime());
+        if comptime!(load.rank == 4) {
+            tma::load_4d(at, map, bar, x, y, z, w);
+        } else if comptime!(load.rank == 3 && load.hint) {
+            tma::load_3d_with(at, map, bar, x, y, z, tma::cache_policy(tma::Keep::Long));
+        } else if comptime!(load.rank == 3) {
+            tma::load_3d(at, map, bar, x, y, z);
+        } else if comptime!(load.hint) {
+            tma::load_2d_with(at, map, bar, x, y, tma::cache_policy(tma::Keep::Shortly));
+        } else {
+            tma::load_2d(at, map, bar, x, y);
+        }
+    }
+    mbarrier::wait(bar, 0u32);
+    #[unroll]
+    for i in 0..comptime!(load.rows / 4) {
+        let word = i * 128 + UNIT_POS as usize;
+        out[word] = tile[word];
+    }
+}
+
+/// Writes words 0, 1, .. to a tile as they lie, and stores it.
+#[cube(launch_unchecked, create_dummy_kernel)]
+fn store_kernel(tensor: &TensorMap<bf16, Tiled>, x: i32, y: i32, z: i32, #[comptime] rank: usize) {
+    let mut tile = Shared::<[u32]>::new_aligned_slice(16usize * 32, 1024usize);
+    #[unroll]
+    for i in 0..4usize {
+        let word = i * 128 + UNIT_POS as usize;
+        tile[word] = word as u32;
+    }
+    fence::async_shared();
+    sync_cube();
+    if warp::uniform(UNIT_POS / 32) == 0 && warp::elect() {
+        let map = tma::tensor_map_address::<bf16, Tiled>(tensor);
+        let at = shared_address::<u32>(&tile);
+        if comptime!(rank == 3) {
+            tma::store_3d(at, map, x, y, z);
+        } else {
+            tma::store_2d(at, map, x, y);
+        }
+        tma::commit();
+        tma::wait_read(0u32);
+        tma::wait_stored(0u32);
+    }
+}
+
+/// The first of two cubes loads a tile for both; both write it, and the second tells the first when it is done.
+#[cube(launch_unchecked, create_dummy_kernel, cluster_dim = CubeDim::new_3d(2, 1, 1))]
+fn multicast_kernel(tensor: &TensorMap<bf16, Tiled>, out: &mut [u32], y: i32) {
+    let tile = Shared::<[u32]>::new_aligned_slice(8usize * 32, 1024usize);
+    let bars = Shared::<[u64]>::new_aligned_slice(2usize, 8usize);
+    let full = shared_address::<u64>(&bars);
+    let done = full + 8;
+    if UNIT_POS == 0 {
+        mbarrier::init(full, 1u32);
+        mbarrier::init(done, 2u32);
+        mbarrier::fence_init();
+    }
+    barrier::sync_cluster();
+    if warp::uniform(UNIT_POS / 32) == 0 && warp::elect() {
+        mbarrier::arrive_expect(full, 1024u32);
+        if CUBE_POS_CLUSTER == 0 {
+            let map = tma::tensor_map_address::<bf16, Tiled>(tensor);
+            tma::load_2d_multicast(shared_address::<u32>(&tile), map, full, 0i32, y, 3u16);
+        }
+    }
+    mbarrier::wait(full, 0u32);
+    #[unroll]
+    for i in 0..2usize {
+        let word = i * 128 + UNIT_POS as usize;
+        out[CUBE_POS_X as usize * 256 + word] = tile[word];
+    }
+    sync_cube();
+    if UNIT_POS == 0 {
+        mbarrier::arrive_remote(done, 0u32);
+    }
+    if CUBE_POS_CLUSTER == 0 {
+        mbarrier::wait_cluster(done, 0u32);
+        out[512usize] = 1;
+    }
+    barrier::sync_cluster();
+}
+
+/// The words of a tile with swizzle; `get` is given row and column.
+fn tile_words(rows: usize, get: impl Fn(usize, usize) -> bf16) -> Vec<u32> {
+    let mut tile = vec![bf16::ZERO; rows * 64];
+    for at in 0..tile.len() {
+        tile[swizzled(at)] = get(at / 64, at % 64);
+    }
+    tile.chunks(2).map(|pair| u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16).collect()
+}
+
+/// Loads the tile at `at` (slowest dimension first, as `shape` and `tile`) and compares it.
+fn check_load(client: &Client, shape: &[usize], tile: &[usize], at: &[i32], hint: bool) {
+    let values = numbers(shape.iter().product());
+    let source = upload(client, &values);
+    let rows: usize = tile[..tile.len() - 1].iter().product();
+    let out = upload(client, &vec![u32::MAX; rows * 32]);
+    let coordinate = |dim: usize| at.iter().rev().nth(dim).copied().unwrap_or(0);
+    // SAFETY: the kernel writes as many words as a tile has.
+    unsafe {
+        load_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(128),
+            map(&source, shape, tile, FloatKind::BF16),
+            arg(&out, rows * 32),
+            coordinate(0),
+            coordinate(1),
+            coordinate(2),
+            coordinate(3),
+            Load { rank: shape.len(), rows, hint },
+        );
+    }
+    let want = tile_words(rows, |row, column| {
+        // From the place in the tile to that in the tensor.
+        let (mut rest, mut flat, mut stride) = (row * 64 + column, 0, 1);
+        for dim in (0..shape.len()).rev() {
+            let place = at[dim] + (rest % tile[dim]) as i32;
+            if place < 0 || place >= shape[dim] as i32 {
+                return bf16::ZERO;
+            }
+            flat += place as usize * stride;
+            rest /= tile[dim];
+            stride *= shape[dim];
+        }
+        values[flat]
+    });
+    assert_eq!(download::<u32>(client, out), want, "{shape:?} {tile:?} {at:?}");
+}
+
+#[test]
+fn loads_tiles_with_swizzle_and_zeros_outside() {
+    on_hopper(|client| {
+        for hint in [false, true] {
+            check_load(client, &[96, 192], &[64, 64], &[16, 64], hint);
+            check_load(client, &[40, 72], &[64, 64], &[-3, 32], hint);
+            check_load(client, &[5, 20, 128], &[1, 16, 64], &[3, 4, 64], hint);
+            check_load(client, &[5, 20, 128], &[4, 8, 64], &[2, 15, -8], hint);
+        }
+        check_load(client, &[3, 4, 10, 64], &[1, 2, 8, 64], &[2, 1, 1, 0], false);
+        check_load(client, &[3, 4, 10, 64], &[2, 2, 4, 64], &[2, 3, 8, 16], false);
+    });
+}
+
+/// Stores a tile of 16 rows and compares the tensor.
+fn check_store(client: &Client, shape: &[usize], tile: &[usize], at: &[i32]) {
+    let len: usize = shape.iter().product();
+    let before = bf16::from_f32(-1.0);
+    let out = upload(client, &vec![before; len]);
+    let coordinate = |dim: usize| at.iter().rev().nth(dim).copied().unwrap_or(0);
+    // SAFETY: the map keeps the stores within the tensor.
+    unsafe {
+        store_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(128),
+            map(&out, shape, tile, FloatKind::BF16),
+            coordinate(0),
+            coordinate(1),
+            coordinate(2),
+            shape.len(),
+        );
+    }
+    let mut want = vec![before; len];
+    for place in 0..16 * 64 {
+        let lies = swizzled(place);
+        let word = lies / 2;
+        let value = bf16::from_bits((word >> (16 * (lies % 2))) as u16);
+        let (mut rest, mut flat, mut stride, mut inside) = (place, 0, 1, true);
+        for dim in (0..shape.len()).rev() {
+            let place = at[dim] + (rest % tile[dim]) as i32;
+            inside &= (0..shape[dim] as i32).contains(&place);
+            flat += place.max(0) as usize * stride;
+            rest /= tile[dim];
+            stride *= shape[dim];
+        }
+        if inside {
+            want[flat] = value;
+        }
+    }
+    assert_eq!(download::<bf16>(client, out), want, "{shape:?} {tile:?} {at:?}");
+}
+
+#[test]
+fn stores_what_of_a_tile_is_inside() {
+    on_hopper(|client| {
+        check_store(client, &[40, 128], &[16, 64], &[8, 64]);
+        check_store(client, &[40, 128], &[16, 64], &[30, 96]);
+        check_store(client, &[3, 10, 64], &[2, 8, 64], &[1, 1, 0]);
+        check_store(client, &[3, 10, 64], &[2, 8, 64], &[2, -2, 0]);
+    });
+}
+
+#[test]
+fn a_tile_comes_to_all_cubes_of_a_cluster() {
+    on_hopper(|client| {
+        let values = numbers(20 * 64);
+        let source = upload(client, &values);
+        let out = upload(client, &vec![0u32; 513]);
+        // SAFETY: each of the two cubes writes the 256 words of a tile, the first another one.
+        unsafe {
+            multicast_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(2, 1, 1),
+                CubeDim::new_1d(128),
+                map(&source, &[20, 64], &[8, 64], FloatKind::BF16),
+                arg(&out, 513),
+                5,
+            );
+        }
+        let tile = tile_words(8, |row, column| values[(row + 5) * 64 + column]);
+        let want = [tile.clone(), tile, vec![1]].concat();
+        assert_eq!(download::<u32>(client, out), want);
+    });
+}
+
+#[cfg(feature = "offline")]
+pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, buffer, handle};
+    let source = || map(&handle(64), &[1, 1, 1, 64], &[1, 1, 1, 64], FloatKind::BF16);
+    let (one, units) = (|| CubeCount::Static(1, 1, 1), || CubeDim::new_1d(128));
+    let mut entries = Vec::new();
+    for load in [(2, false), (2, true), (3, false), (3, true), (4, false)] {
+        let load = Load { rank: load.0, rows: 64, hint: load.1 };
+        let name = format!("ptx.load_{}d{}", load.rank, if load.hint { "_with" } else { "" });
+        entries.push(Entry::new(name, &[Arch::Sm90a], move |device, target| {
+            load_kernel::create_dummy_kernel(device, target, one(), units(), source(), buffer(1), 0, 0, 0, 0, load)
+        }));
+    }
+    for rank in [2, 3] {
+        entries.push(Entry::new(format!("ptx.store_{rank}d"), &[Arch::Sm90a], move |device, target| {
+            store_kernel::create_dummy_kernel(device, target, one(), units(), source(), 0, 0, 0, rank)
+        }));
+    }
+    entries.push(Entry::new("ptx.multicast", &[Arch::Sm90a], move |device, target| {
+        multicast_kernel::create_dummy_kernel(device, target, one(), units(), source(), buffer(1), 0)
+    }));
+    entries
+}
