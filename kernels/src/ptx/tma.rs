@@ -1,12 +1,11 @@
-//! Tiles between global and shared memory, copied by the tensor memory accelerator.
+//! Tiles from global to shared memory, copied by the tensor memory accelerator.
 //!
 //! `cp.async.bulk.tensor`, PTX ISA, "Data Movement and Conversion Instructions: Tensor copy". A [`tiled_map`] describes
 //! the tensor and the tile; the kernel takes it as a `&TensorMap<E, Tiled>`, of which [`tensor_map_address()`] is what
 //! the functions take. One thread issues a copy ([`crate::ptx::warp::elect()`]).
 //!
 //! Coordinates are those of the tile's first element, in elements, the fastest dimension first: the opposite of the
-//! order of shapes and strides. They may be negative. What of a tile lies outside of the tensor is zero when loaded,
-//! and is not stored.
+//! order of shapes and strides. They may be negative. What of a tile lies outside of the tensor is zero.
 //!
 //! In shared memory a tile is packed, its fastest dimension first, and starts at an address divisible by 128; with
 //! 128-byte swizzle at one divisible by 1024, and its rows have 128 bytes: then 16-byte unit `u` of row `r` lies at
@@ -174,64 +173,5 @@ pub(crate) fn load_2d_multicast(shared: u32, map: u64, bar: u32, x: i32, y: i32,
         bar = in(_) read::<u32>(bar),
         cubes = in(_) read::<u16>(cubes),
         options(explicit_mem, reads_address_space global, writes_address_space shared)
-    );
-}
-
-/// Stores a tile of a matrix from `shared`: `cp.async.bulk.tensor.2d`, global from shared memory.
-///
-/// One thread. Before, every thread that has written the tile does [`crate::ptx::fence::async_shared()`] and they
-/// synchronise with this one. Then the same thread does [`commit()`], and [`wait_read()`] before the memory is written
-/// anew or the cube ends.
-#[cube]
-pub(crate) fn store_2d(shared: u32, map: u64, x: i32, y: i32) {
-    gpu_asm!(
-        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [{map}, {{{x}, {y}}}], [{shared}];",
-        map = in(_) read::<u64>(map),
-        x = in(_) read::<i32>(x),
-        y = in(_) read::<i32>(y),
-        shared = in(_) read::<u32>(shared),
-        options(explicit_mem, reads_address_space shared, writes_address_space global)
-    );
-}
-
-/// [`store_2d()`] to a tensor of rank 3: `cp.async.bulk.tensor.3d`.
-#[cube]
-pub(crate) fn store_3d(shared: u32, map: u64, x: i32, y: i32, z: i32) {
-    gpu_asm!(
-        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [{map}, {{{x}, {y}, {z}}}], [{shared}];",
-        map = in(_) read::<u64>(map),
-        x = in(_) read::<i32>(x),
-        y = in(_) read::<i32>(y),
-        z = in(_) read::<i32>(z),
-        shared = in(_) read::<u32>(shared),
-        options(explicit_mem, reads_address_space shared, writes_address_space global)
-    );
-}
-
-/// Makes a group of this thread's stores so far: `cp.async.bulk.commit_group` (PTX ISA, "cp.async.bulk.commit_group").
-#[cube]
-pub(crate) fn commit() {
-    gpu_asm!("cp.async.bulk.commit_group;", options(explicit_mem));
-}
-
-/// Waits until all but the last `pending` groups of this thread have read their shared memory:
-/// `cp.async.bulk.wait_group.read` (PTX ISA, "cp.async.bulk.wait_group").
-///
-/// The thread that has issued the stores. Others are to synchronise with it before they write there.
-#[cube]
-pub(crate) fn wait_read(#[comptime] pending: u32) {
-    gpu_asm!(
-        "cp.async.bulk.wait_group.read {pending};",
-        options(explicit_mem, reads_address_space shared)
-    );
-}
-
-/// Waits until all but the last `pending` groups of this thread are complete, their writes visible to it:
-/// `cp.async.bulk.wait_group`. As [`wait_read()`].
-#[cube]
-pub(crate) fn wait_stored(#[comptime] pending: u32) {
-    gpu_asm!(
-        "cp.async.bulk.wait_group {pending};",
-        options(explicit_mem, reads_address_space shared, writes_address_space global)
     );
 }

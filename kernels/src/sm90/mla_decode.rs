@@ -263,7 +263,8 @@ fn decode_sm90_kernel<E: Float, P: Size>(
             let sum_a = quad_sum(state.sum_a);
             let sum_b = quad_sum(state.sum_b);
             mbarrier::wait(used, (round % 2) ^ 1);
-            if lane % 4 == 0 {
+            let corner = lane % 4;
+            if corner == 0 {
                 factors[own_row as usize] = inverse(sum_a);
                 factors[own_row as usize + 8] = inverse(sum_b);
                 if tile_row + own_row < rows {
@@ -412,7 +413,8 @@ impl Loader {
         #[comptime] form: Form,
     ) {
         let first_box = block * comptime!((KEYS / form.box_keys) as u32);
-        if comptime!(half == 0) && first_box % 32 == 0 {
+        let own_box = first_box % 32;
+        if comptime!(half == 0) && own_box == 0 {
             let key = self.first_key + (first_box + lane) * comptime!(form.box_keys as u32);
             if key < self.tile_end {
                 self.page = page_table[(self.table_row + (key >> self.page_shift)) as usize] as u32;
@@ -537,7 +539,8 @@ fn store_weights(
         weights[at] = weighted.weights.extract(comptime!(2 * i));
         weights[at + 32] = weighted.weights.extract(comptime!(2 * i + 1));
     }
-    if lane % 4 == 0 {
+    let corner = lane % 4;
+    if corner == 0 {
         factors[own_row as usize] = weighted.factor_a;
         factors[own_row as usize + 8] = weighted.factor_b;
     }

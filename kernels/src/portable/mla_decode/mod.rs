@@ -5,7 +5,8 @@
 //! memory and used by all rows of the tile, as keys and, its first channels, as values. The softmax is the online one, in
 //! f32. An item gives its own normalised output and the logarithm of its sum; who wants the sequence's result merges them.
 //!
-//! Two kernels do that: `plain.rs` with ordinary arithmetic, on every device, and `mma.rs` with matrix instructions.
+//! Two kernels here do that: `plain.rs` with ordinary arithmetic, on every device, and `mma.rs` with matrix instructions. On
+//! Hopper `sm90/mla_decode.rs` does it. [`DecodeSizes::kernel`] says which one runs.
 
 mod mma;
 mod plain;

@@ -1,4 +1,4 @@
-//! Tile loads and stores.
+//! Tile loads.
 
 use super::*;
 use crate::ptx::{barrier, fence, mbarrier, shared_address, tma, warp};
@@ -55,31 +55,6 @@ fn load_kernel(
     for i in 0..comptime!(load.rows / 4) {
         let word = i * 128 + UNIT_POS as usize;
         out[word] = tile[word];
-    }
-}
-
-/// Writes words 0, 1, .. to a tile as they lie, and stores it.
-#[cube(launch_unchecked, create_dummy_kernel)]
-fn store_kernel(tensor: &TensorMap<bf16, Tiled>, x: i32, y: i32, z: i32, #[comptime] rank: usize) {
-    let mut tile = Shared::<[u32]>::new_aligned_slice(16usize * 32, 1024usize);
-    #[unroll]
-    for i in 0..4usize {
-        let word = i * 128 + UNIT_POS as usize;
-        tile[word] = word as u32;
-    }
-    fence::async_shared();
-    sync_cube();
-    if warp::uniform(UNIT_POS / 32) == 0 && warp::elect() {
-        let map = tma::tensor_map_address::<bf16, Tiled>(tensor);
-        let at = shared_address::<u32>(&tile);
-        if comptime!(rank == 3) {
-            tma::store_3d(at, map, x, y, z);
-        } else {
-            tma::store_2d(at, map, x, y);
-        }
-        tma::commit();
-        tma::wait_read(0u32);
-        tma::wait_stored(0u32);
     }
 }
 
@@ -182,55 +157,6 @@ fn loads_tiles_with_swizzle_and_zeros_outside() {
     });
 }
 
-/// Stores a tile of 16 rows and compares the tensor.
-fn check_store(client: &Client, shape: &[usize], tile: &[usize], at: &[i32]) {
-    let len: usize = shape.iter().product();
-    let before = bf16::from_f32(-1.0);
-    let out = upload(client, &vec![before; len]);
-    let coordinate = |dim: usize| at.iter().rev().nth(dim).copied().unwrap_or(0);
-    // SAFETY: the map keeps the stores within the tensor.
-    unsafe {
-        store_kernel::launch_unchecked(
-            client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(128),
-            map(&out, shape, tile, FloatKind::BF16),
-            coordinate(0),
-            coordinate(1),
-            coordinate(2),
-            shape.len(),
-        );
-    }
-    let mut want = vec![before; len];
-    for place in 0..16 * 64 {
-        let lies = swizzled(place);
-        let word = lies / 2;
-        let value = bf16::from_bits((word >> (16 * (lies % 2))) as u16);
-        let (mut rest, mut flat, mut stride, mut inside) = (place, 0, 1, true);
-        for dim in (0..shape.len()).rev() {
-            let place = at[dim] + (rest % tile[dim]) as i32;
-            inside &= (0..shape[dim] as i32).contains(&place);
-            flat += place.max(0) as usize * stride;
-            rest /= tile[dim];
-            stride *= shape[dim];
-        }
-        if inside {
-            want[flat] = value;
-        }
-    }
-    assert_eq!(download::<bf16>(client, out), want, "{shape:?} {tile:?} {at:?}");
-}
-
-#[test]
-fn stores_what_of_a_tile_is_inside() {
-    on_hopper(|client| {
-        check_store(client, &[40, 128], &[16, 64], &[8, 64]);
-        check_store(client, &[40, 128], &[16, 64], &[30, 96]);
-        check_store(client, &[3, 10, 64], &[2, 8, 64], &[1, 1, 0]);
-        check_store(client, &[3, 10, 64], &[2, 8, 64], &[2, -2, 0]);
-    });
-}
-
 #[test]
 fn a_tile_comes_to_all_cubes_of_a_cluster() {
     on_hopper(|client| {
@@ -265,11 +191,6 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         let name = format!("ptx.load_{}d{}", load.rank, if load.hint { "_with" } else { "" });
         entries.push(Entry::new(name, &[Arch::Sm90a], move |device, target| {
             load_kernel::create_dummy_kernel(device, target, one(), units(), source(), buffer(1), 0, 0, 0, 0, load)
-        }));
-    }
-    for rank in [2, 3] {
-        entries.push(Entry::new(format!("ptx.store_{rank}d"), &[Arch::Sm90a], move |device, target| {
-            store_kernel::create_dummy_kernel(device, target, one(), units(), source(), 0, 0, 0, rank)
         }));
     }
     entries.push(Entry::new("ptx.multicast", &[Arch::Sm90a], move |device, target| {
