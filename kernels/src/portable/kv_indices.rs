@@ -6,8 +6,8 @@
 
 use cubecl::prelude::*;
 
+use super::launch::{address_type, share};
 use super::page_table::{PagedBatch, UNITS, page_count, page_id};
-use super::write_latent::address_type;
 
 /// What [`launch_kv_indices`] writes, all i32.
 pub struct KvIndicesOut {
@@ -62,17 +62,6 @@ pub fn launch_kv_indices(client: &Client, batch: PagedBatch, out: KvIndicesOut) 
         batch.page_size,
         out.capacity,
     );
-}
-
-/// A second argument for the same buffer, which a later launch reads.
-pub(super) fn share(buffer: &BufferArg) -> BufferArg {
-    match buffer {
-        // SAFETY: the length is the one that the buffer was passed with.
-        BufferArg::Handle { handle } => unsafe {
-            BufferArg::from_raw_parts_binding(handle.handle.clone(), buffer.len())
-        },
-        BufferArg::Alias { input_pos, .. } => BufferArg::alias(*input_pos, buffer.len()),
-    }
 }
 
 /// Units of the scan. Every runtime has this many.

@@ -9,7 +9,7 @@
 
 use cubecl::prelude::*;
 
-use super::write_latent::{RowGrid, address_type, grid_row};
+use super::launch::{RowGrid, address_type, grid_row};
 
 /// Log-sum-exps from here on, of either sign, are those of empty parts.
 pub const EMPTY_LSE: f32 = 1.0e38;

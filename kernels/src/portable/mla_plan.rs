@@ -7,6 +7,8 @@
 use cubecl::prelude::*;
 use thiserror::Error;
 
+use super::launch::or_dummy;
+
 /// Units of a cube of the planning kernel.
 const UNITS: usize = 256;
 
@@ -200,15 +202,6 @@ pub fn launch(client: &Client, args: PlanArgs) -> Result<(), PlanError> {
         rule,
     );
     Ok(())
-}
-
-/// The buffer, or a few bytes in place of an empty one: not every runtime can bind a buffer without bytes.
-pub(super) fn or_dummy(client: &Client, buffer: BufferArg, len: usize) -> BufferArg {
-    match len {
-        // SAFETY: the buffer is made here; one element of any type, or one vector load, fits into it.
-        0 => unsafe { BufferArg::from_raw_parts(client.empty(16), 1) },
-        _ => buffer,
-    }
 }
 
 /// One cube plans; the others help to write the items.

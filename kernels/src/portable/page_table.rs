@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::write_latent::{address_type, is_row};
+use super::launch::{address_type, is_row};
 
 /// Which tokens of which requests a batch reads.
 pub struct PagedBatch {

@@ -13,7 +13,7 @@ use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 use thiserror::Error;
 
-use super::kv_indices::share;
+use super::launch::share;
 use super::ragged_attention::{
     DEPTH, HIDDEN, NEG_INFINITY_BITS, PARTS, PER_UNIT, RowState, SCORE_STRIDE, SIDE, STAGE, TILE, UNITS, add_scores,
     add_value_block, row_sum, shrink_rows, softmax_tile, zeros,

@@ -7,9 +7,8 @@
 
 use cubecl::prelude::*;
 
-use super::kv_indices::share;
+use super::launch::{address_type, share};
 use super::page_table::UNITS;
-use super::write_latent::address_type;
 
 /// Arguments of [`launch`]. B sequences, H heads, `rows = ceil(max_query_len / block_size_m)`; all buffers are i32.
 pub struct IndexArgs {

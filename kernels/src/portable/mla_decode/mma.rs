@@ -15,7 +15,7 @@ use cubecl::prelude::barrier::{Barrier, copy_async};
 use cubecl::prelude::*;
 
 use super::{DecodeArgs, DecodeError, DecodeSizes, LOWEST, key_slot, visible_end};
-use crate::portable::mla_plan::or_dummy;
+use crate::portable::launch::or_dummy;
 
 /// Planes of a cube.
 const PLANES: usize = 8;

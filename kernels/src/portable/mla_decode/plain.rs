@@ -10,7 +10,7 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
 use super::{DecodeArgs, DecodeError, DecodeSizes, LOWEST, key_slot, visible_end};
-use crate::portable::mla_plan::or_dummy;
+use crate::portable::launch::or_dummy;
 
 /// Shared memory that a cube takes at most. What WebGPU drivers offer; on larger devices it lets several cubes run at a time.
 const SHARED_BYTES: usize = 32 * 1024;
