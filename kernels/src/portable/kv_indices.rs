@@ -178,3 +178,14 @@ fn sequence_of(entry: i32, indptr: &[i32], batch: usize) -> usize {
     }
     sequence
 }
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, form};
+    let (scan, gather) = (CubeDim::new_1d(SCAN_UNITS as u32), CubeDim::new_1d(UNITS));
+    let bits = AddressType::U32;
+    vec![
+        Entry::new("kv_indices.indptr", form!(page_indptr_kernel, scan, [bits, _, _, _, _, 1, 1, 1, SCAN_UNITS])),
+        Entry::new("kv_indices.indices", form!(page_indices_kernel, gather, [bits, _, _, _, _, _, 1, 1, 1, 1, 1])),
+    ]
+}

@@ -205,7 +205,7 @@ pub fn launch(client: &Client, args: PlanArgs) -> Result<(), PlanError> {
 }
 
 /// One cube plans; the others help to write the items.
-#[cube(launch)]
+#[cube(launch, create_dummy_kernel)]
 fn plan_kernel(
     seq_lens: &[i32],
     items: &mut [i32],
@@ -637,4 +637,21 @@ fn smallest_bound(
         high = found[1];
     }
     low
+}
+
+/// One for each rule.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, form};
+    let rules = [
+        ("shares", Rule::Shares),
+        ("pieces", Rule::Pieces { wide: false }),
+        ("pieces_wide", Rule::Pieces { wide: true }),
+        ("sizes", Rule::Sizes),
+    ];
+    let dim = CubeDim::new_1d(UNITS as u32);
+    let entry = |(name, rule)| {
+        Entry::new(format!("mla_plan.{name}"), form!(plan_kernel, dim, [_, _, _, _, 1, 1, 1, 1, 1, 1, 1, rule]))
+    };
+    rules.map(entry).into()
 }

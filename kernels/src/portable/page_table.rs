@@ -114,3 +114,10 @@ pub(super) fn page_id(
     }
     id
 }
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, form};
+    let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS));
+    vec![Entry::new("page_table", form!(page_table_kernel, dim, [bits, _, _, _, _, _, 1, 1, 1, 1, 1]))]
+}

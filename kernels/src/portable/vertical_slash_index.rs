@@ -321,3 +321,20 @@ fn tail_kernel(counts: &[i32], values: &mut [i32], entries: usize, capacity: usi
         values[at] = -1i32;
     }
 }
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, form};
+    let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS));
+    let rows = |causal: bool| {
+        let name = if causal { "vertical_slash_index.rows.causal" } else { "vertical_slash_index.rows.full" };
+        let args = form!(row_kernel, dim, [bits, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, causal]);
+        Entry::new(name, args)
+    };
+    vec![
+        Entry::new("vertical_slash_index.sort", form!(sort_kernel, dim, [bits, _, _, _, 1, 1, 1, 1])),
+        rows(true),
+        rows(false),
+        Entry::new("vertical_slash_index.tails", form!(tail_kernel, dim, [bits, _, _, 1, 1])),
+    ]
+}

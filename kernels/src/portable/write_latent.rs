@@ -153,3 +153,23 @@ fn write_rows_kernel<E: Float, N: Size>(
         }
     }
 }
+
+/// Into V3's cache, with 32-bit and 64-bit addresses, and whole rows of 128 channels.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
+    let device = Arch::Sm90a.properties();
+    let parts = |name, elem: FloatKind, address| {
+        let (dim, vector) = RowGrid::cube(&device, &[512, 64], ElemType::Float(elem).size());
+        let elem_type = ElemType::Float(elem);
+        Entry::of(elem, name, form!(write_latent_kernel, dim, [address, vector, _, _, _, _, 1, 1, 1, 1, elem_type]))
+    };
+    let rows = |elem: FloatKind| {
+        let (dim, vector) = RowGrid::cube(&device, &[128], ElemType::Float(elem).size());
+        let (address, elem_type) = (AddressType::U32, ElemType::Float(elem));
+        Entry::of(elem, "write_rows", form!(write_rows_kernel, dim, [address, vector, _, _, _, 1, 1, 1, elem_type]))
+    };
+    let large = parts("write_latent.64_bits", FloatKind::BF16, AddressType::U64).on(|arch| arch == Arch::Sm90a);
+    let forms = FLOATS.into_iter().flat_map(|elem| [parts("write_latent", elem, AddressType::U32), rows(elem)]);
+    forms.chain([large]).collect()
+}
