@@ -12,7 +12,7 @@ use cubecl_cpp::{ComputeKernel, register_supported_types};
 use cubecl_runtime::compiler::Compiler;
 use cubecl_runtime::runtime::Runtime;
 
-use super::{Toolchain, ToolchainError};
+use super::{Report, Toolchain, ToolchainError};
 
 /// A GPU architecture, with the instructions of that generation alone where there are any (`a`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,7 +77,7 @@ impl Arch {
     }
 
     /// The properties of such a device, as far as kernels are built by them.
-    pub(super) fn properties(self) -> Arc<DeviceProperties> {
+    pub(crate) fn properties(self) -> Arc<DeviceProperties> {
         let hardware = HardwareProperties {
             load_width: 128,
             vector_register_count: None,
@@ -122,32 +122,16 @@ pub(super) fn target_properties() -> Arc<TargetProperties> {
     Arc::new(<cubecl_cuda::CudaRuntime as Runtime>::target_properties())
 }
 
-/// What is known of a compiled kernel.
-#[derive(Debug, Clone, Default)]
-pub struct Report {
-    /// Registers of a thread.
-    pub registers: usize,
-    /// Bytes of a thread that are stored to and loaded from local memory because registers ran out.
-    pub spill_bytes: usize,
-    /// Bytes of local memory of a thread.
-    pub stack_bytes: usize,
-    /// Shared memory of a cube in bytes.
-    pub shared_bytes: usize,
-    /// Warnings of ptxas, such as C7510 (serialised wgmma).
-    pub warnings: Vec<String>,
-    /// Machine instructions.
-    pub instructions: usize,
-    /// How often each opcode of interest occurs.
-    pub opcodes: Vec<(&'static str, usize)>,
-}
-
-/// Opcodes that say what a kernel does: matrix products, tile loads, asynchronous copies, loads of matrices, local memory.
-const OPCODES: [&str; 10] = ["HMMA", "HGMMA", "UTCHMMA", "UTMALDG", "LDTM", "LDGSTS", "LDSM", "BAR.SYNC", "STL", "LDL"];
-
 /// Lowers a kernel to CUDA C++.
-pub(super) fn to_cuda<K: CubeKernel>(kernel: &K, arch: Arch) -> Result<ComputeKernel, ToolchainError> {
+pub(super) fn to_cuda<K: CubeKernel>(
+    kernel: &K,
+    arch: Arch,
+    mode: ExecutionMode,
+) -> Result<ComputeKernel, ToolchainError> {
     let lower = || -> Result<ComputeKernel, String> {
-        let definition = cubecl_core::define_kernel(kernel).map_err(|error| format!("{error:?}"))?;
+        let mut definition = cubecl_core::define_kernel(kernel).map_err(|error| format!("{error:?}"))?;
+        // A kernel made without a client is always a checked one.
+        definition.settings.execution_mode = mode;
         CppCompiler::<Cuda>::default().compile(definition, &arch.options()).map_err(|error| format!("{error:?}"))
     };
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(lower));
@@ -171,43 +155,8 @@ pub(super) fn compile(
     let log = toolchain.ptxas(&path("ptx"), &path("cubin"), arch)?;
     let sass = toolchain.disassemble(&path("cubin"))?;
     std::fs::write(path("sass"), &sass)?;
-    let mut report = read_log(&log);
+    let mut report = Report::read(&log, &sass);
+    // CubeCL's shared memory is given at launch; ptxas knows nothing of it.
     report.shared_bytes += kernel.shared_memory_size;
-    read_sass(&sass, &mut report);
     Ok(report)
-}
-
-/// The number before a word.
-fn number_before(line: &str, word: &str) -> usize {
-    let Some(end) = line.find(word) else { return 0 };
-    line[..end].split_whitespace().last().and_then(|number| number.parse().ok()).unwrap_or(0)
-}
-
-fn read_log(log: &str) -> Report {
-    let mut report = Report::default();
-    for line in log.lines() {
-        if line.contains("bytes stack frame") {
-            report.stack_bytes = number_before(line, " bytes stack frame");
-            report.spill_bytes = number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
-        } else if line.contains("registers") {
-            report.registers = number_before(line, " registers");
-            report.shared_bytes = number_before(line, " bytes smem");
-        } else if line.contains("warning") || line.contains("(C7") {
-            report.warnings.push(line.trim().into());
-        }
-    }
-    report
-}
-
-fn read_sass(sass: &str, report: &mut Report) {
-    let instructions =
-        sass.lines().filter(|line| line.trim_start().starts_with("/*") && line.trim_end().ends_with(';'));
-    let lines: Vec<&str> = instructions.collect();
-    report.instructions = lines.len();
-    for opcode in OPCODES {
-        let count = lines.iter().filter(|line| line.split_whitespace().any(|word| word.starts_with(opcode))).count();
-        if count > 0 {
-            report.opcodes.push((opcode, count));
-        }
-    }
 }

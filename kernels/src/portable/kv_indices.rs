@@ -6,8 +6,8 @@
 
 use cubecl::prelude::*;
 
+use super::launch::{address_type, share};
 use super::page_table::{PagedBatch, UNITS, page_count, page_id};
-use super::write_latent::address_type;
 
 /// What [`launch_kv_indices`] writes, all i32.
 pub struct KvIndicesOut {
@@ -62,17 +62,6 @@ pub fn launch_kv_indices(client: &Client, batch: PagedBatch, out: KvIndicesOut) 
         batch.page_size,
         out.capacity,
     );
-}
-
-/// A second argument for the same buffer, which a later launch reads.
-pub(super) fn share(buffer: &BufferArg) -> BufferArg {
-    match buffer {
-        // SAFETY: the length is the one that the buffer was passed with.
-        BufferArg::Handle { handle } => unsafe {
-            BufferArg::from_raw_parts_binding(handle.handle.clone(), buffer.len())
-        },
-        BufferArg::Alias { input_pos, .. } => BufferArg::alias(*input_pos, buffer.len()),
-    }
 }
 
 /// Units of the scan. Every runtime has this many.
@@ -188,4 +177,15 @@ fn sequence_of(entry: i32, indptr: &[i32], batch: usize) -> usize {
         }
     }
     sequence
+}
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, form};
+    let (scan, gather) = (CubeDim::new_1d(SCAN_UNITS as u32), CubeDim::new_1d(UNITS));
+    let bits = AddressType::U32;
+    vec![
+        Entry::new("kv_indices.indptr", form!(page_indptr_kernel, scan, [bits, _, _, _, _, 1, 1, 1, SCAN_UNITS])),
+        Entry::new("kv_indices.indices", form!(page_indices_kernel, gather, [bits, _, _, _, _, _, 1, 1, 1, 1, 1])),
+    ]
 }

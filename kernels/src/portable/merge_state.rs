@@ -9,7 +9,7 @@
 
 use cubecl::prelude::*;
 
-use super::write_latent::{RowGrid, address_type, grid_row};
+use super::launch::{RowGrid, address_type, grid_row};
 
 /// Log-sum-exps from here on, of either sign, are those of empty parts.
 pub const EMPTY_LSE: f32 = 1.0e38;
@@ -433,4 +433,27 @@ fn merged_lse(highest: f32, sum: f32, neg_inf: f32) -> f32 {
         lse = highest + sum.ln();
     }
     lse
+}
+
+/// Values of 512 channels.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, FLOATS, form};
+    let device = Arch::Sm90a.properties();
+    let forms = FLOATS.into_iter().flat_map(|kind| {
+        let (bits, elem) = (AddressType::U32, ElemType::Float(kind));
+        let (dim, n) = RowGrid::cube(&device, &[512], elem.size());
+        let pair = form!(merge_state_kernel, dim, [bits, n, _, _, _, _, _, _, 1, 1, 0.0, elem]);
+        let states = form!(merge_states_kernel, dim, [bits, n, _, _, _, _, 1, 1, 1, 1, 0.0, elem]);
+        let (dim, n) = RowGrid::cube(&device, &[512], size_of::<f32>());
+        let into = form!(merge_state_into_kernel, dim, [bits, n, _, _, _, _, 1, 1, 0.0, elem]);
+        let splits = form!(merge_splits_kernel, dim, [bits, n, _, _, _, _, _, 1, 1, 1, 0.0, elem]);
+        [
+            Entry::of(kind, "merge_state", pair),
+            Entry::of(kind, "merge_states", states),
+            Entry::of(kind, "merge_state_into", into),
+            Entry::of(kind, "merge_splits", splits),
+        ]
+    });
+    forms.collect()
 }

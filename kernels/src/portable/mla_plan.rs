@@ -7,6 +7,8 @@
 use cubecl::prelude::*;
 use thiserror::Error;
 
+use super::launch::or_dummy;
+
 /// Units of a cube of the planning kernel.
 const UNITS: usize = 256;
 
@@ -202,17 +204,8 @@ pub fn launch(client: &Client, args: PlanArgs) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The buffer, or a few bytes in place of an empty one: not every runtime can bind a buffer without bytes.
-pub(crate) fn or_dummy(client: &Client, buffer: BufferArg, len: usize) -> BufferArg {
-    match len {
-        // SAFETY: the buffer is made here; one element of any type, or one vector load, fits into it.
-        0 => unsafe { BufferArg::from_raw_parts(client.empty(16), 1) },
-        _ => buffer,
-    }
-}
-
 /// One cube plans; the others help to write the items.
-#[cube(launch)]
+#[cube(launch, create_dummy_kernel)]
 fn plan_kernel(
     seq_lens: &[i32],
     items: &mut [i32],
@@ -644,4 +637,21 @@ fn smallest_bound(
         high = found[1];
     }
     low
+}
+
+/// One for each rule.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, form};
+    let rules = [
+        ("shares", Rule::Shares),
+        ("pieces", Rule::Pieces { wide: false }),
+        ("pieces_wide", Rule::Pieces { wide: true }),
+        ("sizes", Rule::Sizes),
+    ];
+    let dim = CubeDim::new_1d(UNITS as u32);
+    let entry = |(name, rule)| {
+        Entry::new(format!("mla_plan.{name}"), form!(plan_kernel, dim, [_, _, _, _, 1, 1, 1, 1, 1, 1, 1, rule]))
+    };
+    rules.map(entry).into()
 }

@@ -4,6 +4,7 @@
 //! without reading from the device.
 
 pub mod kv_indices;
+pub(crate) mod launch;
 pub mod merge_state;
 pub mod mla_decode;
 pub mod mla_plan;

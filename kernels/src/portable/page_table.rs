@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::write_latent::{address_type, is_row};
+use super::launch::{address_type, is_row};
 
 /// Which tokens of which requests a batch reads.
 pub struct PagedBatch {
@@ -113,4 +113,11 @@ pub(super) fn page_id(
         }
     }
     id
+}
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, form};
+    let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS));
+    vec![Entry::new("page_table", form!(page_table_kernel, dim, [bits, _, _, _, _, _, 1, 1, 1, 1, 1]))]
 }

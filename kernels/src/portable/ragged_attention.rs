@@ -214,7 +214,7 @@ fn cube_count(client: &Client, args: &RaggedAttentionSizes) -> Result<CubeCount,
     Ok(CubeCount::Static(x as u32, args.heads as u32, z as u32))
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn attend_tiles<E: Float>(
     q: &[E],
     k: &[E],
@@ -686,4 +686,20 @@ pub(super) fn row_sum(partial: &Shared<[f32]>, row: usize) -> f32 {
         sum += partial[row * PARTS + part];
     }
     sum
+}
+
+/// With V3's channels: keys of 192, values of 128.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, FLOATS, form};
+    let dim = CubeDim::new_1d(UNITS as u32);
+    let entry = |name, kind, bits, causal| {
+        let elem = ElemType::Float(kind);
+        let form = form!(attend_tiles, dim, [bits, _, _, _, _, _, _, 1, 1, 1.0, 192, 128, causal, elem]);
+        Entry::of(kind, name, form)
+    };
+    let causal = FLOATS.map(|kind| entry("ragged_attention.causal", kind, AddressType::U32, true));
+    let full = entry("ragged_attention.full", FloatKind::F16, AddressType::U32, false);
+    let large = entry("ragged_attention.64_bits", FloatKind::BF16, AddressType::U64, true);
+    causal.into_iter().chain([full, large.on(|arch| arch == Arch::Sm90a)]).collect()
 }

@@ -13,7 +13,7 @@ use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 use thiserror::Error;
 
-use super::kv_indices::share;
+use super::launch::share;
 use super::ragged_attention::{
     DEPTH, HIDDEN, NEG_INFINITY_BITS, PARTS, PER_UNIT, RowState, SCORE_STRIDE, SIDE, STAGE, TILE, UNITS, add_scores,
     add_value_block, row_sum, shrink_rows, softmax_tile, zeros,
@@ -272,7 +272,7 @@ fn vector_size(client: &Client, args: &AttentionArgs) -> usize {
 }
 
 /// Rows of queries that see nothing. A unit per element.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn clear_rows<E: Float>(
     out: &mut [E],
     lse: &mut [f32],
@@ -290,7 +290,7 @@ fn clear_rows<E: Float>(
     }
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn attend_rows<E: Float, W: Size>(
     q: &[Vector<E, W>],
     k: &[Vector<E, W>],
@@ -705,4 +705,29 @@ fn write_rows<E: Float>(
     if part == 0 && token < tile.end && sum > 0.0 {
         lse[row_of(token)] = state.max + sum.ln();
     }
+}
+
+/// Packed and causal with V3's channels; padded, capped and not causal with 128.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, FLOATS, form};
+    let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS as u32));
+    let attend = |name, kind, key_width, (packed, capped, causal): (bool, bool, bool)| {
+        let elem = ElemType::Float(kind);
+        // Divides all widths.
+        let n = LOAD_BYTES / elem.size();
+        #[rustfmt::skip]
+        let form = form!(attend_rows, dim, [
+            bits, n, _, _, _, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, 1.0,
+            key_width, 128, n, packed, capped, causal, elem
+        ]);
+        Entry::of(kind, name, form)
+    };
+    let packed = FLOATS.map(|kind| attend("vertical_slash_attention.packed", kind, 192, (true, false, true)));
+    let padded = attend("vertical_slash_attention.padded", FloatKind::F16, 128, (false, true, false));
+    let clear = FLOATS.map(|kind| {
+        let elem = ElemType::Float(kind);
+        Entry::of(kind, "vertical_slash_attention.clear", form!(clear_rows, dim, [bits, _, _, 1, 1, elem]))
+    });
+    packed.into_iter().chain([padded]).chain(clear).collect()
 }

@@ -7,9 +7,8 @@
 
 use cubecl::prelude::*;
 
-use super::kv_indices::share;
+use super::launch::{address_type, share};
 use super::page_table::UNITS;
-use super::write_latent::address_type;
 
 /// Arguments of [`launch`]. B sequences, H heads, `rows = ceil(max_query_len / block_size_m)`; all buffers are i32.
 pub struct IndexArgs {
@@ -321,4 +320,21 @@ fn tail_kernel(counts: &[i32], values: &mut [i32], entries: usize, capacity: usi
     if at < entries && at % capacity >= usize::cast_from(counts[at / capacity]) {
         values[at] = -1i32;
     }
+}
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, form};
+    let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS));
+    let rows = |causal: bool| {
+        let name = if causal { "vertical_slash_index.rows.causal" } else { "vertical_slash_index.rows.full" };
+        let args = form!(row_kernel, dim, [bits, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, causal]);
+        Entry::new(name, args)
+    };
+    vec![
+        Entry::new("vertical_slash_index.sort", form!(sort_kernel, dim, [bits, _, _, _, 1, 1, 1, 1])),
+        rows(true),
+        rows(false),
+        Entry::new("vertical_slash_index.tails", form!(tail_kernel, dim, [bits, _, _, 1, 1])),
+    ]
 }

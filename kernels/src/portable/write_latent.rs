@@ -5,6 +5,8 @@
 
 use cubecl::prelude::*;
 
+use super::launch::{RowGrid, address_type, grid_row, is_row};
+
 /// Arguments of [`launch_write_latent`].
 pub struct WriteLatentArgs {
     /// `[slot_count, latent_width + rope_width]`, written in place.
@@ -152,61 +154,22 @@ fn write_rows_kernel<E: Float, N: Size>(
     }
 }
 
-/// Whether an index from the device names one of `count` rows.
-#[cube]
-pub(super) fn is_row(index: i32, count: usize) -> bool {
-    let mut valid = index >= 0;
-    if valid {
-        valid = usize::cast_from(index) < count;
-    }
-    valid
-}
-
-/// Units for a matrix: `CUBE_DIM_X` of them side by side work on a row, `CUBE_DIM_Y` rows belong to a cube, and no row
-/// belongs to two cubes.
-pub(super) struct RowGrid {
-    pub cube_count: CubeCount,
-    pub cube_dim: CubeDim,
-    /// Elements that a unit loads at once: of the widths that the device loads well (16 bytes on all that we know), the
-    /// largest that divides the rows.
-    pub vector_size: usize,
-}
-
-impl RowGrid {
-    /// Units of a cube. Every runtime has this many.
-    const UNITS: usize = 128;
-
-    /// For at least one row, whose parts are `widths` elements of `elem_size` bytes.
-    pub fn new(client: &Client, rows: usize, widths: &[usize], elem_size: usize) -> Self {
-        let divides = |size: &usize| widths.iter().all(|width| width % size == 0);
-        let vector_size = client.io_optimized_vector_sizes(elem_size).find(divides).unwrap_or(1);
-        let vectors = widths.iter().sum::<usize>() / vector_size;
-        let units_per_row = vectors.next_power_of_two().min(Self::UNITS);
-        let rows_per_cube = Self::UNITS / units_per_row;
-        // One unit per row, counted in the cubes that the runtime then spreads over the axes as their limits demand:
-        // there may be more cubes than asked for, hence the kernels' bounds checks.
-        let row_units = CubeDim::new_1d(rows_per_cube as u32);
-        Self {
-            cube_count: cubecl::calculate_cube_count_elemwise(client, rows, row_units),
-            cube_dim: CubeDim::new_2d(units_per_row as u32, rows_per_cube as u32),
-            vector_size,
-        }
-    }
-}
-
-/// The row of a unit in a [`RowGrid`].
-#[cube]
-pub(super) fn grid_row() -> usize {
-    CUBE_POS * CUBE_DIM_Y as usize + UNIT_POS_Y as usize
-}
-
-/// The width of `usize` in a kernel that works on these buffers.
-///
-/// CubeCL compiles a kernel with 32 bits unless the launch says otherwise. It says so from 2^31 elements in a buffer
-/// on: half of what fits, so that sums of two indices and the overhang of a grid fit too. Runtimes that know 32 bits
-/// only (WGSL) do not bind buffers of that many elements.
-pub(super) fn address_type(client: &Client, buffers: &[&BufferArg]) -> AddressType {
-    let len = buffers.iter().map(|buffer| buffer.len()).max().unwrap_or(0);
-    let wanted = AddressType::from_len_signed(len);
-    if client.properties().supports_address(wanted) { wanted } else { AddressType::U32 }
+/// Into V3's cache, with 32-bit and 64-bit addresses, and whole rows of 128 channels.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
+    let device = Arch::Sm90a.properties();
+    let parts = |name, elem: FloatKind, address| {
+        let (dim, vector) = RowGrid::cube(&device, &[512, 64], ElemType::Float(elem).size());
+        let elem_type = ElemType::Float(elem);
+        Entry::of(elem, name, form!(write_latent_kernel, dim, [address, vector, _, _, _, _, 1, 1, 1, 1, elem_type]))
+    };
+    let rows = |elem: FloatKind| {
+        let (dim, vector) = RowGrid::cube(&device, &[128], ElemType::Float(elem).size());
+        let (address, elem_type) = (AddressType::U32, ElemType::Float(elem));
+        Entry::of(elem, "write_rows", form!(write_rows_kernel, dim, [address, vector, _, _, _, 1, 1, 1, elem_type]))
+    };
+    let large = parts("write_latent.64_bits", FloatKind::BF16, AddressType::U64).on(|arch| arch == Arch::Sm90a);
+    let forms = FLOATS.into_iter().flat_map(|elem| [parts("write_latent", elem, AddressType::U32), rows(elem)]);
+    forms.chain([large]).collect()
 }

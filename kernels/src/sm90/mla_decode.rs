@@ -3,8 +3,8 @@
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
+use crate::portable::launch::or_dummy;
 use crate::portable::mla_decode::{DecodeArgs, DecodeError, DecodeKernel, DecodeSizes, visible_end};
-use crate::portable::mla_plan::or_dummy;
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source, descriptor};
 use crate::ptx::{fence, math, mbarrier, shared_address, tma, warp, wgmma};
 
@@ -621,8 +621,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let entry = |form: Form| {
         let elem = ElemType::Float(if form.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
         let name = format!("mla_decode.sm90.{}.{}.{}", form.elem().name(), form.tiles * TILE_WIDTH, form.box_keys);
-        Entry::new(name, &[Arch::Sm90a], move |device, target| {
-            let map = || tile_map(buffer(1 << 20), [form.tiles, 64], [1, 16], elem).expect("made of a handle");
+        Entry::new(name, move |device, target| {
+            let map = || tile_map(buffer(), [form.tiles, 64], [1, 16], elem).expect("made of a handle");
             decode_sm90_kernel::create_dummy_kernel(
                 device,
                 target,
@@ -632,12 +632,12 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 2,
                 map(),
                 map(),
-                buffer(1),
-                buffer(1),
-                buffer(1),
-                buffer(1),
-                buffer(1),
-                buffer(1),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
                 1,
                 1,
                 1,
@@ -648,6 +648,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 elem,
             )
         })
+        .on(|arch| arch == Arch::Sm90a)
+        .unchecked()
     };
     vec![
         entry(Form { tiles: 9, box_keys: 32, bf16: true, causal: true }),

@@ -15,7 +15,7 @@ use cubecl::prelude::barrier::{Barrier, copy_async};
 use cubecl::prelude::*;
 
 use super::{DecodeArgs, DecodeError, DecodeKernel, DecodeSizes, LOWEST, key_slot, visible_end};
-use crate::portable::mla_plan::or_dummy;
+use crate::portable::launch::or_dummy;
 
 /// Planes of a cube.
 const PLANES: usize = 8;
@@ -65,9 +65,12 @@ pub(super) struct MmaTile {
 /// Query rows of the largest tile.
 pub(super) const MAX_ROWS: usize = 64;
 
+/// Rows, keys, stages, row groups and key groups of a tile.
+type TileChoice = (usize, usize, usize, usize, usize);
+
 /// Tiles in the order of preference, as rows, keys, stages, row groups, key groups. With more rows a loaded key is used more
 /// often; the number of keys and stages is what fits beside them. The order was measured on an H200.
-const TILES: [(usize, usize, usize, usize, usize); 9] = [
+const TILES: [TileChoice; 9] = [
     (64, 48, 2, 2, 2),
     (64, 32, 2, 2, 2),
     (64, 16, 2, 4, 2),
@@ -88,21 +91,25 @@ impl MmaTile {
         }
         TILES
             .iter()
-            .map(|&(rows, keys, stages, row_groups, key_groups)| Self {
-                rows,
-                keys,
-                stages,
-                row_groups,
-                key_groups,
-                slices: PLANES / (row_groups * key_groups),
-                key_vectors: key_width / VECTOR,
-                value_steps: value_width / K,
-                causal,
-            })
+            .map(|&choice| Self::new(choice, widths, causal))
             // More rows than there are would only be padding.
             .filter(|tile| tile.rows < 2 * query_rows.max(M / 2 + 1))
             .filter(|tile| (tile.key_vectors / 2).is_multiple_of(tile.slices))
             .find(|tile| tile.shared_bytes() <= available && tile.accumulators() <= ACCUMULATORS)
+    }
+
+    fn new((rows, keys, stages, row_groups, key_groups): TileChoice, widths: (usize, usize), causal: bool) -> Self {
+        Self {
+            rows,
+            keys,
+            stages,
+            row_groups,
+            key_groups,
+            slices: PLANES / (row_groups * key_groups),
+            key_vectors: widths.0 / VECTOR,
+            value_steps: widths.1 / K,
+            causal,
+        }
     }
 
     /// Vectors from one query or key to the next in shared memory: one more than there are, so that the eight rows that
@@ -205,7 +212,7 @@ pub(super) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
 }
 
 /// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
-#[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
+#[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
 fn decode_mma_kernel<E: Float, V: Size, P: Size>(
     q: &[Vector<E, V>],
     kv_cache: &[Vector<E, V>],
@@ -724,49 +731,37 @@ fn row_sum(value: f32, #[comptime] tile: MmaTile) -> f32 {
     sum
 }
 
+/// Every tile where it fits, for V3's rows.
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
-    use crate::offline::{Arch, Entry, buffer};
-    let form = |heads: usize, elem: FloatKind, tile: MmaTile| {
-        Entry::new(
-            format!("mla_decode.mma.{elem:?}.{heads}.{}x{}", tile.rows, tile.keys),
-            &[Arch::Sm90a],
-            move |device, target| {
-                decode_mma_kernel::create_dummy_kernel(
-                    device,
-                    target,
-                    CubeCount::Static(1, 1, 1),
-                    CubeDim::new_2d(LANES as u32, PLANES as u32),
-                    AddressType::U32,
-                    VECTOR,
-                    2,
-                    buffer(1),
-                    buffer(1),
-                    buffer(1),
-                    buffer(1),
-                    buffer(1),
-                    buffer(1),
-                    buffer(1),
-                    buffer(1),
-                    1,
-                    1,
-                    1,
-                    1,
-                    1,
-                    1.0,
-                    1,
-                    tile,
-                    ElemType::Float(elem),
-                )
-            },
-        )
+    use crate::offline::{Arch, Entry, form};
+    let entry = |kind, bits, tile: MmaTile| {
+        let MmaTile { rows, keys, key_groups, causal, .. } = tile;
+        let mut name = format!("mla_decode.mma.{rows}x{keys}.{key_groups}");
+        name += if causal { "" } else { ".full" };
+        name += if bits == AddressType::U64 { ".64_bits" } else { "" };
+        let (dim, elem) = (CubeDim::new_2d(LANES as u32, PLANES as u32), ElemType::Float(kind));
+        #[rustfmt::skip]
+        let form = form!(decode_mma_kernel, dim, [
+            bits, VECTOR, 2, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1.0, 1, tile, elem
+        ]);
+        let fits = move |arch: Arch| arch >= Arch::Sm80 && tile.shared_bytes() <= arch.shared_memory();
+        Entry::of(kind, &name, form).unchecked().on(fits)
     };
-    [(128, 227 << 10), (16, 227 << 10)]
-        .iter()
-        .filter_map(|&(heads, available)| {
-            Some(form(heads, FloatKind::BF16, MmaTile::choose(heads, (576, 512), true, available)?))
-        })
-        .collect()
+    let tiles = TILES.map(|choice| MmaTile::new(choice, (576, 512), true));
+    let all = tiles.map(|tile| entry(FloatKind::BF16, AddressType::U32, tile));
+    // Of a rank with 16 heads, and of all 128, on a Hopper.
+    let usual = [16, 128].into_iter().flat_map(|heads| {
+        let choose =
+            |causal| MmaTile::choose(heads, (576, 512), causal, Arch::Sm90a.shared_memory()).expect("V3 has a tile");
+        [
+            entry(FloatKind::F16, AddressType::U32, choose(true)),
+            entry(FloatKind::BF16, AddressType::U32, choose(false)),
+            entry(FloatKind::BF16, AddressType::U64, choose(true)),
+        ]
+        .map(|entry| entry.on(|arch| arch == Arch::Sm90a))
+    });
+    all.into_iter().chain(usual).collect()
 }
 
 #[cfg(test)]

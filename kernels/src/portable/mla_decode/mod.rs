@@ -196,6 +196,25 @@ pub fn parallel_cubes(client: &Client, query_rows: usize) -> usize {
 }
 
 impl DecodeSizes {
+    /// One query token of one sequence of one token, for who asks only how the kernels divide the work.
+    #[cfg(any(test, feature = "offline"))]
+    fn one_sequence(elem: ElemType, heads: usize, (key_width, value_width): (usize, usize)) -> Self {
+        Self {
+            batch: 1,
+            query_len: 1,
+            heads,
+            key_width,
+            value_width,
+            pages: 1,
+            page_size: 1,
+            max_pages: 1,
+            cubes: 1,
+            capacity: 1,
+            causal: false,
+            elem,
+        }
+    }
+
     /// Nothing to compute.
     fn is_empty(&self) -> bool {
         [self.query_len, self.heads, self.batch, self.capacity, self.cubes].contains(&0)
@@ -261,7 +280,7 @@ impl DecodeSizes {
 /// Both kernels as DeepSeek's models use them.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    mma::offline()
+    plain::offline().into_iter().chain(mma::offline()).collect()
 }
 
 /// One past the last key of an item that a query row sees.

@@ -10,7 +10,7 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
 use super::{DecodeArgs, DecodeError, DecodeSizes, LOWEST, key_slot, visible_end};
-use crate::portable::mla_plan::or_dummy;
+use crate::portable::launch::or_dummy;
 
 /// Shared memory that a cube takes at most. What WebGPU drivers offer; on larger devices it lets several cubes run at a time.
 const SHARED_BYTES: usize = 32 * 1024;
@@ -166,7 +166,7 @@ pub(super) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
 }
 
 /// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn decode_kernel<E: Float, V: Size>(
     q: &[Vector<E, V>],
     kv_cache: &[Vector<E, V>],
@@ -486,27 +486,33 @@ fn write_out<V: Size>(
     }
 }
 
+/// V3's rows: any number of heads from 8 on has the same tile.
+#[cfg(feature = "offline")]
+pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, FLOATS, FloatKind, form};
+    let entry = |name, kind, causal| {
+        let elem = ElemType::Float(kind);
+        let sizes = DecodeSizes { causal, ..DecodeSizes::one_sequence(elem, 128, (576, 512)) };
+        let tile = Tile::choose(&sizes, usize::MAX, SHARED_BYTES).expect("V3's keys fit");
+        let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS as u32));
+        #[rustfmt::skip]
+        let form = form!(decode_kernel, dim, [
+            bits, tile.vector, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1.0, 1, tile, elem
+        ]);
+        Entry::of(kind, name, form)
+    };
+    let causal = FLOATS.map(|kind| entry("mla_decode.plain.causal", kind, true));
+    causal.into_iter().chain([entry("mla_decode.plain.full", FloatKind::F16, false)]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use cubecl::ir::FloatKind;
 
     use super::*;
 
-    fn tile(elem: FloatKind, (key_width, value_width): (usize, usize), rows: usize) -> Result<Tile, DecodeError> {
-        let sizes = DecodeSizes {
-            batch: 1,
-            query_len: 1,
-            heads: rows,
-            key_width,
-            value_width,
-            pages: 1,
-            page_size: 1,
-            max_pages: 1,
-            cubes: 1,
-            capacity: 1,
-            causal: false,
-            elem: ElemType::Float(elem),
-        };
+    fn tile(elem: FloatKind, widths: (usize, usize), rows: usize) -> Result<Tile, DecodeError> {
+        let sizes = DecodeSizes::one_sequence(ElemType::Float(elem), rows, widths);
         Tile::choose(&sizes, usize::MAX, SHARED_BYTES)
     }
 

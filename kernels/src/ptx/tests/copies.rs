@@ -182,19 +182,19 @@ fn a_tile_comes_to_all_cubes_of_a_cluster() {
 
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
-    use crate::offline::{Arch, Entry, buffer, handle};
+    use crate::offline::{buffer, handle};
     let source = || map(&handle(64), &[1, 1, 1, 64], &[1, 1, 1, 64], FloatKind::BF16);
     let (one, units) = (|| CubeCount::Static(1, 1, 1), || CubeDim::new_1d(128));
     let mut entries = Vec::new();
     for load in [(2, false), (2, true), (3, false), (3, true), (4, false)] {
         let load = Load { rank: load.0, rows: 64, hint: load.1 };
         let name = format!("ptx.load_{}d{}", load.rank, if load.hint { "_with" } else { "" });
-        entries.push(Entry::new(name, &[Arch::Sm90a], move |device, target| {
-            load_kernel::create_dummy_kernel(device, target, one(), units(), source(), buffer(1), 0, 0, 0, 0, load)
+        entries.push(sm90_entry(name, move |device, target| {
+            load_kernel::create_dummy_kernel(device, target, one(), units(), source(), buffer(), 0, 0, 0, 0, load)
         }));
     }
-    entries.push(Entry::new("ptx.multicast", &[Arch::Sm90a], move |device, target| {
-        multicast_kernel::create_dummy_kernel(device, target, one(), units(), source(), buffer(1), 0)
+    entries.push(sm90_entry("ptx.multicast", move |device, target| {
+        multicast_kernel::create_dummy_kernel(device, target, one(), units(), source(), buffer(), 0)
     }));
     entries
 }

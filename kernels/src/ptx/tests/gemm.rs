@@ -115,10 +115,10 @@ fn a_ring_feeds_products() {
 
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
-    use crate::offline::{Arch, Entry, buffer, handle};
-    vec![Entry::new("ptx.gemm", &[Arch::Sm90a], |device, target| {
+    use crate::offline::{buffer, handle};
+    vec![sm90_entry("ptx.gemm", |device, target| {
         let tensor = |rows: usize| map(&handle(64), &[rows, 64], &[rows, 64], FloatKind::BF16);
         let (one, units) = (CubeCount::Static(1, 1, 1), CubeDim::new_1d(256));
-        gemm_kernel::create_dummy_kernel(device, target, one, units, tensor(64), tensor(N), buffer(1), 1)
+        gemm_kernel::create_dummy_kernel(device, target, one, units, tensor(64), tensor(N), buffer(), 1)
     })]
 }

@@ -119,13 +119,13 @@ fn powers_and_pairs_are_rounded() {
 
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
-    use crate::offline::{Arch, Entry, buffer};
+    use crate::offline::buffer;
     let (one, units) = (|| CubeCount::Static(1, 1, 1), || CubeDim::new_1d(32));
-    let matrices = Entry::new("ptx.matrices", &[Arch::Sm90a], move |device, target| {
-        matrices_kernel::create_dummy_kernel(device, target, one(), units(), buffer(1), buffer(1), true, false)
+    let matrices = sm90_entry("ptx.matrices", move |device, target| {
+        matrices_kernel::create_dummy_kernel(device, target, one(), units(), buffer(), buffer(), true, false)
     });
-    let math = Entry::new("ptx.math", &[Arch::Sm90a], move |device, target| {
-        math_kernel::create_dummy_kernel(device, target, one(), units(), buffer(1), buffer(1), buffer(1))
+    let math = sm90_entry("ptx.math", move |device, target| {
+        math_kernel::create_dummy_kernel(device, target, one(), units(), buffer(), buffer(), buffer())
     });
     vec![matrices, math]
 }

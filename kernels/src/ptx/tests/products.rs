@@ -325,13 +325,13 @@ fn the_sums_of_a_product_are_a_factor_of_the_next() {
 
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
-    use crate::offline::{Arch, Entry, buffer, handle};
+    use crate::offline::{buffer, handle};
     let (one, units) = (|| CubeCount::Static(1, 1, 1), || CubeDim::new_1d(128));
-    let chain = Entry::new("ptx.chain", &[Arch::Sm90a], move |device, target| {
-        chain_kernel::create_dummy_kernel(device, target, one(), units(), buffer(1), buffer(1), buffer(1), buffer(1))
+    let chain = sm90_entry("ptx.chain", move |device, target| {
+        chain_kernel::create_dummy_kernel(device, target, one(), units(), buffer(), buffer(), buffer(), buffer())
     });
     let products = forms().into_iter().map(|(name, mma)| {
-        Entry::new(format!("ptx.{name}"), &[Arch::Sm90a], move |device, target| {
+        sm90_entry(format!("ptx.{name}"), move |device, target| {
             product_kernel::create_dummy_kernel(
                 device,
                 target,
@@ -340,8 +340,8 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
                 mma.n / 2,
                 factor(&handle(64), a_layout(mma), 64, mma.elem),
                 factor(&handle(64), mma.b, mma.n, mma.elem),
-                buffer(1),
-                buffer(1),
+                buffer(),
+                buffer(),
                 1,
                 mma,
                 ElemType::Float(kind(mma.elem)),

@@ -152,15 +152,15 @@ fn warpgroups_take_turns_at_barriers() {
 
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
-    use crate::offline::{Arch, Entry, buffer, handle};
+    use crate::offline::{buffer, handle};
     let one = || CubeCount::Static(1, 1, 1);
-    let ring = Entry::new("ptx.ring", &[Arch::Sm90a], move |device, target| {
+    let ring = sm90_entry("ptx.ring", move |device, target| {
         let source = map(&handle(64), &[1, 64], &[8, 64], FloatKind::BF16);
-        ring_kernel::create_dummy_kernel(device, target, one(), CubeDim::new_1d(160), source, buffer(1), 1)
+        ring_kernel::create_dummy_kernel(device, target, one(), CubeDim::new_1d(160), source, buffer(), 1)
     });
     let barriers = [false, true].map(|numbered| {
-        Entry::new(format!("ptx.barriers.{numbered}"), &[Arch::Sm90a], move |device, target| {
-            barriers_kernel::create_dummy_kernel(device, target, one(), CubeDim::new_1d(256), buffer(1), 1, numbered)
+        sm90_entry(format!("ptx.barriers.{numbered}"), move |device, target| {
+            barriers_kernel::create_dummy_kernel(device, target, one(), CubeDim::new_1d(256), buffer(), 1, numbered)
         })
     });
     [ring].into_iter().chain(barriers).collect()
