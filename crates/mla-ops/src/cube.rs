@@ -72,8 +72,11 @@ impl MlaBackend for CubeBackend {
             seq_lens: seq_lens.into_buffer_arg(),
             items: items.into_buffer_arg(),
             cube_ptr: cube_ptr.into_buffer_arg(),
-            partial_out: partial_out.clone().into_buffer_arg(),
-            partial_lse: partial_lse.clone().into_buffer_arg(),
+            split_ptr: split_ptr.into_buffer_arg(),
+            partial_out: partial_out.into_buffer_arg(),
+            partial_lse: partial_lse.into_buffer_arg(),
+            out: out.clone().into_buffer_arg(),
+            lse: lse.clone().into_buffer_arg(),
             sizes: mla_decode::DecodeSizes {
                 batch,
                 query_len,
@@ -91,20 +94,6 @@ impl MlaBackend for CubeBackend {
             softmax_scale: spec.softmax_scale,
         };
         launched(mla_decode::launch(&client, args));
-        merge_state::launch_merge_splits(
-            &client,
-            merge_state::MergeSplitsArgs {
-                outs: partial_out.into_buffer_arg(),
-                lses: partial_lse.into_buffer_arg(),
-                split_ptr: split_ptr.into_buffer_arg(),
-                out: out.clone().into_buffer_arg(),
-                lse: lse.clone().into_buffer_arg(),
-                batch,
-                rows,
-                width: value_width,
-                elem,
-            },
-        );
         (out, lse)
     }
 

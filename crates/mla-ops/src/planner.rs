@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 /// Into how many pieces the keys of a sequence are cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Splits {
-    /// As few as it takes to give every cube of the machine the same share of the batch.
+    /// None, if the cubes of the machine can take whole sequences without any having more than a little above its share of the
+    /// batch (a sixteenth, and at most 8 tiles of keys); otherwise as few as it takes to give every cube the same share.
     #[default]
     Auto,
     /// This many for every sequence (fewer for one that has fewer tiles), near-equal in size. 0 counts as 1.
@@ -52,7 +53,11 @@ pub fn plan_splits(seq_lens: &[i32], tile: usize, cubes: usize, splits: Splits) 
     let (tile, cubes) = (tile.max(1), cubes.max(1));
     let mut builder = PlanBuilder::new(seq_lens, tile);
     match splits {
-        Splits::Auto => builder.cut_by_share(cubes),
+        Splits::Auto => {
+            if !builder.deal_whole(cubes) {
+                builder.cut_by_share(cubes);
+            }
+        }
         Splits::Count(n) => {
             builder.cut_each(|tiles, split| {
                 // Rounding down keeps the pieces within one tile of each other.
@@ -88,6 +93,12 @@ pub fn max_items(batch: usize, cubes: usize, splits: Splits, max_seq_len: usize,
     }
 }
 
+/// Tiles that a cube may have above its share for sequences to stay whole.
+const MAX_SLACK: u64 = 8;
+
+/// Sequences of which the device's planner tries that.
+const MAX_WHOLE: usize = 2048;
+
 struct PlanBuilder {
     /// Non-negative lengths, in keys.
     lens: Vec<u64>,
@@ -113,7 +124,23 @@ impl PlanBuilder {
         self.lens[sequence].div_ceil(self.tile).max(1)
     }
 
-    /// Auto: every cube takes the next `ceil(total / cubes)` tiles, and sequences are cut where a cube is full.
+    /// Auto, first: whole sequences, if with them no cube has much more than its share, and there are not too many of them for
+    /// the device to try the same.
+    fn deal_whole(&mut self, cubes: usize) -> bool {
+        let tiles: Vec<u64> = (0..self.lens.len()).map(|b| self.tiles(b)).collect();
+        let share = tiles.iter().sum::<u64>().div_ceil(cubes as u64);
+        let bound = share + (share / 16).min(MAX_SLACK);
+        let fits = (1..=MAX_WHOLE).contains(&tiles.len())
+            && tiles.iter().all(|&tiles| tiles <= bound)
+            && runs_under(&tiles, bound) <= cubes;
+        if fits {
+            self.cut_each(|tiles, split| (split == 0).then_some(tiles));
+            self.deal_under(bound, cubes);
+        }
+        fits
+    }
+
+    /// Auto, else: every cube takes the next `ceil(total / cubes)` tiles, and sequences are cut where a cube is full.
     fn cut_by_share(&mut self, cubes: usize) {
         let total: u64 = (0..self.lens.len()).map(|b| self.tiles(b)).sum();
         let share = total.div_ceil(cubes as u64);
@@ -152,7 +179,10 @@ impl PlanBuilder {
     /// Deals the items out as they are, in order. Every cube takes what fits under the smallest bound for which the cubes
     /// suffice.
     fn deal(&mut self, cubes: usize) {
-        let bound = smallest_bound(&self.weights, cubes);
+        self.deal_under(smallest_bound(&self.weights, cubes), cubes);
+    }
+
+    fn deal_under(&mut self, bound: u64, cubes: usize) {
         let mut load = 0;
         for (item, &weight) in self.weights.iter().enumerate() {
             if load + weight > bound {
@@ -266,6 +296,17 @@ mod tests {
         assert_eq!(ranges(&plan), expected);
         assert_eq!(plan.cube_ptr, [0, 2, 3, 4]);
         assert_eq!(plan.split_ptr, [0, 1, 2, 4]);
+    }
+
+    #[test]
+    fn auto_leaves_sequences_whole_where_that_costs_little() {
+        // Shares of 63 tiles would cut most sequences.
+        let plan = plan_splits(&[64; 63], 1, 64, Splits::Auto);
+        assert_eq!((plan.items.len(), longest(&plan, 1)), (63, 64));
+        assert_eq!(plan.cube_ptr[..4], [0, 1, 2, 3]);
+        // Shares of 108 tiles are far less than a sequence.
+        let plan = plan_splits(&[128; 64], 1, 76, Splits::Auto);
+        assert_eq!((plan.split_ptr[1], longest(&plan, 1)), (2, 108));
     }
 
     #[test]

@@ -12,8 +12,8 @@ use cubecl_runtime::server::Handle;
 use super::compile::{compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
 use crate::portable::{
-    kv_indices, merge_state, mla_decode, mla_plan, page_table, ragged_attention, vertical_slash_attention,
-    vertical_slash_index, write_latent,
+    kv_indices, merge_splits, merge_state, mla_decode, mla_plan, page_table, ragged_attention,
+    vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
 /// All kernels that are compiled.
@@ -21,6 +21,7 @@ pub fn entries() -> Vec<Entry> {
     [
         kv_indices::offline(),
         merge_state::offline(),
+        merge_splits::offline(),
         mla_decode::offline(),
         mla_plan::offline(),
         page_table::offline(),

@@ -17,8 +17,7 @@ pub(super) fn is_row(index: i32, count: usize) -> bool {
 pub(super) struct RowGrid {
     pub cube_count: CubeCount,
     pub cube_dim: CubeDim,
-    /// Elements that a unit loads at once: of the widths that the device loads well (16 bytes on all that we know), the
-    /// largest that divides the rows.
+    /// See [`io_vector_size`].
     pub vector_size: usize,
 }
 
@@ -37,12 +36,18 @@ impl RowGrid {
 
     /// The units of a cube and the elements that each loads at once.
     pub fn cube(device: &DeviceProperties, widths: &[usize], elem_size: usize) -> (CubeDim, usize) {
-        let divides = |size: &usize| widths.iter().all(|width| width % size == 0);
-        let vector_size = device.io_optimized_vector_sizes(elem_size).find(divides).unwrap_or(1);
+        let vector_size = io_vector_size(device, widths, elem_size);
         let vectors = widths.iter().sum::<usize>() / vector_size;
         let units_per_row = vectors.next_power_of_two().min(Self::UNITS);
         (CubeDim::new_2d(units_per_row as u32, (Self::UNITS / units_per_row) as u32), vector_size)
     }
+}
+
+/// Elements that a unit loads at once: of the widths that the device loads well (16 bytes on all that we know), the largest
+/// that divides the rows.
+pub(super) fn io_vector_size(device: &DeviceProperties, widths: &[usize], elem_size: usize) -> usize {
+    let divides = |size: &usize| widths.iter().all(|width| width % size == 0);
+    device.io_optimized_vector_sizes(elem_size).find(divides).unwrap_or(1)
 }
 
 /// The row of a unit in a [`RowGrid`].

@@ -58,28 +58,6 @@ pub struct MergeStatesArgs {
     pub elem: ElemType,
 }
 
-/// Arguments of [`launch_merge_splits`].
-pub struct MergeSplitsArgs {
-    /// f32 `[items, rows, width]`: the items of a sequence one after the other.
-    pub outs: BufferArg,
-    /// f32 `[items, rows]`.
-    pub lses: BufferArg,
-    /// i32 `[batch + 1]`: the items of sequence `b` are `split_ptr[b] .. split_ptr[b + 1]`.
-    pub split_ptr: BufferArg,
-    /// `[batch, rows, width]`, written.
-    pub out: BufferArg,
-    /// f32 `[batch, rows]`, written.
-    pub lse: BufferArg,
-    /// Sequences.
-    pub batch: usize,
-    /// Query tokens of a sequence times heads.
-    pub rows: usize,
-    /// Channels of a value.
-    pub width: usize,
-    /// Of `out`.
-    pub elem: ElemType,
-}
-
 /// Arguments of [`launch_merge_state_into`].
 pub struct MergeStateIntoArgs {
     /// f32 `[rows, width]`, merged into in place.
@@ -143,33 +121,6 @@ pub fn launch_merge_states(client: &Client, args: MergeStatesArgs) {
         args.tokens,
         args.parts,
         args.heads,
-        args.width / grid.vector_size,
-        f32::NEG_INFINITY,
-        args.elem,
-    );
-}
-
-/// Merges the splits of `mla_decode`: any number of states for each sequence, as the plan on the device says. With an
-/// empty result nothing is launched.
-pub fn launch_merge_splits(client: &Client, args: MergeSplitsArgs) {
-    if args.batch * args.rows == 0 {
-        return;
-    }
-    // By the f32 of the parts, which are what takes the time.
-    let grid = RowGrid::new(client, args.batch * args.rows, &[args.width], size_of::<f32>());
-    merge_splits_kernel::launch(
-        client,
-        grid.cube_count,
-        grid.cube_dim,
-        address_type(client, &[&args.outs, &args.lses, &args.out]),
-        grid.vector_size,
-        args.outs,
-        args.lses,
-        args.split_ptr,
-        args.out,
-        args.lse,
-        args.batch,
-        args.rows,
         args.width / grid.vector_size,
         f32::NEG_INFINITY,
         args.elem,
@@ -297,31 +248,7 @@ fn merge_states_kernel<E: Float, N: Size>(
     if row < tokens * heads {
         let first = row / heads * parts * heads + row % heads;
         let states = States { first, step: heads, count: parts };
-        merge_row::<E, E, N>(outs, lses, out, lse, &states, row, width, neg_inf);
-    }
-}
-
-/// One row of units per row of each sequence.
-#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
-fn merge_splits_kernel<E: Float, N: Size>(
-    outs: &[Vector<f32, N>],
-    lses: &[f32],
-    split_ptr: &[i32],
-    out: &mut [Vector<E, N>],
-    lse: &mut [f32],
-    batch: usize,
-    rows: usize,
-    width: usize,
-    neg_inf: f32,
-    #[define(E)] _elem: ElemType,
-) {
-    let row = grid_row();
-    if row < batch * rows {
-        let sequence = row / rows;
-        let split = usize::cast_from(split_ptr[sequence]);
-        let count = usize::cast_from(split_ptr[sequence + 1]) - split;
-        let states = States { first: split * rows + row % rows, step: rows, count };
-        merge_row::<f32, E, N>(outs, lses, out, lse, &states, row, width, neg_inf);
+        merge_row::<E, N>(outs, lses, out, lse, &states, row, width, neg_inf);
     }
 }
 
@@ -351,10 +278,10 @@ struct States {
     count: usize,
 }
 
-/// Merges the states of a row of the result; `I` is the type of the parts.
+/// Merges the states of a row of the result.
 #[cube]
-fn merge_row<I: Float, E: Float, N: Size>(
-    outs: &[Vector<I, N>],
+fn merge_row<E: Float, N: Size>(
+    outs: &[Vector<E, N>],
     lses: &[f32],
     out: &mut [Vector<E, N>],
     lse: &mut [f32],
@@ -398,7 +325,7 @@ fn is_empty(lse: f32) -> bool {
 
 /// The higher of two log-sum-exps, of which `lse` may be that of an empty part.
 #[cube]
-fn higher(highest: f32, lse: f32) -> f32 {
+pub(super) fn higher(highest: f32, lse: f32) -> f32 {
     let mut result = highest;
     if !is_empty(lse) && lse > highest {
         result = lse;
@@ -408,7 +335,7 @@ fn higher(highest: f32, lse: f32) -> f32 {
 
 /// What a part weighs relative to one with the lse `highest`.
 #[cube]
-fn weight(lse: f32, highest: f32) -> f32 {
+pub(super) fn weight(lse: f32, highest: f32) -> f32 {
     let mut weight = f32::new(0.0);
     if !is_empty(lse) {
         weight = (lse - highest).exp();
@@ -418,7 +345,7 @@ fn weight(lse: f32, highest: f32) -> f32 {
 
 /// `1 / sum`, 0 where all parts are empty. Any other sum is at least 1, the weight of the highest.
 #[cube]
-fn inverse(sum: f32) -> f32 {
+pub(super) fn inverse(sum: f32) -> f32 {
     let mut inverse = f32::new(0.0);
     if sum > 0.0 {
         inverse = 1.0 / sum;
@@ -427,7 +354,7 @@ fn inverse(sum: f32) -> f32 {
 }
 
 #[cube]
-fn merged_lse(highest: f32, sum: f32, neg_inf: f32) -> f32 {
+pub(super) fn merged_lse(highest: f32, sum: f32, neg_inf: f32) -> f32 {
     let mut lse = neg_inf;
     if sum > 0.0 {
         lse = highest + sum.ln();
@@ -447,12 +374,10 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         let states = form!(merge_states_kernel, dim, [bits, n, _, _, _, _, 1, 1, 1, 1, 0.0, elem]);
         let (dim, n) = RowGrid::cube(&device, &[512], size_of::<f32>());
         let into = form!(merge_state_into_kernel, dim, [bits, n, _, _, _, _, 1, 1, 0.0, elem]);
-        let splits = form!(merge_splits_kernel, dim, [bits, n, _, _, _, _, _, 1, 1, 1, 0.0, elem]);
         [
             Entry::of(kind, "merge_state", pair),
             Entry::of(kind, "merge_states", states),
             Entry::of(kind, "merge_state_into", into),
-            Entry::of(kind, "merge_splits", splits),
         ]
     });
     forms.collect()

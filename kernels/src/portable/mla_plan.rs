@@ -21,6 +21,10 @@ const GROUPS_PER_UNIT: usize = GROUPS / UNITS;
 /// The shared memory of a cube, in bytes.
 const SHARED_BYTES: usize = (2 * (GROUPS + 1) + UNITS) * size_of::<u32>();
 
+/// Tiles that a cube may have above its share for sequences to stay whole: writing the splits of 64 query rows and reading
+/// them again takes about as long as 8 tiles of keys.
+const MAX_SLACK: u32 = 8;
+
 /// Rows of the item list that one unit should write: decides how many cubes write it.
 const ROWS_PER_UNIT: usize = 8;
 
@@ -30,7 +34,9 @@ const MAX_TILES: usize = i32::MAX as usize;
 /// Into how many splits a sequence is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SplitMode {
-    /// Every cube takes the same number of consecutive tiles of the batch; sequences are cut where a cube is full.
+    /// Every cube takes the same number of consecutive tiles of the batch, its share; sequences are cut where a cube is full.
+    /// But if the cubes can take whole sequences without any having more than a sixteenth, and 8 tiles, above its share, then
+    /// none is cut: the results of whole sequences need no merge.
     Auto,
     /// This many, near-equal in size; fewer for a sequence that has fewer tiles. 0 counts as 1.
     Count(usize),
@@ -244,8 +250,17 @@ fn plan_kernel(
         tile_ptr[GROUPS] = total_tiles;
     }
 
+    let mut share = max(total_tiles.div_ceil(cubes), 1u32);
+    let mut stay_whole = false;
+    if comptime!(rule == Rule::Shares) {
+        stay_whole = whole_sequences_fit(&tile_ptr, &mut item_ptr, &mut scratch, share, total_tiles, batch, cubes);
+        if stay_whole {
+            share = total_tiles;
+        }
+    }
+
     // Items before each group. A unit reads only the tile sums that it has written.
-    let cut = Cut { longest, tile, amount, share: max(total_tiles.div_ceil(cubes), 1u32), group, rule };
+    let cut = Cut { longest, tile, amount, share, group, rule };
     let mut own_items = 0u32;
     for g in first_group..end_group {
         item_ptr[g as usize] = own_items;
@@ -280,7 +295,17 @@ fn plan_kernel(
         if UNIT_POS == 0 {
             split_ptr[batch as usize] = total_items as i32;
         }
-        if comptime!(rule == Rule::Shares) {
+        if stay_whole {
+            if UNIT_POS == 0 {
+                let bound = whole_bound(total_tiles.div_ceil(cubes));
+                let mut sequence = 0u32;
+                for cube in 0..cubes {
+                    cube_ptr[cube as usize] = sequence as i32;
+                    sequence = end_of_whole(&tile_ptr, sequence, bound, total_tiles, batch);
+                }
+                cube_ptr[cubes as usize] = batch as i32;
+            }
+        } else if comptime!(rule == Rule::Shares) {
             // The cubes that have work get their first item from whoever writes it, below.
             let mut cube = UNIT_POS;
             while cube <= cubes {
@@ -323,7 +348,7 @@ fn plan_kernel(
             if comptime!(rule == Rule::Shares) {
                 let start = place.tiles + first;
                 let cube = start / cut.share;
-                if cube * cut.share == start {
+                if !stay_whole && cube * cut.share == start {
                     cube_ptr[cube as usize] = row as i32;
                 }
             }
@@ -335,6 +360,70 @@ fn plan_kernel(
         }
         row += CUBE_COUNT as u32 * comptime!(UNITS as u32);
     }
+}
+
+/// Whether the cubes can take the sequences whole, none of them more than a little above its share. Sequences that share a
+/// prefix sum are not asked. `ends` is scratch.
+#[cube]
+fn whole_sequences_fit(
+    tile_ptr: &Shared<[u32]>,
+    ends: &mut Shared<[u32]>,
+    scratch: &mut Shared<[u32]>,
+    share: u32,
+    total_tiles: u32,
+    batch: u32,
+    cubes: u32,
+) -> bool {
+    let mut fits = batch > 0 && batch <= comptime!(GROUPS as u32);
+    let bound = whole_bound(share);
+    // All sums are there, and the total of the last scan has been read.
+    sync_cube();
+    let mut too_long = 0u32;
+    if fits {
+        let mut sequence = UNIT_POS;
+        while sequence < batch {
+            let end = end_of_whole(tile_ptr, sequence, bound, total_tiles, batch);
+            ends[sequence as usize] = end;
+            if end == sequence {
+                too_long = 1u32;
+            }
+            sequence += comptime!(UNITS as u32);
+        }
+    }
+    scan_units(scratch, too_long);
+    fits = fits && scratch[comptime!(UNITS - 1)] == 0;
+    if fits {
+        // One after the other, but with a load from shared memory alone for each cube.
+        let mut sequence = 0u32;
+        let mut runs = 0u32;
+        while runs < cubes && sequence < batch {
+            sequence = ends[sequence as usize];
+            runs += 1;
+        }
+        fits = sequence >= batch;
+    }
+    // The list is filled anew after this.
+    sync_cube();
+    fits
+}
+
+/// The most tiles that a cube may have for sequences to stay whole.
+#[cube]
+fn whole_bound(share: u32) -> u32 {
+    share + min(share / 16, comptime!(MAX_SLACK).runtime())
+}
+
+/// The first sequence that a run of whole sequences from `sequence` on, of at most `bound` tiles, leaves out.
+#[cube]
+fn end_of_whole(tile_ptr: &Shared<[u32]>, sequence: u32, bound: u32, total_tiles: u32, batch: u32) -> u32 {
+    let mut end = batch;
+    if sequence < batch {
+        let target = tile_ptr[sequence as usize] + bound;
+        if target < total_tiles {
+            end = last_at_most(tile_ptr, sequence, target);
+        }
+    }
+    end
 }
 
 /// How sequences are cut.

@@ -5,6 +5,7 @@
 
 pub mod kv_indices;
 pub(crate) mod launch;
+pub mod merge_splits;
 pub mod merge_state;
 pub mod mla_decode;
 pub mod mla_plan;

@@ -70,16 +70,19 @@ pub(crate) fn arrive_if(bar: u32, condition: bool) {
     );
 }
 
-/// Arrives at the mbarrier that another cube of the cluster has at the same address: `mapa` and `mbarrier.arrive`.
+/// Arrives, if the condition holds, at the mbarrier that a cube of the cluster has at the same address: `mapa` and
+/// `mbarrier.arrive`.
 ///
-/// Any thread. `cube` is the rank in the cluster. The other cube must have initialised the mbarrier before and must not
-/// have ended: synchronise the cluster ([`crate::ptx::barrier::sync_cluster()`]) at the start and the end. It waits
-/// with [`wait_cluster()`].
+/// Any thread. `cube` is the rank in the cluster, that of the own cube too. A cube must have initialised the mbarrier
+/// before and must not have ended: synchronise the cluster ([`crate::ptx::barrier::sync_cluster()`]) at the start and
+/// the end. It waits with [`wait_cluster()`].
 #[cube]
-pub(crate) fn arrive_remote(bar: u32, cube: u32) {
+pub(crate) fn arrive_at_if(bar: u32, cube: u32, condition: bool) {
     gpu_asm!(
-        "{{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, {bar}, {cube};\n",
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}}",
+        "{{\n.reg .pred p;\n.reg .b32 remote;\nsetp.ne.u32 p, {condition}, 0;\n",
+        "mapa.shared::cluster.u32 remote, {bar}, {cube};\n",
+        "@p mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}}",
+        condition = in(_) read::<u32>(u32::cast_from(condition)),
         bar = in(_) read::<u32>(bar),
         cube = in(_) read::<u32>(cube),
         options(explicit_mem, reads_address_space shared, writes_address_space shared)

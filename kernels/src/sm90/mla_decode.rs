@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use crate::portable::launch::or_dummy;
 use crate::portable::mla_decode::{DecodeArgs, DecodeError, DecodeKernel, DecodeSizes, visible_end};
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source, descriptor};
-use crate::ptx::{fence, math, mbarrier, shared_address, tma, warp, wgmma};
+use crate::ptx::{barrier, fence, math, mbarrier, shared_address, tma, warp, wgmma};
 
 /// Query rows of a tile: what a warpgroup multiplies at a time.
 const ROWS: usize = 64;
@@ -48,11 +48,23 @@ pub(crate) struct Form {
     bf16: bool,
     /// Whether keys may be hidden.
     causal: bool,
+    /// Whether two cubes, with neighbouring tiles of query rows, load keys for each other.
+    pair: bool,
 }
 
 impl Form {
     fn stage_bytes(self) -> u32 {
         self.tiles as u32 * TILE_BYTES
+    }
+
+    /// Cubes of a cluster.
+    fn cluster(self) -> CubeDim {
+        CubeDim::new_1d(if self.pair { 2 } else { 1 })
+    }
+
+    /// Warps that use a block's keys as values.
+    fn value_warps(self) -> u32 {
+        if self.pair { 16 } else { 8 }
     }
 
     fn elem(self) -> Elem {
@@ -87,6 +99,7 @@ pub(crate) fn form(client: &Client, sizes: &DecodeSizes) -> Option<Form> {
         box_keys: sizes.page_size.min(HALF_KEYS),
         bf16,
         causal: sizes.causal,
+        pair: (sizes.query_len * sizes.heads).div_ceil(ROWS).is_multiple_of(2),
     })
 }
 
@@ -119,8 +132,11 @@ pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
             args.seq_lens,
             args.items,
             args.cube_ptr,
+            args.split_ptr,
             args.partial_out,
             args.partial_lse,
+            args.out,
+            args.lse,
             sizes.query_len as u32,
             sizes.heads as u32,
             sizes.max_pages as u32,
@@ -149,7 +165,7 @@ fn tile_map(
 }
 
 /// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
-#[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
+#[cube(launch_unchecked, address_type = "dynamic", cluster_dim = form.cluster(), create_dummy_kernel)]
 fn decode_sm90_kernel<E: Float, P: Size>(
     kv_map: &TensorMap<E, Tiled>,
     q_map: &TensorMap<E, Tiled>,
@@ -157,8 +173,11 @@ fn decode_sm90_kernel<E: Float, P: Size>(
     seq_lens: &[i32],
     items: &[i32],
     cube_ptr: &[i32],
+    split_ptr: &[i32],
     partial_out: &mut [Vector<f32, P>],
     partial_lse: &mut [f32],
+    out: &mut [Vector<E, P>],
+    lse: &mut [f32],
     query_len: u32,
     heads: u32,
     max_pages: u32,
@@ -189,7 +208,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
         #[unroll]
         for i in 0..comptime!(2 * STAGES) {
             mbarrier::init(full + i * 8, 1u32);
-            mbarrier::init(empty + i * 8, 8u32);
+            mbarrier::init(empty + i * 8, comptime!(form.value_warps()));
         }
         mbarrier::init(weighed, GROUP);
         mbarrier::init(used, 8u32);
@@ -197,7 +216,11 @@ fn decode_sm90_kernel<E: Float, P: Size>(
         mbarrier::init(query_empty, GROUP);
         mbarrier::fence_init();
     }
-    sync_cube();
+    if comptime!(form.pair) {
+        barrier::sync_cluster();
+    } else {
+        sync_cube();
+    }
 
     let group = warp::uniform(UNIT_POS / GROUP);
     let warp = warp::uniform(UNIT_POS % GROUP / 32);
@@ -206,7 +229,9 @@ fn decode_sm90_kernel<E: Float, P: Size>(
     let tile_row = CUBE_POS_X * comptime!(ROWS as u32);
     // The first of the two rows of the tile that this unit has a part of, in scores and output alike.
     let own_row = warp * 16 + lane / 4;
-    let last_row = min(tile_row + comptime!(ROWS as u32 - 1), rows - 1);
+    // The last row of the tile, or of both of a pair, which work off the same blocks.
+    let pair = comptime!(u32::from(form.pair)).runtime();
+    let last_row = min((CUBE_POS_X | pair) * comptime!(ROWS as u32) + comptime!(ROWS as u32 - 1), rows - 1);
 
     let mut item = cube_ptr[CUBE_POS_Y as usize] as u32;
     let end_item = cube_ptr[CUBE_POS_Y as usize + 1] as u32;
@@ -267,11 +292,12 @@ fn decode_sm90_kernel<E: Float, P: Size>(
             if corner == 0 {
                 factors[own_row as usize] = inverse(sum_a);
                 factors[own_row as usize + 8] = inverse(sum_b);
-                if tile_row + own_row < rows {
-                    partial_lse[(item * rows + row_a) as usize] = log_sum(sum_a, state.highest_a, empty_lse);
-                }
-                if tile_row + own_row + 8 < rows {
-                    partial_lse[(item * rows + row_b) as usize] = log_sum(sum_b, state.highest_b, empty_lse);
+                let lse_a = log_sum(sum_a, state.highest_a, empty_lse);
+                let lse_b = log_sum(sum_b, state.highest_b, empty_lse);
+                if is_whole(split_ptr, sequence) {
+                    write_lses(lse, sequence as u32 * rows, tile_row + own_row, rows, lse_a, lse_b);
+                } else {
+                    write_lses(partial_lse, item * rows, tile_row + own_row, rows, lse_a, lse_b);
                 }
             }
             mbarrier::arrive(weighed);
@@ -341,12 +367,12 @@ fn decode_sm90_kernel<E: Float, P: Size>(
                 );
                 // The first half of the keys is done with while the second is still at work.
                 wgmma::wait_for_reads(1u32);
-                mbarrier::arrive_if(empty + stage * 16, lane == 0);
+                free_half(empty, stage, 0u32, lane, form);
                 if loads {
                     loader.load_half(page_table, block + STAGES, turn + STAGES, 0u32, lane, form);
                 }
                 acc = wgmma::wait::<Const<128>>(issued, 0u32);
-                mbarrier::arrive_if(empty + stage * 16 + 8, lane == 0);
+                free_half(empty, stage, 1u32, lane, form);
                 mbarrier::arrive_if(used, lane == 0);
                 if loads {
                     loader.load_half(page_table, block + STAGES, turn + STAGES, 1u32, lane, form);
@@ -363,15 +389,28 @@ fn decode_sm90_kernel<E: Float, P: Size>(
             mbarrier::arrive_if(used, lane == 0);
             round += 1;
             let column = half * 128 + lane % 4;
-            let at = (item * rows + tile_row + own_row) as usize * comptime!(VALUE_WIDTH / 2) + column as usize;
-            if tile_row + own_row < rows {
-                write_row::<P>(acc, partial_out, at, 0usize);
-            }
-            if tile_row + own_row + 8 < rows {
-                write_row::<P>(acc, partial_out, at + comptime!(8 * VALUE_WIDTH / 2), 2usize);
+            if is_whole(split_ptr, sequence) {
+                write_rows::<E, P>(acc, out, sequence as u32 * rows, tile_row + own_row, rows, column);
+            } else {
+                write_rows::<f32, P>(acc, partial_out, item * rows, tile_row + own_row, rows, column);
             }
             item = warp::next(item);
         }
+    }
+    if comptime!(form.pair) {
+        // The other cube may still write here and arrive here.
+        barrier::sync_cluster();
+    }
+}
+
+/// A warp is done with half of a block: told to the cube that loads it anew.
+#[cube]
+fn free_half(empty: u32, stage: u32, #[comptime] half: u32, lane: u32, #[comptime] form: Form) {
+    let bar = empty + stage * 16 + half * 8;
+    if comptime!(form.pair) {
+        mbarrier::arrive_at_if(bar, half, lane == 0);
+    } else {
+        mbarrier::arrive_if(bar, lane == 0);
     }
 }
 
@@ -422,7 +461,15 @@ impl Loader {
         }
         let stage = turn % STAGES;
         let full = self.full + stage * 16 + half * 8;
-        mbarrier::wait(self.empty + stage * 16 + half * 8, (turn / STAGES % 2) ^ 1);
+        let empty = self.empty + stage * 16 + half * 8;
+        let loads = if comptime!(form.pair) { CUBE_POS_X % 2 == half } else { true.runtime() };
+        if loads {
+            if comptime!(form.pair) {
+                mbarrier::wait_cluster(empty, (turn / STAGES % 2) ^ 1);
+            } else {
+                mbarrier::wait(empty, (turn / STAGES % 2) ^ 1);
+            }
+        }
         #[unroll]
         for part in 0..comptime!(HALF_KEYS / form.box_keys) {
             let at = comptime!(half * (HALF_KEYS / form.box_keys) as u32 + part as u32);
@@ -431,11 +478,26 @@ impl Loader {
             let row = (page << self.page_shift) + (key & ((1u32 << self.page_shift) - 1));
             let to = self.keys_at + stage * comptime!(form.stage_bytes()) + comptime!(at * form.box_keys as u32 * 128);
             if lane == 0 && key < self.tile_end {
+                // Each cube announces what comes to itself.
                 mbarrier::expect(full, comptime!((form.tiles * form.box_keys * 128) as u32));
-                #[unroll]
-                for tile in 0..form.tiles {
-                    let tile_to = to + comptime!(tile as u32 * TILE_BYTES);
-                    tma::load_3d(tile_to, self.map, full, 0i32, row as i32, comptime!(tile as i32));
+                if loads {
+                    #[unroll]
+                    for tile in 0..form.tiles {
+                        let tile_to = to + comptime!(tile as u32 * TILE_BYTES);
+                        if comptime!(form.pair) {
+                            tma::load_3d_multicast(
+                                tile_to,
+                                self.map,
+                                full,
+                                0i32,
+                                row as i32,
+                                comptime!(tile as i32),
+                                3u16,
+                            );
+                        } else {
+                            tma::load_3d(tile_to, self.map, full, 0i32, row as i32, comptime!(tile as i32));
+                        }
+                    }
                 }
             }
         }
@@ -603,15 +665,56 @@ fn scale_rows(acc: Vector<f32, Const<128>>, factor_a: f32, factor_b: f32) -> Vec
     math::vector::<f32, Const<128>>(&scaled)
 }
 
+/// Whether a sequence is a single item, whose result needs no merge.
+#[cube]
+fn is_whole(split_ptr: &[i32], sequence: usize) -> bool {
+    split_ptr[sequence + 1] - split_ptr[sequence] == 1
+}
+
+/// Writes the lse of both rows of a unit; `row` is the first of them, and the sequence's or item's rows start at `start`.
+#[cube]
+fn write_lses(lse: &mut [f32], start: u32, row: u32, rows: u32, lse_a: f32, lse_b: f32) {
+    if row < rows {
+        lse[(start + row) as usize] = lse_a;
+    }
+    if row + 8 < rows {
+        lse[(start + row + 8) as usize] = lse_b;
+    }
+}
+
+/// Writes both rows of a unit's part of the output, from a column on. Columns are counted in pairs.
+#[cube]
+fn write_rows<T: Float, P: Size>(
+    acc: Vector<f32, Const<128>>,
+    out: &mut [Vector<T, P>],
+    start: u32,
+    row: u32,
+    rows: u32,
+    column: u32,
+) {
+    let at = (start + row) as usize * comptime!(VALUE_WIDTH / 2) + column as usize;
+    if row < rows {
+        write_row::<T, P>(acc, out, at, 0usize);
+    }
+    if row + 8 < rows {
+        write_row::<T, P>(acc, out, at + comptime!(8 * VALUE_WIDTH / 2), 2usize);
+    }
+}
+
 /// Writes one of the two rows.
 #[cube]
-fn write_row<P: Size>(acc: Vector<f32, Const<128>>, out: &mut [Vector<f32, P>], at: usize, #[comptime] first: usize) {
+fn write_row<T: Float, P: Size>(
+    acc: Vector<f32, Const<128>>,
+    out: &mut [Vector<T, P>],
+    at: usize,
+    #[comptime] first: usize,
+) {
     #[unroll]
     for i in 0..32usize {
         let mut pair = Vector::<f32, P>::empty();
         pair.insert(0usize, acc.extract(comptime!(4 * i + first)));
         pair.insert(1usize, acc.extract(comptime!(4 * i + first + 1)));
-        out[at + 4 * i] = pair;
+        out[at + 4 * i] = Vector::cast_from(pair);
     }
 }
 
@@ -620,7 +723,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, buffer};
     let entry = |form: Form| {
         let elem = ElemType::Float(if form.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
-        let name = format!("mla_decode.sm90.{}.{}.{}", form.elem().name(), form.tiles * TILE_WIDTH, form.box_keys);
+        let cubes = if form.pair { "pair" } else { "one" };
+        let name =
+            format!("mla_decode.sm90.{}.{}.{}.{cubes}", form.elem().name(), form.tiles * TILE_WIDTH, form.box_keys);
         Entry::new(name, move |device, target| {
             let map = || tile_map(buffer(), [form.tiles, 64], [1, 16], elem).expect("made of a handle");
             decode_sm90_kernel::create_dummy_kernel(
@@ -632,6 +737,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 2,
                 map(),
                 map(),
+                buffer(),
+                buffer(),
+                buffer(),
                 buffer(),
                 buffer(),
                 buffer(),
@@ -652,7 +760,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         .unchecked()
     };
     vec![
-        entry(Form { tiles: 9, box_keys: 32, bf16: true, causal: true }),
-        entry(Form { tiles: 8, box_keys: 16, bf16: false, causal: false }),
+        entry(Form { tiles: 9, box_keys: 32, bf16: true, causal: true, pair: true }),
+        entry(Form { tiles: 9, box_keys: 32, bf16: true, causal: true, pair: false }),
+        entry(Form { tiles: 8, box_keys: 16, bf16: false, causal: false, pair: true }),
+        entry(Form { tiles: 8, box_keys: 16, bf16: false, causal: false, pair: false }),
     ]
 }

@@ -4,9 +4,10 @@
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
+use mla_kernels::portable::merge_splits::{self, MergeSplitsArgs};
 use mla_kernels::portable::merge_state::{
-    MergeSplitsArgs, MergeStateArgs, MergeStateIntoArgs, MergeStatesArgs, launch_merge_splits, launch_merge_state,
-    launch_merge_state_into, launch_merge_states,
+    MergeStateArgs, MergeStateIntoArgs, MergeStatesArgs, launch_merge_state, launch_merge_state_into,
+    launch_merge_states,
 };
 use rstest::rstest;
 
@@ -249,7 +250,8 @@ fn many_states(#[case] shape: [usize; 4]) {
     });
 }
 
-fn merge_items<E: Elem>(client: &Client, rows: usize, width: usize) {
+/// `expected` is how many items the launcher is told of: it shapes the kernel for more or fewer of them.
+fn merge_items<E: Elem>(client: &Client, rows: usize, width: usize, expected: usize, single_items_done: bool) {
     if !supported::<E>(client) {
         return;
     }
@@ -258,7 +260,7 @@ fn merge_items<E: Elem>(client: &Client, rows: usize, width: usize) {
     let (batch, items) = (split_ptr.len() - 1, 25);
     let parts = Parts::<f32>::random(13, items * rows, width);
     let [out, lse] = results::<E>(client, batch * rows, width);
-    launch_merge_splits(
+    merge_splits::launch(
         client,
         MergeSplitsArgs {
             outs: arg(&upload(client, &parts.outs), items * rows * width),
@@ -267,14 +269,19 @@ fn merge_items<E: Elem>(client: &Client, rows: usize, width: usize) {
             out: arg(&out, batch * rows * width),
             lse: arg(&lse, batch * rows),
             batch,
+            items: expected,
             rows,
             width,
+            single_items_done,
             elem: E::cube_type(),
         },
     );
     check::<E>(&read(client, out), &read(client, lse), width, |at| {
         let items = split_ptr[at / rows] as usize..split_ptr[at / rows + 1] as usize;
-        parts.merged(items.map(|item| item * rows + at % rows))
+        match single_items_done && items.len() == 1 {
+            true => (vec![f64::from(UNWRITTEN); width], f64::from(UNWRITTEN)),
+            false => parts.merged(items.map(|item| item * rows + at % rows)),
+        }
     });
 }
 
@@ -283,11 +290,17 @@ fn merge_items<E: Elem>(client: &Client, rows: usize, width: usize) {
 #[case(3, 512)]
 #[case(127, 10)]
 #[case(16, 31)]
+#[case(2, 1030)]
+#[case(2000, 4)]
 fn splits(#[case] rows: usize, #[case] width: usize) {
     for_each_client(|client| {
-        merge_items::<f32>(client, rows, width);
-        merge_items::<f16>(client, rows, width);
-        merge_items::<bf16>(client, rows, width);
+        for expected in [8, 25, 100, 800] {
+            for single_items_done in [false, true] {
+                merge_items::<f32>(client, rows, width, expected, single_items_done);
+                merge_items::<f16>(client, rows, width, expected, single_items_done);
+                merge_items::<bf16>(client, rows, width, expected, single_items_done);
+            }
+        }
     });
 }
 

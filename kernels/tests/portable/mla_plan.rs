@@ -19,13 +19,19 @@ pub fn expected(lens: &[i32], longest: usize, tile: usize, cubes: usize, mode: S
     let tiles: Vec<usize> = lens.iter().map(|len| len.div_ceil(tile).max(1)).collect();
     let total: usize = tiles.iter().sum();
     let share = total.div_ceil(cubes);
+    let bound = share + (share / 16).min(8);
+    // Whole sequences where they suit the cubes.
+    let whole = mode == SplitMode::Auto
+        && (1..=2048).contains(&lens.len())
+        && tiles.iter().all(|&n| n <= bound)
+        && deal_under(&tiles, bound).len() <= cubes;
 
     let mut plan = Plan { items: Vec::new(), cube_ptr: vec![0], split_ptr: vec![0] };
     let mut weights = Vec::new();
     let mut counted = 0;
     for (b, &n) in tiles.iter().enumerate() {
         let is_cut = |at: usize| match mode {
-            SplitMode::Auto => (counted + at).is_multiple_of(share),
+            SplitMode::Auto => !whole && (counted + at).is_multiple_of(share),
             SplitMode::Count(pieces) => {
                 let pieces = pieces.clamp(1, n);
                 (0..pieces).any(|piece| piece * n / pieces == at)
@@ -35,7 +41,7 @@ pub fn expected(lens: &[i32], longest: usize, tile: usize, cubes: usize, mode: S
         let mut cuts: Vec<usize> = (0..n).filter(|&at| at == 0 || is_cut(at)).collect();
         cuts.push(n);
         for (split, cut) in cuts.windows(2).enumerate() {
-            if mode == SplitMode::Auto && counted + cut[0] > 0 && (counted + cut[0]).is_multiple_of(share) {
+            if mode == SplitMode::Auto && !whole && counted + cut[0] > 0 && (counted + cut[0]).is_multiple_of(share) {
                 plan.cube_ptr.push(plan.items.len() as i32);
             }
             let key = |at: usize| (at * tile).min(lens[b]) as i32;
@@ -45,7 +51,9 @@ pub fn expected(lens: &[i32], longest: usize, tile: usize, cubes: usize, mode: S
         counted += n;
         plan.split_ptr.push(plan.items.len() as i32);
     }
-    if mode != SplitMode::Auto {
+    if whole {
+        plan.cube_ptr = deal_under(&weights, bound);
+    } else if mode != SplitMode::Auto {
         plan.cube_ptr = deal(&weights, cubes, total);
     }
     plan.cube_ptr.resize(cubes + 1, plan.items.len() as i32);
@@ -54,24 +62,26 @@ pub fn expected(lens: &[i32], longest: usize, tile: usize, cubes: usize, mode: S
 
 /// Where the cubes' runs start, under the smallest load that works.
 fn deal(weights: &[usize], cubes: usize, total: usize) -> Vec<i32> {
-    let runs = |bound: usize| {
-        let mut starts = vec![0];
-        let mut load = 0;
-        for (item, &weight) in weights.iter().enumerate() {
-            if load + weight > bound {
-                starts.push(item as i32);
-                load = 0;
-            }
-            load += weight;
-        }
-        starts
-    };
     let heaviest = weights.iter().copied().max().unwrap_or(0);
     // No load below the mean can do.
     (heaviest.max(total.div_ceil(cubes))..=total)
-        .map(runs)
+        .map(|bound| deal_under(weights, bound))
         .find(|starts| starts.len() <= cubes)
         .expect("the total works")
+}
+
+/// Where the runs start that take as many items as fit under a load.
+fn deal_under(weights: &[usize], bound: usize) -> Vec<i32> {
+    let mut starts = vec![0];
+    let mut load = 0;
+    for (item, &weight) in weights.iter().enumerate() {
+        if load + weight > bound {
+            starts.push(item as i32);
+            load = 0;
+        }
+        load += weight;
+    }
+    starts
 }
 
 /// A problem: lengths, the longest one that is allowed, the tile, and the number of cubes.
@@ -157,6 +167,30 @@ fn mla_plan_is_the_plan_of_plain_loops() {
                     }
                 }
             }
+        }
+    });
+}
+
+/// Batches that just suit the cubes with whole sequences, and just do not.
+#[test]
+fn mla_plan_with_whole_sequences() {
+    for_each_client(|client| {
+        let equal = |batch: usize, len: i32| vec![len; batch];
+        let mut one_longer = equal(64, 4096);
+        one_longer[40] += 5 * 64;
+        for (lens, cubes, whole) in [
+            (equal(64, 4096), 66, true),
+            (equal(128, 4096), 66, true),
+            (equal(128, 4096), 69, false),
+            (one_longer, 66, false),
+            (equal(1, 4096), 1, true),
+            (equal(3, 0), 5, true),
+            (equal(2048, 704), 1100, true),
+            (equal(2049, 704), 1100, false),
+        ] {
+            let plan = expected(&lens, 5000, 64, cubes, SplitMode::Auto);
+            assert_eq!(plan.items.len() == lens.len(), whole, "{} sequences of {} keys", lens.len(), lens[0]);
+            Case { lens: &lens, longest: 5000, tile: 64, cubes }.check(client, SplitMode::Auto, 0);
         }
     });
 }

@@ -3,7 +3,8 @@
 //! A cube works off the items that a plan gives it (see [`mla_plan`](super::mla_plan)) for one tile of query rows. A row is
 //! one head of one query token; all rows of a sequence look at the same keys, so a tile of keys is loaded once into shared
 //! memory and used by all rows of the tile, as keys and, its first channels, as values. The softmax is the online one, in
-//! f32. An item gives its own normalised output and the logarithm of its sum; who wants the sequence's result merges them.
+//! f32. An item gives its own normalised output and the logarithm of its sum, and [`merge_splits`] merges those of a
+//! sequence.
 //!
 //! Two kernels here do that: `plain.rs` with ordinary arithmetic, on every device, and `mma.rs` with matrix instructions. On
 //! Hopper `sm90/mla_decode.rs` does it. [`DecodeSizes::kernel`] says which one runs.
@@ -16,6 +17,8 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 use thiserror::Error;
 
+use super::launch::share;
+use super::merge_splits::{self, MergeSplitsArgs};
 #[cfg(feature = "cuda")]
 use crate::sm90::mla_decode as sm90;
 pub use plain::MAX_KEY_BYTES;
@@ -51,11 +54,16 @@ pub struct DecodeArgs {
     pub items: BufferArg,
     /// Of the plan, i32 `[cubes + 1]`.
     pub cube_ptr: BufferArg,
-    /// Output, f32 `[capacity, query_len * heads, value_width]`: of each item, normalised by its own sum; 0 where a row sees no
-    /// key. What no item stands for is not written.
+    /// Of the plan, i32 `[batch + 1]`.
+    pub split_ptr: BufferArg,
+    /// Scratch, f32 `[capacity, query_len * heads, value_width]`: of each item, normalised by its own sum.
     pub partial_out: BufferArg,
-    /// Output, f32 `[capacity, query_len * heads]`: the natural logarithm of the sum, -inf where a row sees no key.
+    /// Scratch, f32 `[capacity, query_len * heads]`: of each item, the natural logarithm of the sum.
     pub partial_lse: BufferArg,
+    /// Output, `[batch, query_len, heads, value_width]` of `elem`; 0 where a row sees no key.
+    pub out: BufferArg,
+    /// Output, f32 `[batch, query_len, heads]`: the natural logarithm of the sum, -inf where a row sees no key.
+    pub lse: BufferArg,
     /// Their sizes.
     pub sizes: DecodeSizes,
     /// The factor of the scores.
@@ -156,7 +164,7 @@ pub fn check(client: &Client, sizes: &DecodeSizes) -> Result<(), DecodeError> {
     }
 }
 
-/// Computes the outputs of all items of a plan, with the fastest kernel that the device has.
+/// Computes the items of a plan with the fastest kernel that the device has, and merges those of each sequence.
 ///
 /// # Errors
 /// The device lacks the element type, the memory or the addresses. Nothing is launched then.
@@ -173,15 +181,31 @@ pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) ->
     if args.sizes.is_empty() {
         return Ok(());
     }
-    args.sizes.check(client)?;
+    let sizes = args.sizes;
+    sizes.check(client)?;
+    let merge = MergeSplitsArgs {
+        outs: share(&args.partial_out),
+        lses: share(&args.partial_lse),
+        split_ptr: share(&args.split_ptr),
+        out: share(&args.out),
+        lse: share(&args.lse),
+        batch: sizes.batch,
+        items: sizes.capacity,
+        rows: sizes.query_rows(),
+        width: sizes.value_width,
+        single_items_done: kernel == DecodeKernel::Sm90,
+        elem: sizes.elem,
+    };
     match kernel {
-        DecodeKernel::Plain => plain::launch(client, args),
-        DecodeKernel::Mma => mma::launch(client, args),
+        DecodeKernel::Plain => plain::launch(client, args)?,
+        DecodeKernel::Mma => mma::launch(client, args)?,
         #[cfg(feature = "cuda")]
-        DecodeKernel::Sm90 => sm90::launch(client, args),
+        DecodeKernel::Sm90 => sm90::launch(client, args)?,
         #[cfg(not(feature = "cuda"))]
-        DecodeKernel::Sm90 => Err(DecodeError::NoKernel(kernel)),
+        DecodeKernel::Sm90 => return Err(DecodeError::NoKernel(kernel)),
     }
+    merge_splits::launch(client, merge);
+    Ok(())
 }
 
 /// Cubes of a plan that fill the device, beside the tiles of so many query rows.

@@ -85,9 +85,7 @@ fn multicast_kernel(tensor: &TensorMap<bf16, Tiled>, out: &mut [u32], y: i32) {
         out[CUBE_POS_X as usize * 256 + word] = tile[word];
     }
     sync_cube();
-    if UNIT_POS == 0 {
-        mbarrier::arrive_remote(done, 0u32);
-    }
+    mbarrier::arrive_at_if(done, 0u32, UNIT_POS == 0);
     if CUBE_POS_CLUSTER == 0 {
         mbarrier::wait_cluster(done, 0u32);
         out[512usize] = 1;

@@ -1,0 +1,251 @@
+//! Merges the splits of a decode step: as many states for each sequence as the plan on the device says.
+//!
+//! States, and which of them are empty, are as in [`merge_state`](super::merge_state). A row of a sequence may have a hundred
+//! splits, in a batch of one, or one: where there are few rows, groups of units go over the splits side by side, and their
+//! sums are then merged through shared memory; where there are many, a cube takes several rows.
+
+use cubecl::prelude::*;
+
+use super::launch::{address_type, io_vector_size};
+use super::merge_state::{EMPTY_LSE, higher, inverse, merged_lse, weight};
+
+/// Units of a cube, at most.
+const UNITS: usize = 256;
+/// Units that a row should have at least: fewer would read it in pieces that are no whole lines.
+const MIN_COLUMNS: usize = 16;
+/// Units that keep a large GPU busy.
+const BUSY_UNITS: usize = 1 << 18;
+/// Cubes that do, with several rows each. Each cube costs its start, also where there is nothing to merge.
+const BUSY_CUBES: usize = 1 << 11;
+/// Splits that a unit loads at a time, at most.
+const MAX_LOADS: usize = 8;
+
+/// Arguments of [`launch`].
+pub struct MergeSplitsArgs {
+    /// f32 `[items, rows, width]`: the items of a sequence one after the other.
+    pub outs: BufferArg,
+    /// f32 `[items, rows]`.
+    pub lses: BufferArg,
+    /// i32 `[batch + 1]`: the items of sequence `b` are `split_ptr[b] .. split_ptr[b + 1]`.
+    pub split_ptr: BufferArg,
+    /// `[batch, rows, width]`, written.
+    pub out: BufferArg,
+    /// f32 `[batch, rows]`, written.
+    pub lse: BufferArg,
+    /// Sequences.
+    pub batch: usize,
+    /// Items that there may be, which says how many splits to expect.
+    pub items: usize,
+    /// Query tokens of a sequence times heads.
+    pub rows: usize,
+    /// Channels of a value.
+    pub width: usize,
+    /// Whether the results of sequences with one item are in `out` and `lse` already. They are left alone then.
+    pub single_items_done: bool,
+    /// Of `out`.
+    pub elem: ElemType,
+}
+
+/// How a cube divides its work: some rows, or some columns of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Shape {
+    /// Groups of units, each with every `groups`-th split.
+    groups: usize,
+    /// Units of a group, each with one vector of the row.
+    columns: usize,
+    /// Cubes that share a row.
+    chunks: usize,
+    /// Splits that a unit loads at a time.
+    loads: usize,
+    /// Rows of a cube, one after the other.
+    cube_rows: usize,
+    /// Whether sequences with one item are left alone.
+    single_items_done: bool,
+}
+
+impl Shape {
+    /// For so many rows of so many vectors, with so many splits on average.
+    fn new(rows: usize, vectors: usize, splits: usize, single_items_done: bool) -> Self {
+        let power = |n: usize| 1 << n.max(1).ilog2();
+        let free_units = power(BUSY_UNITS / (rows * vectors).max(1));
+        let groups = power(splits / 2).min(free_units).min(UNITS / MIN_COLUMNS);
+        let columns = vectors.next_power_of_two().min(UNITS / groups.max(2));
+        let chunks = vectors.div_ceil(columns);
+        let loads = splits.div_ceil(groups).next_power_of_two().clamp(2, MAX_LOADS);
+        let cube_rows = if groups == 1 { (rows * chunks).div_ceil(BUSY_CUBES).next_power_of_two() } else { 1 };
+        Self { groups, columns, chunks, loads, cube_rows, single_items_done }
+    }
+
+    fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.columns as u32, self.groups as u32)
+    }
+}
+
+/// Merges the splits of each sequence. With an empty result nothing is launched.
+pub fn launch(client: &Client, args: MergeSplitsArgs) {
+    let rows = args.batch * args.rows;
+    if rows == 0 {
+        return;
+    }
+    // By the f32 of the parts, which are what takes the time.
+    let vector_size = io_vector_size(client.properties(), &[args.width], size_of::<f32>());
+    let vectors = args.width / vector_size;
+    let shape = Shape::new(rows, vectors, args.items / args.batch, args.single_items_done);
+    merge_splits_kernel::launch(
+        client,
+        cubecl::calculate_cube_count_elemwise(
+            client,
+            rows.div_ceil(shape.cube_rows) * shape.chunks,
+            CubeDim::new_single(),
+        ),
+        shape.cube_dim(),
+        address_type(client, &[&args.outs, &args.lses, &args.out]),
+        vector_size,
+        args.outs,
+        args.lses,
+        args.split_ptr,
+        args.out,
+        args.lse,
+        args.batch,
+        args.rows,
+        vectors,
+        f32::NEG_INFINITY,
+        shape,
+        args.elem,
+    );
+}
+
+/// The merged state of some splits. `sum` is relative to `highest`, and `out` is not yet divided by it.
+#[derive(CubeType, Clone, Copy)]
+struct Merged<N: Size> {
+    highest: f32,
+    sum: f32,
+    out: Vector<f32, N>,
+}
+
+/// Cube `i * chunks + c` merges chunk `c` of the `i`-th few rows. The width is in vectors.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn merge_splits_kernel<E: Float, N: Size>(
+    outs: &[Vector<f32, N>],
+    lses: &[f32],
+    split_ptr: &[i32],
+    out: &mut [Vector<E, N>],
+    lse: &mut [f32],
+    batch: usize,
+    rows: usize,
+    width: usize,
+    neg_inf: f32,
+    #[comptime] shape: Shape,
+    #[define(E)] _elem: ElemType,
+) {
+    let mut group_outs = Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.groups * shape.columns));
+    let mut group_highest = Shared::<[f32]>::new_slice(shape.groups);
+    let mut group_sums = Shared::<[f32]>::new_slice(shape.groups);
+    let first_row = CUBE_POS / shape.chunks * shape.cube_rows;
+    for row in first_row..min(first_row + shape.cube_rows, batch * rows) {
+        let sequence = row / rows;
+        let first = usize::cast_from(split_ptr[sequence]);
+        let count = usize::cast_from(split_ptr[sequence + 1]) - first;
+        if comptime!(!shape.single_items_done) || count != 1 {
+            let column = CUBE_POS % shape.chunks * shape.columns + UNIT_POS_X as usize;
+            let state = first * rows + row % rows;
+            let own = merge_group::<N>(outs, lses, state, rows, count, min(column, width - 1), width, neg_inf, shape);
+            let mut highest = own.highest;
+            let mut sum = own.sum;
+            let mut merged = own.out;
+            if comptime!(shape.groups > 1) {
+                group_outs[UNIT_POS as usize] = own.out;
+                if UNIT_POS_X == 0 {
+                    group_highest[UNIT_POS_Y as usize] = own.highest;
+                    group_sums[UNIT_POS_Y as usize] = own.sum;
+                }
+                sync_cube();
+                #[unroll]
+                for g in 0..shape.groups {
+                    highest = max(highest, group_highest[g]);
+                }
+                sum = 0.0f32;
+                merged = Vector::new(0.0f32);
+                #[unroll]
+                for g in 0..shape.groups {
+                    let factor = (group_highest[g] - highest).exp();
+                    sum += group_sums[g] * factor;
+                    merged += group_outs[g * shape.columns + UNIT_POS_X as usize] * Vector::new(factor);
+                }
+            }
+            if UNIT_POS_Y == 0 && column < width {
+                out[row * width + column] = Vector::cast_from(merged * Vector::new(inverse(sum)));
+            }
+            if UNIT_POS_Y == 0 && column == 0 {
+                lse[row] = merged_lse(highest, sum, neg_inf);
+            }
+        }
+    }
+}
+
+/// Merges the splits of this unit's group: one vector of each.
+#[cube]
+fn merge_group<N: Size>(
+    outs: &[Vector<f32, N>],
+    lses: &[f32],
+    state: usize,
+    rows: usize,
+    count: usize,
+    column: usize,
+    width: usize,
+    neg_inf: f32,
+    #[comptime] shape: Shape,
+) -> Merged<N> {
+    let mut highest = f32::new(-EMPTY_LSE);
+    let mut sum = f32::new(0.0);
+    let mut out = Vector::<f32, N>::new(0.0f32);
+    let mut split = UNIT_POS_Y as usize;
+    while split < count {
+        // All loads before the first use: they take far longer than the rest.
+        let mut part_lses = Sequence::<f32>::new();
+        let mut parts = Sequence::<Vector<f32, N>>::new();
+        #[unroll]
+        for i in 0..shape.loads {
+            let other = split + comptime!(i * shape.groups);
+            let at = state + min(other, count - 1) * rows;
+            part_lses.push(select(other < count, lses[at], neg_inf));
+            parts.push(outs[at * width + column]);
+        }
+        let mut top = highest;
+        #[unroll]
+        for i in 0..shape.loads {
+            top = higher(top, part_lses[i]);
+        }
+        let factor = (highest - top).exp();
+        sum *= factor;
+        out *= Vector::new(factor);
+        #[unroll]
+        for i in 0..shape.loads {
+            let weight = weight(part_lses[i], top);
+            sum += weight;
+            // What an empty part holds is let into no sum.
+            out += select(weight > 0.0, parts[i], Vector::new(0.0f32)) * Vector::new(weight);
+        }
+        highest = top;
+        split += comptime!(shape.loads * shape.groups);
+    }
+    Merged::<N> { highest, sum, out }
+}
+
+/// Values of 512 channels, of sequences with few splits and with many.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, FLOATS, form};
+    let vector_size = io_vector_size(&Arch::Sm90a.properties(), &[512], size_of::<f32>());
+    let shapes = [("merge_splits.few", 1 << 14, 1, true), ("merge_splits.many", 16, 128, false)];
+    let forms = FLOATS.into_iter().flat_map(|kind| {
+        shapes.map(|(name, rows, splits, single_items_done)| {
+            let (bits, elem) = (AddressType::U32, ElemType::Float(kind));
+            let shape = Shape::new(rows, 512 / vector_size, splits, single_items_done);
+            let dim = shape.cube_dim();
+            let form = form!(merge_splits_kernel, dim, [bits, vector_size, _, _, _, _, _, 1, 1, 1, 0.0, shape, elem]);
+            Entry::of(kind, name, form)
+        })
+    });
+    forms.collect()
+}
