@@ -156,16 +156,24 @@ impl Case {
 
     fn run(&self, bench: &mut Bench) -> Result<(), String> {
         let plan = self.plan()?;
-        let call = || mla_decode(self.args.clone(), &self.options, Some(&plan)).map_err(|error| error.to_string());
-        let (out, lse) = call()?;
+        let call = |plan| mla_decode(self.args.clone(), &self.options, plan).map_err(|error| error.to_string());
+        let (out, lse) = call(Some(&plan))?;
         let difference = self.check(bench, out, lse)?;
-        let times = bench.timer.measure(call)?;
-        let mut extra = vec![("path", json!(self.path(bench))), ("rel_rms", rounded(difference, 8))];
-        if self.shape.s_k == PLANNED || bench.size == Size::Smoke {
-            extra.push(("plan_us", rounded(bench.timer.measure(|| self.plan())?.us, 3)));
+        let extra = [("path", json!(self.path(bench))), ("rel_rms", rounded(difference, 8))];
+        let (fields, volume) = (self.shape.fields(), self.shape.volume(bench.dtype.size()));
+        let times = bench.timer.measure(|| call(Some(&plan)))?;
+        bench.report.row("dense", &fields, &times, volume, &extra);
+        let smoke = bench.size == Size::Smoke;
+        if smoke || (self.shape.b == 128 && self.shape.s_q == 1 && self.shape.lens == Lens::Fixed) {
+            let times = bench.timer.measure(|| call(None))?;
+            bench.report.row("dense+schedule", &fields, &times, volume, &extra[..1]);
         }
-        let volume = self.shape.volume(bench.dtype.size());
-        bench.report.row("dense", &self.shape.fields(), &times, volume, &extra);
+        if smoke || self.shape.s_k == PLANNED {
+            let times = bench.timer.measure(|| self.plan())?;
+            bench.report.row("plan", &fields, &times, Volume::default(), &[]);
+            let times = bench.timer.measure_host(|| self.plan())?;
+            bench.report.row("plan_host", &fields, &times, Volume::default(), &[]);
+        }
         Ok(())
     }
 

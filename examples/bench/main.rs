@@ -3,6 +3,9 @@
 //!     cargo run --release --features cuda --example bench -- --device cuda --out bench.json
 //!     cargo run --release --example bench -- --compare bench.json peers.json
 //!
+//! The folder `peers` times FlashMLA, FlashInfer and vLLM in the same way; `compare_with_peers.sh` runs both programs
+//! and prints the comparison.
+//!
 //! Before every timed call 256 MiB are written, so that L2 has none of its inputs. A row holds, in microseconds:
 //!
 //! | field | what |
@@ -15,8 +18,7 @@
 //! | `tflops`, `gbps` | computed from `us` |
 //! | `rel_rms` | how far some of the results are from f64, in root mean square; a wrong result is an error and no row |
 //! | `of_copy` | GB/s as a part of those of a copy of memory |
-//! | `plan_us` | `us` of `mla_plan`, which dense decode does not include |
-//! | `how`, `graph_error` | `graph` or `stream`, and why there is no graph |
+//! | `how`, `graph_error` | `graph`, `stream` or `host` (`us` is the host's time), and why there is no graph |
 //!
 //! With `timing: device` a time goes from an event before the call to one after it, both on the call's queue, and the
 //! host reads them only when all calls are queued. Should the queue run dry within a call, the gap counts. So the flush
@@ -24,6 +26,10 @@
 //! ceilings' `flush_us`, `us` has no gap in it, and likewise `us_stream`. `ceilings.*.empty_kernel_us` is what the
 //! method reads for a kernel that does nothing; it is not subtracted. wgpu stamps the kernels and waits for them, so
 //! there `us_host` says nothing; with `timing: system` launches are in all times.
+//!
+//! The operations of dense decode are `dense`, to which the plan is given; `dense+schedule`, which makes it; `plan`,
+//! `mla_plan` alone; and `plan_host`, the host's time from the call of `mla_plan` on an idle device until the plan is
+//! there.
 //!
 //! Counted as in FlashMLA's tests: dense decode has `b*h_q*s_q*2*(576+512)*mean_len` FLOPs (a causal mask is not
 //! subtracted) and moves q, the keys and out; causal ragged attention counts half of its square.
@@ -82,7 +88,7 @@ struct Args {
     /// Write everything to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Time nothing; set the rows of a file of this program against those of other programs.
+    /// Time nothing; set the rows of a file of this program against the best of those of other programs.
     #[arg(long, num_args = 2, value_names = ["OURS", "PEERS"])]
     compare: Option<Vec<PathBuf>>,
 }
@@ -92,7 +98,7 @@ struct Args {
 enum Section {
     /// What the device can do: copy, read, matmul, an empty kernel; at the start and at the end.
     Ceilings,
-    /// `mla_decode`, and `mla_plan` for some shapes.
+    /// `mla_decode`, and `mla_plan` for the shapes of one length.
     Dense,
     /// `merge_state`.
     Merge,
@@ -215,4 +221,26 @@ fn caught<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         Err(format!("panicked: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")))
     })
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+
+    /// All sections on the CPU: every operation has a row, and results that are wrong would be errors.
+    #[test]
+    fn smoke() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let out = folder.path().join("bench.json");
+        let mut args = Args::parse_from(["bench", "--device", "flex", "--dtype", "f32", "--smoke", "--iters", "3"]);
+        args.out = Some(out.clone());
+        run(&args).expect("a report");
+        let file: serde_json::Value = serde_json::from_slice(&std::fs::read(out).expect("a file")).expect("JSON");
+        assert_eq!(file["errors"], serde_json::json!([]));
+        let ops =
+            ["dense", "dense+schedule", "plan", "plan_host", "merge", "page_table", "kv_indices", "write", "ragged"];
+        for op in ops {
+            assert!(file["rows"].as_array().is_some_and(|rows| rows.iter().any(|row| row["op"] == op)), "{op}");
+        }
+    }
 }

@@ -52,7 +52,6 @@ impl Report {
     pub fn row(&mut self, op: &str, shape: &Fields, times: &Times, volume: Volume, extra: &Fields) -> Option<f64> {
         let tflops = volume.flops.map(|flops| flops / times.us / 1e6);
         let gbps = volume.bytes.map(|bytes| bytes / times.us / 1e3);
-        let how = if times.graph_error.is_some() { "stream" } else { "graph" };
         let mut row = Map::new();
         row.insert("peer".into(), json!("burn-mla"));
         row.insert("op".into(), json!(op));
@@ -68,7 +67,7 @@ impl Report {
             row.insert(key.into(), rounded(us, 3));
         }
         row.insert("n".into(), json!(times.n));
-        row.insert("how".into(), json!(how));
+        row.insert("how".into(), json!(times.how));
         row.insert("timing".into(), json!(times.timing));
         row.extend(times.graph_error.iter().map(|reason| ("graph_error".to_string(), json!(first_line(reason)))));
         row.extend(tflops.map(|value| ("tflops".to_string(), rounded(value, 1))));
@@ -76,7 +75,7 @@ impl Report {
         self.rows.push(Value::Object(row));
         let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
         self.say(&format!(
-            "{op:12} {:60} {:>10.1} us  stream {:>10.1}  host {:>7.1} {:>7.1} {:>7} TF/s {:>7} GB/s  {how}, {}{}",
+            "{op:14} {:60} {:>10.1} us  stream {:>10.1}  host {:>7.1} {:>7.1} {:>7} TF/s {:>7} GB/s  {}, {}{}",
             words(shape),
             times.us,
             times.us_stream,
@@ -84,6 +83,7 @@ impl Report {
             times.us_stream_host,
             number(tflops),
             number(gbps),
+            times.how,
             times.timing,
             if extra.is_empty() { String::new() } else { format!("  {}", words(extra)) },
         ));

@@ -31,7 +31,9 @@ pub struct Times {
     pub us_stream_host: f64,
     pub n: usize,
     pub timing: &'static str,
-    /// Why there is no graph, where there is none.
+    /// `graph`, `stream` or `host`.
+    pub how: &'static str,
+    /// Why there is no graph, where one was tried.
     pub graph_error: Option<String>,
 }
 
@@ -77,13 +79,40 @@ impl Timer {
         Ok(Times {
             us: shown.median(),
             us_min: shown.us[0],
-            us_p90: shown.us[shown.us.len().saturating_sub(1) * 9 / 10],
+            us_p90: shown.us[p90(shown.us.len())],
             us_stream: stream.median(),
             us_host: shown.us_host,
             us_stream_host: stream.us_host,
             n: shown.us.len(),
             timing: shown.timing,
+            how: if graph_error.is_none() { "graph" } else { "stream" },
             graph_error,
+        })
+    }
+
+    /// The host's time from a call on an idle device until its results are there.
+    pub fn measure_host<T>(&mut self, mut call: impl FnMut() -> Result<T, String>) -> Result<Times, String> {
+        let n = self.warm_up(&mut call)?;
+        let mut us = Vec::with_capacity(n);
+        for _ in 0..n {
+            let start = Instant::now();
+            let _output = call()?;
+            self.sync()?;
+            us.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        us.sort_by(f64::total_cmp);
+        let all = median(&us);
+        Ok(Times {
+            us: all,
+            us_min: us[0],
+            us_p90: us[p90(n)],
+            us_stream: all,
+            us_host: all,
+            us_stream_host: all,
+            n,
+            timing: "system",
+            how: "host",
+            graph_error: None,
         })
     }
 
@@ -229,6 +258,11 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
         }
         std::thread::sleep(Duration::from_micros(50));
     }
+}
+
+/// Where the 90th percentile of so many sorted numbers is.
+fn p90(n: usize) -> usize {
+    n.saturating_sub(1) * 9 / 10
 }
 
 /// Of sorted numbers.

@@ -27,3 +27,22 @@ const NORMAL: [f64; 128] = [
     -0.18393763, -0.25693810, -1.08591296, 0.98008496, -0.75644144, -0.46127761, -0.50432435, 1.28396346, 1.05596051,
     -0.00533495, 0.36560584,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sums and maxima of what Python draws.
+    #[test]
+    fn lengths_are_those_of_python() {
+        for (s_k, s_q, sum, max) in [
+            (4096, 1, 526_961, 9128),
+            (8192, 1, 1_053_982, 18_257),
+            (16384, 2, 2_108_021, 36_515),
+            (32768, 2, 4_216_083, 73_031),
+        ] {
+            let lengths = lengths(s_k, s_q);
+            assert_eq!((lengths.len(), lengths.iter().sum(), lengths.iter().max()), (128, sum, Some(&max)));
+        }
+    }
+}
