@@ -91,13 +91,10 @@ pub fn launch(client: &Client, args: MergeSplitsArgs) {
     let vector_size = io_vector_size(client.properties(), &[args.width], size_of::<f32>());
     let vectors = args.width / vector_size;
     let shape = Shape::new(rows, vectors, args.items / args.batch, args.single_items_done);
+    let cubes = args.batch * args.rows.div_ceil(shape.cube_rows) * shape.chunks;
     merge_splits_kernel::launch(
         client,
-        cubecl::calculate_cube_count_elemwise(
-            client,
-            rows.div_ceil(shape.cube_rows) * shape.chunks,
-            CubeDim::new_single(),
-        ),
+        cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
         shape.cube_dim(),
         address_type(client, &[&args.outs, &args.lses, &args.out]),
         vector_size,
@@ -123,7 +120,7 @@ struct Merged<N: Size> {
     out: Vector<f32, N>,
 }
 
-/// Cube `i * chunks + c` merges chunk `c` of the `i`-th few rows. The width is in vectors.
+/// Cube `i * chunks + c` merges chunk `c` of the `i`-th few rows, all of one sequence. The width is in vectors.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn merge_splits_kernel<E: Float, N: Size>(
     outs: &[Vector<f32, N>],
@@ -141,14 +138,20 @@ fn merge_splits_kernel<E: Float, N: Size>(
     let mut group_outs = Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.groups * shape.columns));
     let mut group_highest = Shared::<[f32]>::new_slice(shape.groups);
     let mut group_sums = Shared::<[f32]>::new_slice(shape.groups);
-    let first_row = CUBE_POS / shape.chunks * shape.cube_rows;
-    for row in first_row..min(first_row + shape.cube_rows, batch * rows) {
-        let sequence = row / rows;
+    let row_blocks = rows.div_ceil(shape.cube_rows.runtime());
+    let sequence = CUBE_POS / shape.chunks / row_blocks;
+    if sequence < batch {
         let first = usize::cast_from(split_ptr[sequence]);
         let count = usize::cast_from(split_ptr[sequence + 1]) - first;
-        if comptime!(!shape.single_items_done) || count != 1 {
-            let column = CUBE_POS % shape.chunks * shape.columns + UNIT_POS_X as usize;
-            let state = first * rows + row % rows;
+        let column = CUBE_POS % shape.chunks * shape.columns + UNIT_POS_X as usize;
+        let first_row = CUBE_POS / shape.chunks % row_blocks * shape.cube_rows;
+        let mut end_row = min(first_row + shape.cube_rows, rows);
+        if comptime!(shape.single_items_done) && count == 1 {
+            end_row = first_row;
+        }
+        for sequence_row in first_row..end_row {
+            let row = sequence * rows + sequence_row;
+            let state = first * rows + sequence_row;
             let own = merge_group::<N>(outs, lses, state, rows, count, min(column, width - 1), width, neg_inf, shape);
             let mut highest = own.highest;
             let mut sum = own.sum;

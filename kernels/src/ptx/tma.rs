@@ -193,3 +193,19 @@ pub(crate) fn load_3d_multicast(shared: u32, map: u64, bar: u32, x: i32, y: i32,
         options(explicit_mem, reads_address_space global, writes_address_space shared)
     );
 }
+
+/// Starts to fetch a tile of a tensor of rank 3 into the L2 cache, where a later load finds it:
+/// `cp.async.bulk.prefetch.tensor` (PTX ISA, "cp.async.bulk.prefetch.tensor").
+///
+/// One thread. Nothing tells when it is there, and nothing needs to.
+#[cube]
+pub(crate) fn prefetch_3d(map: u64, x: i32, y: i32, z: i32) {
+    gpu_asm!(
+        "cp.async.bulk.prefetch.tensor.3d.L2.global.tile [{map}, {{{x}, {y}, {z}}}];",
+        map = in(_) read::<u64>(map),
+        x = in(_) read::<i32>(x),
+        y = in(_) read::<i32>(y),
+        z = in(_) read::<i32>(z),
+        options(explicit_mem, reads_address_space global)
+    );
+}

@@ -1,0 +1,422 @@
+//! MLA decode for Hopper (sm_90a): tile loads by TMA, products by wgmma. The README beside this file has the schedule.
+
+mod loader;
+mod output;
+mod softmax;
+
+use cubecl::ir::{AddressType, FloatKind};
+use cubecl::prelude::*;
+
+use self::loader::{Item, Loader, Tile};
+use self::output::{is_whole, scale_rows, write_lses, write_rows};
+use self::softmax::{SoftmaxState, clear_keys, inverse, log_sum, quad_sum, store_weights, weigh};
+use crate::portable::launch::or_dummy;
+use crate::portable::mla_decode::{DecodeArgs, DecodeError, DecodeKernel, DecodeSizes};
+use crate::ptx::wgmma::{Elem, Layout, Mma, Source, descriptor};
+use crate::ptx::{fence, mbarrier, shared_address, tma, warp, wgmma};
+
+/// Query rows of a tile: what a warpgroup multiplies at a time.
+const ROWS: usize = 64;
+/// Keys of a block, which arrives in two halves.
+const KEYS: usize = 64;
+const HALF_KEYS: usize = KEYS / 2;
+/// Blocks of keys in shared memory.
+const STAGES: u32 = 2;
+/// Units of a warpgroup, and of the cube: scores, left half of the output, right half.
+const GROUP: u32 = 128;
+const UNITS: u32 = 3 * GROUP;
+
+/// Channels of a value.
+const VALUE_WIDTH: usize = 512;
+/// Channels of a tile: 128 bytes, the width of the swizzle.
+const TILE_WIDTH: usize = 64;
+/// Bytes of 64 rows in one tile, of keys or queries.
+const TILE_BYTES: u32 = 8192;
+
+/// How queries and keys lie, seen as rows of terms.
+const ROWS_OF_TERMS: Layout = Layout::Terms { rows: ROWS };
+/// How keys lie, seen as values: a row is one term for all channels.
+const VALUES: Layout = Layout::Across { terms: KEYS };
+/// How weights lie.
+const WEIGHTS: Layout = Layout::Cores { rows: ROWS };
+
+/// Where the maximum of a row starts.
+const LOWEST: f32 = -1e30;
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Form {
+    /// Tiles of 64 channels in a key.
+    tiles: usize,
+    /// Keys that one tile load brings: half a block, or a page if that is shorter.
+    box_keys: usize,
+    /// bf16, otherwise f16.
+    bf16: bool,
+    /// Whether keys may be hidden.
+    causal: bool,
+}
+
+impl Form {
+    fn stage_bytes(self) -> u32 {
+        self.tiles as u32 * TILE_BYTES
+    }
+
+    fn elem(self) -> Elem {
+        if self.bf16 { Elem::Bf16 } else { Elem::F16 }
+    }
+
+    /// Scores of a block.
+    fn scores(self) -> Mma {
+        let (steps, elem, b) = (4 * self.tiles, self.elem(), ROWS_OF_TERMS);
+        Mma { n: KEYS, steps, elem, a: Source::Shared(ROWS_OF_TERMS), b, groups: 1 }
+    }
+
+    /// Half of the output of a block: two groups, so that the first half of the keys is done with before the second.
+    fn output(self) -> Mma {
+        let (steps, elem, b) = (KEYS / 16, self.elem(), VALUES);
+        Mma { n: VALUE_WIDTH / 2, steps, elem, a: Source::Shared(WEIGHTS), b, groups: 2 }
+    }
+}
+
+/// What a device needs for this kernel, and the problem for the kernel.
+pub(crate) fn form(client: &Client, sizes: &DecodeSizes) -> Option<Form> {
+    let hopper = client.properties().identity.fingerprint == "ptx_sm90";
+    let bf16 = match sizes.elem {
+        ElemType::Float(FloatKind::BF16) => true,
+        ElemType::Float(FloatKind::F16) => false,
+        _ => return None,
+    };
+    let widths = sizes.value_width == VALUE_WIDTH && matches!(sizes.key_width, 512 | 576);
+    let paged = sizes.page_size >= 16;
+    (hopper && widths && paged).then_some(Form {
+        tiles: sizes.key_width / TILE_WIDTH,
+        box_keys: sizes.page_size.min(HALF_KEYS),
+        bf16,
+        causal: sizes.causal,
+    })
+}
+
+/// The form, the grid and the width of offsets.
+pub(crate) fn prepare(client: &Client, sizes: &DecodeSizes) -> Result<(Form, CubeCount, AddressType), DecodeError> {
+    let form = form(client, sizes).ok_or(DecodeError::NoKernel(DecodeKernel::Sm90))?;
+    Ok((form, sizes.cube_count(client, ROWS)?, sizes.address_type(client)?))
+}
+
+/// Launches the kernel. Sizes have been checked.
+pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
+    let sizes = args.sizes;
+    let (form, cubes, address) = prepare(client, &sizes)?;
+    let slots = sizes.pages * sizes.page_size;
+    let kv_map = tile_map(args.kv_cache, [form.tiles, slots], [1, form.box_keys], sizes.elem)?;
+    let query_rows = sizes.batch * sizes.query_len * sizes.heads;
+    let q_map = tile_map(args.q, [form.tiles, query_rows], [form.tiles, ROWS], sizes.elem)?;
+    // SAFETY: the buffers have the sizes that the arguments state, tile loads outside of the cache give zeros. Items are taken
+    // as the planner has made them.
+    unsafe {
+        decode_sm90_kernel::launch_unchecked(
+            client,
+            cubes,
+            CubeDim::new_1d(UNITS),
+            address,
+            2,
+            kv_map,
+            q_map,
+            or_dummy(client, args.page_table, sizes.max_pages),
+            args.seq_lens,
+            args.items,
+            args.cube_ptr,
+            args.split_ptr,
+            args.partial_out,
+            args.partial_lse,
+            args.out,
+            args.lse,
+            sizes.query_len as u32,
+            sizes.heads as u32,
+            sizes.max_pages as u32,
+            sizes.page_size.ilog2(),
+            args.softmax_scale * std::f32::consts::LOG2_E,
+            f32::NEG_INFINITY.to_bits(),
+            form,
+            sizes.elem,
+        );
+    }
+    Ok(())
+}
+
+/// Rows of a matrix as `[tiles of 64 channels, rows, 64]`, so that one load brings tiles of rows.
+fn tile_map(
+    matrix: BufferArg,
+    [tiles, rows]: [usize; 2],
+    [tile_count, tile_rows]: [usize; 2],
+    elem: ElemType,
+) -> Result<TensorMapArg<Tiled>, DecodeError> {
+    let BufferArg::Handle { handle } = matrix else { return Err(DecodeError::NoKernel(DecodeKernel::Sm90)) };
+    let (shape, strides) = ([tiles, rows, TILE_WIDTH], [TILE_WIDTH, tiles * TILE_WIDTH, 1]);
+    let tile = [tile_count, tile_rows, TILE_WIDTH];
+    // SAFETY: the matrix has as many rows of as many channels.
+    Ok(unsafe { tma::tiled_map(handle.handle, &shape, &strides, &tile, elem, TensorMapSwizzle::B128) })
+}
+
+/// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
+#[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
+fn decode_sm90_kernel<E: Float, P: Size>(
+    kv_map: &TensorMap<E, Tiled>,
+    q_map: &TensorMap<E, Tiled>,
+    page_table: &[i32],
+    seq_lens: &[i32],
+    items: &[i32],
+    cube_ptr: &[i32],
+    split_ptr: &[i32],
+    partial_out: &mut [Vector<f32, P>],
+    partial_lse: &mut [f32],
+    out: &mut [Vector<E, P>],
+    lse: &mut [f32],
+    query_len: u32,
+    heads: u32,
+    max_pages: u32,
+    page_shift: u32,
+    scale: f32,
+    empty_lse: u32,
+    #[comptime] form: Form,
+    #[define(E)] _elem: ElemType,
+) {
+    let mut keys = Shared::<[u32]>::new_aligned_slice(comptime!((STAGES * form.stage_bytes() / 4) as usize), 1024usize);
+    let query = Shared::<[u32]>::new_aligned_slice(comptime!(form.stage_bytes() as usize / 4), 1024usize);
+    // [keys / 8][rows][8], what wgmma takes without swizzle
+    let mut weights = Shared::<[u32]>::new_aligned_slice(comptime!(ROWS * KEYS / 2), 1024usize);
+    let mut factors = Shared::<[f32]>::new_aligned_slice(ROWS, 128usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(4 * STAGES as usize + 4), 128usize);
+    let keys_at = shared_address(&keys);
+    let query_at = shared_address(&query);
+    let weights_at = shared_address(&weights);
+    // Of each half of each stage: loaded, and no longer needed.
+    let full = shared_address(&barriers);
+    let empty = full + comptime!(16 * STAGES);
+    // Weights and factors of a block: there, and no longer needed.
+    let weighed = empty + comptime!(16 * STAGES);
+    let used = weighed + 8;
+    let query_full = used + 8;
+    let query_empty = query_full + 8;
+    if UNIT_POS == 0 {
+        #[unroll]
+        for i in 0..comptime!(2 * STAGES) {
+            mbarrier::init(full + i * 8, 1u32);
+            mbarrier::init(empty + i * 8, 8u32);
+        }
+        mbarrier::init(weighed, GROUP);
+        mbarrier::init(used, 8u32);
+        mbarrier::init(query_full, 1u32);
+        mbarrier::init(query_empty, GROUP);
+        mbarrier::fence_init();
+    }
+    sync_cube();
+
+    let group = warp::uniform(UNIT_POS / GROUP);
+    let warp = warp::uniform(UNIT_POS % GROUP / 32);
+    let lane = UNIT_POS % 32;
+    let rows = query_len * heads;
+    let tile_row = CUBE_POS_X * comptime!(ROWS as u32);
+    // The first of the two rows of the tile that this unit has a part of, in scores and output alike.
+    let own_row = warp * 16 + lane / 4;
+    let last_row = min(tile_row + comptime!(ROWS as u32 - 1), rows - 1);
+
+    let tile = Tile { query_len, heads, last_row, causal: form.causal };
+
+    let mut index = cube_ptr[CUBE_POS_Y as usize] as u32;
+    let end_index = cube_ptr[CUBE_POS_Y as usize + 1] as u32;
+    // Blocks, weights and queries of all items so far.
+    let mut turn = 0u32;
+    let mut round = 0u32;
+    let mut queries = 0u32;
+    if group == 0 {
+        if index < end_index && warp == 0 && lane == 0 {
+            load_query::<E>(q_map, query_at, query_full, items[index as usize * 4] as u32 * rows + tile_row, form);
+        }
+        while index < end_index {
+            let mut item = Item::none();
+            item.read(items, seq_lens, index, &tile);
+            let end_a = tile.visible_end(seq_lens, item.sequence, min(tile_row + own_row, rows - 1), item.end_key);
+            let end_b = tile.visible_end(seq_lens, item.sequence, min(tile_row + own_row + 8, rows - 1), item.end_key);
+            let mut state =
+                SoftmaxState { highest_a: f32::new(LOWEST), highest_b: f32::new(LOWEST), sum_a: 0.0f32, sum_b: 0.0f32 };
+            mbarrier::wait(query_full, queries % 2);
+            let mut base = item.first_key;
+            let mut block = 0u32;
+            while block < item.blocks {
+                let stage = turn % STAGES;
+                let phase = turn / STAGES % 2;
+                mbarrier::wait(full + stage * 16, phase);
+                mbarrier::wait(full + stage * 16 + 8, phase);
+                let keys_of_stage = descriptor(keys_at + stage * comptime!(form.stage_bytes()), ROWS_OF_TERMS);
+                let issued = wgmma::mma_ss_zero::<Const<32>>(
+                    descriptor(query_at, ROWS_OF_TERMS),
+                    keys_of_stage,
+                    comptime!(form.scores()),
+                );
+                let s = wgmma::wait::<Const<32>>(issued, 0u32);
+                let weighted = weigh(s, &mut state, base, end_a, end_b, scale, lane, form);
+                mbarrier::wait(used, (round % 2) ^ 1);
+                store_weights(&weighted, own_row, lane, &mut weights, &mut factors);
+                if base + comptime!(KEYS as u32) > item.tile_end {
+                    clear_keys(&mut keys, stage, item.tile_end - base, form);
+                }
+                fence::async_shared();
+                mbarrier::arrive(weighed);
+                base += comptime!(KEYS as u32);
+                turn += 1;
+                round += 1;
+                block = warp::next(block);
+            }
+            mbarrier::arrive(query_empty);
+            if warp == 0 && index + 1 < end_index {
+                mbarrier::wait(query_empty, queries % 2);
+                if lane == 0 {
+                    let next_row = items[index as usize * 4 + 4] as u32 * rows + tile_row;
+                    load_query::<E>(q_map, query_at, query_full, next_row, form);
+                }
+            }
+            queries += 1;
+
+            // The last factors: what normalises the output.
+            let sum_a = quad_sum(state.sum_a);
+            let sum_b = quad_sum(state.sum_b);
+            mbarrier::wait(used, (round % 2) ^ 1);
+            let corner = lane % 4;
+            if corner == 0 {
+                factors[own_row as usize] = inverse(sum_a);
+                factors[own_row as usize + 8] = inverse(sum_b);
+                let lse_a = log_sum(sum_a, state.highest_a, empty_lse);
+                let lse_b = log_sum(sum_b, state.highest_b, empty_lse);
+                if is_whole(split_ptr, item.sequence) {
+                    write_lses(lse, item.sequence * rows, tile_row + own_row, rows, lse_a, lse_b);
+                } else {
+                    write_lses(partial_lse, index * rows, tile_row + own_row, rows, lse_a, lse_b);
+                }
+            }
+            mbarrier::arrive(weighed);
+            round += 1;
+            index = warp::next(index);
+        }
+    } else {
+        let half = group - 1;
+        let producer = half == 0 && warp == 0;
+        let map = tma::tensor_map_address::<E, Tiled>(kv_map);
+        let mut loader = Loader::new(map, keys_at, full, empty, page_shift, max_pages, index, end_index);
+        if producer {
+            loader.open(items, seq_lens, page_table, &tile, lane, form);
+            #[unroll]
+            for _ in 0..STAGES {
+                if loader.has_block() {
+                    loader.load_half(page_table, 0usize, lane, form);
+                    loader.load_half(page_table, 1usize, lane, form);
+                    loader.advance(items, seq_lens, page_table, &tile, lane, form);
+                }
+            }
+        }
+        while index < end_index {
+            let mut item = Item::none();
+            item.read(items, seq_lens, index, &tile);
+            let mut acc = Vector::<f32, Const<128>>::zeroed();
+            let mut block = 0u32;
+            while block < item.blocks {
+                let loads = producer && loader.has_block();
+                mbarrier::wait(weighed, round % 2);
+                let factor_a = factors[own_row as usize];
+                let factor_b = factors[own_row as usize + 8];
+                if plane_any(factor_a != 1.0f32 || factor_b != 1.0f32) {
+                    acc = scale_rows(acc, factor_a, factor_b);
+                }
+                let stage = turn % STAGES;
+                let value = keys_at + stage * comptime!(form.stage_bytes()) + half * comptime!(4 * TILE_BYTES);
+                let issued = wgmma::mma_ss::<Const<128>>(
+                    acc,
+                    descriptor(weights_at, WEIGHTS),
+                    descriptor(value, VALUES),
+                    comptime!(form.output()),
+                );
+                // The first half of the keys is done with while the second is still at work.
+                wgmma::wait_for_reads(1u32);
+                mbarrier::arrive_if(empty + stage * 16, lane == 0);
+                if loads {
+                    loader.load_half(page_table, 0usize, lane, form);
+                }
+                acc = wgmma::wait::<Const<128>>(issued, 0u32);
+                mbarrier::arrive_if(empty + stage * 16 + 8, lane == 0);
+                mbarrier::arrive_if(used, lane == 0);
+                if loads {
+                    loader.load_half(page_table, 1usize, lane, form);
+                    loader.advance(items, seq_lens, page_table, &tile, lane, form);
+                }
+                turn += 1;
+                round += 1;
+                block = warp::next(block);
+            }
+            mbarrier::wait(weighed, round % 2);
+            let factor_a = factors[own_row as usize];
+            let factor_b = factors[own_row as usize + 8];
+            acc = scale_rows(acc, factor_a, factor_b);
+            sync_plane();
+            mbarrier::arrive_if(used, lane == 0);
+            round += 1;
+            let column = half * 128 + lane % 4;
+            if is_whole(split_ptr, item.sequence) {
+                write_rows::<E, P>(acc, out, item.sequence * rows, tile_row + own_row, rows, column);
+            } else {
+                write_rows::<f32, P>(acc, partial_out, index * rows, tile_row + own_row, rows, column);
+            }
+            index = warp::next(index);
+        }
+    }
+}
+
+/// Starts to load the query rows of a tile, of which `row` is the first.
+#[cube]
+fn load_query<E: Float>(map: &TensorMap<E, Tiled>, query_at: u32, query_full: u32, row: u32, #[comptime] form: Form) {
+    mbarrier::arrive_expect(query_full, form.stage_bytes());
+    tma::load_3d(query_at, tma::tensor_map_address::<E, Tiled>(map), query_full, 0i32, row as i32, 0i32);
+}
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, buffer};
+    let entry = |form: Form| {
+        let elem = ElemType::Float(if form.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
+        let name = format!("mla_decode.sm90.{}.{}.{}", form.elem().name(), form.tiles * TILE_WIDTH, form.box_keys);
+        Entry::new(name, move |device, target| {
+            let map = || tile_map(buffer(), [form.tiles, 64], [1, 16], elem).expect("made of a handle");
+            decode_sm90_kernel::create_dummy_kernel(
+                device,
+                target,
+                CubeCount::Static(1, 1, 1),
+                CubeDim::new_1d(UNITS),
+                AddressType::U32,
+                2,
+                map(),
+                map(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                1,
+                1,
+                1,
+                1,
+                1.0,
+                1,
+                form,
+                elem,
+            )
+        })
+        .on(|arch| arch == Arch::Sm90a)
+        .unchecked()
+    };
+    vec![
+        entry(Form { tiles: 9, box_keys: 32, bf16: true, causal: true }),
+        entry(Form { tiles: 8, box_keys: 16, bf16: false, causal: false }),
+    ]
+}
