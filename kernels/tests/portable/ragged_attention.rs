@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 use half::{bf16, f16};
 use mla_kernels::portable::ragged_attention::{RaggedAttentionArgs, RaggedAttentionError, launch};
+use mla_kernels::portable::tile_attention::DeviceError;
 use rstest::rstest;
 
 use crate::support::{arg, for_each_client, random, read, upload};
@@ -146,7 +147,7 @@ impl<E: Host> Case<E> {
         let (out, lse) = self.expected();
         for_each_client(|client| {
             let (got_out, got_lse) = match self.run(client) {
-                Err(RaggedAttentionError::Elem(elem)) => {
+                Err(RaggedAttentionError::Device(DeviceError::Elem(elem))) => {
                     // Every device has f32; f16 and bf16 are features.
                     assert_ne!(elem, f32::elem_type_native(), "refused");
                     eprintln!("skipped: {} has no {elem}", client.name());
@@ -277,7 +278,7 @@ fn what_the_kernel_cannot_do_is_an_error() {
             launch(client, args).expect_err("refused")
         };
         let (float, int) = (f32::elem_type_native(), i32::elem_type_native());
-        assert_eq!(error(int, 1), RaggedAttentionError::Elem(int));
+        assert_eq!(error(int, 1), DeviceError::Elem(int).into());
         assert_eq!(error(float, 0), RaggedAttentionError::Width { key_width: 0, value_width: 1 });
     });
 }

@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 use half::{bf16, f16};
+use mla_kernels::portable::tile_attention::DeviceError;
 use mla_kernels::portable::vertical_slash_attention::{AttentionArgs, Layout, VerticalSlashError, launch};
 use rstest::rstest;
 
@@ -237,7 +238,7 @@ impl<E: Host> Case<E> {
         let (out, lse) = self.expected();
         for_each_client(|client| {
             let (got_out, got_lse) = match self.run(client) {
-                Err(VerticalSlashError::Elem(elem)) => {
+                Err(VerticalSlashError::Device(DeviceError::Elem(elem))) => {
                     // Every device has f32; f16 and bf16 are features.
                     assert_ne!(elem, f32::elem_type_native(), "refused");
                     eprintln!("skipped: {} has no {elem}", client.name());
@@ -358,7 +359,7 @@ fn what_the_kernel_cannot_do_is_an_error() {
             launch(client, args).expect_err("refused")
         };
         let int = i32::elem_type_native();
-        assert_eq!(refused(|args| args.elem = i32::elem_type_native()), VerticalSlashError::Elem(int));
+        assert_eq!(refused(|args| args.elem = i32::elem_type_native()), DeviceError::Elem(int).into());
         let error = refused(|args| args.key_width = 0);
         assert_eq!(error, VerticalSlashError::Width { key_width: 0, value_width: 1 });
         let error = refused(|args| (args.heads, args.kv_heads) = (3, 2));
