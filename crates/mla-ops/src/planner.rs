@@ -96,8 +96,8 @@ pub fn max_items(batch: usize, cubes: usize, splits: Splits, max_seq_len: usize,
 /// Tiles that a cube may have above its share for sequences to stay whole.
 const MAX_SLACK: u64 = 8;
 
-/// Sequences of which the device's planner tries that.
-const MAX_WHOLE: usize = 2048;
+/// Up to how many sequences and cubes that is tried: what the device's planner has room for.
+const MAX_WHOLE: (usize, usize) = (2048, 256);
 
 struct PlanBuilder {
     /// Non-negative lengths, in keys.
@@ -124,13 +124,13 @@ impl PlanBuilder {
         self.lens[sequence].div_ceil(self.tile).max(1)
     }
 
-    /// Auto, first: whole sequences, if with them no cube has much more than its share, and there are not too many of them for
-    /// the device to try the same.
+    /// Auto, first: whole sequences, if with them no cube has much more than its share.
     fn deal_whole(&mut self, cubes: usize) -> bool {
         let tiles: Vec<u64> = (0..self.lens.len()).map(|b| self.tiles(b)).collect();
         let share = tiles.iter().sum::<u64>().div_ceil(cubes as u64);
         let bound = share + (share / 16).min(MAX_SLACK);
-        let fits = (1..=MAX_WHOLE).contains(&tiles.len())
+        let fits = (1..=MAX_WHOLE.0).contains(&tiles.len())
+            && cubes <= MAX_WHOLE.1
             && tiles.iter().all(|&tiles| tiles <= bound)
             && runs_under(&tiles, bound) <= cubes;
         if fits {

@@ -13,8 +13,8 @@ use super::merge_state::{EMPTY_LSE, higher, inverse, merged_lse, weight};
 const UNITS: usize = 256;
 /// Units that a row should have at least: fewer would read it in pieces that are no whole lines.
 const MIN_COLUMNS: usize = 16;
-/// Units that keep a large GPU busy.
-const BUSY_UNITS: usize = 1 << 18;
+/// Units that a large GPU runs at the same time, with the registers that they have.
+const BUSY_UNITS: usize = 1 << 17;
 /// Cubes that do, with several rows each. Each cube costs its start, also where there is nothing to merge.
 const BUSY_CUBES: usize = 1 << 11;
 /// Splits that a unit loads at a time, at most.

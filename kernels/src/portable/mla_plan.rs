@@ -36,7 +36,7 @@ const MAX_TILES: usize = i32::MAX as usize;
 pub enum SplitMode {
     /// Every cube takes the same number of consecutive tiles of the batch, its share; sequences are cut where a cube is full.
     /// But if the cubes can take whole sequences without any having more than a sixteenth, and 8 tiles, above its share, then
-    /// none is cut: the results of whole sequences need no merge.
+    /// none is cut: the results of whole sequences need no merge. That is tried for up to 2048 sequences and 256 cubes.
     Auto,
     /// This many, near-equal in size; fewer for a sequence that has fewer tiles. 0 counts as 1.
     Count(usize),
@@ -252,8 +252,12 @@ fn plan_kernel(
 
     let mut share = max(total_tiles.div_ceil(cubes), 1u32);
     let mut stay_whole = false;
+    // Of the cube with the number of this unit.
+    let mut first_sequence = 0u32;
     if comptime!(rule == Rule::Shares) {
-        stay_whole = whole_sequences_fit(&tile_ptr, &mut item_ptr, &mut scratch, share, total_tiles, batch, cubes);
+        let whole = deal_whole(&tile_ptr, &mut item_ptr, &mut scratch, share, total_tiles, batch, cubes);
+        stay_whole = whole.fits;
+        first_sequence = whole.first_sequence;
         if stay_whole {
             share = total_tiles;
         }
@@ -296,13 +300,10 @@ fn plan_kernel(
             split_ptr[batch as usize] = total_items as i32;
         }
         if stay_whole {
+            if UNIT_POS < cubes {
+                cube_ptr[UNIT_POS as usize] = first_sequence as i32;
+            }
             if UNIT_POS == 0 {
-                let bound = whole_bound(total_tiles.div_ceil(cubes));
-                let mut sequence = 0u32;
-                for cube in 0..cubes {
-                    cube_ptr[cube as usize] = sequence as i32;
-                    sequence = end_of_whole(&tile_ptr, sequence, bound, total_tiles, batch);
-                }
                 cube_ptr[cubes as usize] = batch as i32;
             }
         } else if comptime!(rule == Rule::Shares) {
@@ -362,10 +363,18 @@ fn plan_kernel(
     }
 }
 
-/// Whether the cubes can take the sequences whole, none of them more than a little above its share. Sequences that share a
-/// prefix sum are not asked. `ends` is scratch.
+/// Whether the cubes can take the sequences whole, and where the run of a cube starts then.
+#[derive(CubeType, Clone, Copy)]
+struct Whole {
+    fits: bool,
+    /// Of the cube with the number of the unit.
+    first_sequence: u32,
+}
+
+/// Deals out whole sequences, so that no cube has more than a little above its share. Not tried where sequences share a prefix
+/// sum, or cubes a unit. `ends` is scratch.
 #[cube]
-fn whole_sequences_fit(
+fn deal_whole(
     tile_ptr: &Shared<[u32]>,
     ends: &mut Shared<[u32]>,
     scratch: &mut Shared<[u32]>,
@@ -373,16 +382,21 @@ fn whole_sequences_fit(
     total_tiles: u32,
     batch: u32,
     cubes: u32,
-) -> bool {
-    let mut fits = batch > 0 && batch <= comptime!(GROUPS as u32);
-    let bound = whole_bound(share);
+) -> Whole {
+    let bound = share + min(share / 16, comptime!(MAX_SLACK).runtime());
+    let mut fits = batch > 0 && batch <= comptime!(GROUPS as u32) && cubes <= comptime!(UNITS as u32);
     // All sums are there, and the total of the last scan has been read.
     sync_cube();
+    // The end of a run from each sequence on.
     let mut too_long = 0u32;
     if fits {
         let mut sequence = UNIT_POS;
         while sequence < batch {
-            let end = end_of_whole(tile_ptr, sequence, bound, total_tiles, batch);
+            let target = tile_ptr[sequence as usize] + bound;
+            let mut end = batch;
+            if target < total_tiles {
+                end = last_at_most(tile_ptr, sequence, target);
+            }
             ends[sequence as usize] = end;
             if end == sequence {
                 too_long = 1u32;
@@ -392,11 +406,15 @@ fn whole_sequences_fit(
     }
     scan_units(scratch, too_long);
     fits = fits && scratch[comptime!(UNITS - 1)] == 0;
+    let mut first_sequence = batch;
     if fits {
-        // One after the other, but with a load from shared memory alone for each cube.
+        // Run after run, but with a load from shared memory alone for each.
         let mut sequence = 0u32;
         let mut runs = 0u32;
         while runs < cubes && sequence < batch {
+            if runs == UNIT_POS {
+                first_sequence = sequence;
+            }
             sequence = ends[sequence as usize];
             runs += 1;
         }
@@ -404,26 +422,7 @@ fn whole_sequences_fit(
     }
     // The list is filled anew after this.
     sync_cube();
-    fits
-}
-
-/// The most tiles that a cube may have for sequences to stay whole.
-#[cube]
-fn whole_bound(share: u32) -> u32 {
-    share + min(share / 16, comptime!(MAX_SLACK).runtime())
-}
-
-/// The first sequence that a run of whole sequences from `sequence` on, of at most `bound` tiles, leaves out.
-#[cube]
-fn end_of_whole(tile_ptr: &Shared<[u32]>, sequence: u32, bound: u32, total_tiles: u32, batch: u32) -> u32 {
-    let mut end = batch;
-    if sequence < batch {
-        let target = tile_ptr[sequence as usize] + bound;
-        if target < total_tiles {
-            end = last_at_most(tile_ptr, sequence, target);
-        }
-    }
-    end
+    Whole { fits, first_sequence }
 }
 
 /// How sequences are cut.

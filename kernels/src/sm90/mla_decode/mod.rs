@@ -8,7 +8,7 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
 use self::loader::{Item, Loader, Tile};
-use self::output::{is_whole, scale_rows, write_lses, write_rows};
+use self::output::{COLUMNS, is_whole, scale_rows, write_lses, write_rows};
 use self::softmax::{SoftmaxState, clear_keys, inverse, log_sum, quad_sum, store_weights, weigh};
 use crate::portable::launch::or_dummy;
 use crate::portable::mla_decode::{DecodeArgs, DecodeError, DecodeKernel, DecodeSizes};
@@ -118,7 +118,7 @@ pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
             cubes,
             CubeDim::new_1d(UNITS),
             address,
-            2,
+            COLUMNS,
             kv_map,
             q_map,
             or_dummy(client, args.page_table, sizes.max_pages),
@@ -198,6 +198,8 @@ fn decode_sm90_kernel<E: Float, P: Size>(
     let query_full = used + 8;
     let query_empty = query_full + 8;
     if UNIT_POS == 0 {
+        tma::prefetch(tma::tensor_map_address::<E, Tiled>(kv_map));
+        tma::prefetch(tma::tensor_map_address::<E, Tiled>(q_map));
         #[unroll]
         for i in 0..comptime!(2 * STAGES) {
             mbarrier::init(full + i * 8, 1u32);
@@ -235,6 +237,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
         while index < end_index {
             let mut item = Item::none();
             item.read(items, seq_lens, index, &tile);
+            let whole = is_whole(split_ptr, item.sequence);
             let end_a = tile.visible_end(seq_lens, item.sequence, min(tile_row + own_row, rows - 1), item.end_key);
             let end_b = tile.visible_end(seq_lens, item.sequence, min(tile_row + own_row + 8, rows - 1), item.end_key);
             let mut state =
@@ -287,7 +290,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
                 factors[own_row as usize + 8] = inverse(sum_b);
                 let lse_a = log_sum(sum_a, state.highest_a, empty_lse);
                 let lse_b = log_sum(sum_b, state.highest_b, empty_lse);
-                if is_whole(split_ptr, item.sequence) {
+                if whole {
                     write_lses(lse, item.sequence * rows, tile_row + own_row, rows, lse_a, lse_b);
                 } else {
                     write_lses(partial_lse, index * rows, tile_row + own_row, rows, lse_a, lse_b);
@@ -316,6 +319,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
         while index < end_index {
             let mut item = Item::none();
             item.read(items, seq_lens, index, &tile);
+            let whole = is_whole(split_ptr, item.sequence);
             let mut acc = Vector::<f32, Const<128>>::zeroed();
             let mut block = 0u32;
             while block < item.blocks {
@@ -358,11 +362,10 @@ fn decode_sm90_kernel<E: Float, P: Size>(
             sync_plane();
             mbarrier::arrive_if(used, lane == 0);
             round += 1;
-            let column = half * 128 + lane % 4;
-            if is_whole(split_ptr, item.sequence) {
-                write_rows::<E, P>(acc, out, item.sequence * rows, tile_row + own_row, rows, column);
+            if whole {
+                write_rows::<E, P>(acc, out, item.sequence * rows, tile_row + own_row, rows, half, lane);
             } else {
-                write_rows::<f32, P>(acc, partial_out, index * rows, tile_row + own_row, rows, column);
+                write_rows::<f32, P>(acc, partial_out, index * rows, tile_row + own_row, rows, half, lane);
             }
             index = warp::next(index);
         }
@@ -390,7 +393,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 CubeCount::Static(1, 1, 1),
                 CubeDim::new_1d(UNITS),
                 AddressType::U32,
-                2,
+                COLUMNS,
                 map(),
                 map(),
                 buffer(),

@@ -5,6 +5,9 @@ use cubecl::prelude::*;
 use super::VALUE_WIDTH;
 use crate::ptx::math;
 
+/// Columns that a unit writes at once.
+pub(super) const COLUMNS: usize = 4;
+
 /// Multiplies both rows of a unit's part of the output.
 #[cube]
 pub(super) fn scale_rows(acc: Vector<f32, Const<128>>, factor_a: f32, factor_b: f32) -> Vector<f32, Const<128>> {
@@ -36,7 +39,8 @@ pub(super) fn write_lses(lse: &mut [f32], start: u32, row: u32, rows: u32, lse_a
     }
 }
 
-/// Writes both rows of a unit's part of the output, from a column on. Columns are counted in pairs.
+/// Writes both rows of a unit's part of one half of the output; called by a whole warp. `row` is the first of them, and the
+/// sequence's or item's rows start at `start`.
 #[cube]
 pub(super) fn write_rows<T: Float, P: Size>(
     acc: Vector<f32, Const<128>>,
@@ -44,30 +48,45 @@ pub(super) fn write_rows<T: Float, P: Size>(
     start: u32,
     row: u32,
     rows: u32,
-    column: u32,
+    half: u32,
+    lane: u32,
 ) {
-    let at = (start + row) as usize * comptime!(VALUE_WIDTH / 2) + column as usize;
-    if row < rows {
-        write_row::<T, P>(acc, out, at, 0usize);
-    }
-    if row + 8 < rows {
-        write_row::<T, P>(acc, out, at + comptime!(8 * VALUE_WIDTH / 2), 2usize);
-    }
+    let half_at = half as usize * comptime!(VALUE_WIDTH / 2 / COLUMNS);
+    let at = (start + row) as usize * comptime!(VALUE_WIDTH / COLUMNS) + half_at;
+    write_row::<T, P>(acc, out, at, row < rows, lane, 0usize);
+    write_row::<T, P>(acc, out, at + comptime!(8 * VALUE_WIDTH / COLUMNS), row + 8 < rows, lane, 2usize);
 }
 
-/// Writes one of the two rows.
+/// Writes one of the two rows, if there is such a row. Of each 8 columns a unit has two, its neighbour the next two: of two
+/// times 8, each gives the other what makes four in a row.
 #[cube]
 fn write_row<T: Float, P: Size>(
     acc: Vector<f32, Const<128>>,
     out: &mut [Vector<T, P>],
     at: usize,
+    is_row: bool,
+    lane: u32,
     #[comptime] first: usize,
 ) {
-    #[unroll]
-    for i in 0..32usize {
-        let mut pair = Vector::<f32, P>::empty();
-        pair.insert(0usize, acc.extract(comptime!(4 * i + first)));
-        pair.insert(1usize, acc.extract(comptime!(4 * i + first + 1)));
-        out[at + 4 * i] = Vector::cast_from(pair);
+    let second = lane % 2 == 1;
+    let own_at = at + (lane % 2 * 2 + lane % 4 / 2) as usize;
+    if plane_any(is_row) {
+        #[unroll]
+        for i in 0..16usize {
+            let a = comptime!(8 * i + first);
+            let b = comptime!(8 * i + 4 + first);
+            let (a0, a1) = (acc.extract(a), acc.extract(comptime!(a + 1)));
+            let (b0, b1) = (acc.extract(b), acc.extract(comptime!(b + 1)));
+            let other0 = plane_shuffle_xor(select(second, a0, b0), 1u32);
+            let other1 = plane_shuffle_xor(select(second, a1, b1), 1u32);
+            let mut columns = Vector::<f32, P>::empty();
+            columns.insert(0usize, select(second, other0, a0));
+            columns.insert(1usize, select(second, other1, a1));
+            columns.insert(2usize, select(second, b0, other0));
+            columns.insert(3usize, select(second, b1, other1));
+            if is_row {
+                out[own_at + 4 * i] = Vector::cast_from(columns);
+            }
+        }
     }
 }
