@@ -13,11 +13,11 @@ use mla_kernels::portable::{
     vertical_slash_index, write_latent,
 };
 
-use crate::Splits;
 use crate::backend::{
     DecodeSpec, KvIndicesSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec,
     VerticalSlashSpec,
 };
+use crate::{Path, Splits};
 
 impl MlaBackend for CubeBackend {
     fn mla_plan(seq_lens: CubeTensor, spec: PlanSpec) -> (CubeTensor, CubeTensor, CubeTensor) {
@@ -90,7 +90,8 @@ impl MlaBackend for CubeBackend {
             },
             softmax_scale: spec.softmax_scale,
         };
-        launched(mla_decode::launch(&client, args));
+        let kernel = spec.path.and_then(Path::kernel).unwrap_or_else(|| args.sizes.kernel(&client));
+        launched(mla_decode::launch_kernel(&client, args, kernel));
         merge_state::launch_merge_splits(
             &client,
             merge_state::MergeSplitsArgs {

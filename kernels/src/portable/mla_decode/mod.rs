@@ -142,11 +142,19 @@ pub fn has_kernel(client: &Client, kernel: DecodeKernel, sizes: &DecodeSizes) ->
 /// # Errors
 /// What [`launch`] would give.
 pub fn check(client: &Client, sizes: &DecodeSizes) -> Result<(), DecodeError> {
+    check_kernel(client, sizes, sizes.kernel(client))
+}
+
+/// The same for [`launch_kernel`].
+///
+/// # Errors
+/// What [`launch_kernel`] would give.
+pub fn check_kernel(client: &Client, sizes: &DecodeSizes, kernel: DecodeKernel) -> Result<(), DecodeError> {
     if sizes.is_empty() {
         return Ok(());
     }
     sizes.check(client)?;
-    match sizes.kernel(client) {
+    match kernel {
         DecodeKernel::Plain => plain::prepare(client, sizes).map(|_| ()),
         DecodeKernel::Mma => mma::prepare(client, sizes).map(|_| ()),
         #[cfg(feature = "cuda")]
