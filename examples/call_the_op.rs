@@ -12,7 +12,8 @@ fn main() -> Result<(), MlaError> {
         page_table: Tensor::<1, Int>::from_data(ids(vec![5, 2]), (&device, DType::I32)).reshape([1, 2]),
         seq_lens: Tensor::from_data(TensorData::new(vec![100], [1]), (&device, DType::I32)),
     };
-    let options = MlaDecodeOptions { value_width: 512, softmax_scale: 0.07, causal: true, splits: Splits::Auto };
+    let splits = Splits::Auto;
+    let options = MlaDecodeOptions { value_width: 512, softmax_scale: 0.07, causal: true, splits, path: None };
     let (out, lse) = mla_decode(args, &options, None)?; // [1, 1, 16, 512], [1, 1, 16]
     println!("{:?} {:?}", out.dims(), lse.dims());
     Ok(())

@@ -138,6 +138,7 @@ impl Case {
             softmax_scale: (D as f32).powf(-0.5),
             causal: shape.s_q > 1,
             splits: Splits::Auto,
+            path: None,
         };
         Ok(Self { shape, lens, table, width, q, args, options })
     }

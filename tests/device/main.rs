@@ -16,6 +16,7 @@ mod ops_fusion;
 mod ops_merge_state;
 mod ops_merge_state_large;
 mod ops_mla_decode;
+mod ops_mla_decode_fuzz;
 mod ops_mla_decode_grid;
 mod ops_paging;
 mod ops_ragged_attention;

@@ -1,9 +1,9 @@
 //! Wrong arguments of `mla_decode` and `mla_plan`; how they are compared: `ops_errors.rs`.
 
-use burn::tensor::{Device, IntDType, Tensor};
+use burn::tensor::{DType, Device, IntDType, Tensor};
 use mla_ops::{
-    MlaDecodeArgs, MlaDecodeOptions, MlaError, MlaPlan, MlaPlanArgs, MlaQuery, PagedBatchArgs, Splits, mla_decode,
-    mla_plan,
+    MlaDecodeArgs, MlaDecodeOptions, MlaError, MlaPlan, MlaPlanArgs, MlaQuery, PagedBatchArgs, Path, Splits,
+    mla_decode, mla_plan,
 };
 use rstest::rstest;
 
@@ -75,6 +75,36 @@ fn ops_errors_mla_decode() {
         refused(Shape, "kv_cache", [2, 1, 3, 5], [2, 1, 3, 3]);
         refused(Value, "value_width", [2, 1, 3, 4], [2, 1, 3, 3]);
         refused(Shape, "page_table", [3, 1, 3, 5], [3, 1, 3, 2]);
+    });
+}
+
+/// An implementation that the device does not have for the problem; also where there is nothing to compute.
+#[test]
+fn ops_errors_mla_decode_path() {
+    for_each_device(|device| {
+        let half = if device.supports_dtype(DType::F16) { DType::F16 } else { DType::F32 };
+        let tiny_pages = DecodeCase { widths: (576, 512), dtype: half, page_size: 8, ..Default::default() };
+        let cases = [
+            DecodeCase { widths: (7, 5), ..Default::default() },
+            DecodeCase { widths: (576, 512), page_size: 64, ..Default::default() },
+            DecodeCase { lens: vec![], ..tiny_pages.clone() },
+            tiny_pages,
+        ];
+        for case in cases {
+            let has = case.paths(device);
+            for path in [Path::Reference, Path::Portable, Path::PortableMma, Path::Sm90] {
+                let case = DecodeCase { path: Some(path), ..case.clone() };
+                let result = mla_decode(case.inputs(52).args(device), &case.options(), None);
+                if has.contains(&path) {
+                    result.unwrap_or_else(|error| panic!("{error} ({case:?})"));
+                    continue;
+                }
+                let text = result.as_ref().err().map_or(String::new(), MlaError::to_string);
+                assert_refused(result, Value, "path");
+                let said = [format!("`path` is {path}"), format!("{device:?}"), format!(": {}", has[0])];
+                assert!(said.iter().all(|words| text.contains(words)), "{text}, which should say {said:?}");
+            }
+        }
     });
 }
 

@@ -22,7 +22,7 @@ fn decode(q: [usize; 4], max_pages: usize, splits: Splits, dtype: DType, device:
         page_table: ints(&vec![0; batch * max_pages], [batch, max_pages], device),
         seq_lens: ints(&vec![0; batch], [batch], device),
     };
-    let options = MlaDecodeOptions { value_width: width, softmax_scale: 1.0, causal: false, splits };
+    let options = MlaDecodeOptions { value_width: width, softmax_scale: 1.0, causal: false, splits, path: None };
     mla_decode(args, &options, None).map(|(_, lse)| {
         assert!(values(lse).iter().all(|lse| *lse == f32::NEG_INFINITY), "no keys, {q:?} on {device:?}");
     })

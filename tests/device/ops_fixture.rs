@@ -130,6 +130,10 @@ pub struct DecodeCase {
     pub parts: bool,
     /// With a plan that was made before.
     pub planned: bool,
+    /// The factor of the scores, times the root of D.
+    pub sharpness: f32,
+    /// The implementation that is asked for.
+    pub path: Option<Path>,
 }
 
 impl Default for DecodeCase {
@@ -145,6 +149,9 @@ impl Default for DecodeCase {
             dtype: DType::F32,
             parts: false,
             planned: false,
+            // Scores of a size at which some keys weigh much more than others: a wrong key then shows.
+            sharpness: 4.0,
+            path: None,
         }
     }
 }
@@ -166,7 +173,14 @@ pub struct DecodeInputs {
 impl DecodeCase {
     /// Random values, on pages in random order. Some pages are never used, and the table is wider than it need be.
     pub fn inputs(&self, seed: u64) -> DecodeInputs {
+        self.inputs_of(seed, |rng| rng.random_range(-1.0..1.0))
+    }
+
+    /// The same of other values, rounded to what the dtype can hold.
+    pub fn inputs_of(&self, seed: u64, value: fn(&mut ChaCha8Rng) -> f64) -> DecodeInputs {
         let mut rng = rng(seed);
+        let random =
+            |rng: &mut ChaCha8Rng, n| -> Vec<f64> { (0..n).map(|_| rounded(value(rng), self.dtype)).collect() };
         let (page_size, width) = (self.page_size, self.widths.0);
         let used: Vec<usize> = self.lens.iter().map(|len| len.div_ceil(page_size)).collect();
         let max_pages = used.iter().max().map_or(0, |most| most + 1);
@@ -182,11 +196,45 @@ impl DecodeCase {
                 page_table[b * max_pages + page] = id;
                 let tokens = page_size.min(len - page * page_size);
                 let row = id as usize * page_size * width;
-                kv_cache[row..row + tokens * width].copy_from_slice(&random(&mut rng, tokens * width, self.dtype));
+                kv_cache[row..row + tokens * width].copy_from_slice(&random(&mut rng, tokens * width));
             }
         }
-        let q = random(&mut rng, self.lens.len() * self.query_len * self.heads * width, self.dtype);
+        let q = random(&mut rng, self.rows() * width);
         DecodeInputs { case: self.clone(), q, kv_cache, pages, page_table, max_pages }
+    }
+
+    /// Query rows: the size of `[B, Sq, H]`.
+    pub fn rows(&self) -> usize {
+        self.lens.len() * self.query_len * self.heads
+    }
+
+    /// The implementations that a device should have for this, the fastest first.
+    pub fn paths(&self, device: &Device) -> Vec<Path> {
+        if *device == Device::flex() {
+            return vec![Path::Reference];
+        }
+        let (width, value_width) = self.widths;
+        let half = matches!(self.dtype, DType::F16 | DType::BF16);
+        let latents = matches!(self.widths, (576 | 512, 512)) && self.page_size >= 16;
+        let whole_fragments = width.is_multiple_of(16) && value_width.is_multiple_of(16);
+        let paths = [
+            (Path::Sm90, half && latents && is_hopper(device)),
+            (Path::PortableMma, half && whole_fragments && is_cuda(device)),
+            (Path::Portable, true),
+        ];
+        paths.into_iter().filter(|(_, has)| *has).map(|(path, _)| path).collect()
+    }
+
+    /// This, and where the device has Hopper's own kernel, the same for that one: with latents of both widths.
+    pub fn and_on_sm90(self, device: &Device) -> Vec<Self> {
+        let latents = [(576, 512), (512, 512)].map(|widths| Self {
+            widths,
+            parts: self.parts && widths.0 > widths.1,
+            path: Some(Path::Sm90),
+            ..self.clone()
+        });
+        let latents = latents.into_iter().filter(|case| case.paths(device).contains(&Path::Sm90));
+        std::iter::once(self).chain(latents).collect()
     }
 
     /// The implementation that a test of this device is about is the one that runs.
@@ -200,23 +248,16 @@ impl DecodeCase {
             page_size: self.page_size,
             dtype: self.dtype,
         };
-        let (width, value_width) = self.widths;
-        let latents = matches!(self.widths, (576 | 512, 512));
-        let whole_fragments = width.is_multiple_of(16) && value_width.is_multiple_of(16);
-        let path = match self.dtype {
-            _ if *device == Device::flex() => Path::Reference,
-            DType::F16 | DType::BF16 if is_hopper(device) && latents && self.page_size >= 16 => Path::Sm90,
-            DType::F16 | DType::BF16 if is_cuda(device) && whole_fragments => Path::PortableMma,
-            _ => Path::Portable,
-        };
-        assert_eq!(mla_ops::explain_path(&problem, device).path, path);
+        let paths = self.paths(device);
+        assert_eq!(mla_ops::available_paths(&problem, device), paths, "{self:?}");
+        assert_eq!(mla_ops::explain_path(&problem, device).path, paths[0], "{self:?}");
+        assert!(self.path.is_none_or(|path| paths.contains(&path)), "{self:?} on {device:?}");
     }
 
     pub fn options(&self) -> MlaDecodeOptions {
         let (width, value_width) = self.widths;
-        // Scores of a size at which some keys weigh much more than others: a wrong key then shows.
-        let softmax_scale = 4.0 / (width as f32).sqrt();
-        MlaDecodeOptions { value_width, softmax_scale, causal: self.causal, splits: self.splits }
+        let softmax_scale = self.sharpness / (width as f32).sqrt();
+        MlaDecodeOptions { value_width, softmax_scale, causal: self.causal, splits: self.splits, path: self.path }
     }
 }
 
@@ -258,7 +299,12 @@ impl DecodeInputs {
     }
 
     pub fn expected(&self) -> State {
-        oracle::mla_decode(&oracle::MlaDecode {
+        self.expected_rows(0..self.case.rows())
+    }
+
+    /// Of some rows of `[B, Sq, H]`.
+    pub fn expected_rows(&self, rows: impl IntoIterator<Item = usize>) -> State {
+        let args = oracle::MlaDecode {
             q: &self.q,
             kv_cache: &self.kv_cache,
             page_table: &self.page_table,
@@ -271,7 +317,8 @@ impl DecodeInputs {
             value_width: self.case.widths.1,
             scale: f64::from(self.case.options().softmax_scale),
             causal: self.case.causal,
-        })
+        };
+        oracle::mla_decode(&args, rows)
     }
 
     /// Runs the problem and compares it with the oracle.
@@ -282,4 +329,24 @@ impl DecodeInputs {
         assert_eq!(out.dtype(), self.case.dtype, "{what}");
         assert_state(&what, (out, lse), &self.expected());
     }
+
+    /// Runs the problem and compares some rows of `[B, Sq, H]` with the oracle; the others are finite.
+    pub fn check_rows(&self, device: &Device, rows: &[usize]) {
+        self.case.assert_path(device);
+        let what = format!("mla_decode on {device:?}: {:?}", self.case);
+        let (out, lse) = self.run(device);
+        assert_eq!((out.dtype(), lse.shape().num_elements()), (self.case.dtype, self.case.rows()), "{what}");
+        let (out, lse) = (values(out), values(lse));
+        assert!(out.iter().all(|value| value.is_finite()), "{what}: some output is not finite");
+        let (some_out, some_lse) = pick_rows(&out, &lse, rows);
+        let expected = self.expected_rows(rows.iter().copied());
+        assert_rows(&format!("of rows {rows:?}, {what}"), self.case.dtype, &some_out, &some_lse, &expected);
+    }
+}
+
+/// Some rows of out and lse.
+pub fn pick_rows(out: &[f32], lse: &[f32], rows: &[usize]) -> (Vec<f32>, Vec<f32>) {
+    let width = out.len() / lse.len().max(1);
+    let outs = rows.iter().flat_map(|row| &out[row * width..][..width]).copied().collect();
+    (outs, rows.iter().map(|&row| lse[row]).collect())
 }

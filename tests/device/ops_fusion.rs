@@ -54,8 +54,8 @@ fn step(device: &Device, dtype: DType) -> (Tensor<3>, Tensor<2>) {
         page_table: table + 0,
         seq_lens,
     };
-    let options =
-        MlaDecodeOptions { value_width: VALUE_WIDTH, softmax_scale: 0.2, causal: true, splits: Splits::Tokens(16) };
+    let splits = Splits::Tokens(16);
+    let options = MlaDecodeOptions { value_width: VALUE_WIDTH, softmax_scale: 0.2, causal: true, splits, path: None };
     let (out, lse) = mla_decode(args, &options, None).expect("legal");
     let out = (out.exp() * 0.5).reshape([batch, HEADS, VALUE_WIDTH]);
     let lse = lse.reshape([batch, HEADS]) * 0.5;

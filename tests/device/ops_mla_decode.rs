@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use mla_ops::{MlaQuery, Splits, mla_decode};
 use rstest::rstest;
 
-use crate::devices::{FLOATS, for_each_device, for_each_dtype, supports};
+use crate::devices::{FLOATS, for_each_device, for_each_dtype, is_cuda, supports};
 use crate::ops_fixture::{DecodeCase, UNUSED_PAGE, bits, ints, restrided};
 
 const WIDTHS: [(usize, usize); 4] = [(576, 512), (512, 512), (80, 64), (7, 5)];
@@ -26,7 +26,7 @@ fn ops_decode_lengths_around_pages(
         let widths = WIDTHS[(query_len + usize::from(causal) + page_size.ilog2() as usize) % 4];
         let lens = lens_around(page_size);
         let case = DecodeCase { lens, query_len, page_size, widths, causal, dtype, ..Default::default() };
-        case.inputs(1).check(device);
+        case.and_on_sm90(device).iter().for_each(|case| case.inputs(1).check(device));
     });
 }
 
@@ -43,7 +43,7 @@ fn ops_decode_heads_and_widths(#[values(0, 1, 2, 3)] widths: usize, #[values(fal
             let (widths, parts) = (WIDTHS[widths], i % 2 == 1 && WIDTHS[widths].0 > WIDTHS[widths].1);
             let case =
                 DecodeCase { lens, query_len, heads, page_size, widths, causal, dtype, parts, ..Default::default() };
-            case.inputs(2).check(device);
+            case.and_on_sm90(device).iter().for_each(|case| case.inputs(2).check(device));
         }
     });
 }
@@ -71,7 +71,7 @@ fn ops_decode_splits(
             let lens = vec![0, 1, 63, 64, 65, 140, 300];
             let case =
                 DecodeCase { lens, query_len, page_size, causal, splits, dtype, parts, planned, ..Default::default() };
-            case.inputs(3).check(device);
+            case.and_on_sm90(device).iter().for_each(|case| case.inputs(3).check(device));
         }
     });
 }
@@ -80,7 +80,8 @@ fn ops_decode_splits(
 fn ops_decode_long(#[values(1, 9)] heads: usize, #[values(Splits::Auto, Splits::Count(7))] splits: Splits) {
     for_each_dtype(|device, dtype| {
         let (lens, widths) = (vec![4096, 4001], WIDTHS[0]);
-        DecodeCase { lens, heads, page_size: 64, widths, splits, dtype, ..Default::default() }.inputs(5).check(device);
+        let case = DecodeCase { lens, heads, page_size: 64, widths, splits, dtype, ..Default::default() };
+        case.and_on_sm90(device).iter().for_each(|case| case.inputs(5).check(device));
     });
 }
 
@@ -89,10 +90,12 @@ fn ops_decode_long(#[values(1, 9)] heads: usize, #[values(Splits::Auto, Splits::
 fn ops_decode_queries_that_see_nothing(#[values(Splits::Auto, Splits::Tokens(1))] splits: Splits) {
     for_each_dtype(|device, dtype| {
         let case = DecodeCase { lens: vec![0, 1, 2, 3, 4], query_len: 4, splits, dtype, ..Default::default() };
-        let inputs = case.inputs(6);
-        let blind = inputs.expected().lse.iter().filter(|lse| **lse == f64::NEG_INFINITY).count();
-        assert_eq!(blind, (4 + 3 + 2 + 1) * case.heads, "what the case is about");
-        inputs.check(device);
+        for case in case.and_on_sm90(device) {
+            let inputs = case.inputs(6);
+            let blind = inputs.expected().lse.iter().filter(|lse| **lse == f64::NEG_INFINITY).count();
+            assert_eq!(blind, (4 + 3 + 2 + 1) * case.heads, "what the case is about");
+            inputs.check(device);
+        }
     });
 }
 
@@ -114,48 +117,96 @@ fn ops_decode_empty_batches_and_queries() {
 /// No key at all: neither a page nor a column of the table.
 #[test]
 fn ops_decode_without_pages() {
-    for_each_device(|device| {
-        let mut inputs = DecodeCase { lens: vec![0, 0], ..Default::default() }.inputs(8);
-        (inputs.pages, inputs.max_pages) = (0, 0);
-        inputs.kv_cache.clear();
-        inputs.page_table.clear();
-        inputs.check(device);
+    for_each_dtype(|device, dtype| {
+        for case in (DecodeCase { lens: vec![0, 0], dtype, ..Default::default() }).and_on_sm90(device) {
+            let mut inputs = case.inputs(8);
+            (inputs.pages, inputs.max_pages) = (0, 0);
+            inputs.kv_cache.clear();
+            inputs.page_table.clear();
+            inputs.check(device);
+        }
     });
 }
 
 #[test]
 fn ops_decode_strided_inputs() {
     for_each_dtype(|device, dtype| {
-        let inputs = DecodeCase { query_len: 2, dtype, ..Default::default() }.inputs(9);
-        let (case, args) = (&inputs.case, inputs.args(device));
-        let (batch, max_pages, (width, _)) = (case.lens.len(), inputs.max_pages, case.widths);
-        let (out, lse) = inputs.run(device);
+        for case in (DecodeCase { query_len: 2, dtype, ..Default::default() }).and_on_sm90(device) {
+            let inputs = case.inputs(9);
+            let args = inputs.args(device);
+            let (batch, max_pages, (width, _)) = (case.lens.len(), inputs.max_pages, case.widths);
+            let (out, lse) = inputs.run(device);
 
-        let mut strided = args.clone();
-        let MlaQuery::Whole(q) = args.q else { unreachable!("the case says whole") };
-        // The same values through other strides: heads before tokens, and a window of wider rows.
-        let wide = Tensor::full([batch, 2, 3, width + 9], f32::NAN, (device, dtype));
-        let wide = wide.slice_assign([0..batch, 0..2, 0..3, 4..4 + width], q);
-        strided.q = MlaQuery::Whole(restrided(wide, 1, 2).narrow(3, 4, width));
-        let table = ints(&vec![UNUSED_PAGE; (max_pages + 3) * batch], [max_pages + 3, batch], device);
-        let table = table.slice_assign([2..2 + max_pages, 0..batch], args.page_table.transpose());
-        strided.page_table = table.narrow(0, 2, max_pages).transpose();
-        strided.kv_cache = restrided(args.kv_cache, 0, 1);
+            let mut strided = args.clone();
+            let MlaQuery::Whole(q) = args.q else { unreachable!("the case says whole") };
+            // The same values through other strides: heads before tokens, and a window of wider rows.
+            let wide = Tensor::full([batch, 2, 3, width + 9], f32::NAN, (device, dtype));
+            let wide = wide.slice_assign([0..batch, 0..2, 0..3, 4..4 + width], q);
+            strided.q = MlaQuery::Whole(restrided(wide, 1, 2).narrow(3, 4, width));
+            let table = ints(&vec![UNUSED_PAGE; (max_pages + 3) * batch], [max_pages + 3, batch], device);
+            let table = table.slice_assign([2..2 + max_pages, 0..batch], args.page_table.transpose());
+            strided.page_table = table.narrow(0, 2, max_pages).transpose();
+            strided.kv_cache = restrided(args.kv_cache, 0, 1);
 
-        let (strided_out, strided_lse) = mla_decode(strided, &case.options(), None).expect("legal");
-        assert_eq!(bits(&strided_out), bits(&out));
-        assert_eq!(bits(&strided_lse), bits(&lse));
+            let (strided_out, strided_lse) = mla_decode(strided, &case.options(), None).expect("legal");
+            assert_eq!(bits(&strided_out), bits(&out));
+            assert_eq!(bits(&strided_lse), bits(&lse));
+        }
+    });
+}
+
+/// Windows of wider rows that start where a device's tile loads can: no copy is made of them where the kernel takes strides.
+#[test]
+fn ops_decode_of_rows_that_lie_apart() {
+    for_each_dtype(|device, dtype| {
+        for case in (DecodeCase { query_len: 2, dtype, ..Default::default() }).and_on_sm90(device) {
+            let inputs = case.inputs(10);
+            let MlaDecodeArgs { q, kv_cache, page_table, seq_lens } = inputs.args(device);
+            let MlaQuery::Whole(q) = q else { unreachable!("the case says whole") };
+            let (out, lse) = inputs.run(device);
+            let width = case.widths.0;
+            let [batch, query_len, heads, _] = q.dims();
+            let wide = Tensor::full([batch, query_len, heads, width + 384], f32::NAN, (device, dtype));
+            let wide = wide.slice_assign([0..batch, 0..query_len, 0..heads, 128..128 + width], q);
+            let q = MlaQuery::Whole(wide.narrow(3, 128, width));
+            let [pages, page_size, _] = kv_cache.dims();
+            let wide = Tensor::full([pages, page_size, width + 384], f32::NAN, (device, dtype));
+            let wide = wide.slice_assign([0..pages, 0..page_size, 256..256 + width], kv_cache);
+            let args = MlaDecodeArgs { q, kv_cache: wide.narrow(2, 256, width), page_table, seq_lens };
+            let (apart_out, apart_lse) = mla_decode(args, &case.options(), None).expect("legal");
+            assert_eq!(bits(&apart_out), bits(&out));
+            assert_eq!(bits(&apart_lse), bits(&lse));
+        }
     });
 }
 
 #[rstest]
-fn ops_decode_same_bits_every_time(#[values(Splits::Auto, Splits::Count(3), Splits::Tokens(64))] splits: Splits) {
+fn ops_decode_twice_gives_the_same_bits(
+    #[values(Splits::Auto, Splits::Count(3), Splits::Tokens(64))] splits: Splits,
+    #[values(false, true)] planned: bool,
+) {
     for_each_dtype(|device, dtype| {
-        let inputs = DecodeCase { query_len: 2, heads: 64, splits, dtype, ..Default::default() }.inputs(10);
-        let (out, lse) = inputs.run(device);
-        for _ in 0..3 {
-            let (again, lse_again) = inputs.run(device);
-            assert_eq!((bits(&again), bits(&lse_again)), (bits(&out), bits(&lse)));
+        let base = DecodeCase { query_len: 2, heads: 64, splits, planned, dtype, ..Default::default() };
+        let mut cases = vec![base.clone(), DecodeCase { heads: 9, widths: WIDTHS[0], ..base.clone() }];
+        if is_cuda(device) {
+            let (lens, widths) = (vec![1000, 0, 3333, 65], WIDTHS[0]);
+            cases.push(DecodeCase { lens, heads: 128, page_size: 64, widths, ..base.clone() });
+            cases.push(DecodeCase { lens: vec![999; 70], query_len: 1, heads: 16, widths: WIDTHS[1], ..base });
+        }
+        for case in cases {
+            let mut inputs = case.inputs(10);
+            for path in case.paths(device) {
+                inputs.case.path = Some(path);
+                inputs.case.assert_path(device);
+                let (args, plan) = (inputs.args(device), inputs.case.planned.then(|| inputs.plan(device)));
+                let run = || mla_decode(args.clone(), &inputs.case.options(), plan.as_ref()).expect("legal");
+                let (out, lse) = run();
+                for _ in 0..3 {
+                    let (again, lse_again) = run();
+                    let same = (bits(&again), bits(&lse_again)) == (bits(&out), bits(&lse));
+                    assert!(same, "{:?} on {device:?}", inputs.case);
+                }
+            }
         }
     });
 }
@@ -165,9 +216,11 @@ fn ops_decode_same_bits_every_time(#[values(Splits::Auto, Splits::Count(3), Spli
 fn ops_decode_plan_changes_nothing() {
     for_each_dtype(|device, dtype| {
         let case = DecodeCase { splits: Splits::Tokens(64), dtype, ..Default::default() };
-        let planned = DecodeCase { planned: true, ..case.clone() };
-        let (own, shared) = (case.inputs(11).run(device), planned.inputs(11).run(device));
-        assert_eq!((bits(&own.0), bits(&own.1)), (bits(&shared.0), bits(&shared.1)));
+        for case in case.and_on_sm90(device) {
+            let planned = DecodeCase { planned: true, ..case.clone() };
+            let (own, shared) = (case.inputs(11).run(device), planned.inputs(11).run(device));
+            assert_eq!((bits(&own.0), bits(&own.1)), (bits(&shared.0), bits(&shared.1)));
+        }
     });
 }
 
@@ -175,19 +228,21 @@ fn ops_decode_plan_changes_nothing() {
 #[rstest]
 fn ops_decode_token_splits_ignore_neighbours(#[values(1, 64, 100)] tokens: usize, #[values(9, 128)] heads: usize) {
     for_each_dtype(|device, dtype| {
-        let case = |lens| DecodeCase { lens, heads, splits: Splits::Tokens(tokens), dtype, ..Default::default() };
-        let mut alone = case(vec![300]).inputs(12);
-        // Room in the cache for the neighbours' pages.
-        let crowd = case(vec![1, 500, 300, 0, 129]).inputs(13);
-        let width = case(vec![]).widths.0;
-        let row = heads * width;
-        alone.q = crowd.q[2 * row..3 * row].to_vec();
-        alone.page_table = crowd.page_table[2 * crowd.max_pages..3 * crowd.max_pages].to_vec();
-        (alone.max_pages, alone.pages, alone.kv_cache) = (crowd.max_pages, crowd.pages, crowd.kv_cache.clone());
+        let base = DecodeCase { heads, splits: Splits::Tokens(tokens), dtype, ..Default::default() };
+        for base in base.and_on_sm90(device) {
+            let case = |lens| DecodeCase { lens, ..base.clone() };
+            let mut alone = case(vec![300]).inputs(12);
+            // Room in the cache for the neighbours' pages.
+            let crowd = case(vec![1, 500, 300, 0, 129]).inputs(13);
+            let row = heads * base.widths.0;
+            alone.q = crowd.q[2 * row..3 * row].to_vec();
+            alone.page_table = crowd.page_table[2 * crowd.max_pages..3 * crowd.max_pages].to_vec();
+            (alone.max_pages, alone.pages, alone.kv_cache) = (crowd.max_pages, crowd.pages, crowd.kv_cache.clone());
 
-        let (out, lse) = alone.run(device);
-        let (crowd_out, crowd_lse) = crowd.run(device);
-        assert_eq!(bits(&out), bits(&crowd_out.narrow(0, 2, 1)));
-        assert_eq!(bits(&lse), bits(&crowd_lse.narrow(0, 2, 1)));
+            let (out, lse) = alone.run(device);
+            let (crowd_out, crowd_lse) = crowd.run(device);
+            assert_eq!(bits(&out), bits(&crowd_out.narrow(0, 2, 1)));
+            assert_eq!(bits(&lse), bits(&crowd_lse.narrow(0, 2, 1)));
+        }
     });
 }

@@ -2,13 +2,13 @@
 //! of DeepSeek-V3 and pages of 64. See [`runs`] for the part of it that a CPU computes.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use mla_ops::{MlaDecodeArgs, MlaQuery, mla_decode};
+use mla_ops::{MlaDecodeArgs, MlaQuery, Path, mla_decode};
 use rand::RngExt;
 use rand::seq::{SliceRandom, index};
 use rstest::rstest;
 
 use crate::devices::{FLOATS, for_each_device, is_cuda, supports};
-use crate::ops_fixture::{DecodeCase, UNUSED_PAGE, assert_rows, ints, lens_i32, rng, rounded, values};
+use crate::ops_fixture::{DecodeCase, UNUSED_PAGE, assert_rows, ints, lens_i32, pick_rows, rng, rounded, values};
 use crate::oracle::{self, State};
 
 const BATCHES: [usize; 4] = [1, 2, 6, 64];
@@ -49,12 +49,12 @@ fn ops_decode_grid(
             let Some(&batch) = batches.last().filter(|_| supports(device, dtype)) else { continue };
             let rows = batches.iter().map(|b| b * QUERY_LENS[2] * largest(b).unwrap_or(0)).max().unwrap_or(0);
             let pool = Pool::new(batch, rows, len, fixed, dtype);
-            let cache = pool.cache(device);
+            let caches = Caches::new(&pool, device);
             let mut cases = 0;
             for batch in batches {
                 for query_len in QUERY_LENS {
                     for heads in HEADS.into_iter().filter(|&heads| run(batch, heads)) {
-                        pool.check(&pool.case(batch, query_len, heads, causal), &cache, device);
+                        pool.check(&pool.case(batch, query_len, heads, causal), &caches, device);
                         cases += 1;
                     }
                 }
@@ -125,13 +125,14 @@ impl Pool {
         }
     }
 
-    fn cache(&self, device: &Device) -> Tensor<3> {
+    fn cache(&self, device: &Device, dtype: DType) -> Tensor<3> {
         let data = TensorData::new(self.cache.clone(), [self.pages, PAGE_SIZE, WIDTHS.0]);
-        Tensor::from_data(data, (device, self.dtype))
+        Tensor::from_data(data, (device, dtype))
     }
 
     /// Values of out and lse.
-    fn run(&self, case: &DecodeCase, cache: Tensor<3>, device: &Device) -> (Vec<f32>, Vec<f32>) {
+    fn run(&self, case: &DecodeCase, cache: Tensor<3>) -> (Vec<f32>, Vec<f32>) {
+        let device = &cache.device();
         let batch = case.lens.len();
         let shape = [batch, case.query_len, case.heads, WIDTHS.0];
         let q = TensorData::new(self.q[..shape.iter().product()].to_vec(), shape);
@@ -146,33 +147,37 @@ impl Pool {
         (values(out), values(lse))
     }
 
-    fn check(&self, case: &DecodeCase, cache: &Tensor<3>, device: &Device) {
-        case.assert_path(device);
-        let what = format!("mla_decode on {device:?}: {case:?}");
-        let (out, lse) = self.run(case, cache.clone(), device);
-        assert!(out.iter().all(|value| value.is_finite()), "{what}: some output is not finite");
-
-        let rows = index::sample(&mut rng(42), lse.len(), ORACLE_ROWS.min(lse.len())).into_vec();
-        let (mut some_out, mut some_lse, mut expected) = (Vec::new(), Vec::new(), State::default());
-        for &row in &rows {
-            some_out.extend(&out[row * WIDTHS.1..(row + 1) * WIDTHS.1]);
-            some_lse.push(lse[row]);
-            expected.push(self.expected(case, row));
-        }
-        assert_rows(&format!("rows {rows:?} of {what}"), self.dtype, &some_out, &some_lse, &expected);
-
-        // All rows, against another kernel: in f32 on the same GPU where that is another one, else on the CPU.
-        let flex = Device::flex();
-        let reference = match is_cuda(device) && self.dtype != DType::F32 {
-            true => Some(device),
-            false => Some(&flex).filter(|flex| *flex != device && lse.len() * self.lens[0] <= FLEX_WORK),
-        };
-        if let Some(reference) = reference {
-            let cache = TensorData::new(self.cache.clone(), [self.pages, PAGE_SIZE, WIDTHS.0]);
-            let (out_f32, lse_f32) = self.run(case, Tensor::from_data(cache, (reference, DType::F32)), reference);
+    /// Runs a case, in 16 bits on CUDA with each of the kernels that are for that, and compares some rows with the oracle and
+    /// all rows with another kernel.
+    fn check(&self, case: &DecodeCase, caches: &Caches, device: &Device) {
+        let rows = index::sample(&mut rng(42), case.rows(), ORACLE_ROWS.min(case.rows())).into_vec();
+        let mut expected = State::default();
+        rows.iter().for_each(|&row| expected.push(self.expected(case, row)));
+        let small = case.rows() * self.lens[0] <= FLEX_WORK;
+        let reference = caches.reference.as_ref().filter(|cache| is_cuda(&cache.device()) || small);
+        let reference = reference.map(|cache| {
+            let (out, lse) = self.run(case, cache.clone());
             let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect();
-            let expected = State { out: wide(out_f32), lse: wide(lse_f32) };
-            assert_rows(&format!("against f32 on {reference:?}: {what}"), self.dtype, &out, &lse, &expected);
+            (cache.device(), State { out: wide(out), lse: wide(lse) })
+        });
+
+        let paths: Vec<Option<Path>> = match self.dtype {
+            DType::F16 | DType::BF16 if is_cuda(device) => {
+                case.paths(device).into_iter().filter(|path| *path != Path::Portable).map(Some).collect()
+            }
+            _ => vec![None],
+        };
+        for path in paths {
+            let case = DecodeCase { path, ..case.clone() };
+            case.assert_path(device);
+            let what = format!("mla_decode on {device:?}: {case:?}");
+            let (out, lse) = self.run(&case, caches.cache.clone());
+            assert!(out.iter().all(|value| value.is_finite()), "{what}: some output is not finite");
+            let (some_out, some_lse) = pick_rows(&out, &lse, &rows);
+            assert_rows(&format!("rows {rows:?} of {what}"), self.dtype, &some_out, &some_lse, &expected);
+            if let Some((device, expected)) = &reference {
+                assert_rows(&format!("against f32 on {device:?}: {what}"), self.dtype, &out, &lse, expected);
+            }
         }
     }
 
@@ -192,5 +197,24 @@ impl Pool {
         let keys = keys.chunks_exact(WIDTHS.0).map(|key| (key, &key[..WIDTHS.1]));
         let scale = f64::from(case.options().softmax_scale);
         oracle::attend(&query, keys, |product| scale * product, WIDTHS.1)
+    }
+}
+
+/// The pool's cache on devices.
+struct Caches {
+    cache: Tensor<3>,
+    /// For another kernel: in f32 on the same GPU where that is another one, else on the CPU.
+    reference: Option<Tensor<3>>,
+}
+
+impl Caches {
+    fn new(pool: &Pool, device: &Device) -> Self {
+        let flex = Device::flex();
+        let reference = match is_cuda(device) && pool.dtype != DType::F32 {
+            true => Some(device),
+            false => Some(&flex).filter(|flex| *flex != device),
+        };
+        let reference = reference.map(|device| pool.cache(device, DType::F32));
+        Self { cache: pool.cache(device, pool.dtype), reference }
     }
 }

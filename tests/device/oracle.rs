@@ -36,29 +36,21 @@ pub struct MlaDecode<'a> {
     pub causal: bool,
 }
 
-/// Attention over the paged cache: out `[B, Sq, H, Dv]`, lse `[B, Sq, H]`.
-pub fn mla_decode(args: &MlaDecode) -> State {
+/// Attention over the paged cache, of some rows of `[B, Sq, H]`: out `[rows, Dv]`, lse `[rows]`.
+pub fn mla_decode(args: &MlaDecode, rows: impl IntoIterator<Item = usize>) -> State {
     let mut state = State::default();
-    let mut queries = args.q.chunks_exact(args.key_width);
-    for (b, &len) in args.seq_lens.iter().enumerate() {
-        let row_of = |token: usize| {
-            let page = args.page_table[b * args.max_pages + token / args.page_size] as usize;
-            let row = (page * args.page_size + token % args.page_size) * args.key_width;
-            &args.kv_cache[row..row + args.key_width]
-        };
-        let rows: Vec<&[f64]> = (0..len as usize).map(row_of).collect();
-        for i in 0..args.query_len {
-            let visible = if args.causal {
-                (i as i64 + 1 + i64::from(len) - args.query_len as i64).max(0)
-            } else {
-                i64::from(len)
-            };
-            for _ in 0..args.heads {
-                let query = queries.next().expect("a query per token and head");
-                let keys = rows[..visible as usize].iter().map(|row| (*row, &row[..args.value_width]));
-                state.push(attend(query, keys, |product| args.scale * product, args.value_width));
-            }
-        }
+    for row in rows {
+        let (b, token) = (row / args.heads / args.query_len, row / args.heads % args.query_len);
+        let len = i64::from(args.seq_lens[b]);
+        let visible = if args.causal { (token as i64 + 1 + len - args.query_len as i64).max(0) } else { len };
+        let keys = (0..visible as usize).map(|key| {
+            let page = args.page_table[b * args.max_pages + key / args.page_size] as usize;
+            let at = (page * args.page_size + key % args.page_size) * args.key_width;
+            let key = &args.kv_cache[at..at + args.key_width];
+            (key, &key[..args.value_width])
+        });
+        let query = &args.q[row * args.key_width..][..args.key_width];
+        state.push(attend(query, keys, |product| args.scale * product, args.value_width));
     }
     state
 }

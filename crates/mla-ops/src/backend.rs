@@ -10,9 +10,9 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
-use crate::Splits;
 #[cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda")))]
 use crate::fusion;
+use crate::{Path, Splits};
 
 /// What [`MlaBackend::mla_plan`] needs beside the lengths.
 #[derive(Debug, Clone)]
@@ -38,6 +38,8 @@ pub struct DecodeSpec {
     pub softmax_scale: f32,
     /// Whether later query tokens see more keys than earlier ones.
     pub causal: bool,
+    /// The implementation, one that the device has; otherwise the fastest.
+    pub path: Option<Path>,
 }
 
 /// What [`MlaBackend::ragged_attention`] needs beside the tensors.

@@ -13,11 +13,11 @@ use mla_kernels::portable::{
     vertical_slash_index, write_latent,
 };
 
-use crate::Splits;
 use crate::backend::{
     DecodeSpec, KvIndicesSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec,
     VerticalSlashSpec,
 };
+use crate::{Path, Splits};
 
 impl MlaBackend for CubeBackend {
     fn mla_plan(seq_lens: CubeTensor, spec: PlanSpec) -> (CubeTensor, CubeTensor, CubeTensor) {
@@ -53,7 +53,7 @@ impl MlaBackend for CubeBackend {
         split_ptr: CubeTensor,
         spec: DecodeSpec,
     ) -> (CubeTensor, CubeTensor) {
-        let [q, kv_cache, page_table, seq_lens] = [q, kv_cache, page_table, seq_lens].map(contiguous);
+        let [page_table, seq_lens] = [page_table, seq_lens].map(contiguous);
         let [batch, query_len, heads, key_width] = dims(&q);
         let [pages, page_size, _] = dims(&kv_cache);
         let [_, max_pages] = dims(&page_table);
@@ -65,7 +65,26 @@ impl MlaBackend for CubeBackend {
         let partial_out = empty(&q, [capacity, rows, value_width], DType::F32);
         let partial_lse = empty(&q, [capacity, rows], DType::F32);
         let client = q.client.clone();
+        let sizes = mla_decode::DecodeSizes {
+            batch,
+            query_len,
+            heads,
+            key_width,
+            value_width,
+            pages,
+            page_size,
+            max_pages,
+            cubes: cubes_and_one - 1,
+            capacity,
+            causal: spec.causal,
+            elem,
+        };
+        let kernel = spec.path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&client));
+        let [q, kv_cache] =
+            [q, kv_cache].map(|rows| if kernel.takes_strides() { evenly_spaced(rows) } else { contiguous(rows) });
         let args = mla_decode::DecodeArgs {
+            q_stride: row_stride(&q).unwrap_or(key_width),
+            kv_stride: row_stride(&kv_cache).unwrap_or(key_width),
             q: q.into_buffer_arg(),
             kv_cache: kv_cache.into_buffer_arg(),
             page_table: page_table.into_buffer_arg(),
@@ -77,23 +96,10 @@ impl MlaBackend for CubeBackend {
             partial_lse: partial_lse.into_buffer_arg(),
             out: out.clone().into_buffer_arg(),
             lse: lse.clone().into_buffer_arg(),
-            sizes: mla_decode::DecodeSizes {
-                batch,
-                query_len,
-                heads,
-                key_width,
-                value_width,
-                pages,
-                page_size,
-                max_pages,
-                cubes: cubes_and_one - 1,
-                capacity,
-                causal: spec.causal,
-                elem,
-            },
+            sizes,
             softmax_scale: spec.softmax_scale,
         };
-        launched(mla_decode::launch(&client, args));
+        launched(mla_decode::launch_kernel(&client, args, kernel));
         (out, lse)
     }
 
@@ -410,6 +416,30 @@ impl MlaBackend for CubeBackend {
 fn contiguous(tensor: CubeTensor) -> CubeTensor {
     // Burn's own test of strides does not take tensors without elements.
     if tensor.meta.shape().num_elements() == 0 { tensor } else { into_contiguous(tensor) }
+}
+
+/// The tensor, or a copy where its rows are not as [`row_stride`] wants them.
+fn evenly_spaced(tensor: CubeTensor) -> CubeTensor {
+    if row_stride(&tensor).is_some() { tensor } else { contiguous(tensor) }
+}
+
+/// Elements from one row (along the last dimension) to the next, where all rows lie one after the other at that distance, and
+/// as copies of 16 bytes need them.
+fn row_stride(tensor: &CubeTensor) -> Option<usize> {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let (&width, outer) = shape.as_slice().split_last()?;
+    let (&unit, outer_strides) = strides.split_last()?;
+    let (mut rows, mut step) = (1, None);
+    for (&len, &stride) in outer.iter().zip(outer_strides).rev().filter(|(len, _)| **len != 1) {
+        if stride != rows * *step.get_or_insert(stride) {
+            return None;
+        }
+        rows *= len;
+    }
+    let step = step.unwrap_or(width);
+    let offset = tensor.handle.offset_start.unwrap_or(0);
+    let aligned = (step * tensor.dtype.size()).is_multiple_of(16) && offset.is_multiple_of(16);
+    (unit == 1 && step >= width && rows > 0 && aligned).then_some(step)
 }
 
 fn dims<const D: usize>(tensor: &CubeTensor) -> [usize; D] {

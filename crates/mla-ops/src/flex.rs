@@ -11,7 +11,7 @@ use crate::backend::{
     DecodeSpec, KvIndicesSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec,
     VerticalSlashSpec,
 };
-use crate::reference;
+use crate::{Path, reference};
 
 impl MlaBackend for Flex {
     fn mla_plan(seq_lens: IntTensor<Self>, spec: PlanSpec) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
@@ -29,6 +29,7 @@ impl MlaBackend for Flex {
         _split_ptr: IntTensor<Self>,
         spec: DecodeSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        debug_assert!(matches!(spec.path, None | Some(Path::Reference)), "a path that the public function refuses");
         let cache = reference::PagedRows::new(float(kv_cache), int(page_table));
         let (out, lse) = reference::mla_decode(float(q), cache, int(seq_lens), int(items), &spec);
         (float_primitive(out), float_primitive(lse))

@@ -9,10 +9,10 @@ use mla_kernels::portable::mla_decode::{self, DecodeError, DecodeSizes};
 use mla_kernels::portable::mla_plan::{self, PlanSizes};
 use mla_kernels::portable::ragged_attention::{self, RaggedAttentionError, RaggedAttentionSizes};
 
-use crate::MlaError;
 use crate::backend::PlanSpec;
 use crate::check::Check;
 use crate::ops::mla_decode::MlaDecodeProblem;
+use crate::{MlaError, Path};
 
 /// The client of the call's device; none on the CPU, which has no such limits.
 fn client(check: &Check) -> Option<Client> {
@@ -39,6 +39,7 @@ pub(crate) fn decode(
     [pages, max_pages]: [usize; 2],
     [cubes, capacity]: [usize; 2],
     causal: bool,
+    path: Option<Path>,
 ) -> Result<(), MlaError> {
     let Some(client) = client(check) else { return Ok(()) };
     let &MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype } = problem;
@@ -56,9 +57,11 @@ pub(crate) fn decode(
         causal,
         elem: dtype_to_elem_type(dtype),
     };
-    mla_decode::check(&client, &sizes).map_err(|error| {
+    let kernel = path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&client));
+    mla_decode::check_kernel(&client, &sizes, kernel).map_err(|error| {
         let argument = match &error {
-            DecodeError::Element(_) | DecodeError::NoKernel(_) => "q",
+            DecodeError::NoKernel(_) => "path",
+            DecodeError::Element(_) => "q",
             DecodeError::Size { name: "tiles of query rows", .. } => "q",
             DecodeError::Size { name: "cubes", .. } => "plan",
             DecodeError::Address(len) if *len == capacity * query_len * heads * value_width => "splits",

@@ -6,7 +6,7 @@ use std::fmt;
 use burn::backend::{DispatchDevice, cubecl::dtype_to_elem_type};
 use burn::tensor::Device;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-use mla_kernels::portable::mla_decode::{DecodeKernel, DecodeSizes};
+use mla_kernels::portable::mla_decode::{DecodeKernel, DecodeSizes, has_kernel};
 
 use crate::ops::mla_decode::MlaDecodeProblem;
 
@@ -33,20 +33,52 @@ pub struct PathChoice {
     pub reason: String,
 }
 
-impl fmt::Display for PathChoice {
+impl Path {
+    /// The kernel that it is; none for [`Path::Reference`].
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    pub(crate) fn kernel(self) -> Option<DecodeKernel> {
+        match self {
+            Path::Reference => None,
+            Path::Portable => Some(DecodeKernel::Plain),
+            Path::PortableMma => Some(DecodeKernel::Mma),
+            Path::Sm90 => Some(DecodeKernel::Sm90),
+        }
+    }
+}
+
+impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = match self.path {
+        f.write_str(match self {
             Path::Reference => "reference",
             Path::Portable => "portable",
             Path::PortableMma => "portable-mma",
             Path::Sm90 => "sm90",
-        };
-        write!(f, "{path}: {}", self.reason)
+        })
     }
 }
 
-/// Which implementation of [`mla_decode`](crate::mla_decode) runs for a problem on a device.
+impl fmt::Display for PathChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.reason)
+    }
+}
+
+/// Which implementation of [`mla_decode`](crate::mla_decode) runs for a problem on a device, where the options name none.
 pub fn explain_path(problem: &MlaDecodeProblem, device: &Device) -> PathChoice {
+    let path = available_paths(problem, device).first().copied().unwrap_or(Path::Portable);
+    let what = match path {
+        Path::Reference => {
+            return PathChoice { path, reason: format!("tensor operations, the implementation on {device:?}") };
+        }
+        Path::Portable => "no matrix instructions",
+        Path::PortableMma => "matrix instructions",
+        Path::Sm90 => "TMA and wgmma",
+    };
+    PathChoice { path, reason: format!("{what} for {} on {device:?}", words(problem)) }
+}
+
+/// The implementations of [`mla_decode`](crate::mla_decode) that a device has for a problem, the fastest first.
+pub fn available_paths(problem: &MlaDecodeProblem, device: &Device) -> Vec<Path> {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     if let DispatchDevice::Cube(cube) = device.as_dispatch() {
         let &MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype } = problem;
@@ -67,14 +99,16 @@ pub fn explain_path(problem: &MlaDecodeProblem, device: &Device) -> PathChoice {
             causal,
             elem,
         };
-        let (path, what) = match sizes.kernel(&cube.client()) {
-            DecodeKernel::Sm90 => (Path::Sm90, "TMA and wgmma"),
-            DecodeKernel::Mma => (Path::PortableMma, "matrix instructions"),
-            DecodeKernel::Plain => (Path::Portable, "no matrix instructions"),
-        };
-        let sizes = format!("{dtype:?}, widths of {key_width} and {value_width} and pages of {page_size}");
-        return PathChoice { path, reason: format!("{what} for {sizes} on {device:?}") };
+        let client = cube.client();
+        let has = |path: &Path| path.kernel().is_some_and(|kernel| has_kernel(&client, kernel, &sizes));
+        return [Path::Sm90, Path::PortableMma, Path::Portable].into_iter().filter(has).collect();
     }
-    let _ = problem;
-    PathChoice { path: Path::Reference, reason: format!("tensor operations, the implementation on {device:?}") }
+    let _ = (problem, device);
+    vec![Path::Reference]
+}
+
+/// What decides the path, for a reader.
+pub(crate) fn words(problem: &MlaDecodeProblem) -> String {
+    let MlaDecodeProblem { dtype, key_width, value_width, page_size, .. } = problem;
+    format!("{dtype:?}, widths of {key_width} and {value_width} and pages of {page_size}")
 }

@@ -168,7 +168,9 @@ impl Case {
         let lse = upload(client, &vec![f32::NAN; results]);
         let args = DecodeArgs {
             q: arg(&upload(client, &inputs.q), inputs.q.len()),
+            q_stride: self.widths.0,
             kv_cache: arg(&upload(client, &inputs.kv_cache), inputs.kv_cache.len()),
+            kv_stride: self.widths.0,
             page_table: arg(&upload(client, &inputs.page_table), inputs.page_table.len()),
             seq_lens: arg(&upload(client, &lens), batch),
             items: arg(&upload(client, &items), items.len()),
@@ -366,7 +368,9 @@ fn mla_decode_refuses_what_the_device_lacks() {
         let buffer = upload(client, &[0i32; 64]);
         let args = |key_width, page_size, elem| DecodeArgs {
             q: arg(&buffer, 1),
+            q_stride: key_width,
             kv_cache: arg(&buffer, 1),
+            kv_stride: key_width,
             page_table: arg(&buffer, 1),
             seq_lens: arg(&buffer, 1),
             items: arg(&buffer, 4),

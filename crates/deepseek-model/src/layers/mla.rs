@@ -167,8 +167,8 @@ impl MultiHeadLatentAttention {
             page_table: keys.page_table.clone(),
             seq_lens: keys.seq_lens.clone(),
         };
-        let options =
-            MlaDecodeOptions { value_width: rank, softmax_scale: self.softmax_scale, causal, splits: Splits::Auto };
+        let (softmax_scale, splits) = (self.softmax_scale, Splits::Auto);
+        let options = MlaDecodeOptions { value_width: rank, softmax_scale, causal, splits, path: None };
         let (out, lse) = mla_decode(args, &options, Some(&keys.plan))?;
         let by_head = out.reshape([tokens, heads, rank]).swap_dims(0, 1);
         let out = matmul(by_head, self.w_uv.clone()).swap_dims(0, 1);

@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use super::mla_plan::{MlaPlan, MlaPlanArgs, check_lengths};
 use crate::backend::{DecodeSpec, MlaBackend};
 use crate::check::{Check, read_i32};
+use crate::path::{Path, available_paths, words};
 use crate::{MlaError, Splits};
 
 const OP: &str = "mla_decode";
@@ -50,6 +51,8 @@ pub struct MlaDecodeOptions {
     pub causal: bool,
     /// How keys are split where no plan is passed.
     pub splits: Splits,
+    /// The implementation, one of [`available_paths`](crate::available_paths); none: the fastest.
+    pub path: Option<Path>,
 }
 
 /// Attention over the paged latent cache (DeepSeek-V2 §2.1, in the absorbed form): one key-value head that all query
@@ -62,9 +65,9 @@ pub struct MlaDecodeOptions {
 /// `plan` is what [`mla_plan`](crate::mla_plan) gave for these `seq_lens`; without it the call plans for itself.
 ///
 /// # Errors
-/// Wrong shapes, dtypes or devices, a plan made for another problem, or more than the device can do
-/// ([`MlaError::DeviceLimit`]): nothing is launched. A page id or length that
-/// is out of range is on the device and cannot be seen; [`MlaDecodeArgs::validate_device_inputs`] looks.
+/// Wrong shapes, dtypes or devices, a plan made for another problem, a path that the device does not have, or more than the
+/// device can do ([`MlaError::DeviceLimit`]): nothing is launched. A page id or length that is out of range is on the device
+/// and cannot be seen; [`MlaDecodeArgs::validate_device_inputs`] looks.
 pub fn mla_decode(
     args: MlaDecodeArgs,
     options: &MlaDecodeOptions,
@@ -104,8 +107,8 @@ pub fn mla_decode(
         MlaQuery::Whole(q) => q,
         MlaQuery::Parts { nope, pe } => Tensor::cat(vec![nope, pe], 3),
     };
-    let spec =
-        DecodeSpec { value_width: options.value_width, softmax_scale: options.softmax_scale, causal: options.causal };
+    let &MlaDecodeOptions { value_width, softmax_scale, causal, path, .. } = options;
+    let spec = DecodeSpec { value_width, softmax_scale, causal, path };
     let (out, lse) = <Dispatch as MlaBackend>::mla_decode(
         q.into_dispatch(),
         args.kv_cache.into_dispatch(),
@@ -229,7 +232,15 @@ impl MlaDecodeArgs {
         check.value("softmax_scale", scale.is_finite(), scale, || "a finite number".into())?;
         options.splits.check(check)?;
         let (page_size, dtype) = (self.kv_cache.dims()[1], self.q.dtype());
-        Ok(MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype })
+        let problem = MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype };
+        if let Some(path) = options.path {
+            let available = available_paths(&problem, check.device());
+            check.value("path", available.contains(&path), path, || {
+                let names: Vec<String> = available.iter().map(Path::to_string).collect();
+                format!("one that {:?} has for {}: {}", check.device(), words(&problem), names.join(", "))
+            })?;
+        }
+        Ok(problem)
     }
 
     /// The device can do this, with a plan of these sizes.
@@ -244,7 +255,7 @@ impl MlaDecodeArgs {
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
         {
             let tables = [self.kv_cache.dims()[0], self.page_table.dims()[1]];
-            crate::limits::decode(check, problem, tables, [cubes, capacity], options.causal)?;
+            crate::limits::decode(check, problem, tables, [cubes, capacity], options.causal, options.path)?;
         }
         let _ = (check, problem, options, cubes, capacity);
         Ok(())

@@ -40,12 +40,24 @@ pub enum DecodeKernel {
     Sm90,
 }
 
+impl DecodeKernel {
+    /// Whether rows of queries and keys may lie apart from each other.
+    pub fn takes_strides(self) -> bool {
+        self == DecodeKernel::Sm90
+    }
+}
+
 /// Arguments of [`launch`]. Buffers start at a multiple of 16 bytes.
 pub struct DecodeArgs {
     /// `[batch, query_len, heads, key_width]` of `elem`.
     pub q: BufferArg,
+    /// Elements from one row of `q` to the next. Other than `key_width` only for kernels that
+    /// [take strides](DecodeKernel::takes_strides), and then a multiple of 16 bytes.
+    pub q_stride: usize,
     /// `[pages, page_size, key_width]` of `elem`; a row is a key, its first `value_width` channels are the value.
     pub kv_cache: BufferArg,
+    /// The same for `kv_cache`.
+    pub kv_stride: usize,
     /// Page ids i32 `[batch, max_pages]`. Entries past a sequence's end are not read.
     pub page_table: BufferArg,
     /// Keys of each sequence, i32 `[batch]`; says which keys are hidden if `causal`.
@@ -150,11 +162,19 @@ pub fn has_kernel(client: &Client, kernel: DecodeKernel, sizes: &DecodeSizes) ->
 /// # Errors
 /// What [`launch`] would give.
 pub fn check(client: &Client, sizes: &DecodeSizes) -> Result<(), DecodeError> {
+    check_kernel(client, sizes, sizes.kernel(client))
+}
+
+/// The same for [`launch_kernel`].
+///
+/// # Errors
+/// What [`launch_kernel`] would give.
+pub fn check_kernel(client: &Client, sizes: &DecodeSizes, kernel: DecodeKernel) -> Result<(), DecodeError> {
     if sizes.is_empty() {
         return Ok(());
     }
     sizes.check(client)?;
-    match sizes.kernel(client) {
+    match kernel {
         DecodeKernel::Plain => plain::prepare(client, sizes).map(|_| ()),
         DecodeKernel::Mma => mma::prepare(client, sizes).map(|_| ()),
         #[cfg(feature = "cuda")]
@@ -183,6 +203,8 @@ pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) ->
     }
     let sizes = args.sizes;
     sizes.check(client)?;
+    sizes.check_stride("q_stride", args.q_stride, kernel)?;
+    sizes.check_stride("kv_stride", args.kv_stride, kernel)?;
     let merge = MergeSplitsArgs {
         outs: share(&args.partial_out),
         lses: share(&args.partial_lse),
@@ -269,6 +291,19 @@ impl DecodeSizes {
         size("value_width", self.value_width, (1..=self.key_width).contains(&self.value_width), &width)?;
         let slots = self.pages.saturating_mul(self.page_size);
         size("tokens in the cache", slots, slots <= u32::MAX as usize, "at most 2^32 - 1")
+    }
+
+    /// A kernel can work with rows at this distance.
+    fn check_stride(&self, name: &'static str, actual: usize, kernel: DecodeKernel) -> Result<(), DecodeError> {
+        let aligned = (actual * self.elem.size()).is_multiple_of(16);
+        if actual == self.key_width || kernel.takes_strides() && actual > self.key_width && aligned {
+            return Ok(());
+        }
+        let expected = match kernel.takes_strides() {
+            true => format!("{}, or more and a multiple of 16 bytes", self.key_width),
+            false => format!("{}", self.key_width),
+        };
+        Err(DecodeError::Size { name, actual, expected })
     }
 
     /// Offsets in 32 bits, or in 64 where a buffer has too many elements.

@@ -107,9 +107,10 @@ pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
     let sizes = args.sizes;
     let (form, cubes, address) = prepare(client, &sizes)?;
     let slots = sizes.pages * sizes.page_size;
-    let kv_map = tile_map(args.kv_cache, [form.tiles, slots], [1, form.box_keys], sizes.elem)?;
+    let kv_cache = or_dummy(client, args.kv_cache, slots);
+    let kv_map = tile_map(kv_cache, [form.tiles, slots], args.kv_stride, [1, form.box_keys], sizes.elem)?;
     let query_rows = sizes.batch * sizes.query_len * sizes.heads;
-    let q_map = tile_map(args.q, [form.tiles, query_rows], [form.tiles, ROWS], sizes.elem)?;
+    let q_map = tile_map(args.q, [form.tiles, query_rows], args.q_stride, [form.tiles, ROWS], sizes.elem)?;
     // SAFETY: the buffers have the sizes that the arguments state, tile loads outside of the cache give zeros. Items are taken
     // as the planner has made them.
     unsafe {
@@ -147,11 +148,13 @@ pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
 fn tile_map(
     matrix: BufferArg,
     [tiles, rows]: [usize; 2],
+    stride: usize,
     [tile_count, tile_rows]: [usize; 2],
     elem: ElemType,
 ) -> Result<TensorMapArg<Tiled>, DecodeError> {
     let BufferArg::Handle { handle } = matrix else { return Err(DecodeError::NoKernel(DecodeKernel::Sm90)) };
-    let (shape, strides) = ([tiles, rows, TILE_WIDTH], [TILE_WIDTH, tiles * TILE_WIDTH, 1]);
+    // A map has no dimension of 0; without rows nothing is loaded.
+    let (shape, strides) = ([tiles, rows.max(1), TILE_WIDTH], [TILE_WIDTH, stride, 1]);
     let tile = [tile_count, tile_rows, TILE_WIDTH];
     // SAFETY: the matrix has as many rows of as many channels.
     Ok(unsafe { tma::tiled_map(handle.handle, &shape, &strides, &tile, elem, TensorMapSwizzle::B128) })
@@ -386,7 +389,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         let elem = ElemType::Float(if form.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
         let name = format!("mla_decode.sm90.{}.{}.{}", form.elem().name(), form.tiles * TILE_WIDTH, form.box_keys);
         Entry::new(name, move |device, target| {
-            let map = || tile_map(buffer(), [form.tiles, 64], [1, 16], elem).expect("made of a handle");
+            let map = || tile_map(buffer(), [form.tiles, 64], 576, [1, 16], elem).expect("made of a handle");
             decode_sm90_kernel::create_dummy_kernel(
                 device,
                 target,
