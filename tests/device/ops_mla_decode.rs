@@ -1,7 +1,7 @@
 //! `mla_decode` and `mla_plan` against the oracle.
 
 use burn::tensor::{DType, Tensor};
-use mla_ops::{MlaQuery, Splits, mla_decode};
+use mla_ops::{MlaDecodeArgs, MlaQuery, Splits, mla_decode};
 use rstest::rstest;
 
 use crate::devices::{FLOATS, for_each_device, for_each_dtype, is_cuda, supports};
