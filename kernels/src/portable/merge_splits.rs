@@ -3,6 +3,9 @@
 //! States, and which of them are empty, are as in [`merge_state`](super::merge_state). A row of a sequence may have a hundred
 //! splits, in a batch of one, or one: where there are few rows, groups of units go over the splits side by side, and their
 //! sums are then merged through shared memory; where there are many, a cube takes several rows.
+//!
+//! The bits of a sequence depend on its own splits alone, and not on how many cubes and groups its batch gives it: they are
+//! summed in [`chains`], as many as the number of splits says, and those one after the other.
 
 use cubecl::prelude::*;
 
@@ -11,8 +14,9 @@ use super::merge_state::{EMPTY_LSE, higher, inverse, merged_lse, weight};
 
 /// Units of a cube, at most.
 const UNITS: usize = 256;
-/// Units that a row should have at least: fewer would read it in pieces that are no whole lines.
-const MIN_COLUMNS: usize = 16;
+/// Sums that the splits of a row are divided into, at most. That many groups of units leave each 16 units, which read whole
+/// lines of 256 bytes.
+const MAX_CHAINS: usize = 16;
 /// Units that a large GPU runs at the same time, with the registers that they have.
 const BUSY_UNITS: usize = 1 << 17;
 /// Cubes that do, with several rows each. Each cube costs its start, also where there is nothing to merge.
@@ -49,7 +53,7 @@ pub struct MergeSplitsArgs {
 /// How a cube divides its work: some rows, or some columns of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
-    /// Groups of units, each with every `groups`-th split.
+    /// Groups of units, each with every `groups`-th chain.
     groups: usize,
     /// Units of a group, each with one vector of the row.
     columns: usize,
@@ -68,10 +72,11 @@ impl Shape {
     fn new(rows: usize, vectors: usize, splits: usize, single_items_done: bool) -> Self {
         let power = |n: usize| 1 << n.max(1).ilog2();
         let free_units = power(BUSY_UNITS / (rows * vectors).max(1));
-        let groups = power(splits / 2).min(free_units).min(UNITS / MIN_COLUMNS);
+        let groups = power(splits / 2).min(free_units).min(MAX_CHAINS);
         let columns = vectors.next_power_of_two().min(UNITS / groups.max(2));
         let chunks = vectors.div_ceil(columns);
-        let loads = splits.div_ceil(groups).next_power_of_two().clamp(2, MAX_LOADS);
+        let chains = power(splits / 2).min(MAX_CHAINS);
+        let loads = splits.div_ceil(chains).next_power_of_two().clamp(2, MAX_LOADS);
         let cube_rows = if groups == 1 { (rows * chunks).div_ceil(BUSY_CUBES).next_power_of_two() } else { 1 };
         Self { groups, columns, chunks, loads, cube_rows, single_items_done }
     }
@@ -112,12 +117,87 @@ pub fn launch(client: &Client, args: MergeSplitsArgs) {
     );
 }
 
+/// The splits of a row of a sequence: those rows of `outs` and `lses` that are `step` apart.
+#[derive(CubeType, Clone, Copy)]
+struct Splits {
+    first: usize,
+    step: usize,
+    count: usize,
+}
+
 /// The merged state of some splits. `sum` is relative to `highest`, and `out` is not yet divided by it.
 #[derive(CubeType, Clone, Copy)]
 struct Merged<N: Size> {
     highest: f32,
     sum: f32,
     out: Vector<f32, N>,
+}
+
+#[cube]
+impl<N: Size> Merged<N> {
+    fn empty() -> Merged<N> {
+        Merged::<N> { highest: f32::new(-EMPTY_LSE), sum: f32::new(0.0), out: Vector::new(0.0f32) }
+    }
+
+    /// Adds a state whose sum is relative to `highest`.
+    fn add(&mut self, highest: f32, sum: f32, out: Vector<f32, N>) {
+        let top = max(self.highest, highest);
+        let own_factor = (self.highest - top).exp();
+        let factor = (highest - top).exp();
+        self.sum = fma(sum, factor, self.sum * own_factor);
+        self.out = fma(out, Vector::new(factor), self.out * Vector::new(own_factor));
+        self.highest = top;
+    }
+
+    /// Adds every `step`-th split from `split` on, one after the other: one vector of each.
+    fn add_chain(
+        &mut self,
+        outs: &[Vector<f32, N>],
+        lses: &[f32],
+        splits: &Splits,
+        split: usize,
+        step: usize,
+        column: usize,
+        width: usize,
+        neg_inf: f32,
+        #[comptime] loads: usize,
+    ) {
+        let mut split = split;
+        while split < splits.count {
+            // All loads before the first use: they take far longer than the rest.
+            let mut part_lses = Sequence::<f32>::new();
+            let mut parts = Sequence::<Vector<f32, N>>::new();
+            #[unroll]
+            for i in 0..loads {
+                let other = split + i * step;
+                let at = splits.first + min(other, splits.count - 1) * splits.step;
+                part_lses.push(select(other < splits.count, lses[at], neg_inf));
+                parts.push(outs[at * width + column]);
+            }
+            #[unroll]
+            for i in 0..loads {
+                let top = higher(self.highest, part_lses[i]);
+                let weight = weight(part_lses[i], top);
+                // What an empty part holds is let into no sum.
+                let part = select(weight > 0.0, parts[i], Vector::new(0.0f32));
+                let factor = (self.highest - top).exp();
+                self.sum = fma(self.sum, factor, weight);
+                self.out = fma(part, Vector::new(weight), self.out * Vector::new(factor));
+                self.highest = top;
+            }
+            split += loads * step;
+        }
+    }
+}
+
+/// Sums that so many splits are divided into: two splits or more in each.
+#[cube]
+fn chains(splits: usize) -> usize {
+    let mut chains = 1usize;
+    while chains < MAX_CHAINS && chains * 4 <= splits {
+        chains *= 2;
+    }
+    chains
 }
 
 /// Cube `i * chunks + c` merges chunk `c` of the `i`-th few rows, all of one sequence. The width is in vectors.
@@ -149,90 +229,43 @@ fn merge_splits_kernel<E: Float, N: Size>(
         if comptime!(shape.single_items_done) && count == 1 {
             end_row = first_row;
         }
+        let chains = chains(count);
         for sequence_row in first_row..end_row {
             let row = sequence * rows + sequence_row;
-            let state = first * rows + sequence_row;
-            let own = merge_group::<N>(outs, lses, state, rows, count, min(column, width - 1), width, neg_inf, shape);
-            let mut highest = own.highest;
-            let mut sum = own.sum;
-            let mut merged = own.out;
-            if comptime!(shape.groups > 1) {
-                group_outs[UNIT_POS as usize] = own.out;
-                if UNIT_POS_X == 0 {
-                    group_highest[UNIT_POS_Y as usize] = own.highest;
-                    group_sums[UNIT_POS_Y as usize] = own.sum;
+            let splits = Splits { first: first * rows + sequence_row, step: rows, count };
+            let mut all = Merged::<N>::empty();
+            let mut chain = 0usize;
+            while chain < chains {
+                let mut own = Merged::<N>::empty();
+                let split = select(chain + (UNIT_POS_Y as usize) < chains, chain + UNIT_POS_Y as usize, count);
+                let read_column = min(column, width - 1);
+                own.add_chain(outs, lses, &splits, split, chains, read_column, width, neg_inf, shape.loads);
+                if comptime!(shape.groups == 1) {
+                    all.add(own.highest, own.sum, own.out);
+                } else {
+                    sync_cube();
+                    group_outs[UNIT_POS as usize] = own.out;
+                    if UNIT_POS_X == 0 {
+                        group_highest[UNIT_POS_Y as usize] = own.highest;
+                        group_sums[UNIT_POS_Y as usize] = own.sum;
+                    }
+                    sync_cube();
+                    #[unroll]
+                    for g in 0..shape.groups {
+                        all.add(group_highest[g], group_sums[g], group_outs[g * shape.columns + UNIT_POS_X as usize]);
+                    }
                 }
-                sync_cube();
-                #[unroll]
-                for g in 0..shape.groups {
-                    highest = max(highest, group_highest[g]);
-                }
-                sum = 0.0f32;
-                merged = Vector::new(0.0f32);
-                #[unroll]
-                for g in 0..shape.groups {
-                    let factor = (group_highest[g] - highest).exp();
-                    sum += group_sums[g] * factor;
-                    merged += group_outs[g * shape.columns + UNIT_POS_X as usize] * Vector::new(factor);
-                }
+                chain += shape.groups;
             }
+            let merged = all.out * Vector::new(inverse(all.sum));
             if UNIT_POS_Y == 0 && column < width {
-                out[row * width + column] = Vector::cast_from(merged * Vector::new(inverse(sum)));
+                out[row * width + column] = Vector::cast_from(merged);
             }
             if UNIT_POS_Y == 0 && column == 0 {
-                lse[row] = merged_lse(highest, sum, neg_inf);
+                lse[row] = merged_lse(all.highest, all.sum, neg_inf);
             }
         }
     }
-}
-
-/// Merges the splits of this unit's group: one vector of each.
-#[cube]
-fn merge_group<N: Size>(
-    outs: &[Vector<f32, N>],
-    lses: &[f32],
-    state: usize,
-    rows: usize,
-    count: usize,
-    column: usize,
-    width: usize,
-    neg_inf: f32,
-    #[comptime] shape: Shape,
-) -> Merged<N> {
-    let mut highest = f32::new(-EMPTY_LSE);
-    let mut sum = f32::new(0.0);
-    let mut out = Vector::<f32, N>::new(0.0f32);
-    let mut split = UNIT_POS_Y as usize;
-    while split < count {
-        // All loads before the first use: they take far longer than the rest.
-        let mut part_lses = Sequence::<f32>::new();
-        let mut parts = Sequence::<Vector<f32, N>>::new();
-        #[unroll]
-        for i in 0..shape.loads {
-            let other = split + comptime!(i * shape.groups);
-            let at = state + min(other, count - 1) * rows;
-            part_lses.push(select(other < count, lses[at], neg_inf));
-            parts.push(outs[at * width + column]);
-        }
-        let mut top = highest;
-        #[unroll]
-        for i in 0..shape.loads {
-            top = higher(top, part_lses[i]);
-        }
-        let factor = (highest - top).exp();
-        sum *= factor;
-        out *= Vector::new(factor);
-        #[unroll]
-        for i in 0..shape.loads {
-            let weight = weight(part_lses[i], top);
-            sum += weight;
-            // What an empty part holds is let into no sum.
-            out += select(weight > 0.0, parts[i], Vector::new(0.0f32)) * Vector::new(weight);
-        }
-        highest = top;
-        split += comptime!(shape.loads * shape.groups);
-    }
-    Merged::<N> { highest, sum, out }
 }
 
 /// Values of 512 channels, of sequences with few splits and with many.

@@ -1,11 +1,12 @@
-//! Tiles from global to shared memory, copied by the tensor memory accelerator.
+//! Tiles from global to shared memory and back, copied by the tensor memory accelerator.
 //!
 //! `cp.async.bulk.tensor`, PTX ISA, "Data Movement and Conversion Instructions: Tensor copy". A [`tiled_map`] describes
 //! the tensor and the tile; the kernel takes it as a `&TensorMap<E, Tiled>`, of which [`tensor_map_address()`] is what
 //! the functions take. One thread issues a copy ([`crate::ptx::warp::elect()`]).
 //!
 //! Coordinates are those of the tile's first element, in elements, the fastest dimension first: the opposite of the
-//! order of shapes and strides. They may be negative. What of a tile lies outside of the tensor is zero.
+//! order of shapes and strides. They may be negative. What of a tile lies outside of the tensor is zero when it is loaded, and
+//! is not written when it is stored.
 //!
 //! In shared memory a tile is packed, its fastest dimension first, and starts at an address divisible by 128; with
 //! 128-byte swizzle at one divisible by 1024, and its rows have 128 bytes: then 16-byte unit `u` of row `r` lies at
@@ -81,24 +82,6 @@ pub(crate) fn load_3d(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32) {
     );
 }
 
-/// [`load_2d()`] of a tensor of rank 4: `cp.async.bulk.tensor.4d`.
-#[cube]
-#[allow(clippy::too_many_arguments, reason = "one for each dimension")]
-pub(crate) fn load_4d(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32, w: i32) {
-    gpu_asm!(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
-        " [{shared}], [{map}, {{{x}, {y}, {z}, {w}}}], [{bar}];",
-        shared = in(_) read::<u32>(shared),
-        map = in(_) read::<u64>(map),
-        x = in(_) read::<i32>(x),
-        y = in(_) read::<i32>(y),
-        z = in(_) read::<i32>(z),
-        w = in(_) read::<i32>(w),
-        bar = in(_) read::<u32>(bar),
-        options(explicit_mem, reads_address_space global, writes_address_space shared)
-    );
-}
-
 /// How long the L2 cache should keep what is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Keep {
@@ -138,24 +121,6 @@ pub(crate) fn load_2d_with(shared: u32, map: u64, bar: u32, x: i32, y: i32, poli
     );
 }
 
-/// [`load_3d()`] with a [`cache_policy()`].
-#[cube]
-#[allow(clippy::too_many_arguments, reason = "one for each dimension")]
-pub(crate) fn load_3d_with(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32, policy: u64) {
-    gpu_asm!(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint",
-        " [{shared}], [{map}, {{{x}, {y}, {z}}}], [{bar}], {policy};",
-        shared = in(_) read::<u32>(shared),
-        map = in(_) read::<u64>(map),
-        x = in(_) read::<i32>(x),
-        y = in(_) read::<i32>(y),
-        z = in(_) read::<i32>(z),
-        bar = in(_) read::<u32>(bar),
-        policy = in(_) read::<u64>(policy),
-        options(explicit_mem, reads_address_space global, writes_address_space shared)
-    );
-}
-
 /// [`load_2d()`] into several cubes of the cluster: `.multicast::cluster`.
 ///
 /// One thread of one cube. Bit `c` of `cubes` stands for the cube with rank `c`: the tile comes to the address `shared`
@@ -176,36 +141,39 @@ pub(crate) fn load_2d_multicast(shared: u32, map: u64, bar: u32, x: i32, y: i32,
     );
 }
 
-/// [`load_2d_multicast()`] of a tensor of rank 3.
+/// Writes a tile of `shared` to a matrix: `cp.async.bulk.tensor.2d`.
+///
+/// One thread. All threads that have written the tile must have done
+/// [`crate::ptx::fence::async_shared()`] and synchronised with it. The copy belongs to this thread's next
+/// [`commit_stores()`], and until the [`wait_for_stores()`] after that the tile must stay as it is.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "one for each dimension")]
-pub(crate) fn load_3d_multicast(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32, cubes: u16) {
+pub(crate) fn store_2d(map: u64, x: i32, y: i32, shared: u32) {
     gpu_asm!(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster",
-        " [{shared}], [{map}, {{{x}, {y}, {z}}}], [{bar}], {cubes};",
-        shared = in(_) read::<u32>(shared),
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [{map}, {{{x}, {y}}}], [{shared}];",
         map = in(_) read::<u64>(map),
         x = in(_) read::<i32>(x),
         y = in(_) read::<i32>(y),
-        z = in(_) read::<i32>(z),
-        bar = in(_) read::<u32>(bar),
-        cubes = in(_) read::<u16>(cubes),
-        options(explicit_mem, reads_address_space global, writes_address_space shared)
+        shared = in(_) read::<u32>(shared),
+        options(explicit_mem, reads_address_space shared, writes_address_space global)
     );
 }
 
-/// Starts to fetch a tile of a tensor of rank 3 into the L2 cache, where a later load finds it:
-/// `cp.async.bulk.prefetch.tensor` (PTX ISA, "cp.async.bulk.prefetch.tensor").
-///
-/// One thread. Nothing tells when it is there, and nothing needs to.
+/// Makes a group of the stores that this thread has started since its last group: `cp.async.bulk.commit_group`.
 #[cube]
-pub(crate) fn prefetch_3d(map: u64, x: i32, y: i32, z: i32) {
+pub(crate) fn commit_stores() {
     gpu_asm!(
-        "cp.async.bulk.prefetch.tensor.3d.L2.global.tile [{map}, {{{x}, {y}, {z}}}];",
-        map = in(_) read::<u64>(map),
-        x = in(_) read::<i32>(x),
-        y = in(_) read::<i32>(y),
-        z = in(_) read::<i32>(z),
-        options(explicit_mem, reads_address_space global)
+        "cp.async.bulk.commit_group;",
+        options(explicit_mem, reads_address_space shared, writes_address_space global)
+    );
+}
+
+/// Waits until all but the last `pending` groups of this thread have been written: `cp.async.bulk.wait_group`.
+///
+/// The thread that has started the stores. Others may write the shared memory anew when they have synchronised with it.
+#[cube]
+pub(crate) fn wait_for_stores(#[comptime] pending: u32) {
+    gpu_asm!(
+        "cp.async.bulk.wait_group {pending};",
+        options(explicit_mem, reads_address_space shared, writes_address_space global)
     );
 }

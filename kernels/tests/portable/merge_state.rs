@@ -304,6 +304,47 @@ fn splits(#[case] rows: usize, #[case] width: usize) {
     });
 }
 
+/// The bits of a sequence depend on its own splits, not on what its batch makes of the kernel.
+#[rstest]
+fn splits_ignore_neighbours(#[values(1, 2, 3, 7, 16, 31, 90)] count: usize, #[values(1, 16, 300)] rows: usize) {
+    const WIDTH: usize = 72;
+    for_each_client(|client| {
+        let parts = Parts::<f32>::random(19, count * rows, WIDTH);
+        // Among so many others, each with one split, with `expected` items in all.
+        let merged = |others: usize, expected: usize| {
+            let (batch, items) = (others + 1, others + count);
+            let [mut outs, mut lses] = [vec![0.0; others * rows * WIDTH], vec![0.0; others * rows]];
+            outs.extend_from_slice(&parts.outs);
+            lses.extend_from_slice(&parts.lses);
+            let split_ptr: Vec<i32> = (0..=others as i32).chain([items as i32]).collect();
+            let [out, lse] = results::<f32>(client, batch * rows, WIDTH);
+            merge_splits::launch(
+                client,
+                MergeSplitsArgs {
+                    outs: arg(&upload(client, &outs), outs.len()),
+                    lses: arg(&upload(client, &lses), lses.len()),
+                    split_ptr: arg(&upload(client, &split_ptr), split_ptr.len()),
+                    out: arg(&out, batch * rows * WIDTH),
+                    lse: arg(&lse, batch * rows),
+                    batch,
+                    items: expected,
+                    rows,
+                    width: WIDTH,
+                    single_items_done: false,
+                    elem: f32::cube_type(),
+                },
+            );
+            let (out, lse): (Vec<f32>, Vec<f32>) = (read(client, out), read(client, lse));
+            let bits = |values: &[f32]| values.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
+            (bits(&out[others * rows * WIDTH..]), bits(&lse[others * rows..]))
+        };
+        let alone = merged(0, count);
+        for (others, expected) in [(0, 4), (0, 200), (5, count + 5), (40, 41 * 30), (40, 41)] {
+            assert!(merged(others, expected) == alone, "{others} neighbours, {expected} items");
+        }
+    });
+}
+
 fn accumulate<E: Elem>(client: &Client, rows: usize, width: usize) {
     if !supported::<E>(client) {
         return;

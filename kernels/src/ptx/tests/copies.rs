@@ -1,4 +1,4 @@
-//! Tile loads.
+//! Tile loads and stores.
 
 use super::*;
 use crate::ptx::{barrier, fence, mbarrier, shared_address, tma, warp};
@@ -8,20 +8,12 @@ use crate::ptx::{barrier, fence, mbarrier, shared_address, tma, warp};
 struct Load {
     rank: usize,
     rows: usize,
-    hint: bool,
+    keep: Option<tma::Keep>,
 }
 
 /// Loads a tile of `rows` rows of 64 columns and writes the memory's words as they lie.
 #[cube(launch_unchecked, create_dummy_kernel)]
-fn load_kernel(
-    tensor: &TensorMap<bf16, Tiled>,
-    out: &mut [u32],
-    x: i32,
-    y: i32,
-    z: i32,
-    w: i32,
-    #[comptime] load: Load,
-) {
+fn load_kernel(tensor: &TensorMap<bf16, Tiled>, out: &mut [u32], x: i32, y: i32, z: i32, #[comptime] load: Load) {
     let tile = Shared::<[u32]>::new_aligned_slice(comptime!(load.rows * 32), 1024usize);
     let bars = Shared::<[u64]>::new_aligned_slice(1usize, 8usize);
     let bar = shared_address::<u64>(&bars);
@@ -38,14 +30,10 @@ fn load_kernel(
         fence::wait_for_predecessor();
         fence::launch_dependents();
         mbarrier::arrive_expect(bar, comptime!(load.rows as u32 * 128).runtime());
-        if comptime!(load.rank == 4) {
-            tma::load_4d(at, map, bar, x, y, z, w);
-        } else if comptime!(load.rank == 3 && load.hint) {
-            tma::load_3d_with(at, map, bar, x, y, z, tma::cache_policy(tma::Keep::Long));
-        } else if comptime!(load.rank == 3) {
+        if comptime!(load.rank == 3) {
             tma::load_3d(at, map, bar, x, y, z);
-        } else if comptime!(load.hint) {
-            tma::load_2d_with(at, map, bar, x, y, tma::cache_policy(tma::Keep::Shortly));
+        } else if let Some(keep) = comptime!(load.keep) {
+            tma::load_2d_with(at, map, bar, x, y, tma::cache_policy(keep));
         } else {
             tma::load_2d(at, map, bar, x, y);
         }
@@ -103,7 +91,7 @@ fn tile_words(rows: usize, get: impl Fn(usize, usize) -> bf16) -> Vec<u32> {
 }
 
 /// Loads the tile at `at` (slowest dimension first, as `shape` and `tile`) and compares it.
-fn check_load(client: &Client, shape: &[usize], tile: &[usize], at: &[i32], hint: bool) {
+fn check_load(client: &Client, shape: &[usize], tile: &[usize], at: &[i32], keep: Option<tma::Keep>) {
     let values = numbers(shape.iter().product());
     let source = upload(client, &values);
     let rows: usize = tile[..tile.len() - 1].iter().product();
@@ -120,8 +108,7 @@ fn check_load(client: &Client, shape: &[usize], tile: &[usize], at: &[i32], hint
             coordinate(0),
             coordinate(1),
             coordinate(2),
-            coordinate(3),
-            Load { rank: shape.len(), rows, hint },
+            Load { rank: shape.len(), rows, keep },
         );
     }
     let want = tile_words(rows, |row, column| {
@@ -144,14 +131,62 @@ fn check_load(client: &Client, shape: &[usize], tile: &[usize], at: &[i32], hint
 #[test]
 fn loads_tiles_with_swizzle_and_zeros_outside() {
     on_hopper(|client| {
-        for hint in [false, true] {
-            check_load(client, &[96, 192], &[64, 64], &[16, 64], hint);
-            check_load(client, &[40, 72], &[64, 64], &[-3, 32], hint);
-            check_load(client, &[5, 20, 128], &[1, 16, 64], &[3, 4, 64], hint);
-            check_load(client, &[5, 20, 128], &[4, 8, 64], &[2, 15, -8], hint);
+        for keep in [None, Some(tma::Keep::Shortly), Some(tma::Keep::Long)] {
+            check_load(client, &[96, 192], &[64, 64], &[16, 64], keep);
+            check_load(client, &[40, 72], &[64, 64], &[-3, 32], keep);
         }
-        check_load(client, &[3, 4, 10, 64], &[1, 2, 8, 64], &[2, 1, 1, 0], false);
-        check_load(client, &[3, 4, 10, 64], &[2, 2, 4, 64], &[2, 3, 8, 16], false);
+        check_load(client, &[5, 20, 128], &[1, 16, 64], &[3, 4, 64], None);
+        check_load(client, &[5, 20, 128], &[4, 8, 64], &[2, 15, -8], None);
+    });
+}
+
+/// Stores a tile of 64 rows of 64 columns, which the units have written as it lies with swizzle.
+#[cube(launch_unchecked, create_dummy_kernel)]
+fn store_kernel(words: &[u32], tensor: &TensorMap<bf16, Tiled>, x: i32, y: i32) {
+    let mut tile = Shared::<[u32]>::new_aligned_slice(64usize * 32, 1024usize);
+    #[unroll]
+    for i in 0..16usize {
+        let word = i * 128 + UNIT_POS as usize;
+        tile[word] = words[word];
+    }
+    fence::async_shared();
+    sync_cube();
+    if warp::uniform(UNIT_POS / 32) == 0 && warp::elect() {
+        tma::store_2d(tma::tensor_map_address::<bf16, Tiled>(tensor), x, y, shared_address::<u32>(&tile));
+        tma::commit_stores();
+        tma::wait_for_stores(0u32);
+    }
+}
+
+#[test]
+fn stores_tiles_but_nothing_outside() {
+    on_hopper(|client| {
+        for (shape, at) in [([96, 192], [16i32, 64]), ([40, 72], [-3, 32]), ([80, 128], [30, -8])] {
+            let [rows, columns]: [usize; 2] = shape;
+            let tile = numbers(64 * 64);
+            let unwritten = bf16::from_f32(-1.0);
+            let out = upload(client, &vec![unwritten; rows * columns]);
+            let words = tile_words(64, |row, column| tile[row * 64 + column]);
+            // SAFETY: the kernel reads as many words as a tile has, and stores none outside of the tensor.
+            unsafe {
+                store_kernel::launch_unchecked(
+                    client,
+                    CubeCount::Static(1, 1, 1),
+                    CubeDim::new_1d(128),
+                    arg(&upload(client, &words), words.len()),
+                    map(&out, &shape, &[64, 64], FloatKind::BF16),
+                    at[1],
+                    at[0],
+                );
+            }
+            let stored: Vec<bf16> = download(client, out);
+            for (i, value) in stored.into_iter().enumerate() {
+                let (row, column) = ((i / columns) as i32 - at[0], (i % columns) as i32 - at[1]);
+                let inside = (0..64).contains(&row) && (0..64).contains(&column);
+                let want = if inside { tile[(row * 64 + column) as usize] } else { unwritten };
+                assert_eq!(value.to_bits(), want.to_bits(), "{i} of {shape:?} {at:?}");
+            }
+        }
     });
 }
 
@@ -181,16 +216,20 @@ fn a_tile_comes_to_all_cubes_of_a_cluster() {
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{buffer, handle};
-    let source = || map(&handle(64), &[1, 1, 1, 64], &[1, 1, 1, 64], FloatKind::BF16);
+    let source = || map(&handle(64), &[1, 1, 64], &[1, 1, 64], FloatKind::BF16);
     let (one, units) = (|| CubeCount::Static(1, 1, 1), || CubeDim::new_1d(128));
     let mut entries = Vec::new();
-    for load in [(2, false), (2, true), (3, false), (3, true), (4, false)] {
-        let load = Load { rank: load.0, rows: 64, hint: load.1 };
-        let name = format!("ptx.load_{}d{}", load.rank, if load.hint { "_with" } else { "" });
+    for (name, rank, keep) in
+        [("ptx.load_2d", 2, None), ("ptx.load_2d_with", 2, Some(tma::Keep::Shortly)), ("ptx.load_3d", 3, None)]
+    {
+        let load = Load { rank, rows: 64, keep };
         entries.push(sm90_entry(name, move |device, target| {
-            load_kernel::create_dummy_kernel(device, target, one(), units(), source(), buffer(), 0, 0, 0, 0, load)
+            load_kernel::create_dummy_kernel(device, target, one(), units(), source(), buffer(), 0, 0, 0, load)
         }));
     }
+    entries.push(sm90_entry("ptx.store_2d", move |device, target| {
+        store_kernel::create_dummy_kernel(device, target, one(), units(), buffer(), source(), 0, 0)
+    }));
     entries.push(sm90_entry("ptx.multicast", move |device, target| {
         multicast_kernel::create_dummy_kernel(device, target, one(), units(), source(), buffer(), 0)
     }));

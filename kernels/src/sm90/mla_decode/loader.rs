@@ -59,15 +59,28 @@ impl Item {
     }
 }
 
+/// Where keys come from.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct PagedKeys {
+    /// Of the cache, by the tile map.
+    pub map: u64,
+    pub page_shift: u32,
+    pub max_pages: u32,
+}
+
+/// Where blocks of keys come to in shared memory, and the barriers of their halves: loaded, and no longer needed.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Stages {
+    pub keys_at: u32,
+    pub full: u32,
+    pub empty: u32,
+}
+
 /// Loads the blocks of all items of a cube, one after the other; all its functions are called by a whole warp.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Loader {
-    map: u64,
-    keys_at: u32,
-    full: u32,
-    empty: u32,
-    page_shift: u32,
-    max_pages: u32,
+    keys: PagedKeys,
+    stages: Stages,
     /// The item whose blocks are loaded, or the one after the last.
     index: u32,
     end_index: u32,
@@ -84,32 +97,9 @@ pub(super) struct Loader {
 #[cube]
 impl Loader {
     /// At the first block of the items `index .. end_index`.
-    pub fn new(
-        map: u64,
-        keys_at: u32,
-        full: u32,
-        empty: u32,
-        page_shift: u32,
-        max_pages: u32,
-        index: u32,
-        end_index: u32,
-    ) -> Loader {
+    pub fn new(keys: PagedKeys, stages: Stages, index: u32, end_index: u32) -> Loader {
         let item = Item::none();
-        Loader {
-            map,
-            keys_at,
-            full,
-            empty,
-            page_shift,
-            max_pages,
-            index,
-            end_index,
-            item,
-            block: 0u32,
-            turn: 0u32,
-            pages: 0u32,
-            next_pages: 0u32,
-        }
+        Loader { keys, stages, index, end_index, item, block: 0u32, turn: 0u32, pages: 0u32, next_pages: 0u32 }
     }
 
     /// Whether there is a block left.
@@ -151,22 +141,23 @@ impl Loader {
             self.next_pages = self.read_pages(page_table, first_box + 32, lane, form);
         }
         let stage = self.turn % STAGES;
-        let full = self.full + stage * 16 + comptime!(half as u32 * 8);
-        let empty = self.empty + stage * 16 + comptime!(half as u32 * 8);
+        let full = self.stages.full + stage * 16 + comptime!(half as u32 * 8);
+        let empty = self.stages.empty + stage * 16 + comptime!(half as u32 * 8);
         mbarrier::wait(empty, (self.turn / STAGES % 2) ^ 1);
         #[unroll]
         for part in 0..comptime!(HALF_KEYS / form.box_keys) {
             let at = comptime!(half * (HALF_KEYS / form.box_keys) + part);
             let key = self.item.first_key + (first_box + at as u32) * comptime!(form.box_keys as u32);
             let row = self.row_of(place + at as u32, key);
-            let to =
-                self.keys_at + stage * comptime!(form.stage_bytes()) + comptime!((at * form.box_keys * 128) as u32);
+            let to = self.stages.keys_at
+                + stage * comptime!(form.stage_bytes())
+                + comptime!((at * form.box_keys * 128) as u32);
             if lane == 0 && key < self.item.tile_end {
                 mbarrier::expect(full, comptime!((form.tiles * form.box_keys * 128) as u32));
                 #[unroll]
                 for tile in 0..form.tiles {
                     let tile_to = to + comptime!(tile as u32 * TILE_BYTES);
-                    tma::load_3d(tile_to, self.map, full, 0i32, row as i32, comptime!(tile as i32));
+                    tma::load_3d(tile_to, self.keys.map, full, 0i32, row as i32, comptime!(tile as i32));
                 }
             }
         }
@@ -197,7 +188,8 @@ impl Loader {
         let key = self.item.first_key + (first_box + lane) * comptime!(form.box_keys as u32);
         let mut page = 0u32;
         if key < self.item.tile_end {
-            page = page_table[(self.item.sequence * self.max_pages + (key >> self.page_shift)) as usize] as u32;
+            page =
+                page_table[(self.item.sequence * self.keys.max_pages + (key >> self.keys.page_shift)) as usize] as u32;
         }
         page
     }
@@ -205,6 +197,6 @@ impl Loader {
     /// The row of the cache that a key is in; `place` counts boxes from those that `pages` has.
     fn row_of(&self, place: u32, key: u32) -> u32 {
         let page = plane_shuffle(select(place < 32, self.pages, self.next_pages), place % 32);
-        (page << self.page_shift) + (key & ((1u32 << self.page_shift) - 1))
+        (page << self.keys.page_shift) + (key & ((1u32 << self.keys.page_shift) - 1))
     }
 }

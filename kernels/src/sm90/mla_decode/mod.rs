@@ -7,7 +7,7 @@ mod softmax;
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
-use self::loader::{Item, Loader, Tile};
+use self::loader::{Item, Loader, PagedKeys, Stages, Tile};
 use self::output::{COLUMNS, is_whole, scale_rows, write_lses, write_rows};
 use self::softmax::{SoftmaxState, clear_keys, inverse, log_sum, quad_sum, store_weights, weigh};
 use crate::portable::launch::or_dummy;
@@ -306,8 +306,8 @@ fn decode_sm90_kernel<E: Float, P: Size>(
     } else {
         let half = group - 1;
         let producer = half == 0 && warp == 0;
-        let map = tma::tensor_map_address::<E, Tiled>(kv_map);
-        let mut loader = Loader::new(map, keys_at, full, empty, page_shift, max_pages, index, end_index);
+        let paged = PagedKeys { map: tma::tensor_map_address::<E, Tiled>(kv_map), page_shift, max_pages };
+        let mut loader = Loader::new(paged, Stages { keys_at, full, empty }, index, end_index);
         if producer {
             loader.open(items, seq_lens, page_table, &tile, lane, form);
             #[unroll]
