@@ -138,7 +138,7 @@ impl Case {
             softmax_scale: (D as f32).powf(-0.5),
             causal: shape.s_q > 1,
             splits: Splits::Auto,
-            path: None,
+            path: bench.path,
         };
         Ok(Self { shape, lens, table, width, q, args, options })
     }
@@ -183,7 +183,7 @@ impl Case {
         let Shape { b: batch, s_q: query_len, h_q: heads, .. } = self.shape;
         let (key_width, value_width, page_size, dtype) = (D, DV, PAGE, bench.dtype);
         let problem = MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype };
-        format!("{:?}", explain_path(&problem, &bench.device).path).to_lowercase()
+        bench.path.unwrap_or_else(|| explain_path(&problem, &bench.device).path).to_string()
     }
 
     /// Some heads of one query token against f64.

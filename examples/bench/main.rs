@@ -55,7 +55,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, FloatDType};
-use burn_mla::ops::DeviceName;
+use burn_mla::ops::{DeviceName, Path};
 use clap::{Parser, ValueEnum};
 use common::{DTypeArg, fail};
 use report::Report;
@@ -73,6 +73,9 @@ struct Args {
     /// Of queries, caches and states.
     #[arg(long, value_enum, default_value_t = DTypeArg::Bf16)]
     dtype: DTypeArg,
+    /// The kernel of `mla_decode`: sm90, portable-mma, portable or reference; the fastest that the device has if absent.
+    #[arg(long)]
+    path: Option<Path>,
     /// A few shapes of each section.
     #[arg(long, conflicts_with = "smoke")]
     quick: bool,
@@ -145,6 +148,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         end: args.limit.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
         device,
         dtype,
+        path: args.path,
         size,
         report,
         copy_gbps: None,
@@ -157,6 +161,8 @@ fn run(args: &Args) -> Result<ExitCode, String> {
 struct Bench {
     device: Device,
     dtype: DType,
+    /// What runs `mla_decode`, where that is not left to the operation.
+    path: Option<Path>,
     size: Size,
     timer: Timer,
     report: Report,

@@ -56,5 +56,5 @@ pub use ops::vertical_slash_index::{
     VerticalSlashIndex, VerticalSlashIndexArgs, VerticalSlashIndexOptions, vertical_slash_index,
 };
 pub use ops::write_latent::{WriteLatentArgs, WriteLatentError, write_latent};
-pub use path::{Path, PathChoice, available_paths, explain_path};
+pub use path::{Path, PathChoice, UnknownPath, available_paths, explain_path};
 pub use planner::Splits;

@@ -1,12 +1,14 @@
 //! Which implementation runs, and why.
 
 use std::fmt;
+use std::str::FromStr;
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::{DispatchDevice, cubecl::dtype_to_elem_type};
 use burn::tensor::Device;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use mla_kernels::portable::mla_decode::{DecodeKernel, DecodeSizes, has_kernel};
+use thiserror::Error;
 
 use crate::ops::mla_decode::MlaDecodeProblem;
 
@@ -54,6 +56,20 @@ impl fmt::Display for Path {
             Path::PortableMma => "portable-mma",
             Path::Sm90 => "sm90",
         })
+    }
+}
+
+/// A text that names no [`Path`].
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("the path is {0:?}, expected reference, portable, portable-mma or sm90")]
+pub struct UnknownPath(pub String);
+
+impl FromStr for Path {
+    type Err = UnknownPath;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPath> {
+        let all = [Path::Reference, Path::Portable, Path::PortableMma, Path::Sm90];
+        all.into_iter().find(|path| path.to_string() == name).ok_or_else(|| UnknownPath(name.to_string()))
     }
 }
 
@@ -111,4 +127,18 @@ pub fn available_paths(problem: &MlaDecodeProblem, device: &Device) -> Vec<Path>
 pub(crate) fn words(problem: &MlaDecodeProblem) -> String {
     let MlaDecodeProblem { dtype, key_width, value_width, page_size, .. } = problem;
     format!("{dtype:?}, widths of {key_width} and {value_width} and pages of {page_size}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_have_names() {
+        for path in [Path::Reference, Path::Portable, Path::PortableMma, Path::Sm90] {
+            assert_eq!(path.to_string().parse(), Ok(path));
+        }
+        let error = "sm70".parse::<Path>().unwrap_err().to_string();
+        assert_eq!(error, "the path is \"sm70\", expected reference, portable, portable-mma or sm90");
+    }
 }
