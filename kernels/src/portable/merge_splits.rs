@@ -17,6 +17,8 @@ const UNITS: usize = 256;
 /// Sums that the splits of a row are divided into, at most. That many groups of units leave each 16 units, which read whole
 /// lines of 256 bytes.
 const MAX_CHAINS: usize = 16;
+/// Splits in each sum, at least, where there are several: what a unit loads at a time.
+const CHAIN_SPLITS: usize = MAX_LOADS;
 /// Units that a large GPU runs at the same time, with the registers that they have.
 const BUSY_UNITS: usize = 1 << 17;
 /// Cubes that do, with several rows each. Each cube costs its start, also where there is nothing to merge.
@@ -72,10 +74,10 @@ impl Shape {
     fn new(rows: usize, vectors: usize, splits: usize, single_items_done: bool) -> Self {
         let power = |n: usize| 1 << n.max(1).ilog2();
         let free_units = power(BUSY_UNITS / (rows * vectors).max(1));
-        let groups = power(splits / 2).min(free_units).min(MAX_CHAINS);
+        let chains = power(splits / CHAIN_SPLITS).min(MAX_CHAINS);
+        let groups = chains.min(free_units);
         let columns = vectors.next_power_of_two().min(UNITS / groups.max(2));
         let chunks = vectors.div_ceil(columns);
-        let chains = power(splits / 2).min(MAX_CHAINS);
         let loads = splits.div_ceil(chains).next_power_of_two().clamp(2, MAX_LOADS);
         let cube_rows = if groups == 1 { (rows * chunks).div_ceil(BUSY_CUBES).next_power_of_two() } else { 1 };
         Self { groups, columns, chunks, loads, cube_rows, single_items_done }
@@ -190,11 +192,11 @@ impl<N: Size> Merged<N> {
     }
 }
 
-/// Sums that so many splits are divided into: two splits or more in each.
+/// Sums that so many splits are divided into.
 #[cube]
 fn chains(splits: usize) -> usize {
     let mut chains = 1usize;
-    while chains < MAX_CHAINS && chains * 4 <= splits {
+    while chains < MAX_CHAINS && chains * 2 * CHAIN_SPLITS <= splits {
         chains *= 2;
     }
     chains
