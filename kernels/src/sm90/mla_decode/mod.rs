@@ -348,6 +348,8 @@ fn decode_sm90_kernel<E: Float, P: Size>(
                     loader.load_half(page_table, 0usize, lane, form);
                 }
                 acc = wgmma::wait::<Const<128>>(issued, 0u32);
+                // One lane says for all that they have read the factors.
+                sync_plane();
                 mbarrier::arrive_if(empty + stage * 16 + 8, lane == 0);
                 mbarrier::arrive_if(used, lane == 0);
                 if loads {
