@@ -119,12 +119,18 @@ pub fn launch(client: &Client, args: MergeSplitsArgs) {
     );
 }
 
-/// The splits of a row of a sequence: those rows of `outs` and `lses` that are `step` apart.
+/// One vector of each split of a row of a sequence.
 #[derive(CubeType, Clone, Copy)]
 struct Splits {
+    /// The rows of `outs` and `lses`.
     first: usize,
     step: usize,
     count: usize,
+    column: usize,
+    /// In vectors.
+    width: usize,
+    /// An empty part's, for splits past the last.
+    empty_lse: f32,
 }
 
 /// The merged state of some splits. `sum` is relative to `highest`, and `out` is not yet divided by it.
@@ -151,7 +157,7 @@ impl<N: Size> Merged<N> {
         self.highest = top;
     }
 
-    /// Adds every `step`-th split from `split` on, one after the other: one vector of each.
+    /// Adds every `step`-th split from `split` on, one after the other.
     fn add_chain(
         &mut self,
         outs: &[Vector<f32, N>],
@@ -159,9 +165,6 @@ impl<N: Size> Merged<N> {
         splits: &Splits,
         split: usize,
         step: usize,
-        column: usize,
-        width: usize,
-        neg_inf: f32,
         #[comptime] loads: usize,
     ) {
         let mut split = split;
@@ -173,8 +176,8 @@ impl<N: Size> Merged<N> {
             for i in 0..loads {
                 let other = split + i * step;
                 let at = splits.first + min(other, splits.count - 1) * splits.step;
-                part_lses.push(select(other < splits.count, lses[at], neg_inf));
-                parts.push(outs[at * width + column]);
+                part_lses.push(select(other < splits.count, lses[at], splits.empty_lse));
+                parts.push(outs[at * splits.width + splits.column]);
             }
             #[unroll]
             for i in 0..loads {
@@ -234,14 +237,20 @@ fn merge_splits_kernel<E: Float, N: Size>(
         let chains = chains(count);
         for sequence_row in first_row..end_row {
             let row = sequence * rows + sequence_row;
-            let splits = Splits { first: first * rows + sequence_row, step: rows, count };
+            let splits = Splits {
+                first: first * rows + sequence_row,
+                step: rows,
+                count,
+                column: min(column, width - 1),
+                width,
+                empty_lse: neg_inf,
+            };
             let mut all = Merged::<N>::empty();
             let mut chain = 0usize;
             while chain < chains {
                 let mut own = Merged::<N>::empty();
                 let split = select(chain + (UNIT_POS_Y as usize) < chains, chain + UNIT_POS_Y as usize, count);
-                let read_column = min(column, width - 1);
-                own.add_chain(outs, lses, &splits, split, chains, read_column, width, neg_inf, shape.loads);
+                own.add_chain(outs, lses, &splits, split, chains, shape.loads);
                 if comptime!(shape.groups == 1) {
                     all.add(own.highest, own.sum, own.out);
                 } else {

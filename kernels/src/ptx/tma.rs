@@ -5,8 +5,9 @@
 //! the functions take. One thread issues a copy ([`crate::ptx::warp::elect()`]).
 //!
 //! Coordinates are those of the tile's first element, in elements, the fastest dimension first: the opposite of the
-//! order of shapes and strides. They may be negative. What of a tile lies outside of the tensor is zero when it is loaded, and
-//! is not written when it is stored.
+//! order of shapes and strides. What of a tile lies outside of the tensor is zero when it is loaded, and is not written when it
+//! is stored. For a load they may be negative; a store with a negative one ends the kernel with "illegal instruction" (seen
+//! on an H200 with CUDA 13).
 //!
 //! In shared memory a tile is packed, its fastest dimension first, and starts at an address divisible by 128; with
 //! 128-byte swizzle at one divisible by 1024, and its rows have 128 bytes: then 16-byte unit `u` of row `r` lies at

@@ -209,7 +209,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
             mbarrier::init(empty + i * 8, 8u32);
         }
         mbarrier::init(weighed, GROUP);
-        mbarrier::init(used, 8u32);
+        mbarrier::init(used, comptime!(2 * GROUP));
         mbarrier::init(query_full, 1u32);
         mbarrier::init(query_empty, GROUP);
         mbarrier::fence_init();
@@ -348,10 +348,8 @@ fn decode_sm90_kernel<E: Float, P: Size>(
                     loader.load_half(page_table, 0usize, lane, form);
                 }
                 acc = wgmma::wait::<Const<128>>(issued, 0u32);
-                // One lane says for all that they have read the factors.
-                sync_plane();
                 mbarrier::arrive_if(empty + stage * 16 + 8, lane == 0);
-                mbarrier::arrive_if(used, lane == 0);
+                mbarrier::arrive(used);
                 if loads {
                     loader.load_half(page_table, 1usize, lane, form);
                     loader.advance(items, seq_lens, page_table, &tile, lane, form);
@@ -364,8 +362,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
             let factor_a = factors[own_row as usize];
             let factor_b = factors[own_row as usize + 8];
             acc = scale_rows(acc, factor_a, factor_b);
-            sync_plane();
-            mbarrier::arrive_if(used, lane == 0);
+            mbarrier::arrive(used);
             round += 1;
             if whole {
                 write_rows::<E, P>(acc, out, item.sequence * rows, tile_row + own_row, rows, half, lane);
