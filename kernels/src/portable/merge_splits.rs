@@ -5,7 +5,7 @@
 //! sums are then merged through shared memory; where there are many, a cube takes several rows.
 //!
 //! The bits of a sequence depend on its own splits alone, and not on how many cubes and groups its batch gives it: they are
-//! summed in [`chains`], as many as the number of splits says, and those one after the other.
+//! summed in chains, as many as the number of splits says, and those one after the other.
 
 use cubecl::prelude::*;
 
