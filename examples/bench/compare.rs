@@ -6,7 +6,8 @@ use std::path::Path;
 use serde_json::Value;
 
 /// What makes two rows the same case; absent in both is the same, too.
-const KEY: [&str; 9] = ["op", "b", "s_q", "h_q", "s_k", "lens", "causal", "page", "tokens"];
+const KEY: [&str; 13] =
+    ["op", "format", "b", "s_q", "h_q", "d", "s_k", "topk", "extra_topk", "lens", "causal", "page", "tokens"];
 /// Rows with a lower ratio are counted.
 const SLOWER: f64 = 0.95;
 

@@ -46,6 +46,7 @@ mod indexing;
 mod meta;
 mod ragged;
 mod report;
+mod sparse;
 mod timing;
 mod varlen;
 
@@ -112,6 +113,8 @@ enum Section {
     Write,
     /// `ragged_attention`.
     Ragged,
+    /// `sparse_mla` and `lightning_index`.
+    Sparse,
 }
 
 /// Which shapes of a section to run.
@@ -193,6 +196,9 @@ impl Bench {
         if wanted(Section::Ragged) {
             ragged::run(self);
         }
+        if wanted(Section::Sparse) {
+            sparse::run(self);
+        }
         if wanted(Section::Ceilings) {
             ceilings::run(self, "end");
         }
@@ -243,8 +249,19 @@ mod tests {
         run(&args).expect("a report");
         let file: serde_json::Value = serde_json::from_slice(&std::fs::read(out).expect("a file")).expect("JSON");
         assert_eq!(file["errors"], serde_json::json!([]));
-        let ops =
-            ["dense", "dense+schedule", "plan", "plan_host", "merge", "page_table", "kv_indices", "write", "ragged"];
+        let ops = [
+            "dense",
+            "dense+schedule",
+            "plan",
+            "plan_host",
+            "merge",
+            "page_table",
+            "kv_indices",
+            "write",
+            "ragged",
+            "sparse_decode",
+            "lightning_index",
+        ];
         for op in ops {
             assert!(file["rows"].as_array().is_some_and(|rows| rows.iter().any(|row| row["op"] == op)), "{op}");
         }

@@ -20,6 +20,7 @@ mod ops_mla_decode_fuzz;
 mod ops_mla_decode_grid;
 mod ops_paging;
 mod ops_ragged_attention;
+mod ops_sparse_mla;
 mod ops_vertical_slash;
 mod ops_vertical_slash_index;
 mod oracle;

@@ -24,7 +24,9 @@ mod tokenizer;
 mod verify;
 mod weights;
 
-pub use config::{DeepseekV3Config, GenerationDefaults, ModelType, RopeConfig, Scoring, YarnConfig, read_config};
+pub use config::{
+    DeepseekV3Config, GenerationDefaults, IndexerConfig, ModelType, RopeConfig, Scoring, YarnConfig, read_config,
+};
 pub use error::{ModelError, WeightReport, WrongDType, WrongShape};
 pub use generation::{Completion, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, generate};
 pub use model::DeepseekModel;

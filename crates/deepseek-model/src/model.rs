@@ -78,11 +78,10 @@ impl DeepseekModel {
         self.config().max_position_embeddings
     }
 
-    /// Layers, width and dtype of the cache that the model needs; the sizes are for the caller to choose.
+    /// Pools and dtype of the cache that the model needs; the sizes are for the caller to choose.
     pub fn cache_config(&self) -> CacheConfig {
         CacheConfig {
-            num_layers: self.config().num_hidden_layers,
-            width: self.config().cache_width(),
+            widths: self.config().pool_widths(),
             dtype: self.dtype,
             num_pages: 1,
             page_size: 64,

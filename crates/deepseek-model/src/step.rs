@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use mla_ops::cache::{PagedCache, RequestId};
-use mla_ops::{MlaPlan, MlaPlanArgs, PagedBatchArgs, Splits, mla_plan, page_table};
+use mla_ops::{MlaPlan, MlaPlanArgs, PagedBatchArgs, Splits, WriteLatentArgs, mla_plan, page_table, write_latent};
 
 use crate::Result;
+use crate::config::DeepseekV3Config;
 use crate::layers::{RotaryEmbedding, Rotation};
 
 /// New tokens of one request, for which [`PagedCache::append`] has made room.
@@ -42,6 +43,8 @@ pub(crate) enum Keys {
         cu_seqlens: Tensor<1, Int>,
         past: Vec<PastChunk>,
     },
+    /// Some token may see more keys than the indexer picks: all tokens read what it picks, in the absorbed form.
+    Indexed(IndexedKeys),
 }
 
 /// Keys in the cache, and the plan for reading them.
@@ -53,6 +56,15 @@ pub(crate) struct PagedKeys {
     /// i32 `[B]`.
     pub(crate) seq_lens: Tensor<1, Int>,
     pub(crate) plan: MlaPlan,
+}
+
+/// Where each new token finds the keys that an indexer picks from.
+#[derive(Debug)]
+pub(crate) struct IndexedKeys {
+    /// i32 `[N, maxP]`: the pages of the token's request.
+    pub(crate) page_table: Tensor<2, Int>,
+    /// i32 `[N, 1]`: how many keys precede the token, itself included.
+    pub(crate) visible: Tensor<2, Int>,
 }
 
 /// What the cache held of a request before this step.
@@ -68,9 +80,10 @@ impl Step {
         chunks: &[Chunk],
         cache: &PagedCache,
         rotary: &RotaryEmbedding,
-        heads: usize,
+        config: &DeepseekV3Config,
         device: &Device,
     ) -> Result<Self> {
+        let heads = config.num_attention_heads;
         let mut positions = Vec::new();
         for chunk in chunks {
             let len = cache.len(chunk.request)?;
@@ -78,7 +91,10 @@ impl Step {
         }
         let ids = chunks.iter().flat_map(|chunk| chunk.tokens.iter().map(|&id| id as i32)).collect();
         let slots = chunks.iter().flat_map(|chunk| chunk.slots.iter().copied()).collect();
-        let keys = if chunks.iter().all(|chunk| chunk.tokens.len() == 1) {
+        let longest = positions.iter().max().map_or(0, |position| position + 1);
+        let keys = if config.indexer.is_some_and(|indexer| longest > indexer.topk) {
+            Keys::Indexed(IndexedKeys::new(chunks, &positions, cache, device)?)
+        } else if chunks.iter().all(|chunk| chunk.tokens.len() == 1) {
             let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
             let seq_lens = positions.iter().map(|&position| position + 1).collect();
             Keys::Paged(PagedKeys::new(&requests, seq_lens, 1, cache, heads, device)?)
@@ -91,6 +107,24 @@ impl Step {
             rotation: rotary.at(&positions, device),
             keys,
         })
+    }
+
+    /// Puts rows of the new tokens into a pool of the cache: latent `[N, R]`, and behind it the rotary part, if any.
+    pub(crate) fn write(
+        &self,
+        cache: &mut PagedCache,
+        pool: usize,
+        latent: Tensor<2>,
+        rope: Option<Tensor<2>>,
+    ) -> Result<()> {
+        let args = WriteLatentArgs { cache: cache.take_pool(pool)?, slots: self.slots.clone(), latent, rope };
+        match write_latent(args) {
+            Ok(written) => Ok(cache.put_pool(pool, written)?),
+            Err(refused) => {
+                cache.put_pool(pool, refused.cache)?;
+                Err(refused.error.into())
+            }
+        }
     }
 }
 
@@ -109,6 +143,27 @@ fn new_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device)
         cu_seqlens.push(first as i32);
     }
     Ok(Keys::New { cu_seqlens: ints(cu_seqlens, device), past })
+}
+
+impl IndexedKeys {
+    fn new(chunks: &[Chunk], positions: &[usize], cache: &PagedCache, device: &Device) -> Result<Self> {
+        let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
+        let page_size = cache.config().page_size;
+        let batch = PagedBatchArgs {
+            req_to_token: cache.req_to_token(),
+            req_rows: cache.rows(&requests)?,
+            seq_lens: cache.seq_lens(&requests)?,
+            kv_start: None,
+            page_size,
+        };
+        let by_request = page_table(batch, cache.max_pages(&requests)?)?;
+        let owners = chunks.iter().enumerate().flat_map(|(i, chunk)| vec![i as i32; chunk.tokens.len()]).collect();
+        let visible = positions.iter().map(|&position| position as i32 + 1).collect();
+        Ok(Self {
+            page_table: by_request.select(0, ints(owners, device)),
+            visible: ints(visible, device).unsqueeze_dim(1),
+        })
+    }
 }
 
 impl PagedKeys {

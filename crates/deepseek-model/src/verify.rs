@@ -23,7 +23,7 @@ pub struct VerifyOptions {
 
 impl Default for VerifyOptions {
     fn default() -> Self {
-        Self { page_size: 64, prefill_chunks: vec![1, 7, 16] }
+        Self { page_size: 64, prefill_chunks: vec![1, 3, 16] }
     }
 }
 

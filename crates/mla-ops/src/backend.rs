@@ -208,6 +208,11 @@ pub trait MlaBackend: Backend {
     #[fusion(meta = fusion::write_rows)]
     fn write_rows(cache: FloatTensor<Self>, slots: IntTensor<Self>, rows: FloatTensor<Self>) -> FloatTensor<Self>;
 
+    /// Lists of slots `[N, K]`, of each the first of `lengths` `[N]`, without their gaps: `[N, K]`, and how many there are,
+    /// `[N]`. For [`sparse_mla`](crate::sparse_mla()).
+    #[fusion(meta = fusion::compact_slots)]
+    fn compact_slots(slots: IntTensor<Self>, lengths: IntTensor<Self>) -> (IntTensor<Self>, IntTensor<Self>);
+
     /// [`merge_state`](crate::merge_state): out, lse.
     #[fusion(meta = fusion::merge_state)]
     fn merge_state(

@@ -9,8 +9,8 @@ use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
 use mla_kernels::portable::{
-    kv_indices, merge_state, mla_decode, mla_plan, page_table, ragged_attention, vertical_slash_attention,
-    vertical_slash_index, write_latent,
+    compact_slots, kv_indices, merge_state, mla_decode, mla_plan, page_table, ragged_attention,
+    vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
 use crate::backend::{
@@ -320,6 +320,23 @@ impl MlaBackend for CubeBackend {
         };
         write_latent::launch_write_rows(&cache.client, args);
         cache
+    }
+
+    fn compact_slots(slots: CubeTensor, lengths: CubeTensor) -> (CubeTensor, CubeTensor) {
+        let [slots, lengths] = [slots, lengths].map(contiguous);
+        let [lists, width] = dims(&slots);
+        let (compact, counts) = (empty(&slots, [lists, width], DType::I32), empty(&slots, [lists], DType::I32));
+        let client = slots.client.clone();
+        let args = compact_slots::CompactSlotsArgs {
+            slots: slots.into_buffer_arg(),
+            lengths: lengths.into_buffer_arg(),
+            compact: compact.clone().into_buffer_arg(),
+            counts: counts.clone().into_buffer_arg(),
+            lists,
+            width,
+        };
+        compact_slots::launch(&client, args);
+        (compact, counts)
     }
 
     fn merge_state(

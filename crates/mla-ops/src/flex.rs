@@ -128,6 +128,11 @@ impl MlaBackend for Flex {
         float_primitive(reference::write_latent(float(cache), int(slots), &[float(rows)]))
     }
 
+    fn compact_slots(slots: IntTensor<Self>, lengths: IntTensor<Self>) -> (IntTensor<Self>, IntTensor<Self>) {
+        let (slots, counts) = reference::compact_slots(int(slots), int(lengths));
+        (int_primitive(slots), int_primitive(counts))
+    }
+
     fn merge_state(
         out_a: FloatTensor<Self>,
         lse_a: FloatTensor<Self>,

@@ -9,6 +9,7 @@
 //! | [`write_latent`] | new tokens into the cache, in place |
 //! | [`vertical_slash_index`] | the keys of each block of queries, from columns and diagonals |
 //! | [`vertical_slash_attention`], [`packed_vertical_slash_attention`] | attention to those keys |
+//! | [`sparse_mla`] | attention of each query token over rows that are named one by one |
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //!
@@ -48,6 +49,7 @@ pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, Mla
 pub use ops::mla_plan::{MlaPlan, MlaPlanArgs, mla_plan};
 pub use ops::page_table::{PagedBatchArgs, page_table};
 pub use ops::ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
+pub use ops::sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla};
 pub use ops::vertical_slash_attention::{
     PackedVerticalSlashArgs, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions,
     packed_vertical_slash_attention, vertical_slash_attention,

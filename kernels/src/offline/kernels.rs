@@ -12,13 +12,15 @@ use cubecl_runtime::server::Handle;
 use super::compile::{compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
 use crate::portable::{
-    kv_indices, merge_splits, merge_state, mla_decode, mla_plan, page_table, ragged_attention,
-    vertical_slash_attention, vertical_slash_index, write_latent,
+    compact_slots, index_scores, kv_indices, merge_splits, merge_state, mla_decode, mla_plan, page_table,
+    ragged_attention, vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
 /// All kernels that are compiled.
 pub fn entries() -> Vec<Entry> {
     [
+        compact_slots::offline(),
+        index_scores::offline(),
         kv_indices::offline(),
         merge_state::offline(),
         merge_splits::offline(),

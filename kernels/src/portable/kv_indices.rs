@@ -118,7 +118,7 @@ fn last_page_len_of(len: i32, page_size: usize) -> i32 {
 
 /// The sum over this unit and those before it in the cube, of `units` units (Hillis and Steele).
 #[cube]
-fn inclusive_scan(value: usize, #[comptime] units: usize) -> usize {
+pub(super) fn inclusive_scan(value: usize, #[comptime] units: usize) -> usize {
     let unit = UNIT_POS as usize;
     let mut sums = Shared::<[usize]>::new_slice(units);
     let mut sum = value;

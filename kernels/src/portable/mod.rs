@@ -3,6 +3,8 @@
 //! Buffers are contiguous, row-major, and of the sizes that the launchers' arguments state; launchers check what they can
 //! without reading from the device.
 
+pub mod compact_slots;
+pub mod index_scores;
 pub mod kv_indices;
 pub(crate) mod launch;
 pub mod merge_splits;

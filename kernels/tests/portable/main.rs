@@ -3,6 +3,7 @@
 
 #![cfg(any(feature = "wgpu", feature = "cuda"))]
 
+mod compact_slots;
 mod kv_indices;
 mod merge_state;
 mod mla_decode;

@@ -76,6 +76,23 @@ impl Fields {
         }
     }
 
+    /// Refuses a list of layer kinds that is there and differs from the only one that is implemented.
+    pub(super) fn schedule<'a>(&self, name: &str, kinds: impl ExactSizeIterator<Item = &'a str>) -> Result<()> {
+        let Some(found) = self.optional::<Vec<String>>(name, "a list of layer kinds")? else {
+            return Ok(());
+        };
+        if found.len() != kinds.len() {
+            let expected = format!("one for each of the {} layers", kinds.len());
+            return Err(self.error(name, format!("a list of {}", found.len()), expected));
+        }
+        for (layer, (found, kind)) in found.iter().zip(kinds).enumerate() {
+            if found != kind {
+                return Err(self.error(&format!("{name}[{layer}]"), format!("\"{found}\""), format!("\"{kind}\"")));
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses a field that has another value than the only one that is implemented.
     pub(super) fn only<T>(&self, name: &str, actual: T, implemented: T) -> Result<()>
     where

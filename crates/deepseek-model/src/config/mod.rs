@@ -21,10 +21,12 @@ pub enum ModelType {
     DeepseekV2,
     /// DeepSeek-V3, V3.1 and R1 (arXiv 2412.19437).
     DeepseekV3,
+    /// DeepSeek-V3.2: V3 whose attention reads the keys that an indexer picks (DeepSeek sparse attention).
+    DeepseekV32,
 }
 
 impl ModelType {
-    const ALL: [Self; 2] = [Self::DeepseekV2, Self::DeepseekV3];
+    const ALL: [Self; 3] = [Self::DeepseekV2, Self::DeepseekV3, Self::DeepseekV32];
 }
 
 impl fmt::Display for ModelType {
@@ -33,6 +35,7 @@ impl fmt::Display for ModelType {
         f.write_str(match self {
             Self::DeepseekV2 => "deepseek_v2",
             Self::DeepseekV3 => "deepseek_v3",
+            Self::DeepseekV32 => "deepseek_v32",
         })
     }
 }
@@ -46,9 +49,21 @@ pub enum Scoring {
     Softmax,
 }
 
-/// The dimensions and switches of DeepSeek-V2, V2-Lite and V3, by their names in `config.json`.
+/// The indexer of V3.2, which picks the keys of each token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexerConfig {
+    /// Query heads of the indexer (`index_n_heads`).
+    pub heads: usize,
+    /// Channels of a head and of an index key (`index_head_dim`); the first `qk_rope_head_dim` of them turn.
+    pub head_dim: usize,
+    /// Keys that a token sees at most (`index_topk`).
+    pub topk: usize,
+}
+
+/// The dimensions and switches of DeepSeek-V2, V2-Lite, V3 and V3.2, by their names in `config.json`.
 ///
-/// Weight shapes and formulas are those of the papers' section 2.1 (MLA) and of transformers' `deepseek_v2` and `deepseek_v3`.
+/// Weight shapes and formulas are those of the papers' section 2.1 (MLA) and of transformers' `deepseek_v2`, `deepseek_v3` and
+/// `deepseek_v32`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeepseekV3Config {
     /// The family: it decides the router.
@@ -75,6 +90,8 @@ pub struct DeepseekV3Config {
     pub qk_rope_head_dim: usize,
     /// Channels of a value head.
     pub v_head_dim: usize,
+    /// The indexer, in V3.2.
+    pub indexer: Option<IndexerConfig>,
     /// Routed experts of a layer.
     pub n_routed_experts: usize,
     /// Shared experts, fused into one of width `n_shared_experts * moe_intermediate_size`.
@@ -136,6 +153,7 @@ impl DeepseekV3Config {
         let model_type = read_model_type(&fields)?;
         refuse_unimplemented(&fields)?;
         let config = Self::from_fields(&fields, model_type)?;
+        config.check_schedule(&fields)?;
         config.validate().map_err(|error| match error {
             ModelError::Config { field, actual, expected, .. } => fields.error(&field, actual, expected),
             other => other,
@@ -144,7 +162,7 @@ impl DeepseekV3Config {
     }
 
     fn from_fields(fields: &Fields, model_type: ModelType) -> Result<Self> {
-        let v3 = model_type == ModelType::DeepseekV3;
+        let v3 = model_type != ModelType::DeepseekV2;
         Ok(Self {
             model_type,
             vocab_size: fields.count("vocab_size")?,
@@ -158,6 +176,7 @@ impl DeepseekV3Config {
             qk_nope_head_dim: fields.count("qk_nope_head_dim")?,
             qk_rope_head_dim: fields.count("qk_rope_head_dim")?,
             v_head_dim: fields.count("v_head_dim")?,
+            indexer: (model_type == ModelType::DeepseekV32).then(|| IndexerConfig::read(fields)).transpose()?,
             n_routed_experts: fields.count("n_routed_experts")?,
             n_shared_experts: fields.count("n_shared_experts")?,
             num_experts_per_tok: fields.count("num_experts_per_tok")?,
@@ -193,6 +212,16 @@ impl DeepseekV3Config {
         }
     }
 
+    /// Files of transformers 5 list the kind of every layer: it must be that of the family and of `first_k_dense_replace`.
+    fn check_schedule(&self, fields: &Fields) -> Result<()> {
+        let mlp = |layer| if layer < self.first_k_dense_replace { "dense" } else { "sparse" };
+        let layers = 0..self.num_hidden_layers;
+        if self.indexer.is_some() {
+            fields.schedule("layer_types", layers.clone().map(|_| "indexed_attention"))?;
+        }
+        fields.schedule("mlp_layer_types", layers.map(mlp))
+    }
+
     fn zero_size(&self) -> Option<Contradiction> {
         let sizes = [
             ("vocab_size", self.vocab_size),
@@ -206,6 +235,9 @@ impl DeepseekV3Config {
             ("qk_nope_head_dim", self.qk_nope_head_dim),
             ("qk_rope_head_dim", self.qk_rope_head_dim),
             ("v_head_dim", self.v_head_dim),
+            ("index_n_heads", self.indexer.map_or(1, |indexer| indexer.heads)),
+            ("index_head_dim", self.indexer.map_or(1, |indexer| indexer.head_dim)),
+            ("index_topk", self.indexer.map_or(1, |indexer| indexer.topk)),
             ("n_routed_experts", self.n_routed_experts),
             ("n_shared_experts", self.n_shared_experts),
             ("num_experts_per_tok", self.num_experts_per_tok),
@@ -222,6 +254,19 @@ impl DeepseekV3Config {
         if !self.qk_rope_head_dim.is_multiple_of(2) {
             let expected = "an even number (channels turn in pairs)".to_string();
             return found("qk_rope_head_dim", self.qk_rope_head_dim.to_string(), expected);
+        }
+        if let Some(indexer) = self.indexer {
+            if indexer.head_dim < self.qk_rope_head_dim {
+                let expected = format!("at least `qk_rope_head_dim` = {}", self.qk_rope_head_dim);
+                return found("index_head_dim", indexer.head_dim.to_string(), expected);
+            }
+            if self.q_lora_rank.is_none() {
+                return found(
+                    "q_lora_rank",
+                    "null".to_string(),
+                    "a rank: the indexer reads the query latent".to_string(),
+                );
+            }
         }
         if self.first_k_dense_replace > self.num_hidden_layers {
             let expected = format!("at most `num_hidden_layers` = {}", self.num_hidden_layers);
@@ -278,6 +323,22 @@ impl DeepseekV3Config {
     /// Numbers that a token takes in the cache of one layer: the latent and the rotated key.
     pub fn cache_width(&self) -> usize {
         self.kv_lora_rank + self.qk_rope_head_dim
+    }
+
+    /// Widths of the cache's pools: the rows of all layers, and in V3.2 the index keys of all layers.
+    pub fn pool_widths(&self) -> Vec<usize> {
+        let index_keys = self.indexer.iter().flat_map(|indexer| vec![indexer.head_dim; self.num_hidden_layers]);
+        vec![self.cache_width(); self.num_hidden_layers].into_iter().chain(index_keys).collect()
+    }
+}
+
+impl IndexerConfig {
+    fn read(fields: &Fields) -> Result<Self> {
+        Ok(Self {
+            heads: fields.count("index_n_heads")?,
+            head_dim: fields.count("index_head_dim")?,
+            topk: fields.count("index_topk")?,
+        })
     }
 }
 

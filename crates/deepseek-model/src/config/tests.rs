@@ -24,7 +24,7 @@ fn close(actual: f64, expected: f64) {
 }
 
 #[rstest]
-fn both_forms_of_a_config_are_equal(#[values("v3-tiny", "v3-realdims", "v2lite-tiny")] name: &str) {
+fn both_forms_of_a_config_are_equal(#[values("v3-tiny", "v3-realdims", "v2lite-tiny", "v32-tiny")] name: &str) {
     let converted = DeepseekV3Config::read(&fixture(name).join("config.json")).unwrap();
     assert_eq!(converted, DeepseekV3Config::read(&fixture(name).join("config.hub.json")).unwrap());
 }
@@ -44,6 +44,7 @@ fn a_v3_config_is_read_field_by_field() {
         qk_nope_head_dim: 32,
         qk_rope_head_dim: 16,
         v_head_dim: 24,
+        indexer: None,
         n_routed_experts: 16,
         n_shared_experts: 1,
         num_experts_per_tok: 4,
@@ -63,7 +64,7 @@ fn a_v3_config_is_read_field_by_field() {
         num_nextn_predict_layers: 0,
     };
     assert_eq!(read_config(&fixture("v3-tiny")).unwrap(), expected);
-    assert_eq!(expected.cache_width(), 80);
+    assert_eq!(expected.pool_widths(), [80; 4]);
 }
 
 #[test]
@@ -72,6 +73,14 @@ fn a_v2_lite_config_has_no_query_latent_and_softmax_scores() {
     assert_eq!((config.model_type, config.q_lora_rank), (ModelType::DeepseekV2, None));
     assert_eq!((config.scoring, config.group_limited, config.norm_topk_prob), (Scoring::Softmax, false, false));
     close(config.softmax_scale(), 0.17401743871138856);
+}
+
+#[test]
+fn a_v32_config_has_an_indexer_and_pools_for_its_keys() {
+    let config = read_config(&fixture("v32-tiny")).unwrap();
+    assert_eq!(config.indexer, Some(IndexerConfig { heads: 16, head_dim: 32, topk: 16 }));
+    assert_eq!((config.scoring, config.group_limited, config.norm_topk_prob), (Scoring::Sigmoid, true, true));
+    assert_eq!(config.pool_widths(), [80, 80, 80, 32, 32, 32]);
 }
 
 #[test]
@@ -114,6 +123,13 @@ fn end_tokens_may_be_a_list_and_groups_may_be_null() {
 #[case("v3-tiny", "factor", json!({"rope_scaling": {"type": "yarn", "factor": 0.5, "original_max_position_embeddings": 9}}))]
 #[case("v3-tiny", "original_max_position_embeddings", json!({"rope_scaling": {"type": "yarn", "factor": 2}}))]
 #[case("v3-tiny", "eos_token_id", json!({"eos_token_id": -1}))]
+#[case("v32-tiny", "index_topk", json!({"index_topk": 0}))]
+#[case("v32-tiny", "index_n_heads", json!({"index_n_heads": null}))]
+#[case("v32-tiny", "index_head_dim", json!({"index_head_dim": 8}))]
+#[case("v32-tiny", "q_lora_rank", json!({"q_lora_rank": null}))]
+#[case("v32-tiny", "layer_types", json!({"layer_types": ["indexed_attention"]}))]
+#[case("v32-tiny", "layer_types[1]", json!({"layer_types": ["indexed_attention", "full_attention", "indexed_attention"]}))]
+#[case("v32-tiny", "mlp_layer_types[0]", json!({"mlp_layer_types": ["sparse", "sparse", "sparse"]}))]
 fn a_contradiction_is_refused_by_field(#[case] name: &str, #[case] field: &str, #[case] changes: Value) {
     let message = changed(name, changes).unwrap_err().to_string();
     assert!(message.contains("config.json: `") && message.contains(&format!("`{field}` is ")), "{message}");

@@ -1,13 +1,14 @@
-//! Multi-head latent attention (DeepSeek-V2 §2.1; DeepSeek-V3 §2.1.1).
+//! Multi-head latent attention (DeepSeek-V2 §2.1; DeepSeek-V3 §2.1.1), in V3.2 over the keys that an indexer picks.
 
 use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
-    MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, RaggedAttentionArgs, RaggedAttentionOptions, Splits,
-    WriteLatentArgs, matmul, merge_state, mla_decode, ragged_attention, write_latent,
+    MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, RaggedAttentionArgs, RaggedAttentionOptions,
+    SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, matmul, merge_state, mla_decode, ragged_attention,
+    sparse_mla,
 };
 
-use super::{Linear, RmsNorm, Rotation};
+use super::{Indexer, Linear, RmsNorm, Rotation};
 use crate::Result;
 use crate::config::DeepseekV3Config;
 use crate::step::{Keys, PagedKeys, PastChunk, Step};
@@ -19,8 +20,10 @@ const INNER_NORM_EPS: f64 = 1e-6;
 /// Multi-head latent attention of one layer.
 #[derive(Debug, Clone)]
 pub(crate) struct MultiHeadLatentAttention {
-    layer: usize,
+    /// The pool of its latents.
+    pool: usize,
     query: Query,
+    indexer: Option<Indexer>,
     kv_a_proj_with_mqa: Linear,
     kv_a_layernorm: RmsNorm,
     kv_b_proj: Linear,
@@ -57,12 +60,14 @@ impl Query {
         }
     }
 
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    /// The query `[N, H·(dn + dr)]`, and what it was projected from: the query latent, or x itself.
+    fn forward(&self, x: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
         match self {
             Self::LowRank { q_a_proj, q_a_layernorm, q_b_proj } => {
-                q_b_proj.forward(q_a_layernorm.forward(q_a_proj.forward(x)))
+                let latent = q_a_layernorm.forward(q_a_proj.forward(x));
+                (q_b_proj.forward(latent.clone()), latent)
             }
-            Self::Whole { q_proj } => q_proj.forward(x),
+            Self::Whole { q_proj } => (q_proj.forward(x.clone()), x),
         }
     }
 }
@@ -76,8 +81,11 @@ impl MultiHeadLatentAttention {
         let kv_b = loader.tensor(&format!("{name}.kv_b_proj.weight"), [heads * (dn + dv), rank]);
         let by_head: Tensor<3> = kv_b.clone().reshape([heads, dn + dv, rank]);
         Self {
-            layer,
+            pool: layer,
             query: Query::load(loader, name, config),
+            indexer: config
+                .indexer
+                .map(|indexer| Indexer::load(loader, &format!("{name}.indexer"), layer, indexer, config)),
             kv_a_proj_with_mqa: Linear::load(
                 loader,
                 &format!("{name}.kv_a_proj_with_mqa"),
@@ -101,12 +109,15 @@ impl MultiHeadLatentAttention {
     /// x `[N, hidden]` -> `[N, hidden]`; the latents of the new tokens go into the cache.
     pub(crate) fn forward(&self, x: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
         let [tokens, _] = x.dims();
-        let q =
-            self.query.forward(x.clone()).reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
+        let (q, q_latent) = self.query.forward(x.clone());
+        let q = q.reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
         let q_nope = q.clone().narrow(2, 0, self.qk_nope_head_dim);
         let q_pe = step.rotation.apply(q.narrow(2, self.qk_nope_head_dim, self.qk_rope_head_dim));
-        let (latent, k_pe) = self.latent(x, &step.rotation);
-        self.write(latent.clone(), k_pe.clone(), step, cache)?;
+        let (latent, k_pe) = self.latent(x.clone(), &step.rotation);
+        step.write(cache, self.pool, latent.clone(), Some(k_pe.clone()))?;
+        if let Some(indexer) = &self.indexer {
+            indexer.write_keys(x.clone(), step, cache)?;
+        }
 
         let out = match &step.keys {
             Keys::Paged(keys) => self.absorbed(q_nope, q_pe, keys, true, cache)?.0,
@@ -117,6 +128,11 @@ impl MultiHeadLatentAttention {
                     state = self.add_past(state, &q_nope, &q_pe, chunk, cache)?;
                 }
                 state.0
+            }
+            Keys::Indexed(keys) => {
+                let indexer = self.indexer.as_ref().expect("only the steps of a model with an indexer have such keys");
+                let slots = indexer.pick(q_latent, x, step, keys, cache)?;
+                self.picked(q_nope, q_pe, slots, cache)?
             }
         };
         Ok(self.o_proj.forward(out.reshape([tokens, self.heads * self.v_head_dim])))
@@ -132,17 +148,36 @@ impl MultiHeadLatentAttention {
         (latent, k_pe.reshape([tokens, self.qk_rope_head_dim]))
     }
 
-    fn write(&self, latent: Tensor<2>, k_pe: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<()> {
-        let pool = cache.take_pool(self.layer)?;
-        let args = WriteLatentArgs { cache: pool, slots: step.slots.clone(), latent, rope: Some(k_pe) };
-        match write_latent(args) {
-            Ok(pool) => cache.put_pool(self.layer, pool)?,
-            Err(refused) => {
-                cache.put_pool(self.layer, refused.cache)?;
-                return Err(refused.error.into());
-            }
-        }
-        Ok(())
+    /// The query against latents: `[N, H, dn]` -> `[N, H, R]`.
+    fn absorb(&self, q_nope: Tensor<3>) -> Tensor<3> {
+        matmul(q_nope.swap_dims(0, 1), self.w_uk.clone()).swap_dims(0, 1)
+    }
+
+    /// The values of attended latents: `[N, H, R]` -> `[N, H, dv]`.
+    fn expand(&self, out: Tensor<3>) -> Tensor<3> {
+        matmul(out.swap_dims(0, 1), self.w_uv.clone()).swap_dims(0, 1)
+    }
+
+    /// Attention of each token over the latents in these slots, i32 `[N, 1, k]`: out `[N, H, dv]`.
+    fn picked(
+        &self,
+        q_nope: Tensor<3>,
+        q_pe: Tensor<3>,
+        slots: Tensor<3, Int>,
+        cache: &PagedCache,
+    ) -> Result<Tensor<3>> {
+        let [tokens, heads, rope] = q_pe.dims();
+        let rank = self.kv_lora_rank;
+        let q = Tensor::cat(vec![self.absorb(q_nope), q_pe], 2);
+        let args = SparseMlaArgs {
+            q: q.reshape([tokens, 1, heads, rank + rope]),
+            scope: SparseScope { rows: cache.pool(self.pool)?, indices: slots, lengths: None },
+            second: None,
+            sink: None,
+        };
+        let options = SparseMlaOptions { value_width: rank, softmax_scale: self.softmax_scale };
+        let (out, _) = sparse_mla(args, &options)?;
+        Ok(self.expand(out.reshape([tokens, heads, rank])))
     }
 
     /// Attention over the paged latents, with `kv_b_proj` absorbed into query and output: out `[N, H, dv]`, lse `[N, H]`.
@@ -157,22 +192,19 @@ impl MultiHeadLatentAttention {
         let [tokens, heads, _] = q_nope.dims();
         let (batch, rank) = (keys.batch, self.kv_lora_rank);
         let query_len = tokens / batch;
-        let q_latent = matmul(q_nope.swap_dims(0, 1), self.w_uk.clone()).swap_dims(0, 1);
         let args = MlaDecodeArgs {
             q: MlaQuery::Parts {
-                nope: q_latent.reshape([batch, query_len, heads, rank]),
+                nope: self.absorb(q_nope).reshape([batch, query_len, heads, rank]),
                 pe: q_pe.reshape([batch, query_len, heads, self.qk_rope_head_dim]),
             },
-            kv_cache: cache.pool(self.layer)?,
+            kv_cache: cache.pool(self.pool)?,
             page_table: keys.page_table.clone(),
             seq_lens: keys.seq_lens.clone(),
         };
         let (softmax_scale, splits) = (self.softmax_scale, Splits::Auto);
         let options = MlaDecodeOptions { value_width: rank, softmax_scale, causal, splits, path: None };
         let (out, lse) = mla_decode(args, &options, Some(&keys.plan))?;
-        let by_head = out.reshape([tokens, heads, rank]).swap_dims(0, 1);
-        let out = matmul(by_head, self.w_uv.clone()).swap_dims(0, 1);
-        Ok((out, lse.reshape([tokens, heads])))
+        Ok((self.expand(out.reshape([tokens, heads, rank])), lse.reshape([tokens, heads])))
     }
 
     /// Attention of the new tokens over themselves, with keys and values of every head: out `[N, H, dv]`, lse `[N, H]`.

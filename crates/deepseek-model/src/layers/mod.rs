@@ -1,5 +1,7 @@
 //! The layers that the models are made of, named as in the papers and checkpoints.
 
+mod indexer;
+mod layer_norm;
 mod linear;
 mod mla;
 mod mlp;
@@ -7,6 +9,8 @@ mod moe;
 mod rms_norm;
 mod rotary;
 
+pub(crate) use indexer::Indexer;
+pub(crate) use layer_norm::LayerNorm;
 pub(crate) use linear::Linear;
 pub(crate) use mla::MultiHeadLatentAttention;
 pub(crate) use mlp::Mlp;

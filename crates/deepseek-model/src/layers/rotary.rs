@@ -37,6 +37,11 @@ impl RotaryEmbedding {
 }
 
 impl Rotation {
+    /// The same angles for channels `(i, i + dr / 2)`.
+    pub(crate) fn in_halves(&self) -> Self {
+        Self { interleaved: false, ..self.clone() }
+    }
+
     /// Turns `[N, heads, dr]`. The turned pairs come out as halves, whatever the pairing: queries and keys only ever
     /// meet in dot products, so that any order of the channels serves as long as both have it.
     pub(crate) fn apply(&self, x: Tensor<3>) -> Tensor<3> {

@@ -1,5 +1,5 @@
-//! DeepSeek-V3 (arXiv 2412.19437) and, with whole query projections and softmax routing, DeepSeek-V2-Lite
-//! (arXiv 2405.04434).
+//! DeepSeek-V3 (arXiv 2412.19437); with an indexer in every layer, DeepSeek-V3.2; with whole query projections and softmax
+//! routing, DeepSeek-V2-Lite (arXiv 2405.04434).
 
 use burn::tensor::{Device, Tensor, s};
 use mla_ops::cache::PagedCache;
@@ -80,7 +80,7 @@ impl DeepseekV3 {
         cache: &mut PagedCache,
         observe: &mut dyn FnMut(Hidden, &Tensor<2>),
     ) -> Result<Tensor<2>> {
-        let step = Step::new(chunks, cache, &self.rotary, self.config.num_attention_heads, &self.device)?;
+        let step = Step::new(chunks, cache, &self.rotary, &self.config, &self.device)?;
         let mut x = self.embed_tokens.clone().select(0, step.input_ids.clone());
         observe(Hidden::Embedding, &x);
         for (number, layer) in self.layers.iter().enumerate() {

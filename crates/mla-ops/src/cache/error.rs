@@ -61,17 +61,17 @@ pub enum CacheError {
         /// How many holders it has.
         holders: u32,
     },
-    /// The pool of a layer was taken and is not back yet.
-    #[error("the pool of layer {layer} is taken; give it back with `put_pool` first")]
+    /// A pool was taken and is not back yet.
+    #[error("pool {pool} is taken; give it back with `put_pool` first")]
     PoolTaken {
-        /// The layer.
-        layer: usize,
+        /// Its number.
+        pool: usize,
     },
-    /// A pool was put into a layer that still has its own.
-    #[error("the pool of layer {layer} was not taken; `put_pool` only gives back what `take_pool` handed out")]
+    /// A pool was given back that the cache still has.
+    #[error("pool {pool} was not taken; `put_pool` only gives back what `take_pool` handed out")]
     PoolNotTaken {
-        /// The layer.
-        layer: usize,
+        /// Its number.
+        pool: usize,
     },
     /// An argument is wrong.
     #[error(transparent)]

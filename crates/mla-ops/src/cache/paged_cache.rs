@@ -1,4 +1,4 @@
-//! The paged cache of a model: requests, their pages, and one pool of rows per layer.
+//! The paged cache of a model: requests, their pages, and pools of rows.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,16 +11,14 @@ use crate::MlaError;
 const OP: &str = "PagedCache";
 
 /// The size of a [`PagedCache`]. Nothing in it may be zero.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// Layers, each with a pool of its own.
-    pub num_layers: usize,
+    /// Channels of a row of each pool. A layer has one or two: 576 for MLA (512 latent + 64 rope), 128 for index keys.
+    pub widths: Vec<usize>,
     /// Pages of each pool (P).
     pub num_pages: usize,
     /// Rows of a page (S), a power of two; P * S must fit into an i32.
     pub page_size: usize,
-    /// Channels of a row, 576 for MLA (512 latent + 64 rope).
-    pub width: usize,
     /// Requests that may live at once (R).
     pub max_requests: usize,
     /// Tokens that a request may have (T).
@@ -49,10 +47,10 @@ struct Request {
     pages: Vec<u32>,
 }
 
-/// Requests, their pages, and one pool `[P, S, width]` per layer. A page id means the same place in the pool of every layer.
+/// Requests, their pages, and pools `[P, S, width]`. A page id means the same place in every pool.
 ///
 /// [`Self::append`] makes room and says in which slots the rows of the new tokens belong; the caller writes them, into every
-/// layer, before it forks the request or appends again. [`Self::fork`] shares pages between requests; a shared page that is
+/// pool, before it forks the request or appends again. [`Self::fork`] shares pages between requests; a shared page that is
 /// partly filled is copied when one of its holders appends (copy-on-write), so nobody writes what another request reads.
 ///
 /// Writes are in place as long as the cache owns the only handle of a buffer. So drop what [`Self::pool`] and
@@ -84,10 +82,9 @@ impl PagedCache {
     /// [`MlaError::Value`] for a size that is zero or too large, a page size that is no power of two, another dtype.
     pub fn new(config: CacheConfig, device: &Device) -> Result<Self, CacheError> {
         config.validate()?;
-        let shape = [config.num_pages, config.page_size, config.width];
-        let pool = || new_pool(shape, config.dtype, device);
+        let pool = |&width: &usize| new_pool([config.num_pages, config.page_size, width], config.dtype, device);
         Ok(Self {
-            pools: (0..config.num_layers).map(|_| Some(pool())).collect(),
+            pools: config.widths.iter().map(|width| Some(pool(width))).collect(),
             // The casts keep the values: `validate` bounds both by `i32::MAX`.
             allocator: PageAllocator::new(config.num_pages as u32),
             map: RequestToToken::new(config.max_requests as u32, config.max_tokens, device),
@@ -202,12 +199,12 @@ impl PagedCache {
         self.allocator.num_pages() - self.allocator.free_pages()
     }
 
-    /// Bytes that one token takes, in all layers together.
+    /// Bytes that one token takes, in all pools together.
     pub fn bytes_per_token(&self) -> usize {
         self.config.bytes_per_token()
     }
 
-    /// Bytes of the pages in use, in all layers together.
+    /// Bytes of the pages in use, in all pools together.
     pub fn bytes_in_use(&self) -> usize {
         self.pages_in_use() * self.config.page_size * self.bytes_per_token()
     }
@@ -263,53 +260,52 @@ impl PagedCache {
 
 /// The pools.
 impl PagedCache {
-    /// The pool of a layer, `[P, S, width]`, to read from: another handle of the same buffer.
+    /// Pool number `index`, `[P, S, widths[index]]`, to read from: another handle of the same buffer.
     ///
     /// # Errors
-    /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a layer that does not exist.
-    pub fn pool(&self, layer: usize) -> Result<Tensor<3>, CacheError> {
-        self.check_layer(layer)?;
-        let pool = self.pools[layer].as_ref();
-        pool.cloned().ok_or(CacheError::PoolTaken { layer })
+    /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a pool that does not exist.
+    pub fn pool(&self, index: usize) -> Result<Tensor<3>, CacheError> {
+        self.check_index(index)?;
+        let pool = self.pools[index].as_ref();
+        pool.cloned().ok_or(CacheError::PoolTaken { pool: index })
     }
 
-    /// Moves the pool of a layer out, so that the caller owns the only handle and can write in place.
-    /// [`Self::put_pool`] gives it back.
+    /// Moves a pool out, so that the caller owns the only handle and can write in place. [`Self::put_pool`] gives it back.
     ///
     /// # Errors
-    /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a layer that does not exist.
-    pub fn take_pool(&mut self, layer: usize) -> Result<Tensor<3>, CacheError> {
-        self.check_layer(layer)?;
-        let pool = self.pools[layer].take();
-        pool.ok_or(CacheError::PoolTaken { layer })
+    /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a pool that does not exist.
+    pub fn take_pool(&mut self, index: usize) -> Result<Tensor<3>, CacheError> {
+        self.check_index(index)?;
+        let pool = self.pools[index].take();
+        pool.ok_or(CacheError::PoolTaken { pool: index })
     }
 
     /// Gives back what [`Self::take_pool`] handed out.
     ///
     /// # Errors
-    /// [`CacheError::PoolNotTaken`]; [`MlaError`] for a layer that does not exist, or a tensor of another shape, dtype or
+    /// [`CacheError::PoolNotTaken`]; [`MlaError`] for a pool that does not exist, or a tensor of another shape, dtype or
     /// device.
-    pub fn put_pool(&mut self, layer: usize, pool: Tensor<3>) -> Result<(), CacheError> {
-        self.check_layer(layer)?;
-        if self.pools[layer].is_some() {
-            return Err(CacheError::PoolNotTaken { layer });
+    pub fn put_pool(&mut self, index: usize, pool: Tensor<3>) -> Result<(), CacheError> {
+        self.check_index(index)?;
+        if self.pools[index].is_some() {
+            return Err(CacheError::PoolNotTaken { pool: index });
         }
-        self.check_pool(&pool)?;
-        self.pools[layer] = Some(pool);
+        self.check_pool(index, &pool)?;
+        self.pools[index] = Some(pool);
         Ok(())
     }
 
-    fn check_layer(&self, layer: usize) -> Result<(), MlaError> {
-        if layer < self.pools.len() {
+    fn check_index(&self, index: usize) -> Result<(), MlaError> {
+        if index < self.pools.len() {
             return Ok(());
         }
-        let expected = format!("below num_layers = {}", self.pools.len());
-        Err(wrong_value("layer", layer, expected))
+        let expected = format!("below {}, the number of pools", self.pools.len());
+        Err(wrong_value("pool", index, expected))
     }
 
-    fn check_pool(&self, pool: &Tensor<3>) -> Result<(), MlaError> {
+    fn check_pool(&self, index: usize, pool: &Tensor<3>) -> Result<(), MlaError> {
         let (config, argument) = (&self.config, "pool");
-        let shape = [config.num_pages, config.page_size, config.width];
+        let shape = [config.num_pages, config.page_size, config.widths[index]];
         if pool.dims() != shape {
             return Err(MlaError::Shape {
                 op: OP,
@@ -336,7 +332,7 @@ impl PagedCache {
 
     fn check_all_pools_present(&self) -> Result<(), CacheError> {
         match self.pools.iter().position(Option::is_none) {
-            Some(layer) => Err(CacheError::PoolTaken { layer }),
+            Some(pool) => Err(CacheError::PoolTaken { pool }),
             None => Ok(()),
         }
     }
@@ -368,7 +364,7 @@ impl PagedCache {
         Ok(last.filter(|&page| self.allocator.ref_count(page) > 1))
     }
 
-    /// Copies a page in every layer. The pools are taken out of `self` one by one, so that the write has the only handle and
+    /// Copies a page in every pool. The pools are taken out of `self` one by one, so that the write has the only handle and
     /// stays in place; reading with `select` makes a copy of the page alone, where a slice could be a view of the pool.
     fn copy_page(&mut self, from: u32, to: u32) {
         let index = self.upload(vec![from as i32]);
@@ -390,14 +386,13 @@ impl PagedCache {
 impl CacheConfig {
     fn validate(&self) -> Result<(), MlaError> {
         let sizes = [
-            ("num_layers", self.num_layers),
+            ("the number of pools", self.widths.len()),
             ("num_pages", self.num_pages),
             ("page_size", self.page_size),
-            ("width", self.width),
             ("max_requests", self.max_requests),
             ("max_tokens", self.max_tokens),
         ];
-        for (argument, size) in sizes {
+        for (argument, size) in sizes.into_iter().chain(self.widths.iter().map(|&width| ("widths", width))) {
             if size == 0 || size > i32::MAX as usize {
                 let expected = format!("1 to {}", i32::MAX);
                 return Err(wrong_value(argument, size, expected));
@@ -423,9 +418,9 @@ impl CacheConfig {
         }
     }
 
-    /// Bytes that one token takes in all layers together.
+    /// Bytes that one token takes in all pools together.
     pub fn bytes_per_token(&self) -> usize {
-        self.num_layers * self.width * DType::from(self.dtype).size()
+        self.widths.iter().sum::<usize>() * DType::from(self.dtype).size()
     }
 }
 

@@ -11,10 +11,9 @@ const WIDTH: usize = 3;
 
 fn config() -> CacheConfig {
     CacheConfig {
-        num_layers: LAYERS,
+        widths: vec![WIDTH; LAYERS],
         num_pages: 8,
         page_size: PAGE,
-        width: WIDTH,
         max_requests: 4,
         max_tokens: 18,
         dtype: FloatDType::F32,
@@ -53,7 +52,7 @@ fn read_rows(cache: &PagedCache, request: RequestId, layer: usize) -> Vec<f32> {
     let slots = cache.req_to_token().select(0, rows).slice([0..1, 0..len]);
     let config = cache.config();
     let pool = cache.pool(layer).unwrap();
-    let pool = pool.reshape([config.num_pages * config.page_size, config.width]);
+    let pool = pool.reshape([config.num_pages * config.page_size, config.widths[layer]]);
     let rows = pool.select(0, slots.reshape([len]));
     rows.into_data().try_into_vec().unwrap()
 }
@@ -180,7 +179,7 @@ fn a_taken_pool_is_an_error_until_it_is_back() {
     cache.append(a, 1).unwrap();
     let b = cache.fork(a).unwrap();
     let pool = cache.take_pool(1).unwrap();
-    let taken = CacheError::PoolTaken { layer: 1 };
+    let taken = CacheError::PoolTaken { pool: 1 };
     assert_eq!(cache.pool(1).err(), Some(taken.clone()));
     assert_eq!(cache.take_pool(1).err(), Some(taken.clone()));
     assert_eq!(cache.append(b, 1), Err(taken));
@@ -188,7 +187,7 @@ fn a_taken_pool_is_an_error_until_it_is_back() {
     let wrong = Tensor::zeros([8, PAGE, WIDTH + 1], &Device::flex());
     assert!(matches!(cache.put_pool(1, wrong), Err(CacheError::Mla(MlaError::Shape { .. }))));
     cache.put_pool(1, pool.clone()).unwrap();
-    let present = CacheError::PoolNotTaken { layer: 1 };
+    let present = CacheError::PoolNotTaken { pool: 1 };
     assert_eq!(cache.put_pool(1, pool), Err(present));
     assert_eq!(cache.append(b, 1), Ok(vec![5]));
     assert!(matches!(cache.pool(2), Err(CacheError::Mla(_))));
@@ -217,17 +216,16 @@ fn stale_ids_are_unknown_for_ever() {
 
 #[test]
 fn wrong_configs_are_refused() {
-    let good = config();
     let wrong = [
-        ("num_layers", CacheConfig { num_layers: 0, ..good }),
-        ("num_pages", CacheConfig { num_pages: 0, ..good }),
-        ("page_size", CacheConfig { page_size: 0, ..good }),
-        ("page_size", CacheConfig { page_size: 3, ..good }),
-        ("width", CacheConfig { width: 0, ..good }),
-        ("max_requests", CacheConfig { max_requests: 0, ..good }),
-        ("max_tokens", CacheConfig { max_tokens: 1 << 31, ..good }),
-        ("num_pages * page_size", CacheConfig { num_pages: 1 << 29, ..good }),
-        ("dtype", CacheConfig { dtype: FloatDType::F64, ..good }),
+        ("the number of pools", CacheConfig { widths: vec![], ..config() }),
+        ("num_pages", CacheConfig { num_pages: 0, ..config() }),
+        ("page_size", CacheConfig { page_size: 0, ..config() }),
+        ("page_size", CacheConfig { page_size: 3, ..config() }),
+        ("widths", CacheConfig { widths: vec![3, 0], ..config() }),
+        ("max_requests", CacheConfig { max_requests: 0, ..config() }),
+        ("max_tokens", CacheConfig { max_tokens: 1 << 31, ..config() }),
+        ("num_pages * page_size", CacheConfig { num_pages: 1 << 29, ..config() }),
+        ("dtype", CacheConfig { dtype: FloatDType::F64, ..config() }),
     ];
     for (name, config) in wrong {
         let error = PagedCache::new(config, &Device::flex()).err().unwrap();

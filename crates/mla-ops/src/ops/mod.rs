@@ -7,6 +7,7 @@ pub mod mla_decode;
 pub mod mla_plan;
 pub mod page_table;
 pub mod ragged_attention;
+pub mod sparse_mla;
 pub mod vertical_slash_attention;
 pub mod vertical_slash_index;
 pub mod write_latent;

@@ -4,6 +4,7 @@
 //! Inputs are validated by the public functions. Lengths and page lists are read back to the host, so that only the
 //! pages in use are touched; each sequence is computed on its own, so that its result does not depend on its neighbours.
 
+mod compact_slots;
 mod kv_indices;
 mod merge_state;
 mod mla_decode;
@@ -15,6 +16,7 @@ mod vertical_slash_attention;
 mod vertical_slash_index;
 mod write_latent;
 
+pub(crate) use compact_slots::compact_slots;
 pub(crate) use kv_indices::kv_indices;
 pub(crate) use merge_state::{merge_state, merge_states};
 pub(crate) use mla_decode::{PagedRows, mla_decode};

@@ -1,0 +1,92 @@
+//! The indexer of DeepSeek-V3.2, which picks the keys that a token sees (DeepSeek sparse attention).
+
+use burn::tensor::{FloatDType, Int, Tensor};
+use mla_ops::cache::PagedCache;
+use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
+
+use super::{LayerNorm, Linear, Rotation};
+use crate::Result;
+use crate::config::{DeepseekV3Config, IndexerConfig};
+use crate::step::{IndexedKeys, Step};
+use crate::weights::WeightLoader;
+
+/// The norm of the index keys has this epsilon.
+const NORM_EPS: f64 = 1e-6;
+
+/// The indexer of one layer.
+#[derive(Debug, Clone)]
+pub(crate) struct Indexer {
+    /// The pool of its keys.
+    pool: usize,
+    wq_b: Linear,
+    wk: Linear,
+    k_norm: LayerNorm,
+    weights_proj: Linear,
+    config: IndexerConfig,
+    qk_rope_head_dim: usize,
+}
+
+impl Indexer {
+    /// Loads `{name}.*` of layer number `layer`; `rank` is the width of the query latent.
+    pub(crate) fn load(
+        loader: &mut WeightLoader,
+        name: &str,
+        layer: usize,
+        indexer: IndexerConfig,
+        config: &DeepseekV3Config,
+    ) -> Self {
+        let IndexerConfig { heads, head_dim, .. } = indexer;
+        let (hidden, rank) = (config.hidden_size, config.q_lora_rank.unwrap_or(config.hidden_size));
+        Self {
+            pool: config.num_hidden_layers + layer,
+            wq_b: Linear::load(loader, &format!("{name}.wq_b"), heads * head_dim, rank),
+            wk: Linear::load(loader, &format!("{name}.wk"), head_dim, hidden),
+            k_norm: LayerNorm::load(loader, &format!("{name}.k_norm"), head_dim, NORM_EPS),
+            weights_proj: Linear::load(loader, &format!("{name}.weights_proj"), heads, hidden),
+            config: indexer,
+            qk_rope_head_dim: config.qk_rope_head_dim,
+        }
+    }
+
+    /// Puts the index keys of the new tokens into the cache; x `[N, hidden]`.
+    pub(crate) fn write_keys(&self, x: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<()> {
+        let [tokens, _] = x.dims();
+        let keys = self.k_norm.forward(self.wk.forward(x)).reshape([tokens, 1, self.config.head_dim]);
+        let keys = self.rotate(keys, &step.rotation).reshape([tokens, self.config.head_dim]);
+        step.write(cache, self.pool, keys, None)
+    }
+
+    /// The slots of the keys that each new token sees, i32 `[N, 1, k]`, from its query latent `[N, rank]` and x
+    /// `[N, hidden]`; -1 where there are fewer.
+    pub(crate) fn pick(
+        &self,
+        q_latent: Tensor<2>,
+        x: Tensor<2>,
+        step: &Step,
+        keys: &IndexedKeys,
+        cache: &PagedCache,
+    ) -> Result<Tensor<3, Int>> {
+        let ([tokens, _], IndexerConfig { heads, head_dim, topk }) = (x.dims(), self.config);
+        let q = self.rotate(self.wq_b.forward(q_latent).reshape([tokens, heads, head_dim]), &step.rotation);
+        let head_weights = self.weights_proj.forward(x).cast(FloatDType::F32).mul_scalar((heads as f64).powf(-0.5));
+        let args = LightningIndexArgs {
+            q: q.reshape([tokens, 1, heads, head_dim]),
+            keys: cache.pool(self.pool)?,
+            page_table: keys.page_table.clone(),
+            head_weights: head_weights.reshape([tokens, 1, heads]),
+            visible: keys.visible.clone(),
+        };
+        let scale = (head_dim as f32).powf(-0.5);
+        Ok(lightning_index(args, &LightningIndexOptions { k: topk, scale, form: IndexForm::Slots })?)
+    }
+
+    /// Turns the leading channels of `[N, heads, di]`: here the rotary part comes first, and turns in halves.
+    fn rotate(&self, x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
+        let width = self.qk_rope_head_dim;
+        let turned = rotation.in_halves().apply(x.clone().narrow(2, 0, width));
+        if width == self.config.head_dim {
+            return turned;
+        }
+        Tensor::cat(vec![turned, x.narrow(2, width, self.config.head_dim - width)], 2)
+    }
+}

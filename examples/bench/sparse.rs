@@ -1,0 +1,202 @@
+//! `sparse_mla` over the shapes that FlashMLA's sparse decode is measured with (its cache is FP8, ours is not), and
+//! `lightning_index` in the sizes of DeepSeek-V3.2.
+
+use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn_mla::ops::{
+    IndexForm, LightningIndexArgs, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope,
+    lightning_index, sparse_mla,
+};
+use rand::RngExt;
+use rand::seq::index::sample;
+use serde_json::json;
+
+use crate::report::{Volume, rounded};
+use crate::{Bench, data};
+
+const DV: usize = 512;
+const CHECKED_HEADS: usize = 3;
+
+/// Keys of a scope: pages of a sequence of `s_k` tokens, of which each query sees `topk`.
+#[derive(Debug, Clone, Copy)]
+struct Scope {
+    s_k: usize,
+    page: usize,
+    topk: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    format: &'static str,
+    b: usize,
+    s_q: usize,
+    h_q: usize,
+    d: usize,
+    scope: Scope,
+    extra: Option<Scope>,
+}
+
+fn shapes(bench: &Bench) -> Vec<Shape> {
+    let mut full = Vec::new();
+    let long = Scope { s_k: 32768, page: 64, topk: 2048 };
+    for h_q in [128, 64] {
+        for s_q in [1, 2] {
+            let v32 = |b| Shape { format: "v32", b, s_q, h_q, d: 576, scope: long, extra: None };
+            full.extend([1, 8, 32, 64, 128].map(v32));
+        }
+    }
+    for s_q in [1, 2] {
+        full.extend([1, 8, 64, 128].map(|b| Shape {
+            format: "model1",
+            b,
+            s_q,
+            h_q: 128,
+            d: 512,
+            scope: long,
+            extra: None,
+        }));
+    }
+    for (h_q, topk) in [(64, 512), (128, 1024)] {
+        let scope = Scope { s_k: 16384, page: 256, topk: 128 };
+        let extra = Some(Scope { s_k: 16384, page: 64, topk });
+        full.extend([2, 64, 128].map(|b| Shape { format: "model1+extra", b, s_q: 2, h_q, d: 512, scope, extra }));
+    }
+    let (near, far) = (Scope { s_k: 64, page: 16, topk: 12 }, Scope { s_k: 32, page: 8, topk: 5 });
+    let smoke = [
+        Shape { format: "v32", b: 2, s_q: 1, h_q: 3, d: 576, scope: near, extra: None },
+        Shape { format: "model1+extra", b: 2, s_q: 2, h_q: 5, d: 512, scope: near, extra: Some(far) },
+    ];
+    bench.pick(&full, 4, &smoke)
+}
+
+/// The section.
+pub fn run(bench: &mut Bench) {
+    for shape in shapes(bench) {
+        bench.case(&format!("sparse_decode {shape:?}"), |bench| decode(bench, shape));
+    }
+    // Query heads and width of the indexer, and the keys that it keeps, in V3.2.
+    let index = |b, s_k| (b, 64, 128, s_k, 2048);
+    let full = [index(1, 32768), index(8, 32768), index(64, 32768), index(1, 131072)];
+    for (b, heads, width, s_k, k) in bench.pick(&full, 2, &[(2, 3, 16, 70, 9)]) {
+        let name = format!("lightning_index b {b} s_k {s_k}");
+        bench.case(&name, |bench| index_case(bench, b, [heads, width], s_k, k));
+    }
+}
+
+/// Rows of a scope, and the slots that each query sees, in random order.
+struct Keys {
+    rows: Tensor<3>,
+    slots: Vec<i32>,
+    topk: usize,
+}
+
+impl Keys {
+    fn new(bench: &Bench, shape: &Shape, scope: Scope, seed: u64) -> Self {
+        let (per, mut rng) = (scope.s_k / scope.page, data::rng(seed));
+        let pages = data::permutation(shape.b * per, &mut rng);
+        let mut slots = Vec::with_capacity(shape.b * shape.s_q * scope.topk);
+        for query in 0..shape.b * shape.s_q {
+            let own = &pages[query / shape.s_q * per..][..per];
+            let tokens = sample(&mut rng, scope.s_k, scope.topk).into_iter();
+            slots.extend(tokens.map(|t| own[t / scope.page] * scope.page as i32 + (t % scope.page) as i32));
+        }
+        let rows = data::pool([shape.b * per, scope.page, shape.d], FloatDType::from(bench.dtype), &bench.device);
+        Self { rows, slots, topk: scope.topk }
+    }
+
+    fn scope(&self, shape: &Shape) -> SparseScope {
+        let indices = data::ints(self.slots.clone(), [shape.b, shape.s_q, self.topk], &self.rows.device());
+        SparseScope { rows: self.rows.clone(), indices, lengths: None }
+    }
+
+    /// The rows that a query sees, f32.
+    fn of(&self, query: usize) -> Result<Vec<f32>, String> {
+        let [pages, page, width] = self.rows.dims();
+        let own = self.slots[query * self.topk..][..self.topk].to_vec();
+        let ids: Tensor<1, Int> = data::ints(own, [self.topk], &self.rows.device());
+        data::floats(self.rows.clone().reshape([pages * page, width]).select(0, ids))
+    }
+
+    fn distinct(&self) -> usize {
+        let mut slots = self.slots.clone();
+        slots.sort_unstable();
+        slots.dedup();
+        slots.len()
+    }
+}
+
+fn decode(bench: &mut Bench, shape: Shape) -> Result<(), String> {
+    let Shape { format, b, s_q, h_q, d, scope, extra } = shape;
+    let q = data::normal([b, s_q, h_q, d], bench.dtype, &bench.device);
+    let keys = Keys::new(bench, &shape, scope, 1);
+    let more = extra.map(|extra| Keys::new(bench, &shape, extra, 2));
+    let args = SparseMlaArgs {
+        q: q.clone(),
+        scope: keys.scope(&shape),
+        second: more.as_ref().map(|more| more.scope(&shape)),
+        sink: None,
+    };
+    let options = SparseMlaOptions { value_width: DV, softmax_scale: (d as f32).powf(-0.5) };
+    let call = || sparse_mla(args.clone(), &options).map_err(|error| error.to_string());
+    let (out, lse) = call()?;
+
+    let mut rng = data::rng(b as u64);
+    let query = rng.random_range(0..b * s_q);
+    let mut rows = keys.of(query)?;
+    if let Some(more) = &more {
+        rows.extend(more.of(query)?);
+    }
+    let of_query = |x: Tensor<4>| data::floats(x.slice([query / s_q..query / s_q + 1, query % s_q..query % s_q + 1]));
+    let (q, out, lse) = (of_query(q)?, of_query(out)?, of_query(lse.unsqueeze_dim(3))?);
+    let mut difference = data::Difference::default();
+    for _ in 0..CHECKED_HEADS {
+        let h = rng.random_range(0..h_q);
+        let rows = data::Rows { keys: &rows, values: &rows, stride: d, width: DV };
+        let expected = data::attend(&q[h * d..][..d], &rows, f64::from(options.softmax_scale));
+        difference.add(&out[h * DV..][..DV], lse[h], &expected);
+    }
+    let difference = difference.check(bench.dtype)?;
+
+    let times = bench.timer.measure(call)?;
+    let topk = scope.topk + extra.map_or(0, |extra| extra.topk);
+    let distinct = keys.distinct() + more.as_ref().map_or(0, Keys::distinct);
+    let elements = b * s_q * h_q * (d + DV) + distinct * d;
+    let flops = 2.0 * (h_q * b * s_q * topk) as f64 * (d + DV) as f64;
+    let volume = Volume { flops: Some(flops), bytes: Some((elements * bench.dtype.size()) as f64) };
+    let mut fields = vec![
+        ("format", json!(format)),
+        ("b", json!(b)),
+        ("s_q", json!(s_q)),
+        ("h_q", json!(h_q)),
+        ("d", json!(d)),
+        ("s_k", json!(scope.s_k)),
+        ("topk", json!(scope.topk)),
+    ];
+    fields.extend(extra.map(|extra| ("extra_topk", json!(extra.topk))));
+    bench.report.row("sparse_decode", &fields, &times, volume, &[("rel_rms", rounded(difference, 8))]);
+    Ok(())
+}
+
+fn index_case(bench: &mut Bench, b: usize, [heads, width]: [usize; 2], s_k: usize, k: usize) -> Result<(), String> {
+    const PAGE: usize = 64;
+    let (device, per) = (bench.device.clone(), s_k.div_ceil(PAGE));
+    let pages = data::permutation(b * per, &mut data::rng(3));
+    let args = LightningIndexArgs {
+        q: data::normal([b, 1, heads, width], bench.dtype, &device),
+        keys: data::pool([b * per, PAGE, width], FloatDType::from(bench.dtype), &device),
+        page_table: data::ints(pages, [b, per], &device),
+        head_weights: data::normal([b, 1, heads], DType::F32, &device),
+        visible: data::ints(vec![s_k as i32; b], [b, 1], &device),
+    };
+    let options = LightningIndexOptions { k, scale: (width as f32).powf(-0.5), form: IndexForm::Slots };
+    let call = || lightning_index(args.clone(), &options).map_err(|error| error.to_string());
+    call()?;
+    let times = bench.timer.measure(call)?;
+    let bytes = (b * s_k * width * bench.dtype.size()) as f64;
+    let flops = 2.0 * (b * heads * s_k * width) as f64;
+    let fields =
+        [("b", json!(b)), ("heads", json!(heads)), ("width", json!(width)), ("s_k", json!(s_k)), ("k", json!(k))];
+    let ratio: Vec<_> =
+        bench.copy_gbps.map(|copy| ("of_copy", rounded(bytes / times.us / 1e3 / copy, 3))).into_iter().collect();
+    bench.report.row("lightning_index", &fields, &times, Volume { flops: Some(flops), bytes: Some(bytes) }, &ratio);
+    Ok(())
+}
