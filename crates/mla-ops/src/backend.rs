@@ -111,6 +111,17 @@ pub struct VerticalSlashSpec {
     pub causal: bool,
 }
 
+/// What [`MlaBackend::lightning_index`] needs beside the tensors.
+#[derive(Debug, Clone)]
+pub struct LightningIndexSpec {
+    /// How many keys are chosen.
+    pub k: usize,
+    /// The factor of the scores.
+    pub scale: f32,
+    /// Whether keys are named by their slots in the pool; otherwise by their positions.
+    pub slots: bool,
+}
+
 /// The operations on backend primitives. Arguments are those of the public functions, validated.
 #[backend_extension(
     Cube: cfg(any(feature = "wgpu", feature = "cuda")),
@@ -194,6 +205,17 @@ pub trait MlaBackend: Backend {
         column_index: IntTensor<Self>,
         spec: VerticalSlashSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// [`lightning_index`](crate::lightning_index).
+    #[fusion(meta = fusion::lightning_index)]
+    fn lightning_index(
+        q: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        page_table: IntTensor<Self>,
+        head_weights: FloatTensor<Self>,
+        visible: IntTensor<Self>,
+        spec: LightningIndexSpec,
+    ) -> IntTensor<Self>;
 
     /// [`write_latent`](crate::write_latent) of latent and rotary part: the cache's own buffer.
     #[fusion(meta = fusion::write_latent)]

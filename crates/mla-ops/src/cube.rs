@@ -9,13 +9,13 @@ use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
 use mla_kernels::portable::{
-    compact_slots, kv_indices, merge_state, mla_decode, mla_plan, page_table, ragged_attention,
+    compact_slots, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, page_table, ragged_attention,
     vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
 use crate::backend::{
-    DecodeSpec, KvIndicesSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec,
-    VerticalSlashSpec,
+    DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec,
+    VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{Path, Splits};
 
@@ -276,6 +276,50 @@ impl MlaBackend for CubeBackend {
         };
         launched(vertical_slash_attention::launch(&client, args));
         (out, lse)
+    }
+
+    fn lightning_index(
+        q: CubeTensor,
+        keys: CubeTensor,
+        page_table: CubeTensor,
+        head_weights: CubeTensor,
+        visible: CubeTensor,
+        spec: LightningIndexSpec,
+    ) -> CubeTensor {
+        let [q, keys, page_table, head_weights, visible] = [q, keys, page_table, head_weights, visible].map(contiguous);
+        let [batch, query_len, heads, width] = dims(&q);
+        let ([pages, page_size, _], [_, max_pages]) = (dims(&keys), dims(&page_table));
+        let elem = dtype_to_elem_type(q.dtype);
+        let sizes = lightning_index::LightningIndexSizes {
+            batch,
+            query_len,
+            heads,
+            width,
+            pages,
+            page_size,
+            max_pages,
+            k: spec.k,
+            elem,
+        };
+        let client = q.client.clone();
+        let score_rows = sizes.score_rows(&client);
+        let scores = empty(&q, [score_rows, sizes.score_stride()], DType::U32);
+        let indices = empty(&q, [batch, query_len, spec.k], DType::I32);
+        let args = lightning_index::LightningIndexArgs {
+            q: q.into_buffer_arg(),
+            keys: keys.into_buffer_arg(),
+            page_table: page_table.into_buffer_arg(),
+            head_weights: head_weights.into_buffer_arg(),
+            visible: visible.into_buffer_arg(),
+            scores: scores.into_buffer_arg(),
+            score_rows,
+            indices: indices.clone().into_buffer_arg(),
+            sizes,
+            scale: spec.scale,
+            slots: spec.slots,
+        };
+        launched(lightning_index::launch(&client, args));
+        indices
     }
 
     fn write_latent(cache: CubeTensor, slots: CubeTensor, latent: CubeTensor, rope: CubeTensor) -> CubeTensor {

@@ -8,8 +8,8 @@ use burn::backend::{
 use burn::tensor::{Int, Tensor};
 
 use crate::backend::{
-    DecodeSpec, KvIndicesSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec,
-    VerticalSlashSpec,
+    DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec,
+    VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{Path, reference};
 
@@ -112,6 +112,18 @@ impl MlaBackend for Flex {
         let (out, lse) =
             reference::vertical_slash_attention([float(q), float(k), float(v)], q_bounds, kv_bounds, &index, &spec);
         (float_primitive(out), float_primitive(lse))
+    }
+
+    fn lightning_index(
+        q: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        page_table: IntTensor<Self>,
+        head_weights: FloatTensor<Self>,
+        visible: IntTensor<Self>,
+        spec: LightningIndexSpec,
+    ) -> IntTensor<Self> {
+        let keys = reference::PagedRows::new(float(keys), int(page_table));
+        int_primitive(reference::lightning_index(float(q), keys, float(head_weights), int(visible), &spec))
     }
 
     fn write_latent(

@@ -4,7 +4,8 @@ use burn::backend::fusion::custom::TensorSpec;
 use burn::tensor::{DType, Shape};
 
 use crate::backend::{
-    DecodeSpec, KvIndicesSpec, PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    DecodeSpec, KvIndicesSpec, LightningIndexSpec, PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec,
+    VerticalSlashSpec,
 };
 
 fn spec<const D: usize>(shape: [usize; D], dtype: DType) -> TensorSpec {
@@ -96,6 +97,18 @@ pub(crate) fn vertical_slash_attention(
 ) -> (TensorSpec, TensorSpec) {
     let ([tokens, heads, _], [_, _, value_width]) = (q.shape.dims(), v.shape.dims());
     (spec([tokens, heads, value_width], q.dtype), spec([tokens, heads], DType::F32))
+}
+
+pub(crate) fn lightning_index(
+    q: &TensorSpec,
+    _keys: &TensorSpec,
+    _page_table: &TensorSpec,
+    _head_weights: &TensorSpec,
+    _visible: &TensorSpec,
+    index: &LightningIndexSpec,
+) -> TensorSpec {
+    let [batch, query_len, _, _] = q.shape.dims();
+    spec([batch, query_len, index.k], DType::I32)
 }
 
 pub(crate) fn write_latent(

@@ -6,6 +6,7 @@
 //! | [`mla_decode`] | attention of a few query tokens over the paged latent cache |
 //! | [`ragged_attention`] | prefill attention over packed sequences |
 //! | [`page_table`], [`kv_indices`] | page ids of a batch, as a table or as a compressed list |
+//! | [`lightning_index`] | the keys that a query token attends to, chosen by a few small heads |
 //! | [`write_latent`] | new tokens into the cache, in place |
 //! | [`vertical_slash_index`] | the keys of each block of queries, from columns and diagonals |
 //! | [`vertical_slash_attention`], [`packed_vertical_slash_attention`] | attention to those keys |
@@ -43,6 +44,7 @@ pub use device::DeviceName;
 pub use error::MlaError;
 pub use independent::map_independent;
 pub use ops::kv_indices::{KvIndices, kv_indices};
+pub use ops::lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
 pub use ops::matmul::matmul;
 pub use ops::merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};

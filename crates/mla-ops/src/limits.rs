@@ -5,12 +5,14 @@ use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::Tensor;
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
+use mla_kernels::portable::lightning_index::{self, LightningIndexError, LightningIndexSizes};
 use mla_kernels::portable::mla_decode::{self, DecodeError, DecodeSizes};
 use mla_kernels::portable::mla_plan::{self, PlanSizes};
 use mla_kernels::portable::ragged_attention::{self, RaggedAttentionError, RaggedAttentionSizes};
 
 use crate::backend::PlanSpec;
 use crate::check::Check;
+use crate::ops::lightning_index::LightningIndexArgs;
 use crate::ops::mla_decode::MlaDecodeProblem;
 use crate::{MlaError, Path};
 
@@ -90,6 +92,25 @@ pub(crate) fn ragged(check: &Check, q: &Tensor<3>, value_width: usize, sequences
         };
         check.device_limit(argument, error)
     })
+}
+
+/// The device chooses `k` keys for each of these query tokens.
+pub(crate) fn lightning_index(check: &Check, args: &LightningIndexArgs, k: usize) -> Result<(), MlaError> {
+    let Some(client) = client(check) else { return Ok(()) };
+    let ([batch, query_len, heads, width], [pages, page_size, _]) = (args.q.dims(), args.keys.dims());
+    let [_, max_pages] = args.page_table.dims();
+    let elem = dtype_to_elem_type(args.q.dtype());
+    let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem };
+    lightning_index::check(&client, &sizes).map_err(|error| {
+        let argument = match &error {
+            LightningIndexError::Device(_) => "q",
+            LightningIndexError::Scores { .. } => "page_table",
+            LightningIndexError::Slots(_) => "keys",
+            LightningIndexError::Offsets { name, .. } => *name,
+        };
+        check.device_limit(argument, error)
+    })?;
+    allocation(check, &client, "k", 4 * [batch, query_len, k].into_iter().map(|n| n as u128).product::<u128>())
 }
 
 /// The device's kernels reach all elements of a tensor.

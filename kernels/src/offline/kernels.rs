@@ -12,7 +12,7 @@ use cubecl_runtime::server::Handle;
 use super::compile::{compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
 use crate::portable::{
-    compact_slots, index_scores, kv_indices, merge_splits, merge_state, mla_decode, mla_plan, page_table,
+    compact_slots, kv_indices, lightning_index, merge_splits, merge_state, mla_decode, mla_plan, page_table,
     ragged_attention, vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
@@ -20,8 +20,8 @@ use crate::portable::{
 pub fn entries() -> Vec<Entry> {
     [
         compact_slots::offline(),
-        index_scores::offline(),
         kv_indices::offline(),
+        lightning_index::offline(),
         merge_state::offline(),
         merge_splits::offline(),
         mla_decode::offline(),

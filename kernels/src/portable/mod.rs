@@ -4,9 +4,9 @@
 //! without reading from the device.
 
 pub mod compact_slots;
-pub mod index_scores;
 pub mod kv_indices;
 pub(crate) mod launch;
+pub mod lightning_index;
 pub mod merge_splits;
 pub mod merge_state;
 pub mod mla_decode;

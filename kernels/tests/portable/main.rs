@@ -5,6 +5,7 @@
 
 mod compact_slots;
 mod kv_indices;
+mod lightning_index;
 mod merge_state;
 mod mla_decode;
 mod mla_plan;

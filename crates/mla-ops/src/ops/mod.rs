@@ -1,6 +1,7 @@
 //! The public operations, one file each: argument structs, documentation, validation, dispatch.
 
 pub mod kv_indices;
+pub mod lightning_index;
 pub mod matmul;
 pub mod merge_state;
 pub mod mla_decode;

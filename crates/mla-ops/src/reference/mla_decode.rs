@@ -26,7 +26,7 @@ impl PagedRows {
 
     /// The rows `first .. end` of a sequence, f32 `[end - first, D]`; `first < end`. Only their pages are read, and
     /// neighbouring pages are not copied.
-    fn gather(&self, sequence: usize, first: usize, end: usize) -> Tensor<2> {
+    pub(super) fn gather(&self, sequence: usize, first: usize, end: usize) -> Tensor<2> {
         let [_, page_size, width] = self.kv_cache.dims();
         let row = sequence * self.max_pages;
         let ids = &self.page_table[row + first / page_size..row + end.div_ceil(page_size)];
@@ -39,6 +39,13 @@ impl PagedRows {
         };
         let rows = pages.reshape([used * page_size, width]);
         rows.narrow(0, first % page_size, end - first).cast(FloatDType::F32)
+    }
+
+    /// The slot `page * S + offset` of a row of a sequence.
+    pub(super) fn slot(&self, sequence: usize, row: usize) -> usize {
+        let [_, page_size, _] = self.kv_cache.dims();
+        let page = self.page_table[sequence * self.max_pages + row / page_size];
+        page as usize * page_size + row % page_size
     }
 }
 

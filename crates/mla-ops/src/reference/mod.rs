@@ -6,6 +6,7 @@
 
 mod compact_slots;
 mod kv_indices;
+mod lightning_index;
 mod merge_state;
 mod mla_decode;
 mod mla_plan;
@@ -18,6 +19,7 @@ mod write_latent;
 
 pub(crate) use compact_slots::compact_slots;
 pub(crate) use kv_indices::kv_indices;
+pub(crate) use lightning_index::lightning_index;
 pub(crate) use merge_state::{merge_state, merge_states};
 pub(crate) use mla_decode::{PagedRows, mla_decode};
 pub(crate) use mla_plan::mla_plan;

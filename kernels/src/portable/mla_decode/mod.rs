@@ -364,7 +364,7 @@ pub(crate) fn visible_end(
 
 /// The row of the cache that a token of a sequence is in; the last one if the page table names a page that is not there.
 #[cube]
-fn key_slot(page_table: &[i32], table_row: usize, page_shift: u32, slot_count: u32, token: usize) -> u32 {
+pub(super) fn key_slot(page_table: &[i32], table_row: usize, page_shift: u32, slot_count: u32, token: usize) -> u32 {
     let token = token as u32;
     let page = page_table[table_row + (token >> page_shift) as usize] as u32;
     min((page << page_shift) + (token & ((1u32 << page_shift) - 1)), slot_count - 1)

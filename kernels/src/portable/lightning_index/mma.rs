@@ -1,0 +1,251 @@
+//! Ranks of the scores of one query token with matrix instructions, for f16 and bf16.
+//!
+//! A plane keeps the index queries of a token in registers, all heads, and goes over the keys, 16 at a time. A product sums
+//! over the channels in any order as long as both factors have the same: so a unit loads 16 bytes in a row of its keys, which
+//! serve two steps of 16 channels, and no key goes through shared memory.
+
+use cubecl::cmma::{MatrixIdent, MmaDefinition};
+use cubecl::features::{MmaConfig, Plane};
+use cubecl::ir::{AddressType, FloatKind};
+use cubecl::prelude::*;
+
+use super::score::rank;
+use super::{LightningIndexArgs, LightningIndexSizes, one_each, visible_keys};
+use crate::portable::launch::share;
+use crate::portable::mla_decode::key_slot;
+
+/// Units of a plane. The matrix instructions are defined for this number.
+const LANES: usize = 32;
+/// Planes of a cube.
+const PLANES: usize = 8;
+
+/// The matrix instruction: 16 keys, 8 heads, 16 channels.
+const M: usize = 16;
+const N: usize = 8;
+const K: usize = 16;
+
+/// Elements of a vector: 16 bytes.
+const VECTOR: usize = 8;
+/// Channels that four units load at once.
+const CHUNK: usize = 4 * VECTOR;
+/// Vectors of queries that a unit may keep, each in four registers.
+const MAX_VECTORS: usize = 32;
+/// Cubes for each multiprocessor, to even out.
+const WAVES: usize = 4;
+/// Multiprocessors of a device that does not say: a small GPU.
+const MULTIPROCESSORS: usize = 16;
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    /// Groups of 8 heads.
+    head_steps: usize,
+    /// Groups of 32 channels.
+    chunks: usize,
+}
+
+impl Form {
+    fn new(heads: usize, width: usize) -> Option<Self> {
+        let form = Self { head_steps: heads / N, chunks: width / CHUNK };
+        let whole = heads.is_multiple_of(N) && width.is_multiple_of(CHUNK);
+        let fits = (1..=MAX_VECTORS).contains(&(form.head_steps * form.chunks));
+        (whole && fits).then_some(form)
+    }
+}
+
+/// The form of the kernel for these sizes; none where the device lacks what it needs, or the queries do not fit.
+pub(super) fn form(client: &Client, sizes: &LightningIndexSizes) -> Option<Form> {
+    let (features, elem, float) = (client.features(), sizes.elem, ElemType::Float(FloatKind::F32));
+    let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
+    let hardware = &client.properties().hardware;
+    let supported = features.matmul.mma.contains(&config)
+        && features.plane.contains(Plane::Ops)
+        && features.memory_reinterpret
+        && (hardware.plane_size_min, hardware.plane_size_max) == (LANES as u32, LANES as u32);
+    supported.then(|| Form::new(sizes.heads, sizes.width)).flatten()
+}
+
+/// Scores the keys of `rows` query tokens, from `first_row` on.
+pub(super) fn launch(
+    client: &Client,
+    args: &LightningIndexArgs,
+    form: Form,
+    address: AddressType,
+    [first_row, rows]: [usize; 2],
+) {
+    let sizes = &args.sizes;
+    let multiprocessors = client.properties().hardware.num_streaming_multiprocessors;
+    let multiprocessors = multiprocessors.map_or(MULTIPROCESSORS, |n| n as usize);
+    let shares = sizes.max_keys().div_ceil(M * PLANES).min((WAVES * multiprocessors).div_ceil(rows));
+    // SAFETY: the buffers have the sizes that the arguments state, and slots are clamped to the cache.
+    unsafe {
+        score_mma_kernel::launch_unchecked(
+            client,
+            one_each(client, rows * shares),
+            CubeDim::new_2d(LANES as u32, PLANES as u32),
+            address,
+            VECTOR,
+            share(&args.q),
+            share(&args.keys),
+            share(&args.page_table),
+            share(&args.head_weights),
+            share(&args.visible),
+            share(&args.scores),
+            first_row,
+            rows,
+            shares,
+            sizes.query_len,
+            sizes.max_pages,
+            sizes.max_keys() as u32,
+            sizes.score_stride(),
+            sizes.slots() as u32,
+            sizes.page_size.ilog2(),
+            sizes.k as u32,
+            args.scale,
+            form,
+            sizes.elem,
+        );
+    }
+}
+
+/// Cube `r * shares + s` takes every `shares`-th group of keys of query token `r`, from group `s` on; each of its planes has 16
+/// keys of a group.
+#[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
+fn score_mma_kernel<E: Float, V: Size>(
+    q: &[Vector<E, V>],
+    keys: &[Vector<E, V>],
+    page_table: &[i32],
+    head_weights: &[f32],
+    visible: &[i32],
+    scores: &mut [u32],
+    first_row: usize,
+    rows: usize,
+    shares: usize,
+    query_len: usize,
+    max_pages: usize,
+    max_keys: u32,
+    stride: usize,
+    slot_count: u32,
+    page_shift: u32,
+    k: u32,
+    scale: f32,
+    #[comptime] form: Form,
+    #[define(E)] _elem: ElemType,
+) {
+    let def = MmaDefinition::<E, E, f32>::new(M, N, K);
+    let size!(NA) = def.vector_size(MatrixIdent::A);
+    let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
+    let vectors = comptime!(4 * form.chunks);
+    // This unit's rows of a product, and its channels.
+    let row = (UNIT_POS_X / 4) as usize;
+    let quad = (UNIT_POS_X % 4) as usize;
+    let token = first_row + CUBE_POS / shares;
+    let mut count = 0usize.runtime();
+    if CUBE_POS < rows * shares {
+        count = visible_keys(visible, token, max_keys);
+    }
+    if count > k as usize {
+        let mut queries = Sequence::<Vector<E, V>>::new();
+        let mut weights = Sequence::<f32>::new();
+        #[unroll]
+        for step in 0..form.head_steps {
+            let head = token * comptime!(form.head_steps * N) + comptime!(step * N);
+            #[unroll]
+            for chunk in 0..form.chunks {
+                queries.push(q[(head + row) * vectors + quad + comptime!(4 * chunk)]);
+            }
+            // The two heads of this unit's part of a product.
+            weights.push(head_weights[head + 2 * quad]);
+            weights.push(head_weights[head + 2 * quad + 1]);
+        }
+        let table_row = token / query_len * max_pages;
+        let mut first = (CUBE_POS % shares * PLANES + UNIT_POS_Y as usize) * M;
+        while first < count {
+            // Past the last key that is seen, that one again.
+            let own_key = min(first + row, count - 1);
+            let other_key = min(first + row + M / 2, count - 1);
+            let own = key_slot(page_table, table_row, page_shift, slot_count, own_key) as usize * vectors + quad;
+            let other = key_slot(page_table, table_row, page_shift, slot_count, other_key) as usize * vectors + quad;
+            let mut loaded = Sequence::<Vector<E, V>>::new();
+            #[unroll]
+            for chunk in 0..form.chunks {
+                loaded.push(keys[own + comptime!(4 * chunk)]);
+                loaded.push(keys[other + comptime!(4 * chunk)]);
+            }
+            let mut score = 0.0f32;
+            let mut other_score = 0.0f32;
+            #[unroll]
+            for step in 0..form.head_steps {
+                let mut acc = Array::<Vector<f32, NC>>::new(2usize);
+                acc[0] = Vector::new(0.0f32);
+                acc[1] = Vector::new(0.0f32);
+                #[unroll]
+                for i in 0..comptime!(2 * form.chunks) {
+                    let (chunk, first_pair) = comptime!((i / 2, i % 2 * 2));
+                    let a = loaded[comptime!(2 * chunk)];
+                    let b = loaded[comptime!(2 * chunk + 1)];
+                    let query = queries[comptime!(step * form.chunks + chunk)];
+                    let mut key_pairs = Array::<Vector<E, NA>>::new(4usize);
+                    key_pairs[0] = pair::<E, V, NA>(a, first_pair);
+                    key_pairs[1] = pair::<E, V, NA>(b, first_pair);
+                    key_pairs[2] = pair::<E, V, NA>(a, comptime!(first_pair + 1));
+                    key_pairs[3] = pair::<E, V, NA>(b, comptime!(first_pair + 1));
+                    let mut query_pairs = Array::<Vector<E, NA>>::new(2usize);
+                    query_pairs[0] = pair::<E, V, NA>(query, first_pair);
+                    query_pairs[1] = pair::<E, V, NA>(query, comptime!(first_pair + 1));
+                    def.execute_inplace(&key_pairs, &query_pairs, &mut acc);
+                }
+                #[unroll]
+                for i in 0..2usize {
+                    let weight = weights[comptime!(2 * step + i)];
+                    // Not the maximum with 0, which of NaN would be 0.
+                    let (product, other) = (acc[0].extract(i), acc[1].extract(i));
+                    score += weight * select(product < 0.0f32, 0.0f32, product);
+                    other_score += weight * select(other < 0.0f32, 0.0f32, other);
+                }
+            }
+            let at = (token - first_row) * stride + first + row;
+            let score = quad_sum(score) * scale;
+            let other_score = quad_sum(other_score) * scale;
+            if quad == 0 && first + row < count {
+                scores[at] = rank(score);
+            }
+            if quad == 1 && first + row + M / 2 < count {
+                scores[at + M / 2] = rank(other_score);
+            }
+            first += shares * comptime!(PLANES * M);
+        }
+    }
+}
+
+/// Pair number `index` of the numbers in a vector, as an operand of the instruction.
+#[cube]
+fn pair<E: Float, V: Size, NA: Size>(vector: Vector<E, V>, #[comptime] index: usize) -> Vector<E, NA> {
+    let words = Vector::<u32, Const<4>>::reinterpret(vector);
+    Vector::<E, NA>::reinterpret(words.extract(index))
+}
+
+/// The sum over four units side by side.
+#[cube]
+fn quad_sum(value: f32) -> f32 {
+    let pair = value + plane_shuffle_xor(value, 1u32);
+    pair + plane_shuffle_xor(pair, 2u32)
+}
+
+/// With DeepSeek's 64 heads of 128 channels.
+#[cfg(feature = "offline")]
+pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, form};
+    let dim = CubeDim::new_2d(LANES as u32, PLANES as u32);
+    let forms = [FloatKind::F16, FloatKind::BF16].into_iter().map(|kind| {
+        let (bits, elem) = (AddressType::U32, ElemType::Float(kind));
+        let form = Form { head_steps: 8, chunks: 4 };
+        let form = form!(
+            score_mma_kernel,
+            dim,
+            [bits, VECTOR, _, _, _, _, _, _, 0, 1, 1, 1, 1, 64, 64, 64, 6, 1, 1.0, form, elem]
+        );
+        Entry::of(kind, "lightning_index.score_mma", form).on(|arch| arch != Arch::Sm75).unchecked()
+    });
+    forms.collect()
+}

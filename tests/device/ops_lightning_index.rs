@@ -1,0 +1,317 @@
+//! `lightning_index` against scores in f64. Inputs are small integers: all sums are exact on every device and in every
+//! dtype, equal scores are frequent, and the chosen keys must be exactly those of the definition.
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
+use proptest::prelude::{ProptestConfig, prop, proptest};
+use rand::RngExt;
+use rand::seq::SliceRandom;
+use rstest::rstest;
+
+use crate::devices::{for_each_device, for_each_dtype};
+use crate::ops_fixture::{UNUSED_PAGE, floats, int_values, ints, restrided, rng, rounded};
+
+/// Index queries, and keys on pages in random order.
+#[derive(Debug, Clone)]
+struct Case {
+    /// Keys that each token sees, of each sequence.
+    visible: Vec<Vec<usize>>,
+    heads: usize,
+    width: usize,
+    page_size: usize,
+    k: usize,
+    scale: f32,
+    dtype: DType,
+    /// `[B, Sq, Hi, di]`.
+    q: Vec<f64>,
+    /// `[B, Sq, Hi]`.
+    head_weights: Vec<f64>,
+    /// Of each sequence `[keys, di]`, as far as a token sees them.
+    keys: Vec<Vec<f64>>,
+}
+
+impl Case {
+    /// Integers from -2 to 2, and weights from -3 to 3.
+    fn new(visible: &[&[usize]], heads: usize, width: usize, k: usize, dtype: DType) -> Self {
+        let mut rng = rng(71);
+        let visible: Vec<Vec<usize>> = visible.iter().map(|tokens| tokens.to_vec()).collect();
+        let rows = visible.concat().len();
+        let mut integers =
+            |n: usize, most: i32| -> Vec<f64> { (0..n).map(|_| f64::from(rng.random_range(-most..=most))).collect() };
+        let (q, head_weights) = (integers(rows * heads * width, 2), integers(rows * heads, 3));
+        let keys = visible.iter().map(|tokens| integers(longest(tokens) * width, 2)).collect();
+        Self { visible, heads, width, page_size: 16, k, scale: 0.125, dtype, q, head_weights, keys }
+    }
+
+    fn query_len(&self) -> usize {
+        self.visible.first().map_or(0, Vec::len)
+    }
+
+    fn options(&self, form: IndexForm) -> LightningIndexOptions {
+        LightningIndexOptions { k: self.k, scale: self.scale, form }
+    }
+
+    /// The arguments and, on the host, the page table `[B, maxP]`. Rows of no key hold NaN; some pages are never used.
+    fn args(&self, device: &Device) -> (LightningIndexArgs, Vec<i32>) {
+        let (batch, query_len, (heads, width, page_size)) =
+            (self.visible.len(), self.query_len(), (self.heads, self.width, self.page_size));
+        let used: Vec<usize> = self.visible.iter().map(|tokens| longest(tokens).div_ceil(page_size)).collect();
+        let (max_pages, pages) = (longest(&used) + 1, used.iter().sum::<usize>() + 2);
+        let mut ids: Vec<i32> = (0..pages as i32).collect();
+        ids.shuffle(&mut rng(72));
+        let mut table = vec![UNUSED_PAGE; batch * max_pages];
+        let mut pool = vec![f64::NAN; pages * page_size * width];
+        for (b, keys) in self.keys.iter().enumerate() {
+            for (p, tokens) in keys.chunks(page_size * width).enumerate() {
+                let id = ids.pop().expect("enough pages");
+                table[b * max_pages + p] = id;
+                pool[id as usize * page_size * width..][..tokens.len()].copy_from_slice(tokens);
+            }
+        }
+        let visible: Vec<i32> = self.visible.concat().iter().map(|&keys| keys as i32).collect();
+        let args = LightningIndexArgs {
+            q: floats(&self.q, [batch, query_len, heads, width], self.dtype, device),
+            keys: floats(&pool, [pages, page_size, width], self.dtype, device),
+            page_table: ints(&table, [batch, max_pages], device),
+            head_weights: floats(&self.head_weights, [batch, query_len, heads], DType::F32, device),
+            visible: ints(&visible, [batch, query_len], device),
+        };
+        (args, table)
+    }
+
+    /// The scores of a token with all keys that it sees.
+    fn scores(&self, b: usize, i: usize) -> Vec<f64> {
+        let row = (b * self.query_len() + i) * self.heads;
+        let dot = |head: usize, key: &[f64]| -> f64 {
+            self.q[head * self.width..][..self.width].iter().zip(key).map(|(q, k)| q * k).sum()
+        };
+        let keys = self.keys[b].chunks_exact(self.width).take(self.visible[b][i]);
+        let score = |key: &[f64]| -> f64 {
+            let heads = row..row + self.heads;
+            let sum: f64 = heads.map(|head| self.head_weights[head] * dot(head, key).max(0.0)).sum();
+            f64::from(self.scale) * sum
+        };
+        keys.map(score).collect()
+    }
+
+    /// The chosen positions of all tokens.
+    fn expected(&self) -> Vec<i32> {
+        let tokens = (0..self.visible.len()).flat_map(|b| (0..self.query_len()).map(move |i| (b, i)));
+        tokens.flat_map(|(b, i)| best(&self.scores(b, i), self.k)).collect()
+    }
+
+    /// Positions are those of the definition, and slots are the slots of these positions.
+    #[track_caller]
+    fn check(&self, device: &Device) {
+        let (args, table) = self.args(device);
+        let what = format!("{:?}, {} heads of {} on {device:?}", self.visible, self.heads, self.width);
+        let run = |form| lightning_index(args.clone(), &self.options(form)).expect("legal");
+        let positions = run(IndexForm::Positions);
+        assert_eq!(positions.dims(), [self.visible.len(), self.query_len(), self.k], "{what}");
+        let positions = int_values(positions);
+        assert_eq!(positions, self.expected(), "{what}, pages of {}", self.page_size);
+        let max_pages = table.len() / self.visible.len().max(1);
+        let slot = |(at, &position): (usize, &i32)| match usize::try_from(position) {
+            Err(_) => -1,
+            Ok(key) => {
+                let b = at / (self.query_len() * self.k);
+                table[b * max_pages + key / self.page_size] * self.page_size as i32 + (key % self.page_size) as i32
+            }
+        };
+        let slots: Vec<i32> = positions.iter().enumerate().map(slot).collect();
+        assert_eq!(int_values(run(IndexForm::Slots)), slots, "{what}, pages of {}", self.page_size);
+    }
+}
+
+fn longest(lens: &[usize]) -> usize {
+    lens.iter().copied().max().unwrap_or(0)
+}
+
+/// The positions of the `k` greatest scores, ascending; of equal ones the first. -1 where there are fewer.
+fn best(scores: &[f64], k: usize) -> Vec<i32> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].partial_cmp(&scores[a]).expect("numbers").then(a.cmp(&b)));
+    order.truncate(k);
+    order.sort_unstable();
+    let mut row: Vec<i32> = order.into_iter().map(|position| position as i32).collect();
+    row.resize(k, -1);
+    row
+}
+
+#[rstest]
+fn ops_lightning_index(#[values(1, 8, 64)] heads: usize, #[values(7, 32, 128)] width: usize) {
+    for_each_dtype(|device, dtype| {
+        for (page_size, visible) in [
+            (1, &[&[1][..], &[0], &[20], &[21], &[300], &[64], &[65]][..]),
+            (16, &[&[19, 20, 21], &[0, 0, 0], &[257, 3, 130], &[0, 1, 63]]),
+            (64, &[&[64], &[65], &[128], &[129]]),
+        ] {
+            Case { page_size, ..Case::new(visible, heads, width, 20, dtype) }.check(device);
+        }
+    });
+}
+
+/// Heads that fill no tile, and more than one tile of them.
+#[rstest]
+fn ops_lightning_index_heads(#[values(3, 17, 33, 65, 130)] heads: usize) {
+    for_each_dtype(|device, dtype| Case::new(&[&[70, 33], &[1, 90]], heads, 40, 9, dtype).check(device));
+}
+
+/// As in DeepSeek-V3.2; k of 1; k of all keys, of one fewer, and of more than there are.
+#[rstest]
+fn ops_lightning_index_k(#[values(1, 2, 255, 256, 257, 2048, 4999, 5000, 5001, 9000)] k: usize) {
+    for_each_device(|device| {
+        Case { page_size: 64, ..Case::new(&[&[5000, 2048], &[2049, 1]], 2, 8, k, DType::F32) }.check(device);
+    });
+}
+
+/// A score is one of few, so that the border goes through many equal ones; all scores are equal.
+#[test]
+fn ops_lightning_index_ties() {
+    for_each_device(|device| {
+        let mut case = Case::new(&[&[700, 1500], &[3000, 299]], 1, 1, 300, DType::F32);
+        case.check(device);
+        case.q.fill(0.0);
+        case.check(device);
+    });
+}
+
+#[test]
+fn ops_lightning_index_of_no_visible_key() {
+    for_each_dtype(|device, dtype| Case::new(&[&[0, 0], &[0, 0]], 8, 32, 5, dtype).check(device));
+}
+
+/// Scores below zero, and of a scale that turns them around: what is 0 is then -0 or +0, and these are equal.
+#[rstest]
+fn ops_lightning_index_signs(#[values(-0.5, 0.0, -0.0, 2.0)] scale: f32, #[values(-1.0, 1.0)] sign: f64) {
+    for_each_device(|device| {
+        let mut case = Case { scale, ..Case::new(&[&[400, 37], &[90, 222]], 3, 4, 40, DType::F32) };
+        case.head_weights.iter_mut().for_each(|weight| *weight = sign * weight.abs());
+        case.check(device);
+    });
+}
+
+/// Scores of any size, in their order: the score of a number is the number. NaN comes last.
+#[test]
+fn ops_lightning_index_of_any_scores() {
+    let (inf, nan) = (f64::INFINITY, f64::NAN);
+    let values = [nan, -inf, -3e38, -2.0, -1.0 - 1e-7, -1.0, -1e-30, -0.0, 0.0, 1e-30, 1.0, 1.0 + 2e-7, 2.0, 3e38, inf];
+    let mut keys = values.repeat(3);
+    keys.shuffle(&mut rng(74));
+    // What the definition compares.
+    let rank = |&key: &f64| match key {
+        key if key.is_nan() => -inf,
+        key if key == -inf => f64::MIN,
+        key => f64::from(key as f32),
+    };
+    let ranks: Vec<f64> = keys.iter().map(rank).collect();
+    for_each_device(|device| {
+        for k in 1..keys.len() {
+            let mut case = Case::new(&[&[keys.len()]], 2, 1, k, DType::F32);
+            (case.scale, case.q, case.head_weights) = (1.0, vec![1.0, -1.0], vec![1.0, -1.0]);
+            case.keys = vec![keys.clone()];
+            let actual = lightning_index(case.args(device).0, &case.options(IndexForm::Positions)).expect("legal");
+            assert_eq!(int_values(actual), best(&ranks, k), "{k} of {keys:?} on {device:?}");
+        }
+    });
+}
+
+/// Numbers that are no integers: no key that is left out is better than one that is chosen, but for rounding. Twice the
+/// same, and the same whatever else is in the batch.
+#[test]
+fn ops_lightning_index_of_random_numbers() {
+    for_each_dtype(|device, dtype| {
+        let mut case = Case::new(&[&[900, 130], &[40, 2000]], 64, 128, 100, dtype);
+        let mut rng = rng(73);
+        let mut number = |value: &mut f64| *value = rounded(rng.random_range(-1.0..1.0), dtype);
+        case.q.iter_mut().for_each(&mut number);
+        case.keys.iter_mut().flatten().for_each(&mut number);
+        case.head_weights.iter_mut().for_each(&mut number);
+        let args = case.args(device).0;
+        let run = |args| int_values(lightning_index(args, &case.options(IndexForm::Positions)).expect("legal"));
+        let actual = run(args.clone());
+        assert_eq!(run(args.clone()), actual, "twice on {device:?}");
+        for (row, chosen) in actual.chunks_exact(case.k).enumerate() {
+            let scores = case.scores(row / 2, row % 2);
+            let chosen: Vec<usize> = chosen.iter().filter_map(|&position| usize::try_from(position).ok()).collect();
+            assert!(chosen.is_sorted_by(|a, b| a < b), "{chosen:?}");
+            assert_eq!(chosen.len(), case.k.min(scores.len()));
+            let lowest = chosen.iter().map(|&key| scores[key]).fold(f64::INFINITY, f64::min);
+            let left_out = (0..scores.len()).filter(|key| !chosen.contains(key)).map(|key| scores[key]);
+            let highest = left_out.fold(f64::NEG_INFINITY, f64::max);
+            // Scores are sums of 64 terms of about 1 in f32.
+            assert!(highest <= lowest + 1e-4, "{dtype:?} on {device:?}: {highest} left out, {lowest} chosen");
+        }
+        let second = LightningIndexArgs {
+            q: args.q.narrow(0, 1, 1),
+            keys: args.keys,
+            page_table: args.page_table.narrow(0, 1, 1),
+            head_weights: args.head_weights.narrow(0, 1, 1),
+            visible: args.visible.narrow(0, 1, 1),
+        };
+        assert_eq!(run(second), actual[2 * case.k..], "alone on {device:?}");
+    });
+}
+
+#[test]
+fn ops_lightning_index_strided() {
+    for_each_dtype(|device, dtype| {
+        let case = Case::new(&[&[70, 33, 50], &[1, 90, 20]], 5, 24, 9, dtype);
+        let args = case.args(device).0;
+        let transposed = |tensor: Tensor<2, Int>| {
+            let [rows, columns] = tensor.dims();
+            ints(&int_values(tensor.transpose()), [columns, rows], device).transpose()
+        };
+        let strided = LightningIndexArgs {
+            q: restrided(args.q, 1, 2),
+            keys: restrided(args.keys, 0, 1),
+            page_table: transposed(args.page_table),
+            head_weights: restrided(args.head_weights, 0, 2),
+            visible: transposed(args.visible),
+        };
+        let actual = lightning_index(strided, &case.options(IndexForm::Positions)).expect("legal");
+        assert_eq!(int_values(actual), case.expected(), "{dtype:?} on {device:?}");
+    });
+}
+
+#[test]
+fn ops_lightning_index_of_nothing() {
+    for_each_device(|device| {
+        let run = |[batch, query_len]: [usize; 2], [pages, max_pages]: [usize; 2]| {
+            let args = LightningIndexArgs {
+                q: Tensor::zeros([batch, query_len, 2, 8], (device, DType::F32)),
+                keys: Tensor::zeros([pages, 4, 8], (device, DType::F32)),
+                page_table: Tensor::zeros([batch, max_pages], (device, DType::I32)),
+                head_weights: Tensor::zeros([batch, query_len, 2], (device, DType::F32)),
+                visible: Tensor::zeros([batch, query_len], (device, DType::I32)),
+            };
+            let options = LightningIndexOptions { k: 3, scale: 1.0, form: IndexForm::Slots };
+            let indices = lightning_index(args, &options).expect("legal");
+            assert_eq!(indices.dims(), [batch, query_len, 3], "{device:?}");
+            assert!(int_values(indices).iter().all(|&index| index == -1), "{device:?}");
+        };
+        run([0, 3], [2, 2]);
+        run([2, 0], [2, 2]);
+        run([2, 3], [2, 0]);
+        run([2, 3], [0, 0]);
+        run([2, 3], [0, 2]);
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn ops_lightning_index_of_any_sizes(
+        visible in prop::collection::vec(prop::collection::vec(0..400_usize, 2), 1..4),
+        (heads, width) in (1..20_usize, 1..40_usize),
+        k in 1..300_usize,
+        page_bits in 0..7_u32,
+    ) {
+        for_each_device(|device| {
+            let visible: Vec<&[usize]> = visible.iter().map(Vec::as_slice).collect();
+            let case = Case::new(&visible, heads, width, k, DType::F32);
+            Case { page_size: 1 << page_bits, ..case }.check(device);
+        });
+    }
+}
