@@ -68,6 +68,14 @@ pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Te
     }
     let [batch, query_len, heads, width] = args.q.dims();
     let tokens = batch * query_len;
+    if tokens == 0 {
+        // Burn reshapes no tensor without elements.
+        let (out, device) = ([batch, query_len, heads, options.value_width], args.q.device());
+        return Ok((
+            Tensor::empty(out, (&device, args.q.dtype())),
+            Tensor::empty([batch, query_len, heads], (&device, DType::F32)),
+        ));
+    }
     let q = args.q.reshape([tokens, 1, heads, width]);
     let mut state = attend(q.clone(), args.scope, options)?;
     if let Some(second) = args.second {
@@ -88,7 +96,7 @@ pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Te
 fn attend(q: Tensor<4>, scope: SparseScope, options: &SparseMlaOptions) -> Result<(Tensor<3>, Tensor<2>), MlaError> {
     let ([tokens, _, heads, _], [pages, page_size, width]) = (q.dims(), scope.rows.dims());
     let ([_, _, most], value_width) = (scope.indices.dims(), options.value_width);
-    if tokens == 0 || most == 0 {
+    if most == 0 {
         let out = Tensor::zeros([tokens, heads, value_width], (&q.device(), q.dtype()));
         return Ok((out, Tensor::full([tokens, heads], f32::NEG_INFINITY, (&q.device(), DType::F32))));
     }
