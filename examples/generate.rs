@@ -13,18 +13,36 @@ use burn_mla::model::{
     SamplingParams, Tokenizer, generate,
 };
 use burn_mla::ops::DeviceName;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use common::{DTypeArg, fail};
 
-const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-v3");
 const DEMO_PROMPT: &str = "hacker: n.";
 
-/// Generate text with a DeepSeek-V3 or V2-Lite checkpoint.
+/// A demo checkpoint of this repository.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Demo {
+    V3,
+    V4,
+}
+
+impl Demo {
+    fn folder(self) -> &'static Path {
+        Path::new(match self {
+            Self::V3 => concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-v3"),
+            Self::V4 => concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-v4"),
+        })
+    }
+}
+
+/// Generate text with a DeepSeek-V4, V3 or V2-Lite checkpoint.
 #[derive(Debug, Parser)]
 struct Args {
     /// Checkpoint folder (config.json, tokenizer.json, *.safetensors); the demo checkpoint if absent.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
+    /// Which demo checkpoint, where no folder is given.
+    #[arg(long, value_enum, default_value_t = Demo::V3, conflicts_with = "model")]
+    demo: Demo,
     /// A prompt; may be given several times.
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
     prompt: Vec<String>,
@@ -89,7 +107,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let show = |error: ModelError| error.to_string();
     let prompts = prompts(args)?;
     let device = args.device.open().map_err(|error| error.to_string())?;
-    let dir = args.model.as_deref().unwrap_or(Path::new(DEMO));
+    let dir = args.model.as_deref().unwrap_or(args.demo.folder());
     let model = common::load(dir, &device, args.dtype).map_err(show)?;
     let tokenizer = Tokenizer::load(dir).map_err(show)?;
     let requests = requests(args, &prompts, &model, &tokenizer).map_err(show)?;
@@ -208,7 +226,9 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
         "cache                {} bytes/token, {} bytes in use at most",
         stats.cache_bytes_per_token, stats.cache_bytes_peak
     );
-    eprintln!("attention            {}", model.attention_path(requests.len(), args.page_size));
+    if let Some(path) = model.attention_path(requests.len(), args.page_size) {
+        eprintln!("attention            {path}");
+    }
 }
 
 fn json(prompts: &[String], completions: &[Completion], stats: &GenerationStats) -> serde_json::Value {

@@ -1,4 +1,4 @@
-//! Text generation with the demo checkpoint.
+//! Text generation with the demo checkpoints.
 
 use burn::tensor::Device;
 use burn_mla::model::{
@@ -6,11 +6,12 @@ use burn_mla::model::{
 };
 use rstest::rstest;
 
-use crate::devices::for_each_device;
+use crate::devices::{for_each_device, is_wgpu};
 use crate::model_parity::{folder, load};
 
-const DEMO: &str = "assets/demo-v3";
-/// How the entry goes on that the checkpoint has learnt by heart.
+const V3: &str = "assets/demo-v3";
+const V4: &str = "assets/demo-v4";
+/// How the entry goes on that the checkpoints have learnt by heart.
 const ENTRY: &str = "[originally, someone who makes furniture with an axe]\n\n1. A person who enjoys exploring the details \
                      of programmable systems and how to stretch their capabilities";
 
@@ -20,13 +21,13 @@ struct Demo {
 }
 
 impl Demo {
-    fn new() -> Self {
-        Self::on(&Device::flex())
+    fn new(name: &str) -> Self {
+        Self::on(name, &Device::flex())
     }
 
-    fn on(device: &Device) -> Self {
-        let tokenizer = Tokenizer::load(&folder(DEMO)).expect("the tokenizer loads");
-        Self { model: load(DEMO, device), tokenizer }
+    fn on(name: &str, device: &Device) -> Self {
+        let tokenizer = Tokenizer::load(&folder(name)).expect("the tokenizer loads");
+        Self { model: load(name, device), tokenizer }
     }
 
     fn request(&self, prompt: &str, max_new_tokens: usize) -> GenerationRequest {
@@ -47,10 +48,14 @@ impl Demo {
     }
 }
 
-#[test]
-fn model_recites_an_entry() {
+#[rstest]
+fn model_recites_an_entry(#[values(V3, V4)] name: &str) {
     for_each_device(|device| {
-        let demo = Demo::on(device);
+        if is_wgpu(device) && name == V4 {
+            eprintln!("skipped: {name} on wgpu, where the parity tests run DeepSeek-V4");
+            return;
+        }
+        let demo = Demo::on(name, device);
         let (completions, pieces) = demo.run(&[demo.request("hacker: n.", 60)], &GenerationOptions::default());
         assert!(completions[0].text.trim_start().starts_with(ENTRY), "{}", completions[0].text);
         assert_eq!(pieces[0].concat(), completions[0].text);
@@ -60,8 +65,12 @@ fn model_recites_an_entry() {
 }
 
 #[rstest]
-fn model_text_depends_on_no_size(#[values(1, 7, 16, 512)] prefill_chunk: usize, #[values(1, 64)] page_size: usize) {
-    let demo = Demo::new();
+fn model_text_depends_on_no_size(
+    #[values(V3, V4)] name: &str,
+    #[values(1, 7, 16, 512)] prefill_chunk: usize,
+    #[values(1, 64)] page_size: usize,
+) {
+    let demo = Demo::new(name);
     let prompts = ["hacker: n.", "kluge: /klooj/", "The Tao of", "foo"];
     let requests = prompts.map(|prompt| demo.request(prompt, 40));
     let options = GenerationOptions { page_size, prefill_chunk, cache_pages: None };
@@ -71,9 +80,9 @@ fn model_text_depends_on_no_size(#[values(1, 7, 16, 512)] prefill_chunk: usize, 
     }
 }
 
-#[test]
-fn model_draws_the_same_text_for_a_seed() {
-    let demo = Demo::new();
+#[rstest]
+fn model_draws_the_same_text_for_a_seed(#[values(V3, V4)] name: &str) {
+    let demo = Demo::new(name);
     let draw = |seed| {
         let sampling = SamplingParams { temperature: 1.0, seed, ..SamplingParams::greedy() };
         demo.text(GenerationRequest { sampling, ..demo.request("foo", 40) })
@@ -82,9 +91,9 @@ fn model_draws_the_same_text_for_a_seed() {
     assert_ne!(draw(1), draw(2));
 }
 
-#[test]
-fn model_stops_at_a_stop_string() {
-    let demo = Demo::new();
+#[rstest]
+fn model_stops_at_a_stop_string(#[values(V3, V4)] name: &str) {
+    let demo = Demo::new(name);
     let request = GenerationRequest { stop: vec!["furniture with".into()], ..demo.request("hacker: n.", 60) };
     let (completions, pieces) = demo.run(&[request], &GenerationOptions::default());
     assert_eq!(completions[0].text.trim_start(), "[originally, someone who makes ");
@@ -92,9 +101,9 @@ fn model_stops_at_a_stop_string() {
     assert_eq!(pieces[0].concat(), completions[0].text);
 }
 
-#[test]
-fn model_ends_at_its_end_token() {
-    let demo = Demo::new();
+#[rstest]
+fn model_ends_at_its_end_token(#[values(V3, V4)] name: &str) {
+    let demo = Demo::new(name);
     let completion = demo.run(&[demo.request("hacker: n.", 2000)], &GenerationOptions::default()).0.remove(0);
     assert_eq!(completion.finish, FinishReason::Eos);
     assert_eq!(completion.token_ids.last(), Some(&1));
@@ -102,9 +111,9 @@ fn model_ends_at_its_end_token() {
 }
 
 /// A cache that is too small ends one request; it keeps its text, and the others are not disturbed.
-#[test]
-fn model_keeps_all_text_when_the_cache_is_full() {
-    let demo = Demo::new();
+#[rstest]
+fn model_keeps_all_text_when_the_cache_is_full(#[values(V3, V4)] name: &str) {
+    let demo = Demo::new(name);
     let requests = [demo.request("hacker: n.", 400), demo.request("foo", 10)];
     let options = GenerationOptions { page_size: 16, cache_pages: Some(6), ..Default::default() };
     let (completions, pieces) = demo.run(&requests, &options);
@@ -116,9 +125,9 @@ fn model_keeps_all_text_when_the_cache_is_full() {
     assert_eq!(completions[1].text, demo.text(requests[1].clone()));
 }
 
-#[test]
-fn model_generates_nothing_when_asked_for_nothing() {
-    let demo = Demo::new();
+#[rstest]
+fn model_generates_nothing_when_asked_for_nothing(#[values(V3, V4)] name: &str) {
+    let demo = Demo::new(name);
     let completion = demo.run(&[demo.request("foo", 0)], &GenerationOptions::default()).0.remove(0);
     assert_eq!((completion.text.as_str(), completion.token_ids.len()), ("", 0));
 }

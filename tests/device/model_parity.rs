@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use burn::tensor::{DType, Device, FloatDType};
-use burn_mla::model::{Chunk, DeepseekModel, VerifyOptions, verify};
+use burn_mla::model::{CacheSize, DeepseekModel, VerifyOptions, verify};
 use burn_mla::ops::Path;
-use burn_mla::ops::cache::{CacheConfig, PagedCache};
 use rstest::rstest;
 use safetensors::SafeTensors;
 
@@ -47,11 +46,37 @@ fn model_equals_the_stored_results(#[case] name: &str, #[values(1, 16, 64, 128)]
     });
 }
 
+/// DeepSeek-V4, under published names and under those of transformers' modules. Pages are only counted there, so that
+/// one size serves. Where wgpu is the CPU, the whole grid would take several minutes.
+#[rstest]
+#[case("tests/fixtures/v4-tiny", "tests/fixtures/v4-tiny")]
+#[case("tests/fixtures/v4-tiny/hf-names-bf16", "tests/fixtures/v4-tiny")]
+#[case("tests/fixtures/v4-realdims", "tests/fixtures/v4-realdims")]
+#[case("assets/demo-v4", "assets/demo-v4")]
+fn model_v4_equals_the_stored_results(#[case] name: &str, #[case] stored: &str) {
+    for_each_device(|device| {
+        if is_wgpu(device) && name != "tests/fixtures/v4-tiny" {
+            eprintln!("skipped: {name} on wgpu, which has v4-tiny");
+            return;
+        }
+        let prefill_chunks = if is_wgpu(device) { vec![16] } else { vec![1, 3, 16, 1000] };
+        let chunks = prefill_chunks.len();
+        let model = load(name, device);
+        let rows = verify(&model, &folder(stored), &VerifyOptions { page_size: 64, prefill_chunks });
+        let rows = rows.expect("the stored results are complete");
+        assert!(rows.len() >= 3 + chunks, "only {} comparisons", rows.len());
+        for row in rows {
+            assert!(row.passed(), "{name}: {row:?}");
+        }
+    });
+}
+
 /// The published form of a config describes the same model as the form of transformers 5.
 #[rstest]
 #[case("tests/fixtures/v3-tiny")]
 #[case("tests/fixtures/v2lite-tiny")]
 #[case("tests/fixtures/v32-tiny")]
+#[case("tests/fixtures/v4-realdims")]
 fn model_runs_from_the_published_config(#[case] name: &str) {
     let copy = tempfile::tempdir().expect("a temporary folder");
     for entry in std::fs::read_dir(folder(name)).expect("the fixture") {
@@ -69,15 +94,22 @@ fn model_runs_from_the_published_config(#[case] name: &str) {
 }
 
 /// A comparison that cannot fail proves nothing: another model's results must not pass.
-#[test]
-fn model_parity_sees_a_wrong_model() {
+#[rstest]
+#[case("v3-tiny", "\"routed_scaling_factor\": 2.5", "\"routed_scaling_factor\": 2.49")]
+#[case("v4-tiny", "\"routed_scaling_factor\": 1.5", "\"routed_scaling_factor\": 1.49")]
+#[case("v4-tiny", "\"index_topk\": 4", "\"index_topk\": 5")]
+#[case("v4-tiny", "\"sliding_window\": 8", "\"sliding_window\": 7")]
+#[case("v4-tiny", "\"swiglu_limit\": 2.0", "\"swiglu_limit\": 2.1")]
+#[case("v4-tiny", "\"hc_sinkhorn_iters\": 6", "\"hc_sinkhorn_iters\": 5")]
+#[case("v4-tiny", "\"attention_factor\": 1.0", "\"attention_factor\": 1.01")]
+fn model_parity_sees_a_wrong_model(#[case] name: &str, #[case] from: &str, #[case] to: &str) {
     let copy = tempfile::tempdir().expect("a temporary folder");
     for file in ["config.json", "generation_config.json", "model.safetensors", "expected.safetensors", "meta.json"] {
-        std::fs::copy(folder("tests/fixtures/v3-tiny").join(file), copy.path().join(file)).expect("a copy");
+        std::fs::copy(folder("tests/fixtures").join(name).join(file), copy.path().join(file)).expect("a copy");
     }
     let path = copy.path().join("config.json");
     let config = std::fs::read_to_string(&path).expect("a config");
-    let changed = config.replace("\"routed_scaling_factor\": 2.5", "\"routed_scaling_factor\": 2.49");
+    let changed = config.replace(from, to);
     assert_ne!(config, changed);
     std::fs::write(&path, changed).expect("the config is written");
     let device = Device::flex();
@@ -93,6 +125,8 @@ fn model_parity_sees_a_wrong_model() {
 #[case("tests/fixtures/v3-tiny", 0.044, 0.171)]
 #[case("tests/fixtures/v2lite-tiny", 0.028, 0.058)]
 #[case("tests/fixtures/v3-realdims", 0.041, 0.272)]
+#[case("tests/fixtures/v4-tiny", 0.076, 0.312)]
+#[case("tests/fixtures/v4-realdims", 0.021, 0.068)]
 fn model_in_bf16_is_as_close_as_transformers(
     #[case] name: &str,
     #[case] median: f64,
@@ -104,8 +138,8 @@ fn model_in_bf16_is_as_close_as_transformers(
             return;
         }
         let model = DeepseekModel::load(&folder(name), device, FloatDType::BF16, &mut |_| {}).expect("it loads");
-        if is_hopper(device) && name.ends_with("realdims") {
-            assert_eq!(model.attention_path(1, model.cache_config().page_size).path, Path::Sm90);
+        if is_hopper(device) && name.ends_with("v3-realdims") {
+            assert_eq!(model.attention_path(1, 64).map(|choice| choice.path), Some(Path::Sm90));
         }
         let stored = Stored::read(name);
         let prefill = stored.input_ids.len() / if decode { 3 } else { 1 };
@@ -124,14 +158,13 @@ fn model_in_bf16_is_as_close_as_transformers(
 
 /// Logits of all tokens: the first `prefill` at once, the others one at a time.
 fn logits_in_steps(model: &DeepseekModel, ids: &[u32], prefill: usize) -> Vec<f32> {
-    let config = CacheConfig { num_pages: 4, max_tokens: ids.len(), ..model.cache_config() };
-    let mut cache = PagedCache::new(config, model.device()).expect("a small cache");
+    let size = CacheSize { num_pages: 4, page_size: 64, max_requests: 1, max_tokens: ids.len() };
+    let mut cache = model.new_cache(size).expect("a small cache");
     let request = cache.admit().expect("room for a request");
     let (first, rest) = ids.split_at(prefill);
     let mut logits = Vec::new();
     for tokens in std::iter::once(first).chain(rest.chunks(1)) {
-        let slots = cache.append(request, tokens.len()).expect("room for the tokens");
-        let chunk = Chunk { request, tokens: tokens.to_vec(), slots };
+        let chunk = cache.append(request, tokens).expect("room for the tokens");
         let step = model.forward(&[chunk], &mut cache, &mut |_, _| {}).expect("a forward pass");
         logits.extend(step.cast(FloatDType::F32).try_into_vec_as::<f32>().expect("reads back"));
     }

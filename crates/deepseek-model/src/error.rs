@@ -146,8 +146,10 @@ pub struct WeightReport {
     pub unexpected: Vec<String>,
     /// Tensors of another shape than the configuration asks for.
     pub wrong_shape: Vec<WrongShape>,
-    /// Tensors that are not f32, f16 or bf16.
+    /// Tensors of another element type than they may have.
     pub wrong_dtype: Vec<WrongDType>,
+    /// Tensors with a number that their table may not hold, in words.
+    pub out_of_range: Vec<String>,
 }
 
 /// A tensor whose shape contradicts the configuration.
@@ -161,13 +163,15 @@ pub struct WrongShape {
     pub expected: Vec<usize>,
 }
 
-/// A tensor whose element type cannot be a weight.
+/// A tensor whose element type is not one that it may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrongDType {
     /// The tensor's name.
     pub name: String,
     /// Its element type in the file, by its safetensors name.
     pub actual: String,
+    /// Those it may have.
+    pub expected: String,
 }
 
 impl WeightReport {
@@ -177,6 +181,7 @@ impl WeightReport {
             && self.unexpected.is_empty()
             && self.wrong_shape.is_empty()
             && self.wrong_dtype.is_empty()
+            && self.out_of_range.is_empty()
     }
 }
 
@@ -192,8 +197,9 @@ impl fmt::Display for WeightReport {
             write!(f, "{} is {:?}, expected {:?}", wrong.name, wrong.actual, wrong.expected)
         })?;
         list(f, "wrong dtype", &self.wrong_dtype, |f, wrong| {
-            write!(f, "{} is {}, expected F32, F16 or BF16", wrong.name, wrong.actual)
-        })
+            write!(f, "{} is {}, expected {}", wrong.name, wrong.actual, wrong.expected)
+        })?;
+        list(f, "out of range", &self.out_of_range, |f, what| write!(f, "{what}"))
     }
 }
 

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::{FloatDType, Tensor};
-use mla_ops::cache::{CacheConfig, CacheError, PagedCache, RequestId};
+use mla_ops::cache::{CacheError, RequestId};
 
+use crate::cache::{CacheSize, ModelCache};
 use crate::model::DeepseekModel;
 use crate::sampling::{Sampler, SamplingParams};
 use crate::step::Chunk;
@@ -135,7 +136,7 @@ fn check(model: &DeepseekModel, requests: &[GenerationRequest], options: &Genera
 /// The requests of one call, on their way.
 struct Batch<'a> {
     model: &'a DeepseekModel,
-    cache: PagedCache,
+    cache: ModelCache,
     sequences: Vec<Sequence>,
     on_text: &'a mut dyn FnMut(usize, &str),
     stats: GenerationStats,
@@ -252,13 +253,12 @@ impl<'a> Batch<'a> {
         let Some(request) = sequence.request else {
             return Ok(None);
         };
-        match self.cache.append(request, n) {
-            Ok(slots) => {
-                let tokens = sequence.tokens[sequence.cached..sequence.cached + n].to_vec();
+        match self.cache.append(request, &sequence.tokens[sequence.cached..sequence.cached + n]) {
+            Ok(chunk) => {
                 let in_prompt = sequence.prompt_len.saturating_sub(sequence.cached).min(n);
                 self.stats.prompt_tokens += in_prompt;
                 sequence.cached += n;
-                Ok(Some(Chunk { request, tokens, slots }))
+                Ok(Some(chunk))
             }
             Err(error @ CacheError::OutOfPages { .. }) => {
                 self.end(index, FinishReason::OutOfCache(error))?;
@@ -334,7 +334,7 @@ impl<'a> Batch<'a> {
 }
 
 impl Sequence {
-    fn new(request: &GenerationRequest, tokenizer: &Tokenizer, cache: &mut PagedCache) -> Result<Self> {
+    fn new(request: &GenerationRequest, tokenizer: &Tokenizer, cache: &mut ModelCache) -> Result<Self> {
         // Without a token to generate there is nothing to compute.
         let finish = (request.max_new_tokens == 0).then_some(FinishReason::MaxNewTokens);
         Ok(Self {
@@ -352,7 +352,7 @@ impl Sequence {
 }
 
 /// A cache with room for what the requests can need, or of the size that was asked for.
-fn new_cache(model: &DeepseekModel, requests: &[GenerationRequest], options: &GenerationOptions) -> Result<PagedCache> {
+fn new_cache(model: &DeepseekModel, requests: &[GenerationRequest], options: &GenerationOptions) -> Result<ModelCache> {
     // The last generated token is never computed, so that it needs no room.
     let tokens = |request: &GenerationRequest| {
         let all = request.prompt.len() + request.max_new_tokens.saturating_sub(1);
@@ -360,14 +360,12 @@ fn new_cache(model: &DeepseekModel, requests: &[GenerationRequest], options: &Ge
     };
     let page_size = options.page_size.max(1);
     let needed = requests.iter().map(|request| tokens(request).div_ceil(page_size)).sum::<usize>();
-    let config = CacheConfig {
+    model.new_cache(CacheSize {
         num_pages: options.cache_pages.map_or(needed.max(1), |pages| pages.min(needed)),
         page_size: options.page_size,
         max_requests: requests.len().max(1),
         max_tokens: requests.iter().map(tokens).max().unwrap_or(0).max(1),
-        ..model.cache_config()
-    };
-    Ok(PagedCache::new(config, model.device())?)
+    })
 }
 
 /// Logits as f32, on the host.

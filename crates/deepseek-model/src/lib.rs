@@ -1,17 +1,18 @@
-//! DeepSeek-V2-Lite and DeepSeek-V3 for Burn: from a published checkpoint folder to text.
+//! DeepSeek-V2-Lite, DeepSeek-V3 and DeepSeek-V4 for Burn: from a published checkpoint folder to text.
 //!
 //! | part | what |
 //! |---|---|
-//! | [`DeepseekModel`] | loads a checkpoint folder onto a device; forward passes over a paged cache |
+//! | [`DeepseekModel`] | loads a checkpoint folder onto a device; forward passes over a [`ModelCache`] |
 //! | [`generate`] | prompts in, text out: chunked prefill, batched decode, streaming |
 //! | [`verify()`] | compares a model with results stored beside its checkpoint |
-//! | [`read_config`], [`DeepseekV3Config`] | `config.json`, validated; [`GenerationDefaults`] for `generation_config.json` |
+//! | [`ModelConfig`], [`DeepseekV3Config`], [`DeepseekV4Config`] | `config.json`, validated; [`GenerationDefaults`] for `generation_config.json` |
 //! | [`Checkpoint`], [`WeightLoader`] | safetensors files, sharded or not, to tensors on a device |
 //! | [`Tokenizer`], [`TextStream`], [`StopStrings`] | text to ids, and ids to text as they come |
 //! | [`SamplingParams`], [`Sampler`] | logits to the next id |
 //!
 //! Everything that can fail returns [`ModelError`], which names the file or field, what it is and what it should be.
 
+mod cache;
 mod config;
 mod error;
 mod generation;
@@ -20,17 +21,20 @@ mod model;
 mod models;
 mod sampling;
 mod step;
+mod step_v4;
 mod tokenizer;
 mod verify;
 mod weights;
 
+pub use cache::{CacheSize, ModelCache, V4Cache};
 pub use config::{
-    DeepseekV3Config, GenerationDefaults, IndexerConfig, ModelType, RopeConfig, Scoring, YarnConfig, read_config,
+    AttentionSpec, DeepseekV3Config, DeepseekV4Config, GenerationDefaults, IndexerConfig, LayerSpec, MlpSpec, ModelConfig, ModelType,
+    RopeConfig, Scoring, YarnConfig,
 };
 pub use error::{ModelError, WeightReport, WrongDType, WrongShape};
 pub use generation::{Completion, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, generate};
 pub use model::DeepseekModel;
-pub use models::{DeepseekV3, Hidden};
+pub use models::{DeepseekV3, DeepseekV4, Hidden};
 pub use sampling::{Sampler, SamplingParams};
 pub use step::Chunk;
 pub use tokenizer::{StopOutcome, StopStrings, TextStream, Tokenizer};

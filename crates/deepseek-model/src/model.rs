@@ -6,8 +6,9 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use mla_ops::cache::{CacheConfig, PagedCache};
 use mla_ops::{MlaDecodeProblem, PathChoice, explain_path};
 
-use crate::config::{DeepseekV3Config, GenerationDefaults, read_config};
-use crate::models::{DeepseekV3, Hidden};
+use crate::cache::{CacheSize, ModelCache, V4Cache};
+use crate::config::{DeepseekV3Config, GenerationDefaults, ModelConfig};
+use crate::models::{DeepseekV3, DeepseekV4, Hidden};
 use crate::step::Chunk;
 use crate::weights::{Checkpoint, LoadProgress, WeightLoader};
 use crate::{ModelError, Result};
@@ -15,10 +16,17 @@ use crate::{ModelError, Result};
 /// A model loaded from a checkpoint folder.
 #[derive(Debug)]
 pub struct DeepseekModel {
-    architecture: DeepseekV3,
+    config: ModelConfig,
+    architecture: Architecture,
     device: Device,
     dtype: FloatDType,
     defaults: GenerationDefaults,
+}
+
+#[derive(Debug)]
+enum Architecture {
+    V3(Box<DeepseekV3>),
+    V4(Box<DeepseekV4>),
 }
 
 impl DeepseekModel {
@@ -38,14 +46,22 @@ impl DeepseekModel {
             let expected = format!("a type that {device:?} can compute with; f32 always works");
             return Err(ModelError::request("dtype", format!("{dtype:?}"), expected));
         }
-        let config = read_config(dir)?;
-        let defaults = GenerationDefaults::read(dir, &config)?;
+        let config = ModelConfig::read(dir)?;
+        let defaults = GenerationDefaults::read(dir, config.eos_token_ids())?;
         let checkpoint = Checkpoint::open(dir)?;
         let mut loader = WeightLoader::new(&checkpoint, device, dtype, Some(on_progress));
-        loader.skip_unused(&config);
-        let architecture = DeepseekV3::load(config, &mut loader, device);
+        let architecture = match config.clone() {
+            ModelConfig::V3(config) => {
+                loader.skip_unused(&config);
+                Architecture::V3(Box::new(DeepseekV3::load(config, &mut loader, device)))
+            }
+            ModelConfig::V4(config) => {
+                loader.expect_v4();
+                Architecture::V4(Box::new(DeepseekV4::load(config, &mut loader, device)))
+            }
+        };
         loader.finish()?;
-        Ok(Self { architecture, device: device.clone(), dtype, defaults })
+        Ok(Self { config, architecture, device: device.clone(), dtype, defaults })
     }
 
     /// Where the model computes.
@@ -54,8 +70,8 @@ impl DeepseekModel {
     }
 
     /// The configuration.
-    pub fn config(&self) -> &DeepseekV3Config {
-        self.architecture.config()
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
     }
 
     /// How the publisher means the model to be sampled.
@@ -70,29 +86,33 @@ impl DeepseekModel {
 
     /// Token ids are below this.
     pub fn vocab_size(&self) -> usize {
-        self.config().vocab_size
+        self.config.vocab_size()
     }
 
     /// Tokens that a sequence may have.
     pub fn max_positions(&self) -> usize {
-        self.config().max_position_embeddings
+        self.config.max_position_embeddings()
     }
 
-    /// Pools and dtype of the cache that the model needs; the sizes are for the caller to choose.
-    pub fn cache_config(&self) -> CacheConfig {
-        CacheConfig {
-            widths: self.config().pool_widths(),
-            dtype: self.dtype,
-            num_pages: 1,
-            page_size: 64,
-            max_requests: 1,
-            max_tokens: self.max_positions(),
+    /// An empty cache for this model.
+    ///
+    /// # Errors
+    /// A size that is zero or too large, or a page size that is no power of two.
+    pub fn new_cache(&self, size: CacheSize) -> Result<ModelCache> {
+        match &self.config {
+            ModelConfig::V3(config) => {
+                let cache = PagedCache::new(latent_cache_config(config, size, self.dtype), &self.device)?;
+                Ok(ModelCache::Latent(cache))
+            }
+            ModelConfig::V4(config) => Ok(ModelCache::V4(V4Cache::new(config, size, self.dtype.into())?)),
         }
     }
 
-    /// Which implementation of the decode attention runs for a batch, and why.
-    pub fn attention_path(&self, batch: usize, page_size: usize) -> PathChoice {
-        let config = self.config();
+    /// Which implementation of the decode attention runs for a batch, and why; `None` for DeepSeek-V4, which has one only.
+    pub fn attention_path(&self, batch: usize, page_size: usize) -> Option<PathChoice> {
+        let ModelConfig::V3(config) = &self.config else {
+            return None;
+        };
         let problem = MlaDecodeProblem {
             batch,
             query_len: 1,
@@ -102,29 +122,45 @@ impl DeepseekModel {
             page_size,
             dtype: self.dtype.into(),
         };
-        explain_path(&problem, &self.device)
+        Some(explain_path(&problem, &self.device))
     }
 
     /// One forward pass over the new tokens of some requests: logits `[N, vocab]` of every token. `observe` sees the
     /// hidden states `[N, hidden]` on the way.
     ///
     /// # Errors
-    /// An operation that refuses its arguments, or a cache that does not know a request.
+    /// An operation that refuses its arguments, or a cache that is another model's or does not know a request.
     pub fn forward(
         &self,
         chunks: &[Chunk],
-        cache: &mut PagedCache,
+        cache: &mut ModelCache,
         observe: &mut dyn FnMut(Hidden, &Tensor<2>),
     ) -> Result<Tensor<2>> {
-        let hidden = self.architecture.forward(chunks, cache, observe)?;
-        Ok(self.architecture.logits(hidden))
+        match &self.architecture {
+            Architecture::V3(model) => Ok(model.logits(model.forward(chunks, cache.latent()?, observe)?)),
+            Architecture::V4(model) => Ok(model.logits(model.forward(chunks, cache.v4()?, observe)?)),
+        }
     }
 
     /// Logits `[chunks, vocab]` of the last new token of each request.
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub fn next_token_logits(&self, chunks: &[Chunk], cache: &mut PagedCache) -> Result<Tensor<2>> {
-        self.architecture.next_token_logits(chunks, cache)
+    pub fn next_token_logits(&self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<Tensor<2>> {
+        match &self.architecture {
+            Architecture::V3(model) => model.next_token_logits(chunks, cache.latent()?),
+            Architecture::V4(model) => model.next_token_logits(chunks, cache.v4()?),
+        }
+    }
+}
+
+fn latent_cache_config(config: &DeepseekV3Config, size: CacheSize, dtype: FloatDType) -> CacheConfig {
+    CacheConfig {
+        widths: config.pool_widths(),
+        dtype,
+        num_pages: size.num_pages,
+        page_size: size.page_size,
+        max_requests: size.max_requests,
+        max_tokens: size.max_tokens,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
 use mla_ops::cache::{PagedCache, RequestId};
 use mla_ops::{MlaPlan, MlaPlanArgs, PagedBatchArgs, Splits, WriteLatentArgs, mla_plan, page_table, write_latent};
 
@@ -10,14 +10,14 @@ use crate::Result;
 use crate::config::DeepseekV3Config;
 use crate::layers::{RotaryEmbedding, Rotation};
 
-/// New tokens of one request, for which [`PagedCache::append`] has made room.
+/// New tokens of one request, for which [`ModelCache::append`](crate::ModelCache::append) has made room.
 #[derive(Debug, Clone)]
 pub struct Chunk {
     /// The request.
     pub request: RequestId,
     /// The tokens, at least one. They are the last of the request.
     pub tokens: Vec<u32>,
-    /// Their slots in the cache.
+    /// Their slots in a cache of latents; empty for DeepSeek-V4.
     pub slots: Vec<i32>,
 }
 
@@ -199,8 +199,18 @@ impl PagedKeys {
     }
 }
 
+/// The last row of each chunk: `[N, hidden]` -> `[chunks, hidden]`.
+pub(crate) fn last_rows(hidden: &Tensor<2>, chunks: &[Chunk]) -> Tensor<2> {
+    let mut end = 0;
+    let last = chunks.iter().map(|chunk| {
+        end += chunk.tokens.len();
+        hidden.clone().slice(s![end - 1..end, ..])
+    });
+    Tensor::cat(last.collect(), 0)
+}
+
 /// i32 `[n]`.
-fn ints(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+pub(crate) fn ints(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
     let shape = [values.len()];
     Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
 }

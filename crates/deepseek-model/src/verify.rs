@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{FloatDType, Tensor};
-use mla_ops::cache::{CacheConfig, PagedCache, RequestId};
+use mla_ops::cache::RequestId;
 use safetensors::{Dtype, SafeTensors};
 
+use crate::cache::{CacheSize, ModelCache};
 use crate::model::DeepseekModel;
 use crate::models::Hidden;
 use crate::step::Chunk;
@@ -82,11 +83,12 @@ impl Run<'_> {
         let prompt = self.expected.ids("input_ids")?;
         let (mut cache, requests) = self.admit(&[prompt.len()])?;
         let mut hidden = Vec::new();
-        let chunk = new_chunk(&mut cache, requests[0], &prompt)?;
+        let chunk = cache.append(requests[0], &prompt)?;
         let logits = self.model.forward(&[chunk], &mut cache, &mut |point, states| {
             let name = match point {
                 Hidden::Embedding => "hidden.embed".to_string(),
                 Hidden::Layer(layer) => format!("hidden.layer.{layer}"),
+                Hidden::HyperHead => "hidden.hc_head".to_string(),
                 Hidden::FinalNorm => "hidden.final_norm".to_string(),
             };
             hidden.push((name, states.clone()));
@@ -112,7 +114,7 @@ impl Run<'_> {
         let (mut cache, requests) = self.admit(&[prompt.len()])?;
         let mut logits = Vec::new();
         for tokens in prompt.chunks(size.max(1)) {
-            let chunk = new_chunk(&mut cache, requests[0], tokens)?;
+            let chunk = cache.append(requests[0], tokens)?;
             logits.extend(to_host(self.model.forward(&[chunk], &mut cache, &mut |_, _| {})?)?);
         }
         Ok(self.row(&format!("prefill by {size}"), max_error(&logits, self.expected.floats("logits")?), None))
@@ -169,28 +171,21 @@ impl Run<'_> {
     }
 
     /// A cache with a request for each of these lengths.
-    fn admit(&self, lengths: &[usize]) -> Result<(PagedCache, Vec<RequestId>)> {
+    fn admit(&self, lengths: &[usize]) -> Result<(ModelCache, Vec<RequestId>)> {
         let page_size = self.page_size.max(1);
-        let config = CacheConfig {
+        let mut cache = self.model.new_cache(CacheSize {
             num_pages: lengths.iter().map(|len| len.div_ceil(page_size)).sum(),
             page_size: self.page_size,
             max_requests: lengths.len(),
             max_tokens: lengths.iter().copied().max().unwrap_or(1),
-            ..self.model.cache_config()
-        };
-        let mut cache = PagedCache::new(config, self.model.device())?;
+        })?;
         let requests = lengths.iter().map(|_| cache.admit()).collect::<std::result::Result<_, _>>()?;
         Ok((cache, requests))
     }
 }
 
-fn new_chunk(cache: &mut PagedCache, request: RequestId, tokens: &[u32]) -> Result<Chunk> {
-    let slots = cache.append(request, tokens.len())?;
-    Ok(Chunk { request, tokens: tokens.to_vec(), slots })
-}
-
-fn new_chunks<'a>(cache: &mut PagedCache, tokens: impl Iterator<Item = (RequestId, &'a [u32])>) -> Result<Vec<Chunk>> {
-    tokens.map(|(request, tokens)| new_chunk(cache, request, tokens)).collect()
+fn new_chunks<'a>(cache: &mut ModelCache, tokens: impl Iterator<Item = (RequestId, &'a [u32])>) -> Result<Vec<Chunk>> {
+    tokens.map(|(request, tokens)| Ok(cache.append(request, tokens)?)).collect()
 }
 
 /// The largest difference; infinite where lengths differ or a value is not a number.

@@ -3,6 +3,7 @@
 mod loader;
 #[cfg(test)]
 mod tests;
+mod v4_names;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use super::DeepseekV3Config;
 use super::fields::Fields;
 use crate::{ModelError, Result};
 
@@ -22,22 +21,23 @@ pub struct GenerationDefaults {
 }
 
 impl GenerationDefaults {
-    /// Reads `generation_config.json` of the checkpoint folder `dir`; without the file, greedy with `config`'s end tokens.
+    /// Reads `generation_config.json` of the checkpoint folder `dir`; without the file, greedy with the end tokens of
+    /// `config.json`.
     ///
     /// # Errors
     /// [`ModelError::Io`], [`ModelError::Json`], or [`ModelError::Config`] naming a field of another type.
-    pub fn read(dir: &Path, config: &DeepseekV3Config) -> Result<Self> {
+    pub fn read(dir: &Path, config_eos_token_ids: &[u32]) -> Result<Self> {
         let fields = match Fields::read(&dir.join("generation_config.json"), "it is optional") {
             Ok(fields) => fields,
             Err(ModelError::MissingFile { .. }) => {
-                let eos_token_ids = config.eos_token_ids.clone();
+                let eos_token_ids = config_eos_token_ids.to_vec();
                 return Ok(Self { eos_token_ids, do_sample: false, temperature: None, top_p: None, top_k: None });
             }
             Err(error) => return Err(error),
         };
         let mut eos_token_ids = fields.token_ids("eos_token_id")?;
         if eos_token_ids.is_empty() {
-            eos_token_ids.clone_from(&config.eos_token_ids);
+            eos_token_ids = config_eos_token_ids.to_vec();
         }
         Ok(Self {
             eos_token_ids,

@@ -1,14 +1,18 @@
 //! `config.json` and `generation_config.json`, in the published form and in that of transformers 5.
 
+mod deepseek_v4;
 mod fields;
 mod generation;
 mod rope;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_v4;
 
 use std::fmt;
 use std::path::Path;
 
+pub use self::deepseek_v4::{AttentionSpec, DeepseekV4Config, LayerSpec, MlpSpec};
 use self::fields::Fields;
 pub use self::generation::GenerationDefaults;
 pub use self::rope::{RopeConfig, YarnConfig};
@@ -128,18 +132,61 @@ pub struct DeepseekV3Config {
     pub num_nextn_predict_layers: usize,
 }
 
-/// Reads `config.json` of the checkpoint folder `dir`.
-///
-/// # Errors
-/// [`ModelError::MissingFile`], [`ModelError::Json`], [`ModelError::UnknownModelType`], and those of
-/// [`DeepseekV3Config::read`].
-pub fn read_config(dir: &Path) -> Result<DeepseekV3Config> {
-    if !dir.is_dir() {
-        let hint = "pass the folder of a downloaded checkpoint (config.json, tokenizer.json, *.safetensors)";
-        return Err(ModelError::MissingFile { path: dir.into(), hint: hint.into() });
-    }
-    DeepseekV3Config::read(&dir.join("config.json"))
+/// The configuration of any of the models.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ModelConfig {
+    /// DeepSeek-V2, V2-Lite or V3.
+    V3(DeepseekV3Config),
+    /// DeepSeek-V4.
+    V4(DeepseekV4Config),
 }
+
+impl ModelConfig {
+    /// Reads `config.json` of the checkpoint folder `dir`, by its `model_type`.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingFile`], [`ModelError::Json`], [`ModelError::UnknownModelType`], and those of
+    /// [`DeepseekV3Config::read`].
+    pub fn read(dir: &Path) -> Result<Self> {
+        if !dir.is_dir() {
+            let hint = "pass the folder of a downloaded checkpoint (config.json, tokenizer.json, *.safetensors)";
+            return Err(ModelError::MissingFile { path: dir.into(), hint: hint.into() });
+        }
+        let path = dir.join("config.json");
+        let fields = Fields::read(&path, CONFIG_HINT)?;
+        match fields.word_or("model_type", "")? == deepseek_v4::MODEL_TYPE {
+            true => DeepseekV4Config::read(&path).map(Self::V4),
+            false => DeepseekV3Config::read(&path).map(Self::V3),
+        }
+    }
+
+    /// Tokens of the vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            Self::V3(config) => config.vocab_size,
+            Self::V4(config) => config.vocab_size,
+        }
+    }
+
+    /// Longest context in tokens.
+    pub fn max_position_embeddings(&self) -> usize {
+        match self {
+            Self::V3(config) => config.max_position_embeddings,
+            Self::V4(config) => config.max_position_embeddings,
+        }
+    }
+
+    /// Tokens that end a text; empty if the file names none.
+    pub fn eos_token_ids(&self) -> &[u32] {
+        match self {
+            Self::V3(config) => &config.eos_token_ids,
+            Self::V4(config) => &config.eos_token_ids,
+        }
+    }
+}
+
+/// Where a configuration comes from, when there is none.
+const CONFIG_HINT: &str = "a checkpoint folder holds its configuration there; download it along with the weights";
 
 impl DeepseekV3Config {
     /// Reads a configuration file. Fields that it does not know are ignored; optional ones default as in transformers.
@@ -148,8 +195,7 @@ impl DeepseekV3Config {
     /// [`ModelError::Config`] naming the field that is missing, of another type, not implemented, or contradicts another;
     /// [`ModelError::UnsupportedQuantization`] for a `quantization_config`; and those of reading the file.
     pub fn read(path: &Path) -> Result<Self> {
-        let hint = "a checkpoint folder holds its configuration there; download it along with the weights";
-        let fields = Fields::read(path, hint)?;
+        let fields = Fields::read(path, CONFIG_HINT)?;
         let model_type = read_model_type(&fields)?;
         refuse_unimplemented(&fields)?;
         let config = Self::from_fields(&fields, model_type)?;
@@ -350,8 +396,14 @@ fn read_model_type(fields: &Fields) -> Result<ModelType> {
     ModelType::ALL.into_iter().find(|known| known.to_string() == found).ok_or_else(|| ModelError::UnknownModelType {
         path: fields.path.clone(),
         found,
-        known: ModelType::ALL.map(|known| format!("\"{known}\"")).join(" and "),
+        known: known_types(),
     })
+}
+
+/// All `model_type`s, in words.
+fn known_types() -> String {
+    let v3_family = ModelType::ALL.map(|known| format!("\"{known}\"")).join(", ");
+    format!("{v3_family} and \"{}\"", deepseek_v4::MODEL_TYPE)
 }
 
 /// Refuses switches that would change the numbers and are not implemented.

@@ -85,17 +85,22 @@ impl RopeConfig {
             None => config.object("rope_scaling")?.map(|scaling| ("rope_scaling", scaling)),
         };
         let outer = config.number_or("rope_theta", 10_000.0)?;
-        let Some((name, section)) = section else {
-            return Ok(Self { rope_theta: outer, yarn: None });
-        };
+        match section {
+            Some((name, section)) => Self::read_section(&section, name, outer),
+            None => Ok(Self { rope_theta: outer, yarn: None }),
+        }
+    }
+
+    /// Reads one section of the name `name`; `outer` is the base if the section has none.
+    pub(super) fn read_section(section: &Fields, name: &str, outer: f64) -> Result<Self> {
         let rope_theta = section.number_or("rope_theta", outer)?;
         let rope_type = section.word_or("rope_type", &section.word_or("type", "default")?)?;
         let yarn = match rope_type.as_str() {
             "default" => None,
-            "yarn" => Some(YarnConfig::read(&section)?),
+            "yarn" => Some(YarnConfig::read(section)?),
             _ => {
                 let expected = "\"default\" or \"yarn\"".to_string();
-                return Err(config.error(&format!("{name}.rope_type"), format!("\"{rope_type}\""), expected));
+                return Err(section.error(&format!("{name}.rope_type"), format!("\"{rope_type}\""), expected));
             }
         };
         Ok(Self { rope_theta, yarn })

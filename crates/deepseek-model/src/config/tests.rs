@@ -9,6 +9,14 @@ fn fixture(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name)
 }
 
+/// The configuration in a folder, of the V3 family.
+fn read_config(dir: &Path) -> Result<DeepseekV3Config> {
+    match ModelConfig::read(dir)? {
+        ModelConfig::V3(config) => Ok(config),
+        ModelConfig::V4(_) => panic!("{} is not of the V3 family", dir.display()),
+    }
+}
+
 /// The published form of a fixture with the fields of `changes` replaced (or removed, by null), read back.
 fn changed(name: &str, changes: Value) -> Result<DeepseekV3Config> {
     let text = std::fs::read(fixture(name).join("config.hub.json")).unwrap();
@@ -137,8 +145,11 @@ fn a_contradiction_is_refused_by_field(#[case] name: &str, #[case] field: &str, 
 
 #[test]
 fn other_models_and_quantised_ones_are_refused() {
-    let message = changed("v3-tiny", json!({"model_type": "deepseek_v4"})).unwrap_err().to_string();
-    assert!(message.contains("deepseek_v4") && message.contains("\"deepseek_v3\""), "{message}");
+    let message = changed("v3-tiny", json!({"model_type": "deepseek_v5"})).unwrap_err().to_string();
+    assert!(
+        message.contains("deepseek_v5") && message.contains("\"deepseek_v4\"") && message.contains("\"deepseek_v3\""),
+        "{message}"
+    );
     let quantised = changed("v3-tiny", json!({"quantization_config": {"quant_method": "fp8"}}));
     assert!(matches!(quantised, Err(ModelError::UnsupportedQuantization { .. })));
 }
@@ -235,7 +246,7 @@ fn tables_are_rows_of_positions_and_start_anywhere() {
 fn generation_defaults_fall_back_to_the_config() {
     let config = read_config(&fixture("v3-tiny")).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let absent = GenerationDefaults::read(dir.path(), &config).unwrap();
+    let absent = GenerationDefaults::read(dir.path(), &config.eos_token_ids).unwrap();
     assert_eq!((absent.eos_token_ids, absent.do_sample), (vec![1], false));
     let file = dir.path().join("generation_config.json");
     std::fs::write(&file, r#"{"do_sample": true, "temperature": 0.5, "top_p": 0.95, "top_k": 0}"#).unwrap();
@@ -246,8 +257,8 @@ fn generation_defaults_fall_back_to_the_config() {
         top_p: Some(0.95),
         top_k: None,
     };
-    assert_eq!(GenerationDefaults::read(dir.path(), &config).unwrap(), expected);
+    assert_eq!(GenerationDefaults::read(dir.path(), &config.eos_token_ids).unwrap(), expected);
     std::fs::write(&file, r#"{"eos_token_id": [7, 8], "top_k": 40}"#).unwrap();
-    let listed = GenerationDefaults::read(dir.path(), &config).unwrap();
+    let listed = GenerationDefaults::read(dir.path(), &config.eos_token_ids).unwrap();
     assert_eq!((listed.eos_token_ids, listed.top_k), (vec![7, 8], Some(40)));
 }

@@ -117,11 +117,13 @@ impl Router {
 
 /// The routed experts, stacked.
 #[derive(Debug, Clone)]
-struct Experts {
+pub(super) struct Experts {
     /// `[E, 2 · I, hidden]`, gate rows first.
-    gate_up_proj: Tensor<3>,
+    pub(super) gate_up_proj: Tensor<3>,
     /// `[E, hidden, I]`.
-    down_proj: Tensor<3>,
+    pub(super) down_proj: Tensor<3>,
+    /// DeepSeek-V4: bound of the activations.
+    pub(super) swiglu_limit: Option<f64>,
 }
 
 impl Experts {
@@ -133,6 +135,7 @@ impl Experts {
         Self {
             gate_up_proj: loader.stacked(&gate_up, [2 * experts, width, hidden]).reshape([experts, 2 * width, hidden]),
             down_proj: loader.stacked(&down, [experts, hidden, width]),
+            swiglu_limit: None,
         }
     }
 
@@ -140,7 +143,7 @@ impl Experts {
     ///
     /// The choices are read back to the host, which sorts the pairs of token and expert by expert: each expert in use
     /// then is one pair of matmuls over neighbouring rows.
-    fn forward(&self, x: Tensor<2>, indices: Tensor<2, Int>, weights: Tensor<2>) -> Result<Tensor<2>> {
+    pub(super) fn forward(&self, x: Tensor<2>, indices: Tensor<2, Int>, weights: Tensor<2>) -> Result<Tensor<2>> {
         let [tokens, top_k] = indices.dims();
         let [_, hidden] = x.dims();
         let (device, dtype) = (x.device(), FloatDType::from(x.dtype()));
@@ -179,6 +182,14 @@ impl Experts {
         let width = gate_up.dims()[0] / 2;
         let gate = matmul(x.clone(), gate_up.clone().narrow(0, 0, width).transpose());
         let up = matmul(x, gate_up.narrow(0, width, width).transpose());
-        matmul(activation::silu(gate) * up, weight(&self.down_proj).transpose())
+        matmul(gated(gate, up, self.swiglu_limit), weight(&self.down_proj).transpose())
+    }
+}
+
+/// `silu(gate) ⊙ up`. A limit clamps `up` both ways and the gate only from above, where silu grows.
+pub(super) fn gated(gate: Tensor<2>, up: Tensor<2>, limit: Option<f64>) -> Tensor<2> {
+    match limit {
+        None => activation::silu(gate) * up,
+        Some(limit) => activation::silu(gate.clamp_max(limit)) * up.clamp(-limit, limit),
     }
 }

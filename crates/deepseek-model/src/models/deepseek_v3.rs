@@ -1,13 +1,13 @@
 //! DeepSeek-V3 (arXiv 2412.19437); with an indexer in every layer, DeepSeek-V3.2; with whole query projections and softmax
 //! routing, DeepSeek-V2-Lite (arXiv 2405.04434).
 
-use burn::tensor::{Device, Tensor, s};
+use burn::tensor::{Device, Tensor};
 use mla_ops::cache::PagedCache;
 
 use crate::Result;
 use crate::config::DeepseekV3Config;
 use crate::layers::{Linear, Mlp, Moe, MultiHeadLatentAttention, RmsNorm, RotaryEmbedding};
-use crate::step::{Chunk, Step};
+use crate::step::{Chunk, Step, last_rows};
 use crate::weights::WeightLoader;
 
 /// The model: embedding, decoder layers, norm and head.
@@ -28,8 +28,10 @@ pub struct DeepseekV3 {
 pub enum Hidden {
     /// After the embedding.
     Embedding,
-    /// The residual stream after this layer.
+    /// The residual stream after this layer; DeepSeek-V4: all streams of a token, one after the other.
     Layer(usize),
+    /// DeepSeek-V4: after the streams have been added up.
+    HyperHead,
     /// After the final norm.
     FinalNorm,
 }
@@ -103,12 +105,7 @@ impl DeepseekV3 {
     /// As [`Self::forward`].
     pub fn next_token_logits(&self, chunks: &[Chunk], cache: &mut PagedCache) -> Result<Tensor<2>> {
         let hidden = self.forward(chunks, cache, &mut |_, _| {})?;
-        let mut end = 0;
-        let last = chunks.iter().map(|chunk| {
-            end += chunk.tokens.len();
-            hidden.clone().slice(s![end - 1..end, ..])
-        });
-        Ok(self.logits(Tensor::cat(last.collect(), 0)))
+        Ok(self.logits(last_rows(&hidden, chunks)))
     }
 }
 

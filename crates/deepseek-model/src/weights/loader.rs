@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 
-use burn::tensor::{DType, Device, Element, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Element, FloatDType, Int, Tensor, TensorData};
 use half::{bf16, f16};
 use safetensors::Dtype;
 
+use super::v4_names::transformers_name;
 use super::{Checkpoint, Entry};
 use crate::config::DeepseekV3Config;
 use crate::{ModelError, Result, WeightReport, WrongDType, WrongShape};
@@ -32,6 +33,12 @@ pub struct LoadSummary {
     pub skipped: usize,
 }
 
+/// Dtypes that a weight may have in the files.
+const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
+
+/// Dtypes that a table of numbers may have in the files.
+const INTEGERS: [Dtype; 2] = [Dtype::I64, Dtype::I32];
+
 /// Hands out the tensors of a checkpoint by name.
 ///
 /// A tensor that is missing, or of the wrong shape or dtype, does not stop the loading: it is recorded, zeros take its place,
@@ -42,6 +49,8 @@ pub struct WeightLoader<'a> {
     device: Device,
     dtype: FloatDType,
     progress: Option<&'a mut dyn FnMut(LoadProgress<'_>)>,
+    /// From the names that are asked for to those in the files, where they differ.
+    rename: Option<fn(&str) -> String>,
     asked_for: HashSet<&'a str>,
     skipped: HashSet<&'a str>,
     loaded_bytes: u64,
@@ -62,6 +71,7 @@ impl<'a> WeightLoader<'a> {
             device: device.clone(),
             dtype,
             progress,
+            rename: None,
             asked_for: HashSet::new(),
             skipped: HashSet::new(),
             loaded_bytes: 0,
@@ -89,6 +99,52 @@ impl<'a> WeightLoader<'a> {
         assert_eq!(shape[0], names.len(), "the leading axis of a stack counts its tensors");
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         self.load(&names, &shape[1..], shape, self.dtype)
+    }
+
+    /// The tensor `name` of whole numbers below `below` (DeepSeek-V4's `tid2eid`), as i32.
+    pub fn index_table(&mut self, name: &str, shape: [usize; 2], below: usize) -> Tensor<2, Int> {
+        let options = (&self.device.clone(), DType::I32);
+        let Some(entry) = self.find(name, &shape, &INTEGERS) else {
+            return Tensor::<2, Int>::zeros([1; 2], options).expand(shape);
+        };
+        let (wide, _) = self.checkpoint.bytes(entry).as_chunks::<8>();
+        let (narrow, _) = self.checkpoint.bytes(entry).as_chunks::<4>();
+        let values: Vec<i64> = match entry.dtype {
+            Dtype::I64 => wide.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
+            _ => narrow.iter().map(|&bytes| i64::from(i32::from_le_bytes(bytes))).collect(),
+        };
+        if let Some(value) = values.iter().find(|&&value| value < 0 || value >= below as i64) {
+            self.report.out_of_range.push(format!(
+                "{} holds {value}, expected 0 to {}",
+                self.in_files(name),
+                below - 1
+            ));
+        }
+        self.loaded_bytes += entry.len();
+        let values = values.into_iter().map(|value| value as i32).collect::<Vec<_>>();
+        Tensor::from_data(TensorData::new(values, shape), options)
+    }
+
+    /// Whether the files have a tensor `name`.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.checkpoint.tensors.contains_key(&self.in_files(name))
+    }
+
+    /// Reads DeepSeek-V4 files, whose tensors have published names or those of transformers' modules: from now on tensors
+    /// are asked for by their published names. Leaves out the multi-token-prediction layers, and rotary frequencies.
+    pub(crate) fn expect_v4(&mut self) {
+        if self.checkpoint.tensors.contains_key(&transformers_name("embed.weight")) {
+            self.rename = Some(transformers_name);
+        }
+        self.skip("rotary frequencies are computed", |name| name.ends_with("inv_freq"));
+        self.skip("multi-token-prediction layers are not used", |name| {
+            name.strip_prefix("model.").unwrap_or(name).starts_with("mtp.")
+        });
+    }
+
+    /// The name that a tensor has in the files.
+    fn in_files(&self, name: &str) -> String {
+        self.rename.map_or_else(|| name.to_string(), |rename| rename(name))
     }
 
     /// Leaves out the tensors that `is_unused` picks, so that they are not reported as unexpected; `why` goes to the log.
@@ -139,7 +195,7 @@ impl<'a> WeightLoader<'a> {
     ) -> Tensor<D> {
         let options = (&self.device.clone(), DType::from(dtype));
         // Every name is looked up, so that one bad expert does not hide the next.
-        let found: Vec<Option<&Entry>> = names.iter().map(|name| self.find(name, each)).collect();
+        let found: Vec<Option<&Entry>> = names.iter().map(|name| self.find(name, each, &FLOATS)).collect();
         let Some(parts) = found.into_iter().collect::<Option<Vec<_>>>() else {
             // One zero seen from everywhere: a wrong checkpoint must not fill the memory with placeholders.
             return Tensor::<D>::zeros([1; D], options).expand(shape);
@@ -158,14 +214,17 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Where the tensor `name` lies, or `None` after recording what is wrong with it.
-    fn find(&mut self, name: &str, shape: &[usize]) -> Option<&'a Entry> {
-        let Some((name, entry)) = self.checkpoint.tensors.get_key_value(name) else {
-            self.report.missing.push(name.to_string());
+    fn find(&mut self, name: &str, shape: &[usize], dtypes: &[Dtype]) -> Option<&'a Entry> {
+        let wanted = self.in_files(name);
+        let Some((name, entry)) = self.checkpoint.tensors.get_key_value(&wanted) else {
+            self.report.missing.push(wanted);
             return None;
         };
         self.asked_for.insert(name);
-        if !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-            self.report.wrong_dtype.push(WrongDType { name: name.clone(), actual: format!("{:?}", entry.dtype) });
+        if !dtypes.contains(&entry.dtype) {
+            let expected = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect::<Vec<_>>().join(" or ");
+            let actual = format!("{:?}", entry.dtype);
+            self.report.wrong_dtype.push(WrongDType { name: name.clone(), actual, expected });
             return None;
         }
         if entry.shape != shape {

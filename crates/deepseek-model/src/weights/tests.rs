@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
 use super::*;
-use crate::config::read_config;
+use crate::config::DeepseekV3Config;
 use crate::error::WeightReport;
 
 type Tensors = Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)>;
@@ -189,12 +189,48 @@ fn prediction_layers_and_rotary_frequencies_are_left_out() {
         f32s("model.layers.4.eh_proj.weight", &[1], &[1.0]),
         f32s("model.layers.5.norm", &[1], &[1.0]),
     ]);
-    let mut config = read_config(&fixture("v3-tiny")).unwrap();
+    let mut config = DeepseekV3Config::read(&fixture("v3-tiny").join("config.json")).unwrap();
     config.num_nextn_predict_layers = 1;
     let mut loader = loader(&checkpoint);
     loader.skip_unused(&config);
     loader.tensor("model.layers.3.norm", [1]);
     assert_eq!(report(loader).unexpected, ["model.layers.5.norm"]);
+}
+
+#[test]
+fn tables_of_numbers_are_checked() {
+    let table = |values: [i64; 4]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let (_dir, checkpoint) = single(vec![
+        ("good", Dtype::I64, vec![2, 2], table([0, 3, 2, 1])),
+        ("beyond", Dtype::I64, vec![2, 2], table([0, 4, 2, 1])),
+        ("below", Dtype::I64, vec![2, 2], table([0, 3, -1, 1])),
+        f32s("floats", &[2, 2], &[0.0; 4]),
+    ]);
+    let mut loader = loader(&checkpoint);
+    let good = loader.index_table("good", [2, 2], 4);
+    assert_eq!(good.into_data().try_to_vec::<i32>().unwrap(), [0, 3, 2, 1]);
+    for name in ["beyond", "below", "floats", "gone"] {
+        assert_eq!(loader.index_table(name, [2, 2], 4).dims(), [2, 2]);
+    }
+    let report = report(loader);
+    assert_eq!(report.out_of_range, ["beyond holds 4, expected 0 to 3", "below holds -1, expected 0 to 3"]);
+    assert_eq!((report.wrong_dtype.len(), report.missing), (1, vec!["gone".to_string()]));
+}
+
+#[test]
+fn v4_files_may_have_either_names_and_prediction_layers() {
+    let (_dir, checkpoint) = single(vec![
+        f32s("model.embed_tokens.weight", &[1], &[1.0]),
+        f32s("model.layers.0.input_layernorm.weight", &[1], &[2.0]),
+        f32s("model.mtp.0.norm.weight", &[1], &[3.0]),
+        f32s("mtp.0.e_proj.weight", &[1], &[3.0]),
+    ]);
+    let mut loader = loader(&checkpoint);
+    loader.expect_v4();
+    loader.tensor("embed.weight", [1]);
+    assert_eq!(loader.tensor("layers.0.attn_norm.weight", [1]).into_data().try_to_vec::<f32>().unwrap(), [2.0]);
+    assert!(loader.has("layers.0.attn_norm.weight") && !loader.has("layers.0.ffn_norm.weight"));
+    assert_eq!(loader.finish().unwrap().skipped, 2);
 }
 
 #[rstest]

@@ -1,0 +1,134 @@
+//! Mixture of experts of DeepSeek-V4: square-root-softplus scores, a table for the first layers, clamped activations.
+
+use burn::tensor::{FloatDType, Int, Tensor, activation};
+use mla_ops::matmul;
+
+use super::Linear;
+use super::moe::{Experts, gated};
+use crate::Result;
+use crate::config::{DeepseekV4Config, MlpSpec};
+use crate::weights::WeightLoader;
+
+/// Routed experts and the shared expert that every token passes.
+#[derive(Debug, Clone)]
+pub(crate) struct MoeV4 {
+    gate: Router,
+    experts: Experts,
+    shared_experts: ClampedMlp,
+}
+
+impl MoeV4 {
+    /// Loads `{name}.gate`, `{name}.experts` and `{name}.shared_experts`.
+    pub(crate) fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config, spec: MlpSpec) -> Self {
+        Self {
+            gate: Router::load(loader, &format!("{name}.gate"), config, spec),
+            experts: load_experts(loader, &format!("{name}.experts"), config),
+            shared_experts: ClampedMlp::load(loader, &format!("{name}.shared_experts"), config),
+        }
+    }
+
+    /// x `[N, hidden]` and the tokens' ids i32 `[N]` -> `[N, hidden]`.
+    pub(crate) fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
+        let (indices, weights) = self.gate.forward(x.clone(), input_ids);
+        let routed = self.experts.forward(x.clone(), indices, weights)?;
+        Ok(routed + self.shared_experts.forward(x))
+    }
+}
+
+/// Chooses the experts of each token, and their weights; in f32.
+#[derive(Debug, Clone)]
+struct Router {
+    /// f32 `[hidden, E]`.
+    weight: Tensor<2>,
+    choice: Choice,
+    scaling_factor: f64,
+}
+
+#[derive(Debug, Clone)]
+enum Choice {
+    /// The experts of each token id, i32 `[vocab, k]`; the scores only weigh them.
+    Table(Tensor<2, Int>),
+    /// The best scores, with a bias f32 `[1, E]` that is added for the choice only.
+    Scores { bias: Tensor<2>, top_k: usize },
+}
+
+impl Router {
+    fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config, spec: MlpSpec) -> Self {
+        let (experts, top_k) = (config.n_routed_experts, config.num_experts_per_tok);
+        let choice = match spec {
+            MlpSpec::HashMoe => {
+                let shape = [config.vocab_size, top_k];
+                Choice::Table(loader.index_table(&format!("{name}.tid2eid"), shape, experts))
+            }
+            MlpSpec::Moe => {
+                Choice::Scores { bias: loader.tensor_f32(&format!("{name}.bias"), [experts]).unsqueeze(), top_k }
+            }
+        };
+        Self {
+            weight: loader.tensor_f32(&format!("{name}.weight"), [experts, config.hidden_size]).transpose(),
+            choice,
+            scaling_factor: config.routed_scaling_factor,
+        }
+    }
+
+    /// Expert numbers `[N, k]` and weights f32 `[N, k]`.
+    fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> (Tensor<2, Int>, Tensor<2>) {
+        let scores = softplus(matmul(x.cast(FloatDType::F32), self.weight.clone())).sqrt();
+        let indices = match &self.choice {
+            Choice::Table(table) => table.clone().select(0, input_ids.clone()),
+            Choice::Scores { bias, top_k } => (scores.clone() + bias.clone()).topk_with_indices(*top_k, 1).1,
+        };
+        let weights = scores.gather(1, indices.clone());
+        let weights = weights.clone() / (weights.sum_dim(1) + 1e-20);
+        (indices, weights * self.scaling_factor)
+    }
+}
+
+/// `ln(1 + e^x)`, for any size of x.
+fn softplus(x: Tensor<2>) -> Tensor<2> {
+    activation::relu(x.clone()) + (-x.abs()).exp().log1p()
+}
+
+/// Published checkpoints have one tensor per expert, transformers' packed ones two for all.
+fn load_experts(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config) -> Experts {
+    let (experts, hidden, width) = (config.n_routed_experts, config.hidden_size, config.moe_intermediate_size);
+    let swiglu_limit = Some(config.swiglu_limit);
+    let packed = format!("{name}.gate_up_proj");
+    if loader.has(&packed) {
+        let gate_up_proj = loader.tensor(&packed, [experts, 2 * width, hidden]);
+        let down_proj = loader.tensor(&format!("{name}.down_proj"), [experts, hidden, width]);
+        return Experts { gate_up_proj, down_proj, swiglu_limit };
+    }
+    let weight = |expert: usize, part: &str| format!("{name}.{expert}.{part}.weight");
+    let gate_up: Vec<_> = (0..experts).flat_map(|e| [weight(e, "w1"), weight(e, "w3")]).collect();
+    let down: Vec<_> = (0..experts).map(|e| weight(e, "w2")).collect();
+    let gate_up_proj = loader.stacked(&gate_up, [2 * experts, width, hidden]).reshape([experts, 2 * width, hidden]);
+    Experts { gate_up_proj, down_proj: loader.stacked(&down, [experts, hidden, width]), swiglu_limit }
+}
+
+/// The shared expert.
+#[derive(Debug, Clone)]
+struct ClampedMlp {
+    w1: Linear,
+    w2: Linear,
+    w3: Linear,
+    limit: f64,
+}
+
+impl ClampedMlp {
+    /// Loads `{name}.w1` (gate), `w2` (down) and `w3` (up).
+    fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config) -> Self {
+        let (hidden, width) = (config.hidden_size, config.moe_intermediate_size);
+        Self {
+            w1: Linear::load(loader, &format!("{name}.w1"), width, hidden),
+            w2: Linear::load(loader, &format!("{name}.w2"), hidden, width),
+            w3: Linear::load(loader, &format!("{name}.w3"), width, hidden),
+            limit: config.swiglu_limit,
+        }
+    }
+
+    /// `[N, hidden]` -> `[N, hidden]`.
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.w2.forward(gated(self.w1.forward(x.clone()), self.w3.forward(x), Some(self.limit)))
+    }
+}
