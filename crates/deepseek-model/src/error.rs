@@ -77,7 +77,7 @@ pub enum ModelError {
     },
     /// The tensors of a checkpoint do not fit the model its `config.json` describes.
     #[error("{0}")]
-    Weights(WeightReport),
+    Weights(Box<WeightReport>),
     /// The tokenizer cannot be read, or refused a text.
     #[error("{}: {reason}", path.display())]
     Tokenizer {

@@ -199,7 +199,7 @@ mod tests {
     /// Entry `window` in plain loops; `C` channels per token, two pairs of the last four channels turn.
     fn oracle(kv: &[f64], gate: &[f64], bias: &[f64], norm: &[f64], window: usize, overlap: bool) -> Vec<f64> {
         let channels = if overlap { 2 * WIDTH } else { WIDTH };
-        let mut pooled = vec![0.0; WIDTH];
+        let mut pooled = [0.0; WIDTH];
         for (c, pooled) in pooled.iter_mut().enumerate() {
             let mut slots = Vec::new();
             for place in 0..RATE {

@@ -171,7 +171,7 @@ mod tests {
                 dot * scale[part] + base[c]
             })
             .collect();
-        let mut comb = vec![0.0; N * N];
+        let mut comb = [0.0; N * N];
         for row in 0..N {
             let logits = &z[2 * N + row * N..][..N];
             let total: f64 = logits.iter().map(|l| l.exp()).sum();

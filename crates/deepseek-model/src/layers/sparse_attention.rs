@@ -129,14 +129,14 @@ mod tests {
         let out = sparse_attention(tensor(&q, [tokens, heads, width]), scopes.collect(), &tensor(&sink, [heads]), 0.7);
         let out = out.into_data().try_to_vec::<f32>().unwrap();
         for token in 0..tokens {
-            for head in 0..heads {
+            for (head, sink) in sink.iter().enumerate() {
                 let at = (token * heads + head) * width;
                 let listed = lists.iter().zip(&rows).flat_map(|(lists, rows)| {
                     lists[token].iter().filter(|&&i| i >= 0).map(move |&i| &rows[i as usize * width..][..width])
                 });
                 let keys: Vec<&[f64]> = listed.collect();
                 let share = |key: &&[f64]| (0.7 * (0..width).map(|c| q[at + c] * key[c]).sum::<f64>()).exp();
-                let total = keys.iter().map(share).sum::<f64>() + sink[head].exp();
+                let total = keys.iter().map(share).sum::<f64>() + sink.exp();
                 for c in 0..width {
                     let expected: f64 = keys.iter().map(|key| share(key) / total * key[c]).sum();
                     assert!((f64::from(out[at + c]) - expected).abs() < 1e-6, "{} is not {expected}", out[at + c]);

@@ -182,7 +182,7 @@ impl<'a> WeightLoader<'a> {
             true => {
                 Ok(LoadSummary { tensors: self.asked_for.len(), bytes: self.loaded_bytes, skipped: self.skipped.len() })
             }
-            false => Err(ModelError::Weights(self.report)),
+            false => Err(ModelError::Weights(Box::new(self.report))),
         }
     }
 

@@ -47,7 +47,7 @@ fn loader(checkpoint: &Checkpoint) -> WeightLoader<'_> {
 
 fn report(loader: WeightLoader<'_>) -> WeightReport {
     match loader.finish() {
-        Err(ModelError::Weights(report)) => report,
+        Err(ModelError::Weights(report)) => *report,
         other => panic!("expected a report, got {other:?}"),
     }
 }
