@@ -34,7 +34,7 @@ impl Demo {
     }
 }
 
-/// Generate text with a DeepSeek-V4, V3 or V2-Lite checkpoint.
+/// Generate text with a DeepSeek-V4, V3.2, V3 or V2-Lite checkpoint.
 #[derive(Debug, Parser)]
 struct Args {
     /// Checkpoint folder (config.json, tokenizer.json, *.safetensors); the demo checkpoint if absent.

@@ -1,4 +1,4 @@
-//! DeepSeek-V2-Lite, DeepSeek-V3 and DeepSeek-V4 for Burn: from a published checkpoint folder to text.
+//! DeepSeek-V2-Lite, V3, V3.2 and V4 for Burn: from a published checkpoint folder to text.
 //!
 //! | part | what |
 //! |---|---|
