@@ -109,10 +109,10 @@ fn attend(q: Tensor<4>, scope: SparseScope, options: &SparseMlaOptions) -> Resul
     for first in (0..tokens).step_by(together) {
         let end = tokens.min(first + together);
         let args = MlaDecodeArgs {
-            q: MlaQuery::Whole(q.clone().slice([first..end])),
+            q: MlaQuery::Whole(q.clone().narrow(0, first, end - first)),
             kv_cache: kv_cache.clone(),
-            page_table: slots.clone().slice([first..end]),
-            seq_lens: counts.clone().slice([first..end]),
+            page_table: slots.clone().narrow(0, first, end - first),
+            seq_lens: counts.clone().narrow(0, first, end - first),
         };
         let (out, lse) = mla_decode(args, &decode, None).map_err(own_error)?;
         outs.push(out.reshape([end - first, heads, value_width]));
