@@ -32,7 +32,9 @@
 //! there.
 //!
 //! Counted as in FlashMLA's tests: dense decode has `b*h_q*s_q*2*(576+512)*mean_len` FLOPs (a causal mask is not
-//! subtracted) and moves q, the keys and out; causal ragged attention counts half of its square.
+//! subtracted) and moves q, the keys and out; causal ragged attention counts half of its square. Sparse decode has
+//! `2*h_q*(d+512)` FLOPs for each key that a query sees, and moves q, each row once that anybody sees, and out; the index
+//! reads its keys. `plan`, `plan_host` and `lightning_index` have no check here.
 
 mod ceilings;
 // Its model loader serves the other programs.

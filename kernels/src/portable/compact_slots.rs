@@ -5,8 +5,8 @@
 
 use cubecl::prelude::*;
 
-use super::kv_indices::inclusive_scan;
 use super::launch::{address_type, or_dummy};
+use super::scan::sum_before;
 
 /// Units of a cube, which has a list. Every runtime has this many.
 const UNITS: usize = 256;
@@ -67,11 +67,12 @@ fn compact_slots_kernel(
         let first = min(unit * run, length);
         let end = min(first + run, length);
         let start = list * width;
-        let mut own = 0usize.runtime();
+        let mut own = 0u32;
         for entry in first..end {
-            own += usize::cast_from(slots[start + entry] >= 0);
+            own += u32::cast_from(slots[start + entry] >= 0);
         }
-        let mut place = inclusive_scan(own, units) - own;
+        let mut scratch = Shared::<[u32]>::new_slice(units);
+        let mut place = sum_before(&mut scratch, own, units) as usize;
         for entry in first..end {
             let slot = slots[start + entry];
             if slot >= 0 {

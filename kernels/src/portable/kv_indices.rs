@@ -8,6 +8,7 @@ use cubecl::prelude::*;
 
 use super::launch::{address_type, share};
 use super::page_table::{PagedBatch, UNITS, page_count, page_id};
+use super::scan::sum_before;
 
 /// What [`launch_kv_indices`] writes, all i32.
 pub struct KvIndicesOut {
@@ -92,7 +93,8 @@ fn page_indptr_kernel(
     for sequence in first..end {
         pages += page_count(seq_lens[sequence], page_size);
     }
-    let mut total = inclusive_scan(pages, units) - pages;
+    let mut scratch = Shared::<[u32]>::new_slice(units);
+    let mut total = sum_before(&mut scratch, pages as u32, units) as usize;
     for sequence in first..end {
         let len = seq_lens[sequence];
         indptr[sequence] = i32::cast_from(total);
@@ -114,26 +116,6 @@ fn last_page_len_of(len: i32, page_size: usize) -> i32 {
         tokens = i32::cast_from((usize::cast_from(len) - 1) % page_size + 1);
     }
     tokens
-}
-
-/// The sum over this unit and those before it in the cube, of `units` units (Hillis and Steele).
-#[cube]
-pub(super) fn inclusive_scan(value: usize, #[comptime] units: usize) -> usize {
-    let unit = UNIT_POS as usize;
-    let mut sums = Shared::<[usize]>::new_slice(units);
-    let mut sum = value;
-    let mut reach = 1usize.runtime();
-    while reach < units {
-        sums[unit] = sum;
-        sync_cube();
-        if unit >= reach {
-            sum += sums[unit - reach];
-        }
-        // Nobody overwrites a sum that another unit has yet to read.
-        sync_cube();
-        reach *= 2;
-    }
-    sum
 }
 
 /// A unit per entry of `indices`.

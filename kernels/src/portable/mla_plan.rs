@@ -8,6 +8,7 @@ use cubecl::prelude::*;
 use thiserror::Error;
 
 use super::launch::or_dummy;
+use super::scan::sum_before;
 
 /// Units of a cube of the planning kernel.
 const UNITS: usize = 256;
@@ -548,21 +549,7 @@ fn tiles_of(seq_lens: &[i32], sequence: u32, longest: u32, tile: u32) -> u32 {
 fn scan_units(scratch: &mut Shared<[u32]>, own: u32) -> u32 {
     // Others may still read what is there.
     sync_cube();
-    let unit = UNIT_POS as usize;
-    scratch[unit] = own;
-    sync_cube();
-    let mut distance = 1usize;
-    while distance < UNITS {
-        let mut other = 0u32;
-        if unit >= distance {
-            other = scratch[unit - distance];
-        }
-        sync_cube();
-        scratch[unit] += other;
-        sync_cube();
-        distance *= 2;
-    }
-    scratch[unit] - own
+    sum_before(scratch, own, UNITS)
 }
 
 /// The last entry of an ascending list that is at most `target`, as entry `from` is; the one after all groups is greater.

@@ -13,6 +13,7 @@ pub mod mla_decode;
 pub mod mla_plan;
 pub mod page_table;
 pub mod ragged_attention;
+mod scan;
 pub mod tile_attention;
 pub mod vertical_slash_attention;
 pub mod vertical_slash_index;

@@ -27,7 +27,7 @@ pub(crate) struct Indexer {
 }
 
 impl Indexer {
-    /// Loads `{name}.*` of layer number `layer`; `rank` is the width of the query latent.
+    /// Loads `{name}.*` of layer number `layer`.
     pub(crate) fn load(
         loader: &mut WeightLoader,
         name: &str,

@@ -6,6 +6,7 @@ use cubecl::prelude::*;
 use super::{LightningIndexArgs, one_each, visible_keys};
 use crate::portable::launch::share;
 use crate::portable::mla_decode::key_slot;
+use crate::portable::scan::sum_before;
 use crate::portable::tile_attention::UNITS;
 
 /// Values of 8 bits.
@@ -224,26 +225,6 @@ fn find_border(
         wanted = found[1];
     }
     Border { rank, ties: wanted }
-}
-
-/// The sum of `own` over the units before this one.
-#[cube]
-fn sum_before(scratch: &mut Shared<[u32]>, own: u32, #[comptime] units: usize) -> u32 {
-    let unit = UNIT_POS as usize;
-    scratch[unit] = own;
-    sync_cube();
-    let mut distance = 1usize.runtime();
-    while distance < units {
-        let mut other = 0u32;
-        if unit >= distance {
-            other = scratch[unit - distance];
-        }
-        sync_cube();
-        scratch[unit] += other;
-        sync_cube();
-        distance *= 2;
-    }
-    scratch[unit] - own
 }
 
 #[cfg(feature = "offline")]
