@@ -5,6 +5,7 @@ mod v4;
 use mla_ops::cache::{CacheError, PagedCache, RequestId};
 
 pub use self::v4::V4Cache;
+pub(crate) use self::v4::{Place, State};
 use crate::step::Chunk;
 use crate::{ModelError, Result};
 
@@ -13,7 +14,7 @@ use crate::{ModelError, Result};
 pub struct CacheSize {
     /// Pages, handed out to requests as they grow.
     pub num_pages: usize,
-    /// Tokens of a page, a power of two.
+    /// Tokens of a page, a power of two. [`V4Cache`] may take larger pages.
     pub page_size: usize,
     /// Requests that may live at once.
     pub max_requests: usize,
@@ -55,6 +56,17 @@ impl ModelCache {
             }
         };
         Ok(Chunk { request, tokens: tokens.to_vec(), slots })
+    }
+
+    /// Starts a request with the tokens of `request`, which must all be computed. Full pages are shared.
+    ///
+    /// # Errors
+    /// [`CacheError`] for an unknown request, or one too many; in [`V4Cache`] also tokens that are not computed.
+    pub fn fork(&mut self, request: RequestId) -> Result<RequestId> {
+        match self {
+            Self::Latent(cache) => Ok(cache.fork(request)?),
+            Self::V4(cache) => cache.fork(request),
+        }
     }
 
     /// Ends a request.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::{Device, FloatDType, Tensor};
-use mla_ops::cache::{CacheConfig, PagedCache};
+use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
 use mla_ops::{MlaDecodeProblem, PathChoice, explain_path};
 
 use crate::cache::{CacheSize, ModelCache, V4Cache};
@@ -104,7 +104,7 @@ impl DeepseekModel {
                 let cache = PagedCache::new(latent_cache_config(config, size, self.dtype), &self.device)?;
                 Ok(ModelCache::Latent(cache))
             }
-            ModelConfig::V4(config) => Ok(ModelCache::V4(V4Cache::new(config, size, self.dtype.into())?)),
+            ModelConfig::V4(config) => Ok(ModelCache::V4(V4Cache::new(config, size, self.dtype, &self.device)?)),
         }
     }
 
@@ -156,7 +156,7 @@ impl DeepseekModel {
 
 fn latent_cache_config(config: &DeepseekV3Config, size: CacheSize, dtype: FloatDType) -> CacheConfig {
     CacheConfig {
-        widths: config.pool_widths(),
+        pools: config.pool_widths().into_iter().map(PoolConfig::per_token).collect(),
         dtype,
         num_pages: size.num_pages,
         page_size: size.page_size,

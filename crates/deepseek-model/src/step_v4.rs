@@ -1,16 +1,17 @@
-//! What one forward pass of DeepSeek-V4 works on: new tokens of some sequences, their positions and windows.
+//! What one forward pass of DeepSeek-V4 works on: new tokens of some sequences, where they go, and what they see.
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Int, Tensor};
-use mla_ops::cache::RequestId;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use mla_ops::cache::PagedCache;
 
 use crate::Result;
-use crate::cache::V4Cache;
-use crate::layers::{PartialRotary, PartialRotation, index_rows};
+use crate::cache::{Place, V4Cache};
+use crate::config::{AttentionSpec, DeepseekV4Config};
+use crate::layers::{PartialRotary, PartialRotation};
 use crate::step::{Chunk, ints};
 
-/// The inputs of a forward pass, on the device.
+/// The inputs of a forward pass, on the device: `B` sequences with `N` new tokens in all.
 #[derive(Debug)]
 pub(crate) struct V4Step {
     /// i32 `[N]`.
@@ -19,21 +20,66 @@ pub(crate) struct V4Step {
     pub(crate) rotation: PartialRotation,
     /// Of the layers with compression.
     pub(crate) compress_rotation: PartialRotation,
-    /// Turns the entries, whose positions depend on the layer.
-    pub(crate) compress_rotary: PartialRotary,
-    pub(crate) sequences: Vec<SequenceStep>,
+    /// The sequences' rows in the states, i32 `[B]`.
+    pub(crate) state_rows: Tensor<1, Int>,
+    /// Positions of their first new tokens, i32 `[B]`.
+    pub(crate) starts: Tensor<1, Int>,
+    /// i32 `[B + 1]`.
+    pub(crate) cu_seqlens: Tensor<1, Int>,
+    pub(crate) window: WindowStep,
+    /// For each kind of layer with entries.
+    entries: Vec<(AttentionSpec, EntryStep)>,
 }
 
-/// The new tokens of one sequence.
+/// The windows of all layers.
 #[derive(Debug)]
-pub(crate) struct SequenceStep {
-    pub(crate) request: RequestId,
-    /// Among those of the step.
-    pub(crate) tokens: Range<usize>,
-    /// Position of the first.
-    start: usize,
-    /// What each sees of the window's rows, which are those that the state kept and then the new ones: i32 `[n, K]`.
-    pub(crate) window: Tensor<2, Int>,
+pub(crate) struct WindowStep {
+    /// Where the new keys go, i32 `[N]`; -1 for those that leave the window within this step.
+    pub(crate) slots: Tensor<1, Int>,
+    pub(crate) keys: WindowKeys,
+    /// The rows that each token sees, among [`Self::keys`], i32 `[N, 1, K]`.
+    pub(crate) seen: Tensor<3, Int>,
+}
+
+/// Where the keys of the windows are when the new tokens look at them.
+#[derive(Debug)]
+pub(crate) enum WindowKeys {
+    /// In the state, the new ones too: each sequence has one new token.
+    State,
+    /// The sequences' windows as they were before, one after the other if there are any tokens in them, and then the new
+    /// keys, which would overwrite what earlier new tokens see.
+    BeforeAndNew {
+        /// Whether there are windows of before.
+        before: bool,
+    },
+}
+
+/// Entries of one kind: those that the new tokens complete, and those that they see.
+#[derive(Debug)]
+pub(crate) struct EntryStep {
+    /// Where the new keys and gates go in what the compressor carries, i32 `[N]`; -1 for those that no later entry needs.
+    pub(crate) carried_slots: Tensor<1, Int>,
+    /// Entries that a sequence completes, at most.
+    pub(crate) completed: usize,
+    /// Where they go in the pool, i32 `[B * completed]`; -1 where a sequence completes fewer.
+    pub(crate) slots: Tensor<1, Int>,
+    /// Their rotations, f32 `[B, completed, dr / 2]`.
+    pub(crate) cos: Tensor<3>,
+    pub(crate) sin: Tensor<3>,
+    /// How many entries each new token sees, i32 `[N, 1]`.
+    pub(crate) visible: Tensor<2, Int>,
+    pub(crate) seen: SeenEntries,
+}
+
+/// Which of the visible entries a token attends to.
+#[derive(Debug)]
+pub(crate) enum SeenEntries {
+    /// There are none yet.
+    None,
+    /// All, in these slots of the pool: i32 `[N, 1, K]`, of which as many count as are visible.
+    All(Tensor<3, Int>),
+    /// Those that the indexer picks from these pages, i32 `[N, maxP]`.
+    Picked(Tensor<2, Int>),
 }
 
 impl V4Step {
@@ -42,44 +88,180 @@ impl V4Step {
         cache: &mut V4Cache,
         rotary: &PartialRotary,
         compress_rotary: &PartialRotary,
-        sliding_window: usize,
+        config: &DeepseekV4Config,
         device: &Device,
     ) -> Result<Self> {
-        let mut positions = Vec::new();
-        let mut sequences = Vec::new();
+        let mut batch = Batch { sequences: Vec::new(), device };
         for chunk in chunks {
-            let start = cache.begin(chunk.request, chunk.tokens.len())?;
-            let first = positions.len();
-            positions.extend(start..start + chunk.tokens.len());
-            sequences.push(SequenceStep {
-                request: chunk.request,
-                tokens: first..positions.len(),
-                start,
-                window: window_indices(start, chunk.tokens.len(), sliding_window, device),
-            });
+            let (place, first) = (cache.begin(chunk.request, chunk.tokens.len())?, batch.tokens());
+            let pages = cache.entries().pages(chunk.request)?.to_vec();
+            batch.sequences.push(Sequence { place, tokens: first..first + chunk.tokens.len(), pages });
         }
+        let positions: Vec<usize> = batch.sequences.iter().flat_map(Sequence::positions).collect();
         let ids = chunks.iter().flat_map(|chunk| chunk.tokens.iter().map(|&id| id as i32)).collect();
+        let per_sequence = |value: fn(&Sequence) -> usize| batch.ints(batch.sequences.iter().map(value));
+        let ends = batch.sequences.iter().map(|sequence| sequence.tokens.end);
+        let mut entries: Vec<(AttentionSpec, EntryStep)> = Vec::new();
+        for spec in config.layers.iter().map(|layer| layer.attention) {
+            if let (Some(rate), false) = (spec.rate(), entries.iter().any(|(known, _)| *known == spec)) {
+                entries.push((spec, batch.entries(spec, rate, config, compress_rotary, cache.entries())));
+            }
+        }
         Ok(Self {
             input_ids: ints(ids, device),
             rotation: rotary.at(&positions, device),
             compress_rotation: compress_rotary.at(&positions, device),
-            compress_rotary: compress_rotary.clone(),
-            sequences,
+            state_rows: per_sequence(|sequence| sequence.place.row),
+            starts: per_sequence(|sequence| sequence.place.start),
+            cu_seqlens: batch.ints([0].into_iter().chain(ends)),
+            window: batch.window(config.sliding_window),
+            entries,
         })
     }
-}
 
-impl SequenceStep {
-    /// How many entries of `rate` tokens each new token sees: those of windows that it or an earlier token closes.
-    pub(crate) fn visible_entries(&self, rate: usize) -> impl Iterator<Item = usize> {
-        let start = self.start;
-        (0..self.tokens.len()).map(move |token| (start + token + 1) / rate)
+    /// The entries of a layer of this kind.
+    pub(crate) fn entries(&self, spec: AttentionSpec) -> Option<&EntryStep> {
+        self.entries.iter().find(|(known, _)| *known == spec).map(|(_, entries)| entries)
     }
 }
 
-/// Row numbers of the `window` last tokens up to each of `len` new ones from position `start` on.
-fn window_indices(start: usize, len: usize, window: usize, device: &Device) -> Tensor<2, Int> {
-    let kept = start.min(window - 1);
-    let rows = (kept..kept + len).map(|own| (own + 1).saturating_sub(window)..own + 1);
-    index_rows(rows, window.min(kept + len), device)
+/// The sequences of a step.
+struct Batch<'a> {
+    sequences: Vec<Sequence>,
+    device: &'a Device,
+}
+
+struct Sequence {
+    place: Place,
+    /// Its new tokens among those of the step.
+    tokens: Range<usize>,
+    pages: Vec<u32>,
+}
+
+impl Sequence {
+    /// Of the new tokens.
+    fn positions(&self) -> Range<usize> {
+        self.place.start..self.place.start + self.tokens.len()
+    }
+
+    /// The slots of the new tokens in a state with a ring of `len` tokens for each request; -1 for those that others of
+    /// this step overwrite.
+    fn ring_slots(&self, len: usize) -> impl Iterator<Item = i32> {
+        let (row, end) = (self.place.row, self.positions().end);
+        self.positions().map(move |position| {
+            if position + len < end { -1 } else { (row * len + position % len) as i32 }
+        })
+    }
+
+    /// The entries that the new tokens complete.
+    fn completed(&self, rate: usize) -> Range<usize> {
+        self.place.start / rate..self.positions().end / rate
+    }
+
+    /// Where the entries of the sequence are in a pool with `per_page` of them in a page.
+    fn entry_slot(&self, entry: usize, per_page: usize) -> i32 {
+        (self.pages[entry / per_page] as usize * per_page + entry % per_page) as i32
+    }
+}
+
+impl Batch<'_> {
+    fn tokens(&self) -> usize {
+        self.sequences.last().map_or(0, |sequence| sequence.tokens.end)
+    }
+
+    fn window(&self, window: usize) -> WindowStep {
+        let one_each = self.sequences.iter().all(|sequence| sequence.tokens.len() == 1);
+        let before = !one_each && self.sequences.iter().any(|sequence| sequence.place.start > 0);
+        let first_new = if before { self.sequences.len() * window } else { 0 };
+        let mut seen = Vec::new();
+        for (number, sequence) in self.sequences.iter().enumerate() {
+            // The row of a position: in the state, in a copy of this sequence's window, or among the new keys.
+            let block = if one_each { sequence.place.row } else { number };
+            let start = sequence.place.start;
+            let row = |position: usize| match one_each || position < start {
+                true => block * window + position % window,
+                false => first_new + sequence.tokens.start + position - start,
+            };
+            seen.extend(sequence.positions().map(|own| {
+                let positions = (own + 1).saturating_sub(window)..own + 1;
+                positions.map(|position| row(position) as i32).collect::<Vec<i32>>()
+            }));
+        }
+        let keys = if one_each { WindowKeys::State } else { WindowKeys::BeforeAndNew { before } };
+        WindowStep { slots: self.ring_slots(window), keys, seen: self.lists(&seen).unsqueeze_dim(1) }
+    }
+
+    fn entries(
+        &self,
+        spec: AttentionSpec,
+        rate: usize,
+        config: &DeepseekV4Config,
+        rotary: &PartialRotary,
+        cache: &PagedCache,
+    ) -> EntryStep {
+        let per_page = cache.config().page_size / rate;
+        let carried = if spec.overlaps() { 2 * rate } else { rate };
+        let completed = self.sequences.iter().map(|sequence| sequence.completed(rate).len()).max().unwrap_or(0);
+        let (mut slots, mut positions) = (Vec::new(), Vec::new());
+        for sequence in &self.sequences {
+            let own = sequence.completed(rate);
+            slots.extend(own.clone().map(|entry| sequence.entry_slot(entry, per_page)));
+            slots.resize(slots.len() + completed - own.len(), -1);
+            positions.extend((own.start..own.start + completed).map(|entry| entry * rate));
+        }
+        let (cos, sin) = rotary.tables(&positions, [self.sequences.len(), completed], self.device);
+        let visible: Vec<usize> =
+            self.sequences.iter().flat_map(Sequence::positions).map(|position| (position + 1) / rate).collect();
+        let most = visible.iter().copied().max().unwrap_or(0);
+        let picks = matches!(spec, AttentionSpec::Csa { .. }) && most > config.index_topk;
+        let seen = match most {
+            0 => SeenEntries::None,
+            _ if picks => SeenEntries::Picked(self.of_each_token(|sequence| {
+                sequence.pages.iter().map(|&page| page as i32).collect()
+            })),
+            _ => {
+                let slots = |sequence: &Sequence| {
+                    let entries = 0..sequence.positions().end / rate;
+                    entries.map(|entry| sequence.entry_slot(entry, per_page)).collect()
+                };
+                SeenEntries::All(self.of_each_token(slots).unsqueeze_dim(1))
+            }
+        };
+        EntryStep {
+            carried_slots: self.ring_slots(carried),
+            completed,
+            slots: ints(slots, self.device),
+            cos,
+            sin,
+            visible: self.ints(visible.into_iter()).unsqueeze_dim(1),
+            seen,
+        }
+    }
+
+    /// Where the new tokens go in a state with rings of `len` tokens, i32 `[N]`.
+    fn ring_slots(&self, len: usize) -> Tensor<1, Int> {
+        ints(self.sequences.iter().flat_map(|sequence| sequence.ring_slots(len)).collect(), self.device)
+    }
+
+    /// A list for each sequence, given to each of its tokens: i32 `[N, K]`.
+    fn of_each_token(&self, list: impl Fn(&Sequence) -> Vec<i32>) -> Tensor<2, Int> {
+        let lists: Vec<Vec<i32>> = self.sequences.iter().map(list).collect();
+        let owners = self.sequences.iter().enumerate().flat_map(|(i, sequence)| sequence.tokens.clone().map(move |_| i));
+        self.lists(&lists).select(0, self.ints(owners))
+    }
+
+    /// i32 `[lists.len(), K]`, each list filled up with -1.
+    fn lists(&self, lists: &[Vec<i32>]) -> Tensor<2, Int> {
+        let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
+        let mut values = Vec::with_capacity(lists.len() * longest);
+        for (number, list) in lists.iter().enumerate() {
+            values.extend_from_slice(list);
+            values.resize((number + 1) * longest, -1);
+        }
+        Tensor::from_data(TensorData::new(values, [lists.len(), longest]), (self.device, DType::I32))
+    }
+
+    fn ints(&self, values: impl Iterator<Item = usize>) -> Tensor<1, Int> {
+        ints(values.map(|value| value as i32).collect(), self.device)
+    }
 }

@@ -1,65 +1,76 @@
-//! The cache of DeepSeek-V4: a window, open windows and compressed entries for each request and layer.
+//! The cache of DeepSeek-V4: for each request a state of fixed size, and pages of compressed entries.
 
 use std::collections::HashMap;
 
-use burn::tensor::DType;
-use mla_ops::cache::{CacheError, PageAllocator, RequestId};
+use burn::tensor::{Device, FloatDType, Tensor, s};
+use mla_ops::cache::{CacheConfig, CacheError, PagedCache, PoolConfig, RequestId, new_pool};
 
 use super::CacheSize;
-use crate::config::{AttentionSpec, DeepseekV4Config};
-use crate::layers::LayerState;
+use crate::config::{CompressorSpec, DeepseekV4Config};
+use crate::step::ints;
 use crate::{ModelError, Result};
 
-/// The state of each request, as tensors of its own. Pages are counted, so that requests share a bounded number of
-/// tokens; the entries of a page's tokens take [`Self::bytes_per_token`] for each, and the windows a constant beside that.
+/// A request has a row in the state of every layer and compressor, which is its own as long as it lives, and pages that
+/// it shares with its forks. A page holds the compressed entries and index keys of its tokens, for all layers.
 #[derive(Debug)]
 pub struct V4Cache {
-    size: CacheSize,
-    layers: usize,
-    bytes_per_token: usize,
-    allocator: PageAllocator,
-    requests: HashMap<RequestId, Request>,
-    next_id: u64,
+    device: Device,
+    /// A pool for each compressor.
+    entries: PagedCache,
+    /// Of each layer the last tokens' keys, `[R, W, d]`: the key of position `p` at `p % W`. `None` while it is taken.
+    windows: Vec<Option<Tensor<3>>>,
+    /// Of each compressor the last tokens' keys and gates, f32 `[R, L, 2 C]`: those of position `p` at `p % L`.
+    carried: Vec<Option<Tensor<3>>>,
+    /// How many of a request's tokens a forward pass has taken in.
+    computed: HashMap<RequestId, usize>,
+    bytes_per_request: usize,
 }
 
-#[derive(Debug)]
-struct Request {
-    /// Its tokens.
-    len: usize,
-    /// How many of them a forward pass has taken in.
-    computed: usize,
-    pages: Vec<u32>,
-    layers: Vec<LayerState>,
+/// A request in a forward pass.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    /// Its row in the states.
+    pub(crate) row: usize,
+    /// The position of its first new token.
+    pub(crate) start: usize,
+}
+
+/// A part of the states.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum State {
+    /// The window of a layer.
+    Window(usize),
+    /// What a compressor carries.
+    Carried(usize),
 }
 
 impl V4Cache {
-    /// An empty cache for a model of this configuration, computing in `dtype`.
+    /// An empty cache for a model of this configuration, computing in `dtype`. A page covers at least the tokens of the
+    /// longest compressed window; where that is more than `size.page_size`, there is room for as many tokens as `size`
+    /// says, and a last page for each request.
     ///
     /// # Errors
-    /// [`ModelError::Request`] naming a size that is zero or too large, or a page size that is no power of two.
-    pub fn new(config: &DeepseekV4Config, size: CacheSize, dtype: DType) -> Result<Self> {
-        let sizes = [
-            ("num_pages", size.num_pages),
-            ("page_size", size.page_size),
-            ("max_requests", size.max_requests),
-            ("max_tokens", size.max_tokens),
-        ];
-        for (name, value) in sizes {
-            if value == 0 || i32::try_from(value).is_err() {
-                return Err(ModelError::request(name, value, format!("1 to {}", i32::MAX)));
-            }
-        }
-        if !size.page_size.is_power_of_two() {
-            return Err(ModelError::request("page_size", size.page_size, "a power of two"));
-        }
+    /// A size that is zero or too large, or a page size that is no power of two.
+    pub fn new(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType, device: &Device) -> Result<Self> {
+        let compressors = config.compressors();
+        let pool = |spec: &CompressorSpec| PoolConfig { width: spec.width, tokens_per_row: spec.rate };
+        let pages = CacheConfig {
+            pools: compressors.iter().map(pool).collect(),
+            num_pages: size.num_pages,
+            page_size: size.page_size,
+            max_requests: size.max_requests,
+            max_tokens: size.max_tokens,
+            dtype,
+        };
+        let window = [size.max_requests, config.sliding_window, config.head_dim];
+        let carried = |spec: &CompressorSpec| [size.max_requests, spec.carried_tokens(), 2 * spec.channels()];
         Ok(Self {
-            size,
-            layers: config.layers.len(),
-            bytes_per_token: entry_bytes_per_token(config, dtype),
-            // The cast keeps the value: it is checked above.
-            allocator: PageAllocator::new(size.num_pages as u32),
-            requests: HashMap::new(),
-            next_id: 0,
+            device: device.clone(),
+            entries: PagedCache::new(with_whole_entries(pages, config), device)?,
+            windows: config.layers.iter().map(|_| Some(new_pool(window, dtype, device))).collect(),
+            carried: compressors.iter().map(|spec| Some(new_pool(carried(spec), FloatDType::F32, device))).collect(),
+            computed: HashMap::new(),
+            bytes_per_request: config.bytes_per_request(dtype),
         })
     }
 
@@ -68,14 +79,9 @@ impl V4Cache {
     /// # Errors
     /// [`CacheError::OutOfRequests`].
     pub fn admit(&mut self) -> std::result::Result<RequestId, CacheError> {
-        if self.requests.len() >= self.size.max_requests {
-            return Err(CacheError::OutOfRequests { max: self.size.max_requests });
-        }
-        let id = RequestId::new(self.next_id);
-        self.next_id += 1;
-        let layers = vec![LayerState::default(); self.layers];
-        self.requests.insert(id, Request { len: 0, computed: 0, pages: Vec::new(), layers });
-        Ok(id)
+        let request = self.entries.admit()?;
+        self.computed.insert(request, 0);
+        Ok(request)
     }
 
     /// Makes room for `n_tokens` more tokens.
@@ -83,15 +89,33 @@ impl V4Cache {
     /// # Errors
     /// [`CacheError::UnknownRequest`], [`CacheError::RequestTooLong`], [`CacheError::OutOfPages`]; nothing has changed then.
     pub fn append(&mut self, request: RequestId, n_tokens: usize) -> std::result::Result<(), CacheError> {
-        let state = self.requests.get_mut(&request).ok_or(CacheError::UnknownRequest { request })?;
-        let (tokens, max) = (state.len.saturating_add(n_tokens), self.size.max_tokens);
-        if tokens > max {
-            return Err(CacheError::RequestTooLong { request, tokens, max });
+        self.entries.append(request, n_tokens).map(|_| ())
+    }
+
+    /// Starts a request with the tokens of `request`: its state is copied, its pages are shared.
+    ///
+    /// # Errors
+    /// [`CacheError`] for an unknown request or too many of them; a request with tokens that no forward pass has taken in.
+    pub fn fork(&mut self, request: RequestId) -> Result<RequestId> {
+        let missing = self.entries.len(request)? - self.computed(request)?;
+        if missing > 0 {
+            let actual = format!("{request}, with {missing} tokens that were appended and not computed yet");
+            return Err(ModelError::request("request", actual, "one whose tokens are all computed"));
         }
-        let grow = tokens.div_ceil(self.size.page_size) - state.pages.len();
-        state.pages.append(&mut self.allocator.allocate(grow)?);
-        state.len = tokens;
-        Ok(())
+        self.check_all_present()?;
+        let fork = self.entries.fork(request)?;
+        let (from, to) = (self.entries.row(request)?, self.entries.row(fork)? as usize);
+        let from = ints(vec![from as i32], &self.device);
+        for entry in self.windows.iter_mut().chain(&mut self.carried) {
+            // Moved out, so that the write has the only handle and stays in place; `select` copies the row, where a slice
+            // could be a view of everything.
+            if let Some(state) = entry.take() {
+                let row = state.clone().select(0, from.clone());
+                *entry = Some(state.slice_assign(s![to..to + 1, .., ..], row));
+            }
+        }
+        self.computed.insert(fork, self.computed(request)?);
+        Ok(fork)
     }
 
     /// Ends a request.
@@ -99,8 +123,9 @@ impl V4Cache {
     /// # Errors
     /// [`CacheError::UnknownRequest`], also for a request that was freed before.
     pub fn free(&mut self, request: RequestId) -> std::result::Result<(), CacheError> {
-        let state = self.requests.remove(&request).ok_or(CacheError::UnknownRequest { request })?;
-        self.allocator.release(&state.pages)
+        self.entries.free(request)?;
+        self.computed.remove(&request);
+        Ok(())
     }
 
     /// Tokens of a request.
@@ -108,50 +133,83 @@ impl V4Cache {
     /// # Errors
     /// [`CacheError::UnknownRequest`].
     pub fn len(&self, request: RequestId) -> std::result::Result<usize, CacheError> {
-        self.requests.get(&request).map(|state| state.len).ok_or(CacheError::UnknownRequest { request })
+        self.entries.len(request)
     }
 
-    /// Bytes of compressed entries that a token adds, on average.
+    /// Bytes of compressed entries and index keys that a token adds, on average, in all layers together; rounded up.
     pub fn bytes_per_token(&self) -> usize {
-        self.bytes_per_token
+        self.entries.bytes_per_token()
     }
 
-    /// Bytes of all states.
+    /// Bytes of the live requests' states, and of the pages in use.
     pub fn bytes_in_use(&self) -> usize {
-        self.requests.values().flat_map(|request| &request.layers).map(LayerState::bytes).sum()
+        self.computed.len() * self.bytes_per_request + self.entries.bytes_in_use()
     }
 
-    /// Begins a forward pass over the last `n_tokens` tokens of a request; returns the position of the first. The states
-    /// move on with every pass, so a token cannot be computed twice or left out.
-    pub(crate) fn begin(&mut self, request: RequestId, n_tokens: usize) -> Result<usize> {
-        let state = self.requests.get_mut(&request).ok_or(CacheError::UnknownRequest { request })?;
-        let (start, missing) = (state.computed, state.len - state.computed);
+    /// The pages of entries.
+    pub(crate) fn entries(&self) -> &PagedCache {
+        &self.entries
+    }
+
+    /// The pages of entries, to write.
+    pub(crate) fn entries_mut(&mut self) -> &mut PagedCache {
+        &mut self.entries
+    }
+
+    /// Begins a forward pass over the last `n_tokens` tokens of a request. The state moves on with every pass, so a token
+    /// cannot be computed twice or left out.
+    pub(crate) fn begin(&mut self, request: RequestId, n_tokens: usize) -> Result<Place> {
+        let (len, start) = (self.entries.len(request)?, self.computed(request)?);
+        let missing = len - start;
         if n_tokens == 0 || n_tokens != missing {
             let expected = format!("the {missing} tokens of {request} that were appended and not computed yet");
             return Err(ModelError::request("chunks", format!("{n_tokens} tokens of {request}"), expected));
         }
-        state.computed = state.len;
-        Ok(start)
+        self.computed.insert(request, len);
+        Ok(Place { row: self.entries.row(request)? as usize, start })
     }
 
-    /// What a layer remembers of a request.
-    pub(crate) fn layer(&mut self, request: RequestId, layer: usize) -> Result<&mut LayerState> {
-        let state = self.requests.get_mut(&request).ok_or(CacheError::UnknownRequest { request })?;
-        Ok(&mut state.layers[layer])
+    /// Moves a state out, so that the caller owns the only handle and can write in place; [`Self::put`] gives it back.
+    pub(crate) fn take(&mut self, state: State) -> Result<Tensor<3>> {
+        let taken = self.state(state).take();
+        taken.ok_or_else(|| ModelError::request("cache", format!("{state:?}, taken"), "a state that is there"))
+    }
+
+    /// Gives back what [`Self::take`] handed out.
+    pub(crate) fn put(&mut self, state: State, tensor: Tensor<3>) {
+        *self.state(state) = Some(tensor);
+    }
+
+    fn state(&mut self, state: State) -> &mut Option<Tensor<3>> {
+        match state {
+            State::Window(layer) => &mut self.windows[layer],
+            State::Carried(compressor) => &mut self.carried[compressor],
+        }
+    }
+
+    fn computed(&self, request: RequestId) -> std::result::Result<usize, CacheError> {
+        self.computed.get(&request).copied().ok_or(CacheError::UnknownRequest { request })
+    }
+
+    /// A state that an operation took and could not give back is lost, and with it the cache.
+    fn check_all_present(&self) -> Result<()> {
+        if self.windows.iter().chain(&self.carried).all(Option::is_some) {
+            return Ok(());
+        }
+        Err(ModelError::request("cache", "one with a state that is taken", "one with all its states"))
     }
 }
 
-/// Bytes of a token's share of entries and index keys, in all layers together, rounded up.
-fn entry_bytes_per_token(config: &DeepseekV4Config, dtype: DType) -> usize {
-    let rates = config.layers.iter().filter_map(|layer| layer.attention.rate());
-    // Rates divide one another, so that the longest window holds whole entries of all layers.
-    let longest = rates.max().unwrap_or(1);
-    let elements = config.layers.iter().map(|layer| match layer.attention {
-        AttentionSpec::Sliding => 0,
-        AttentionSpec::Csa { rate } => longest / rate * (config.head_dim + config.index_head_dim),
-        AttentionSpec::Hca { rate } => longest / rate * config.head_dim,
-    });
-    (elements.sum::<usize>() * dtype.size()).div_ceil(longest)
+/// Pages that hold whole entries of every compressor.
+fn with_whole_entries(size: CacheConfig, config: &DeepseekV4Config) -> CacheConfig {
+    let window = config.tokens_per_block();
+    if size.page_size >= window || !size.page_size.is_power_of_two() {
+        return size;
+    }
+    let tokens = size.num_pages.saturating_mul(size.page_size);
+    // Of zero pages there is nothing to round up: the cache refuses them.
+    let pages = if tokens == 0 { 0 } else { tokens.div_ceil(window).saturating_add(size.max_requests) };
+    CacheConfig { num_pages: pages, page_size: window, ..size }
 }
 
 #[cfg(test)]
@@ -160,53 +218,93 @@ mod tests {
 
     use super::*;
 
+    /// Windows of 4 and 16 tokens.
     fn config() -> DeepseekV4Config {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/v4-tiny/config.json");
         DeepseekV4Config::read(&PathBuf::from(path)).unwrap()
     }
 
-    const SIZE: CacheSize = CacheSize { num_pages: 3, page_size: 4, max_requests: 2, max_tokens: 10 };
+    const SIZE: CacheSize = CacheSize { num_pages: 3, page_size: 16, max_requests: 2, max_tokens: 40 };
 
-    fn cache() -> V4Cache {
-        V4Cache::new(&config(), SIZE, DType::F32).unwrap()
+    fn cache(size: CacheSize) -> Result<V4Cache> {
+        V4Cache::new(&config(), size, FloatDType::F32, &Device::flex())
     }
 
     #[test]
     fn requests_share_the_pages_and_give_them_back() {
-        let mut cache = cache();
+        let mut cache = cache(SIZE).unwrap();
         let (a, b) = (cache.admit().unwrap(), cache.admit().unwrap());
         assert!(matches!(cache.admit(), Err(CacheError::OutOfRequests { max: 2 })));
-        cache.append(a, 5).unwrap();
-        cache.append(b, 4).unwrap();
+        cache.append(a, 17).unwrap();
+        cache.append(b, 16).unwrap();
         assert!(matches!(cache.append(b, 1), Err(CacheError::OutOfPages { .. })));
-        assert!(matches!(cache.append(a, 6), Err(CacheError::RequestTooLong { tokens: 11, .. })));
-        assert_eq!((cache.len(a).unwrap(), cache.len(b).unwrap()), (5, 4));
+        assert!(matches!(cache.append(a, 24), Err(CacheError::RequestTooLong { tokens: 41, .. })));
+        assert_eq!((cache.len(a).unwrap(), cache.len(b).unwrap()), (17, 16));
         cache.free(a).unwrap();
         assert!(matches!(cache.free(a), Err(CacheError::UnknownRequest { .. })));
-        cache.append(b, 6).unwrap();
+        cache.append(b, 24).unwrap();
+    }
+
+    #[test]
+    fn small_pages_grow_to_whole_windows() {
+        let mut cache = cache(CacheSize { num_pages: 24, page_size: 1, ..SIZE }).unwrap();
+        assert_eq!(cache.entries().config().page_size, 16);
+        let (a, b) = (cache.admit().unwrap(), cache.admit().unwrap());
+        // As many tokens as there were pages of one.
+        cache.append(a, 1).unwrap();
+        cache.append(b, 23).unwrap();
     }
 
     #[test]
     fn tokens_are_computed_once_and_in_order() {
-        let mut cache = cache();
+        let mut cache = cache(SIZE).unwrap();
         let request = cache.admit().unwrap();
         cache.append(request, 3).unwrap();
         assert!(cache.begin(request, 2).is_err());
-        assert_eq!(cache.begin(request, 3).unwrap(), 0);
+        assert_eq!(cache.begin(request, 3).unwrap().start, 0);
         let message = cache.begin(request, 3).unwrap_err().to_string();
         assert!(message.contains("`chunks`") && message.contains("the 0 tokens"), "{message}");
         cache.append(request, 2).unwrap();
-        assert_eq!(cache.begin(request, 2).unwrap(), 3);
+        assert!(cache.fork(request).unwrap_err().to_string().contains("`request`"));
+        assert_eq!(cache.begin(request, 2).unwrap().start, 3);
+    }
+
+    #[test]
+    fn a_fork_has_a_state_of_its_own() {
+        let mut cache = cache(SIZE).unwrap();
+        let parent = cache.admit().unwrap();
+        cache.append(parent, 3).unwrap();
+        let row = cache.begin(parent, 3).unwrap().row;
+        let fill = |tensor: Tensor<3>, row: usize, value: f32| tensor.slice_fill(s![row..row + 1, .., ..], value);
+        for state in [State::Window(1), State::Carried(0)] {
+            let tensor = cache.take(state).unwrap();
+            cache.put(state, fill(tensor, row, 3.0));
+        }
+        let child = cache.fork(parent).unwrap();
+        cache.append(child, 1).unwrap();
+        let place = cache.begin(child, 1).unwrap();
+        assert_eq!(place.start, 3);
+        assert_ne!(place.row, row);
+        for state in [State::Window(1), State::Carried(0)] {
+            let tensor = cache.take(state).unwrap();
+            let own = |row: usize| tensor.clone().slice(s![row..row + 1, .., ..]).min().into_scalar::<f32>();
+            assert_eq!((own(row), own(place.row)), (3.0, 3.0));
+            let tensor = fill(tensor, place.row, 4.0);
+            assert_eq!(tensor.clone().slice(s![row..row + 1, .., ..]).max().into_scalar::<f32>(), 3.0);
+            cache.put(state, tensor);
+        }
+        // A page each, since the last is not full.
+        assert_eq!(cache.entries().pages_in_use(), 2);
     }
 
     #[test]
     fn sizes_are_checked_by_name() {
         for (size, name) in [
             (CacheSize { page_size: 3, ..SIZE }, "page_size"),
-            (CacheSize { num_pages: 0, ..SIZE }, "num_pages"),
-            (CacheSize { max_requests: usize::MAX, ..SIZE }, "max_requests"),
+            (CacheSize { num_pages: 0, page_size: 1, ..SIZE }, "num_pages"),
+            (CacheSize { max_tokens: usize::MAX, ..SIZE }, "max_tokens"),
         ] {
-            let message = V4Cache::new(&config(), size, DType::F32).unwrap_err().to_string();
+            let message = cache(size).unwrap_err().to_string();
             assert!(message.contains(&format!("`{name}`")), "{message}");
         }
     }
@@ -214,6 +312,6 @@ mod tests {
     #[test]
     fn a_token_takes_its_share_of_the_entries() {
         // Two layers with (32 + 32) channels per 4 tokens, two with 32 per 16.
-        assert_eq!(cache().bytes_per_token(), (2 * 64 / 4 + 2 * 32 / 16) * 4);
+        assert_eq!(cache(SIZE).unwrap().bytes_per_token(), (2 * 64 / 4 + 2 * 32 / 16) * 4);
     }
 }

@@ -3,56 +3,11 @@
 use std::path::Path;
 
 use super::fields::Fields;
-use super::{CONFIG_HINT, Contradiction, RopeConfig, refuse_unimplemented};
+use super::{AttentionSpec, CONFIG_HINT, Contradiction, LayerSpec, MlpSpec, RopeConfig, refuse_unimplemented};
 use crate::{ModelError, Result};
 
 /// The `model_type` of the files that are read here.
 pub(super) const MODEL_TYPE: &str = "deepseek_v4";
-
-/// Which keys a layer's queries see besides their neighbours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttentionSpec {
-    /// None: the window alone.
-    Sliding,
-    /// Compressed sparse attention: those entries of overlapping windows of `rate` tokens that the indexer picks.
-    Csa {
-        /// Tokens per entry.
-        rate: usize,
-    },
-    /// Heavily compressed attention: all entries of windows of `rate` tokens.
-    Hca {
-        /// Tokens per entry.
-        rate: usize,
-    },
-}
-
-impl AttentionSpec {
-    /// Tokens per compressed entry, in layers that have entries.
-    pub fn rate(self) -> Option<usize> {
-        match self {
-            Self::Sliding => None,
-            Self::Csa { rate } | Self::Hca { rate } => Some(rate),
-        }
-    }
-}
-
-/// How a layer chooses experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MlpSpec {
-    /// By a fixed table, from the token's id.
-    HashMoe,
-    /// By the router's scores.
-    Moe,
-}
-
-/// What a layer is made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LayerSpec {
-    /// Its attention.
-    pub attention: AttentionSpec,
-    /// Its feed-forward part.
-    pub mlp: MlpSpec,
-}
 
 /// The dimensions and layer schedule of DeepSeek-V4, by their names in `config.json`.
 #[derive(Debug, Clone, PartialEq)]
@@ -232,16 +187,11 @@ impl DeepseekV4Config {
         None
     }
 
-    /// Rates must divide one another: a page of tokens then holds whole entries of every layer.
+    /// Rates are powers of two, as the sizes of pages are: a page of tokens then holds whole entries of every layer.
     fn contradicting_rates(&self) -> Option<Contradiction> {
-        let mut rates: Vec<usize> = self.layers.iter().filter_map(|layer| layer.attention.rate()).collect();
-        rates.sort_unstable();
-        if rates.first() == Some(&0) {
-            return Some(("compress_rates", "0".into(), "at least 1 token per entry".into()));
-        }
-        let clash = rates.windows(2).find(|pair| !pair[1].is_multiple_of(pair[0]))?;
-        let actual = format!("{} in one layer and {} in another", clash[0], clash[1]);
-        Some(("compress_rates", actual, "rates that divide one another".into()))
+        let mut rates = self.layers.iter().filter_map(|layer| layer.attention.rate());
+        let rate = rates.find(|rate| !rate.is_power_of_two())?;
+        Some(("compress_rates", format!("{rate} tokens per entry"), "powers of two, which divide one another".into()))
     }
 
     fn contradicting_numbers(&self) -> Option<Contradiction> {

@@ -4,6 +4,7 @@ mod deepseek_v4;
 mod fields;
 mod generation;
 mod rope;
+mod schedule;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -12,10 +13,12 @@ mod tests_v4;
 use std::fmt;
 use std::path::Path;
 
-pub use self::deepseek_v4::{AttentionSpec, DeepseekV4Config, LayerSpec, MlpSpec};
+pub use self::deepseek_v4::DeepseekV4Config;
 use self::fields::Fields;
 pub use self::generation::GenerationDefaults;
 pub use self::rope::{RopeConfig, YarnConfig};
+pub(crate) use self::schedule::CompressorSpec;
+pub use self::schedule::{AttentionSpec, LayerSpec, LayerSummary, MlpSpec};
 use crate::{ModelError, Result};
 
 /// A model family, by the `model_type` of its `config.json`.

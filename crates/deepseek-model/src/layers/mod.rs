@@ -13,7 +13,6 @@ mod partial_rotary;
 mod rms_norm;
 mod rotary;
 mod shared_kv_attention;
-mod sparse_attention;
 
 pub(crate) use hyper_connection::{HyperConnection, HyperHead};
 pub(crate) use indexer::Indexer;
@@ -26,5 +25,4 @@ pub(crate) use moe_v4::MoeV4;
 pub(crate) use partial_rotary::{PartialRotary, PartialRotation};
 pub(crate) use rms_norm::RmsNorm;
 pub(crate) use rotary::{RotaryEmbedding, Rotation};
-pub(crate) use shared_kv_attention::{LayerState, SharedKvAttention};
-pub(crate) use sparse_attention::index_rows;
+pub(crate) use shared_kv_attention::SharedKvAttention;

@@ -26,10 +26,16 @@ impl PartialRotary {
 
     /// The rotations at these positions.
     pub(crate) fn at(&self, positions: &[usize], device: &Device) -> PartialRotation {
+        let (cos, sin) = self.tables(positions, [positions.len(), 1], device);
+        PartialRotation { cos: cos.unsqueeze_dim(3), sin: sin.unsqueeze_dim(3) }
+    }
+
+    /// Cosines and sines at these positions, f32 `[shape[0], shape[1], dr / 2]` each.
+    pub(crate) fn tables(&self, positions: &[usize], shape: [usize; 2], device: &Device) -> (Tensor<3>, Tensor<3>) {
         let (cos, sin) = self.rope.cos_sin(self.width, positions);
-        let shape = [positions.len(), 1, self.width / 2, 1];
+        let shape = [shape[0], shape[1], self.width / 2];
         let tensor = |values| Tensor::from_data(TensorData::new(values, shape), (device, DType::F32));
-        PartialRotation { cos: tensor(cos), sin: tensor(sin) }
+        (tensor(cos), tensor(sin))
     }
 }
 

@@ -64,15 +64,14 @@ impl DeepseekV4 {
     /// hidden states on the way, `[N, hidden]`, after a layer all streams of a token in one row `[N, hc_mult · hidden]`.
     ///
     /// # Errors
-    /// A cache that does not know a request or has no token to compute for it, a choice that cannot be read back.
+    /// A cache that does not know a request or has no token to compute for it, an operation that refuses its arguments.
     pub fn forward(
         &self,
         chunks: &[Chunk],
         cache: &mut V4Cache,
         observe: &mut dyn FnMut(Hidden, &Tensor<2>),
     ) -> Result<Tensor<2>> {
-        let window = self.config.sliding_window;
-        let step = V4Step::new(chunks, cache, &self.rotary, &self.compress_rotary, window, &self.device)?;
+        let step = V4Step::new(chunks, cache, &self.rotary, &self.compress_rotary, &self.config, &self.device)?;
         let x = self.embed.clone().select(0, step.input_ids.clone());
         observe(Hidden::Embedding, &x);
         let [tokens, hidden] = x.dims();

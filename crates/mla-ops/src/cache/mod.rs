@@ -14,5 +14,5 @@ mod request_to_token;
 
 pub use error::CacheError;
 pub use page_allocator::PageAllocator;
-pub use paged_cache::{CacheConfig, PagedCache, RequestId, new_pool};
+pub use paged_cache::{CacheConfig, PagedCache, PoolConfig, RequestId, new_pool};
 pub use request_to_token::RequestToToken;

@@ -13,11 +13,11 @@ const OP: &str = "PagedCache";
 /// The size of a [`PagedCache`]. Nothing in it may be zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// Channels of a row of each pool. A layer has one or two: 576 for MLA (512 latent + 64 rope), 128 for index keys.
-    pub widths: Vec<usize>,
+    /// The pools, by number. A layer has one or two.
+    pub pools: Vec<PoolConfig>,
     /// Pages of each pool (P).
     pub num_pages: usize,
-    /// Rows of a page (S), a power of two; P * S must fit into an i32.
+    /// Tokens of a page, a power of two; P times this must fit into an i32.
     pub page_size: usize,
     /// Requests that may live at once (R).
     pub max_requests: usize,
@@ -27,16 +27,25 @@ pub struct CacheConfig {
     pub dtype: FloatDType,
 }
 
+/// A pool of a [`PagedCache`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Channels of a row: 576 for MLA (512 latent + 64 rope), 128 for index keys.
+    pub width: usize,
+    /// Tokens that a row stands for, a divisor of the page size: 1 for latents, more for compressed entries.
+    pub tokens_per_row: usize,
+}
+
+impl PoolConfig {
+    /// A row for each token.
+    pub fn per_token(width: usize) -> Self {
+        Self { width, tokens_per_row: 1 }
+    }
+}
+
 /// Names a request of one [`PagedCache`]. Ids are never used again, so a stale one is an error and never another request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(u64);
-
-impl RequestId {
-    /// For a cache of another kind that numbers its requests itself.
-    pub fn new(number: u64) -> Self {
-        Self(number)
-    }
-}
 
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -54,7 +63,8 @@ struct Request {
     pages: Vec<u32>,
 }
 
-/// Requests, their pages, and pools `[P, S, width]`. A page id means the same place in every pool.
+/// Requests, their pages, and pools `[P, S, width]`, `S = page_size / tokens_per_row`. A page id means the same tokens in
+/// every pool.
 ///
 /// [`Self::append`] makes room and says in which slots the rows of the new tokens belong; the caller writes them, into every
 /// pool, before it forks the request or appends again. [`Self::fork`] shares pages between requests; a shared page that is
@@ -89,9 +99,9 @@ impl PagedCache {
     /// [`MlaError::Value`] for a size that is zero or too large, a page size that is no power of two, another dtype.
     pub fn new(config: CacheConfig, device: &Device) -> Result<Self, CacheError> {
         config.validate()?;
-        let pool = |&width: &usize| new_pool([config.num_pages, config.page_size, width], config.dtype, device);
+        let pool = |pool: &PoolConfig| new_pool(config.pool_shape(pool), config.dtype, device);
         Ok(Self {
-            pools: config.widths.iter().map(|width| Some(pool(width))).collect(),
+            pools: config.pools.iter().map(|config| Some(pool(config))).collect(),
             // The casts keep the values: `validate` bounds both by `i32::MAX`.
             allocator: PageAllocator::new(config.num_pages as u32),
             map: RequestToToken::new(config.max_requests as u32, config.max_tokens, device),
@@ -116,7 +126,8 @@ impl PagedCache {
         Ok(self.insert(Request { row, ..Request::default() }))
     }
 
-    /// Makes room for `n_tokens` more tokens and returns their slots (`page * page_size + offset`), in order.
+    /// Makes room for `n_tokens` more tokens and returns their slots (`page * page_size + offset`), in order. They are the
+    /// slots of the pools with a row for each token.
     ///
     /// # Errors
     /// [`CacheError::UnknownRequest`], [`CacheError::RequestTooLong`], [`CacheError::OutOfPages`]; and
@@ -206,14 +217,22 @@ impl PagedCache {
         self.allocator.num_pages() - self.allocator.free_pages()
     }
 
-    /// Bytes that one token takes, in all pools together.
+    /// The row of [`Self::req_to_token`] that belongs to a request: a number below R, its own as long as it lives.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`].
+    pub fn row(&self, request: RequestId) -> Result<u32, CacheError> {
+        Ok(self.request(request)?.row)
+    }
+
+    /// Bytes that one token takes, in all pools together, rounded up.
     pub fn bytes_per_token(&self) -> usize {
-        self.config.bytes_per_token()
+        self.config.bytes_per_page().div_ceil(self.config.page_size)
     }
 
     /// Bytes of the pages in use, in all pools together.
     pub fn bytes_in_use(&self) -> usize {
-        self.pages_in_use() * self.config.page_size * self.bytes_per_token()
+        self.pages_in_use() * self.config.bytes_per_page()
     }
 }
 
@@ -267,7 +286,7 @@ impl PagedCache {
 
 /// The pools.
 impl PagedCache {
-    /// Pool number `index`, `[P, S, widths[index]]`, to read from: another handle of the same buffer.
+    /// Pool number `index`, `[P, S, width]`, to read from: another handle of the same buffer.
     ///
     /// # Errors
     /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a pool that does not exist.
@@ -312,13 +331,13 @@ impl PagedCache {
 
     fn check_pool(&self, index: usize, pool: &Tensor<3>) -> Result<(), MlaError> {
         let (config, argument) = (&self.config, "pool");
-        let shape = [config.num_pages, config.page_size, config.widths[index]];
+        let shape = config.pool_shape(&config.pools[index]);
         if pool.dims() != shape {
             return Err(MlaError::Shape {
                 op: OP,
                 argument,
                 actual: pool.dims().to_vec(),
-                expected: format!("[num_pages, page_size, width] = {shape:?}"),
+                expected: format!("[num_pages, page_size / tokens_per_row, width] = {shape:?}"),
             });
         }
         let dtype = DType::from(config.dtype);
@@ -393,13 +412,12 @@ impl PagedCache {
 impl CacheConfig {
     fn validate(&self) -> Result<(), MlaError> {
         let sizes = [
-            ("the number of pools", self.widths.len()),
             ("num_pages", self.num_pages),
             ("page_size", self.page_size),
             ("max_requests", self.max_requests),
             ("max_tokens", self.max_tokens),
         ];
-        for (argument, size) in sizes.into_iter().chain(self.widths.iter().map(|&width| ("widths", width))) {
+        for (argument, size) in sizes.into_iter().chain(self.pools.iter().map(|pool| ("pools.width", pool.width))) {
             if size == 0 || size > i32::MAX as usize {
                 let expected = format!("1 to {}", i32::MAX);
                 return Err(wrong_value(argument, size, expected));
@@ -408,6 +426,11 @@ impl CacheConfig {
         if !self.page_size.is_power_of_two() {
             let expected = "a power of two".to_string();
             return Err(wrong_value("page_size", self.page_size, expected));
+        }
+        let divides = |rows: usize| rows > 0 && self.page_size.is_multiple_of(rows);
+        if let Some(pool) = self.pools.iter().find(|pool| !divides(pool.tokens_per_row)) {
+            let expected = format!("a divisor of the page size, {}", self.page_size);
+            return Err(wrong_value("pools.tokens_per_row", pool.tokens_per_row, expected));
         }
         let slots = self.num_pages.saturating_mul(self.page_size);
         if slots > i32::MAX as usize {
@@ -425,9 +448,14 @@ impl CacheConfig {
         }
     }
 
-    /// Bytes that one token takes in all pools together.
-    pub fn bytes_per_token(&self) -> usize {
-        self.widths.iter().sum::<usize>() * DType::from(self.dtype).size()
+    fn pool_shape(&self, pool: &PoolConfig) -> [usize; 3] {
+        [self.num_pages, self.page_size / pool.tokens_per_row, pool.width]
+    }
+
+    /// Of all pools together.
+    fn bytes_per_page(&self) -> usize {
+        let elements = self.pools.iter().map(|pool| self.page_size / pool.tokens_per_row * pool.width);
+        elements.sum::<usize>() * DType::from(self.dtype).size()
     }
 }
 

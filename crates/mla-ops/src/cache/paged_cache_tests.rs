@@ -11,7 +11,7 @@ const WIDTH: usize = 3;
 
 fn config() -> CacheConfig {
     CacheConfig {
-        widths: vec![WIDTH; LAYERS],
+        pools: vec![PoolConfig::per_token(WIDTH); LAYERS],
         num_pages: 8,
         page_size: PAGE,
         max_requests: 4,
@@ -52,7 +52,7 @@ fn read_rows(cache: &PagedCache, request: RequestId, layer: usize) -> Vec<f32> {
     let slots = cache.req_to_token().select(0, rows).slice([0..1, 0..len]);
     let config = cache.config();
     let pool = cache.pool(layer).unwrap();
-    let pool = pool.reshape([config.num_pages * config.page_size, config.widths[layer]]);
+    let pool = pool.reshape([config.num_pages * config.page_size, config.pools[layer].width]);
     let rows = pool.select(0, slots.reshape([len]));
     rows.into_data().try_into_vec().unwrap()
 }
@@ -217,11 +217,12 @@ fn stale_ids_are_unknown_for_ever() {
 #[test]
 fn wrong_configs_are_refused() {
     let wrong = [
-        ("the number of pools", CacheConfig { widths: vec![], ..config() }),
         ("num_pages", CacheConfig { num_pages: 0, ..config() }),
         ("page_size", CacheConfig { page_size: 0, ..config() }),
         ("page_size", CacheConfig { page_size: 3, ..config() }),
-        ("widths", CacheConfig { widths: vec![3, 0], ..config() }),
+        ("pools.width", CacheConfig { pools: vec![PoolConfig::per_token(3), PoolConfig::per_token(0)], ..config() }),
+        ("pools.tokens_per_row", CacheConfig { pools: vec![PoolConfig { width: 3, tokens_per_row: 8 }], ..config() }),
+        ("pools.tokens_per_row", CacheConfig { pools: vec![PoolConfig { width: 3, tokens_per_row: 0 }], ..config() }),
         ("max_requests", CacheConfig { max_requests: 0, ..config() }),
         ("max_tokens", CacheConfig { max_tokens: 1 << 31, ..config() }),
         ("num_pages * page_size", CacheConfig { num_pages: 1 << 29, ..config() }),
@@ -231,6 +232,28 @@ fn wrong_configs_are_refused() {
         let error = PagedCache::new(config, &Device::flex()).err().unwrap();
         assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
     }
+}
+
+#[test]
+fn pools_may_have_fewer_rows_than_tokens() {
+    let pools = vec![PoolConfig { width: 5, tokens_per_row: 2 }, PoolConfig { width: WIDTH, tokens_per_row: PAGE }];
+    let mut cache = PagedCache::new(CacheConfig { pools, ..config() }, &Device::flex()).unwrap();
+    assert_eq!(cache.pool(0).unwrap().dims(), [8, PAGE / 2, 5]);
+    assert_eq!(cache.pool(1).unwrap().dims(), [8, 1, WIDTH]);
+    // 10 and 3 numbers for 4 tokens.
+    assert_eq!(cache.bytes_per_token(), 13);
+    let parent = cache.admit().unwrap();
+    cache.append(parent, 3).unwrap();
+    assert_eq!(cache.bytes_in_use(), 13 * 4);
+    let page = cache.pages(parent).unwrap()[0] as usize;
+    let pool = cache.take_pool(0).unwrap().slice_fill([page..page + 1, 0..1, 0..5], 7.0);
+    cache.put_pool(0, pool).unwrap();
+    let child = cache.fork(parent).unwrap();
+    cache.append(child, 1).unwrap();
+    let copied = cache.pages(child).unwrap()[0] as usize;
+    assert_ne!(copied, page);
+    let row = cache.pool(0).unwrap().slice([copied..copied + 1, 0..1, 0..5]);
+    assert_eq!(row.into_data().try_into_vec::<f32>().unwrap(), [7.0; 5]);
 }
 
 #[derive(Debug, Clone)]
