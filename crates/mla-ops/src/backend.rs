@@ -9,6 +9,7 @@ use burn::backend::{
     Backend, backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
+use burn::tensor::FloatDType;
 
 #[cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda")))]
 use crate::fusion;
@@ -122,6 +123,17 @@ pub struct LightningIndexSpec {
     pub slots: bool,
 }
 
+/// What [`MlaBackend::compress_kv`] needs beside the tensors.
+#[derive(Debug, Clone)]
+pub struct CompressKvSpec {
+    /// Whether an entry pools the window before its own, too.
+    pub overlap: bool,
+    /// Added to the mean square in the norm of an entry.
+    pub norm_eps: f32,
+    /// Of the entries.
+    pub dtype: FloatDType,
+}
+
 /// The operations on backend primitives. Arguments are those of the public functions, validated.
 #[backend_extension(
     Cube: cfg(any(feature = "wgpu", feature = "cuda")),
@@ -216,6 +228,22 @@ pub trait MlaBackend: Backend {
         visible: IntTensor<Self>,
         spec: LightningIndexSpec,
     ) -> IntTensor<Self>;
+
+    /// [`compress_kv`](crate::compress_kv): the entries. The state is read; the public function writes it.
+    #[fusion(meta = fusion::compress_kv)]
+    #[allow(clippy::too_many_arguments)]
+    fn compress_kv(
+        kv_gates: FloatTensor<Self>,
+        state: FloatTensor<Self>,
+        state_rows: IntTensor<Self>,
+        cu_seqlens: IntTensor<Self>,
+        starts: IntTensor<Self>,
+        position_bias: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        spec: CompressKvSpec,
+    ) -> FloatTensor<Self>;
 
     /// [`write_latent`](crate::write_latent) of latent and rotary part: the cache's own buffer.
     #[fusion(meta = fusion::write_latent)]

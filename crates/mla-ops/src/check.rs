@@ -224,6 +224,25 @@ pub(crate) fn check_cu_seqlens(
     Ok(entries)
 }
 
+/// Reads the tensor back: each value is -1 or one of `slot_count` slots, and no slot occurs twice.
+pub(crate) fn check_slots(
+    op: &'static str,
+    argument: &'static str,
+    slots: &Tensor<1, Int>,
+    slot_count: usize,
+) -> Result<(), MlaError> {
+    let slots = read_i32(op, argument, slots)?;
+    let mut seen = std::collections::HashSet::new();
+    for (n, &slot) in slots.iter().enumerate() {
+        let in_range = slot == -1 || usize::try_from(slot).is_ok_and(|slot| slot < slot_count);
+        if !in_range || (slot >= 0 && !seen.insert(slot)) {
+            let expected = format!("-1, or a slot from 0 to {} that occurs once", slot_count as i64 - 1);
+            return Err(MlaError::DeviceValue { op, argument, index: vec![n], actual: slot, expected });
+        }
+    }
+    Ok(())
+}
+
 /// Whether `MLA_VALIDATE=1` asks for checks of values in every call on every device.
 fn validate_always() -> bool {
     static VALIDATE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();

@@ -14,7 +14,7 @@ use mla_kernels::portable::{
 };
 
 use crate::backend::{
-    DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec,
+    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec,
     VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{Path, Splits};
@@ -320,6 +320,22 @@ impl MlaBackend for CubeBackend {
         };
         launched(lightning_index::launch(&client, args));
         indices
+    }
+
+    fn compress_kv(
+        kv_gates: CubeTensor,
+        state: CubeTensor,
+        state_rows: CubeTensor,
+        cu_seqlens: CubeTensor,
+        starts: CubeTensor,
+        position_bias: CubeTensor,
+        norm_weight: CubeTensor,
+        cos: CubeTensor,
+        sin: CubeTensor,
+        spec: CompressKvSpec,
+    ) -> CubeTensor {
+        let _ = (kv_gates, state, state_rows, cu_seqlens, starts, position_bias, norm_weight, cos, sin, spec);
+        unreachable!("refused by the public function")
     }
 
     fn write_latent(cache: CubeTensor, slots: CubeTensor, latent: CubeTensor, rope: CubeTensor) -> CubeTensor {

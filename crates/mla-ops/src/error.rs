@@ -79,13 +79,15 @@ pub enum MlaError {
         /// What it would take, and what the device has.
         reason: String,
     },
-    /// The cache tensor has a second owner, so that writing in place would change what that owner sees.
+    /// A tensor to be written has a second owner, so that writing in place would change what that owner sees.
     #[error(
-        "{op}: `cache` is shared with another tensor; drop every clone and view of it before writing (it is written in place, never copied)"
+        "{op}: `{argument}` is shared with another tensor; drop every clone and view of it before writing (it is written in place, never copied)"
     )]
     CacheShared {
         /// The operation.
         op: &'static str,
+        /// The argument's name.
+        argument: &'static str,
     },
     /// A value inside a tensor is out of range; found only where values are checked (`validate_device_inputs`).
     #[error("{op}: `{argument}`{index:?} is {actual}, expected {expected}")]

@@ -8,7 +8,7 @@ use burn::backend::{
 use burn::tensor::{Int, Tensor};
 
 use crate::backend::{
-    DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec,
+    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec,
     VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{Path, reference};
@@ -124,6 +124,30 @@ impl MlaBackend for Flex {
     ) -> IntTensor<Self> {
         let keys = reference::PagedRows::new(float(keys), int(page_table));
         int_primitive(reference::lightning_index(float(q), keys, float(head_weights), int(visible), &spec))
+    }
+
+    fn compress_kv(
+        kv_gates: FloatTensor<Self>,
+        state: FloatTensor<Self>,
+        state_rows: IntTensor<Self>,
+        cu_seqlens: IntTensor<Self>,
+        starts: IntTensor<Self>,
+        position_bias: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        spec: CompressKvSpec,
+    ) -> FloatTensor<Self> {
+        let tokens =
+            reference::Tokens::new(float(kv_gates), float(state), int(state_rows), int(cu_seqlens), int(starts));
+        let compressor = reference::Compressor {
+            position_bias: float(position_bias),
+            norm_weight: float(norm_weight),
+            cos: float(cos),
+            sin: float(sin),
+            spec,
+        };
+        float_primitive(compressor.entries(&tokens))
     }
 
     fn write_latent(

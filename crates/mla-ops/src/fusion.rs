@@ -4,8 +4,8 @@ use burn::backend::fusion::custom::TensorSpec;
 use burn::tensor::{DType, Shape};
 
 use crate::backend::{
-    DecodeSpec, KvIndicesSpec, LightningIndexSpec, PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec,
-    VerticalSlashSpec,
+    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, PageTableSpec, PlanSpec, RaggedSpec,
+    VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 
 fn spec<const D: usize>(shape: [usize; D], dtype: DType) -> TensorSpec {
@@ -109,6 +109,23 @@ pub(crate) fn lightning_index(
 ) -> TensorSpec {
     let [batch, query_len, _, _] = q.shape.dims();
     spec([batch, query_len, index.k], DType::I32)
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn compress_kv(
+    _kv_gates: &TensorSpec,
+    _state: &TensorSpec,
+    _state_rows: &TensorSpec,
+    _cu_seqlens: &TensorSpec,
+    _starts: &TensorSpec,
+    _position_bias: &TensorSpec,
+    norm_weight: &TensorSpec,
+    cos: &TensorSpec,
+    _sin: &TensorSpec,
+    compress: &CompressKvSpec,
+) -> TensorSpec {
+    let ([batch, entries, _], [width]) = (cos.shape.dims(), norm_weight.shape.dims());
+    spec([batch, entries, width], compress.dtype.into())
 }
 
 pub(crate) fn write_latent(

@@ -7,6 +7,7 @@
 //! | [`ragged_attention`] | prefill attention over packed sequences |
 //! | [`page_table`], [`kv_indices`] | page ids of a batch, as a table or as a compressed list |
 //! | [`lightning_index`] | the keys that a query token attends to, chosen by a few small heads |
+//! | [`compress_kv`] | windows of tokens pooled into entries |
 //! | [`write_latent`] | new tokens into the cache, in place |
 //! | [`vertical_slash_index`] | the keys of each block of queries, from columns and diagonals |
 //! | [`vertical_slash_attention`], [`packed_vertical_slash_attention`] | attention to those keys |
@@ -43,6 +44,7 @@ mod reference;
 pub use device::DeviceName;
 pub use error::MlaError;
 pub use independent::map_independent;
+pub use ops::compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
 pub use ops::kv_indices::{KvIndices, kv_indices};
 pub use ops::lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
 pub use ops::matmul::matmul;

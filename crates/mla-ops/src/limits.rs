@@ -12,6 +12,7 @@ use mla_kernels::portable::ragged_attention::{self, RaggedAttentionError, Ragged
 
 use crate::backend::PlanSpec;
 use crate::check::Check;
+use crate::ops::compress_kv::{CompressKvArgs, CompressKvOptions};
 use crate::ops::lightning_index::LightningIndexArgs;
 use crate::ops::mla_decode::MlaDecodeProblem;
 use crate::{MlaError, Path};
@@ -111,6 +112,11 @@ pub(crate) fn lightning_index(check: &Check, args: &LightningIndexArgs, k: usize
         check.device_limit(argument, error)
     })?;
     allocation(check, &client, "k", 4 * [batch, query_len, k].into_iter().map(|n| n as u128).product::<u128>())
+}
+
+/// The device pools these windows.
+pub(crate) fn compress_kv(check: &Check, _: &CompressKvArgs, _: &CompressKvOptions) -> Result<(), MlaError> {
+    if client(check).is_some() { Err(check.device_limit("kv_gates", "no kernel yet")) } else { Ok(()) }
 }
 
 /// The device's kernels reach all elements of a tensor.

@@ -1,5 +1,6 @@
 //! The public operations, one file each: argument structs, documentation, validation, dispatch.
 
+pub mod compress_kv;
 pub mod kv_indices;
 pub mod lightning_index;
 pub mod matmul;

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::MlaError;
 use crate::backend::MlaBackend;
-use crate::check::{Check, read_i32};
+use crate::check::{Check, check_slots};
 
 const OP: &str = "write_latent";
 
@@ -68,7 +68,7 @@ impl WriteLatentArgs {
         crate::limits::elements(&check, "cache", &self.cache)?;
         check.contiguous("cache", &self.cache)?;
         if !self.cache.can_mut() {
-            return Err(MlaError::CacheShared { op: OP });
+            return Err(MlaError::CacheShared { op: OP, argument: "cache" });
         }
         if check.sees_values() { self.validate_values() } else { Ok(()) }
     }
@@ -110,20 +110,6 @@ impl WriteLatentArgs {
 
     fn validate_values(&self) -> Result<(), MlaError> {
         let [pages, page_size, _] = self.cache.dims();
-        let slots = read_i32(OP, "slots", &self.slots)?;
-        let mut seen = std::collections::HashSet::new();
-        for (n, &slot) in slots.iter().enumerate() {
-            let in_range = slot == -1 || usize::try_from(slot).is_ok_and(|slot| slot < pages * page_size);
-            if !in_range || (slot >= 0 && !seen.insert(slot)) {
-                return Err(MlaError::DeviceValue {
-                    op: OP,
-                    argument: "slots",
-                    index: vec![n],
-                    actual: slot,
-                    expected: format!("-1, or a slot from 0 to {} that occurs once", (pages * page_size) as i64 - 1),
-                });
-            }
-        }
-        Ok(())
+        check_slots(OP, "slots", &self.slots, pages * page_size)
     }
 }

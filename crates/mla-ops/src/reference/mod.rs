@@ -5,6 +5,7 @@
 //! pages in use are touched; each sequence is computed on its own, so that its result does not depend on its neighbours.
 
 mod compact_slots;
+mod compress_kv;
 mod kv_indices;
 mod lightning_index;
 mod merge_state;
@@ -18,6 +19,7 @@ mod vertical_slash_index;
 mod write_latent;
 
 pub(crate) use compact_slots::compact_slots;
+pub(crate) use compress_kv::{Compressor, Tokens};
 pub(crate) use kv_indices::kv_indices;
 pub(crate) use lightning_index::lightning_index;
 pub(crate) use merge_state::{merge_state, merge_states};

@@ -1,0 +1,162 @@
+use std::ops::Range;
+
+use burn::tensor::activation::softmax;
+use burn::tensor::{DType, Int, Tensor};
+
+use super::host;
+use crate::backend::CompressKvSpec;
+use crate::independent::map_independent;
+
+/// Rows of tokens: their keys and their gates.
+pub(crate) struct Tokens {
+    /// The new ones, `[N, 2 C]`.
+    new: Tensor<2>,
+    /// Those before them, `[R, L, 2 C]`.
+    state: Tensor<3>,
+    sequences: Vec<Sequence>,
+}
+
+/// Where the tokens of a sequence are.
+#[derive(Clone)]
+struct Sequence {
+    /// The block of the state.
+    block: usize,
+    /// The rows of the new tokens.
+    rows: Range<usize>,
+    /// The position of the first new token.
+    start: usize,
+}
+
+impl Tokens {
+    pub(crate) fn new(
+        new: Tensor<2>,
+        state: Tensor<3>,
+        state_rows: Tensor<1, Int>,
+        cu_seqlens: Tensor<1, Int>,
+        starts: Tensor<1, Int>,
+    ) -> Self {
+        let (blocks, ends, starts) = (host(state_rows), host(cu_seqlens), host(starts));
+        let sequence = |((&block, ends), &start): ((&i32, &[i32]), &i32)| Sequence {
+            block: block as usize,
+            rows: ends[0] as usize..ends[1] as usize,
+            start: start as usize,
+        };
+        let sequences = blocks.iter().zip(ends.windows(2)).zip(&starts).map(sequence).collect();
+        Self { new, state, sequences }
+    }
+
+    /// The rows of the positions `first .. end` of a sequence: of the state those before its new tokens.
+    fn rows(&self, sequence: &Sequence, first: usize, end: usize) -> Tensor<2> {
+        let [_, carried, width] = self.state.dims();
+        let mut parts = Vec::new();
+        let mut position = first;
+        while position < sequence.start {
+            let place = position % carried;
+            let len = (sequence.start - position).min(carried - place);
+            let rows = self.state.clone().slice([sequence.block..sequence.block + 1, place..place + len, 0..width]);
+            parts.push(rows.reshape([len, width]));
+            position += len;
+        }
+        let first_new = sequence.rows.start + position - sequence.start;
+        parts.push(self.new.clone().narrow(0, first_new, end - position));
+        Tensor::cat(parts, 0)
+    }
+}
+
+/// What makes entries of windows; see [`CompressKvArgs`](crate::CompressKvArgs).
+pub(crate) struct Compressor {
+    pub(crate) position_bias: Tensor<2>,
+    pub(crate) norm_weight: Tensor<1>,
+    pub(crate) cos: Tensor<3>,
+    pub(crate) sin: Tensor<3>,
+    pub(crate) spec: CompressKvSpec,
+}
+
+impl Compressor {
+    /// `[B, n, d]`.
+    pub(crate) fn entries(&self, tokens: &Tokens) -> Tensor<3> {
+        let ([batch, entries, _], width) = (self.cos.dims(), self.width());
+        let device = self.cos.device();
+        let full = |sequence: &Sequence| self.full_windows(sequence).len().min(entries);
+        let pieces: Vec<usize> = (0..batch).filter(|&b| full(&tokens.sequences[b]) > 0).collect();
+        let work = tokens.new.shape().num_elements();
+        let computed = map_independent(&device, work, pieces, |b| {
+            let sequence = &tokens.sequences[b];
+            let first = self.full_windows(sequence).start;
+            let pooled = self.pool(tokens, sequence, first..first + full(sequence));
+            (b, self.turned(self.normed(pooled), b).cast(self.spec.dtype))
+        });
+        let zeros = Tensor::<3>::zeros([batch, entries, width], (&device, DType::from(self.spec.dtype)));
+        computed.into_iter().fold(zeros, |all, (b, own)| {
+            let [count, _] = own.dims();
+            all.slice_assign([b..b + 1, 0..count, 0..width], own.unsqueeze())
+        })
+    }
+
+    /// d.
+    fn width(&self) -> usize {
+        self.norm_weight.dims()[0]
+    }
+
+    /// The windows that the new tokens of a sequence fill.
+    fn full_windows(&self, sequence: &Sequence) -> Range<usize> {
+        let [window, _] = self.position_bias.dims();
+        sequence.start / window..(sequence.start + sequence.rows.len()) / window
+    }
+
+    /// f32 `[windows, d]`.
+    fn pool(&self, tokens: &Tokens, sequence: &Sequence, windows: Range<usize>) -> Tensor<2> {
+        let [window, channels] = self.position_bias.dims();
+        // With overlap the window before the first one, too, where there is one.
+        let first = windows.start - usize::from(self.spec.overlap && windows.start > 0);
+        let rows = tokens.rows(sequence, first * window, windows.end * window);
+        let by_window = |rows: Tensor<2>| -> Tensor<3> { rows.reshape([windows.end - first, window, channels]) };
+        let kv = by_window(rows.clone().narrow(1, 0, channels));
+        let gates = by_window(rows.narrow(1, channels, channels)) + self.position_bias.clone().unsqueeze();
+        let [kv, gates] = match self.spec.overlap {
+            true => [(kv, 0.0), (gates, f32::NEG_INFINITY)]
+                .map(|(x, absent)| self.with_window_before(x, windows.len(), absent)),
+            false => [kv, gates],
+        };
+        (softmax(gates, 1) * kv).sum_dim(1).squeeze_dim(1)
+    }
+
+    /// `[windows, m, 2 d]`, or one window more, before them -> `[windows, 2 m, d]`: the first channels of the window before, then
+    /// the last channels of the window itself. `absent` stands for the window before window 0.
+    fn with_window_before(&self, x: Tensor<3>, windows: usize, absent: f32) -> Tensor<3> {
+        let ([given, window, _], width) = (x.dims(), self.width());
+        let mut before = Vec::new();
+        if given == windows {
+            before.push(Tensor::full([1, window, width], absent, (&x.device(), DType::F32)));
+        }
+        if given > 1 {
+            before.push(x.clone().slice([0..given - 1, 0..window, 0..width]));
+        }
+        let own = x.slice([given - windows..given, 0..window, width..2 * width]);
+        Tensor::cat(vec![Tensor::cat(before, 0), own], 1)
+    }
+
+    /// x over the root of its mean square, times the weight.
+    fn normed(&self, x: Tensor<2>) -> Tensor<2> {
+        let mean = x.clone().square().mean_dim(1) + self.spec.norm_eps;
+        x / mean.sqrt() * self.norm_weight.clone().unsqueeze()
+    }
+
+    /// The entries of sequence `b`, `[windows, d]`, with their last channels turned.
+    fn turned(&self, x: Tensor<2>, b: usize) -> Tensor<2> {
+        let ([windows, width], [_, _, pairs]) = (x.dims(), self.cos.dims());
+        if pairs == 0 {
+            return x;
+        }
+        let straight = width - 2 * pairs;
+        let of_entries = |angles: &Tensor<3>| -> Tensor<3> {
+            angles.clone().slice([b..b + 1, 0..windows, 0..pairs]).reshape([windows, pairs, 1])
+        };
+        let (cos, sin) = (of_entries(&self.cos), of_entries(&self.sin));
+        let turning = x.clone().narrow(1, straight, 2 * pairs).reshape([windows, pairs, 2]);
+        let (u, v) = (turning.clone().narrow(2, 0, 1), turning.narrow(2, 1, 1));
+        let turned = vec![u.clone() * cos.clone() - v.clone() * sin.clone(), v * cos + u * sin];
+        let turned: Tensor<2> = Tensor::cat(turned, 2).reshape([windows, 2 * pairs]);
+        if straight == 0 { turned } else { Tensor::cat(vec![x.narrow(1, 0, straight), turned], 1) }
+    }
+}
