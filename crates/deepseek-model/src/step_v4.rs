@@ -7,7 +7,7 @@ use mla_ops::cache::PagedCache;
 
 use crate::Result;
 use crate::cache::{Place, V4Cache};
-use crate::config::{AttentionSpec, DeepseekV4Config};
+use crate::config::{AttentionSpec, CompressorSpec, DeepseekV4Config};
 use crate::layers::{PartialRotary, PartialRotation};
 use crate::step::{Chunk, ints};
 
@@ -59,11 +59,10 @@ pub(crate) enum WindowKeys {
 pub(crate) struct EntryStep {
     /// Where the new keys and gates go in what the compressor carries, i32 `[N]`; -1 for those that no later entry needs.
     pub(crate) carried_slots: Tensor<1, Int>,
-    /// Entries that a sequence completes, at most.
-    pub(crate) completed: usize,
-    /// Where they go in the pool, i32 `[B * completed]`; -1 where a sequence completes fewer.
+    /// Where the entries go in the pool, as many of each sequence as one of them completes, i32 `[B * n]`; -1 where a
+    /// sequence completes fewer.
     pub(crate) slots: Tensor<1, Int>,
-    /// Their rotations, f32 `[B, completed, dr / 2]`.
+    /// Their rotations, f32 `[B, n, dr / 2]`.
     pub(crate) cos: Tensor<3>,
     pub(crate) sin: Tensor<3>,
     /// How many entries each new token sees, i32 `[N, 1]`.
@@ -102,9 +101,13 @@ impl V4Step {
         let per_sequence = |value: fn(&Sequence) -> usize| batch.ints(batch.sequences.iter().map(value));
         let ends = batch.sequences.iter().map(|sequence| sequence.tokens.end);
         let mut entries: Vec<(AttentionSpec, EntryStep)> = Vec::new();
-        for spec in config.layers.iter().map(|layer| layer.attention) {
-            if let (Some(rate), false) = (spec.rate(), entries.iter().any(|(known, _)| *known == spec)) {
-                entries.push((spec, batch.entries(spec, rate, config, compress_rotary, cache.entries())));
+        for (layer, spec) in config.layers.iter().map(|layer| layer.attention).enumerate() {
+            if let (Some(of), false) =
+                (config.layer_compressors(layer).first(), entries.iter().any(|(known, _)| *known == spec))
+            {
+                // What the indexer picks is a part of what there is.
+                let most_seen = if of.overlap { config.index_topk } else { usize::MAX };
+                entries.push((spec, batch.entries(of, most_seen, compress_rotary, cache.entries())));
             }
         }
         Ok(Self {
@@ -193,14 +196,12 @@ impl Batch<'_> {
 
     fn entries(
         &self,
-        spec: AttentionSpec,
-        rate: usize,
-        config: &DeepseekV4Config,
+        of: &CompressorSpec,
+        most_seen: usize,
         rotary: &PartialRotary,
         cache: &PagedCache,
     ) -> EntryStep {
-        let per_page = cache.config().page_size / rate;
-        let carried = if spec.overlaps() { 2 * rate } else { rate };
+        let (rate, per_page) = (of.rate, cache.config().page_size / of.rate);
         let completed = self.sequences.iter().map(|sequence| sequence.completed(rate).len()).max().unwrap_or(0);
         let (mut slots, mut positions) = (Vec::new(), Vec::new());
         for sequence in &self.sequences {
@@ -213,10 +214,9 @@ impl Batch<'_> {
         let visible: Vec<usize> =
             self.sequences.iter().flat_map(Sequence::positions).map(|position| (position + 1) / rate).collect();
         let most = visible.iter().copied().max().unwrap_or(0);
-        let picks = matches!(spec, AttentionSpec::Csa { .. }) && most > config.index_topk;
         let seen = match most {
             0 => SeenEntries::None,
-            _ if picks => SeenEntries::Picked(self.of_each_token(|sequence| {
+            _ if most > most_seen => SeenEntries::Picked(self.of_each_token(|sequence| {
                 sequence.pages.iter().map(|&page| page as i32).collect()
             })),
             _ => {
@@ -228,8 +228,7 @@ impl Batch<'_> {
             }
         };
         EntryStep {
-            carried_slots: self.ring_slots(carried),
-            completed,
+            carried_slots: self.ring_slots(of.carried_tokens()),
             slots: ints(slots, self.device),
             cos,
             sin,

@@ -31,11 +31,6 @@ impl AttentionSpec {
             Self::Csa { rate } | Self::Hca { rate } => Some(rate),
         }
     }
-
-    /// Whether an entry is made of the window before as well.
-    pub(crate) fn overlaps(self) -> bool {
-        matches!(self, Self::Csa { .. })
-    }
 }
 
 impl fmt::Display for AttentionSpec {
@@ -142,7 +137,7 @@ impl DeepseekV4Config {
     pub(crate) fn layer_compressors(&self, layer: usize) -> Vec<CompressorSpec> {
         let attention = self.layers[layer].attention;
         let Some(rate) = attention.rate() else { return Vec::new() };
-        let overlap = attention.overlaps();
+        let overlap = matches!(attention, AttentionSpec::Csa { .. });
         let widths = if overlap { vec![self.head_dim, self.index_head_dim] } else { vec![self.head_dim] };
         widths.into_iter().map(|width| CompressorSpec { rate, width, overlap }).collect()
     }
@@ -150,6 +145,11 @@ impl DeepseekV4Config {
     /// The compressors of all layers, in order.
     pub(crate) fn compressors(&self) -> Vec<CompressorSpec> {
         (0..self.layers.len()).flat_map(|layer| self.layer_compressors(layer)).collect()
+    }
+
+    /// The number of a layer's first compressor among those of all layers.
+    pub(crate) fn first_compressor(&self, layer: usize) -> usize {
+        (0..layer).map(|layer| self.layer_compressors(layer).len()).sum()
     }
 
     /// Tokens whose entries are whole ones in every layer.

@@ -1,16 +1,18 @@
 //! Attention with one key that is also the value, over a window and compressed entries (DeepSeek-V4).
 
 use burn::tensor::{FloatDType, Int, Tensor};
-use mla_ops::matmul;
+use mla_ops::{
+    IndexForm, LightningIndexArgs, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope,
+    WriteLatentArgs, lightning_index, matmul, sparse_mla, write_latent,
+};
 
-use super::compressor::{Compressor, CompressorState, Gated};
+use super::compressor::Compressor;
 use super::rms_norm::unit_rms;
-use super::sparse_attention::{Scope, best_keys, index_rows, sparse_attention};
 use super::{Linear, RmsNorm};
 use crate::Result;
-use crate::cache::V4Cache;
-use crate::config::{AttentionSpec, DeepseekV4Config};
-use crate::step_v4::{SequenceStep, V4Step};
+use crate::cache::{State, V4Cache};
+use crate::config::{AttentionSpec, CompressorSpec, DeepseekV4Config};
+use crate::step_v4::{EntryStep, SeenEntries, V4Step, WindowKeys};
 use crate::weights::WeightLoader;
 
 /// Attention of one layer.
@@ -28,9 +30,9 @@ pub(crate) struct SharedKvAttention {
     /// `[G, H / G · d, o_lora_rank]`.
     wo_a: Tensor<3>,
     wo_b: Linear,
+    spec: AttentionSpec,
     heads: usize,
     head_dim: usize,
-    sliding_window: usize,
     norm_eps: f64,
 }
 
@@ -58,29 +60,6 @@ struct Indexer {
     top_k: usize,
 }
 
-/// What one layer remembers of one sequence.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct LayerState {
-    /// The last tokens' keys, at most `sliding_window - 1`, turned: `[n, d]`; `None` before the first.
-    window: Option<Tensor<2>>,
-    entries: CompressorState,
-    index_keys: CompressorState,
-}
-
-/// What the new tokens of all sequences bring along for the compressor and the indexer.
-enum Projected {
-    None,
-    Heavy(Gated),
-    Sparse {
-        entries: Gated,
-        index_keys: Gated,
-        /// `[N, Hi, di]`, turned.
-        q: Tensor<3>,
-        /// f32 `[N, Hi]`.
-        head_weights: Tensor<2>,
-    },
-}
-
 impl SharedKvAttention {
     /// Loads `{name}.*` of layer number `layer`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, layer: usize, config: &DeepseekV4Config) -> Self {
@@ -96,13 +75,13 @@ impl SharedKvAttention {
             wq_b: Linear::load(loader, &format!("{name}.wq_b"), heads * width, rank),
             wkv: Linear::load(loader, &format!("{name}.wkv"), width, hidden),
             kv_norm: RmsNorm::load(loader, &format!("{name}.kv_norm"), width, eps),
-            compression: Compression::load(loader, name, config, config.layers[layer].attention),
+            compression: Compression::load(loader, name, layer, config),
             attn_sink: loader.tensor_f32(&format!("{name}.attn_sink"), [heads]),
             wo_a: wo_a.reshape([groups, group_rank, group_width]).swap_dims(1, 2),
             wo_b: Linear::load(loader, &format!("{name}.wo_b"), hidden, groups * group_rank),
+            spec: config.layers[layer].attention,
             heads,
             head_dim: width,
-            sliding_window: config.sliding_window,
             norm_eps: eps,
         }
     }
@@ -118,18 +97,16 @@ impl SharedKvAttention {
         let q = rotation.apply(self.normed_heads(self.wq_b.forward(q_latent.clone())));
         let kv = self.kv_norm.forward(self.wkv.forward(x.clone()));
         let kv = rotation.apply(kv.reshape([tokens, 1, self.head_dim])).reshape([tokens, self.head_dim]);
-        let projected = self.compression.project(&x, q_latent, step);
-
-        let mut outputs = Vec::new();
-        for sequence in &step.sequences {
-            let state = cache.layer(sequence.request, self.layer)?;
-            let rows = |x: &Tensor<2>| x.clone().narrow(0, sequence.tokens.start, sequence.tokens.len());
-            let mut scopes = vec![self.window(rows(&kv), sequence, state)];
-            scopes.extend(self.compression.entries(&projected, sequence, state, step, x.dtype().into())?);
-            let q = q.clone().narrow(0, sequence.tokens.start, sequence.tokens.len());
-            outputs.push(sparse_attention(q, scopes, &self.attn_sink, (self.head_dim as f32).sqrt().recip()));
-        }
-        Ok(self.project_output(rotation.invert(Tensor::cat(outputs, 0))))
+        let scope = self.window(kv, step, cache)?;
+        let second = match step.entries(self.spec) {
+            Some(entries) => self.compression.entries(x, q_latent, step, entries, cache)?,
+            None => None,
+        };
+        let q = q.unsqueeze_dim(1);
+        let args = SparseMlaArgs { q, scope, second, sink: Some(self.attn_sink.clone()) };
+        let softmax_scale = (self.head_dim as f32).sqrt().recip();
+        let (out, _) = sparse_mla(args, &SparseMlaOptions { value_width: self.head_dim, softmax_scale })?;
+        Ok(self.project_output(rotation.invert(out.squeeze_dim(1))))
     }
 
     /// Each head normed without a weight: `[N, H · d]` -> `[N, H, d]`.
@@ -140,16 +117,31 @@ impl SharedKvAttention {
         unit_rms(by_head, self.norm_eps).cast(dtype).reshape([tokens, self.heads, self.head_dim])
     }
 
-    /// The last tokens and the new ones; the state keeps what the next step can still see.
-    fn window(&self, new: Tensor<2>, sequence: &SequenceStep, state: &mut LayerState) -> Scope {
-        let rows = match state.window.take() {
-            Some(before) => Tensor::cat(vec![before, new], 0),
-            None => new,
+    /// The last tokens and the new ones, whose keys kv `[N, d]` go into the state.
+    fn window(&self, kv: Tensor<2>, step: &V4Step, cache: &mut V4Cache) -> Result<SparseScope> {
+        let (state, window) = (State::Window(self.layer), &step.window);
+        let keys = cache.take(state)?;
+        let [_, per_request, width] = keys.dims();
+        let beside = match window.keys {
+            WindowKeys::State => None,
+            WindowKeys::BeforeAndNew { before: false } => Some(kv.clone()),
+            WindowKeys::BeforeAndNew { before: true } => {
+                let before = keys.clone().select(0, step.state_rows.clone());
+                let [sequences, ..] = before.dims();
+                Some(Tensor::cat(vec![before.reshape([sequences * per_request, width]), kv.clone()], 0))
+            }
         };
-        let [count, _] = rows.dims();
-        let keep = count.min(self.sliding_window - 1);
-        state.window = (keep > 0).then(|| rows.clone().narrow(0, count - keep, keep));
-        Scope { rows, indices: sequence.window.clone() }
+        let args = WriteLatentArgs { cache: keys, slots: window.slots.clone(), latent: kv, rope: None };
+        let keys = match write_latent(args) {
+            Ok(keys) => keys,
+            Err(refused) => {
+                cache.put(state, refused.cache);
+                return Err(refused.error.into());
+            }
+        };
+        let rows = beside.map_or_else(|| keys.clone(), |rows| rows.unsqueeze());
+        cache.put(state, keys);
+        Ok(SparseScope { rows, indices: window.seen.clone(), lengths: None })
     }
 
     /// Heads in groups, each group through a projection of its own, then all through one: `[N, H, d]` -> `[N, hidden]`.
@@ -163,70 +155,59 @@ impl SharedKvAttention {
 }
 
 impl Compression {
-    fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config, spec: AttentionSpec) -> Self {
-        let mut compressor = |rate: usize, overlap: bool| {
-            Compressor::load(loader, &format!("{name}.compressor"), config, rate, config.head_dim, overlap)
-        };
-        match spec {
-            AttentionSpec::Sliding => Self::None,
-            AttentionSpec::Hca { rate } => Self::Heavy(compressor(rate, false)),
-            AttentionSpec::Csa { rate } => Self::Sparse {
-                compressor: compressor(rate, true),
-                indexer: Box::new(Indexer::load(loader, &format!("{name}.indexer"), config, rate)),
+    fn load(loader: &mut WeightLoader, name: &str, layer: usize, config: &DeepseekV4Config) -> Self {
+        let (specs, number) = (config.layer_compressors(layer), config.first_compressor(layer));
+        match specs[..] {
+            [entries] => Self::Heavy(Compressor::load(loader, &format!("{name}.compressor"), number, entries, config)),
+            [entries, index_keys] => Self::Sparse {
+                compressor: Compressor::load(loader, &format!("{name}.compressor"), number, entries, config),
+                indexer: Box::new(Indexer::load(loader, &format!("{name}.indexer"), number + 1, index_keys, config)),
             },
+            _ => Self::None,
         }
     }
 
-    /// x `[N, hidden]`, q_latent `[N, q_lora_rank]`.
-    fn project(&self, x: &Tensor<2>, q_latent: Tensor<2>, step: &V4Step) -> Projected {
-        match self {
-            Self::None => Projected::None,
-            Self::Heavy(compressor) => Projected::Heavy(compressor.project(x)),
-            Self::Sparse { compressor, indexer } => {
-                let (q, head_weights) = indexer.queries(x, q_latent, step);
-                let (entries, index_keys) = (compressor.project(x), indexer.compressor.project(x));
-                Projected::Sparse { entries, index_keys, q, head_weights }
-            }
-        }
-    }
-
-    /// Takes the new tokens of a sequence into its state; the entries that they see, once there are any.
+    /// Takes in the new tokens x `[N, hidden]` (q_latent `[N, q_lora_rank]`); the entries that they see, once there are any.
     fn entries(
         &self,
-        projected: &Projected,
-        sequence: &SequenceStep,
-        state: &mut LayerState,
+        x: Tensor<2>,
+        q_latent: Tensor<2>,
         step: &V4Step,
-        dtype: FloatDType,
-    ) -> Result<Option<Scope>> {
-        let (first, len) = (sequence.tokens.start, sequence.tokens.len());
-        match (self, projected) {
-            (Self::Heavy(compressor), Projected::Heavy(new)) => {
-                compressor.advance(&mut state.entries, new.rows(first, len), &step.compress_rotary, dtype);
-                let all = |rows: &Tensor<2>| all_visible(sequence, compressor.rate(), rows);
-                Ok(state.entries.entries().map(|rows| Scope { rows: rows.clone(), indices: all(rows) }))
+        entries: &EntryStep,
+        cache: &mut V4Cache,
+    ) -> Result<Option<SparseScope>> {
+        let compressor = match self {
+            Self::None => return Ok(None),
+            Self::Heavy(compressor) => compressor,
+            Self::Sparse { compressor, indexer } => {
+                indexer.compressor.advance(x.clone(), step, entries, cache)?;
+                compressor
             }
-            (Self::Sparse { compressor, indexer }, Projected::Sparse { entries, index_keys, q, head_weights }) => {
-                compressor.advance(&mut state.entries, entries.rows(first, len), &step.compress_rotary, dtype);
-                let new_keys = index_keys.rows(first, len);
-                indexer.compressor.advance(&mut state.index_keys, new_keys, &step.compress_rotary, dtype);
-                let (Some(rows), Some(keys)) = (state.entries.entries(), state.index_keys.entries()) else {
-                    return Ok(None);
-                };
-                let (q, weights) = (q.clone().narrow(0, first, len), head_weights.clone().narrow(0, first, len));
-                let indices = indexer.choose(q, weights, keys, sequence)?;
-                Ok(Some(Scope { rows: rows.clone(), indices }))
+        };
+        compressor.advance(x.clone(), step, entries, cache)?;
+        let (indices, lengths) = match (&entries.seen, self) {
+            (SeenEntries::None, _) => return Ok(None),
+            (SeenEntries::Picked(page_table), Self::Sparse { indexer, .. }) => {
+                (indexer.pick(x, q_latent, step, page_table.clone(), entries.visible.clone(), cache)?, None)
             }
-            _ => Ok(None),
-        }
+            (SeenEntries::All(slots), _) => (slots.clone(), Some(entries.visible.clone())),
+            (SeenEntries::Picked(_), _) => return Ok(None),
+        };
+        Ok(Some(SparseScope { rows: cache.entries().pool(compressor.pool())?, indices, lengths }))
     }
 }
 
 impl Indexer {
-    fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config, rate: usize) -> Self {
+    fn load(
+        loader: &mut WeightLoader,
+        name: &str,
+        number: usize,
+        index_keys: CompressorSpec,
+        config: &DeepseekV4Config,
+    ) -> Self {
         let (heads, width) = (config.index_n_heads, config.index_head_dim);
         Self {
-            compressor: Compressor::load(loader, &format!("{name}.compressor"), config, rate, width, true),
+            compressor: Compressor::load(loader, &format!("{name}.compressor"), number, index_keys, config),
             wq_b: Linear::load(loader, &format!("{name}.wq_b"), heads * width, config.q_lora_rank),
             weights_proj: Linear::load(loader, &format!("{name}.weights_proj"), heads, config.hidden_size),
             heads,
@@ -235,43 +216,27 @@ impl Indexer {
         }
     }
 
-    /// Queries `[N, Hi, di]`, turned, and their weights f32 `[N, Hi]`.
-    fn queries(&self, x: &Tensor<2>, q_latent: Tensor<2>, step: &V4Step) -> (Tensor<3>, Tensor<2>) {
+    /// The slots of the best entries for each token, i32 `[N, 1, top_k]`; -1 where there are fewer.
+    fn pick(
+        &self,
+        x: Tensor<2>,
+        q_latent: Tensor<2>,
+        step: &V4Step,
+        page_table: Tensor<2, Int>,
+        visible: Tensor<2, Int>,
+        cache: &V4Cache,
+    ) -> Result<Tensor<3, Int>> {
         let [tokens, _] = x.dims();
         let q = self.wq_b.forward(q_latent).reshape([tokens, self.heads, self.width]);
-        let weights = self.weights_proj.forward(x.clone()).cast(FloatDType::F32) / (self.heads as f64).sqrt();
-        (step.compress_rotation.apply(q), weights)
-    }
-
-    /// The entries that each new token sees, i32 `[n, K]`.
-    fn choose(
-        &self,
-        q: Tensor<3>,
-        head_weights: Tensor<2>,
-        keys: &Tensor<2>,
-        sequence: &SequenceStep,
-    ) -> Result<Tensor<2, Int>> {
-        let [count, _] = keys.dims();
-        if count <= self.top_k {
-            // Nothing to choose.
-            return Ok(all_visible(sequence, self.compressor.rate(), keys));
-        }
-        let visible: Vec<usize> = sequence.visible_entries(self.compressor.rate()).collect();
+        let weights = self.weights_proj.forward(x).cast(FloatDType::F32) / (self.heads as f64).sqrt();
+        let args = LightningIndexArgs {
+            q: step.compress_rotation.apply(q).unsqueeze_dim(1),
+            keys: cache.entries().pool(self.compressor.pool())?,
+            page_table,
+            head_weights: weights.unsqueeze_dim(1),
+            visible,
+        };
         let scale = (self.width as f32).sqrt().recip();
-        best_keys(q, keys.clone(), head_weights, &visible, self.top_k, scale)
-    }
-}
-
-/// All entries whose windows are full when a token has come, i32 `[n, T]`.
-fn all_visible(sequence: &SequenceStep, rate: usize, entries: &Tensor<2>) -> Tensor<2, Int> {
-    let rows = sequence.visible_entries(rate).map(|visible| 0..visible);
-    index_rows(rows, entries.dims()[0], &entries.device())
-}
-
-impl LayerState {
-    /// Bytes of all tensors.
-    pub(crate) fn bytes(&self) -> usize {
-        let window = self.window.as_ref().map_or(0, |rows| rows.shape().num_elements() * rows.dtype().size());
-        window + self.entries.bytes() + self.index_keys.bytes()
+        Ok(lightning_index(args, &LightningIndexOptions { k: self.top_k, scale, form: IndexForm::Slots })?)
     }
 }
