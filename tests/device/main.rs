@@ -7,6 +7,7 @@ mod cli_faults;
 mod devices;
 mod model_generate;
 mod model_parity;
+mod model_steps;
 mod ops_errors;
 mod ops_errors_decode;
 mod ops_errors_lightning_index;

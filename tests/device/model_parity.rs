@@ -212,13 +212,13 @@ fn logits_in_steps(model: &DeepseekModel, ids: &[u32], prefill: usize) -> Vec<f3
 }
 
 /// Prompt and logits of a fixture.
-struct Stored {
-    input_ids: Vec<u32>,
+pub struct Stored {
+    pub input_ids: Vec<u32>,
     logits: Vec<f32>,
 }
 
 impl Stored {
-    fn read(name: &str) -> Self {
+    pub fn read(name: &str) -> Self {
         let bytes = std::fs::read(folder(name).join("expected.safetensors")).expect("stored results");
         let tensors = SafeTensors::deserialize(&bytes).expect("a safetensors file");
         let ids = tensors.tensor("input_ids").expect("a prompt");

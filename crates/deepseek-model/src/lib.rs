@@ -29,7 +29,7 @@ mod weights;
 pub use cache::{CacheSize, ModelCache, V4Cache};
 pub use config::{
     AttentionSpec, DeepseekV3Config, DeepseekV4Config, GenerationDefaults, IndexerConfig, LayerSpec, LayerSummary,
-    MlpSpec,    ModelConfig, ModelType, RopeConfig, Scoring, YarnConfig,
+    MlpSpec, ModelConfig, ModelType, RopeConfig, Scoring, YarnConfig,
 };
 pub use error::{ModelError, WeightReport, WrongDType, WrongShape};
 pub use generation::{Completion, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, generate};

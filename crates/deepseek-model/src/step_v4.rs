@@ -151,9 +151,11 @@ impl Sequence {
     /// this step overwrite.
     fn ring_slots(&self, len: usize) -> impl Iterator<Item = i32> {
         let (row, end) = (self.place.row, self.positions().end);
-        self.positions().map(move |position| {
-            if position + len < end { -1 } else { (row * len + position % len) as i32 }
-        })
+        self.positions().map(
+            move |position| {
+                if position + len < end { -1 } else { (row * len + position % len) as i32 }
+            },
+        )
     }
 
     /// The entries that the new tokens complete.
@@ -194,13 +196,7 @@ impl Batch<'_> {
         WindowStep { slots: self.ring_slots(window), keys, seen: self.lists(&seen).unsqueeze_dim(1) }
     }
 
-    fn entries(
-        &self,
-        of: &CompressorSpec,
-        most_seen: usize,
-        rotary: &PartialRotary,
-        cache: &PagedCache,
-    ) -> EntryStep {
+    fn entries(&self, of: &CompressorSpec, most_seen: usize, rotary: &PartialRotary, cache: &PagedCache) -> EntryStep {
         let (rate, per_page) = (of.rate, cache.config().page_size / of.rate);
         let completed = self.sequences.iter().map(|sequence| sequence.completed(rate).len()).max().unwrap_or(0);
         let (mut slots, mut positions) = (Vec::new(), Vec::new());
@@ -216,9 +212,9 @@ impl Batch<'_> {
         let most = visible.iter().copied().max().unwrap_or(0);
         let seen = match most {
             0 => SeenEntries::None,
-            _ if most > most_seen => SeenEntries::Picked(self.of_each_token(|sequence| {
-                sequence.pages.iter().map(|&page| page as i32).collect()
-            })),
+            _ if most > most_seen => SeenEntries::Picked(
+                self.of_each_token(|sequence| sequence.pages.iter().map(|&page| page as i32).collect()),
+            ),
             _ => {
                 let slots = |sequence: &Sequence| {
                     let entries = 0..sequence.positions().end / rate;
@@ -245,7 +241,8 @@ impl Batch<'_> {
     /// A list for each sequence, given to each of its tokens: i32 `[N, K]`.
     fn of_each_token(&self, list: impl Fn(&Sequence) -> Vec<i32>) -> Tensor<2, Int> {
         let lists: Vec<Vec<i32>> = self.sequences.iter().map(list).collect();
-        let owners = self.sequences.iter().enumerate().flat_map(|(i, sequence)| sequence.tokens.clone().map(move |_| i));
+        let owners =
+            self.sequences.iter().enumerate().flat_map(|(i, sequence)| sequence.tokens.clone().map(move |_| i));
         self.lists(&lists).select(0, self.ints(owners))
     }
 

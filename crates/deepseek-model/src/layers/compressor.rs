@@ -52,13 +52,7 @@ impl Compressor {
     }
 
     /// Takes in the new tokens x `[N, hidden]`; the windows that they fill become entries in the cache.
-    pub(crate) fn advance(
-        &self,
-        x: Tensor<2>,
-        step: &V4Step,
-        entries: &EntryStep,
-        cache: &mut V4Cache,
-    ) -> Result<()> {
+    pub(crate) fn advance(&self, x: Tensor<2>, step: &V4Step, entries: &EntryStep, cache: &mut V4Cache) -> Result<()> {
         let dtype = FloatDType::from(x.dtype());
         let state = State::Carried(self.number);
         let args = CompressKvArgs {
