@@ -1,6 +1,6 @@
 //! `sparse_mla` against the oracle, which attends to the named rows one by one.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use mla_ops::{
     MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, SparseMlaArgs, SparseMlaOptions, SparseScope, Splits,
     merge_state, mla_decode, sparse_mla,
@@ -10,7 +10,7 @@ use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype, is_wgpu};
 use crate::ops_errors::{Kind, assert_refused, assert_values_refused, zeros};
-use crate::ops_fixture::{assert_state, bits, floats, ints, random, rng};
+use crate::ops_fixture::{assert_state, bits, floats, int_values, ints, random, restrided, rng};
 use crate::oracle::{State, attend};
 
 /// Rows of a scope: pages, rows of a page, entries of a query token.
@@ -182,6 +182,37 @@ fn ops_sparse_second_scope(#[values(0, 3, 100)] first: usize, #[values(0, 3, 100
 #[case([2, 0, 3])]
 fn ops_sparse_nothing_to_do(#[case] shape: [usize; 3]) {
     for_each_dtype(|device, dtype| Case { shape, dtype, ..Default::default() }.check_on(device));
+}
+
+/// Rows that do not lie one after the other, as the second half of a larger tensor or transposed; queries and lists too.
+#[test]
+fn ops_sparse_strided() {
+    for_each_dtype(|device, dtype| {
+        let case = Case { pools: vec![[9, 16, 70], [5, 8, 33]], lengths: true, dtype, ..Default::default() };
+        let inputs = case.inputs();
+        let args = inputs.args(device);
+        let transposed = |tensor: Tensor<3, Int>| {
+            let shape = tensor.clone().swap_dims(0, 2).dims();
+            ints(&int_values(tensor.swap_dims(0, 2)), shape, device).swap_dims(0, 2)
+        };
+        let half = |rows: Tensor<3>| {
+            let [_, page_size, _] = rows.dims();
+            Tensor::cat(vec![rows.clone().zeros_like(), rows], 1).narrow(1, page_size, page_size)
+        };
+        let second = args.second.expect("two scopes");
+        let args = SparseMlaArgs {
+            q: restrided(args.q, 1, 2),
+            scope: SparseScope {
+                rows: restrided(args.scope.rows, 0, 2),
+                indices: transposed(args.scope.indices),
+                ..args.scope
+            },
+            second: Some(SparseScope { rows: half(second.rows), ..second }),
+            sink: None,
+        };
+        let state = sparse_mla(args, &case.options()).expect("legal");
+        assert_state(&format!("strided {dtype:?} on {device:?}"), state, &inputs.expected());
+    });
 }
 
 /// A sink of -inf is none, one of +inf takes everything; the log-sum-exp never contains it.

@@ -22,6 +22,12 @@ pub fn map_independent<I: Send, T: Send>(
     }
 }
 
+/// How many of `items`, of `work` multiply-adds together, make a piece for [`map_independent`]: as few as pay.
+#[cfg(feature = "flex")]
+pub(crate) fn piece_len(items: usize, work: usize) -> usize {
+    items.div_ceil((work / WORK_PER_THREAD).max(1)).max(1)
+}
+
 /// Whether the device is Burn's CPU backend.
 pub(crate) fn is_flex(device: &Device) -> bool {
     #[cfg(feature = "flex")]

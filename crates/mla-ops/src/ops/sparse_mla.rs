@@ -8,6 +8,8 @@ use super::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaQuery, mla_decode};
 use crate::backend::MlaBackend;
 use crate::check::{Check, read_i32};
 use crate::{MlaError, Splits};
+#[cfg(feature = "flex")]
+use crate::{independent::is_flex, reference};
 
 const OP: &str = "sparse_mla";
 
@@ -54,7 +56,7 @@ pub struct SparseMlaOptions {
 /// `exp(score)` over all rows of both scopes, without the sink. The sink scales the output: `out * sigmoid(lse - sink)`. A
 /// query token that sees no row gives `out = 0` and `lse = -inf`. Rows that nobody names are not read.
 ///
-/// The slots of a query token are read like the page table of a sequence with pages of one row, by the kernels of
+/// On a GPU the slots of a query token are read like the page table of a sequence with pages of one row, by the kernels of
 /// [`mla_decode`](crate::mla_decode()).
 ///
 /// # Errors
@@ -75,6 +77,10 @@ pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Te
             Tensor::empty(out, (&device, args.q.dtype())),
             Tensor::empty([batch, query_len, heads], (&device, DType::F32)),
         ));
+    }
+    #[cfg(feature = "flex")]
+    if is_flex(check.device()) {
+        return Ok(reference::sparse_mla(args, options));
     }
     let q = args.q.reshape([tokens, 1, heads, width]);
     let mut state = attend(q.clone(), args.scope, options)?;

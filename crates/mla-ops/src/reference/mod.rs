@@ -1,5 +1,5 @@
-//! The operations as ordinary tensor operations, registered for the CPU: nothing in them is particular to a backend, and
-//! they say what the kernels must compute.
+//! The operations as ordinary tensor operations, registered for the CPU: but for `sparse_mla`, nothing in them is particular
+//! to a backend. They say what the kernels must compute.
 //!
 //! Inputs are validated by the public functions. Lengths and page lists are read back to the host, so that only the
 //! pages in use are touched; each sequence is computed on its own, so that its result does not depend on its neighbours.
@@ -14,6 +14,7 @@ mod mla_plan;
 mod page_table;
 mod ragged_attention;
 mod softmax;
+mod sparse_mla;
 mod vertical_slash_attention;
 mod vertical_slash_index;
 mod write_latent;
@@ -27,6 +28,7 @@ pub(crate) use mla_decode::{PagedRows, mla_decode};
 pub(crate) use mla_plan::mla_plan;
 pub(crate) use page_table::page_table;
 pub(crate) use ragged_attention::ragged_attention;
+pub(crate) use sparse_mla::sparse_mla;
 pub(crate) use vertical_slash_attention::{KeyLists, vertical_slash_attention};
 pub(crate) use vertical_slash_index::{Entries, vertical_slash_index};
 pub(crate) use write_latent::write_latent;

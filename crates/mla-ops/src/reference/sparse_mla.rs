@@ -1,0 +1,204 @@
+//! Attention to listed rows. The lists are short and differ from token to token: loops over the values in memory, where tensor
+//! operations would be many small ones.
+
+use std::borrow::Cow;
+
+use burn::backend::{Flex, tensor::FloatTensor};
+use burn::tensor::{DType, Element, FloatDType, Tensor, TensorData, bf16, f16};
+
+use super::host;
+use crate::independent::{map_independent, piece_len};
+use crate::{SparseMlaArgs, SparseMlaOptions, SparseScope};
+
+/// Sums of a dot product that are computed side by side.
+const LANES: usize = 16;
+/// Rows that are added to the output together, so that it is loaded and stored less often.
+const ROWS: usize = 4;
+
+/// out `[B, Sq, H, Dv]` in the dtype of q, lse f32 `[B, Sq, H]`.
+pub(crate) fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> (Tensor<4>, Tensor<3>) {
+    let ([batch, query_len, heads, _], dtype, device) = (args.q.dims(), args.q.dtype(), args.q.device());
+    let sink: Option<Vec<f32>> = args.sink.map(|sink| sink.try_into_vec_as().expect("computed on the CPU"));
+    let scopes = std::iter::once(args.scope).chain(args.second).collect();
+    let Parts { acc: mut out, max: mut lse, row_sum } = Parts::new(args.q, scopes, options);
+    for (row, out) in out.chunks_exact_mut(options.value_width).enumerate() {
+        // Without rows the output is zero already.
+        if row_sum[row] == 0.0 {
+            continue;
+        }
+        lse[row] += row_sum[row].ln();
+        let sink = sink.as_ref().map_or(f32::NEG_INFINITY, |sink| sink[row % heads]);
+        let share = 1.0 / (1.0 + (sink - lse[row]).exp()) / row_sum[row];
+        out.iter_mut().for_each(|value| *value *= share);
+    }
+    let out = TensorData::new(out, [batch, query_len, heads, options.value_width]);
+    let lse = TensorData::new(lse, [batch, query_len, heads]);
+    (Tensor::from_data(out, (&device, dtype)), Tensor::from_data(lse, (&device, DType::F32)))
+}
+
+/// Attention before the division by the sum of the weights.
+struct Parts {
+    /// `[N, H, Dv]`: the sum of `exp(score - max) * value`.
+    acc: Vec<f32>,
+    /// `[N, H]`: the largest score; -inf without rows.
+    max: Vec<f32>,
+    /// `[N, H]`: the sum of `exp(score - max)`.
+    row_sum: Vec<f32>,
+}
+
+impl Parts {
+    /// q `[B, Sq, H, D]` over the rows of all scopes.
+    fn new(q: Tensor<4>, scopes: Vec<SparseScope>, options: &SparseMlaOptions) -> Self {
+        let ([batch, query_len, heads, width], device) = (q.dims(), q.device());
+        let &SparseMlaOptions { value_width, softmax_scale } = options;
+        let (tokens, rows) = (batch * query_len, batch * query_len * heads);
+        let mut parts =
+            Self { acc: vec![0.0; rows * value_width], max: vec![f32::NEG_INFINITY; rows], row_sum: vec![0.0; rows] };
+        let entries: usize = scopes.iter().map(|scope| scope.indices.dims()[2]).sum();
+        let work = rows * entries * (width + value_width);
+        let q = primitive(q.cast(FloatDType::F32));
+        let q = if q.is_contiguous() { q } else { q.to_contiguous() };
+        let scopes: Vec<_> = scopes.into_iter().map(|scope| (primitive(scope.rows.clone()), scope)).collect();
+        let lists = scopes.iter().map(|(pool, scope)| List::new(pool, scope)).collect();
+        let q = q.as_slice().expect("f32, row by row");
+        let attention = Attention { q, lists, heads, width, value_width, softmax_scale };
+
+        let piece = piece_len(tokens, work);
+        let accs = parts.acc.chunks_mut(piece * heads * value_width);
+        let states = parts.max.chunks_mut(piece * heads).zip(parts.row_sum.chunks_mut(piece * heads));
+        let pieces: Vec<_> = accs.zip(states).enumerate().collect();
+        map_independent(&device, work, pieces, |(i, (acc, (max, row_sum)))| {
+            attention.attend(i * piece, acc, max, row_sum);
+        });
+        parts
+    }
+}
+
+/// The rows that each query token sees.
+struct List<'a> {
+    /// Rows one after the other: the pool itself where it is f32 row by row, otherwise those that are named.
+    values: Cow<'a, [f32]>,
+    /// `[N, K]`: which row of `values`; negative for none.
+    rows: Vec<i32>,
+    /// `[N]`: only so many entries of a list count.
+    lengths: Option<Vec<i32>>,
+    /// `K`
+    most: usize,
+}
+
+impl<'a> List<'a> {
+    fn new(pool: &'a FloatTensor<Flex>, scope: &SparseScope) -> Self {
+        let [_, _, most] = scope.indices.dims();
+        let mut rows = host(scope.indices.clone());
+        let lengths = scope.lengths.clone().map(host);
+        if let Some(values) = pool.as_slice::<f32>() {
+            return Self { values: values.into(), rows, lengths, most };
+        }
+        let lists = rows.chunks_exact(most.max(1)).enumerate();
+        let named = lists.flat_map(|(token, list)| &list[..length(&lengths, token, most)]).filter(|&&slot| slot >= 0);
+        let mut named: Vec<i32> = named.copied().collect();
+        named.sort_unstable();
+        named.dedup();
+        // What is behind the length of a list may be anything, and remains unused.
+        rows.iter_mut().for_each(|row| *row = named.binary_search(row).map_or(-1, |place| place as i32));
+        Self { values: gather(pool, scope.rows.dims(), &named).into(), rows, lengths, most }
+    }
+
+    /// The rows `[D]` of a query token.
+    fn of_token(&self, token: usize, width: usize) -> impl Iterator<Item = &[f32]> {
+        let rows = &self.rows[token * self.most..][..length(&self.lengths, token, self.most)];
+        rows.iter().filter(|&&row| row >= 0).map(move |&row| &self.values[row as usize * width..][..width])
+    }
+}
+
+fn length(lengths: &Option<Vec<i32>>, token: usize, most: usize) -> usize {
+    lengths.as_ref().map_or(most, |lengths| lengths[token] as usize)
+}
+
+/// Queries and what they see.
+struct Attention<'a> {
+    /// `[N, H, D]`
+    q: &'a [f32],
+    lists: Vec<List<'a>>,
+    heads: usize,
+    width: usize,
+    value_width: usize,
+    softmax_scale: f32,
+}
+
+impl Attention<'_> {
+    /// The parts of some query tokens, from `first` on.
+    fn attend(&self, first: usize, acc: &mut [f32], max: &mut [f32], row_sum: &mut [f32]) {
+        let (mut rows, mut weights) = (Vec::new(), Vec::new());
+        let states = max.iter_mut().zip(row_sum).zip(acc.chunks_exact_mut(self.value_width));
+        for (i, ((max, row_sum), acc)) in states.enumerate() {
+            if i % self.heads == 0 {
+                rows.clear();
+                let token = first + i / self.heads;
+                rows.extend(self.lists.iter().flat_map(|list| list.of_token(token, self.width)));
+            }
+            let query = &self.q[(first * self.heads + i) * self.width..][..self.width];
+            weights.clear();
+            weights.extend(rows.iter().map(|row| self.softmax_scale * dot(query, row)));
+            *max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            weights.iter_mut().for_each(|weight| *weight = (*weight - *max).exp());
+            *row_sum = weights.iter().sum();
+            add_weighted(acc, &rows, &weights);
+        }
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0; LANES];
+    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let rest: f32 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    for half in [8, 4, 2, 1] {
+        for lane in 0..half {
+            sums[lane] += sums[lane + half];
+        }
+    }
+    sums[0] + rest
+}
+
+/// Adds the rows' first channels, each times its weight.
+fn add_weighted(acc: &mut [f32], rows: &[&[f32]], weights: &[f32]) {
+    let (fours, ones) = (rows.chunks_exact(ROWS), rows.chunks_exact(ROWS).remainder());
+    for (rows, weights) in fours.zip(weights.chunks_exact(ROWS)) {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|i| &rows[i][..acc.len()]);
+        for (i, acc) in acc.iter_mut().enumerate() {
+            *acc += (weights[0] * a[i] + weights[1] * b[i]) + (weights[2] * c[i] + weights[3] * d[i]);
+        }
+    }
+    for (row, weight) in ones.iter().zip(&weights[rows.len() - ones.len()..]) {
+        acc.iter_mut().zip(*row).for_each(|(acc, value)| *acc += weight * value);
+    }
+}
+
+/// Rows of a pool `[P, S, D]`, f32, one after the other.
+fn gather(pool: &FloatTensor<Flex>, [_, page_size, width]: [usize; 3], slots: &[i32]) -> Vec<f32> {
+    let (layout, strides) = (pool.layout(), pool.layout().strides());
+    let row = |slot: usize| {
+        let start = layout.start_offset() as isize;
+        let start = start + (slot / page_size) as isize * strides[0] + (slot % page_size) as isize * strides[1];
+        (0..width as isize).map(move |channel| (start + channel * strides[2]) as usize)
+    };
+    let places = slots.iter().flat_map(|&slot| row(slot as usize));
+    match pool.dtype() {
+        DType::F16 => read(pool.storage::<f16>(), places),
+        DType::BF16 => read(pool.storage::<bf16>(), places),
+        _ => read(pool.storage::<f32>(), places),
+    }
+}
+
+fn read<E: Element>(values: &[E], places: impl Iterator<Item = usize>) -> Vec<f32> {
+    places.map(|place| values[place].elem()).collect()
+}
+
+fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Flex> {
+    tensor.try_into_primitive::<Flex>().expect("a tensor of the CPU")
+}
