@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use burn_mla::model::{
-    Completion, DeepseekModel, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, ModelError,
-    SamplingParams, Tokenizer, generate,
+    Completion, DeepseekModel, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, LayerSummary,
+    ModelConfig, ModelError, SamplingParams, Tokenizer, generate,
 };
 use burn_mla::ops::DeviceName;
 use clap::{Parser, ValueEnum};
@@ -94,6 +94,9 @@ struct Args {
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
+    /// Print the layers and what each keeps of a request, from the config alone, and end.
+    #[arg(long)]
+    describe: bool,
 }
 
 fn main() -> ExitCode {
@@ -105,9 +108,13 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<ExitCode, String> {
     let show = |error: ModelError| error.to_string();
+    let dir = args.model.as_deref().unwrap_or(args.demo.folder());
+    if args.describe {
+        print(&describe(&ModelConfig::read(dir).map_err(show)?, args.dtype));
+        return Ok(ExitCode::SUCCESS);
+    }
     let prompts = prompts(args)?;
     let device = args.device.open().map_err(|error| error.to_string())?;
-    let dir = args.model.as_deref().unwrap_or(args.demo.folder());
     let model = common::load(dir, &device, args.dtype).map_err(show)?;
     let tokenizer = Tokenizer::load(dir).map_err(show)?;
     let requests = requests(args, &prompts, &model, &tokenizer).map_err(show)?;
@@ -140,6 +147,24 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     }
     report(&model, args, &requests, &stats);
     Ok(outcome(&completions))
+}
+
+/// The layer schedule: layers that follow one another and are alike in one line.
+fn describe(config: &ModelConfig, dtype: DTypeArg) -> String {
+    let layers = config.layers(dtype.into());
+    let mut lines =
+        format!("{:<8}{:<36}{:<14}{:>12}{:>15}\n", "layer", "attention", "feed-forward", "bytes/token", "bytes/request");
+    let mut first = 0;
+    for alike in layers.chunk_by(|a, b| a == b) {
+        let last = first + alike.len() - 1;
+        let numbers = if first == last { first.to_string() } else { format!("{first}-{last}") };
+        let LayerSummary { attention, mlp, bytes_per_token, bytes_per_request } = &alike[0];
+        lines += &format!("{numbers:<8}{attention:<36}{mlp:<14}{bytes_per_token:>12}{bytes_per_request:>15}\n");
+        first = last + 1;
+    }
+    let sum = |value: fn(&LayerSummary) -> usize| layers.iter().map(value).sum::<usize>();
+    let (per_token, per_request) = (sum(|layer| layer.bytes_per_token), sum(|layer| layer.bytes_per_request));
+    lines + &format!("{:<58}{per_token:>12}{per_request:>15}\n", format!("{} layers", layers.len()))
 }
 
 /// The texts to continue.

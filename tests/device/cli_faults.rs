@@ -58,6 +58,27 @@ fn cli_generates_from_a_sound_copy() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// From the config alone.
+#[test]
+fn cli_describes_the_layers() {
+    let copy = copy("tests/fixtures/v4-tiny");
+    std::fs::remove_file(copy.path().join("model.safetensors")).expect("the weights are gone");
+    let output = generate(&["--model", copy.path().to_str().expect("a UTF-8 path"), "--describe"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    // A window of 8 tokens; 8 tokens of 64 keys and 64 gates for each of two compressors; 16 tokens of 32 and 32.
+    let window = 8 * 32 * 4;
+    let (csa, hca) = (window + 2 * 8 * 128 * 4, window + 16 * 64 * 4);
+    let end = |row: usize| rows[row][rows[row].len() - 2..].join(" ");
+    assert_eq!(rows.len(), 7, "{text}");
+    assert_eq!((rows[1][0], end(1)), ("0", format!("0 {window}")));
+    assert_eq!((rows[2][0], end(2)), ("1", format!("64 {csa}")));
+    assert_eq!((rows[3][0], end(3)), ("2", format!("8 {hca}")));
+    assert_eq!(end(6), format!("144 {}", window + 2 * (csa + hca)));
+    assert!(text.contains("window + HCA, 16 tokens per entry") && text.contains("hash MoE"), "{text}");
+}
+
 #[test]
 fn cli_refuses_a_missing_folder() {
     refused(&generate_from(Path::new("no/such/folder")), &["no/such/folder", "does not exist"]);
