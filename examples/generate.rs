@@ -152,8 +152,10 @@ fn run(args: &Args) -> Result<ExitCode, String> {
 /// The layer schedule: layers that follow one another and are alike in one line.
 fn describe(config: &ModelConfig, dtype: DTypeArg) -> String {
     let layers = config.layers(dtype.into());
-    let mut lines =
-        format!("{:<8}{:<36}{:<14}{:>12}{:>15}\n", "layer", "attention", "feed-forward", "bytes/token", "bytes/request");
+    let mut lines = format!(
+        "{:<8}{:<36}{:<14}{:>12}{:>15}\n",
+        "layer", "attention", "feed-forward", "bytes/token", "bytes/request"
+    );
     let mut first = 0;
     for alike in layers.chunk_by(|a, b| a == b) {
         let last = first + alike.len() - 1;

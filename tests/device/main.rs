@@ -21,6 +21,7 @@ mod ops_merge_state_large;
 mod ops_mla_decode;
 mod ops_mla_decode_fuzz;
 mod ops_mla_decode_grid;
+mod ops_norm_rope;
 mod ops_paging;
 mod ops_ragged_attention;
 mod ops_sparse_mla;

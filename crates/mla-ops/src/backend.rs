@@ -134,6 +134,17 @@ pub struct CompressKvSpec {
     pub dtype: FloatDType,
 }
 
+/// What [`MlaBackend::norm_rope`] needs beside the tensors.
+#[derive(Debug, Clone)]
+pub struct NormRopeSpec {
+    /// Added to the mean square in the norm; none where there is no norm.
+    pub norm_eps: Option<f32>,
+    /// Whether the norm has a weight; otherwise that tensor is anything.
+    pub weighted: bool,
+    /// Whether heads turn back.
+    pub inverse: bool,
+}
+
 /// The operations on backend primitives. Arguments are those of the public functions, validated.
 #[backend_extension(
     Cube: cfg(any(feature = "wgpu", feature = "cuda")),
@@ -243,6 +254,16 @@ pub trait MlaBackend: Backend {
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
         spec: CompressKvSpec,
+    ) -> FloatTensor<Self>;
+
+    /// [`norm_rope`](crate::norm_rope()).
+    #[fusion(meta = fusion::norm_rope)]
+    fn norm_rope(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        spec: NormRopeSpec,
     ) -> FloatTensor<Self>;
 
     /// [`write_latent`](crate::write_latent) of latent and rotary part: the cache's own buffer.

@@ -9,13 +9,13 @@ use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
 use mla_kernels::portable::{
-    compact_slots, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, page_table, ragged_attention,
-    vertical_slash_attention, vertical_slash_index, write_latent,
+    compact_slots, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_rope, page_table,
+    ragged_attention, vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec,
-    VerticalSlashIndexSpec, VerticalSlashSpec,
+    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, NormRopeSpec, PageTableSpec, PlanSpec,
+    RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{Path, Splits};
 
@@ -336,6 +336,40 @@ impl MlaBackend for CubeBackend {
     ) -> CubeTensor {
         let _ = (kv_gates, state, state_rows, cu_seqlens, starts, position_bias, norm_weight, cos, sin, spec);
         unreachable!("refused by the public function")
+    }
+
+    fn norm_rope(
+        x: CubeTensor,
+        weight: CubeTensor,
+        cos: CubeTensor,
+        sin: CubeTensor,
+        spec: NormRopeSpec,
+    ) -> CubeTensor {
+        let [x, weight, cos, sin] = [x, weight, cos, sin].map(contiguous);
+        let ([tokens, heads, width], [_, pairs]) = (dims(&x), dims(&cos));
+        let (out, elem, client) =
+            (empty(&x, [tokens, heads, width], x.dtype), dtype_to_elem_type(x.dtype), x.client.clone());
+        let args = norm_rope::NormRopeArgs {
+            x: x.into_buffer_arg(),
+            weight: weight.into_buffer_arg(),
+            cos: cos.into_buffer_arg(),
+            sin: sin.into_buffer_arg(),
+            out: out.clone().into_buffer_arg(),
+            tokens,
+            heads,
+            width,
+            pairs,
+            norm: match (spec.norm_eps, spec.weighted) {
+                (None, _) => norm_rope::Norm::None,
+                (Some(_), false) => norm_rope::Norm::Plain,
+                (Some(_), true) => norm_rope::Norm::Weighted,
+            },
+            eps: spec.norm_eps.unwrap_or_default(),
+            inverse: spec.inverse,
+            elem,
+        };
+        norm_rope::launch(&client, args);
+        out
     }
 
     fn write_latent(cache: CubeTensor, slots: CubeTensor, latent: CubeTensor, rope: CubeTensor) -> CubeTensor {

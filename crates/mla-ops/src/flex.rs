@@ -8,8 +8,8 @@ use burn::backend::{
 use burn::tensor::{Int, Tensor};
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, PageTableSpec, PlanSpec, RaggedSpec,
-    VerticalSlashIndexSpec, VerticalSlashSpec,
+    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, NormRopeSpec, PageTableSpec, PlanSpec,
+    RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{Path, reference};
 
@@ -148,6 +148,17 @@ impl MlaBackend for Flex {
             spec,
         };
         float_primitive(compressor.entries(&tokens))
+    }
+
+    fn norm_rope(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        spec: NormRopeSpec,
+    ) -> FloatTensor<Self> {
+        let weight = spec.weighted.then(|| float(weight));
+        float_primitive(reference::norm_rope(float(x), weight, [float(cos), float(sin)], &spec))
     }
 
     fn write_latent(

@@ -4,7 +4,7 @@ use burn::backend::fusion::custom::TensorSpec;
 use burn::tensor::{DType, Shape};
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, PageTableSpec, PlanSpec, RaggedSpec,
+    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, NormRopeSpec, PageTableSpec, PlanSpec, RaggedSpec,
     VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 
@@ -126,6 +126,16 @@ pub(crate) fn compress_kv(
 ) -> TensorSpec {
     let ([batch, entries, _], [width]) = (cos.shape.dims(), norm_weight.shape.dims());
     spec([batch, entries, width], compress.dtype.into())
+}
+
+pub(crate) fn norm_rope(
+    x: &TensorSpec,
+    _weight: &TensorSpec,
+    _cos: &TensorSpec,
+    _sin: &TensorSpec,
+    _spec: &NormRopeSpec,
+) -> TensorSpec {
+    x.clone()
 }
 
 pub(crate) fn write_latent(

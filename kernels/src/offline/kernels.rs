@@ -12,7 +12,7 @@ use cubecl_runtime::server::Handle;
 use super::compile::{compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
 use crate::portable::{
-    compact_slots, kv_indices, lightning_index, merge_splits, merge_state, mla_decode, mla_plan, page_table,
+    compact_slots, kv_indices, lightning_index, merge_splits, merge_state, mla_decode, mla_plan, norm_rope, page_table,
     ragged_attention, vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
@@ -26,6 +26,7 @@ pub fn entries() -> Vec<Entry> {
         merge_splits::offline(),
         mla_decode::offline(),
         mla_plan::offline(),
+        norm_rope::offline(),
         page_table::offline(),
         ragged_attention::offline(),
         vertical_slash_attention::offline(),

@@ -1,5 +1,7 @@
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope};
 
+use crate::Result;
 use crate::config::RopeConfig;
 
 /// Rotary embedding of the trailing channels of a head (DeepSeek-V4): `(2i, 2i + 1)` of them turn together.
@@ -13,10 +15,10 @@ pub(crate) struct PartialRotary {
 /// The rotations of some tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct PartialRotation {
-    /// f32 `[N, 1, dr / 2, 1]`.
-    cos: Tensor<4>,
-    /// f32 `[N, 1, dr / 2, 1]`.
-    sin: Tensor<4>,
+    /// f32 `[N, dr / 2]`.
+    cos: Tensor<2>,
+    /// f32 `[N, dr / 2]`.
+    sin: Tensor<2>,
 }
 
 impl PartialRotary {
@@ -26,8 +28,8 @@ impl PartialRotary {
 
     /// The rotations at these positions.
     pub(crate) fn at(&self, positions: &[usize], device: &Device) -> PartialRotation {
-        let (cos, sin) = self.tables(positions, [positions.len(), 1], device);
-        PartialRotation { cos: cos.unsqueeze_dim(3), sin: sin.unsqueeze_dim(3) }
+        let (cos, sin) = self.tables(positions, [1, positions.len()], device);
+        PartialRotation { cos: cos.squeeze_dim(0), sin: sin.squeeze_dim(0) }
     }
 
     /// Cosines and sines at these positions, f32 `[shape[0], shape[1], dr / 2]` each.
@@ -41,28 +43,21 @@ impl PartialRotary {
 
 impl PartialRotation {
     /// Turns the trailing channels of `[N, heads, d]`; all channels keep their places.
-    pub(crate) fn apply(&self, x: Tensor<3>) -> Tensor<3> {
-        self.turn(x, self.sin.clone())
+    pub(crate) fn apply(&self, x: Tensor<3>) -> Result<Tensor<3>> {
+        self.turn(x, None, NormRopeOptions { norm_eps: None, inverse: false })
     }
 
     /// Turns them back: the values that attention adds up are turned keys.
-    pub(crate) fn invert(&self, x: Tensor<3>) -> Tensor<3> {
-        self.turn(x, -self.sin.clone())
+    pub(crate) fn invert(&self, x: Tensor<3>) -> Result<Tensor<3>> {
+        self.turn(x, None, NormRopeOptions { norm_eps: None, inverse: true })
     }
 
-    fn turn(&self, x: Tensor<3>, sin: Tensor<4>) -> Tensor<3> {
-        let dtype = FloatDType::from(x.dtype());
-        let [tokens, heads, width] = x.dims();
-        let half = self.cos.dims()[2];
-        let still = width - 2 * half;
-        let pairs = x.clone().narrow(2, still, 2 * half).cast(FloatDType::F32).reshape([tokens, heads, half, 2]);
-        let (u, v) = (pairs.clone().narrow(3, 0, 1), pairs.narrow(3, 1, 1));
-        let turned_u = u.clone() * self.cos.clone() - v.clone() * sin.clone();
-        let turned_v = v * self.cos.clone() + u * sin;
-        let turned = Tensor::cat(vec![turned_u, turned_v], 3).reshape([tokens, heads, 2 * half]).cast(dtype);
-        match still {
-            0 => turned,
-            _ => Tensor::cat(vec![x.narrow(2, 0, still), turned], 2),
-        }
+    /// Norms each head, with a weight f32 `[d]` if there is one, and turns it.
+    pub(crate) fn norm_and_apply(&self, x: Tensor<3>, weight: Option<Tensor<1>>, eps: f64) -> Result<Tensor<3>> {
+        self.turn(x, weight, NormRopeOptions { norm_eps: Some(eps as f32), inverse: false })
+    }
+
+    fn turn(&self, x: Tensor<3>, weight: Option<Tensor<1>>, options: NormRopeOptions) -> Result<Tensor<3>> {
+        Ok(norm_rope(NormRopeArgs { x, weight, cos: self.cos.clone(), sin: self.sin.clone() }, &options)?)
     }
 }

@@ -7,7 +7,6 @@ use mla_ops::{
 };
 
 use super::compressor::Compressor;
-use super::rms_norm::unit_rms;
 use super::{Linear, RmsNorm};
 use crate::Result;
 use crate::cache::{State, V4Cache};
@@ -23,7 +22,8 @@ pub(crate) struct SharedKvAttention {
     q_norm: RmsNorm,
     wq_b: Linear,
     wkv: Linear,
-    kv_norm: RmsNorm,
+    /// f32 `[d]`.
+    kv_norm: Tensor<1>,
     compression: Compression,
     /// f32 `[H]`.
     attn_sink: Tensor<1>,
@@ -74,7 +74,7 @@ impl SharedKvAttention {
             q_norm: RmsNorm::load(loader, &format!("{name}.q_norm"), rank, eps),
             wq_b: Linear::load(loader, &format!("{name}.wq_b"), heads * width, rank),
             wkv: Linear::load(loader, &format!("{name}.wkv"), width, hidden),
-            kv_norm: RmsNorm::load(loader, &format!("{name}.kv_norm"), width, eps),
+            kv_norm: loader.tensor_f32(&format!("{name}.kv_norm.weight"), [width]),
             compression: Compression::load(loader, name, layer, config),
             attn_sink: loader.tensor_f32(&format!("{name}.attn_sink"), [heads]),
             wo_a: wo_a.reshape([groups, group_rank, group_width]).swap_dims(1, 2),
@@ -94,9 +94,10 @@ impl SharedKvAttention {
             _ => &step.compress_rotation,
         };
         let q_latent = self.q_norm.forward(self.wq_a.forward(x.clone()));
-        let q = rotation.apply(self.normed_heads(self.wq_b.forward(q_latent.clone())));
-        let kv = self.kv_norm.forward(self.wkv.forward(x.clone()));
-        let kv = rotation.apply(kv.reshape([tokens, 1, self.head_dim])).reshape([tokens, self.head_dim]);
+        let q = self.wq_b.forward(q_latent.clone()).reshape([tokens, self.heads, self.head_dim]);
+        let q = rotation.norm_and_apply(q, None, self.norm_eps)?;
+        let kv = self.wkv.forward(x.clone()).unsqueeze_dim(1);
+        let kv = rotation.norm_and_apply(kv, Some(self.kv_norm.clone()), self.norm_eps)?.squeeze_dim(1);
         let scope = self.window(kv, step, cache)?;
         let second = match step.entries(self.spec) {
             Some(entries) => self.compression.entries(x, q_latent, step, entries, cache)?,
@@ -106,15 +107,7 @@ impl SharedKvAttention {
         let args = SparseMlaArgs { q, scope, second, sink: Some(self.attn_sink.clone()) };
         let softmax_scale = (self.head_dim as f32).sqrt().recip();
         let (out, _) = sparse_mla(args, &SparseMlaOptions { value_width: self.head_dim, softmax_scale })?;
-        Ok(self.project_output(rotation.invert(out.squeeze_dim(1))))
-    }
-
-    /// Each head normed without a weight: `[N, H · d]` -> `[N, H, d]`.
-    fn normed_heads(&self, q: Tensor<2>) -> Tensor<3> {
-        let dtype = FloatDType::from(q.dtype());
-        let [tokens, _] = q.dims();
-        let by_head = q.reshape([tokens * self.heads, self.head_dim]).cast(FloatDType::F32);
-        unit_rms(by_head, self.norm_eps).cast(dtype).reshape([tokens, self.heads, self.head_dim])
+        Ok(self.project_output(rotation.invert(out.squeeze_dim(1))?))
     }
 
     /// The last tokens and the new ones, whose keys kv `[N, d]` go into the state.
@@ -230,7 +223,7 @@ impl Indexer {
         let q = self.wq_b.forward(q_latent).reshape([tokens, self.heads, self.width]);
         let weights = self.weights_proj.forward(x).cast(FloatDType::F32) / (self.heads as f64).sqrt();
         let args = LightningIndexArgs {
-            q: step.compress_rotation.apply(q).unsqueeze_dim(1),
+            q: step.compress_rotation.apply(q)?.unsqueeze_dim(1),
             keys: cache.entries().pool(self.compressor.pool())?,
             page_table,
             head_weights: weights.unsqueeze_dim(1),

@@ -1,0 +1,242 @@
+//! Norm of heads, and rotation of their last channels (DeepSeek-V4).
+//!
+//! Units side by side have a head, a vector of channels each at a time, and go over it twice: for the sum of squares, and to
+//! write it. The second time its channels come from the cache.
+
+use cubecl::prelude::*;
+
+use super::launch::{RowGrid, address_type, grid_row, or_dummy};
+
+/// Arguments of [`launch`]; E is `elem`.
+pub struct NormRopeArgs {
+    /// E `[tokens, heads, width]`.
+    pub x: BufferArg,
+    /// f32 `[width]`: the weight of the norm, if it is [`Norm::Weighted`]; otherwise anything.
+    pub weight: BufferArg,
+    /// f32 `[tokens, pairs]`.
+    pub cos: BufferArg,
+    /// f32 `[tokens, pairs]`.
+    pub sin: BufferArg,
+    /// E `[tokens, heads, width]`, written.
+    pub out: BufferArg,
+    /// Tokens.
+    pub tokens: usize,
+    /// Heads of a token.
+    pub heads: usize,
+    /// Channels of a head.
+    pub width: usize,
+    /// Pairs of neighbours among the last channels that turn, at most `width / 2`.
+    pub pairs: usize,
+    /// What comes before the rotation.
+    pub norm: Norm,
+    /// Added to the mean square in the norm.
+    pub eps: f32,
+    /// Turn back.
+    pub inverse: bool,
+    /// f32, f16 or bf16.
+    pub elem: ElemType,
+}
+
+/// Whether a head is normed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Norm {
+    /// No.
+    None,
+    /// Its root mean square becomes 1.
+    Plain,
+    /// And then each channel has a factor.
+    Weighted,
+}
+
+/// Writes `out`. Without elements nothing is launched.
+pub fn launch(client: &Client, args: NormRopeArgs) {
+    let (rows, width) = (args.tokens * args.heads, args.width);
+    if rows * width == 0 {
+        return;
+    }
+    let parts = [width - 2 * args.pairs, 2 * args.pairs];
+    let grid = RowGrid::new(client, rows, &parts, args.elem.size());
+    norm_rope_kernel::launch(
+        client,
+        grid.cube_count,
+        grid.cube_dim,
+        address_type(client, &[&args.x]),
+        grid.vector_size,
+        args.x,
+        or_dummy(client, args.weight, if args.norm == Norm::Weighted { width } else { 0 }),
+        or_dummy(client, args.cos, args.pairs),
+        or_dummy(client, args.sin, args.pairs),
+        args.out,
+        rows,
+        args.heads,
+        width / grid.vector_size,
+        args.pairs,
+        args.eps,
+        Form {
+            norm: args.norm,
+            inverse: args.inverse,
+            columns: grid.cube_dim.x as usize,
+            units: grid.cube_dim.num_elems() as usize,
+        },
+        args.elem,
+    );
+}
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Form {
+    norm: Norm,
+    inverse: bool,
+    /// Units of a head.
+    columns: usize,
+    /// Units of a cube.
+    units: usize,
+}
+
+/// A row of units per head, of `vectors` vectors.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn norm_rope_kernel<E: Float, N: Size>(
+    x: &[Vector<E, N>],
+    weight: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    out: &mut [Vector<E, N>],
+    rows: usize,
+    heads: usize,
+    vectors: usize,
+    pairs: usize,
+    eps: f32,
+    #[comptime] form: Form,
+    #[define(E)] _elem: ElemType,
+) {
+    let row = grid_row();
+    let lanes = N::value().comptime();
+    let mut head = Head { first: row * vectors, scale: 1.0f32, norm: form.norm };
+    if comptime!(form.norm != Norm::None) {
+        let mut squares = 0.0f32;
+        if row < rows {
+            let mut column = UNIT_POS_X as usize;
+            while column < vectors {
+                let values = Vector::<f32, N>::cast_from(x[head.first + column]);
+                #[unroll]
+                for lane in 0..lanes {
+                    squares += values.extract(lane) * values.extract(lane);
+                }
+                column += comptime!(form.columns);
+            }
+        }
+        let mean = sum_of_row(squares, form) / f32::cast_from(vectors * lanes);
+        head.scale = 1.0 / (mean + eps).sqrt();
+    }
+    if row < rows {
+        let still = vectors * lanes - 2 * pairs;
+        let turn = row / heads * pairs;
+        let mut column = UNIT_POS_X as usize;
+        while column < vectors {
+            let mut values = head.values::<E, N>(x, weight, column);
+            let channel = column * lanes;
+            if channel >= still {
+                if comptime!(lanes == 1) {
+                    let other = head.values::<E, N>(x, weight, still + ((channel - still) ^ 1)).extract(0usize);
+                    let own = values.extract(0usize);
+                    let pair = turn + (channel - still) / 2;
+                    let (c, s) = (cos[pair], angle_sine(sin[pair], form.inverse));
+                    let odd = (channel - still) % 2 == 1;
+                    values.insert(0usize, own * c + other * select(odd, s, -s));
+                } else {
+                    #[unroll]
+                    for i in 0..comptime!(lanes / 2) {
+                        let pair = turn + (channel - still) / 2 + i;
+                        let (c, s) = (cos[pair], angle_sine(sin[pair], form.inverse));
+                        let (u, v) = (values.extract(comptime!(2 * i)), values.extract(comptime!(2 * i + 1)));
+                        values.insert(comptime!(2 * i), u * c - v * s);
+                        values.insert(comptime!(2 * i + 1), v * c + u * s);
+                    }
+                }
+            }
+            out[head.first + column] = Vector::cast_from(values);
+            column += comptime!(form.columns);
+        }
+    }
+}
+
+/// A head, and how its norm scales it.
+#[derive(CubeType)]
+struct Head {
+    /// Its first vector.
+    first: usize,
+    scale: f32,
+    #[cube(comptime)]
+    norm: Norm,
+}
+
+#[cube]
+impl Head {
+    /// A vector of the normed head.
+    fn values<E: Float, N: Size>(&self, x: &[Vector<E, N>], weight: &[f32], column: usize) -> Vector<f32, N> {
+        let lanes = N::value().comptime();
+        let mut values = Vector::<f32, N>::cast_from(x[self.first + column]);
+        if comptime!(self.norm != Norm::None) {
+            #[unroll]
+            for lane in 0..lanes {
+                let mut scale = self.scale;
+                if comptime!(self.norm == Norm::Weighted) {
+                    scale *= weight[column * lanes + lane];
+                }
+                values.insert(lane, values.extract(lane) * scale);
+            }
+        }
+        values
+    }
+}
+
+/// The sine of an angle, or of its opposite.
+#[cube]
+fn angle_sine(sine: f32, #[comptime] inverse: bool) -> f32 {
+    if comptime!(inverse) { -sine } else { sine }
+}
+
+/// The sum over the units of a row. Called by all units of a cube.
+#[cube]
+fn sum_of_row(own: f32, #[comptime] form: Form) -> f32 {
+    let mut sums = Shared::<[f32]>::new_slice(form.units);
+    let unit = UNIT_POS as usize;
+    sums[unit] = own;
+    sync_cube();
+    let mut distance = comptime!(form.columns / 2).runtime();
+    while distance > 0 {
+        if (UNIT_POS_X as usize) < distance {
+            let other = sums[unit + distance];
+            sums[unit] += other;
+        }
+        sync_cube();
+        distance /= 2;
+    }
+    sums[unit - UNIT_POS_X as usize]
+}
+
+/// Queries of DeepSeek-V4, its keys, and its outputs.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
+    let device = Arch::Sm90a.properties();
+    let entry = |name, kind: FloatKind, norm, inverse, address| {
+        let elem = ElemType::Float(kind);
+        let (dim, vector) = RowGrid::cube(&device, &[448, 64], elem.size());
+        let form = Form { norm, inverse, columns: dim.x as usize, units: dim.num_elems() as usize };
+        Entry::of(
+            kind,
+            name,
+            form!(norm_rope_kernel, dim, [address, vector, _, _, _, _, _, 1, 1, 1, 1, 1.0, form, elem]),
+        )
+    };
+    let forms = FLOATS.into_iter().flat_map(|kind| {
+        [
+            entry("norm_rope.plain", kind, Norm::Plain, false, AddressType::U32),
+            entry("norm_rope.weighted", kind, Norm::Weighted, false, AddressType::U32),
+            entry("norm_rope.inverse", kind, Norm::None, true, AddressType::U32),
+        ]
+    });
+    let large = entry("norm_rope.64_bits", FloatKind::BF16, Norm::Plain, false, AddressType::U64);
+    forms.chain([large.on(|arch| arch == Arch::Sm90a)]).collect()
+}
