@@ -116,7 +116,7 @@ fn write(cache: Tensor<3>, slot: i32, device: &Device) -> Tensor<3> {
 
 /// The number of the buffer that a GPU's tensor is in, once what it waits for has been computed.
 #[cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda")))]
-fn buffer(tensor: &Tensor<3>) -> Option<usize> {
+pub fn buffer(tensor: &Tensor<3>) -> Option<usize> {
     use burn::backend::fusion::{Fusion, FusionBackend, FusionTensor};
     use std::marker::PhantomData;
 
@@ -131,14 +131,14 @@ fn buffer(tensor: &Tensor<3>) -> Option<usize> {
 }
 
 #[cfg(all(not(feature = "fusion"), any(feature = "wgpu", feature = "cuda")))]
-fn buffer(tensor: &Tensor<3>) -> Option<usize> {
+pub fn buffer(tensor: &Tensor<3>) -> Option<usize> {
     let tensor = tensor.clone().try_into_primitive::<burn::backend::Cube>().ok()?;
     Some(tensor.handle.memory.descriptor().id.value)
 }
 
 /// Flex has a test of its own for this, by address.
 #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
-fn buffer(_: &Tensor<3>) -> Option<usize> {
+pub fn buffer(_: &Tensor<3>) -> Option<usize> {
     None
 }
 

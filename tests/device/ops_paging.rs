@@ -187,7 +187,7 @@ fn ops_write_latent(#[case] slots: &[i32], #[values(false, true)] with_rope: boo
 }
 
 /// Where the cache lies in memory.
-fn address(cache: &Tensor<3>) -> *const u8 {
+pub fn address(cache: &Tensor<3>) -> *const u8 {
     let primitive = cache.clone().try_into_primitive::<burn::backend::Flex>().expect("a Flex tensor");
     primitive.bytes().as_ptr()
 }

@@ -9,7 +9,7 @@ use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
 use mla_kernels::portable::{
-    compact_slots, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_rope, page_table,
+    compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_rope, page_table,
     ragged_attention, vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
@@ -334,8 +334,40 @@ impl MlaBackend for CubeBackend {
         sin: CubeTensor,
         spec: CompressKvSpec,
     ) -> CubeTensor {
-        let _ = (kv_gates, state, state_rows, cu_seqlens, starts, position_bias, norm_weight, cos, sin, spec);
-        unreachable!("refused by the public function")
+        let [kv_gates, state, position_bias, norm_weight, cos, sin] =
+            [kv_gates, state, position_bias, norm_weight, cos, sin].map(contiguous);
+        let [state_rows, cu_seqlens, starts] = [state_rows, cu_seqlens, starts].map(contiguous);
+        let ([tokens, _], [blocks, _, _], [window, _]) = (dims(&kv_gates), dims(&state), dims(&position_bias));
+        let ([batch, count, pairs], [width]) = (dims(&cos), dims(&norm_weight));
+        let dtype = DType::from(spec.dtype);
+        let entries = empty(&cos, [batch, count, width], dtype);
+        let client = cos.client.clone();
+        let args = compress_kv::CompressKvArgs {
+            kv_gates: kv_gates.into_buffer_arg(),
+            state: state.into_buffer_arg(),
+            state_rows: state_rows.into_buffer_arg(),
+            cu_seqlens: cu_seqlens.into_buffer_arg(),
+            starts: starts.into_buffer_arg(),
+            position_bias: position_bias.into_buffer_arg(),
+            norm_weight: norm_weight.into_buffer_arg(),
+            cos: cos.into_buffer_arg(),
+            sin: sin.into_buffer_arg(),
+            entries: entries.clone().into_buffer_arg(),
+            sizes: compress_kv::CompressKvSizes {
+                tokens,
+                batch,
+                entries: count,
+                blocks,
+                window,
+                width,
+                pairs,
+                overlap: spec.overlap,
+                elem: dtype_to_elem_type(dtype),
+            },
+            norm_eps: spec.norm_eps,
+        };
+        launched(compress_kv::launch(&client, args));
+        entries
     }
 
     fn norm_rope(

@@ -2,13 +2,15 @@
 
 use burn::backend::DispatchDevice;
 use burn::backend::cubecl::dtype_to_elem_type;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
+use mla_kernels::portable::compress_kv::{self, CompressKvError, CompressKvSizes};
 use mla_kernels::portable::lightning_index::{self, LightningIndexError, LightningIndexSizes};
 use mla_kernels::portable::mla_decode::{self, DecodeError, DecodeSizes};
 use mla_kernels::portable::mla_plan::{self, PlanSizes};
 use mla_kernels::portable::ragged_attention::{self, RaggedAttentionError, RaggedAttentionSizes};
+use mla_kernels::portable::tile_attention::DeviceError;
 
 use crate::backend::PlanSpec;
 use crate::check::Check;
@@ -115,8 +117,25 @@ pub(crate) fn lightning_index(check: &Check, args: &LightningIndexArgs, k: usize
 }
 
 /// The device pools these windows.
-pub(crate) fn compress_kv(check: &Check, _: &CompressKvArgs, _: &CompressKvOptions) -> Result<(), MlaError> {
-    if client(check).is_some() { Err(check.device_limit("kv_gates", "no kernel yet")) } else { Ok(()) }
+pub(crate) fn compress_kv(check: &Check, args: &CompressKvArgs, options: &CompressKvOptions) -> Result<(), MlaError> {
+    let Some(client) = client(check) else { return Ok(()) };
+    let ([tokens, _], [blocks, ..], [window, _]) = (args.kv_gates.dims(), args.state.dims(), args.position_bias.dims());
+    let ([batch, entries, pairs], [width]) = (args.cos.dims(), args.norm_weight.dims());
+    let dtype = DType::from(options.dtype);
+    let (overlap, elem) = (options.overlap, dtype_to_elem_type(dtype));
+    // What there are too many of to count has no room, either.
+    let numbers = [batch, entries, width].into_iter().map(|n| n as u128).product::<u128>();
+    allocation(check, &client, "cos", numbers * dtype.size() as u128)?;
+    let sizes = CompressKvSizes { tokens, batch, entries, blocks, window, width, pairs, overlap, elem };
+    compress_kv::check(&client, &sizes).map_err(|error| {
+        let argument = match &error {
+            CompressKvError::Device(DeviceError::Elem(_)) => "dtype",
+            CompressKvError::Device(_) => "norm_weight",
+            CompressKvError::Offsets { name: "entries", .. } => "cos",
+            CompressKvError::Offsets { name, .. } => *name,
+        };
+        check.device_limit(argument, error)
+    })
 }
 
 /// The device's kernels reach all elements of a tensor.

@@ -12,14 +12,15 @@ use cubecl_runtime::server::Handle;
 use super::compile::{compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
 use crate::portable::{
-    compact_slots, kv_indices, lightning_index, merge_splits, merge_state, mla_decode, mla_plan, norm_rope, page_table,
-    ragged_attention, vertical_slash_attention, vertical_slash_index, write_latent,
+    compact_slots, compress_kv, kv_indices, lightning_index, merge_splits, merge_state, mla_decode, mla_plan,
+    norm_rope, page_table, ragged_attention, vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
 /// All kernels that are compiled.
 pub fn entries() -> Vec<Entry> {
     [
         compact_slots::offline(),
+        compress_kv::offline(),
         kv_indices::offline(),
         lightning_index::offline(),
         merge_state::offline(),

@@ -4,6 +4,7 @@
 //! without reading from the device.
 
 pub mod compact_slots;
+pub mod compress_kv;
 pub mod kv_indices;
 pub(crate) mod launch;
 pub mod lightning_index;

@@ -4,6 +4,7 @@
 #![cfg(any(feature = "wgpu", feature = "cuda"))]
 
 mod compact_slots;
+mod compress_kv;
 mod kv_indices;
 mod lightning_index;
 mod merge_state;

@@ -78,7 +78,7 @@ impl From<Box<CompressKvError>> for MlaError {
 ///
 /// Tokens before the new ones are read from the state, where only the rows of windows that are now filled are read: others may
 /// hold anything. Afterwards the rows of the new tokens are written into it: the same buffer, in place, never a copy. Any
-/// division of a sequence into calls gives the same entries.
+/// division of a sequence into calls gives the same entries, but for rounding.
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices; a state that is a strided view; [`MlaError::CacheShared`] if another handle of the state
@@ -168,6 +168,7 @@ impl CompressKvArgs {
         check.dims("state", self.state.dims(), [None, Some(carried), Some(row)], words)?;
         let [tokens, _] = self.kv_gates.dims();
         check.index_range("kv_gates", tokens)?;
+        check.index_range("position_bias", window)?;
         check.index_range("state", self.state.dims()[0].saturating_mul(carried))
     }
 
