@@ -289,7 +289,8 @@ impl Tokens {
         let first = number * window - before;
         let mut carried = 0usize.runtime();
         if start > first {
-            carried = start - first;
+            // Never more than there are: lengths that do not ascend must not make this loop for long.
+            carried = min(start - first, before + window);
         }
         Tokens {
             before,
@@ -503,13 +504,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         Entry::of(kind, name, form)
     };
     let (narrow, wide) = (AddressType::U32, AddressType::U64);
-    let forms = FLOATS.into_iter().flat_map(|kind| {
-        [
-            entry("compress_kv.overlap", kind, narrow, 4, 512, true),
-            entry("compress_kv.long", kind, narrow, 128, 512, false),
-            entry("compress_kv.index", kind, narrow, 4, 128, true),
-        ]
-    });
-    let large = entry("compress_kv.64_bits", FloatKind::BF16, wide, 4, 512, true);
-    forms.chain([large.on(|arch| arch == Arch::Sm90a)]).collect()
+    let overlap = FLOATS.map(|kind| entry("compress_kv.overlap", kind, narrow, 4, 512, true));
+    let long = entry("compress_kv.long", FloatKind::F16, narrow, 128, 512, false);
+    let index = entry("compress_kv.index", FloatKind::F16, narrow, 4, 128, true);
+    let large = entry("compress_kv.64_bits", FloatKind::BF16, wide, 4, 512, true).on(|arch| arch == Arch::Sm90a);
+    overlap.into_iter().chain([long, index, large]).collect()
 }
