@@ -201,6 +201,12 @@ pub(crate) fn read_i32<const D: usize>(
     argument: &'static str,
     tensor: &Tensor<D, Int>,
 ) -> Result<Vec<i32>, MlaError> {
+    #[cfg(feature = "flex")]
+    if let Ok(primitive) = tensor.clone().try_into_primitive::<burn::backend::Flex>()
+        && let Some(values) = primitive.as_slice::<i32>()
+    {
+        return Ok(values.to_vec());
+    }
     tensor.try_to_vec_as::<i32>().map_err(|error| MlaError::Read { op, argument, reason: error.to_string() })
 }
 

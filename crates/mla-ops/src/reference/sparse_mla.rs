@@ -11,7 +11,7 @@ use crate::independent::{map_independent, piece_len};
 use crate::{SparseMlaArgs, SparseMlaOptions, SparseScope};
 
 /// Sums of a dot product that are computed side by side.
-const LANES: usize = 16;
+const LANES: usize = 8;
 /// Rows that are added to the output together, so that it is loaded and stored less often.
 const ROWS: usize = 4;
 
@@ -130,51 +130,78 @@ impl Attention<'_> {
     /// The parts of some query tokens, from `first` on.
     fn attend(&self, first: usize, acc: &mut [f32], max: &mut [f32], row_sum: &mut [f32]) {
         let (mut rows, mut weights) = (Vec::new(), Vec::new());
-        let states = max.iter_mut().zip(row_sum).zip(acc.chunks_exact_mut(self.value_width));
-        for (i, ((max, row_sum), acc)) in states.enumerate() {
-            if i % self.heads == 0 {
-                rows.clear();
-                let token = first + i / self.heads;
-                rows.extend(self.lists.iter().flat_map(|list| list.of_token(token, self.width)));
+        let states = max.chunks_exact_mut(self.heads).zip(row_sum.chunks_exact_mut(self.heads));
+        let accs = acc.chunks_exact_mut(self.heads * self.value_width);
+        for (token, (acc, (max, row_sum))) in (first..).zip(accs.zip(states)) {
+            rows.clear();
+            rows.extend(self.lists.iter().flat_map(|list| list.of_token(token, self.width)));
+            self.scores(token, &rows, &mut weights);
+            for (head, (max, row_sum)) in max.iter_mut().zip(row_sum).enumerate() {
+                let weights = &mut weights[head * rows.len()..][..rows.len()];
+                *max = largest(weights);
+                weights.iter_mut().for_each(|weight| *weight = (*weight - *max).exp());
+                *row_sum = weights.iter().sum();
             }
-            let query = &self.q[(first * self.heads + i) * self.width..][..self.width];
-            weights.clear();
-            weights.extend(rows.iter().map(|row| self.softmax_scale * dot(query, row)));
-            *max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            weights.iter_mut().for_each(|weight| *weight = (*weight - *max).exp());
-            *row_sum = weights.iter().sum();
-            add_weighted(acc, &rows, &weights);
+            self.add_values(&rows, &weights, acc);
+        }
+    }
+
+    /// The scores `[H, rows]` of a query token. A row is read once for all heads.
+    fn scores(&self, token: usize, rows: &[&[f32]], scores: &mut Vec<f32>) {
+        let queries = &self.q[token * self.heads * self.width..][..self.heads * self.width];
+        scores.resize(self.heads * rows.len(), 0.0);
+        for (i, row) in rows.iter().enumerate() {
+            for (head, query) in queries.chunks_exact(self.width).enumerate() {
+                scores[head * rows.len() + i] = self.softmax_scale * dot(query, row);
+            }
+        }
+    }
+
+    /// Adds the values of the rows, times their weights `[H, rows]`, to acc `[H, Dv]`. Again a row is read once.
+    fn add_values(&self, rows: &[&[f32]], weights: &[f32], acc: &mut [f32]) {
+        for (i, some) in rows.chunks(ROWS).enumerate() {
+            for (head, acc) in acc.chunks_exact_mut(self.value_width).enumerate() {
+                add_weighted(acc, some, &weights[head * rows.len() + i * ROWS..][..some.len()]);
+            }
         }
     }
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0; LANES];
-    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest: f32 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a_chunks.zip(b_chunks) {
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
         for lane in 0..LANES {
             sums[lane] += a[lane] * b[lane];
         }
     }
-    for half in [8, 4, 2, 1] {
-        for lane in 0..half {
-            sums[lane] += sums[lane + half];
-        }
-    }
-    sums[0] + rest
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    // In this order the compiler keeps the sums in whole registers.
+    sums.iter().sum::<f32>() + rest
 }
 
-/// Adds the rows' first channels, each times its weight.
-fn add_weighted(acc: &mut [f32], rows: &[&[f32]], weights: &[f32]) {
-    let (fours, ones) = (rows.chunks_exact(ROWS), rows.chunks_exact(ROWS).remainder());
-    for (rows, weights) in fours.zip(weights.chunks_exact(ROWS)) {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|i| &rows[i][..acc.len()]);
-        for (i, acc) in acc.iter_mut().enumerate() {
-            *acc += (weights[0] * a[i] + weights[1] * b[i]) + (weights[2] * c[i] + weights[3] * d[i]);
+/// The largest number, -inf of none.
+fn largest(numbers: &[f32]) -> f32 {
+    let mut most = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = numbers.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            most[lane] = if chunk[lane] > most[lane] { chunk[lane] } else { most[lane] };
         }
     }
-    for (row, weight) in ones.iter().zip(&weights[rows.len() - ones.len()..]) {
+    rest.iter().chain(&most).copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// Adds the first channels of [`ROWS`] rows at most, each row times its weight.
+fn add_weighted(acc: &mut [f32], rows: &[&[f32]], weights: &[f32]) {
+    if let (&[a, b, c, d], &[wa, wb, wc, wd]) = (rows, weights) {
+        let [a, b, c, d] = [a, b, c, d].map(|row| &row[..acc.len()]);
+        for (i, acc) in acc.iter_mut().enumerate() {
+            *acc += (wa * a[i] + wb * b[i]) + (wc * c[i] + wd * d[i]);
+        }
+        return;
+    }
+    for (row, weight) in rows.iter().zip(weights) {
         acc.iter_mut().zip(*row).for_each(|(acc, value)| *acc += weight * value);
     }
 }
