@@ -55,6 +55,22 @@ fn ops_errors_lightning_index() {
 }
 
 #[test]
+fn ops_errors_lightning_index_dense() {
+    for_each_device(|device| {
+        let dense = |keys| {
+            let LightningIndexArgs { q, head_weights, visible, .. } = args(device);
+            LightningIndexArgs::dense(q, keys, head_weights, visible)
+        };
+        let legal = dense(zeros([2, 16, 5], device)).expect("legal before it is changed");
+        lightning_index(legal, &OPTIONS).expect("legal");
+        assert_refused(dense(zeros([3, 16, 5], device)), Shape, "keys");
+        assert_refused(dense(zeros([2, 16, 4], device)).and_then(|it| lightning_index(it, &OPTIONS)), Shape, "keys");
+        let short = dense(zeros([2, 15, 5], device)).expect("legal but for its values");
+        assert_values_refused(device, short.validate_device_inputs(), || lightning_index(short, &OPTIONS), "visible");
+    });
+}
+
+#[test]
 fn ops_errors_lightning_index_float_types() {
     let device = &Device::flex();
     let refuses = |argument, change: fn(&mut LightningIndexArgs)| {

@@ -274,6 +274,47 @@ fn ops_lightning_index_strided() {
     });
 }
 
+/// Keys that are no pool, as they come and transposed. What is behind the last key that is seen is NaN.
+#[rstest]
+fn ops_lightning_index_dense(#[values(1, 2, 37, 300)] len: usize) {
+    for_each_dtype(|device, dtype| {
+        let case = Case::new(&[&[len, 0, len / 2], &[1, len - 1, len / 3]], 5, 24, 9, dtype);
+        let args = case.args(device).0;
+        let mut keys = case.keys.clone();
+        keys.iter_mut().for_each(|keys| keys.resize(len * case.width, f64::NAN));
+        let keys = floats(&keys.concat(), [2, len, case.width], dtype, device);
+        for keys in [keys.clone(), restrided(keys, 0, 1)] {
+            let dense =
+                LightningIndexArgs::dense(args.q.clone(), keys, args.head_weights.clone(), args.visible.clone());
+            let dense = dense.expect("legal");
+            let run = |form| int_values(lightning_index(dense.clone(), &case.options(form)).expect("legal"));
+            let positions = run(IndexForm::Positions);
+            assert_eq!(positions, case.expected(), "{len} keys of {dtype:?} on {device:?}");
+            let sequence = |at: usize| (at / (case.query_len() * case.k) * len) as i32;
+            let slot = |(at, &position): (usize, &i32)| if position < 0 { -1 } else { sequence(at) + position };
+            let slots: Vec<i32> = positions.iter().enumerate().map(slot).collect();
+            assert_eq!(run(IndexForm::Slots), slots, "{len} keys of {dtype:?} on {device:?}");
+        }
+    });
+}
+
+#[test]
+fn ops_lightning_index_dense_of_nothing() {
+    for_each_device(|device| {
+        for [batch, query_len, len] in [[2, 3, 0], [0, 3, 4], [2, 0, 4], [0, 0, 0]] {
+            let zeros = |shape| Tensor::<3>::zeros(shape, (device, DType::F32));
+            let q = Tensor::zeros([batch, query_len, 2, 8], (device, DType::F32));
+            let visible = Tensor::zeros([batch, query_len], (device, DType::I32));
+            let (keys, weights) = (zeros([batch, len, 8]), zeros([batch, query_len, 2]));
+            let args = LightningIndexArgs::dense(q, keys, weights, visible).expect("legal");
+            let options = LightningIndexOptions { k: 3, scale: 1.0, form: IndexForm::Slots };
+            let indices = lightning_index(args, &options).expect("legal");
+            assert_eq!(indices.dims(), [batch, query_len, 3], "{device:?}");
+            assert!(int_values(indices).iter().all(|&index| index == -1), "{device:?}");
+        }
+    });
+}
+
 #[test]
 fn ops_lightning_index_of_nothing() {
     for_each_device(|device| {

@@ -122,8 +122,8 @@ impl MlaBackend for Flex {
         visible: IntTensor<Self>,
         spec: LightningIndexSpec,
     ) -> IntTensor<Self> {
-        let keys = reference::PagedRows::new(float(keys), int(page_table));
-        int_primitive(reference::lightning_index(float(q), keys, float(head_weights), int(visible), &spec))
+        let (keys, page_table, weights) = (float(keys), int(page_table), float(head_weights));
+        int_primitive(reference::lightning_index(float(q), keys, page_table, weights, int(visible), &spec))
     }
 
     fn compress_kv(

@@ -81,6 +81,36 @@ pub fn lightning_index(args: LightningIndexArgs, options: &LightningIndexOptions
 }
 
 impl LightningIndexArgs {
+    /// The keys of each sequence on their own, `[B, T, di]`, in place of a pool: pages of one row. Key `j` of sequence `b` has
+    /// the slot `b * T + j`, its row in `[B * T, di]`. The others are as in the struct.
+    ///
+    /// # Errors
+    /// Keys that are on another device than `q`, or of another number of sequences, or more than i32 slots can name.
+    pub fn dense(
+        q: Tensor<4>,
+        keys: Tensor<3>,
+        head_weights: Tensor<3>,
+        visible: Tensor<2, Int>,
+    ) -> Result<Self, MlaError> {
+        let check = Check::new(OP, "q", &q)?;
+        check.float("keys", &keys)?;
+        let ([batch, ..], [sequences, len, width]) = (q.dims(), keys.dims());
+        let words = || format!("[B, T, di] with B = {batch}, as in `q`");
+        check.dims("keys", [sequences, len, width], [Some(batch), None, None], words)?;
+        let slots = batch.saturating_mul(len);
+        check.index_range("keys", slots)?;
+        let (device, float) = (q.device(), keys.dtype());
+        // Burn reshapes no tensor without elements.
+        let (keys, page_table) = if slots * width == 0 {
+            let keys = Tensor::empty([slots, 1, width], (&device, float));
+            (keys, Tensor::empty([batch, len], (&device, DType::I32)))
+        } else {
+            let page_table = Tensor::arange(0..slots as i64, (&device, DType::I32));
+            (keys.reshape([slots, 1, width]), page_table.reshape([batch, len]))
+        };
+        Ok(Self { q, keys, page_table, head_weights, visible })
+    }
+
     /// Dtypes, devices, and that the tensors fit together.
     fn check(&self) -> Result<Check, MlaError> {
         let check = Check::new(OP, "q", &self.q)?;

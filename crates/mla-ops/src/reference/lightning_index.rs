@@ -1,97 +1,113 @@
-use burn::tensor::activation::relu;
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
-use super::mla_decode::PagedRows;
-use super::{QUERY_TILE, SCORES, device_i32, host};
+use super::rows::{Rows, dot, primitive, row_by_row, values};
+use super::{device_i32, host};
 use crate::backend::LightningIndexSpec;
-use crate::independent::map_independent;
+use crate::independent::{map_independent, piece_len};
 
-/// Positions or slots of the best keys, i32 `[B, Sq, k]`.
+/// Positions or slots of the best keys, i32 `[B, Sq, k]`. A score is summed in one order whatever else is computed.
 pub(crate) fn lightning_index(
     q: Tensor<4>,
-    keys: PagedRows,
+    keys: Tensor<3>,
+    page_table: Tensor<2, Int>,
     head_weights: Tensor<3>,
     visible: Tensor<2, Int>,
     spec: &LightningIndexSpec,
 ) -> Tensor<3, Int> {
-    let ([batch, query_len, heads, width], device) = (q.dims(), q.device());
+    let ([batch, query_len, heads, width], [_, page_size, _], device) = (q.dims(), keys.dims(), q.device());
+    let ([_, max_pages], tokens) = (page_table.dims(), batch * query_len);
     let visible: Vec<usize> = host(visible).into_iter().map(|keys| keys.max(0) as usize).collect();
-    let work = visible.iter().sum::<usize>() * heads * width;
-    // Without query tokens there is nothing to slice.
-    let sequences = if query_len == 0 { Vec::new() } else { (0..batch).collect() };
-    let q = q.cast(FloatDType::F32);
-    let indices = map_independent(&device, work, sequences, |sequence| {
-        let query = Queries {
-            q: q.clone().narrow(0, sequence, 1).reshape([query_len, heads, width]),
-            head_weights: head_weights.clone().narrow(0, sequence, 1).reshape([query_len, 1, heads]),
-            visible: &visible[sequence * query_len..][..query_len],
-        };
-        let best = query.best(&keys, sequence, spec);
-        best.into_iter().flat_map(|keys_of_token| padded(keys_of_token, &keys, sequence, spec)).collect::<Vec<i32>>()
+    let page_table = host(page_table);
+    let pages = |token: usize| {
+        let pages = visible[token].div_ceil(page_size);
+        &page_table[token / query_len * max_pages..][..pages]
+    };
+    let (q, head_weights, pool) = (row_by_row(q), row_by_row(head_weights), primitive(keys));
+    let scored = |token: &usize| visible[*token] > spec.k;
+    let named = (0..tokens).filter(scored).flat_map(|token| pages(token).iter().copied());
+    let query = Queries {
+        q: values(&q),
+        head_weights: values(&head_weights),
+        keys: Rows::new(&pool, page_size, named),
+        heads,
+        width,
+        scale: spec.scale,
+    };
+
+    let mut indices = vec![-1; tokens * spec.k];
+    let work = (0..tokens).filter(scored).map(|token| visible[token]).sum::<usize>() * heads * width;
+    let piece = piece_len(tokens, work);
+    let pieces: Vec<_> = indices.chunks_mut(piece * spec.k).enumerate().collect();
+    map_independent(&device, work, pieces, |(i, rows)| {
+        let mut scores = Vec::new();
+        for (token, row) in (i * piece..).zip(rows.chunks_exact_mut(spec.k)) {
+            let pages = pages(token);
+            let name = |position: usize| match spec.slots {
+                true => pages[position / page_size] as usize * page_size + position % page_size,
+                false => position,
+            };
+            if scored(&token) {
+                query.score(token, pages, visible[token], &mut scores);
+                let best = best(&scores, spec.k);
+                row.iter_mut().zip(best).for_each(|(index, position)| *index = name(position) as i32);
+            } else {
+                row.iter_mut().zip(0..visible[token]).for_each(|(index, position)| *index = name(position) as i32);
+            }
+        }
     });
-    device_i32(indices.concat(), [batch, query_len, spec.k], &device)
+    device_i32(indices, [batch, query_len, spec.k], &device)
 }
 
-/// The query tokens of one sequence.
+/// The query tokens, and the keys.
 struct Queries<'a> {
-    /// f32 `[Sq, Hi, di]`.
-    q: Tensor<3>,
-    /// `[Sq, 1, Hi]`.
-    head_weights: Tensor<3>,
-    /// `[Sq]`.
-    visible: &'a [usize],
+    /// `[N, Hi, di]`
+    q: &'a [f32],
+    /// `[N, Hi]`
+    head_weights: &'a [f32],
+    /// By pages.
+    keys: Rows<'a>,
+    heads: usize,
+    width: usize,
+    scale: f32,
 }
 
 impl Queries<'_> {
-    /// The positions of each token's best keys.
-    fn best(&self, keys: &PagedRows, sequence: usize, spec: &LightningIndexSpec) -> Vec<Vec<usize>> {
-        let ([query_len, heads, width], device) = (self.q.dims(), self.q.device());
-        let longest = self.visible.iter().copied().max().unwrap_or(0);
-        if longest <= spec.k {
-            return self.visible.iter().map(|&visible| (0..visible).collect()).collect();
+    /// The scores of a token with the first `visible` keys on these pages.
+    fn score(&self, token: usize, pages: &[i32], visible: usize, scores: &mut Vec<f32>) {
+        let query = &self.q[token * self.heads * self.width..][..self.heads * self.width];
+        let weights = &self.head_weights[token * self.heads..][..self.heads];
+        scores.clear();
+        let keys = pages.iter().flat_map(|&page| self.keys.group(page).chunks_exact(self.width));
+        for key in keys.take(visible) {
+            let heads = query.chunks_exact(self.width).zip(weights);
+            let share = |(query, weight): (&[f32], &f32)| weight * relu(dot(query, key));
+            scores.push(self.scale * heads.map(share).sum::<f32>());
         }
-        let keys = keys.gather(sequence, 0, longest).transpose();
-        let tile = (SCORES / (heads * longest)).clamp(1, QUERY_TILE);
-        let tiles = (0..query_len).step_by(tile).collect();
-        let best = map_independent(&device, query_len * heads * longest * width, tiles, |first| {
-            let tokens = tile.min(query_len - first);
-            let scores = self.scores(first, tokens, keys.clone(), spec.scale);
-            let rows = scores.chunks_exact(longest).zip(&self.visible[first..]);
-            rows.map(|(scores, &visible)| best(&scores[..visible], spec.k)).collect::<Vec<_>>()
-        });
-        best.concat()
     }
+}
 
-    /// The scores of some tokens with all keys `[di, keys]`, on the host.
-    fn scores(&self, first: usize, tokens: usize, keys: Tensor<2>, scale: f32) -> Vec<f32> {
-        let ([_, heads, width], [_, count]) = (self.q.dims(), keys.dims());
-        let query = self.q.clone().narrow(0, first, tokens).reshape([tokens * heads, width]);
-        let products = relu(query.matmul(keys)).reshape([tokens, heads, count]);
-        let scores = self.head_weights.clone().narrow(0, first, tokens).matmul(products) * scale;
-        scores.try_into_vec_as().expect("computed on the CPU")
-    }
+/// NaN remains NaN.
+fn relu(x: f32) -> f32 {
+    if x < 0.0 { 0.0 } else { x }
 }
 
 /// The positions of the `k` greatest scores, ascending; of equal ones the first.
-fn best(scores: &[f32], k: usize) -> Vec<usize> {
-    let mut positions: Vec<usize> = (0..scores.len()).collect();
-    if k < scores.len() {
-        // In the total order of floats a negative NaN is the lowest; the sum makes +0 of -0.
-        let rank = |&position: &usize| match scores[position] {
-            score if score.is_nan() => f32::NAN.copysign(-1.0),
-            score => score + 0.0,
-        };
-        positions.select_nth_unstable_by(k, |a, b| rank(b).total_cmp(&rank(a)).then(a.cmp(b)));
-        positions.truncate(k);
-        positions.sort_unstable();
-    }
-    positions
+fn best(scores: &[f32], k: usize) -> impl Iterator<Item = usize> {
+    let mut order: Vec<u64> =
+        (0..).zip(scores).map(|(position, &score)| u64::from(!rank(score)) << 32 | position).collect();
+    order.select_nth_unstable(k);
+    order.truncate(k);
+    let mut positions: Vec<usize> = order.into_iter().map(|entry| (entry & 0xffff_ffff) as usize).collect();
+    positions.sort_unstable();
+    positions.into_iter()
 }
 
-/// A row of the result.
-fn padded(positions: Vec<usize>, keys: &PagedRows, sequence: usize, spec: &LightningIndexSpec) -> Vec<i32> {
-    let name = |position| if spec.slots { keys.slot(sequence, position) } else { position };
-    let mut row: Vec<i32> = positions.into_iter().map(|position| name(position) as i32).collect();
-    row.resize(spec.k, -1);
-    row
+/// A number in the order of the scores: 0 of NaN, and the same of +0 and -0.
+fn rank(score: f32) -> u32 {
+    let bits = (score + 0.0).to_bits();
+    match () {
+        _ if score.is_nan() => 0,
+        _ if bits >> 31 == 1 => !bits,
+        _ => bits | 1 << 31,
+    }
 }

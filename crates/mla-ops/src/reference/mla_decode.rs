@@ -40,13 +40,6 @@ impl PagedRows {
         let rows = pages.reshape([used * page_size, width]);
         rows.narrow(0, first % page_size, end - first).cast(FloatDType::F32)
     }
-
-    /// The slot `page * S + offset` of a row of a sequence.
-    pub(super) fn slot(&self, sequence: usize, row: usize) -> usize {
-        let [_, page_size, _] = self.kv_cache.dims();
-        let page = self.page_table[sequence * self.max_pages + row / page_size];
-        page as usize * page_size + row % page_size
-    }
 }
 
 /// out `[B, Sq, H, Dv]` in the dtype of q, lse f32 `[B, Sq, H]`; follows the work items of the plan.

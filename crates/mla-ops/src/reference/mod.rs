@@ -1,5 +1,5 @@
-//! The operations as ordinary tensor operations, registered for the CPU: but for `sparse_mla`, nothing in them is particular
-//! to a backend. They say what the kernels must compute.
+//! The operations as ordinary tensor operations, registered for the CPU: they say what the kernels must compute. But for
+//! those whose inner loops are too small for tensor operations (`rows.rs`), nothing in them is particular to a backend.
 //!
 //! Inputs are validated by the public functions. Lengths and page lists are read back to the host, so that only the
 //! pages in use are touched; each sequence is computed on its own, so that its result does not depend on its neighbours.
@@ -14,6 +14,7 @@ mod mla_plan;
 mod norm_rope;
 mod page_table;
 mod ragged_attention;
+mod rows;
 mod softmax;
 mod sparse_mla;
 mod vertical_slash_attention;

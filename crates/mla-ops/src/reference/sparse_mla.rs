@@ -1,17 +1,14 @@
 //! Attention to listed rows. The lists are short and differ from token to token: loops over the values in memory, where tensor
 //! operations would be many small ones.
 
-use std::borrow::Cow;
-
 use burn::backend::{Flex, tensor::FloatTensor};
-use burn::tensor::{DType, Element, FloatDType, Tensor, TensorData, bf16, f16};
+use burn::tensor::{DType, Tensor, TensorData};
 
 use super::host;
+use super::rows::{LANES, Rows, dot, primitive, row_by_row, values};
 use crate::independent::{map_independent, piece_len};
 use crate::{SparseMlaArgs, SparseMlaOptions, SparseScope};
 
-/// Sums of a dot product that are computed side by side.
-const LANES: usize = 8;
 /// Rows that are added to the output together, so that it is loaded and stored less often.
 const ROWS: usize = 4;
 
@@ -56,12 +53,10 @@ impl Parts {
             Self { acc: vec![0.0; rows * value_width], max: vec![f32::NEG_INFINITY; rows], row_sum: vec![0.0; rows] };
         let entries: usize = scopes.iter().map(|scope| scope.indices.dims()[2]).sum();
         let work = rows * entries * (width + value_width);
-        let q = primitive(q.cast(FloatDType::F32));
-        let q = if q.is_contiguous() { q } else { q.to_contiguous() };
+        let q = row_by_row(q);
         let scopes: Vec<_> = scopes.into_iter().map(|scope| (primitive(scope.rows.clone()), scope)).collect();
         let lists = scopes.iter().map(|(pool, scope)| List::new(pool, scope)).collect();
-        let q = q.as_slice().expect("f32, row by row");
-        let attention = Attention { q, lists, heads, width, value_width, softmax_scale };
+        let attention = Attention { q: values(&q), lists, heads, width, value_width, softmax_scale };
 
         let piece = piece_len(tokens, work);
         let accs = parts.acc.chunks_mut(piece * heads * value_width);
@@ -76,10 +71,9 @@ impl Parts {
 
 /// The rows that each query token sees.
 struct List<'a> {
-    /// Rows one after the other: the pool itself where it is f32 row by row, otherwise those that are named.
-    values: Cow<'a, [f32]>,
-    /// `[N, K]`: which row of `values`; negative for none.
-    rows: Vec<i32>,
+    rows: Rows<'a>,
+    /// `[N, K]`; negative for none.
+    slots: Vec<i32>,
     /// `[N]`: only so many entries of a list count.
     lengths: Option<Vec<i32>>,
     /// `K`
@@ -89,30 +83,22 @@ struct List<'a> {
 impl<'a> List<'a> {
     fn new(pool: &'a FloatTensor<Flex>, scope: &SparseScope) -> Self {
         let [_, _, most] = scope.indices.dims();
-        let mut rows = host(scope.indices.clone());
-        let lengths = scope.lengths.clone().map(host);
-        if let Some(values) = pool.as_slice::<f32>() {
-            return Self { values: values.into(), rows, lengths, most };
-        }
-        let lists = rows.chunks_exact(most.max(1)).enumerate();
-        let named = lists.flat_map(|(token, list)| &list[..length(&lengths, token, most)]).filter(|&&slot| slot >= 0);
-        let mut named: Vec<i32> = named.copied().collect();
-        named.sort_unstable();
-        named.dedup();
-        // What is behind the length of a list may be anything, and remains unused.
-        rows.iter_mut().for_each(|row| *row = named.binary_search(row).map_or(-1, |place| place as i32));
-        Self { values: gather(pool, scope.rows.dims(), &named).into(), rows, lengths, most }
+        let (slots, lengths) = (host(scope.indices.clone()), scope.lengths.clone().map(host));
+        let tokens = 0..slots.len() / most.max(1);
+        let rows = Rows::new(pool, 1, tokens.flat_map(|token| named(&slots, &lengths, most, token)));
+        Self { rows, slots, lengths, most }
     }
 
     /// The rows `[D]` of a query token.
-    fn of_token(&self, token: usize, width: usize) -> impl Iterator<Item = &[f32]> {
-        let rows = &self.rows[token * self.most..][..length(&self.lengths, token, self.most)];
-        rows.iter().filter(|&&row| row >= 0).map(move |&row| &self.values[row as usize * width..][..width])
+    fn of_token(&self, token: usize) -> impl Iterator<Item = &[f32]> {
+        named(&self.slots, &self.lengths, self.most, token).map(|slot| self.rows.group(slot))
     }
 }
 
-fn length(lengths: &Option<Vec<i32>>, token: usize, most: usize) -> usize {
-    lengths.as_ref().map_or(most, |lengths| lengths[token] as usize)
+/// The slots in the list of a query token.
+fn named(slots: &[i32], lengths: &Option<Vec<i32>>, most: usize, token: usize) -> impl Iterator<Item = i32> {
+    let length = lengths.as_ref().map_or(most, |lengths| lengths[token] as usize);
+    slots[token * most..][..length].iter().copied().filter(|&slot| slot >= 0)
 }
 
 /// Queries and what they see.
@@ -134,7 +120,7 @@ impl Attention<'_> {
         let accs = acc.chunks_exact_mut(self.heads * self.value_width);
         for (token, (acc, (max, row_sum))) in (first..).zip(accs.zip(states)) {
             rows.clear();
-            rows.extend(self.lists.iter().flat_map(|list| list.of_token(token, self.width)));
+            rows.extend(self.lists.iter().flat_map(|list| list.of_token(token)));
             self.scores(token, &rows, &mut weights);
             for (head, (max, row_sum)) in max.iter_mut().zip(row_sum).enumerate() {
                 let weights = &mut weights[head * rows.len()..][..rows.len()];
@@ -167,19 +153,6 @@ impl Attention<'_> {
     }
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0; LANES];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    for (a, b) in a.iter().zip(b) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
-    // In this order the compiler keeps the sums in whole registers.
-    sums.iter().sum::<f32>() + rest
-}
-
 /// The largest number, -inf of none.
 fn largest(numbers: &[f32]) -> f32 {
     let mut most = [f32::NEG_INFINITY; LANES];
@@ -204,28 +177,4 @@ fn add_weighted(acc: &mut [f32], rows: &[&[f32]], weights: &[f32]) {
     for (row, weight) in rows.iter().zip(weights) {
         acc.iter_mut().zip(*row).for_each(|(acc, value)| *acc += weight * value);
     }
-}
-
-/// Rows of a pool `[P, S, D]`, f32, one after the other.
-fn gather(pool: &FloatTensor<Flex>, [_, page_size, width]: [usize; 3], slots: &[i32]) -> Vec<f32> {
-    let (layout, strides) = (pool.layout(), pool.layout().strides());
-    let row = |slot: usize| {
-        let start = layout.start_offset() as isize;
-        let start = start + (slot / page_size) as isize * strides[0] + (slot % page_size) as isize * strides[1];
-        (0..width as isize).map(move |channel| (start + channel * strides[2]) as usize)
-    };
-    let places = slots.iter().flat_map(|&slot| row(slot as usize));
-    match pool.dtype() {
-        DType::F16 => read(pool.storage::<f16>(), places),
-        DType::BF16 => read(pool.storage::<bf16>(), places),
-        _ => read(pool.storage::<f32>(), places),
-    }
-}
-
-fn read<E: Element>(values: &[E], places: impl Iterator<Item = usize>) -> Vec<f32> {
-    places.map(|place| values[place].elem()).collect()
-}
-
-fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Flex> {
-    tensor.try_into_primitive::<Flex>().expect("a tensor of the CPU")
 }
