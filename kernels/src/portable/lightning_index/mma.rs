@@ -1,23 +1,33 @@
 //! Ranks of the scores of one query token with matrix instructions, for f16 and bf16.
 //!
 //! A plane keeps the index queries of a token in registers, all heads, and goes over the keys, 16 at a time. A product sums
-//! over the channels in any order as long as both factors have the same: so a unit loads 16 bytes in a row of its keys, which
-//! serve two steps of 16 channels, and no key goes through shared memory.
+//! over the channels in any order as long as both factors have the same: so a unit takes 16 bytes in a row of its keys, which
+//! serve two steps of 16 channels.
+//!
+//! There are registers for two planes on each of a multiprocessor's four parts, too few to hide the way to the memory. So each
+//! plane has a ring of stages in shared memory, 16 keys in each, copied asynchronously: while one is computed, the others are
+//! on their way. A unit reads the very pieces that it has copied. So nothing but its own copies stands between the two, planes
+//! do not wait for each other, and pieces lie in the order of the units, in different banks.
+//!
+//! What a copy needs first, the slots of its keys, is looked up one step before.
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::features::{MmaConfig, Plane};
 use cubecl::ir::{AddressType, FloatKind};
+use cubecl::prelude::barrier::{Barrier, copy_async};
 use cubecl::prelude::*;
 
 use super::score::rank;
 use super::{LightningIndexArgs, LightningIndexSizes, one_each, visible_keys};
 use crate::portable::launch::share;
-use crate::portable::mla_decode::key_slot;
 
 /// Units of a plane. The matrix instructions are defined for this number.
 const LANES: usize = 32;
-/// Planes of a cube.
-const PLANES: usize = 8;
+/// Planes of a cube: half of what a multiprocessor has registers for, so that one cube computes while another begins.
+const PLANES: usize = 4;
+/// Stages of a plane where they fit. With the planes of two cubes, three of them on their way are 96 KiB for 128 channels:
+/// three times what an H200 can deliver to a multiprocessor within the time that a load takes.
+const STAGES: usize = 4;
 
 /// The matrix instruction: 16 keys, 8 heads, 16 channels.
 const M: usize = 16;
@@ -42,14 +52,28 @@ pub(super) struct Form {
     head_steps: usize,
     /// Groups of 32 channels.
     chunks: usize,
+    /// Groups of 16 keys that a plane has in shared memory.
+    stages: usize,
 }
 
 impl Form {
-    fn new(heads: usize, width: usize) -> Option<Self> {
-        let form = Self { head_steps: heads / N, chunks: width / CHUNK };
+    /// With as many stages as fit into `available` bytes of shared memory.
+    fn new(heads: usize, width: usize, available: usize) -> Option<Self> {
         let whole = heads.is_multiple_of(N) && width.is_multiple_of(CHUNK);
-        let fits = (1..=MAX_VECTORS).contains(&(form.head_steps * form.chunks));
-        (whole && fits).then_some(form)
+        let (head_steps, chunks) = (heads / N, width / CHUNK);
+        let fits = (1..=MAX_VECTORS).contains(&(head_steps * chunks));
+        let form = |stages| Self { head_steps, chunks, stages };
+        let stages = (2..=STAGES).rev().find(|&stages| form(stages).shared_bytes() <= available)?;
+        (whole && fits).then_some(form(stages))
+    }
+
+    /// Vectors that a unit has in a stage: of two keys.
+    fn pieces(&self) -> usize {
+        2 * self.chunks
+    }
+
+    fn shared_bytes(&self) -> usize {
+        PLANES * self.stages * (self.pieces() * LANES * VECTOR * 2 + size_of::<u64>())
     }
 }
 
@@ -59,10 +83,11 @@ pub(super) fn form(client: &Client, sizes: &LightningIndexSizes) -> Option<Form>
     let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
     let hardware = &client.properties().hardware;
     let supported = features.matmul.mma.contains(&config)
+        && features.copy_async
         && features.plane.contains(Plane::Ops)
         && features.memory_reinterpret
         && (hardware.plane_size_min, hardware.plane_size_max) == (LANES as u32, LANES as u32);
-    supported.then(|| Form::new(sizes.heads, sizes.width)).flatten()
+    supported.then(|| Form::new(sizes.heads, sizes.width, hardware.max_shared_memory_size)).flatten()
 }
 
 /// Scores the keys of `rows` query tokens, from `first_row` on.
@@ -76,7 +101,7 @@ pub(super) fn launch(
     let sizes = &args.sizes;
     let multiprocessors = client.properties().hardware.num_streaming_multiprocessors;
     let multiprocessors = multiprocessors.map_or(MULTIPROCESSORS, |n| n as usize);
-    let shares = sizes.max_keys().div_ceil(M * PLANES).min((WAVES * multiprocessors).div_ceil(rows));
+    let shares = sizes.max_keys().div_ceil(M * PLANES).min((WAVES * multiprocessors / rows).max(1));
     // SAFETY: the buffers have the sizes that the arguments state, and slots are clamped to the cache.
     unsafe {
         score_mma_kernel::launch_unchecked(
@@ -132,7 +157,21 @@ fn score_mma_kernel<E: Float, V: Size>(
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
 ) {
+    let plane = UNIT_POS_Y as usize;
     let def = MmaDefinition::<E, E, f32>::new(M, N, K);
+    // [planes, stages, pieces, units]
+    let mut ring =
+        Shared::<[Vector<E, V>]>::new_aligned_slice(comptime!(PLANES * form.stages * form.pieces() * LANES), 128usize);
+    // [planes, stages]
+    let arrived = Shared::<[Barrier]>::new_slice(comptime!(PLANES * form.stages));
+    if UNIT_POS_X == 0 {
+        #[unroll]
+        for stage in 0..form.stages {
+            arrived[plane * form.stages + stage].init_manual(comptime!(LANES as u32).runtime());
+        }
+    }
+    sync_cube();
+
     let size!(NA) = def.vector_size(MatrixIdent::A);
     let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
     let vectors = comptime!(4 * form.chunks);
@@ -145,6 +184,30 @@ fn score_mma_kernel<E: Float, V: Size>(
         count = visible_keys(visible, token, max_keys);
     }
     if count > k as usize {
+        let table = Table { row: token / query_len * max_pages, page_shift, slot_count, last_key: count - 1 };
+        // From one group of this cube to the next.
+        let jump = shares * comptime!(PLANES * M);
+        let mut first = (CUBE_POS % shares * PLANES + plane) * M;
+        // Keys before queries: they are the longer way.
+        let mut pages = Sequence::<u32>::new();
+        #[unroll]
+        for ahead in 0..form.stages {
+            pages.push(table.page(page_table, first + ahead * jump + row));
+            pages.push(table.page(page_table, first + ahead * jump + row + M / 2));
+        }
+        #[unroll]
+        for ahead in 0..comptime!(form.stages - 1) {
+            if first + ahead * jump < count {
+                let key = first + ahead * jump + row;
+                let own = table.slot(pages[comptime!(2 * ahead)], key);
+                let other = table.slot(pages[comptime!(2 * ahead + 1)], key + M / 2);
+                copy_keys::<E, V>(keys, &mut ring, &arrived, own, other, ahead as u32, form);
+            }
+        }
+        // Of the next 16 keys that are copied.
+        let mut own_page = pages[comptime!(2 * form.stages - 2)];
+        let mut other_page = pages[comptime!(2 * form.stages - 1)];
+
         let mut queries = Sequence::<Vector<E, V>>::new();
         let mut weights = Sequence::<f32>::new();
         #[unroll]
@@ -158,19 +221,27 @@ fn score_mma_kernel<E: Float, V: Size>(
             weights.push(head_weights[head + 2 * quad]);
             weights.push(head_weights[head + 2 * quad + 1]);
         }
-        let table_row = token / query_len * max_pages;
-        let mut first = (CUBE_POS % shares * PLANES + UNIT_POS_Y as usize) * M;
+
+        // Groups of keys computed so far.
+        let mut turn = 0u32;
         while first < count {
-            // Past the last key that is seen, that one again.
-            let own_key = min(first + row, count - 1);
-            let other_key = min(first + row + M / 2, count - 1);
-            let own = key_slot(page_table, table_row, page_shift, slot_count, own_key) as usize * vectors + quad;
-            let other = key_slot(page_table, table_row, page_shift, slot_count, other_key) as usize * vectors + quad;
+            // The stage that was computed last is filled anew.
+            let ahead = first + comptime!(form.stages - 1) * jump;
+            if ahead < count {
+                let own = table.slot(own_page, ahead + row);
+                let other = table.slot(other_page, ahead + row + M / 2);
+                let turn = turn + comptime!(form.stages as u32 - 1);
+                copy_keys::<E, V>(keys, &mut ring, &arrived, own, other, turn, form);
+            }
+            // Only the pages, for the next turn: to compute with them would be to wait for them.
+            own_page = table.page(page_table, ahead + jump + row);
+            other_page = table.page(page_table, ahead + jump + row + M / 2);
+            arrived[stage_of(turn, form)].wait_parity(turn / comptime!(form.stages as u32) % 2);
+            let from = first_piece(turn, form);
             let mut loaded = Sequence::<Vector<E, V>>::new();
             #[unroll]
-            for chunk in 0..form.chunks {
-                loaded.push(keys[own + comptime!(4 * chunk)]);
-                loaded.push(keys[other + comptime!(4 * chunk)]);
+            for i in 0..comptime!(form.pieces()) {
+                loaded.push(ring[from + comptime!(i * LANES)]);
             }
             let mut score = 0.0f32;
             let mut other_score = 0.0f32;
@@ -213,9 +284,75 @@ fn score_mma_kernel<E: Float, V: Size>(
             if quad == 1 && first + row + M / 2 < count {
                 scores[at + M / 2] = rank(other_score);
             }
-            first += shares * comptime!(PLANES * M);
+            first += jump;
+            turn += 1;
         }
     }
+}
+
+/// Where a sequence's keys are.
+#[derive(CubeType)]
+struct Table {
+    /// Where its page ids begin.
+    row: usize,
+    page_shift: u32,
+    slot_count: u32,
+    /// The last key that is seen.
+    last_key: usize,
+}
+
+#[cube]
+impl Table {
+    /// The page that a key is in. Past the last key that is seen, that one again.
+    fn page(&self, page_table: &[i32], key: usize) -> u32 {
+        page_table[self.row + (min(key, self.last_key) as u32 >> self.page_shift) as usize] as u32
+    }
+
+    /// The slot of a key in its page; the last one if the page is not there.
+    fn slot(&self, page: u32, key: usize) -> u32 {
+        let offset = min(key, self.last_key) as u32 & ((1u32 << self.page_shift) - 1);
+        min((page << self.page_shift) + offset, self.slot_count - 1)
+    }
+}
+
+/// Starts to copy this unit's pieces of the 16 keys of a turn, two of which are this unit's.
+#[cube]
+fn copy_keys<E: Float, V: Size>(
+    keys: &[Vector<E, V>],
+    ring: &mut Shared<[Vector<E, V>]>,
+    arrived: &Shared<[Barrier]>,
+    own_slot: u32,
+    other_slot: u32,
+    turn: u32,
+    #[comptime] form: Form,
+) {
+    let vectors = comptime!(4 * form.chunks);
+    let quad = (UNIT_POS_X % 4) as usize;
+    let own = own_slot as usize * vectors + quad;
+    let other = other_slot as usize * vectors + quad;
+    let to = first_piece(turn, form);
+    #[unroll]
+    for chunk in 0..form.chunks {
+        let (from, to) = (own + comptime!(4 * chunk), to + comptime!(2 * chunk * LANES));
+        copy_async(&keys[from..from + 1], &mut ring[to..to + 1], comptime!(VECTOR as u32));
+        let (from, to) = (other + comptime!(4 * chunk), to + LANES);
+        copy_async(&keys[from..from + 1], &mut ring[to..to + 1], comptime!(VECTOR as u32));
+    }
+    let stage = stage_of(turn, form);
+    arrived[stage].commit_copy_async();
+    arrived[stage].arrive();
+}
+
+/// The stage of this plane that a turn uses.
+#[cube]
+fn stage_of(turn: u32, #[comptime] form: Form) -> usize {
+    UNIT_POS_Y as usize * form.stages + (turn % comptime!(form.stages as u32)) as usize
+}
+
+/// Where this unit's pieces for a turn begin in the ring.
+#[cube]
+fn first_piece(turn: u32, #[comptime] form: Form) -> usize {
+    stage_of(turn, form) * comptime!(form.pieces() * LANES) + UNIT_POS_X as usize
 }
 
 /// Pair number `index` of the numbers in a vector, as an operand of the instruction.
@@ -239,7 +376,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     let dim = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().map(|kind| {
         let (bits, elem) = (AddressType::U32, ElemType::Float(kind));
-        let form = Form { head_steps: 8, chunks: 4 };
+        let form = Form { head_steps: 8, chunks: 4, stages: STAGES };
         let form = form!(
             score_mma_kernel,
             dim,
