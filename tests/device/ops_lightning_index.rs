@@ -176,6 +176,15 @@ fn ops_lightning_index_ties() {
     });
 }
 
+/// So many tokens that few planes go over the keys of each, many times over.
+#[test]
+fn ops_lightning_index_of_many_tokens() {
+    let keys = |b: usize| (0..300).map(|i| (7 * i + 300 * b) % 601).collect();
+    let visible: Vec<Vec<usize>> = (0..2).map(keys).collect();
+    let visible: Vec<&[usize]> = visible.iter().map(Vec::as_slice).collect();
+    for_each_dtype(|device, dtype| Case::new(&visible, 8, 32, 20, dtype).check(device));
+}
+
 #[test]
 fn ops_lightning_index_of_no_visible_key() {
     for_each_dtype(|device, dtype| Case::new(&[&[0, 0], &[0, 0]], 8, 32, 5, dtype).check(device));
