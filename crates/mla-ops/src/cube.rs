@@ -304,6 +304,7 @@ impl MlaBackend for CubeBackend {
         let client = q.client.clone();
         let score_rows = sizes.score_rows(&client);
         let scores = empty(&q, [score_rows, sizes.score_stride()], DType::U32);
+        let candidates = empty(&q, [score_rows, sizes.candidate_stride(&client)], DType::U32);
         let indices = empty(&q, [batch, query_len, spec.k], DType::I32);
         let args = lightning_index::LightningIndexArgs {
             q: q.into_buffer_arg(),
@@ -312,6 +313,7 @@ impl MlaBackend for CubeBackend {
             head_weights: head_weights.into_buffer_arg(),
             visible: visible.into_buffer_arg(),
             scores: scores.into_buffer_arg(),
+            candidates: candidates.into_buffer_arg(),
             score_rows,
             indices: indices.clone().into_buffer_arg(),
             sizes,

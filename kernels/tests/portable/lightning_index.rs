@@ -1,4 +1,5 @@
-//! Scores of as many query tokens at a time as there is room for; the rest of the operation is tested through Burn.
+//! Scores of as many query tokens at a time as there is room for, and choices from so many keys that they are cut up; the rest
+//! of the operation is tested through Burn.
 
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
@@ -27,6 +28,8 @@ fn indices(client: &Client, score_rows: usize) -> Vec<i32> {
     let ones = vec![1.0_f32; 6];
     let table: Vec<i32> = (0..3).flat_map(|b| (0..5).map(move |page| (b + page) % 8)).collect();
     let scores = upload(client, &vec![u32::MAX; score_rows * SIZES.score_stride()]);
+    let candidate_stride = SIZES.candidate_stride(client);
+    let candidates = upload(client, &vec![u32::MAX; (score_rows * candidate_stride).max(1)]);
     let indices = upload(client, &[-7; 240]);
     let args = LightningIndexArgs {
         q: arg(&upload(client, &ones), 6),
@@ -35,6 +38,7 @@ fn indices(client: &Client, score_rows: usize) -> Vec<i32> {
         head_weights: arg(&upload(client, &ones), 6),
         visible: arg(&upload(client, &visible), 6),
         scores: arg(&scores, score_rows * SIZES.score_stride()),
+        candidates: arg(&candidates, score_rows * candidate_stride),
         score_rows,
         indices: arg(&indices, 240),
         sizes: SIZES,
@@ -68,6 +72,132 @@ fn any_number_of_rows_at_a_time() {
     for_each_client(|client| {
         for score_rows in [1, 2, 4, 5, 6, 9] {
             assert_eq!(indices(client, score_rows), expected, "{score_rows} at a time");
+        }
+    });
+}
+
+/// Query tokens of one sequence with these keys, in pages of one in reverse order. Scores are the keys; NaN is chosen last.
+struct Many<'a> {
+    keys: &'a [f32],
+    visible: &'a [usize],
+    k: usize,
+}
+
+impl Many<'_> {
+    fn sizes(&self) -> LightningIndexSizes {
+        let (query_len, pages) = (self.visible.len(), self.keys.len());
+        LightningIndexSizes { batch: 1, query_len, pages, page_size: 1, max_pages: pages, k: self.k, ..SIZES }
+    }
+
+    fn indices(&self, client: &Client, slots: bool) -> Vec<i32> {
+        let (sizes, rows, len) = (self.sizes(), self.visible.len(), self.keys.len());
+        // Not all at a time, and what is between the rows is never chosen.
+        let score_rows = rows.div_ceil(2);
+        let strides = [sizes.score_stride(), sizes.candidate_stride(client)].map(|stride| score_rows * stride);
+        let [scores, candidates] = strides.map(|stride| upload(client, &vec![u32::MAX; stride.max(1)]));
+        let ones = vec![1.0_f32; rows];
+        let visible: Vec<i32> = self.visible.iter().map(|&keys| keys as i32).collect();
+        let reversed: Vec<f32> = self.keys.iter().rev().copied().collect();
+        let table: Vec<i32> = (0..len as i32).rev().collect();
+        let indices = upload(client, &vec![-7; rows * self.k]);
+        let args = LightningIndexArgs {
+            q: arg(&upload(client, &ones), rows),
+            keys: arg(&upload(client, &reversed), len),
+            page_table: arg(&upload(client, &table), len),
+            head_weights: arg(&upload(client, &ones), rows),
+            visible: arg(&upload(client, &visible), rows),
+            scores: arg(&scores, strides[0]),
+            candidates: arg(&candidates, strides[1]),
+            score_rows,
+            indices: arg(&indices, rows * self.k),
+            sizes,
+            scale: 1.0,
+            slots,
+        };
+        launch(client, args).expect("legal");
+        read(client, indices)
+    }
+
+    fn expected(&self, visible: usize) -> Vec<i32> {
+        let score = |key: usize| if self.keys[key].is_nan() { f32::NEG_INFINITY } else { self.keys[key] };
+        let mut order: Vec<usize> = (0..visible).collect();
+        order.sort_by(|&a, &b| score(b).total_cmp(&score(a)).then(a.cmp(&b)));
+        order.truncate(self.k);
+        order.sort_unstable();
+        let mut chosen: Vec<i32> = order.into_iter().map(|position| position as i32).collect();
+        chosen.resize(self.k, -1);
+        chosen
+    }
+
+    fn check(&self, client: &Client) {
+        let last = self.keys.len() as i32 - 1;
+        let [positions, slots] = [false, true].map(|slots| self.indices(client, slots));
+        for (row, &visible) in self.visible.iter().enumerate() {
+            let what = format!("{} of {visible}, room for {}", self.k, self.keys.len());
+            let of_row = row * self.k..(row + 1) * self.k;
+            let expected = self.expected(visible);
+            let wrong = (0..self.k).find(|&i| positions[of_row.clone()][i] != expected[i]);
+            assert!(wrong.is_none(), "{what}: {:?}", wrong.map(|i| (i, positions[of_row.start + i], expected[i])));
+            let slot_of = |&position: &i32| if position < 0 { -1 } else { last - position };
+            assert!(slots[of_row].iter().copied().eq(expected.iter().map(slot_of)), "slots of {what}");
+        }
+    }
+}
+
+/// Numbers from 0 on, `step` apart and smaller than `different`.
+fn numbers(len: usize, step: usize, different: usize) -> Vec<f32> {
+    (0..len).map(|i| ((i * step) % different) as f32).collect()
+}
+
+/// As many keys as registers of a cube hold, of more and fewer units, and about as many.
+#[test]
+fn keys_that_fill_cubes() {
+    for_each_client(|client| {
+        for full in [1024, 4096, 8192, 32768, 65536] {
+            for (len, k, different) in [(full - 1, 1000, 29), (full, 1, 977), (full + 1, 700, 65_521)] {
+                let visible = [len, len - 3, full / 2 + 1, 701, 700, 3];
+                Many { keys: &numbers(len, 48_271, different), visible: &visible, k }.check(client);
+            }
+        }
+    });
+}
+
+/// One score that all have; one that all but a few have; the best keys all in one chunk; NaN but for a few keys.
+#[test]
+fn equal_scores_in_several_chunks() {
+    let len = 70_001;
+    let best_last: Vec<f32> = (0..len).map(|i| if i < 65_000 { 1.0 } else { 2.0 }).collect();
+    let few_better: Vec<f32> = (0..len).map(|i| if i % 701 == 5 { 3.0 } else { 1.0 }).collect();
+    let mostly_nan: Vec<f32> = (0..len).map(|i| if i % 701 == 5 { 3.0 } else { f32::NAN }).collect();
+    for_each_client(|client| {
+        for keys in [&vec![7.0; len], &best_last, &few_better, &mostly_nan] {
+            for k in [1, 2000] {
+                Many { keys, visible: &[len, 32_769, k + 1, 5], k }.check(client);
+            }
+        }
+    });
+}
+
+/// Candidates of candidates: of chunks of 8192 keys, as on devices with cubes of few units, and of 32768.
+#[test]
+fn three_levels() {
+    for_each_client(|client| {
+        for (len, k) in [(40_003, 2048), (140_001, 8192)] {
+            for different in [29, 131_071] {
+                let visible = [len, 131_073.min(len), 32_768, 9000];
+                Many { keys: &numbers(len, 48_271, different), visible: &visible, k }.check(client);
+            }
+        }
+    });
+}
+
+/// So many are chosen that chunks would not make them fewer.
+#[test]
+fn more_chosen_than_a_cube_holds() {
+    for_each_client(|client| {
+        for (k, different) in [(8193, 131_071), (34_000, 29), (34_000, 1), (70_000, 29)] {
+            let visible = [66_001, 34_001, 8195, 3];
+            Many { keys: &numbers(66_001, 48_271, different), visible: &visible, k }.check(client);
         }
     });
 }

@@ -18,7 +18,7 @@ use cubecl::prelude::barrier::{Barrier, copy_async};
 use cubecl::prelude::*;
 
 use super::score::rank;
-use super::{LightningIndexArgs, LightningIndexSizes, one_each, visible_keys};
+use super::{LightningIndexArgs, LightningIndexSizes, multiprocessors, one_each, visible_keys};
 use crate::portable::launch::share;
 
 /// Units of a plane. The matrix instructions are defined for this number.
@@ -42,8 +42,6 @@ const CHUNK: usize = 4 * VECTOR;
 const MAX_VECTORS: usize = 32;
 /// Cubes for each multiprocessor, to even out.
 const WAVES: usize = 4;
-/// Multiprocessors of a device that does not say: a small GPU.
-const MULTIPROCESSORS: usize = 16;
 
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -99,9 +97,7 @@ pub(super) fn launch(
     [first_row, rows]: [usize; 2],
 ) {
     let sizes = &args.sizes;
-    let multiprocessors = client.properties().hardware.num_streaming_multiprocessors;
-    let multiprocessors = multiprocessors.map_or(MULTIPROCESSORS, |n| n as usize);
-    let shares = sizes.max_keys().div_ceil(M * PLANES).min((WAVES * multiprocessors / rows).max(1));
+    let shares = sizes.max_keys().div_ceil(M * PLANES).min((WAVES * multiprocessors(client) / rows).max(1));
     // SAFETY: the buffers have the sizes that the arguments state, and slots are clamped to the cache.
     unsafe {
         score_mma_kernel::launch_unchecked(

@@ -4,15 +4,20 @@
 //! 64 keys in registers, made from slices of channels in shared memory. It writes no scores but their ranks, numbers of 32
 //! bits in the order of the scores.
 //!
-//! A cube of the second (`select.rs`) chooses the `k` greatest ranks of one query token. Four passes over them find the rank of
-//! the last one that is chosen, 8 bits at a time: a histogram of these bits, of the ranks that begin with the bits found so
-//! far, says which come next. Then each unit walks over a run of consecutive keys, twice: it counts those that are chosen,
-//! and when the counts of the units before it are known, writes them where they belong. So the result is in ascending order
+//! A cube of the second (`select.rs`) chooses the `k` greatest of up to 32768 ranks, which it keeps in registers. It finds the
+//! rank of the last one that is chosen by counting: halving the interval in which this rank is takes at most 32 counts,
+//! whatever the ranks are. A sum over the units then says where each chosen key belongs. So the result is in ascending order
 //! and depends on no order in time.
+//!
+//! More keys are cut into chunks of consecutive ones, with a cube for each. What they choose are candidates, ranks and
+//! positions, from which the same kernel chooses again. That is exact: of the keys in the order of ranks, and of positions
+//! where these are equal, one that is among the first `k` of all is among the first `k` of its chunk.
 //!
 //! A query token that sees at most `k` keys gets all of them, and is not scored. Ranks of some query tokens exist at a time,
 //! as many as fit into the buffer that the caller gives.
 
+mod border;
+mod chunks;
 mod mma;
 mod score;
 mod select;
@@ -26,6 +31,8 @@ use super::tile_attention::{DeviceError, check_device};
 
 /// Ranks that exist at a time, if that is more than those of one query token: 256 MiB.
 const MAX_RANKS: usize = 1 << 26;
+/// Multiprocessors of a device that does not say.
+const MULTIPROCESSORS: usize = 16;
 
 /// Arguments of [`launch`]. Rows are the `batch * query_len` query tokens; E is `elem`.
 pub struct LightningIndexArgs {
@@ -41,6 +48,8 @@ pub struct LightningIndexArgs {
     pub visible: BufferArg,
     /// u32 `[score_rows, score_stride]`, for intermediate results.
     pub scores: BufferArg,
+    /// u32 `[score_rows, candidate_stride]`, for intermediate results.
+    pub candidates: BufferArg,
     /// Query tokens that are scored at a time, at least 1.
     pub score_rows: usize,
     /// i32 `[batch, query_len, k]`, written: the chosen keys, ascending in position, then -1.
@@ -130,6 +139,12 @@ impl LightningIndexSizes {
         (most / self.score_stride().max(1)).clamp(1, self.rows().max(1))
     }
 
+    /// Numbers of a query token in the buffer `candidates`; 0 where no candidates are chosen on a device. Not more than
+    /// [`score_stride`](Self::score_stride).
+    pub fn candidate_stride(&self, client: &Client) -> usize {
+        select::plan(client, self).candidate_stride()
+    }
+
     /// 32-bit offsets where they reach: 64-bit ones are slow, and wgpu has none.
     fn address_type(&self, client: &Client) -> Result<AddressType, LightningIndexError> {
         let lens = [
@@ -183,6 +198,7 @@ pub fn launch(client: &Client, args: LightningIndexArgs) -> Result<(), Lightning
         keys: or_dummy(client, args.keys, sizes.slots()),
         page_table: or_dummy(client, args.page_table, sizes.max_pages),
         scores: or_dummy(client, args.scores, sizes.score_stride()),
+        candidates: or_dummy(client, args.candidates, sizes.candidate_stride(client)),
         ..args
     };
     for first_row in (0..sizes.rows()).step_by(args.score_rows.max(1)) {
@@ -197,6 +213,11 @@ pub fn launch(client: &Client, args: LightningIndexArgs) -> Result<(), Lightning
         select::launch(client, &args, address, first_row, rows);
     }
     Ok(())
+}
+
+/// Multiprocessors of a device; of one that does not say, as many as a small GPU has.
+fn multiprocessors(client: &Client) -> usize {
+    client.properties().hardware.num_streaming_multiprocessors.map_or(MULTIPROCESSORS, |n| n as usize)
 }
 
 /// So many cubes, spread over the axes as their limits demand: there may be more than asked for.

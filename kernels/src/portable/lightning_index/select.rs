@@ -1,131 +1,207 @@
-//! The `k` greatest ranks of one query token.
+//! The `k` greatest ranks of each query token.
 
+use cubecl::features::Plane;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
-use super::{LightningIndexArgs, one_each, visible_keys};
+use super::border::{List, find_border, load_index, load_tile};
+use super::chunks::Plan;
+use super::{LightningIndexArgs, LightningIndexSizes, multiprocessors, one_each, visible_keys};
 use crate::portable::launch::share;
 use crate::portable::mla_decode::key_slot;
 use crate::portable::scan::sum_before;
 use crate::portable::tile_attention::UNITS;
 
-/// Values of 8 bits.
-const BINS: usize = 256;
-/// Units of a cube for more than [`MANY_KEYS`], where the device has so many; otherwise [`UNITS`].
-const MANY_UNITS: usize = 1024;
-/// Keys that fewer units load at once, four loads each.
-const MANY_KEYS: usize = 4 * UNITS * LOAD;
+/// Units of a cube at most.
+const MAX_UNITS: usize = 1024;
 /// Ranks that a unit loads at once.
-type Load = Const<LOAD>;
+pub(super) type Load = Const<LOAD>;
 pub(super) const LOAD: usize = 4;
+/// Loads that a unit keeps in registers at most.
+const MAX_LOADS: usize = 8;
+/// A chosen key in a sum of both kinds of keys, of which a cube has fewer than 2^16.
+pub(super) const ABOVE: u32 = 1 << 16;
 
-const _: () = assert!(BINS <= UNITS, "a unit for each value");
+const _: () = assert!(MAX_LOADS * LOAD <= 32, "a bit for each key of a unit");
+const _: () = assert!(MAX_UNITS * MAX_LOADS * LOAD < 1 << 16, "sums of two kinds of keys in 32 bits");
 
-/// Chooses the keys of `rows` query tokens, from `first_row` on: a cube for each of them.
-pub(super) fn launch(client: &Client, args: &LightningIndexArgs, address: AddressType, first_row: usize, rows: usize) {
-    let (sizes, hardware) = (&args.sizes, &client.properties().hardware);
-    let available = hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize;
-    let many = sizes.max_keys() > MANY_KEYS && available >= MANY_UNITS;
-    let units = if many { MANY_UNITS } else { UNITS };
-    select_kernel::launch(
-        client,
-        one_each(client, rows),
-        CubeDim::new_1d(units as u32),
-        address,
-        share(&args.scores),
-        share(&args.page_table),
-        share(&args.visible),
-        share(&args.indices),
-        first_row,
-        rows,
-        sizes.query_len,
-        sizes.max_pages,
-        sizes.max_keys() as u32,
-        sizes.score_stride() / LOAD,
-        sizes.slots() as u32,
-        sizes.page_size.ilog2(),
-        sizes.k as u32,
-        units,
-        args.slots,
-    );
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    /// Units of a cube.
+    pub units: usize,
+    /// Units of a plane; 1 where the device has no operations of planes.
+    pub plane: usize,
+    /// Loads of a unit.
+    pub loads: usize,
+    /// Whether a cube has more keys than its registers hold. It then reads them whenever it looks at them.
+    pub again: bool,
+    /// Whether the keys are candidates, whose positions are behind the ranks.
+    candidates: bool,
+    /// What becomes of the chosen keys.
+    output: Output,
 }
 
-/// The chosen keys of one query token.
-#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+/// What is written of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Output {
+    /// Its rank, and its position behind all ranks.
+    Candidates,
+    /// Its position.
+    Positions,
+    /// Its slot.
+    Slots,
+}
+
+impl Form {
+    /// Keys that the registers of a cube hold.
+    fn capacity(&self) -> usize {
+        self.units * self.loads * LOAD
+    }
+
+    /// Planes of a cube.
+    pub fn planes(&self) -> usize {
+        self.units / self.plane
+    }
+}
+
+/// How the keys are cut up on a device.
+pub(super) fn plan(client: &Client, sizes: &LightningIndexSizes) -> Plan {
+    let cubes = multiprocessors(client) / sizes.rows().max(1);
+    Plan::of(sizes.max_keys(), sizes.k, max_units(client) * MAX_LOADS * LOAD, cubes)
+}
+
+/// Units of a cube at most on a device.
+fn max_units(client: &Client) -> usize {
+    let hardware = &client.properties().hardware;
+    let available = hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize;
+    (1 << available.max(UNITS).ilog2()).min(MAX_UNITS)
+}
+
+/// Units of a plane, if all planes have as many and units are in the order of their planes; otherwise 1.
+fn plane_units(client: &Client) -> usize {
+    let hardware = &client.properties().hardware;
+    let (least, most) = (hardware.plane_size_min as usize, hardware.plane_size_max as usize);
+    let usable =
+        client.features().plane.contains(Plane::Ops) && least == most && least.is_power_of_two() && least <= UNITS;
+    if usable { least } else { 1 }
+}
+
+/// Chooses the keys of `rows` query tokens, from `first_row` on: a cube for each of them and chunk of keys.
+pub(super) fn launch(client: &Client, args: &LightningIndexArgs, address: AddressType, first_row: usize, rows: usize) {
+    let sizes = &args.sizes;
+    let plan = plan(client, sizes);
+    // Candidates are written where the level before has read.
+    let (mut from, mut to) = (&args.scores, &args.candidates);
+    let (mut stride, mut next_stride) = (sizes.score_stride(), plan.candidate_stride());
+    for (level, &len) in plan.lens.iter().enumerate() {
+        let next = plan.lens.get(level + 1);
+        let output = match next {
+            Some(_) => Output::Candidates,
+            None if args.slots => Output::Slots,
+            None => Output::Positions,
+        };
+        let chunk = if next.is_some() { plan.chunk } else { len };
+        let chunks = if next.is_some() { len.div_ceil(chunk) } else { 1 };
+        // Few units with many keys each: they wait less for one another.
+        let units = chunk.div_ceil(MAX_LOADS * LOAD).next_power_of_two().clamp(UNITS, max_units(client));
+        let loads = chunk.div_ceil(units * LOAD).next_power_of_two().min(MAX_LOADS);
+        let form = Form { units, plane: plane_units(client), loads, again: false, candidates: level > 0, output };
+        let form = Form { again: chunk > form.capacity(), ..form };
+        // SAFETY: the buffers have the sizes that the arguments state, no list is longer than its plan says, and slots are
+        // clamped to the cache.
+        unsafe {
+            select_kernel::launch_unchecked(
+                client,
+                one_each(client, rows * chunks),
+                CubeDim::new_1d(units as u32),
+                address,
+                share(from),
+                share(&args.page_table),
+                share(&args.visible),
+                share(if next.is_some() { to } else { &args.indices }),
+                first_row,
+                rows,
+                sizes.query_len,
+                sizes.max_pages,
+                sizes.max_keys() as u32,
+                sizes.slots() as u32,
+                sizes.page_size.ilog2(),
+                sizes.k as u32,
+                level,
+                plan.chunk,
+                chunks,
+                stride / LOAD,
+                len.div_ceil(LOAD),
+                next_stride,
+                next.map_or(0, |len| len.next_multiple_of(LOAD)),
+                form,
+            );
+        }
+        (from, to) = (to, from);
+        (stride, next_stride) = (next_stride, stride);
+    }
+}
+
+/// The chosen keys of a chunk, ascending in position: cube `r * chunks + c` takes chunk `c` of query token `r`.
+#[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
 fn select_kernel(
     ranks: &[Vector<u32, Load>],
     page_table: &[i32],
     visible: &[i32],
-    indices: &mut [i32],
+    out: &mut [i32],
     first_row: usize,
     rows: usize,
     query_len: usize,
     max_pages: usize,
     max_keys: u32,
-    stride: usize,
     slot_count: u32,
     page_shift: u32,
     k: u32,
-    #[comptime] units: usize,
-    #[comptime] slots: bool,
+    level: usize,
+    chunk: usize,
+    chunks: usize,
+    stride: usize,
+    positions: usize,
+    next_stride: usize,
+    next_positions: usize,
+    #[comptime] form: Form,
 ) {
-    let row = first_row + CUBE_POS;
-    if CUBE_POS < rows {
-        let unit = UNIT_POS as usize;
+    let own_row = CUBE_POS / chunks;
+    let first = CUBE_POS % chunks * chunk;
+    if own_row < rows {
+        let row = first_row + own_row;
         let most = k as usize;
-        let count = visible_keys(visible, row, max_keys);
-        let names = Names { table_row: row / query_len * max_pages, slot_count, page_shift, slots };
-        let out = row * most;
-        if count > most {
-            let list = Ranks { first: CUBE_POS * stride, count };
-            let mut scratch = Shared::<[u32]>::new_slice(units);
-            let border = find_border(ranks, &list, &mut scratch, k, units);
-
-            // A run of consecutive keys for each unit.
-            let loads = count.div_ceil(LOAD);
-            let run = loads.div_ceil(units);
-            let first = min(unit * run, loads);
-            let end = min(first + run, loads);
-            let mut above = 0u32;
-            let mut ties = 0u32;
-            for at in first..end {
-                let four = ranks[list.first + at];
-                #[unroll]
-                for n in 0..LOAD {
-                    if at * LOAD + n < count {
-                        let rank = four.extract(n);
-                        above += u32::cast_from(rank > border.rank);
-                        ties += u32::cast_from(rank == border.rank);
-                    }
-                }
+        let seen = visible_keys(visible, row, max_keys);
+        let names = Names { table_row: row / query_len * max_pages, slot_count, page_shift, form };
+        let mut out_first = row * most;
+        if comptime!(form.output == Output::Candidates) {
+            out_first = own_row * next_stride + CUBE_POS % chunks * most;
+        }
+        if seen > most {
+            // On this level.
+            let mut len = seen;
+            for _ in 0..level {
+                len = len / chunk * most + min(len % chunk, most);
             }
-            let above_before = sum_before(&mut scratch, above, units);
-            ties = sum_before(&mut scratch, ties, units);
-            let mut place = (above_before + min(ties, border.ties)) as usize;
-            for at in first..end {
-                let four = ranks[list.first + at];
-                #[unroll]
-                for n in 0..LOAD {
-                    let key = at * LOAD + n;
-                    if key < count {
-                        let rank = four.extract(n);
-                        if rank > border.rank || (rank == border.rank && ties < border.ties) {
-                            indices[out + place] = names.of(page_table, key);
-                            place += 1;
-                        }
-                        ties += u32::cast_from(rank == border.rank);
-                    }
+            if first < len {
+                let mut count = len - first;
+                if comptime!(form.output == Output::Candidates) {
+                    count = min(count, chunk);
                 }
+                let list = List { loads: own_row * stride + first / LOAD, first, count, positions };
+                let target = Target { first: out_first, positions: next_positions };
+                choose(ranks, page_table, out, &list, &names, &target, k, form);
             }
-        } else {
-            let mut place = unit;
+        } else if comptime!(form.output != Output::Candidates) {
+            let mut place = UNIT_POS as usize;
             while place < most {
                 let mut name = i32::new(-1);
-                if place < count {
+                if place < seen {
                     name = names.of(page_table, place);
                 }
-                indices[out + place] = name;
-                place += units;
+                out[out_first + place] = name;
+                place += form.units;
             }
         }
     }
@@ -138,107 +214,160 @@ struct Names {
     table_row: usize,
     slot_count: u32,
     page_shift: u32,
-    /// By its slot; otherwise by its position.
     #[cube(comptime)]
-    slots: bool,
+    form: Form,
 }
 
 #[cube]
 impl Names {
-    fn of(&self, page_table: &[i32], key: usize) -> i32 {
-        if comptime!(self.slots) {
-            key_slot(page_table, self.table_row, self.page_shift, self.slot_count, key) as i32
+    fn of(&self, page_table: &[i32], position: usize) -> i32 {
+        if comptime!(self.form.output == Output::Slots) {
+            key_slot(page_table, self.table_row, self.page_shift, self.slot_count, position) as i32
         } else {
-            key as i32
+            position as i32
         }
     }
 }
 
-/// The ranks of a query token.
+/// Where the chosen keys are written.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
-struct Ranks {
-    /// The first load.
+struct Target {
+    /// The first place.
     first: usize,
-    /// Keys.
-    count: usize,
+    /// Of candidates: from a rank to its position.
+    positions: usize,
 }
 
-/// The lowest rank among the chosen.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone, Copy))]
-struct Border {
-    rank: u32,
-    /// How many keys of this rank are chosen.
-    ties: u32,
-}
-
-/// Finds the `k`-th greatest of more than `k` ranks.
+/// Writes the `k` best keys of a list, or all if it has fewer.
 #[cube]
-fn find_border(
+fn choose(
     ranks: &[Vector<u32, Load>],
-    list: &Ranks,
-    scratch: &mut Shared<[u32]>,
+    page_table: &[i32],
+    out: &mut [i32],
+    list: &List,
+    names: &Names,
+    target: &Target,
     k: u32,
-    #[comptime] units: usize,
-) -> Border {
-    let histogram = Shared::<[Atomic<u32>]>::new_slice(BINS);
-    let mut found = Shared::<[u32]>::new_slice(2usize);
-    let unit = UNIT_POS as usize;
-    let loads = list.count.div_ceil(LOAD);
-    // The leading bits, which of them are known, and how many keys of these leading bits are chosen.
-    let mut rank = 0u32;
-    let mut known = 0u32;
-    let mut wanted = k;
-    for pass in 0..4u32 {
-        let shift = 24 - pass * 8;
-        if unit < BINS {
-            histogram[unit].store(0u32);
+    #[comptime] form: Form,
+) {
+    let mut own = Array::<u32>::new(comptime!(form.loads * LOAD));
+    let mut tiles = 1usize.runtime();
+    if comptime!(form.again) {
+        tiles = list.count.div_ceil(form.units * form.loads * LOAD);
+    } else {
+        load_tile(ranks, list, &mut own, 0usize, form);
+    }
+    let border = find_border(ranks, list, &mut own, tiles, k, form);
+
+    let mut scratch = Shared::<[u32]>::new_slice(form.units);
+    // In the tiles before.
+    let mut above = 0u32;
+    let mut ties = 0u32;
+    for tile in 0..tiles {
+        if comptime!(form.again) {
+            load_tile(ranks, list, &mut own, tile, form);
         }
-        sync_cube();
-        let mut at = unit;
-        while at < loads {
-            let four = ranks[list.first + at];
+        let kinds = border.kinds(&own, form);
+        let mut before = sum_before(&mut scratch, kinds.sum(), form.units);
+        if comptime!(form.plane > 1) {
+            before = plane_shuffle(before, 0u32);
+        }
+        for i in 0..form.loads {
+            let of_load = kinds.of_load(i);
+            let mut sum = before;
+            if comptime!(form.plane > 1) {
+                let through = plane_inclusive_sum(of_load.sum());
+                sum += through - of_load.sum();
+                before += plane_shuffle(through, comptime!(form.plane as u32 - 1).runtime());
+            } else {
+                before += of_load.sum();
+            }
+            let key = load_index(tile, i, form) * LOAD;
             #[unroll]
             for n in 0..LOAD {
-                let own = four.extract(n);
-                if at * LOAD + n < list.count && (own & known) == rank {
-                    histogram[((own >> shift) & 255) as usize].fetch_add(1u32);
+                let is_above = (of_load.above >> comptime!(n as u32)) & 1;
+                let is_tie = (of_load.ties >> comptime!(n as u32)) & 1;
+                let ties_before = ties + sum % ABOVE;
+                // Whatever is not there comes last: it changes no other key's place.
+                let chosen = is_above == 1 || (is_tie == 1 && ties_before < border.ties);
+                if chosen && key + n < list.count {
+                    let place = above + sum / ABOVE + min(ties_before, border.ties);
+                    out[target.first + place as usize] = (key + n) as i32;
                 }
+                sum += is_above * ABOVE + is_tie;
             }
-            at += units;
         }
-        sync_cube();
-        // From the greatest value down.
-        let mut own = 0u32;
-        if unit < BINS {
-            own = histogram[comptime!(BINS - 1) - unit].load();
+        if comptime!(form.again) {
+            above += scratch[comptime!(form.units - 1)] / ABOVE;
+            ties += scratch[comptime!(form.units - 1)] % ABOVE;
+            sync_cube();
         }
-        let before = sum_before(scratch, own, units);
-        if before < wanted && before + own >= wanted {
-            found[0] = comptime!(BINS as u32 - 1) - UNIT_POS;
-            found[1] = wanted - before;
-        }
-        sync_cube();
-        rank |= found[0] << shift;
-        known |= 255u32 << shift;
-        wanted = found[1];
     }
-    Border { rank, ties: wanted }
+    sync_storage();
+    rename(ranks, page_table, out, list, names, target, min(list.count, k as usize), form);
+}
+
+/// Puts in the place of each key's number in the list what is asked for. Side by side, where a unit that wrote it at once
+/// would wait for memory at each of its keys.
+#[cube]
+fn rename(
+    ranks: &[Vector<u32, Load>],
+    page_table: &[i32],
+    out: &mut [i32],
+    list: &List,
+    names: &Names,
+    target: &Target,
+    chosen: usize,
+    #[comptime] form: Form,
+) {
+    let mut place = UNIT_POS as usize;
+    while place < chosen {
+        let at = target.first + place;
+        let key = out[at] as usize;
+        let mut position = list.first + key;
+        if comptime!(form.candidates) {
+            position = number(ranks, list.loads + list.positions, key) as usize;
+        }
+        if comptime!(form.output == Output::Candidates) {
+            out[at] = i32::cast_from(number(ranks, list.loads, key));
+            out[at + target.positions] = position as i32;
+        } else {
+            out[at] = names.of(page_table, position);
+        }
+        place += form.units;
+    }
+}
+
+/// The number at `at`, counted from a load on.
+#[cube]
+fn number(numbers: &[Vector<u32, Load>], first: usize, at: usize) -> u32 {
+    let four = numbers[first + at / LOAD];
+    let mut number = four.extract(0usize);
+    #[unroll]
+    for n in 1..LOAD {
+        number = select(at % LOAD == n, four.extract(n), number);
+    }
+    number
 }
 
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, form};
-    let entry = |(name, units, slots): (&str, usize, bool)| {
-        let (bits, dim) = (AddressType::U32, CubeDim::new_1d(units as u32));
-        let form = form!(select_kernel, dim, [bits, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1, units, slots]);
-        Entry::new(name, form)
+    let entry = |(name, form): (&str, Form)| {
+        let (bits, dim) = (AddressType::U32, CubeDim::new_1d(form.units as u32));
+        let form = form!(select_kernel, dim, [bits, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, form]);
+        Entry::new(name, form).unchecked()
     };
+    let full =
+        Form { units: MAX_UNITS, plane: 32, loads: MAX_LOADS, again: false, candidates: false, output: Output::Slots };
     let forms = [
-        ("lightning_index.select.positions", MANY_UNITS, false),
-        ("lightning_index.select.slots", MANY_UNITS, true),
-        ("lightning_index.select.few_units", UNITS, true),
+        ("lightning_index.select.positions", Form { output: Output::Positions, ..full }),
+        ("lightning_index.select.slots", full),
+        ("lightning_index.select.first_level", Form { units: 512, output: Output::Candidates, ..full }),
+        ("lightning_index.select.last_level", Form { units: 512, candidates: true, ..full }),
+        ("lightning_index.select.few_units", Form { units: UNITS, ..full }),
+        ("lightning_index.select.again", Form { again: true, ..full }),
     ];
     forms.map(entry).into()
 }
