@@ -21,6 +21,7 @@ use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 
 pub(crate) mod barrier;
+pub(crate) mod copy;
 pub(crate) mod fence;
 pub(crate) mod math;
 pub(crate) mod matrix;

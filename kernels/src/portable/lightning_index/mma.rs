@@ -14,12 +14,13 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::features::{MmaConfig, Plane};
 use cubecl::ir::{AddressType, FloatKind};
-use cubecl::prelude::barrier::{Barrier, copy_async};
+use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::score::rank;
 use super::{LightningIndexArgs, LightningIndexSizes, multiprocessors, one_each, visible_keys};
 use crate::portable::launch::share;
+use crate::ptx::copy::{commit_copies, wait_for_copies};
 
 /// Units of a plane. The matrix instructions are defined for this number.
 const LANES: usize = 32;
@@ -71,7 +72,7 @@ impl Form {
     }
 
     fn shared_bytes(&self) -> usize {
-        PLANES * self.stages * (self.pieces() * LANES * VECTOR * 2 + size_of::<u64>())
+        PLANES * self.stages * self.pieces() * LANES * VECTOR * 2
     }
 }
 
@@ -153,21 +154,10 @@ fn score_mma_kernel<E: Float, V: Size>(
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
 ) {
-    let plane = UNIT_POS_Y as usize;
     let def = MmaDefinition::<E, E, f32>::new(M, N, K);
     // [planes, stages, pieces, units]
     let mut ring =
         Shared::<[Vector<E, V>]>::new_aligned_slice(comptime!(PLANES * form.stages * form.pieces() * LANES), 128usize);
-    // [planes, stages]
-    let arrived = Shared::<[Barrier]>::new_slice(comptime!(PLANES * form.stages));
-    if UNIT_POS_X == 0 {
-        #[unroll]
-        for stage in 0..form.stages {
-            arrived[plane * form.stages + stage].init_manual(comptime!(LANES as u32).runtime());
-        }
-    }
-    sync_cube();
-
     let size!(NA) = def.vector_size(MatrixIdent::A);
     let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
     let vectors = comptime!(4 * form.chunks);
@@ -183,7 +173,7 @@ fn score_mma_kernel<E: Float, V: Size>(
         let table = Table { row: token / query_len * max_pages, page_shift, slot_count, last_key: count - 1 };
         // From one group of this cube to the next.
         let jump = shares * comptime!(PLANES * M);
-        let mut first = (CUBE_POS % shares * PLANES + plane) * M;
+        let mut first = (CUBE_POS % shares * PLANES + UNIT_POS_Y as usize) * M;
         // Keys before queries: they are the longer way.
         let mut pages = Sequence::<u32>::new();
         #[unroll]
@@ -197,8 +187,9 @@ fn score_mma_kernel<E: Float, V: Size>(
                 let key = first + ahead * jump + row;
                 let own = table.slot(pages[comptime!(2 * ahead)], key);
                 let other = table.slot(pages[comptime!(2 * ahead + 1)], key + M / 2);
-                copy_keys::<E, V>(keys, &mut ring, &arrived, own, other, ahead as u32, form);
+                copy_keys::<E, V>(keys, &mut ring, own, other, ahead as u32, form);
             }
+            commit_copies();
         }
         // Of the next 16 keys that are copied.
         let mut own_page = pages[comptime!(2 * form.stages - 2)];
@@ -227,12 +218,14 @@ fn score_mma_kernel<E: Float, V: Size>(
                 let own = table.slot(own_page, ahead + row);
                 let other = table.slot(other_page, ahead + row + M / 2);
                 let turn = turn + comptime!(form.stages as u32 - 1);
-                copy_keys::<E, V>(keys, &mut ring, &arrived, own, other, turn, form);
+                copy_keys::<E, V>(keys, &mut ring, own, other, turn, form);
             }
+            // None where there are no keys: groups are counted.
+            commit_copies();
             // Only the pages, for the next turn: to compute with them would be to wait for them.
             own_page = table.page(page_table, ahead + jump + row);
             other_page = table.page(page_table, ahead + jump + row + M / 2);
-            arrived[stage_of(turn, form)].wait_parity(turn / comptime!(form.stages as u32) % 2);
+            wait_for_copies(comptime!(form.stages as u32 - 1));
             let from = first_piece(turn, form);
             let mut loaded = Sequence::<Vector<E, V>>::new();
             #[unroll]
@@ -316,7 +309,6 @@ impl Table {
 fn copy_keys<E: Float, V: Size>(
     keys: &[Vector<E, V>],
     ring: &mut Shared<[Vector<E, V>]>,
-    arrived: &Shared<[Barrier]>,
     own_slot: u32,
     other_slot: u32,
     turn: u32,
@@ -334,21 +326,13 @@ fn copy_keys<E: Float, V: Size>(
         let (from, to) = (other + comptime!(4 * chunk), to + LANES);
         copy_async(&keys[from..from + 1], &mut ring[to..to + 1], comptime!(VECTOR as u32));
     }
-    let stage = stage_of(turn, form);
-    arrived[stage].commit_copy_async();
-    arrived[stage].arrive();
-}
-
-/// The stage of this plane that a turn uses.
-#[cube]
-fn stage_of(turn: u32, #[comptime] form: Form) -> usize {
-    UNIT_POS_Y as usize * form.stages + (turn % comptime!(form.stages as u32)) as usize
 }
 
 /// Where this unit's pieces for a turn begin in the ring.
 #[cube]
 fn first_piece(turn: u32, #[comptime] form: Form) -> usize {
-    stage_of(turn, form) * comptime!(form.pieces() * LANES) + UNIT_POS_X as usize
+    let stage = UNIT_POS_Y as usize * form.stages + (turn % comptime!(form.stages as u32)) as usize;
+    stage * comptime!(form.pieces() * LANES) + UNIT_POS_X as usize
 }
 
 /// Pair number `index` of the numbers in a vector, as an operand of the instruction.

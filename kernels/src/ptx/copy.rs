@@ -1,0 +1,25 @@
+//! Waiting for asynchronous copies of a thread without a barrier.
+//!
+//! `cp.async.commit_group` and `cp.async.wait_group`, PTX ISA, "Data Movement and Conversion Instructions: Asynchronous
+//! copy". Groups are those of one thread, and complete in the order in which they were made. From `sm_80` on. The copies
+//! are CubeCL's `copy_async`.
+
+use cubecl::prelude::*;
+
+/// Makes a group of the copies that this thread has started since its last group, of none as well:
+/// `cp.async.commit_group`.
+#[cube]
+pub(crate) fn commit_copies() {
+    gpu_asm!("cp.async.commit_group;", options(explicit_mem, reads_address_space shared, writes_address_space shared));
+}
+
+/// Waits until all but the last `pending` groups of this thread have arrived: `cp.async.wait_group`.
+///
+/// The thread may then read what it has copied itself. Others may when they have synchronised with it.
+#[cube]
+pub(crate) fn wait_for_copies(#[comptime] pending: u32) {
+    gpu_asm!(
+        "cp.async.wait_group {pending};",
+        options(explicit_mem, reads_address_space shared, writes_address_space shared)
+    );
+}
