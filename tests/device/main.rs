@@ -27,6 +27,7 @@ mod ops_norm_rope;
 mod ops_paging;
 mod ops_ragged_attention;
 mod ops_sparse_mla;
+mod ops_sparse_parts;
 mod ops_vertical_slash;
 mod ops_vertical_slash_index;
 mod oracle;

@@ -14,18 +14,18 @@ use crate::ops_fixture::{assert_state, bits, floats, int_values, ints, random, r
 use crate::oracle::{State, attend};
 
 /// Rows of a scope: pages, rows of a page, entries of a query token.
-type Pool = [usize; 3];
+pub type Pool = [usize; 3];
 
 #[derive(Debug, Clone)]
-struct Case {
+pub struct Case {
     /// B, Sq, H.
-    shape: [usize; 3],
+    pub shape: [usize; 3],
     /// D and Dv.
-    widths: [usize; 2],
-    pools: Vec<Pool>,
-    lengths: bool,
-    sink: Option<Vec<f32>>,
-    dtype: DType,
+    pub widths: [usize; 2],
+    pub pools: Vec<Pool>,
+    pub lengths: bool,
+    pub sink: Option<Vec<f32>>,
+    pub dtype: DType,
 }
 
 impl Default for Case {
@@ -36,9 +36,9 @@ impl Default for Case {
 }
 
 /// The values of a scope. Rows that nobody names are NaN.
-struct Scope {
+pub struct Scope {
     pool: Pool,
-    rows: Vec<f64>,
+    pub rows: Vec<f64>,
     indices: Vec<i32>,
     lengths: Option<Vec<i32>>,
 }
@@ -64,7 +64,7 @@ impl Scope {
     }
 
     /// The slots that a query token sees.
-    fn slots(&self, token: usize) -> Vec<usize> {
+    pub fn slots(&self, token: usize) -> Vec<usize> {
         let most = self.pool[2];
         let length = self.lengths.as_ref().map_or(most, |lengths| lengths[token] as usize);
         self.indices[token * most..][..length].iter().filter(|&&slot| slot >= 0).map(|&slot| slot as usize).collect()
@@ -80,20 +80,20 @@ impl Scope {
     }
 }
 
-struct Inputs {
+pub struct Inputs {
     case: Case,
-    q: Vec<f64>,
-    scopes: Vec<Scope>,
+    pub q: Vec<f64>,
+    pub scopes: Vec<Scope>,
 }
 
 impl Case {
-    fn inputs(&self) -> Inputs {
+    pub fn inputs(&self) -> Inputs {
         let q = random(&mut rng(81), self.shape.iter().product::<usize>() * self.widths[0], self.dtype);
         let scopes = (82..).zip(&self.pools).map(|(seed, &pool)| Scope::new(self, pool, seed)).collect();
         Inputs { case: self.clone(), q, scopes }
     }
 
-    fn options(&self) -> SparseMlaOptions {
+    pub fn options(&self) -> SparseMlaOptions {
         // Scores at which a wrong key shows.
         SparseMlaOptions { value_width: self.widths[1], softmax_scale: 4.0 / (self.widths[0] as f32).sqrt() }
     }
@@ -106,7 +106,7 @@ impl Case {
 }
 
 impl Inputs {
-    fn args(&self, device: &Device) -> SparseMlaArgs {
+    pub fn args(&self, device: &Device) -> SparseMlaArgs {
         let [batch, query_len, heads] = self.case.shape;
         let mut scopes = self.scopes.iter().map(|scope| scope.upload(&self.case, device));
         let sink = self.case.sink.as_ref();
@@ -118,7 +118,7 @@ impl Inputs {
         }
     }
 
-    fn expected(&self) -> State {
+    pub fn expected(&self) -> State {
         let (Case { shape: [batch, query_len, heads], widths: [width, value_width], .. }, mut state) =
             (&self.case, State::default());
         let scale = f64::from(self.case.options().softmax_scale);

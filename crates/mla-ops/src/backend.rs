@@ -13,7 +13,7 @@ use burn::tensor::FloatDType;
 
 #[cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda")))]
 use crate::fusion;
-use crate::{Path, Splits};
+use crate::{Path, SparseMlaOptions, Splits};
 
 /// What [`MlaBackend::mla_plan`] needs beside the lengths.
 #[derive(Debug, Clone)]
@@ -283,6 +283,16 @@ pub trait MlaBackend: Backend {
     /// `[N]`. For [`sparse_mla`](crate::sparse_mla()).
     #[fusion(meta = fusion::compact_slots)]
     fn compact_slots(slots: IntTensor<Self>, lengths: IntTensor<Self>) -> (IntTensor<Self>, IntTensor<Self>);
+
+    /// [`sparse_mla_parts`](crate::sparse_mla_parts()) of one scope: acc, max, row_sum.
+    #[fusion(meta = fusion::sparse_parts)]
+    fn sparse_parts(
+        q: FloatTensor<Self>,
+        rows: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        options: SparseMlaOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// [`merge_state`](crate::merge_state): out, lse.
     #[fusion(meta = fusion::merge_state)]

@@ -10,14 +10,14 @@ use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
 use mla_kernels::portable::{
     compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_rope, page_table,
-    ragged_attention, vertical_slash_attention, vertical_slash_index, write_latent,
+    ragged_attention, sparse_parts, vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
 use crate::backend::{
     CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, NormRopeSpec, PageTableSpec, PlanSpec,
     RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
-use crate::{Path, Splits};
+use crate::{Path, SparseMlaOptions, Splits};
 
 impl MlaBackend for CubeBackend {
     fn mla_plan(seq_lens: CubeTensor, spec: PlanSpec) -> (CubeTensor, CubeTensor, CubeTensor) {
@@ -465,6 +465,40 @@ impl MlaBackend for CubeBackend {
         };
         compact_slots::launch(&client, args);
         (compact, counts)
+    }
+
+    fn sparse_parts(
+        q: CubeTensor,
+        rows: CubeTensor,
+        indices: CubeTensor,
+        lengths: CubeTensor,
+        options: SparseMlaOptions,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let [q, rows, indices, lengths] = [q, rows, indices, lengths].map(contiguous);
+        let ([batch, query_len, heads, width], [pages, page_size, _]) = (dims(&q), dims(&rows));
+        let ([_, _, most], value_width) = (dims(&indices), options.value_width);
+        let acc = empty(&q, [batch, query_len, heads, value_width], DType::F32);
+        let [max, row_sum] = [(); 2].map(|()| empty(&q, [batch, query_len, heads], DType::F32));
+        let (client, elem) = (q.client.clone(), dtype_to_elem_type(q.dtype));
+        let args = sparse_parts::SparsePartsArgs {
+            q: q.into_buffer_arg(),
+            rows: rows.into_buffer_arg(),
+            slots: indices.into_buffer_arg(),
+            lengths: lengths.into_buffer_arg(),
+            acc: acc.clone().into_buffer_arg(),
+            max: max.clone().into_buffer_arg(),
+            row_sum: row_sum.clone().into_buffer_arg(),
+            tokens: batch * query_len,
+            heads,
+            row_count: pages * page_size,
+            most,
+            width,
+            value_width,
+            softmax_scale: options.softmax_scale,
+            elem,
+        };
+        sparse_parts::launch(&client, args);
+        (acc, max, row_sum)
     }
 
     fn merge_state(

@@ -11,7 +11,7 @@ use crate::backend::{
     CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, NormRopeSpec, PageTableSpec, PlanSpec,
     RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
-use crate::{Path, reference};
+use crate::{Path, SparseMlaOptions, SparseScope, reference};
 
 impl MlaBackend for Flex {
     fn mla_plan(seq_lens: IntTensor<Self>, spec: PlanSpec) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
@@ -178,6 +178,18 @@ impl MlaBackend for Flex {
     fn compact_slots(slots: IntTensor<Self>, lengths: IntTensor<Self>) -> (IntTensor<Self>, IntTensor<Self>) {
         let (slots, counts) = reference::compact_slots(int(slots), int(lengths));
         (int_primitive(slots), int_primitive(counts))
+    }
+
+    fn sparse_parts(
+        q: FloatTensor<Self>,
+        rows: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        options: SparseMlaOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let scope = SparseScope { rows: float(rows), indices: int(indices), lengths: Some(int(lengths)) };
+        let parts = reference::sparse_mla_parts(float(q), vec![scope], &options);
+        (float_primitive(parts.acc), float_primitive(parts.max), float_primitive(parts.row_sum))
     }
 
     fn merge_state(

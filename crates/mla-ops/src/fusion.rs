@@ -3,6 +3,7 @@
 use burn::backend::fusion::custom::TensorSpec;
 use burn::tensor::{DType, Shape};
 
+use crate::SparseMlaOptions;
 use crate::backend::{
     CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, NormRopeSpec, PageTableSpec, PlanSpec, RaggedSpec,
     VerticalSlashIndexSpec, VerticalSlashSpec,
@@ -153,6 +154,18 @@ pub(crate) fn write_rows(cache: &TensorSpec, _slots: &TensorSpec, _rows: &Tensor
 
 pub(crate) fn compact_slots(slots: &TensorSpec, lengths: &TensorSpec) -> (TensorSpec, TensorSpec) {
     (slots.clone(), lengths.clone())
+}
+
+pub(crate) fn sparse_parts(
+    q: &TensorSpec,
+    _rows: &TensorSpec,
+    _indices: &TensorSpec,
+    _lengths: &TensorSpec,
+    options: &SparseMlaOptions,
+) -> (TensorSpec, TensorSpec, TensorSpec) {
+    let [batch, query_len, heads, _] = q.shape.dims();
+    let number = spec([batch, query_len, heads], DType::F32);
+    (spec([batch, query_len, heads, options.value_width], DType::F32), number.clone(), number)
 }
 
 pub(crate) fn merge_state(

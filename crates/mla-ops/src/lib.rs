@@ -12,6 +12,7 @@
 //! | [`vertical_slash_index`] | the keys of each block of queries, from columns and diagonals |
 //! | [`vertical_slash_attention`], [`packed_vertical_slash_attention`] | attention to those keys |
 //! | [`sparse_mla`] | attention of each query token over rows that are named one by one |
+//! | [`sparse_mla_parts`] | the same before the division by the sum of the weights |
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //!
@@ -55,6 +56,7 @@ pub use ops::norm_rope::{NormRopeArgs, NormRopeOptions, norm_rope};
 pub use ops::page_table::{PagedBatchArgs, page_table};
 pub use ops::ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
 pub use ops::sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla};
+pub use ops::sparse_parts::{SparseParts, sparse_mla_parts};
 pub use ops::vertical_slash_attention::{
     PackedVerticalSlashArgs, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions,
     packed_vertical_slash_attention, vertical_slash_attention,

@@ -158,6 +158,12 @@ pub(crate) fn i32_result(check: &Check, argument: &'static str, len: usize) -> R
     allocation(check, &client, argument, 4 * len as u128)
 }
 
+/// The device can make an f32 tensor of this shape for the result.
+pub(crate) fn f32_result(check: &Check, argument: &'static str, shape: [usize; 4]) -> Result<(), MlaError> {
+    let Some(client) = client(check) else { return Ok(()) };
+    allocation(check, &client, argument, 4 * shape.into_iter().map(|n| n as u128).product::<u128>())
+}
+
 fn allocation(check: &Check, client: &Client, argument: &'static str, bytes: u128) -> Result<(), MlaError> {
     let most = client.properties().memory.max_page_size;
     if bytes <= u128::from(most) {

@@ -13,7 +13,8 @@ use super::compile::{compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
 use crate::portable::{
     compact_slots, compress_kv, kv_indices, lightning_index, merge_splits, merge_state, mla_decode, mla_plan,
-    norm_rope, page_table, ragged_attention, vertical_slash_attention, vertical_slash_index, write_latent,
+    norm_rope, page_table, ragged_attention, sparse_parts, vertical_slash_attention, vertical_slash_index,
+    write_latent,
 };
 
 /// All kernels that are compiled.
@@ -30,6 +31,7 @@ pub fn entries() -> Vec<Entry> {
         norm_rope::offline(),
         page_table::offline(),
         ragged_attention::offline(),
+        sparse_parts::offline(),
         vertical_slash_attention::offline(),
         vertical_slash_index::offline(),
         write_latent::offline(),

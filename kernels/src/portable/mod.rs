@@ -16,6 +16,7 @@ pub mod norm_rope;
 pub mod page_table;
 pub mod ragged_attention;
 mod scan;
+pub mod sparse_parts;
 pub mod tile_attention;
 pub mod vertical_slash_attention;
 pub mod vertical_slash_index;

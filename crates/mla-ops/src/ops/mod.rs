@@ -11,6 +11,7 @@ pub mod norm_rope;
 pub mod page_table;
 pub mod ragged_attention;
 pub mod sparse_mla;
+pub mod sparse_parts;
 pub mod vertical_slash_attention;
 pub mod vertical_slash_index;
 pub mod write_latent;

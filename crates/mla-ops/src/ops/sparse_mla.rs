@@ -63,10 +63,10 @@ pub struct SparseMlaOptions {
 /// Wrong shapes, dtypes or devices, or more than the device can do ([`MlaError::DeviceLimit`]): nothing is launched. Slots
 /// that are out of range are on the device; [`SparseMlaArgs::validate_device_inputs`] looks.
 pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Tensor<4>, Tensor<3>), MlaError> {
-    let check = args.check_tensors()?;
+    let check = args.check_tensors(OP)?;
     args.check_options(&check, options)?;
     if check.sees_values() {
-        args.validate_values()?;
+        args.validate_values(OP)?;
     }
     let [batch, query_len, heads, width] = args.q.dims();
     let tokens = batch * query_len;
@@ -175,18 +175,22 @@ impl SparseScope {
         Ok(())
     }
 
-    fn validate_values(&self, [indices_name, lengths_name]: [&'static str; 2]) -> Result<(), MlaError> {
+    fn validate_values(
+        &self,
+        op: &'static str,
+        [indices_name, lengths_name]: [&'static str; 2],
+    ) -> Result<(), MlaError> {
         let ([pages, page_size, _], [_, query_len, most]) = (self.rows.dims(), self.indices.dims());
-        let indices = read_i32(OP, indices_name, &self.indices)?;
+        let indices = read_i32(op, indices_name, &self.indices)?;
         let lengths = match &self.lengths {
-            Some(lengths) => read_i32(OP, lengths_name, lengths)?,
+            Some(lengths) => read_i32(op, lengths_name, lengths)?,
             None => vec![most as i32; indices.len() / most.max(1)],
         };
         for (token, &length) in lengths.iter().enumerate() {
             let place = [token / query_len, token % query_len];
             let wrong = |argument, index: &[usize], actual, expected| {
                 let index = place.iter().chain(index).copied().collect();
-                Err(MlaError::DeviceValue { op: OP, argument, index, actual, expected })
+                Err(MlaError::DeviceValue { op, argument, index, actual, expected })
             };
             if !(0..=most as i32).contains(&length) {
                 return wrong(
@@ -207,8 +211,8 @@ impl SparseScope {
 }
 
 impl SparseMlaArgs {
-    fn check_tensors(&self) -> Result<Check, MlaError> {
-        let check = Check::new(OP, "q", &self.q)?;
+    pub(super) fn check_tensors(&self, op: &'static str) -> Result<Check, MlaError> {
+        let check = Check::new(op, "q", &self.q)?;
         check.float("q", &self.q)?;
         let [_, _, heads, width] = self.q.dims();
         let actual = format!("a query of {heads} heads of width {width}");
@@ -224,7 +228,7 @@ impl SparseMlaArgs {
         Ok(check)
     }
 
-    fn check_options(&self, check: &Check, options: &SparseMlaOptions) -> Result<(), MlaError> {
+    pub(super) fn check_options(&self, check: &Check, options: &SparseMlaOptions) -> Result<(), MlaError> {
         let (&SparseMlaOptions { value_width, softmax_scale }, [.., width]) = (options, self.q.dims());
         check.value("value_width", (1..=width).contains(&value_width), value_width, || {
             format!("1 to {width}, the width of a row")
@@ -238,13 +242,13 @@ impl SparseMlaArgs {
     /// [`MlaError::DeviceValue`] names the first length outside `0 ..= K`, or slot that is neither -1 nor one of the rows.
     /// Before that, wrong shapes and dtypes as in [`sparse_mla`].
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
-        self.check_tensors()?;
-        self.validate_values()
+        self.check_tensors(OP)?;
+        self.validate_values(OP)
     }
 
-    fn validate_values(&self) -> Result<(), MlaError> {
-        self.scope.validate_values([FIRST[1], FIRST[2]])?;
-        self.second.as_ref().map_or(Ok(()), |second| second.validate_values([SECOND[1], SECOND[2]]))
+    pub(super) fn validate_values(&self, op: &'static str) -> Result<(), MlaError> {
+        self.scope.validate_values(op, [FIRST[1], FIRST[2]])?;
+        self.second.as_ref().map_or(Ok(()), |second| second.validate_values(op, [SECOND[1], SECOND[2]]))
     }
 }
 

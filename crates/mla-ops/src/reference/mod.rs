@@ -31,7 +31,7 @@ pub(crate) use mla_plan::mla_plan;
 pub(crate) use norm_rope::norm_rope;
 pub(crate) use page_table::page_table;
 pub(crate) use ragged_attention::ragged_attention;
-pub(crate) use sparse_mla::sparse_mla;
+pub(crate) use sparse_mla::{sparse_mla, sparse_mla_parts};
 pub(crate) use vertical_slash_attention::{KeyLists, vertical_slash_attention};
 pub(crate) use vertical_slash_index::{Entries, vertical_slash_index};
 pub(crate) use write_latent::write_latent;

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use super::host;
 use super::rows::{LANES, Rows, dot, primitive, row_by_row, values};
 use crate::independent::{map_independent, piece_len};
-use crate::{SparseMlaArgs, SparseMlaOptions, SparseScope};
+use crate::{SparseMlaArgs, SparseMlaOptions, SparseParts, SparseScope};
 
 /// Rows that are added to the output together, so that it is loaded and stored less often.
 const ROWS: usize = 4;
@@ -16,7 +16,7 @@ const ROWS: usize = 4;
 pub(crate) fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> (Tensor<4>, Tensor<3>) {
     let ([batch, query_len, heads, _], dtype, device) = (args.q.dims(), args.q.dtype(), args.q.device());
     let sink: Option<Vec<f32>> = args.sink.map(|sink| sink.try_into_vec_as().expect("computed on the CPU"));
-    let scopes = std::iter::once(args.scope).chain(args.second).collect();
+    let scopes = [Some(args.scope), args.second].into_iter().flatten().collect();
     let Parts { acc: mut out, max: mut lse, row_sum } = Parts::new(args.q, scopes, options);
     for (row, out) in out.chunks_exact_mut(options.value_width).enumerate() {
         // Without rows the output is zero already.
@@ -33,7 +33,17 @@ pub(crate) fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> (Te
     (Tensor::from_data(out, (&device, dtype)), Tensor::from_data(lse, (&device, DType::F32)))
 }
 
-/// Attention before the division by the sum of the weights.
+/// Of all scopes together.
+pub(crate) fn sparse_mla_parts(q: Tensor<4>, scopes: Vec<SparseScope>, options: &SparseMlaOptions) -> SparseParts {
+    let ([batch, query_len, heads, _], device) = (q.dims(), q.device());
+    let Parts { acc, max, row_sum } = Parts::new(q, scopes, options);
+    let number =
+        |numbers| Tensor::from_data(TensorData::new(numbers, [batch, query_len, heads]), (&device, DType::F32));
+    let acc = TensorData::new(acc, [batch, query_len, heads, options.value_width]);
+    SparseParts { acc: Tensor::from_data(acc, (&device, DType::F32)), max: number(max), row_sum: number(row_sum) }
+}
+
+/// [`SparseParts`] on the host.
 struct Parts {
     /// `[N, H, Dv]`: the sum of `exp(score - max) * value`.
     acc: Vec<f32>,
