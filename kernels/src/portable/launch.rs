@@ -77,7 +77,7 @@ pub(crate) fn or_dummy(client: &Client, buffer: BufferArg, len: usize) -> Buffer
 }
 
 /// A second argument for the same buffer, which a later launch reads.
-pub(super) fn share(buffer: &BufferArg) -> BufferArg {
+pub(crate) fn share(buffer: &BufferArg) -> BufferArg {
     match buffer {
         // SAFETY: the length is the one that the buffer was passed with.
         BufferArg::Handle { handle } => unsafe {

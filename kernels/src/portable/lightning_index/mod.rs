@@ -1,6 +1,6 @@
 //! The keys that each query token attends to, chosen by their scores with a few small heads.
 //!
-//! Two kernels. A cube of the first (`score.rs`; `mma.rs` where there are matrix instructions) scores a tile of keys for one query token: products of 16 to 64 heads and
+//! Two kernels. A cube of the first (`score.rs`) scores a tile of keys for one query token: products of 16 to 64 heads and
 //! 64 keys in registers, made from slices of channels in shared memory. It writes no scores but their ranks, numbers of 32
 //! bits in the order of the scores.
 //!
@@ -18,7 +18,6 @@
 
 mod border;
 mod chunks;
-mod mma;
 mod score;
 mod select;
 
@@ -26,8 +25,12 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use thiserror::Error;
 
+#[cfg(feature = "cuda")]
+pub(crate) use self::score::rank;
 use super::launch::or_dummy;
 use super::tile_attention::{DeviceError, check_device};
+#[cfg(feature = "cuda")]
+use crate::sm80::lightning_index as sm80;
 
 /// Ranks that exist at a time, if that is more than those of one query token: 256 MiB.
 const MAX_RANKS: usize = 1 << 26;
@@ -116,7 +119,7 @@ pub enum LightningIndexError {
 
 impl LightningIndexSizes {
     /// Keys that a sequence has at most. Their number is an i32.
-    fn max_keys(&self) -> usize {
+    pub(crate) fn max_keys(&self) -> usize {
         self.max_pages.saturating_mul(self.page_size).min(i32::MAX as usize)
     }
 
@@ -124,7 +127,7 @@ impl LightningIndexSizes {
         self.batch * self.query_len
     }
 
-    fn slots(&self) -> usize {
+    pub(crate) fn slots(&self) -> usize {
         self.pages.saturating_mul(self.page_size)
     }
 
@@ -205,34 +208,40 @@ pub fn launch(client: &Client, args: LightningIndexArgs) -> Result<(), Lightning
         let rows = args.score_rows.max(1).min(sizes.rows() - first_row);
         // Who sees no more than `k` keys is not scored.
         if sizes.max_keys() > sizes.k {
-            match mma::form(client, &sizes) {
-                Some(form) => mma::launch(client, &args, form, address, [first_row, rows]),
-                None => score::launch(client, &args, address, first_row, rows),
-            }
+            score_keys(client, &args, address, [first_row, rows]);
         }
         select::launch(client, &args, address, first_row, rows);
     }
     Ok(())
 }
 
+/// Ranks of the keys of `rows` query tokens, from `first_row` on.
+fn score_keys(client: &Client, args: &LightningIndexArgs, address: AddressType, [first_row, rows]: [usize; 2]) {
+    #[cfg(feature = "cuda")]
+    if let Some(form) = sm80::form(client, &args.sizes) {
+        return sm80::launch(client, args, form, address, [first_row, rows]);
+    }
+    score::launch(client, args, address, first_row, rows);
+}
+
 /// Multiprocessors of a device; of one that does not say, as many as a small GPU has.
-fn multiprocessors(client: &Client) -> usize {
+pub(crate) fn multiprocessors(client: &Client) -> usize {
     client.properties().hardware.num_streaming_multiprocessors.map_or(MULTIPROCESSORS, |n| n as usize)
 }
 
 /// So many cubes, spread over the axes as their limits demand: there may be more than asked for.
-fn one_each(client: &Client, cubes: usize) -> CubeCount {
+pub(crate) fn one_each(client: &Client, cubes: usize) -> CubeCount {
     cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_1d(1))
 }
 
 /// Keys that a query token sees.
 #[cube]
-fn visible_keys(visible: &[i32], row: usize, max_keys: u32) -> usize {
+pub(crate) fn visible_keys(visible: &[i32], row: usize, max_keys: u32) -> usize {
     min(max(visible[row], 0i32) as u32, max_keys) as usize
 }
 
 /// The scores and the selection.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    score::offline().into_iter().chain(mma::offline()).chain(select::offline()).collect()
+    score::offline().into_iter().chain(sm80::offline()).chain(select::offline()).collect()
 }

@@ -283,7 +283,7 @@ fn zeros(#[comptime] len: usize) -> Array<f32> {
 /// A number that is greater where the score is, and equal where it is, +0 and -0 included. NaN is below all others. By
 /// its bits, for a shader may assume that there is no NaN.
 #[cube]
-pub(super) fn rank(score: f32) -> u32 {
+pub(crate) fn rank(score: f32) -> u32 {
     let bits = score.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let mut rank = 0u32;

@@ -17,9 +17,10 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use super::score::rank;
-use super::{LightningIndexArgs, LightningIndexSizes, multiprocessors, one_each, visible_keys};
 use crate::portable::launch::share;
+use crate::portable::lightning_index::{
+    LightningIndexArgs, LightningIndexSizes, multiprocessors, one_each, rank, visible_keys,
+};
 use crate::ptx::copy::{commit_copies, wait_for_copies};
 
 /// Units of a plane. The matrix instructions are defined for this number.
@@ -46,7 +47,7 @@ const WAVES: usize = 4;
 
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Form {
+pub(crate) struct Form {
     /// Groups of 8 heads.
     head_steps: usize,
     /// Groups of 32 channels.
@@ -77,7 +78,7 @@ impl Form {
 }
 
 /// The form of the kernel for these sizes; none where the device lacks what it needs, or the queries do not fit.
-pub(super) fn form(client: &Client, sizes: &LightningIndexSizes) -> Option<Form> {
+pub(crate) fn form(client: &Client, sizes: &LightningIndexSizes) -> Option<Form> {
     let (features, elem, float) = (client.features(), sizes.elem, ElemType::Float(FloatKind::F32));
     let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
     let hardware = &client.properties().hardware;
@@ -90,7 +91,7 @@ pub(super) fn form(client: &Client, sizes: &LightningIndexSizes) -> Option<Form>
 }
 
 /// Scores the keys of `rows` query tokens, from `first_row` on.
-pub(super) fn launch(
+pub(crate) fn launch(
     client: &Client,
     args: &LightningIndexArgs,
     form: Form,
@@ -351,7 +352,7 @@ fn quad_sum(value: f32) -> f32 {
 
 /// With DeepSeek's 64 heads of 128 channels.
 #[cfg(feature = "offline")]
-pub(super) fn offline() -> Vec<crate::offline::Entry> {
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, form};
     let dim = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().map(|kind| {

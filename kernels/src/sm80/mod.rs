@@ -1,0 +1,3 @@
+//! Kernels for NVIDIA GPUs from sm_80 on: matrix instructions, and asynchronous copies in groups.
+
+pub(crate) mod lightning_index;
