@@ -42,6 +42,7 @@ mod ceilings;
 #[path = "../common/mod.rs"]
 mod common;
 mod compare;
+mod compression;
 mod data;
 mod decode;
 mod indexing;
@@ -117,6 +118,8 @@ enum Section {
     Ragged,
     /// `sparse_mla` and `lightning_index`.
     Sparse,
+    /// `norm_rope` and `compress_kv`.
+    Compression,
 }
 
 /// Which shapes of a section to run.
@@ -201,6 +204,9 @@ impl Bench {
         if wanted(Section::Sparse) {
             sparse::run(self);
         }
+        if wanted(Section::Compression) {
+            compression::run(self);
+        }
         if wanted(Section::Ceilings) {
             ceilings::run(self, "end");
         }
@@ -263,6 +269,9 @@ mod tests {
             "ragged",
             "sparse_decode",
             "lightning_index",
+            "norm_rope",
+            "norm_rope_composed",
+            "compress_kv",
         ];
         for op in ops {
             assert!(file["rows"].as_array().is_some_and(|rows| rows.iter().any(|row| row["op"] == op)), "{op}");

@@ -1,6 +1,8 @@
 //! `sparse_mla` over the shapes that FlashMLA's sparse decode is measured with (its cache is FP8, ours is not), and
 //! `lightning_index` in the sizes of DeepSeek-V3.2.
 
+use std::collections::HashSet;
+
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_mla::ops::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope,
@@ -189,7 +191,7 @@ fn index_case(bench: &mut Bench, b: usize, [heads, width]: [usize; 2], s_k: usiz
     };
     let options = LightningIndexOptions { k, scale: (width as f32).powf(-0.5), form: IndexForm::Slots };
     let call = || lightning_index(args.clone(), &options).map_err(|error| error.to_string());
-    call()?;
+    check_index(&args, &options, call()?, b / 2)?;
     let times = bench.timer.measure(call)?;
     let bytes = (b * s_k * width * bench.dtype.size()) as f64;
     let flops = 2.0 * (b * heads * s_k * width) as f64;
@@ -199,4 +201,44 @@ fn index_case(bench: &mut Bench, b: usize, [heads, width]: [usize; 2], s_k: usiz
         bench.copy_gbps.map(|copy| ("of_copy", rounded(bytes / times.us / 1e3 / copy, 3))).into_iter().collect();
     bench.report.row("lightning_index", &fields, &times, Volume { flops: Some(flops), bytes: Some(bytes) }, &ratio);
     Ok(())
+}
+
+/// All keys of one sequence in f64: no key that was left out is better than one that was chosen.
+fn check_index(
+    args: &LightningIndexArgs,
+    options: &LightningIndexOptions,
+    chosen: Tensor<3, Int>,
+    sequence: usize,
+) -> Result<(), String> {
+    let of = |x: Tensor<4>| data::floats(x.slice(sequence..sequence + 1));
+    let ([_, _, _, width], [_, max_pages]) = (args.q.dims(), args.page_table.dims());
+    let (q, weights) = (of(args.q.clone())?, of(args.head_weights.clone().unsqueeze_dim(3))?);
+    let pages = args.page_table.clone().slice(sequence..sequence + 1).reshape([max_pages]);
+    let slots = data::read_ints(pages.clone())?;
+    let keys = data::floats(args.keys.clone().select(0, pages))?;
+    let [_, page, _] = args.keys.dims();
+    let visible = data::read_ints(args.visible.clone())?[sequence] as usize;
+    let score = |key: &[f32]| -> f64 {
+        let heads = q.chunks_exact(width).zip(&weights).map(|(q, &weight)| {
+            let dot: f64 = q.iter().zip(key).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+            f64::from(weight) * dot.max(0.0)
+        });
+        heads.sum::<f64>() * f64::from(options.scale)
+    };
+    let chosen: HashSet<i32> =
+        data::read_ints(chosen.slice(sequence..sequence + 1))?.into_iter().filter(|&slot| slot >= 0).collect();
+    if chosen.len() != options.k.min(visible) {
+        return Err(format!("{} keys chosen, expected {}", chosen.len(), options.k.min(visible)));
+    }
+    let (mut worst_in, mut best_out) = (f64::INFINITY, f64::NEG_INFINITY);
+    for (position, key) in keys.chunks_exact(width).take(visible).enumerate() {
+        let slot = slots[position / page] * page as i32 + (position % page) as i32;
+        match chosen.contains(&slot) {
+            true => worst_in = worst_in.min(score(key)),
+            false => best_out = best_out.max(score(key)),
+        }
+    }
+    // Scores are sums in f32.
+    let close = best_out - worst_in <= 1e-5 * best_out.abs().max(1.0);
+    if close { Ok(()) } else { Err(format!("a key of score {best_out} left out, one of {worst_in} chosen")) }
 }
