@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use burn::tensor::{Device, FloatDType, Tensor, s};
+use burn::tensor::{Device, FloatDType, Int, Tensor, s};
 use mla_ops::cache::{CacheConfig, CacheError, PagedCache, PoolConfig, RequestId, new_pool};
+use mla_ops::{WriteLatentArgs, write_latent};
 
 use super::CacheSize;
 use crate::config::{CompressorSpec, DeepseekV4Config};
@@ -151,9 +152,12 @@ impl V4Cache {
         &self.entries
     }
 
-    /// The pages of entries, to write.
-    pub(crate) fn entries_mut(&mut self) -> &mut PagedCache {
-        &mut self.entries
+    /// Writes rows `[N, width]` into the pool of a compressor.
+    pub(crate) fn write_entries(&mut self, pool: usize, slots: Tensor<1, Int>, rows: Tensor<2>) -> Result<()> {
+        let cache = self.entries.take_pool(pool)?;
+        let (cache, outcome) = written(cache, slots, rows);
+        self.entries.put_pool(pool, cache)?;
+        outcome
     }
 
     /// Begins a forward pass over the last `n_tokens` tokens of a request. The state moves on with every pass, so a token
@@ -180,6 +184,21 @@ impl V4Cache {
         *self.state(state) = Some(tensor);
     }
 
+    /// Another handle of a state.
+    pub(crate) fn read(&mut self, state: State) -> Result<Tensor<3>> {
+        let tensor = self.take(state)?;
+        self.put(state, tensor.clone());
+        Ok(tensor)
+    }
+
+    /// Writes rows `[N, width]` into a state.
+    pub(crate) fn write(&mut self, state: State, slots: Tensor<1, Int>, rows: Tensor<2>) -> Result<()> {
+        let tensor = self.take(state)?;
+        let (tensor, outcome) = written(tensor, slots, rows);
+        self.put(state, tensor);
+        outcome
+    }
+
     fn state(&mut self, state: State) -> &mut Option<Tensor<3>> {
         match state {
             State::Window(layer) => &mut self.windows[layer],
@@ -197,6 +216,14 @@ impl V4Cache {
             return Ok(());
         }
         Err(ModelError::request("cache", "one with a state that is taken", "one with all its states"))
+    }
+}
+
+/// The cache with these rows, or as it was.
+fn written(cache: Tensor<3>, slots: Tensor<1, Int>, latent: Tensor<2>) -> (Tensor<3>, Result<()>) {
+    match write_latent(WriteLatentArgs { cache, slots, latent, rope: None }) {
+        Ok(cache) => (cache, Ok(())),
+        Err(refused) => (refused.cache, Err(refused.error.into())),
     }
 }
 

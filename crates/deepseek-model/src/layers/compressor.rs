@@ -1,7 +1,7 @@
 //! Compression of windows of tokens into single entries (DeepSeek-V4).
 
 use burn::tensor::{FloatDType, Tensor};
-use mla_ops::{CompressKvArgs, CompressKvOptions, WriteLatentArgs, compress_kv, write_latent};
+use mla_ops::{CompressKvArgs, CompressKvOptions, compress_kv};
 
 use super::Linear;
 use crate::Result;
@@ -71,28 +71,15 @@ impl Compressor {
         match compress_kv(args, &options) {
             Ok((completed, carried)) => {
                 cache.put(state, carried);
-                self.write(completed, entries, cache)
+                let [sequences, count, width] = completed.dims();
+                if count == 0 {
+                    return Ok(());
+                }
+                let completed = completed.reshape([sequences * count, width]);
+                cache.write_entries(self.number, entries.slots.clone(), completed)
             }
             Err(refused) => {
                 cache.put(state, refused.state);
-                Err(refused.error.into())
-            }
-        }
-    }
-
-    /// Puts entries `[B, completed, width]` into the pool.
-    fn write(&self, completed: Tensor<3>, entries: &EntryStep, cache: &mut V4Cache) -> Result<()> {
-        let [sequences, count, width] = completed.dims();
-        if count == 0 {
-            return Ok(());
-        }
-        let pools = cache.entries_mut();
-        let latent = completed.reshape([sequences * count, width]);
-        let pool = pools.take_pool(self.number)?;
-        match write_latent(WriteLatentArgs { cache: pool, slots: entries.slots.clone(), latent, rope: None }) {
-            Ok(written) => Ok(pools.put_pool(self.number, written)?),
-            Err(refused) => {
-                pools.put_pool(self.number, refused.cache)?;
                 Err(refused.error.into())
             }
         }

@@ -3,7 +3,7 @@
 use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope,
-    WriteLatentArgs, lightning_index, matmul, sparse_mla, write_latent,
+    lightning_index, matmul, sparse_mla,
 };
 
 use super::compressor::Compressor;
@@ -113,27 +113,20 @@ impl SharedKvAttention {
     /// The last tokens and the new ones, whose keys kv `[N, d]` go into the state.
     fn window(&self, kv: Tensor<2>, step: &V4Step, cache: &mut V4Cache) -> Result<SparseScope> {
         let (state, window) = (State::Window(self.layer), &step.window);
-        let keys = cache.take(state)?;
-        let [_, per_request, width] = keys.dims();
         let beside = match window.keys {
             WindowKeys::State => None,
             WindowKeys::BeforeAndNew { before: false } => Some(kv.clone()),
             WindowKeys::BeforeAndNew { before: true } => {
-                let before = keys.clone().select(0, step.state_rows.clone());
-                let [sequences, ..] = before.dims();
+                let before = cache.read(state)?.select(0, step.state_rows.clone());
+                let [sequences, per_request, width] = before.dims();
                 Some(Tensor::cat(vec![before.reshape([sequences * per_request, width]), kv.clone()], 0))
             }
         };
-        let args = WriteLatentArgs { cache: keys, slots: window.slots.clone(), latent: kv, rope: None };
-        let keys = match write_latent(args) {
-            Ok(keys) => keys,
-            Err(refused) => {
-                cache.put(state, refused.cache);
-                return Err(refused.error.into());
-            }
+        cache.write(state, window.slots.clone(), kv)?;
+        let rows = match beside {
+            Some(rows) => rows.unsqueeze(),
+            None => cache.read(state)?,
         };
-        let rows = beside.map_or_else(|| keys.clone(), |rows| rows.unsqueeze());
-        cache.put(state, keys);
         Ok(SparseScope { rows, indices: window.seen.clone(), lengths: None })
     }
 
@@ -169,22 +162,22 @@ impl Compression {
         entries: &EntryStep,
         cache: &mut V4Cache,
     ) -> Result<Option<SparseScope>> {
-        let compressor = match self {
+        let (compressor, indexer) = match self {
             Self::None => return Ok(None),
-            Self::Heavy(compressor) => compressor,
-            Self::Sparse { compressor, indexer } => {
-                indexer.compressor.advance(x.clone(), step, entries, cache)?;
-                compressor
-            }
+            Self::Heavy(compressor) => (compressor, None),
+            Self::Sparse { compressor, indexer } => (compressor, Some(indexer)),
         };
         compressor.advance(x.clone(), step, entries, cache)?;
-        let (indices, lengths) = match (&entries.seen, self) {
-            (SeenEntries::None, _) => return Ok(None),
-            (SeenEntries::Picked(page_table), Self::Sparse { indexer, .. }) => {
-                (indexer.pick(x, q_latent, step, page_table.clone(), entries.visible.clone(), cache)?, None)
-            }
+        if let Some(indexer) = indexer {
+            indexer.compressor.advance(x.clone(), step, entries, cache)?;
+        }
+        let (indices, lengths) = match (&entries.seen, indexer) {
             (SeenEntries::All(slots), _) => (slots.clone(), Some(entries.visible.clone())),
-            (SeenEntries::Picked(_), _) => return Ok(None),
+            (SeenEntries::Picked(pages), Some(indexer)) => {
+                (indexer.pick(x, q_latent, step, pages.clone(), entries.visible.clone(), cache)?, None)
+            }
+            // A step has none to be picked for layers that have no indexer.
+            (SeenEntries::None | SeenEntries::Picked(_), _) => return Ok(None),
         };
         Ok(Some(SparseScope { rows: cache.entries().pool(compressor.pool())?, indices, lengths }))
     }
