@@ -125,6 +125,21 @@ impl Check {
         Err(MlaError::Value { op: self.op, argument, actual: actual.to_string(), expected: expected() })
     }
 
+    /// A tensor that nobody else has a handle of: it is about to be written.
+    pub(crate) fn only_handle<const D: usize>(
+        &self,
+        argument: &'static str,
+        tensor: &Tensor<D>,
+    ) -> Result<(), MlaError> {
+        // While a GPU's own thread makes the buffer of a new tensor it has a handle of it, too, for a moment. What looks shared is
+        // looked at again after that; what the wait itself says is for the next read to report.
+        let is_only = || {
+            let _ = self.device.sync();
+            tensor.can_mut()
+        };
+        if tensor.can_mut() || is_only() { Ok(()) } else { Err(MlaError::CacheShared { op: self.op, argument }) }
+    }
+
     /// A tensor that lies in memory row by row.
     pub(crate) fn contiguous<const D: usize>(
         &self,

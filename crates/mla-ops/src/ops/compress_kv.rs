@@ -126,9 +126,7 @@ impl CompressKvArgs {
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
         crate::limits::compress_kv(&check, self, options)?;
         check.contiguous("state", &self.state)?;
-        if !self.state.can_mut() {
-            return Err(MlaError::CacheShared { op: OP, argument: "state" });
-        }
+        check.only_handle("state", &self.state)?;
         if check.sees_values() { self.validate_values() } else { Ok(()) }
     }
 

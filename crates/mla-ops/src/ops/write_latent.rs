@@ -67,9 +67,7 @@ impl WriteLatentArgs {
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
         crate::limits::elements(&check, "cache", &self.cache)?;
         check.contiguous("cache", &self.cache)?;
-        if !self.cache.can_mut() {
-            return Err(MlaError::CacheShared { op: OP, argument: "cache" });
-        }
+        check.only_handle("cache", &self.cache)?;
         if check.sees_values() { self.validate_values() } else { Ok(()) }
     }
 
