@@ -2,7 +2,17 @@
 
 use cubecl::prelude::*;
 
-use super::select::{ABOVE, Form, LOAD, Load};
+use super::select::{Form, LOAD, Load, number};
+use crate::portable::scan::sum_before;
+
+/// Ranks for each unit of a cube that shared memory holds.
+pub(super) const FEW: usize = 2;
+/// The unit of the upper one of two sums in a number. A cube has fewer than 2^16 keys.
+const UPPER: u32 = 1 << 16;
+/// A guess is wrong on one side in one of 160 lists of random ranks, that is, costs a count more.
+const LEAST_DEVIATIONS: f32 = 2.5;
+/// What is between guesses then fits into shared memory: up to about 9 standard deviations of a sample of 1024.
+const MOST_DEVIATIONS: f32 = 4.5;
 
 /// The keys of a cube.
 #[derive(CubeType, Clone, Copy)]
@@ -27,7 +37,7 @@ pub(super) fn load_index(tile: usize, i: usize, #[comptime] form: Form) -> usize
     (tile * form.units + unit - lane) * form.loads + i * form.plane + lane
 }
 
-/// The ranks of a tile that belong to this unit; 0 where there are none.
+/// The ranks of a tile that belong to this unit, and of the list's end as often as units have room for them.
 #[cube]
 pub(super) fn load_tile(
     ranks: &[Vector<u32, Load>],
@@ -36,17 +46,48 @@ pub(super) fn load_tile(
     tile: usize,
     #[comptime] form: Form,
 ) {
+    let last = (list.count - 1) / LOAD;
     #[unroll]
     for i in 0..form.loads {
-        let at = load_index(tile, i, form);
-        let mut four = Vector::<u32, Load>::new(0u32);
-        let left = list.count - min(at * LOAD, list.count);
-        if left > 0 {
-            four = ranks[list.loads + at];
-        }
+        let four = ranks[list.loads + min(load_index(tile, i, form), last)];
         #[unroll]
         for n in 0..LOAD {
-            own[comptime!(i * LOAD + n)] = select(n < left, four.extract(n), 0u32);
+            own[comptime!(i * LOAD + n)] = four.extract(n);
+        }
+    }
+}
+
+/// Puts 0 where a tile has no ranks. Not when they are loaded: a unit need not wait for them to guess.
+#[cube]
+pub(super) fn clear_end(list: &List, own: &mut Array<u32>, tile: usize, #[comptime] form: Form) {
+    if (load_index(tile, comptime!(form.loads - 1).runtime(), form) + 1) * LOAD > list.count {
+        #[unroll]
+        for i in 0..form.loads {
+            let key = load_index(tile, i, form) * LOAD;
+            #[unroll]
+            for n in 0..LOAD {
+                let at = comptime!(i * LOAD + n);
+                own[at] = select(key + n < list.count, own[at], 0u32);
+            }
+        }
+    }
+}
+
+/// Shared memory of a cube.
+#[derive(CubeType)]
+pub(super) struct Space {
+    /// Three numbers for each plane.
+    pub sums: Shared<[u32]>,
+    /// `FEW` numbers for each unit.
+    pub few: Shared<[u32]>,
+}
+
+#[cube]
+impl Space {
+    pub fn new(#[comptime] form: Form) -> Space {
+        Space {
+            sums: Shared::new_slice(comptime!(3 * form.planes())),
+            few: Shared::new_slice(comptime!(FEW * form.units)),
         }
     }
 }
@@ -60,94 +101,150 @@ pub(super) struct Border {
     pub ties: u32,
 }
 
-#[cube]
-impl Border {
-    /// What the keys of this unit are.
-    pub fn kinds(&self, own: &Array<u32>, #[comptime] form: Form) -> Kinds {
-        let mut above = 0u32;
-        let mut from = 0u32;
-        #[unroll]
-        for i in 0..comptime!(form.loads * LOAD) {
-            above |= select(own[i] >= self.high, comptime!(1u32 << i), 0u32);
-            from |= select(own[i] >= self.low, comptime!(1u32 << i), 0u32);
-        }
-        Kinds { above, ties: from ^ above }
-    }
-}
-
-/// What the keys of a unit are, a bit for each: these numbers take the place of the ranks in the unit's registers.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone, Copy))]
-pub(super) struct Kinds {
-    /// Chosen for sure.
-    pub above: u32,
-    /// Chosen if they are among the first.
-    pub ties: u32,
-}
-
-#[cube]
-impl Kinds {
-    /// Those of a load.
-    pub fn of_load(&self, i: usize) -> Kinds {
-        let shift = (i * LOAD) as u32;
-        let mask = comptime!((1u32 << LOAD) - 1);
-        Kinds { above: (self.above >> shift) & mask, ties: (self.ties >> shift) & mask }
-    }
-
-    /// How many: those above in the upper 16 bits, ties in the lower ones.
-    pub fn sum(&self) -> u32 {
-        self.above.count_ones() * ABOVE + self.ties.count_ones()
-    }
-}
-
-/// Finds the `k`-th greatest rank: halves the interval in which it is, until it is known or so many ranks are above the middle
+/// Finds the `k`-th greatest rank: narrows the interval in which it is, until it is known or so many ranks are above the middle
 /// that it need not be. All are chosen if there are no more than `k`.
+///
+/// Two guesses from a sample come first. What is between them fits into shared memory as a rule, and few ranks are counted
+/// from there on. Otherwise the interval is halved until it does.
 #[cube]
 pub(super) fn find_border(
     ranks: &[Vector<u32, Load>],
     list: &List,
     own: &mut Array<u32>,
     tiles: usize,
+    space: &mut Space,
     k: u32,
     #[comptime] form: Form,
 ) -> Border {
+    let room = comptime!((FEW * form.units) as u32);
     let mut low = 0u32;
     let mut high = 0u32;
     let mut above = k;
+    let mut low_guess = 0u32;
+    let mut high_guess = 0u32;
+    if list.count > k as usize && list.count > room as usize {
+        let guess = Guess::of(ranks, list, &mut space.sums, k, form);
+        low_guess = guess.low;
+        high_guess = guess.high;
+    }
+    if comptime!(!form.again) {
+        clear_end(list, own, 0usize, form);
+    }
     if list.count > k as usize {
-        let mut highest = 0u32;
-        let mut lowest_negated = 0u32;
-        for tile in 0..tiles {
-            if comptime!(form.again) {
-                load_tile(ranks, list, own, tile, form);
-            }
-            #[unroll]
-            for i in 0..comptime!(form.loads * LOAD) {
-                highest = max(highest, own[i]);
-                // Of all but 0, as which also counts what is not there.
-                lowest_negated = max(lowest_negated, 0u32 - own[i]);
+        // No rank is the greatest number.
+        high = u32::MAX;
+        above = 0u32;
+        let mut from_low = list.count as u32;
+        let mut turn = 0usize.runtime();
+        let mut counts = 0u32.runtime();
+        while above < k && high - low > 1 && from_low - above > room {
+            let mut middle = low + (high - low) / 2;
+            middle = select(counts == 0, low_guess, middle);
+            middle = select(counts == 1, high_guess, middle);
+            counts += 1;
+            if middle > low && middle < high {
+                let of_unit = count_from(ranks, list, own, tiles, middle, form);
+                let total = over_cube(&mut space.sums, over_plane(of_unit, form), turn, form);
+                turn = 1 - turn;
+                if total > k {
+                    low = middle;
+                    from_low = total;
+                } else {
+                    high = middle;
+                    above = total;
+                }
             }
         }
-        let mut parts = Shared::<[u32]>::new_slice(comptime!(2 * form.planes()));
-        // No rank is the greatest number.
-        high = over_cube(&mut parts, highest, 0usize, Reduction::Max, form) + 1;
-        let mut middle = 0u32 - over_cube(&mut parts, lowest_negated, 1usize, Reduction::Max, form);
-        above = 0u32;
-        let mut turn = 0usize.runtime();
-        while above < k && high - low > 1 {
-            let own_total = count_from(ranks, list, own, tiles, middle, form);
-            let total = over_cube(&mut parts, own_total, turn, Reduction::Sum, form);
-            turn = 1 - turn;
-            if total > k {
-                low = middle;
-            } else {
-                high = middle;
-                above = total;
+        if above < k && high - low > 1 {
+            let few = gather(ranks, list, own, tiles, space, low, high, form);
+            let above_all = above;
+            while above < k && high - low > 1 {
+                let middle = low + (high - low) / 2;
+                let mut of_plane = 0u32;
+                #[unroll]
+                for i in 0..FEW {
+                    of_plane += plane_count(few[i] >= middle, form);
+                }
+                let total = above_all + over_cube(&mut space.sums, of_plane, turn, form);
+                turn = 1 - turn;
+                if total > k {
+                    low = middle;
+                } else {
+                    high = middle;
+                    above = total;
+                }
             }
-            middle = low + (high - low) / 2;
         }
     }
     Border { low, high, ties: k - above }
+}
+
+/// Two ranks between which the border probably is.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Guess {
+    /// 0 if there is none.
+    low: u32,
+    /// The greatest number if there is none.
+    high: u32,
+}
+
+#[cube]
+impl Guess {
+    /// From one rank of each unit. `k` is smaller than the list, which has several ranks for each unit.
+    fn of(ranks: &[Vector<u32, Load>], list: &List, sums: &mut Shared<[u32]>, k: u32, #[comptime] form: Form) -> Guess {
+        // From everywhere in the list, but not in step with what repeats in it.
+        let step = list.count / form.units;
+        let noise = (((UNIT_POS * 40_503u32) & 0xffffu32) >> 5) as usize;
+        let sample = number(ranks, list.loads, UNIT_POS as usize * step + noise % step);
+
+        // How many of the sample should be above the border.
+        let units = comptime!(form.units as f32);
+        let part = k as f32 / list.count as f32;
+        let expected = part * units;
+        let deviation = (expected * (1.0f32 - part)).sqrt();
+        let low_least = (expected + LEAST_DEVIATIONS * deviation) as u32 + 1;
+        let low_most = (expected + MOST_DEVIATIONS * deviation) as u32 + 2;
+        let high_most = max(expected - LEAST_DEVIATIONS * deviation, 0.0f32) as u32;
+        let high_least = max(expected - MOST_DEVIATIONS * deviation, 0.0f32) as u32;
+
+        // Both are searched for at a time, each in an interval of its own.
+        let mut low = 0u32;
+        let mut low_end = u32::MAX.runtime();
+        let mut high = u32::MAX.runtime();
+        let mut high_start = 0u32;
+        let mut low_open = low_least <= comptime!(form.units as u32);
+        let mut high_open = high_most > 0;
+        let mut turn = 0usize.runtime();
+        while low_open || high_open {
+            let middle_low = low + (low_end - low) / 2;
+            let middle_high = high_start + (high - high_start) / 2;
+            let of_plane = plane_count(sample >= middle_low, form) + plane_count(sample >= middle_high, form) * UPPER;
+            let totals = over_cube(sums, of_plane, turn, form);
+            turn = 1 - turn;
+            if low_open {
+                let total = totals % UPPER;
+                if total >= low_least {
+                    low = middle_low;
+                } else {
+                    low_end = middle_low;
+                }
+                low_open = (total < low_least || total > low_most) && low_end - low > 1;
+            }
+            if high_open {
+                let total = totals / UPPER;
+                if total <= high_most {
+                    high = middle_high;
+                } else {
+                    high_start = middle_high;
+                }
+                high_open = (total < high_least || total > high_most) && high - high_start > 1;
+            }
+        }
+        // Sums take turns from the beginning on again.
+        sync_cube();
+        Guess { low, high }
+    }
 }
 
 /// How many ranks of this unit are at least this one.
@@ -169,6 +266,7 @@ fn count_from(
     for tile in 0..tiles {
         if comptime!(form.again) {
             load_tile(ranks, list, own, tile, form);
+            clear_end(list, own, tile, form);
         }
         #[unroll]
         for i in 0..comptime!(form.loads * LOAD) {
@@ -183,45 +281,89 @@ fn count_from(
     sum
 }
 
-/// What becomes of the numbers of all units.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Reduction {
-    Sum,
-    Max,
+/// The ranks from `low` on that are smaller than `high`, for which there is room in shared memory: some for each unit, and 0.
+/// Without those of 0, as which also counts what is not there.
+#[cube]
+fn gather(
+    ranks: &[Vector<u32, Load>],
+    list: &List,
+    own: &mut Array<u32>,
+    tiles: usize,
+    space: &mut Space,
+    low: u32,
+    high: u32,
+    #[comptime] form: Form,
+) -> Array<u32> {
+    let first = max(low, 1u32);
+    let width = high - first;
+    let mut filled = 0u32;
+    for tile in 0..tiles {
+        if comptime!(form.again) {
+            load_tile(ranks, list, own, tile, form);
+            clear_end(list, own, tile, form);
+        }
+        let mut inside = 0u32;
+        #[unroll]
+        for i in 0..comptime!(form.loads * LOAD) {
+            inside += u32::cast_from(own[i] - first < width);
+        }
+        let mut through = inside;
+        let mut of_plane = inside;
+        if comptime!(form.plane > 1) {
+            through = plane_inclusive_sum(inside);
+            of_plane = plane_shuffle(through, comptime!(form.plane as u32 - 1).runtime());
+        }
+        let sums = before_plane(&mut space.sums, of_plane, form);
+        let mut place = filled + sums.before + through - inside;
+        #[unroll]
+        for i in 0..comptime!(form.loads * LOAD) {
+            if own[i] - first < width {
+                space.few[place as usize] = own[i];
+                place += 1;
+            }
+        }
+        filled += sums.all;
+    }
+    sync_cube();
+    let mut few = Array::<u32>::new(FEW);
+    #[unroll]
+    for i in 0..FEW {
+        let place = UNIT_POS as usize + comptime!(i * form.units);
+        few[i] = select(place < filled as usize, space.few[place], 0u32);
+    }
+    few
+}
+
+/// How many units of a plane say so.
+#[cube]
+fn plane_count(yes: bool, #[comptime] form: Form) -> u32 {
+    let mut count = u32::cast_from(yes);
+    if comptime!(form.plane > 1) {
+        // A plane has at most 32 units.
+        count = plane_ballot(yes).extract(0usize).count_ones();
+    }
+    count
 }
 
 #[cube]
-fn combine(a: u32, b: u32, #[comptime] reduction: Reduction) -> u32 {
-    if comptime!(reduction == Reduction::Sum) { a + b } else { max(a, b) }
-}
-
-#[cube]
-fn over_plane(value: u32, #[comptime] reduction: Reduction, #[comptime] form: Form) -> u32 {
+fn over_plane(value: u32, #[comptime] form: Form) -> u32 {
     let mut all = value;
     #[unroll]
     for i in 0..comptime!(form.plane.ilog2()) {
-        all = combine(all, plane_shuffle_xor(all, comptime!(1u32 << i).runtime()), reduction);
+        all += plane_shuffle_xor(all, comptime!(1u32 << i).runtime());
     }
     all
 }
 
-/// The reduction over a cube. `parts` has two numbers for each plane; calls take turns with 0 and 1, so that none writes what
-/// another still reads.
+/// The sum over the planes of a cube. Calls take turns with 0 and 1, so that none writes what another still reads.
 #[cube]
-fn over_cube(
-    parts: &mut Shared<[u32]>,
-    value: u32,
-    turn: usize,
-    #[comptime] reduction: Reduction,
-    #[comptime] form: Form,
-) -> u32 {
+fn over_cube(sums: &mut Shared<[u32]>, of_plane: u32, turn: usize, #[comptime] form: Form) -> u32 {
     let planes = comptime!(form.planes());
     let unit = UNIT_POS as usize;
     let lane = unit % form.plane;
     let first = turn * planes;
-    let of_plane = over_plane(value, reduction, form);
     if lane == 0 {
-        parts[first + unit / form.plane] = of_plane;
+        sums[first + unit / form.plane] = of_plane;
     }
     sync_cube();
     let mut all = 0u32;
@@ -230,20 +372,62 @@ fn over_cube(
         for i in 0..comptime!(planes.div_ceil(form.plane)) {
             let at = lane + comptime!(i * form.plane);
             if at < planes {
-                all = combine(all, parts[first + at], reduction);
+                all += sums[first + at];
             }
         }
-        all = over_plane(all, reduction, form);
+        all = over_plane(all, form);
     } else {
         let mut distance = comptime!(form.units / 2).runtime();
         while distance > 0 {
             if unit < distance {
-                parts[first + unit] = combine(parts[first + unit], parts[first + unit + distance], reduction);
+                sums[first + unit] += sums[first + unit + distance];
             }
             sync_cube();
             distance /= 2;
         }
-        all = parts[first];
+        all = sums[first];
     }
     all
+}
+
+/// Sums over planes.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Sums {
+    /// Those before this one.
+    pub before: u32,
+    /// All.
+    pub all: u32,
+}
+
+/// The sums over the planes before this one and over all, of numbers whose sum is smaller than 2^16.
+#[cube]
+pub(super) fn before_plane(sums: &mut Shared<[u32]>, of_plane: u32, #[comptime] form: Form) -> Sums {
+    let mut both = 0u32;
+    if comptime!(form.plane > 1) {
+        let planes = comptime!(form.planes());
+        // Not where sums over the cube are, which another plane may still read.
+        let first = comptime!(2 * form.planes());
+        let lane = UNIT_POS as usize % form.plane;
+        let plane = UNIT_POS as usize / form.plane;
+        if lane == 0 {
+            sums[first + plane] = of_plane;
+        }
+        sync_cube();
+        #[unroll]
+        for i in 0..comptime!(planes.div_ceil(form.plane)) {
+            let at = lane + comptime!(i * form.plane);
+            if at < planes {
+                let sum = sums[first + at];
+                both += sum * UPPER + select(at < plane, sum, 0u32);
+            }
+        }
+        both = over_plane(both, form);
+    } else {
+        sync_cube();
+        both = sum_before(sums, of_plane, form.units);
+        both += sums[comptime!(form.units - 1)] * UPPER;
+    }
+    sync_cube();
+    Sums { before: both % UPPER, all: both / UPPER }
 }

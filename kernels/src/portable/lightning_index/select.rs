@@ -4,12 +4,11 @@ use cubecl::features::Plane;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
-use super::border::{List, find_border, load_index, load_tile};
+use super::border::{FEW, List, Space, before_plane, clear_end, find_border, load_index, load_tile};
 use super::chunks::Plan;
 use super::{LightningIndexArgs, LightningIndexSizes, multiprocessors, one_each, visible_keys};
 use crate::portable::launch::share;
 use crate::portable::mla_decode::key_slot;
-use crate::portable::scan::sum_before;
 use crate::portable::tile_attention::UNITS;
 
 /// Units of a cube at most.
@@ -19,11 +18,12 @@ pub(super) type Load = Const<LOAD>;
 pub(super) const LOAD: usize = 4;
 /// Loads that a unit keeps in registers at most.
 const MAX_LOADS: usize = 8;
-/// A chosen key in a sum of both kinds of keys, of which a cube has fewer than 2^16.
-pub(super) const ABOVE: u32 = 1 << 16;
+/// Units of a plane at most.
+const MAX_PLANE: usize = 32;
 
-const _: () = assert!(MAX_LOADS * LOAD <= 32, "a bit for each key of a unit");
-const _: () = assert!(MAX_UNITS * MAX_LOADS * LOAD < 1 << 16, "sums of two kinds of keys in 32 bits");
+const _: () = assert!(LOAD == 4 && MAX_LOADS == 8, "a bit for each key of a unit, and four of them for a load");
+const _: () = assert!(MAX_PLANE * LOAD < 1 << 8, "8 bits for the keys that a plane has in a load");
+const _: () = assert!(MAX_UNITS * MAX_LOADS * LOAD < 1 << 16, "two sums of keys in 32 bits");
 
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -83,7 +83,7 @@ fn plane_units(client: &Client) -> usize {
     let hardware = &client.properties().hardware;
     let (least, most) = (hardware.plane_size_min as usize, hardware.plane_size_max as usize);
     let usable =
-        client.features().plane.contains(Plane::Ops) && least == most && least.is_power_of_two() && least <= UNITS;
+        client.features().plane.contains(Plane::Ops) && least == most && least.is_power_of_two() && least <= MAX_PLANE;
     if usable { least } else { 1 }
 }
 
@@ -258,90 +258,201 @@ fn choose(
     } else {
         load_tile(ranks, list, &mut own, 0usize, form);
     }
-    let border = find_border(ranks, list, &mut own, tiles, k, form);
+    let mut space = Space::new(form);
+    let border = find_border(ranks, list, &mut own, tiles, &mut space, k, form);
 
-    let mut scratch = Shared::<[u32]>::new_slice(form.units);
+    let last = min(list.count as u32, k);
     // In the tiles before.
-    let mut above = 0u32;
-    let mut ties = 0u32;
+    let mut written = 0u32;
+    let mut ties_left = border.ties;
     for tile in 0..tiles {
         if comptime!(form.again) {
             load_tile(ranks, list, &mut own, tile, form);
+            clear_end(list, &mut own, tile, form);
         }
-        let kinds = border.kinds(&own, form);
-        let mut before = sum_before(&mut scratch, kinds.sum(), form.units);
-        if comptime!(form.plane > 1) {
-            before = plane_shuffle(before, 0u32);
+        let mut chosen = keys_from(&own, border.high, form);
+        if border.ties > 0 {
+            let ties = keys_from(&own, border.low, form) ^ chosen;
+            let places = Places::of(ties, &mut space, form);
+            chosen |= places.first_keys(ties, ties_left);
+            ties_left -= min(ties_left, places.all);
         }
-        for i in 0..form.loads {
-            let of_load = kinds.of_load(i);
-            let mut sum = before;
-            if comptime!(form.plane > 1) {
-                let through = plane_inclusive_sum(of_load.sum());
-                sum += through - of_load.sum();
-                before += plane_shuffle(through, comptime!(form.plane as u32 - 1).runtime());
-            } else {
-                before += of_load.sum();
-            }
-            let key = load_index(tile, i, form) * LOAD;
-            #[unroll]
-            for n in 0..LOAD {
-                let is_above = (of_load.above >> comptime!(n as u32)) & 1;
-                let is_tie = (of_load.ties >> comptime!(n as u32)) & 1;
-                let ties_before = ties + sum % ABOVE;
-                // Whatever is not there comes last: it changes no other key's place.
-                let chosen = is_above == 1 || (is_tie == 1 && ties_before < border.ties);
-                if chosen && key + n < list.count {
-                    let place = above + sum / ABOVE + min(ties_before, border.ties);
-                    out[target.first + place as usize] = (key + n) as i32;
-                }
-                sum += is_above * ABOVE + is_tie;
-            }
-        }
-        if comptime!(form.again) {
-            above += scratch[comptime!(form.units - 1)] / ABOVE;
-            ties += scratch[comptime!(form.units - 1)] % ABOVE;
+        let places = Places::of(chosen, &mut space, form);
+        // Whatever is not there comes last.
+        let end = min(written + places.all, last);
+        let mut first = written;
+        while first < end {
+            places.put(chosen, first - written, &mut space, tile);
             sync_cube();
+            write(ranks, page_table, out, list, names, target, &space, first, end, form);
+            sync_cube();
+            first += comptime!((FEW * form.units) as u32);
         }
+        written = end;
     }
-    sync_storage();
-    rename(ranks, page_table, out, list, names, target, min(list.count, k as usize), form);
 }
 
-/// Puts in the place of each key's number in the list what is asked for. Side by side, where a unit that wrote it at once
-/// would wait for memory at each of its keys.
+/// The keys of this unit that have at least this rank, a bit for each.
 #[cube]
-fn rename(
+fn keys_from(own: &Array<u32>, rank: u32, #[comptime] form: Form) -> u32 {
+    let mut keys = 0u32;
+    #[unroll]
+    for i in 0..comptime!(form.loads * LOAD) {
+        keys |= select(own[i] >= rank, comptime!(1u32 << i), 0u32);
+    }
+    keys
+}
+
+/// Where some keys of a tile belong. The numbers of two have 8 bits for each load, loads of even number and of odd number.
+#[derive(CubeType)]
+struct Places {
+    /// In the units before this one of its plane.
+    even: u32,
+    odd: u32,
+    /// In this plane.
+    plane_even: u32,
+    plane_odd: u32,
+    /// In the planes before this one.
+    before: u32,
+    /// In the tile.
+    all: u32,
+    #[cube(comptime)]
+    form: Form,
+}
+
+#[cube]
+impl Places {
+    /// Of keys with a bit for each. Called by all units of a cube.
+    fn of(keys: u32, space: &mut Space, #[comptime] form: Form) -> Places {
+        let twos = keys - ((keys >> 1) & 0x5555_5555u32);
+        let fours = (twos & 0x3333_3333u32) + ((twos >> 2) & 0x3333_3333u32);
+        let own_even = fours & 0x0f0f_0f0fu32;
+        let own_odd = (fours >> 4) & 0x0f0f_0f0fu32;
+        let mut through_even = own_even;
+        let mut through_odd = own_odd;
+        let mut plane_even = own_even;
+        let mut plane_odd = own_odd;
+        if comptime!(form.plane > 1) {
+            let last = comptime!(form.plane as u32 - 1).runtime();
+            through_even = plane_inclusive_sum(own_even);
+            through_odd = plane_inclusive_sum(own_odd);
+            plane_even = plane_shuffle(through_even, last);
+            plane_odd = plane_shuffle(through_odd, last);
+        }
+        let half = 0x00ff_00ffu32;
+        let loads = (plane_even & half) + (plane_odd & half) + ((plane_even >> 8) & half) + ((plane_odd >> 8) & half);
+        let sums = before_plane(&mut space.sums, (loads & 0xffffu32) + (loads >> 16), form);
+        Places {
+            even: through_even - own_even,
+            odd: through_odd - own_odd,
+            plane_even,
+            plane_odd,
+            before: sums.before,
+            all: sums.all,
+            form,
+        }
+    }
+
+    /// The place of a load's first key.
+    fn of_load(&self, #[comptime] i: usize) -> u32 {
+        let mut place = self.before + self.of_units(i);
+        #[unroll]
+        for earlier in 0..i {
+            let loads = if comptime!(earlier % 2 == 0) { self.plane_even } else { self.plane_odd };
+            place += (loads >> comptime!((earlier / 2 * 8) as u32)) & 0xffu32;
+        }
+        place
+    }
+
+    /// How many of a load are in the units before.
+    fn of_units(&self, #[comptime] i: usize) -> u32 {
+        let loads = if comptime!(i % 2 == 0) { self.even } else { self.odd };
+        (loads >> comptime!((i / 2 * 8) as u32)) & 0xffu32
+    }
+
+    /// Those of the keys whose place is before this one.
+    fn first_keys(&self, keys: u32, end: u32) -> u32 {
+        let mut first = 0u32;
+        #[unroll]
+        for i in 0..self.form.loads {
+            let mut place = self.of_load(i);
+            #[unroll]
+            for n in 0..LOAD {
+                let key = keys & comptime!(1u32 << (i * LOAD + n));
+                first |= select(place < end, key, 0u32);
+                place += u32::cast_from(key != 0);
+            }
+        }
+        first
+    }
+
+    /// Puts the numbers in the list of the keys from place `first` on into shared memory, as many as there is room for.
+    fn put(&self, keys: u32, first: u32, space: &mut Space, tile: usize) {
+        #[unroll]
+        for i in 0..self.form.loads {
+            let mut place = self.of_load(i) - first;
+            let key = (load_index(tile, i, self.form) * LOAD) as u32;
+            #[unroll]
+            for n in 0..LOAD {
+                if keys & comptime!(1u32 << (i * LOAD + n)) != 0 {
+                    if place < comptime!((FEW * self.form.units) as u32) {
+                        space.few[place as usize] = key + n as u32;
+                    }
+                    place += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Writes what is asked for of the keys in shared memory, which belong to places from `first` on and before `end`.
+#[cube]
+fn write(
     ranks: &[Vector<u32, Load>],
     page_table: &[i32],
     out: &mut [i32],
     list: &List,
     names: &Names,
     target: &Target,
-    chosen: usize,
+    space: &Space,
+    first: u32,
+    end: u32,
     #[comptime] form: Form,
 ) {
-    let mut place = UNIT_POS as usize;
-    while place < chosen {
-        let at = target.first + place;
-        let key = out[at] as usize;
+    // All are read before one is written, and without a branch: so a unit waits for memory once.
+    let mut numbers = Array::<i32>::new(FEW);
+    let mut positions = Array::<i32>::new(FEW);
+    #[unroll]
+    for i in 0..FEW {
+        let place = min(UNIT_POS + comptime!((i * form.units) as u32), end - first - 1);
+        let key = space.few[place as usize] as usize;
         let mut position = list.first + key;
         if comptime!(form.candidates) {
             position = number(ranks, list.loads + list.positions, key) as usize;
         }
         if comptime!(form.output == Output::Candidates) {
-            out[at] = i32::cast_from(number(ranks, list.loads, key));
-            out[at + target.positions] = position as i32;
+            numbers[i] = i32::cast_from(number(ranks, list.loads, key));
+            positions[i] = position as i32;
         } else {
-            out[at] = names.of(page_table, position);
+            numbers[i] = names.of(page_table, position);
         }
-        place += form.units;
+    }
+    #[unroll]
+    for i in 0..FEW {
+        let place = first + UNIT_POS + comptime!((i * form.units) as u32);
+        if place < end {
+            let at = target.first + place as usize;
+            out[at] = numbers[i];
+            if comptime!(form.output == Output::Candidates) {
+                out[at + target.positions] = positions[i];
+            }
+        }
     }
 }
 
 /// The number at `at`, counted from a load on.
 #[cube]
-fn number(numbers: &[Vector<u32, Load>], first: usize, at: usize) -> u32 {
+pub(super) fn number(numbers: &[Vector<u32, Load>], first: usize, at: usize) -> u32 {
     let four = numbers[first + at / LOAD];
     let mut number = four.extract(0usize);
     #[unroll]
