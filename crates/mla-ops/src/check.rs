@@ -198,6 +198,9 @@ fn unsupported(device: &Device) -> Option<&'static str> {
 
 /// Whether a tensor lies in memory row by row; a backend that does not show it (a fusing one) is believed.
 fn is_contiguous<const D: usize>(tensor: &Tensor<D>) -> bool {
+    if tensor.shape().num_elements() == 0 {
+        return true;
+    }
     #[cfg(feature = "flex")]
     if let Ok(primitive) = tensor.clone().try_into_primitive::<burn::backend::Flex>() {
         return primitive.is_contiguous();
