@@ -76,7 +76,8 @@ fn any_number_of_rows_at_a_time() {
     });
 }
 
-/// Query tokens of one sequence with these keys, in pages of one in reverse order. Scores are the keys; NaN is chosen last.
+/// Query tokens of one sequence with these keys, in pages of one in reverse order. Scores are the keys, which are not negative; NaN is chosen
+/// last.
 struct Many<'a> {
     keys: &'a [f32],
     visible: &'a [usize],
@@ -198,6 +199,82 @@ fn more_chosen_than_a_cube_holds() {
         for (k, different) in [(8193, 131_071), (34_000, 29), (34_000, 1), (70_000, 29)] {
             let visible = [66_001, 34_001, 8195, 3];
             Many { keys: &numbers(66_001, 48_271, different), visible: &visible, k }.check(client);
+        }
+    });
+}
+
+/// Numbers without a pattern: those of a linear congruential generator.
+fn random(len: usize) -> impl Iterator<Item = f32> {
+    let next = |state: &u32| Some(state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
+    std::iter::successors(Some(1), next).skip(1).take(len).map(|state| (state >> 8) as f32 / (1 << 24) as f32)
+}
+
+/// Numbers with many magnitudes, close together, of few values, rising, falling, and in the order of their last bits, for one
+/// key, about half and all but one.
+#[test]
+fn scores_of_any_distribution() {
+    let len = 20_003;
+    let exponential = random(len).map(|number| -number.max(1e-9).ln()).collect();
+    let magnitudes = random(len).map(|number| (number + 0.5) * f32::powi(2.0, ((number * 5e6) as i32) % 200 - 100));
+    let close = random(len).map(|number| 1.0 + number * 2e-4).collect();
+    let coarse = random(len).map(|number| (number * 64.0).round() / 64.0).collect();
+    let rising = (0..len).map(|i| i as f32).collect();
+    let falling = (0..len).map(|i| (len - i) as f32).collect();
+    let bits = (0..len as u32).map(|i| f32::from_bits(0x3f80_0000 + (i * 48_271 % 20_011))).collect();
+    let with_nan = random(len).map(|number| if number < 0.7 { f32::NAN } else { number }).collect();
+    let lists: [Vec<f32>; 8] = [exponential, magnitudes.collect(), close, coarse, rising, falling, bits, with_nan];
+    for_each_client(|client| {
+        for keys in &lists {
+            for k in [1, 2048, 7001, len - 1] {
+                Many { keys, visible: &[len, 16_385, 8192, 2049], k }.check(client);
+            }
+        }
+    });
+}
+
+/// The best keys are where no guess looks at, or only there: a few in each stretch of 32, or in one part of the list.
+#[test]
+fn scores_that_mislead() {
+    let len = 32_768;
+    let noise: Vec<f32> = random(len).collect();
+    let list = |better: &dyn Fn(usize) -> bool| -> Vec<f32> {
+        (0..len).map(|i| if better(i) { 2.0 + noise[i] } else { noise[i] }).collect()
+    };
+    // What is looked at: a key of each 32, at this place, by cubes of 1024 units; and of as many by cubes of 256.
+    let looked_at = |i: usize| [32, 128].iter().any(|step| (((i / step * 40_503) & 0xffff) >> 5) % step == i % step);
+    let lists = [
+        list(&looked_at),
+        list(&|i| !looked_at(i)),
+        list(&|i| !looked_at(i) && i % 7 == 0),
+        list(&|i| i < 3000),
+        list(&|i| i >= len - 1500),
+        list(&|i| i % 32 == 5),
+    ];
+    for_each_client(|client| {
+        for keys in &lists {
+            for k in [1, 1024, 2048, 4500] {
+                Many { keys, visible: &[len, len - 31], k }.check(client);
+            }
+        }
+    });
+}
+
+/// Two scores, the better one of as many keys as are chosen, one fewer or one more; and where shared memory is about full.
+#[test]
+fn two_scores_around_the_border() {
+    for_each_client(|client| {
+        for (len, k) in [(32_768, 2048), (5000, 512), (2049, 2047), (513, 512)] {
+            for better in [k - 1, k, k + 1] {
+                for stride in [1, 3] {
+                    // `stride` and `len` have no common divisor or the better ones are at one end.
+                    let keys: Vec<f32> = (0..len).map(|i| if i * stride % len < better { 1.5 } else { 0.5 }).collect();
+                    Many { keys: &keys, visible: &[len, len - 1], k }.check(client);
+                }
+            }
+        }
+        for len in [511, 512, 513, 2047, 2048, 2049, 4095, 4097] {
+            Many { keys: &random(len).collect::<Vec<f32>>(), visible: &[len], k: len - 1 }.check(client);
+            Many { keys: &random(len).collect::<Vec<f32>>(), visible: &[len], k: 300 }.check(client);
         }
     });
 }

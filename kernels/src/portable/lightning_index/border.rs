@@ -3,12 +3,8 @@
 use cubecl::prelude::*;
 
 use super::select::{Form, LOAD, Load, number};
-use crate::portable::scan::sum_before;
+use super::sums::{FEW, Space, UPPER, before_plane, over_cube, over_plane, plane_count, through_plane};
 
-/// Ranks for each unit of a cube that shared memory holds.
-pub(super) const FEW: usize = 2;
-/// The unit of the upper one of two sums in a number. A cube has fewer than 2^16 keys.
-const UPPER: u32 = 1 << 16;
 /// A guess is wrong on one side in one of 160 lists of random ranks, that is, costs a count more.
 const LEAST_DEVIATIONS: f32 = 2.5;
 /// What is between guesses then fits into shared memory: up to about 9 standard deviations of a sample of 1024.
@@ -69,25 +65,6 @@ pub(super) fn clear_end(list: &List, own: &mut Array<u32>, tile: usize, #[compti
                 let at = comptime!(i * LOAD + n);
                 own[at] = select(key + n < list.count, own[at], 0u32);
             }
-        }
-    }
-}
-
-/// Shared memory of a cube.
-#[derive(CubeType)]
-pub(super) struct Space {
-    /// Three numbers for each plane.
-    pub sums: Shared<[u32]>,
-    /// `FEW` numbers for each unit.
-    pub few: Shared<[u32]>,
-}
-
-#[cube]
-impl Space {
-    pub fn new(#[comptime] form: Form) -> Space {
-        Space {
-            sums: Shared::new_slice(comptime!(3 * form.planes())),
-            few: Shared::new_slice(comptime!(FEW * form.units)),
         }
     }
 }
@@ -305,19 +282,22 @@ fn gather(
         let mut inside = 0u32;
         #[unroll]
         for i in 0..comptime!(form.loads * LOAD) {
-            inside += u32::cast_from(own[i] - first < width);
+            inside |= select(own[i] - first < width, comptime!(1u32 << i), 0u32);
         }
-        let mut through = inside;
-        let mut of_plane = inside;
+        space.keys[UNIT_POS as usize] = inside;
+        let of_unit = inside.count_ones();
+        let mut through = of_unit;
+        let mut of_plane = of_unit;
         if comptime!(form.plane > 1) {
-            through = plane_inclusive_sum(inside);
+            through = through_plane(of_unit, form);
             of_plane = plane_shuffle(through, comptime!(form.plane as u32 - 1).runtime());
         }
         let sums = before_plane(&mut space.sums, of_plane, form);
-        let mut place = filled + sums.before + through - inside;
+        inside = space.keys[UNIT_POS as usize];
+        let mut place = filled + sums.before + through - of_unit;
         #[unroll]
         for i in 0..comptime!(form.loads * LOAD) {
-            if own[i] - first < width {
+            if inside & comptime!(1u32 << i) != 0 {
                 space.few[place as usize] = own[i];
                 place += 1;
             }
@@ -332,102 +312,4 @@ fn gather(
         few[i] = select(place < filled as usize, space.few[place], 0u32);
     }
     few
-}
-
-/// How many units of a plane say so.
-#[cube]
-fn plane_count(yes: bool, #[comptime] form: Form) -> u32 {
-    let mut count = u32::cast_from(yes);
-    if comptime!(form.plane > 1) {
-        // A plane has at most 32 units.
-        count = plane_ballot(yes).extract(0usize).count_ones();
-    }
-    count
-}
-
-#[cube]
-fn over_plane(value: u32, #[comptime] form: Form) -> u32 {
-    let mut all = value;
-    #[unroll]
-    for i in 0..comptime!(form.plane.ilog2()) {
-        all += plane_shuffle_xor(all, comptime!(1u32 << i).runtime());
-    }
-    all
-}
-
-/// The sum over the planes of a cube. Calls take turns with 0 and 1, so that none writes what another still reads.
-#[cube]
-fn over_cube(sums: &mut Shared<[u32]>, of_plane: u32, turn: usize, #[comptime] form: Form) -> u32 {
-    let planes = comptime!(form.planes());
-    let unit = UNIT_POS as usize;
-    let lane = unit % form.plane;
-    let first = turn * planes;
-    if lane == 0 {
-        sums[first + unit / form.plane] = of_plane;
-    }
-    sync_cube();
-    let mut all = 0u32;
-    if comptime!(form.plane > 1) {
-        #[unroll]
-        for i in 0..comptime!(planes.div_ceil(form.plane)) {
-            let at = lane + comptime!(i * form.plane);
-            if at < planes {
-                all += sums[first + at];
-            }
-        }
-        all = over_plane(all, form);
-    } else {
-        let mut distance = comptime!(form.units / 2).runtime();
-        while distance > 0 {
-            if unit < distance {
-                sums[first + unit] += sums[first + unit + distance];
-            }
-            sync_cube();
-            distance /= 2;
-        }
-        all = sums[first];
-    }
-    all
-}
-
-/// Sums over planes.
-#[derive(CubeType, Clone, Copy)]
-#[expand(derive(Clone, Copy))]
-pub(super) struct Sums {
-    /// Those before this one.
-    pub before: u32,
-    /// All.
-    pub all: u32,
-}
-
-/// The sums over the planes before this one and over all, of numbers whose sum is smaller than 2^16.
-#[cube]
-pub(super) fn before_plane(sums: &mut Shared<[u32]>, of_plane: u32, #[comptime] form: Form) -> Sums {
-    let mut both = 0u32;
-    if comptime!(form.plane > 1) {
-        let planes = comptime!(form.planes());
-        // Not where sums over the cube are, which another plane may still read.
-        let first = comptime!(2 * form.planes());
-        let lane = UNIT_POS as usize % form.plane;
-        let plane = UNIT_POS as usize / form.plane;
-        if lane == 0 {
-            sums[first + plane] = of_plane;
-        }
-        sync_cube();
-        #[unroll]
-        for i in 0..comptime!(planes.div_ceil(form.plane)) {
-            let at = lane + comptime!(i * form.plane);
-            if at < planes {
-                let sum = sums[first + at];
-                both += sum * UPPER + select(at < plane, sum, 0u32);
-            }
-        }
-        both = over_plane(both, form);
-    } else {
-        sync_cube();
-        both = sum_before(sums, of_plane, form.units);
-        both += sums[comptime!(form.units - 1)] * UPPER;
-    }
-    sync_cube();
-    Sums { before: both % UPPER, all: both / UPPER }
 }

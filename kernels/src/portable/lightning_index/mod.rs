@@ -5,9 +5,10 @@
 //! bits in the order of the scores.
 //!
 //! A cube of the second (`select.rs`) chooses the `k` greatest of up to 32768 ranks, which it keeps in registers. It finds the
-//! rank of the last one that is chosen by counting: halving the interval in which this rank is takes at most 32 counts,
-//! whatever the ranks are. A sum over the units then says where each chosen key belongs. So the result is in ascending order
-//! and depends on no order in time.
+//! rank of the last one that is chosen by counting (`border.rs`): two guesses from a sample, after which so few ranks are left
+//! as a rule that counting them is cheap, and halving the interval in which this rank is takes at most 34 counts, whatever
+//! the ranks are. A sum over the units then says where each chosen key belongs (`places.rs`). So the result is in ascending
+//! order and depends on no order in time.
 //!
 //! More keys are cut into chunks of consecutive ones, with a cube for each. What they choose are candidates, ranks and
 //! positions, from which the same kernel chooses again. That is exact: of the keys in the order of ranks, and of positions
@@ -18,8 +19,10 @@
 
 mod border;
 mod chunks;
+mod places;
 mod score;
 mod select;
+mod sums;
 
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;

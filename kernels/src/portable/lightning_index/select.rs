@@ -4,8 +4,10 @@ use cubecl::features::Plane;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
-use super::border::{FEW, List, Space, before_plane, clear_end, find_border, load_index, load_tile};
+use super::border::{List, clear_end, find_border, load_tile};
 use super::chunks::Plan;
+use super::places::Places;
+use super::sums::{BYTES_PER_UNIT, FEW, Space};
 use super::{LightningIndexArgs, LightningIndexSizes, multiprocessors, one_each, visible_keys};
 use crate::portable::launch::share;
 use crate::portable::mla_decode::key_slot;
@@ -75,6 +77,7 @@ pub(super) fn plan(client: &Client, sizes: &LightningIndexSizes) -> Plan {
 fn max_units(client: &Client) -> usize {
     let hardware = &client.properties().hardware;
     let available = hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize;
+    let available = available.min(hardware.max_shared_memory_size / BYTES_PER_UNIT);
     (1 << available.max(UNITS).ilog2()).min(MAX_UNITS)
 }
 
@@ -274,7 +277,7 @@ fn choose(
         if border.ties > 0 {
             let ties = keys_from(&own, border.low, form) ^ chosen;
             let places = Places::of(ties, &mut space, form);
-            chosen |= places.first_keys(ties, ties_left);
+            chosen |= places.first_keys(&space, ties_left);
             ties_left -= min(ties_left, places.all);
         }
         let places = Places::of(chosen, &mut space, form);
@@ -282,7 +285,7 @@ fn choose(
         let end = min(written + places.all, last);
         let mut first = written;
         while first < end {
-            places.put(chosen, first - written, &mut space, tile);
+            places.put(first - written, &mut space, tile);
             sync_cube();
             write(ranks, page_table, out, list, names, target, &space, first, end, form);
             sync_cube();
@@ -301,108 +304,6 @@ fn keys_from(own: &Array<u32>, rank: u32, #[comptime] form: Form) -> u32 {
         keys |= select(own[i] >= rank, comptime!(1u32 << i), 0u32);
     }
     keys
-}
-
-/// Where some keys of a tile belong. The numbers of two have 8 bits for each load, loads of even number and of odd number.
-#[derive(CubeType)]
-struct Places {
-    /// In the units before this one of its plane.
-    even: u32,
-    odd: u32,
-    /// In this plane.
-    plane_even: u32,
-    plane_odd: u32,
-    /// In the planes before this one.
-    before: u32,
-    /// In the tile.
-    all: u32,
-    #[cube(comptime)]
-    form: Form,
-}
-
-#[cube]
-impl Places {
-    /// Of keys with a bit for each. Called by all units of a cube.
-    fn of(keys: u32, space: &mut Space, #[comptime] form: Form) -> Places {
-        let twos = keys - ((keys >> 1) & 0x5555_5555u32);
-        let fours = (twos & 0x3333_3333u32) + ((twos >> 2) & 0x3333_3333u32);
-        let own_even = fours & 0x0f0f_0f0fu32;
-        let own_odd = (fours >> 4) & 0x0f0f_0f0fu32;
-        let mut through_even = own_even;
-        let mut through_odd = own_odd;
-        let mut plane_even = own_even;
-        let mut plane_odd = own_odd;
-        if comptime!(form.plane > 1) {
-            let last = comptime!(form.plane as u32 - 1).runtime();
-            through_even = plane_inclusive_sum(own_even);
-            through_odd = plane_inclusive_sum(own_odd);
-            plane_even = plane_shuffle(through_even, last);
-            plane_odd = plane_shuffle(through_odd, last);
-        }
-        let half = 0x00ff_00ffu32;
-        let loads = (plane_even & half) + (plane_odd & half) + ((plane_even >> 8) & half) + ((plane_odd >> 8) & half);
-        let sums = before_plane(&mut space.sums, (loads & 0xffffu32) + (loads >> 16), form);
-        Places {
-            even: through_even - own_even,
-            odd: through_odd - own_odd,
-            plane_even,
-            plane_odd,
-            before: sums.before,
-            all: sums.all,
-            form,
-        }
-    }
-
-    /// The place of a load's first key.
-    fn of_load(&self, #[comptime] i: usize) -> u32 {
-        let mut place = self.before + self.of_units(i);
-        #[unroll]
-        for earlier in 0..i {
-            let loads = if comptime!(earlier % 2 == 0) { self.plane_even } else { self.plane_odd };
-            place += (loads >> comptime!((earlier / 2 * 8) as u32)) & 0xffu32;
-        }
-        place
-    }
-
-    /// How many of a load are in the units before.
-    fn of_units(&self, #[comptime] i: usize) -> u32 {
-        let loads = if comptime!(i % 2 == 0) { self.even } else { self.odd };
-        (loads >> comptime!((i / 2 * 8) as u32)) & 0xffu32
-    }
-
-    /// Those of the keys whose place is before this one.
-    fn first_keys(&self, keys: u32, end: u32) -> u32 {
-        let mut first = 0u32;
-        #[unroll]
-        for i in 0..self.form.loads {
-            let mut place = self.of_load(i);
-            #[unroll]
-            for n in 0..LOAD {
-                let key = keys & comptime!(1u32 << (i * LOAD + n));
-                first |= select(place < end, key, 0u32);
-                place += u32::cast_from(key != 0);
-            }
-        }
-        first
-    }
-
-    /// Puts the numbers in the list of the keys from place `first` on into shared memory, as many as there is room for.
-    fn put(&self, keys: u32, first: u32, space: &mut Space, tile: usize) {
-        #[unroll]
-        for i in 0..self.form.loads {
-            let mut place = self.of_load(i) - first;
-            let key = (load_index(tile, i, self.form) * LOAD) as u32;
-            #[unroll]
-            for n in 0..LOAD {
-                if keys & comptime!(1u32 << (i * LOAD + n)) != 0 {
-                    if place < comptime!((FEW * self.form.units) as u32) {
-                        space.few[place as usize] = key + n as u32;
-                    }
-                    place += 1;
-                }
-            }
-        }
-    }
 }
 
 /// Writes what is asked for of the keys in shared memory, which belong to places from `first` on and before `end`.
