@@ -19,7 +19,7 @@ use cubecl::prelude::*;
 
 use crate::portable::launch::share;
 use crate::portable::lightning_index::{
-    LightningIndexArgs, LightningIndexSizes, multiprocessors, one_each, rank, visible_keys,
+    LOAD, LightningIndexArgs, LightningIndexSizes, multiprocessors, one_each, rank, visible_keys,
 };
 use crate::ptx::copy::{commit_copies, wait_for_copies};
 
@@ -268,10 +268,12 @@ fn score_mma_kernel<E: Float, V: Size>(
             let at = (token - first_row) * stride + first + row;
             let score = quad_sum(score) * scale;
             let other_score = quad_sum(other_score) * scale;
-            if quad == 0 && first + row < count {
+            // Whole loads of ranks, for the selection to read: what is past the last key is not looked at.
+            let load = first + row / LOAD * LOAD;
+            if quad == 0 && load < count {
                 scores[at] = rank(score);
             }
-            if quad == 1 && first + row + M / 2 < count {
+            if quad == 1 && load + M / 2 < count {
                 scores[at + M / 2] = rank(other_score);
             }
             first += jump;

@@ -30,6 +30,8 @@ use thiserror::Error;
 
 #[cfg(feature = "cuda")]
 pub(crate) use self::score::rank;
+#[cfg(feature = "cuda")]
+pub(crate) use self::select::LOAD;
 use super::launch::or_dummy;
 use super::tile_attention::{DeviceError, check_device};
 #[cfg(feature = "cuda")]

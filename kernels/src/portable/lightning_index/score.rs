@@ -161,7 +161,8 @@ fn score_kernel<E: Float, V: Size>(
             stage[y * TILE + x + comptime!(j * SIDE)] = sums[j];
         }
         sync_cube();
-        if unit < tile_keys {
+        // Past the last key too: the selection loads ranks that it does not look at.
+        if unit < min(stride - first_key, TILE) {
             let mut score = 0.0f32;
             for part in 0..SIDE {
                 score += stage[part * TILE + unit];

@@ -17,7 +17,7 @@ use crate::portable::tile_attention::UNITS;
 const MAX_UNITS: usize = 1024;
 /// Ranks that a unit loads at once.
 pub(super) type Load = Const<LOAD>;
-pub(super) const LOAD: usize = 4;
+pub(crate) const LOAD: usize = 4;
 /// Loads that a unit keeps in registers at most.
 const MAX_LOADS: usize = 8;
 /// Units of a plane at most.
@@ -195,6 +195,14 @@ fn select_kernel(
                 let list = List { loads: own_row * stride + first / LOAD, first, count, positions };
                 let target = Target { first: out_first, positions: next_positions };
                 choose(ranks, page_table, out, &list, &names, &target, k, form);
+                if comptime!(form.output == Output::Candidates) {
+                    // Whole loads for the next level, too.
+                    let next = len / chunk * most + min(len % chunk, most);
+                    let place = next + UNIT_POS as usize;
+                    if first + chunk >= len && place < next.div_ceil(LOAD) * LOAD {
+                        out[own_row * next_stride + place] = 0i32;
+                    }
+                }
             }
         } else if comptime!(form.output != Output::Candidates) {
             let mut place = UNIT_POS as usize;
