@@ -1,0 +1,104 @@
+//! Control flow, barriers, warp-wide operations, mbarriers and fences (PTX ISA 9.7.12, 9.7.13).
+use super::Decoder;
+use crate::error::Fault;
+use crate::ir::{Op, ShuffleMode, VoteMode};
+
+/// What may stand between an mbarrier operation's name and its type. A CTA's memory is one sequence of accesses here.
+fn is_order(name: &str) -> bool {
+    matches!(name, "shared" | "shared::cta" | "release" | "acquire" | "relaxed" | "cta" | "cluster")
+}
+
+impl Decoder<'_, '_> {
+    pub(super) fn sync(&mut self, parts: &[&str]) -> Result<Option<Op>, Fault> {
+        Ok(Some(match parts {
+            ["bra"] | ["bra", "uni"] => Op::Branch { target: self.target()? },
+            ["ret"] | ["ret", "uni"] | ["exit"] => Op::Exit,
+            ["bar" | "barrier", rest @ ..] if matches!(rest.first(), Some(&"sync" | &"arrive" | &"cta" | &"warp")) => {
+                return self.barrier(rest);
+            }
+            ["shfl", "sync", mode @ ("up" | "down" | "bfly" | "idx"), "b32"] => {
+                let mode = match *mode {
+                    "up" => ShuffleMode::Up,
+                    "down" => ShuffleMode::Down,
+                    "bfly" => ShuffleMode::Bfly,
+                    _ => ShuffleMode::Idx,
+                };
+                let (dst, in_range) = self.dest_pair()?;
+                let (a, b, c) = (self.source(32)?, self.source(32)?, self.source(32)?);
+                Op::Shuffle { mode, dst, in_range, a, b, c, mask: self.source(32)? }
+            }
+            ["vote", "sync", mode @ ("any" | "all" | "uni"), "pred"] => {
+                let mode = match *mode {
+                    "any" => VoteMode::Any,
+                    "all" => VoteMode::All,
+                    _ => VoteMode::Uni,
+                };
+                Op::Vote { mode, dst: self.pred()?.slot, a: self.pred()?, mask: self.source(32)? }
+            }
+            ["vote", "sync", "ballot", "b32"] => {
+                Op::Ballot { dst: self.dest()?, a: self.pred()?, mask: self.source(32)? }
+            }
+            ["activemask", "b32"] => Op::ActiveMask { dst: self.dest()? },
+            ["mbarrier", rest @ .., "b64"] => return self.mbarrier(rest),
+            ["nanosleep", "u32"] => {
+                self.source(32)?;
+                Op::Nop
+            }
+            // Memory is sequentially consistent here, so that order needs no fence. Not yet: the async proxy.
+            ["membar", "cta" | "gl" | "sys"] | ["fence", "acq_rel" | "sc", "cta" | "cluster" | "gpu" | "sys"] => {
+                Op::Nop
+            }
+            ["fence", "mbarrier_init", "release", "cluster"] => Op::Nop,
+            ["fence", "proxy", "async"] | ["fence", "proxy", "async", "shared::cta" | "global"] => Op::Nop,
+            _ => return Ok(None),
+        }))
+    }
+
+    fn barrier(&mut self, parts: &[&str]) -> Result<Option<Op>, Fault> {
+        let kind = match parts {
+            ["warp", "sync"] => return Ok(Some(Op::WarpSync { mask: self.source(32)? })),
+            [kind @ ("sync" | "arrive")] | ["cta", kind @ ("sync" | "arrive"), "aligned"] => kind,
+            _ => return Ok(None),
+        };
+        let id = self.source(32)?;
+        let count = if self.remaining() > 0 { Some(self.source(32)?) } else { None };
+        Ok(Some(Op::BarSync { id, count, waits: *kind == "sync" }))
+    }
+
+    fn mbarrier(&mut self, parts: &[&str]) -> Result<Option<Op>, Fault> {
+        let (name, mut rest) = match parts {
+            ["arrive", "expect_tx", rest @ ..] => ("arrive.expect_tx", rest),
+            [name @ ("test_wait" | "try_wait"), "parity", rest @ ..] => (*name, rest),
+            [name @ ("init" | "inval" | "arrive" | "expect_tx"), rest @ ..] => (*name, rest),
+            _ => return Ok(None),
+        };
+        while let [first, more @ ..] = rest {
+            if !is_order(first) {
+                return Ok(None);
+            }
+            rest = more;
+        }
+        Ok(Some(match name {
+            "init" => Op::MbarrierInit { addr: self.address()?, count: self.source(32)? },
+            "expect_tx" => Op::MbarrierExpect { addr: self.address()?, bytes: self.source(32)? },
+            "arrive" => {
+                let (dst, addr) = (self.dest()?, self.address()?);
+                let count = if self.remaining() > 0 { Some(self.source(32)?) } else { None };
+                Op::MbarrierArrive { dst, addr, count, expect: None }
+            }
+            "arrive.expect_tx" => {
+                let (dst, addr) = (self.dest()?, self.address()?);
+                Op::MbarrierArrive { dst, addr, count: None, expect: Some(self.source(32)?) }
+            }
+            "try_wait" | "test_wait" => {
+                let (dst, addr, parity) = (self.pred()?.slot, self.address()?, self.source(32)?);
+                // A time limit only makes the wait return false earlier.
+                if self.remaining() > 0 {
+                    self.source(32)?;
+                }
+                Op::MbarrierWait { dst, addr, parity, blocks: name == "try_wait" }
+            }
+            _ => return Ok(None),
+        }))
+    }
+}

@@ -1,0 +1,183 @@
+//! What can go wrong, with the place in PTX and CUDA.
+use std::fmt;
+
+/// Text that is no PTX that we know.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: expected {expected}, found {found}")]
+pub struct ParseError {
+    /// Line of the PTX text, from 1.
+    pub line: u32,
+    /// What should stand there.
+    pub expected: String,
+    /// What stands there.
+    pub found: String,
+}
+
+/// A line of CUDA source, known through `.loc`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CudaLine {
+    /// File of `.file`.
+    pub file: String,
+    /// Line, from 1.
+    pub line: u32,
+}
+
+impl fmt::Display for CudaLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+/// Where an error happened. Fields are empty before anything runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Line of the PTX text, from 1; 0 if no line is to blame.
+    pub line: u32,
+    /// The CUDA line, then the line that it was inlined into.
+    pub cuda: Vec<CudaLine>,
+    /// The CTA's index in the grid.
+    pub cta: Option<[u32; 3]>,
+    /// The warp within the CTA.
+    pub warp: Option<usize>,
+    /// The lanes that did it.
+    pub lanes: u32,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.line > 0 {
+            write!(f, "PTX line {}", self.line)?;
+        }
+        for cuda in &self.cuda {
+            write!(f, " ({cuda})")?;
+        }
+        if let Some([x, y, z]) = self.cta {
+            write!(f, ", CTA {x},{y},{z}")?;
+        }
+        if let Some(warp) = self.warp {
+            write!(f, ", warp {warp}, lanes {:#010x}", self.lanes)?;
+        }
+        Ok(())
+    }
+}
+
+/// A launch that failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{kind}; {place}")]
+pub struct SimError {
+    /// What happened.
+    pub kind: Fault,
+    /// Where.
+    pub place: Place,
+}
+
+impl From<Fault> for SimError {
+    fn from(kind: Fault) -> Self {
+        Self { kind, place: Place::default() }
+    }
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The module has no kernel of this name.
+    #[error("the module has no kernel {0}")]
+    NoEntry(String),
+    /// An instruction that the simulator does not know.
+    #[error("unknown instruction: {0}")]
+    UnknownInstruction(String),
+    /// An operand that the instruction cannot have, or a name that nothing declares.
+    #[error("{instruction}: bad operand: {operand}")]
+    BadOperand {
+        /// The opcode.
+        instruction: String,
+        /// The operand.
+        operand: String,
+    },
+    /// A launch that does not fit the kernel.
+    #[error("launch: {argument} is {actual}, expected {expected}")]
+    BadLaunch {
+        /// The argument.
+        argument: String,
+        /// What it is.
+        actual: String,
+        /// What it should be.
+        expected: String,
+    },
+    /// An access outside all allocations, or beyond the end of one.
+    #[error("{access} of {bytes} bytes at {address:#x} is out of bounds: {nearest}")]
+    OutOfBounds {
+        /// "global load" and so on.
+        access: String,
+        /// The address.
+        address: u64,
+        /// Bytes of the access.
+        bytes: u64,
+        /// The nearest memory that exists.
+        nearest: String,
+    },
+    /// An address that is no multiple of the access's size.
+    #[error("{access} of {bytes} bytes at {address:#x} is misaligned")]
+    Misaligned {
+        /// "global load" and so on.
+        access: String,
+        /// The address.
+        address: u64,
+        /// Bytes of the access.
+        bytes: u64,
+    },
+    /// A read of shared memory that nothing wrote, or that an asynchronous copy has yet to write.
+    #[error("read of uninitialised shared memory at {address:#x}")]
+    Uninitialised {
+        /// The first such byte.
+        address: u64,
+    },
+    /// A write to memory that cannot be written.
+    #[error("write to read-only memory at {address:#x}")]
+    ReadOnly {
+        /// The address.
+        address: u64,
+    },
+    /// A shuffle from a lane that does not take part in it.
+    #[error("shuffle reads lane {source_lane}, which does not take part")]
+    InactiveLane {
+        /// The lane read.
+        source_lane: u32,
+    },
+    /// A `.sync` instruction whose member mask lacks an executing lane.
+    #[error("lanes {executing:#010x} execute, the member mask is {members:#010x}")]
+    NotMember {
+        /// The executing lanes.
+        executing: u32,
+        /// The mask.
+        members: u32,
+    },
+    /// An operation on an mbarrier that nobody initialised, or that breaks its count.
+    #[error("mbarrier at {address:#x}: {problem}")]
+    Mbarrier {
+        /// Address of the barrier.
+        address: u64,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A named barrier used with contradictory counts.
+    #[error("barrier {id}: {problem}")]
+    Barrier {
+        /// The barrier's number.
+        id: u64,
+        /// What is wrong.
+        problem: String,
+    },
+    /// No warp can go on.
+    #[error("deadlock:{}", positions.iter().map(|p| format!("\n  {p}")).collect::<String>())]
+    Deadlock {
+        /// What each warp waits for, and where.
+        positions: Vec<String>,
+    },
+    /// More instructions than the launch allows.
+    #[error("a CTA ran more than {limit} warp instructions")]
+    TooLong {
+        /// The limit.
+        limit: u64,
+    },
+}

@@ -1,0 +1,12 @@
+//! Runs decoded kernels.
+mod alu;
+mod barriers;
+mod copies;
+mod cta;
+mod float;
+mod mem;
+mod sync;
+mod warp;
+
+pub(crate) use cta::{Limits, Setup, orders_ctas, run};
+pub(crate) use warp::Geometry;

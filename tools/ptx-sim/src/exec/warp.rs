@@ -1,0 +1,180 @@
+//! A warp: registers of 32 lanes, and where its lanes stand.
+//!
+//! Lanes that stand at the same instruction form a group. Of the groups that can go on, the one with the lowest
+//! address runs; groups that meet become one. Compilers lay blocks out so that a join lies behind its branches, so
+//! lanes reconverge at the join; where one does not, only speed suffers. Unlike a stack of joins this lets lanes of one
+//! warp wait for each other (PTX ISA 3.1, independent thread scheduling): each backward branch may hand over.
+use crate::ir::{Kernel, PredSlot, PredSource, Slot, Special};
+
+/// Lanes of a warp.
+pub(crate) const LANES: usize = 32;
+/// One register of all lanes.
+pub(crate) type Row = [u64; LANES];
+
+/// The registers of a warp.
+pub(crate) struct Registers {
+    rows: Vec<Row>,
+    preds: Vec<u32>,
+}
+
+impl Registers {
+    pub fn row(&self, slot: Slot) -> &Row {
+        &self.rows[slot as usize]
+    }
+
+    pub fn row_mut(&mut self, slot: Slot) -> &mut Row {
+        &mut self.rows[slot as usize]
+    }
+
+    /// The lanes where a predicate holds.
+    pub fn pred(&self, source: PredSource) -> u32 {
+        let lanes = self.preds[source.slot as usize];
+        if source.negated { !lanes } else { lanes }
+    }
+
+    pub fn set_pred(&mut self, mask: u32, slot: PredSlot, lanes: u32) {
+        let pred = &mut self.preds[slot as usize];
+        *pred = *pred & !mask | lanes & mask;
+    }
+
+    #[inline(always)]
+    pub fn map_lanes(&mut self, mask: u32, dst: Slot, a: Slot, b: Slot, f: impl Fn(usize, u64, u64) -> u64) {
+        let (x, y) = (self.rows[a as usize], self.rows[b as usize]);
+        let out = &mut self.rows[dst as usize];
+        if mask == u32::MAX {
+            for l in 0..LANES {
+                out[l] = f(l, x[l], y[l]);
+            }
+        } else {
+            for l in 0..LANES {
+                if mask >> l & 1 == 1 {
+                    out[l] = f(l, x[l], y[l]);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub fn map2(&mut self, mask: u32, dst: Slot, a: Slot, b: Slot, f: impl Fn(u64, u64) -> u64) {
+        self.map_lanes(mask, dst, a, b, |_, x, y| f(x, y));
+    }
+
+    #[inline(always)]
+    pub fn map(&mut self, mask: u32, dst: Slot, a: Slot, f: impl Fn(u64) -> u64) {
+        self.map_lanes(mask, dst, a, a, |_, x, _| f(x));
+    }
+
+    #[inline(always)]
+    pub fn map3(&mut self, mask: u32, dst: Slot, a: Slot, b: Slot, c: Slot, f: impl Fn(u64, u64, u64) -> u64) {
+        let z = self.rows[c as usize];
+        self.map_lanes(mask, dst, a, b, |l, x, y| f(x, y, z[l]));
+    }
+}
+
+/// What a group waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Other lanes, at the same instruction.
+    Lanes(u32),
+    /// The named barrier's next completion after this generation.
+    Barrier { id: u64, generation: u64 },
+    /// The phase of this parity to complete.
+    Mbarrier { address: u64, parity: u64 },
+}
+
+/// Lanes that stand at the same instruction.
+#[derive(Debug, Clone)]
+pub(crate) struct Group {
+    pub pc: u32,
+    pub mask: u32,
+    pub wait: Option<Wait>,
+}
+
+/// A warp of a CTA.
+pub(crate) struct Warp {
+    pub index: usize,
+    pub regs: Registers,
+    pub groups: Vec<Group>,
+    pub copies: super::copies::Copies,
+}
+
+/// A thread's surroundings, for its special registers.
+pub(crate) struct Geometry {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub cta: [u32; 3],
+}
+
+impl Geometry {
+    pub fn threads(&self) -> u32 {
+        self.block.iter().product()
+    }
+}
+
+fn special(special: Special, geometry: &Geometry, thread: u32) -> u64 {
+    let [x, y, _] = geometry.block;
+    let lane = u64::from(thread) % LANES as u64;
+    let all = u64::from(u32::MAX);
+    u64::from(match special {
+        Special::Tid(0) => thread % x,
+        Special::Tid(1) => thread / x % y,
+        Special::Tid(_) => thread / (x * y),
+        Special::Ntid(axis) => geometry.block[axis],
+        Special::Ctaid(axis) => geometry.cta[axis],
+        Special::Nctaid(axis) => geometry.grid[axis],
+        Special::WarpId => thread / LANES as u32,
+        Special::Zero => 0,
+        Special::One => 1,
+        Special::LaneId => return lane,
+        Special::LaneMask("eq") => return 1 << lane,
+        Special::LaneMask("lt") => return (1 << lane) - 1,
+        Special::LaneMask("le") => return (2 << lane) - 1,
+        Special::LaneMask("gt") => return all & !((2 << lane) - 1),
+        Special::LaneMask(_) => return all & !((1 << lane) - 1),
+    })
+}
+
+impl Warp {
+    pub fn new(kernel: &Kernel, geometry: &Geometry, index: usize) -> Self {
+        let mut rows = vec![[0; LANES]; kernel.slots];
+        for (slot, bits) in &kernel.constants {
+            rows[*slot as usize] = [*bits; LANES];
+        }
+        let first = (index * LANES) as u32;
+        for (slot, kind) in &kernel.specials {
+            rows[*slot as usize] = std::array::from_fn(|l| special(*kind, geometry, first + l as u32));
+        }
+        let lanes = (geometry.threads() - first).min(LANES as u32);
+        let mask = u32::MAX >> (LANES as u32 - lanes);
+        let regs = Registers { rows, preds: vec![0; kernel.preds] };
+        Self { index, regs, groups: vec![Group { pc: 0, mask, wait: None }], copies: Default::default() }
+    }
+
+    /// Lanes that have not exited.
+    pub fn live(&self) -> u32 {
+        self.groups.iter().fold(0, |mask, g| mask | g.mask)
+    }
+
+    /// Joins groups that stand at the same instruction, unless one of them is past a barrier's arrival there.
+    pub fn merge(&mut self) {
+        let mut i = 0;
+        while i < self.groups.len() {
+            let here = &self.groups[i];
+            let joins = |g: &Group| g.pc == here.pc && !g.at_barrier() && !here.at_barrier();
+            match (i + 1..self.groups.len()).find(|&j| joins(&self.groups[j])) {
+                Some(j) => {
+                    let other = self.groups.swap_remove(j);
+                    self.groups[i].mask |= other.mask;
+                    self.groups[i].wait = None;
+                }
+                None => i += 1,
+            }
+        }
+    }
+}
+
+impl Group {
+    fn at_barrier(&self) -> bool {
+        matches!(self.wait, Some(Wait::Barrier { .. }))
+    }
+}

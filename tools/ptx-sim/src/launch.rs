@@ -1,0 +1,141 @@
+//! Launches a kernel: checks the arguments, runs the CTAs on all cores.
+use crate::decode::decode;
+use crate::error::{Fault, SimError};
+use crate::exec::{self, Geometry, Limits, Setup};
+use crate::ir::Kernel;
+use crate::memory::{Buffer, Memory};
+use crate::parse::Module;
+use rayon::prelude::*;
+
+/// Shared memory that a CTA can have at most (compute capability 9.0).
+const MAX_SHARED: u64 = 227 * 1024;
+
+/// An argument of a kernel.
+#[derive(Debug, Clone)]
+pub enum Param {
+    /// A pointer to the start of an allocation.
+    Buffer(Buffer),
+    /// A value: a scalar or a struct, as it lies in memory.
+    Bytes(Vec<u8>),
+}
+
+/// A launch of a kernel.
+#[derive(Debug, Clone)]
+pub struct Launch<'a> {
+    /// The module.
+    pub module: &'a Module,
+    /// The kernel's name.
+    pub entry: &'a str,
+    /// CTAs in x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a CTA in x, y, z.
+    pub block: [u32; 3],
+    /// Arguments in order.
+    pub params: Vec<Param>,
+    /// Bytes of dynamic shared memory.
+    pub dynamic_shared: u64,
+    /// How warps interleave.
+    pub seed: u64,
+    /// Lets shared memory be read that nothing wrote (it reads as zeros).
+    pub initialised_shared: bool,
+    /// Warp instructions of a CTA before [`Fault::TooLong`].
+    pub max_instructions: u64,
+}
+
+/// What a launch did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stats {
+    /// Instructions that warps executed; each counts once for all of its lanes.
+    pub warp_instructions: u64,
+}
+
+fn bad(argument: &str, actual: impl ToString, expected: impl ToString) -> SimError {
+    let (actual, expected) = (actual.to_string(), expected.to_string());
+    Fault::BadLaunch { argument: argument.to_string(), actual, expected }.into()
+}
+
+impl<'a> Launch<'a> {
+    /// A launch of one CTA of one warp without arguments; the fields say the rest.
+    pub fn new(module: &'a Module, entry: &'a str) -> Self {
+        Self {
+            module,
+            entry,
+            grid: [1; 3],
+            block: [32, 1, 1],
+            params: Vec::new(),
+            dynamic_shared: 0,
+            seed: 1,
+            initialised_shared: false,
+            max_instructions: 1 << 32,
+        }
+    }
+
+    /// Runs the kernel. CTAs run in parallel; with atomics they run in order, so that a seed gives one result.
+    ///
+    /// # Errors
+    /// [`SimError`] of the first CTA that failed, or of a launch that does not fit the kernel.
+    pub fn run(&self, memory: &Memory) -> Result<Stats, SimError> {
+        let kernel = decode(self.module, self.entry)?;
+        let params = self.arguments(&kernel, memory)?;
+        self.check(&kernel)?;
+        let setup = Setup { kernel: &kernel, files: &self.module.files, global: memory, params: &params };
+        let [x, y, z] = self.grid.map(u64::from);
+        let one = |index: u64| {
+            let cta = [(index % x) as u32, (index / x % y) as u32, (index / x / y) as u32];
+            let geometry = Geometry { grid: self.grid, block: self.block, cta };
+            let limits = Limits {
+                shared: kernel.static_shared + self.dynamic_shared,
+                initialised: self.initialised_shared,
+                seed: (self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9),
+                instructions: self.max_instructions,
+            };
+            exec::run(&setup, &geometry, &limits)
+        };
+        let count = x * y * z;
+        let warp_instructions = if exec::orders_ctas(&kernel) {
+            (0..count).map(one).sum::<Result<u64, _>>()
+        } else {
+            (0..count).into_par_iter().map(one).sum::<Result<u64, _>>()
+        }?;
+        Ok(Stats { warp_instructions })
+    }
+
+    fn check(&self, kernel: &Kernel) -> Result<(), SimError> {
+        let threads: u64 = self.block.iter().map(|&n| u64::from(n)).product();
+        let most = kernel.max_threads.map_or(1024, |m| m.iter().product::<u32>()).min(1024);
+        if threads == 0 || threads > u64::from(most) {
+            return Err(bad("block", threads, format!("1 to {most} threads")));
+        }
+        if let Some(required) = kernel.required_threads.filter(|r| *r != self.block) {
+            return Err(bad("block", format!("{:?}", self.block), format!("{required:?}")));
+        }
+        if self.grid.contains(&0) {
+            return Err(bad("grid", format!("{:?}", self.grid), "no zeros"));
+        }
+        let shared = kernel.static_shared + self.dynamic_shared;
+        if shared > MAX_SHARED {
+            return Err(bad("shared memory", shared, format!("at most {MAX_SHARED} bytes")));
+        }
+        Ok(())
+    }
+
+    /// The parameter space.
+    fn arguments(&self, kernel: &Kernel, memory: &Memory) -> Result<Vec<u8>, SimError> {
+        if self.params.len() != kernel.params.len() {
+            return Err(bad("params", self.params.len(), format!("{} arguments", kernel.params.len())));
+        }
+        let mut space = Vec::new();
+        for (index, (param, (offset, bytes))) in self.params.iter().zip(&kernel.params).enumerate() {
+            let value = match param {
+                Param::Buffer(buffer) => memory.address(*buffer).to_le_bytes().to_vec(),
+                Param::Bytes(bytes) => bytes.clone(),
+            };
+            if value.len() as u64 != *bytes {
+                return Err(bad(&format!("params[{index}]"), value.len(), format!("{bytes} bytes")));
+            }
+            space.resize(*offset as usize, 0);
+            space.extend(value);
+        }
+        Ok(space)
+    }
+}

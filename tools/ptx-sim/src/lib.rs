@@ -1,0 +1,17 @@
+//! A functional simulator of the PTX that our GPU kernels are compiled to.
+//!
+//! [`parse`] reads what NVRTC wrote, [`Launch`] runs a kernel of it on [`Memory`]. The README says what is checked on
+//! the way and what is missing.
+mod decode;
+mod error;
+mod exec;
+mod ir;
+mod launch;
+mod memory;
+mod parse;
+
+pub use decode::unknown_instructions;
+pub use error::{CudaLine, Fault, ParseError, Place, SimError};
+pub use launch::{Launch, Param, Stats};
+pub use memory::{Buffer, Memory};
+pub use parse::{Entry, Guard, Instr, Loc, Module, Operand, Parameter, RegType, Scope, Variable, parse};

@@ -1,0 +1,120 @@
+//! Statements of a kernel's body.
+use super::Parser;
+use super::ast::{Entry, Guard, Instr, Loc, RegType, Scope};
+use super::lexer::Tok;
+use crate::error::ParseError;
+
+impl Parser<'_> {
+    /// The body behind its `{`, up to and with its `}`.
+    pub(super) fn body(&mut self, entry: &mut Entry) -> Result<(), ParseError> {
+        entry.scopes.push(Scope::default());
+        let (mut scope, mut loc) = (0, None);
+        loop {
+            if self.eat('{') {
+                entry.scopes.push(Scope { parent: Some(scope), ..Scope::default() });
+                scope = entry.scopes.len() - 1;
+            } else if self.eat('}') {
+                match entry.scopes[scope].parent {
+                    Some(parent) => scope = parent,
+                    None => return Ok(()),
+                }
+            } else if self.eat(';') {
+                // An empty statement: what an inline assembly text may end with.
+            } else if self.eat('@') {
+                let negated = self.eat('!');
+                let guard = Guard { register: self.word()?.to_string(), negated };
+                self.instruction(entry, scope, loc, Some(guard))?;
+            } else {
+                self.statement(entry, scope, &mut loc)?;
+            }
+        }
+    }
+
+    fn statement(&mut self, entry: &mut Entry, scope: usize, loc: &mut Option<Loc>) -> Result<(), ParseError> {
+        match self.word()? {
+            ".reg" => self.registers(&mut entry.scopes[scope])?,
+            ".shared" => entry.shared.push(self.variable(false)?),
+            ".loc" => *loc = Some(self.location()?),
+            ".pragma" => self.skip_past(';')?,
+            word if word.starts_with('.') => {
+                self.at -= 1;
+                return Err(self.error("a directive that we know"));
+            }
+            label if self.eat(':') => {
+                let next = entry.instrs.len();
+                entry.scopes[scope].labels.insert(label.to_string(), next);
+            }
+            _ => {
+                self.at -= 1;
+                self.instruction(entry, scope, *loc, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn instruction(
+        &mut self,
+        entry: &mut Entry,
+        scope: usize,
+        loc: Option<Loc>,
+        guard: Option<Guard>,
+    ) -> Result<(), ParseError> {
+        let line = self.line();
+        let opcode = self.word()?.to_string();
+        let mut operands = Vec::new();
+        while !self.eat(';') {
+            operands.push(self.operand()?);
+            if !self.eat(',') && self.peek() != Some(Tok::Punct(';')) {
+                return Err(self.error("',' or ';'"));
+            }
+        }
+        entry.instrs.push(Instr { guard, opcode, operands, line, loc, scope });
+        Ok(())
+    }
+
+    /// `.reg .b32 %r<39>;` declares `%r0` to `%r38`; `.reg .pred p, q;` names each (PTX ISA 5.4.4).
+    fn registers(&mut self, scope: &mut Scope) -> Result<(), ParseError> {
+        let error = self.error("a register type");
+        let ty = RegType::parse(self.word()?).ok_or(error)?;
+        loop {
+            let name = self.word()?;
+            if self.eat('<') {
+                for index in 0..self.number()? {
+                    scope.registers.insert(format!("{name}{index}"), ty);
+                }
+                self.expect('>')?;
+            } else {
+                scope.registers.insert(name.to_string(), ty);
+            }
+            if !self.eat(',') {
+                return self.expect(';');
+            }
+        }
+    }
+
+    /// `1 25 0`, and where inlined: `, function_name $L__info_string0, inlined_at 1 77 1` (PTX ISA 11.5.4).
+    fn location(&mut self) -> Result<Loc, ParseError> {
+        let (file, line) = (self.number()? as u32, self.number()? as u32);
+        self.number()?;
+        let mut loc = Loc { file, line, inlined_at: None };
+        while self.eat(',') {
+            match self.word()? {
+                "function_name" => {
+                    self.word()?;
+                    if self.eat('+') {
+                        self.number()?;
+                    }
+                }
+                "inlined_at" => {
+                    loc.inlined_at = Some((self.number()? as u32, self.number()? as u32));
+                    self.number()?;
+                }
+                _ => {
+                    self.at -= 1;
+                    return Err(self.error("'function_name' or 'inlined_at'"));
+                }
+            }
+        }
+        Ok(loc)
+    }
+}
