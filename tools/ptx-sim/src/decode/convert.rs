@@ -2,6 +2,7 @@
 use super::Decoder;
 use super::alu::{bits, round, ty};
 use crate::error::Fault;
+use crate::exec::can_convert;
 use crate::ir::{Int, IntBinary, Op, Round, Ty};
 
 fn is_float(ty: Ty) -> bool {
@@ -38,6 +39,9 @@ impl Decoder<'_, '_> {
             ["cvt", rest @ .., to, from] => {
                 let (Some(to), Some(from)) = (ty(to), ty(from)) else { return Ok(None) };
                 let Some((round, sat)) = modifiers(rest, to, from) else { return Ok(None) };
+                if !can_convert(to, from, round, sat) {
+                    return Ok(None);
+                }
                 let width = match from {
                     Ty::Int(int) => bits(int),
                     Ty::F32 => 32,

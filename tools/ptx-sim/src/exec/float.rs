@@ -221,3 +221,8 @@ pub(super) fn convert(to: Ty, from: Ty, round: Round, sat: bool, bits: u64) -> O
         _ => return None,
     })
 }
+
+/// Whether `cvt` knows a combination: it does not depend on the value.
+pub(crate) fn can_convert(to: Ty, from: Ty, round: Round, sat: bool) -> bool {
+    convert(to, from, round, sat, 0).is_some()
+}

@@ -9,4 +9,5 @@ mod sync;
 mod warp;
 
 pub(crate) use cta::{Limits, Setup, orders_ctas, run};
+pub(crate) use float::can_convert;
 pub(crate) use warp::Geometry;
