@@ -68,12 +68,12 @@ pub struct SimError {
     /// What happened.
     pub kind: Fault,
     /// Where.
-    pub place: Place,
+    pub place: Box<Place>,
 }
 
 impl From<Fault> for SimError {
     fn from(kind: Fault) -> Self {
-        Self { kind, place: Place::default() }
+        Self { kind, place: Box::default() }
     }
 }
 

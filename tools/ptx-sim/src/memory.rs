@@ -76,10 +76,12 @@ impl Memory {
     /// The allocation around `bytes` at `address`, and the offset in it. The address is a multiple of `bytes`.
     fn find(&self, access: &str, address: u64, bytes: u64) -> Result<(&Allocation, usize), Fault> {
         let after = self.allocations.partition_point(|a| a.base <= address);
-        if let Some(a) = self.allocations[..after].last() {
-            if !a.freed && address - a.base <= a.bytes.saturating_sub(bytes) && a.bytes >= bytes {
-                return Ok((a, (address - a.base) as usize));
-            }
+        if let Some(a) = self.allocations[..after].last()
+            && !a.freed
+            && address - a.base <= a.bytes.saturating_sub(bytes)
+            && a.bytes >= bytes
+        {
+            return Ok((a, (address - a.base) as usize));
         }
         let nearest = self.nearest(after, address);
         Err(Fault::OutOfBounds { access: access.to_string(), address, bytes, nearest })

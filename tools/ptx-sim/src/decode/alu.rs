@@ -54,13 +54,13 @@ fn int_binary(parts: &[&str]) -> Option<(IntBinary, Int)> {
 }
 
 fn int_unary(parts: &[&str]) -> Option<(IntUnary, Int)> {
-    let op = match parts.first()? {
-        &"not" => IntUnary::Not,
-        &"neg" => IntUnary::Neg,
-        &"abs" => IntUnary::Abs,
-        &"popc" => IntUnary::Popc,
-        &"clz" => IntUnary::Clz,
-        &"brev" => IntUnary::Brev,
+    let op = match *parts.first()? {
+        "not" => IntUnary::Not,
+        "neg" => IntUnary::Neg,
+        "abs" => IntUnary::Abs,
+        "popc" => IntUnary::Popc,
+        "clz" => IntUnary::Clz,
+        "brev" => IntUnary::Brev,
         _ => return None,
     };
     let [_, ty] = parts else { return None };

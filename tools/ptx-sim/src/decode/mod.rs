@@ -44,8 +44,8 @@ pub fn unknown_instructions(module: &Module) -> BTreeMap<String, usize> {
 }
 
 /// The place of an instruction in PTX and CUDA.
-fn place(module: &Module, instr: &Instr) -> Place {
-    Place { line: instr.line, cuda: cuda_lines(&module.files, instr.loc), ..Place::default() }
+fn place(module: &Module, instr: &Instr) -> Box<Place> {
+    Box::new(Place { line: instr.line, cuda: cuda_lines(&module.files, instr.loc), ..Place::default() })
 }
 
 /// The CUDA lines of a location.

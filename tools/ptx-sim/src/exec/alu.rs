@@ -179,7 +179,7 @@ fn ordered<T: PartialOrd>(cmp: Compare, x: T, y: T) -> bool {
     match cmp {
         Compare::Eq => x == y,
         // Of NaNs only `neu` is true.
-        Compare::Ne => x < y || x > y,
+        Compare::Ne => x.partial_cmp(&y).is_some_and(|order| order.is_ne()),
         Compare::Lt => x < y,
         Compare::Le => x <= y,
         Compare::Gt => x > y,

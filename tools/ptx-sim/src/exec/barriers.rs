@@ -110,7 +110,7 @@ pub(crate) struct Mbarriers {
 
 impl Mbarriers {
     pub fn init(&mut self, address: u64, count: u64) -> Result<(), Fault> {
-        let problem = if address % 8 != 0 {
+        let problem = if !address.is_multiple_of(8) {
             "its address is no multiple of 8".to_string()
         } else if !(1..1 << 20).contains(&count) {
             format!("a count of {count}, expected 1 to 2^20 - 1")

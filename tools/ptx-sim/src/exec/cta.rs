@@ -81,11 +81,12 @@ pub(crate) fn run(setup: &Setup, geometry: &Geometry, limits: &Limits) -> Result
         let result = advance(&mut warps[index], &mut env, setup.kernel, quantum);
         result.map_err(|(kind, lanes, pc)| {
             let place = Place { cta: Some(geometry.cta), warp: Some(index), lanes, ..place(setup, pc) };
-            SimError { kind, place }
+            SimError { kind, place: Box::new(place) }
         })?;
         if env.executed > limits.instructions {
             let place = Place { cta: Some(geometry.cta), ..Place::default() };
-            return Err(SimError { kind: Fault::TooLong { limit: limits.instructions }, place });
+            let kind = Fault::TooLong { limit: limits.instructions };
+            return Err(SimError { kind, place: Box::new(place) });
         }
     }
 }
@@ -119,7 +120,7 @@ fn finish(setup: &Setup, geometry: &Geometry, warps: &[Warp], env: &Env) -> Resu
         return Ok(env.executed);
     }
     let place = Place { cta: Some(geometry.cta), ..Place::default() };
-    Err(SimError { kind: Fault::Deadlock { positions }, place })
+    Err(SimError { kind: Fault::Deadlock { positions }, place: Box::new(place) })
 }
 
 fn can_run(group: &Group, warp: &Warp, env: &Env) -> bool {

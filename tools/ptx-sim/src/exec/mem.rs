@@ -39,7 +39,7 @@ fn resolve(space: Space, address: u64) -> (Space, u64) {
 }
 
 fn aligned(access: &str, address: u64, bytes: u64) -> Result<(), Fault> {
-    if address % bytes == 0 {
+    if address.is_multiple_of(bytes) {
         return Ok(());
     }
     Err(Fault::Misaligned { access: access.to_string(), address, bytes })

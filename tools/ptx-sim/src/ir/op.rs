@@ -1,0 +1,218 @@
+//! The operations.
+use super::*;
+
+/// Operations. The names are those of PTX; PTX ISA 9.7 has the semantics.
+#[derive(Debug, Clone)]
+pub(crate) enum Op {
+    Mov {
+        dst: Slot,
+        a: Slot,
+    },
+    IntBinary {
+        op: IntBinary,
+        ty: Int,
+        dst: Slot,
+        a: Slot,
+        b: Slot,
+    },
+    IntUnary {
+        op: IntUnary,
+        ty: Int,
+        dst: Slot,
+        a: Slot,
+    },
+    FloatBinary {
+        op: FloatBinary,
+        ftz: bool,
+        dst: Slot,
+        a: Slot,
+        b: Slot,
+    },
+    FloatUnary {
+        op: FloatUnary,
+        ftz: bool,
+        dst: Slot,
+        a: Slot,
+    },
+    Fma {
+        round: Round,
+        ftz: bool,
+        dst: Slot,
+        a: Slot,
+        b: Slot,
+        c: Slot,
+    },
+    Ternary {
+        op: Ternary,
+        dst: Slot,
+        a: Slot,
+        b: Slot,
+        c: Slot,
+    },
+    Bfi {
+        wide: bool,
+        dst: Slot,
+        a: Slot,
+        b: Slot,
+        pos: Slot,
+        len: Slot,
+    },
+    Cvt {
+        to: Ty,
+        from: Ty,
+        round: Round,
+        sat: bool,
+        dst: Slot,
+        a: Slot,
+    },
+    /// Two floats to a packed pair; `high` comes first in PTX.
+    CvtPair {
+        to: Ty,
+        dst: Slot,
+        high: Slot,
+        low: Slot,
+    },
+    /// `mov.b32 d, {a, b}`: parts of `bits` each, the lowest first.
+    Pack {
+        bits: u32,
+        dst: Slot,
+        parts: Box<[Slot]>,
+    },
+    Unpack {
+        bits: u32,
+        dsts: Box<[Slot]>,
+        a: Slot,
+    },
+    Selp {
+        dst: Slot,
+        a: Slot,
+        b: Slot,
+        pred: PredSource,
+    },
+    Setp {
+        cmp: Compare,
+        ty: Ty,
+        ftz: bool,
+        dst: PredSlot,
+        other: Option<PredSlot>,
+        a: Slot,
+        b: Slot,
+        combine: Option<(Logic, PredSource)>,
+    },
+    PredMov {
+        dst: PredSlot,
+        a: PredSource,
+    },
+    PredConst {
+        dst: PredSlot,
+        value: bool,
+    },
+    PredLogic {
+        op: Logic,
+        dst: PredSlot,
+        a: PredSource,
+        b: PredSource,
+    },
+    Timer {
+        dst: Slot,
+    },
+    Load {
+        space: Space,
+        ty: Ty,
+        dsts: Box<[Slot]>,
+        addr: Addr,
+    },
+    Store {
+        space: Space,
+        ty: Ty,
+        srcs: Box<[Slot]>,
+        addr: Addr,
+    },
+    Atom {
+        op: Atom,
+        ty: AtomTy,
+        space: Space,
+        dst: Slot,
+        addr: Addr,
+        a: Slot,
+        b: Slot,
+    },
+    CpAsync {
+        bytes: u64,
+        dst: Addr,
+        src: Addr,
+        size: Option<Slot>,
+    },
+    CpAsyncCommit,
+    /// Waits until at most `pending` groups are under way.
+    CpAsyncWait {
+        pending: usize,
+    },
+    LdMatrix {
+        transposed: bool,
+        dsts: Box<[Slot]>,
+        addr: Addr,
+    },
+    Branch {
+        target: u32,
+    },
+    Exit,
+    BarSync {
+        id: Slot,
+        count: Option<Slot>,
+        waits: bool,
+    },
+    WarpSync {
+        mask: Slot,
+    },
+    Shuffle {
+        mode: ShuffleMode,
+        dst: Slot,
+        in_range: Option<PredSlot>,
+        a: Slot,
+        b: Slot,
+        c: Slot,
+        mask: Slot,
+    },
+    Vote {
+        mode: VoteMode,
+        dst: PredSlot,
+        a: PredSource,
+        mask: Slot,
+    },
+    Ballot {
+        dst: Slot,
+        a: PredSource,
+        mask: Slot,
+    },
+    ActiveMask {
+        dst: Slot,
+    },
+    MbarrierInit {
+        addr: Addr,
+        count: Slot,
+    },
+    /// `expect`: bytes added to the transaction count first.
+    MbarrierArrive {
+        dst: Slot,
+        addr: Addr,
+        count: Option<Slot>,
+        expect: Option<Slot>,
+    },
+    MbarrierExpect {
+        addr: Addr,
+        bytes: Slot,
+    },
+    MbarrierWait {
+        dst: PredSlot,
+        addr: Addr,
+        parity: Slot,
+        blocks: bool,
+    },
+    /// Arrives once the thread's earlier `cp.async` copies are done.
+    MbarrierArriveCopies {
+        addr: Addr,
+        counted: bool,
+    },
+    Nop,
+}
