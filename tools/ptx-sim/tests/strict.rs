@@ -172,3 +172,53 @@ fn atomics_count_every_lane() {
         ld.shared.u32 %r5, [%r3]; @%p1 st.global.u32 [%rd1+4], %r5;";
     assert_eq!(run(body, 96, 1).unwrap()[..2], [288, 95]);
 }
+
+/// The matrix holds `16 * row + column`; each lane gets two neighbours of it.
+#[rstest]
+#[case("x1", "{%r6}", "", |l: u32| (16 * (l / 4) + 2 * (l % 4), 1))]
+#[case("x2", "{%r5, %r6}", "", |l: u32| (128 + 16 * (l / 4) + 2 * (l % 4), 1))]
+#[case("x4", "{%r5, %r6, %r7, %r8}", "", |l: u32| (128 + 16 * (l / 4) + 2 * (l % 4), 1))]
+#[case("x4", "{%r5, %r7, %r8, %r6}", ".trans", |l: u32| (384 + l / 4 + 32 * (l % 4), 16))]
+fn ldmatrix(#[case] count: &str, #[case] dsts: &str, #[case] trans: &str, #[case] expected: fn(u32) -> (u32, u32)) {
+    // Lane l fills row l with 8 values, 16 bytes apart; matrix m are the rows from 8 m on.
+    let fill: String = (0..8)
+        .map(|c| format!("add.s32 %r4, %r3, {c}; cvt.u16.u32 %rs1, %r4; st.shared.u16 [%r2+{}], %rs1;", 2 * c))
+        .collect();
+    let body = format!(
+        "mov.b32 %r2, buf; shl.b32 %r3, %r1, 4; add.s32 %r2, %r2, %r3; {fill} bar.warp.sync -1;\n\
+         ldmatrix.sync.aligned.m8n8.{count}{trans}.shared::cta.b16 {dsts}, [%r2]; st.global.u32 [%rd2], %r6;"
+    );
+    let want: Vec<u32> = (0..32).map(expected).map(|(first, step)| first | (first + step) << 16).collect();
+    assert_eq!(run(&body, 32, 1).unwrap(), want);
+}
+
+#[test]
+fn votes_see_the_lanes_that_execute() {
+    let body = "setp.gt.u32 %p1, %r1, 20; vote.sync.any.pred %p2, %p1, -1; vote.sync.all.pred %p3, %p1, -1;\n\
+        vote.sync.ballot.b32 %r3, %p1, -1; selp.u32 %r4, 1, 0, %p2; selp.u32 %r5, 2, 0, %p3; add.s32 %r4, %r4, %r5;\n\
+        @%p1 activemask.b32 %r6; @!%p1 mov.u32 %r6, 0; add.s32 %r6, %r6, %r4; xor.b32 %r6, %r6, %r3;\n\
+        st.global.u32 [%rd2], %r6;";
+    let high = !0u32 << 21;
+    let expected = |lane: u32| high ^ if lane > 20 { high + 1 } else { 1 };
+    assert_eq!(run(body, 32, 1).unwrap(), (0..32).map(expected).collect::<Vec<_>>());
+}
+
+#[test]
+fn barriers_and_masks_with_contradictions_are_errors() {
+    let counts = "setp.lt.u32 %p1, %r1, 32; @%p1 bra ONE; bar.sync 1, 96; bra END; ONE: bar.sync 1, 64; END: ";
+    assert!(matches!(fault(counts, 96), Fault::Barrier { id: 1, .. }));
+    let mask = "shfl.sync.idx.b32 %r2, %r1, 0, 31, 0xffff;";
+    assert_eq!(fault(mask, 32), Fault::NotMember { executing: u32::MAX, members: 0xffff });
+    let arrivals = "mov.b32 %r2, bar; mbarrier.init.shared.b64 [%r2], 1; mbarrier.arrive.shared.b64 _, [%r2], 2;";
+    assert!(matches!(fault(arrivals, 1), Fault::Mbarrier { .. }));
+    assert!(matches!(fault("LOOP: bra LOOP;", 1), Fault::TooLong { .. }));
+}
+
+/// A block's registers and labels hide those around it, and end with it.
+#[test]
+fn blocks_have_names_of_their_own() {
+    let body = "mov.u32 %r2, 5; { .reg .b32 %r2; mov.u32 %r2, 9; bra DONE; mov.u32 %r1, 3; DONE: }\n\
+        { .reg .b32 t; mov.u32 t, 1; bra DONE; mov.u32 %r1, 3; DONE: add.s32 %r2, %r2, t; }\n\
+        add.s32 %r2, %r2, %r1; st.global.u32 [%rd2], %r2;";
+    assert_eq!(run(body, 2, 1).unwrap(), [6, 7]);
+}
