@@ -70,10 +70,10 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Runs the kernel. CTAs run in parallel; with atomics they run in order, so that a seed gives one result.
+    /// Runs the kernel. CTAs run in parallel; with atomics on global memory they run in order, so that a seed gives one result.
     ///
     /// # Errors
-    /// [`SimError`] of the first CTA that failed, or of a launch that does not fit the kernel.
+    /// [`SimError`] of a CTA that failed, or of a launch that does not fit the kernel.
     pub fn run(&self, memory: &Memory) -> Result<Stats, SimError> {
         let kernel = decode(self.module, self.entry)?;
         let params = self.arguments(&kernel, memory)?;

@@ -8,7 +8,7 @@ use super::warp::{Geometry, Group, LANES, Wait, Warp};
 use super::{alu, mem, sync};
 use crate::decode::cuda_lines;
 use crate::error::{Fault, Place, SimError};
-use crate::ir::{Kernel, Op};
+use crate::ir::{Kernel, Op, Space};
 use crate::memory::{Memory, Shared};
 use std::collections::BTreeMap;
 
@@ -221,5 +221,5 @@ fn apply(warp: &mut Warp, env: &mut Env, chosen: usize, flow: Flow) {
 
 /// Whether a kernel has global atomics, so that the order of its CTAs shows.
 pub(crate) fn orders_ctas(kernel: &Kernel) -> bool {
-    kernel.code.iter().any(|inst| matches!(inst.op, Op::Atom { .. }))
+    kernel.code.iter().any(|inst| matches!(inst.op, Op::Atom { space, .. } if space != Space::Shared))
 }
