@@ -3,7 +3,7 @@ use crate::error::Fault;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Where shared memory lies in generic addresses (PTX ISA 5.1, 9.7.9.20).
+/// Where shared memory lies in generic addresses (PTX ISA 5.1 and `cvta`).
 pub(crate) const SHARED_WINDOW: u64 = 0x0000_1000_0000_0000;
 /// Where parameters lie in generic addresses.
 pub(crate) const PARAM_WINDOW: u64 = 0x0000_2000_0000_0000;

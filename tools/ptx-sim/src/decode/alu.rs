@@ -144,7 +144,7 @@ fn logic(name: &str) -> Option<Logic> {
     })
 }
 
-/// A comparison (PTX ISA 9.3.1); the unsigned names `lo` and so on mean the same on unsigned types.
+/// A comparison (PTX ISA 9.3); the unsigned names `lo` and so on mean the same on unsigned types.
 fn compare(name: &str) -> Option<Compare> {
     Some(match name {
         "eq" => Compare::Eq,
@@ -187,7 +187,7 @@ impl Decoder<'_, '_> {
         }
         if let Some((op, ftz)) = float_binary(parts) {
             let (dst, a, b) = (self.dest()?, self.source(32)?, self.source(32)?);
-            // The first operand of copysign gives the sign (PTX ISA 9.7.3.12), unlike in C.
+            // The first operand of copysign gives the sign (PTX ISA, `copysign`), unlike in C.
             return Ok(Some(Op::FloatBinary { op, ftz, dst, a, b }));
         }
         if let Some((op, ftz)) = float_unary(parts) {
@@ -226,7 +226,7 @@ impl Decoder<'_, '_> {
             ["bfi", t @ ("b32" | "b64")] => {
                 let wide = *t == "b64";
                 let width = if wide { 64 } else { 32 };
-                // bfi d, a, b, c, d: a goes into b (PTX ISA 9.7.1.20).
+                // bfi d, a, b, c, d: a goes into b (PTX ISA, `bfi`).
                 let (dst, a, b) = (self.dest()?, self.source(width)?, self.source(width)?);
                 Op::Bfi { wide, dst, a, b, pos: self.source(32)?, len: self.source(32)? }
             }
@@ -283,7 +283,7 @@ impl Decoder<'_, '_> {
         Ok(Some(Op::Setp { cmp, ty, ftz, dst, other, a, b, combine }))
     }
 
-    /// `mov` between registers, and to and from vectors (PTX ISA 9.7.9.3, 9.7.9.4).
+    /// `mov` between registers, and to and from vectors (PTX ISA, `mov`).
     fn mov(&mut self, width: u32) -> Result<Option<Op>, Fault> {
         let instr = self.instr;
         Ok(Some(match &instr.operands[..] {

@@ -1,4 +1,4 @@
-//! `cvt` and `cvta` (PTX ISA 9.7.9.20, 9.7.9.21).
+//! `cvt` and `cvta` (PTX ISA 9.7.9).
 use super::Decoder;
 use super::alu::{bits, round, ty};
 use crate::error::Fault;

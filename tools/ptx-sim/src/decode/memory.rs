@@ -95,7 +95,7 @@ impl Decoder<'_, '_> {
         Err(self.bad(&format!("vector of {}, expected {vector}", parts.len())))
     }
 
-    /// `cp.async` without tensors (PTX ISA 9.7.9.25.3).
+    /// `cp.async` without tensors (PTX ISA, `cp.async`).
     fn copy(&mut self, parts: &[&str]) -> Result<Option<Op>, Fault> {
         match parts {
             ["ca" | "cg", "shared" | "shared::cta", "global", hints @ ..]

@@ -36,7 +36,7 @@ macro_rules! typed {
     };
 }
 
-/// A shift: amounts from the width on shift everything out (PTX ISA 9.7.8.8).
+/// A shift: amounts from the width on shift everything out (PTX ISA, `shl` and `shr`).
 macro_rules! shifted {
     ($regs:expr, $mask:expr, $dst:expr, $a:expr, $b:expr, $t:ty, $u:ty, $op:ident, $all:expr) => {
         $regs.map2($mask, $dst, $a, $b, |x, y| {
@@ -111,7 +111,7 @@ fn int_unary(regs: &mut Registers, mask: u32, op: IntUnary, ty: Int, dst: u32, a
     }
 }
 
-/// Bit field extract (PTX ISA 9.7.1.19). Beyond the value come zeros, or the sign.
+/// Bit field extract (PTX ISA, `bfe`). Beyond the value come zeros, or the sign.
 fn bfe(value: u64, bits: u32, signed: bool, pos: u64, len: u64) -> u64 {
     let (pos, len) = ((pos & 0xff) as u32, (len & 0xff) as u32);
     let extended = match (signed, bits) {
@@ -137,7 +137,7 @@ fn bfi(bits: u32, a: u64, b: u64, pos: u64, len: u64) -> u64 {
     b & !mask | a << pos & mask
 }
 
-/// Permute in its default mode: the top bit of a selector spreads the byte's sign (PTX ISA 9.7.9.7).
+/// Permute in its default mode: the top bit of a selector spreads the byte's sign (PTX ISA, `prmt`).
 fn prmt(a: u64, b: u64, selector: u64) -> u64 {
     let bytes = b << 32 | a;
     (0..4).fold(0, |word, i| {
@@ -168,7 +168,7 @@ fn ternary(op: Ternary, a: u64, b: u64, c: u64) -> u64 {
         Ternary::BfeU64 => bfe(a, 64, false, b, c),
         Ternary::BfeS32 => bfe(a, 32, true, b, c),
         Ternary::Prmt => prmt(a, b, c),
-        // a is the low word, b the high one (PTX ISA 9.7.8.7).
+        // a is the low word, b the high one (PTX ISA, `shf`).
         Ternary::ShfLeft { wrap } => ((b << 32 | a) << amount(wrap)) >> 32,
         Ternary::ShfRight { wrap } => (b << 32 | a) >> amount(wrap) & 0xffff_ffff,
         Ternary::Lop3(table) => lop3(table, a, b, c),
@@ -272,7 +272,7 @@ pub(super) fn run(regs: &mut Registers, mask: u32, op: &Op) -> Result<bool, Faul
         }
         Op::Setp { cmp, ty, ftz, dst, other, a, b, combine } => {
             let holds = compare(regs, cmp, ty, ftz, a, b);
-            // The predicate counts for both results: `p = c op q` and `r = !c op q` (PTX ISA 9.7.5.2).
+            // The predicate counts for both results: `p = c op q` and `r = !c op q` (PTX ISA, `setp`).
             let with = |lanes: u32, regs: &Registers| combine.map_or(lanes, |(op, p)| logic(op, lanes, regs.pred(p)));
             let (yes, no) = (with(holds, regs), with(!holds, regs));
             regs.set_pred(mask, dst, yes);

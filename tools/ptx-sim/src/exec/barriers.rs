@@ -1,4 +1,4 @@
-//! Named barriers and mbarriers of a CTA (PTX ISA 9.7.13.1, 9.7.13.15).
+//! Named barriers and mbarriers of a CTA (PTX ISA, `bar` and `mbarrier`).
 use crate::error::Fault;
 use std::collections::HashMap;
 

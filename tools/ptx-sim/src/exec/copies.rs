@@ -1,4 +1,4 @@
-//! `cp.async`: copies that are under way until their thread waits for them (PTX ISA 9.7.9.25).
+//! `cp.async`: copies that are under way until their thread waits for them (PTX ISA, `cp.async`).
 //!
 //! The source is read at once. The destination cannot be read until the wait, whatever it held: who reads too early
 //! gets an error and not by chance the right bytes.

@@ -1,4 +1,4 @@
-//! f32 arithmetic bit for bit, and conversions (PTX ISA 9.7.3, 9.7.9.21).
+//! f32 arithmetic bit for bit, and conversions (PTX ISA 9.7.3 and `cvt`).
 //!
 //! Rounding to nearest is the CPU's own. `ex2.approx`, `lg2.approx` and `rsqrt.approx` are computed in f64 and rounded,
 //! while hardware is off by up to 2 ulp: results agree within that. `rcp`, `sqrt` and `div` are exact in both forms.
@@ -22,7 +22,7 @@ fn flush(x: f32, ftz: bool) -> f32 {
     if ftz && x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
 
-/// min and max: of a number and a NaN the number; -0 is less than +0 (PTX ISA 9.7.3.10).
+/// min and max: of a number and a NaN the number; -0 is less than +0 (PTX ISA, `min` and `max` of floats).
 fn extreme(a: f32, b: f32, max: bool) -> f32 {
     if a.is_nan() || b.is_nan() {
         return if a.is_nan() { b } else { a };

@@ -1,4 +1,4 @@
-//! Loads, stores, atomics, asynchronous copies and `ldmatrix` (PTX ISA 9.7.9, 9.7.13, 9.7.14.5.15).
+//! Loads, stores, atomics, asynchronous copies and `ldmatrix` (PTX ISA 9.7.9, 9.7.13 and `ldmatrix`).
 use super::copies::Copy;
 use super::cta::Env;
 use super::float;

@@ -138,7 +138,7 @@ pub(crate) enum FloatUnary {
     Rsqrt,
 }
 
-/// Rounding (PTX ISA 9.7.3, 6.5.2).
+/// Rounding (PTX ISA 6.5, rounding modifiers).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Round {
     Nearest,

@@ -84,7 +84,7 @@ pub enum RegType {
 }
 
 impl RegType {
-    /// The register type of a fundamental type with its dot (PTX ISA 5.2.1).
+    /// The register type of a fundamental type with its dot (PTX ISA 5.2).
     pub(crate) fn parse(name: &str) -> Option<Self> {
         Some(match name {
             ".pred" => Self::Pred,

@@ -72,7 +72,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// `.reg .b32 %r<39>;` declares `%r0` to `%r38`; `.reg .pred p, q;` names each (PTX ISA 5.4.4).
+    /// `.reg .b32 %r<39>;` declares `%r0` to `%r38`; `.reg .pred p, q;` names each (PTX ISA 5.4, parameterized variable names).
     fn registers(&mut self, scope: &mut Scope) -> Result<(), ParseError> {
         let error = self.error("a register type");
         let ty = RegType::parse(self.word()?).ok_or(error)?;
@@ -92,7 +92,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `1 25 0`, and where inlined: `, function_name $L__info_string0, inlined_at 1 77 1` (PTX ISA 11.5.4).
+    /// `1 25 0`, and where inlined: `, function_name $L__info_string0, inlined_at 1 77 1` (PTX ISA, `.loc`).
     fn location(&mut self) -> Result<Loc, ParseError> {
         let (file, line) = (self.number()? as u32, self.number()? as u32);
         self.number()?;

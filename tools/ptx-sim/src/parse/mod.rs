@@ -140,7 +140,7 @@ impl<'a> Parser<'a> {
         Ok(module)
     }
 
-    /// `.align 16 .b8 name[64];` behind its space (PTX ISA 5.4.1, 5.4.3).
+    /// `.align 16 .b8 name[64];` behind its space (PTX ISA 5.4).
     fn variable(&mut self, external: bool) -> Result<Variable, ParseError> {
         let (align, element) = self.alignment()?;
         let name = self.word()?.to_string();
@@ -198,7 +198,7 @@ impl<'a> Parser<'a> {
         Ok(entry)
     }
 
-    /// `.param .u64 name` or `.param .align 4 .b8 name[48]` (PTX ISA 5.1.6.1).
+    /// `.param .u64 name` or `.param .align 4 .b8 name[48]` (PTX ISA 5.1, kernel function parameters).
     fn parameter(&mut self) -> Result<Parameter, ParseError> {
         if !self.eat_word(".param") {
             return Err(self.error("'.param'"));
