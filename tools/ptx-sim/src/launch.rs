@@ -70,7 +70,8 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Runs the kernel. CTAs run in parallel; with atomics on global memory they run in order, so that a seed gives one result.
+    /// Runs the kernel. CTAs run in parallel; with atomics on global memory they run in order, so that a seed gives one
+    /// result.
     ///
     /// # Errors
     /// [`SimError`] of a CTA that failed, or of a launch that does not fit the kernel.

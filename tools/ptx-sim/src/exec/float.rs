@@ -103,7 +103,7 @@ pub(super) fn round_f32(sum: f64, rest: f64, mode: Round) -> f32 {
     }
 }
 
-/// An integer as f32. `odd`: inexact results get an odd last bit, so that a second rounding is the only one that counts.
+/// An integer as f32. `odd`: inexact results get an odd last bit, so that only a second rounding counts.
 fn int_to_f32(value: i128, mode: Round, odd: bool) -> f32 {
     let magnitude = value.unsigned_abs();
     let length = 128 - magnitude.leading_zeros();

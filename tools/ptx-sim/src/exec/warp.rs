@@ -3,7 +3,8 @@
 //! Lanes that stand at the same instruction form a group. Of the groups that can go on, the one with the lowest
 //! address runs; groups that meet become one. Compilers lay blocks out so that a join lies behind its branches, so
 //! lanes reconverge at the join; where one does not, only speed suffers. Unlike a stack of joins this lets lanes of one
-//! warp wait for each other (PTX ISA 3.1, independent thread scheduling): each backward branch may hand over.
+//! warp wait for each other (PTX ISA 3.1, independent thread scheduling): now and then, by the
+//! seed, another group that can go on runs instead.
 use crate::ir::{Kernel, PredSlot, PredSource, Slot, Special};
 
 /// Lanes of a warp.

@@ -72,7 +72,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// `.reg .b32 %r<39>;` declares `%r0` to `%r38`; `.reg .pred p, q;` names each (PTX ISA 5.4, parameterized variable names).
+    /// `.reg .b32 %r<39>;` declares `%r0` to `%r38`; `.reg .pred p, q;` names each (PTX ISA 5.4).
     fn registers(&mut self, scope: &mut Scope) -> Result<(), ParseError> {
         let error = self.error("a register type");
         let ty = RegType::parse(self.word()?).ok_or(error)?;
