@@ -253,9 +253,7 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
         "cache                {} bytes/token, {} bytes in use at most",
         stats.cache_bytes_per_token, stats.cache_bytes_peak
     );
-    if let Some(path) = model.attention_path(requests.len(), args.page_size) {
-        eprintln!("attention            {path}");
-    }
+    eprintln!("attention            {}", model.attention_path(requests.len(), args.page_size));
 }
 
 fn json(prompts: &[String], completions: &[Completion], stats: &GenerationStats) -> serde_json::Value {

@@ -108,21 +108,25 @@ impl DeepseekModel {
         }
     }
 
-    /// Which implementation of the decode attention runs for a batch, and why; `None` for DeepSeek-V4, which has one only.
-    pub fn attention_path(&self, batch: usize, page_size: usize) -> Option<PathChoice> {
-        let ModelConfig::V3(config) = &self.config else {
-            return None;
+    /// Which implementation of the decode attention runs for a batch, and why.
+    pub fn attention_path(&self, batch: usize, page_size: usize) -> PathChoice {
+        let (heads, key_width, value_width, page_size) = match &self.config {
+            ModelConfig::V3(config) => {
+                (config.num_attention_heads, config.cache_width(), config.kv_lora_rank, page_size)
+            }
+            // The rows that a token sees are named one by one.
+            ModelConfig::V4(config) => (config.num_attention_heads, config.head_dim, config.head_dim, 1),
         };
         let problem = MlaDecodeProblem {
             batch,
             query_len: 1,
-            heads: config.num_attention_heads,
-            key_width: config.cache_width(),
-            value_width: config.kv_lora_rank,
+            heads,
+            key_width,
+            value_width,
             page_size,
             dtype: self.dtype.into(),
         };
-        Some(explain_path(&problem, &self.device))
+        explain_path(&problem, &self.device)
     }
 
     /// One forward pass over the new tokens of some requests: logits `[N, vocab]` of every token. `observe` sees the

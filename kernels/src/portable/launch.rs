@@ -2,6 +2,14 @@
 
 use cubecl::prelude::*;
 
+/// Multiprocessors of a device that does not say: a small GPU.
+const MULTIPROCESSORS: usize = 16;
+
+/// Multiprocessors of a device.
+pub(crate) fn multiprocessors(client: &Client) -> usize {
+    client.properties().hardware.num_streaming_multiprocessors.map_or(MULTIPROCESSORS, |n| n as usize)
+}
+
 /// Whether an index from the device names one of `count` rows.
 #[cube]
 pub(super) fn is_row(index: i32, count: usize) -> bool {

@@ -17,10 +17,8 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use crate::portable::launch::share;
-use crate::portable::lightning_index::{
-    LOAD, LightningIndexArgs, LightningIndexSizes, multiprocessors, one_each, rank, visible_keys,
-};
+use crate::portable::launch::{multiprocessors, share};
+use crate::portable::lightning_index::{LOAD, LightningIndexArgs, LightningIndexSizes, one_each, rank, visible_keys};
 use crate::ptx::copy::{commit_copies, wait_for_copies};
 
 /// Units of a plane. The matrix instructions are defined for this number.

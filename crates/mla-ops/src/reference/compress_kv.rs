@@ -3,8 +3,8 @@ use std::ops::Range;
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::host;
-use crate::backend::CompressKvSpec;
+use super::{host, norm_rope};
+use crate::backend::{CompressKvSpec, NormRopeSpec};
 use crate::independent::map_independent;
 
 /// Rows of tokens: their keys and their gates.
@@ -84,7 +84,7 @@ impl Compressor {
             let sequence = &tokens.sequences[b];
             let first = self.full_windows(sequence).start;
             let pooled = self.pool(tokens, sequence, first..first + full(sequence));
-            (b, self.turned(self.normed(pooled), b).cast(self.spec.dtype))
+            (b, self.normed_and_turned(pooled, b).cast(self.spec.dtype))
         });
         let zeros = Tensor::<3>::zeros([batch, entries, width], (&device, DType::from(self.spec.dtype)));
         computed.into_iter().fold(zeros, |all, (b, own)| {
@@ -136,27 +136,16 @@ impl Compressor {
         Tensor::cat(vec![Tensor::cat(before, 0), own], 1)
     }
 
-    /// x over the root of its mean square, times the weight.
-    fn normed(&self, x: Tensor<2>) -> Tensor<2> {
-        let mean = x.clone().square().mean_dim(1) + self.spec.norm_eps;
-        x / mean.sqrt() * self.norm_weight.clone().unsqueeze()
-    }
-
-    /// The entries of sequence `b`, `[windows, d]`, with their last channels turned.
-    fn turned(&self, x: Tensor<2>, b: usize) -> Tensor<2> {
-        let ([windows, width], [_, _, pairs]) = (x.dims(), self.cos.dims());
-        if pairs == 0 {
-            return x;
-        }
-        let straight = width - 2 * pairs;
-        let of_entries = |angles: &Tensor<3>| -> Tensor<3> {
-            angles.clone().slice([b..b + 1, 0..windows, 0..pairs]).reshape([windows, pairs, 1])
+    /// The entries of sequence `b`, `[windows, d]`, normed, with their last channels turned.
+    fn normed_and_turned(&self, x: Tensor<2>, b: usize) -> Tensor<2> {
+        let ([windows, _], [_, _, pairs]) = (x.dims(), self.cos.dims());
+        let of_entries = |angles: &Tensor<3>| match pairs {
+            // Burn reshapes no tensor without elements.
+            0 => Tensor::empty([windows, 0], (&x.device(), DType::F32)),
+            _ => angles.clone().slice([b..b + 1, 0..windows, 0..pairs]).reshape([windows, pairs]),
         };
-        let (cos, sin) = (of_entries(&self.cos), of_entries(&self.sin));
-        let turning = x.clone().narrow(1, straight, 2 * pairs).reshape([windows, pairs, 2]);
-        let (u, v) = (turning.clone().narrow(2, 0, 1), turning.narrow(2, 1, 1));
-        let turned = vec![u.clone() * cos.clone() - v.clone() * sin.clone(), v * cos + u * sin];
-        let turned: Tensor<2> = Tensor::cat(turned, 2).reshape([windows, 2 * pairs]);
-        if straight == 0 { turned } else { Tensor::cat(vec![x.narrow(1, 0, straight), turned], 1) }
+        let tables = [of_entries(&self.cos), of_entries(&self.sin)];
+        let spec = NormRopeSpec { norm_eps: Some(self.spec.norm_eps), weighted: true, inverse: false };
+        norm_rope(x.unsqueeze_dim(1), Some(self.norm_weight.clone()), tables, &spec).squeeze_dim(1)
     }
 }

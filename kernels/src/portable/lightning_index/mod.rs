@@ -39,9 +39,6 @@ use crate::sm80::lightning_index as sm80;
 
 /// Ranks that exist at a time, if that is more than those of one query token: 256 MiB.
 const MAX_RANKS: usize = 1 << 26;
-/// Multiprocessors of a device that does not say.
-const MULTIPROCESSORS: usize = 16;
-
 /// Arguments of [`launch`]. Rows are the `batch * query_len` query tokens; E is `elem`.
 pub struct LightningIndexArgs {
     /// E `[batch, query_len, heads, width]`.
@@ -227,11 +224,6 @@ fn score_keys(client: &Client, args: &LightningIndexArgs, address: AddressType, 
         return sm80::launch(client, args, form, address, [first_row, rows]);
     }
     score::launch(client, args, address, first_row, rows);
-}
-
-/// Multiprocessors of a device; of one that does not say, as many as a small GPU has.
-pub(crate) fn multiprocessors(client: &Client) -> usize {
-    client.properties().hardware.num_streaming_multiprocessors.map_or(MULTIPROCESSORS, |n| n as usize)
 }
 
 /// So many cubes, spread over the axes as their limits demand: there may be more than asked for.

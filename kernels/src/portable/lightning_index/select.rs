@@ -8,8 +8,8 @@ use super::border::{List, clear_end, find_border, load_tile};
 use super::chunks::Plan;
 use super::places::Places;
 use super::sums::{BYTES_PER_UNIT, FEW, Space};
-use super::{LightningIndexArgs, LightningIndexSizes, multiprocessors, one_each, visible_keys};
-use crate::portable::launch::share;
+use super::{LightningIndexArgs, LightningIndexSizes, one_each, visible_keys};
+use crate::portable::launch::{multiprocessors, share};
 use crate::portable::mla_decode::key_slot;
 use crate::portable::tile_attention::UNITS;
 

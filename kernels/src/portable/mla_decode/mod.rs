@@ -17,7 +17,7 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 use thiserror::Error;
 
-use super::launch::share;
+use super::launch::{multiprocessors, share};
 use super::merge_splits::{self, MergeSplitsArgs};
 #[cfg(feature = "cuda")]
 use crate::sm90::mla_decode as sm90;
@@ -25,9 +25,6 @@ pub use plain::MAX_KEY_BYTES;
 
 /// Where the maximum of a row starts. Finite, for a shader may not count on infinities.
 const LOWEST: f32 = -1e30;
-
-/// Multiprocessors of a device that does not say: a small GPU.
-const MULTIPROCESSORS: usize = 16;
 
 /// The kernels of this operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -232,8 +229,7 @@ pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) ->
 
 /// Cubes of a plan that fill the device, beside the tiles of so many query rows.
 pub fn parallel_cubes(client: &Client, query_rows: usize) -> usize {
-    let multiprocessors = client.properties().hardware.num_streaming_multiprocessors;
-    let multiprocessors = multiprocessors.map_or(MULTIPROCESSORS, |n| n as usize);
+    let multiprocessors = multiprocessors(client);
     let (rows, cubes) = match client.features().matmul.mma.is_empty() {
         true => (plain::TILE_ROWS, multiprocessors * plain::CUBES_PER_MULTIPROCESSOR),
         false => (mma::MAX_ROWS, multiprocessors),

@@ -1,7 +1,7 @@
 //! f32 arithmetic bit for bit, and conversions (PTX ISA 9.7.3 and `cvt`).
 //!
 //! Rounding to nearest is the CPU's own. `ex2.approx`, `lg2.approx` and `rsqrt.approx` are computed in f64 and rounded,
-//! while hardware is off by up to 2 ulp: results agree within that. `rcp`, `sqrt` and `div` are exact in both forms.
+//! while hardware is less exact. `rcp`, `sqrt` and `div` are exact in both forms.
 use crate::ir::{FloatBinary, FloatUnary, Int, Round, Ty};
 use half::{bf16, f16};
 
