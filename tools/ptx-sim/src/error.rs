@@ -104,6 +104,16 @@ pub enum Fault {
         /// What it should be.
         expected: String,
     },
+    /// An allocation at an address where there can be none.
+    #[error("no allocation of {bytes} bytes at {address:#x}: {problem}")]
+    BadAllocation {
+        /// The address.
+        address: u64,
+        /// Its size.
+        bytes: u64,
+        /// Why not.
+        problem: String,
+    },
     /// An access outside all allocations, or beyond the end of one.
     #[error("{access} of {bytes} bytes at {address:#x} is out of bounds: {nearest}")]
     OutOfBounds {

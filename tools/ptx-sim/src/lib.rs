@@ -9,9 +9,11 @@ mod ir;
 mod launch;
 mod memory;
 mod parse;
+mod trace;
 
 pub use decode::unknown_instructions;
 pub use error::{CudaLine, Fault, ParseError, Place, SimError};
 pub use launch::{Launch, Param, Stats};
 pub use memory::{Buffer, Memory};
 pub use parse::{Entry, Guard, Instr, Loc, Module, Operand, Parameter, RegType, Scope, Variable, parse};
+pub use trace::{Outcome, Range, Recorded, ReplayError, Trace, TraceError};

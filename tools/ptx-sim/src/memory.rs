@@ -1,5 +1,6 @@
 //! Memory: global allocations with bounds, shared memory that knows what was written, windows of generic addresses.
 use crate::error::Fault;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -11,25 +12,35 @@ pub(crate) const PARAM_WINDOW: u64 = 0x0000_2000_0000_0000;
 const GLOBAL_BASE: u64 = 0x0000_7000_0000_0000;
 /// Bytes between allocations that belong to nobody.
 const GAP: u64 = 1 << 20;
+/// Freed allocations that error messages can still name.
+const MOST_FREED: usize = 4096;
 
 pub(crate) fn align_up(value: u64, align: u64) -> u64 {
     value.div_ceil(align.max(1)) * align.max(1)
 }
 
-/// An allocation of global memory.
+/// An allocation of global memory, by its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Buffer(usize);
+pub struct Buffer(u64);
 
 struct Allocation {
     base: u64,
     bytes: u64,
+    /// Empty after the allocation was freed.
     words: Vec<AtomicU32>,
     freed: bool,
+}
+
+impl Allocation {
+    fn end(&self) -> u64 {
+        self.base + self.bytes
+    }
 }
 
 /// Global memory. CTAs on several threads share it, so it is made of atomic words.
 #[derive(Default)]
 pub struct Memory {
+    /// Sorted by address; freed ones stay for the error messages.
     allocations: Vec<Allocation>,
     /// Taken for atomics of 64 bits, which span two words.
     wide: Mutex<()>,
@@ -43,26 +54,62 @@ impl Memory {
 
     /// Allocates a copy of `bytes`, aligned as `cudaMalloc` does (256 bytes). Its end is exact.
     pub fn alloc(&mut self, bytes: &[u8]) -> Buffer {
-        let end = self.allocations.last().map_or(GLOBAL_BASE, |a| a.base + a.bytes + GAP);
+        let base = self.allocations.last().map_or(GLOBAL_BASE, |a| align_up(a.end() + GAP, 256));
+        self.insert(self.allocations.len(), base, bytes)
+    }
+
+    /// Allocates a copy of `bytes` at an address, which is a multiple of 16 (pointers of a recorded launch).
+    ///
+    /// # Errors
+    /// [`Fault::BadAllocation`] where the address cannot be had.
+    pub fn alloc_at(&mut self, address: u64, bytes: &[u8]) -> Result<Buffer, Fault> {
+        let size = bytes.len() as u64;
+        let bad = |problem: &str| Fault::BadAllocation { address, bytes: size, problem: problem.to_string() };
+        if !address.is_multiple_of(16) {
+            return Err(bad("the address is no multiple of 16"));
+        }
+        let end = address.checked_add(size).ok_or_else(|| bad("it ends past the last address"))?;
+        let windows = [SHARED_WINDOW, PARAM_WINDOW].map(|start| start..start + (1 << 44));
+        if address == 0 || windows.iter().any(|w| address < w.end && end > w.start) {
+            return Err(bad("the addresses belong to shared memory, to parameters or to nobody"));
+        }
+        self.allocations.retain(|a| !a.freed || a.end() <= address || a.base >= end.max(address + 1));
+        if self.allocations.iter().any(|a| a.base < end.max(address + 1) && address < a.end().max(a.base + 1)) {
+            return Err(bad("it overlaps an allocation"));
+        }
+        let at = self.allocations.partition_point(|a| a.base < address);
+        Ok(self.insert(at, address, bytes))
+    }
+
+    fn insert(&mut self, at: usize, base: u64, bytes: &[u8]) -> Buffer {
         let word = |chunk: &[u8]| {
             let mut word = [0; 4];
             word[..chunk.len()].copy_from_slice(chunk);
             AtomicU32::new(u32::from_le_bytes(word))
         };
         let words = bytes.chunks(4).map(word).collect();
-        let base = align_up(end, 256);
-        self.allocations.push(Allocation { base, bytes: bytes.len() as u64, words, freed: false });
-        Buffer(self.allocations.len() - 1)
+        self.allocations.insert(at, Allocation { base, bytes: bytes.len() as u64, words, freed: false });
+        Buffer(base)
     }
 
     /// Frees an allocation: an access to it is an error from now on.
     pub fn free(&mut self, buffer: Buffer) {
-        self.allocations[buffer.0].freed = true;
+        if let Ok(i) = self.allocations.binary_search_by_key(&buffer.0, |a| a.base) {
+            self.allocations[i].freed = true;
+            self.allocations[i].words = Vec::new();
+        }
+        let mut surplus = self.allocations.iter().filter(|a| a.freed).count().saturating_sub(MOST_FREED);
+        self.allocations.retain(|a| {
+            let forget = a.freed && surplus > 0;
+            surplus -= usize::from(forget);
+            !forget
+        });
     }
 
-    /// The bytes of an allocation.
+    /// The bytes of an allocation; none after it was freed.
     pub fn read(&self, buffer: Buffer) -> Vec<u8> {
-        let a = &self.allocations[buffer.0];
+        let Ok(i) = self.allocations.binary_search_by_key(&buffer.0, |a| a.base) else { return Vec::new() };
+        let a = &self.allocations[i];
         let mut bytes: Vec<u8> = a.words.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).collect();
         bytes.truncate(a.bytes as usize);
         bytes
@@ -70,10 +117,50 @@ impl Memory {
 
     /// The address of an allocation.
     pub fn address(&self, buffer: Buffer) -> u64 {
-        self.allocations[buffer.0].base
+        buffer.0
     }
 
-    /// The allocation around `bytes` at `address`, and the offset in it. The address is a multiple of `bytes`.
+    /// The allocation that an address lies in, or just behind, with its size.
+    pub fn around(&self, address: u64) -> Option<(Buffer, u64)> {
+        let after = self.allocations.partition_point(|a| a.base <= address);
+        let a = self.allocations[..after].last()?;
+        (!a.freed && address <= a.end()).then_some((Buffer(a.base), a.bytes))
+    }
+
+    /// The address ranges of all allocations that were not freed, in order.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        self.allocations.iter().filter(|a| !a.freed).map(|a| a.base..a.end())
+    }
+
+    /// A copy of `bytes` bytes from an address on.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfBounds`] if they are not all in one allocation.
+    pub fn copy_from(&self, address: u64, bytes: u64) -> Result<Vec<u8>, Fault> {
+        let (a, at) = self.find("copy from global memory", address, bytes)?;
+        let byte = |i: usize| (a.words[i / 4].load(Ordering::Relaxed) >> (8 * (i % 4))) as u8;
+        Ok((at..at + bytes as usize).map(byte).collect())
+    }
+
+    /// Writes bytes from an address on.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfBounds`] if they are not all in one allocation.
+    pub fn copy_to(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let (a, at) = self.find("copy to global memory", address, bytes.len() as u64)?;
+        let mut done = 0;
+        while done < bytes.len() {
+            let (word, offset) = ((at + done) / 4, (at + done) % 4);
+            let count = (4 - offset).min(bytes.len() - done);
+            let mut value = a.words[word].load(Ordering::Relaxed).to_le_bytes();
+            value[offset..offset + count].copy_from_slice(&bytes[done..done + count]);
+            a.words[word].store(u32::from_le_bytes(value), Ordering::Relaxed);
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// The allocation around `bytes` at `address`, and the offset in it.
     fn find(&self, access: &str, address: u64, bytes: u64) -> Result<(&Allocation, usize), Fault> {
         let after = self.allocations.partition_point(|a| a.base <= address);
         if let Some(a) = self.allocations[..after].last()
@@ -90,7 +177,7 @@ impl Memory {
     fn nearest(&self, after: usize, address: u64) -> String {
         let neighbours = after.saturating_sub(1)..(after + 1).min(self.allocations.len());
         let distance = |a: &Allocation| {
-            if address < a.base { a.base - address } else { (address + 1).saturating_sub(a.base + a.bytes) }
+            if address < a.base { a.base - address } else { (address + 1).saturating_sub(a.end()) }
         };
         let Some(index) = neighbours.min_by_key(|&i| distance(&self.allocations[i])) else {
             return "there are no allocations".to_string();
@@ -98,7 +185,7 @@ impl Memory {
         let a = &self.allocations[index];
         let state = if a.freed { "freed allocation" } else { "allocation" };
         let at = address.wrapping_sub(a.base) as i64;
-        format!("nearest is {state} {index} of {} bytes at {:#x}, offset {at}", a.bytes, a.base)
+        format!("nearest is the {state} of {} bytes at {:#x}, offset {at}", a.bytes, a.base)
     }
 
     /// Loads 1, 2, 4 or 8 bytes; the address is a multiple of their number.

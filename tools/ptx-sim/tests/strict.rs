@@ -63,7 +63,7 @@ fn freed_memory_is_out_of_bounds() {
     run.run(&memory).unwrap();
     memory.free(buffer);
     let error = run.run(&memory).unwrap_err();
-    assert!(error.to_string().contains("nearest is freed allocation 0 of 4 bytes"), "{error}");
+    assert!(error.to_string().contains("nearest is the freed allocation of 4 bytes"), "{error}");
     assert_eq!((error.place.line, error.place.lanes), (6, 1));
 }
 
