@@ -162,6 +162,12 @@ pub enum Fault {
         /// The mask.
         members: u32,
     },
+    /// An `.aligned` instruction of matrices that not all of a warp's lanes execute.
+    #[error("lanes {executing:#010x} execute what all 32 of the warp must")]
+    NotAligned {
+        /// The executing lanes.
+        executing: u32,
+    },
     /// An operation on an mbarrier that nobody initialised, or that breaks its count.
     #[error("mbarrier at {address:#x}: {problem}")]
     Mbarrier {

@@ -43,10 +43,21 @@ pub struct Launch<'a> {
 }
 
 /// What a launch did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Instructions that warps executed; each counts once for all of its lanes.
     pub warp_instructions: u64,
+    /// Operations of matrix instructions; a multiply-add is two.
+    pub matrix_flops: u64,
+}
+
+impl std::iter::Sum for Stats {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |a, b| Self {
+            warp_instructions: a.warp_instructions + b.warp_instructions,
+            matrix_flops: a.matrix_flops + b.matrix_flops,
+        })
+    }
 }
 
 fn bad(argument: &str, actual: impl ToString, expected: impl ToString) -> SimError {
@@ -93,12 +104,7 @@ impl<'a> Launch<'a> {
             exec::run(&setup, &geometry, &limits)
         };
         let count = x * y * z;
-        let warp_instructions = if exec::orders_ctas(&kernel) {
-            (0..count).map(one).sum::<Result<u64, _>>()
-        } else {
-            (0..count).into_par_iter().map(one).sum::<Result<u64, _>>()
-        }?;
-        Ok(Stats { warp_instructions })
+        if exec::orders_ctas(&kernel) { (0..count).map(one).sum() } else { (0..count).into_par_iter().map(one).sum() }
     }
 
     fn check(&self, kernel: &Kernel) -> Result<(), SimError> {

@@ -70,16 +70,6 @@ impl Decoder<'_, '_> {
                 Ok(Some(Op::Atom { op, ty, space, dst, addr, a, b }))
             }
             ["cp", "async", rest @ ..] => self.copy(rest),
-            ["ldmatrix", "sync", "aligned", "m8n8", count @ ("x1" | "x2" | "x4"), rest @ .., "b16"] => {
-                let transposed = match rest {
-                    ["shared" | "shared::cta"] => false,
-                    ["trans", "shared" | "shared::cta"] => true,
-                    _ => return Ok(None),
-                };
-                let (dsts, addr) = (self.dests()?, self.address()?);
-                self.check_parts(&dsts, usize::from(count.as_bytes()[1] - b'0'))?;
-                Ok(Some(Op::LdMatrix { transposed, dsts, addr }))
-            }
             ["prefetch" | "prefetchu", "global" | "L1" | "L2", ..] => {
                 self.address()?;
                 Ok(Some(Op::Nop))
@@ -88,7 +78,7 @@ impl Decoder<'_, '_> {
         }
     }
 
-    fn check_parts(&self, parts: &[Slot], vector: usize) -> Result<(), Fault> {
+    pub(super) fn check_parts(&self, parts: &[Slot], vector: usize) -> Result<(), Fault> {
         if parts.len() == vector {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! Text operations to [`Op`]s: names become slots, labels become indices, types are checked once.
 mod alu;
 mod convert;
+mod matrix;
 mod memory;
 mod names;
 mod sync;
@@ -90,6 +91,9 @@ impl Decoder<'_, '_> {
             return Ok(Some(op));
         }
         if let Some(op) = self.memory(parts)? {
+            return Ok(Some(op));
+        }
+        if let Some(op) = self.matrix(parts)? {
             return Ok(Some(op));
         }
         self.sync(parts)

@@ -9,6 +9,7 @@ use super::{alu, mem, sync};
 use crate::decode::cuda_lines;
 use crate::error::{Fault, Place, SimError};
 use crate::ir::{Kernel, Op, Space};
+use crate::launch::Stats;
 use crate::memory::{Memory, Shared};
 use std::collections::BTreeMap;
 
@@ -40,6 +41,8 @@ pub(super) struct Env<'a> {
     pub mbarriers: Mbarriers,
     /// Warp instructions so far.
     pub executed: u64,
+    /// Floating or integer operations of matrix instructions so far; a multiply-add is two.
+    pub matrix_flops: u64,
     random: Random,
 }
 
@@ -55,8 +58,8 @@ impl Random {
     }
 }
 
-/// Runs a CTA to its end: the number of warp instructions.
-pub(crate) fn run(setup: &Setup, geometry: &Geometry, limits: &Limits) -> Result<u64, SimError> {
+/// Runs a CTA to its end: what it did.
+pub(crate) fn run(setup: &Setup, geometry: &Geometry, limits: &Limits) -> Result<Stats, SimError> {
     let count = geometry.threads().div_ceil(LANES as u32) as usize;
     let mut warps: Vec<Warp> = (0..count).map(|w| Warp::new(setup.kernel, geometry, w)).collect();
     let mut env = Env {
@@ -66,6 +69,7 @@ pub(crate) fn run(setup: &Setup, geometry: &Geometry, limits: &Limits) -> Result
         barriers: Barriers::new(32 * count as u64),
         mbarriers: Mbarriers::default(),
         executed: 0,
+        matrix_flops: 0,
         // Zero is the one state that the generator never leaves.
         random: Random(limits.seed | 1),
     };
@@ -97,7 +101,7 @@ fn place(setup: &Setup, pc: u32) -> Place {
 }
 
 /// Nothing can run: all is done, or nothing ever will.
-fn finish(setup: &Setup, geometry: &Geometry, warps: &[Warp], env: &Env) -> Result<u64, SimError> {
+fn finish(setup: &Setup, geometry: &Geometry, warps: &[Warp], env: &Env) -> Result<Stats, SimError> {
     let positions: Vec<String> = warps
         .iter()
         .flat_map(|w| w.groups.iter().map(move |g| (w, g)))
@@ -117,7 +121,7 @@ fn finish(setup: &Setup, geometry: &Geometry, warps: &[Warp], env: &Env) -> Resu
         })
         .collect();
     if positions.is_empty() {
-        return Ok(env.executed);
+        return Ok(Stats { warp_instructions: env.executed, matrix_flops: env.matrix_flops });
     }
     let place = Place { cta: Some(geometry.cta), ..Place::default() };
     Err(SimError { kind: Fault::Deadlock { positions }, place: Box::new(place) })

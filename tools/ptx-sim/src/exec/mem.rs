@@ -1,10 +1,10 @@
-//! Loads, stores, atomics, asynchronous copies and `ldmatrix` (PTX ISA 9.7.9, 9.7.13 and `ldmatrix`).
+//! Loads, stores, atomics and asynchronous copies (PTX ISA 9.7.9, 9.7.13).
 use super::copies::Copy;
 use super::cta::Env;
 use super::float;
 use super::warp::{LANES, Warp};
 use crate::error::Fault;
-use crate::ir::{Addr, Atom, AtomTy, FloatBinary, Int, Op, Slot, Space, Ty};
+use crate::ir::{Addr, Atom, AtomTy, FloatBinary, Int, Op, Space, Ty};
 use crate::memory::{PARAM_WINDOW, SHARED_WINDOW};
 
 /// A fault and the lanes that caused it.
@@ -15,7 +15,7 @@ fn lanes(mask: u32) -> impl Iterator<Item = usize> {
 }
 
 /// Puts the lane to a fault.
-fn at<T>(lane: usize, result: Result<T, Fault>) -> LaneResult<T> {
+pub(super) fn at<T>(lane: usize, result: Result<T, Fault>) -> LaneResult<T> {
     result.map_err(|fault| (fault, 1 << lane))
 }
 
@@ -29,7 +29,7 @@ fn size(ty: Ty) -> u64 {
 }
 
 /// The space of an address and the address in it.
-fn resolve(space: Space, address: u64) -> (Space, u64) {
+pub(super) fn resolve(space: Space, address: u64) -> (Space, u64) {
     match space {
         Space::Generic if address >> 44 == PARAM_WINDOW >> 44 => (Space::Param, address - PARAM_WINDOW),
         Space::Generic if address >> 44 == SHARED_WINDOW >> 44 => (Space::Shared, address - SHARED_WINDOW),
@@ -38,14 +38,14 @@ fn resolve(space: Space, address: u64) -> (Space, u64) {
     }
 }
 
-fn aligned(access: &str, address: u64, bytes: u64) -> Result<(), Fault> {
+pub(super) fn aligned(access: &str, address: u64, bytes: u64) -> Result<(), Fault> {
     if address.is_multiple_of(bytes) {
         return Ok(());
     }
     Err(Fault::Misaligned { access: access.to_string(), address, bytes })
 }
 
-fn load(env: &Env, space: Space, address: u64, bytes: u64) -> Result<u64, Fault> {
+pub(super) fn load(env: &Env, space: Space, address: u64, bytes: u64) -> Result<u64, Fault> {
     match space {
         Space::Shared => env.shared.load(address, bytes),
         Space::Param => {
@@ -63,7 +63,7 @@ fn load(env: &Env, space: Space, address: u64, bytes: u64) -> Result<u64, Fault>
     }
 }
 
-fn store(env: &mut Env, space: Space, address: u64, bytes: u64, value: u64) -> Result<(), Fault> {
+pub(super) fn store(env: &mut Env, space: Space, address: u64, bytes: u64, value: u64) -> Result<(), Fault> {
     match space {
         Space::Shared => env.shared.store(address, bytes, value),
         Space::Param => Err(Fault::ReadOnly { address }),
@@ -79,7 +79,7 @@ fn extend(ty: Ty, value: u64) -> u64 {
     }
 }
 
-fn address(warp: &Warp, addr: Addr, lane: usize) -> u64 {
+pub(super) fn address(warp: &Warp, addr: Addr, lane: usize) -> u64 {
     warp.regs.row(addr.base)[lane].wrapping_add(addr.offset)
 }
 
@@ -128,7 +128,6 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneRes
                 at(l, warp.copies.wait(l, pending, &mut env.shared))?;
             }
         }
-        Op::LdMatrix { transposed, ref dsts, addr } => ldmatrix(warp, env, transposed, dsts, addr)?,
         _ => return Ok(false),
     }
     Ok(true)
@@ -143,27 +142,6 @@ fn read_copy(env: &Env, to: u64, from: u64, bytes: u64, given: u64) -> Result<Co
         *byte = env.global.load(from + i as u64, 1)? as u8;
     }
     Ok(Copy { dst: to, bytes: copied })
-}
-
-/// Row addresses come from the lanes, 8 for each matrix; a lane gets two neighbours of row `lane / 4`, or of the
-/// column where the matrix is transposed.
-fn ldmatrix(warp: &mut Warp, env: &mut Env, transposed: bool, dsts: &[Slot], addr: Addr) -> LaneResult<()> {
-    for (m, dst) in dsts.iter().enumerate() {
-        let mut values = [[0u64; 8]; 8];
-        for (r, row) in values.iter_mut().enumerate() {
-            let lane = 8 * m + r;
-            let (space, start) = resolve(Space::Shared, address(warp, addr, lane));
-            at(lane, aligned("ldmatrix", start, 16))?;
-            for (c, value) in row.iter_mut().enumerate() {
-                *value = at(lane, load(env, space, start + 2 * c as u64, 2))?;
-            }
-        }
-        *warp.regs.row_mut(*dst) = std::array::from_fn(|l| {
-            let (r, c) = (l / 4, 2 * (l % 4));
-            if transposed { values[c][r] | values[c + 1][r] << 16 } else { values[r][c] | values[r][c + 1] << 16 }
-        });
-    }
-    Ok(())
 }
 
 fn combine(op: Atom, ty: AtomTy, old: u64, x: u64, y: u64) -> u64 {

@@ -4,7 +4,10 @@ mod barriers;
 mod copies;
 mod cta;
 mod float;
+mod fragment;
+mod matrix;
 mod mem;
+mod product;
 mod sync;
 mod warp;
 

@@ -3,8 +3,10 @@
 //! Every source is a slot. Constants, symbols' addresses and special registers that do not change while a thread lives
 //! are slots, too, filled when the warp starts. A register holds its value zero-extended to 64 bits; predicates are
 //! kept apart, as one mask of lanes each.
+mod matrix;
 mod op;
 
+pub(crate) use matrix::{AsyncProduct, Elem, Layout, MatrixOp, Product, Rows, Shape, SourceA, WmmaAccess};
 pub(crate) use op::Op;
 
 use crate::parse::Loc;

@@ -148,11 +148,8 @@ pub(crate) enum Op {
     CpAsyncWait {
         pending: usize,
     },
-    LdMatrix {
-        transposed: bool,
-        dsts: Box<[Slot]>,
-        addr: Addr,
-    },
+    /// The warp's lanes together.
+    Matrix(Box<MatrixOp>),
     Branch {
         target: u32,
     },
