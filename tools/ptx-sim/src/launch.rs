@@ -49,6 +49,8 @@ pub struct Stats {
     pub warp_instructions: u64,
     /// Operations of matrix instructions; a multiply-add is two.
     pub matrix_flops: u64,
+    /// Warp instructions of the CTA that executed most.
+    pub longest_cta: u64,
 }
 
 impl std::iter::Sum for Stats {
@@ -56,6 +58,7 @@ impl std::iter::Sum for Stats {
         all.fold(Self::default(), |a, b| Self {
             warp_instructions: a.warp_instructions + b.warp_instructions,
             matrix_flops: a.matrix_flops + b.matrix_flops,
+            longest_cta: a.longest_cta.max(b.longest_cta),
         })
     }
 }

@@ -121,7 +121,8 @@ fn finish(setup: &Setup, geometry: &Geometry, warps: &[Warp], env: &Env) -> Resu
         })
         .collect();
     if positions.is_empty() {
-        return Ok(Stats { warp_instructions: env.executed, matrix_flops: env.matrix_flops });
+        let (executed, matrix_flops) = (env.executed, env.matrix_flops);
+        return Ok(Stats { warp_instructions: executed, matrix_flops, longest_cta: executed });
     }
     let place = Place { cta: Some(geometry.cta), ..Place::default() };
     Err(SimError { kind: Fault::Deadlock { positions }, place: Box::new(place) })

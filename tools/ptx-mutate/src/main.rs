@@ -1,0 +1,258 @@
+//! Reads recorded launches, alters their kernels, prints what the simulator noticed.
+use clap::Parser;
+use ptx_mutate::explain::{ExplainError, Explanation, read};
+use ptx_mutate::{
+    Case, Judged, Mutant, Outcome, Reference, Verdict, Verdicts, fingerprint, judge, mutants, report, sample,
+};
+use ptx_sim::{Launch, Memory, Module, ParseError, SimError, parse};
+use ptx_sim::{Trace, TraceError};
+use rayon::prelude::*;
+use regex::Regex;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Alters kernels in one place at a time and runs them on the simulator.
+#[derive(Parser)]
+struct Args {
+    /// Folders with traces, or with folders of traces.
+    #[arg(required = true)]
+    traces: Vec<PathBuf>,
+    /// Kernels to alter: a pattern of their names.
+    #[arg(long, default_value = "")]
+    kernel: Regex,
+    /// Mutants to run: a pattern of their ids.
+    #[arg(long, default_value = "")]
+    only: Regex,
+    /// Explanations of survivors (TOML).
+    #[arg(long)]
+    explain: Vec<PathBuf>,
+    /// Schedules to try.
+    #[arg(long, default_value_t = 3)]
+    seeds: u64,
+    /// Runs so many mutants only.
+    #[arg(long)]
+    sample: Option<usize>,
+    /// Chooses the sample.
+    #[arg(long, default_value_t = 0)]
+    sample_seed: u64,
+    /// Keeps verdicts in a file, and takes those that it has.
+    #[arg(long)]
+    resume: Option<PathBuf>,
+    /// CUDA source of the kernel, for the report.
+    #[arg(long)]
+    cuda: Option<PathBuf>,
+    /// Only lists the mutants.
+    #[arg(long)]
+    list: bool,
+    /// Also prints how each mutant was killed.
+    #[arg(long)]
+    verbose: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    #[error(transparent)]
+    Explain(#[from] ExplainError),
+    #[error("{}: {error}", path.display())]
+    File { path: PathBuf, error: std::io::Error },
+    #[error("{kernel}: {error}")]
+    Parse { kernel: String, error: ParseError },
+    #[error("{case}, without a change: {error}")]
+    Reference { case: String, error: SimError },
+    #[error("no trace of a kernel that matches {0}")]
+    NoTraces(String),
+}
+
+/// A recorded launch.
+struct Recorded {
+    name: String,
+    trace: Trace,
+}
+
+impl Case for Recorded {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&self, module: &Module, seed: u64, limit: u64) -> Result<Outcome, SimError> {
+        let mut memory = Memory::new();
+        let allocations = self.trace.launch.allocations.iter().zip(&self.trace.before);
+        let buffers: Result<Vec<_>, _> =
+            allocations.map(|(range, bytes)| memory.alloc_at(range.address, bytes)).collect();
+        let buffers = buffers?;
+        let stats = Launch { seed, max_instructions: limit, ..self.trace.launch.with(module) }.run(&memory)?;
+        let memory = buffers.into_iter().map(|buffer| memory.read(buffer)).collect();
+        Ok(Outcome { memory, instructions: stats.warp_instructions, longest: stats.longest_cta })
+    }
+}
+
+/// A kernel as it was compiled for one form, with its launches.
+struct Kernel {
+    name: String,
+    text: String,
+    cases: Vec<Recorded>,
+}
+
+/// A kernel that is ready to be altered.
+struct Prepared<'a> {
+    kernel: &'a Kernel,
+    module: Module,
+    entry: usize,
+    mutants: Vec<Mutant>,
+    cases: Vec<Reference<'a>>,
+    /// Of module, cases and seeds.
+    fingerprint: u64,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether all mutants were noticed or have an explanation.
+fn run(args: &Args) -> Result<bool, Error> {
+    let kernels = kernels(args)?;
+    let seeds: Vec<u64> = (1..=args.seeds.max(1)).collect();
+    let prepared = kernels.iter().map(|kernel| prepare(kernel, &seeds, args)).collect::<Result<Vec<_>, _>>()?;
+    let mut todo: Vec<(&Prepared, &Mutant)> =
+        prepared.iter().flat_map(|p| p.mutants.iter().map(move |m| (p, m))).collect();
+    let all = todo.len();
+    if let Some(count) = args.sample {
+        todo = sample(todo, count, args.sample_seed, |(p, m)| format!("{} {}", p.kernel.name, m.id));
+    }
+    if args.list {
+        todo.iter().for_each(|(_, m)| println!("{} `{}`", m.id, m.ptx));
+        return Ok(true);
+    }
+    println!("{} of {all} mutants, seeds {seeds:?}", todo.len());
+    let start = Instant::now();
+    let verdicts = verdicts(&todo, &seeds, args)?;
+    println!("{:.0} s\n", start.elapsed().as_secs_f64());
+    let whole = args.sample.is_none() && args.only.as_str().is_empty();
+    let good = conclude(&todo, &verdicts, args, whole)?;
+    Ok(good)
+}
+
+fn verdicts(todo: &[(&Prepared, &Mutant)], seeds: &[u64], args: &Args) -> Result<Vec<Verdict>, Error> {
+    let file = |error| Error::File { path: args.resume.clone().unwrap_or_default(), error };
+    let store = args.resume.as_ref().map_or(Ok(Verdicts::default()), |path| Verdicts::open(path)).map_err(file)?;
+    // What a panic says is of no use among the reports of all threads.
+    std::panic::set_hook(Box::new(|_| {}));
+    let one = |(p, mutant): &(&Prepared, &Mutant)| {
+        if let Some(verdict) = store.known(p.fingerprint, &mutant.id) {
+            return Ok(verdict);
+        }
+        let verdict = judge(mutant, &p.module, p.entry, &p.cases, seeds);
+        store.keep(p.fingerprint, &mutant.id, &verdict).map_err(file)?;
+        Ok(verdict)
+    };
+    let verdicts = todo.par_iter().with_max_len(1).map(one).collect();
+    drop(std::panic::take_hook());
+    verdicts
+}
+
+fn conclude(todo: &[(&Prepared, &Mutant)], verdicts: &[Verdict], args: &Args, whole: bool) -> Result<bool, Error> {
+    let mut explanations: Vec<Explanation> = Vec::new();
+    for path in &args.explain {
+        explanations.extend(read(path)?);
+    }
+    let source = args.cuda.as_ref().map(|path| text(path)).transpose()?.unwrap_or_default();
+    let cuda: Vec<&str> = source.lines().collect();
+    let mut good = true;
+    let mut at = 0;
+    while let Some((p, _)) = todo.get(at) {
+        let of_kernel = todo[at..].iter().take_while(|(other, _)| std::ptr::eq(*other, *p)).count();
+        let lines: Vec<&str> = p.kernel.text.lines().collect();
+        let pairs = todo[at..at + of_kernel].iter().zip(&verdicts[at..at + of_kernel]);
+        let judged: Vec<Judged> = pairs
+            .map(|((p, mutant), verdict)| Judged { kernel: &p.kernel.name, mutant, verdict, text: &lines, cuda: &cuda })
+            .collect();
+        println!("## {}\n", p.kernel.name);
+        if args.verbose {
+            judged.iter().for_each(|j| println!("{}: {:?}", j.mutant.id, j.verdict));
+        }
+        let about: Vec<usize> = (0..explanations.len()).filter(|i| explanations[*i].is_about(&p.kernel.name)).collect();
+        let found = report(&judged, &explanations, &about, whole);
+        println!("{}", found.text);
+        good &= found.open == 0 && found.stale == 0;
+        at += of_kernel;
+    }
+    Ok(good)
+}
+
+fn text(path: &Path) -> Result<String, Error> {
+    std::fs::read_to_string(path).map_err(|error| Error::File { path: path.to_path_buf(), error })
+}
+
+/// All traces of the kernels, by the kernel's text: another form is another kernel.
+fn kernels(args: &Args) -> Result<Vec<Kernel>, Error> {
+    let mut folders = Vec::new();
+    for path in &args.traces {
+        find(path, &mut folders)?;
+    }
+    folders.sort();
+    let mut found: BTreeMap<(String, String), Vec<Recorded>> = BTreeMap::new();
+    for folder in folders {
+        let trace = Trace::load(&folder)?;
+        if args.kernel.is_match(&trace.launch.entry) {
+            let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
+            let key = (trace.launch.entry.clone(), trace.ptx.clone());
+            found.entry(key).or_default().push(Recorded { name, trace });
+        }
+    }
+    if found.is_empty() {
+        return Err(Error::NoTraces(args.kernel.to_string()));
+    }
+    Ok(found.into_iter().map(|((name, text), cases)| Kernel { name, text, cases }).collect())
+}
+
+/// The folders with a `launch.json` under a path.
+fn find(path: &Path, found: &mut Vec<PathBuf>) -> Result<(), Error> {
+    if path.join("launch.json").exists() {
+        found.push(path.to_path_buf());
+        return Ok(());
+    }
+    let file = |error| Error::File { path: path.to_path_buf(), error };
+    for entry in std::fs::read_dir(path).map_err(file)? {
+        let path = entry.map_err(file)?.path();
+        if path.is_dir() {
+            find(&path, found)?;
+        }
+    }
+    Ok(())
+}
+
+fn prepare<'a>(kernel: &'a Kernel, seeds: &[u64], args: &Args) -> Result<Prepared<'a>, Error> {
+    let parsed = parse(&kernel.text).map_err(|error| Error::Parse { kernel: kernel.name.clone(), error });
+    let module = parsed?;
+    let entry = module.entries.iter().position(|e| e.name == kernel.name).unwrap_or(0);
+    let reference = |case: &'a Recorded| {
+        let reference = Reference::new(case, &module, seeds);
+        reference.map_err(|error| Error::Reference { case: case.name.clone(), error })
+    };
+    let mut cases = kernel.cases.iter().map(reference).collect::<Result<Vec<_>, _>>()?;
+    cases.sort_by_key(Reference::instructions);
+    println!("## {}\n", kernel.name);
+    for case in &cases {
+        let loose =
+            if case.loose() > 0 { format!(", {} bytes depend on the seed", case.loose()) } else { String::new() };
+        println!("- {}: {} warp instructions{loose}", case.name(), case.instructions());
+    }
+    println!();
+    let mut mutants = mutants(&module, entry, &kernel.text);
+    mutants.retain(|m| args.only.is_match(&m.id));
+    let names = cases.iter().map(|case| case.name().as_bytes());
+    let count = seeds.len().to_le_bytes();
+    let fingerprint = fingerprint(names.chain([kernel.text.as_bytes(), &count]));
+    Ok(Prepared { kernel, module, entry, mutants, cases, fingerprint })
+}

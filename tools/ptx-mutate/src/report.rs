@@ -1,0 +1,146 @@
+//! What the run says: a table by operator, and every survivor.
+use crate::explain::{Context, Explanation, without_numbers};
+use crate::mutant::Mutant;
+use crate::run::{Kill, Verdict};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// A mutant and what became of it.
+#[derive(Debug)]
+pub struct Judged<'a> {
+    /// The kernel's name.
+    pub kernel: &'a str,
+    /// The mutant.
+    pub mutant: &'a Mutant,
+    /// What became of it.
+    pub verdict: &'a Verdict,
+    /// Lines of the PTX.
+    pub text: &'a [&'a str],
+    /// Lines of the CUDA source, if there are any.
+    pub cuda: &'a [&'a str],
+}
+
+/// Lines of PTX that an explanation sees on either side.
+const NEIGHBOURS: usize = 12;
+
+impl Judged<'_> {
+    fn cuda_line(&self) -> &str {
+        let line = self.mutant.loc.map_or(0, |loc| loc.line as usize);
+        self.cuda.get(line.wrapping_sub(1)).map_or("", |line| line.trim())
+    }
+
+    /// What explanations are compared with.
+    pub fn context(&self) -> Context<'_> {
+        let at = self.mutant.line as usize;
+        let part = |from: usize, to: usize| {
+            let lines = self.text.get(from..to.min(self.text.len())).unwrap_or_default();
+            without_numbers(
+                &lines.iter().filter(|l| !l.trim().starts_with(".loc")).copied().collect::<Vec<_>>().join("\n"),
+            )
+        };
+        let (above, below) = (part(at.saturating_sub(NEIGHBOURS + 1), at - 1), part(at, at + NEIGHBOURS));
+        Context { kernel: self.kernel, above, below, cuda: self.cuda_line() }
+    }
+
+    fn write(&self, out: &mut String) {
+        let loc = self.mutant.loc.map_or(String::new(), |loc| format!(" (CUDA line {})", loc.line));
+        let _ = writeln!(out, "- {} `{}`{loc}", self.mutant.id, shortened(&self.mutant.ptx, 160));
+        if !self.cuda_line().is_empty() {
+            let _ = writeln!(out, "  `{}`", shortened(self.cuda_line(), 160));
+        }
+    }
+}
+
+fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most { text.to_string() } else { text.chars().take(most).collect::<String>() + " ..." }
+}
+
+#[derive(Default)]
+struct Row {
+    mutants: usize,
+    killed: [usize; Kill::ALL.len()],
+    explained: usize,
+    survived: usize,
+}
+
+/// The findings of a run.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The text.
+    pub text: String,
+    /// Survivors that nothing explains, and mutants on which the simulator panicked.
+    pub open: usize,
+    /// Explanations that explain nothing, or less or more than they say.
+    pub stale: usize,
+}
+
+/// Writes the report with the explanations whose kernel this is (`about`). `whole`: all mutants have run, so that an
+/// explanation of no survivor is wrong.
+pub fn report(judged: &[Judged], explanations: &[Explanation], about: &[usize], whole: bool) -> Report {
+    let explanations: Vec<&Explanation> = about.iter().map(|i| &explanations[*i]).collect();
+    let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
+    let mut explained: Vec<usize> = vec![0; explanations.len()];
+    let mut known: Vec<usize> = vec![0; explanations.len()];
+    let mut report = Report::default();
+    let mut open = String::new();
+    for item in judged {
+        let context = item.context();
+        let matching = explanations.iter().position(|e| e.matches(item.mutant, &context));
+        matching.into_iter().for_each(|i| known[i] += 1);
+        let row = rows.entry(item.mutant.operator).or_default();
+        row.mutants += 1;
+        match (item.verdict, matching) {
+            (Verdict::Killed { by, .. }, _) => row.killed[*by as usize] += 1,
+            (Verdict::Survived, Some(i)) => {
+                explained[i] += 1;
+                row.explained += 1;
+            }
+            (Verdict::Survived, None) => {
+                row.survived += 1;
+                item.write(&mut open);
+            }
+            (Verdict::Panicked { case }, _) => {
+                row.survived += 1;
+                let _ = writeln!(open, "- the simulator panicked in {case}:");
+                item.write(&mut open);
+            }
+        }
+    }
+    report.open = rows.values().map(|r| r.survived).sum();
+    table(&rows, &mut report.text);
+    if !open.is_empty() {
+        let _ = writeln!(report.text, "\nSurvivors without an explanation:\n{open}");
+    }
+    for (explanation, (explained, known)) in explanations.iter().zip(explained.iter().zip(&known)) {
+        let wrong = *explained > explanation.most || (whole && *explained == 0);
+        if wrong {
+            let most = explanation.most;
+            let of = format!("{explained} survivors, {known} mutants match, at most {most} expected");
+            let _ = writeln!(report.text, "Explanation is stale ({of}): {explanation}");
+        }
+        report.stale += usize::from(wrong);
+    }
+    report
+}
+
+fn table(rows: &BTreeMap<&str, Row>, out: &mut String) {
+    let _ = writeln!(
+        out,
+        "| operator | mutants | order | deadlock | bounds | uninitialised | result | endless | other | explained | survived |"
+    );
+    let _ = writeln!(out, "|---|---|---|---|---|---|---|---|---|---|---|");
+    let mut all = Row::default();
+    for (operator, row) in rows {
+        line(operator, row, out);
+        all.mutants += row.mutants;
+        all.explained += row.explained;
+        all.survived += row.survived;
+        all.killed.iter_mut().zip(row.killed).for_each(|(sum, n)| *sum += n);
+    }
+    line("all", &all, out);
+}
+
+fn line(operator: &str, row: &Row, out: &mut String) {
+    let killed: String = row.killed.iter().map(|n| format!(" {n} |")).collect();
+    let _ = writeln!(out, "| {operator} | {} |{killed} {} | {} |", row.mutants, row.explained, row.survived);
+}

@@ -1,0 +1,136 @@
+//! A small kernel: which mutants it has, and what becomes of them.
+use ptx_mutate::{Case, Kill, Mutant, Outcome, Reference, Verdict, judge, mutants, sample};
+use ptx_sim::{Launch, Memory, Module, Param, SimError, parse};
+
+/// Two warps: each copies words to shared memory, then reads those of the other; words past the end are left alone.
+const EXCHANGE: &str = "
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry exchange(.param .u64 in, .param .u64 out, .param .u32 count)
+.maxntid 64, 1, 1
+{
+.shared .align 16 .b8 words[256];
+.reg .pred %p<4>;
+.reg .b32 %r<16>;
+.reg .b64 %rd<8>;
+ld.param.u64 %rd1, [in];
+ld.param.u64 %rd2, [out];
+ld.param.u32 %r1, [count];
+mov.u32 %r2, %tid.x;
+mul.wide.u32 %rd3, %r2, 4;
+add.s64 %rd4, %rd1, %rd3;
+shl.b32 %r3, %r2, 2;
+mov.u32 %r4, words;
+add.s32 %r5, %r4, %r3;
+cp.async.ca.shared.global [%r5], [%rd4], 4;
+cp.async.commit_group;
+cp.async.wait_group 0;
+bar.sync 0;
+xor.b32 %r6, %r5, 128;
+ld.shared.u32 %r7, [%r6];
+shfl.sync.bfly.b32 %r8, %r7, 1, 31, -1;
+setp.ge.u32 %p1, %r2, %r1;
+@%p1 bra $done;
+add.s64 %rd5, %rd2, %rd3;
+st.global.u32 [%rd5], %r8;
+$done:
+ret;
+}
+";
+
+struct Exchange(u32);
+
+impl Case for Exchange {
+    fn name(&self) -> &str {
+        "exchange"
+    }
+
+    fn run(&self, module: &Module, seed: u64, limit: u64) -> Result<Outcome, SimError> {
+        let mut memory = Memory::new();
+        let words: Vec<u8> = (0..64u32).flat_map(|i| (i * 7 + 3).to_le_bytes()).collect();
+        let (input, out) = (memory.alloc(&words), memory.alloc(&vec![0; 4 * self.0 as usize]));
+        let params = vec![Param::Buffer(input), Param::Buffer(out), Param::Bytes(self.0.to_le_bytes().to_vec())];
+        let launch =
+            Launch { block: [64, 1, 1], params, seed, max_instructions: limit, ..Launch::new(module, "exchange") };
+        let stats = launch.run(&memory)?;
+        let memory = vec![memory.read(input), memory.read(out)];
+        Ok(Outcome { memory, instructions: stats.warp_instructions, longest: stats.longest_cta })
+    }
+}
+
+fn verdicts(text: &str, counts: &[u32]) -> Vec<(Mutant, Verdict)> {
+    let module = parse(text).unwrap();
+    let seeds = [1, 2, 3, 4];
+    let cases: Vec<Exchange> = counts.iter().map(|n| Exchange(*n)).collect();
+    let references: Vec<Reference> = cases.iter().map(|c| Reference::new(c, &module, &seeds).unwrap()).collect();
+    let found = mutants(&module, 0, text);
+    found.into_iter().map(|m| (m.clone(), judge(&m, &module, 0, &references, &seeds))).collect()
+}
+
+fn killed_by(verdict: &Verdict) -> Option<Kill> {
+    if let Verdict::Killed { by, .. } = verdict { Some(*by) } else { None }
+}
+
+#[test]
+fn ids_are_unique_and_name_line_operator_and_change() {
+    let found = mutants(&parse(EXCHANGE).unwrap(), 0, EXCHANGE);
+    let ids: Vec<&str> = found.iter().map(|m| m.id.as_str()).collect();
+    let expected = [
+        "L22 commit removed",
+        "L23 wait_group removed",
+        "L23 wait_group 0->1",
+        "L24 barrier removed",
+        "L24 barrier id^1",
+        "L27 shuffle lane^1",
+        "L27 shuffle bounds^1",
+        "L27 shuffle members^1",
+        "L28 bound setp.ge.u32->setp.gt.u32",
+        "L29 branch never taken",
+    ];
+    assert_eq!(ids, expected);
+    assert_eq!(found[9].ptx, "@%p1 bra $done;");
+}
+
+#[test]
+fn mutants_are_noticed_for_the_right_reason() {
+    for (mutant, verdict) in verdicts(EXCHANGE, &[64, 50]) {
+        let by = killed_by(&verdict);
+        let expected: &[Kill] = match mutant.operator {
+            "commit" | "wait_group" => &[Kill::Uninitialised, Kill::Order],
+            "barrier" if mutant.change == "removed" => &[Kill::Uninitialised, Kill::Order],
+            // All threads meet at another barrier: the same.
+            "barrier" => &[],
+            "bound" | "branch" => &[Kill::Bounds],
+            _ => &[Kill::Result, Kill::Other],
+        };
+        assert!(by.map_or(expected.is_empty(), |by| expected.contains(&by)), "{}: {verdict:?}", mutant.id);
+    }
+}
+
+/// Without a case whose count is not that of the threads, the bound goes unnoticed.
+#[test]
+fn cases_decide_what_is_noticed() {
+    let survivors = verdicts(EXCHANGE, &[64]).into_iter().filter(|(_, v)| *v == Verdict::Survived);
+    let operators: Vec<&str> = survivors.map(|(mutant, _)| mutant.operator).collect();
+    assert_eq!(operators, ["barrier", "bound", "branch"]);
+}
+
+/// A label of the instruction that is removed, or behind it, leads where it led.
+#[test]
+fn labels_move_with_the_instructions() {
+    let text = EXCHANGE.replace("bar.sync 0;", "bra $on;\nret;\n$on: bar.sync 0;");
+    for (mutant, verdict) in verdicts(&text, &[64, 50]) {
+        assert_eq!(verdict == Verdict::Survived, mutant.change == "id^1", "{}: {verdict:?}", mutant.id);
+    }
+}
+
+#[test]
+fn samples_are_parts_that_the_seed_chooses() {
+    let all: Vec<u32> = (0..100).collect();
+    let take = |seed| sample(all.clone(), 10, seed, |i| i.to_string());
+    assert_eq!(take(1).len(), 10);
+    assert_eq!(take(1), take(1));
+    assert_ne!(take(1), take(2));
+    assert_eq!(sample(all.clone(), 200, 1, |i| i.to_string()), all);
+}
