@@ -77,7 +77,7 @@ struct Args {
     /// Of queries, caches and states.
     #[arg(long, value_enum, default_value_t = DTypeArg::Bf16)]
     dtype: DTypeArg,
-    /// The kernel of `mla_decode`: sm90, portable-mma, portable or reference; the fastest that the device has if absent.
+    /// The kernel of `mla_decode`: sm100, sm90, portable-mma, portable or reference; the fastest that the device has if absent.
     #[arg(long)]
     path: Option<Path>,
     /// A few shapes of each section.

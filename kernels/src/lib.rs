@@ -8,6 +8,8 @@ pub mod portable;
 pub(crate) mod ptx;
 mod runtime;
 #[cfg(feature = "cuda")]
+pub(crate) mod sm100;
+#[cfg(feature = "cuda")]
 pub(crate) mod sm80;
 #[cfg(feature = "cuda")]
 pub(crate) mod sm90;

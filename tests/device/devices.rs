@@ -52,11 +52,20 @@ pub fn is_cuda(device: &Device) -> bool {
 
 /// Whether the device is an NVIDIA GPU of the Hopper generation.
 pub fn is_hopper(device: &Device) -> bool {
+    is_generation(device, "ptx_sm90")
+}
+
+/// Whether the device is an NVIDIA GPU of the Blackwell generation, one for data centers.
+pub fn is_blackwell(device: &Device) -> bool {
+    is_generation(device, "ptx_sm100")
+}
+
+fn is_generation(device: &Device, fingerprint: &str) -> bool {
     #[cfg(feature = "cuda")]
     if let burn::backend::DispatchDevice::Cube(cube) = device.as_dispatch() {
-        return is_cuda(device) && cube.client().properties().identity.fingerprint == "ptx_sm90";
+        return is_cuda(device) && cube.client().properties().identity.fingerprint == fingerprint;
     }
-    let _ = device;
+    let _ = (device, fingerprint);
     false
 }
 

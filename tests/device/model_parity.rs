@@ -10,7 +10,7 @@ use rstest::rstest;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
-use crate::devices::{for_each_device, is_hopper, is_wgpu, supports};
+use crate::devices::{for_each_device, is_blackwell, is_hopper, is_wgpu, supports};
 
 /// A checkpoint folder of this repository.
 pub fn folder(name: &str) -> PathBuf {
@@ -174,8 +174,9 @@ fn model_in_bf16_is_as_close_as_transformers(
             return;
         }
         let model = DeepseekModel::load(&folder(name), device, FloatDType::BF16, &mut |_| {}).expect("it loads");
-        if is_hopper(device) && name.ends_with("v3-realdims") {
-            assert_eq!(model.attention_path(1, 64).path, Path::Sm90);
+        let own = [(is_hopper(device), Path::Sm90), (is_blackwell(device), Path::Sm100)];
+        if let Some((_, path)) = own.into_iter().find(|(is, _)| *is && name.ends_with("v3-realdims")) {
+            assert_eq!(model.attention_path(1, 64).path, path);
         }
         let stored = Stored::read(name);
         let prefill = stored.input_ids.len() / if decode { 3 } else { 1 };

@@ -92,7 +92,7 @@ fn ops_errors_mla_decode_path() {
         ];
         for case in cases {
             let has = case.paths(device);
-            for path in [Path::Reference, Path::Portable, Path::PortableMma, Path::Sm90] {
+            for path in Path::ALL {
                 let case = DecodeCase { path: Some(path), ..case.clone() };
                 let result = mla_decode(case.inputs(52).args(device), &case.options(), None);
                 if has.contains(&path) {

@@ -7,7 +7,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::devices::{is_cuda, is_hopper};
+use crate::devices::{is_blackwell, is_cuda, is_hopper};
 use crate::oracle::{self, State};
 
 /// What a page table may hold past the end of a sequence.
@@ -218,6 +218,7 @@ impl DecodeCase {
         let latents = matches!(self.widths, (576 | 512, 512)) && self.page_size >= 16;
         let whole_fragments = width.is_multiple_of(16) && value_width.is_multiple_of(16);
         let paths = [
+            (Path::Sm100, half && latents && is_blackwell(device)),
             (Path::Sm90, half && latents && is_hopper(device)),
             (Path::PortableMma, half && whole_fragments && is_cuda(device)),
             (Path::Portable, true),
@@ -225,16 +226,18 @@ impl DecodeCase {
         paths.into_iter().filter(|(_, has)| *has).map(|(path, _)| path).collect()
     }
 
-    /// This, and where the device has Hopper's own kernel, the same for that one: with latents of both widths.
-    pub fn and_on_sm90(self, device: &Device) -> Vec<Self> {
+    /// This, and where the device's generation has a kernel of its own, the same for that one: with latents of both widths.
+    pub fn and_specialised(self, device: &Device) -> Vec<Self> {
         let latents = [(576, 512), (512, 512)].map(|widths| Self {
             widths,
             parts: self.parts && widths.0 > widths.1,
-            path: Some(Path::Sm90),
             ..self.clone()
         });
-        let latents = latents.into_iter().filter(|case| case.paths(device).contains(&Path::Sm90));
-        std::iter::once(self).chain(latents).collect()
+        let latents = latents.into_iter().filter_map(|case| {
+            let fastest = case.paths(device)[0];
+            matches!(fastest, Path::Sm90 | Path::Sm100).then_some(Self { path: Some(fastest), ..case })
+        });
+        std::iter::once(self).chain(latents.collect::<Vec<_>>()).collect()
     }
 
     /// The implementation that a test of this device is about is the one that runs.

@@ -26,7 +26,7 @@ fn ops_decode_lengths_around_pages(
         let widths = WIDTHS[(query_len + usize::from(causal) + page_size.ilog2() as usize) % 4];
         let lens = lens_around(page_size);
         let case = DecodeCase { lens, query_len, page_size, widths, causal, dtype, ..Default::default() };
-        case.and_on_sm90(device).iter().for_each(|case| case.inputs(1).check(device));
+        case.and_specialised(device).iter().for_each(|case| case.inputs(1).check(device));
     });
 }
 
@@ -43,7 +43,7 @@ fn ops_decode_heads_and_widths(#[values(0, 1, 2, 3)] widths: usize, #[values(fal
             let (widths, parts) = (WIDTHS[widths], i % 2 == 1 && WIDTHS[widths].0 > WIDTHS[widths].1);
             let case =
                 DecodeCase { lens, query_len, heads, page_size, widths, causal, dtype, parts, ..Default::default() };
-            case.and_on_sm90(device).iter().for_each(|case| case.inputs(2).check(device));
+            case.and_specialised(device).iter().for_each(|case| case.inputs(2).check(device));
         }
     });
 }
@@ -71,7 +71,7 @@ fn ops_decode_splits(
             let lens = vec![0, 1, 63, 64, 65, 140, 300];
             let case =
                 DecodeCase { lens, query_len, page_size, causal, splits, dtype, parts, planned, ..Default::default() };
-            case.and_on_sm90(device).iter().for_each(|case| case.inputs(3).check(device));
+            case.and_specialised(device).iter().for_each(|case| case.inputs(3).check(device));
         }
     });
 }
@@ -81,7 +81,7 @@ fn ops_decode_long(#[values(1, 9)] heads: usize, #[values(Splits::Auto, Splits::
     for_each_dtype(|device, dtype| {
         let (lens, widths) = (vec![4096, 4001], WIDTHS[0]);
         let case = DecodeCase { lens, heads, page_size: 64, widths, splits, dtype, ..Default::default() };
-        case.and_on_sm90(device).iter().for_each(|case| case.inputs(5).check(device));
+        case.and_specialised(device).iter().for_each(|case| case.inputs(5).check(device));
     });
 }
 
@@ -90,7 +90,7 @@ fn ops_decode_long(#[values(1, 9)] heads: usize, #[values(Splits::Auto, Splits::
 fn ops_decode_queries_that_see_nothing(#[values(Splits::Auto, Splits::Tokens(1))] splits: Splits) {
     for_each_dtype(|device, dtype| {
         let case = DecodeCase { lens: vec![0, 1, 2, 3, 4], query_len: 4, splits, dtype, ..Default::default() };
-        for case in case.and_on_sm90(device) {
+        for case in case.and_specialised(device) {
             let inputs = case.inputs(6);
             let blind = inputs.expected().lse.iter().filter(|lse| **lse == f64::NEG_INFINITY).count();
             assert_eq!(blind, (4 + 3 + 2 + 1) * case.heads, "what the case is about");
@@ -118,7 +118,7 @@ fn ops_decode_empty_batches_and_queries() {
 #[test]
 fn ops_decode_without_pages() {
     for_each_dtype(|device, dtype| {
-        for case in (DecodeCase { lens: vec![0, 0], dtype, ..Default::default() }).and_on_sm90(device) {
+        for case in (DecodeCase { lens: vec![0, 0], dtype, ..Default::default() }).and_specialised(device) {
             let mut inputs = case.inputs(8);
             (inputs.pages, inputs.max_pages) = (0, 0);
             inputs.kv_cache.clear();
@@ -131,7 +131,7 @@ fn ops_decode_without_pages() {
 #[test]
 fn ops_decode_strided_inputs() {
     for_each_dtype(|device, dtype| {
-        for case in (DecodeCase { query_len: 2, dtype, ..Default::default() }).and_on_sm90(device) {
+        for case in (DecodeCase { query_len: 2, dtype, ..Default::default() }).and_specialised(device) {
             let inputs = case.inputs(9);
             let args = inputs.args(device);
             let (batch, max_pages, (width, _)) = (case.lens.len(), inputs.max_pages, case.widths);
@@ -159,7 +159,7 @@ fn ops_decode_strided_inputs() {
 #[test]
 fn ops_decode_of_rows_that_lie_apart() {
     for_each_dtype(|device, dtype| {
-        for case in (DecodeCase { query_len: 2, dtype, ..Default::default() }).and_on_sm90(device) {
+        for case in (DecodeCase { query_len: 2, dtype, ..Default::default() }).and_specialised(device) {
             let inputs = case.inputs(10);
             let MlaDecodeArgs { q, kv_cache, page_table, seq_lens } = inputs.args(device);
             let MlaQuery::Whole(q) = q else { unreachable!("the case says whole") };
@@ -216,7 +216,7 @@ fn ops_decode_twice_gives_the_same_bits(
 fn ops_decode_plan_changes_nothing() {
     for_each_dtype(|device, dtype| {
         let case = DecodeCase { splits: Splits::Tokens(64), dtype, ..Default::default() };
-        for case in case.and_on_sm90(device) {
+        for case in case.and_specialised(device) {
             let planned = DecodeCase { planned: true, ..case.clone() };
             let (own, shared) = (case.inputs(11).run(device), planned.inputs(11).run(device));
             assert_eq!((bits(&own.0), bits(&own.1)), (bits(&shared.0), bits(&shared.1)));
@@ -229,7 +229,7 @@ fn ops_decode_plan_changes_nothing() {
 fn ops_decode_token_splits_ignore_neighbours(#[values(1, 64, 100)] tokens: usize, #[values(9, 128)] heads: usize) {
     for_each_dtype(|device, dtype| {
         let base = DecodeCase { heads, splits: Splits::Tokens(tokens), dtype, ..Default::default() };
-        for base in base.and_on_sm90(device) {
+        for base in base.and_specialised(device) {
             let case = |lens| DecodeCase { lens, ..base.clone() };
             let mut alone = case(vec![300]).inputs(12);
             // Room in the cache for the neighbours' pages.

@@ -3,19 +3,19 @@
 use std::f64::consts::TAU;
 
 use burn::tensor::DType;
-use mla_ops::{Path, Splits};
+use mla_ops::Splits;
 use rand::RngExt;
 use rand::seq::{IndexedRandom, index};
 use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype, is_cuda, is_hopper};
+use crate::devices::{for_each_device, for_each_dtype, is_blackwell, is_cuda, is_hopper};
 use crate::ops_fixture::{DecodeCase, pick_rows, rng, values};
 
 const WIDTHS: [(usize, usize); 2] = [(576, 512), (512, 512)];
 
-/// Shapes in each of four parts: on Hopper, and elsewhere, where they are small.
-const HOPPER_SHAPES: u64 = 50;
+/// Shapes in each of four parts: on Hopper and Blackwell, and elsewhere, where they are small.
+const LARGE_SHAPES: u64 = 50;
 const SMALL_SHAPES: u64 = 3;
 /// Rows times keys up to which all rows are compared.
 const ALL_ROWS: usize = 1 << 16;
@@ -30,10 +30,10 @@ struct Bounds {
     len: usize,
 }
 
-const HOPPER: Bounds = Bounds { batch: 9, heads: 128, len: 3000 };
+const LARGE: Bounds = Bounds { batch: 9, heads: 128, len: 3000 };
 const SMALL: Bounds = Bounds { batch: 3, heads: 9, len: 200 };
 
-/// On Hopper with its own kernel, elsewhere with the fastest that there is.
+/// With the fastest kernel that there is, on Hopper and Blackwell their own.
 #[rstest]
 fn ops_decode_fuzz(#[values(0, 1, 2, 3)] part: u64) {
     for_each_device(|device| {
@@ -42,13 +42,15 @@ fn ops_decode_fuzz(#[values(0, 1, 2, 3)] part: u64) {
         if dtypes.is_empty() {
             dtypes.push(DType::F32);
         }
-        let (shapes, bounds, path) = match is_hopper(device) {
-            true => (HOPPER_SHAPES, HOPPER, Some(Path::Sm90)),
-            false => (SMALL_SHAPES, SMALL, None),
+        let (shapes, bounds) = match is_hopper(device) || is_blackwell(device) {
+            true => (LARGE_SHAPES, LARGE),
+            false => (SMALL_SHAPES, SMALL),
         };
         for seed in part * shapes..(part + 1) * shapes {
             let mut rng = rng(seed);
-            let case = DecodeCase { path, ..shape(&mut rng, &bounds, &dtypes) };
+            let shape = shape(&mut rng, &bounds, &dtypes);
+            let path = shape.paths(device).first().copied();
+            let case = DecodeCase { path, ..shape };
             eprintln!("seed {seed}: {case:?}");
             case.inputs(seed).check_rows(device, &rows(&mut rng, &case));
         }

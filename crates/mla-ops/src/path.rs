@@ -24,6 +24,8 @@ pub enum Path {
     PortableMma,
     /// The kernel for NVIDIA's Hopper, with TMA and wgmma.
     Sm90,
+    /// The kernel for NVIDIA's Blackwell of data centers, with TMA and tcgen05.
+    Sm100,
 }
 
 /// A choice and its reason.
@@ -36,6 +38,9 @@ pub struct PathChoice {
 }
 
 impl Path {
+    /// All of them, those for fewer devices last.
+    pub const ALL: [Path; 5] = [Path::Reference, Path::Portable, Path::PortableMma, Path::Sm90, Path::Sm100];
+
     /// The kernel that it is; none for [`Path::Reference`].
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     pub(crate) fn kernel(self) -> Option<DecodeKernel> {
@@ -44,6 +49,7 @@ impl Path {
             Path::Portable => Some(DecodeKernel::Plain),
             Path::PortableMma => Some(DecodeKernel::Mma),
             Path::Sm90 => Some(DecodeKernel::Sm90),
+            Path::Sm100 => Some(DecodeKernel::Sm100),
         }
     }
 }
@@ -55,21 +61,21 @@ impl fmt::Display for Path {
             Path::Portable => "portable",
             Path::PortableMma => "portable-mma",
             Path::Sm90 => "sm90",
+            Path::Sm100 => "sm100",
         })
     }
 }
 
 /// A text that names no [`Path`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("the path is {0:?}, expected reference, portable, portable-mma or sm90")]
+#[error("the path is {0:?}, expected reference, portable, portable-mma, sm90 or sm100")]
 pub struct UnknownPath(pub String);
 
 impl FromStr for Path {
     type Err = UnknownPath;
 
     fn from_str(name: &str) -> Result<Self, UnknownPath> {
-        let all = [Path::Reference, Path::Portable, Path::PortableMma, Path::Sm90];
-        all.into_iter().find(|path| path.to_string() == name).ok_or_else(|| UnknownPath(name.to_string()))
+        Path::ALL.into_iter().find(|path| path.to_string() == name).ok_or_else(|| UnknownPath(name.to_string()))
     }
 }
 
@@ -89,6 +95,7 @@ pub fn explain_path(problem: &MlaDecodeProblem, device: &Device) -> PathChoice {
         Path::Portable => "no matrix instructions",
         Path::PortableMma => "matrix instructions",
         Path::Sm90 => "TMA and wgmma",
+        Path::Sm100 => "TMA and tcgen05",
     };
     PathChoice { path, reason: format!("{what} for {} on {device:?}", words(problem)) }
 }
@@ -117,7 +124,7 @@ pub fn available_paths(problem: &MlaDecodeProblem, device: &Device) -> Vec<Path>
         };
         let client = cube.client();
         let has = |path: &Path| path.kernel().is_some_and(|kernel| has_kernel(&client, kernel, &sizes));
-        return [Path::Sm90, Path::PortableMma, Path::Portable].into_iter().filter(has).collect();
+        return Path::ALL.into_iter().rev().filter(has).collect();
     }
     let _ = (problem, device);
     vec![Path::Reference]
@@ -135,10 +142,10 @@ mod tests {
 
     #[test]
     fn paths_have_names() {
-        for path in [Path::Reference, Path::Portable, Path::PortableMma, Path::Sm90] {
+        for path in Path::ALL {
             assert_eq!(path.to_string().parse(), Ok(path));
         }
         let error = "sm70".parse::<Path>().unwrap_err().to_string();
-        assert_eq!(error, "the path is \"sm70\", expected reference, portable, portable-mma or sm90");
+        assert_eq!(error, "the path is \"sm70\", expected reference, portable, portable-mma, sm90 or sm100");
     }
 }

@@ -36,6 +36,7 @@ pub fn entries() -> Vec<Entry> {
         vertical_slash_index::offline(),
         write_latent::offline(),
         crate::sm90::mla_decode::offline(),
+        crate::sm100::mla_decode::offline(),
     ]
     .into_iter()
     .flatten()

@@ -4,7 +4,7 @@
 //! The sections that the docs of the functions name are those of NVIDIA's manual "Parallel Thread Execution ISA". Words
 //! that mean the same: unit and thread, plane and warp, cube and CTA. A warpgroup is four neighbouring warps, the first
 //! of which has a number divisible by four. A kernel with these functions needs `sm_90a` unless a function says
-//! otherwise.
+//! otherwise; what is in [`mod@tcgen05`] is for `sm_100a`, and [`mod@wgmma`] for `sm_90a` alone.
 //!
 //! Shared memory is addressed by a `u32` from [`shared_address()`]: it is what the instructions take, and to add to it
 //! costs one instruction. CubeCL does not see what is read and written through such an address. It keeps shared memory
@@ -27,6 +27,7 @@ pub(crate) mod math;
 pub(crate) mod matrix;
 pub(crate) mod mbarrier;
 pub(crate) mod registers;
+pub(crate) mod tcgen05;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tma;

@@ -7,7 +7,7 @@
 //! sequence.
 //!
 //! Two kernels here do that: `plain.rs` with ordinary arithmetic, on every device, and `mma.rs` with matrix instructions. On
-//! Hopper `sm90/mla_decode.rs` does it. [`DecodeSizes::kernel`] says which one runs.
+//! Hopper `sm90/mla_decode` does it, on Blackwell `sm100/mla_decode`. [`DecodeSizes::kernel`] says which one runs.
 
 mod mma;
 mod plain;
@@ -20,7 +20,7 @@ use thiserror::Error;
 use super::launch::{multiprocessors, share};
 use super::merge_splits::{self, MergeSplitsArgs};
 #[cfg(feature = "cuda")]
-use crate::sm90::mla_decode as sm90;
+use crate::{sm90::mla_decode as sm90, sm100::mla_decode as sm100};
 pub use plain::MAX_KEY_BYTES;
 
 /// Where the maximum of a row starts. Finite, for a shader may not count on infinities.
@@ -35,12 +35,19 @@ pub enum DecodeKernel {
     Mma,
     /// TMA and wgmma, on Hopper.
     Sm90,
+    /// TMA and tcgen05, on Blackwell.
+    Sm100,
 }
 
 impl DecodeKernel {
     /// Whether rows of queries and keys may lie apart from each other.
     pub fn takes_strides(self) -> bool {
-        self == DecodeKernel::Sm90
+        self.is_specialised()
+    }
+
+    /// Made for one generation of GPUs: loads tiles by TMA, and writes sequences that are a single item to the result itself.
+    fn is_specialised(self) -> bool {
+        matches!(self, DecodeKernel::Sm90 | DecodeKernel::Sm100)
     }
 }
 
@@ -149,8 +156,10 @@ pub fn has_kernel(client: &Client, kernel: DecodeKernel, sizes: &DecodeSizes) ->
         DecodeKernel::Mma => mma::tile(client, sizes).is_some(),
         #[cfg(feature = "cuda")]
         DecodeKernel::Sm90 => sm90::form(client, sizes).is_some(),
+        #[cfg(feature = "cuda")]
+        DecodeKernel::Sm100 => sm100::form(client, sizes).is_some(),
         #[cfg(not(feature = "cuda"))]
-        DecodeKernel::Sm90 => false,
+        DecodeKernel::Sm90 | DecodeKernel::Sm100 => false,
     }
 }
 
@@ -176,8 +185,10 @@ pub fn check_kernel(client: &Client, sizes: &DecodeSizes, kernel: DecodeKernel) 
         DecodeKernel::Mma => mma::prepare(client, sizes).map(|_| ()),
         #[cfg(feature = "cuda")]
         DecodeKernel::Sm90 => sm90::prepare(client, sizes).map(|_| ()),
+        #[cfg(feature = "cuda")]
+        DecodeKernel::Sm100 => sm100::prepare(client, sizes).map(|_| ()),
         #[cfg(not(feature = "cuda"))]
-        DecodeKernel::Sm90 => Err(DecodeError::NoKernel(DecodeKernel::Sm90)),
+        DecodeKernel::Sm90 | DecodeKernel::Sm100 => Err(DecodeError::NoKernel(kernel)),
     }
 }
 
@@ -212,7 +223,7 @@ pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) ->
         items: sizes.capacity,
         rows: sizes.query_rows(),
         width: sizes.value_width,
-        single_items_done: kernel == DecodeKernel::Sm90,
+        single_items_done: kernel.is_specialised(),
         elem: sizes.elem,
     };
     match kernel {
@@ -220,8 +231,10 @@ pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) ->
         DecodeKernel::Mma => mma::launch(client, args)?,
         #[cfg(feature = "cuda")]
         DecodeKernel::Sm90 => sm90::launch(client, args)?,
+        #[cfg(feature = "cuda")]
+        DecodeKernel::Sm100 => sm100::launch(client, args)?,
         #[cfg(not(feature = "cuda"))]
-        DecodeKernel::Sm90 => return Err(DecodeError::NoKernel(kernel)),
+        DecodeKernel::Sm90 | DecodeKernel::Sm100 => return Err(DecodeError::NoKernel(kernel)),
     }
     merge_splits::launch(client, merge);
     Ok(())
@@ -268,7 +281,8 @@ impl DecodeSizes {
 
     /// The fastest kernel that there is.
     pub fn kernel(&self, client: &Client) -> DecodeKernel {
-        let fastest = [DecodeKernel::Sm90, DecodeKernel::Mma].into_iter().find(|&it| has_kernel(client, it, self));
+        let all = [DecodeKernel::Sm100, DecodeKernel::Sm90, DecodeKernel::Mma];
+        let fastest = all.into_iter().find(|&it| has_kernel(client, it, self));
         fastest.unwrap_or(DecodeKernel::Plain)
     }
 

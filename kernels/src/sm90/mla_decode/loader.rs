@@ -8,7 +8,7 @@ use crate::ptx::{mbarrier, tma, warp};
 
 /// What all items of a cube have in common.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Tile {
+pub(crate) struct Tile {
     pub query_len: u32,
     pub heads: u32,
     /// The last query row of the tile.
@@ -19,7 +19,7 @@ pub(super) struct Tile {
 
 /// Some keys of a sequence.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Item {
+pub(crate) struct Item {
     pub sequence: u32,
     pub first_key: u32,
     /// One past the last key of the item.
@@ -61,7 +61,7 @@ impl Item {
 
 /// Where keys come from.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct PagedKeys {
+pub(crate) struct PagedKeys {
     /// Of the cache, by the tile map.
     pub map: u64,
     pub page_shift: u32,
@@ -70,7 +70,7 @@ pub(super) struct PagedKeys {
 
 /// Where blocks of keys come to in shared memory, and the barriers of their halves: loaded, and no longer needed.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Stages {
+pub(crate) struct Stages {
     pub keys_at: u32,
     pub full: u32,
     pub empty: u32,
@@ -78,7 +78,7 @@ pub(super) struct Stages {
 
 /// Loads the blocks of all items of a cube, one after the other; all its functions are called by a whole warp.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Loader {
+pub(crate) struct Loader {
     keys: PagedKeys,
     stages: Stages,
     /// The item whose blocks are loaded, or the one after the last.

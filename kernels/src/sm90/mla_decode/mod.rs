@@ -1,8 +1,8 @@
 //! MLA decode for Hopper (sm_90a): tile loads by TMA, products by wgmma. The README beside this file has the schedule.
 
-mod loader;
-mod output;
-mod softmax;
+pub(crate) mod loader;
+pub(crate) mod output;
+pub(crate) mod softmax;
 
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
@@ -16,22 +16,22 @@ use crate::ptx::wgmma::{Elem, Layout, Mma, Source, descriptor};
 use crate::ptx::{fence, mbarrier, shared_address, tma, warp, wgmma};
 
 /// Query rows of a tile: what a warpgroup multiplies at a time.
-const ROWS: usize = 64;
+pub(crate) const ROWS: usize = 64;
 /// Keys of a block, which arrives in two halves.
-const KEYS: usize = 64;
-const HALF_KEYS: usize = KEYS / 2;
+pub(crate) const KEYS: usize = 64;
+pub(crate) const HALF_KEYS: usize = KEYS / 2;
 /// Blocks of keys in shared memory.
-const STAGES: u32 = 2;
+pub(crate) const STAGES: u32 = 2;
 /// Units of a warpgroup, and of the cube: scores, left half of the output, right half.
-const GROUP: u32 = 128;
+pub(crate) const GROUP: u32 = 128;
 const UNITS: u32 = 3 * GROUP;
 
 /// Channels of a value.
-const VALUE_WIDTH: usize = 512;
+pub(crate) const VALUE_WIDTH: usize = 512;
 /// Channels of a tile: 128 bytes, the width of the swizzle.
-const TILE_WIDTH: usize = 64;
+pub(crate) const TILE_WIDTH: usize = 64;
 /// Bytes of 64 rows in one tile, of keys or queries.
-const TILE_BYTES: u32 = 8192;
+pub(crate) const TILE_BYTES: u32 = 8192;
 
 /// How queries and keys lie, seen as rows of terms.
 const ROWS_OF_TERMS: Layout = Layout::Terms { rows: ROWS };
@@ -41,27 +41,27 @@ const VALUES: Layout = Layout::Across { terms: KEYS };
 const WEIGHTS: Layout = Layout::Cores { rows: ROWS };
 
 /// Where the maximum of a row starts.
-const LOWEST: f32 = -1e30;
+pub(crate) const LOWEST: f32 = -1e30;
 
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Form {
     /// Tiles of 64 channels in a key.
-    tiles: usize,
+    pub(crate) tiles: usize,
     /// Keys that one tile load brings: half a block, or a page if that is shorter.
-    box_keys: usize,
+    pub(crate) box_keys: usize,
     /// bf16, otherwise f16.
-    bf16: bool,
+    pub(crate) bf16: bool,
     /// Whether keys may be hidden.
-    causal: bool,
+    pub(crate) causal: bool,
 }
 
 impl Form {
-    fn stage_bytes(self) -> u32 {
+    pub(crate) fn stage_bytes(self) -> u32 {
         self.tiles as u32 * TILE_BYTES
     }
 
-    fn elem(self) -> Elem {
+    pub(crate) fn elem(self) -> Elem {
         if self.bf16 { Elem::Bf16 } else { Elem::F16 }
     }
 
@@ -81,6 +81,11 @@ impl Form {
 /// What a device needs for this kernel, and the problem for the kernel.
 pub(crate) fn form(client: &Client, sizes: &DecodeSizes) -> Option<Form> {
     let hopper = client.properties().identity.fingerprint == "ptx_sm90";
+    hopper.then(|| form_of(sizes, HALF_KEYS)).flatten()
+}
+
+/// The form for a problem, if TMA and the tensor cores take it in such tiles; a load brings `most_keys` at most.
+pub(crate) fn form_of(sizes: &DecodeSizes, most_keys: usize) -> Option<Form> {
     let bf16 = match sizes.elem {
         ElemType::Float(FloatKind::BF16) => true,
         ElemType::Float(FloatKind::F16) => false,
@@ -88,9 +93,9 @@ pub(crate) fn form(client: &Client, sizes: &DecodeSizes) -> Option<Form> {
     };
     let widths = sizes.value_width == VALUE_WIDTH && matches!(sizes.key_width, 512 | 576);
     let paged = sizes.page_size >= 16;
-    (hopper && widths && paged).then_some(Form {
+    (widths && paged).then_some(Form {
         tiles: sizes.key_width / TILE_WIDTH,
-        box_keys: sizes.page_size.min(HALF_KEYS),
+        box_keys: sizes.page_size.min(most_keys),
         bf16,
         causal: sizes.causal,
     })
@@ -145,7 +150,7 @@ pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
 }
 
 /// Rows of a matrix as `[tiles of 64 channels, rows, 64]`, so that one load brings tiles of rows.
-fn tile_map(
+pub(crate) fn tile_map(
     matrix: BufferArg,
     [tiles, rows]: [usize; 2],
     stride: usize,
@@ -331,7 +336,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
                 let factor_a = factors[own_row as usize];
                 let factor_b = factors[own_row as usize + 8];
                 if plane_any(factor_a != 1.0f32 || factor_b != 1.0f32) {
-                    acc = scale_rows(acc, factor_a, factor_b);
+                    acc = scale_rows::<Const<128>>(acc, factor_a, factor_b);
                 }
                 let stage = turn % STAGES;
                 let value = keys_at + stage * comptime!(form.stage_bytes()) + half * comptime!(4 * TILE_BYTES);
@@ -361,13 +366,29 @@ fn decode_sm90_kernel<E: Float, P: Size>(
             mbarrier::wait(weighed, round % 2);
             let factor_a = factors[own_row as usize];
             let factor_b = factors[own_row as usize + 8];
-            acc = scale_rows(acc, factor_a, factor_b);
+            acc = scale_rows::<Const<128>>(acc, factor_a, factor_b);
             mbarrier::arrive(used);
             round += 1;
             if whole {
-                write_rows::<E, P>(acc, out, item.sequence * rows, tile_row + own_row, rows, half, lane);
+                write_rows::<E, P, Const<128>>(
+                    acc,
+                    out,
+                    item.sequence * rows,
+                    tile_row + own_row,
+                    rows,
+                    half * comptime!(VALUE_WIDTH as u32 / 2),
+                    lane,
+                );
             } else {
-                write_rows::<f32, P>(acc, partial_out, index * rows, tile_row + own_row, rows, half, lane);
+                write_rows::<f32, P, Const<128>>(
+                    acc,
+                    partial_out,
+                    index * rows,
+                    tile_row + own_row,
+                    rows,
+                    half * comptime!(VALUE_WIDTH as u32 / 2),
+                    lane,
+                );
             }
             index = warp::next(index);
         }
@@ -376,7 +397,13 @@ fn decode_sm90_kernel<E: Float, P: Size>(
 
 /// Starts to load the query rows of a tile, of which `row` is the first.
 #[cube]
-fn load_query<E: Float>(map: &TensorMap<E, Tiled>, query_at: u32, query_full: u32, row: u32, #[comptime] form: Form) {
+pub(crate) fn load_query<E: Float>(
+    map: &TensorMap<E, Tiled>,
+    query_at: u32,
+    query_full: u32,
+    row: u32,
+    #[comptime] form: Form,
+) {
     mbarrier::arrive_expect(query_full, form.stage_bytes());
     tma::load_3d(query_at, tma::tensor_map_address::<E, Tiled>(map), query_full, 0i32, row as i32, 0i32);
 }

@@ -6,31 +6,32 @@ use super::VALUE_WIDTH;
 use crate::ptx::math;
 
 /// Columns that a unit writes at once.
-pub(super) const COLUMNS: usize = 4;
+pub(crate) const COLUMNS: usize = 4;
 
 /// Multiplies both rows of a unit's part of the output.
 #[cube]
-pub(super) fn scale_rows(acc: Vector<f32, Const<128>>, factor_a: f32, factor_b: f32) -> Vector<f32, Const<128>> {
+pub(crate) fn scale_rows<N: Size>(acc: Vector<f32, N>, factor_a: f32, factor_b: f32) -> Vector<f32, N> {
+    let count = N::value().comptime();
     let mut scaled = Sequence::<f32>::new();
     #[unroll]
-    for i in 0..32usize {
+    for i in 0..comptime!(count / 4) {
         scaled.push(acc.extract(comptime!(4 * i)) * factor_a);
         scaled.push(acc.extract(comptime!(4 * i + 1)) * factor_a);
         scaled.push(acc.extract(comptime!(4 * i + 2)) * factor_b);
         scaled.push(acc.extract(comptime!(4 * i + 3)) * factor_b);
     }
-    math::vector::<f32, Const<128>>(&scaled)
+    math::vector::<f32, N>(&scaled)
 }
 
 /// Whether a sequence is a single item, whose result needs no merge.
 #[cube]
-pub(super) fn is_whole(split_ptr: &[i32], sequence: u32) -> bool {
+pub(crate) fn is_whole(split_ptr: &[i32], sequence: u32) -> bool {
     split_ptr[sequence as usize + 1] - split_ptr[sequence as usize] == 1
 }
 
 /// Writes the lse of both rows of a unit; `row` is the first of them, and the sequence's or item's rows start at `start`.
 #[cube]
-pub(super) fn write_lses(lse: &mut [f32], start: u32, row: u32, rows: u32, lse_a: f32, lse_b: f32) {
+pub(crate) fn write_lses(lse: &mut [f32], start: u32, row: u32, rows: u32, lse_a: f32, lse_b: f32) {
     if row < rows {
         lse[(start + row) as usize] = lse_a;
     }
@@ -39,40 +40,41 @@ pub(super) fn write_lses(lse: &mut [f32], start: u32, row: u32, rows: u32, lse_a
     }
 }
 
-/// Writes both rows of a unit's part of one half of the output; called by a whole warp. `row` is the first of them, and the
-/// sequence's or item's rows start at `start`.
+/// Writes both rows of a unit's part of some columns of the output, as many as two rows of a quad have; called by a whole
+/// warp. `row` is the first of the rows, and the sequence's or item's rows start at `start`.
 #[cube]
-pub(super) fn write_rows<T: Float, P: Size>(
-    acc: Vector<f32, Const<128>>,
+pub(crate) fn write_rows<T: Float, P: Size, N: Size>(
+    acc: Vector<f32, N>,
     out: &mut [Vector<T, P>],
     start: u32,
     row: u32,
     rows: u32,
-    half: u32,
+    first_column: u32,
     lane: u32,
 ) {
-    let half_at = half as usize * comptime!(VALUE_WIDTH / 2 / COLUMNS);
-    let at = (start + row) as usize * comptime!(VALUE_WIDTH / COLUMNS) + half_at;
-    write_row::<T, P>(acc, out, at, row < rows, lane, 0usize);
-    write_row::<T, P>(acc, out, at + comptime!(8 * VALUE_WIDTH / COLUMNS), row + 8 < rows, lane, 2usize);
+    let column_at = first_column as usize / COLUMNS;
+    let at = (start + row) as usize * comptime!(VALUE_WIDTH / COLUMNS) + column_at;
+    write_row::<T, P, N>(acc, out, at, row < rows, lane, 0usize);
+    write_row::<T, P, N>(acc, out, at + comptime!(8 * VALUE_WIDTH / COLUMNS), row + 8 < rows, lane, 2usize);
 }
 
 /// Writes one of the two rows, if there is such a row. Of each 8 columns a unit has two, its neighbour the next two: of two
 /// times 8, each gives the other what makes four in a row.
 #[cube]
-fn write_row<T: Float, P: Size>(
-    acc: Vector<f32, Const<128>>,
+fn write_row<T: Float, P: Size, N: Size>(
+    acc: Vector<f32, N>,
     out: &mut [Vector<T, P>],
     at: usize,
     is_row: bool,
     lane: u32,
     #[comptime] first: usize,
 ) {
+    let count = N::value().comptime();
     let second = lane % 2 == 1;
     let own_at = at + (lane % 2 * 2 + lane % 4 / 2) as usize;
     if plane_any(is_row) {
         #[unroll]
-        for i in 0..16usize {
+        for i in 0..comptime!(count / 8) {
             let a = comptime!(8 * i + first);
             let b = comptime!(8 * i + 4 + first);
             let (a0, a1) = (acc.extract(a), acc.extract(comptime!(a + 1)));

@@ -6,11 +6,11 @@ use super::{Form, GROUP, KEYS, LOWEST, ROWS, TILE_BYTES};
 use crate::ptx::math;
 
 /// By how much scores (in powers of two) may exceed what the weights are relative to, before the output is scaled anew.
-const SLACK: f32 = 8.0;
+pub(crate) const SLACK: f32 = 8.0;
 
 /// Maxima and sums of the two rows of a unit; the sums are of its own weights.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct SoftmaxState {
+pub(crate) struct SoftmaxState {
     pub highest_a: f32,
     pub highest_b: f32,
     pub sum_a: f32,
@@ -19,14 +19,15 @@ pub(super) struct SoftmaxState {
 
 /// Weights of a block, packed in pairs, and the factors that the output so far is to be multiplied with.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Weighted {
-    weights: Vector<u32, Const<16>>,
-    factor_a: f32,
-    factor_b: f32,
+pub(crate) struct Weighted {
+    pub weights: Vector<u32, Const<16>>,
+    pub factor_a: f32,
+    pub factor_b: f32,
 }
 
+/// Of 64 keys, whose scores lie as `wgmma` has its accumulators.
 #[cube]
-pub(super) fn weigh(
+pub(crate) fn weigh(
     s: Vector<f32, Const<32>>,
     state: &mut SoftmaxState,
     base: u32,
@@ -89,7 +90,7 @@ pub(super) fn weigh(
 }
 
 #[cube]
-pub(super) fn store_weights(
+pub(crate) fn store_weights(
     weighted: &Weighted,
     own_row: u32,
     lane: u32,
@@ -112,7 +113,7 @@ pub(super) fn store_weights(
 
 /// Zeros for the keys of a block from `count` on: their weights are zero, but what is there may be NaN.
 #[cube]
-pub(super) fn clear_keys(keys: &mut Shared<[u32]>, stage: u32, count: u32, #[comptime] form: Form) {
+pub(crate) fn clear_keys(keys: &mut Shared<[u32]>, stage: u32, count: u32, #[comptime] form: Form) {
     let mut key = count;
     let at =
         stage * comptime!(form.stage_bytes() / 4) + UNIT_POS % GROUP / 32 * comptime!(TILE_BYTES / 4) + UNIT_POS % 32;
@@ -130,13 +131,13 @@ fn quad_max(value: f32) -> f32 {
 }
 
 #[cube]
-pub(super) fn quad_sum(value: f32) -> f32 {
+pub(crate) fn quad_sum(value: f32) -> f32 {
     let pair = value + plane_shuffle_xor(value, 1u32);
     pair + plane_shuffle_xor(pair, 2u32)
 }
 
 #[cube]
-pub(super) fn inverse(sum: f32) -> f32 {
+pub(crate) fn inverse(sum: f32) -> f32 {
     let mut inverse = 0.0f32;
     if sum > 0.0f32 {
         inverse = 1.0f32 / sum;
@@ -145,7 +146,7 @@ pub(super) fn inverse(sum: f32) -> f32 {
 }
 
 #[cube]
-pub(super) fn log_sum(sum: f32, highest: f32, empty_lse: u32) -> f32 {
+pub(crate) fn log_sum(sum: f32, highest: f32, empty_lse: u32) -> f32 {
     let mut lse = f32::from_bits(empty_lse);
     if sum > 0.0f32 {
         lse = highest * f32::new(std::f32::consts::LN_2) + sum.ln();
