@@ -16,7 +16,7 @@ pub(super) fn copies(site: &Site, parts: &[&str], changes: &mut Vec<Change>) {
     }
     if !parts.contains(&"bulk") {
         // `[shared], [global], 16, bytes`: without the last, nothing is filled with zeros.
-        if instr.operands.len() == 4 {
+        if instr.operands.len() == 4 && instr.operands[2] != instr.operands[3] {
             let whole = Instr { operands: instr.operands[..3].to_vec(), ..instr.clone() };
             changes.push(site.replaced("zero_fill", "lost", vec![whole]));
         }

@@ -4,14 +4,20 @@ use crate::mutant::{Change, Site};
 
 /// The lane, the bounds and the members of a shuffle; the members of a vote.
 pub(super) fn warps(site: &Site, parts: &[&str], changes: &mut Vec<Change>) {
-    let places: &[(&str, usize)] = match parts {
-        ["shfl", "sync", ..] => &[("lane^1", 2), ("bounds^1", 3), ("members^1", 4)],
-        ["vote" | "redux" | "match", ..] => &[("members^1", 2)],
+    let members = ("members^1", ("xor.b32", 1));
+    let lane = ("another lane", ("xor.b32", 1));
+    // Another distance could be as good: with all distances of a butterfly, every lane is reached.
+    let own = ("its own lane", ("and.b32", 0));
+    let bounds = ("bounds^31", ("xor.b32", 31));
+    let places = match parts {
+        ["shfl", "sync", "idx", ..] => vec![(2, lane), (3, bounds), (4, members)],
+        ["shfl", "sync", ..] => vec![(2, own), (3, bounds), (4, members)],
+        ["vote" | "redux" | "match", ..] => vec![(2, members)],
         _ => return,
     };
     let operator = if parts[0] == "shfl" { "shuffle" } else { "vote" };
-    for (change, operand) in places {
-        let with = altered(site.instr(), ("xor.b32", 1), |i| i.operands.get_mut(*operand));
-        changes.extend(with.map(|with| site.replaced(operator, *change, with)));
+    for (operand, (change, alteration)) in places {
+        let with = altered(site.instr(), alteration, |i| i.operands.get_mut(operand));
+        changes.extend(with.map(|with| site.replaced(operator, change, with)));
     }
 }

@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 /// Instructions that a warp runs at most before another may.
 const QUANTUM: u64 = 64;
 
+/// Instructions that lanes of a warp go apart before those at the lowest address are thought to spin.
+const PATIENCE: u64 = 1 << 16;
+
 /// What all CTAs of a launch share.
 pub(crate) struct Setup<'a> {
     pub kernel: &'a Kernel,
@@ -147,8 +150,10 @@ fn next_group(warp: &Warp, env: &Env) -> Option<usize> {
 fn advance(warp: &mut Warp, env: &mut Env, kernel: &Kernel, quantum: u64) -> Result<(), (Fault, u32, u32)> {
     let end = env.executed + quantum;
     while let Some(mut chosen) = next_group(warp, env) {
-        // Lanes that spin must not keep those away that they wait for.
-        if warp.groups.len() > 1 && env.random.below(8) == 0 {
+        // Lanes that spin must not keep those away that they wait for. Not before it has taken long: hardware brings lanes
+        // together at the join, and a shuffle there among the active lanes needs them all.
+        warp.apart = if warp.groups.len() > 1 { warp.apart + 1 } else { 0 };
+        if warp.apart > PATIENCE && env.random.below(8) == 0 {
             let other = env.random.below(warp.groups.len() as u64) as usize;
             if can_run(&warp.groups[other], warp, env) {
                 chosen = other;

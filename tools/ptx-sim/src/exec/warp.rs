@@ -3,8 +3,8 @@
 //! Lanes that stand at the same instruction form a group. Of the groups that can go on, the one with the lowest
 //! address runs; groups that meet become one. Compilers lay blocks out so that a join lies behind its branches, so
 //! lanes reconverge at the join; where one does not, only speed suffers. Unlike a stack of joins this lets lanes of one
-//! warp wait for each other (PTX ISA 3.1, independent thread scheduling): now and then, by the
-//! seed, another group that can go on runs instead.
+//! warp wait for each other (PTX ISA 3.1, independent thread scheduling): after long, another group that can go on runs
+//! now and then instead.
 use crate::ir::{Kernel, PredSlot, PredSource, Slot, Special};
 
 /// Lanes of a warp.
@@ -96,6 +96,8 @@ pub(crate) struct Warp {
     pub index: usize,
     pub regs: Registers,
     pub groups: Vec<Group>,
+    /// Instructions since all lanes stood together.
+    pub apart: u64,
     pub copies: super::copies::Copies,
 }
 
@@ -148,7 +150,7 @@ impl Warp {
         let lanes = (geometry.threads() - first).min(LANES as u32);
         let mask = u32::MAX >> (LANES as u32 - lanes);
         let regs = Registers { rows, preds: vec![0; kernel.preds] };
-        Self { index, regs, groups: vec![Group { pc: 0, mask, wait: None }], copies: Default::default() }
+        Self { index, regs, groups: vec![Group { pc: 0, mask, wait: None }], apart: 0, copies: Default::default() }
     }
 
     /// Lanes that have not exited.
