@@ -46,10 +46,10 @@ pub(super) fn barriers(site: &Site, parts: &[&str], changes: &mut Vec<Change>) {
         return;
     }
     let instr = site.instr();
-    if let Some(with) = altered(instr, ("xor.b32", 1), |i| i.operands.first_mut()) {
-        changes.push(site.replaced("barrier", "id^1", with));
-    }
     if let Some(Operand::Int(count)) = instr.operands.get(1) {
+        // With all threads of the CTA, one barrier is as good as another.
+        let with = altered(instr, ("xor.b32", 1), |i| i.operands.first_mut());
+        changes.extend(with.map(|with| site.replaced("barrier", "id^1", with)));
         for count in [count.saturating_sub(32), count + 32].into_iter().filter(|c| *c > 0 && *c <= 1024) {
             let mut with = instr.clone();
             with.operands[1] = Operand::Int(count);
