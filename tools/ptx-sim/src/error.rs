@@ -168,6 +168,20 @@ pub enum Fault {
         /// The executing lanes.
         executing: u32,
     },
+    /// A product of a warpgroup, or what is done to its registers, against the rules of `wgmma`.
+    #[error("wgmma: {problem}")]
+    Wgmma {
+        /// What is wrong.
+        problem: String,
+    },
+    /// A matrix descriptor that describes nothing.
+    #[error("matrix descriptor {descriptor:#x}: {problem}")]
+    Descriptor {
+        /// The descriptor.
+        descriptor: u64,
+        /// What is wrong.
+        problem: String,
+    },
     /// An operation on an mbarrier that nobody initialised, or that breaks its count.
     #[error("mbarrier at {address:#x}: {problem}")]
     Mbarrier {

@@ -258,14 +258,20 @@ impl Shared {
         Ok(address as usize..(address + bytes) as usize)
     }
 
-    /// Loads 1 to 8 bytes.
-    pub fn load(&self, address: u64, bytes: u64) -> Result<u64, Fault> {
-        let range = self.range("shared load", address, bytes)?;
+    /// Bytes that something has written.
+    pub fn bytes(&self, access: &str, address: u64, bytes: u64) -> Result<&[u8], Fault> {
+        let range = self.range(access, address, bytes)?;
         if let Some(i) = self.written[range.clone()].iter().position(|w| !w) {
             return Err(Fault::Uninitialised { address: address + i as u64 });
         }
+        Ok(&self.bytes[range])
+    }
+
+    /// Loads 1 to 8 bytes.
+    pub fn load(&self, address: u64, bytes: u64) -> Result<u64, Fault> {
+        let found = self.bytes("shared load", address, bytes)?;
         let mut value = [0; 8];
-        value[..range.len()].copy_from_slice(&self.bytes[range]);
+        value[..found.len()].copy_from_slice(found);
         Ok(u64::from_le_bytes(value))
     }
 

@@ -74,20 +74,20 @@ fn what_is_no_ptx_is_an_error(#[case] text: &str, #[case] line: u32, #[case] exp
 fn what_does_not_decode_is_counted() {
     let text = format!(
         "{HEAD}.entry k() {{ .reg .b32 %r<9>; .reg .f32 %f<9>; .reg .b64 %d<9>;\n\
-         add.f64 %d1, %d2, %d3; add.s32 %r1, %r2; add.s32 %r1, %r2, %r9; add.s32 %r1, %r2, %r3; ex2.f32 %f1, %f2;\n\
-         wgmma.fence.sync.aligned; wgmma.fence.sync.aligned; cvt.s32.f32 %r1, %f1; cvt.rzi.s32.f32 %r1, %f1;\n\
-         ld.global.v4.u32 {{%r1, %r2}}, [%d1]; ld.local.u32 %r1, [%d1]; bra NOWHERE; }}"
+         add.f8 %d1, %d2, %d3; add.s32 %r1, %r2; add.s32 %r1, %r2, %r9; add.s32 %r1, %r2, %r3; ex2.f32 %f1, %f2;\n\
+         mma.sync.x; mma.sync.x; cvt.s32.f32 %r1, %f1; cvt.rzi.s32.f32 %r1, %f1;\n\
+         ld.global.v4.u32 {{%r1, %r2}}, [%d1]; ld.nowhere.u32 %r1, [%d1]; bra NOWHERE; }}"
     );
     let unknown = unknown_instructions(&parse(&text).unwrap());
     let expected = [
-        ("add.f64", 1),
+        ("add.f8", 1),
         ("add.s32", 2),
         ("bra", 1),
         ("cvt.s32.f32", 1),
         ("ex2.f32", 1),
         ("ld.global.v4.u32", 1),
-        ("ld.local.u32", 1),
-        ("wgmma.fence.sync.aligned", 2),
+        ("ld.nowhere.u32", 1),
+        ("mma.sync.x", 2),
     ];
     assert_eq!(unknown, expected.map(|(name, count)| (name.to_string(), count)).into());
 }

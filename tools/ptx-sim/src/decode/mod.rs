@@ -5,12 +5,13 @@ mod matrix;
 mod memory;
 mod names;
 mod sync;
+mod wgmma;
 
 use crate::error::{CudaLine, Fault, Place, SimError};
-use crate::ir::{Inst, Kernel, Op};
+use crate::ir::{Inst, Kernel, MatrixOp, Op};
 use crate::parse::{Instr, Module};
 use names::Names;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Decodes one kernel.
 ///
@@ -26,7 +27,8 @@ pub(crate) fn decode(module: &Module, name: &str) -> Result<Kernel, SimError> {
     }
     // A body without a last `ret` ends, too.
     let line = entry.instrs.last().map_or(0, |i| i.line);
-    code.push(Inst { guard: None, op: Op::Exit, line, loc: None });
+    code.push(Inst { guard: None, op: Op::Exit, touches: [].into(), line, loc: None });
+    keep_touches(&mut code);
     Ok(names.kernel(entry, code))
 }
 
@@ -60,6 +62,7 @@ pub(crate) fn cuda_lines(files: &BTreeMap<u32, String>, loc: Option<crate::parse
 }
 
 fn instruction(names: &mut Names, instr: &Instr) -> Result<Inst, Fault> {
+    names.touched.clear();
     let guard = instr.guard.as_ref().map(|g| names.guard(instr, g)).transpose()?;
     let parts: Vec<&str> = instr.opcode.split('.').collect();
     let mut d = Decoder { names, instr, at: 0 };
@@ -67,7 +70,23 @@ fn instruction(names: &mut Names, instr: &Instr) -> Result<Inst, Fault> {
     if d.at != instr.operands.len() {
         return Err(d.bad(&format!("{} operands, expected {}", instr.operands.len(), d.at)));
     }
-    Ok(Inst { guard, op, line: instr.line, loc: instr.loc })
+    let touches = std::mem::take(&mut names.touched).into();
+    Ok(Inst { guard, op, touches, line: instr.line, loc: instr.loc })
+}
+
+/// Of the registers that instructions touch only those of `wgmma` are looked at.
+fn keep_touches(code: &mut [Inst]) {
+    let mut watched = HashSet::new();
+    for inst in code.iter_mut() {
+        if let Op::Matrix(op) = &inst.op
+            && let MatrixOp::Async(_) = **op
+        {
+            watched.extend(std::mem::take(&mut inst.touches));
+        }
+    }
+    for inst in code {
+        inst.touches = inst.touches.iter().copied().filter(|slot| watched.contains(slot)).collect();
+    }
 }
 
 /// One instruction while it is decoded; operands are taken in order.
@@ -94,6 +113,9 @@ impl Decoder<'_, '_> {
             return Ok(Some(op));
         }
         if let Some(op) = self.matrix(parts)? {
+            return Ok(Some(op));
+        }
+        if let Some(op) = self.wgmma(parts)? {
             return Ok(Some(op));
         }
         self.sync(parts)

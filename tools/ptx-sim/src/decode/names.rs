@@ -24,6 +24,8 @@ pub(super) struct Names<'m> {
     static_shared: u64,
     slots: Slot,
     preds: PredSlot,
+    /// Registers of the instruction that is decoded.
+    pub(super) touched: Vec<Slot>,
 }
 
 impl<'m> Names<'m> {
@@ -38,6 +40,7 @@ impl<'m> Names<'m> {
             static_shared: 0,
             slots: SINK + 1,
             preds: 0,
+            touched: Vec::new(),
         };
         for scope in &entry.scopes {
             let mut registers: Vec<_> = scope.registers.iter().collect();
@@ -199,7 +202,10 @@ impl Decoder<'_, '_> {
             Operand::F64(bits) => Ok(self.names.constant(*bits)),
             Operand::Name(name) if name == "WARP_SZ" => Ok(self.names.constant(32)),
             Operand::Name(name) => match self.names.look_up(self.instr, name) {
-                Some(Place::Register(slot)) => Ok(slot),
+                Some(Place::Register(slot)) => {
+                    self.names.touched.push(slot);
+                    Ok(slot)
+                }
                 Some(Place::Pred(_)) => Err(self.bad(name)),
                 None => match (special(name), self.names.symbols.get(name.as_str()).copied()) {
                     (Some(special), _) => Ok(self.names.special(special)),
@@ -228,11 +234,14 @@ impl Decoder<'_, '_> {
         self.dest_of(&instr.operands[self.at - 1])
     }
 
-    fn dest_of(&self, operand: &Operand) -> Result<Slot, Fault> {
+    fn dest_of(&mut self, operand: &Operand) -> Result<Slot, Fault> {
         match operand {
             Operand::Name(name) if name == "_" => Ok(SINK),
             Operand::Name(name) => match self.names.look_up(self.instr, name) {
-                Some(Place::Register(slot)) => Ok(slot),
+                Some(Place::Register(slot)) => {
+                    self.names.touched.push(slot);
+                    Ok(slot)
+                }
                 _ => Err(self.bad(name)),
             },
             other => Err(self.bad(&format!("{other:?}"))),

@@ -5,6 +5,7 @@
 use super::barriers::{Barriers, Mbarriers};
 use super::sync::{Flow, guarded};
 use super::warp::{Geometry, Group, LANES, Wait, Warp};
+use super::wgmma::Warpgroup;
 use super::{alu, mem, sync};
 use crate::decode::cuda_lines;
 use crate::error::{Fault, Place, SimError};
@@ -46,14 +47,19 @@ pub(super) struct Env<'a> {
     pub executed: u64,
     /// Floating or integer operations of matrix instructions so far; a multiply-add is two.
     pub matrix_flops: u64,
-    random: Random,
+    /// Warps of the CTA.
+    pub warps: usize,
+    pub warpgroups: Vec<Warpgroup>,
+    /// Line of the instruction that runs.
+    pub line: u32,
+    pub random: Random,
 }
 
 /// xorshift64*: a small generator, so that a seed means the same everywhere.
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn below(&mut self, n: u64) -> u64 {
+    pub fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -73,6 +79,9 @@ pub(crate) fn run(setup: &Setup, geometry: &Geometry, limits: &Limits) -> Result
         mbarriers: Mbarriers::default(),
         executed: 0,
         matrix_flops: 0,
+        warps: count,
+        warpgroups: (0..count.div_ceil(4)).map(|_| Warpgroup::default()).collect(),
+        line: 0,
         // Zero is the one state that the generator never leaves.
         random: Random(limits.seed | 1),
     };
@@ -114,6 +123,7 @@ fn finish(setup: &Setup, geometry: &Geometry, warps: &[Warp], env: &Env) -> Resu
             let waits = match &group.wait {
                 Some(Wait::Lanes(members)) => format!("lanes {members:#010x} of the warp"),
                 Some(Wait::Barrier { id, .. }) => format!("barrier {id} ({})", env.barriers.state(*id)),
+                Some(Wait::Warpgroup { warpgroup, .. }) => format!("the other warps of warpgroup {warpgroup}"),
                 Some(Wait::Mbarrier { address, parity }) => {
                     format!("mbarrier {address:#x} parity {parity} ({})", env.mbarriers.state(*address))
                 }
@@ -136,6 +146,7 @@ fn can_run(group: &Group, warp: &Warp, env: &Env) -> bool {
         None => true,
         Some(Wait::Lanes(members)) => members & warp.live() & !group.mask == 0,
         Some(Wait::Barrier { id, generation }) => env.barriers.passed(id, generation),
+        Some(Wait::Warpgroup { warpgroup, issued }) => env.warpgroups[warpgroup].passed(issued),
         Some(Wait::Mbarrier { address, parity }) => env.mbarriers.passed(address, parity),
     }
 }
@@ -188,12 +199,16 @@ fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Resul
         return Ok(());
     }
     let located = |(fault, lanes)| (fault, lanes, pc);
+    if !inst.touches.is_empty() {
+        warp.products.touch(&inst.touches, mask).map_err(located)?;
+    }
     if alu::run(&mut warp.regs, mask, &inst.op).map_err(|fault| located((fault, mask)))?
         || mem::run(warp, env, mask, &inst.op).map_err(located)?
     {
         warp.groups[chosen].pc = pc + 1;
         return Ok(());
     }
+    env.line = inst.line;
     let flow = sync::run(warp, env, group, mask, &inst.op).map_err(located)?;
     apply(warp, env, chosen, flow);
     Ok(())

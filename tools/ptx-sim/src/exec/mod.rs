@@ -3,6 +3,7 @@ mod alu;
 mod barriers;
 mod copies;
 mod cta;
+mod descriptor;
 mod float;
 mod fragment;
 mod matrix;
@@ -10,6 +11,7 @@ mod mem;
 mod product;
 mod sync;
 mod warp;
+mod wgmma;
 
 pub(crate) use cta::{Limits, Setup, orders_ctas, run};
 pub(crate) use float::can_convert;

@@ -4,7 +4,7 @@
 //! the terms in the order of k, each addition rounded to nearest in f32; f16 results are rounded once more, at the end.
 //! Tensor cores add in another order, with fewer guard bits: PTX ISA leaves order and rounding open.
 use crate::ir::Elem;
-use half::{bf16, f16};
+use half::f16;
 use std::ops::{Add, Mul};
 
 /// A number that matrices are computed in: f32, or i64 for integers.

@@ -42,6 +42,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Op
             warp.regs.map(mask, dst, dst, |_| now);
         }
         Op::ActiveMask { dst } => warp.regs.map(mask, dst, dst, |_| u64::from(mask)),
+        Op::Matrix(ref op) if op.is_async() => return super::wgmma::run(warp, env, group, mask, op),
         Op::Matrix(ref op) => return super::matrix::run(warp, env, group, mask, op),
         Op::BarSync { id, count, waits } => return barrier(warp, env, group, mask, (id, count, waits)),
         Op::WarpSync { mask: members } => {

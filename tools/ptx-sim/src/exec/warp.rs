@@ -27,6 +27,11 @@ impl Registers {
         &mut self.rows[slot as usize]
     }
 
+    /// How many there are.
+    pub fn slots(&self) -> usize {
+        self.rows.len()
+    }
+
     /// The lanes where a predicate holds.
     pub fn pred(&self, source: PredSource) -> u32 {
         let lanes = self.preds[source.slot as usize];
@@ -79,6 +84,8 @@ pub(crate) enum Wait {
     Lanes(u32),
     /// The named barrier's next completion after this generation.
     Barrier { id: u64, generation: u64 },
+    /// All warps of a warpgroup to have issued this many products.
+    Warpgroup { warpgroup: usize, issued: u64 },
     /// The phase of this parity to complete.
     Mbarrier { address: u64, parity: u64 },
 }
@@ -99,6 +106,7 @@ pub(crate) struct Warp {
     /// Instructions since all lanes stood together.
     pub apart: u64,
     pub copies: super::copies::Copies,
+    pub products: super::wgmma::Products,
 }
 
 /// A thread's surroundings, for its special registers.
@@ -150,7 +158,14 @@ impl Warp {
         let lanes = (geometry.threads() - first).min(LANES as u32);
         let mask = u32::MAX >> (LANES as u32 - lanes);
         let regs = Registers { rows, preds: vec![0; kernel.preds] };
-        Self { index, regs, groups: vec![Group { pc: 0, mask, wait: None }], apart: 0, copies: Default::default() }
+        Self {
+            index,
+            regs,
+            groups: vec![Group { pc: 0, mask, wait: None }],
+            apart: 0,
+            copies: Default::default(),
+            products: Default::default(),
+        }
     }
 
     /// Lanes that have not exited.

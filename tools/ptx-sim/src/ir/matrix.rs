@@ -134,3 +134,10 @@ pub(crate) enum MatrixOp {
         pending: usize,
     },
 }
+
+impl MatrixOp {
+    /// Whether it is one of `wgmma`.
+    pub fn is_async(&self) -> bool {
+        matches!(self, Self::Async(_) | Self::AsyncFence | Self::AsyncCommit | Self::AsyncWait { .. })
+    }
+}

@@ -48,6 +48,8 @@ pub(crate) struct Kernel {
 pub(crate) struct Inst {
     pub guard: Option<PredSource>,
     pub op: Op,
+    /// Registers that a `wgmma` has, too, unless it is one itself.
+    pub touches: Box<[Slot]>,
     pub line: u32,
     pub loc: Option<Loc>,
 }

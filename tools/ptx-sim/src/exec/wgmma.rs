@@ -1,0 +1,312 @@
+//! `wgmma`: products that the four warps of a warpgroup start and that go on by themselves (PTX ISA 9.7.15).
+//!
+//! Registers of a product, those of D and of A, must not be touched until a `wgmma.wait_group` retires it, and a
+//! `wgmma.fence` must stand between any access to them and the product; only products of one shape may follow each other
+//! on the same D. What the four warps issue must be the same. Shared memory is read at a random time between the last
+//! warp's issue and the first warp's wait.
+use super::cta::Env;
+use super::descriptor::Tile;
+use super::fragment::{Fragment, Role};
+use super::matrix::whole_warp;
+use super::mem::LaneResult;
+use super::product::{Number, multiply};
+use super::sync::Flow;
+use super::warp::{Registers, Wait, Warp};
+use crate::error::Fault;
+use crate::ir::{AsyncProduct, Layout, MatrixOp, Shape, Slot, SourceA};
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+/// Warps of a warpgroup.
+const WARPS: usize = 4;
+
+/// What an instruction of the warpgroup read from shared memory, by rows: all 64 rows of A, unless they are registers.
+#[derive(Debug)]
+struct Operands<T> {
+    a: Option<Vec<T>>,
+    b: Vec<T>,
+}
+
+#[derive(Debug)]
+enum Values {
+    Float(Operands<f32>),
+    Int(Operands<i64>),
+}
+
+/// A product of the warpgroup, once all of its warps have issued it.
+#[derive(Debug)]
+pub(super) struct Issue {
+    /// The instruction, and what its four warps must agree on: descriptors and whether it adds to D.
+    op: AsyncProduct,
+    line: u32,
+    descriptors: (Option<u64>, u64),
+    accumulates: bool,
+    values: OnceLock<Values>,
+}
+
+/// The products of a warpgroup that not all of its warps have issued.
+#[derive(Default)]
+pub(crate) struct Warpgroup {
+    open: VecDeque<(Arc<Issue>, usize)>,
+    /// Products that all warps have issued.
+    complete: u64,
+}
+
+impl Warpgroup {
+    /// Whether all warps have issued this many products.
+    pub fn passed(&self, issued: u64) -> bool {
+        self.complete >= issued
+    }
+}
+
+/// A register of a warp.
+#[derive(Debug, Clone, Copy, Default)]
+struct Register {
+    /// A `wgmma.fence` came after the last access.
+    fenced: bool,
+    /// The last access was as D of a product of this shape.
+    sum: Option<Shape>,
+    /// Products under way that have it, and the line of the last of them.
+    flights: u32,
+    line: u32,
+}
+
+/// A warp's part in its warpgroup's products.
+#[derive(Default)]
+pub(crate) struct Products {
+    registers: Vec<Register>,
+    issued: u64,
+    open: Vec<Arc<Issue>>,
+    groups: VecDeque<Vec<Arc<Issue>>>,
+}
+
+fn error(problem: impl Into<String>) -> (Fault, u32) {
+    (Fault::Wgmma { problem: problem.into() }, u32::MAX)
+}
+
+impl Products {
+    /// An instruction other than `wgmma` accesses registers that a `wgmma` has, too.
+    pub fn touch(&mut self, slots: &[Slot], mask: u32) -> LaneResult<()> {
+        for slot in slots {
+            let Some(register) = self.registers.get_mut(*slot as usize) else { return Ok(()) };
+            if register.flights > 0 {
+                let problem = format!("a register of line {} is accessed before a wait_group", register.line);
+                return Err((Fault::Wgmma { problem }, mask));
+            }
+            (register.fenced, register.sum) = (false, None);
+        }
+        Ok(())
+    }
+
+    fn take_off(&mut self, op: &AsyncProduct, line: u32) -> LaneResult<()> {
+        for slot in op.a_registers() {
+            let register = &mut self.registers[*slot as usize];
+            if !register.fenced {
+                return Err(error("no wgmma.fence since the last access to a register of A"));
+            }
+            register.take_off(line);
+        }
+        for slot in &op.d {
+            let register = &mut self.registers[*slot as usize];
+            let chained = register.sum == Some(op.shape);
+            if register.flights > 0 && !chained {
+                return Err(error(format!("D has a register of line {}, which is under way", register.line)));
+            }
+            if !register.fenced && !chained {
+                return Err(error("no wgmma.fence since the last access to a register of D"));
+            }
+            (register.fenced, register.sum) = (false, Some(op.shape));
+            register.take_off(line);
+        }
+        Ok(())
+    }
+
+    fn fence(&mut self) {
+        self.registers.iter_mut().for_each(|register| register.fenced = true);
+    }
+}
+
+impl Register {
+    fn take_off(&mut self, line: u32) {
+        self.flights += 1;
+        self.line = line;
+    }
+}
+
+impl AsyncProduct {
+    fn a_registers(&self) -> &[Slot] {
+        match &self.a {
+            SourceA::Registers(slots) => slots,
+            SourceA::Shared(..) => &[],
+        }
+    }
+}
+
+/// Runs an instruction of `wgmma`.
+pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &MatrixOp) -> LaneResult<Flow> {
+    if let Some(flow) = whole_warp(warp, group, mask)? {
+        return Ok(flow);
+    }
+    let slots = warp.regs.slots();
+    warp.products.registers.resize(slots, Register::default());
+    let index = warp.index / WARPS;
+    if env.warps < WARPS * (index + 1) {
+        return Err(error("its warpgroup has fewer than four warps"));
+    }
+    match op {
+        MatrixOp::Async(op) => issue(warp, env, op)?,
+        MatrixOp::AsyncFence => warp.products.fence(),
+        MatrixOp::AsyncCommit => {
+            let group = std::mem::take(&mut warp.products.open);
+            warp.products.groups.push_back(group);
+            read_some(warp, env)?;
+        }
+        MatrixOp::AsyncWait { pending } => return wait(warp, env, *pending),
+        other => return Err((Fault::UnknownInstruction(format!("{other:?}")), mask)),
+    }
+    Ok(Flow::Next)
+}
+
+/// The one value that a register must have in all lanes.
+fn uniform(regs: &Registers, slot: Slot, what: &str) -> LaneResult<u64> {
+    let row = regs.row(slot);
+    if row.iter().any(|x| x != &row[0]) {
+        return Err(error(format!("{what} differs between lanes")));
+    }
+    Ok(row[0])
+}
+
+fn issue(warp: &mut Warp, env: &mut Env, op: &AsyncProduct) -> LaneResult<()> {
+    let accumulates = match warp.regs.pred(op.accumulate) {
+        0 => false,
+        u32::MAX => true,
+        _ => return Err(error("scale-d differs between lanes")),
+    };
+    let a = match op.a {
+        SourceA::Shared(slot, _) => Some(uniform(&warp.regs, slot, "the descriptor of A")?),
+        SourceA::Registers(_) => None,
+    };
+    let descriptors = (a, uniform(&warp.regs, op.b, "the descriptor of B")?);
+    let line = env.line;
+    warp.products.take_off(op, line)?;
+    let warpgroup = &mut env.warpgroups[warp.index / WARPS];
+    let at = (warp.products.issued - warpgroup.complete) as usize;
+    if at == warpgroup.open.len() {
+        let issue = Issue { op: op.clone(), line, descriptors, accumulates, values: OnceLock::new() };
+        warpgroup.open.push_back((Arc::new(issue), 0));
+    }
+    let (issue, warps) = &mut warpgroup.open[at];
+    if (issue.line, issue.descriptors, issue.accumulates) != (line, descriptors, accumulates) {
+        let theirs = format!("line {}, descriptors {:x?}", issue.line, issue.descriptors);
+        return Err(error(format!("the warps of the warpgroup differ: {theirs} and line {line}, {descriptors:x?}")));
+    }
+    *warps += 1;
+    warp.products.open.push(issue.clone());
+    warp.products.issued += 1;
+    while warpgroup.open.front().is_some_and(|(_, warps)| *warps == WARPS) {
+        warpgroup.open.pop_front();
+        warpgroup.complete += 1;
+    }
+    Ok(())
+}
+
+/// Some of the products that can start read their operands.
+fn read_some(warp: &mut Warp, env: &mut Env) -> LaneResult<()> {
+    let first = warp.products.issued - warp.products.groups.iter().map(|g| g.len() as u64).sum::<u64>();
+    let issues: Vec<_> = warp.products.groups.iter().flatten().cloned().collect();
+    for (issue, number) in issues.iter().zip(first..) {
+        if env.warpgroups[warp.index / WARPS].passed(number + 1) && env.random.below(2) == 0 {
+            issue.read(env)?;
+        }
+    }
+    Ok(())
+}
+
+/// Retires groups until `pending` are left, once all four warps have issued them.
+fn wait(warp: &mut Warp, env: &mut Env, pending: usize) -> LaneResult<Flow> {
+    let left = |groups: &VecDeque<Vec<Arc<Issue>>>| -> usize {
+        groups.iter().skip(groups.len().saturating_sub(pending)).map(Vec::len).sum()
+    };
+    let products = &warp.products;
+    let last = products.issued - (products.open.len() + left(&products.groups)) as u64;
+    let warpgroup = warp.index / WARPS;
+    if !env.warpgroups[warpgroup].passed(last) {
+        return Ok(Flow::Retry(Wait::Warpgroup { warpgroup, issued: last }));
+    }
+    while warp.products.groups.len() > pending {
+        for issue in warp.products.groups.pop_front().into_iter().flatten() {
+            issue.read(env)?;
+            issue.finish(warp);
+            env.matrix_flops += 2 * (issue.op.shape.m * issue.op.shape.n * issue.op.shape.k / WARPS) as u64;
+        }
+    }
+    Ok(Flow::Next)
+}
+
+impl Issue {
+    /// Reads the operands from shared memory, if nobody has.
+    fn read(&self, env: &Env) -> LaneResult<()> {
+        if self.values.get().is_none() {
+            let values = if self.op.a_elem.is_int() {
+                Values::Int(self.operands(env)?)
+            } else {
+                Values::Float(self.operands(env)?)
+            };
+            // Nobody else can have set it: a CTA is one thread.
+            let _ = self.values.set(values);
+        }
+        Ok(())
+    }
+
+    fn operands<T: Number>(&self, env: &Env) -> LaneResult<Operands<T>> {
+        let Shape { m, n, k } = self.op.shape;
+        let fault = |fault| (fault, u32::MAX);
+        let a = match (self.descriptors.0, &self.op.a) {
+            (Some(descriptor), SourceA::Shared(_, transposed)) => {
+                let tile = Tile::of_wgmma(descriptor, *transposed).map_err(fault)?;
+                let mut a = vec![T::default(); m * k];
+                tile.read(env, self.op.a_elem, (m, k), |row, at, x| a[row * k + at] = x).map_err(fault)?;
+                Some(a)
+            }
+            _ => None,
+        };
+        let tile = Tile::of_wgmma(self.descriptors.1, self.op.b_transposed).map_err(fault)?;
+        let mut b = vec![T::default(); k * n];
+        tile.read(env, self.op.b_elem, (n, k), |column, at, x| b[at * n + column] = x).map_err(fault)?;
+        if self.op.negate_b {
+            b.iter_mut().for_each(|x| *x = x.negated());
+        }
+        Ok(Operands { a, b })
+    }
+
+    /// Adds the product to the warp's registers and gives them back.
+    fn finish(&self, warp: &mut Warp) {
+        match self.values.get() {
+            Some(Values::Float(operands)) => self.multiply(warp, operands),
+            Some(Values::Int(operands)) => self.multiply(warp, operands),
+            None => {}
+        }
+        for slot in self.op.d.iter().chain(self.op.a_registers()) {
+            warp.products.registers[*slot as usize].flights -= 1;
+        }
+    }
+
+    /// The warp's 16 rows: their fragments are those of `mma.sync`, with more columns.
+    fn multiply<T: Number>(&self, warp: &mut Warp, operands: &Operands<T>) {
+        let (op, shape) = (&self.op, Shape { m: 16, ..self.op.shape });
+        let of = |role, elem| Fragment::of(Layout::Mma, role, shape, elem);
+        let rows = 16 * shape.k;
+        let mut a = match &operands.a {
+            Some(all) => all[warp.index % WARPS * rows..][..rows].to_vec(),
+            None => of(Role::A, op.a_elem).read(&warp.regs, op.a_registers()),
+        };
+        if op.negate_a {
+            a.iter_mut().for_each(|x| *x = x.negated());
+        }
+        let sums = of(Role::Sum, op.d_elem);
+        let mut d: Vec<T> =
+            if self.accumulates { sums.read(&warp.regs, &op.d) } else { vec![T::default(); 16 * shape.n] };
+        multiply(shape.k, shape.n, &a, &operands.b, &mut d);
+        sums.write(&mut warp.regs, &op.d, &d, op.saturate);
+    }
+}
