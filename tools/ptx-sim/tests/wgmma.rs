@@ -85,7 +85,8 @@ fn sums(thread: usize, e: usize) -> (usize, usize) {
 
 #[rstest]
 fn products_of_tiles(
-    #[values(Layout::K(128), Layout::K(64), Layout::K(32), Layout::K(16), Layout::Mn(128), Layout::Mn(16))] a_layout: Layout,
+    #[values(Layout::K(128), Layout::K(64), Layout::K(32), Layout::K(16), Layout::Mn(128), Layout::Mn(16))]
+    a_layout: Layout,
     #[values(
         Layout::K(128),
         Layout::K(64),
@@ -218,7 +219,8 @@ const D: &str = "{%i0, %i1, %i2, %i3}";
 const FENCE: &str = "wgmma.fence.sync.aligned;\n";
 const COMMIT: &str = "wgmma.commit_group.sync.aligned;\n";
 const WAIT: &str = "wgmma.wait_group.sync.aligned 0;\n";
-const MMA: &str = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%i0, %i1, %i2, %i3}, %rd6, %rd7, %p2, 1, 1, 0, 0;\n";
+const MMA: &str =
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%i0, %i1, %i2, %i3}, %rd6, %rd7, %p2, 1, 1, 0, 0;\n";
 const MMA_A: &str = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%i0, %i1, %i2, %i3}, {%r20, %r21, %r22, %r23}, \
                      %rd7, %p2, 1, 1, 0;\n";
 const GIVE: &str = "mov.b32 %o0, %i0; mov.b32 %o1, %i1; mov.b32 %o2, %i2; mov.b32 %o3, %i3;\n";
