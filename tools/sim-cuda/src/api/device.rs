@@ -1,0 +1,75 @@
+//! Devices, contexts, errors.
+use crate::code::{Code, CuResult};
+use crate::device::{MEMORY, attribute};
+use crate::driver::{api, put};
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+/// The context of the only device.
+const CONTEXT: usize = 0xc0de;
+
+/// The version of the driver API (13.0).
+const VERSION: c_int = 13000;
+
+api! {
+    fn cuInit(_flags: c_uint) { |_| Ok(()) }
+    fn cuDriverGetVersion(version: *mut c_int) { |_| put(version, VERSION) }
+    fn cuDeviceGetCount(count: *mut c_int) { |_| put(count, 1) }
+    fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
+        |_| if ordinal == 0 { put(device, 0) } else { Err(Code::InvalidDevice) }
+    }
+    fn cuDeviceGetName(name: *mut c_char, length: c_int, _device: c_int) {
+        |gpu| {
+            let text = format!("Simulated GPU sm_{}\0", gpu.config.arch);
+            if text.len() > length as usize {
+                return Err(Code::InvalidValue);
+            }
+            std::ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len());
+            Ok(())
+        }
+    }
+    fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, _device: c_int) {
+        |gpu| match attribute(&gpu.config, which) {
+            Some(found) => put(value, found),
+            None => {
+                eprintln!("sim-cuda: the simulated GPU has no value of attribute {which}");
+                Err(Code::InvalidValue)
+            }
+        }
+    }
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { |_| put(bytes, MEMORY as usize) }
+    fn cuDeviceGetPCIBusId(_id: *mut c_char, _length: c_int, _device: c_int) { |_| Err(Code::NotSupported) }
+    fn cuDevicePrimaryCtxRetain(context: *mut usize, _device: c_int) { |_| put(context, CONTEXT) }
+    fn cuDevicePrimaryCtxRelease_v2(_device: c_int) { |_| Ok(()) }
+    fn cuCtxSetCurrent(_context: usize) { |_| Ok(()) }
+    fn cuCtxGetCurrent(context: *mut usize) { |_| put(context, CONTEXT) }
+    fn cuCtxSynchronize() { |_| Ok(()) }
+    fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
+        |_| { put(least, 0)?; put(greatest, 0) }
+    }
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        |gpu| { put(free, gpu.free_bytes() as usize)?; put(total, MEMORY as usize) }
+    }
+}
+
+/// Writes one of the two texts of a result; they are asked for after a failure, too.
+unsafe fn text(
+    result: CuResult,
+    to: *mut *const c_char,
+    choose: fn((&'static CStr, &'static CStr)) -> &'static CStr,
+) -> CuResult {
+    let found = Code::texts(result).map_or(c"CUDA_ERROR_OTHER", choose);
+    // SAFETY: the caller's pointer is what cuda.h asks for.
+    crate::code::status(unsafe { put(to, found.as_ptr()) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGetErrorName(result: CuResult, name: *mut *const c_char) -> CuResult {
+    // SAFETY: as above.
+    unsafe { text(result, name, |(name, _)| name) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGetErrorString(result: CuResult, description: *mut *const c_char) -> CuResult {
+    // SAFETY: as above.
+    unsafe { text(result, description, |(_, description)| description) }
+}

@@ -1,0 +1,78 @@
+//! Results of the driver API (`CUresult`).
+use std::ffi::{CStr, c_uint};
+
+/// What a function of the driver API returns.
+pub type CuResult = c_uint;
+
+/// An error of the driver API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Code {
+    /// An argument that cannot be.
+    InvalidValue = 1,
+    /// An argument names no device.
+    InvalidDevice = 101,
+    /// PTX that does not parse, or has instructions that the simulator does not know.
+    InvalidPtx = 218,
+    /// A handle that names nothing.
+    InvalidHandle = 400,
+    /// The module has no such function.
+    NotFound = 500,
+    /// The event has not happened yet.
+    NotReady = 600,
+    /// A kernel accessed memory that is not there.
+    IllegalAddress = 700,
+    /// A launch needs more than the device has.
+    OutOfResources = 701,
+    /// A kernel accessed memory that is misaligned.
+    MisalignedAddress = 716,
+    /// A kernel failed.
+    LaunchFailed = 719,
+    /// Not in this driver.
+    NotSupported = 801,
+    /// The simulator itself failed.
+    Unknown = 999,
+}
+
+impl Code {
+    const ALL: [Self; 12] = [
+        Self::InvalidValue,
+        Self::InvalidDevice,
+        Self::InvalidPtx,
+        Self::InvalidHandle,
+        Self::NotFound,
+        Self::NotReady,
+        Self::IllegalAddress,
+        Self::OutOfResources,
+        Self::MisalignedAddress,
+        Self::LaunchFailed,
+        Self::NotSupported,
+        Self::Unknown,
+    ];
+
+    /// Name and description of a result.
+    pub fn texts(result: CuResult) -> Option<(&'static CStr, &'static CStr)> {
+        if result == 0 {
+            return Some((c"CUDA_SUCCESS", c"no error"));
+        }
+        Some(match Self::ALL.into_iter().find(|code| *code as u32 == result)? {
+            Self::InvalidValue => (c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
+            Self::InvalidDevice => (c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+            Self::InvalidPtx => (c"CUDA_ERROR_INVALID_PTX", c"PTX that the simulator does not know"),
+            Self::InvalidHandle => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+            Self::NotFound => (c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
+            Self::NotReady => (c"CUDA_ERROR_NOT_READY", c"device not ready"),
+            Self::IllegalAddress => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
+            Self::OutOfResources => (c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"too many resources for a launch"),
+            Self::MisalignedAddress => (c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
+            Self::LaunchFailed => (c"CUDA_ERROR_LAUNCH_FAILED", c"the simulator found an error in a kernel"),
+            Self::NotSupported => (c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported by the simulator"),
+            Self::Unknown => (c"CUDA_ERROR_UNKNOWN", c"the simulator failed"),
+        })
+    }
+}
+
+/// What the driver returns for a result of ours.
+pub fn status(result: Result<(), Code>) -> CuResult {
+    result.map_or_else(|code| code as CuResult, |()| 0)
+}

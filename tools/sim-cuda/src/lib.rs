@@ -1,0 +1,16 @@
+//! A CUDA driver whose GPU is the simulator `ptx-sim`.
+//!
+//! The library has the functions of `libcuda.so` that CubeCL's CUDA runtime looks up, so that a program built for CUDA
+//! runs its kernels on the CPU, unchanged. Or it passes all calls on to a real driver, and records launches. The README
+//! says how to use it.
+mod api;
+mod code;
+mod config;
+mod device;
+mod driver;
+mod forward;
+mod gpu;
+mod module;
+mod nvrtc;
+mod record;
+mod report;
