@@ -136,12 +136,35 @@ pub enum Fault {
         /// Bytes of the access.
         bytes: u64,
     },
-    /// A read of shared memory that nothing wrote, or that an asynchronous copy has yet to write.
+    /// A read of shared memory that nothing wrote.
     #[error("read of uninitialised shared memory at {address:#x}")]
     Uninitialised {
         /// The first such byte.
         address: u64,
     },
+    /// Accesses to shared memory without an order between them.
+    #[error("data race: {access} at shared address {address:#x} is not ordered after {earlier}")]
+    Race {
+        /// "shared load" and so on.
+        access: String,
+        /// The first such byte.
+        address: u64,
+        /// The other access.
+        earlier: String,
+    },
+    /// An access by a bulk copy or a matrix instruction after a generic write without `fence.proxy.async` between.
+    #[error(
+        "no fence.proxy.async between the write at shared address {address:#x} by {write} and its use by the async proxy"
+    )]
+    ProxyFence {
+        /// The first such byte.
+        address: u64,
+        /// Who wrote it.
+        write: String,
+    },
+    /// A CTA that ended before work on its shared memory that nothing had waited for.
+    #[error("the CTA ended while this was still under way in its shared memory")]
+    UnfinishedCopy,
     /// A write to memory that cannot be written.
     #[error("write to read-only memory at {address:#x}")]
     ReadOnly {
@@ -197,6 +220,20 @@ pub enum Fault {
         id: u64,
         /// What is wrong.
         problem: String,
+    },
+    /// A rank that no CTA of the cluster has.
+    #[error("no CTA of rank {rank} in a cluster of {ctas}")]
+    NoSuchCta {
+        /// The rank.
+        rank: usize,
+        /// CTAs of the cluster.
+        ctas: usize,
+    },
+    /// The cluster barrier used in the wrong order.
+    #[error("cluster barrier: a thread {problem}")]
+    ClusterBarrier {
+        /// What is wrong.
+        problem: &'static str,
     },
     /// No warp can go on.
     #[error("deadlock:{}", positions.iter().map(|p| format!("\n  {p}")).collect::<String>())]

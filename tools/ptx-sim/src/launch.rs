@@ -10,6 +10,9 @@ use rayon::prelude::*;
 /// Shared memory that a CTA can have at most (compute capability 9.0).
 const MAX_SHARED: u64 = 227 * 1024;
 
+/// CTAs that a cluster can have at most (compute capability 9.0, with the launch attribute for more than 8).
+const MAX_CLUSTER: u64 = 16;
+
 /// An argument of a kernel.
 #[derive(Debug, Clone)]
 pub enum Param {
@@ -30,6 +33,8 @@ pub struct Launch<'a> {
     pub grid: [u32; 3],
     /// Threads of a CTA in x, y, z.
     pub block: [u32; 3],
+    /// CTAs of a cluster in x, y, z; what the kernel requires goes before a single one.
+    pub cluster: [u32; 3],
     /// Arguments in order.
     pub params: Vec<Param>,
     /// Bytes of dynamic shared memory.
@@ -38,7 +43,7 @@ pub struct Launch<'a> {
     pub seed: u64,
     /// Lets shared memory be read that nothing wrote (it reads as zeros).
     pub initialised_shared: bool,
-    /// Warp instructions of a CTA before [`Fault::TooLong`].
+    /// Warp instructions of a CTA, in the mean over its cluster, before [`Fault::TooLong`].
     pub max_instructions: u64,
 }
 
@@ -76,6 +81,7 @@ impl<'a> Launch<'a> {
             entry,
             grid: [1; 3],
             block: [32, 1, 1],
+            cluster: [1; 3],
             params: Vec::new(),
             dynamic_shared: 0,
             seed: 1,
@@ -84,7 +90,7 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Runs the kernel. CTAs run in parallel; with atomics on global memory they run in order, so that a seed gives one
+    /// Runs the kernel. Clusters run in parallel; with atomics on global memory they run in order, so that a seed gives one
     /// result.
     ///
     /// # Errors
@@ -94,20 +100,44 @@ impl<'a> Launch<'a> {
         let params = self.arguments(&kernel, memory)?;
         self.check(&kernel)?;
         let setup = Setup { kernel: &kernel, files: &self.module.files, global: memory, params: &params };
-        let [x, y, z] = self.grid.map(u64::from);
+        let cluster = self.cluster(&kernel)?;
+        let across = [0, 1, 2].map(|axis| self.grid[axis] / cluster[axis]);
         let one = |index: u64| {
-            let cta = [(index % x) as u32, (index / x % y) as u32, (index / x / y) as u32];
-            let geometry = Geometry { grid: self.grid, block: self.block, cta };
+            let [x, y] = [u64::from(across[0]), u64::from(across[1])];
+            let first = [index % x, index / x % y, index / x / y];
+            let cta = |rank: u32| {
+                let within = [rank % cluster[0], rank / cluster[0] % cluster[1], rank / cluster[0] / cluster[1]];
+                let cta = [0, 1, 2].map(|axis| first[axis] as u32 * cluster[axis] + within[axis]);
+                Geometry { grid: self.grid, block: self.block, cta, cluster, rank: rank as usize }
+            };
+            let ctas: Vec<_> = (0..cluster.iter().product()).map(cta).collect();
             let limits = Limits {
                 shared: kernel.static_shared + self.dynamic_shared,
                 initialised: self.initialised_shared,
                 seed: (self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9),
                 instructions: self.max_instructions,
             };
-            exec::run(&setup, &geometry, &limits)
+            exec::run(&setup, &ctas, &limits)
         };
-        let count = x * y * z;
+        let count = across.iter().map(|&n| u64::from(n)).product();
         if exec::orders_ctas(&kernel) { (0..count).map(one).sum() } else { (0..count).into_par_iter().map(one).sum() }
+    }
+
+    /// The cluster's CTAs (PTX ISA, `.reqnctapercluster`): the grid is a multiple of it.
+    fn cluster(&self, kernel: &Kernel) -> Result<[u32; 3], SimError> {
+        let cluster = if self.cluster == [1; 3] { kernel.cluster.unwrap_or(self.cluster) } else { self.cluster };
+        let ctas: u64 = cluster.iter().map(|&n| u64::from(n)).product();
+        let shown = format!("{cluster:?}");
+        if let Some(required) = kernel.cluster.filter(|r| *r != cluster) {
+            return Err(bad("cluster", shown, format!("{required:?}")));
+        }
+        if !(1..=MAX_CLUSTER).contains(&ctas) {
+            return Err(bad("cluster", shown, format!("1 to {MAX_CLUSTER} CTAs")));
+        }
+        if (0..3).any(|axis| !self.grid[axis].is_multiple_of(cluster[axis])) {
+            return Err(bad("grid", format!("{:?}", self.grid), format!("a multiple of the cluster {shown}")));
+        }
+        Ok(cluster)
     }
 
     fn check(&self, kernel: &Kernel) -> Result<(), SimError> {

@@ -1,4 +1,4 @@
-//! Memory: global allocations with bounds, shared memory that knows what was written, windows of generic addresses.
+//! Memory: global allocations with bounds, windows of generic addresses.
 use crate::error::Fault;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -188,32 +188,41 @@ impl Memory {
         format!("nearest is the {state} of {} bytes at {:#x}, offset {at}", a.bytes, a.base)
     }
 
-    /// Loads 1, 2, 4 or 8 bytes; the address is a multiple of their number.
-    pub(crate) fn load(&self, address: u64, bytes: u64) -> Result<u64, Fault> {
-        let (a, at) = self.find("global load", address, bytes)?;
-        let word = |i: usize| u64::from(a.words[i].load(Ordering::Relaxed));
-        Ok(match bytes {
-            8 => word(at / 4) | word(at / 4 + 1) << 32,
-            4 => word(at / 4),
-            _ => word(at / 4) >> (8 * (at % 4)) & ((1 << (8 * bytes)) - 1),
-        })
+    /// Loads up to 32 bytes; within words of four the address is a multiple of their number.
+    #[inline]
+    pub(crate) fn load(&self, address: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let (a, at) = self.find("global load", address, into.len() as u64)?;
+        if at.is_multiple_of(4) {
+            for (i, part) in into.chunks_mut(4).enumerate() {
+                let word = a.words[at / 4 + i].load(Ordering::Relaxed).to_le_bytes();
+                part.copy_from_slice(&word[..part.len()]);
+            }
+            return Ok(());
+        }
+        for (i, byte) in into.iter_mut().enumerate() {
+            *byte = (a.words[(at + i) / 4].load(Ordering::Relaxed) >> (8 * ((at + i) % 4))) as u8;
+        }
+        Ok(())
     }
 
-    /// Stores 1, 2, 4 or 8 bytes; the address is a multiple of their number.
-    pub(crate) fn store(&self, address: u64, bytes: u64, value: u64) -> Result<(), Fault> {
-        let (a, at) = self.find("global store", address, bytes)?;
-        match bytes {
-            8 => {
-                a.words[at / 4].store(value as u32, Ordering::Relaxed);
-                a.words[at / 4 + 1].store((value >> 32) as u32, Ordering::Relaxed);
+    /// Stores whole words of four bytes, or one or two bytes within a word.
+    #[inline]
+    pub(crate) fn store(&self, address: u64, from: &[u8]) -> Result<(), Fault> {
+        let (a, at) = self.find("global store", address, from.len() as u64)?;
+        for (i, part) in from.chunks(4).enumerate() {
+            let word = &a.words[at / 4 + i];
+            let mut value = [0; 4];
+            value[..part.len()].copy_from_slice(part);
+            let value = u32::from_le_bytes(value);
+            if part.len() == 4 {
+                word.store(value, Ordering::Relaxed);
+                continue;
             }
-            4 => a.words[at / 4].store(value as u32, Ordering::Relaxed),
-            _ => {
-                let shift = 8 * (at % 4) as u32;
-                let mask = ((1u32 << (8 * bytes)) - 1) << shift;
-                let bits = (value as u32) << shift & mask;
-                let _ = a.words[at / 4].fetch_update(Ordering::Relaxed, Ordering::Relaxed, |w| Some(w & !mask | bits));
-            }
+            // Other CTAs may write the word's other bytes.
+            let shift = 8 * (at % 4) as u32;
+            let mask = ((1u32 << (8 * part.len())) - 1) << shift;
+            let bits = value << shift & mask;
+            let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |w| Some(w & !mask | bits));
         }
         Ok(())
     }
@@ -232,66 +241,10 @@ impl Memory {
             return Ok(u64::from(old));
         }
         let _guard = self.wide.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = self.load(address, 8)?;
-        self.store(address, 8, f(old))?;
+        let mut old = [0; 8];
+        self.load(address, &mut old)?;
+        let old = u64::from_le_bytes(old);
+        self.store(address, &f(old).to_le_bytes())?;
         Ok(old)
     }
-}
-
-/// The shared memory of a CTA. Reading a byte that nothing wrote is an error.
-pub(crate) struct Shared {
-    bytes: Vec<u8>,
-    written: Vec<bool>,
-}
-
-impl Shared {
-    pub fn new(bytes: u64, initialised: bool) -> Self {
-        Self { bytes: vec![0; bytes as usize], written: vec![initialised; bytes as usize] }
-    }
-
-    fn range(&self, access: &str, address: u64, bytes: u64) -> Result<std::ops::Range<usize>, Fault> {
-        let size = self.bytes.len() as u64;
-        if bytes > size || address > size - bytes {
-            let nearest = format!("the CTA has {size} bytes of shared memory");
-            return Err(Fault::OutOfBounds { access: access.to_string(), address, bytes, nearest });
-        }
-        Ok(address as usize..(address + bytes) as usize)
-    }
-
-    /// Bytes that something has written.
-    pub fn bytes(&self, access: &str, address: u64, bytes: u64) -> Result<&[u8], Fault> {
-        let range = self.range(access, address, bytes)?;
-        if let Some(i) = self.written[range.clone()].iter().position(|w| !w) {
-            return Err(Fault::Uninitialised { address: address + i as u64 });
-        }
-        Ok(&self.bytes[range])
-    }
-
-    /// Loads 1 to 8 bytes.
-    pub fn load(&self, address: u64, bytes: u64) -> Result<u64, Fault> {
-        let found = self.bytes("shared load", address, bytes)?;
-        let mut value = [0; 8];
-        value[..found.len()].copy_from_slice(found);
-        Ok(u64::from_le_bytes(value))
-    }
-
-    /// Stores 1 to 8 bytes.
-    pub fn store(&mut self, address: u64, bytes: u64, value: u64) -> Result<(), Fault> {
-        let range = self.range("shared store", address, bytes)?;
-        self.bytes[range.clone()].copy_from_slice(&value.to_le_bytes()[..range.len()]);
-        self.written[range].fill(true);
-        Ok(())
-    }
-
-    /// Makes bytes unreadable until they are written: an asynchronous copy is on its way there.
-    pub fn forget(&mut self, address: u64, bytes: u64) -> Result<(), Fault> {
-        let range = self.range("asynchronous copy", address, bytes)?;
-        self.written[range].fill(false);
-        Ok(())
-    }
-}
-
-/// A shared address, given as one of the shared or of the generic space.
-pub(crate) fn shared_address(address: u64) -> u64 {
-    if address >> 44 == SHARED_WINDOW >> 44 { address - SHARED_WINDOW } else { address }
 }

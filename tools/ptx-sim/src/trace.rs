@@ -185,6 +185,7 @@ impl Recorded {
         Launch {
             grid: self.grid,
             block: self.block,
+            cluster: self.cluster.map(|n| n.max(1)),
             params: self.params.iter().cloned().map(Param::Bytes).collect(),
             dynamic_shared: self.dynamic_shared,
             ..Launch::new(module, &self.entry)

@@ -2,27 +2,28 @@
 use super::Decoder;
 use super::alu::{int, ty};
 use crate::error::Fault;
-use crate::ir::{Atom, AtomTy, Op, SINK, Slot, Space};
+use crate::ir::{Addr, Atom, AtomTy, Op, SINK, Slot, Space};
 
-/// Splits the space off an access's modifiers. What says how strong, how wide in scope or how cached an access is
-/// changes no result here: CTAs see each other's writes at once.
-fn access<'a>(names: &'a [&'a str]) -> Option<(Space, usize)> {
-    let (mut space, mut vector) = (Space::Generic, 1);
+/// What an access's modifiers say: the space, whether it is a strong one, the elements of a vector. The scope and how
+/// the access is cached change nothing here.
+fn access<'a>(names: &'a [&'a str]) -> Option<(Space, bool, usize)> {
+    let (mut space, mut strong, mut vector) = (Space::Generic, false, 1);
     for name in names {
         match *name {
             "global" => space = Space::Global,
             "shared" | "shared::cta" => space = Space::Shared,
+            "shared::cluster" => space = Space::Cluster,
             "param" | "param::entry" => space = Space::Param,
             "v2" => vector = 2,
             "v4" => vector = 4,
             "v8" => vector = 8,
-            "nc" | "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt" | "volatile" | "relaxed" | "acquire" | "release"
-            | "weak" | "cta" | "cluster" | "gpu" | "sys" | "acq_rel" => {}
+            "volatile" | "relaxed" | "acquire" | "release" | "acq_rel" => strong = true,
+            "nc" | "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt" | "weak" | "cta" | "cluster" | "gpu" | "sys" => {}
             hint if hint.starts_with("L1::") || hint.starts_with("L2::") => {}
             _ => return None,
         }
     }
-    Some((space, vector))
+    Some((space, strong, vector))
 }
 
 fn atom(name: &str) -> Option<Atom> {
@@ -43,19 +44,19 @@ impl Decoder<'_, '_> {
     pub(super) fn memory(&mut self, parts: &[&str]) -> Result<Option<Op>, Fault> {
         match parts {
             ["ld" | "ldu", rest @ .., t] => {
-                let (Some((space, vector)), Some(ty)) = (access(rest), ty(t)) else { return Ok(None) };
+                let (Some((space, strong, vector)), Some(ty)) = (access(rest), ty(t)) else { return Ok(None) };
                 let (dsts, addr) = (self.dests()?, self.address()?);
                 self.check_parts(&dsts, vector)?;
-                Ok(Some(Op::Load { space, ty, dsts, addr }))
+                Ok(Some(Op::Load { space, strong, ty, dsts, addr }))
             }
             ["st", rest @ .., t] => {
-                let (Some((space, vector)), Some(ty)) = (access(rest), ty(t)) else { return Ok(None) };
+                let (Some((space, strong, vector)), Some(ty)) = (access(rest), ty(t)) else { return Ok(None) };
                 let (addr, srcs) = (self.address()?, self.sources(64)?);
                 self.check_parts(&srcs, vector)?;
-                Ok(Some(Op::Store { space, ty, srcs, addr }))
+                Ok(Some(Op::Store { space, strong, ty, srcs, addr }))
             }
             [name @ ("atom" | "red"), rest @ .., op, t] => {
-                let (Some((space, 1)), Some(op)) = (access(rest), atom(op)) else { return Ok(None) };
+                let (Some((space, _, 1)), Some(op)) = (access(rest), atom(op)) else { return Ok(None) };
                 let ty = match *t {
                     "f32" if op == Atom::Add => AtomTy::F32,
                     "u32" | "s32" | "b32" | "u64" | "s64" | "b64" => match int(t) {
@@ -70,6 +71,11 @@ impl Decoder<'_, '_> {
                 Ok(Some(Op::Atom { op, ty, space, dst, addr, a, b }))
             }
             ["cp", "async", rest @ ..] => self.copy(rest),
+            ["mapa", "u32" | "u64"] | ["mapa", "shared::cluster", "u32" | "u64"] => {
+                let dst = self.dest()?;
+                let addr = Addr { base: self.source(64)?, offset: 0 };
+                Ok(Some(Op::MapAddress { dst, addr, rank: self.source(32)? }))
+            }
             ["prefetch" | "prefetchu", "global" | "L1" | "L2", ..] => {
                 self.address()?;
                 Ok(Some(Op::Nop))

@@ -17,7 +17,8 @@ enum Place {
 pub(super) struct Names<'m> {
     entry: &'m Entry,
     scopes: Vec<HashMap<&'m str, Place>>,
-    symbols: HashMap<&'m str, u64>,
+    params_by_name: HashMap<&'m str, u64>,
+    shared_by_name: HashMap<&'m str, u64>,
     constants: HashMap<u64, Slot>,
     specials: Vec<(Slot, Special)>,
     params: Vec<(u64, u64)>,
@@ -33,7 +34,8 @@ impl<'m> Names<'m> {
         let mut names = Self {
             entry,
             scopes: Vec::new(),
-            symbols: HashMap::new(),
+            params_by_name: HashMap::new(),
+            shared_by_name: HashMap::new(),
             constants: HashMap::new(),
             specials: Vec::new(),
             params: Vec::new(),
@@ -52,7 +54,7 @@ impl<'m> Names<'m> {
         let mut offset = 0;
         for param in &entry.params {
             offset = align_up(offset, param.align);
-            names.symbols.insert(&param.name, offset);
+            names.params_by_name.insert(&param.name, offset);
             names.params.push((offset, param.bytes));
             offset += param.bytes;
         }
@@ -81,13 +83,13 @@ impl<'m> Names<'m> {
         let all = || module.shared.iter().chain(&self.entry.shared);
         for variable in all().filter(|v| v.bytes > 0) {
             offset = align_up(offset, variable.align);
-            self.symbols.insert(&variable.name, offset);
+            self.shared_by_name.insert(&variable.name, offset);
             offset += variable.bytes;
         }
         let align = all().filter(|v| v.bytes == 0).map(|v| v.align).max().unwrap_or(1);
         self.static_shared = align_up(offset, align.max(16));
         for variable in module.shared.iter().filter(|v| v.bytes == 0) {
-            self.symbols.insert(&variable.name, self.static_shared);
+            self.shared_by_name.insert(&variable.name, self.static_shared);
         }
     }
 
@@ -152,6 +154,7 @@ impl<'m> Names<'m> {
             static_shared: self.static_shared,
             required_threads: entry.required_threads,
             max_threads: entry.max_threads,
+            cluster: entry.cluster,
         }
     }
 }
@@ -172,9 +175,12 @@ fn special(name: &str) -> Option<Special> {
         "%lanemask_le" => Special::LaneMask("le"),
         "%lanemask_gt" => Special::LaneMask("gt"),
         "%lanemask_ge" => Special::LaneMask("ge"),
-        // One CTA per cluster until there are clusters.
-        "%cluster_ctarank" => Special::Zero,
-        "%cluster_nctarank" => Special::One,
+        "%clusterid" => Special::ClusterId(axis(rest)?),
+        "%nclusterid" => Special::NclusterId(axis(rest)?),
+        "%cluster_ctaid" => Special::ClusterCtaid(axis(rest)?),
+        "%cluster_nctaid" => Special::ClusterNctaid(axis(rest)?),
+        "%cluster_ctarank" => Special::ClusterCtarank,
+        "%cluster_nctarank" => Special::ClusterNctarank,
         _ => return None,
     })
 }
@@ -207,11 +213,17 @@ impl Decoder<'_, '_> {
                     Ok(slot)
                 }
                 Some(Place::Pred(_)) => Err(self.bad(name)),
-                None => match (special(name), self.names.symbols.get(name.as_str()).copied()) {
-                    (Some(special), _) => Ok(self.names.special(special)),
-                    (None, Some(address)) => Ok(self.names.constant(address)),
-                    (None, None) => Err(self.bad(name)),
-                },
+                None => {
+                    let names = &mut *self.names;
+                    let shared = names.shared_by_name.get(name.as_str()).map(|offset| Special::Shared(*offset));
+                    if let Some(special) = special(name).or(shared) {
+                        return Ok(names.special(special));
+                    }
+                    match names.params_by_name.get(name.as_str()).copied() {
+                        Some(address) => Ok(names.constant(address)),
+                        None => Err(self.bad(name)),
+                    }
+                }
             },
             other => Err(self.bad(&format!("{other:?}"))),
         }
@@ -349,7 +361,7 @@ impl Decoder<'_, '_> {
     /// The window of a state space in generic addresses.
     pub(super) fn window(&mut self, space: &str) -> Option<Slot> {
         Some(match space {
-            "shared" | "shared::cta" => self.names.constant(SHARED_WINDOW),
+            "shared" | "shared::cta" | "shared::cluster" => self.names.constant(SHARED_WINDOW),
             "param" => self.names.constant(PARAM_WINDOW),
             _ => return None,
         })

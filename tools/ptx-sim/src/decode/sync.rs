@@ -5,7 +5,7 @@ use crate::ir::{Op, ShuffleMode, VoteMode};
 
 /// What may stand between an mbarrier operation's name and its type. A CTA's memory is one sequence of accesses here.
 fn is_order(name: &str) -> bool {
-    matches!(name, "shared" | "shared::cta" | "release" | "acquire" | "relaxed" | "cta" | "cluster")
+    matches!(name, "shared" | "shared::cta" | "shared::cluster" | "release" | "acquire" | "relaxed" | "cta" | "cluster")
 }
 
 impl Decoder<'_, '_> {
@@ -13,6 +13,16 @@ impl Decoder<'_, '_> {
         Ok(Some(match parts {
             ["bra"] | ["bra", "uni"] => Op::Branch { target: self.target()? },
             ["ret"] | ["ret", "uni"] | ["exit"] => Op::Exit,
+            ["barrier", "cluster", "arrive", rest @ ..] => {
+                let releases = match rest {
+                    [] | ["aligned"] | ["release"] | ["release", "aligned"] => true,
+                    ["relaxed"] | ["relaxed", "aligned"] => false,
+                    _ => return Ok(None),
+                };
+                Op::ClusterArrive { releases }
+            }
+            ["barrier", "cluster", "wait"] | ["barrier", "cluster", "wait", "aligned" | "acquire"] => Op::ClusterWait,
+            ["barrier", "cluster", "wait", "acquire", "aligned"] => Op::ClusterWait,
             ["bar" | "barrier", rest @ ..] if matches!(rest.first(), Some(&"sync" | &"arrive" | &"cta" | &"warp")) => {
                 return self.barrier(rest);
             }
@@ -44,12 +54,16 @@ impl Decoder<'_, '_> {
                 self.source(32)?;
                 Op::Nop
             }
-            // Memory is sequentially consistent here, so that order needs no fence. Not yet: the async proxy.
+            // Memory is sequentially consistent here, so that this order needs no fence.
             ["membar", "cta" | "gl" | "sys"] | ["fence", "acq_rel" | "sc", "cta" | "cluster" | "gpu" | "sys"] => {
                 Op::Nop
             }
-            ["fence", "mbarrier_init", "release", "cluster"] => Op::Nop,
-            ["fence", "proxy", "async"] | ["fence", "proxy", "async", "shared::cta" | "global"] => Op::Nop,
+            ["fence", "mbarrier_init", "release", "cluster"] => Op::MbarrierInitFence,
+            ["fence", "proxy", "async"] | ["fence", "proxy", "async", "shared::cta" | "shared::cluster"] => {
+                Op::ProxyFence
+            }
+            // Not checked: the order of accesses to global memory.
+            ["fence", "proxy", "async", "global"] => Op::Nop,
             _ => return Ok(None),
         }))
     }
@@ -69,9 +83,10 @@ impl Decoder<'_, '_> {
         let (name, mut rest) = match parts {
             ["arrive", "expect_tx", rest @ ..] => ("arrive.expect_tx", rest),
             [name @ ("test_wait" | "try_wait"), "parity", rest @ ..] => (*name, rest),
-            [name @ ("init" | "inval" | "arrive" | "expect_tx"), rest @ ..] => (*name, rest),
+            [name @ ("init" | "inval" | "arrive" | "expect_tx" | "complete_tx"), rest @ ..] => (*name, rest),
             _ => return Ok(None),
         };
+        let relaxed = rest.contains(&"relaxed");
         while let [first, more @ ..] = rest {
             if !is_order(first) {
                 return Ok(None);
@@ -81,14 +96,16 @@ impl Decoder<'_, '_> {
         Ok(Some(match name {
             "init" => Op::MbarrierInit { addr: self.address()?, count: self.source(32)? },
             "expect_tx" => Op::MbarrierExpect { addr: self.address()?, bytes: self.source(32)? },
+            "complete_tx" => Op::MbarrierComplete { addr: self.address()?, bytes: self.source(32)? },
+            "inval" => Op::MbarrierInvalidate { addr: self.address()? },
             "arrive" => {
                 let (dst, addr) = (self.dest()?, self.address()?);
                 let count = if self.remaining() > 0 { Some(self.source(32)?) } else { None };
-                Op::MbarrierArrive { dst, addr, count, expect: None }
+                Op::MbarrierArrive { dst, addr, count, expect: None, releases: !relaxed }
             }
             "arrive.expect_tx" => {
                 let (dst, addr) = (self.dest()?, self.address()?);
-                Op::MbarrierArrive { dst, addr, count: None, expect: Some(self.source(32)?) }
+                Op::MbarrierArrive { dst, addr, count: None, expect: Some(self.source(32)?), releases: !relaxed }
             }
             "try_wait" | "test_wait" => {
                 let (dst, addr, parity) = (self.pred()?.slot, self.address()?, self.source(32)?);
@@ -96,7 +113,7 @@ impl Decoder<'_, '_> {
                 if self.remaining() > 0 {
                     self.source(32)?;
                 }
-                Op::MbarrierWait { dst, addr, parity, blocks: name == "try_wait" }
+                Op::MbarrierWait { dst, addr, parity, blocks: name == "try_wait", acquires: !relaxed }
             }
             _ => return Ok(None),
         }))

@@ -1,14 +1,24 @@
-//! Named barriers and mbarriers of a CTA (PTX ISA, `bar` and `mbarrier`).
+//! Named barriers of a CTA and the barrier of a cluster (PTX ISA, `bar` and `barrier.cluster`).
+use super::order::{Agent, Clock, Order};
 use crate::error::Fault;
-use std::collections::HashMap;
 
 /// A named barrier: arrivals of the current generation.
-#[derive(Default, Clone)]
+#[derive(Default)]
 struct Named {
     arrived: u64,
     /// Threads that it waits for, if the program said so.
     expected: Option<u64>,
     generation: u64,
+    /// What the arrivals release, and who acquires it.
+    clock: Clock,
+    waiting: Vec<Agent>,
+}
+
+/// A warp's arrival.
+pub(super) struct Arrival {
+    pub by: Agent,
+    pub count: Option<u64>,
+    pub waits: bool,
 }
 
 /// The 16 named barriers.
@@ -24,9 +34,9 @@ impl Barriers {
     }
 
     /// A warp arrives; the generation that it belongs to.
-    pub fn arrive(&mut self, id: u64, expected: Option<u64>) -> Result<u64, Fault> {
+    pub fn arrive(&mut self, order: &mut Order, id: u64, arrival: &Arrival) -> Result<u64, Fault> {
         let error = |problem: String| Fault::Barrier { id, problem };
-        let live = self.live;
+        let (live, expected) = (self.live, arrival.count);
         let barrier = self.named.get_mut(id as usize).ok_or_else(|| error("there are 16 barriers".into()))?;
         if let Some(count) = expected.filter(|c| c % 32 != 0 || *c == 0) {
             return Err(error(format!("a count of {count}, expected a multiple of 32")));
@@ -40,15 +50,19 @@ impl Barriers {
         if barrier.arrived > expected.unwrap_or(live) {
             return Err(error(format!("{} threads arrived, {:?} were expected", barrier.arrived, expected)));
         }
-        barrier.complete(live);
+        order.release(arrival.by, &mut barrier.clock);
+        if arrival.waits {
+            barrier.waiting.push(arrival.by);
+        }
+        barrier.complete(order, live);
         Ok(generation)
     }
 
     /// A warp has exited: barriers over the whole CTA do not wait for it.
-    pub fn leave(&mut self) {
+    pub fn leave(&mut self, order: &mut Order) {
         self.live -= 32;
         for barrier in &mut self.named {
-            barrier.complete(self.live);
+            barrier.complete(order, self.live);
         }
     }
 
@@ -65,76 +79,62 @@ impl Barriers {
 }
 
 impl Named {
-    fn complete(&mut self, live: u64) {
+    fn complete(&mut self, order: &mut Order, live: u64) {
         if self.arrived > 0 && self.arrived == self.expected.unwrap_or(live) {
             self.arrived = 0;
             self.generation += 1;
+            for agent in self.waiting.drain(..) {
+                order.acquire(agent, &self.clock);
+            }
+            self.clock = Clock::default();
         }
     }
 }
 
-/// An mbarrier object.
-pub(crate) struct Mbarrier {
-    expected: u64,
-    pending: u64,
-    /// Bytes that are announced and have not arrived.
-    transactions: i64,
-    /// Completed phases; its lowest bit is the parity.
-    pub phase: u64,
+/// The barrier of a cluster: threads arrive and, later, wait.
+pub(crate) struct ClusterBarrier {
+    arrived: u64,
+    live: u64,
+    pub generation: u64,
+    clock: Clock,
+    done: Clock,
 }
 
-impl Mbarrier {
-    pub fn expect(&mut self, bytes: u64) {
-        self.transactions += bytes as i64;
+impl ClusterBarrier {
+    pub fn new(threads: u64) -> Self {
+        Self { arrived: 0, live: threads, generation: 0, clock: Clock::default(), done: Clock::default() }
     }
 
-    pub fn arrive(&mut self, address: u64, count: u64) -> Result<(), Fault> {
-        if count > self.pending {
-            let problem = format!("{count} arrivals, {} are pending", self.pending);
-            return Err(Fault::Mbarrier { address, problem });
+    /// Threads of a warp arrive. Without `releases` (`.relaxed`) nothing is ordered by it.
+    pub fn arrive(&mut self, order: &mut Order, by: Agent, threads: u64, releases: bool) {
+        if releases {
+            order.release(by, &mut self.clock);
         }
-        self.pending -= count;
-        if self.pending == 0 && self.transactions == 0 {
-            self.pending = self.expected;
-            self.phase += 1;
+        self.arrived += threads;
+        self.complete();
+    }
+
+    /// Threads have exited, some after they arrived: the barrier does not wait for them.
+    pub fn leave(&mut self, threads: u32, arrived: u32) {
+        self.live -= u64::from(threads);
+        self.arrived -= u64::from(arrived);
+        self.complete();
+    }
+
+    fn complete(&mut self) {
+        if self.arrived > 0 && self.arrived == self.live {
+            self.arrived = 0;
+            self.generation += 1;
+            self.done.join(&self.clock);
         }
-        Ok(())
-    }
-}
-
-/// The mbarriers of a CTA by address. Their bytes in shared memory mean nothing to the program.
-#[derive(Default)]
-pub(crate) struct Mbarriers {
-    objects: HashMap<u64, Mbarrier>,
-}
-
-impl Mbarriers {
-    pub fn init(&mut self, address: u64, count: u64) -> Result<(), Fault> {
-        let problem = if !address.is_multiple_of(8) {
-            "its address is no multiple of 8".to_string()
-        } else if !(1..1 << 20).contains(&count) {
-            format!("a count of {count}, expected 1 to 2^20 - 1")
-        } else {
-            self.objects.insert(address, Mbarrier { expected: count, pending: count, transactions: 0, phase: 0 });
-            return Ok(());
-        };
-        Err(Fault::Mbarrier { address, problem })
     }
 
-    pub fn get(&mut self, address: u64) -> Result<&mut Mbarrier, Fault> {
-        let problem = "not initialised".to_string();
-        self.objects.get_mut(&address).ok_or(Fault::Mbarrier { address, problem })
+    pub fn wait(&self, order: &mut Order, by: Agent) {
+        order.acquire(by, &self.done);
     }
 
-    /// Whether the phase of a parity is over.
-    pub fn passed(&self, address: u64, parity: u64) -> bool {
-        self.objects.get(&address).is_none_or(|b| b.phase & 1 != parity)
-    }
-
-    /// "phase 0, 3 of 128 arrivals pending, 0 bytes".
-    pub fn state(&self, address: u64) -> String {
-        self.objects.get(&address).map_or("gone".to_string(), |b| {
-            format!("phase {}, {} of {} arrivals pending, {} bytes", b.phase, b.pending, b.expected, b.transactions)
-        })
+    /// "64 of 128 threads".
+    pub fn state(&self) -> String {
+        format!("{} of {} threads", self.arrived, self.live)
     }
 }

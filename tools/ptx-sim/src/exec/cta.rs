@@ -1,8 +1,11 @@
-//! One CTA: its warps, interleaved by a seed.
+//! One cluster: the warps of its CTAs, interleaved by a seed. Without clusters that is one CTA.
 //!
-//! The scheduler picks a warp that can go on and runs it for a random number of instructions. When none can, the CTA is
-//! deadlocked: no barrier is ever completed from outside.
-use super::barriers::{Barriers, Mbarriers};
+//! The scheduler picks a warp that can go on and runs it for a random number of instructions, or it picks work that is
+//! under way and does that. When there is neither, the cluster is deadlocked: no barrier is ever completed from outside.
+use super::barriers::{Barriers, ClusterBarrier};
+use super::flights::{Flights, Origin};
+use super::mbarriers::Mbarriers;
+use super::shared::Shared;
 use super::sync::{Flow, guarded};
 use super::warp::{Geometry, Group, LANES, Wait, Warp};
 use super::wgmma::Warpgroup;
@@ -11,7 +14,7 @@ use crate::decode::cuda_lines;
 use crate::error::{Fault, Place, SimError};
 use crate::ir::{Kernel, Op, Space};
 use crate::launch::Stats;
-use crate::memory::{Memory, Shared};
+use crate::memory::Memory;
 use std::collections::BTreeMap;
 
 /// Instructions that a warp runs at most before another may.
@@ -28,30 +31,43 @@ pub(crate) struct Setup<'a> {
     pub params: &'a [u8],
 }
 
-/// How a CTA runs.
+/// How a cluster runs.
 pub(crate) struct Limits {
+    /// Bytes of shared memory of a CTA.
     pub shared: u64,
     pub initialised: bool,
     pub seed: u64,
+    /// Warp instructions of a CTA.
     pub instructions: u64,
 }
 
 /// What the warps of a CTA share.
+pub(super) struct Cta {
+    pub position: [u32; 3],
+    pub barriers: Barriers,
+    /// Warps that have not exited.
+    live: usize,
+}
+
+/// What the warps of a cluster share.
 pub(super) struct Env<'a> {
     pub global: &'a Memory,
     pub params: &'a [u8],
     pub shared: Shared,
-    pub barriers: Barriers,
+    pub ctas: Vec<Cta>,
+    pub cluster: ClusterBarrier,
     pub mbarriers: Mbarriers,
+    pub flights: Flights,
     /// Warp instructions so far.
     pub executed: u64,
     /// Floating or integer operations of matrix instructions so far; a multiply-add is two.
     pub matrix_flops: u64,
-    /// Warps of the CTA.
+    /// Warps of a CTA.
     pub warps: usize,
+    /// The warpgroups of all CTAs, as many for each.
     pub warpgroups: Vec<Warpgroup>,
-    /// Line of the instruction that runs.
-    pub line: u32,
+    /// The instruction that runs.
+    pub origin: Origin,
     pub random: Random,
 }
 
@@ -67,40 +83,60 @@ impl Random {
     }
 }
 
-/// Runs a CTA to its end: what it did.
-pub(crate) fn run(setup: &Setup, geometry: &Geometry, limits: &Limits) -> Result<Stats, SimError> {
-    let count = geometry.threads().div_ceil(LANES as u32) as usize;
-    let mut warps: Vec<Warp> = (0..count).map(|w| Warp::new(setup.kernel, geometry, w)).collect();
+/// Runs a cluster to its end: what it did. The CTAs are in the order of their ranks.
+pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<Stats, SimError> {
+    let each = ctas[0].threads().div_ceil(LANES as u32) as usize;
+    let of = |geometry| (0..each).map(move |w| Warp::new(setup.kernel, geometry, w));
+    let mut warps: Vec<Warp> = ctas.iter().flat_map(of).collect();
+    let cta = |geometry: &Geometry| Cta {
+        position: geometry.cta,
+        barriers: Barriers::new(LANES as u64 * each as u64),
+        live: each,
+    };
     let mut env = Env {
         global: setup.global,
         params: setup.params,
-        shared: Shared::new(limits.shared, limits.initialised),
-        barriers: Barriers::new(32 * count as u64),
+        shared: Shared::new(ctas.len(), limits.shared, limits.initialised, warps.len()),
+        ctas: ctas.iter().map(cta).collect(),
+        cluster: ClusterBarrier::new(ctas.iter().map(|g| u64::from(g.threads())).sum()),
         mbarriers: Mbarriers::default(),
+        flights: Flights::default(),
         executed: 0,
         matrix_flops: 0,
-        warps: count,
-        warpgroups: (0..count.div_ceil(4)).map(|_| Warpgroup::default()).collect(),
-        line: 0,
+        warps: each,
+        warpgroups: (0..ctas.len() * each.div_ceil(4)).map(|_| Warpgroup::default()).collect(),
+        origin: Origin::default(),
         // Zero is the one state that the generator never leaves.
         random: Random(limits.seed | 1),
     };
-    let mut ready = Vec::with_capacity(count);
+    let most = limits.instructions.saturating_mul(ctas.len() as u64);
+    let mut ready = Vec::with_capacity(warps.len());
     loop {
         ready.clear();
-        ready.extend(warps.iter().filter(|w| next_group(w, &env).is_some()).map(|w| w.index));
-        if ready.is_empty() {
-            return finish(setup, geometry, &warps, &env);
+        ready.extend((0..warps.len()).filter(|&w| next_group(&warps[w], &env).is_some()));
+        let flights = usize::from(env.flights.len() > 0);
+        if ready.len() + flights == 0 {
+            return finish(setup, &warps, &env);
         }
-        let index = ready[env.random.below(ready.len() as u64) as usize];
-        let quantum = 1 + env.random.below(QUANTUM);
-        let result = advance(&mut warps[index], &mut env, setup.kernel, quantum);
-        result.map_err(|(kind, lanes, pc)| {
-            let place = Place { cta: Some(geometry.cta), warp: Some(index), lanes, ..place(setup, pc) };
+        let choice = env.random.below((ready.len() + flights) as u64) as usize;
+        let result = match ready.get(choice) {
+            Some(&index) => {
+                let quantum = 1 + env.random.below(QUANTUM);
+                advance(&mut warps[index], &mut env, setup.kernel, quantum)
+            }
+            None => {
+                let flight = env.random.below(env.flights.len() as u64) as usize;
+                env.deliver(flight)
+            }
+        };
+        result.map_err(|(kind, origin)| {
+            let warp = &warps[origin.warp];
+            let cta = Some(env.ctas[warp.rank].position);
+            let place = Place { cta, warp: Some(warp.index), lanes: origin.lanes, ..place(setup, origin.pc) };
             SimError { kind, place: Box::new(place) }
         })?;
-        if env.executed > limits.instructions {
-            let place = Place { cta: Some(geometry.cta), ..Place::default() };
+        if env.executed > most {
+            let place = Place { cta: Some(env.ctas[0].position), ..Place::default() };
             let kind = Fault::TooLong { limit: limits.instructions };
             return Err(SimError { kind, place: Box::new(place) });
         }
@@ -113,7 +149,7 @@ fn place(setup: &Setup, pc: u32) -> Place {
 }
 
 /// Nothing can run: all is done, or nothing ever will.
-fn finish(setup: &Setup, geometry: &Geometry, warps: &[Warp], env: &Env) -> Result<Stats, SimError> {
+fn finish(setup: &Setup, warps: &[Warp], env: &Env) -> Result<Stats, SimError> {
     let positions: Vec<String> = warps
         .iter()
         .flat_map(|w| w.groups.iter().map(move |g| (w, g)))
@@ -122,22 +158,26 @@ fn finish(setup: &Setup, geometry: &Geometry, warps: &[Warp], env: &Env) -> Resu
             let behind = u32::from(matches!(group.wait, Some(Wait::Barrier { .. })));
             let waits = match &group.wait {
                 Some(Wait::Lanes(members)) => format!("lanes {members:#010x} of the warp"),
-                Some(Wait::Barrier { id, .. }) => format!("barrier {id} ({})", env.barriers.state(*id)),
                 Some(Wait::Warpgroup { warpgroup, .. }) => format!("the other warps of warpgroup {warpgroup}"),
-                Some(Wait::Mbarrier { address, parity }) => {
+                Some(Wait::Barrier { id, .. }) => {
+                    format!("barrier {id} ({})", env.ctas[warp.rank].barriers.state(*id))
+                }
+                Some(Wait::Mbarrier { address, parity, .. }) => {
                     format!("mbarrier {address:#x} parity {parity} ({})", env.mbarriers.state(*address))
                 }
+                Some(Wait::Cluster { .. }) => format!("the cluster barrier ({})", env.cluster.state()),
                 None => "nothing".to_string(),
             };
-            let place = Place { warp: Some(warp.index), lanes: group.mask, ..place(setup, group.pc - behind) };
+            let cta = (env.ctas.len() > 1).then_some(env.ctas[warp.rank].position);
+            let place = Place { cta, warp: Some(warp.index), lanes: group.mask, ..place(setup, group.pc - behind) };
             format!("{place}: waits for {waits}")
         })
         .collect();
     if positions.is_empty() {
         let (executed, matrix_flops) = (env.executed, env.matrix_flops);
-        return Ok(Stats { warp_instructions: executed, matrix_flops, longest_cta: executed });
+        return Ok(Stats { warp_instructions: executed, matrix_flops, longest_cta: executed / env.ctas.len() as u64 });
     }
-    let place = Place { cta: Some(geometry.cta), ..Place::default() };
+    let place = Place { cta: Some(env.ctas[0].position), ..Place::default() };
     Err(SimError { kind: Fault::Deadlock { positions }, place: Box::new(place) })
 }
 
@@ -145,9 +185,12 @@ fn can_run(group: &Group, warp: &Warp, env: &Env) -> bool {
     match group.wait {
         None => true,
         Some(Wait::Lanes(members)) => members & warp.live() & !group.mask == 0,
-        Some(Wait::Barrier { id, generation }) => env.barriers.passed(id, generation),
         Some(Wait::Warpgroup { warpgroup, issued }) => env.warpgroups[warpgroup].passed(issued),
-        Some(Wait::Mbarrier { address, parity }) => env.mbarriers.passed(address, parity),
+        Some(Wait::Barrier { id, generation }) => env.ctas[warp.rank].barriers.passed(id, generation),
+        Some(Wait::Mbarrier { address, parity, phase }) => {
+            env.mbarriers.find(address).is_none_or(|b| b.passed(parity) || b.phase > phase)
+        }
+        Some(Wait::Cluster { generation }) => env.cluster.generation > generation,
     }
 }
 
@@ -158,7 +201,7 @@ fn next_group(warp: &Warp, env: &Env) -> Option<usize> {
 }
 
 /// Runs a warp for some instructions, or until it must wait.
-fn advance(warp: &mut Warp, env: &mut Env, kernel: &Kernel, quantum: u64) -> Result<(), (Fault, u32, u32)> {
+fn advance(warp: &mut Warp, env: &mut Env, kernel: &Kernel, quantum: u64) -> Result<(), (Fault, Origin)> {
     let end = env.executed + quantum;
     while let Some(mut chosen) = next_group(warp, env) {
         // Lanes that spin must not keep those away that they wait for. Not before it has taken long: hardware brings lanes
@@ -170,6 +213,7 @@ fn advance(warp: &mut Warp, env: &mut Env, kernel: &Kernel, quantum: u64) -> Res
                 chosen = other;
             }
         }
+        missed_phase(warp, env, chosen)?;
         warp.groups[chosen].wait = None;
         let stays = |warp: &Warp| warp.groups.len() == 1 && warp.groups[0].wait.is_none();
         loop {
@@ -187,8 +231,22 @@ fn advance(warp: &mut Warp, env: &mut Env, kernel: &Kernel, quantum: u64) -> Res
     Ok(())
 }
 
+/// A wait that slept while its phase and the next were completed cannot tell (PTX ISA, `mbarrier.test_wait`: the phase
+/// is the current one or the one before).
+fn missed_phase(warp: &Warp, env: &Env, chosen: usize) -> Result<(), (Fault, Origin)> {
+    let group = &warp.groups[chosen];
+    if let Some(Wait::Mbarrier { address, phase, .. }) = group.wait
+        && env.mbarriers.find(address).is_some_and(|b| b.phase > phase + 1)
+    {
+        let problem = "two phases were completed while a thread waited for the first".to_string();
+        let origin = Origin { warp: warp.agent.index(), lanes: group.mask, pc: group.pc };
+        return Err((Fault::Mbarrier { address, problem }, origin));
+    }
+    Ok(())
+}
+
 /// Runs one instruction of a group.
-fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Result<(), (Fault, u32, u32)> {
+fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Result<(), (Fault, Origin)> {
     let (pc, group) = (warp.groups[chosen].pc, warp.groups[chosen].mask);
     let inst = &kernel.code[pc as usize];
     let mask = guarded(warp, group, inst.guard);
@@ -198,7 +256,10 @@ fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Resul
         warp.groups[chosen].pc = pc + 1;
         return Ok(());
     }
-    let located = |(fault, lanes)| (fault, lanes, pc);
+    env.origin = Origin { warp: warp.agent.index(), lanes: mask, pc };
+    env.shared.order.line = inst.line;
+    let warp_number = warp.agent.index();
+    let located = |(fault, lanes)| (fault, Origin { warp: warp_number, lanes, pc });
     if !inst.touches.is_empty() {
         warp.products.touch(&inst.touches, mask).map_err(located)?;
     }
@@ -208,13 +269,11 @@ fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Resul
         warp.groups[chosen].pc = pc + 1;
         return Ok(());
     }
-    env.line = inst.line;
     let flow = sync::run(warp, env, group, mask, &inst.op).map_err(located)?;
-    apply(warp, env, chosen, flow);
-    Ok(())
+    apply(warp, env, chosen, flow)
 }
 
-fn apply(warp: &mut Warp, env: &mut Env, chosen: usize, flow: Flow) {
+fn apply(warp: &mut Warp, env: &mut Env, chosen: usize, flow: Flow) -> Result<(), (Fault, Origin)> {
     let group = &mut warp.groups[chosen];
     let next = group.pc + 1;
     match flow {
@@ -232,8 +291,12 @@ fn apply(warp: &mut Warp, env: &mut Env, chosen: usize, flow: Flow) {
             if group.mask == 0 {
                 warp.groups.swap_remove(chosen);
             }
+            // Lanes that have arrived and never wait leave with their arrival.
+            let counted = lanes & warp.cluster_arrived;
+            let in_time = env.cluster.generation == warp.cluster_generation;
+            env.cluster.leave(lanes.count_ones(), if in_time { counted.count_ones() } else { 0 });
             if warp.groups.is_empty() {
-                env.barriers.leave();
+                return leave(warp, env);
             }
         }
         Flow::Retry(wait) => group.wait = Some(wait),
@@ -242,6 +305,19 @@ fn apply(warp: &mut Warp, env: &mut Env, chosen: usize, flow: Flow) {
             group.wait = Some(wait);
         }
     }
+    Ok(())
+}
+
+/// A warp has exited. With the last one the CTA's shared memory goes, which nothing may use then.
+fn leave(warp: &Warp, env: &mut Env) -> Result<(), (Fault, Origin)> {
+    let cta = &mut env.ctas[warp.rank];
+    cta.barriers.leave(&mut env.shared.order);
+    cta.live -= 1;
+    if cta.live > 0 {
+        return Ok(());
+    }
+    env.shared.end(warp.rank);
+    env.flights.using(warp.rank).map_or(Ok(()), |origin| Err((Fault::UnfinishedCopy, origin)))
 }
 
 /// Whether a kernel has global atomics, so that the order of its CTAs shows.

@@ -5,6 +5,7 @@
 //! then permutes address bits. So a descriptor may start inside a swizzled tile.
 use super::cta::Env;
 use super::product::Number;
+use super::shared::address_in;
 use crate::error::Fault;
 use crate::ir::Elem;
 
@@ -96,10 +97,18 @@ impl Tile {
 }
 
 impl Tile {
+    /// The addresses of the 16-byte parts of a matrix of this size.
+    pub fn chunks(&self, elem: Elem, (across, along): (usize, usize)) -> impl Iterator<Item = u64> {
+        let (rows, length) = if self.transposed { (along, across) } else { (across, along) };
+        let bytes = length * elem.bits() as usize / 8;
+        (0..rows).flat_map(move |row| (0..bytes).step_by(16).map(move |byte| self.chunk(row as u64, byte as u64)))
+    }
+
     /// Calls `f` with M or N, k and the value of each element of a matrix of this size.
     pub fn read<T: Number>(
         &self,
         env: &Env,
+        rank: usize,
         elem: Elem,
         (across, along): (usize, usize),
         mut f: impl FnMut(usize, usize, T),
@@ -108,7 +117,8 @@ impl Tile {
         let (rows, length) = if transposed { (along, across) } else { (across, along) };
         for row in 0..rows {
             for byte in (0..length * bytes).step_by(16) {
-                let chunk = env.shared.bytes("matrix", self.chunk(row as u64, byte as u64), 16)?;
+                let mut chunk = [0; 16];
+                env.shared.peek(address_in(rank, self.chunk(row as u64, byte as u64)), &mut chunk)?;
                 for (i, element) in chunk.chunks_exact(bytes).enumerate() {
                     let bits = element.iter().rev().fold(0, |bits, b| bits << 8 | u32::from(*b));
                     let (column, value) = (byte / bytes + i, T::decode(elem, bits));

@@ -74,7 +74,7 @@ fn wmma_load(warp: &mut Warp, env: &mut Env, access: &WmmaAccess) -> LaneResult<
     for (lane, register, shift, address) in found {
         let (space, start) = mem::resolve(access.space, address);
         mem::at(lane, mem::aligned("wmma.load", start, bytes))?;
-        let value = mem::at(lane, mem::load(env, space, start, bytes))?;
+        let value = mem::at(lane, mem::load_value(warp, env, space, start, bytes))?;
         warp.regs.row_mut(access.registers[register])[lane] |= value << shift;
     }
     Ok(())
@@ -86,7 +86,7 @@ fn wmma_store(warp: &mut Warp, env: &mut Env, access: &WmmaAccess) -> LaneResult
         let (space, start) = mem::resolve(access.space, address);
         mem::at(lane, mem::aligned("wmma.store", start, bytes))?;
         let value = warp.regs.row(access.registers[register])[lane] >> shift & (u64::MAX >> (64 - 8 * bytes));
-        mem::at(lane, mem::store(env, space, start, bytes, value))?;
+        mem::at(lane, mem::store_value(warp, env, space, start, (bytes, value)))?;
     }
     Ok(())
 }
@@ -106,7 +106,7 @@ fn load(warp: &mut Warp, env: &mut Env, rows: &Rows) -> LaneResult<()> {
         for (r, row) in values.iter_mut().enumerate() {
             let (lane, space, start) = row_address(warp, rows, m, r)?;
             for half in 0..2 {
-                let word = mem::at(lane, mem::load(env, space, start + 8 * half, 8))?;
+                let word = mem::at(lane, mem::load_value(warp, env, space, start + 8 * half, 8))?;
                 let columns = &mut row[4 * half as usize..][..4];
                 columns.iter_mut().enumerate().for_each(|(c, value)| *value = word >> (16 * c) & 0xffff);
             }
@@ -131,7 +131,7 @@ fn store(warp: &mut Warp, env: &mut Env, rows: &Rows) -> LaneResult<()> {
             };
             for half in 0..2 {
                 let word = (0..4).fold(0, |word, c| word | element(4 * half + c) << (16 * c));
-                mem::at(lane, mem::store(env, space, start + 8 * half as u64, 8, word))?;
+                mem::at(lane, mem::store_value(warp, env, space, start + 8 * half as u64, (8, word)))?;
             }
         }
     }

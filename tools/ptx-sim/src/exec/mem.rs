@@ -1,17 +1,29 @@
 //! Loads, stores, atomics and asynchronous copies (PTX ISA 9.7.9, 9.7.13).
-use super::copies::Copy;
+use super::copies::{self, Copy};
 use super::cta::Env;
 use super::float;
+use super::order::Clock;
+use super::shared::{address_in, rank_and_offset};
 use super::warp::{LANES, Warp};
 use crate::error::Fault;
 use crate::ir::{Addr, Atom, AtomTy, FloatBinary, Int, Op, Space, Ty};
 use crate::memory::{PARAM_WINDOW, SHARED_WINDOW};
 
+/// Bytes of the widest load or store (`.v8.b32`, `.v4.b64`).
+const MOST_BYTES: usize = 32;
+
 /// A fault and the lanes that caused it.
 pub(super) type LaneResult<T> = Result<T, (Fault, u32)>;
 
-fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+pub(super) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
     (0..LANES).filter(move |l| mask >> l & 1 == 1)
+}
+
+/// Up to eight bytes as a number.
+fn little(bytes: &[u8]) -> u64 {
+    let mut all = [0; 8];
+    all[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(all)
 }
 
 /// Puts the lane to a fault.
@@ -32,10 +44,19 @@ fn size(ty: Ty) -> u64 {
 pub(super) fn resolve(space: Space, address: u64) -> (Space, u64) {
     match space {
         Space::Generic if address >> 44 == PARAM_WINDOW >> 44 => (Space::Param, address - PARAM_WINDOW),
-        Space::Generic if address >> 44 == SHARED_WINDOW >> 44 => (Space::Shared, address - SHARED_WINDOW),
+        Space::Generic if address >> 44 == SHARED_WINDOW >> 44 => (Space::Cluster, address - SHARED_WINDOW),
         Space::Generic => (Space::Global, address),
         other => (other, address),
     }
+}
+
+/// An address of `.shared::cta` is one of the CTA itself.
+fn own(warp: &Warp, space: Space, access: &str, address: u64, bytes: u64) -> Result<(), Fault> {
+    if space != Space::Shared || rank_and_offset(address).0 == warp.rank {
+        return Ok(());
+    }
+    let nearest = format!("it is not in the shared memory of CTA {} of the cluster itself", warp.rank);
+    Err(Fault::OutOfBounds { access: access.to_string(), address, bytes, nearest })
 }
 
 pub(super) fn aligned(access: &str, address: u64, bytes: u64) -> Result<(), Fault> {
@@ -45,30 +66,66 @@ pub(super) fn aligned(access: &str, address: u64, bytes: u64) -> Result<(), Faul
     Err(Fault::Misaligned { access: access.to_string(), address, bytes })
 }
 
-pub(super) fn load(env: &Env, space: Space, address: u64, bytes: u64) -> Result<u64, Fault> {
+/// Reads the bytes of a load.
+fn load(
+    warp: &Warp,
+    env: &mut Env,
+    (space, strong): (Space, bool),
+    address: u64,
+    into: &mut [u8],
+) -> Result<(), Fault> {
+    let bytes = into.len() as u64;
     match space {
-        Space::Shared => env.shared.load(address, bytes),
+        Space::Shared | Space::Cluster => {
+            own(warp, space, "shared load", address, bytes)?;
+            if strong {
+                return env.shared.read_strong(warp.agent, address, into);
+            }
+            env.shared.read(warp.agent, address, into)
+        }
         Space::Param => {
             let start = address as usize;
-            let range = start..start.saturating_add(bytes as usize);
-            let Some(found) = env.params.get(range) else {
+            let Some(found) = env.params.get(start..start.saturating_add(into.len())) else {
                 let nearest = format!("the parameters are {} bytes", env.params.len());
                 return Err(Fault::OutOfBounds { access: "parameter load".into(), address, bytes, nearest });
             };
-            let mut value = [0; 8];
-            value[..found.len()].copy_from_slice(found);
-            Ok(u64::from_le_bytes(value))
+            into.copy_from_slice(found);
+            Ok(())
         }
-        Space::Global | Space::Generic => env.global.load(address, bytes),
+        Space::Global | Space::Generic => env.global.load(address, into),
     }
 }
 
-pub(super) fn store(env: &mut Env, space: Space, address: u64, bytes: u64, value: u64) -> Result<(), Fault> {
+fn store(warp: &Warp, env: &mut Env, (space, strong): (Space, bool), address: u64, from: &[u8]) -> Result<(), Fault> {
     match space {
-        Space::Shared => env.shared.store(address, bytes, value),
+        Space::Shared | Space::Cluster => {
+            own(warp, space, "shared store", address, from.len() as u64)?;
+            if strong {
+                return env.shared.write_strong(warp.agent, address, from);
+            }
+            env.shared.write(warp.agent, address, from)
+        }
         Space::Param => Err(Fault::ReadOnly { address }),
-        Space::Global | Space::Generic => env.global.store(address, bytes, value),
+        Space::Global | Space::Generic => env.global.store(address, from),
     }
+}
+
+/// Loads a number of up to 8 bytes.
+pub(super) fn load_value(warp: &Warp, env: &mut Env, space: Space, address: u64, bytes: u64) -> Result<u64, Fault> {
+    let mut value = [0; 8];
+    load(warp, env, (space, false), address, &mut value[..bytes as usize])?;
+    Ok(u64::from_le_bytes(value))
+}
+
+/// Stores a number of up to 8 bytes.
+pub(super) fn store_value(
+    warp: &Warp,
+    env: &mut Env,
+    space: Space,
+    address: u64,
+    (bytes, value): (u64, u64),
+) -> Result<(), Fault> {
+    store(warp, env, (space, false), address, &value.to_le_bytes()[..bytes as usize])
 }
 
 /// A loaded value as its register holds it: narrow signed values fill 32 bits with their sign.
@@ -86,46 +143,59 @@ pub(super) fn address(warp: &Warp, addr: Addr, lane: usize) -> u64 {
 /// Runs a memory operation; `false` if it is of another kind.
 pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneResult<bool> {
     match *op {
-        Op::Load { space, ty, ref dsts, addr } => {
+        Op::Load { space, strong, ty, ref dsts, addr } => {
             let bytes = size(ty);
+            let total = bytes as usize * dsts.len();
+            let mut loaded = [0; MOST_BYTES];
             for l in lanes(mask) {
                 let (space, start) = resolve(space, address(warp, addr, l));
-                at(l, aligned("load", start, bytes * dsts.len() as u64))?;
-                for (i, dst) in dsts.iter().enumerate() {
-                    let value = at(l, load(env, space, start + i as u64 * bytes, bytes))?;
-                    warp.regs.row_mut(*dst)[l] = extend(ty, value);
+                at(l, aligned("load", start, total as u64))?;
+                at(l, load(warp, env, (space, strong), start, &mut loaded[..total]))?;
+                for (value, dst) in loaded.chunks_exact(bytes as usize).zip(dsts) {
+                    warp.regs.row_mut(*dst)[l] = extend(ty, little(value));
                 }
             }
         }
-        Op::Store { space, ty, ref srcs, addr } => {
-            let bytes = size(ty);
+        Op::Store { space, strong, ty, ref srcs, addr } => {
+            let bytes = size(ty) as usize;
+            let total = bytes * srcs.len();
+            let mut stored = [0; MOST_BYTES];
             for l in lanes(mask) {
                 let (space, start) = resolve(space, address(warp, addr, l));
-                at(l, aligned("store", start, bytes * srcs.len() as u64))?;
-                for (i, src) in srcs.iter().enumerate() {
-                    at(l, store(env, space, start + i as u64 * bytes, bytes, warp.regs.row(*src)[l]))?;
+                at(l, aligned("store", start, total as u64))?;
+                for (value, src) in stored.chunks_exact_mut(bytes).zip(srcs) {
+                    value.copy_from_slice(&warp.regs.row(*src)[l].to_le_bytes()[..bytes]);
                 }
+                at(l, store(warp, env, (space, strong), start, &stored[..total]))?;
             }
         }
         Op::Atom { op, ty, space, dst, addr, a, b } => {
             for l in lanes(mask) {
                 let (x, y) = (warp.regs.row(a)[l], warp.regs.row(b)[l]);
                 let start = address(warp, addr, l);
-                warp.regs.row_mut(dst)[l] = at(l, atomic(env, op, ty, resolve(space, start), x, y))?;
+                warp.regs.row_mut(dst)[l] = at(l, atomic(warp, env, (op, ty), resolve(space, start), (x, y)))?;
             }
         }
         Op::CpAsync { bytes, dst, src, size } => {
+            let agent = warp.copies.agent(&mut env.shared.order, warp.agent);
             for l in lanes(mask) {
                 let (to, from) = (address(warp, dst, l), address(warp, src, l));
                 let given = size.map_or(bytes, |s| warp.regs.row(s)[l].min(bytes));
+                at(l, own(warp, Space::Shared, "asynchronous copy", to, bytes))?;
                 let copy = at(l, read_copy(env, to, from, bytes, given))?;
-                at(l, warp.copies.start(l, copy, &mut env.shared))?;
+                at(l, warp.copies.start(l, agent, copy, &mut env.shared))?;
             }
         }
         Op::CpAsyncCommit => lanes(mask).for_each(|l| warp.copies.commit(l)),
-        Op::CpAsyncWait { pending } => {
+        Op::CpAsyncWait { pending } => wait_copies(warp, env, mask, pending).map_err(|fault| (fault, mask))?,
+        Op::MapAddress { dst, addr, rank } => {
             for l in lanes(mask) {
-                at(l, warp.copies.wait(l, pending, &mut env.shared))?;
+                let (_, offset) = rank_and_offset(address(warp, addr, l));
+                let rank = warp.regs.row(rank)[l] as usize;
+                if rank >= env.ctas.len() {
+                    return Err((Fault::NoSuchCta { rank, ctas: env.ctas.len() }, 1 << l));
+                }
+                warp.regs.row_mut(dst)[l] = address_in(rank, offset);
             }
         }
         _ => return Ok(false),
@@ -137,11 +207,23 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneRes
 fn read_copy(env: &Env, to: u64, from: u64, bytes: u64, given: u64) -> Result<Copy, Fault> {
     aligned("asynchronous copy", to, bytes)?;
     aligned("asynchronous copy", from, bytes)?;
-    let mut copied = vec![0; bytes as usize];
-    for (i, byte) in copied[..given as usize].iter_mut().enumerate() {
-        *byte = env.global.load(from + i as u64, 1)? as u8;
+    let mut copied = [0; 16];
+    env.global.load(from, &mut copied[..given as usize])?;
+    Ok(Copy { dst: to, bytes: copied, count: bytes as usize })
+}
+
+fn wait_copies(warp: &mut Warp, env: &mut Env, mask: u32, pending: usize) -> Result<(), Fault> {
+    let mut clock = Clock::default();
+    for l in lanes(mask) {
+        let done = warp.copies.oldest(l, pending);
+        copies::land(&done, &mut env.shared)?;
+        warp.copies.settle(&done, &mut env.shared.order, &mut clock);
     }
-    Ok(Copy { dst: to, bytes: copied })
+    for flight in warp.copies.take_arriving(&mut clock) {
+        env.finish_flight(flight)?;
+    }
+    env.shared.order.acquire(warp.agent, &clock);
+    Ok(())
 }
 
 fn combine(op: Atom, ty: AtomTy, old: u64, x: u64, y: u64) -> u64 {
@@ -182,14 +264,22 @@ fn combine(op: Atom, ty: AtomTy, old: u64, x: u64, y: u64) -> u64 {
     }
 }
 
-fn atomic(env: &mut Env, op: Atom, ty: AtomTy, place: (Space, u64), x: u64, y: u64) -> Result<u64, Fault> {
+fn atomic(
+    warp: &Warp,
+    env: &mut Env,
+    (op, ty): (Atom, AtomTy),
+    (space, address): (Space, u64),
+    (x, y): (u64, u64),
+) -> Result<u64, Fault> {
     let bytes = if matches!(ty, AtomTy::Int(Int::U64 | Int::S64)) { 8 } else { 4 };
-    let (space, address) = place;
     aligned("atomic", address, bytes)?;
-    if space == Space::Global {
-        return env.global.update(address, bytes, |old| combine(op, ty, old, x, y));
+    let new = |old| combine(op, ty, old, x, y);
+    match space {
+        Space::Global | Space::Generic => env.global.update(address, bytes, new),
+        Space::Shared | Space::Cluster => {
+            own(warp, space, "shared atomic", address, bytes)?;
+            env.shared.update(warp.agent, address, bytes, new)
+        }
+        Space::Param => Err(Fault::ReadOnly { address }),
     }
-    let old = load(env, space, address, bytes)?;
-    store(env, space, address, bytes, combine(op, ty, old, x, y))?;
-    Ok(old)
 }

@@ -4,12 +4,18 @@ mod barriers;
 mod copies;
 mod cta;
 mod descriptor;
+mod flights;
 mod float;
 mod fragment;
 mod matrix;
+mod mbarriers;
 mod mem;
+mod order;
 mod product;
+mod shadow;
+mod shared;
 mod sync;
+mod sync_mbarrier;
 mod warp;
 mod wgmma;
 

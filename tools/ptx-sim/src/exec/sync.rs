@@ -1,9 +1,11 @@
-//! Operations of a whole warp or CTA: branches, barriers, shuffles, votes, mbarriers (PTX ISA 9.7.12, 9.7.13).
+//! Operations of a whole warp or CTA: branches, barriers, shuffles, votes (PTX ISA 9.7.12, 9.7.13).
+use super::barriers::Arrival;
 use super::cta::Env;
 use super::mem::LaneResult;
+use super::sync_mbarrier;
 use super::warp::{LANES, Wait, Warp};
 use crate::error::Fault;
-use crate::ir::{Addr, Op, PredSource, ShuffleMode, Slot, VoteMode};
+use crate::ir::{Op, PredSource, ShuffleMode, Slot, VoteMode};
 
 /// What an instruction does to the group that ran it.
 pub(super) enum Flow {
@@ -45,6 +47,10 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Op
         Op::Matrix(ref op) if op.is_async() => return super::wgmma::run(warp, env, group, mask, op),
         Op::Matrix(ref op) => return super::matrix::run(warp, env, group, mask, op),
         Op::BarSync { id, count, waits } => return barrier(warp, env, group, mask, (id, count, waits)),
+        Op::ClusterArrive { releases } => cluster_arrive(warp, env, mask, releases)?,
+        Op::ClusterWait => return cluster_wait(warp, env, mask),
+        Op::ProxyFence => env.shared.order.proxy_fence(warp.agent),
+        Op::MbarrierInitFence => env.mbarriers.announce(warp.agent),
         Op::WarpSync { mask: members } => {
             if let Some(flow) = gather(warp, group, mask, members)? {
                 return Ok(flow);
@@ -75,7 +81,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Op
             let yes = u64::from(warp.regs.pred(a) & mask);
             warp.regs.map(mask, dst, dst, |_| yes);
         }
-        _ => return mbarrier(warp, env, mask, op),
+        _ => return sync_mbarrier::run(warp, env, mask, op),
     }
     Ok(Flow::Next)
 }
@@ -94,8 +100,37 @@ fn barrier(
     let lane = first_lane(mask);
     let id = warp.regs.row(id)[lane];
     let count = count.map(|c| warp.regs.row(c)[lane]);
-    let generation = env.barriers.arrive(id, count).map_err(|fault| (fault, mask))?;
+    let arrival = Arrival { by: warp.agent, count, waits };
+    let arrived = env.ctas[warp.rank].barriers.arrive(&mut env.shared.order, id, &arrival);
+    let generation = arrived.map_err(|fault| (fault, mask))?;
     Ok(if waits { Flow::Sleep(Wait::Barrier { id, generation }) } else { Flow::Next })
+}
+
+/// `barrier.cluster.arrive`: each thread does it once before each of its waits.
+fn cluster_arrive(warp: &mut Warp, env: &mut Env, mask: u32, releases: bool) -> LaneResult<()> {
+    let again = warp.cluster_arrived & mask;
+    if again != 0 {
+        return Err((Fault::ClusterBarrier { problem: "arrives twice without a wait between" }, again));
+    }
+    warp.cluster_arrived |= mask;
+    warp.cluster_generation = env.cluster.generation;
+    let threads = u64::from(mask.count_ones());
+    env.cluster.arrive(&mut env.shared.order, warp.agent, threads, releases);
+    Ok(())
+}
+
+fn cluster_wait(warp: &mut Warp, env: &mut Env, mask: u32) -> LaneResult<Flow> {
+    let missing = mask & !warp.cluster_arrived;
+    if missing != 0 {
+        return Err((Fault::ClusterBarrier { problem: "waits without having arrived" }, missing));
+    }
+    let generation = warp.cluster_generation;
+    if env.cluster.generation <= generation {
+        return Ok(Flow::Retry(Wait::Cluster { generation }));
+    }
+    warp.cluster_arrived &= !mask;
+    env.cluster.wait(&mut env.shared.order, warp.agent);
+    Ok(Flow::Next)
 }
 
 fn shuffle(
@@ -131,62 +166,6 @@ fn shuffle(
         warp.regs.set_pred(mask, pred, valid);
     }
     Ok(())
-}
-
-fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    (0..LANES).filter(move |l| mask >> l & 1 == 1)
-}
-
-fn mbarrier(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneResult<Flow> {
-    let place = |warp: &Warp, addr: Addr, l: usize| {
-        crate::memory::shared_address(warp.regs.row(addr.base)[l].wrapping_add(addr.offset))
-    };
-    for l in lanes(mask) {
-        let fault = |fault| (fault, 1u32 << l);
-        match *op {
-            Op::MbarrierInit { addr, count } => {
-                let count = warp.regs.row(count)[l];
-                env.mbarriers.init(place(warp, addr, l), count).map_err(fault)?;
-            }
-            Op::MbarrierExpect { addr, bytes } => {
-                let bytes = warp.regs.row(bytes)[l];
-                env.mbarriers.get(place(warp, addr, l)).map_err(fault)?.expect(bytes);
-            }
-            Op::MbarrierArrive { dst, addr, count, expect } => {
-                let at = place(warp, addr, l);
-                let count = count.map_or(1, |c| warp.regs.row(c)[l]);
-                let barrier = env.mbarriers.get(at).map_err(fault)?;
-                barrier.expect(expect.map_or(0, |e| warp.regs.row(e)[l]));
-                warp.regs.row_mut(dst)[l] = barrier.phase;
-                barrier.arrive(at, count).map_err(fault)?;
-            }
-            Op::MbarrierArriveCopies { addr, counted } => {
-                warp.copies.finish(l, &mut env.shared).map_err(fault)?;
-                // Without `.noinc` the operation first counts itself in: nothing changes once the copies are done.
-                if counted {
-                    let at = place(warp, addr, l);
-                    env.mbarriers.get(at).map_err(fault)?.arrive(at, 1).map_err(fault)?;
-                }
-            }
-            Op::MbarrierWait { .. } => {}
-            _ => return Err((Fault::UnknownInstruction(format!("{op:?}")), mask)),
-        }
-    }
-    let Op::MbarrierWait { dst, addr, parity, blocks } = *op else { return Ok(Flow::Next) };
-    let mut done = 0;
-    for l in lanes(mask) {
-        let parity = warp.regs.row(parity)[l] & 1;
-        let barrier = env.mbarriers.get(place(warp, addr, l)).map_err(|fault| (fault, 1 << l))?;
-        done |= u32::from(barrier.phase & 1 != parity) << l;
-    }
-    // A thread that waits sleeps here until its phase is over: nothing could come of asking again.
-    if blocks && done == 0 && mask != 0 {
-        let l = first_lane(mask);
-        let wait = Wait::Mbarrier { address: place(warp, addr, l), parity: warp.regs.row(parity)[l] & 1 };
-        return Ok(Flow::Retry(wait));
-    }
-    warp.regs.set_pred(mask, dst, done);
-    Ok(Flow::Next)
 }
 
 /// Whether a predicate holds in any of the lanes.

@@ -5,6 +5,8 @@
 //! lanes reconverge at the join; where one does not, only speed suffers. Unlike a stack of joins this lets lanes of one
 //! warp wait for each other (PTX ISA 3.1, independent thread scheduling): after long, another group that can go on runs
 //! now and then instead.
+use super::order::Agent;
+use super::shared::address_in;
 use crate::ir::{Kernel, PredSlot, PredSource, Slot, Special};
 
 /// Lanes of a warp.
@@ -86,8 +88,10 @@ pub(crate) enum Wait {
     Barrier { id: u64, generation: u64 },
     /// All warps of a warpgroup to have issued this many products.
     Warpgroup { warpgroup: usize, issued: u64 },
-    /// The phase of this parity to complete.
-    Mbarrier { address: u64, parity: u64 },
+    /// The phase of this parity to complete; it was the one of this number when the wait began.
+    Mbarrier { address: u64, parity: u64, phase: u64 },
+    /// The cluster barrier's completion after this generation.
+    Cluster { generation: u64 },
 }
 
 /// Lanes that stand at the same instruction.
@@ -100,7 +104,16 @@ pub(crate) struct Group {
 
 /// A warp of a CTA.
 pub(crate) struct Warp {
+    /// Its number in the CTA.
     pub index: usize,
+    /// The CTA's rank in the cluster.
+    pub rank: usize,
+    /// Its number in the cluster, as an agent.
+    pub agent: Agent,
+    /// Lanes that have arrived at the cluster barrier and not waited yet.
+    pub cluster_arrived: u32,
+    /// The cluster barrier's generation that they arrived in.
+    pub cluster_generation: u64,
     pub regs: Registers,
     pub groups: Vec<Group>,
     /// Instructions since all lanes stood together.
@@ -114,6 +127,10 @@ pub(crate) struct Geometry {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub cta: [u32; 3],
+    /// CTAs of a cluster.
+    pub cluster: [u32; 3],
+    /// The CTA's rank in its cluster.
+    pub rank: usize,
 }
 
 impl Geometry {
@@ -134,8 +151,13 @@ fn special(special: Special, geometry: &Geometry, thread: u32) -> u64 {
         Special::Ctaid(axis) => geometry.cta[axis],
         Special::Nctaid(axis) => geometry.grid[axis],
         Special::WarpId => thread / LANES as u32,
-        Special::Zero => 0,
-        Special::One => 1,
+        Special::ClusterId(axis) => geometry.cta[axis] / geometry.cluster[axis],
+        Special::NclusterId(axis) => geometry.grid[axis] / geometry.cluster[axis],
+        Special::ClusterCtaid(axis) => geometry.cta[axis] % geometry.cluster[axis],
+        Special::ClusterNctaid(axis) => geometry.cluster[axis],
+        Special::ClusterCtarank => geometry.rank as u32,
+        Special::ClusterNctarank => geometry.cluster.iter().product(),
+        Special::Shared(offset) => return address_in(geometry.rank, offset),
         Special::LaneId => return lane,
         Special::LaneMask("eq") => return 1 << lane,
         Special::LaneMask("lt") => return (1 << lane) - 1,
@@ -158,8 +180,13 @@ impl Warp {
         let lanes = (geometry.threads() - first).min(LANES as u32);
         let mask = u32::MAX >> (LANES as u32 - lanes);
         let regs = Registers { rows, preds: vec![0; kernel.preds] };
+        let warps = geometry.threads().div_ceil(LANES as u32) as usize;
         Self {
             index,
+            rank: geometry.rank,
+            agent: Agent::warp(geometry.rank * warps + index),
+            cluster_arrived: 0,
+            cluster_generation: 0,
             regs,
             groups: vec![Group { pc: 0, mask, wait: None }],
             apart: 0,

@@ -9,12 +9,15 @@ use super::descriptor::Tile;
 use super::fragment::{Fragment, Role};
 use super::matrix::whole_warp;
 use super::mem::LaneResult;
+use super::order::{Agent, Proxy};
 use super::product::{Number, multiply};
+use super::shared::{Shared, address_in};
 use super::sync::Flow;
 use super::warp::{Registers, Wait, Warp};
 use crate::error::Fault;
-use crate::ir::{AsyncProduct, Layout, MatrixOp, Shape, Slot, SourceA};
+use crate::ir::{AsyncProduct, Elem, Layout, MatrixOp, Shape, Slot, SourceA};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Warps of a warpgroup.
@@ -41,7 +44,12 @@ pub(super) struct Issue {
     line: u32,
     descriptors: (Option<u64>, u64),
     accumulates: bool,
+    /// As what it reads shared memory, and the CTA that it belongs to.
+    agent: Agent,
+    rank: usize,
     values: OnceLock<Values>,
+    /// Warps that have waited for it.
+    retired: AtomicUsize,
 }
 
 /// The products of a warpgroup that not all of its warps have issued.
@@ -78,6 +86,10 @@ pub(crate) struct Products {
     issued: u64,
     open: Vec<Arc<Issue>>,
     groups: VecDeque<Vec<Arc<Issue>>>,
+}
+
+fn fault(fault: Fault) -> (Fault, u32) {
+    (fault, u32::MAX)
 }
 
 fn error(problem: impl Into<String>) -> (Fault, u32) {
@@ -187,13 +199,25 @@ fn issue(warp: &mut Warp, env: &mut Env, op: &AsyncProduct) -> LaneResult<()> {
         SourceA::Registers(_) => None,
     };
     let descriptors = (a, uniform(&warp.regs, op.b, "the descriptor of B")?);
-    let line = env.line;
+    let line = env.shared.order.line;
     warp.products.take_off(op, line)?;
-    let warpgroup = &mut env.warpgroups[warp.index / WARPS];
+    let order = &mut env.shared.order;
+    let warpgroup = &mut env.warpgroups[number(warp, env.warps)];
     let at = (warp.products.issued - warpgroup.complete) as usize;
     if at == warpgroup.open.len() {
-        let issue = Issue { op: op.clone(), line, descriptors, accumulates, values: OnceLock::new() };
+        let issue = Issue {
+            op: op.clone(),
+            line,
+            descriptors,
+            accumulates,
+            agent: order.begin_async(warp.agent, Proxy::Async, "wgmma"),
+            rank: warp.rank,
+            values: OnceLock::new(),
+            retired: AtomicUsize::new(0),
+        };
         warpgroup.open.push_back((Arc::new(issue), 0));
+    } else {
+        order.also_after(warpgroup.open[at].0.agent, warp.agent);
     }
     let (issue, warps) = &mut warpgroup.open[at];
     if (issue.line, issue.descriptors, issue.accumulates) != (line, descriptors, accumulates) {
@@ -203,19 +227,28 @@ fn issue(warp: &mut Warp, env: &mut Env, op: &AsyncProduct) -> LaneResult<()> {
     *warps += 1;
     warp.products.open.push(issue.clone());
     warp.products.issued += 1;
-    while warpgroup.open.front().is_some_and(|(_, warps)| *warps == WARPS) {
-        warpgroup.open.pop_front();
-        warpgroup.complete += 1;
+    if warpgroup.open.front().is_none_or(|(_, warps)| *warps < WARPS) {
+        return Ok(());
     }
-    Ok(())
+    // Each warp issues in order, so that only the first can be complete.
+    warpgroup.complete += 1;
+    match warpgroup.open.pop_front() {
+        Some((issue, _)) => issue.claim(&mut env.shared),
+        None => Ok(()),
+    }
+}
+
+/// The warp's warpgroup, counted through the cluster.
+fn number(warp: &Warp, warps_of_cta: usize) -> usize {
+    warp.rank * warps_of_cta.div_ceil(WARPS) + warp.index / WARPS
 }
 
 /// Some of the products that can start read their operands.
 fn read_some(warp: &mut Warp, env: &mut Env) -> LaneResult<()> {
     let first = warp.products.issued - warp.products.groups.iter().map(|g| g.len() as u64).sum::<u64>();
     let issues: Vec<_> = warp.products.groups.iter().flatten().cloned().collect();
-    for (issue, number) in issues.iter().zip(first..) {
-        if env.warpgroups[warp.index / WARPS].passed(number + 1) && env.random.below(2) == 0 {
+    for (issue, count) in issues.iter().zip(first..) {
+        if env.warpgroups[number(warp, env.warps)].passed(count + 1) && env.random.below(2) == 0 {
             issue.read(env)?;
         }
     }
@@ -229,7 +262,7 @@ fn wait(warp: &mut Warp, env: &mut Env, pending: usize) -> LaneResult<Flow> {
     };
     let products = &warp.products;
     let last = products.issued - (products.open.len() + left(&products.groups)) as u64;
-    let warpgroup = warp.index / WARPS;
+    let warpgroup = number(warp, env.warps);
     if !env.warpgroups[warpgroup].passed(last) {
         return Ok(Flow::Retry(Wait::Warpgroup { warpgroup, issued: last }));
     }
@@ -237,6 +270,11 @@ fn wait(warp: &mut Warp, env: &mut Env, pending: usize) -> LaneResult<Flow> {
         for issue in warp.products.groups.pop_front().into_iter().flatten() {
             issue.read(env)?;
             issue.finish(warp);
+            let clock = env.shared.order.clock(issue.agent).clone();
+            env.shared.order.acquire(warp.agent, &clock);
+            if issue.retired.fetch_add(1, Ordering::Relaxed) + 1 == WARPS {
+                env.shared.order.end_async(issue.agent);
+            }
             env.matrix_flops += 2 * (issue.op.shape.m * issue.op.shape.n * issue.op.shape.k / WARPS) as u64;
         }
     }
@@ -244,6 +282,27 @@ fn wait(warp: &mut Warp, env: &mut Env, pending: usize) -> LaneResult<Flow> {
 }
 
 impl Issue {
+    /// The tiles in shared memory, with their rows and columns.
+    fn tiles(&self) -> LaneResult<Vec<(Tile, Elem, (usize, usize))>> {
+        let Shape { m, n, k } = self.op.shape;
+        let mut tiles = Vec::new();
+        if let (Some(descriptor), SourceA::Shared(_, transposed)) = (self.descriptors.0, &self.op.a) {
+            tiles.push((Tile::of_wgmma(descriptor, *transposed).map_err(fault)?, self.op.a_elem, (m, k)));
+        }
+        let b = Tile::of_wgmma(self.descriptors.1, self.op.b_transposed).map_err(fault)?;
+        tiles.push((b, self.op.b_elem, (n, k)));
+        Ok(tiles)
+    }
+
+    /// Checks and notes that the product reads its tiles from now on.
+    fn claim(&self, shared: &mut Shared) -> LaneResult<()> {
+        for (tile, elem, size) in self.tiles()? {
+            let mut chunks = tile.chunks(elem, size);
+            chunks.try_for_each(|at| shared.claim_read(self.agent, address_in(self.rank, at), 16)).map_err(fault)?;
+        }
+        Ok(())
+    }
+
     /// Reads the operands from shared memory, if nobody has.
     fn read(&self, env: &Env) -> LaneResult<()> {
         if self.values.get().is_none() {
@@ -260,19 +319,18 @@ impl Issue {
 
     fn operands<T: Number>(&self, env: &Env) -> LaneResult<Operands<T>> {
         let Shape { m, n, k } = self.op.shape;
-        let fault = |fault| (fault, u32::MAX);
         let a = match (self.descriptors.0, &self.op.a) {
             (Some(descriptor), SourceA::Shared(_, transposed)) => {
                 let tile = Tile::of_wgmma(descriptor, *transposed).map_err(fault)?;
                 let mut a = vec![T::default(); m * k];
-                tile.read(env, self.op.a_elem, (m, k), |row, at, x| a[row * k + at] = x).map_err(fault)?;
+                tile.read(env, self.rank, self.op.a_elem, (m, k), |row, at, x| a[row * k + at] = x).map_err(fault)?;
                 Some(a)
             }
             _ => None,
         };
         let tile = Tile::of_wgmma(self.descriptors.1, self.op.b_transposed).map_err(fault)?;
         let mut b = vec![T::default(); k * n];
-        tile.read(env, self.op.b_elem, (n, k), |column, at, x| b[at * n + column] = x).map_err(fault)?;
+        tile.read(env, self.rank, self.op.b_elem, (n, k), |column, at, x| b[at * n + column] = x).map_err(fault)?;
         if self.op.negate_b {
             b.iter_mut().for_each(|x| *x = x.negated());
         }

@@ -41,6 +41,8 @@ pub(crate) struct Kernel {
     pub static_shared: u64,
     pub required_threads: Option<[u32; 3]>,
     pub max_threads: Option<[u32; 3]>,
+    /// CTAs of a cluster.
+    pub cluster: Option<[u32; 3]>,
 }
 
 /// An instruction.
@@ -65,8 +67,14 @@ pub(crate) enum Special {
     WarpId,
     /// `%lanemask_lt` and so on: the comparison's name.
     LaneMask(&'static str),
-    Zero,
-    One,
+    ClusterId(usize),
+    NclusterId(usize),
+    ClusterCtaid(usize),
+    ClusterNctaid(usize),
+    ClusterCtarank,
+    ClusterNctarank,
+    /// The address of a byte of the CTA's shared memory.
+    Shared(u64),
 }
 
 /// Integer types. Untyped bits count as unsigned.
@@ -190,7 +198,10 @@ pub(crate) enum Logic {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Space {
     Global,
+    /// The CTA's own shared memory.
     Shared,
+    /// That of the cluster's CTAs (`.shared::cluster`).
+    Cluster,
     Param,
     Generic,
 }

@@ -118,12 +118,14 @@ pub(crate) enum Op {
     },
     Load {
         space: Space,
+        strong: bool,
         ty: Ty,
         dsts: Box<[Slot]>,
         addr: Addr,
     },
     Store {
         space: Space,
+        strong: bool,
         ty: Ty,
         srcs: Box<[Slot]>,
         addr: Addr,
@@ -158,6 +160,20 @@ pub(crate) enum Op {
         id: Slot,
         count: Option<Slot>,
         waits: bool,
+    },
+    ClusterArrive {
+        releases: bool,
+    },
+    ClusterWait,
+    /// `fence.proxy.async`.
+    ProxyFence,
+    /// `fence.mbarrier_init`.
+    MbarrierInitFence,
+    /// `mapa`: the address in the shared memory of the CTA of a rank.
+    MapAddress {
+        dst: Slot,
+        addr: Addr,
+        rank: Slot,
     },
     WarpSync {
         mask: Slot,
@@ -195,6 +211,15 @@ pub(crate) enum Op {
         addr: Addr,
         count: Option<Slot>,
         expect: Option<Slot>,
+        releases: bool,
+    },
+    /// Bytes that are announced have come without a copy.
+    MbarrierComplete {
+        addr: Addr,
+        bytes: Slot,
+    },
+    MbarrierInvalidate {
+        addr: Addr,
     },
     MbarrierExpect {
         addr: Addr,
@@ -205,6 +230,7 @@ pub(crate) enum Op {
         addr: Addr,
         parity: Slot,
         blocks: bool,
+        acquires: bool,
     },
     /// Arrives once the thread's earlier `cp.async` copies are done.
     MbarrierArriveCopies {

@@ -1,0 +1,150 @@
+//! Operations on mbarriers (PTX ISA, "mbarrier" and `cp.async.mbarrier.arrive`).
+use super::copies::{self, Issued};
+use super::cta::Env;
+use super::mem::{LaneResult, lanes};
+use super::order::Clock;
+use super::shared::rank_and_offset;
+use super::sync::Flow;
+use super::warp::{Wait, Warp};
+use crate::error::Fault;
+use crate::ir::{Addr, Op, Slot};
+use crate::memory::SHARED_WINDOW;
+
+/// A shared address, given as one of the shared or of the generic space.
+fn shared_address(address: u64) -> u64 {
+    if address >> 44 == SHARED_WINDOW >> 44 { address - SHARED_WINDOW } else { address }
+}
+
+fn place(warp: &Warp, addr: Addr, lane: usize) -> u64 {
+    shared_address(warp.regs.row(addr.base)[lane].wrapping_add(addr.offset))
+}
+
+/// Only a CTA's own mbarriers can be waited for, initialised and invalidated.
+fn own(warp: &Warp, address: u64) -> Result<u64, Fault> {
+    if rank_and_offset(address).0 == warp.rank {
+        return Ok(address);
+    }
+    Err(Fault::Mbarrier { address, problem: "it belongs to another CTA of the cluster".to_string() })
+}
+
+/// Runs an operation on mbarriers.
+pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneResult<Flow> {
+    match *op {
+        Op::MbarrierWait { dst, addr, parity, blocks, acquires } => {
+            return wait(warp, env, mask, (dst, addr, parity), (blocks, acquires));
+        }
+        Op::MbarrierArriveCopies { addr, counted } => {
+            return arrive_copies(warp, env, mask, addr, counted).map(|()| Flow::Next);
+        }
+        _ => {}
+    }
+    // The lanes that arrive with one instruction release the same.
+    let mut clock = Clock::default();
+    if matches!(op, Op::MbarrierArrive { releases: true, .. }) {
+        env.shared.order.release(warp.agent, &mut clock);
+    }
+    for l in lanes(mask) {
+        one(warp, env, l, op, &clock).map_err(|fault| (fault, 1 << l))?;
+    }
+    Ok(Flow::Next)
+}
+
+fn one(warp: &mut Warp, env: &mut Env, l: usize, op: &Op, clock: &Clock) -> Result<(), Fault> {
+    let by = warp.agent;
+    match *op {
+        Op::MbarrierInit { addr, count } => {
+            let (at, count) = (own(warp, place(warp, addr, l))?, warp.regs.row(count)[l]);
+            env.mbarriers.init(&mut env.shared, by, at, count)
+        }
+        Op::MbarrierInvalidate { addr } => {
+            let at = own(warp, place(warp, addr, l))?;
+            env.mbarriers.invalidate(&mut env.shared, by, at)
+        }
+        Op::MbarrierExpect { addr, bytes } => {
+            let (at, bytes) = (place(warp, addr, l), warp.regs.row(bytes)[l]);
+            env.mbarriers.get(&env.shared.order, by, at)?.expect(at, bytes)
+        }
+        Op::MbarrierComplete { addr, bytes } => {
+            let (at, bytes) = (place(warp, addr, l), warp.regs.row(bytes)[l]);
+            env.mbarriers.get(&env.shared.order, by, at)?.complete_bytes(at, bytes, clock)
+        }
+        Op::MbarrierArrive { dst, addr, count, expect, .. } => {
+            let at = place(warp, addr, l);
+            let count = count.map_or(1, |c| warp.regs.row(c)[l]);
+            let barrier = env.mbarriers.get(&env.shared.order, by, at)?;
+            if let Some(bytes) = expect {
+                barrier.expect(at, warp.regs.row(bytes)[l])?;
+            }
+            warp.regs.row_mut(dst)[l] = barrier.phase;
+            barrier.arrive(at, count, clock)
+        }
+        _ => Err(Fault::UnknownInstruction(format!("{op:?}"))),
+    }
+}
+
+fn wait(
+    warp: &mut Warp,
+    env: &mut Env,
+    mask: u32,
+    (dst, addr, parity): (u32, Addr, Slot),
+    (blocks, acquires): (bool, bool),
+) -> LaneResult<Flow> {
+    let (mut done, mut clock) = (0, Clock::default());
+    let (mut waits, mut known) = (None, None);
+    for l in lanes(mask) {
+        let fault = |fault| (fault, 1 << l);
+        let address = own(warp, place(warp, addr, l)).map_err(fault)?;
+        let parity = warp.regs.row(parity)[l] & 1;
+        let barrier = env.mbarriers.get(&env.shared.order, warp.agent, address).map_err(fault)?;
+        if barrier.passed(parity) {
+            // Mostly all lanes ask for one barrier.
+            if known != Some(address) {
+                clock.join(barrier.done());
+                known = Some(address);
+            }
+            done |= 1 << l;
+        } else {
+            waits = waits.or(Some(Wait::Mbarrier { address, parity, phase: barrier.phase }));
+        }
+    }
+    // A thread that waits sleeps here until its phase is over: nothing could come of asking again.
+    if let (true, 0, Some(wait)) = (blocks, done, waits) {
+        return Ok(Flow::Retry(wait));
+    }
+    if done != 0 && acquires {
+        env.shared.order.acquire(warp.agent, &clock);
+    }
+    warp.regs.set_pred(mask, dst, done);
+    Ok(Flow::Next)
+}
+
+/// The copies that the lanes have started come later, and the arrival after them. Without `.noinc` the operation first
+/// counts itself in.
+fn arrive_copies(warp: &mut Warp, env: &mut Env, mask: u32, addr: Addr, counted: bool) -> LaneResult<()> {
+    let (mut clock, mut all, mut barriers): (_, Vec<Issued>, Vec<u64>) = (Clock::default(), Vec::new(), Vec::new());
+    for l in lanes(mask) {
+        let at = place(warp, addr, l);
+        let barrier = env.mbarriers.get(&env.shared.order, warp.agent, at).map_err(|fault| (fault, 1 << l))?;
+        if !counted {
+            barrier.add_pending();
+        }
+        barriers.push(at);
+        let copies = warp.copies.all(l);
+        warp.copies.settle(&copies, &mut env.shared.order, &mut clock);
+        all.extend(copies);
+    }
+    let (by, known) = (warp.agent, clock.clone());
+    let flight = env.later(
+        1 << warp.rank,
+        None,
+        Box::new(move |env| {
+            copies::land(&all, &mut env.shared)?;
+            for at in barriers {
+                env.mbarriers.get(&env.shared.order, by, at)?.arrive(at, 1, &clock)?;
+            }
+            Ok(())
+        }),
+    );
+    warp.copies.arrive_later(flight, &known);
+    Ok(())
+}
