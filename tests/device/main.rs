@@ -21,6 +21,7 @@ mod ops_lightning_index;
 mod ops_merge_state;
 mod ops_merge_state_large;
 mod ops_mla_decode;
+mod ops_mla_decode_blackwell;
 mod ops_mla_decode_fuzz;
 mod ops_mla_decode_grid;
 mod ops_norm_rope;
