@@ -192,7 +192,7 @@ impl Case {
 
     /// Decodes and compares.
     fn check<T: Element>(&self, client: &Client) {
-        for kernel in [DecodeKernel::Plain, DecodeKernel::Mma, DecodeKernel::Sm90] {
+        for kernel in [DecodeKernel::Plain, DecodeKernel::Mma, DecodeKernel::Sm90, DecodeKernel::Sm100] {
             if mla_decode::has_kernel(client, kernel, &self.sizes::<T>(1, 1, 1)) {
                 self.check_kernel::<T>(client, kernel);
             }
@@ -247,7 +247,7 @@ impl Case {
 
     /// With the kernels for 16-bit elements alone, where there are any.
     fn check_16_bit<T: Element>(&self, client: &Client) {
-        for kernel in [DecodeKernel::Mma, DecodeKernel::Sm90] {
+        for kernel in [DecodeKernel::Mma, DecodeKernel::Sm90, DecodeKernel::Sm100] {
             if mla_decode::has_kernel(client, kernel, &self.sizes::<T>(1, 1, 1)) {
                 self.check_kernel::<T>(client, kernel);
             }
