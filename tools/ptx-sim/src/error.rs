@@ -165,6 +165,27 @@ pub enum Fault {
     /// A CTA that ended before work on its shared memory that nothing had waited for.
     #[error("the CTA ended while this was still under way in its shared memory")]
     UnfinishedCopy,
+    /// A register that a `tcgen05.ld` has yet to fill.
+    #[error("a register of a tcgen05.ld is used before tcgen05.wait::ld")]
+    RegisterInFlight,
+    /// An access to tensor memory that is not allowed.
+    #[error("tensor memory at lane {lane}, column {column}: {problem}")]
+    TensorMemory {
+        /// The lane of the first such cell.
+        lane: u32,
+        /// Its column.
+        column: u32,
+        /// What is wrong.
+        problem: String,
+    },
+    /// An allocation of tensor memory that is not allowed.
+    #[error("tcgen05.alloc of {columns} columns: {problem}")]
+    TensorAllocation {
+        /// Columns asked for.
+        columns: u32,
+        /// What is wrong.
+        problem: String,
+    },
     /// A write to memory that cannot be written.
     #[error("write to read-only memory at {address:#x}")]
     ReadOnly {
@@ -197,8 +218,8 @@ pub enum Fault {
         /// What is wrong.
         problem: String,
     },
-    /// A matrix descriptor that describes nothing.
-    #[error("matrix descriptor {descriptor:#x}: {problem}")]
+    /// A descriptor of a matrix or an instruction that describes nothing.
+    #[error("descriptor {descriptor:#x}: {problem}")]
     Descriptor {
         /// The descriptor.
         descriptor: u64,

@@ -54,6 +54,8 @@ pub struct Stats {
     pub warp_instructions: u64,
     /// Operations of matrix instructions; a multiply-add is two.
     pub matrix_flops: u64,
+    /// Bytes that `tcgen05.ld`, `.st` and `.cp` moved to or from tensor memory.
+    pub tensor_memory_bytes: u64,
     /// Warp instructions of the CTA that executed most.
     pub longest_cta: u64,
 }
@@ -63,6 +65,7 @@ impl std::iter::Sum for Stats {
         all.fold(Self::default(), |a, b| Self {
             warp_instructions: a.warp_instructions + b.warp_instructions,
             matrix_flops: a.matrix_flops + b.matrix_flops,
+            tensor_memory_bytes: a.tensor_memory_bytes + b.tensor_memory_bytes,
             longest_cta: a.longest_cta.max(b.longest_cta),
         })
     }

@@ -40,8 +40,8 @@ fn reads_of_shared_memory_that_nothing_wrote_are_errors() {
 
 #[test]
 fn an_unknown_instruction_is_named_with_its_line() {
-    let error = run("tcgen05.alloc.cta_group::1 %r1;", 1, 1).unwrap_err();
-    assert_eq!(error.kind, Fault::UnknownInstruction("tcgen05.alloc.cta_group::1".into()));
+    let error = run("tcgen05.alloc.cta_group::3 %r1;", 1, 1).unwrap_err();
+    assert_eq!(error.kind, Fault::UnknownInstruction("tcgen05.alloc.cta_group::3".into()));
     assert_eq!(error.place.line, 9);
 }
 

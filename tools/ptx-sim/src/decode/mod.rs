@@ -5,9 +5,11 @@ mod matrix;
 mod memory;
 mod names;
 mod sync;
+mod tcgen05;
 mod wgmma;
 
 use crate::error::{CudaLine, Fault, Place, SimError};
+use crate::ir::tcgen05::Tcgen05;
 use crate::ir::{Inst, Kernel, MatrixOp, Op};
 use crate::parse::{Instr, Module};
 use names::Names;
@@ -24,6 +26,12 @@ pub(crate) fn decode(module: &Module, name: &str) -> Result<Kernel, SimError> {
     for instr in &entry.instrs {
         let inst = instruction(&mut names, instr).map_err(|kind| SimError { kind, place: place(module, instr) })?;
         code.push(inst);
+    }
+    if let Some(inst) = tcgen05::mixed_groups(&code) {
+        let instr = "tcgen05".to_string();
+        let kind =
+            Fault::BadOperand { instruction: instr, operand: "two values of .cta_group in one kernel".to_string() };
+        return Err(SimError { kind, place: Box::new(Place { line: inst.line, ..Place::default() }) });
     }
     // A body without a last `ret` ends, too.
     let line = entry.instrs.last().map_or(0, |i| i.line);
@@ -74,7 +82,7 @@ fn instruction(names: &mut Names, instr: &Instr) -> Result<Inst, Fault> {
     Ok(Inst { guard, op, touches, line: instr.line, loc: instr.loc })
 }
 
-/// Of the registers that instructions touch only those of `wgmma` are looked at.
+/// Of the registers that instructions touch only those of `wgmma` and of `tcgen05.ld` are looked at.
 fn keep_touches(code: &mut [Inst]) {
     let mut watched = HashSet::new();
     for inst in code.iter_mut() {
@@ -82,6 +90,11 @@ fn keep_touches(code: &mut [Inst]) {
             && let MatrixOp::Async(_) = **op
         {
             watched.extend(std::mem::take(&mut inst.touches));
+        }
+        if let Op::Tcgen05(op) = &inst.op
+            && let Tcgen05::Load { dsts, .. } = &**op
+        {
+            watched.extend(dsts);
         }
     }
     for inst in code {
@@ -116,6 +129,9 @@ impl Decoder<'_, '_> {
             return Ok(Some(op));
         }
         if let Some(op) = self.wgmma(parts)? {
+            return Ok(Some(op));
+        }
+        if let Some(op) = self.tcgen05(parts)? {
             return Ok(Some(op));
         }
         self.sync(parts)

@@ -7,6 +7,7 @@ use super::flights::{Flights, Origin};
 use super::mbarriers::Mbarriers;
 use super::shared::Shared;
 use super::sync::{Flow, guarded};
+use super::tcgen05::TensorCores;
 use super::warp::{Geometry, Group, LANES, Wait, Warp};
 use super::wgmma::Warpgroup;
 use super::{alu, mem, sync};
@@ -62,6 +63,9 @@ pub(super) struct Env<'a> {
     pub executed: u64,
     /// Floating or integer operations of matrix instructions so far; a multiply-add is two.
     pub matrix_flops: u64,
+    pub tensor: TensorCores,
+    /// Bytes that `tcgen05.ld`, `.st` and `.cp` moved.
+    pub tensor_bytes: u64,
     /// Warps of a CTA.
     pub warps: usize,
     /// The warpgroups of all CTAs, as many for each.
@@ -103,6 +107,8 @@ pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<S
         flights: Flights::default(),
         executed: 0,
         matrix_flops: 0,
+        tensor: TensorCores::new(if setup.kernel.uses_tensor_memory() { ctas.len() } else { 0 }, warps.len()),
+        tensor_bytes: 0,
         warps: each,
         warpgroups: (0..ctas.len() * each.div_ceil(4)).map(|_| Warpgroup::default()).collect(),
         origin: Origin::default(),
@@ -165,6 +171,7 @@ fn finish(setup: &Setup, warps: &[Warp], env: &Env) -> Result<Stats, SimError> {
                 Some(Wait::Mbarrier { address, parity, .. }) => {
                     format!("mbarrier {address:#x} parity {parity} ({})", env.mbarriers.state(*address))
                 }
+                Some(Wait::TensorMemory { .. }) => format!("tensor memory ({})", env.tensor.state(warp.rank)),
                 Some(Wait::Cluster { .. }) => format!("the cluster barrier ({})", env.cluster.state()),
                 None => "nothing".to_string(),
             };
@@ -174,8 +181,13 @@ fn finish(setup: &Setup, warps: &[Warp], env: &Env) -> Result<Stats, SimError> {
         })
         .collect();
     if positions.is_empty() {
-        let (executed, matrix_flops) = (env.executed, env.matrix_flops);
-        return Ok(Stats { warp_instructions: executed, matrix_flops, longest_cta: executed / env.ctas.len() as u64 });
+        let (executed, matrix_flops, tensor_memory_bytes) = (env.executed, env.matrix_flops, env.tensor_bytes);
+        return Ok(Stats {
+            warp_instructions: executed,
+            matrix_flops,
+            tensor_memory_bytes,
+            longest_cta: executed / env.ctas.len() as u64,
+        });
     }
     let place = Place { cta: Some(env.ctas[0].position), ..Place::default() };
     Err(SimError { kind: Fault::Deadlock { positions }, place: Box::new(place) })
@@ -190,6 +202,7 @@ fn can_run(group: &Group, warp: &Warp, env: &Env) -> bool {
         Some(Wait::Mbarrier { address, parity, phase }) => {
             env.mbarriers.find(address).is_none_or(|b| b.passed(parity) || b.phase > phase)
         }
+        Some(Wait::TensorMemory { columns }) => env.tensor.can_go_on(warp.rank, columns),
         Some(Wait::Cluster { generation }) => env.cluster.generation > generation,
     }
 }
@@ -262,6 +275,9 @@ fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Resul
     let located = |(fault, lanes)| (fault, Origin { warp: warp_number, lanes, pc });
     if !inst.touches.is_empty() {
         warp.products.touch(&inst.touches, mask).map_err(located)?;
+        if inst.touches.iter().any(|slot| warp.loading.contains(slot)) {
+            return Err(located((Fault::RegisterInFlight, mask)));
+        }
     }
     if alu::run(&mut warp.regs, mask, &inst.op).map_err(|fault| located((fault, mask)))?
         || mem::run(warp, env, mask, &inst.op).map_err(located)?
@@ -317,6 +333,7 @@ fn leave(warp: &Warp, env: &mut Env) -> Result<(), (Fault, Origin)> {
         return Ok(());
     }
     env.shared.end(warp.rank);
+    env.tensor.leaks(warp.rank).map_err(|fault| (fault, env.origin))?;
     env.flights.using(warp.rank).map_or(Ok(()), |origin| Err((Fault::UnfinishedCopy, origin)))
 }
 

@@ -96,7 +96,13 @@ fn load(
     }
 }
 
-fn store(warp: &Warp, env: &mut Env, (space, strong): (Space, bool), address: u64, from: &[u8]) -> Result<(), Fault> {
+pub(super) fn store(
+    warp: &Warp,
+    env: &mut Env,
+    (space, strong): (Space, bool),
+    address: u64,
+    from: &[u8],
+) -> Result<(), Fault> {
     match space {
         Space::Shared | Space::Cluster => {
             own(warp, space, "shared store", address, from.len() as u64)?;

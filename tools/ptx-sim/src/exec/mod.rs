@@ -16,6 +16,7 @@ mod shadow;
 mod shared;
 mod sync;
 mod sync_mbarrier;
+mod tcgen05;
 mod warp;
 mod wgmma;
 

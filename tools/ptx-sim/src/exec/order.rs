@@ -71,6 +71,11 @@ fn covers(epochs: &[u32], stamp: Stamp) -> bool {
 }
 
 impl Clock {
+    /// Whether what the stamp stands for is over.
+    pub(super) fn has_seen(&self, stamp: Stamp) -> bool {
+        covers(&self.seen, stamp)
+    }
+
     /// Knows what the other knows, too.
     pub fn join(&mut self, other: &Self) {
         raise(&mut self.seen, &other.seen);

@@ -49,6 +49,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Op
         Op::BarSync { id, count, waits } => return barrier(warp, env, group, mask, (id, count, waits)),
         Op::ClusterArrive { releases } => cluster_arrive(warp, env, mask, releases)?,
         Op::ClusterWait => return cluster_wait(warp, env, mask),
+        Op::Tcgen05(ref op) => return super::tcgen05::run(warp, env, group, mask, op),
         Op::ProxyFence => env.shared.order.proxy_fence(warp.agent),
         Op::MbarrierInitFence => env.mbarriers.announce(warp.agent),
         Op::WarpSync { mask: members } => {

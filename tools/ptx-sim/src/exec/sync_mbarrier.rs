@@ -11,7 +11,7 @@ use crate::ir::{Addr, Op, Slot};
 use crate::memory::SHARED_WINDOW;
 
 /// A shared address, given as one of the shared or of the generic space.
-fn shared_address(address: u64) -> u64 {
+pub(super) fn shared_address(address: u64) -> u64 {
     if address >> 44 == SHARED_WINDOW >> 44 { address - SHARED_WINDOW } else { address }
 }
 

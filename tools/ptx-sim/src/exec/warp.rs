@@ -90,6 +90,8 @@ pub(crate) enum Wait {
     Warpgroup { warpgroup: usize, issued: u64 },
     /// The phase of this parity to complete; it was the one of this number when the wait began.
     Mbarrier { address: u64, parity: u64, phase: u64 },
+    /// Room for an allocation of so many columns of tensor memory, or the peer CTA's part in what both do.
+    TensorMemory { columns: Option<u32> },
     /// The cluster barrier's completion after this generation.
     Cluster { generation: u64 },
 }
@@ -119,6 +121,8 @@ pub(crate) struct Warp {
     /// Instructions since all lanes stood together.
     pub apart: u64,
     pub copies: super::copies::Copies,
+    /// Registers that a `tcgen05.ld` has yet to fill.
+    pub loading: Vec<Slot>,
     pub products: super::wgmma::Products,
 }
 
@@ -191,6 +195,7 @@ impl Warp {
             groups: vec![Group { pc: 0, mask, wait: None }],
             apart: 0,
             copies: Default::default(),
+            loading: Vec::new(),
             products: Default::default(),
         }
     }

@@ -5,6 +5,7 @@
 //! kept apart, as one mask of lanes each.
 mod matrix;
 mod op;
+pub(crate) mod tcgen05;
 
 pub(crate) use matrix::{AsyncProduct, Elem, Layout, MatrixOp, Product, Rows, Shape, SourceA, WmmaAccess};
 pub(crate) use op::Op;
@@ -43,6 +44,13 @@ pub(crate) struct Kernel {
     pub max_threads: Option<[u32; 3]>,
     /// CTAs of a cluster.
     pub cluster: Option<[u32; 3]>,
+}
+
+impl Kernel {
+    /// Whether it has `tcgen05` instructions.
+    pub fn uses_tensor_memory(&self) -> bool {
+        self.code.iter().any(|inst| matches!(inst.op, Op::Tcgen05(_)))
+    }
 }
 
 /// An instruction.

@@ -237,5 +237,6 @@ pub(crate) enum Op {
         addr: Addr,
         counted: bool,
     },
+    Tcgen05(Box<tcgen05::Tcgen05>),
     Nop,
 }
