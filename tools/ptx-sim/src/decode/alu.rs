@@ -27,6 +27,7 @@ pub(super) fn ty(name: &str) -> Option<Ty> {
         "f16" => Ty::F16,
         "bf16" => Ty::Bf16,
         "f32" => Ty::F32,
+        "f64" => Ty::F64,
         other => Ty::Int(int(other)?),
     })
 }
@@ -71,10 +72,10 @@ fn int_unary(parts: &[&str]) -> Option<(IntUnary, Int)> {
 fn float_name<'a>(parts: &[&'a str]) -> Option<(&'a str, bool)> {
     let (name, rest) = parts.split_first()?;
     let (last, rest) = rest.split_last()?;
-    let approximate = rest.contains(&"approx");
-    let known = rest.iter().all(|m| matches!(*m, "rn" | "ftz" | "approx"));
+    let approximate = rest.contains(&"approx") || rest.contains(&"full");
+    let known = rest.iter().all(|m| matches!(*m, "rn" | "ftz" | "approx" | "full"));
     // What only exists as an approximation must say so; the others must not.
-    let needs = matches!(*name, "ex2" | "lg2" | "rsqrt");
+    let needs = matches!(*name, "ex2" | "lg2" | "rsqrt" | "sin" | "cos" | "tanh");
     let may = needs || matches!(*name, "rcp" | "sqrt" | "div");
     let fits = *last == "f32" && known && (approximate || !needs) && (may || !approximate);
     fits.then(|| (*name, rest.contains(&"ftz")))
@@ -105,6 +106,9 @@ fn float_unary(parts: &[&str]) -> Option<(FloatUnary, bool)> {
         "rcp" => FloatUnary::Recip,
         "sqrt" => FloatUnary::Sqrt,
         "rsqrt" => FloatUnary::Rsqrt,
+        "sin" => FloatUnary::Sin,
+        "cos" => FloatUnary::Cos,
+        "tanh" => FloatUnary::Tanh,
         _ => return None,
     };
     Some((op, ftz))
@@ -117,6 +121,7 @@ fn ternary(parts: &[&str]) -> Option<Ternary> {
         ["bfe", "u32"] => Ternary::BfeU32,
         ["bfe", "s32"] => Ternary::BfeS32,
         ["bfe", "u64"] => Ternary::BfeU64,
+        ["bfe", "s64"] => Ternary::BfeS64,
         ["prmt", "b32"] => Ternary::Prmt,
         ["shf", "l", mode @ ("wrap" | "clamp"), "b32"] => Ternary::ShfLeft { wrap: *mode == "wrap" },
         ["shf", "r", mode @ ("wrap" | "clamp"), "b32"] => Ternary::ShfRight { wrap: *mode == "wrap" },
@@ -145,7 +150,7 @@ fn logic(name: &str) -> Option<Logic> {
 }
 
 /// A comparison (PTX ISA 9.3); the unsigned names `lo` and so on mean the same on unsigned types.
-fn compare(name: &str) -> Option<Compare> {
+pub(super) fn compare(name: &str) -> Option<Compare> {
     Some(match name {
         "eq" => Compare::Eq,
         "ne" => Compare::Ne,
@@ -197,16 +202,16 @@ impl Decoder<'_, '_> {
             let dst = self.dest()?;
             let narrow = match op {
                 Ternary::MadLo(ty) | Ternary::MadWide(ty) => bits(ty),
-                Ternary::BfeU64 => 64,
+                Ternary::BfeU64 | Ternary::BfeS64 => 64,
                 _ => 32,
             };
             let last = match op {
                 Ternary::MadWide(ty) => 2 * bits(ty),
-                Ternary::BfeU64 => 32,
+                Ternary::BfeU64 | Ternary::BfeS64 => 32,
                 _ => narrow,
             };
             let a = self.source(narrow)?;
-            let b = self.source(if op == Ternary::BfeU64 { 32 } else { narrow })?;
+            let b = self.source(if matches!(op, Ternary::BfeU64 | Ternary::BfeS64) { 32 } else { narrow })?;
             return Ok(Some(Op::Ternary { op, dst, a, b, c: self.source(last)? }));
         }
         self.other(parts)
@@ -273,10 +278,15 @@ impl Decoder<'_, '_> {
             _ => return Ok(None),
         };
         let wanted = rest.iter().any(|m| *m != "ftz");
-        if wanted != combine.is_some() || matches!(ty, Ty::F16 | Ty::Bf16 | Ty::U8 | Ty::S8) {
+        if wanted != combine.is_some() || matches!(ty, Ty::U8 | Ty::S8) {
             return Ok(None);
         }
-        let width = if let Ty::Int(int) = ty { bits(int) } else { 32 };
+        let width = match ty {
+            Ty::Int(int) => bits(int),
+            Ty::F64 => 64,
+            Ty::F16 | Ty::Bf16 => 16,
+            _ => 32,
+        };
         let (dst, other) = self.pred_pair()?;
         let (a, b) = (self.source(width)?, self.source(width)?);
         let combine = combine.map(|l| self.pred().map(|p| (l, p))).transpose()?;
@@ -310,6 +320,7 @@ fn width(name: &str) -> Option<u32> {
     match name {
         "f32" => Some(32),
         "f64" => Some(64),
+        "f16x2" | "bf16x2" => Some(32),
         "f16" | "bf16" => Some(16),
         other => int(other).map(bits),
     }

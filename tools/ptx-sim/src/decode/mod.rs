@@ -1,6 +1,7 @@
 //! Text operations to [`Op`]s: names become slots, labels become indices, types are checked once.
 mod alu;
 mod convert;
+mod lane;
 mod matrix;
 mod memory;
 mod names;
@@ -117,6 +118,9 @@ impl Decoder<'_, '_> {
     /// `None` if no family knows the modifiers.
     fn op(&mut self, parts: &[&str]) -> Result<Option<Op>, Fault> {
         if let Some(op) = self.alu(parts)? {
+            return Ok(Some(op));
+        }
+        if let Some(op) = self.lane(parts)? {
             return Ok(Some(op));
         }
         if let Some(op) = self.convert(parts)? {

@@ -1,8 +1,8 @@
 //! Operations of single lanes, over all lanes of a mask.
-use super::float;
+use super::{convert, float, integer, lane};
 use super::warp::{LANES, Registers};
 use crate::error::Fault;
-use crate::ir::{Compare, FloatBinary, FloatUnary, Int, IntBinary, IntUnary, Logic, Op, Round, Ternary, Ty};
+use crate::ir::{Carry, Compare, FloatBinary, FloatUnary, Int, IntBinary, IntUnary, Logic, Op, Round, Ternary, Ty};
 
 /// Runs an integer expression at the width and signedness of a type; `$x` and `$y` have that type.
 macro_rules! typed {
@@ -114,17 +114,14 @@ fn int_unary(regs: &mut Registers, mask: u32, op: IntUnary, ty: Int, dst: u32, a
 /// Bit field extract (PTX ISA, `bfe`). Beyond the value come zeros, or the sign.
 fn bfe(value: u64, bits: u32, signed: bool, pos: u64, len: u64) -> u64 {
     let (pos, len) = ((pos & 0xff) as u32, (len & 0xff) as u32);
-    let extended = match (signed, bits) {
-        (true, _) => i128::from(value as i32),
-        (false, _) => i128::from(value),
-    };
+    let extended = if signed { i128::from(value) << (128 - bits) >> (128 - bits) } else { i128::from(value) };
     let field = (extended >> pos.min(127)) & ((1i128 << len.min(64)) - 1);
     if !signed || len == 0 {
         return field as u64;
     }
     let sign = extended >> (pos + len - 1).min(bits - 1) & 1;
     let filled = if sign == 1 && len < bits { field | -1i128 << len } else { field };
-    u64::from(filled as u32)
+    filled as u64 & u64::MAX >> (64 - bits)
 }
 
 fn bfi(bits: u32, a: u64, b: u64, pos: u64, len: u64) -> u64 {
@@ -167,6 +164,7 @@ fn ternary(op: Ternary, a: u64, b: u64, c: u64) -> u64 {
         Ternary::BfeU32 => bfe(a, 32, false, b, c),
         Ternary::BfeU64 => bfe(a, 64, false, b, c),
         Ternary::BfeS32 => bfe(a, 32, true, b, c),
+        Ternary::BfeS64 => bfe(a, 64, true, b, c),
         Ternary::Prmt => prmt(a, b, c),
         // a is the low word, b the high one (PTX ISA, `shf`).
         Ternary::ShfLeft { wrap } => ((b << 32 | a) << amount(wrap)) >> 32,
@@ -175,7 +173,7 @@ fn ternary(op: Ternary, a: u64, b: u64, c: u64) -> u64 {
     }
 }
 
-fn ordered<T: PartialOrd>(cmp: Compare, x: T, y: T) -> bool {
+pub(super) fn ordered<T: PartialOrd>(cmp: Compare, x: T, y: T) -> bool {
     match cmp {
         Compare::Eq => x == y,
         // Of NaNs only `neu` is true.
@@ -187,6 +185,16 @@ fn ordered<T: PartialOrd>(cmp: Compare, x: T, y: T) -> bool {
         Compare::Unordered(inner) => x.partial_cmp(&y).is_none() || ordered(*inner, x, y),
         Compare::Num => x.partial_cmp(&y).is_some(),
         Compare::Nan => x.partial_cmp(&y).is_none(),
+    }
+}
+
+/// Compares two values of an integer type.
+pub(super) fn compare_ints(cmp: Compare, ty: Int, x: u64, y: u64) -> bool {
+    match ty {
+        Int::S16 => ordered(cmp, x as i16, y as i16),
+        Int::S32 => ordered(cmp, x as i32, y as i32),
+        Int::S64 => ordered(cmp, x as i64, y as i64),
+        _ => ordered(cmp, x, y),
     }
 }
 
@@ -203,6 +211,14 @@ fn compare(regs: &Registers, cmp: Compare, ty: Ty, ftz: bool, a: u32, b: u32) ->
         Ty::Int(Int::S32) => lanes(&|x, y| ordered(cmp, x as i32, y as i32)),
         Ty::Int(Int::S64) => lanes(&|x, y| ordered(cmp, x as i64, y as i64)),
         Ty::Int(_) => lanes(&|x, y| ordered(cmp, x, y)),
+        Ty::F64 => lanes(&|x, y| ordered(cmp, f64::from_bits(x), f64::from_bits(y))),
+        Ty::F16 | Ty::Bf16 => lanes(&|x, y| {
+            let half = |bits: u64| {
+                let x = float::widen(ty, bits);
+                if ftz && x.abs() < 6.103_515_6e-5 { 0.0 } else { x }
+            };
+            ordered(cmp, half(x), half(y))
+        }),
         _ => lanes(&|x, y| ordered(cmp, float(x), float(y))),
     }
 }
@@ -212,6 +228,17 @@ fn logic(op: Logic, a: u32, b: u32) -> u32 {
         Logic::And => a & b,
         Logic::Or => a | b,
         Logic::Xor => a ^ b,
+    }
+}
+
+fn carry(regs: &mut Registers, mask: u32, op: &Carry, dst: u32, [a, b, c]: [u32; 3]) {
+    let (x, y, z) = (*regs.row(a), *regs.row(b), *regs.row(c));
+    for l in (0..LANES).filter(|l| mask >> l & 1 == 1) {
+        let (value, carry) = integer::carry(op, x[l], y[l], z[l], regs.carry >> l & 1 == 1);
+        regs.row_mut(dst)[l] = value;
+        if op.sets {
+            regs.carry = regs.carry & !(1 << l) | u32::from(carry) << l;
+        }
     }
 }
 
@@ -246,10 +273,17 @@ pub(super) fn run(regs: &mut Registers, mask: u32, op: &Op) -> Result<bool, Faul
             let bits = if wide { 64 } else { 32 };
             regs.map_lanes(mask, dst, a, b, |l, x, y| bfi(bits, x, y, p[l], n[l]));
         }
-        Op::Cvt { to, from, round, sat, dst, a } => regs.map(mask, dst, a, |x| {
-            // Combinations without a meaning do not pass the decoder.
-            float::convert(to, from, round, sat, x).unwrap_or(0)
-        }),
+        Op::Cvt { how, dst, a } => match convert::cut(&how) {
+            Some(bits) => regs.map(mask, dst, a, |x| x & bits),
+            None => regs.map(mask, dst, a, |x| convert::run(&how, x)),
+        },
+        Op::Lane { ref op, dst, a, b, c } => regs.map3(mask, dst, a, b, c, |x, y, z| lane::run(op, x, y, z)),
+        Op::Carry { ref op, dst, a, b, c } => carry(regs, mask, op, dst, [a, b, c]),
+        Op::Testp { class, ty, dst, a } => {
+            let row = regs.row(a);
+            let holds = (0..LANES).fold(0, |m, l| m | u32::from(lane::is_of(class, ty, row[l])) << l);
+            regs.set_pred(mask, dst, holds);
+        }
         Op::CvtPair { to, dst, high, low } => regs.map2(mask, dst, high, low, |x, y| {
             let narrow = |bits: u64| float::narrow(to, f32::from_bits(bits as u32));
             narrow(x) << 16 | narrow(y)

@@ -1,8 +1,8 @@
-//! f32 arithmetic bit for bit, and conversions (PTX ISA 9.7.3 and `cvt`).
+//! f32 arithmetic bit for bit, and rounding (PTX ISA 9.7.3).
 //!
-//! Rounding to nearest is the CPU's own. `ex2.approx`, `lg2.approx` and `rsqrt.approx` are computed in f64 and rounded,
+//! Rounding to nearest is the CPU's own. `ex2`, `lg2`, `rsqrt`, `sin`, `cos` and `tanh` of `.approx` are computed in f64 and rounded,
 //! while hardware is less exact. `rcp`, `sqrt` and `div` are exact in both forms.
-use crate::ir::{FloatBinary, FloatUnary, Int, Round, Ty};
+use crate::ir::{FloatBinary, FloatUnary, Round, Ty};
 use half::{bf16, f16};
 
 /// The NaN that arithmetic returns.
@@ -23,7 +23,7 @@ fn flush(x: f32, ftz: bool) -> f32 {
 }
 
 /// min and max: of a number and a NaN the number; -0 is less than +0 (PTX ISA, `min` and `max` of floats).
-fn extreme(a: f32, b: f32, max: bool) -> f32 {
+pub(super) fn extreme(a: f32, b: f32, max: bool) -> f32 {
     if a.is_nan() || b.is_nan() {
         return if a.is_nan() { b } else { a };
     }
@@ -57,6 +57,9 @@ pub(super) fn unary(op: FloatUnary, ftz: bool, a: u64) -> u64 {
         FloatUnary::Log2 => f64::from(x).log2() as f32,
         FloatUnary::Recip => 1.0 / x,
         FloatUnary::Sqrt => x.sqrt(),
+        FloatUnary::Sin => f64::from(x).sin() as f32,
+        FloatUnary::Cos => f64::from(x).cos() as f32,
+        FloatUnary::Tanh => f64::from(x).tanh() as f32,
         FloatUnary::Rsqrt => (1.0 / f64::from(x).sqrt()) as f32,
     };
     out(flush(value, ftz))
@@ -104,7 +107,7 @@ pub(super) fn round_f32(sum: f64, rest: f64, mode: Round) -> f32 {
 }
 
 /// An integer as f32. `odd`: inexact results get an odd last bit, so that only a second rounding counts.
-fn int_to_f32(value: i128, mode: Round, odd: bool) -> f32 {
+pub(super) fn int_to_f32(value: i128, mode: Round, odd: bool) -> f32 {
     let magnitude = value.unsigned_abs();
     let length = 128 - magnitude.leading_zeros();
     let shift = length.saturating_sub(24);
@@ -123,55 +126,6 @@ fn int_to_f32(value: i128, mode: Round, odd: bool) -> f32 {
     if value < 0 { -rounded } else { rounded }
 }
 
-/// A register's bits as an integer.
-fn integer(ty: Int, bits: u64) -> i128 {
-    match ty {
-        Int::U16 => i128::from(bits as u16),
-        Int::S16 => i128::from(bits as i16),
-        Int::U32 => i128::from(bits as u32),
-        Int::S32 => i128::from(bits as i32),
-        Int::U64 => i128::from(bits),
-        Int::S64 => i128::from(bits as i64),
-    }
-}
-
-/// Least and greatest value.
-fn limits(ty: Int) -> (i128, i128) {
-    match ty {
-        Int::U16 => (0, i128::from(u16::MAX)),
-        Int::S16 => (i128::from(i16::MIN), i128::from(i16::MAX)),
-        Int::U32 => (0, i128::from(u32::MAX)),
-        Int::S32 => (i128::from(i32::MIN), i128::from(i32::MAX)),
-        Int::U64 => (0, i128::from(u64::MAX)),
-        Int::S64 => (i128::from(i64::MIN), i128::from(i64::MAX)),
-    }
-}
-
-/// Cuts to the width of a type, zero-extended.
-fn truncate(ty: Int, value: i128) -> u64 {
-    match ty {
-        Int::U16 | Int::S16 => u64::from(value as u16),
-        Int::U32 | Int::S32 => u64::from(value as u32),
-        Int::U64 | Int::S64 => value as u64,
-    }
-}
-
-/// Float to integer: out of range gives the nearest limit, NaN gives 0 (the highest bit alone for 64 bits).
-fn float_to_int(x: f32, ty: Int, mode: Round) -> u64 {
-    let wide = f64::from(x);
-    if wide.is_nan() {
-        return if matches!(ty, Int::U64 | Int::S64) { 1 << 63 } else { 0 };
-    }
-    let whole = match mode {
-        Round::Nearest => wide.round_ties_even(),
-        Round::Zero => wide.trunc(),
-        Round::Down => wide.floor(),
-        Round::Up => wide.ceil(),
-    };
-    let (low, high) = limits(ty);
-    truncate(ty, (whole as i128).clamp(low, high))
-}
-
 pub(super) fn widen(ty: Ty, bits: u64) -> f32 {
     match ty {
         Ty::F16 => f16::from_bits(bits as u16).to_f32(),
@@ -188,41 +142,4 @@ pub(super) fn narrow(ty: Ty, x: f32) -> u64 {
         Ty::Bf16 => u64::from(bf16::from_f32(x).to_bits()),
         _ => u64::from(x.to_bits()),
     }
-}
-
-/// `cvt`; `None` for a combination that we do not know.
-pub(super) fn convert(to: Ty, from: Ty, round: Round, sat: bool, bits: u64) -> Option<u64> {
-    let float = |ty| matches!(ty, Ty::F16 | Ty::Bf16 | Ty::F32);
-    let as_int = |ty| match ty {
-        Ty::U8 => i128::from(bits as u8),
-        Ty::S8 => i128::from(bits as i8),
-        Ty::Int(int) => integer(int, bits),
-        _ => 0,
-    };
-    Some(match (from, to) {
-        (_, Ty::U8 | Ty::S8) if sat || float(from) => return None,
-        (_, Ty::U8) => as_int(from) as u8 as u64,
-        // A narrow result fills its 16-bit register with its sign.
-        (_, Ty::S8) => u64::from(as_int(from) as i8 as i16 as u16),
-        (_, Ty::Int(to)) if float(from) => float_to_int(widen(from, bits), to, round),
-        (_, Ty::Int(to)) => {
-            let (low, high) = limits(to);
-            let value = as_int(from);
-            truncate(to, if sat { value.clamp(low, high) } else { value })
-        }
-        (_, Ty::F32) if float(from) => {
-            let x = widen(from, bits);
-            if sat { unary(FloatUnary::Saturate, false, u64::from(x.to_bits())) } else { out(x) }
-        }
-        (_, _) if sat => return None,
-        (Ty::F32, _) if round == Round::Nearest => narrow(to, widen(from, bits)),
-        (_, Ty::F32) => u64::from(int_to_f32(as_int(from), round, false).to_bits()),
-        (_, _) if round == Round::Nearest && !float(from) => narrow(to, int_to_f32(as_int(from), round, true)),
-        _ => return None,
-    })
-}
-
-/// Whether `cvt` knows a combination: it does not depend on the value.
-pub(crate) fn can_convert(to: Ty, from: Ty, round: Round, sat: bool) -> bool {
-    convert(to, from, round, sat, 0).is_some()
 }

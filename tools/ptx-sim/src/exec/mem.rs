@@ -36,7 +36,7 @@ fn size(ty: Ty) -> u64 {
         Ty::U8 | Ty::S8 => 1,
         Ty::Int(Int::U16 | Int::S16) | Ty::F16 | Ty::Bf16 => 2,
         Ty::Int(Int::U32 | Int::S32) | Ty::F32 => 4,
-        Ty::Int(Int::U64 | Int::S64) => 8,
+        Ty::Int(Int::U64 | Int::S64) | Ty::F64 => 8,
     }
 }
 

@@ -1,12 +1,17 @@
 //! Runs decoded kernels.
 mod alu;
 mod barriers;
+mod convert;
 mod copies;
 mod cta;
 mod descriptor;
+mod double;
 mod flights;
 mod float;
 mod fragment;
+mod half;
+mod integer;
+mod lane;
 mod matrix;
 mod mbarriers;
 mod mem;
@@ -21,5 +26,4 @@ mod warp;
 mod wgmma;
 
 pub(crate) use cta::{Limits, Setup, orders_ctas, run};
-pub(crate) use float::can_convert;
 pub(crate) use warp::Geometry;

@@ -18,6 +18,8 @@ pub(crate) type Row = [u64; LANES];
 pub(crate) struct Registers {
     rows: Vec<Row>,
     preds: Vec<u32>,
+    /// The lanes' carry flags.
+    pub carry: u32,
 }
 
 impl Registers {
@@ -183,7 +185,7 @@ impl Warp {
         }
         let lanes = (geometry.threads() - first).min(LANES as u32);
         let mask = u32::MAX >> (LANES as u32 - lanes);
-        let regs = Registers { rows, preds: vec![0; kernel.preds] };
+        let regs = Registers { rows, preds: vec![0; kernel.preds], carry: 0 };
         let warps = geometry.threads().div_ceil(LANES as u32) as usize;
         Self {
             index,

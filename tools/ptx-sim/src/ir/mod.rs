@@ -3,10 +3,14 @@
 //! Every source is a slot. Constants, symbols' addresses and special registers that do not change while a thread lives
 //! are slots, too, filled when the warp starts. A register holds its value zero-extended to 64 bits; predicates are
 //! kept apart, as one mask of lanes each.
+mod lane;
 mod matrix;
 mod op;
 pub(crate) mod tcgen05;
 
+pub(crate) use lane::{
+    Carry, CarryKind, Clamp, Class, Conversion, DoubleKind, Fp8, HalfKind, HalfOp, IntOp, LaneOp, RoundedKind, Set,
+};
 pub(crate) use matrix::{AsyncProduct, Elem, Layout, MatrixOp, Product, Rows, Shape, SourceA, WmmaAccess};
 pub(crate) use op::Op;
 
@@ -105,6 +109,7 @@ pub(crate) enum Ty {
     F16,
     Bf16,
     F32,
+    F64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,6 +161,9 @@ pub(crate) enum FloatUnary {
     Recip,
     Sqrt,
     Rsqrt,
+    Sin,
+    Cos,
+    Tanh,
 }
 
 /// Rounding (PTX ISA 6.5, rounding modifiers).
@@ -174,6 +182,7 @@ pub(crate) enum Ternary {
     BfeU32,
     BfeS32,
     BfeU64,
+    BfeS64,
     Prmt,
     ShfLeft { wrap: bool },
     ShfRight { wrap: bool },

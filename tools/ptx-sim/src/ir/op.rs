@@ -57,11 +57,29 @@ pub(crate) enum Op {
         pos: Slot,
         len: Slot,
     },
+    /// What the others do not cover; of unused sources nothing is read.
+    Lane {
+        op: LaneOp,
+        dst: Slot,
+        a: Slot,
+        b: Slot,
+        c: Slot,
+    },
+    Carry {
+        op: Carry,
+        dst: Slot,
+        a: Slot,
+        b: Slot,
+        c: Slot,
+    },
+    Testp {
+        class: Class,
+        ty: Ty,
+        dst: PredSlot,
+        a: Slot,
+    },
     Cvt {
-        to: Ty,
-        from: Ty,
-        round: Round,
-        sat: bool,
+        how: Conversion,
         dst: Slot,
         a: Slot,
     },

@@ -12,13 +12,13 @@ pub struct Module {
     pub entries: Vec<Entry>,
     /// Shared variables of module scope.
     pub shared: Vec<Variable>,
-    /// Global and constant variables, without their initial values: our kernels read none.
+    /// Global and constant variables.
     pub globals: Vec<Variable>,
     /// Source files by the number that `.loc` uses.
     pub files: BTreeMap<u32, String>,
 }
 
-/// A variable of shared or global memory.
+/// A variable of shared, local, global or constant memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variable {
     /// The symbol.
@@ -29,6 +29,8 @@ pub struct Variable {
     pub bytes: u64,
     /// Declared `.extern`.
     pub external: bool,
+    /// The initial value; what it leaves out is zero.
+    pub initial: Vec<u8>,
 }
 
 /// A kernel parameter.
@@ -59,6 +61,8 @@ pub struct Entry {
     pub scopes: Vec<Scope>,
     /// Shared variables declared in the body.
     pub shared: Vec<Variable>,
+    /// Local variables: each thread has its own.
+    pub local: Vec<Variable>,
     /// Instructions in order.
     pub instrs: Vec<Instr>,
 }

@@ -32,7 +32,13 @@ impl Parser<'_> {
 
     fn statement(&mut self, entry: &mut Entry, scope: usize, loc: &mut Option<Loc>) -> Result<(), ParseError> {
         match self.word()? {
-            ".reg" => self.registers(&mut entry.scopes[scope])?,
+            ".reg" => {
+                let ty = self.word()?;
+                self.registers(&mut entry.scopes[scope], ty)?;
+            }
+            // Inline assembly may leave out the blank.
+            word if word.starts_with(".reg.") => self.registers(&mut entry.scopes[scope], &word[4..])?,
+            ".local" => entry.local.push(self.variable(false)?),
             ".shared" => entry.shared.push(self.variable(false)?),
             ".loc" => *loc = Some(self.location()?),
             ".pragma" => self.skip_past(';')?,
@@ -73,9 +79,9 @@ impl Parser<'_> {
     }
 
     /// `.reg .b32 %r<39>;` declares `%r0` to `%r38`; `.reg .pred p, q;` names each (PTX ISA 5.4).
-    fn registers(&mut self, scope: &mut Scope) -> Result<(), ParseError> {
-        let error = self.error("a register type");
-        let ty = RegType::parse(self.word()?).ok_or(error)?;
+    fn registers(&mut self, scope: &mut Scope, ty: &str) -> Result<(), ParseError> {
+        let error = self.error("a register type before");
+        let ty = RegType::parse(ty).ok_or(error)?;
         loop {
             let name = self.word()?;
             if self.eat('<') {

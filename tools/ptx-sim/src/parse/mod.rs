@@ -149,8 +149,36 @@ impl<'a> Parser<'a> {
             bytes = if self.peek() == Some(Tok::Punct(']')) { 0 } else { bytes * self.number()? };
             self.expect(']')?;
         }
-        self.skip_past(';')?;
-        Ok(Variable { name, align, bytes, external })
+        let mut initial = Vec::new();
+        if self.eat('=') {
+            self.initial(element as usize, &mut initial)?;
+        }
+        self.expect(';')?;
+        Ok(Variable { name, align, bytes, external, initial })
+    }
+
+    /// An initial value: a constant, a text, or values in braces (PTX ISA 5.4.4).
+    fn initial(&mut self, element: usize, bytes: &mut Vec<u8>) -> Result<(), ParseError> {
+        if self.eat('{') {
+            while !self.eat('}') {
+                self.initial(element, bytes)?;
+                self.eat(',');
+            }
+            return Ok(());
+        }
+        if let Some(Tok::Text(text)) = self.peek() {
+            self.at += 1;
+            bytes.extend(text.as_bytes());
+            return Ok(());
+        }
+        let error = self.error("a constant");
+        let bits = match self.operand()? {
+            Operand::Int(bits) | Operand::F64(bits) => bits,
+            Operand::F32(bits) => u64::from(bits),
+            _ => return Err(error),
+        };
+        bytes.extend(&bits.to_le_bytes()[..element.min(8)]);
+        Ok(())
     }
 
     /// Alignment and bytes of one element: `.align 4 .b8`, and what may stand between.
