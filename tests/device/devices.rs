@@ -2,7 +2,8 @@
 //!
 //! Flex is always there; the features `wgpu` and `cuda` add one device each. An absent one is skipped, and says so,
 //! unless `MLA_REQUIRE` (a comma-separated list, e.g. `wgpu,cuda`) names it: then its absence is a failure, and so is a
-//! wgpu that has fallen back to OpenGL. `lavapipe` in the list: wgpu, on Mesa's Vulkan driver for the CPU.
+//! wgpu that has fallen back to OpenGL. `lavapipe` in the list: wgpu, on Mesa's Vulkan driver for the CPU. One that
+//! `MLA_SKIP` names is left out.
 
 use std::sync::OnceLock;
 
@@ -71,7 +72,12 @@ fn is_generation(device: &Device, fingerprint: &str) -> bool {
 
 /// Whether `MLA_REQUIRE` names this.
 fn required(name: &str) -> bool {
-    std::env::var("MLA_REQUIRE").is_ok_and(|list| list.split(',').any(|it| it.trim() == name))
+    named("MLA_REQUIRE", name)
+}
+
+/// Whether a list in the environment names this.
+fn named(variable: &str, name: &str) -> bool {
+    std::env::var(variable).is_ok_and(|list| list.split(',').any(|it| it.trim() == name))
 }
 
 fn present() -> &'static [(&'static str, Device)] {
@@ -82,7 +88,7 @@ fn present() -> &'static [(&'static str, Device)] {
             assert!(built.iter().any(|(built, _)| *built == name), "MLA_REQUIRE names {name}, a feature not built in");
         }
         let mut present = Vec::new();
-        for (name, open) in built {
+        for (name, open) in built.into_iter().filter(|(name, _)| !named("MLA_SKIP", name)) {
             match std::panic::catch_unwind(|| works(open())) {
                 Ok(device) => present.push((name, device)),
                 Err(_) if required(name) => panic!("MLA_REQUIRE: no {name} adapter"),

@@ -22,11 +22,21 @@ pub fn driver() -> Option<&'static Driver> {
     DRIVER.get_or_init(|| open().map_err(|error| eprintln!("sim-cuda: {error}")).ok()).as_ref()
 }
 
+/// Tells this copy of the library from others.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sim_cuda_marker() {}
+
 fn open() -> Result<Driver, String> {
-    let config = Config::from_env()?;
+    let mut config = Config::from_env()?;
     if let Some(path) = &config.forward {
         let real = Real::open(path, &config).map_err(|error| format!("SIM_CUDA_FORWARD: {error}"))?;
-        return Ok(Driver::Real(real));
+        // SAFETY: only this library has a function of that name.
+        let marker = unsafe { real.symbol::<unsafe extern "C" fn()>("sim_cuda_marker") };
+        if marker.is_none_or(|marker| !std::ptr::fn_addr_eq(marker, sim_cuda_marker as unsafe extern "C" fn())) {
+            return Ok(Driver::Real(real));
+        }
+        // Another copy of this library has forwarded to this one, and records.
+        config.trace = None;
     }
     eprintln!(
         "sim-cuda: simulated GPU, sm_{}, {} multiprocessors, seed {}",

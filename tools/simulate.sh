@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Runs tests of the CUDA kernels on a simulated GPU, on a machine that needs neither a GPU nor a driver:
+#
+#     tools/simulate.sh [--arch 75|80|90|100] [--seed N] [--kernels] TEST_FILTER...
+#
+# The filters are those of the device tests (`cargo test --test device`), for example ops_merge_state, and other
+# arguments of a test program. --kernels: the unit tests of mla-kernels instead, instructions among them. MLA_FEATURES: other
+# features than cuda to build the tests with, for a build that is there already.
+# tools/sim-cuda/README.md says how to read what it prints.
+set -euo pipefail
+root="$(cd "$(dirname "$0")/.." && pwd)"
+cd "$root"
+
+tests=(--package mla-kernels --package burn-mla --test portable --test device)
+name=device
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --arch) export SIM_CUDA_ARCH="$2"; shift 2 ;;
+        --seed) export SIM_CUDA_SEED="$2"; shift 2 ;;
+        --kernels) tests=(--package mla-kernels --lib); name=mla_kernels; shift ;;
+        *) break ;;
+    esac
+done
+if [ $# -eq 0 ]; then
+    sed -n '2,10s/^# \?//p' "$0" >&2
+    exit 2
+fi
+
+CUDA_PATH="$(kernels/fetch-cuda.sh)" || { echo "no NVRTC, which compiles the kernels" >&2; exit 1; }
+export CUDA_PATH
+target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
+cargo build --quiet --release --package sim-cuda --locked
+program="$(cargo test --quiet "${tests[@]}" --features "${MLA_FEATURES:-cuda}" --locked --no-run --message-format json |
+    grep -o "\"executable\":\"[^\"]*/deps/$name-[^\"]*\"" | cut -d '"' -f 4)"
+
+# Under the names that programs look for. Only here: cargo's own folders are in the library path of all tests.
+libraries="$target/sim-cuda"
+mkdir -p "$libraries"
+for library in libcuda.so libnvrtc.so; do
+    ln -sf "$target/release/libsim_cuda.so" "$libraries/$library"
+done
+export LD_LIBRARY_PATH="$libraries:$CUDA_PATH/lib64:$CUDA_PATH/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export MLA_REQUIRE=cuda MLA_SKIP=wgpu
+# Where CubeCL finds its settings.
+cd tools/sim-cuda/run
+exec "$program" "$@"
