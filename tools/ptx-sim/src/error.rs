@@ -162,6 +162,20 @@ pub enum Fault {
         /// Who wrote it.
         write: String,
     },
+    /// A bulk copy that hardware refuses.
+    #[error("bulk copy: {problem}")]
+    Bulk {
+        /// What is wrong.
+        problem: String,
+    },
+    /// `setmaxnreg` with a count that cannot be.
+    #[error("setmaxnreg {count}: {problem}")]
+    Registers {
+        /// The count.
+        count: u32,
+        /// What is wrong.
+        problem: String,
+    },
     /// A CTA that ended before work on its shared memory that nothing had waited for.
     #[error("the CTA ended while this was still under way in its shared memory")]
     UnfinishedCopy,

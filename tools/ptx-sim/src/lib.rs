@@ -9,6 +9,7 @@ mod ir;
 mod launch;
 mod memory;
 mod parse;
+mod tensor;
 mod trace;
 
 pub use decode::unknown_instructions;
@@ -16,4 +17,5 @@ pub use error::{CudaLine, Fault, ParseError, Place, SimError};
 pub use launch::{Launch, Param, Stats};
 pub use memory::{Buffer, Memory};
 pub use parse::{Entry, Guard, Instr, Loc, Module, Operand, Parameter, RegType, Scope, Variable, parse};
+pub use tensor::{TENSOR_MAP_BYTES, TensorElem, TensorMap, TensorMapError, TensorSwizzle};
 pub use trace::{Outcome, Range, Recorded, ReplayError, Trace, TraceError};

@@ -75,9 +75,7 @@ fn packed(parts: &[&str]) -> Option<(LaneOp, usize, u32)> {
         ("tf32", "f32") if modifiers.is_empty() && matches!(mode, "rna" | "rn") => {
             Some((LaneOp::Tf32 { away: mode == "rna" }, 1, 32))
         }
-        ("f16x2", _) if mode == "rn" && !satfinite => {
-            Some((LaneOp::Fp8ToF16 { format: fp8(from)?, relu }, 1, 16))
-        }
+        ("f16x2", _) if mode == "rn" && !satfinite => Some((LaneOp::Fp8ToF16 { format: fp8(from)?, relu }, 1, 16)),
         (_, "f32") if mode == "rn" && satfinite => Some((LaneOp::Fp8Pair { format: fp8(to)?, relu }, 2, 32)),
         (_, "f16x2" | "bf16x2") if mode == "rn" && satfinite => {
             let from = if from == "f16x2" { Ty::F16 } else { Ty::Bf16 };

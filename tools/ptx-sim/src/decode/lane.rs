@@ -3,8 +3,8 @@ use super::Decoder;
 use super::alu::{bits, compare, int, round, ty};
 use crate::error::Fault;
 use crate::ir::{
-    Carry, CarryKind, Clamp, Class, DoubleKind, HalfKind, HalfOp, Int, IntOp, LaneOp, Op, Round, RoundedKind, SINK, Set,
-    Ty,
+    Carry, CarryKind, Clamp, Class, DoubleKind, HalfKind, HalfOp, Int, IntOp, LaneOp, Op, Round, RoundedKind, SINK,
+    Set, Ty,
 };
 
 /// A half type and whether it is a pair.

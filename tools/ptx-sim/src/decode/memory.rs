@@ -71,12 +71,25 @@ impl Decoder<'_, '_> {
                 Ok(Some(Op::Atom { op, ty, space, dst, addr, a, b }))
             }
             ["cp", "async", rest @ ..] => self.copy(rest),
+            ["cp", "reduce", "async", "bulk", rest @ ..] => self.bulk(rest, true),
+            // Hints for caches.
+            ["createpolicy", "fractional", ..] => {
+                let dst = self.dest()?;
+                while self.remaining() > 0 {
+                    self.source(32)?;
+                }
+                Ok(Some(Op::Mov { dst, a: SINK }))
+            }
+            ["discard", ..] => {
+                (self.address()?, self.immediate()?);
+                Ok(Some(Op::Nop))
+            }
             ["mapa", "u32" | "u64"] | ["mapa", "shared::cluster", "u32" | "u64"] => {
                 let dst = self.dest()?;
                 let addr = Addr { base: self.source(64)?, offset: 0 };
                 Ok(Some(Op::MapAddress { dst, addr, rank: self.source(32)? }))
             }
-            ["prefetch" | "prefetchu", "global" | "L1" | "L2", ..] => {
+            ["prefetch" | "prefetchu", "global" | "L1" | "L2" | "tensormap" | "param" | "const", ..] => {
                 self.address()?;
                 Ok(Some(Op::Nop))
             }
@@ -101,6 +114,7 @@ impl Decoder<'_, '_> {
                 let size = if self.remaining() > 0 { Some(self.source(32)?) } else { None };
                 Ok(Some(Op::CpAsync { bytes, dst, src, size }))
             }
+            ["bulk", rest @ ..] => self.bulk(rest, false),
             ["commit_group"] => Ok(Some(Op::CpAsyncCommit)),
             ["wait_group"] => Ok(Some(Op::CpAsyncWait { pending: self.immediate()? as usize })),
             ["wait_all"] => Ok(Some(Op::CpAsyncWait { pending: 0 })),

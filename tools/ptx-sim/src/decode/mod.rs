@@ -1,5 +1,6 @@
 //! Text operations to [`Op`]s: names become slots, labels become indices, types are checked once.
 mod alu;
+mod bulk;
 mod convert;
 mod lane;
 mod matrix;

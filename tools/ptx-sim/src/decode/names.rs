@@ -154,6 +154,7 @@ impl<'m> Names<'m> {
             static_shared: self.static_shared,
             required_threads: entry.required_threads,
             max_threads: entry.max_threads,
+            max_registers: entry.max_registers,
             cluster: entry.cluster,
         }
     }
@@ -201,7 +202,7 @@ impl Decoder<'_, '_> {
         self.instr.operands.get(self.at)
     }
 
-    fn slot_of(&mut self, operand: &Operand) -> Result<Slot, Fault> {
+    pub(super) fn slot_of(&mut self, operand: &Operand) -> Result<Slot, Fault> {
         match operand {
             Operand::Int(bits) => Ok(self.names.constant(*bits)),
             Operand::F32(bits) => Ok(self.names.constant(u64::from(*bits))),

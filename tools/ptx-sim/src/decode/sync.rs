@@ -50,6 +50,15 @@ impl Decoder<'_, '_> {
             }
             ["activemask", "b32"] => Op::ActiveMask { dst: self.dest()? },
             ["mbarrier", rest @ .., "b64"] => return self.mbarrier(rest),
+            ["setmaxnreg", kind @ ("inc" | "dec"), "sync", "aligned", "u32"] => {
+                Op::Registers { count: self.immediate()? as u32, more: *kind == "inc" }
+            }
+            ["elect", "sync"] => {
+                let (dst, Some(elected)) = self.dest_pair()? else { return Err(self.bad("no predicate")) };
+                Op::Elect { dst, elected, mask: self.source(32)? }
+            }
+            // Kernels run one after another.
+            ["griddepcontrol", "launch_dependents" | "wait"] => Op::Nop,
             ["nanosleep", "u32"] => {
                 self.source(32)?;
                 Op::Nop

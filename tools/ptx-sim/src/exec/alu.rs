@@ -1,6 +1,6 @@
 //! Operations of single lanes, over all lanes of a mask.
-use super::{convert, float, integer, lane};
 use super::warp::{LANES, Registers};
+use super::{convert, float, integer, lane};
 use crate::error::Fault;
 use crate::ir::{Carry, Compare, FloatBinary, FloatUnary, Int, IntBinary, IntUnary, Logic, Op, Round, Ternary, Ty};
 

@@ -85,8 +85,20 @@ fn to_half(ty: Ty, rounded: f32, round: Round) -> u64 {
     let (too_large, too_small) = (got.abs() > rounded.abs(), got.abs() < rounded.abs());
     match round {
         Round::Zero if too_large => near - 1,
-        Round::Down if !negative && too_large || negative && too_small => if negative { near + 1 } else { near - 1 },
-        Round::Up if !negative && too_small || negative && too_large => if negative { near - 1 } else { near + 1 },
+        Round::Down if !negative && too_large || negative && too_small => {
+            if negative {
+                near + 1
+            } else {
+                near - 1
+            }
+        }
+        Round::Up if !negative && too_small || negative && too_large => {
+            if negative {
+                near - 1
+            } else {
+                near + 1
+            }
+        }
         _ => near,
     }
 }
@@ -147,7 +159,11 @@ pub(super) fn run(c: &Conversion, bits: u64) -> u64 {
             let x = if c.integral { whole(x, c.round) } else { x };
             let x = clamped(x, c.clamp);
             let near = to_float(c.to, x, c.round);
-            if c.ftz && c.to == Ty::F32 && f32::from_bits(near as u32).is_subnormal() { near & 0x8000_0000 } else { near }
+            if c.ftz && c.to == Ty::F32 && f32::from_bits(near as u32).is_subnormal() {
+                near & 0x8000_0000
+            } else {
+                near
+            }
         }
     }
 }

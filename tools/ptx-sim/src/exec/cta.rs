@@ -46,6 +46,8 @@ pub(crate) struct Limits {
 pub(super) struct Cta {
     pub position: [u32; 3],
     pub barriers: Barriers,
+    /// Registers, for each lane of a warp, that warps have given back (`setmaxnreg.dec`).
+    pub free_registers: u32,
     /// Warps that have not exited.
     live: usize,
 }
@@ -95,6 +97,7 @@ pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<S
     let cta = |geometry: &Geometry| Cta {
         position: geometry.cta,
         barriers: Barriers::new(LANES as u64 * each as u64),
+        free_registers: 0,
         live: each,
     };
     let mut env = Env {
@@ -173,6 +176,10 @@ fn finish(setup: &Setup, warps: &[Warp], env: &Env) -> Result<Stats, SimError> {
                 }
                 Some(Wait::TensorMemory { .. }) => format!("tensor memory ({})", env.tensor.state(warp.rank)),
                 Some(Wait::Cluster { .. }) => format!("the cluster barrier ({})", env.cluster.state()),
+                Some(Wait::Registers { count }) => {
+                    let free = env.ctas[warp.rank].free_registers;
+                    format!("{count} more registers ({free} were given back)")
+                }
                 None => "nothing".to_string(),
             };
             let cta = (env.ctas.len() > 1).then_some(env.ctas[warp.rank].position);
@@ -203,6 +210,7 @@ fn can_run(group: &Group, warp: &Warp, env: &Env) -> bool {
             env.mbarriers.find(address).is_none_or(|b| b.passed(parity) || b.phase > phase)
         }
         Some(Wait::TensorMemory { columns }) => env.tensor.can_go_on(warp.rank, columns),
+        Some(Wait::Registers { count }) => env.ctas[warp.rank].free_registers >= count,
         Some(Wait::Cluster { generation }) => env.cluster.generation > generation,
     }
 }

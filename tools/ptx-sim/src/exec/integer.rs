@@ -74,15 +74,28 @@ pub(super) fn run(op: IntOp, a: u64, b: u64, c: u64) -> u64 {
         IntOp::MinHalves { .. } => halves(a, b, |x, y| (x as i16).min(y as i16) as u16),
         IntOp::MaxHalves { .. } => halves(a, b, |x, y| (x as i16).max(y as i16) as u16),
         // The third operand chooses by its sign (PTX ISA, `slct`).
-        IntOp::SlctS => if (c as i32) >= 0 { a } else { b },
-        IntOp::SlctF => if f32::from_bits(c as u32) >= 0.0 { a } else { b },
+        IntOp::SlctS => {
+            if (c as i32) >= 0 {
+                a
+            } else {
+                b
+            }
+        }
+        IntOp::SlctF => {
+            if f32::from_bits(c as u32) >= 0.0 {
+                a
+            } else {
+                b
+            }
+        }
     }
 }
 
 /// An addition with the lane's carry: the result, and the carry that it leaves (PTX ISA 9.7.2).
 pub(super) fn carry(op: &Carry, a: u64, b: u64, c: u64, carry: bool) -> (u64, bool) {
     let mask = u128::from(u64::MAX >> (64 - op.bits));
-    let wide = |x: u64| if op.signed { i128::from(x as i64) << (128 - op.bits) >> (128 - op.bits) } else { i128::from(x) };
+    let wide =
+        |x: u64| if op.signed { i128::from(x as i64) << (128 - op.bits) >> (128 - op.bits) } else { i128::from(x) };
     let product = || (wide(a) * wide(b)) as u128;
     let (x, y) = match op.kind {
         CarryKind::Add | CarryKind::Sub => (u128::from(a), u128::from(b)),

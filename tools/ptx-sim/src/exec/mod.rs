@@ -1,6 +1,7 @@
 //! Runs decoded kernels.
 mod alu;
 mod barriers;
+mod bulk;
 mod convert;
 mod copies;
 mod cta;
@@ -22,6 +23,7 @@ mod shared;
 mod sync;
 mod sync_mbarrier;
 mod tcgen05;
+mod tiles;
 mod warp;
 mod wgmma;
 

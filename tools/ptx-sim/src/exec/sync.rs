@@ -1,5 +1,6 @@
 //! Operations of a whole warp or CTA: branches, barriers, shuffles, votes (PTX ISA 9.7.12, 9.7.13).
 use super::barriers::Arrival;
+use super::bulk;
 use super::cta::Env;
 use super::mem::LaneResult;
 use super::sync_mbarrier;
@@ -50,6 +51,17 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Op
         Op::ClusterArrive { releases } => cluster_arrive(warp, env, mask, releases)?,
         Op::ClusterWait => return cluster_wait(warp, env, mask),
         Op::Tcgen05(ref op) => return super::tcgen05::run(warp, env, group, mask, op),
+        Op::Registers { count, more } => return registers(warp, env, (group, mask), count, more),
+        Op::Elect { dst, elected, mask: members } => {
+            if let Some(flow) = gather(warp, group, mask, members)? {
+                return Ok(flow);
+            }
+            // Which lane it is hardware does not say.
+            let leader = first_lane(mask);
+            warp.regs.map(mask, dst, dst, |_| leader as u64);
+            warp.regs.set_pred(mask, elected, 1 << leader);
+        }
+        Op::Bulk(ref op) => bulk::run(warp, env, mask, op)?,
         Op::ProxyFence => env.shared.order.proxy_fence(warp.agent),
         Op::MbarrierInitFence => env.mbarriers.announce(warp.agent),
         Op::WarpSync { mask: members } => {
@@ -105,6 +117,30 @@ fn barrier(
     let arrived = env.ctas[warp.rank].barriers.arrive(&mut env.shared.order, id, &arrival);
     let generation = arrived.map_err(|fault| (fault, mask))?;
     Ok(if waits { Flow::Sleep(Wait::Barrier { id, generation }) } else { Flow::Next })
+}
+
+/// `setmaxnreg`: the warps of a CTA share what it was launched with; an increase waits for what others give back.
+fn registers(warp: &mut Warp, env: &mut Env, (group, mask): (u32, u32), count: u32, more: bool) -> LaneResult<Flow> {
+    if warp.live() & !group != 0 {
+        return Ok(Flow::Retry(Wait::Lanes(warp.live())));
+    }
+    let bad = |problem: String| Err((Fault::Registers { count, problem }, mask));
+    if !(24..=256).contains(&count) || !count.is_multiple_of(8) {
+        return bad("expected a multiple of 8 from 24 to 256".to_string());
+    }
+    let (now, free) = (warp.registers, &mut env.ctas[warp.rank].free_registers);
+    if more {
+        let Some(missing) = count.checked_sub(now) else { return bad(format!("an increase from {now}")) };
+        if *free < missing {
+            return Ok(Flow::Retry(Wait::Registers { count: missing }));
+        }
+        *free -= missing;
+    } else {
+        let Some(surplus) = now.checked_sub(count) else { return bad(format!("a decrease from {now}")) };
+        *free += surplus;
+    }
+    warp.registers = count;
+    Ok(Flow::Next)
 }
 
 /// `barrier.cluster.arrive`: each thread does it once before each of its waits.

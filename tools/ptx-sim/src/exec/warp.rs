@@ -96,6 +96,8 @@ pub(crate) enum Wait {
     TensorMemory { columns: Option<u32> },
     /// The cluster barrier's completion after this generation.
     Cluster { generation: u64 },
+    /// Registers for each thread of the warp that others of the CTA give back.
+    Registers { count: u32 },
 }
 
 /// Lanes that stand at the same instruction.
@@ -125,6 +127,9 @@ pub(crate) struct Warp {
     pub copies: super::copies::Copies,
     /// Registers that a `tcgen05.ld` has yet to fill.
     pub loading: Vec<Slot>,
+    pub bulk: super::bulk::Groups,
+    /// Registers of each thread, if the launch says how many there are.
+    pub registers: u32,
     pub products: super::wgmma::Products,
 }
 
@@ -173,6 +178,13 @@ fn special(special: Special, geometry: &Geometry, thread: u32) -> u64 {
     })
 }
 
+/// Registers that a thread is launched with: those of `.maxnreg`, or as many as fit (PTX ISA, `setmaxnreg`; 64 K
+/// registers of a multiprocessor, in eights).
+fn launch_registers(kernel: &Kernel, geometry: &Geometry) -> u32 {
+    let fit = 65_536 / geometry.threads().next_multiple_of(LANES as u32) / 8 * 8;
+    kernel.max_registers.unwrap_or(fit.min(256))
+}
+
 impl Warp {
     pub fn new(kernel: &Kernel, geometry: &Geometry, index: usize) -> Self {
         let mut rows = vec![[0; LANES]; kernel.slots];
@@ -198,6 +210,8 @@ impl Warp {
             apart: 0,
             copies: Default::default(),
             loading: Vec::new(),
+            bulk: Default::default(),
+            registers: launch_registers(kernel, geometry),
             products: Default::default(),
         }
     }

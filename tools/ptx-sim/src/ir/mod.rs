@@ -3,11 +3,13 @@
 //! Every source is a slot. Constants, symbols' addresses and special registers that do not change while a thread lives
 //! are slots, too, filled when the warp starts. A register holds its value zero-extended to 64 bits; predicates are
 //! kept apart, as one mask of lanes each.
+mod bulk;
 mod lane;
 mod matrix;
 mod op;
 pub(crate) mod tcgen05;
 
+pub(crate) use bulk::{BulkOp, Target, TensorBox};
 pub(crate) use lane::{
     Carry, CarryKind, Clamp, Class, Conversion, DoubleKind, Fp8, HalfKind, HalfOp, IntOp, LaneOp, RoundedKind, Set,
 };
@@ -46,6 +48,7 @@ pub(crate) struct Kernel {
     pub static_shared: u64,
     pub required_threads: Option<[u32; 3]>,
     pub max_threads: Option<[u32; 3]>,
+    pub max_registers: Option<u32>,
     /// CTAs of a cluster.
     pub cluster: Option<[u32; 3]>,
 }

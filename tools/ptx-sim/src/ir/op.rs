@@ -256,5 +256,17 @@ pub(crate) enum Op {
         counted: bool,
     },
     Tcgen05(Box<tcgen05::Tcgen05>),
+    Bulk(Box<BulkOp>),
+    /// `setmaxnreg`: registers of each thread from now on.
+    Registers {
+        count: u32,
+        more: bool,
+    },
+    /// `elect.sync`: one lane of the mask.
+    Elect {
+        dst: Slot,
+        elected: PredSlot,
+        mask: Slot,
+    },
     Nop,
 }

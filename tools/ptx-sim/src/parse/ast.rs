@@ -55,6 +55,8 @@ pub struct Entry {
     pub max_threads: Option<[u32; 3]>,
     /// `.reqntid`.
     pub required_threads: Option<[u32; 3]>,
+    /// `.maxnreg`.
+    pub max_registers: Option<u32>,
     /// `.reqnctapercluster`.
     pub cluster: Option<[u32; 3]>,
     /// Blocks of the body; 0 is the body itself.

@@ -212,7 +212,8 @@ impl<'a> Parser<'a> {
                 ".maxntid" => entry.max_threads = Some(self.triple()?),
                 ".reqntid" => entry.required_threads = Some(self.triple()?),
                 ".reqnctapercluster" => entry.cluster = Some(self.triple()?),
-                ".minnctapersm" | ".maxnreg" | ".maxclusterrank" => {
+                ".maxnreg" => entry.max_registers = Some(self.number()? as u32),
+                ".minnctapersm" | ".maxclusterrank" => {
                     self.number()?;
                 }
                 ".explicitcluster" | ".noreturn" => {}
