@@ -3,8 +3,8 @@ use crate::config::Config;
 use crate::module::{Call, Loaded, Registry};
 use crate::record::{Recorder, Recording};
 use libloading::Library;
-use ptx_sim::Range;
-use std::collections::BTreeMap;
+use ptx_sim::{Range, TENSOR_MAP_BYTES};
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -22,7 +22,20 @@ pub struct Shadow {
     pub registry: Registry,
     /// A stream records a graph: launches do not run yet, and copies would end it.
     pub capturing: bool,
+    /// The simulator's tensor maps by those of the driver.
+    pub tensor_maps: HashMap<[u8; TENSOR_MAP_BYTES], [u8; TENSOR_MAP_BYTES]>,
     recorder: Option<Recorder>,
+}
+
+impl Shadow {
+    /// Puts the simulator's tensor maps in the place of the driver's.
+    pub fn translate(&self, params: &mut [Vec<u8>]) {
+        for param in params {
+            if let Some(map) = self.tensor_maps.get(param.as_slice()) {
+                *param = map.to_vec();
+            }
+        }
+    }
 }
 
 impl Real {
@@ -34,7 +47,13 @@ impl Real {
         // SAFETY: a driver library; its initialisers are those that every CUDA program runs.
         let library = unsafe { Library::new(path) }?;
         let recorder = config.trace.clone().map(|trace| Recorder::new(trace, "forwarded".to_string()));
-        let shadow = Shadow { allocations: BTreeMap::new(), registry: Registry::default(), capturing: false, recorder };
+        let shadow = Shadow {
+            allocations: BTreeMap::new(),
+            registry: Registry::default(),
+            capturing: false,
+            tensor_maps: HashMap::new(),
+            recorder,
+        };
         Ok(Self { library, shadow: Mutex::new(shadow) })
     }
 

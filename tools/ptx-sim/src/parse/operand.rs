@@ -18,12 +18,14 @@ pub(super) fn integer(text: &str) -> Option<u64> {
     }
 }
 
-/// A constant: `0f` and `0d` give a float's bits.
+/// A constant: `0f` and `0d` give a float's bits, decimal floats are of 64 bits (PTX ISA, "Floating-Point Constants").
 fn constant(text: &str) -> Option<Operand> {
     if let Some(bits) = text.strip_prefix("0f").or(text.strip_prefix("0F")) {
         u32::from_str_radix(bits, 16).ok().map(Operand::F32)
     } else if let Some(bits) = text.strip_prefix("0d").or(text.strip_prefix("0D")) {
         u64::from_str_radix(bits, 16).ok().map(Operand::F64)
+    } else if text.contains('.') {
+        text.parse().ok().map(|value: f64| Operand::F64(value.to_bits()))
     } else {
         integer(text).map(Operand::Int)
     }

@@ -68,7 +68,8 @@ api! {
             let known: Option<Function> = real.shadow().registry.function(function).ok().cloned();
             let known = known.filter(|_| extra.is_null()).and_then(|function| {
                 let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-                let params = function.arguments(params).ok()?;
+                let mut params = function.arguments(params).ok()?;
+                real.shadow().translate(&mut params);
                 Some(Call { function, grid, block, dynamic_shared, params })
             });
             real.launch(known.as_ref(), call)
