@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::pair::PAIR_KEYS;
 use crate::ptx::{fence, mbarrier, tma, warp};
-use crate::sm90::mla_decode::loader::{Item, PagedKeys, Tile};
+use crate::sm90::mla_decode::loader::{Item, NO_ROW, PagedKeys, Tile};
 use crate::sm90::mla_decode::{Form, ROWS, TILE_BYTES};
 
 /// Chunks in shared memory.
@@ -85,7 +85,8 @@ impl ChunkLoader {
         }
     }
 
-    /// Starts to load `tiles` tiles of the 64 keys with number `half` of the item, whose block has these pages.
+    /// Starts to load `tiles` tiles of the 64 keys with number `half` of the item, whose block has these pages. Zeros come for
+    /// pages past the end.
     fn load(
         &mut self,
         pages: u32,
@@ -98,23 +99,27 @@ impl ChunkLoader {
         let stage = self.turn % RING;
         let full = self.ring.full + stage * 8;
         mbarrier::wait_cluster(self.ring.empty + stage * 8, (self.turn / RING % 2) ^ 1);
+        if lane == 0 {
+            mbarrier::arrive_expect(full, comptime!(tiles as u32 * TILE_BYTES).runtime());
+        }
         #[unroll]
         for part in 0..comptime!(ROWS / form.box_keys) {
             let key = self.item.first_key + half * comptime!(ROWS as u32) + comptime!((part * form.box_keys) as u32);
             let page = plane_shuffle(pages, half % 2 * comptime!((ROWS / form.box_keys) as u32) + part as u32);
-            let row = (page << self.keys.page_shift) + (key & ((1u32 << self.keys.page_shift) - 1));
+            let mut row = ((page << self.keys.page_shift) + (key & ((1u32 << self.keys.page_shift) - 1))) as i32;
+            if key >= self.item.tile_end {
+                row = NO_ROW.runtime();
+            }
             let to = self.ring.chunks_at + stage * CHUNK_BYTES + comptime!((part * form.box_keys * 128) as u32);
-            if lane == 0 && key < self.item.tile_end {
-                mbarrier::expect(full, comptime!((tiles * form.box_keys * 128) as u32));
+            if lane == 0 {
                 #[unroll]
                 for tile in 0..tiles {
                     let tile_to = to + comptime!(tile as u32 * TILE_BYTES);
                     let tile = first_tile + comptime!(tile as u32);
-                    tma::load_3d(tile_to, self.keys.map, full, 0i32, row as i32, tile as i32);
+                    tma::load_3d(tile_to, self.keys.map, full, 0i32, row, tile as i32);
                 }
             }
         }
-        mbarrier::arrive_if(full, lane == 0);
         sync_plane();
         self.turn = warp::next(self.turn);
     }

@@ -43,9 +43,10 @@ pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
     let (form, cubes, address) = prepare(client, &sizes)?;
     let slots = sizes.pages * sizes.page_size;
     let kv_cache = or_dummy(client, args.kv_cache, slots);
-    let kv_map = tile_map(kv_cache, [form.tiles, slots], args.kv_stride, [1, form.box_keys], sizes.elem)?;
+    let (kernel, kv_tile, q_tile) = (DecodeKernel::Sm100, [1, form.box_keys], [form.tiles, ROWS]);
+    let kv_map = tile_map(kv_cache, [form.tiles, slots], args.kv_stride, kv_tile, sizes.elem, kernel)?;
     let query_rows = sizes.batch * sizes.query_len * sizes.heads;
-    let q_map = tile_map(args.q, [form.tiles, query_rows], args.q_stride, [form.tiles, ROWS], sizes.elem)?;
+    let q_map = tile_map(args.q, [form.tiles, query_rows], args.q_stride, q_tile, sizes.elem, kernel)?;
     let page_table = or_dummy(client, args.page_table, sizes.max_pages);
     macro_rules! launch {
         ($kernel:ident, $units:expr) => {
@@ -98,7 +99,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let form: Form = $form;
             let elem = ElemType::Float(if form.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
             let name = format!("mla_decode.{}.{}.{}.{}", $name, form.elem().name(), form.tiles * 64, form.box_keys);
-            let map = move || tile_map(buffer(), [form.tiles, 64], 576, [1, 16], elem).expect("made of a handle");
+            let kernel = DecodeKernel::Sm100;
+            let map =
+                move || tile_map(buffer(), [form.tiles, 64], 576, [1, 16], elem, kernel).expect("made of a handle");
             let (bits, dim) = (AddressType::U32, CubeDim::new_1d($units));
             let made = form!(
                 $kernel,

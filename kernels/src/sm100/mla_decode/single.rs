@@ -182,7 +182,7 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
         }
     } else if warp == KEY_LOADS {
         let paged = PagedKeys { map: tma::tensor_map_address::<E, Tiled>(kv_map), page_shift, max_pages };
-        let mut loader = Loader::new(paged, Stages { keys_at, full, empty }, index, end_index);
+        let mut loader = Loader::new(paged, Stages { keys_at, full, empty }, index, end_index, true);
         loader.open(items, seq_lens, page_table, &tile, lane, form);
         while loader.has_block() {
             loader.load_half(page_table, 0usize, lane, form);

@@ -92,14 +92,20 @@ pub(crate) struct Loader {
     /// Pages of 32 boxes of keys, one in each lane, and of the 32 after them.
     pages: u32,
     next_pages: u32,
+    /// Whether zeros come for boxes past the end, otherwise nothing.
+    #[cube(comptime)]
+    fill: bool,
 }
+
+/// A row of no cache. A box that starts there ends before row 0, and is filled with zeros.
+pub(crate) const NO_ROW: i32 = -1024;
 
 #[cube]
 impl Loader {
     /// At the first block of the items `index .. end_index`.
-    pub fn new(keys: PagedKeys, stages: Stages, index: u32, end_index: u32) -> Loader {
+    pub fn new(keys: PagedKeys, stages: Stages, index: u32, end_index: u32, #[comptime] fill: bool) -> Loader {
         let item = Item::none();
-        Loader { keys, stages, index, end_index, item, block: 0u32, turn: 0u32, pages: 0u32, next_pages: 0u32 }
+        Loader { keys, stages, index, end_index, item, block: 0u32, turn: 0u32, pages: 0u32, next_pages: 0u32, fill }
     }
 
     /// Whether there is a block left.
@@ -148,16 +154,20 @@ impl Loader {
         for part in 0..comptime!(HALF_KEYS / form.box_keys) {
             let at = comptime!(half * (HALF_KEYS / form.box_keys) + part);
             let key = self.item.first_key + (first_box + at as u32) * comptime!(form.box_keys as u32);
-            let row = self.row_of(place + at as u32, key);
+            let mut row = self.row_of(place + at as u32, key) as i32;
+            let is_key = key < self.item.tile_end;
+            if comptime!(self.fill) && !is_key {
+                row = NO_ROW.runtime();
+            }
             let to = self.stages.keys_at
                 + stage * comptime!(form.stage_bytes())
                 + comptime!((at * form.box_keys * 128) as u32);
-            if lane == 0 && key < self.item.tile_end {
+            if lane == 0 && (comptime!(self.fill) || is_key) {
                 mbarrier::expect(full, comptime!((form.tiles * form.box_keys * 128) as u32));
                 #[unroll]
                 for tile in 0..form.tiles {
                     let tile_to = to + comptime!(tile as u32 * TILE_BYTES);
-                    tma::load_3d(tile_to, self.keys.map, full, 0i32, row as i32, comptime!(tile as i32));
+                    tma::load_3d(tile_to, self.keys.map, full, 0i32, row, comptime!(tile as i32));
                 }
             }
         }

@@ -113,9 +113,10 @@ pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
     let (form, cubes, address) = prepare(client, &sizes)?;
     let slots = sizes.pages * sizes.page_size;
     let kv_cache = or_dummy(client, args.kv_cache, slots);
-    let kv_map = tile_map(kv_cache, [form.tiles, slots], args.kv_stride, [1, form.box_keys], sizes.elem)?;
+    let (kernel, kv_tile, q_tile) = (DecodeKernel::Sm90, [1, form.box_keys], [form.tiles, ROWS]);
+    let kv_map = tile_map(kv_cache, [form.tiles, slots], args.kv_stride, kv_tile, sizes.elem, kernel)?;
     let query_rows = sizes.batch * sizes.query_len * sizes.heads;
-    let q_map = tile_map(args.q, [form.tiles, query_rows], args.q_stride, [form.tiles, ROWS], sizes.elem)?;
+    let q_map = tile_map(args.q, [form.tiles, query_rows], args.q_stride, q_tile, sizes.elem, kernel)?;
     // SAFETY: the buffers have the sizes that the arguments state, tile loads outside of the cache give zeros. Items are taken
     // as the planner has made them.
     unsafe {
@@ -156,8 +157,9 @@ pub(crate) fn tile_map(
     stride: usize,
     [tile_count, tile_rows]: [usize; 2],
     elem: ElemType,
+    kernel: DecodeKernel,
 ) -> Result<TensorMapArg<Tiled>, DecodeError> {
-    let BufferArg::Handle { handle } = matrix else { return Err(DecodeError::NoKernel(DecodeKernel::Sm90)) };
+    let BufferArg::Handle { handle } = matrix else { return Err(DecodeError::NoKernel(kernel)) };
     // A map has no dimension of 0; without rows nothing is loaded.
     let (shape, strides) = ([tiles, rows.max(1), TILE_WIDTH], [TILE_WIDTH, stride, 1]);
     let tile = [tile_count, tile_rows, TILE_WIDTH];
@@ -312,7 +314,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
         let half = group - 1;
         let producer = half == 0 && warp == 0;
         let paged = PagedKeys { map: tma::tensor_map_address::<E, Tiled>(kv_map), page_shift, max_pages };
-        let mut loader = Loader::new(paged, Stages { keys_at, full, empty }, index, end_index);
+        let mut loader = Loader::new(paged, Stages { keys_at, full, empty }, index, end_index, false);
         if producer {
             loader.open(items, seq_lens, page_table, &tile, lane, form);
             #[unroll]
@@ -415,7 +417,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         let elem = ElemType::Float(if form.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
         let name = format!("mla_decode.sm90.{}.{}.{}", form.elem().name(), form.tiles * TILE_WIDTH, form.box_keys);
         Entry::new(name, move |device, target| {
-            let map = || tile_map(buffer(), [form.tiles, 64], 576, [1, 16], elem).expect("made of a handle");
+            let kernel = DecodeKernel::Sm90;
+            let map = || tile_map(buffer(), [form.tiles, 64], 576, [1, 16], elem, kernel).expect("made of a handle");
             decode_sm90_kernel::create_dummy_kernel(
                 device,
                 target,
