@@ -8,7 +8,7 @@ use rand::RngExt;
 use rand::seq::SliceRandom;
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype};
+use crate::devices::{for_each_device, for_each_dtype, supports};
 use crate::ops_fixture::{UNUSED_PAGE, floats, int_values, ints, restrided, rng, rounded};
 
 /// Index queries, and keys on pages in random order.
@@ -147,6 +147,21 @@ fn ops_lightning_index(#[values(1, 8, 64)] heads: usize, #[values(7, 32, 128)] w
             (64, &[&[64], &[65], &[128], &[129]]),
         ] {
             Case { page_size, ..Case::new(visible, heads, width, 20, dtype) }.check(device);
+        }
+    });
+}
+
+/// As in DeepSeek-V3.2: small problems that together reach all paths of the kernel with matrix instructions. As many keys
+/// as are chosen, one more; groups of keys that end with the table; three stages of groups and more.
+#[rstest]
+#[case(16, 4, &[&[33], &[5]])]
+#[case(4, 16, &[&[300, 301]])]
+#[case(64, 7, &[&[7], &[0], &[517]])]
+#[case(16, 4, &[&[256], &[192], &[4], &[17]])]
+fn ops_mutants_lightning_index(#[case] page_size: usize, #[case] k: usize, #[case] visible: &[&[usize]]) {
+    for_each_device(|device| {
+        if supports(device, DType::BF16) {
+            Case { page_size, ..Case::new(visible, 64, 128, k, DType::BF16) }.check(device);
         }
     });
 }

@@ -14,6 +14,6 @@ mod verdicts;
 pub use edit::{Edit, apply};
 pub use mutant::{Mutant, mutants};
 pub use report::{Judged, Report, report};
-pub use run::{Case, Kill, Outcome, Reference, Verdict, judge};
+pub use run::{Case, Kill, Outcome, Reference, Run, Verdict, judge};
 pub use sample::{fingerprint, sample};
 pub use verdicts::Verdicts;

@@ -2,7 +2,7 @@
 use clap::Parser;
 use ptx_mutate::explain::{ExplainError, Explanation, read};
 use ptx_mutate::{
-    Case, Judged, Mutant, Outcome, Reference, Verdict, Verdicts, fingerprint, judge, mutants, report, sample,
+    Case, Judged, Mutant, Outcome, Reference, Run, Verdict, Verdicts, fingerprint, judge, mutants, report, sample,
 };
 use ptx_sim::{Launch, Memory, Module, ParseError, SimError, parse};
 use ptx_sim::{Trace, TraceError};
@@ -78,13 +78,15 @@ impl Case for Recorded {
         &self.name
     }
 
-    fn run(&self, module: &Module, seed: u64, limit: u64) -> Result<Outcome, SimError> {
+    fn run(&self, run: &Run) -> Result<Outcome, SimError> {
         let mut memory = Memory::new();
         let allocations = self.trace.launch.allocations.iter().zip(&self.trace.before);
         let buffers: Result<Vec<_>, _> =
             allocations.map(|(range, bytes)| memory.alloc_at(range.address, bytes)).collect();
         let buffers = buffers?;
-        let stats = Launch { seed, max_instructions: limit, ..self.trace.launch.with(module) }.run(&memory)?;
+        let launch = self.trace.launch.with(run.module);
+        let stats =
+            Launch { seed: run.seed, max_instructions: run.limit, coverage: run.coverage, ..launch }.run(&memory)?;
         let memory = buffers.into_iter().map(|buffer| memory.read(buffer)).collect();
         Ok(Outcome { memory, instructions: stats.warp_instructions, longest: stats.longest_cta })
     }
@@ -175,7 +177,10 @@ fn conclude(todo: &[(&Prepared, &Mutant)], verdicts: &[Verdict], args: &Args, wh
         let lines: Vec<&str> = p.kernel.text.lines().collect();
         let pairs = todo[at..at + of_kernel].iter().zip(&verdicts[at..at + of_kernel]);
         let judged: Vec<Judged> = pairs
-            .map(|((p, mutant), verdict)| Judged { kernel: &p.kernel.name, mutant, verdict, text: &lines, cuda: &cuda })
+            .map(|((p, mutant), verdict)| {
+                let reached = p.cases.iter().any(|case| case.reaches(mutant));
+                Judged { kernel: &p.kernel.name, mutant, verdict, reached, text: &lines, cuda: &cuda }
+            })
             .collect();
         println!("## {}\n", p.kernel.name);
         if args.verbose {
@@ -235,9 +240,11 @@ fn find(path: &Path, found: &mut Vec<PathBuf>) -> Result<(), Error> {
 fn prepare<'a>(kernel: &'a Kernel, seeds: &[u64], args: &Args) -> Result<Prepared<'a>, Error> {
     let parsed = parse(&kernel.text).map_err(|error| Error::Parse { kernel: kernel.name.clone(), error });
     let module = parsed?;
-    let entry = module.entries.iter().position(|e| e.name == kernel.name).unwrap_or(0);
+    let Some(entry) = module.entries.iter().position(|e| e.name == kernel.name) else {
+        return Err(Error::NoTraces(kernel.name.clone()));
+    };
     let reference = |case: &'a Recorded| {
-        let reference = Reference::new(case, &module, seeds);
+        let reference = Reference::new(case, &module, module.entries[entry].instrs.len(), seeds);
         reference.map_err(|error| Error::Reference { case: case.name.clone(), error })
     };
     let mut cases = kernel.cases.iter().map(reference).collect::<Result<Vec<_>, _>>()?;

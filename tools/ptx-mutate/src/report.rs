@@ -14,6 +14,8 @@ pub struct Judged<'a> {
     pub mutant: &'a Mutant,
     /// What became of it.
     pub verdict: &'a Verdict,
+    /// Whether the cases reach it.
+    pub reached: bool,
     /// Lines of the PTX.
     pub text: &'a [&'a str],
     /// Lines of the CUDA source, if there are any.
@@ -44,7 +46,8 @@ impl Judged<'_> {
 
     fn write(&self, out: &mut String) {
         let loc = self.mutant.loc.map_or(String::new(), |loc| format!(" (CUDA line {})", loc.line));
-        let _ = writeln!(out, "- {} `{}`{loc}", self.mutant.id, shortened(&self.mutant.ptx, 160));
+        let never = if self.reached { "" } else { " (no case gets there)" };
+        let _ = writeln!(out, "- {} `{}`{loc}{never}", self.mutant.id, shortened(&self.mutant.ptx, 160));
         if !self.cuda_line().is_empty() {
             let _ = writeln!(out, "  `{}`", shortened(self.cuda_line(), 160));
         }

@@ -1,7 +1,7 @@
 //! Runs mutants over cases, cheapest first, until one of them is noticed.
 use crate::edit::apply;
 use crate::mutant::Mutant;
-use ptx_sim::{Fault, Module, SimError};
+use ptx_sim::{Coverage, Fault, Module, SimError};
 use serde::{Deserialize, Serialize};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,11 +10,24 @@ pub trait Case: Sync {
     /// What to call it.
     fn name(&self) -> &str;
 
-    /// Runs it. No CTA runs more than `limit` warp instructions.
+    /// Runs it.
     ///
     /// # Errors
     /// What the simulator found.
-    fn run(&self, module: &Module, seed: u64, limit: u64) -> Result<Outcome, SimError>;
+    fn run(&self, run: &Run) -> Result<Outcome, SimError>;
+}
+
+/// How a case runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Run<'a> {
+    /// The kernel's module, maybe a changed one.
+    pub module: &'a Module,
+    /// How warps interleave.
+    pub seed: u64,
+    /// No CTA runs more warp instructions.
+    pub limit: u64,
+    /// Takes down which instructions run.
+    pub coverage: Option<&'a Coverage>,
 }
 
 /// What a launch left behind.
@@ -59,6 +72,11 @@ impl Kill {
             Fault::OutOfBounds { .. } | Fault::Misaligned { .. } | Fault::ReadOnly { .. } => Self::Bounds,
             Fault::Uninitialised { .. } => Self::Uninitialised,
             Fault::TooLong { .. } => Self::Endless,
+            Fault::Race { .. }
+            | Fault::GlobalRace { .. }
+            | Fault::ProxyFence { .. }
+            | Fault::RegisterInFlight
+            | Fault::UnfinishedCopy => Self::Order,
             _ => Self::Other,
         }
     }
@@ -96,24 +114,27 @@ pub struct Reference<'a> {
     loose: Vec<Vec<bool>>,
     instructions: u64,
     limit: u64,
+    coverage: Coverage,
 }
 
 impl<'a> Reference<'a> {
-    /// Runs a case without changes with all seeds.
+    /// Runs a case of a kernel with so many instructions without changes, with all seeds.
     ///
     /// # Errors
     /// The kernel itself has an error.
-    pub fn new(case: &'a dyn Case, module: &Module, seeds: &[u64]) -> Result<Self, SimError> {
-        let first = case.run(module, seeds.first().copied().unwrap_or(1), u64::MAX)?;
+    pub fn new(case: &'a dyn Case, module: &Module, count: usize, seeds: &[u64]) -> Result<Self, SimError> {
+        let coverage = Coverage::new(count);
+        let run = |seed| case.run(&Run { module, seed, limit: u64::MAX, coverage: Some(&coverage) });
+        let first = run(seeds.first().copied().unwrap_or(1))?;
         let mut loose: Vec<Vec<bool>> = first.memory.iter().map(|bytes| vec![false; bytes.len()]).collect();
         for seed in seeds.iter().skip(1) {
-            let other = case.run(module, *seed, u64::MAX)?;
+            let other = run(*seed)?;
             for (loose, (a, b)) in loose.iter_mut().zip(first.memory.iter().zip(&other.memory)) {
                 loose.iter_mut().zip(a.iter().zip(b)).for_each(|(l, (a, b))| *l |= a != b);
             }
         }
         let limit = first.longest.saturating_mul(10).saturating_add(1000);
-        Ok(Self { case, memory: first.memory, loose, instructions: first.instructions, limit })
+        Ok(Self { case, memory: first.memory, loose, instructions: first.instructions, limit, coverage })
     }
 
     /// The case.
@@ -124,6 +145,12 @@ impl<'a> Reference<'a> {
     /// Warp instructions.
     pub fn instructions(&self) -> u64 {
         self.instructions
+    }
+
+    /// Whether a change can make a difference: its instruction runs, and a guard that is lost kept a lane away.
+    pub fn reaches(&self, mutant: &Mutant) -> bool {
+        let at = mutant.edit.at;
+        if mutant.operator == "guard" { self.coverage.held(at) } else { self.coverage.ran(at) }
     }
 
     /// Bytes of the result that depend on the seed.
@@ -146,9 +173,10 @@ impl<'a> Reference<'a> {
 pub fn judge(mutant: &Mutant, module: &Module, entry: usize, cases: &[Reference], seeds: &[u64]) -> Verdict {
     let module = apply(module, entry, &mutant.edit);
     for seed in seeds {
-        for reference in cases {
+        for reference in cases.iter().filter(|r| r.reaches(mutant)) {
             let case = reference.case.name().to_string();
-            let run = || reference.case.run(&module, *seed, reference.limit);
+            let run = Run { module: &module, seed: *seed, limit: reference.limit, coverage: None };
+            let run = || reference.case.run(&run);
             let (by, error) = match catch_unwind(AssertUnwindSafe(run)) {
                 Err(_) => return Verdict::Panicked { case },
                 Ok(Err(error)) => (Kill::of(&error.kind), error.to_string()),

@@ -1,6 +1,6 @@
 //! A small kernel: which mutants it has, and what becomes of them.
-use ptx_mutate::{Case, Kill, Mutant, Outcome, Reference, Verdict, judge, mutants, sample};
-use ptx_sim::{Launch, Memory, Module, Param, SimError, parse};
+use ptx_mutate::{Case, Kill, Mutant, Outcome, Reference, Run, Verdict, judge, mutants, sample};
+use ptx_sim::{Launch, Memory, Param, SimError, parse};
 
 /// Two warps: each copies words to shared memory, then reads those of the other; words past the end are left alone.
 const EXCHANGE: &str = "
@@ -46,13 +46,19 @@ impl Case for Exchange {
         "exchange"
     }
 
-    fn run(&self, module: &Module, seed: u64, limit: u64) -> Result<Outcome, SimError> {
+    fn run(&self, run: &Run) -> Result<Outcome, SimError> {
         let mut memory = Memory::new();
         let words: Vec<u8> = (0..64u32).flat_map(|i| (i * 7 + 3).to_le_bytes()).collect();
         let (input, out) = (memory.alloc(&words), memory.alloc(&vec![0; 4 * self.0 as usize]));
         let params = vec![Param::Buffer(input), Param::Buffer(out), Param::Bytes(self.0.to_le_bytes().to_vec())];
-        let launch =
-            Launch { block: [64, 1, 1], params, seed, max_instructions: limit, ..Launch::new(module, "exchange") };
+        let launch = Launch {
+            block: [64, 1, 1],
+            params,
+            seed: run.seed,
+            max_instructions: run.limit,
+            coverage: run.coverage,
+            ..Launch::new(run.module, "exchange")
+        };
         let stats = launch.run(&memory)?;
         let memory = vec![memory.read(input), memory.read(out)];
         Ok(Outcome { memory, instructions: stats.warp_instructions, longest: stats.longest_cta })
@@ -63,7 +69,8 @@ fn verdicts(text: &str, counts: &[u32]) -> Vec<(Mutant, Verdict)> {
     let module = parse(text).unwrap();
     let seeds = [1, 2, 3, 4];
     let cases: Vec<Exchange> = counts.iter().map(|n| Exchange(*n)).collect();
-    let references: Vec<Reference> = cases.iter().map(|c| Reference::new(c, &module, &seeds).unwrap()).collect();
+    let count = module.entries[0].instrs.len();
+    let references: Vec<Reference> = cases.iter().map(|c| Reference::new(c, &module, count, &seeds).unwrap()).collect();
     let found = mutants(&module, 0, text);
     found.into_iter().map(|m| (m.clone(), judge(&m, &module, 0, &references, &seeds))).collect()
 }

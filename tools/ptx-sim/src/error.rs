@@ -152,6 +152,16 @@ pub enum Fault {
         /// The other access.
         earlier: String,
     },
+    /// Accesses to global memory by CTAs between which there is no order.
+    #[error("data race: global {access} at {address:#x}, which another CTA {other} in this launch")]
+    GlobalRace {
+        /// "load" or "store".
+        access: &'static str,
+        /// The first such byte, rounded down to two.
+        address: u64,
+        /// "read" or "wrote".
+        other: &'static str,
+    },
     /// An access by a bulk copy or a matrix instruction after a generic write without `fence.proxy.async` between.
     #[error(
         "no fence.proxy.async between the write at shared address {address:#x} by {write} and its use by the async proxy"

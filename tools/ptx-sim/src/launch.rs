@@ -6,6 +6,7 @@ use crate::ir::Kernel;
 use crate::memory::{Buffer, Memory};
 use crate::parse::Module;
 use rayon::prelude::*;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Shared memory that a CTA can have at most (compute capability 9.0).
 const MAX_SHARED: u64 = 227 * 1024;
@@ -45,6 +46,45 @@ pub struct Launch<'a> {
     pub initialised_shared: bool,
     /// Warp instructions of a CTA, in the mean over its cluster, before [`Fault::TooLong`].
     pub max_instructions: u64,
+    /// Takes down which instructions run.
+    pub coverage: Option<&'a Coverage>,
+}
+
+/// Which instructions of a kernel have run, over any number of launches.
+#[derive(Debug)]
+pub struct Coverage(Box<[AtomicU8]>);
+
+impl Coverage {
+    const RAN: u8 = 1;
+    const HELD: u8 = 2;
+
+    /// None of a kernel with so many instructions.
+    pub fn new(instructions: usize) -> Self {
+        // The end of the body is an instruction, too.
+        Self((0..=instructions).map(|_| AtomicU8::new(0)).collect())
+    }
+
+    pub(crate) fn mark(&self, pc: u32, ran: bool, held: bool) {
+        let bits = if ran { Self::RAN } else { 0 } | if held { Self::HELD } else { 0 };
+        let Some(seen) = self.0.get(pc as usize) else { return };
+        if seen.load(Ordering::Relaxed) & bits != bits {
+            seen.fetch_or(bits, Ordering::Relaxed);
+        }
+    }
+
+    fn has(&self, instruction: usize, bit: u8) -> bool {
+        self.0.get(instruction).is_some_and(|seen| seen.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    /// Whether any lane executed an instruction; its index counts from the kernel's first.
+    pub fn ran(&self, instruction: usize) -> bool {
+        self.has(instruction, Self::RAN)
+    }
+
+    /// Whether its guard kept any lane from executing it.
+    pub fn held(&self, instruction: usize) -> bool {
+        self.has(instruction, Self::HELD)
+    }
 }
 
 /// What a launch did.
@@ -90,6 +130,7 @@ impl<'a> Launch<'a> {
             seed: 1,
             initialised_shared: false,
             max_instructions: 1 << 32,
+            coverage: None,
         }
     }
 
@@ -102,7 +143,15 @@ impl<'a> Launch<'a> {
         let kernel = decode(self.module, self.entry)?;
         let params = self.arguments(&kernel, memory)?;
         self.check(&kernel)?;
-        let setup = Setup { kernel: &kernel, files: &self.module.files, global: memory, params: &params };
+        let ordered = exec::orders_ctas(&kernel);
+        let setup = Setup {
+            kernel: &kernel,
+            files: &self.module.files,
+            global: memory,
+            touched: (!ordered).then(|| exec::Touched::new(memory)),
+            coverage: self.coverage,
+            params: &params,
+        };
         let cluster = self.cluster(&kernel)?;
         let across = [0, 1, 2].map(|axis| self.grid[axis] / cluster[axis]);
         let one = |index: u64| {
@@ -115,6 +164,7 @@ impl<'a> Launch<'a> {
             };
             let ctas: Vec<_> = (0..cluster.iter().product()).map(cta).collect();
             let limits = Limits {
+                cluster: index as u32,
                 shared: kernel.static_shared + self.dynamic_shared,
                 initialised: self.initialised_shared,
                 seed: (self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9),
@@ -123,7 +173,7 @@ impl<'a> Launch<'a> {
             exec::run(&setup, &ctas, &limits)
         };
         let count = across.iter().map(|&n| u64::from(n)).product();
-        if exec::orders_ctas(&kernel) { (0..count).map(one).sum() } else { (0..count).into_par_iter().map(one).sum() }
+        if ordered { (0..count).map(one).sum() } else { (0..count).into_par_iter().map(one).sum() }
     }
 
     /// The cluster's CTAs (PTX ISA, `.reqnctapercluster`): the grid is a multiple of it.

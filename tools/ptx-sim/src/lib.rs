@@ -14,7 +14,7 @@ mod trace;
 
 pub use decode::unknown_instructions;
 pub use error::{CudaLine, Fault, ParseError, Place, SimError};
-pub use launch::{Launch, Param, Stats};
+pub use launch::{Coverage, Launch, Param, Stats};
 pub use memory::{Buffer, Memory};
 pub use parse::{Entry, Guard, Instr, Loc, Module, Operand, Parameter, RegType, Scope, Variable, parse};
 pub use tensor::{TENSOR_MAP_BYTES, TensorElem, TensorMap, TensorMapError, TensorSwizzle};

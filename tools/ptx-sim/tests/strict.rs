@@ -227,3 +227,23 @@ fn blocks_have_names_of_their_own() {
         add.s32 %r2, %r2, %r1; st.global.u32 [%rd2], %r2;";
     assert_eq!(run(body, 2, 1).unwrap(), [6, 7]);
 }
+
+/// Two CTAs: what one writes, the other writes, too, or reads.
+#[rstest]
+#[case("st.global.u32 [%rd1], %r1;", "global store")]
+#[case("st.global.u32 [%rd1], 7;", "global store")]
+#[case("ld.global.u32 %r2, [%rd1]; @%p1 st.global.u32 [%rd1], %r1;", "which another CTA")]
+fn ctas_have_no_order_in_global_memory(#[case] body: &str, #[case] expected: &str) {
+    let text = format!(
+        ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 out)\n{{\n.reg .pred %p<2>;\n\
+         .reg .b32 %r<3>;\n.reg .b64 %rd<2>;\nld.param.u64 %rd1, [out];\nmov.u32 %r1, %ctaid.x;\n\
+         setp.eq.u32 %p1, %r1, 1;\n{body}\nret;\n}}\n"
+    );
+    let module = parse(&text).unwrap();
+    let mut memory = Memory::new();
+    let params = vec![Param::Buffer(memory.alloc(&[0; 4]))];
+    let launch = Launch { grid: [2, 1, 1], block: [1, 1, 1], params, ..Launch::new(&module, "k") };
+    let error = launch.run(&memory).unwrap_err();
+    assert!(matches!(error.kind, Fault::GlobalRace { .. }) && error.to_string().contains(expected), "{error}");
+    Launch { grid: [1, 1, 1], ..launch }.run(&memory).unwrap();
+}

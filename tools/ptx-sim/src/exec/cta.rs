@@ -4,6 +4,7 @@
 //! under way and does that. When there is neither, the cluster is deadlocked: no barrier is ever completed from outside.
 use super::barriers::{Barriers, ClusterBarrier};
 use super::flights::{Flights, Origin};
+use super::global::{Global, Touched};
 use super::mbarriers::Mbarriers;
 use super::shared::Shared;
 use super::sync::{Flow, guarded};
@@ -14,7 +15,7 @@ use super::{alu, mem, sync};
 use crate::decode::cuda_lines;
 use crate::error::{Fault, Place, SimError};
 use crate::ir::{Kernel, Op, Space};
-use crate::launch::Stats;
+use crate::launch::{Coverage, Stats};
 use crate::memory::Memory;
 use std::collections::BTreeMap;
 
@@ -29,11 +30,16 @@ pub(crate) struct Setup<'a> {
     pub kernel: &'a Kernel,
     pub files: &'a BTreeMap<u32, String>,
     pub global: &'a Memory,
+    /// Where clusters have no order between them.
+    pub touched: Option<Touched>,
+    pub coverage: Option<&'a Coverage>,
     pub params: &'a [u8],
 }
 
 /// How a cluster runs.
 pub(crate) struct Limits {
+    /// The cluster's number in the grid.
+    pub cluster: u32,
     /// Bytes of shared memory of a CTA.
     pub shared: u64,
     pub initialised: bool,
@@ -54,7 +60,8 @@ pub(super) struct Cta {
 
 /// What the warps of a cluster share.
 pub(super) struct Env<'a> {
-    pub global: &'a Memory,
+    pub global: Global<'a>,
+    coverage: Option<&'a Coverage>,
     pub params: &'a [u8],
     pub shared: Shared,
     pub ctas: Vec<Cta>,
@@ -101,7 +108,8 @@ pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<S
         live: each,
     };
     let mut env = Env {
-        global: setup.global,
+        global: Global { memory: setup.global, touched: setup.touched.as_ref(), cluster: limits.cluster },
+        coverage: setup.coverage,
         params: setup.params,
         shared: Shared::new(ctas.len(), limits.shared, limits.initialised, warps.len()),
         ctas: ctas.iter().map(cta).collect(),
@@ -272,6 +280,9 @@ fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Resul
     let inst = &kernel.code[pc as usize];
     let mask = guarded(warp, group, inst.guard);
     env.executed += 1;
+    if let Some(coverage) = env.coverage {
+        coverage.mark(pc, mask != 0, mask != group);
+    }
     // An instruction whose guard holds nowhere does nothing; a jump with it goes nowhere.
     if mask == 0 {
         warp.groups[chosen].pc = pc + 1;

@@ -10,6 +10,7 @@ mod double;
 mod flights;
 mod float;
 mod fragment;
+mod global;
 mod half;
 mod integer;
 mod lane;
@@ -28,4 +29,5 @@ mod warp;
 mod wgmma;
 
 pub(crate) use cta::{Limits, Setup, orders_ctas, run};
+pub(crate) use global::Touched;
 pub(crate) use warp::Geometry;

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Alters a kernel in one place at a time and sees whether the simulator notices; tools/ptx-mutate/README.md says how to
+# read what it prints.
+#
+#     tools/mutate.sh KERNEL [OPTIONS OF ptx-mutate...]
+#
+# KERNEL is mla_decode.sm90, mla_decode.mma or lightning_index.mma. Launches are recorded while device tests run on the
+# simulated GPU, once: remove the folder for new ones.
+set -euo pipefail
+root="$(cd "$(dirname "$0")/.." && pwd)"
+cd "$root"
+
+case "${1:-}" in
+    mla_decode.sm90)
+        arch=90 kernel=decode_sm90_kernel why=kernels/src/sm90/mutants.toml tests=ops_mutants_decode ;;
+    mla_decode.mma)
+        arch=80 kernel=decode_mma_kernel why=kernels/src/portable/mla_decode/mutants.toml tests=ops_mutants_decode ;;
+    lightning_index.mma)
+        arch=80 kernel=score_mma_kernel why=kernels/src/sm80/mutants.toml tests=ops_mutants_lightning_index ;;
+    *)
+        sed -n '2,9s/^# \?//p' "$0" >&2
+        exit 2 ;;
+esac
+traces="${CARGO_TARGET_DIR:-$root/target}/mutants/$1"
+shift
+
+if [ ! -d "$traces" ]; then
+    SIM_CUDA_TRACE="$traces.new" SIM_CUDA_TRACE_FILTER="$kernel" SIM_CUDA_TRACE_LAUNCHES=16 \
+        tools/simulate.sh --arch "$arch" "$tests"
+    mv "$traces.new" "$traces"
+fi
+exec cargo run --quiet --package ptx-mutate --locked -- "$traces" --kernel "$kernel" --explain "$why" "$@"
