@@ -21,10 +21,13 @@ case "${1:-}" in
         sed -n '2,9s/^# \?//p' "$0" >&2
         exit 2 ;;
 esac
-traces="${CARGO_TARGET_DIR:-$root/target}/mutants/$1"
+# The tests run in another folder.
+traces="$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutants/$1"
 shift
 
 if [ ! -d "$traces" ]; then
+    rm -rf "$traces.new"
+    mkdir -p "$(dirname "$traces")"
     SIM_CUDA_TRACE="$traces.new" SIM_CUDA_TRACE_FILTER="$kernel" SIM_CUDA_TRACE_LAUNCHES=16 \
         tools/simulate.sh --arch "$arch" "$tests"
     mv "$traces.new" "$traces"
