@@ -169,7 +169,7 @@ fn load(warp: &Warp, env: &mut Env, landing: Landing, rows: Vec<Row>, bytes: u64
         None,
         Box::new(move |env| {
             for row in &rows {
-                let bytes = row.read(env.global)?;
+                let bytes = row.read(&env.global)?;
                 row.chunks().zip(bytes.chunks(16)).try_for_each(|(at, chunk)| env.shared.poke(at, chunk))?;
             }
             arrive(env, agent, landing.barrier, bytes)
@@ -243,7 +243,7 @@ fn store(
         for row in &rows {
             let (bytes, later) = rest.split_at(row.bytes as usize);
             rest = later;
-            row.write(env.global, bytes, add)?;
+            row.write(&env.global, bytes, add)?;
         }
         Ok(())
     };

@@ -42,6 +42,19 @@ impl Global<'_> {
         self.touched.map_or(Ok(()), |t| t.write(self.cluster, address, bytes).map_err(|c| c.fault("store")))
     }
 
+    /// Bytes of a bulk copy.
+    pub fn copy_from(&self, address: u64, bytes: u64) -> Result<Vec<u8>, Fault> {
+        let found = self.memory.copy_from(address, bytes)?;
+        self.touched.map_or(Ok(()), |t| t.read(self.cluster, address, bytes).map_err(|c| c.fault("load")))?;
+        Ok(found)
+    }
+
+    pub fn copy_to(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.memory.copy_to(address, bytes)?;
+        let count = bytes.len() as u64;
+        self.touched.map_or(Ok(()), |t| t.write(self.cluster, address, count).map_err(|c| c.fault("store")))
+    }
+
     pub fn update(&self, address: u64, bytes: u64, f: impl Fn(u64) -> u64) -> Result<u64, Fault> {
         self.memory.update(address, bytes, f)
     }

@@ -1,6 +1,6 @@
 //! Boxes of tensors as rows of bytes (PTX ISA, "Tensors": bounding box, out-of-boundary access, swizzling).
+use super::global::Global;
 use crate::error::Fault;
-use crate::memory::Memory;
 use crate::tensor::{TensorElem, TensorMap, TensorSwizzle};
 
 /// A row of a box: neighbours in global memory, and in shared memory but for the swizzle.
@@ -30,7 +30,7 @@ impl Row {
     }
 
     /// What comes to shared memory.
-    pub fn read(&self, global: &Memory) -> Result<Vec<u8>, Fault> {
+    pub fn read(&self, global: &Global) -> Result<Vec<u8>, Fault> {
         let mut bytes = vec![self.fill; self.bytes as usize];
         if !self.inside.is_empty() {
             let found = global.copy_from(self.global, self.inside.end - self.inside.start)?;
@@ -40,12 +40,14 @@ impl Row {
     }
 
     /// Writes what lies in the tensor, or adds to it.
-    pub fn write(&self, global: &Memory, bytes: &[u8], add: Option<TensorElem>) -> Result<(), Fault> {
+    pub fn write(&self, global: &Global, bytes: &[u8], add: Option<TensorElem>) -> Result<(), Fault> {
         if self.inside.is_empty() {
             return Ok(());
         }
         let inside = &bytes[self.inside.start as usize..self.inside.end as usize];
         let Some(elem) = add else { return global.copy_to(self.global, inside) };
+        // An addition is atomic: it conflicts with no other.
+        let global = global.memory;
         let mut sum = global.copy_from(self.global, inside.len() as u64)?;
         let size = elem.bytes() as usize;
         for (old, new) in sum.chunks_exact_mut(size).zip(inside.chunks_exact(size)) {
