@@ -13,9 +13,15 @@ pub(super) trait Number: Copy + Default + Add<Output = Self> + Mul<Output = Self
     /// `saturate` clamps integers to 32 bits.
     fn encode(self, elem: Elem, saturate: bool) -> u32;
     fn negated(self) -> Self;
+    /// What stands for a number that nothing wrote, where there is such a thing.
+    fn undefined() -> Self;
 }
 
 impl Number for f32 {
+    fn undefined() -> Self {
+        f32::NAN
+    }
+
     #[inline(always)]
     fn decode(elem: Elem, bits: u32) -> Self {
         match elem {
@@ -44,6 +50,10 @@ impl Number for f32 {
 }
 
 impl Number for i64 {
+    fn undefined() -> Self {
+        0
+    }
+
     fn decode(elem: Elem, bits: u32) -> Self {
         match elem {
             Elem::S8 => i64::from(bits as i8),

@@ -128,7 +128,9 @@ fn registers(warp: &mut Warp, env: &mut Env, (group, mask): (u32, u32), count: u
     if !(24..=256).contains(&count) || !count.is_multiple_of(8) {
         return bad("expected a multiple of 8 from 24 to 256".to_string());
     }
-    let (now, free) = (warp.registers, &mut env.ctas[warp.rank].free_registers);
+    // Without `.maxnreg` it is for ptxas to say what a thread is launched with.
+    let Some(now) = warp.registers else { return Ok(Flow::Next) };
+    let free = &mut env.ctas[warp.rank].free_registers;
     if more {
         let Some(missing) = count.checked_sub(now) else { return bad(format!("an increase from {now}")) };
         if *free < missing {
@@ -139,7 +141,7 @@ fn registers(warp: &mut Warp, env: &mut Env, (group, mask): (u32, u32), count: u
         let Some(surplus) = now.checked_sub(count) else { return bad(format!("a decrease from {now}")) };
         *free += surplus;
     }
-    warp.registers = count;
+    warp.registers = Some(count);
     Ok(Flow::Next)
 }
 

@@ -129,7 +129,7 @@ pub(crate) struct Warp {
     pub loading: Vec<Slot>,
     pub bulk: super::bulk::Groups,
     /// Registers of each thread, if the launch says how many there are.
-    pub registers: u32,
+    pub registers: Option<u32>,
     pub products: super::wgmma::Products,
 }
 
@@ -178,13 +178,6 @@ fn special(special: Special, geometry: &Geometry, thread: u32) -> u64 {
     })
 }
 
-/// Registers that a thread is launched with: those of `.maxnreg`, or as many as fit (PTX ISA, `setmaxnreg`; 64 K
-/// registers of a multiprocessor, in eights).
-fn launch_registers(kernel: &Kernel, geometry: &Geometry) -> u32 {
-    let fit = 65_536 / geometry.threads().next_multiple_of(LANES as u32) / 8 * 8;
-    kernel.max_registers.unwrap_or(fit.min(256))
-}
-
 impl Warp {
     pub fn new(kernel: &Kernel, geometry: &Geometry, index: usize) -> Self {
         let mut rows = vec![[0; LANES]; kernel.slots];
@@ -211,7 +204,7 @@ impl Warp {
             copies: Default::default(),
             loading: Vec::new(),
             bulk: Default::default(),
-            registers: launch_registers(kernel, geometry),
+            registers: kernel.max_registers,
             products: Default::default(),
         }
     }

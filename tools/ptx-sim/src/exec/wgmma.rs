@@ -4,6 +4,9 @@
 //! `wgmma.fence` must stand between any access to them and the product; only products of one shape may follow each other
 //! on the same D. What the four warps issue must be the same. Shared memory is read at a random time between the last
 //! warp's issue and the first warp's wait.
+//!
+//! Rows of A, or columns of B, that nothing wrote make their own rows or columns of D, and no others: these become NaN, so
+//! that it shows where they are used. Kernels leave parts of a tile unwritten that they have no use for.
 use super::cta::Env;
 use super::descriptor::Tile;
 use super::fragment::{Fragment, Role};
@@ -16,7 +19,7 @@ use super::sync::Flow;
 use super::warp::{Registers, Wait, Warp};
 use crate::error::Fault;
 use crate::ir::{AsyncProduct, Elem, Layout, MatrixOp, Shape, Slot, SourceA};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -47,6 +50,8 @@ pub(super) struct Issue {
     /// As what it reads shared memory, and the CTA that it belongs to.
     agent: Agent,
     rank: usize,
+    /// Rows of A in shared memory and columns of B that nothing wrote.
+    unwritten: OnceLock<[BTreeSet<usize>; 2]>,
     values: OnceLock<Values>,
     /// Warps that have waited for it.
     retired: AtomicUsize,
@@ -212,6 +217,7 @@ fn issue(warp: &mut Warp, env: &mut Env, op: &AsyncProduct) -> LaneResult<()> {
             accumulates,
             agent: order.begin_async(warp.agent, Proxy::Async, "wgmma"),
             rank: warp.rank,
+            unwritten: OnceLock::new(),
             values: OnceLock::new(),
             retired: AtomicUsize::new(0),
         };
@@ -282,24 +288,27 @@ fn wait(warp: &mut Warp, env: &mut Env, pending: usize) -> LaneResult<Flow> {
 }
 
 impl Issue {
-    /// The tiles in shared memory, with their rows and columns.
-    fn tiles(&self) -> LaneResult<Vec<(Tile, Elem, (usize, usize))>> {
-        let Shape { m, n, k } = self.op.shape;
-        let mut tiles = Vec::new();
-        if let (Some(descriptor), SourceA::Shared(_, transposed)) = (self.descriptors.0, &self.op.a) {
-            tiles.push((Tile::of_wgmma(descriptor, *transposed).map_err(fault)?, self.op.a_elem, (m, k)));
-        }
-        let b = Tile::of_wgmma(self.descriptors.1, self.op.b_transposed).map_err(fault)?;
-        tiles.push((b, self.op.b_elem, (n, k)));
-        Ok(tiles)
-    }
-
     /// Checks and notes that the product reads its tiles from now on.
     fn claim(&self, shared: &mut Shared) -> LaneResult<()> {
-        for (tile, elem, size) in self.tiles()? {
-            let mut chunks = tile.chunks(elem, size);
-            chunks.try_for_each(|at| shared.claim_read(self.agent, address_in(self.rank, at), 16)).map_err(fault)?;
+        let Shape { m, n, k } = self.op.shape;
+        let mut unwritten = [BTreeSet::new(), BTreeSet::new()];
+        let mut claim = |tile: Tile, transposed: bool, elem: Elem, size, unwritten: &mut BTreeSet<usize>| {
+            for (row, at) in tile.chunks_of_rows(elem, size) {
+                match shared.claim_read(self.agent, address_in(self.rank, at), 16) {
+                    Err(Fault::Uninitialised { .. }) if !transposed && !elem.is_int() => drop(unwritten.insert(row)),
+                    result => result.map_err(fault)?,
+                }
+            }
+            Ok(())
+        };
+        if let (Some(descriptor), SourceA::Shared(_, transposed)) = (self.descriptors.0, &self.op.a) {
+            let tile = Tile::of_wgmma(descriptor, *transposed).map_err(fault)?;
+            claim(tile, *transposed, self.op.a_elem, (m, k), &mut unwritten[0])?;
         }
+        let tile = Tile::of_wgmma(self.descriptors.1, self.op.b_transposed).map_err(fault)?;
+        claim(tile, self.op.b_transposed, self.op.b_elem, (n, k), &mut unwritten[1])?;
+        // It is claimed once.
+        let _ = self.unwritten.set(unwritten);
         Ok(())
     }
 
@@ -319,18 +328,24 @@ impl Issue {
 
     fn operands<T: Number>(&self, env: &Env) -> LaneResult<Operands<T>> {
         let Shape { m, n, k } = self.op.shape;
+        let value = |operand: usize, row: usize, x| {
+            let unwritten = self.unwritten.get().is_some_and(|rows| rows[operand].contains(&row));
+            if unwritten { T::undefined() } else { x }
+        };
         let a = match (self.descriptors.0, &self.op.a) {
             (Some(descriptor), SourceA::Shared(_, transposed)) => {
                 let tile = Tile::of_wgmma(descriptor, *transposed).map_err(fault)?;
                 let mut a = vec![T::default(); m * k];
-                tile.read(env, self.rank, self.op.a_elem, (m, k), |row, at, x| a[row * k + at] = x).map_err(fault)?;
+                let place = |row: usize, at: usize, x| a[row * k + at] = value(0, row, x);
+                tile.read(env, self.rank, self.op.a_elem, (m, k), place).map_err(fault)?;
                 Some(a)
             }
             _ => None,
         };
         let tile = Tile::of_wgmma(self.descriptors.1, self.op.b_transposed).map_err(fault)?;
         let mut b = vec![T::default(); k * n];
-        tile.read(env, self.rank, self.op.b_elem, (n, k), |column, at, x| b[at * n + column] = x).map_err(fault)?;
+        let place = |column: usize, at: usize, x| b[at * n + column] = value(1, column, x);
+        tile.read(env, self.rank, self.op.b_elem, (n, k), place).map_err(fault)?;
         if self.op.negate_b {
             b.iter_mut().for_each(|x| *x = x.negated());
         }
