@@ -132,7 +132,7 @@ fn narrow_swizzles(#[case] swizzle: TensorSwizzle, #[case] columns: u32, #[case]
     for at in 0..i64::from(8 * columns) {
         let (r, c) = (at / i64::from(columns), at % i64::from(columns));
         let line = at * 4 / 128;
-        let c = c ^ 4 * (line % 8 & (units - 1));
+        let c = c ^ (4 * ((line % 8) & (units - 1)));
         assert_eq!(out[at as usize], cell(r, 16 + c), "{at}");
     }
 }

@@ -189,8 +189,7 @@ fn operands_in_flight_cannot_be_overwritten(#[values(1, 2, 3, 4, 5)] seed: u64) 
 fn tensor_memory_in_flight_cannot_be_overwritten() {
     let p = Product { a_in_tensor_memory: true, ..Product::new(64, 64) };
     let line = "WAIT: //";
-    let text =
-        p.text().replacen(line, &format!("WAIT: tcgen05.st.sync.aligned.32x32b.x1.b32 [row+64], {{%r1}}; //"), 1);
+    let text = p.text().replacen(line, "WAIT: tcgen05.st.sync.aligned.32x32b.x1.b32 [row+64], {%r1}; //", 1);
     let error = error(&p, &text).to_string();
     assert!(error.contains("write is not ordered after the read by the tcgen05.mma"), "{error}");
 }

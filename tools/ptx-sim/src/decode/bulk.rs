@@ -51,7 +51,8 @@ impl Decoder<'_, '_> {
             }
             ["prefetch", "L2", "global", rest @ ..] => {
                 let Some(extras) = extras(rest) else { return Ok(None) };
-                (self.address()?, self.source(32)?);
+                self.address()?;
+                self.source(32)?;
                 self.hint(&extras)?;
                 return Ok(Some(Op::Nop));
             }

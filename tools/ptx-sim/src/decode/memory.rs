@@ -81,7 +81,8 @@ impl Decoder<'_, '_> {
                 Ok(Some(Op::Mov { dst, a: SINK }))
             }
             ["discard", ..] => {
-                (self.address()?, self.immediate()?);
+                self.address()?;
+                self.immediate()?;
                 Ok(Some(Op::Nop))
             }
             ["mapa", "u32" | "u64"] | ["mapa", "shared::cluster", "u32" | "u64"] => {

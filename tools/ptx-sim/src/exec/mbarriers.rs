@@ -6,6 +6,7 @@ use super::order::{Agent, Clock, Order, Proxy, Stamp};
 use super::shared::Shared;
 use crate::error::Fault;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 /// Counts lie below this (PTX ISA, "Size and alignment of mbarrier object" ff.).
 const LIMIT: i64 = 1 << 20;
@@ -97,11 +98,9 @@ impl Mbarriers {
             "its address is no multiple of 8".to_string()
         } else if !(1..1 << 20).contains(&count) {
             format!("a count of {count}, expected 1 to 2^20 - 1")
-        } else if self.objects.contains_key(&address) {
-            "initialised again without mbarrier.inval".to_string()
-        } else {
+        } else if let Entry::Vacant(place) = self.objects.entry(address) {
             shared.become_mbarrier(by, address)?;
-            let object = Mbarrier {
+            place.insert(Mbarrier {
                 expected: count,
                 pending: count,
                 transactions: 0,
@@ -110,9 +109,10 @@ impl Mbarriers {
                 done: Clock::default(),
                 born: shared.order.now(by),
                 announced: false,
-            };
-            self.objects.insert(address, object);
+            });
             return Ok(());
+        } else {
+            "initialised again without mbarrier.inval".to_string()
         };
         Err(Fault::Mbarrier { address, problem })
     }

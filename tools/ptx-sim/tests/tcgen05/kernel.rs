@@ -29,7 +29,7 @@ impl Lay {
             (true, 16) => row / 8 * K * 16 + k * 16 + row % 8 * 2,
             (true, _) => 2 * row / w * K * w + k * w + 2 * row % w,
         };
-        plain ^ (plain / 128 % (w / 16)) * 16
+        plain ^ ((plain / 128 % (w / 16)) * 16)
     }
 
     /// Leading and stride dimension byte offset, and the bytes from one step of 16 k to the next.
