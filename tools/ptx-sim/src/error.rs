@@ -236,6 +236,9 @@ pub enum Fault {
         /// The executing lanes.
         executing: u32,
     },
+    /// The kernel gave up.
+    #[error("trap")]
+    Trap,
     /// A product of a warpgroup, or what is done to its registers, against the rules of `wgmma`.
     #[error("wgmma: {problem}")]
     Wgmma {

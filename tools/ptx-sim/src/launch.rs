@@ -148,6 +148,7 @@ impl<'a> Launch<'a> {
             kernel: &kernel,
             files: &self.module.files,
             global: memory,
+            variables: &Memory::of_variables(&self.module.globals),
             touched: (!ordered).then(|| exec::Touched::new(memory)),
             coverage: self.coverage,
             params: &params,

@@ -1,5 +1,6 @@
 //! Memory: global allocations with bounds, windows of generic addresses.
 use crate::error::Fault;
+use crate::parse::Variable;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,6 +9,10 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) const SHARED_WINDOW: u64 = 0x0000_1000_0000_0000;
 /// Where parameters lie in generic addresses.
 pub(crate) const PARAM_WINDOW: u64 = 0x0000_2000_0000_0000;
+/// Where the executing thread's local memory lies in generic addresses.
+pub(crate) const LOCAL_WINDOW: u64 = 0x0000_3000_0000_0000;
+/// Where the variables of modules lie.
+pub(crate) const VARIABLES: u64 = 0x0000_4000_0000_0000;
 /// Where the first allocation starts.
 const GLOBAL_BASE: u64 = 0x0000_7000_0000_0000;
 /// Bytes between allocations that belong to nobody.
@@ -17,6 +22,17 @@ const MOST_FREED: usize = 4096;
 
 pub(crate) fn align_up(value: u64, align: u64) -> u64 {
     value.div_ceil(align.max(1)) * align.max(1)
+}
+
+/// The addresses of a module's variables.
+pub(crate) fn variable_addresses(variables: &[Variable]) -> Vec<u64> {
+    let mut end = VARIABLES;
+    let mut place = |variable: &Variable| {
+        let start = align_up(end, variable.align.max(256));
+        end = start + variable.bytes + 1;
+        start
+    };
+    variables.iter().map(&mut place).collect()
 }
 
 /// An allocation of global memory, by its address.
@@ -52,6 +68,17 @@ impl Memory {
         Self::default()
     }
 
+    /// The variables of a module with their initial values.
+    pub(crate) fn of_variables(variables: &[Variable]) -> Self {
+        let mut memory = Self::new();
+        for (variable, address) in variables.iter().zip(variable_addresses(variables)) {
+            let mut bytes = variable.initial.clone();
+            bytes.resize(variable.bytes as usize, 0);
+            memory.insert(memory.allocations.len(), address, &bytes);
+        }
+        memory
+    }
+
     /// Allocates a copy of `bytes`, aligned as `cudaMalloc` does (256 bytes). Its end is exact.
     pub fn alloc(&mut self, bytes: &[u8]) -> Buffer {
         let base = self.allocations.last().map_or(GLOBAL_BASE, |a| align_up(a.end() + GAP, 256));
@@ -69,9 +96,9 @@ impl Memory {
             return Err(bad("the address is no multiple of 16"));
         }
         let end = address.checked_add(size).ok_or_else(|| bad("it ends past the last address"))?;
-        let windows = [SHARED_WINDOW, PARAM_WINDOW].map(|start| start..start + (1 << 44));
+        let windows = [SHARED_WINDOW, PARAM_WINDOW, LOCAL_WINDOW, VARIABLES].map(|start| start..start + (1 << 44));
         if address == 0 || windows.iter().any(|w| address < w.end && end > w.start) {
-            return Err(bad("the addresses belong to shared memory, to parameters or to nobody"));
+            return Err(bad("the addresses belong to another state space or to nobody"));
         }
         self.allocations.retain(|a| !a.freed || a.end() <= address || a.base >= end.max(address + 1));
         if self.allocations.iter().any(|a| a.base < end.max(address + 1) && address < a.end().max(a.base + 1)) {
@@ -227,7 +254,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Replaces a value of 4 or 8 bytes atomically and returns the old one.
+    /// Replaces a value of 2, 4 or 8 bytes atomically and returns the old one.
     pub(crate) fn update(&self, address: u64, bytes: u64, f: impl Fn(u64) -> u64) -> Result<u64, Fault> {
         let (a, at) = self.find("global atomic", address, bytes)?;
         if bytes == 4 {
@@ -239,6 +266,14 @@ impl Memory {
                 old = now;
             }
             return Ok(u64::from(old));
+        }
+        if bytes == 2 {
+            let shift = 8 * (at % 4) as u32;
+            let word = &a.words[at / 4];
+            let new =
+                |w: u32| Some(w & !(0xffff << shift) | (f(u64::from(w >> shift & 0xffff)) as u32 & 0xffff) << shift);
+            let old = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, new).unwrap_or_default();
+            return Ok(u64::from(old >> shift & 0xffff));
         }
         let _guard = self.wide.lock().unwrap_or_else(PoisonError::into_inner);
         let mut old = [0; 8];

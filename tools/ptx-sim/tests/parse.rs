@@ -60,7 +60,7 @@ fn an_instruction_keeps_its_operands_and_its_place() {
 
 #[rstest]
 #[case(".entry k() { add.s32 %r1 %r2; }", 4, "',' or ';'")]
-#[case(".entry k() {\n.local .b8 stack[8]; }", 5, "a directive that we know")]
+#[case(".entry k() {\n.sreg .b8 stack[8]; }", 5, "a directive that we know")]
 #[case(".entry k() { ret;", 4, "a name")]
 #[case("\n.func f() { ret; }", 5, "a module directive that we know")]
 #[case(".entry k() { mov.u32 %r1, 0q7; }", 4, "an operand")]

@@ -1,12 +1,12 @@
 //! Loads, stores, atomics and asynchronous copies (PTX ISA 9.7.9, 9.7.13).
 use super::Decoder;
-use super::alu::{int, ty};
+use super::alu::ty;
 use crate::error::Fault;
-use crate::ir::{Addr, Atom, AtomTy, Op, SINK, Slot, Space};
+use crate::ir::{Addr, Op, SINK, Slot, Space};
 
 /// What an access's modifiers say: the space, whether it is a strong one, the elements of a vector. The scope and how
 /// the access is cached change nothing here.
-fn access<'a>(names: &'a [&'a str]) -> Option<(Space, bool, usize)> {
+pub(super) fn access(names: &[&str]) -> Option<(Space, bool, usize)> {
     let (mut space, mut strong, mut vector) = (Space::Generic, false, 1);
     for name in names {
         match *name {
@@ -14,6 +14,9 @@ fn access<'a>(names: &'a [&'a str]) -> Option<(Space, bool, usize)> {
             "shared" | "shared::cta" => space = Space::Shared,
             "shared::cluster" => space = Space::Cluster,
             "param" | "param::entry" => space = Space::Param,
+            "local" => space = Space::Local,
+            // Constants lie where global variables do.
+            "const" => space = Space::Global,
             "v2" => vector = 2,
             "v4" => vector = 4,
             "v8" => vector = 8,
@@ -26,20 +29,6 @@ fn access<'a>(names: &'a [&'a str]) -> Option<(Space, bool, usize)> {
     Some((space, strong, vector))
 }
 
-fn atom(name: &str) -> Option<Atom> {
-    Some(match name {
-        "add" => Atom::Add,
-        "min" => Atom::Min,
-        "max" => Atom::Max,
-        "and" => Atom::And,
-        "or" => Atom::Or,
-        "xor" => Atom::Xor,
-        "exch" => Atom::Exch,
-        "cas" => Atom::Cas,
-        _ => return None,
-    })
-}
-
 impl Decoder<'_, '_> {
     pub(super) fn memory(&mut self, parts: &[&str]) -> Result<Option<Op>, Fault> {
         match parts {
@@ -47,28 +36,14 @@ impl Decoder<'_, '_> {
                 let (Some((space, strong, vector)), Some(ty)) = (access(rest), ty(t)) else { return Ok(None) };
                 let (dsts, addr) = (self.dests()?, self.address()?);
                 self.check_parts(&dsts, vector)?;
-                Ok(Some(Op::Load { space, strong, ty, dsts, addr }))
+                let bits = dsts.iter().map(|dst| self.names.width(*dst)).max().unwrap_or(64);
+                Ok(Some(Op::Load { space, strong, ty, bits, dsts, addr }))
             }
             ["st", rest @ .., t] => {
                 let (Some((space, strong, vector)), Some(ty)) = (access(rest), ty(t)) else { return Ok(None) };
                 let (addr, srcs) = (self.address()?, self.sources(64)?);
                 self.check_parts(&srcs, vector)?;
                 Ok(Some(Op::Store { space, strong, ty, srcs, addr }))
-            }
-            [name @ ("atom" | "red"), rest @ .., op, t] => {
-                let (Some((space, _, 1)), Some(op)) = (access(rest), atom(op)) else { return Ok(None) };
-                let ty = match *t {
-                    "f32" if op == Atom::Add => AtomTy::F32,
-                    "u32" | "s32" | "b32" | "u64" | "s64" | "b64" => match int(t) {
-                        Some(int) => AtomTy::Int(int),
-                        None => return Ok(None),
-                    },
-                    _ => return Ok(None),
-                };
-                let dst = if *name == "red" { SINK } else { self.dest()? };
-                let (addr, a) = (self.address()?, self.source(64)?);
-                let b = if op == Atom::Cas { self.source(64)? } else { SINK };
-                Ok(Some(Op::Atom { op, ty, space, dst, addr, a, b }))
             }
             ["cp", "async", rest @ ..] => self.copy(rest),
             ["cp", "reduce", "async", "bulk", rest @ ..] => self.bulk(rest, true),

@@ -1,5 +1,6 @@
 //! Text operations to [`Op`]s: names become slots, labels become indices, types are checked once.
 mod alu;
+mod atomic;
 mod bulk;
 mod convert;
 mod lane;
@@ -125,6 +126,9 @@ impl Decoder<'_, '_> {
             return Ok(Some(op));
         }
         if let Some(op) = self.convert(parts)? {
+            return Ok(Some(op));
+        }
+        if let Some(op) = self.atomic(parts)? {
             return Ok(Some(op));
         }
         if let Some(op) = self.memory(parts)? {

@@ -2,7 +2,7 @@
 use super::Decoder;
 use crate::error::Fault;
 use crate::ir::{Addr, Inst, Kernel, PredSlot, PredSource, SINK, Slot, Special};
-use crate::memory::{PARAM_WINDOW, SHARED_WINDOW, align_up};
+use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, align_up, variable_addresses};
 use crate::parse::{Entry, Guard, Instr, Module, Operand, RegType};
 use std::collections::HashMap;
 
@@ -17,12 +17,16 @@ enum Place {
 pub(super) struct Names<'m> {
     entry: &'m Entry,
     scopes: Vec<HashMap<&'m str, Place>>,
-    params_by_name: HashMap<&'m str, u64>,
+    /// Of parameters, local and global variables: in their own space.
+    addresses: HashMap<&'m str, u64>,
     shared_by_name: HashMap<&'m str, u64>,
     constants: HashMap<u64, Slot>,
     specials: Vec<(Slot, Special)>,
     params: Vec<(u64, u64)>,
     static_shared: u64,
+    local: u64,
+    /// Bits of each register.
+    widths: HashMap<Slot, u32>,
     slots: Slot,
     preds: PredSlot,
     /// Registers of the instruction that is decoded.
@@ -34,12 +38,14 @@ impl<'m> Names<'m> {
         let mut names = Self {
             entry,
             scopes: Vec::new(),
-            params_by_name: HashMap::new(),
+            addresses: HashMap::new(),
             shared_by_name: HashMap::new(),
             constants: HashMap::new(),
             specials: Vec::new(),
             params: Vec::new(),
             static_shared: 0,
+            local: 0,
+            widths: HashMap::new(),
             slots: SINK + 1,
             preds: 0,
             touched: Vec::new(),
@@ -54,9 +60,17 @@ impl<'m> Names<'m> {
         let mut offset = 0;
         for param in &entry.params {
             offset = align_up(offset, param.align);
-            names.params_by_name.insert(&param.name, offset);
+            names.addresses.insert(&param.name, offset);
             names.params.push((offset, param.bytes));
             offset += param.bytes;
+        }
+        for variable in &entry.local {
+            names.local = align_up(names.local, variable.align);
+            names.addresses.insert(&variable.name, names.local);
+            names.local += variable.bytes;
+        }
+        for (variable, address) in module.globals.iter().zip(variable_addresses(&module.globals)) {
+            names.addresses.insert(&variable.name, address);
         }
         names.shared(module);
         names
@@ -68,8 +82,17 @@ impl<'m> Names<'m> {
                 self.preds += 1;
                 Place::Pred(self.preds - 1)
             }
-            RegType::Bits(_) => Place::Register(self.fresh()),
+            RegType::Bits(bits) => {
+                let slot = self.fresh();
+                self.widths.insert(slot, bits);
+                Place::Register(slot)
+            }
         }
+    }
+
+    /// Bits of a register.
+    pub(super) fn width(&self, slot: Slot) -> u32 {
+        self.widths.get(&slot).copied().unwrap_or(64)
     }
 
     fn fresh(&mut self) -> Slot {
@@ -151,6 +174,7 @@ impl<'m> Names<'m> {
             constants,
             specials: self.specials,
             params: self.params,
+            local: self.local,
             static_shared: self.static_shared,
             required_threads: entry.required_threads,
             max_threads: entry.max_threads,
@@ -220,7 +244,7 @@ impl Decoder<'_, '_> {
                     if let Some(special) = special(name).or(shared) {
                         return Ok(names.special(special));
                     }
-                    match names.params_by_name.get(name.as_str()).copied() {
+                    match names.addresses.get(name.as_str()).copied() {
                         Some(address) => Ok(names.constant(address)),
                         None => Err(self.bad(name)),
                     }
@@ -364,6 +388,7 @@ impl Decoder<'_, '_> {
         Some(match space {
             "shared" | "shared::cta" | "shared::cluster" => self.names.constant(SHARED_WINDOW),
             "param" => self.names.constant(PARAM_WINDOW),
+            "local" => self.names.constant(LOCAL_WINDOW),
             _ => return None,
         })
     }

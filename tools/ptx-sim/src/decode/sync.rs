@@ -1,7 +1,8 @@
 //! Control flow, barriers, warp-wide operations, mbarriers and fences (PTX ISA 9.7.12, 9.7.13).
 use super::Decoder;
+use super::atomic::atom;
 use crate::error::Fault;
-use crate::ir::{Op, ShuffleMode, VoteMode};
+use crate::ir::{Atom, Op, ShuffleMode, VoteMode};
 
 /// What may stand between an mbarrier operation's name and its type. A CTA's memory is one sequence of accesses here.
 fn is_order(name: &str) -> bool {
@@ -48,6 +49,20 @@ impl Decoder<'_, '_> {
             ["vote", "sync", "ballot", "b32"] => {
                 Op::Ballot { dst: self.dest()?, a: self.pred()?, mask: self.source(32)? }
             }
+            ["redux", "sync", op, t @ ("u32" | "s32" | "b32")] => {
+                let Some(op) = atom(op).filter(|op| !matches!(op, Atom::Exch | Atom::Cas | Atom::Inc | Atom::Dec))
+                else {
+                    return Ok(None);
+                };
+                let (dst, a) = (self.dest()?, self.source(32)?);
+                Op::Redux { op, signed: *t == "s32", dst, a, mask: self.source(32)? }
+            }
+            ["match", which @ ("any" | "all"), "sync", t @ ("b32" | "b64")] => {
+                let (dst, pred) = self.dest_pair()?;
+                let a = self.source(if *t == "b32" { 32 } else { 64 })?;
+                Op::Match { all: *which == "all", dst, pred, a, mask: self.source(32)? }
+            }
+            ["trap"] => Op::Trap,
             ["activemask", "b32"] => Op::ActiveMask { dst: self.dest()? },
             ["mbarrier", rest @ .., "b64"] => return self.mbarrier(rest),
             ["setmaxnreg", kind @ ("inc" | "dec"), "sync", "aligned", "u32"] => {

@@ -143,6 +143,8 @@ fn clamped(x: f64, clamp: Clamp) -> f64 {
     }
 }
 
+/// Not inlined: the loops over lanes would be compiled once for each combination.
+#[inline(never)]
 pub(super) fn run(c: &Conversion, bits: u64) -> u64 {
     let flushed = |x: f64, ty: Ty| {
         if c.ftz && ty == Ty::F32 && x.abs() < f64::from(f32::MIN_POSITIVE) { 0f64.copysign(x) } else { x }

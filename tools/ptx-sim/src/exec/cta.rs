@@ -16,7 +16,7 @@ use crate::decode::cuda_lines;
 use crate::error::{Fault, Place, SimError};
 use crate::ir::{Kernel, Op, Space};
 use crate::launch::{Coverage, Stats};
-use crate::memory::Memory;
+use crate::memory::{Memory, VARIABLES};
 use std::collections::BTreeMap;
 
 /// Instructions that a warp runs at most before another may.
@@ -33,6 +33,8 @@ pub(crate) struct Setup<'a> {
     /// Where clusters have no order between them.
     pub touched: Option<Touched>,
     pub coverage: Option<&'a Coverage>,
+    /// The module's variables.
+    pub variables: &'a Memory,
     pub params: &'a [u8],
 }
 
@@ -62,6 +64,8 @@ pub(super) struct Cta {
 pub(super) struct Env<'a> {
     pub global: Global<'a>,
     coverage: Option<&'a Coverage>,
+    /// The module's variables: who touches them is not noted.
+    variables: Global<'a>,
     pub params: &'a [u8],
     pub shared: Shared,
     pub ctas: Vec<Cta>,
@@ -82,6 +86,13 @@ pub(super) struct Env<'a> {
     /// The instruction that runs.
     pub origin: Origin,
     pub random: Random,
+}
+
+impl<'a> Env<'a> {
+    /// The memory of a global address: the module's variables have one of their own.
+    pub fn memory(&self, address: u64) -> &Global<'a> {
+        if address >> 44 == VARIABLES >> 44 { &self.variables } else { &self.global }
+    }
 }
 
 /// xorshift64*: a small generator, so that a seed means the same everywhere.
@@ -110,6 +121,7 @@ pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<S
     let mut env = Env {
         global: Global { memory: setup.global, touched: setup.touched.as_ref(), cluster: limits.cluster },
         coverage: setup.coverage,
+        variables: Global { memory: setup.variables, touched: None, cluster: limits.cluster },
         params: setup.params,
         shared: Shared::new(ctas.len(), limits.shared, limits.initialised, warps.len()),
         ctas: ctas.iter().map(cta).collect(),
@@ -358,5 +370,5 @@ fn leave(warp: &Warp, env: &mut Env) -> Result<(), (Fault, Origin)> {
 
 /// Whether a kernel has global atomics, so that the order of its CTAs shows.
 pub(crate) fn orders_ctas(kernel: &Kernel) -> bool {
-    kernel.code.iter().any(|inst| matches!(inst.op, Op::Atom { space, .. } if space != Space::Shared))
+    kernel.code.iter().any(|inst| matches!(&inst.op, Op::Atom(op) if op.space != Space::Shared))
 }

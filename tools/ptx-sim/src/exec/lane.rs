@@ -33,6 +33,8 @@ fn set(op: &Set, a: u64, b: u64) -> u64 {
     if op.packed { bits(a & 0xffff, b & 0xffff) | bits(a >> 16 & 0xffff, b >> 16 & 0xffff) << 16 } else { bits(a, b) }
 }
 
+/// Not inlined: the loops over lanes would be compiled once for each operation.
+#[inline(never)]
 pub(super) fn run(op: &LaneOp, a: u64, b: u64, c: u64) -> u64 {
     match *op {
         LaneOp::Half(ref op) => half::run(op, a, b, c),

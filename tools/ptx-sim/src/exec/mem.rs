@@ -1,13 +1,13 @@
 //! Loads, stores, atomics and asynchronous copies (PTX ISA 9.7.9, 9.7.13).
 use super::copies::{self, Copy};
 use super::cta::Env;
-use super::float;
+use super::local;
 use super::order::Clock;
 use super::shared::{address_in, rank_and_offset};
 use super::warp::{LANES, Warp};
 use crate::error::Fault;
-use crate::ir::{Addr, Atom, AtomTy, FloatBinary, Int, Op, Space, Ty};
-use crate::memory::{PARAM_WINDOW, SHARED_WINDOW};
+use crate::ir::{Addr, Int, Op, Space, Ty};
+use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 
 /// Bytes of the widest load or store (`.v8.b32`, `.v4.b64`).
 const MOST_BYTES: usize = 32;
@@ -45,13 +45,14 @@ pub(super) fn resolve(space: Space, address: u64) -> (Space, u64) {
     match space {
         Space::Generic if address >> 44 == PARAM_WINDOW >> 44 => (Space::Param, address - PARAM_WINDOW),
         Space::Generic if address >> 44 == SHARED_WINDOW >> 44 => (Space::Cluster, address - SHARED_WINDOW),
+        Space::Generic if address >> 44 == LOCAL_WINDOW >> 44 => (Space::Local, address - LOCAL_WINDOW),
         Space::Generic => (Space::Global, address),
         other => (other, address),
     }
 }
 
 /// An address of `.shared::cta` is one of the CTA itself.
-fn own(warp: &Warp, space: Space, access: &str, address: u64, bytes: u64) -> Result<(), Fault> {
+pub(super) fn own(warp: &Warp, space: Space, access: &str, address: u64, bytes: u64) -> Result<(), Fault> {
     if space != Space::Shared || rank_and_offset(address).0 == warp.rank {
         return Ok(());
     }
@@ -92,7 +93,8 @@ fn load(
             into.copy_from_slice(found);
             Ok(())
         }
-        Space::Global | Space::Generic => env.global.load(address, into),
+        Space::Local => Err(Fault::ReadOnly { address }),
+        Space::Global | Space::Generic => env.memory(address).load(address, into),
     }
 }
 
@@ -111,8 +113,8 @@ pub(super) fn store(
             }
             env.shared.write(warp.agent, address, from)
         }
-        Space::Param => Err(Fault::ReadOnly { address }),
-        Space::Global | Space::Generic => env.global.store(address, from),
+        Space::Param | Space::Local => Err(Fault::ReadOnly { address }),
+        Space::Global | Space::Generic => env.memory(address).store(address, from),
     }
 }
 
@@ -134,12 +136,15 @@ pub(super) fn store_value(
     store(warp, env, (space, false), address, &value.to_le_bytes()[..bytes as usize])
 }
 
-/// A loaded value as its register holds it: narrow signed values fill 32 bits with their sign.
-fn extend(ty: Ty, value: u64) -> u64 {
-    match ty {
-        Ty::S8 => u64::from(value as i8 as i32 as u32),
-        _ => value,
-    }
+/// A loaded value as its register of this many bits holds it: signed values fill it with their sign.
+fn extend(ty: Ty, bits: u32, value: u64) -> u64 {
+    let wide = match ty {
+        Ty::S8 => value as i8 as u64,
+        Ty::Int(Int::S16) => value as i16 as u64,
+        Ty::Int(Int::S32) => value as i32 as u64,
+        _ => return value,
+    };
+    wide & u64::MAX >> (64 - bits.min(64))
 }
 
 pub(super) fn address(warp: &Warp, addr: Addr, lane: usize) -> u64 {
@@ -149,16 +154,21 @@ pub(super) fn address(warp: &Warp, addr: Addr, lane: usize) -> u64 {
 /// Runs a memory operation; `false` if it is of another kind.
 pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneResult<bool> {
     match *op {
-        Op::Load { space, strong, ty, ref dsts, addr } => {
+        Op::Load { space, strong, ty, bits, ref dsts, addr } => {
             let bytes = size(ty);
             let total = bytes as usize * dsts.len();
             let mut loaded = [0; MOST_BYTES];
             for l in lanes(mask) {
                 let (space, start) = resolve(space, address(warp, addr, l));
                 at(l, aligned("load", start, total as u64))?;
-                at(l, load(warp, env, (space, strong), start, &mut loaded[..total]))?;
+                let into = &mut loaded[..total];
+                let done = match space {
+                    Space::Local => local::load(warp, l, start, into),
+                    _ => load(warp, env, (space, strong), start, into),
+                };
+                at(l, done)?;
                 for (value, dst) in loaded.chunks_exact(bytes as usize).zip(dsts) {
-                    warp.regs.row_mut(*dst)[l] = extend(ty, little(value));
+                    warp.regs.row_mut(*dst)[l] = extend(ty, bits, little(value));
                 }
             }
         }
@@ -172,16 +182,14 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneRes
                 for (value, src) in stored.chunks_exact_mut(bytes).zip(srcs) {
                     value.copy_from_slice(&warp.regs.row(*src)[l].to_le_bytes()[..bytes]);
                 }
-                at(l, store(warp, env, (space, strong), start, &stored[..total]))?;
+                let done = match space {
+                    Space::Local => local::store(warp, l, start, &stored[..total]),
+                    _ => store(warp, env, (space, strong), start, &stored[..total]),
+                };
+                at(l, done)?;
             }
         }
-        Op::Atom { op, ty, space, dst, addr, a, b } => {
-            for l in lanes(mask) {
-                let (x, y) = (warp.regs.row(a)[l], warp.regs.row(b)[l]);
-                let start = address(warp, addr, l);
-                warp.regs.row_mut(dst)[l] = at(l, atomic(warp, env, (op, ty), resolve(space, start), (x, y)))?;
-            }
-        }
+        Op::Atom(ref op) => super::atomic::run(warp, env, mask, op)?,
         Op::CpAsync { bytes, dst, src, size } => {
             let agent = warp.copies.agent(&mut env.shared.order, warp.agent);
             for l in lanes(mask) {
@@ -230,62 +238,4 @@ fn wait_copies(warp: &mut Warp, env: &mut Env, mask: u32, pending: usize) -> Res
     }
     env.shared.order.acquire(warp.agent, &clock);
     Ok(())
-}
-
-fn combine(op: Atom, ty: AtomTy, old: u64, x: u64, y: u64) -> u64 {
-    let signed = |v: u64| match ty {
-        AtomTy::Int(Int::S32) => i128::from(v as i32),
-        AtomTy::Int(Int::S64) => i128::from(v as i64),
-        AtomTy::Int(Int::U64) => i128::from(v),
-        _ => i128::from(v as u32),
-    };
-    match op {
-        Atom::Add if ty == AtomTy::F32 => float::binary(FloatBinary::Add, false, old, x),
-        Atom::Add => old.wrapping_add(x),
-        Atom::Min => {
-            if signed(x) < signed(old) {
-                x
-            } else {
-                old
-            }
-        }
-        Atom::Max => {
-            if signed(x) > signed(old) {
-                x
-            } else {
-                old
-            }
-        }
-        Atom::And => old & x,
-        Atom::Or => old | x,
-        Atom::Xor => old ^ x,
-        Atom::Exch => x,
-        Atom::Cas => {
-            if old == x {
-                y
-            } else {
-                old
-            }
-        }
-    }
-}
-
-fn atomic(
-    warp: &Warp,
-    env: &mut Env,
-    (op, ty): (Atom, AtomTy),
-    (space, address): (Space, u64),
-    (x, y): (u64, u64),
-) -> Result<u64, Fault> {
-    let bytes = if matches!(ty, AtomTy::Int(Int::U64 | Int::S64)) { 8 } else { 4 };
-    aligned("atomic", address, bytes)?;
-    let new = |old| combine(op, ty, old, x, y);
-    match space {
-        Space::Global | Space::Generic => env.global.update(address, bytes, new),
-        Space::Shared | Space::Cluster => {
-            own(warp, space, "shared atomic", address, bytes)?;
-            env.shared.update(warp.agent, address, bytes, new)
-        }
-        Space::Param => Err(Fault::ReadOnly { address }),
-    }
 }

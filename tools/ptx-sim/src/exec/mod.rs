@@ -1,7 +1,9 @@
 //! Runs decoded kernels.
 mod alu;
+mod atomic;
 mod barriers;
 mod bulk;
+mod collect;
 mod convert;
 mod copies;
 mod cta;
@@ -14,6 +16,7 @@ mod global;
 mod half;
 mod integer;
 mod lane;
+mod local;
 mod matrix;
 mod mbarriers;
 mod mem;

@@ -1,6 +1,7 @@
 //! Operations of a whole warp or CTA: branches, barriers, shuffles, votes (PTX ISA 9.7.12, 9.7.13).
 use super::barriers::Arrival;
 use super::bulk;
+use super::collect;
 use super::cta::Env;
 use super::mem::LaneResult;
 use super::sync_mbarrier;
@@ -94,6 +95,19 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Op
             let yes = u64::from(warp.regs.pred(a) & mask);
             warp.regs.map(mask, dst, dst, |_| yes);
         }
+        Op::Redux { op, signed, dst, a, mask: members } => {
+            if let Some(flow) = gather(warp, group, mask, members)? {
+                return Ok(flow);
+            }
+            collect::redux(warp, mask, (op, signed), dst, a);
+        }
+        Op::Match { all, dst, pred, a, mask: members } => {
+            if let Some(flow) = gather(warp, group, mask, members)? {
+                return Ok(flow);
+            }
+            collect::matching(warp, mask, all, (dst, pred), a);
+        }
+        Op::Trap => return Err((Fault::Trap, mask)),
         _ => return sync_mbarrier::run(warp, env, mask, op),
     }
     Ok(Flow::Next)

@@ -131,6 +131,7 @@ pub(crate) struct Warp {
     /// Registers of each thread, if the launch says how many there are.
     pub registers: Option<u32>,
     pub products: super::wgmma::Products,
+    pub local: super::local::Local,
 }
 
 /// A thread's surroundings, for its special registers.
@@ -206,6 +207,7 @@ impl Warp {
             bulk: Default::default(),
             registers: kernel.max_registers,
             products: Default::default(),
+            local: super::local::Local::new(kernel.local),
         }
     }
 

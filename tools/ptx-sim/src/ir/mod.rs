@@ -44,6 +44,8 @@ pub(crate) struct Kernel {
     pub specials: Vec<(Slot, Special)>,
     /// Offset and size of each parameter.
     pub params: Vec<(u64, u64)>,
+    /// Bytes of local memory of each thread.
+    pub local: u64,
     /// Bytes of static shared memory; dynamic shared memory follows.
     pub static_shared: u64,
     pub required_threads: Option<[u32; 3]>,
@@ -224,6 +226,7 @@ pub(crate) enum Space {
     Cluster,
     Param,
     Generic,
+    Local,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -242,12 +245,29 @@ pub(crate) enum Atom {
     Xor,
     Exch,
     Cas,
+    Inc,
+    Dec,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtomTy {
     Int(Int),
     F32,
+    F64,
+    Half { bf16: bool, packed: bool },
+}
+
+/// `atom` or `red`; of `red` there are no destinations.
+#[derive(Debug, Clone)]
+pub(crate) struct AtomOp {
+    pub op: Atom,
+    pub ty: AtomTy,
+    pub space: Space,
+    pub dsts: Box<[Slot]>,
+    pub addr: Addr,
+    /// More than one of vectors.
+    pub a: Box<[Slot]>,
+    pub b: Slot,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

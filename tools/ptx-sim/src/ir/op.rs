@@ -138,6 +138,8 @@ pub(crate) enum Op {
         space: Space,
         strong: bool,
         ty: Ty,
+        /// Width of the registers, which a signed value fills with its sign.
+        bits: u32,
         dsts: Box<[Slot]>,
         addr: Addr,
     },
@@ -148,15 +150,22 @@ pub(crate) enum Op {
         srcs: Box<[Slot]>,
         addr: Addr,
     },
-    Atom {
+    Atom(Box<AtomOp>),
+    Redux {
         op: Atom,
-        ty: AtomTy,
-        space: Space,
+        signed: bool,
         dst: Slot,
-        addr: Addr,
         a: Slot,
-        b: Slot,
+        mask: Slot,
     },
+    Match {
+        all: bool,
+        dst: Slot,
+        pred: Option<PredSlot>,
+        a: Slot,
+        mask: Slot,
+    },
+    Trap,
     CpAsync {
         bytes: u64,
         dst: Addr,
