@@ -55,7 +55,7 @@ fn b_8(lane: usize, i: usize) -> (usize, usize) {
 }
 
 fn a_32(lane: usize, i: usize) -> (usize, usize) {
-    (lane / 4 + if i % 2 == 0 { 0 } else { 8 }, lane % 4 + if i >= 2 { 4 } else { 0 })
+    (lane / 4 + if i.is_multiple_of(2) { 0 } else { 8 }, lane % 4 + if i >= 2 { 4 } else { 0 })
 }
 
 fn b_32(lane: usize, i: usize) -> (usize, usize) {
@@ -167,7 +167,7 @@ fn sums_are_as_exact_as_f32() {
                 {%i4, %i5}, {0, 0, 0, 0};";
     let got = Registers { threads: 32, inputs: 6, outputs: 4, seed: 1 }.run(body, &inputs).unwrap();
     let value = |lane: usize, i: usize| {
-        f64::from(f32::from_bits(inputs[lane * 6 + i / 2] << (if i % 2 == 0 { 16 } else { 0 }) & 0xffff_0000))
+        f64::from(f32::from_bits(inputs[lane * 6 + i / 2] << (if i.is_multiple_of(2) { 16 } else { 0 }) & 0xffff_0000))
     };
     let (mut a, mut b) = ([[0.0; 16]; 16], [[0.0; 8]; 16]);
     for lane in 0..32 {

@@ -85,7 +85,7 @@ fn dump() -> String {
 
 /// Cells that tell where they are.
 fn cells() -> Vec<u32> {
-    (0..128 * WORDS).map(|i| ((i / WORDS) << 16 | i % WORDS) as u32).collect()
+    (0..128 * WORDS).map(|i| (((i / WORDS) << 16) | (i % WORDS)) as u32).collect()
 }
 
 /// A shape with its registers, and the lane and column of a thread's register (PTX ISA, Matrix fragments for shape ..).
@@ -154,7 +154,7 @@ fn halves_are_apart() {
     );
     let out = run(&body, &[], &cells(), 1).unwrap();
     for thread in 0..128 {
-        let first = (thread / 32 * 32 + thread % 16) << 16 | thread % 32 / 16 * 24;
+        let first = ((thread / 32 * 32 + thread % 16) << 16) | (thread % 32 / 16 * 24);
         assert_eq!(out[thread * WORDS..][..2], [first as u32, first as u32 + 1]);
     }
 }

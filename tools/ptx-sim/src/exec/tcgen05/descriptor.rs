@@ -181,7 +181,7 @@ mod tests {
         for (row, part) in (0..32).flat_map(|r| [(r, 0), (r, 1)]) {
             let plain = row % 8 * width + row / 8 * 2048 + part * if swizzle == 0 { 512 } else { 16 };
             // A pattern repeats after 8 rows: chunk i of line j lies where chunk i ^ j would.
-            let want = 4096 + (plain ^ (plain >> 7 & (lines - 1)) * 16);
+            let want = 4096 + (plain ^ ((plain >> 7 & (lines - 1)) * 16));
             assert_eq!(m.chunk(row, 16 * part), want, "row {row} part {part}");
         }
     }
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(m.chunk(3, 16), 1024 + 3 * 128 + (1 ^ 3) * 16);
         // K steps move the start: the pattern stays where it is.
         let step = shared_matrix(matrix(1024 + 32, 16, 1024, 2), false).unwrap();
-        assert_eq!(step.chunk(3, 16), 1024 + 3 * 128 + (3 ^ 3) * 16);
+        assert_eq!(step.chunk(3, 16), 1024 + 3 * 128);
         // A pattern that starts at 1024 + 2 * 128 has a base offset of 2.
         let moved = shared_matrix(matrix(1024 + 256, 16, 1024, 2) | 2 << 49, false).unwrap();
         assert_eq!(moved.chunk(3, 16), 1024 + 256 + 3 * 128 + (1 ^ 3) * 16);
@@ -208,7 +208,7 @@ mod tests {
         let wide = shared_matrix(matrix(0, 8192, 1024, 2), true).unwrap();
         assert_eq!(wide.chunk(8 + 3, 16 * (8 + 5)), 8192 + 1024 + 3 * 128 + (5 ^ 3) * 16);
         let narrow = shared_matrix(matrix(0, 8192, 256, 6), true).unwrap();
-        assert_eq!(narrow.chunk(4, 16 * 2), 8192 + (4 * 32 ^ 16));
+        assert_eq!(narrow.chunk(4, 16 * 2), 8192 + ((4 * 32) ^ 16));
     }
 
     /// Every chunk of a 64 x 16 matrix has an address of its own, in each mode and major-ness.
