@@ -247,3 +247,17 @@ fn ctas_have_no_order_in_global_memory(#[case] body: &str, #[case] expected: &st
     assert!(matches!(error.kind, Fault::GlobalRace { .. }) && error.to_string().contains(expected), "{error}");
     Launch { grid: [1, 1, 1], ..launch }.run(&memory).unwrap();
 }
+
+/// 33 lanes are expected, 64 arrive: the second warp's first lane ends the phase, its others begin the next.
+#[test]
+fn arrivals_of_one_instruction_belong_to_one_phase() {
+    let body = |count: u32| {
+        format!(
+            "mov.u32 %r2, bar; setp.ne.u32 %p1, %r1, 0;\n@%p1 bra $on;\nmbarrier.init.shared.b64 [%r2], {count};\n\
+             $on:\nbar.sync 0;\nmbarrier.arrive.shared.b64 %rd3, [%r2];"
+        )
+    };
+    run(&body(64), 64, 1).unwrap();
+    run(&body(32), 64, 1).unwrap();
+    assert!(matches!(fault(&body(33), 64), Fault::Mbarrier { problem, .. } if problem.contains("two phases")));
+}

@@ -46,7 +46,24 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneRes
     for l in lanes(mask) {
         one(warp, env, l, op, &clock).map_err(|fault| (fault, 1 << l))?;
     }
+    if let Op::MbarrierArrive { dst, addr, .. } = *op {
+        one_phase(warp, mask, dst, addr)?;
+    }
     Ok(Flow::Next)
+}
+
+/// Lanes that arrive together arrive for one phase. A count that is reached among them is wrong, though nobody may notice:
+/// the other lanes' arrivals add up over many phases until a phase is over too early.
+fn one_phase(warp: &Warp, mask: u32, dst: Slot, addr: Addr) -> LaneResult<()> {
+    let (first, phases) = (mask.trailing_zeros() as usize, warp.regs.row(dst));
+    let address = place(warp, addr, first);
+    match lanes(mask).find(|&l| place(warp, addr, l) == address && phases[l] != phases[first]) {
+        Some(l) => {
+            let problem = "the arrivals of one instruction fall into two phases".to_string();
+            Err((Fault::Mbarrier { address, problem }, 1 << l))
+        }
+        None => Ok(()),
+    }
 }
 
 fn one(warp: &mut Warp, env: &mut Env, l: usize, op: &Op, clock: &Clock) -> Result<(), Fault> {
