@@ -154,10 +154,10 @@ fn ops_lightning_index(#[values(1, 8, 64)] heads: usize, #[values(7, 32, 128)] w
 /// As in DeepSeek-V3.2: small problems that together reach all paths of the kernel with matrix instructions. As many keys
 /// as are chosen, one more; groups of keys that end with the table; three stages of groups and more.
 #[rstest]
-#[case(16, 4, &[&[33], &[5]])]
-#[case(4, 16, &[&[300, 301]])]
-#[case(64, 7, &[&[7], &[0], &[517]])]
-#[case(16, 4, &[&[256], &[192], &[4], &[17]])]
+#[case(16, 4, &[&[33][..], &[5]])]
+#[case(4, 16, &[&[300, 301][..]])]
+#[case(64, 7, &[&[7][..], &[0], &[517]])]
+#[case(16, 4, &[&[256][..], &[192], &[4], &[17]])]
 fn ops_mutants_lightning_index(#[case] page_size: usize, #[case] k: usize, #[case] visible: &[&[usize]]) {
     for_each_device(|device| {
         if supports(device, DType::BF16) {
