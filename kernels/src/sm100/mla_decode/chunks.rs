@@ -40,6 +40,7 @@ impl ChunkLoader {
     }
 
     /// Loads all blocks of an item, in the order of the products: the keys of a block before the values of the one before it.
+    #[allow(clippy::too_many_arguments)]
     pub fn load_item(
         &mut self,
         items: &[i32],
