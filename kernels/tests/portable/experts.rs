@@ -288,8 +288,7 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
         let count = TILE * max_tiles(pairs, experts, tile);
         let tiles = client.empty(4 * count);
         let (order_arg, tiles_arg) = (arg(&order, pairs), arg(&tiles, count));
-        let args =
-            SortArgs { experts_of: upload_pairs(), order: order_arg, tiles: tiles_arg, pairs, experts, tile };
+        let args = SortArgs { experts_of: upload_pairs(), order: order_arg, tiles: tiles_arg, pairs, experts, tile };
         sort::launch(client, args);
         let up = inputs == HIDDEN;
         let work = Work::Experts {

@@ -42,8 +42,7 @@ pub(super) fn route(
 ) -> (CubeTensor, CubeTensor) {
     let [logits, bias, given] = [logits, bias, given].map(contiguous);
     let [tokens, experts] = dims(&logits);
-    let (indices, weights) =
-        (empty(&logits, [tokens, top_k], DType::I32), empty(&logits, [tokens, top_k], DType::F32));
+    let (indices, weights) = (empty(&logits, [tokens, top_k], DType::I32), empty(&logits, [tokens, top_k], DType::F32));
     let client = logits.client.clone();
     let args = RouteArgs {
         logits: logits.into_buffer_arg(),

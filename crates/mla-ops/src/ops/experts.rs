@@ -80,11 +80,9 @@ pub fn route_experts(
 ) -> Result<(Tensor<2, Int>, Tensor<2>), MlaError> {
     args.check(options)?;
     let (indices, weights) = match args.choice {
-        ExpertChoice::Given(given) => <Dispatch as MlaBackend>::weigh_experts(
-            args.logits.into_dispatch(),
-            given.into_dispatch(),
-            *options,
-        ),
+        ExpertChoice::Given(given) => {
+            <Dispatch as MlaBackend>::weigh_experts(args.logits.into_dispatch(), given.into_dispatch(), *options)
+        }
         ExpertChoice::Scores(top_k) => {
             // Where there is no bias, any tensor does.
             let bias = args.logits.clone().into_dispatch();
@@ -111,7 +109,9 @@ impl RouteExpertsArgs {
             check.value("groups.count", divides, count, || format!("a divisor of the {experts} experts"))?;
             check.value("groups.kept", (1..=count).contains(&kept), kept, || format!("1 to {count}"))?;
             let size = experts / count;
-            check.value("groups.best", (1..=2.min(size)).contains(&best), best, || "1 or 2, and no more than a group has".into())?;
+            check.value("groups.best", (1..=2.min(size)).contains(&best), best, || {
+                "1 or 2, and no more than a group has".into()
+            })?;
             most = kept * size;
         }
         let top_k = match &self.choice {
@@ -187,7 +187,9 @@ impl ExpertsMlpArgs {
         check.dims("weights", self.weights.dims(), [Some(tokens), Some(top_k)], words)?;
         let words = || format!("[E, hidden, I] with hidden = {hidden}, none of them 0");
         check.dims("down", self.down.dims(), [None, Some(hidden), None], words)?;
-        check.value("down", experts * width > 0, format!("{:?}", self.down.dims()), || "at least 1 expert with a channel".into())?;
+        check.value("down", experts * width > 0, format!("{:?}", self.down.dims()), || {
+            "at least 1 expert with a channel".into()
+        })?;
         let words = || format!("[E, 2 I, hidden] = [{experts}, {}, {hidden}]", 2 * width);
         check.dims("gate_up", self.gate_up.dims(), [Some(experts), Some(2 * width), Some(hidden)], words)?;
         match limit {

@@ -90,8 +90,7 @@ pub(crate) fn experts_mlp(
     let ([tokens, top_k], [_, hidden], [experts, _, width]) = (indices.dims(), x.dims(), down.dims());
     let (device, dtype) = (x.device(), FloatDType::from(x.dtype()));
     let chosen: Vec<i32> = indices.try_into_vec_as().expect("computed on the CPU");
-    let mut pairs: Vec<usize> =
-        (0..chosen.len()).filter(|&pair| (0..experts as i32).contains(&chosen[pair])).collect();
+    let mut pairs: Vec<usize> = (0..chosen.len()).filter(|&pair| (0..experts as i32).contains(&chosen[pair])).collect();
     pairs.sort_by_key(|&pair| chosen[pair]);
     if pairs.is_empty() {
         return Tensor::zeros([tokens, hidden], (&device, DType::from(dtype)));
