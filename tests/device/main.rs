@@ -15,6 +15,7 @@ mod ops_errors_decode;
 mod ops_errors_lightning_index;
 mod ops_errors_limits;
 mod ops_errors_vertical_slash;
+mod ops_experts;
 mod ops_fixture;
 mod ops_fusion;
 mod ops_lightning_index;

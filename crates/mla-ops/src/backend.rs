@@ -13,7 +13,7 @@ use burn::tensor::FloatDType;
 
 #[cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda")))]
 use crate::fusion;
-use crate::{Path, SparseMlaOptions, Splits};
+use crate::{Path, RouteExpertsOptions, SparseMlaOptions, Splits};
 
 /// What [`MlaBackend::mla_plan`] needs beside the lengths.
 #[derive(Debug, Clone)]
@@ -132,6 +132,13 @@ pub struct CompressKvSpec {
     pub norm_eps: f32,
     /// Of the entries.
     pub dtype: FloatDType,
+}
+
+/// What [`MlaBackend::experts_mlp`] needs beside the tensors.
+#[derive(Debug, Clone)]
+pub struct ExpertsSpec {
+    /// Bound of the activations.
+    pub limit: Option<f32>,
 }
 
 /// What [`MlaBackend::norm_rope`] needs beside the tensors.
@@ -254,6 +261,39 @@ pub trait MlaBackend: Backend {
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
         spec: CompressKvSpec,
+    ) -> FloatTensor<Self>;
+
+    /// [`linear`](crate::linear()).
+    #[fusion(meta = fusion::linear)]
+    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// [`route_experts`](crate::route_experts()) of the best scores: experts and weights. Without `biased`, `bias` is anything.
+    #[fusion(meta = fusion::choose_experts)]
+    fn choose_experts(
+        logits: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        biased: bool,
+        top_k: usize,
+        options: RouteExpertsOptions,
+    ) -> (IntTensor<Self>, FloatTensor<Self>);
+
+    /// [`route_experts`](crate::route_experts()) of given experts: these, and their weights.
+    #[fusion(meta = fusion::weigh_experts)]
+    fn weigh_experts(
+        logits: FloatTensor<Self>,
+        given: IntTensor<Self>,
+        options: RouteExpertsOptions,
+    ) -> (IntTensor<Self>, FloatTensor<Self>);
+
+    /// [`experts_mlp`](crate::experts_mlp()).
+    #[fusion(meta = fusion::experts_mlp)]
+    fn experts_mlp(
+        x: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        spec: ExpertsSpec,
     ) -> FloatTensor<Self>;
 
     /// [`norm_rope`](crate::norm_rope()).

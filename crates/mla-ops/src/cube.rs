@@ -1,5 +1,7 @@
 //! The operations on CubeCL devices: outputs are allocated here, `mla-kernels` computes them.
 
+mod experts;
+
 use burn::backend::cubecl::{dtype_to_elem_type, dtype_to_storage_type};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
@@ -8,16 +10,17 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
+use mla_kernels::portable::experts::route::Choice;
 use mla_kernels::portable::{
     compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_rope, page_table,
     ragged_attention, sparse_parts, vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, NormRopeSpec, PageTableSpec, PlanSpec,
-    RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, NormRopeSpec,
+    PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
-use crate::{Path, SparseMlaOptions, Splits};
+use crate::{Path, RouteExpertsOptions, SparseMlaOptions, Splits};
 
 impl MlaBackend for CubeBackend {
     fn mla_plan(seq_lens: CubeTensor, spec: PlanSpec) -> (CubeTensor, CubeTensor, CubeTensor) {
@@ -370,6 +373,39 @@ impl MlaBackend for CubeBackend {
         };
         launched(compress_kv::launch(&client, args));
         entries
+    }
+
+    fn linear(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+        experts::linear(x, weight)
+    }
+
+    fn choose_experts(
+        logits: CubeTensor,
+        bias: CubeTensor,
+        biased: bool,
+        top_k: usize,
+        options: RouteExpertsOptions,
+    ) -> (CubeTensor, CubeTensor) {
+        let choice = if biased { Choice::BiasedScores } else { Choice::Scores };
+        // Nobody looks at what would be given.
+        let given = bias.clone();
+        experts::route(logits, bias, given, choice, top_k, &options)
+    }
+
+    fn weigh_experts(logits: CubeTensor, given: CubeTensor, options: RouteExpertsOptions) -> (CubeTensor, CubeTensor) {
+        let ([_, top_k], bias) = (dims(&given), logits.clone());
+        experts::route(logits, bias, given, Choice::Given, top_k, &options)
+    }
+
+    fn experts_mlp(
+        x: CubeTensor,
+        indices: CubeTensor,
+        weights: CubeTensor,
+        gate_up: CubeTensor,
+        down: CubeTensor,
+        spec: ExpertsSpec,
+    ) -> CubeTensor {
+        experts::mlp(x, indices, weights, gate_up, down, &spec)
     }
 
     fn norm_rope(

@@ -8,10 +8,10 @@ use burn::backend::{
 use burn::tensor::{Int, Tensor};
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, NormRopeSpec, PageTableSpec, PlanSpec,
-    RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, NormRopeSpec,
+    PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
-use crate::{Path, SparseMlaOptions, SparseScope, reference};
+use crate::{Path, RouteExpertsOptions, SparseMlaOptions, SparseScope, reference};
 
 impl MlaBackend for Flex {
     fn mla_plan(seq_lens: IntTensor<Self>, spec: PlanSpec) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
@@ -148,6 +148,43 @@ impl MlaBackend for Flex {
             spec,
         };
         float_primitive(compressor.entries(&tokens))
+    }
+
+    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        float_primitive(float::<2>(x).matmul(float::<2>(weight).transpose()))
+    }
+
+    fn choose_experts(
+        logits: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        biased: bool,
+        top_k: usize,
+        options: RouteExpertsOptions,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        let bias = biased.then(|| float(bias));
+        let (indices, weights) = reference::choose_experts(float(logits), bias, top_k, &options);
+        (int_primitive(indices), float_primitive(weights))
+    }
+
+    fn weigh_experts(
+        logits: FloatTensor<Self>,
+        given: IntTensor<Self>,
+        options: RouteExpertsOptions,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        let (indices, weights) = reference::weigh_experts(float(logits), int(given), &options);
+        (int_primitive(indices), float_primitive(weights))
+    }
+
+    fn experts_mlp(
+        x: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        spec: ExpertsSpec,
+    ) -> FloatTensor<Self> {
+        let (indices, weights) = (int(indices), float(weights));
+        float_primitive(reference::experts_mlp(float(x), indices, weights, float(gate_up), float(down), spec.limit))
     }
 
     fn norm_rope(

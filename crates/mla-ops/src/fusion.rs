@@ -3,11 +3,11 @@
 use burn::backend::fusion::custom::TensorSpec;
 use burn::tensor::{DType, Shape};
 
-use crate::SparseMlaOptions;
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, KvIndicesSpec, LightningIndexSpec, NormRopeSpec, PageTableSpec, PlanSpec, RaggedSpec,
-    VerticalSlashIndexSpec, VerticalSlashSpec,
+    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, NormRopeSpec, PageTableSpec, PlanSpec,
+    RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
+use crate::{RouteExpertsOptions, SparseMlaOptions};
 
 fn spec<const D: usize>(shape: [usize; D], dtype: DType) -> TensorSpec {
     TensorSpec::new(Shape::new(shape), dtype)
@@ -127,6 +127,42 @@ pub(crate) fn compress_kv(
 ) -> TensorSpec {
     let ([batch, entries, _], [width]) = (cos.shape.dims(), norm_weight.shape.dims());
     spec([batch, entries, width], compress.dtype.into())
+}
+
+pub(crate) fn linear(x: &TensorSpec, weight: &TensorSpec) -> TensorSpec {
+    let ([rows, _], [outputs, _]) = (x.shape.dims(), weight.shape.dims());
+    spec([rows, outputs], x.dtype)
+}
+
+pub(crate) fn choose_experts(
+    logits: &TensorSpec,
+    _bias: &TensorSpec,
+    _biased: &bool,
+    top_k: &usize,
+    _options: &RouteExpertsOptions,
+) -> (TensorSpec, TensorSpec) {
+    let [tokens, _] = logits.shape.dims();
+    (spec([tokens, *top_k], DType::I32), spec([tokens, *top_k], DType::F32))
+}
+
+pub(crate) fn weigh_experts(
+    _logits: &TensorSpec,
+    given: &TensorSpec,
+    _options: &RouteExpertsOptions,
+) -> (TensorSpec, TensorSpec) {
+    let [tokens, top_k] = given.shape.dims();
+    (given.clone(), spec([tokens, top_k], DType::F32))
+}
+
+pub(crate) fn experts_mlp(
+    x: &TensorSpec,
+    _indices: &TensorSpec,
+    _weights: &TensorSpec,
+    _gate_up: &TensorSpec,
+    _down: &TensorSpec,
+    _spec: &ExpertsSpec,
+) -> TensorSpec {
+    x.clone()
 }
 
 pub(crate) fn norm_rope(

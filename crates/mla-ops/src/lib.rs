@@ -14,6 +14,8 @@
 //! | [`sparse_mla`] | attention of each query token over rows that are named one by one |
 //! | [`sparse_mla_parts`] | the same before the division by the sum of the weights |
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
+//! | [`route_experts`], [`experts_mlp`] | mixture of experts: the choice, and the experts' sum |
+//! | [`linear`] | a projection, of a few rows as fast as the weights come |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //!
 //! Letters in shapes: `B` sequences, `Sq` query tokens of each, `H` query heads, `D` key width, `Dv` value width, `P`
@@ -46,8 +48,13 @@ pub use device::DeviceName;
 pub use error::MlaError;
 pub use independent::map_independent;
 pub use ops::compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
+pub use ops::experts::{
+    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, experts_mlp,
+    route_experts,
+};
 pub use ops::kv_indices::{KvIndices, kv_indices};
 pub use ops::lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
+pub use ops::linear::linear;
 pub use ops::matmul::matmul;
 pub use ops::merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};

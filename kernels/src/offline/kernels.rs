@@ -12,7 +12,7 @@ use cubecl_runtime::server::Handle;
 use super::compile::{compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
 use crate::portable::{
-    compact_slots, compress_kv, kv_indices, lightning_index, merge_splits, merge_state, mla_decode, mla_plan,
+    compact_slots, compress_kv, experts, kv_indices, lightning_index, merge_splits, merge_state, mla_decode, mla_plan,
     norm_rope, page_table, ragged_attention, sparse_parts, vertical_slash_attention, vertical_slash_index,
     write_latent,
 };
@@ -22,6 +22,7 @@ pub fn entries() -> Vec<Entry> {
     [
         compact_slots::offline(),
         compress_kv::offline(),
+        experts::offline(),
         kv_indices::offline(),
         lightning_index::offline(),
         merge_state::offline(),

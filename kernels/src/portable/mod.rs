@@ -5,6 +5,7 @@
 
 pub mod compact_slots;
 pub mod compress_kv;
+pub mod experts;
 pub mod kv_indices;
 pub(crate) mod launch;
 pub mod lightning_index;

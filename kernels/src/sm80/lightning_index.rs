@@ -21,6 +21,8 @@ use crate::portable::launch::{multiprocessors, share};
 use crate::portable::lightning_index::{LOAD, LightningIndexArgs, LightningIndexSizes, one_each, rank, visible_keys};
 use crate::ptx::copy::{commit_copies, wait_for_copies};
 
+use super::linear::pair;
+
 /// Units of a plane. The matrix instructions are defined for this number.
 const LANES: usize = 32;
 /// Planes of a cube: half of what a multiprocessor has registers for, so that one cube computes while another begins.
@@ -334,13 +336,6 @@ fn copy_keys<E: Float, V: Size>(
 fn first_piece(turn: u32, #[comptime] form: Form) -> usize {
     let stage = UNIT_POS_Y as usize * form.stages + (turn % comptime!(form.stages as u32)) as usize;
     stage * comptime!(form.pieces() * LANES) + UNIT_POS_X as usize
-}
-
-/// Pair number `index` of the numbers in a vector, as an operand of the instruction.
-#[cube]
-fn pair<E: Float, V: Size, NA: Size>(vector: Vector<E, V>, #[comptime] index: usize) -> Vector<E, NA> {
-    let words = Vector::<u32, Const<4>>::reinterpret(vector);
-    Vector::<E, NA>::reinterpret(words.extract(index))
 }
 
 /// The sum over four units side by side.

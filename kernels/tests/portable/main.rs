@@ -5,6 +5,7 @@
 
 mod compact_slots;
 mod compress_kv;
+mod experts;
 mod kv_indices;
 mod lightning_index;
 mod merge_state;

@@ -1,12 +1,12 @@
 use burn::tensor::Tensor;
-use mla_ops::matmul;
+use mla_ops::linear;
 
 use crate::weights::WeightLoader;
 
 /// A projection without bias.
 #[derive(Debug, Clone)]
 pub(crate) struct Linear {
-    /// `[in, out]`: a view of the stored `[out, in]`.
+    /// `[out, in]`.
     weight: Tensor<2>,
 }
 
@@ -18,11 +18,11 @@ impl Linear {
 
     /// From a stored `[out, in]` weight.
     pub(crate) fn new(weight: Tensor<2>) -> Self {
-        Self { weight: weight.transpose() }
+        Self { weight }
     }
 
     /// `[N, in]` -> `[N, out]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        matmul(x, self.weight.clone())
+        linear(x, self.weight.clone())
     }
 }

@@ -1,7 +1,7 @@
 //! Mixture of experts of DeepSeek-V4: square-root-softplus scores, a table for the first layers, clamped activations.
 
-use burn::tensor::{FloatDType, Int, Tensor, activation};
-use mla_ops::matmul;
+use burn::tensor::{FloatDType, Int, Tensor};
+use mla_ops::{ExpertChoice, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, linear, route_experts};
 
 use super::Linear;
 use super::moe::{Experts, gated};
@@ -29,7 +29,7 @@ impl MoeV4 {
 
     /// x `[N, hidden]` and the tokens' ids i32 `[N]` -> `[N, hidden]`.
     pub(crate) fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
-        let (indices, weights) = self.gate.forward(x.clone(), input_ids);
+        let (indices, weights) = self.gate.forward(x.clone(), input_ids)?;
         let routed = self.experts.forward(x.clone(), indices, weights)?;
         Ok(routed + self.shared_experts.forward(x))
     }
@@ -38,18 +38,18 @@ impl MoeV4 {
 /// Chooses the experts of each token, and their weights; in f32.
 #[derive(Debug, Clone)]
 struct Router {
-    /// f32 `[hidden, E]`.
+    /// f32 `[E, hidden]`.
     weight: Tensor<2>,
     choice: Choice,
-    scaling_factor: f64,
+    options: RouteExpertsOptions,
 }
 
 #[derive(Debug, Clone)]
 enum Choice {
     /// The experts of each token id, i32 `[vocab, k]`; the scores only weigh them.
     Table(Tensor<2, Int>),
-    /// The best scores, with a bias f32 `[1, E]` that is added for the choice only.
-    Scores { bias: Tensor<2>, top_k: usize },
+    /// The best scores, with a bias f32 `[E]` that is added for the choice only.
+    Scores { bias: Tensor<1>, top_k: usize },
 }
 
 impl Router {
@@ -60,33 +60,29 @@ impl Router {
                 let shape = [config.vocab_size, top_k];
                 Choice::Table(loader.index_table(&format!("{name}.tid2eid"), shape, experts))
             }
-            MlpSpec::Moe => {
-                Choice::Scores { bias: loader.tensor_f32(&format!("{name}.bias"), [experts]).unsqueeze(), top_k }
-            }
+            MlpSpec::Moe => Choice::Scores { bias: loader.tensor_f32(&format!("{name}.bias"), [experts]), top_k },
         };
         Self {
-            weight: loader.tensor_f32(&format!("{name}.weight"), [experts, config.hidden_size]).transpose(),
+            weight: loader.tensor_f32(&format!("{name}.weight"), [experts, config.hidden_size]),
             choice,
-            scaling_factor: config.routed_scaling_factor,
+            options: RouteExpertsOptions {
+                scoring: ExpertScoring::SqrtSoftplus,
+                groups: None,
+                normalise: true,
+                scale: config.routed_scaling_factor as f32,
+            },
         }
     }
 
     /// Expert numbers `[N, k]` and weights f32 `[N, k]`.
-    fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> (Tensor<2, Int>, Tensor<2>) {
-        let scores = softplus(matmul(x.cast(FloatDType::F32), self.weight.clone())).sqrt();
-        let indices = match &self.choice {
-            Choice::Table(table) => table.clone().select(0, input_ids.clone()),
-            Choice::Scores { bias, top_k } => (scores.clone() + bias.clone()).topk_with_indices(*top_k, 1).1,
+    fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Result<(Tensor<2, Int>, Tensor<2>)> {
+        let logits = linear(x.cast(FloatDType::F32), self.weight.clone());
+        let choice = match &self.choice {
+            Choice::Table(table) => ExpertChoice::Given(table.clone().select(0, input_ids.clone())),
+            Choice::Scores { bias, top_k } => ExpertChoice::BiasedScores(*top_k, bias.clone()),
         };
-        let weights = scores.gather(1, indices.clone());
-        let weights = weights.clone() / (weights.sum_dim(1) + 1e-20);
-        (indices, weights * self.scaling_factor)
+        Ok(route_experts(RouteExpertsArgs { logits, choice }, &self.options)?)
     }
-}
-
-/// `ln(1 + e^x)`, for any size of x.
-fn softplus(x: Tensor<2>) -> Tensor<2> {
-    activation::relu(x.clone()) + (-x.abs()).exp().log1p()
 }
 
 /// Published checkpoints have one tensor per expert, transformers' packed ones two for all.

@@ -1,8 +1,10 @@
 //! The public operations, one file each: argument structs, documentation, validation, dispatch.
 
 pub mod compress_kv;
+pub mod experts;
 pub mod kv_indices;
 pub mod lightning_index;
+pub mod linear;
 pub mod matmul;
 pub mod merge_state;
 pub mod mla_decode;

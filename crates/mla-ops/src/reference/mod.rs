@@ -6,6 +6,7 @@
 
 mod compact_slots;
 mod compress_kv;
+mod experts;
 mod kv_indices;
 mod lightning_index;
 mod merge_state;
@@ -23,6 +24,7 @@ mod write_latent;
 
 pub(crate) use compact_slots::compact_slots;
 pub(crate) use compress_kv::{Compressor, Tokens};
+pub(crate) use experts::{choose_experts, experts_mlp, weigh_experts};
 pub(crate) use kv_indices::kv_indices;
 pub(crate) use lightning_index::lightning_index;
 pub(crate) use merge_state::{merge_state, merge_states};

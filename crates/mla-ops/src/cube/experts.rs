@@ -1,0 +1,143 @@
+//! Mixture of experts and projections of a few rows, by kernels.
+
+use burn::backend::cubecl::{CubeTensor, dtype_to_elem_type};
+use burn::tensor::DType;
+use mla_kernels::portable::experts::combine::{self, CombineArgs};
+use mla_kernels::portable::experts::linear::{self, LinearArgs, LinearForm, PairRows, Work, tile_tokens};
+use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
+use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
+
+use super::{contiguous, dims, empty};
+use crate::backend::ExpertsSpec;
+use crate::{ExpertScoring, RouteExpertsOptions};
+
+/// x `[N, in]`, weight `[out, in]`: `[N, out]`.
+pub(super) fn linear(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+    let [x, weight] = [x, weight].map(contiguous);
+    let ([rows, inputs], [outputs, _]) = (dims(&x), dims(&weight));
+    let (out, elem, client) = (empty(&x, [rows, outputs], x.dtype), dtype_to_elem_type(x.dtype), x.client.clone());
+    let args = LinearArgs {
+        x: x.into_buffer_arg(),
+        weight: weight.into_buffer_arg(),
+        out: out.clone().into_buffer_arg(),
+        work: Work::Dense { rows },
+        inputs,
+        outputs,
+        limit: 0.0,
+        form: LinearForm { gated: false, limited: false },
+        elem,
+    };
+    linear::launch(&client, args);
+    out
+}
+
+/// Logits `[N, E]`; a bias `[E]` or the given experts `[N, k]` where the choice has them, otherwise anything.
+pub(super) fn route(
+    logits: CubeTensor,
+    bias: CubeTensor,
+    given: CubeTensor,
+    choice: Choice,
+    top_k: usize,
+    options: &RouteExpertsOptions,
+) -> (CubeTensor, CubeTensor) {
+    let [logits, bias, given] = [logits, bias, given].map(contiguous);
+    let [tokens, experts] = dims(&logits);
+    let (indices, weights) = (empty(&logits, [tokens, top_k], DType::I32), empty(&logits, [tokens, top_k], DType::F32));
+    let client = logits.client.clone();
+    let args = RouteArgs {
+        logits: logits.into_buffer_arg(),
+        bias: bias.into_buffer_arg(),
+        given: given.into_buffer_arg(),
+        indices: indices.clone().into_buffer_arg(),
+        weights: weights.clone().into_buffer_arg(),
+        tokens,
+        scale: options.scale,
+        form: RouteForm {
+            experts,
+            top_k,
+            scoring: match options.scoring {
+                ExpertScoring::Softmax => Scoring::Softmax,
+                ExpertScoring::Sigmoid => Scoring::Sigmoid,
+                ExpertScoring::SqrtSoftplus => Scoring::SqrtSoftplus,
+            },
+            choice,
+            groups: options.groups.map(|g| Groups { count: g.count, kept: g.kept, best: g.best }),
+            normalise: options.normalise,
+        },
+    };
+    route::launch(&client, args);
+    (indices, weights)
+}
+
+/// See [`crate::experts_mlp`].
+pub(super) fn mlp(
+    x: CubeTensor,
+    indices: CubeTensor,
+    weights: CubeTensor,
+    gate_up: CubeTensor,
+    down: CubeTensor,
+    spec: &ExpertsSpec,
+) -> CubeTensor {
+    let [x, indices, weights, gate_up, down] = [x, indices, weights, gate_up, down].map(contiguous);
+    let ([tokens, hidden], [_, top_k], [experts, _, width]) = (dims(&x), dims(&indices), dims(&down));
+    let (client, dtype) = (x.client.clone(), x.dtype);
+    let (pairs, elem) = (tokens * top_k, dtype_to_elem_type(dtype));
+    let order = empty(&x, [pairs], DType::I32);
+    let activations = empty(&x, [pairs, width], dtype);
+    let outputs = empty(&x, [pairs, hidden], dtype);
+    let out = empty(&x, [tokens, hidden], dtype);
+
+    // Both products may have tiles of different sizes: one of them, of the smaller.
+    let tile = |inputs: usize| tile_tokens(&client, inputs, pairs.div_ceil(experts), elem);
+    let sorted = |tile: usize| {
+        let tiles = empty(&x, [max_tiles(pairs, experts, tile), TILE], DType::I32);
+        let args = SortArgs {
+            experts_of: indices.clone().into_buffer_arg(),
+            order: order.clone().into_buffer_arg(),
+            tiles: tiles.clone().into_buffer_arg(),
+            pairs,
+            experts,
+            tile,
+        };
+        sort::launch(&client, args);
+        tiles
+    };
+    let up_tiles = sorted(tile(hidden));
+    let down_tiles = if tile(width) == tile(hidden) { up_tiles.clone() } else { sorted(tile(width)) };
+    let product = |x: &CubeTensor, weight: CubeTensor, out: &CubeTensor, tiles: CubeTensor, rows: PairRows| {
+        let up = matches!(rows, PairRows::Gather { .. });
+        let args = LinearArgs {
+            x: x.clone().into_buffer_arg(),
+            weight: weight.into_buffer_arg(),
+            out: out.clone().into_buffer_arg(),
+            work: Work::Experts {
+                order: order.clone().into_buffer_arg(),
+                tiles: tiles.into_buffer_arg(),
+                pairs,
+                experts,
+                rows,
+            },
+            inputs: if up { hidden } else { width },
+            outputs: if up { width } else { hidden },
+            limit: spec.limit.unwrap_or_default(),
+            form: LinearForm { gated: up, limited: up && spec.limit.is_some() },
+            elem,
+        };
+        linear::launch(&client, args);
+    };
+    product(&x, gate_up, &activations, up_tiles, PairRows::Gather { top_k });
+    product(&activations, down, &outputs, down_tiles, PairRows::Scatter);
+    let args = CombineArgs {
+        rows: outputs.into_buffer_arg(),
+        indices: indices.into_buffer_arg(),
+        weights: weights.into_buffer_arg(),
+        out: out.clone().into_buffer_arg(),
+        tokens,
+        top_k,
+        experts,
+        width: hidden,
+        elem,
+    };
+    combine::launch(&client, args);
+    out
+}

@@ -1,0 +1,200 @@
+//! [`route_experts`] and [`experts_mlp`]: mixture of experts.
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Int, Tensor};
+
+use crate::MlaError;
+use crate::backend::{ExpertsSpec, MlaBackend};
+use crate::check::Check;
+
+const ROUTE: &str = "route_experts";
+const MLP: &str = "experts_mlp";
+/// Experts at most.
+const MAX_EXPERTS: usize = 1024;
+
+/// Arguments of [`route_experts`].
+#[derive(Debug, Clone)]
+pub struct RouteExpertsArgs {
+    /// f32 `[N, E]`: the router's logits.
+    pub logits: Tensor<2>,
+    /// Which experts a token gets.
+    pub choice: ExpertChoice,
+}
+
+/// Which experts a token gets.
+#[derive(Debug, Clone)]
+pub enum ExpertChoice {
+    /// The `k` best scores.
+    Scores(usize),
+    /// The `k` best sums of score and bias f32 `[E]`, which counts for the choice only.
+    BiasedScores(usize, Tensor<1>),
+    /// These, i32 `[N, k]`; one that there is not has no weight.
+    Given(Tensor<2, Int>),
+}
+
+/// Options of [`route_experts`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouteExpertsOptions {
+    /// How a logit becomes a score.
+    pub scoring: ExpertScoring,
+    /// Choice among the experts of the best groups only.
+    pub groups: Option<ExpertGroups>,
+    /// Whether the weights of a token are divided by their sum.
+    pub normalise: bool,
+    /// Factor of the weights.
+    pub scale: f32,
+}
+
+/// How a logit becomes a score.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertScoring {
+    /// The softmax over all experts (DeepSeek-V2).
+    Softmax,
+    /// `1 / (1 + exp(-x))` (DeepSeek-V3).
+    Sigmoid,
+    /// `sqrt(ln(1 + exp(x)))` (DeepSeek-V4).
+    SqrtSoftplus,
+}
+
+/// Groups of experts with consecutive numbers, all of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups.
+    pub count: usize,
+    /// Groups that are kept.
+    pub kept: usize,
+    /// A group scores the sum of so many of its best experts, 1 (DeepSeek-V2) or 2 (DeepSeek-V3).
+    pub best: usize,
+}
+
+/// Chooses the experts of each token, and their weights; in f32, on the device.
+///
+/// Returns the experts i32 `[N, k]`, the best first, and their weights f32 `[N, k]`. Of two that are as good, the lower number
+/// is the better one; what is not a number is the worst.
+///
+/// # Errors
+/// Wrong shapes, dtypes or devices; groups that do not divide the experts or keep fewer than `k`; more than 1024 experts.
+pub fn route_experts(
+    args: RouteExpertsArgs,
+    options: &RouteExpertsOptions,
+) -> Result<(Tensor<2, Int>, Tensor<2>), MlaError> {
+    args.check(options)?;
+    let (indices, weights) = match args.choice {
+        ExpertChoice::Given(given) => {
+            <Dispatch as MlaBackend>::weigh_experts(args.logits.into_dispatch(), given.into_dispatch(), *options)
+        }
+        ExpertChoice::Scores(top_k) => {
+            // Where there is no bias, any tensor does.
+            let bias = args.logits.clone().into_dispatch();
+            <Dispatch as MlaBackend>::choose_experts(args.logits.into_dispatch(), bias, false, top_k, *options)
+        }
+        ExpertChoice::BiasedScores(top_k, bias) => {
+            let (logits, bias) = (args.logits.into_dispatch(), bias.into_dispatch());
+            <Dispatch as MlaBackend>::choose_experts(logits, bias, true, top_k, *options)
+        }
+    };
+    Ok((Tensor::from_dispatch(indices), Tensor::from_dispatch(weights)))
+}
+
+impl RouteExpertsArgs {
+    fn check(&self, options: &RouteExpertsOptions) -> Result<(), MlaError> {
+        let check = Check::new(ROUTE, "logits", &self.logits)?;
+        check.float_as("logits", &self.logits, DType::F32, "always")?;
+        let [tokens, experts] = self.logits.dims();
+        let holds = (1..=MAX_EXPERTS).contains(&experts);
+        check.value("logits", holds, format!("{experts} experts"), || format!("1 to {MAX_EXPERTS}"))?;
+        let mut most = experts;
+        if let Some(ExpertGroups { count, kept, best }) = options.groups {
+            let divides = count > 0 && experts % count == 0;
+            check.value("groups.count", divides, count, || format!("a divisor of the {experts} experts"))?;
+            check.value("groups.kept", (1..=count).contains(&kept), kept, || format!("1 to {count}"))?;
+            let size = experts / count;
+            check.value("groups.best", (1..=2.min(size)).contains(&best), best, || {
+                "1 or 2, and no more than a group has".into()
+            })?;
+            most = kept * size;
+        }
+        let top_k = match &self.choice {
+            ExpertChoice::Scores(top_k) => *top_k,
+            ExpertChoice::BiasedScores(top_k, bias) => {
+                check.float_as("choice", bias, DType::F32, "always")?;
+                check.dims("choice", bias.dims(), [Some(experts)], || format!("[E] = [{experts}]"))?;
+                *top_k
+            }
+            ExpertChoice::Given(given) => {
+                check.int("choice", given)?;
+                check.dims("choice", given.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
+                let [_, top_k] = given.dims();
+                return check.value("choice", top_k > 0, top_k, || "at least 1 expert for a token".into());
+            }
+        };
+        check.value("choice", (1..=most).contains(&top_k), top_k, || format!("1 to {most} experts for a token"))
+    }
+}
+
+/// Arguments of [`experts_mlp`].
+#[derive(Debug, Clone)]
+pub struct ExpertsMlpArgs {
+    /// `[N, hidden]`, f32, f16 or bf16.
+    pub x: Tensor<2>,
+    /// i32 `[N, k]`: the experts of each token. A number that is none of an expert is left out.
+    pub indices: Tensor<2, Int>,
+    /// f32 `[N, k]`: their weights.
+    pub weights: Tensor<2>,
+    /// `[E, 2 I, hidden]` of the dtype of `x`: of each expert the gate rows, then those of `up`.
+    pub gate_up: Tensor<3>,
+    /// `[E, hidden, I]` of the dtype of `x`.
+    pub down: Tensor<3>,
+}
+
+/// The weighted sum of the experts of each token, `down(silu(gate(x)) ⊙ up(x))`: `[N, hidden]` of the dtype of `x`.
+///
+/// A `limit` clamps `up` both ways and the gate from above (DeepSeek-V4). On a GPU nothing comes back to the host on the way:
+/// pairs of token and expert are sorted by expert on the device. Products and the weighted sum are f32; activations and the
+/// output of each expert are rounded to the dtype.
+///
+/// # Errors
+/// Wrong shapes, dtypes or devices, or a limit that is not positive: nothing is launched.
+pub fn experts_mlp(args: ExpertsMlpArgs, limit: Option<f32>) -> Result<Tensor<2>, MlaError> {
+    args.check(limit)?;
+    if args.x.shape().num_elements() == 0 {
+        return Ok(args.x);
+    }
+    Ok(Tensor::from_dispatch(<Dispatch as MlaBackend>::experts_mlp(
+        args.x.into_dispatch(),
+        args.indices.into_dispatch(),
+        args.weights.into_dispatch(),
+        args.gate_up.into_dispatch(),
+        args.down.into_dispatch(),
+        ExpertsSpec { limit },
+    )))
+}
+
+impl ExpertsMlpArgs {
+    fn check(&self, limit: Option<f32>) -> Result<(), MlaError> {
+        let check = Check::new(MLP, "x", &self.x)?;
+        check.float("x", &self.x)?;
+        check.int("indices", &self.indices)?;
+        check.float_as("weights", &self.weights, DType::F32, "always")?;
+        for (name, weight) in [("gate_up", &self.gate_up), ("down", &self.down)] {
+            check.float_as(name, weight, self.x.dtype(), "that of `x`")?;
+        }
+        let ([tokens, hidden], [_, top_k], [experts, _, width]) =
+            (self.x.dims(), self.indices.dims(), self.down.dims());
+        check.dims("indices", self.indices.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
+        check.value("indices", top_k > 0, top_k, || "at least 1 expert for a token".into())?;
+        let words = || format!("[N, k] = [{tokens}, {top_k}]");
+        check.dims("weights", self.weights.dims(), [Some(tokens), Some(top_k)], words)?;
+        let words = || format!("[E, hidden, I] with hidden = {hidden}, none of them 0");
+        check.dims("down", self.down.dims(), [None, Some(hidden), None], words)?;
+        check.value("down", experts * width > 0, format!("{:?}", self.down.dims()), || {
+            "at least 1 expert with a channel".into()
+        })?;
+        let words = || format!("[E, 2 I, hidden] = [{experts}, {}, {hidden}]", 2 * width);
+        check.dims("gate_up", self.gate_up.dims(), [Some(experts), Some(2 * width), Some(hidden)], words)?;
+        match limit {
+            None => Ok(()),
+            Some(limit) => check.value("limit", limit > 0.0, limit, || "a number above 0".into()),
+        }
+    }
+}

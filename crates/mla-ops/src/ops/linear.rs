@@ -1,0 +1,32 @@
+//! [`linear`]: projections.
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use burn::backend::{Dispatch, DispatchDevice};
+use burn::tensor::Tensor;
+
+use super::matmul::matmul;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use crate::backend::MlaBackend;
+
+/// Rows from which on Burn's product of matrices is used.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+const FEW: usize = 64;
+
+/// The product of `x [N, in]` and the transpose of `weight [out, in]`, of the same float dtype: `[N, out]`.
+///
+/// For a few rows on a GPU it is as fast as the weights come from the memory, and the output of a row does not depend on the
+/// others; otherwise it is [`matmul`]. Sums are f32.
+///
+/// # Panics
+/// As [`Tensor::matmul`] does, where the shapes do not fit.
+pub fn linear(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if let DispatchDevice::Cube(_) = x.device().as_dispatch() {
+        let ([rows, inputs], [outputs, columns]) = (x.dims(), weight.dims());
+        let fits = inputs == columns && inputs * outputs > 0 && x.dtype() == weight.dtype();
+        if fits && (1..=FEW).contains(&rows) {
+            return Tensor::from_dispatch(<Dispatch as MlaBackend>::linear(x.into_dispatch(), weight.into_dispatch()));
+        }
+    }
+    matmul(x, weight.transpose())
+}

@@ -1,0 +1,365 @@
+//! Projections of a few tokens, by one matrix or by that of their expert: each weight is read once for a tile of tokens.
+//!
+//! With few tokens a projection is as fast as its weights come from the memory. This kernel is for all devices and dtypes; with
+//! matrix instructions, [`crate::sm80::linear`] does the same for f16 and bf16.
+
+use cubecl::prelude::*;
+
+use super::sort::{TILE, max_tiles};
+use crate::portable::launch::{address_type, io_vector_size};
+use crate::sm80;
+
+/// Units that share a row of the weights.
+const COLUMNS: usize = 32;
+/// Rows of the weights that a cube has at a time.
+const ROWS: usize = 4;
+/// Tokens of a tile here.
+const TOKENS: usize = 4;
+
+/// Arguments of [`launch`]; E is `elem`.
+pub struct LinearArgs {
+    /// E `[.., inputs]`: rows that [`Work`] numbers.
+    pub x: BufferArg,
+    /// E `[experts, outputs, inputs]`; with [`LinearForm::gated`] `[experts, 2 * outputs, inputs]`, gate rows first.
+    pub weight: BufferArg,
+    /// E `[.., outputs]`, written: rows that [`Work`] numbers.
+    pub out: BufferArg,
+    /// Which rows meet which matrix.
+    pub work: Work,
+    /// Channels of a row of x.
+    pub inputs: usize,
+    /// Channels of a row of the output.
+    pub outputs: usize,
+    /// Bound of the activations, if [`LinearForm::limited`].
+    pub limit: f32,
+    /// Gated, limited.
+    pub form: LinearForm,
+    /// f32, f16 or bf16.
+    pub elem: ElemType,
+}
+
+/// Which rows meet which matrix.
+pub enum Work {
+    /// All of so many rows meet the one matrix.
+    Dense {
+        /// Rows.
+        rows: usize,
+    },
+    /// Tiles of pairs of token and expert.
+    Experts {
+        /// i32 `[pairs]`, as [`super::sort`] writes it.
+        order: BufferArg,
+        /// i32, as [`super::sort`] writes it for tiles of [`tile_tokens`].
+        tiles: BufferArg,
+        /// Pairs.
+        pairs: usize,
+        /// Experts.
+        experts: usize,
+        /// Where the rows of pairs are.
+        rows: PairRows,
+    },
+}
+
+/// Where the rows of pairs are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PairRows {
+    /// x has a row for each token, of so many pairs each; the output's rows have the order of the experts.
+    Gather {
+        /// Pairs of a token.
+        top_k: usize,
+    },
+    /// x has the order of the experts; the output's rows that of the pairs.
+    Scatter,
+}
+
+/// What becomes of the products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LinearForm {
+    /// The output is `silu(gate) * up` of two products.
+    pub gated: bool,
+    /// `up` is clamped both ways and the gate from above.
+    pub limited: bool,
+}
+
+/// How a kernel finds its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Rows {
+    /// Rows are their own numbers.
+    Dense,
+    /// See [`PairRows::Gather`].
+    Gather,
+    /// See [`PairRows::Scatter`].
+    Scatter,
+}
+
+/// What both kernels are launched with.
+pub(crate) struct Grid {
+    pub order: BufferArg,
+    pub tiles: BufferArg,
+    pub rows: Rows,
+    /// Pairs of a token, or 1.
+    pub top_k: usize,
+    /// Rows of x and of the output where the work is dense.
+    pub dense_rows: usize,
+    /// Tiles at most.
+    pub max_tiles: usize,
+}
+
+/// Tokens of a tile on this device. `rows` are those of a matrix: all of them, or an expert's on average.
+pub fn tile_tokens(client: &Client, inputs: usize, rows: usize, elem: ElemType) -> usize {
+    if sm80::linear::supported(client, inputs, elem) { sm80::linear::tile_tokens(rows) } else { TOKENS }
+}
+
+/// Writes `out`. Without rows, inputs or outputs nothing is launched.
+pub fn launch(client: &Client, args: LinearArgs) {
+    let (inputs, outputs, elem) = (args.inputs, args.outputs, args.elem);
+    let (count, matrices) = match &args.work {
+        Work::Dense { rows } => (*rows, 1),
+        Work::Experts { pairs, experts, .. } => (*pairs, *experts),
+    };
+    if count * inputs * outputs == 0 {
+        return;
+    }
+    let tile = tile_tokens(client, inputs, count.div_ceil(matrices), elem);
+    let grid = match args.work {
+        Work::Dense { rows } => Grid {
+            order: dummy(client),
+            tiles: dummy(client),
+            rows: Rows::Dense,
+            top_k: 1,
+            dense_rows: rows,
+            max_tiles: rows.div_ceil(tile),
+        },
+        Work::Experts { order, tiles, pairs, experts, rows } => {
+            let (rows, top_k) = match rows {
+                PairRows::Gather { top_k } => (Rows::Gather, top_k),
+                PairRows::Scatter => (Rows::Scatter, 1),
+            };
+            Grid { order, tiles, rows, top_k, dense_rows: 0, max_tiles: max_tiles(pairs, experts, tile) }
+        }
+    };
+    let address = address_type(client, &[&args.x, &args.weight, &args.out]);
+    let products = Products { x: args.x, weight: args.weight, out: args.out, inputs, outputs, limit: args.limit };
+    if sm80::linear::supported(client, inputs, elem) {
+        return sm80::linear::launch(client, products, grid, (args.form, tile), address, elem);
+    }
+    let vector = io_vector_size(client.properties(), &[inputs], elem.size());
+    let cubes = outputs.div_ceil(ROWS) * grid.max_tiles;
+    linear_kernel::launch(
+        client,
+        cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
+        CubeDim::new_2d(COLUMNS as u32, ROWS as u32),
+        address,
+        vector,
+        products.x,
+        products.weight,
+        grid.order,
+        grid.tiles,
+        products.out,
+        inputs / vector,
+        outputs,
+        grid.top_k,
+        grid.dense_rows,
+        grid.max_tiles,
+        products.limit,
+        Form { rows: grid.rows, linear: args.form },
+        elem,
+    );
+}
+
+/// The matrices of a launch.
+pub(crate) struct Products {
+    pub x: BufferArg,
+    pub weight: BufferArg,
+    pub out: BufferArg,
+    pub inputs: usize,
+    pub outputs: usize,
+    pub limit: f32,
+}
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Form {
+    rows: Rows,
+    linear: LinearForm,
+}
+
+/// A cube has [`ROWS`] rows of the weights of a tile. `COLUMNS` units go over a row together.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn linear_kernel<E: Float, N: Size>(
+    x: &[Vector<E, N>],
+    weight: &[Vector<E, N>],
+    order: &[i32],
+    tiles: &[i32],
+    out: &mut [E],
+    vectors: usize,
+    outputs: usize,
+    top_k: usize,
+    dense_rows: usize,
+    max_tiles: usize,
+    limit: f32,
+    #[comptime] form: Form,
+    #[define(E)] _elem: ElemType,
+) {
+    let lanes = N::value().comptime();
+    let groups = outputs.div_ceil(ROWS);
+    let number = CUBE_POS / groups;
+    let output = CUBE_POS % groups * ROWS + UNIT_POS_Y as usize;
+    let mut sums = Array::<f32>::new(TOKENS);
+    let mut gates = Array::<f32>::new(TOKENS);
+    #[unroll]
+    for t in 0..TOKENS {
+        sums[t] = 0.0f32;
+        gates[t] = 0.0f32;
+    }
+    let tile = Tile::read(tiles, number, max_tiles, dense_rows, TOKENS, form.rows);
+    if tile.count > 0 && output < outputs {
+        let matrix = comptime!(if form.linear.gated { 2usize } else { 1usize }) * outputs;
+        // Of a gated output the gate comes first.
+        let row = (tile.expert * matrix + output) * vectors;
+        let up = row + comptime!(if form.linear.gated { 1usize } else { 0usize }) * outputs * vectors;
+        let mut column = UNIT_POS_X as usize;
+        while column < vectors {
+            let weights = Vector::<f32, N>::cast_from(weight[up + column]);
+            let mut gate_weights = weights;
+            if comptime!(form.linear.gated) {
+                gate_weights = Vector::<f32, N>::cast_from(weight[row + column]);
+            }
+            #[unroll]
+            for t in 0..TOKENS {
+                let from = tile.input(order, t, top_k, form.rows);
+                let values = Vector::<f32, N>::cast_from(x[from * vectors + column]);
+                #[unroll]
+                for lane in 0..lanes {
+                    sums[t] += values.extract(lane) * weights.extract(lane);
+                    if comptime!(form.linear.gated) {
+                        gates[t] += values.extract(lane) * gate_weights.extract(lane);
+                    }
+                }
+            }
+            column += COLUMNS;
+        }
+    }
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(ROWS * COLUMNS));
+    #[unroll]
+    for t in 0..TOKENS {
+        let up = sum_of_row(&mut shared, sums[t]);
+        let mut value = up;
+        if comptime!(form.linear.gated) {
+            value = gated(sum_of_row(&mut shared, gates[t]), up, limit, form.linear.limited);
+        }
+        if UNIT_POS_X == 0 && t < tile.count && output < outputs {
+            let to = tile.output(order, t, form.rows);
+            out[to * outputs + output] = E::cast_from(value);
+        }
+    }
+}
+
+/// Rows that meet the same matrix.
+#[derive(CubeType)]
+pub(crate) struct Tile {
+    pub expert: usize,
+    /// In the order of the experts.
+    pub first: usize,
+    pub count: usize,
+}
+
+#[cube]
+impl Tile {
+    /// Without rows past the last tile.
+    pub(crate) fn read(
+        tiles: &[i32],
+        number: usize,
+        max_tiles: usize,
+        dense_rows: usize,
+        #[comptime] tokens: usize,
+        #[comptime] rows: Rows,
+    ) -> Tile {
+        let mut expert = 0usize.runtime();
+        let mut first = number * tokens;
+        let mut count = 0usize.runtime();
+        if comptime!(rows == Rows::Dense) {
+            if first < dense_rows {
+                count = min(tokens, dense_rows - first);
+            }
+        } else if number < max_tiles {
+            expert = usize::cast_from(tiles[number * TILE]);
+            first = usize::cast_from(tiles[number * TILE + 1]);
+            count = usize::cast_from(tiles[number * TILE + 2]);
+        }
+        Tile { expert, first, count }
+    }
+
+    /// The row of x for a token of the tile; past the last one, that of the last.
+    pub(crate) fn input(&self, order: &[i32], token: usize, top_k: usize, #[comptime] rows: Rows) -> usize {
+        let place = self.first + min(token, self.count - 1);
+        if comptime!(rows == Rows::Gather) { usize::cast_from(order[place]) / top_k } else { place }
+    }
+
+    /// The row of the output for a token of the tile.
+    pub(crate) fn output(&self, order: &[i32], token: usize, #[comptime] rows: Rows) -> usize {
+        let place = self.first + token;
+        if comptime!(rows == Rows::Scatter) { usize::cast_from(order[place]) } else { place }
+    }
+}
+
+/// `silu(gate) * up`.
+#[cube]
+pub(crate) fn gated(gate: f32, up: f32, limit: f32, #[comptime] limited: bool) -> f32 {
+    let mut gate = gate;
+    let mut up = up;
+    if comptime!(limited) {
+        // Comparisons, unlike minima, let what is not a number through.
+        gate = select(gate > limit, limit, gate);
+        up = select(up > limit, limit, select(up < -limit, -limit, up));
+    }
+    gate / (1.0 + (-gate).exp()) * up
+}
+
+/// The sum over the units of a row, in an order that does not depend on anything. Called by all units of a cube.
+#[cube]
+fn sum_of_row(shared: &mut Shared<[f32]>, own: f32) -> f32 {
+    let unit = UNIT_POS as usize;
+    shared[unit] = own;
+    sync_cube();
+    let mut distance = comptime!(COLUMNS / 2).runtime();
+    while distance > 0 {
+        if (UNIT_POS_X as usize) < distance {
+            let other = shared[unit + distance];
+            shared[unit] += other;
+        }
+        sync_cube();
+        distance /= 2;
+    }
+    let sum = shared[unit - UNIT_POS_X as usize];
+    sync_cube();
+    sum
+}
+
+/// A buffer that nobody looks at.
+fn dummy(client: &Client) -> BufferArg {
+    // SAFETY: the buffer is made here; one element of any type fits into it.
+    unsafe { BufferArg::from_raw_parts(client.empty(16), 1) }
+}
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, FLOATS, form};
+    let cube = CubeDim::new_2d(COLUMNS as u32, ROWS as u32);
+    let forms = FLOATS.into_iter().flat_map(|kind| {
+        let elem = ElemType::Float(kind);
+        let vector = 16 / elem.size();
+        let entry = |name, rows, gated, limited| {
+            let form = Form { rows, linear: LinearForm { gated, limited } };
+            let bits = AddressType::U32;
+            let form = form!(linear_kernel, cube, [bits, vector, _, _, _, _, _, 1, 1, 1, 1, 1, 1.0, form, elem]);
+            Entry::of(kind, name, form)
+        };
+        [
+            entry("linear", Rows::Dense, false, false),
+            entry("linear.experts_up", Rows::Gather, true, true),
+            entry("linear.experts_down", Rows::Scatter, false, false),
+        ]
+    });
+    forms.collect()
+}

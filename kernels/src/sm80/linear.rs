@@ -1,0 +1,283 @@
+//! Projections of a few tokens with matrix instructions, for f16 and bf16: the weights come from the memory once, straight into
+//! registers.
+//!
+//! A cube has 16 rows of the weights and a tile of tokens; its planes share the input channels, and add up in shared memory. A
+//! product sums over the channels in any order as long as both factors have the same: so a unit takes 16 bytes in a row, which
+//! serve two steps of 16 channels. Of a gated output the cube has 8 rows of the gate and 8 of `up`, placed so that a unit gets
+//! both.
+//!
+//! The order of a sum depends on the sizes of the matrix alone: a token's output does not change with the other tokens.
+
+use cubecl::cmma::{MatrixIdent, MmaDefinition};
+use cubecl::features::MmaConfig;
+use cubecl::ir::{AddressType, FloatKind};
+use cubecl::prelude::*;
+
+use crate::portable::experts::linear::{Grid, LinearForm, Products, Rows, Tile, gated};
+
+/// Units of a plane. The matrix instructions are defined for this number.
+const LANES: usize = 32;
+/// Planes of a cube, which share the channels.
+const PLANES: usize = 8;
+
+/// The matrix instruction: 16 rows, 8 tokens, 16 channels.
+const M: usize = 16;
+const N: usize = 8;
+const K: usize = 16;
+
+/// Elements of a vector: 16 bytes.
+const VECTOR: usize = 8;
+/// Channels that four units load at once.
+const CHUNK: usize = 4 * VECTOR;
+/// Chunks whose loads a plane starts before it computes.
+const AHEAD: usize = 4;
+/// Groups of 8 tokens in a tile at most.
+const MAX_STEPS: usize = 8;
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Form {
+    rows: Rows,
+    linear: LinearForm,
+    /// Groups of 8 tokens.
+    steps: usize,
+}
+
+impl Form {
+    fn tokens(&self) -> usize {
+        self.steps * N
+    }
+
+    /// Outputs of a cube.
+    fn outputs(&self) -> usize {
+        if self.linear.gated { M / 2 } else { M }
+    }
+
+    /// Chunks whose loads a plane starts before it computes: fewer where the tokens take the registers.
+    fn ahead(&self) -> usize {
+        if self.steps > 2 { AHEAD / 2 } else { AHEAD }
+    }
+}
+
+/// Whether the device has what the kernel needs, and the channels come out even.
+pub(crate) fn supported(client: &Client, inputs: usize, elem: ElemType) -> bool {
+    let (features, float) = (client.features(), ElemType::Float(FloatKind::F32));
+    let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
+    let hardware = &client.properties().hardware;
+    features.matmul.mma.contains(&config)
+        && features.memory_reinterpret
+        && (hardware.plane_size_min, hardware.plane_size_max) == (LANES as u32, LANES as u32)
+        && inputs.is_multiple_of(CHUNK)
+}
+
+/// Tokens of a tile for matrices that meet so many rows.
+pub(crate) fn tile_tokens(rows: usize) -> usize {
+    rows.div_ceil(N).next_power_of_two().min(MAX_STEPS) * N
+}
+
+/// Writes the output of at least one tile.
+pub(crate) fn launch(
+    client: &Client,
+    products: Products,
+    grid: Grid,
+    (linear, tokens): (LinearForm, usize),
+    address: AddressType,
+    elem: ElemType,
+) {
+    let form = Form { rows: grid.rows, linear, steps: tokens / N };
+    let cubes = products.outputs.div_ceil(form.outputs()) * grid.max_tiles;
+    linear_mma_kernel::launch(
+        client,
+        cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
+        CubeDim::new_2d(LANES as u32, PLANES as u32),
+        address,
+        VECTOR,
+        products.x,
+        products.weight,
+        grid.order,
+        grid.tiles,
+        products.out,
+        products.inputs / VECTOR,
+        products.outputs,
+        grid.top_k,
+        grid.dense_rows,
+        grid.max_tiles,
+        products.limit,
+        form,
+        elem,
+    );
+}
+
+/// Cube `t * groups + g` has group `g` of the outputs for tile `t`: neighbours share the tokens.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn linear_mma_kernel<E: Float, V: Size>(
+    x: &[Vector<E, V>],
+    weight: &[Vector<E, V>],
+    order: &[i32],
+    tiles: &[i32],
+    out: &mut [E],
+    vectors: usize,
+    outputs: usize,
+    top_k: usize,
+    dense_rows: usize,
+    max_tiles: usize,
+    limit: f32,
+    #[comptime] form: Form,
+    #[define(E)] _elem: ElemType,
+) {
+    let def = MmaDefinition::<E, E, f32>::new(M, N, K);
+    let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
+    // [planes, rows, tokens]
+    let mut sums = Shared::<[f32]>::new_slice(comptime!(PLANES * M * form.tokens()));
+    let groups = outputs.div_ceil(form.outputs());
+    let number = CUBE_POS / groups;
+    let output = CUBE_POS % groups * form.outputs();
+    let tile = Tile::read(tiles, number, max_tiles, dense_rows, form.tokens(), form.rows);
+    if tile.count > 0 {
+        // This unit's row of a product, and its channels.
+        let row = (UNIT_POS_X / 4) as usize;
+        let quad = (UNIT_POS_X % 4) as usize;
+        let rows = comptime!(if form.linear.gated { 2usize } else { 1usize }) * outputs;
+        // Past the last row, that one again.
+        let own = min(output + row, outputs - 1);
+        let mut other = min(output + row + M / 2, outputs - 1);
+        if comptime!(form.linear.gated) {
+            other = outputs + own;
+        }
+        let own = (tile.expert * rows + own) * vectors + quad;
+        let other = (tile.expert * rows + other) * vectors + quad;
+        let mut inputs = Sequence::<usize>::new();
+        let mut acc = Array::<Vector<f32, NC>>::new(comptime!(2 * form.steps));
+        #[unroll]
+        for step in 0..form.steps {
+            inputs.push(tile.input(order, row + comptime!(step * N), top_k, form.rows) * vectors + quad);
+            acc[comptime!(2 * step)] = Vector::new(0.0f32);
+            acc[comptime!(2 * step + 1)] = Vector::new(0.0f32);
+        }
+        let chunks = vectors / 4;
+        let mut chunk = UNIT_POS_Y as usize;
+        while chunk + comptime!((form.ahead() - 1) * PLANES) < chunks {
+            multiply::<E, V, NC>(x, weight, own, other, &inputs, chunk, &mut acc, form.ahead(), form);
+            chunk += comptime!(form.ahead() * PLANES);
+        }
+        while chunk < chunks {
+            multiply::<E, V, NC>(x, weight, own, other, &inputs, chunk, &mut acc, 1usize, form);
+            chunk += PLANES;
+        }
+        // Rows `row` and `row + 8`, tokens `2 * quad` and the next of each step.
+        let at = (UNIT_POS_Y as usize * M + row) * form.tokens() + 2 * quad;
+        #[unroll]
+        for i in 0..comptime!(2 * form.steps) {
+            let at = at + comptime!(i % 2 * (M / 2) * form.tokens() + i / 2 * N);
+            sums[at] = acc[i].extract(0usize);
+            sums[at + 1] = acc[i].extract(1usize);
+        }
+    }
+    sync_cube();
+    let mut value = UNIT_POS as usize;
+    while value < tile.count * form.outputs() {
+        let (token, row) = (value / form.outputs(), value % form.outputs());
+        if output + row < outputs {
+            let first = sum(&sums, row, token, form);
+            let mut result = first;
+            if comptime!(form.linear.gated) {
+                result = gated(first, sum(&sums, row + M / 2, token, form), limit, form.linear.limited);
+            }
+            out[tile.output(order, token, form.rows) * outputs + output + row] = E::cast_from(result);
+        }
+        value += comptime!(LANES * PLANES);
+    }
+}
+
+/// Multiplies some chunks of channels, one from `chunk` on for each turn of the planes.
+#[cube]
+fn multiply<E: Float, V: Size, NC: Size>(
+    x: &[Vector<E, V>],
+    weight: &[Vector<E, V>],
+    own: usize,
+    other: usize,
+    inputs: &Sequence<usize>,
+    chunk: usize,
+    acc: &mut Array<Vector<f32, NC>>,
+    #[comptime] count: usize,
+    #[comptime] form: Form,
+) {
+    let def = MmaDefinition::<E, E, f32>::new(M, N, K);
+    let size!(NA) = def.vector_size(MatrixIdent::A);
+    // The weights first: they are the longer way.
+    let mut weights = Sequence::<Vector<E, V>>::new();
+    #[unroll]
+    for i in 0..count {
+        let column = (chunk + comptime!(i * PLANES)) * 4;
+        weights.push(weight[own + column]);
+        weights.push(weight[other + column]);
+    }
+    #[unroll]
+    for i in 0..count {
+        let column = (chunk + comptime!(i * PLANES)) * 4;
+        let a = weights[comptime!(2 * i)];
+        let b = weights[comptime!(2 * i + 1)];
+        #[unroll]
+        for step in 0..form.steps {
+            let tokens = x[inputs[step] + column];
+            let mut part = Array::<Vector<f32, NC>>::new(2usize);
+            part[0] = acc[comptime!(2 * step)];
+            part[1] = acc[comptime!(2 * step + 1)];
+            #[unroll]
+            for half in 0..2usize {
+                let first_pair = comptime!(2 * half);
+                let mut rows = Array::<Vector<E, NA>>::new(4usize);
+                rows[0] = pair::<E, V, NA>(a, first_pair);
+                rows[1] = pair::<E, V, NA>(b, first_pair);
+                rows[2] = pair::<E, V, NA>(a, comptime!(first_pair + 1));
+                rows[3] = pair::<E, V, NA>(b, comptime!(first_pair + 1));
+                let mut columns = Array::<Vector<E, NA>>::new(2usize);
+                columns[0] = pair::<E, V, NA>(tokens, first_pair);
+                columns[1] = pair::<E, V, NA>(tokens, comptime!(first_pair + 1));
+                def.execute_inplace(&rows, &columns, &mut part);
+            }
+            acc[comptime!(2 * step)] = part[0];
+            acc[comptime!(2 * step + 1)] = part[1];
+        }
+    }
+}
+
+/// The sum over the planes.
+#[cube]
+fn sum(sums: &[f32], row: usize, token: usize, #[comptime] form: Form) -> f32 {
+    let mut total = 0.0f32;
+    #[unroll]
+    for plane in 0..PLANES {
+        total += sums[(comptime!(plane * M) + row) * form.tokens() + token];
+    }
+    total
+}
+
+/// Pair number `index` of the numbers in a vector, as an operand of the instruction.
+#[cube]
+pub(super) fn pair<E: Float, V: Size, NA: Size>(vector: Vector<E, V>, #[comptime] index: usize) -> Vector<E, NA> {
+    let words = Vector::<u32, Const<4>>::reinterpret(vector);
+    Vector::<E, NA>::reinterpret(words.extract(index))
+}
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, form};
+    let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
+    let forms = [FloatKind::F16, FloatKind::BF16].into_iter().flat_map(|kind| {
+        let elem = ElemType::Float(kind);
+        let entry = |name, rows, gated, limited, steps| {
+            let form = Form { rows, linear: LinearForm { gated, limited }, steps };
+            let bits = AddressType::U32;
+            let form = form!(linear_mma_kernel, cube, [bits, VECTOR, _, _, _, _, _, 1, 1, 1, 1, 1, 1.0, form, elem]);
+            Entry::of(kind, name, form).on(|arch| arch != Arch::Sm75)
+        };
+        [
+            entry("linear.mma.8", Rows::Dense, false, false, 1),
+            entry("linear.mma.64", Rows::Dense, false, false, 8),
+            entry("linear.mma.experts_up", Rows::Gather, true, true, 1),
+            entry("linear.mma.experts_down", Rows::Scatter, false, false, 1),
+        ]
+    });
+    forms.collect()
+}

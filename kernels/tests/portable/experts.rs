@@ -1,0 +1,370 @@
+//! Mixture of experts: choice, order, products and sum, against plain loops in f64.
+
+use cubecl::ir::features::TypeUsage;
+use cubecl::prelude::*;
+use half::{bf16, f16};
+use mla_kernels::portable::experts::combine::{self, CombineArgs};
+use mla_kernels::portable::experts::linear::{self, LinearArgs, LinearForm, PairRows, Work, tile_tokens};
+use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
+use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
+use rstest::rstest;
+
+use super::support::{arg, for_each_client, random, read, upload};
+
+/// The experts and weights of a token, as the docs say.
+fn routed(logits: &[f32], bias: &[f32], given: &[i32], form: RouteForm, scale: f64) -> (Vec<i32>, Vec<f64>) {
+    let logits: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
+    let total: f64 = logits.iter().map(|x| x.exp()).sum();
+    let score = |x: f64| match form.scoring {
+        Scoring::Softmax => x.exp() / total,
+        Scoring::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Scoring::SqrtSoftplus => (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt(),
+    };
+    let scores: Vec<f64> = logits.iter().map(|&x| score(x)).collect();
+    let chosen = if form.choice == Choice::Given {
+        given.to_vec()
+    } else {
+        let biased = form.choice == Choice::BiasedScores;
+        let mut ranked: Vec<f64> =
+            scores.iter().zip(bias).map(|(s, &b)| if biased { s + f64::from(b) } else { *s }).collect();
+        let descending = |values: &[f64]| {
+            let mut order: Vec<usize> = (0..values.len()).collect();
+            order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
+            order
+        };
+        if let Some(groups) = form.groups {
+            let size = form.experts / groups.count;
+            let best = |group: &[f64]| descending(group)[..groups.best].iter().map(|&i| group[i]).sum::<f64>();
+            let group_scores: Vec<f64> = ranked.chunks(size).map(best).collect();
+            for &group in &descending(&group_scores)[groups.kept..] {
+                ranked[group * size..][..size].fill(f64::NEG_INFINITY);
+            }
+        }
+        descending(&ranked)[..form.top_k].iter().map(|&e| e as i32).collect()
+    };
+    let mut weights: Vec<f64> = chosen.iter().map(|&e| scores[e as usize]).collect();
+    let sum = if form.normalise { weights.iter().sum::<f64>() + 1e-20 } else { 1.0 };
+    weights.iter_mut().for_each(|w| *w = *w / sum * scale);
+    (chosen, weights)
+}
+
+const LITE: RouteForm = RouteForm {
+    experts: 64,
+    top_k: 6,
+    scoring: Scoring::Softmax,
+    choice: Choice::Scores,
+    groups: None,
+    normalise: false,
+};
+const V3: RouteForm = RouteForm {
+    experts: 256,
+    top_k: 8,
+    scoring: Scoring::Sigmoid,
+    choice: Choice::BiasedScores,
+    groups: Some(Groups { count: 8, kept: 4, best: 2 }),
+    normalise: true,
+};
+
+#[rstest]
+#[case::v2_lite(LITE)]
+#[case::v2(RouteForm { experts: 160, groups: Some(Groups { count: 8, kept: 3, best: 1 }), ..LITE })]
+#[case::v3(V3)]
+#[case::v4(RouteForm { scoring: Scoring::SqrtSoftplus, groups: None, ..V3 })]
+#[case::v4_table(RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Given, groups: None, ..V3 })]
+#[case::few(RouteForm { experts: 5, top_k: 5, ..LITE })]
+#[case::many(RouteForm { experts: 1000, top_k: 3, ..LITE })]
+fn experts_route(#[case] form: RouteForm) {
+    const TOKENS: usize = 37;
+    for_each_client(|client| {
+        let (experts, top_k) = (form.experts, form.top_k);
+        // From far below zero to far above, no two too close for f32.
+        let logits: Vec<f32> = random(7, TOKENS * experts).iter().map(|x| 8.0 * x).collect();
+        let bias = random(8, experts);
+        let given: Vec<i32> = (0..TOKENS * top_k).map(|i| (i * 31 % experts) as i32).collect();
+        let (indices, weights) = (client.empty(4 * given.len()), client.empty(4 * given.len()));
+        let args = RouteArgs {
+            logits: arg(&upload(client, &logits), logits.len()),
+            bias: arg(&upload(client, &bias), experts),
+            given: arg(&upload(client, &given), given.len()),
+            indices: arg(&indices, given.len()),
+            weights: arg(&weights, given.len()),
+            tokens: TOKENS,
+            scale: 2.5,
+            form,
+        };
+        route::launch(client, args);
+        let (indices, weights) = (read::<i32>(client, indices), read::<f32>(client, weights));
+        for (token, logits) in logits.chunks(experts).enumerate() {
+            let (chosen, expected) = routed(logits, &bias, &given[token * top_k..][..top_k], form, 2.5);
+            assert_eq!(indices[token * top_k..][..top_k], chosen, "token {token}");
+            for (weight, expected) in weights[token * top_k..].iter().zip(expected) {
+                let error = (f64::from(*weight) - expected).abs();
+                assert!(error <= 4e-6 * expected.abs() + 1e-12, "token {token}: {weight}, expected {expected}");
+            }
+        }
+    });
+}
+
+/// Ties, and what is not a number: every place is taken once, by experts in their own order.
+#[test]
+fn experts_route_ties() {
+    for_each_client(|client| {
+        let form = RouteForm { experts: 40, top_k: 40, ..LITE };
+        let mut logits = vec![1.0f32; 80];
+        logits[40..].fill(f32::NAN);
+        let (indices, weights) = (client.empty(4 * 80), client.empty(4 * 80));
+        let unused = upload(client, &[0i32]);
+        let args = RouteArgs {
+            logits: arg(&upload(client, &logits), 80),
+            bias: arg(&unused, 1),
+            given: arg(&unused, 1),
+            indices: arg(&indices, 80),
+            weights: arg(&weights, 80),
+            tokens: 2,
+            scale: 1.0,
+            form,
+        };
+        route::launch(client, args);
+        let all: Vec<i32> = (0..40).collect();
+        assert_eq!(read::<i32>(client, indices), [all.clone(), all].concat());
+    });
+}
+
+/// Sorts the pairs: the order, and the tiles that are not empty.
+fn sorted(client: &Client, experts_of: &[i32], experts: usize, tile: usize) -> (Vec<i32>, Vec<[i32; TILE]>) {
+    let pairs = experts_of.len();
+    let count = max_tiles(pairs, experts, tile);
+    let (order, tiles) = (upload(client, &vec![-1i32; pairs]), client.empty(4 * TILE * count));
+    let args = SortArgs {
+        experts_of: arg(&upload(client, experts_of), pairs),
+        order: arg(&order, pairs),
+        tiles: arg(&tiles, TILE * count),
+        pairs,
+        experts,
+        tile,
+    };
+    sort::launch(client, args);
+    let tiles = read::<i32>(client, tiles);
+    let used = tiles.chunks_exact(TILE).map(|t| [t[0], t[1], t[2]]).filter(|t| t[2] != 0).collect();
+    (read::<i32>(client, order), used)
+}
+
+#[rstest]
+fn experts_sort(#[values(1, 6, 255, 256, 257, 1000)] pairs: usize, #[values(1, 64, 300)] experts: usize) {
+    for_each_client(|client| {
+        // Some experts that there are not.
+        let experts_of: Vec<i32> = (0..pairs).map(|p| (p * p * 7 + p / 3) as i32 % (experts as i32 + 2) - 1).collect();
+        let valid = |pair: &i32| (0..experts as i32).contains(&experts_of[*pair as usize]);
+        let mut expected: Vec<i32> = (0..pairs as i32).filter(valid).collect();
+        expected.sort_by_key(|&pair| experts_of[pair as usize]);
+        let mut tiles = Vec::new();
+        let mut first = 0;
+        for group in expected.chunk_by(|&a, &b| experts_of[a as usize] == experts_of[b as usize]) {
+            for part in group.chunks(8) {
+                tiles.push([experts_of[part[0] as usize], first, part.len() as i32]);
+                first += part.len() as i32;
+            }
+        }
+        let (order, actual) = sorted(client, &experts_of, experts, 8);
+        assert_eq!(order[..expected.len()], expected);
+        assert_eq!(actual, tiles);
+    });
+}
+
+/// A dtype of the tests.
+trait Number: CubeElement + Scalar + Copy {
+    fn of(value: f32) -> Self;
+    fn f64(self) -> f64;
+    /// What rounding the output costs, relatively.
+    const ROUNDING: f64;
+}
+
+macro_rules! number {
+    ($type:ty, $of:expr, $to:expr, $rounding:expr) => {
+        impl Number for $type {
+            fn of(value: f32) -> Self {
+                $of(value)
+            }
+            fn f64(self) -> f64 {
+                $to(self)
+            }
+            const ROUNDING: f64 = $rounding;
+        }
+    };
+}
+number!(f32, |x| x, f64::from, 1e-6);
+number!(f16, f16::from_f32, |x: f16| f64::from(x.to_f32()), 4.9e-4);
+number!(bf16, bf16::from_f32, |x: bf16| f64::from(x.to_f32()), 3.91e-3);
+
+fn values<E: Number>(seed: u32, n: usize, factor: f32) -> Vec<E> {
+    random(seed, n).into_iter().map(|x| E::of(x * factor)).collect()
+}
+
+fn present<E: Number>(client: &Client) -> bool {
+    E::supported_uses(client).contains(TypeUsage::Buffer)
+}
+
+/// The product of a row with a row of weights, and the sum of the absolute products.
+fn dot<E: Number>(x: &[E], w: &[E]) -> (f64, f64) {
+    let products = x.iter().zip(w).map(|(a, b)| a.f64() * b.f64());
+    products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()))
+}
+
+fn silu(gate: f64) -> f64 {
+    gate / (1.0 + (-gate).exp())
+}
+
+fn dense<E: Number>(client: &Client, [rows, inputs, outputs]: [usize; 3]) {
+    if !present::<E>(client) {
+        return;
+    }
+    let (x, w) = (values::<E>(1, rows * inputs, 1.0), values::<E>(2, outputs * inputs, 1.0));
+    // The outputs of rows behind the last one are not written.
+    let poison = vec![E::of(77.0); (rows + 1) * outputs];
+    let out = upload(client, &poison);
+    let args = LinearArgs {
+        x: arg(&upload(client, &x), x.len()),
+        weight: arg(&upload(client, &w), w.len()),
+        out: arg(&out, (rows + 1) * outputs),
+        work: Work::Dense { rows },
+        inputs,
+        outputs,
+        limit: 0.0,
+        form: LinearForm { gated: false, limited: false },
+        elem: E::cube_type(),
+    };
+    linear::launch(client, args);
+    let actual = read::<E>(client, out);
+    for (row, x) in x.chunks(inputs).enumerate() {
+        for (o, w) in w.chunks(inputs).enumerate() {
+            let (expected, size) = dot(x, w);
+            let error = (actual[row * outputs + o].f64() - expected).abs();
+            assert!(error <= E::ROUNDING * expected.abs() + 1e-6 * size, "row {row}, output {o}: {error:e}");
+        }
+    }
+    assert!(actual[rows * outputs..].iter().all(|v| v.f64() == 77.0));
+}
+
+#[rstest]
+fn experts_dense_linear(
+    #[values(1, 3, 8, 9, 33, 65)] rows: usize,
+    #[values([64, 16], [288, 40], [33, 7], [1024, 3])] widths: [usize; 2],
+) {
+    let [inputs, outputs] = widths;
+    for_each_client(|client| {
+        dense::<f32>(client, [rows, inputs, outputs]);
+        dense::<f16>(client, [rows, inputs, outputs]);
+        dense::<bf16>(client, [rows, inputs, outputs]);
+    });
+}
+
+/// All of it: sorted pairs, gated products, products back in the order of the pairs, and the weighted sum.
+fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3], limited: bool) {
+    const HIDDEN: usize = 96;
+    const WIDTH: usize = 64;
+    const LIMIT: f32 = 0.75;
+    if !present::<E>(client) {
+        return;
+    }
+    let pairs = tokens * top_k;
+    let x = values::<E>(1, tokens * HIDDEN, 1.0);
+    let gate_up = values::<E>(2, experts * 2 * WIDTH * HIDDEN, 0.3);
+    let down = values::<E>(3, experts * HIDDEN * WIDTH, 0.3);
+    let weights = random(4, pairs);
+    // Different experts for each token; the third token has one that there is not.
+    let mut indices: Vec<i32> = (0..pairs).map(|p| ((p / top_k * 5 + p % top_k * 3) % experts) as i32).collect();
+    if tokens > 2 {
+        indices[2 * top_k] = experts as i32;
+    }
+    let elem = E::cube_type();
+    let bytes = elem.size();
+    let upload_pairs = || arg(&upload(client, &indices), pairs);
+    let (order, middle) = (client.empty(4 * pairs), client.empty(bytes * pairs * WIDTH));
+    // Nobody may look at rows that nobody wrote.
+    let rows = upload(client, &vec![E::of(f32::NAN); pairs * HIDDEN]);
+    let out = client.empty(bytes * tokens * HIDDEN);
+    for inputs in [HIDDEN, WIDTH] {
+        let tile = tile_tokens(client, inputs, pairs.div_ceil(experts), elem);
+        let count = TILE * max_tiles(pairs, experts, tile);
+        let tiles = client.empty(4 * count);
+        let (order_arg, tiles_arg) = (arg(&order, pairs), arg(&tiles, count));
+        let args = SortArgs { experts_of: upload_pairs(), order: order_arg, tiles: tiles_arg, pairs, experts, tile };
+        sort::launch(client, args);
+        let up = inputs == HIDDEN;
+        let work = Work::Experts {
+            order: arg(&order, pairs),
+            tiles: arg(&tiles, count),
+            pairs,
+            experts,
+            rows: if up { PairRows::Gather { top_k } } else { PairRows::Scatter },
+        };
+        let weight = if up { &gate_up } else { &down };
+        let args = LinearArgs {
+            x: if up { arg(&upload(client, &x), x.len()) } else { arg(&middle, pairs * WIDTH) },
+            weight: arg(&upload(client, weight), weight.len()),
+            out: if up { arg(&middle, pairs * WIDTH) } else { arg(&rows, pairs * HIDDEN) },
+            work,
+            inputs,
+            outputs: if up { WIDTH } else { HIDDEN },
+            limit: LIMIT,
+            form: LinearForm { gated: up, limited: up && limited },
+            elem,
+        };
+        linear::launch(client, args);
+    }
+    let args = CombineArgs {
+        rows: arg(&rows, pairs * HIDDEN),
+        indices: upload_pairs(),
+        weights: arg(&upload(client, &weights), pairs),
+        out: arg(&out, tokens * HIDDEN),
+        tokens,
+        top_k,
+        experts,
+        width: HIDDEN,
+        elem,
+    };
+    combine::launch(client, args);
+    let actual = read::<E>(client, out);
+    let limit = if limited { f64::from(LIMIT) } else { f64::INFINITY };
+    for (token, x) in x.chunks(HIDDEN).enumerate() {
+        let mut expected = vec![0.0f64; HIDDEN];
+        let mut size = 1e-3f64;
+        for pair in token * top_k..(token + 1) * top_k {
+            let expert = indices[pair] as usize;
+            if expert >= experts {
+                continue;
+            }
+            let gate_up = &gate_up[expert * 2 * WIDTH * HIDDEN..][..2 * WIDTH * HIDDEN];
+            let product = |row: usize| dot(x, &gate_up[row * HIDDEN..][..HIDDEN]).0;
+            let h: Vec<f64> = (0..WIDTH)
+                .map(|i| silu(product(i).min(limit)) * product(WIDTH + i).clamp(-limit, limit))
+                .map(|h| E::of(h as f32).f64())
+                .collect();
+            for (channel, sum) in expected.iter_mut().enumerate() {
+                let row = &down[(expert * HIDDEN + channel) * WIDTH..][..WIDTH];
+                let y: f64 = row.iter().zip(&h).map(|(w, h)| w.f64() * h).sum();
+                *sum += y * f64::from(weights[pair]);
+                size = size.max(y.abs());
+            }
+        }
+        // Three roundings to the dtype: of the activations, of each expert's output and of the sum.
+        let allowed = 3.0 * E::ROUNDING * size * top_k as f64 + 1e-5 * size;
+        for (channel, expected) in expected.iter().enumerate() {
+            let actual = actual[token * HIDDEN + channel].f64();
+            assert!((actual - expected).abs() <= allowed, "token {token}, {channel}: {actual}, expected {expected}");
+        }
+    }
+}
+
+#[rstest]
+#[case::decode([1, 16, 3])]
+#[case::few([5, 16, 4])]
+#[case::more_than_a_tile([70, 4, 2])]
+#[case::one_expert([20, 1, 1])]
+fn experts_mlp_of_tokens(#[case] sizes: [usize; 3], #[values(false, true)] limited: bool) {
+    for_each_client(|client| {
+        experts_mlp::<f32>(client, sizes, limited);
+        experts_mlp::<f16>(client, sizes, limited);
+        experts_mlp::<bf16>(client, sizes, limited);
+    });
+}

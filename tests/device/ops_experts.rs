@@ -1,0 +1,313 @@
+//! `route_experts`, `experts_mlp` and `linear` against plain loops.
+
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use mla_ops::{
+    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, experts_mlp,
+    linear, route_experts,
+};
+use rstest::rstest;
+
+use crate::devices::{for_each_device, for_each_dtype};
+use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
+use crate::ops_errors::{assert_refused, zeros};
+use crate::ops_fixture::{floats, int_values, ints, random, restrided, rng, tolerance, values};
+
+const PLAIN: RouteExpertsOptions =
+    RouteExpertsOptions { scoring: ExpertScoring::Softmax, groups: None, normalise: false, scale: 1.0 };
+
+/// The first `count` places of the values in descending order; of equal ones the first first.
+fn best(values: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
+    order.truncate(count);
+    order
+}
+
+/// Scores of a token's logits.
+fn scores(logits: &[f64], scoring: ExpertScoring) -> Vec<f64> {
+    let total: f64 = logits.iter().map(|x| x.exp()).sum();
+    let score = |x: f64| match scoring {
+        ExpertScoring::Softmax => x.exp() / total,
+        ExpertScoring::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        ExpertScoring::SqrtSoftplus => (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt(),
+    };
+    logits.iter().map(|&x| score(x)).collect()
+}
+
+/// What the choice goes by, the experts outside the best groups hidden.
+fn ranked(scores: &[f64], bias: Option<&[f64]>, groups: Option<ExpertGroups>) -> Vec<f64> {
+    let biased = |(e, score): (usize, &f64)| score + bias.map_or(0.0, |bias| bias[e]);
+    let mut ranked: Vec<f64> = scores.iter().enumerate().map(biased).collect();
+    if let Some(ExpertGroups { count, kept, best: of }) = groups {
+        let size = ranked.len() / count;
+        let group_scores: Vec<f64> =
+            ranked.chunks(size).map(|group| best(group, of).iter().map(|&i| group[i]).sum()).collect();
+        for &group in &best(&group_scores, count)[kept..] {
+            ranked[group * size..][..size].fill(f64::NEG_INFINITY);
+        }
+    }
+    ranked
+}
+
+#[derive(Debug, Clone, Copy)]
+enum How {
+    Scores,
+    Biased,
+    Given,
+}
+
+/// The routers of DeepSeek-V2-Lite, V2, V3 and V4, and odd sizes.
+#[rstest]
+#[case::v2_lite([9, 64, 6], How::Scores, PLAIN)]
+#[case::v2([9, 160, 6], How::Scores, RouteExpertsOptions { groups: Some(ExpertGroups { count: 8, kept: 3, best: 1 }), scale: 16.0, ..PLAIN })]
+#[case::v3([9, 256, 8], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, groups: Some(ExpertGroups { count: 8, kept: 4, best: 2 }), normalise: true, scale: 2.5 })]
+#[case::v4([9, 256, 6], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
+#[case::v4_table([9, 256, 6], How::Given, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
+#[case::one_expert([3, 1, 1], How::Scores, PLAIN)]
+#[case::all([70, 7, 7], How::Biased, PLAIN)]
+fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] options: RouteExpertsOptions) {
+    let ([tokens, experts, top_k], mut rng) = (sizes, rng(47));
+    let logits: Vec<f64> = random(&mut rng, tokens * experts, DType::F32).iter().map(|x| 4.0 * x).collect();
+    let bias = random(&mut rng, experts, DType::F32);
+    // Among those that are given, some that there are not.
+    let given: Vec<i32> = (0..tokens * top_k).map(|i| (i * 37 % (experts + 2)) as i32 - 1).collect();
+    for_each_device(|device| {
+        let choice = match how {
+            How::Scores => ExpertChoice::Scores(top_k),
+            How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
+            How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+        };
+        let args = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
+        let (indices, weights) = route_experts(args, &options).expect("legal");
+        let (indices, weights) = (int_values(indices), values(weights));
+        for (token, logits) in logits.chunks(experts).enumerate() {
+            let scores = scores(logits, options.scoring);
+            let places = token * top_k..(token + 1) * top_k;
+            let chosen: Vec<i32> = match how {
+                How::Given => given[places.clone()].to_vec(),
+                _ => {
+                    let bias = matches!(how, How::Biased).then_some(bias.as_slice());
+                    best(&ranked(&scores, bias, options.groups), top_k).iter().map(|&e| e as i32).collect()
+                }
+            };
+            assert_eq!(indices[places.clone()], chosen, "token {token} on {device:?}");
+            let score = |e: &i32| usize::try_from(*e).ok().and_then(|e| scores.get(e)).copied().unwrap_or(0.0);
+            let sum = if options.normalise { chosen.iter().map(score).sum::<f64>() + 1e-20 } else { 1.0 };
+            for (actual, expert) in weights[places].iter().zip(&chosen) {
+                let expected = score(expert) / sum * f64::from(options.scale);
+                let off = (f64::from(*actual) - expected).abs();
+                assert!(off <= 1e-5 * expected.abs() + 1e-9, "token {token}: {actual}, expected {expected}");
+            }
+        }
+    });
+}
+
+/// N, experts, k, hidden, I.
+type Sizes = [usize; 5];
+
+struct Inputs {
+    sizes: Sizes,
+    dtype: DType,
+    x: Vec<f64>,
+    indices: Vec<i32>,
+    weights: Vec<f64>,
+    gate_up: Vec<f64>,
+    down: Vec<f64>,
+}
+
+impl Inputs {
+    fn new(sizes: Sizes, dtype: DType) -> Self {
+        let ([tokens, experts, top_k, hidden, width], mut rng) = (sizes, rng(53));
+        let scaled = |values: Vec<f64>| values.into_iter().map(|x| x / 4.0).collect();
+        Self {
+            sizes,
+            dtype,
+            x: random(&mut rng, tokens * hidden, dtype),
+            // Expert 1 is never chosen; some numbers are those of no expert.
+            indices: (0..tokens * top_k)
+                .map(|p| (p * p * 7 + p) as i32 % (experts as i32 + 2) - 1)
+                .map(|e| if e == 1 { 0 } else { e })
+                .collect(),
+            weights: random(&mut rng, tokens * top_k, DType::F32),
+            gate_up: scaled(random(&mut rng, experts * 2 * width * hidden, dtype)),
+            down: scaled(random(&mut rng, experts * hidden * width, dtype)),
+        }
+    }
+
+    fn args(&self, device: &Device) -> ExpertsMlpArgs {
+        let [tokens, experts, top_k, hidden, width] = self.sizes;
+        ExpertsMlpArgs {
+            x: floats(&self.x, [tokens, hidden], self.dtype, device),
+            indices: ints(&self.indices, [tokens, top_k], device),
+            weights: floats(&self.weights, [tokens, top_k], DType::F32, device),
+            gate_up: floats(&self.gate_up, [experts, 2 * width, hidden], self.dtype, device),
+            down: floats(&self.down, [experts, hidden, width], self.dtype, device),
+        }
+    }
+
+    /// Of each token the weighted sum, and how large the outputs of its experts are.
+    fn expected(&self, limit: Option<f32>) -> Vec<(Vec<f64>, f64)> {
+        let [_, experts, top_k, hidden, width] = self.sizes;
+        let limit = limit.map_or(f64::INFINITY, f64::from);
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let token = |(token, x): (usize, &[f64])| {
+            let (mut sum, mut size) = (vec![0.0; hidden], 0.0f64);
+            for pair in token * top_k..(token + 1) * top_k {
+                let Some(expert) = usize::try_from(self.indices[pair]).ok().filter(|&e| e < experts) else { continue };
+                let rows = &self.gate_up[expert * 2 * width * hidden..];
+                let product = |row: usize| dot(x, &rows[row * hidden..][..hidden]);
+                let h: Vec<f64> = (0..width)
+                    .map(|i| {
+                        let gate = product(i).min(limit);
+                        gate / (1.0 + (-gate).exp()) * product(width + i).clamp(-limit, limit)
+                    })
+                    .collect();
+                for (channel, sum) in sum.iter_mut().enumerate() {
+                    let y = self.weights[pair] * dot(&h, &self.down[(expert * hidden + channel) * width..][..width]);
+                    *sum += y;
+                    size = size.max(y.abs());
+                }
+            }
+            (sum, size)
+        };
+        self.x.chunks(hidden).enumerate().map(token).collect()
+    }
+}
+
+/// One token, a few, more than a tile of one expert; channels that matrix instructions take, and odd ones.
+#[rstest]
+fn ops_experts_mlp(
+    #[values([1, 8, 3, 64, 32], [5, 6, 2, 96, 64], [41, 3, 2, 64, 32], [4, 5, 5, 33, 7], [1, 2, 1, 1, 1], [150, 4, 1, 32, 32])]
+    sizes: Sizes,
+    #[values(None, Some(0.4))] limit: Option<f32>,
+) {
+    for_each_dtype(|device, dtype| {
+        let inputs = Inputs::new(sizes, dtype);
+        let out = experts_mlp(inputs.args(device), limit).expect("legal");
+        let [tokens, _, top_k, hidden, _] = sizes;
+        assert_eq!((out.dims(), out.dtype()), ([tokens, hidden], dtype));
+        let out = values(out);
+        for (token, (expected, size)) in inputs.expected(limit).into_iter().enumerate() {
+            // Rounded: activations, each expert's output, the sum.
+            let allowed = tolerance(dtype) * (top_k as f64 + 2.0) * size.max(0.1);
+            for (actual, expected) in out[token * hidden..].iter().zip(expected) {
+                let off = (f64::from(*actual) - expected).abs();
+                assert!(off <= allowed, "{sizes:?} {dtype:?} on {device:?}, token {token}: {actual}, not {expected}");
+            }
+        }
+    });
+}
+
+/// A token's output has the same bits whatever the other tokens are.
+#[rstest]
+fn ops_experts_mlp_of_one_token_among_others(#[values(DType::F32, DType::BF16)] dtype: DType) {
+    for_each_dtype(|device, present| {
+        if present != dtype {
+            return;
+        }
+        let inputs = Inputs::new([64, 6, 2, 64, 32], dtype);
+        let args = inputs.args(device);
+        let part = |count: usize| {
+            let args = ExpertsMlpArgs {
+                x: args.x.clone().narrow(0, 0, count),
+                indices: args.indices.clone().narrow(0, 0, count),
+                weights: args.weights.clone().narrow(0, 0, count),
+                ..args.clone()
+            };
+            values(experts_mlp(args, None).expect("legal").narrow(0, 0, 1))
+        };
+        let alone = part(1);
+        if *device != Device::flex() {
+            assert_eq!(alone, part(7), "among 7 on {device:?}");
+            assert_eq!(alone, part(64), "among 64 on {device:?}");
+        }
+    });
+}
+
+#[test]
+fn ops_experts_of_views_and_of_nothing() {
+    for_each_device(|device| {
+        let inputs = Inputs::new([5, 6, 2, 64, 32], DType::F32);
+        let args = inputs.args(device);
+        let expected = values(experts_mlp(args.clone(), None).expect("legal"));
+        let views = ExpertsMlpArgs {
+            x: restrided(args.x, 0, 1),
+            weights: restrided(args.weights, 0, 1),
+            gate_up: restrided(args.gate_up, 0, 2),
+            down: restrided(args.down, 0, 1),
+            ..args
+        };
+        assert_eq!(values(experts_mlp(views, None).expect("legal")), expected);
+        let args = inputs.args(device);
+        let none: Tensor<2, Int> = Tensor::from_data(TensorData::new(Vec::<i32>::new(), [0, 2]), (device, DType::I32));
+        let nothing =
+            ExpertsMlpArgs { x: zeros([0, 64], device), indices: none, weights: zeros([0, 2], device), ..args };
+        assert_eq!(experts_mlp(nothing, None).expect("legal").dims(), [0, 64]);
+    });
+}
+
+/// Rows for the kernel of few, and for the product of matrices.
+#[rstest]
+fn ops_linear(
+    #[values(1, 2, 8, 9, 64, 65)] rows: usize,
+    #[values([64, 48], [2048, 16], [33, 7], [1, 1], [96, 1])] widths: [usize; 2],
+) {
+    let [inputs, outputs] = widths;
+    for_each_dtype(|device, dtype| {
+        let mut rng = rng(59);
+        let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, outputs * inputs, dtype));
+        let out = linear(floats(&x, [rows, inputs], dtype, device), floats(&w, [outputs, inputs], dtype, device));
+        assert_eq!((out.dims(), out.dtype()), ([rows, outputs], dtype));
+        let out = values(out);
+        for (row, x) in x.chunks(inputs).enumerate() {
+            for (o, w) in w.chunks(inputs).enumerate() {
+                let products = x.iter().zip(w).map(|(a, b)| a * b);
+                let (expected, size) = products.fold((0.0, 0.0), |(sum, size), p: f64| (sum + p, size + p.abs()));
+                let off = (f64::from(out[row * outputs + o]) - expected).abs();
+                let allowed = tolerance(dtype) * expected.abs() + 1e-6 * size;
+                assert!(off <= allowed, "{widths:?} {dtype:?} on {device:?}, row {row}: off by {off:e}");
+            }
+        }
+    });
+}
+
+#[test]
+fn ops_errors_experts() {
+    for_each_device(|device| {
+        let args = || Inputs::new([4, 5, 2, 64, 32], DType::F32).args(device);
+        experts_mlp(args(), None).expect("legal before it is changed");
+        let refuses = |kind, argument, change: fn(&mut ExpertsMlpArgs, &Device)| {
+            let mut args = args();
+            change(&mut args, device);
+            assert_refused(experts_mlp(args, None), kind, argument);
+        };
+        refuses(Shape, "indices", |it, _| it.indices = it.indices.clone().narrow(0, 0, 3));
+        refuses(Shape, "weights", |it, device| it.weights = zeros([4, 3], device));
+        refuses(Shape, "down", |it, device| it.down = zeros([5, 63, 32], device));
+        refuses(Value, "down", |it, device| it.down = zeros([5, 64, 0], device));
+        refuses(Shape, "gate_up", |it, device| it.gate_up = zeros([5, 63, 64], device));
+        refuses(Shape, "gate_up", |it, device| it.gate_up = zeros([4, 64, 64], device));
+        refuses(WrongType, "weights", |it, _| it.weights = it.weights.clone().cast(FloatDType::F16));
+        refuses(WrongType, "gate_up", |it, _| it.gate_up = it.gate_up.clone().cast(FloatDType::F16));
+        assert_refused(experts_mlp(args(), Some(0.0)), Value, "limit");
+        assert_refused(experts_mlp(args(), Some(f32::NAN)), Value, "limit");
+
+        let route = |choice, options: RouteExpertsOptions| {
+            route_experts(RouteExpertsArgs { logits: zeros([3, 8], device), choice }, &options)
+        };
+        let grouped =
+            |count, kept, best| RouteExpertsOptions { groups: Some(ExpertGroups { count, kept, best }), ..PLAIN };
+        route(ExpertChoice::Scores(4), grouped(4, 2, 2)).expect("legal before it is changed");
+        assert_refused(route(ExpertChoice::Scores(0), PLAIN), Value, "choice");
+        assert_refused(route(ExpertChoice::Scores(9), PLAIN), Value, "choice");
+        assert_refused(route(ExpertChoice::Scores(5), grouped(4, 2, 2)), Value, "choice");
+        assert_refused(route(ExpertChoice::Scores(1), grouped(3, 2, 2)), Value, "groups.count");
+        assert_refused(route(ExpertChoice::Scores(1), grouped(0, 0, 1)), Value, "groups.count");
+        assert_refused(route(ExpertChoice::Scores(1), grouped(4, 5, 2)), Value, "groups.kept");
+        assert_refused(route(ExpertChoice::Scores(1), grouped(8, 2, 2)), Value, "groups.best");
+        assert_refused(route(ExpertChoice::BiasedScores(2, zeros([7], device)), PLAIN), Shape, "choice");
+        let logits: Tensor<2> = zeros([3, 1025], device);
+        let many = RouteExpertsArgs { logits, choice: ExpertChoice::Scores(2) };
+        assert_refused(route_experts(many, &PLAIN), Value, "logits");
+    });
+}
