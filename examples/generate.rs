@@ -199,9 +199,9 @@ fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, Mode
     let tokenizer = Tokenizer::load(dir)?;
     let tokens = |text: &String| {
         let all = tokenizer.encode(text, true)?.len() + args.max_new_tokens;
-        Ok(all.min(inspection.config.max_position_embeddings()))
+        Ok::<_, ModelError>(all.min(inspection.config.max_position_embeddings()))
     };
-    let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, ModelError>>()?;
+    let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>()?;
     let needs = dry_run::Needs { tokens, page_size: args.page_size };
     print(&dry_run::table(&inspection, dtype, &needs, memory::of(args.device)));
     Ok(dry_run::problems(&inspection).map_or(ExitCode::SUCCESS, fail))

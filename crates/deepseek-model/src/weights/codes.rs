@@ -106,15 +106,17 @@ impl BlockWeight<'_> {
     /// Numbers times factors, in f32 and then rounded to `dtype`: `[rows.len(), columns]`. `rows` begin with a block.
     pub(super) fn decode(&self, rows: Range<usize>, device: &Device, dtype: FloatDType) -> Tensor<2> {
         let (count, columns) = (rows.len(), self.columns);
-        let values = Tensor::<1>::from_floats(self.format.values().as_slice(), device).cast(FloatDType::F32);
+        let float = |values: Vec<f32>| {
+            let len = values.len();
+            Tensor::<1>::from_data(TensorData::new(values, [len]), (device, DType::F32))
+        };
         let codes = codes_on(device, self.bytes(&rows), self.format);
-        let values = values.select(0, codes).narrow(0, 0, count * columns).reshape([count, columns]);
+        let values =
+            float(self.format.values()).select(0, codes).narrow(0, 0, count * columns).reshape([count, columns]);
         let [rows_of_blocks, across] = [count.div_ceil(self.block[0]), columns.div_ceil(self.block[1])];
         let first = rows.start / self.block[0] * across;
-        let scales = self.scales[first..first + rows_of_blocks * across].to_vec();
-        let scales = Tensor::<1>::from_data(TensorData::new(scales, [rows_of_blocks * across]), (device, DType::F32));
         let [high, wide] = self.block;
-        let scales = scales
+        let scales = float(self.scales[first..first + rows_of_blocks * across].to_vec())
             .reshape([rows_of_blocks, 1, across, 1])
             .expand([rows_of_blocks, high, across, wide])
             .reshape([rows_of_blocks * high, across * wide])
