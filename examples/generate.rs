@@ -3,18 +3,23 @@
 //!     cargo run --release --example generate -- --prompt "kluge: /klooj/" --max-new-tokens 100
 
 mod common;
+#[path = "common/dry_run.rs"]
+mod dry_run;
+#[path = "common/memory.rs"]
+mod memory;
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use burn::tensor::Device;
 use burn_mla::model::{
-    Completion, DeepseekModel, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, LayerSummary,
-    ModelConfig, ModelError, SamplingParams, Tokenizer, generate,
+    Completion, DeepseekModel, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, Inspection,
+    LayerSummary, ModelConfig, ModelError, SamplingParams, Tokenizer, generate,
 };
 use burn_mla::ops::DeviceName;
 use clap::{Parser, ValueEnum};
-use common::{DTypeArg, fail};
+use common::{Bar, DTypeArg, fail};
 
 const DEMO_PROMPT: &str = "hacker: n.";
 
@@ -73,7 +78,7 @@ struct Args {
     /// Divide the logits of tokens that occurred already; 1 changes nothing.
     #[arg(long, value_name = "R", default_value_t = 1.0)]
     repetition_penalty: f32,
-    /// Seed of the draws.
+    /// Seed of the draws, and of made-up weights.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// flex (CPU), wgpu, cuda or cuda:N.
@@ -97,6 +102,16 @@ struct Args {
     /// Print the layers and what each keeps of a request, from the config alone, and end.
     #[arg(long)]
     describe: bool,
+    /// Compare the folder's files with what the model needs, print tensors and memory, and end. Loads nothing.
+    #[arg(long, conflicts_with = "random_weights")]
+    dry_run: bool,
+    /// Make up weights on the device, by --seed, for this configuration file. Without a tokenizer.json beside it, bytes are
+    /// tokens.
+    #[arg(long, value_name = "CONFIG", conflicts_with_all = ["model", "demo"])]
+    random_weights: Option<PathBuf>,
+    /// Make up the first N layers only.
+    #[arg(long, value_name = "N", requires = "random_weights")]
+    layers: Option<usize>,
 }
 
 fn main() -> ExitCode {
@@ -110,13 +125,25 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let show = |error: ModelError| error.to_string();
     let dir = args.model.as_deref().unwrap_or(args.demo.folder());
     if args.describe {
-        print(&describe(&ModelConfig::read(dir).map_err(show)?, args.dtype));
+        let config = match &args.random_weights {
+            Some(path) => random_config(path, args.layers),
+            None => ModelConfig::read(dir),
+        };
+        print(&describe(&config.map_err(show)?, args.dtype));
         return Ok(ExitCode::SUCCESS);
     }
     let prompts = prompts(args)?;
+    if args.dry_run {
+        return dry_run(args, dir, &prompts).map_err(show);
+    }
     let device = args.device.open().map_err(|error| error.to_string())?;
-    let model = common::load(dir, &device, args.dtype).map_err(show)?;
-    let tokenizer = Tokenizer::load(dir).map_err(show)?;
+    let (model, tokenizer) = match &args.random_weights {
+        Some(path) => random(path, args, &device).map_err(show)?,
+        None => {
+            let model = common::load(dir, &device, args.dtype).map_err(show)?;
+            (model, Tokenizer::load(dir).map_err(show)?)
+        }
+    };
     let requests = requests(args, &prompts, &model, &tokenizer).map_err(show)?;
     let options = GenerationOptions {
         page_size: args.page_size,
@@ -147,6 +174,37 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     }
     report(&model, args, &requests, &stats);
     Ok(outcome(&completions))
+}
+
+/// The configuration of a model with made-up weights.
+fn random_config(path: &Path, layers: Option<usize>) -> Result<ModelConfig, ModelError> {
+    let config = ModelConfig::read_file(path)?;
+    layers.map_or(Ok(config.clone()), |layers| config.with_layers(layers))
+}
+
+/// A model with made-up weights, and the tokenizer beside its configuration, if there is one.
+fn random(path: &Path, args: &Args, device: &Device) -> Result<(DeepseekModel, Tokenizer), ModelError> {
+    let config = random_config(path, args.layers)?;
+    let bar = Bar::new("making up");
+    let model = DeepseekModel::random(config, args.seed, device, args.dtype.into(), &mut |step| bar.show(step))?;
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let has_tokenizer = dir.join("tokenizer.json").exists();
+    Ok((model, if has_tokenizer { Tokenizer::load(dir)? } else { Tokenizer::bytes()? }))
+}
+
+/// Prints what the folder has and what the model needs; everything that is wrong with it goes to stderr.
+fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, ModelError> {
+    let dtype = args.dtype.into();
+    let inspection = Inspection::of(dir, dtype)?;
+    let tokenizer = Tokenizer::load(dir)?;
+    let tokens = |text: &String| {
+        let all = tokenizer.encode(text, true)?.len() + args.max_new_tokens;
+        Ok::<_, ModelError>(all.min(inspection.config.max_position_embeddings()))
+    };
+    let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>()?;
+    let needs = dry_run::Needs { tokens, page_size: args.page_size };
+    print(&dry_run::table(&inspection, dtype, &needs, memory::of(args.device)));
+    Ok(dry_run::problems(&inspection).map_or(ExitCode::SUCCESS, fail))
 }
 
 /// The layer schedule: layers that follow one another and are alike in one line.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use burn::tensor::{Device, FloatDType};
-use burn_mla::model::{DeepseekModel, ModelError};
+use burn_mla::model::{DeepseekModel, LoadProgress, ModelError};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -16,6 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// What weights, activations and cache are stored in.
+#[allow(dead_code)]
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum DTypeArg {
     F32,
@@ -33,19 +34,40 @@ impl From<DTypeArg> for FloatDType {
     }
 }
 
-/// Loads a model; on a terminal a bar shows how far.
-pub fn load(dir: &Path, device: &Device, dtype: DTypeArg) -> Result<DeepseekModel, ModelError> {
-    let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
-    if let Ok(style) = ProgressStyle::with_template("loading {bar:30} {bytes}/{total_bytes} {wide_msg}") {
-        bar.set_style(style);
+/// How far weights are, with bytes and rate; shown on a terminal only.
+pub struct Bar(ProgressBar);
+
+impl Bar {
+    /// A bar for what `doing` says.
+    pub fn new(doing: &'static str) -> Self {
+        let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+        let template = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {wide_msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.set_prefix(doing);
+        Self(bar)
     }
-    let model = DeepseekModel::load(dir, device, dtype.into(), &mut |progress| {
-        bar.set_length(progress.total_bytes);
-        bar.set_position(progress.loaded_bytes);
-        bar.set_message(progress.tensor.to_string());
-    });
-    bar.finish_and_clear();
-    model
+
+    /// Moves it.
+    pub fn show(&self, progress: LoadProgress<'_>) {
+        self.0.set_length(progress.total_bytes);
+        self.0.set_position(progress.loaded_bytes);
+        self.0.set_message(progress.tensor.to_string());
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// Loads a model; on a terminal a bar shows how far.
+#[allow(dead_code)]
+pub fn load(dir: &Path, device: &Device, dtype: DTypeArg) -> Result<DeepseekModel, ModelError> {
+    let bar = Bar::new("loading");
+    DeepseekModel::load(dir, device, dtype.into(), &mut |progress| bar.show(progress))
 }
 
 /// Exit code of input that cannot be used.

@@ -11,18 +11,22 @@ use crate::model_parity::folder;
 
 const FIXTURE: &str = "tests/fixtures/v3-tiny";
 
-/// The example program, which `cargo test` builds beside this test.
 fn generate(args: &[&str]) -> Output {
+    program("generate", args)
+}
+
+/// An example program, which `cargo test` builds beside this test.
+pub fn program(name: &str, args: &[&str]) -> Output {
     let mut path = std::env::current_exe().expect("this test has a path");
     path.pop();
     path.pop();
-    path.extend(["examples", "generate"]);
+    path.extend(["examples", name]);
     let path = path.with_extension(std::env::consts::EXE_EXTENSION);
-    assert!(path.is_file(), "{} is not built: run `cargo test`, or `cargo build --example generate`", path.display());
+    assert!(path.is_file(), "{} is not built: run `cargo test`, or `cargo build --example {name}`", path.display());
     Command::new(path).args(args).output().expect("the program starts")
 }
 
-fn refused(output: &Output, needles: &[&str]) {
+pub fn refused(output: &Output, needles: &[&str]) {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(output.stdout.is_empty(), "stdout: {}", String::from_utf8_lossy(&output.stdout));
@@ -33,7 +37,7 @@ fn refused(output: &Output, needles: &[&str]) {
 }
 
 /// A copy of a fixture to be damaged.
-fn copy(name: &str) -> TempDir {
+pub fn copy(name: &str) -> TempDir {
     let copy = tempfile::tempdir().expect("a temporary folder");
     for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
         std::fs::copy(folder(name).join(file), copy.path().join(file)).expect("a copy");

@@ -3,10 +3,13 @@
 //! `cargo test --test device -- ops_` runs the tests of the operations, `model_` those of the models, `cli_` those of the
 //! programs. Which devices they run on: `devices.rs`.
 
+mod cli_checkpoints;
 mod cli_faults;
 mod devices;
 mod model_generate;
 mod model_parity;
+mod model_quantized;
+mod model_random;
 mod model_steps;
 mod ops_compress_kv;
 mod ops_errors;

@@ -194,7 +194,7 @@ fn model_in_bf16_is_as_close_as_transformers(
 }
 
 /// Logits of all tokens: the first `prefill` at once, the others one at a time.
-fn logits_in_steps(model: &DeepseekModel, ids: &[u32], prefill: usize) -> Vec<f32> {
+pub fn logits_in_steps(model: &DeepseekModel, ids: &[u32], prefill: usize) -> Vec<f32> {
     let size = CacheSize { num_pages: 4, page_size: 64, max_requests: 1, max_tokens: ids.len() };
     let mut cache = model.new_cache(size).expect("a small cache");
     let request = cache.admit().expect("room for a request");

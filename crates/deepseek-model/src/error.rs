@@ -57,9 +57,19 @@ pub enum ModelError {
         /// The values it may have.
         expected: String,
     },
+    /// The operating system refused to write a file.
+    #[error("cannot write {}: {source}; the checkpoint needs {needed_bytes} bytes in all", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said, for instance that no space is left on the device.
+        source: std::io::Error,
+        /// Bytes of all files of the checkpoint together.
+        needed_bytes: u64,
+    },
     /// The checkpoint is quantised in a form that is not read.
     #[error(
-        "{}: {what}; quantised weights cannot be loaded, convert the checkpoint to bfloat16 first", path.display()
+        "{}: {what}; weights in this form cannot be loaded, convert the checkpoint to bfloat16 first", path.display()
     )]
     UnsupportedQuantization {
         /// The file.
@@ -150,6 +160,8 @@ pub struct WeightReport {
     pub wrong_dtype: Vec<WrongDType>,
     /// Tensors with a number that their table may not hold, in words.
     pub out_of_range: Vec<String>,
+    /// Tensors of 8 bits or fewer that cannot be multiplied out.
+    pub wrong_quantization: Vec<WrongQuantization>,
 }
 
 /// A tensor whose shape contradicts the configuration.
@@ -174,6 +186,17 @@ pub struct WrongDType {
     pub expected: String,
 }
 
+/// A quantised weight, or its scales, that holds or lacks something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrongQuantization {
+    /// The tensor's name.
+    pub name: String,
+    /// What is wrong with it.
+    pub actual: String,
+    /// What it should have.
+    pub expected: String,
+}
+
 impl WeightReport {
     /// Whether nothing is wrong.
     pub fn is_empty(&self) -> bool {
@@ -182,6 +205,7 @@ impl WeightReport {
             && self.wrong_shape.is_empty()
             && self.wrong_dtype.is_empty()
             && self.out_of_range.is_empty()
+            && self.wrong_quantization.is_empty()
     }
 }
 
@@ -199,7 +223,10 @@ impl fmt::Display for WeightReport {
         list(f, "wrong dtype", &self.wrong_dtype, |f, wrong| {
             write!(f, "{} is {}, expected {}", wrong.name, wrong.actual, wrong.expected)
         })?;
-        list(f, "out of range", &self.out_of_range, |f, what| write!(f, "{what}"))
+        list(f, "out of range", &self.out_of_range, |f, what| write!(f, "{what}"))?;
+        list(f, "wrong quantisation", &self.wrong_quantization, |f, wrong| {
+            write!(f, "{} {}, expected {}", wrong.name, wrong.actual, wrong.expected)
+        })
     }
 }
 

@@ -2,11 +2,13 @@
 //!
 //! | part | what |
 //! |---|---|
-//! | [`DeepseekModel`] | loads a checkpoint folder onto a device; forward passes over a [`ModelCache`] |
+//! | [`DeepseekModel`] | loads a checkpoint folder onto a device, or makes up weights; forward passes over a [`ModelCache`] |
 //! | [`generate`] | prompts in, text out: chunked prefill, batched decode, streaming |
 //! | [`verify()`] | compares a model with results stored beside its checkpoint |
 //! | [`ModelConfig`], [`DeepseekV3Config`], [`DeepseekV4Config`] | `config.json`, validated; [`GenerationDefaults`] for `generation_config.json` |
-//! | [`Checkpoint`], [`WeightLoader`] | safetensors files, sharded or not, to tensors on a device |
+//! | [`Checkpoint`], [`WeightLoader`] | safetensors files, sharded or not, quantised or not, to tensors on a device |
+//! | [`Inspection`], [`weight_specs`] | what a folder has and what a model asks for, without loading it |
+//! | [`write_checkpoint`] | folders in the published layout: quantised from others, or random |
 //! | [`Tokenizer`], [`TextStream`], [`StopStrings`] | text to ids, and ids to text as they come |
 //! | [`SamplingParams`], [`Sampler`] | logits to the next id |
 //!
@@ -29,9 +31,9 @@ mod weights;
 pub use cache::{CacheSize, ModelCache, V4Cache};
 pub use config::{
     AttentionSpec, DeepseekV3Config, DeepseekV4Config, GenerationDefaults, IndexerConfig, LayerSpec, LayerSummary,
-    MlpSpec, ModelConfig, ModelType, RopeConfig, Scoring, YarnConfig,
+    MlpSpec, ModelConfig, ModelType, Quantization, RopeConfig, Scoring, YarnConfig,
 };
-pub use error::{ModelError, WeightReport, WrongDType, WrongShape};
+pub use error::{ModelError, WeightReport, WrongDType, WrongQuantization, WrongShape};
 pub use generation::{Completion, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, generate};
 pub use model::DeepseekModel;
 pub use models::{DeepseekV3, DeepseekV4, Hidden};
@@ -39,7 +41,10 @@ pub use sampling::{Sampler, SamplingParams};
 pub use step::Chunk;
 pub use tokenizer::{StopOutcome, StopStrings, TextStream, Tokenizer};
 pub use verify::{Comparison, VerifyOptions, verify};
-pub use weights::{Checkpoint, LoadProgress, LoadSummary, WeightLoader};
+pub use weights::{
+    Checkpoint, Inspection, LoadProgress, LoadSummary, WeightForm, WeightGroup, WeightLoader, WeightRole, WeightSpec,
+    WeightsFrom, WriteSummary, device_bytes, weight_specs, write_checkpoint,
+};
 
 /// What everything here returns.
 pub type Result<T> = std::result::Result<T, ModelError>;

@@ -10,7 +10,7 @@ use crate::cache::{CacheSize, ModelCache, V4Cache};
 use crate::config::{DeepseekV3Config, GenerationDefaults, ModelConfig};
 use crate::models::{DeepseekV3, DeepseekV4, Hidden};
 use crate::step::Chunk;
-use crate::weights::{Checkpoint, LoadProgress, WeightLoader};
+use crate::weights::{Checkpoint, LoadProgress, WeightLoader, check_headers, device_bytes, weight_specs};
 use crate::{ModelError, Result};
 
 /// A model loaded from a checkpoint folder.
@@ -24,9 +24,33 @@ pub struct DeepseekModel {
 }
 
 #[derive(Debug)]
-enum Architecture {
+pub(crate) enum Architecture {
     V3(Box<DeepseekV3>),
     V4(Box<DeepseekV4>),
+}
+
+impl Architecture {
+    /// Takes the weights out of a loader; what is missing or wrong shows when the loader is finished.
+    pub(crate) fn load(config: &ModelConfig, loader: &mut WeightLoader, device: &Device) -> Self {
+        match config.clone() {
+            ModelConfig::V3(config) => {
+                loader.skip_unused(&config);
+                Self::V3(Box::new(DeepseekV3::load(config, loader, device)))
+            }
+            ModelConfig::V4(config) => {
+                loader.expect_v4();
+                Self::V4(Box::new(DeepseekV4::load(config, loader, device)))
+            }
+        }
+    }
+}
+
+fn check_dtype(device: &Device, dtype: FloatDType) -> Result<()> {
+    if device.supports_dtype(dtype) {
+        return Ok(());
+    }
+    let expected = format!("a type that {device:?} can compute with; f32 always works");
+    Err(ModelError::request("dtype", format!("{dtype:?}"), expected))
 }
 
 impl DeepseekModel {
@@ -42,25 +66,38 @@ impl DeepseekModel {
         dtype: FloatDType,
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
-        if !device.supports_dtype(dtype) {
-            let expected = format!("a type that {device:?} can compute with; f32 always works");
-            return Err(ModelError::request("dtype", format!("{dtype:?}"), expected));
-        }
+        check_dtype(device, dtype)?;
         let config = ModelConfig::read(dir)?;
         let defaults = GenerationDefaults::read(dir, config.eos_token_ids())?;
         let checkpoint = Checkpoint::open(dir)?;
-        let mut loader = WeightLoader::new(&checkpoint, device, dtype, Some(on_progress));
-        let architecture = match config.clone() {
-            ModelConfig::V3(config) => {
-                loader.skip_unused(&config);
-                Architecture::V3(Box::new(DeepseekV3::load(config, &mut loader, device)))
-            }
-            ModelConfig::V4(config) => {
-                loader.expect_v4();
-                Architecture::V4(Box::new(DeepseekV4::load(config, &mut loader, device)))
-            }
-        };
+        check_headers(&config, &checkpoint)?;
+        let loader = WeightLoader::new(&checkpoint, device, dtype, Some(on_progress));
+        let mut loader = loader.with_quantization(config.quantization());
+        let architecture = Architecture::load(&config, &mut loader, device);
         loader.finish()?;
+        Ok(Self { config, architecture, device: device.clone(), dtype, defaults })
+    }
+
+    /// A model without a checkpoint: its weights are drawn on the device, by `seed`, of sizes that keep activations finite.
+    /// No token ends a text. `on_progress` sees how far the weights are, in bytes on the device.
+    ///
+    /// # Errors
+    /// A dtype that the device does not have.
+    pub fn random(
+        config: ModelConfig,
+        seed: u64,
+        device: &Device,
+        dtype: FloatDType,
+        on_progress: &mut dyn FnMut(LoadProgress<'_>),
+    ) -> Result<Self> {
+        check_dtype(device, dtype)?;
+        let bytes = device_bytes(&weight_specs(&config), dtype);
+        let mut loader = WeightLoader::random(seed, device, dtype, bytes, Some(on_progress));
+        let architecture = Architecture::load(&config, &mut loader, device);
+        loader.finish()?;
+        let eos_token_ids = Vec::new();
+        let defaults =
+            GenerationDefaults { eos_token_ids, do_sample: false, temperature: None, top_p: None, top_k: None };
         Ok(Self { config, architecture, device: device.clone(), dtype, defaults })
     }
 

@@ -6,6 +6,7 @@ mod stream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde_json::{Map, Value, json};
 use tokenizers::DecoderWrapper;
 
 pub use self::stop::{StopOutcome, StopStrings};
@@ -38,6 +39,24 @@ impl Tokenizer {
         }
     }
 
+    /// A tokenizer for a model without one: the ids 0 to 255 are the bytes of a text, higher ids have no text.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn bytes() -> Result<Self> {
+        let path = PathBuf::from("(bytes)");
+        let vocab: Map<String, Value> = stream::byte_alphabet().map(|(byte, c)| (c.to_string(), byte.into())).collect();
+        let byte_level =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+        let tokenizer = json!({
+            "version": "1.0", "added_tokens": [], "pre_tokenizer": byte_level, "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        });
+        let inner = tokenizers::Tokenizer::from_bytes(tokenizer.to_string());
+        let inner = inner.map_err(|error| ModelError::Tokenizer { path: path.clone(), reason: error.to_string() })?;
+        Ok(Self { inner: Arc::new(inner), path })
+    }
+
     /// The ids of `text`; with `add_special_tokens` also those that the tokenizer puts around a text.
     ///
     /// # Errors
@@ -62,8 +81,6 @@ impl Tokenizer {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     pub(super) fn fixture() -> Tokenizer {
@@ -79,6 +96,17 @@ mod tests {
             assert_eq!(tokenizer.encode(case["text"].as_str().unwrap(), false).unwrap(), ids, "{case}");
             assert_eq!(tokenizer.decode(&ids, true).unwrap(), case["decoded"].as_str().unwrap(), "{case}");
         }
+    }
+
+    #[test]
+    fn bytes_are_tokens_in_both_directions() {
+        let tokenizer = Tokenizer::bytes().unwrap();
+        let text = "naïve \u{0} text\n";
+        let ids: Vec<u32> = text.bytes().map(u32::from).collect();
+        assert_eq!(tokenizer.encode(text, true).unwrap(), ids);
+        assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
+        assert_eq!(TextStream::new(&tokenizer, true).push(300), None);
+        assert!((0..=255).all(|byte| tokenizer.inner.id_to_token(byte).is_some()));
     }
 
     #[test]

@@ -1,9 +1,17 @@
 //! The safetensors files of a checkpoint folder: which tensors there are, and where their bytes lie.
 
+mod codes;
+mod inspect;
 mod loader;
+mod numbers;
+mod random;
+mod stored;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_quantized;
 mod v4_names;
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -14,7 +22,10 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
+pub(crate) use self::inspect::check_headers;
+pub use self::inspect::{Inspection, WeightGroup, WeightRole, WeightSpec, device_bytes, weight_specs};
 pub use self::loader::{LoadProgress, LoadSummary, WeightLoader};
+pub use self::write::{WeightForm, WeightsFrom, WriteSummary, write_checkpoint};
 use crate::{ModelError, Result};
 
 const SINGLE: &str = "model.safetensors";
@@ -59,18 +70,26 @@ impl Checkpoint {
     /// # Errors
     /// [`ModelError::MissingFile`] (naming the shard and the index that lists it), [`ModelError::Json`] for the index,
     /// [`ModelError::Safetensors`] for a truncated or corrupt file, [`ModelError::UnsupportedQuantization`] for a tensor of
-    /// 8 bits or fewer that floats are packed in, [`ModelError::Io`].
+    /// 8 bits or fewer that is neither E4M3 nor E8M0, [`ModelError::Io`].
     pub fn open(dir: &Path) -> Result<Self> {
+        match Self::open_readable(dir)? {
+            (checkpoint, damaged) if damaged.is_empty() => Ok(checkpoint),
+            (_, mut damaged) => Err(damaged.swap_remove(0)),
+        }
+    }
+
+    /// The files that can be read, and what is wrong with the others.
+    pub(super) fn open_readable(dir: &Path) -> Result<(Self, Vec<ModelError>)> {
         let mut checkpoint = Self { dir: dir.into(), shards: Vec::new(), tensors: BTreeMap::new() };
         if dir.join(SINGLE).exists() {
-            checkpoint.add_shard(dir.join(SINGLE), "the weights are read from there")?;
-        } else {
-            let hint = format!("listed in {}; download the missing shard", dir.join(INDEX).display());
-            for shard in listed_shards(dir)? {
-                checkpoint.add_shard(dir.join(shard), &hint)?;
-            }
+            let damaged = checkpoint.add_shard(dir.join(SINGLE), "the weights are read from there").err();
+            return Ok((checkpoint, damaged.into_iter().collect()));
         }
-        Ok(checkpoint)
+        let hint = format!("listed in {}; download the missing shard", dir.join(INDEX).display());
+        let shards = listed_shards(dir)?;
+        let damaged = shards.into_iter().filter_map(|shard| checkpoint.add_shard(dir.join(shard), &hint).err());
+        let damaged = damaged.collect();
+        Ok((checkpoint, damaged))
     }
 
     /// Names of all tensors, in alphabetical order.
@@ -92,7 +111,7 @@ impl Checkpoint {
         let corrupt = |reason| ModelError::Safetensors { path: path.clone(), reason };
         let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| corrupt(error.to_string()))?;
         for (name, entry) in entries(&metadata, self.shards.len(), size_of::<u64>() + header) {
-            if is_quantized(entry.dtype) {
+            if is_unsupported(entry.dtype) {
                 let what = format!("tensor {name} is {:?}", entry.dtype);
                 return Err(ModelError::UnsupportedQuantization { path, what });
             }
@@ -135,7 +154,8 @@ fn entries(metadata: &Metadata, shard: usize, data_start: usize) -> impl Iterato
     })
 }
 
-fn is_quantized(dtype: Dtype) -> bool {
-    use Dtype::{F4, F6_E2M3, F6_E3M2, F8_E4M3, F8_E4M3FNUZ, F8_E5M2, F8_E5M2FNUZ, F8_E8M0};
-    matches!(dtype, F4 | F6_E2M3 | F6_E3M2 | F8_E4M3 | F8_E4M3FNUZ | F8_E5M2 | F8_E5M2FNUZ | F8_E8M0)
+/// Numbers of 8 bits or fewer that no published checkpoint of these models has.
+fn is_unsupported(dtype: Dtype) -> bool {
+    use Dtype::{F4, F6_E2M3, F6_E3M2, F8_E4M3FNUZ, F8_E5M2, F8_E5M2FNUZ};
+    matches!(dtype, F4 | F6_E2M3 | F6_E3M2 | F8_E4M3FNUZ | F8_E5M2 | F8_E5M2FNUZ)
 }

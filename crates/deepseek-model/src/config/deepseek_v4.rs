@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use super::fields::Fields;
-use super::{AttentionSpec, CONFIG_HINT, Contradiction, LayerSpec, MlpSpec, RopeConfig, refuse_unimplemented};
+use super::{
+    AttentionSpec, CONFIG_HINT, Contradiction, LayerSpec, MlpSpec, Quantization, RopeConfig, refuse_unimplemented,
+};
 use crate::{ModelError, Result};
 
 /// The `model_type` of the files that are read here.
@@ -66,6 +68,8 @@ pub struct DeepseekV4Config {
     pub eos_token_ids: Vec<u32>,
     /// Token that begins a text.
     pub bos_token_id: Option<u32>,
+    /// How the files store weights in 8 bits or fewer, if they do.
+    pub quantization: Option<Quantization>,
 }
 
 impl DeepseekV4Config {
@@ -122,6 +126,7 @@ impl DeepseekV4Config {
             compress_rope,
             eos_token_ids: fields.token_ids("eos_token_id")?,
             bos_token_id: fields.optional("bos_token_id", "a token id")?,
+            quantization: Quantization::read(fields)?,
         })
     }
 

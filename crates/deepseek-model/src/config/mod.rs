@@ -3,6 +3,7 @@
 mod deepseek_v4;
 mod fields;
 mod generation;
+mod quantization;
 mod rope;
 mod schedule;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use std::path::Path;
 pub use self::deepseek_v4::DeepseekV4Config;
 use self::fields::Fields;
 pub use self::generation::GenerationDefaults;
+pub use self::quantization::Quantization;
 pub use self::rope::{RopeConfig, YarnConfig};
 pub(crate) use self::schedule::CompressorSpec;
 pub use self::schedule::{AttentionSpec, LayerSpec, LayerSummary, MlpSpec};
@@ -133,6 +135,8 @@ pub struct DeepseekV3Config {
     pub bos_token_id: Option<u32>,
     /// Multi-token-prediction layers in the checkpoint; they are not loaded.
     pub num_nextn_predict_layers: usize,
+    /// How the files store weights in 8 bits or fewer, if they do.
+    pub quantization: Option<Quantization>,
 }
 
 /// The configuration of any of the models.
@@ -155,11 +159,53 @@ impl ModelConfig {
             let hint = "pass the folder of a downloaded checkpoint (config.json, tokenizer.json, *.safetensors)";
             return Err(ModelError::MissingFile { path: dir.into(), hint: hint.into() });
         }
-        let path = dir.join("config.json");
-        let fields = Fields::read(&path, CONFIG_HINT)?;
+        Self::read_file(&dir.join("config.json"))
+    }
+
+    /// Reads a configuration file, by its `model_type`.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_file(path: &Path) -> Result<Self> {
+        let fields = Fields::read(path, CONFIG_HINT)?;
         match fields.word_or("model_type", "")? == deepseek_v4::MODEL_TYPE {
-            true => DeepseekV4Config::read(&path).map(Self::V4),
-            false => DeepseekV3Config::read(&path).map(Self::V3),
+            true => DeepseekV4Config::read(path).map(Self::V4),
+            false => DeepseekV3Config::read(path).map(Self::V3),
+        }
+    }
+
+    /// The same model with its first `layers` layers only.
+    ///
+    /// # Errors
+    /// [`ModelError::Request`] if there are not as many, or none is left.
+    pub fn with_layers(mut self, layers: usize) -> Result<Self> {
+        let all = self.num_layers();
+        if layers == 0 || layers > all {
+            return Err(ModelError::request("layers", layers, format!("1 to {all}, the layers of the configuration")));
+        }
+        match &mut self {
+            Self::V3(config) => {
+                config.num_hidden_layers = layers;
+                config.first_k_dense_replace = config.first_k_dense_replace.min(layers);
+            }
+            Self::V4(config) => config.layers.truncate(layers),
+        }
+        Ok(self)
+    }
+
+    /// Layers, without the multi-token-prediction ones.
+    pub fn num_layers(&self) -> usize {
+        match self {
+            Self::V3(config) => config.num_hidden_layers,
+            Self::V4(config) => config.layers.len(),
+        }
+    }
+
+    /// How the files store weights in 8 bits or fewer, if they do.
+    pub fn quantization(&self) -> Option<Quantization> {
+        match self {
+            Self::V3(config) => config.quantization,
+            Self::V4(config) => config.quantization,
         }
     }
 
@@ -196,7 +242,8 @@ impl DeepseekV3Config {
     ///
     /// # Errors
     /// [`ModelError::Config`] naming the field that is missing, of another type, not implemented, or contradicts another;
-    /// [`ModelError::UnsupportedQuantization`] for a `quantization_config`; and those of reading the file.
+    /// [`ModelError::UnsupportedQuantization`] for a `quantization_config` of another form than [`Quantization`]; and those
+    /// of reading the file.
     pub fn read(path: &Path) -> Result<Self> {
         let fields = Fields::read(path, CONFIG_HINT)?;
         let model_type = read_model_type(&fields)?;
@@ -243,6 +290,7 @@ impl DeepseekV3Config {
             eos_token_ids: fields.token_ids("eos_token_id")?,
             bos_token_id: fields.optional("bos_token_id", "a token id")?,
             num_nextn_predict_layers: fields.count_or("num_nextn_predict_layers", 0)?,
+            quantization: Quantization::read(fields)?,
         })
     }
 
@@ -411,10 +459,6 @@ fn known_types() -> String {
 
 /// Refuses switches that would change the numbers and are not implemented.
 fn refuse_unimplemented(fields: &Fields) -> Result<()> {
-    if fields.object("quantization_config")?.is_some() {
-        let what = "it has a `quantization_config`".to_string();
-        return Err(ModelError::UnsupportedQuantization { path: fields.path.clone(), what });
-    }
     fields.only("hidden_act", fields.word_or("hidden_act", "silu")?, "silu".to_string())?;
     for flag in ["attention_bias", "mlp_bias", "tie_word_embeddings"] {
         fields.only(flag, fields.flag_or(flag, false)?, false)?;

@@ -70,6 +70,7 @@ fn a_v3_config_is_read_field_by_field() {
         eos_token_ids: vec![1],
         bos_token_id: Some(0),
         num_nextn_predict_layers: 0,
+        quantization: None,
     };
     assert_eq!(read_config(&fixture("v3-tiny")).unwrap(), expected);
     assert_eq!(expected.pool_widths(), [80; 4]);
@@ -144,14 +145,48 @@ fn a_contradiction_is_refused_by_field(#[case] name: &str, #[case] field: &str, 
 }
 
 #[test]
-fn other_models_and_quantised_ones_are_refused() {
+fn other_models_are_refused() {
     let message = changed("v3-tiny", json!({"model_type": "deepseek_v5"})).unwrap_err().to_string();
     assert!(
         message.contains("deepseek_v5") && message.contains("\"deepseek_v4\"") && message.contains("\"deepseek_v3\""),
         "{message}"
     );
-    let quantised = changed("v3-tiny", json!({"quantization_config": {"quant_method": "fp8"}}));
-    assert!(matches!(quantised, Err(ModelError::UnsupportedQuantization { .. })));
+}
+
+#[rstest]
+#[case("quantization_config.quant_method", json!({"quant_method": "gptq"}))]
+#[case("quantization_config.quant_method", json!({"quant_method": null}))]
+#[case("quantization_config.fmt", json!({"fmt": "e5m2"}))]
+#[case("quantization_config.activation_scheme", json!({"activation_scheme": "static"}))]
+#[case("quantization_config.scale_fmt", json!({"scale_fmt": "log2"}))]
+#[case("quantization_config.weight_block_size", json!({"weight_block_size": null}))]
+#[case("quantization_config.weight_block_size", json!({"weight_block_size": [128]}))]
+#[case("quantization_config.weight_block_size", json!({"weight_block_size": [128, 0]}))]
+fn other_quantisations_are_refused_by_field(#[case] field: &str, #[case] change: Value) {
+    let mut section = published_quantization();
+    for (name, value) in change.as_object().unwrap() {
+        section[name] = value.clone();
+    }
+    let error = changed("v3-tiny", json!({"quantization_config": section})).unwrap_err();
+    let message = error.to_string();
+    assert!(matches!(error, ModelError::UnsupportedQuantization { .. }), "{message}");
+    assert!(message.contains(&format!("`{field}` is ")) && message.contains("expected"), "{message}");
+}
+
+#[test]
+fn the_published_quantisation_is_read() {
+    let config = changed("v3-tiny", json!({"quantization_config": published_quantization()})).unwrap();
+    assert_eq!(config.quantization, Some(Quantization { block: [128, 128], fp4_experts: false }));
+    let mut ue8m0 = published_quantization();
+    ue8m0["scale_fmt"] = json!("ue8m0");
+    assert_eq!(changed("v32-tiny", json!({"quantization_config": ue8m0})).unwrap().quantization, config.quantization);
+    let message = changed("v3-tiny", json!({"quantization_config": {"quant_method": 8}})).unwrap_err().to_string();
+    assert!(message.contains("`quantization_config.quant_method` is 8, expected a string"), "{message}");
+}
+
+/// That of DeepSeek-V3.
+fn published_quantization() -> Value {
+    json!({"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]})
 }
 
 #[test]

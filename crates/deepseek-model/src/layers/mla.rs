@@ -79,7 +79,7 @@ impl MultiHeadLatentAttention {
         let (dn, dr, dv) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
         let rank = config.kv_lora_rank;
         let kv_b = loader.tensor(&format!("{name}.kv_b_proj.weight"), [heads * (dn + dv), rank]);
-        let by_head: Tensor<3> = kv_b.clone().reshape([heads, dn + dv, rank]);
+        let by_head: Tensor<3> = loader.reshape(kv_b.clone(), [heads, dn + dv, rank]);
         Self {
             pool: layer,
             query: Query::load(loader, name, config),

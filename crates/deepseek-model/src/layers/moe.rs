@@ -100,8 +100,9 @@ impl Experts {
         let weight = |expert: usize, part: &str| format!("{name}.{expert}.{part}.weight");
         let gate_up: Vec<_> = (0..experts).flat_map(|e| [weight(e, "gate_proj"), weight(e, "up_proj")]).collect();
         let down: Vec<_> = (0..experts).map(|e| weight(e, "down_proj")).collect();
+        let gate_up: Tensor<3> = loader.stacked(&gate_up, [2 * experts, width, hidden]);
         Self {
-            gate_up_proj: loader.stacked(&gate_up, [2 * experts, width, hidden]).reshape([experts, 2 * width, hidden]),
+            gate_up_proj: loader.reshape(gate_up, [experts, 2 * width, hidden]),
             down_proj: loader.stacked(&down, [experts, hidden, width]),
             swiglu_limit: None,
         }

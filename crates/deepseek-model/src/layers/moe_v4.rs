@@ -98,7 +98,8 @@ fn load_experts(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config
     let weight = |expert: usize, part: &str| format!("{name}.{expert}.{part}.weight");
     let gate_up: Vec<_> = (0..experts).flat_map(|e| [weight(e, "w1"), weight(e, "w3")]).collect();
     let down: Vec<_> = (0..experts).map(|e| weight(e, "w2")).collect();
-    let gate_up_proj = loader.stacked(&gate_up, [2 * experts, width, hidden]).reshape([experts, 2 * width, hidden]);
+    let gate_up: Tensor<3> = loader.stacked(&gate_up, [2 * experts, width, hidden]);
+    let gate_up_proj = loader.reshape(gate_up, [experts, 2 * width, hidden]);
     Experts { gate_up_proj, down_proj: loader.stacked(&down, [experts, hidden, width]), swiglu_limit }
 }
 

@@ -77,7 +77,7 @@ impl SharedKvAttention {
             kv_norm: loader.tensor_f32(&format!("{name}.kv_norm.weight"), [width]),
             compression: Compression::load(loader, name, layer, config),
             attn_sink: loader.tensor_f32(&format!("{name}.attn_sink"), [heads]),
-            wo_a: wo_a.reshape([groups, group_rank, group_width]).swap_dims(1, 2),
+            wo_a: loader.reshape(wo_a, [groups, group_rank, group_width]).swap_dims(1, 2),
             wo_b: Linear::load(loader, &format!("{name}.wo_b"), hidden, groups * group_rank),
             spec: config.layers[layer].attention,
             heads,

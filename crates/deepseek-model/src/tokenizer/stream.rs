@@ -86,6 +86,11 @@ static BYTE_OF: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
     (0..=u8::MAX).map(|byte| (character_of(byte), byte)).collect()
 });
 
+/// The same alphabet, by byte.
+pub(super) fn byte_alphabet() -> impl Iterator<Item = (u8, char)> {
+    BYTE_OF.iter().map(|(&character, &byte)| (byte, character))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

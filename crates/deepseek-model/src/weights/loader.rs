@@ -1,15 +1,19 @@
 //! From mapped bytes to tensors on a device, one at a time.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
-use burn::tensor::{DType, Device, Element, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
 use half::{bf16, f16};
 use safetensors::Dtype;
 
+use super::numbers::{Weight, append};
+use super::random;
+use super::stored::Stored;
 use super::v4_names::transformers_name;
-use super::{Checkpoint, Entry};
-use crate::config::DeepseekV3Config;
-use crate::{ModelError, Result, WeightReport, WrongDType, WrongShape};
+use super::{Checkpoint, Entry, WeightRole, WeightSpec};
+use crate::config::{DeepseekV3Config, Quantization};
+use crate::{ModelError, Result, WeightReport};
 
 /// How far loading has come, after each tensor.
 #[derive(Debug, Clone, Copy)]
@@ -33,21 +37,35 @@ pub struct LoadSummary {
     pub skipped: usize,
 }
 
-/// Dtypes that a weight may have in the files.
-const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
-
 /// Dtypes that a table of numbers may have in the files.
 const INTEGERS: [Dtype; 2] = [Dtype::I64, Dtype::I32];
+
+/// Where tensors come from.
+enum Source<'a> {
+    Files(&'a Checkpoint),
+    /// Nowhere: they are drawn on the device, by this seed.
+    Random(u64),
+    /// Nowhere, and none is made.
+    Nothing,
+}
+
+/// A tensor that was asked for, and what the files have in its place.
+pub(super) struct Listed<'a> {
+    pub(super) spec: WeightSpec,
+    pub(super) stored: Option<Stored<'a>>,
+}
 
 /// Hands out the tensors of a checkpoint by name.
 ///
 /// A tensor that is missing, or of the wrong shape or dtype, does not stop the loading: it is recorded, zeros take its place,
-/// and [`WeightLoader::finish`] reports all of them together. Conversion to the wanted dtype happens on the host, so that
-/// the device holds each tensor once.
+/// and [`WeightLoader::finish`] reports all of them together. Plain numbers are converted to the wanted dtype on the host,
+/// blocks of 8 or 4 bits on the device, so that it holds each tensor once; beside them there is one tensor of the files at
+/// a time, an expert of a stack being one.
 pub struct WeightLoader<'a> {
-    checkpoint: &'a Checkpoint,
+    source: Source<'a>,
     device: Device,
     dtype: FloatDType,
+    quantization: Option<Quantization>,
     progress: Option<&'a mut dyn FnMut(LoadProgress<'_>)>,
     /// From the names that are asked for to those in the files, where they differ.
     rename: Option<fn(&str) -> String>,
@@ -56,6 +74,8 @@ pub struct WeightLoader<'a> {
     loaded_bytes: u64,
     total_bytes: u64,
     report: WeightReport,
+    /// What was asked for; then nothing is loaded.
+    listing: Option<Vec<Listed<'a>>>,
 }
 
 impl<'a> WeightLoader<'a> {
@@ -66,28 +86,62 @@ impl<'a> WeightLoader<'a> {
         dtype: FloatDType,
         progress: Option<&'a mut dyn FnMut(LoadProgress<'_>)>,
     ) -> Self {
+        let report = WeightReport { checkpoint: checkpoint.dir.clone(), ..WeightReport::default() };
+        let total_bytes = checkpoint.total_bytes();
+        Self { progress, report, total_bytes, ..Self::of(Source::Files(checkpoint), device, dtype) }
+    }
+
+    /// A loader that draws tensors on `device`, by `seed` and their names; `total_bytes` is what all will take there.
+    pub(crate) fn random(
+        seed: u64,
+        device: &Device,
+        dtype: FloatDType,
+        total_bytes: u64,
+        progress: Option<&'a mut dyn FnMut(LoadProgress<'_>)>,
+    ) -> Self {
+        Self { progress, total_bytes, ..Self::of(Source::Random(seed), device, dtype) }
+    }
+
+    /// A loader that notes what is asked for, and gives out zeros; with `checkpoint` it looks up what the files have, too.
+    pub(super) fn listing(checkpoint: Option<&'a Checkpoint>) -> Self {
+        let source = checkpoint.map_or(Source::Nothing, Source::Files);
+        let dir = checkpoint.map(|checkpoint| checkpoint.dir.clone()).unwrap_or_default();
+        let report = WeightReport { checkpoint: dir, ..WeightReport::default() };
+        // The zeros are one number each, on whatever device there is.
+        Self { report, listing: Some(Vec::new()), ..Self::of(source, &Device::default(), FloatDType::F32) }
+    }
+
+    fn of(source: Source<'a>, device: &Device, dtype: FloatDType) -> Self {
         Self {
-            checkpoint,
+            source,
             device: device.clone(),
             dtype,
-            progress,
+            quantization: None,
+            progress: None,
             rename: None,
             asked_for: HashSet::new(),
             skipped: HashSet::new(),
             loaded_bytes: 0,
-            total_bytes: checkpoint.total_bytes(),
-            report: WeightReport { checkpoint: checkpoint.dir.clone(), ..WeightReport::default() },
+            total_bytes: 0,
+            report: WeightReport::default(),
+            listing: None,
         }
+    }
+
+    /// Reads weights of 8 bits or fewer as `quantization` says; without it they are reported as wrong.
+    pub fn with_quantization(mut self, quantization: Option<Quantization>) -> Self {
+        self.quantization = quantization;
+        self
     }
 
     /// The tensor `name`, which must have `shape`, in the loader's dtype.
     pub fn tensor<const D: usize>(&mut self, name: &str, shape: [usize; D]) -> Tensor<D> {
-        self.load(&[name], &shape, shape, self.dtype)
+        self.load(&[name], &shape, shape, WeightRole::Weight)
     }
 
     /// The tensor `name` in f32 whatever the loader's dtype is (norm weights, `e_score_correction_bias`).
     pub fn tensor_f32<const D: usize>(&mut self, name: &str, shape: [usize; D]) -> Tensor<D> {
-        self.load(&[name], &shape, shape, FloatDType::F32)
+        self.load(&[name], &shape, shape, WeightRole::F32)
     }
 
     /// The tensors `names` as one, stacked along a new leading axis: `shape` is that of the result,
@@ -98,17 +152,36 @@ impl<'a> WeightLoader<'a> {
     pub fn stacked<const D: usize>(&mut self, names: &[String], shape: [usize; D]) -> Tensor<D> {
         assert_eq!(shape[0], names.len(), "the leading axis of a stack counts its tensors");
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        self.load(&names, &shape[1..], shape, self.dtype)
+        self.load(&names, &shape[1..], shape, WeightRole::Weight)
+    }
+
+    /// A tensor from this loader in another shape. A placeholder stays one.
+    pub fn reshape<const D: usize, const E: usize>(&self, tensor: Tensor<D>, shape: [usize; E]) -> Tensor<E> {
+        match self.listing.is_some() || !self.report.is_empty() {
+            true => placeholder(shape, &self.device, tensor.dtype()),
+            false => tensor.reshape(shape),
+        }
     }
 
     /// The tensor `name` of whole numbers below `below` (DeepSeek-V4's `tid2eid`), as i32.
     pub fn index_table(&mut self, name: &str, shape: [usize; 2], below: usize) -> Tensor<2, Int> {
         let options = (&self.device.clone(), DType::I32);
-        let Some(entry) = self.find(name, &shape, &INTEGERS) else {
-            return Tensor::<2, Int>::zeros([1; 2], options).expand(shape);
+        let placeholder = Tensor::<2, Int>::zeros([1; 2], options).expand(shape);
+        let spec = WeightSpec { name: name.into(), shape: shape.to_vec(), role: WeightRole::Table };
+        let (checkpoint, entry) = match self.source {
+            Source::Files(checkpoint) => (checkpoint, self.find_table(name, &shape)),
+            Source::Random(_) => {
+                self.advance((shape[0] * shape[1] * DType::I32.size()) as u64, name);
+                return Tensor::from_data(TensorData::new(random::table(shape, below), shape), options);
+            }
+            Source::Nothing => return self.note(spec, None, placeholder),
         };
-        let (wide, _) = self.checkpoint.bytes(entry).as_chunks::<8>();
-        let (narrow, _) = self.checkpoint.bytes(entry).as_chunks::<4>();
+        if self.listing.is_some() {
+            return self.note(spec, entry.map(Stored::plain), placeholder);
+        }
+        let Some(entry) = entry else { return placeholder };
+        let (wide, _) = checkpoint.bytes(entry).as_chunks::<8>();
+        let (narrow, _) = checkpoint.bytes(entry).as_chunks::<4>();
         let values: Vec<i64> = match entry.dtype {
             Dtype::I64 => wide.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
             _ => narrow.iter().map(|&bytes| i64::from(i32::from_le_bytes(bytes))).collect(),
@@ -120,20 +193,24 @@ impl<'a> WeightLoader<'a> {
                 below - 1
             ));
         }
-        self.loaded_bytes += entry.len();
+        self.advance(entry.len(), name);
         let values = values.into_iter().map(|value| value as i32).collect::<Vec<_>>();
         Tensor::from_data(TensorData::new(values, shape), options)
     }
 
     /// Whether the files have a tensor `name`.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.checkpoint.tensors.contains_key(&self.in_files(name))
+        match self.source {
+            Source::Files(checkpoint) => checkpoint.tensors.contains_key(&self.in_files(name)),
+            Source::Random(_) | Source::Nothing => false,
+        }
     }
 
     /// Reads DeepSeek-V4 files, whose tensors have published names or those of transformers' modules: from now on tensors
     /// are asked for by their published names. Leaves out the multi-token-prediction layers, and rotary frequencies.
     pub(crate) fn expect_v4(&mut self) {
-        if self.checkpoint.tensors.contains_key(&transformers_name("embed.weight")) {
+        let Source::Files(checkpoint) = self.source else { return };
+        if checkpoint.tensors.contains_key(&transformers_name("embed.weight")) {
             self.rename = Some(transformers_name);
         }
         self.skip("rotary frequencies are computed", |name| name.ends_with("inv_freq"));
@@ -149,8 +226,9 @@ impl<'a> WeightLoader<'a> {
 
     /// Leaves out the tensors that `is_unused` picks, so that they are not reported as unexpected; `why` goes to the log.
     pub(super) fn skip(&mut self, why: &str, is_unused: impl Fn(&str) -> bool) {
+        let Source::Files(checkpoint) = self.source else { return };
         let mut count = 0;
-        for (name, entry) in &self.checkpoint.tensors {
+        for (name, entry) in &checkpoint.tensors {
             if is_unused(name) && self.skipped.insert(name) {
                 self.total_bytes -= entry.len();
                 count += 1;
@@ -176,8 +254,7 @@ impl<'a> WeightLoader<'a> {
     /// # Errors
     /// [`ModelError::Weights`] listing every tensor that was missing or wrong, and every one that nobody asked for.
     pub fn finish(mut self) -> Result<LoadSummary> {
-        let unknown = |name: &&str| !self.asked_for.contains(name) && !self.skipped.contains(name);
-        self.report.unexpected = self.checkpoint.tensor_names().filter(unknown).map(str::to_string).collect();
+        self.report.unexpected = self.unexpected();
         match self.report.is_empty() {
             true => {
                 Ok(LoadSummary { tensors: self.asked_for.len(), bytes: self.loaded_bytes, skipped: self.skipped.len() })
@@ -186,122 +263,157 @@ impl<'a> WeightLoader<'a> {
         }
     }
 
+    /// Ends a listing: what was asked for, and all that is wrong with the files.
+    pub(super) fn finish_listing(mut self) -> (Vec<Listed<'a>>, WeightReport) {
+        self.report.unexpected = self.unexpected();
+        (self.listing.unwrap_or_default(), self.report)
+    }
+
+    fn unexpected(&self) -> Vec<String> {
+        let Source::Files(checkpoint) = self.source else { return Vec::new() };
+        let unknown = |name: &&str| !self.asked_for.contains(name) && !self.skipped.contains(name);
+        checkpoint.tensor_names().filter(unknown).map(str::to_string).collect()
+    }
+
     fn load<const D: usize>(
         &mut self,
         names: &[&str],
         each: &[usize],
         shape: [usize; D],
-        dtype: FloatDType,
+        role: WeightRole,
     ) -> Tensor<D> {
-        let options = (&self.device.clone(), DType::from(dtype));
+        let dtype = if role == WeightRole::Weight { self.dtype } else { FloatDType::F32 };
+        let zeros = placeholder(shape, &self.device, dtype.into());
+        let checkpoint = match self.source {
+            Source::Files(checkpoint) => Some(checkpoint),
+            Source::Random(seed) => {
+                let bytes = shape.iter().product::<usize>() * DType::from(dtype).size();
+                let first = names.first().copied().unwrap_or_default();
+                let tensor = random::tensor(seed, first, each, shape, &self.device, dtype);
+                self.advance(bytes as u64, first);
+                return tensor;
+            }
+            Source::Nothing => None,
+        };
         // Every name is looked up, so that one bad expert does not hide the next.
-        let found: Vec<Option<&Entry>> = names.iter().map(|name| self.find(name, each, &FLOATS)).collect();
-        let Some(parts) = found.into_iter().collect::<Option<Vec<_>>>() else {
-            // One zero seen from everywhere: a wrong checkpoint must not fill the memory with placeholders.
-            return Tensor::<D>::zeros([1; D], options).expand(shape);
+        let found: Vec<Option<Stored<'a>>> = names.iter().map(|name| self.find(name, each)).collect();
+        if self.listing.is_some() {
+            for (name, stored) in names.iter().zip(found) {
+                let spec = WeightSpec { name: (*name).into(), shape: each.to_vec(), role };
+                self.note(spec, stored, ());
+            }
+            return zeros;
+        }
+        let (Some(parts), Some(checkpoint)) = (found.into_iter().collect::<Option<Vec<_>>>(), checkpoint) else {
+            return zeros;
         };
-        let data = match dtype {
-            FloatDType::F16 => self.gather::<f16, D>(&parts, shape),
-            FloatDType::BF16 => self.gather::<bf16, D>(&parts, shape),
-            _ => self.gather::<f32, D>(&parts, shape),
-        };
-        let tensor = Tensor::from_data(data, options);
-        self.loaded_bytes += parts.iter().map(|entry| entry.len()).sum::<u64>();
-        if let (Some(progress), Some(tensor)) = (&mut self.progress, names.last()) {
+        let tensor = self.read(checkpoint, &parts, each, dtype);
+        if let Some(last) = names.last() {
+            self.advance(parts.iter().map(Stored::len).sum(), last);
+        }
+        tensor.map_or(zeros, |tensor| tensor.reshape(shape))
+    }
+
+    /// The tensors of shape `each` below one another, `[_, last axis]`; `None` after recording what they hold wrongly.
+    fn read(
+        &mut self,
+        checkpoint: &Checkpoint,
+        parts: &[Stored<'_>],
+        each: &[usize],
+        dtype: FloatDType,
+    ) -> Option<Tensor<2>> {
+        let columns = each.last().copied().unwrap_or(1).max(1);
+        let rows = each.iter().product::<usize>() / columns;
+        let mut all: Option<Tensor<2>> = None;
+        // Of a checkpoint that will be refused, the numbers are only looked at.
+        let mut sound = self.report.is_empty();
+        let device = self.device.clone();
+        for (number, stored) in parts.iter().enumerate() {
+            let blocks = match stored.blocks(checkpoint, columns) {
+                Ok(blocks) => blocks,
+                Err(wrong) => {
+                    self.report.wrong_quantization.push(wrong);
+                    sound = false;
+                    continue;
+                }
+            };
+            if !sound {
+                continue;
+            }
+            let first = number * rows;
+            let mut put = |at: Range<usize>, part: Tensor<2>| match at.len() == rows * parts.len() {
+                true => all = Some(part),
+                false => {
+                    let empty = || Tensor::empty([rows * parts.len(), columns], (&device, DType::from(dtype)));
+                    let whole = all.take().unwrap_or_else(empty);
+                    // Nobody else has the tensor, so that this writes in place.
+                    all = Some(whole.slice_assign(s![first + at.start..first + at.end, ..], part));
+                }
+            };
+            match blocks {
+                None => {
+                    let data = host_data(checkpoint.bytes(stored.entry), stored.entry.dtype, [rows, columns], dtype);
+                    put(0..rows, Tensor::from_data(data, (&device, DType::from(dtype))));
+                }
+                Some(weight) => weight.parts().for_each(|at| put(at.clone(), weight.decode(at, &device, dtype))),
+            }
+        }
+        all.filter(|_| sound)
+    }
+
+    /// Where the weight `name` lies, or `None` after recording what is wrong with it.
+    fn find(&mut self, name: &str, shape: &[usize]) -> Option<Stored<'a>> {
+        let Source::Files(checkpoint) = self.source else { return None };
+        let wanted = self.in_files(name);
+        let stored = Stored::find(checkpoint, &wanted, shape, self.quantization, &mut self.report)?;
+        self.asked_for.insert(stored.name);
+        self.asked_for.extend(stored.scale.as_ref().map(|scale| scale.name));
+        stored.is_sound.then_some(stored)
+    }
+
+    /// Where the table `name` lies, or `None` after recording what is wrong with it.
+    fn find_table(&mut self, name: &str, shape: &[usize]) -> Option<&'a Entry> {
+        let Source::Files(checkpoint) = self.source else { return None };
+        let (name, entry) = checkpoint.find(&self.in_files(name), &mut self.report)?;
+        self.asked_for.insert(name);
+        let sound = self.report.check_dtype(name, entry.dtype, &INTEGERS)
+            && self.report.check_shape(name, &entry.shape, shape.to_vec());
+        sound.then_some(entry)
+    }
+
+    fn note<T>(&mut self, spec: WeightSpec, stored: Option<Stored<'a>>, result: T) -> T {
+        self.listing.get_or_insert_default().push(Listed { spec, stored });
+        result
+    }
+
+    fn advance(&mut self, bytes: u64, tensor: &str) {
+        self.loaded_bytes += bytes;
+        if let Some(progress) = &mut self.progress {
             progress(LoadProgress { loaded_bytes: self.loaded_bytes, total_bytes: self.total_bytes, tensor });
         }
-        tensor
     }
+}
 
-    /// Where the tensor `name` lies, or `None` after recording what is wrong with it.
-    fn find(&mut self, name: &str, shape: &[usize], dtypes: &[Dtype]) -> Option<&'a Entry> {
-        let wanted = self.in_files(name);
-        let Some((name, entry)) = self.checkpoint.tensors.get_key_value(&wanted) else {
-            self.report.missing.push(wanted);
-            return None;
-        };
-        self.asked_for.insert(name);
-        if !dtypes.contains(&entry.dtype) {
-            let expected = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect::<Vec<_>>().join(" or ");
-            let actual = format!("{:?}", entry.dtype);
-            self.report.wrong_dtype.push(WrongDType { name: name.clone(), actual, expected });
-            return None;
-        }
-        if entry.shape != shape {
-            let (actual, expected) = (entry.shape.clone(), shape.to_vec());
-            self.report.wrong_shape.push(WrongShape { name: name.clone(), actual, expected });
-            return None;
-        }
-        Some(entry)
-    }
+/// One zero seen from everywhere: a wrong checkpoint must not fill the memory with placeholders.
+fn placeholder<const D: usize>(shape: [usize; D], device: &Device, dtype: DType) -> Tensor<D> {
+    Tensor::<D>::zeros([1; D], (device, dtype)).expand(shape)
+}
 
-    /// The tensors in one host buffer of element type `T`.
-    fn gather<T: Weight, const D: usize>(&self, parts: &[&Entry], shape: [usize; D]) -> TensorData {
-        let mut values = Vec::<T>::with_capacity(shape.iter().product());
-        for entry in parts {
-            append(&mut values, self.checkpoint.bytes(entry), entry.dtype);
-        }
+/// Plain numbers, converted to `dtype`.
+fn host_data(bytes: &[u8], stored: Dtype, shape: [usize; 2], dtype: FloatDType) -> TensorData {
+    fn converted<T: Weight>(bytes: &[u8], stored: Dtype, shape: [usize; 2]) -> TensorData {
+        let mut values = Vec::<T>::with_capacity(shape[0] * shape[1]);
+        append(&mut values, bytes, stored);
         TensorData::new(values, shape)
+    }
+    match dtype {
+        FloatDType::F16 => converted::<f16>(bytes, stored, shape),
+        FloatDType::BF16 => converted::<bf16>(bytes, stored, shape),
+        _ => converted::<f32>(bytes, stored, shape),
     }
 }
 
 /// The `N` of `model.layers.N.…`.
 fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
-}
-
-/// An element type that weights are converted to; a conversion to the same type keeps every bit.
-trait Weight: Element {
-    fn from_f32(value: f32) -> Self;
-    fn from_f16(value: f16) -> Self;
-    fn from_bf16(value: bf16) -> Self;
-}
-
-impl Weight for f32 {
-    fn from_f32(value: f32) -> Self {
-        value
-    }
-    fn from_f16(value: f16) -> Self {
-        value.to_f32()
-    }
-    fn from_bf16(value: bf16) -> Self {
-        value.to_f32()
-    }
-}
-
-impl Weight for f16 {
-    fn from_f32(value: f32) -> Self {
-        f16::from_f32(value)
-    }
-    fn from_f16(value: f16) -> Self {
-        value
-    }
-    fn from_bf16(value: bf16) -> Self {
-        f16::from_f32(value.to_f32())
-    }
-}
-
-impl Weight for bf16 {
-    fn from_f32(value: f32) -> Self {
-        bf16::from_f32(value)
-    }
-    fn from_f16(value: f16) -> Self {
-        bf16::from_f32(value.to_f32())
-    }
-    fn from_bf16(value: bf16) -> Self {
-        value
-    }
-}
-
-/// Appends the elements in `bytes`, little-endian and of any alignment as safetensors has them.
-fn append<T: Weight>(values: &mut Vec<T>, bytes: &[u8], dtype: Dtype) {
-    let (pairs, _) = bytes.as_chunks::<2>();
-    match dtype {
-        Dtype::F16 => values.extend(pairs.iter().map(|&pair| T::from_f16(f16::from_le_bytes(pair)))),
-        Dtype::BF16 => values.extend(pairs.iter().map(|&pair| T::from_bf16(bf16::from_le_bytes(pair)))),
-        _ => {
-            let (quads, _) = bytes.as_chunks::<4>();
-            values.extend(quads.iter().map(|&quad| T::from_f32(f32::from_le_bytes(quad))));
-        }
-    }
 }

@@ -11,7 +11,7 @@ use super::*;
 use crate::config::DeepseekV3Config;
 use crate::error::WeightReport;
 
-type Tensors = Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)>;
+pub(super) type Tensors = Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)>;
 
 fn write(path: &Path, tensors: &Tensors) {
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
@@ -20,11 +20,11 @@ fn write(path: &Path, tensors: &Tensors) {
     std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
-fn f32s(name: &'static str, shape: &[usize], values: &[f32]) -> (&'static str, Dtype, Vec<usize>, Vec<u8>) {
+pub(super) fn f32s(name: &'static str, shape: &[usize], values: &[f32]) -> (&'static str, Dtype, Vec<usize>, Vec<u8>) {
     (name, Dtype::F32, shape.to_vec(), values.iter().flat_map(|v| v.to_le_bytes()).collect())
 }
 
-fn single(tensors: Tensors) -> (tempfile::TempDir, Checkpoint) {
+pub(super) fn single(tensors: Tensors) -> (tempfile::TempDir, Checkpoint) {
     let dir = tempfile::tempdir().unwrap();
     write(&dir.path().join(SINGLE), &tensors);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
@@ -45,7 +45,7 @@ fn loader(checkpoint: &Checkpoint) -> WeightLoader<'_> {
     WeightLoader::new(checkpoint, &Device::flex(), FloatDType::F32, None)
 }
 
-fn report(loader: WeightLoader<'_>) -> WeightReport {
+pub(super) fn report(loader: WeightLoader<'_>) -> WeightReport {
     match loader.finish() {
         Err(ModelError::Weights(report)) => *report,
         other => panic!("expected a report, got {other:?}"),
@@ -146,12 +146,16 @@ fn everything_wrong_is_reported_together() {
     assert_eq!(dtypes, [("integers".to_string(), "I64".to_string()), ("wide".to_string(), "F64".to_string())]);
 }
 
-#[test]
-fn fp8_tensors_are_refused_as_quantised() {
+#[rstest]
+#[case(Dtype::F8_E5M2)]
+#[case(Dtype::F8_E4M3FNUZ)]
+fn other_8_bit_numbers_are_refused_by_name(#[case] dtype: Dtype) {
     let dir = tempfile::tempdir().unwrap();
-    write(&dir.path().join(SINGLE), &vec![("w", Dtype::F8_E4M3, vec![4], vec![0; 4])]);
-    let message = Checkpoint::open(dir.path()).unwrap_err().to_string();
-    assert!(message.contains("tensor w is F8_E4M3") && message.contains("bfloat16"), "{message}");
+    write(&dir.path().join(SINGLE), &vec![("w", dtype, vec![4], vec![0; 4])]);
+    let error = Checkpoint::open(dir.path()).unwrap_err();
+    let message = error.to_string();
+    assert!(matches!(error, ModelError::UnsupportedQuantization { .. }), "{message}");
+    assert!(message.contains(&format!("tensor w is {dtype:?}")) && message.contains("bfloat16"), "{message}");
 }
 
 #[rstest]

@@ -1,0 +1,378 @@
+//! Numbers of 8 and 4 bits with a factor for every block of them (`Quantization`): multiplied out on the device, and
+//! rounded to on the host.
+//!
+//! E4M3 is the variant without infinities that safetensors calls `F8_E4M3` (OCP 8-bit floating point specification 1.0,
+//! table 1); E2M1 and the power-of-two factors E8M0 are those of the OCP microscaling specification 1.0, §5.3 and §5.4. Two
+//! E2M1 numbers share a byte, the one with the lower index in its low half (`inference/convert.py` of DeepSeek-V4).
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use safetensors::Dtype;
+
+/// A format of numbers in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    /// A number per byte, at most 448.
+    E4m3,
+    /// Two numbers per byte, at most 6.
+    E2m1,
+}
+
+impl Format {
+    /// Numbers in a byte.
+    pub(super) fn per_byte(self) -> usize {
+        match self {
+            Self::E4m3 => 1,
+            Self::E2m1 => 2,
+        }
+    }
+
+    /// The largest number.
+    pub(super) fn max(self) -> f32 {
+        match self {
+            Self::E4m3 => 448.0,
+            Self::E2m1 => 6.0,
+        }
+    }
+
+    /// The number of every code; the upper half of the codes is negative.
+    pub(super) fn values(self) -> Vec<f32> {
+        let (codes, mantissa_bits, bias) = match self {
+            Self::E4m3 => (256, 3, 7),
+            Self::E2m1 => (16, 1, 1),
+        };
+        (0..codes)
+            .map(|code| {
+                let magnitude = code % (codes / 2);
+                if self == Self::E4m3 && magnitude == 0x7f {
+                    return f32::NAN;
+                }
+                let (exponent, mantissa) = (magnitude >> mantissa_bits, magnitude % (1 << mantissa_bits));
+                let fraction = f64::from(mantissa) / f64::from(1 << mantissa_bits);
+                let value = match exponent {
+                    0 => fraction * 2f64.powi(1 - bias),
+                    _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+                };
+                (if code < codes / 2 { value } else { -value }) as f32
+            })
+            .collect()
+    }
+
+    /// The code of the number nearest to `value`, the one with an even code of two that are; numbers beyond the largest
+    /// become that. `value` is finite.
+    pub(super) fn nearest(self, value: f32) -> u8 {
+        let (mantissa_bits, smallest_normal, largest, sign) = match self {
+            Self::E4m3 => (3, 0.015_625, 0x7e, 0x80),
+            Self::E2m1 => (1, 1.0, 0x7, 0x8),
+        };
+        let magnitude = value.abs();
+        let code = if magnitude < smallest_normal {
+            // Below, codes count steps of the smallest number.
+            (magnitude * (1 << mantissa_bits) as f32 / smallest_normal).round_ties_even() as u32
+        } else {
+            // Above, a code is the upper part of an f32 with another exponent: rounded there, it carries into the exponent.
+            let dropped = 23 - mantissa_bits;
+            let bits = magnitude.to_bits();
+            let rounded = (bits + (1 << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped;
+            rounded + (1 << mantissa_bits) - (smallest_normal.to_bits() >> dropped)
+        };
+        code.min(largest) as u8 | if value.is_sign_negative() { sign } else { 0 }
+    }
+}
+
+/// A weight `[rows, columns]` in a block format, and the factors of its blocks.
+pub(super) struct BlockWeight<'a> {
+    pub(super) format: Format,
+    /// `[rows, columns / numbers in a byte]`.
+    pub(super) bytes: &'a [u8],
+    /// `[ceil(rows / block[0]), ceil(columns / block[1])]`.
+    pub(super) scales: Vec<f32>,
+    pub(super) block: [usize; 2],
+    pub(super) columns: usize,
+}
+
+/// Numbers that are multiplied out at once, about: the device holds them a few times in f32 and i32 meanwhile.
+const AT_ONCE: usize = 1 << 22;
+
+impl BlockWeight<'_> {
+    /// The rows in parts that are multiplied out at once, whole blocks each but for the last one.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let rows = self.bytes.len() * self.format.per_byte() / self.columns;
+        let step = (AT_ONCE / self.columns / self.block[0]).max(1) * self.block[0];
+        (0..rows).step_by(step).map(move |row| row..(row + step).min(rows))
+    }
+
+    /// Numbers times factors, in f32 and then rounded to `dtype`: `[rows.len(), columns]`. `rows` begin with a block.
+    pub(super) fn decode(&self, rows: Range<usize>, device: &Device, dtype: FloatDType) -> Tensor<2> {
+        let (count, columns) = (rows.len(), self.columns);
+        let float = |values: Vec<f32>| {
+            let len = values.len();
+            Tensor::<1>::from_data(TensorData::new(values, [len]), (device, DType::F32))
+        };
+        let codes = codes_on(device, self.bytes(&rows), self.format);
+        let values =
+            float(self.format.values()).select(0, codes).narrow(0, 0, count * columns).reshape([count, columns]);
+        let [rows_of_blocks, across] = [count.div_ceil(self.block[0]), columns.div_ceil(self.block[1])];
+        let first = rows.start / self.block[0] * across;
+        let [high, wide] = self.block;
+        let scales = float(self.scales[first..first + rows_of_blocks * across].to_vec())
+            .reshape([rows_of_blocks, 1, across, 1])
+            .expand([rows_of_blocks, high, across, wide])
+            .reshape([rows_of_blocks * high, across * wide])
+            .narrow(0, 0, count)
+            .narrow(1, 0, columns);
+        (values * scales).cast(dtype)
+    }
+
+    /// The same on the host, in f32.
+    pub(super) fn decode_on_host(&self, rows: Range<usize>) -> Vec<f32> {
+        let (values, per_byte) = (self.format.values(), self.format.per_byte());
+        let across = self.columns.div_ceil(self.block[1]);
+        let mut out = Vec::with_capacity(rows.len() * self.columns);
+        for row in rows {
+            for column in 0..self.columns {
+                let at = row * self.columns + column;
+                let byte = self.bytes[at / per_byte];
+                let code = if per_byte == 1 { byte } else { byte >> (4 * (at % 2)) & 0xf };
+                out.push(
+                    values[usize::from(code)] * self.scales[row / self.block[0] * across + column / self.block[1]],
+                );
+            }
+        }
+        out
+    }
+
+    fn bytes(&self, rows: &Range<usize>) -> &[u8] {
+        let width = self.columns / self.format.per_byte();
+        &self.bytes[rows.start * width..rows.end * width]
+    }
+}
+
+/// The codes in `bytes`, i32, with up to a word more. Devices without 8-bit integers take them four bytes to a word.
+fn codes_on(device: &Device, bytes: &[u8], format: Format) -> Tensor<1, Int> {
+    let (whole, rest) = bytes.as_chunks::<4>();
+    let mut words: Vec<i32> = whole.iter().map(|&word| i32::from_le_bytes(word)).collect();
+    if !rest.is_empty() {
+        let mut last = [0; 4];
+        last[..rest.len()].copy_from_slice(rest);
+        words.push(i32::from_le_bytes(last));
+    }
+    let bits = 8 / format.per_byte() as i32;
+    let (count, per_word) = (words.len(), 32 / bits as usize);
+    let int = |values: Vec<i32>| {
+        let len = values.len();
+        Tensor::<1, Int>::from_data(TensorData::new(values, [len]), (device, DType::I32))
+    };
+    let words = int(words).reshape([count, 1]).expand([count, per_word]);
+    let shifts = int((0..per_word as i32).map(|place| place * bits).collect());
+    let shifts = shifts.reshape([1, per_word]).expand([count, per_word]);
+    words.bitwise_right_shift(shifts).bitwise_and_scalar((1 << bits) - 1).reshape([count * per_word])
+}
+
+/// The first code that is no number, by its place.
+pub(super) fn find_nan(bytes: &[u8], format: Format) -> Option<usize> {
+    let is_nan = |byte: &u8| byte & 0x7f == 0x7f;
+    // Whole pieces first, without a branch per byte: this runs over every byte of a checkpoint.
+    let suspect = |piece: &[u8]| piece.iter().fold(false, |found, byte| found | is_nan(byte));
+    match format {
+        Format::E4m3 => {
+            let piece = bytes.chunks(4096).position(suspect)? * 4096;
+            bytes[piece..].iter().position(is_nan).map(|at| piece + at)
+        }
+        Format::E2m1 => None,
+    }
+}
+
+/// Factors as they are stored, in f32 or E8M0: powers of two, of which 255 is no number.
+pub(super) fn read_scales(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+    match dtype {
+        Dtype::F8_E8M0 => bytes.iter().map(|&exponent| e8m0(exponent)).collect(),
+        _ => bytes.as_chunks::<4>().0.iter().map(|&quad| f32::from_le_bytes(quad)).collect(),
+    }
+}
+
+/// `2^(code - 127)`.
+fn e8m0(code: u8) -> f32 {
+    match code {
+        0xff => f32::NAN,
+        // Below the smallest number with a whole mantissa.
+        0 => f32::from_bits(1 << 22),
+        code => f32::from_bits(u32::from(code) << 23),
+    }
+}
+
+/// The factor of a block whose largest magnitude is `largest`: that which makes it the format's largest number, or with
+/// `power_of_two` the next power of two. A block of zeros has 1.
+pub(super) fn scale_for(largest: f32, format: Format, power_of_two: bool) -> f32 {
+    if largest == 0.0 {
+        return 1.0;
+    }
+    let scale = (largest / format.max()).max(f32::MIN_POSITIVE);
+    if !power_of_two {
+        return scale;
+    }
+    let exponent = scale.to_bits() >> 23;
+    let up = u32::from(scale.to_bits().trailing_zeros() < 23);
+    f32::from_bits((exponent + up).min(254) << 23)
+}
+
+/// A power of two from [`scale_for`] as it is stored.
+pub(super) fn e8m0_of(scale: f32) -> u8 {
+    (scale.to_bits() >> 23) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(weight: &BlockWeight, dtype: FloatDType) -> Vec<f32> {
+        let parts = weight.parts().map(|rows| weight.decode(rows, &Device::flex(), dtype)).collect();
+        Tensor::cat(parts, 0).cast(FloatDType::F32).into_data().try_to_vec().unwrap()
+    }
+
+    #[test]
+    fn e4m3_bytes_are_the_numbers_of_the_specification() {
+        let values = Format::E4m3.values();
+        let expected = [
+            (0x00, 0.0),
+            (0x01, 0.001_953_125),
+            (0x07, 0.013_671_875),
+            (0x08, 0.015_625),
+            (0x38, 1.0),
+            (0x39, 1.125),
+            (0x40, 2.0),
+            (0x7e, 448.0),
+            (0xb8, -1.0),
+            (0xfe, -448.0),
+            (0x81, -0.001_953_125),
+        ];
+        for (code, value) in expected {
+            assert_eq!(values[code], value, "{code:#x}");
+        }
+        assert!(values[0x7f].is_nan() && values[0xff].is_nan());
+        assert_eq!(values.iter().filter(|value| !value.is_finite()).count(), 2);
+        assert_eq!(values[0x80].to_bits(), (-0.0f32).to_bits());
+    }
+
+    #[test]
+    fn e2m1_and_e8m0_are_the_numbers_of_the_specification() {
+        let values = Format::E2m1.values();
+        assert_eq!(values[..8], [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]);
+        assert_eq!(values[8..], [-0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]);
+        let scales = read_scales(&[0, 1, 126, 127, 130, 254, 255], Dtype::F8_E8M0);
+        let expected = [2f32.powi(-127), 2f32.powi(-126), 0.5, 1.0, 8.0, 2f32.powi(127)];
+        assert_eq!(scales[..6], expected);
+        assert!(scales[6].is_nan());
+        assert_eq!(read_scales(&1.5f32.to_le_bytes(), Dtype::F32), [1.5]);
+    }
+
+    /// Blocks of 2 by 2 over 3 by 5: the last row and the last column have blocks of their own.
+    #[test]
+    fn e4m3_blocks_with_ragged_edges_are_multiplied_out() {
+        let weight = BlockWeight {
+            format: Format::E4m3,
+            bytes: &[
+                0x38, 0x40, 0x38, 0xb8, 0x39, //
+                0x00, 0x38, 0x48, 0x01, 0x38, //
+                0x38, 0x38, 0x7e, 0x38, 0xfe,
+            ],
+            scales: vec![1.0, 0.5, 3.0, 10.0, 0.1, 2.0],
+            block: [2, 2],
+            columns: 5,
+        };
+        let expected = [
+            1.0,
+            2.0,
+            0.5,
+            -0.5,
+            3.375, //
+            0.0,
+            1.0,
+            2.0,
+            0.5 * 0.001_953_125,
+            3.0, //
+            10.0,
+            10.0,
+            448.0f32 * 0.1,
+            0.1,
+            -896.0,
+        ];
+        assert_eq!(decoded(&weight, FloatDType::F32), expected);
+        assert_eq!(weight.decode_on_host(0..3), expected);
+        let rounded: Vec<f32> = expected.iter().map(|&value| half::bf16::from_f32(value).to_f32()).collect();
+        assert_eq!(decoded(&weight, FloatDType::BF16), rounded);
+    }
+
+    /// The low half of a byte is the number with the lower index.
+    #[test]
+    fn e2m1_bytes_are_unpacked_low_half_first() {
+        let weight = BlockWeight {
+            format: Format::E2m1,
+            bytes: &[0x21, 0xf7, 0x0a, 0x43, 0x10, 0x9e],
+            scales: vec![1.0, 4.0, 0.5, 2.0],
+            block: [1, 4],
+            columns: 6,
+        };
+        let expected = [0.5, 1.0, 6.0, -6.0, -4.0, 0.0, 0.75, 1.0, 0.0, 0.25, -8.0, -1.0];
+        assert_eq!(decoded(&weight, FloatDType::F32), expected);
+        assert_eq!(weight.decode_on_host(0..2), expected);
+    }
+
+    /// More rows than are multiplied out at once.
+    #[test]
+    fn large_weights_are_multiplied_out_in_parts() {
+        let (rows, columns, block) = (700usize, 8200usize, [128, 128]);
+        let bytes: Vec<u8> = (0..rows * columns).map(|at| (at * 31 % 127) as u8 | (at as u8 & 0x80)).collect();
+        let scales = (0..rows.div_ceil(128) * columns.div_ceil(128)).map(|at| 0.001 + at as f32 * 0.37).collect();
+        let weight = BlockWeight { format: Format::E4m3, bytes: &bytes, scales, block, columns };
+        assert!(weight.parts().count() > 1);
+        assert_eq!(decoded(&weight, FloatDType::F32), weight.decode_on_host(0..rows));
+    }
+
+    #[test]
+    fn every_number_rounds_to_the_nearest_code() {
+        for format in [Format::E4m3, Format::E2m1] {
+            let values: Vec<f32> = format.values().into_iter().filter(|value| !value.is_nan()).collect();
+            let positive = &values[..values.len() / 2];
+            for pair in positive.windows(2) {
+                let middle = (pair[0] + pair[1]) / 2.0;
+                let (below, above) = (middle.next_down(), middle.next_up());
+                assert_eq!((nearest(format, below), nearest(format, above)), (pair[0], pair[1]));
+                let even = if format.nearest(pair[0]) % 2 == 0 { pair[0] } else { pair[1] };
+                assert_eq!(nearest(format, middle), even);
+                assert_eq!(nearest(format, -above), -pair[1]);
+            }
+            assert_eq!(nearest(format, f32::MAX), format.max());
+            assert_eq!(nearest(format, -1e9), -format.max());
+            assert_eq!(nearest(format, format.max() * 1.2), format.max());
+        }
+    }
+
+    fn nearest(format: Format, value: f32) -> f32 {
+        format.values()[usize::from(format.nearest(value))]
+    }
+
+    #[test]
+    fn scales_reach_the_largest_number() {
+        assert_eq!(scale_for(896.0, Format::E4m3, false), 2.0);
+        assert_eq!(scale_for(0.0, Format::E4m3, false), 1.0);
+        assert_eq!(scale_for(896.0, Format::E4m3, true), 2.0);
+        assert_eq!(scale_for(897.0, Format::E4m3, true), 4.0);
+        assert_eq!(scale_for(3.0, Format::E2m1, true), 0.5);
+        assert_eq!(scale_for(3.1, Format::E2m1, true), 1.0);
+        assert!(scale_for(1e-45, Format::E4m3, false) > 0.0);
+        assert_eq!(e8m0(e8m0_of(0.5)), 0.5);
+    }
+
+    #[test]
+    fn codes_that_are_no_numbers_are_found() {
+        let mut bytes = vec![0x7e; 10_000];
+        assert_eq!(find_nan(&bytes, Format::E4m3), None);
+        bytes[9_000] = 0xff;
+        assert_eq!(find_nan(&bytes, Format::E4m3), Some(9_000));
+        bytes[5] = 0x7f;
+        assert_eq!(find_nan(&bytes, Format::E4m3), Some(5));
+        assert_eq!(find_nan(&bytes, Format::E2m1), None);
+    }
+}

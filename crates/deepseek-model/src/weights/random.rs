@@ -1,0 +1,63 @@
+//! Tensors for a model without a checkpoint: random, but of sizes that keep activations finite.
+
+use std::sync::Mutex;
+
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+
+/// What a tensor of a model without a checkpoint holds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Initial {
+    /// The same number everywhere.
+    Constant(f32),
+    /// Numbers between `-bound` and `bound`.
+    Uniform {
+        /// The largest of them.
+        bound: f32,
+    },
+}
+
+impl Initial {
+    /// Matrices have a variance of `1 / in`, so that a product is as large as what goes into it; norms and scales are 1, and
+    /// what is added is 0.
+    pub(super) fn of(name: &str, shape: &[usize]) -> Self {
+        match shape {
+            [_] | [] if name.ends_with("norm.weight") || name.ends_with("_scale") => Self::Constant(1.0),
+            [_] | [] => Self::Constant(0.0),
+            [.., columns] => Self::Uniform { bound: (3.0 / *columns as f32).sqrt() },
+        }
+    }
+}
+
+/// The seed of a tensor: that of the model and the name, so that a layer is the same whichever others there are.
+pub(super) fn seed_of(seed: u64, name: &str) -> u64 {
+    // FNV-1a.
+    name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Devices have one state for all who draw.
+static DRAWING: Mutex<()> = Mutex::new(());
+
+/// A tensor of matrices or vectors `each` below one another, drawn on the device.
+pub(super) fn tensor<const D: usize>(
+    seed: u64,
+    name: &str,
+    each: &[usize],
+    shape: [usize; D],
+    device: &Device,
+    dtype: FloatDType,
+) -> Tensor<D> {
+    let options = (device, DType::from(dtype));
+    match Initial::of(name, each) {
+        Initial::Constant(value) => Tensor::full(shape, value, options),
+        Initial::Uniform { bound } => {
+            let _drawing = DRAWING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            device.seed(seed_of(seed, name));
+            Tensor::random(shape, Distribution::Uniform(f64::from(-bound), f64::from(bound)), options)
+        }
+    }
+}
+
+/// Choices `[rows, k]` of numbers below `below`, all different in a row where that is possible, all equally often.
+pub(super) fn table([rows, k]: [usize; 2], below: usize) -> Vec<i32> {
+    (0..rows * k).map(|place| (place % below) as i32).collect()
+}

@@ -1,0 +1,200 @@
+//! How a weight is stored: as plain numbers, or as codes with a tensor of factors beside them.
+
+use safetensors::Dtype;
+
+use super::codes::{BlockWeight, Format, find_nan, read_scales};
+use super::{Checkpoint, Entry};
+use crate::config::Quantization;
+use crate::{WeightReport, WrongDType, WrongQuantization, WrongShape};
+
+/// Dtypes that a weight of plain numbers may have in the files.
+const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
+
+/// Dtypes that factors may have.
+const SCALES: [Dtype; 2] = [Dtype::F32, Dtype::F8_E8M0];
+
+/// Numbers of a row that share a factor in DeepSeek-V4's FP4 experts.
+pub(super) const FP4_BLOCK: usize = 32;
+
+/// A weight in the files.
+pub(super) struct Stored<'a> {
+    pub(super) name: &'a str,
+    pub(super) entry: &'a Entry,
+    /// The factors, where it is quantised.
+    pub(super) scale: Option<Scale<'a>>,
+    /// Whether nothing of it is in the report.
+    pub(super) is_sound: bool,
+}
+
+/// The factors of a quantised weight.
+pub(super) struct Scale<'a> {
+    pub(super) name: &'a str,
+    pub(super) entry: &'a Entry,
+    pub(super) format: Format,
+    pub(super) block: [usize; 2],
+}
+
+impl<'a> Stored<'a> {
+    /// A tensor without factors.
+    pub(super) fn plain(entry: &'a Entry) -> Self {
+        Self { name: "", entry, scale: None, is_sound: true }
+    }
+
+    /// Looks up the weight `wanted` of shape `shape`, and its factors; what is wrong goes to the report. `None` where it is
+    /// missing.
+    pub(super) fn find(
+        checkpoint: &'a Checkpoint,
+        wanted: &str,
+        shape: &[usize],
+        quantization: Option<Quantization>,
+        report: &mut WeightReport,
+    ) -> Option<Self> {
+        let (name, entry) = checkpoint.find(wanted, report)?;
+        let mut stored = Self { name, entry, scale: None, is_sound: false };
+        let Some((format, block)) = block_format(name, entry, quantization) else {
+            stored.is_sound = match is_codes(entry.dtype) {
+                true => {
+                    let actual = format!("is {:?}", entry.dtype);
+                    let expected = "a `quantization_config` in config.json that says so, or plain numbers".to_string();
+                    report.wrong_quantization.push(WrongQuantization { name: name.into(), actual, expected });
+                    false
+                }
+                false => {
+                    report.check_dtype(name, entry.dtype, &FLOATS)
+                        && report.check_shape(name, &entry.shape, shape.to_vec())
+                }
+            };
+            return Some(stored);
+        };
+        let scale_names = scale_names(name);
+        let scale = scale_names.iter().find_map(|scale| checkpoint.tensors.get_key_value(scale));
+        let [rows, columns] = *shape else {
+            let actual = format!("has codes in {} axes", shape.len());
+            let expected = "plain numbers, or one tensor `[out, in]` per projection".to_string();
+            report.wrong_quantization.push(WrongQuantization { name: name.into(), actual, expected });
+            return Some(stored);
+        };
+        if !columns.is_multiple_of(format.per_byte()) {
+            let (actual, expected) =
+                ("has two numbers in a byte".into(), format!("plain numbers for rows of {columns}"));
+            report.wrong_quantization.push(WrongQuantization { name: name.into(), actual, expected });
+            return Some(stored);
+        }
+        let shape_is_right = report.check_shape(name, &entry.shape, vec![rows, columns / format.per_byte()]);
+        let scale_shape = vec![rows.div_ceil(block[0]), columns.div_ceil(block[1])];
+        let Some((scale_name, scale)) = scale else {
+            let expected = format!("a tensor {} {scale_shape:?} of F32 or F8_E8M0", scale_names.join(" or "));
+            report.wrong_quantization.push(WrongQuantization {
+                name: name.into(),
+                actual: "has no scales".into(),
+                expected,
+            });
+            return Some(stored);
+        };
+        let scale_is_right = report.check_dtype(scale_name, scale.dtype, &SCALES)
+            && report.check_shape(scale_name, &scale.shape, scale_shape);
+        stored.scale = Some(Scale { name: scale_name, entry: scale, format, block });
+        stored.is_sound = shape_is_right && scale_is_right;
+        Some(stored)
+    }
+
+    /// Its codes and factors, all of them finite numbers; `None` for plain numbers.
+    ///
+    /// # Errors
+    /// The first code or factor that is none.
+    pub(super) fn blocks<'c>(
+        &self,
+        checkpoint: &'c Checkpoint,
+        columns: usize,
+    ) -> Result<Option<BlockWeight<'c>>, WrongQuantization> {
+        let Some(scale) = &self.scale else { return Ok(None) };
+        let bytes = checkpoint.bytes(self.entry);
+        let wrong = |name: &str, what: String, at: usize, columns: usize, expected: &str| WrongQuantization {
+            name: name.to_string(),
+            actual: format!("holds {what} at [{}, {}]", at / columns, at % columns),
+            expected: expected.to_string(),
+        };
+        if let Some(at) = find_nan(bytes, scale.format) {
+            let what = format!("the code {:#04x}, which is no number,", bytes[at]);
+            return Err(wrong(self.name, what, at, columns, "codes of finite numbers"));
+        }
+        let scales = read_scales(checkpoint.bytes(scale.entry), scale.entry.dtype);
+        if let Some(at) = scales.iter().position(|scale| !(scale.is_finite() && *scale > 0.0)) {
+            let across = columns.div_ceil(scale.block[1]);
+            return Err(wrong(scale.name, scales[at].to_string(), at, across, "finite numbers above 0"));
+        }
+        Ok(Some(BlockWeight { format: scale.format, bytes, scales, block: scale.block, columns }))
+    }
+
+    /// Its bytes in the files.
+    pub(super) fn len(&self) -> u64 {
+        self.entry.len() + self.scale.as_ref().map_or(0, |scale| scale.entry.len())
+    }
+
+    /// Its dtypes in the files.
+    pub(super) fn dtypes(&self) -> String {
+        match &self.scale {
+            None => format!("{:?}", self.entry.dtype),
+            Some(scale) if scale.format == Format::E2m1 => format!("F4_E2M1 x {:?}", scale.entry.dtype),
+            Some(scale) => format!("{:?} x {:?}", self.entry.dtype, scale.entry.dtype),
+        }
+    }
+}
+
+/// The names that the factors of a weight may have: in the files of V3 and V3.2, and in those of V4.
+pub(super) fn scale_names(weight: &str) -> Vec<String> {
+    let v4 = weight.strip_suffix(".weight").map(|module| format!("{module}.scale"));
+    std::iter::once(format!("{weight}_scale_inv")).chain(v4).collect()
+}
+
+/// Whether a weight belongs to a routed expert.
+pub(super) fn is_routed_expert(name: &str) -> bool {
+    name.contains(".experts.")
+}
+
+fn is_codes(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F8_E4M3 | Dtype::I8)
+}
+
+/// The format and the block of a quantised weight; `None` for plain numbers and what cannot be read.
+fn block_format(name: &str, entry: &Entry, quantization: Option<Quantization>) -> Option<(Format, [usize; 2])> {
+    let quantization = quantization?;
+    match entry.dtype {
+        Dtype::F8_E4M3 => Some((Format::E4m3, quantization.block)),
+        // Safetensors has no dtype for two numbers in a byte that the publishers use.
+        Dtype::I8 if quantization.fp4_experts && is_routed_expert(name) => Some((Format::E2m1, [1, FP4_BLOCK])),
+        _ => None,
+    }
+}
+
+impl Checkpoint {
+    /// The tensor `name`, or `None` after recording that it is missing.
+    pub(super) fn find(&self, name: &str, report: &mut WeightReport) -> Option<(&str, &Entry)> {
+        let found = self.tensors.get_key_value(name);
+        if found.is_none() {
+            report.missing.push(name.to_string());
+        }
+        found.map(|(name, entry)| (name.as_str(), entry))
+    }
+}
+
+impl WeightReport {
+    /// Whether a tensor has one of the dtypes that it may have; otherwise it is recorded.
+    pub(super) fn check_dtype(&mut self, name: &str, actual: Dtype, dtypes: &[Dtype]) -> bool {
+        let right = dtypes.contains(&actual);
+        if !right {
+            let expected = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect::<Vec<_>>().join(" or ");
+            self.wrong_dtype.push(WrongDType { name: name.into(), actual: format!("{actual:?}"), expected });
+        }
+        right
+    }
+
+    /// Whether a tensor has the shape that it should have; otherwise it is recorded.
+    pub(super) fn check_shape(&mut self, name: &str, actual: &[usize], expected: Vec<usize>) -> bool {
+        let right = actual == expected;
+        if !right {
+            self.wrong_shape.push(WrongShape { name: name.into(), actual: actual.to_vec(), expected });
+        }
+        right
+    }
+}

@@ -1,0 +1,136 @@
+use burn::tensor::{Device, FloatDType};
+use half::bf16;
+use rstest::rstest;
+use safetensors::Dtype;
+
+use super::tests::{Tensors, f32s, report, single};
+use super::*;
+use crate::config::Quantization;
+
+const SMALL_BLOCKS: Quantization = Quantization { block: [2, 2], fp4_experts: true };
+
+fn loader(checkpoint: &Checkpoint) -> WeightLoader<'_> {
+    WeightLoader::new(checkpoint, &Device::flex(), FloatDType::F32, None).with_quantization(Some(SMALL_BLOCKS))
+}
+
+/// 1, 2, 4 and their negatives, 3 by 3, in blocks of 2 by 2; factors f32.
+fn sound() -> Tensors {
+    vec![
+        ("a.weight", Dtype::F8_E4M3, vec![3, 3], vec![0x38, 0x40, 0x48, 0xb8, 0xc0, 0xc8, 0x38, 0x38, 0x38]),
+        f32s("a.weight_scale_inv", &[2, 2], &[1.0, 0.5, 0.1, 3.0]),
+    ]
+}
+
+const SOUND: [f32; 9] = [1.0, 2.0, 2.0, -1.0, -2.0, -2.0, 0.1, 0.1, 3.0];
+
+fn values<const D: usize>(tensor: burn::tensor::Tensor<D>) -> Vec<f32> {
+    tensor.cast(FloatDType::F32).into_data().try_to_vec().unwrap()
+}
+
+#[test]
+fn fp8_blocks_load_as_what_they_stand_for() {
+    let (_dir, checkpoint) = single(sound());
+    let mut loader = loader(&checkpoint);
+    assert_eq!(values(loader.tensor("a.weight", [3, 3])), SOUND);
+    assert_eq!(loader.finish().unwrap(), LoadSummary { tensors: 2, bytes: 9 + 16, skipped: 0 });
+    let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::BF16, None);
+    loader = loader.with_quantization(Some(SMALL_BLOCKS));
+    assert_eq!(values(loader.tensor("a.weight", [3, 3])), SOUND.map(|value| bf16::from_f32(value).to_f32()));
+    // Norms and routers are f32 whatever the weights are.
+    assert_eq!(values(loader.tensor_f32("a.weight", [3, 3])), SOUND);
+}
+
+/// The factors of DeepSeek-V4 have names and a type of their own; FP4 only where it is said, and only in routed experts.
+#[test]
+fn v4_blocks_and_fp4_experts_load() {
+    let mut tensors = sound();
+    tensors[1] = ("a.scale", Dtype::F8_E8M0, vec![2, 2], vec![127, 126, 128, 130]);
+    tensors.push(("l.experts.0.w1.weight", Dtype::I8, vec![2, 2], vec![0x21, 0xf7, 0x0a, 0x43]));
+    tensors.push(("l.experts.0.w1.scale", Dtype::F8_E8M0, vec![2, 1], vec![128, 126]));
+    let (_dir, checkpoint) = single(tensors);
+    let mut loader = loader(&checkpoint);
+    let expected = [1.0, 2.0, 2.0, -1.0, -2.0, -2.0, 2.0, 2.0, 8.0];
+    assert_eq!(values(loader.tensor("a.weight", [3, 3])), expected);
+    let expert = values(loader.tensor("l.experts.0.w1.weight", [2, 4]));
+    assert_eq!(expert, [1.0, 2.0, 12.0, -12.0, -0.5, 0.0, 0.75, 1.0]);
+    loader.finish().unwrap();
+    let fp8 = Quantization { fp4_experts: false, ..SMALL_BLOCKS };
+    let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::F32, None);
+    loader = loader.with_quantization(Some(fp8));
+    loader.tensor("l.experts.0.w1.weight", [2, 4]);
+    assert_eq!(report(loader).wrong_quantization.len(), 1);
+}
+
+/// Experts may be plain numbers and codes side by side.
+#[test]
+fn stacks_take_quantised_tensors() {
+    let mut tensors = sound();
+    tensors.push(f32s("b.weight", &[3, 3], &[9.0; 9]));
+    let (_dir, checkpoint) = single(tensors);
+    let mut loader = loader(&checkpoint);
+    let names = ["b.weight", "a.weight", "b.weight"].map(str::to_string);
+    let stack: burn::tensor::Tensor<3> = loader.stacked(&names, [3, 3, 3]);
+    let nines = [9.0; 9];
+    assert_eq!(values(loader.reshape(stack, [9, 3])), [nines, SOUND, nines].concat());
+    loader.finish().unwrap();
+}
+
+/// What is wrong, and the tensor, the fault and the expectation that the report names.
+#[rstest]
+#[case(|t: &mut Tensors| t[0].3[4] = 0x7f, "a.weight", "0x7f", "at [1, 1]", "finite numbers")]
+#[case(|t: &mut Tensors| t[0].3[8] = 0xff, "a.weight", "0xff", "at [2, 2]", "finite numbers")]
+#[case(|t: &mut Tensors| t[1] = f32s("a.weight_scale_inv", &[2, 2], &[1.0, 1.0, f32::NAN, 1.0]), "a.weight_scale_inv", "NaN", "at [1, 0]", "above 0")]
+#[case(|t: &mut Tensors| t[1] = f32s("a.weight_scale_inv", &[2, 2], &[1.0, f32::INFINITY, 1.0, 1.0]), "a.weight_scale_inv", "inf", "at [0, 1]", "above 0")]
+#[case(|t: &mut Tensors| t[1] = f32s("a.weight_scale_inv", &[2, 2], &[1.0, 1.0, 1.0, 0.0]), "a.weight_scale_inv", "0", "at [1, 1]", "above 0")]
+#[case(|t: &mut Tensors| t[1] = f32s("a.weight_scale_inv", &[2, 2], &[-1.0, 1.0, 1.0, 1.0]), "a.weight_scale_inv", "-1", "at [0, 0]", "above 0")]
+#[case(|t: &mut Tensors| t[1] = ("a.scale", Dtype::F8_E8M0, vec![2, 2], vec![127, 255, 127, 127]), "a.scale", "NaN", "at [0, 1]", "above 0")]
+#[case(|t: &mut Tensors| t.truncate(1), "a.weight", "has no scales", "a.weight_scale_inv or a.scale", "[2, 2]")]
+#[case(|t: &mut Tensors| t[1] = f32s("a.weight_scale_inv", &[1, 2], &[1.0, 1.0]), "a.weight_scale_inv", "wrong shape", "[1, 2]", "[2, 2]")]
+#[case(|t: &mut Tensors| t[1] = ("a.weight_scale_inv", Dtype::BF16, vec![2, 2], vec![0; 8]), "a.weight_scale_inv", "wrong dtype", "BF16", "F32 or F8_E8M0")]
+#[case(|t: &mut Tensors| t[0] = ("a.weight", Dtype::F8_E4M3, vec![1, 9], vec![0; 9]), "a.weight", "wrong shape", "[1, 9]", "[3, 3]")]
+#[case(|t: &mut Tensors| t[0].1 = Dtype::I8, "a.weight", "I8", "wrong quantisation", "quantization_config")]
+fn damage_is_reported_by_tensor(
+    #[case] damage: fn(&mut Tensors),
+    #[case] tensor: &str,
+    #[case] actual: &str,
+    #[case] at: &str,
+    #[case] expected: &str,
+) {
+    let mut tensors = sound();
+    damage(&mut tensors);
+    tensors.push(f32s("b.weight", &[3, 3], &[9.0; 9]));
+    let (_dir, checkpoint) = single(tensors);
+    let mut loader = loader(&checkpoint);
+    let names = ["b.weight", "a.weight"].map(str::to_string);
+    let stack: burn::tensor::Tensor<3> = loader.stacked(&names, [2, 3, 3]);
+    assert_eq!(loader.reshape(stack, [6, 3]).dims(), [6, 3]);
+    let text = report(loader).to_string();
+    for needle in [tensor, actual, at, expected] {
+        assert!(text.contains(needle), "`{needle}` is not in: {text}");
+    }
+}
+
+#[test]
+fn codes_without_a_quantization_config_are_reported() {
+    let (_dir, checkpoint) = single(sound());
+    let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::F32, None);
+    loader.tensor("a.weight", [3, 3]);
+    let report = report(loader);
+    assert_eq!(report.wrong_quantization[0].name, "a.weight");
+    assert!(report.to_string().contains("a.weight is F8_E4M3, expected a `quantization_config`"), "{report}");
+}
+
+#[test]
+fn all_damaged_experts_are_reported_at_once() {
+    let bad = |name, scale, value: f32| {
+        let codes: (_, _, _, Vec<u8>) = (name, Dtype::F8_E4M3, vec![2, 2], vec![0x38; 4]);
+        [codes, f32s(scale, &[1, 1], &[value])]
+    };
+    let tensors =
+        [bad("0.weight", "0.weight_scale_inv", 0.0), bad("1.weight", "1.weight_scale_inv", f32::NAN)].concat();
+    let (_dir, checkpoint) = single(tensors);
+    let mut loader = loader(&checkpoint);
+    let _: burn::tensor::Tensor<3> = loader.stacked(&["0.weight".to_string(), "1.weight".to_string()], [2, 2, 2]);
+    let names: Vec<_> = report(loader).wrong_quantization.into_iter().map(|wrong| wrong.name).collect();
+    assert_eq!(names, ["0.weight_scale_inv", "1.weight_scale_inv"]);
+}

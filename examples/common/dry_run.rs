@@ -1,0 +1,77 @@
+//! What a checkpoint needs, as a table.
+
+use std::fmt::Write;
+
+use burn::tensor::FloatDType;
+use burn_mla::model::{Inspection, LayerSummary, ModelConfig};
+
+use crate::memory::Memory;
+
+/// Requests that a cache is needed for.
+pub struct Needs {
+    /// Tokens of each, its generated ones included.
+    pub tokens: Vec<usize>,
+    pub page_size: usize,
+}
+
+/// The weights of a folder by what they are for, the cache, and the memory of the device beside them.
+pub fn table(inspection: &Inspection, dtype: FloatDType, needs: &Needs, memory: Option<Memory>) -> String {
+    let mut text = String::new();
+    let mut row = |cells: [&str; 6]| {
+        let [name, tensors, parameters, files, device, stored] = cells;
+        let line = format!("{name:<20}{tensors:>9}{parameters:>17}{files:>17}{device:>17}  {stored}");
+        let _ = writeln!(text, "{}", line.trim_end());
+    };
+    row(["weights", "tensors", "parameters", "bytes in files", "bytes on device", "stored as"]);
+    let mut sums = [0; 4];
+    for group in &inspection.groups {
+        let numbers = [group.tensors as u64, group.parameters, group.file_bytes, group.device_bytes];
+        sums = std::array::from_fn(|i| sums[i] + numbers[i]);
+        let [a, b, c, d] = numbers.map(|number| number.to_string());
+        let stored: Vec<&str> = group.stored_as.iter().map(String::as_str).collect();
+        row([group.name, &a, &b, &c, &d, &stored.join(", ")]);
+    }
+    let [a, b, c, d] = sums.map(|number| number.to_string());
+    row(["all weights", &a, &b, &c, &d, ""]);
+
+    let (per_token, cache) = cache_bytes(&inspection.config, dtype, needs);
+    let (requests, tokens) = (needs.tokens.len(), needs.tokens.iter().sum::<usize>());
+    let needed = inspection.device_bytes() + cache;
+    let _ = writeln!(text, "\ncache per token     {per_token} bytes");
+    let _ = writeln!(text, "cache               {cache} bytes for {tokens} tokens of {requests} request(s)");
+    let _ = writeln!(text, "weights and cache   {needed} bytes, {:.2} GiB", gib(needed));
+    let _ = match memory {
+        None => writeln!(text, "device memory       unknown"),
+        Some(Memory { total, free }) => {
+            let verdict = if needed <= free { "enough" } else { "NOT ENOUGH" };
+            writeln!(text, "device memory       {:.2} GiB, {:.2} GiB of it free: {verdict}", gib(total), gib(free))
+        }
+    };
+    text
+}
+
+/// Everything that is wrong with the folder.
+pub fn problems(inspection: &Inspection) -> Option<String> {
+    if inspection.is_sound() {
+        return None;
+    }
+    let mut lines: Vec<String> = inspection.damaged.iter().map(ToString::to_string).collect();
+    if !inspection.report.is_empty() {
+        lines.push(inspection.report.to_string());
+    }
+    Some(lines.join("\n"))
+}
+
+/// Bytes of a token in all layers, and of whole pages and states for all requests.
+fn cache_bytes(config: &ModelConfig, dtype: FloatDType, needs: &Needs) -> (u64, u64) {
+    let layers = config.layers(dtype);
+    let sum = |value: fn(&LayerSummary) -> usize| layers.iter().map(value).sum::<usize>() as u64;
+    let (per_token, per_request) = (sum(|layer| layer.bytes_per_token), sum(|layer| layer.bytes_per_request));
+    let page = needs.page_size.max(1);
+    let in_pages: usize = needs.tokens.iter().map(|tokens| tokens.div_ceil(page) * page).sum();
+    (per_token, per_token * in_pages as u64 + per_request * needs.tokens.len() as u64)
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}

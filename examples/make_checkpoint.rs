@@ -1,0 +1,69 @@
+//! Writes checkpoint folders in the published layout: FP8 blocks from a folder of plain numbers, or random weights.
+//!
+//!     cargo run --release --example make_checkpoint -- --from assets/demo-v3 --to /tmp/demo-fp8
+//!     cargo run --release --example make_checkpoint -- --config config.json --seed 1 --to /tmp/random
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use burn::tensor::FloatDType;
+use burn_mla::model::{ModelError, WeightForm, WeightsFrom, WriteSummary, write_checkpoint};
+use clap::{ArgGroup, Parser, ValueEnum};
+use common::{Bar, fail};
+
+/// Write a checkpoint folder as DeepSeek publishes it: projections in FP8 blocks, DeepSeek-V4's routed experts in FP4.
+#[derive(Debug, Parser)]
+#[command(group(ArgGroup::new("source").required(true)))]
+struct Args {
+    /// Take the weights of this folder. One in FP8 is copied, or with --dequantized turned into plain numbers.
+    #[arg(long, value_name = "DIR", group = "source")]
+    from: Option<PathBuf>,
+    /// Make up weights for this configuration file.
+    #[arg(long, value_name = "FILE", group = "source")]
+    config: Option<PathBuf>,
+    /// Seed of the made-up weights.
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "from")]
+    seed: u64,
+    /// The folder to write.
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+    /// Write the numbers that the quantised weights stand for instead.
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    dequantized: Option<Plain>,
+    /// Bytes of a file at most.
+    #[arg(long, value_name = "BYTES", default_value_t = 5_000_000_000)]
+    shard_bytes: u64,
+}
+
+/// What multiplied-out weights are stored in.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Plain {
+    F32,
+    Bf16,
+}
+
+fn main() -> ExitCode {
+    match write(&Args::parse()) {
+        Ok(WriteSummary { shards, tensors, bytes }) => {
+            println!("{tensors} tensors, {bytes} bytes, {shards} file{}", if shards == 1 { "" } else { "s" });
+            ExitCode::SUCCESS
+        }
+        Err(error) => fail(error),
+    }
+}
+
+fn write(args: &Args) -> Result<WriteSummary, ModelError> {
+    let from = match (&args.from, &args.config) {
+        (Some(dir), _) => WeightsFrom::Folder(dir),
+        (None, config) => WeightsFrom::Random { config: config.as_deref().unwrap_or("".as_ref()), seed: args.seed },
+    };
+    let form = match args.dequantized {
+        None => WeightForm::Quantized,
+        Some(Plain::F32) => WeightForm::Dequantized(FloatDType::F32),
+        Some(Plain::Bf16) => WeightForm::Dequantized(FloatDType::BF16),
+    };
+    let bar = Bar::new("writing");
+    write_checkpoint(from, &args.to, form, args.shard_bytes, &mut |progress| bar.show(progress))
+}

@@ -1,0 +1,227 @@
+//! Checkpoints in FP8 blocks, and in FP4: they compute what their numbers do when these are multiplied out beforehand.
+
+use std::path::Path;
+
+use burn::tensor::{DType, Device, FloatDType};
+use burn_mla::model::{
+    DeepseekModel, ModelError, WeightForm, WeightsFrom, WriteSummary, weight_specs, write_checkpoint,
+};
+use rstest::rstest;
+use safetensors::{Dtype, SafeTensors};
+use tempfile::TempDir;
+
+use crate::devices::{for_each_device, supports};
+use crate::model_parity::{Stored, folder, load, logits_in_steps};
+
+/// A copy of a folder of this repository in another form, in files of at most `shard_bytes`.
+fn written(name: &str, form: WeightForm, shard_bytes: u64) -> (TempDir, WriteSummary) {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let from = folder(name);
+    let summary = write_checkpoint(WeightsFrom::Folder(&from), dir.path(), form, shard_bytes, &mut |_| {});
+    (dir, summary.expect("the folder is written"))
+}
+
+fn logits(dir: &Path, name: &str, device: &Device, dtype: FloatDType) -> Vec<f32> {
+    let model = DeepseekModel::load(dir, device, dtype, &mut |_| {}).expect("the checkpoint loads");
+    let mut ids = Stored::read(name).input_ids;
+    ids.truncate(24);
+    logits_in_steps(&model, &ids, 16)
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[rstest]
+fn model_in_fp8_computes_what_its_numbers_do(
+    #[values("v3-tiny", "v32-tiny", "v3-realdims", "v2lite-tiny", "v4-tiny", "v4-realdims")] fixture: &str,
+) {
+    let name = format!("tests/fixtures/{fixture}");
+    let (quantized, in_fp8) = written(&name, WeightForm::Quantized, 300_000);
+    let (plain, in_f32) = written(&name, WeightForm::Dequantized(FloatDType::F32), u64::MAX);
+    assert!(in_fp8.shards > 2 && in_f32.shards == 1, "{in_fp8:?} {in_f32:?}");
+    assert!(in_fp8.bytes < in_f32.bytes && in_fp8.tensors > in_f32.tensors, "{in_fp8:?} {in_f32:?}");
+    for_each_device(|device| {
+        let expected = logits(plain.path(), &name, device, FloatDType::F32);
+        let actual = logits(quantized.path(), &name, device, FloatDType::F32);
+        assert!(expected.iter().all(|logit| logit.is_finite()));
+        assert_eq!(bits(&actual), bits(&expected), "{name} on {device:?}");
+        // The weights have been rounded, or this would prove nothing.
+        let unrounded = load(&name, device);
+        let ids = &Stored::read(&name).input_ids[..24];
+        assert_ne!(bits(&logits_in_steps(&unrounded, ids, 16)), bits(&expected));
+    });
+}
+
+/// The product is rounded to f32, then to bf16, in either case.
+#[rstest]
+fn model_in_fp8_computes_in_bf16(#[values("v3-tiny", "v4-tiny")] fixture: &str) {
+    let name = format!("tests/fixtures/{fixture}");
+    let (quantized, _) = written(&name, WeightForm::Quantized, u64::MAX);
+    let (plain, _) = written(&name, WeightForm::Dequantized(FloatDType::BF16), u64::MAX);
+    for_each_device(|device| {
+        if supports(device, DType::BF16) {
+            let expected = logits(plain.path(), &name, device, FloatDType::BF16);
+            assert_eq!(bits(&logits(quantized.path(), &name, device, FloatDType::BF16)), bits(&expected));
+        }
+    });
+}
+
+/// A folder in FP8 is copied as it is, and turned into plain numbers.
+#[rstest]
+fn model_in_fp8_is_converted_again(#[values("v3-tiny", "v4-tiny")] fixture: &str) {
+    let name = format!("tests/fixtures/{fixture}");
+    let (quantized, once) = written(&name, WeightForm::Quantized, u64::MAX);
+    let (copy, plain) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let again = |to: &TempDir, form| {
+        let from = WeightsFrom::Folder(quantized.path());
+        write_checkpoint(from, to.path(), form, u64::MAX, &mut |_| {}).expect("the folder is written")
+    };
+    assert_eq!(again(&copy, WeightForm::Quantized), once);
+    again(&plain, WeightForm::Dequantized(FloatDType::F32));
+    let device = Device::flex();
+    let expected = bits(&logits(quantized.path(), &name, &device, FloatDType::F32));
+    for dir in [copy, plain] {
+        assert_eq!(bits(&logits(dir.path(), &name, &device, FloatDType::F32)), expected);
+    }
+}
+
+/// As in the published files: what is FP8, what is FP4, what stays, and the names, dtypes and shapes of the factors.
+#[test]
+fn model_files_have_the_published_layout() {
+    let layout = |name: &str| {
+        let (dir, _) = written(name, WeightForm::Quantized, u64::MAX);
+        let bytes = std::fs::read(dir.path().join("model.safetensors")).expect("one file");
+        let (_, metadata) = SafeTensors::read_metadata(&bytes).expect("a safetensors file");
+        move |tensor: &str| {
+            let info = metadata.info(tensor).unwrap_or_else(|| panic!("no tensor {tensor}"));
+            (info.dtype, info.shape.clone())
+        }
+    };
+    let v3 = layout("tests/fixtures/v32-tiny");
+    let layer = |part: &str| v3(&format!("model.layers.1.{part}"));
+    assert_eq!(layer("self_attn.kv_b_proj.weight").0, Dtype::F8_E4M3);
+    assert_eq!(layer("self_attn.kv_b_proj.weight_scale_inv").0, Dtype::F32);
+    let scale = layer("self_attn.indexer.wq_b.weight_scale_inv");
+    assert_eq!(
+        (layer("self_attn.indexer.wq_b.weight"), scale),
+        ((Dtype::F8_E4M3, vec![512, 64]), (Dtype::F32, vec![4, 1]))
+    );
+    for plain in ["self_attn.indexer.weights_proj.weight", "mlp.gate.weight", "input_layernorm.weight"] {
+        assert_eq!(layer(plain).0, Dtype::BF16, "{plain}");
+    }
+    assert_eq!((v3("model.embed_tokens.weight").0, v3("lm_head.weight").0), (Dtype::BF16, Dtype::BF16));
+
+    let v4 = layout("tests/fixtures/v4-tiny");
+    let layer = |part: &str| v4(&format!("layers.2.{part}"));
+    assert_eq!(
+        (layer("attn.wq_b.weight"), layer("attn.wq_b.scale")),
+        ((Dtype::F8_E4M3, vec![256, 64]), (Dtype::F8_E8M0, vec![2, 1]))
+    );
+    assert_eq!(layer("ffn.experts.3.w1.weight"), (Dtype::I8, vec![16, 64]));
+    assert_eq!(layer("ffn.experts.3.w1.scale"), (Dtype::F8_E8M0, vec![16, 4]));
+    assert_eq!(layer("ffn.shared_experts.w2.weight").0, Dtype::F8_E4M3);
+    assert_eq!(layer("attn.compressor.wkv.weight").0, Dtype::BF16);
+}
+
+fn refusal(dir: &Path) -> ModelError {
+    let model = DeepseekModel::load(dir, &Device::flex(), FloatDType::F32, &mut |_| {});
+    model.err().expect("the folder is damaged")
+}
+
+#[test]
+fn model_refuses_a_missing_and_a_truncated_shard_by_name() {
+    let (dir, summary) = written("tests/fixtures/v3-tiny", WeightForm::Quantized, 200_000);
+    let shards = summary.shards;
+    let shard = dir.path().join(format!("model-00003-of-{shards:05}.safetensors"));
+    let bytes = std::fs::read(&shard).expect("a shard in the middle");
+    std::fs::write(&shard, &bytes[..bytes.len() - 1]).expect("it is shortened");
+    match refusal(dir.path()) {
+        ModelError::Safetensors { path, .. } => assert_eq!(path, shard),
+        other => panic!("{other}"),
+    }
+    std::fs::remove_file(&shard).expect("it is removed");
+    match refusal(dir.path()) {
+        ModelError::MissingFile { path, hint } => {
+            assert_eq!(path, shard);
+            assert!(hint.contains("model.safetensors.index.json"), "{hint}");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// A factor that has become NaN is found by name, whichever expert it belongs to.
+#[test]
+fn model_refuses_corrupt_factors_by_name() {
+    let (dir, _) = written("tests/fixtures/v3-tiny", WeightForm::Quantized, u64::MAX);
+    let file = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).expect("one file");
+    let damaged =
+        ["model.layers.2.mlp.experts.7.up_proj.weight_scale_inv", "model.layers.0.self_attn.o_proj.weight_scale_inv"];
+    for name in damaged {
+        let (header, metadata) = SafeTensors::read_metadata(&bytes).expect("a safetensors file");
+        let start = 8 + header + metadata.info(name).expect("the factors").data_offsets.0;
+        bytes[start..start + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    std::fs::write(&file, bytes).expect("it is damaged");
+    match refusal(dir.path()) {
+        ModelError::Weights(report) => {
+            let names: Vec<_> = report.wrong_quantization.iter().map(|wrong| wrong.name.as_str()).collect();
+            assert_eq!(names, [damaged[1], damaged[0]]);
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// Random weights from a configuration alone, on disk.
+#[rstest]
+fn model_loads_from_random_files(#[values("v32-tiny", "v4-tiny")] fixture: &str) {
+    let name = format!("tests/fixtures/{fixture}");
+    let config = folder(&name).join("config.json");
+    let write = |seed, form| {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let from = WeightsFrom::Random { config: &config, seed };
+        let summary = write_checkpoint(from, dir.path(), form, 500_000, &mut |_| {}).expect("the folder is written");
+        assert!(summary.shards > 1);
+        dir
+    };
+    let device = Device::flex();
+    let of = |dir: &TempDir| bits(&logits(dir.path(), &name, &device, FloatDType::F32));
+    let quantized = write(3, WeightForm::Quantized);
+    let expected = of(&write(3, WeightForm::Dequantized(FloatDType::F32)));
+    assert_eq!(of(&quantized), expected);
+    assert_ne!(of(&write(4, WeightForm::Quantized)), expected);
+    assert!(expected.iter().all(|&bits| f32::from_bits(bits).is_finite()));
+    let model = DeepseekModel::load(quantized.path(), &device, FloatDType::F32, &mut |_| {}).expect("it loads");
+    assert!(!weight_specs(model.config()).is_empty());
+}
+
+#[test]
+fn model_files_are_not_overwritten() {
+    let fixture = folder("tests/fixtures/v3-tiny");
+    let (dir, _) = written("tests/fixtures/v3-tiny", WeightForm::Quantized, u64::MAX);
+    let from = WeightsFrom::Folder(&fixture);
+    let error = write_checkpoint(from, dir.path(), WeightForm::Quantized, u64::MAX, &mut |_| {}).unwrap_err();
+    assert!(
+        error.to_string().contains("model.safetensors") && error.to_string().contains("without weights"),
+        "{error}"
+    );
+}
+
+/// A weight that cannot be quantised is named, and nothing is left behind that looks like a checkpoint.
+#[test]
+fn model_weights_that_are_not_finite_are_not_quantised() {
+    let (copy, _) = written("tests/fixtures/v3-tiny", WeightForm::Dequantized(FloatDType::F32), u64::MAX);
+    let file = copy.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).expect("one file");
+    let (header, metadata) = SafeTensors::read_metadata(&bytes).expect("a safetensors file");
+    let name = "model.layers.1.self_attn.o_proj.weight";
+    let start = 8 + header + metadata.info(name).expect("a projection").data_offsets.0 + 4 * 193;
+    bytes[start..start + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    std::fs::write(&file, bytes).expect("it is damaged");
+    let to = tempfile::tempdir().expect("a temporary folder");
+    let from = WeightsFrom::Folder(copy.path());
+    let error = write_checkpoint(from, to.path(), WeightForm::Quantized, 100_000, &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains(name) && error.to_string().contains("[1, 1]"), "{error}");
+    assert_eq!(std::fs::read_dir(to.path()).expect("the folder").count(), 0);
+}
