@@ -4,8 +4,12 @@
 //! programs. Which devices they run on: `devices.rs`.
 
 mod cli_faults;
+mod cli_serve_batch;
 mod devices;
+mod model_engine;
+mod model_engine_soak;
 mod model_generate;
+mod model_long_prompt;
 mod model_parity;
 mod model_steps;
 mod ops_compress_kv;
