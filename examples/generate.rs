@@ -320,7 +320,7 @@ fn json(prompts: &[String], completions: &[Completion], stats: &GenerationStats)
             "prompt": prompt,
             "text": completion.text,
             "token_ids": completion.token_ids,
-            "finish_reason": finish_name(&completion.finish),
+            "finish_reason": completion.finish.name(),
         })
     };
     serde_json::json!({
@@ -334,14 +334,4 @@ fn json(prompts: &[String], completions: &[Completion], stats: &GenerationStats)
         "cache_bytes_per_token": stats.cache_bytes_per_token,
         "cache_bytes_peak": stats.cache_bytes_peak,
     })
-}
-
-fn finish_name(finish: &FinishReason) -> &'static str {
-    match finish {
-        FinishReason::Eos => "eos",
-        FinishReason::StopString => "stop_string",
-        FinishReason::MaxNewTokens => "max_new_tokens",
-        FinishReason::MaxPositions => "max_positions",
-        FinishReason::OutOfCache(_) => "out_of_cache",
-    }
 }

@@ -5,8 +5,12 @@
 
 mod cli_checkpoints;
 mod cli_faults;
+mod cli_serve_batch;
 mod devices;
+mod model_engine;
+mod model_engine_soak;
 mod model_generate;
+mod model_long_prompt;
 mod model_parity;
 mod model_quantized;
 mod model_random;

@@ -218,12 +218,30 @@ impl Stored {
     pub fn read(name: &str) -> Self {
         let bytes = std::fs::read(folder(name).join("expected.safetensors")).expect("stored results");
         let tensors = SafeTensors::deserialize(&bytes).expect("a safetensors file");
-        let ids = tensors.tensor("input_ids").expect("a prompt");
         let logits = tensors.tensor("logits").expect("logits");
-        let word = |bytes: &[u8]| [bytes[0], bytes[1], bytes[2], bytes[3]];
         Self {
-            input_ids: ids.data().chunks_exact(8).map(|id| u32::from_le_bytes(word(id))).collect(),
+            input_ids: ids(&tensors, "input_ids").expect("a prompt"),
             logits: logits.data().chunks_exact(4).map(|value| f32::from_le_bytes(word(value))).collect(),
         }
     }
+
+    /// All prompts, and the greedy tokens after them.
+    pub fn greedy(name: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
+        let bytes = std::fs::read(folder(name).join("expected.safetensors")).expect("stored results");
+        let tensors = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+        let prefixes = std::iter::once(String::new()).chain((0..).map(|i| format!("ragged.{i}.")));
+        let case = |prefix: String| {
+            Some((ids(&tensors, &format!("{prefix}input_ids"))?, ids(&tensors, &format!("{prefix}greedy_ids"))?))
+        };
+        prefixes.map_while(case).collect()
+    }
+}
+
+fn ids(tensors: &SafeTensors, name: &str) -> Option<Vec<u32>> {
+    let ids = tensors.tensor(name).ok()?;
+    Some(ids.data().chunks_exact(8).map(|id| u32::from_le_bytes(word(id))).collect())
+}
+
+fn word(bytes: &[u8]) -> [u8; 4] {
+    [bytes[0], bytes[1], bytes[2], bytes[3]]
 }

@@ -107,6 +107,28 @@ impl ModelCache {
         }
     }
 
+    /// Tokens of a page; of V4 that may be more than was asked for.
+    pub fn page_size(&self) -> usize {
+        self.pages().config().page_size
+    }
+
+    /// Pages there are.
+    pub fn num_pages(&self) -> usize {
+        self.pages().config().num_pages
+    }
+
+    /// Pages that nobody holds.
+    pub fn free_pages(&self) -> usize {
+        self.pages().free_pages()
+    }
+
+    fn pages(&self) -> &PagedCache {
+        match self {
+            Self::Latent(cache) => cache,
+            Self::V4(cache) => cache.entries(),
+        }
+    }
+
     /// The cache of a model with latents.
     pub(crate) fn latent(&mut self) -> Result<&mut PagedCache> {
         match self {

@@ -3,7 +3,8 @@
 //! | part | what |
 //! |---|---|
 //! | [`DeepseekModel`] | loads a checkpoint folder onto a device, or makes up weights; forward passes over a [`ModelCache`] |
-//! | [`generate`] | prompts in, text out: chunked prefill, batched decode, streaming |
+//! | [`Engine`] | requests that come and go: continuous batching, chunked prefill, shared prefixes, preemption |
+//! | [`generate`] | prompts in, text out, streaming: an engine for a few requests that are there from the start |
 //! | [`verify()`] | compares a model with results stored beside its checkpoint |
 //! | [`ModelConfig`], [`DeepseekV3Config`], [`DeepseekV4Config`] | `config.json`, validated; [`GenerationDefaults`] for `generation_config.json` |
 //! | [`Checkpoint`], [`WeightLoader`] | safetensors files, sharded or not, quantised or not, to tensors on a device |
@@ -16,6 +17,7 @@
 
 mod cache;
 mod config;
+mod engine;
 mod error;
 mod generation;
 mod layers;
@@ -33,8 +35,9 @@ pub use config::{
     AttentionSpec, DeepseekV3Config, DeepseekV4Config, GenerationDefaults, IndexerConfig, LayerSpec, LayerSummary,
     MlpSpec, ModelConfig, ModelType, Quantization, RopeConfig, Scoring, YarnConfig,
 };
+pub use engine::{Completion, Engine, EngineOptions, EngineStats, FinishReason, RequestStream, StreamEvent};
 pub use error::{ModelError, WeightReport, WrongDType, WrongQuantization, WrongShape};
-pub use generation::{Completion, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, generate};
+pub use generation::{GenerationOptions, GenerationRequest, GenerationStats, generate};
 pub use model::DeepseekModel;
 pub use models::{DeepseekV3, DeepseekV4, Hidden};
 pub use sampling::{Sampler, SamplingParams};

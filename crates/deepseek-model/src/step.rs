@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
 use mla_ops::cache::{PagedCache, RequestId};
-use mla_ops::{MlaPlan, MlaPlanArgs, PagedBatchArgs, Splits, WriteLatentArgs, mla_plan, page_table, write_latent};
+use mla_ops::{
+    MlaPlan, MlaPlanArgs, PagedBatchArgs, Splits, WriteLatentArgs, is_batch_invariant, mla_plan, page_table,
+    write_latent,
+};
 
 use crate::Result;
 use crate::config::DeepseekV3Config;
@@ -32,19 +35,29 @@ pub(crate) struct Step {
     pub(crate) keys: Keys,
 }
 
+/// Keys of a split where the result of a token must not depend on the batch.
+const SPLIT_TOKENS: usize = 1024;
+
 /// Which keys the new tokens see, and in which form.
 #[derive(Debug)]
 pub(crate) enum Keys {
-    /// A token of each request: all keys are read from the cache, in the absorbed form.
-    Paged(PagedKeys),
-    /// More tokens: they see each other in the naive form, and what the cache held before in the absorbed form.
-    New {
-        /// i32 `[B + 1]`.
-        cu_seqlens: Tensor<1, Int>,
-        past: Vec<PastChunk>,
+    /// All that precede them.
+    All {
+        /// The first tokens, one by one: their keys are read from the cache, in the absorbed form.
+        single: Option<PagedKeys>,
+        /// The tokens after those.
+        new: Option<NewKeys>,
     },
     /// Some token may see more keys than the indexer picks: all tokens read what it picks, in the absorbed form.
     Indexed(IndexedKeys),
+}
+
+/// Chunks of tokens that see each other in the naive form, and what the cache held before in the absorbed form.
+#[derive(Debug)]
+pub(crate) struct NewKeys {
+    /// i32 `[B + 1]`, counted from the first of these tokens.
+    pub(crate) cu_seqlens: Tensor<1, Int>,
+    pub(crate) past: Vec<PastChunk>,
 }
 
 /// Keys in the cache, and the plan for reading them.
@@ -70,7 +83,7 @@ pub(crate) struct IndexedKeys {
 /// What the cache held of a request before this step.
 #[derive(Debug)]
 pub(crate) struct PastChunk {
-    /// Its new tokens among those of the step.
+    /// Its new tokens, counted as in [`NewKeys::cu_seqlens`].
     pub(crate) tokens: Range<usize>,
     pub(crate) keys: PagedKeys,
 }
@@ -92,14 +105,17 @@ impl Step {
         let ids = chunks.iter().flat_map(|chunk| chunk.tokens.iter().map(|&id| id as i32)).collect();
         let slots = chunks.iter().flat_map(|chunk| chunk.slots.iter().copied()).collect();
         let longest = positions.iter().max().map_or(0, |position| position + 1);
-        let keys = if config.indexer.is_some_and(|indexer| longest > indexer.topk) {
+        let one_form = is_batch_invariant();
+        let keys = if config.indexer.is_some_and(|indexer| one_form || longest > indexer.topk) {
             Keys::Indexed(IndexedKeys::new(chunks, &positions, cache, device)?)
-        } else if chunks.iter().all(|chunk| chunk.tokens.len() == 1) {
-            let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
-            let seq_lens = positions.iter().map(|&position| position + 1).collect();
-            Keys::Paged(PagedKeys::new(&requests, seq_lens, 1, cache, heads, device)?)
         } else {
-            new_keys(chunks, cache, heads, device)?
+            // A token's result in the absorbed form is another one in its last bits than that in the naive form.
+            let alone = chunks.iter().take_while(|chunk| one_form || chunk.tokens.len() == 1).count();
+            let (alone, longer) = chunks.split_at(alone);
+            Keys::All {
+                single: single_keys(alone, &positions, cache, heads, device)?,
+                new: new_keys(longer, cache, heads, device)?,
+            }
         };
         Ok(Self {
             input_ids: ints(ids, device),
@@ -128,7 +144,28 @@ impl Step {
     }
 }
 
-fn new_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device) -> Result<Keys> {
+/// The keys of each token of some chunks, as if it were alone; `positions` begins with theirs.
+fn single_keys(
+    chunks: &[Chunk],
+    positions: &[usize],
+    cache: &PagedCache,
+    heads: usize,
+    device: &Device,
+) -> Result<Option<PagedKeys>> {
+    let owners: Vec<RequestId> = chunks.iter().flat_map(|chunk| vec![chunk.request; chunk.tokens.len()]).collect();
+    if owners.is_empty() {
+        return Ok(None);
+    }
+    let seq_lens = positions[..owners.len()].iter().map(|&position| position + 1).collect();
+    let splits = if is_batch_invariant() { Splits::Tokens(SPLIT_TOKENS) } else { Splits::Auto };
+    let reader = Reader { query_len: 1, heads, splits };
+    Ok(Some(PagedKeys::new(&owners, seq_lens, reader, cache, device)?))
+}
+
+fn new_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device) -> Result<Option<NewKeys>> {
+    if chunks.is_empty() {
+        return Ok(None);
+    }
     let mut cu_seqlens = vec![0];
     let mut past = Vec::new();
     let mut first = 0;
@@ -136,13 +173,14 @@ fn new_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device)
         let tokens = first..first + chunk.tokens.len();
         let before = cache.len(chunk.request)? - chunk.tokens.len();
         if before > 0 {
-            let keys = PagedKeys::new(&[chunk.request], vec![before], tokens.len(), cache, heads, device)?;
+            let reader = Reader { query_len: tokens.len(), heads, splits: Splits::Auto };
+            let keys = PagedKeys::new(&[chunk.request], vec![before], reader, cache, device)?;
             past.push(PastChunk { tokens: tokens.clone(), keys });
         }
         first = tokens.end;
         cu_seqlens.push(first as i32);
     }
-    Ok(Keys::New { cu_seqlens: ints(cu_seqlens, device), past })
+    Ok(Some(NewKeys { cu_seqlens: ints(cu_seqlens, device), past }))
 }
 
 impl IndexedKeys {
@@ -166,14 +204,21 @@ impl IndexedKeys {
     }
 }
 
+/// How keys in the cache are read.
+struct Reader {
+    /// Tokens of each request.
+    query_len: usize,
+    heads: usize,
+    splits: Splits,
+}
+
 impl PagedKeys {
-    /// The first `seq_lens` keys of each request, for `query_len` new tokens of each.
+    /// The first `seq_lens` keys of each request.
     fn new(
         requests: &[RequestId],
         seq_lens: Vec<usize>,
-        query_len: usize,
+        reader: Reader,
         cache: &PagedCache,
-        heads: usize,
         device: &Device,
     ) -> Result<Self> {
         let page_size = cache.config().page_size;
@@ -189,11 +234,11 @@ impl PagedKeys {
         let page_table = page_table(batch, max_pages)?;
         let plan = mla_plan(MlaPlanArgs {
             seq_lens: seq_lens.clone(),
-            query_len,
-            heads,
+            query_len: reader.query_len,
+            heads: reader.heads,
             page_size,
             max_seq_len: max_pages * page_size,
-            splits: Splits::Auto,
+            splits: reader.splits,
         })?;
         Ok(Self { batch: requests.len(), page_table, seq_lens, plan })
     }

@@ -17,6 +17,7 @@
 //! | [`route_experts`], [`experts_mlp`] | mixture of experts: the choice, and the experts' sum |
 //! | [`linear`] | a projection, of a few rows as fast as the weights come |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
+//! | [`batch_invariant()`] | products whose rows do not depend on one another, bit for bit (CPU) |
 //!
 //! Letters in shapes: `B` sequences, `Sq` query tokens of each, `H` query heads, `D` key width, `Dv` value width, `P`
 //! pages, `S` page size, `N` tokens of all sequences, `T` tokens. Index tensors are i32; floats are f32, f16 or bf16,
@@ -25,6 +26,7 @@
 //! The operations are for inference: they have no backward pass.
 
 mod backend;
+mod batch_invariant;
 pub mod cache;
 mod check;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -44,6 +46,7 @@ mod planner;
 #[cfg(feature = "flex")]
 mod reference;
 
+pub use batch_invariant::{batch_invariant, is_batch_invariant};
 pub use device::DeviceName;
 pub use error::MlaError;
 pub use independent::map_independent;

@@ -11,7 +11,7 @@ use mla_ops::{
 use super::{Indexer, Linear, RmsNorm, Rotation};
 use crate::Result;
 use crate::config::DeepseekV3Config;
-use crate::step::{Keys, PagedKeys, PastChunk, Step};
+use crate::step::{Keys, NewKeys, PagedKeys, PastChunk, Step};
 use crate::weights::WeightLoader;
 
 /// The norms inside the attention have this epsilon, whatever `rms_norm_eps` says.
@@ -120,14 +120,19 @@ impl MultiHeadLatentAttention {
         }
 
         let out = match &step.keys {
-            Keys::Paged(keys) => self.absorbed(q_nope, q_pe, keys, true, cache)?.0,
-            Keys::New { cu_seqlens, past } => {
-                let (out, lse) = self.naive(q_nope.clone(), q_pe.clone(), latent, k_pe, cu_seqlens)?;
-                let mut state = (out, lse);
-                for chunk in past {
-                    state = self.add_past(state, &q_nope, &q_pe, chunk, cache)?;
+            Keys::All { single, new } => {
+                let alone = single.as_ref().map_or(0, |keys| keys.batch);
+                let first = |x: &Tensor<3>| x.clone().narrow(0, 0, alone);
+                let rest = |x: &Tensor<3>| x.clone().narrow(0, alone, tokens - alone);
+                let mut outs = Vec::new();
+                if let Some(keys) = single {
+                    outs.push(self.absorbed(first(&q_nope), first(&q_pe), keys, true, cache)?.0);
                 }
-                state.0
+                if let Some(keys) = new {
+                    let [latent, k_pe] = [latent, k_pe].map(|x| x.narrow(0, alone, tokens - alone));
+                    outs.push(self.naive_and_past(rest(&q_nope), rest(&q_pe), latent, k_pe, keys, cache)?);
+                }
+                if outs.len() > 1 { Tensor::cat(outs, 0) } else { outs.remove(0) }
             }
             Keys::Indexed(keys) => {
                 let indexer = self.indexer.as_ref().expect("only the steps of a model with an indexer have such keys");
@@ -205,6 +210,23 @@ impl MultiHeadLatentAttention {
         let options = MlaDecodeOptions { value_width: rank, softmax_scale, causal, splits, path: None };
         let (out, lse) = mla_decode(args, &options, Some(&keys.plan))?;
         Ok((self.expand(out.reshape([tokens, heads, rank])), lse.reshape([tokens, heads])))
+    }
+
+    /// Attention of chunks of new tokens over themselves and what the cache held before: out `[N, H, dv]`.
+    fn naive_and_past(
+        &self,
+        q_nope: Tensor<3>,
+        q_pe: Tensor<3>,
+        latent: Tensor<2>,
+        k_pe: Tensor<2>,
+        keys: &NewKeys,
+        cache: &PagedCache,
+    ) -> Result<Tensor<3>> {
+        let mut state = self.naive(q_nope.clone(), q_pe.clone(), latent, k_pe, &keys.cu_seqlens)?;
+        for chunk in &keys.past {
+            state = self.add_past(state, &q_nope, &q_pe, chunk, cache)?;
+        }
+        Ok(state.0)
     }
 
     /// Attention of the new tokens over themselves, with keys and values of every head: out `[N, H, dv]`, lse `[N, H]`.

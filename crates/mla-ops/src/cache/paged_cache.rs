@@ -179,7 +179,30 @@ impl PagedCache {
         Ok(self.insert(Request { row, len, pages }))
     }
 
-    /// Ends a request. Pages that no other request holds are free again.
+    /// Starts a request whose first tokens are these whole pages, which somebody holds: their rows are written already.
+    ///
+    /// # Errors
+    /// [`CacheError::NotAllocated`], [`CacheError::RequestTooLong`], [`CacheError::OutOfRequests`].
+    pub fn admit_with(&mut self, pages: &[u32]) -> Result<RequestId, CacheError> {
+        let (page_size, max) = (self.config.page_size, self.config.max_tokens);
+        let len = pages.len() * page_size;
+        if len > max {
+            return Err(CacheError::RequestTooLong { request: RequestId(self.next_id), tokens: len, max });
+        }
+        self.allocator.retain(pages)?;
+        let row = match self.map.take_row() {
+            Ok(row) => row,
+            Err(error) => {
+                self.allocator.release(pages)?;
+                return Err(error);
+            }
+        };
+        let slots: Vec<i32> = (0..len).map(|token| slot(pages, page_size, token)).collect();
+        self.map.write(row, 0, &slots)?;
+        Ok(self.insert(Request { row, len, pages: pages.to_vec() }))
+    }
+
+    /// Ends a request. Pages that nobody else holds are free again.
     ///
     /// # Errors
     /// [`CacheError::UnknownRequest`], also for a request that was freed before.
@@ -207,12 +230,33 @@ impl PagedCache {
         Ok(&self.request(request)?.pages)
     }
 
-    /// Pages that no request holds.
+    /// Adds a holder to pages, one per mention: they outlive their requests, until [`Self::release`].
+    ///
+    /// # Errors
+    /// [`CacheError::NotAllocated`]; then nothing changes.
+    pub fn retain(&mut self, pages: &[u32]) -> Result<(), CacheError> {
+        self.allocator.retain(pages)
+    }
+
+    /// Takes away what [`Self::retain`] has added.
+    ///
+    /// # Errors
+    /// [`CacheError::NotAllocated`], [`CacheError::DoubleFree`]; then nothing changes.
+    pub fn release(&mut self, pages: &[u32]) -> Result<(), CacheError> {
+        self.allocator.release(pages)
+    }
+
+    /// Holders of a page: requests and [`Self::retain`]s.
+    pub fn holders(&self, page: u32) -> u32 {
+        self.allocator.ref_count(page)
+    }
+
+    /// Pages that nobody holds.
     pub fn free_pages(&self) -> usize {
         self.allocator.free_pages()
     }
 
-    /// Pages that some request holds; a shared page counts once.
+    /// Pages that somebody holds; a shared page counts once.
     pub fn pages_in_use(&self) -> usize {
         self.allocator.num_pages() - self.allocator.free_pages()
     }

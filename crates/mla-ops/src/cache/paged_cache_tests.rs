@@ -194,6 +194,45 @@ fn a_taken_pool_is_an_error_until_it_is_back() {
 }
 
 #[test]
+fn retained_pages_begin_another_request() {
+    let mut cache = cache();
+    let a = cache.admit().unwrap();
+    let slots = cache.append(a, 10).unwrap();
+    let values: Vec<f32> = (0..10).map(|value| value as f32).collect();
+    write_rows(&mut cache, &slots, &values);
+    let whole = cache.pages(a).unwrap()[..2].to_vec();
+    cache.retain(&whole).unwrap();
+    cache.free(a).unwrap();
+    assert_eq!((cache.pages_in_use(), cache.holders(whole[0])), (2, 1));
+    let b = cache.admit_with(&whole).unwrap();
+    assert_eq!((cache.len(b), cache.holders(whole[0])), (Ok(8), 2));
+    // The next token opens a page: nothing is copied.
+    let slot = cache.append(b, 1).unwrap();
+    write_rows(&mut cache, &slot, &[50.0]);
+    assert_holds(&cache, b, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 50.0]);
+    cache.free(b).unwrap();
+    cache.release(&whole).unwrap();
+    assert_eq!(cache.pages_in_use(), 0);
+    let unheld = CacheError::NotAllocated { page: whole[0] };
+    assert_eq!(cache.admit_with(&whole), Err(unheld.clone()));
+    assert_eq!(cache.release(&whole), Err(unheld));
+}
+
+#[test]
+fn pages_are_not_held_by_a_request_that_was_refused() {
+    let mut cache = cache();
+    let a = cache.admit().unwrap();
+    cache.append(a, 8).unwrap();
+    let pages = cache.pages(a).unwrap().to_vec();
+    for _ in 1..4 {
+        cache.admit().unwrap();
+    }
+    assert_eq!(cache.admit_with(&pages), Err(CacheError::OutOfRequests { max: 4 }));
+    assert!(matches!(cache.admit_with(&pages.repeat(3)), Err(CacheError::RequestTooLong { tokens: 24, .. })));
+    assert_eq!(cache.holders(pages[0]), 1);
+}
+
+#[test]
 fn stale_ids_are_unknown_for_ever() {
     let mut cache = cache();
     let a = cache.admit().unwrap();

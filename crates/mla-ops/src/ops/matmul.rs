@@ -10,17 +10,25 @@ use burn::tensor::Tensor;
 use cubecl::ir::{ElemType, FloatKind};
 
 use crate::backend::MlaBackend;
+use crate::batch_invariant::{is_batch_invariant, matmul_in_blocks};
 
 /// The product of `lhs [.., M, K]` and `rhs [.., K, N]`, whose leading dimensions are equal: `[.., M, N]`.
 ///
 /// As [`Tensor::matmul`], but f32 is f32: on NVIDIA GPUs, Burn's own product rounds both sides to TF32, 10 bits of
 /// fraction. That is too coarse for a router, whose scores decide which experts run, and for logits that are compared with
-/// those of other programs.
+/// those of other programs. Inside of [`batch_invariant`](crate::batch_invariant()), a row of the result depends on no other.
 ///
 /// # Panics
 /// As [`Tensor::matmul`] does, where the shapes do not fit.
 pub fn matmul<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D> {
     let (l, r) = (lhs.dims(), rhs.dims());
+    if is_batch_invariant() && l[..D - 2] == r[..D - 2] && l.iter().all(|&len| len > 0) {
+        match D {
+            2 => return matmul_in_blocks::<D, 3>(lhs, rhs),
+            3 => return matmul_in_blocks::<D, 4>(lhs, rhs),
+            _ => {}
+        }
+    }
     if rounds(&lhs) && l[..D - 2] == r[..D - 2] && l[D - 1] == r[D - 2] {
         return Tensor::from_dispatch(<Dispatch as MlaBackend>::matmul(lhs.into_dispatch(), rhs.into_dispatch()));
     }

@@ -1,0 +1,329 @@
+//! Many requests on one model: they join and leave at every step, share the pages of common beginnings, and give up pages
+//! when the cache is full.
+
+mod prefix_tree;
+mod reply;
+mod scheduler;
+mod stream;
+
+use std::collections::HashMap;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{FloatDType, Tensor};
+use mla_ops::batch_invariant;
+
+use self::reply::{Limits, Reply};
+use self::scheduler::{Job, Plan, Scheduler};
+pub use self::stream::{Completion, FinishReason, RequestStream, StreamEvent};
+use crate::cache::CacheSize;
+use crate::generation::{GenerationRequest, check_request};
+use crate::model::DeepseekModel;
+use crate::tokenizer::Tokenizer;
+use crate::{ModelError, Result};
+
+/// Sizes and modes of an [`Engine`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Tokens in a cache page, a power of two.
+    pub page_size: usize,
+    /// Pages of the cache: what all running requests share.
+    pub cache_pages: usize,
+    /// Requests that run at once at most.
+    pub max_batch: usize,
+    /// Tokens in a forward pass at most: one of each request that generates, the rest from prompts. At least `max_batch`,
+    /// so that nobody waits for ever.
+    pub token_budget: usize,
+    /// Whether requests that begin alike share pages. DeepSeek-V4 shares none: what it keeps of a request beside its pages
+    /// belongs to one position of one request.
+    pub prefix_sharing: bool,
+    /// Whether a request's logits are the same, bit for bit, whatever else runs and however its prompt is divided. Costs
+    /// speed in the prompts; only on the CPU.
+    pub deterministic: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            page_size: 64,
+            cache_pages: 512,
+            max_batch: 64,
+            token_budget: 512,
+            prefix_sharing: true,
+            deterministic: false,
+        }
+    }
+}
+
+/// Counts and times since an engine began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Forward passes.
+    pub steps: usize,
+    /// Prompt tokens that were computed, without those that were found in shared pages; each once.
+    pub prompt_tokens: usize,
+    /// Tokens that were computed again after a preemption.
+    pub recomputed_tokens: usize,
+    /// Tokens with which requests began to run, or ran again.
+    pub looked_up_tokens: usize,
+    /// Those of them whose rows were found in shared pages.
+    pub shared_tokens: usize,
+    /// Times that a request gave up its pages.
+    pub preemptions: usize,
+    /// Tokens drawn.
+    pub generated_tokens: usize,
+    /// Those of them that were drawn in steps with nothing but one token of each request.
+    pub decode_tokens: usize,
+    /// Time of those steps.
+    pub decode_time: Duration,
+    /// Time of all other steps.
+    pub prefill_time: Duration,
+    /// From the engine's beginning until the first token of any request.
+    pub time_to_first_token: Option<Duration>,
+    /// Cache memory of a token, all layers, in bytes.
+    pub cache_bytes_per_token: usize,
+    /// Cache memory in use, pages of former requests included, in bytes.
+    pub cache_bytes: usize,
+    /// The most that it has been.
+    pub cache_bytes_peak: usize,
+    /// Pages of the cache.
+    pub pages: usize,
+    /// Pages that requests hold.
+    pub pages_in_use: usize,
+    /// Pages of former requests, kept for those that begin alike as long as nobody needs them.
+    pub pages_idle: usize,
+}
+
+impl EngineStats {
+    /// The share of the tokens with which requests began that was found in shared pages, 0 to 1.
+    pub fn hit_rate(&self) -> f64 {
+        self.shared_tokens as f64 / self.looked_up_tokens.max(1) as f64
+    }
+}
+
+/// Runs requests together, a step at a time (continuous batching; Yu et al., Orca, OSDI 2022).
+///
+/// A step takes one token of each request that generates, and fills up `token_budget` with chunks of prompts: those of running
+/// requests first, then of waiting ones, in the order of their arrival. When the pages run out, the youngest request gives up
+/// its own and waits; its tokens are kept and computed again later, so that nothing of its text is lost. A text ends with
+/// [`FinishReason::OutOfCache`] only if the whole cache is too small for it.
+///
+/// ```no_run
+/// # fn main() -> deepseek_model::Result<()> {
+/// # let device = burn::tensor::Device::flex();
+/// # let dir = std::path::Path::new("assets/demo-v3");
+/// # let dtype = burn::tensor::FloatDType::F32;
+/// use deepseek_model::{DeepseekModel, Engine, EngineOptions, GenerationRequest, SamplingParams, StreamEvent, Tokenizer};
+///
+/// let model = DeepseekModel::load(dir, &device, dtype, &mut |_| {})?;
+/// let tokenizer = Tokenizer::load(dir)?;
+/// let mut engine = Engine::new(&model, &tokenizer, EngineOptions::default())?;
+/// let prompt = tokenizer.encode("hacker: n.", true)?;
+/// let sampling = SamplingParams::greedy();
+/// let mut stream = engine.submit(GenerationRequest { prompt, sampling, max_new_tokens: 60, stop: vec![] })?;
+/// while engine.step()? {
+///     while let Some(StreamEvent::Text(text)) = stream.try_next() {
+///         print!("{text}");
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Engine<'a> {
+    model: &'a DeepseekModel,
+    tokenizer: &'a Tokenizer,
+    deterministic: bool,
+    scheduler: Scheduler,
+    replies: HashMap<u64, Reply>,
+    next_id: u64,
+    stats: EngineStats,
+    start: Instant,
+}
+
+impl<'a> Engine<'a> {
+    /// An engine without requests; its cache is allocated.
+    ///
+    /// # Errors
+    /// A size that is zero or too large, a page size that is no power of two, a budget below `max_batch`;
+    /// [`ModelError::Ops`] where the model's device cannot be deterministic.
+    pub fn new(model: &'a DeepseekModel, tokenizer: &'a Tokenizer, options: EngineOptions) -> Result<Self> {
+        let EngineOptions { page_size, cache_pages, max_batch, token_budget, .. } = options;
+        if token_budget < max_batch {
+            let expected = format!("at least `max_batch` = {max_batch}, a token for each request that runs");
+            return Err(ModelError::request("token_budget", token_budget, expected));
+        }
+        if options.deterministic {
+            batch_invariant(model.device(), || ())?;
+        }
+        let cache = model.new_cache(CacheSize {
+            num_pages: cache_pages,
+            page_size,
+            max_requests: max_batch,
+            // More than the pages hold, so that it is the pages that run out.
+            max_tokens: cache_pages.saturating_add(1).saturating_mul(page_size).min(model.max_positions()),
+        })?;
+        let stats = EngineStats { cache_bytes_per_token: cache.bytes_per_token(), ..Default::default() };
+        Ok(Self {
+            model,
+            tokenizer,
+            deterministic: options.deterministic,
+            scheduler: Scheduler::new(cache, options.prefix_sharing, max_batch, token_budget),
+            replies: HashMap::new(),
+            next_id: 0,
+            stats,
+            start: Instant::now(),
+        })
+    }
+
+    /// Takes a request, which starts with one of the next steps.
+    ///
+    /// # Errors
+    /// [`ModelError::Request`] naming what is wrong with it; the others go on.
+    pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestStream> {
+        check_request(self.model, &request)?;
+        let (sender, events) = channel();
+        let reply = Reply::new(&request, self.tokenizer, sender)?;
+        let id = self.next_id;
+        self.next_id += 1;
+        if request.max_new_tokens == 0 {
+            reply.finish(Vec::new(), FinishReason::MaxNewTokens);
+        } else {
+            self.scheduler.push(Job::new(id, request.prompt));
+            self.replies.insert(id, reply);
+        }
+        Ok(RequestStream { id, events })
+    }
+
+    /// Ends a request at once; its stream finishes with [`FinishReason::Cancelled`]. Whether it was there.
+    ///
+    /// # Errors
+    /// A cache that is damaged.
+    pub fn cancel(&mut self, id: u64) -> Result<bool> {
+        let job = self.scheduler.remove(id)?;
+        let found = job.is_some();
+        if let Some(job) = job {
+            self.finish(job, FinishReason::Cancelled);
+        }
+        Ok(found)
+    }
+
+    /// One forward pass, and a token of each request whose prompt is complete. Whether requests are left.
+    ///
+    /// # Errors
+    /// A failure of the device, or logits that are not finite: the engine cannot go on.
+    pub fn step(&mut self) -> Result<bool> {
+        let start = Instant::now();
+        let mut plan = self.scheduler.plan()?;
+        for (job, error) in plan.ended.drain(..) {
+            self.finish(job, FinishReason::OutOfCache(error));
+        }
+        if !plan.chunks.is_empty() {
+            self.stats.cache_bytes_peak = self.stats.cache_bytes_peak.max(self.scheduler.cache.bytes_in_use());
+            let drawn = self.compute(&plan)?;
+            let decodes = plan.chunks.iter().all(|chunk| chunk.tokens.len() == 1);
+            self.stats.steps += 1;
+            self.stats.generated_tokens += drawn;
+            match decodes {
+                true => {
+                    self.stats.decode_tokens += drawn;
+                    self.stats.decode_time += start.elapsed();
+                }
+                false => self.stats.prefill_time += start.elapsed(),
+            }
+        }
+        Ok(self.requests() > 0)
+    }
+
+    /// Requests that run or wait.
+    pub fn requests(&self) -> usize {
+        self.running() + self.waiting()
+    }
+
+    /// Requests that run.
+    pub fn running(&self) -> usize {
+        self.scheduler.running()
+    }
+
+    /// Requests that wait for a place in the batch or for pages.
+    pub fn waiting(&self) -> usize {
+        self.scheduler.waiting()
+    }
+
+    /// Counts and times so far.
+    pub fn stats(&self) -> EngineStats {
+        let (counts, cache) = (self.scheduler.counts, &self.scheduler.cache);
+        let pages_idle = self.scheduler.idle_pages();
+        EngineStats {
+            prompt_tokens: counts.prompt_tokens,
+            recomputed_tokens: counts.recomputed_tokens,
+            looked_up_tokens: counts.looked_up_tokens,
+            shared_tokens: counts.shared_tokens,
+            preemptions: counts.preemptions,
+            cache_bytes: cache.bytes_in_use(),
+            pages: cache.num_pages(),
+            pages_in_use: cache.num_pages() - cache.free_pages() - pages_idle,
+            pages_idle,
+            ..self.stats
+        }
+    }
+
+    /// Frees the pages of former requests.
+    ///
+    /// # Errors
+    /// A cache that is damaged.
+    pub fn forget_prefixes(&mut self) -> Result<()> {
+        self.scheduler.forget_prefixes()
+    }
+
+    /// The forward pass of a plan, and what follows from it; returns how many tokens were drawn.
+    fn compute(&mut self, plan: &Plan) -> Result<usize> {
+        let logits = self.forward(plan)?;
+        self.scheduler.computed(plan)?;
+        // A request whose prompt is not complete yet has no use for the logits.
+        let complete = plan.jobs.iter().enumerate().filter(|(_, id)| self.scheduler.is_complete(**id));
+        let rows: Vec<(usize, u64)> = complete.map(|(row, &id)| (row, id)).collect();
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        let [_, vocab] = logits.dims();
+        let mut logits = to_host(logits)?;
+        for &(row, id) in &rows {
+            self.draw(id, &mut logits[row * vocab..(row + 1) * vocab])?;
+        }
+        self.stats.time_to_first_token.get_or_insert_with(|| self.start.elapsed());
+        Ok(rows.len())
+    }
+
+    fn forward(&mut self, plan: &Plan) -> Result<Tensor<2>> {
+        let (model, cache) = (self.model, &mut self.scheduler.cache);
+        match self.deterministic {
+            true => batch_invariant(model.device(), || model.next_token_logits(&plan.chunks, cache))?,
+            false => model.next_token_logits(&plan.chunks, cache),
+        }
+    }
+
+    fn draw(&mut self, id: u64, logits: &mut [f32]) -> Result<()> {
+        let limits = Limits { eos_token_ids: self.model.eos_token_ids(), max_positions: self.model.max_positions() };
+        let (Some(job), Some(reply)) = (self.scheduler.running_mut(id), self.replies.get_mut(&id)) else {
+            return Ok(());
+        };
+        if let Some(reason) = reply.draw(logits, &mut job.tokens, job.prompt_len, &limits)?
+            && let Some(job) = self.scheduler.remove(id)?
+        {
+            self.finish(job, reason);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, job: Job, reason: FinishReason) {
+        if let Some(reply) = self.replies.remove(&job.id) {
+            reply.finish(job.tokens[job.prompt_len..].to_vec(), reason);
+        }
+    }
+}
+
+/// Logits as f32, on the host.
+fn to_host(logits: Tensor<2>) -> Result<Vec<f32>> {
+    logits.cast(FloatDType::F32).try_into_vec_as::<f32>().map_err(ModelError::device)
+}

@@ -1,0 +1,305 @@
+//! Which requests compute how many tokens in the next step, and who gives up pages for it.
+
+use std::collections::VecDeque;
+
+use mla_ops::cache::{CacheError, RequestId};
+
+use super::prefix_tree::PrefixTree;
+use crate::Result;
+use crate::cache::ModelCache;
+use crate::step::Chunk;
+
+/// A request as the scheduler sees it: tokens, and how many of them are in the cache.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) id: u64,
+    /// Prompt and generated tokens.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt_len: usize,
+    /// Tokens whose rows are in the cache.
+    cached: usize,
+    /// The most that `cached` has been: what is computed below it is computed again.
+    most_cached: usize,
+    /// Its place in the cache, while it runs.
+    place: Option<RequestId>,
+}
+
+impl Job {
+    pub(crate) fn new(id: u64, prompt: Vec<u32>) -> Self {
+        Self { id, prompt_len: prompt.len(), tokens: prompt, cached: 0, most_cached: 0, place: None }
+    }
+
+    fn missing(&self) -> usize {
+        self.tokens.len() - self.cached
+    }
+}
+
+/// The work of a step.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// What the model computes.
+    pub(crate) chunks: Vec<Chunk>,
+    /// The job of each chunk.
+    pub(crate) jobs: Vec<u64>,
+    /// Jobs that can have no page for their next token, though they have the cache for themselves.
+    pub(crate) ended: Vec<(Job, CacheError)>,
+}
+
+/// What the scheduler has done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Tokens of prompts that were computed, each once.
+    pub(crate) prompt_tokens: usize,
+    /// Tokens that were computed before, and lost to other requests.
+    pub(crate) recomputed_tokens: usize,
+    /// Tokens of requests that began to run, again after a preemption.
+    pub(crate) looked_up_tokens: usize,
+    /// Those of them that were found in shared pages.
+    pub(crate) shared_tokens: usize,
+    /// Times that a request gave up its pages.
+    pub(crate) preemptions: usize,
+}
+
+/// Requests that wait and run.
+///
+/// First come, first served: a request that runs gives up its pages only to older ones, and is then the first to run again.
+/// Its tokens are kept, their rows are computed again.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    pub(crate) cache: ModelCache,
+    /// Absent where pages cannot be shared.
+    tree: Option<PrefixTree>,
+    waiting: VecDeque<Job>,
+    /// The oldest first.
+    running: Vec<Job>,
+    max_batch: usize,
+    token_budget: usize,
+    pub(crate) counts: Counts,
+}
+
+impl Scheduler {
+    /// A request holds a row of the cache while it runs: the cache has `max_batch` of them.
+    pub(crate) fn new(cache: ModelCache, prefix_sharing: bool, max_batch: usize, token_budget: usize) -> Self {
+        let shares = prefix_sharing && matches!(cache, ModelCache::Latent(_));
+        let tree = shares.then(|| PrefixTree::new(cache.page_size()));
+        let (waiting, running, counts) = Default::default();
+        Self { cache, tree, waiting, running, max_batch, token_budget, counts }
+    }
+
+    pub(crate) fn push(&mut self, job: Job) {
+        self.waiting.push_back(job);
+    }
+
+    pub(crate) fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Pages that only wait for a request that begins with them.
+    pub(crate) fn idle_pages(&self) -> usize {
+        self.tree.as_ref().map_or(0, |tree| tree.evictable(|page| is_idle(&self.cache, page)))
+    }
+
+    /// Makes room for the tokens of the next step: one of each request that generates, then chunks of prompts as far as the
+    /// budget goes, of the running requests and then of waiting ones.
+    pub(crate) fn plan(&mut self) -> Result<Plan> {
+        let mut plan = Plan::default();
+        for generating in [true, false] {
+            let ids: Vec<u64> = self.running.iter().map(|job| job.id).collect();
+            for id in ids {
+                // Those before it may have taken its pages, or have ended it.
+                let Some(index) = self.running.iter().position(|job| job.id == id) else {
+                    continue;
+                };
+                let n = self.running[index].missing();
+                if (n == 1) == generating && !plan.jobs.contains(&id) {
+                    self.give(index, n, &mut plan)?;
+                }
+            }
+        }
+        // Whoever has just given up pages must not take them back.
+        let preempted = self.counts.preemptions;
+        while self.running.len() < self.max_batch && self.budget_left(&plan) > 0 && self.counts.preemptions == preempted
+        {
+            if !self.admit()? {
+                break;
+            }
+            let index = self.running.len() - 1;
+            let n = self.running[index].missing();
+            self.give(index, n, &mut plan)?;
+        }
+        Ok(plan)
+    }
+
+    /// The tokens of the plan are in the cache.
+    pub(crate) fn computed(&mut self, plan: &Plan) -> Result<()> {
+        for (chunk, &id) in plan.chunks.iter().zip(&plan.jobs) {
+            let Some(job) = self.running.iter_mut().find(|job| job.id == id) else {
+                continue;
+            };
+            let (before, after) = (job.cached, job.cached + chunk.tokens.len());
+            let new = after.saturating_sub(job.most_cached.max(before));
+            let new_of_prompt = after.min(job.prompt_len).saturating_sub(job.most_cached.max(before));
+            self.counts.prompt_tokens += new_of_prompt;
+            self.counts.recomputed_tokens += chunk.tokens.len() - new;
+            job.most_cached = job.most_cached.max(after);
+            job.cached = after;
+            // Pages that generated tokens fill are offered when the request ends.
+            if chunk.tokens.len() > 1 {
+                offer(&mut self.tree, &mut self.cache, job)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all tokens of a running request are computed, so that the next one can be drawn.
+    pub(crate) fn is_complete(&self, id: u64) -> bool {
+        self.running.iter().any(|job| job.id == id && job.missing() == 0)
+    }
+
+    pub(crate) fn running_mut(&mut self, id: u64) -> Option<&mut Job> {
+        self.running.iter_mut().find(|job| job.id == id)
+    }
+
+    /// Takes a request out, whether it runs or waits.
+    pub(crate) fn remove(&mut self, id: u64) -> Result<Option<Job>> {
+        if let Some(index) = self.running.iter().position(|job| job.id == id) {
+            let mut job = self.running.remove(index);
+            self.leave(&mut job)?;
+            return Ok(Some(job));
+        }
+        let index = self.waiting.iter().position(|job| job.id == id);
+        Ok(index.and_then(|index| self.waiting.remove(index)))
+    }
+
+    /// Frees the pages that no request uses.
+    pub(crate) fn forget_prefixes(&mut self) -> Result<()> {
+        self.evict(usize::MAX)?;
+        Ok(())
+    }
+
+    fn budget_left(&self, plan: &Plan) -> usize {
+        self.token_budget.saturating_sub(plan.chunks.iter().map(|chunk| chunk.tokens.len()).sum())
+    }
+
+    /// Room for up to `n` more tokens of a running request; where there is none, the youngest give up theirs.
+    fn give(&mut self, index: usize, n: usize, plan: &mut Plan) -> Result<()> {
+        let n = n.min(self.budget_left(plan));
+        if n == 0 {
+            return Ok(());
+        }
+        loop {
+            let job = &self.running[index];
+            let Some(place) = job.place else {
+                return Ok(());
+            };
+            let error = match self.cache.append(place, &job.tokens[job.cached..job.cached + n]) {
+                Ok(chunk) => {
+                    plan.jobs.push(job.id);
+                    plan.chunks.push(chunk);
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            let youngest = self.running.len() - 1;
+            match error {
+                CacheError::OutOfPages { needed, free, .. } if self.evict(needed - free)? > 0 => continue,
+                CacheError::OutOfPages { .. } if youngest > 0 => {}
+                CacheError::OutOfPages { .. } | CacheError::RequestTooLong { .. } => {
+                    let mut job = self.running.remove(index);
+                    self.leave(&mut job)?;
+                    plan.ended.push((job, error));
+                    return Ok(());
+                }
+                error => return Err(error.into()),
+            }
+            self.preempt(youngest, plan)?;
+            if youngest == index {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The request waits again, before all others.
+    fn preempt(&mut self, index: usize, plan: &mut Plan) -> Result<()> {
+        let mut job = self.running.remove(index);
+        if let Some(planned) = plan.jobs.iter().position(|&id| id == job.id) {
+            plan.jobs.remove(planned);
+            plan.chunks.remove(planned);
+        }
+        self.leave(&mut job)?;
+        self.counts.preemptions += 1;
+        self.waiting.push_front(job);
+        Ok(())
+    }
+
+    /// Starts the first waiting request, if there are pages for all of its tokens and one more; if none runs, in any case.
+    fn admit(&mut self) -> Result<bool> {
+        let Some(job) = self.waiting.front() else {
+            return Ok(false);
+        };
+        let page_size = self.cache.page_size();
+        // The last token is computed in any case: its logits are wanted.
+        let sharable = &job.tokens[..job.tokens.len() - 1];
+        let shared = self.tree.as_mut().map_or_else(Vec::new, |tree| tree.longest_prefix(sharable));
+        let place = match &mut self.cache {
+            ModelCache::Latent(cache) => cache.admit_with(&shared)?,
+            cache @ ModelCache::V4(_) => cache.admit()?,
+        };
+        let needed = (job.tokens.len() + 1).div_ceil(page_size) - shared.len();
+        let free = self.cache.free_pages();
+        if !self.running.is_empty() && needed > free && needed > free + self.idle_pages() {
+            self.cache.free(place)?;
+            return Ok(false);
+        }
+        if let Some(mut job) = self.waiting.pop_front() {
+            job.place = Some(place);
+            job.cached = shared.len() * page_size;
+            self.counts.looked_up_tokens += job.tokens.len();
+            self.counts.shared_tokens += job.cached;
+            self.running.push(job);
+        }
+        Ok(true)
+    }
+
+    /// Gives up the request's place; its whole pages stay as long as nobody needs them.
+    fn leave(&mut self, job: &mut Job) -> Result<()> {
+        offer(&mut self.tree, &mut self.cache, job)?;
+        if let Some(place) = job.place.take() {
+            self.cache.free(place)?;
+        }
+        job.cached = 0;
+        Ok(())
+    }
+
+    /// Frees up to `n` pages that nobody uses, the longest unused first; returns how many.
+    fn evict(&mut self, n: usize) -> Result<usize> {
+        let (Some(tree), ModelCache::Latent(cache)) = (&mut self.tree, &mut self.cache) else {
+            return Ok(0);
+        };
+        let evicted = tree.evict(n, |page| cache.holders(page) == 1);
+        cache.release(&evicted)?;
+        Ok(evicted.len())
+    }
+}
+
+/// Puts the whole pages of a request into the tree.
+fn offer(tree: &mut Option<PrefixTree>, cache: &mut ModelCache, job: &Job) -> Result<()> {
+    if let (Some(tree), ModelCache::Latent(cache), Some(place)) = (tree, cache, job.place) {
+        let added = tree.insert(&job.tokens[..job.cached], cache.pages(place)?);
+        cache.retain(&added)?;
+    }
+    Ok(())
+}
+
+/// Whether the tree is the only holder.
+fn is_idle(cache: &ModelCache, page: u32) -> bool {
+    matches!(cache, ModelCache::Latent(cache) if cache.holders(page) == 1)
+}
+
+#[cfg(test)]
+#[path = "scheduler_tests.rs"]
+mod tests;

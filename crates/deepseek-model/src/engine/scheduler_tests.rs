@@ -1,0 +1,223 @@
+//! Random programs of arrivals, draws and cancellations: pages hold what a request alone would have written, and nobody
+//! loses one.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
+use proptest::prelude::*;
+
+use super::*;
+
+const PAGE: usize = 4;
+const PAGES: usize = 10;
+const MAX_BATCH: usize = 3;
+const BUDGET: usize = 9;
+
+fn scheduler(prefix_sharing: bool) -> Scheduler {
+    let config = CacheConfig {
+        pools: vec![PoolConfig::per_token(1)],
+        num_pages: PAGES,
+        page_size: PAGE,
+        max_requests: MAX_BATCH,
+        max_tokens: (PAGES + 1) * PAGE,
+        dtype: FloatDType::F32,
+    };
+    let cache = PagedCache::new(config, &Device::flex()).unwrap();
+    Scheduler::new(ModelCache::Latent(cache), prefix_sharing, MAX_BATCH, BUDGET)
+}
+
+/// What stands in for the row of the last of some tokens: it depends on all of them, and f32 holds it exactly.
+fn row(tokens: &[u32]) -> f32 {
+    tokens.iter().fold(7, |hash, &token| (hash * 31 + token + 1) % 16_777_213) as f32
+}
+
+fn latent(scheduler: &mut Scheduler) -> &mut PagedCache {
+    match &mut scheduler.cache {
+        ModelCache::Latent(cache) => cache,
+        ModelCache::V4(_) => unreachable!("made so"),
+    }
+}
+
+/// What a model would do: writes the rows of the new tokens.
+fn compute(scheduler: &mut Scheduler, plan: &Plan) {
+    for (chunk, id) in plan.chunks.iter().zip(&plan.jobs) {
+        let job = scheduler.running.iter().find(|job| job.id == *id).expect("a job of the plan runs");
+        let next = job.cached..job.cached + chunk.tokens.len();
+        assert_eq!(chunk.tokens, job.tokens[next.clone()]);
+        let rows: Vec<f32> = next.map(|position| row(&job.tokens[..=position])).collect();
+        let cache = latent(scheduler);
+        let mut pool = cache.take_pool(0).unwrap();
+        for (&slot, value) in chunk.slots.iter().zip(rows) {
+            let (page, offset) = (slot as usize / PAGE, slot as usize % PAGE);
+            let value = Tensor::from_data(TensorData::new(vec![value], [1, 1, 1]), (&Device::flex(), DType::F32));
+            pool = pool.slice_assign([page..page + 1, offset..offset + 1, 0..1], value);
+        }
+        cache.put_pool(0, pool).unwrap();
+    }
+}
+
+/// Every running request finds its own rows in its pages, and pages have the holders that they should have.
+fn check(scheduler: &Scheduler) {
+    let ModelCache::Latent(cache) = &scheduler.cache else { unreachable!("made so") };
+    let rows: Vec<f32> = cache.pool(0).unwrap().into_data().try_into_vec().unwrap();
+    let mut holders = HashMap::<u32, u32>::new();
+    for job in &scheduler.running {
+        let pages = cache.pages(job.place.expect("it runs")).unwrap();
+        for position in 0..job.cached {
+            let slot = pages[position / PAGE] as usize * PAGE + position % PAGE;
+            assert_eq!(rows[slot], row(&job.tokens[..=position]), "position {position} of job {}", job.id);
+        }
+        pages.iter().for_each(|&page| *holders.entry(page).or_default() += 1);
+    }
+    let held_by_tree = (0..PAGES as u32).filter(|page| cache.holders(*page) > holders.get(page).copied().unwrap_or(0));
+    assert_eq!(held_by_tree.count(), scheduler.tree.as_ref().map_or(0, PrefixTree::len));
+    assert!(scheduler.running.len() <= MAX_BATCH);
+    assert!(scheduler.waiting.iter().all(|job| job.place.is_none()));
+}
+
+fn check_plan(plan: &Plan) {
+    let lens: Vec<usize> = plan.chunks.iter().map(|chunk| chunk.tokens.len()).collect();
+    assert!(lens.iter().sum::<usize>() <= BUDGET && !lens.contains(&0), "{lens:?}");
+    assert_eq!(plan.jobs.iter().collect::<HashSet<_>>().len(), plan.jobs.len());
+}
+
+#[derive(Debug, Clone)]
+enum Action {
+    /// A prompt (one of a few that begin alike, to this length), and how many tokens to generate.
+    Submit(usize, usize, usize),
+    Cancel(usize),
+    Step,
+}
+
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let action = prop_oneof![
+        3 => (0..3usize, 1..30usize, 1..14usize).prop_map(|(kind, len, n)| Action::Submit(kind, len, n)),
+        1 => (0..8usize).prop_map(Action::Cancel),
+        8 => Just(Action::Step),
+    ];
+    prop::collection::vec(action, 1..80)
+}
+
+/// Requests with the tokens that they want to have in the end.
+#[derive(Default)]
+struct World {
+    wanted: HashMap<u64, usize>,
+    next_id: u64,
+    finished: usize,
+}
+
+impl World {
+    fn act(&mut self, scheduler: &mut Scheduler, action: &Action) {
+        match *action {
+            Action::Submit(kind, len, n) => {
+                // Prompts of a kind begin alike, kinds 0 and 1 for two pages.
+                let token = |position: usize| (position * (1 + kind * usize::from(position >= 8 || kind == 2))) as u32;
+                scheduler.push(Job::new(self.next_id, (0..len).map(token).collect()));
+                self.wanted.insert(self.next_id, len + n);
+                self.next_id += 1;
+            }
+            Action::Cancel(which) => {
+                let mut live: Vec<u64> = self.wanted.keys().copied().collect();
+                live.sort_unstable();
+                if let Some(id) = live.get(which) {
+                    assert_eq!(scheduler.remove(*id).unwrap().map(|job| job.id), Some(*id));
+                    self.wanted.remove(id);
+                }
+            }
+            Action::Step => self.step(scheduler),
+        }
+    }
+
+    fn step(&mut self, scheduler: &mut Scheduler) {
+        let oldest = scheduler.running.first().map(|job| job.id);
+        let plan = scheduler.plan().unwrap();
+        check_plan(&plan);
+        assert!(!plan.chunks.is_empty() || !plan.ended.is_empty() || self.wanted.is_empty(), "nothing moves");
+        compute(scheduler, &plan);
+        for (job, error) in &plan.ended {
+            let capacity = PAGES * PAGE;
+            assert!(matches!(error, CacheError::OutOfPages { .. }) && self.wanted[&job.id] > capacity, "{error}");
+            self.wanted.remove(&job.id);
+        }
+        if let Some(oldest) = oldest.filter(|id| self.wanted.contains_key(id)) {
+            assert!(plan.jobs.contains(&oldest), "the oldest request has to move");
+        }
+        scheduler.computed(&plan).unwrap();
+        check(scheduler);
+        for &id in plan.jobs.iter().filter(|&&id| scheduler.is_complete(id)).collect::<Vec<_>>() {
+            let job = scheduler.running_mut(id).expect("it runs");
+            job.tokens.push(id as u32 % 3);
+            if job.tokens.len() >= self.wanted[&id] {
+                scheduler.remove(id).unwrap();
+                self.wanted.remove(&id);
+                self.finished += 1;
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn random_programs_keep_rows_and_pages(actions in actions(), prefix_sharing: bool) {
+        let (mut scheduler, mut world) = (scheduler(prefix_sharing), World::default());
+        for action in &actions {
+            world.act(&mut scheduler, action);
+            check(&scheduler);
+        }
+        let mut steps = 0;
+        while !world.wanted.is_empty() {
+            world.step(&mut scheduler);
+            steps += 1;
+            prop_assert!(steps < 10_000, "requests do not end");
+        }
+        scheduler.forget_prefixes().unwrap();
+        prop_assert_eq!(scheduler.cache.free_pages(), PAGES);
+        prop_assert_eq!((scheduler.running(), scheduler.waiting(), scheduler.idle_pages()), (0, 0, 0));
+    }
+}
+
+#[test]
+fn requests_that_begin_alike_share_pages_and_compute_them_once() {
+    let mut scheduler = scheduler(true);
+    let prompt: Vec<u32> = (0..9).collect();
+    for id in 0..2 {
+        scheduler.push(Job::new(id, prompt.clone()));
+        let plan = scheduler.plan().unwrap();
+        compute(&mut scheduler, &plan);
+        scheduler.computed(&plan).unwrap();
+        scheduler.running_mut(id).unwrap().tokens.push(1);
+    }
+    assert_eq!((scheduler.counts.looked_up_tokens, scheduler.counts.shared_tokens), (18, 8));
+    assert_eq!(scheduler.counts.prompt_tokens, 9 + 1);
+    // Two pages of both, and one each.
+    assert_eq!(scheduler.cache.free_pages(), PAGES - 4);
+    check(&scheduler);
+}
+
+#[test]
+fn the_youngest_gives_up_its_pages_and_is_the_next_to_run() {
+    let mut scheduler = scheduler(false);
+    for id in 0..3 {
+        scheduler.push(Job::new(id, vec![id as u32; 2 * PAGE]));
+    }
+    let mut preempted = Vec::new();
+    while scheduler.counts.preemptions == 0 {
+        let plan = scheduler.plan().unwrap();
+        compute(&mut scheduler, &plan);
+        scheduler.computed(&plan).unwrap();
+        preempted = scheduler.waiting.iter().map(|job| (job.id, job.cached)).collect();
+        for id in plan.jobs {
+            if scheduler.is_complete(id) {
+                scheduler.running_mut(id).unwrap().tokens.push(5);
+            }
+        }
+    }
+    assert_eq!(preempted, [(2, 0)]);
+    scheduler.remove(0).unwrap();
+    let plan = scheduler.plan().unwrap();
+    assert!(plan.jobs.contains(&2));
+    compute(&mut scheduler, &plan);
+    scheduler.computed(&plan).unwrap();
+    assert!(scheduler.counts.recomputed_tokens > 0);
+}

@@ -1,0 +1,322 @@
+//! Answers prompts from JSON lines, many at once; the answers are JSON lines too, in the order in which they are complete.
+//!
+//!     echo '{"id": "a", "prompt": "hacker: n."}' | cargo run --release --example serve_batch
+
+#[path = "../common/mod.rs"]
+mod common;
+mod input;
+mod output;
+mod progress;
+mod request;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn_mla::model::{
+    Completion, Engine, EngineOptions, FinishReason, ModelError, RequestStream, SamplingParams, StreamEvent, Tokenizer,
+};
+use burn_mla::ops::DeviceName;
+use clap::Parser;
+use common::{DTypeArg, fail};
+use serde::Serialize;
+use serde_json::Value;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use crate::input::{Input, Next};
+use crate::output::Output;
+use crate::progress::Progress;
+use crate::request::{Defaults, Line};
+
+/// Exit code after Ctrl-C, as shells have it.
+const INTERRUPTED: u8 = 130;
+/// Unfinished requests that are named.
+const NAMED: usize = 20;
+
+/// Answer prompts from JSON lines: {"prompt": TEXT} and, if they differ from the options below, "id", "max_new_tokens", "stop",
+/// "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty".
+#[derive(Debug, Parser)]
+struct Args {
+    /// File of prompts; - is stdin.
+    #[arg(default_value = "-")]
+    input: PathBuf,
+    /// File for the answers, which is emptied; stdout if absent.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Checkpoint folder (config.json, tokenizer.json, *.safetensors); the demo checkpoint if absent.
+    #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-v3"))]
+    model: PathBuf,
+    /// flex (CPU), wgpu, cuda or cuda:N.
+    #[arg(long, default_value_t = DeviceName::Flex)]
+    device: DeviceName,
+    /// What weights and cache are stored in.
+    #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
+    dtype: DTypeArg,
+    /// Requests that run at once at most.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    max_batch: usize,
+    /// Tokens in a forward pass at most.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    token_budget: usize,
+    /// Pages of the cache.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    cache_pages: usize,
+    /// Tokens in a cache page, a power of two.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    page_size: usize,
+    /// Compute every prompt from its beginning, also where another one has begun alike.
+    #[arg(long)]
+    no_prefix_sharing: bool,
+    /// Answers that depend on no other request, bit for bit (CPU only).
+    #[arg(long)]
+    deterministic: bool,
+    /// Tokens to generate at most.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    max_new_tokens: usize,
+    /// Text that ends an answer; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Divisor of the logits; 0 is greedy.
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temperature: f32,
+    /// Draw from the K most probable tokens.
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Draw from the most probable tokens that together have this probability.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    top_p: f32,
+    /// Draw from tokens that have this fraction of the best token's probability.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    min_p: f32,
+    /// Divide the logits of tokens that occurred already; 1 changes nothing.
+    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// Seed of the draws.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(code) => code,
+        Err(message) => fail(message),
+    }
+}
+
+fn run(args: &Args) -> Result<ExitCode, String> {
+    let show = |error: ModelError| error.to_string();
+    let defaults = args.defaults();
+    defaults.sampling.validate().map_err(show)?;
+    let interrupted = catch_interrupts()?;
+    let input = Input::open(&args.input)?;
+    let output = Output::open(args.output.as_deref())?;
+    let device = args.device.open().map_err(|error| error.to_string())?;
+    let model = common::load(&args.model, &device, args.dtype).map_err(show)?;
+    let tokenizer = Tokenizer::load(&args.model).map_err(show)?;
+    let engine = Engine::new(&model, &tokenizer, args.engine_options()).map_err(show)?;
+    let mut batch = Batch {
+        engine,
+        tokenizer: &tokenizer,
+        defaults,
+        most_waiting: args.max_batch,
+        live: Vec::new(),
+        output,
+        progress: Progress::new(),
+        lines: 0,
+        written: 0,
+        faults: 0,
+    };
+    let outcome = batch.serve(input, &interrupted);
+    batch.close(outcome, interrupted.load(Ordering::Relaxed), &args.input)
+}
+
+impl Args {
+    fn defaults(&self) -> Defaults {
+        let sampling = SamplingParams {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+        };
+        Defaults { sampling, max_new_tokens: self.max_new_tokens, stop: self.stop.clone() }
+    }
+
+    fn engine_options(&self) -> EngineOptions {
+        EngineOptions {
+            page_size: self.page_size,
+            cache_pages: self.cache_pages,
+            max_batch: self.max_batch,
+            token_budget: self.token_budget,
+            prefix_sharing: !self.no_prefix_sharing,
+            deterministic: self.deterministic,
+        }
+    }
+}
+
+/// Ctrl-C (and SIGTERM) ends the batch after the step that runs; a second one ends the program.
+fn catch_interrupts() -> Result<Arc<AtomicBool>, String> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the first signal finds the flag unset.
+        flag::register_conditional_shutdown(signal, INTERRUPTED.into(), interrupted.clone())
+            .and_then(|_| flag::register(signal, interrupted.clone()))
+            .map_err(|error| format!("cannot catch Ctrl-C: {error}"))?;
+    }
+    Ok(interrupted)
+}
+
+/// Requests on their way from the input to the output.
+struct Batch<'a> {
+    engine: Engine<'a>,
+    tokenizer: &'a Tokenizer,
+    defaults: Defaults,
+    most_waiting: usize,
+    live: Vec<Live>,
+    output: Output,
+    progress: Progress,
+    /// Lines that were taken.
+    lines: usize,
+    /// Completions.
+    written: usize,
+    /// Lines that were no requests, and requests that the cache has ended.
+    faults: usize,
+}
+
+/// A request without an answer.
+struct Live {
+    line: usize,
+    id: Value,
+    prompt_tokens: usize,
+    stream: RequestStream,
+}
+
+/// A line of the output.
+#[derive(Serialize)]
+struct Answer<'a> {
+    id: &'a Value,
+    text: &'a str,
+    finish_reason: &'static str,
+    prompt_tokens: usize,
+    completion_tokens: usize,
+}
+
+impl Batch<'_> {
+    /// Until the input ends or Ctrl-C.
+    fn serve(&mut self, mut input: Input, interrupted: &AtomicBool) -> Result<(), String> {
+        let mut ended = false;
+        while !interrupted.load(Ordering::Relaxed) {
+            while !ended && self.engine.waiting() < self.most_waiting {
+                match input.next(self.live.is_empty())? {
+                    Next::Line(number, line) => self.take(number, &line),
+                    Next::Pending => break,
+                    Next::End => ended = true,
+                }
+            }
+            if self.live.is_empty() && ended {
+                break;
+            }
+            self.engine.step().map_err(|error| error.to_string())?;
+            self.deliver()?;
+            self.progress.show(&self.engine, self.written);
+        }
+        Ok(())
+    }
+
+    /// A line that is no request is reported; the others go on.
+    fn take(&mut self, number: usize, line: &[u8]) {
+        self.lines += 1;
+        let parsed = Line::parse(line, number, &self.defaults, self.tokenizer).and_then(|Line { id, request }| {
+            let prompt_tokens = request.prompt.len();
+            let stream = self.engine.submit(request).map_err(request::LineError::Refused)?;
+            Ok(Live { line: number, id, prompt_tokens, stream })
+        });
+        match parsed {
+            Ok(live) => self.live.push(live),
+            Err(error) => self.fault(&format!("line {number}: {error}")),
+        }
+    }
+
+    fn fault(&mut self, message: &str) {
+        self.faults += 1;
+        self.progress.suspend(|| eprintln!("error: {message}"));
+    }
+
+    /// Writes what has become complete.
+    fn deliver(&mut self) -> Result<(), String> {
+        let mut index = 0;
+        while index < self.live.len() {
+            let mut finished = None;
+            while let Some(event) = self.live[index].stream.try_next() {
+                if let StreamEvent::Finished(completion) = event {
+                    finished = Some(completion);
+                }
+            }
+            match finished {
+                None => index += 1,
+                Some(completion) => self.write(index, &completion)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The request is live until its answer is written.
+    fn write(&mut self, index: usize, completion: &Completion) -> Result<(), String> {
+        let Live { line, id, prompt_tokens, .. } = &self.live[index];
+        let answer = Answer {
+            id,
+            text: &completion.text,
+            finish_reason: completion.finish.name(),
+            prompt_tokens: *prompt_tokens,
+            completion_tokens: completion.token_ids.len(),
+        };
+        let line = *line;
+        let answer = serde_json::to_string(&answer).map_err(|error| error.to_string())?;
+        self.progress.suspend(|| self.output.line(answer))?;
+        self.live.remove(index);
+        self.written += 1;
+        if let FinishReason::OutOfCache(error) = &completion.finish {
+            let done = completion.token_ids.len();
+            self.fault(&format!("line {line} ended after {done} tokens: {error}; raise --cache-pages"));
+        }
+        Ok(())
+    }
+
+    /// Reports what was done, and what was not.
+    fn close(self, outcome: Result<(), String>, interrupted: bool, input: &Path) -> Result<ExitCode, String> {
+        self.progress.clear();
+        let (written, unfinished) = (self.written, unfinished(&self.live));
+        let outcome = outcome.and_then(|()| self.output.close());
+        if let Err(error) = outcome {
+            return Err(format!("{error}; {written} completions are written{unfinished}"));
+        }
+        self.progress.report(&self.engine, written);
+        if interrupted {
+            eprintln!(
+                "interrupted: {written} completions are written{unfinished}; later lines of {} are not read",
+                input.display()
+            );
+            return Ok(ExitCode::from(INTERRUPTED));
+        }
+        match self.faults {
+            0 => Ok(ExitCode::SUCCESS),
+            faults => Ok(fail(format!("{faults} of {} lines have no complete answer, see above", self.lines))),
+        }
+    }
+}
+
+/// Which requests have no answer.
+fn unfinished(live: &[Live]) -> String {
+    if live.is_empty() {
+        return String::new();
+    }
+    let mut names: Vec<String> =
+        live.iter().take(NAMED).map(|live| format!("line {} ({})", live.line, live.id)).collect();
+    if live.len() > NAMED {
+        names.push(format!("{} more", live.len() - NAMED));
+    }
+    format!(", {} requests are not finished: {}", live.len(), names.join(", "))
+}

@@ -1,0 +1,73 @@
+//! How far the batch is: a line on the terminal, and a report at the end.
+
+use std::time::{Duration, Instant};
+
+use burn_mla::model::Engine;
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Between two updates: stats are counted for each.
+const EVERY: Duration = Duration::from_millis(250);
+
+pub struct Progress {
+    line: ProgressBar,
+    start: Instant,
+    last: Instant,
+    /// Tokens drawn at the last update.
+    drawn: usize,
+}
+
+impl Progress {
+    /// On stderr, if that is a terminal.
+    pub fn new() -> Self {
+        let line = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
+            line.set_style(style);
+        }
+        Self { line, start: Instant::now(), last: Instant::now(), drawn: 0 }
+    }
+
+    pub fn show(&mut self, engine: &Engine, written: usize) {
+        let since = self.last.elapsed();
+        if since < EVERY || self.line.is_hidden() {
+            return;
+        }
+        let stats = engine.stats();
+        let rate = (stats.generated_tokens - self.drawn) as f64 / since.as_secs_f64();
+        (self.last, self.drawn) = (Instant::now(), stats.generated_tokens);
+        let (running, waiting) = (engine.running(), engine.waiting());
+        let cache = 100 * stats.pages_in_use / stats.pages.max(1);
+        let hits = 100.0 * stats.hit_rate();
+        self.line.set_message(format!(
+            "{rate:.0} tokens/s, {running} running, {waiting} waiting, {written} written, cache {cache} %, prefix hits {hits:.0} %"
+        ));
+        self.line.tick();
+    }
+
+    /// Lets others write to the terminal.
+    pub fn suspend<T>(&self, write: impl FnOnce() -> T) -> T {
+        self.line.suspend(write)
+    }
+
+    pub fn clear(&self) {
+        self.line.finish_and_clear();
+    }
+
+    /// Counts and speeds, on stderr.
+    pub fn report(&self, engine: &Engine, written: usize) {
+        let stats = engine.stats();
+        let rate = stats.generated_tokens as f64 / self.start.elapsed().as_secs_f64().max(1e-9);
+        eprintln!("completions       {written}");
+        eprintln!(
+            "prompt tokens     {} computed, {} found in shared pages ({:.0} % of those looked up)",
+            stats.prompt_tokens,
+            stats.shared_tokens,
+            100.0 * stats.hit_rate()
+        );
+        eprintln!("generated tokens  {}, {rate:.0} per second, in {} steps", stats.generated_tokens, stats.steps);
+        eprintln!("preemptions       {}, {} tokens computed again", stats.preemptions, stats.recomputed_tokens);
+        eprintln!(
+            "cache             {} bytes/token, {} bytes in use at most",
+            stats.cache_bytes_per_token, stats.cache_bytes_peak
+        );
+    }
+}

@@ -1,0 +1,155 @@
+//! A line of the input: a prompt, and what it wants otherwise than the others.
+
+use std::fmt;
+
+use burn_mla::model::{GenerationRequest, ModelError, SamplingParams, Tokenizer};
+use serde_json::{Map, Value};
+
+/// What a line says nothing about.
+#[derive(Debug, Clone)]
+pub struct Defaults {
+    pub sampling: SamplingParams,
+    pub max_new_tokens: usize,
+    pub stop: Vec<String>,
+}
+
+/// A request, and how its answer is named.
+#[derive(Debug)]
+pub struct Line {
+    /// As in the line; its number where it has none.
+    pub id: Value,
+    pub request: GenerationRequest,
+}
+
+/// Why a line is no request.
+#[derive(Debug)]
+pub enum LineError {
+    NotText(std::str::Utf8Error),
+    NotJson(serde_json::Error),
+    NotAnObject(&'static str),
+    Missing(&'static str),
+    Unknown(String),
+    WrongType {
+        field: &'static str,
+        actual: String,
+        expected: &'static str,
+    },
+    /// A value that the model or the engine refuses; the message names the field.
+    Refused(ModelError),
+}
+
+impl fmt::Display for LineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotText(error) => write!(f, "not UTF-8: {error}"),
+            // The parser counts lines too, and sees one.
+            Self::NotJson(error) => {
+                write!(f, "not JSON: {}", error.to_string().replace(" at line 1 column", " at column"))
+            }
+            Self::NotAnObject(found) => write!(f, "{found}, expected an object with the field `prompt`"),
+            Self::Missing(field) => write!(f, "`{field}` is missing"),
+            Self::Unknown(field) => write!(f, "`{field}` is no field; there are {}", FIELDS.join(", ")),
+            Self::WrongType { field, actual, expected } => write!(f, "`{field}` is {actual}, expected {expected}"),
+            Self::Refused(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+/// The fields that a line may have.
+const FIELDS: [&str; 10] =
+    ["id", "prompt", "max_new_tokens", "stop", "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"];
+
+impl Line {
+    /// Reads line number `number`.
+    pub fn parse(line: &[u8], number: usize, defaults: &Defaults, tokenizer: &Tokenizer) -> Result<Self, LineError> {
+        let text = std::str::from_utf8(line).map_err(LineError::NotText)?;
+        let fields = match serde_json::from_str(text).map_err(LineError::NotJson)? {
+            Value::Object(fields) => Fields(fields),
+            other => return Err(LineError::NotAnObject(kind(&other))),
+        };
+        if let Some(unknown) = fields.0.keys().find(|key| !FIELDS.contains(&key.as_str())) {
+            return Err(LineError::Unknown(unknown.clone()));
+        }
+        let Defaults { sampling, max_new_tokens, stop } = defaults;
+        let prompt = fields.get("prompt", "a text", Value::as_str)?.ok_or(LineError::Missing("prompt"))?;
+        if prompt.is_empty() {
+            let (actual, expected) = ("empty".into(), "some text to continue".into());
+            return Err(LineError::Refused(ModelError::Request { argument: "prompt", actual, expected }));
+        }
+        let (whole, number_of) = ("a whole number of at least 0", "a number");
+        let sampling = SamplingParams {
+            temperature: fields.get("temperature", number_of, float)?.unwrap_or(sampling.temperature),
+            top_k: fields.get("top_k", whole, count)?.or(sampling.top_k),
+            top_p: fields.get("top_p", number_of, float)?.unwrap_or(sampling.top_p),
+            min_p: fields.get("min_p", number_of, float)?.unwrap_or(sampling.min_p),
+            repetition_penalty: fields
+                .get("repetition_penalty", number_of, float)?
+                .unwrap_or(sampling.repetition_penalty),
+            seed: fields.get("seed", whole, Value::as_u64)?.unwrap_or(sampling.seed),
+        };
+        let request = GenerationRequest {
+            prompt: tokenizer.encode(prompt, true).map_err(LineError::Refused)?,
+            sampling,
+            max_new_tokens: fields.get("max_new_tokens", whole, count)?.unwrap_or(*max_new_tokens),
+            stop: fields.get("stop", "a text or a list of texts", texts)?.unwrap_or_else(|| stop.clone()),
+        };
+        let id = fields.get("id", "a text or a number", |id| (id.is_string() || id.is_number()).then(|| id.clone()))?;
+        Ok(Self { id: id.unwrap_or_else(|| number.into()), request })
+    }
+}
+
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    /// A field that may be absent or null.
+    fn get<'a, T>(
+        &'a self,
+        field: &'static str,
+        expected: &'static str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, LineError> {
+        match self.0.get(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match read(value) {
+                Some(read) => Ok(Some(read)),
+                None => Err(LineError::WrongType { field, actual: short(value), expected }),
+            },
+        }
+    }
+}
+
+fn float(value: &Value) -> Option<f32> {
+    value.as_f64().map(|value| value as f32)
+}
+
+fn count(value: &Value) -> Option<usize> {
+    value.as_u64().and_then(|value| usize::try_from(value).ok())
+}
+
+fn texts(value: &Value) -> Option<Vec<String>> {
+    match value {
+        Value::String(text) => Some(vec![text.clone()]),
+        Value::Array(texts) => texts.iter().map(|text| text.as_str().map(str::to_string)).collect(),
+        _ => None,
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The beginning of a value that may be long.
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(40) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}

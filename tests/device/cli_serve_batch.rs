@@ -1,0 +1,207 @@
+//! The program `serve_batch`: answers as they come, bad lines, full disks, readers that go away, Ctrl-C.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use rstest::rstest;
+use serde_json::{Value, json};
+
+/// The example program, which `cargo test` builds beside this test.
+fn program() -> Command {
+    let mut path = std::env::current_exe().expect("this test has a path");
+    path.pop();
+    path.pop();
+    path.extend(["examples", "serve_batch"]);
+    let path = path.with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(path.is_file(), "{} is not built: run `cargo test`, or `cargo build --examples`", path.display());
+    Command::new(path)
+}
+
+fn prompts(dir: &Path, lines: &[Value]) -> PathBuf {
+    let path = dir.join("prompts.jsonl");
+    std::fs::write(&path, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).expect("written");
+    path
+}
+
+fn serve(lines: &[Value], args: &[&str]) -> Output {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    program().arg(prompts(dir.path(), lines)).args(args).output().expect("the program starts")
+}
+
+fn answers(stdout: &[u8]) -> Vec<Value> {
+    let text = String::from_utf8_lossy(stdout);
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+fn stderr(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+#[test]
+fn cli_serve_answers_every_line_in_its_own_way() {
+    let lines = [
+        json!({"id": "long", "prompt": "hacker: n.", "max_new_tokens": 30}),
+        json!({"id": 7, "prompt": "hacker: n.", "max_new_tokens": 3}),
+        json!({"prompt": "hacker: n.", "stop": "furniture"}),
+        json!({"id": "nothing", "prompt": "foo", "max_new_tokens": 0}),
+        json!({"id": "drawn", "prompt": "foo", "temperature": 1.0, "seed": 3, "max_new_tokens": 8}),
+    ];
+    let args = ["--deterministic", "--token-budget", "20", "--max-batch", "4", "--max-new-tokens", "40"];
+    let output = serve(&lines, &args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let answers = answers(&output.stdout);
+    let find = |id: Value| answers.iter().find(|answer| answer["id"] == id).unwrap_or_else(|| panic!("no {id}"));
+    assert_eq!(answers.len(), 5);
+    // The short one is written first, though it came later.
+    assert!(answers.iter().position(|a| a["id"] == 7) < answers.iter().position(|a| a["id"] == "long"));
+    assert_eq!(
+        (&find(json!(7))["completion_tokens"], &find(json!(7))["finish_reason"]),
+        (&json!(3), &json!("max_new_tokens"))
+    );
+    assert_eq!(find(json!(3))["finish_reason"], "stop_string");
+    assert!(find(json!(3))["text"].as_str().is_some_and(|text| text.ends_with("who makes ")));
+    assert_eq!(find(json!("nothing"))["text"], "");
+    let alone = serve(&lines[4..], &["--deterministic"]);
+    assert_eq!(self::answers(&alone.stdout)[0], *find(json!("drawn")));
+    assert!(stderr(&output).contains("tokens"), "no report");
+}
+
+#[test]
+fn cli_serve_names_bad_lines_and_goes_on() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("prompts.jsonl");
+    let mut text = b"{\"prompt\": \"foo\"}\n\nnot json\n[1]\n{\"id\": 1}\n{\"prompt\": 5}\n".to_vec();
+    text.extend(
+        b"{\"prompt\": \"a\", \"max_tokens\": 5}\n{\"prompt\": \"a\", \"temperature\": -1}\n{\"prompt\": \"\"}\n",
+    );
+    text.extend(
+        b"{\"prompt\": \"a\", \"stop\": [\"x\", 3]}\n{\"prompt\": \"\xff\"}\n{\"prompt\": \"foo\", \"id\": \"last\"}",
+    );
+    std::fs::write(&path, text).expect("written");
+    let output = program().arg(&path).args(["--max-new-tokens", "4"]).output().expect("the program starts");
+    let stderr = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    let ids: Vec<Value> = answers(&output.stdout).into_iter().map(|answer| answer["id"].clone()).collect();
+    assert_eq!(ids, [json!(1), json!("last")]);
+    for needles in [
+        ["line 3:", "not JSON"],
+        ["line 4:", "a list, expected an object"],
+        ["line 5:", "`prompt` is missing"],
+        ["line 6:", "`prompt` is 5, expected a text"],
+        ["line 7:", "`max_tokens` is no field"],
+        ["line 8:", "`temperature` is -1"],
+        ["line 9:", "`prompt` is empty"],
+        ["line 10:", "`stop` is [\"x\",3]"],
+        ["line 11:", "not UTF-8"],
+    ] {
+        assert!(stderr.lines().any(|line| needles.iter().all(|needle| line.contains(needle))), "{needles:?}: {stderr}");
+    }
+    assert!(stderr.contains("9 of 11 lines"), "{stderr}");
+}
+
+#[rstest]
+#[case(&["no/such/file"], &["no/such/file"])]
+#[case(&["-", "--output", "no/such/folder/file"], &["no/such/folder/file"])]
+#[case(&["-", "--token-budget", "3"], &["token_budget", "max_batch"])]
+#[case(&["-", "--page-size", "3"], &["page_size"])]
+#[case(&["-", "--top-p", "0"], &["top_p"])]
+#[case(&["-", "--model", "no/such/model"], &["no/such/model"])]
+fn cli_serve_refuses_a_bad_argument(#[case] args: &[&str], #[case] needles: &[&str]) {
+    let output = program().args(args).stdin(Stdio::null()).output().expect("the program starts");
+    let stderr = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(needles.iter().all(|needle| stderr.contains(needle)), "{stderr}");
+}
+
+#[test]
+fn cli_serve_says_which_answer_the_cache_has_cut() {
+    let lines = [json!({"prompt": "hacker: n.", "max_new_tokens": 400}), json!({"prompt": "foo", "max_new_tokens": 5})];
+    let output = serve(&lines, &["--page-size", "16", "--cache-pages", "5"]);
+    let stderr = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("line 1 ended after") && stderr.contains("--cache-pages"), "{stderr}");
+    let answers = answers(&output.stdout);
+    assert_eq!((&answers[0]["id"], &answers[1]["finish_reason"]), (&json!(2), &json!("out_of_cache")));
+    assert!(answers[1]["text"].as_str().is_some_and(|text| text.contains("makes furniture with an axe")));
+}
+
+/// The first write fails, as on a disk that is full.
+#[cfg(target_os = "linux")]
+#[test]
+fn cli_serve_says_that_the_disk_is_full() {
+    let lines =
+        [json!({"prompt": "foo", "max_new_tokens": 2}), json!({"id": "b", "prompt": "foo", "max_new_tokens": 50})];
+    let output = serve(&lines, &["--output", "/dev/full"]);
+    let stderr = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    for needle in ["/dev/full", "No space left", "0 completions are written", "line 2 (\"b\")"] {
+        assert!(stderr.contains(needle), "`{needle}` is not in: {stderr}");
+    }
+}
+
+#[cfg(unix)]
+fn start(args: &[&str]) -> Child {
+    let pipes = program().args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    pipes.expect("the program starts")
+}
+
+/// A reader that takes one line and goes.
+#[cfg(unix)]
+#[test]
+fn cli_serve_says_that_the_reader_has_gone() {
+    let mut child = start(&["--max-new-tokens", "3"]);
+    let mut stdin = child.stdin.take().expect("a pipe");
+    writeln!(stdin, "{}", json!({"prompt": "foo"})).expect("the program reads");
+    let mut first = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut first).expect("an answer");
+    assert_eq!(answers(first.as_bytes())[0]["id"], 1);
+    writeln!(stdin, "{}", json!({"prompt": "foo"})).expect("the program reads");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    let stderr = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("stdout") && stderr.contains("Broken pipe") && stderr.contains("1 completions"),
+        "{stderr}"
+    );
+}
+
+/// While a pipe stays open and a long answer is on its way: what is finished is in the file, the rest is named.
+#[cfg(unix)]
+#[test]
+fn cli_serve_ends_cleanly_at_ctrl_c() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let file = dir.path().join("answers.jsonl");
+    let mut child =
+        start(&["-", "--output", file.to_str().expect("UTF-8"), "--temperature", "1", "--max-new-tokens", "3000"]);
+    let mut stdin = child.stdin.take().expect("a pipe");
+    writeln!(stdin, "{}", json!({"id": "short", "prompt": "foo", "max_new_tokens": 2})).expect("the program reads");
+    for n in 0..6 {
+        let line = json!({"id": format!("long {n}"), "prompt": "foo", "seed": n});
+        writeln!(stdin, "{line}").expect("the program reads");
+    }
+    // The short one is written while the others run.
+    let written = || std::fs::read(&file).is_ok_and(|bytes| bytes.ends_with(b"\n"));
+    let patience = std::time::Instant::now();
+    while !written() {
+        assert!(patience.elapsed().as_secs() < 120, "no answer");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
+    assert!(killed.success());
+    let output = child.wait_with_output().expect("it ends");
+    drop(stdin);
+    let stderr = stderr(&output);
+    assert_eq!(output.status.code(), Some(130), "{stderr}");
+    let answers = answers(&std::fs::read(&file).expect("the file"));
+    assert_eq!(answers[0]["id"], "short");
+    for n in 0..6 {
+        let id = format!("long {n}");
+        let answered = answers.iter().any(|answer| answer["id"] == id.as_str());
+        assert!(answered != stderr.contains(&id), "{id} is answered: {answered}; {stderr}");
+    }
+    assert!(answers.len() < 7, "nothing was interrupted: the test says nothing");
+}

@@ -1,0 +1,270 @@
+//! The engine: whatever arrives when, shares pages or loses them, every request gets the tokens that it would get alone.
+
+use burn::tensor::{Device, FloatDType};
+use burn_mla::model::{
+    CacheSize, Completion, DeepseekModel, Engine, EngineOptions, FinishReason, GenerationRequest, RequestStream,
+    SamplingParams, StreamEvent, Tokenizer,
+};
+use burn_mla::ops::batch_invariant;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rstest::rstest;
+
+use crate::model_parity::{Stored, folder, load};
+
+pub const V3: &str = "assets/demo-v3";
+const V4: &str = "assets/demo-v4";
+
+pub struct Loaded {
+    pub model: DeepseekModel,
+    pub tokenizer: Tokenizer,
+}
+
+impl Loaded {
+    pub fn new(name: &str) -> Self {
+        let tokenizer = Tokenizer::load(&folder(name)).expect("the tokenizer loads");
+        Self { model: load(name, &Device::flex()), tokenizer }
+    }
+
+    pub fn engine(&self, options: EngineOptions) -> Engine<'_> {
+        Engine::new(&self.model, &self.tokenizer, options).expect("a small cache")
+    }
+
+    fn request(&self, prompt: &str, max_new_tokens: usize) -> GenerationRequest {
+        greedy(self.tokenizer.encode(prompt, true).expect("the prompt is text"), max_new_tokens)
+    }
+}
+
+pub fn greedy(prompt: Vec<u32>, max_new_tokens: usize) -> GenerationRequest {
+    GenerationRequest { prompt, sampling: SamplingParams::greedy(), max_new_tokens, stop: Vec::new() }
+}
+
+/// What a stream has said so far, and its end if that has come; the pieces must add up.
+pub fn drain(stream: &mut RequestStream, text: &mut String) -> Option<Completion> {
+    while let Some(event) = stream.try_next() {
+        match event {
+            StreamEvent::Text(piece) => text.push_str(&piece),
+            StreamEvent::Finished(completion) => {
+                assert_eq!(*text, completion.text);
+                return Some(completion);
+            }
+        }
+    }
+    None
+}
+
+/// Runs an engine until it has nothing to do.
+fn finish(engine: &mut Engine, mut stream: RequestStream) -> Completion {
+    while engine.step().expect("a step") {}
+    drain(&mut stream, &mut String::new()).expect("the request has ended")
+}
+
+/// Stored prompts arrive at random, several times each, while the cache has room for two at most.
+#[rstest]
+#[case("tests/fixtures/v2lite-tiny", 16)]
+#[case("tests/fixtures/v3-tiny", 16)]
+#[case("tests/fixtures/v32-tiny", 16)]
+#[case("tests/fixtures/v4-tiny", 16)]
+#[case(V3, 16)]
+#[case(V4, 16)]
+fn model_engine_gives_the_stored_tokens(
+    #[case] name: &str,
+    #[case] page_size: usize,
+    #[values(false, true)] exact: bool,
+) {
+    let loaded = Loaded::new(name);
+    let cases = Stored::greedy(name);
+    let longest = cases.iter().map(|(prompt, ids)| prompt.len() + ids.len()).max().expect("stored results");
+    let mut engine = loaded.engine(EngineOptions {
+        page_size,
+        cache_pages: (longest * 5 / 3).div_ceil(page_size),
+        max_batch: 5,
+        token_budget: 24,
+        deterministic: exact,
+        ..Default::default()
+    });
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let mut waiting: Vec<usize> = (0..3 * cases.len()).map(|i| i % cases.len()).collect();
+    let (mut live, mut finished) = (Vec::new(), 0);
+    while finished < 3 * cases.len() {
+        if !waiting.is_empty() && rng.random_bool(0.3) {
+            let case = waiting.swap_remove(rng.random_range(0..waiting.len()));
+            let (prompt, ids) = &cases[case];
+            let stream = engine.submit(greedy(prompt.clone(), ids.len())).expect("a sound request");
+            live.push((case, stream, String::new()));
+        }
+        engine.step().expect("a step");
+        live.retain_mut(|(case, stream, text)| {
+            let Some(completion) = drain(stream, text) else {
+                return true;
+            };
+            let ids = &cases[*case].1;
+            assert_eq!(completion.token_ids, ids[..completion.token_ids.len()], "prompt {case}");
+            assert!(completion.token_ids.len() == ids.len() || completion.finish == FinishReason::Eos);
+            finished += 1;
+            false
+        });
+    }
+    let stats = engine.stats();
+    eprintln!("{name}: {stats:?}");
+    assert!(stats.preemptions > 0 && stats.recomputed_tokens > 0, "nobody lost pages: {stats:?}");
+    assert_eq!(stats.shared_tokens > 0, !name.contains("v4"), "{stats:?}");
+    engine.forget_prefixes().expect("pages are given back");
+    let stats = engine.stats();
+    assert_eq!((stats.pages_in_use, stats.pages_idle, stats.cache_bytes), (0, 0, 0));
+}
+
+/// Logits of a prompt's tokens, bit for bit: alone, among 6 and among 63 others, in any chunks, token by token.
+#[rstest]
+#[case("tests/fixtures/v2lite-tiny", FloatDType::F32)]
+#[case("tests/fixtures/v3-tiny", FloatDType::F32)]
+#[case("tests/fixtures/v3-tiny", FloatDType::BF16)]
+#[case("tests/fixtures/v32-tiny", FloatDType::F32)]
+#[case("tests/fixtures/v4-tiny", FloatDType::F32)]
+#[case("tests/fixtures/v4-tiny", FloatDType::BF16)]
+#[case("tests/fixtures/v3-realdims", FloatDType::F32)]
+#[case(V3, FloatDType::F32)]
+#[case(V4, FloatDType::F32)]
+fn model_logits_do_not_depend_on_the_batch(#[case] name: &str, #[case] dtype: FloatDType) {
+    let device = Device::flex();
+    let model = DeepseekModel::load(&folder(name), &device, dtype, &mut |_| {}).expect("it loads");
+    let ids = Stored::read(name).input_ids;
+    let prompt = &ids[..ids.len().min(45)];
+    let run = |invariant: bool, others: usize, chunks: &[usize]| {
+        let size = CacheSize { num_pages: 8 * (others + 1), page_size: 16, max_requests: 64, max_tokens: 64 };
+        let mut cache = model.new_cache(size).expect("a small cache");
+        let own = cache.admit().expect("room");
+        let mut rng = ChaCha8Rng::seed_from_u64(others as u64);
+        let (mut logits, mut done) = (Vec::new(), 0);
+        for &chunk in chunks {
+            let mut batch = vec![cache.append(own, &prompt[done..done + chunk]).expect("room")];
+            done += chunk;
+            // Others come and go with every step, before and behind.
+            let mut guests = Vec::new();
+            for _ in 0..others {
+                let guest = cache.admit().expect("room");
+                let len = rng.random_range(1..12);
+                let tokens: Vec<u32> = (0..len).map(|_| rng.random_range(3..200)).collect();
+                let place = if rng.random_bool(0.5) { 0 } else { batch.len() };
+                batch.insert(place, cache.append(guest, &tokens).expect("room"));
+                guests.push(guest);
+            }
+            let mut forward = || model.forward(&batch, &mut cache, &mut |_, _| {});
+            let all = if invariant { batch_invariant(&device, forward).expect("the CPU") } else { forward() };
+            let all = all.expect("a forward pass");
+            let before: usize =
+                batch.iter().take_while(|chunk| chunk.request != own).map(|chunk| chunk.tokens.len()).sum();
+            let rows = all.narrow(0, before, chunk).cast(FloatDType::F32);
+            logits.extend(rows.try_into_vec_as::<f32>().expect("reads back").into_iter().map(f32::to_bits));
+            for guest in guests {
+                cache.free(guest).expect("it lives");
+            }
+        }
+        logits
+    };
+    let alone = run(true, 0, &[prompt.len()]);
+    let halves = [prompt.len() / 2, prompt.len() - prompt.len() / 2];
+    for (others, chunks) in [
+        (0, vec![1; prompt.len()]),
+        (6, vec![prompt.len()]),
+        (6, halves.to_vec()),
+        (63, vec![prompt.len()]),
+        (63, vec![prompt.len() - 3, 1, 1, 1]),
+    ] {
+        assert!(run(true, others, &chunks) == alone, "{name}, {dtype:?}: {others} others, chunks {chunks:?}");
+    }
+    // Otherwise they do: the comparison above is one that can fail.
+    assert!(run(false, 0, &[prompt.len()]) != run(false, 6, &halves));
+}
+
+#[rstest]
+fn model_engine_cancels_and_keeps_the_rest(#[values(V3, V4)] name: &str) {
+    let loaded = Loaded::new(name);
+    let mut engine = loaded.engine(EngineOptions { cache_pages: 16, max_batch: 2, ..Default::default() });
+    let submit = |engine: &mut Engine, prompt| engine.submit(loaded.request(prompt, 30)).expect("a sound request");
+    let mut cancelled = submit(&mut engine, "hacker: n.");
+    let mut whole = submit(&mut engine, "foo");
+    let mut never = submit(&mut engine, "kluge: /klooj/");
+    let dropped = submit(&mut engine, "The Tao of");
+    for _ in 0..8 {
+        engine.step().expect("a step");
+    }
+    assert_eq!((engine.running(), engine.waiting()), (2, 2));
+    assert!(engine.cancel(cancelled.id()).expect("it is there"));
+    assert!(engine.cancel(never.id()).expect("it is there"));
+    assert!(!engine.cancel(never.id()).expect("no error"));
+    drop(dropped);
+    while engine.step().expect("a step") {}
+    let end = |stream| drain(stream, &mut String::new()).expect("it has ended");
+    let (cancelled, never, whole) = (end(&mut cancelled), end(&mut never), end(&mut whole));
+    assert_eq!((cancelled.finish, cancelled.token_ids.len()), (FinishReason::Cancelled, 8));
+    assert_eq!((never.finish, never.token_ids.len()), (FinishReason::Cancelled, 0));
+    assert_eq!((whole.finish.name(), whole.token_ids.len()), ("max_new_tokens", 30));
+    let steps = engine.stats().steps;
+    assert!(steps < 40, "the dropped request ran for {steps} steps");
+    let mut solo = loaded.engine(EngineOptions::default());
+    let stream = submit(&mut solo, "foo");
+    assert_eq!(finish(&mut solo, stream), whole);
+    assert!(cancelled.text.trim_start().starts_with("[originally"), "{}", cancelled.text);
+}
+
+#[test]
+fn model_engine_streams_to_another_thread() {
+    let loaded = Loaded::new(V3);
+    let mut engine = loaded.engine(EngineOptions::default());
+    let stream = engine.submit(loaded.request("hacker: n.", 20)).expect("a sound request");
+    let reader = std::thread::spawn(move || stream.collect::<Vec<StreamEvent>>());
+    while engine.step().expect("a step") {}
+    let events = reader.join().expect("no panic");
+    assert!(events.len() > 5 && matches!(events.last(), Some(StreamEvent::Finished(_))), "{events:?}");
+}
+
+#[test]
+fn model_engine_draws_by_the_seed_of_each_request() {
+    let loaded = Loaded::new(V3);
+    let drawn = |seed| {
+        let sampling = SamplingParams { temperature: 1.5, seed, ..SamplingParams::greedy() };
+        GenerationRequest { sampling, ..loaded.request("foo", 20) }
+    };
+    let exact = EngineOptions { deterministic: true, ..Default::default() };
+    let mut engine = loaded.engine(exact);
+    let streams: Vec<_> = (0..4).map(|seed| engine.submit(drawn(seed)).expect("a sound request")).collect();
+    while engine.step().expect("a step") {}
+    let texts: Vec<Completion> =
+        streams.into_iter().map(|mut stream| drain(&mut stream, &mut String::new()).expect("an end")).collect();
+    assert!(texts.iter().any(|other| other.text != texts[0].text), "{texts:?}");
+    for (seed, text) in texts.iter().enumerate() {
+        let mut alone = loaded.engine(exact);
+        let stream = alone.submit(drawn(seed as u64)).expect("a sound request");
+        assert_eq!(finish(&mut alone, stream), *text);
+    }
+}
+
+#[test]
+fn model_engine_refuses_what_it_cannot_do_by_name() {
+    let loaded = Loaded::new(V3);
+    for (name, options) in [
+        ("token_budget", EngineOptions { token_budget: 3, max_batch: 4, ..Default::default() }),
+        ("page_size", EngineOptions { page_size: 3, ..Default::default() }),
+        ("num_pages", EngineOptions { cache_pages: 0, ..Default::default() }),
+        ("max_requests", EngineOptions { max_batch: 0, ..Default::default() }),
+    ] {
+        let error = Engine::new(&loaded.model, &loaded.tokenizer, options).expect_err("a wrong size").to_string();
+        assert!(error.contains(&format!("`{name}`")), "{error}");
+    }
+    let mut engine = loaded.engine(EngineOptions::default());
+    let sound = || loaded.request("foo", 4);
+    let hot = SamplingParams { temperature: -1.0, ..SamplingParams::greedy() };
+    for (name, request) in [
+        ("prompt", GenerationRequest { prompt: vec![], ..sound() }),
+        ("prompt", GenerationRequest { prompt: vec![9_999], ..sound() }),
+        ("prompt", GenerationRequest { prompt: vec![5; 4097], ..sound() }),
+        ("temperature", GenerationRequest { sampling: hot, ..sound() }),
+        ("stop", GenerationRequest { stop: vec![String::new()], ..sound() }),
+    ] {
+        let error = engine.submit(request).expect_err("a wrong request").to_string();
+        assert!(error.contains(&format!("`{name}`")), "{error}");
+    }
+    let stream = engine.submit(sound()).expect("the engine goes on");
+    assert_eq!(finish(&mut engine, stream).token_ids.len(), 4);
+}

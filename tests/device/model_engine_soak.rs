@@ -1,0 +1,180 @@
+//! Random traffic on the demo model in deterministic mode: arrivals, cancellations, readers that go away, more tokens than
+//! pages. Every completion is the one of its solo run, and no page is lost.
+//!
+//! `cargo test --test device -- --ignored --nocapture model_engine_soak` runs 2,000 requests and reports.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use burn_mla::model::{
+    Completion, Engine, EngineOptions, FinishReason, GenerationRequest, RequestStream, SamplingParams,
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::model_engine::{Loaded, V3, drain};
+use crate::model_parity::Stored;
+
+/// Tokens of prompts, and tokens to generate: so few different ones that a solo run serves several requests.
+const LENGTHS: [usize; 10] = [1, 2, 7, 8, 9, 16, 17, 25, 31, 40];
+const NEW: [usize; 5] = [1, 2, 5, 11, 24];
+
+/// 192 tokens.
+const OPTIONS: EngineOptions = EngineOptions {
+    page_size: 8,
+    cache_pages: 24,
+    max_batch: 8,
+    token_budget: 24,
+    prefix_sharing: true,
+    deterministic: true,
+};
+
+#[test]
+fn model_engine_stands_random_traffic() {
+    Soak::run(60, 3);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn model_engine_soak() {
+    Soak::run(2000, 1);
+}
+
+struct Soak<'a> {
+    engine: Engine<'a>,
+    rng: ChaCha8Rng,
+    texts: Vec<Vec<u32>>,
+    live: Vec<Live>,
+    ended: Vec<(GenerationRequest, Completion)>,
+    dropped: usize,
+}
+
+struct Live {
+    request: GenerationRequest,
+    stream: RequestStream,
+    text: String,
+}
+
+impl Soak<'_> {
+    fn run(requests: usize, seed: u64) {
+        let start = Instant::now();
+        let loaded = Loaded::new(V3);
+        let texts: Vec<Vec<u32>> = Stored::greedy(V3).into_iter().map(|(prompt, ids)| [prompt, ids].concat()).collect();
+        let mut soak = Soak {
+            engine: loaded.engine(OPTIONS),
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            texts,
+            live: Vec::new(),
+            ended: Vec::new(),
+            dropped: 0,
+        };
+        let (mut submitted, mut most_waiting) = (0, 0);
+        while submitted < requests || soak.engine.requests() > 0 {
+            // Now and then a burst.
+            let arrivals = if soak.rng.random_bool(0.02) { 20 } else { usize::from(soak.rng.random_bool(0.35)) };
+            for _ in 0..arrivals.min(requests - submitted) {
+                soak.submit(submitted);
+                submitted += 1;
+            }
+            soak.disturb();
+            soak.engine.step().expect("a step");
+            most_waiting = most_waiting.max(soak.engine.waiting());
+            soak.collect();
+        }
+        soak.collect();
+        assert_eq!(soak.live.len(), 0, "requests without an end");
+        assert_eq!(soak.ended.len() + soak.dropped, requests);
+        let stats = soak.engine.stats();
+        soak.engine.forget_prefixes().expect("pages are given back");
+        let after = soak.engine.stats();
+        let leaked = after.pages_in_use + after.pages_idle;
+        assert_eq!((leaked, after.cache_bytes), (0, 0), "pages are lost");
+        let reasons = compare_with_solo_runs(&loaded, &soak.ended);
+        eprintln!(
+            "{requests} requests in {:.0} s: {reasons:?}, {} dropped; {} steps, {most_waiting} waiting at most, {} preemptions, \
+             {} tokens computed again, {:.0} % of {} looked up tokens found in shared pages, {leaked} pages lost; every \
+             completion equals its solo run",
+            start.elapsed().as_secs_f64(),
+            soak.dropped,
+            stats.steps,
+            stats.preemptions,
+            stats.recomputed_tokens,
+            100.0 * stats.hit_rate(),
+            stats.looked_up_tokens,
+        );
+        assert!(stats.preemptions > 0 && stats.shared_tokens > 0 && most_waiting > 3, "too little traffic: {stats:?}");
+        for reason in ["max_new_tokens", "stop_string", "cancelled", "out_of_cache"] {
+            assert!(reasons.contains_key(reason), "no request ended by {reason}");
+        }
+    }
+
+    fn submit(&mut self, number: usize) {
+        let rng = &mut self.rng;
+        let text = &self.texts[rng.random_range(0..self.texts.len())];
+        // Around the ends of pages, so that many begin alike; one in twenty is more than the cache holds.
+        let (prompt, new) = match number % 20 {
+            7 => (40, 400),
+            _ => (LENGTHS[rng.random_range(0..LENGTHS.len())], NEW[rng.random_range(0..NEW.len())]),
+        };
+        let prompt = text[..prompt.min(text.len())].to_vec();
+        let sampling = match rng.random_bool(0.5) {
+            true => SamplingParams::greedy(),
+            false => SamplingParams {
+                temperature: 0.9,
+                top_p: 0.95,
+                seed: rng.random_range(0..3),
+                ..SamplingParams::greedy()
+            },
+        };
+        let stop = if rng.random_bool(0.2) { vec![" the".into(), "ing".into()] } else { Vec::new() };
+        let request = GenerationRequest { prompt, sampling, max_new_tokens: new, stop };
+        let stream = self.engine.submit(request.clone()).expect("a sound request");
+        self.live.push(Live { request, stream, text: String::new() });
+    }
+
+    /// Somebody cancels, somebody goes away.
+    fn disturb(&mut self) {
+        if !self.live.is_empty() && self.rng.random_bool(0.04) {
+            let which = self.rng.random_range(0..self.live.len());
+            self.engine.cancel(self.live[which].stream.id()).expect("the cache is sound");
+        }
+        if !self.live.is_empty() && self.rng.random_bool(0.01) {
+            let which = self.rng.random_range(0..self.live.len());
+            self.live.swap_remove(which);
+            self.dropped += 1;
+        }
+    }
+
+    fn collect(&mut self) {
+        self.live.retain_mut(|live| match drain(&mut live.stream, &mut live.text) {
+            None => true,
+            Some(completion) => {
+                self.ended.push((live.request.clone(), completion));
+                false
+            }
+        });
+    }
+}
+
+/// Every completion against that of the same request on an engine of its own; the reasons of their ends, counted.
+fn compare_with_solo_runs(loaded: &Loaded, ended: &[(GenerationRequest, Completion)]) -> HashMap<&'static str, usize> {
+    let mut solo = HashMap::<String, Completion>::new();
+    let mut reasons = HashMap::new();
+    for (request, completion) in ended {
+        let alone = solo.entry(format!("{request:?}")).or_insert_with(|| {
+            let mut engine = loaded.engine(EngineOptions { cache_pages: 64, token_budget: 512, ..OPTIONS });
+            let mut stream = engine.submit(request.clone()).expect("a sound request");
+            while engine.step().expect("a step") {}
+            drain(&mut stream, &mut String::new()).expect("an end")
+        });
+        *reasons.entry(completion.finish.name()).or_default() += 1;
+        match completion.finish {
+            FinishReason::Cancelled | FinishReason::OutOfCache(_) => {
+                let len = completion.token_ids.len();
+                assert_eq!(completion.token_ids, alone.token_ids[..len], "{request:?}");
+            }
+            _ => assert_eq!(completion, alone, "{request:?}"),
+        }
+    }
+    reasons
+}

@@ -1,0 +1,101 @@
+//! Prompts that are much longer than a forward pass: attention over the cached pages and over the new chunk, merged.
+//!
+//! `cargo test --test device -- --ignored --nocapture model_long_prompt_of_100k` reports time and memory.
+
+use std::time::Instant;
+
+use burn::tensor::{Device, FloatDType};
+use burn_mla::model::{CacheSize, DeepseekModel, Engine, EngineOptions, Tokenizer};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use safetensors::SafeTensors;
+
+use crate::model_engine::{drain, greedy};
+use crate::model_parity::folder;
+
+const FIXTURE: &str = "tests/fixtures/v2lite-tiny";
+
+/// The first layer of the fixture, with positions for long prompts: its attention is what is tested.
+fn one_layer() -> DeepseekModel {
+    let copy = tempfile::tempdir().expect("a temporary folder");
+    let config = std::fs::read_to_string(folder(FIXTURE).join("config.json")).expect("a config");
+    let changed = config
+        .replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 1")
+        .replace("\"max_position_embeddings\": 1024", "\"max_position_embeddings\": 131072")
+        .replace("\"factor\": 4.0", "\"factor\": 512.0");
+    std::fs::write(copy.path().join("config.json"), changed).expect("written");
+    let bytes = std::fs::read(folder(FIXTURE).join("model.safetensors")).expect("the weights");
+    let tensors = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let kept = |name: &str| !name.starts_with("model.layers.") || name.starts_with("model.layers.0.");
+    let kept = tensors.iter().filter(|(name, _)| kept(name));
+    safetensors::serialize_to_file(kept, None, &copy.path().join("model.safetensors")).expect("written");
+    DeepseekModel::load(copy.path(), &Device::flex(), FloatDType::F32, &mut |_| {}).expect("it loads")
+}
+
+fn prompt(len: usize) -> Vec<u32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(len as u64);
+    (0..len).map(|_| rng.random_range(3..512)).collect()
+}
+
+/// Logits of the last token, computed in chunks of a size.
+fn last_logits(model: &DeepseekModel, prompt: &[u32], chunk: usize) -> Vec<f32> {
+    let size =
+        CacheSize { num_pages: prompt.len().div_ceil(64), page_size: 64, max_requests: 1, max_tokens: prompt.len() };
+    let mut cache = model.new_cache(size).expect("a cache");
+    let request = cache.admit().expect("room");
+    let mut logits = Vec::new();
+    for tokens in prompt.chunks(chunk) {
+        let chunk = cache.append(request, tokens).expect("room");
+        let last = model.next_token_logits(&[chunk], &mut cache).expect("a forward pass");
+        logits = last.try_into_vec_as::<f32>().expect("reads back");
+    }
+    logits
+}
+
+#[test]
+fn model_long_prompt_in_chunks_equals_one_pass() {
+    let (model, prompt) = (one_layer(), prompt(2500));
+    let whole = last_logits(&model, &prompt, prompt.len());
+    for chunk in [64, 500, 1111] {
+        let chunked = last_logits(&model, &prompt, chunk);
+        let worst = whole.iter().zip(&chunked).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 2e-4, "chunks of {chunk}: off by {worst}");
+        assert!(chunked.iter().all(|value| value.is_finite()));
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "takes minutes"]
+fn model_long_prompt_of_100k_tokens_takes_little_memory() {
+    const LEN: usize = 100_000;
+    let (model, prompt) = (one_layer(), prompt(LEN));
+    let tokenizer = Tokenizer::load(&folder(FIXTURE)).expect("the tokenizer loads");
+    let before = most_memory();
+    let start = Instant::now();
+    let options = EngineOptions { cache_pages: LEN.div_ceil(64) + 1, token_budget: 2048, ..Default::default() };
+    let mut engine = Engine::new(&model, &tokenizer, options).expect("a cache");
+    let mut stream = engine.submit(greedy(prompt, 4)).expect("a sound request");
+    while engine.step().expect("a step") {}
+    let completion = drain(&mut stream, &mut String::new()).expect("an end");
+    let grown = most_memory() - before;
+    let cache = engine.stats().cache_bytes_peak;
+    eprintln!(
+        "{LEN} tokens in {:.0} s, {} steps; {} MB more memory, of which the cache has {} MB; tokens {:?}",
+        start.elapsed().as_secs_f64(),
+        engine.stats().steps,
+        grown >> 20,
+        cache >> 20,
+        completion.token_ids
+    );
+    // A pass over the whole prompt would have 100,000 hidden states of each kind, and keys and values of all heads.
+    assert!(grown < cache + (192 << 20), "{} MB", grown >> 20);
+}
+
+/// The most memory of this process so far, in bytes.
+#[cfg(target_os = "linux")]
+fn most_memory() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux says so");
+    line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10
+}
