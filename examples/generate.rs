@@ -7,6 +7,8 @@ mod common;
 mod dry_run;
 #[path = "common/memory.rs"]
 mod memory;
+#[path = "common/options.rs"]
+mod options;
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -17,79 +19,28 @@ use burn_mla::model::{
     Completion, DeepseekModel, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, Inspection,
     LayerSummary, ModelConfig, ModelError, SamplingParams, Tokenizer, generate,
 };
-use burn_mla::ops::DeviceName;
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use common::{Bar, DTypeArg, fail};
+use options::{ModelArgs, TextArgs};
 
 const DEMO_PROMPT: &str = "hacker: n.";
-
-/// A demo checkpoint of this repository.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Demo {
-    V3,
-    V4,
-}
-
-impl Demo {
-    fn folder(self) -> &'static Path {
-        Path::new(match self {
-            Self::V3 => concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-v3"),
-            Self::V4 => concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-v4"),
-        })
-    }
-}
 
 /// Generate text with a DeepSeek-V4, V3.2, V3 or V2-Lite checkpoint.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Checkpoint folder (config.json, tokenizer.json, *.safetensors); the demo checkpoint if absent.
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
-    /// Which demo checkpoint, where no folder is given.
-    #[arg(long, value_enum, default_value_t = Demo::V3, conflicts_with = "model")]
-    demo: Demo,
+    #[command(flatten)]
+    model: ModelArgs,
     /// A prompt; may be given several times.
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
     prompt: Vec<String>,
     /// A file whose whole text is the prompt.
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
-    /// Tokens to generate at most, per prompt.
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    max_new_tokens: usize,
-    /// Text that ends a generation; may be given several times.
-    #[arg(long, value_name = "TEXT")]
-    stop: Vec<String>,
     /// Draw tokens as the checkpoint's generation_config.json recommends; otherwise greedy.
     #[arg(long)]
     sample: bool,
-    /// Divisor of the logits; 0 is greedy.
-    #[arg(long, value_name = "T")]
-    temperature: Option<f32>,
-    /// Draw from the K most probable tokens.
-    #[arg(long, value_name = "K")]
-    top_k: Option<usize>,
-    /// Draw from the most probable tokens that together have this probability.
-    #[arg(long, value_name = "P")]
-    top_p: Option<f32>,
-    /// Draw from tokens that have this fraction of the best token's probability.
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
-    min_p: f32,
-    /// Divide the logits of tokens that occurred already; 1 changes nothing.
-    #[arg(long, value_name = "R", default_value_t = 1.0)]
-    repetition_penalty: f32,
-    /// Seed of the draws, and of made-up weights.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-    /// flex (CPU), wgpu, cuda or cuda:N.
-    #[arg(long, default_value_t = DeviceName::Flex)]
-    device: DeviceName,
-    /// What weights and cache are stored in.
-    #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
-    dtype: DTypeArg,
-    /// Tokens in a cache page, a power of two.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    page_size: usize,
+    #[command(flatten)]
+    text: TextArgs,
     /// Pages of the cache at most; never more than the prompts can need.
     #[arg(long, value_name = "N")]
     cache_pages: Option<usize>,
@@ -123,30 +74,30 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<ExitCode, String> {
     let show = |error: ModelError| error.to_string();
-    let dir = args.model.as_deref().unwrap_or(args.demo.folder());
+    let dir = args.model.dir();
     if args.describe {
         let config = match &args.random_weights {
             Some(path) => random_config(path, args.layers),
             None => ModelConfig::read(dir),
         };
-        print(&describe(&config.map_err(show)?, args.dtype));
+        print(&describe(&config.map_err(show)?, args.model.dtype));
         return Ok(ExitCode::SUCCESS);
     }
     let prompts = prompts(args)?;
     if args.dry_run {
         return dry_run(args, dir, &prompts).map_err(show);
     }
-    let device = args.device.open().map_err(|error| error.to_string())?;
+    let device = args.model.device.open().map_err(|error| error.to_string())?;
     let (model, tokenizer) = match &args.random_weights {
         Some(path) => random(path, args, &device).map_err(show)?,
         None => {
-            let model = common::load(dir, &device, args.dtype).map_err(show)?;
+            let model = common::load(dir, &device, args.model.dtype).map_err(show)?;
             (model, Tokenizer::load(dir).map_err(show)?)
         }
     };
     let requests = requests(args, &prompts, &model, &tokenizer).map_err(show)?;
     let options = GenerationOptions {
-        page_size: args.page_size,
+        page_size: args.model.page_size,
         prefill_chunk: args.prefill_chunk,
         cache_pages: args.cache_pages,
     };
@@ -186,7 +137,8 @@ fn random_config(path: &Path, layers: Option<usize>) -> Result<ModelConfig, Mode
 fn random(path: &Path, args: &Args, device: &Device) -> Result<(DeepseekModel, Tokenizer), ModelError> {
     let config = random_config(path, args.layers)?;
     let bar = Bar::new("making up");
-    let model = DeepseekModel::random(config, args.seed, device, args.dtype.into(), &mut |step| bar.show(step))?;
+    let model =
+        DeepseekModel::random(config, args.text.seed, device, args.model.dtype.into(), &mut |step| bar.show(step))?;
     let dir = path.parent().unwrap_or(Path::new(""));
     let has_tokenizer = dir.join("tokenizer.json").exists();
     Ok((model, if has_tokenizer { Tokenizer::load(dir)? } else { Tokenizer::bytes()? }))
@@ -194,16 +146,16 @@ fn random(path: &Path, args: &Args, device: &Device) -> Result<(DeepseekModel, T
 
 /// Prints what the folder has and what the model needs; everything that is wrong with it goes to stderr.
 fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, ModelError> {
-    let dtype = args.dtype.into();
+    let dtype = args.model.dtype.into();
     let inspection = Inspection::of(dir, dtype)?;
     let tokenizer = Tokenizer::load(dir)?;
     let tokens = |text: &String| {
-        let all = tokenizer.encode(text, true)?.len() + args.max_new_tokens;
+        let all = tokenizer.encode(text, true)?.len() + args.text.max_new_tokens;
         Ok::<_, ModelError>(all.min(inspection.config.max_position_embeddings()))
     };
     let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>()?;
-    let needs = dry_run::Needs { tokens, page_size: args.page_size };
-    print(&dry_run::table(&inspection, dtype, &needs, memory::of(args.device)));
+    let needs = dry_run::Needs { tokens, page_size: args.model.page_size };
+    print(&dry_run::table(&inspection, dtype, &needs, memory::of(args.model.device)));
     Ok(dry_run::problems(&inspection).map_or(ExitCode::SUCCESS, fail))
 }
 
@@ -245,18 +197,17 @@ fn requests(
 ) -> Result<Vec<GenerationRequest>, ModelError> {
     let defaults = model.generation_defaults();
     let recommended = args.sample && defaults.do_sample;
-    let sampling = SamplingParams {
-        temperature: args.temperature.unwrap_or(match (args.sample, defaults.temperature) {
+    let otherwise = SamplingParams {
+        temperature: match (args.sample, defaults.temperature) {
             (true, Some(temperature)) if recommended => temperature,
             (true, _) => 1.0,
             (false, _) => 0.0,
-        }),
-        top_k: args.top_k.or(defaults.top_k.filter(|_| recommended)),
-        top_p: args.top_p.or(defaults.top_p.filter(|_| recommended)).unwrap_or(1.0),
-        min_p: args.min_p,
-        repetition_penalty: args.repetition_penalty,
-        seed: args.seed,
+        },
+        top_k: defaults.top_k.filter(|_| recommended),
+        top_p: defaults.top_p.filter(|_| recommended).unwrap_or(1.0),
+        ..SamplingParams::greedy()
     };
+    let sampling = args.text.sampling(&otherwise);
     let request = |text: &String| {
         if text.is_empty() {
             let expected = "some text to continue".to_string();
@@ -265,8 +216,8 @@ fn requests(
         Ok(GenerationRequest {
             prompt: tokenizer.encode(text, true)?,
             sampling: sampling.clone(),
-            max_new_tokens: args.max_new_tokens,
-            stop: args.stop.clone(),
+            max_new_tokens: args.text.max_new_tokens,
+            stop: args.text.stop.clone(),
         })
     };
     prompts.iter().map(request).collect()
@@ -311,7 +262,7 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
         "cache                {} bytes/token, {} bytes in use at most",
         stats.cache_bytes_per_token, stats.cache_bytes_peak
     );
-    eprintln!("attention            {}", model.attention_path(requests.len(), args.page_size));
+    eprintln!("attention            {}", model.attention_path(requests.len(), args.model.page_size));
 }
 
 fn json(prompts: &[String], completions: &[Completion], stats: &GenerationStats) -> serde_json::Value {

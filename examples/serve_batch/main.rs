@@ -5,6 +5,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod input;
+#[path = "../common/options.rs"]
+mod options;
 mod output;
 mod progress;
 mod request;
@@ -17,15 +19,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn_mla::model::{
     Completion, Engine, EngineOptions, FinishReason, ModelError, RequestStream, SamplingParams, StreamEvent, Tokenizer,
 };
-use burn_mla::ops::DeviceName;
 use clap::Parser;
-use common::{DTypeArg, fail};
+use common::fail;
 use serde::Serialize;
 use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::input::{Input, Next};
+use crate::options::{ModelArgs, TextArgs};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::request::{Defaults, Line};
@@ -45,15 +47,8 @@ struct Args {
     /// File for the answers, which is emptied; stdout if absent.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Checkpoint folder (config.json, tokenizer.json, *.safetensors); the demo checkpoint if absent.
-    #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-v3"))]
-    model: PathBuf,
-    /// flex (CPU), wgpu, cuda or cuda:N.
-    #[arg(long, default_value_t = DeviceName::Flex)]
-    device: DeviceName,
-    /// What weights and cache are stored in.
-    #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
-    dtype: DTypeArg,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Requests that run at once at most.
     #[arg(long, value_name = "N", default_value_t = 16)]
     max_batch: usize,
@@ -63,39 +58,14 @@ struct Args {
     /// Pages of the cache.
     #[arg(long, value_name = "N", default_value_t = 512)]
     cache_pages: usize,
-    /// Tokens in a cache page, a power of two.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    page_size: usize,
     /// Compute every prompt from its beginning, also where another one has begun alike.
     #[arg(long)]
     no_prefix_sharing: bool,
     /// Answers that depend on no other request, bit for bit (CPU only).
     #[arg(long)]
     deterministic: bool,
-    /// Tokens to generate at most.
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    max_new_tokens: usize,
-    /// Text that ends an answer; may be given several times.
-    #[arg(long, value_name = "TEXT")]
-    stop: Vec<String>,
-    /// Divisor of the logits; 0 is greedy.
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
-    temperature: f32,
-    /// Draw from the K most probable tokens.
-    #[arg(long, value_name = "K")]
-    top_k: Option<usize>,
-    /// Draw from the most probable tokens that together have this probability.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
-    top_p: f32,
-    /// Draw from tokens that have this fraction of the best token's probability.
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
-    min_p: f32,
-    /// Divide the logits of tokens that occurred already; 1 changes nothing.
-    #[arg(long, value_name = "R", default_value_t = 1.0)]
-    repetition_penalty: f32,
-    /// Seed of the draws.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    text: TextArgs,
 }
 
 fn main() -> ExitCode {
@@ -112,9 +82,9 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let interrupted = catch_interrupts()?;
     let input = Input::open(&args.input)?;
     let output = Output::open(args.output.as_deref())?;
-    let device = args.device.open().map_err(|error| error.to_string())?;
-    let model = common::load(&args.model, &device, args.dtype).map_err(show)?;
-    let tokenizer = Tokenizer::load(&args.model).map_err(show)?;
+    let device = args.model.device.open().map_err(|error| error.to_string())?;
+    let model = common::load(args.model.dir(), &device, args.model.dtype).map_err(show)?;
+    let tokenizer = Tokenizer::load(args.model.dir()).map_err(show)?;
     let engine = Engine::new(&model, &tokenizer, args.engine_options()).map_err(show)?;
     let mut batch = Batch {
         engine,
@@ -134,20 +104,13 @@ fn run(args: &Args) -> Result<ExitCode, String> {
 
 impl Args {
     fn defaults(&self) -> Defaults {
-        let sampling = SamplingParams {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            seed: self.seed,
-        };
-        Defaults { sampling, max_new_tokens: self.max_new_tokens, stop: self.stop.clone() }
+        let sampling = self.text.sampling(&SamplingParams::greedy());
+        Defaults { sampling, max_new_tokens: self.text.max_new_tokens, stop: self.text.stop.clone() }
     }
 
     fn engine_options(&self) -> EngineOptions {
         EngineOptions {
-            page_size: self.page_size,
+            page_size: self.model.page_size,
             cache_pages: self.cache_pages,
             max_batch: self.max_batch,
             token_budget: self.token_budget,

@@ -16,14 +16,19 @@ fn generate(args: &[&str]) -> Output {
 }
 
 /// An example program, which `cargo test` builds beside this test.
-pub fn program(name: &str, args: &[&str]) -> Output {
+pub fn command(name: &str) -> Command {
     let mut path = std::env::current_exe().expect("this test has a path");
     path.pop();
     path.pop();
     path.extend(["examples", name]);
     let path = path.with_extension(std::env::consts::EXE_EXTENSION);
     assert!(path.is_file(), "{} is not built: run `cargo test`, or `cargo build --example {name}`", path.display());
-    Command::new(path).args(args).output().expect("the program starts")
+    Command::new(path)
+}
+
+/// What an example program says.
+pub fn program(name: &str, args: &[&str]) -> Output {
+    command(name).args(args).output().expect("the program starts")
 }
 
 pub fn refused(output: &Output, needles: &[&str]) {

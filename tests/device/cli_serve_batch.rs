@@ -7,15 +7,10 @@ use std::process::{Child, Command, Output, Stdio};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-/// The example program, which `cargo test` builds beside this test.
+use crate::cli_faults::command;
+
 fn program() -> Command {
-    let mut path = std::env::current_exe().expect("this test has a path");
-    path.pop();
-    path.pop();
-    path.extend(["examples", "serve_batch"]);
-    let path = path.with_extension(std::env::consts::EXE_EXTENSION);
-    assert!(path.is_file(), "{} is not built: run `cargo test`, or `cargo build --examples`", path.display());
-    Command::new(path)
+    command("serve_batch")
 }
 
 fn prompts(dir: &Path, lines: &[Value]) -> PathBuf {

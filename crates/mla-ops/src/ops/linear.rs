@@ -1,15 +1,14 @@
 //! [`linear`]: projections.
 
+use burn::backend::Dispatch;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-use burn::backend::{Dispatch, DispatchDevice};
+use burn::backend::DispatchDevice;
 use burn::tensor::Tensor;
 
 use super::matmul::matmul;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
 use crate::backend::MlaBackend;
 
-/// Rows from which on Burn's product of matrices is used.
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+/// Rows up to which the kernel is used; Burn's product of matrices is for more.
 const FEW: usize = 64;
 
 /// The product of `x [N, in]` and the transpose of `weight [out, in]`, of the same float dtype: `[N, out]`.
@@ -20,13 +19,20 @@ const FEW: usize = 64;
 /// # Panics
 /// As [`Tensor::matmul`] does, where the shapes do not fit.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    if let DispatchDevice::Cube(_) = x.device().as_dispatch() {
-        let ([rows, inputs], [outputs, columns]) = (x.dims(), weight.dims());
-        let fits = inputs == columns && inputs * outputs > 0 && x.dtype() == weight.dtype();
-        if fits && (1..=FEW).contains(&rows) {
-            return Tensor::from_dispatch(<Dispatch as MlaBackend>::linear(x.into_dispatch(), weight.into_dispatch()));
-        }
+    let ([rows, inputs], [outputs, columns]) = (x.dims(), weight.dims());
+    let fits = inputs == columns && inputs * outputs > 0 && x.dtype() == weight.dtype();
+    if fits && (1..=FEW).contains(&rows) && has_kernels(&x) {
+        return Tensor::from_dispatch(<Dispatch as MlaBackend>::linear(x.into_dispatch(), weight.into_dispatch()));
     }
     matmul(x, weight.transpose())
+}
+
+/// Whether kernels compute on the tensor's device.
+fn has_kernels(tensor: &Tensor<2>) -> bool {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if let DispatchDevice::Cube(_) = tensor.device().as_dispatch() {
+        return true;
+    }
+    let _ = tensor;
+    false
 }

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, activation};
 
 use crate::independent::map_independent;
-use crate::{ExpertGroups, ExpertScoring, RouteExpertsOptions};
+use crate::{ExpertGroups, ExpertScoring, RouteExpertsOptions, matmul};
 
 /// Scores `[N, E]` of logits.
 fn scores(logits: Tensor<2>, scoring: ExpertScoring) -> Tensor<2> {
@@ -129,11 +129,11 @@ pub(crate) fn experts_mlp(
 /// One expert: `[n, hidden]` to `[n, hidden]`.
 fn mlp(x: Tensor<2>, gate_up: Tensor<2>, down: Tensor<2>, limit: Option<f32>) -> Tensor<2> {
     let width = gate_up.dims()[0] / 2;
-    let gate = x.clone().matmul(gate_up.clone().narrow(0, 0, width).transpose());
-    let up = x.matmul(gate_up.narrow(0, width, width).transpose());
+    let gate = matmul(x.clone(), gate_up.clone().narrow(0, 0, width).transpose());
+    let up = matmul(x, gate_up.narrow(0, width, width).transpose());
     let activations = match limit {
         None => activation::silu(gate) * up,
         Some(limit) => activation::silu(gate.clamp_max(limit)) * up.clamp(-limit, limit),
     };
-    activations.matmul(down.transpose())
+    matmul(activations, down.transpose())
 }

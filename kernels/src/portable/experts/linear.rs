@@ -1,13 +1,14 @@
 //! Projections of a few tokens, by one matrix or by that of their expert: each weight is read once for a tile of tokens.
 //!
 //! With few tokens a projection is as fast as its weights come from the memory. This kernel is for all devices and dtypes; with
-//! matrix instructions, [`crate::sm80::linear`] does the same for f16 and bf16.
+//! matrix instructions, `sm80/linear.rs` does the same for f16 and bf16.
 
 use cubecl::prelude::*;
 
 use super::sort::{TILE, max_tiles};
 use crate::portable::launch::{address_type, io_vector_size};
-use crate::sm80;
+#[cfg(feature = "cuda")]
+use crate::sm80::linear as sm80;
 
 /// Units that share a row of the weights.
 const COLUMNS: usize = 32;
@@ -107,7 +108,12 @@ pub(crate) struct Grid {
 
 /// Tokens of a tile on this device. `rows` are those of a matrix: all of them, or an expert's on average.
 pub fn tile_tokens(client: &Client, inputs: usize, rows: usize, elem: ElemType) -> usize {
-    if sm80::linear::supported(client, inputs, elem) { sm80::linear::tile_tokens(rows) } else { TOKENS }
+    #[cfg(feature = "cuda")]
+    if sm80::supported(client, inputs, elem) {
+        return sm80::tile_tokens(rows);
+    }
+    let _ = (client, inputs, rows, elem);
+    TOKENS
 }
 
 /// Writes `out`. Without rows, inputs or outputs nothing is launched.
@@ -140,8 +146,9 @@ pub fn launch(client: &Client, args: LinearArgs) {
     };
     let address = address_type(client, &[&args.x, &args.weight, &args.out]);
     let products = Products { x: args.x, weight: args.weight, out: args.out, inputs, outputs, limit: args.limit };
-    if sm80::linear::supported(client, inputs, elem) {
-        return sm80::linear::launch(client, products, grid, (args.form, tile), address, elem);
+    #[cfg(feature = "cuda")]
+    if sm80::supported(client, inputs, elem) {
+        return sm80::launch(client, products, grid, (args.form, tile), address, elem);
     }
     let vector = io_vector_size(client.properties(), &[inputs], elem.size());
     let cubes = outputs.div_ceil(ROWS) * grid.max_tiles;
@@ -156,8 +163,8 @@ pub fn launch(client: &Client, args: LinearArgs) {
         grid.order,
         grid.tiles,
         products.out,
-        inputs / vector,
-        outputs,
+        products.inputs / vector,
+        products.outputs,
         grid.top_k,
         grid.dense_rows,
         grid.max_tiles,

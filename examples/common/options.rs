@@ -1,0 +1,95 @@
+//! Options of the programs that generate text.
+
+use std::path::{Path, PathBuf};
+
+use burn_mla::model::SamplingParams;
+use burn_mla::ops::DeviceName;
+use clap::{Args, ValueEnum};
+
+use crate::common::DTypeArg;
+
+/// A demo checkpoint of this repository.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Demo {
+    V3,
+    V4,
+}
+
+impl Demo {
+    fn folder(self) -> &'static Path {
+        Path::new(match self {
+            Self::V3 => concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-v3"),
+            Self::V4 => concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo-v4"),
+        })
+    }
+}
+
+/// Which model, where, and in which form.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// Checkpoint folder (config.json, tokenizer.json, *.safetensors); the demo checkpoint if absent.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Which demo checkpoint, where no folder is given.
+    #[arg(long, value_enum, default_value_t = Demo::V3, conflicts_with = "model")]
+    demo: Demo,
+    /// flex (CPU), wgpu, cuda or cuda:N.
+    #[arg(long, default_value_t = DeviceName::Flex)]
+    pub device: DeviceName,
+    /// What weights and cache are stored in.
+    #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
+    pub dtype: DTypeArg,
+    /// Tokens in a cache page, a power of two.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub page_size: usize,
+}
+
+impl ModelArgs {
+    /// The checkpoint folder.
+    pub fn dir(&self) -> &Path {
+        self.model.as_deref().unwrap_or(self.demo.folder())
+    }
+}
+
+/// How a text goes on, and how it ends.
+#[derive(Debug, Args)]
+pub struct TextArgs {
+    /// Tokens to generate at most, per prompt.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub max_new_tokens: usize,
+    /// Text that ends a generation; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Divisor of the logits; 0 is greedy.
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
+    /// Draw from the K most probable tokens.
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Draw from the most probable tokens that together have this probability.
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Draw from tokens that have this fraction of the best token's probability.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    min_p: f32,
+    /// Divide the logits of tokens that occurred already; 1 changes nothing.
+    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// Seed of the draws, and of weights that are made up.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+impl TextArgs {
+    /// How tokens are drawn; what is not asked for is as in `otherwise`.
+    pub fn sampling(&self, otherwise: &SamplingParams) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(otherwise.temperature),
+            top_k: self.top_k.or(otherwise.top_k),
+            top_p: self.top_p.unwrap_or(otherwise.top_p),
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+        }
+    }
+}
