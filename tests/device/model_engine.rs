@@ -10,6 +10,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
 
+use crate::devices::for_each_device;
 use crate::model_parity::{Stored, folder, load};
 
 pub const V3: &str = "assets/demo-v3";
@@ -112,6 +113,32 @@ fn model_engine_gives_the_stored_tokens(
     engine.forget_prefixes().expect("pages are given back");
     let stats = engine.stats();
     assert_eq!((stats.pages_in_use, stats.pages_idle, stats.cache_bytes), (0, 0, 0));
+}
+
+/// On devices that record graphs, decode steps are played from recordings, and the tokens are the stored ones.
+#[rstest]
+fn model_engine_plays_recorded_steps(
+    #[values("tests/fixtures/v2lite-tiny", "tests/fixtures/v3-tiny", "tests/fixtures/v32-tiny")] name: &str,
+) {
+    let tokenizer = Tokenizer::load(&folder(name)).expect("the tokenizer loads");
+    let cases = Stored::greedy(name);
+    for_each_device(|device| {
+        let model = load(name, device);
+        let options = EngineOptions { page_size: 16, cache_pages: 64, max_batch: 3, ..Default::default() };
+        let mut engine = Engine::new(&model, &tokenizer, options).expect("a small cache");
+        let submit = |(prompt, ids): &(Vec<u32>, Vec<u32>)| {
+            engine.submit(greedy(prompt.clone(), ids.len())).expect("a sound request")
+        };
+        let streams: Vec<RequestStream> = cases.iter().map(submit).collect();
+        while engine.step().expect("a step") {}
+        for (mut stream, (_, ids)) in streams.into_iter().zip(&cases) {
+            let completion = drain(&mut stream, &mut String::new()).expect("an end");
+            assert_eq!(completion.token_ids, *ids, "on {device:?}");
+        }
+        let stats = engine.stats();
+        let records = *device != Device::flex() && !cfg!(feature = "fusion");
+        assert_eq!(stats.graph_steps > 0, records, "on {device:?}: {stats:?}");
+    });
 }
 
 /// Logits of a prompt's tokens, bit for bit: alone, among 6 and among 63 others, in any chunks, token by token.

@@ -27,6 +27,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     token_budget: 24,
     prefix_sharing: true,
     deterministic: true,
+    graphs: false,
 };
 
 #[test]

@@ -17,6 +17,7 @@ use self::reply::{Limits, Reply};
 use self::scheduler::{Job, Plan, Scheduler};
 pub use self::stream::{Completion, FinishReason, RequestStream, StreamEvent};
 use crate::cache::CacheSize;
+use crate::decode_graph::DecodeGraphs;
 use crate::generation::{GenerationRequest, check_request};
 use crate::model::DeepseekModel;
 use crate::tokenizer::Tokenizer;
@@ -40,6 +41,9 @@ pub struct EngineOptions {
     /// Whether a request's logits are the same, bit for bit, whatever else runs and however its prompt is divided. Costs
     /// speed in the prompts; only on the CPU.
     pub deterministic: bool,
+    /// Whether steps with one token of each request are recorded, and played again for batches up to the next power of two,
+    /// on devices that have graphs. Not DeepSeek-V4's, nor deterministic ones.
+    pub graphs: bool,
 }
 
 impl Default for EngineOptions {
@@ -51,6 +55,7 @@ impl Default for EngineOptions {
             token_budget: 512,
             prefix_sharing: true,
             deterministic: false,
+            graphs: true,
         }
     }
 }
@@ -60,6 +65,8 @@ impl Default for EngineOptions {
 pub struct EngineStats {
     /// Forward passes.
     pub steps: usize,
+    /// Those of them that were played from a recording.
+    pub graph_steps: usize,
     /// Prompt tokens that were computed, without those that were found in shared pages; each once.
     pub prompt_tokens: usize,
     /// Tokens that were computed again after a preemption.
@@ -134,6 +141,7 @@ pub struct Engine<'a> {
     model: &'a DeepseekModel,
     tokenizer: &'a Tokenizer,
     deterministic: bool,
+    graphs: Option<DecodeGraphs<'a>>,
     scheduler: Scheduler,
     replies: HashMap<u64, Reply>,
     next_id: u64,
@@ -168,6 +176,7 @@ impl<'a> Engine<'a> {
             model,
             tokenizer,
             deterministic: options.deterministic,
+            graphs: if options.graphs && !options.deterministic { model.decode_graphs() } else { None },
             scheduler: Scheduler::new(cache, options.prefix_sharing, max_batch, token_budget),
             replies: HashMap::new(),
             next_id: 0,
@@ -297,10 +306,21 @@ impl<'a> Engine<'a> {
 
     fn forward(&mut self, plan: &Plan) -> Result<Tensor<2>> {
         let (model, cache) = (self.model, &mut self.scheduler.cache);
-        match self.deterministic {
-            true => batch_invariant(model.device(), || model.next_token_logits(&plan.chunks, cache))?,
-            false => model.next_token_logits(&plan.chunks, cache),
+        if self.deterministic {
+            return batch_invariant(model.device(), || model.next_token_logits(&plan.chunks, cache))?;
         }
+        let one_each = plan.chunks.iter().all(|chunk| chunk.tokens.len() == 1);
+        if let Some(graphs) = self.graphs.as_mut().filter(|_| one_each) {
+            match graphs.next_token_logits(&plan.chunks, cache.latent()?, model.device())? {
+                Some(logits) => {
+                    self.stats.graph_steps += 1;
+                    return Ok(logits);
+                }
+                // Another try would not do better.
+                None => self.graphs = None,
+            }
+        }
+        model.next_token_logits(&plan.chunks, cache)
     }
 
     fn draw(&mut self, id: u64, logits: &mut [f32]) -> Result<()> {

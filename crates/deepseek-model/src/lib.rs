@@ -17,6 +17,7 @@
 
 mod cache;
 mod config;
+mod decode_graph;
 mod engine;
 mod error;
 mod generation;

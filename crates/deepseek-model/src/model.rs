@@ -8,6 +8,7 @@ use mla_ops::{MlaDecodeProblem, PathChoice, explain_path};
 
 use crate::cache::{CacheSize, ModelCache, V4Cache};
 use crate::config::{DeepseekV3Config, GenerationDefaults, ModelConfig};
+use crate::decode_graph::DecodeGraphs;
 use crate::models::{DeepseekV3, DeepseekV4, Hidden};
 use crate::step::Chunk;
 use crate::weights::{Checkpoint, LoadProgress, WeightLoader, check_headers, device_bytes, weight_specs};
@@ -142,6 +143,14 @@ impl DeepseekModel {
                 Ok(ModelCache::Latent(cache))
             }
             ModelConfig::V4(config) => Ok(ModelCache::V4(V4Cache::new(config, size, self.dtype, &self.device)?)),
+        }
+    }
+
+    /// Decode steps that are recorded, where the model and its device have them.
+    pub(crate) fn decode_graphs(&self) -> Option<DecodeGraphs<'_>> {
+        match &self.architecture {
+            Architecture::V3(model) => DecodeGraphs::new(model, &self.device),
+            Architecture::V4(_) => None,
         }
     }
 

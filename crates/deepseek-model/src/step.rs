@@ -1,14 +1,17 @@
 //! What one forward pass works on: new tokens of some requests, where they go, and which keys they see.
 
+mod buffers;
+
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, s};
 use mla_ops::cache::{PagedCache, RequestId};
 use mla_ops::{
     MlaPlan, MlaPlanArgs, PagedBatchArgs, Splits, WriteLatentArgs, is_batch_invariant, mla_plan, page_table,
     write_latent,
 };
 
+pub(crate) use self::buffers::StepBuffers;
 use crate::Result;
 use crate::config::DeepseekV3Config;
 use crate::layers::{RotaryEmbedding, Rotation};
@@ -33,6 +36,8 @@ pub(crate) struct Step {
     pub(crate) slots: Tensor<1, Int>,
     pub(crate) rotation: Rotation,
     pub(crate) keys: Keys,
+    /// Which tokens are none, `[N, 1]`, where some may be: no expert works for them.
+    pub(crate) padding: Option<Tensor<2, Bool>>,
 }
 
 /// Keys of a split where the result of a token must not depend on the batch.
@@ -122,6 +127,7 @@ impl Step {
             slots: ints(slots, device),
             rotation: rotary.at(&positions, device),
             keys,
+            padding: None,
         })
     }
 

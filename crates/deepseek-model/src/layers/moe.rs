@@ -1,6 +1,6 @@
 //! Mixture of experts (DeepSeekMoE; DeepSeek-V3 §2.1.2).
 
-use burn::tensor::{FloatDType, Int, Tensor, activation};
+use burn::tensor::{Bool, FloatDType, Int, Tensor, activation};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, experts_mlp,
     linear, route_experts,
@@ -30,9 +30,13 @@ impl Moe {
         }
     }
 
-    /// `[N, hidden]` -> `[N, hidden]`.
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
-        let (indices, weights) = self.gate.forward(x.clone())?;
+    /// `[N, hidden]` -> `[N, hidden]`. Rows that are `padding`, `[N, 1]`, get no routed expert.
+    pub(crate) fn forward(&self, x: Tensor<2>, padding: Option<&Tensor<2, Bool>>) -> Result<Tensor<2>> {
+        let (mut indices, weights) = self.gate.forward(x.clone())?;
+        if let Some(padding) = padding {
+            let shape = indices.dims();
+            indices = indices.mask_fill(padding.clone().expand(shape), -1);
+        }
         let routed = self.experts.forward(x.clone(), indices, weights)?;
         Ok(routed + self.shared_experts.forward(x))
     }

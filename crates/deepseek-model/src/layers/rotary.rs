@@ -1,4 +1,4 @@
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, s};
 
 use crate::config::RopeConfig;
 
@@ -37,6 +37,14 @@ impl RotaryEmbedding {
 }
 
 impl Rotation {
+    /// Puts other angles for as many tokens into the same buffers.
+    pub(crate) fn refresh(&mut self, rotation: Rotation) {
+        let size = self.cos.dims();
+        let all = s![..size[0], .., ..];
+        self.cos.inplace(|cos| cos.slice_assign(all, rotation.cos));
+        self.sin.inplace(|sin| sin.slice_assign(all, rotation.sin));
+    }
+
     /// The same angles for channels `(i, i + dr / 2)`.
     pub(crate) fn in_halves(&self) -> Self {
         Self { interleaved: false, ..self.clone() }

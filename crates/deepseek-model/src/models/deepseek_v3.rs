@@ -7,7 +7,7 @@ use mla_ops::cache::PagedCache;
 use crate::Result;
 use crate::config::DeepseekV3Config;
 use crate::layers::{Linear, Mlp, Moe, MultiHeadLatentAttention, RmsNorm, RotaryEmbedding};
-use crate::step::{Chunk, Step, last_rows};
+use crate::step::{Chunk, Step, StepBuffers, last_rows};
 use crate::weights::WeightLoader;
 
 /// The model: embedding, decoder layers, norm and head.
@@ -83,15 +83,40 @@ impl DeepseekV3 {
         observe: &mut dyn FnMut(Hidden, &Tensor<2>),
     ) -> Result<Tensor<2>> {
         let step = Step::new(chunks, cache, &self.rotary, &self.config, &self.device)?;
+        self.run(&step, cache, observe)
+    }
+
+    fn run(
+        &self,
+        step: &Step,
+        cache: &mut PagedCache,
+        observe: &mut dyn FnMut(Hidden, &Tensor<2>),
+    ) -> Result<Tensor<2>> {
         let mut x = self.embed_tokens.clone().select(0, step.input_ids.clone());
         observe(Hidden::Embedding, &x);
         for (number, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(x, &step, cache)?;
+            x = layer.forward(x, step, cache)?;
             observe(Hidden::Layer(number), &x);
         }
         let x = self.norm.forward(x);
         observe(Hidden::FinalNorm, &x);
         Ok(x)
+    }
+
+    /// Buffers for the inputs of steps with one token of each request.
+    pub(crate) fn step_buffers(&self, batch: usize, max_pages: usize) -> StepBuffers {
+        StepBuffers::new(batch, max_pages, &self.rotary, &self.device)
+    }
+
+    /// Logits `[B, vocab]` of a step whose inputs are in buffers. It reads nothing else, and may be computed several times.
+    pub(crate) fn buffered_logits(&self, buffers: &StepBuffers, cache: &mut PagedCache) -> Result<Tensor<2>> {
+        let step = buffers.step(&self.config, cache.config().page_size)?;
+        Ok(self.logits(self.run(&step, cache, &mut |_, _| {})?))
+    }
+
+    /// Puts the inputs of a step into buffers.
+    pub(crate) fn fill(&self, buffers: &mut StepBuffers, chunks: &[Chunk], cache: &PagedCache) -> Result<()> {
+        buffers.fill(chunks, cache, &self.rotary, &self.device)
     }
 
     /// Logits `[N, vocab]` of final hidden states `[N, hidden]`.
@@ -132,7 +157,7 @@ impl DecoderLayer {
         let h = self.post_attention_layernorm.forward(x.clone());
         let f = match &self.mlp {
             FeedForward::Dense(mlp) => mlp.forward(h),
-            FeedForward::Moe(moe) => moe.forward(h)?,
+            FeedForward::Moe(moe) => moe.forward(h, step.padding.as_ref())?,
         };
         Ok(x + f)
     }
