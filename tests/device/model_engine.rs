@@ -10,7 +10,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
 
-use crate::devices::for_each_device;
+use crate::devices::{for_each_device, is_wgpu};
 use crate::model_parity::{Stored, folder, load};
 
 pub const V3: &str = "assets/demo-v3";
@@ -136,8 +136,9 @@ fn model_engine_plays_recorded_steps(
             assert_eq!(completion.token_ids, *ids, "on {device:?}");
         }
         let stats = engine.stats();
-        let records = *device != Device::flex() && !cfg!(feature = "fusion");
-        assert_eq!(stats.graph_steps > 0, records, "on {device:?}: {stats:?}");
+        eprintln!("{} of {} steps played", stats.graph_steps, stats.steps);
+        let records = is_wgpu(device) && !cfg!(feature = "fusion");
+        assert!(stats.graph_steps > 0 || !records, "on {device:?}: {stats:?}");
     });
 }
 
