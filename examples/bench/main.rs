@@ -35,6 +35,9 @@
 //! subtracted) and moves q, the keys and out; causal ragged attention counts half of its square. Sparse decode has
 //! `2*h_q*(d+512)` FLOPs for each key that a query sees, and moves q, each row once that anybody sees, and out; the index
 //! reads its keys. `plan`, `plan_host` and `lightning_index` have no check here.
+//!
+//! `e2e_decode` has no `us`: `tokens_per_s` and `ms_per_step` are by the wall clock, from one drawn token to the next, in
+//! steps with one token of each request; `graph_steps` of the `steps` were played from a recording.
 
 mod ceilings;
 // Its model loader serves the other programs.
@@ -45,6 +48,7 @@ mod compare;
 mod compression;
 mod data;
 mod decode;
+mod end_to_end;
 mod indexing;
 mod meta;
 mod ragged;
@@ -120,6 +124,10 @@ enum Section {
     Sparse,
     /// `norm_rope` and `compress_kv`.
     Compression,
+    /// Tokens per second of whole models with random weights, with and without graphs; only by name: V2-Lite needs 32 GB, 6
+    /// layers of V3 75 GB.
+    #[value(name = "e2e")]
+    EndToEnd,
 }
 
 /// Which shapes of a section to run.
@@ -207,6 +215,9 @@ impl Bench {
         if wanted(Section::Compression) {
             compression::run(self);
         }
+        if only.contains(&Section::EndToEnd) || self.size == Size::Smoke {
+            end_to_end::run(self);
+        }
         if wanted(Section::Ceilings) {
             ceilings::run(self, "end");
         }
@@ -272,6 +283,7 @@ mod tests {
             "norm_rope",
             "norm_rope_composed",
             "compress_kv",
+            "e2e_decode",
         ];
         for op in ops {
             assert!(file["rows"].as_array().is_some_and(|rows| rows.iter().any(|row| row["op"] == op)), "{op}");

@@ -90,6 +90,16 @@ impl Report {
         gbps
     }
 
+    /// Adds a row without times of calls.
+    pub fn rate(&mut self, op: &str, shape: &Fields, numbers: &Fields) {
+        let mut row = Map::new();
+        row.insert("peer".into(), json!("burn-mla"));
+        row.insert("op".into(), json!(op));
+        row.extend(shape.iter().chain(numbers).map(|(key, value)| (key.to_string(), value.clone())));
+        self.rows.push(Value::Object(row));
+        self.say(&format!("{op:14} {:60} {}", words(shape), words(numbers)));
+    }
+
     /// Adds the ceilings of the start or the end.
     pub fn ceilings(&mut self, key: &str, values: Map<String, Value>) {
         self.say(&format!("ceilings, {key}: {}", Value::Object(values.clone())));
