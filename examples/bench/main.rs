@@ -125,7 +125,7 @@ enum Section {
     /// `norm_rope` and `compress_kv`.
     Compression,
     /// Tokens per second of whole models with random weights, with and without graphs; only by name: V2-Lite needs 32 GB, 6
-    /// layers of V3 75 GB.
+    /// layers of V3 77 GB.
     #[value(name = "e2e")]
     EndToEnd,
 }
