@@ -4,20 +4,19 @@
 #     tools/simulate.sh [--arch 75|80|90|100] [--seed N] [--kernels] TEST_FILTER...
 #
 # The filters are those of the device tests (`cargo test --test device`), for example ops_merge_state, and other
-# arguments of a test program. --kernels: the unit tests of mla-kernels instead, instructions among them. MLA_FEATURES: other
-# features than cuda to build the tests with, for a build that is there already.
+# arguments of a test program. --kernels: the tests of mla-kernels instead, of kernels (`portable`) and instructions.
+# MLA_FEATURES: other features than cuda to build the tests with, for a build that is there already.
 # tools/sim-cuda/README.md says how to read what it prints.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 cd "$root"
 
-tests=(--package mla-kernels --package burn-mla --test portable --test device)
-name=device
+tests=(--test device)
 while [ $# -gt 0 ]; do
     case "$1" in
         --arch) export SIM_CUDA_ARCH="$2"; shift 2 ;;
         --seed) export SIM_CUDA_SEED="$2"; shift 2 ;;
-        --kernels) tests=(--package mla-kernels --lib); name=mla_kernels; shift ;;
+        --kernels) tests=(--lib --test portable); shift ;;
         *) break ;;
     esac
 done
@@ -26,12 +25,14 @@ if [ $# -eq 0 ]; then
     exit 2
 fi
 
-CUDA_PATH="$(kernels/fetch-cuda.sh)" || { echo "no NVRTC, which compiles the kernels" >&2; exit 1; }
-export CUDA_PATH
+# Not exported before all is built: build scripts look at CUDA_PATH, and another one builds most of Burn anew.
+toolkit="$(kernels/fetch-cuda.sh)" || { echo "no NVRTC, which compiles the kernels" >&2; exit 1; }
 target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
 cargo build --quiet --release --package sim-cuda --locked
-program="$(cargo test --quiet "${tests[@]}" --features "${MLA_FEATURES:-cuda}" --locked --no-run --message-format json |
-    grep -o "\"executable\":\"[^\"]*/deps/$name-[^\"]*\"" | cut -d '"' -f 4)"
+# Both packages in any case, for the dependencies to be built with the same features.
+programs="$(cargo test --quiet --package mla-kernels --package burn-mla "${tests[@]}" --features "${MLA_FEATURES:-cuda}" \
+    --locked --no-run --message-format json |
+    grep -o '"executable":"[^"]*/deps/\(device\|portable\|mla_kernels\)-[^"]*"' | cut -d '"' -f 4)"
 
 # Under the names that programs look for. Only here: cargo's own folders are in the library path of all tests.
 libraries="$target/sim-cuda"
@@ -39,8 +40,11 @@ mkdir -p "$libraries"
 for library in libcuda.so libnvrtc.so; do
     ln -sf "$target/release/libsim_cuda.so" "$libraries/$library"
 done
+export CUDA_PATH="$toolkit"
 export LD_LIBRARY_PATH="$libraries:$CUDA_PATH/lib64:$CUDA_PATH/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-export MLA_REQUIRE=cuda MLA_SKIP=wgpu
+export MLA_REQUIRE=cuda MLA_SKIP=flex,wgpu
 # Where CubeCL finds its settings.
 cd tools/sim-cuda/run
-exec "$program" "$@"
+for program in $programs; do
+    "$program" "$@"
+done

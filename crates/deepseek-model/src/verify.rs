@@ -149,8 +149,10 @@ impl Run<'_> {
             for (s, prefix) in prefixes.iter().enumerate().filter(|(s, _)| step < wanted[*s].len()) {
                 // Of a long continuation the logits of the first steps may be stored only; the tokens are, all of them.
                 let stored = self.expected.floats(&named(prefix, "greedy_logits"))?;
-                if let Some(stored) = stored.chunks(vocab).nth(step) {
-                    error = error.max(max_error(&next[s], stored));
+                match stored.chunks(vocab).nth(step) {
+                    Some(stored) => error = error.max(max_error(&next[s], stored)),
+                    None if step == 0 => error = f64::INFINITY,
+                    None => {}
                 }
                 let id = argmax(&next[s]);
                 agree += usize::from(id == wanted[s][step]);

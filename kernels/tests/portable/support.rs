@@ -4,7 +4,8 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use mla_kernels::Runtime;
 
-/// Runs a test on every device that is present: wgpu and cuda, as far as this build has them. Says which.
+/// Runs a test on every device that is present: wgpu and cuda, as far as this build has them and `MLA_SKIP` does not name
+/// them. Says which.
 pub fn for_each_client(test: impl Fn(&Client)) {
     let runtimes: &[Runtime] = &[
         #[cfg(feature = "wgpu")]
@@ -12,16 +13,21 @@ pub fn for_each_client(test: impl Fn(&Client)) {
         #[cfg(feature = "cuda")]
         Runtime::Cuda(0),
     ];
-    let required = std::env::var("MLA_REQUIRE").unwrap_or_default();
+    let named = |variable: &str, name: &str| {
+        std::env::var(variable).is_ok_and(|list| list.split(',').any(|it| name.starts_with(it) && !it.is_empty()))
+    };
     for runtime in runtimes {
         let name = format!("{runtime:?}").to_lowercase();
+        if named("MLA_SKIP", &name) {
+            continue;
+        }
         match runtime.open() {
             Ok(device) => {
                 eprintln!("device: {name}");
                 test(&device.client());
             }
             Err(error) => {
-                assert!(!required.split(',').any(|it| name.starts_with(it) && !it.is_empty()), "no {name}: {error}");
+                assert!(!named("MLA_REQUIRE", &name), "no {name}: {error}");
                 eprintln!("skipped: no {name}: {error}");
             }
         }

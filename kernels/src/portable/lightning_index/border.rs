@@ -309,7 +309,10 @@ fn gather(
     #[unroll]
     for i in 0..FEW {
         let place = UNIT_POS as usize + comptime!(i * form.units);
-        few[i] = select(place < filled as usize, space.few[place], 0u32);
+        few[i] = 0u32;
+        if place < filled as usize {
+            few[i] = space.few[place];
+        }
     }
     few
 }
