@@ -19,7 +19,7 @@ fn cli_writes_an_fp8_folder_that_generates() {
     let args = ["--from", text(&from), "--to", text(&to), "--shard-bytes", "400000"];
     let output = program("make_checkpoint", &args);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    refused(&program("make_checkpoint", &args), &["model-00001-of", "without weights"]);
+    refused(&program("make_checkpoint", &args), &["model-0000", ".safetensors", "without weights"]);
     let output = program("generate", &["--model", text(&to), "--prompt", "attention", "--max-new-tokens", "4"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 

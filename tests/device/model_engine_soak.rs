@@ -19,10 +19,9 @@ use crate::model_parity::Stored;
 const LENGTHS: [usize; 10] = [1, 2, 7, 8, 9, 16, 17, 25, 31, 40];
 const NEW: [usize; 5] = [1, 2, 5, 11, 24];
 
-/// 192 tokens.
 const OPTIONS: EngineOptions = EngineOptions {
     page_size: 8,
-    cache_pages: 24,
+    cache_pages: 64,
     max_batch: 8,
     token_budget: 24,
     prefix_sharing: true,
@@ -32,13 +31,13 @@ const OPTIONS: EngineOptions = EngineOptions {
 
 #[test]
 fn model_engine_stands_random_traffic() {
-    Soak::run(60, 3);
+    Soak::run(60, 3, 12);
 }
 
 #[test]
 #[ignore = "takes minutes"]
 fn model_engine_soak() {
-    Soak::run(2000, 1);
+    Soak::run(2000, 1, 24);
 }
 
 struct Soak<'a> {
@@ -57,12 +56,13 @@ struct Live {
 }
 
 impl Soak<'_> {
-    fn run(requests: usize, seed: u64) {
+    /// With so few pages that requests lose theirs.
+    fn run(requests: usize, seed: u64, cache_pages: usize) {
         let start = Instant::now();
         let loaded = Loaded::new(V3);
         let texts: Vec<Vec<u32>> = Stored::greedy(V3).into_iter().map(|(prompt, ids)| [prompt, ids].concat()).collect();
         let mut soak = Soak {
-            engine: loaded.engine(OPTIONS),
+            engine: loaded.engine(EngineOptions { cache_pages, ..OPTIONS }),
             rng: ChaCha8Rng::seed_from_u64(seed),
             texts,
             live: Vec::new(),
@@ -163,7 +163,7 @@ fn compare_with_solo_runs(loaded: &Loaded, ended: &[(GenerationRequest, Completi
     let mut reasons = HashMap::new();
     for (request, completion) in ended {
         let alone = solo.entry(format!("{request:?}")).or_insert_with(|| {
-            let mut engine = loaded.engine(EngineOptions { cache_pages: 64, token_budget: 512, ..OPTIONS });
+            let mut engine = loaded.engine(EngineOptions { token_budget: 512, ..OPTIONS });
             let mut stream = engine.submit(request.clone()).expect("a sound request");
             while engine.step().expect("a step") {}
             drain(&mut stream, &mut String::new()).expect("an end")

@@ -126,7 +126,7 @@ fn model_files_have_the_published_layout() {
 
 fn refusal(dir: &Path) -> ModelError {
     let model = DeepseekModel::load(dir, &Device::flex(), FloatDType::F32, &mut |_| {});
-    model.err().expect("the folder is damaged")
+    model.expect_err("the folder is damaged")
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What a request's owner sees of it.
 
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::Receiver;
 
 use mla_ops::cache::CacheError;
 
@@ -73,10 +73,7 @@ impl RequestStream {
 
     /// The next event, if there is one already.
     pub fn try_next(&mut self) -> Option<StreamEvent> {
-        match self.events.try_recv() {
-            Ok(event) => Some(event),
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
-        }
+        self.events.try_recv().ok()
     }
 }
 

@@ -14,7 +14,7 @@ const FEW: usize = 64;
 /// The product of `x [N, in]` and the transpose of `weight [out, in]`, of the same float dtype: `[N, out]`.
 ///
 /// For a few rows on a GPU it is as fast as the weights come from the memory, and the output of a row does not depend on the
-/// others; otherwise it is [`matmul`]. Sums are f32.
+/// others; otherwise it is [`matmul`]. Sums are f32, but the CPU rounds those of f16 to f16 now and then.
 ///
 /// # Panics
 /// As [`Tensor::matmul`] does, where the shapes do not fit.

@@ -218,6 +218,7 @@ fn softplus(x: f32) -> f32 {
 }
 
 /// How many experts are better than this one.
+#[allow(clippy::needless_range_loop, reason = "kernels have no iterators of slices")]
 #[cube]
 fn place_of(ranked: &[f32], expert: usize, #[comptime] experts: usize) -> usize {
     let own = ranked[expert];
@@ -267,6 +268,7 @@ fn keep_best_groups(
 }
 
 /// Writes a token's experts and weights.
+#[allow(clippy::needless_range_loop, reason = "kernels have no iterators of slices")]
 #[cube]
 fn write(
     scores: &[f32],
