@@ -64,9 +64,9 @@ struct Args {
     /// Answers that depend on no other request, bit for bit (CPU only).
     #[arg(long)]
     deterministic: bool,
-    /// Launch every kernel of a decode step, also where the device could play a recording of the whole step.
+    /// Record decode steps and play them again, on devices that have graphs.
     #[arg(long)]
-    no_graphs: bool,
+    graphs: bool,
     #[command(flatten)]
     text: TextArgs,
 }
@@ -119,7 +119,7 @@ impl Args {
             token_budget: self.token_budget,
             prefix_sharing: !self.no_prefix_sharing,
             deterministic: self.deterministic,
-            graphs: !self.no_graphs,
+            graphs: self.graphs,
         }
     }
 }

@@ -124,7 +124,8 @@ fn model_engine_plays_recorded_steps(
     let cases = Stored::greedy(name);
     for_each_device(|device| {
         let model = load(name, device);
-        let options = EngineOptions { page_size: 16, cache_pages: 64, max_batch: 3, ..Default::default() };
+        let options =
+            EngineOptions { page_size: 16, cache_pages: 64, max_batch: 3, graphs: true, ..Default::default() };
         let mut engine = Engine::new(&model, &tokenizer, options).expect("a small cache");
         let submit = |(prompt, ids): &(Vec<u32>, Vec<u32>)| {
             engine.submit(greedy(prompt.clone(), ids.len())).expect("a sound request")

@@ -55,7 +55,7 @@ impl Default for EngineOptions {
             token_budget: 512,
             prefix_sharing: true,
             deterministic: false,
-            graphs: true,
+            graphs: false,
         }
     }
 }

@@ -153,6 +153,6 @@ fn engine_options(model: &DeepseekModel, requests: &[GenerationRequest], options
         token_budget: options.prefill_chunk.saturating_add(max_batch),
         prefix_sharing: false,
         deterministic: false,
-        graphs: true,
+        graphs: false,
     }
 }

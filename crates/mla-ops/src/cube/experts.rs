@@ -1,7 +1,8 @@
 //! Mixture of experts and projections of a few rows, by kernels.
 
-use burn::backend::cubecl::{CubeTensor, dtype_to_elem_type};
+use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
 use mla_kernels::portable::experts::combine::{self, CombineArgs};
 use mla_kernels::portable::experts::linear::{self, LinearArgs, LinearForm, PairRows, Work, tile_tokens};
 use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
