@@ -42,7 +42,7 @@ for library in libcuda.so libnvrtc.so; do
 done
 export CUDA_PATH="$toolkit"
 export LD_LIBRARY_PATH="$libraries:$CUDA_PATH/lib64:$CUDA_PATH/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-export MLA_REQUIRE=cuda MLA_SKIP=flex,wgpu
+export MLA_REQUIRE=cuda,simulated MLA_SKIP=flex,wgpu
 # Where CubeCL finds its settings.
 cd tools/sim-cuda/run
 for program in $programs; do
