@@ -28,8 +28,8 @@ shift
 if [ ! -d "$traces" ]; then
     rm -rf "$traces.new"
     mkdir -p "$(dirname "$traces")"
-    SIM_CUDA_TRACE="$traces.new" SIM_CUDA_TRACE_FILTER="$kernel" SIM_CUDA_TRACE_LAUNCHES=16 \
+    SIM_CUDA_TRACE="$traces.new" SIM_CUDA_TRACE_FILTER="$kernel" SIM_CUDA_TRACE_LAUNCHES=48 \
         tools/simulate.sh --arch "$arch" "$tests"
     mv "$traces.new" "$traces"
 fi
-exec cargo run --quiet --package ptx-mutate --locked -- "$traces" --kernel "$kernel" --explain "$why" "$@"
+exec cargo run --quiet --release --package ptx-mutate --locked -- "$traces" --kernel "$kernel" --explain "$why" "$@"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs tests of the CUDA kernels on a simulated GPU, on a machine that needs neither a GPU nor a driver:
 #
-#     tools/simulate.sh [--arch 75|80|90|100] [--seed N] [--kernels] TEST_FILTER...
+#     tools/simulate.sh [--arch 75|80|90|100] [--seed N] [--kernels] [--part K/N] TEST_FILTER...
 #
 # The filters are those of the device tests (`cargo test --test device`), for example ops_merge_state, and other
 # arguments of a test program. --kernels: the tests of mla-kernels instead, of kernels (`portable`) and instructions.
+# --part: of the tests that the filters name every Nth, from the Kth on, counted from 0.
 # MLA_FEATURES: other features than cuda to build the tests with, for a build that is there already.
 # tools/sim-cuda/README.md says how to read what it prints.
 set -euo pipefail
@@ -12,16 +13,18 @@ root="$(cd "$(dirname "$0")/.." && pwd)"
 cd "$root"
 
 tests=(--test device)
+part=0/1
 while [ $# -gt 0 ]; do
     case "$1" in
         --arch) export SIM_CUDA_ARCH="$2"; shift 2 ;;
         --seed) export SIM_CUDA_SEED="$2"; shift 2 ;;
         --kernels) tests=(--lib --test portable); shift ;;
+        --part) part="$2"; shift 2 ;;
         *) break ;;
     esac
 done
 if [ $# -eq 0 ]; then
-    sed -n '2,10s/^# \?//p' "$0" >&2
+    sed -n '2,11s/^# \?//p' "$0" >&2
     exit 2
 fi
 
@@ -42,9 +45,16 @@ for library in libcuda.so libnvrtc.so; do
 done
 export CUDA_PATH="$toolkit"
 export LD_LIBRARY_PATH="$libraries:$CUDA_PATH/lib64:$CUDA_PATH/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-export MLA_REQUIRE=cuda MLA_SKIP=flex,wgpu
+export MLA_REQUIRE=cuda,simulated MLA_SKIP=flex,wgpu
 # Where CubeCL finds its settings.
 cd tools/sim-cuda/run
 for program in $programs; do
-    "$program" "$@"
+    if [ "$part" = 0/1 ]; then
+        "$program" "$@"
+        continue
+    fi
+    names="$("$program" "$@" --list --format terse | sed -n 's/: test$//p' |
+        awk -v first="${part%/*}" -v step="${part#*/}" 'NR % step == (first + 1) % step')"
+    # Without a name all tests would run.
+    [ -z "$names" ] || xargs "$program" --exact <<< "$names"
 done

@@ -2,8 +2,8 @@
 //!
 //! Flex is always there; the features `wgpu` and `cuda` add one device each. An absent one is skipped, and says so,
 //! unless `MLA_REQUIRE` (a comma-separated list, e.g. `wgpu,cuda`) names it: then its absence is a failure, and so is a
-//! wgpu that has fallen back to OpenGL. `lavapipe` in the list: wgpu, on Mesa's Vulkan driver for the CPU. One that
-//! `MLA_SKIP` names is left out.
+//! wgpu that has fallen back to OpenGL. `lavapipe` in the list: wgpu, on Mesa's Vulkan driver for the CPU; `simulated`:
+//! cuda, on a simulated GPU. One that `MLA_SKIP` names is left out.
 
 use std::sync::OnceLock;
 
@@ -40,8 +40,7 @@ pub fn supports(device: &Device, dtype: DType) -> bool {
     supported
 }
 
-/// Whether the device is wgpu's. On a machine without a GPU that is the CPU by way of Vulkan: tests that would take
-/// minutes there run a part of their cases, and say which.
+/// Whether the device is wgpu's. On a machine without a GPU that is the CPU by way of Vulkan.
 pub fn is_wgpu(device: &Device) -> bool {
     present().iter().any(|(name, present)| *name == "wgpu" && present == device)
 }
@@ -49,6 +48,17 @@ pub fn is_wgpu(device: &Device) -> bool {
 /// Whether the device is CUDA's.
 pub fn is_cuda(device: &Device) -> bool {
     present().iter().any(|(name, present)| *name == "cuda" && present == device)
+}
+
+/// Whether the device is a CUDA GPU that is simulated on the CPU: `simulated` in `MLA_REQUIRE`, as `tools/simulate.sh` says.
+pub fn is_simulated(device: &Device) -> bool {
+    is_cuda(device) && required("simulated")
+}
+
+/// Whether the device is the CPU, or may be, that runs kernels for GPUs. Tests that would take minutes there run a part of
+/// their cases, and say which.
+pub fn is_slow(device: &Device) -> bool {
+    is_wgpu(device) || is_simulated(device)
 }
 
 /// Whether the device is an NVIDIA GPU of the Hopper generation.

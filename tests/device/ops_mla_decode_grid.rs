@@ -7,7 +7,7 @@ use rand::RngExt;
 use rand::seq::{SliceRandom, index};
 use rstest::rstest;
 
-use crate::devices::{FLOATS, for_each_device, is_cuda, supports};
+use crate::devices::{FLOATS, for_each_device, is_cuda, is_simulated, supports};
 use crate::ops_fixture::{DecodeCase, UNUSED_PAGE, assert_rows, ints, lens_i32, pick_rows, rng, rounded, values};
 use crate::oracle::{self, State};
 
@@ -24,9 +24,12 @@ const FLEX_WORK: usize = 1 << 22;
 
 /// Whether a device runs a case. CUDA runs all of them. The others, of which wgpu may be the CPU too, run the short lengths
 /// in full in f32 (four minutes on two cores, most of it in large batches of many heads on wgpu), and small cases of the
-/// long one and of f16.
+/// long one and of f16. A simulated GPU runs the short lengths and small batches, in 16 bits with all heads.
 fn runs(device: &Device, dtype: DType, len: usize, batch: usize, heads: usize) -> bool {
     let small = batch <= 2 && heads <= 9;
+    if is_simulated(device) {
+        return len < 4096 && batch <= 6 && (dtype != DType::F32 || small);
+    }
     is_cuda(device)
         || match dtype {
             DType::F32 => len < 4096 || small,
@@ -203,14 +206,14 @@ impl Pool {
 /// The pool's cache on devices.
 struct Caches {
     cache: Tensor<3>,
-    /// For another kernel: in f32 on the same GPU where that is another one, else on the CPU.
+    /// For another kernel: in f32 on the same GPU where that is another one, and fast, else on the CPU.
     reference: Option<Tensor<3>>,
 }
 
 impl Caches {
     fn new(pool: &Pool, device: &Device) -> Self {
         let flex = Device::flex();
-        let reference = match is_cuda(device) && pool.dtype != DType::F32 {
+        let reference = match is_cuda(device) && !is_simulated(device) && pool.dtype != DType::F32 {
             true => Some(device),
             false => Some(&flex).filter(|flex| *flex != device),
         };

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 use mla_ops::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype, is_cuda, is_wgpu};
+use crate::devices::{for_each_device, for_each_dtype, is_cuda, is_slow};
 use crate::ops_fixture::{assert_state, bits, floats, ints, random, restrided, rng};
 use crate::oracle::{self, State};
 
@@ -131,7 +131,7 @@ fn ops_ragged_key_tiles(
 #[test]
 fn ops_ragged_of_100_000_tokens() {
     for_each_dtype(|device, dtype| {
-        if is_wgpu(device) || (!is_cuda(device) && dtype != DType::F32) {
+        if is_slow(device) || (!is_cuda(device) && dtype != DType::F32) {
             eprintln!("skipped: 100,000 tokens in {dtype:?} on {device:?}, which would take minutes");
             return;
         }

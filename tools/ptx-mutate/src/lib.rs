@@ -12,7 +12,8 @@ mod sample;
 mod verdicts;
 
 pub use edit::{Edit, apply};
-pub use mutant::{Mutant, mutants};
+pub use mutant::{Alteration, MapEdit, Mutant, map_mutants, mutants};
+pub use operators::MapField;
 pub use report::{Judged, Report, report};
 pub use run::{Case, Kill, Outcome, Reference, Run, Verdict, judge};
 pub use sample::{fingerprint, sample};

@@ -2,9 +2,10 @@
 use clap::Parser;
 use ptx_mutate::explain::{ExplainError, Explanation, read};
 use ptx_mutate::{
-    Case, Judged, Mutant, Outcome, Reference, Run, Verdict, Verdicts, fingerprint, judge, mutants, report, sample,
+    Case, Judged, MapEdit, Mutant, Outcome, Reference, Run, Verdict, Verdicts, fingerprint, judge, map_mutants,
+    mutants, report, sample,
 };
-use ptx_sim::{Launch, Memory, Module, ParseError, SimError, parse};
+use ptx_sim::{Launch, Memory, Module, Param, ParseError, SimError, TensorMap, parse};
 use ptx_sim::{Trace, TraceError};
 use rayon::prelude::*;
 use regex::Regex;
@@ -78,13 +79,26 @@ impl Case for Recorded {
         &self.name
     }
 
+    fn maps(&self) -> Vec<(usize, TensorMap)> {
+        let params = self.trace.launch.params.iter().enumerate();
+        let map =
+            |(param, bytes): (usize, &Vec<u8>)| Some((param, TensorMap::decode(bytes.as_slice().try_into().ok()?)?));
+        params.filter_map(map).collect()
+    }
+
     fn run(&self, run: &Run) -> Result<Outcome, SimError> {
         let mut memory = Memory::new();
         let allocations = self.trace.launch.allocations.iter().zip(&self.trace.before);
         let buffers: Result<Vec<_>, _> =
             allocations.map(|(range, bytes)| memory.alloc_at(range.address, bytes)).collect();
         let buffers = buffers?;
-        let launch = self.trace.launch.with(run.module);
+        let mut launch = self.trace.launch.with(run.module);
+        if let Some(MapEdit { param, field }) = run.map
+            && let Some((_, map)) = self.maps().iter().find(|(number, _)| *number == param)
+            && let Some(bytes) = field.change(map).and_then(|map| map.encode().ok())
+        {
+            launch.params[param] = Param::Bytes(bytes.to_vec());
+        }
         let stats =
             Launch { seed: run.seed, max_instructions: run.limit, coverage: run.coverage, ..launch }.run(&memory)?;
         let memory = buffers.into_iter().map(|buffer| memory.read(buffer)).collect();
@@ -171,6 +185,7 @@ fn conclude(todo: &[(&Prepared, &Mutant)], verdicts: &[Verdict], args: &Args, wh
     let source = args.cuda.as_ref().map(|path| text(path)).transpose()?.unwrap_or_default();
     let cuda: Vec<&str> = source.lines().collect();
     let mut good = true;
+    let (mut used, mut about) = (vec![0; explanations.len()], vec![false; explanations.len()]);
     let mut at = 0;
     while let Some((p, _)) = todo.get(at) {
         let of_kernel = todo[at..].iter().take_while(|(other, _)| std::ptr::eq(*other, *p)).count();
@@ -186,11 +201,19 @@ fn conclude(todo: &[(&Prepared, &Mutant)], verdicts: &[Verdict], args: &Args, wh
         if args.verbose {
             judged.iter().for_each(|j| println!("{}: {:?}", j.mutant.id, j.verdict));
         }
-        let about: Vec<usize> = (0..explanations.len()).filter(|i| explanations[*i].is_about(&p.kernel.name)).collect();
-        let found = report(&judged, &explanations, &about, whole);
+        let found = report(&judged, &explanations);
         println!("{}", found.text);
         good &= found.open == 0 && found.stale == 0;
+        used.iter_mut().zip(&found.used).for_each(|(all, used)| *all += used);
+        about.iter_mut().zip(&explanations).for_each(|(about, e)| *about |= e.is_about(&p.kernel.name));
         at += of_kernel;
+    }
+    // What holds for one form of a kernel need not be needed for another.
+    for ((explanation, _), _) in
+        explanations.iter().zip(&about).zip(&used).filter(|((_, about), used)| whole && **about && **used == 0)
+    {
+        println!("Explanation is stale (no survivor): {explanation}");
+        good = false;
     }
     Ok(good)
 }
@@ -257,6 +280,7 @@ fn prepare<'a>(kernel: &'a Kernel, seeds: &[u64], args: &Args) -> Result<Prepare
     }
     println!();
     let mut mutants = mutants(&module, entry, &kernel.text);
+    mutants.extend(map_mutants(&kernel.cases.first().map(Case::maps).unwrap_or_default()));
     mutants.retain(|m| args.only.is_match(&m.id));
     let names = cases.iter().map(|case| case.name().as_bytes());
     let count = seeds.len().to_le_bytes();

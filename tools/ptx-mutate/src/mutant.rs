@@ -1,26 +1,45 @@
 //! What a mutant is, and the list of all of a kernel.
 use crate::edit::Edit;
-use crate::operators;
-use ptx_sim::{Entry, Instr, Loc, Module};
+use crate::operators::{self, MapField};
+use ptx_sim::{Entry, Instr, Loc, Module, TensorMap};
 use std::collections::HashMap;
 
 /// A kernel with one change.
 #[derive(Debug, Clone)]
 pub struct Mutant {
-    /// `L123 wait_group 0->1`: line of the PTX text, operator, change. Unique in a kernel.
+    /// `L123 wait_group 0->1`: line of the PTX text, operator, change; `map 2 swizzle 128->none`: of a tensor map, the
+    /// parameter's number. Unique in a kernel.
     pub id: String,
     /// What kind of change it is.
     pub operator: &'static str,
     /// The change, in words or as `old->new`.
     pub change: String,
-    /// The instruction, as the PTX text has it.
+    /// The instruction, as the PTX text has it, or the tensor map.
     pub ptx: String,
-    /// Line of the PTX text, from 1.
+    /// Line of the PTX text, from 1; 0 for a tensor map.
     pub line: u32,
     /// The last `.loc` above it.
     pub loc: Option<Loc>,
     /// The change itself.
-    pub edit: Edit,
+    pub alteration: Alteration,
+}
+
+/// What is changed.
+#[derive(Debug, Clone)]
+pub enum Alteration {
+    /// An instruction.
+    Code(Edit),
+    /// A tensor map among the parameters.
+    Map(MapEdit),
+}
+
+/// A change of a tensor map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapEdit {
+    /// The parameter's number.
+    pub param: usize,
+    /// What of it.
+    pub field: MapField,
 }
 
 /// A change before it has a name: operator, change, edit.
@@ -76,10 +95,33 @@ pub fn mutants(module: &Module, entry: usize, text: &str) -> Vec<Mutant> {
                 id = format!("{id} #{times}");
             }
             let ptx = statement(&lines, instr);
-            found.push(Mutant { id, operator, change, ptx, line: instr.line, loc: instr.loc, edit });
+            let alteration = Alteration::Code(edit);
+            found.push(Mutant { id, operator, change, ptx, line: instr.line, loc: instr.loc, alteration });
         }
     }
     found
+}
+
+/// All mutants of a launch's tensor maps, which come with the numbers of their parameters.
+pub fn map_mutants(maps: &[(usize, TensorMap)]) -> Vec<Mutant> {
+    let of = |(param, map): &(usize, TensorMap)| {
+        let fields = MapField::all(map).into_iter();
+        fields.map(|field| mutant_of_map(MapEdit { param: *param, field }, map)).collect::<Vec<_>>()
+    };
+    maps.iter().flat_map(of).collect()
+}
+
+fn mutant_of_map(edit: MapEdit, map: &TensorMap) -> Mutant {
+    let change = edit.field.describe(map);
+    Mutant {
+        id: format!("map {} {change}", edit.param),
+        operator: "map",
+        change,
+        ptx: format!("parameter {}: boxes {:?} of {:?}, {:?}", edit.param, map.boxes, map.elem, map.swizzle),
+        line: 0,
+        loc: None,
+        alteration: Alteration::Map(edit),
+    }
 }
 
 /// The text of an instruction: its line, and those after it up to the semicolon.

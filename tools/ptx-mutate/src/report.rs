@@ -22,7 +22,7 @@ pub struct Judged<'a> {
     pub cuda: &'a [&'a str],
 }
 
-/// Lines of PTX that an explanation sees on either side.
+/// Lines of PTX that an explanation sees on either side, blank ones and `.loc` not counted.
 const NEIGHBOURS: usize = 12;
 
 impl Judged<'_> {
@@ -34,13 +34,13 @@ impl Judged<'_> {
     /// What explanations are compared with.
     pub fn context(&self) -> Context<'_> {
         let at = self.mutant.line as usize;
-        let part = |from: usize, to: usize| {
-            let lines = self.text.get(from..to.min(self.text.len())).unwrap_or_default();
-            without_numbers(
-                &lines.iter().filter(|l| !l.trim().starts_with(".loc")).copied().collect::<Vec<_>>().join("\n"),
-            )
-        };
-        let (above, below) = (part(at.saturating_sub(NEIGHBOURS + 1), at - 1), part(at, at + NEIGHBOURS));
+        let is_code = |line: &&&str| !line.trim().is_empty() && !line.trim_start().starts_with(".loc");
+        let before = self.text.get(..at.saturating_sub(1)).unwrap_or_default();
+        let mut above: Vec<&str> = before.iter().rev().filter(is_code).take(NEIGHBOURS).copied().collect();
+        above.reverse();
+        let behind = self.text.get(at..).filter(|_| at > 0).unwrap_or_default();
+        let below: Vec<&str> = behind.iter().filter(is_code).take(NEIGHBOURS).copied().collect();
+        let (above, below) = (without_numbers(&above.join("\n")), without_numbers(&below.join("\n")));
         Context { kernel: self.kernel, above, below, cuda: self.cuda_line() }
     }
 
@@ -73,14 +73,14 @@ pub struct Report {
     pub text: String,
     /// Survivors that nothing explains, and mutants on which the simulator panicked.
     pub open: usize,
-    /// Explanations that explain nothing, or less or more than they say.
+    /// Explanations that explain more than they say.
     pub stale: usize,
+    /// How many survivors each explanation explains.
+    pub used: Vec<usize>,
 }
 
-/// Writes the report with the explanations whose kernel this is (`about`). `whole`: all mutants have run, so that an
-/// explanation of no survivor is wrong.
-pub fn report(judged: &[Judged], explanations: &[Explanation], about: &[usize], whole: bool) -> Report {
-    let explanations: Vec<&Explanation> = about.iter().map(|i| &explanations[*i]).collect();
+/// Writes the report of one kernel.
+pub fn report(judged: &[Judged], explanations: &[Explanation]) -> Report {
     let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
     let mut explained: Vec<usize> = vec![0; explanations.len()];
     let mut known: Vec<usize> = vec![0; explanations.len()];
@@ -115,7 +115,7 @@ pub fn report(judged: &[Judged], explanations: &[Explanation], about: &[usize], 
         let _ = writeln!(report.text, "\nSurvivors without an explanation:\n{open}");
     }
     for (explanation, (explained, known)) in explanations.iter().zip(explained.iter().zip(&known)) {
-        let wrong = *explained > explanation.most || (whole && *explained == 0);
+        let wrong = *explained > explanation.most;
         if wrong {
             let most = explanation.most;
             let of = format!("{explained} survivors, {known} mutants match, at most {most} expected");
@@ -123,6 +123,7 @@ pub fn report(judged: &[Judged], explanations: &[Explanation], about: &[usize], 
         }
         report.stale += usize::from(wrong);
     }
+    report.used = explained;
     report
 }
 

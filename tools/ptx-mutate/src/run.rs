@@ -1,14 +1,20 @@
 //! Runs mutants over cases, cheapest first, until one of them is noticed.
 use crate::edit::apply;
-use crate::mutant::Mutant;
-use ptx_sim::{Coverage, Fault, Module, SimError};
+use crate::mutant::{Alteration, MapEdit, Mutant};
+use ptx_sim::{Coverage, Fault, Module, SimError, TensorMap};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A launch that can be repeated with other instructions and other seeds.
 pub trait Case: Sync {
     /// What to call it.
     fn name(&self) -> &str;
+
+    /// The tensor maps among the parameters, with the parameters' numbers.
+    fn maps(&self) -> Vec<(usize, TensorMap)> {
+        Vec::new()
+    }
 
     /// Runs it.
     ///
@@ -22,6 +28,8 @@ pub trait Case: Sync {
 pub struct Run<'a> {
     /// The kernel's module, maybe a changed one.
     pub module: &'a Module,
+    /// A tensor map that is changed.
+    pub map: Option<MapEdit>,
     /// How warps interleave.
     pub seed: u64,
     /// No CTA runs more warp instructions.
@@ -124,7 +132,7 @@ impl<'a> Reference<'a> {
     /// The kernel itself has an error.
     pub fn new(case: &'a dyn Case, module: &Module, count: usize, seeds: &[u64]) -> Result<Self, SimError> {
         let coverage = Coverage::new(count);
-        let run = |seed| case.run(&Run { module, seed, limit: u64::MAX, coverage: Some(&coverage) });
+        let run = |seed| case.run(&Run { module, map: None, seed, limit: u64::MAX, coverage: Some(&coverage) });
         let first = run(seeds.first().copied().unwrap_or(1))?;
         let mut loose: Vec<Vec<bool>> = first.memory.iter().map(|bytes| vec![false; bytes.len()]).collect();
         for seed in seeds.iter().skip(1) {
@@ -147,9 +155,17 @@ impl<'a> Reference<'a> {
         self.instructions
     }
 
-    /// Whether a change can make a difference: its instruction runs, and a guard that is lost kept a lane away.
+    /// Whether a change can make a difference: its instruction runs, and a guard that is lost kept a lane away; the launch
+    /// has the tensor map.
     pub fn reaches(&self, mutant: &Mutant) -> bool {
-        let at = mutant.edit.at;
+        let at = match &mutant.alteration {
+            Alteration::Code(edit) => edit.at,
+            Alteration::Map(edit) => {
+                let takes =
+                    |(param, map): &(usize, TensorMap)| *param == edit.param && edit.field.change(map).is_some();
+                return self.case.maps().iter().any(takes);
+            }
+        };
         if mutant.operator == "guard" { self.coverage.held(at) } else { self.coverage.ran(at) }
     }
 
@@ -171,11 +187,14 @@ impl<'a> Reference<'a> {
 
 /// Runs one mutant.
 pub fn judge(mutant: &Mutant, module: &Module, entry: usize, cases: &[Reference], seeds: &[u64]) -> Verdict {
-    let module = apply(module, entry, &mutant.edit);
+    let (module, map) = match &mutant.alteration {
+        Alteration::Code(edit) => (Cow::Owned(apply(module, entry, edit)), None),
+        Alteration::Map(edit) => (Cow::Borrowed(module), Some(*edit)),
+    };
     for seed in seeds {
         for reference in cases.iter().filter(|r| r.reaches(mutant)) {
             let case = reference.case.name().to_string();
-            let run = Run { module: &module, seed: *seed, limit: reference.limit, coverage: None };
+            let run = Run { module: &module, map, seed: *seed, limit: reference.limit, coverage: None };
             let run = || reference.case.run(&run);
             let (by, error) = match catch_unwind(AssertUnwindSafe(run)) {
                 Err(_) => return Verdict::Panicked { case },

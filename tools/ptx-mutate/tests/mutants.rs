@@ -1,6 +1,7 @@
 //! A small kernel: which mutants it has, and what becomes of them.
-use ptx_mutate::{Case, Kill, Mutant, Outcome, Reference, Run, Verdict, judge, mutants, sample};
-use ptx_sim::{Launch, Memory, Param, SimError, parse};
+use ptx_mutate::{Alteration, Case, Kill, MapEdit, Mutant, Outcome, Reference, Run, Verdict};
+use ptx_mutate::{judge, map_mutants, mutants, sample};
+use ptx_sim::{Launch, Memory, Param, SimError, TensorElem, TensorMap, TensorSwizzle, parse};
 
 /// Two warps: each copies words to shared memory, then reads those of the other; words past the end are left alone.
 const EXCHANGE: &str = "
@@ -137,4 +138,128 @@ fn samples_are_parts_that_the_seed_chooses() {
     assert_eq!(take(1), take(1));
     assert_ne!(take(1), take(2));
     assert_eq!(sample(all.clone(), 200, 1, |i| i.to_string()), all);
+}
+
+/// A box of 8 rows of 32 words goes through shared memory: columns 16 on, rows 12 on, so that parts lie outside.
+const BOX: &str = "
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry copy(.param .u64 out, .param .align 64 .b8 map[128])
+.maxntid 32, 1, 1
+{
+.shared .align 1024 .b8 words[2048];
+.shared .align 8 .b8 bar[8];
+.reg .pred %p<4>;
+.reg .b32 %r<16>;
+.reg .b64 %rd<8>;
+ld.param.u64 %rd1, [out];
+mov.b64 %rd2, map;
+cvta.param.u64 %rd3, %rd2;
+mov.u32 %r1, %tid.x;
+setp.eq.u32 %p1, %r1, 0;
+mov.b32 %r2, bar;
+mov.b32 %r3, words;
+@%p1 mbarrier.init.shared::cta.b64 [%r2], 1;
+@%p1 fence.mbarrier_init.release.cluster;
+@%p1 mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%r2], 1024;
+@%p1 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r3], [%rd3, {16, 12}], [%r2];
+bar.warp.sync -1;
+$wait:
+mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 %p2, [%r2], 0;
+@!%p2 bra $wait;
+shl.b32 %r4, %r1, 2;
+add.s32 %r5, %r3, %r4;
+mul.wide.u32 %rd4, %r1, 4;
+add.s64 %rd5, %rd1, %rd4;
+mov.b32 %r6, 0;
+$row:
+ld.shared.u32 %r7, [%r5];
+st.global.u32 [%rd5], %r7;
+add.s32 %r5, %r5, 128;
+add.s64 %rd5, %rd5, 128;
+add.s32 %r6, %r6, 1;
+setp.lt.u32 %p3, %r6, 8;
+@%p3 bra $row;
+ret;
+}
+";
+
+struct Boxed;
+
+impl Boxed {
+    const TENSOR: u64 = 0x4_0000_0000;
+
+    /// 16 rows of 32 words.
+    fn map() -> TensorMap {
+        TensorMap {
+            elem: TensorElem::Float(4),
+            address: Self::TENSOR,
+            dims: vec![32, 16],
+            strides: vec![128],
+            boxes: vec![32, 8],
+            steps: vec![1, 1],
+            swizzle: TensorSwizzle::None,
+            fill_nan: false,
+        }
+    }
+}
+
+impl Case for Boxed {
+    fn name(&self) -> &str {
+        "boxed"
+    }
+
+    fn maps(&self) -> Vec<(usize, TensorMap)> {
+        vec![(1, Self::map())]
+    }
+
+    fn run(&self, run: &Run) -> Result<Outcome, SimError> {
+        let mut memory = Memory::new();
+        let words: Vec<u8> = (0..512u32).flat_map(|i| (i * 7 + 3).to_le_bytes()).collect();
+        memory.alloc_at(Self::TENSOR, &words)?;
+        let out = memory.alloc(&[0; 1024]);
+        let changed = |MapEdit { field, .. }| field.change(&Self::map()).expect("a map");
+        let map = run.map.map_or_else(Self::map, changed).encode().expect("a legal map");
+        let params = vec![Param::Buffer(out), Param::Bytes(map.to_vec())];
+        let launch = Launch { params, seed: run.seed, max_instructions: run.limit, ..Launch::new(run.module, "copy") };
+        let stats = launch.run(&memory)?;
+        Ok(Outcome {
+            memory: vec![memory.read(out)],
+            instructions: stats.warp_instructions,
+            longest: stats.longest_cta,
+        })
+    }
+}
+
+#[test]
+fn changes_of_tensor_maps_are_noticed() {
+    let module = parse(BOX).unwrap();
+    let references = [Reference::new(&Boxed, &module, module.entries[0].instrs.len(), &[1]).unwrap()];
+    let found = map_mutants(&Boxed.maps());
+    let changes: Vec<&str> = found.iter().map(|m| m.change.as_str()).collect();
+    let expected = [
+        "address +16",
+        "bounds 0 -1",
+        "bounds 0 +1",
+        "bounds 1 -1",
+        "bounds 1 +1",
+        "stride 0 +16",
+        "box 0 halved",
+        "box 0 doubled",
+        "box 1 halved",
+        "box 1 doubled",
+        "step 1 to 2",
+        "element halved",
+        "element doubled",
+        "swizzle none->128",
+        "fill zero->nan",
+    ];
+    assert_eq!(changes, expected);
+    assert_eq!(found[13].id, "map 1 swizzle none->128");
+    for mutant in &found {
+        assert!(matches!(mutant.alteration, Alteration::Map(edit) if edit.param == 1));
+        let verdict = judge(mutant, &module, 0, &references, &[1]);
+        assert!(killed_by(&verdict).is_some(), "{}: {verdict:?}", mutant.id);
+    }
 }

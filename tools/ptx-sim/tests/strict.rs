@@ -39,6 +39,28 @@ fn reads_of_shared_memory_that_nothing_wrote_are_errors() {
 }
 
 #[test]
+fn what_a_load_does_not_use_may_be_unwritten() {
+    let load = |bytes: &str| {
+        run(
+            &format!(
+                "mov.b32 %r2, buf; st.shared.u32 [%r2+4], 5;\n.pragma \"used_bytes_mask {bytes}\";\n\
+                 ld.shared.v4.u32 {{%r3, %r4, %r5, %r6}}, [%r2]; st.global.u32 [%rd1], %r4;"
+            ),
+            1,
+            1,
+        )
+    };
+    assert_eq!(load("240").unwrap(), [5]);
+    assert_eq!(load("0xf0").unwrap(), [5]);
+    assert_eq!(load("0x1f0").unwrap_err().kind, Fault::Uninitialised { address: 8 });
+    // It holds for one instruction.
+    let next = "mov.b32 %r2, buf; st.shared.u32 [%r2+4], 5;\n.pragma \"used_bytes_mask 240\";\n\
+                ld.shared.v4.u32 {%r3, %r4, %r5, %r6}, [%r2];\n\
+                ld.shared.v2.u32 {%r3, %r4}, [%r2];";
+    assert_eq!(fault(next, 1), Fault::Uninitialised { address: 0 });
+}
+
+#[test]
 fn an_unknown_instruction_is_named_with_its_line() {
     let error = run("tcgen05.alloc.cta_group::3 %r1;", 1, 1).unwrap_err();
     assert_eq!(error.kind, Fault::UnknownInstruction("tcgen05.alloc.cta_group::3".into()));

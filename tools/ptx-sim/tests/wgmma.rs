@@ -290,6 +290,30 @@ fn a_fence_comes_between_accesses_and_products() {
         .unwrap();
 }
 
+/// After its wait a warp may write to its own rows of A and to B. To the rows of another warp it may when that one has
+/// waited, too.
+#[rstest]
+#[case(Layout::K(16), 3)]
+#[case(Layout::Mn(16), 5)]
+fn a_wait_tells_of_the_warps_own_rows(#[case] layout: Layout, #[case] shift: u32) {
+    let write = |to: &str, order: &str| {
+        let mma = MMA.replace("1, 1, 0, 0;", &format!("1, 1, {}, 0;", layout.transposed()));
+        let (a, b) = (layout.descriptor(64, 0), Layout::K(16).descriptor(8, 4096));
+        let body = format!(
+            "mov.b64 %rd6, {a}; mov.b64 %rd7, {b}; mov.b32 %r10, buf; setp.eq.u32 %p4, %r1, 0;\n\
+             {FENCE}{mma}{COMMIT}{WAIT}{order}{to} st.shared.b32 [%r10], 0;\n{GIVE}"
+        );
+        run(&body, 128, &vec![0; 4 * 128 + 2048], 2048)
+    };
+    let of = |threads: &str| format!("{threads} shl.b32 %r9, %r9, {shift}; add.s32 %r10, %r10, %r9;");
+    let (own, other) = (of("mov.b32 %r9, %r1;"), of("xor.b32 %r9, %r1, 32;"));
+    write(&own, "").unwrap();
+    write("add.s32 %r10, %r10, 4096; @%p4", "").unwrap();
+    write(&other, "bar.sync 0;\n").unwrap();
+    let error = write(&other, "").unwrap_err();
+    assert!(matches!(&error.kind, Fault::Race { earlier, .. } if earlier.contains("the read by wgmma")), "{error}");
+}
+
 #[test]
 fn the_four_warps_agree() {
     let differ = format!("setp.lt.u32 %p4, %r1, 96; @%p4 mov.b64 %rd6, 1;\n{FENCE}{MMA}{COMMIT}{WAIT}");

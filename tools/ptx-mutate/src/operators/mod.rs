@@ -2,11 +2,14 @@
 mod bounds;
 mod descriptors;
 mod flow;
+mod maps;
 mod order;
 mod tensors;
 mod warps;
 
 use crate::mutant::{Change, Site};
+
+pub use maps::MapField;
 
 /// All changes of an instruction.
 pub(crate) fn all(site: &Site) -> Vec<Change> {

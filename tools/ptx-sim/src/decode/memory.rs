@@ -37,7 +37,8 @@ impl Decoder<'_, '_> {
                 let (dsts, addr) = (self.dests()?, self.address()?);
                 self.check_parts(&dsts, vector)?;
                 let bits = dsts.iter().map(|dst| self.names.width(*dst)).max().unwrap_or(64);
-                Ok(Some(Op::Load { space, strong, ty, bits, dsts, addr }))
+                let used = self.instr.used_bytes.unwrap_or(u32::MAX);
+                Ok(Some(Op::Load { space, strong, ty, bits, used, dsts, addr }))
             }
             ["st", rest @ .., t] => {
                 let (Some((space, strong, vector)), Some(ty)) = (access(rest), ty(t)) else { return Ok(None) };

@@ -163,9 +163,10 @@ fn load(warp: &Warp, env: &mut Env, landing: Landing, rows: Vec<Row>, bytes: u64
     let agent = env.shared.order.begin_async(warp.agent, Proxy::Async, "a bulk copy");
     env.mbarriers.get(&env.shared.order, agent, landing.barrier)?;
     claim(env, agent, &rows, true)?;
-    let to = rank_and_offset(landing.dst).0;
+    let to = 1 << rank_and_offset(landing.dst).0;
+    env.uses(to, agent);
     env.later(
-        1 << to,
+        to,
         None,
         Box::new(move |env| {
             for row in &rows {
@@ -206,6 +207,7 @@ fn push(warp: &mut Warp, env: &mut Env, lane: usize, (src, bytes): (Addr, Slot),
         env.shared.claim_read(agent, from, bytes)?;
         env.shared.claim_write(agent, landing.dst, bytes)?;
         let ctas = 1 << rank_and_offset(from).0 | 1 << rank_and_offset(landing.dst).0;
+        env.uses(ctas, agent);
         env.later(
             ctas,
             None,
@@ -237,6 +239,7 @@ fn store(
         data.extend(chunk);
     }
     let clock = env.shared.order.clock(agent).clone();
+    env.uses(1 << warp.rank, agent);
     let work = move |env: &mut Env| {
         env.shared.order.end_async(agent);
         let mut rest = &data[..];

@@ -357,6 +357,8 @@ fn apply(warp: &mut Warp, env: &mut Env, chosen: usize, flow: Flow) -> Result<()
 
 /// A warp has exited. With the last one the CTA's shared memory goes, which nothing may use then.
 fn leave(warp: &Warp, env: &mut Env) -> Result<(), (Fault, Origin)> {
+    let order = &env.shared.order;
+    env.flights.seen(warp.rank, |stamp| order.seen(warp.agent, stamp));
     let cta = &mut env.ctas[warp.rank];
     cta.barriers.leave(&mut env.shared.order);
     cta.live -= 1;

@@ -97,11 +97,12 @@ impl Tile {
 }
 
 impl Tile {
-    /// The 16-byte parts of a matrix of this size: the rows that they are of, as these lie in memory, and addresses.
+    /// The 16-byte parts of a matrix of this size: the M or N that they are of, or the first such, and addresses.
     pub fn chunks_of_rows(&self, elem: Elem, (across, along): (usize, usize)) -> impl Iterator<Item = (usize, u64)> {
         let (rows, length) = if self.transposed { (along, across) } else { (across, along) };
         let bytes = length * elem.bits() / 8;
-        let chunk = move |row, byte: usize| (row, self.chunk(row as u64, byte as u64));
+        let first = move |row, byte| if self.transposed { byte * 8 / elem.bits() } else { row };
+        let chunk = move |row, byte: usize| (first(row, byte), self.chunk(row as u64, byte as u64));
         (0..rows).flat_map(move |row| (0..bytes).step_by(16).map(move |byte| chunk(row, byte)))
     }
 

@@ -3,6 +3,7 @@
 //! The scheduler does it at random times, a wait for it does it at the latest. Operations without a common queue are
 //! done in any order (PTX ISA, "Asynchronous operations").
 use super::cta::Env;
+use super::order::{Agent, Stamp};
 use crate::error::Fault;
 
 /// What is to be done.
@@ -27,11 +28,19 @@ struct Flight {
     work: Work,
 }
 
+/// A copy that uses the shared memory of CTAs, as far as no warp that has exited knows of its end.
+struct Open {
+    stamp: Stamp,
+    rank: usize,
+    from: Origin,
+}
+
 /// All work that is under way.
 #[derive(Default)]
 pub(super) struct Flights {
     flights: Vec<Flight>,
     next: u64,
+    open: Vec<Open>,
 }
 
 impl Flights {
@@ -48,9 +57,15 @@ impl Flights {
         self.flights.iter_mut().filter(|f| f.id == id).for_each(|f| f.ctas = 0);
     }
 
-    /// Work that uses a CTA's shared memory.
+    /// A warp of a CTA exits: what it has seen is over before the CTA's end.
+    pub fn seen(&mut self, rank: usize, seen: impl Fn(Stamp) -> bool) {
+        self.open.retain(|copy| copy.rank != rank || !seen(copy.stamp));
+    }
+
+    /// Work that uses a CTA's shared memory when its last warp exits, or may do so: nobody has waited for it.
     pub fn using(&self, rank: usize) -> Option<Origin> {
-        self.flights.iter().find(|f| f.ctas >> rank & 1 == 1).map(|f| f.from)
+        let under_way = self.flights.iter().find(|f| f.ctas >> rank & 1 == 1).map(|f| f.from);
+        under_way.or_else(|| self.open.iter().find(|copy| copy.rank == rank).map(|copy| copy.from))
     }
 
     /// Takes out a flight, or the one that must be done before it.
@@ -68,6 +83,13 @@ impl Env<'_> {
         self.flights.next += 1;
         self.flights.flights.push(Flight { id, from: self.origin, ctas, queue, work });
         id
+    }
+
+    /// A copy uses the shared memory of CTAs, a bit for each: they may end when one of their warps knows that it is over.
+    pub fn uses(&mut self, ctas: u32, agent: Agent) {
+        let (stamp, from) = (self.shared.order.now(agent), self.origin);
+        let ranks = (0..self.ctas.len()).filter(|rank| ctas >> rank & 1 == 1);
+        self.flights.open.extend(ranks.map(|rank| Open { stamp, rank, from }));
     }
 
     /// Does one of the flights.

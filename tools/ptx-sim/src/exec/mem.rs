@@ -98,6 +98,21 @@ fn load(
     }
 }
 
+/// Reads the bytes of a load that the kernel uses; compilers widen loads over others. Those become 0xff.
+fn load_used(
+    warp: &Warp,
+    env: &mut Env,
+    space: (Space, bool),
+    address: u64,
+    (into, used): (&mut [u8], u32),
+) -> Result<(), Fault> {
+    into.fill(0xff);
+    for (i, byte) in into.chunks_exact_mut(1).enumerate().filter(|(i, _)| used >> i & 1 == 1) {
+        load(warp, env, space, address + i as u64, byte)?;
+    }
+    Ok(())
+}
+
 pub(super) fn store(
     warp: &Warp,
     env: &mut Env,
@@ -154,7 +169,7 @@ pub(super) fn address(warp: &Warp, addr: Addr, lane: usize) -> u64 {
 /// Runs a memory operation; `false` if it is of another kind.
 pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneResult<bool> {
     match *op {
-        Op::Load { space, strong, ty, bits, ref dsts, addr } => {
+        Op::Load { space, strong, ty, bits, used, ref dsts, addr } => {
             let bytes = size(ty);
             let total = bytes as usize * dsts.len();
             let mut loaded = [0; MOST_BYTES];
@@ -164,6 +179,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneRes
                 let into = &mut loaded[..total];
                 let done = match space {
                     Space::Local => local::load(warp, l, start, into),
+                    _ if used != u32::MAX => load_used(warp, env, (space, strong), start, (into, used)),
                     _ => load(warp, env, (space, strong), start, into),
                 };
                 at(l, done)?;

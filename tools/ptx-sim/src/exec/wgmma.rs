@@ -5,6 +5,10 @@
 //! on the same D. What the four warps issue must be the same. Shared memory is read at a random time between the last
 //! warp's issue and the first warp's wait.
 //!
+//! A wgmma-group is one of the warpgroup, but each warp waits for itself. After a warp's wait the reads of B are over, which
+//! all warps share, and those of its own 16 rows of A in shared memory. Of the rows that other warps multiply it knows
+//! nothing: who writes to A must be ordered after the waits of all four.
+//!
 //! Rows of A, or columns of B, that nothing wrote make their own rows or columns of D, and no others: these become NaN, so
 //! that it shows where they are used. Kernels leave parts of a tile unwritten that they have no use for.
 use super::cta::Env;
@@ -47,8 +51,10 @@ pub(super) struct Issue {
     line: u32,
     descriptors: (Option<u64>, u64),
     accumulates: bool,
-    /// As what it reads shared memory, and the CTA that it belongs to.
+    /// As what it reads B, and as what it reads each warp's rows of A in shared memory.
     agent: Agent,
+    rows: OnceLock<[Agent; WARPS]>,
+    /// The CTA that it belongs to.
     rank: usize,
     /// Rows of A in shared memory and columns of B that nothing wrote.
     unwritten: OnceLock<[BTreeSet<usize>; 2]>,
@@ -57,10 +63,18 @@ pub(super) struct Issue {
     retired: AtomicUsize,
 }
 
+/// A product that not all warps have issued.
+struct Open {
+    issue: Arc<Issue>,
+    /// Warps that have, and the agents that read their rows of A.
+    warps: usize,
+    rows: [Option<Agent>; WARPS],
+}
+
 /// The products of a warpgroup that not all of its warps have issued.
 #[derive(Default)]
 pub(crate) struct Warpgroup {
-    open: VecDeque<(Arc<Issue>, usize)>,
+    open: VecDeque<Open>,
     /// Products that all warps have issued.
     complete: u64,
 }
@@ -216,31 +230,44 @@ fn issue(warp: &mut Warp, env: &mut Env, op: &AsyncProduct) -> LaneResult<()> {
             descriptors,
             accumulates,
             agent: order.begin_async(warp.agent, Proxy::Async, "wgmma"),
+            rows: OnceLock::new(),
             rank: warp.rank,
             unwritten: OnceLock::new(),
             values: OnceLock::new(),
             retired: AtomicUsize::new(0),
         };
-        warpgroup.open.push_back((Arc::new(issue), 0));
+        warpgroup.open.push_back(Open { issue: Arc::new(issue), warps: 0, rows: [None; WARPS] });
     } else {
-        order.also_after(warpgroup.open[at].0.agent, warp.agent);
+        order.also_after(warpgroup.open[at].issue.agent, warp.agent);
     }
-    let (issue, warps) = &mut warpgroup.open[at];
+    let Open { issue, warps, rows } = &mut warpgroup.open[at];
     if (issue.line, issue.descriptors, issue.accumulates) != (line, descriptors, accumulates) {
         let theirs = format!("line {}, descriptors {:x?}", issue.line, issue.descriptors);
         return Err(error(format!("the warps of the warpgroup differ: {theirs} and line {line}, {descriptors:x?}")));
     }
     *warps += 1;
+    rows[warp.index % WARPS] = a.map(|_| order.begin_async(warp.agent, Proxy::Async, "wgmma"));
     warp.products.open.push(issue.clone());
     warp.products.issued += 1;
-    if warpgroup.open.front().is_none_or(|(_, warps)| *warps < WARPS) {
-        return Ok(());
-    }
     // Each warp issues in order, so that only the first can be complete.
-    warpgroup.complete += 1;
-    match warpgroup.open.pop_front() {
-        Some((issue, _)) => issue.claim(&mut env.shared),
+    match warpgroup.open.pop_front_if(|open| open.warps == WARPS) {
+        Some(open) => {
+            warpgroup.complete += 1;
+            open.start(&mut env.shared)
+        }
         None => Ok(()),
+    }
+}
+
+impl Open {
+    /// All warps have issued it: it is ordered after all of them, and reads its tiles from now on.
+    fn start(self, shared: &mut Shared) -> LaneResult<()> {
+        let clock = shared.order.clock(self.issue.agent).clone();
+        if let [Some(a), Some(b), Some(c), Some(d)] = self.rows {
+            let rows = *self.issue.rows.get_or_init(|| [a, b, c, d]);
+            rows.into_iter().for_each(|agent| shared.order.acquire(agent, &clock));
+        }
+        self.issue.claim(shared)
     }
 }
 
@@ -276,10 +303,15 @@ fn wait(warp: &mut Warp, env: &mut Env, pending: usize) -> LaneResult<Flow> {
         for issue in warp.products.groups.pop_front().into_iter().flatten() {
             issue.read(env)?;
             issue.finish(warp);
-            let clock = env.shared.order.clock(issue.agent).clone();
-            env.shared.order.acquire(warp.agent, &clock);
+            let order = &mut env.shared.order;
+            let clock = order.clock(issue.agent).clone();
+            order.acquire(warp.agent, &clock);
+            if let Some(rows) = issue.rows.get() {
+                let clock = order.end_async(rows[warp.index % WARPS]);
+                order.acquire(warp.agent, &clock);
+            }
             if issue.retired.fetch_add(1, Ordering::Relaxed) + 1 == WARPS {
-                env.shared.order.end_async(issue.agent);
+                order.end_async(issue.agent);
             }
             env.matrix_flops += 2 * (issue.op.shape.m * issue.op.shape.n * issue.op.shape.k / WARPS) as u64;
         }
@@ -292,23 +324,34 @@ impl Issue {
     fn claim(&self, shared: &mut Shared) -> LaneResult<()> {
         let Shape { m, n, k } = self.op.shape;
         let mut unwritten = [BTreeSet::new(), BTreeSet::new()];
-        let mut claim = |tile: Tile, transposed: bool, elem: Elem, size, unwritten: &mut BTreeSet<usize>| {
-            for (row, at) in tile.chunks_of_rows(elem, size) {
-                match shared.claim_read(self.agent, address_in(self.rank, at), 16) {
-                    Err(Fault::Uninitialised { .. }) if !transposed && !elem.is_int() => drop(unwritten.insert(row)),
-                    result => result.map_err(fault)?,
-                }
-            }
-            Ok(())
-        };
         if let (Some(descriptor), SourceA::Shared(_, transposed)) = (self.descriptors.0, &self.op.a) {
             let tile = Tile::of_wgmma(descriptor, *transposed).map_err(fault)?;
-            claim(tile, *transposed, self.op.a_elem, (m, k), &mut unwritten[0])?;
+            let rows = self.rows.get().copied().unwrap_or([self.agent; WARPS]);
+            let reader = |row: usize| rows[row * WARPS / m];
+            self.claim_tile(shared, &tile, (self.op.a_elem, m, k), reader, &mut unwritten[0])?;
         }
         let tile = Tile::of_wgmma(self.descriptors.1, self.op.b_transposed).map_err(fault)?;
-        claim(tile, self.op.b_transposed, self.op.b_elem, (n, k), &mut unwritten[1])?;
+        self.claim_tile(shared, &tile, (self.op.b_elem, n, k), |_| self.agent, &mut unwritten[1])?;
         // It is claimed once.
         let _ = self.unwritten.set(unwritten);
+        Ok(())
+    }
+
+    /// One of the tiles; `reader` is who reads a row of A or a column of B.
+    fn claim_tile(
+        &self,
+        shared: &mut Shared,
+        tile: &Tile,
+        (elem, across, along): (Elem, usize, usize),
+        reader: impl Fn(usize) -> Agent,
+        unwritten: &mut BTreeSet<usize>,
+    ) -> LaneResult<()> {
+        for (row, at) in tile.chunks_of_rows(elem, (across, along)) {
+            match shared.claim_read(reader(row), address_in(self.rank, at), 16) {
+                Err(Fault::Uninitialised { .. }) if !tile.transposed && !elem.is_int() => drop(unwritten.insert(row)),
+                result => result.map_err(fault)?,
+            }
+        }
         Ok(())
     }
 

@@ -140,6 +140,8 @@ pub(crate) enum Op {
         ty: Ty,
         /// Width of the registers, which a signed value fills with its sign.
         bits: u32,
+        /// A bit for each byte that the kernel uses.
+        used: u32,
         dsts: Box<[Slot]>,
         addr: Addr,
     },

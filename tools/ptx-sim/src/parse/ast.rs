@@ -125,6 +125,8 @@ pub struct Instr {
     pub line: u32,
     /// The last `.loc` above it.
     pub loc: Option<Loc>,
+    /// Which bytes of a load are used, a bit for each (`.pragma "used_bytes_mask"`).
+    pub used_bytes: Option<u32>,
     /// The block that it stands in.
     pub scope: usize,
 }

@@ -4,11 +4,19 @@ use super::ast::{Entry, Guard, Instr, Loc, RegType, Scope};
 use super::lexer::Tok;
 use crate::error::ParseError;
 
+/// What directives say of the instructions below them.
+#[derive(Default)]
+struct Marks {
+    loc: Option<Loc>,
+    /// Of the next instruction alone.
+    used_bytes: Option<u32>,
+}
+
 impl Parser<'_> {
     /// The body behind its `{`, up to and with its `}`.
     pub(super) fn body(&mut self, entry: &mut Entry) -> Result<(), ParseError> {
         entry.scopes.push(Scope::default());
-        let (mut scope, mut loc) = (0, None);
+        let (mut scope, mut marks) = (0, Marks::default());
         loop {
             if self.eat('{') {
                 entry.scopes.push(Scope { parent: Some(scope), ..Scope::default() });
@@ -23,14 +31,14 @@ impl Parser<'_> {
             } else if self.eat('@') {
                 let negated = self.eat('!');
                 let guard = Guard { register: self.word()?.to_string(), negated };
-                self.instruction(entry, scope, loc, Some(guard))?;
+                self.instruction(entry, scope, &mut marks, Some(guard))?;
             } else {
-                self.statement(entry, scope, &mut loc)?;
+                self.statement(entry, scope, &mut marks)?;
             }
         }
     }
 
-    fn statement(&mut self, entry: &mut Entry, scope: usize, loc: &mut Option<Loc>) -> Result<(), ParseError> {
+    fn statement(&mut self, entry: &mut Entry, scope: usize, marks: &mut Marks) -> Result<(), ParseError> {
         match self.word()? {
             ".reg" => {
                 let ty = self.word()?;
@@ -40,8 +48,8 @@ impl Parser<'_> {
             word if word.starts_with(".reg.") => self.registers(&mut entry.scopes[scope], &word[4..])?,
             ".local" => entry.local.push(self.variable(false)?),
             ".shared" => entry.shared.push(self.variable(false)?),
-            ".loc" => *loc = Some(self.location()?),
-            ".pragma" => self.skip_past(';')?,
+            ".loc" => marks.loc = Some(self.location()?),
+            ".pragma" => marks.used_bytes = self.pragma()?,
             word if word.starts_with('.') => {
                 self.at -= 1;
                 return Err(self.error("a directive that we know"));
@@ -52,7 +60,7 @@ impl Parser<'_> {
             }
             _ => {
                 self.at -= 1;
-                self.instruction(entry, scope, *loc, None)?;
+                self.instruction(entry, scope, marks, None)?;
             }
         }
         Ok(())
@@ -62,7 +70,7 @@ impl Parser<'_> {
         &mut self,
         entry: &mut Entry,
         scope: usize,
-        loc: Option<Loc>,
+        marks: &mut Marks,
         guard: Option<Guard>,
     ) -> Result<(), ParseError> {
         let line = self.line();
@@ -74,8 +82,22 @@ impl Parser<'_> {
                 return Err(self.error("',' or ';'"));
             }
         }
-        entry.instrs.push(Instr { guard, opcode, operands, line, loc, scope });
+        let (loc, used_bytes) = (marks.loc, marks.used_bytes.take());
+        entry.instrs.push(Instr { guard, opcode, operands, line, loc, used_bytes, scope });
         Ok(())
+    }
+
+    /// Which bytes the next load uses, if the pragma says that (PTX ISA, pragma strings, "used_bytes_mask").
+    fn pragma(&mut self) -> Result<Option<u32>, ParseError> {
+        let Tok::Text(text) = self.next()? else { return Err(self.error("a string before")) };
+        self.skip_past(';')?;
+        let Some(mask) = text.strip_prefix("used_bytes_mask") else { return Ok(None) };
+        let mask = mask.trim();
+        let parsed = match mask.strip_prefix("0x") {
+            Some(digits) => u32::from_str_radix(digits, 16),
+            None => mask.parse(),
+        };
+        parsed.map(Some).map_err(|_| self.error("a mask of 32 bits before"))
     }
 
     /// `.reg .b32 %r<39>;` declares `%r0` to `%r38`; `.reg .pred p, q;` names each (PTX ISA 5.4).
