@@ -117,9 +117,7 @@ fn model_engine_gives_the_stored_tokens(
 
 /// On devices that record graphs, decode steps are played from recordings, and the tokens are the stored ones.
 #[rstest]
-fn model_engine_plays_recorded_steps(
-    #[values("tests/fixtures/v3-tiny", "tests/fixtures/v32-tiny")] name: &str,
-) {
+fn model_engine_plays_recorded_steps(#[values("tests/fixtures/v3-tiny", "tests/fixtures/v32-tiny")] name: &str) {
     let tokenizer = Tokenizer::load(&folder(name)).expect("the tokenizer loads");
     let mut cases = Stored::greedy(name);
     cases.iter_mut().for_each(|(_, ids)| ids.truncate(10));
