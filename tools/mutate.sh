@@ -10,13 +10,15 @@ set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 cd "$root"
 
+# With one multiprocessor a kernel of items gets one cube, which has many items.
 case "${1:-}" in
     mla_decode.sm90)
-        arch=90 kernel=decode_sm90_kernel why=kernels/src/sm90/mutants.toml tests=ops_mutants_decode ;;
+        arch=90 multiprocessors=1 kernel=decode_sm90_kernel why=kernels/src/sm90/mutants.toml tests=ops_mutants_decode ;;
     mla_decode.mma)
-        arch=80 kernel=decode_mma_kernel why=kernels/src/portable/mla_decode/mutants.toml tests=ops_mutants_decode ;;
+        arch=80 multiprocessors=1 kernel=decode_mma_kernel tests=ops_mutants_decode
+        why=kernels/src/portable/mla_decode/mutants.toml ;;
     lightning_index.mma)
-        arch=80 kernel=score_mma_kernel why=kernels/src/sm80/mutants.toml tests=ops_mutants_lightning_index ;;
+        arch=80 multiprocessors=4 kernel=score_mma_kernel why=kernels/src/sm80/mutants.toml tests=ops_mutants_lightning_index ;;
     *)
         sed -n '2,9s/^# \?//p' "$0" >&2
         exit 2 ;;
@@ -29,6 +31,7 @@ if [ ! -d "$traces" ]; then
     rm -rf "$traces.new"
     mkdir -p "$(dirname "$traces")"
     SIM_CUDA_TRACE="$traces.new" SIM_CUDA_TRACE_FILTER="$kernel" SIM_CUDA_TRACE_LAUNCHES=48 \
+        SIM_CUDA_TRACE_LAUNCH_MIB=16 SIM_CUDA_SMS="$multiprocessors" \
         tools/simulate.sh --arch "$arch" "$tests"
     mv "$traces.new" "$traces"
 fi

@@ -441,7 +441,7 @@ fn load_keys<E: Float, V: Size>(
         for pass in 0..comptime!(tile.keys.div_ceil(UNITS / KEY_UNITS)) {
             let key = unit / KEY_UNITS + pass * comptime!(UNITS / KEY_UNITS);
             let to = (stage as usize * tile.keys + key) * comptime!(tile.stride()) + lane;
-            if key < tile.keys {
+            if comptime!(tile.keys.is_multiple_of(UNITS / KEY_UNITS)) || key < tile.keys {
                 if base + key < end {
                     let slot = key_slot(page_table, table_row, page_shift, slot_count, base + key);
                     let from = slot as usize * tile.key_vectors + lane;
@@ -708,7 +708,9 @@ fn write_out<E: Float, P: Size, NC: Size>(
                 #[unroll]
                 for c in 0..columns {
                     let tile_column = plane * columns + c;
-                    if tile_column < comptime!(2 * tile.value_steps) {
+                    if comptime!(tile.value_steps.is_multiple_of(PLANES))
+                        || tile_column < comptime!(2 * tile.value_steps)
+                    {
                         let at = (item_row + row) * row_pairs + tile_column * comptime!(N / 2) + column as usize / 2;
                         partial_out[at] = part::<NC, P>(&acc[comptime!(r * columns + c)], half);
                     }
