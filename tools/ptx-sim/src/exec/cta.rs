@@ -22,6 +22,9 @@ use std::collections::BTreeMap;
 /// Instructions that a warp runs at most before another may.
 const QUANTUM: u64 = 64;
 
+/// In every other run, what is under way beside the warps takes so many times as long.
+const SLOW: u64 = 64;
+
 /// Instructions that lanes of a warp go apart before those at the lowest address are thought to spin.
 const PATIENCE: u64 = 1 << 16;
 
@@ -139,11 +142,13 @@ pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<S
         random: Random(limits.seed | 1),
     };
     let most = limits.instructions.saturating_mul(ctas.len() as u64);
+    let haste = if env.random.below(2) == 0 { 1 } else { SLOW };
     let mut ready = Vec::with_capacity(warps.len());
     loop {
         ready.clear();
         ready.extend((0..warps.len()).filter(|&w| next_group(&warps[w], &env).is_some()));
-        let flights = usize::from(env.flights.len() > 0);
+        let in_time = ready.is_empty() || haste == 1 || env.random.below(haste) == 0;
+        let flights = usize::from(env.flights.len() > 0 && in_time);
         if ready.len() + flights == 0 {
             return finish(setup, &warps, &env);
         }

@@ -26,6 +26,8 @@ struct Flight {
     /// Those of one queue are done in the order in which they were issued.
     queue: Option<u64>,
     work: Work,
+    /// What is done with it.
+    followers: Vec<Work>,
 }
 
 /// A copy that uses the shared memory of CTAs, as far as no warp that has exited knows of its end.
@@ -81,7 +83,7 @@ impl Env<'_> {
     pub fn later(&mut self, ctas: u32, queue: Option<u64>, work: Work) -> u64 {
         let id = self.flights.next;
         self.flights.next += 1;
-        self.flights.flights.push(Flight { id, from: self.origin, ctas, queue, work });
+        self.flights.flights.push(Flight { id, from: self.origin, ctas, queue, work, followers: Vec::new() });
         id
     }
 
@@ -92,10 +94,20 @@ impl Env<'_> {
         self.flights.open.extend(ranks.map(|rank| Open { stamp, rank, from }));
     }
 
+    /// Has work done with a flight, or now if that one is over.
+    pub fn with_flight(&mut self, id: Option<u64>, work: Work) -> Result<(), Fault> {
+        match self.flights.flights.iter_mut().find(|f| Some(f.id) == id) {
+            Some(flight) => flight.followers.push(work),
+            None => work(self)?,
+        }
+        Ok(())
+    }
+
     /// Does one of the flights.
     pub fn deliver(&mut self, index: usize) -> Result<(), (Fault, Origin)> {
         let flight = self.flights.take(index);
-        (flight.work)(self).map_err(|fault| (fault, flight.from))
+        let mut work = std::iter::once(flight.work).chain(flight.followers);
+        work.try_for_each(|work| work(self)).map_err(|fault| (fault, flight.from))
     }
 
     /// Does what must be done for the flight of this number to be over.
