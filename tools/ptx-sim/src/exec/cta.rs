@@ -327,6 +327,8 @@ fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Resul
     }
     env.origin = Origin { warp: warp.agent.index(), lanes: mask, pc };
     env.shared.order.line = inst.line;
+    // Lanes that are gone do nothing apart any more.
+    env.shared.order.lanes = mask | !warp.live();
     let warp_number = warp.agent.index();
     let located = |(fault, lanes)| (fault, Origin { warp: warp_number, lanes, pc });
     if !inst.touches.is_empty() {

@@ -1,5 +1,6 @@
 //! Runs decoded kernels.
 mod alu;
+mod apart;
 mod atomic;
 mod barriers;
 mod bulk;
