@@ -27,10 +27,10 @@ esac
 traces="$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutants/$1"
 shift
 
-# record MULTIPROCESSORS TESTS
+# record MULTIPROCESSORS TESTS...
 record() {
     SIM_CUDA_TRACE="$traces.new/$1" SIM_CUDA_TRACE_FILTER="$kernel" SIM_CUDA_TRACE_LAUNCHES=48 \
-        SIM_CUDA_TRACE_LAUNCH_MIB=16 SIM_CUDA_SMS="$1" tools/simulate.sh --arch "$arch" "$2"
+        SIM_CUDA_TRACE_LAUNCH_MIB=16 SIM_CUDA_SMS="$1" tools/simulate.sh --arch "$arch" "${@:2}"
 }
 
 if [ ! -d "$traces" ]; then
@@ -38,7 +38,7 @@ if [ ! -d "$traces" ]; then
     mkdir -p "$traces.new"
     record "$multiprocessors" "$tests"
     # Cubes without items.
-    if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1"; fi
+    if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi
     mv "$traces.new" "$traces"
 fi
 exec cargo run --quiet --release --package ptx-mutate --locked -- "$traces" --kernel "$kernel" --explain "$why" "$@"

@@ -35,6 +35,8 @@ fn ops_mutants_decode_items(#[case] lens: Vec<usize>) {
 /// rows that see nothing among those behind the first eight.
 #[rstest]
 #[case(DecodeCase { lens: vec![63, 62, 61, 60, 59], heads: 12, page_size: 32, splits: Splits::Count(1), ..latents() })]
+#[case(DecodeCase { lens: vec![16, 32], query_len: 16, heads: 1, page_size: 32, ..latents() })]
+#[case(DecodeCase { lens: vec![32, 40], query_len: 32, heads: 1, page_size: 32, ..latents() })]
 #[case(DecodeCase { lens: vec![64, 72], query_len: 64, heads: 1, page_size: 64, ..latents() })]
 #[case(DecodeCase { lens: vec![70, 3], heads: 12, page_size: 32, splits: Splits::Tokens(64), ..latents() })]
 #[case(DecodeCase { lens: vec![1, 3], query_len: 8, heads: 2, page_size: 32, ..latents() })]
@@ -77,14 +79,14 @@ fn exact(lens: Vec<usize>) -> DecodeCase {
 
 /// Numbers of query rows between those of the portable kernel's tiles.
 #[rstest]
-fn ops_mutants_decode_rows(#[values(1, 7, 10, 14, 20, 23, 27, 30, 36, 40, 44, 48, 69)] heads: usize) {
+fn ops_mutants_decode_rows(#[values(1, 7, 10, 14, 20, 23, 27, 30, 36, 40, 44, 48, 60, 69, 74, 84, 92)] heads: usize) {
     check_fastest(&DecodeCase { lens: vec![5], heads, page_size: 32, ..latents() }, &[Path::PortableMma]);
 }
 
 /// A cube that begins without keys, or ends with its first, full tile, for each of the portable kernel's tiles.
 #[rstest]
 fn ops_mutants_decode_one_tile(#[values(3, 20, 40)] heads: usize, #[values(0, 16, 32)] len: usize) {
-    check_fastest(&DecodeCase { lens: vec![len], heads, page_size: 32, ..latents() }, &[Path::PortableMma]);
+    check_fastest(&DecodeCase { lens: vec![len], heads, page_size: len.max(16), ..latents() }, &[Path::PortableMma]);
 }
 
 /// What the portable kernel does with several items of a cube, for each of its tiles: an odd and an even number of turns

@@ -121,11 +121,6 @@ impl Copies {
         self.arriving.push(flight);
     }
 
-    /// The last flight of such copies.
-    pub fn last_arriving(&self) -> Option<u64> {
-        self.arriving.last().copied()
-    }
-
     /// The flights that a wait must finish, and what it acquires with them.
     pub fn take_arriving(&mut self, clock: &mut Clock) -> Vec<u64> {
         clock.join(&self.landed);

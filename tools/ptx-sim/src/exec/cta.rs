@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 const QUANTUM: u64 = 64;
 
 /// In every other run, what is under way beside the warps takes so many times as long.
-const SLOW: u64 = 4;
+const SLOW: u64 = 16;
 
 /// Instructions that lanes of a warp go apart before those at the lowest address are thought to spin.
 const PATIENCE: u64 = 1 << 16;

@@ -28,8 +28,6 @@ struct Flight {
     /// When it is over, where time is estimated.
     due: f64,
     work: Work,
-    /// What is done with it.
-    followers: Vec<Work>,
 }
 
 /// A copy that uses the shared memory of CTAs, as far as no warp that has exited knows of its end.
@@ -92,7 +90,7 @@ impl Env<'_> {
         let id = self.flights.next;
         self.flights.next += 1;
         let due = self.time.as_mut().map_or(0.0, |time| time.due());
-        self.flights.flights.push(Flight { id, from: self.origin, ctas, queue, due, work, followers: Vec::new() });
+        self.flights.flights.push(Flight { id, from: self.origin, ctas, queue, due, work });
         id
     }
 
@@ -101,15 +99,6 @@ impl Env<'_> {
         let (stamp, from) = (self.shared.order.now(agent), self.origin);
         let ranks = (0..self.ctas.len()).filter(|rank| ctas >> rank & 1 == 1);
         self.flights.open.extend(ranks.map(|rank| Open { stamp, rank, from }));
-    }
-
-    /// Has work done with a flight, or now if that one is over.
-    pub fn with_flight(&mut self, id: Option<u64>, work: Work) -> Result<(), Fault> {
-        match self.flights.flights.iter_mut().find(|f| Some(f.id) == id) {
-            Some(flight) => flight.followers.push(work),
-            None => work(self)?,
-        }
-        Ok(())
     }
 
     /// What comes now is one of the flights.
@@ -122,8 +111,7 @@ impl Env<'_> {
     /// Does one of the flights.
     pub fn deliver(&mut self, index: usize) -> Result<(), (Fault, Origin)> {
         let flight = self.flights.take(index);
-        let mut work = std::iter::once(flight.work).chain(flight.followers);
-        work.try_for_each(|work| work(self)).map_err(|fault| (fault, flight.from))
+        (flight.work)(self).map_err(|fault| (fault, flight.from))
     }
 
     /// Does what must be done for the flight of this number to be over.

@@ -154,7 +154,7 @@ fn arrive_copies(warp: &mut Warp, env: &mut Env, mask: u32, addr: Addr, counted:
         warp.copies.settle(&copies, &mut env.shared.order, &mut clock);
         all.extend(copies);
     }
-    let (by, count, clock) = (warp.agent, all.len(), warp.copies.landed_with(&clock));
+    let (by, clock) = (warp.agent, warp.copies.landed_with(&clock));
     let work: Work = Box::new(move |env| {
         copies::land(&all, &mut env.shared)?;
         for at in barriers {
@@ -162,11 +162,7 @@ fn arrive_copies(warp: &mut Warp, env: &mut Env, mask: u32, addr: Addr, counted:
         }
         Ok(())
     });
-    // An arrival comes when all copies before it are over; one that has none of its own comes with the arrival before it.
-    if count == 0 {
-        let before = warp.copies.last_arriving();
-        return env.with_flight(before, work).map_err(|fault| (fault, mask));
-    }
+    // An arrival comes when all copies before it are over.
     let flight = env.later(1 << warp.rank, Some(COPIES | warp.agent.index() as u64), work);
     warp.copies.arrive_later(flight);
     // The copies may be over already.
