@@ -4,14 +4,16 @@
 #
 #     tools/mutate.sh KERNEL [OPTIONS OF ptx-mutate...]
 #
-# KERNEL is mla_decode.sm90, mla_decode.mma or lightning_index.mma. Launches are recorded while device tests run on the
-# simulated GPU, once: remove the folder for new ones.
+# KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma or lightning_index.mma. Launches are recorded while device
+# tests run on the simulated GPU, once: remove the folder for new ones.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 cd "$root"
 
 # With one multiprocessor a kernel of items gets one cube, which has many items.
 case "${1:-}" in
+    mla_decode.sm100)
+        arch=100 multiprocessors=4 kernel=decode_sm100 why=kernels/src/sm100/mutants.toml tests=ops_mutants_blackwell ;;
     mla_decode.sm90)
         arch=90 multiprocessors=1 kernel=decode_sm90_kernel why=kernels/src/sm90/mutants.toml tests=ops_mutants_decode ;;
     mla_decode.mma)
