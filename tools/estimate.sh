@@ -7,11 +7,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-CUDA_PATH="$(kernels/fetch-cuda.sh)" || { echo "no NVRTC, which compiles the kernels" >&2; exit 1; }
-export CUDA_PATH
-ptx="$(realpath -m "${CARGO_TARGET_DIR:-target}")/estimate"
+toolkit="$(kernels/fetch-cuda.sh)" || { echo "no NVRTC, which compiles the kernels" >&2; exit 1; }
+target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
+# Not by cargo run: build scripts look at CUDA_PATH, and another one builds much anew.
+cargo build --quiet --package mla-kernels --features offline --bin offline --locked
 for kernels in mla_decode.sm mla_plan.shares merge_splits.step; do
-    cargo run --quiet --package mla-kernels --features offline --bin offline --locked -- \
-        --filter "$kernels" --out "$ptx" > /dev/null
+    CUDA_PATH="$toolkit" "$target/debug/offline" --filter "$kernels" --out "$target/estimate" > /dev/null
 done
-exec cargo run --quiet --release --package sim-cuda --bin estimate --locked -- "$@" "$ptx"
+exec cargo run --quiet --release --package sim-cuda --bin estimate --locked -- "$@" "$target/estimate"
