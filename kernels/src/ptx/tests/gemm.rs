@@ -69,7 +69,7 @@ fn gemm_kernel(a: &TensorMap<bf16, Tiled>, b: &TensorMap<bf16, Tiled>, out: &mut
             mbarrier::wait(full + stage * 8, (tile / STAGES) & 1);
             let sum = wgmma::mma_ss::<Const<128>>(acc, a, b, comptime!(STEP));
             acc = wgmma::wait::<Const<128>>(sum, 0u32);
-            mbarrier::arrive_if(empty + stage * 8, UNIT_POS % 32 == 0);
+            mbarrier::arrive_if(empty + stage * 8, UNIT_POS_PLANE == 0);
             tile = warp::next(tile);
         }
         #[unroll]
