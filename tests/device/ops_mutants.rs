@@ -32,7 +32,7 @@ fn ops_mutants_decode_items(#[case] lens: Vec<usize>) {
 }
 
 /// A last block that lacks one to five keys; rows of a tile that end at each of its keys; results and splits of twelve rows;
-/// rows that see nothing among those behind the first eight.
+/// rows that see nothing among those behind the first eight; nothing but empty sequences.
 #[rstest]
 #[case(DecodeCase { lens: vec![63, 62, 61, 60, 59], heads: 12, page_size: 32, splits: Splits::Count(1), ..latents() })]
 #[case(DecodeCase { lens: vec![16, 32], query_len: 16, heads: 1, page_size: 32, ..latents() })]
@@ -40,6 +40,8 @@ fn ops_mutants_decode_items(#[case] lens: Vec<usize>) {
 #[case(DecodeCase { lens: vec![64, 72], query_len: 64, heads: 1, page_size: 64, ..latents() })]
 #[case(DecodeCase { lens: vec![70, 3], heads: 12, page_size: 32, splits: Splits::Tokens(64), ..latents() })]
 #[case(DecodeCase { lens: vec![1, 3], query_len: 8, heads: 2, page_size: 32, ..latents() })]
+#[case(DecodeCase { lens: vec![0, 0], heads: 12, page_size: 32, ..latents() })]
+#[case(DecodeCase { lens: vec![0, 0], heads: 20, page_size: 32, ..latents() })]
 fn ops_mutants_decode_ends(#[case] case: DecodeCase) {
     check_fastest(&case, &ALL);
 }
