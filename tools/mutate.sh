@@ -4,19 +4,23 @@
 #
 #     tools/mutate.sh KERNEL [OPTIONS OF ptx-mutate...]
 #
-# KERNEL is mla_decode.sm90, mla_decode.mma or lightning_index.mma. Launches are recorded while device tests run on the
-# simulated GPU, once: remove the folder for new ones.
+# KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma or lightning_index.mma. Launches are recorded while device
+# tests run on the simulated GPU, once: remove the folder for new ones.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 cd "$root"
 
+# With one multiprocessor a kernel of items gets one cube, which has many items.
 case "${1:-}" in
+    mla_decode.sm100)
+        arch=100 multiprocessors=4 kernel=decode_sm100 why=kernels/src/sm100/mutants.toml tests=ops_mutants_blackwell ;;
     mla_decode.sm90)
-        arch=90 kernel=decode_sm90_kernel why=kernels/src/sm90/mutants.toml tests=ops_mutants_decode ;;
+        arch=90 multiprocessors=1 kernel=decode_sm90_kernel why=kernels/src/sm90/mutants.toml tests=ops_mutants_decode ;;
     mla_decode.mma)
-        arch=80 kernel=decode_mma_kernel why=kernels/src/portable/mla_decode/mutants.toml tests=ops_mutants_decode ;;
+        arch=80 multiprocessors=1 kernel=decode_mma_kernel tests=ops_mutants_decode
+        why=kernels/src/portable/mla_decode/mutants.toml ;;
     lightning_index.mma)
-        arch=80 kernel=score_mma_kernel why=kernels/src/sm80/mutants.toml tests=ops_mutants_lightning_index ;;
+        arch=80 multiprocessors=4 kernel=score_mma_kernel why=kernels/src/sm80/mutants.toml tests=ops_mutants_lightning_index ;;
     *)
         sed -n '2,9s/^# \?//p' "$0" >&2
         exit 2 ;;
@@ -25,11 +29,18 @@ esac
 traces="$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutants/$1"
 shift
 
+# record MULTIPROCESSORS TESTS...
+record() {
+    SIM_CUDA_TRACE="$traces.new/$1" SIM_CUDA_TRACE_FILTER="$kernel" SIM_CUDA_TRACE_LAUNCHES=48 \
+        SIM_CUDA_TRACE_LAUNCH_MIB=16 SIM_CUDA_SMS="$1" tools/simulate.sh --arch "$arch" "${@:2}"
+}
+
 if [ ! -d "$traces" ]; then
     rm -rf "$traces.new"
-    mkdir -p "$(dirname "$traces")"
-    SIM_CUDA_TRACE="$traces.new" SIM_CUDA_TRACE_FILTER="$kernel" SIM_CUDA_TRACE_LAUNCHES=48 \
-        tools/simulate.sh --arch "$arch" "$tests"
+    mkdir -p "$traces.new"
+    record "$multiprocessors" "$tests"
+    # Cubes without items.
+    if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi
     mv "$traces.new" "$traces"
 fi
 exec cargo run --quiet --release --package ptx-mutate --locked -- "$traces" --kernel "$kernel" --explain "$why" "$@"

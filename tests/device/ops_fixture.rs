@@ -134,6 +134,8 @@ pub struct DecodeCase {
     pub sharpness: f32,
     /// The implementation that is asked for.
     pub path: Option<Path>,
+    /// Columns of the page table that no sequence needs.
+    pub spare_pages: usize,
 }
 
 impl Default for DecodeCase {
@@ -152,6 +154,7 @@ impl Default for DecodeCase {
             // Scores of a size at which some keys weigh much more than others: a wrong key then shows.
             sharpness: 4.0,
             path: None,
+            spare_pages: 1,
         }
     }
 }
@@ -171,7 +174,7 @@ pub struct DecodeInputs {
 }
 
 impl DecodeCase {
-    /// Random values, on pages in random order. Some pages are never used, and the table is wider than it need be.
+    /// Random values, on pages in random order. Some pages are never used.
     pub fn inputs(&self, seed: u64) -> DecodeInputs {
         self.inputs_of(seed, |rng| rng.random_range(-1.0..1.0))
     }
@@ -183,7 +186,7 @@ impl DecodeCase {
             |rng: &mut ChaCha8Rng, n| -> Vec<f64> { (0..n).map(|_| rounded(value(rng), self.dtype)).collect() };
         let (page_size, width) = (self.page_size, self.widths.0);
         let used: Vec<usize> = self.lens.iter().map(|len| len.div_ceil(page_size)).collect();
-        let max_pages = used.iter().max().map_or(0, |most| most + 1);
+        let max_pages = used.iter().max().map_or(0, |most| most + self.spare_pages);
         let pages = used.iter().sum::<usize>() + 2;
         let mut ids: Vec<i32> = (0..pages as i32).collect();
         ids.shuffle(&mut rng);

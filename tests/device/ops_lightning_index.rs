@@ -157,7 +157,7 @@ fn ops_lightning_index(#[values(1, 8, 64)] heads: usize, #[values(7, 32, 128)] w
 #[case(16, 4, &[&[33][..], &[5]])]
 #[case(4, 16, &[&[300, 301][..]])]
 #[case(64, 7, &[&[7][..], &[0], &[517]])]
-#[case(16, 4, &[&[256][..], &[192], &[4], &[17]])]
+#[case(16, 4, &[&[256][..], &[192], &[4], &[17], &[20]])]
 fn ops_mutants_lightning_index(#[case] page_size: usize, #[case] k: usize, #[case] visible: &[&[usize]]) {
     for_each_device(|device| {
         if supports(device, DType::BF16) {

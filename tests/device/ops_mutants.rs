@@ -18,9 +18,97 @@ use crate::ops_fixture::DecodeCase;
 #[case(DecodeCase { lens: vec![1100], heads: 2, page_size: 32, splits: Splits::Count(1), ..latents() })]
 #[case(DecodeCase { lens: vec![130, 33], query_len: 2, heads: 64, page_size: 128, ..latents() })]
 fn ops_mutants_decode(#[case] case: DecodeCase) {
+    check_fastest(&case, &ALL);
+}
+
+/// Many items for one cube, of three tiles of query rows: sequences that the first tile's rows do not see, sequences in
+/// parts, the end of an item in each of the places where the next one is opened.
+#[rstest]
+#[case(vec![1, 5, 1, 70, 1])]
+#[case(vec![5, 6, 1, 140])]
+fn ops_mutants_decode_items(#[case] lens: Vec<usize>) {
+    let case = DecodeCase { lens, query_len: 4, heads: 33, page_size: 64, splits: Splits::Tokens(64), ..latents() };
+    check_fastest(&case, &ALL);
+}
+
+/// A last block that lacks one to five keys; rows of a tile that end at each of its keys; results and splits of twelve rows;
+/// rows that see nothing among those behind the first eight; nothing but empty sequences.
+#[rstest]
+#[case(DecodeCase { lens: vec![63, 62, 61, 60, 59], heads: 12, page_size: 32, splits: Splits::Count(1), ..latents() })]
+#[case(DecodeCase { lens: vec![16, 32], query_len: 16, heads: 1, page_size: 32, ..latents() })]
+#[case(DecodeCase { lens: vec![32, 40], query_len: 32, heads: 1, page_size: 32, ..latents() })]
+#[case(DecodeCase { lens: vec![64, 72], query_len: 64, heads: 1, page_size: 64, ..latents() })]
+#[case(DecodeCase { lens: vec![70, 3], heads: 12, page_size: 32, splits: Splits::Tokens(64), ..latents() })]
+#[case(DecodeCase { lens: vec![1, 3], query_len: 8, heads: 2, page_size: 32, ..latents() })]
+#[case(DecodeCase { lens: vec![0, 0], heads: 12, page_size: 32, ..latents() })]
+#[case(DecodeCase { lens: vec![0, 0], heads: 20, page_size: 32, ..latents() })]
+fn ops_mutants_decode_ends(#[case] case: DecodeCase) {
+    check_fastest(&case, &ALL);
+}
+
+/// As many items as the plan has room for, the last of them without keys: none is read behind them.
+#[rstest]
+fn ops_mutants_decode_last_items(#[values(0, 1, 2, 3)] with_keys: usize) {
+    let lens = (0..32).map(|i| if (24..24 + with_keys).contains(&i) { 5 } else { 0 }).collect();
+    check_fastest(&DecodeCase { lens, heads: 2, page_size: 32, splits: Splits::Count(1), ..latents() }, &TMA);
+}
+
+/// Page tables without room to spare: none is read behind the last entry. The last sequence is opened as the first, second
+/// or third of its cube, or when three blocks have been computed.
+#[rstest]
+fn ops_mutants_decode_last_pages(
+    #[values(0, 1, 2, 3)] before: usize,
+    #[values((16, 256), (4, 1024))] last: (usize, usize),
+) {
+    let (batch, len) = last;
+    let lens = (0..batch - 1).map(|i| if i + before + 1 >= batch { 5 } else { 0 }).chain([len]).collect();
+    check_fastest(&exact(lens), &TMA);
+}
+
+/// The same where pages are read while others are computed.
+#[test]
+fn ops_mutants_decode_more_pages() {
+    check_fastest(&exact(vec![5, 2048]), &TMA);
+}
+
+/// Page tables of whole units of memory.
+fn exact(lens: Vec<usize>) -> DecodeCase {
+    let case = DecodeCase { lens, heads: 2, page_size: 32, splits: Splits::Count(1), spare_pages: 0, ..latents() };
+    let entries = case.lens.len() * case.lens.iter().max().map_or(0, |len| len.div_ceil(case.page_size));
+    assert_eq!(entries * 4 % 512, 0, "{case:?}");
+    case
+}
+
+/// Numbers of query rows between those of the portable kernel's tiles.
+#[rstest]
+fn ops_mutants_decode_rows(#[values(1, 7, 10, 14, 20, 23, 27, 30, 36, 40, 44, 48, 60, 69, 74, 84, 92)] heads: usize) {
+    check_fastest(&DecodeCase { lens: vec![5], heads, page_size: 32, ..latents() }, &[Path::PortableMma]);
+}
+
+/// A cube that begins without keys, or ends with its first, full tile, for each of the portable kernel's tiles.
+#[rstest]
+fn ops_mutants_decode_one_tile(#[values(3, 20, 40)] heads: usize, #[values(0, 16, 32)] len: usize) {
+    check_fastest(&DecodeCase { lens: vec![len], heads, page_size: len.max(16), ..latents() }, &[Path::PortableMma]);
+}
+
+/// What the portable kernel does with several items of a cube, for each of its tiles: an odd and an even number of turns
+/// before an item, rows that see nothing, splits that end before their sequence.
+#[rstest]
+fn ops_mutants_decode_turns(#[values(3, 8, 16)] heads: usize) {
+    let lens = vec![5, 0, 70, 1, 33, 130, 2, 3, 0, 64, 97, 1];
+    let case = DecodeCase { lens, query_len: 4, heads, page_size: 32, splits: Splits::Tokens(64), ..latents() };
+    check_fastest(&case, &[Path::PortableMma]);
+}
+
+/// Kernels that load by TMA.
+const TMA: [Path; 2] = [Path::Sm90, Path::Sm100];
+const ALL: [Path; 3] = [Path::Sm90, Path::Sm100, Path::PortableMma];
+
+/// Checks a case where the fastest kernel is one of these.
+fn check_fastest(case: &DecodeCase, of: &[Path]) {
     for_each_device(|device| {
         let fastest = case.paths(device)[0];
-        if fastest != Path::Portable {
+        if of.contains(&fastest) {
             DecodeCase { path: Some(fastest), ..case.clone() }.inputs(21).check(device);
         }
     });

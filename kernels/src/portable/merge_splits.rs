@@ -282,17 +282,26 @@ fn merge_splits_kernel<E: Float, N: Size>(
 /// Values of 512 channels, of sequences with few splits and with many.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    use crate::offline::{Arch, Entry, FLOATS, form};
+    use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
     let vector_size = io_vector_size(&Arch::Sm90a.properties(), &[512], size_of::<f32>());
     let shapes = [("merge_splits.few", 1 << 14, 1, true), ("merge_splits.many", 16, 128, false)];
-    let forms = FLOATS.into_iter().flat_map(|kind| {
-        shapes.map(|(name, rows, splits, single_items_done)| {
-            let (bits, elem) = (AddressType::U32, ElemType::Float(kind));
-            let shape = Shape::new(rows, 512 / vector_size, splits, single_items_done);
-            let dim = shape.cube_dim();
-            let form = form!(merge_splits_kernel, dim, [bits, vector_size, _, _, _, _, _, 1, 1, 1, 0.0, shape, elem]);
-            Entry::of(kind, name, form)
-        })
-    });
-    forms.collect()
+    let entry = |kind, (name, rows, splits, single_items_done)| {
+        let (bits, elem) = (AddressType::U32, ElemType::Float(kind));
+        let shape = Shape::new(rows, 512 / vector_size, splits, single_items_done);
+        let dim = shape.cube_dim();
+        let form = form!(merge_splits_kernel, dim, [bits, vector_size, _, _, _, _, _, 1, 1, 1, 0.0, shape, elem]);
+        Entry::of(kind, name, form)
+    };
+    let forms = FLOATS.into_iter().flat_map(|kind| shapes.map(|form| entry(kind, form)));
+    // Those of a decode step on an H200, by their groups of units, for the estimate of its time (`tools/estimate.sh`).
+    let steps = [
+        ("merge_splits.step.16", 64, 133, true),
+        ("merge_splits.step.8", 128, 67, true),
+        ("merge_splits.step.4", 256, 34, true),
+        ("merge_splits.step.2", 512, 17, true),
+        ("merge_splits.step.1", 1024, 9, true),
+        ("merge_splits.step.1.rows.2", 4096, 3, true),
+    ];
+    let steps = steps.map(|form| entry(FloatKind::BF16, form).on(|arch| arch == Arch::Sm90a));
+    forms.chain(steps).collect()
 }

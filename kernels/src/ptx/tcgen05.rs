@@ -186,8 +186,8 @@ pub(crate) fn descriptor(address: u32, #[comptime] layout: Layout) -> u64 {
 /// `tcgen05.alloc` and `tcgen05.relinquish_alloc_permit` (9.7.16.7).
 ///
 /// One whole warp, for a pair one in each cube. It waits until there are as many: a cube that has none left waits for the
-/// end of another one on its multiprocessor. Others read the address when they have synchronised with the warp, with fences
-/// as for stores. Nothing more is taken afterwards, and all is given back before the kernel ends.
+/// end of another one on its multiprocessor. Others read the address when they have synchronised with the warp. Nothing more
+/// is taken afterwards, and all is given back before the kernel ends.
 #[cube]
 pub(crate) fn allocate(to: u32, #[comptime] columns: u32, #[comptime] cubes: Cubes) {
     let group = comptime!(cubes.count());
@@ -201,7 +201,8 @@ pub(crate) fn allocate(to: u32, #[comptime] columns: u32, #[comptime] cubes: Cub
 
 /// Gives the columns back: `tcgen05.dealloc` (9.7.16.7).
 ///
-/// The warp that took them, for a pair both. Everyone else is done with them, and has synchronised with the warp.
+/// The warp that took them, for a pair both. Everyone else is done with them, and has synchronised with the warp after
+/// [`fence_before()`].
 #[cube]
 pub(crate) fn deallocate(address: u32, #[comptime] columns: u32, #[comptime] cubes: Cubes) {
     let group = comptime!(cubes.count());

@@ -22,7 +22,7 @@ pub struct Judged<'a> {
     pub cuda: &'a [&'a str],
 }
 
-/// Lines of PTX that an explanation sees on either side, blank ones and `.loc` not counted.
+/// Lines of PTX that an explanation sees on either side, blank ones, comments and `.loc` not counted.
 const NEIGHBOURS: usize = 12;
 
 impl Judged<'_> {
@@ -34,7 +34,10 @@ impl Judged<'_> {
     /// What explanations are compared with.
     pub fn context(&self) -> Context<'_> {
         let at = self.mutant.line as usize;
-        let is_code = |line: &&&str| !line.trim().is_empty() && !line.trim_start().starts_with(".loc");
+        let is_code = |line: &&&str| {
+            let line = line.trim();
+            !(line.is_empty() || line.starts_with(".loc") || line.starts_with("//"))
+        };
         let before = self.text.get(..at.saturating_sub(1)).unwrap_or_default();
         let mut above: Vec<&str> = before.iter().rev().filter(is_code).take(NEIGHBOURS).copied().collect();
         above.reverse();

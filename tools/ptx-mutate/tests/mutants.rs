@@ -130,6 +130,52 @@ fn labels_move_with_the_instructions() {
     }
 }
 
+/// What is altered of tensor memory, and how.
+#[test]
+fn tensor_memory_is_altered() {
+    let text = "
+.version 9.0
+.target sm_100a
+.address_size 64
+.visible .entry tensor()
+{
+.reg .b16 %rs<2>;
+.reg .b32 %r<9>;
+mov.u32 %r1, %cluster_ctaid.x;
+tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r2], 64;
+tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;
+tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r3}, [%r4];
+tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r5], %rs1;
+tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r4, 64;
+ret;
+}
+";
+    let found = mutants(&parse(text).unwrap(), 0, text);
+    let ids: Vec<&str> = found.iter().map(|m| m.id.as_str()).collect();
+    let expected = [
+        "L9 rank ^1",
+        "L10 columns to 32",
+        "L10 columns to 128",
+        "L11 allocation removed",
+        "L12 tensor_address next column",
+        "L12 tensor_address 16 lanes on",
+        "L13 commit removed",
+        "L13 signal next mbarrier",
+        "L13 multicast mask^1",
+        "L13 multicast mask^2",
+        "L14 allocation removed",
+        "L14 columns to 32",
+        "L14 columns to 128",
+    ];
+    assert_eq!(ids, expected);
+    let with = |index: usize| -> Vec<String> {
+        let Alteration::Code(edit) = &found[index].alteration else { return Vec::new() };
+        edit.with.iter().map(|i| format!("{} {:?}", i.opcode, i.operands.last())).collect()
+    };
+    assert_eq!(with(0), ["mov.u32 Some(Name(\"%cluster_ctaid.x\"))", "xor.b32 Some(Int(1))"]);
+    assert_eq!(with(9)[0], "xor.b16 Some(Int(2))");
+}
+
 #[test]
 fn samples_are_parts_that_the_seed_chooses() {
     let all: Vec<u32> = (0..100).collect();

@@ -5,6 +5,7 @@ use crate::exec::{self, Geometry, Limits, Setup};
 use crate::ir::Kernel;
 use crate::memory::{Buffer, Memory};
 use crate::parse::Module;
+use crate::timing::Rates;
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -48,6 +49,11 @@ pub struct Launch<'a> {
     pub max_instructions: u64,
     /// Takes down which instructions run.
     pub coverage: Option<&'a Coverage>,
+    /// Estimates how long a GPU with these rates takes. What happens first by the estimate is then simulated first, so that
+    /// the seed changes little.
+    pub rates: Option<&'a Rates>,
+    /// Runs only this cluster, counted through the grid.
+    pub only: Option<u64>,
 }
 
 /// Which instructions of a kernel have run, over any number of launches.
@@ -98,6 +104,16 @@ pub struct Stats {
     pub tensor_memory_bytes: u64,
     /// Warp instructions of the CTA that executed most.
     pub longest_cta: u64,
+    /// With [`Launch::rates`] the time of the cluster that takes longest; this and the next four are 0 without.
+    pub cycles: u64,
+    /// Cycles that tensor cores would be busy at their full rate.
+    pub tensor_cycles: u64,
+    /// Cycles that shared memory is busy.
+    pub shared_cycles: u64,
+    /// Bytes from L2, by loads and copies.
+    pub loaded_bytes: u64,
+    /// Bytes to L2.
+    pub stored_bytes: u64,
 }
 
 impl std::iter::Sum for Stats {
@@ -107,6 +123,11 @@ impl std::iter::Sum for Stats {
             matrix_flops: a.matrix_flops + b.matrix_flops,
             tensor_memory_bytes: a.tensor_memory_bytes + b.tensor_memory_bytes,
             longest_cta: a.longest_cta.max(b.longest_cta),
+            cycles: a.cycles.max(b.cycles),
+            tensor_cycles: a.tensor_cycles + b.tensor_cycles,
+            shared_cycles: a.shared_cycles + b.shared_cycles,
+            loaded_bytes: a.loaded_bytes + b.loaded_bytes,
+            stored_bytes: a.stored_bytes + b.stored_bytes,
         })
     }
 }
@@ -131,6 +152,8 @@ impl<'a> Launch<'a> {
             initialised_shared: false,
             max_instructions: 1 << 32,
             coverage: None,
+            rates: None,
+            only: None,
         }
     }
 
@@ -144,6 +167,7 @@ impl<'a> Launch<'a> {
         let params = self.arguments(&kernel, memory)?;
         self.check(&kernel)?;
         let ordered = exec::orders_ctas(&kernel);
+        let plan = self.rates.map(|rates| exec::Plan::new(&kernel, rates));
         let setup = Setup {
             kernel: &kernel,
             files: &self.module.files,
@@ -151,6 +175,7 @@ impl<'a> Launch<'a> {
             variables: &Memory::of_variables(&self.module.globals),
             touched: (!ordered).then(|| exec::Touched::new(memory)),
             coverage: self.coverage,
+            plan: plan.as_ref(),
             params: &params,
         };
         let cluster = self.cluster(&kernel)?;
@@ -173,6 +198,9 @@ impl<'a> Launch<'a> {
             };
             exec::run(&setup, &ctas, &limits)
         };
+        if let Some(index) = self.only {
+            return one(index);
+        }
         let count = across.iter().map(|&n| u64::from(n)).product();
         if ordered { (0..count).map(one).sum() } else { (0..count).into_par_iter().map(one).sum() }
     }

@@ -10,6 +10,7 @@ mod launch;
 mod memory;
 mod parse;
 mod tensor;
+pub mod timing;
 mod trace;
 
 pub use decode::unknown_instructions;

@@ -119,6 +119,43 @@ fn an_mbarrier_hands_over_between_warps(#[values(1, 2, 3, 4, 5, 6, 7, 8)] seed: 
     assert_eq!(out[32..], (0..32).rev().collect::<Vec<u32>>());
 }
 
+/// Warp 0 fills the buffer, one lane arrives, warp 1 waits and reads (PTX ISA, `bar.warp.sync`: memory ordering among the
+/// participating threads; other instructions of a warp give none).
+#[rstest]
+#[case::met("bar.warp.sync -1;", false)]
+#[case::met_at_a_barrier("bar.sync 1, 32;", false)]
+#[case::apart("", true)]
+#[case::shuffled("shfl.sync.idx.b32 %r7, %r1, 0, 31, -1;", true)]
+#[case::half_of_them("setp.lt.u32 %p5, %r1, 16; @%p5 bar.warp.sync 65535;", true)]
+#[case::met_before("bar.warp.sync -1; ld.shared.u32 %r7, [%r4];", true)]
+fn one_lane_arrives_for_those_that_it_has_met(#[case] meet: &str, #[case] fails: bool) {
+    let body = format!(
+        "mov.b32 %r2, bar; mov.b32 %r3, buf; setp.eq.u32 %p1, %r1, 0; shl.b32 %r4, %r1, 2; add.s32 %r4, %r4, %r3;\n\
+         @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; bar.sync 0; setp.ge.u32 %p2, %r1, 32; @%p2 bra READ;\n\
+         st.shared.u32 [%r4], %r1; {meet}\n\
+         @%p1 mbarrier.arrive.release.cta.shared::cta.b64 %rd3, [%r2]; bra END;\n\
+         READ: mbarrier.try_wait.parity.shared.b64 %p3, [%r2], 0; @%p3 bra GO; bra READ;\n\
+         GO: st.shared.u32 [%r4+-128], %r1; END: "
+    );
+    for seed in 1..9 {
+        let result = run(&body, 64, seed);
+        assert_eq!(result.is_err(), fails, "{result:?}");
+        assert!(result.err().is_none_or(|error| matches!(error.kind, Fault::Race { .. })));
+    }
+}
+
+/// What a lane has done itself it may publish without the others, also after lanes have done other things apart.
+#[test]
+fn a_lane_arrives_for_itself() {
+    let body = "mov.b32 %r2, bar; mov.b32 %r3, buf; setp.eq.u32 %p1, %r1, 0;\n\
+        @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; bar.sync 0; setp.ge.u32 %p2, %r1, 32; @%p2 bra READ;\n\
+        @%p1 st.shared.u32 [%r3], 7; @%p1 mbarrier.arrive.release.cta.shared::cta.b64 %rd3, [%r2];\n\
+        st.shared.u32 [%r3+4], 8; bra END;\n\
+        READ: mbarrier.try_wait.parity.shared.b64 %p3, [%r2], 0; @%p3 bra GO; bra READ;\n\
+        GO: ld.shared.u32 %r6, [%r3]; st.global.u32 [%rd2], %r6; END: ";
+    assert_eq!(run(body, 64, 1).unwrap()[32..], [7; 32]);
+}
+
 /// Without the barrier the read is an error whichever warp comes first.
 #[test]
 fn every_seed_shows_a_missing_barrier() {

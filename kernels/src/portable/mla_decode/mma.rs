@@ -383,17 +383,8 @@ fn decode_mma_kernel<E: Float, V: Size, P: Size>(
             base += tile.keys;
             turn += 1;
         }
-        // Tiles that were asked for past the end took their turns, too. No arrival may outlive the cube.
-        #[unroll]
-        for _ in 0..comptime!(tile.stages - 1) {
-            wait_for_stage(
-                &arrived,
-                turn % comptime!(tile.stages as u32),
-                turn / comptime!(tile.stages as u32) % 2,
-                tile,
-            );
-            turn += 1;
-        }
+        // Tiles that were asked for past the end took their turns, too.
+        turn += comptime!(tile.stages as u32 - 1);
 
         let total = row_sum(sum, tile);
         // The last tile's factors have been used by all.
@@ -441,7 +432,7 @@ fn load_keys<E: Float, V: Size>(
         for pass in 0..comptime!(tile.keys.div_ceil(UNITS / KEY_UNITS)) {
             let key = unit / KEY_UNITS + pass * comptime!(UNITS / KEY_UNITS);
             let to = (stage as usize * tile.keys + key) * comptime!(tile.stride()) + lane;
-            if key < tile.keys {
+            if comptime!(tile.keys.is_multiple_of(UNITS / KEY_UNITS)) || key < tile.keys {
                 if base + key < end {
                     let slot = key_slot(page_table, table_row, page_shift, slot_count, base + key);
                     let from = slot as usize * tile.key_vectors + lane;
@@ -466,7 +457,10 @@ fn load_keys<E: Float, V: Size>(
     #[unroll]
     for i in 0..tile.stages {
         if stage == comptime!(i as u32) {
-            arrived[i].commit_copy_async();
+            // Nobody waits for a turn past the end: its arrivals must not be under way when the cube ends.
+            if base < end {
+                arrived[i].commit_copy_async();
+            }
             arrived[i].arrive();
         }
     }
@@ -708,7 +702,9 @@ fn write_out<E: Float, P: Size, NC: Size>(
                 #[unroll]
                 for c in 0..columns {
                     let tile_column = plane * columns + c;
-                    if tile_column < comptime!(2 * tile.value_steps) {
+                    if comptime!(tile.value_steps.is_multiple_of(PLANES))
+                        || tile_column < comptime!(2 * tile.value_steps)
+                    {
                         let at = (item_row + row) * row_pairs + tile_column * comptime!(N / 2) + column as usize / 2;
                         partial_out[at] = part::<NC, P>(&acc[comptime!(r * columns + c)], half);
                     }

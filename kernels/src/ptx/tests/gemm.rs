@@ -34,7 +34,8 @@ fn gemm_kernel(a: &TensorMap<bf16, Tiled>, b: &TensorMap<bf16, Tiled>, out: &mut
         #[unroll]
         for stage in 0..comptime!(STAGES) {
             mbarrier::init(full + stage * 8, 1u32);
-            mbarrier::init(empty + stage * 8, 1u32);
+            // One arrival of each warp: a warp that has waited for a product knows of its own part.
+            mbarrier::init(empty + stage * 8, 4u32);
         }
         mbarrier::fence_init();
     }
@@ -68,7 +69,7 @@ fn gemm_kernel(a: &TensorMap<bf16, Tiled>, b: &TensorMap<bf16, Tiled>, out: &mut
             mbarrier::wait(full + stage * 8, (tile / STAGES) & 1);
             let sum = wgmma::mma_ss::<Const<128>>(acc, a, b, comptime!(STEP));
             acc = wgmma::wait::<Const<128>>(sum, 0u32);
-            mbarrier::arrive_if(empty + stage * 8, UNIT_POS == 0);
+            mbarrier::arrive_if(empty + stage * 8, UNIT_POS_PLANE == 0);
             tile = warp::next(tile);
         }
         #[unroll]

@@ -150,7 +150,7 @@ pub(super) fn passes(chunks: &mut Shared<[u32]>, chunk: u32, full: u32, come: u3
         while row < comptime!(ROWS as u32) {
             chunks[(at + row * 32) as usize] = 0u32;
             chunks[(at + row * 32 + comptime!(TILE_BYTES / 4)) as usize] = 0u32;
-            row += 1;
+            row = warp::next(row);
         }
         fence::async_shared();
     }

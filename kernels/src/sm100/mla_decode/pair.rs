@@ -103,6 +103,8 @@ pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
     let query_come = query_full + 8;
     let query_empty = query_come + 8;
 
+    let mut index = cube_ptr[CUBE_POS_Y as usize] as u32;
+    let end_index = cube_ptr[CUBE_POS_Y as usize + 1] as u32;
     let warp = warp::uniform(UNIT_POS / 32);
     let lane = UNIT_POS % 32;
     let rank = CUBE_POS_CLUSTER_X;
@@ -124,22 +126,22 @@ pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
         mbarrier::init(query_empty, 1u32);
         mbarrier::fence_init();
     }
+    // Without items both cubes of the pair go home.
+    if index >= end_index {
+        terminate!();
+    }
     if warp == QUERY_LOADS {
         tcgen05::allocate(shared_address(&columns), COLUMNS, Cubes::Pair);
     }
-    tcgen05::fence_before();
     barrier::sync_cluster();
-    tcgen05::fence_after();
     let tensor = columns[0];
 
     let rows = query_len * heads;
     let tile_row = CUBE_POS_X * comptime!(ROWS as u32);
-    // Of both cubes: they do the same blocks.
-    let last_row = min(tile_row + (rank ^ 1) * comptime!(ROWS as u32) + comptime!(ROWS as u32 - 1), rows - 1);
+    // Of both cubes: they do the same blocks. A row past the end sees what the last one sees: all keys.
+    let last_row = (CUBE_POS_X | 1) * comptime!(ROWS as u32) + comptime!(ROWS as u32 - 1);
     let tile = Tile { query_len, heads, last_row, causal: form.causal };
 
-    let mut index = cube_ptr[CUBE_POS_Y as usize] as u32;
-    let end_index = cube_ptr[CUBE_POS_Y as usize + 1] as u32;
     // Blocks, queries and chunks of all items so far.
     let mut turn = 0u32;
     let mut queries = 0u32;
@@ -276,7 +278,7 @@ pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
             item.read(items, seq_lens, index, &tile);
             let blocks = item.blocks.div_ceil(2u32);
             let whole = is_whole(split_ptr, item.sequence);
-            let end = tile.visible_end(seq_lens, item.sequence, min(row, rows - 1), item.end_key);
+            let end = tile.visible_end(seq_lens, item.sequence, row, item.end_key);
             let mut state = RowState { highest: f32::new(LOWEST), sum: 0.0f32 };
             let mut first_key = item.first_key + half * comptime!(ROWS as u32);
             let mut block = 0u32;
@@ -316,10 +318,9 @@ pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
                     partial_lse[(index * rows + row) as usize] = row_lse;
                 }
             }
-            if blocks > 0 {
-                mbarrier::wait_cluster(summed, (turn - 1) % 2);
-                tcgen05::fence_after();
-            }
+            // Without blocks this waits for nothing: the phase of the last block, if there was one, is over.
+            mbarrier::wait_cluster(summed, (turn - 1) % 2);
+            tcgen05::fence_after();
             let factor = inverse(sum);
             #[unroll]
             for group in 0..2u32 {
@@ -349,7 +350,6 @@ pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
     // Nobody leaves while the other cube may arrive here, or products read from here.
     tcgen05::fence_before();
     barrier::sync_cluster();
-    tcgen05::fence_after();
     if warp == QUERY_LOADS {
         tcgen05::deallocate(tensor, COLUMNS, Cubes::Pair);
     }

@@ -45,7 +45,7 @@ fn output(form: Form) -> Mma {
     Mma { cubes: Cubes::One, m: ROWS, n: VALUE_WIDTH / 2, steps, elem, a: Source::Tensor, b: VALUES }
 }
 
-/// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
+/// Cube `(0, c)` computes all query rows, up to 64, for the items of cube `c` of the plan.
 #[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
 pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
     kv_map: &TensorMap<E, Tiled>,
@@ -85,6 +85,8 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
     let query_full = summed + 8;
     let query_empty = query_full + 8;
 
+    let mut index = cube_ptr[CUBE_POS_Y as usize] as u32;
+    let end_index = cube_ptr[CUBE_POS_Y as usize + 1] as u32;
     let warp = warp::uniform(UNIT_POS / 32);
     let lane = UNIT_POS % 32;
     if UNIT_POS == 0 {
@@ -103,21 +105,21 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
         mbarrier::init(query_empty, 1u32);
         mbarrier::fence_init();
     }
+    // Without items the cube goes home.
+    if index >= end_index {
+        terminate!();
+    }
     if warp == QUERY_LOADS {
         tcgen05::allocate(shared_address(&columns), COLUMNS, Cubes::One);
     }
-    tcgen05::fence_before();
     sync_cube();
-    tcgen05::fence_after();
     let tensor = columns[0];
 
     let rows = query_len * heads;
-    let tile_row = CUBE_POS_X * comptime!(ROWS as u32);
-    let last_row = min(tile_row + comptime!(ROWS as u32 - 1), rows - 1);
-    let tile = Tile { query_len, heads, last_row, causal: form.causal };
+    let tile = Tile { query_len, heads, last_row: rows - 1, causal: form.causal };
+    // The last row sees all keys.
+    let all_rows = Tile { query_len, heads, last_row: rows - 1, causal: false };
 
-    let mut index = cube_ptr[CUBE_POS_Y as usize] as u32;
-    let end_index = cube_ptr[CUBE_POS_Y as usize + 1] as u32;
     // Blocks and queries of all items so far.
     let mut turn = 0u32;
     let mut queries = 0u32;
@@ -125,7 +127,7 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
         if warp::elect() {
             while index < end_index {
                 let mut item = Item::none();
-                item.read(items, seq_lens, index, &tile);
+                item.read(items, seq_lens, index, &all_rows);
                 if item.blocks > 0 {
                     mbarrier::wait(query_full, queries % 2);
                     queries += 1;
@@ -183,20 +185,20 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
     } else if warp == KEY_LOADS {
         let paged = PagedKeys { map: tma::tensor_map_address::<E, Tiled>(kv_map), page_shift, max_pages };
         let mut loader = Loader::new(paged, Stages { keys_at, full, empty }, index, end_index, true);
-        loader.open(items, seq_lens, page_table, &tile, lane, form);
+        loader.open(items, seq_lens, page_table, &all_rows, lane, form);
         while loader.has_block() {
             loader.load_half(page_table, 0usize, lane, form);
             loader.load_half(page_table, 1usize, lane, form);
-            loader.advance(items, seq_lens, page_table, &tile, lane, form);
+            loader.advance(items, seq_lens, page_table, &all_rows, lane, form);
         }
     } else if warp == QUERY_LOADS {
         while index < end_index {
             let mut item = Item::none();
-            item.read(items, seq_lens, index, &tile);
+            item.read(items, seq_lens, index, &all_rows);
             if item.blocks > 0 {
                 mbarrier::wait(query_empty, (queries % 2) ^ 1);
                 if warp::elect() {
-                    load_query::<E>(q_map, query_at, query_full, item.sequence * rows + tile_row, form);
+                    load_query::<E>(q_map, query_at, query_full, item.sequence * rows, form);
                 }
                 sync_plane();
                 queries += 1;
@@ -204,15 +206,16 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
             index = warp::next(index);
         }
     } else {
-        // The first of the two rows of the tile that this unit has a part of, in scores and output alike.
+        // The first of the two rows that this unit has a part of, in scores and output alike.
         let own_row = warp * 16 + lane / 4;
         let own = tensor + warp * comptime!(32 * LANE);
         while index < end_index {
             let mut item = Item::none();
-            item.read(items, seq_lens, index, &tile);
+            item.read(items, seq_lens, index, &all_rows);
             let whole = is_whole(split_ptr, item.sequence);
-            let end_a = tile.visible_end(seq_lens, item.sequence, min(tile_row + own_row, rows - 1), item.end_key);
-            let end_b = tile.visible_end(seq_lens, item.sequence, min(tile_row + own_row + 8, rows - 1), item.end_key);
+            // Rows past the end are computed, but not written.
+            let end_a = tile.visible_end(seq_lens, item.sequence, own_row, item.end_key);
+            let end_b = tile.visible_end(seq_lens, item.sequence, own_row + 8, item.end_key);
             let mut state =
                 SoftmaxState { highest_a: f32::new(LOWEST), highest_b: f32::new(LOWEST), sum_a: 0.0f32, sum_b: 0.0f32 };
             let mut base = item.first_key;
@@ -238,11 +241,8 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
                 }
                 tcgen05::wait_for_stores();
                 if base + comptime!(KEYS as u32) > item.tile_end {
-                    // The loads came to the products' warp: here they are waited for as well, before they are overwritten.
-                    let stage = turn % STAGES;
-                    mbarrier::wait(full + stage * 16, turn / STAGES % 2);
-                    mbarrier::wait(full + stage * 16 + 8, turn / STAGES % 2);
-                    clear_keys(&mut keys, stage, item.tile_end - base, form);
+                    // All of the block has come: the scores were computed from it.
+                    clear_keys(&mut keys, turn % STAGES, item.tile_end - base, form);
                     fence::async_shared();
                 }
                 tcgen05::fence_before();
@@ -259,15 +259,14 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
                 let lse_a = log_sum(sum_a, state.highest_a, empty_lse);
                 let lse_b = log_sum(sum_b, state.highest_b, empty_lse);
                 if whole {
-                    write_lses(lse, item.sequence * rows, tile_row + own_row, rows, lse_a, lse_b);
+                    write_lses(lse, item.sequence * rows, own_row, rows, lse_a, lse_b);
                 } else {
-                    write_lses(partial_lse, index * rows, tile_row + own_row, rows, lse_a, lse_b);
+                    write_lses(partial_lse, index * rows, own_row, rows, lse_a, lse_b);
                 }
             }
-            if item.blocks > 0 {
-                mbarrier::wait(summed, (turn - 1) % 2);
-                tcgen05::fence_after();
-            }
+            // Without blocks this waits for nothing: the phase of the last block, if there was one, is over.
+            mbarrier::wait(summed, (turn - 1) % 2);
+            tcgen05::fence_after();
             let (factor_a, factor_b) = (inverse(sum_a), inverse(sum_b));
             #[unroll]
             for side in 0..2u32 {
@@ -278,11 +277,10 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
                 }
                 acc = scale_rows::<Const<128>>(acc, factor_a, factor_b);
                 let column = comptime!(side * VALUE_WIDTH as u32 / 2);
-                let row = tile_row + own_row;
                 if whole {
-                    write_rows::<E, P, Const<128>>(acc, out, item.sequence * rows, row, rows, column, lane);
+                    write_rows::<E, P, Const<128>>(acc, out, item.sequence * rows, own_row, rows, column, lane);
                 } else {
-                    write_rows::<f32, P, Const<128>>(acc, partial_out, index * rows, row, rows, column, lane);
+                    write_rows::<f32, P, Const<128>>(acc, partial_out, index * rows, own_row, rows, column, lane);
                 }
             }
             index = warp::next(index);
@@ -290,7 +288,6 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
     }
     tcgen05::fence_before();
     sync_cube();
-    tcgen05::fence_after();
     if warp == QUERY_LOADS {
         tcgen05::deallocate(tensor, COLUMNS, Cubes::One);
     }

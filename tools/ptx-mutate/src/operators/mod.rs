@@ -4,6 +4,7 @@ mod descriptors;
 mod flow;
 mod maps;
 mod order;
+mod tcgen05;
 mod tensors;
 mod warps;
 
@@ -22,6 +23,7 @@ pub(crate) fn all(site: &Site) -> Vec<Change> {
     tensors::copies(site, &parts, &mut changes);
     tensors::clusters(site, &parts, &mut changes);
     descriptors::matrices(site, &parts, &mut changes);
+    tcgen05::tensor_memory(site, &parts, &mut changes);
     warps::warps(site, &parts, &mut changes);
     bounds::bounds(site, &parts, &mut changes);
     changes

@@ -1,5 +1,5 @@
 //! Bulk and tensor copies, clusters, registers of a warp group (PTX ISA 9.7.9.25 to 9.7.9.27, 9.7.9.24, 9.7.19.5).
-use crate::edit::{altered, name};
+use crate::edit::{altered, beside, name};
 use crate::mutant::{Change, Site};
 use ptx_sim::{Instr, Operand};
 
@@ -31,15 +31,10 @@ pub(super) fn copies(site: &Site, parts: &[&str], changes: &mut Vec<Change>) {
         });
         changes.extend(with.map(|with| site.replaced("coordinate", format!("{axis} + 1"), with)));
     }
-    // The mbarrier is the last address of a copy that signals one.
     if parts.iter().any(|p| p.starts_with("mbarrier::")) {
-        let mut moved = instr.clone();
-        if let Some(Operand::Address { offset, .. }) = addresses(&mut moved).last() {
-            *offset += 8;
-            changes.push(site.replaced("signal", "next mbarrier", vec![moved]));
-        }
+        changes.extend(signal(site));
     }
-    if let Some(with) = multicast(instr, parts) {
+    if let Some(with) = multicast(instr, parts, 1) {
         changes.push(site.replaced("multicast", "mask^1", with));
     }
     // The first address that is no tensor: shared memory.
@@ -54,6 +49,14 @@ pub(super) fn copies(site: &Site, parts: &[&str], changes: &mut Vec<Change>) {
     }
 }
 
+/// Another mbarrier: it is the last address of what signals one.
+pub(super) fn signal(site: &Site) -> Option<Change> {
+    let mut moved = site.instr().clone();
+    let Some(Operand::Address { offset, .. }) = addresses(&mut moved).last() else { return None };
+    *offset += 8;
+    Some(site.replaced("signal", "next mbarrier", vec![moved]))
+}
+
 fn coordinates(instr: &Instr) -> usize {
     let of = |o: &Operand| match o {
         Operand::Address { coords, .. } => coords.len(),
@@ -62,8 +65,8 @@ fn coordinates(instr: &Instr) -> usize {
     instr.operands.iter().map(of).max().unwrap_or(0)
 }
 
-/// The CTA mask, which comes behind the last address.
-fn multicast(instr: &Instr, parts: &[&str]) -> Option<Vec<Instr>> {
+/// Flips a bit of the CTA mask, which comes behind the last address.
+pub(super) fn multicast(instr: &Instr, parts: &[&str], bit: u64) -> Option<Vec<Instr>> {
     if !parts.contains(&"multicast::cluster") {
         return None;
     }
@@ -71,22 +74,32 @@ fn multicast(instr: &Instr, parts: &[&str]) -> Option<Vec<Instr>> {
     match instr.operands.get(last + 1)? {
         Operand::Int(mask) => {
             let mut with = instr.clone();
-            with.operands[last + 1] = Operand::Int(mask ^ 1);
+            with.operands[last + 1] = Operand::Int(mask ^ bit);
             Some(vec![with])
         }
         // A register of 16 bits is altered in itself: masks are not used for anything else.
         Operand::Name(register) => {
-            let flip = crate::edit::beside(instr, "xor.b16", vec![name(register), name(register), Operand::Int(1)]);
+            let flip = beside(instr, "xor.b16", vec![name(register), name(register), Operand::Int(bit)]);
             Some(vec![flip, instr.clone()])
         }
         _ => None,
     }
 }
 
+fn is_rank(instr: &Instr) -> bool {
+    matches!(instr.operands.get(1), Some(Operand::Name(n)) if matches!(n.as_str(), "%cluster_ctarank" | "%cluster_ctaid.x"))
+}
+
 /// Ranks of a cluster, `setmaxnreg`.
 pub(super) fn clusters(site: &Site, parts: &[&str], changes: &mut Vec<Change>) {
     let instr = site.instr();
     match parts {
+        // Where a CTA reads its place in the cluster.
+        ["mov", ..] if is_rank(instr) => {
+            let flip =
+                beside(instr, "xor.b32", vec![instr.operands[0].clone(), instr.operands[0].clone(), Operand::Int(1)]);
+            changes.push(site.replaced("rank", "^1", vec![instr.clone(), flip]));
+        }
         ["mapa", ..] => {
             let with = altered(instr, ("xor.b32", 1), |i| i.operands.get_mut(2));
             changes.extend(with.map(|with| site.replaced("rank", "^1", with)));

@@ -38,7 +38,7 @@ pub(crate) fn decode(module: &Module, name: &str) -> Result<Kernel, SimError> {
     }
     // A body without a last `ret` ends, too.
     let line = entry.instrs.last().map_or(0, |i| i.line);
-    code.push(Inst { guard: None, op: Op::Exit, touches: [].into(), line, loc: None });
+    code.push(Inst { guard: None, op: Op::Exit, touches: [].into(), uses: [].into(), line, loc: None });
     keep_touches(&mut code);
     Ok(names.kernel(entry, code))
 }
@@ -81,8 +81,9 @@ fn instruction(names: &mut Names, instr: &Instr) -> Result<Inst, Fault> {
     if d.at != instr.operands.len() {
         return Err(d.bad(&format!("{} operands, expected {}", instr.operands.len(), d.at)));
     }
-    let touches = std::mem::take(&mut names.touched).into();
-    Ok(Inst { guard, op, touches, line: instr.line, loc: instr.loc })
+    let touched = std::mem::take(&mut names.touched);
+    let (uses, touches) = (touched.clone().into(), touched.into());
+    Ok(Inst { guard, op, touches, uses, line: instr.line, loc: instr.loc })
 }
 
 /// Of the registers that instructions touch only those of `wgmma` and of `tcgen05.ld` are looked at.

@@ -163,17 +163,20 @@ fn load(warp: &Warp, env: &mut Env, landing: Landing, rows: Vec<Row>, bytes: u64
     let agent = env.shared.order.begin_async(warp.agent, Proxy::Async, "a bulk copy");
     env.mbarriers.get(&env.shared.order, agent, landing.barrier)?;
     claim(env, agent, &rows, true)?;
-    let to = 1 << rank_and_offset(landing.dst).0;
-    env.uses(to, agent);
+    let to = rank_and_offset(landing.dst).0;
+    env.uses(1 << to, agent);
+    if let Some(time) = &mut env.time {
+        time.bulk_load(to, bytes);
+    }
     env.later(
-        to,
+        1 << to,
         None,
         Box::new(move |env| {
             for row in &rows {
                 let bytes = row.read(&env.global)?;
                 row.chunks().zip(bytes.chunks(16)).try_for_each(|(at, chunk)| env.shared.poke(at, chunk))?;
             }
-            arrive(env, agent, landing.barrier, bytes)
+            arrive(env, agent, (to, landing.barrier), bytes)
         }),
     );
     Ok(())
@@ -191,8 +194,11 @@ fn claim(env: &mut Env, agent: Agent, rows: &[Row], writes: bool) -> Result<(), 
 }
 
 /// The copy is over: its bytes count.
-fn arrive(env: &mut Env, agent: Agent, barrier: u64, bytes: u64) -> Result<(), Fault> {
+fn arrive(env: &mut Env, agent: Agent, (to, barrier): (usize, u64), bytes: u64) -> Result<(), Fault> {
     let clock = env.shared.order.end_async(agent);
+    if let Some(time) = &mut env.time {
+        time.land(to, bytes);
+    }
     env.mbarriers.get(&env.shared.order, agent, barrier)?.complete_bytes(barrier, bytes, &clock)
 }
 
@@ -206,6 +212,9 @@ fn push(warp: &mut Warp, env: &mut Env, lane: usize, (src, bytes): (Addr, Slot),
         env.mbarriers.get(&env.shared.order, agent, landing.barrier)?;
         env.shared.claim_read(agent, from, bytes)?;
         env.shared.claim_write(agent, landing.dst, bytes)?;
+        if let Some(time) = &mut env.time {
+            time.bulk_store(warp.rank, bytes);
+        }
         let ctas = 1 << rank_and_offset(from).0 | 1 << rank_and_offset(landing.dst).0;
         env.uses(ctas, agent);
         env.later(
@@ -215,7 +224,7 @@ fn push(warp: &mut Warp, env: &mut Env, lane: usize, (src, bytes): (Addr, Slot),
                 let mut data = vec![0; bytes as usize];
                 env.shared.peek(from, &mut data)?;
                 env.shared.poke(landing.dst, &data)?;
-                arrive(env, agent, landing.barrier, bytes)
+                arrive(env, agent, (rank_and_offset(landing.dst).0, landing.barrier), bytes)
             }),
         );
     }
@@ -238,6 +247,7 @@ fn store(
         env.shared.peek(at, &mut chunk)?;
         data.extend(chunk);
     }
+    let total = data.len() as u64;
     let clock = env.shared.order.clock(agent).clone();
     env.uses(1 << warp.rank, agent);
     let work = move |env: &mut Env| {
@@ -250,6 +260,9 @@ fn store(
         }
         Ok(())
     };
+    if let Some(time) = &mut env.time {
+        time.bulk_store(warp.rank, total);
+    }
     let flight = env.later(1 << warp.rank, None, Box::new(work));
     warp.bulk.0.entry(lane).or_default().open.push((flight, clock));
     Ok(())

@@ -110,10 +110,15 @@ impl Copies {
         }
     }
 
-    /// Copies that come by themselves, as the flight of this number, for an mbarrier.
-    pub fn arrive_later(&mut self, flight: u64, clock: &Clock) {
-        self.arriving.push(flight);
+    /// What all copies release that an mbarrier waits for, with these.
+    pub fn landed_with(&mut self, clock: &Clock) -> Clock {
         self.landed.join(clock);
+        self.landed.clone()
+    }
+
+    /// Copies that come by themselves, as the flight of this number, for an mbarrier.
+    pub fn arrive_later(&mut self, flight: u64) {
+        self.arriving.push(flight);
     }
 
     /// The flights that a wait must finish, and what it acquires with them.

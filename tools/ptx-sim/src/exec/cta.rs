@@ -6,9 +6,11 @@ use super::barriers::{Barriers, ClusterBarrier};
 use super::flights::{Flights, Origin};
 use super::global::{Global, Touched};
 use super::mbarriers::Mbarriers;
+use super::schedule::{Next, any, first};
 use super::shared::Shared;
 use super::sync::{Flow, guarded};
 use super::tcgen05::TensorCores;
+use super::time::{self, Plan, Time};
 use super::warp::{Geometry, Group, LANES, Wait, Warp};
 use super::wgmma::Warpgroup;
 use super::{alu, mem, sync};
@@ -22,6 +24,9 @@ use std::collections::BTreeMap;
 /// Instructions that a warp runs at most before another may.
 const QUANTUM: u64 = 64;
 
+/// In every other run, what is under way beside the warps takes so many times as long.
+const SLOW: u64 = 16;
+
 /// Instructions that lanes of a warp go apart before those at the lowest address are thought to spin.
 const PATIENCE: u64 = 1 << 16;
 
@@ -33,6 +38,8 @@ pub(crate) struct Setup<'a> {
     /// Where clusters have no order between them.
     pub touched: Option<Touched>,
     pub coverage: Option<&'a Coverage>,
+    /// What an estimate of the time is made with.
+    pub plan: Option<&'a Plan<'a>>,
     /// The module's variables.
     pub variables: &'a Memory,
     pub params: &'a [u8],
@@ -86,12 +93,20 @@ pub(super) struct Env<'a> {
     /// The instruction that runs.
     pub origin: Origin,
     pub random: Random,
+    /// Where the time is estimated.
+    pub time: Option<Box<Time<'a>>>,
 }
 
 impl<'a> Env<'a> {
     /// The memory of a global address: the module's variables have one of their own.
     pub fn memory(&self, address: u64) -> &Global<'a> {
         if address >> 44 == VARIABLES >> 44 { &self.variables } else { &self.global }
+    }
+
+    /// Whether a warpgroup's products can be waited for, up to this one: all warps have issued it, and it is over.
+    pub fn has_products(&self, warpgroup: usize, issued: u64) -> bool {
+        let over = self.time.as_ref().is_none_or(|time| time.has_done(warpgroup, issued));
+        over && self.warpgroups[warpgroup].passed(issued)
     }
 }
 
@@ -137,25 +152,26 @@ pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<S
         origin: Origin::default(),
         // Zero is the one state that the generator never leaves.
         random: Random(limits.seed | 1),
+        time: setup.plan.map(|plan| Box::new(Time::new(plan, ctas.len(), &warps))),
     };
     let most = limits.instructions.saturating_mul(ctas.len() as u64);
+    let haste = if env.random.below(2) == 0 { 1 } else { SLOW };
     let mut ready = Vec::with_capacity(warps.len());
     loop {
-        ready.clear();
-        ready.extend((0..warps.len()).filter(|&w| next_group(&warps[w], &env).is_some()));
-        let flights = usize::from(env.flights.len() > 0);
-        if ready.len() + flights == 0 {
-            return finish(setup, &warps, &env);
-        }
-        let choice = env.random.below((ready.len() + flights) as u64) as usize;
-        let result = match ready.get(choice) {
-            Some(&index) => {
-                let quantum = 1 + env.random.below(QUANTUM);
+        let next = if env.time.is_some() { first(&warps, &mut env) } else { any(&warps, &mut env, &mut ready, haste) };
+        let result = match next {
+            None => return finish(setup, &warps, &env),
+            Some(Next::Warp(index)) => {
+                let quantum = if env.time.is_some() { 1 } else { 1 + env.random.below(QUANTUM) };
                 advance(&mut warps[index], &mut env, setup.kernel, quantum)
             }
-            None => {
-                let flight = env.random.below(env.flights.len() as u64) as usize;
-                env.deliver(flight)
+            Some(Next::Flight(index)) => {
+                env.arrive(index);
+                env.deliver(index)
+            }
+            Some(Next::Tensor(cta)) => {
+                env.time.as_mut().into_iter().for_each(|time| time.tensor(cta));
+                Ok(())
             }
         };
         result.map_err(|(kind, origin)| {
@@ -209,7 +225,13 @@ fn finish(setup: &Setup, warps: &[Warp], env: &Env) -> Result<Stats, SimError> {
         .collect();
     if positions.is_empty() {
         let (executed, matrix_flops, tensor_memory_bytes) = (env.executed, env.matrix_flops, env.tensor_bytes);
+        let used = env.time.as_ref().map(|time| time.used()).unwrap_or_default();
         return Ok(Stats {
+            cycles: used.end.ceil() as u64,
+            tensor_cycles: used.tensor as u64,
+            shared_cycles: used.shared as u64,
+            loaded_bytes: used.loaded as u64,
+            stored_bytes: used.stored as u64,
             warp_instructions: executed,
             matrix_flops,
             tensor_memory_bytes,
@@ -224,7 +246,7 @@ fn can_run(group: &Group, warp: &Warp, env: &Env) -> bool {
     match group.wait {
         None => true,
         Some(Wait::Lanes(members)) => members & warp.live() & !group.mask == 0,
-        Some(Wait::Warpgroup { warpgroup, issued }) => env.warpgroups[warpgroup].passed(issued),
+        Some(Wait::Warpgroup { warpgroup, issued }) => env.has_products(warpgroup, issued),
         Some(Wait::Barrier { id, generation }) => env.ctas[warp.rank].barriers.passed(id, generation),
         Some(Wait::Mbarrier { address, parity, phase }) => {
             env.mbarriers.find(address).is_none_or(|b| b.passed(parity) || b.phase > phase)
@@ -236,7 +258,7 @@ fn can_run(group: &Group, warp: &Warp, env: &Env) -> bool {
 }
 
 /// The group to run: the lowest address of those that can.
-fn next_group(warp: &Warp, env: &Env) -> Option<usize> {
+pub(super) fn next_group(warp: &Warp, env: &Env) -> Option<usize> {
     let ready = (0..warp.groups.len()).filter(|&g| can_run(&warp.groups[g], warp, env));
     ready.min_by_key(|&g| warp.groups[g].pc)
 }
@@ -295,6 +317,9 @@ fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Resul
     if let Some(coverage) = env.coverage {
         coverage.mark(pc, mask != 0, mask != group);
     }
+    if env.time.is_some() {
+        time::issue(warp, env, &inst.op, (pc, mask));
+    }
     // An instruction whose guard holds nowhere does nothing; a jump with it goes nowhere.
     if mask == 0 {
         warp.groups[chosen].pc = pc + 1;
@@ -302,6 +327,8 @@ fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Resul
     }
     env.origin = Origin { warp: warp.agent.index(), lanes: mask, pc };
     env.shared.order.line = inst.line;
+    // Lanes that are gone do nothing apart any more.
+    env.shared.order.lanes = mask | !warp.live();
     let warp_number = warp.agent.index();
     let located = |(fault, lanes)| (fault, Origin { warp: warp_number, lanes, pc });
     if !inst.touches.is_empty() {

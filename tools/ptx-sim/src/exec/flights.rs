@@ -25,6 +25,8 @@ struct Flight {
     ctas: u32,
     /// Those of one queue are done in the order in which they were issued.
     queue: Option<u64>,
+    /// When it is over, where time is estimated.
+    due: f64,
     work: Work,
 }
 
@@ -50,6 +52,12 @@ impl Flights {
 
     pub fn is_under_way(&self, id: u64) -> bool {
         self.flights.iter().any(|f| f.id == id)
+    }
+
+    /// The one that is over first, and when.
+    pub fn first(&self) -> Option<(usize, f64)> {
+        let all = self.flights.iter().enumerate().map(|(index, flight)| (index, flight.due));
+        all.min_by(|(_, a), (_, b)| a.total_cmp(b))
     }
 
     /// It has read its shared memory: the CTA may end.
@@ -81,7 +89,8 @@ impl Env<'_> {
     pub fn later(&mut self, ctas: u32, queue: Option<u64>, work: Work) -> u64 {
         let id = self.flights.next;
         self.flights.next += 1;
-        self.flights.flights.push(Flight { id, from: self.origin, ctas, queue, work });
+        let due = self.time.as_mut().map_or(0.0, |time| time.due());
+        self.flights.flights.push(Flight { id, from: self.origin, ctas, queue, due, work });
         id
     }
 
@@ -90,6 +99,13 @@ impl Env<'_> {
         let (stamp, from) = (self.shared.order.now(agent), self.origin);
         let ranks = (0..self.ctas.len()).filter(|rank| ctas >> rank & 1 == 1);
         self.flights.open.extend(ranks.map(|rank| Open { stamp, rank, from }));
+    }
+
+    /// What comes now is one of the flights.
+    pub fn arrive(&mut self, index: usize) {
+        if let Some(time) = &mut self.time {
+            time.arrive(self.flights.flights[index].due);
+        }
     }
 
     /// Does one of the flights.
@@ -101,6 +117,9 @@ impl Env<'_> {
     /// Does what must be done for the flight of this number to be over.
     pub fn finish_flight(&mut self, id: u64) -> Result<(), Fault> {
         while let Some(index) = self.flights.flights.iter().position(|f| f.id == id) {
+            if let Some(time) = &mut self.time {
+                time.hold(self.origin.warp, self.flights.flights[index].due);
+            }
             self.deliver(index).map_err(|(fault, _)| fault)?;
         }
         Ok(())

@@ -31,7 +31,7 @@ pub(super) fn at<T>(lane: usize, result: Result<T, Fault>) -> LaneResult<T> {
     result.map_err(|fault| (fault, 1 << lane))
 }
 
-fn size(ty: Ty) -> u64 {
+pub(super) fn size(ty: Ty) -> u64 {
     match ty {
         Ty::U8 | Ty::S8 => 1,
         Ty::Int(Int::U16 | Int::S16) | Ty::F16 | Ty::Bf16 => 2,

@@ -1,5 +1,6 @@
 //! Runs decoded kernels.
 mod alu;
+mod apart;
 mod atomic;
 mod barriers;
 mod bulk;
@@ -22,15 +23,18 @@ mod mbarriers;
 mod mem;
 mod order;
 mod product;
+mod schedule;
 mod shadow;
 mod shared;
 mod sync;
 mod sync_mbarrier;
 mod tcgen05;
 mod tiles;
+mod time;
 mod warp;
 mod wgmma;
 
 pub(crate) use cta::{Limits, Setup, orders_ctas, run};
 pub(crate) use global::Touched;
+pub(crate) use time::Plan;
 pub(crate) use warp::Geometry;

@@ -21,6 +21,8 @@
 //! [`Shared::peek`]: super::shared::Shared::peek
 //! [`Shared::poke`]: super::shared::Shared::poke
 
+use super::apart::Apart;
+
 /// A warp of the cluster, or an operation that runs beside the warps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Agent(u16);
@@ -93,6 +95,8 @@ struct Actor {
     warp: usize,
     /// Line where each epoch began.
     starts: Vec<u32>,
+    /// Of a warp.
+    apart: Apart,
 }
 
 /// The clocks of a cluster.
@@ -101,6 +105,8 @@ pub(crate) struct Order {
     warps: usize,
     /// Line of the instruction that runs.
     pub line: u32,
+    /// The lanes that run it.
+    pub lanes: u32,
     /// Changes with every clock.
     pub(super) version: u32,
 }
@@ -111,9 +117,10 @@ impl Order {
             let mut clock = Clock { seen: vec![0; warps], fenced: vec![0; warps] };
             clock.seen[index] = 1;
             let starts = vec![0, 0];
-            Actor { clock, proxy: Proxy::Generic, busy: false, what: "warp", warp: index, starts }
+            let apart = Apart::default();
+            Actor { clock, proxy: Proxy::Generic, busy: false, what: "warp", warp: index, starts, apart }
         };
-        Self { actors: (0..warps).map(actor).collect(), warps, line: 0, version: 1 }
+        Self { actors: (0..warps).map(actor).collect(), warps, line: 0, lanes: u32::MAX, version: 1 }
     }
 
     fn actor(&mut self, agent: Agent) -> &mut Actor {
@@ -147,21 +154,51 @@ impl Order {
         actor.starts.push(line);
     }
 
-    /// The agent releases: who acquires the clock afterwards is ordered after all that the agent has done.
+    /// An agent accesses memory.
+    #[inline]
+    pub(super) fn note(&mut self, agent: Agent) {
+        if agent.index() < self.warps {
+            let actor = &mut self.actors[agent.index()];
+            actor.apart.note(actor.clock.seen[agent.index()], self.lanes);
+        }
+    }
+
+    /// Lanes of a warp meet: each is ordered after what the others have done.
+    pub fn meet(&mut self, agent: Agent, lanes: u32) {
+        if self.actors[agent.index()].apart.meet(lanes) {
+            self.next(agent);
+        }
+    }
+
+    /// What the lanes that run know of what their agent has done and seen.
+    fn known(&self, agent: Agent) -> Clock {
+        let actor = &self.actors[agent.index()];
+        let (mut clock, until) = (actor.clock.clone(), actor.apart.until(self.lanes));
+        for epochs in [&mut clock.seen, &mut clock.fenced] {
+            epochs.iter_mut().skip(agent.index()).take(1).for_each(|epoch| *epoch = (*epoch).min(until));
+        }
+        clock
+    }
+
+    /// The agent releases: who acquires the clock afterwards is ordered after all that the agent has done, but for what other
+    /// lanes than those that run have done apart.
     pub fn release(&mut self, agent: Agent, into: &mut Clock) {
-        into.join(&self.actors[agent.index()].clock);
+        into.join(&self.known(agent));
         self.next(agent);
     }
 
     /// The agent acquires.
     pub fn acquire(&mut self, agent: Agent, clock: &Clock) {
-        self.actor(agent).clock.join(clock);
+        let own = clock.seen.get(agent.index()).copied().unwrap_or(0);
+        let actor = self.actor(agent);
+        actor.clock.join(clock);
+        actor.apart.acquire(own);
     }
 
     /// `fence.proxy.async`: what the agent has done and seen is visible to the async proxy.
     pub fn proxy_fence(&mut self, agent: Agent) {
-        let clock = &mut self.actor(agent).clock;
-        raise(&mut clock.fenced, &clock.seen);
+        let known = self.known(agent);
+        raise(&mut self.actor(agent).clock.fenced, &known.seen);
         self.next(agent);
     }
 
@@ -173,7 +210,7 @@ impl Order {
             |a: &Actor, i: usize| !a.busy && a.proxy == proxy && known.get(i).copied().unwrap_or(0) >= a.clock.seen[i];
         let found = (self.warps..self.actors.len()).find(|&i| free(&self.actors[i], i));
         let index = found.unwrap_or(self.actors.len());
-        let mut clock = self.actors[issuer.index()].clock.clone();
+        let mut clock = self.known(issuer);
         if clock.seen.len() <= index {
             clock.seen.resize(index + 1, 0);
         }
@@ -181,7 +218,7 @@ impl Order {
         let warp = self.actors[issuer.index()].warp;
         let mut starts = found.map_or_else(|| vec![0], |i| std::mem::take(&mut self.actors[i].starts));
         starts.push(self.line);
-        let actor = Actor { clock, proxy, busy: true, what, warp, starts };
+        let actor = Actor { clock, proxy, busy: true, what, warp, starts, apart: Apart::default() };
         match found {
             Some(i) => self.actors[i] = actor,
             None => self.actors.push(actor),
@@ -192,9 +229,8 @@ impl Order {
 
     /// The operation is also ordered after what this agent has done and seen.
     pub fn also_after(&mut self, operation: Agent, agent: Agent) {
-        let clock = std::mem::take(&mut self.actors[agent.index()].clock);
+        let clock = self.known(agent);
         self.actor(operation).clock.join(&clock);
-        self.actors[agent.index()].clock = clock;
         self.next(agent);
     }
 

@@ -68,6 +68,7 @@ impl Shared {
     fn touch(&mut self, by: Agent, access: Access, address: u64, bytes: u64) -> Result<std::ops::Range<usize>, Fault> {
         let name = if matches!(access, Access::Read | Access::StrongRead) { "shared load" } else { "shared store" };
         let range = self.range(name, address, bytes)?;
+        self.order.note(by);
         let touched = self.shadow.touch(&self.order, by, access, range.clone());
         touched.map_err(|(byte, conflict)| self.fault(name, address + (byte - range.start) as u64, conflict))?;
         Ok(range)

@@ -69,6 +69,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Op
             if let Some(flow) = gather(warp, group, mask, members)? {
                 return Ok(flow);
             }
+            env.shared.order.meet(warp.agent, mask);
         }
         Op::Shuffle { mode, dst, in_range, a, b, c, mask: members } => {
             if let Some(flow) = gather(warp, group, mask, members)? {

@@ -1,6 +1,7 @@
 //! Operations on mbarriers (PTX ISA, "mbarrier" and `cp.async.mbarrier.arrive`).
 use super::copies::{self, Issued};
 use super::cta::Env;
+use super::flights::Work;
 use super::mem::{LaneResult, lanes};
 use super::order::Clock;
 use super::shared::rank_and_offset;
@@ -9,6 +10,9 @@ use super::warp::{Wait, Warp};
 use crate::error::Fault;
 use crate::ir::{Addr, Op, Slot};
 use crate::memory::SHARED_WINDOW;
+
+/// Queues of the arrivals of a warp's copies.
+const COPIES: u64 = 1 << 33;
 
 /// A shared address, given as one of the shared or of the generic space.
 pub(super) fn shared_address(address: u64) -> u64 {
@@ -150,18 +154,20 @@ fn arrive_copies(warp: &mut Warp, env: &mut Env, mask: u32, addr: Addr, counted:
         warp.copies.settle(&copies, &mut env.shared.order, &mut clock);
         all.extend(copies);
     }
-    let (by, known) = (warp.agent, clock.clone());
-    let flight = env.later(
-        1 << warp.rank,
-        None,
-        Box::new(move |env| {
-            copies::land(&all, &mut env.shared)?;
-            for at in barriers {
-                env.mbarriers.get(&env.shared.order, by, at)?.arrive(at, 1, &clock)?;
-            }
-            Ok(())
-        }),
-    );
-    warp.copies.arrive_later(flight, &known);
+    let (by, clock) = (warp.agent, warp.copies.landed_with(&clock));
+    let work: Work = Box::new(move |env| {
+        copies::land(&all, &mut env.shared)?;
+        for at in barriers {
+            env.mbarriers.get(&env.shared.order, by, at)?.arrive(at, 1, &clock)?;
+        }
+        Ok(())
+    });
+    // An arrival comes when all copies before it are over.
+    let flight = env.later(1 << warp.rank, Some(COPIES | warp.agent.index() as u64), work);
+    warp.copies.arrive_later(flight);
+    // The copies may be over already.
+    if env.random.below(4) == 0 {
+        env.finish_flight(flight).map_err(|fault| (fault, mask))?;
+    }
     Ok(())
 }

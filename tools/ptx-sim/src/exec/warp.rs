@@ -36,6 +36,11 @@ impl Registers {
         self.rows.len()
     }
 
+    /// How many predicates there are.
+    pub fn preds(&self) -> usize {
+        self.preds.len()
+    }
+
     /// The lanes where a predicate holds.
     pub fn pred(&self, source: PredSource) -> u32 {
         let lanes = self.preds[source.slot as usize];

@@ -221,7 +221,8 @@ fn issue(warp: &mut Warp, env: &mut Env, op: &AsyncProduct) -> LaneResult<()> {
     let line = env.shared.order.line;
     warp.products.take_off(op, line)?;
     let order = &mut env.shared.order;
-    let warpgroup = &mut env.warpgroups[number(warp, env.warps)];
+    let group = number(warp, env.warps);
+    let warpgroup = &mut env.warpgroups[group];
     let at = (warp.products.issued - warpgroup.complete) as usize;
     if at == warpgroup.open.len() {
         let issue = Issue {
@@ -253,6 +254,9 @@ fn issue(warp: &mut Warp, env: &mut Env, op: &AsyncProduct) -> LaneResult<()> {
     match warpgroup.open.pop_front_if(|open| open.warps == WARPS) {
         Some(open) => {
             warpgroup.complete += 1;
+            if let Some(time) = &mut env.time {
+                time.product(group, op);
+            }
             open.start(&mut env.shared)
         }
         None => Ok(()),
@@ -296,7 +300,7 @@ fn wait(warp: &mut Warp, env: &mut Env, pending: usize) -> LaneResult<Flow> {
     let products = &warp.products;
     let last = products.issued - (products.open.len() + left(&products.groups)) as u64;
     let warpgroup = number(warp, env.warps);
-    if !env.warpgroups[warpgroup].passed(last) {
+    if !env.has_products(warpgroup, last) {
         return Ok(Flow::Retry(Wait::Warpgroup { warpgroup, issued: last }));
     }
     while warp.products.groups.len() > pending {

@@ -69,6 +69,8 @@ pub(crate) struct Inst {
     pub op: Op,
     /// Registers that a `wgmma` has, too, unless it is one itself.
     pub touches: Box<[Slot]>,
+    /// All registers that it reads and writes, as often as it names them.
+    pub uses: Box<[Slot]>,
     pub line: u32,
     pub loc: Option<Loc>,
 }

@@ -174,6 +174,16 @@ impl Plan {
         Ok(())
     }
 
+    /// What it takes of the tensor cores and of shared memory.
+    fn take_time(&self, env: &mut Env) {
+        let Some(time) = &mut env.time else { return };
+        let Instruction { m, n, .. } = self.instruction;
+        let rows = m / self.ranks.len() as u32;
+        let a = if matches!(self.a, SourceA::Shared(_)) { rows } else { 0 };
+        let bytes = u64::from(a + self.b_rows().len() as u32) * 2 * K as u64;
+        time.tensor_product(&self.ranks, (rows, n, K as u32), bytes);
+    }
+
     /// B, by columns of D in their splits: each K rows.
     fn read_b(&self, env: &Env) -> Result<Vec<Vec<f32>>, Fault> {
         let mut columns = Vec::new();
@@ -256,6 +266,7 @@ fn encode(sum: f32, elem: Elem) -> u32 {
 pub(super) fn issue(warp: &Warp, env: &mut Env, lane: usize, op: &Mma) -> Result<(), Fault> {
     let plan = Plan::new(warp, lane, op)?;
     plan.claim(warp, env, lane)?;
+    plan.take_time(env);
     let ctas = plan.ranks.iter().fold(0, |ctas, rank| ctas | 1 << rank);
     enqueue(warp, env, ctas, Box::new(move |env| plan.run(env)));
     Ok(())

@@ -143,6 +143,9 @@ pub(super) fn commit(warp: &Warp, env: &mut Env, lane: usize, mbarrier: Addr, ma
         }
         Ok(())
     });
+    if let Some(time) = &mut env.time {
+        time.tensor_commit(warp.rank);
+    }
     enqueue(warp, env, ctas, arrive);
     Ok(())
 }
