@@ -131,15 +131,10 @@ impl Step {
         })
     }
 
-    /// Puts rows of the new tokens into a pool of the cache: latent `[N, R]`, and behind it the rotary part, if any.
-    pub(crate) fn write(
-        &self,
-        cache: &mut PagedCache,
-        pool: usize,
-        latent: Tensor<2>,
-        rope: Option<Tensor<2>>,
-    ) -> Result<()> {
-        let args = WriteLatentArgs { cache: cache.take_pool(pool)?, slots: self.slots.clone(), latent, rope };
+    /// Puts the rows of the new tokens, `[N, D]`, into a pool of the cache.
+    pub(crate) fn write(&self, cache: &mut PagedCache, pool: usize, rows: Tensor<2>) -> Result<()> {
+        let (slots, latent) = (self.slots.clone(), rows);
+        let args = WriteLatentArgs { cache: cache.take_pool(pool)?, slots, latent, rope: None };
         match write_latent(args) {
             Ok(written) => Ok(cache.put_pool(pool, written)?),
             Err(refused) => {

@@ -134,6 +134,15 @@ pub struct CompressKvSpec {
     pub dtype: FloatDType,
 }
 
+/// What [`MlaBackend::linear`] needs beside the tensors.
+#[derive(Debug, Clone)]
+pub struct LinearSpec {
+    /// Whether this is [`swiglu`](crate::swiglu()).
+    pub gated: bool,
+    /// Bound of the activations.
+    pub limit: Option<f32>,
+}
+
 /// What [`MlaBackend::experts_mlp`] needs beside the tensors.
 #[derive(Debug, Clone)]
 pub struct ExpertsSpec {
@@ -146,8 +155,12 @@ pub struct ExpertsSpec {
 pub struct NormRopeSpec {
     /// Added to the mean square in the norm; none where there is no norm.
     pub norm_eps: Option<f32>,
+    /// Whether the norm is that of all channels, not of those alone that do not turn.
+    pub norm_turned: bool,
     /// Whether the norm has a weight; otherwise that tensor is anything.
     pub weighted: bool,
+    /// Pairs of channels that turn; without them the tables are anything.
+    pub pairs: usize,
     /// Whether heads turn back.
     pub inverse: bool,
 }
@@ -263,9 +276,9 @@ pub trait MlaBackend: Backend {
         spec: CompressKvSpec,
     ) -> FloatTensor<Self>;
 
-    /// [`linear`](crate::linear()).
+    /// [`linear`](crate::linear()) or [`swiglu`](crate::swiglu()).
     #[fusion(meta = fusion::linear)]
-    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: LinearSpec) -> FloatTensor<Self>;
 
     /// [`route_experts`](crate::route_experts()) of the best scores: experts and weights. Without `biased`, `bias` is anything.
     #[fusion(meta = fusion::choose_experts)]

@@ -17,7 +17,7 @@ use mla_kernels::portable::{
 };
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, NormRopeSpec,
+    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend, NormRopeSpec,
     PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{Path, RouteExpertsOptions, SparseMlaOptions, Splits};
@@ -375,8 +375,8 @@ impl MlaBackend for CubeBackend {
         entries
     }
 
-    fn linear(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
-        experts::linear(x, weight)
+    fn linear(x: CubeTensor, weight: CubeTensor, spec: LinearSpec) -> CubeTensor {
+        experts::linear(x, weight, &spec)
     }
 
     fn choose_experts(
@@ -416,7 +416,7 @@ impl MlaBackend for CubeBackend {
         spec: NormRopeSpec,
     ) -> CubeTensor {
         let [x, weight, cos, sin] = [x, weight, cos, sin].map(contiguous);
-        let ([tokens, heads, width], [_, pairs]) = (dims(&x), dims(&cos));
+        let [tokens, heads, width] = dims(&x);
         let (out, elem, client) =
             (empty(&x, [tokens, heads, width], x.dtype), dtype_to_elem_type(x.dtype), x.client.clone());
         let args = norm_rope::NormRopeArgs {
@@ -428,12 +428,13 @@ impl MlaBackend for CubeBackend {
             tokens,
             heads,
             width,
-            pairs,
+            pairs: spec.pairs,
             norm: match (spec.norm_eps, spec.weighted) {
                 (None, _) => norm_rope::Norm::None,
                 (Some(_), false) => norm_rope::Norm::Plain,
                 (Some(_), true) => norm_rope::Norm::Weighted,
             },
+            norm_turned: spec.norm_turned,
             eps: spec.norm_eps.unwrap_or_default(),
             inverse: spec.inverse,
             elem,

@@ -8,10 +8,10 @@ use burn::backend::{
 use burn::tensor::{Int, Tensor};
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, MlaBackend, NormRopeSpec,
+    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend, NormRopeSpec,
     PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
-use crate::{Path, RouteExpertsOptions, SparseMlaOptions, SparseScope, reference};
+use crate::{Path, RouteExpertsOptions, SparseMlaOptions, SparseScope, linear, reference, swiglu};
 
 impl MlaBackend for Flex {
     fn mla_plan(seq_lens: IntTensor<Self>, spec: PlanSpec) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
@@ -150,8 +150,9 @@ impl MlaBackend for Flex {
         float_primitive(compressor.entries(&tokens))
     }
 
-    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        float_primitive(float::<2>(x).matmul(float::<2>(weight).transpose()))
+    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: LinearSpec) -> FloatTensor<Self> {
+        let (x, weight) = (float(x), float(weight));
+        float_primitive(if spec.gated { swiglu(x, weight, spec.limit) } else { linear(x, weight) })
     }
 
     fn choose_experts(
@@ -195,7 +196,8 @@ impl MlaBackend for Flex {
         spec: NormRopeSpec,
     ) -> FloatTensor<Self> {
         let weight = spec.weighted.then(|| float(weight));
-        float_primitive(reference::norm_rope(float(x), weight, [float(cos), float(sin)], &spec))
+        let tables = (spec.pairs > 0).then(|| [float(cos), float(sin)]);
+        float_primitive(reference::norm_rope(float(x), weight, tables, &spec))
     }
 
     fn write_latent(

@@ -4,8 +4,8 @@ use burn::backend::fusion::custom::TensorSpec;
 use burn::tensor::{DType, Shape};
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, NormRopeSpec, PageTableSpec, PlanSpec,
-    RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, NormRopeSpec,
+    PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{RouteExpertsOptions, SparseMlaOptions};
 
@@ -129,9 +129,9 @@ pub(crate) fn compress_kv(
     spec([batch, entries, width], compress.dtype.into())
 }
 
-pub(crate) fn linear(x: &TensorSpec, weight: &TensorSpec) -> TensorSpec {
+pub(crate) fn linear(x: &TensorSpec, weight: &TensorSpec, linear: &LinearSpec) -> TensorSpec {
     let ([rows, _], [outputs, _]) = (x.shape.dims(), weight.shape.dims());
-    spec([rows, outputs], x.dtype)
+    spec([rows, if linear.gated { outputs / 2 } else { outputs }], x.dtype)
 }
 
 pub(crate) fn choose_experts(

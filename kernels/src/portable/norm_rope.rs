@@ -1,4 +1,4 @@
-//! Norm of heads, and rotation of their last channels (DeepSeek-V4).
+//! Norm of heads, and rotation of their last channels.
 //!
 //! Units side by side have a head, a vector of channels each at a time, and go over it twice: for the sum of squares, and to
 //! write it. The second time its channels come from the cache.
@@ -11,11 +11,11 @@ use super::launch::{RowGrid, address_type, grid_row, or_dummy};
 pub struct NormRopeArgs {
     /// E `[tokens, heads, width]`.
     pub x: BufferArg,
-    /// f32 `[width]`: the weight of the norm, if it is [`Norm::Weighted`]; otherwise anything.
+    /// f32: the weight of each channel that is normed, if the norm is [`Norm::Weighted`]; otherwise anything.
     pub weight: BufferArg,
-    /// f32 `[tokens, pairs]`.
+    /// f32 `[tokens, pairs]`; without pairs anything.
     pub cos: BufferArg,
-    /// f32 `[tokens, pairs]`.
+    /// f32 `[tokens, pairs]`; without pairs anything.
     pub sin: BufferArg,
     /// E `[tokens, heads, width]`, written.
     pub out: BufferArg,
@@ -29,6 +29,8 @@ pub struct NormRopeArgs {
     pub pairs: usize,
     /// What comes before the rotation.
     pub norm: Norm,
+    /// Whether the norm is that of all channels, not of those alone that do not turn.
+    pub norm_turned: bool,
     /// Added to the mean square in the norm.
     pub eps: f32,
     /// Turn back.
@@ -74,6 +76,7 @@ pub fn launch(client: &Client, args: NormRopeArgs) {
         args.eps,
         Form {
             norm: args.norm,
+            norm_turned: args.norm_turned,
             inverse: args.inverse,
             columns: grid.cube_dim.x as usize,
             units: grid.cube_dim.num_elems() as usize,
@@ -86,6 +89,7 @@ pub fn launch(client: &Client, args: NormRopeArgs) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Form {
     norm: Norm,
+    norm_turned: bool,
     inverse: bool,
     /// Units of a head.
     columns: usize,
@@ -111,12 +115,17 @@ fn norm_rope_kernel<E: Float, N: Size>(
 ) {
     let row = grid_row();
     let lanes = N::value().comptime();
-    let mut head = Head { first: row * vectors, scale: 1.0f32, norm: form.norm };
+    let still = vectors * lanes - 2 * pairs;
+    let mut normed = vectors;
+    if comptime!(!form.norm_turned) {
+        normed = still / lanes;
+    }
+    let mut head = Head { first: row * vectors, normed, scale: 1.0f32, norm: form.norm };
     if comptime!(form.norm != Norm::None) {
         let mut squares = 0.0f32;
         if row < rows {
             let mut column = UNIT_POS_X as usize;
-            while column < vectors {
+            while column < normed {
                 let values = Vector::<f32, N>::cast_from(x[head.first + column]);
                 #[unroll]
                 for lane in 0..lanes {
@@ -125,11 +134,10 @@ fn norm_rope_kernel<E: Float, N: Size>(
                 column += comptime!(form.columns);
             }
         }
-        let mean = sum_of_row(squares, form) / f32::cast_from(vectors * lanes);
+        let mean = sum_of_row(squares, form) / f32::cast_from(normed * lanes);
         head.scale = 1.0 / (mean + eps).sqrt();
     }
     if row < rows {
-        let still = vectors * lanes - 2 * pairs;
         let turn = row / heads * pairs;
         let mut column = UNIT_POS_X as usize;
         while column < vectors {
@@ -165,6 +173,8 @@ fn norm_rope_kernel<E: Float, N: Size>(
 struct Head {
     /// Its first vector.
     first: usize,
+    /// Its vectors that are normed: the first ones, or all.
+    normed: usize,
     scale: f32,
     #[cube(comptime)]
     norm: Norm,
@@ -172,18 +182,20 @@ struct Head {
 
 #[cube]
 impl Head {
-    /// A vector of the normed head.
+    /// A vector of the head after the norm.
     fn values<E: Float, N: Size>(&self, x: &[Vector<E, N>], weight: &[f32], column: usize) -> Vector<f32, N> {
         let lanes = N::value().comptime();
         let mut values = Vector::<f32, N>::cast_from(x[self.first + column]);
         if comptime!(self.norm != Norm::None) {
-            #[unroll]
-            for lane in 0..lanes {
-                let mut scale = self.scale;
-                if comptime!(self.norm == Norm::Weighted) {
-                    scale *= weight[column * lanes + lane];
+            if column < self.normed {
+                #[unroll]
+                for lane in 0..lanes {
+                    let mut scale = self.scale;
+                    if comptime!(self.norm == Norm::Weighted) {
+                        scale *= weight[column * lanes + lane];
+                    }
+                    values.insert(lane, values.extract(lane) * scale);
                 }
-                values.insert(lane, values.extract(lane) * scale);
             }
         }
         values
@@ -215,15 +227,15 @@ fn sum_of_row(own: f32, #[comptime] form: Form) -> f32 {
     sums[unit - UNIT_POS_X as usize]
 }
 
-/// Queries of DeepSeek-V4, its keys, and its outputs.
+/// Queries of DeepSeek-V4, its keys, and its outputs; latents of DeepSeek-V3.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
     let device = Arch::Sm90a.properties();
-    let entry = |name, kind: FloatKind, norm, inverse, address| {
+    let entry = |name, kind: FloatKind, (norm, norm_turned), inverse, address| {
         let elem = ElemType::Float(kind);
         let (dim, vector) = RowGrid::cube(&device, &[448, 64], elem.size());
-        let form = Form { norm, inverse, columns: dim.x as usize, units: dim.num_elems() as usize };
+        let form = Form { norm, norm_turned, inverse, columns: dim.x as usize, units: dim.num_elems() as usize };
         Entry::of(
             kind,
             name,
@@ -232,11 +244,12 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     };
     let forms = FLOATS.into_iter().flat_map(|kind| {
         [
-            entry("norm_rope.plain", kind, Norm::Plain, false, AddressType::U32),
-            entry("norm_rope.weighted", kind, Norm::Weighted, false, AddressType::U32),
-            entry("norm_rope.inverse", kind, Norm::None, true, AddressType::U32),
+            entry("norm_rope.plain", kind, (Norm::Plain, true), false, AddressType::U32),
+            entry("norm_rope.weighted", kind, (Norm::Weighted, true), false, AddressType::U32),
+            entry("norm_rope.latent", kind, (Norm::Weighted, false), false, AddressType::U32),
+            entry("norm_rope.inverse", kind, (Norm::None, true), true, AddressType::U32),
         ]
     });
-    let large = entry("norm_rope.64_bits", FloatKind::BF16, Norm::Plain, false, AddressType::U64);
+    let large = entry("norm_rope.64_bits", FloatKind::BF16, (Norm::Plain, true), false, AddressType::U64);
     forms.chain([large.on(|arch| arch == Arch::Sm90a)]).collect()
 }

@@ -53,7 +53,7 @@ impl Indexer {
         let [tokens, _] = x.dims();
         let keys = self.k_norm.forward(self.wk.forward(x)).reshape([tokens, 1, self.config.head_dim]);
         let keys = self.rotate(keys, &step.rotation).reshape([tokens, self.config.head_dim]);
-        step.write(cache, self.pool, keys, None)
+        step.write(cache, self.pool, keys)
     }
 
     /// The slots of the keys that each new token sees, i32 `[N, 1, k]`, from its query latent `[N, rank]` and x
@@ -83,7 +83,7 @@ impl Indexer {
     /// Turns the leading channels of `[N, heads, di]`: here the rotary part comes first, and turns in halves.
     fn rotate(&self, x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
         let width = self.qk_rope_head_dim;
-        let turned = rotation.in_halves().apply(x.clone().narrow(2, 0, width));
+        let turned = rotation.turn_halves(x.clone().narrow(2, 0, width));
         if width == self.config.head_dim {
             return turned;
         }

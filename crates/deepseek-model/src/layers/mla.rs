@@ -8,7 +8,7 @@ use mla_ops::{
     sparse_mla,
 };
 
-use super::{Indexer, Linear, RmsNorm, Rotation};
+use super::{Indexer, Linear, RmsNorm};
 use crate::Result;
 use crate::config::DeepseekV3Config;
 use crate::step::{Keys, NewKeys, PagedKeys, PastChunk, Step};
@@ -61,14 +61,14 @@ impl Query {
     }
 
     /// The query `[N, H·(dn + dr)]`, and what it was projected from: the query latent, or x itself.
-    fn forward(&self, x: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        match self {
+    fn forward(&self, x: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
+        Ok(match self {
             Self::LowRank { q_a_proj, q_a_layernorm, q_b_proj } => {
-                let latent = q_a_layernorm.forward(q_a_proj.forward(x));
+                let latent = q_a_layernorm.forward(q_a_proj.forward(x))?;
                 (q_b_proj.forward(latent.clone()), latent)
             }
             Self::Whole { q_proj } => (q_proj.forward(x.clone()), x),
-        }
+        })
     }
 }
 
@@ -109,12 +109,15 @@ impl MultiHeadLatentAttention {
     /// x `[N, hidden]` -> `[N, hidden]`; the latents of the new tokens go into the cache.
     pub(crate) fn forward(&self, x: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
         let [tokens, _] = x.dims();
-        let (q, q_latent) = self.query.forward(x.clone());
+        let (q, q_latent) = self.query.forward(x.clone())?;
         let q = q.reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
+        let q = step.rotation.turn(q)?;
         let q_nope = q.clone().narrow(2, 0, self.qk_nope_head_dim);
-        let q_pe = step.rotation.apply(q.narrow(2, self.qk_nope_head_dim, self.qk_rope_head_dim));
-        let (latent, k_pe) = self.latent(x.clone(), &step.rotation);
-        step.write(cache, self.pool, latent.clone(), Some(k_pe.clone()))?;
+        let q_pe = q.narrow(2, self.qk_nope_head_dim, self.qk_rope_head_dim);
+        // The normed latent, and behind it the turned rotary key that all heads share: a row of the cache.
+        let compressed = self.kv_a_proj_with_mqa.forward(x.clone());
+        let latent = step.rotation.norm_and_turn(compressed, &self.kv_a_layernorm)?;
+        step.write(cache, self.pool, latent.clone())?;
         if let Some(indexer) = &self.indexer {
             indexer.write_keys(x.clone(), step, cache)?;
         }
@@ -129,8 +132,8 @@ impl MultiHeadLatentAttention {
                     outs.push(self.absorbed(first(&q_nope), first(&q_pe), keys, true, cache)?.0);
                 }
                 if let Some(keys) = new {
-                    let [latent, k_pe] = [latent, k_pe].map(|x| x.narrow(0, alone, tokens - alone));
-                    outs.push(self.naive_and_past(rest(&q_nope), rest(&q_pe), latent, k_pe, keys, cache)?);
+                    let latent = latent.narrow(0, alone, tokens - alone);
+                    outs.push(self.naive_and_past(rest(&q_nope), rest(&q_pe), latent, keys, cache)?);
                 }
                 if outs.len() > 1 { Tensor::cat(outs, 0) } else { outs.remove(0) }
             }
@@ -141,16 +144,6 @@ impl MultiHeadLatentAttention {
             }
         };
         Ok(self.o_proj.forward(out.reshape([tokens, self.heads * self.v_head_dim])))
-    }
-
-    /// The normed latent `[N, R]` and the turned rotary key `[N, dr]` that all heads share.
-    fn latent(&self, x: Tensor<2>, rotation: &Rotation) -> (Tensor<2>, Tensor<2>) {
-        let [tokens, _] = x.dims();
-        let compressed = self.kv_a_proj_with_mqa.forward(x);
-        let latent = self.kv_a_layernorm.forward(compressed.clone().narrow(1, 0, self.kv_lora_rank));
-        let k_pe = compressed.narrow(1, self.kv_lora_rank, self.qk_rope_head_dim);
-        let k_pe = rotation.apply(k_pe.reshape([tokens, 1, self.qk_rope_head_dim]));
-        (latent, k_pe.reshape([tokens, self.qk_rope_head_dim]))
     }
 
     /// The query against latents: `[N, H, dn]` -> `[N, H, R]`.
@@ -218,11 +211,10 @@ impl MultiHeadLatentAttention {
         q_nope: Tensor<3>,
         q_pe: Tensor<3>,
         latent: Tensor<2>,
-        k_pe: Tensor<2>,
         keys: &NewKeys,
         cache: &PagedCache,
     ) -> Result<Tensor<3>> {
-        let mut state = self.naive(q_nope.clone(), q_pe.clone(), latent, k_pe, &keys.cu_seqlens)?;
+        let mut state = self.naive(q_nope.clone(), q_pe.clone(), latent, &keys.cu_seqlens)?;
         for chunk in &keys.past {
             state = self.add_past(state, &q_nope, &q_pe, chunk, cache)?;
         }
@@ -235,12 +227,13 @@ impl MultiHeadLatentAttention {
         q_nope: Tensor<3>,
         q_pe: Tensor<3>,
         latent: Tensor<2>,
-        k_pe: Tensor<2>,
         cu_seqlens: &Tensor<1, Int>,
     ) -> Result<(Tensor<3>, Tensor<2>)> {
         let [tokens, heads, dn] = q_nope.dims();
-        let kv = self.kv_b_proj.forward(latent).reshape([tokens, heads, dn + self.v_head_dim]);
+        let k_pe = latent.clone().narrow(1, self.kv_lora_rank, self.qk_rope_head_dim);
         let k_pe = k_pe.unsqueeze_dim::<3>(1).expand([tokens, heads, self.qk_rope_head_dim]);
+        let latent = latent.narrow(1, 0, self.kv_lora_rank);
+        let kv = self.kv_b_proj.forward(latent).reshape([tokens, heads, dn + self.v_head_dim]);
         let args = RaggedAttentionArgs {
             q: Tensor::cat(vec![q_nope, q_pe], 2),
             k: Tensor::cat(vec![kv.clone().narrow(2, 0, dn), k_pe], 2),

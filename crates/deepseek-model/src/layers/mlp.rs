@@ -1,4 +1,5 @@
-use burn::tensor::{Tensor, activation::silu};
+use burn::tensor::Tensor;
+use mla_ops::swiglu;
 
 use super::Linear;
 use crate::weights::WeightLoader;
@@ -6,23 +7,46 @@ use crate::weights::WeightLoader;
 /// Gated feed-forward: `down(silu(gate(x)) ⊙ up(x))`; the dense layers and the shared experts.
 #[derive(Debug, Clone)]
 pub(crate) struct Mlp {
-    gate_proj: Linear,
-    up_proj: Linear,
+    /// `[2 · I, hidden]`, gate rows first.
+    gate_up_proj: Tensor<2>,
     down_proj: Linear,
+    /// DeepSeek-V4: bound of the activations.
+    swiglu_limit: Option<f32>,
+}
+
+/// Names of the projections.
+pub(crate) struct MlpNames {
+    pub(crate) gate: &'static str,
+    pub(crate) up: &'static str,
+    pub(crate) down: &'static str,
 }
 
 impl Mlp {
     /// Loads `{name}.gate_proj`, `up_proj` and `down_proj`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, hidden: usize, intermediate: usize) -> Self {
+        let names = MlpNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
+        Self::load_as(loader, name, names, [hidden, intermediate], None)
+    }
+
+    /// Loads the projections `{name}.{names}`.
+    pub(crate) fn load_as(
+        loader: &mut WeightLoader,
+        name: &str,
+        names: MlpNames,
+        [hidden, intermediate]: [usize; 2],
+        swiglu_limit: Option<f32>,
+    ) -> Self {
+        let gate_up = [names.gate, names.up].map(|part| format!("{name}.{part}.weight"));
+        let gate_up: Tensor<3> = loader.stacked(&gate_up, [2, intermediate, hidden]);
         Self {
-            gate_proj: Linear::load(loader, &format!("{name}.gate_proj"), intermediate, hidden),
-            up_proj: Linear::load(loader, &format!("{name}.up_proj"), intermediate, hidden),
-            down_proj: Linear::load(loader, &format!("{name}.down_proj"), hidden, intermediate),
+            gate_up_proj: loader.reshape(gate_up, [2 * intermediate, hidden]),
+            down_proj: Linear::load(loader, &format!("{name}.{}", names.down), hidden, intermediate),
+            swiglu_limit,
         }
     }
 
     /// `[N, hidden]` -> `[N, hidden]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.down_proj.forward(silu(self.gate_proj.forward(x.clone())) * self.up_proj.forward(x))
+        self.down_proj.forward(swiglu(x, self.gate_up_proj.clone(), self.swiglu_limit))
     }
 }

@@ -1,6 +1,6 @@
 //! Mixture of experts (DeepSeekMoE; DeepSeek-V3 §2.1.2).
 
-use burn::tensor::{Bool, FloatDType, Int, Tensor, activation};
+use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, experts_mlp,
     linear, route_experts,
@@ -95,7 +95,7 @@ pub(super) struct Experts {
     /// `[E, hidden, I]`.
     pub(super) down_proj: Tensor<3>,
     /// DeepSeek-V4: bound of the activations.
-    pub(super) swiglu_limit: Option<f64>,
+    pub(super) swiglu_limit: Option<f32>,
 }
 
 impl Experts {
@@ -116,14 +116,6 @@ impl Experts {
     pub(super) fn forward(&self, x: Tensor<2>, indices: Tensor<2, Int>, weights: Tensor<2>) -> Result<Tensor<2>> {
         let (gate_up, down) = (self.gate_up_proj.clone(), self.down_proj.clone());
         let args = ExpertsMlpArgs { x, indices, weights, gate_up, down };
-        Ok(experts_mlp(args, self.swiglu_limit.map(|limit| limit as f32))?)
-    }
-}
-
-/// `silu(gate) ⊙ up`. A limit clamps `up` both ways and the gate only from above, where silu grows.
-pub(super) fn gated(gate: Tensor<2>, up: Tensor<2>, limit: Option<f64>) -> Tensor<2> {
-    match limit {
-        None => activation::silu(gate) * up,
-        Some(limit) => activation::silu(gate.clamp_max(limit)) * up.clamp(-limit, limit),
+        Ok(experts_mlp(args, self.swiglu_limit)?)
     }
 }

@@ -3,8 +3,9 @@
 use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::{ExpertChoice, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, linear, route_experts};
 
-use super::Linear;
-use super::moe::{Experts, gated};
+use super::Mlp;
+use super::mlp::MlpNames;
+use super::moe::Experts;
 use crate::Result;
 use crate::config::{DeepseekV4Config, MlpSpec};
 use crate::weights::WeightLoader;
@@ -14,16 +15,18 @@ use crate::weights::WeightLoader;
 pub(crate) struct MoeV4 {
     gate: Router,
     experts: Experts,
-    shared_experts: ClampedMlp,
+    shared_experts: Mlp,
 }
 
 impl MoeV4 {
     /// Loads `{name}.gate`, `{name}.experts` and `{name}.shared_experts`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config, spec: MlpSpec) -> Self {
+        let sizes = [config.hidden_size, config.moe_intermediate_size];
+        let (names, limit) = (MlpNames { gate: "w1", up: "w3", down: "w2" }, Some(config.swiglu_limit as f32));
         Self {
             gate: Router::load(loader, &format!("{name}.gate"), config, spec),
             experts: load_experts(loader, &format!("{name}.experts"), config),
-            shared_experts: ClampedMlp::load(loader, &format!("{name}.shared_experts"), config),
+            shared_experts: Mlp::load_as(loader, &format!("{name}.shared_experts"), names, sizes, limit),
         }
     }
 
@@ -88,7 +91,7 @@ impl Router {
 /// Published checkpoints have one tensor per expert, transformers' packed ones two for all.
 fn load_experts(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config) -> Experts {
     let (experts, hidden, width) = (config.n_routed_experts, config.hidden_size, config.moe_intermediate_size);
-    let swiglu_limit = Some(config.swiglu_limit);
+    let swiglu_limit = Some(config.swiglu_limit as f32);
     let packed = format!("{name}.gate_up_proj");
     if loader.has(&packed) {
         let gate_up_proj = loader.tensor(&packed, [experts, 2 * width, hidden]);
@@ -101,31 +104,4 @@ fn load_experts(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config
     let gate_up: Tensor<3> = loader.stacked(&gate_up, [2 * experts, width, hidden]);
     let gate_up_proj = loader.reshape(gate_up, [experts, 2 * width, hidden]);
     Experts { gate_up_proj, down_proj: loader.stacked(&down, [experts, hidden, width]), swiglu_limit }
-}
-
-/// The shared expert.
-#[derive(Debug, Clone)]
-struct ClampedMlp {
-    w1: Linear,
-    w2: Linear,
-    w3: Linear,
-    limit: f64,
-}
-
-impl ClampedMlp {
-    /// Loads `{name}.w1` (gate), `w2` (down) and `w3` (up).
-    fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config) -> Self {
-        let (hidden, width) = (config.hidden_size, config.moe_intermediate_size);
-        Self {
-            w1: Linear::load(loader, &format!("{name}.w1"), width, hidden),
-            w2: Linear::load(loader, &format!("{name}.w2"), hidden, width),
-            w3: Linear::load(loader, &format!("{name}.w3"), width, hidden),
-            limit: config.swiglu_limit,
-        }
-    }
-
-    /// `[N, hidden]` -> `[N, hidden]`.
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.w2.forward(gated(self.w1.forward(x.clone()), self.w3.forward(x), Some(self.limit)))
-    }
 }

@@ -44,20 +44,21 @@ impl PartialRotary {
 impl PartialRotation {
     /// Turns the trailing channels of `[N, heads, d]`; all channels keep their places.
     pub(crate) fn apply(&self, x: Tensor<3>) -> Result<Tensor<3>> {
-        self.turn(x, None, NormRopeOptions { norm_eps: None, inverse: false })
+        self.turn(x, None, None, false)
     }
 
     /// Turns them back: the values that attention adds up are turned keys.
     pub(crate) fn invert(&self, x: Tensor<3>) -> Result<Tensor<3>> {
-        self.turn(x, None, NormRopeOptions { norm_eps: None, inverse: true })
+        self.turn(x, None, None, true)
     }
 
     /// Norms each head, with a weight f32 `[d]` if there is one, and turns it.
     pub(crate) fn norm_and_apply(&self, x: Tensor<3>, weight: Option<Tensor<1>>, eps: f64) -> Result<Tensor<3>> {
-        self.turn(x, weight, NormRopeOptions { norm_eps: Some(eps as f32), inverse: false })
+        self.turn(x, weight, Some(eps as f32), false)
     }
 
-    fn turn(&self, x: Tensor<3>, weight: Option<Tensor<1>>, options: NormRopeOptions) -> Result<Tensor<3>> {
+    fn turn(&self, x: Tensor<3>, weight: Option<Tensor<1>>, norm_eps: Option<f32>, inverse: bool) -> Result<Tensor<3>> {
+        let options = NormRopeOptions { norm_eps, norm_turned: true, inverse };
         Ok(norm_rope(NormRopeArgs { x, weight, cos: self.cos.clone(), sin: self.sin.clone() }, &options)?)
     }
 }

@@ -1,30 +1,26 @@
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
+use mla_ops::rms_norm;
 
+use crate::Result;
 use crate::weights::WeightLoader;
 
 /// Root mean square norm: `x / sqrt(mean(x²) + eps) · weight`, in f32.
 #[derive(Debug, Clone)]
 pub(crate) struct RmsNorm {
-    /// f32 `[1, width]`.
-    weight: Tensor<2>,
-    eps: f64,
+    /// f32 `[width]`.
+    pub(super) weight: Tensor<1>,
+    pub(super) eps: f32,
 }
 
 impl RmsNorm {
     /// Loads `{name}.weight`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, width: usize, eps: f64) -> Self {
-        Self::new(loader.tensor_f32(&format!("{name}.weight"), [width]).unsqueeze(), eps)
-    }
-
-    /// From a weight f32 `[1, width]`.
-    pub(crate) fn new(weight: Tensor<2>, eps: f64) -> Self {
-        Self { weight, eps }
+        Self { weight: loader.tensor_f32(&format!("{name}.weight"), [width]), eps: eps as f32 }
     }
 
     /// `[N, width]` -> `[N, width]`, in the dtype of x.
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let dtype = FloatDType::from(x.dtype());
-        (unit_rms(x.cast(FloatDType::F32), self.eps) * self.weight.clone()).cast(dtype)
+    pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        Ok(rms_norm(x, self.weight.clone(), self.eps)?)
     }
 }
 

@@ -93,7 +93,7 @@ impl SharedKvAttention {
             Compression::None => &step.rotation,
             _ => &step.compress_rotation,
         };
-        let q_latent = self.q_norm.forward(self.wq_a.forward(x.clone()));
+        let q_latent = self.q_norm.forward(self.wq_a.forward(x.clone()))?;
         let q = self.wq_b.forward(q_latent.clone()).reshape([tokens, self.heads, self.head_dim]);
         let q = rotation.norm_and_apply(q, None, self.norm_eps)?;
         let kv = self.wkv.forward(x.clone()).unsqueeze_dim(1);

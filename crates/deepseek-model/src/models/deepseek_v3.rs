@@ -98,7 +98,7 @@ impl DeepseekV3 {
             x = layer.forward(x, step, cache)?;
             observe(Hidden::Layer(number), &x);
         }
-        let x = self.norm.forward(x);
+        let x = self.norm.forward(x)?;
         observe(Hidden::FinalNorm, &x);
         Ok(x)
     }
@@ -152,9 +152,9 @@ impl DecoderLayer {
     }
 
     fn forward(&self, x: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
-        let attention = self.self_attn.forward(self.input_layernorm.forward(x.clone()), step, cache)?;
+        let attention = self.self_attn.forward(self.input_layernorm.forward(x.clone())?, step, cache)?;
         let x = x + attention;
-        let h = self.post_attention_layernorm.forward(x.clone());
+        let h = self.post_attention_layernorm.forward(x.clone())?;
         let f = match &self.mlp {
             FeedForward::Dense(mlp) => mlp.forward(h),
             FeedForward::Moe(moe) => moe.forward(h, step.padding.as_ref())?,

@@ -83,7 +83,7 @@ impl DeepseekV4 {
         }
         let x = self.hc_head.forward(x);
         observe(Hidden::HyperHead, &x);
-        let x = self.norm.forward(x);
+        let x = self.norm.forward(x)?;
         observe(Hidden::FinalNorm, &x);
         Ok(x)
     }
@@ -119,8 +119,8 @@ impl DecoderLayer {
 
     fn forward(&self, x: Tensor<3>, step: &V4Step, cache: &mut V4Cache) -> Result<Tensor<3>> {
         let (h, mixing) = self.hc_attn.read(&x);
-        let x = mixing.write(x, self.attn.forward(self.attn_norm.forward(h), step, cache)?);
+        let x = mixing.write(x, self.attn.forward(self.attn_norm.forward(h)?, step, cache)?);
         let (h, mixing) = self.hc_ffn.read(&x);
-        Ok(mixing.write(x, self.ffn.forward(self.ffn_norm.forward(h), &step.input_ids)?))
+        Ok(mixing.write(x, self.ffn.forward(self.ffn_norm.forward(h)?, &step.input_ids)?))
     }
 }

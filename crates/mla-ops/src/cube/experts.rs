@@ -9,13 +9,14 @@ use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, Rou
 use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
 
 use super::{contiguous, dims, empty};
-use crate::backend::ExpertsSpec;
+use crate::backend::{ExpertsSpec, LinearSpec};
 use crate::{ExpertScoring, RouteExpertsOptions};
 
-/// x `[N, in]`, weight `[out, in]`: `[N, out]`.
-pub(super) fn linear(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+/// x `[N, in]`, weight `[out, in]`, or twice as many rows if it is gated: `[N, out]`.
+pub(super) fn linear(x: CubeTensor, weight: CubeTensor, spec: &LinearSpec) -> CubeTensor {
     let [x, weight] = [x, weight].map(contiguous);
-    let ([rows, inputs], [outputs, _]) = (dims(&x), dims(&weight));
+    let ([rows, inputs], [weight_rows, _]) = (dims(&x), dims(&weight));
+    let outputs = if spec.gated { weight_rows / 2 } else { weight_rows };
     let (out, elem, client) = (empty(&x, [rows, outputs], x.dtype), dtype_to_elem_type(x.dtype), x.client.clone());
     let args = LinearArgs {
         x: x.into_buffer_arg(),
@@ -24,8 +25,8 @@ pub(super) fn linear(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
         work: Work::Dense { rows },
         inputs,
         outputs,
-        limit: 0.0,
-        form: LinearForm { gated: false, limited: false },
+        limit: spec.limit.unwrap_or_default(),
+        form: LinearForm { gated: spec.gated, limited: spec.limit.is_some() },
         elem,
     };
     linear::launch(&client, args);

@@ -1,12 +1,12 @@
-//! [`linear`]: projections.
+//! [`linear`] and [`swiglu`]: projections.
 
 use burn::backend::Dispatch;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::DispatchDevice;
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, activation::silu};
 
 use super::matmul::matmul;
-use crate::backend::MlaBackend;
+use crate::backend::{LinearSpec, MlaBackend};
 
 /// Rows up to which the kernel is used; Burn's product of matrices is for more.
 const FEW: usize = 64;
@@ -19,12 +19,42 @@ const FEW: usize = 64;
 /// # Panics
 /// As [`Tensor::matmul`] does, where the shapes do not fit.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    let spec = LinearSpec { gated: false, limit: None };
+    match few_rows(&x, &weight, spec) {
+        Some(out) => out,
+        None => matmul(x, weight.transpose()),
+    }
+}
+
+/// `silu(gate) ⊙ up`, where `gate_up [2 I, in]` projects `x [N, in]`, of the same float dtype, to both, the gate first: `[N, I]`.
+///
+/// A `limit` clamps `up` both ways and the gate from above, where silu grows (DeepSeek-V4). Of a few rows on a GPU it is one
+/// kernel, which has the products in f32; otherwise they are rounded to the dtype, as those of [`linear`].
+///
+/// # Panics
+/// As [`Tensor::matmul`] does, where the shapes do not fit; an odd number of rows of `gate_up`.
+pub fn swiglu(x: Tensor<2>, gate_up: Tensor<2>, limit: Option<f32>) -> Tensor<2> {
+    let [rows, _] = gate_up.dims();
+    assert!(rows.is_multiple_of(2), "gate_up has {rows} rows, which are not as many for the gate as for `up`");
+    if let Some(out) = few_rows(&x, &gate_up, LinearSpec { gated: true, limit }) {
+        return out;
+    }
+    let both = matmul(x, gate_up.transpose());
+    let [gate, up] = [0, rows / 2].map(|first| both.clone().narrow(1, first, rows / 2));
+    match limit {
+        None => silu(gate) * up,
+        Some(limit) => silu(gate.clamp_max(limit)) * up.clamp(-limit, limit),
+    }
+}
+
+/// By the kernel, where there is one that is for so many rows.
+fn few_rows(x: &Tensor<2>, weight: &Tensor<2>, spec: LinearSpec) -> Option<Tensor<2>> {
     let ([rows, inputs], [outputs, columns]) = (x.dims(), weight.dims());
     let fits = inputs == columns && inputs * outputs > 0 && x.dtype() == weight.dtype();
-    if fits && (1..=FEW).contains(&rows) && has_kernels(&x) {
-        return Tensor::from_dispatch(<Dispatch as MlaBackend>::linear(x.into_dispatch(), weight.into_dispatch()));
-    }
-    matmul(x, weight.transpose())
+    (fits && (1..=FEW).contains(&rows) && has_kernels(x)).then(|| {
+        let [x, weight] = [x, weight].map(|tensor| tensor.clone().into_dispatch());
+        Tensor::from_dispatch(<Dispatch as MlaBackend>::linear(x, weight, spec))
+    })
 }
 
 /// Whether kernels compute on the tensor's device.

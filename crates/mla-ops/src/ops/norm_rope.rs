@@ -1,4 +1,4 @@
-//! [`norm_rope`]: norm of heads, and rotation of their last channels.
+//! [`norm_rope`]: norm of heads, and rotation of their last channels. [`rms_norm`]: the norm alone.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
@@ -14,7 +14,7 @@ const OP: &str = "norm_rope";
 pub struct NormRopeArgs {
     /// Heads `[N, H, d]`, f32, f16 or bf16.
     pub x: Tensor<3>,
-    /// f32 `[d]`: the weight of the norm, if there is a norm that has one.
+    /// f32 `[d]`, or `[d - dr]` where the norm leaves out what turns: the weight of the norm, if there is one that has it.
     pub weight: Option<Tensor<1>>,
     /// f32 `[N, dr / 2]`: how the last `dr` channels of each token's heads turn, in pairs of neighbours.
     pub cos: Tensor<2>,
@@ -23,16 +23,18 @@ pub struct NormRopeArgs {
 }
 
 /// Options of [`norm_rope`].
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct NormRopeOptions {
     /// Added to the mean square in the norm; none for no norm.
     pub norm_eps: Option<f32>,
+    /// Whether the norm is that of the whole head; otherwise it is of the first `d - dr` channels, and the others only turn.
+    pub norm_turned: bool,
     /// Turn back: by the opposite angles.
     pub inverse: bool,
 }
 
 /// Root mean square norm of each head, and rotation of its last channels, in one pass over the memory (DeepSeek-V4: queries,
-/// keys, and the outputs of attention, which turn back).
+/// keys, and the outputs of attention, which turn back; DeepSeek-V3: queries, and latents with their rotary key).
 ///
 /// Returns `[N, H, d]` of the dtype of `x`. Norm first, `x / sqrt(mean(x²) + eps) · weight`; then the pairs `(u, v)` of the last
 /// `dr` channels become `(u cos - v sin, v cos + u sin)`. All in f32.
@@ -48,7 +50,9 @@ pub fn norm_rope(args: NormRopeArgs, options: &NormRopeOptions) -> Result<Tensor
     if args.x.shape().num_elements() == 0 {
         return Ok(args.x);
     }
-    let spec = NormRopeSpec { norm_eps: options.norm_eps, weighted: args.weight.is_some(), inverse: options.inverse };
+    let NormRopeOptions { norm_eps, norm_turned, inverse } = *options;
+    let ([_, pairs], weighted) = (args.cos.dims(), args.weight.is_some());
+    let spec = NormRopeSpec { norm_eps, norm_turned, weighted, pairs, inverse };
     // Where there is no weight, any tensor does.
     let weight = args.weight.map_or_else(|| args.cos.clone().into_dispatch(), Tensor::into_dispatch);
     Ok(Tensor::from_dispatch(<Dispatch as MlaBackend>::norm_rope(
@@ -65,14 +69,8 @@ impl NormRopeArgs {
         let check = Check::new(OP, "x", &self.x)?;
         check.float("x", &self.x)?;
         let [tokens, _, width] = self.x.dims();
-        if let Some(weight) = &self.weight {
-            check.float_as("weight", weight, DType::F32, "always")?;
-            check.dims("weight", weight.dims(), [Some(width)], || format!("[d] = [{width}]"))?;
-            check.value("weight", options.norm_eps.is_some(), "a weight", || "none, without `norm_eps`".into())?;
-        }
         if let Some(eps) = options.norm_eps {
-            let holds = eps.is_finite() && eps >= 0.0;
-            check.value("norm_eps", holds, eps, || "a finite number of at least 0".into())?;
+            check_eps(&check, "norm_eps", eps)?;
         }
         for (name, table) in [("cos", &self.cos), ("sin", &self.sin)] {
             check.float_as(name, table, DType::F32, "always")?;
@@ -84,6 +82,43 @@ impl NormRopeArgs {
             format!("at most {}, of the {width} channels of a head", width / 2)
         })?;
         check.value("sin", sines == pairs, format!("{sines} pairs"), || format!("{pairs}, as in `cos`"))?;
+        if let Some(weight) = &self.weight {
+            check.float_as("weight", weight, DType::F32, "always")?;
+            let (normed, name) = if options.norm_turned { (width, "d") } else { (width - 2 * pairs, "d - dr") };
+            check.dims("weight", weight.dims(), [Some(normed)], || format!("[{name}] = [{normed}]"))?;
+            check.value("weight", options.norm_eps.is_some(), "a weight", || "none, without `norm_eps`".into())?;
+        }
         Ok(check)
     }
+}
+
+/// Root mean square norm of each row of `x [N, d]`, f32, f16 or bf16: `x / sqrt(mean(x²) + eps) · weight`, in f32, with a weight
+/// f32 `[d]`. Returns `[N, d]` of the dtype of `x`.
+///
+/// # Errors
+/// As [`norm_rope`].
+pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, eps: f32) -> Result<Tensor<2>, MlaError> {
+    let check = Check::new("rms_norm", "x", &x)?;
+    check.float("x", &x)?;
+    let [_, width] = x.dims();
+    check.float_as("weight", &weight, DType::F32, "always")?;
+    check.dims("weight", weight.dims(), [Some(width)], || format!("[d] = [{width}]"))?;
+    check_eps(&check, "eps", eps)?;
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    crate::limits::elements(&check, "x", &x)?;
+    if x.shape().num_elements() == 0 {
+        return Ok(x);
+    }
+    let spec = NormRopeSpec { norm_eps: Some(eps), norm_turned: true, weighted: true, pairs: 0, inverse: false };
+    // Nothing turns: any tensor does for the tables.
+    let weight = weight.into_dispatch();
+    let [cos, sin] = [weight.clone(), weight.clone()];
+    let x = x.unsqueeze_dim::<3>(1).into_dispatch();
+    let out = <Dispatch as MlaBackend>::norm_rope(x, weight, cos, sin, spec);
+    Ok(Tensor::<3>::from_dispatch(out).squeeze_dim(1))
+}
+
+fn check_eps(check: &Check, name: &'static str, eps: f32) -> Result<(), MlaError> {
+    let holds = eps.is_finite() && eps >= 0.0;
+    check.value(name, holds, eps, || "a finite number of at least 0".into())
 }

@@ -145,7 +145,8 @@ impl Compressor {
             _ => angles.clone().slice([b..b + 1, 0..windows, 0..pairs]).reshape([windows, pairs]),
         };
         let tables = [of_entries(&self.cos), of_entries(&self.sin)];
-        let spec = NormRopeSpec { norm_eps: Some(self.spec.norm_eps), weighted: true, inverse: false };
-        norm_rope(x.unsqueeze_dim(1), Some(self.norm_weight.clone()), tables, &spec).squeeze_dim(1)
+        let norm_eps = Some(self.spec.norm_eps);
+        let spec = NormRopeSpec { norm_eps, norm_turned: true, weighted: true, pairs, inverse: false };
+        norm_rope(x.unsqueeze_dim(1), Some(self.norm_weight.clone()), Some(tables), &spec).squeeze_dim(1)
     }
 }

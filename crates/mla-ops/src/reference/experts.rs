@@ -3,7 +3,7 @@
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, activation};
 
 use crate::independent::map_independent;
-use crate::{ExpertGroups, ExpertScoring, RouteExpertsOptions, matmul};
+use crate::{ExpertGroups, ExpertScoring, RouteExpertsOptions, matmul, swiglu};
 
 /// Scores `[N, E]` of logits.
 fn scores(logits: Tensor<2>, scoring: ExpertScoring) -> Tensor<2> {
@@ -110,7 +110,8 @@ pub(crate) fn experts_mlp(
     let work = pairs.len() * 3 * hidden * width;
     let outputs = map_independent(&device, work, groups, |(expert, first, len)| {
         let weight = |stacked: &Tensor<3>| stacked.clone().narrow(0, expert, 1).squeeze_dim::<2>(0);
-        mlp(sorted.clone().narrow(0, first, len), weight(&gate_up), weight(&down), limit)
+        let activations = swiglu(sorted.clone().narrow(0, first, len), weight(&gate_up), limit);
+        matmul(activations, weight(&down).transpose())
     });
     // A row of zeros behind the others, for pairs that are left out.
     let mut outputs = Tensor::cat(outputs, 0);
@@ -124,16 +125,4 @@ pub(crate) fn experts_mlp(
     let outputs = outputs.select(0, index(place)).reshape([tokens, top_k, hidden]);
     let weighted = outputs * weights.cast(dtype).unsqueeze_dim::<3>(2);
     weighted.sum_dim(1).reshape([tokens, hidden])
-}
-
-/// One expert: `[n, hidden]` to `[n, hidden]`.
-fn mlp(x: Tensor<2>, gate_up: Tensor<2>, down: Tensor<2>, limit: Option<f32>) -> Tensor<2> {
-    let width = gate_up.dims()[0] / 2;
-    let gate = matmul(x.clone(), gate_up.clone().narrow(0, 0, width).transpose());
-    let up = matmul(x, gate_up.narrow(0, width, width).transpose());
-    let activations = match limit {
-        None => activation::silu(gate) * up,
-        Some(limit) => activation::silu(gate.clamp_max(limit)) * up.clamp(-limit, limit),
-    };
-    matmul(activations, down.transpose())
 }

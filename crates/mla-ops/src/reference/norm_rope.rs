@@ -5,17 +5,18 @@ use burn::tensor::{FloatDType, Tensor, TensorData};
 use crate::backend::NormRopeSpec;
 use crate::independent::{map_independent, piece_len};
 
-/// x `[N, H, d]`, weight f32 `[d]`, cosines and sines f32 `[N, dr / 2]`: `[N, H, d]` in the dtype of x.
+/// x `[N, H, d]`, weight f32 `[d]` or `[d - dr]`, cosines and sines f32 `[N, dr / 2]`: `[N, H, d]` in the dtype of x.
 pub(crate) fn norm_rope(
     x: Tensor<3>,
     weight: Option<Tensor<1>>,
-    tables: [Tensor<2>; 2],
+    tables: Option<[Tensor<2>; 2]>,
     spec: &NormRopeSpec,
 ) -> Tensor<3> {
     let ([tokens, heads, width], dtype, device) = (x.dims(), x.dtype(), x.device());
-    let [_, pairs] = tables[0].dims();
+    let pairs = spec.pairs;
     let weight = weight.map(values);
-    let [cos, sin] = tables.map(values);
+    let [cos, sin] = tables.map_or([vec![], vec![]], |tables| tables.map(values));
+    let normed = if spec.norm_turned { width } else { width - 2 * pairs };
     let sign = if spec.inverse { -1.0 } else { 1.0 };
     let mut x = values(x.cast(FloatDType::F32));
 
@@ -24,7 +25,7 @@ pub(crate) fn norm_rope(
     map_independent(&device, tokens * heads * width, pieces, |(i, x): (usize, &mut [f32])| {
         for (row, head) in x.chunks_exact_mut(width).enumerate() {
             if let Some(eps) = spec.norm_eps {
-                norm(head, weight.as_deref(), eps);
+                norm(&mut head[..normed], weight.as_deref(), eps);
             }
             let token = i * piece + row / heads;
             let angles = cos[token * pairs..][..pairs].iter().zip(&sin[token * pairs..][..pairs]);
@@ -39,7 +40,12 @@ pub(crate) fn norm_rope(
 }
 
 fn norm(head: &mut [f32], weight: Option<&[f32]>, eps: f32) {
-    let squares: f32 = head.iter().map(|value| value * value).sum();
+    // Several sums, which the CPU adds up side by side.
+    let mut sums = [0.0; 16];
+    for values in head.chunks(sums.len()) {
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value * value);
+    }
+    let squares: f32 = sums.iter().sum();
     let scale = (squares / head.len() as f32 + eps).sqrt().recip();
     match weight {
         Some(weight) => head.iter_mut().zip(weight).for_each(|(value, weight)| *value *= scale * weight),
