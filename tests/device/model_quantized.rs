@@ -4,7 +4,7 @@ use std::path::Path;
 
 use burn::tensor::{DType, Device, FloatDType};
 use burn_mla::model::{
-    DeepseekModel, ModelError, WeightForm, WeightsFrom, WriteSummary, weight_specs, write_checkpoint,
+    DeepseekModel, Inspection, ModelError, WeightForm, WeightsFrom, WriteSummary, weight_specs, write_checkpoint,
 };
 use rstest::rstest;
 use safetensors::{Dtype, SafeTensors};
@@ -206,6 +206,36 @@ fn model_files_are_not_overwritten() {
         error.to_string().contains("model.safetensors") && error.to_string().contains("without weights"),
         "{error}"
     );
+}
+
+/// Published folders have layers for multi-token prediction behind the last one: they are left out, and not in the way.
+#[rstest]
+#[case("v3-tiny", "model.layers.4.eh_proj.weight")]
+#[case("v4-tiny", "mtp.0.e_proj.weight")]
+fn model_leaves_out_multi_token_prediction(#[case] fixture: &str, #[case] extra: &str) {
+    let name = format!("tests/fixtures/{fixture}");
+    let (dir, _) = written(&name, WeightForm::Quantized, u64::MAX);
+    let path = dir.path().join("config.json");
+    let read = std::fs::read(&path).expect("a configuration");
+    let mut config: serde_json::Value = serde_json::from_slice(&read).expect("JSON");
+    config["num_nextn_predict_layers"] = 1.into();
+    std::fs::write(&path, config.to_string()).expect("it is changed");
+    let file = dir.path().join("model.safetensors");
+    let bytes = std::fs::read(&file).expect("one file");
+    let mut tensors = SafeTensors::deserialize(&bytes).expect("a safetensors file").tensors();
+    // More bytes than all others: they are not counted.
+    let large = vec![0; 2 * bytes.len()];
+    let view = safetensors::tensor::TensorView::new(Dtype::BF16, vec![bytes.len()], &large).expect("a tensor");
+    tensors.push((extra.to_string(), view));
+    safetensors::serialize_to_file(tensors, None, &file).expect("it is written");
+    let inspection = Inspection::of(dir.path(), FloatDType::F32).expect("it is read");
+    assert!(inspection.is_sound(), "{}", inspection.report);
+    let mut last = (0, 0);
+    let model = DeepseekModel::load(dir.path(), &Device::flex(), FloatDType::F32, &mut |step| {
+        last = (step.loaded_bytes, step.total_bytes);
+    });
+    model.expect("the checkpoint loads");
+    assert!(last.0 == last.1 && last.0 < bytes.len() as u64, "{last:?}");
 }
 
 /// A weight that cannot be quantised is named, and nothing is left behind that looks like a checkpoint.

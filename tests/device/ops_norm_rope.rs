@@ -1,7 +1,7 @@
 //! `norm_rope` against plain loops.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope};
+use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope, rms_norm};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
@@ -37,12 +37,13 @@ impl Inputs {
         }
     }
 
-    fn args(&self, weighted: bool, device: &Device) -> NormRopeArgs {
+    fn args(&self, weighted: bool, norm_turned: bool, device: &Device) -> NormRopeArgs {
         let [tokens, heads, width, pairs] = self.sizes;
+        let normed = if norm_turned { width } else { width - 2 * pairs };
         let table = |values: &[f64]| floats(values, [tokens, pairs], DType::F32, device);
         NormRopeArgs {
             x: floats(&self.x, [tokens, heads, width], self.dtype, device),
-            weight: weighted.then(|| floats(&self.weight, [width], DType::F32, device)),
+            weight: weighted.then(|| floats(&self.weight[..normed], [normed], DType::F32, device)),
             cos: table(&self.cos),
             sin: table(&self.sin),
         }
@@ -53,8 +54,9 @@ impl Inputs {
         let mut x = self.x.clone();
         for (row, head) in x.chunks_exact_mut(width).enumerate() {
             if let Some(eps) = options.norm_eps {
-                let mean = head.iter().map(|value| value * value).sum::<f64>() / width as f64;
-                for (channel, value) in head.iter_mut().enumerate() {
+                let normed = if options.norm_turned { width } else { width - 2 * pairs };
+                let mean = head[..normed].iter().map(|value| value * value).sum::<f64>() / normed as f64;
+                for (channel, value) in head[..normed].iter_mut().enumerate() {
                     *value /= (mean + f64::from(eps)).sqrt();
                     *value *= if weighted { self.weight[channel] } else { 1.0 };
                 }
@@ -84,12 +86,13 @@ fn ops_norm_rope(
     #[values([3, 8, 512, 32], [5, 1, 64, 16], [1, 3, 7, 2], [70, 2, 6, 3], [2, 5, 130, 1], [4, 2, 9, 0], [2, 1, 1, 0])]
     sizes: Sizes,
     #[values((None, false), (Some(1e-6), false), (Some(0.3), true))] (norm_eps, weighted): (Option<f32>, bool),
+    #[values(false, true)] norm_turned: bool,
     #[values(false, true)] inverse: bool,
 ) {
-    let options = NormRopeOptions { norm_eps, inverse };
+    let options = NormRopeOptions { norm_eps, norm_turned, inverse };
     for_each_dtype(|device, dtype| {
         let inputs = Inputs::new(sizes, dtype);
-        let out = norm_rope(inputs.args(weighted, device), &options).expect("legal");
+        let out = norm_rope(inputs.args(weighted, norm_turned, device), &options).expect("legal");
         let [tokens, heads, width, _] = sizes;
         assert_eq!((out.dims(), out.dtype()), ([tokens, heads, width], dtype));
         let what = format!("{sizes:?} {options:?} {dtype:?} on {device:?}");
@@ -100,20 +103,20 @@ fn ops_norm_rope(
 /// Pieces of work on several threads, or many cubes.
 #[test]
 fn ops_norm_rope_of_many_tokens() {
-    let options = NormRopeOptions { norm_eps: Some(1e-6), inverse: false };
+    let options = NormRopeOptions { norm_eps: Some(1e-6), norm_turned: true, inverse: false };
     for_each_device(|device| {
         let inputs = Inputs::new([2311, 3, 96, 8], DType::F32);
-        let out = norm_rope(inputs.args(true, device), &options).expect("legal");
+        let out = norm_rope(inputs.args(true, true, device), &options).expect("legal");
         assert_close("many tokens", DType::F32, &values(out), &inputs.expected(true, &options));
     });
 }
 
 #[test]
 fn ops_norm_rope_of_views_and_of_nothing() {
-    let options = NormRopeOptions { norm_eps: Some(1e-6), inverse: true };
+    let options = NormRopeOptions { norm_eps: Some(1e-6), norm_turned: true, inverse: true };
     for_each_device(|device| {
         let inputs = Inputs::new([4, 3, 10, 2], DType::F32);
-        let args = inputs.args(true, device);
+        let args = inputs.args(true, true, device);
         let views = NormRopeArgs {
             x: restrided(args.x, 0, 2),
             cos: restrided(args.cos, 0, 1),
@@ -133,8 +136,8 @@ fn ops_norm_rope_of_views_and_of_nothing() {
 #[test]
 fn ops_errors_norm_rope() {
     for_each_device(|device| {
-        let normed = NormRopeOptions { norm_eps: Some(1e-6), inverse: false };
-        let args = || Inputs::new([4, 3, 10, 2], DType::F32).args(true, device);
+        let normed = NormRopeOptions { norm_eps: Some(1e-6), norm_turned: true, inverse: false };
+        let args = || Inputs::new([4, 3, 10, 2], DType::F32).args(true, true, device);
         norm_rope(args(), &normed).expect("legal before it is changed");
         let refuses = |kind, argument, change: fn(&mut NormRopeArgs, &Device)| {
             let mut args = args();
@@ -147,13 +150,49 @@ fn ops_errors_norm_rope() {
         refuses(Value, "cos", |it, device| it.cos = zeros([4, 6], device));
         refuses(Value, "sin", |it, device| it.sin = zeros([4, 1], device));
         refuses(WrongType, "cos", |it, _| it.cos = it.cos.clone().cast(FloatDType::F16));
+        let still = NormRopeOptions { norm_turned: false, ..normed.clone() };
+        assert_refused(norm_rope(args(), &still), Shape, "weight");
         let half: fn(Tensor<1>) -> Tensor<1> = |weight| weight.cast(FloatDType::F16);
         let args_with_half = NormRopeArgs { weight: args().weight.map(half), ..args() };
         assert_refused(norm_rope(args_with_half, &normed), WrongType, "weight");
         assert_refused(norm_rope(args(), &NormRopeOptions { norm_eps: None, ..normed.clone() }), Value, "weight");
         for eps in [-1.0, f32::NAN, f32::INFINITY] {
-            let options = NormRopeOptions { norm_eps: Some(eps), inverse: false };
+            let options = NormRopeOptions { norm_eps: Some(eps), ..normed.clone() };
             assert_refused(norm_rope(args(), &options), Value, "norm_eps");
         }
+    });
+}
+
+/// Rows of odd and of published widths.
+#[rstest]
+fn ops_rms_norm(#[values([3, 2048], [1, 7168], [65, 7], [2, 1], [0, 8])] sizes: [usize; 2]) {
+    let [tokens, width] = sizes;
+    for_each_dtype(|device, dtype| {
+        let inputs = Inputs::new([tokens, 1, width, 0], dtype);
+        let options = NormRopeOptions { norm_eps: Some(1e-6), norm_turned: true, inverse: false };
+        let x = floats(&inputs.x, sizes, dtype, device);
+        let out = rms_norm(x, floats(&inputs.weight, [width], DType::F32, device), 1e-6).expect("legal");
+        assert_eq!((out.dims(), out.dtype()), (sizes, dtype));
+        assert_close(
+            &format!("{sizes:?} {dtype:?} on {device:?}"),
+            dtype,
+            &values(out),
+            &inputs.expected(true, &options),
+        );
+    });
+}
+
+#[test]
+fn ops_errors_rms_norm() {
+    for_each_device(|device| {
+        let call = |width, eps| rms_norm(zeros([3, 8], device), zeros([width], device), eps);
+        call(8, 0.0).expect("legal before it is changed");
+        assert_refused(call(7, 0.0), Shape, "weight");
+        assert_refused(call(8, f32::NAN), Value, "eps");
+        assert_refused(
+            rms_norm(zeros([3, 8], device), zeros::<1>([8], device).cast(FloatDType::F16), 0.0),
+            WrongType,
+            "weight",
+        );
     });
 }

@@ -71,7 +71,7 @@ impl DeepseekModel {
         let config = ModelConfig::read(dir)?;
         let defaults = GenerationDefaults::read(dir, config.eos_token_ids())?;
         let checkpoint = Checkpoint::open(dir)?;
-        check_headers(&config, &checkpoint)?;
+        check_headers(&config, &checkpoint, device)?;
         let loader = WeightLoader::new(&checkpoint, device, dtype, Some(on_progress));
         let mut loader = loader.with_quantization(config.quantization());
         let architecture = Architecture::load(&config, &mut loader, device);

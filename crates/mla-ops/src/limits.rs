@@ -15,6 +15,7 @@ use mla_kernels::portable::tile_attention::DeviceError;
 use crate::backend::PlanSpec;
 use crate::check::Check;
 use crate::ops::compress_kv::{CompressKvArgs, CompressKvOptions};
+use crate::ops::experts::ExpertsMlpArgs;
 use crate::ops::lightning_index::LightningIndexArgs;
 use crate::ops::mla_decode::MlaDecodeProblem;
 use crate::{MlaError, Path};
@@ -150,6 +151,22 @@ pub(crate) fn elements<const D: usize>(
         return Ok(());
     }
     Err(check.device_limit(argument, format!("{elements} elements, and the device has offsets of 32 bits")))
+}
+
+/// The device computes these experts.
+pub(crate) fn experts(check: &Check, args: &ExpertsMlpArgs) -> Result<(), MlaError> {
+    let Some(client) = client(check) else { return Ok(()) };
+    elements(check, "x", &args.x)?;
+    elements(check, "gate_up", &args.gate_up)?;
+    elements(check, "down", &args.down)?;
+    let ([_, hidden], [_, _, width]) = (args.x.dims(), args.down.dims());
+    let pairs = args.indices.shape().num_elements();
+    if i32::try_from(pairs).is_err() {
+        return Err(
+            check.device_limit("indices", format!("{pairs} pairs of token and expert, and the most is {}", i32::MAX))
+        );
+    }
+    allocation(check, &client, "indices", (pairs * hidden.max(width)) as u128 * args.x.dtype().size() as u128)
 }
 
 /// The device can make an i32 tensor of this length for the result.

@@ -1,5 +1,7 @@
 //! `quantization_config`: how the files of a published checkpoint store weights in 8 bits or fewer.
 
+use std::ops::RangeInclusive;
+
 use serde::de::DeserializeOwned;
 
 use super::fields::Fields;
@@ -17,6 +19,9 @@ pub struct Quantization {
     /// Whether routed experts are E2M1 numbers, two in a byte, with a factor for every 32 of a row (`expert_dtype`, V4).
     pub fp4_experts: bool,
 }
+
+/// Rows or columns of a block.
+const SIDES: RangeInclusive<usize> = 1..=1 << 16;
 
 /// The section that this file is about.
 const SECTION: &str = "quantization_config";
@@ -48,10 +53,14 @@ impl Quantization {
         }
         let block = in_section::<Vec<usize>>(&section, "weight_block_size", "a list of whole numbers")?;
         let block = match block.as_deref() {
-            Some(&[rows, columns]) if rows > 0 && columns > 0 => [rows, columns],
+            Some(&[rows, columns]) if SIDES.contains(&rows) && SIDES.contains(&columns) => [rows, columns],
             other => {
                 let actual = other.map_or("missing".to_string(), |found| format!("{found:?}"));
-                return refuse(&dotted("weight_block_size"), actual, "rows and columns of a block, as [128, 128]");
+                return refuse(
+                    &dotted("weight_block_size"),
+                    actual,
+                    "rows and columns of a block, as [128, 128], at most 65536",
+                );
             }
         };
         let fp4_experts = match fields.word_or("expert_dtype", "fp8")?.as_str() {

@@ -99,7 +99,7 @@ impl BlockWeight<'_> {
     /// The rows in parts that are multiplied out at once, whole blocks each but for the last one.
     pub(super) fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let rows = self.bytes.len() * self.format.per_byte() / self.columns;
-        let step = (AT_ONCE / self.columns / self.block[0]).max(1) * self.block[0];
+        let step = (AT_ONCE / self.columns / self.block[0]).max(1).saturating_mul(self.block[0]);
         (0..rows).step_by(step).map(move |row| row..(row + step).min(rows))
     }
 
@@ -115,7 +115,8 @@ impl BlockWeight<'_> {
             float(self.format.values()).select(0, codes).narrow(0, 0, count * columns).reshape([count, columns]);
         let [rows_of_blocks, across] = [count.div_ceil(self.block[0]), columns.div_ceil(self.block[1])];
         let first = rows.start / self.block[0] * across;
-        let [high, wide] = self.block;
+        // Of a block that is larger than the part there is no more to multiply.
+        let [high, wide] = [self.block[0].min(count), self.block[1].min(columns)];
         let scales = float(self.scales[first..first + rows_of_blocks * across].to_vec())
             .reshape([rows_of_blocks, 1, across, 1])
             .expand([rows_of_blocks, high, across, wide])

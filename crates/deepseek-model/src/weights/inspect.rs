@@ -13,7 +13,7 @@ use crate::{ModelError, Result, WeightReport};
 
 /// Every tensor that a model of this configuration asks for, in the order of loading, by its published name.
 pub fn weight_specs(config: &ModelConfig) -> Vec<WeightSpec> {
-    let (listed, _) = list(config, None);
+    let (listed, _) = list(config, None, &for_nothing());
     listed.into_iter().map(|listed| listed.spec).collect()
 }
 
@@ -107,7 +107,7 @@ impl Inspection {
     pub fn of(dir: &Path, dtype: FloatDType) -> Result<Self> {
         let config = ModelConfig::read(dir)?;
         let (checkpoint, damaged) = Checkpoint::open_readable(dir)?;
-        let (listed, report) = list(&config, Some(&checkpoint));
+        let (listed, report) = list(&config, Some(&checkpoint), &for_nothing());
         Ok(Self { groups: groups(&listed, dtype), config, damaged, report })
     }
 
@@ -126,15 +126,27 @@ impl Inspection {
 ///
 /// # Errors
 /// [`ModelError::Weights`] with all that is wrong.
-pub(crate) fn check_headers(config: &ModelConfig, checkpoint: &Checkpoint) -> Result<()> {
-    let (_, report) = list(config, Some(checkpoint));
+pub(crate) fn check_headers(config: &ModelConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
+    let (_, report) = list(config, Some(checkpoint), device);
     if report.is_empty() { Ok(()) } else { Err(ModelError::Weights(Box::new(report))) }
 }
 
-fn list<'a>(config: &ModelConfig, checkpoint: Option<&'a Checkpoint>) -> (Vec<Listed<'a>>, WeightReport) {
-    let mut loader = WeightLoader::listing(checkpoint).with_quantization(config.quantization());
-    Architecture::load(config, &mut loader, &Device::default());
+fn list<'a>(
+    config: &ModelConfig,
+    checkpoint: Option<&'a Checkpoint>,
+    device: &Device,
+) -> (Vec<Listed<'a>>, WeightReport) {
+    let mut loader = WeightLoader::listing(checkpoint, device).with_quantization(config.quantization());
+    Architecture::load(config, &mut loader, device);
     loader.finish_listing()
+}
+
+/// A device for tensors that are looked at by their shapes only: the CPU where there is one, so that no GPU is opened.
+fn for_nothing() -> Device {
+    #[cfg(feature = "flex")]
+    return Device::flex();
+    #[cfg(not(feature = "flex"))]
+    Device::default()
 }
 
 fn groups(listed: &[Listed<'_>], dtype: FloatDType) -> Vec<WeightGroup> {

@@ -15,7 +15,7 @@ use super::{Checkpoint, Entry, WeightRole, WeightSpec};
 use crate::config::{DeepseekV3Config, Quantization};
 use crate::{ModelError, Result, WeightReport};
 
-/// How far loading has come, after each tensor.
+/// How far loading has come, after each tensor of the files.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadProgress<'n> {
     /// Bytes of the files that are on the device.
@@ -102,13 +102,13 @@ impl<'a> WeightLoader<'a> {
         Self { progress, total_bytes, ..Self::of(Source::Random(seed), device, dtype) }
     }
 
-    /// A loader that notes what is asked for, and gives out zeros; with `checkpoint` it looks up what the files have, too.
-    pub(super) fn listing(checkpoint: Option<&'a Checkpoint>) -> Self {
+    /// A loader that notes what is asked for, and gives out zeros, one number each on `device`; with `checkpoint` it looks up what the files have, too.
+    pub(super) fn listing(checkpoint: Option<&'a Checkpoint>, device: &Device) -> Self {
         let source = checkpoint.map_or(Source::Nothing, Source::Files);
         let dir = checkpoint.map(|checkpoint| checkpoint.dir.clone()).unwrap_or_default();
         let report = WeightReport { checkpoint: dir, ..WeightReport::default() };
-        // The zeros are one number each, on whatever device there is.
-        Self { report, listing: Some(Vec::new()), ..Self::of(source, &Device::default(), FloatDType::F32) }
+        let total_bytes = checkpoint.map_or(0, Checkpoint::total_bytes);
+        Self { report, total_bytes, listing: Some(Vec::new()), ..Self::of(source, device, FloatDType::F32) }
     }
 
     fn of(source: Source<'a>, device: &Device, dtype: FloatDType) -> Self {
@@ -308,9 +308,6 @@ impl<'a> WeightLoader<'a> {
             return zeros;
         };
         let tensor = self.read(checkpoint, &parts, each, dtype);
-        if let Some(last) = names.last() {
-            self.advance(parts.iter().map(Stored::len).sum(), last);
-        }
         tensor.map_or(zeros, |tensor| tensor.reshape(shape))
     }
 
@@ -329,7 +326,7 @@ impl<'a> WeightLoader<'a> {
         let mut sound = self.report.is_empty();
         let device = self.device.clone();
         for (number, stored) in parts.iter().enumerate() {
-            let blocks = match stored.blocks(checkpoint, columns) {
+            let blocks = match stored.blocks(checkpoint, columns, dtype) {
                 Ok(blocks) => blocks,
                 Err(wrong) => {
                     self.report.wrong_quantization.push(wrong);
@@ -357,6 +354,7 @@ impl<'a> WeightLoader<'a> {
                 }
                 Some(weight) => weight.parts().for_each(|at| put(at.clone(), weight.decode(at, &device, dtype))),
             }
+            self.advance(stored.len(), stored.name);
         }
         all.filter(|_| sound)
     }

@@ -1,5 +1,7 @@
 //! How a weight is stored: as plain numbers, or as codes with a tensor of factors beside them.
 
+use burn::tensor::FloatDType;
+use half::{bf16, f16};
 use safetensors::Dtype;
 
 use super::codes::{BlockWeight, Format, find_nan, read_scales};
@@ -98,14 +100,15 @@ impl<'a> Stored<'a> {
         Some(stored)
     }
 
-    /// Its codes and factors, all of them finite numbers; `None` for plain numbers.
+    /// Its codes and factors, all of them finite numbers, as are their products in `dtype`; `None` for plain numbers.
     ///
     /// # Errors
-    /// The first code or factor that is none.
+    /// The first code or factor that is none, or makes one.
     pub(super) fn blocks<'c>(
         &self,
         checkpoint: &'c Checkpoint,
         columns: usize,
+        dtype: FloatDType,
     ) -> Result<Option<BlockWeight<'c>>, WrongQuantization> {
         let Some(scale) = &self.scale else { return Ok(None) };
         let bytes = checkpoint.bytes(self.entry);
@@ -119,9 +122,11 @@ impl<'a> Stored<'a> {
             return Err(wrong(self.name, what, at, columns, "codes of finite numbers"));
         }
         let scales = read_scales(checkpoint.bytes(scale.entry), scale.entry.dtype);
-        if let Some(at) = scales.iter().position(|scale| !(scale.is_finite() && *scale > 0.0)) {
+        let most = largest(dtype) / scale.format.max();
+        if let Some(at) = scales.iter().position(|scale| !(*scale > 0.0 && *scale <= most)) {
             let across = columns.div_ceil(scale.block[1]);
-            return Err(wrong(scale.name, scales[at].to_string(), at, across, "finite numbers above 0"));
+            let expected = format!("numbers above 0 and at most {most:e}, for weights that {dtype:?} holds");
+            return Err(wrong(scale.name, format!("{:e}", scales[at]), at, across, &expected));
         }
         Ok(Some(BlockWeight { format: scale.format, bytes, scales, block: scale.block, columns }))
     }
@@ -138,6 +143,15 @@ impl<'a> Stored<'a> {
             Some(scale) if scale.format == Format::E2m1 => format!("F4_E2M1 x {:?}", scale.entry.dtype),
             Some(scale) => format!("{:?} x {:?}", self.entry.dtype, scale.entry.dtype),
         }
+    }
+}
+
+/// The largest number of a dtype.
+fn largest(dtype: FloatDType) -> f32 {
+    match dtype {
+        FloatDType::F16 => f16::MAX.to_f32(),
+        FloatDType::BF16 => bf16::MAX.to_f32(),
+        _ => f32::MAX,
     }
 }
 

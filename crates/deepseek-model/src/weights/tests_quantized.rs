@@ -83,6 +83,8 @@ fn stacks_take_quantised_tensors() {
 #[case(|t: &mut Tensors| t[1] = f32s("a.weight_scale_inv", &[2, 2], &[1.0, f32::INFINITY, 1.0, 1.0]), "a.weight_scale_inv", "inf", "at [0, 1]", "above 0")]
 #[case(|t: &mut Tensors| t[1] = f32s("a.weight_scale_inv", &[2, 2], &[1.0, 1.0, 1.0, 0.0]), "a.weight_scale_inv", "0", "at [1, 1]", "above 0")]
 #[case(|t: &mut Tensors| t[1] = f32s("a.weight_scale_inv", &[2, 2], &[-1.0, 1.0, 1.0, 1.0]), "a.weight_scale_inv", "-1", "at [0, 0]", "above 0")]
+#[case(|t: &mut Tensors| t[1] = f32s("a.weight_scale_inv", &[2, 2], &[1.0, 1e36, 1.0, 1.0]), "a.weight_scale_inv", "1e36", "at [0, 1]", "at most 7.5")]
+#[case(|t: &mut Tensors| t[1] = ("a.scale", Dtype::F8_E8M0, vec![2, 2], vec![127, 254, 127, 127]), "a.scale", "1.7014118e38", "at [0, 1]", "at most")]
 #[case(|t: &mut Tensors| t[1] = ("a.scale", Dtype::F8_E8M0, vec![2, 2], vec![127, 255, 127, 127]), "a.scale", "NaN", "at [0, 1]", "above 0")]
 #[case(|t: &mut Tensors| t.truncate(1), "a.weight", "has no scales", "a.weight_scale_inv or a.scale", "[2, 2]")]
 #[case(|t: &mut Tensors| t[1] = f32s("a.weight_scale_inv", &[1, 2], &[1.0, 1.0]), "a.weight_scale_inv", "wrong shape", "[1, 2]", "[2, 2]")]
@@ -108,6 +110,35 @@ fn damage_is_reported_by_tensor(
     for needle in [tensor, actual, at, expected] {
         assert!(text.contains(needle), "`{needle}` is not in: {text}");
     }
+}
+
+/// A factor that f32 holds, and f16 does not with the largest code.
+#[test]
+fn factors_that_overflow_the_dtype_are_reported() {
+    let mut tensors = sound();
+    tensors[1] = f32s("a.weight_scale_inv", &[2, 2], &[1.0, 1.0, 200.0, 1.0]);
+    let (_dir, checkpoint) = single(tensors);
+    let mut half = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::F16, None);
+    half = half.with_quantization(Some(SMALL_BLOCKS));
+    half.tensor("a.weight", [3, 3]);
+    let text = report(half).to_string();
+    assert!(text.contains("holds 2e2 at [1, 0]") && text.contains("F16"), "{text}");
+    let mut wide = loader(&checkpoint);
+    wide.tensor("a.weight", [3, 3]);
+    wide.finish().unwrap();
+}
+
+/// A block that is larger than the weight is no reason to make numbers for all of it.
+#[test]
+fn huge_blocks_cost_nothing() {
+    let mut tensors = sound();
+    tensors[1] = f32s("a.weight_scale_inv", &[1, 1], &[2.0]);
+    let (_dir, checkpoint) = single(tensors);
+    let block = [usize::MAX, 1 << 40];
+    let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::F32, None);
+    loader = loader.with_quantization(Some(Quantization { block, fp4_experts: false }));
+    assert_eq!(values(loader.tensor("a.weight", [3, 3]))[..4], [2.0, 4.0, 8.0, -2.0]);
+    loader.finish().unwrap();
 }
 
 #[test]

@@ -259,11 +259,13 @@ fn stored_codes<'a>(
         (_, shape) => shape.to_vec(),
     };
     let wrong = match Stored::find(checkpoint, name, &shape, Some(quantization), &mut report) {
-        Some(stored) if stored.is_sound => match stored.blocks(checkpoint, shape.last().copied().unwrap_or(1)) {
-            Ok(Some(weight)) => return Ok(weight),
-            Ok(None) => None,
-            Err(wrong) => Some(wrong),
-        },
+        Some(stored) if stored.is_sound => {
+            match stored.blocks(checkpoint, shape.last().copied().unwrap_or(1), FloatDType::F32) {
+                Ok(Some(weight)) => return Ok(weight),
+                Ok(None) => None,
+                Err(wrong) => Some(wrong),
+            }
+        }
         _ => None,
     };
     report.wrong_quantization.extend(wrong);

@@ -125,7 +125,8 @@ impl RouteExpertsArgs {
                 check.int("choice", given)?;
                 check.dims("choice", given.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
                 let [_, top_k] = given.dims();
-                return check.value("choice", top_k > 0, top_k, || "at least 1 expert for a token".into());
+                let holds = (1..=MAX_EXPERTS).contains(&top_k);
+                return check.value("choice", holds, top_k, || format!("1 to {MAX_EXPERTS} experts for a token"));
             }
         };
         check.value("choice", (1..=most).contains(&top_k), top_k, || format!("1 to {most} experts for a token"))
@@ -156,7 +157,10 @@ pub struct ExpertsMlpArgs {
 /// # Errors
 /// Wrong shapes, dtypes or devices, or a limit that is not positive: nothing is launched.
 pub fn experts_mlp(args: ExpertsMlpArgs, limit: Option<f32>) -> Result<Tensor<2>, MlaError> {
-    args.check(limit)?;
+    let check = args.check(limit)?;
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    crate::limits::experts(&check, &args)?;
+    let _ = check;
     if args.x.shape().num_elements() == 0 {
         return Ok(args.x);
     }
@@ -171,7 +175,7 @@ pub fn experts_mlp(args: ExpertsMlpArgs, limit: Option<f32>) -> Result<Tensor<2>
 }
 
 impl ExpertsMlpArgs {
-    fn check(&self, limit: Option<f32>) -> Result<(), MlaError> {
+    fn check(&self, limit: Option<f32>) -> Result<Check, MlaError> {
         let check = Check::new(MLP, "x", &self.x)?;
         check.float("x", &self.x)?;
         check.int("indices", &self.indices)?;
@@ -182,19 +186,21 @@ impl ExpertsMlpArgs {
         let ([tokens, hidden], [_, top_k], [experts, _, width]) =
             (self.x.dims(), self.indices.dims(), self.down.dims());
         check.dims("indices", self.indices.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
-        check.value("indices", top_k > 0, top_k, || "at least 1 expert for a token".into())?;
+        let holds = (1..=MAX_EXPERTS).contains(&top_k);
+        check.value("indices", holds, top_k, || format!("1 to {MAX_EXPERTS} experts for a token"))?;
         let words = || format!("[N, k] = [{tokens}, {top_k}]");
         check.dims("weights", self.weights.dims(), [Some(tokens), Some(top_k)], words)?;
         let words = || format!("[E, hidden, I] with hidden = {hidden}, none of them 0");
         check.dims("down", self.down.dims(), [None, Some(hidden), None], words)?;
-        check.value("down", experts * width > 0, format!("{:?}", self.down.dims()), || {
-            "at least 1 expert with a channel".into()
+        let holds = (1..=MAX_EXPERTS).contains(&experts) && width > 0;
+        check.value("down", holds, format!("{:?}", self.down.dims()), || {
+            format!("1 to {MAX_EXPERTS} experts with a channel")
         })?;
         let words = || format!("[E, 2 I, hidden] = [{experts}, {}, {hidden}]", 2 * width);
         check.dims("gate_up", self.gate_up.dims(), [Some(experts), Some(2 * width), Some(hidden)], words)?;
-        match limit {
-            None => Ok(()),
-            Some(limit) => check.value("limit", limit > 0.0, limit, || "a number above 0".into()),
+        if let Some(limit) = limit {
+            check.value("limit", limit > 0.0, limit, || "a number above 0".into())?;
         }
+        Ok(check)
     }
 }

@@ -34,7 +34,7 @@ pub(crate) fn choose_experts(
     if let Some(groups) = options.groups {
         choice = keep_best_groups(choice, groups);
     }
-    let (_, indices) = choice.topk_with_indices(top_k, 1);
+    let indices = best(choice, top_k);
     let weights = weights(scores.gather(1, indices.clone()), options);
     (indices, weights)
 }
@@ -57,13 +57,27 @@ fn weights(scores: Tensor<2>, options: &RouteExpertsOptions) -> Tensor<2> {
     scores * options.scale
 }
 
+/// The `k` largest of each row, the largest first: i32 `[N, k]`. Of two that are equal the first; what is no number is the least.
+fn best(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
+    let ([rows, columns], device) = (scores.dims(), scores.device());
+    let scores: Vec<f32> = scores.try_into_vec_as().expect("computed on the CPU");
+    let key = |score: f32| if score > f32::MIN { score } else { f32::MIN };
+    let mut indices = Vec::with_capacity(rows * k);
+    for row in scores.chunks_exact(columns) {
+        let mut order: Vec<i32> = (0..columns as i32).collect();
+        order.sort_by(|&a, &b| key(row[b as usize]).total_cmp(&key(row[a as usize])));
+        indices.extend_from_slice(&order[..k]);
+    }
+    Tensor::from_data(TensorData::new(indices, [rows, k]), (&device, DType::I32))
+}
+
 /// Hides the experts outside the best groups.
 fn keep_best_groups(choice: Tensor<2>, groups: ExpertGroups) -> Tensor<2> {
     let ExpertGroups { count, kept, best } = groups;
     let [tokens, experts] = choice.dims();
     let grouped = choice.reshape([tokens, count, experts / count]);
     let group_scores = grouped.clone().topk(best, 2).sum_dim(2);
-    let (_, best) = group_scores.reshape([tokens, count]).topk_with_indices(kept, 1);
+    let best = self::best(group_scores.reshape([tokens, count]), kept);
     let numbers = Tensor::<1, Int>::arange(0..count as i64, (&best.device(), best.dtype()));
     let shape = [tokens, kept, count];
     let is_best = best
@@ -123,6 +137,6 @@ pub(crate) fn experts_mlp(
         outputs = Tensor::cat(vec![outputs, Tensor::zeros([1, hidden], (&device, DType::from(dtype)))], 0);
     }
     let outputs = outputs.select(0, index(place)).reshape([tokens, top_k, hidden]);
-    let weighted = outputs * weights.cast(dtype).unsqueeze_dim::<3>(2);
-    weighted.sum_dim(1).reshape([tokens, hidden])
+    let weighted = outputs.cast(FloatDType::F32) * weights.unsqueeze_dim::<3>(2);
+    weighted.sum_dim(1).reshape([tokens, hidden]).cast(dtype)
 }
