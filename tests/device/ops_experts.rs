@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, batch_invariant,
-    experts_mlp, linear, route_experts, swiglu,
+    experts_mlp, linear, linear_by_head, route_experts, swiglu,
 };
 use rstest::rstest;
 
@@ -328,6 +328,37 @@ fn ops_swiglu(
                 let allowed = 3.0 * tolerance(dtype) * expected.abs() + 1e-6 * sums;
                 assert!(off <= allowed, "{widths:?} {dtype:?} on {device:?}: off by {off:e}, allowed {allowed:e}");
             }
+        }
+    });
+}
+
+/// Heads with channels that are carried over; matrices that are the second half of larger ones.
+#[rstest]
+fn ops_linear_by_head(
+    #[values(1, 9, 65)] rows: usize,
+    #[values([16, 128, 48, 64], [3, 33, 7, 0], [2, 64, 8, 5])] sizes: [usize; 4],
+    #[values(false, true)] halves: bool,
+) {
+    let [heads, inputs, outputs, carried] = sizes;
+    for_each_dtype(|device, dtype| {
+        let (width, mut rng) = (inputs + carried, rng(67));
+        let x = random(&mut rng, rows * heads * width, dtype);
+        let w = random(&mut rng, heads * 2 * outputs * inputs, dtype);
+        let both = floats(&w, [heads, 2 * outputs, inputs], dtype, device);
+        let half = both.narrow(1, outputs, outputs);
+        let weight = if halves { half } else { half.clone().mul_scalar(1.0) };
+        let out = linear_by_head(floats(&x, [rows, heads, width], dtype, device), weight);
+        assert_eq!((out.dims(), out.dtype()), ([rows, heads, outputs + carried], dtype));
+        for (row, (out, x)) in values(out).chunks(outputs + carried).zip(x.chunks(width)).enumerate() {
+            let matrix = &w[(row % heads * 2 + 1) * outputs * inputs..][..outputs * inputs];
+            for (out, w) in out.iter().zip(matrix.chunks(inputs)) {
+                let products = || x.iter().zip(w).map(|(a, b)| a * b);
+                let (expected, size): (f64, f64) = (products().sum(), products().map(f64::abs).sum());
+                let off = (f64::from(*out) - expected).abs();
+                assert!(off <= tolerance(dtype) * expected.abs() + 1e-6 * size, "{sizes:?} {dtype:?} on {device:?}");
+            }
+            let rest = out[outputs..].iter().map(|&value| f64::from(value));
+            assert!(rest.eq(x[inputs..].iter().copied()), "{sizes:?} {dtype:?} on {device:?}");
         }
     });
 }

@@ -280,6 +280,10 @@ pub trait MlaBackend: Backend {
     #[fusion(meta = fusion::linear)]
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: LinearSpec) -> FloatTensor<Self>;
 
+    /// [`linear_by_head`](crate::linear_by_head()).
+    #[fusion(meta = fusion::linear_by_head)]
+    fn linear_by_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// [`route_experts`](crate::route_experts()) of the best scores: experts and weights. Without `biased`, `bias` is anything.
     #[fusion(meta = fusion::choose_experts)]
     fn choose_experts(

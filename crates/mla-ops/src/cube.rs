@@ -379,6 +379,10 @@ impl MlaBackend for CubeBackend {
         experts::linear(x, weight, &spec)
     }
 
+    fn linear_by_head(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+        experts::linear_by_head(x, weight)
+    }
+
     fn choose_experts(
         logits: CubeTensor,
         bias: CubeTensor,

@@ -11,7 +11,7 @@ use crate::backend::{
     CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend, NormRopeSpec,
     PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
-use crate::{Path, RouteExpertsOptions, SparseMlaOptions, SparseScope, linear, reference, swiglu};
+use crate::{Path, RouteExpertsOptions, SparseMlaOptions, SparseScope, linear, linear_by_head, reference, swiglu};
 
 impl MlaBackend for Flex {
     fn mla_plan(seq_lens: IntTensor<Self>, spec: PlanSpec) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
@@ -153,6 +153,10 @@ impl MlaBackend for Flex {
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: LinearSpec) -> FloatTensor<Self> {
         let (x, weight) = (float(x), float(weight));
         float_primitive(if spec.gated { swiglu(x, weight, spec.limit) } else { linear(x, weight) })
+    }
+
+    fn linear_by_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        float_primitive(linear_by_head(float(x), float(weight)))
     }
 
     fn choose_experts(

@@ -134,6 +134,11 @@ pub(crate) fn linear(x: &TensorSpec, weight: &TensorSpec, linear: &LinearSpec) -
     spec([rows, if linear.gated { outputs / 2 } else { outputs }], x.dtype)
 }
 
+pub(crate) fn linear_by_head(x: &TensorSpec, weight: &TensorSpec) -> TensorSpec {
+    let ([rows, heads, width], [_, outputs, inputs]) = (x.shape.dims(), weight.shape.dims());
+    spec([rows, heads, outputs + width - inputs], x.dtype)
+}
+
 pub(crate) fn choose_experts(
     logits: &TensorSpec,
     _bias: &TensorSpec,

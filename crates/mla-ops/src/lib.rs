@@ -15,7 +15,7 @@
 //! | [`sparse_mla_parts`] | the same before the division by the sum of the weights |
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
 //! | [`route_experts`], [`experts_mlp`] | mixture of experts: the choice, and the experts' sum |
-//! | [`linear`], [`swiglu`] | a projection, and a gated one, of a few rows as fast as the weights come |
+//! | [`linear`], [`swiglu`], [`linear_by_head`] | projections, of a few rows as fast as the weights come |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //! | [`batch_invariant()`] | products whose rows do not depend on one another, bit for bit (CPU) |
 //!
@@ -57,7 +57,7 @@ pub use ops::experts::{
 };
 pub use ops::kv_indices::{KvIndices, kv_indices};
 pub use ops::lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
-pub use ops::linear::{linear, swiglu};
+pub use ops::linear::{linear, linear_by_head, swiglu};
 pub use ops::matmul::matmul;
 pub use ops::merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};

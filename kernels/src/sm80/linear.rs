@@ -70,6 +70,11 @@ pub(crate) fn supported(client: &Client, inputs: usize, elem: ElemType) -> bool 
         && inputs.is_multiple_of(CHUNK)
 }
 
+/// Whether rows and matrices lie so that 16 bytes can be loaded at once.
+pub(crate) fn fits(products: &Products) -> bool {
+    products.carried.is_multiple_of(VECTOR) && products.matrix_stride.is_multiple_of(VECTOR)
+}
+
 /// Tokens of a tile for matrices that meet so many rows.
 pub(crate) fn tile_tokens(rows: usize) -> usize {
     rows.div_ceil(N).next_power_of_two().min(MAX_STEPS) * N
@@ -99,8 +104,10 @@ pub(crate) fn launch(
         products.out,
         products.inputs / VECTOR,
         products.outputs,
-        grid.top_k,
-        grid.dense_rows,
+        products.carried / VECTOR,
+        products.matrix_stride / VECTOR,
+        grid.per_token,
+        grid.tokens,
         grid.max_tiles,
         products.limit,
         form,
@@ -118,8 +125,10 @@ fn linear_mma_kernel<E: Float, V: Size>(
     out: &mut [E],
     vectors: usize,
     outputs: usize,
-    top_k: usize,
-    dense_rows: usize,
+    carried: usize,
+    matrix_stride: usize,
+    per_token: usize,
+    tokens: usize,
     max_tiles: usize,
     limit: f32,
     #[comptime] form: Form,
@@ -132,25 +141,25 @@ fn linear_mma_kernel<E: Float, V: Size>(
     let groups = outputs.div_ceil(form.outputs());
     let number = CUBE_POS / groups;
     let output = CUBE_POS % groups * form.outputs();
-    let tile = Tile::read(tiles, number, max_tiles, dense_rows, form.tokens(), form.rows);
+    let tile = Tile::read(tiles, number, max_tiles, tokens, form.tokens(), form.rows);
     if tile.count > 0 {
         // This unit's row of a product, and its channels.
         let row = (UNIT_POS_X / 4) as usize;
         let quad = (UNIT_POS_X % 4) as usize;
-        let rows = comptime!(if form.linear.gated { 2usize } else { 1usize }) * outputs;
         // Past the last row, that one again.
         let own = min(output + row, outputs - 1);
         let mut other = min(output + row + M / 2, outputs - 1);
         if comptime!(form.linear.gated) {
             other = outputs + own;
         }
-        let own = (tile.expert * rows + own) * vectors + quad;
-        let other = (tile.expert * rows + other) * vectors + quad;
+        let own = tile.expert * matrix_stride + own * vectors + quad;
+        let other = tile.expert * matrix_stride + other * vectors + quad;
         let mut inputs = Sequence::<usize>::new();
         let mut acc = Array::<Vector<f32, NC>>::new(comptime!(2 * form.steps));
         #[unroll]
         for step in 0..form.steps {
-            inputs.push(tile.input(order, row + comptime!(step * N), top_k, form.rows) * vectors + quad);
+            inputs
+                .push(tile.input(order, row + comptime!(step * N), per_token, form.rows) * (vectors + carried) + quad);
             acc[comptime!(2 * step)] = Vector::new(0.0f32);
             acc[comptime!(2 * step + 1)] = Vector::new(0.0f32);
         }
@@ -183,9 +192,15 @@ fn linear_mma_kernel<E: Float, V: Size>(
             if comptime!(form.linear.gated) {
                 result = gated(first, sum(&sums, row + M / 2, token, form), limit, form.linear.limited);
             }
-            out[tile.output(order, token, form.rows) * outputs + output + row] = E::cast_from(result);
+            let to = tile.output(order, token, per_token, form.rows);
+            out[to * (outputs + carried * VECTOR) + output + row] = E::cast_from(result);
         }
         value += comptime!(LANES * PLANES);
+    }
+    if comptime!(form.rows == Rows::Heads) {
+        if CUBE_POS % groups == 0 {
+            tile.carry::<E, V>(x, out, vectors, outputs, carried, per_token, comptime!(LANES * PLANES));
+        }
     }
 }
 
@@ -269,12 +284,14 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         let entry = |name, rows, gated, limited, steps| {
             let form = Form { rows, linear: LinearForm { gated, limited }, steps };
             let bits = AddressType::U32;
-            let form = form!(linear_mma_kernel, cube, [bits, VECTOR, _, _, _, _, _, 1, 1, 1, 1, 1, 1.0, form, elem]);
+            let form =
+                form!(linear_mma_kernel, cube, [bits, VECTOR, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem]);
             Entry::of(kind, name, form).on(|arch| arch != Arch::Sm75)
         };
         [
             entry("linear.mma.8", Rows::Dense, false, false, 1),
             entry("linear.mma.64", Rows::Dense, false, false, 8),
+            entry("linear.mma.heads", Rows::Heads, false, false, 1),
             entry("linear.mma.experts_up", Rows::Gather, true, true, 1),
             entry("linear.mma.experts_down", Rows::Scatter, false, false, 1),
         ]

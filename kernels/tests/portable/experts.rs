@@ -248,13 +248,60 @@ fn dense<E: Number>(client: &Client, [rows, inputs, outputs]: [usize; 3]) {
 #[rstest]
 fn experts_dense_linear(
     #[values(1, 3, 8, 9, 33, 65)] rows: usize,
-    #[values([64, 16], [288, 40], [33, 7], [1024, 3])] widths: [usize; 2],
+    #[values([64, 16], [288, 40], [33, 7], [1024, 3], [1408, 24])] widths: [usize; 2],
 ) {
     let [inputs, outputs] = widths;
     for_each_client(|client| {
         dense::<f32>(client, [rows, inputs, outputs]);
         dense::<f16>(client, [rows, inputs, outputs]);
         dense::<bf16>(client, [rows, inputs, outputs]);
+    });
+}
+
+/// Rows of x with more channels than the product takes, matrices with other numbers between them.
+fn heads<E: Number>(client: &Client, [rows, heads, inputs, outputs, carried]: [usize; 5], between: usize) {
+    if !present::<E>(client) {
+        return;
+    }
+    let (row, matrix) = (inputs + carried, outputs * inputs + between);
+    let (x, w) = (values::<E>(1, rows * heads * row, 1.0), values::<E>(2, heads * matrix, 1.0));
+    let len = rows * heads * (outputs + carried);
+    let out = upload(client, &vec![E::of(77.0); len + 1]);
+    let args = LinearArgs {
+        x: arg(&upload(client, &x), x.len()),
+        weight: arg(&upload(client, &w), w.len()),
+        out: arg(&out, len + 1),
+        work: Work::Heads { rows, heads, carried, matrix_stride: matrix },
+        inputs,
+        outputs,
+        limit: 0.0,
+        form: LinearForm { gated: false, limited: false },
+        elem: E::cube_type(),
+    };
+    linear::launch(client, args);
+    let actual = read::<E>(client, out);
+    for (number, (x, actual)) in x.chunks(row).zip(actual.chunks(outputs + carried)).enumerate() {
+        let (x, rest) = x.split_at(inputs);
+        for (o, w) in w[number % heads * matrix..][..outputs * inputs].chunks(inputs).enumerate() {
+            let (expected, size) = dot(x, w);
+            let error = (actual[o].f64() - expected).abs();
+            assert!(error <= E::ROUNDING * expected.abs() + 1e-6 * size, "row {number}, output {o}: {error:e}");
+        }
+        assert!(rest.iter().zip(&actual[outputs..]).all(|(a, b)| a.f64() == b.f64()), "row {number}");
+    }
+    assert_eq!(actual[len].f64(), 77.0);
+}
+
+/// The absorbed projections of the attention, and odd sizes; with matrices that matrix instructions cannot load.
+#[rstest]
+fn experts_linear_by_head(
+    #[values([1, 16, 128, 48, 64], [9, 3, 64, 24, 0], [3, 5, 33, 7, 2], [17, 2, 96, 40, 3])] sizes: [usize; 5],
+    #[values(0, 64, 3)] between: usize,
+) {
+    for_each_client(|client| {
+        heads::<f32>(client, sizes, between);
+        heads::<f16>(client, sizes, between);
+        heads::<bf16>(client, sizes, between);
     });
 }
 

@@ -4,7 +4,7 @@ use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
     MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, RaggedAttentionArgs, RaggedAttentionOptions,
-    SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, matmul, merge_state, mla_decode, ragged_attention,
+    SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, linear_by_head, merge_state, mla_decode, ragged_attention,
     sparse_mla,
 };
 
@@ -27,9 +27,9 @@ pub(crate) struct MultiHeadLatentAttention {
     kv_a_proj_with_mqa: Linear,
     kv_a_layernorm: RmsNorm,
     kv_b_proj: Linear,
-    /// `[H, dn, R]`: the key half of `kv_b_proj`, absorbed into the query.
+    /// `[H, R, dn]`: the key half of `kv_b_proj`, absorbed into the query; a copy, for its transposed matrices.
     w_uk: Tensor<3>,
-    /// `[H, R, dv]`: the value half, applied to the attention's output.
+    /// `[H, dv, R]`: the value half, applied to the attention's output.
     w_uv: Tensor<3>,
     o_proj: Linear,
     heads: usize,
@@ -94,8 +94,8 @@ impl MultiHeadLatentAttention {
             ),
             kv_a_layernorm: RmsNorm::load(loader, &format!("{name}.kv_a_layernorm"), rank, INNER_NORM_EPS),
             kv_b_proj: Linear::new(kv_b),
-            w_uk: by_head.clone().narrow(1, 0, dn),
-            w_uv: by_head.narrow(1, dn, dv).swap_dims(1, 2),
+            w_uk: loader.contiguous(by_head.clone().narrow(1, 0, dn).swap_dims(1, 2)),
+            w_uv: by_head.narrow(1, dn, dv),
             o_proj: Linear::load(loader, &format!("{name}.o_proj"), config.hidden_size, heads * dv),
             heads,
             qk_nope_head_dim: dn,
@@ -112,8 +112,6 @@ impl MultiHeadLatentAttention {
         let (q, q_latent) = self.query.forward(x.clone())?;
         let q = q.reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
         let q = step.rotation.turn(q)?;
-        let q_nope = q.clone().narrow(2, 0, self.qk_nope_head_dim);
-        let q_pe = q.narrow(2, self.qk_nope_head_dim, self.qk_rope_head_dim);
         // The normed latent, and behind it the turned rotary key that all heads share: a row of the cache.
         let compressed = self.kv_a_proj_with_mqa.forward(x.clone());
         let latent = step.rotation.norm_and_turn(compressed, &self.kv_a_layernorm)?;
@@ -125,50 +123,41 @@ impl MultiHeadLatentAttention {
         let out = match &step.keys {
             Keys::All { single, new } => {
                 let alone = single.as_ref().map_or(0, |keys| keys.batch);
-                let first = |x: &Tensor<3>| x.clone().narrow(0, 0, alone);
-                let rest = |x: &Tensor<3>| x.clone().narrow(0, alone, tokens - alone);
                 let mut outs = Vec::new();
                 if let Some(keys) = single {
-                    outs.push(self.absorbed(first(&q_nope), first(&q_pe), keys, true, cache)?.0);
+                    outs.push(self.absorbed(q.clone().narrow(0, 0, alone), keys, true, cache)?.0);
                 }
                 if let Some(keys) = new {
-                    let latent = latent.narrow(0, alone, tokens - alone);
-                    outs.push(self.naive_and_past(rest(&q_nope), rest(&q_pe), latent, keys, cache)?);
+                    let (q, latent) = (q.narrow(0, alone, tokens - alone), latent.narrow(0, alone, tokens - alone));
+                    outs.push(self.naive_and_past(q, latent, keys, cache)?);
                 }
                 if outs.len() > 1 { Tensor::cat(outs, 0) } else { outs.remove(0) }
             }
             Keys::Indexed(keys) => {
                 let indexer = self.indexer.as_ref().expect("only the steps of a model with an indexer have such keys");
                 let slots = indexer.pick(q_latent, x, step, keys, cache)?;
-                self.picked(q_nope, q_pe, slots, cache)?
+                self.picked(q, slots, cache)?
             }
         };
         Ok(self.o_proj.forward(out.reshape([tokens, self.heads * self.v_head_dim])))
     }
 
-    /// The query against latents: `[N, H, dn]` -> `[N, H, R]`.
-    fn absorb(&self, q_nope: Tensor<3>) -> Tensor<3> {
-        matmul(q_nope.swap_dims(0, 1), self.w_uk.clone()).swap_dims(0, 1)
+    /// The query against rows of the cache: `[N, H, dn + dr]` -> `[N, H, R + dr]`.
+    fn absorb(&self, q: Tensor<3>) -> Tensor<3> {
+        linear_by_head(q, self.w_uk.clone())
     }
 
     /// The values of attended latents: `[N, H, R]` -> `[N, H, dv]`.
     fn expand(&self, out: Tensor<3>) -> Tensor<3> {
-        matmul(out.swap_dims(0, 1), self.w_uv.clone()).swap_dims(0, 1)
+        linear_by_head(out, self.w_uv.clone())
     }
 
     /// Attention of each token over the latents in these slots, i32 `[N, 1, k]`: out `[N, H, dv]`.
-    fn picked(
-        &self,
-        q_nope: Tensor<3>,
-        q_pe: Tensor<3>,
-        slots: Tensor<3, Int>,
-        cache: &PagedCache,
-    ) -> Result<Tensor<3>> {
-        let [tokens, heads, rope] = q_pe.dims();
+    fn picked(&self, q: Tensor<3>, slots: Tensor<3, Int>, cache: &PagedCache) -> Result<Tensor<3>> {
+        let [tokens, heads, _] = q.dims();
         let rank = self.kv_lora_rank;
-        let q = Tensor::cat(vec![self.absorb(q_nope), q_pe], 2);
         let args = SparseMlaArgs {
-            q: q.reshape([tokens, 1, heads, rank + rope]),
+            q: self.absorb(q).unsqueeze_dim(1),
             scope: SparseScope { rows: cache.pool(self.pool)?, indices: slots, lengths: None },
             second: None,
             sink: None,
@@ -181,20 +170,16 @@ impl MultiHeadLatentAttention {
     /// Attention over the paged latents, with `kv_b_proj` absorbed into query and output: out `[N, H, dv]`, lse `[N, H]`.
     fn absorbed(
         &self,
-        q_nope: Tensor<3>,
-        q_pe: Tensor<3>,
+        q: Tensor<3>,
         keys: &PagedKeys,
         causal: bool,
         cache: &PagedCache,
     ) -> Result<(Tensor<3>, Tensor<2>)> {
-        let [tokens, heads, _] = q_nope.dims();
+        let [tokens, heads, _] = q.dims();
         let (batch, rank) = (keys.batch, self.kv_lora_rank);
-        let query_len = tokens / batch;
+        let q = self.absorb(q).reshape([batch, tokens / batch, heads, rank + self.qk_rope_head_dim]);
         let args = MlaDecodeArgs {
-            q: MlaQuery::Parts {
-                nope: self.absorb(q_nope).reshape([batch, query_len, heads, rank]),
-                pe: q_pe.reshape([batch, query_len, heads, self.qk_rope_head_dim]),
-            },
+            q: MlaQuery::Whole(q),
             kv_cache: cache.pool(self.pool)?,
             page_table: keys.page_table.clone(),
             seq_lens: keys.seq_lens.clone(),
@@ -206,36 +191,23 @@ impl MultiHeadLatentAttention {
     }
 
     /// Attention of chunks of new tokens over themselves and what the cache held before: out `[N, H, dv]`.
-    fn naive_and_past(
-        &self,
-        q_nope: Tensor<3>,
-        q_pe: Tensor<3>,
-        latent: Tensor<2>,
-        keys: &NewKeys,
-        cache: &PagedCache,
-    ) -> Result<Tensor<3>> {
-        let mut state = self.naive(q_nope.clone(), q_pe.clone(), latent, &keys.cu_seqlens)?;
+    fn naive_and_past(&self, q: Tensor<3>, latent: Tensor<2>, keys: &NewKeys, cache: &PagedCache) -> Result<Tensor<3>> {
+        let mut state = self.naive(q.clone(), latent, &keys.cu_seqlens)?;
         for chunk in &keys.past {
-            state = self.add_past(state, &q_nope, &q_pe, chunk, cache)?;
+            state = self.add_past(state, &q, chunk, cache)?;
         }
         Ok(state.0)
     }
 
     /// Attention of the new tokens over themselves, with keys and values of every head: out `[N, H, dv]`, lse `[N, H]`.
-    fn naive(
-        &self,
-        q_nope: Tensor<3>,
-        q_pe: Tensor<3>,
-        latent: Tensor<2>,
-        cu_seqlens: &Tensor<1, Int>,
-    ) -> Result<(Tensor<3>, Tensor<2>)> {
-        let [tokens, heads, dn] = q_nope.dims();
+    fn naive(&self, q: Tensor<3>, latent: Tensor<2>, cu_seqlens: &Tensor<1, Int>) -> Result<(Tensor<3>, Tensor<2>)> {
+        let ([tokens, heads, _], dn) = (q.dims(), self.qk_nope_head_dim);
         let k_pe = latent.clone().narrow(1, self.kv_lora_rank, self.qk_rope_head_dim);
         let k_pe = k_pe.unsqueeze_dim::<3>(1).expand([tokens, heads, self.qk_rope_head_dim]);
         let latent = latent.narrow(1, 0, self.kv_lora_rank);
         let kv = self.kv_b_proj.forward(latent).reshape([tokens, heads, dn + self.v_head_dim]);
         let args = RaggedAttentionArgs {
-            q: Tensor::cat(vec![q_nope, q_pe], 2),
+            q,
             k: Tensor::cat(vec![kv.clone().narrow(2, 0, dn), k_pe], 2),
             v: kv.narrow(2, dn, self.v_head_dim),
             cu_seqlens: cu_seqlens.clone(),
@@ -248,13 +220,12 @@ impl MultiHeadLatentAttention {
     fn add_past(
         &self,
         (out, lse): (Tensor<3>, Tensor<2>),
-        q_nope: &Tensor<3>,
-        q_pe: &Tensor<3>,
+        q: &Tensor<3>,
         chunk: &PastChunk,
         cache: &PagedCache,
     ) -> Result<(Tensor<3>, Tensor<2>)> {
         let rows = |x: &Tensor<3>| x.clone().slice(s![chunk.tokens.clone(), .., ..]);
-        let (past_out, past_lse) = self.absorbed(rows(q_nope), rows(q_pe), &chunk.keys, false, cache)?;
+        let (past_out, past_lse) = self.absorbed(rows(q), &chunk.keys, false, cache)?;
         let (merged_out, merged_lse) = merge_state(MergeStateArgs {
             out_a: past_out,
             lse_a: past_lse,

@@ -163,6 +163,17 @@ impl<'a> WeightLoader<'a> {
         }
     }
 
+    /// A tensor from this loader, row after row in memory. A placeholder stays one.
+    pub(crate) fn contiguous<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
+        match self.listing.is_some() || !self.report.is_empty() {
+            true => tensor,
+            false => {
+                let whole = tensor.dims().map(|size| 0..size);
+                Tensor::empty(tensor.dims(), (&self.device, tensor.dtype())).slice_assign(whole, tensor)
+            }
+        }
+    }
+
     /// The tensor `name` of whole numbers below `below` (DeepSeek-V4's `tid2eid`), as i32.
     pub fn index_table(&mut self, name: &str, shape: [usize; 2], below: usize) -> Tensor<2, Int> {
         let options = (&self.device.clone(), DType::I32);

@@ -33,6 +33,43 @@ pub(super) fn linear(x: CubeTensor, weight: CubeTensor, spec: &LinearSpec) -> Cu
     out
 }
 
+/// x `[N, H, d]`, weight `[H, out, in]`: `[N, H, out + d - in]`.
+pub(super) fn linear_by_head(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+    let x = contiguous(x);
+    let ([rows, heads, width], [_, outputs, inputs]) = (dims(&x), dims(&weight));
+    let carried = width - inputs;
+    // Half of a projection's matrices may lie between the other halves.
+    let (weight, matrix_stride) = match matrix_stride(&weight) {
+        Some(stride) => (weight, stride),
+        None => (contiguous(weight), outputs * inputs),
+    };
+    let elem = dtype_to_elem_type(x.dtype);
+    let (out, client) = (empty(&x, [rows, heads, outputs + carried], x.dtype), x.client.clone());
+    let args = LinearArgs {
+        x: x.into_buffer_arg(),
+        weight: weight.into_buffer_arg(),
+        out: out.clone().into_buffer_arg(),
+        work: Work::Heads { rows, heads, carried, matrix_stride },
+        inputs,
+        outputs,
+        limit: 0.0,
+        form: LinearForm { gated: false, limited: false },
+        elem,
+    };
+    linear::launch(&client, args);
+    out
+}
+
+/// Elements from one matrix to the next, where each is contiguous and begins at a multiple of 16 bytes.
+fn matrix_stride(weight: &CubeTensor) -> Option<usize> {
+    let ([heads, outputs, inputs], strides) = (dims(weight), weight.meta.strides());
+    let stride = if heads > 1 { strides[0] } else { outputs * inputs };
+    let contiguous = (outputs == 1 || strides[1] == inputs) && (inputs == 1 || strides[2] == 1);
+    let offset = weight.handle.offset_start.unwrap_or(0);
+    let aligned = (stride * weight.dtype.size()).is_multiple_of(16) && offset.is_multiple_of(16);
+    (contiguous && stride >= outputs * inputs && aligned).then_some(stride)
+}
+
 /// Logits `[N, E]`; a bias `[E]` or the given experts `[N, k]` where the choice has them, otherwise anything.
 pub(super) fn route(
     logits: CubeTensor,

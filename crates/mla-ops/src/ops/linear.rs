@@ -1,4 +1,4 @@
-//! [`linear`] and [`swiglu`]: projections.
+//! [`linear`], [`swiglu`] and [`linear_by_head`]: projections.
 
 use burn::backend::Dispatch;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -47,6 +47,31 @@ pub fn swiglu(x: Tensor<2>, gate_up: Tensor<2>, limit: Option<f32>) -> Tensor<2>
     }
 }
 
+/// The product of each head of `x [N, H, d]` with the transpose of its own matrix of `weight [H, out, in]`, of the same float
+/// dtype, and behind it the head's channels past the first `in`, as they are: `[N, H, out + d - in]`.
+///
+/// MLA's absorbed projections: the query against the latents, with its rotary part carried over, and the values of attended
+/// latents. As fast as [`linear`] for a few tokens on a GPU, where matrices may lie apart.
+///
+/// # Panics
+/// As [`Tensor::matmul`] does, where the shapes do not fit.
+pub fn linear_by_head(x: Tensor<3>, weight: Tensor<3>) -> Tensor<3> {
+    let ([rows, heads, width], [matrices, outputs, inputs]) = (x.dims(), weight.dims());
+    let fits = heads == matrices && inputs <= width && x.dtype() == weight.dtype();
+    if fits && heads * inputs * outputs > 0 && (1..=FEW).contains(&rows) && has_kernels(&x) {
+        let [x, weight] = [x, weight].map(Tensor::into_dispatch);
+        return Tensor::from_dispatch(<Dispatch as MlaBackend>::linear_by_head(x, weight));
+    }
+    let product = |x: Tensor<3>| matmul(x.swap_dims(0, 1), weight.swap_dims(1, 2)).swap_dims(0, 1);
+    match width.saturating_sub(inputs) {
+        0 => product(x),
+        rest => {
+            let carried = x.clone().narrow(2, inputs, rest);
+            Tensor::cat(vec![product(x.narrow(2, 0, inputs)), carried], 2)
+        }
+    }
+}
+
 /// By the kernel, where there is one that is for so many rows.
 fn few_rows(x: &Tensor<2>, weight: &Tensor<2>, spec: LinearSpec) -> Option<Tensor<2>> {
     let ([rows, inputs], [outputs, columns]) = (x.dims(), weight.dims());
@@ -58,7 +83,7 @@ fn few_rows(x: &Tensor<2>, weight: &Tensor<2>, spec: LinearSpec) -> Option<Tenso
 }
 
 /// Whether kernels compute on the tensor's device.
-fn has_kernels(tensor: &Tensor<2>) -> bool {
+fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     if let DispatchDevice::Cube(_) = tensor.device().as_dispatch() {
         return true;

@@ -1,4 +1,4 @@
-//! Projections of a few tokens, by one matrix or by that of their expert: each weight is read once for a tile of tokens.
+//! Projections of a few tokens, by one matrix or by that of their expert or head: each weight is read once for a tile of tokens.
 //!
 //! With few tokens a projection is as fast as its weights come from the memory. This kernel is for all devices and dtypes; with
 //! matrix instructions, `sm80/linear.rs` does the same for f16 and bf16.
@@ -46,6 +46,17 @@ pub enum Work {
         /// Rows.
         rows: usize,
     },
+    /// Each head of a token meets its own matrix: x `[rows, heads, inputs + carried]`, out `[rows, heads, outputs + carried]`.
+    Heads {
+        /// Tokens.
+        rows: usize,
+        /// Heads.
+        heads: usize,
+        /// Channels of a row of x that are copied behind its products.
+        carried: usize,
+        /// Elements from one matrix to the next.
+        matrix_stride: usize,
+    },
     /// Tiles of pairs of token and expert.
     Experts {
         /// i32 `[pairs]`, as [`super::sort`] writes it.
@@ -87,6 +98,8 @@ pub struct LinearForm {
 pub(crate) enum Rows {
     /// Rows are their own numbers.
     Dense,
+    /// A row for each token and head.
+    Heads,
     /// See [`PairRows::Gather`].
     Gather,
     /// See [`PairRows::Scatter`].
@@ -98,12 +111,37 @@ pub(crate) struct Grid {
     pub order: BufferArg,
     pub tiles: BufferArg,
     pub rows: Rows,
-    /// Pairs of a token, or 1.
-    pub top_k: usize,
-    /// Rows of x and of the output where the work is dense.
-    pub dense_rows: usize,
+    /// Pairs or heads of a token, or 1.
+    pub per_token: usize,
+    /// Tokens where tiles are not listed.
+    pub tokens: usize,
     /// Tiles at most.
     pub max_tiles: usize,
+}
+
+impl Grid {
+    /// The grid of tiles of `tile` tokens.
+    fn new(client: &Client, work: Work, tile: usize) -> Self {
+        let unlisted = |rows, per_token, tokens, max_tiles| Self {
+            order: dummy(client),
+            tiles: dummy(client),
+            rows,
+            per_token,
+            tokens,
+            max_tiles,
+        };
+        match work {
+            Work::Dense { rows } => unlisted(Rows::Dense, 1, rows, rows.div_ceil(tile)),
+            Work::Heads { rows, heads, .. } => unlisted(Rows::Heads, heads, rows, rows.div_ceil(tile) * heads),
+            Work::Experts { order, tiles, pairs, experts, rows } => {
+                let (rows, per_token) = match rows {
+                    PairRows::Gather { top_k } => (Rows::Gather, top_k),
+                    PairRows::Scatter => (Rows::Scatter, 1),
+                };
+                Self { order, tiles, rows, per_token, tokens: 0, max_tiles: max_tiles(pairs, experts, tile) }
+            }
+        }
+    }
 }
 
 /// Tokens of a tile on this device. `rows` are those of a matrix: all of them, or an expert's on average.
@@ -119,38 +157,31 @@ pub fn tile_tokens(client: &Client, inputs: usize, rows: usize, elem: ElemType) 
 /// Writes `out`. Without rows, inputs or outputs nothing is launched.
 pub fn launch(client: &Client, args: LinearArgs) {
     let (inputs, outputs, elem) = (args.inputs, args.outputs, args.elem);
-    let (count, matrices) = match &args.work {
-        Work::Dense { rows } => (*rows, 1),
-        Work::Experts { pairs, experts, .. } => (*pairs, *experts),
+    // Rows of x, and of those that meet one matrix.
+    let (count, each) = match &args.work {
+        Work::Dense { rows } => (*rows, *rows),
+        Work::Heads { rows, heads, .. } => (rows * heads, *rows),
+        Work::Experts { pairs, experts, .. } => (*pairs, pairs.div_ceil(*experts)),
     };
     if count * inputs * outputs == 0 {
         return;
     }
-    let tile = tile_tokens(client, inputs, count.div_ceil(matrices), elem);
-    let grid = match args.work {
-        Work::Dense { rows } => Grid {
-            order: dummy(client),
-            tiles: dummy(client),
-            rows: Rows::Dense,
-            top_k: 1,
-            dense_rows: rows,
-            max_tiles: rows.div_ceil(tile),
-        },
-        Work::Experts { order, tiles, pairs, experts, rows } => {
-            let (rows, top_k) = match rows {
-                PairRows::Gather { top_k } => (Rows::Gather, top_k),
-                PairRows::Scatter => (Rows::Scatter, 1),
-            };
-            Grid { order, tiles, rows, top_k, dense_rows: 0, max_tiles: max_tiles(pairs, experts, tile) }
-        }
+    let (carried, matrix_stride) = match &args.work {
+        Work::Heads { carried, matrix_stride, .. } => (*carried, *matrix_stride),
+        _ => (0, if args.form.gated { 2 * outputs * inputs } else { outputs * inputs }),
     };
-    let address = address_type(client, &[&args.x, &args.weight, &args.out]);
-    let products = Products { x: args.x, weight: args.weight, out: args.out, inputs, outputs, limit: args.limit };
+    let (x, weight, out, limit) = (args.x, args.weight, args.out, args.limit);
+    let products = Products { x, weight, out, inputs, outputs, carried, matrix_stride, limit };
+    let address = address_type(client, &[&products.x, &products.weight, &products.out]);
     #[cfg(feature = "cuda")]
-    if sm80::supported(client, inputs, elem) {
+    if sm80::supported(client, inputs, elem) && sm80::fits(&products) {
+        let tile = tile_tokens(client, inputs, each, elem);
+        let grid = Grid::new(client, args.work, tile);
         return sm80::launch(client, products, grid, (args.form, tile), address, elem);
     }
-    let vector = io_vector_size(client.properties(), &[inputs], elem.size());
+    let _ = each;
+    let grid = Grid::new(client, args.work, TOKENS);
+    let vector = io_vector_size(client.properties(), &[inputs, products.carried, products.matrix_stride], elem.size());
     let cubes = outputs.div_ceil(ROWS) * grid.max_tiles;
     linear_kernel::launch(
         client,
@@ -165,8 +196,10 @@ pub fn launch(client: &Client, args: LinearArgs) {
         products.out,
         products.inputs / vector,
         products.outputs,
-        grid.top_k,
-        grid.dense_rows,
+        products.carried / vector,
+        products.matrix_stride / vector,
+        grid.per_token,
+        grid.tokens,
         grid.max_tiles,
         products.limit,
         Form { rows: grid.rows, linear: args.form },
@@ -181,6 +214,8 @@ pub(crate) struct Products {
     pub out: BufferArg,
     pub inputs: usize,
     pub outputs: usize,
+    pub carried: usize,
+    pub matrix_stride: usize,
     pub limit: f32,
 }
 
@@ -201,8 +236,10 @@ fn linear_kernel<E: Float, N: Size>(
     out: &mut [E],
     vectors: usize,
     outputs: usize,
-    top_k: usize,
-    dense_rows: usize,
+    carried: usize,
+    matrix_stride: usize,
+    per_token: usize,
+    tokens: usize,
     max_tiles: usize,
     limit: f32,
     #[comptime] form: Form,
@@ -219,11 +256,10 @@ fn linear_kernel<E: Float, N: Size>(
         sums[t] = 0.0f32;
         gates[t] = 0.0f32;
     }
-    let tile = Tile::read(tiles, number, max_tiles, dense_rows, TOKENS, form.rows);
+    let tile = Tile::read(tiles, number, max_tiles, tokens, TOKENS, form.rows);
     if tile.count > 0 && output < outputs {
-        let matrix = comptime!(if form.linear.gated { 2usize } else { 1usize }) * outputs;
         // Of a gated output the gate comes first.
-        let row = (tile.expert * matrix + output) * vectors;
+        let row = tile.expert * matrix_stride + output * vectors;
         let up = row + comptime!(if form.linear.gated { 1usize } else { 0usize }) * outputs * vectors;
         let mut column = UNIT_POS_X as usize;
         while column < vectors {
@@ -234,8 +270,8 @@ fn linear_kernel<E: Float, N: Size>(
             }
             #[unroll]
             for t in 0..TOKENS {
-                let from = tile.input(order, t, top_k, form.rows);
-                let values = Vector::<f32, N>::cast_from(x[from * vectors + column]);
+                let from = tile.input(order, t, per_token, form.rows);
+                let values = Vector::<f32, N>::cast_from(x[from * (vectors + carried) + column]);
                 #[unroll]
                 for lane in 0..lanes {
                     sums[t] += values.extract(lane) * weights.extract(lane);
@@ -256,8 +292,13 @@ fn linear_kernel<E: Float, N: Size>(
             value = gated(sum_of_row(&mut shared, gates[t]), up, limit, form.linear.limited);
         }
         if UNIT_POS_X == 0 && t < tile.count && output < outputs {
-            let to = tile.output(order, t, form.rows);
-            out[to * outputs + output] = E::cast_from(value);
+            let to = tile.output(order, t, per_token, form.rows);
+            out[to * (outputs + carried * lanes) + output] = E::cast_from(value);
+        }
+    }
+    if comptime!(form.rows == Rows::Heads) {
+        if CUBE_POS % groups == 0 {
+            tile.carry::<E, N>(x, out, vectors, outputs, carried, per_token, comptime!(ROWS * COLUMNS));
         }
     }
 }
@@ -278,16 +319,23 @@ impl Tile {
         tiles: &[i32],
         number: usize,
         max_tiles: usize,
-        dense_rows: usize,
-        #[comptime] tokens: usize,
+        tokens: usize,
+        #[comptime] size: usize,
         #[comptime] rows: Rows,
     ) -> Tile {
         let mut expert = 0usize.runtime();
-        let mut first = number * tokens;
+        let mut first = number * size;
         let mut count = 0usize.runtime();
         if comptime!(rows == Rows::Dense) {
-            if first < dense_rows {
-                count = min(tokens, dense_rows - first);
+            if first < tokens {
+                count = min(size, tokens - first);
+            }
+        } else if comptime!(rows == Rows::Heads) {
+            if number < max_tiles {
+                let tiles_per_head = tokens.div_ceil(size);
+                expert = number / tiles_per_head;
+                first = number % tiles_per_head * size;
+                count = min(size, tokens - first);
             }
         } else if number < max_tiles {
             expert = usize::cast_from(tiles[number * TILE]);
@@ -298,15 +346,52 @@ impl Tile {
     }
 
     /// The row of x for a token of the tile; past the last one, that of the last.
-    pub(crate) fn input(&self, order: &[i32], token: usize, top_k: usize, #[comptime] rows: Rows) -> usize {
+    pub(crate) fn input(&self, order: &[i32], token: usize, per_token: usize, #[comptime] rows: Rows) -> usize {
         let place = self.first + min(token, self.count - 1);
-        if comptime!(rows == Rows::Gather) { usize::cast_from(order[place]) / top_k } else { place }
+        if comptime!(rows == Rows::Gather) {
+            usize::cast_from(order[place]) / per_token
+        } else if comptime!(rows == Rows::Heads) {
+            place * per_token + self.expert
+        } else {
+            place
+        }
     }
 
     /// The row of the output for a token of the tile.
-    pub(crate) fn output(&self, order: &[i32], token: usize, #[comptime] rows: Rows) -> usize {
+    pub(crate) fn output(&self, order: &[i32], token: usize, per_token: usize, #[comptime] rows: Rows) -> usize {
         let place = self.first + token;
-        if comptime!(rows == Rows::Scatter) { usize::cast_from(order[place]) } else { place }
+        if comptime!(rows == Rows::Scatter) {
+            usize::cast_from(order[place])
+        } else if comptime!(rows == Rows::Heads) {
+            place * per_token + self.expert
+        } else {
+            place
+        }
+    }
+
+    /// Copies the channels of x past those of the product, `carried` vectors of each token, behind its outputs.
+    pub(crate) fn carry<E: Float, N: Size>(
+        &self,
+        x: &[Vector<E, N>],
+        out: &mut [E],
+        vectors: usize,
+        outputs: usize,
+        carried: usize,
+        heads: usize,
+        #[comptime] units: usize,
+    ) {
+        let lanes = N::value().comptime();
+        let mut vector = UNIT_POS as usize;
+        while vector < self.count * carried {
+            let (token, column) = (vector / carried, vector % carried);
+            let row = (self.first + token) * heads + self.expert;
+            let values = x[row * (vectors + carried) + vectors + column];
+            #[unroll]
+            for lane in 0..lanes {
+                out[row * (outputs + carried * lanes) + outputs + column * lanes + lane] = values.extract(lane);
+            }
+            vector += units;
+        }
     }
 }
 
@@ -359,11 +444,12 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         let entry = |name, rows, gated, limited| {
             let form = Form { rows, linear: LinearForm { gated, limited } };
             let bits = AddressType::U32;
-            let form = form!(linear_kernel, cube, [bits, vector, _, _, _, _, _, 1, 1, 1, 1, 1, 1.0, form, elem]);
+            let form = form!(linear_kernel, cube, [bits, vector, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem]);
             Entry::of(kind, name, form)
         };
         [
             entry("linear", Rows::Dense, false, false),
+            entry("linear.heads", Rows::Heads, false, false),
             entry("linear.experts_up", Rows::Gather, true, true),
             entry("linear.experts_down", Rows::Scatter, false, false),
         ]
