@@ -148,15 +148,20 @@ fn random(path: &Path, args: &Args, device: &Device) -> Result<(DeepseekModel, T
 fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, ModelError> {
     let dtype = args.model.dtype.into();
     let inspection = Inspection::of(dir, dtype)?;
-    let tokenizer = Tokenizer::load(dir)?;
+    // Without a tokenizer no prompt has more tokens than bytes.
+    let (tokenizer, no_tokenizer) = match Tokenizer::load(dir) {
+        Ok(tokenizer) => (tokenizer, None),
+        Err(error) => (Tokenizer::bytes()?, Some(error.to_string())),
+    };
     let tokens = |text: &String| {
-        let all = tokenizer.encode(text, true)?.len() + args.text.max_new_tokens;
+        let all = tokenizer.encode(text, true)?.len().saturating_add(args.text.max_new_tokens);
         Ok::<_, ModelError>(all.min(inspection.config.max_position_embeddings()))
     };
     let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>()?;
     let needs = dry_run::Needs { tokens, page_size: args.model.page_size };
     print(&dry_run::table(&inspection, dtype, &needs, memory::of(args.model.device)));
-    Ok(dry_run::problems(&inspection).map_or(ExitCode::SUCCESS, fail))
+    let problems: Vec<String> = dry_run::problems(&inspection).into_iter().chain(no_tokenizer).collect();
+    Ok(if problems.is_empty() { ExitCode::SUCCESS } else { fail(problems.join("\n")) })
 }
 
 /// The layer schedule: layers that follow one another and are alike in one line.

@@ -17,10 +17,19 @@ pub fn of(device: DeviceName) -> Option<Memory> {
         DeviceName::Flex => parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?),
         DeviceName::Cuda(index) => {
             let query = ["--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits", "-i"];
-            let output = Command::new("nvidia-smi").args(query).arg(index.to_string()).output().ok()?;
+            let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+            let output = Command::new("nvidia-smi").args(query).arg(gpu(index, visible.as_deref())?).output().ok()?;
             parse_nvidia_smi(&String::from_utf8(output.stdout).ok()?)
         }
         DeviceName::Wgpu => None,
+    }
+}
+
+/// What `nvidia-smi` calls the GPU that CUDA gives this number.
+fn gpu(index: usize, visible: Option<&str>) -> Option<String> {
+    match visible {
+        None => Some(index.to_string()),
+        Some(list) => list.split(',').map(str::trim).nth(index).filter(|name| !name.is_empty()).map(str::to_string),
     }
 }
 

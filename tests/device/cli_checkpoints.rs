@@ -37,7 +37,7 @@ fn cli_writes_an_fp8_folder_that_generates() {
     assert!(row("cache per token").ends_with("1280 bytes") && table.contains("device memory"), "{table}");
 }
 
-/// All at once: a shard that is gone, one that is cut, a tensor of another shape.
+/// All at once: a shard that is gone, one that is cut, a tensor of another shape, no tokenizer.
 #[test]
 fn cli_dry_run_lists_every_problem() {
     let dir = tempfile::tempdir().expect("a temporary folder");
@@ -49,6 +49,7 @@ fn cli_dry_run_lists_every_problem() {
     shards.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
     shards.sort();
     std::fs::remove_file(&shards[1]).expect("a shard in the middle");
+    std::fs::remove_file(to.join("tokenizer.json")).expect("the tokenizer");
     let bytes = std::fs::read(&shards[2]).expect("a shard");
     std::fs::write(&shards[2], &bytes[..bytes.len() / 2]).expect("it is shortened");
     let config = std::fs::read_to_string(to.join("config.json")).expect("a configuration");
@@ -59,8 +60,8 @@ fn cli_dry_run_lists_every_problem() {
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("all weights"));
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let needles = [&name(&shards[1]), &name(&shards[2]), "does not exist", "missing:", "lm_head.weight is [512, 128]"];
-    for needle in needles {
+    let wrong = ["does not exist", "missing:", "lm_head.weight is [512, 128]", "tokenizer.json"];
+    for needle in wrong.into_iter().chain([name(&shards[1]).as_str(), name(&shards[2]).as_str()]) {
         assert!(stderr.contains(needle), "`{needle}` is not in: {stderr}");
     }
 }
