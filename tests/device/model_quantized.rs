@@ -1,4 +1,4 @@
-//! Checkpoints in FP8 blocks, and in FP4: they compute what their numbers do when these are multiplied out beforehand.
+//! Checkpoints in FP8 blocks, and in FP4: they compute what their numbers do when these are dequantised beforehand.
 
 use std::path::Path;
 
@@ -86,7 +86,7 @@ fn model_in_fp8_is_converted_again(#[values("v3-tiny", "v4-tiny")] fixture: &str
     }
 }
 
-/// As in the published files: what is FP8, what is FP4, what stays, and the names, dtypes and shapes of the factors.
+/// As in the published files: what is FP8, what is FP4, what stays, and the names, dtypes and shapes of the scales.
 #[test]
 fn model_files_have_the_published_layout() {
     let layout = |name: &str| {
@@ -150,9 +150,9 @@ fn model_refuses_a_missing_and_a_truncated_shard_by_name() {
     }
 }
 
-/// A factor that has become NaN is found by name, whichever expert it belongs to.
+/// A scale that has become NaN is found by name, whichever expert it belongs to.
 #[test]
-fn model_refuses_corrupt_factors_by_name() {
+fn model_refuses_corrupt_scales_by_name() {
     let (dir, _) = written("tests/fixtures/v3-tiny", WeightForm::Quantized, u64::MAX);
     let file = dir.path().join("model.safetensors");
     let mut bytes = std::fs::read(&file).expect("one file");
@@ -160,7 +160,7 @@ fn model_refuses_corrupt_factors_by_name() {
         ["model.layers.2.mlp.experts.7.up_proj.weight_scale_inv", "model.layers.0.self_attn.o_proj.weight_scale_inv"];
     for name in damaged {
         let (header, metadata) = SafeTensors::read_metadata(&bytes).expect("a safetensors file");
-        let start = 8 + header + metadata.info(name).expect("the factors").data_offsets.0;
+        let start = 8 + header + metadata.info(name).expect("the scales").data_offsets.0;
         bytes[start..start + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     }
     std::fs::write(&file, bytes).expect("it is damaged");

@@ -160,7 +160,7 @@ pub struct WeightReport {
     pub wrong_dtype: Vec<WrongDType>,
     /// Tensors with a number that their table may not hold, in words.
     pub out_of_range: Vec<String>,
-    /// Tensors of 8 bits or fewer that cannot be multiplied out.
+    /// Tensors of 8 bits or fewer that cannot be dequantised.
     pub wrong_quantization: Vec<WrongQuantization>,
 }
 

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use super::fields::Fields;
 use crate::{ModelError, Result};
 
-/// Weights as E4M3 numbers with a factor for every block of them, as DeepSeek publishes V3, V3.2 and V4.
+/// Weights as E4M3 numbers with a scale for every block of them, as DeepSeek publishes V3, V3.2 and V4.
 ///
 /// A weight `[out, in]` has a companion `[ceil(out / block[0]), ceil(in / block[1])]`, by whose numbers the blocks are
 /// multiplied: `X.weight_scale_inv` in f32 (V3, V3.2: `inference/fp8_cast_bf16.py` and `kernel.py` of DeepSeek-V3), or
@@ -16,7 +16,7 @@ use crate::{ModelError, Result};
 pub struct Quantization {
     /// Rows and columns of a block (`weight_block_size`).
     pub block: [usize; 2],
-    /// Whether routed experts are E2M1 numbers, two in a byte, with a factor for every 32 of a row (`expert_dtype`, V4).
+    /// Whether routed experts are E2M1 numbers, two in a byte, with a scale for every 32 of a row (`expert_dtype`, V4).
     pub fp4_experts: bool,
 }
 
@@ -38,7 +38,7 @@ impl Quantization {
             ("quant_method", None, "fp8"),
             ("fmt", Some("e4m3"), "e4m3"),
             ("activation_scheme", Some("dynamic"), "dynamic"),
-            // The factors are powers of two then; they are read as any others.
+            // The scales are powers of two then; they are read as any others.
             ("scale_fmt", Some("ue8m0"), "ue8m0"),
         ];
         for (field, default, implemented) in words {

@@ -1,8 +1,8 @@
-//! Numbers of 8 and 4 bits with a factor for every block of them (`Quantization`): multiplied out on the device, and
+//! Numbers of 8 and 4 bits with a scale for every block of them (`Quantization`): dequantised on the device, and
 //! rounded to on the host.
 //!
 //! E4M3 is the variant without infinities that safetensors calls `F8_E4M3` (OCP 8-bit floating point specification 1.0,
-//! table 1); E2M1 and the power-of-two factors E8M0 are those of the OCP microscaling specification 1.0, §5.3 and §5.4. Two
+//! table 1); E2M1 and the power-of-two scales E8M0 are those of the OCP microscaling specification 1.0, §5.3 and §5.4. Two
 //! E2M1 numbers share a byte, the one with the lower index in its low half (`inference/convert.py` of DeepSeek-V4).
 
 use std::ops::Range;
@@ -81,7 +81,7 @@ impl Format {
     }
 }
 
-/// A weight `[rows, columns]` in a block format, and the factors of its blocks.
+/// A weight `[rows, columns]` in a block format, and the scales of its blocks.
 pub(super) struct BlockWeight<'a> {
     pub(super) format: Format,
     /// `[rows, columns / numbers in a byte]`.
@@ -92,18 +92,18 @@ pub(super) struct BlockWeight<'a> {
     pub(super) columns: usize,
 }
 
-/// Numbers that are multiplied out at once, about: the device holds them a few times in f32 and i32 meanwhile.
+/// Numbers that are dequantised at once, about: the device holds them a few times in f32 and i32 meanwhile.
 const AT_ONCE: usize = 1 << 22;
 
 impl BlockWeight<'_> {
-    /// The rows in parts that are multiplied out at once, whole blocks each but for the last one.
+    /// The rows in parts that are dequantised at once, whole blocks each but for the last one.
     pub(super) fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let rows = self.bytes.len() * self.format.per_byte() / self.columns;
         let step = (AT_ONCE / self.columns / self.block[0]).max(1).saturating_mul(self.block[0]);
         (0..rows).step_by(step).map(move |row| row..(row + step).min(rows))
     }
 
-    /// Numbers times factors, in f32 and then rounded to `dtype`: `[rows.len(), columns]`. `rows` begin with a block.
+    /// Numbers times scales, in f32 and then rounded to `dtype`: `[rows.len(), columns]`. `rows` begin with a block.
     pub(super) fn decode(&self, rows: Range<usize>, device: &Device, dtype: FloatDType) -> Tensor<2> {
         let (count, columns) = (rows.len(), self.columns);
         let float = |values: Vec<f32>| {
@@ -185,7 +185,7 @@ pub(super) fn find_nan(bytes: &[u8], format: Format) -> Option<usize> {
     }
 }
 
-/// Factors as they are stored, in f32 or E8M0: powers of two, of which 255 is no number.
+/// Scales as they are stored, in f32 or E8M0: powers of two, of which 255 is no number.
 pub(super) fn read_scales(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     match dtype {
         Dtype::F8_E8M0 => bytes.iter().map(|&exponent| e8m0(exponent)).collect(),
@@ -203,7 +203,7 @@ fn e8m0(code: u8) -> f32 {
     }
 }
 
-/// The factor of a block whose largest magnitude is `largest`: that which makes it the format's largest number, or with
+/// The scale of a block whose largest magnitude is `largest`: that which makes it the format's largest number, or with
 /// `power_of_two` the next power of two. A block of zeros has 1.
 pub(super) fn scale_for(largest: f32, format: Format, power_of_two: bool) -> f32 {
     if largest == 0.0 {
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(weight.decode_on_host(0..2), expected);
     }
 
-    /// More rows than are multiplied out at once.
+    /// More rows than are dequantised at once.
     #[test]
     fn large_weights_are_multiplied_out_in_parts() {
         let (rows, columns, block) = (700usize, 8200usize, [128, 128]);

@@ -1,4 +1,4 @@
-//! How a weight is stored: as plain numbers, or as codes with a tensor of factors beside them.
+//! How a weight is stored: as plain numbers, or as codes with a tensor of scales beside them.
 
 use burn::tensor::FloatDType;
 use half::{bf16, f16};
@@ -12,23 +12,23 @@ use crate::{WeightReport, WrongDType, WrongQuantization, WrongShape};
 /// Dtypes that a weight of plain numbers may have in the files.
 const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
-/// Dtypes that factors may have.
+/// Dtypes that scales may have.
 const SCALES: [Dtype; 2] = [Dtype::F32, Dtype::F8_E8M0];
 
-/// Numbers of a row that share a factor in DeepSeek-V4's FP4 experts.
+/// Numbers of a row that share a scale in DeepSeek-V4's FP4 experts.
 pub(super) const FP4_BLOCK: usize = 32;
 
 /// A weight in the files.
 pub(super) struct Stored<'a> {
     pub(super) name: &'a str,
     pub(super) entry: &'a Entry,
-    /// The factors, where it is quantised.
+    /// The scales, where it is quantised.
     pub(super) scale: Option<Scale<'a>>,
     /// Whether nothing of it is in the report.
     pub(super) is_sound: bool,
 }
 
-/// The factors of a quantised weight.
+/// The scales of a quantised weight.
 pub(super) struct Scale<'a> {
     pub(super) name: &'a str,
     pub(super) entry: &'a Entry,
@@ -37,12 +37,12 @@ pub(super) struct Scale<'a> {
 }
 
 impl<'a> Stored<'a> {
-    /// A tensor without factors.
+    /// A tensor without scales.
     pub(super) fn plain(entry: &'a Entry) -> Self {
         Self { name: "", entry, scale: None, is_sound: true }
     }
 
-    /// Looks up the weight `wanted` of shape `shape`, and its factors; what is wrong goes to the report. `None` where it is
+    /// Looks up the weight `wanted` of shape `shape`, and its scales; what is wrong goes to the report. `None` where it is
     /// missing.
     pub(super) fn find(
         checkpoint: &'a Checkpoint,
@@ -100,10 +100,10 @@ impl<'a> Stored<'a> {
         Some(stored)
     }
 
-    /// Its codes and factors, all of them finite numbers, as are their products in `dtype`; `None` for plain numbers.
+    /// Its codes and scales, all of them finite numbers, as are their products in `dtype`; `None` for plain numbers.
     ///
     /// # Errors
-    /// The first code or factor that is none, or makes one.
+    /// The first code or scale that is none, or makes one.
     pub(super) fn blocks<'c>(
         &self,
         checkpoint: &'c Checkpoint,
@@ -118,7 +118,7 @@ impl<'a> Stored<'a> {
             expected: expected.to_string(),
         };
         if let Some(at) = find_nan(bytes, scale.format) {
-            let what = format!("the code {:#04x}, which is no number,", bytes[at]);
+            let what = format!("the NaN code {:#04x}", bytes[at]);
             return Err(wrong(self.name, what, at, columns, "codes of finite numbers"));
         }
         let scales = read_scales(checkpoint.bytes(scale.entry), scale.entry.dtype);
@@ -155,7 +155,7 @@ fn largest(dtype: FloatDType) -> f32 {
     }
 }
 
-/// The names that the factors of a weight may have: in the files of V3 and V3.2, and in those of V4.
+/// The names that the scales of a weight may have: in the files of V3 and V3.2, and in those of V4.
 pub(super) fn scale_names(weight: &str) -> Vec<String> {
     let v4 = weight.strip_suffix(".weight").map(|module| format!("{module}.scale"));
     std::iter::once(format!("{weight}_scale_inv")).chain(v4).collect()

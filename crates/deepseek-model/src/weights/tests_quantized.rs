@@ -13,7 +13,7 @@ fn loader(checkpoint: &Checkpoint) -> WeightLoader<'_> {
     WeightLoader::new(checkpoint, &Device::flex(), FloatDType::F32, None).with_quantization(Some(SMALL_BLOCKS))
 }
 
-/// 1, 2, 4 and their negatives, 3 by 3, in blocks of 2 by 2; factors f32.
+/// 1, 2, 4 and their negatives, 3 by 3, in blocks of 2 by 2; scales f32.
 fn sound() -> Tensors {
     vec![
         ("a.weight", Dtype::F8_E4M3, vec![3, 3], vec![0x38, 0x40, 0x48, 0xb8, 0xc0, 0xc8, 0x38, 0x38, 0x38]),
@@ -40,7 +40,7 @@ fn fp8_blocks_load_as_what_they_stand_for() {
     assert_eq!(values(loader.tensor_f32("a.weight", [3, 3])), SOUND);
 }
 
-/// The factors of DeepSeek-V4 have names and a type of their own; FP4 only where it is said, and only in routed experts.
+/// The scales of DeepSeek-V4 have names and a type of their own; FP4 only where it is said, and only in routed experts.
 #[test]
 fn v4_blocks_and_fp4_experts_load() {
     let mut tensors = sound();
@@ -112,9 +112,9 @@ fn damage_is_reported_by_tensor(
     }
 }
 
-/// A factor that f32 holds, and f16 does not with the largest code.
+/// A scale that f32 holds, and f16 does not with the largest code.
 #[test]
-fn factors_that_overflow_the_dtype_are_reported() {
+fn scales_that_overflow_the_dtype_are_reported() {
     let mut tensors = sound();
     tensors[1] = f32s("a.weight_scale_inv", &[2, 2], &[1.0, 1.0, 200.0, 1.0]);
     let (_dir, checkpoint) = single(tensors);

@@ -108,9 +108,9 @@ struct Layout {
     v4: bool,
     /// Of the source, if it is quantised.
     source: Option<Quantization>,
-    /// Of what is written, or was before it was multiplied out.
+    /// Of what is written, or was before it was dequantised.
     target: Quantization,
-    /// Whether factors are powers of two.
+    /// Whether scales are powers of two.
     power_of_two: bool,
 }
 
@@ -152,13 +152,13 @@ impl Layout {
             let actual = "a checkpoint with the tensor names of transformers' modules";
             return Err(ModelError::request("from", actual, "one with the published names (`embed.weight`, ...)"));
         }
-        let is_factor = |name: &str| name.ends_with("_scale_inv") || name.ends_with(".scale");
+        let is_scale = |name: &str| name.ends_with("_scale_inv") || name.ends_with(".scale");
         let kept = self.form == WeightForm::Quantized;
         let mut items = Vec::new();
         for (name, entry) in &checkpoint.tensors {
             let codes = matches!(entry.dtype, Dtype::F8_E4M3 | Dtype::I8);
             let values = match self.source {
-                Some(_) if is_factor(name) && !kept => continue,
+                Some(_) if is_scale(name) && !kept => continue,
                 Some(source) if codes && !kept => Values::Codes(stored_codes(checkpoint, name, entry, source)?),
                 _ => Values::Stored { bytes: checkpoint.bytes(entry), dtype: entry.dtype },
             };
@@ -206,7 +206,7 @@ impl Layout {
         let (format, block) = if fp4 { (Format::E2m1, [1, FP4_BLOCK]) } else { (Format::E4m3, self.target.block) };
         let blocks = Blocks { format, block, power_of_two: self.power_of_two };
         match self.form {
-            WeightForm::Dequantized(to) => How::MultipliedOut(blocks, plain_dtype(to)),
+            WeightForm::Dequantized(to) => How::Dequantized(blocks, plain_dtype(to)),
             WeightForm::Quantized if self.v4 => {
                 How::Codes { blocks, scale: scale_names(name).swap_remove(1), of: Dtype::F8_E8M0 }
             }

@@ -16,7 +16,7 @@ use crate::weights::random::{self, Initial, seed_of};
 /// Numbers that are in memory at once, about.
 const AT_ONCE: usize = 1 << 20;
 
-/// A tensor to write, with its factors if it is to be quantised.
+/// A tensor to write, with its scales if it is to be quantised.
 pub(super) struct Item<'a> {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
@@ -31,7 +31,7 @@ pub(super) enum Values<'a> {
         bytes: &'a [u8],
         dtype: Dtype,
     },
-    /// Multiplied out.
+    /// Dequantised.
     Codes(BlockWeight<'a>),
     Random {
         seed: u64,
@@ -47,7 +47,7 @@ pub(super) enum Values<'a> {
 pub(super) enum How {
     Plain(Dtype),
     Codes { blocks: Blocks, scale: String, of: Dtype },
-    MultipliedOut(Blocks, Dtype),
+    Dequantized(Blocks, Dtype),
 }
 
 #[derive(Clone, Copy)]
@@ -80,15 +80,15 @@ impl Item<'_> {
             (name, dtype, shape, bytes)
         };
         match &self.how {
-            How::Plain(dtype) | How::MultipliedOut(_, dtype) => {
+            How::Plain(dtype) | How::Dequantized(_, dtype) => {
                 vec![of(self.name.as_str(), *dtype, self.shape.clone())]
             }
             How::Codes { blocks, scale, of: scale_dtype } => {
                 let (rows, columns) = (self.rows(), self.columns());
                 let dtype = if blocks.format == Format::E4m3 { Dtype::F8_E4M3 } else { Dtype::I8 };
                 let codes = of(self.name.as_str(), dtype, vec![rows, columns / blocks.format.per_byte()]);
-                let factors = vec![rows.div_ceil(blocks.block[0]), columns.div_ceil(blocks.block[1])];
-                vec![codes, of(scale.as_str(), *scale_dtype, factors)]
+                let scales = vec![rows.div_ceil(blocks.block[0]), columns.div_ceil(blocks.block[1])];
+                vec![codes, of(scale.as_str(), *scale_dtype, scales)]
             }
         }
     }
@@ -97,7 +97,7 @@ impl Item<'_> {
         self.stored().iter().map(|(.., bytes)| bytes).sum()
     }
 
-    /// Writes the tensor, some rows at a time, then its factors.
+    /// Writes the tensor, some rows at a time, then its scales.
     pub(super) fn write(&self, out: &mut dyn Write) -> std::result::Result<(), WriteFault> {
         if let (Values::Stored { bytes, dtype }, How::Plain(to)) = (&self.values, &self.how)
             && dtype == to
@@ -111,11 +111,11 @@ impl Item<'_> {
         let (rows, columns) = (self.rows(), self.columns());
         let high = match &self.how {
             How::Plain(_) => 1,
-            How::Codes { blocks, .. } | How::MultipliedOut(blocks, _) => blocks.block[0],
+            How::Codes { blocks, .. } | How::Dequantized(blocks, _) => blocks.block[0],
         };
         let step = (AT_ONCE / columns / high).max(1) * high;
         let mut numbers = Numbers::new(&self.values, columns);
-        let mut factors = Vec::new();
+        let mut all_scales = Vec::new();
         for first in (0..rows).step_by(step) {
             let at = first..(first + step).min(rows);
             let values = numbers.rows(at.clone());
@@ -125,9 +125,9 @@ impl Item<'_> {
                     let (codes, scales) =
                         blocks.quantize(&values, columns).map_err(|place| self.fault(first, place))?;
                     out.write_all(&codes)?;
-                    factors.extend(scales);
+                    all_scales.extend(scales);
                 }
-                How::MultipliedOut(blocks, dtype) => {
+                How::Dequantized(blocks, dtype) => {
                     let (codes, scales) =
                         blocks.quantize(&values, columns).map_err(|place| self.fault(first, place))?;
                     let Blocks { format, block, .. } = *blocks;
@@ -138,8 +138,8 @@ impl Item<'_> {
         }
         if let How::Codes { of, .. } = self.how {
             match of {
-                Dtype::F8_E8M0 => out.write_all(&factors.into_iter().map(e8m0_of).collect::<Vec<_>>())?,
-                _ => out.write_all(&to_bytes(&factors, of))?,
+                Dtype::F8_E8M0 => out.write_all(&all_scales.into_iter().map(e8m0_of).collect::<Vec<_>>())?,
+                _ => out.write_all(&to_bytes(&all_scales, of))?,
             }
         }
         Ok(())
@@ -201,7 +201,7 @@ impl<'a> Numbers<'a> {
 }
 
 impl Blocks {
-    /// Codes and factors of some rows that begin with a block; the place of a number that is not finite otherwise.
+    /// Codes and scales of some rows that begin with a block; the place of a number that is not finite otherwise.
     fn quantize(self, values: &[f32], columns: usize) -> std::result::Result<(Vec<u8>, Vec<f32>), usize> {
         let Self { format, block: [high, wide], power_of_two } = self;
         let across = columns.div_ceil(wide);
