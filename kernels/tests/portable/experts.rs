@@ -248,7 +248,7 @@ fn dense<E: Number>(client: &Client, [rows, inputs, outputs]: [usize; 3]) {
 #[rstest]
 fn experts_dense_linear(
     #[values(1, 3, 8, 9, 33, 65)] rows: usize,
-    #[values([64, 16], [288, 40], [33, 7], [1024, 3], [1408, 24])] widths: [usize; 2],
+    #[values([64, 16], [288, 40], [33, 7], [1024, 3], [1408, 24], [64, 515])] widths: [usize; 2],
 ) {
     let [inputs, outputs] = widths;
     for_each_client(|client| {

@@ -10,10 +10,10 @@ use crate::portable::launch::{address_type, io_vector_size};
 #[cfg(feature = "cuda")]
 use crate::sm80::linear as sm80;
 
-/// Units that share a row of the weights.
-const COLUMNS: usize = 32;
-/// Rows of the weights that a cube has at a time.
-const ROWS: usize = 4;
+/// Units of a cube. They share a row of the weights, or each plane's worth of them has its own.
+const UNITS: usize = 128;
+/// Outputs up to which a row has all units of a cube: with more cubes there is enough to do for a GPU (a router's logits).
+const FEW_OUTPUTS: usize = 512;
 /// Tokens of a tile here.
 const TOKENS: usize = 4;
 
@@ -182,11 +182,12 @@ pub fn launch(client: &Client, args: LinearArgs) {
     let _ = each;
     let grid = Grid::new(client, args.work, TOKENS);
     let vector = io_vector_size(client.properties(), &[inputs, products.carried, products.matrix_stride], elem.size());
-    let cubes = outputs.div_ceil(ROWS) * grid.max_tiles;
+    let form = Form::new(grid.rows, args.form, outputs);
+    let cubes = outputs.div_ceil(form.outputs()) * grid.max_tiles;
     linear_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
-        CubeDim::new_2d(COLUMNS as u32, ROWS as u32),
+        form.cube_dim(),
         address,
         vector,
         products.x,
@@ -202,7 +203,7 @@ pub fn launch(client: &Client, args: LinearArgs) {
         grid.tokens,
         grid.max_tiles,
         products.limit,
-        Form { rows: grid.rows, linear: args.form },
+        form,
         elem,
     );
 }
@@ -224,9 +225,26 @@ pub(crate) struct Products {
 struct Form {
     rows: Rows,
     linear: LinearForm,
+    /// Units that share a row of the weights.
+    columns: usize,
 }
 
-/// A cube has [`ROWS`] rows of the weights of a tile. `COLUMNS` units go over a row together.
+impl Form {
+    fn new(rows: Rows, linear: LinearForm, outputs: usize) -> Self {
+        Self { rows, linear, columns: if outputs <= FEW_OUTPUTS { UNITS } else { 32 } }
+    }
+
+    /// Outputs of a cube.
+    fn outputs(&self) -> usize {
+        UNITS / self.columns
+    }
+
+    fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.columns as u32, self.outputs() as u32)
+    }
+}
+
+/// A cube has some rows of the weights for a tile. The units of a row go over it together.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn linear_kernel<E: Float, N: Size>(
     x: &[Vector<E, N>],
@@ -246,9 +264,9 @@ fn linear_kernel<E: Float, N: Size>(
     #[define(E)] _elem: ElemType,
 ) {
     let lanes = N::value().comptime();
-    let groups = outputs.div_ceil(ROWS);
+    let groups = outputs.div_ceil(form.outputs());
     let number = CUBE_POS / groups;
-    let output = CUBE_POS % groups * ROWS + UNIT_POS_Y as usize;
+    let output = CUBE_POS % groups * form.outputs() + UNIT_POS_Y as usize;
     let mut sums = Array::<f32>::new(TOKENS);
     let mut gates = Array::<f32>::new(TOKENS);
     #[unroll]
@@ -280,16 +298,16 @@ fn linear_kernel<E: Float, N: Size>(
                     }
                 }
             }
-            column += COLUMNS;
+            column += comptime!(form.columns);
         }
     }
-    let mut shared = Shared::<[f32]>::new_slice(comptime!(ROWS * COLUMNS));
+    let mut shared = Shared::<[f32]>::new_slice(UNITS);
     #[unroll]
     for t in 0..TOKENS {
-        let up = sum_of_row(&mut shared, sums[t]);
+        let up = sum_of_row(&mut shared, sums[t], form.columns);
         let mut value = up;
         if comptime!(form.linear.gated) {
-            value = gated(sum_of_row(&mut shared, gates[t]), up, limit, form.linear.limited);
+            value = gated(sum_of_row(&mut shared, gates[t], form.columns), up, limit, form.linear.limited);
         }
         if UNIT_POS_X == 0 && t < tile.count && output < outputs {
             let to = tile.output(order, t, per_token, form.rows);
@@ -298,7 +316,7 @@ fn linear_kernel<E: Float, N: Size>(
     }
     if comptime!(form.rows == Rows::Heads) {
         if CUBE_POS % groups == 0 {
-            tile.carry::<E, N>(x, out, vectors, outputs, carried, per_token, comptime!(ROWS * COLUMNS));
+            tile.carry::<E, N>(x, out, vectors, outputs, carried, per_token, UNITS);
         }
     }
 }
@@ -410,11 +428,11 @@ pub(crate) fn gated(gate: f32, up: f32, limit: f32, #[comptime] limited: bool) -
 
 /// The sum over the units of a row, in an order that does not depend on anything. Called by all units of a cube.
 #[cube]
-fn sum_of_row(shared: &mut Shared<[f32]>, own: f32) -> f32 {
+fn sum_of_row(shared: &mut Shared<[f32]>, own: f32, #[comptime] columns: usize) -> f32 {
     let unit = UNIT_POS as usize;
     shared[unit] = own;
     sync_cube();
-    let mut distance = comptime!(COLUMNS / 2).runtime();
+    let mut distance = comptime!(columns / 2).runtime();
     while distance > 0 {
         if (UNIT_POS_X as usize) < distance {
             let other = shared[unit + distance];
@@ -437,21 +455,22 @@ fn dummy(client: &Client) -> BufferArg {
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, FLOATS, form};
-    let cube = CubeDim::new_2d(COLUMNS as u32, ROWS as u32);
     let forms = FLOATS.into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
         let vector = 16 / elem.size();
-        let entry = |name, rows, gated, limited| {
-            let form = Form { rows, linear: LinearForm { gated, limited } };
+        let entry = |name, rows, gated, limited, outputs| {
+            let form = Form::new(rows, LinearForm { gated, limited }, outputs);
+            let cube = form.cube_dim();
             let bits = AddressType::U32;
             let form = form!(linear_kernel, cube, [bits, vector, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem]);
             Entry::of(kind, name, form)
         };
         [
-            entry("linear", Rows::Dense, false, false),
-            entry("linear.heads", Rows::Heads, false, false),
-            entry("linear.experts_up", Rows::Gather, true, true),
-            entry("linear.experts_down", Rows::Scatter, false, false),
+            entry("linear", Rows::Dense, false, false, 2048),
+            entry("linear.router", Rows::Dense, false, false, 64),
+            entry("linear.heads", Rows::Heads, false, false, 512),
+            entry("linear.experts_up", Rows::Gather, true, true, 1408),
+            entry("linear.experts_down", Rows::Scatter, false, false, 2048),
         ]
     });
     forms.collect()
