@@ -14,6 +14,7 @@ mod model_long_prompt;
 mod model_parity;
 mod model_quantized;
 mod model_random;
+mod model_read_backs;
 mod model_steps;
 mod ops_compress_kv;
 mod ops_errors;
