@@ -124,7 +124,7 @@ impl Captures {
     /// A stream is destroyed, and with it the capture that began in it.
     pub fn destroyed(&mut self, stream: usize) {
         let Some(position) = self.streams.remove(&stream) else { return };
-        self.invalidate(position.capture);
+        self.invalidate(position.capture, Code::InvalidHandle);
         if self.captures.get(&position.capture).is_some_and(|capture| capture.origin == stream) {
             self.stop(position.capture);
         }
@@ -196,7 +196,7 @@ impl Captures {
         let position =
             self.streams.entry(stream).or_insert(Position { capture: awaited.capture, before: BTreeSet::new() });
         if position.capture != awaited.capture {
-            self.invalidate(awaited.capture);
+            self.invalidate(awaited.capture, Code::CaptureMerge);
             return Err(self.refuse(stream, Code::CaptureMerge));
         }
         position.before.extend(&awaited.before);
@@ -217,7 +217,7 @@ impl Captures {
     /// [`Code::CapturedEvent`].
     pub fn event_on_host(&mut self, event: &Event) -> Result<(), Code> {
         let Event::Captured(position) = event else { return Ok(()) };
-        self.invalidate(position.capture);
+        self.invalidate(position.capture, Code::CapturedEvent);
         Err(Code::CapturedEvent)
     }
 
@@ -252,21 +252,22 @@ impl Captures {
         if !found {
             return Ok(());
         }
-        eprintln!("sim-cuda: {function} is not permitted while a stream captures; the capture is invalidated");
+        eprintln!("sim-cuda: a capture is invalidated: {function} is not permitted while a stream captures");
         Err(Code::CaptureUnsupported)
     }
 
     /// Invalidates the capture of a stream because of an error.
     pub fn refuse(&mut self, stream: usize, code: Code) -> Code {
         if let Some(capture) = self.streams.get(&stream).map(|position| position.capture) {
-            self.invalidate(capture);
+            self.invalidate(capture, code);
         }
         code
     }
 
-    fn invalidate(&mut self, capture: u64) {
-        if let Some(capture) = self.captures.get_mut(&capture) {
-            capture.invalid = true;
-        }
+    fn invalidate(&mut self, capture: u64, code: Code) {
+        let Some(capture) = self.captures.get_mut(&capture).filter(|capture| !capture.invalid) else { return };
+        capture.invalid = true;
+        let description = Code::texts(code as u32).map(|(_, description)| description.to_string_lossy());
+        eprintln!("sim-cuda: a capture is invalidated: {}", description.unwrap_or_default());
     }
 }

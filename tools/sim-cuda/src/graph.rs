@@ -48,7 +48,8 @@ impl Node {
 
     /// The first of its memory that is not there any more: what it was, and where.
     fn freed(&self, memory: &Memory, pinned: &Pinned) -> Option<(String, u64)> {
-        let there = |range: &&Range| memory.around(range.address).is_some_and(|(b, _)| memory.address(b) == range.address);
+        let there =
+            |range: &&Range| memory.around(range.address).is_some_and(|(b, _)| memory.address(b) == range.address);
         let buffer = self.buffers.iter().find(|range| !there(range));
         let buffer = buffer.map(|range| (format!("the allocation of {} bytes", range.bytes), range.address));
         let host = || self.pinned.iter().find(|id| !pinned.has(**id));
@@ -143,5 +144,35 @@ impl Graphs {
     /// [`Code::InvalidValue`] of what is none.
     pub fn destroy_executable(&mut self, executable: usize) -> Result<(), Code> {
         self.executables.remove(&executable).map(|_| ()).ok_or(Code::InvalidValue)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::work::Place;
+
+    #[test]
+    fn memory_that_was_freed_is_named_with_its_node() {
+        let (mut memory, mut pinned) = (Memory::new(), Pinned::default());
+        let [kept, freed] = [64, 96].map(|bytes| memory.alloc(&vec![0; bytes]));
+        let (to, address) = (memory.address(kept), memory.address(freed));
+        let host = pinned.alloc(8).unwrap();
+        let works = [
+            Work::copy(Place::host(host), Place::Device(to), 8),
+            Work::Fill { to, value: 1, bytes: 64 },
+            Work::copy(Place::Device(address + 8), Place::Device(to), 8),
+        ];
+        let nodes = works.map(|work| Node::new(work, &memory, &pinned));
+        assert_eq!(check(&nodes, &memory, &pinned), Ok(()));
+        memory.free(freed);
+        let error = check(&nodes, &memory, &pinned).unwrap_err().to_string();
+        let expected = format!("memcpy: the allocation of 96 bytes at {address:#x} was freed after the capture");
+        assert_eq!(error, format!("node 2 of the graph, {expected}"));
+        pinned.free(host).unwrap();
+        // What lies there now is other memory, even at the same address.
+        pinned.alloc(8).unwrap();
+        let error = check(&nodes, &memory, &pinned).unwrap_err().to_string();
+        assert!(error.starts_with("node 0 of the graph, memcpy: pinned memory of the host"), "{error}");
     }
 }

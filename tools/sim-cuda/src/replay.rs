@@ -129,15 +129,17 @@ impl Real {
                 // SAFETY: the driver took the same call before.
                 self.launch(Some(call), || unsafe { self.kernel(call, *function, params, stream) })
             }
-            (Work::Copy(copy), _) => {
+            (Work::Copy(rows), _) => {
                 // SAFETY: the caller vouches for the memory.
-                let results = copy.rows().map(|(from, to)| unsafe { self.row(from, to, copy.width, stream) });
+                let results = rows.each().map(|(from, to)| unsafe { self.row(from, to, rows.width, stream) });
                 results.into_iter().find(|result| *result != 0).unwrap_or(0)
             }
             (Work::Fill { to, value, bytes }, _) => {
                 type Fill = unsafe extern "C" fn(u64, c_uchar, usize, usize) -> u32;
                 // SAFETY: the type is that of cuda.h, and the driver checks the address.
-                unsafe { self.symbol::<Fill>("cuMemsetD8Async").map_or(MISSING, |fill| fill(*to, *value, *bytes, stream)) }
+                unsafe {
+                    self.symbol::<Fill>("cuMemsetD8Async").map_or(MISSING, |fill| fill(*to, *value, *bytes, stream))
+                }
             }
             _ => MISSING,
         }

@@ -10,7 +10,7 @@ pub enum Work {
     /// A kernel.
     Launch(Call),
     /// Bytes that go from one place to another.
-    Copy(Copy),
+    Copy(Rows),
     /// Bytes that all get the same value.
     Fill {
         /// The first of them.
@@ -58,7 +58,7 @@ impl Place {
 
 /// Rows of bytes that are copied.
 #[derive(Debug, Clone)]
-pub struct Copy {
+pub struct Rows {
     /// Where the first row is.
     pub from: Place,
     /// Where it goes.
@@ -73,15 +73,12 @@ pub struct Copy {
     pub to_pitch: usize,
 }
 
-impl Copy {
+impl Rows {
     /// The rows one by one: from, to.
-    pub fn rows(&self) -> impl Iterator<Item = (Place, Place)> {
+    pub fn each(&self) -> impl Iterator<Item = (Place, Place)> {
         let rows = if self.width == 0 { 0 } else { self.height };
         (0..rows).map(|row| {
-            (
-                self.from.offset(row.wrapping_mul(self.from_pitch)),
-                self.to.offset(row.wrapping_mul(self.to_pitch)),
-            )
+            (self.from.offset(row.wrapping_mul(self.from_pitch)), self.to.offset(row.wrapping_mul(self.to_pitch)))
         })
     }
 }
@@ -89,7 +86,7 @@ impl Copy {
 impl Work {
     /// A copy of bytes that lie together.
     pub fn copy(from: Place, to: Place, bytes: usize) -> Self {
-        Self::Copy(Copy { from, to, width: bytes, height: 1, from_pitch: bytes, to_pitch: bytes })
+        Self::Copy(Rows { from, to, width: bytes, height: 1, from_pitch: bytes, to_pitch: bytes })
     }
 
     /// The type of its node in a graph (`CUgraphNodeType`).
@@ -118,9 +115,11 @@ impl Work {
     pub fn device_addresses(&self) -> Vec<u64> {
         match self {
             Self::Launch(call) => call.words().collect(),
-            Self::Copy(copy) => {
-                let places = copy.rows().flat_map(|(from, to)| [from, to]);
-                places.filter_map(|place| if let Place::Device(address) = place { Some(address) } else { None }).collect()
+            Self::Copy(rows) => {
+                let places = rows.each().flat_map(|(from, to)| [from, to]);
+                places
+                    .filter_map(|place| if let Place::Device(address) = place { Some(address) } else { None })
+                    .collect()
             }
             Self::Fill { to, .. } => vec![*to],
             Self::Alloc { .. } | Self::Free { .. } => Vec::new(),
@@ -129,8 +128,8 @@ impl Work {
 
     /// Addresses of the host that it names.
     pub fn host_addresses(&self) -> Vec<usize> {
-        let Self::Copy(copy) = self else { return Vec::new() };
-        let places = [copy.from, copy.to].into_iter();
+        let Self::Copy(rows) = self else { return Vec::new() };
+        let places = [rows.from, rows.to].into_iter();
         places.filter_map(|place| if let Place::Host(address) = place { Some(address) } else { None }).collect()
     }
 
@@ -141,11 +140,11 @@ impl Work {
     pub fn check(&self, gpu: &Gpu) -> Result<(), Code> {
         match self {
             Self::Launch(call) if call.dynamic_shared > call.function.dynamic_shared => Err(Code::InvalidValue),
-            Self::Copy(copy) if matches!((copy.from, copy.to), (Place::Host(_), Place::Host(_))) => {
+            Self::Copy(rows) if matches!((rows.from, rows.to), (Place::Host(_), Place::Host(_))) => {
                 Err(Code::NotSupported)
             }
-            Self::Copy(copy) => copy.rows().flat_map(|(from, to)| [from, to]).try_for_each(|place| match place {
-                Place::Device(address) => inside(gpu, address, copy.width),
+            Self::Copy(rows) => rows.each().flat_map(|(from, to)| [from, to]).try_for_each(|place| match place {
+                Place::Device(address) => inside(gpu, address, rows.width),
                 Place::Host(_) => Ok(()),
             }),
             Self::Fill { to, bytes, .. } => inside(gpu, *to, *bytes),
@@ -165,7 +164,7 @@ impl Work {
         match self {
             Self::Launch(call) => gpu.launch(call),
             // SAFETY: the caller vouches for the rows.
-            Self::Copy(copy) => copy.rows().try_for_each(|(from, to)| unsafe { row(gpu, from, to, copy.width) }),
+            Self::Copy(rows) => rows.each().try_for_each(|(from, to)| unsafe { row(gpu, from, to, rows.width) }),
             Self::Fill { to, value, bytes } => gpu.memory.copy_to(*to, &vec![*value; *bytes]).map_err(refuse),
             Self::Alloc { .. } | Self::Free { .. } => Err(Code::NotSupported),
         }

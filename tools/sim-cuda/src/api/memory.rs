@@ -4,7 +4,7 @@ use crate::driver::{api, put};
 use crate::forward::Real;
 use crate::gpu::Gpu;
 use crate::replay::Issue;
-use crate::work::{Copy, Place, Work};
+use crate::work::{Place, Rows, Work};
 use std::ffi::{c_uchar, c_uint, c_void};
 
 type CallReal<'a> = &'a dyn Fn() -> u32;
@@ -171,7 +171,7 @@ impl Copy2D {
         };
         let from = place(self.from_type, self.from_host, self.from_device)?;
         let to = place(self.to_type, self.to_host, self.to_device)?;
-        Ok(Work::Copy(Copy {
+        Ok(Work::Copy(Rows {
             from: from.offset(self.from_x + self.from_y * self.from_pitch),
             to: to.offset(self.to_x + self.to_y * self.to_pitch),
             width: self.width,
