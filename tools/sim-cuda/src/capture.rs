@@ -92,10 +92,11 @@ impl Captures {
         Ok(())
     }
 
-    /// Ends a capture: its nodes in the order in which they were given, if a graph can be made of them.
+    /// Ends a capture: its nodes in the order in which they were given, and why no graph can be made of them.
     ///
     /// # Errors
-    /// The capture goes on: [`Code::IllegalState`] if there is none, [`Code::CaptureUnmatched`], [`Code::CaptureWrongThread`].
+    /// Nothing ends: [`Code::IllegalState`] of a stream that does not capture, [`Code::CaptureUnmatched`],
+    /// [`Code::CaptureWrongThread`].
     pub fn end(&mut self, stream: usize) -> Result<(Vec<Node>, Result<(), Code>), Code> {
         let position = self.streams.get(&stream).ok_or(Code::IllegalState)?;
         let capture = self.captures.get(&position.capture).ok_or(Code::IllegalState)?;

@@ -164,8 +164,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Allocates memory in the order of a stream. A stream that captures gets a node, and an address that only its graph
-    /// may use.
+    /// Allocates memory in the order of a stream. A stream that captures gets a node, and an address that is for its
+    /// graph alone.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).

@@ -1,5 +1,5 @@
-//! Graphs of a real driver. Where launches are recorded, a graph's are given to the driver one by one, so that memory can
-//! be read between them.
+//! Graphs of a real driver. Where launches are recorded, those of a graph are given to the driver one by one, so that
+//! memory can be read between them.
 use crate::code::Code;
 use crate::forward::Real;
 use crate::module::Call;
@@ -97,7 +97,8 @@ impl Real {
         }
     }
 
-    fn captures(&self, stream: usize) -> bool {
+    /// Whether a stream captures.
+    pub fn captures(&self, stream: usize) -> bool {
         let mut status: c_uint = 0;
         // SAFETY: the type is that of cuda.h.
         let ask = unsafe { self.symbol::<unsafe extern "C" fn(usize, *mut c_uint) -> u32>("cuStreamIsCapturing") };

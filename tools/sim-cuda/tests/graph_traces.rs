@@ -1,4 +1,5 @@
-//! Launches of graphs are recorded, on the simulated GPU and with another driver. One test: the settings are the process's.
+//! Launches of graphs are recorded, on the simulated GPU and with another driver. One test, as its settings are the
+//! process's.
 mod common;
 use common::{Driver, add_double_copy, built, count};
 use ptx_sim::Trace;

@@ -28,11 +28,16 @@ api! {
         |real: &Real, call: &dyn Fn() -> u32| {
             let result = call();
             let made = (result == 0 && !graph.is_null()).then(|| *graph);
-            real.shadow().graphs.ended(stream, made);
+            // In the wrong thread nothing ends.
+            if !real.captures(stream) {
+                real.shadow().graphs.ended(stream, made);
+            }
             result
         }
     }
-    fn cuStreamIsCapturing(stream: usize, status: *mut c_uint) { |gpu| put(status, gpu.captures.status(stream) as c_uint) }
+    fn cuStreamIsCapturing(stream: usize, status: *mut c_uint) {
+        |gpu| put(status, gpu.captures.status(stream) as c_uint)
+    }
     fn cuGraphGetNodes(graph: usize, nodes: *mut usize, count: *mut usize) {
         |gpu| list(&gpu.graphs.nodes(graph)?, nodes, count)
     }

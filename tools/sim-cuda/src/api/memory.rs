@@ -85,28 +85,28 @@ api! {
         }
     }
     fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {
-        |gpu| at_once(gpu, "cuMemcpyHtoD_v2", &Work::copy(Place::host(from), Place::Device(to), bytes))
+        |gpu| at_once(gpu, "cuMemcpyHtoD_v2", &to_device(to, from, bytes))
     }
     fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: usize) {
-        |gpu| gpu.give(stream, Work::copy(Place::host(from), Place::Device(to), bytes))
+        |gpu| gpu.give(stream, to_device(to, from, bytes))
     } forward {
-        |real: &Real, call: CallReal| issued(real, call, stream, Ok(Work::copy(Place::host(from), Place::Device(to), bytes)))
+        |real: &Real, call: CallReal| issued(real, call, stream, Ok(to_device(to, from, bytes)))
     }
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) {
-        |gpu| at_once(gpu, "cuMemcpyDtoH_v2", &Work::copy(Place::Device(from), Place::host(to), bytes))
+        |gpu| at_once(gpu, "cuMemcpyDtoH_v2", &to_host(to, from, bytes))
     }
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize) {
-        |gpu| gpu.give(stream, Work::copy(Place::Device(from), Place::host(to), bytes))
+        |gpu| gpu.give(stream, to_host(to, from, bytes))
     } forward {
-        |real: &Real, call: CallReal| issued(real, call, stream, Ok(Work::copy(Place::Device(from), Place::host(to), bytes)))
+        |real: &Real, call: CallReal| issued(real, call, stream, Ok(to_host(to, from, bytes)))
     }
     fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
-        |gpu| at_once(gpu, "cuMemcpyDtoD_v2", &Work::copy(Place::Device(from), Place::Device(to), bytes))
+        |gpu| at_once(gpu, "cuMemcpyDtoD_v2", &on_device(to, from, bytes))
     }
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
-        |gpu| gpu.give(stream, Work::copy(Place::Device(from), Place::Device(to), bytes))
+        |gpu| gpu.give(stream, on_device(to, from, bytes))
     } forward {
-        |real: &Real, call: CallReal| issued(real, call, stream, Ok(Work::copy(Place::Device(from), Place::Device(to), bytes)))
+        |real: &Real, call: CallReal| issued(real, call, stream, Ok(on_device(to, from, bytes)))
     }
     fn cuMemsetD8_v2(to: u64, value: c_uchar, bytes: usize) {
         |gpu| at_once(gpu, "cuMemsetD8_v2", &Work::Fill { to, value, bytes })
@@ -120,6 +120,18 @@ api! {
     fn cuMemcpy2DAsync_v2(copy: *const Copy2D, stream: usize) { |gpu| gpu.give(stream, (*copy).work()?) } forward {
         |real: &Real, call: CallReal| issued(real, call, stream, (*copy).work())
     }
+}
+
+fn to_device(to: u64, from: *const c_void, bytes: usize) -> Work {
+    Work::copy(Place::host(from), Place::Device(to), bytes)
+}
+
+fn to_host(to: *mut c_void, from: u64, bytes: usize) -> Work {
+    Work::copy(Place::Device(from), Place::host(to), bytes)
+}
+
+fn on_device(to: u64, from: u64, bytes: usize) -> Work {
+    Work::copy(Place::Device(from), Place::Device(to), bytes)
 }
 
 /// Work of a call that returns when it is done.

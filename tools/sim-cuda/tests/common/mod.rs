@@ -1,12 +1,12 @@
 //! Calls the library as programs do, by the names of `cuda.h`.
 #![allow(dead_code, reason = "each test target uses a part")]
-#![allow(non_snake_case, reason = "names of cuda.h")]
+#![allow(non_snake_case, clippy::too_many_arguments, reason = "functions of cuda.h")]
 use libloading::Library;
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
 
-/// Kernels for 32 threads: `add` writes `in[i] + k` to `out[i]`, `double` doubles `a[i]`, `unwritten` reads shared memory
-/// that nothing wrote, `first` writes the words of a struct to `out[i]`.
+/// Kernels for 32 threads: `add` writes `in[i] + k` to `out[i]`, `double` doubles `a[i]`, `unwritten` reads shared
+/// memory that nothing wrote, `first` writes a word of a struct to `out[i]`.
 pub const PTX: &str = ".version 9.0\n.target sm_90a\n.address_size 64
 .visible .entry add(.param .u64 in, .param .u64 out, .param .u32 k) {
     .reg .b64 %rd<5>; .reg .b32 %r<5>;
