@@ -5,8 +5,8 @@ use common::{Driver, add_double_copy, built, count};
 use ptx_sim::Trace;
 use std::path::Path;
 
-/// Records two launches of a graph: what the first kernel of each read. `out` is as it should be.
-fn record(folder: &Path) -> Vec<Vec<u8>> {
+/// Records two launches of a graph: the memory that its first kernel found.
+fn record(folder: &Path, device: &str) -> Vec<Vec<u8>> {
     // SAFETY: no other thread is there.
     unsafe { std::env::set_var("SIM_CUDA_TRACE", folder) };
     let driver = Driver::new();
@@ -23,6 +23,7 @@ fn record(folder: &Path) -> Vec<Vec<u8>> {
     // Of launches with the same shape one is recorded.
     assert_eq!((of("add").len(), of("double").len()), (1, 1));
     for trace in &found {
+        assert_eq!(trace.launch.device, device);
         assert_eq!(trace.run(1).unwrap().memory, trace.after);
     }
     of("add")[0].before.clone()
@@ -36,12 +37,12 @@ fn traces(folder: &Path) -> Vec<Trace> {
 #[test]
 fn launches_of_graphs_are_recorded() {
     let folder = tempfile::tempdir().unwrap();
-    let simulated = record(&folder.path().join("simulated"));
+    let simulated = record(&folder.path().join("simulated"), "ptx-sim sm_90");
     let first: Vec<u8> = count(7).into_iter().flat_map(u32::to_le_bytes).collect();
     assert!(simulated.contains(&first), "what the first launch of the graph read");
     let real = folder.path().join("libreal.so");
     std::fs::copy(built(), &real).unwrap();
     // SAFETY: as above.
     unsafe { std::env::set_var("SIM_CUDA_FORWARD", &real) };
-    assert_eq!(record(&folder.path().join("forwarded")), simulated);
+    assert_eq!(record(&folder.path().join("forwarded"), "forwarded"), simulated);
 }
