@@ -16,6 +16,8 @@ pub enum Code {
     InvalidPtx = 218,
     /// A handle that names nothing.
     InvalidHandle = 400,
+    /// What is asked for cannot be in this state.
+    IllegalState = 401,
     /// The module has no such function.
     NotFound = 500,
     /// The event has not happened yet.
@@ -30,16 +32,33 @@ pub enum Code {
     LaunchFailed = 719,
     /// Not in this driver.
     NotSupported = 801,
+    /// Not while a stream captures.
+    CaptureUnsupported = 900,
+    /// An error before has invalidated the capture.
+    CaptureInvalidated = 901,
+    /// Two captures would become one.
+    CaptureMerge = 902,
+    /// The capture began in another stream.
+    CaptureUnmatched = 903,
+    /// A stream of the capture has work that its first stream did not wait for.
+    CaptureUnjoined = 904,
+    /// A stream that captures would wait for one that does not.
+    CaptureIsolation = 905,
+    /// The event was recorded in a stream that captured.
+    CapturedEvent = 907,
+    /// The capture began in another thread.
+    CaptureWrongThread = 908,
     /// The simulator itself failed.
     Unknown = 999,
 }
 
 impl Code {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 21] = [
         Self::InvalidValue,
         Self::InvalidDevice,
         Self::InvalidPtx,
         Self::InvalidHandle,
+        Self::IllegalState,
         Self::NotFound,
         Self::NotReady,
         Self::IllegalAddress,
@@ -47,6 +66,14 @@ impl Code {
         Self::MisalignedAddress,
         Self::LaunchFailed,
         Self::NotSupported,
+        Self::CaptureUnsupported,
+        Self::CaptureInvalidated,
+        Self::CaptureMerge,
+        Self::CaptureUnmatched,
+        Self::CaptureUnjoined,
+        Self::CaptureIsolation,
+        Self::CapturedEvent,
+        Self::CaptureWrongThread,
         Self::Unknown,
     ];
 
@@ -60,6 +87,7 @@ impl Code {
             Self::InvalidDevice => (c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
             Self::InvalidPtx => (c"CUDA_ERROR_INVALID_PTX", c"PTX that the simulator does not know"),
             Self::InvalidHandle => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+            Self::IllegalState => (c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in this state"),
             Self::NotFound => (c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
             Self::NotReady => (c"CUDA_ERROR_NOT_READY", c"device not ready"),
             Self::IllegalAddress => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
@@ -67,6 +95,26 @@ impl Code {
             Self::MisalignedAddress => (c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
             Self::LaunchFailed => (c"CUDA_ERROR_LAUNCH_FAILED", c"the simulator found an error in a kernel"),
             Self::NotSupported => (c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported by the simulator"),
+            Self::CaptureUnsupported => {
+                (c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when a stream captures")
+            }
+            Self::CaptureInvalidated => {
+                (c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"an error before has invalidated the capture")
+            }
+            Self::CaptureMerge => (c"CUDA_ERROR_STREAM_CAPTURE_MERGE", c"the wait would merge two captures"),
+            Self::CaptureUnmatched => {
+                (c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"the capture was not initiated in this stream")
+            }
+            Self::CaptureUnjoined => {
+                (c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"the capture has a fork that was not joined to its stream")
+            }
+            Self::CaptureIsolation => {
+                (c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", c"a stream that captures would wait for one that does not")
+            }
+            Self::CapturedEvent => (c"CUDA_ERROR_CAPTURED_EVENT", c"the event was recorded in a stream that captured"),
+            Self::CaptureWrongThread => {
+                (c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", c"the capture was initiated in another thread")
+            }
             Self::Unknown => (c"CUDA_ERROR_UNKNOWN", c"the simulator failed"),
         })
     }

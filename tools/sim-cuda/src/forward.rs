@@ -2,6 +2,7 @@
 use crate::config::Config;
 use crate::module::{Call, Loaded, Registry};
 use crate::record::{Recorder, Recording};
+use crate::replay::RealGraphs;
 use libloading::Library;
 use ptx_sim::{Range, TENSOR_MAP_BYTES};
 use std::collections::{BTreeMap, HashMap};
@@ -20,8 +21,8 @@ pub struct Shadow {
     pub allocations: BTreeMap<u64, u64>,
     /// Modules and functions.
     pub registry: Registry,
-    /// A stream records a graph: launches do not run yet, and copies would end it.
-    pub capturing: bool,
+    /// Captures and graphs.
+    pub graphs: RealGraphs,
     /// The simulator's tensor maps by those of the driver.
     pub tensor_maps: HashMap<[u8; TENSOR_MAP_BYTES], [u8; TENSOR_MAP_BYTES]>,
     recorder: Option<Recorder>,
@@ -50,7 +51,7 @@ impl Real {
         let shadow = Shadow {
             allocations: BTreeMap::new(),
             registry: Registry::default(),
-            capturing: false,
+            graphs: RealGraphs::default(),
             tensor_maps: HashMap::new(),
             recorder,
         };
@@ -84,6 +85,11 @@ impl Real {
         if copied { Ok(bytes) } else { Err(()) }
     }
 
+    /// Whether launches are recorded.
+    pub fn records(&self) -> bool {
+        self.shadow().recorder.is_some()
+    }
+
     /// Launches a kernel with `run`, recorded if it is to be.
     pub fn launch(&self, call: Option<&Call>, run: impl FnOnce() -> u32) -> u32 {
         let recording = call.and_then(|call| self.start(call));
@@ -98,8 +104,8 @@ impl Real {
 
     fn start(&self, call: &Call) -> Option<Recording> {
         let mut shadow = self.shadow();
-        let Shadow { allocations, capturing, recorder, .. } = &mut *shadow;
-        if *capturing {
+        let Shadow { allocations, graphs, recorder, .. } = &mut *shadow;
+        if graphs.capturing() {
             return None;
         }
         let ranges = allocations.iter().map(|(address, bytes)| *address..*address + *bytes);

@@ -1,15 +1,16 @@
 //! The simulated GPU: memory, modules, launches. What goes wrong in a launch stays wrong, as on hardware.
+use crate::capture::{Captures, Event};
 use crate::code::Code;
 use crate::config::Config;
 use crate::device::{Limits, MEMORY};
+use crate::graph::{self, Graphs, Node};
+use crate::host::Pinned;
 use crate::module::{Call, Loaded, Registry};
 use crate::record::Recorder;
 use crate::report;
+use crate::work::Work;
 use ptx_sim::{Fault, Launch, Memory, Param, SimError};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::{HashMap, HashSet};
-use std::ffi::c_void;
-use std::time::Instant;
 
 /// What fresh memory holds: NaN in every float type of ours, and as an index out of bounds.
 const FRESH: u8 = 0xff;
@@ -22,11 +23,15 @@ pub struct Gpu {
     pub memory: Memory,
     /// What it has loaded.
     pub registry: Registry,
-    /// Events by handle, with the time they were recorded.
-    pub events: HashMap<usize, Option<Instant>>,
+    /// Events by handle.
+    pub events: HashMap<usize, Event>,
+    /// Streams that capture.
+    pub captures: Captures,
+    /// Graphs.
+    pub graphs: Graphs,
+    /// Pinned memory of the host.
+    pub pinned: Pinned,
     recorder: Option<Recorder>,
-    /// Pinned memory of the host by address.
-    host: HashMap<usize, Layout>,
     allocated: u64,
     handles: usize,
     failed: Option<Code>,
@@ -43,7 +48,9 @@ impl Gpu {
             memory: Memory::new(),
             registry: Registry::default(),
             events: HashMap::new(),
-            host: HashMap::new(),
+            captures: Captures::default(),
+            graphs: Graphs::default(),
+            pinned: Pinned::default(),
             allocated: 0,
             handles: 0,
             failed: None,
@@ -53,8 +60,22 @@ impl Gpu {
 
     /// A handle that is not yet in use.
     pub fn handle(&mut self) -> usize {
-        self.handles += 1;
-        self.handles << 4
+        self.handles(1)
+    }
+
+    /// The first of so many handles that are not yet in use.
+    pub fn handles(&mut self, count: usize) -> usize {
+        let first = self.handles + 1;
+        self.handles += count;
+        first << 4
+    }
+
+    /// The event of a handle.
+    ///
+    /// # Errors
+    /// [`Code::InvalidHandle`].
+    pub fn event(&self, handle: usize) -> Result<Event, Code> {
+        self.events.get(&handle).cloned().ok_or(Code::InvalidHandle)
     }
 
     /// The error that a launch left behind.
@@ -93,35 +114,6 @@ impl Gpu {
         }
     }
 
-    /// Allocates pinned memory of the host.
-    ///
-    /// # Errors
-    /// [`Code::InvalidValue`] for no bytes, or more than there are.
-    pub fn alloc_host(&mut self, bytes: usize) -> Result<*mut c_void, Code> {
-        let layout = Layout::from_size_align(bytes, 4096).map_err(|_| Code::InvalidValue)?;
-        if bytes == 0 {
-            return Err(Code::InvalidValue);
-        }
-        // SAFETY: the layout has bytes.
-        let address = unsafe { alloc_zeroed(layout) };
-        if address.is_null() {
-            return Err(Code::InvalidValue);
-        }
-        self.host.insert(address as usize, layout);
-        Ok(address.cast())
-    }
-
-    /// Frees pinned memory of the host.
-    ///
-    /// # Errors
-    /// [`Code::InvalidValue`] unless [`alloc_host`](Self::alloc_host) gave the address.
-    pub fn free_host(&mut self, address: *mut c_void) -> Result<(), Code> {
-        let layout = self.host.remove(&(address as usize)).ok_or(Code::InvalidValue)?;
-        // SAFETY: it was allocated with this layout, and nobody freed it.
-        unsafe { dealloc(address.cast(), layout) };
-        Ok(())
-    }
-
     /// Bytes that are not allocated.
     pub fn free_bytes(&self) -> u64 {
         MEMORY - self.allocated
@@ -155,14 +147,120 @@ impl Gpu {
         Ok(())
     }
 
+    /// Gives a stream work: it runs to its end, or becomes a node if the stream captures.
+    ///
+    /// # Errors
+    /// What the work leaves behind, or what is wrong with it before it runs.
+    ///
+    /// # Safety
+    /// Places of the host have as many bytes as are copied, whenever the work runs.
+    pub unsafe fn give(&mut self, stream: usize, work: Work) -> Result<(), Code> {
+        if !self.captures.captures(stream)? {
+            // SAFETY: the caller vouches for the host's memory.
+            return unsafe { work.run(self) };
+        }
+        work.check(self).map_err(|code| self.captures.refuse(stream, code))?;
+        self.captures.push(stream, Node::new(work, &self.memory, &self.pinned));
+        Ok(())
+    }
+
+    /// Allocates memory in the order of a stream. A stream that captures gets a node, and an address that is for its
+    /// graph alone.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_async(&mut self, bytes: usize, stream: usize) -> Result<u64, Code> {
+        let captures = self.captures.captures(stream)?;
+        let address = self.alloc(bytes)?;
+        if captures {
+            self.captures.push(stream, Node::new(Work::Alloc { address }, &self.memory, &self.pinned));
+        }
+        Ok(address)
+    }
+
+    /// Frees memory in the order of a stream. A stream that captures can only free what its graph allocates.
+    ///
+    /// # Errors
+    /// As [`free`](Self::free).
+    pub fn free_async(&mut self, address: u64, stream: usize) -> Result<(), Code> {
+        if !self.captures.captures(stream)? {
+            return self.free(address);
+        }
+        let nodes = self.captures.nodes(stream);
+        let allocated = nodes.iter().any(|node| matches!(node.work, Work::Alloc { address: a } if a == address));
+        if !allocated || nodes.iter().any(|node| matches!(node.work, Work::Free { address: a } if a == address)) {
+            eprintln!("sim-cuda: memory that its graph has not allocated cannot be freed while a stream captures");
+            return Err(self.captures.refuse(stream, Code::InvalidValue));
+        }
+        self.captures.push(stream, Node::new(Work::Free { address }, &self.memory, &self.pinned));
+        Ok(())
+    }
+
+    /// Ends the capture of a stream and makes a graph of it.
+    ///
+    /// # Errors
+    /// [`Captures::end`], or why there is no graph.
+    pub fn end_capture(&mut self, stream: usize) -> Result<usize, Code> {
+        let (nodes, outcome) = self.captures.end(stream)?;
+        if let Err(code) = outcome {
+            self.free_allocations(&nodes);
+            return Err(code);
+        }
+        let graph = self.handles(Graphs::handles(nodes.len()));
+        self.graphs.add(graph, nodes);
+        Ok(graph)
+    }
+
+    /// Destroys a graph.
+    ///
+    /// # Errors
+    /// [`Code::InvalidValue`] of what is no graph.
+    pub fn destroy_graph(&mut self, graph: usize) -> Result<(), Code> {
+        let nodes = self.graphs.destroy(graph)?;
+        self.free_allocations(&nodes);
+        Ok(())
+    }
+
+    /// Frees what nodes would have allocated: a graph that does is never run.
+    fn free_allocations(&mut self, nodes: &[Node]) {
+        for node in nodes {
+            if let Work::Alloc { address } = node.work {
+                // Nobody else can have freed it.
+                let _ = self.free(address);
+            }
+        }
+    }
+
+    /// Runs a graph, node by node.
+    ///
+    /// # Errors
+    /// What a node leaves behind; [`Code::IllegalAddress`], for later calls too, if memory of a node was freed.
+    ///
+    /// # Safety
+    /// Memory of the host that the graph copies is still there, unless it is pinned.
+    pub unsafe fn launch_graph(&mut self, executable: usize, stream: usize) -> Result<(), Code> {
+        let nodes = self.graphs.executable(executable)?;
+        if self.captures.captures(stream)? {
+            eprintln!("sim-cuda: graphs as nodes of others are not simulated");
+            return Err(self.captures.refuse(stream, Code::NotSupported));
+        }
+        if let Err(stale) = graph::check(&nodes, &self.memory, &self.pinned) {
+            eprintln!("\nsim-cuda: a graph cannot run\n  {stale}");
+            self.failed = Some(Code::IllegalAddress);
+            return Err(Code::IllegalAddress);
+        }
+        nodes.iter().enumerate().try_for_each(|(index, node)| {
+            // SAFETY: the caller vouches for the host's memory.
+            let result = unsafe { node.work.run(self) };
+            result.inspect_err(|_| eprintln!("sim-cuda: that was node {index} of a graph, {}", node.work.name()))
+        })
+    }
+
     /// Runs a kernel, to its end.
     ///
     /// # Errors
     /// What the launch would leave behind on hardware; the report is on the standard error output.
     pub fn launch(&mut self, call: &Call) -> Result<(), Code> {
-        if call.dynamic_shared > call.function.dynamic_shared {
-            return Err(Code::InvalidValue);
-        }
         let Self { memory, recorder, config, .. } = self;
         let read = |range: &ptx_sim::Range| memory.copy_from(range.address, range.bytes);
         let recording = recorder.as_mut().and_then(|recorder| recorder.start(call, memory.ranges(), read));

@@ -4,13 +4,18 @@
 //! runs its kernels on the CPU, unchanged. Or it passes all calls on to a real driver, and records launches. The README
 //! says how to use it.
 mod api;
+mod capture;
 mod code;
 mod config;
 mod device;
 mod driver;
 mod forward;
 mod gpu;
+mod graph;
+mod host;
 mod module;
 mod nvrtc;
 mod record;
+mod replay;
 mod report;
+mod work;

@@ -90,6 +90,14 @@ pub struct Call {
     pub params: Vec<Vec<u8>>,
 }
 
+impl Call {
+    /// The parameters by words of 8 bytes; pointers are among them, also that of a tensor map.
+    pub fn words(&self) -> impl Iterator<Item = u64> {
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b));
+        self.params.iter().flat_map(move |bytes| bytes.chunks_exact(8).map(word))
+    }
+}
+
 /// What has been loaded. Handles are the driver's.
 #[derive(Debug, Default)]
 pub struct Registry {

@@ -47,7 +47,7 @@ impl Recorder {
         if !wanted || count >= self.config.launches || self.written >= self.config.total_bytes {
             return None;
         }
-        let allocations = reachable(&call.params, ranges);
+        let allocations = reachable(call, ranges);
         let shape = (module, call.grid, allocations.iter().map(|range| range.bytes).collect());
         let bytes: u64 = allocations.iter().map(|range| range.bytes).sum();
         if bytes > self.config.launch_bytes || self.shapes.contains(&shape) {
@@ -88,10 +88,8 @@ impl Recorder {
 }
 
 /// The allocations that 8 bytes somewhere in the parameters point into, in order.
-fn reachable(params: &[Vec<u8>], ranges: impl Iterator<Item = std::ops::Range<u64>>) -> Vec<Range> {
-    let words =
-        |bytes: &[u8]| bytes.chunks_exact(8).map(|b| b.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b))).collect();
-    let pointers: Vec<u64> = params.iter().flat_map(|bytes| -> Vec<u64> { words(bytes) }).collect();
+fn reachable(call: &Call, ranges: impl Iterator<Item = std::ops::Range<u64>>) -> Vec<Range> {
+    let pointers: Vec<u64> = call.words().collect();
     ranges
         .filter(|range| pointers.iter().any(|pointer| range.contains(pointer)))
         .map(|range| Range { address: range.start, bytes: range.end - range.start })

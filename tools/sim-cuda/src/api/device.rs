@@ -42,7 +42,7 @@ api! {
     fn cuDevicePrimaryCtxRelease_v2(_device: c_int) { |_| Ok(()) }
     fn cuCtxSetCurrent(_context: usize) { |_| Ok(()) }
     fn cuCtxGetCurrent(context: *mut usize) { |_| put(context, CONTEXT) }
-    fn cuCtxSynchronize() { |_| Ok(()) }
+    fn cuCtxSynchronize() { |gpu| gpu.captures.context_on_host() }
     fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
         |_| { put(least, 0)?; put(greatest, 0) }
     }

@@ -2,6 +2,8 @@
 use crate::driver::{api, put};
 use crate::forward::Real;
 use crate::module::{Call, Function};
+use crate::replay::Issue;
+use crate::work::Work;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
@@ -18,7 +20,10 @@ type CallReal<'a> = &'a dyn Fn() -> u32;
 
 api! {
     fn cuModuleLoadData(module: *mut usize, image: *const c_void) {
-        |gpu| put(module, gpu.load(ptx(image).ok_or(Code::InvalidPtx)?)?)
+        |gpu| {
+            gpu.captures.unsafe_call("cuModuleLoadData")?;
+            put(module, gpu.load(ptx(image).ok_or(Code::InvalidPtx)?)?)
+        }
     } forward {
         |real: &Real, call: CallReal| {
             let result = call();
@@ -28,7 +33,12 @@ api! {
             result
         }
     }
-    fn cuModuleUnload(module: usize) { |gpu| gpu.registry.remove_module(module) }
+    fn cuModuleUnload(module: usize) {
+        |gpu| {
+            gpu.captures.unsafe_call("cuModuleUnload")?;
+            gpu.registry.remove_module(module)
+        }
+    }
     fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) {
         |gpu| {
             let handle = gpu.handle();
@@ -53,7 +63,7 @@ api! {
         }
     }
     fn cuLaunchKernel(function: usize, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
-        block_z: c_uint, dynamic_shared: c_uint, _stream: usize, params: *mut *mut c_void, extra: *mut *mut c_void) {
+        block_z: c_uint, dynamic_shared: c_uint, stream: usize, params: *mut *mut c_void, extra: *mut *mut c_void) {
         |gpu| {
             if !extra.is_null() {
                 return Err(Code::NotSupported);
@@ -61,18 +71,25 @@ api! {
             let function = gpu.registry.function(function)?.clone();
             let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
             let params = function.arguments(params)?;
-            gpu.launch(&Call { function, grid, block, dynamic_shared, params })
+            gpu.give(stream, Work::Launch(Call { function, grid, block, dynamic_shared, params }))
         }
     } forward {
         |real: &Real, call: CallReal| {
+            let handle = function;
             let known: Option<Function> = real.shadow().registry.function(function).ok().cloned();
             let known = known.filter(|_| extra.is_null()).and_then(|function| {
                 let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-                let mut params = function.arguments(params).ok()?;
+                let given = function.arguments(params).ok()?;
+                let mut params = given.clone();
                 real.shadow().translate(&mut params);
-                Some(Call { function, grid, block, dynamic_shared, params })
+                let work = Work::Launch(Call { function, grid, block, dynamic_shared, params });
+                Some(Issue { work, launch: Some((handle, given)) })
             });
-            real.launch(known.as_ref(), call)
+            let result = real.launch(known.as_ref().and_then(Issue::call), call);
+            if result == 0 {
+                real.issued(stream, known);
+            }
+            result
         }
     }
 }

@@ -1,40 +1,65 @@
-//! Streams and events. All calls are done when they return, so there is nothing to wait for.
+//! Streams and events. Work is done when its call returns, so there is nothing to wait for, unless the stream captures.
+use crate::capture::Event;
+use crate::code::Code;
 use crate::driver::{api, put};
+use crate::gpu::Gpu;
 use std::ffi::{c_int, c_uint};
-use std::time::Instant;
 
 api! {
     fn cuStreamCreate(stream: *mut usize, _flags: c_uint) { |gpu| put(stream, gpu.handle()) }
     fn cuStreamCreateWithPriority(stream: *mut usize, _flags: c_uint, _priority: c_int) { |gpu| put(stream, gpu.handle()) }
-    fn cuStreamDestroy_v2(_stream: usize) { |_| Ok(()) }
-    fn cuStreamSynchronize(_stream: usize) { |_| Ok(()) }
-    fn cuStreamQuery(_stream: usize) { |_| Ok(()) }
-    fn cuStreamWaitEvent(_stream: usize, event: usize, _flags: c_uint) {
-        |gpu| gpu.events.get(&event).map(|_| ()).ok_or(Code::InvalidHandle)
+    fn cuStreamDestroy_v2(stream: usize) {
+        |gpu| {
+            gpu.captures.destroyed(stream);
+            Ok(())
+        }
+    }
+    fn cuStreamSynchronize(stream: usize) { |gpu| gpu.captures.wait_on_host(stream) }
+    fn cuStreamQuery(stream: usize) { |gpu| gpu.captures.wait_on_host(stream) }
+    fn cuStreamWaitEvent(stream: usize, event: usize, _flags: c_uint) {
+        |gpu| {
+            let event = gpu.event(event)?;
+            gpu.captures.wait(stream, &event)
+        }
     }
     fn cuEventCreate(event: *mut usize, _flags: c_uint) {
         |gpu| {
             let handle = gpu.handle();
-            gpu.events.insert(handle, None);
+            gpu.events.insert(handle, Event::New);
             put(event, handle)
         }
     }
     fn cuEventDestroy_v2(event: usize) { |gpu| gpu.events.remove(&event).map(|_| ()).ok_or(Code::InvalidHandle) }
-    fn cuEventRecord(event: usize, _stream: usize) {
+    fn cuEventRecord(event: usize, stream: usize) {
         |gpu| {
-            *gpu.events.get_mut(&event).ok_or(Code::InvalidHandle)? = Some(Instant::now());
+            gpu.event(event)?;
+            gpu.events.insert(event, gpu.captures.record(stream)?);
             Ok(())
         }
     }
-    fn cuEventSynchronize(event: usize) { |gpu| gpu.events.get(&event).map(|_| ()).ok_or(Code::InvalidHandle) }
-    fn cuEventQuery(event: usize) { |gpu| gpu.events.get(&event).map(|_| ()).ok_or(Code::InvalidHandle) }
+    fn cuEventSynchronize(event: usize) {
+        |gpu| {
+            let event = gpu.event(event)?;
+            gpu.captures.event_on_host(&event)
+        }
+    }
+    fn cuEventQuery(event: usize) {
+        |gpu| {
+            let event = gpu.event(event)?;
+            gpu.captures.event_on_host(&event)?;
+            gpu.captures.unsafe_call("cuEventQuery")
+        }
+    }
     fn cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) { |gpu| put(milliseconds, elapsed(gpu, start, end)?) }
     fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: usize, end: usize) { |gpu| put(milliseconds, elapsed(gpu, start, end)?) }
 }
 
 /// Milliseconds from one event to another, on the clock of this machine.
-fn elapsed(gpu: &crate::gpu::Gpu, start: usize, end: usize) -> Result<f32, crate::code::Code> {
-    use crate::code::Code;
-    let time = |event| gpu.events.get(&event).ok_or(Code::InvalidHandle)?.ok_or(Code::NotReady);
+fn elapsed(gpu: &mut Gpu, start: usize, end: usize) -> Result<f32, Code> {
+    let mut time = |event| match gpu.event(event)? {
+        Event::New => Err(Code::NotReady),
+        Event::Recorded(time) => Ok(time),
+        captured => Err(gpu.captures.event_on_host(&captured).err().unwrap_or(Code::CapturedEvent)),
+    };
     Ok(time(end)?.saturating_duration_since(time(start)?).as_secs_f32() * 1000.0)
 }

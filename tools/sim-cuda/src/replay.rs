@@ -1,0 +1,182 @@
+//! Graphs of a real driver. Where launches are recorded, those of a graph are given to the driver one by one, so that
+//! memory can be read between them.
+use crate::code::Code;
+use crate::forward::Real;
+use crate::module::Call;
+use crate::work::{Place, Work};
+use std::collections::HashMap;
+use std::ffi::{c_uchar, c_uint, c_void};
+use std::sync::Arc;
+
+/// Work as the driver got it.
+#[derive(Debug)]
+pub struct Issue {
+    /// The work; tensor maps are the simulator's.
+    pub work: Work,
+    /// Of a launch the driver's handle of the kernel, and the parameters with its own tensor maps.
+    pub launch: Option<(usize, Vec<Vec<u8>>)>,
+}
+
+impl Issue {
+    /// Work that is no launch.
+    pub fn new(work: Work) -> Self {
+        Self { work, launch: None }
+    }
+
+    /// The launch, if it is one.
+    pub fn call(&self) -> Option<&Call> {
+        if let Work::Launch(call) = &self.work { Some(call) } else { None }
+    }
+}
+
+/// What a stream has captured.
+#[derive(Debug, Default)]
+struct Captured {
+    issues: Vec<Issue>,
+    /// There was work that nobody knows.
+    partial: bool,
+}
+
+/// The driver's captures and graphs.
+#[derive(Debug, Default)]
+pub struct RealGraphs {
+    captures: HashMap<usize, Captured>,
+    graphs: HashMap<usize, Arc<Captured>>,
+    executables: HashMap<usize, Arc<Captured>>,
+}
+
+impl RealGraphs {
+    /// Whether a stream captures: launches do not run yet, and copies of memory would end it.
+    pub fn capturing(&self) -> bool {
+        !self.captures.is_empty()
+    }
+
+    /// A capture has begun.
+    pub fn begun(&mut self, stream: usize) {
+        self.captures.insert(stream, Captured::default());
+    }
+
+    /// A capture has ended, with a graph if all went well.
+    pub fn ended(&mut self, stream: usize, graph: Option<usize>) {
+        let captured = self.captures.remove(&stream);
+        if let (Some(captured), Some(graph)) = (captured, graph) {
+            self.graphs.insert(graph, Arc::new(captured));
+        }
+    }
+
+    /// A graph was instantiated.
+    pub fn instantiated(&mut self, executable: usize, graph: usize) {
+        if let Some(captured) = self.graphs.get(&graph) {
+            self.executables.insert(executable, captured.clone());
+        }
+    }
+
+    /// A graph or an executable graph is destroyed.
+    pub fn destroyed(&mut self, handle: usize) {
+        self.graphs.remove(&handle);
+        self.executables.remove(&handle);
+    }
+
+    fn issued(&mut self, issue: Option<Issue>) {
+        // Of several captures nobody knows which one got it.
+        let partial = issue.is_none() || self.captures.len() > 1;
+        for captured in self.captures.values_mut() {
+            captured.partial |= partial;
+        }
+        if let (Some(captured), Some(issue)) = (self.captures.values_mut().next(), issue) {
+            captured.issues.push(issue);
+        }
+    }
+}
+
+impl Real {
+    /// Keeps work that a stream has taken, if it captures. None: work that is not known.
+    pub fn issued(&self, stream: usize, issue: Option<Issue>) {
+        if self.shadow().graphs.capturing() && self.captures(stream) {
+            self.shadow().graphs.issued(issue);
+        }
+    }
+
+    /// Whether a stream captures.
+    pub fn captures(&self, stream: usize) -> bool {
+        let mut status: c_uint = 0;
+        // SAFETY: the type is that of cuda.h.
+        let ask = unsafe { self.symbol::<unsafe extern "C" fn(usize, *mut c_uint) -> u32>("cuStreamIsCapturing") };
+        // SAFETY: the status can be written.
+        ask.is_some_and(|ask| unsafe { ask(stream, &mut status) } == 0) && status == 1
+    }
+
+    /// Launches a graph with `run`, or its nodes one by one, if launches are recorded and all of its nodes are known.
+    ///
+    /// # Safety
+    /// Memory that the graph uses is still there.
+    pub unsafe fn replay(&self, executable: usize, stream: usize, run: impl FnOnce() -> u32) -> u32 {
+        if self.shadow().graphs.capturing() && self.captures(stream) {
+            self.issued(stream, None);
+            return run();
+        }
+        let known = self.shadow().graphs.executables.get(&executable).cloned();
+        let Some(captured) = known.filter(|captured| self.records() && !captured.partial) else { return run() };
+        // SAFETY: the caller vouches for the memory.
+        let results = captured.issues.iter().map(|issue| unsafe { self.again(issue, stream) });
+        results.into_iter().find(|result| *result != 0).unwrap_or(0)
+    }
+
+    /// # Safety
+    /// Memory that the work uses is still there.
+    unsafe fn again(&self, issue: &Issue, stream: usize) -> u32 {
+        match (&issue.work, &issue.launch) {
+            (Work::Launch(call), Some((function, params))) => {
+                // SAFETY: the driver took the same call before.
+                self.launch(Some(call), || unsafe { self.kernel(call, *function, params, stream) })
+            }
+            (Work::Copy(rows), _) => {
+                // SAFETY: the caller vouches for the memory.
+                let results = rows.each().map(|(from, to)| unsafe { self.row(from, to, rows.width, stream) });
+                results.into_iter().find(|result| *result != 0).unwrap_or(0)
+            }
+            (Work::Fill { to, value, bytes }, _) => {
+                type Fill = unsafe extern "C" fn(u64, c_uchar, usize, usize) -> u32;
+                // SAFETY: the type is that of cuda.h, and the driver checks the address.
+                unsafe {
+                    self.symbol::<Fill>("cuMemsetD8Async").map_or(MISSING, |fill| fill(*to, *value, *bytes, stream))
+                }
+            }
+            _ => MISSING,
+        }
+    }
+
+    /// # Safety
+    /// The parameters are those of the kernel.
+    unsafe fn kernel(&self, call: &Call, function: usize, params: &[Vec<u8>], stream: usize) -> u32 {
+        type Pointers = *mut *const c_void;
+        type Launch = unsafe extern "C" fn(usize, u32, u32, u32, u32, u32, u32, u32, usize, Pointers, Pointers) -> u32;
+        let mut pointers: Vec<_> = params.iter().map(|bytes| bytes.as_ptr().cast::<c_void>()).collect();
+        let ([x, y, z], [bx, by, bz]) = (call.grid, call.block);
+        let (shared, params) = (call.dynamic_shared, pointers.as_mut_ptr());
+        // SAFETY: the type is that of cuda.h; the caller vouches for the parameters.
+        unsafe {
+            self.symbol::<Launch>("cuLaunchKernel").map_or(MISSING, |launch| {
+                launch(function, x, y, z, bx, by, bz, shared, stream, params, std::ptr::null_mut())
+            })
+        }
+    }
+
+    /// # Safety
+    /// Places of the host have as many bytes.
+    unsafe fn row(&self, from: Place, to: Place, bytes: usize, stream: usize) -> u32 {
+        // Addresses of both kinds are 64 bits.
+        type Copy = unsafe extern "C" fn(u64, u64, usize, usize) -> u32;
+        let (name, from, to) = match (from, to) {
+            (Place::Host(from), Place::Device(to)) => ("cuMemcpyHtoDAsync_v2", from as u64, to),
+            (Place::Device(from), Place::Host(to)) => ("cuMemcpyDtoHAsync_v2", from, to as u64),
+            (Place::Device(from), Place::Device(to)) => ("cuMemcpyDtoDAsync_v2", from, to),
+            (Place::Host(_), Place::Host(_)) => return MISSING,
+        };
+        // SAFETY: the type is that of cuda.h; the caller vouches for the host's memory.
+        unsafe { self.symbol::<Copy>(name).map_or(MISSING, |copy| copy(to, from, bytes, stream)) }
+    }
+}
+
+/// What there is no function for.
+const MISSING: u32 = Code::NotSupported as u32;
