@@ -15,6 +15,16 @@ use std::collections::{HashMap, HashSet};
 /// What fresh memory holds: NaN in every float type of ours, and as an index out of bounds.
 const FRESH: u8 = 0xff;
 
+/// What a GPU has done since the program began.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Counts {
+    /// Launches, those of graphs included.
+    pub launches: u64,
+    /// Copies to the host.
+    pub copies_to_host: u64,
+}
+
 /// The simulated GPU.
 pub struct Gpu {
     /// Its settings.
@@ -31,6 +41,8 @@ pub struct Gpu {
     pub graphs: Graphs,
     /// Pinned memory of the host.
     pub pinned: Pinned,
+    /// What it has done.
+    pub counts: Counts,
     recorder: Option<Recorder>,
     allocated: u64,
     handles: usize,
@@ -51,6 +63,7 @@ impl Gpu {
             captures: Captures::default(),
             graphs: Graphs::default(),
             pinned: Pinned::default(),
+            counts: Counts::default(),
             allocated: 0,
             handles: 0,
             failed: None,
@@ -261,6 +274,7 @@ impl Gpu {
     /// # Errors
     /// What the launch would leave behind on hardware; the report is on the standard error output.
     pub fn launch(&mut self, call: &Call) -> Result<(), Code> {
+        self.counts.launches += 1;
         let Self { memory, recorder, config, .. } = self;
         let read = |range: &ptx_sim::Range| memory.copy_from(range.address, range.bytes);
         let recording = recorder.as_mut().and_then(|recorder| recorder.start(call, memory.ranges(), read));

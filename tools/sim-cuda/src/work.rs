@@ -163,8 +163,11 @@ impl Work {
         self.check(gpu)?;
         match self {
             Self::Launch(call) => gpu.launch(call),
-            // SAFETY: the caller vouches for the rows.
-            Self::Copy(rows) => rows.each().try_for_each(|(from, to)| unsafe { row(gpu, from, to, rows.width) }),
+            Self::Copy(rows) => {
+                gpu.counts.copies_to_host += u64::from(matches!(rows.to, Place::Host(_)));
+                // SAFETY: the caller vouches for the rows.
+                rows.each().try_for_each(|(from, to)| unsafe { row(gpu, from, to, rows.width) })
+            }
             Self::Fill { to, value, bytes } => gpu.memory.copy_to(*to, &vec![*value; *bytes]).map_err(refuse),
             Self::Alloc { .. } | Self::Free { .. } => Err(Code::NotSupported),
         }

@@ -45,6 +45,24 @@ fn a_graph_runs_in_order_with_what_its_buffers_hold_now() {
     assert_eq!((driver.cuGraphExecDestroy(executable), driver.cuGraphLaunch(executable, stream)), (0, INVALID_VALUE));
 }
 
+/// Launches and copies to the host, those of graphs as they run.
+#[test]
+fn what_the_gpu_has_done_is_counted() {
+    let driver = Driver::new();
+    let counts = || {
+        let mut counts = [0; 2];
+        assert_eq!(driver.simCudaCounts(&mut counts), 0);
+        counts
+    };
+    let (stream, input, out) = (driver.stream(), driver.words(10), driver.words(0));
+    let executable = add_double_copy(&driver, stream, input, out);
+    assert_eq!(counts(), [0, 0]);
+    assert_eq!(driver.cuGraphLaunch(executable, stream), 0);
+    assert_eq!(counts(), [2, 0]);
+    driver.read(out);
+    assert_eq!(counts(), [2, 1]);
+}
+
 #[test]
 fn copies_from_the_host_read_it_when_the_graph_runs() {
     let driver = Driver::new();

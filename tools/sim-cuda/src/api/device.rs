@@ -2,6 +2,7 @@
 use crate::code::{Code, CuResult};
 use crate::device::{MEMORY, attribute};
 use crate::driver::{api, put};
+use crate::gpu::Counts;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 /// The context of the only device.
@@ -11,6 +12,8 @@ const CONTEXT: usize = 0xc0de;
 const VERSION: c_int = 13000;
 
 api! {
+    /// No function of CUDA: what the simulated GPU has done so far, for tests that count.
+    fn simCudaCounts(counts: *mut Counts) { |gpu| put(counts, gpu.counts) }
     fn cuInit(_flags: c_uint) { |_| Ok(()) }
     fn cuDriverGetVersion(version: *mut c_int) { |_| put(version, VERSION) }
     fn cuDeviceGetCount(count: *mut c_int) { |_| put(count, 1) }

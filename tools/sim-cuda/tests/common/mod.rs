@@ -58,6 +58,7 @@ macro_rules! functions {
 
 functions! {
     fn cuCtxSynchronize();
+    fn simCudaCounts(counts: &mut [u64; 2]);
     fn cuStreamCreate(stream: &mut usize, flags: u32);
     fn cuStreamSynchronize(stream: usize);
     fn cuStreamQuery(stream: usize);
