@@ -150,7 +150,7 @@ fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, Mode
     let inspection = Inspection::of(dir, dtype)?;
     let tokenizer = Tokenizer::load(dir)?;
     let tokens = |text: &String| {
-        let all = tokenizer.encode(text, true)?.len() + args.text.max_new_tokens;
+        let all = tokenizer.encode(text, true)?.len().saturating_add(args.text.max_new_tokens);
         Ok::<_, ModelError>(all.min(inspection.config.max_position_embeddings()))
     };
     let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>()?;
