@@ -9,10 +9,12 @@ use serde_json::{Value, json};
 use crate::report::rounded;
 use crate::{Bench, Size};
 
-/// Tokens of a prompt.
-const PROMPT: usize = 128;
-/// Tokens that are drawn before the clock starts: shapes are compiled and steps recorded by then.
+/// Tokens of a prompt: 5 pages, and not more than 8 at the end, so that all steps of a batch are one captured step.
+const PROMPT: usize = 264;
+/// Tokens of each request before the clock starts: shapes are compiled and the step is captured by then.
 const WARM_UP: usize = 8;
+/// Tokens that are left when the clock stops: requests whose prompts were computed first are so much ahead.
+const AHEAD: usize = 16;
 const PAGE: usize = 64;
 
 /// A published configuration, and layers of it.
@@ -52,7 +54,7 @@ fn case(bench: &mut Bench, published: &Published) -> Result<(), String> {
     let new_tokens = if bench.size == Size::Smoke { 4 } else { 128 };
     for batch in bench.pick(&[1, 8, 64], 1, &[1, 3]) {
         for graphs in [true, false] {
-            let decode = decode(&model, &tokenizer, batch, new_tokens, graphs).map_err(show)?;
+            let decode = decode(&model, &tokenizer, batch, new_tokens, graphs)?;
             let shape = [
                 ("model", json!(published.name)),
                 ("layers", json!(published.layers)),
@@ -71,7 +73,7 @@ fn case(bench: &mut Bench, published: &Published) -> Result<(), String> {
     Ok(())
 }
 
-/// The configuration with fewer layers; `tiny`, with fewer channels, too.
+/// The configuration with fewer layers and without an end token; `tiny`, with fewer channels, too.
 fn config(published: &Published, tiny: bool) -> Result<ModelConfig, String> {
     let mut config: Value = serde_json::from_str(published.config).map_err(|error| error.to_string())?;
     if tiny {
@@ -82,11 +84,12 @@ fn config(published: &Published, tiny: bool) -> Result<ModelConfig, String> {
             ("moe_intermediate_size", 32),
             ("num_attention_heads", 2),
             ("bos_token_id", 0),
-            ("eos_token_id", 1),
         ] {
             config[field] = json!(value);
         }
     }
+    // Weights that are drawn would draw one, sooner or later.
+    config["eos_token_id"] = Value::Null;
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let path = folder.path().join("config.json");
     std::fs::write(&path, config.to_string()).map_err(|error| error.to_string())?;
@@ -109,36 +112,46 @@ fn decode(
     batch: usize,
     new_tokens: usize,
     graphs: bool,
-) -> burn_mla::model::Result<Decode> {
-    let all = PROMPT + WARM_UP + new_tokens;
-    let mut engine = Engine::new(
-        model,
-        tokenizer,
-        EngineOptions {
-            page_size: PAGE,
-            cache_pages: batch * all.div_ceil(PAGE),
-            max_batch: batch,
-            token_budget: 2048,
-            prefix_sharing: false,
-            deterministic: false,
-            graphs,
-        },
-    )?;
-    let mut streams = Vec::new();
-    for request in 0..batch {
-        let prompt = (0..PROMPT).map(|token| ((request * 31 + token * 7) % 256) as u32).collect();
-        let max_new_tokens = WARM_UP + new_tokens;
-        let sampling = SamplingParams::greedy();
-        streams.push(engine.submit(GenerationRequest { prompt, sampling, max_new_tokens, stop: Vec::new() })?);
+) -> Result<Decode, String> {
+    let show = |error: burn_mla::model::ModelError| error.to_string();
+    let max_new_tokens = WARM_UP + new_tokens + AHEAD;
+    let options = EngineOptions {
+        page_size: PAGE,
+        cache_pages: batch * (PROMPT + max_new_tokens).div_ceil(PAGE),
+        max_batch: batch,
+        token_budget: 2048,
+        prefix_sharing: false,
+        deterministic: false,
+        graphs,
+    };
+    let mut engine = Engine::new(model, tokenizer, options).map_err(show)?;
+    let request = |number: usize| GenerationRequest {
+        prompt: (0..PROMPT).map(|token| ((number * 31 + token * 7) % 256) as u32).collect(),
+        sampling: SamplingParams::greedy(),
+        max_new_tokens,
+        stop: Vec::new(),
+    };
+    let streams = (0..batch).map(|number| engine.submit(request(number)));
+    // A stream that is dropped cancels its request.
+    let _streams = streams.collect::<Result<Vec<_>, _>>().map_err(show)?;
+    // A prompt's last chunk gives the first token; after that each request has one in each step.
+    while engine.stats().prompt_tokens < batch * PROMPT {
+        engine.step().map_err(show)?;
     }
-    while engine.stats().generated_tokens < batch * WARM_UP {
-        engine.step()?;
+    for _ in 1..WARM_UP {
+        engine.step().map_err(show)?;
     }
     let before = engine.stats();
-    while engine.step()? {}
+    for _ in 0..new_tokens {
+        engine.step().map_err(show)?;
+    }
     let after = engine.stats();
+    let tokens = after.decode_tokens - before.decode_tokens;
+    if tokens != batch * new_tokens {
+        return Err(format!("{tokens} tokens were drawn while the clock ran, expected {batch} * {new_tokens}"));
+    }
     Ok(Decode {
-        tokens: after.decode_tokens - before.decode_tokens,
+        tokens,
         steps: after.steps - before.steps,
         graph_steps: after.graph_steps - before.graph_steps,
         seconds: (after.decode_time - before.decode_time).as_secs_f64(),

@@ -37,7 +37,7 @@
 //! reads its keys. `plan`, `plan_host` and `lightning_index` have no check here.
 //!
 //! `e2e_decode` has no `us`: `tokens_per_s` and `ms_per_step` are by the wall clock, from one drawn token to the next, in
-//! steps with one token of each request; `graph_steps` of the `steps` were played from a recording.
+//! `steps` with one token of each request, of which `graph_steps` were replayed: with graphs all of them.
 
 mod ceilings;
 // Its model loader serves the other programs.

@@ -11,6 +11,7 @@ mod output;
 mod progress;
 mod request;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use crate::input::{Input, Next};
 use crate::options::{ModelArgs, TextArgs};
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::request::{Defaults, Line};
+use crate::request::{Defaults, Line, LineError};
 
 /// Exit code after Ctrl-C, as shells have it.
 const INTERRUPTED: u8 = 130;
@@ -64,7 +65,7 @@ struct Args {
     /// Answers that depend on no other request, bit for bit (CPU only).
     #[arg(long)]
     deterministic: bool,
-    /// Record decode steps and play them again, on devices that have graphs.
+    /// Capture decode steps and replay them, on devices that have graphs.
     #[arg(long)]
     graphs: bool,
     #[command(flatten)]
@@ -82,21 +83,30 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let show = |error: ModelError| error.to_string();
     let defaults = args.defaults();
     defaults.sampling.validate().map_err(show)?;
-    let interrupted = catch_interrupts()?;
     let input = Input::open(&args.input)?;
-    let output = Output::open(args.output.as_deref())?;
+    output::differs(args.output.as_deref(), &args.input)?;
     let device = args.model.device.open().map_err(|error| error.to_string())?;
     let model = common::load(args.model.dir(), &device, args.model.dtype).map_err(show)?;
     let tokenizer = Tokenizer::load(args.model.dir()).map_err(show)?;
     let engine = Engine::new(&model, &tokenizer, args.engine_options()).map_err(show)?;
+    if args.graphs && !engine.has_graphs() {
+        eprintln!(
+            "note: no --graphs here, every kernel is launched; the README says which devices and models have them"
+        );
+    }
+    // Nothing is emptied for a model that does not load; until here Ctrl-C ends the program at once.
+    let output = Output::open(args.output.as_deref())?;
+    let interrupted = catch_interrupts()?;
     let mut batch = Batch {
         engine,
         tokenizer: &tokenizer,
         defaults,
         most_waiting: args.max_batch,
+        graphs: args.graphs,
         live: Vec::new(),
         output,
         progress: Progress::new(),
+        ids: HashMap::new(),
         lines: 0,
         written: 0,
         faults: 0,
@@ -142,14 +152,18 @@ struct Batch<'a> {
     tokenizer: &'a Tokenizer,
     defaults: Defaults,
     most_waiting: usize,
+    /// Whether the report says what became of `--graphs`.
+    graphs: bool,
     live: Vec<Live>,
     output: Output,
     progress: Progress,
+    /// The line of each id that names an answer, by its JSON.
+    ids: HashMap<String, usize>,
     /// Lines that were taken.
     lines: usize,
     /// Completions.
     written: usize,
-    /// Lines that were no requests, and requests that the cache has ended.
+    /// Lines that were no requests, and requests that ended too early.
     faults: usize,
 }
 
@@ -172,39 +186,61 @@ struct Answer<'a> {
 }
 
 impl Batch<'_> {
-    /// Until the input ends or Ctrl-C.
+    /// Until the input ends or Ctrl-C. If the input cannot be read to its end, what was read is answered first.
     fn serve(&mut self, mut input: Input, interrupted: &AtomicBool) -> Result<(), String> {
-        let mut ended = false;
+        let mut end = None;
         while !interrupted.load(Ordering::Relaxed) {
-            while !ended && self.engine.waiting() < self.most_waiting {
-                match input.next(self.live.is_empty())? {
-                    Next::Line(number, line) => self.take(number, &line),
-                    Next::Pending => break,
-                    Next::End => ended = true,
-                }
+            if end.is_none() {
+                end = self.read(&mut input, interrupted);
             }
-            if self.live.is_empty() && ended {
+            if self.live.is_empty() && end.is_some() {
                 break;
             }
-            self.engine.step().map_err(|error| error.to_string())?;
+            let stepped = self.engine.step().map_err(|error| error.to_string());
+            // A step that fails may have ended requests before.
             self.deliver()?;
+            stepped?;
             self.progress.show(&self.engine, self.written);
         }
-        Ok(())
+        end.unwrap_or(Ok(()))
+    }
+
+    /// Takes lines until enough requests wait; how the input has ended, if it has.
+    fn read(&mut self, input: &mut Input, interrupted: &AtomicBool) -> Option<Result<(), String>> {
+        // Lines that are no requests count too: others must not wait for them.
+        for _ in 0..self.most_waiting {
+            if self.engine.waiting() >= self.most_waiting || interrupted.load(Ordering::Relaxed) {
+                break;
+            }
+            match input.next(self.live.is_empty()) {
+                Ok(Next::Line(number, line)) => self.take(number, &line),
+                Ok(Next::Pending) => break,
+                Ok(Next::End) => return Some(Ok(())),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        None
     }
 
     /// A line that is no request is reported; the others go on.
     fn take(&mut self, number: usize, line: &[u8]) {
         self.lines += 1;
-        let parsed = Line::parse(line, number, &self.defaults, self.tokenizer).and_then(|Line { id, request }| {
-            let prompt_tokens = request.prompt.len();
-            let stream = self.engine.submit(request).map_err(request::LineError::Refused)?;
-            Ok(Live { line: number, id, prompt_tokens, stream })
-        });
-        match parsed {
+        match self.submit(number, line) {
             Ok(live) => self.live.push(live),
             Err(error) => self.fault(&format!("line {number}: {error}")),
         }
+    }
+
+    fn submit(&mut self, number: usize, line: &[u8]) -> Result<Live, LineError> {
+        let Line { id, request } = Line::parse(line, number, &self.defaults, self.tokenizer)?;
+        let name = id.to_string();
+        if let Some(&line) = self.ids.get(&name) {
+            return Err(LineError::IdInUse { line });
+        }
+        let prompt_tokens = request.prompt.len();
+        let stream = self.engine.submit(request).map_err(LineError::Refused)?;
+        self.ids.insert(name, number);
+        Ok(Live { line: number, id, prompt_tokens, stream })
     }
 
     fn fault(&mut self, message: &str) {
@@ -245,9 +281,13 @@ impl Batch<'_> {
         self.progress.suspend(|| self.output.line(answer))?;
         self.live.remove(index);
         self.written += 1;
-        if let FinishReason::OutOfCache(error) = &completion.finish {
-            let done = completion.token_ids.len();
-            self.fault(&format!("line {line} ended after {done} tokens: {error}; raise --cache-pages"));
+        let done = completion.token_ids.len();
+        match &completion.finish {
+            FinishReason::OutOfCache(error) => {
+                self.fault(&format!("line {line} ended after {done} tokens: {error}; raise --cache-pages"));
+            }
+            FinishReason::Failed(reason) => self.fault(&format!("line {line} ended after {done} tokens: {reason}")),
+            _ => {}
         }
         Ok(())
     }
@@ -256,11 +296,12 @@ impl Batch<'_> {
     fn close(self, outcome: Result<(), String>, interrupted: bool, input: &Path) -> Result<ExitCode, String> {
         self.progress.clear();
         let (written, unfinished) = (self.written, unfinished(&self.live));
-        let outcome = outcome.and_then(|()| self.output.close());
-        if let Err(error) = outcome {
+        // In any case: what is written is to stay.
+        let closed = self.output.close();
+        if let Err(error) = outcome.and(closed) {
             return Err(format!("{error}; {written} completions are written{unfinished}"));
         }
-        self.progress.report(&self.engine, written);
+        self.progress.report(&self.engine, written, self.graphs);
         if interrupted {
             eprintln!(
                 "interrupted: {written} completions are written{unfinished}; later lines of {} are not read",

@@ -4,6 +4,16 @@ use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
 
+/// Refuses an output file that is the input: it would be emptied before it is read.
+pub fn differs(output: Option<&Path>, input: &Path) -> Result<(), String> {
+    // A file that is not there yet, or stdin, is not the other one.
+    let same = output.and_then(|output| Some(output.canonicalize().ok()? == input.canonicalize().ok()?));
+    match (output, same) {
+        (Some(output), Some(true)) => Err(format!("--output {} is the input, expected another file", output.display())),
+        _ => Ok(()),
+    }
+}
+
 /// A file or stdout.
 #[derive(Debug)]
 pub enum Output {

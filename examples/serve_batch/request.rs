@@ -34,6 +34,10 @@ pub enum LineError {
         actual: String,
         expected: &'static str,
     },
+    /// Answers are told apart by their ids; a line without one has its number.
+    IdInUse {
+        line: usize,
+    },
     /// A value that the model or the engine refuses; the message names the field.
     Refused(ModelError),
 }
@@ -50,6 +54,7 @@ impl fmt::Display for LineError {
             Self::Missing(field) => write!(f, "`{field}` is missing"),
             Self::Unknown(field) => write!(f, "`{field}` is no field; there are {}", FIELDS.join(", ")),
             Self::WrongType { field, actual, expected } => write!(f, "`{field}` is {actual}, expected {expected}"),
+            Self::IdInUse { line } => write!(f, "`id` is already used by line {line}"),
             Self::Refused(error) => write!(f, "{error}"),
         }
     }

@@ -170,6 +170,17 @@ fn cli_refuses_a_bad_argument(#[case] args: &[&str], #[case] needles: &[&str]) {
     refused(&generate(args), needles);
 }
 
+/// As many tokens as a number can say: the model's positions or a stop string are the end.
+#[rstest]
+#[case(&["--dry-run"])]
+#[case(&["--stop", "furniture"])]
+fn cli_takes_the_largest_number_of_new_tokens(#[case] args: &[&str]) {
+    let most = usize::MAX.to_string();
+    let output = generate(&[&["--prompt", "hacker: n.", "--max-new-tokens", &most], args].concat());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !output.stdout.is_empty(), "{stderr}");
+}
+
 #[cfg(not(feature = "cuda"))]
 #[test]
 fn cli_says_which_feature_a_device_needs() {

@@ -4,10 +4,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use burn_mla::model::Tokenizer;
 use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::cli_faults::command;
+use crate::model_engine::with_a_token_that_is_nan;
+use crate::model_parity::folder;
 
 fn program() -> Command {
     command("serve_batch")
@@ -97,6 +100,82 @@ fn cli_serve_names_bad_lines_and_goes_on() {
     assert!(stderr.contains("9 of 11 lines"), "{stderr}");
 }
 
+/// An id names one answer; a line without one has its number.
+#[test]
+fn cli_serve_names_lines_with_an_id_that_is_taken() {
+    let line = |id: Value| json!({"id": id, "prompt": "foo", "max_new_tokens": 2});
+    let lines = [line(json!("a")), line(json!("a")), line(json!(4)), line(Value::Null), line(json!("4"))];
+    let output = serve(&lines, &[]);
+    let stderr = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    let ids: Vec<Value> = answers(&output.stdout).into_iter().map(|answer| answer["id"].clone()).collect();
+    assert_eq!(ids, [json!("a"), json!(4), json!("4")]);
+    for needle in ["line 2: `id` is already used by line 1", "line 4: `id` is already used by line 3", "2 of 5 lines"] {
+        assert!(stderr.contains(needle), "`{needle}` is not in: {stderr}");
+    }
+}
+
+/// The line is named, the others are answered.
+#[test]
+fn cli_serve_says_which_request_has_failed() {
+    const FIXTURE: &str = "tests/fixtures/v3-tiny";
+    let ids = |text| Tokenizer::load(&folder(FIXTURE)).and_then(|it| it.encode(text, true)).expect("a text");
+    let sound = ids("attention");
+    let bad = *ids("zebra").iter().find(|id| !sound.contains(id)).expect("other tokens");
+    let model = with_a_token_that_is_nan(FIXTURE, bad);
+    let lines = ["attention", "zebra", "attention"].map(|prompt| json!({"prompt": prompt, "max_new_tokens": 1}));
+    let output = serve(&lines, &["--model", model.path().to_str().expect("UTF-8")]);
+    let stderr = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("line 2 ended after 0 tokens: `logits`") && stderr.contains("1 of 3 lines"), "{stderr}");
+    let mut reasons: Vec<(u64, Value)> = answers(&output.stdout)
+        .into_iter()
+        .map(|answer| (answer["id"].as_u64().expect("a line"), answer["finish_reason"].clone()))
+        .collect();
+    reasons.sort_by_key(|(line, _)| *line);
+    assert_eq!(reasons, [(1, json!("max_new_tokens")), (2, json!("failed")), (3, json!("max_new_tokens"))]);
+}
+
+/// What cannot be answered empties no file: a folder without a model, and an output that is the input.
+#[test]
+fn cli_serve_keeps_a_file_that_it_will_not_write() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let input = prompts(dir.path(), &[json!({"prompt": "foo"})]);
+    let before = std::fs::read(&input).expect("it was written");
+    let same = dir.path().join(".").join("prompts.jsonl");
+    let answers = dir.path().join("answers.jsonl");
+    std::fs::write(&answers, "{}\n").expect("written");
+    for (output, model, needles) in [
+        (&same, None, ["--output", "is the input"]),
+        (&answers, Some("no/such/model"), ["no/such/model", "does not exist"]),
+    ] {
+        let mut command = program();
+        command.arg(&input).arg("--output").arg(output);
+        if let Some(model) = model {
+            command.args(["--model", model]);
+        }
+        let output = command.output().expect("the program starts");
+        let stderr = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(needles.iter().all(|needle| stderr.contains(needle)), "{stderr}");
+    }
+    assert_eq!(std::fs::read(&input).expect("still there"), before);
+    assert_eq!(std::fs::read(&answers).expect("still there"), b"{}\n");
+}
+
+/// Said once at the start, and in the report.
+#[test]
+fn cli_serve_says_that_a_device_has_no_graphs() {
+    let lines = [json!({"prompt": "foo", "max_new_tokens": 2})];
+    let notes = |args: &[&str]| {
+        let output = serve(&lines, args);
+        let stderr = stderr(&output);
+        assert!(output.status.success(), "{stderr}");
+        [stderr.matches("no --graphs here").count(), stderr.matches("none, every kernel was launched").count()]
+    };
+    assert_eq!((notes(&["--graphs"]), notes(&[])), ([1, 1], [0, 0]));
+}
+
 #[rstest]
 #[case(&["no/such/file"], &["no/such/file"])]
 #[case(&["-", "--output", "no/such/folder/file"], &["no/such/folder/file"])]
@@ -135,6 +214,30 @@ fn cli_serve_says_that_the_disk_is_full() {
     for needle in ["/dev/full", "No space left", "0 completions are written", "line 2 (\"b\")"] {
         assert!(stderr.contains(needle), "`{needle}` is not in: {stderr}");
     }
+}
+
+/// The disk is full after a few answers: those stay whole, and are counted.
+#[cfg(target_os = "linux")]
+#[test]
+fn cli_serve_keeps_what_it_wrote_before_the_disk_was_full() {
+    let lines: Vec<Value> = (0..20).map(|n| json!({"id": format!("request {n}"), "prompt": "foo"})).collect();
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (input, file) = (prompts(dir.path(), &lines), dir.path().join("answers.jsonl"));
+    // A file may have one block; to write more is an error, no signal.
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\""])
+        .arg(program().get_program())
+        .arg(input)
+        .args(["--max-new-tokens", "8", "--output"])
+        .arg(&file)
+        .output()
+        .expect("a shell");
+    let stderr = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    let written = answers(&std::fs::read(&file).expect("the file")).len();
+    assert!((1..20).contains(&written), "{written} answers");
+    let needles = ["cannot write to", &format!("; {written} completions are written"), "requests are not finished"];
+    assert!(needles.iter().all(|needle| stderr.contains(needle)), "{written} answers: {stderr}");
 }
 
 #[cfg(unix)]

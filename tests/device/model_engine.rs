@@ -9,7 +9,11 @@ use burn_mla::ops::batch_invariant;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use tempfile::TempDir;
 
+use crate::cli_faults::copy;
 use crate::devices::{for_each_device, is_wgpu};
 use crate::model_parity::{Stored, folder, load};
 
@@ -115,9 +119,9 @@ fn model_engine_gives_the_stored_tokens(
     assert_eq!((stats.pages_in_use, stats.pages_idle, stats.cache_bytes), (0, 0, 0));
 }
 
-/// On devices that record graphs, decode steps are played from recordings, and the tokens are the stored ones.
+/// On devices that have graphs, decode steps are captured and replayed, and the tokens are the stored ones.
 #[rstest]
-fn model_engine_plays_recorded_steps(#[values("tests/fixtures/v3-tiny", "tests/fixtures/v32-tiny")] name: &str) {
+fn model_engine_replays_captured_steps(#[values("tests/fixtures/v3-tiny", "tests/fixtures/v32-tiny")] name: &str) {
     let tokenizer = Tokenizer::load(&folder(name)).expect("the tokenizer loads");
     let mut cases = Stored::greedy(name);
     cases.iter_mut().for_each(|(_, ids)| ids.truncate(10));
@@ -136,9 +140,9 @@ fn model_engine_plays_recorded_steps(#[values("tests/fixtures/v3-tiny", "tests/f
             assert_eq!(completion.token_ids, *ids, "on {device:?}");
         }
         let stats = engine.stats();
-        eprintln!("{} of {} steps played", stats.graph_steps, stats.steps);
-        let records = is_wgpu(device) && !cfg!(feature = "fusion");
-        assert!(stats.graph_steps > 0 || !records, "on {device:?}: {stats:?}");
+        eprintln!("{} of {} steps replayed", stats.graph_steps, stats.steps);
+        assert_eq!(stats.graph_steps > 0, engine.has_graphs(), "on {device:?}: {stats:?}");
+        assert!(engine.has_graphs() || !is_wgpu(device) || cfg!(feature = "fusion"), "no graphs on {device:?}");
     });
 }
 
@@ -234,6 +238,80 @@ fn model_engine_cancels_and_keeps_the_rest(#[values(V3, V4)] name: &str) {
     let stream = submit(&mut solo, "foo");
     assert_eq!(finish(&mut solo, stream), whole);
     assert!(cancelled.text.trim_start().starts_with("[originally"), "{}", cancelled.text);
+}
+
+/// Somebody goes away before anything is computed: nothing is.
+#[test]
+fn model_engine_does_no_work_for_a_stream_that_is_dropped() {
+    let loaded = Loaded::new(V3);
+    let mut engine = loaded.engine(EngineOptions::default());
+    drop(engine.submit(loaded.request("hacker: n.", 20)).expect("a sound request"));
+    assert_eq!(engine.requests(), 1);
+    assert!(!engine.step().expect("a step"), "the request is still there");
+    let stats = engine.stats();
+    assert_eq!((stats.steps, stats.prompt_tokens, stats.pages_in_use + stats.pages_idle), (0, 0, 0), "{stats:?}");
+}
+
+/// A prompt that is longer than the whole cache ends before anything is computed; one that just fits does not.
+#[test]
+fn model_engine_computes_no_prompt_that_never_fits() {
+    let loaded = Loaded::new(V3);
+    let mut engine = loaded.engine(EngineOptions { page_size: 16, cache_pages: 2, ..Default::default() });
+    let mut stream = engine.submit(greedy(vec![5; 33], 4)).expect("a sound request");
+    let completion = drain(&mut stream, &mut String::new()).expect("an end without a step");
+    assert_eq!((completion.finish.name(), completion.token_ids.len()), ("out_of_cache", 0));
+    assert!(!engine.step().expect("a step"));
+    assert_eq!(engine.stats().steps, 0);
+    let stream = engine.submit(greedy(vec![5; 32], 1)).expect("a sound request");
+    assert_eq!(finish(&mut engine, stream).finish.name(), "max_new_tokens");
+}
+
+/// A copy of a fixture whose embedding of a token is NaN: what follows the token has no finite logit.
+pub fn with_a_token_that_is_nan(name: &str, id: u32) -> TempDir {
+    const EMBEDDING: &str = "model.embed_tokens.weight";
+    let copy = copy(name);
+    let path = copy.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).expect("the weights");
+    let tensors = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let view = tensors.tensor(EMBEDDING).expect("every model has one");
+    let mut embedding = view.data().to_vec();
+    let row = embedding.len() / view.shape()[0];
+    // In f32 and in bf16.
+    embedding[id as usize * row..][..row].fill(0xff);
+    let changed = tensors.iter().map(|(name, view)| match name {
+        EMBEDDING => (name, TensorView::new(view.dtype(), view.shape().to_vec(), &embedding).expect("the same size")),
+        _ => (name, view),
+    });
+    safetensors::serialize_to_file(changed, None, &path).expect("written");
+    copy
+}
+
+/// Logits that are no numbers end their request alone.
+#[test]
+fn model_engine_goes_on_without_a_request_that_fails() {
+    const FIXTURE: &str = "tests/fixtures/v3-tiny";
+    let cases = Stored::greedy(FIXTURE);
+    let (prompt, ids) = &cases[0];
+    let bad = (3..512).find(|id| !prompt.contains(id) && !ids.contains(id)).expect("many tokens");
+    let folder = with_a_token_that_is_nan(FIXTURE, bad);
+    let model = DeepseekModel::load(folder.path(), &Device::flex(), FloatDType::F32, &mut |_| {}).expect("it loads");
+    let loaded = Loaded { model, tokenizer: Tokenizer::load(folder.path()).expect("the tokenizer loads") };
+    let mut engine = loaded.engine(EngineOptions { page_size: 16, cache_pages: 16, ..Default::default() });
+    let mut sound = engine.submit(greedy(prompt.clone(), ids.len())).expect("a sound request");
+    let mut failing = engine.submit(greedy(vec![prompt[0], bad, prompt[0]], 5)).expect("a sound request");
+    while engine.step().expect("a step") {}
+    let end = |stream| drain(stream, &mut String::new()).expect("it has ended");
+    let failed = end(&mut failing);
+    assert!(matches!(&failed.finish, FinishReason::Failed(reason) if reason.contains("`logits`")), "{failed:?}");
+    assert_eq!(failed.token_ids, []);
+    assert_eq!(end(&mut sound).token_ids, *ids);
+    assert_eq!(engine.stats().generated_tokens, ids.len());
+    // Its pages are free for others, who do not see what it wrote.
+    engine.forget_prefixes().expect("pages are given back");
+    for _ in 0..3 {
+        let stream = engine.submit(greedy(prompt.clone(), ids.len())).expect("a sound request");
+        assert_eq!(finish(&mut engine, stream).token_ids, *ids);
+    }
 }
 
 #[test]

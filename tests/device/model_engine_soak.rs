@@ -90,7 +90,7 @@ impl Soak<'_> {
         let after = soak.engine.stats();
         let leaked = after.pages_in_use + after.pages_idle;
         assert_eq!((leaked, after.cache_bytes), (0, 0), "pages are lost");
-        let reasons = compare_with_solo_runs(&loaded, &soak.ended);
+        let reasons = compare_with_solo_runs(&loaded, &soak.ended, cache_pages * OPTIONS.page_size);
         eprintln!(
             "{requests} requests in {:.0} s: {reasons:?}, {} dropped; {} steps, {most_waiting} waiting at most, {} preemptions, \
              {} tokens computed again, {:.0} % of {} looked up tokens found in shared pages, {leaked} pages lost; every \
@@ -157,8 +157,13 @@ impl Soak<'_> {
     }
 }
 
-/// Every completion against that of the same request on an engine of its own; the reasons of their ends, counted.
-fn compare_with_solo_runs(loaded: &Loaded, ended: &[(GenerationRequest, Completion)]) -> HashMap<&'static str, usize> {
+/// Every completion against that of the same request on an engine of its own; the reasons of their ends, counted. Only
+/// requests for more than `capacity` tokens may end for want of pages.
+fn compare_with_solo_runs(
+    loaded: &Loaded,
+    ended: &[(GenerationRequest, Completion)],
+    capacity: usize,
+) -> HashMap<&'static str, usize> {
     let mut solo = HashMap::<String, Completion>::new();
     let mut reasons = HashMap::new();
     for (request, completion) in ended {
@@ -176,6 +181,8 @@ fn compare_with_solo_runs(loaded: &Loaded, ended: &[(GenerationRequest, Completi
             }
             _ => assert_eq!(completion, alone, "{request:?}"),
         }
+        let fits = request.prompt.len() + request.max_new_tokens <= capacity;
+        assert!(!fits || !matches!(completion.finish, FinishReason::OutOfCache(_)), "{completion:?} of {request:?}");
     }
     reasons
 }

@@ -7,11 +7,11 @@ mod scheduler;
 mod stream;
 
 use std::collections::HashMap;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{FloatDType, Tensor};
 use mla_ops::batch_invariant;
+use mla_ops::cache::CacheError;
 
 use self::reply::{Limits, Reply};
 use self::scheduler::{Job, Plan, Scheduler};
@@ -41,8 +41,8 @@ pub struct EngineOptions {
     /// Whether a request's logits are the same, bit for bit, whatever else runs and however its prompt is divided. Costs
     /// speed in the prompts; only on the CPU.
     pub deterministic: bool,
-    /// Whether steps with one token of each request are recorded, and played again for batches up to the next power of two,
-    /// on devices that have graphs. Not DeepSeek-V4's, nor deterministic ones.
+    /// Whether steps with one token of each request are captured, and replayed for batches up to the next power of two, on
+    /// devices that have graphs. Not DeepSeek-V4's, nor deterministic ones.
     pub graphs: bool,
 }
 
@@ -65,7 +65,7 @@ impl Default for EngineOptions {
 pub struct EngineStats {
     /// Forward passes.
     pub steps: usize,
-    /// Those of them that were played from a recording.
+    /// Those of them that were replayed from a captured graph.
     pub graph_steps: usize,
     /// Prompt tokens that were computed, without those that were found in shared pages; each once.
     pub prompt_tokens: usize,
@@ -83,7 +83,8 @@ pub struct EngineStats {
     pub decode_tokens: usize,
     /// Time of those steps.
     pub decode_time: Duration,
-    /// Time of all other steps.
+    /// Time of all other steps. Where none of them completes a prompt, nothing is read back: on a GPU the time of such a step
+    /// is that of its launches, and the next one that draws a token waits for both.
     pub prefill_time: Duration,
     /// From the engine's beginning until the first token of any request.
     pub time_to_first_token: Option<Duration>,
@@ -191,17 +192,18 @@ impl<'a> Engine<'a> {
     /// [`ModelError::Request`] naming what is wrong with it; the others go on.
     pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestStream> {
         check_request(self.model, &request)?;
-        let (sender, events) = channel();
-        let reply = Reply::new(&request, self.tokenizer, sender)?;
         let id = self.next_id;
+        let (reply, stream) = Reply::new(id, &request, self.tokenizer)?;
         self.next_id += 1;
         if request.max_new_tokens == 0 {
             reply.finish(Vec::new(), FinishReason::MaxNewTokens);
+        } else if let Some(error) = self.never_fits(&request.prompt) {
+            reply.finish(Vec::new(), FinishReason::OutOfCache(error));
         } else {
             self.scheduler.push(Job::new(id, request.prompt));
             self.replies.insert(id, reply);
         }
-        Ok(RequestStream { id, events })
+        Ok(stream)
     }
 
     /// Ends a request at once; its stream finishes with [`FinishReason::Cancelled`]. Whether it was there.
@@ -219,10 +221,13 @@ impl<'a> Engine<'a> {
 
     /// One forward pass, and a token of each request whose prompt is complete. Whether requests are left.
     ///
+    /// Logits of which none is finite end their request alone, with [`FinishReason::Failed`].
+    ///
     /// # Errors
-    /// A failure of the device, or logits that are not finite: the engine cannot go on.
+    /// A failure of the device: the engine cannot go on.
     pub fn step(&mut self) -> Result<bool> {
         let start = Instant::now();
+        self.cancel_unheard()?;
         let mut plan = self.scheduler.plan()?;
         for (job, error) in plan.ended.drain(..) {
             self.finish(job, FinishReason::OutOfCache(error));
@@ -259,6 +264,11 @@ impl<'a> Engine<'a> {
         self.scheduler.waiting()
     }
 
+    /// Whether decode steps are captured and replayed: [`EngineOptions::graphs`], where model and device have them.
+    pub fn has_graphs(&self) -> bool {
+        self.graphs.is_some()
+    }
+
     /// Counts and times so far.
     pub fn stats(&self) -> EngineStats {
         let (counts, cache) = (self.scheduler.counts, &self.scheduler.cache);
@@ -285,6 +295,24 @@ impl<'a> Engine<'a> {
         self.scheduler.forget_prefixes()
     }
 
+    /// Why the whole cache is too small for a prompt, if it is.
+    fn never_fits(&self, prompt: &[u32]) -> Option<CacheError> {
+        let cache = &self.scheduler.cache;
+        let (needed, total) = (prompt.len().div_ceil(cache.page_size()), cache.num_pages());
+        (needed > total).then_some(CacheError::OutOfPages { needed, free: total, total })
+    }
+
+    /// Ends the requests whose streams were dropped.
+    fn cancel_unheard(&mut self) -> Result<()> {
+        let unheard = self.replies.iter().filter(|(_, reply)| !reply.is_heard());
+        let mut ids: Vec<u64> = unheard.map(|(&id, _)| id).collect();
+        ids.sort_unstable();
+        for id in ids {
+            self.cancel(id)?;
+        }
+        Ok(())
+    }
+
     /// The forward pass of a plan, and what follows from it; returns how many tokens were drawn.
     fn compute(&mut self, plan: &Plan) -> Result<usize> {
         let logits = self.forward(plan)?;
@@ -297,11 +325,14 @@ impl<'a> Engine<'a> {
         }
         let [_, vocab] = logits.dims();
         let mut logits = to_host(logits)?;
+        let mut drawn = 0;
         for &(row, id) in &rows {
-            self.draw(id, &mut logits[row * vocab..(row + 1) * vocab])?;
+            drawn += usize::from(self.draw(id, &mut logits[row * vocab..(row + 1) * vocab])?);
         }
-        self.stats.time_to_first_token.get_or_insert_with(|| self.start.elapsed());
-        Ok(rows.len())
+        if drawn > 0 {
+            self.stats.time_to_first_token.get_or_insert_with(|| self.start.elapsed());
+        }
+        Ok(drawn)
     }
 
     fn forward(&mut self, plan: &Plan) -> Result<Tensor<2>> {
@@ -310,30 +341,29 @@ impl<'a> Engine<'a> {
             return batch_invariant(model.device(), || model.next_token_logits(&plan.chunks, cache))?;
         }
         let one_each = plan.chunks.iter().all(|chunk| chunk.tokens.len() == 1);
-        if let Some(graphs) = self.graphs.as_mut().filter(|_| one_each) {
-            match graphs.next_token_logits(&plan.chunks, cache.latent()?, model.device())? {
-                Some(logits) => {
-                    self.stats.graph_steps += 1;
-                    return Ok(logits);
-                }
-                // Another try would not do better.
-                None => self.graphs = None,
-            }
+        if let Some(graphs) = self.graphs.as_mut().filter(|_| one_each)
+            && let Some(logits) = graphs.next_token_logits(&plan.chunks, cache.latent()?, model.device())?
+        {
+            self.stats.graph_steps += 1;
+            return Ok(logits);
         }
         model.next_token_logits(&plan.chunks, cache)
     }
 
-    fn draw(&mut self, id: u64, logits: &mut [f32]) -> Result<()> {
+    /// The next token of a request, and its end if that has come; whether there was a token.
+    fn draw(&mut self, id: u64, logits: &mut [f32]) -> Result<bool> {
         let limits = Limits { eos_token_ids: self.model.eos_token_ids(), max_positions: self.model.max_positions() };
         let (Some(job), Some(reply)) = (self.scheduler.running_mut(id), self.replies.get_mut(&id)) else {
-            return Ok(());
+            return Ok(false);
         };
-        if let Some(reason) = reply.draw(logits, &mut job.tokens, job.prompt_len, &limits)?
+        let end = reply.draw(logits, &mut job.tokens, job.prompt_len, &limits);
+        let drawn = !matches!(end, Some(FinishReason::Failed(_)));
+        if let Some(reason) = end
             && let Some(job) = self.scheduler.remove(id)?
         {
             self.finish(job, reason);
         }
-        Ok(())
+        Ok(drawn)
     }
 
     fn finish(&mut self, job: Job, reason: FinishReason) {
@@ -346,4 +376,16 @@ impl<'a> Engine<'a> {
 /// Logits as f32, on the host.
 fn to_host(logits: Tensor<2>) -> Result<Vec<f32>> {
     logits.cast(FloatDType::F32).try_into_vec_as::<f32>().map_err(ModelError::device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server may build its engine on one thread and run it on another.
+    #[test]
+    fn an_engine_may_move_to_another_thread() {
+        fn is_send<T: Send>() {}
+        is_send::<Engine>();
+    }
 }

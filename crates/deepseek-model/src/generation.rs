@@ -21,7 +21,8 @@ pub struct GenerationRequest {
     pub stop: Vec<String>,
 }
 
-/// Sizes that change speed and memory, never the text.
+/// Sizes that change speed and memory, but for rounding never the text: sums in another order differ in their last bits,
+/// which may decide between two tokens that are equally likely.
 #[derive(Debug, Clone, Copy)]
 pub struct GenerationOptions {
     /// Tokens in a cache page, a power of two.
@@ -45,7 +46,7 @@ pub struct GenerationStats {
     pub prompt_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// Duration of the steps that computed prompts.
+    /// Duration of the steps that computed prompts, as in [`EngineStats::prefill_time`].
     pub prefill_time: Duration,
     /// From the start until the first token of any request.
     pub time_to_first_token: Option<Duration>,
@@ -62,11 +63,13 @@ pub struct GenerationStats {
 /// Continues all requests; `on_text(request, text)` sees every piece of text as soon as it is certain.
 ///
 /// All of them run together on an [`Engine`]; prompts are computed in chunks beside the tokens of those that generate already.
-/// Requests do not influence one another's text. The pieces of a request are valid UTF-8 and add up to [`Completion::text`].
+/// But for rounding, requests do not influence one another's text. The pieces of a request are valid UTF-8 and add up to
+/// [`Completion::text`].
 ///
 /// # Errors
 /// A request or option that cannot be carried out, before anything is computed; or a failure of the device. A cache that is
-/// too small for a request is no error of the call: it ends the request, see [`FinishReason::OutOfCache`](crate::FinishReason).
+/// too small for a request, or logits without a finite number, are no error of the call: they end the request, see
+/// [`FinishReason`](crate::FinishReason).
 pub fn generate(
     model: &DeepseekModel,
     tokenizer: &Tokenizer,
@@ -140,7 +143,7 @@ pub(crate) fn check_request(model: &DeepseekModel, request: &GenerationRequest) 
 fn engine_options(model: &DeepseekModel, requests: &[GenerationRequest], options: &GenerationOptions) -> EngineOptions {
     // The last generated token is never computed, so that it needs no room.
     let tokens = |request: &GenerationRequest| {
-        let all = request.prompt.len() + request.max_new_tokens.saturating_sub(1);
+        let all = request.prompt.len().saturating_add(request.max_new_tokens.saturating_sub(1));
         all.min(model.max_positions())
     };
     let page_size = options.page_size.max(1);

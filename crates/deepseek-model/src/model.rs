@@ -146,7 +146,7 @@ impl DeepseekModel {
         }
     }
 
-    /// Decode steps that are recorded, where the model and its device have them.
+    /// Decode steps that are captured, where the model and its device have them.
     pub(crate) fn decode_graphs(&self) -> Option<DecodeGraphs<'_>> {
         match &self.architecture {
             Architecture::V3(model) => DecodeGraphs::new(model, &self.device),

@@ -58,12 +58,16 @@ impl PrefixTree {
 
     /// Takes in the whole pages of `tokens`, whose rows are in `pages`. Returns the pages that are new to the tree: where it
     /// has another page for the same tokens, it keeps that.
-    pub(crate) fn insert(&mut self, tokens: &[u32], pages: &[u32]) -> Vec<u32> {
+    ///
+    /// Of a request that `runs`, pages after such a one are left out: below another page than its own, a page in use would
+    /// keep that one from being evicted.
+    pub(crate) fn insert(&mut self, tokens: &[u32], pages: &[u32], runs: bool) -> Vec<u32> {
         self.clock += 1;
         let mut added = Vec::new();
         let mut parent = None;
         for (digit, &page) in tokens.chunks_exact(self.page_size).zip(pages) {
             let id = match self.child(parent, digit) {
+                Some(id) if runs && self.nodes[id].as_ref().is_some_and(|node| node.page != page) => break,
                 Some(id) => id,
                 None => {
                     added.push(page);
@@ -205,11 +209,12 @@ mod tests {
             pages
         }
 
-        fn insert(&mut self, tokens: &[u32], pages: &[u32]) -> Vec<u32> {
+        fn insert(&mut self, tokens: &[u32], pages: &[u32], runs: bool) -> Vec<u32> {
             self.clock += 1;
             let mut added = Vec::new();
             for (prefix, &page) in Self::prefixes(tokens).zip(pages) {
                 match self.paths.iter_mut().find(|path| path.tokens == prefix) {
+                    Some(path) if runs && path.page != page => break,
                     Some(path) => path.used = self.clock,
                     None => {
                         self.paths.push(Path { tokens: prefix.to_vec(), page, used: self.clock });
@@ -252,7 +257,8 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Step {
         LookUp(Vec<u32>),
-        Insert(Vec<u32>),
+        /// Tokens of a request, how many of its first pages are the tree's own if it has them, and whether it runs.
+        Insert(Vec<u32>, usize, bool),
         /// So many pages; those that are divisible by the second number must stay.
         Evict(usize, u32),
     }
@@ -261,7 +267,7 @@ mod tests {
         let tokens = || prop::collection::vec(0..2u32, 0..11);
         let step = prop_oneof![
             3 => tokens().prop_map(Step::LookUp),
-            4 => tokens().prop_map(Step::Insert),
+            4 => (tokens(), 0..6usize, any::<bool>()).prop_map(|(tokens, own, runs)| Step::Insert(tokens, own, runs)),
             2 => (0..5usize, 2..9u32).prop_map(|(n, stays)| Step::Evict(n, stays)),
         ];
         prop::collection::vec(step, 1..60)
@@ -274,10 +280,14 @@ mod tests {
             for step in steps {
                 match step {
                     Step::LookUp(tokens) => prop_assert_eq!(tree.longest_prefix(&tokens), naive.longest_prefix(&tokens)),
-                    Step::Insert(tokens) => {
-                        let pages: Vec<u32> = (next_page..).take(tokens.len() / PAGE).collect();
-                        next_page += pages.len() as u32;
-                        prop_assert_eq!(tree.insert(&tokens, &pages), naive.insert(&tokens, &pages));
+                    Step::Insert(tokens, own, runs) => {
+                        let mut pages = tree.longest_prefix(&tokens);
+                        prop_assert_eq!(&pages, &naive.longest_prefix(&tokens));
+                        pages.truncate(own);
+                        let new = tokens.len() / PAGE - pages.len();
+                        pages.extend((next_page..).take(new));
+                        next_page += new as u32;
+                        prop_assert_eq!(tree.insert(&tokens, &pages, runs), naive.insert(&tokens, &pages, runs));
                     }
                     Step::Evict(n, stays) => {
                         let is_free = |page: u32| !page.is_multiple_of(stays);

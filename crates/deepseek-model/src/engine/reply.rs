@@ -1,8 +1,9 @@
 //! The text of a request on its way: from logits to tokens to pieces of text.
 
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Weak};
 
-use super::stream::{Completion, FinishReason, StreamEvent};
+use super::stream::{Completion, FinishReason, RequestStream, StreamEvent};
 use crate::Result;
 use crate::generation::GenerationRequest;
 use crate::sampling::Sampler;
@@ -17,6 +18,8 @@ pub(crate) struct Reply {
     text: String,
     max_new_tokens: usize,
     events: Sender<StreamEvent>,
+    /// Gone when the stream is dropped.
+    alive: Weak<()>,
 }
 
 /// The ends of a text that the model sets.
@@ -26,48 +29,58 @@ pub(crate) struct Limits<'a> {
 }
 
 impl Reply {
+    /// The reply to a request, and the stream where it is heard.
+    ///
     /// # Errors
     /// A sampling parameter or stop string that cannot be.
-    pub(crate) fn new(request: &GenerationRequest, tokenizer: &Tokenizer, events: Sender<StreamEvent>) -> Result<Self> {
-        Ok(Self {
+    pub(crate) fn new(id: u64, request: &GenerationRequest, tokenizer: &Tokenizer) -> Result<(Self, RequestStream)> {
+        let (sender, events) = channel();
+        let alive = Arc::new(());
+        let reply = Self {
             sampler: Sampler::new(request.sampling.clone())?,
             stream: TextStream::new(tokenizer, true),
             stop: StopStrings::new(request.stop.clone())?,
             text: String::new(),
             max_new_tokens: request.max_new_tokens,
-            events,
-        })
+            events: sender,
+            alive: Arc::downgrade(&alive),
+        };
+        Ok((reply, RequestStream { id, events, _alive: alive }))
     }
 
-    /// Draws the next token of `tokens` and says what is certain; the reason, if that was the last one.
-    ///
-    /// # Errors
-    /// Logits of which none is finite.
+    /// Whether somebody listens.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.alive.strong_count() > 0
+    }
+
+    /// Draws the next token of `tokens` and says what is certain; the reason, if there is none or it was the last one.
     pub(crate) fn draw(
         &mut self,
         logits: &mut [f32],
         tokens: &mut Vec<u32>,
         prompt_len: usize,
         limits: &Limits,
-    ) -> Result<Option<FinishReason>> {
-        let id = self.sampler.sample(logits, tokens)?;
+    ) -> Option<FinishReason> {
+        let id = match self.sampler.sample(logits, tokens) {
+            Ok(id) => id,
+            Err(error) => return Some(FinishReason::Failed(error.to_string())),
+        };
         tokens.push(id);
         if limits.eos_token_ids.contains(&id) {
-            return Ok(Some(FinishReason::Eos));
+            return Some(FinishReason::Eos);
         }
-        let (mut stopped, mut heard) = (false, true);
+        let mut stopped = false;
         if let Some(text) = self.stream.push(id) {
             let outcome = self.stop.push(&text);
             stopped = outcome.stopped;
-            heard = self.say(outcome.emit);
+            self.say(outcome.emit);
         }
-        Ok(match () {
+        match () {
             _ if stopped => Some(FinishReason::StopString),
-            _ if !heard => Some(FinishReason::Cancelled),
             _ if tokens.len() - prompt_len >= self.max_new_tokens => Some(FinishReason::MaxNewTokens),
             _ if tokens.len() > limits.max_positions => Some(FinishReason::MaxPositions),
             _ => None,
-        })
+        }
     }
 
     /// Ends the text: what was held back is certain now.
@@ -78,13 +91,14 @@ impl Reply {
             let held_back = if outcome.stopped { String::new() } else { self.stop.clone().finish() };
             self.say(outcome.emit + &held_back);
         }
-        // Whoever has gone away does not need it.
         let _ = self.events.send(StreamEvent::Finished(Completion { token_ids, text: self.text, finish }));
     }
 
-    /// Whether somebody listens.
-    fn say(&mut self, text: String) -> bool {
+    fn say(&mut self, text: String) {
         self.text.push_str(&text);
-        text.is_empty() || self.events.send(StreamEvent::Text(text)).is_ok()
+        if !text.is_empty() {
+            // Whoever has gone away does not need it.
+            let _ = self.events.send(StreamEvent::Text(text));
+        }
     }
 }

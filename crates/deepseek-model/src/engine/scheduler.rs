@@ -149,7 +149,7 @@ impl Scheduler {
             job.cached = after;
             // Pages that generated tokens fill are offered when the request ends.
             if chunk.tokens.len() > 1 {
-                offer(&mut self.tree, &mut self.cache, job)?;
+                offer(&mut self.tree, &mut self.cache, job, true)?;
             }
         }
         Ok(())
@@ -245,16 +245,15 @@ impl Scheduler {
         // The last token is computed in any case: its logits are wanted.
         let sharable = &job.tokens[..job.tokens.len() - 1];
         let shared = self.tree.as_mut().map_or_else(Vec::new, |tree| tree.longest_prefix(sharable));
+        let needed = (job.tokens.len() + 1).div_ceil(page_size) - shared.len();
+        // Asked first: a place is written on the device, and a request may wait for many steps.
+        if !self.running.is_empty() && !self.has_room_beside(&shared, needed)? {
+            return Ok(false);
+        }
         let place = match &mut self.cache {
             ModelCache::Latent(cache) => cache.admit_with(&shared)?,
             cache @ ModelCache::V4(_) => cache.admit()?,
         };
-        let needed = (job.tokens.len() + 1).div_ceil(page_size) - shared.len();
-        let free = self.cache.free_pages();
-        if !self.running.is_empty() && needed > free && needed > free + self.idle_pages() {
-            self.cache.free(place)?;
-            return Ok(false);
-        }
         if let Some(mut job) = self.waiting.pop_front() {
             job.place = Some(place);
             job.cached = shared.len() * page_size;
@@ -265,9 +264,25 @@ impl Scheduler {
         Ok(true)
     }
 
+    /// Whether `needed` pages are free, or could be, while `shared` stay where they are.
+    fn has_room_beside(&mut self, shared: &[u32], needed: usize) -> Result<bool> {
+        if needed <= self.cache.free_pages() {
+            return Ok(true);
+        }
+        // With a holder more they do not count as idle.
+        if let ModelCache::Latent(cache) = &mut self.cache {
+            cache.retain(shared)?;
+        }
+        let room = self.cache.free_pages() + self.idle_pages();
+        if let ModelCache::Latent(cache) = &mut self.cache {
+            cache.release(shared)?;
+        }
+        Ok(needed <= room)
+    }
+
     /// Gives up the request's place; its whole pages stay as long as nobody needs them.
     fn leave(&mut self, job: &mut Job) -> Result<()> {
-        offer(&mut self.tree, &mut self.cache, job)?;
+        offer(&mut self.tree, &mut self.cache, job, false)?;
         if let Some(place) = job.place.take() {
             self.cache.free(place)?;
         }
@@ -286,10 +301,10 @@ impl Scheduler {
     }
 }
 
-/// Puts the whole pages of a request into the tree.
-fn offer(tree: &mut Option<PrefixTree>, cache: &mut ModelCache, job: &Job) -> Result<()> {
+/// Puts the whole pages of a request into the tree; `runs`, if it goes on holding them.
+fn offer(tree: &mut Option<PrefixTree>, cache: &mut ModelCache, job: &Job, runs: bool) -> Result<()> {
     if let (Some(tree), ModelCache::Latent(cache), Some(place)) = (tree, cache, job.place) {
-        let added = tree.insert(&job.tokens[..job.cached], cache.pages(place)?);
+        let added = tree.insert(&job.tokens[..job.cached], cache.pages(place)?, runs);
         cache.retain(&added)?;
     }
     Ok(())

@@ -177,6 +177,20 @@ proptest! {
     }
 }
 
+/// Both compute their first page at the same time. That of the first stays in the tree, where pages of the second must not
+/// keep it: alone, the second needs the whole cache.
+#[test]
+fn a_copy_of_a_page_keeps_no_other_one_from_being_evicted() {
+    let (mut scheduler, mut world) = (scheduler(true), World::default());
+    for (len, n) in [(PAGE, 1), (25, 13)] {
+        world.act(&mut scheduler, &Action::Submit(0, len, n));
+    }
+    while !world.wanted.is_empty() {
+        world.step(&mut scheduler);
+    }
+    assert_eq!(world.finished, 2);
+}
+
 #[test]
 fn requests_that_begin_alike_share_pages_and_compute_them_once() {
     let mut scheduler = scheduler(true);
@@ -220,4 +234,26 @@ fn the_youngest_gives_up_its_pages_and_is_the_next_to_run() {
     compute(&mut scheduler, &plan);
     scheduler.computed(&plan).unwrap();
     assert!(scheduler.counts.recomputed_tokens > 0);
+}
+
+/// A place costs writes on the device: a request for which there are no pages takes none, in however many steps.
+#[test]
+fn a_request_that_waits_for_pages_takes_no_place() {
+    let mut scheduler = scheduler(true);
+    scheduler.push(Job::new(0, vec![1; 7 * PAGE]));
+    // Shares 6 pages and takes one; then 2 are free, and the third request, which shares them too, needs 4.
+    scheduler.push(Job::new(1, vec![1; 6 * PAGE + 1]));
+    scheduler.push(Job::new(2, [vec![1; 6 * PAGE], vec![2; 3 * PAGE]].concat()));
+    for _ in 0..12 {
+        let plan = scheduler.plan().unwrap();
+        compute(&mut scheduler, &plan);
+        scheduler.computed(&plan).unwrap();
+        check(&scheduler);
+    }
+    assert_eq!((scheduler.running(), scheduler.waiting(), scheduler.cache.free_pages()), (2, 1, 2));
+    scheduler.remove(0).unwrap();
+    scheduler.remove(1).unwrap();
+    scheduler.plan().unwrap();
+    let place = scheduler.running_mut(2).and_then(|job| job.place).expect("it runs");
+    assert_eq!(place.to_string(), "request 2");
 }

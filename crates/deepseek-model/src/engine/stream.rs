@@ -1,5 +1,6 @@
 //! What a request's owner sees of it.
 
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use mla_ops::cache::CacheError;
@@ -17,6 +18,8 @@ pub enum FinishReason {
     MaxPositions,
     /// The cache is too small for another token; the text up to there is kept.
     OutOfCache(CacheError),
+    /// No token can be drawn, for this reason: the model has computed no finite logit. The text up to there is kept.
+    Failed(String),
     /// Somebody lost interest; the text up to there is kept.
     Cancelled,
 }
@@ -30,6 +33,7 @@ impl FinishReason {
             Self::MaxNewTokens => "max_new_tokens",
             Self::MaxPositions => "max_positions",
             Self::OutOfCache(_) => "out_of_cache",
+            Self::Failed(_) => "failed",
             Self::Cancelled => "cancelled",
         }
     }
@@ -55,7 +59,8 @@ pub enum StreamEvent {
     Finished(Completion),
 }
 
-/// The news of one request, in order; another thread may wait for them. Whoever drops it cancels the request.
+/// The news of one request, in order; another thread may wait for them. Whoever drops it cancels the request,
+/// with the engine's next step.
 ///
 /// As an iterator it waits for the engine's next step, and ends after [`StreamEvent::Finished`] or with the engine: the thread
 /// that runs the engine uses [`Self::try_next`].
@@ -63,6 +68,8 @@ pub enum StreamEvent {
 pub struct RequestStream {
     pub(super) id: u64,
     pub(super) events: Receiver<StreamEvent>,
+    /// The engine looks whether it is still there: a channel only tells when something is sent.
+    pub(super) _alive: Arc<()>,
 }
 
 impl RequestStream {

@@ -40,6 +40,11 @@ impl RotaryEmbedding {
 }
 
 impl Rotation {
+    /// Whether nobody else has a handle of the angles, so that [`Self::refresh`] stays in their buffers.
+    pub(crate) fn has_only_handles(&self) -> bool {
+        self.cos.can_mut() && self.sin.can_mut()
+    }
+
     /// Puts other angles for as many tokens into the same buffers.
     pub(crate) fn refresh(&mut self, rotation: Rotation) {
         let size = self.cos.dims();

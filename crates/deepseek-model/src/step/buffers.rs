@@ -1,4 +1,4 @@
-//! The inputs of a decode step in buffers that stay where they are, so that a recorded step finds the next ones there.
+//! The inputs of a decode step in buffers that stay where they are, so that a captured step finds the next ones there.
 
 use burn::tensor::{Device, Int, Tensor, s};
 use mla_ops::cache::PagedCache;
@@ -34,6 +34,12 @@ impl StepBuffers {
             page_table: ints(vec![-1; batch * max_pages], device).reshape([batch, max_pages]),
             rotation: rotary.at(&vec![0; batch], device),
         }
+    }
+
+    /// Whether nobody else has a handle of a buffer, so that [`Self::fill`] stays in all of them.
+    pub(crate) fn has_only_handles(&self) -> bool {
+        let rows = [&self.input_ids, &self.slots, &self.seq_lens];
+        rows.iter().all(|buffer| buffer.can_mut()) && self.page_table.can_mut() && self.rotation.has_only_handles()
     }
 
     /// Takes the inputs of a step: chunks of one token, at most `B`, of requests with at most `maxP` pages.
@@ -97,5 +103,46 @@ impl StepBuffers {
             keys,
             padding: (batch > 1).then(|| self.seq_lens.clone().equal_elem(0).reshape([batch, 1])),
         })
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use std::path::Path;
+
+    use burn::tensor::FloatDType;
+    use mla_ops::cache::{CacheConfig, PoolConfig};
+
+    use super::*;
+    use crate::config::ModelConfig;
+
+    #[test]
+    fn buffers_know_whether_somebody_else_has_a_handle() {
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/v3-tiny/config.json");
+        let Ok(ModelConfig::V3(config)) = ModelConfig::read_file(Path::new(fixture)) else {
+            unreachable!("a DeepSeek-V3");
+        };
+        let device = Device::flex();
+        let rotary = RotaryEmbedding::new(&config.rope, config.qk_rope_head_dim, config.rope_interleave);
+        let mut buffers = StepBuffers::new(2, 4, &rotary, &device);
+        let size = CacheConfig {
+            pools: vec![PoolConfig::per_token(8)],
+            num_pages: 4,
+            page_size: 8,
+            max_requests: 2,
+            max_tokens: 32,
+            dtype: FloatDType::F32,
+        };
+        let mut cache = PagedCache::new(size, &device).unwrap();
+        let request = cache.admit().unwrap();
+        for token in 0..3 {
+            let slots = cache.append(request, 1).unwrap();
+            buffers.fill(&[Chunk { request, tokens: vec![token], slots }], &cache, &rotary, &device).unwrap();
+            assert!(buffers.has_only_handles());
+            let step = buffers.step(&config, 8).unwrap();
+            assert!(!buffers.has_only_handles(), "the step has handles");
+            drop(step);
+            assert!(buffers.has_only_handles());
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
 
@@ -9,6 +10,9 @@ use super::{CacheError, PageAllocator, RequestToToken};
 use crate::MlaError;
 
 const OP: &str = "PagedCache";
+
+/// The [`PagedCache::id`] of the next cache.
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// The size of a [`PagedCache`]. Nothing in it may be zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +80,7 @@ struct Request {
 /// A call that fails leaves the cache as it was.
 #[derive(Debug)]
 pub struct PagedCache {
+    id: u64,
     config: CacheConfig,
     device: Device,
     /// `None` while the pool is taken.
@@ -101,6 +106,7 @@ impl PagedCache {
         config.validate()?;
         let pool = |pool: &PoolConfig| new_pool(config.pool_shape(pool), config.dtype, device);
         Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             pools: config.pools.iter().map(|config| Some(pool(config))).collect(),
             // The casts keep the values: `validate` bounds both by `i32::MAX`.
             allocator: PageAllocator::new(config.num_pages as u32),
@@ -110,6 +116,11 @@ impl PagedCache {
             device: device.clone(),
             config,
         })
+    }
+
+    /// Tells this cache from all others of the process, for whoever remembers where its pools lie.
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     /// What the cache was built with.
