@@ -42,7 +42,8 @@ pub struct EngineOptions {
     /// speed in the prompts; only on the CPU.
     pub deterministic: bool,
     /// Whether steps with one token of each request are captured, and replayed for batches up to the next power of two, on
-    /// devices that have graphs. Not DeepSeek-V4's, nor deterministic ones.
+    /// devices that have graphs. Not DeepSeek-V4's, nor deterministic ones. While CUDA captures a step, it refuses memory to all
+    /// other threads of the program that ask for some on the device.
     pub graphs: bool,
 }
 
