@@ -187,7 +187,8 @@ impl Head {
         let lanes = N::value().comptime();
         let mut values = Vector::<f32, N>::cast_from(x[self.first + column]);
         if comptime!(self.norm != Norm::None) {
-            if column < self.normed {
+            let is_normed = column < self.normed;
+            if is_normed {
                 #[unroll]
                 for lane in 0..lanes {
                     let mut scale = self.scale;

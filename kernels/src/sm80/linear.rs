@@ -140,8 +140,9 @@ fn linear_mma_kernel<E: Float, V: Size>(
     let mut sums = Shared::<[f32]>::new_slice(comptime!(PLANES * M * form.tokens()));
     let groups = outputs.div_ceil(form.outputs());
     let number = CUBE_POS / groups;
-    let output = CUBE_POS % groups * form.outputs();
-    let tile = Tile::read(tiles, number, max_tiles, tokens, form.tokens(), form.rows);
+    let group = CUBE_POS % groups;
+    let output = group * form.outputs();
+    let tile = Tile::read(tiles, number, max_tiles, tokens, per_token, form.tokens(), form.rows);
     if tile.count > 0 {
         // This unit's row of a product, and its channels.
         let row = (UNIT_POS_X / 4) as usize;
@@ -158,8 +159,7 @@ fn linear_mma_kernel<E: Float, V: Size>(
         let mut acc = Array::<Vector<f32, NC>>::new(comptime!(2 * form.steps));
         #[unroll]
         for step in 0..form.steps {
-            inputs
-                .push(tile.input(order, row + comptime!(step * N), per_token, form.rows) * (vectors + carried) + quad);
+            inputs.push(tile.input(order, row + comptime!(step * N)) * tile.row(vectors, carried) + quad);
             acc[comptime!(2 * step)] = Vector::new(0.0f32);
             acc[comptime!(2 * step + 1)] = Vector::new(0.0f32);
         }
@@ -192,14 +192,15 @@ fn linear_mma_kernel<E: Float, V: Size>(
             if comptime!(form.linear.gated) {
                 result = gated(first, sum(&sums, row + M / 2, token, form), limit, form.linear.limited);
             }
-            let to = tile.output(order, token, per_token, form.rows);
-            out[to * (outputs + carried * VECTOR) + output + row] = E::cast_from(result);
+            let to = tile.output(order, token) * tile.row(outputs, carried * VECTOR);
+            out[to + output + row] = E::cast_from(result);
         }
         value += comptime!(LANES * PLANES);
     }
     if comptime!(form.rows == Rows::Heads) {
-        if CUBE_POS % groups == 0 {
-            tile.carry::<E, V>(x, out, vectors, outputs, carried, per_token, comptime!(LANES * PLANES));
+        let is_first = group == 0;
+        if is_first {
+            tile.carry::<E, V>(x, out, vectors, outputs, carried, comptime!(LANES * PLANES));
         }
     }
 }

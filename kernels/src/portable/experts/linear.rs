@@ -266,7 +266,10 @@ fn linear_kernel<E: Float, N: Size>(
     let lanes = N::value().comptime();
     let groups = outputs.div_ceil(form.outputs());
     let number = CUBE_POS / groups;
-    let output = CUBE_POS % groups * form.outputs() + UNIT_POS_Y as usize;
+    let group = CUBE_POS % groups;
+    let output = group * form.outputs() + UNIT_POS_Y as usize;
+    let tile = Tile::read(tiles, number, max_tiles, tokens, per_token, TOKENS, form.rows);
+    let row_vectors = tile.row(vectors, carried);
     let mut sums = Array::<f32>::new(TOKENS);
     let mut gates = Array::<f32>::new(TOKENS);
     #[unroll]
@@ -274,7 +277,6 @@ fn linear_kernel<E: Float, N: Size>(
         sums[t] = 0.0f32;
         gates[t] = 0.0f32;
     }
-    let tile = Tile::read(tiles, number, max_tiles, tokens, TOKENS, form.rows);
     if tile.count > 0 && output < outputs {
         // Of a gated output the gate comes first.
         let row = tile.expert * matrix_stride + output * vectors;
@@ -288,8 +290,8 @@ fn linear_kernel<E: Float, N: Size>(
             }
             #[unroll]
             for t in 0..TOKENS {
-                let from = tile.input(order, t, per_token, form.rows);
-                let values = Vector::<f32, N>::cast_from(x[from * (vectors + carried) + column]);
+                let from = tile.input(order, t);
+                let values = Vector::<f32, N>::cast_from(x[from * row_vectors + column]);
                 #[unroll]
                 for lane in 0..lanes {
                     sums[t] += values.extract(lane) * weights.extract(lane);
@@ -310,13 +312,13 @@ fn linear_kernel<E: Float, N: Size>(
             value = gated(sum_of_row(&mut shared, gates[t], form.columns), up, limit, form.linear.limited);
         }
         if UNIT_POS_X == 0 && t < tile.count && output < outputs {
-            let to = tile.output(order, t, per_token, form.rows);
-            out[to * (outputs + carried * lanes) + output] = E::cast_from(value);
+            out[tile.output(order, t) * tile.row(outputs, carried * lanes) + output] = E::cast_from(value);
         }
     }
     if comptime!(form.rows == Rows::Heads) {
-        if CUBE_POS % groups == 0 {
-            tile.carry::<E, N>(x, out, vectors, outputs, carried, per_token, UNITS);
+        let is_first = group == 0;
+        if is_first {
+            tile.carry::<E, N>(x, out, vectors, outputs, carried, UNITS);
         }
     }
 }
@@ -328,6 +330,10 @@ pub(crate) struct Tile {
     /// In the order of the experts.
     pub first: usize,
     pub count: usize,
+    /// Pairs or heads of a token.
+    per_token: usize,
+    #[cube(comptime)]
+    rows: Rows,
 }
 
 #[cube]
@@ -338,6 +344,7 @@ impl Tile {
         number: usize,
         max_tiles: usize,
         tokens: usize,
+        per_token: usize,
         #[comptime] size: usize,
         #[comptime] rows: Rows,
     ) -> Tile {
@@ -360,31 +367,36 @@ impl Tile {
             first = usize::cast_from(tiles[number * TILE + 1]);
             count = usize::cast_from(tiles[number * TILE + 2]);
         }
-        Tile { expert, first, count }
+        Tile { expert, first, count, per_token, rows }
     }
 
     /// The row of x for a token of the tile; past the last one, that of the last.
-    pub(crate) fn input(&self, order: &[i32], token: usize, per_token: usize, #[comptime] rows: Rows) -> usize {
+    pub(crate) fn input(&self, order: &[i32], token: usize) -> usize {
         let place = self.first + min(token, self.count - 1);
-        if comptime!(rows == Rows::Gather) {
-            usize::cast_from(order[place]) / per_token
-        } else if comptime!(rows == Rows::Heads) {
-            place * per_token + self.expert
+        if comptime!(self.rows == Rows::Gather) {
+            usize::cast_from(order[place]) / self.per_token
+        } else if comptime!(self.rows == Rows::Heads) {
+            place * self.per_token + self.expert
         } else {
             place
         }
     }
 
     /// The row of the output for a token of the tile.
-    pub(crate) fn output(&self, order: &[i32], token: usize, per_token: usize, #[comptime] rows: Rows) -> usize {
+    pub(crate) fn output(&self, order: &[i32], token: usize) -> usize {
         let place = self.first + token;
-        if comptime!(rows == Rows::Scatter) {
+        if comptime!(self.rows == Rows::Scatter) {
             usize::cast_from(order[place])
-        } else if comptime!(rows == Rows::Heads) {
-            place * per_token + self.expert
+        } else if comptime!(self.rows == Rows::Heads) {
+            place * self.per_token + self.expert
         } else {
             place
         }
+    }
+
+    /// The length of a row, with what is carried behind it where rows have that.
+    pub(crate) fn row(&self, len: usize, carried: usize) -> usize {
+        if comptime!(self.rows == Rows::Heads) { len + carried } else { len }
     }
 
     /// Copies the channels of x past those of the product, `carried` vectors of each token, behind its outputs.
@@ -395,14 +407,13 @@ impl Tile {
         vectors: usize,
         outputs: usize,
         carried: usize,
-        heads: usize,
         #[comptime] units: usize,
     ) {
         let lanes = N::value().comptime();
         let mut vector = UNIT_POS as usize;
         while vector < self.count * carried {
             let (token, column) = (vector / carried, vector % carried);
-            let row = (self.first + token) * heads + self.expert;
+            let row = (self.first + token) * self.per_token + self.expert;
             let values = x[row * (vectors + carried) + vectors + column];
             #[unroll]
             for lane in 0..lanes {
