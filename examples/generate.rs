@@ -242,10 +242,13 @@ fn print(text: &str) {
 fn outcome(completions: &[Completion]) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
     for (request, completion) in completions.iter().enumerate() {
-        if let FinishReason::OutOfCache(error) = &completion.finish {
-            let done = completion.token_ids.len();
-            code = fail(format!("prompt {} ended after {done} tokens: {error}; raise --cache-pages", request + 1));
-        }
+        let why = match &completion.finish {
+            FinishReason::OutOfCache(error) => format!("{error}; raise --cache-pages"),
+            FinishReason::Failed(reason) => reason.clone(),
+            _ => continue,
+        };
+        let done = completion.token_ids.len();
+        code = fail(format!("prompt {} ended after {done} tokens: {why}", request + 1));
     }
     code
 }
