@@ -1,11 +1,10 @@
 //! The operations on CubeCL devices: outputs are allocated here, `mla-kernels` computes them.
 
 mod experts;
+mod tensors;
 
 use burn::backend::cubecl::{dtype_to_elem_type, dtype_to_storage_type};
-use burn::tensor::{DType, Shape};
-use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
@@ -16,6 +15,7 @@ use mla_kernels::portable::{
     ragged_attention, sparse_parts, vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
+use self::tensors::{contiguous, dims, empty, evenly_spaced, own, row_stride};
 use crate::backend::{
     CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend, NormRopeSpec,
     PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
@@ -616,7 +616,7 @@ impl MlaBackend for CubeBackend {
         let (out_dtype, rank) = (lhs.dtype, lhs.meta.shape().num_dims());
         let mut shape = lhs.meta.shape().clone();
         shape[rank - 1] = rhs.meta.shape()[rank - 1];
-        let out = empty_device_contiguous_dtype(lhs.client.clone(), lhs.device.clone(), shape, out_dtype);
+        let out = empty(&lhs, shape, out_dtype);
         let elem = dtype_to_storage_type(out_dtype);
         let input = |tensor: CubeTensor| InputBinding::new(tensor.binding(), elem);
         let mut elems = MatmulElems::from_globals(&MatmulGlobalElems { lhs: elem, rhs: elem, out: elem });
@@ -630,51 +630,6 @@ impl MlaBackend for CubeBackend {
         }
         out
     }
-}
-
-/// The tensor in memory row by row.
-fn contiguous(tensor: CubeTensor) -> CubeTensor {
-    // Burn's own test of strides does not take tensors without elements.
-    if tensor.meta.shape().num_elements() == 0 { tensor } else { into_contiguous(tensor) }
-}
-
-/// The tensor, or a copy where its rows are not as [`row_stride`] wants them.
-fn evenly_spaced(tensor: CubeTensor) -> CubeTensor {
-    if row_stride(&tensor).is_some() { tensor } else { contiguous(tensor) }
-}
-
-/// Elements from one row (along the last dimension) to the next, where all rows lie one after the other at that distance, and
-/// as copies of 16 bytes need them.
-fn row_stride(tensor: &CubeTensor) -> Option<usize> {
-    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
-    let (&width, outer) = shape.as_slice().split_last()?;
-    let (&unit, outer_strides) = strides.split_last()?;
-    let (mut rows, mut step) = (1, None);
-    for (&len, &stride) in outer.iter().zip(outer_strides).rev().filter(|(len, _)| **len != 1) {
-        if stride != rows * *step.get_or_insert(stride) {
-            return None;
-        }
-        rows *= len;
-    }
-    let step = step.unwrap_or(width);
-    let offset = tensor.handle.offset_start.unwrap_or(0);
-    let aligned = (step * tensor.dtype.size()).is_multiple_of(16) && offset.is_multiple_of(16);
-    (unit == 1 && step >= width && rows > 0 && aligned).then_some(step)
-}
-
-fn dims<const D: usize>(tensor: &CubeTensor) -> [usize; D] {
-    tensor.meta.shape().dims()
-}
-
-/// A contiguous tensor on the device of another.
-fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(shape), dtype)
-}
-
-/// The tensor, or a copy where somebody else sees its buffer: it is about to be written. Copies are made of accumulators,
-/// and under Fusion, which shows views of a buffer only now, of a cache that has one.
-fn own(tensor: CubeTensor) -> CubeTensor {
-    if tensor.can_mut() { tensor } else { contiguous(tensor.copy()) }
 }
 
 fn paged_batch(

@@ -8,7 +8,7 @@ use mla_kernels::portable::experts::linear::{self, LinearArgs, LinearForm, PairR
 use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
 use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
 
-use super::{contiguous, dims, empty};
+use super::tensors::{contiguous, dims, empty, matrix_stride};
 use crate::backend::{ExpertsSpec, LinearSpec};
 use crate::{ExpertScoring, RouteExpertsOptions};
 
@@ -53,21 +53,11 @@ pub(super) fn linear_by_head(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
         inputs,
         outputs,
         limit: 0.0,
-        form: LinearForm { gated: false, limited: false },
+        form: LinearForm::default(),
         elem,
     };
     linear::launch(&client, args);
     out
-}
-
-/// Elements from one matrix to the next, where each is contiguous and begins at a multiple of 16 bytes.
-fn matrix_stride(weight: &CubeTensor) -> Option<usize> {
-    let ([heads, outputs, inputs], strides) = (dims(weight), weight.meta.strides());
-    let stride = if heads > 1 { strides[0] } else { outputs * inputs };
-    let contiguous = (outputs == 1 || strides[1] == inputs) && (inputs == 1 || strides[2] == 1);
-    let offset = weight.handle.offset_start.unwrap_or(0);
-    let aligned = (stride * weight.dtype.size()).is_multiple_of(16) && offset.is_multiple_of(16);
-    (contiguous && stride >= outputs * inputs && aligned).then_some(stride)
 }
 
 /// Logits `[N, E]`; a bias `[E]` or the given experts `[N, k]` where the choice has them, otherwise anything.

@@ -84,8 +84,8 @@ pub enum PairRows {
     Scatter,
 }
 
-/// What becomes of the products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// What becomes of the products; by default nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct LinearForm {
     /// The output is `silu(gate) * up` of two products.
     pub gated: bool,
