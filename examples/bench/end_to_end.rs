@@ -2,12 +2,13 @@
 
 use burn::tensor::FloatDType;
 use burn_mla::model::{
-    DeepseekModel, Engine, EngineOptions, GenerationRequest, ModelConfig, SamplingParams, Tokenizer,
+    DeepseekModel, Engine, EngineOptions, GenerationRequest, ModelConfig, SamplingParams, Tokenizer, WeightSpec,
+    weight_specs,
 };
 use serde_json::{Value, json};
 
 use crate::report::rounded;
-use crate::{Bench, Size};
+use crate::{Bench, RandomWeights, Size};
 
 /// Tokens of a prompt: 5 pages, and not more than 8 at the end, so that all steps of a batch are one captured step.
 const PROMPT: usize = 264;
@@ -17,38 +18,52 @@ const WARM_UP: usize = 8;
 const AHEAD: usize = 16;
 const PAGE: usize = 64;
 
-/// A published configuration, and layers of it.
-struct Published {
-    name: &'static str,
-    config: &'static str,
-    layers: usize,
+/// A configuration, and how many of its layers are computed.
+struct Case {
+    name: String,
+    /// The text of `config.json`.
+    config: String,
+    /// All if absent.
+    layers: Option<usize>,
+}
+
+impl Case {
+    fn published(name: &str, config: &str, layers: usize) -> Self {
+        Self { name: name.into(), config: config.into(), layers: Some(layers) }
+    }
+
+    fn read(weights: &RandomWeights) -> Result<Self, String> {
+        let path = &weights.config;
+        let config =
+            std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        Ok(Self { name: path.display().to_string(), config, layers: weights.layers })
+    }
 }
 
 const V2_LITE: &str = include_str!("models/deepseek-v2-lite.json");
 const V3: &str = include_str!("models/deepseek-v3.json");
 
-/// The section: V2-Lite whole, and as many layers of V3 as fit, 3 of them dense.
-pub fn run(bench: &mut Bench) {
-    let models = match bench.size {
-        Size::Full => vec![
-            Published { name: "v2-lite", config: V2_LITE, layers: 27 },
-            Published { name: "v3", config: V3, layers: 6 },
-        ],
-        Size::Quick => vec![
-            Published { name: "v2-lite", config: V2_LITE, layers: 27 },
-            Published { name: "v3", config: V3, layers: 4 },
-        ],
-        Size::Smoke => vec![Published { name: "v2-lite", config: V2_LITE, layers: 2 }],
+/// The section: the model that was asked for, or V2-Lite whole and as many layers of V3 as fit, 3 of them dense.
+pub fn run(bench: &mut Bench, weights: Option<&RandomWeights>) {
+    let cases = match (weights, bench.size) {
+        (Some(weights), _) => match Case::read(weights) {
+            Ok(case) => vec![case],
+            Err(error) => return bench.report.error("e2e", &error),
+        },
+        (None, Size::Full) => vec![Case::published("v2-lite", V2_LITE, 27), Case::published("v3", V3, 6)],
+        (None, Size::Quick) => vec![Case::published("v2-lite", V2_LITE, 27), Case::published("v3", V3, 4)],
+        (None, Size::Smoke) => vec![Case::published("v2-lite", V2_LITE, 2)],
     };
-    for model in models {
+    for model in cases {
         bench.case(&format!("e2e {}", model.name), |bench| case(bench, &model));
     }
 }
 
-fn case(bench: &mut Bench, published: &Published) -> Result<(), String> {
+fn case(bench: &mut Bench, case: &Case) -> Result<(), String> {
     let show = |error: burn_mla::model::ModelError| error.to_string();
-    let config = config(published, bench.size == Size::Smoke)?;
-    let dtype = FloatDType::from(bench.dtype);
+    let config = config(case, bench.size == Size::Smoke)?;
+    let (dtype, layers) = (FloatDType::from(bench.dtype), config.num_layers());
+    let weights = Weights::of(&config, dtype);
     let model = DeepseekModel::random(config, 1, &bench.device, dtype, &mut |_| {}).map_err(show)?;
     let tokenizer = Tokenizer::bytes().map_err(show)?;
     let new_tokens = if bench.size == Size::Smoke { 4 } else { 128 };
@@ -56,26 +71,67 @@ fn case(bench: &mut Bench, published: &Published) -> Result<(), String> {
         for graphs in [true, false] {
             let decode = decode(&model, &tokenizer, batch, new_tokens, graphs)?;
             let shape = [
-                ("model", json!(published.name)),
-                ("layers", json!(published.layers)),
+                ("model", json!(case.name)),
+                ("layers", json!(layers)),
                 ("b", json!(batch)),
                 ("context", json!(PROMPT)),
             ];
-            let numbers = [
+            let (bytes, seconds) = (weights.read_by(batch), decode.seconds / decode.steps as f64);
+            let gbps = bytes / seconds / 1e9;
+            let mut numbers = vec![
                 ("tokens_per_s", rounded(decode.tokens as f64 / decode.seconds, 1)),
-                ("ms_per_step", rounded(1e3 * decode.seconds / decode.steps as f64, 3)),
+                ("ms_per_step", rounded(1e3 * seconds, 3)),
                 ("graph_steps", json!(decode.graph_steps)),
                 ("steps", json!(decode.steps)),
+                ("weights_gb", rounded(bytes / 1e9, 3)),
+                ("gbps", rounded(gbps, 1)),
             ];
+            numbers.extend(bench.copy_gbps.map(|copy| ("of_copy", rounded(gbps / copy, 3))));
             bench.report.rate("e2e_decode", &shape, &numbers);
         }
     }
     Ok(())
 }
 
+/// Bytes of the weights that a decode step reads.
+struct Weights {
+    /// By every step.
+    always: f64,
+    /// Of all routed experts.
+    experts: f64,
+    /// The part of the experts that a token goes to.
+    chosen: f64,
+}
+
+impl Weights {
+    fn of(config: &ModelConfig, dtype: FloatDType) -> Self {
+        let bytes = |spec: &WeightSpec| (spec.len() * spec.role.dtype(dtype).size() as u64) as f64;
+        let (all, chosen) = match config {
+            ModelConfig::V3(config) => (config.n_routed_experts, config.num_experts_per_tok),
+            ModelConfig::V4(config) => (config.n_routed_experts, config.num_experts_per_tok),
+        };
+        let mut weights = Self { always: 0.0, experts: 0.0, chosen: chosen as f64 / all.max(1) as f64 };
+        for spec in weight_specs(config) {
+            // Of the embedding a token reads a row.
+            let is_embedding = spec.name.starts_with("model.embed_tokens.") || spec.name.starts_with("embed.");
+            if spec.name.contains(".experts.") {
+                weights.experts += bytes(&spec);
+            } else if !is_embedding {
+                weights.always += bytes(&spec);
+            }
+        }
+        weights
+    }
+
+    /// By a step of so many tokens, where each expert is as likely as the others: exact for one token.
+    fn read_by(&self, tokens: usize) -> f64 {
+        self.always + self.experts * (1.0 - (1.0 - self.chosen).powf(tokens as f64))
+    }
+}
+
 /// The configuration with fewer layers and without an end token; `tiny`, with fewer channels, too.
-fn config(published: &Published, tiny: bool) -> Result<ModelConfig, String> {
-    let mut config: Value = serde_json::from_str(published.config).map_err(|error| error.to_string())?;
+fn config(case: &Case, tiny: bool) -> Result<ModelConfig, String> {
+    let mut config: Value = serde_json::from_str(&case.config).map_err(|error| format!("{}: {error}", case.name))?;
     if tiny {
         for (field, value) in [
             ("vocab_size", 256),
@@ -93,8 +149,9 @@ fn config(published: &Published, tiny: bool) -> Result<ModelConfig, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let path = folder.path().join("config.json");
     std::fs::write(&path, config.to_string()).map_err(|error| error.to_string())?;
-    let config = ModelConfig::read_file(&path).and_then(|config| config.with_layers(published.layers));
-    config.map_err(|error| error.to_string())
+    let config = ModelConfig::read_file(&path).map_err(|error| error.to_string())?;
+    let layers = case.layers.unwrap_or(config.num_layers());
+    config.with_layers(layers).map_err(|error| error.to_string())
 }
 
 /// What the engine did while the clock ran.

@@ -37,7 +37,9 @@
 //! reads its keys. `plan`, `plan_host` and `lightning_index` have no check here.
 //!
 //! `e2e_decode` has no `us`: `tokens_per_s` and `ms_per_step` are by the wall clock, from one drawn token to the next, in
-//! `steps` with one token of each request, of which `graph_steps` were replayed: with graphs all of them.
+//! `steps` with one token of each request, of which `graph_steps` were replayed: with graphs all of them. `weights_gb` are the
+//! weights that a step reads, of the routed experts those that so many tokens choose if all are as likely; `gbps` and
+//! `of_copy` count them alone.
 
 mod ceilings;
 // Its model loader serves the other programs.
@@ -84,6 +86,12 @@ struct Args {
     /// The kernel of `mla_decode`: sm100, sm90, portable-mma, portable or reference; the fastest that the device has if absent.
     #[arg(long)]
     path: Option<Path>,
+    /// The model of the section e2e: a config.json in any folder, whose weights are drawn.
+    #[arg(long, value_name = "CONFIG_JSON", conflicts_with = "smoke")]
+    random_weights: Option<PathBuf>,
+    /// Layers of that model; all if absent.
+    #[arg(long, value_name = "N", requires = "random_weights")]
+    layers: Option<usize>,
     /// A few shapes of each section.
     #[arg(long, conflicts_with = "smoke")]
     quick: bool,
@@ -130,6 +138,12 @@ enum Section {
     EndToEnd,
 }
 
+/// A model without a checkpoint.
+struct RandomWeights {
+    config: PathBuf,
+    layers: Option<usize>,
+}
+
 /// Which shapes of a section to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Size {
@@ -169,7 +183,8 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         report,
         copy_gbps: None,
     };
-    bench.sections(&args.only);
+    let random = args.random_weights.clone().map(|config| RandomWeights { config, layers: args.layers });
+    bench.sections(&args.only, random.as_ref());
     bench.report.finish()
 }
 
@@ -189,7 +204,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn sections(&mut self, only: &[Section]) {
+    fn sections(&mut self, only: &[Section], random: Option<&RandomWeights>) {
         let wanted = |section| only.is_empty() || only.contains(&section);
         if wanted(Section::Ceilings) {
             ceilings::run(self, "start");
@@ -215,8 +230,8 @@ impl Bench {
         if wanted(Section::Compression) {
             compression::run(self);
         }
-        if only.contains(&Section::EndToEnd) || self.size == Size::Smoke {
-            end_to_end::run(self);
+        if only.contains(&Section::EndToEnd) || random.is_some() || self.size == Size::Smoke {
+            end_to_end::run(self, random);
         }
         if wanted(Section::Ceilings) {
             ceilings::run(self, "end");

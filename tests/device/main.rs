@@ -16,6 +16,7 @@ mod model_quantized;
 mod model_random;
 mod model_read_backs;
 mod model_steps;
+mod ops_argmax;
 mod ops_compress_kv;
 mod ops_errors;
 mod ops_errors_compress_kv;

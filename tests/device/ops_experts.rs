@@ -131,6 +131,8 @@ struct Inputs {
     weights: Vec<f64>,
     gate_up: Vec<f64>,
     down: Vec<f64>,
+    /// What shared experts computed, if there are any.
+    shared: Option<Vec<f64>>,
 }
 
 impl Inputs {
@@ -149,6 +151,8 @@ impl Inputs {
             weights: random(&mut rng, tokens * top_k, DType::F32),
             gate_up: scaled(random(&mut rng, experts * 2 * width * hidden, dtype)),
             down: scaled(random(&mut rng, experts * hidden * width, dtype)),
+            // Of an odd number of experts.
+            shared: (experts % 2 == 1).then(|| random(&mut rng, tokens * hidden, dtype)),
         }
     }
 
@@ -160,6 +164,7 @@ impl Inputs {
             weights: floats(&self.weights, [tokens, top_k], DType::F32, device),
             gate_up: floats(&self.gate_up, [experts, 2 * width, hidden], self.dtype, device),
             down: floats(&self.down, [experts, hidden, width], self.dtype, device),
+            shared: self.shared.as_ref().map(|shared| floats(shared, [tokens, hidden], self.dtype, device)),
         }
     }
 
@@ -170,6 +175,10 @@ impl Inputs {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let token = |(token, x): (usize, &[f64])| {
             let (mut sum, mut size) = (vec![0.0; hidden], 0.0f64);
+            if let Some(shared) = &self.shared {
+                sum.copy_from_slice(&shared[token * hidden..][..hidden]);
+                size = sum.iter().fold(size, |size, value: &f64| size.max(value.abs()));
+            }
             for pair in token * top_k..(token + 1) * top_k {
                 let Some(expert) = usize::try_from(self.indices[pair]).ok().filter(|&e| e < experts) else { continue };
                 let rows = &self.gate_up[expert * 2 * width * hidden..];
@@ -223,13 +232,14 @@ fn ops_experts_mlp_of_one_token_among_others(#[values(DType::F32, DType::BF16)] 
         if present != dtype {
             return;
         }
-        let inputs = Inputs::new([64, 6, 2, 64, 32], dtype);
+        let inputs = Inputs::new([64, 7, 2, 64, 32], dtype);
         let args = inputs.args(device);
         let part = |count: usize| {
             let args = ExpertsMlpArgs {
                 x: args.x.clone().narrow(0, 0, count),
                 indices: args.indices.clone().narrow(0, 0, count),
                 weights: args.weights.clone().narrow(0, 0, count),
+                shared: args.shared.clone().map(|shared| shared.narrow(0, 0, count)),
                 ..args.clone()
             };
             let compute = || experts_mlp(args, None).expect("legal");
@@ -249,7 +259,7 @@ fn ops_experts_mlp_of_one_token_among_others(#[values(DType::F32, DType::BF16)] 
 #[test]
 fn ops_experts_of_views_and_of_nothing() {
     for_each_device(|device| {
-        let inputs = Inputs::new([5, 6, 2, 64, 32], DType::F32);
+        let inputs = Inputs::new([5, 7, 2, 64, 32], DType::F32);
         let args = inputs.args(device);
         let expected = values(experts_mlp(args.clone(), None).expect("legal"));
         let views = ExpertsMlpArgs {
@@ -257,13 +267,19 @@ fn ops_experts_of_views_and_of_nothing() {
             weights: restrided(args.weights, 0, 1),
             gate_up: restrided(args.gate_up, 0, 2),
             down: restrided(args.down, 0, 1),
+            shared: args.shared.map(|shared| restrided(shared, 0, 1)),
             ..args
         };
         assert_eq!(values(experts_mlp(views, None).expect("legal")), expected);
         let args = inputs.args(device);
         let none: Tensor<2, Int> = Tensor::from_data(TensorData::new(Vec::<i32>::new(), [0, 2]), (device, DType::I32));
-        let nothing =
-            ExpertsMlpArgs { x: zeros([0, 64], device), indices: none, weights: zeros([0, 2], device), ..args };
+        let nothing = ExpertsMlpArgs {
+            x: zeros([0, 64], device),
+            indices: none,
+            weights: zeros([0, 2], device),
+            shared: None,
+            ..args
+        };
         assert_eq!(experts_mlp(nothing, None).expect("legal").dims(), [0, 64]);
     });
 }
@@ -295,6 +311,29 @@ fn ops_linear(
                 let rounded = panels as f64 * 2f64.powi(-11) * peak;
                 let allowed = tolerance(dtype) * expected.abs() + 1e-6 * size + rounded;
                 assert!(off <= allowed, "{widths:?} {dtype:?} on {device:?}, row {row}: off by {off:e}");
+            }
+        }
+    });
+}
+
+/// A router: weights in f32 whatever the rows are, and products of these numbers as they are.
+#[rstest]
+fn ops_linear_with_weights_in_f32(
+    #[values(1, 3, 65)] rows: usize,
+    #[values([64, 48], [2048, 64], [33, 7])] widths: [usize; 2],
+) {
+    let [inputs, outputs] = widths;
+    for_each_dtype(|device, dtype| {
+        let mut rng = rng(60);
+        let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, outputs * inputs, DType::F32));
+        let out = linear(floats(&x, [rows, inputs], dtype, device), floats(&w, [outputs, inputs], DType::F32, device));
+        assert_eq!((out.dims(), out.dtype()), ([rows, outputs], DType::F32));
+        for (out, x) in values(out).chunks(outputs).zip(x.chunks(inputs)) {
+            for (out, w) in out.iter().zip(w.chunks(inputs)) {
+                let products = || x.iter().zip(w).map(|(a, b)| a * b);
+                let (expected, size): (f64, f64) = (products().sum(), products().map(f64::abs).sum());
+                let off = (f64::from(*out) - expected).abs();
+                assert!(off <= 1e-6 * size, "{rows} {widths:?} {dtype:?} on {device:?}: off by {off:e}");
             }
         }
     });
@@ -382,6 +421,8 @@ fn ops_errors_experts() {
         refuses(Shape, "gate_up", |it, device| it.gate_up = zeros([5, 63, 64], device));
         refuses(Shape, "gate_up", |it, device| it.gate_up = zeros([4, 64, 64], device));
         refuses(WrongType, "weights", |it, _| it.weights = it.weights.clone().cast(FloatDType::F16));
+        refuses(Shape, "shared", |it, device| it.shared = Some(zeros([4, 63], device)));
+        refuses(WrongType, "shared", |it, _| it.shared = it.shared.clone().map(|shared| shared.cast(FloatDType::F16)));
         refuses(WrongType, "gate_up", |it, _| it.gate_up = it.gate_up.clone().cast(FloatDType::F16));
         assert_refused(experts_mlp(args(), Some(0.0)), Value, "limit");
         assert_refused(experts_mlp(args(), Some(f32::NAN)), Value, "limit");

@@ -185,7 +185,7 @@ fn captures(device: &Device) -> bool {
     capture(device, move || one.clone() + 1.0).is_hardware()
 }
 
-#[cfg(all(test, feature = "wgpu", not(feature = "fusion")))]
+#[cfg(all(test, any(feature = "wgpu", feature = "cuda"), not(feature = "fusion")))]
 mod tests {
     use std::path::Path;
 
@@ -214,13 +214,24 @@ mod tests {
         DeepseekModel::load(&dir, device, FloatDType::F32, &mut |_| {}).unwrap()
     }
 
-    fn wgpu() -> Option<Device> {
-        let device = DeviceName::Wgpu.open().ok();
-        if device.is_none() {
-            assert!(std::env::var("MLA_REQUIRE").is_err(), "MLA_REQUIRE: no wgpu adapter");
-            eprintln!("skipped: no wgpu adapter");
+    /// The GPUs that are there, but for those that the variable `MLA_SKIP` names; those that `MLA_REQUIRE` names have to be.
+    fn gpus() -> Vec<Device> {
+        let listed = |variable: &str, name: &str| {
+            std::env::var(variable).is_ok_and(|names| names.split(',').any(|listed| listed == name))
+        };
+        let names =
+            [(cfg!(feature = "wgpu"), "wgpu", DeviceName::Wgpu), (cfg!(feature = "cuda"), "cuda", DeviceName::Cuda(0))];
+        let mut gpus = Vec::new();
+        for (_, name, device) in names.into_iter().filter(|(built, name, _)| *built && !listed("MLA_SKIP", name)) {
+            match device.open() {
+                Ok(device) => gpus.push(device),
+                Err(error) => {
+                    assert!(!listed("MLA_REQUIRE", name), "MLA_REQUIRE: {error}");
+                    eprintln!("skipped: {error}");
+                }
+            }
         }
-        device
+        gpus
     }
 
     /// The logits of a step in buffers of the same sizes, kernel by kernel.
@@ -240,17 +251,22 @@ mod tests {
         #[values("v2lite-tiny", "v3-tiny", "v32-tiny")] fixture: &str,
         #[values(1, 3)] requests: usize,
     ) {
-        let Some(device) = wgpu() else { return };
-        let model = model(fixture, &device);
+        for device in gpus() {
+            replay_as_launched(fixture, requests, &device);
+        }
+    }
+
+    fn replay_as_launched(fixture: &str, requests: usize, device: &Device) {
+        let model = model(fixture, device);
         let mut cache = model.new_cache(SIZE).unwrap();
-        let mut graphs = model.decode_graphs().expect("wgpu has graphs");
+        let mut graphs = model.decode_graphs().expect("GPUs have graphs");
         let prompts = [vec![7; 14], vec![5, 6, 9], vec![3; 9]];
         let mut live: Vec<_> = prompts[..requests].iter().map(|prompt| admit(&model, &mut cache, prompt)).collect();
         for step in 0..5u32 {
             let chunks: Vec<Chunk> =
                 live.iter().zip(11..).map(|(&request, id)| cache.append(request, &[id + step]).unwrap()).collect();
             let latents = cache.latent().unwrap();
-            let replayed = graphs.next_token_logits(&chunks, latents, &device).unwrap().expect("no read-back, no wait");
+            let replayed = graphs.next_token_logits(&chunks, latents, device).unwrap().expect("no read-back, no wait");
             let replayed = bits(replayed);
             assert_eq!(replayed, launched(&graphs, &chunks, latents), "step {step}");
             let exact = model.next_token_logits(&chunks, &mut cache).unwrap().try_into_vec_as::<f32>().unwrap();
@@ -269,9 +285,12 @@ mod tests {
     /// A graph writes into the pools of the cache that it was captured with, so another cache gets one of its own.
     #[test]
     fn another_cache_is_captured_anew() {
-        let Some(device) = wgpu() else { return };
-        let model = model("v3-tiny", &device);
-        let mut graphs = model.decode_graphs().expect("wgpu has graphs");
+        gpus().iter().for_each(capture_for_each_cache);
+    }
+
+    fn capture_for_each_cache(device: &Device) {
+        let model = model("v3-tiny", device);
+        let mut graphs = model.decode_graphs().expect("GPUs have graphs");
         let mut caches = Vec::new();
         for prompt in [[7, 8, 9], [3, 4, 5]] {
             let mut cache = model.new_cache(SIZE).unwrap();
@@ -279,7 +298,7 @@ mod tests {
             for id in 3..6 {
                 let chunks = [cache.append(request, &[id]).unwrap()];
                 let latents = cache.latent().unwrap();
-                let replayed = graphs.next_token_logits(&chunks, latents, &device).unwrap().expect("it was captured");
+                let replayed = graphs.next_token_logits(&chunks, latents, device).unwrap().expect("it was captured");
                 let replayed = bits(replayed);
                 assert_eq!(replayed, launched(&graphs, &chunks, latents), "{prompt:?}");
             }
@@ -291,18 +310,21 @@ mod tests {
     /// Inputs that would go elsewhere are not replayed: the bucket has no graph from then on, others keep theirs.
     #[test]
     fn a_step_whose_buffers_somebody_else_has_is_not_replayed() {
-        let Some(device) = wgpu() else { return };
-        let model = model("v3-tiny", &device);
-        let mut graphs = model.decode_graphs().expect("wgpu has graphs");
+        gpus().iter().for_each(refuse_shared_buffers);
+    }
+
+    fn refuse_shared_buffers(device: &Device) {
+        let model = model("v3-tiny", device);
+        let mut graphs = model.decode_graphs().expect("GPUs have graphs");
         let mut cache = model.new_cache(SIZE).unwrap();
         let requests = [0, 1].map(|_| admit(&model, &mut cache, &[7, 8, 9]));
         let mut has_graph = |graphs: &mut DecodeGraphs, requests: &[RequestId]| {
             let chunks: Vec<Chunk> = requests.iter().map(|&request| cache.append(request, &[5]).unwrap()).collect();
-            graphs.next_token_logits(&chunks, cache.latent().unwrap(), &device).unwrap().is_some()
+            graphs.next_token_logits(&chunks, cache.latent().unwrap(), device).unwrap().is_some()
         };
         assert!(has_graph(&mut graphs, &requests[..1]) && has_graph(&mut graphs, &requests));
         let step = graphs.buckets.get(&(1, 1)).and_then(Option::as_ref).expect("it was captured");
-        let handles = lock(&step.lent).buffers.step(graphs.model.config(), SIZE.page_size).unwrap();
+        let handles = lock(&step.lent).buffers.clone();
         assert!(!has_graph(&mut graphs, &requests[..1]));
         drop(handles);
         assert!(!has_graph(&mut graphs, &requests[..1]) && has_graph(&mut graphs, &requests));

@@ -10,10 +10,10 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{FloatDType, Tensor};
-use mla_ops::batch_invariant;
 use mla_ops::cache::CacheError;
+use mla_ops::{argmax, batch_invariant};
 
-use self::reply::{Limits, Reply};
+use self::reply::{Limits, Next, Reply};
 use self::scheduler::{Job, Plan, Scheduler};
 pub use self::stream::{Completion, FinishReason, RequestStream, StreamEvent};
 use crate::cache::CacheSize;
@@ -325,10 +325,18 @@ impl<'a> Engine<'a> {
             return Ok(0);
         }
         let [_, vocab] = logits.dims();
-        let mut logits = to_host(logits)?;
         let mut drawn = 0;
-        for &(row, id) in &rows {
-            drawn += usize::from(self.draw(id, &mut logits[row * vocab..(row + 1) * vocab])?);
+        // The logits of a large batch would take longer to the host than a step takes.
+        if rows.iter().all(|(_, id)| self.replies.get(id).is_none_or(Reply::takes_likeliest)) {
+            let likeliest = argmax(logits)?.try_into_vec_as::<i32>().map_err(ModelError::device)?;
+            for &(row, id) in &rows {
+                drawn += usize::from(self.draw(id, Next::Likeliest { id: likeliest[row], vocab })?);
+            }
+        } else {
+            let mut logits = to_host(logits)?;
+            for &(row, id) in &rows {
+                drawn += usize::from(self.draw(id, Next::Logits(&mut logits[row * vocab..(row + 1) * vocab]))?);
+            }
         }
         if drawn > 0 {
             self.stats.time_to_first_token.get_or_insert_with(|| self.start.elapsed());
@@ -352,12 +360,12 @@ impl<'a> Engine<'a> {
     }
 
     /// The next token of a request, and its end if that has come; whether there was a token.
-    fn draw(&mut self, id: u64, logits: &mut [f32]) -> Result<bool> {
+    fn draw(&mut self, id: u64, next: Next) -> Result<bool> {
         let limits = Limits { eos_token_ids: self.model.eos_token_ids(), max_positions: self.model.max_positions() };
         let (Some(job), Some(reply)) = (self.scheduler.running_mut(id), self.replies.get_mut(&id)) else {
             return Ok(false);
         };
-        let end = reply.draw(logits, &mut job.tokens, job.prompt_len, &limits);
+        let end = reply.draw(next, &mut job.tokens, job.prompt_len, &limits);
         let drawn = !matches!(end, Some(FinishReason::Failed(_)));
         if let Some(reason) = end
             && let Some(job) = self.scheduler.remove(id)?

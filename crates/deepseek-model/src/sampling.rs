@@ -63,6 +63,11 @@ impl SamplingParams {
             "a finite number above 0 (1 is off)",
         )
     }
+
+    /// Whether the next token is the likeliest one as the model has it.
+    pub(crate) fn takes_likeliest(&self) -> bool {
+        self.temperature == 0.0 && self.repetition_penalty == 1.0
+    }
 }
 
 /// Draws the tokens of one sequence.
@@ -81,6 +86,11 @@ impl Sampler {
         params.validate()?;
         let rng = ChaCha8Rng::seed_from_u64(params.seed);
         Ok(Self { params, rng })
+    }
+
+    /// How tokens are drawn.
+    pub(crate) fn params(&self) -> &SamplingParams {
+        &self.params
     }
 
     /// The next token for `logits` (one per token id), which are overwritten. `history` holds the prompt and the tokens
@@ -135,12 +145,16 @@ fn argmax(logits: &[f32]) -> Result<(u32, f32)> {
     }
     match best.1 == f32::NEG_INFINITY {
         false => Ok(best),
-        true => Err(ModelError::request(
-            "logits",
-            format!("{} values, all NaN or -inf", logits.len()),
-            "at least one finite logit; the model's weights or cache hold NaN, or every token is masked",
-        )),
+        true => Err(no_finite_logit(logits.len())),
     }
+}
+
+pub(crate) fn no_finite_logit(vocab: usize) -> ModelError {
+    ModelError::request(
+        "logits",
+        format!("{vocab} values, all NaN or -inf"),
+        "at least one finite logit; the model's weights or cache hold NaN, or every token is masked",
+    )
 }
 
 /// The tokens that top-k, top-p and min-p leave, likeliest first, with weights relative to the likeliest one's 1.

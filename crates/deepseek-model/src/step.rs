@@ -6,10 +6,7 @@ use std::ops::Range;
 
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, s};
 use mla_ops::cache::{PagedCache, RequestId};
-use mla_ops::{
-    MlaPlan, MlaPlanArgs, PagedBatchArgs, Splits, WriteLatentArgs, is_batch_invariant, mla_plan, page_table,
-    write_latent,
-};
+use mla_ops::{MlaPlan, MlaPlanArgs, Splits, WriteLatentArgs, is_batch_invariant, mla_plan, write_latent};
 
 pub(crate) use self::buffers::StepBuffers;
 use crate::Result;
@@ -187,15 +184,7 @@ fn new_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device)
 impl IndexedKeys {
     fn new(chunks: &[Chunk], positions: &[usize], cache: &PagedCache, device: &Device) -> Result<Self> {
         let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
-        let page_size = cache.config().page_size;
-        let batch = PagedBatchArgs {
-            req_to_token: cache.req_to_token(),
-            req_rows: cache.rows(&requests)?,
-            seq_lens: cache.seq_lens(&requests)?,
-            kv_start: None,
-            page_size,
-        };
-        let by_request = page_table(batch, cache.max_pages(&requests)?)?;
+        let by_request = cache.page_table(&requests, cache.max_pages(&requests)?)?;
         let owners = chunks.iter().enumerate().flat_map(|(i, chunk)| vec![i as i32; chunk.tokens.len()]).collect();
         let visible = positions.iter().map(|&position| position as i32 + 1).collect();
         Ok(Self {
@@ -225,14 +214,7 @@ impl PagedKeys {
         let page_size = cache.config().page_size;
         let max_pages = seq_lens.iter().map(|len| len.div_ceil(page_size)).max().unwrap_or(0);
         let seq_lens = ints(seq_lens.into_iter().map(|len| len as i32).collect(), device);
-        let batch = PagedBatchArgs {
-            req_to_token: cache.req_to_token(),
-            req_rows: cache.rows(requests)?,
-            seq_lens: seq_lens.clone(),
-            kv_start: None,
-            page_size,
-        };
-        let page_table = page_table(batch, max_pages)?;
+        let page_table = cache.page_table(requests, max_pages)?;
         let plan = mla_plan(MlaPlanArgs {
             seq_lens: seq_lens.clone(),
             query_len: reader.query_len,

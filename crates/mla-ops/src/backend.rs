@@ -146,6 +146,8 @@ pub struct LinearSpec {
 /// What [`MlaBackend::experts_mlp`] needs beside the tensors.
 #[derive(Debug, Clone)]
 pub struct ExpertsSpec {
+    /// Whether there are outputs of shared experts.
+    pub shared: bool,
     /// Bound of the activations.
     pub limit: Option<f32>,
 }
@@ -302,14 +304,16 @@ pub trait MlaBackend: Backend {
         options: RouteExpertsOptions,
     ) -> (IntTensor<Self>, FloatTensor<Self>);
 
-    /// [`experts_mlp`](crate::experts_mlp()).
+    /// [`experts_mlp`](crate::experts_mlp()). Without `spec.shared`, `shared` is anything.
     #[fusion(meta = fusion::experts_mlp)]
+    #[allow(clippy::too_many_arguments)]
     fn experts_mlp(
         x: FloatTensor<Self>,
         indices: IntTensor<Self>,
         weights: FloatTensor<Self>,
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
+        shared: FloatTensor<Self>,
         spec: ExpertsSpec,
     ) -> FloatTensor<Self>;
 
@@ -322,6 +326,15 @@ pub trait MlaBackend: Backend {
         sin: FloatTensor<Self>,
         spec: NormRopeSpec,
     ) -> FloatTensor<Self>;
+
+    /// [`add_rms_norm`](crate::add_rms_norm()): the sum, and its norm.
+    #[fusion(meta = fusion::add_rms_norm)]
+    fn add_rms_norm(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// [`write_latent`](crate::write_latent) of latent and rotary part: the cache's own buffer.
     #[fusion(meta = fusion::write_latent)]
@@ -372,6 +385,10 @@ pub trait MlaBackend: Backend {
         out: FloatTensor<Self>,
         lse: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// [`argmax`](crate::argmax()).
+    #[fusion(meta = fusion::argmax)]
+    fn argmax(x: FloatTensor<Self>) -> IntTensor<Self>;
 
     /// [`matmul`](crate::matmul) in f32.
     #[fusion(meta = fusion::matmul)]

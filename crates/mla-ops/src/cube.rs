@@ -11,8 +11,9 @@ use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
 use mla_kernels::portable::experts::route::Choice;
 use mla_kernels::portable::{
-    compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_rope, page_table,
-    ragged_attention, sparse_parts, vertical_slash_attention, vertical_slash_index, write_latent,
+    add_rms_norm, argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan,
+    norm_rope, page_table, ragged_attention, sparse_parts, vertical_slash_attention, vertical_slash_index,
+    write_latent,
 };
 
 use self::tensors::{contiguous, dims, empty, evenly_spaced, own, row_stride};
@@ -407,9 +408,10 @@ impl MlaBackend for CubeBackend {
         weights: CubeTensor,
         gate_up: CubeTensor,
         down: CubeTensor,
+        shared: CubeTensor,
         spec: ExpertsSpec,
     ) -> CubeTensor {
-        experts::mlp(x, indices, weights, gate_up, down, &spec)
+        experts::mlp(x, (indices, weights), gate_up, down, shared, &spec)
     }
 
     fn norm_rope(
@@ -445,6 +447,37 @@ impl MlaBackend for CubeBackend {
         };
         norm_rope::launch(&client, args);
         out
+    }
+
+    fn add_rms_norm(x: CubeTensor, y: CubeTensor, weight: CubeTensor, eps: f32) -> (CubeTensor, CubeTensor) {
+        let [x, y, weight] = [x, y, weight].map(contiguous);
+        let [rows, width] = dims(&x);
+        let [sum, normed] = [(); 2].map(|()| empty(&x, [rows, width], x.dtype));
+        let (elem, client) = (dtype_to_elem_type(x.dtype), x.client.clone());
+        let args = add_rms_norm::AddRmsNormArgs {
+            x: x.into_buffer_arg(),
+            y: y.into_buffer_arg(),
+            weight: weight.into_buffer_arg(),
+            sum: sum.clone().into_buffer_arg(),
+            normed: normed.clone().into_buffer_arg(),
+            rows,
+            width,
+            eps,
+            elem,
+        };
+        add_rms_norm::launch(&client, args);
+        (sum, normed)
+    }
+
+    fn argmax(x: CubeTensor) -> CubeTensor {
+        let x = contiguous(x);
+        let [rows, width] = dims(&x);
+        let (places, client) = (empty(&x, [rows], DType::I32), x.client.clone());
+        let elem = dtype_to_elem_type(x.dtype);
+        let args =
+            argmax::ArgmaxArgs { x: x.into_buffer_arg(), places: places.clone().into_buffer_arg(), rows, width, elem };
+        argmax::launch(&client, args);
+        places
     }
 
     fn write_latent(cache: CubeTensor, slots: CubeTensor, latent: CubeTensor, rope: CubeTensor) -> CubeTensor {

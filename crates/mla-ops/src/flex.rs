@@ -186,10 +186,12 @@ impl MlaBackend for Flex {
         weights: FloatTensor<Self>,
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
+        shared: FloatTensor<Self>,
         spec: ExpertsSpec,
     ) -> FloatTensor<Self> {
-        let (indices, weights) = (int(indices), float(weights));
-        float_primitive(reference::experts_mlp(float(x), indices, weights, float(gate_up), float(down), spec.limit))
+        let routing = (int(indices), float(weights));
+        let shared = spec.shared.then(|| float(shared));
+        float_primitive(reference::experts_mlp(float(x), routing, float(gate_up), float(down), shared, spec.limit))
     }
 
     fn norm_rope(
@@ -202,6 +204,18 @@ impl MlaBackend for Flex {
         let weight = spec.weighted.then(|| float(weight));
         let tables = (spec.pairs > 0).then(|| [float(cos), float(sin)]);
         float_primitive(reference::norm_rope(float(x), weight, tables, &spec))
+    }
+
+    fn add_rms_norm(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let sum: Tensor<2> = float(x) + float(y);
+        let spec = NormRopeSpec { norm_eps: Some(eps), norm_turned: true, weighted: true, pairs: 0, inverse: false };
+        let normed = reference::norm_rope(sum.clone().unsqueeze_dim(1), Some(float(weight)), None, &spec);
+        (float_primitive(sum), float_primitive(normed.squeeze_dim::<2>(1)))
     }
 
     fn write_latent(
@@ -258,6 +272,10 @@ impl MlaBackend for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         // The accumulator is f32, and a merge has the dtype of its first state.
         Self::merge_state(acc_out, acc_lse, out, lse)
+    }
+
+    fn argmax(x: FloatTensor<Self>) -> IntTensor<Self> {
+        int_primitive(reference::argmax(float(x)))
     }
 
     fn matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {

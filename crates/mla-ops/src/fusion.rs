@@ -131,7 +131,7 @@ pub(crate) fn compress_kv(
 
 pub(crate) fn linear(x: &TensorSpec, weight: &TensorSpec, linear: &LinearSpec) -> TensorSpec {
     let ([rows, _], [outputs, _]) = (x.shape.dims(), weight.shape.dims());
-    spec([rows, if linear.gated { outputs / 2 } else { outputs }], x.dtype)
+    spec([rows, if linear.gated { outputs / 2 } else { outputs }], weight.dtype)
 }
 
 pub(crate) fn linear_by_head(x: &TensorSpec, weight: &TensorSpec) -> TensorSpec {
@@ -165,6 +165,7 @@ pub(crate) fn experts_mlp(
     _weights: &TensorSpec,
     _gate_up: &TensorSpec,
     _down: &TensorSpec,
+    _shared: &TensorSpec,
     _spec: &ExpertsSpec,
 ) -> TensorSpec {
     x.clone()
@@ -178,6 +179,15 @@ pub(crate) fn norm_rope(
     _spec: &NormRopeSpec,
 ) -> TensorSpec {
     x.clone()
+}
+
+pub(crate) fn add_rms_norm(
+    x: &TensorSpec,
+    _y: &TensorSpec,
+    _weight: &TensorSpec,
+    _eps: &f32,
+) -> (TensorSpec, TensorSpec) {
+    (x.clone(), x.clone())
 }
 
 pub(crate) fn write_latent(
@@ -230,6 +240,11 @@ pub(crate) fn merge_state_into(
     _lse: &TensorSpec,
 ) -> (TensorSpec, TensorSpec) {
     (acc_out.clone(), acc_lse.clone())
+}
+
+pub(crate) fn argmax(x: &TensorSpec) -> TensorSpec {
+    let [rows, _] = x.shape.dims();
+    spec([rows], DType::I32)
 }
 
 pub(crate) fn matmul(lhs: &TensorSpec, rhs: &TensorSpec) -> TensorSpec {

@@ -50,6 +50,7 @@ pub use batch_invariant::{batch_invariant, is_batch_invariant};
 pub use device::DeviceName;
 pub use error::MlaError;
 pub use independent::map_independent;
+pub use ops::argmax::argmax;
 pub use ops::compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
 pub use ops::experts::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, experts_mlp,
@@ -62,7 +63,7 @@ pub use ops::matmul::matmul;
 pub use ops::merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};
 pub use ops::mla_plan::{MlaPlan, MlaPlanArgs, mla_plan};
-pub use ops::norm_rope::{NormRopeArgs, NormRopeOptions, norm_rope, rms_norm};
+pub use ops::norm_rope::{NormRopeArgs, NormRopeOptions, add_rms_norm, norm_rope, rms_norm};
 pub use ops::page_table::{PagedBatchArgs, page_table};
 pub use ops::ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
 pub use ops::sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla};

@@ -12,9 +12,9 @@ use cubecl_runtime::server::Handle;
 use super::compile::{compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
 use crate::portable::{
-    compact_slots, compress_kv, experts, kv_indices, lightning_index, merge_splits, merge_state, mla_decode, mla_plan,
-    norm_rope, page_table, ragged_attention, sparse_parts, vertical_slash_attention, vertical_slash_index,
-    write_latent,
+    add_rms_norm, argmax, compact_slots, compress_kv, experts, kv_indices, lightning_index, merge_splits, merge_state,
+    mla_decode, mla_plan, norm_rope, page_table, ragged_attention, sparse_parts, vertical_slash_attention,
+    vertical_slash_index, write_latent,
 };
 
 /// All kernels that are compiled.
@@ -30,6 +30,8 @@ pub fn entries() -> Vec<Entry> {
         mla_decode::offline(),
         mla_plan::offline(),
         norm_rope::offline(),
+        add_rms_norm::offline(),
+        argmax::offline(),
         page_table::offline(),
         ragged_attention::offline(),
         sparse_parts::offline(),

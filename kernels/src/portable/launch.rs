@@ -12,7 +12,7 @@ pub(crate) fn multiprocessors(client: &Client) -> usize {
 
 /// Whether an index from the device names one of `count` rows.
 #[cube]
-pub(super) fn is_row(index: i32, count: usize) -> bool {
+pub(crate) fn is_row(index: i32, count: usize) -> bool {
     let mut valid = index >= 0;
     if valid {
         valid = usize::cast_from(index) < count;

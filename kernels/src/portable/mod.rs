@@ -3,6 +3,8 @@
 //! Buffers are contiguous, row-major, and of the sizes that the launchers' arguments state; launchers check what they can
 //! without reading from the device.
 
+pub mod add_rms_norm;
+pub mod argmax;
 pub mod compact_slots;
 pub mod compress_kv;
 pub mod experts;

@@ -14,6 +14,7 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
 use crate::portable::experts::linear::{Grid, LinearForm, Products, Rows, Tile, gated};
+use crate::portable::launch::multiprocessors;
 
 /// Units of a plane. The matrix instructions are defined for this number.
 const LANES: usize = 32;
@@ -31,6 +32,8 @@ const VECTOR: usize = 8;
 const CHUNK: usize = 4 * VECTOR;
 /// Chunks whose loads a plane starts before it computes.
 const AHEAD: usize = 4;
+/// Channels from which all loads of a plane are worth starting at once.
+const DEEP: usize = AHEAD * CHUNK * PLANES;
 /// Groups of 8 tokens in a tile at most.
 const MAX_STEPS: usize = 8;
 
@@ -41,6 +44,8 @@ struct Form {
     linear: LinearForm,
     /// Groups of 8 tokens.
     steps: usize,
+    /// Whether a multiprocessor has one cube or two: a plane starts all its loads at once, since no other one fills the time.
+    few_cubes: bool,
 }
 
 impl Form {
@@ -55,7 +60,11 @@ impl Form {
 
     /// Chunks whose loads a plane starts before it computes: fewer where the tokens take the registers.
     fn ahead(&self) -> usize {
-        if self.steps > 2 { AHEAD / 2 } else { AHEAD }
+        match self.steps {
+            1 if self.few_cubes => 2 * AHEAD,
+            1 | 2 => AHEAD,
+            _ => AHEAD / 2,
+        }
     }
 }
 
@@ -89,8 +98,9 @@ pub(crate) fn launch(
     address: AddressType,
     elem: ElemType,
 ) {
-    let form = Form { rows: grid.rows, linear, steps: tokens / N };
+    let mut form = Form { rows: grid.rows, linear, steps: tokens / N, few_cubes: false };
     let cubes = products.outputs.div_ceil(form.outputs()) * grid.max_tiles;
+    form.few_cubes = form.steps == 1 && products.inputs >= DEEP && cubes <= 2 * multiprocessors(client);
     linear_mma_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
@@ -165,13 +175,20 @@ fn linear_mma_kernel<E: Float, V: Size>(
         }
         let chunks = vectors / 4;
         let mut chunk = UNIT_POS_Y as usize;
-        while chunk + comptime!((form.ahead() - 1) * PLANES) < chunks {
-            multiply::<E, V, NC>(x, weight, own, other, &inputs, chunk, &mut acc, form.ahead(), form);
-            chunk += comptime!(form.ahead() * PLANES);
-        }
-        while chunk < chunks {
-            multiply::<E, V, NC>(x, weight, own, other, &inputs, chunk, &mut acc, 1usize, form);
-            chunk += PLANES;
+        if comptime!(form.few_cubes) {
+            while chunk < chunks {
+                multiply::<E, V, NC>(x, weight, own, other, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
+                chunk += comptime!(form.ahead() * PLANES);
+            }
+        } else {
+            while chunk + comptime!((form.ahead() - 1) * PLANES) < chunks {
+                multiply::<E, V, NC>(x, weight, own, other, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
+                chunk += comptime!(form.ahead() * PLANES);
+            }
+            while chunk < chunks {
+                multiply::<E, V, NC>(x, weight, own, other, &inputs, chunk, chunks, &mut acc, 1usize, form);
+                chunk += PLANES;
+            }
         }
         // Rows `row` and `row + 8`, tokens `2 * quad` and the next of each step.
         let at = (UNIT_POS_Y as usize * M + row) * form.tokens() + 2 * quad;
@@ -200,13 +217,14 @@ fn linear_mma_kernel<E: Float, V: Size>(
     if comptime!(form.rows == Rows::Heads) {
         let is_first = group == 0;
         if is_first {
-            tile.carry::<E, V>(x, out, vectors, outputs, carried, comptime!(LANES * PLANES));
+            tile.carry::<E, E, V>(x, out, vectors, outputs, carried, comptime!(LANES * PLANES));
         }
     }
 }
 
-/// Multiplies some chunks of channels, one from `chunk` on for each turn of the planes.
+/// Multiplies some chunks of channels, one from `chunk` on for each turn of the planes; past the last one, zeros.
 #[cube]
+#[allow(clippy::too_many_arguments)]
 fn multiply<E: Float, V: Size, NC: Size>(
     x: &[Vector<E, V>],
     weight: &[Vector<E, V>],
@@ -214,6 +232,7 @@ fn multiply<E: Float, V: Size, NC: Size>(
     other: usize,
     inputs: &Sequence<usize>,
     chunk: usize,
+    chunks: usize,
     acc: &mut Array<Vector<f32, NC>>,
     #[comptime] count: usize,
     #[comptime] form: Form,
@@ -224,18 +243,18 @@ fn multiply<E: Float, V: Size, NC: Size>(
     let mut weights = Sequence::<Vector<E, V>>::new();
     #[unroll]
     for i in 0..count {
-        let column = (chunk + comptime!(i * PLANES)) * 4;
-        weights.push(weight[own + column]);
-        weights.push(weight[other + column]);
+        let at = chunk + comptime!(i * PLANES);
+        weights.push(load::<E, V>(weight, own, at, chunks, form.few_cubes));
+        weights.push(load::<E, V>(weight, other, at, chunks, form.few_cubes));
     }
     #[unroll]
     for i in 0..count {
-        let column = (chunk + comptime!(i * PLANES)) * 4;
+        let at = chunk + comptime!(i * PLANES);
         let a = weights[comptime!(2 * i)];
         let b = weights[comptime!(2 * i + 1)];
         #[unroll]
         for step in 0..form.steps {
-            let tokens = x[inputs[step] + column];
+            let tokens = load::<E, V>(x, inputs[step], at, chunks, form.few_cubes);
             let mut part = Array::<Vector<f32, NC>>::new(2usize);
             part[0] = acc[comptime!(2 * step)];
             part[1] = acc[comptime!(2 * step + 1)];
@@ -255,6 +274,26 @@ fn multiply<E: Float, V: Size, NC: Size>(
             acc[comptime!(2 * step)] = part[0];
             acc[comptime!(2 * step + 1)] = part[1];
         }
+    }
+}
+
+/// What a unit has of chunk number `at` of a row; zeros, where there is none and that is `checked`.
+#[cube]
+fn load<E: Float, V: Size>(
+    rows: &[Vector<E, V>],
+    row: usize,
+    at: usize,
+    chunks: usize,
+    #[comptime] checked: bool,
+) -> Vector<E, V> {
+    if comptime!(checked) {
+        let mut values = Vector::<E, V>::new(E::from_int(0));
+        if at < chunks {
+            values = rows[row + at * 4];
+        }
+        values
+    } else {
+        rows[row + at * 4]
     }
 }
 
@@ -282,19 +321,23 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
-        let entry = |name, rows, gated, limited, steps| {
-            let form = Form { rows, linear: LinearForm { gated, limited }, steps };
+        let entry = |name, rows, gated, limited, steps, few_cubes| {
+            let form = Form { rows, linear: LinearForm { gated, limited }, steps, few_cubes };
             let bits = AddressType::U32;
             let form =
                 form!(linear_mma_kernel, cube, [bits, VECTOR, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem]);
             Entry::of(kind, name, form).on(|arch| arch != Arch::Sm75)
         };
         [
-            entry("linear.mma.8", Rows::Dense, false, false, 1),
-            entry("linear.mma.64", Rows::Dense, false, false, 8),
-            entry("linear.mma.heads", Rows::Heads, false, false, 1),
-            entry("linear.mma.experts_up", Rows::Gather, true, true, 1),
-            entry("linear.mma.experts_down", Rows::Scatter, false, false, 1),
+            entry("linear.mma.8", Rows::Dense, false, false, 1, false),
+            entry("linear.mma.few", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.few_gated", Rows::Dense, true, false, 1, true),
+            entry("linear.mma.64", Rows::Dense, false, false, 8, false),
+            entry("linear.mma.heads", Rows::Heads, false, false, 1, false),
+            entry("linear.mma.experts_up", Rows::Gather, true, true, 1, false),
+            entry("linear.mma.experts_down", Rows::Scatter, false, false, 1, false),
+            entry("linear.mma.token_up", Rows::TokenGather, true, false, 1, false),
+            entry("linear.mma.token_down", Rows::TokenScatter, false, false, 1, false),
         ]
     });
     forms.collect()

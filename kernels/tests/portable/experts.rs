@@ -238,6 +238,7 @@ fn products<E: Number>(
         outputs,
         limit: 0.0,
         form: LinearForm::default(),
+        x_elem: E::cube_type(),
         elem: E::cube_type(),
     };
     linear::launch(client, args);
@@ -284,7 +285,8 @@ fn experts_linear_by_head(
     });
 }
 
-/// All of it: sorted pairs, gated products, products back in the order of the pairs, and the weighted sum.
+/// All of it: sorted pairs, gated products, products back in the order of the pairs, and the weighted sum, if `limited` with
+/// what shared experts computed.
 fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3], limited: bool) {
     const HIDDEN: usize = 96;
     const WIDTH: usize = 64;
@@ -297,6 +299,7 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
     let gate_up = values::<E>(2, experts * 2 * WIDTH * HIDDEN, 0.3);
     let down = values::<E>(3, experts * HIDDEN * WIDTH, 0.3);
     let weights = random(4, pairs);
+    let shared = values::<E>(5, tokens * HIDDEN, 1.0);
     // Different experts for each token; the third token has one that there is not.
     let mut indices: Vec<i32> = (0..pairs).map(|p| ((p / top_k * 5 + p % top_k * 3) % experts) as i32).collect();
     if tokens > 2 {
@@ -334,6 +337,7 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
             outputs: if up { WIDTH } else { HIDDEN },
             limit: LIMIT,
             form: LinearForm { gated: up, limited: up && limited },
+            x_elem: elem,
             elem,
         };
         linear::launch(client, args);
@@ -342,6 +346,8 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
         rows: arg(&rows, pairs * HIDDEN),
         indices: upload_pairs(),
         weights: arg(&upload(client, &weights), pairs),
+        shared: arg(&upload(client, &shared), shared.len()),
+        is_shared: limited,
         out: arg(&out, tokens * HIDDEN),
         tokens,
         top_k,
@@ -355,6 +361,10 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
     for (token, x) in x.chunks(HIDDEN).enumerate() {
         let mut expected = vec![0.0f64; HIDDEN];
         let mut size = 1e-3f64;
+        if limited {
+            expected = shared[token * HIDDEN..][..HIDDEN].iter().map(|value| value.f64()).collect();
+            size = 1.0;
+        }
         for pair in token * top_k..(token + 1) * top_k {
             let expert = indices[pair] as usize;
             if expert >= experts {

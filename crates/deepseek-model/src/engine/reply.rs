@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use super::stream::{Completion, FinishReason, RequestStream, StreamEvent};
 use crate::Result;
 use crate::generation::GenerationRequest;
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, no_finite_logit};
 use crate::tokenizer::{StopStrings, TextStream, Tokenizer};
 
 /// What has been drawn and said. It stays when the request gives up its pages.
@@ -20,6 +20,14 @@ pub(crate) struct Reply {
     events: Sender<StreamEvent>,
     /// Gone when the stream is dropped.
     alive: Weak<()>,
+}
+
+/// What the model says of the next token.
+pub(crate) enum Next<'l> {
+    /// The likeliest one of so many; negative if no logit was finite.
+    Likeliest { id: i32, vocab: usize },
+    /// All logits, which are overwritten.
+    Logits(&'l mut [f32]),
 }
 
 /// The ends of a text that the model sets.
@@ -53,15 +61,24 @@ impl Reply {
         self.alive.strong_count() > 0
     }
 
+    /// Whether the likeliest token is all that it needs of the logits.
+    pub(crate) fn takes_likeliest(&self) -> bool {
+        self.sampler.params().takes_likeliest()
+    }
+
     /// Draws the next token of `tokens` and says what is certain; the reason, if there is none or it was the last one.
     pub(crate) fn draw(
         &mut self,
-        logits: &mut [f32],
+        next: Next,
         tokens: &mut Vec<u32>,
         prompt_len: usize,
         limits: &Limits,
     ) -> Option<FinishReason> {
-        let id = match self.sampler.sample(logits, tokens) {
+        let id = match next {
+            Next::Likeliest { id, vocab } => u32::try_from(id).map_err(|_| no_finite_logit(vocab)),
+            Next::Logits(logits) => self.sampler.sample(logits, tokens),
+        };
+        let id = match id {
             Ok(id) => id,
             Err(error) => return Some(FinishReason::Failed(error.to_string())),
         };

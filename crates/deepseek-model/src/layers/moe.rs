@@ -1,6 +1,6 @@
 //! Mixture of experts (DeepSeekMoE; DeepSeek-V3 §2.1.2).
 
-use burn::tensor::{Bool, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, Int, Tensor};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, experts_mlp,
     linear, route_experts,
@@ -37,8 +37,8 @@ impl Moe {
             let shape = indices.dims();
             indices = indices.mask_fill(padding.clone().expand(shape), -1);
         }
-        let routed = self.experts.forward(x.clone(), indices, weights)?;
-        Ok(routed + self.shared_experts.forward(x))
+        let shared = self.shared_experts.forward(x.clone());
+        self.experts.forward(x, (indices, weights), shared)
     }
 }
 
@@ -78,7 +78,7 @@ impl Router {
 
     /// Expert numbers `[N, k]` and weights f32 `[N, k]`.
     fn forward(&self, x: Tensor<2>) -> Result<(Tensor<2, Int>, Tensor<2>)> {
-        let logits = linear(x.cast(FloatDType::F32), self.weight.clone());
+        let logits = linear(x, self.weight.clone());
         let choice = match &self.bias {
             Some(bias) => ExpertChoice::BiasedScores(self.top_k, bias.clone()),
             None => ExpertChoice::Scores(self.top_k),
@@ -112,10 +112,16 @@ impl Experts {
         }
     }
 
-    /// x `[N, hidden]`, indices `[N, k]`, weights f32 `[N, k]` -> `[N, hidden]`.
-    pub(super) fn forward(&self, x: Tensor<2>, indices: Tensor<2, Int>, weights: Tensor<2>) -> Result<Tensor<2>> {
+    /// x `[N, hidden]`, indices `[N, k]` with weights f32 `[N, k]`, what the shared expert computed `[N, hidden]` -> the sum of
+    /// all experts `[N, hidden]`.
+    pub(super) fn forward(
+        &self,
+        x: Tensor<2>,
+        (indices, weights): (Tensor<2, Int>, Tensor<2>),
+        shared: Tensor<2>,
+    ) -> Result<Tensor<2>> {
         let (gate_up, down) = (self.gate_up_proj.clone(), self.down_proj.clone());
-        let args = ExpertsMlpArgs { x, indices, weights, gate_up, down };
+        let args = ExpertsMlpArgs { x, indices, weights, gate_up, down, shared: Some(shared) };
         Ok(experts_mlp(args, self.swiglu_limit)?)
     }
 }

@@ -1,6 +1,6 @@
 //! Mixture of experts of DeepSeek-V4: square-root-softplus scores, a table for the first layers, clamped activations.
 
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use mla_ops::{ExpertChoice, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, linear, route_experts};
 
 use super::Mlp;
@@ -32,9 +32,9 @@ impl MoeV4 {
 
     /// x `[N, hidden]` and the tokens' ids i32 `[N]` -> `[N, hidden]`.
     pub(crate) fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
-        let (indices, weights) = self.gate.forward(x.clone(), input_ids)?;
-        let routed = self.experts.forward(x.clone(), indices, weights)?;
-        Ok(routed + self.shared_experts.forward(x))
+        let routing = self.gate.forward(x.clone(), input_ids)?;
+        let shared = self.shared_experts.forward(x.clone());
+        self.experts.forward(x, routing, shared)
     }
 }
 
@@ -79,7 +79,7 @@ impl Router {
 
     /// Expert numbers `[N, k]` and weights f32 `[N, k]`.
     fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Result<(Tensor<2, Int>, Tensor<2>)> {
-        let logits = linear(x.cast(FloatDType::F32), self.weight.clone());
+        let logits = linear(x, self.weight.clone());
         let choice = match &self.choice {
             Choice::Table(table) => ExpertChoice::Given(table.clone().select(0, input_ids.clone())),
             Choice::Scores { bias, top_k } => ExpertChoice::BiasedScores(*top_k, bias.clone()),

@@ -1,5 +1,5 @@
 use burn::tensor::Tensor;
-use mla_ops::rms_norm;
+use mla_ops::{add_rms_norm, rms_norm};
 
 use crate::Result;
 use crate::weights::WeightLoader;
@@ -21,6 +21,15 @@ impl RmsNorm {
     /// `[N, width]` -> `[N, width]`, in the dtype of x.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
         Ok(rms_norm(x, self.weight.clone(), self.eps)?)
+    }
+
+    /// The sum of what the layers before have added up, `[N, width]`, and the last part of it, if that is still missing; and its
+    /// norm.
+    pub(crate) fn forward_sum(&self, x: Tensor<2>, part: Option<Tensor<2>>) -> Result<(Tensor<2>, Tensor<2>)> {
+        match part {
+            Some(part) => Ok(add_rms_norm(x, part, self.weight.clone(), self.eps)?),
+            None => Ok((x.clone(), self.forward(x)?)),
+        }
     }
 }
 

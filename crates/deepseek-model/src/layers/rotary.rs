@@ -32,27 +32,29 @@ impl RotaryEmbedding {
 
     /// The rotations at these positions.
     pub(crate) fn at(&self, positions: &[usize], device: &Device) -> Rotation {
-        let (cos, sin) = self.rope.cos_sin(self.width, positions);
-        let shape = [positions.len(), self.width / 2];
-        let tensor = |values| Tensor::from_data(TensorData::new(values, shape), (device, DType::F32));
-        Rotation { cos: tensor(cos), sin: tensor(sin), interleaved: self.interleaved }
+        self.rotation(self.angles(positions, device))
+    }
+
+    /// Cosines of all positions, then their sines, f32 `[2 · N · dr / 2]`: in one piece, so that they can be refreshed at once.
+    pub(crate) fn angles(&self, positions: &[usize], device: &Device) -> Tensor<1> {
+        let (mut angles, sin) = self.rope.cos_sin(self.width, positions);
+        angles.extend(sin);
+        let len = angles.len();
+        Tensor::from_data(TensorData::new(angles, [len]), (device, DType::F32))
+    }
+
+    /// The rotations of [`Self::angles`].
+    pub(crate) fn rotation(&self, angles: Tensor<1>) -> Rotation {
+        let [len] = angles.dims();
+        let part = |first: usize| {
+            let part = angles.clone().slice(s![first..first + len / 2]);
+            part.reshape([len / self.width, self.width / 2])
+        };
+        Rotation { cos: part(0), sin: part(len / 2), interleaved: self.interleaved }
     }
 }
 
 impl Rotation {
-    /// Whether nobody else has a handle of the angles, so that [`Self::refresh`] stays in their buffers.
-    pub(crate) fn has_only_handles(&self) -> bool {
-        self.cos.can_mut() && self.sin.can_mut()
-    }
-
-    /// Puts other angles for as many tokens into the same buffers.
-    pub(crate) fn refresh(&mut self, rotation: Rotation) {
-        let size = self.cos.dims();
-        let all = s![..size[0], ..];
-        self.cos.inplace(|cos| cos.slice_assign(all, rotation.cos));
-        self.sin.inplace(|sin| sin.slice_assign(all, rotation.sin));
-    }
-
     /// Turns the last `dr` channels of `[N, heads, d]`. Which of them a pair ends up in is the same for all tensors of a
     /// layer: queries and keys only ever meet in dot products, so that any order of the channels serves.
     pub(crate) fn turn(&self, x: Tensor<3>) -> Result<Tensor<3>> {

@@ -36,6 +36,9 @@ pub enum Hidden {
     FinalNorm,
 }
 
+/// Sees the hidden states `[N, hidden]` on the way.
+type Observer<'o> = &'o mut dyn FnMut(Hidden, &Tensor<2>);
+
 #[derive(Debug)]
 struct DecoderLayer {
     input_layernorm: RmsNorm,
@@ -82,24 +85,31 @@ impl DeepseekV3 {
         cache: &mut PagedCache,
         observe: &mut dyn FnMut(Hidden, &Tensor<2>),
     ) -> Result<Tensor<2>> {
-        let step = Step::new(chunks, cache, &self.rotary, &self.config, &self.device)?;
-        self.run(&step, cache, observe)
+        self.run(&self.step(chunks, cache)?, cache, Some(observe))
     }
 
-    fn run(
-        &self,
-        step: &Step,
-        cache: &mut PagedCache,
-        observe: &mut dyn FnMut(Hidden, &Tensor<2>),
-    ) -> Result<Tensor<2>> {
+    fn step(&self, chunks: &[Chunk], cache: &PagedCache) -> Result<Step> {
+        Step::new(chunks, cache, &self.rotary, &self.config, &self.device)
+    }
+
+    fn run(&self, step: &Step, cache: &mut PagedCache, mut observe: Option<Observer<'_>>) -> Result<Tensor<2>> {
         let mut x = self.embed_tokens.clone().select(0, step.input_ids.clone());
-        observe(Hidden::Embedding, &x);
-        for (number, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(x, step, cache)?;
-            observe(Hidden::Layer(number), &x);
+        if let Some(observe) = &mut observe {
+            observe(Hidden::Embedding, &x);
         }
-        let x = self.norm.forward(x)?;
-        observe(Hidden::FinalNorm, &x);
+        // What the last part of a layer computed is added where the next one norms the sum.
+        let mut part = None;
+        for (number, layer) in self.layers.iter().enumerate() {
+            let (sum, last) = layer.forward(x, part, step, cache)?;
+            if let Some(observe) = &mut observe {
+                observe(Hidden::Layer(number), &(sum.clone() + last.clone()));
+            }
+            (x, part) = (sum, Some(last));
+        }
+        let (_, x) = self.norm.forward_sum(x, part)?;
+        if let Some(observe) = &mut observe {
+            observe(Hidden::FinalNorm, &x);
+        }
         Ok(x)
     }
 
@@ -110,8 +120,8 @@ impl DeepseekV3 {
 
     /// Logits `[B, vocab]` of a step whose inputs are in buffers. It reads nothing else, and may be computed several times.
     pub(crate) fn buffered_logits(&self, buffers: &StepBuffers, cache: &mut PagedCache) -> Result<Tensor<2>> {
-        let step = buffers.step(&self.config, cache.config().page_size)?;
-        Ok(self.logits(self.run(&step, cache, &mut |_, _| {})?))
+        let step = buffers.step(&self.config, &self.rotary, cache.config().page_size)?;
+        Ok(self.logits(self.run(&step, cache, None)?))
     }
 
     /// Puts the inputs of a step into buffers.
@@ -129,7 +139,7 @@ impl DeepseekV3 {
     /// # Errors
     /// As [`Self::forward`].
     pub fn next_token_logits(&self, chunks: &[Chunk], cache: &mut PagedCache) -> Result<Tensor<2>> {
-        let hidden = self.forward(chunks, cache, &mut |_, _| {})?;
+        let hidden = self.run(&self.step(chunks, cache)?, cache, None)?;
         Ok(self.logits(last_rows(&hidden, chunks)))
     }
 }
@@ -151,14 +161,21 @@ impl DecoderLayer {
         }
     }
 
-    fn forward(&self, x: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
-        let attention = self.self_attn.forward(self.input_layernorm.forward(x.clone())?, step, cache)?;
-        let x = x + attention;
-        let h = self.post_attention_layernorm.forward(x.clone())?;
+    /// The residual stream is `x` and, where that is still missing, `part`; so is it afterwards.
+    fn forward(
+        &self,
+        x: Tensor<2>,
+        part: Option<Tensor<2>>,
+        step: &Step,
+        cache: &mut PagedCache,
+    ) -> Result<(Tensor<2>, Tensor<2>)> {
+        let (x, h) = self.input_layernorm.forward_sum(x, part)?;
+        let attention = self.self_attn.forward(h, step, cache)?;
+        let (x, h) = self.post_attention_layernorm.forward_sum(x, Some(attention))?;
         let f = match &self.mlp {
             FeedForward::Dense(mlp) => mlp.forward(h),
             FeedForward::Moe(moe) => moe.forward(h, step.padding.as_ref())?,
         };
-        Ok(x + f)
+        Ok((x, f))
     }
 }

@@ -2,44 +2,36 @@
 
 use burn::tensor::{Device, Int, Tensor, s};
 use mla_ops::cache::PagedCache;
-use mla_ops::{MlaPlanArgs, PagedBatchArgs, Splits, mla_plan, page_table};
+use mla_ops::{MlaPlanArgs, Splits, mla_plan};
 
 use super::{Chunk, IndexedKeys, Keys, PagedKeys, Step, ints};
 use crate::Result;
 use crate::config::DeepseekV3Config;
-use crate::layers::{RotaryEmbedding, Rotation};
+use crate::layers::RotaryEmbedding;
 
 /// One token of each of `B` requests. Rows without a request have length 0 and slot -1: they write nothing and see nothing.
-#[derive(Debug)]
+///
+/// All whole numbers are in one tensor and all angles in another: a refresh is two copies to the device.
+#[derive(Debug, Clone)]
 pub(crate) struct StepBuffers {
-    /// i32 `[B]`.
-    input_ids: Tensor<1, Int>,
-    /// i32 `[B]`.
-    slots: Tensor<1, Int>,
-    /// i32 `[B]`, the new token included.
-    seq_lens: Tensor<1, Int>,
-    /// i32 `[B, maxP]`.
-    page_table: Tensor<2, Int>,
-    rotation: Rotation,
+    batch: usize,
+    max_pages: usize,
+    /// i32: ids `[B]`, slots `[B]`, lengths `[B]` with the new token, pages `[B, maxP]`.
+    numbers: Tensor<1, Int>,
+    /// As [`RotaryEmbedding::angles`] has them.
+    angles: Tensor<1>,
 }
 
 impl StepBuffers {
     /// For steps without requests.
     pub(crate) fn new(batch: usize, max_pages: usize, rotary: &RotaryEmbedding, device: &Device) -> Self {
-        let none = |value| ints(vec![value; batch], device);
-        Self {
-            input_ids: none(0),
-            slots: none(-1),
-            seq_lens: none(0),
-            page_table: ints(vec![-1; batch * max_pages], device).reshape([batch, max_pages]),
-            rotation: rotary.at(&vec![0; batch], device),
-        }
+        let numbers = ints(Numbers::new(batch, max_pages).concat(), device);
+        Self { batch, max_pages, numbers, angles: rotary.angles(&vec![0; batch], device) }
     }
 
-    /// Whether nobody else has a handle of a buffer, so that [`Self::fill`] stays in all of them.
+    /// Whether nobody else has a handle of a buffer, so that [`Self::fill`] stays in both.
     pub(crate) fn has_only_handles(&self) -> bool {
-        let rows = [&self.input_ids, &self.slots, &self.seq_lens];
-        rows.iter().all(|buffer| buffer.can_mut()) && self.page_table.can_mut() && self.rotation.has_only_handles()
+        self.numbers.can_mut() && self.angles.can_mut()
     }
 
     /// Takes the inputs of a step: chunks of one token, at most `B`, of requests with at most `maxP` pages.
@@ -50,41 +42,43 @@ impl StepBuffers {
         rotary: &RotaryEmbedding,
         device: &Device,
     ) -> Result<()> {
-        let [batch, max_pages] = self.page_table.dims();
-        let mut positions = vec![0; batch];
-        let [mut ids, mut lens, mut rows, mut slots] = [0, 0, 0, -1].map(|nothing| vec![nothing; batch]);
+        let max_pages = self.max_pages;
+        let mut positions = vec![0; self.batch];
+        let mut numbers = Numbers::new(self.batch, max_pages);
         for (i, chunk) in chunks.iter().enumerate() {
             let len = cache.len(chunk.request)?;
             positions[i] = len - 1;
             // The cache's sizes and the vocabulary are bounded by i32::MAX.
-            (ids[i], lens[i]) = (chunk.tokens[0] as i32, len as i32);
-            (rows[i], slots[i]) = (cache.row(chunk.request)? as i32, chunk.slots[0]);
+            numbers.ids[i] = chunk.tokens[0] as i32;
+            numbers.slots[i] = chunk.slots[0];
+            numbers.lens[i] = len as i32;
+            for (entry, &page) in
+                numbers.pages[i * max_pages..][..max_pages].iter_mut().zip(cache.pages(chunk.request)?)
+            {
+                *entry = page as i32;
+            }
         }
-        let [ids, lens, rows, slots] = [ids, lens, rows, slots].map(|values| ints(values, device));
-        let pages = PagedBatchArgs {
-            req_to_token: cache.req_to_token(),
-            req_rows: rows,
-            seq_lens: lens.clone(),
-            kv_start: None,
-            page_size: cache.config().page_size,
-        };
-        let page_table = page_table(pages, max_pages)?;
-
+        let (numbers, angles) = (ints(numbers.concat(), device), rotary.angles(&positions, device));
         // An assignment to the only handle of a buffer stays in it.
-        self.input_ids.inplace(|buffer| buffer.slice_assign(s![..batch], ids));
-        self.slots.inplace(|buffer| buffer.slice_assign(s![..batch], slots));
-        self.seq_lens.inplace(|buffer| buffer.slice_assign(s![..batch], lens));
-        self.page_table.inplace(|buffer| buffer.slice_assign(s![..batch, ..max_pages], page_table));
-        self.rotation.refresh(rotary.at(&positions, device));
+        self.numbers.inplace(|buffer| {
+            let [len] = buffer.dims();
+            buffer.slice_assign(s![..len], numbers)
+        });
+        self.angles.inplace(|buffer| {
+            let [len] = buffer.dims();
+            buffer.slice_assign(s![..len], angles)
+        });
         Ok(())
     }
 
     /// The step, made on the device from the buffers alone.
-    pub(crate) fn step(&self, config: &DeepseekV3Config, page_size: usize) -> Result<Step> {
-        let [batch, max_pages] = self.page_table.dims();
-        let (page_table, seq_lens) = (self.page_table.clone(), self.seq_lens.clone());
+    pub(crate) fn step(&self, config: &DeepseekV3Config, rotary: &RotaryEmbedding, page_size: usize) -> Result<Step> {
+        let (batch, max_pages) = (self.batch, self.max_pages);
+        let part = |first: usize, len: usize| self.numbers.clone().slice(s![first..first + len]);
+        let [input_ids, slots, seq_lens] = [0, 1, 2].map(|field| part(field * batch, batch));
+        let page_table = part(3 * batch, batch * max_pages).reshape([batch, max_pages]);
         let keys = if config.indexer.is_some_and(|indexer| max_pages * page_size > indexer.topk) {
-            Keys::Indexed(IndexedKeys { page_table, visible: seq_lens.reshape([batch, 1]) })
+            Keys::Indexed(IndexedKeys { page_table, visible: seq_lens.clone().reshape([batch, 1]) })
         } else {
             let plan = mla_plan(MlaPlanArgs {
                 seq_lens: seq_lens.clone(),
@@ -94,15 +88,31 @@ impl StepBuffers {
                 max_seq_len: max_pages * page_size,
                 splits: Splits::Auto,
             })?;
+            let seq_lens = seq_lens.clone();
             Keys::All { single: Some(PagedKeys { batch, page_table, seq_lens, plan }), new: None }
         };
-        Ok(Step {
-            input_ids: self.input_ids.clone(),
-            slots: self.slots.clone(),
-            rotation: self.rotation.clone(),
-            keys,
-            padding: (batch > 1).then(|| self.seq_lens.clone().equal_elem(0).reshape([batch, 1])),
-        })
+        let padding = (batch > 1).then(|| seq_lens.equal_elem(0).reshape([batch, 1]));
+        Ok(Step { input_ids, slots, rotation: rotary.rotation(self.angles.clone()), keys, padding })
+    }
+}
+
+/// The whole numbers of a step, on the host.
+struct Numbers {
+    ids: Vec<i32>,
+    slots: Vec<i32>,
+    lens: Vec<i32>,
+    pages: Vec<i32>,
+}
+
+impl Numbers {
+    /// Of a step without requests.
+    fn new(batch: usize, max_pages: usize) -> Self {
+        let [ids, slots, lens] = [0, -1, 0].map(|nothing| vec![nothing; batch]);
+        Self { ids, slots, lens, pages: vec![-1; batch * max_pages] }
+    }
+
+    fn concat(self) -> Vec<i32> {
+        [self.ids, self.slots, self.lens, self.pages].concat()
     }
 }
 
@@ -139,9 +149,11 @@ mod tests {
             let slots = cache.append(request, 1).unwrap();
             buffers.fill(&[Chunk { request, tokens: vec![token], slots }], &cache, &rotary, &device).unwrap();
             assert!(buffers.has_only_handles());
-            let step = buffers.step(&config, 8).unwrap();
-            assert!(!buffers.has_only_handles(), "the step has handles");
-            drop(step);
+            let step = buffers.step(&config, &rotary, 8).unwrap();
+            assert_eq!((step.input_ids.dims(), step.slots.dims(), step.padding.is_some()), ([2], [2], true));
+            let handles = buffers.clone();
+            assert!(!buffers.has_only_handles(), "somebody else has handles");
+            drop((step, handles));
             assert!(buffers.has_only_handles());
         }
     }

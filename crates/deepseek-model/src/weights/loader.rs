@@ -168,8 +168,8 @@ impl<'a> WeightLoader<'a> {
         match self.listing.is_some() || !self.report.is_empty() {
             true => tensor,
             false => {
-                let whole = tensor.dims().map(|size| 0..size);
-                Tensor::empty(tensor.dims(), (&self.device, tensor.dtype())).slice_assign(whole, tensor)
+                let (shape, len) = (tensor.dims(), tensor.shape().num_elements());
+                tensor.reshape([len]).reshape(shape)
             }
         }
     }
@@ -322,17 +322,18 @@ impl<'a> WeightLoader<'a> {
         tensor.map_or(zeros, |tensor| tensor.reshape(shape))
     }
 
-    /// The tensors of shape `each` below one another, `[_, last axis]`; `None` after recording what they hold wrongly.
+    /// The tensors of shape `each` one after the other; `None` after recording what they hold wrongly. Flat, since GPUs pad the
+    /// rows of matrices, and a padded matrix would be copied in every step that uses it.
     fn read(
         &mut self,
         checkpoint: &Checkpoint,
         parts: &[Stored<'_>],
         each: &[usize],
         dtype: FloatDType,
-    ) -> Option<Tensor<2>> {
+    ) -> Option<Tensor<1>> {
         let columns = each.last().copied().unwrap_or(1).max(1);
         let rows = each.iter().product::<usize>() / columns;
-        let mut all: Option<Tensor<2>> = None;
+        let mut all: Option<Tensor<1>> = None;
         // Of a checkpoint that will be refused, the numbers are only looked at.
         let mut sound = self.report.is_empty();
         let device = self.device.clone();
@@ -349,21 +350,25 @@ impl<'a> WeightLoader<'a> {
                 continue;
             }
             let first = number * rows;
-            let mut put = |at: Range<usize>, part: Tensor<2>| match at.len() == rows * parts.len() {
+            let mut put = |at: Range<usize>, part: Tensor<1>| match at.len() == rows * parts.len() {
                 true => all = Some(part),
                 false => {
-                    let empty = || Tensor::empty([rows * parts.len(), columns], (&device, DType::from(dtype)));
+                    let empty = || Tensor::empty([rows * parts.len() * columns], (&device, DType::from(dtype)));
                     let whole = all.take().unwrap_or_else(empty);
+                    let place = (first + at.start) * columns..(first + at.end) * columns;
                     // Nobody else has the tensor, so that this writes in place.
-                    all = Some(whole.slice_assign(s![first + at.start..first + at.end, ..], part));
+                    all = Some(whole.slice_assign(s![place], part));
                 }
             };
             match blocks {
                 None => {
-                    let data = host_data(checkpoint.bytes(stored.entry), stored.entry.dtype, [rows, columns], dtype);
+                    let data = host_data(checkpoint.bytes(stored.entry), stored.entry.dtype, rows * columns, dtype);
                     put(0..rows, Tensor::from_data(data, (&device, DType::from(dtype))));
                 }
-                Some(weight) => weight.parts().for_each(|at| put(at.clone(), weight.decode(at, &device, dtype))),
+                Some(weight) => weight.parts().for_each(|at| {
+                    let part = weight.decode(at.clone(), &device, dtype);
+                    put(at.clone(), part.reshape([at.len() * columns]));
+                }),
             }
             self.advance(stored.len(), stored.name);
         }
@@ -409,16 +414,16 @@ fn placeholder<const D: usize>(shape: [usize; D], device: &Device, dtype: DType)
 }
 
 /// Plain numbers, converted to `dtype`.
-fn host_data(bytes: &[u8], stored: Dtype, shape: [usize; 2], dtype: FloatDType) -> TensorData {
-    fn converted<T: Weight>(bytes: &[u8], stored: Dtype, shape: [usize; 2]) -> TensorData {
-        let mut values = Vec::<T>::with_capacity(shape[0] * shape[1]);
+fn host_data(bytes: &[u8], stored: Dtype, len: usize, dtype: FloatDType) -> TensorData {
+    fn converted<T: Weight>(bytes: &[u8], stored: Dtype, len: usize) -> TensorData {
+        let mut values = Vec::<T>::with_capacity(len);
         append(&mut values, bytes, stored);
-        TensorData::new(values, shape)
+        TensorData::new(values, [len])
     }
     match dtype {
-        FloatDType::F16 => converted::<f16>(bytes, stored, shape),
-        FloatDType::BF16 => converted::<bf16>(bytes, stored, shape),
-        _ => converted::<f32>(bytes, stored, shape),
+        FloatDType::F16 => converted::<f16>(bytes, stored, len),
+        FloatDType::BF16 => converted::<bf16>(bytes, stored, len),
+        _ => converted::<f32>(bytes, stored, len),
     }
 }
 

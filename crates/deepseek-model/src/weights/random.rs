@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, s};
 
 /// What a tensor of a model without a checkpoint holds.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,6 +34,9 @@ pub(super) fn seed_of(seed: u64, name: &str) -> u64 {
     name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
+/// Numbers that are drawn at a time.
+const CHUNK: usize = 1 << 28;
+
 /// Devices have one state for all who draw.
 static DRAWING: Mutex<()> = Mutex::new(());
 
@@ -52,9 +55,24 @@ pub(super) fn tensor<const D: usize>(
         Initial::Uniform { bound } => {
             let _drawing = DRAWING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             device.seed(seed_of(seed, name));
-            Tensor::random(shape, Distribution::Uniform(f64::from(-bound), f64::from(bound)), options)
+            let distribution = Distribution::Uniform(f64::from(-bound), f64::from(bound));
+            flat(shape.iter().product(), |len| Tensor::random([len], distribution, options)).reshape(shape)
         }
     }
+}
+
+/// So many numbers one after the other: GPUs pad the rows of matrices, and do not draw billions of numbers at a time.
+fn flat(len: usize, draw: impl Fn(usize) -> Tensor<1>) -> Tensor<1> {
+    if len <= CHUNK {
+        return draw(len);
+    }
+    let first = draw(CHUNK);
+    let mut all = Tensor::empty([len], (&first.device(), first.dtype())).slice_assign(s![..CHUNK], first);
+    for start in (CHUNK..len).step_by(CHUNK) {
+        let end = len.min(start + CHUNK);
+        all = all.slice_assign(s![start..end], draw(end - start));
+    }
+    all
 }
 
 /// Choices `[rows, k]` of numbers below `below`, all different in a row where that is possible, all equally often.

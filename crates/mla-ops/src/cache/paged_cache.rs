@@ -1,6 +1,6 @@
 //! The paged cache of a model: requests, their pages, and pools of rows.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -74,8 +74,9 @@ struct Request {
 /// pool, before it forks the request or appends again. [`Self::fork`] shares pages between requests; a shared page that is
 /// partly filled is copied when one of its holders appends (copy-on-write), so nobody writes what another request reads.
 ///
-/// Writes are in place as long as the cache owns the only handle of a buffer. So drop what [`Self::pool`] and
-/// [`Self::req_to_token`] returned before the next append: a handle that stays alive makes a copy necessary and goes stale.
+/// Writes are in place as long as the cache owns the only handle of a buffer. So drop what [`Self::pool`] returned before the
+/// next append, and what [`Self::req_to_token`] returned before its next call: a handle that stays alive makes a copy necessary
+/// and goes stale.
 ///
 /// A call that fails leaves the cache as it was.
 #[derive(Debug)]
@@ -87,6 +88,8 @@ pub struct PagedCache {
     pools: Vec<Option<Tensor<3>>>,
     allocator: PageAllocator,
     map: RequestToToken,
+    /// Rows of the map, and the first position in each that it does not have yet: most callers take the pages from the host.
+    unwritten: BTreeMap<u32, usize>,
     requests: HashMap<RequestId, Request>,
     next_id: u64,
 }
@@ -111,6 +114,7 @@ impl PagedCache {
             // The casts keep the values: `validate` bounds both by `i32::MAX`.
             allocator: PageAllocator::new(config.num_pages as u32),
             map: RequestToToken::new(config.max_requests as u32, config.max_tokens, device),
+            unwritten: BTreeMap::new(),
             requests: HashMap::new(),
             next_id: 0,
             device: device.clone(),
@@ -173,7 +177,7 @@ impl PagedCache {
         state.pages.append(&mut new_pages);
         state.len = tokens;
         let changed: Vec<i32> = (first_changed..tokens).map(|token| slot(&state.pages, page_size, token)).collect();
-        self.map.write(row, first_changed, &changed)?;
+        self.unwritten.entry(row).and_modify(|first| *first = first_changed.min(*first)).or_insert(first_changed);
         Ok(changed[len - first_changed..].to_vec())
     }
 
@@ -183,10 +187,10 @@ impl PagedCache {
     /// [`CacheError::UnknownRequest`], [`CacheError::OutOfRequests`].
     pub fn fork(&mut self, request: RequestId) -> Result<RequestId, CacheError> {
         let parent = self.request(request)?;
-        let (parent_row, len, pages) = (parent.row, parent.len, parent.pages.clone());
+        let (len, pages) = (parent.len, parent.pages.clone());
         let row = self.map.take_row()?;
         self.allocator.retain(&pages)?;
-        self.map.copy_prefix(parent_row, row, len)?;
+        self.unwritten.insert(row, 0);
         Ok(self.insert(Request { row, len, pages }))
     }
 
@@ -195,8 +199,8 @@ impl PagedCache {
     /// # Errors
     /// [`CacheError::NotAllocated`], [`CacheError::RequestTooLong`], [`CacheError::OutOfRequests`].
     pub fn admit_with(&mut self, pages: &[u32]) -> Result<RequestId, CacheError> {
-        let (page_size, max) = (self.config.page_size, self.config.max_tokens);
-        let len = pages.len() * page_size;
+        let max = self.config.max_tokens;
+        let len = pages.len() * self.config.page_size;
         if len > max {
             return Err(CacheError::RequestTooLong { request: RequestId(self.next_id), tokens: len, max });
         }
@@ -208,8 +212,7 @@ impl PagedCache {
                 return Err(error);
             }
         };
-        let slots: Vec<i32> = (0..len).map(|token| slot(pages, page_size, token)).collect();
-        self.map.write(row, 0, &slots)?;
+        self.unwritten.insert(row, 0);
         Ok(self.insert(Request { row, len, pages: pages.to_vec() }))
     }
 
@@ -222,6 +225,7 @@ impl PagedCache {
             return Err(CacheError::UnknownRequest { request });
         };
         self.allocator.release(&state.pages)?;
+        self.unwritten.remove(&state.row);
         self.map.free_row(state.row)
     }
 
@@ -291,8 +295,22 @@ impl PagedCache {
     }
 }
 
-/// What a step of the model needs: the inputs of the op `page_table`, one entry per request of the batch.
+/// What a step of the model needs: pages and lengths, or the inputs of the op `page_table`, one entry per request of the batch.
 impl PagedCache {
+    /// Pages, i32 `[B, max_pages]`, -1 behind the last of a request: what the op [`page_table`](crate::page_table) makes of
+    /// [`Self::req_to_token`], from the host.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`].
+    pub fn page_table(&self, requests: &[RequestId], max_pages: usize) -> Result<Tensor<2, Int>, CacheError> {
+        let mut table = Vec::with_capacity(requests.len() * max_pages);
+        for &request in requests {
+            let pages = self.request(request)?.pages.iter().map(|&page| page as i32);
+            table.extend(pages.chain(std::iter::repeat(-1)).take(max_pages));
+        }
+        Ok(self.upload(table).reshape([requests.len(), max_pages]))
+    }
+
     /// Lengths, i32 `[B]`.
     ///
     /// # Errors
@@ -309,9 +327,20 @@ impl PagedCache {
         self.per_request(requests, |request| request.row as i32)
     }
 
-    /// The map from (row, token position) to slot, i32 `[R, T]`; entries past a request's length hold anything.
-    pub fn req_to_token(&self) -> Tensor<2, Int> {
-        self.map.tensor()
+    /// The map from (row, token position) to slot, i32 `[R, T]`; entries past a request's length hold anything. What is new since
+    /// the last call is sent to the device now.
+    ///
+    /// # Errors
+    /// Those of [`RequestToToken::write`], which a cache in order does not have.
+    pub fn req_to_token(&mut self) -> Result<Tensor<2, Int>, CacheError> {
+        let page_size = self.config.page_size;
+        for Request { row, len, pages } in self.requests.values() {
+            if let Some(first) = self.unwritten.remove(row) {
+                let slots: Vec<i32> = (first..*len).map(|token| slot(pages, page_size, token)).collect();
+                self.map.write(*row, first, &slots)?;
+            }
+        }
+        Ok(self.map.tensor())
     }
 
     /// Pages of the request that has the most; 0 for an empty batch. The op's capacity.

@@ -43,13 +43,14 @@ fn write_rows(cache: &mut PagedCache, slots: &[i32], values: &[f32]) {
 }
 
 /// The rows of a request in a layer, found the way the kernels find them: row of the map, slots, pool.
-fn read_rows(cache: &PagedCache, request: RequestId, layer: usize) -> Vec<f32> {
+fn read_rows(cache: &mut PagedCache, request: RequestId, layer: usize) -> Vec<f32> {
     let len = cache.len(request).unwrap();
     if len == 0 {
         return Vec::new();
     }
     let rows = cache.rows(&[request]).unwrap();
-    let slots = cache.req_to_token().select(0, rows).slice([0..1, 0..len]);
+    let slots: Tensor<2, Int> = cache.req_to_token().unwrap().select(0, rows).slice([0..1, 0..len]);
+    assert_pages(cache, request, slots.clone());
     let config = cache.config();
     let pool = cache.pool(layer).unwrap();
     let pool = pool.reshape([config.num_pages * config.page_size, config.pools[layer].width]);
@@ -57,11 +58,20 @@ fn read_rows(cache: &PagedCache, request: RequestId, layer: usize) -> Vec<f32> {
     rows.into_data().try_into_vec().unwrap()
 }
 
+/// The pages that the host lists are those of the map, and behind them there is none.
+fn assert_pages(cache: &PagedCache, request: RequestId, slots: Tensor<2, Int>) {
+    let pages = cache.max_pages(&[request]).unwrap();
+    let table = ints(cache.page_table(&[request, request], pages + 1).unwrap().reshape([2 * (pages + 1)]));
+    let slots = ints(slots.squeeze_dim(0));
+    let expected: Vec<i32> = slots.iter().step_by(PAGE).map(|slot| slot / PAGE as i32).chain([-1]).collect();
+    assert_eq!(table, expected.repeat(2));
+}
+
 fn expected_rows(values: &[f32], layer: usize) -> Vec<f32> {
     values.iter().flat_map(|&v| row(v, layer)).collect()
 }
 
-fn assert_holds(cache: &PagedCache, request: RequestId, values: &[f32]) {
+fn assert_holds(cache: &mut PagedCache, request: RequestId, values: &[f32]) {
     assert_eq!(cache.len(request), Ok(values.len()));
     for layer in 0..LAYERS {
         let rows = read_rows(cache, request, layer);
@@ -117,8 +127,8 @@ fn a_shared_partly_filled_page_is_copied_on_write() {
     assert_eq!(slots, [6, 7]);
     write_rows(&mut cache, &slots, &[7., 8.]);
 
-    assert_holds(&cache, a, &[1., 2., 3., 4., 5., 6., 7., 8.]);
-    assert_holds(&cache, b, &[1., 2., 3., 4., 5., 6., 70.]);
+    assert_holds(&mut cache, a, &[1., 2., 3., 4., 5., 6., 7., 8.]);
+    assert_holds(&mut cache, b, &[1., 2., 3., 4., 5., 6., 70.]);
 }
 
 #[test]
@@ -134,21 +144,22 @@ fn a_shared_full_page_is_not_copied() {
 
 #[test]
 fn copying_a_page_leaves_the_pools_and_the_map_in_place() {
-    fn addresses(cache: &PagedCache) -> [*const u8; LAYERS + 1] {
+    fn addresses(cache: &mut PagedCache) -> [*const u8; LAYERS + 1] {
         let pool = |layer| {
             let primitive = cache.pool(layer).unwrap().try_into_primitive::<Flex>();
             primitive.unwrap().bytes().as_ptr()
         };
-        let map = cache.req_to_token().try_into_primitive::<Flex>();
-        [pool(0), pool(1), map.unwrap().bytes().as_ptr()]
+        let pools = [0, 1].map(pool);
+        let map = cache.req_to_token().unwrap().try_into_primitive::<Flex>();
+        [pools[0], pools[1], map.unwrap().bytes().as_ptr()]
     }
     let mut cache = cache();
-    let before = addresses(&cache);
+    let before = addresses(&mut cache);
     let a = cache.admit().unwrap();
     cache.append(a, 6).unwrap();
     let b = cache.fork(a).unwrap();
     cache.append(b, 1).unwrap();
-    assert_eq!(addresses(&cache), before);
+    assert_eq!(addresses(&mut cache), before);
 }
 
 #[test]
@@ -164,7 +175,7 @@ fn a_failed_append_loses_nothing() {
     let full = CacheError::OutOfPages { needed: 1, free: 0, total: 8 };
     // `c` has room in its last page, but the page is shared, and there is none to copy it to.
     assert_eq!(cache.append(c, 1), Err(full));
-    assert_holds(&cache, c, &values);
+    assert_holds(&mut cache, c, &values);
     let too_long = CacheError::RequestTooLong { request: a, tokens: 19, max: 18 };
     assert_eq!(cache.append(a, 1), Err(too_long));
     assert!(cache.append(a, usize::MAX).is_err());
@@ -209,7 +220,7 @@ fn retained_pages_begin_another_request() {
     // The next token opens a page: nothing is copied.
     let slot = cache.append(b, 1).unwrap();
     write_rows(&mut cache, &slot, &[50.0]);
-    assert_holds(&cache, b, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 50.0]);
+    assert_holds(&mut cache, b, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 50.0]);
     cache.free(b).unwrap();
     cache.release(&whole).unwrap();
     assert_eq!(cache.pages_in_use(), 0);
@@ -381,7 +392,7 @@ impl Model {
         }
     }
 
-    fn check(&self, cache: &PagedCache) {
+    fn check(&self, cache: &mut PagedCache) {
         let mut holders = vec![0; cache.config().num_pages];
         for (request, values) in &self.requests {
             assert_holds(cache, *request, values);
@@ -407,7 +418,7 @@ proptest! {
         let (mut cache, mut model) = (cache(), Model::default());
         for step in &steps {
             model.run(&mut cache, step);
-            model.check(&cache);
+            model.check(&mut cache);
         }
         for (request, _) in model.requests {
             cache.free(request).unwrap();

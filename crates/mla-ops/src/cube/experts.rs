@@ -3,6 +3,8 @@
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
 use mla_kernels::portable::experts::combine::{self, CombineArgs};
 use mla_kernels::portable::experts::linear::{self, LinearArgs, LinearForm, PairRows, Work, tile_tokens};
 use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
@@ -17,7 +19,8 @@ pub(super) fn linear(x: CubeTensor, weight: CubeTensor, spec: &LinearSpec) -> Cu
     let [x, weight] = [x, weight].map(contiguous);
     let ([rows, inputs], [weight_rows, _]) = (dims(&x), dims(&weight));
     let outputs = if spec.gated { weight_rows / 2 } else { weight_rows };
-    let (out, elem, client) = (empty(&x, [rows, outputs], x.dtype), dtype_to_elem_type(x.dtype), x.client.clone());
+    let [x_elem, elem] = [x.dtype, weight.dtype].map(dtype_to_elem_type);
+    let (out, client) = (empty(&x, [rows, outputs], weight.dtype), x.client.clone());
     let args = LinearArgs {
         x: x.into_buffer_arg(),
         weight: weight.into_buffer_arg(),
@@ -27,6 +30,7 @@ pub(super) fn linear(x: CubeTensor, weight: CubeTensor, spec: &LinearSpec) -> Cu
         outputs,
         limit: spec.limit.unwrap_or_default(),
         form: LinearForm { gated: spec.gated, limited: spec.limit.is_some() },
+        x_elem,
         elem,
     };
     linear::launch(&client, args);
@@ -54,6 +58,7 @@ pub(super) fn linear_by_head(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
         outputs,
         limit: 0.0,
         form: LinearForm::default(),
+        x_elem: elem,
         elem,
     };
     linear::launch(&client, args);
@@ -101,65 +106,50 @@ pub(super) fn route(
 /// See [`crate::experts_mlp`].
 pub(super) fn mlp(
     x: CubeTensor,
-    indices: CubeTensor,
-    weights: CubeTensor,
+    (indices, weights): (CubeTensor, CubeTensor),
     gate_up: CubeTensor,
     down: CubeTensor,
+    shared: CubeTensor,
     spec: &ExpertsSpec,
 ) -> CubeTensor {
-    let [x, indices, weights, gate_up, down] = [x, indices, weights, gate_up, down].map(contiguous);
+    let [x, indices, weights, gate_up, down, shared] = [x, indices, weights, gate_up, down, shared].map(contiguous);
     let ([tokens, hidden], [_, top_k], [experts, _, width]) = (dims(&x), dims(&indices), dims(&down));
     let (client, dtype) = (x.client.clone(), x.dtype);
     let (pairs, elem) = (tokens * top_k, dtype_to_elem_type(dtype));
-    let order = empty(&x, [pairs], DType::I32);
     let activations = empty(&x, [pairs, width], dtype);
     let outputs = empty(&x, [pairs, hidden], dtype);
     let out = empty(&x, [tokens, hidden], dtype);
 
-    // Both products may have tiles of different sizes: one of them, of the smaller.
-    let tile = |inputs: usize| tile_tokens(&client, inputs, pairs.div_ceil(experts), elem);
-    let sorted = |tile: usize| {
-        let tiles = empty(&x, [max_tiles(pairs, experts, tile), TILE], DType::I32);
-        let args = SortArgs {
-            experts_of: indices.clone().into_buffer_arg(),
-            order: order.clone().into_buffer_arg(),
-            tiles: tiles.clone().into_buffer_arg(),
-            pairs,
-            experts,
-            tile,
-        };
-        sort::launch(&client, args);
-        tiles
-    };
-    let up_tiles = sorted(tile(hidden));
-    let down_tiles = if tile(width) == tile(hidden) { up_tiles.clone() } else { sorted(tile(width)) };
-    let product = |x: &CubeTensor, weight: CubeTensor, out: &CubeTensor, tiles: CubeTensor, rows: PairRows| {
-        let up = matches!(rows, PairRows::Gather { .. });
+    let product = |x: &CubeTensor, weight: CubeTensor, out: &CubeTensor, up: bool, work: Work| {
         let args = LinearArgs {
             x: x.clone().into_buffer_arg(),
             weight: weight.into_buffer_arg(),
             out: out.clone().into_buffer_arg(),
-            work: Work::Experts {
-                order: order.clone().into_buffer_arg(),
-                tiles: tiles.into_buffer_arg(),
-                pairs,
-                experts,
-                rows,
-            },
+            work,
             inputs: if up { hidden } else { width },
             outputs: if up { width } else { hidden },
             limit: spec.limit.unwrap_or_default(),
             form: LinearForm { gated: up, limited: up && spec.limit.is_some() },
+            x_elem: elem,
             elem,
         };
         linear::launch(&client, args);
     };
-    product(&x, gate_up, &activations, up_tiles, PairRows::Gather { top_k });
-    product(&activations, down, &outputs, down_tiles, PairRows::Scatter);
+    let [up_work, down_work] = match tokens {
+        1 => [PairRows::Gather { top_k }, PairRows::Scatter].map(|rows| {
+            let experts_of = indices.clone().into_buffer_arg();
+            Work::Token { experts_of, pairs, experts, rows }
+        }),
+        _ => sorted(&client, &indices, experts, [hidden, width], elem),
+    };
+    product(&x, gate_up, &activations, true, up_work);
+    product(&activations, down, &outputs, false, down_work);
     let args = CombineArgs {
         rows: outputs.into_buffer_arg(),
         indices: indices.into_buffer_arg(),
         weights: weights.into_buffer_arg(),
+        shared: shared.into_buffer_arg(),
+        is_shared: spec.shared,
         out: out.clone().into_buffer_arg(),
         tokens,
         top_k,
@@ -169,4 +159,38 @@ pub(super) fn mlp(
     };
     combine::launch(&client, args);
     out
+}
+
+/// The work of both products, with so many channels of their inputs: pairs sorted by expert.
+fn sorted(
+    client: &Client,
+    indices: &CubeTensor,
+    experts: usize,
+    [hidden, width]: [usize; 2],
+    elem: ElemType,
+) -> [Work; 2] {
+    let [tokens, top_k] = dims(indices);
+    let pairs = tokens * top_k;
+    let order = empty(indices, [pairs], DType::I32);
+    let tile = |inputs: usize| tile_tokens(client, inputs, pairs.div_ceil(experts), elem);
+    let tiled = |tile: usize| {
+        let tiles = empty(indices, [max_tiles(pairs, experts, tile), TILE], DType::I32);
+        let args = SortArgs {
+            experts_of: indices.clone().into_buffer_arg(),
+            order: order.clone().into_buffer_arg(),
+            tiles: tiles.clone().into_buffer_arg(),
+            pairs,
+            experts,
+            tile,
+        };
+        sort::launch(client, args);
+        tiles
+    };
+    // Both products may have tiles of different sizes.
+    let up_tiles = tiled(tile(hidden));
+    let down_tiles = if tile(width) == tile(hidden) { up_tiles.clone() } else { tiled(tile(width)) };
+    [(up_tiles, PairRows::Gather { top_k }), (down_tiles, PairRows::Scatter)].map(|(tiles, rows)| {
+        let (order, tiles) = (order.clone().into_buffer_arg(), tiles.into_buffer_arg());
+        Work::Experts { order, tiles, pairs, experts, rows }
+    })
 }

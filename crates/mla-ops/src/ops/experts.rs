@@ -146,9 +146,12 @@ pub struct ExpertsMlpArgs {
     pub gate_up: Tensor<3>,
     /// `[E, hidden, I]` of the dtype of `x`.
     pub down: Tensor<3>,
+    /// `[N, hidden]` of the dtype of `x`: what experts that every token passes computed, if there are any; it is added.
+    pub shared: Option<Tensor<2>>,
 }
 
-/// The weighted sum of the experts of each token, `down(silu(gate(x)) ⊙ up(x))`: `[N, hidden]` of the dtype of `x`.
+/// The weighted sum of the experts of each token, `down(silu(gate(x)) ⊙ up(x))`, and of what shared experts computed:
+/// `[N, hidden]` of the dtype of `x`.
 ///
 /// A `limit` clamps `up` both ways and the gate from above (DeepSeek-V4). On a GPU nothing comes back to the host on the way:
 /// pairs of token and expert are sorted by expert on the device. Products and the weighted sum are f32; activations and the
@@ -164,13 +167,17 @@ pub fn experts_mlp(args: ExpertsMlpArgs, limit: Option<f32>) -> Result<Tensor<2>
     if args.x.shape().num_elements() == 0 {
         return Ok(args.x);
     }
+    let spec = ExpertsSpec { shared: args.shared.is_some(), limit };
+    // Where there is nothing shared, any tensor does.
+    let shared = args.shared.unwrap_or_else(|| args.x.clone());
     Ok(Tensor::from_dispatch(<Dispatch as MlaBackend>::experts_mlp(
         args.x.into_dispatch(),
         args.indices.into_dispatch(),
         args.weights.into_dispatch(),
         args.gate_up.into_dispatch(),
         args.down.into_dispatch(),
-        ExpertsSpec { limit },
+        shared.into_dispatch(),
+        spec,
     )))
 }
 
@@ -198,6 +205,11 @@ impl ExpertsMlpArgs {
         })?;
         let words = || format!("[E, 2 I, hidden] = [{experts}, {}, {hidden}]", 2 * width);
         check.dims("gate_up", self.gate_up.dims(), [Some(experts), Some(2 * width), Some(hidden)], words)?;
+        if let Some(shared) = &self.shared {
+            check.float_as("shared", shared, self.x.dtype(), "that of `x`")?;
+            let words = || format!("[N, hidden] = [{tokens}, {hidden}]");
+            check.dims("shared", shared.dims(), [Some(tokens), Some(hidden)], words)?;
+        }
         if let Some(limit) = limit {
             check.value("limit", limit > 0.0, limit, || "a number above 0".into())?;
         }

@@ -3,7 +3,7 @@
 use burn::backend::Dispatch;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::DispatchDevice;
-use burn::tensor::{Tensor, activation::silu};
+use burn::tensor::{DType, FloatDType, Tensor, activation::silu};
 
 use super::matmul::matmul;
 use crate::backend::{LinearSpec, MlaBackend};
@@ -11,7 +11,8 @@ use crate::backend::{LinearSpec, MlaBackend};
 /// Rows up to which the kernel is used; Burn's product of matrices is for more.
 const FEW: usize = 64;
 
-/// The product of `x [N, in]` and the transpose of `weight [out, in]`, of the same float dtype: `[N, out]`.
+/// The product of `x [N, in]` and the transpose of `weight [out, in]`: `[N, out]` of the dtype of the weights, which is that of
+/// `x`, or f32.
 ///
 /// For a few rows on a GPU it is as fast as the weights come from the memory, and the output of a row does not depend on the
 /// others; otherwise it is [`matmul`]. Sums are f32, but the CPU rounds those of f16 to f16 now and then.
@@ -22,7 +23,8 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     let spec = LinearSpec { gated: false, limit: None };
     match few_rows(&x, &weight, spec) {
         Some(out) => out,
-        None => matmul(x, weight.transpose()),
+        None if x.dtype() == weight.dtype() => matmul(x, weight.transpose()),
+        None => matmul(x.cast(FloatDType::from(weight.dtype())), weight.transpose()),
     }
 }
 
@@ -75,7 +77,8 @@ pub fn linear_by_head(x: Tensor<3>, weight: Tensor<3>) -> Tensor<3> {
 /// By the kernel, where there is one that is for so many rows.
 fn few_rows(x: &Tensor<2>, weight: &Tensor<2>, spec: LinearSpec) -> Option<Tensor<2>> {
     let ([rows, inputs], [outputs, columns]) = (x.dims(), weight.dims());
-    let fits = inputs == columns && inputs * outputs > 0 && x.dtype() == weight.dtype();
+    let dtypes = x.dtype() == weight.dtype() || (weight.dtype() == DType::F32 && !spec.gated);
+    let fits = inputs == columns && inputs * outputs > 0 && dtypes;
     (fits && (1..=FEW).contains(&rows) && has_kernels(x)).then(|| {
         let [x, weight] = [x, weight].map(|tensor| tensor.clone().into_dispatch());
         Tensor::from_dispatch(<Dispatch as MlaBackend>::linear(x, weight, spec))

@@ -1,5 +1,6 @@
 //! The public operations, one file each: argument structs, documentation, validation, dispatch.
 
+pub mod argmax;
 pub mod compress_kv;
 pub mod experts;
 pub mod kv_indices;

@@ -1,4 +1,5 @@
-//! [`norm_rope`]: norm of heads, and rotation of their last channels. [`rms_norm`]: the norm alone.
+//! [`norm_rope`]: norm of heads, and rotation of their last channels. [`rms_norm`]: the norm alone. [`add_rms_norm`]: that of a
+//! sum.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
@@ -116,6 +117,35 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, eps: f32) -> Result<Tensor<2>, 
     let x = x.unsqueeze_dim::<3>(1).into_dispatch();
     let out = <Dispatch as MlaBackend>::norm_rope(x, weight, cos, sin, spec);
     Ok(Tensor::<3>::from_dispatch(out).squeeze_dim(1))
+}
+
+/// The sum of `x [N, d]` and `y [N, d]`, of the same dtype f32, f16 or bf16, and its [`rms_norm`]: both `[N, d]` of that dtype. In
+/// one pass over the memory: what stands between two parts of a layer.
+///
+/// # Errors
+/// As [`norm_rope`].
+pub fn add_rms_norm(
+    x: Tensor<2>,
+    y: Tensor<2>,
+    weight: Tensor<1>,
+    eps: f32,
+) -> Result<(Tensor<2>, Tensor<2>), MlaError> {
+    let check = Check::new("add_rms_norm", "x", &x)?;
+    check.float("x", &x)?;
+    check.float_as("y", &y, x.dtype(), "that of `x`")?;
+    let [rows, width] = x.dims();
+    check.dims("y", y.dims(), [Some(rows), Some(width)], || format!("[N, d] = [{rows}, {width}]"))?;
+    check.float_as("weight", &weight, DType::F32, "always")?;
+    check.dims("weight", weight.dims(), [Some(width)], || format!("[d] = [{width}]"))?;
+    check_eps(&check, "eps", eps)?;
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    crate::limits::elements(&check, "x", &x)?;
+    if rows * width == 0 {
+        return Ok((x.clone(), x));
+    }
+    let [x, y] = [x, y].map(Tensor::into_dispatch);
+    let (sum, normed) = <Dispatch as MlaBackend>::add_rms_norm(x, y, weight.into_dispatch(), eps);
+    Ok((Tensor::from_dispatch(sum), Tensor::from_dispatch(normed)))
 }
 
 fn check_eps(check: &Check, name: &'static str, eps: f32) -> Result<(), MlaError> {

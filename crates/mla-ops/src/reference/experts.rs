@@ -90,15 +90,16 @@ fn keep_best_groups(choice: Tensor<2>, groups: ExpertGroups) -> Tensor<2> {
     grouped.mask_fill(hidden, f32::NEG_INFINITY).reshape([tokens, experts])
 }
 
-/// x `[N, hidden]`, indices `[N, k]`, weights f32 `[N, k]`, gate and up `[E, 2 I, hidden]`, down `[E, hidden, I]`: `[N, hidden]`.
+/// x `[N, hidden]`, indices `[N, k]`, weights f32 `[N, k]`, gate and up `[E, 2 I, hidden]`, down `[E, hidden, I]`, shared
+/// `[N, hidden]`: `[N, hidden]`.
 ///
 /// The pairs of token and expert are sorted by expert: each expert in use is one pair of matmuls over neighbouring rows.
 pub(crate) fn experts_mlp(
     x: Tensor<2>,
-    indices: Tensor<2, Int>,
-    weights: Tensor<2>,
+    (indices, weights): (Tensor<2, Int>, Tensor<2>),
     gate_up: Tensor<3>,
     down: Tensor<3>,
+    shared: Option<Tensor<2>>,
     limit: Option<f32>,
 ) -> Tensor<2> {
     let ([tokens, top_k], [_, hidden], [experts, _, width]) = (indices.dims(), x.dims(), down.dims());
@@ -107,7 +108,7 @@ pub(crate) fn experts_mlp(
     let mut pairs: Vec<usize> = (0..chosen.len()).filter(|&pair| (0..experts as i32).contains(&chosen[pair])).collect();
     pairs.sort_by_key(|&pair| chosen[pair]);
     if pairs.is_empty() {
-        return Tensor::zeros([tokens, hidden], (&device, DType::from(dtype)));
+        return shared.unwrap_or_else(|| Tensor::zeros([tokens, hidden], (&device, DType::from(dtype))));
     }
 
     let index = |values: Vec<i32>| {
@@ -138,5 +139,9 @@ pub(crate) fn experts_mlp(
     }
     let outputs = outputs.select(0, index(place)).reshape([tokens, top_k, hidden]);
     let weighted = outputs.cast(FloatDType::F32) * weights.unsqueeze_dim::<3>(2);
-    weighted.sum_dim(1).reshape([tokens, hidden]).cast(dtype)
+    let sum = weighted.sum_dim(1).reshape([tokens, hidden]);
+    match shared {
+        Some(shared) => (sum + shared.cast(FloatDType::F32)).cast(dtype),
+        None => sum.cast(dtype),
+    }
 }

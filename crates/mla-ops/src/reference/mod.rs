@@ -4,6 +4,7 @@
 //! Inputs are validated by the public functions. Lengths and page lists are read back to the host, so that only the
 //! pages in use are touched; each sequence is computed on its own, so that its result does not depend on its neighbours.
 
+mod argmax;
 mod compact_slots;
 mod compress_kv;
 mod experts;
@@ -22,6 +23,7 @@ mod vertical_slash_attention;
 mod vertical_slash_index;
 mod write_latent;
 
+pub(crate) use argmax::argmax;
 pub(crate) use compact_slots::compact_slots;
 pub(crate) use compress_kv::{Compressor, Tokens};
 pub(crate) use experts::{choose_experts, experts_mlp, weigh_experts};

@@ -1,11 +1,11 @@
-//! The weighted sum over the experts of each token.
+//! The weighted sum over the experts of each token, with what shared experts computed.
 
 use cubecl::prelude::*;
 
 use crate::portable::launch::{address_type, io_vector_size, is_row};
 
-/// Units of a cube. Every runtime has this many.
-const UNITS: u32 = 256;
+/// Units of a cube: few, so that a single token has several cubes.
+const UNITS: u32 = 64;
 
 /// Arguments of [`launch`]; E is `elem`.
 pub struct CombineArgs {
@@ -15,6 +15,10 @@ pub struct CombineArgs {
     pub indices: BufferArg,
     /// f32 `[tokens, top_k]`.
     pub weights: BufferArg,
+    /// E `[tokens, width]`: what is added, if `is_shared`; otherwise anything but `out`.
+    pub shared: BufferArg,
+    /// Whether something is added.
+    pub is_shared: bool,
     /// E `[tokens, width]`, written.
     pub out: BufferArg,
     /// Tokens.
@@ -31,7 +35,7 @@ pub struct CombineArgs {
 
 /// Writes `out`. Without elements nothing is launched.
 pub fn launch(client: &Client, args: CombineArgs) {
-    let CombineArgs { tokens, top_k, experts, width, elem, .. } = args;
+    let CombineArgs { is_shared, tokens, top_k, experts, width, elem, .. } = args;
     if tokens * width == 0 {
         return;
     }
@@ -47,37 +51,62 @@ pub fn launch(client: &Client, args: CombineArgs) {
         args.rows,
         args.indices,
         args.weights,
+        args.shared,
         args.out,
         vectors,
         width / vector,
-        top_k,
         experts,
+        top_k,
+        is_shared,
         elem,
     );
 }
 
-/// A unit has a vector of a token. The sum has the order of the token's experts.
+/// A unit has a vector of a token. The sum has the order of the token's experts, shared ones last.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn combine_kernel<E: Float, N: Size>(
     rows: &[Vector<E, N>],
     indices: &[i32],
     weights: &[f32],
+    shared: &[Vector<E, N>],
     out: &mut [Vector<E, N>],
     vectors: usize,
     width: usize,
-    top_k: usize,
     experts: usize,
+    #[comptime] top_k: usize,
+    #[comptime] is_shared: bool,
     #[define(E)] _elem: ElemType,
 ) {
     let at = ABSOLUTE_POS;
     if at < vectors {
         let (token, column) = (at / width, at % width);
-        let mut sum = Vector::<f32, N>::new(0.0f32);
+        // All loads of a kind before they are used, so that none waits for another.
+        let mut factors = Sequence::<f32>::new();
+        let mut known = Sequence::<bool>::new();
+        #[unroll]
         for i in 0..top_k {
             let pair = token * top_k + i;
-            if is_row(indices[pair], experts) {
-                sum += Vector::<f32, N>::cast_from(rows[pair * width + column]) * Vector::new(weights[pair]);
+            factors.push(weights[pair]);
+            known.push(is_row(indices[pair], experts));
+        }
+        let mut values = Sequence::<Vector<f32, N>>::new();
+        #[unroll]
+        for i in 0..top_k {
+            let mut value = Vector::<f32, N>::new(0.0f32);
+            if known[i] {
+                value = Vector::cast_from(rows[(token * top_k + i) * width + column]);
             }
+            values.push(value);
+        }
+        let mut sum = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for i in 0..top_k {
+            if known[i] {
+                sum += values[i] * Vector::new(factors[i]);
+            }
+        }
+        if comptime!(is_shared) {
+            sum += Vector::<f32, N>::cast_from(shared[at]);
         }
         out[at] = Vector::cast_from(sum);
     }
@@ -90,7 +119,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let forms = FLOATS.into_iter().map(|kind| {
         let elem = ElemType::Float(kind);
         let vector = 16 / elem.size();
-        let form = form!(combine_kernel, cube, [AddressType::U32, vector, _, _, _, _, 1, 1, 1, 1, elem]);
+        let form = form!(combine_kernel, cube, [AddressType::U32, vector, _, _, _, _, _, 1, 1, 1, 6, true, elem]);
         Entry::of(kind, "combine_experts", form)
     });
     forms.collect()

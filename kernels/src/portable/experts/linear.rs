@@ -6,7 +6,7 @@
 use cubecl::prelude::*;
 
 use super::sort::{TILE, max_tiles};
-use crate::portable::launch::{address_type, io_vector_size};
+use crate::portable::launch::{address_type, io_vector_size, is_row};
 #[cfg(feature = "cuda")]
 use crate::sm80::linear as sm80;
 
@@ -17,9 +17,9 @@ const FEW_OUTPUTS: usize = 512;
 /// Tokens of a tile here.
 const TOKENS: usize = 4;
 
-/// Arguments of [`launch`]; E is `elem`.
+/// Arguments of [`launch`]; X is `x_elem`, E is `elem`.
 pub struct LinearArgs {
-    /// E `[.., inputs]`: rows that [`Work`] numbers.
+    /// X `[.., inputs]`: rows that [`Work`] numbers.
     pub x: BufferArg,
     /// E `[experts, outputs, inputs]`; with [`LinearForm::gated`] `[experts, 2 * outputs, inputs]`, gate rows first.
     pub weight: BufferArg,
@@ -35,6 +35,8 @@ pub struct LinearArgs {
     pub limit: f32,
     /// Gated, limited.
     pub form: LinearForm,
+    /// E, or where E is f32, f16 or bf16.
+    pub x_elem: ElemType,
     /// f32, f16 or bf16.
     pub elem: ElemType,
 }
@@ -63,6 +65,17 @@ pub enum Work {
         order: BufferArg,
         /// i32, as [`super::sort`] writes it for tiles of [`tile_tokens`].
         tiles: BufferArg,
+        /// Pairs.
+        pairs: usize,
+        /// Experts.
+        experts: usize,
+        /// Where the rows of pairs are.
+        rows: PairRows,
+    },
+    /// The pairs of one token, each a tile of its own. Nothing is sorted: the order of the experts is that of the pairs.
+    Token {
+        /// i32 `[pairs]`: the expert of each pair. Pairs of one that there is not are left out.
+        experts_of: BufferArg,
         /// Pairs.
         pairs: usize,
         /// Experts.
@@ -104,16 +117,21 @@ pub(crate) enum Rows {
     Gather,
     /// See [`PairRows::Scatter`].
     Scatter,
+    /// The one row is that of each pair of [`Work::Token`].
+    TokenGather,
+    /// Pairs of [`Work::Token`] have their own rows.
+    TokenScatter,
 }
 
 /// What both kernels are launched with.
 pub(crate) struct Grid {
     pub order: BufferArg,
+    /// Of a single token its experts.
     pub tiles: BufferArg,
     pub rows: Rows,
     /// Pairs or heads of a token, or 1.
     pub per_token: usize,
-    /// Tokens where tiles are not listed.
+    /// Tokens where tiles are not listed; of a single token how many experts there are.
     pub tokens: usize,
     /// Tiles at most.
     pub max_tiles: usize,
@@ -140,6 +158,13 @@ impl Grid {
                 };
                 Self { order, tiles, rows, per_token, tokens: 0, max_tiles: max_tiles(pairs, experts, tile) }
             }
+            Work::Token { experts_of, pairs, experts, rows } => {
+                let rows = match rows {
+                    PairRows::Gather { .. } => Rows::TokenGather,
+                    PairRows::Scatter => Rows::TokenScatter,
+                };
+                Self { tiles: experts_of, ..unlisted(rows, 1, experts, pairs) }
+            }
         }
     }
 }
@@ -156,12 +181,13 @@ pub fn tile_tokens(client: &Client, inputs: usize, rows: usize, elem: ElemType) 
 
 /// Writes `out`. Without rows, inputs or outputs nothing is launched.
 pub fn launch(client: &Client, args: LinearArgs) {
-    let (inputs, outputs, elem) = (args.inputs, args.outputs, args.elem);
+    let (inputs, outputs, x_elem, elem) = (args.inputs, args.outputs, args.x_elem, args.elem);
     // Rows of x, and of those that meet one matrix.
     let (count, each) = match &args.work {
         Work::Dense { rows } => (*rows, *rows),
         Work::Heads { rows, heads, .. } => (rows * heads, *rows),
         Work::Experts { pairs, experts, .. } => (*pairs, pairs.div_ceil(*experts)),
+        Work::Token { pairs, .. } => (*pairs, 1),
     };
     if count * inputs * outputs == 0 {
         return;
@@ -204,6 +230,7 @@ pub fn launch(client: &Client, args: LinearArgs) {
         grid.max_tiles,
         products.limit,
         form,
+        x_elem,
         elem,
     );
 }
@@ -246,8 +273,8 @@ impl Form {
 
 /// A cube has some rows of the weights for a tile. The units of a row go over it together.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
-fn linear_kernel<E: Float, N: Size>(
-    x: &[Vector<E, N>],
+fn linear_kernel<X: Float, E: Float, N: Size>(
+    x: &[Vector<X, N>],
     weight: &[Vector<E, N>],
     order: &[i32],
     tiles: &[i32],
@@ -261,6 +288,7 @@ fn linear_kernel<E: Float, N: Size>(
     max_tiles: usize,
     limit: f32,
     #[comptime] form: Form,
+    #[define(X)] _x_elem: ElemType,
     #[define(E)] _elem: ElemType,
 ) {
     let lanes = N::value().comptime();
@@ -318,7 +346,7 @@ fn linear_kernel<E: Float, N: Size>(
     if comptime!(form.rows == Rows::Heads) {
         let is_first = group == 0;
         if is_first {
-            tile.carry::<E, N>(x, out, vectors, outputs, carried, UNITS);
+            tile.carry::<X, E, N>(x, out, vectors, outputs, carried, UNITS);
         }
     }
 }
@@ -362,6 +390,15 @@ impl Tile {
                 first = number % tiles_per_head * size;
                 count = min(size, tokens - first);
             }
+        } else if comptime!(matches!(rows, Rows::TokenGather | Rows::TokenScatter)) {
+            first = number;
+            if number < max_tiles {
+                let chosen = tiles[number];
+                if is_row(chosen, tokens) {
+                    expert = usize::cast_from(chosen);
+                    count = 1usize.runtime();
+                }
+            }
         } else if number < max_tiles {
             expert = usize::cast_from(tiles[number * TILE]);
             first = usize::cast_from(tiles[number * TILE + 1]);
@@ -375,6 +412,8 @@ impl Tile {
         let place = self.first + min(token, self.count - 1);
         if comptime!(self.rows == Rows::Gather) {
             usize::cast_from(order[place]) / self.per_token
+        } else if comptime!(self.rows == Rows::TokenGather) {
+            0usize.runtime()
         } else if comptime!(self.rows == Rows::Heads) {
             place * self.per_token + self.expert
         } else {
@@ -400,9 +439,9 @@ impl Tile {
     }
 
     /// Copies the channels of x past those of the product, `carried` vectors of each token, behind its outputs.
-    pub(crate) fn carry<E: Float, N: Size>(
+    pub(crate) fn carry<X: Float, E: Float, N: Size>(
         &self,
-        x: &[Vector<E, N>],
+        x: &[Vector<X, N>],
         out: &mut [E],
         vectors: usize,
         outputs: usize,
@@ -417,7 +456,8 @@ impl Tile {
             let values = x[row * (vectors + carried) + vectors + column];
             #[unroll]
             for lane in 0..lanes {
-                out[row * (outputs + carried * lanes) + outputs + column * lanes + lane] = values.extract(lane);
+                out[row * (outputs + carried * lanes) + outputs + column * lanes + lane] =
+                    E::cast_from(values.extract(lane));
             }
             vector += units;
         }
@@ -473,7 +513,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let form = Form::new(rows, LinearForm { gated, limited }, outputs);
             let cube = form.cube_dim();
             let bits = AddressType::U32;
-            let form = form!(linear_kernel, cube, [bits, vector, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem]);
+            let form =
+                form!(linear_kernel, cube, [bits, vector, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem, elem]);
             Entry::of(kind, name, form)
         };
         [
@@ -482,6 +523,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.heads", Rows::Heads, false, false, 512),
             entry("linear.experts_up", Rows::Gather, true, true, 1408),
             entry("linear.experts_down", Rows::Scatter, false, false, 2048),
+            entry("linear.token_up", Rows::TokenGather, true, false, 1408),
+            entry("linear.token_down", Rows::TokenScatter, false, false, 2048),
         ]
     });
     forms.collect()
