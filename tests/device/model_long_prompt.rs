@@ -66,7 +66,7 @@ fn model_long_prompt_in_chunks_equals_one_pass() {
 
 #[cfg(target_os = "linux")]
 #[test]
-#[ignore = "20 minutes unoptimised, and it measures the memory of the whole process; 2,500 tokens run always"]
+#[ignore = "13 minutes of CPU time unoptimised, and it measures the memory of the whole process; 2,500 tokens run always"]
 fn model_long_prompt_of_100k_tokens_takes_little_memory() {
     const LEN: usize = 100_000;
     let (model, prompt) = (one_layer(), prompt(LEN));
@@ -90,8 +90,10 @@ fn model_long_prompt_of_100k_tokens_takes_little_memory() {
         cache >> 20,
         completion.token_ids
     );
-    // A pass over the whole prompt would have 100,000 hidden states of each kind, and keys and values of all heads.
-    assert!(grown < cache + (192 << 20), "{} MB", grown >> 20);
+    // A pass over the whole prompt would have 100,000 hidden states of each kind, and keys and values of all heads. Each thread has
+    // a piece of work of its own: 115 MB beside the cache were seen with 4 threads, 408 MB with 16.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    assert!(grown < cache + ((64 + 32 * threads) << 20), "{} MB", grown >> 20);
 }
 
 /// The most memory of this process since the maximum was forgotten, in bytes.

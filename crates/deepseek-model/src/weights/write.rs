@@ -398,9 +398,10 @@ fn header(items: &[&Item<'_>]) -> String {
         header.insert(name.to_string(), tensor);
         start += bytes;
     }
-    let header = Value::from(header).to_string();
-    let padded = header.len().next_multiple_of(8);
-    format!("{header:padded$}")
+    let mut header = Value::from(header).to_string();
+    let padding = header.len().next_multiple_of(8) - header.len();
+    header.push_str(&" ".repeat(padding));
+    header
 }
 
 #[cfg(test)]
@@ -456,6 +457,22 @@ mod tests {
             shards.iter().map(|shard| shard.iter().map(|item| item.name.as_str()).collect()).collect();
         assert_eq!(names, [vec!["a", "b"], vec!["c"], vec!["d"], vec!["e"]]);
         assert_eq!((shard_name(0, 1), shard_name(1, 4)), (SINGLE.into(), "model-00002-of-00004.safetensors".into()));
-        assert_eq!(header(&shards[0]).len() % 8, 0);
+    }
+
+    /// Published files have headers of megabytes.
+    #[test]
+    fn headers_of_any_size_are_padded() {
+        for count in [1, 2, 3, 2000] {
+            let item = |number: usize| {
+                let (name, values) = (format!("model.layers.{number}"), Values::Table { below: 2 });
+                Item { name, shape: vec![1, 1], values, how: How::Plain(Dtype::I64) }
+            };
+            let items: Vec<Item> = (0..count).map(item).collect();
+            let header = header(&items.iter().collect::<Vec<_>>());
+            assert_eq!(header.len() % 8, 0);
+            assert!(count < 2000 || header.len() > usize::from(u16::MAX), "{} bytes", header.len());
+            let tensors: Value = serde_json::from_str(&header).expect("JSON and spaces");
+            assert_eq!(tensors.as_object().map(Map::len), Some(count + 1));
+        }
     }
 }
