@@ -16,6 +16,8 @@
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
 //! | [`route_experts`], [`experts_mlp`] | mixture of experts: the choice, and the experts' sum |
 //! | [`linear`], [`swiglu`], [`linear_by_head`] | projections, of a few rows as fast as the weights come |
+//! | [`norm_rope()`], [`rms_norm`], [`add_rms_norm`] | norms and rotation in one pass, and the norm of a residual sum |
+//! | [`argmax()`] | the likeliest token of each row |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //! | [`batch_invariant()`] | products whose rows do not depend on one another, bit for bit (CPU) |
 //!
