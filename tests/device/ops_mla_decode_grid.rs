@@ -23,8 +23,8 @@ const ORACLE_ROWS: usize = 64;
 const FLEX_WORK: usize = 1 << 22;
 
 /// Whether a device runs a case. CUDA runs all of them. The others run the short lengths in full in f32, and small cases of
-/// the long one and of f16; wgpu, which may be the CPU too, runs large batches of many heads at the shortest length only (otherwise four minutes on two
-/// cores).
+/// the long one and of f16; wgpu, which may be the CPU too, runs large batches of many heads at the shortest length only
+/// (otherwise four minutes on two cores).
 /// A simulated GPU runs the short lengths in small batches, in 16 bits with all heads.
 fn runs(device: &Device, dtype: DType, len: usize, batch: usize, heads: usize) -> bool {
     let small = batch <= 2 && heads <= 9;

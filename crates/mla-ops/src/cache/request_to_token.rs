@@ -65,24 +65,6 @@ impl RequestToToken {
         Ok(())
     }
 
-    /// Copies the first `len` entries of row `from` to row `to`, on the device.
-    ///
-    /// # Errors
-    /// [`MlaError::Value`] if a row is not taken or `len` is more than a row has.
-    pub fn copy_prefix(&mut self, from: u32, to: u32, len: usize) -> Result<(), CacheError> {
-        self.check_row(from)?;
-        self.check_row(to)?;
-        self.check_end(len)?;
-        if len == 0 {
-            return Ok(());
-        }
-        // `select` and not `slice`: a slice may be a view, and a view would make the assignment copy the whole map.
-        let index = Tensor::from_data([from as i32], (&self.map.device(), DType::I32));
-        let prefix = self.map.clone().select(0, index).slice([0..1, 0..len]);
-        self.assign(to, 0..len, prefix);
-        Ok(())
-    }
-
     /// The map, i32 `[R, T]`: another handle of the same buffer.
     pub fn tensor(&self) -> Tensor<2, Int> {
         self.map.clone()
@@ -145,15 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn writes_and_copies_land_in_place() {
+    fn writes_land_in_place() {
         let mut map = RequestToToken::new(3, 4, &Device::flex());
         let before = address(&map);
         let (a, b) = (map.take_row().unwrap(), map.take_row().unwrap());
         map.write(a, 0, &[7, 8, 9]).unwrap();
         map.write(a, 3, &[5]).unwrap();
-        map.copy_prefix(a, b, 2).unwrap();
+        map.write(b, 0, &[7, 8]).unwrap();
         map.write(b, 1, &[]).unwrap();
-        map.copy_prefix(a, b, 0).unwrap();
         assert_eq!(values(&map), [7, 8, 9, 5, 7, 8, 0, 0, 0, 0, 0, 0]);
         assert_eq!(address(&map), before);
         assert_eq!(map.tensor().dtype(), DType::I32);
@@ -177,8 +158,6 @@ mod tests {
         assert!(map.write(row, usize::MAX, &[1]).is_err());
         assert!(map.write(1, 0, &[1]).is_err(), "row 1 is free");
         assert!(map.write(2, 0, &[1]).is_err());
-        assert!(map.copy_prefix(row, 1, 1).is_err());
-        assert!(map.copy_prefix(row, row, 5).is_err());
         assert!(map.free_row(1).is_err());
         assert_eq!(values(&map), [0; 8]);
     }
