@@ -49,12 +49,5 @@ export MLA_REQUIRE=cuda,simulated MLA_SKIP=flex,wgpu
 # Where CubeCL finds its settings.
 cd tools/sim-cuda/run
 for program in $programs; do
-    if [ "$part" = 0/1 ]; then
-        "$program" "$@"
-        continue
-    fi
-    names="$("$program" "$@" --list --format terse | sed -n 's/: test$//p' |
-        awk -v first="${part%/*}" -v step="${part#*/}" 'NR % step == (first + 1) % step')"
-    # Without a name all tests would run.
-    [ -z "$names" ] || xargs "$program" --exact <<< "$names"
+    "$root/tools/part.sh" "$part" "$program" "$@"
 done

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use mla_ops::{
-    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, batch_invariant,
-    experts_mlp, linear, linear_by_head, route_experts, swiglu,
+    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, SharedExperts,
+    batch_invariant, experts_mlp, linear, linear_by_head, linear_pair, route_experts, swiglu,
 };
 use rstest::rstest;
 
@@ -131,8 +131,8 @@ struct Inputs {
     weights: Vec<f64>,
     gate_up: Vec<f64>,
     down: Vec<f64>,
-    /// What shared experts computed, if there are any.
-    shared: Option<Vec<f64>>,
+    /// Gate and up, and down, of shared experts with so many hidden channels, if there are any.
+    shared: Option<(usize, [Vec<f64>; 2])>,
 }
 
 impl Inputs {
@@ -151,8 +151,12 @@ impl Inputs {
             weights: random(&mut rng, tokens * top_k, DType::F32),
             gate_up: scaled(random(&mut rng, experts * 2 * width * hidden, dtype)),
             down: scaled(random(&mut rng, experts * hidden * width, dtype)),
-            // Of an odd number of experts.
-            shared: (experts % 2 == 1).then(|| random(&mut rng, tokens * hidden, dtype)),
+            // Beside an odd number of experts, one or two.
+            shared: (experts % 2 == 1).then(|| {
+                let width = width * (1 + experts / 2 % 2);
+                let weights = [2 * width * hidden, hidden * width];
+                (width, weights.map(|len| scaled(random(&mut rng, len, dtype))))
+            }),
         }
     }
 
@@ -164,7 +168,10 @@ impl Inputs {
             weights: floats(&self.weights, [tokens, top_k], DType::F32, device),
             gate_up: floats(&self.gate_up, [experts, 2 * width, hidden], self.dtype, device),
             down: floats(&self.down, [experts, hidden, width], self.dtype, device),
-            shared: self.shared.as_ref().map(|shared| floats(shared, [tokens, hidden], self.dtype, device)),
+            shared: self.shared.as_ref().map(|(width, [gate_up, down])| SharedExperts {
+                gate_up: floats(gate_up, [2 * width, hidden], self.dtype, device),
+                down: floats(down, [hidden, *width], self.dtype, device),
+            }),
         }
     }
 
@@ -175,14 +182,8 @@ impl Inputs {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let token = |(token, x): (usize, &[f64])| {
             let (mut sum, mut size) = (vec![0.0; hidden], 0.0f64);
-            if let Some(shared) = &self.shared {
-                sum.copy_from_slice(&shared[token * hidden..][..hidden]);
-                size = sum.iter().fold(size, |size, value: &f64| size.max(value.abs()));
-            }
-            for pair in token * top_k..(token + 1) * top_k {
-                let Some(expert) = usize::try_from(self.indices[pair]).ok().filter(|&e| e < experts) else { continue };
-                let rows = &self.gate_up[expert * 2 * width * hidden..];
-                let product = |row: usize| dot(x, &rows[row * hidden..][..hidden]);
+            let mut add = |gate_up: &[f64], down: &[f64], width: usize, weight: f64| {
+                let product = |row: usize| dot(x, &gate_up[row * hidden..][..hidden]);
                 let h: Vec<f64> = (0..width)
                     .map(|i| {
                         let gate = product(i).min(limit);
@@ -190,10 +191,18 @@ impl Inputs {
                     })
                     .collect();
                 for (channel, sum) in sum.iter_mut().enumerate() {
-                    let y = self.weights[pair] * dot(&h, &self.down[(expert * hidden + channel) * width..][..width]);
+                    let y = weight * dot(&h, &down[channel * width..][..width]);
                     *sum += y;
                     size = size.max(y.abs());
                 }
+            };
+            for pair in token * top_k..(token + 1) * top_k {
+                let Some(expert) = usize::try_from(self.indices[pair]).ok().filter(|&e| e < experts) else { continue };
+                let (gate_up, down) = (expert * 2 * width * hidden, expert * hidden * width);
+                add(&self.gate_up[gate_up..], &self.down[down..], width, self.weights[pair]);
+            }
+            if let Some((width, [gate_up, down])) = &self.shared {
+                add(gate_up, down, *width, 1.0);
             }
             (sum, size)
         };
@@ -204,7 +213,7 @@ impl Inputs {
 /// One token, a few, more than a tile of one expert; channels that matrix instructions take, and odd ones.
 #[rstest]
 fn ops_experts_mlp(
-    #[values([1, 8, 3, 64, 32], [5, 6, 2, 96, 64], [41, 3, 2, 64, 32], [4, 5, 5, 33, 7], [1, 2, 1, 1, 1], [150, 4, 1, 32, 32])]
+    #[values([1, 8, 3, 64, 32], [1, 5, 3, 64, 32], [1, 7, 2, 96, 64], [1, 3, 2, 33, 7], [5, 6, 2, 96, 64], [41, 3, 2, 64, 32], [4, 5, 5, 33, 7], [1, 2, 1, 1, 1], [150, 4, 1, 32, 32])]
     sizes: Sizes,
     #[values(None, Some(0.4))] limit: Option<f32>,
 ) {
@@ -239,7 +248,6 @@ fn ops_experts_mlp_of_one_token_among_others(#[values(DType::F32, DType::BF16)] 
                 x: args.x.clone().narrow(0, 0, count),
                 indices: args.indices.clone().narrow(0, 0, count),
                 weights: args.weights.clone().narrow(0, 0, count),
-                shared: args.shared.clone().map(|shared| shared.narrow(0, 0, count)),
                 ..args.clone()
             };
             let compute = || experts_mlp(args, None).expect("legal");
@@ -267,7 +275,10 @@ fn ops_experts_of_views_and_of_nothing() {
             weights: restrided(args.weights, 0, 1),
             gate_up: restrided(args.gate_up, 0, 2),
             down: restrided(args.down, 0, 1),
-            shared: args.shared.map(|shared| restrided(shared, 0, 1)),
+            shared: args.shared.map(|shared| SharedExperts {
+                gate_up: restrided(shared.gate_up, 0, 1),
+                down: restrided(shared.down, 0, 1),
+            }),
             ..args
         };
         assert_eq!(values(experts_mlp(views, None).expect("legal")), expected);
@@ -313,6 +324,24 @@ fn ops_linear(
                 assert!(off <= allowed, "{widths:?} {dtype:?} on {device:?}, row {row}: off by {off:e}");
             }
         }
+    });
+}
+
+/// Two matrices in one launch or two, and rows for the product of matrices: the bits are those of each alone.
+#[rstest]
+fn ops_linear_pair(
+    #[values(1, 2, 9, 64, 65)] rows: usize,
+    #[values([64, 48, 16], [2048, 16, 600], [96, 520, 1000], [33, 7, 1])] widths: [usize; 3],
+) {
+    let [inputs, outputs, second_outputs] = widths;
+    for_each_dtype(|device, dtype| {
+        let mut rng = rng(62);
+        let mut matrix = |rows: usize| floats(&random(&mut rng, rows * inputs, dtype), [rows, inputs], dtype, device);
+        let (x, first, second) = (matrix(rows), matrix(outputs), matrix(second_outputs));
+        let (a, b) = linear_pair(x.clone(), first.clone(), second.clone());
+        assert_eq!((a.dims(), b.dims()), ([rows, outputs], [rows, second_outputs]));
+        assert_eq!(values(a), values(linear(x.clone(), first)), "{widths:?} {dtype:?} on {device:?}");
+        assert_eq!(values(b), values(linear(x, second)), "{widths:?} {dtype:?} on {device:?}");
     });
 }
 
@@ -421,8 +450,16 @@ fn ops_errors_experts() {
         refuses(Shape, "gate_up", |it, device| it.gate_up = zeros([5, 63, 64], device));
         refuses(Shape, "gate_up", |it, device| it.gate_up = zeros([4, 64, 64], device));
         refuses(WrongType, "weights", |it, _| it.weights = it.weights.clone().cast(FloatDType::F16));
-        refuses(Shape, "shared", |it, device| it.shared = Some(zeros([4, 63], device)));
-        refuses(WrongType, "shared", |it, _| it.shared = it.shared.clone().map(|shared| shared.cast(FloatDType::F16)));
+        let refuses_shared = |kind, argument, change: fn(&mut SharedExperts, &Device)| {
+            let mut args = args();
+            change(args.shared.as_mut().expect("five experts have shared ones"), device);
+            assert_refused(experts_mlp(args, None), kind, argument);
+        };
+        refuses_shared(Shape, "shared.down", |it, device| it.down = zeros([63, 32], device));
+        refuses_shared(Value, "shared.down", |it, device| it.down = zeros([64, 0], device));
+        refuses_shared(Shape, "shared.gate_up", |it, device| it.gate_up = zeros([63, 64], device));
+        refuses_shared(WrongType, "shared.gate_up", |it, _| it.gate_up = it.gate_up.clone().cast(FloatDType::F16));
+        refuses_shared(WrongType, "shared.down", |it, _| it.down = it.down.clone().cast(FloatDType::F16));
         refuses(WrongType, "gate_up", |it, _| it.gate_up = it.gate_up.clone().cast(FloatDType::F16));
         assert_refused(experts_mlp(args(), Some(0.0)), Value, "limit");
         assert_refused(experts_mlp(args(), Some(f32::NAN)), Value, "limit");

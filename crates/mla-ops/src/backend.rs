@@ -146,7 +146,7 @@ pub struct LinearSpec {
 /// What [`MlaBackend::experts_mlp`] needs beside the tensors.
 #[derive(Debug, Clone)]
 pub struct ExpertsSpec {
-    /// Whether there are outputs of shared experts.
+    /// Whether there are shared experts.
     pub shared: bool,
     /// Bound of the activations.
     pub limit: Option<f32>,
@@ -282,6 +282,14 @@ pub trait MlaBackend: Backend {
     #[fusion(meta = fusion::linear)]
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>, spec: LinearSpec) -> FloatTensor<Self>;
 
+    /// [`linear_pair`](crate::linear_pair()).
+    #[fusion(meta = fusion::linear_pair)]
+    fn linear_pair(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
     /// [`linear_by_head`](crate::linear_by_head()).
     #[fusion(meta = fusion::linear_by_head)]
     fn linear_by_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -304,7 +312,7 @@ pub trait MlaBackend: Backend {
         options: RouteExpertsOptions,
     ) -> (IntTensor<Self>, FloatTensor<Self>);
 
-    /// [`experts_mlp`](crate::experts_mlp()). Without `spec.shared`, `shared` is anything.
+    /// [`experts_mlp`](crate::experts_mlp()) with what shared experts computed. Without `spec.shared`, `shared` is anything.
     #[fusion(meta = fusion::experts_mlp)]
     #[allow(clippy::too_many_arguments)]
     fn experts_mlp(
@@ -314,6 +322,20 @@ pub trait MlaBackend: Backend {
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
         shared: FloatTensor<Self>,
+        spec: ExpertsSpec,
+    ) -> FloatTensor<Self>;
+
+    /// [`experts_mlp`](crate::experts_mlp()) of a single token, with the weights of shared experts.
+    #[fusion(meta = fusion::experts_mlp_of_token)]
+    #[allow(clippy::too_many_arguments)]
+    fn experts_mlp_of_token(
+        x: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        shared_gate_up: FloatTensor<Self>,
+        shared_down: FloatTensor<Self>,
         spec: ExpertsSpec,
     ) -> FloatTensor<Self>;
 

@@ -380,6 +380,10 @@ impl MlaBackend for CubeBackend {
         experts::linear(x, weight, &spec)
     }
 
+    fn linear_pair(x: CubeTensor, first: CubeTensor, second: CubeTensor) -> (CubeTensor, CubeTensor) {
+        experts::linear_pair(x, first, second)
+    }
+
     fn linear_by_head(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
         experts::linear_by_head(x, weight)
     }
@@ -411,7 +415,20 @@ impl MlaBackend for CubeBackend {
         shared: CubeTensor,
         spec: ExpertsSpec,
     ) -> CubeTensor {
-        experts::mlp(x, (indices, weights), gate_up, down, shared, &spec)
+        experts::mlp(x, (indices, weights), [gate_up, down], shared, &spec)
+    }
+
+    fn experts_mlp_of_token(
+        x: CubeTensor,
+        indices: CubeTensor,
+        weights: CubeTensor,
+        gate_up: CubeTensor,
+        down: CubeTensor,
+        shared_gate_up: CubeTensor,
+        shared_down: CubeTensor,
+        spec: ExpertsSpec,
+    ) -> CubeTensor {
+        experts::mlp_of_token(x, (indices, weights), [gate_up, down], [shared_gate_up, shared_down], &spec)
     }
 
     fn norm_rope(

@@ -11,7 +11,9 @@ use crate::backend::{
     CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend, NormRopeSpec,
     PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
-use crate::{Path, RouteExpertsOptions, SparseMlaOptions, SparseScope, linear, linear_by_head, reference, swiglu};
+use crate::{
+    Path, RouteExpertsOptions, SparseMlaOptions, SparseScope, linear, linear_by_head, linear_pair, reference, swiglu,
+};
 
 impl MlaBackend for Flex {
     fn mla_plan(seq_lens: IntTensor<Self>, spec: PlanSpec) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
@@ -155,6 +157,15 @@ impl MlaBackend for Flex {
         float_primitive(if spec.gated { swiglu(x, weight, spec.limit) } else { linear(x, weight) })
     }
 
+    fn linear_pair(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (first, second) = linear_pair(float(x), float(first), float(second));
+        (float_primitive(first), float_primitive(second))
+    }
+
     fn linear_by_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         float_primitive(linear_by_head(float(x), float(weight)))
     }
@@ -192,6 +203,21 @@ impl MlaBackend for Flex {
         let routing = (int(indices), float(weights));
         let shared = spec.shared.then(|| float(shared));
         float_primitive(reference::experts_mlp(float(x), routing, float(gate_up), float(down), shared, spec.limit))
+    }
+
+    fn experts_mlp_of_token(
+        x: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        shared_gate_up: FloatTensor<Self>,
+        shared_down: FloatTensor<Self>,
+        spec: ExpertsSpec,
+    ) -> FloatTensor<Self> {
+        let (x, routing) = (float(x), (int(indices), float(weights)));
+        let shared = linear(swiglu(x.clone(), float(shared_gate_up), spec.limit), float(shared_down));
+        float_primitive(reference::experts_mlp(x, routing, float(gate_up), float(down), Some(shared), spec.limit))
     }
 
     fn norm_rope(

@@ -134,6 +134,11 @@ pub(crate) fn linear(x: &TensorSpec, weight: &TensorSpec, linear: &LinearSpec) -
     spec([rows, if linear.gated { outputs / 2 } else { outputs }], weight.dtype)
 }
 
+pub(crate) fn linear_pair(x: &TensorSpec, first: &TensorSpec, second: &TensorSpec) -> (TensorSpec, TensorSpec) {
+    let ([rows, _], [outputs, _], [second_outputs, _]) = (x.shape.dims(), first.shape.dims(), second.shape.dims());
+    (spec([rows, outputs], x.dtype), spec([rows, second_outputs], x.dtype))
+}
+
 pub(crate) fn linear_by_head(x: &TensorSpec, weight: &TensorSpec) -> TensorSpec {
     let ([rows, heads, width], [_, outputs, inputs]) = (x.shape.dims(), weight.shape.dims());
     spec([rows, heads, outputs + width - inputs], x.dtype)
@@ -166,6 +171,20 @@ pub(crate) fn experts_mlp(
     _gate_up: &TensorSpec,
     _down: &TensorSpec,
     _shared: &TensorSpec,
+    _spec: &ExpertsSpec,
+) -> TensorSpec {
+    x.clone()
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn experts_mlp_of_token(
+    x: &TensorSpec,
+    _indices: &TensorSpec,
+    _weights: &TensorSpec,
+    _gate_up: &TensorSpec,
+    _down: &TensorSpec,
+    _shared_gate_up: &TensorSpec,
+    _shared_down: &TensorSpec,
     _spec: &ExpertsSpec,
 ) -> TensorSpec {
     x.clone()

@@ -15,7 +15,7 @@
 //! | [`sparse_mla_parts`] | the same before the division by the sum of the weights |
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
 //! | [`route_experts`], [`experts_mlp`] | mixture of experts: the choice, and the experts' sum |
-//! | [`linear`], [`swiglu`], [`linear_by_head`] | projections, of a few rows as fast as the weights come |
+//! | [`linear`], [`linear_pair`], [`swiglu`], [`linear_by_head`] | projections, of a few rows as fast as the weights come |
 //! | [`norm_rope()`], [`rms_norm`], [`add_rms_norm`] | norms and rotation in one pass, and the norm of a residual sum |
 //! | [`argmax()`] | the likeliest token of each row |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
@@ -55,12 +55,12 @@ pub use independent::map_independent;
 pub use ops::argmax::argmax;
 pub use ops::compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
 pub use ops::experts::{
-    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, experts_mlp,
-    route_experts,
+    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, SharedExperts,
+    experts_mlp, route_experts,
 };
 pub use ops::kv_indices::{KvIndices, kv_indices};
 pub use ops::lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
-pub use ops::linear::{linear, linear_by_head, swiglu};
+pub use ops::linear::{linear, linear_by_head, linear_pair, swiglu};
 pub use ops::matmul::matmul;
 pub use ops::merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};

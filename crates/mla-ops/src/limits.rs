@@ -159,6 +159,10 @@ pub(crate) fn experts(check: &Check, args: &ExpertsMlpArgs) -> Result<(), MlaErr
     elements(check, "x", &args.x)?;
     elements(check, "gate_up", &args.gate_up)?;
     elements(check, "down", &args.down)?;
+    if let Some(shared) = &args.shared {
+        elements(check, "shared.gate_up", &shared.gate_up)?;
+        elements(check, "shared.down", &shared.down)?;
+    }
     let ([_, hidden], [_, _, width]) = (args.x.dims(), args.down.dims());
     let pairs = args.indices.shape().num_elements();
     if i32::try_from(pairs).is_err() {

@@ -123,16 +123,13 @@ impl Limits {
 
     /// The text of the file.
     pub fn write(&self) -> String {
-        let longest = self.kernels.iter().map(|line| line.kernel.len()).max().unwrap_or(0);
         let mut text = self.head.clone();
         for line in &self.kernels {
             for note in &line.notes {
                 text += &format!("{note}\n");
             }
-            let conditions: Vec<String> =
-                line.conditions.iter().map(|condition| format!("{:16}", condition.text())).collect();
-            let row = format!("{:longest$} {:7} {}", line.kernel, line.arch, conditions.join(" "));
-            text += &format!("{}\n", row.trim_end());
+            let conditions: Vec<String> = line.conditions.iter().map(Condition::text).collect();
+            text += &format!("{} {} {}\n", line.kernel, line.arch, conditions.join(" "));
         }
         text
     }
@@ -198,9 +195,9 @@ mod tests {
 * * stack<=0 STL<=0
 mla_decode.mma.* * HMMA>=1
 
-merge sm_80   registers<=32    shared<=0
+merge sm_80 registers<=32 shared<=0
 # A reason.
-merge sm_90a  registers<=40    shared<=16       stack<=8
+merge sm_90a registers<=40 shared<=16 stack<=8
 ";
 
     fn report(registers: usize) -> Report {
@@ -249,11 +246,8 @@ merge sm_90a  registers<=40    shared<=16       stack<=8
         let mut limits = Limits::read(TEXT).expect("all lines are right");
         limits.refresh(&[("merge", "sm_90a", &report(50)), ("new", "sm_80", &report(255))]);
         let written = limits.write();
-        assert!(
-            written.contains("# A reason.\nmerge sm_90a  registers<=56    shared<=0        stack<=8\n"),
-            "{written}"
-        );
-        assert!(written.contains("new   sm_80   registers<=255   shared<=0\n"), "{written}");
+        assert!(written.contains("# A reason.\nmerge sm_90a registers<=56 shared<=0 stack<=8\n"), "{written}");
+        assert!(written.contains("new sm_80 registers<=255 shared<=0\n"), "{written}");
         assert!(!written.contains("merge sm_80"), "{written}");
         assert!(written.starts_with("# All kernels.\n* * stack<=0 STL<=0\n"), "{written}");
     }

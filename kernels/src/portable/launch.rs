@@ -77,11 +77,13 @@ pub(super) fn address_type(client: &Client, buffers: &[&BufferArg]) -> AddressTy
 
 /// The buffer, or a few bytes in place of an empty one: not every runtime can bind a buffer without bytes.
 pub(crate) fn or_dummy(client: &Client, buffer: BufferArg, len: usize) -> BufferArg {
-    match len {
-        // SAFETY: the buffer is made here; one element of any type, or one vector load, fits into it.
-        0 => unsafe { BufferArg::from_raw_parts(client.empty(16), 1) },
-        _ => buffer,
-    }
+    if len == 0 { dummy(client) } else { buffer }
+}
+
+/// A buffer that nobody looks at.
+pub(crate) fn dummy(client: &Client) -> BufferArg {
+    // SAFETY: the buffer is made here; one element of any type, or one vector load, fits into it.
+    unsafe { BufferArg::from_raw_parts(client.empty(16), 1) }
 }
 
 /// A second argument for the same buffer, which a later launch reads.

@@ -13,7 +13,7 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
-use crate::portable::experts::linear::{Grid, LinearForm, Products, Rows, Tile, gated};
+use crate::portable::experts::linear::{Grid, LinearForm, Part, Products, Rows, Tile, gated};
 use crate::portable::launch::multiprocessors;
 
 /// Units of a plane. The matrix instructions are defined for this number.
@@ -46,6 +46,8 @@ struct Form {
     steps: usize,
     /// Whether a multiprocessor has one cube or two: a plane starts all its loads at once, since no other one fills the time.
     few_cubes: bool,
+    /// Whether there is a second matrix.
+    second: bool,
 }
 
 impl Form {
@@ -98,9 +100,11 @@ pub(crate) fn launch(
     address: AddressType,
     elem: ElemType,
 ) {
-    let mut form = Form { rows: grid.rows, linear, steps: tokens / N, few_cubes: false };
-    let cubes = products.outputs.div_ceil(form.outputs()) * grid.max_tiles;
+    let (steps, second) = (tokens / N, grid.second_width > 0);
+    let mut form = Form { rows: grid.rows, linear, steps, few_cubes: false, second };
+    let cubes = grid.cubes(products.outputs, form.outputs());
     form.few_cubes = form.steps == 1 && products.inputs >= DEEP && cubes <= 2 * multiprocessors(client);
+    let second_width = grid.second_width(VECTOR);
     linear_mma_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
@@ -109,9 +113,11 @@ pub(crate) fn launch(
         VECTOR,
         products.x,
         products.weight,
+        grid.second,
         grid.order,
         grid.tiles,
         products.out,
+        grid.second_out,
         products.inputs / VECTOR,
         products.outputs,
         products.carried / VECTOR,
@@ -119,6 +125,7 @@ pub(crate) fn launch(
         grid.per_token,
         grid.tokens,
         grid.max_tiles,
+        second_width,
         products.limit,
         form,
         elem,
@@ -130,9 +137,11 @@ pub(crate) fn launch(
 fn linear_mma_kernel<E: Float, V: Size>(
     x: &[Vector<E, V>],
     weight: &[Vector<E, V>],
+    second: &[Vector<E, V>],
     order: &[i32],
     tiles: &[i32],
     out: &mut [E],
+    second_out: &mut [E],
     vectors: usize,
     outputs: usize,
     carried: usize,
@@ -140,6 +149,7 @@ fn linear_mma_kernel<E: Float, V: Size>(
     per_token: usize,
     tokens: usize,
     max_tiles: usize,
+    second_width: usize,
     limit: f32,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
@@ -148,23 +158,30 @@ fn linear_mma_kernel<E: Float, V: Size>(
     let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
     // [planes, rows, tokens]
     let mut sums = Shared::<[f32]>::new_slice(comptime!(PLANES * M * form.tokens()));
-    let groups = outputs.div_ceil(form.outputs());
-    let number = CUBE_POS / groups;
-    let group = CUBE_POS % groups;
+    let mut part = Part::whole(vectors, outputs);
+    if comptime!(form.second) {
+        part.split(second_width, max_tiles, form.outputs(), form.rows);
+    }
+    let groups = part.outputs.div_ceil(form.outputs());
+    let number = part.cube / groups;
+    let group = part.cube % groups;
     let output = group * form.outputs();
-    let tile = Tile::read(tiles, number, max_tiles, tokens, per_token, form.tokens(), form.rows);
+    let mut tile = Tile::read(tiles, number, max_tiles, tokens, per_token, form.tokens(), form.rows);
+    if comptime!(form.second && form.rows != Rows::Dense) {
+        part.place(&mut tile, max_tiles);
+    }
     if tile.count > 0 {
         // This unit's row of a product, and its channels.
         let row = (UNIT_POS_X / 4) as usize;
         let quad = (UNIT_POS_X % 4) as usize;
         // Past the last row, that one again.
-        let own = min(output + row, outputs - 1);
-        let mut other = min(output + row + M / 2, outputs - 1);
+        let own = min(output + row, part.outputs - 1);
+        let mut other = min(output + row + M / 2, part.outputs - 1);
         if comptime!(form.linear.gated) {
-            other = outputs + own;
+            other = part.outputs + own;
         }
-        let own = tile.expert * matrix_stride + own * vectors + quad;
-        let other = tile.expert * matrix_stride + other * vectors + quad;
+        let own = tile.expert * matrix_stride + own * part.vectors + quad;
+        let other = tile.expert * matrix_stride + other * part.vectors + quad;
         let mut inputs = Sequence::<usize>::new();
         let mut acc = Array::<Vector<f32, NC>>::new(comptime!(2 * form.steps));
         #[unroll]
@@ -173,22 +190,15 @@ fn linear_mma_kernel<E: Float, V: Size>(
             acc[comptime!(2 * step)] = Vector::new(0.0f32);
             acc[comptime!(2 * step + 1)] = Vector::new(0.0f32);
         }
-        let chunks = vectors / 4;
-        let mut chunk = UNIT_POS_Y as usize;
-        if comptime!(form.few_cubes) {
-            while chunk < chunks {
-                multiply::<E, V, NC>(x, weight, own, other, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
-                chunk += comptime!(form.ahead() * PLANES);
+        let chunks = part.vectors / 4;
+        if comptime!(form.second) {
+            if part.is_second {
+                multiply_all::<E, V, NC>(x, second, own, other, &inputs, chunks, &mut acc, form);
+            } else {
+                multiply_all::<E, V, NC>(x, weight, own, other, &inputs, chunks, &mut acc, form);
             }
         } else {
-            while chunk + comptime!((form.ahead() - 1) * PLANES) < chunks {
-                multiply::<E, V, NC>(x, weight, own, other, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
-                chunk += comptime!(form.ahead() * PLANES);
-            }
-            while chunk < chunks {
-                multiply::<E, V, NC>(x, weight, own, other, &inputs, chunk, chunks, &mut acc, 1usize, form);
-                chunk += PLANES;
-            }
+            multiply_all::<E, V, NC>(x, weight, own, other, &inputs, chunks, &mut acc, form);
         }
         // Rows `row` and `row + 8`, tokens `2 * quad` and the next of each step.
         let at = (UNIT_POS_Y as usize * M + row) * form.tokens() + 2 * quad;
@@ -203,14 +213,23 @@ fn linear_mma_kernel<E: Float, V: Size>(
     let mut value = UNIT_POS as usize;
     while value < tile.count * form.outputs() {
         let (token, row) = (value / form.outputs(), value % form.outputs());
-        if output + row < outputs {
+        if output + row < part.outputs {
             let first = sum(&sums, row, token, form);
             let mut result = first;
             if comptime!(form.linear.gated) {
                 result = gated(first, sum(&sums, row + M / 2, token, form), limit, form.linear.limited);
             }
-            let to = tile.output(order, token) * tile.row(outputs, carried * VECTOR);
-            out[to + output + row] = E::cast_from(result);
+            let to = tile.output(order, token);
+            let result = E::cast_from(result);
+            if comptime!(form.second && form.rows == Rows::Dense) {
+                if part.is_second {
+                    second_out[to * part.outputs + output + row] = result;
+                } else {
+                    out[to * outputs + output + row] = result;
+                }
+            } else {
+                out[to * tile.row(outputs, carried * VECTOR) + output + row] = result;
+            }
         }
         value += comptime!(LANES * PLANES);
     }
@@ -218,6 +237,37 @@ fn linear_mma_kernel<E: Float, V: Size>(
         let is_first = group == 0;
         if is_first {
             tile.carry::<E, E, V>(x, out, vectors, outputs, carried, comptime!(LANES * PLANES));
+        }
+    }
+}
+
+/// Multiplies all chunks of channels of this plane.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn multiply_all<E: Float, V: Size, NC: Size>(
+    x: &[Vector<E, V>],
+    weight: &[Vector<E, V>],
+    own: usize,
+    other: usize,
+    inputs: &Sequence<usize>,
+    chunks: usize,
+    acc: &mut Array<Vector<f32, NC>>,
+    #[comptime] form: Form,
+) {
+    let mut chunk = UNIT_POS_Y as usize;
+    if comptime!(form.few_cubes) {
+        while chunk < chunks {
+            multiply::<E, V, NC>(x, weight, own, other, inputs, chunk, chunks, acc, form.ahead(), form);
+            chunk += comptime!(form.ahead() * PLANES);
+        }
+    } else {
+        while chunk + comptime!((form.ahead() - 1) * PLANES) < chunks {
+            multiply::<E, V, NC>(x, weight, own, other, inputs, chunk, chunks, acc, form.ahead(), form);
+            chunk += comptime!(form.ahead() * PLANES);
+        }
+        while chunk < chunks {
+            multiply::<E, V, NC>(x, weight, own, other, inputs, chunk, chunks, acc, 1usize, form);
+            chunk += PLANES;
         }
     }
 }
@@ -322,16 +372,21 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
         let entry = |name, rows, gated, limited, steps, few_cubes| {
-            let form = Form { rows, linear: LinearForm { gated, limited }, steps, few_cubes };
+            let second = matches!(rows, Rows::TokenGather | Rows::TokenScatter) || name == "linear.mma.pair";
+            let form = Form { rows, linear: LinearForm { gated, limited }, steps, few_cubes, second };
             let bits = AddressType::U32;
-            let form =
-                form!(linear_mma_kernel, cube, [bits, VECTOR, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem]);
+            let form = form!(
+                linear_mma_kernel,
+                cube,
+                [bits, VECTOR, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem]
+            );
             Entry::of(kind, name, form).on(|arch| arch != Arch::Sm75)
         };
         [
             entry("linear.mma.8", Rows::Dense, false, false, 1, false),
             entry("linear.mma.few", Rows::Dense, false, false, 1, true),
             entry("linear.mma.few_gated", Rows::Dense, true, false, 1, true),
+            entry("linear.mma.pair", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64", Rows::Dense, false, false, 8, false),
             entry("linear.mma.heads", Rows::Heads, false, false, 1, false),
             entry("linear.mma.experts_up", Rows::Gather, true, true, 1, false),

@@ -3,7 +3,7 @@
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::portable::experts::combine::{self, CombineArgs};
+use mla_kernels::portable::experts::combine::{self, CombineArgs, SharedRows};
 use mla_kernels::portable::experts::linear::{self, LinearArgs, LinearForm, PairRows, Work, tile_tokens};
 use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
 use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
@@ -263,9 +263,9 @@ fn experts_dense_linear(
     let [inputs, outputs] = widths;
     for_each_client(|client| {
         let (sizes, matrix) = ([rows, 1, inputs, outputs, 0], outputs * inputs);
-        products::<f32>(client, Work::Dense { rows }, sizes, matrix);
-        products::<f16>(client, Work::Dense { rows }, sizes, matrix);
-        products::<bf16>(client, Work::Dense { rows }, sizes, matrix);
+        products::<f32>(client, Work::Dense { rows, second: None }, sizes, matrix);
+        products::<f16>(client, Work::Dense { rows, second: None }, sizes, matrix);
+        products::<bf16>(client, Work::Dense { rows, second: None }, sizes, matrix);
     });
 }
 
@@ -346,8 +346,7 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
         rows: arg(&rows, pairs * HIDDEN),
         indices: upload_pairs(),
         weights: arg(&upload(client, &weights), pairs),
-        shared: arg(&upload(client, &shared), shared.len()),
-        is_shared: limited,
+        shared: if limited { SharedRows::Apart(arg(&upload(client, &shared), shared.len())) } else { SharedRows::None },
         out: arg(&out, tokens * HIDDEN),
         tokens,
         top_k,

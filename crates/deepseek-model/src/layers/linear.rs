@@ -1,5 +1,5 @@
 use burn::tensor::Tensor;
-use mla_ops::linear;
+use mla_ops::{linear, linear_pair};
 
 use crate::weights::WeightLoader;
 
@@ -19,6 +19,16 @@ impl Linear {
     /// From a stored `[out, in]` weight.
     pub(crate) fn new(weight: Tensor<2>) -> Self {
         Self { weight }
+    }
+
+    /// `[out, in]`.
+    pub(crate) fn weight(&self) -> Tensor<2> {
+        self.weight.clone()
+    }
+
+    /// `[N, in]` -> `[N, out]` of this projection and of another.
+    pub(crate) fn forward_with(&self, other: &Linear, x: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+        linear_pair(x, self.weight.clone(), other.weight.clone())
     }
 
     /// `[N, in]` -> `[N, out]`.

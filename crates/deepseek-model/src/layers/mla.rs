@@ -60,14 +60,18 @@ impl Query {
         }
     }
 
-    /// The query `[N, H·(dn + dr)]`, and what it was projected from: the query latent, or x itself.
-    fn forward(&self, x: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
+    /// The query `[N, H·(dn + dr)]`, what it was projected from (the query latent, or x itself), and another projection of x.
+    fn forward_with(&self, other: &Linear, x: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>, Tensor<2>)> {
         Ok(match self {
             Self::LowRank { q_a_proj, q_a_layernorm, q_b_proj } => {
-                let latent = q_a_layernorm.forward(q_a_proj.forward(x))?;
-                (q_b_proj.forward(latent.clone()), latent)
+                let (latent, other) = q_a_proj.forward_with(other, x);
+                let latent = q_a_layernorm.forward(latent)?;
+                (q_b_proj.forward(latent.clone()), latent, other)
             }
-            Self::Whole { q_proj } => (q_proj.forward(x.clone()), x),
+            Self::Whole { q_proj } => {
+                let (q, other) = q_proj.forward_with(other, x.clone());
+                (q, x, other)
+            }
         })
     }
 }
@@ -109,11 +113,10 @@ impl MultiHeadLatentAttention {
     /// x `[N, hidden]` -> `[N, hidden]`; the latents of the new tokens go into the cache.
     pub(crate) fn forward(&self, x: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
         let [tokens, _] = x.dims();
-        let (q, q_latent) = self.query.forward(x.clone())?;
+        let (q, q_latent, compressed) = self.query.forward_with(&self.kv_a_proj_with_mqa, x.clone())?;
         let q = q.reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
         let q = step.rotation.turn(q)?;
         // The normed latent, and behind it the turned rotary key that all heads share: a row of the cache.
-        let compressed = self.kv_a_proj_with_mqa.forward(x.clone());
         let latent = step.rotation.norm_and_turn(compressed, &self.kv_a_layernorm)?;
         step.write(cache, self.pool, latent.clone())?;
         if let Some(indexer) = &self.indexer {

@@ -1,5 +1,5 @@
 use burn::tensor::Tensor;
-use mla_ops::swiglu;
+use mla_ops::{SharedExperts, swiglu};
 
 use super::Linear;
 use crate::weights::WeightLoader;
@@ -43,6 +43,11 @@ impl Mlp {
             down_proj: Linear::load(loader, &format!("{name}.{}", names.down), hidden, intermediate),
             swiglu_limit,
         }
+    }
+
+    /// As experts that every token passes. Their bound of the activations has to be that of the others.
+    pub(crate) fn weights(&self) -> SharedExperts {
+        SharedExperts { gate_up: self.gate_up_proj.clone(), down: self.down_proj.weight() }
     }
 
     /// `[N, hidden]` -> `[N, hidden]`.

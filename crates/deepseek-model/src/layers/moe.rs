@@ -37,8 +37,7 @@ impl Moe {
             let shape = indices.dims();
             indices = indices.mask_fill(padding.clone().expand(shape), -1);
         }
-        let shared = self.shared_experts.forward(x.clone());
-        self.experts.forward(x, (indices, weights), shared)
+        self.experts.forward(x, (indices, weights), &self.shared_experts)
     }
 }
 
@@ -112,16 +111,15 @@ impl Experts {
         }
     }
 
-    /// x `[N, hidden]`, indices `[N, k]` with weights f32 `[N, k]`, what the shared expert computed `[N, hidden]` -> the sum of
-    /// all experts `[N, hidden]`.
+    /// x `[N, hidden]`, indices `[N, k]` with weights f32 `[N, k]` -> the sum of these experts and the shared one `[N, hidden]`.
     pub(super) fn forward(
         &self,
         x: Tensor<2>,
         (indices, weights): (Tensor<2, Int>, Tensor<2>),
-        shared: Tensor<2>,
+        shared: &Mlp,
     ) -> Result<Tensor<2>> {
         let (gate_up, down) = (self.gate_up_proj.clone(), self.down_proj.clone());
-        let args = ExpertsMlpArgs { x, indices, weights, gate_up, down, shared: Some(shared) };
+        let args = ExpertsMlpArgs { x, indices, weights, gate_up, down, shared: Some(shared.weights()) };
         Ok(experts_mlp(args, self.swiglu_limit)?)
     }
 }

@@ -33,8 +33,7 @@ impl MoeV4 {
     /// x `[N, hidden]` and the tokens' ids i32 `[N]` -> `[N, hidden]`.
     pub(crate) fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
         let routing = self.gate.forward(x.clone(), input_ids)?;
-        let shared = self.shared_experts.forward(x.clone());
-        self.experts.forward(x, routing, shared)
+        self.experts.forward(x, routing, &self.shared_experts)
     }
 }
 

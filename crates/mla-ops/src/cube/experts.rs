@@ -5,8 +5,10 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
-use mla_kernels::portable::experts::combine::{self, CombineArgs};
-use mla_kernels::portable::experts::linear::{self, LinearArgs, LinearForm, PairRows, Work, tile_tokens};
+use mla_kernels::portable::experts::combine::{self, CombineArgs, SharedRows};
+use mla_kernels::portable::experts::linear::{
+    self, LinearArgs, LinearForm, PairRows, SecondMatrix, SharedMatrix, Work, tile_tokens,
+};
 use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
 use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
 
@@ -25,7 +27,7 @@ pub(super) fn linear(x: CubeTensor, weight: CubeTensor, spec: &LinearSpec) -> Cu
         x: x.into_buffer_arg(),
         weight: weight.into_buffer_arg(),
         out: out.clone().into_buffer_arg(),
-        work: Work::Dense { rows },
+        work: Work::Dense { rows, second: None },
         inputs,
         outputs,
         limit: spec.limit.unwrap_or_default(),
@@ -35,6 +37,37 @@ pub(super) fn linear(x: CubeTensor, weight: CubeTensor, spec: &LinearSpec) -> Cu
     };
     linear::launch(&client, args);
     out
+}
+
+/// x `[N, in]`, both weights `[out, in]`: both products.
+pub(super) fn linear_pair(x: CubeTensor, first: CubeTensor, second: CubeTensor) -> (CubeTensor, CubeTensor) {
+    let ([rows, inputs], [outputs, _], [second_outputs, _]) = (dims(&x), dims(&first), dims(&second));
+    if !linear::joins(outputs, second_outputs) {
+        let spec = LinearSpec { gated: false, limit: None };
+        return (self::linear(x.clone(), first, &spec), self::linear(x, second, &spec));
+    }
+    let [x, first, second] = [x, first, second].map(contiguous);
+    let (elem, client) = (dtype_to_elem_type(x.dtype), x.client.clone());
+    let outs = [outputs, second_outputs].map(|outputs| empty(&x, [rows, outputs], x.dtype));
+    let second = SecondMatrix {
+        weight: second.into_buffer_arg(),
+        out: outs[1].clone().into_buffer_arg(),
+        outputs: second_outputs,
+    };
+    let args = LinearArgs {
+        x: x.into_buffer_arg(),
+        weight: first.into_buffer_arg(),
+        out: outs[0].clone().into_buffer_arg(),
+        work: Work::Dense { rows, second: Some(second) },
+        inputs,
+        outputs,
+        limit: 0.0,
+        form: LinearForm::default(),
+        x_elem: elem,
+        elem,
+    };
+    linear::launch(&client, args);
+    outs.into()
 }
 
 /// x `[N, H, d]`, weight `[H, out, in]`: `[N, H, out + d - in]`.
@@ -107,49 +140,95 @@ pub(super) fn route(
 pub(super) fn mlp(
     x: CubeTensor,
     (indices, weights): (CubeTensor, CubeTensor),
-    gate_up: CubeTensor,
-    down: CubeTensor,
+    [gate_up, down]: [CubeTensor; 2],
     shared: CubeTensor,
     spec: &ExpertsSpec,
 ) -> CubeTensor {
     let [x, indices, weights, gate_up, down, shared] = [x, indices, weights, gate_up, down, shared].map(contiguous);
     let ([tokens, hidden], [_, top_k], [experts, _, width]) = (dims(&x), dims(&indices), dims(&down));
-    let (client, dtype) = (x.client.clone(), x.dtype);
-    let (pairs, elem) = (tokens * top_k, dtype_to_elem_type(dtype));
-    let activations = empty(&x, [pairs, width], dtype);
-    let outputs = empty(&x, [pairs, hidden], dtype);
-    let out = empty(&x, [tokens, hidden], dtype);
-
-    let product = |x: &CubeTensor, weight: CubeTensor, out: &CubeTensor, up: bool, work: Work| {
-        let args = LinearArgs {
-            x: x.clone().into_buffer_arg(),
-            weight: weight.into_buffer_arg(),
-            out: out.clone().into_buffer_arg(),
-            work,
-            inputs: if up { hidden } else { width },
-            outputs: if up { width } else { hidden },
-            limit: spec.limit.unwrap_or_default(),
-            form: LinearForm { gated: up, limited: up && spec.limit.is_some() },
-            x_elem: elem,
-            elem,
-        };
-        linear::launch(&client, args);
-    };
+    let (pairs, elem) = (tokens * top_k, dtype_to_elem_type(x.dtype));
+    let activations = empty(&x, [pairs, width], x.dtype);
+    let outputs = empty(&x, [pairs, hidden], x.dtype);
     let [up_work, down_work] = match tokens {
-        1 => [PairRows::Gather { top_k }, PairRows::Scatter].map(|rows| {
-            let experts_of = indices.clone().into_buffer_arg();
-            Work::Token { experts_of, pairs, experts, rows }
-        }),
-        _ => sorted(&client, &indices, experts, [hidden, width], elem),
+        1 => pairs_of_token(&indices, experts, [None, None]),
+        _ => sorted(&x.client, &indices, experts, [hidden, width], elem),
     };
-    product(&x, gate_up, &activations, true, up_work);
-    product(&activations, down, &outputs, false, down_work);
+    product(&x, gate_up, &activations, [hidden, width], true, up_work, spec);
+    product(&activations, down, &outputs, [width, hidden], false, down_work, spec);
+    let shared = if spec.shared { SharedRows::Apart(shared.into_buffer_arg()) } else { SharedRows::None };
+    combine(outputs, (indices, weights), shared, experts, [tokens, hidden])
+}
+
+/// See [`crate::experts_mlp`]: the shared experts are in the same launches as those of the token.
+pub(super) fn mlp_of_token(
+    x: CubeTensor,
+    (indices, weights): (CubeTensor, CubeTensor),
+    [gate_up, down]: [CubeTensor; 2],
+    [shared_gate_up, shared_down]: [CubeTensor; 2],
+    spec: &ExpertsSpec,
+) -> CubeTensor {
+    let ([_, pairs], [experts, hidden, width], [_, shared_width]) = (dims(&indices), dims(&down), dims(&shared_down));
+    if !linear::joins_experts(width, shared_width) {
+        let gated = LinearSpec { gated: true, limit: spec.limit };
+        let activations = self::linear(x.clone(), shared_gate_up, &gated);
+        let shared = self::linear(activations, shared_down, &LinearSpec { gated: false, limit: None });
+        return mlp(x, (indices, weights), [gate_up, down], shared, spec);
+    }
+    let [x, indices, weights, gate_up, down] = [x, indices, weights, gate_up, down].map(contiguous);
+    let shared = [shared_gate_up, shared_down].map(|weight| {
+        let weight = contiguous(weight).into_buffer_arg();
+        Some(SharedMatrix { weight, width: shared_width })
+    });
+    // What is shared lies behind the pairs.
+    let activations = empty(&x, [pairs * width + shared_width], x.dtype);
+    let outputs = empty(&x, [pairs + 1, hidden], x.dtype);
+    let [up_work, down_work] = pairs_of_token(&indices, experts, shared);
+    product(&x, gate_up, &activations, [hidden, width], true, up_work, spec);
+    product(&activations, down, &outputs, [width, hidden], false, down_work, spec);
+    combine(outputs, (indices, weights), SharedRows::Behind, experts, [1, hidden])
+}
+
+/// One of the products of the experts.
+fn product(
+    x: &CubeTensor,
+    weight: CubeTensor,
+    out: &CubeTensor,
+    [inputs, outputs]: [usize; 2],
+    up: bool,
+    work: Work,
+    spec: &ExpertsSpec,
+) {
+    let elem = dtype_to_elem_type(x.dtype);
+    let args = LinearArgs {
+        x: x.clone().into_buffer_arg(),
+        weight: weight.into_buffer_arg(),
+        out: out.clone().into_buffer_arg(),
+        work,
+        inputs,
+        outputs,
+        limit: spec.limit.unwrap_or_default(),
+        form: LinearForm { gated: up, limited: up && spec.limit.is_some() },
+        x_elem: elem,
+        elem,
+    };
+    linear::launch(&x.client, args);
+}
+
+/// The weighted sum of the rows of each token's pairs, and what is shared.
+fn combine(
+    rows: CubeTensor,
+    (indices, weights): (CubeTensor, CubeTensor),
+    shared: SharedRows,
+    experts: usize,
+    [tokens, hidden]: [usize; 2],
+) -> CubeTensor {
+    let ([_, top_k], elem) = (dims(&indices), dtype_to_elem_type(rows.dtype));
+    let (out, client) = (empty(&rows, [tokens, hidden], rows.dtype), rows.client.clone());
     let args = CombineArgs {
-        rows: outputs.into_buffer_arg(),
+        rows: rows.into_buffer_arg(),
         indices: indices.into_buffer_arg(),
         weights: weights.into_buffer_arg(),
-        shared: shared.into_buffer_arg(),
-        is_shared: spec.shared,
+        shared,
         out: out.clone().into_buffer_arg(),
         tokens,
         top_k,
@@ -159,6 +238,16 @@ pub(super) fn mlp(
     };
     combine::launch(&client, args);
     out
+}
+
+/// The work of both products for a single token, whose pairs have the order of its experts.
+fn pairs_of_token(indices: &CubeTensor, experts: usize, shared: [Option<SharedMatrix>; 2]) -> [Work; 2] {
+    let [_, top_k] = dims(indices);
+    let [up, down] = shared;
+    [(PairRows::Gather { top_k }, up), (PairRows::Scatter, down)].map(|(rows, shared)| {
+        let experts_of = indices.clone().into_buffer_arg();
+        Work::Token { experts_of, pairs: top_k, experts, rows, shared }
+    })
 }
 
 /// The work of both products, with so many channels of their inputs: pairs sorted by expert.

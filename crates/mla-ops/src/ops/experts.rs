@@ -3,6 +3,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
+use super::linear::{linear, swiglu};
 use crate::MlaError;
 use crate::backend::{ExpertsSpec, MlaBackend};
 use crate::check::Check;
@@ -146,12 +147,21 @@ pub struct ExpertsMlpArgs {
     pub gate_up: Tensor<3>,
     /// `[E, hidden, I]` of the dtype of `x`.
     pub down: Tensor<3>,
-    /// `[N, hidden]` of the dtype of `x`: what experts that every token passes computed, if there are any; it is added.
-    pub shared: Option<Tensor<2>>,
+    /// What every token passes beside its own, with weight 1, if there is anything.
+    pub shared: Option<SharedExperts>,
 }
 
-/// The weighted sum of the experts of each token, `down(silu(gate(x)) ⊙ up(x))`, and of what shared experts computed:
-/// `[N, hidden]` of the dtype of `x`.
+/// Experts that every token passes, side by side as one of S hidden channels.
+#[derive(Debug, Clone)]
+pub struct SharedExperts {
+    /// `[2 S, hidden]` of the dtype of `x`: the gate rows, then those of `up`.
+    pub gate_up: Tensor<2>,
+    /// `[hidden, S]` of the dtype of `x`.
+    pub down: Tensor<2>,
+}
+
+/// The weighted sum of the experts of each token, `down(silu(gate(x)) ⊙ up(x))`, and of the shared ones: `[N, hidden]` of the
+/// dtype of `x`.
 ///
 /// A `limit` clamps `up` both ways and the gate from above (DeepSeek-V4). On a GPU nothing comes back to the host on the way:
 /// pairs of token and expert are sorted by expert on the device. Products and the weighted sum are f32; activations and the
@@ -168,8 +178,23 @@ pub fn experts_mlp(args: ExpertsMlpArgs, limit: Option<f32>) -> Result<Tensor<2>
         return Ok(args.x);
     }
     let spec = ExpertsSpec { shared: args.shared.is_some(), limit };
-    // Where there is nothing shared, any tensor does.
-    let shared = args.shared.unwrap_or_else(|| args.x.clone());
+    let shared = match args.shared {
+        Some(shared) if args.x.dims()[0] == 1 => {
+            return Ok(Tensor::from_dispatch(<Dispatch as MlaBackend>::experts_mlp_of_token(
+                args.x.into_dispatch(),
+                args.indices.into_dispatch(),
+                args.weights.into_dispatch(),
+                args.gate_up.into_dispatch(),
+                args.down.into_dispatch(),
+                shared.gate_up.into_dispatch(),
+                shared.down.into_dispatch(),
+                spec,
+            )));
+        }
+        Some(shared) => linear(swiglu(args.x.clone(), shared.gate_up, limit), shared.down),
+        // Any tensor does.
+        None => args.x.clone(),
+    };
     Ok(Tensor::from_dispatch(<Dispatch as MlaBackend>::experts_mlp(
         args.x.into_dispatch(),
         args.indices.into_dispatch(),
@@ -205,10 +230,15 @@ impl ExpertsMlpArgs {
         })?;
         let words = || format!("[E, 2 I, hidden] = [{experts}, {}, {hidden}]", 2 * width);
         check.dims("gate_up", self.gate_up.dims(), [Some(experts), Some(2 * width), Some(hidden)], words)?;
-        if let Some(shared) = &self.shared {
-            check.float_as("shared", shared, self.x.dtype(), "that of `x`")?;
-            let words = || format!("[N, hidden] = [{tokens}, {hidden}]");
-            check.dims("shared", shared.dims(), [Some(tokens), Some(hidden)], words)?;
+        if let Some(SharedExperts { gate_up, down }) = &self.shared {
+            check.float_as("shared.gate_up", gate_up, self.x.dtype(), "that of `x`")?;
+            check.float_as("shared.down", down, self.x.dtype(), "that of `x`")?;
+            let words = || format!("[hidden, S] with hidden = {hidden}");
+            check.dims("shared.down", down.dims(), [Some(hidden), None], words)?;
+            let [_, width] = down.dims();
+            check.value("shared.down", width > 0, width, || "at least one hidden channel".into())?;
+            let words = || format!("[2 S, hidden] = [{}, {hidden}]", 2 * width);
+            check.dims("shared.gate_up", gate_up.dims(), [Some(2 * width), Some(hidden)], words)?;
         }
         if let Some(limit) = limit {
             check.value("limit", limit > 0.0, limit, || "a number above 0".into())?;

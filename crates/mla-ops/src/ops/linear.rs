@@ -1,4 +1,4 @@
-//! [`linear`], [`swiglu`] and [`linear_by_head`]: projections.
+//! [`linear`], [`linear_pair`], [`swiglu`] and [`linear_by_head`]: projections.
 
 use burn::backend::Dispatch;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -26,6 +26,25 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
         None if x.dtype() == weight.dtype() => matmul(x, weight.transpose()),
         None => matmul(x.cast(FloatDType::from(weight.dtype())), weight.transpose()),
     }
+}
+
+/// [`linear`] of `x [N, in]` with each of two weights `[out, in]` of its dtype: the bits are the same, but for a few rows on a
+/// GPU it is one launch.
+///
+/// # Panics
+/// As [`Tensor::matmul`] does, where the shapes do not fit.
+pub fn linear_pair(x: Tensor<2>, first: Tensor<2>, second: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+    let [rows, inputs] = x.dims();
+    let fits = [&first, &second].into_iter().all(|weight| {
+        let [outputs, columns] = weight.dims();
+        columns == inputs && inputs * outputs > 0 && weight.dtype() == x.dtype()
+    });
+    if fits && (1..=FEW).contains(&rows) && has_kernels(&x) {
+        let [x, first, second] = [x, first, second].map(Tensor::into_dispatch);
+        let (first, second) = <Dispatch as MlaBackend>::linear_pair(x, first, second);
+        return (Tensor::from_dispatch(first), Tensor::from_dispatch(second));
+    }
+    (linear(x.clone(), first), linear(x, second))
 }
 
 /// `silu(gate) ⊙ up`, where `gate_up [2 I, in]` projects `x [N, in]`, of the same float dtype, to both, the gate first: `[N, I]`.

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use crate::portable::launch::{address_type, io_vector_size, is_row};
+use crate::portable::launch::{address_type, dummy, io_vector_size, is_row};
 
 /// Units of a cube: few, so that a single token has several cubes.
 const UNITS: u32 = 64;
@@ -15,10 +15,8 @@ pub struct CombineArgs {
     pub indices: BufferArg,
     /// f32 `[tokens, top_k]`.
     pub weights: BufferArg,
-    /// E `[tokens, width]`: what is added, if `is_shared`; otherwise anything but `out`.
-    pub shared: BufferArg,
-    /// Whether something is added.
-    pub is_shared: bool,
+    /// What is added.
+    pub shared: SharedRows,
     /// E `[tokens, width]`, written.
     pub out: BufferArg,
     /// Tokens.
@@ -33,15 +31,38 @@ pub struct CombineArgs {
     pub elem: ElemType,
 }
 
+/// What shared experts computed.
+pub enum SharedRows {
+    /// There are none.
+    None,
+    /// E `[tokens, width]`.
+    Apart(BufferArg),
+    /// A row for each token, behind those of all pairs.
+    Behind,
+}
+
+/// As [`SharedRows`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Place {
+    None,
+    Apart,
+    Behind,
+}
+
 /// Writes `out`. Without elements nothing is launched.
 pub fn launch(client: &Client, args: CombineArgs) {
-    let CombineArgs { is_shared, tokens, top_k, experts, width, elem, .. } = args;
+    let CombineArgs { tokens, top_k, experts, width, elem, .. } = args;
     if tokens * width == 0 {
         return;
     }
     let vector = io_vector_size(client.properties(), &[width], elem.size());
     let vectors = tokens * (width / vector);
     let cube = CubeDim::new_1d(UNITS);
+    let (shared, place) = match args.shared {
+        SharedRows::None => (dummy(client), Place::None),
+        SharedRows::Apart(rows) => (rows, Place::Apart),
+        SharedRows::Behind => (dummy(client), Place::Behind),
+    };
     combine_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, vectors, cube),
@@ -51,13 +72,13 @@ pub fn launch(client: &Client, args: CombineArgs) {
         args.rows,
         args.indices,
         args.weights,
-        args.shared,
+        shared,
         args.out,
         vectors,
         width / vector,
         experts,
         top_k,
-        is_shared,
+        place,
         elem,
     );
 }
@@ -74,7 +95,7 @@ fn combine_kernel<E: Float, N: Size>(
     width: usize,
     experts: usize,
     #[comptime] top_k: usize,
-    #[comptime] is_shared: bool,
+    #[comptime] place: Place,
     #[define(E)] _elem: ElemType,
 ) {
     let at = ABSOLUTE_POS;
@@ -105,8 +126,10 @@ fn combine_kernel<E: Float, N: Size>(
                 sum += values[i] * Vector::new(factors[i]);
             }
         }
-        if comptime!(is_shared) {
+        if comptime!(place == Place::Apart) {
             sum += Vector::<f32, N>::cast_from(shared[at]);
+        } else if comptime!(place == Place::Behind) {
+            sum += Vector::<f32, N>::cast_from(rows[vectors * top_k + at]);
         }
         out[at] = Vector::cast_from(sum);
     }
@@ -116,11 +139,13 @@ fn combine_kernel<E: Float, N: Size>(
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, FLOATS, form};
     let cube = CubeDim::new_1d(UNITS);
-    let forms = FLOATS.into_iter().map(|kind| {
+    let places = [("combine_experts", Place::Apart), ("combine_experts.token", Place::Behind)];
+    let entry = |kind, (name, place)| {
         let elem = ElemType::Float(kind);
         let vector = 16 / elem.size();
-        let form = form!(combine_kernel, cube, [AddressType::U32, vector, _, _, _, _, _, 1, 1, 1, 6, true, elem]);
-        Entry::of(kind, "combine_experts", form)
-    });
+        let form = form!(combine_kernel, cube, [AddressType::U32, vector, _, _, _, _, _, 1, 1, 1, 6, place, elem]);
+        Entry::of(kind, name, form)
+    };
+    let forms = FLOATS.into_iter().flat_map(|kind| places.map(|place| entry(kind, place)));
     forms.collect()
 }

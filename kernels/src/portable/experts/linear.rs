@@ -6,7 +6,7 @@
 use cubecl::prelude::*;
 
 use super::sort::{TILE, max_tiles};
-use crate::portable::launch::{address_type, io_vector_size, is_row};
+use crate::portable::launch::{address_type, dummy, io_vector_size, is_row};
 #[cfg(feature = "cuda")]
 use crate::sm80::linear as sm80;
 
@@ -16,6 +16,10 @@ const UNITS: usize = 128;
 const FEW_OUTPUTS: usize = 512;
 /// Tokens of a tile here.
 const TOKENS: usize = 4;
+/// Vectors of a row that a unit loads before it looks at the first.
+const AHEAD: usize = 4;
+/// Channels that every kernel takes at once.
+const JOINED: usize = 32;
 
 /// Arguments of [`launch`]; X is `x_elem`, E is `elem`.
 pub struct LinearArgs {
@@ -43,10 +47,12 @@ pub struct LinearArgs {
 
 /// Which rows meet which matrix.
 pub enum Work {
-    /// All of so many rows meet the one matrix.
+    /// All of so many rows meet the one matrix, or two.
     Dense {
         /// Rows.
         rows: usize,
+        /// Another matrix that they meet.
+        second: Option<SecondMatrix>,
     },
     /// Each head of a token meets its own matrix: x `[rows, heads, inputs + carried]`, out `[rows, heads, outputs + carried]`.
     Heads {
@@ -82,7 +88,28 @@ pub enum Work {
         experts: usize,
         /// Where the rows of pairs are.
         rows: PairRows,
+        /// A shared expert, whose row is behind those of the pairs.
+        shared: Option<SharedMatrix>,
     },
+}
+
+/// A matrix of the same inputs. Its outputs are not gated.
+pub struct SecondMatrix {
+    /// E `[outputs, inputs]`.
+    pub weight: BufferArg,
+    /// E `[rows, outputs]`, written.
+    pub out: BufferArg,
+    /// Its outputs.
+    pub outputs: usize,
+}
+
+/// The matrix of an expert that the token has beside its own, with another number of hidden channels than theirs.
+pub struct SharedMatrix {
+    /// E, laid out like one of the others: `[outputs, inputs]`, or gated `[2 * outputs, inputs]`.
+    pub weight: BufferArg,
+    /// Its hidden channels: its outputs with [`PairRows::Gather`], its inputs with [`PairRows::Scatter`]. The other number is
+    /// that of the other experts.
+    pub width: usize,
 }
 
 /// Where the rows of pairs are.
@@ -135,6 +162,11 @@ pub(crate) struct Grid {
     pub tokens: usize,
     /// Tiles at most.
     pub max_tiles: usize,
+    /// A matrix beside the others: see [`SecondMatrix`] and [`SharedMatrix`].
+    pub second: BufferArg,
+    pub second_out: BufferArg,
+    /// Its width, where it has another one than the others; 0 without one.
+    pub second_width: usize,
 }
 
 impl Grid {
@@ -147,26 +179,68 @@ impl Grid {
             per_token,
             tokens,
             max_tiles,
+            second: dummy(client),
+            second_out: dummy(client),
+            second_width: 0,
         };
         match work {
-            Work::Dense { rows } => unlisted(Rows::Dense, 1, rows, rows.div_ceil(tile)),
+            Work::Dense { rows, second } => {
+                let grid = unlisted(Rows::Dense, 1, rows, rows.div_ceil(tile));
+                match second {
+                    Some(SecondMatrix { weight, out, outputs }) => {
+                        Self { second: weight, second_out: out, second_width: outputs, ..grid }
+                    }
+                    None => grid,
+                }
+            }
             Work::Heads { rows, heads, .. } => unlisted(Rows::Heads, heads, rows, rows.div_ceil(tile) * heads),
             Work::Experts { order, tiles, pairs, experts, rows } => {
                 let (rows, per_token) = match rows {
                     PairRows::Gather { top_k } => (Rows::Gather, top_k),
                     PairRows::Scatter => (Rows::Scatter, 1),
                 };
-                Self { order, tiles, rows, per_token, tokens: 0, max_tiles: max_tiles(pairs, experts, tile) }
+                let max_tiles = max_tiles(pairs, experts, tile);
+                Self { order, tiles, rows, per_token, max_tiles, ..unlisted(rows, per_token, 0, max_tiles) }
             }
-            Work::Token { experts_of, pairs, experts, rows } => {
+            Work::Token { experts_of, pairs, experts, rows, shared } => {
                 let rows = match rows {
                     PairRows::Gather { .. } => Rows::TokenGather,
                     PairRows::Scatter => Rows::TokenScatter,
                 };
-                Self { tiles: experts_of, ..unlisted(rows, 1, experts, pairs) }
+                let grid = Self { tiles: experts_of, ..unlisted(rows, 1, experts, pairs) };
+                match shared {
+                    Some(SharedMatrix { weight, width }) => Self { second: weight, second_width: width, ..grid },
+                    None => grid,
+                }
             }
         }
     }
+
+    /// Cubes for matrices with so many outputs, of which a cube has so many.
+    pub(crate) fn cubes(&self, outputs: usize, each: usize) -> usize {
+        let of_second = match self.rows {
+            _ if self.second_width == 0 => 0,
+            Rows::Dense => self.second_width.div_ceil(each) * self.max_tiles,
+            Rows::TokenGather => self.second_width.div_ceil(each),
+            _ => outputs.div_ceil(each),
+        };
+        of_second + outputs.div_ceil(each) * self.max_tiles
+    }
+
+    /// The width of the second matrix, its inputs in vectors of so many.
+    pub(crate) fn second_width(&self, vector: usize) -> usize {
+        if self.rows == Rows::TokenScatter { self.second_width / vector } else { self.second_width }
+    }
+}
+
+/// Whether one launch with a second matrix computes the same bits as one for each, by the outputs of both.
+pub fn joins(outputs: usize, second_outputs: usize) -> bool {
+    (outputs <= FEW_OUTPUTS) == (second_outputs <= FEW_OUTPUTS)
+}
+
+/// Whether a shared expert of another width can be in the same launches as a token's own ones, and computes the same bits.
+pub fn joins_experts(width: usize, shared_width: usize) -> bool {
+    shared_width.is_multiple_of(JOINED) && joins(width, shared_width)
 }
 
 /// Tokens of a tile on this device. `rows` are those of a matrix: all of them, or an expert's on average.
@@ -184,7 +258,7 @@ pub fn launch(client: &Client, args: LinearArgs) {
     let (inputs, outputs, x_elem, elem) = (args.inputs, args.outputs, args.x_elem, args.elem);
     // Rows of x, and of those that meet one matrix.
     let (count, each) = match &args.work {
-        Work::Dense { rows } => (*rows, *rows),
+        Work::Dense { rows, .. } => (*rows, *rows),
         Work::Heads { rows, heads, .. } => (rows * heads, *rows),
         Work::Experts { pairs, experts, .. } => (*pairs, pairs.div_ceil(*experts)),
         Work::Token { pairs, .. } => (*pairs, 1),
@@ -198,7 +272,13 @@ pub fn launch(client: &Client, args: LinearArgs) {
     };
     let (x, weight, out, limit) = (args.x, args.weight, args.out, args.limit);
     let products = Products { x, weight, out, inputs, outputs, carried, matrix_stride, limit };
-    let address = address_type(client, &[&products.x, &products.weight, &products.out]);
+    let mut buffers = vec![&products.x, &products.weight, &products.out];
+    match &args.work {
+        Work::Token { shared: Some(shared), .. } => buffers.push(&shared.weight),
+        Work::Dense { second: Some(second), .. } => buffers.extend([&second.weight, &second.out]),
+        _ => {}
+    }
+    let address = address_type(client, &buffers);
     #[cfg(feature = "cuda")]
     if sm80::supported(client, inputs, elem) && sm80::fits(&products) {
         let tile = tile_tokens(client, inputs, each, elem);
@@ -208,8 +288,9 @@ pub fn launch(client: &Client, args: LinearArgs) {
     let _ = each;
     let grid = Grid::new(client, args.work, TOKENS);
     let vector = io_vector_size(client.properties(), &[inputs, products.carried, products.matrix_stride], elem.size());
-    let form = Form::new(grid.rows, args.form, outputs);
-    let cubes = outputs.div_ceil(form.outputs()) * grid.max_tiles;
+    let form = Form::new(&grid, args.form, outputs);
+    let cubes = grid.cubes(outputs, form.outputs());
+    let second_width = grid.second_width(vector);
     linear_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
@@ -218,9 +299,11 @@ pub fn launch(client: &Client, args: LinearArgs) {
         vector,
         products.x,
         products.weight,
+        grid.second,
         grid.order,
         grid.tiles,
         products.out,
+        grid.second_out,
         products.inputs / vector,
         products.outputs,
         products.carried / vector,
@@ -228,6 +311,7 @@ pub fn launch(client: &Client, args: LinearArgs) {
         grid.per_token,
         grid.tokens,
         grid.max_tiles,
+        second_width,
         products.limit,
         form,
         x_elem,
@@ -254,11 +338,14 @@ struct Form {
     linear: LinearForm,
     /// Units that share a row of the weights.
     columns: usize,
+    /// Whether there is a second matrix.
+    second: bool,
 }
 
 impl Form {
-    fn new(rows: Rows, linear: LinearForm, outputs: usize) -> Self {
-        Self { rows, linear, columns: if outputs <= FEW_OUTPUTS { UNITS } else { 32 } }
+    fn new(grid: &Grid, linear: LinearForm, outputs: usize) -> Self {
+        let columns = if outputs <= FEW_OUTPUTS { UNITS } else { 32 };
+        Self { rows: grid.rows, linear, columns, second: grid.second_width > 0 }
     }
 
     /// Outputs of a cube.
@@ -276,9 +363,11 @@ impl Form {
 fn linear_kernel<X: Float, E: Float, N: Size>(
     x: &[Vector<X, N>],
     weight: &[Vector<E, N>],
+    second: &[Vector<E, N>],
     order: &[i32],
     tiles: &[i32],
     out: &mut [E],
+    second_out: &mut [E],
     vectors: usize,
     outputs: usize,
     carried: usize,
@@ -286,18 +375,25 @@ fn linear_kernel<X: Float, E: Float, N: Size>(
     per_token: usize,
     tokens: usize,
     max_tiles: usize,
+    second_width: usize,
     limit: f32,
     #[comptime] form: Form,
     #[define(X)] _x_elem: ElemType,
     #[define(E)] _elem: ElemType,
 ) {
     let lanes = N::value().comptime();
-    let groups = outputs.div_ceil(form.outputs());
-    let number = CUBE_POS / groups;
-    let group = CUBE_POS % groups;
+    let mut part = Part::whole(vectors, outputs);
+    if comptime!(form.second) {
+        part.split(second_width, max_tiles, form.outputs(), form.rows);
+    }
+    let groups = part.outputs.div_ceil(form.outputs());
+    let number = part.cube / groups;
+    let group = part.cube % groups;
     let output = group * form.outputs() + UNIT_POS_Y as usize;
-    let tile = Tile::read(tiles, number, max_tiles, tokens, per_token, TOKENS, form.rows);
-    let row_vectors = tile.row(vectors, carried);
+    let mut tile = Tile::read(tiles, number, max_tiles, tokens, per_token, TOKENS, form.rows);
+    if comptime!(form.second && form.rows != Rows::Dense) {
+        part.place(&mut tile, max_tiles);
+    }
     let mut sums = Array::<f32>::new(TOKENS);
     let mut gates = Array::<f32>::new(TOKENS);
     #[unroll]
@@ -305,48 +401,158 @@ fn linear_kernel<X: Float, E: Float, N: Size>(
         sums[t] = 0.0f32;
         gates[t] = 0.0f32;
     }
-    if tile.count > 0 && output < outputs {
+    if tile.count > 0 && output < part.outputs {
         // Of a gated output the gate comes first.
-        let row = tile.expert * matrix_stride + output * vectors;
-        let up = row + comptime!(if form.linear.gated { 1usize } else { 0usize }) * outputs * vectors;
-        let mut column = UNIT_POS_X as usize;
-        while column < vectors {
-            let weights = Vector::<f32, N>::cast_from(weight[up + column]);
-            let mut gate_weights = weights;
-            if comptime!(form.linear.gated) {
-                gate_weights = Vector::<f32, N>::cast_from(weight[row + column]);
+        let row = tile.expert * matrix_stride + output * part.vectors;
+        let row_vectors = tile.row(vectors, carried);
+        if comptime!(form.second) {
+            if part.is_second {
+                multiply::<X, E, N>(x, second, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
+            } else {
+                multiply::<X, E, N>(x, weight, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
             }
-            #[unroll]
-            for t in 0..TOKENS {
-                let from = tile.input(order, t);
-                let values = Vector::<f32, N>::cast_from(x[from * row_vectors + column]);
-                #[unroll]
-                for lane in 0..lanes {
-                    sums[t] += values.extract(lane) * weights.extract(lane);
-                    if comptime!(form.linear.gated) {
-                        gates[t] += values.extract(lane) * gate_weights.extract(lane);
-                    }
-                }
-            }
-            column += comptime!(form.columns);
+        } else {
+            multiply::<X, E, N>(x, weight, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
         }
     }
-    let mut shared = Shared::<[f32]>::new_slice(UNITS);
+    let mut parts = Shared::<[f32]>::new_slice(UNITS);
     #[unroll]
     for t in 0..TOKENS {
-        let up = sum_of_row(&mut shared, sums[t], form.columns);
+        let up = sum_of_row(&mut parts, sums[t], form.columns);
         let mut value = up;
         if comptime!(form.linear.gated) {
-            value = gated(sum_of_row(&mut shared, gates[t], form.columns), up, limit, form.linear.limited);
+            value = gated(sum_of_row(&mut parts, gates[t], form.columns), up, limit, form.linear.limited);
         }
-        if UNIT_POS_X == 0 && t < tile.count && output < outputs {
-            out[tile.output(order, t) * tile.row(outputs, carried * lanes) + output] = E::cast_from(value);
+        if UNIT_POS_X == 0 && t < tile.count && output < part.outputs {
+            let row = tile.output(order, t);
+            let result = E::cast_from(value);
+            if comptime!(form.second && form.rows == Rows::Dense) {
+                if part.is_second {
+                    second_out[row * part.outputs + output] = result;
+                } else {
+                    out[row * outputs + output] = result;
+                }
+            } else {
+                out[row * tile.row(outputs, carried * lanes) + output] = result;
+            }
         }
     }
     if comptime!(form.rows == Rows::Heads) {
         let is_first = group == 0;
         if is_first {
             tile.carry::<X, E, N>(x, out, vectors, outputs, carried, UNITS);
+        }
+    }
+}
+
+/// Adds up the products of a unit's columns, from `row` on in the weights.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn multiply<X: Float, E: Float, N: Size>(
+    x: &[Vector<X, N>],
+    weight: &[Vector<E, N>],
+    order: &[i32],
+    tile: &Tile,
+    part: &Part,
+    row: usize,
+    row_vectors: usize,
+    sums: &mut Array<f32>,
+    gates: &mut Array<f32>,
+    #[comptime] form: Form,
+) {
+    let lanes = N::value().comptime();
+    let up = row + comptime!(if form.linear.gated { 1usize } else { 0usize }) * part.outputs * part.vectors;
+    let mut column = UNIT_POS_X as usize;
+    while column < part.vectors {
+        // All loads before the first use: they take far longer than the rest.
+        let mut weights = Sequence::<Vector<E, N>>::new();
+        let mut gate_weights = Sequence::<Vector<E, N>>::new();
+        let mut values = Sequence::<Vector<X, N>>::new();
+        #[unroll]
+        for i in 0..AHEAD {
+            let at = min(column + comptime!(i * form.columns), part.vectors - 1);
+            weights.push(weight[up + at]);
+            if comptime!(form.linear.gated) {
+                gate_weights.push(weight[row + at]);
+            }
+            #[unroll]
+            for t in 0..TOKENS {
+                values.push(x[tile.input(order, t) * row_vectors + at]);
+            }
+        }
+        #[unroll]
+        for i in 0..AHEAD {
+            if column + comptime!(i * form.columns) < part.vectors {
+                let weights = Vector::<f32, N>::cast_from(weights[i]);
+                let mut gate = weights;
+                if comptime!(form.linear.gated) {
+                    gate = Vector::<f32, N>::cast_from(gate_weights[i]);
+                }
+                #[unroll]
+                for t in 0..TOKENS {
+                    let values = Vector::<f32, N>::cast_from(values[comptime!(i * TOKENS + t)]);
+                    #[unroll]
+                    for lane in 0..lanes {
+                        sums[t] += values.extract(lane) * weights.extract(lane);
+                        if comptime!(form.linear.gated) {
+                            gates[t] += values.extract(lane) * gate.extract(lane);
+                        }
+                    }
+                }
+            }
+        }
+        column += comptime!(AHEAD * form.columns);
+    }
+}
+
+/// The matrix of a cube, and which cube of those for such matrices it is. Those for a second matrix come first: for a shared
+/// expert they have more to do.
+#[derive(CubeType)]
+pub(crate) struct Part {
+    /// Vectors of a row of the matrix.
+    pub vectors: usize,
+    /// Rows of the matrix; of a gated output, of each half.
+    pub outputs: usize,
+    /// The number of the cube among its like.
+    pub cube: usize,
+    /// Whether the matrix is the second one.
+    pub is_second: bool,
+}
+
+#[cube]
+impl Part {
+    /// All matrices are alike.
+    pub(crate) fn whole(vectors: usize, outputs: usize) -> Part {
+        Part { vectors, outputs, cube: CUBE_POS, is_second: false.runtime() }
+    }
+
+    /// There is a second one, with `width` outputs or vectors in place of the others'.
+    pub(crate) fn split(&mut self, width: usize, tiles: usize, #[comptime] each: usize, #[comptime] rows: Rows) {
+        let mut outputs = self.outputs;
+        if comptime!(rows != Rows::TokenScatter) {
+            outputs = width;
+        }
+        let mut cubes = outputs.div_ceil(each);
+        if comptime!(rows == Rows::Dense) {
+            cubes *= tiles;
+        }
+        if CUBE_POS < cubes {
+            self.is_second = true;
+            self.outputs = outputs;
+            if comptime!(rows == Rows::TokenScatter) {
+                self.vectors = width;
+            }
+        } else {
+            self.cube = CUBE_POS - cubes;
+        }
+    }
+
+    /// The row of a single token's shared expert is behind those of its pairs.
+    pub(crate) fn place(&self, tile: &mut Tile, pairs: usize) {
+        if self.is_second {
+            tile.expert = 0;
+            tile.first = pairs;
+            tile.count = 1;
         }
     }
 }
@@ -497,34 +703,33 @@ fn sum_of_row(shared: &mut Shared<[f32]>, own: f32, #[comptime] columns: usize) 
     sum
 }
 
-/// A buffer that nobody looks at.
-fn dummy(client: &Client) -> BufferArg {
-    // SAFETY: the buffer is made here; one element of any type fits into it.
-    unsafe { BufferArg::from_raw_parts(client.empty(16), 1) }
-}
-
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, FLOATS, form};
     let forms = FLOATS.into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
         let vector = 16 / elem.size();
-        let entry = |name, rows, gated, limited, outputs| {
-            let form = Form::new(rows, LinearForm { gated, limited }, outputs);
+        let entry = |name, rows, [gated, limited, second]: [bool; 3], outputs| {
+            let columns = if outputs <= FEW_OUTPUTS { UNITS } else { 32 };
+            let form = Form { rows, linear: LinearForm { gated, limited }, columns, second };
             let cube = form.cube_dim();
             let bits = AddressType::U32;
-            let form =
-                form!(linear_kernel, cube, [bits, vector, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem, elem]);
+            let form = form!(
+                linear_kernel,
+                cube,
+                [bits, vector, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem, elem]
+            );
             Entry::of(kind, name, form)
         };
         [
-            entry("linear", Rows::Dense, false, false, 2048),
-            entry("linear.router", Rows::Dense, false, false, 64),
-            entry("linear.heads", Rows::Heads, false, false, 512),
-            entry("linear.experts_up", Rows::Gather, true, true, 1408),
-            entry("linear.experts_down", Rows::Scatter, false, false, 2048),
-            entry("linear.token_up", Rows::TokenGather, true, false, 1408),
-            entry("linear.token_down", Rows::TokenScatter, false, false, 2048),
+            entry("linear", Rows::Dense, [false; 3], 2048),
+            entry("linear.pair", Rows::Dense, [false, false, true], 2048),
+            entry("linear.router", Rows::Dense, [false; 3], 64),
+            entry("linear.heads", Rows::Heads, [false; 3], 512),
+            entry("linear.experts_up", Rows::Gather, [true, true, false], 1408),
+            entry("linear.experts_down", Rows::Scatter, [false; 3], 2048),
+            entry("linear.token_up", Rows::TokenGather, [true, false, true], 1408),
+            entry("linear.token_down", Rows::TokenScatter, [false, false, true], 2048),
         ]
     });
     forms.collect()
