@@ -13,7 +13,8 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
-use crate::portable::experts::linear::{Grid, LinearForm, Part, Products, Rows, Tile, gated};
+use crate::portable::experts::linear::{LinearForm, Products, gated};
+use crate::portable::experts::tiles::{Grid, Part, Rows, Tile};
 use crate::portable::launch::multiprocessors;
 
 /// Units of a plane. The matrix instructions are defined for this number.

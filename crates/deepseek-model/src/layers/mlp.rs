@@ -10,8 +10,6 @@ pub(crate) struct Mlp {
     /// `[2 · I, hidden]`, gate rows first.
     gate_up_proj: Tensor<2>,
     down_proj: Linear,
-    /// DeepSeek-V4: bound of the activations.
-    swiglu_limit: Option<f32>,
 }
 
 /// Names of the projections.
@@ -25,7 +23,7 @@ impl Mlp {
     /// Loads `{name}.gate_proj`, `up_proj` and `down_proj`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, hidden: usize, intermediate: usize) -> Self {
         let names = MlpNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
-        Self::load_as(loader, name, names, [hidden, intermediate], None)
+        Self::load_as(loader, name, names, [hidden, intermediate])
     }
 
     /// Loads the projections `{name}.{names}`.
@@ -34,24 +32,22 @@ impl Mlp {
         name: &str,
         names: MlpNames,
         [hidden, intermediate]: [usize; 2],
-        swiglu_limit: Option<f32>,
     ) -> Self {
         let gate_up = [names.gate, names.up].map(|part| format!("{name}.{part}.weight"));
         let gate_up: Tensor<3> = loader.stacked(&gate_up, [2, intermediate, hidden]);
         Self {
             gate_up_proj: loader.reshape(gate_up, [2 * intermediate, hidden]),
             down_proj: Linear::load(loader, &format!("{name}.{}", names.down), hidden, intermediate),
-            swiglu_limit,
         }
     }
 
-    /// As experts that every token passes. Their bound of the activations has to be that of the others.
+    /// As experts that every token passes beside routed ones.
     pub(crate) fn weights(&self) -> SharedExperts {
         SharedExperts { gate_up: self.gate_up_proj.clone(), down: self.down_proj.weight() }
     }
 
     /// `[N, hidden]` -> `[N, hidden]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.down_proj.forward(swiglu(x, self.gate_up_proj.clone(), self.swiglu_limit))
+        self.down_proj.forward(swiglu(x, self.gate_up_proj.clone(), None))
     }
 }

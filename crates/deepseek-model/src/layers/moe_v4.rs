@@ -22,11 +22,11 @@ impl MoeV4 {
     /// Loads `{name}.gate`, `{name}.experts` and `{name}.shared_experts`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config, spec: MlpSpec) -> Self {
         let sizes = [config.hidden_size, config.moe_intermediate_size];
-        let (names, limit) = (MlpNames { gate: "w1", up: "w3", down: "w2" }, Some(config.swiglu_limit as f32));
+        let names = MlpNames { gate: "w1", up: "w3", down: "w2" };
         Self {
             gate: Router::load(loader, &format!("{name}.gate"), config, spec),
             experts: load_experts(loader, &format!("{name}.experts"), config),
-            shared_experts: Mlp::load_as(loader, &format!("{name}.shared_experts"), names, sizes, limit),
+            shared_experts: Mlp::load_as(loader, &format!("{name}.shared_experts"), names, sizes),
         }
     }
 

@@ -7,6 +7,7 @@ pub mod combine;
 pub mod linear;
 pub mod route;
 pub mod sort;
+pub(crate) mod tiles;
 
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
