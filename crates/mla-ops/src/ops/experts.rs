@@ -164,8 +164,8 @@ pub struct SharedExperts {
 /// dtype of `x`.
 ///
 /// A `limit` clamps `up` both ways and the gate from above (DeepSeek-V4). On a GPU nothing comes back to the host on the way:
-/// pairs of token and expert are sorted by expert on the device. Products and the weighted sum are f32; activations and the
-/// output of each expert are rounded to the dtype.
+/// the pairs of several tokens are sorted by expert on the device, and a single token's shared experts are in the launches of
+/// its own. Products and the weighted sum are f32; activations and the output of each expert are rounded to the dtype.
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, or a limit that is not positive: nothing is launched.
