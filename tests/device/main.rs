@@ -39,6 +39,7 @@ mod ops_mutants_blackwell;
 mod ops_norm_rope;
 mod ops_paging;
 mod ops_ragged_attention;
+mod ops_rope_write;
 mod ops_sparse_mla;
 mod ops_sparse_parts;
 mod ops_vertical_slash;

@@ -38,8 +38,12 @@ fn ops_argmax(#[values([1, 102400], [3, 129280], [70, 257], [2, 7], [5, 1], [0, 
 /// Equal numbers, and such that are none, at the borders between units and between their turns.
 #[test]
 fn ops_argmax_of_ties_and_of_what_is_no_number() {
+    // Few units and many.
+    [5000, 70000].into_iter().for_each(ties_and_what_is_no_number);
+}
+
+fn ties_and_what_is_no_number(width: usize) {
     let (nan, inf, least) = (f32::NAN, f32::INFINITY, f32::MIN);
-    let width = 5000;
     let row = |values: &[(usize, f32)], rest: f32| {
         let mut row = vec![rest; width];
         values.iter().for_each(|&(place, value)| row[place] = value);

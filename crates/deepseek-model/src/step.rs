@@ -6,12 +6,14 @@ use std::ops::Range;
 
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, s};
 use mla_ops::cache::{PagedCache, RequestId};
-use mla_ops::{MlaPlan, MlaPlanArgs, Splits, WriteLatentArgs, is_batch_invariant, mla_plan, write_latent};
+use mla_ops::{
+    MlaPlan, MlaPlanArgs, Splits, WriteLatentArgs, WriteLatentError, is_batch_invariant, mla_plan, write_latent,
+};
 
 pub(crate) use self::buffers::StepBuffers;
 use crate::Result;
 use crate::config::DeepseekV3Config;
-use crate::layers::{RotaryEmbedding, Rotation};
+use crate::layers::{RmsNorm, RotaryEmbedding, Rotation};
 
 /// New tokens of one request, for which [`ModelCache::append`](crate::ModelCache::append) has made room.
 #[derive(Debug, Clone)]
@@ -132,12 +134,38 @@ impl Step {
     pub(crate) fn write(&self, cache: &mut PagedCache, pool: usize, rows: Tensor<2>) -> Result<()> {
         let (slots, latent) = (self.slots.clone(), rows);
         let args = WriteLatentArgs { cache: cache.take_pool(pool)?, slots, latent, rope: None };
-        match write_latent(args) {
-            Ok(written) => Ok(cache.put_pool(pool, written)?),
-            Err(refused) => {
-                cache.put_pool(pool, refused.cache)?;
-                Err(refused.error.into())
-            }
+        put_back(cache, pool, write_latent(args).map(|pool| (pool, ())))
+    }
+
+    /// Turns the queries `[N, heads, d]` and the rotary keys of the new tokens, norms their latents `[N, D]`, and puts these
+    /// into a pool of the cache.
+    pub(crate) fn turn_and_write(
+        &self,
+        cache: &mut PagedCache,
+        pool: usize,
+        (q, latent): (Tensor<3>, Tensor<2>),
+        norm: &RmsNorm,
+    ) -> Result<(Tensor<3>, Tensor<2>)> {
+        let target = (cache.take_pool(pool)?, self.slots.clone());
+        let written = self.rotation.turn_and_write(q, latent, norm, target);
+        put_back(cache, pool, written.map(|written| (written.cache, (written.q, written.latent))))
+    }
+}
+
+/// Gives a pool back to the cache, written or refused.
+fn put_back<T>(
+    cache: &mut PagedCache,
+    pool: usize,
+    result: std::result::Result<(Tensor<3>, T), Box<WriteLatentError>>,
+) -> Result<T> {
+    match result {
+        Ok((written, rest)) => {
+            cache.put_pool(pool, written)?;
+            Ok(rest)
+        }
+        Err(refused) => {
+            cache.put_pool(pool, refused.cache)?;
+            Err(refused.error.into())
         }
     }
 }

@@ -371,6 +371,20 @@ pub trait MlaBackend: Backend {
     #[fusion(meta = fusion::write_rows)]
     fn write_rows(cache: FloatTensor<Self>, slots: IntTensor<Self>, rows: FloatTensor<Self>) -> FloatTensor<Self>;
 
+    /// [`rope_write`](crate::rope_write()): queries, latents, the cache's own buffer.
+    #[fusion(meta = fusion::rope_write)]
+    #[allow(clippy::too_many_arguments)]
+    fn rope_write(
+        q: FloatTensor<Self>,
+        latent: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        norm_eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
     /// Lists of slots `[N, K]`, of each the first of `lengths` `[N]`, without their gaps: `[N, K]`, and how many there are,
     /// `[N]`. For [`sparse_mla`](crate::sparse_mla()).
     #[fusion(meta = fusion::compact_slots)]

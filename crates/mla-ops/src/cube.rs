@@ -12,7 +12,7 @@ use cubek::std::InputBinding;
 use mla_kernels::portable::experts::route::Choice;
 use mla_kernels::portable::{
     add_rms_norm, argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan,
-    norm_rope, page_table, ragged_attention, sparse_parts, vertical_slash_attention, vertical_slash_index,
+    norm_rope, page_table, ragged_attention, rope_write, sparse_parts, vertical_slash_attention, vertical_slash_index,
     write_latent,
 };
 
@@ -539,6 +539,45 @@ impl MlaBackend for CubeBackend {
         };
         write_latent::launch_write_rows(&cache.client, args);
         cache
+    }
+
+    fn rope_write(
+        q: CubeTensor,
+        latent: CubeTensor,
+        norm_weight: CubeTensor,
+        cos: CubeTensor,
+        sin: CubeTensor,
+        cache: CubeTensor,
+        slots: CubeTensor,
+        norm_eps: f32,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let [q, latent, weight, cos, sin, slots] = [q, latent, norm_weight, cos, sin, slots].map(contiguous);
+        let cache = own(contiguous(cache));
+        let ([tokens, heads, width], [_, pairs]) = (dims(&q), dims(&cos));
+        let [pages, page_size, cache_width] = dims(&cache);
+        let q_out = empty(&q, [tokens, heads, width], q.dtype);
+        let latent_out = empty(&q, [tokens, cache_width], q.dtype);
+        let args = rope_write::RopeWriteArgs {
+            q: q.into_buffer_arg(),
+            latent: latent.into_buffer_arg(),
+            weight: weight.into_buffer_arg(),
+            cos: cos.into_buffer_arg(),
+            sin: sin.into_buffer_arg(),
+            slots: slots.into_buffer_arg(),
+            q_out: q_out.clone().into_buffer_arg(),
+            latent_out: latent_out.clone().into_buffer_arg(),
+            cache: cache.clone().into_buffer_arg(),
+            tokens,
+            heads,
+            width,
+            cache_width,
+            pairs,
+            slot_count: pages * page_size,
+            eps: norm_eps,
+            elem: dtype_to_elem_type(cache.dtype),
+        };
+        rope_write::launch(&cache.client, args);
+        (q_out, latent_out, cache)
     }
 
     fn compact_slots(slots: CubeTensor, lengths: CubeTensor) -> (CubeTensor, CubeTensor) {

@@ -258,6 +258,27 @@ impl MlaBackend for Flex {
         float_primitive(reference::write_latent(float(cache), int(slots), &[float(rows)]))
     }
 
+    fn rope_write(
+        q: FloatTensor<Self>,
+        latent: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        norm_eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let tables: [Tensor<2>; 2] = [float(cos), float(sin)];
+        let [_, pairs] = tables[0].dims();
+        let turn = NormRopeSpec { norm_eps: None, norm_turned: false, weighted: false, pairs, inverse: false };
+        let norm = NormRopeSpec { norm_eps: Some(norm_eps), weighted: true, ..turn.clone() };
+        let q = reference::norm_rope(float(q), None, Some(tables.clone()), &turn);
+        let latent = float::<2>(latent).unsqueeze_dim(1);
+        let latent = reference::norm_rope(latent, Some(float(norm_weight)), Some(tables), &norm).squeeze_dim::<2>(1);
+        let cache = reference::write_latent(float(cache), int(slots), &[latent.clone()]);
+        (float_primitive(q), float_primitive(latent), float_primitive(cache))
+    }
+
     fn compact_slots(slots: IntTensor<Self>, lengths: IntTensor<Self>) -> (IntTensor<Self>, IntTensor<Self>) {
         let (slots, counts) = reference::compact_slots(int(slots), int(lengths));
         (int_primitive(slots), int_primitive(counts))

@@ -222,6 +222,20 @@ pub(crate) fn write_rows(cache: &TensorSpec, _slots: &TensorSpec, _rows: &Tensor
     cache.clone()
 }
 
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn rope_write(
+    q: &TensorSpec,
+    latent: &TensorSpec,
+    _norm_weight: &TensorSpec,
+    _cos: &TensorSpec,
+    _sin: &TensorSpec,
+    cache: &TensorSpec,
+    _slots: &TensorSpec,
+    _norm_eps: &f32,
+) -> (TensorSpec, TensorSpec, TensorSpec) {
+    (q.clone(), latent.clone(), cache.clone())
+}
+
 pub(crate) fn compact_slots(slots: &TensorSpec, lengths: &TensorSpec) -> (TensorSpec, TensorSpec) {
     (slots.clone(), lengths.clone())
 }

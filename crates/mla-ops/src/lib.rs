@@ -17,6 +17,7 @@
 //! | [`route_experts`], [`experts_mlp`] | mixture of experts: the choice, and the experts' sum |
 //! | [`linear`], [`linear_pair`], [`swiglu`], [`linear_by_head`] | projections, of a few rows as fast as the weights come |
 //! | [`norm_rope()`], [`rms_norm`], [`add_rms_norm`] | norms and rotation in one pass, and the norm of a residual sum |
+//! | [`rope_write`] | queries turn, latents are normed and turn, and go into the cache: one launch |
 //! | [`argmax()`] | the likeliest token of each row |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //! | [`batch_invariant()`] | products whose rows do not depend on one another, bit for bit (CPU) |
@@ -68,6 +69,7 @@ pub use ops::mla_plan::{MlaPlan, MlaPlanArgs, mla_plan};
 pub use ops::norm_rope::{NormRopeArgs, NormRopeOptions, add_rms_norm, norm_rope, rms_norm};
 pub use ops::page_table::{PagedBatchArgs, page_table};
 pub use ops::ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
+pub use ops::rope_write::{RopeWriteArgs, RopeWritten, rope_write};
 pub use ops::sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla};
 pub use ops::sparse_parts::{SparseParts, sparse_mla_parts};
 pub use ops::vertical_slash_attention::{

@@ -13,7 +13,7 @@ use super::compile::{compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
 use crate::portable::{
     add_rms_norm, argmax, compact_slots, compress_kv, experts, kv_indices, lightning_index, merge_splits, merge_state,
-    mla_decode, mla_plan, norm_rope, page_table, ragged_attention, sparse_parts, vertical_slash_attention,
+    mla_decode, mla_plan, norm_rope, page_table, ragged_attention, rope_write, sparse_parts, vertical_slash_attention,
     vertical_slash_index, write_latent,
 };
 
@@ -34,6 +34,7 @@ pub fn entries() -> Vec<Entry> {
         argmax::offline(),
         page_table::offline(),
         ragged_attention::offline(),
+        rope_write::offline(),
         sparse_parts::offline(),
         vertical_slash_attention::offline(),
         vertical_slash_index::offline(),

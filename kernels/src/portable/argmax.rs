@@ -9,6 +9,8 @@ use super::launch::{address_type, io_vector_size};
 
 /// Units of a cube. Every runtime has this many.
 const UNITS: usize = 256;
+/// Units of a cube for rows that have enough for each, where the device has them: a single row has one multiprocessor.
+const MANY_UNITS: usize = 1024;
 /// Vectors that a unit loads before it looks at the first.
 const AHEAD: usize = 8;
 
@@ -33,16 +35,19 @@ pub fn launch(client: &Client, args: ArgmaxArgs) {
         return;
     }
     let vector = io_vector_size(client.properties(), &[width], elem.size());
+    let has_many = client.properties().hardware.max_units_per_cube as usize >= MANY_UNITS;
+    let units = if has_many && width / vector >= MANY_UNITS * AHEAD { MANY_UNITS } else { UNITS };
     argmax_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, rows, CubeDim::new_single()),
-        CubeDim::new_1d(UNITS as u32),
+        CubeDim::new_1d(units as u32),
         address_type(client, &[&args.x]),
         vector,
         args.x,
         args.places,
         rows,
         width / vector,
+        units,
         elem,
     );
 }
@@ -54,6 +59,7 @@ fn argmax_kernel<E: Float, N: Size>(
     places: &mut [i32],
     rows: usize,
     vectors: usize,
+    #[comptime] units: usize,
     #[define(E)] _elem: ElemType,
 ) {
     let lanes = N::value().comptime();
@@ -67,12 +73,12 @@ fn argmax_kernel<E: Float, N: Size>(
             #[unroll]
             for i in 0..AHEAD {
                 // Past the end, the last one again: it is as good as it was.
-                let at = min(column + comptime!(i * UNITS), vectors - 1);
+                let at = min(column + comptime!(i * units), vectors - 1);
                 loaded.push(Vector::cast_from(x[row * vectors + at]));
             }
             #[unroll]
             for i in 0..AHEAD {
-                let first = min(column + comptime!(i * UNITS), vectors - 1) * lanes;
+                let first = min(column + comptime!(i * units), vectors - 1) * lanes;
                 #[unroll]
                 for lane in 0..lanes {
                     let mut value = loaded[i].extract(lane);
@@ -86,16 +92,16 @@ fn argmax_kernel<E: Float, N: Size>(
                     }
                 }
             }
-            column += comptime!(AHEAD * UNITS);
+            column += comptime!(AHEAD * units);
         }
     }
-    let mut values = Shared::<[f32]>::new_slice(UNITS);
-    let mut found = Shared::<[i32]>::new_slice(UNITS);
+    let mut values = Shared::<[f32]>::new_slice(units);
+    let mut found = Shared::<[i32]>::new_slice(units);
     let unit = UNIT_POS as usize;
     values[unit] = best;
     found[unit] = place;
     sync_cube();
-    let mut distance = comptime!(UNITS / 2).runtime();
+    let mut distance = comptime!(units / 2).runtime();
     while distance > 0 {
         if unit < distance {
             let (value, place) = (values[unit + distance], found[unit + distance]);
@@ -114,14 +120,17 @@ fn argmax_kernel<E: Float, N: Size>(
     }
 }
 
+/// Vocabularies, and short rows.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, FLOATS, form};
-    let cube = CubeDim::new_1d(UNITS as u32);
-    let forms = FLOATS.into_iter().map(|kind| {
+    let forms = FLOATS.into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
         let vector = 16 / elem.size();
-        Entry::of(kind, "argmax", form!(argmax_kernel, cube, [AddressType::U32, vector, _, _, 1, 1, elem]))
+        [("argmax", MANY_UNITS), ("argmax.short", UNITS)].map(|(name, units)| {
+            let cube = CubeDim::new_1d(units as u32);
+            Entry::of(kind, name, form!(argmax_kernel, cube, [AddressType::U32, vector, _, _, 1, 1, units, elem]))
+        })
     });
     forms.collect()
 }

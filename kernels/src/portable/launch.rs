@@ -31,7 +31,7 @@ pub(super) struct RowGrid {
 
 impl RowGrid {
     /// Units of a cube. Every runtime has this many.
-    const UNITS: usize = 128;
+    pub const UNITS: usize = 128;
 
     /// For at least one row, whose parts are `widths` elements of `elem_size` bytes.
     pub fn new(client: &Client, rows: usize, widths: &[usize], elem_size: usize) -> Self {
@@ -45,9 +45,13 @@ impl RowGrid {
     /// The units of a cube and the elements that each loads at once.
     pub fn cube(device: &DeviceProperties, widths: &[usize], elem_size: usize) -> (CubeDim, usize) {
         let vector_size = io_vector_size(device, widths, elem_size);
-        let vectors = widths.iter().sum::<usize>() / vector_size;
-        let units_per_row = vectors.next_power_of_two().min(Self::UNITS);
+        let units_per_row = Self::columns(widths.iter().sum::<usize>() / vector_size);
         (CubeDim::new_2d(units_per_row as u32, (Self::UNITS / units_per_row) as u32), vector_size)
+    }
+
+    /// Units of a row of so many vectors.
+    pub fn columns(vectors: usize) -> usize {
+        vectors.next_power_of_two().min(Self::UNITS)
     }
 }
 

@@ -18,6 +18,7 @@ pub mod mla_plan;
 pub mod norm_rope;
 pub mod page_table;
 pub mod ragged_attention;
+pub mod rope_write;
 mod scan;
 pub mod sparse_parts;
 pub mod tile_attention;

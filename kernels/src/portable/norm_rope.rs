@@ -87,14 +87,14 @@ pub fn launch(client: &Client, args: NormRopeArgs) {
 
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Form {
-    norm: Norm,
-    norm_turned: bool,
-    inverse: bool,
+pub(super) struct Form {
+    pub norm: Norm,
+    pub norm_turned: bool,
+    pub inverse: bool,
     /// Units of a head.
-    columns: usize,
+    pub columns: usize,
     /// Units of a cube.
-    units: usize,
+    pub units: usize,
 }
 
 /// A row of units per head, of `vectors` vectors.
@@ -114,85 +114,120 @@ fn norm_rope_kernel<E: Float, N: Size>(
     #[define(E)] _elem: ElemType,
 ) {
     let row = grid_row();
-    let lanes = N::value().comptime();
-    let still = vectors * lanes - 2 * pairs;
-    let mut normed = vectors;
-    if comptime!(!form.norm_turned) {
-        normed = still / lanes;
-    }
-    let mut head = Head { first: row * vectors, normed, scale: 1.0f32, norm: form.norm };
-    if comptime!(form.norm != Norm::None) {
-        let mut squares = 0.0f32;
-        if row < rows {
-            let mut column = UNIT_POS_X as usize;
-            while column < normed {
-                let values = Vector::<f32, N>::cast_from(x[head.first + column]);
-                #[unroll]
-                for lane in 0..lanes {
-                    squares += values.extract(lane) * values.extract(lane);
-                }
-                column += comptime!(form.columns);
-            }
-        }
-        let mean = sum_of_row(squares, form) / f32::cast_from(normed * lanes);
-        head.scale = 1.0 / (mean + eps).sqrt();
-    }
+    let mut column = UNIT_POS_X as usize;
+    let head = Head::new::<E, N>(x, row, rows, heads, vectors, pairs, eps, column, form);
     if row < rows {
-        let turn = row / heads * pairs;
-        let mut column = UNIT_POS_X as usize;
         while column < vectors {
-            let mut values = head.values::<E, N>(x, weight, column);
-            let channel = column * lanes;
-            if channel >= still {
-                if comptime!(lanes == 1) {
-                    let other = head.values::<E, N>(x, weight, still + ((channel - still) ^ 1)).extract(0usize);
-                    let own = values.extract(0usize);
-                    let pair = turn + (channel - still) / 2;
-                    let (c, s) = (cos[pair], angle_sine(sin[pair], form.inverse));
-                    let odd = (channel - still) % 2 == 1;
-                    values.insert(0usize, own * c + other * select(odd, s, -s));
-                } else {
-                    #[unroll]
-                    for i in 0..comptime!(lanes / 2) {
-                        let pair = turn + (channel - still) / 2 + i;
-                        let (c, s) = (cos[pair], angle_sine(sin[pair], form.inverse));
-                        let (u, v) = (values.extract(comptime!(2 * i)), values.extract(comptime!(2 * i + 1)));
-                        values.insert(comptime!(2 * i), u * c - v * s);
-                        values.insert(comptime!(2 * i + 1), v * c + u * s);
-                    }
-                }
-            }
-            out[head.first + column] = Vector::cast_from(values);
+            out[head.first + column] = Vector::cast_from(head.values::<E, N>(x, weight, cos, sin, column));
             column += comptime!(form.columns);
         }
     }
 }
 
-/// A head, and how its norm scales it.
+/// A head, how its norm scales it, and how it turns.
 #[derive(CubeType)]
-struct Head {
+pub(super) struct Head {
     /// Its first vector.
-    first: usize,
+    pub first: usize,
     /// Its vectors that are normed: the first ones, or all.
     normed: usize,
     scale: f32,
+    /// Its channels that do not turn.
+    still: usize,
+    /// The first pair of its token in the tables.
+    turn: usize,
     #[cube(comptime)]
-    norm: Norm,
+    form: Form,
 }
 
 #[cube]
 impl Head {
+    /// Number `row` of `rows`. Called by all units of a cube; `column` is the place of this one among those of the head.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn new<E: Float, N: Size>(
+        x: &[Vector<E, N>],
+        row: usize,
+        rows: usize,
+        heads: usize,
+        vectors: usize,
+        pairs: usize,
+        eps: f32,
+        column: usize,
+        #[comptime] form: Form,
+    ) -> Head {
+        let lanes = N::value().comptime();
+        let still = vectors * lanes - 2 * pairs;
+        let mut normed = vectors;
+        if comptime!(!form.norm_turned) {
+            normed = still / lanes;
+        }
+        let first = row * vectors;
+        let mut scale = 1.0f32;
+        if comptime!(form.norm != Norm::None) {
+            let mut squares = 0.0f32;
+            if row < rows {
+                let mut at = column;
+                while at < normed {
+                    let values = Vector::<f32, N>::cast_from(x[first + at]);
+                    #[unroll]
+                    for lane in 0..lanes {
+                        squares += values.extract(lane) * values.extract(lane);
+                    }
+                    at += comptime!(form.columns);
+                }
+            }
+            let mean = sum_of_row(squares, column, form) / f32::cast_from(normed * lanes);
+            scale = 1.0 / (mean + eps).sqrt();
+        }
+        Head { first, normed, scale, still, turn: row / heads * pairs, form }
+    }
+
+    /// A vector of the head, normed and turned.
+    pub(super) fn values<E: Float, N: Size>(
+        &self,
+        x: &[Vector<E, N>],
+        weight: &[f32],
+        cos: &[f32],
+        sin: &[f32],
+        column: usize,
+    ) -> Vector<f32, N> {
+        let lanes = N::value().comptime();
+        let mut values = self.normed::<E, N>(x, weight, column);
+        let channel = column * lanes;
+        if channel >= self.still {
+            let first = channel - self.still;
+            if comptime!(lanes == 1) {
+                let other = self.normed::<E, N>(x, weight, self.still + (first ^ 1)).extract(0usize);
+                let own = values.extract(0usize);
+                let pair = self.turn + first / 2;
+                let (c, s) = (cos[pair], angle_sine(sin[pair], self.form.inverse));
+                let odd = first % 2 == 1;
+                values.insert(0usize, own * c + other * select(odd, s, -s));
+            } else {
+                #[unroll]
+                for i in 0..comptime!(lanes / 2) {
+                    let pair = self.turn + first / 2 + i;
+                    let (c, s) = (cos[pair], angle_sine(sin[pair], self.form.inverse));
+                    let (u, v) = (values.extract(comptime!(2 * i)), values.extract(comptime!(2 * i + 1)));
+                    values.insert(comptime!(2 * i), u * c - v * s);
+                    values.insert(comptime!(2 * i + 1), v * c + u * s);
+                }
+            }
+        }
+        values
+    }
+
     /// A vector of the head after the norm.
-    fn values<E: Float, N: Size>(&self, x: &[Vector<E, N>], weight: &[f32], column: usize) -> Vector<f32, N> {
+    fn normed<E: Float, N: Size>(&self, x: &[Vector<E, N>], weight: &[f32], column: usize) -> Vector<f32, N> {
         let lanes = N::value().comptime();
         let mut values = Vector::<f32, N>::cast_from(x[self.first + column]);
-        if comptime!(self.norm != Norm::None) {
+        if comptime!(self.form.norm != Norm::None) {
             let is_normed = column < self.normed;
             if is_normed {
                 #[unroll]
                 for lane in 0..lanes {
                     let mut scale = self.scale;
-                    if comptime!(self.norm == Norm::Weighted) {
+                    if comptime!(self.form.norm == Norm::Weighted) {
                         scale *= weight[column * lanes + lane];
                     }
                     values.insert(lane, values.extract(lane) * scale);
@@ -211,21 +246,21 @@ fn angle_sine(sine: f32, #[comptime] inverse: bool) -> f32 {
 
 /// The sum over the units of a row. Called by all units of a cube.
 #[cube]
-fn sum_of_row(own: f32, #[comptime] form: Form) -> f32 {
+fn sum_of_row(own: f32, column: usize, #[comptime] form: Form) -> f32 {
     let mut sums = Shared::<[f32]>::new_slice(form.units);
     let unit = UNIT_POS as usize;
     sums[unit] = own;
     sync_cube();
     let mut distance = comptime!(form.columns / 2).runtime();
     while distance > 0 {
-        if (UNIT_POS_X as usize) < distance {
+        if column < distance {
             let other = sums[unit + distance];
             sums[unit] += other;
         }
         sync_cube();
         distance /= 2;
     }
-    sums[unit - UNIT_POS_X as usize]
+    sums[unit - column]
 }
 
 /// Queries of DeepSeek-V4, its keys, and its outputs; latents of DeepSeek-V3.

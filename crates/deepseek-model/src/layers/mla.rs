@@ -115,10 +115,8 @@ impl MultiHeadLatentAttention {
         let [tokens, _] = x.dims();
         let (q, q_latent, compressed) = self.query.forward_with(&self.kv_a_proj_with_mqa, x.clone())?;
         let q = q.reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
-        let q = step.rotation.turn(q)?;
         // The normed latent, and behind it the turned rotary key that all heads share: a row of the cache.
-        let latent = step.rotation.norm_and_turn(compressed, &self.kv_a_layernorm)?;
-        step.write(cache, self.pool, latent.clone())?;
+        let (q, latent) = step.turn_and_write(cache, self.pool, (q, compressed), &self.kv_a_layernorm)?;
         if let Some(indexer) = &self.indexer {
             indexer.write_keys(x.clone(), step, cache)?;
         }

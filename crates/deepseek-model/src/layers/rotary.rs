@@ -1,8 +1,7 @@
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, s};
-use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
+use mla_ops::{RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, rms_norm, rope_write, write_latent};
 
 use super::RmsNorm;
-use crate::Result;
 use crate::config::RopeConfig;
 
 /// Rotary position embedding of a rotary width `dr` (RoFormer §3.2.2; YaRN through the frequencies).
@@ -55,31 +54,38 @@ impl RotaryEmbedding {
 }
 
 impl Rotation {
-    /// Turns the last `dr` channels of `[N, heads, d]`. Which of them a pair ends up in is the same for all tensors of a
-    /// layer: queries and keys only ever meet in dot products, so that any order of the channels serves.
-    pub(crate) fn turn(&self, x: Tensor<3>) -> Result<Tensor<3>> {
+    /// Turns queries `[N, heads, d]`, norms latents `[N, D]` and turns their rotary keys, and puts the latents into these slots
+    /// of the cache. Which of the last `dr` channels a pair ends up in is the same for all tensors of a layer: queries and keys
+    /// only ever meet in dot products, so that any order of the channels serves.
+    pub(crate) fn turn_and_write(
+        &self,
+        q: Tensor<3>,
+        latent: Tensor<2>,
+        norm: &RmsNorm,
+        (cache, slots): (Tensor<3>, Tensor<1, Int>),
+    ) -> std::result::Result<RopeWritten, Box<WriteLatentError>> {
         if self.interleaved {
-            let options = NormRopeOptions { norm_eps: None, norm_turned: false, inverse: false };
-            return self.norm_rope(x, None, &options);
+            return rope_write(RopeWriteArgs {
+                q,
+                latent,
+                norm_weight: norm.weight.clone(),
+                norm_eps: norm.eps,
+                cos: self.cos.clone(),
+                sin: self.sin.clone(),
+                cache,
+                slots,
+            });
         }
-        let [still, turned] = self.split(&x);
-        Ok(Tensor::cat(vec![still, self.turn_halves(turned)], 2))
-    }
-
-    /// Norms the first channels of `[N, d]`, and turns the last `dr`: a latent and its rotary key.
-    pub(crate) fn norm_and_turn(&self, x: Tensor<2>, norm: &RmsNorm) -> Result<Tensor<2>> {
-        let x = x.unsqueeze_dim::<3>(1);
-        if self.interleaved {
-            let options = NormRopeOptions { norm_eps: Some(norm.eps), norm_turned: false, inverse: false };
-            return Ok(self.norm_rope(x, Some(norm.weight.clone()), &options)?.squeeze_dim(1));
-        }
-        let [still, turned] = self.split(&x);
-        let turned = self.turn_halves(turned).squeeze_dim(1);
-        Ok(Tensor::cat(vec![norm.forward(still.squeeze_dim(1))?, turned], 1))
-    }
-
-    fn norm_rope(&self, x: Tensor<3>, weight: Option<Tensor<1>>, options: &NormRopeOptions) -> Result<Tensor<3>> {
-        Ok(norm_rope(NormRopeArgs { x, weight, cos: self.cos.clone(), sin: self.sin.clone() }, options)?)
+        let [still, turned] = self.split(&q);
+        let q = Tensor::cat(vec![still, self.turn_halves(turned)], 2);
+        let [still, turned] = self.split(&latent.unsqueeze_dim(1));
+        let normed = match rms_norm(still.squeeze_dim(1), norm.weight.clone(), norm.eps) {
+            Ok(normed) => normed,
+            Err(error) => return Err(Box::new(WriteLatentError { error, cache })),
+        };
+        let latent = Tensor::cat(vec![normed, self.turn_halves(turned).squeeze_dim(1)], 1);
+        let cache = write_latent(WriteLatentArgs { cache, slots, latent: latent.clone(), rope: None })?;
+        Ok(RopeWritten { q, latent, cache })
     }
 
     /// The channels before the last `dr`, and those.

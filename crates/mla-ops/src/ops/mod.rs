@@ -13,6 +13,7 @@ pub mod mla_plan;
 pub mod norm_rope;
 pub mod page_table;
 pub mod ragged_attention;
+pub mod rope_write;
 pub mod sparse_mla;
 pub mod sparse_parts;
 pub mod vertical_slash_attention;

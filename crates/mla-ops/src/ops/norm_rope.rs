@@ -73,16 +73,7 @@ impl NormRopeArgs {
         if let Some(eps) = options.norm_eps {
             check_eps(&check, "norm_eps", eps)?;
         }
-        for (name, table) in [("cos", &self.cos), ("sin", &self.sin)] {
-            check.float_as(name, table, DType::F32, "always")?;
-            let words = || format!("[N, dr / 2] with N = {tokens}");
-            check.dims(name, table.dims(), [Some(tokens), None], words)?;
-        }
-        let ([_, pairs], [_, sines]) = (self.cos.dims(), self.sin.dims());
-        check.value("cos", 2 * pairs <= width, format!("{pairs} pairs"), || {
-            format!("at most {}, of the {width} channels of a head", width / 2)
-        })?;
-        check.value("sin", sines == pairs, format!("{sines} pairs"), || format!("{pairs}, as in `cos`"))?;
+        let pairs = check_tables(&check, [&self.cos, &self.sin], tokens, width)?;
         if let Some(weight) = &self.weight {
             check.float_as("weight", weight, DType::F32, "always")?;
             let (normed, name) = if options.norm_turned { (width, "d") } else { (width - 2 * pairs, "d - dr") };
@@ -148,7 +139,26 @@ pub fn add_rms_norm(
     Ok((Tensor::from_dispatch(sum), Tensor::from_dispatch(normed)))
 }
 
-fn check_eps(check: &Check, name: &'static str, eps: f32) -> Result<(), MlaError> {
+/// Cosines and sines of so many tokens, whose heads have so many channels: how many pairs turn.
+pub(super) fn check_tables(
+    check: &Check,
+    [cos, sin]: [&Tensor<2>; 2],
+    tokens: usize,
+    width: usize,
+) -> Result<usize, MlaError> {
+    for (name, table) in [("cos", cos), ("sin", sin)] {
+        check.float_as(name, table, DType::F32, "always")?;
+        check.dims(name, table.dims(), [Some(tokens), None], || format!("[N, dr / 2] with N = {tokens}"))?;
+    }
+    let ([_, pairs], [_, sines]) = (cos.dims(), sin.dims());
+    check.value("cos", 2 * pairs <= width, format!("{pairs} pairs"), || {
+        format!("at most {}, of the {width} channels of a head", width / 2)
+    })?;
+    check.value("sin", sines == pairs, format!("{sines} pairs"), || format!("{pairs}, as in `cos`"))?;
+    Ok(pairs)
+}
+
+pub(super) fn check_eps(check: &Check, name: &'static str, eps: f32) -> Result<(), MlaError> {
     let holds = eps.is_finite() && eps >= 0.0;
     check.value(name, holds, eps, || "a finite number of at least 0".into())
 }

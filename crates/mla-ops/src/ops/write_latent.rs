@@ -50,7 +50,7 @@ impl From<Box<WriteLatentError>> for MlaError {
 /// cache exists. The cache comes back in the error, unchanged. A slot out of range is on the device and cannot be seen;
 /// [`WriteLatentArgs::validate_device_inputs`] looks.
 pub fn write_latent(args: WriteLatentArgs) -> Result<Tensor<3>, Box<WriteLatentError>> {
-    if let Err(error) = args.check_call() {
+    if let Err(error) = args.check_call(OP) {
         return Err(Box::new(WriteLatentError { error, cache: args.cache }));
     }
     let (cache, slots, latent) = (args.cache.into_dispatch(), args.slots.into_dispatch(), args.latent.into_dispatch());
@@ -62,18 +62,21 @@ pub fn write_latent(args: WriteLatentArgs) -> Result<Tensor<3>, Box<WriteLatentE
 
 impl WriteLatentArgs {
     /// Everything that a call must fulfil.
-    fn check_call(&self) -> Result<(), MlaError> {
-        let check = self.check_tensors()?;
+    pub(super) fn check_call(&self, op: &'static str) -> Result<Check, MlaError> {
+        let check = self.check_tensors(op)?;
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
         crate::limits::elements(&check, "cache", &self.cache)?;
         check.contiguous("cache", &self.cache)?;
         check.only_handle("cache", &self.cache)?;
-        if check.sees_values() { self.validate_values() } else { Ok(()) }
+        if check.sees_values() {
+            self.validate_values(op)?;
+        }
+        Ok(check)
     }
 
     /// Dtypes, devices, and that the tensors fit together.
-    fn check_tensors(&self) -> Result<Check, MlaError> {
-        let check = Check::new(OP, "cache", &self.cache)?;
+    fn check_tensors(&self, op: &'static str) -> Result<Check, MlaError> {
+        let check = Check::new(op, "cache", &self.cache)?;
         check.float("cache", &self.cache)?;
         let [_, _, width] = self.cache.dims();
         check.int("slots", &self.slots)?;
@@ -102,12 +105,12 @@ impl WriteLatentArgs {
     /// # Errors
     /// [`MlaError::DeviceValue`] for the first that is not. Before that, wrong shapes and dtypes as in [`write_latent`].
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
-        self.check_tensors()?;
-        self.validate_values()
+        self.check_tensors(OP)?;
+        self.validate_values(OP)
     }
 
-    fn validate_values(&self) -> Result<(), MlaError> {
+    fn validate_values(&self, op: &'static str) -> Result<(), MlaError> {
         let [pages, page_size, _] = self.cache.dims();
-        check_slots(OP, "slots", &self.slots, pages * page_size)
+        check_slots(op, "slots", &self.slots, pages * page_size)
     }
 }

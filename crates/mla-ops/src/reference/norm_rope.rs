@@ -13,6 +13,9 @@ pub(crate) fn norm_rope(
     spec: &NormRopeSpec,
 ) -> Tensor<3> {
     let ([tokens, heads, width], dtype, device) = (x.dims(), x.dtype(), x.device());
+    if tokens * heads * width == 0 {
+        return x;
+    }
     let pairs = spec.pairs;
     let weight = weight.map(values);
     let [cos, sin] = tables.map_or([vec![], vec![]], |tables| tables.map(values));

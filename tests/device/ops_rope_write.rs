@@ -1,0 +1,108 @@
+//! `rope_write` against the operations that it joins.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use mla_ops::{
+    MlaError, NormRopeArgs, NormRopeOptions, RopeWriteArgs, RopeWritten, WriteLatentArgs, norm_rope, rope_write,
+    write_latent,
+};
+use rstest::rstest;
+
+use crate::devices::{for_each_device, for_each_dtype};
+use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
+use crate::ops_errors::{assert_refused, zeros};
+use crate::ops_fixture::{bits, floats, ints, random, restrided, rng};
+
+/// H, d, D and the pairs that turn.
+type Sizes = [usize; 4];
+
+/// For as many tokens as slots, and a cache of 24 tokens.
+fn args([heads, width, cache_width, pairs]: Sizes, slots: &[i32], dtype: DType, device: &Device) -> RopeWriteArgs {
+    let (tokens, mut rng) = (slots.len(), rng(51));
+    let mut draw = |len, dtype| random(&mut rng, len, dtype);
+    let (angles, f32) = (draw(tokens * pairs, DType::F32), DType::F32);
+    let table = |f: fn(f64) -> f64| {
+        let values: Vec<f64> = angles.iter().map(|angle| f(9.0 * angle)).collect();
+        floats(&values, [tokens, pairs], f32, device)
+    };
+    let normed = cache_width - 2 * pairs;
+    RopeWriteArgs {
+        q: floats(&draw(tokens * heads * width, dtype), [tokens, heads, width], dtype, device),
+        latent: floats(&draw(tokens * cache_width, dtype), [tokens, cache_width], dtype, device),
+        norm_weight: floats(&draw(normed, f32), [normed], f32, device),
+        norm_eps: 1e-6,
+        cos: table(f64::cos),
+        sin: table(f64::sin),
+        cache: floats(&draw(24 * cache_width, dtype), [6, 4, cache_width], dtype, device),
+        slots: ints(slots, [tokens], device),
+    }
+}
+
+/// DeepSeek-V2-Lite's and V3's sizes, odd ones, channels that all turn or none, no heads; slots that are skipped; views.
+#[rstest]
+fn ops_rope_write(
+    #[values([16, 192, 576, 32], [3, 7, 9, 2], [5, 4, 70, 2], [1, 8, 130, 0], [2, 6, 4, 2], [0, 8, 16, 2])]
+    sizes: Sizes,
+    #[values(&[7], &[], &[3, -1, 23, 0, 11])] slots: &[i32],
+    #[values(false, true)] views: bool,
+) {
+    for_each_dtype(|device, dtype| {
+        let new = || args(sizes, slots, dtype, device);
+        let RopeWriteArgs { q, latent, norm_weight, norm_eps, cos, sin, cache, slots } = new();
+        let turn = |x: Tensor<3>, weight: Option<Tensor<1>>| {
+            let norm_eps = weight.is_some().then_some(norm_eps);
+            let options = NormRopeOptions { norm_eps, norm_turned: false, inverse: false };
+            norm_rope(NormRopeArgs { x, weight, cos: cos.clone(), sin: sin.clone() }, &options).expect("legal")
+        };
+        let q = turn(q, None);
+        let latent = turn(latent.unsqueeze_dim(1), Some(norm_weight)).squeeze_dim::<2>(1);
+        let write = WriteLatentArgs { cache, slots, latent: latent.clone(), rope: None };
+        let cache = write_latent(write).expect("legal");
+
+        let mut args = new();
+        if views && latent.dims()[0] > 0 && q.dims()[1] > 0 {
+            args.q = restrided(args.q, 0, 1);
+            args.latent = restrided(args.latent, 0, 1);
+        }
+        let written = rope_write(args).expect("legal");
+        let what = format!("{sizes:?} {dtype:?} on {device:?}");
+        assert_eq!((written.q.dims(), written.latent.dims()), (q.dims(), latent.dims()), "{what}");
+        for (actual, expected) in
+            [(bits(&written.q), bits(&q)), (bits(&written.latent), bits(&latent)), (bits(&written.cache), bits(&cache))]
+        {
+            assert!(actual == expected, "{what}");
+        }
+    });
+}
+
+#[test]
+fn ops_errors_rope_write() {
+    for_each_device(|device| {
+        let new = || args([3, 8, 10, 2], &[2, 9], DType::F32, device);
+        let call = |args: RopeWriteArgs| -> Result<RopeWritten, MlaError> {
+            let before = bits(&args.cache);
+            rope_write(args).map_err(|refused| {
+                assert!(bits(&refused.cache) == before, "{refused}: the cache has changed");
+                refused.error
+            })
+        };
+        call(new()).expect("legal before it is changed");
+        let refuses = |kind, argument, change: fn(&mut RopeWriteArgs, &Device)| {
+            let mut args = new();
+            change(&mut args, device);
+            assert_refused(call(args), kind, argument);
+        };
+        refuses(Shape, "q", |it, device| it.q = zeros([3, 3, 8], device));
+        refuses(WrongType, "q", |it, _| it.q = it.q.clone().cast(FloatDType::F16));
+        refuses(Shape, "latent", |it, device| it.latent = zeros([2, 9], device));
+        refuses(Shape, "norm_weight", |it, device| it.norm_weight = zeros([10], device));
+        refuses(Value, "norm_eps", |it, _| it.norm_eps = -1.0);
+        refuses(Shape, "cos", |it, device| it.cos = zeros([1, 2], device));
+        refuses(Value, "cos", |it, device| it.cos = zeros([2, 5], device));
+        refuses(Value, "sin", |it, device| it.sin = zeros([2, 1], device));
+        let (shared, args) = (new(), new());
+        let other = shared.cache.clone();
+        let refused = rope_write(RopeWriteArgs { cache: shared.cache, ..args }).expect_err("another handle is alive");
+        assert!(matches!(refused.error, MlaError::CacheShared { argument: "cache", .. }), "{refused}");
+        drop(other);
+    });
+}
