@@ -3,14 +3,15 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, SharedExperts,
-    batch_invariant, experts_mlp, linear, linear_by_head, linear_pair, route_experts, swiglu,
+    add_rms_norm, batch_invariant, experts_mlp, experts_mlp_add_rms_norm, linear, linear_by_head, linear_pair,
+    route_experts, swiglu,
 };
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
 use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
 use crate::ops_errors::{assert_refused, zeros};
-use crate::ops_fixture::{floats, int_values, ints, random, restrided, rng, tolerance, values};
+use crate::ops_fixture::{bits, floats, int_values, ints, random, restrided, rng, tolerance, values};
 
 const PLAIN: RouteExpertsOptions =
     RouteExpertsOptions { scoring: ExpertScoring::Softmax, groups: None, normalise: false, scale: 1.0 };
@@ -230,6 +231,29 @@ fn ops_experts_mlp(
                 let off = (f64::from(*actual) - expected).abs();
                 assert!(off <= allowed, "{sizes:?} {dtype:?} on {device:?}, token {token}: {actual}, not {expected}");
             }
+        }
+    });
+}
+
+/// The residual sum and its norm have the bits that they have in a launch of their own. Several vectors for a unit, shared
+/// experts that the token's launches take and others, none.
+#[rstest]
+fn ops_experts_mlp_add_rms_norm(
+    #[values([0, 5, 2, 64, 32], [1, 8, 3, 64, 32], [1, 5, 3, 4104, 32], [1, 3, 2, 33, 7], [5, 6, 2, 2056, 8], [41, 3, 2, 64, 32], [4, 5, 5, 33, 7])]
+    sizes: Sizes,
+) {
+    for_each_dtype(|device, dtype| {
+        let (inputs, [tokens, .., hidden, _]) = (Inputs::new(sizes, dtype), sizes);
+        let residual = random(&mut rng(54), tokens * hidden, dtype);
+        let residual = floats(&residual, [tokens, hidden], dtype, device);
+        let weight = floats(&random(&mut rng(55), hidden, DType::F32), [hidden], DType::F32, device);
+        let part = experts_mlp(inputs.args(device), None).expect("legal");
+        let expected = add_rms_norm(residual.clone(), part, weight.clone(), 1e-6).expect("legal");
+        let view = if tokens > 0 { restrided(residual, 0, 1) } else { residual };
+        let actual = experts_mlp_add_rms_norm(inputs.args(device), None, view, weight, 1e-6).expect("legal");
+        for (actual, expected) in [(actual.0, expected.0), (actual.1, expected.1)] {
+            assert_eq!((actual.dims(), actual.dtype()), ([tokens, hidden], dtype));
+            assert!(bits(&actual) == bits(&expected), "{sizes:?} {dtype:?} on {device:?}");
         }
     });
 }
@@ -463,6 +487,17 @@ fn ops_errors_experts() {
         refuses(WrongType, "gate_up", |it, _| it.gate_up = it.gate_up.clone().cast(FloatDType::F16));
         assert_refused(experts_mlp(args(), Some(0.0)), Value, "limit");
         assert_refused(experts_mlp(args(), Some(f32::NAN)), Value, "limit");
+        let norm = |args, residual: [usize; 2], width, eps| {
+            experts_mlp_add_rms_norm(args, None, zeros(residual, device), zeros([width], device), eps)
+        };
+        norm(args(), [4, 64], 64, 0.0).expect("legal before it is changed");
+        let other = ExpertsMlpArgs { x: zeros([3, 64], device), ..args() };
+        assert_refused(norm(other, [4, 64], 64, 0.0), Shape, "indices");
+        assert_refused(norm(args(), [4, 63], 64, 0.0), Shape, "residual");
+        assert_refused(norm(args(), [4, 64], 63, 0.0), Shape, "norm_weight");
+        assert_refused(norm(args(), [4, 64], 64, f32::NAN), Value, "eps");
+        let (half, weight) = (zeros::<2>([4, 64], device).cast(FloatDType::F16), zeros([64], device));
+        assert_refused(experts_mlp_add_rms_norm(args(), None, half, weight, 0.0), WrongType, "residual");
 
         let route = |choice, options: RouteExpertsOptions| {
             route_experts(RouteExpertsArgs { logits: zeros([3, 8], device), choice }, &options)

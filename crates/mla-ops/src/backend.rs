@@ -150,6 +150,8 @@ pub struct ExpertsSpec {
     pub shared: bool,
     /// Bound of the activations.
     pub limit: Option<f32>,
+    /// Added to the mean square in the norm of the residual sum; none where there is no such sum.
+    pub norm_eps: Option<f32>,
 }
 
 /// What [`MlaBackend::norm_rope`] needs beside the tensors.
@@ -312,7 +314,9 @@ pub trait MlaBackend: Backend {
         options: RouteExpertsOptions,
     ) -> (IntTensor<Self>, FloatTensor<Self>);
 
-    /// [`experts_mlp`](crate::experts_mlp()) with what shared experts computed. Without `spec.shared`, `shared` is anything.
+    /// [`experts_mlp_add_rms_norm`](crate::experts_mlp_add_rms_norm()) with what shared experts computed: the sum, and its norm.
+    /// Without `spec.shared`, `shared` is anything. Without `spec.norm_eps`, `residual` and `norm_weight` are anything, and this
+    /// is [`experts_mlp`](crate::experts_mlp()), twice.
     #[fusion(meta = fusion::experts_mlp)]
     #[allow(clippy::too_many_arguments)]
     fn experts_mlp(
@@ -322,10 +326,12 @@ pub trait MlaBackend: Backend {
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
         shared: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
         spec: ExpertsSpec,
-    ) -> FloatTensor<Self>;
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// [`experts_mlp`](crate::experts_mlp()) of a single token, with the weights of shared experts.
+    /// The same of a single token, with the weights of shared experts.
     #[fusion(meta = fusion::experts_mlp_of_token)]
     #[allow(clippy::too_many_arguments)]
     fn experts_mlp_of_token(
@@ -336,8 +342,10 @@ pub trait MlaBackend: Backend {
         down: FloatTensor<Self>,
         shared_gate_up: FloatTensor<Self>,
         shared_down: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
         spec: ExpertsSpec,
-    ) -> FloatTensor<Self>;
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// [`norm_rope`](crate::norm_rope()).
     #[fusion(meta = fusion::norm_rope)]

@@ -9,9 +9,10 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
+use mla_kernels::portable::add_rms_norm::{self, AddRmsNormArgs, Summand};
 use mla_kernels::portable::experts::route::Choice;
 use mla_kernels::portable::{
-    add_rms_norm, argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan,
+    argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_linear,
     norm_rope, page_table, ragged_attention, rope_write, sparse_parts, vertical_slash_attention, vertical_slash_index,
     write_latent,
 };
@@ -413,9 +414,12 @@ impl MlaBackend for CubeBackend {
         gate_up: CubeTensor,
         down: CubeTensor,
         shared: CubeTensor,
+        residual: CubeTensor,
+        norm_weight: CubeTensor,
         spec: ExpertsSpec,
-    ) -> CubeTensor {
-        experts::mlp(x, (indices, weights), [gate_up, down], shared, &spec)
+    ) -> (CubeTensor, CubeTensor) {
+        let norm = spec.norm_eps.map(|eps| (residual, norm_weight, eps));
+        experts::mlp(x, (indices, weights), [gate_up, down], shared, norm, &spec)
     }
 
     fn experts_mlp_of_token(
@@ -426,9 +430,12 @@ impl MlaBackend for CubeBackend {
         down: CubeTensor,
         shared_gate_up: CubeTensor,
         shared_down: CubeTensor,
+        residual: CubeTensor,
+        norm_weight: CubeTensor,
         spec: ExpertsSpec,
-    ) -> CubeTensor {
-        experts::mlp_of_token(x, (indices, weights), [gate_up, down], [shared_gate_up, shared_down], &spec)
+    ) -> (CubeTensor, CubeTensor) {
+        let norm = spec.norm_eps.map(|eps| (residual, norm_weight, eps));
+        experts::mlp_of_token(x, (indices, weights), [gate_up, down], [shared_gate_up, shared_down], norm, &spec)
     }
 
     fn norm_rope(
@@ -467,23 +474,7 @@ impl MlaBackend for CubeBackend {
     }
 
     fn add_rms_norm(x: CubeTensor, y: CubeTensor, weight: CubeTensor, eps: f32) -> (CubeTensor, CubeTensor) {
-        let [x, y, weight] = [x, y, weight].map(contiguous);
-        let [rows, width] = dims(&x);
-        let [sum, normed] = [(); 2].map(|()| empty(&x, [rows, width], x.dtype));
-        let (elem, client) = (dtype_to_elem_type(x.dtype), x.client.clone());
-        let args = add_rms_norm::AddRmsNormArgs {
-            x: x.into_buffer_arg(),
-            y: y.into_buffer_arg(),
-            weight: weight.into_buffer_arg(),
-            sum: sum.clone().into_buffer_arg(),
-            normed: normed.clone().into_buffer_arg(),
-            rows,
-            width,
-            eps,
-            elem,
-        };
-        add_rms_norm::launch(&client, args);
-        (sum, normed)
+        add_norm(x, Summand::Rows(contiguous(y).into_buffer_arg()), weight, eps)
     }
 
     fn argmax(x: CubeTensor) -> CubeTensor {
@@ -719,6 +710,27 @@ impl MlaBackend for CubeBackend {
         }
         out
     }
+}
+
+/// The sum of x `[N, d]` and y, and its norm.
+fn add_norm(x: CubeTensor, y: Summand, weight: CubeTensor, eps: f32) -> (CubeTensor, CubeTensor) {
+    let [x, weight] = [x, weight].map(contiguous);
+    let [rows, width] = dims(&x);
+    let [sum, normed] = [(); 2].map(|()| empty(&x, [rows, width], x.dtype));
+    let (elem, client) = (dtype_to_elem_type(x.dtype), x.client.clone());
+    let args = AddRmsNormArgs {
+        x: x.into_buffer_arg(),
+        y,
+        weight: weight.into_buffer_arg(),
+        sum: sum.clone().into_buffer_arg(),
+        normed: normed.clone().into_buffer_arg(),
+        rows,
+        width,
+        eps,
+        elem,
+    };
+    add_rms_norm::launch(&client, args);
+    (sum, normed)
 }
 
 fn paged_batch(

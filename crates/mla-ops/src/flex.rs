@@ -198,11 +198,17 @@ impl MlaBackend for Flex {
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
         shared: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
         spec: ExpertsSpec,
-    ) -> FloatTensor<Self> {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let routing = (int(indices), float(weights));
         let shared = spec.shared.then(|| float(shared));
-        float_primitive(reference::experts_mlp(float(x), routing, float(gate_up), float(down), shared, spec.limit))
+        let sum = reference::experts_mlp(float(x), routing, float(gate_up), float(down), shared, spec.limit);
+        match spec.norm_eps {
+            Some(eps) => Self::add_rms_norm(residual, float_primitive(sum), norm_weight, eps),
+            None => (float_primitive(sum.clone()), float_primitive(sum)),
+        }
     }
 
     fn experts_mlp_of_token(
@@ -213,11 +219,12 @@ impl MlaBackend for Flex {
         down: FloatTensor<Self>,
         shared_gate_up: FloatTensor<Self>,
         shared_down: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
         spec: ExpertsSpec,
-    ) -> FloatTensor<Self> {
-        let (x, routing) = (float(x), (int(indices), float(weights)));
-        let shared = linear(swiglu(x.clone(), float(shared_gate_up), spec.limit), float(shared_down));
-        float_primitive(reference::experts_mlp(x, routing, float(gate_up), float(down), Some(shared), spec.limit))
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let shared = linear(swiglu(float(x.clone()), float(shared_gate_up), spec.limit), float(shared_down));
+        Self::experts_mlp(x, indices, weights, gate_up, down, float_primitive(shared), residual, norm_weight, spec)
     }
 
     fn norm_rope(

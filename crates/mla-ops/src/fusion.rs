@@ -164,6 +164,7 @@ pub(crate) fn weigh_experts(
     (given.clone(), spec([tokens, top_k], DType::F32))
 }
 
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn experts_mlp(
     x: &TensorSpec,
     _indices: &TensorSpec,
@@ -171,9 +172,11 @@ pub(crate) fn experts_mlp(
     _gate_up: &TensorSpec,
     _down: &TensorSpec,
     _shared: &TensorSpec,
+    _residual: &TensorSpec,
+    _norm_weight: &TensorSpec,
     _spec: &ExpertsSpec,
-) -> TensorSpec {
-    x.clone()
+) -> (TensorSpec, TensorSpec) {
+    (x.clone(), x.clone())
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -185,9 +188,11 @@ pub(crate) fn experts_mlp_of_token(
     _down: &TensorSpec,
     _shared_gate_up: &TensorSpec,
     _shared_down: &TensorSpec,
+    _residual: &TensorSpec,
+    _norm_weight: &TensorSpec,
     _spec: &ExpertsSpec,
-) -> TensorSpec {
-    x.clone()
+) -> (TensorSpec, TensorSpec) {
+    (x.clone(), x.clone())
 }
 
 pub(crate) fn norm_rope(

@@ -5,6 +5,7 @@
 
 use cubecl::prelude::*;
 
+use super::experts::combine::{ExpertOutputs, Place, TokenExperts};
 use super::launch::{address_type, io_vector_size};
 
 /// Units of a cube. Every runtime has this many.
@@ -16,8 +17,8 @@ const SIDE: usize = 16;
 pub struct AddRmsNormArgs {
     /// E `[rows, width]`.
     pub x: BufferArg,
-    /// E `[rows, width]`.
-    pub y: BufferArg,
+    /// What is added to it.
+    pub y: Summand,
     /// f32 `[width]`.
     pub weight: BufferArg,
     /// E `[rows, width]`, written: `x + y`.
@@ -34,6 +35,14 @@ pub struct AddRmsNormArgs {
     pub elem: ElemType,
 }
 
+/// What is added: `y` of the operation.
+pub enum Summand {
+    /// E `[rows, width]`.
+    Rows(BufferArg),
+    /// The sum over the experts of each row, rounded to E.
+    Experts(ExpertOutputs),
+}
+
 /// Writes `sum` and `normed`. Without elements nothing is launched.
 pub fn launch(client: &Client, args: AddRmsNormArgs) {
     let AddRmsNormArgs { rows, width, eps, elem, .. } = args;
@@ -41,22 +50,51 @@ pub fn launch(client: &Client, args: AddRmsNormArgs) {
         return;
     }
     let vector = io_vector_size(client.properties(), &[width], elem.size());
-    add_rms_norm_kernel::launch(
-        client,
-        cubecl::calculate_cube_count_elemwise(client, rows, CubeDim::new_single()),
-        CubeDim::new_1d(UNITS as u32),
-        address_type(client, &[&args.x]),
-        vector,
-        args.x,
-        args.y,
-        args.weight,
-        args.sum,
-        args.normed,
-        rows,
-        width / vector,
-        eps,
-        elem,
-    );
+    let count = cubecl::calculate_cube_count_elemwise(client, rows, CubeDim::new_single());
+    let cube = CubeDim::new_1d(UNITS as u32);
+    match args.y {
+        Summand::Rows(y) => add_rms_norm_kernel::launch(
+            client,
+            count,
+            cube,
+            address_type(client, &[&args.x]),
+            vector,
+            args.x,
+            y,
+            args.weight,
+            args.sum,
+            args.normed,
+            rows,
+            width / vector,
+            eps,
+            elem,
+        ),
+        Summand::Experts(outputs) => {
+            let (shared, place) = outputs.shared.bind(client);
+            add_experts_rms_norm_kernel::launch(
+                client,
+                count,
+                cube,
+                address_type(client, &[&outputs.rows]),
+                vector,
+                args.x,
+                outputs.rows,
+                outputs.indices,
+                outputs.weights,
+                shared,
+                args.weight,
+                args.sum,
+                args.normed,
+                rows,
+                width / vector,
+                outputs.experts,
+                eps,
+                outputs.top_k,
+                place,
+                elem,
+            );
+        }
+    }
 }
 
 /// A cube per row, of `vectors` vectors.
@@ -72,24 +110,86 @@ fn add_rms_norm_kernel<E: Float, N: Size>(
     eps: f32,
     #[define(E)] _elem: ElemType,
 ) {
-    let lanes = N::value().comptime();
     let row = CUBE_POS;
     let mut squares = 0.0f32;
     if row < rows {
         let mut column = UNIT_POS as usize;
         while column < vectors {
             let at = row * vectors + column;
-            let total =
-                Vector::<E, N>::cast_from(Vector::<f32, N>::cast_from(x[at]) + Vector::<f32, N>::cast_from(y[at]));
-            sum[at] = total;
-            let values = Vector::<f32, N>::cast_from(total);
-            #[unroll]
-            for lane in 0..lanes {
-                squares += values.extract(lane) * values.extract(lane);
-            }
+            squares = write_sum(x[at], y[at], sum, at, squares);
             column += UNITS;
         }
     }
+    write_norm(squares, sum, weight, normed, rows, vectors, eps);
+}
+
+/// The same, of `x` and the sums over the experts of the rows.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn add_experts_rms_norm_kernel<E: Float, N: Size>(
+    x: &[Vector<E, N>],
+    outputs: &[Vector<E, N>],
+    indices: &[i32],
+    expert_weights: &[f32],
+    shared: &[Vector<E, N>],
+    weight: &[f32],
+    sum: &mut [Vector<E, N>],
+    normed: &mut [Vector<E, N>],
+    rows: usize,
+    vectors: usize,
+    experts: usize,
+    eps: f32,
+    #[comptime] top_k: usize,
+    #[comptime] place: Place,
+    #[define(E)] _elem: ElemType,
+) {
+    let row = CUBE_POS;
+    let mut squares = 0.0f32;
+    if row < rows {
+        let token = TokenExperts::read(indices, expert_weights, row, experts, top_k);
+        let mut column = UNIT_POS as usize;
+        while column < vectors {
+            let at = row * vectors + column;
+            let y = token.sum(outputs, shared, column, rows, vectors, place);
+            squares = write_sum(x[at], y, sum, at, squares);
+            column += UNITS;
+        }
+    }
+    write_norm(squares, sum, weight, normed, rows, vectors, eps);
+}
+
+/// Writes a vector of the sum. Returns `squares` and those of its channels.
+#[cube]
+fn write_sum<E: Float, N: Size>(
+    x: Vector<E, N>,
+    y: Vector<E, N>,
+    sum: &mut [Vector<E, N>],
+    at: usize,
+    squares: f32,
+) -> f32 {
+    let total = Vector::<E, N>::cast_from(Vector::<f32, N>::cast_from(x) + Vector::<f32, N>::cast_from(y));
+    sum[at] = total;
+    let values = Vector::<f32, N>::cast_from(total);
+    let mut squares = squares;
+    #[unroll]
+    for lane in 0..N::value().comptime() {
+        squares += values.extract(lane) * values.extract(lane);
+    }
+    squares
+}
+
+/// Writes the norm of the cube's row. Called by all units, with the squares of what they wrote.
+#[cube]
+fn write_norm<E: Float, N: Size>(
+    squares: f32,
+    sum: &mut [Vector<E, N>],
+    weight: &[f32],
+    normed: &mut [Vector<E, N>],
+    rows: usize,
+    vectors: usize,
+    eps: f32,
+) {
+    let lanes = N::value().comptime();
+    let row = CUBE_POS;
     let mean = sum_of_cube(squares) / f32::cast_from(vectors * lanes);
     let scale = 1.0 / (mean + eps).sqrt();
     if row < rows {
@@ -136,11 +236,21 @@ fn sum_of_cube(own: f32) -> f32 {
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, FLOATS, form};
     let cube = CubeDim::new_1d(UNITS as u32);
-    let forms = FLOATS.into_iter().map(|kind| {
-        let elem = ElemType::Float(kind);
-        let vector = 16 / elem.size();
+    let elem_of = |kind| (ElemType::Float(kind), 16 / ElemType::Float(kind).size());
+    let rows = FLOATS.map(|kind| {
+        let (elem, vector) = elem_of(kind);
         let form = form!(add_rms_norm_kernel, cube, [AddressType::U32, vector, _, _, _, _, _, 1, 1, 1.0, elem]);
         Entry::of(kind, "add_rms_norm", form)
     });
-    forms.collect()
+    let experts = |name, place| {
+        FLOATS.map(|kind| {
+            let (elem, vector) = elem_of(kind);
+            #[rustfmt::skip]
+            let form = form!(add_experts_rms_norm_kernel, cube,
+                [AddressType::U32, vector, _, _, _, _, _, _, _, _, 1, 1, 1, 1.0, 6, place, elem]);
+            Entry::of(kind, name, form)
+        })
+    };
+    let experts = [experts("add_rms_norm.experts", Place::Apart), experts("add_rms_norm.experts.token", Place::Behind)];
+    rows.into_iter().chain(experts.into_iter().flatten()).collect()
 }

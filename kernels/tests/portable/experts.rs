@@ -3,7 +3,7 @@
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::portable::experts::combine::{self, CombineArgs, SharedRows};
+use mla_kernels::portable::experts::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
 use mla_kernels::portable::experts::linear::{self, LinearArgs, LinearForm, PairRows, Work, tile_tokens};
 use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
 use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
@@ -342,19 +342,16 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
         };
         linear::launch(client, args);
     }
-    let args = CombineArgs {
+    let outputs = ExpertOutputs {
         rows: arg(&rows, pairs * HIDDEN),
         indices: upload_pairs(),
         weights: arg(&upload(client, &weights), pairs),
         shared: if limited { SharedRows::Apart(arg(&upload(client, &shared), shared.len())) } else { SharedRows::None },
-        out: arg(&out, tokens * HIDDEN),
-        tokens,
         top_k,
         experts,
-        width: HIDDEN,
-        elem,
     };
-    combine::launch(client, args);
+    let out_arg = arg(&out, tokens * HIDDEN);
+    combine::launch(client, CombineArgs { outputs, out: out_arg, tokens, width: HIDDEN, elem });
     let actual = read::<E>(client, out);
     let limit = if limited { f64::from(LIMIT) } else { f64::INFINITY };
     for (token, x) in x.chunks(HIDDEN).enumerate() {

@@ -2,11 +2,11 @@
 
 use burn::tensor::{Bool, Int, Tensor};
 use mla_ops::{
-    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, experts_mlp,
-    linear, route_experts,
+    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions,
+    experts_mlp_add_rms_norm, linear, route_experts,
 };
 
-use super::Mlp;
+use super::{Mlp, RmsNorm};
 use crate::Result;
 use crate::config::{DeepseekV3Config, Scoring};
 use crate::weights::WeightLoader;
@@ -30,14 +30,22 @@ impl Moe {
         }
     }
 
-    /// `[N, hidden]` -> `[N, hidden]`. Rows that are `padding`, `[N, 1]`, get no routed expert.
-    pub(crate) fn forward(&self, x: Tensor<2>, padding: Option<&Tensor<2, Bool>>) -> Result<Tensor<2>> {
-        let (mut indices, weights) = self.gate.forward(x.clone())?;
+    /// The residual stream x `[N, hidden]` and its normed form h: the sum of x and the experts of h, and its norm. Rows that are
+    /// `padding`, `[N, 1]`, get no routed expert.
+    pub(crate) fn forward_sum(
+        &self,
+        x: Tensor<2>,
+        h: Tensor<2>,
+        padding: Option<&Tensor<2, Bool>>,
+        norm: &RmsNorm,
+    ) -> Result<(Tensor<2>, Tensor<2>)> {
+        let (mut indices, weights) = self.gate.forward(h.clone())?;
         if let Some(padding) = padding {
             let shape = indices.dims();
             indices = indices.mask_fill(padding.clone().expand(shape), -1);
         }
-        self.experts.forward(x, (indices, weights), &self.shared_experts)
+        let args = self.experts.args(h, (indices, weights), &self.shared_experts);
+        Ok(experts_mlp_add_rms_norm(args, self.experts.swiglu_limit, x, norm.weight.clone(), norm.eps)?)
     }
 }
 
@@ -111,15 +119,14 @@ impl Experts {
         }
     }
 
-    /// x `[N, hidden]`, indices `[N, k]` with weights f32 `[N, k]` -> the sum of these experts and the shared one `[N, hidden]`.
-    pub(super) fn forward(
+    /// x `[N, hidden]`, indices `[N, k]` with weights f32 `[N, k]`: what the sum of these experts and the shared one takes.
+    pub(super) fn args(
         &self,
         x: Tensor<2>,
         (indices, weights): (Tensor<2, Int>, Tensor<2>),
         shared: &Mlp,
-    ) -> Result<Tensor<2>> {
+    ) -> ExpertsMlpArgs {
         let (gate_up, down) = (self.gate_up_proj.clone(), self.down_proj.clone());
-        let args = ExpertsMlpArgs { x, indices, weights, gate_up, down, shared: Some(shared.weights()) };
-        Ok(experts_mlp(args, self.swiglu_limit)?)
+        ExpertsMlpArgs { x, indices, weights, gate_up, down, shared: Some(shared.weights()) }
     }
 }

@@ -1,7 +1,7 @@
 //! Mixture of experts of DeepSeek-V4: square-root-softplus scores, a table for the first layers, clamped activations.
 
 use burn::tensor::{Int, Tensor};
-use mla_ops::{ExpertChoice, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, linear, route_experts};
+use mla_ops::{ExpertChoice, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, experts_mlp, linear, route_experts};
 
 use super::Mlp;
 use super::mlp::MlpNames;
@@ -33,7 +33,8 @@ impl MoeV4 {
     /// x `[N, hidden]` and the tokens' ids i32 `[N]` -> `[N, hidden]`.
     pub(crate) fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
         let routing = self.gate.forward(x.clone(), input_ids)?;
-        self.experts.forward(x, routing, &self.shared_experts)
+        let args = self.experts.args(x, routing, &self.shared_experts);
+        Ok(experts_mlp(args, self.experts.swiglu_limit)?)
     }
 }
 

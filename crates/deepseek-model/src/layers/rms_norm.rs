@@ -23,13 +23,9 @@ impl RmsNorm {
         Ok(rms_norm(x, self.weight.clone(), self.eps)?)
     }
 
-    /// The sum of what the layers before have added up, `[N, width]`, and the last part of it, if that is still missing; and its
-    /// norm.
-    pub(crate) fn forward_sum(&self, x: Tensor<2>, part: Option<Tensor<2>>) -> Result<(Tensor<2>, Tensor<2>)> {
-        match part {
-            Some(part) => Ok(add_rms_norm(x, part, self.weight.clone(), self.eps)?),
-            None => Ok((x.clone(), self.forward(x)?)),
-        }
+    /// The sum of the residual stream `[N, width]` and what a part of a layer computed, and its norm.
+    pub(crate) fn forward_sum(&self, x: Tensor<2>, part: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
+        Ok(add_rms_norm(x, part, self.weight.clone(), self.eps)?)
     }
 }
 

@@ -97,20 +97,19 @@ impl DeepseekV3 {
         if let Some(observe) = &mut observe {
             observe(Hidden::Embedding, &x);
         }
-        // What the last part of a layer computed is added where the next one norms the sum.
-        let mut part = None;
+        // A layer ends with the norm of the next one.
+        let norm = |layer: usize| self.layers.get(layer).map_or(&self.norm, |layer| &layer.input_layernorm);
+        let mut h = norm(0).forward(x.clone())?;
         for (number, layer) in self.layers.iter().enumerate() {
-            let (sum, last) = layer.forward(x, part, step, cache)?;
+            (x, h) = layer.forward(x, h, norm(number + 1), step, cache)?;
             if let Some(observe) = &mut observe {
-                observe(Hidden::Layer(number), &(sum.clone() + last.clone()));
+                observe(Hidden::Layer(number), &x);
             }
-            (x, part) = (sum, Some(last));
         }
-        let (_, x) = self.norm.forward_sum(x, part)?;
         if let Some(observe) = &mut observe {
-            observe(Hidden::FinalNorm, &x);
+            observe(Hidden::FinalNorm, &h);
         }
-        Ok(x)
+        Ok(h)
     }
 
     /// Buffers for the inputs of steps with one token of each request.
@@ -161,21 +160,20 @@ impl DecoderLayer {
         }
     }
 
-    /// The residual stream is `x` and, where that is still missing, `part`; so is it afterwards.
+    /// The residual stream x and its normed form h become those after this layer, with the norm of the next one.
     fn forward(
         &self,
         x: Tensor<2>,
-        part: Option<Tensor<2>>,
+        h: Tensor<2>,
+        next_norm: &RmsNorm,
         step: &Step,
         cache: &mut PagedCache,
     ) -> Result<(Tensor<2>, Tensor<2>)> {
-        let (x, h) = self.input_layernorm.forward_sum(x, part)?;
         let attention = self.self_attn.forward(h, step, cache)?;
-        let (x, h) = self.post_attention_layernorm.forward_sum(x, Some(attention))?;
-        let f = match &self.mlp {
-            FeedForward::Dense(mlp) => mlp.forward(h),
-            FeedForward::Moe(moe) => moe.forward(h, step.padding.as_ref())?,
-        };
-        Ok((x, f))
+        let (x, h) = self.post_attention_layernorm.forward_sum(x, attention)?;
+        match &self.mlp {
+            FeedForward::Dense(mlp) => next_norm.forward_sum(x, mlp.forward(h)),
+            FeedForward::Moe(moe) => moe.forward_sum(x, h, step.padding.as_ref(), next_norm),
+        }
     }
 }

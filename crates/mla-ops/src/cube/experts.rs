@@ -5,13 +5,15 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
-use mla_kernels::portable::experts::combine::{self, CombineArgs, SharedRows};
+use mla_kernels::portable::add_rms_norm::Summand;
+use mla_kernels::portable::experts::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
 use mla_kernels::portable::experts::linear::{
     self, LinearArgs, LinearForm, PairRows, SecondMatrix, SharedMatrix, Work, tile_tokens,
 };
 use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
 use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
 
+use super::add_norm;
 use super::tensors::{contiguous, dims, empty, matrix_stride};
 use crate::backend::{ExpertsSpec, LinearSpec};
 use crate::{ExpertScoring, RouteExpertsOptions};
@@ -136,14 +138,18 @@ pub(super) fn route(
     (indices, weights)
 }
 
-/// See [`crate::experts_mlp`].
+/// The residual stream, and weight and epsilon of the norm of what it becomes.
+type AddNorm = (CubeTensor, CubeTensor, f32);
+
+/// See [`MlaBackend::experts_mlp`](crate::backend::MlaBackend).
 pub(super) fn mlp(
     x: CubeTensor,
     (indices, weights): (CubeTensor, CubeTensor),
     [gate_up, down]: [CubeTensor; 2],
     shared: CubeTensor,
+    norm: Option<AddNorm>,
     spec: &ExpertsSpec,
-) -> CubeTensor {
+) -> (CubeTensor, CubeTensor) {
     let [x, indices, weights, gate_up, down, shared] = [x, indices, weights, gate_up, down, shared].map(contiguous);
     let ([tokens, hidden], [_, top_k], [experts, _, width]) = (dims(&x), dims(&indices), dims(&down));
     let (pairs, elem) = (tokens * top_k, dtype_to_elem_type(x.dtype));
@@ -156,23 +162,24 @@ pub(super) fn mlp(
     product(&x, gate_up, &activations, [hidden, width], true, up_work, spec);
     product(&activations, down, &outputs, [width, hidden], false, down_work, spec);
     let shared = if spec.shared { SharedRows::Apart(shared.into_buffer_arg()) } else { SharedRows::None };
-    combine(outputs, (indices, weights), shared, experts, [tokens, hidden])
+    combine(outputs, (indices, weights), shared, experts, norm)
 }
 
-/// See [`crate::experts_mlp`]: the shared experts are in the same launches as those of the token.
+/// As [`mlp`], with the shared experts in the same launches as those of the token.
 pub(super) fn mlp_of_token(
     x: CubeTensor,
     (indices, weights): (CubeTensor, CubeTensor),
     [gate_up, down]: [CubeTensor; 2],
     [shared_gate_up, shared_down]: [CubeTensor; 2],
+    norm: Option<AddNorm>,
     spec: &ExpertsSpec,
-) -> CubeTensor {
+) -> (CubeTensor, CubeTensor) {
     let ([_, pairs], [experts, hidden, width], [_, shared_width]) = (dims(&indices), dims(&down), dims(&shared_down));
     if !linear::joins_experts(width, shared_width) {
         let gated = LinearSpec { gated: true, limit: spec.limit };
         let activations = self::linear(x.clone(), shared_gate_up, &gated);
         let shared = self::linear(activations, shared_down, &LinearSpec { gated: false, limit: None });
-        return mlp(x, (indices, weights), [gate_up, down], shared, spec);
+        return mlp(x, (indices, weights), [gate_up, down], shared, norm, spec);
     }
     let [x, indices, weights, gate_up, down] = [x, indices, weights, gate_up, down].map(contiguous);
     let shared = [shared_gate_up, shared_down].map(|weight| {
@@ -185,7 +192,7 @@ pub(super) fn mlp_of_token(
     let [up_work, down_work] = pairs_of_token(&indices, experts, shared);
     product(&x, gate_up, &activations, [hidden, width], true, up_work, spec);
     product(&activations, down, &outputs, [width, hidden], false, down_work, spec);
-    combine(outputs, (indices, weights), SharedRows::Behind, experts, [1, hidden])
+    combine(outputs, (indices, weights), SharedRows::Behind, experts, norm)
 }
 
 /// One of the products of the experts.
@@ -214,30 +221,31 @@ fn product(
     linear::launch(&x.client, args);
 }
 
-/// The weighted sum of the rows of each token's pairs, and what is shared.
+/// The weighted sum of the rows of each token's pairs, and what is shared; twice, or as part of a residual sum and its norm.
 fn combine(
     rows: CubeTensor,
     (indices, weights): (CubeTensor, CubeTensor),
     shared: SharedRows,
     experts: usize,
-    [tokens, hidden]: [usize; 2],
-) -> CubeTensor {
-    let ([_, top_k], elem) = (dims(&indices), dtype_to_elem_type(rows.dtype));
-    let (out, client) = (empty(&rows, [tokens, hidden], rows.dtype), rows.client.clone());
-    let args = CombineArgs {
+    norm: Option<AddNorm>,
+) -> (CubeTensor, CubeTensor) {
+    let ([_, hidden], [tokens, top_k]) = (dims(&rows), dims(&indices));
+    let (elem, like) = (dtype_to_elem_type(rows.dtype), rows.clone());
+    let outputs = ExpertOutputs {
         rows: rows.into_buffer_arg(),
         indices: indices.into_buffer_arg(),
         weights: weights.into_buffer_arg(),
         shared,
-        out: out.clone().into_buffer_arg(),
-        tokens,
         top_k,
         experts,
-        width: hidden,
-        elem,
     };
+    if let Some((residual, weight, eps)) = norm {
+        return add_norm(residual, Summand::Experts(outputs), weight, eps);
+    }
+    let (out, client) = (empty(&like, [tokens, hidden], like.dtype), like.client.clone());
+    let args = CombineArgs { outputs, out: out.clone().into_buffer_arg(), tokens, width: hidden, elem };
     combine::launch(&client, args);
-    out
+    (out.clone(), out)
 }
 
 /// The work of both products for a single token, whose pairs have the order of its experts.

@@ -1,15 +1,15 @@
-//! [`route_experts`] and [`experts_mlp`]: mixture of experts.
+//! [`route_experts`], [`experts_mlp`] and [`experts_mlp_add_rms_norm`]: mixture of experts.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use super::linear::{linear, swiglu};
+use super::norm_rope::check_norm;
 use crate::MlaError;
 use crate::backend::{ExpertsSpec, MlaBackend};
 use crate::check::Check;
 
 const ROUTE: &str = "route_experts";
-const MLP: &str = "experts_mlp";
 /// Experts at most.
 const MAX_EXPERTS: usize = 1024;
 
@@ -134,7 +134,7 @@ impl RouteExpertsArgs {
     }
 }
 
-/// Arguments of [`experts_mlp`].
+/// Arguments of [`experts_mlp`] and [`experts_mlp_add_rms_norm`].
 #[derive(Debug, Clone)]
 pub struct ExpertsMlpArgs {
     /// `[N, hidden]`, f32, f16 or bf16.
@@ -170,45 +170,77 @@ pub struct SharedExperts {
 /// # Errors
 /// Wrong shapes, dtypes or devices, or a limit that is not positive: nothing is launched.
 pub fn experts_mlp(args: ExpertsMlpArgs, limit: Option<f32>) -> Result<Tensor<2>, MlaError> {
-    let check = args.check(limit)?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    crate::limits::experts(&check, &args)?;
-    let _ = check;
+    args.check("experts_mlp", limit)?;
     if args.x.shape().num_elements() == 0 {
         return Ok(args.x);
     }
-    let spec = ExpertsSpec { shared: args.shared.is_some(), limit };
-    let shared = match args.shared {
-        Some(shared) if args.x.dims()[0] == 1 => {
-            return Ok(Tensor::from_dispatch(<Dispatch as MlaBackend>::experts_mlp_of_token(
-                args.x.into_dispatch(),
-                args.indices.into_dispatch(),
-                args.weights.into_dispatch(),
-                args.gate_up.into_dispatch(),
-                args.down.into_dispatch(),
-                shared.gate_up.into_dispatch(),
-                shared.down.into_dispatch(),
-                spec,
-            )));
-        }
-        Some(shared) => linear(swiglu(args.x.clone(), shared.gate_up, limit), shared.down),
-        // Any tensor does.
-        None => args.x.clone(),
-    };
-    Ok(Tensor::from_dispatch(<Dispatch as MlaBackend>::experts_mlp(
-        args.x.into_dispatch(),
-        args.indices.into_dispatch(),
-        args.weights.into_dispatch(),
-        args.gate_up.into_dispatch(),
-        args.down.into_dispatch(),
-        shared.into_dispatch(),
-        spec,
-    )))
+    Ok(args.sum(limit, None).0)
+}
+
+/// The sum of `residual [N, hidden]`, of the dtype of `x`, and [`experts_mlp`], and its [`rms_norm`](crate::rms_norm) with a
+/// weight f32 `[hidden]`: both `[N, hidden]` of that dtype. The bits are those of [`add_rms_norm`](crate::add_rms_norm) after
+/// [`experts_mlp`], with one launch less.
+///
+/// # Errors
+/// As both.
+pub fn experts_mlp_add_rms_norm(
+    args: ExpertsMlpArgs,
+    limit: Option<f32>,
+    residual: Tensor<2>,
+    norm_weight: Tensor<1>,
+    eps: f32,
+) -> Result<(Tensor<2>, Tensor<2>), MlaError> {
+    let check = args.check("experts_mlp_add_rms_norm", limit)?;
+    let [tokens, hidden] = args.x.dims();
+    check.float_as("residual", &residual, args.x.dtype(), "that of `x`")?;
+    let words = || format!("[N, hidden] = [{tokens}, {hidden}]");
+    check.dims("residual", residual.dims(), [Some(tokens), Some(hidden)], words)?;
+    check_norm(&check, "norm_weight", &norm_weight, hidden, eps)?;
+    if tokens * hidden == 0 {
+        return Ok((residual.clone(), residual));
+    }
+    Ok(args.sum(limit, Some((residual, norm_weight, eps))))
 }
 
 impl ExpertsMlpArgs {
-    fn check(&self, limit: Option<f32>) -> Result<Check, MlaError> {
-        let check = Check::new(MLP, "x", &self.x)?;
+    /// The experts' sum, twice; with a residual stream and the weight and epsilon of a norm, the sum of both and its norm.
+    fn sum(self, limit: Option<f32>, norm: Option<(Tensor<2>, Tensor<1>, f32)>) -> (Tensor<2>, Tensor<2>) {
+        let Self { x, indices, weights, gate_up, down, shared } = self;
+        let norm_eps = norm.as_ref().map(|(_, _, eps)| *eps);
+        let spec = ExpertsSpec { shared: shared.is_some(), limit, norm_eps };
+        // Where something is missing, any tensor does.
+        let any = || x.clone().into_dispatch();
+        let (residual, norm_weight) = norm
+            .map_or_else(|| (any(), any()), |(residual, weight, _)| (residual.into_dispatch(), weight.into_dispatch()));
+        let [indices, weights] = [indices.into_dispatch(), weights.into_dispatch()];
+        let [gate_up, down] = [gate_up, down].map(Tensor::into_dispatch);
+        let (sum, normed) = match shared {
+            Some(shared) if x.dims()[0] == 1 => {
+                let [shared_gate_up, shared_down] = [shared.gate_up, shared.down].map(Tensor::into_dispatch);
+                let x = x.into_dispatch();
+                #[rustfmt::skip]
+                let both = <Dispatch as MlaBackend>::experts_mlp_of_token(
+                    x, indices, weights, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, spec,
+                );
+                both
+            }
+            shared => {
+                let shared = shared.map_or_else(any, |shared| {
+                    linear(swiglu(x.clone(), shared.gate_up, limit), shared.down).into_dispatch()
+                });
+                let x = x.into_dispatch();
+                #[rustfmt::skip]
+                let both = <Dispatch as MlaBackend>::experts_mlp(
+                    x, indices, weights, gate_up, down, shared, residual, norm_weight, spec,
+                );
+                both
+            }
+        };
+        (Tensor::from_dispatch(sum), Tensor::from_dispatch(normed))
+    }
+
+    fn check(&self, op: &'static str, limit: Option<f32>) -> Result<Check, MlaError> {
+        let check = Check::new(op, "x", &self.x)?;
         check.float("x", &self.x)?;
         check.int("indices", &self.indices)?;
         check.float_as("weights", &self.weights, DType::F32, "always")?;
@@ -243,6 +275,8 @@ impl ExpertsMlpArgs {
         if let Some(limit) = limit {
             check.value("limit", limit > 0.0, limit, || "a number above 0".into())?;
         }
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        crate::limits::experts(&check, self)?;
         Ok(check)
     }
 }

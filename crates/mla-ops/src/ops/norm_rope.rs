@@ -93,9 +93,7 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, eps: f32) -> Result<Tensor<2>, 
     let check = Check::new("rms_norm", "x", &x)?;
     check.float("x", &x)?;
     let [_, width] = x.dims();
-    check.float_as("weight", &weight, DType::F32, "always")?;
-    check.dims("weight", weight.dims(), [Some(width)], || format!("[d] = [{width}]"))?;
-    check_eps(&check, "eps", eps)?;
+    check_norm(&check, "weight", &weight, width, eps)?;
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     crate::limits::elements(&check, "x", &x)?;
     if x.shape().num_elements() == 0 {
@@ -126,9 +124,7 @@ pub fn add_rms_norm(
     check.float_as("y", &y, x.dtype(), "that of `x`")?;
     let [rows, width] = x.dims();
     check.dims("y", y.dims(), [Some(rows), Some(width)], || format!("[N, d] = [{rows}, {width}]"))?;
-    check.float_as("weight", &weight, DType::F32, "always")?;
-    check.dims("weight", weight.dims(), [Some(width)], || format!("[d] = [{width}]"))?;
-    check_eps(&check, "eps", eps)?;
+    check_norm(&check, "weight", &weight, width, eps)?;
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     crate::limits::elements(&check, "x", &x)?;
     if rows * width == 0 {
@@ -156,6 +152,19 @@ pub(super) fn check_tables(
     })?;
     check.value("sin", sines == pairs, format!("{sines} pairs"), || format!("{pairs}, as in `cos`"))?;
     Ok(pairs)
+}
+
+/// Weight and epsilon of the norm of rows.
+pub(super) fn check_norm(
+    check: &Check,
+    name: &'static str,
+    weight: &Tensor<1>,
+    width: usize,
+    eps: f32,
+) -> Result<(), MlaError> {
+    check.float_as(name, weight, DType::F32, "always")?;
+    check.dims(name, weight.dims(), [Some(width)], || format!("[d] = [{width}]"))?;
+    check_eps(check, "eps", eps)
 }
 
 pub(super) fn check_eps(check: &Check, name: &'static str, eps: f32) -> Result<(), MlaError> {

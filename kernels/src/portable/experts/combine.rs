@@ -9,6 +9,20 @@ const UNITS: u32 = 64;
 
 /// Arguments of [`launch`]; E is `elem`.
 pub struct CombineArgs {
+    /// What is summed.
+    pub outputs: ExpertOutputs,
+    /// E `[tokens, width]`, written.
+    pub out: BufferArg,
+    /// Tokens.
+    pub tokens: usize,
+    /// Channels.
+    pub width: usize,
+    /// f32, f16 or bf16.
+    pub elem: ElemType,
+}
+
+/// What the experts of each token computed.
+pub struct ExpertOutputs {
     /// E `[tokens * top_k, width]`: what each pair's expert computed.
     pub rows: BufferArg,
     /// i32 `[tokens, top_k]`: the expert of each pair; of one that there is not, nothing is read.
@@ -17,18 +31,10 @@ pub struct CombineArgs {
     pub weights: BufferArg,
     /// What is added.
     pub shared: SharedRows,
-    /// E `[tokens, width]`, written.
-    pub out: BufferArg,
-    /// Tokens.
-    pub tokens: usize,
     /// Experts of a token.
     pub top_k: usize,
     /// Experts.
     pub experts: usize,
-    /// Channels.
-    pub width: usize,
-    /// f32, f16 or bf16.
-    pub elem: ElemType,
 }
 
 /// What shared experts computed.
@@ -43,47 +49,53 @@ pub enum SharedRows {
 
 /// As [`SharedRows`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Place {
+pub(crate) enum Place {
     None,
     Apart,
     Behind,
 }
 
+impl SharedRows {
+    /// As arguments of a kernel.
+    pub(crate) fn bind(self, client: &Client) -> (BufferArg, Place) {
+        match self {
+            Self::None => (dummy(client), Place::None),
+            Self::Apart(rows) => (rows, Place::Apart),
+            Self::Behind => (dummy(client), Place::Behind),
+        }
+    }
+}
+
 /// Writes `out`. Without elements nothing is launched.
 pub fn launch(client: &Client, args: CombineArgs) {
-    let CombineArgs { tokens, top_k, experts, width, elem, .. } = args;
+    let CombineArgs { outputs, out, tokens, width, elem } = args;
     if tokens * width == 0 {
         return;
     }
     let vector = io_vector_size(client.properties(), &[width], elem.size());
-    let vectors = tokens * (width / vector);
     let cube = CubeDim::new_1d(UNITS);
-    let (shared, place) = match args.shared {
-        SharedRows::None => (dummy(client), Place::None),
-        SharedRows::Apart(rows) => (rows, Place::Apart),
-        SharedRows::Behind => (dummy(client), Place::Behind),
-    };
+    let (shared, place) = outputs.shared.bind(client);
     combine_kernel::launch(
         client,
-        cubecl::calculate_cube_count_elemwise(client, vectors, cube),
+        cubecl::calculate_cube_count_elemwise(client, tokens * (width / vector), cube),
         cube,
-        address_type(client, &[&args.rows]),
+        address_type(client, &[&outputs.rows]),
         vector,
-        args.rows,
-        args.indices,
-        args.weights,
+        outputs.rows,
+        outputs.indices,
+        outputs.weights,
         shared,
-        args.out,
-        vectors,
+        out,
+        tokens,
         width / vector,
-        experts,
-        top_k,
+        outputs.experts,
+        outputs.top_k,
         place,
         elem,
     );
 }
 
-/// A unit has a vector of a token. The sum has the order of the token's experts, shared ones last.
+/// A unit has a vector of a token.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn combine_kernel<E: Float, N: Size>(
     rows: &[Vector<E, N>],
@@ -91,7 +103,7 @@ fn combine_kernel<E: Float, N: Size>(
     weights: &[f32],
     shared: &[Vector<E, N>],
     out: &mut [Vector<E, N>],
-    vectors: usize,
+    tokens: usize,
     width: usize,
     experts: usize,
     #[comptime] top_k: usize,
@@ -99,9 +111,32 @@ fn combine_kernel<E: Float, N: Size>(
     #[define(E)] _elem: ElemType,
 ) {
     let at = ABSOLUTE_POS;
-    if at < vectors {
-        let (token, column) = (at / width, at % width);
-        // All loads of a kind before they are used, so that none waits for another.
+    if at < tokens * width {
+        let token = TokenExperts::read(indices, weights, at / width, experts, top_k);
+        out[at] = token.sum(rows, shared, at % width, tokens, width, place);
+    }
+}
+
+/// The experts of a token. All loads of a kind stand before they are used, so that none waits for another.
+#[derive(CubeType)]
+pub(crate) struct TokenExperts {
+    token: usize,
+    weights: Sequence<f32>,
+    /// Whether there are such experts.
+    known: Sequence<bool>,
+    #[cube(comptime)]
+    top_k: usize,
+}
+
+#[cube]
+impl TokenExperts {
+    pub(crate) fn read(
+        indices: &[i32],
+        weights: &[f32],
+        token: usize,
+        experts: usize,
+        #[comptime] top_k: usize,
+    ) -> TokenExperts {
         let mut factors = Sequence::<f32>::new();
         let mut known = Sequence::<bool>::new();
         #[unroll]
@@ -110,28 +145,42 @@ fn combine_kernel<E: Float, N: Size>(
             factors.push(weights[pair]);
             known.push(is_row(indices[pair], experts));
         }
+        TokenExperts { token, weights: factors, known, top_k }
+    }
+
+    /// A vector of the weighted sum, in the order of the token's experts, shared ones last.
+    pub(crate) fn sum<E: Float, N: Size>(
+        &self,
+        rows: &[Vector<E, N>],
+        shared: &[Vector<E, N>],
+        column: usize,
+        tokens: usize,
+        width: usize,
+        #[comptime] place: Place,
+    ) -> Vector<E, N> {
+        let top_k = comptime!(self.top_k);
         let mut values = Sequence::<Vector<f32, N>>::new();
         #[unroll]
         for i in 0..top_k {
             let mut value = Vector::<f32, N>::new(0.0f32);
-            if known[i] {
-                value = Vector::cast_from(rows[(token * top_k + i) * width + column]);
+            if self.known[i] {
+                value = Vector::cast_from(rows[(self.token * top_k + i) * width + column]);
             }
             values.push(value);
         }
         let mut sum = Vector::<f32, N>::new(0.0f32);
         #[unroll]
         for i in 0..top_k {
-            if known[i] {
-                sum += values[i] * Vector::new(factors[i]);
+            if self.known[i] {
+                sum += values[i] * Vector::new(self.weights[i]);
             }
         }
         if comptime!(place == Place::Apart) {
-            sum += Vector::<f32, N>::cast_from(shared[at]);
+            sum += Vector::<f32, N>::cast_from(shared[self.token * width + column]);
         } else if comptime!(place == Place::Behind) {
-            sum += Vector::<f32, N>::cast_from(rows[vectors * top_k + at]);
+            sum += Vector::<f32, N>::cast_from(rows[(tokens * top_k + self.token) * width + column]);
         }
-        out[at] = Vector::cast_from(sum);
+        Vector::cast_from(sum)
     }
 }
 
