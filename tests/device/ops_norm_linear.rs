@@ -1,6 +1,6 @@
 //! `add_rms_norm_linear` against the operations that it joins.
 
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType};
 use mla_ops::{add_rms_norm, add_rms_norm_linear, linear};
 use rstest::rstest;
 
@@ -13,8 +13,9 @@ use crate::ops_fixture::{bits, floats, random, restrided, rng};
 #[rstest]
 fn ops_norm_linear(
     #[values([1, 2048, 64], [2, 7168, 256], [3, 70, 5], [8, 7, 1], [9, 64, 8], [2, 96, 600], [0, 8, 4], [2, 8, 0])]
-    [rows, width, outputs]: [usize; 3],
+    sizes: [usize; 3],
 ) {
+    let [rows, width, outputs] = sizes;
     for_each_dtype(|device, dtype| {
         let mut rng = rng(61);
         let mut draw = |shape: [usize; 2], dtype| {
@@ -30,7 +31,7 @@ fn ops_norm_linear(
         assert_eq!((joined.2.dims(), joined.2.dtype()), ([rows, outputs], DType::F32));
         let expected = [bits(&sum), bits(&normed), out];
         let actual = [joined.0, joined.1, joined.2].map(|tensor| bits(&tensor));
-        assert!(actual == expected, "{dtype:?} on {device:?}");
+        assert!(actual == expected, "{sizes:?} {dtype:?} on {device:?}");
     });
 }
 
@@ -38,7 +39,13 @@ fn ops_norm_linear(
 fn ops_errors_norm_linear() {
     for_each_device(|device| {
         let call = |y: [usize; 2], norm_weight, eps, weight: [usize; 2]| {
-            add_rms_norm_linear(zeros([3, 8], device), zeros(y, device), zeros([norm_weight], device), eps, zeros(weight, device))
+            add_rms_norm_linear(
+                zeros([3, 8], device),
+                zeros(y, device),
+                zeros([norm_weight], device),
+                eps,
+                zeros(weight, device),
+            )
         };
         call([3, 8], 8, 0.0, [4, 8]).expect("legal before it is changed");
         assert_refused(call([2, 8], 8, 0.0, [4, 8]), Shape, "y");

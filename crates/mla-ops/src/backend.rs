@@ -366,6 +366,16 @@ pub trait MlaBackend: Backend {
         eps: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
+    /// [`add_rms_norm_linear`](crate::add_rms_norm_linear()) of a few rows: the sum, its norm, the products.
+    #[fusion(meta = fusion::add_rms_norm_linear)]
+    fn add_rms_norm_linear(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
     /// [`write_latent`](crate::write_latent) of latent and rotary part: the cache's own buffer.
     #[fusion(meta = fusion::write_latent)]
     fn write_latent(

@@ -477,6 +477,40 @@ impl MlaBackend for CubeBackend {
         add_norm(x, Summand::Rows(contiguous(y).into_buffer_arg()), weight, eps)
     }
 
+    fn add_rms_norm_linear(
+        x: CubeTensor,
+        y: CubeTensor,
+        norm_weight: CubeTensor,
+        weight: CubeTensor,
+        eps: f32,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let ([rows, width], [outputs, _]) = (dims(&x), dims(&weight));
+        let (elem, client) = (dtype_to_elem_type(x.dtype), x.client.clone());
+        if !norm_linear::supported(&client, rows, width, outputs, elem) {
+            let (sum, normed) = Self::add_rms_norm(x, y, norm_weight, eps);
+            return (sum, normed.clone(), Self::linear(normed, weight, LinearSpec { gated: false, limit: None }));
+        }
+        let [x, y, norm_weight, weight] = [x, y, norm_weight, weight].map(contiguous);
+        let [sum, normed] = [(); 2].map(|()| empty(&x, [rows, width], x.dtype));
+        let out = empty(&x, [rows, outputs], DType::F32);
+        let args = norm_linear::NormLinearArgs {
+            x: x.into_buffer_arg(),
+            y: y.into_buffer_arg(),
+            norm_weight: norm_weight.into_buffer_arg(),
+            weight: weight.into_buffer_arg(),
+            sum: sum.clone().into_buffer_arg(),
+            normed: normed.clone().into_buffer_arg(),
+            out: out.clone().into_buffer_arg(),
+            rows,
+            width,
+            outputs,
+            eps,
+            elem,
+        };
+        norm_linear::launch(&client, args);
+        (sum, normed, out)
+    }
+
     fn argmax(x: CubeTensor) -> CubeTensor {
         let x = contiguous(x);
         let [rows, width] = dims(&x);

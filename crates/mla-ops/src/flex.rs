@@ -251,6 +251,18 @@ impl MlaBackend for Flex {
         (float_primitive(sum), float_primitive(normed.squeeze_dim::<2>(1)))
     }
 
+    fn add_rms_norm_linear(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let (sum, normed) = Self::add_rms_norm(x, y, norm_weight, eps);
+        let out = linear(float(normed.clone()), float(weight));
+        (sum, normed, float_primitive(out))
+    }
+
     fn write_latent(
         cache: FloatTensor<Self>,
         slots: IntTensor<Self>,

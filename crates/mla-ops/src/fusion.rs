@@ -214,6 +214,17 @@ pub(crate) fn add_rms_norm(
     (x.clone(), x.clone())
 }
 
+pub(crate) fn add_rms_norm_linear(
+    x: &TensorSpec,
+    _y: &TensorSpec,
+    _norm_weight: &TensorSpec,
+    weight: &TensorSpec,
+    _eps: &f32,
+) -> (TensorSpec, TensorSpec, TensorSpec) {
+    let ([rows, _], [outputs, _]) = (x.shape.dims(), weight.shape.dims());
+    (x.clone(), x.clone(), spec([rows, outputs], DType::F32))
+}
+
 pub(crate) fn write_latent(
     cache: &TensorSpec,
     _slots: &TensorSpec,

@@ -18,6 +18,7 @@
 //! | [`experts_mlp_add_rms_norm`] | the same sum, added to a residual stream, and the norm of that |
 //! | [`linear`], [`linear_pair`], [`swiglu`], [`linear_by_head`] | projections, of a few rows as fast as the weights come |
 //! | [`norm_rope()`], [`rms_norm`], [`add_rms_norm`] | norms and rotation in one pass, and the norm of a residual sum |
+//! | [`add_rms_norm_linear`] | the norm of a residual sum, and its projection to a few outputs: the logits of a router |
 //! | [`rope_write`] | queries turn, latents are normed and turn, and go into the cache: one launch |
 //! | [`argmax()`] | the likeliest token of each row |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
@@ -67,6 +68,7 @@ pub use ops::matmul::matmul;
 pub use ops::merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};
 pub use ops::mla_plan::{MlaPlan, MlaPlanArgs, mla_plan};
+pub use ops::norm_linear::add_rms_norm_linear;
 pub use ops::norm_rope::{NormRopeArgs, NormRopeOptions, add_rms_norm, norm_rope, rms_norm};
 pub use ops::page_table::{PagedBatchArgs, page_table};
 pub use ops::ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};

@@ -13,8 +13,8 @@ use super::compile::{compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
 use crate::portable::{
     add_rms_norm, argmax, compact_slots, compress_kv, experts, kv_indices, lightning_index, merge_splits, merge_state,
-    mla_decode, mla_plan, norm_rope, page_table, ragged_attention, rope_write, sparse_parts, vertical_slash_attention,
-    vertical_slash_index, write_latent,
+    mla_decode, mla_plan, norm_linear, norm_rope, page_table, ragged_attention, rope_write, sparse_parts,
+    vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
 /// All kernels that are compiled.
@@ -29,6 +29,7 @@ pub fn entries() -> Vec<Entry> {
         merge_splits::offline(),
         mla_decode::offline(),
         mla_plan::offline(),
+        norm_linear::offline(),
         norm_rope::offline(),
         add_rms_norm::offline(),
         argmax::offline(),

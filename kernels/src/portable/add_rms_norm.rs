@@ -9,7 +9,7 @@ use super::experts::combine::{ExpertOutputs, Place, TokenExperts};
 use super::launch::{address_type, io_vector_size};
 
 /// Units of a cube. Every runtime has this many.
-const UNITS: usize = 256;
+pub(crate) const UNITS: usize = 256;
 /// Partial sums that a unit adds up, and units that do: `UNITS` is its square.
 const SIDE: usize = 16;
 
@@ -166,9 +166,21 @@ fn write_sum<E: Float, N: Size>(
     at: usize,
     squares: f32,
 ) -> f32 {
-    let total = Vector::<E, N>::cast_from(Vector::<f32, N>::cast_from(x) + Vector::<f32, N>::cast_from(y));
+    let total = add(x, y);
     sum[at] = total;
-    let values = Vector::<f32, N>::cast_from(total);
+    add_squares(total, squares)
+}
+
+/// The sum in f32, rounded.
+#[cube]
+pub(crate) fn add<E: Float, N: Size>(x: Vector<E, N>, y: Vector<E, N>) -> Vector<E, N> {
+    Vector::cast_from(Vector::<f32, N>::cast_from(x) + Vector::<f32, N>::cast_from(y))
+}
+
+/// `squares` and those of these channels.
+#[cube]
+pub(crate) fn add_squares<E: Float, N: Size>(channels: Vector<E, N>, squares: f32) -> f32 {
+    let values = Vector::<f32, N>::cast_from(channels);
     let mut squares = squares;
     #[unroll]
     for lane in 0..N::value().comptime() {
@@ -190,8 +202,7 @@ fn write_norm<E: Float, N: Size>(
 ) {
     let lanes = N::value().comptime();
     let row = CUBE_POS;
-    let mean = sum_of_cube(squares) / f32::cast_from(vectors * lanes);
-    let scale = 1.0 / (mean + eps).sqrt();
+    let scale = scale_of(squares, vectors * lanes, eps);
     if row < rows {
         let mut column = UNIT_POS as usize;
         while column < vectors {
@@ -205,6 +216,12 @@ fn write_norm<E: Float, N: Size>(
             column += UNITS;
         }
     }
+}
+
+/// What the norm multiplies the `width` channels of a row with, whose squares the units of the cube have. Called by all of them.
+#[cube]
+pub(crate) fn scale_of(squares: f32, width: usize, eps: f32) -> f32 {
+    1.0 / (sum_of_cube(squares) / f32::cast_from(width) + eps).sqrt()
 }
 
 /// The sum over the units of a cube, in an order that does not depend on anything. Called by all of them.

@@ -97,8 +97,9 @@ fn norm_linear_kernel<E: Float, V: Size, N: Size>(
     #[define(E)] _elem: ElemType,
 ) {
     let lanes = V::value().comptime();
+    let weight_lanes = N::value().comptime();
     let vectors = comptime!(width / lanes);
-    let weight_vectors = comptime!(width / N::value());
+    let weight_vectors = comptime!(width / weight_lanes);
     let groups = outputs.div_ceil(OUTPUTS);
     let (row, group) = (CUBE_POS / groups, CUBE_POS % groups);
     // Cubes past the last row work on it, too, and write nothing.
@@ -107,7 +108,7 @@ fn norm_linear_kernel<E: Float, V: Size, N: Size>(
     let output = group * OUTPUTS + UNIT_POS_Y as usize;
     let first = min(output, outputs - 1) * weight_vectors;
     let mut column = UNIT_POS_X as usize;
-    let mut weights = load(weight, first, column, weight_vectors);
+    let weights = load(weight, first, column, weight_vectors);
 
     let mut values = Shared::<[E]>::new_slice(width);
     let mut squares = 0.0f32;
@@ -145,8 +146,8 @@ fn norm_linear_kernel<E: Float, V: Size, N: Size>(
     let mut product = multiply(&values, &weights, column, weight_vectors, 0.0f32);
     column += comptime!(AHEAD * COLUMNS);
     while column < weight_vectors {
-        weights = load(weight, first, column, weight_vectors);
-        product = multiply(&values, &weights, column, weight_vectors, product);
+        let next = load(weight, first, column, weight_vectors);
+        product = multiply(&values, &next, column, weight_vectors, product);
         column += comptime!(AHEAD * COLUMNS);
     }
     let mut parts = Shared::<[f32]>::new_slice(UNITS);
@@ -204,8 +205,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let entry = |kind, (name, width)| {
         let (elem, bits) = (ElemType::Float(kind), AddressType::U32);
         let vector = 16 / elem.size();
-        let form =
-            form!(norm_linear_kernel, cube, [bits, vector, 4, _, _, _, _, _, _, _, 1, 1, 1.0, width, elem]);
+        let form = form!(norm_linear_kernel, cube, [bits, vector, 4, _, _, _, _, _, _, _, 1, 1, 1.0, width, elem]);
         Entry::of(kind, name, form)
     };
     let widths = [("norm_linear", 2048), ("norm_linear.v3", 7168)];

@@ -3,7 +3,7 @@
 use burn::tensor::{Bool, Int, Tensor};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions,
-    experts_mlp_add_rms_norm, linear, route_experts,
+    experts_mlp_add_rms_norm, route_experts,
 };
 
 use super::{Mlp, RmsNorm};
@@ -30,22 +30,22 @@ impl Moe {
         }
     }
 
-    /// The residual stream x `[N, hidden]` and its normed form h: the sum of x and the experts of h, and its norm. Rows that are
-    /// `padding`, `[N, 1]`, get no routed expert.
+    /// The residual stream x `[N, hidden]` and what the attention adds to it, with the norm of that sum and the norm behind the
+    /// experts: the sum with the experts, and its norm. Rows that are `padding`, `[N, 1]`, get no routed expert.
     pub(crate) fn forward_sum(
         &self,
-        x: Tensor<2>,
-        h: Tensor<2>,
+        (x, attention): (Tensor<2>, Tensor<2>),
+        [norm, next_norm]: [&RmsNorm; 2],
         padding: Option<&Tensor<2, Bool>>,
-        norm: &RmsNorm,
     ) -> Result<(Tensor<2>, Tensor<2>)> {
-        let (mut indices, weights) = self.gate.forward(h.clone())?;
+        let (x, h, logits) = norm.forward_sum_and_project(x, attention, self.gate.weight.clone())?;
+        let (mut indices, weights) = self.gate.choose(logits)?;
         if let Some(padding) = padding {
             let shape = indices.dims();
             indices = indices.mask_fill(padding.clone().expand(shape), -1);
         }
         let args = self.experts.args(h, (indices, weights), &self.shared_experts);
-        Ok(experts_mlp_add_rms_norm(args, self.experts.swiglu_limit, x, norm.weight.clone(), norm.eps)?)
+        Ok(experts_mlp_add_rms_norm(args, self.experts.swiglu_limit, x, next_norm.weight.clone(), next_norm.eps)?)
     }
 }
 
@@ -83,9 +83,8 @@ impl Router {
         }
     }
 
-    /// Expert numbers `[N, k]` and weights f32 `[N, k]`.
-    fn forward(&self, x: Tensor<2>) -> Result<(Tensor<2, Int>, Tensor<2>)> {
-        let logits = linear(x, self.weight.clone());
+    /// Logits f32 `[N, E]` -> expert numbers `[N, k]` and weights f32 `[N, k]`.
+    fn choose(&self, logits: Tensor<2>) -> Result<(Tensor<2, Int>, Tensor<2>)> {
         let choice = match &self.bias {
             Some(bias) => ExpertChoice::BiasedScores(self.top_k, bias.clone()),
             None => ExpertChoice::Scores(self.top_k),

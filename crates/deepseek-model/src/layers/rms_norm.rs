@@ -1,5 +1,5 @@
 use burn::tensor::Tensor;
-use mla_ops::{add_rms_norm, rms_norm};
+use mla_ops::{add_rms_norm, add_rms_norm_linear, rms_norm};
 
 use crate::Result;
 use crate::weights::WeightLoader;
@@ -26,6 +26,16 @@ impl RmsNorm {
     /// The sum of the residual stream `[N, width]` and what a part of a layer computed, and its norm.
     pub(crate) fn forward_sum(&self, x: Tensor<2>, part: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
         Ok(add_rms_norm(x, part, self.weight.clone(), self.eps)?)
+    }
+
+    /// The same, and the products f32 `[N, out]` of the norm with a weight f32 `[out, width]`.
+    pub(crate) fn forward_sum_and_project(
+        &self,
+        x: Tensor<2>,
+        part: Tensor<2>,
+        weight: Tensor<2>,
+    ) -> Result<(Tensor<2>, Tensor<2>, Tensor<2>)> {
+        Ok(add_rms_norm_linear(x, part, self.weight.clone(), self.eps, weight)?)
     }
 }
 

@@ -170,10 +170,13 @@ impl DecoderLayer {
         cache: &mut PagedCache,
     ) -> Result<(Tensor<2>, Tensor<2>)> {
         let attention = self.self_attn.forward(h, step, cache)?;
-        let (x, h) = self.post_attention_layernorm.forward_sum(x, attention)?;
+        let norm = &self.post_attention_layernorm;
         match &self.mlp {
-            FeedForward::Dense(mlp) => next_norm.forward_sum(x, mlp.forward(h)),
-            FeedForward::Moe(moe) => moe.forward_sum(x, h, step.padding.as_ref(), next_norm),
+            FeedForward::Dense(mlp) => {
+                let (x, h) = norm.forward_sum(x, attention)?;
+                next_norm.forward_sum(x, mlp.forward(h))
+            }
+            FeedForward::Moe(moe) => moe.forward_sum((x, attention), [norm, next_norm], step.padding.as_ref()),
         }
     }
 }

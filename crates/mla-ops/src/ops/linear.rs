@@ -9,7 +9,7 @@ use super::matmul::matmul;
 use crate::backend::{LinearSpec, MlaBackend};
 
 /// Rows up to which the kernel is used; Burn's product of matrices is for more.
-const FEW: usize = 64;
+pub(super) const FEW: usize = 64;
 
 /// The product of `x [N, in]` and the transpose of `weight [out, in]`: `[N, out]` of the dtype of the weights, which is that of
 /// `x`, or f32.
@@ -105,7 +105,7 @@ fn few_rows(x: &Tensor<2>, weight: &Tensor<2>, spec: LinearSpec) -> Option<Tenso
 }
 
 /// Whether kernels compute on the tensor's device.
-fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
+pub(super) fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     if let DispatchDevice::Cube(_) = tensor.device().as_dispatch() {
         return true;

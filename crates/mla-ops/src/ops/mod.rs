@@ -10,6 +10,7 @@ pub mod matmul;
 pub mod merge_state;
 pub mod mla_decode;
 pub mod mla_plan;
+pub mod norm_linear;
 pub mod norm_rope;
 pub mod page_table;
 pub mod ragged_attention;

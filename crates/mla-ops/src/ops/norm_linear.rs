@@ -3,7 +3,8 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
-use super::norm_rope::check_add_norm;
+use super::linear::{FEW, has_kernels, linear};
+use super::norm_rope::{add_rms_norm, check_add_norm};
 use crate::MlaError;
 use crate::backend::MlaBackend;
 
@@ -30,9 +31,9 @@ pub fn add_rms_norm_linear(
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     crate::limits::elements(&check, "weight", &weight)?;
     let [outputs, _] = weight.dims();
-    if rows * width * outputs == 0 {
-        let (sum, normed) = super::norm_rope::add_rms_norm(x, y, norm_weight, eps)?;
-        return Ok((sum, normed, Tensor::zeros([rows, outputs], (check.device(), DType::F32))));
+    if !(1..=FEW).contains(&rows) || width * outputs == 0 || !has_kernels(&x) {
+        let (sum, normed) = add_rms_norm(x, y, norm_weight, eps)?;
+        return Ok((sum, normed.clone(), linear(normed, weight)));
     }
     let (sum, normed, out) = <Dispatch as MlaBackend>::add_rms_norm_linear(
         x.into_dispatch(),

@@ -119,20 +119,31 @@ pub fn add_rms_norm(
     weight: Tensor<1>,
     eps: f32,
 ) -> Result<(Tensor<2>, Tensor<2>), MlaError> {
-    let check = Check::new("add_rms_norm", "x", &x)?;
-    check.float("x", &x)?;
-    check.float_as("y", &y, x.dtype(), "that of `x`")?;
-    let [rows, width] = x.dims();
-    check.dims("y", y.dims(), [Some(rows), Some(width)], || format!("[N, d] = [{rows}, {width}]"))?;
-    check_norm(&check, "weight", &weight, width, eps)?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    crate::limits::elements(&check, "x", &x)?;
-    if rows * width == 0 {
+    check_add_norm("add_rms_norm", [&x, &y], ("weight", &weight), eps)?;
+    if x.shape().num_elements() == 0 {
         return Ok((x.clone(), x));
     }
     let [x, y] = [x, y].map(Tensor::into_dispatch);
     let (sum, normed) = <Dispatch as MlaBackend>::add_rms_norm(x, y, weight.into_dispatch(), eps);
     Ok((Tensor::from_dispatch(sum), Tensor::from_dispatch(normed)))
+}
+
+/// Two summands, and the norm of their sum.
+pub(super) fn check_add_norm(
+    op: &'static str,
+    [x, y]: [&Tensor<2>; 2],
+    (name, weight): (&'static str, &Tensor<1>),
+    eps: f32,
+) -> Result<Check, MlaError> {
+    let check = Check::new(op, "x", x)?;
+    check.float("x", x)?;
+    check.float_as("y", y, x.dtype(), "that of `x`")?;
+    let [rows, width] = x.dims();
+    check.dims("y", y.dims(), [Some(rows), Some(width)], || format!("[N, d] = [{rows}, {width}]"))?;
+    check_norm(&check, name, weight, width, eps)?;
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    crate::limits::elements(&check, "x", x)?;
+    Ok(check)
 }
 
 /// Cosines and sines of so many tokens, whose heads have so many channels: how many pairs turn.

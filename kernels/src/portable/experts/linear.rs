@@ -11,13 +11,13 @@ use crate::portable::launch::{address_type, io_vector_size};
 use crate::sm80::linear as sm80;
 
 /// Units of a cube. They share a row of the weights, or each plane's worth of them has its own.
-const UNITS: usize = 128;
+pub(crate) const UNITS: usize = 128;
 /// Outputs up to which a row has all units of a cube: with more cubes there is enough to do for a GPU (a router's logits).
-const FEW_OUTPUTS: usize = 512;
+pub(crate) const FEW_OUTPUTS: usize = 512;
 /// Tokens of a tile here.
 const TOKENS: usize = 4;
 /// Vectors of a row that a unit loads before it looks at the first.
-const AHEAD: usize = 4;
+pub(crate) const AHEAD: usize = 4;
 /// Channels that every kernel takes at once.
 const JOINED: usize = 32;
 
@@ -420,7 +420,7 @@ pub(crate) fn gated(gate: f32, up: f32, limit: f32, #[comptime] limited: bool) -
 
 /// The sum over the units of a row, in an order that does not depend on anything. Called by all units of a cube.
 #[cube]
-fn sum_of_row(shared: &mut Shared<[f32]>, own: f32, #[comptime] columns: usize) -> f32 {
+pub(crate) fn sum_of_row(shared: &mut Shared<[f32]>, own: f32, #[comptime] columns: usize) -> f32 {
     let unit = UNIT_POS as usize;
     shared[unit] = own;
     sync_cube();
