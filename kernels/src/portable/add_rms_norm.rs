@@ -149,7 +149,7 @@ fn add_experts_rms_norm_kernel<E: Float, N: Size>(
         let mut column = UNIT_POS as usize;
         while column < vectors {
             let at = row * vectors + column;
-            let y = token.sum(outputs, shared, column, rows, vectors, place);
+            let y = token.sum(outputs, shared, column, vectors, rows * vectors, place);
             squares = write_sum(x[at], y, sum, at, squares);
             column += UNITS;
         }

@@ -210,30 +210,26 @@ impl ExpertsMlpArgs {
         let spec = ExpertsSpec { shared: shared.is_some(), limit, norm_eps };
         // Where something is missing, any tensor does.
         let any = || x.clone().into_dispatch();
-        let (residual, norm_weight) = norm
-            .map_or_else(|| (any(), any()), |(residual, weight, _)| (residual.into_dispatch(), weight.into_dispatch()));
+        let (residual, norm_weight) = match norm {
+            Some((residual, weight, _)) => (residual.into_dispatch(), weight.into_dispatch()),
+            None => (any(), any()),
+        };
         let [indices, weights] = [indices.into_dispatch(), weights.into_dispatch()];
         let [gate_up, down] = [gate_up, down].map(Tensor::into_dispatch);
+        #[rustfmt::skip]
         let (sum, normed) = match shared {
             Some(shared) if x.dims()[0] == 1 => {
                 let [shared_gate_up, shared_down] = [shared.gate_up, shared.down].map(Tensor::into_dispatch);
-                let x = x.into_dispatch();
-                #[rustfmt::skip]
-                let both = <Dispatch as MlaBackend>::experts_mlp_of_token(
-                    x, indices, weights, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, spec,
-                );
-                both
+                <Dispatch as MlaBackend>::experts_mlp_of_token(
+                    x.into_dispatch(), indices, weights, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, spec,
+                )
             }
             shared => {
-                let shared = shared.map_or_else(any, |shared| {
-                    linear(swiglu(x.clone(), shared.gate_up, limit), shared.down).into_dispatch()
-                });
-                let x = x.into_dispatch();
-                #[rustfmt::skip]
-                let both = <Dispatch as MlaBackend>::experts_mlp(
-                    x, indices, weights, gate_up, down, shared, residual, norm_weight, spec,
-                );
-                both
+                let product = |it: SharedExperts| linear(swiglu(x.clone(), it.gate_up, limit), it.down).into_dispatch();
+                let shared = shared.map_or_else(any, product);
+                <Dispatch as MlaBackend>::experts_mlp(
+                    x.into_dispatch(), indices, weights, gate_up, down, shared, residual, norm_weight, spec,
+                )
             }
         };
         (Tensor::from_dispatch(sum), Tensor::from_dispatch(normed))

@@ -73,11 +73,12 @@ pub fn launch(client: &Client, args: CombineArgs) {
         return;
     }
     let vector = io_vector_size(client.properties(), &[width], elem.size());
+    let vectors = tokens * (width / vector);
     let cube = CubeDim::new_1d(UNITS);
     let (shared, place) = outputs.shared.bind(client);
     combine_kernel::launch(
         client,
-        cubecl::calculate_cube_count_elemwise(client, tokens * (width / vector), cube),
+        cubecl::calculate_cube_count_elemwise(client, vectors, cube),
         cube,
         address_type(client, &[&outputs.rows]),
         vector,
@@ -86,7 +87,7 @@ pub fn launch(client: &Client, args: CombineArgs) {
         outputs.weights,
         shared,
         out,
-        tokens,
+        vectors,
         width / vector,
         outputs.experts,
         outputs.top_k,
@@ -103,7 +104,7 @@ fn combine_kernel<E: Float, N: Size>(
     weights: &[f32],
     shared: &[Vector<E, N>],
     out: &mut [Vector<E, N>],
-    tokens: usize,
+    vectors: usize,
     width: usize,
     experts: usize,
     #[comptime] top_k: usize,
@@ -111,9 +112,9 @@ fn combine_kernel<E: Float, N: Size>(
     #[define(E)] _elem: ElemType,
 ) {
     let at = ABSOLUTE_POS;
-    if at < tokens * width {
+    if at < vectors {
         let token = TokenExperts::read(indices, weights, at / width, experts, top_k);
-        out[at] = token.sum(rows, shared, at % width, tokens, width, place);
+        out[at] = token.sum(rows, shared, at % width, width, vectors, place);
     }
 }
 
@@ -148,17 +149,18 @@ impl TokenExperts {
         TokenExperts { token, weights: factors, known, top_k }
     }
 
-    /// A vector of the weighted sum, in the order of the token's experts, shared ones last.
+    /// A vector of the weighted sum, in the order of the token's experts, shared ones last. There are `width` of them, and
+    /// `vectors` of all tokens.
     pub(crate) fn sum<E: Float, N: Size>(
         &self,
         rows: &[Vector<E, N>],
         shared: &[Vector<E, N>],
         column: usize,
-        tokens: usize,
         width: usize,
+        vectors: usize,
         #[comptime] place: Place,
     ) -> Vector<E, N> {
-        let top_k = comptime!(self.top_k);
+        let (top_k, at) = (comptime!(self.top_k), self.token * width + column);
         let mut values = Sequence::<Vector<f32, N>>::new();
         #[unroll]
         for i in 0..top_k {
@@ -176,9 +178,9 @@ impl TokenExperts {
             }
         }
         if comptime!(place == Place::Apart) {
-            sum += Vector::<f32, N>::cast_from(shared[self.token * width + column]);
+            sum += Vector::<f32, N>::cast_from(shared[at]);
         } else if comptime!(place == Place::Behind) {
-            sum += Vector::<f32, N>::cast_from(rows[(tokens * top_k + self.token) * width + column]);
+            sum += Vector::<f32, N>::cast_from(rows[vectors * top_k + at]);
         }
         Vector::cast_from(sum)
     }
