@@ -1,9 +1,9 @@
 //! Wrong arguments of `mla_decode` and `mla_plan`; how they are compared: `ops_errors.rs`.
 
-use burn::tensor::{DType, Device, IntDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
 use mla_ops::{
     MlaDecodeArgs, MlaDecodeOptions, MlaError, MlaPlan, MlaPlanArgs, MlaQuery, PagedBatchArgs, Path, Splits,
-    mla_decode, mla_plan,
+    mla_decode, mla_decode_project, mla_plan,
 };
 use rstest::rstest;
 
@@ -75,6 +75,26 @@ fn ops_errors_mla_decode() {
         refused(Shape, "kv_cache", [2, 1, 3, 5], [2, 1, 3, 3]);
         refused(Value, "value_width", [2, 1, 3, 4], [2, 1, 3, 3]);
         refused(Shape, "page_table", [3, 1, 3, 5], [3, 1, 3, 2]);
+    });
+}
+
+#[test]
+fn ops_errors_mla_decode_project() {
+    for_each_device(|device| {
+        let call = |value_proj| {
+            let Decode { args, options, plan } = Decode::new(device);
+            mla_decode_project(args, &options, plan.as_ref(), value_proj)
+        };
+        call(zeros([3, 2, 5], device)).expect("legal before it is changed");
+        let refused = |kind, value_proj| assert_refused(call(value_proj), kind, "value_proj");
+        refused(Shape, zeros([2, 2, 5], device));
+        refused(Shape, zeros([3, 2, 7], device));
+        refused(Value, zeros([3, 0, 5], device));
+        refused(WrongType, zeros([3, 2, 5], device).cast(FloatDType::F16));
+        let mut decode = Decode::new(device);
+        decode.options.value_width = 8;
+        let result = mla_decode_project(decode.args, &decode.options, None, zeros([3, 2, 8], device));
+        assert_refused(result, Value, "value_width");
     });
 }
 

@@ -1,11 +1,11 @@
 //! `mla_decode` and `mla_plan` against the oracle.
 
 use burn::tensor::{DType, Tensor};
-use mla_ops::{MlaDecodeArgs, MlaQuery, Splits, mla_decode};
+use mla_ops::{MlaDecodeArgs, MlaQuery, Splits, linear_by_head, mla_decode, mla_decode_project};
 use rstest::rstest;
 
 use crate::devices::{FLOATS, for_each_device, for_each_dtype, is_cuda, supports};
-use crate::ops_fixture::{DecodeCase, UNUSED_PAGE, bits, ints, restrided};
+use crate::ops_fixture::{DecodeCase, UNUSED_PAGE, bits, floats, ints, random, restrided, rng};
 
 const WIDTHS: [(usize, usize); 4] = [(576, 512), (512, 512), (80, 64), (7, 5)];
 const HEADS: [usize; 8] = [1, 3, 9, 16, 63, 64, 127, 128];
@@ -243,6 +243,38 @@ fn ops_decode_token_splits_ignore_neighbours(#[values(1, 64, 100)] tokens: usize
             let (crowd_out, crowd_lse) = crowd.run(device);
             assert_eq!(bits(&out), bits(&crowd_out.narrow(0, 2, 1)));
             assert_eq!(bits(&lse), bits(&crowd_lse.narrow(0, 2, 1)));
+        }
+    });
+}
+
+/// With its projection a step has the bits of both one after the other: of a single token with no key, with one split and with
+/// several; of more tokens; with widths that no vector divides. The matrices are halves of larger ones.
+#[rstest]
+#[case::no_key(vec![0], 1)]
+#[case::one_key(vec![1], 1)]
+#[case::one_split(vec![63], 1)]
+#[case::few_splits(vec![400], 1)]
+#[case::many_splits(vec![2100], 1)]
+#[case::two_tokens(vec![140], 2)]
+#[case::two_sequences(vec![65, 140], 1)]
+fn ops_decode_project(#[case] lens: Vec<usize>, #[case] query_len: usize) {
+    for_each_dtype(|device, dtype| {
+        for (widths, heads, outputs) in [((80, 64), 3, 24), ((576, 512), 2, 40), ((7, 5), 3, 2)] {
+            let splits = Splits::Tokens(64);
+            let case = DecodeCase { lens: lens.clone(), query_len, heads, widths, splits, dtype, ..Default::default() };
+            let (mut inputs, rank) = (case.inputs(14), widths.1);
+            let both = random(&mut rng(15), heads * 2 * outputs * rank, dtype);
+            let value_proj = floats(&both, [heads, 2 * outputs, rank], dtype, device).narrow(1, outputs, outputs);
+            for path in case.paths(device) {
+                inputs.case.path = Some(path);
+                let (args, options) = (inputs.args(device), inputs.case.options());
+                let projected = mla_decode_project(args.clone(), &options, None, value_proj.clone()).expect("legal");
+                let (out, _) = mla_decode(args, &options, None).expect("legal");
+                let tokens = lens.len() * query_len;
+                let expected = linear_by_head(out.reshape([tokens, heads, rank]), value_proj.clone());
+                assert_eq!(projected.dims(), [lens.len(), query_len, heads, outputs]);
+                assert_eq!(bits(&projected), bits(&expected), "{:?} on {device:?}", inputs.case);
+            }
         }
     });
 }

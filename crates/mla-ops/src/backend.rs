@@ -194,6 +194,21 @@ pub trait MlaBackend: Backend {
         spec: DecodeSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
+    /// [`mla_decode_project`](crate::mla_decode_project) of a single token.
+    #[fusion(meta = fusion::mla_decode_project)]
+    #[allow(clippy::too_many_arguments)]
+    fn mla_decode_project(
+        q: FloatTensor<Self>,
+        kv_cache: FloatTensor<Self>,
+        page_table: IntTensor<Self>,
+        seq_lens: IntTensor<Self>,
+        items: IntTensor<Self>,
+        cube_ptr: IntTensor<Self>,
+        split_ptr: IntTensor<Self>,
+        value_proj: FloatTensor<Self>,
+        spec: DecodeSpec,
+    ) -> FloatTensor<Self>;
+
     /// [`ragged_attention`](crate::ragged_attention): out, lse.
     #[fusion(meta = fusion::ragged_attention)]
     fn ragged_attention(

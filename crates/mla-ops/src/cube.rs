@@ -58,54 +58,29 @@ impl MlaBackend for CubeBackend {
         split_ptr: CubeTensor,
         spec: DecodeSpec,
     ) -> (CubeTensor, CubeTensor) {
-        let [page_table, seq_lens] = [page_table, seq_lens].map(contiguous);
-        let [batch, query_len, heads, key_width] = dims(&q);
-        let [pages, page_size, _] = dims(&kv_cache);
-        let [_, max_pages] = dims(&page_table);
-        let [capacity, _] = dims(&items);
-        let [cubes_and_one] = dims(&cube_ptr);
-        let (rows, value_width, elem) = (query_len * heads, spec.value_width, dtype_to_elem_type(q.dtype));
-        let out = empty(&q, [batch, query_len, heads, value_width], q.dtype);
-        let lse = empty(&q, [batch, query_len, heads], DType::F32);
-        let partial_out = empty(&q, [capacity, rows, value_width], DType::F32);
-        let partial_lse = empty(&q, [capacity, rows], DType::F32);
         let client = q.client.clone();
-        let sizes = mla_decode::DecodeSizes {
-            batch,
-            query_len,
-            heads,
-            key_width,
-            value_width,
-            pages,
-            page_size,
-            max_pages,
-            cubes: cubes_and_one - 1,
-            capacity,
-            causal: spec.causal,
-            elem,
-        };
-        let kernel = spec.path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&client));
-        let [q, kv_cache] =
-            [q, kv_cache].map(|rows| if kernel.takes_strides() { evenly_spaced(rows) } else { contiguous(rows) });
-        let args = mla_decode::DecodeArgs {
-            q_stride: row_stride(&q).unwrap_or(key_width),
-            kv_stride: row_stride(&kv_cache).unwrap_or(key_width),
-            q: q.into_buffer_arg(),
-            kv_cache: kv_cache.into_buffer_arg(),
-            page_table: page_table.into_buffer_arg(),
-            seq_lens: seq_lens.into_buffer_arg(),
-            items: items.into_buffer_arg(),
-            cube_ptr: cube_ptr.into_buffer_arg(),
-            split_ptr: split_ptr.into_buffer_arg(),
-            partial_out: partial_out.into_buffer_arg(),
-            partial_lse: partial_lse.into_buffer_arg(),
-            out: out.clone().into_buffer_arg(),
-            lse: lse.clone().into_buffer_arg(),
-            sizes,
-            softmax_scale: spec.softmax_scale,
-        };
-        launched(mla_decode::launch_kernel(&client, args, kernel));
-        (out, lse)
+        let decode = Decode::new([q, kv_cache], [page_table, seq_lens, items, cube_ptr, split_ptr], &spec);
+        launched(mla_decode::launch_kernel(&client, decode.args, decode.kernel));
+        (decode.out, decode.lse)
+    }
+
+    fn mla_decode_project(
+        q: CubeTensor,
+        kv_cache: CubeTensor,
+        page_table: CubeTensor,
+        seq_lens: CubeTensor,
+        items: CubeTensor,
+        cube_ptr: CubeTensor,
+        split_ptr: CubeTensor,
+        value_proj: CubeTensor,
+        spec: DecodeSpec,
+    ) -> CubeTensor {
+        let ([batch, query_len, heads, _], [_, outputs, inputs]) = (dims(&q), dims(&value_proj));
+        let out = empty(&q, [batch, query_len, heads, outputs], q.dtype);
+        let decode = Decode::new([q, kv_cache], [page_table, seq_lens, items, cube_ptr, split_ptr], &spec);
+        let projection = experts::by_head_args(&decode.out, value_proj, &out, [batch * query_len, heads, inputs]);
+        launched(mla_decode::launch_projected(&out.client, decode.args, decode.kernel, projection));
+        out
     }
 
     fn ragged_attention(
@@ -765,6 +740,67 @@ fn add_norm(x: CubeTensor, y: Summand, weight: CubeTensor, eps: f32) -> (CubeTen
     };
     add_rms_norm::launch(&client, args);
     (sum, normed)
+}
+
+/// A decode step, and what it writes.
+struct Decode {
+    args: mla_decode::DecodeArgs,
+    kernel: mla_decode::DecodeKernel,
+    out: CubeTensor,
+    lse: CubeTensor,
+}
+
+impl Decode {
+    /// Of query and cache; page table, lengths, and the plan's items, cube_ptr and split_ptr.
+    fn new([q, kv_cache]: [CubeTensor; 2], tables: [CubeTensor; 5], spec: &DecodeSpec) -> Self {
+        let [page_table, seq_lens, items, cube_ptr, split_ptr] = tables;
+        let [page_table, seq_lens] = [page_table, seq_lens].map(contiguous);
+        let [batch, query_len, heads, key_width] = dims(&q);
+        let [pages, page_size, _] = dims(&kv_cache);
+        let [_, max_pages] = dims(&page_table);
+        let [capacity, _] = dims(&items);
+        let [cubes_and_one] = dims(&cube_ptr);
+        let (rows, value_width, elem) = (query_len * heads, spec.value_width, dtype_to_elem_type(q.dtype));
+        let out = empty(&q, [batch, query_len, heads, value_width], q.dtype);
+        let lse = empty(&q, [batch, query_len, heads], DType::F32);
+        let partial_out = empty(&q, [capacity, rows, value_width], DType::F32);
+        let partial_lse = empty(&q, [capacity, rows], DType::F32);
+        let sizes = mla_decode::DecodeSizes {
+            batch,
+            query_len,
+            heads,
+            key_width,
+            value_width,
+            pages,
+            page_size,
+            max_pages,
+            cubes: cubes_and_one - 1,
+            capacity,
+            causal: spec.causal,
+            elem,
+        };
+        let kernel = spec.path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&q.client));
+        let [q, kv_cache] =
+            [q, kv_cache].map(|rows| if kernel.takes_strides() { evenly_spaced(rows) } else { contiguous(rows) });
+        let args = mla_decode::DecodeArgs {
+            q_stride: row_stride(&q).unwrap_or(key_width),
+            kv_stride: row_stride(&kv_cache).unwrap_or(key_width),
+            q: q.into_buffer_arg(),
+            kv_cache: kv_cache.into_buffer_arg(),
+            page_table: page_table.into_buffer_arg(),
+            seq_lens: seq_lens.into_buffer_arg(),
+            items: items.into_buffer_arg(),
+            cube_ptr: cube_ptr.into_buffer_arg(),
+            split_ptr: split_ptr.into_buffer_arg(),
+            partial_out: partial_out.into_buffer_arg(),
+            partial_lse: partial_lse.into_buffer_arg(),
+            out: out.clone().into_buffer_arg(),
+            lse: lse.clone().into_buffer_arg(),
+            sizes,
+            softmax_scale: spec.softmax_scale,
+        };
+        Self { args, kernel, out, lse }
+    }
 }
 
 fn paged_batch(

@@ -37,6 +37,22 @@ impl MlaBackend for Flex {
         (float_primitive(out), float_primitive(lse))
     }
 
+    fn mla_decode_project(
+        q: FloatTensor<Self>,
+        kv_cache: FloatTensor<Self>,
+        page_table: IntTensor<Self>,
+        seq_lens: IntTensor<Self>,
+        items: IntTensor<Self>,
+        cube_ptr: IntTensor<Self>,
+        split_ptr: IntTensor<Self>,
+        value_proj: FloatTensor<Self>,
+        spec: DecodeSpec,
+    ) -> FloatTensor<Self> {
+        let (out, _) = Self::mla_decode(q, kv_cache, page_table, seq_lens, items, cube_ptr, split_ptr, spec);
+        let out: Tensor<4> = float(out);
+        float_primitive(linear_by_head(out.squeeze_dim::<3>(1), float(value_proj)).unsqueeze_dim::<4>(1))
+    }
+
     fn ragged_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,

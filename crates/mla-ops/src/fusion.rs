@@ -34,6 +34,22 @@ pub(crate) fn mla_decode(
     (spec([batch, query_len, heads, decode.value_width], q.dtype), spec([batch, query_len, heads], DType::F32))
 }
 
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn mla_decode_project(
+    q: &TensorSpec,
+    _kv_cache: &TensorSpec,
+    _page_table: &TensorSpec,
+    _seq_lens: &TensorSpec,
+    _items: &TensorSpec,
+    _cube_ptr: &TensorSpec,
+    _split_ptr: &TensorSpec,
+    value_proj: &TensorSpec,
+    _decode: &DecodeSpec,
+) -> TensorSpec {
+    let ([batch, query_len, heads, _], [_, outputs, _]) = (q.shape.dims(), value_proj.shape.dims());
+    spec([batch, query_len, heads, outputs], q.dtype)
+}
+
 pub(crate) fn ragged_attention(
     q: &TensorSpec,
     _k: &TensorSpec,

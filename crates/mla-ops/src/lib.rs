@@ -3,7 +3,7 @@
 //! | operation | what |
 //! |---|---|
 //! | [`mla_plan`] | divides a decode step's work, once per step for all layers |
-//! | [`mla_decode`] | attention of a few query tokens over the paged latent cache |
+//! | [`mla_decode`], [`mla_decode_project`] | attention of a few query tokens over the paged latent cache, and its projection |
 //! | [`ragged_attention`] | prefill attention over packed sequences |
 //! | [`page_table`], [`kv_indices`] | page ids of a batch, as a table or as a compressed list |
 //! | [`lightning_index`] | the keys that a query token attends to, chosen by a few small heads |
@@ -66,7 +66,9 @@ pub use ops::lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOpti
 pub use ops::linear::{linear, linear_by_head, linear_pair, swiglu};
 pub use ops::matmul::matmul;
 pub use ops::merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
-pub use ops::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};
+pub use ops::mla_decode::{
+    MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode, mla_decode_project,
+};
 pub use ops::mla_plan::{MlaPlan, MlaPlanArgs, mla_plan};
 pub use ops::norm_linear::add_rms_norm_linear;
 pub use ops::norm_rope::{NormRopeArgs, NormRopeOptions, add_rms_norm, norm_rope, rms_norm};

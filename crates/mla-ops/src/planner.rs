@@ -86,8 +86,8 @@ pub fn max_items(batch: usize, cubes: usize, splits: Splits, max_seq_len: usize,
     let tile = tile.max(1);
     let max_tiles = max_seq_len.div_ceil(tile).max(1);
     match splits {
-        // Every cube but the last ends at most one split early.
-        Splits::Auto => batch.saturating_add(cubes.max(1)),
+        // Every cube but the last ends at most one split early, and no split is less than a tile.
+        Splits::Auto => batch.saturating_add(cubes.max(1)).min(batch.saturating_mul(max_tiles)),
         Splits::Count(n) => batch.saturating_mul(n.clamp(1, max_tiles)),
         Splits::Tokens(n) => batch.saturating_mul(max_tiles.div_ceil(n.max(1).div_ceil(tile))),
     }

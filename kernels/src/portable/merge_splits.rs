@@ -5,7 +5,8 @@
 //! sums are then merged through shared memory; where there are many, a cube takes several rows.
 //!
 //! The bits of a sequence depend on its own splits alone, and not on how many cubes and groups its batch gives it: they are
-//! summed in chains, as many as the number of splits says, and those one after the other.
+//! summed in chains, as many as the number of splits says, and those one after the other. A projection of what is merged can
+//! do it by itself (`experts/source.rs`), with the same bits.
 
 use cubecl::prelude::*;
 
@@ -24,7 +25,7 @@ const BUSY_UNITS: usize = 1 << 17;
 /// Cubes that do, with several rows each. Each cube costs its start, also where there is nothing to merge.
 const BUSY_CUBES: usize = 1 << 11;
 /// Splits that a unit loads at a time, at most.
-const MAX_LOADS: usize = 8;
+pub(super) const MAX_LOADS: usize = 8;
 
 /// Arguments of [`launch`].
 pub struct MergeSplitsArgs {
@@ -121,21 +122,21 @@ pub fn launch(client: &Client, args: MergeSplitsArgs) {
 
 /// One vector of each split of a row of a sequence.
 #[derive(CubeType, Clone, Copy)]
-struct Splits {
+pub(super) struct Splits {
     /// The rows of `outs` and `lses`.
-    first: usize,
-    step: usize,
-    count: usize,
-    column: usize,
+    pub first: usize,
+    pub step: usize,
+    pub count: usize,
+    pub column: usize,
     /// In vectors.
-    width: usize,
+    pub width: usize,
     /// An empty part's, for splits past the last.
-    empty_lse: f32,
+    pub empty_lse: f32,
 }
 
 /// The merged state of some splits. `sum` is relative to `highest`, and `out` is not yet divided by it.
 #[derive(CubeType, Clone, Copy)]
-struct Merged<N: Size> {
+pub(super) struct Merged<N: Size> {
     highest: f32,
     sum: f32,
     out: Vector<f32, N>,
@@ -143,7 +144,7 @@ struct Merged<N: Size> {
 
 #[cube]
 impl<N: Size> Merged<N> {
-    fn empty() -> Merged<N> {
+    pub(super) fn empty() -> Merged<N> {
         Merged::<N> { highest: f32::new(-EMPTY_LSE), sum: f32::new(0.0), out: Vector::new(0.0f32) }
     }
 
@@ -155,6 +156,27 @@ impl<N: Size> Merged<N> {
         self.sum = fma(sum, factor, self.sum * own_factor);
         self.out = fma(out, Vector::new(factor), self.out * Vector::new(own_factor));
         self.highest = top;
+    }
+
+    /// Adds all splits, chain by chain.
+    pub(super) fn add_chains(
+        &mut self,
+        outs: &[Vector<f32, N>],
+        lses: &[f32],
+        splits: &Splits,
+        chains: usize,
+        #[comptime] loads: usize,
+    ) {
+        for chain in 0..chains {
+            let mut own = Merged::<N>::empty();
+            own.add_chain(outs, lses, splits, chain, chains, loads);
+            self.add(own.highest, own.sum, own.out);
+        }
+    }
+
+    /// The mean of the values.
+    pub(super) fn mean(&self) -> Vector<f32, N> {
+        self.out * Vector::new(inverse(self.sum))
     }
 
     /// Adds every `step`-th split from `split` on, one after the other.
@@ -197,7 +219,7 @@ impl<N: Size> Merged<N> {
 
 /// Sums that so many splits are divided into.
 #[cube]
-fn chains(splits: usize) -> usize {
+pub(super) fn chains(splits: usize) -> usize {
     let mut chains = 1usize;
     while chains < MAX_CHAINS && chains * 2 * CHAIN_SPLITS <= splits {
         chains *= 2;
@@ -246,14 +268,14 @@ fn merge_splits_kernel<E: Float, N: Size>(
                 empty_lse: neg_inf,
             };
             let mut all = Merged::<N>::empty();
-            let mut chain = 0usize;
-            while chain < chains {
-                let mut own = Merged::<N>::empty();
-                let split = select(chain + (UNIT_POS_Y as usize) < chains, chain + UNIT_POS_Y as usize, count);
-                own.add_chain(outs, lses, &splits, split, chains, shape.loads);
-                if comptime!(shape.groups == 1) {
-                    all.add(own.highest, own.sum, own.out);
-                } else {
+            if comptime!(shape.groups == 1) {
+                all.add_chains(outs, lses, &splits, chains, shape.loads);
+            } else {
+                let mut chain = 0usize;
+                while chain < chains {
+                    let mut own = Merged::<N>::empty();
+                    let split = select(chain + (UNIT_POS_Y as usize) < chains, chain + UNIT_POS_Y as usize, count);
+                    own.add_chain(outs, lses, &splits, split, chains, shape.loads);
                     sync_cube();
                     group_outs[UNIT_POS as usize] = own.out;
                     if UNIT_POS_X == 0 {
@@ -265,10 +287,10 @@ fn merge_splits_kernel<E: Float, N: Size>(
                     for g in 0..shape.groups {
                         all.add(group_highest[g], group_sums[g], group_outs[g * shape.columns + UNIT_POS_X as usize]);
                     }
+                    chain += shape.groups;
                 }
-                chain += shape.groups;
             }
-            let merged = all.out * Vector::new(inverse(all.sum));
+            let merged = all.mean();
             if UNIT_POS_Y == 0 && column < width {
                 out[row * width + column] = Vector::cast_from(merged);
             }

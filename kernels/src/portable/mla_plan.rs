@@ -51,7 +51,7 @@ impl SplitMode {
         let tile = tile.max(1);
         let max_tiles = max_seq_len.div_ceil(tile).max(1);
         match self {
-            SplitMode::Auto => batch.saturating_add(cubes.max(1)),
+            SplitMode::Auto => batch.saturating_add(cubes.max(1)).min(batch.saturating_mul(max_tiles)),
             SplitMode::Count(n) => batch.saturating_mul(n.clamp(1, max_tiles)),
             SplitMode::Tokens(n) => batch.saturating_mul(max_tiles.div_ceil(n.max(1).div_ceil(tile))),
         }

@@ -14,8 +14,10 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
 use crate::portable::experts::linear::{LinearForm, Products, gated};
+use crate::portable::experts::source::{self, RowSource, RowSourceArgs};
 use crate::portable::experts::tiles::{Grid, Part, Rows, Tile};
 use crate::portable::launch::multiprocessors;
+use crate::portable::merge_splits::MergeSplitsArgs;
 
 /// Units of a plane. The matrix instructions are defined for this number.
 const LANES: usize = 32;
@@ -49,6 +51,8 @@ struct Form {
     few_cubes: bool,
     /// Whether there is a second matrix.
     second: bool,
+    /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
+    own_row: usize,
 }
 
 impl Form {
@@ -64,6 +68,7 @@ impl Form {
     /// Chunks whose loads a plane starts before it computes: fewer where the tokens take the registers.
     fn ahead(&self) -> usize {
         match self.steps {
+            _ if self.own_row > 0 => (self.own_row * VECTOR).div_ceil(CHUNK * PLANES),
             1 if self.few_cubes => 2 * AHEAD,
             1 | 2 => AHEAD,
             _ => AHEAD / 2,
@@ -87,6 +92,17 @@ pub(crate) fn fits(products: &Products) -> bool {
     products.carried.is_multiple_of(VECTOR) && products.matrix_stride.is_multiple_of(VECTOR)
 }
 
+/// Whether cubes should merge the splits of the row that they multiply: those of a token's head, if a unit's weights fit into
+/// registers meanwhile.
+pub(crate) fn merges(client: &Client, products: &Products, grid: &Grid, merge: &MergeSplitsArgs) -> bool {
+    let one_token = grid.rows == Rows::Heads && (grid.tokens, merge.batch, merge.rows) == (1, 1, grid.per_token);
+    let whole_row = products.carried == 0 && merge.width == products.inputs;
+    one_token
+        && whole_row
+        && products.inputs <= 2 * DEEP
+        && source::pays(client, merge, grid.cubes(products.outputs, M))
+}
+
 /// Tokens of a tile for matrices that meet so many rows.
 pub(crate) fn tile_tokens(rows: usize) -> usize {
     rows.div_ceil(N).next_power_of_two().min(MAX_STEPS) * N
@@ -97,14 +113,16 @@ pub(crate) fn launch(
     client: &Client,
     products: Products,
     grid: Grid,
+    source: RowSourceArgs,
     (linear, tokens): (LinearForm, usize),
     address: AddressType,
     elem: ElemType,
 ) {
     let (steps, second) = (tokens / N, grid.second_width > 0);
-    let mut form = Form { rows: grid.rows, linear, steps, few_cubes: false, second };
+    let own_row = if matches!(source, RowSourceArgs::Memory) { 0 } else { products.inputs / VECTOR };
+    let mut form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row };
     let cubes = grid.cubes(products.outputs, form.outputs());
-    form.few_cubes = form.steps == 1 && products.inputs >= DEEP && cubes <= 2 * multiprocessors(client);
+    form.few_cubes |= form.steps == 1 && products.inputs >= DEEP && cubes <= 2 * multiprocessors(client);
     let second_width = grid.second_width(VECTOR);
     linear_mma_kernel::launch(
         client,
@@ -128,6 +146,7 @@ pub(crate) fn launch(
         grid.max_tiles,
         second_width,
         products.limit,
+        source,
         form,
         elem,
     );
@@ -152,6 +171,7 @@ fn linear_mma_kernel<E: Float, V: Size>(
     max_tiles: usize,
     second_width: usize,
     limit: f32,
+    source: RowSource,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
 ) {
@@ -159,6 +179,7 @@ fn linear_mma_kernel<E: Float, V: Size>(
     let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
     // [planes, rows, tokens]
     let mut sums = Shared::<[f32]>::new_slice(comptime!(PLANES * M * form.tokens()));
+    let mut own_row = Shared::<[Vector<E, V>]>::new_slice(comptime!(form.own_row.max(1)));
     let mut part = Part::whole(vectors, outputs);
     if comptime!(form.second) {
         part.split(second_width, max_tiles, form.outputs(), form.rows);
@@ -187,12 +208,23 @@ fn linear_mma_kernel<E: Float, V: Size>(
         let mut acc = Array::<Vector<f32, NC>>::new(comptime!(2 * form.steps));
         #[unroll]
         for step in 0..form.steps {
-            inputs.push(tile.input(order, row + comptime!(step * N)) * tile.row(vectors, carried) + quad);
+            let mut input = quad;
+            if comptime!(form.own_row == 0) {
+                input += tile.input(order, row + comptime!(step * N)) * tile.row(vectors, carried);
+            }
+            inputs.push(input);
             acc[comptime!(2 * step)] = Vector::new(0.0f32);
             acc[comptime!(2 * step + 1)] = Vector::new(0.0f32);
         }
         let chunks = part.vectors / 4;
-        if comptime!(form.second) {
+        if comptime!(form.own_row > 0) {
+            // The weights are on their way meanwhile.
+            let first = UNIT_POS_Y as usize;
+            let weights = load_weights::<E, V>(weight, own, other, first, chunks, form.ahead(), form);
+            source.write::<E, V>(x, &mut own_row, tile.expert, per_token, vectors);
+            sync_cube();
+            multiply::<E, V, NC>(&own_row, &weights, &inputs, first, chunks, &mut acc, form.ahead(), form);
+        } else if comptime!(form.second) {
             if part.is_second {
                 multiply_all::<E, V, NC>(x, second, own, other, &inputs, chunks, &mut acc, form);
             } else {
@@ -258,29 +290,51 @@ fn multiply_all<E: Float, V: Size, NC: Size>(
     let mut chunk = UNIT_POS_Y as usize;
     if comptime!(form.few_cubes) {
         while chunk < chunks {
-            multiply::<E, V, NC>(x, weight, own, other, inputs, chunk, chunks, acc, form.ahead(), form);
+            let weights = load_weights::<E, V>(weight, own, other, chunk, chunks, form.ahead(), form);
+            multiply::<E, V, NC>(x, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
             chunk += comptime!(form.ahead() * PLANES);
         }
     } else {
         while chunk + comptime!((form.ahead() - 1) * PLANES) < chunks {
-            multiply::<E, V, NC>(x, weight, own, other, inputs, chunk, chunks, acc, form.ahead(), form);
+            let weights = load_weights::<E, V>(weight, own, other, chunk, chunks, form.ahead(), form);
+            multiply::<E, V, NC>(x, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
             chunk += comptime!(form.ahead() * PLANES);
         }
         while chunk < chunks {
-            multiply::<E, V, NC>(x, weight, own, other, inputs, chunk, chunks, acc, 1usize, form);
+            let weights = load_weights::<E, V>(weight, own, other, chunk, chunks, 1usize, form);
+            multiply::<E, V, NC>(x, &weights, inputs, chunk, chunks, acc, 1usize, form);
             chunk += PLANES;
         }
     }
 }
 
-/// Multiplies some chunks of channels, one from `chunk` on for each turn of the planes; past the last one, zeros.
+/// A unit's weights of some chunks of channels, one from `chunk` on for each turn of the planes; past the last one, zeros.
+#[cube]
+fn load_weights<E: Float, V: Size>(
+    weight: &[Vector<E, V>],
+    own: usize,
+    other: usize,
+    chunk: usize,
+    chunks: usize,
+    #[comptime] count: usize,
+    #[comptime] form: Form,
+) -> Sequence<Vector<E, V>> {
+    let mut weights = Sequence::<Vector<E, V>>::new();
+    #[unroll]
+    for i in 0..count {
+        let at = chunk + comptime!(i * PLANES);
+        weights.push(load::<E, V>(weight, own, at, chunks, form.few_cubes));
+        weights.push(load::<E, V>(weight, other, at, chunks, form.few_cubes));
+    }
+    weights
+}
+
+/// Multiplies the chunks of these weights, which are loaded first: they are the longer way.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn multiply<E: Float, V: Size, NC: Size>(
     x: &[Vector<E, V>],
-    weight: &[Vector<E, V>],
-    own: usize,
-    other: usize,
+    weights: &Sequence<Vector<E, V>>,
     inputs: &Sequence<usize>,
     chunk: usize,
     chunks: usize,
@@ -290,14 +344,6 @@ fn multiply<E: Float, V: Size, NC: Size>(
 ) {
     let def = MmaDefinition::<E, E, f32>::new(M, N, K);
     let size!(NA) = def.vector_size(MatrixIdent::A);
-    // The weights first: they are the longer way.
-    let mut weights = Sequence::<Vector<E, V>>::new();
-    #[unroll]
-    for i in 0..count {
-        let at = chunk + comptime!(i * PLANES);
-        weights.push(load::<E, V>(weight, own, at, chunks, form.few_cubes));
-        weights.push(load::<E, V>(weight, other, at, chunks, form.few_cubes));
-    }
     #[unroll]
     for i in 0..count {
         let at = chunk + comptime!(i * PLANES);
@@ -369,17 +415,19 @@ pub(super) fn pair<E: Float, V: Size, NA: Size>(vector: Vector<E, V>, #[comptime
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, form};
+    let source = |splits| if splits { source::offline() } else { RowSourceArgs::Memory };
     let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
         let entry = |name, rows, gated, limited, steps, few_cubes| {
             let second = matches!(rows, Rows::TokenGather | Rows::TokenScatter) || name == "linear.mma.pair";
-            let form = Form { rows, linear: LinearForm { gated, limited }, steps, few_cubes, second };
+            let own_row = if name == "linear.mma.merged_heads" { 512 / VECTOR } else { 0 };
+            let form = Form { rows, linear: LinearForm { gated, limited }, steps, few_cubes, second, own_row };
             let bits = AddressType::U32;
             let form = form!(
                 linear_mma_kernel,
                 cube,
-                [bits, VECTOR, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem]
+                [bits, VECTOR, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, source(own_row > 0), form, elem]
             );
             Entry::of(kind, name, form).on(|arch| arch != Arch::Sm75)
         };
@@ -390,6 +438,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.pair", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64", Rows::Dense, false, false, 8, false),
             entry("linear.mma.heads", Rows::Heads, false, false, 1, false),
+            entry("linear.mma.merged_heads", Rows::Heads, false, false, 1, true),
             entry("linear.mma.experts_up", Rows::Gather, true, true, 1, false),
             entry("linear.mma.experts_down", Rows::Scatter, false, false, 1, false),
             entry("linear.mma.token_up", Rows::TokenGather, true, false, 1, false),

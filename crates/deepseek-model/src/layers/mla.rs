@@ -4,8 +4,8 @@ use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
     MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, RaggedAttentionArgs, RaggedAttentionOptions,
-    SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, linear_by_head, merge_state, mla_decode, ragged_attention,
-    sparse_mla,
+    SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, linear_by_head, merge_state, mla_decode, mla_decode_project,
+    ragged_attention, sparse_mla,
 };
 
 use super::{Indexer, Linear, RmsNorm};
@@ -126,7 +126,7 @@ impl MultiHeadLatentAttention {
                 let alone = single.as_ref().map_or(0, |keys| keys.batch);
                 let mut outs = Vec::new();
                 if let Some(keys) = single {
-                    outs.push(self.absorbed(q.clone().narrow(0, 0, alone), keys, true, cache)?.0);
+                    outs.push(self.absorbed(q.clone().narrow(0, 0, alone), keys, cache)?);
                 }
                 if let Some(keys) = new {
                     let (q, latent) = (q.narrow(0, alone, tokens - alone), latent.narrow(0, alone, tokens - alone));
@@ -168,14 +168,22 @@ impl MultiHeadLatentAttention {
         Ok(self.expand(out.reshape([tokens, heads, rank])))
     }
 
-    /// Attention over the paged latents, with `kv_b_proj` absorbed into query and output: out `[N, H, dv]`, lse `[N, H]`.
-    fn absorbed(
+    /// Attention of each token over its own paged latents, with `kv_b_proj` absorbed into query and output: out `[N, H, dv]`.
+    fn absorbed(&self, q: Tensor<3>, keys: &PagedKeys, cache: &PagedCache) -> Result<Tensor<3>> {
+        let [tokens, heads, _] = q.dims();
+        let (args, options) = self.decode_args(q, keys, true, cache)?;
+        let out = mla_decode_project(args, &options, Some(&keys.plan), self.w_uv.clone())?;
+        Ok(out.reshape([tokens, heads, self.v_head_dim]))
+    }
+
+    /// A decode step with the query `[N, H, dn + dr]`, absorbed.
+    fn decode_args(
         &self,
         q: Tensor<3>,
         keys: &PagedKeys,
         causal: bool,
         cache: &PagedCache,
-    ) -> Result<(Tensor<3>, Tensor<2>)> {
+    ) -> Result<(MlaDecodeArgs, MlaDecodeOptions)> {
         let [tokens, heads, _] = q.dims();
         let (batch, rank) = (keys.batch, self.kv_lora_rank);
         let q = self.absorb(q).reshape([batch, tokens / batch, heads, rank + self.qk_rope_head_dim]);
@@ -186,9 +194,7 @@ impl MultiHeadLatentAttention {
             seq_lens: keys.seq_lens.clone(),
         };
         let (softmax_scale, splits) = (self.softmax_scale, Splits::Auto);
-        let options = MlaDecodeOptions { value_width: rank, softmax_scale, causal, splits, path: None };
-        let (out, lse) = mla_decode(args, &options, Some(&keys.plan))?;
-        Ok((self.expand(out.reshape([tokens, heads, rank])), lse.reshape([tokens, heads])))
+        Ok((args, MlaDecodeOptions { value_width: rank, softmax_scale, causal, splits, path: None }))
     }
 
     /// Attention of chunks of new tokens over themselves and what the cache held before: out `[N, H, dv]`.
@@ -226,10 +232,12 @@ impl MultiHeadLatentAttention {
         cache: &PagedCache,
     ) -> Result<(Tensor<3>, Tensor<2>)> {
         let rows = |x: &Tensor<3>| x.clone().slice(s![chunk.tokens.clone(), .., ..]);
-        let (past_out, past_lse) = self.absorbed(rows(q), &chunk.keys, false, cache)?;
+        let (args, options) = self.decode_args(rows(q), &chunk.keys, false, cache)?;
+        let (past_out, past_lse) = mla_decode(args, &options, Some(&chunk.keys.plan))?;
+        let (tokens, heads) = (chunk.tokens.len(), self.heads);
         let (merged_out, merged_lse) = merge_state(MergeStateArgs {
-            out_a: past_out,
-            lse_a: past_lse,
+            out_a: self.expand(past_out.reshape([tokens, heads, self.kv_lora_rank])),
+            lse_a: past_lse.reshape([tokens, heads]),
             out_b: rows(&out),
             lse_b: lse.clone().slice(s![chunk.tokens.clone(), ..]),
         })?;

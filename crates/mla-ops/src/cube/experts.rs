@@ -76,28 +76,37 @@ pub(super) fn linear_pair(x: CubeTensor, first: CubeTensor, second: CubeTensor) 
 pub(super) fn linear_by_head(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
     let x = contiguous(x);
     let ([rows, heads, width], [_, outputs, inputs]) = (dims(&x), dims(&weight));
-    let carried = width - inputs;
+    let out = empty(&x, [rows, heads, outputs + width - inputs], x.dtype);
+    linear::launch(&x.client, by_head_args(&x, weight, &out, [rows, heads, width]));
+    out
+}
+
+/// Contiguous x of `[N, H, d]` elements, weight `[H, out, in]`.
+pub(super) fn by_head_args(
+    x: &CubeTensor,
+    weight: CubeTensor,
+    out: &CubeTensor,
+    [rows, heads, width]: [usize; 3],
+) -> LinearArgs {
+    let [_, outputs, inputs] = dims(&weight);
     // Half of a projection's matrices may lie between the other halves.
     let (weight, matrix_stride) = match matrix_stride(&weight) {
         Some(stride) => (weight, stride),
         None => (contiguous(weight), outputs * inputs),
     };
     let elem = dtype_to_elem_type(x.dtype);
-    let (out, client) = (empty(&x, [rows, heads, outputs + carried], x.dtype), x.client.clone());
-    let args = LinearArgs {
-        x: x.into_buffer_arg(),
+    LinearArgs {
+        x: x.clone().into_buffer_arg(),
         weight: weight.into_buffer_arg(),
         out: out.clone().into_buffer_arg(),
-        work: Work::Heads { rows, heads, carried, matrix_stride },
+        work: Work::Heads { rows, heads, carried: width - inputs, matrix_stride },
         inputs,
         outputs,
         limit: 0.0,
         form: LinearForm::default(),
         x_elem: elem,
         elem,
-    };
-    linear::launch(&client, args);
-    out
+    }
 }
 
 /// Logits `[N, E]`; a bias `[E]` or the given experts `[N, k]` where the choice has them, otherwise anything.

@@ -1,8 +1,9 @@
-//! [`mla_decode`]: attention of a few query tokens over the paged latent cache.
+//! [`mla_decode`]: attention of a few query tokens over the paged latent cache; [`mla_decode_project`]: and its projection.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 
+use super::linear::linear_by_head;
 use super::mla_plan::{MlaPlan, MlaPlanArgs, check_lengths};
 use crate::backend::{DecodeSpec, MlaBackend};
 use crate::check::{Check, read_i32};
@@ -73,53 +74,102 @@ pub fn mla_decode(
     options: &MlaDecodeOptions,
     plan: Option<&MlaPlan>,
 ) -> Result<(Tensor<4>, Tensor<3>), MlaError> {
-    let check = args.check_tensors()?;
-    let problem = args.check_options(&check, options)?;
-    if let Some(plan) = plan {
-        check.int("plan", &plan.items)?;
-        plan.check(&problem)?;
-    }
-    if check.sees_values() {
-        args.validate_values()?;
-    }
-    let own_plan;
-    let plan = match plan {
-        Some(plan) => {
-            args.check_limits(&check, &problem, options, plan.cube_ptr.dims()[0] - 1, plan.items.dims()[0])?;
-            plan
-        }
-        None => {
-            let plan = MlaPlanArgs {
-                seq_lens: args.seq_lens.clone(),
-                query_len: problem.query_len,
-                heads: problem.heads,
-                page_size: problem.page_size,
-                max_seq_len: args.page_table.dims()[1] * problem.page_size,
-                splits: options.splits,
-            };
-            let spec = plan.spec()?;
-            args.check_limits(&check, &problem, options, spec.cubes, spec.capacity)?;
-            own_plan = plan.launch(spec);
-            &own_plan
-        }
-    };
-    let q = match args.q {
-        MlaQuery::Whole(q) => q,
-        MlaQuery::Parts { nope, pe } => Tensor::cat(vec![nope, pe], 3),
-    };
-    let &MlaDecodeOptions { value_width, softmax_scale, causal, path, .. } = options;
-    let spec = DecodeSpec { value_width, softmax_scale, causal, path };
+    let Call { q, args, plan, spec } = Call::new(args, options, plan)?;
     let (out, lse) = <Dispatch as MlaBackend>::mla_decode(
         q.into_dispatch(),
         args.kv_cache.into_dispatch(),
         args.page_table.into_dispatch(),
         args.seq_lens.into_dispatch(),
-        plan.items.clone().into_dispatch(),
-        plan.cube_ptr.clone().into_dispatch(),
-        plan.split_ptr.clone().into_dispatch(),
+        plan.items.into_dispatch(),
+        plan.cube_ptr.into_dispatch(),
+        plan.split_ptr.into_dispatch(),
         spec,
     );
     Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+}
+
+/// [`mla_decode`] and, of its `out`, [`linear_by_head`] with each head's value matrix `value_proj [H, dv, Dv]`:
+/// `[B, Sq, H, dv]`. The bits are the same, but for a single token on a GPU it may be a launch less.
+///
+/// # Errors
+/// As [`mla_decode`], and where `value_proj` has another shape, dtype or device.
+pub fn mla_decode_project(
+    args: MlaDecodeArgs,
+    options: &MlaDecodeOptions,
+    plan: Option<&MlaPlan>,
+    value_proj: Tensor<3>,
+) -> Result<Tensor<4>, MlaError> {
+    let [batch, query_len, heads, _] = args.q.dims();
+    let (rank, [_, outputs, _]) = (options.value_width, value_proj.dims());
+    let check = args.q.check()?;
+    check.float_as("value_proj", &value_proj, args.q.dtype(), "the dtype of `q`")?;
+    let words = || format!("[H, dv, Dv] with H = {heads}, Dv = {rank}");
+    check.dims("value_proj", value_proj.dims(), [Some(heads), None, Some(rank)], words)?;
+    check.value("value_proj", outputs > 0, "matrices without rows", || "at least 1 row each".into())?;
+    if (batch, query_len) != (1, 1) {
+        let (out, _) = mla_decode(args, options, plan)?;
+        let out = linear_by_head(out.reshape([batch * query_len, heads, rank]), value_proj);
+        return Ok(out.reshape([batch, query_len, heads, outputs]));
+    }
+    let Call { q, args, plan, spec } = Call::new(args, options, plan)?;
+    Ok(Tensor::from_dispatch(<Dispatch as MlaBackend>::mla_decode_project(
+        q.into_dispatch(),
+        args.kv_cache.into_dispatch(),
+        args.page_table.into_dispatch(),
+        args.seq_lens.into_dispatch(),
+        plan.items.into_dispatch(),
+        plan.cube_ptr.into_dispatch(),
+        plan.split_ptr.into_dispatch(),
+        value_proj.into_dispatch(),
+        spec,
+    )))
+}
+
+/// What the implementations take, checked.
+struct Call {
+    q: Tensor<4>,
+    args: MlaDecodeArgs,
+    plan: MlaPlan,
+    spec: DecodeSpec,
+}
+
+impl Call {
+    fn new(args: MlaDecodeArgs, options: &MlaDecodeOptions, plan: Option<&MlaPlan>) -> Result<Self, MlaError> {
+        let check = args.check_tensors()?;
+        let problem = args.check_options(&check, options)?;
+        if let Some(plan) = plan {
+            check.int("plan", &plan.items)?;
+            plan.check(&problem)?;
+        }
+        if check.sees_values() {
+            args.validate_values()?;
+        }
+        let plan = match plan {
+            Some(plan) => {
+                args.check_limits(&check, &problem, options, plan.cube_ptr.dims()[0] - 1, plan.items.dims()[0])?;
+                plan.clone()
+            }
+            None => {
+                let plan = MlaPlanArgs {
+                    seq_lens: args.seq_lens.clone(),
+                    query_len: problem.query_len,
+                    heads: problem.heads,
+                    page_size: problem.page_size,
+                    max_seq_len: args.page_table.dims()[1] * problem.page_size,
+                    splits: options.splits,
+                };
+                let spec = plan.spec()?;
+                args.check_limits(&check, &problem, options, spec.cubes, spec.capacity)?;
+                plan.launch(spec)
+            }
+        };
+        let q = match args.q.clone() {
+            MlaQuery::Whole(q) => q,
+            MlaQuery::Parts { nope, pe } => Tensor::cat(vec![nope, pe], 3),
+        };
+        let &MlaDecodeOptions { value_width, softmax_scale, causal, path, .. } = options;
+        Ok(Self { q, args, plan, spec: DecodeSpec { value_width, softmax_scale, causal, path } })
+    }
 }
 
 /// What decides which implementation runs: see [`explain_path`](crate::explain_path).

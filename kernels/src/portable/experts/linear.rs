@@ -5,8 +5,11 @@
 
 use cubecl::prelude::*;
 
+#[cfg(feature = "cuda")]
+use super::source::RowSourceArgs;
 use super::tiles::{Grid, Part, Rows, Tile};
 use crate::portable::launch::{address_type, io_vector_size};
+use crate::portable::merge_splits::{self, MergeSplitsArgs};
 #[cfg(feature = "cuda")]
 use crate::sm80::linear as sm80;
 
@@ -155,6 +158,16 @@ pub fn tile_tokens(client: &Client, inputs: usize, rows: usize, elem: ElemType) 
 
 /// Writes `out`. Without rows, inputs or outputs nothing is launched.
 pub fn launch(client: &Client, args: LinearArgs) {
+    launch_behind(client, None, args);
+}
+
+/// The same for the heads of an attention whose splits are to be merged: `x` is their `out`. Bit for bit [`merge_splits`] and
+/// [`launch`]; where a single token has few splits it is one launch, and `x` and the lse of several splits are not written.
+pub fn launch_merged(client: &Client, merge: MergeSplitsArgs, args: LinearArgs) {
+    launch_behind(client, Some(merge), args);
+}
+
+fn launch_behind(client: &Client, mut merge: Option<MergeSplitsArgs>, args: LinearArgs) {
     let (inputs, outputs, x_elem, elem) = (args.inputs, args.outputs, args.x_elem, args.elem);
     // Rows of x, and of those that meet one matrix.
     let (count, each) = match &args.work {
@@ -178,12 +191,23 @@ pub fn launch(client: &Client, args: LinearArgs) {
         Work::Dense { second: Some(second), .. } => buffers.extend([&second.weight, &second.out]),
         _ => {}
     }
+    if let Some(merge) = &merge {
+        buffers.push(&merge.outs);
+    }
     let address = address_type(client, &buffers);
     #[cfg(feature = "cuda")]
     if sm80::supported(client, inputs, elem) && sm80::fits(&products) {
         let tile = tile_tokens(client, inputs, each, elem);
         let grid = Grid::new(client, args.work, tile);
-        return sm80::launch(client, products, grid, (args.form, tile), address, elem);
+        let source = merge.take_if(|merge| sm80::merges(client, &products, &grid, merge));
+        if let Some(merge) = merge {
+            merge_splits::launch(client, merge);
+        }
+        let source = source.map_or(RowSourceArgs::Memory, RowSourceArgs::splits);
+        return sm80::launch(client, products, grid, source, (args.form, tile), address, elem);
+    }
+    if let Some(merge) = merge.take() {
+        merge_splits::launch(client, merge);
     }
     let _ = each;
     let grid = Grid::new(client, args.work, TOKENS);

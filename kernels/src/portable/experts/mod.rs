@@ -7,6 +7,8 @@ pub mod combine;
 pub mod linear;
 pub mod route;
 pub mod sort;
+#[cfg(feature = "cuda")]
+pub(crate) mod source;
 pub(crate) mod tiles;
 
 #[cfg(feature = "offline")]

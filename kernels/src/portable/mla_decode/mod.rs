@@ -17,6 +17,7 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 use thiserror::Error;
 
+use super::experts::linear::{self, LinearArgs};
 use super::launch::{multiprocessors, share};
 use super::merge_splits::{self, MergeSplitsArgs};
 #[cfg(feature = "cuda")]
@@ -206,8 +207,36 @@ pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
 /// # Errors
 /// As [`launch`], and where the device lacks what the kernel needs.
 pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) -> Result<(), DecodeError> {
+    if let Some(merge) = launch_items(client, args, kernel)? {
+        merge_splits::launch(client, merge);
+    }
+    Ok(())
+}
+
+/// The same, and behind it the projection of each head's `out`, which is its `x`: see [`linear::launch_merged`].
+///
+/// # Errors
+/// As [`launch_kernel`].
+pub fn launch_projected(
+    client: &Client,
+    args: DecodeArgs,
+    kernel: DecodeKernel,
+    projection: LinearArgs,
+) -> Result<(), DecodeError> {
+    if let Some(merge) = launch_items(client, args, kernel)? {
+        linear::launch_merged(client, merge, projection);
+    }
+    Ok(())
+}
+
+/// Computes the items of a plan. Returns the merge that is left to do; none, if there is nothing to compute.
+fn launch_items(
+    client: &Client,
+    args: DecodeArgs,
+    kernel: DecodeKernel,
+) -> Result<Option<MergeSplitsArgs>, DecodeError> {
     if args.sizes.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let sizes = args.sizes;
     sizes.check(client)?;
@@ -236,8 +265,7 @@ pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) ->
         #[cfg(not(feature = "cuda"))]
         DecodeKernel::Sm90 | DecodeKernel::Sm100 => return Err(DecodeError::NoKernel(kernel)),
     }
-    merge_splits::launch(client, merge);
-    Ok(())
+    Ok(Some(merge))
 }
 
 /// Cubes of a plan that fill the device, beside the tiles of so many query rows.
