@@ -4,7 +4,7 @@
 //! A cube has 16 rows of the weights and a tile of tokens; its planes share the input channels, and add up in shared memory. A
 //! product sums over the channels in any order as long as both factors have the same: so a unit takes 16 bytes in a row, which
 //! serve two steps of 16 channels. Of a gated output the cube has 8 rows of the gate and 8 of `up`, placed so that a unit gets
-//! both.
+//! both. The row of a single token's head a cube may write for itself before that (`experts/source.rs`).
 //!
 //! The order of a sum depends on the sizes of the matrix alone: a token's output does not change with the other tokens.
 
@@ -179,7 +179,6 @@ fn linear_mma_kernel<E: Float, V: Size>(
     let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
     // [planes, rows, tokens]
     let mut sums = Shared::<[f32]>::new_slice(comptime!(PLANES * M * form.tokens()));
-    let mut own_row = Shared::<[Vector<E, V>]>::new_slice(comptime!(form.own_row.max(1)));
     let mut part = Part::whole(vectors, outputs);
     if comptime!(form.second) {
         part.split(second_width, max_tiles, form.outputs(), form.rows);
@@ -218,6 +217,7 @@ fn linear_mma_kernel<E: Float, V: Size>(
         }
         let chunks = part.vectors / 4;
         if comptime!(form.own_row > 0) {
+            let mut own_row = Shared::<[Vector<E, V>]>::new_slice(form.own_row);
             // The weights are on their way meanwhile.
             let first = UNIT_POS_Y as usize;
             let weights = load_weights::<E, V>(weight, own, other, first, chunks, form.ahead(), form);

@@ -167,6 +167,7 @@ pub fn launch_merged(client: &Client, merge: MergeSplitsArgs, args: LinearArgs) 
     launch_behind(client, Some(merge), args);
 }
 
+/// Behind a merge, which the products' kernel does itself where that is faster.
 fn launch_behind(client: &Client, mut merge: Option<MergeSplitsArgs>, args: LinearArgs) {
     let (inputs, outputs, x_elem, elem) = (args.inputs, args.outputs, args.x_elem, args.elem);
     // Rows of x, and of those that meet one matrix.
