@@ -44,12 +44,9 @@ pub fn refused(output: &Output, needles: &[&str]) {
 /// A copy of a fixture to be damaged.
 pub fn copy(name: &str) -> TempDir {
     let copy = tempfile::tempdir().expect("a temporary folder");
-    for file in ["config.json", "generation_config.json", "model.safetensors"] {
+    for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
         std::fs::copy(folder(name).join(file), copy.path().join(file)).expect("a copy");
     }
-    // The fixtures have one for all.
-    let tokenizer = "tokenizer.json";
-    std::fs::copy(folder(FIXTURE).join(tokenizer), copy.path().join(tokenizer)).expect("a copy");
     copy
 }
 

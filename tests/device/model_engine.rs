@@ -25,19 +25,14 @@ pub struct Loaded {
     pub tokenizer: Tokenizer,
 }
 
-/// The tokenizer of a checkpoint. The fixtures have one for all.
-pub fn tokenizer(name: &str) -> Tokenizer {
-    let name = if name.ends_with("-tiny") { "tests/fixtures/v3-tiny" } else { name };
-    Tokenizer::load(&folder(name)).expect("the tokenizer loads")
-}
-
 impl Loaded {
     pub fn new(name: &str) -> Self {
         Self::on(&Device::flex(), name)
     }
 
     fn on(device: &Device, name: &str) -> Self {
-        Self { model: load(name, device), tokenizer: tokenizer(name) }
+        let tokenizer = Tokenizer::load(&folder(name)).expect("the tokenizer loads");
+        Self { model: load(name, device), tokenizer }
     }
 
     pub fn engine(&self, options: EngineOptions) -> Engine<'_> {
@@ -145,7 +140,7 @@ fn gives_the_stored_tokens(name: &str, page_size: usize, exact: bool, device: &D
 /// On devices that have graphs, decode steps are captured and replayed, and the tokens are the stored ones.
 #[rstest]
 fn model_engine_replays_captured_steps(#[values("tests/fixtures/v3-tiny", "tests/fixtures/v32-tiny")] name: &str) {
-    let tokenizer = tokenizer(name);
+    let tokenizer = Tokenizer::load(&folder(name)).expect("the tokenizer loads");
     let mut cases = Stored::greedy(name);
     cases.iter_mut().for_each(|(_, ids)| ids.truncate(10));
     for_each_device(|device| {

@@ -5,12 +5,12 @@
 use std::time::Instant;
 
 use burn::tensor::{Device, FloatDType};
-use burn_mla::model::{CacheSize, DeepseekModel, Engine, EngineOptions};
+use burn_mla::model::{CacheSize, DeepseekModel, Engine, EngineOptions, Tokenizer};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::SafeTensors;
 
-use crate::model_engine::{drain, greedy, tokenizer};
+use crate::model_engine::{drain, greedy};
 use crate::model_parity::folder;
 
 const FIXTURE: &str = "tests/fixtures/v2lite-tiny";
@@ -70,7 +70,7 @@ fn model_long_prompt_in_chunks_equals_one_pass() {
 fn model_long_prompt_of_100k_tokens_takes_little_memory() {
     const LEN: usize = 100_000;
     let (model, prompt) = (one_layer(), prompt(LEN));
-    let tokenizer = tokenizer(FIXTURE);
+    let tokenizer = Tokenizer::load(&folder(FIXTURE)).expect("the tokenizer loads");
     // What other tests of this process have needed does not count.
     std::fs::write("/proc/self/clear_refs", "5").expect("Linux forgets the maximum");
     let before = most_memory();
