@@ -418,6 +418,21 @@ pub trait MlaBackend: Backend {
         norm_eps: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
+    /// [`rope_write_absorb`](crate::rope_write_absorb()) of a few tokens: absorbed queries, the cache's own buffer.
+    #[fusion(meta = fusion::rope_write_absorb)]
+    #[allow(clippy::too_many_arguments)]
+    fn rope_write_absorb(
+        q: FloatTensor<Self>,
+        latent: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        weight: FloatTensor<Self>,
+        norm_eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
     /// Lists of slots `[N, K]`, of each the first of `lengths` `[N]`, without their gaps: `[N, K]`, and how many there are,
     /// `[N]`. For [`sparse_mla`](crate::sparse_mla()).
     #[fusion(meta = fusion::compact_slots)]

@@ -10,6 +10,8 @@ use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
 use mla_kernels::portable::add_rms_norm::{self, AddRmsNormArgs, Summand};
+use mla_kernels::portable::experts::latents::LatentRows;
+use mla_kernels::portable::experts::linear::{launch_turned, turns};
 use mla_kernels::portable::experts::route::Choice;
 use mla_kernels::portable::{
     argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_linear,
@@ -578,6 +580,45 @@ impl MlaBackend for CubeBackend {
         };
         rope_write::launch(&cache.client, args);
         (q_out, latent_out, cache)
+    }
+
+    fn rope_write_absorb(
+        q: CubeTensor,
+        latent: CubeTensor,
+        norm_weight: CubeTensor,
+        cos: CubeTensor,
+        sin: CubeTensor,
+        cache: CubeTensor,
+        slots: CubeTensor,
+        weight: CubeTensor,
+        norm_eps: f32,
+    ) -> (CubeTensor, CubeTensor) {
+        let [q, latent, norm_weight, cos, sin, slots] = [q, latent, norm_weight, cos, sin, slots].map(contiguous);
+        let cache = own(contiguous(cache));
+        let (sizes, [_, pairs], [pages, page_size, cache_width]) = (dims(&q), dims(&cos), dims(&cache));
+        let [tokens, heads, _] = sizes;
+        let [_, outputs, _] = dims(&weight);
+        let out = empty(&q, [tokens, heads, outputs + 2 * pairs], q.dtype);
+        let args = experts::by_head_args(&q, weight.clone(), &out, sizes);
+        let latents = LatentRows {
+            latent: latent.clone().into_buffer_arg(),
+            weight: norm_weight.clone().into_buffer_arg(),
+            cos: cos.clone().into_buffer_arg(),
+            sin: sin.clone().into_buffer_arg(),
+            slots: slots.clone().into_buffer_arg(),
+            cache: cache.clone().into_buffer_arg(),
+            cache_width,
+            pairs,
+            slot_count: pages * page_size,
+            eps: norm_eps,
+        };
+        if turns(&q.client, &latents, &args) {
+            launch_turned(&q.client, latents, args);
+            return (out, cache);
+        }
+        drop(latents);
+        let (q, _, cache) = Self::rope_write(q, latent, norm_weight, cos, sin, cache, slots, norm_eps);
+        (experts::linear_by_head(q, weight), cache)
     }
 
     fn compact_slots(slots: CubeTensor, lengths: CubeTensor) -> (CubeTensor, CubeTensor) {

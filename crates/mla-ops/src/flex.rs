@@ -314,6 +314,21 @@ impl MlaBackend for Flex {
         (float_primitive(q), float_primitive(latent), float_primitive(cache))
     }
 
+    fn rope_write_absorb(
+        q: FloatTensor<Self>,
+        latent: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        weight: FloatTensor<Self>,
+        norm_eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (q, _, cache) = Self::rope_write(q, latent, norm_weight, cos, sin, cache, slots, norm_eps);
+        (float_primitive(linear_by_head(float(q), float(weight))), cache)
+    }
+
     fn compact_slots(slots: IntTensor<Self>, lengths: IntTensor<Self>) -> (IntTensor<Self>, IntTensor<Self>) {
         let (slots, counts) = reference::compact_slots(int(slots), int(lengths));
         (int_primitive(slots), int_primitive(counts))

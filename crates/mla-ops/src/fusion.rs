@@ -268,6 +268,21 @@ pub(crate) fn rope_write(
     (q.clone(), latent.clone(), cache.clone())
 }
 
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn rope_write_absorb(
+    q: &TensorSpec,
+    _latent: &TensorSpec,
+    _norm_weight: &TensorSpec,
+    _cos: &TensorSpec,
+    _sin: &TensorSpec,
+    cache: &TensorSpec,
+    _slots: &TensorSpec,
+    weight: &TensorSpec,
+    _norm_eps: &f32,
+) -> (TensorSpec, TensorSpec) {
+    (linear_by_head(q, weight), cache.clone())
+}
+
 pub(crate) fn compact_slots(slots: &TensorSpec, lengths: &TensorSpec) -> (TensorSpec, TensorSpec) {
     (slots.clone(), lengths.clone())
 }

@@ -20,6 +20,7 @@
 //! | [`norm_rope()`], [`rms_norm`], [`add_rms_norm`] | norms and rotation in one pass, and the norm of a residual sum |
 //! | [`add_rms_norm_linear`] | the norm of a residual sum, and its projection to a few outputs: the logits of a router |
 //! | [`rope_write`] | queries turn, latents are normed and turn, and go into the cache: one launch |
+//! | [`rope_write_absorb`] | the same, with the query's absorbed projection |
 //! | [`argmax()`] | the likeliest token of each row |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //! | [`batch_invariant()`] | products whose rows do not depend on one another, bit for bit (CPU) |
@@ -74,7 +75,7 @@ pub use ops::norm_linear::add_rms_norm_linear;
 pub use ops::norm_rope::{NormRopeArgs, NormRopeOptions, add_rms_norm, norm_rope, rms_norm};
 pub use ops::page_table::{PagedBatchArgs, page_table};
 pub use ops::ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
-pub use ops::rope_write::{RopeWriteArgs, RopeWritten, rope_write};
+pub use ops::rope_write::{RopeWriteArgs, RopeWritten, rope_write, rope_write_absorb};
 pub use ops::sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla};
 pub use ops::sparse_parts::{SparseParts, sparse_mla_parts};
 pub use ops::vertical_slash_attention::{

@@ -13,6 +13,7 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
+use crate::portable::experts::latents::{self, Beside, BesideArgs, LatentRows};
 use crate::portable::experts::linear::{LinearForm, Products, gated};
 use crate::portable::experts::source::{self, RowSource, RowSourceArgs};
 use crate::portable::experts::tiles::{Grid, Part, Rows, Tile};
@@ -88,8 +89,8 @@ pub(crate) fn supported(client: &Client, inputs: usize, elem: ElemType) -> bool 
 }
 
 /// Whether rows and matrices lie so that 16 bytes can be loaded at once.
-pub(crate) fn fits(products: &Products) -> bool {
-    products.carried.is_multiple_of(VECTOR) && products.matrix_stride.is_multiple_of(VECTOR)
+pub(crate) fn fits(carried: usize, matrix_stride: usize) -> bool {
+    carried.is_multiple_of(VECTOR) && matrix_stride.is_multiple_of(VECTOR)
 }
 
 /// Whether cubes should merge the splits of the row that they multiply: those of a token's head, if a unit's weights fit into
@@ -103,6 +104,11 @@ pub(crate) fn merges(client: &Client, products: &Products, grid: &Grid, merge: &
         && source::pays(client, merge, grid.cubes(products.outputs, M))
 }
 
+/// Whether the launch can turn the channels that it carries, and put latents into a cache.
+pub(crate) fn takes(carried: usize, latents: &LatentRows) -> bool {
+    carried == 2 * latents.pairs && latents.cache_width.is_multiple_of(VECTOR)
+}
+
 /// Tokens of a tile for matrices that meet so many rows.
 pub(crate) fn tile_tokens(rows: usize) -> usize {
     rows.div_ceil(N).next_power_of_two().min(MAX_STEPS) * N
@@ -112,8 +118,9 @@ pub(crate) fn tile_tokens(rows: usize) -> usize {
 pub(crate) fn launch(
     client: &Client,
     products: Products,
-    grid: Grid,
+    mut grid: Grid,
     source: RowSourceArgs,
+    latents: Option<LatentRows>,
     (linear, tokens): (LinearForm, usize),
     address: AddressType,
     elem: ElemType,
@@ -124,9 +131,15 @@ pub(crate) fn launch(
     let cubes = grid.cubes(products.outputs, form.outputs());
     form.few_cubes |= form.steps == 1 && products.inputs >= DEEP && cubes <= 2 * multiprocessors(client);
     let second_width = grid.second_width(VECTOR);
+    let (mut beside, mut cubes_beside) = (BesideArgs::Nothing, 0);
+    if let Some(latents) = latents {
+        let width = products.inputs + products.carried;
+        ([grid.second, grid.order, grid.second_out], beside, cubes_beside) =
+            latents.bind([grid.tokens, width, VECTOR, LANES * PLANES]);
+    }
     linear_mma_kernel::launch(
         client,
-        cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
+        cubecl::calculate_cube_count_elemwise(client, cubes + cubes_beside, CubeDim::new_single()),
         CubeDim::new_2d(LANES as u32, PLANES as u32),
         address,
         VECTOR,
@@ -147,6 +160,7 @@ pub(crate) fn launch(
         second_width,
         products.limit,
         source,
+        beside,
         form,
         elem,
     );
@@ -172,6 +186,7 @@ fn linear_mma_kernel<E: Float, V: Size>(
     second_width: usize,
     limit: f32,
     source: RowSource,
+    beside: Beside,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
 ) {
@@ -269,7 +284,11 @@ fn linear_mma_kernel<E: Float, V: Size>(
     if comptime!(form.rows == Rows::Heads) {
         let is_first = group == 0;
         if is_first {
-            tile.carry::<E, E, V>(x, out, vectors, outputs, carried, comptime!(LANES * PLANES));
+            beside.carry::<E, V>(&tile, x, out, vectors, outputs, carried, comptime!(LANES * PLANES));
+        }
+        let own_cubes = groups * max_tiles;
+        if CUBE_POS >= own_cubes {
+            beside.write::<E, V>(second, order, second_out, tokens, CUBE_POS - own_cubes);
         }
     }
 }
@@ -415,6 +434,7 @@ pub(super) fn pair<E: Float, V: Size, NA: Size>(vector: Vector<E, V>, #[comptime
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, form};
+    let beside = |latents| if latents { latents::offline(LANES * PLANES) } else { BesideArgs::Nothing };
     let source = |splits| if splits { source::offline() } else { RowSourceArgs::Memory };
     let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().flat_map(|kind| {
@@ -423,11 +443,34 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let second = matches!(rows, Rows::TokenGather | Rows::TokenScatter) || name == "linear.mma.pair";
             let own_row = if name == "linear.mma.merged_heads" { 512 / VECTOR } else { 0 };
             let form = Form { rows, linear: LinearForm { gated, limited }, steps, few_cubes, second, own_row };
-            let bits = AddressType::U32;
+            let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(
                 linear_mma_kernel,
                 cube,
-                [bits, VECTOR, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, source(own_row > 0), form, elem]
+                [
+                    bits,
+                    VECTOR,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1.0,
+                    source(own_row > 0),
+                    beside(latents),
+                    form,
+                    elem
+                ]
             );
             Entry::of(kind, name, form).on(|arch| arch != Arch::Sm75)
         };
@@ -438,6 +481,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.pair", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64", Rows::Dense, false, false, 8, false),
             entry("linear.mma.heads", Rows::Heads, false, false, 1, false),
+            entry("linear.mma.turned_heads", Rows::Heads, false, false, 1, false),
             entry("linear.mma.merged_heads", Rows::Heads, false, false, 1, true),
             entry("linear.mma.experts_up", Rows::Gather, true, true, 1, false),
             entry("linear.mma.experts_down", Rows::Scatter, false, false, 1, false),

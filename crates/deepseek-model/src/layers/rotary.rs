@@ -1,5 +1,8 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
-use mla_ops::{RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, rms_norm, rope_write, write_latent};
+use mla_ops::{
+    RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, linear_by_head, rms_norm, rope_write,
+    rope_write_absorb, write_latent,
+};
 
 use super::RmsNorm;
 use crate::config::RopeConfig;
@@ -65,16 +68,7 @@ impl Rotation {
         (cache, slots): (Tensor<3>, Tensor<1, Int>),
     ) -> std::result::Result<RopeWritten, Box<WriteLatentError>> {
         if self.interleaved {
-            return rope_write(RopeWriteArgs {
-                q,
-                latent,
-                norm_weight: norm.weight.clone(),
-                norm_eps: norm.eps,
-                cos: self.cos.clone(),
-                sin: self.sin.clone(),
-                cache,
-                slots,
-            });
+            return rope_write(self.args(q, latent, norm, (cache, slots)));
         }
         let [still, turned] = self.split(&q);
         let q = Tensor::cat(vec![still, self.turn_halves(turned)], 2);
@@ -86,6 +80,34 @@ impl Rotation {
         let latent = Tensor::cat(vec![normed, self.turn_halves(turned).squeeze_dim(1)], 1);
         let cache = write_latent(WriteLatentArgs { cache, slots, latent: latent.clone(), rope: None })?;
         Ok(RopeWritten { q, latent, cache })
+    }
+
+    /// The same, and the turned query `[N, heads, dn + dr]` absorbed by a weight `[heads, R, dn]`: `[N, heads, R + dr]`, and the
+    /// cache.
+    pub(crate) fn turn_write_and_absorb(
+        &self,
+        q: Tensor<3>,
+        latent: Tensor<2>,
+        norm: &RmsNorm,
+        weight: Tensor<3>,
+        target: (Tensor<3>, Tensor<1, Int>),
+    ) -> std::result::Result<(Tensor<3>, Tensor<3>), Box<WriteLatentError>> {
+        if self.interleaved {
+            return rope_write_absorb(self.args(q, latent, norm, target), weight);
+        }
+        let RopeWritten { q, cache, .. } = self.turn_and_write(q, latent, norm, target)?;
+        Ok((linear_by_head(q, weight), cache))
+    }
+
+    fn args(
+        &self,
+        q: Tensor<3>,
+        latent: Tensor<2>,
+        norm: &RmsNorm,
+        (cache, slots): (Tensor<3>, Tensor<1, Int>),
+    ) -> RopeWriteArgs {
+        let [cos, sin] = [&self.cos, &self.sin].map(Tensor::clone);
+        RopeWriteArgs { q, latent, norm_weight: norm.weight.clone(), norm_eps: norm.eps, cos, sin, cache, slots }
     }
 
     /// The channels before the last `dr`, and those.

@@ -5,6 +5,7 @@
 
 use cubecl::prelude::*;
 
+use super::latents::LatentRows;
 #[cfg(feature = "cuda")]
 use super::source::RowSourceArgs;
 use super::tiles::{Grid, Part, Rows, Tile};
@@ -158,17 +159,34 @@ pub fn tile_tokens(client: &Client, inputs: usize, rows: usize, elem: ElemType) 
 
 /// Writes `out`. Without rows, inputs or outputs nothing is launched.
 pub fn launch(client: &Client, args: LinearArgs) {
-    launch_behind(client, None, args);
+    launch_with(client, None, None, args);
 }
 
 /// The same for the heads of an attention whose splits are to be merged: `x` is their `out`. Bit for bit [`merge_splits`] and
 /// [`launch`]; where a single token has few splits it is one launch, and `x` and the lse of several splits are not written.
 pub fn launch_merged(client: &Client, merge: MergeSplitsArgs, args: LinearArgs) {
-    launch_behind(client, Some(merge), args);
+    launch_with(client, Some(merge), None, args);
 }
 
-/// Behind a merge, which the products' kernel does itself where that is faster.
-fn launch_behind(client: &Client, mut merge: Option<MergeSplitsArgs>, args: LinearArgs) {
+/// The same for heads whose carried channels turn, and puts latents into a cache. The launch must be one that [`turns`].
+pub fn launch_turned(client: &Client, latents: LatentRows, args: LinearArgs) {
+    launch_with(client, None, Some(latents), args);
+}
+
+/// Whether [`launch_turned`] takes these.
+pub fn turns(client: &Client, latents: &LatentRows, args: &LinearArgs) -> bool {
+    #[cfg(feature = "cuda")]
+    if let Work::Heads { carried, matrix_stride, .. } = args.work {
+        return sm80::supported(client, args.inputs, args.elem)
+            && sm80::fits(carried, matrix_stride)
+            && sm80::takes(carried, latents);
+    }
+    let _ = (client, latents, args);
+    false
+}
+
+/// With what its kernel may do before and beside the products. A merge that it does not is launched.
+fn launch_with(client: &Client, mut merge: Option<MergeSplitsArgs>, latents: Option<LatentRows>, args: LinearArgs) {
     let (inputs, outputs, x_elem, elem) = (args.inputs, args.outputs, args.x_elem, args.elem);
     // Rows of x, and of those that meet one matrix.
     let (count, each) = match &args.work {
@@ -195,9 +213,12 @@ fn launch_behind(client: &Client, mut merge: Option<MergeSplitsArgs>, args: Line
     if let Some(merge) = &merge {
         buffers.push(&merge.outs);
     }
+    if let Some(latents) = &latents {
+        buffers.push(&latents.cache);
+    }
     let address = address_type(client, &buffers);
     #[cfg(feature = "cuda")]
-    if sm80::supported(client, inputs, elem) && sm80::fits(&products) {
+    if sm80::supported(client, inputs, elem) && sm80::fits(carried, matrix_stride) {
         let tile = tile_tokens(client, inputs, each, elem);
         let grid = Grid::new(client, args.work, tile);
         let source = merge.take_if(|merge| sm80::merges(client, &products, &grid, merge));
@@ -205,12 +226,12 @@ fn launch_behind(client: &Client, mut merge: Option<MergeSplitsArgs>, args: Line
             merge_splits::launch(client, merge);
         }
         let source = source.map_or(RowSourceArgs::Memory, RowSourceArgs::splits);
-        return sm80::launch(client, products, grid, source, (args.form, tile), address, elem);
+        return sm80::launch(client, products, grid, source, latents, (args.form, tile), address, elem);
     }
     if let Some(merge) = merge.take() {
         merge_splits::launch(client, merge);
     }
-    let _ = each;
+    let _ = (each, latents);
     let grid = Grid::new(client, args.work, TOKENS);
     let vector = io_vector_size(client.properties(), &[inputs, products.carried, products.matrix_stride], elem.size());
     let form = Form::new(&grid, args.form, outputs);

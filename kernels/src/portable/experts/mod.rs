@@ -4,6 +4,7 @@
 //! cut into tiles, as many as there may be at most; a tile without pairs costs a cube that ends at once.
 
 pub mod combine;
+pub mod latents;
 pub mod linear;
 pub mod route;
 pub mod sort;
