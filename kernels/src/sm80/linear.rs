@@ -13,7 +13,7 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
-use crate::portable::experts::latents::{self, Beside, BesideArgs, LatentRows};
+use crate::portable::experts::latents::{Beside, BesideArgs, LatentRows};
 use crate::portable::experts::linear::{LinearForm, Products, gated};
 use crate::portable::experts::source::{self, RowSource, RowSourceArgs};
 use crate::portable::experts::tiles::{Grid, Part, Rows, Tile};
@@ -434,6 +434,7 @@ pub(super) fn pair<E: Float, V: Size, NA: Size>(vector: Vector<E, V>, #[comptime
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, form};
+    use crate::portable::experts::latents;
     let beside = |latents| if latents { latents::offline(LANES * PLANES) } else { BesideArgs::Nothing };
     let source = |splits| if splits { source::offline() } else { RowSourceArgs::Memory };
     let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);

@@ -1,4 +1,4 @@
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use mla_ops::{
     RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, linear_by_head, rms_norm, rope_write,
     rope_write_absorb, write_latent,
@@ -34,29 +34,21 @@ impl RotaryEmbedding {
 
     /// The rotations at these positions.
     pub(crate) fn at(&self, positions: &[usize], device: &Device) -> Rotation {
-        self.rotation(self.angles(positions, device))
-    }
-
-    /// Cosines of all positions, then their sines, f32 `[2 · N · dr / 2]`: in one piece, so that they can be refreshed at once.
-    pub(crate) fn angles(&self, positions: &[usize], device: &Device) -> Tensor<1> {
-        let (mut angles, sin) = self.rope.cos_sin(self.width, positions);
-        angles.extend(sin);
-        let len = angles.len();
-        Tensor::from_data(TensorData::new(angles, [len]), (device, DType::F32))
-    }
-
-    /// The rotations of [`Self::angles`].
-    pub(crate) fn rotation(&self, angles: Tensor<1>) -> Rotation {
-        let [len] = angles.dims();
-        let part = |first: usize| {
-            let part = angles.clone().slice(s![first..first + len / 2]);
-            part.reshape([len / self.width, self.width / 2])
+        let (cos, sin) = self.rope.cos_sin(self.width, positions);
+        let table = |values| {
+            Tensor::from_data(TensorData::new(values, [positions.len(), self.width / 2]), (device, DType::F32))
         };
-        Rotation { cos: part(0), sin: part(len / 2), interleaved: self.interleaved }
+        Rotation { cos: table(cos), sin: table(sin), interleaved: self.interleaved }
     }
 }
 
 impl Rotation {
+    /// The rotations of these tokens, i32 `[M]`.
+    pub(crate) fn select(&self, tokens: Tensor<1, Int>) -> Self {
+        let [cos, sin] = [&self.cos, &self.sin].map(|table| table.clone().select(0, tokens.clone()));
+        Self { cos, sin, ..*self }
+    }
+
     /// Turns queries `[N, heads, d]`, norms latents `[N, D]` and turns their rotary keys, and puts the latents into these slots
     /// of the cache. Which of the last `dr` channels a pair ends up in is the same for all tensors of a layer: queries and keys
     /// only ever meet in dot products, so that any order of the channels serves.

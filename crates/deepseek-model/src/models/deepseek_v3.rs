@@ -112,20 +112,20 @@ impl DeepseekV3 {
         Ok(h)
     }
 
-    /// Buffers for the inputs of steps with one token of each request.
-    pub(crate) fn step_buffers(&self, batch: usize, max_pages: usize) -> StepBuffers {
-        StepBuffers::new(batch, max_pages, &self.rotary, &self.device)
+    /// Buffers for the inputs of steps with one token of each request, with at most so many pages of so many tokens.
+    pub(crate) fn step_buffers(&self, batch: usize, pages: [usize; 2]) -> StepBuffers {
+        StepBuffers::new(batch, pages, &self.rotary, &self.device)
     }
 
     /// Logits `[B, vocab]` of a step whose inputs are in buffers. It reads nothing else, and may be computed several times.
     pub(crate) fn buffered_logits(&self, buffers: &StepBuffers, cache: &mut PagedCache) -> Result<Tensor<2>> {
-        let step = buffers.step(&self.config, &self.rotary, cache.config().page_size)?;
+        let step = buffers.step(&self.config)?;
         Ok(self.logits(self.run(&step, cache, None)?))
     }
 
     /// Puts the inputs of a step into buffers.
     pub(crate) fn fill(&self, buffers: &mut StepBuffers, chunks: &[Chunk], cache: &PagedCache) -> Result<()> {
-        buffers.fill(chunks, cache, &self.rotary, &self.device)
+        buffers.fill(chunks, cache, &self.device)
     }
 
     /// Logits `[N, vocab]` of final hidden states `[N, hidden]`.
