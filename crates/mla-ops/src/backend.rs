@@ -362,6 +362,25 @@ pub trait MlaBackend: Backend {
         spec: ExpertsSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
+    /// [`experts_mlp_add_rms_norm_linear_pair`](crate::experts_mlp_add_rms_norm_linear_pair()) of a single token with shared
+    /// experts: the sum, its norm, the products of both matrices.
+    #[fusion(meta = fusion::experts_mlp_of_token_linear_pair)]
+    #[allow(clippy::too_many_arguments)]
+    fn experts_mlp_of_token_linear_pair(
+        x: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        shared_gate_up: FloatTensor<Self>,
+        shared_down: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        spec: ExpertsSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
     /// [`norm_rope`](crate::norm_rope()).
     #[fusion(meta = fusion::norm_rope)]
     fn norm_rope(

@@ -415,6 +415,25 @@ impl MlaBackend for CubeBackend {
         experts::mlp_of_token(x, (indices, weights), [gate_up, down], [shared_gate_up, shared_down], norm, &spec)
     }
 
+    fn experts_mlp_of_token_linear_pair(
+        x: CubeTensor,
+        indices: CubeTensor,
+        weights: CubeTensor,
+        gate_up: CubeTensor,
+        down: CubeTensor,
+        shared_gate_up: CubeTensor,
+        shared_down: CubeTensor,
+        residual: CubeTensor,
+        norm_weight: CubeTensor,
+        first: CubeTensor,
+        second: CubeTensor,
+        spec: ExpertsSpec,
+    ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+        let norm = (residual, norm_weight, spec.norm_eps.unwrap_or_default());
+        let (experts, shared) = ([gate_up, down], [shared_gate_up, shared_down]);
+        experts::mlp_of_token_linear_pair(x, (indices, weights), experts, shared, norm, [first, second], &spec)
+    }
+
     fn norm_rope(
         x: CubeTensor,
         weight: CubeTensor,
@@ -764,10 +783,23 @@ impl MlaBackend for CubeBackend {
 
 /// The sum of x `[N, d]` and y, and its norm.
 fn add_norm(x: CubeTensor, y: Summand, weight: CubeTensor, eps: f32) -> (CubeTensor, CubeTensor) {
+    let client = x.client.clone();
+    let (args, outs) = add_norm_args(x, y, weight, eps);
+    add_rms_norm::launch(&client, args);
+    outs
+}
+
+/// What [`add_norm`] launches, and what that writes.
+fn add_norm_args(
+    x: CubeTensor,
+    y: Summand,
+    weight: CubeTensor,
+    eps: f32,
+) -> (AddRmsNormArgs, (CubeTensor, CubeTensor)) {
     let [x, weight] = [x, weight].map(contiguous);
     let [rows, width] = dims(&x);
     let [sum, normed] = [(); 2].map(|()| empty(&x, [rows, width], x.dtype));
-    let (elem, client) = (dtype_to_elem_type(x.dtype), x.client.clone());
+    let elem = dtype_to_elem_type(x.dtype);
     let args = AddRmsNormArgs {
         x: x.into_buffer_arg(),
         y,
@@ -779,8 +811,7 @@ fn add_norm(x: CubeTensor, y: Summand, weight: CubeTensor, eps: f32) -> (CubeTen
         eps,
         elem,
     };
-    add_rms_norm::launch(&client, args);
-    (sum, normed)
+    (args, (sum, normed))
 }
 
 /// A decode step, and what it writes.

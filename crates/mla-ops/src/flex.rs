@@ -243,6 +243,28 @@ impl MlaBackend for Flex {
         Self::experts_mlp(x, indices, weights, gate_up, down, float_primitive(shared), residual, norm_weight, spec)
     }
 
+    fn experts_mlp_of_token_linear_pair(
+        x: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        shared_gate_up: FloatTensor<Self>,
+        shared_down: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        spec: ExpertsSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        #[rustfmt::skip]
+        let (sum, normed) = Self::experts_mlp_of_token(
+            x, indices, weights, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, spec,
+        );
+        let (first, second) = Self::linear_pair(normed.clone(), first, second);
+        (sum, normed, first, second)
+    }
+
     fn norm_rope(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,

@@ -211,6 +211,25 @@ pub(crate) fn experts_mlp_of_token(
     (x.clone(), x.clone())
 }
 
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn experts_mlp_of_token_linear_pair(
+    x: &TensorSpec,
+    _indices: &TensorSpec,
+    _weights: &TensorSpec,
+    _gate_up: &TensorSpec,
+    _down: &TensorSpec,
+    _shared_gate_up: &TensorSpec,
+    _shared_down: &TensorSpec,
+    _residual: &TensorSpec,
+    _norm_weight: &TensorSpec,
+    first: &TensorSpec,
+    second: &TensorSpec,
+    _spec: &ExpertsSpec,
+) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
+    let (first, second) = linear_pair(x, first, second);
+    (x.clone(), x.clone(), first, second)
+}
+
 pub(crate) fn norm_rope(
     x: &TensorSpec,
     _weight: &TensorSpec,

@@ -16,6 +16,7 @@
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
 //! | [`route_experts`], [`experts_mlp`] | mixture of experts: the choice, and the experts' sum |
 //! | [`experts_mlp_add_rms_norm`] | the same sum, added to a residual stream, and the norm of that |
+//! | [`experts_mlp_add_rms_norm_linear_pair`] | the same, and two projections of the norm: those that the next layer begins with |
 //! | [`linear`], [`linear_pair`], [`swiglu`], [`linear_by_head`] | projections, of a few rows as fast as the weights come |
 //! | [`norm_rope()`], [`rms_norm`], [`add_rms_norm`] | norms and rotation in one pass, and the norm of a residual sum |
 //! | [`add_rms_norm_linear`] | the norm of a residual sum, and its projection to a few outputs: the logits of a router |
@@ -60,7 +61,7 @@ pub use ops::argmax::argmax;
 pub use ops::compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
 pub use ops::experts::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, SharedExperts,
-    experts_mlp, experts_mlp_add_rms_norm, route_experts,
+    experts_mlp, experts_mlp_add_rms_norm, experts_mlp_add_rms_norm_linear_pair, route_experts,
 };
 pub use ops::kv_indices::{KvIndices, kv_indices};
 pub use ops::lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};

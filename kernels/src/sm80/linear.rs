@@ -4,7 +4,7 @@
 //! A cube has 16 rows of the weights and a tile of tokens; its planes share the input channels, and add up in shared memory. A
 //! product sums over the channels in any order as long as both factors have the same: so a unit takes 16 bytes in a row, which
 //! serve two steps of 16 channels. Of a gated output the cube has 8 rows of the gate and 8 of `up`, placed so that a unit gets
-//! both. The row of a single token's head a cube may write for itself before that (`experts/source.rs`).
+//! both. The row of a single token a cube may write for itself before that (`experts/source.rs`).
 //!
 //! The order of a sum depends on the sizes of the matrix alone: a token's output does not change with the other tokens.
 
@@ -13,8 +13,9 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
+use crate::portable::add_rms_norm::{AddRmsNormArgs, UNITS as NORM_UNITS};
 use crate::portable::experts::latents::{Beside, BesideArgs, LatentRows};
-use crate::portable::experts::linear::{LinearForm, Products, gated};
+use crate::portable::experts::linear::{Before, LinearForm, Products, gated};
 use crate::portable::experts::source::{self, RowSource, RowSourceArgs};
 use crate::portable::experts::tiles::{Grid, Part, Rows, Tile};
 use crate::portable::launch::multiprocessors;
@@ -40,6 +41,11 @@ const AHEAD: usize = 4;
 const DEEP: usize = AHEAD * CHUNK * PLANES;
 /// Groups of 8 tokens in a tile at most.
 const MAX_STEPS: usize = 8;
+/// Channels of a row that a cube writes for itself at most: they are in shared memory.
+const MAX_OWN_ROW: usize = 1 << 14;
+
+const _: () =
+    assert!(LANES * PLANES == NORM_UNITS, "a cube computes the norm of a row in the same order as another launch");
 
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -69,7 +75,11 @@ impl Form {
     /// Chunks whose loads a plane starts before it computes: fewer where the tokens take the registers.
     fn ahead(&self) -> usize {
         match self.steps {
-            _ if self.own_row > 0 => (self.own_row * VECTOR).div_ceil(CHUNK * PLANES),
+            _ if self.own_row > 0 => {
+                let turns = (self.own_row * VECTOR).div_ceil(CHUNK * PLANES);
+                // All, or about as many each time; fewer, since the loop takes registers, too.
+                if turns <= 2 * AHEAD { turns } else { turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2)) }
+            }
             1 if self.few_cubes => 2 * AHEAD,
             1 | 2 => AHEAD,
             _ => AHEAD / 2,
@@ -93,9 +103,24 @@ pub(crate) fn fits(carried: usize, matrix_stride: usize) -> bool {
     carried.is_multiple_of(VECTOR) && matrix_stride.is_multiple_of(VECTOR)
 }
 
+/// Whether cubes should do this themselves.
+pub(crate) fn takes(client: &Client, products: &Products, grid: &Grid, before: &Before) -> bool {
+    match before {
+        Before::Nothing => true,
+        Before::Merge(merge) => merges(client, products, grid, merge),
+        Before::Norm(norm) => norms(client, products, grid, norm),
+    }
+}
+
+/// Whether cubes should compute the norm that they multiply: that of a single token.
+fn norms(client: &Client, products: &Products, grid: &Grid, norm: &AddRmsNormArgs) -> bool {
+    let one_token = grid.rows == Rows::Dense && (grid.tokens, norm.rows) == (1, 1) && norm.width == products.inputs;
+    one_token && norm.width <= MAX_OWN_ROW && source::pays_norm(client, norm, grid.cubes(products.outputs, M))
+}
+
 /// Whether cubes should merge the splits of the row that they multiply: those of a token's head, if a unit's weights fit into
 /// registers meanwhile.
-pub(crate) fn merges(client: &Client, products: &Products, grid: &Grid, merge: &MergeSplitsArgs) -> bool {
+fn merges(client: &Client, products: &Products, grid: &Grid, merge: &MergeSplitsArgs) -> bool {
     let one_token = grid.rows == Rows::Heads && (grid.tokens, merge.batch, merge.rows) == (1, 1, grid.per_token);
     let whole_row = products.carried == 0 && merge.width == products.inputs;
     one_token
@@ -105,7 +130,7 @@ pub(crate) fn merges(client: &Client, products: &Products, grid: &Grid, merge: &
 }
 
 /// Whether the launch can turn the channels that it carries, and put latents into a cache.
-pub(crate) fn takes(carried: usize, latents: &LatentRows) -> bool {
+pub(crate) fn takes_latents(carried: usize, latents: &LatentRows) -> bool {
     carried == 2 * latents.pairs && latents.cache_width.is_multiple_of(VECTOR)
 }
 
@@ -119,13 +144,13 @@ pub(crate) fn launch(
     client: &Client,
     products: Products,
     mut grid: Grid,
-    source: RowSourceArgs,
-    latents: Option<LatentRows>,
+    (before, latents): (Before, Option<LatentRows>),
     (linear, tokens): (LinearForm, usize),
     address: AddressType,
     elem: ElemType,
 ) {
     let (steps, second) = (tokens / N, grid.second_width > 0);
+    let (source, x) = RowSourceArgs::new(client, before, products.x);
     let own_row = if matches!(source, RowSourceArgs::Memory) { 0 } else { products.inputs / VECTOR };
     let mut form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row };
     let cubes = grid.cubes(products.outputs, form.outputs());
@@ -143,7 +168,7 @@ pub(crate) fn launch(
         CubeDim::new_2d(LANES as u32, PLANES as u32),
         address,
         VECTOR,
-        products.x,
+        x,
         products.weight,
         grid.second,
         grid.order,
@@ -185,7 +210,7 @@ fn linear_mma_kernel<E: Float, V: Size>(
     max_tiles: usize,
     second_width: usize,
     limit: f32,
-    source: RowSource,
+    source: &mut RowSource<E, V>,
     beside: Beside,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
@@ -234,11 +259,19 @@ fn linear_mma_kernel<E: Float, V: Size>(
         if comptime!(form.own_row > 0) {
             let mut own_row = Shared::<[Vector<E, V>]>::new_slice(form.own_row);
             // The weights are on their way meanwhile.
-            let first = UNIT_POS_Y as usize;
-            let weights = load_weights::<E, V>(weight, own, other, first, chunks, form.ahead(), form);
-            source.write::<E, V>(x, &mut own_row, tile.expert, per_token, vectors);
+            let mut chunk = UNIT_POS_Y as usize;
+            let weights = load_of_part::<E, V>(&part, weight, second, own, other, chunk, chunks, form);
+            source.write(x, &mut own_row, tile.expert, per_token, vectors);
             sync_cube();
-            multiply::<E, V, NC>(&own_row, &weights, &inputs, first, chunks, &mut acc, form.ahead(), form);
+            multiply::<E, V, NC>(&own_row, &weights, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
+            if comptime!(form.own_row / 4 > form.ahead() * PLANES) {
+                chunk += comptime!(form.ahead() * PLANES);
+                while chunk < chunks {
+                    let weights = load_of_part::<E, V>(&part, weight, second, own, other, chunk, chunks, form);
+                    multiply::<E, V, NC>(&own_row, &weights, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
+                    chunk += comptime!(form.ahead() * PLANES);
+                }
+            }
         } else if comptime!(form.second) {
             if part.is_second {
                 multiply_all::<E, V, NC>(x, second, own, other, &inputs, chunks, &mut acc, form);
@@ -324,6 +357,47 @@ fn multiply_all<E: Float, V: Size, NC: Size>(
             multiply::<E, V, NC>(x, &weights, inputs, chunk, chunks, acc, 1usize, form);
             chunk += PLANES;
         }
+    }
+}
+
+/// The weights of the matrix of this part, as [`load_weights`] loads them.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn load_of_part<E: Float, V: Size>(
+    part: &Part,
+    weight: &[Vector<E, V>],
+    second: &[Vector<E, V>],
+    own: usize,
+    other: usize,
+    chunk: usize,
+    chunks: usize,
+    #[comptime] form: Form,
+) -> Sequence<Vector<E, V>> {
+    let count = comptime!(form.ahead());
+    let mut held = Array::<Vector<E, V>>::new(comptime!(2 * count));
+    if comptime!(form.second) {
+        if part.is_second {
+            hold(load_weights::<E, V>(second, own, other, chunk, chunks, count, form), &mut held, count);
+        } else {
+            hold(load_weights::<E, V>(weight, own, other, chunk, chunks, count, form), &mut held, count);
+        }
+    } else {
+        hold(load_weights::<E, V>(weight, own, other, chunk, chunks, count, form), &mut held, count);
+    }
+    let mut weights = Sequence::<Vector<E, V>>::new();
+    #[unroll]
+    for i in 0..comptime!(2 * count) {
+        weights.push(held[i]);
+    }
+    weights
+}
+
+/// Keeps weights past the end of a branch.
+#[cube]
+fn hold<E: Float, V: Size>(weights: Sequence<Vector<E, V>>, held: &mut Array<Vector<E, V>>, #[comptime] count: usize) {
+    #[unroll]
+    for i in 0..comptime!(2 * count) {
+        held[i] = weights[i];
     }
 }
 
@@ -436,13 +510,24 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, form};
     use crate::portable::experts::latents;
     let beside = |latents| if latents { latents::offline(LANES * PLANES) } else { BesideArgs::Nothing };
-    let source = |splits| if splits { source::offline() } else { RowSourceArgs::Memory };
+    // Rows of a token's head, of V2-Lite, and of V3.
+    let source = |own_row| match own_row * VECTOR {
+        0 => RowSourceArgs::Memory,
+        512 => source::offline_splits(),
+        2048 => source::offline_normed(6),
+        _ => source::offline_normed(8),
+    };
     let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
-        let entry = |name, rows, gated, limited, steps, few_cubes| {
-            let second = matches!(rows, Rows::TokenGather | Rows::TokenScatter) || name == "linear.mma.pair";
-            let own_row = if name == "linear.mma.merged_heads" { 512 / VECTOR } else { 0 };
+        let entry = |name: &'static str, rows, gated, limited, steps, few_cubes| {
+            let second = matches!(rows, Rows::TokenGather | Rows::TokenScatter) || name.contains("pair");
+            let own_row = match name {
+                "linear.mma.merged_heads" => 512 / VECTOR,
+                "linear.mma.normed_pair" => 2048 / VECTOR,
+                "linear.mma.normed_pair.v3" => 7168 / VECTOR,
+                _ => 0,
+            };
             let form = Form { rows, linear: LinearForm { gated, limited }, steps, few_cubes, second, own_row };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(
@@ -467,7 +552,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                     1,
                     1,
                     1.0,
-                    source(own_row > 0),
+                    source(own_row),
                     beside(latents),
                     form,
                     elem
@@ -480,6 +565,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.few", Rows::Dense, false, false, 1, true),
             entry("linear.mma.few_gated", Rows::Dense, true, false, 1, true),
             entry("linear.mma.pair", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.normed_pair", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.normed_pair.v3", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64", Rows::Dense, false, false, 8, false),
             entry("linear.mma.heads", Rows::Heads, false, false, 1, false),
             entry("linear.mma.turned_heads", Rows::Heads, false, false, 1, false),

@@ -4,8 +4,8 @@ use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
     MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, RaggedAttentionArgs, RaggedAttentionOptions,
-    SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, linear_by_head, merge_state, mla_decode, mla_decode_project,
-    ragged_attention, sparse_mla,
+    SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, linear_by_head, linear_pair, merge_state, mla_decode,
+    mla_decode_project, ragged_attention, sparse_mla,
 };
 
 use super::{Indexer, Linear, RmsNorm};
@@ -40,6 +40,21 @@ pub(crate) struct MultiHeadLatentAttention {
     softmax_scale: f32,
 }
 
+/// What the attention of a layer begins with.
+#[derive(Debug, Clone)]
+pub(crate) struct AttentionInput {
+    /// `[N, hidden]`, normed.
+    pub(crate) x: Tensor<2>,
+    /// Its products with [`MultiHeadLatentAttention::first_projections`], where the layer before computed them.
+    pub(crate) projected: Option<[Tensor<2>; 2]>,
+}
+
+impl From<Tensor<2>> for AttentionInput {
+    fn from(x: Tensor<2>) -> Self {
+        Self { x, projected: None }
+    }
+}
+
 /// The query projection: low-rank in V3, whole in V2-Lite.
 #[derive(Debug, Clone)]
 enum Query {
@@ -60,18 +75,22 @@ impl Query {
         }
     }
 
-    /// The query `[N, H·(dn + dr)]`, what it was projected from (the query latent, or x itself), and another projection of x.
-    fn forward_with(&self, other: &Linear, x: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>, Tensor<2>)> {
+    /// The projection of x that it begins with.
+    fn first_projection(&self) -> &Linear {
+        match self {
+            Self::LowRank { q_a_proj, .. } => q_a_proj,
+            Self::Whole { q_proj } => q_proj,
+        }
+    }
+
+    /// The query `[N, H·(dn + dr)]`, and what it was projected from: the query latent, or x itself.
+    fn forward(&self, x: Tensor<2>, projected: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
         Ok(match self {
-            Self::LowRank { q_a_proj, q_a_layernorm, q_b_proj } => {
-                let (latent, other) = q_a_proj.forward_with(other, x);
-                let latent = q_a_layernorm.forward(latent)?;
-                (q_b_proj.forward(latent.clone()), latent, other)
+            Self::LowRank { q_a_layernorm, q_b_proj, .. } => {
+                let latent = q_a_layernorm.forward(projected)?;
+                (q_b_proj.forward(latent.clone()), latent)
             }
-            Self::Whole { q_proj } => {
-                let (q, other) = q_proj.forward_with(other, x.clone());
-                (q, x, other)
-            }
+            Self::Whole { .. } => (projected, x),
         })
     }
 }
@@ -110,10 +129,23 @@ impl MultiHeadLatentAttention {
         }
     }
 
+    /// The weights `[out, hidden]` of the projections that it begins with, of the query and of keys and values.
+    pub(crate) fn first_projections(&self) -> [Tensor<2>; 2] {
+        [self.query.first_projection().weight(), self.kv_a_proj_with_mqa.weight()]
+    }
+
     /// x `[N, hidden]` -> `[N, hidden]`; the latents of the new tokens go into the cache.
-    pub(crate) fn forward(&self, x: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
+    pub(crate) fn forward(&self, input: AttentionInput, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
+        let AttentionInput { x, projected } = input;
         let [tokens, _] = x.dims();
-        let (q, q_latent, compressed) = self.query.forward_with(&self.kv_a_proj_with_mqa, x.clone())?;
+        let (query, compressed) = match projected {
+            Some([query, compressed]) => (query, compressed),
+            None => {
+                let [query, kv] = self.first_projections();
+                linear_pair(x.clone(), query, kv)
+            }
+        };
+        let (q, q_latent) = self.query.forward(x.clone(), query)?;
         let q = q.reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
         let projected = (q, compressed);
         let out = match &step.keys {

@@ -1,9 +1,9 @@
-//! [`route_experts`], [`experts_mlp`] and [`experts_mlp_add_rms_norm`]: mixture of experts.
+//! [`route_experts`], [`experts_mlp`], and this with what follows it: mixture of experts.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::linear::{linear, swiglu};
+use super::linear::{linear, linear_pair, pair_has_kernel, swiglu};
 use super::norm_rope::check_norm;
 use crate::MlaError;
 use crate::backend::{ExpertsSpec, MlaBackend};
@@ -134,7 +134,7 @@ impl RouteExpertsArgs {
     }
 }
 
-/// Arguments of [`experts_mlp`] and [`experts_mlp_add_rms_norm`].
+/// Arguments of [`experts_mlp`], [`experts_mlp_add_rms_norm`] and [`experts_mlp_add_rms_norm_linear_pair`].
 #[derive(Debug, Clone)]
 pub struct ExpertsMlpArgs {
     /// `[N, hidden]`, f32, f16 or bf16.
@@ -190,16 +190,45 @@ pub fn experts_mlp_add_rms_norm(
     norm_weight: Tensor<1>,
     eps: f32,
 ) -> Result<(Tensor<2>, Tensor<2>), MlaError> {
-    let check = args.check("experts_mlp_add_rms_norm", limit)?;
-    let [tokens, hidden] = args.x.dims();
-    check.float_as("residual", &residual, args.x.dtype(), "that of `x`")?;
-    let words = || format!("[N, hidden] = [{tokens}, {hidden}]");
-    check.dims("residual", residual.dims(), [Some(tokens), Some(hidden)], words)?;
-    check_norm(&check, "norm_weight", &norm_weight, hidden, eps)?;
-    if tokens * hidden == 0 {
+    args.check_normed("experts_mlp_add_rms_norm", limit, &residual, (&norm_weight, eps))?;
+    if args.x.shape().num_elements() == 0 {
         return Ok((residual.clone(), residual));
     }
     Ok(args.sum(limit, Some((residual, norm_weight, eps))))
+}
+
+/// What [`experts_mlp_add_rms_norm`] returns, the sum and its norm, both `[N, hidden]`, and the products `[N, out]` of the norm
+/// with each of two `weights [out, hidden]`, as [`linear_pair`] computes them; all of the dtype of `x`. The bits are those of
+/// both operations. For a single token with shared experts on a GPU with matrix instructions, sum, norm and products are one
+/// launch: the end of a layer and the beginning of the next one.
+///
+/// # Errors
+/// As [`experts_mlp_add_rms_norm`]; weights of other shapes, dtypes or devices: nothing is launched.
+#[allow(clippy::type_complexity, reason = "four tensors")]
+pub fn experts_mlp_add_rms_norm_linear_pair(
+    args: ExpertsMlpArgs,
+    limit: Option<f32>,
+    residual: Tensor<2>,
+    norm_weight: Tensor<1>,
+    eps: f32,
+    weights: [Tensor<2>; 2],
+) -> Result<(Tensor<2>, Tensor<2>, [Tensor<2>; 2]), MlaError> {
+    let check = args.check_normed("experts_mlp_add_rms_norm_linear_pair", limit, &residual, (&norm_weight, eps))?;
+    let [tokens, hidden] = args.x.dims();
+    for (name, weight) in ["weights[0]", "weights[1]"].into_iter().zip(&weights) {
+        check.float_as(name, weight, args.x.dtype(), "that of `x`")?;
+        check.dims(name, weight.dims(), [None, Some(hidden)], || format!("[out, hidden] with hidden = {hidden}"))?;
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        crate::limits::elements(&check, name, weight)?;
+    }
+    let [first, second] = weights;
+    let of_token = tokens == 1 && pair_has_kernel(&args.x, [&first, &second]);
+    if let Some(shared) = args.shared.clone().filter(|_| of_token) {
+        return Ok(args.sum_linear_pair(shared, limit, (residual, norm_weight, eps), [first, second]));
+    }
+    let (sum, normed) = experts_mlp_add_rms_norm(args, limit, residual, norm_weight, eps)?;
+    let (first, second) = linear_pair(normed.clone(), first, second);
+    Ok((sum, normed, [first, second]))
 }
 
 impl ExpertsMlpArgs {
@@ -233,6 +262,53 @@ impl ExpertsMlpArgs {
             }
         };
         (Tensor::from_dispatch(sum), Tensor::from_dispatch(normed))
+    }
+
+    /// What [`Self::sum`] returns of a single token with these shared experts, and the products of the norm with two matrices.
+    fn sum_linear_pair(
+        self,
+        shared: SharedExperts,
+        limit: Option<f32>,
+        (residual, norm_weight, eps): (Tensor<2>, Tensor<1>, f32),
+        weights: [Tensor<2>; 2],
+    ) -> (Tensor<2>, Tensor<2>, [Tensor<2>; 2]) {
+        let spec = ExpertsSpec { shared: true, limit, norm_eps: Some(eps) };
+        let [x, expert_weights, residual] = [self.x, self.weights, residual].map(Tensor::into_dispatch);
+        let [shared_gate_up, shared_down] = [shared.gate_up, shared.down].map(Tensor::into_dispatch);
+        let [first, second] = weights.map(Tensor::into_dispatch);
+        let (sum, normed, first, second) = <Dispatch as MlaBackend>::experts_mlp_of_token_linear_pair(
+            x,
+            self.indices.into_dispatch(),
+            expert_weights,
+            self.gate_up.into_dispatch(),
+            self.down.into_dispatch(),
+            shared_gate_up,
+            shared_down,
+            residual,
+            norm_weight.into_dispatch(),
+            first,
+            second,
+            spec,
+        );
+        let [sum, normed, first, second] = [sum, normed, first, second].map(Tensor::from_dispatch);
+        (sum, normed, [first, second])
+    }
+
+    /// The arguments of a residual sum and its norm, too.
+    fn check_normed(
+        &self,
+        op: &'static str,
+        limit: Option<f32>,
+        residual: &Tensor<2>,
+        (norm_weight, eps): (&Tensor<1>, f32),
+    ) -> Result<Check, MlaError> {
+        let check = self.check(op, limit)?;
+        let [tokens, hidden] = self.x.dims();
+        check.float_as("residual", residual, self.x.dtype(), "that of `x`")?;
+        let words = || format!("[N, hidden] = [{tokens}, {hidden}]");
+        check.dims("residual", residual.dims(), [Some(tokens), Some(hidden)], words)?;
+        check_norm(&check, "norm_weight", norm_weight, hidden, eps)?;
+        Ok(check)
     }
 
     fn check(&self, op: &'static str, limit: Option<f32>) -> Result<Check, MlaError> {
