@@ -332,7 +332,7 @@ impl MlaBackend for Flex {
         let q = reference::norm_rope(float(q), None, Some(tables.clone()), &turn);
         let latent = float::<2>(latent).unsqueeze_dim(1);
         let latent = reference::norm_rope(latent, Some(float(norm_weight)), Some(tables), &norm).squeeze_dim::<2>(1);
-        let cache = reference::write_latent(float(cache), int(slots), &[latent.clone()]);
+        let cache = reference::write_latent(float(cache), int(slots), std::slice::from_ref(&latent));
         (float_primitive(q), float_primitive(latent), float_primitive(cache))
     }
 
