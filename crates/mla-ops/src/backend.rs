@@ -143,6 +143,17 @@ pub struct LinearSpec {
     pub limit: Option<f32>,
 }
 
+/// What the choice of the best experts needs beside the tensors.
+#[derive(Debug, Clone)]
+pub struct RouteSpec {
+    /// Whether there is a bias; otherwise that tensor is anything.
+    pub biased: bool,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// The rest.
+    pub options: RouteExpertsOptions,
+}
+
 /// What [`MlaBackend::experts_mlp`] needs beside the tensors.
 #[derive(Debug, Clone)]
 pub struct ExpertsSpec {
@@ -311,14 +322,12 @@ pub trait MlaBackend: Backend {
     #[fusion(meta = fusion::linear_by_head)]
     fn linear_by_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// [`route_experts`](crate::route_experts()) of the best scores: experts and weights. Without `biased`, `bias` is anything.
+    /// [`route_experts`](crate::route_experts()) of the best scores: experts and weights.
     #[fusion(meta = fusion::choose_experts)]
     fn choose_experts(
         logits: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        biased: bool,
-        top_k: usize,
-        options: RouteExpertsOptions,
+        route: RouteSpec,
     ) -> (IntTensor<Self>, FloatTensor<Self>);
 
     /// [`route_experts`](crate::route_experts()) of given experts: these, and their weights.
@@ -359,6 +368,23 @@ pub trait MlaBackend: Backend {
         shared_down: FloatTensor<Self>,
         residual: FloatTensor<Self>,
         norm_weight: FloatTensor<Self>,
+        spec: ExpertsSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The same with the experts that [`MlaBackend::choose_experts`] chooses.
+    #[fusion(meta = fusion::routed_experts_mlp_of_token)]
+    #[allow(clippy::too_many_arguments)]
+    fn routed_experts_mlp_of_token(
+        x: FloatTensor<Self>,
+        logits: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        shared_gate_up: FloatTensor<Self>,
+        shared_down: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        route: RouteSpec,
         spec: ExpertsSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 

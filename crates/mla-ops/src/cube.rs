@@ -10,7 +10,6 @@ use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
 use mla_kernels::portable::add_rms_norm::{self, AddRmsNormArgs, Summand};
-use mla_kernels::portable::experts::route::Choice;
 use mla_kernels::portable::{
     argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_linear,
     norm_rope, page_table, ragged_attention, rope_write, sparse_parts, vertical_slash_attention, vertical_slash_index,
@@ -20,7 +19,7 @@ use mla_kernels::portable::{
 use self::tensors::{contiguous, dims, empty, evenly_spaced, own, row_stride};
 use crate::backend::{
     CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend, NormRopeSpec,
-    PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{Path, RouteExpertsOptions, SparseMlaOptions, Splits};
 
@@ -364,22 +363,12 @@ impl MlaBackend for CubeBackend {
         experts::linear_by_head(x, weight)
     }
 
-    fn choose_experts(
-        logits: CubeTensor,
-        bias: CubeTensor,
-        biased: bool,
-        top_k: usize,
-        options: RouteExpertsOptions,
-    ) -> (CubeTensor, CubeTensor) {
-        let choice = if biased { Choice::BiasedScores } else { Choice::Scores };
-        // Nobody looks at what would be given.
-        let given = bias.clone();
-        experts::route(logits, bias, given, choice, top_k, &options)
+    fn choose_experts(logits: CubeTensor, bias: CubeTensor, route: RouteSpec) -> (CubeTensor, CubeTensor) {
+        experts::choose(logits, bias, &route)
     }
 
     fn weigh_experts(logits: CubeTensor, given: CubeTensor, options: RouteExpertsOptions) -> (CubeTensor, CubeTensor) {
-        let ([_, top_k], bias) = (dims(&given), logits.clone());
-        experts::route(logits, bias, given, Choice::Given, top_k, &options)
+        experts::weigh(logits, given, &options)
     }
 
     fn experts_mlp(
@@ -410,7 +399,26 @@ impl MlaBackend for CubeBackend {
         spec: ExpertsSpec,
     ) -> (CubeTensor, CubeTensor) {
         let norm = spec.norm_eps.map(|eps| (residual, norm_weight, eps));
-        experts::mlp_of_token(x, (indices, weights), [gate_up, down], [shared_gate_up, shared_down], norm, &spec)
+        let routing = experts::Routing::Chosen(indices, weights);
+        experts::mlp_of_token(x, routing, [gate_up, down], [shared_gate_up, shared_down], norm, &spec)
+    }
+
+    fn routed_experts_mlp_of_token(
+        x: CubeTensor,
+        logits: CubeTensor,
+        bias: CubeTensor,
+        gate_up: CubeTensor,
+        down: CubeTensor,
+        shared_gate_up: CubeTensor,
+        shared_down: CubeTensor,
+        residual: CubeTensor,
+        norm_weight: CubeTensor,
+        route: RouteSpec,
+        spec: ExpertsSpec,
+    ) -> (CubeTensor, CubeTensor) {
+        let norm = spec.norm_eps.map(|eps| (residual, norm_weight, eps));
+        let routing = experts::Routing::Scored { logits, bias, route };
+        experts::mlp_of_token(x, routing, [gate_up, down], [shared_gate_up, shared_down], norm, &spec)
     }
 
     fn norm_rope(

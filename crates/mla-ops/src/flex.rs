@@ -9,7 +9,7 @@ use burn::tensor::{Int, Tensor};
 
 use crate::backend::{
     CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend, NormRopeSpec,
-    PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{
     Path, RouteExpertsOptions, SparseMlaOptions, SparseScope, linear, linear_by_head, linear_pair, reference, swiglu,
@@ -189,12 +189,10 @@ impl MlaBackend for Flex {
     fn choose_experts(
         logits: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        biased: bool,
-        top_k: usize,
-        options: RouteExpertsOptions,
+        route: RouteSpec,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
-        let bias = biased.then(|| float(bias));
-        let (indices, weights) = reference::choose_experts(float(logits), bias, top_k, &options);
+        let bias = route.biased.then(|| float(bias));
+        let (indices, weights) = reference::choose_experts(float(logits), bias, route.top_k, &route.options);
         (int_primitive(indices), float_primitive(weights))
     }
 
@@ -241,6 +239,27 @@ impl MlaBackend for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let shared = linear(swiglu(float(x.clone()), float(shared_gate_up), spec.limit), float(shared_down));
         Self::experts_mlp(x, indices, weights, gate_up, down, float_primitive(shared), residual, norm_weight, spec)
+    }
+
+    fn routed_experts_mlp_of_token(
+        x: FloatTensor<Self>,
+        logits: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        gate_up: FloatTensor<Self>,
+        down: FloatTensor<Self>,
+        shared_gate_up: FloatTensor<Self>,
+        shared_down: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        route: RouteSpec,
+        spec: ExpertsSpec,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (indices, weights) = Self::choose_experts(logits, bias, route);
+        #[rustfmt::skip]
+        let out = Self::experts_mlp_of_token(
+            x, indices, weights, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, spec,
+        );
+        out
     }
 
     fn norm_rope(

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Shape};
 
 use crate::backend::{
     CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, NormRopeSpec,
-    PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{RouteExpertsOptions, SparseMlaOptions};
 
@@ -160,15 +160,9 @@ pub(crate) fn linear_by_head(x: &TensorSpec, weight: &TensorSpec) -> TensorSpec 
     spec([rows, heads, outputs + width - inputs], x.dtype)
 }
 
-pub(crate) fn choose_experts(
-    logits: &TensorSpec,
-    _bias: &TensorSpec,
-    _biased: &bool,
-    top_k: &usize,
-    _options: &RouteExpertsOptions,
-) -> (TensorSpec, TensorSpec) {
+pub(crate) fn choose_experts(logits: &TensorSpec, _bias: &TensorSpec, route: &RouteSpec) -> (TensorSpec, TensorSpec) {
     let [tokens, _] = logits.shape.dims();
-    (spec([tokens, *top_k], DType::I32), spec([tokens, *top_k], DType::F32))
+    (spec([tokens, route.top_k], DType::I32), spec([tokens, route.top_k], DType::F32))
 }
 
 pub(crate) fn weigh_experts(
@@ -206,6 +200,23 @@ pub(crate) fn experts_mlp_of_token(
     _shared_down: &TensorSpec,
     _residual: &TensorSpec,
     _norm_weight: &TensorSpec,
+    _spec: &ExpertsSpec,
+) -> (TensorSpec, TensorSpec) {
+    (x.clone(), x.clone())
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn routed_experts_mlp_of_token(
+    x: &TensorSpec,
+    _logits: &TensorSpec,
+    _bias: &TensorSpec,
+    _gate_up: &TensorSpec,
+    _down: &TensorSpec,
+    _shared_gate_up: &TensorSpec,
+    _shared_down: &TensorSpec,
+    _residual: &TensorSpec,
+    _norm_weight: &TensorSpec,
+    _route: &RouteSpec,
     _spec: &ExpertsSpec,
 ) -> (TensorSpec, TensorSpec) {
     (x.clone(), x.clone())

@@ -4,7 +4,8 @@
 //! A cube has 16 rows of the weights and a tile of tokens; its planes share the input channels, and add up in shared memory. A
 //! product sums over the channels in any order as long as both factors have the same: so a unit takes 16 bytes in a row, which
 //! serve two steps of 16 channels. Of a gated output the cube has 8 rows of the gate and 8 of `up`, placed so that a unit gets
-//! both. The row of a single token's head a cube may write for itself before that (`experts/source.rs`).
+//! both. The row of a single token's head a cube may write for itself before that (`experts/source.rs`), and the expert of a
+//! single token's pair it may choose (`experts/choice.rs`).
 //!
 //! The order of a sum depends on the sizes of the matrix alone: a token's output does not change with the other tokens.
 
@@ -13,6 +14,7 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
+use crate::portable::experts::choice::{self, PairExperts, PairExpertsArgs};
 use crate::portable::experts::linear::{LinearForm, Products, gated};
 use crate::portable::experts::source::{self, RowSource, RowSourceArgs};
 use crate::portable::experts::tiles::{Grid, Part, Rows, Tile};
@@ -53,6 +55,8 @@ struct Form {
     second: bool,
     /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
     own_row: usize,
+    /// Whether a pair's cube chooses its expert.
+    routed: bool,
 }
 
 impl Form {
@@ -120,10 +124,12 @@ pub(crate) fn launch(
 ) {
     let (steps, second) = (tokens / N, grid.second_width > 0);
     let own_row = if matches!(source, RowSourceArgs::Memory) { 0 } else { products.inputs / VECTOR };
-    let mut form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row };
+    let routed = grid.route.is_some();
+    let mut form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row, routed };
     let cubes = grid.cubes(products.outputs, form.outputs());
     form.few_cubes |= form.steps == 1 && products.inputs >= DEEP && cubes <= 2 * multiprocessors(client);
     let second_width = grid.second_width(VECTOR);
+    let pairs = PairExpertsArgs::new(client, grid.route);
     linear_mma_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
@@ -147,6 +153,7 @@ pub(crate) fn launch(
         second_width,
         products.limit,
         source,
+        pairs,
         form,
         elem,
     );
@@ -172,6 +179,7 @@ fn linear_mma_kernel<E: Float, V: Size>(
     second_width: usize,
     limit: f32,
     source: RowSource,
+    pairs: &mut PairExperts,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
 ) {
@@ -187,7 +195,11 @@ fn linear_mma_kernel<E: Float, V: Size>(
     let number = part.cube / groups;
     let group = part.cube % groups;
     let output = group * form.outputs();
-    let mut tile = Tile::read(tiles, number, max_tiles, tokens, per_token, form.tokens(), form.rows);
+    let listed = if comptime!(form.routed) { 0usize.runtime() } else { max_tiles };
+    let mut tile = Tile::read(tiles, number, listed, tokens, per_token, form.tokens(), form.rows);
+    if comptime!(form.routed) {
+        pairs.assign(&mut tile, &part, number, max_tiles, tokens, comptime!(LANES * PLANES));
+    }
     if comptime!(form.second && form.rows != Rows::Dense) {
         part.place(&mut tile, max_tiles);
     }
@@ -415,6 +427,7 @@ pub(super) fn pair<E: Float, V: Size, NA: Size>(vector: Vector<E, V>, #[comptime
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, form};
+    use crate::portable::experts::route;
     let source = |splits| if splits { source::offline() } else { RowSourceArgs::Memory };
     let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().flat_map(|kind| {
@@ -422,12 +435,42 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         let entry = |name, rows, gated, limited, steps, few_cubes| {
             let second = matches!(rows, Rows::TokenGather | Rows::TokenScatter) || name == "linear.mma.pair";
             let own_row = if name == "linear.mma.merged_heads" { 512 / VECTOR } else { 0 };
-            let form = Form { rows, linear: LinearForm { gated, limited }, steps, few_cubes, second, own_row };
+            let route = match name {
+                "linear.mma.token_routed_up" => Some(route::V2_LITE),
+                "linear.mma.token_routed_up_v3" => Some(route::V3),
+                _ => None,
+            };
+            let pairs = move || route.map_or(PairExpertsArgs::Listed, choice::offline);
+            let (linear, routed) = (LinearForm { gated, limited }, route.is_some());
+            let form = Form { rows, linear, steps, few_cubes, second, own_row, routed };
             let bits = AddressType::U32;
             let form = form!(
                 linear_mma_kernel,
                 cube,
-                [bits, VECTOR, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, source(own_row > 0), form, elem]
+                [
+                    bits,
+                    VECTOR,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    _,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1.0,
+                    source(own_row > 0),
+                    pairs(),
+                    form,
+                    elem
+                ]
             );
             Entry::of(kind, name, form).on(|arch| arch != Arch::Sm75)
         };
@@ -442,6 +485,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.experts_up", Rows::Gather, true, true, 1, false),
             entry("linear.mma.experts_down", Rows::Scatter, false, false, 1, false),
             entry("linear.mma.token_up", Rows::TokenGather, true, false, 1, false),
+            entry("linear.mma.token_routed_up", Rows::TokenGather, true, false, 1, false),
+            entry("linear.mma.token_routed_up_v3", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_down", Rows::TokenScatter, false, false, 1, false),
         ]
     });

@@ -8,14 +8,14 @@ use cubecl::ir::ElemType;
 use mla_kernels::portable::add_rms_norm::Summand;
 use mla_kernels::portable::experts::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
 use mla_kernels::portable::experts::linear::{
-    self, LinearArgs, LinearForm, PairRows, SecondMatrix, SharedMatrix, Work, tile_tokens,
+    self, ExpertsOf, LinearArgs, LinearForm, PairRows, SecondMatrix, SharedMatrix, Work, tile_tokens,
 };
 use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
 use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
 
 use super::add_norm;
 use super::tensors::{contiguous, dims, empty, matrix_stride};
-use crate::backend::{ExpertsSpec, LinearSpec};
+use crate::backend::{ExpertsSpec, LinearSpec, RouteSpec};
 use crate::{ExpertScoring, RouteExpertsOptions};
 
 /// x `[N, in]`, weight `[out, in]`, or twice as many rows if it is gated: `[N, out]`.
@@ -109,19 +109,41 @@ pub(super) fn by_head_args(
     }
 }
 
-/// Logits `[N, E]`; a bias `[E]` or the given experts `[N, k]` where the choice has them, otherwise anything.
-pub(super) fn route(
+/// Logits `[N, E]` and a bias `[E]`, if there is one, otherwise anything: the best experts and their weights.
+pub(super) fn choose(logits: CubeTensor, bias: CubeTensor, spec: &RouteSpec) -> (CubeTensor, CubeTensor) {
+    let client = logits.client.clone();
+    let (args, chosen) = choose_args(logits, bias, spec);
+    route::launch(&client, args);
+    chosen
+}
+
+/// Logits `[N, E]`, given experts `[N, k]`: these and their weights.
+pub(super) fn weigh(logits: CubeTensor, given: CubeTensor, options: &RouteExpertsOptions) -> (CubeTensor, CubeTensor) {
+    let ([_, top_k], client, bias) = (dims(&given), logits.client.clone(), logits.clone());
+    let (args, chosen) = route_args(logits, bias, given, Choice::Given, top_k, options);
+    route::launch(&client, args);
+    chosen
+}
+
+/// What a launch of [`choose`] takes, and what it writes.
+fn choose_args(logits: CubeTensor, bias: CubeTensor, spec: &RouteSpec) -> (RouteArgs, (CubeTensor, CubeTensor)) {
+    let choice = if spec.biased { Choice::BiasedScores } else { Choice::Scores };
+    // Nobody looks at what would be given.
+    let given = bias.clone();
+    route_args(logits, bias, given, choice, spec.top_k, &spec.options)
+}
+
+fn route_args(
     logits: CubeTensor,
     bias: CubeTensor,
     given: CubeTensor,
     choice: Choice,
     top_k: usize,
     options: &RouteExpertsOptions,
-) -> (CubeTensor, CubeTensor) {
+) -> (RouteArgs, (CubeTensor, CubeTensor)) {
     let [logits, bias, given] = [logits, bias, given].map(contiguous);
     let [tokens, experts] = dims(&logits);
     let (indices, weights) = (empty(&logits, [tokens, top_k], DType::I32), empty(&logits, [tokens, top_k], DType::F32));
-    let client = logits.client.clone();
     let args = RouteArgs {
         logits: logits.into_buffer_arg(),
         bias: bias.into_buffer_arg(),
@@ -143,8 +165,39 @@ pub(super) fn route(
             normalise: options.normalise,
         },
     };
-    route::launch(&client, args);
-    (indices, weights)
+    (args, (indices, weights))
+}
+
+/// The experts of a single token and their weights, or where they come from.
+pub(super) enum Routing {
+    /// Experts and weights.
+    Chosen(CubeTensor, CubeTensor),
+    /// What [`choose`] takes.
+    Scored { logits: CubeTensor, bias: CubeTensor, route: RouteSpec },
+}
+
+impl Routing {
+    fn chosen(self) -> (CubeTensor, CubeTensor) {
+        match self {
+            Self::Chosen(indices, weights) => (indices, weights),
+            Self::Scored { logits, bias, route } => choose(logits, bias, &route),
+        }
+    }
+
+    /// Experts and weights, which may be written by the launch that takes the other result.
+    fn into_args(self) -> ((CubeTensor, CubeTensor), ExpertsOf) {
+        match self {
+            Self::Chosen(indices, weights) => {
+                let [indices, weights] = [indices, weights].map(contiguous);
+                let listed = indices.clone().into_buffer_arg();
+                ((indices, weights), ExpertsOf::Listed(listed))
+            }
+            Self::Scored { logits, bias, route } => {
+                let (args, chosen) = choose_args(logits, bias, &route);
+                (chosen, ExpertsOf::Routed(args))
+            }
+        }
+    }
 }
 
 /// The residual stream, and weight and epsilon of the norm of what it becomes.
@@ -165,7 +218,7 @@ pub(super) fn mlp(
     let activations = empty(&x, [pairs, width], x.dtype);
     let outputs = empty(&x, [pairs, hidden], x.dtype);
     let [up_work, down_work] = match tokens {
-        1 => pairs_of_token(&indices, experts, [None, None]),
+        1 => pairs_of_token(&indices, ExpertsOf::Listed(indices.clone().into_buffer_arg()), experts, [None, None]),
         _ => sorted(&x.client, &indices, experts, [hidden, width], elem),
     };
     product(&x, gate_up, &activations, [hidden, width], true, up_work, spec);
@@ -174,23 +227,25 @@ pub(super) fn mlp(
     combine(outputs, (indices, weights), shared, experts, norm)
 }
 
-/// As [`mlp`], with the shared experts in the same launches as those of the token.
+/// As [`mlp`], with the shared experts in the same launches as those of the token, and the choice of its own in the first one.
 pub(super) fn mlp_of_token(
     x: CubeTensor,
-    (indices, weights): (CubeTensor, CubeTensor),
+    routing: Routing,
     [gate_up, down]: [CubeTensor; 2],
     [shared_gate_up, shared_down]: [CubeTensor; 2],
     norm: Option<AddNorm>,
     spec: &ExpertsSpec,
 ) -> (CubeTensor, CubeTensor) {
-    let ([_, pairs], [experts, hidden, width], [_, shared_width]) = (dims(&indices), dims(&down), dims(&shared_down));
+    let ([experts, hidden, width], [_, shared_width]) = (dims(&down), dims(&shared_down));
     if !linear::joins_experts(width, shared_width) {
         let gated = LinearSpec { gated: true, limit: spec.limit };
         let activations = self::linear(x.clone(), shared_gate_up, &gated);
         let shared = self::linear(activations, shared_down, &LinearSpec { gated: false, limit: None });
-        return mlp(x, (indices, weights), [gate_up, down], shared, norm, spec);
+        return mlp(x, routing.chosen(), [gate_up, down], shared, norm, spec);
     }
-    let [x, indices, weights, gate_up, down] = [x, indices, weights, gate_up, down].map(contiguous);
+    let [x, gate_up, down] = [x, gate_up, down].map(contiguous);
+    let ((indices, weights), experts_of) = routing.into_args();
+    let [_, pairs] = dims(&indices);
     let shared = [shared_gate_up, shared_down].map(|weight| {
         let weight = contiguous(weight).into_buffer_arg();
         Some(SharedMatrix { weight, width: shared_width })
@@ -198,7 +253,7 @@ pub(super) fn mlp_of_token(
     // What is shared lies behind the pairs.
     let activations = empty(&x, [pairs * width + shared_width], x.dtype);
     let outputs = empty(&x, [pairs + 1, hidden], x.dtype);
-    let [up_work, down_work] = pairs_of_token(&indices, experts, shared);
+    let [up_work, down_work] = pairs_of_token(&indices, experts_of, experts, shared);
     product(&x, gate_up, &activations, [hidden, width], true, up_work, spec);
     product(&activations, down, &outputs, [width, hidden], false, down_work, spec);
     combine(outputs, (indices, weights), SharedRows::Behind, experts, norm)
@@ -257,13 +312,22 @@ fn combine(
     (out.clone(), out)
 }
 
-/// The work of both products for a single token, whose pairs have the order of its experts.
-fn pairs_of_token(indices: &CubeTensor, experts: usize, shared: [Option<SharedMatrix>; 2]) -> [Work; 2] {
-    let [_, top_k] = dims(indices);
-    let [up, down] = shared;
-    [(PairRows::Gather { top_k }, up), (PairRows::Scatter, down)].map(|(rows, shared)| {
-        let experts_of = indices.clone().into_buffer_arg();
-        Work::Token { experts_of, pairs: top_k, experts, rows, shared }
+/// The work of both products for a single token, whose pairs have the order of its experts. The first one may choose them.
+fn pairs_of_token(
+    indices: &CubeTensor,
+    experts_of: ExpertsOf,
+    experts: usize,
+    [up, down]: [Option<SharedMatrix>; 2],
+) -> [Work; 2] {
+    let [_, pairs] = dims(indices);
+    let listed = ExpertsOf::Listed(indices.clone().into_buffer_arg());
+    let gather = PairRows::Gather { top_k: pairs };
+    [(experts_of, gather, up), (listed, PairRows::Scatter, down)].map(|(experts_of, rows, shared)| Work::Token {
+        experts_of,
+        pairs,
+        experts,
+        rows,
+        shared,
     })
 }
 

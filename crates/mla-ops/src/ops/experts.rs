@@ -1,12 +1,12 @@
 //! [`route_experts`], [`experts_mlp`] and [`experts_mlp_add_rms_norm`]: mixture of experts.
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, DispatchTensor, Int, Tensor};
 
 use super::linear::{linear, swiglu};
 use super::norm_rope::check_norm;
 use crate::MlaError;
-use crate::backend::{ExpertsSpec, MlaBackend};
+use crate::backend::{ExpertsSpec, MlaBackend, RouteSpec};
 use crate::check::Check;
 
 const ROUTE: &str = "route_experts";
@@ -79,27 +79,53 @@ pub fn route_experts(
     args: RouteExpertsArgs,
     options: &RouteExpertsOptions,
 ) -> Result<(Tensor<2, Int>, Tensor<2>), MlaError> {
-    args.check(options)?;
-    let (indices, weights) = match args.choice {
-        ExpertChoice::Given(given) => {
-            <Dispatch as MlaBackend>::weigh_experts(args.logits.into_dispatch(), given.into_dispatch(), *options)
-        }
-        ExpertChoice::Scores(top_k) => {
-            // Where there is no bias, any tensor does.
-            let bias = args.logits.clone().into_dispatch();
-            <Dispatch as MlaBackend>::choose_experts(args.logits.into_dispatch(), bias, false, top_k, *options)
-        }
-        ExpertChoice::BiasedScores(top_k, bias) => {
-            let (logits, bias) = (args.logits.into_dispatch(), bias.into_dispatch());
-            <Dispatch as MlaBackend>::choose_experts(logits, bias, true, top_k, *options)
-        }
-    };
+    args.check(&Check::new(ROUTE, "logits", &args.logits)?, options)?;
+    let (indices, weights) = args.route(options);
     Ok((Tensor::from_dispatch(indices), Tensor::from_dispatch(weights)))
 }
 
+/// Logits, a bias, and how the best scores are chosen.
+type Scores = (DispatchTensor, DispatchTensor, RouteSpec);
+
+/// What a backend takes.
+enum Source {
+    Scores(Scores),
+    /// Logits and experts.
+    Given(DispatchTensor, DispatchTensor),
+}
+
 impl RouteExpertsArgs {
-    fn check(&self, options: &RouteExpertsOptions) -> Result<(), MlaError> {
-        let check = Check::new(ROUTE, "logits", &self.logits)?;
+    /// Experts and weights.
+    fn route(self, options: &RouteExpertsOptions) -> (DispatchTensor, DispatchTensor) {
+        match self.source(options) {
+            Source::Scores((logits, bias, route)) => <Dispatch as MlaBackend>::choose_experts(logits, bias, route),
+            Source::Given(logits, given) => <Dispatch as MlaBackend>::weigh_experts(logits, given, *options),
+        }
+    }
+
+    fn source(self, options: &RouteExpertsOptions) -> Source {
+        let (logits, options) = (self.logits.into_dispatch(), *options);
+        match self.choice {
+            ExpertChoice::Given(given) => Source::Given(logits, given.into_dispatch()),
+            ExpertChoice::Scores(top_k) => {
+                // Where there is no bias, any tensor does.
+                Source::Scores((logits.clone(), logits, RouteSpec { biased: false, top_k, options }))
+            }
+            ExpertChoice::BiasedScores(top_k, bias) => {
+                Source::Scores((logits, bias.into_dispatch(), RouteSpec { biased: true, top_k, options }))
+            }
+        }
+    }
+
+    /// Experts of a token.
+    fn top_k(&self) -> usize {
+        match &self.choice {
+            ExpertChoice::Scores(top_k) | ExpertChoice::BiasedScores(top_k, _) => *top_k,
+            ExpertChoice::Given(given) => given.dims()[1],
+        }
+    }
+
+    fn check(&self, check: &Check, options: &RouteExpertsOptions) -> Result<(), MlaError> {
         check.float_as("logits", &self.logits, DType::F32, "always")?;
         let [tokens, experts] = self.logits.dims();
         let holds = (1..=MAX_EXPERTS).contains(&experts);
@@ -115,21 +141,19 @@ impl RouteExpertsArgs {
             })?;
             most = kept * size;
         }
-        let top_k = match &self.choice {
-            ExpertChoice::Scores(top_k) => *top_k,
-            ExpertChoice::BiasedScores(top_k, bias) => {
+        match &self.choice {
+            ExpertChoice::Scores(_) => {}
+            ExpertChoice::BiasedScores(_, bias) => {
                 check.float_as("choice", bias, DType::F32, "always")?;
                 check.dims("choice", bias.dims(), [Some(experts)], || format!("[E] = [{experts}]"))?;
-                *top_k
             }
             ExpertChoice::Given(given) => {
                 check.int("choice", given)?;
                 check.dims("choice", given.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
-                let [_, top_k] = given.dims();
-                let holds = (1..=MAX_EXPERTS).contains(&top_k);
-                return check.value("choice", holds, top_k, || format!("1 to {MAX_EXPERTS} experts for a token"));
+                most = MAX_EXPERTS;
             }
-        };
+        }
+        let top_k = self.top_k();
         check.value("choice", (1..=most).contains(&top_k), top_k, || format!("1 to {most} experts for a token"))
     }
 }
@@ -139,16 +163,92 @@ impl RouteExpertsArgs {
 pub struct ExpertsMlpArgs {
     /// `[N, hidden]`, f32, f16 or bf16.
     pub x: Tensor<2>,
-    /// i32 `[N, k]`: the experts of each token. A number that is none of an expert is left out.
-    pub indices: Tensor<2, Int>,
-    /// f32 `[N, k]`: their weights.
-    pub weights: Tensor<2>,
+    /// The experts of each token, and their weights.
+    pub routing: Routing,
     /// `[E, 2 I, hidden]` of the dtype of `x`: of each expert the gate rows, then those of `up`.
     pub gate_up: Tensor<3>,
     /// `[E, hidden, I]` of the dtype of `x`.
     pub down: Tensor<3>,
     /// What every token passes beside its own, with weight 1, if there is anything.
     pub shared: Option<SharedExperts>,
+}
+
+/// The experts of each token, and their weights.
+#[derive(Debug, Clone)]
+pub enum Routing {
+    /// These.
+    Chosen {
+        /// i32 `[N, k]`: the experts of each token. A number that is none of an expert is left out.
+        indices: Tensor<2, Int>,
+        /// f32 `[N, k]`: their weights.
+        weights: Tensor<2>,
+    },
+    /// Those of [`route_experts`], bit for bit. A single token that has shared experts chooses in the launch of its first
+    /// projection, where matrix instructions compute that.
+    Scored {
+        /// Logits f32 `[N, E]`, and which experts a token gets.
+        route: RouteExpertsArgs,
+        /// How they are chosen.
+        options: RouteExpertsOptions,
+    },
+}
+
+impl Routing {
+    /// Experts of a token.
+    pub(crate) fn top_k(&self) -> usize {
+        match self {
+            Self::Chosen { indices, .. } => indices.dims()[1],
+            Self::Scored { route, .. } => route.top_k(),
+        }
+    }
+
+    /// The argument that says so.
+    pub(crate) fn argument(&self) -> &'static str {
+        match self {
+            Self::Chosen { .. } => "indices",
+            Self::Scored { .. } => "choice",
+        }
+    }
+
+    /// Where the best scores are to be chosen, these.
+    fn scores(&self) -> Option<Scores> {
+        match self {
+            Self::Scored { route, options } => match route.clone().source(options) {
+                Source::Scores(scores) => Some(scores),
+                Source::Given(..) => None,
+            },
+            Self::Chosen { .. } => None,
+        }
+    }
+
+    /// Experts and weights.
+    fn chosen(self) -> (DispatchTensor, DispatchTensor) {
+        match self {
+            Self::Chosen { indices, weights } => (indices.into_dispatch(), weights.into_dispatch()),
+            Self::Scored { route, options } => route.route(&options),
+        }
+    }
+
+    /// For so many tokens and experts.
+    fn check(&self, check: &Check, [tokens, experts]: [usize; 2]) -> Result<(), MlaError> {
+        match self {
+            Self::Chosen { indices, weights } => {
+                check.int("indices", indices)?;
+                check.float_as("weights", weights, DType::F32, "always")?;
+                check.dims("indices", indices.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
+                let [_, top_k] = indices.dims();
+                let holds = (1..=MAX_EXPERTS).contains(&top_k);
+                check.value("indices", holds, top_k, || format!("1 to {MAX_EXPERTS} experts for a token"))?;
+                let words = || format!("[N, k] = [{tokens}, {top_k}]");
+                check.dims("weights", weights.dims(), [Some(tokens), Some(top_k)], words)
+            }
+            Self::Scored { route, options } => {
+                route.check(check, options)?;
+                let words = || format!("[N, E] = [{tokens}, {experts}]");
+                check.dims("logits", route.logits.dims(), [Some(tokens), Some(experts)], words)
+            }
+        }
+    }
 }
 
 /// Experts that every token passes, side by side as one of S hidden channels.
@@ -205,7 +305,7 @@ pub fn experts_mlp_add_rms_norm(
 impl ExpertsMlpArgs {
     /// The experts' sum, twice; with a residual stream and the weight and epsilon of a norm, the sum of both and its norm.
     fn sum(self, limit: Option<f32>, norm: Option<(Tensor<2>, Tensor<1>, f32)>) -> (Tensor<2>, Tensor<2>) {
-        let Self { x, indices, weights, gate_up, down, shared } = self;
+        let Self { x, routing, gate_up, down, shared } = self;
         let norm_eps = norm.as_ref().map(|(_, _, eps)| *eps);
         let spec = ExpertsSpec { shared: shared.is_some(), limit, norm_eps };
         // Where something is missing, any tensor does.
@@ -214,17 +314,24 @@ impl ExpertsMlpArgs {
             Some((residual, weight, _)) => (residual.into_dispatch(), weight.into_dispatch()),
             None => (any(), any()),
         };
-        let [indices, weights] = [indices.into_dispatch(), weights.into_dispatch()];
         let [gate_up, down] = [gate_up, down].map(Tensor::into_dispatch);
         #[rustfmt::skip]
-        let (sum, normed) = match shared {
-            Some(shared) if x.dims()[0] == 1 => {
+        let (sum, normed) = match (shared, routing.scores()) {
+            (Some(shared), Some((logits, bias, route))) if x.dims()[0] == 1 => {
+                let [shared_gate_up, shared_down] = [shared.gate_up, shared.down].map(Tensor::into_dispatch);
+                <Dispatch as MlaBackend>::routed_experts_mlp_of_token(
+                    x.into_dispatch(), logits, bias, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, route, spec,
+                )
+            }
+            (Some(shared), None) if x.dims()[0] == 1 => {
+                let (indices, weights) = routing.chosen();
                 let [shared_gate_up, shared_down] = [shared.gate_up, shared.down].map(Tensor::into_dispatch);
                 <Dispatch as MlaBackend>::experts_mlp_of_token(
                     x.into_dispatch(), indices, weights, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, spec,
                 )
             }
-            shared => {
+            (shared, _) => {
+                let (indices, weights) = routing.chosen();
                 let product = |it: SharedExperts| linear(swiglu(x.clone(), it.gate_up, limit), it.down).into_dispatch();
                 let shared = shared.map_or_else(any, product);
                 <Dispatch as MlaBackend>::experts_mlp(
@@ -238,18 +345,11 @@ impl ExpertsMlpArgs {
     fn check(&self, op: &'static str, limit: Option<f32>) -> Result<Check, MlaError> {
         let check = Check::new(op, "x", &self.x)?;
         check.float("x", &self.x)?;
-        check.int("indices", &self.indices)?;
-        check.float_as("weights", &self.weights, DType::F32, "always")?;
         for (name, weight) in [("gate_up", &self.gate_up), ("down", &self.down)] {
             check.float_as(name, weight, self.x.dtype(), "that of `x`")?;
         }
-        let ([tokens, hidden], [_, top_k], [experts, _, width]) =
-            (self.x.dims(), self.indices.dims(), self.down.dims());
-        check.dims("indices", self.indices.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
-        let holds = (1..=MAX_EXPERTS).contains(&top_k);
-        check.value("indices", holds, top_k, || format!("1 to {MAX_EXPERTS} experts for a token"))?;
-        let words = || format!("[N, k] = [{tokens}, {top_k}]");
-        check.dims("weights", self.weights.dims(), [Some(tokens), Some(top_k)], words)?;
+        let ([tokens, hidden], [experts, _, width]) = (self.x.dims(), self.down.dims());
+        self.routing.check(&check, [tokens, experts])?;
         let words = || format!("[E, hidden, I] with hidden = {hidden}, none of them 0");
         check.dims("down", self.down.dims(), [None, Some(hidden), None], words)?;
         let holds = (1..=MAX_EXPERTS).contains(&experts) && width > 0;
