@@ -194,7 +194,7 @@ impl Routing {
             }
             Self::Scored { logits, bias, route } => {
                 let (args, chosen) = choose_args(logits, bias, &route);
-                (chosen, ExpertsOf::Routed(args))
+                (chosen, ExpertsOf::Routed(Box::new(args)))
             }
         }
     }

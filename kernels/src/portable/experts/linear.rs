@@ -104,7 +104,7 @@ pub enum ExpertsOf {
     /// i32 `[pairs]`.
     Listed(BufferArg),
     /// The choice of [`super::route`], which is written as well: in the launch of the projection where that can make it.
-    Routed(RouteArgs),
+    Routed(Box<RouteArgs>),
 }
 
 impl Work {
@@ -113,7 +113,7 @@ impl Work {
         match self {
             Work::Token { experts_of: ExpertsOf::Routed(route), pairs, experts, rows, shared } if !chooses(&route) => {
                 let experts_of = ExpertsOf::Listed(share(&route.indices));
-                route::launch(client, route);
+                route::launch(client, *route);
                 Work::Token { experts_of, pairs, experts, rows, shared }
             }
             work => work,

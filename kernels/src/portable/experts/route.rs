@@ -307,7 +307,8 @@ fn keep_best_groups(
 }
 
 /// Writes a token's experts and weights. Called by all of a cube's `units`.
-#[allow(clippy::needless_range_loop, clippy::too_many_arguments, reason = "kernels have no iterators of slices")]
+#[allow(clippy::needless_range_loop, reason = "kernels have no iterators of slices")]
+#[allow(clippy::too_many_arguments)]
 #[cube]
 pub(super) fn write(
     scores: &[f32],

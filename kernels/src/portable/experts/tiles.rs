@@ -31,6 +31,7 @@ pub(crate) struct Grid {
     /// Of a single token its experts, unless they are in `route`.
     pub tiles: BufferArg,
     /// The choice of a single token's experts, which cubes make for themselves.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only kernels with matrix instructions make it"))]
     pub route: Option<RouteArgs>,
     pub rows: Rows,
     /// Pairs or heads of a token, or 1.
@@ -88,7 +89,7 @@ impl Grid {
                 let grid = unlisted(rows, 1, experts, pairs);
                 let grid = match experts_of {
                     ExpertsOf::Listed(tiles) => Self { tiles, ..grid },
-                    ExpertsOf::Routed(route) => Self { route: Some(route), ..grid },
+                    ExpertsOf::Routed(route) => Self { route: Some(*route), ..grid },
                 };
                 match shared {
                     Some(SharedMatrix { weight, width }) => Self { second: weight, second_width: width, ..grid },
@@ -224,6 +225,7 @@ impl Tile {
     }
 
     /// The row of a single token's pair, if it has one of so many experts.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn take(&mut self, chosen: i32, experts: usize) {
         if is_row(chosen, experts) {
             self.expert = usize::cast_from(chosen);
