@@ -3,8 +3,8 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    SharedExperts, add_rms_norm, batch_invariant, experts_mlp, experts_mlp_add_rms_norm, linear, linear_by_head,
-    linear_pair, route_experts, swiglu,
+    SharedExperts, add_rms_norm, batch_invariant, experts_mlp, experts_mlp_add_rms_norm,
+    experts_mlp_add_rms_norm_linear_pair, linear, linear_by_head, linear_pair, route_experts, swiglu,
 };
 use rstest::rstest;
 
@@ -305,16 +305,54 @@ fn ops_experts_mlp_of_scores(
         let (indices, weights) = route_experts(route.clone(), &options).expect("legal");
         let residual = floats(&inputs.x, [tokens, hidden], dtype, device);
         let norm_weight = floats(&random(&mut rng(55), hidden, DType::F32), [hidden], DType::F32, device);
-        let both = |routing| {
+        let projections = [48, 17].map(|rows| {
+            let weight = random(&mut rng(58), rows * hidden, dtype);
+            floats(&weight, [rows, hidden], dtype, device)
+        });
+        let all = |routing| {
             let args = ExpertsMlpArgs { routing, ..inputs.args(device) };
             let sum = experts_mlp(args.clone(), None).expect("legal");
-            let (residual, weight) = (residual.clone(), norm_weight.clone());
-            (sum, experts_mlp_add_rms_norm(args, None, residual, weight, 1e-6).expect("legal"))
+            let norm = || (residual.clone(), norm_weight.clone());
+            let (residual, weight) = norm();
+            let (residual_sum, normed) =
+                experts_mlp_add_rms_norm(args.clone(), None, residual, weight, 1e-6).expect("legal");
+            let (residual, weight) = norm();
+            let (pair_sum, pair_norm, [first, second]) =
+                experts_mlp_add_rms_norm_linear_pair(args, None, residual, weight, 1e-6, projections.clone())
+                    .expect("legal");
+            [sum, residual_sum, normed, pair_sum, pair_norm, first, second]
         };
-        let (expected, (expected_sum, expected_norm)) = both(Routing::Chosen { indices, weights });
-        let (sum, (residual_sum, norm)) = both(Routing::Scored { route, options });
-        for (actual, expected) in [(sum, expected), (residual_sum, expected_sum), (norm, expected_norm)] {
+        let expected = all(Routing::Chosen { indices, weights });
+        for (actual, expected) in all(Routing::Scored { route, options }).into_iter().zip(expected) {
             assert!(bits(&actual) == bits(&expected), "{sizes:?} {dtype:?} on {device:?}");
+        }
+    });
+}
+
+/// Sum, norm and products have the bits of the operations that compute them one after the other. Rows for one turn of loads and
+/// for several, matrices for one launch and for two, shared experts that the token's launches take and others, none.
+#[rstest]
+fn ops_experts_mlp_add_rms_norm_linear_pair(
+    #[values([0, 5, 2, 64, 32], [1, 8, 3, 64, 32], [1, 5, 3, 64, 32], [1, 7, 2, 2080, 32], [1, 3, 2, 4128, 32], [1, 3, 2, 33, 7], [5, 5, 2, 64, 32])]
+    sizes: Sizes,
+    #[values([48, 17], [8, 600])] outputs: [usize; 2],
+) {
+    for_each_dtype(|device, dtype| {
+        let (inputs, [tokens, .., hidden, _]) = (Inputs::new(sizes, dtype), sizes);
+        let mut rng = rng(56);
+        let mut matrix = |rows: usize| floats(&random(&mut rng, rows * hidden, dtype), [rows, hidden], dtype, device);
+        let (residual, weights) = (matrix(tokens), outputs.map(&mut matrix));
+        let norm = floats(&random(&mut rng, hidden, DType::F32), [hidden], DType::F32, device);
+        let (sum, normed) =
+            experts_mlp_add_rms_norm(inputs.args(device), None, residual.clone(), norm.clone(), 1e-6).expect("legal");
+        let [first, second] = weights.clone();
+        let (first, second) = linear_pair(normed.clone(), first, second);
+        let (args, view) = (inputs.args(device), if tokens > 0 { restrided(residual, 0, 1) } else { residual });
+        let (its_sum, its_norm, [its_first, its_second]) =
+            experts_mlp_add_rms_norm_linear_pair(args, None, view, norm, 1e-6, weights).expect("legal");
+        for (actual, expected) in [(its_sum, sum), (its_norm, normed), (its_first, first), (its_second, second)] {
+            assert_eq!((actual.dims(), actual.dtype()), (expected.dims(), dtype));
+            assert!(bits(&actual) == bits(&expected), "{sizes:?} {outputs:?} {dtype:?} on {device:?}");
         }
     });
 }
@@ -556,7 +594,17 @@ fn ops_errors_experts() {
         assert_refused(norm(args(), [4, 64], 63, 0.0), Shape, "norm_weight");
         assert_refused(norm(args(), [4, 64], 64, f32::NAN), Value, "eps");
         let (half, weight) = (zeros::<2>([4, 64], device).cast(FloatDType::F16), zeros([64], device));
-        assert_refused(experts_mlp_add_rms_norm(args(), None, half, weight, 0.0), WrongType, "residual");
+        assert_refused(experts_mlp_add_rms_norm(args(), None, half.clone(), weight, 0.0), WrongType, "residual");
+        let pair = |residual: [usize; 2], weights| {
+            let (residual, norm) = (zeros(residual, device), zeros([64], device));
+            experts_mlp_add_rms_norm_linear_pair(args(), None, residual, norm, 0.0, weights)
+        };
+        let matrix = |width| zeros::<2>([8, width], device);
+        pair([4, 64], [matrix(64), matrix(64)]).expect("legal before it is changed");
+        assert_refused(pair([4, 63], [matrix(64), matrix(64)]), Shape, "residual");
+        assert_refused(pair([4, 64], [matrix(63), matrix(64)]), Shape, "weights[0]");
+        assert_refused(pair([4, 64], [matrix(64), matrix(63)]), Shape, "weights[1]");
+        assert_refused(pair([4, 64], [matrix(64), half]), WrongType, "weights[1]");
 
         let scored = |logits: [usize; 2], choice| {
             let route = RouteExpertsArgs { logits: zeros(logits, device), choice };

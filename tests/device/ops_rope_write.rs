@@ -1,9 +1,9 @@
-//! `rope_write` against the operations that it joins.
+//! `rope_write` and `rope_write_absorb` against the operations that they join.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use mla_ops::{
-    MlaError, NormRopeArgs, NormRopeOptions, RopeWriteArgs, RopeWritten, WriteLatentArgs, norm_rope, rope_write,
-    write_latent,
+    MlaError, NormRopeArgs, NormRopeOptions, RopeWriteArgs, RopeWritten, WriteLatentArgs, linear_by_head, norm_rope,
+    rope_write, rope_write_absorb, write_latent,
 };
 use rstest::rstest;
 
@@ -32,7 +32,8 @@ fn args([heads, width, cache_width, pairs]: Sizes, slots: &[i32], dtype: DType, 
         norm_eps: 1e-6,
         cos: table(f64::cos),
         sin: table(f64::sin),
-        cache: floats(&draw(24 * cache_width, dtype), [6, 4, cache_width], dtype, device),
+        // Some devices pad the rows of a tensor that is made with this shape.
+        cache: floats(&draw(24 * cache_width, dtype), [24 * cache_width], dtype, device).reshape([6, 4, cache_width]),
         slots: ints(slots, [tokens], device),
     }
 }
@@ -74,6 +75,32 @@ fn ops_rope_write(
     });
 }
 
+/// As `rope_write` and then `linear_by_head`: by kernels with matrix instructions and without them, of a few tokens and many.
+#[rstest]
+fn ops_rope_write_absorb(
+    #[values(([16, 192, 576, 32], 512), ([3, 40, 48, 4], 5), ([5, 7, 70, 2], 6), ([2, 8, 130, 0], 8))] (sizes, rank): (
+        Sizes,
+        usize,
+    ),
+    #[values(&[7], &[3, -1, 23, 0, 11])] slots: &[i32],
+) {
+    let many: Vec<i32> = (0..70).map(|token| if token < 24 { token } else { -1 }).collect();
+    for_each_dtype(|device, dtype| {
+        for slots in [slots, &many] {
+            let new = || args(sizes, slots, dtype, device);
+            let [heads, width, _, pairs] = sizes;
+            let still = width - 2 * pairs;
+            let weight = random(&mut rng(52), heads * rank * still, dtype);
+            let weight = floats(&weight, [heads, rank, still], dtype, device);
+            let RopeWritten { q, cache, .. } = rope_write(new()).expect("legal");
+            let expected = [bits(&linear_by_head(q, weight.clone())), bits(&cache)];
+            let (q, cache) = rope_write_absorb(new(), weight).expect("legal");
+            assert_eq!(q.dims(), [slots.len(), heads, rank + 2 * pairs]);
+            assert!([bits(&q), bits(&cache)] == expected, "{sizes:?} {dtype:?} on {device:?}");
+        }
+    });
+}
+
 #[test]
 fn ops_errors_rope_write() {
     for_each_device(|device| {
@@ -99,6 +126,10 @@ fn ops_errors_rope_write() {
         refuses(Shape, "cos", |it, device| it.cos = zeros([1, 2], device));
         refuses(Value, "cos", |it, device| it.cos = zeros([2, 5], device));
         refuses(Value, "sin", |it, device| it.sin = zeros([2, 1], device));
+        let absorb = |weight| rope_write_absorb(new(), weight).map_err(MlaError::from);
+        absorb(zeros([3, 5, 4], device)).expect("legal before it is changed");
+        assert_refused(absorb(zeros([3, 5, 8], device)), Shape, "weight");
+        assert_refused(absorb(zeros::<3>([3, 5, 4], device).cast(FloatDType::F16)), WrongType, "weight");
         let (shared, args) = (new(), new());
         let other = shared.cache.clone();
         let refused = rope_write(RopeWriteArgs { cache: shared.cache, ..args }).expect_err("another handle is alive");

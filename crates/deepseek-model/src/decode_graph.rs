@@ -99,7 +99,7 @@ impl<'a> StepGraph<'a> {
         let cache_id = cache.id();
         let stand_in = CacheConfig { num_pages: 1, max_requests: 1, max_tokens: 1, ..cache.config().clone() };
         let stand_in = PagedCache::new(stand_in, device).ok()?;
-        let buffers = model.step_buffers(batch, max_pages);
+        let buffers = model.step_buffers(batch, [max_pages, cache.config().page_size]);
         // While the device's own thread makes the buffers it has handles of them, too.
         device.sync().ok()?;
         let lent = Arc::new(Mutex::new(Lent { buffers, cache: stand_in }));
@@ -238,7 +238,8 @@ mod tests {
     fn launched(graphs: &DecodeGraphs, chunks: &[Chunk], cache: &mut PagedCache) -> Vec<u32> {
         let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
         let pages = cache.max_pages(&requests).unwrap().next_power_of_two();
-        let mut buffers = graphs.model.step_buffers(chunks.len().next_power_of_two(), pages);
+        let mut buffers =
+            graphs.model.step_buffers(chunks.len().next_power_of_two(), [pages, cache.config().page_size]);
         graphs.model.fill(&mut buffers, chunks, cache).unwrap();
         bits(graphs.model.buffered_logits(&buffers, cache).unwrap().narrow(0, 0, chunks.len()))
     }

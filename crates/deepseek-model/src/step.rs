@@ -150,6 +150,20 @@ impl Step {
         let written = self.rotation.turn_and_write(q, latent, norm, target);
         put_back(cache, pool, written.map(|written| (written.cache, (written.q, written.latent))))
     }
+
+    /// The same, and the turned queries absorbed by a weight `[heads, R, dn]`: `[N, heads, R + dr]`.
+    pub(crate) fn turn_write_and_absorb(
+        &self,
+        cache: &mut PagedCache,
+        pool: usize,
+        (q, latent): (Tensor<3>, Tensor<2>),
+        norm: &RmsNorm,
+        weight: Tensor<3>,
+    ) -> Result<Tensor<3>> {
+        let target = (cache.take_pool(pool)?, self.slots.clone());
+        let written = self.rotation.turn_write_and_absorb(q, latent, norm, weight, target);
+        put_back(cache, pool, written.map(|(q, pool)| (pool, q)))
+    }
 }
 
 /// Gives a pool back to the cache, written or refused.

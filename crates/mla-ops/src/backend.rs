@@ -6,7 +6,7 @@
 //! say what the outputs will be.
 
 use burn::backend::{
-    Backend, backend_extension,
+    Backend, ExtensionType, backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::FloatDType;
@@ -154,6 +154,26 @@ pub struct RouteSpec {
     pub options: RouteExpertsOptions,
 }
 
+/// The experts of tokens and their weights, or what they are chosen from.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda"))))]
+pub enum BackendRouting<B: Backend> {
+    /// Experts and weights.
+    Chosen(IntTensor<B>, FloatTensor<B>),
+    /// Logits, a bias, and the rest of what [`MlaBackend::choose_experts`] takes.
+    Scored(FloatTensor<B>, FloatTensor<B>, RouteSpec),
+}
+
+impl<B: MlaBackend> BackendRouting<B> {
+    /// Experts and weights.
+    pub fn chosen(self) -> (IntTensor<B>, FloatTensor<B>) {
+        match self {
+            Self::Chosen(indices, weights) => (indices, weights),
+            Self::Scored(logits, bias, route) => B::choose_experts(logits, bias, route),
+        }
+    }
+}
+
 /// What [`MlaBackend::experts_mlp`] needs beside the tensors.
 #[derive(Debug, Clone)]
 pub struct ExpertsSpec {
@@ -163,6 +183,8 @@ pub struct ExpertsSpec {
     pub limit: Option<f32>,
     /// Added to the mean square in the norm of the residual sum; none where there is no such sum.
     pub norm_eps: Option<f32>,
+    /// Whether two projections of a single token's norm follow.
+    pub pair: bool,
 }
 
 /// What [`MlaBackend::norm_rope`] needs beside the tensors.
@@ -355,38 +377,23 @@ pub trait MlaBackend: Backend {
         spec: ExpertsSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The same of a single token, with the weights of shared experts.
+    /// The same of a single token, with the weights of shared experts; and behind it the products of the norm with `first` and
+    /// `second`, as [`MlaBackend::linear_pair`] computes them. Without `spec.pair`, both are anything, and so are the products.
     #[fusion(meta = fusion::experts_mlp_of_token)]
     #[allow(clippy::too_many_arguments)]
     fn experts_mlp_of_token(
         x: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-        weights: FloatTensor<Self>,
+        #[extension_type] routing: BackendRouting<Self>,
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
         shared_gate_up: FloatTensor<Self>,
         shared_down: FloatTensor<Self>,
         residual: FloatTensor<Self>,
         norm_weight: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
         spec: ExpertsSpec,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    /// The same with the experts that [`MlaBackend::choose_experts`] chooses.
-    #[fusion(meta = fusion::routed_experts_mlp_of_token)]
-    #[allow(clippy::too_many_arguments)]
-    fn routed_experts_mlp_of_token(
-        x: FloatTensor<Self>,
-        logits: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        gate_up: FloatTensor<Self>,
-        down: FloatTensor<Self>,
-        shared_gate_up: FloatTensor<Self>,
-        shared_down: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        norm_weight: FloatTensor<Self>,
-        route: RouteSpec,
-        spec: ExpertsSpec,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// [`norm_rope`](crate::norm_rope()).
     #[fusion(meta = fusion::norm_rope)]
@@ -443,6 +450,21 @@ pub trait MlaBackend: Backend {
         slots: IntTensor<Self>,
         norm_eps: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// [`rope_write_absorb`](crate::rope_write_absorb()) of a few tokens: absorbed queries, the cache's own buffer.
+    #[fusion(meta = fusion::rope_write_absorb)]
+    #[allow(clippy::too_many_arguments)]
+    fn rope_write_absorb(
+        q: FloatTensor<Self>,
+        latent: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        weight: FloatTensor<Self>,
+        norm_eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// Lists of slots `[N, K]`, of each the first of `lengths` `[N]`, without their gaps: `[N, K]`, and how many there are,
     /// `[N]`. For [`sparse_mla`](crate::sparse_mla()).

@@ -10,6 +10,8 @@ use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
 use mla_kernels::portable::add_rms_norm::{self, AddRmsNormArgs, Summand};
+use mla_kernels::portable::experts::latents::LatentRows;
+use mla_kernels::portable::experts::linear::{launch_turned, turns};
 use mla_kernels::portable::{
     argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_linear,
     norm_rope, page_table, ragged_attention, rope_write, sparse_parts, vertical_slash_attention, vertical_slash_index,
@@ -18,8 +20,8 @@ use mla_kernels::portable::{
 
 use self::tensors::{contiguous, dims, empty, evenly_spaced, own, row_stride};
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend, NormRopeSpec,
-    PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    BackendRouting, CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend,
+    NormRopeSpec, PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{Path, RouteExpertsOptions, SparseMlaOptions, Splits};
 
@@ -388,37 +390,20 @@ impl MlaBackend for CubeBackend {
 
     fn experts_mlp_of_token(
         x: CubeTensor,
-        indices: CubeTensor,
-        weights: CubeTensor,
+        routing: BackendRouting<Self>,
         gate_up: CubeTensor,
         down: CubeTensor,
         shared_gate_up: CubeTensor,
         shared_down: CubeTensor,
         residual: CubeTensor,
         norm_weight: CubeTensor,
+        first: CubeTensor,
+        second: CubeTensor,
         spec: ExpertsSpec,
-    ) -> (CubeTensor, CubeTensor) {
+    ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
         let norm = spec.norm_eps.map(|eps| (residual, norm_weight, eps));
-        let routing = experts::Routing::Chosen(indices, weights);
-        experts::mlp_of_token(x, routing, [gate_up, down], [shared_gate_up, shared_down], norm, &spec)
-    }
-
-    fn routed_experts_mlp_of_token(
-        x: CubeTensor,
-        logits: CubeTensor,
-        bias: CubeTensor,
-        gate_up: CubeTensor,
-        down: CubeTensor,
-        shared_gate_up: CubeTensor,
-        shared_down: CubeTensor,
-        residual: CubeTensor,
-        norm_weight: CubeTensor,
-        route: RouteSpec,
-        spec: ExpertsSpec,
-    ) -> (CubeTensor, CubeTensor) {
-        let norm = spec.norm_eps.map(|eps| (residual, norm_weight, eps));
-        let routing = experts::Routing::Scored { logits, bias, route };
-        experts::mlp_of_token(x, routing, [gate_up, down], [shared_gate_up, shared_down], norm, &spec)
+        let pair = spec.pair.then_some([first, second]);
+        experts::mlp_of_token(x, routing, [gate_up, down], [shared_gate_up, shared_down], (norm, pair), &spec)
     }
 
     fn norm_rope(
@@ -588,6 +573,45 @@ impl MlaBackend for CubeBackend {
         (q_out, latent_out, cache)
     }
 
+    fn rope_write_absorb(
+        q: CubeTensor,
+        latent: CubeTensor,
+        norm_weight: CubeTensor,
+        cos: CubeTensor,
+        sin: CubeTensor,
+        cache: CubeTensor,
+        slots: CubeTensor,
+        weight: CubeTensor,
+        norm_eps: f32,
+    ) -> (CubeTensor, CubeTensor) {
+        let [q, latent, norm_weight, cos, sin, slots] = [q, latent, norm_weight, cos, sin, slots].map(contiguous);
+        let cache = own(contiguous(cache));
+        let (sizes, [_, pairs], [pages, page_size, cache_width]) = (dims(&q), dims(&cos), dims(&cache));
+        let [tokens, heads, _] = sizes;
+        let [_, outputs, _] = dims(&weight);
+        let out = empty(&q, [tokens, heads, outputs + 2 * pairs], q.dtype);
+        let args = experts::by_head_args(&q, weight.clone(), &out, sizes);
+        let latents = LatentRows {
+            latent: latent.clone().into_buffer_arg(),
+            weight: norm_weight.clone().into_buffer_arg(),
+            cos: cos.clone().into_buffer_arg(),
+            sin: sin.clone().into_buffer_arg(),
+            slots: slots.clone().into_buffer_arg(),
+            cache: cache.clone().into_buffer_arg(),
+            cache_width,
+            pairs,
+            slot_count: pages * page_size,
+            eps: norm_eps,
+        };
+        if turns(&q.client, &latents, &args) {
+            launch_turned(&q.client, latents, args);
+            return (out, cache);
+        }
+        drop(latents);
+        let (q, _, cache) = Self::rope_write(q, latent, norm_weight, cos, sin, cache, slots, norm_eps);
+        (experts::linear_by_head(q, weight), cache)
+    }
+
     fn compact_slots(slots: CubeTensor, lengths: CubeTensor) -> (CubeTensor, CubeTensor) {
         let [slots, lengths] = [slots, lengths].map(contiguous);
         let [lists, width] = dims(&slots);
@@ -731,10 +755,23 @@ impl MlaBackend for CubeBackend {
 
 /// The sum of x `[N, d]` and y, and its norm.
 fn add_norm(x: CubeTensor, y: Summand, weight: CubeTensor, eps: f32) -> (CubeTensor, CubeTensor) {
+    let client = x.client.clone();
+    let (args, outs) = add_norm_args(x, y, weight, eps);
+    add_rms_norm::launch(&client, args);
+    outs
+}
+
+/// What [`add_norm`] launches, and what that writes.
+fn add_norm_args(
+    x: CubeTensor,
+    y: Summand,
+    weight: CubeTensor,
+    eps: f32,
+) -> (AddRmsNormArgs, (CubeTensor, CubeTensor)) {
     let [x, weight] = [x, weight].map(contiguous);
     let [rows, width] = dims(&x);
     let [sum, normed] = [(); 2].map(|()| empty(&x, [rows, width], x.dtype));
-    let (elem, client) = (dtype_to_elem_type(x.dtype), x.client.clone());
+    let elem = dtype_to_elem_type(x.dtype);
     let args = AddRmsNormArgs {
         x: x.into_buffer_arg(),
         y,
@@ -746,8 +783,7 @@ fn add_norm(x: CubeTensor, y: Summand, weight: CubeTensor, eps: f32) -> (CubeTen
         eps,
         elem,
     };
-    add_rms_norm::launch(&client, args);
-    (sum, normed)
+    (args, (sum, normed))
 }
 
 /// A decode step, and what it writes.

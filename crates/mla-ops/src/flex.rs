@@ -8,8 +8,8 @@ use burn::backend::{
 use burn::tensor::{Int, Tensor};
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend, NormRopeSpec,
-    PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    BackendRouting, CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend,
+    NormRopeSpec, PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{
     Path, RouteExpertsOptions, SparseMlaOptions, SparseScope, linear, linear_by_head, linear_pair, reference, swiglu,
@@ -227,39 +227,23 @@ impl MlaBackend for Flex {
 
     fn experts_mlp_of_token(
         x: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-        weights: FloatTensor<Self>,
+        routing: BackendRouting<Self>,
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
         shared_gate_up: FloatTensor<Self>,
         shared_down: FloatTensor<Self>,
         residual: FloatTensor<Self>,
         norm_weight: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
         spec: ExpertsSpec,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let shared = linear(swiglu(float(x.clone()), float(shared_gate_up), spec.limit), float(shared_down));
-        Self::experts_mlp(x, indices, weights, gate_up, down, float_primitive(shared), residual, norm_weight, spec)
-    }
-
-    fn routed_experts_mlp_of_token(
-        x: FloatTensor<Self>,
-        logits: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        gate_up: FloatTensor<Self>,
-        down: FloatTensor<Self>,
-        shared_gate_up: FloatTensor<Self>,
-        shared_down: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        norm_weight: FloatTensor<Self>,
-        route: RouteSpec,
-        spec: ExpertsSpec,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (indices, weights) = Self::choose_experts(logits, bias, route);
-        #[rustfmt::skip]
-        let out = Self::experts_mlp_of_token(
-            x, indices, weights, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, spec,
-        );
-        out
+        let ((indices, weights), shared, pair) = (routing.chosen(), float_primitive(shared), spec.pair);
+        let (sum, normed) = Self::experts_mlp(x, indices, weights, gate_up, down, shared, residual, norm_weight, spec);
+        let (first, second) =
+            if pair { Self::linear_pair(normed.clone(), first, second) } else { (sum.clone(), sum.clone()) };
+        (sum, normed, first, second)
     }
 
     fn norm_rope(
@@ -331,6 +315,21 @@ impl MlaBackend for Flex {
         let latent = reference::norm_rope(latent, Some(float(norm_weight)), Some(tables), &norm).squeeze_dim::<2>(1);
         let cache = reference::write_latent(float(cache), int(slots), &[latent.clone()]);
         (float_primitive(q), float_primitive(latent), float_primitive(cache))
+    }
+
+    fn rope_write_absorb(
+        q: FloatTensor<Self>,
+        latent: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        weight: FloatTensor<Self>,
+        norm_eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (q, _, cache) = Self::rope_write(q, latent, norm_weight, cos, sin, cache, slots, norm_eps);
+        (float_primitive(linear_by_head(float(q), float(weight))), cache)
     }
 
     fn compact_slots(slots: IntTensor<Self>, lengths: IntTensor<Self>) -> (IntTensor<Self>, IntTensor<Self>) {

@@ -4,8 +4,8 @@ use burn::backend::fusion::custom::TensorSpec;
 use burn::tensor::{DType, Shape};
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, NormRopeSpec,
-    PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    BackendRoutingMetadata, CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec,
+    NormRopeSpec, PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{RouteExpertsOptions, SparseMlaOptions};
 
@@ -192,34 +192,19 @@ pub(crate) fn experts_mlp(
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn experts_mlp_of_token(
     x: &TensorSpec,
-    _indices: &TensorSpec,
-    _weights: &TensorSpec,
+    _routing: &BackendRoutingMetadata,
     _gate_up: &TensorSpec,
     _down: &TensorSpec,
     _shared_gate_up: &TensorSpec,
     _shared_down: &TensorSpec,
     _residual: &TensorSpec,
     _norm_weight: &TensorSpec,
-    _spec: &ExpertsSpec,
-) -> (TensorSpec, TensorSpec) {
-    (x.clone(), x.clone())
-}
-
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn routed_experts_mlp_of_token(
-    x: &TensorSpec,
-    _logits: &TensorSpec,
-    _bias: &TensorSpec,
-    _gate_up: &TensorSpec,
-    _down: &TensorSpec,
-    _shared_gate_up: &TensorSpec,
-    _shared_down: &TensorSpec,
-    _residual: &TensorSpec,
-    _norm_weight: &TensorSpec,
-    _route: &RouteSpec,
-    _spec: &ExpertsSpec,
-) -> (TensorSpec, TensorSpec) {
-    (x.clone(), x.clone())
+    first: &TensorSpec,
+    second: &TensorSpec,
+    spec: &ExpertsSpec,
+) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
+    let (first, second) = if spec.pair { linear_pair(x, first, second) } else { (x.clone(), x.clone()) };
+    (x.clone(), x.clone(), first, second)
 }
 
 pub(crate) fn norm_rope(
@@ -277,6 +262,21 @@ pub(crate) fn rope_write(
     _norm_eps: &f32,
 ) -> (TensorSpec, TensorSpec, TensorSpec) {
     (q.clone(), latent.clone(), cache.clone())
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn rope_write_absorb(
+    q: &TensorSpec,
+    _latent: &TensorSpec,
+    _norm_weight: &TensorSpec,
+    _cos: &TensorSpec,
+    _sin: &TensorSpec,
+    cache: &TensorSpec,
+    _slots: &TensorSpec,
+    weight: &TensorSpec,
+    _norm_eps: &f32,
+) -> (TensorSpec, TensorSpec) {
+    (linear_by_head(q, weight), cache.clone())
 }
 
 pub(crate) fn compact_slots(slots: &TensorSpec, lengths: &TensorSpec) -> (TensorSpec, TensorSpec) {

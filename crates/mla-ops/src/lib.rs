@@ -16,10 +16,12 @@
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
 //! | [`route_experts`], [`experts_mlp`] | mixture of experts: the choice, and the experts' sum |
 //! | [`experts_mlp_add_rms_norm`] | the same sum, added to a residual stream, and the norm of that |
+//! | [`experts_mlp_add_rms_norm_linear_pair`] | the same, and two projections of the norm: those that the next layer begins with |
 //! | [`linear`], [`linear_pair`], [`swiglu`], [`linear_by_head`] | projections, of a few rows as fast as the weights come |
 //! | [`norm_rope()`], [`rms_norm`], [`add_rms_norm`] | norms and rotation in one pass, and the norm of a residual sum |
 //! | [`add_rms_norm_linear`] | the norm of a residual sum, and its projection to a few outputs: the logits of a router |
 //! | [`rope_write`] | queries turn, latents are normed and turn, and go into the cache: one launch |
+//! | [`rope_write_absorb`] | the same, with the query's absorbed projection |
 //! | [`argmax()`] | the likeliest token of each row |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //! | [`batch_invariant()`] | products whose rows do not depend on one another, bit for bit (CPU) |
@@ -59,7 +61,7 @@ pub use ops::argmax::argmax;
 pub use ops::compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
 pub use ops::experts::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    SharedExperts, experts_mlp, experts_mlp_add_rms_norm, route_experts,
+    SharedExperts, experts_mlp, experts_mlp_add_rms_norm, experts_mlp_add_rms_norm_linear_pair, route_experts,
 };
 pub use ops::kv_indices::{KvIndices, kv_indices};
 pub use ops::lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
@@ -74,7 +76,7 @@ pub use ops::norm_linear::add_rms_norm_linear;
 pub use ops::norm_rope::{NormRopeArgs, NormRopeOptions, add_rms_norm, norm_rope, rms_norm};
 pub use ops::page_table::{PagedBatchArgs, page_table};
 pub use ops::ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
-pub use ops::rope_write::{RopeWriteArgs, RopeWritten, rope_write};
+pub use ops::rope_write::{RopeWriteArgs, RopeWritten, rope_write, rope_write_absorb};
 pub use ops::sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla};
 pub use ops::sparse_parts::{SparseParts, sparse_mla_parts};
 pub use ops::vertical_slash_attention::{

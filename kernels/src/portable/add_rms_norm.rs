@@ -200,22 +200,33 @@ fn write_norm<E: Float, N: Size>(
     vectors: usize,
     eps: f32,
 ) {
-    let lanes = N::value().comptime();
     let row = CUBE_POS;
-    let scale = scale_of(squares, vectors * lanes, eps);
+    let scale = scale_of(squares, vectors * N::value().comptime(), eps);
     if row < rows {
         let mut column = UNIT_POS as usize;
         while column < vectors {
             let at = row * vectors + column;
-            let mut values = Vector::<f32, N>::cast_from(sum[at]);
-            #[unroll]
-            for lane in 0..lanes {
-                values.insert(lane, values.extract(lane) * scale * weight[column * lanes + lane]);
-            }
-            normed[at] = Vector::cast_from(values);
+            normed[at] = norm(sum[at], weight, column, scale);
             column += UNITS;
         }
     }
+}
+
+/// The norm of vector number `column` of a row.
+#[cube]
+pub(crate) fn norm<E: Float, N: Size>(
+    channels: Vector<E, N>,
+    weight: &[f32],
+    column: usize,
+    scale: f32,
+) -> Vector<E, N> {
+    let lanes = N::value().comptime();
+    let mut values = Vector::<f32, N>::cast_from(channels);
+    #[unroll]
+    for lane in 0..lanes {
+        values.insert(lane, values.extract(lane) * scale * weight[column * lanes + lane]);
+    }
+    Vector::cast_from(values)
 }
 
 /// What the norm multiplies the `width` channels of a row with, whose squares the units of the cube have. Called by all of them.

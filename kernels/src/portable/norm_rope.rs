@@ -87,7 +87,7 @@ pub fn launch(client: &Client, args: NormRopeArgs) {
 
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Form {
+pub(crate) struct Form {
     pub norm: Norm,
     pub norm_turned: bool,
     pub inverse: bool,
@@ -95,6 +95,18 @@ pub(super) struct Form {
     pub columns: usize,
     /// Units of a cube.
     pub units: usize,
+}
+
+impl Form {
+    /// Heads of a cube.
+    pub fn heads(&self) -> usize {
+        self.units / self.columns
+    }
+
+    /// Cubes for so many heads.
+    pub fn cubes(&self, heads: usize) -> usize {
+        heads.div_ceil(self.heads())
+    }
 }
 
 /// A row of units per head, of `vectors` vectors.
@@ -126,7 +138,7 @@ fn norm_rope_kernel<E: Float, N: Size>(
 
 /// A head, how its norm scales it, and how it turns.
 #[derive(CubeType)]
-pub(super) struct Head {
+pub(crate) struct Head {
     /// Its first vector.
     pub first: usize,
     /// Its vectors that are normed: the first ones, or all.
@@ -144,7 +156,7 @@ pub(super) struct Head {
 impl Head {
     /// Number `row` of `rows`. Called by all units of a cube; `column` is the place of this one among those of the head.
     #[allow(clippy::too_many_arguments)]
-    pub(super) fn new<E: Float, N: Size>(
+    pub(crate) fn new<E: Float, N: Size>(
         x: &[Vector<E, N>],
         row: usize,
         rows: usize,
@@ -183,7 +195,7 @@ impl Head {
     }
 
     /// A vector of the head, normed and turned.
-    pub(super) fn values<E: Float, N: Size>(
+    pub(crate) fn values<E: Float, N: Size>(
         &self,
         x: &[Vector<E, N>],
         weight: &[f32],

@@ -48,20 +48,20 @@ pub struct RopeWriteArgs {
 
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Forms {
-    q: Form,
-    latent: Form,
+pub(crate) struct Forms {
+    pub q: Form,
+    pub latent: Form,
 }
 
 impl Forms {
-    /// For rows of so many vectors.
-    fn new(q_vectors: usize, latent_vectors: usize) -> Self {
+    /// For rows of so many vectors, and cubes of so many units.
+    pub fn new(q_vectors: usize, latent_vectors: usize, units: usize) -> Self {
         let form = |vectors: usize, norm| Form {
             norm,
             norm_turned: false,
             inverse: false,
             columns: RowGrid::columns(vectors),
-            units: RowGrid::UNITS,
+            units,
         };
         Self { q: form(q_vectors, Norm::None), latent: form(latent_vectors, Norm::Weighted) }
     }
@@ -75,14 +75,13 @@ pub fn launch(client: &Client, args: RopeWriteArgs) {
     }
     let vector = io_vector_size(client.properties(), &[width, cache_width, 2 * pairs], elem.size());
     let (q_vectors, latent_vectors) = (width / vector, cache_width / vector);
-    let forms = Forms::new(q_vectors, latent_vectors);
-    let cubes = |rows: usize, form: Form| rows.div_ceil(form.units / form.columns);
+    let forms = Forms::new(q_vectors, latent_vectors, RowGrid::UNITS);
     let q_len = tokens * heads * width;
     rope_write_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(
             client,
-            cubes(tokens, forms.latent) + cubes(tokens * heads, forms.q),
+            forms.latent.cubes(tokens) + forms.q.cubes(tokens * heads),
             CubeDim::new_single(),
         ),
         CubeDim::new_1d(RowGrid::UNITS as u32),
@@ -132,7 +131,7 @@ fn rope_write_kernel<E: Float, N: Size>(
     #[define(E)] _elem: ElemType,
 ) {
     let unit = UNIT_POS as usize;
-    let latent_rows = comptime!(forms.latent.units / forms.latent.columns);
+    let latent_rows = comptime!(forms.latent.heads());
     let latent_cubes = tokens.div_ceil(latent_rows.runtime());
     if CUBE_POS < latent_cubes {
         let form = comptime!(forms.latent);
@@ -153,7 +152,7 @@ fn rope_write_kernel<E: Float, N: Size>(
         }
     } else {
         let form = comptime!(forms.q);
-        let row = (CUBE_POS - latent_cubes) * comptime!(form.units / form.columns) + unit / form.columns;
+        let row = (CUBE_POS - latent_cubes) * comptime!(form.heads()) + unit / form.columns;
         let mut column = unit % form.columns;
         let head = Head::new::<E, N>(q, row, tokens * heads, heads, width, pairs, eps, column, form);
         if row < tokens * heads {
@@ -172,7 +171,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let entry = |name, kind: FloatKind, bits| {
         let (elem, dim) = (ElemType::Float(kind), CubeDim::new_1d(RowGrid::UNITS as u32));
         let vector = 16 / elem.size();
-        let forms = Forms::new(192 / vector, 576 / vector);
+        let forms = Forms::new(192 / vector, 576 / vector, RowGrid::UNITS);
         let args = form!(
             rope_write_kernel,
             dim,

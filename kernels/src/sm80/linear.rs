@@ -4,8 +4,8 @@
 //! A cube has 16 rows of the weights and a tile of tokens; its planes share the input channels, and add up in shared memory. A
 //! product sums over the channels in any order as long as both factors have the same: so a unit takes 16 bytes in a row, which
 //! serve two steps of 16 channels. Of a gated output the cube has 8 rows of the gate and 8 of `up`, placed so that a unit gets
-//! both. The row of a single token's head a cube may write for itself before that (`experts/source.rs`), and the expert of a
-//! single token's pair it may choose (`experts/choice.rs`).
+//! both. The row of a single token a cube may write for itself before that (`experts/source.rs`), and the expert of a single
+//! token's pair it may choose (`experts/choice.rs`).
 //!
 //! The order of a sum depends on the sizes of the matrix alone: a token's output does not change with the other tokens.
 
@@ -14,8 +14,10 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
-use crate::portable::experts::choice::{self, PairExperts, PairExpertsArgs};
-use crate::portable::experts::linear::{LinearForm, Products, gated};
+use crate::portable::add_rms_norm::{AddRmsNormArgs, UNITS as NORM_UNITS};
+use crate::portable::experts::choice::{PairExperts, PairExpertsArgs};
+use crate::portable::experts::latents::{Beside, BesideArgs, LatentRows};
+use crate::portable::experts::linear::{Before, LinearForm, Products, gated};
 use crate::portable::experts::source::{self, RowSource, RowSourceArgs};
 use crate::portable::experts::tiles::{Grid, Part, Rows, Tile};
 use crate::portable::launch::multiprocessors;
@@ -41,6 +43,11 @@ const AHEAD: usize = 4;
 const DEEP: usize = AHEAD * CHUNK * PLANES;
 /// Groups of 8 tokens in a tile at most.
 const MAX_STEPS: usize = 8;
+/// Channels of a row that a cube writes for itself at most: they are in shared memory.
+const MAX_OWN_ROW: usize = 1 << 14;
+
+const _: () =
+    assert!(LANES * PLANES == NORM_UNITS, "a cube computes the norm of a row in the same order as another launch");
 
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -72,7 +79,11 @@ impl Form {
     /// Chunks whose loads a plane starts before it computes: fewer where the tokens take the registers.
     fn ahead(&self) -> usize {
         match self.steps {
-            _ if self.own_row > 0 => (self.own_row * VECTOR).div_ceil(CHUNK * PLANES),
+            _ if self.own_row > 0 => {
+                let turns = (self.own_row * VECTOR).div_ceil(CHUNK * PLANES);
+                // All, or about as many each time; fewer, since the loop takes registers, too.
+                if turns <= 2 * AHEAD { turns } else { turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2)) }
+            }
             1 if self.few_cubes => 2 * AHEAD,
             1 | 2 => AHEAD,
             _ => AHEAD / 2,
@@ -92,19 +103,39 @@ pub(crate) fn supported(client: &Client, inputs: usize, elem: ElemType) -> bool 
 }
 
 /// Whether rows and matrices lie so that 16 bytes can be loaded at once.
-pub(crate) fn fits(products: &Products) -> bool {
-    products.carried.is_multiple_of(VECTOR) && products.matrix_stride.is_multiple_of(VECTOR)
+pub(crate) fn fits(carried: usize, matrix_stride: usize) -> bool {
+    carried.is_multiple_of(VECTOR) && matrix_stride.is_multiple_of(VECTOR)
+}
+
+/// Whether cubes should do this themselves.
+pub(crate) fn takes(client: &Client, products: &Products, grid: &Grid, before: &Before) -> bool {
+    match before {
+        Before::Nothing => true,
+        Before::Merge(merge) => merges(client, products, grid, merge),
+        Before::Norm(norm) => norms(client, products, grid, norm),
+    }
+}
+
+/// Whether cubes should compute the norm that they multiply: that of a single token.
+fn norms(client: &Client, products: &Products, grid: &Grid, norm: &AddRmsNormArgs) -> bool {
+    let one_token = grid.rows == Rows::Dense && (grid.tokens, norm.rows) == (1, 1) && norm.width == products.inputs;
+    one_token && norm.width <= MAX_OWN_ROW && source::pays_norm(client, norm, grid.cubes(products.outputs, M))
 }
 
 /// Whether cubes should merge the splits of the row that they multiply: those of a token's head, if a unit's weights fit into
 /// registers meanwhile.
-pub(crate) fn merges(client: &Client, products: &Products, grid: &Grid, merge: &MergeSplitsArgs) -> bool {
+fn merges(client: &Client, products: &Products, grid: &Grid, merge: &MergeSplitsArgs) -> bool {
     let one_token = grid.rows == Rows::Heads && (grid.tokens, merge.batch, merge.rows) == (1, 1, grid.per_token);
     let whole_row = products.carried == 0 && merge.width == products.inputs;
     one_token
         && whole_row
         && products.inputs <= 2 * DEEP
         && source::pays(client, merge, grid.cubes(products.outputs, M))
+}
+
+/// Whether the launch can turn the channels that it carries, and put latents into a cache.
+pub(crate) fn takes_latents(carried: usize, latents: &LatentRows) -> bool {
+    carried == 2 * latents.pairs && latents.cache_width.is_multiple_of(VECTOR)
 }
 
 /// Tokens of a tile for matrices that meet so many rows.
@@ -116,13 +147,14 @@ pub(crate) fn tile_tokens(rows: usize) -> usize {
 pub(crate) fn launch(
     client: &Client,
     products: Products,
-    grid: Grid,
-    source: RowSourceArgs,
+    mut grid: Grid,
+    (before, latents): (Before, Option<LatentRows>),
     (linear, tokens): (LinearForm, usize),
     address: AddressType,
     elem: ElemType,
 ) {
     let (steps, second) = (tokens / N, grid.second_width > 0);
+    let (source, x) = RowSourceArgs::new(client, before, products.x);
     let own_row = if matches!(source, RowSourceArgs::Memory) { 0 } else { products.inputs / VECTOR };
     let routed = grid.route.is_some();
     let mut form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row, routed };
@@ -130,13 +162,19 @@ pub(crate) fn launch(
     form.few_cubes |= form.steps == 1 && products.inputs >= DEEP && cubes <= 2 * multiprocessors(client);
     let second_width = grid.second_width(VECTOR);
     let pairs = PairExpertsArgs::new(client, grid.route);
+    let (mut beside, mut cubes_beside) = (BesideArgs::Nothing, 0);
+    if let Some(latents) = latents {
+        let width = products.inputs + products.carried;
+        ([grid.second, grid.order, grid.second_out], beside, cubes_beside) =
+            latents.bind([grid.tokens, width, VECTOR, LANES * PLANES]);
+    }
     linear_mma_kernel::launch(
         client,
-        cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
+        cubecl::calculate_cube_count_elemwise(client, cubes + cubes_beside, CubeDim::new_single()),
         CubeDim::new_2d(LANES as u32, PLANES as u32),
         address,
         VECTOR,
-        products.x,
+        x,
         products.weight,
         grid.second,
         grid.order,
@@ -153,6 +191,7 @@ pub(crate) fn launch(
         second_width,
         products.limit,
         source,
+        beside,
         pairs,
         form,
         elem,
@@ -178,7 +217,8 @@ fn linear_mma_kernel<E: Float, V: Size>(
     max_tiles: usize,
     second_width: usize,
     limit: f32,
-    source: RowSource,
+    source: &mut RowSource<E, V>,
+    beside: Beside,
     pairs: &mut PairExperts,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
@@ -231,11 +271,19 @@ fn linear_mma_kernel<E: Float, V: Size>(
         if comptime!(form.own_row > 0) {
             let mut own_row = Shared::<[Vector<E, V>]>::new_slice(form.own_row);
             // The weights are on their way meanwhile.
-            let first = UNIT_POS_Y as usize;
-            let weights = load_weights::<E, V>(weight, own, other, first, chunks, form.ahead(), form);
-            source.write::<E, V>(x, &mut own_row, tile.expert, per_token, vectors);
+            let mut chunk = UNIT_POS_Y as usize;
+            let weights = load_of_part::<E, V>(&part, weight, second, own, other, chunk, chunks, form);
+            source.write(x, &mut own_row, tile.expert, per_token, vectors);
             sync_cube();
-            multiply::<E, V, NC>(&own_row, &weights, &inputs, first, chunks, &mut acc, form.ahead(), form);
+            multiply::<E, V, NC>(&own_row, &weights, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
+            if comptime!(form.own_row / 4 > form.ahead() * PLANES) {
+                chunk += comptime!(form.ahead() * PLANES);
+                while chunk < chunks {
+                    let weights = load_of_part::<E, V>(&part, weight, second, own, other, chunk, chunks, form);
+                    multiply::<E, V, NC>(&own_row, &weights, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
+                    chunk += comptime!(form.ahead() * PLANES);
+                }
+            }
         } else if comptime!(form.second) {
             if part.is_second {
                 multiply_all::<E, V, NC>(x, second, own, other, &inputs, chunks, &mut acc, form);
@@ -281,7 +329,11 @@ fn linear_mma_kernel<E: Float, V: Size>(
     if comptime!(form.rows == Rows::Heads) {
         let is_first = group == 0;
         if is_first {
-            tile.carry::<E, E, V>(x, out, vectors, outputs, carried, comptime!(LANES * PLANES));
+            beside.carry::<E, V>(&tile, x, out, vectors, outputs, carried, comptime!(LANES * PLANES));
+        }
+        let own_cubes = groups * max_tiles;
+        if CUBE_POS >= own_cubes {
+            beside.write::<E, V>(second, order, second_out, tokens, CUBE_POS - own_cubes);
         }
     }
 }
@@ -317,6 +369,47 @@ fn multiply_all<E: Float, V: Size, NC: Size>(
             multiply::<E, V, NC>(x, &weights, inputs, chunk, chunks, acc, 1usize, form);
             chunk += PLANES;
         }
+    }
+}
+
+/// The weights of the matrix of this part, as [`load_weights`] loads them.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn load_of_part<E: Float, V: Size>(
+    part: &Part,
+    weight: &[Vector<E, V>],
+    second: &[Vector<E, V>],
+    own: usize,
+    other: usize,
+    chunk: usize,
+    chunks: usize,
+    #[comptime] form: Form,
+) -> Sequence<Vector<E, V>> {
+    let count = comptime!(form.ahead());
+    let mut held = Array::<Vector<E, V>>::new(comptime!(2 * count));
+    if comptime!(form.second) {
+        if part.is_second {
+            hold(load_weights::<E, V>(second, own, other, chunk, chunks, count, form), &mut held, count);
+        } else {
+            hold(load_weights::<E, V>(weight, own, other, chunk, chunks, count, form), &mut held, count);
+        }
+    } else {
+        hold(load_weights::<E, V>(weight, own, other, chunk, chunks, count, form), &mut held, count);
+    }
+    let mut weights = Sequence::<Vector<E, V>>::new();
+    #[unroll]
+    for i in 0..comptime!(2 * count) {
+        weights.push(held[i]);
+    }
+    weights
+}
+
+/// Keeps weights past the end of a branch.
+#[cube]
+fn hold<E: Float, V: Size>(weights: Sequence<Vector<E, V>>, held: &mut Array<Vector<E, V>>, #[comptime] count: usize) {
+    #[unroll]
+    for i in 0..comptime!(2 * count) {
+        held[i] = weights[i];
     }
 }
 
@@ -427,23 +520,35 @@ pub(super) fn pair<E: Float, V: Size, NA: Size>(vector: Vector<E, V>, #[comptime
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, form};
-    use crate::portable::experts::route;
-    let source = |splits| if splits { source::offline() } else { RowSourceArgs::Memory };
+    use crate::portable::experts::{choice, latents, route};
+    let beside = |latents| if latents { latents::offline(LANES * PLANES) } else { BesideArgs::Nothing };
+    // Rows of a token's head, of V2-Lite, and of V3.
+    let source = |own_row| match own_row * VECTOR {
+        0 => RowSourceArgs::Memory,
+        512 => source::offline_splits(),
+        2048 => source::offline_normed(6),
+        _ => source::offline_normed(8),
+    };
     let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
-        let entry = |name, rows, gated, limited, steps, few_cubes| {
-            let second = matches!(rows, Rows::TokenGather | Rows::TokenScatter) || name == "linear.mma.pair";
-            let own_row = if name == "linear.mma.merged_heads" { 512 / VECTOR } else { 0 };
+        let entry = |name: &'static str, rows, gated, limited, steps, few_cubes| {
+            let second = matches!(rows, Rows::TokenGather | Rows::TokenScatter) || name.contains("pair");
+            let own_row = match name {
+                "linear.mma.merged_heads" => 512 / VECTOR,
+                "linear.mma.normed_pair" => 2048 / VECTOR,
+                "linear.mma.normed_pair.v3" => 7168 / VECTOR,
+                _ => 0,
+            };
             let route = match name {
                 "linear.mma.token_routed_up" => Some(route::V2_LITE),
-                "linear.mma.token_routed_up_v3" => Some(route::V3),
+                "linear.mma.token_routed_up.v3" => Some(route::V3),
                 _ => None,
             };
             let pairs = move || route.map_or(PairExpertsArgs::Listed, choice::offline);
             let (linear, routed) = (LinearForm { gated, limited }, route.is_some());
             let form = Form { rows, linear, steps, few_cubes, second, own_row, routed };
-            let bits = AddressType::U32;
+            let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(
                 linear_mma_kernel,
                 cube,
@@ -466,7 +571,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                     1,
                     1,
                     1.0,
-                    source(own_row > 0),
+                    source(own_row),
+                    beside(latents),
                     pairs(),
                     form,
                     elem
@@ -479,14 +585,17 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.few", Rows::Dense, false, false, 1, true),
             entry("linear.mma.few_gated", Rows::Dense, true, false, 1, true),
             entry("linear.mma.pair", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.normed_pair", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.normed_pair.v3", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64", Rows::Dense, false, false, 8, false),
             entry("linear.mma.heads", Rows::Heads, false, false, 1, false),
+            entry("linear.mma.turned_heads", Rows::Heads, false, false, 1, false),
             entry("linear.mma.merged_heads", Rows::Heads, false, false, 1, true),
             entry("linear.mma.experts_up", Rows::Gather, true, true, 1, false),
             entry("linear.mma.experts_down", Rows::Scatter, false, false, 1, false),
             entry("linear.mma.token_up", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_routed_up", Rows::TokenGather, true, false, 1, false),
-            entry("linear.mma.token_routed_up_v3", Rows::TokenGather, true, false, 1, false),
+            entry("linear.mma.token_routed_up.v3", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_down", Rows::TokenScatter, false, false, 1, false),
         ]
     });

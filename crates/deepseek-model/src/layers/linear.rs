@@ -1,5 +1,5 @@
 use burn::tensor::Tensor;
-use mla_ops::{linear, linear_pair};
+use mla_ops::linear;
 
 use crate::weights::WeightLoader;
 
@@ -24,11 +24,6 @@ impl Linear {
     /// `[out, in]`.
     pub(crate) fn weight(&self) -> Tensor<2> {
         self.weight.clone()
-    }
-
-    /// `[N, in]` -> `[N, out]` of this projection and of another.
-    pub(crate) fn forward_with(&self, other: &Linear, x: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-        linear_pair(x, self.weight.clone(), other.weight.clone())
     }
 
     /// `[N, in]` -> `[N, out]`.

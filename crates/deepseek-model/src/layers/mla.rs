@@ -4,8 +4,8 @@ use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
     MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, RaggedAttentionArgs, RaggedAttentionOptions,
-    SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, linear_by_head, merge_state, mla_decode, mla_decode_project,
-    ragged_attention, sparse_mla,
+    SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, linear_by_head, linear_pair, merge_state, mla_decode,
+    mla_decode_project, ragged_attention, sparse_mla,
 };
 
 use super::{Indexer, Linear, RmsNorm};
@@ -40,6 +40,21 @@ pub(crate) struct MultiHeadLatentAttention {
     softmax_scale: f32,
 }
 
+/// What the attention of a layer begins with.
+#[derive(Debug, Clone)]
+pub(crate) struct AttentionInput {
+    /// `[N, hidden]`, normed.
+    pub(crate) x: Tensor<2>,
+    /// Its products with [`MultiHeadLatentAttention::first_projections`], where the layer before computed them.
+    pub(crate) projected: Option<[Tensor<2>; 2]>,
+}
+
+impl From<Tensor<2>> for AttentionInput {
+    fn from(x: Tensor<2>) -> Self {
+        Self { x, projected: None }
+    }
+}
+
 /// The query projection: low-rank in V3, whole in V2-Lite.
 #[derive(Debug, Clone)]
 enum Query {
@@ -60,18 +75,22 @@ impl Query {
         }
     }
 
-    /// The query `[N, H·(dn + dr)]`, what it was projected from (the query latent, or x itself), and another projection of x.
-    fn forward_with(&self, other: &Linear, x: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>, Tensor<2>)> {
+    /// The projection of x that it begins with.
+    fn first_projection(&self) -> &Linear {
+        match self {
+            Self::LowRank { q_a_proj, .. } => q_a_proj,
+            Self::Whole { q_proj } => q_proj,
+        }
+    }
+
+    /// The query `[N, H·(dn + dr)]`, and what it was projected from: the query latent, or x itself.
+    fn forward(&self, x: Tensor<2>, projected: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
         Ok(match self {
-            Self::LowRank { q_a_proj, q_a_layernorm, q_b_proj } => {
-                let (latent, other) = q_a_proj.forward_with(other, x);
-                let latent = q_a_layernorm.forward(latent)?;
-                (q_b_proj.forward(latent.clone()), latent, other)
+            Self::LowRank { q_a_layernorm, q_b_proj, .. } => {
+                let latent = q_a_layernorm.forward(projected)?;
+                (q_b_proj.forward(latent.clone()), latent)
             }
-            Self::Whole { q_proj } => {
-                let (q, other) = q_proj.forward_with(other, x.clone());
-                (q, x, other)
-            }
+            Self::Whole { .. } => (projected, x),
         })
     }
 }
@@ -110,37 +129,81 @@ impl MultiHeadLatentAttention {
         }
     }
 
-    /// x `[N, hidden]` -> `[N, hidden]`; the latents of the new tokens go into the cache.
-    pub(crate) fn forward(&self, x: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
-        let [tokens, _] = x.dims();
-        let (q, q_latent, compressed) = self.query.forward_with(&self.kv_a_proj_with_mqa, x.clone())?;
-        let q = q.reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
-        // The normed latent, and behind it the turned rotary key that all heads share: a row of the cache.
-        let (q, latent) = step.turn_and_write(cache, self.pool, (q, compressed), &self.kv_a_layernorm)?;
-        if let Some(indexer) = &self.indexer {
-            indexer.write_keys(x.clone(), step, cache)?;
-        }
+    /// The weights `[out, hidden]` of the projections that it begins with, of the query and of keys and values.
+    pub(crate) fn first_projections(&self) -> [Tensor<2>; 2] {
+        [self.query.first_projection().weight(), self.kv_a_proj_with_mqa.weight()]
+    }
 
-        let out = match &step.keys {
-            Keys::All { single, new } => {
-                let alone = single.as_ref().map_or(0, |keys| keys.batch);
-                let mut outs = Vec::new();
-                if let Some(keys) = single {
-                    outs.push(self.absorbed(q.clone().narrow(0, 0, alone), keys, cache)?);
-                }
-                if let Some(keys) = new {
-                    let (q, latent) = (q.narrow(0, alone, tokens - alone), latent.narrow(0, alone, tokens - alone));
-                    outs.push(self.naive_and_past(q, latent, keys, cache)?);
-                }
-                if outs.len() > 1 { Tensor::cat(outs, 0) } else { outs.remove(0) }
+    /// x `[N, hidden]` -> `[N, hidden]`; the latents of the new tokens go into the cache.
+    pub(crate) fn forward(&self, input: AttentionInput, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
+        let AttentionInput { x, projected } = input;
+        let [tokens, _] = x.dims();
+        let (query, compressed) = match projected {
+            Some([query, compressed]) => (query, compressed),
+            None => {
+                let [query, kv] = self.first_projections();
+                linear_pair(x.clone(), query, kv)
             }
+        };
+        let (q, q_latent) = self.query.forward(x.clone(), query)?;
+        let q = q.reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
+        let projected = (q, compressed);
+        let out = match &step.keys {
+            Keys::All { single: Some(keys), new: None } => {
+                let q = self.write_and_absorb(projected, &x, step, cache)?;
+                self.absorbed(q, keys, cache)?
+            }
+            Keys::All { single, new } => self.mixed(projected, &x, (single.as_ref(), new.as_ref()), step, cache)?,
             Keys::Indexed(keys) => {
+                let q = self.write_and_absorb(projected, &x, step, cache)?;
                 let indexer = self.indexer.as_ref().expect("only the steps of a model with an indexer have such keys");
                 let slots = indexer.pick(q_latent, x, step, keys, cache)?;
                 self.picked(q, slots, cache)?
             }
         };
         Ok(self.o_proj.forward(out.reshape([tokens, self.heads * self.v_head_dim])))
+    }
+
+    /// Puts the new tokens into the cache, normed latents and behind each the turned rotary key that all heads share: the turned
+    /// and absorbed query `[N, H, R + dr]`.
+    fn write_and_absorb(
+        &self,
+        projected: (Tensor<3>, Tensor<2>),
+        x: &Tensor<2>,
+        step: &Step,
+        cache: &mut PagedCache,
+    ) -> Result<Tensor<3>> {
+        let (norm, weight) = (&self.kv_a_layernorm, self.w_uk.clone());
+        let q = step.turn_write_and_absorb(cache, self.pool, projected, norm, weight)?;
+        self.write_keys(x, step, cache)?;
+        Ok(q)
+    }
+
+    fn write_keys(&self, x: &Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<()> {
+        self.indexer.as_ref().map_or(Ok(()), |indexer| indexer.write_keys(x.clone(), step, cache))
+    }
+
+    /// Some tokens alone, in the absorbed form, and chunks of new ones behind them: out `[N, H, dv]`.
+    fn mixed(
+        &self,
+        projected: (Tensor<3>, Tensor<2>),
+        x: &Tensor<2>,
+        (single, new): (Option<&PagedKeys>, Option<&NewKeys>),
+        step: &Step,
+        cache: &mut PagedCache,
+    ) -> Result<Tensor<3>> {
+        let (q, latent) = step.turn_and_write(cache, self.pool, projected, &self.kv_a_layernorm)?;
+        self.write_keys(x, step, cache)?;
+        let ([tokens, ..], alone) = (q.dims(), single.map_or(0, |keys| keys.batch));
+        let mut outs = Vec::new();
+        if let Some(keys) = single {
+            outs.push(self.absorbed(self.absorb(q.clone().narrow(0, 0, alone)), keys, cache)?);
+        }
+        if let Some(keys) = new {
+            let (q, latent) = (q.narrow(0, alone, tokens - alone), latent.narrow(0, alone, tokens - alone));
+            outs.push(self.naive_and_past(q, latent, keys, cache)?);
+        }
+        Ok(if outs.len() > 1 { Tensor::cat(outs, 0) } else { outs.remove(0) })
     }
 
     /// The query against rows of the cache: `[N, H, dn + dr]` -> `[N, H, R + dr]`.
@@ -153,12 +216,12 @@ impl MultiHeadLatentAttention {
         linear_by_head(out, self.w_uv.clone())
     }
 
-    /// Attention of each token over the latents in these slots, i32 `[N, 1, k]`: out `[N, H, dv]`.
+    /// Attention of each token's absorbed query over the latents in these slots, i32 `[N, 1, k]`: out `[N, H, dv]`.
     fn picked(&self, q: Tensor<3>, slots: Tensor<3, Int>, cache: &PagedCache) -> Result<Tensor<3>> {
         let [tokens, heads, _] = q.dims();
         let rank = self.kv_lora_rank;
         let args = SparseMlaArgs {
-            q: self.absorb(q).unsqueeze_dim(1),
+            q: q.unsqueeze_dim(1),
             scope: SparseScope { rows: cache.pool(self.pool)?, indices: slots, lengths: None },
             second: None,
             sink: None,
@@ -168,7 +231,7 @@ impl MultiHeadLatentAttention {
         Ok(self.expand(out.reshape([tokens, heads, rank])))
     }
 
-    /// Attention of each token over its own paged latents, with `kv_b_proj` absorbed into query and output: out `[N, H, dv]`.
+    /// Attention of each token's absorbed query over its own paged latents: out `[N, H, dv]`.
     fn absorbed(&self, q: Tensor<3>, keys: &PagedKeys, cache: &PagedCache) -> Result<Tensor<3>> {
         let [tokens, heads, _] = q.dims();
         let (args, options) = self.decode_args(q, keys, true, cache)?;
@@ -176,7 +239,7 @@ impl MultiHeadLatentAttention {
         Ok(out.reshape([tokens, heads, self.v_head_dim]))
     }
 
-    /// A decode step with the query `[N, H, dn + dr]`, absorbed.
+    /// A decode step with an absorbed query `[N, H, R + dr]`.
     fn decode_args(
         &self,
         q: Tensor<3>,
@@ -186,7 +249,7 @@ impl MultiHeadLatentAttention {
     ) -> Result<(MlaDecodeArgs, MlaDecodeOptions)> {
         let [tokens, heads, _] = q.dims();
         let (batch, rank) = (keys.batch, self.kv_lora_rank);
-        let q = self.absorb(q).reshape([batch, tokens / batch, heads, rank + self.qk_rope_head_dim]);
+        let q = q.reshape([batch, tokens / batch, heads, rank + self.qk_rope_head_dim]);
         let args = MlaDecodeArgs {
             q: MlaQuery::Whole(q),
             kv_cache: cache.pool(self.pool)?,
@@ -232,7 +295,7 @@ impl MultiHeadLatentAttention {
         cache: &PagedCache,
     ) -> Result<(Tensor<3>, Tensor<2>)> {
         let rows = |x: &Tensor<3>| x.clone().slice(s![chunk.tokens.clone(), .., ..]);
-        let (args, options) = self.decode_args(rows(q), &chunk.keys, false, cache)?;
+        let (args, options) = self.decode_args(self.absorb(rows(q)), &chunk.keys, false, cache)?;
         let (past_out, past_lse) = mla_decode(args, &options, Some(&chunk.keys.plan))?;
         let (tokens, heads) = (chunk.tokens.len(), self.heads);
         let (merged_out, merged_lse) = merge_state(MergeStateArgs {

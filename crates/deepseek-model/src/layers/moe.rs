@@ -3,10 +3,10 @@
 use burn::tensor::{Bool, Tensor};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    experts_mlp_add_rms_norm, route_experts,
+    experts_mlp_add_rms_norm, experts_mlp_add_rms_norm_linear_pair, route_experts,
 };
 
-use super::{Mlp, RmsNorm};
+use super::{AttentionInput, Mlp, MultiHeadLatentAttention, RmsNorm};
 use crate::Result;
 use crate::config::{DeepseekV3Config, Scoring};
 use crate::weights::WeightLoader;
@@ -31,16 +31,25 @@ impl Moe {
     }
 
     /// The residual stream x `[N, hidden]` and what the attention adds to it, with the norm of that sum and the norm behind the
-    /// experts: the sum with the experts, and its norm. Rows that are `padding`, `[N, 1]`, get no routed expert.
+    /// experts: the sum with the experts, and its norm, with the products that the attention behind it begins with, if there
+    /// is one. Rows that are `padding`, `[N, 1]`, get no routed expert.
     pub(crate) fn forward_sum(
         &self,
         (x, attention): (Tensor<2>, Tensor<2>),
         [norm, next_norm]: [&RmsNorm; 2],
+        next: Option<&MultiHeadLatentAttention>,
         padding: Option<&Tensor<2, Bool>>,
-    ) -> Result<(Tensor<2>, Tensor<2>)> {
+    ) -> Result<(Tensor<2>, AttentionInput)> {
         let (x, h, logits) = norm.forward_sum_and_project(x, attention, self.gate.weight.clone())?;
         let args = self.experts.args(h, self.gate.routing(logits, padding)?, &self.shared_experts);
-        Ok(experts_mlp_add_rms_norm(args, self.experts.swiglu_limit, x, next_norm.weight.clone(), next_norm.eps)?)
+        let (limit, weight, eps) = (self.experts.swiglu_limit, next_norm.weight.clone(), next_norm.eps);
+        let Some(next) = next else {
+            let (x, h) = experts_mlp_add_rms_norm(args, limit, x, weight, eps)?;
+            return Ok((x, h.into()));
+        };
+        let projections = next.first_projections();
+        let (sum, x, projected) = experts_mlp_add_rms_norm_linear_pair(args, limit, x, weight, eps, projections)?;
+        Ok((sum, AttentionInput { x, projected: Some(projected) }))
     }
 }
 

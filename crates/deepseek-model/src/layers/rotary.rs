@@ -1,5 +1,8 @@
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
-use mla_ops::{RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, rms_norm, rope_write, write_latent};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use mla_ops::{
+    RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, linear_by_head, rms_norm, rope_write,
+    rope_write_absorb, write_latent,
+};
 
 use super::RmsNorm;
 use crate::config::RopeConfig;
@@ -31,29 +34,21 @@ impl RotaryEmbedding {
 
     /// The rotations at these positions.
     pub(crate) fn at(&self, positions: &[usize], device: &Device) -> Rotation {
-        self.rotation(self.angles(positions, device))
-    }
-
-    /// Cosines of all positions, then their sines, f32 `[2 · N · dr / 2]`: in one piece, so that they can be refreshed at once.
-    pub(crate) fn angles(&self, positions: &[usize], device: &Device) -> Tensor<1> {
-        let (mut angles, sin) = self.rope.cos_sin(self.width, positions);
-        angles.extend(sin);
-        let len = angles.len();
-        Tensor::from_data(TensorData::new(angles, [len]), (device, DType::F32))
-    }
-
-    /// The rotations of [`Self::angles`].
-    pub(crate) fn rotation(&self, angles: Tensor<1>) -> Rotation {
-        let [len] = angles.dims();
-        let part = |first: usize| {
-            let part = angles.clone().slice(s![first..first + len / 2]);
-            part.reshape([len / self.width, self.width / 2])
+        let (cos, sin) = self.rope.cos_sin(self.width, positions);
+        let table = |values| {
+            Tensor::from_data(TensorData::new(values, [positions.len(), self.width / 2]), (device, DType::F32))
         };
-        Rotation { cos: part(0), sin: part(len / 2), interleaved: self.interleaved }
+        Rotation { cos: table(cos), sin: table(sin), interleaved: self.interleaved }
     }
 }
 
 impl Rotation {
+    /// The rotations of these tokens, i32 `[M]`.
+    pub(crate) fn select(&self, tokens: Tensor<1, Int>) -> Self {
+        let [cos, sin] = [&self.cos, &self.sin].map(|table| table.clone().select(0, tokens.clone()));
+        Self { cos, sin, ..*self }
+    }
+
     /// Turns queries `[N, heads, d]`, norms latents `[N, D]` and turns their rotary keys, and puts the latents into these slots
     /// of the cache. Which of the last `dr` channels a pair ends up in is the same for all tensors of a layer: queries and keys
     /// only ever meet in dot products, so that any order of the channels serves.
@@ -65,16 +60,7 @@ impl Rotation {
         (cache, slots): (Tensor<3>, Tensor<1, Int>),
     ) -> std::result::Result<RopeWritten, Box<WriteLatentError>> {
         if self.interleaved {
-            return rope_write(RopeWriteArgs {
-                q,
-                latent,
-                norm_weight: norm.weight.clone(),
-                norm_eps: norm.eps,
-                cos: self.cos.clone(),
-                sin: self.sin.clone(),
-                cache,
-                slots,
-            });
+            return rope_write(self.args(q, latent, norm, (cache, slots)));
         }
         let [still, turned] = self.split(&q);
         let q = Tensor::cat(vec![still, self.turn_halves(turned)], 2);
@@ -86,6 +72,34 @@ impl Rotation {
         let latent = Tensor::cat(vec![normed, self.turn_halves(turned).squeeze_dim(1)], 1);
         let cache = write_latent(WriteLatentArgs { cache, slots, latent: latent.clone(), rope: None })?;
         Ok(RopeWritten { q, latent, cache })
+    }
+
+    /// The same, and the turned query `[N, heads, dn + dr]` absorbed by a weight `[heads, R, dn]`: `[N, heads, R + dr]`, and the
+    /// cache.
+    pub(crate) fn turn_write_and_absorb(
+        &self,
+        q: Tensor<3>,
+        latent: Tensor<2>,
+        norm: &RmsNorm,
+        weight: Tensor<3>,
+        target: (Tensor<3>, Tensor<1, Int>),
+    ) -> std::result::Result<(Tensor<3>, Tensor<3>), Box<WriteLatentError>> {
+        if self.interleaved {
+            return rope_write_absorb(self.args(q, latent, norm, target), weight);
+        }
+        let RopeWritten { q, cache, .. } = self.turn_and_write(q, latent, norm, target)?;
+        Ok((linear_by_head(q, weight), cache))
+    }
+
+    fn args(
+        &self,
+        q: Tensor<3>,
+        latent: Tensor<2>,
+        norm: &RmsNorm,
+        (cache, slots): (Tensor<3>, Tensor<1, Int>),
+    ) -> RopeWriteArgs {
+        let [cos, sin] = [&self.cos, &self.sin].map(Tensor::clone);
+        RopeWriteArgs { q, latent, norm_weight: norm.weight.clone(), norm_eps: norm.eps, cos, sin, cache, slots }
     }
 
     /// The channels before the last `dr`, and those.

@@ -6,7 +6,7 @@ use mla_ops::cache::PagedCache;
 
 use crate::Result;
 use crate::config::DeepseekV3Config;
-use crate::layers::{Linear, Mlp, Moe, MultiHeadLatentAttention, RmsNorm, RotaryEmbedding};
+use crate::layers::{AttentionInput, Linear, Mlp, Moe, MultiHeadLatentAttention, RmsNorm, RotaryEmbedding};
 use crate::step::{Chunk, Step, StepBuffers, last_rows};
 use crate::weights::WeightLoader;
 
@@ -97,35 +97,37 @@ impl DeepseekV3 {
         if let Some(observe) = &mut observe {
             observe(Hidden::Embedding, &x);
         }
-        // A layer ends with the norm of the next one.
+        // A layer ends with the norm of the next one, and may end with what that computes first.
         let norm = |layer: usize| self.layers.get(layer).map_or(&self.norm, |layer| &layer.input_layernorm);
-        let mut h = norm(0).forward(x.clone())?;
+        let mut h = AttentionInput::from(norm(0).forward(x.clone())?);
         for (number, layer) in self.layers.iter().enumerate() {
-            (x, h) = layer.forward(x, h, norm(number + 1), step, cache)?;
+            let next = self.layers.get(number + 1).map(|layer| &layer.self_attn);
+            (x, h) = layer.forward(x, h, (norm(number + 1), next), step, cache)?;
             if let Some(observe) = &mut observe {
                 observe(Hidden::Layer(number), &x);
             }
         }
+        let h = h.x;
         if let Some(observe) = &mut observe {
             observe(Hidden::FinalNorm, &h);
         }
         Ok(h)
     }
 
-    /// Buffers for the inputs of steps with one token of each request.
-    pub(crate) fn step_buffers(&self, batch: usize, max_pages: usize) -> StepBuffers {
-        StepBuffers::new(batch, max_pages, &self.rotary, &self.device)
+    /// Buffers for the inputs of steps with one token of each request, with at most so many pages of so many tokens.
+    pub(crate) fn step_buffers(&self, batch: usize, pages: [usize; 2]) -> StepBuffers {
+        StepBuffers::new(batch, pages, &self.rotary, &self.device)
     }
 
     /// Logits `[B, vocab]` of a step whose inputs are in buffers. It reads nothing else, and may be computed several times.
     pub(crate) fn buffered_logits(&self, buffers: &StepBuffers, cache: &mut PagedCache) -> Result<Tensor<2>> {
-        let step = buffers.step(&self.config, &self.rotary, cache.config().page_size)?;
+        let step = buffers.step(&self.config)?;
         Ok(self.logits(self.run(&step, cache, None)?))
     }
 
     /// Puts the inputs of a step into buffers.
     pub(crate) fn fill(&self, buffers: &mut StepBuffers, chunks: &[Chunk], cache: &PagedCache) -> Result<()> {
-        buffers.fill(chunks, cache, &self.rotary, &self.device)
+        buffers.fill(chunks, cache, &self.device)
     }
 
     /// Logits `[N, vocab]` of final hidden states `[N, hidden]`.
@@ -160,23 +162,25 @@ impl DecoderLayer {
         }
     }
 
-    /// The residual stream x and its normed form h become those after this layer, with the norm of the next one.
+    /// The residual stream x and its normed form h become those after this layer, with the norm of the next one and for its
+    /// attention, if there is one.
     fn forward(
         &self,
         x: Tensor<2>,
-        h: Tensor<2>,
-        next_norm: &RmsNorm,
+        h: AttentionInput,
+        (next_norm, next): (&RmsNorm, Option<&MultiHeadLatentAttention>),
         step: &Step,
         cache: &mut PagedCache,
-    ) -> Result<(Tensor<2>, Tensor<2>)> {
+    ) -> Result<(Tensor<2>, AttentionInput)> {
         let attention = self.self_attn.forward(h, step, cache)?;
         let norm = &self.post_attention_layernorm;
         match &self.mlp {
             FeedForward::Dense(mlp) => {
                 let (x, h) = norm.forward_sum(x, attention)?;
-                next_norm.forward_sum(x, mlp.forward(h))
+                let (x, h) = next_norm.forward_sum(x, mlp.forward(h))?;
+                Ok((x, h.into()))
             }
-            FeedForward::Moe(moe) => moe.forward_sum((x, attention), [norm, next_norm], step.padding.as_ref()),
+            FeedForward::Moe(moe) => moe.forward_sum((x, attention), [norm, next_norm], next, step.padding.as_ref()),
         }
     }
 }

@@ -7,76 +7,72 @@ use mla_ops::{MlaPlanArgs, Splits, mla_plan};
 use super::{Chunk, IndexedKeys, Keys, PagedKeys, Step, ints};
 use crate::Result;
 use crate::config::DeepseekV3Config;
-use crate::layers::RotaryEmbedding;
+use crate::layers::{RotaryEmbedding, Rotation};
 
 /// One token of each of `B` requests. Rows without a request have length 0 and slot -1: they write nothing and see nothing.
 ///
-/// All whole numbers are in one tensor and all angles in another: a refresh is two copies to the device.
+/// All that changes is in one tensor: a refresh is one copy to the device.
 #[derive(Debug, Clone)]
 pub(crate) struct StepBuffers {
     batch: usize,
     max_pages: usize,
-    /// i32: ids `[B]`, slots `[B]`, lengths `[B]` with the new token, pages `[B, maxP]`.
+    page_size: usize,
+    /// i32: ids `[B]`, slots `[B]`, lengths `[B]` with the new token, positions `[B]`, pages `[B, maxP]`.
     numbers: Tensor<1, Int>,
-    /// As [`RotaryEmbedding::angles`] has them.
-    angles: Tensor<1>,
+    /// Of each position on these pages.
+    rotations: Rotation,
 }
 
 impl StepBuffers {
     /// For steps without requests.
-    pub(crate) fn new(batch: usize, max_pages: usize, rotary: &RotaryEmbedding, device: &Device) -> Self {
+    pub(crate) fn new(
+        batch: usize,
+        [max_pages, page_size]: [usize; 2],
+        rotary: &RotaryEmbedding,
+        device: &Device,
+    ) -> Self {
         let numbers = ints(Numbers::new(batch, max_pages).concat(), device);
-        Self { batch, max_pages, numbers, angles: rotary.angles(&vec![0; batch], device) }
+        let positions: Vec<usize> = (0..max_pages * page_size).collect();
+        Self { batch, max_pages, page_size, numbers, rotations: rotary.at(&positions, device) }
     }
 
-    /// Whether nobody else has a handle of a buffer, so that [`Self::fill`] stays in both.
+    /// Whether nobody else has a handle of the buffer, so that [`Self::fill`] stays in it.
     pub(crate) fn has_only_handles(&self) -> bool {
-        self.numbers.can_mut() && self.angles.can_mut()
+        self.numbers.can_mut()
     }
 
     /// Takes the inputs of a step: chunks of one token, at most `B`, of requests with at most `maxP` pages.
-    pub(crate) fn fill(
-        &mut self,
-        chunks: &[Chunk],
-        cache: &PagedCache,
-        rotary: &RotaryEmbedding,
-        device: &Device,
-    ) -> Result<()> {
+    pub(crate) fn fill(&mut self, chunks: &[Chunk], cache: &PagedCache, device: &Device) -> Result<()> {
         let max_pages = self.max_pages;
-        let mut positions = vec![0; self.batch];
         let mut numbers = Numbers::new(self.batch, max_pages);
         for (i, chunk) in chunks.iter().enumerate() {
             let len = cache.len(chunk.request)?;
-            positions[i] = len - 1;
             // The cache's sizes and the vocabulary are bounded by i32::MAX.
             numbers.ids[i] = chunk.tokens[0] as i32;
             numbers.slots[i] = chunk.slots[0];
             numbers.lens[i] = len as i32;
+            numbers.positions[i] = len as i32 - 1;
             for (entry, &page) in
                 numbers.pages[i * max_pages..][..max_pages].iter_mut().zip(cache.pages(chunk.request)?)
             {
                 *entry = page as i32;
             }
         }
-        let (numbers, angles) = (ints(numbers.concat(), device), rotary.angles(&positions, device));
+        let numbers = ints(numbers.concat(), device);
         // An assignment to the only handle of a buffer stays in it.
         self.numbers.inplace(|buffer| {
             let [len] = buffer.dims();
             buffer.slice_assign(s![..len], numbers)
         });
-        self.angles.inplace(|buffer| {
-            let [len] = buffer.dims();
-            buffer.slice_assign(s![..len], angles)
-        });
         Ok(())
     }
 
     /// The step, made on the device from the buffers alone.
-    pub(crate) fn step(&self, config: &DeepseekV3Config, rotary: &RotaryEmbedding, page_size: usize) -> Result<Step> {
-        let (batch, max_pages) = (self.batch, self.max_pages);
+    pub(crate) fn step(&self, config: &DeepseekV3Config) -> Result<Step> {
+        let Self { batch, max_pages, page_size, .. } = *self;
         let part = |first: usize, len: usize| self.numbers.clone().slice(s![first..first + len]);
-        let [input_ids, slots, seq_lens] = [0, 1, 2].map(|field| part(field * batch, batch));
-        let page_table = part(3 * batch, batch * max_pages).reshape([batch, max_pages]);
+        let [input_ids, slots, seq_lens, positions] = [0, 1, 2, 3].map(|field| part(field * batch, batch));
+        let page_table = part(4 * batch, batch * max_pages).reshape([batch, max_pages]);
         let keys = if config.indexer.is_some_and(|indexer| max_pages * page_size > indexer.topk) {
             Keys::Indexed(IndexedKeys { page_table, visible: seq_lens.clone().reshape([batch, 1]) })
         } else {
@@ -92,7 +88,7 @@ impl StepBuffers {
             Keys::All { single: Some(PagedKeys { batch, page_table, seq_lens, plan }), new: None }
         };
         let padding = (batch > 1).then(|| seq_lens.equal_elem(0).reshape([batch, 1]));
-        Ok(Step { input_ids, slots, rotation: rotary.rotation(self.angles.clone()), keys, padding })
+        Ok(Step { input_ids, slots, rotation: self.rotations.select(positions), keys, padding })
     }
 }
 
@@ -101,18 +97,19 @@ struct Numbers {
     ids: Vec<i32>,
     slots: Vec<i32>,
     lens: Vec<i32>,
+    positions: Vec<i32>,
     pages: Vec<i32>,
 }
 
 impl Numbers {
     /// Of a step without requests.
     fn new(batch: usize, max_pages: usize) -> Self {
-        let [ids, slots, lens] = [0, -1, 0].map(|nothing| vec![nothing; batch]);
-        Self { ids, slots, lens, pages: vec![-1; batch * max_pages] }
+        let [ids, slots, lens, positions] = [0, -1, 0, 0].map(|nothing| vec![nothing; batch]);
+        Self { ids, slots, lens, positions, pages: vec![-1; batch * max_pages] }
     }
 
     fn concat(self) -> Vec<i32> {
-        [self.ids, self.slots, self.lens, self.pages].concat()
+        [self.ids, self.slots, self.lens, self.positions, self.pages].concat()
     }
 }
 
@@ -134,7 +131,7 @@ mod tests {
         };
         let device = Device::flex();
         let rotary = RotaryEmbedding::new(&config.rope, config.qk_rope_head_dim, config.rope_interleave);
-        let mut buffers = StepBuffers::new(2, 4, &rotary, &device);
+        let mut buffers = StepBuffers::new(2, [4, 8], &rotary, &device);
         let size = CacheConfig {
             pools: vec![PoolConfig::per_token(8)],
             num_pages: 4,
@@ -147,9 +144,9 @@ mod tests {
         let request = cache.admit().unwrap();
         for token in 0..3 {
             let slots = cache.append(request, 1).unwrap();
-            buffers.fill(&[Chunk { request, tokens: vec![token], slots }], &cache, &rotary, &device).unwrap();
+            buffers.fill(&[Chunk { request, tokens: vec![token], slots }], &cache, &device).unwrap();
             assert!(buffers.has_only_handles());
-            let step = buffers.step(&config, &rotary, 8).unwrap();
+            let step = buffers.step(&config).unwrap();
             assert_eq!((step.input_ids.dims(), step.slots.dims(), step.padding.is_some()), ([2], [2], true));
             let handles = buffers.clone();
             assert!(!buffers.has_only_handles(), "somebody else has handles");

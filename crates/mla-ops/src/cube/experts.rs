@@ -2,7 +2,7 @@
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
-use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use mla_kernels::portable::add_rms_norm::Summand;
@@ -13,9 +13,9 @@ use mla_kernels::portable::experts::linear::{
 use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
 use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
 
-use super::add_norm;
 use super::tensors::{contiguous, dims, empty, matrix_stride};
-use crate::backend::{ExpertsSpec, LinearSpec, RouteSpec};
+use super::{add_norm, add_norm_args};
+use crate::backend::{BackendRouting, ExpertsSpec, LinearSpec, RouteSpec};
 use crate::{ExpertScoring, RouteExpertsOptions};
 
 /// x `[N, in]`, weight `[out, in]`, or twice as many rows if it is gated: `[N, out]`.
@@ -43,13 +43,27 @@ pub(super) fn linear(x: CubeTensor, weight: CubeTensor, spec: &LinearSpec) -> Cu
 
 /// x `[N, in]`, both weights `[out, in]`: both products.
 pub(super) fn linear_pair(x: CubeTensor, first: CubeTensor, second: CubeTensor) -> (CubeTensor, CubeTensor) {
-    let ([rows, inputs], [outputs, _], [second_outputs, _]) = (dims(&x), dims(&first), dims(&second));
-    if !linear::joins(outputs, second_outputs) {
+    if !joins(&first, &second) {
         let spec = LinearSpec { gated: false, limit: None };
         return (self::linear(x.clone(), first, &spec), self::linear(x, second, &spec));
     }
-    let [x, first, second] = [x, first, second].map(contiguous);
-    let (elem, client) = (dtype_to_elem_type(x.dtype), x.client.clone());
+    let client = x.client.clone();
+    let (args, outs) = pair_args(contiguous(x), first, second);
+    linear::launch(&client, args);
+    outs
+}
+
+/// Whether one launch has both products.
+fn joins(first: &CubeTensor, second: &CubeTensor) -> bool {
+    let ([outputs, _], [second_outputs, _]) = (dims(first), dims(second));
+    linear::joins(outputs, second_outputs)
+}
+
+/// What [`linear_pair`] launches for contiguous x, and what that writes.
+fn pair_args(x: CubeTensor, first: CubeTensor, second: CubeTensor) -> (LinearArgs, (CubeTensor, CubeTensor)) {
+    let ([rows, inputs], [outputs, _], [second_outputs, _]) = (dims(&x), dims(&first), dims(&second));
+    let [first, second] = [first, second].map(contiguous);
+    let elem = dtype_to_elem_type(x.dtype);
     let outs = [outputs, second_outputs].map(|outputs| empty(&x, [rows, outputs], x.dtype));
     let second = SecondMatrix {
         weight: second.into_buffer_arg(),
@@ -68,8 +82,7 @@ pub(super) fn linear_pair(x: CubeTensor, first: CubeTensor, second: CubeTensor) 
         x_elem: elem,
         elem,
     };
-    linear::launch(&client, args);
-    outs.into()
+    (args, outs.into())
 }
 
 /// x `[N, H, d]`, weight `[H, out, in]`: `[N, H, out + d - in]`.
@@ -168,34 +181,17 @@ fn route_args(
     (args, (indices, weights))
 }
 
-/// The experts of a single token and their weights, or where they come from.
-pub(super) enum Routing {
-    /// Experts and weights.
-    Chosen(CubeTensor, CubeTensor),
-    /// What [`choose`] takes.
-    Scored { logits: CubeTensor, bias: CubeTensor, route: RouteSpec },
-}
-
-impl Routing {
-    fn chosen(self) -> (CubeTensor, CubeTensor) {
-        match self {
-            Self::Chosen(indices, weights) => (indices, weights),
-            Self::Scored { logits, bias, route } => choose(logits, bias, &route),
+/// Experts and weights, which may be written by the launch that takes the other result.
+fn routing_args(routing: BackendRouting<CubeBackend>) -> ((CubeTensor, CubeTensor), ExpertsOf) {
+    match routing {
+        BackendRouting::Chosen(indices, weights) => {
+            let [indices, weights] = [indices, weights].map(contiguous);
+            let listed = indices.clone().into_buffer_arg();
+            ((indices, weights), ExpertsOf::Listed(listed))
         }
-    }
-
-    /// Experts and weights, which may be written by the launch that takes the other result.
-    fn into_args(self) -> ((CubeTensor, CubeTensor), ExpertsOf) {
-        match self {
-            Self::Chosen(indices, weights) => {
-                let [indices, weights] = [indices, weights].map(contiguous);
-                let listed = indices.clone().into_buffer_arg();
-                ((indices, weights), ExpertsOf::Listed(listed))
-            }
-            Self::Scored { logits, bias, route } => {
-                let (args, chosen) = choose_args(logits, bias, &route);
-                (chosen, ExpertsOf::Routed(Box::new(args)))
-            }
+        BackendRouting::Scored(logits, bias, route) => {
+            let (args, chosen) = choose_args(logits, bias, &route);
+            (chosen, ExpertsOf::Routed(Box::new(args)))
         }
     }
 }
@@ -227,36 +223,73 @@ pub(super) fn mlp(
     combine(outputs, (indices, weights), shared, experts, norm)
 }
 
-/// As [`mlp`], with the shared experts in the same launches as those of the token, and the choice of its own in the first one.
+/// As [`mlp`], with the shared experts in the same launches as those of the token, and the choice of its own in the first one;
+/// and the products of the norm with two matrices, if there are any: with the sum and its norm one launch.
 pub(super) fn mlp_of_token(
     x: CubeTensor,
-    routing: Routing,
-    [gate_up, down]: [CubeTensor; 2],
-    [shared_gate_up, shared_down]: [CubeTensor; 2],
-    norm: Option<AddNorm>,
+    routing: BackendRouting<CubeBackend>,
+    experts: [CubeTensor; 2],
+    shared: [CubeTensor; 2],
+    behind: (Option<AddNorm>, Option<[CubeTensor; 2]>),
     spec: &ExpertsSpec,
-) -> (CubeTensor, CubeTensor) {
-    let ([experts, hidden, width], [_, shared_width]) = (dims(&down), dims(&shared_down));
+) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+    let ([count, _, width], [_, shared_width]) = (dims(&experts[1]), dims(&shared[1]));
     if !linear::joins_experts(width, shared_width) {
+        let ([gate_up, down], (norm, pair)) = (shared, behind);
         let gated = LinearSpec { gated: true, limit: spec.limit };
-        let activations = self::linear(x.clone(), shared_gate_up, &gated);
-        let shared = self::linear(activations, shared_down, &LinearSpec { gated: false, limit: None });
-        return mlp(x, routing.chosen(), [gate_up, down], shared, norm, spec);
+        let activations = self::linear(x.clone(), gate_up, &gated);
+        let shared = self::linear(activations, down, &LinearSpec { gated: false, limit: None });
+        return with_pair(mlp(x, routing.chosen(), experts, shared, norm, spec), pair);
     }
+    let client = x.client.clone();
+    let (routing, experts_of) = routing_args(routing);
+    let rows = rows_of_token(x, (&routing.0, experts_of), experts, shared, spec);
+    match behind {
+        (Some((residual, weight, eps)), Some([first, second])) if joins(&first, &second) => {
+            let outputs = Summand::Experts(outputs_of(rows, routing, SharedRows::Behind, count));
+            let (norm, (sum, normed)) = add_norm_args(residual, outputs, weight, eps);
+            let (products, (first, second)) = pair_args(normed.clone(), first, second);
+            linear::launch_normed(&client, norm, products);
+            (sum, normed, first, second)
+        }
+        (norm, pair) => with_pair(combine(rows, routing, SharedRows::Behind, count, norm), pair),
+    }
+}
+
+/// A sum, its norm, and the products of the norm with two matrices; where there are none, the sum again.
+fn with_pair(
+    (sum, normed): (CubeTensor, CubeTensor),
+    pair: Option<[CubeTensor; 2]>,
+) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+    let (first, second) = match pair {
+        Some([first, second]) => linear_pair(normed.clone(), first, second),
+        None => (sum.clone(), sum.clone()),
+    };
+    (sum, normed, first, second)
+}
+
+/// What each expert of a token computes, given the contiguous numbers of its own, which the first launch may choose, and what
+/// the shared ones do: `[k + 1, hidden]`.
+fn rows_of_token(
+    x: CubeTensor,
+    (indices, experts_of): (&CubeTensor, ExpertsOf),
+    [gate_up, down]: [CubeTensor; 2],
+    shared: [CubeTensor; 2],
+    spec: &ExpertsSpec,
+) -> CubeTensor {
+    let ([_, pairs], [experts, hidden, width], [_, shared_width]) = (dims(indices), dims(&down), dims(&shared[1]));
     let [x, gate_up, down] = [x, gate_up, down].map(contiguous);
-    let ((indices, weights), experts_of) = routing.into_args();
-    let [_, pairs] = dims(&indices);
-    let shared = [shared_gate_up, shared_down].map(|weight| {
+    let shared = shared.map(|weight| {
         let weight = contiguous(weight).into_buffer_arg();
         Some(SharedMatrix { weight, width: shared_width })
     });
     // What is shared lies behind the pairs.
     let activations = empty(&x, [pairs * width + shared_width], x.dtype);
     let outputs = empty(&x, [pairs + 1, hidden], x.dtype);
-    let [up_work, down_work] = pairs_of_token(&indices, experts_of, experts, shared);
+    let [up_work, down_work] = pairs_of_token(indices, experts_of, experts, shared);
     product(&x, gate_up, &activations, [hidden, width], true, up_work, spec);
     product(&activations, down, &outputs, [width, hidden], false, down_work, spec);
-    combine(outputs, (indices, weights), SharedRows::Behind, experts, norm)
+    outputs
 }
 
 /// One of the products of the experts.
@@ -288,21 +321,14 @@ fn product(
 /// The weighted sum of the rows of each token's pairs, and what is shared; twice, or as part of a residual sum and its norm.
 fn combine(
     rows: CubeTensor,
-    (indices, weights): (CubeTensor, CubeTensor),
+    routing: (CubeTensor, CubeTensor),
     shared: SharedRows,
     experts: usize,
     norm: Option<AddNorm>,
 ) -> (CubeTensor, CubeTensor) {
-    let ([_, hidden], [tokens, top_k]) = (dims(&rows), dims(&indices));
+    let ([_, hidden], [tokens, _]) = (dims(&rows), dims(&routing.0));
     let (elem, like) = (dtype_to_elem_type(rows.dtype), rows.clone());
-    let outputs = ExpertOutputs {
-        rows: rows.into_buffer_arg(),
-        indices: indices.into_buffer_arg(),
-        weights: weights.into_buffer_arg(),
-        shared,
-        top_k,
-        experts,
-    };
+    let outputs = outputs_of(rows, routing, shared, experts);
     if let Some((residual, weight, eps)) = norm {
         return add_norm(residual, Summand::Experts(outputs), weight, eps);
     }
@@ -310,6 +336,24 @@ fn combine(
     let args = CombineArgs { outputs, out: out.clone().into_buffer_arg(), tokens, width: hidden, elem };
     combine::launch(&client, args);
     (out.clone(), out)
+}
+
+/// The rows of each token's pairs, and what is shared, as kernels take them.
+fn outputs_of(
+    rows: CubeTensor,
+    (indices, weights): (CubeTensor, CubeTensor),
+    shared: SharedRows,
+    experts: usize,
+) -> ExpertOutputs {
+    let [_, top_k] = dims(&indices);
+    ExpertOutputs {
+        rows: rows.into_buffer_arg(),
+        indices: indices.into_buffer_arg(),
+        weights: weights.into_buffer_arg(),
+        shared,
+        top_k,
+        experts,
+    }
 }
 
 /// The work of both products for a single token, whose pairs have the order of its experts. The first one may choose them.

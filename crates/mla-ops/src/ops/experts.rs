@@ -1,12 +1,12 @@
-//! [`route_experts`], [`experts_mlp`] and [`experts_mlp_add_rms_norm`]: mixture of experts.
+//! [`route_experts`], [`experts_mlp`], and this with what follows it: mixture of experts.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, DispatchTensor, Int, Tensor};
 
-use super::linear::{linear, swiglu};
+use super::linear::{linear, linear_pair, pair_has_kernel, swiglu};
 use super::norm_rope::check_norm;
 use crate::MlaError;
-use crate::backend::{ExpertsSpec, MlaBackend, RouteSpec};
+use crate::backend::{BackendRouting, ExpertsSpec, MlaBackend, RouteSpec};
 use crate::check::Check;
 
 const ROUTE: &str = "route_experts";
@@ -80,39 +80,25 @@ pub fn route_experts(
     options: &RouteExpertsOptions,
 ) -> Result<(Tensor<2, Int>, Tensor<2>), MlaError> {
     args.check(&Check::new(ROUTE, "logits", &args.logits)?, options)?;
-    let (indices, weights) = args.route(options);
+    let (indices, weights) = args.routing(options).chosen();
     Ok((Tensor::from_dispatch(indices), Tensor::from_dispatch(weights)))
 }
 
-/// Logits, a bias, and how the best scores are chosen.
-type Scores = (DispatchTensor, DispatchTensor, RouteSpec);
-
-/// What a backend takes.
-enum Source {
-    Scores(Scores),
-    /// Logits and experts.
-    Given(DispatchTensor, DispatchTensor),
-}
-
 impl RouteExpertsArgs {
-    /// Experts and weights.
-    fn route(self, options: &RouteExpertsOptions) -> (DispatchTensor, DispatchTensor) {
-        match self.source(options) {
-            Source::Scores((logits, bias, route)) => <Dispatch as MlaBackend>::choose_experts(logits, bias, route),
-            Source::Given(logits, given) => <Dispatch as MlaBackend>::weigh_experts(logits, given, *options),
-        }
-    }
-
-    fn source(self, options: &RouteExpertsOptions) -> Source {
+    /// What a backend takes.
+    fn routing(self, options: &RouteExpertsOptions) -> BackendRouting<Dispatch> {
         let (logits, options) = (self.logits.into_dispatch(), *options);
         match self.choice {
-            ExpertChoice::Given(given) => Source::Given(logits, given.into_dispatch()),
+            ExpertChoice::Given(given) => {
+                let (given, weights) = Dispatch::weigh_experts(logits, given.into_dispatch(), options);
+                BackendRouting::Chosen(given, weights)
+            }
             ExpertChoice::Scores(top_k) => {
                 // Where there is no bias, any tensor does.
-                Source::Scores((logits.clone(), logits, RouteSpec { biased: false, top_k, options }))
+                BackendRouting::Scored(logits.clone(), logits, RouteSpec { biased: false, top_k, options })
             }
             ExpertChoice::BiasedScores(top_k, bias) => {
-                Source::Scores((logits, bias.into_dispatch(), RouteSpec { biased: true, top_k, options }))
+                BackendRouting::Scored(logits, bias.into_dispatch(), RouteSpec { biased: true, top_k, options })
             }
         }
     }
@@ -158,7 +144,7 @@ impl RouteExpertsArgs {
     }
 }
 
-/// Arguments of [`experts_mlp`] and [`experts_mlp_add_rms_norm`].
+/// Arguments of [`experts_mlp`], [`experts_mlp_add_rms_norm`] and [`experts_mlp_add_rms_norm_linear_pair`].
 #[derive(Debug, Clone)]
 pub struct ExpertsMlpArgs {
     /// `[N, hidden]`, f32, f16 or bf16.
@@ -210,22 +196,13 @@ impl Routing {
         }
     }
 
-    /// Where the best scores are to be chosen, these.
-    fn scores(&self) -> Option<Scores> {
+    /// What a backend takes.
+    fn into_backend(self) -> BackendRouting<Dispatch> {
         match self {
-            Self::Scored { route, options } => match route.clone().source(options) {
-                Source::Scores(scores) => Some(scores),
-                Source::Given(..) => None,
-            },
-            Self::Chosen { .. } => None,
-        }
-    }
-
-    /// Experts and weights.
-    fn chosen(self) -> (DispatchTensor, DispatchTensor) {
-        match self {
-            Self::Chosen { indices, weights } => (indices.into_dispatch(), weights.into_dispatch()),
-            Self::Scored { route, options } => route.route(&options),
+            Self::Chosen { indices, weights } => {
+                BackendRouting::Chosen(indices.into_dispatch(), weights.into_dispatch())
+            }
+            Self::Scored { route, options } => route.routing(&options),
         }
     }
 
@@ -290,56 +267,121 @@ pub fn experts_mlp_add_rms_norm(
     norm_weight: Tensor<1>,
     eps: f32,
 ) -> Result<(Tensor<2>, Tensor<2>), MlaError> {
-    let check = args.check("experts_mlp_add_rms_norm", limit)?;
-    let [tokens, hidden] = args.x.dims();
-    check.float_as("residual", &residual, args.x.dtype(), "that of `x`")?;
-    let words = || format!("[N, hidden] = [{tokens}, {hidden}]");
-    check.dims("residual", residual.dims(), [Some(tokens), Some(hidden)], words)?;
-    check_norm(&check, "norm_weight", &norm_weight, hidden, eps)?;
-    if tokens * hidden == 0 {
+    args.check_normed("experts_mlp_add_rms_norm", limit, &residual, (&norm_weight, eps))?;
+    if args.x.shape().num_elements() == 0 {
         return Ok((residual.clone(), residual));
     }
     Ok(args.sum(limit, Some((residual, norm_weight, eps))))
 }
 
+/// What [`experts_mlp_add_rms_norm`] returns, the sum and its norm, both `[N, hidden]`, and the products `[N, out]` of the norm
+/// with each of two `weights [out, hidden]`, as [`linear_pair`] computes them; all of the dtype of `x`. The bits are those of
+/// both operations. For a single token with shared experts on a GPU with matrix instructions, sum, norm and products are one
+/// launch: the end of a layer and the beginning of the next one.
+///
+/// # Errors
+/// As [`experts_mlp_add_rms_norm`]; weights of other shapes, dtypes or devices: nothing is launched.
+#[allow(clippy::type_complexity, reason = "four tensors")]
+pub fn experts_mlp_add_rms_norm_linear_pair(
+    args: ExpertsMlpArgs,
+    limit: Option<f32>,
+    residual: Tensor<2>,
+    norm_weight: Tensor<1>,
+    eps: f32,
+    weights: [Tensor<2>; 2],
+) -> Result<(Tensor<2>, Tensor<2>, [Tensor<2>; 2]), MlaError> {
+    let check = args.check_normed("experts_mlp_add_rms_norm_linear_pair", limit, &residual, (&norm_weight, eps))?;
+    let [tokens, hidden] = args.x.dims();
+    for (name, weight) in ["weights[0]", "weights[1]"].into_iter().zip(&weights) {
+        check.float_as(name, weight, args.x.dtype(), "that of `x`")?;
+        check.dims(name, weight.dims(), [None, Some(hidden)], || format!("[out, hidden] with hidden = {hidden}"))?;
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        crate::limits::elements(&check, name, weight)?;
+    }
+    let [first, second] = weights;
+    let of_token = tokens == 1 && pair_has_kernel(&args.x, [&first, &second]);
+    if let Some(shared) = args.shared.clone().filter(|_| of_token) {
+        let norm = Some((residual, norm_weight, eps));
+        let [sum, normed, first, second] = args.sum_of_token(shared, limit, norm, Some([first, second]));
+        return Ok((sum, normed, [first, second]));
+    }
+    let (sum, normed) = experts_mlp_add_rms_norm(args, limit, residual, norm_weight, eps)?;
+    let (first, second) = linear_pair(normed.clone(), first, second);
+    Ok((sum, normed, [first, second]))
+}
+
+/// A residual stream, and weight and epsilon of the norm of what it becomes.
+type AddNorm = (Tensor<2>, Tensor<1>, f32);
+
+/// Stream and weight, or `any` tensors.
+fn into_backend(norm: Option<AddNorm>, any: &DispatchTensor) -> (DispatchTensor, DispatchTensor) {
+    match norm {
+        Some((residual, weight, _)) => (residual.into_dispatch(), weight.into_dispatch()),
+        None => (any.clone(), any.clone()),
+    }
+}
+
 impl ExpertsMlpArgs {
-    /// The experts' sum, twice; with a residual stream and the weight and epsilon of a norm, the sum of both and its norm.
-    fn sum(self, limit: Option<f32>, norm: Option<(Tensor<2>, Tensor<1>, f32)>) -> (Tensor<2>, Tensor<2>) {
+    /// The experts' sum, twice; with a residual stream and a norm, the sum of both and its norm.
+    fn sum(mut self, limit: Option<f32>, norm: Option<AddNorm>) -> (Tensor<2>, Tensor<2>) {
+        if let Some(shared) = self.shared.take_if(|_| self.x.dims()[0] == 1) {
+            let [sum, normed, ..] = self.sum_of_token(shared, limit, norm, None);
+            return (sum, normed);
+        }
         let Self { x, routing, gate_up, down, shared } = self;
         let norm_eps = norm.as_ref().map(|(_, _, eps)| *eps);
-        let spec = ExpertsSpec { shared: shared.is_some(), limit, norm_eps };
+        let spec = ExpertsSpec { shared: shared.is_some(), limit, norm_eps, pair: false };
         // Where something is missing, any tensor does.
-        let any = || x.clone().into_dispatch();
-        let (residual, norm_weight) = match norm {
-            Some((residual, weight, _)) => (residual.into_dispatch(), weight.into_dispatch()),
-            None => (any(), any()),
-        };
+        let any = x.clone().into_dispatch();
+        let (residual, norm_weight) = into_backend(norm, &any);
+        let product = |it: SharedExperts| linear(swiglu(x.clone(), it.gate_up, limit), it.down).into_dispatch();
+        let shared = shared.map_or(any, product);
+        let ((indices, weights), x) = (routing.into_backend().chosen(), x.into_dispatch());
         let [gate_up, down] = [gate_up, down].map(Tensor::into_dispatch);
-        #[rustfmt::skip]
-        let (sum, normed) = match (shared, routing.scores()) {
-            (Some(shared), Some((logits, bias, route))) if x.dims()[0] == 1 => {
-                let [shared_gate_up, shared_down] = [shared.gate_up, shared.down].map(Tensor::into_dispatch);
-                <Dispatch as MlaBackend>::routed_experts_mlp_of_token(
-                    x.into_dispatch(), logits, bias, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, route, spec,
-                )
-            }
-            (Some(shared), None) if x.dims()[0] == 1 => {
-                let (indices, weights) = routing.chosen();
-                let [shared_gate_up, shared_down] = [shared.gate_up, shared.down].map(Tensor::into_dispatch);
-                <Dispatch as MlaBackend>::experts_mlp_of_token(
-                    x.into_dispatch(), indices, weights, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, spec,
-                )
-            }
-            (shared, _) => {
-                let (indices, weights) = routing.chosen();
-                let product = |it: SharedExperts| linear(swiglu(x.clone(), it.gate_up, limit), it.down).into_dispatch();
-                let shared = shared.map_or_else(any, product);
-                <Dispatch as MlaBackend>::experts_mlp(
-                    x.into_dispatch(), indices, weights, gate_up, down, shared, residual, norm_weight, spec,
-                )
-            }
-        };
+        let (sum, normed) =
+            Dispatch::experts_mlp(x, indices, weights, gate_up, down, shared, residual, norm_weight, spec);
         (Tensor::from_dispatch(sum), Tensor::from_dispatch(normed))
+    }
+
+    /// What [`Self::sum`] returns of a single token with these shared experts, and the products of the norm with two matrices,
+    /// if there are any.
+    fn sum_of_token(
+        self,
+        shared: SharedExperts,
+        limit: Option<f32>,
+        norm: Option<AddNorm>,
+        pair: Option<[Tensor<2>; 2]>,
+    ) -> [Tensor<2>; 4] {
+        let norm_eps = norm.as_ref().map(|(_, _, eps)| *eps);
+        let spec = ExpertsSpec { shared: true, limit, norm_eps, pair: pair.is_some() };
+        let (x, routing) = (self.x.into_dispatch(), self.routing.into_backend());
+        let [gate_up, down] = [self.gate_up, self.down].map(Tensor::into_dispatch);
+        let [shared_gate_up, shared_down] = [shared.gate_up, shared.down].map(Tensor::into_dispatch);
+        // Where something is missing, any tensor does.
+        let (residual, norm_weight) = into_backend(norm, &x);
+        let [first, second] = pair.map_or_else(|| [x.clone(), x.clone()], |pair| pair.map(Tensor::into_dispatch));
+        #[rustfmt::skip]
+        let (sum, normed, first, second) = Dispatch::experts_mlp_of_token(
+            x, routing, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, first, second, spec,
+        );
+        [sum, normed, first, second].map(Tensor::from_dispatch)
+    }
+
+    /// The arguments of a residual sum and its norm, too.
+    fn check_normed(
+        &self,
+        op: &'static str,
+        limit: Option<f32>,
+        residual: &Tensor<2>,
+        (norm_weight, eps): (&Tensor<1>, f32),
+    ) -> Result<Check, MlaError> {
+        let check = self.check(op, limit)?;
+        let [tokens, hidden] = self.x.dims();
+        check.float_as("residual", residual, self.x.dtype(), "that of `x`")?;
+        let words = || format!("[N, hidden] = [{tokens}, {hidden}]");
+        check.dims("residual", residual.dims(), [Some(tokens), Some(hidden)], words)?;
+        check_norm(&check, "norm_weight", norm_weight, hidden, eps)?;
+        Ok(check)
     }
 
     fn check(&self, op: &'static str, limit: Option<f32>) -> Result<Check, MlaError> {

@@ -34,17 +34,22 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
 /// # Panics
 /// As [`Tensor::matmul`] does, where the shapes do not fit.
 pub fn linear_pair(x: Tensor<2>, first: Tensor<2>, second: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-    let [rows, inputs] = x.dims();
-    let fits = [&first, &second].into_iter().all(|weight| {
-        let [outputs, columns] = weight.dims();
-        columns == inputs && inputs * outputs > 0 && weight.dtype() == x.dtype()
-    });
-    if fits && (1..=FEW).contains(&rows) && has_kernels(&x) {
+    if pair_has_kernel(&x, [&first, &second]) {
         let [x, first, second] = [x, first, second].map(Tensor::into_dispatch);
         let (first, second) = <Dispatch as MlaBackend>::linear_pair(x, first, second);
         return (Tensor::from_dispatch(first), Tensor::from_dispatch(second));
     }
     (linear(x.clone(), first), linear(x, second))
+}
+
+/// Whether a kernel computes both products of rows like these.
+pub(super) fn pair_has_kernel(x: &Tensor<2>, weights: [&Tensor<2>; 2]) -> bool {
+    let [rows, inputs] = x.dims();
+    let fits = weights.into_iter().all(|weight| {
+        let [outputs, columns] = weight.dims();
+        columns == inputs && inputs * outputs > 0 && weight.dtype() == x.dtype()
+    });
+    fits && (1..=FEW).contains(&rows) && has_kernels(x)
 }
 
 /// `silu(gate) ⊙ up`, where `gate_up [2 I, in]` projects `x [N, in]`, of the same float dtype, to both, the gate first: `[N, I]`.

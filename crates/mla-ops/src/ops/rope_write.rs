@@ -1,16 +1,15 @@
-//! [`rope_write`]: what stands between the projections of multi-head latent attention and the attention.
+//! [`rope_write`] and [`rope_write_absorb`]: what stands between the projections of multi-head latent attention and the attention.
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
+use super::linear::{FEW, has_kernels, linear_by_head};
 use super::norm_rope::{check_eps, check_tables};
 use super::write_latent::{WriteLatentArgs, WriteLatentError};
 use crate::MlaError;
 use crate::backend::MlaBackend;
 
-const OP: &str = "rope_write";
-
-/// Arguments of [`rope_write`].
+/// Arguments of [`rope_write`] and [`rope_write_absorb`].
 #[derive(Debug, Clone)]
 pub struct RopeWriteArgs {
     /// Queries `[N, H, d]`, of the dtype of `cache`.
@@ -48,12 +47,7 @@ pub struct RopeWritten {
 /// # Errors
 /// As those: nothing is launched, and the cache comes back in the error, unchanged.
 pub fn rope_write(args: RopeWriteArgs) -> Result<RopeWritten, Box<WriteLatentError>> {
-    let RopeWriteArgs { q, latent, norm_weight, norm_eps, cos, sin, cache, slots } = args;
-    let write = WriteLatentArgs { cache, slots, latent, rope: None };
-    if let Err(error) = check(&write, &q, (&norm_weight, norm_eps), [&cos, &sin]) {
-        return Err(Box::new(WriteLatentError { error, cache: write.cache }));
-    }
-    let WriteLatentArgs { cache, slots, latent, .. } = write;
+    let RopeWriteArgs { q, latent, norm_weight, norm_eps, cos, sin, cache, slots } = checked("rope_write", args, None)?;
     let (q, latent, cache) = <Dispatch as MlaBackend>::rope_write(
         q.into_dispatch(),
         latent.into_dispatch(),
@@ -68,22 +62,78 @@ pub fn rope_write(args: RopeWriteArgs) -> Result<RopeWritten, Box<WriteLatentErr
     Ok(RopeWritten { q, latent: Tensor::from_dispatch(latent), cache })
 }
 
+/// [`rope_write`], and the turned query absorbed: [`linear_by_head`](crate::linear_by_head()) with a weight `[H, R, dn]` of its
+/// dtype, where `d = dn + dr`. Returns the query `[N, H, R + dr]` and the cache. Bit for bit those two; of a few tokens on a GPU
+/// with matrix instructions in one launch.
+///
+/// # Errors
+/// As [`rope_write`], and for a weight of another shape or dtype.
+pub fn rope_write_absorb(
+    args: RopeWriteArgs,
+    weight: Tensor<3>,
+) -> Result<(Tensor<3>, Tensor<3>), Box<WriteLatentError>> {
+    let args = checked("rope_write_absorb", args, Some(&weight))?;
+    let [tokens, ..] = args.q.dims();
+    if !(1..=FEW).contains(&tokens) || weight.shape().num_elements() == 0 || !has_kernels(&args.q) {
+        let RopeWritten { q, cache, .. } = rope_write(args)?;
+        return Ok((linear_by_head(q, weight), cache));
+    }
+    let RopeWriteArgs { q, latent, norm_weight, norm_eps, cos, sin, cache, slots } = args;
+    let (q, cache) = <Dispatch as MlaBackend>::rope_write_absorb(
+        q.into_dispatch(),
+        latent.into_dispatch(),
+        norm_weight.into_dispatch(),
+        cos.into_dispatch(),
+        sin.into_dispatch(),
+        cache.into_dispatch(),
+        slots.into_dispatch(),
+        weight.into_dispatch(),
+        norm_eps,
+    );
+    Ok((Tensor::from_dispatch(q), Tensor::from_dispatch(cache)))
+}
+
+/// The arguments, if they fulfil what a call must.
+fn checked(
+    op: &'static str,
+    args: RopeWriteArgs,
+    weight: Option<&Tensor<3>>,
+) -> Result<RopeWriteArgs, Box<WriteLatentError>> {
+    let RopeWriteArgs { q, latent, norm_weight, norm_eps, cos, sin, cache, slots } = args;
+    let write = WriteLatentArgs { cache, slots, latent, rope: None };
+    if let Err(error) = check(op, &write, (&q, weight), (&norm_weight, norm_eps), [&cos, &sin]) {
+        return Err(Box::new(WriteLatentError { error, cache: write.cache }));
+    }
+    let WriteLatentArgs { cache, slots, latent, .. } = write;
+    Ok(RopeWriteArgs { q, latent, norm_weight, norm_eps, cos, sin, cache, slots })
+}
+
 fn check(
+    op: &'static str,
     write: &WriteLatentArgs,
-    q: &Tensor<3>,
+    (q, weight): (&Tensor<3>, Option<&Tensor<3>>),
     (norm_weight, norm_eps): (&Tensor<1>, f32),
     tables: [&Tensor<2>; 2],
 ) -> Result<(), MlaError> {
-    let check = write.check_call(OP)?;
+    let check = write.check_call(op)?;
     let [tokens, cache_width] = write.latent.dims();
     check.float_as("q", q, write.cache.dtype(), "the dtype of `cache`")?;
     check.dims("q", q.dims(), [Some(tokens), None, None], || format!("[N, H, d] with N = {tokens}"))?;
-    let [_, _, width] = q.dims();
+    let [_, heads, width] = q.dims();
     let pairs = check_tables(&check, tables, tokens, width.min(cache_width))?;
     let normed = cache_width - 2 * pairs;
     check.float_as("norm_weight", norm_weight, DType::F32, "always")?;
     check.dims("norm_weight", norm_weight.dims(), [Some(normed)], || format!("[D - dr] = [{normed}]"))?;
     check_eps(&check, "norm_eps", norm_eps)?;
+    if let Some(weight) = weight {
+        check.float_as("weight", weight, q.dtype(), "that of `q`")?;
+        let still = width - 2 * pairs;
+        check.dims("weight", weight.dims(), [Some(heads), None, Some(still)], || {
+            format!("[H, R, d - dr] with H = {heads} and d - dr = {still}")
+        })?;
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        crate::limits::elements(&check, "weight", weight)?;
+    }
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     crate::limits::elements(&check, "q", q)?;
     Ok(())

@@ -7,10 +7,10 @@ use cubecl::prelude::*;
 
 #[cfg(feature = "cuda")]
 use super::choice;
+use super::latents::LatentRows;
 use super::route::{self, RouteArgs};
-#[cfg(feature = "cuda")]
-use super::source::RowSourceArgs;
 use super::tiles::{Grid, Part, Rows, Tile};
+use crate::portable::add_rms_norm::{self, AddRmsNormArgs, Summand};
 use crate::portable::launch::{address_type, io_vector_size, share};
 use crate::portable::merge_splits::{self, MergeSplitsArgs};
 #[cfg(feature = "cuda")]
@@ -183,17 +183,68 @@ pub fn tile_tokens(client: &Client, inputs: usize, rows: usize, elem: ElemType) 
 
 /// Writes `out`. Without rows, inputs or outputs nothing is launched.
 pub fn launch(client: &Client, args: LinearArgs) {
-    launch_behind(client, None, args);
+    launch_with(client, Before::Nothing, None, args);
 }
 
 /// The same for the heads of an attention whose splits are to be merged: `x` is their `out`. Bit for bit [`merge_splits`] and
 /// [`launch`]; where a single token has few splits it is one launch, and `x` and the lse of several splits are not written.
 pub fn launch_merged(client: &Client, merge: MergeSplitsArgs, args: LinearArgs) {
-    launch_behind(client, Some(merge), args);
+    launch_with(client, Before::Merge(merge), None, args);
 }
 
-/// Behind a merge, which the products' kernel does itself where that is faster.
-fn launch_behind(client: &Client, mut merge: Option<MergeSplitsArgs>, args: LinearArgs) {
+/// The same for the norm of a residual sum: `x` is its `normed`. Bit for bit [`add_rms_norm`] and [`launch`]; for a single row
+/// it may be one launch.
+pub fn launch_normed(client: &Client, norm: AddRmsNormArgs, args: LinearArgs) {
+    launch_with(client, Before::Norm(norm), None, args);
+}
+
+/// The same for heads whose carried channels turn, and puts latents into a cache. The launch must be one that [`turns`].
+pub fn launch_turned(client: &Client, latents: LatentRows, args: LinearArgs) {
+    launch_with(client, Before::Nothing, Some(latents), args);
+}
+
+/// Whether [`launch_turned`] takes these.
+pub fn turns(client: &Client, latents: &LatentRows, args: &LinearArgs) -> bool {
+    #[cfg(feature = "cuda")]
+    if let Work::Heads { carried, matrix_stride, .. } = args.work {
+        return sm80::supported(client, args.inputs, args.elem)
+            && sm80::fits(carried, matrix_stride)
+            && sm80::takes_latents(carried, latents);
+    }
+    let _ = (client, latents, args);
+    false
+}
+
+/// What writes the rows of x, if they are not there.
+#[allow(clippy::large_enum_variant, reason = "there is one at a time")]
+pub(crate) enum Before {
+    Nothing,
+    Merge(MergeSplitsArgs),
+    Norm(AddRmsNormArgs),
+}
+
+impl Before {
+    fn launch(self, client: &Client) {
+        match self {
+            Self::Nothing => {}
+            Self::Merge(merge) => merge_splits::launch(client, merge),
+            Self::Norm(norm) => add_rms_norm::launch(client, norm),
+        }
+    }
+
+    /// The largest buffer beside x.
+    fn largest(&self) -> Option<&BufferArg> {
+        match self {
+            Self::Nothing => None,
+            Self::Merge(merge) => Some(&merge.outs),
+            Self::Norm(AddRmsNormArgs { y: Summand::Rows(rows), .. }) => Some(rows),
+            Self::Norm(AddRmsNormArgs { y: Summand::Experts(outputs), .. }) => Some(&outputs.rows),
+        }
+    }
+}
+
+/// Behind a launch whose work the products' kernel does itself where that is faster, and with what it does beside them.
+fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, args: LinearArgs) {
     let (inputs, outputs, x_elem, elem) = (args.inputs, args.outputs, args.x_elem, args.elem);
     // Rows of x, and of those that meet one matrix.
     let (count, each) = match &args.work {
@@ -203,7 +254,7 @@ fn launch_behind(client: &Client, mut merge: Option<MergeSplitsArgs>, args: Line
         Work::Token { pairs, .. } => (*pairs, 1),
     };
     if count * inputs * outputs == 0 {
-        return;
+        return before.launch(client);
     }
     let (carried, matrix_stride) = match &args.work {
         Work::Heads { carried, matrix_stride, .. } => (*carried, *matrix_stride),
@@ -217,25 +268,23 @@ fn launch_behind(client: &Client, mut merge: Option<MergeSplitsArgs>, args: Line
         Work::Dense { second: Some(second), .. } => buffers.extend([&second.weight, &second.out]),
         _ => {}
     }
-    if let Some(merge) = &merge {
-        buffers.push(&merge.outs);
-    }
+    buffers.extend(before.largest());
+    buffers.extend(latents.as_ref().map(|latents| &latents.cache));
     let address = address_type(client, &buffers);
     #[cfg(feature = "cuda")]
-    if sm80::supported(client, inputs, elem) && sm80::fits(&products) {
+    if sm80::supported(client, inputs, elem) && sm80::fits(carried, matrix_stride) {
         let tile = tile_tokens(client, inputs, each, elem);
         let grid = Grid::new(client, args.work.listed(client, choice::chooses), tile);
-        let source = merge.take_if(|merge| sm80::merges(client, &products, &grid, merge));
-        if let Some(merge) = merge {
-            merge_splits::launch(client, merge);
+        let mut inside = Before::Nothing;
+        if sm80::takes(client, &products, &grid, &before) {
+            inside = before;
+        } else {
+            before.launch(client);
         }
-        let source = source.map_or(RowSourceArgs::Memory, RowSourceArgs::splits);
-        return sm80::launch(client, products, grid, source, (args.form, tile), address, elem);
+        return sm80::launch(client, products, grid, (inside, latents), (args.form, tile), address, elem);
     }
-    if let Some(merge) = merge.take() {
-        merge_splits::launch(client, merge);
-    }
-    let _ = each;
+    before.launch(client);
+    let _ = (each, latents);
     let grid = Grid::new(client, args.work.listed(client, |_| false), TOKENS);
     let vector = io_vector_size(client.properties(), &[inputs, products.carried, products.matrix_stride], elem.size());
     let form = Form::new(&grid, args.form, outputs);

@@ -6,6 +6,7 @@
 #[cfg(feature = "cuda")]
 pub(crate) mod choice;
 pub mod combine;
+pub mod latents;
 pub mod linear;
 pub mod route;
 pub mod sort;

@@ -176,7 +176,7 @@ pub(crate) struct Tile {
     pub first: usize,
     pub count: usize,
     /// Pairs or heads of a token.
-    per_token: usize,
+    pub per_token: usize,
     #[cube(comptime)]
     rows: Rows,
 }
@@ -264,6 +264,11 @@ impl Tile {
         if comptime!(self.rows == Rows::Heads) { len + carried } else { len }
     }
 
+    /// The row of a token's head.
+    pub(crate) fn head_row(&self, token: usize) -> usize {
+        (self.first + token) * self.per_token + self.expert
+    }
+
     /// Copies the channels of x past those of the product, `carried` vectors of each token, behind its outputs.
     pub(crate) fn carry<X: Float, E: Float, N: Size>(
         &self,
@@ -278,7 +283,7 @@ impl Tile {
         let mut vector = UNIT_POS as usize;
         while vector < self.count * carried {
             let (token, column) = (vector / carried, vector % carried);
-            let row = (self.first + token) * self.per_token + self.expert;
+            let row = self.head_row(token);
             let values = x[row * (vectors + carried) + vectors + column];
             #[unroll]
             for lane in 0..lanes {
