@@ -2,9 +2,9 @@
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use mla_ops::{
-    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, SharedExperts,
-    add_rms_norm, batch_invariant, experts_mlp, experts_mlp_add_rms_norm, experts_mlp_add_rms_norm_linear_pair, linear,
-    linear_by_head, linear_pair, route_experts, swiglu,
+    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, Routing,
+    SharedExperts, add_rms_norm, batch_invariant, experts_mlp, experts_mlp_add_rms_norm,
+    experts_mlp_add_rms_norm_linear_pair, linear, linear_by_head, linear_pair, route_experts, swiglu,
 };
 use rstest::rstest;
 
@@ -165,8 +165,10 @@ impl Inputs {
         let [tokens, experts, top_k, hidden, width] = self.sizes;
         ExpertsMlpArgs {
             x: floats(&self.x, [tokens, hidden], self.dtype, device),
-            indices: ints(&self.indices, [tokens, top_k], device),
-            weights: floats(&self.weights, [tokens, top_k], DType::F32, device),
+            routing: Routing::Chosen {
+                indices: ints(&self.indices, [tokens, top_k], device),
+                weights: floats(&self.weights, [tokens, top_k], DType::F32, device),
+            },
             gate_up: floats(&self.gate_up, [experts, 2 * width, hidden], self.dtype, device),
             down: floats(&self.down, [experts, hidden, width], self.dtype, device),
             shared: self.shared.as_ref().map(|(width, [gate_up, down])| SharedExperts {
@@ -208,6 +210,14 @@ impl Inputs {
             (sum, size)
         };
         self.x.chunks(hidden).enumerate().map(token).collect()
+    }
+}
+
+/// Experts and weights that are given.
+fn chosen(args: &mut ExpertsMlpArgs) -> (&mut Tensor<2, Int>, &mut Tensor<2>) {
+    match &mut args.routing {
+        Routing::Chosen { indices, weights } => (indices, weights),
+        Routing::Scored { .. } => unreachable!("tests give experts"),
     }
 }
 
@@ -258,6 +268,67 @@ fn ops_experts_mlp_add_rms_norm(
     });
 }
 
+/// The routers of DeepSeek-V2-Lite, V3 and V4, and odd sizes: bit for bit a choice before the experts, also for experts of
+/// equal score.
+#[rstest]
+#[case::v2_lite([64, 6, 64, 32], How::Scores, PLAIN)]
+#[case::v2([161, 6, 96, 32], How::Scores, RouteExpertsOptions { groups: Some(ExpertGroups { count: 7, kept: 3, best: 1 }), scale: 16.0, ..PLAIN })]
+#[case::v3([256, 8, 64, 32], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, groups: Some(ExpertGroups { count: 8, kept: 4, best: 2 }), normalise: true, scale: 2.5 })]
+#[case::v4([15, 6, 32, 16], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
+#[case::v4_table([15, 6, 32, 16], How::Given, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
+#[case::one_expert([1, 1, 64, 8], How::Scores, PLAIN)]
+#[case::more_experts_than_units([301, 2, 32, 8], How::Scores, PLAIN)]
+#[case::odd_channels([5, 2, 33, 7], How::Biased, PLAIN)]
+fn ops_experts_mlp_of_scores(
+    #[case] sizes: [usize; 4],
+    #[case] how: How,
+    #[case] options: RouteExpertsOptions,
+    #[values(1, 3)] tokens: usize,
+) {
+    let [experts, top_k, hidden, width] = sizes;
+    let mut first = rng(56);
+    // With steps of a quarter some are equal.
+    let mut numbers = |count| random(&mut first, count, DType::F32).iter().map(|x| (16.0 * x).round() / 4.0).collect();
+    let (logits, bias): (Vec<f64>, Vec<f64>) = (numbers(tokens * experts), numbers(experts));
+    let given: Vec<i32> = (0..tokens * top_k).map(|i| (i * 37 % (experts + 2)) as i32 - 1).collect();
+    for_each_dtype(|device, dtype| {
+        let mut inputs = Inputs::new([tokens, experts, top_k, hidden, width], dtype);
+        // An even number of experts has none beside it there.
+        let weights = [2 * width * hidden, hidden * width].map(|len| random(&mut rng(57), len, dtype));
+        inputs.shared.get_or_insert((width, weights));
+        let choice = match how {
+            How::Scores => ExpertChoice::Scores(top_k),
+            How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
+            How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+        };
+        let route = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
+        let (indices, weights) = route_experts(route.clone(), &options).expect("legal");
+        let residual = floats(&inputs.x, [tokens, hidden], dtype, device);
+        let norm_weight = floats(&random(&mut rng(55), hidden, DType::F32), [hidden], DType::F32, device);
+        let projections = [48, 17].map(|rows| {
+            let weight = random(&mut rng(58), rows * hidden, dtype);
+            floats(&weight, [rows, hidden], dtype, device)
+        });
+        let all = |routing| {
+            let args = ExpertsMlpArgs { routing, ..inputs.args(device) };
+            let sum = experts_mlp(args.clone(), None).expect("legal");
+            let norm = || (residual.clone(), norm_weight.clone());
+            let (residual, weight) = norm();
+            let (residual_sum, normed) =
+                experts_mlp_add_rms_norm(args.clone(), None, residual, weight, 1e-6).expect("legal");
+            let (residual, weight) = norm();
+            let (pair_sum, pair_norm, [first, second]) =
+                experts_mlp_add_rms_norm_linear_pair(args, None, residual, weight, 1e-6, projections.clone())
+                    .expect("legal");
+            [sum, residual_sum, normed, pair_sum, pair_norm, first, second]
+        };
+        let expected = all(Routing::Chosen { indices, weights });
+        for (actual, expected) in all(Routing::Scored { route, options }).into_iter().zip(expected) {
+            assert!(bits(&actual) == bits(&expected), "{sizes:?} {dtype:?} on {device:?}");
+        }
+    });
+}
+
 /// Sum, norm and products have the bits of the operations that compute them one after the other. Rows for one turn of loads and
 /// for several, matrices for one launch and for two, shared experts that the token's launches take and others, none.
 #[rstest]
@@ -296,12 +367,10 @@ fn ops_experts_mlp_of_one_token_among_others(#[values(DType::F32, DType::BF16)] 
         let inputs = Inputs::new([64, 7, 2, 64, 32], dtype);
         let args = inputs.args(device);
         let part = |count: usize| {
-            let args = ExpertsMlpArgs {
-                x: args.x.clone().narrow(0, 0, count),
-                indices: args.indices.clone().narrow(0, 0, count),
-                weights: args.weights.clone().narrow(0, 0, count),
-                ..args.clone()
-            };
+            let mut args = ExpertsMlpArgs { x: args.x.clone().narrow(0, 0, count), ..args.clone() };
+            let (indices, weights) = chosen(&mut args);
+            *indices = indices.clone().narrow(0, 0, count);
+            *weights = weights.clone().narrow(0, 0, count);
             let compute = || experts_mlp(args, None).expect("legal");
             // The CPU's own products choose their loops by the number of rows.
             let out = match *device == Device::flex() {
@@ -322,9 +391,8 @@ fn ops_experts_of_views_and_of_nothing() {
         let inputs = Inputs::new([5, 7, 2, 64, 32], DType::F32);
         let args = inputs.args(device);
         let expected = values(experts_mlp(args.clone(), None).expect("legal"));
-        let views = ExpertsMlpArgs {
+        let mut views = ExpertsMlpArgs {
             x: restrided(args.x, 0, 1),
-            weights: restrided(args.weights, 0, 1),
             gate_up: restrided(args.gate_up, 0, 2),
             down: restrided(args.down, 0, 1),
             shared: args.shared.map(|shared| SharedExperts {
@@ -333,13 +401,14 @@ fn ops_experts_of_views_and_of_nothing() {
             }),
             ..args
         };
+        let (_, weights) = chosen(&mut views);
+        *weights = restrided(weights.clone(), 0, 1);
         assert_eq!(values(experts_mlp(views, None).expect("legal")), expected);
         let args = inputs.args(device);
         let none: Tensor<2, Int> = Tensor::from_data(TensorData::new(Vec::<i32>::new(), [0, 2]), (device, DType::I32));
         let nothing = ExpertsMlpArgs {
             x: zeros([0, 64], device),
-            indices: none,
-            weights: zeros([0, 2], device),
+            routing: Routing::Chosen { indices: none, weights: zeros([0, 2], device) },
             shared: None,
             ..args
         };
@@ -495,13 +564,13 @@ fn ops_errors_experts() {
             change(&mut args, device);
             assert_refused(experts_mlp(args, None), kind, argument);
         };
-        refuses(Shape, "indices", |it, _| it.indices = it.indices.clone().narrow(0, 0, 3));
-        refuses(Shape, "weights", |it, device| it.weights = zeros([4, 3], device));
+        refuses(Shape, "indices", |it, _| *chosen(it).0 = chosen(it).0.clone().narrow(0, 0, 3));
+        refuses(Shape, "weights", |it, device| *chosen(it).1 = zeros([4, 3], device));
         refuses(Shape, "down", |it, device| it.down = zeros([5, 63, 32], device));
         refuses(Value, "down", |it, device| it.down = zeros([5, 64, 0], device));
         refuses(Shape, "gate_up", |it, device| it.gate_up = zeros([5, 63, 64], device));
         refuses(Shape, "gate_up", |it, device| it.gate_up = zeros([4, 64, 64], device));
-        refuses(WrongType, "weights", |it, _| it.weights = it.weights.clone().cast(FloatDType::F16));
+        refuses(WrongType, "weights", |it, _| *chosen(it).1 = chosen(it).1.clone().cast(FloatDType::F16));
         let refuses_shared = |kind, argument, change: fn(&mut SharedExperts, &Device)| {
             let mut args = args();
             change(args.shared.as_mut().expect("five experts have shared ones"), device);
@@ -536,6 +605,16 @@ fn ops_errors_experts() {
         assert_refused(pair([4, 64], [matrix(63), matrix(64)]), Shape, "weights[0]");
         assert_refused(pair([4, 64], [matrix(64), matrix(63)]), Shape, "weights[1]");
         assert_refused(pair([4, 64], [matrix(64), half]), WrongType, "weights[1]");
+
+        let scored = |logits: [usize; 2], choice| {
+            let route = RouteExpertsArgs { logits: zeros(logits, device), choice };
+            experts_mlp(ExpertsMlpArgs { routing: Routing::Scored { route, options: PLAIN }, ..args() }, None)
+        };
+        scored([4, 5], ExpertChoice::Scores(2)).expect("legal before it is changed");
+        assert_refused(scored([3, 5], ExpertChoice::Scores(2)), Shape, "logits");
+        assert_refused(scored([4, 6], ExpertChoice::Scores(2)), Shape, "logits");
+        assert_refused(scored([4, 5], ExpertChoice::Scores(6)), Value, "choice");
+        assert_refused(scored([4, 5], ExpertChoice::BiasedScores(2, zeros([4], device))), Shape, "choice");
 
         let route = |choice, options: RouteExpertsOptions| {
             route_experts(RouteExpertsArgs { logits: zeros([3, 8], device), choice }, &options)

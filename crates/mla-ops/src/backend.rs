@@ -6,7 +6,7 @@
 //! say what the outputs will be.
 
 use burn::backend::{
-    Backend, backend_extension,
+    Backend, ExtensionType, backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::FloatDType;
@@ -143,6 +143,37 @@ pub struct LinearSpec {
     pub limit: Option<f32>,
 }
 
+/// What the choice of the best experts needs beside the tensors.
+#[derive(Debug, Clone)]
+pub struct RouteSpec {
+    /// Whether there is a bias; otherwise that tensor is anything.
+    pub biased: bool,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// The rest.
+    pub options: RouteExpertsOptions,
+}
+
+/// The experts of tokens and their weights, or what they are chosen from.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda"))))]
+pub enum BackendRouting<B: Backend> {
+    /// Experts and weights.
+    Chosen(IntTensor<B>, FloatTensor<B>),
+    /// Logits, a bias, and the rest of what [`MlaBackend::choose_experts`] takes.
+    Scored(FloatTensor<B>, FloatTensor<B>, RouteSpec),
+}
+
+impl<B: MlaBackend> BackendRouting<B> {
+    /// Experts and weights.
+    pub fn chosen(self) -> (IntTensor<B>, FloatTensor<B>) {
+        match self {
+            Self::Chosen(indices, weights) => (indices, weights),
+            Self::Scored(logits, bias, route) => B::choose_experts(logits, bias, route),
+        }
+    }
+}
+
 /// What [`MlaBackend::experts_mlp`] needs beside the tensors.
 #[derive(Debug, Clone)]
 pub struct ExpertsSpec {
@@ -152,6 +183,8 @@ pub struct ExpertsSpec {
     pub limit: Option<f32>,
     /// Added to the mean square in the norm of the residual sum; none where there is no such sum.
     pub norm_eps: Option<f32>,
+    /// Whether two projections of a single token's norm follow.
+    pub pair: bool,
 }
 
 /// What [`MlaBackend::norm_rope`] needs beside the tensors.
@@ -311,14 +344,12 @@ pub trait MlaBackend: Backend {
     #[fusion(meta = fusion::linear_by_head)]
     fn linear_by_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// [`route_experts`](crate::route_experts()) of the best scores: experts and weights. Without `biased`, `bias` is anything.
+    /// [`route_experts`](crate::route_experts()) of the best scores: experts and weights.
     #[fusion(meta = fusion::choose_experts)]
     fn choose_experts(
         logits: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        biased: bool,
-        top_k: usize,
-        options: RouteExpertsOptions,
+        route: RouteSpec,
     ) -> (IntTensor<Self>, FloatTensor<Self>);
 
     /// [`route_experts`](crate::route_experts()) of given experts: these, and their weights.
@@ -346,30 +377,13 @@ pub trait MlaBackend: Backend {
         spec: ExpertsSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The same of a single token, with the weights of shared experts.
+    /// The same of a single token, with the weights of shared experts; and behind it the products of the norm with `first` and
+    /// `second`, as [`MlaBackend::linear_pair`] computes them. Without `spec.pair`, both are anything, and so are the products.
     #[fusion(meta = fusion::experts_mlp_of_token)]
     #[allow(clippy::too_many_arguments)]
     fn experts_mlp_of_token(
         x: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-        weights: FloatTensor<Self>,
-        gate_up: FloatTensor<Self>,
-        down: FloatTensor<Self>,
-        shared_gate_up: FloatTensor<Self>,
-        shared_down: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        norm_weight: FloatTensor<Self>,
-        spec: ExpertsSpec,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    /// [`experts_mlp_add_rms_norm_linear_pair`](crate::experts_mlp_add_rms_norm_linear_pair()) of a single token with shared
-    /// experts: the sum, its norm, the products of both matrices.
-    #[fusion(meta = fusion::experts_mlp_of_token_linear_pair)]
-    #[allow(clippy::too_many_arguments)]
-    fn experts_mlp_of_token_linear_pair(
-        x: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-        weights: FloatTensor<Self>,
+        #[extension_type] routing: BackendRouting<Self>,
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
         shared_gate_up: FloatTensor<Self>,

@@ -12,7 +12,6 @@ use cubek::std::InputBinding;
 use mla_kernels::portable::add_rms_norm::{self, AddRmsNormArgs, Summand};
 use mla_kernels::portable::experts::latents::LatentRows;
 use mla_kernels::portable::experts::linear::{launch_turned, turns};
-use mla_kernels::portable::experts::route::Choice;
 use mla_kernels::portable::{
     argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_linear,
     norm_rope, page_table, ragged_attention, rope_write, sparse_parts, vertical_slash_attention, vertical_slash_index,
@@ -21,8 +20,8 @@ use mla_kernels::portable::{
 
 use self::tensors::{contiguous, dims, empty, evenly_spaced, own, row_stride};
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend, NormRopeSpec,
-    PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    BackendRouting, CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend,
+    NormRopeSpec, PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{Path, RouteExpertsOptions, SparseMlaOptions, Splits};
 
@@ -366,22 +365,12 @@ impl MlaBackend for CubeBackend {
         experts::linear_by_head(x, weight)
     }
 
-    fn choose_experts(
-        logits: CubeTensor,
-        bias: CubeTensor,
-        biased: bool,
-        top_k: usize,
-        options: RouteExpertsOptions,
-    ) -> (CubeTensor, CubeTensor) {
-        let choice = if biased { Choice::BiasedScores } else { Choice::Scores };
-        // Nobody looks at what would be given.
-        let given = bias.clone();
-        experts::route(logits, bias, given, choice, top_k, &options)
+    fn choose_experts(logits: CubeTensor, bias: CubeTensor, route: RouteSpec) -> (CubeTensor, CubeTensor) {
+        experts::choose(logits, bias, &route)
     }
 
     fn weigh_experts(logits: CubeTensor, given: CubeTensor, options: RouteExpertsOptions) -> (CubeTensor, CubeTensor) {
-        let ([_, top_k], bias) = (dims(&given), logits.clone());
-        experts::route(logits, bias, given, Choice::Given, top_k, &options)
+        experts::weigh(logits, given, &options)
     }
 
     fn experts_mlp(
@@ -401,24 +390,7 @@ impl MlaBackend for CubeBackend {
 
     fn experts_mlp_of_token(
         x: CubeTensor,
-        indices: CubeTensor,
-        weights: CubeTensor,
-        gate_up: CubeTensor,
-        down: CubeTensor,
-        shared_gate_up: CubeTensor,
-        shared_down: CubeTensor,
-        residual: CubeTensor,
-        norm_weight: CubeTensor,
-        spec: ExpertsSpec,
-    ) -> (CubeTensor, CubeTensor) {
-        let norm = spec.norm_eps.map(|eps| (residual, norm_weight, eps));
-        experts::mlp_of_token(x, (indices, weights), [gate_up, down], [shared_gate_up, shared_down], norm, &spec)
-    }
-
-    fn experts_mlp_of_token_linear_pair(
-        x: CubeTensor,
-        indices: CubeTensor,
-        weights: CubeTensor,
+        routing: BackendRouting<Self>,
         gate_up: CubeTensor,
         down: CubeTensor,
         shared_gate_up: CubeTensor,
@@ -429,9 +401,9 @@ impl MlaBackend for CubeBackend {
         second: CubeTensor,
         spec: ExpertsSpec,
     ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
-        let norm = (residual, norm_weight, spec.norm_eps.unwrap_or_default());
-        let (experts, shared) = ([gate_up, down], [shared_gate_up, shared_down]);
-        experts::mlp_of_token_linear_pair(x, (indices, weights), experts, shared, norm, [first, second], &spec)
+        let norm = spec.norm_eps.map(|eps| (residual, norm_weight, eps));
+        let pair = spec.pair.then_some([first, second]);
+        experts::mlp_of_token(x, routing, [gate_up, down], [shared_gate_up, shared_down], (norm, pair), &spec)
     }
 
     fn norm_rope(

@@ -8,8 +8,8 @@ use burn::backend::{
 use burn::tensor::{Int, Tensor};
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend, NormRopeSpec,
-    PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    BackendRouting, CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend,
+    NormRopeSpec, PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{
     Path, RouteExpertsOptions, SparseMlaOptions, SparseScope, linear, linear_by_head, linear_pair, reference, swiglu,
@@ -189,12 +189,10 @@ impl MlaBackend for Flex {
     fn choose_experts(
         logits: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        biased: bool,
-        top_k: usize,
-        options: RouteExpertsOptions,
+        route: RouteSpec,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
-        let bias = biased.then(|| float(bias));
-        let (indices, weights) = reference::choose_experts(float(logits), bias, top_k, &options);
+        let bias = route.biased.then(|| float(bias));
+        let (indices, weights) = reference::choose_experts(float(logits), bias, route.top_k, &route.options);
         (int_primitive(indices), float_primitive(weights))
     }
 
@@ -229,24 +227,7 @@ impl MlaBackend for Flex {
 
     fn experts_mlp_of_token(
         x: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-        weights: FloatTensor<Self>,
-        gate_up: FloatTensor<Self>,
-        down: FloatTensor<Self>,
-        shared_gate_up: FloatTensor<Self>,
-        shared_down: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        norm_weight: FloatTensor<Self>,
-        spec: ExpertsSpec,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let shared = linear(swiglu(float(x.clone()), float(shared_gate_up), spec.limit), float(shared_down));
-        Self::experts_mlp(x, indices, weights, gate_up, down, float_primitive(shared), residual, norm_weight, spec)
-    }
-
-    fn experts_mlp_of_token_linear_pair(
-        x: FloatTensor<Self>,
-        indices: IntTensor<Self>,
-        weights: FloatTensor<Self>,
+        routing: BackendRouting<Self>,
         gate_up: FloatTensor<Self>,
         down: FloatTensor<Self>,
         shared_gate_up: FloatTensor<Self>,
@@ -257,11 +238,11 @@ impl MlaBackend for Flex {
         second: FloatTensor<Self>,
         spec: ExpertsSpec,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        #[rustfmt::skip]
-        let (sum, normed) = Self::experts_mlp_of_token(
-            x, indices, weights, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, spec,
-        );
-        let (first, second) = Self::linear_pair(normed.clone(), first, second);
+        let shared = linear(swiglu(float(x.clone()), float(shared_gate_up), spec.limit), float(shared_down));
+        let ((indices, weights), shared, pair) = (routing.chosen(), float_primitive(shared), spec.pair);
+        let (sum, normed) = Self::experts_mlp(x, indices, weights, gate_up, down, shared, residual, norm_weight, spec);
+        let (first, second) =
+            if pair { Self::linear_pair(normed.clone(), first, second) } else { (sum.clone(), sum.clone()) };
         (sum, normed, first, second)
     }
 

@@ -4,8 +4,8 @@ use burn::backend::fusion::custom::TensorSpec;
 use burn::tensor::{DType, Shape};
 
 use crate::backend::{
-    CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, NormRopeSpec,
-    PageTableSpec, PlanSpec, RaggedSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
+    BackendRoutingMetadata, CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec,
+    NormRopeSpec, PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
 use crate::{RouteExpertsOptions, SparseMlaOptions};
 
@@ -160,15 +160,9 @@ pub(crate) fn linear_by_head(x: &TensorSpec, weight: &TensorSpec) -> TensorSpec 
     spec([rows, heads, outputs + width - inputs], x.dtype)
 }
 
-pub(crate) fn choose_experts(
-    logits: &TensorSpec,
-    _bias: &TensorSpec,
-    _biased: &bool,
-    top_k: &usize,
-    _options: &RouteExpertsOptions,
-) -> (TensorSpec, TensorSpec) {
+pub(crate) fn choose_experts(logits: &TensorSpec, _bias: &TensorSpec, route: &RouteSpec) -> (TensorSpec, TensorSpec) {
     let [tokens, _] = logits.shape.dims();
-    (spec([tokens, *top_k], DType::I32), spec([tokens, *top_k], DType::F32))
+    (spec([tokens, route.top_k], DType::I32), spec([tokens, route.top_k], DType::F32))
 }
 
 pub(crate) fn weigh_experts(
@@ -198,24 +192,7 @@ pub(crate) fn experts_mlp(
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn experts_mlp_of_token(
     x: &TensorSpec,
-    _indices: &TensorSpec,
-    _weights: &TensorSpec,
-    _gate_up: &TensorSpec,
-    _down: &TensorSpec,
-    _shared_gate_up: &TensorSpec,
-    _shared_down: &TensorSpec,
-    _residual: &TensorSpec,
-    _norm_weight: &TensorSpec,
-    _spec: &ExpertsSpec,
-) -> (TensorSpec, TensorSpec) {
-    (x.clone(), x.clone())
-}
-
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn experts_mlp_of_token_linear_pair(
-    x: &TensorSpec,
-    _indices: &TensorSpec,
-    _weights: &TensorSpec,
+    _routing: &BackendRoutingMetadata,
     _gate_up: &TensorSpec,
     _down: &TensorSpec,
     _shared_gate_up: &TensorSpec,
@@ -224,9 +201,9 @@ pub(crate) fn experts_mlp_of_token_linear_pair(
     _norm_weight: &TensorSpec,
     first: &TensorSpec,
     second: &TensorSpec,
-    _spec: &ExpertsSpec,
+    spec: &ExpertsSpec,
 ) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
-    let (first, second) = linear_pair(x, first, second);
+    let (first, second) = if spec.pair { linear_pair(x, first, second) } else { (x.clone(), x.clone()) };
     (x.clone(), x.clone(), first, second)
 }
 

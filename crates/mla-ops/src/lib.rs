@@ -60,8 +60,8 @@ pub use independent::map_independent;
 pub use ops::argmax::argmax;
 pub use ops::compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
 pub use ops::experts::{
-    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, SharedExperts,
-    experts_mlp, experts_mlp_add_rms_norm, experts_mlp_add_rms_norm_linear_pair, route_experts,
+    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, Routing,
+    SharedExperts, experts_mlp, experts_mlp_add_rms_norm, experts_mlp_add_rms_norm_linear_pair, route_experts,
 };
 pub use ops::kv_indices::{KvIndices, kv_indices};
 pub use ops::lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};

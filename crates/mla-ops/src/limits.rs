@@ -163,14 +163,13 @@ pub(crate) fn experts(check: &Check, args: &ExpertsMlpArgs) -> Result<(), MlaErr
         elements(check, "shared.gate_up", &shared.gate_up)?;
         elements(check, "shared.down", &shared.down)?;
     }
-    let ([_, hidden], [_, _, width]) = (args.x.dims(), args.down.dims());
-    let pairs = args.indices.shape().num_elements();
+    let ([tokens, hidden], [_, _, width]) = (args.x.dims(), args.down.dims());
+    let (pairs, argument) = (tokens * args.routing.top_k(), args.routing.argument());
     if i32::try_from(pairs).is_err() {
-        return Err(
-            check.device_limit("indices", format!("{pairs} pairs of token and expert, and the most is {}", i32::MAX))
-        );
+        let reason = format!("{pairs} pairs of token and expert, and the most is {}", i32::MAX);
+        return Err(check.device_limit(argument, reason));
     }
-    allocation(check, &client, "indices", (pairs * hidden.max(width)) as u128 * args.x.dtype().size() as u128)
+    allocation(check, &client, argument, (pairs * hidden.max(width)) as u128 * args.x.dtype().size() as u128)
 }
 
 /// The device can make an i32 tensor of this length for the result.

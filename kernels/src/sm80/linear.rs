@@ -4,7 +4,8 @@
 //! A cube has 16 rows of the weights and a tile of tokens; its planes share the input channels, and add up in shared memory. A
 //! product sums over the channels in any order as long as both factors have the same: so a unit takes 16 bytes in a row, which
 //! serve two steps of 16 channels. Of a gated output the cube has 8 rows of the gate and 8 of `up`, placed so that a unit gets
-//! both. The row of a single token a cube may write for itself before that (`experts/source.rs`).
+//! both. The row of a single token a cube may write for itself before that (`experts/source.rs`), and the expert of a single
+//! token's pair it may choose (`experts/choice.rs`).
 //!
 //! The order of a sum depends on the sizes of the matrix alone: a token's output does not change with the other tokens.
 
@@ -14,6 +15,7 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
 use crate::portable::add_rms_norm::{AddRmsNormArgs, UNITS as NORM_UNITS};
+use crate::portable::experts::choice::{PairExperts, PairExpertsArgs};
 use crate::portable::experts::latents::{Beside, BesideArgs, LatentRows};
 use crate::portable::experts::linear::{Before, LinearForm, Products, gated};
 use crate::portable::experts::source::{self, RowSource, RowSourceArgs};
@@ -60,6 +62,8 @@ struct Form {
     second: bool,
     /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
     own_row: usize,
+    /// Whether a pair's cube chooses its expert.
+    routed: bool,
 }
 
 impl Form {
@@ -152,10 +156,12 @@ pub(crate) fn launch(
     let (steps, second) = (tokens / N, grid.second_width > 0);
     let (source, x) = RowSourceArgs::new(client, before, products.x);
     let own_row = if matches!(source, RowSourceArgs::Memory) { 0 } else { products.inputs / VECTOR };
-    let mut form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row };
+    let routed = grid.route.is_some();
+    let mut form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row, routed };
     let cubes = grid.cubes(products.outputs, form.outputs());
     form.few_cubes |= form.steps == 1 && products.inputs >= DEEP && cubes <= 2 * multiprocessors(client);
     let second_width = grid.second_width(VECTOR);
+    let pairs = PairExpertsArgs::new(client, grid.route);
     let (mut beside, mut cubes_beside) = (BesideArgs::Nothing, 0);
     if let Some(latents) = latents {
         let width = products.inputs + products.carried;
@@ -186,6 +192,7 @@ pub(crate) fn launch(
         products.limit,
         source,
         beside,
+        pairs,
         form,
         elem,
     );
@@ -212,6 +219,7 @@ fn linear_mma_kernel<E: Float, V: Size>(
     limit: f32,
     source: &mut RowSource<E, V>,
     beside: Beside,
+    pairs: &mut PairExperts,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
 ) {
@@ -227,7 +235,11 @@ fn linear_mma_kernel<E: Float, V: Size>(
     let number = part.cube / groups;
     let group = part.cube % groups;
     let output = group * form.outputs();
-    let mut tile = Tile::read(tiles, number, max_tiles, tokens, per_token, form.tokens(), form.rows);
+    let listed = if comptime!(form.routed) { 0usize.runtime() } else { max_tiles };
+    let mut tile = Tile::read(tiles, number, listed, tokens, per_token, form.tokens(), form.rows);
+    if comptime!(form.routed) {
+        pairs.assign(&mut tile, &part, number, max_tiles, tokens, comptime!(LANES * PLANES));
+    }
     if comptime!(form.second && form.rows != Rows::Dense) {
         part.place(&mut tile, max_tiles);
     }
@@ -508,7 +520,7 @@ pub(super) fn pair<E: Float, V: Size, NA: Size>(vector: Vector<E, V>, #[comptime
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, form};
-    use crate::portable::experts::latents;
+    use crate::portable::experts::{choice, latents, route};
     let beside = |latents| if latents { latents::offline(LANES * PLANES) } else { BesideArgs::Nothing };
     // Rows of a token's head, of V2-Lite, and of V3.
     let source = |own_row| match own_row * VECTOR {
@@ -528,7 +540,14 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 "linear.mma.normed_pair.v3" => 7168 / VECTOR,
                 _ => 0,
             };
-            let form = Form { rows, linear: LinearForm { gated, limited }, steps, few_cubes, second, own_row };
+            let route = match name {
+                "linear.mma.token_routed_up" => Some(route::V2_LITE),
+                "linear.mma.token_routed_up.v3" => Some(route::V3),
+                _ => None,
+            };
+            let pairs = move || route.map_or(PairExpertsArgs::Listed, choice::offline);
+            let (linear, routed) = (LinearForm { gated, limited }, route.is_some());
+            let form = Form { rows, linear, steps, few_cubes, second, own_row, routed };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(
                 linear_mma_kernel,
@@ -554,6 +573,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                     1.0,
                     source(own_row),
                     beside(latents),
+                    pairs(),
                     form,
                     elem
                 ]
@@ -574,6 +594,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.experts_up", Rows::Gather, true, true, 1, false),
             entry("linear.mma.experts_down", Rows::Scatter, false, false, 1, false),
             entry("linear.mma.token_up", Rows::TokenGather, true, false, 1, false),
+            entry("linear.mma.token_routed_up", Rows::TokenGather, true, false, 1, false),
+            entry("linear.mma.token_routed_up.v3", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_down", Rows::TokenScatter, false, false, 1, false),
         ]
     });

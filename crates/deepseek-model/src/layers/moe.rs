@@ -1,8 +1,8 @@
 //! Mixture of experts (DeepSeekMoE; DeepSeek-V3 §2.1.2).
 
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, Tensor};
 use mla_ops::{
-    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions,
+    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, Routing,
     experts_mlp_add_rms_norm, experts_mlp_add_rms_norm_linear_pair, route_experts,
 };
 
@@ -41,12 +41,7 @@ impl Moe {
         padding: Option<&Tensor<2, Bool>>,
     ) -> Result<(Tensor<2>, AttentionInput)> {
         let (x, h, logits) = norm.forward_sum_and_project(x, attention, self.gate.weight.clone())?;
-        let (mut indices, weights) = self.gate.choose(logits)?;
-        if let Some(padding) = padding {
-            let shape = indices.dims();
-            indices = indices.mask_fill(padding.clone().expand(shape), -1);
-        }
-        let args = self.experts.args(h, (indices, weights), &self.shared_experts);
+        let args = self.experts.args(h, self.gate.routing(logits, padding)?, &self.shared_experts);
         let (limit, weight, eps) = (self.experts.swiglu_limit, next_norm.weight.clone(), next_norm.eps);
         let Some(next) = next else {
             let (x, h) = experts_mlp_add_rms_norm(args, limit, x, weight, eps)?;
@@ -92,13 +87,17 @@ impl Router {
         }
     }
 
-    /// Logits f32 `[N, E]` -> expert numbers `[N, k]` and weights f32 `[N, k]`.
-    fn choose(&self, logits: Tensor<2>) -> Result<(Tensor<2, Int>, Tensor<2>)> {
+    /// Logits f32 `[N, E]`: the experts of each token, of `padding` none.
+    fn routing(&self, logits: Tensor<2>, padding: Option<&Tensor<2, Bool>>) -> Result<Routing> {
         let choice = match &self.bias {
             Some(bias) => ExpertChoice::BiasedScores(self.top_k, bias.clone()),
             None => ExpertChoice::Scores(self.top_k),
         };
-        Ok(route_experts(RouteExpertsArgs { logits, choice }, &self.options)?)
+        let (route, options) = (RouteExpertsArgs { logits, choice }, self.options);
+        let Some(padding) = padding else { return Ok(Routing::Scored { route, options }) };
+        let (indices, weights) = route_experts(route, &options)?;
+        let padding = padding.clone().expand(indices.dims());
+        Ok(Routing::Chosen { indices: indices.mask_fill(padding, -1), weights })
     }
 }
 
@@ -127,14 +126,9 @@ impl Experts {
         }
     }
 
-    /// x `[N, hidden]`, indices `[N, k]` with weights f32 `[N, k]`: what the sum of these experts and the shared one takes.
-    pub(super) fn args(
-        &self,
-        x: Tensor<2>,
-        (indices, weights): (Tensor<2, Int>, Tensor<2>),
-        shared: &Mlp,
-    ) -> ExpertsMlpArgs {
+    /// x `[N, hidden]`: what the sum of each token's experts and the shared one takes.
+    pub(super) fn args(&self, x: Tensor<2>, routing: Routing, shared: &Mlp) -> ExpertsMlpArgs {
         let (gate_up, down) = (self.gate_up_proj.clone(), self.down_proj.clone());
-        ExpertsMlpArgs { x, indices, weights, gate_up, down, shared: Some(shared.weights()) }
+        ExpertsMlpArgs { x, routing, gate_up, down, shared: Some(shared.weights()) }
     }
 }

@@ -1,7 +1,7 @@
 //! Mixture of experts of DeepSeek-V4: square-root-softplus scores, a table for the first layers, clamped activations.
 
 use burn::tensor::{Int, Tensor};
-use mla_ops::{ExpertChoice, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, experts_mlp, linear, route_experts};
+use mla_ops::{ExpertChoice, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, Routing, experts_mlp, linear};
 
 use super::Mlp;
 use super::mlp::MlpNames;
@@ -32,7 +32,7 @@ impl MoeV4 {
 
     /// x `[N, hidden]` and the tokens' ids i32 `[N]` -> `[N, hidden]`.
     pub(crate) fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
-        let routing = self.gate.forward(x.clone(), input_ids)?;
+        let routing = self.gate.forward(x.clone(), input_ids);
         let args = self.experts.args(x, routing, &self.shared_experts);
         Ok(experts_mlp(args, self.experts.swiglu_limit)?)
     }
@@ -77,14 +77,14 @@ impl Router {
         }
     }
 
-    /// Expert numbers `[N, k]` and weights f32 `[N, k]`.
-    fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Result<(Tensor<2, Int>, Tensor<2>)> {
+    /// The experts of each token.
+    fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Routing {
         let logits = linear(x, self.weight.clone());
         let choice = match &self.choice {
             Choice::Table(table) => ExpertChoice::Given(table.clone().select(0, input_ids.clone())),
             Choice::Scores { bias, top_k } => ExpertChoice::BiasedScores(*top_k, bias.clone()),
         };
-        Ok(route_experts(RouteExpertsArgs { logits, choice }, &self.options)?)
+        Routing::Scored { route: RouteExpertsArgs { logits, choice }, options: self.options }
     }
 }
 

@@ -2,20 +2,20 @@
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
-use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use mla_kernels::portable::add_rms_norm::Summand;
 use mla_kernels::portable::experts::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
 use mla_kernels::portable::experts::linear::{
-    self, LinearArgs, LinearForm, PairRows, SecondMatrix, SharedMatrix, Work, tile_tokens,
+    self, ExpertsOf, LinearArgs, LinearForm, PairRows, SecondMatrix, SharedMatrix, Work, tile_tokens,
 };
 use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
 use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
 
 use super::tensors::{contiguous, dims, empty, matrix_stride};
 use super::{add_norm, add_norm_args};
-use crate::backend::{ExpertsSpec, LinearSpec};
+use crate::backend::{BackendRouting, ExpertsSpec, LinearSpec, RouteSpec};
 use crate::{ExpertScoring, RouteExpertsOptions};
 
 /// x `[N, in]`, weight `[out, in]`, or twice as many rows if it is gated: `[N, out]`.
@@ -122,19 +122,41 @@ pub(super) fn by_head_args(
     }
 }
 
-/// Logits `[N, E]`; a bias `[E]` or the given experts `[N, k]` where the choice has them, otherwise anything.
-pub(super) fn route(
+/// Logits `[N, E]` and a bias `[E]`, if there is one, otherwise anything: the best experts and their weights.
+pub(super) fn choose(logits: CubeTensor, bias: CubeTensor, spec: &RouteSpec) -> (CubeTensor, CubeTensor) {
+    let client = logits.client.clone();
+    let (args, chosen) = choose_args(logits, bias, spec);
+    route::launch(&client, args);
+    chosen
+}
+
+/// Logits `[N, E]`, given experts `[N, k]`: these and their weights.
+pub(super) fn weigh(logits: CubeTensor, given: CubeTensor, options: &RouteExpertsOptions) -> (CubeTensor, CubeTensor) {
+    let ([_, top_k], client, bias) = (dims(&given), logits.client.clone(), logits.clone());
+    let (args, chosen) = route_args(logits, bias, given, Choice::Given, top_k, options);
+    route::launch(&client, args);
+    chosen
+}
+
+/// What a launch of [`choose`] takes, and what it writes.
+fn choose_args(logits: CubeTensor, bias: CubeTensor, spec: &RouteSpec) -> (RouteArgs, (CubeTensor, CubeTensor)) {
+    let choice = if spec.biased { Choice::BiasedScores } else { Choice::Scores };
+    // Nobody looks at what would be given.
+    let given = bias.clone();
+    route_args(logits, bias, given, choice, spec.top_k, &spec.options)
+}
+
+fn route_args(
     logits: CubeTensor,
     bias: CubeTensor,
     given: CubeTensor,
     choice: Choice,
     top_k: usize,
     options: &RouteExpertsOptions,
-) -> (CubeTensor, CubeTensor) {
+) -> (RouteArgs, (CubeTensor, CubeTensor)) {
     let [logits, bias, given] = [logits, bias, given].map(contiguous);
     let [tokens, experts] = dims(&logits);
     let (indices, weights) = (empty(&logits, [tokens, top_k], DType::I32), empty(&logits, [tokens, top_k], DType::F32));
-    let client = logits.client.clone();
     let args = RouteArgs {
         logits: logits.into_buffer_arg(),
         bias: bias.into_buffer_arg(),
@@ -156,8 +178,22 @@ pub(super) fn route(
             normalise: options.normalise,
         },
     };
-    route::launch(&client, args);
-    (indices, weights)
+    (args, (indices, weights))
+}
+
+/// Experts and weights, which may be written by the launch that takes the other result.
+fn routing_args(routing: BackendRouting<CubeBackend>) -> ((CubeTensor, CubeTensor), ExpertsOf) {
+    match routing {
+        BackendRouting::Chosen(indices, weights) => {
+            let [indices, weights] = [indices, weights].map(contiguous);
+            let listed = indices.clone().into_buffer_arg();
+            ((indices, weights), ExpertsOf::Listed(listed))
+        }
+        BackendRouting::Scored(logits, bias, route) => {
+            let (args, chosen) = choose_args(logits, bias, &route);
+            (chosen, ExpertsOf::Routed(Box::new(args)))
+        }
+    }
 }
 
 /// The residual stream, and weight and epsilon of the norm of what it becomes.
@@ -178,7 +214,7 @@ pub(super) fn mlp(
     let activations = empty(&x, [pairs, width], x.dtype);
     let outputs = empty(&x, [pairs, hidden], x.dtype);
     let [up_work, down_work] = match tokens {
-        1 => pairs_of_token(&indices, experts, [None, None]),
+        1 => pairs_of_token(&indices, ExpertsOf::Listed(indices.clone().into_buffer_arg()), experts, [None, None]),
         _ => sorted(&x.client, &indices, experts, [hidden, width], elem),
     };
     product(&x, gate_up, &activations, [hidden, width], true, up_work, spec);
@@ -187,57 +223,56 @@ pub(super) fn mlp(
     combine(outputs, (indices, weights), shared, experts, norm)
 }
 
-/// As [`mlp`], with the shared experts in the same launches as those of the token.
+/// As [`mlp`], with the shared experts in the same launches as those of the token, and the choice of its own in the first one;
+/// and the products of the norm with two matrices, if there are any: with the sum and its norm one launch.
 pub(super) fn mlp_of_token(
     x: CubeTensor,
-    (indices, weights): (CubeTensor, CubeTensor),
-    [gate_up, down]: [CubeTensor; 2],
-    [shared_gate_up, shared_down]: [CubeTensor; 2],
-    norm: Option<AddNorm>,
-    spec: &ExpertsSpec,
-) -> (CubeTensor, CubeTensor) {
-    let ([experts, _, width], [_, shared_width]) = (dims(&down), dims(&shared_down));
-    if !linear::joins_experts(width, shared_width) {
-        let gated = LinearSpec { gated: true, limit: spec.limit };
-        let activations = self::linear(x.clone(), shared_gate_up, &gated);
-        let shared = self::linear(activations, shared_down, &LinearSpec { gated: false, limit: None });
-        return mlp(x, (indices, weights), [gate_up, down], shared, norm, spec);
-    }
-    let routing = (contiguous(indices), contiguous(weights));
-    let rows = rows_of_token(x, &routing.0, [gate_up, down], [shared_gate_up, shared_down], spec);
-    combine(rows, routing, SharedRows::Behind, experts, norm)
-}
-
-/// As [`mlp_of_token`], and the products of the norm with two matrices: with the sum and its norm one launch.
-pub(super) fn mlp_of_token_linear_pair(
-    x: CubeTensor,
-    routing: (CubeTensor, CubeTensor),
+    routing: BackendRouting<CubeBackend>,
     experts: [CubeTensor; 2],
     shared: [CubeTensor; 2],
-    norm: AddNorm,
-    [first, second]: [CubeTensor; 2],
+    behind: (Option<AddNorm>, Option<[CubeTensor; 2]>),
     spec: &ExpertsSpec,
 ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
     let ([count, _, width], [_, shared_width]) = (dims(&experts[1]), dims(&shared[1]));
-    if !linear::joins_experts(width, shared_width) || !joins(&first, &second) {
-        let (sum, normed) = mlp_of_token(x, routing, experts, shared, Some(norm), spec);
-        let (first, second) = linear_pair(normed.clone(), first, second);
-        return (sum, normed, first, second);
+    if !linear::joins_experts(width, shared_width) {
+        let ([gate_up, down], (norm, pair)) = (shared, behind);
+        let gated = LinearSpec { gated: true, limit: spec.limit };
+        let activations = self::linear(x.clone(), gate_up, &gated);
+        let shared = self::linear(activations, down, &LinearSpec { gated: false, limit: None });
+        return with_pair(mlp(x, routing.chosen(), experts, shared, norm, spec), pair);
     }
-    let (routing, client) = ((contiguous(routing.0), contiguous(routing.1)), x.client.clone());
-    let rows = rows_of_token(x, &routing.0, experts, shared, spec);
-    let (residual, weight, eps) = norm;
-    let outputs = Summand::Experts(outputs_of(rows, routing, SharedRows::Behind, count));
-    let (norm, (sum, normed)) = add_norm_args(residual, outputs, weight, eps);
-    let (products, (first, second)) = pair_args(normed.clone(), first, second);
-    linear::launch_normed(&client, norm, products);
+    let client = x.client.clone();
+    let (routing, experts_of) = routing_args(routing);
+    let rows = rows_of_token(x, (&routing.0, experts_of), experts, shared, spec);
+    match behind {
+        (Some((residual, weight, eps)), Some([first, second])) if joins(&first, &second) => {
+            let outputs = Summand::Experts(outputs_of(rows, routing, SharedRows::Behind, count));
+            let (norm, (sum, normed)) = add_norm_args(residual, outputs, weight, eps);
+            let (products, (first, second)) = pair_args(normed.clone(), first, second);
+            linear::launch_normed(&client, norm, products);
+            (sum, normed, first, second)
+        }
+        (norm, pair) => with_pair(combine(rows, routing, SharedRows::Behind, count, norm), pair),
+    }
+}
+
+/// A sum, its norm, and the products of the norm with two matrices; where there are none, the sum again.
+fn with_pair(
+    (sum, normed): (CubeTensor, CubeTensor),
+    pair: Option<[CubeTensor; 2]>,
+) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+    let (first, second) = match pair {
+        Some([first, second]) => linear_pair(normed.clone(), first, second),
+        None => (sum.clone(), sum.clone()),
+    };
     (sum, normed, first, second)
 }
 
-/// What each expert of a token computes, given the contiguous numbers of its own, and what the shared ones do: `[k + 1, hidden]`.
+/// What each expert of a token computes, given the contiguous numbers of its own, which the first launch may choose, and what
+/// the shared ones do: `[k + 1, hidden]`.
 fn rows_of_token(
     x: CubeTensor,
-    indices: &CubeTensor,
+    (indices, experts_of): (&CubeTensor, ExpertsOf),
     [gate_up, down]: [CubeTensor; 2],
     shared: [CubeTensor; 2],
     spec: &ExpertsSpec,
@@ -251,7 +286,7 @@ fn rows_of_token(
     // What is shared lies behind the pairs.
     let activations = empty(&x, [pairs * width + shared_width], x.dtype);
     let outputs = empty(&x, [pairs + 1, hidden], x.dtype);
-    let [up_work, down_work] = pairs_of_token(indices, experts, shared);
+    let [up_work, down_work] = pairs_of_token(indices, experts_of, experts, shared);
     product(&x, gate_up, &activations, [hidden, width], true, up_work, spec);
     product(&activations, down, &outputs, [width, hidden], false, down_work, spec);
     outputs
@@ -321,13 +356,22 @@ fn outputs_of(
     }
 }
 
-/// The work of both products for a single token, whose pairs have the order of its experts.
-fn pairs_of_token(indices: &CubeTensor, experts: usize, shared: [Option<SharedMatrix>; 2]) -> [Work; 2] {
-    let [_, top_k] = dims(indices);
-    let [up, down] = shared;
-    [(PairRows::Gather { top_k }, up), (PairRows::Scatter, down)].map(|(rows, shared)| {
-        let experts_of = indices.clone().into_buffer_arg();
-        Work::Token { experts_of, pairs: top_k, experts, rows, shared }
+/// The work of both products for a single token, whose pairs have the order of its experts. The first one may choose them.
+fn pairs_of_token(
+    indices: &CubeTensor,
+    experts_of: ExpertsOf,
+    experts: usize,
+    [up, down]: [Option<SharedMatrix>; 2],
+) -> [Work; 2] {
+    let [_, pairs] = dims(indices);
+    let listed = ExpertsOf::Listed(indices.clone().into_buffer_arg());
+    let gather = PairRows::Gather { top_k: pairs };
+    [(experts_of, gather, up), (listed, PairRows::Scatter, down)].map(|(experts_of, rows, shared)| Work::Token {
+        experts_of,
+        pairs,
+        experts,
+        rows,
+        shared,
     })
 }
 

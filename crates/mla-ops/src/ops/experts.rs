@@ -1,12 +1,12 @@
 //! [`route_experts`], [`experts_mlp`], and this with what follows it: mixture of experts.
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, DispatchTensor, Int, Tensor};
 
 use super::linear::{linear, linear_pair, pair_has_kernel, swiglu};
 use super::norm_rope::check_norm;
 use crate::MlaError;
-use crate::backend::{ExpertsSpec, MlaBackend};
+use crate::backend::{BackendRouting, ExpertsSpec, MlaBackend, RouteSpec};
 use crate::check::Check;
 
 const ROUTE: &str = "route_experts";
@@ -79,27 +79,39 @@ pub fn route_experts(
     args: RouteExpertsArgs,
     options: &RouteExpertsOptions,
 ) -> Result<(Tensor<2, Int>, Tensor<2>), MlaError> {
-    args.check(options)?;
-    let (indices, weights) = match args.choice {
-        ExpertChoice::Given(given) => {
-            <Dispatch as MlaBackend>::weigh_experts(args.logits.into_dispatch(), given.into_dispatch(), *options)
-        }
-        ExpertChoice::Scores(top_k) => {
-            // Where there is no bias, any tensor does.
-            let bias = args.logits.clone().into_dispatch();
-            <Dispatch as MlaBackend>::choose_experts(args.logits.into_dispatch(), bias, false, top_k, *options)
-        }
-        ExpertChoice::BiasedScores(top_k, bias) => {
-            let (logits, bias) = (args.logits.into_dispatch(), bias.into_dispatch());
-            <Dispatch as MlaBackend>::choose_experts(logits, bias, true, top_k, *options)
-        }
-    };
+    args.check(&Check::new(ROUTE, "logits", &args.logits)?, options)?;
+    let (indices, weights) = args.routing(options).chosen();
     Ok((Tensor::from_dispatch(indices), Tensor::from_dispatch(weights)))
 }
 
 impl RouteExpertsArgs {
-    fn check(&self, options: &RouteExpertsOptions) -> Result<(), MlaError> {
-        let check = Check::new(ROUTE, "logits", &self.logits)?;
+    /// What a backend takes.
+    fn routing(self, options: &RouteExpertsOptions) -> BackendRouting<Dispatch> {
+        let (logits, options) = (self.logits.into_dispatch(), *options);
+        match self.choice {
+            ExpertChoice::Given(given) => {
+                let (given, weights) = Dispatch::weigh_experts(logits, given.into_dispatch(), options);
+                BackendRouting::Chosen(given, weights)
+            }
+            ExpertChoice::Scores(top_k) => {
+                // Where there is no bias, any tensor does.
+                BackendRouting::Scored(logits.clone(), logits, RouteSpec { biased: false, top_k, options })
+            }
+            ExpertChoice::BiasedScores(top_k, bias) => {
+                BackendRouting::Scored(logits, bias.into_dispatch(), RouteSpec { biased: true, top_k, options })
+            }
+        }
+    }
+
+    /// Experts of a token.
+    fn top_k(&self) -> usize {
+        match &self.choice {
+            ExpertChoice::Scores(top_k) | ExpertChoice::BiasedScores(top_k, _) => *top_k,
+            ExpertChoice::Given(given) => given.dims()[1],
+        }
+    }
+
+    fn check(&self, check: &Check, options: &RouteExpertsOptions) -> Result<(), MlaError> {
         check.float_as("logits", &self.logits, DType::F32, "always")?;
         let [tokens, experts] = self.logits.dims();
         let holds = (1..=MAX_EXPERTS).contains(&experts);
@@ -115,21 +127,19 @@ impl RouteExpertsArgs {
             })?;
             most = kept * size;
         }
-        let top_k = match &self.choice {
-            ExpertChoice::Scores(top_k) => *top_k,
-            ExpertChoice::BiasedScores(top_k, bias) => {
+        match &self.choice {
+            ExpertChoice::Scores(_) => {}
+            ExpertChoice::BiasedScores(_, bias) => {
                 check.float_as("choice", bias, DType::F32, "always")?;
                 check.dims("choice", bias.dims(), [Some(experts)], || format!("[E] = [{experts}]"))?;
-                *top_k
             }
             ExpertChoice::Given(given) => {
                 check.int("choice", given)?;
                 check.dims("choice", given.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
-                let [_, top_k] = given.dims();
-                let holds = (1..=MAX_EXPERTS).contains(&top_k);
-                return check.value("choice", holds, top_k, || format!("1 to {MAX_EXPERTS} experts for a token"));
+                most = MAX_EXPERTS;
             }
-        };
+        }
+        let top_k = self.top_k();
         check.value("choice", (1..=most).contains(&top_k), top_k, || format!("1 to {most} experts for a token"))
     }
 }
@@ -139,16 +149,83 @@ impl RouteExpertsArgs {
 pub struct ExpertsMlpArgs {
     /// `[N, hidden]`, f32, f16 or bf16.
     pub x: Tensor<2>,
-    /// i32 `[N, k]`: the experts of each token. A number that is none of an expert is left out.
-    pub indices: Tensor<2, Int>,
-    /// f32 `[N, k]`: their weights.
-    pub weights: Tensor<2>,
+    /// The experts of each token, and their weights.
+    pub routing: Routing,
     /// `[E, 2 I, hidden]` of the dtype of `x`: of each expert the gate rows, then those of `up`.
     pub gate_up: Tensor<3>,
     /// `[E, hidden, I]` of the dtype of `x`.
     pub down: Tensor<3>,
     /// What every token passes beside its own, with weight 1, if there is anything.
     pub shared: Option<SharedExperts>,
+}
+
+/// The experts of each token, and their weights.
+#[derive(Debug, Clone)]
+pub enum Routing {
+    /// These.
+    Chosen {
+        /// i32 `[N, k]`: the experts of each token. A number that is none of an expert is left out.
+        indices: Tensor<2, Int>,
+        /// f32 `[N, k]`: their weights.
+        weights: Tensor<2>,
+    },
+    /// Those of [`route_experts`], bit for bit. A single token that has shared experts chooses in the launch of its first
+    /// projection, where matrix instructions compute that.
+    Scored {
+        /// Logits f32 `[N, E]`, and which experts a token gets.
+        route: RouteExpertsArgs,
+        /// How they are chosen.
+        options: RouteExpertsOptions,
+    },
+}
+
+impl Routing {
+    /// Experts of a token.
+    pub(crate) fn top_k(&self) -> usize {
+        match self {
+            Self::Chosen { indices, .. } => indices.dims()[1],
+            Self::Scored { route, .. } => route.top_k(),
+        }
+    }
+
+    /// The argument that says so.
+    pub(crate) fn argument(&self) -> &'static str {
+        match self {
+            Self::Chosen { .. } => "indices",
+            Self::Scored { .. } => "choice",
+        }
+    }
+
+    /// What a backend takes.
+    fn into_backend(self) -> BackendRouting<Dispatch> {
+        match self {
+            Self::Chosen { indices, weights } => {
+                BackendRouting::Chosen(indices.into_dispatch(), weights.into_dispatch())
+            }
+            Self::Scored { route, options } => route.routing(&options),
+        }
+    }
+
+    /// For so many tokens and experts.
+    fn check(&self, check: &Check, [tokens, experts]: [usize; 2]) -> Result<(), MlaError> {
+        match self {
+            Self::Chosen { indices, weights } => {
+                check.int("indices", indices)?;
+                check.float_as("weights", weights, DType::F32, "always")?;
+                check.dims("indices", indices.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
+                let [_, top_k] = indices.dims();
+                let holds = (1..=MAX_EXPERTS).contains(&top_k);
+                check.value("indices", holds, top_k, || format!("1 to {MAX_EXPERTS} experts for a token"))?;
+                let words = || format!("[N, k] = [{tokens}, {top_k}]");
+                check.dims("weights", weights.dims(), [Some(tokens), Some(top_k)], words)
+            }
+            Self::Scored { route, options } => {
+                route.check(check, options)?;
+                let words = || format!("[N, E] = [{tokens}, {experts}]");
+                check.dims("logits", route.logits.dims(), [Some(tokens), Some(experts)], words)
+            }
+        }
+    }
 }
 
 /// Experts that every token passes, side by side as one of S hidden channels.
@@ -224,74 +301,70 @@ pub fn experts_mlp_add_rms_norm_linear_pair(
     let [first, second] = weights;
     let of_token = tokens == 1 && pair_has_kernel(&args.x, [&first, &second]);
     if let Some(shared) = args.shared.clone().filter(|_| of_token) {
-        return Ok(args.sum_linear_pair(shared, limit, (residual, norm_weight, eps), [first, second]));
+        let norm = Some((residual, norm_weight, eps));
+        let [sum, normed, first, second] = args.sum_of_token(shared, limit, norm, Some([first, second]));
+        return Ok((sum, normed, [first, second]));
     }
     let (sum, normed) = experts_mlp_add_rms_norm(args, limit, residual, norm_weight, eps)?;
     let (first, second) = linear_pair(normed.clone(), first, second);
     Ok((sum, normed, [first, second]))
 }
 
+/// A residual stream, and weight and epsilon of the norm of what it becomes.
+type AddNorm = (Tensor<2>, Tensor<1>, f32);
+
+/// Stream and weight, or `any` tensors.
+fn into_backend(norm: Option<AddNorm>, any: &DispatchTensor) -> (DispatchTensor, DispatchTensor) {
+    match norm {
+        Some((residual, weight, _)) => (residual.into_dispatch(), weight.into_dispatch()),
+        None => (any.clone(), any.clone()),
+    }
+}
+
 impl ExpertsMlpArgs {
-    /// The experts' sum, twice; with a residual stream and the weight and epsilon of a norm, the sum of both and its norm.
-    fn sum(self, limit: Option<f32>, norm: Option<(Tensor<2>, Tensor<1>, f32)>) -> (Tensor<2>, Tensor<2>) {
-        let Self { x, indices, weights, gate_up, down, shared } = self;
+    /// The experts' sum, twice; with a residual stream and a norm, the sum of both and its norm.
+    fn sum(mut self, limit: Option<f32>, norm: Option<AddNorm>) -> (Tensor<2>, Tensor<2>) {
+        if let Some(shared) = self.shared.take_if(|_| self.x.dims()[0] == 1) {
+            let [sum, normed, ..] = self.sum_of_token(shared, limit, norm, None);
+            return (sum, normed);
+        }
+        let Self { x, routing, gate_up, down, shared } = self;
         let norm_eps = norm.as_ref().map(|(_, _, eps)| *eps);
-        let spec = ExpertsSpec { shared: shared.is_some(), limit, norm_eps };
+        let spec = ExpertsSpec { shared: shared.is_some(), limit, norm_eps, pair: false };
         // Where something is missing, any tensor does.
-        let any = || x.clone().into_dispatch();
-        let (residual, norm_weight) = match norm {
-            Some((residual, weight, _)) => (residual.into_dispatch(), weight.into_dispatch()),
-            None => (any(), any()),
-        };
-        let [indices, weights] = [indices.into_dispatch(), weights.into_dispatch()];
+        let any = x.clone().into_dispatch();
+        let (residual, norm_weight) = into_backend(norm, &any);
+        let product = |it: SharedExperts| linear(swiglu(x.clone(), it.gate_up, limit), it.down).into_dispatch();
+        let shared = shared.map_or(any, product);
+        let ((indices, weights), x) = (routing.into_backend().chosen(), x.into_dispatch());
         let [gate_up, down] = [gate_up, down].map(Tensor::into_dispatch);
-        #[rustfmt::skip]
-        let (sum, normed) = match shared {
-            Some(shared) if x.dims()[0] == 1 => {
-                let [shared_gate_up, shared_down] = [shared.gate_up, shared.down].map(Tensor::into_dispatch);
-                <Dispatch as MlaBackend>::experts_mlp_of_token(
-                    x.into_dispatch(), indices, weights, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, spec,
-                )
-            }
-            shared => {
-                let product = |it: SharedExperts| linear(swiglu(x.clone(), it.gate_up, limit), it.down).into_dispatch();
-                let shared = shared.map_or_else(any, product);
-                <Dispatch as MlaBackend>::experts_mlp(
-                    x.into_dispatch(), indices, weights, gate_up, down, shared, residual, norm_weight, spec,
-                )
-            }
-        };
+        let (sum, normed) =
+            Dispatch::experts_mlp(x, indices, weights, gate_up, down, shared, residual, norm_weight, spec);
         (Tensor::from_dispatch(sum), Tensor::from_dispatch(normed))
     }
 
-    /// What [`Self::sum`] returns of a single token with these shared experts, and the products of the norm with two matrices.
-    fn sum_linear_pair(
+    /// What [`Self::sum`] returns of a single token with these shared experts, and the products of the norm with two matrices,
+    /// if there are any.
+    fn sum_of_token(
         self,
         shared: SharedExperts,
         limit: Option<f32>,
-        (residual, norm_weight, eps): (Tensor<2>, Tensor<1>, f32),
-        weights: [Tensor<2>; 2],
-    ) -> (Tensor<2>, Tensor<2>, [Tensor<2>; 2]) {
-        let spec = ExpertsSpec { shared: true, limit, norm_eps: Some(eps) };
-        let [x, expert_weights, residual] = [self.x, self.weights, residual].map(Tensor::into_dispatch);
+        norm: Option<AddNorm>,
+        pair: Option<[Tensor<2>; 2]>,
+    ) -> [Tensor<2>; 4] {
+        let norm_eps = norm.as_ref().map(|(_, _, eps)| *eps);
+        let spec = ExpertsSpec { shared: true, limit, norm_eps, pair: pair.is_some() };
+        let (x, routing) = (self.x.into_dispatch(), self.routing.into_backend());
+        let [gate_up, down] = [self.gate_up, self.down].map(Tensor::into_dispatch);
         let [shared_gate_up, shared_down] = [shared.gate_up, shared.down].map(Tensor::into_dispatch);
-        let [first, second] = weights.map(Tensor::into_dispatch);
-        let (sum, normed, first, second) = <Dispatch as MlaBackend>::experts_mlp_of_token_linear_pair(
-            x,
-            self.indices.into_dispatch(),
-            expert_weights,
-            self.gate_up.into_dispatch(),
-            self.down.into_dispatch(),
-            shared_gate_up,
-            shared_down,
-            residual,
-            norm_weight.into_dispatch(),
-            first,
-            second,
-            spec,
+        // Where something is missing, any tensor does.
+        let (residual, norm_weight) = into_backend(norm, &x);
+        let [first, second] = pair.map_or_else(|| [x.clone(), x.clone()], |pair| pair.map(Tensor::into_dispatch));
+        #[rustfmt::skip]
+        let (sum, normed, first, second) = Dispatch::experts_mlp_of_token(
+            x, routing, gate_up, down, shared_gate_up, shared_down, residual, norm_weight, first, second, spec,
         );
-        let [sum, normed, first, second] = [sum, normed, first, second].map(Tensor::from_dispatch);
-        (sum, normed, [first, second])
+        [sum, normed, first, second].map(Tensor::from_dispatch)
     }
 
     /// The arguments of a residual sum and its norm, too.
@@ -314,18 +387,11 @@ impl ExpertsMlpArgs {
     fn check(&self, op: &'static str, limit: Option<f32>) -> Result<Check, MlaError> {
         let check = Check::new(op, "x", &self.x)?;
         check.float("x", &self.x)?;
-        check.int("indices", &self.indices)?;
-        check.float_as("weights", &self.weights, DType::F32, "always")?;
         for (name, weight) in [("gate_up", &self.gate_up), ("down", &self.down)] {
             check.float_as(name, weight, self.x.dtype(), "that of `x`")?;
         }
-        let ([tokens, hidden], [_, top_k], [experts, _, width]) =
-            (self.x.dims(), self.indices.dims(), self.down.dims());
-        check.dims("indices", self.indices.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
-        let holds = (1..=MAX_EXPERTS).contains(&top_k);
-        check.value("indices", holds, top_k, || format!("1 to {MAX_EXPERTS} experts for a token"))?;
-        let words = || format!("[N, k] = [{tokens}, {top_k}]");
-        check.dims("weights", self.weights.dims(), [Some(tokens), Some(top_k)], words)?;
+        let ([tokens, hidden], [experts, _, width]) = (self.x.dims(), self.down.dims());
+        self.routing.check(&check, [tokens, experts])?;
         let words = || format!("[E, hidden, I] with hidden = {hidden}, none of them 0");
         check.dims("down", self.down.dims(), [None, Some(hidden), None], words)?;
         let holds = (1..=MAX_EXPERTS).contains(&experts) && width > 0;

@@ -5,10 +5,13 @@
 
 use cubecl::prelude::*;
 
+#[cfg(feature = "cuda")]
+use super::choice;
 use super::latents::LatentRows;
+use super::route::{self, RouteArgs};
 use super::tiles::{Grid, Part, Rows, Tile};
 use crate::portable::add_rms_norm::{self, AddRmsNormArgs, Summand};
-use crate::portable::launch::{address_type, io_vector_size};
+use crate::portable::launch::{address_type, io_vector_size, share};
 use crate::portable::merge_splits::{self, MergeSplitsArgs};
 #[cfg(feature = "cuda")]
 use crate::sm80::linear as sm80;
@@ -83,8 +86,8 @@ pub enum Work {
     },
     /// The pairs of one token, each a tile of its own. Nothing is sorted: the order of the experts is that of the pairs.
     Token {
-        /// i32 `[pairs]`: the expert of each pair. Pairs of one that there is not are left out.
-        experts_of: BufferArg,
+        /// The expert of each pair. Pairs of one that there is not are left out.
+        experts_of: ExpertsOf,
         /// Pairs.
         pairs: usize,
         /// Experts.
@@ -94,6 +97,28 @@ pub enum Work {
         /// A shared expert, whose row is behind those of the pairs.
         shared: Option<SharedMatrix>,
     },
+}
+
+/// Where the expert of each pair of a token is from.
+pub enum ExpertsOf {
+    /// i32 `[pairs]`.
+    Listed(BufferArg),
+    /// The choice of [`super::route`], which is written as well: in the launch of the projection where that can make it.
+    Routed(Box<RouteArgs>),
+}
+
+impl Work {
+    /// A choice that is to be made, in a launch of its own, unless the projection's kernel `chooses`.
+    fn listed(self, client: &Client, chooses: impl Fn(&RouteArgs) -> bool) -> Self {
+        match self {
+            Work::Token { experts_of: ExpertsOf::Routed(route), pairs, experts, rows, shared } if !chooses(&route) => {
+                let experts_of = ExpertsOf::Listed(share(&route.indices));
+                route::launch(client, *route);
+                Work::Token { experts_of, pairs, experts, rows, shared }
+            }
+            work => work,
+        }
+    }
 }
 
 /// A matrix of the same inputs, where outputs are not gated.
@@ -249,7 +274,7 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
     #[cfg(feature = "cuda")]
     if sm80::supported(client, inputs, elem) && sm80::fits(carried, matrix_stride) {
         let tile = tile_tokens(client, inputs, each, elem);
-        let grid = Grid::new(client, args.work, tile);
+        let grid = Grid::new(client, args.work.listed(client, choice::chooses), tile);
         let mut inside = Before::Nothing;
         if sm80::takes(client, &products, &grid, &before) {
             inside = before;
@@ -260,7 +285,7 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
     }
     before.launch(client);
     let _ = (each, latents);
-    let grid = Grid::new(client, args.work, TOKENS);
+    let grid = Grid::new(client, args.work.listed(client, |_| false), TOKENS);
     let vector = io_vector_size(client.properties(), &[inputs, products.carried, products.matrix_stride], elem.size());
     let form = Form::new(&grid, args.form, outputs);
     let cubes = grid.cubes(outputs, form.outputs());

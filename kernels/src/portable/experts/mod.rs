@@ -3,6 +3,8 @@
 //! Nothing comes back to the host on the way. The tokens' pairs of token and expert are sorted by expert on the device, and
 //! cut into tiles, as many as there may be at most; a tile without pairs costs a cube that ends at once.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod choice;
 pub mod combine;
 pub mod latents;
 pub mod linear;

@@ -1,7 +1,8 @@
 //! The experts of each token and their weights.
 //!
 //! A cube has a token. An expert's place among the others is the number of those that are better: all units count at the same
-//! time, and every place is taken once whatever the scores are.
+//! time, and every place is taken once whatever the scores are. A projection behind the choice can make it by itself
+//! (`experts/choice.rs`).
 
 use cubecl::prelude::*;
 
@@ -128,84 +129,122 @@ fn route_kernel(
 ) {
     let token = CUBE_POS;
     if token < tokens {
-        let unit = UNIT_POS as usize;
         let units = comptime!(form.units());
         let mut scores = Shared::<[f32]>::new_slice(form.experts);
-        // What the choice goes by: of two experts with the same, the first one is better.
-        let mut ranked = Shared::<[f32]>::new_slice(form.experts);
         let mut chosen = Shared::<[i32]>::new_slice(form.top_k);
-        let mut expert = unit;
-        while expert < form.experts {
-            scores[expert] = logits[token * form.experts + expert];
-            expert += units;
-        }
-        sync_cube();
-        score(&mut scores, form);
-        sync_cube();
+        score(logits, &mut scores, token, form, units);
         let first = token * form.top_k;
         if comptime!(form.choice == Choice::Given) {
-            let mut place = unit;
+            let mut place = UNIT_POS as usize;
             while place < form.top_k {
                 chosen[place] = given[first + place];
                 place += units;
             }
-        } else {
-            let mut expert = unit;
-            while expert < form.experts {
-                let mut value = scores[expert];
-                if comptime!(form.choice == Choice::BiasedScores) {
-                    value += bias[expert];
-                }
-                // What is not a number is the worst.
-                ranked[expert] = select(value > HIDDEN, value, HIDDEN);
-                expert += units;
-            }
             sync_cube();
-            if comptime!(form.groups.is_some()) {
-                keep_best_groups(&mut ranked, comptime!(form.groups.unwrap()), form.experts, units);
-            }
-            let mut expert = unit;
-            while expert < form.experts {
-                let place = place_of(&ranked, expert, form.experts);
-                if place < form.top_k {
-                    chosen[place] = expert as i32;
-                }
-                expert += units;
-            }
+        } else {
+            choose(bias, &scores, &mut chosen, form, units);
         }
-        sync_cube();
-        write(&scores, &chosen, indices, weights, first, scale, form);
+        write(&scores, &chosen, indices, weights, first, scale, form, units);
     }
 }
 
-/// Turns logits into scores. Called by all units of a cube.
+/// The scores of a token's logits. Called by all of a cube's `units`, which have waited for each other then.
 #[cube]
-fn score(scores: &mut Shared<[f32]>, #[comptime] form: RouteForm) {
-    let units = comptime!(form.units());
+pub(super) fn score(
+    logits: &[f32],
+    scores: &mut Shared<[f32]>,
+    token: usize,
+    #[comptime] form: RouteForm,
+    #[comptime] units: usize,
+) {
     let unit = UNIT_POS as usize;
-    let mut most = 0.0f32;
+    let mut expert = unit;
+    while expert < form.experts {
+        scores[expert] = logits[token * form.experts + expert];
+        expert += units;
+    }
+    sync_cube();
     let mut sum = 0.0f32;
     if comptime!(form.scoring == Scoring::Softmax) {
-        // Each unit by itself: a few hundred numbers, which it reads together with all others.
-        most = scores[0usize];
-        for expert in 1..form.experts {
-            most = max(most, scores[expert]);
-        }
-        for expert in 0..form.experts {
-            sum += (scores[expert] - most).exp();
-        }
-        sync_cube();
+        sum = exponentials(scores, form.experts, units);
     }
     let mut expert = unit;
     while expert < form.experts {
         let x = scores[expert];
         scores[expert] = match comptime!(form.scoring) {
-            Scoring::Softmax => (x - most).exp() / sum,
+            Scoring::Softmax => x / sum,
             Scoring::Sigmoid => 1.0 / (1.0 + (-x).exp()),
             Scoring::SqrtSoftplus => softplus(x).sqrt(),
         };
         expert += units;
     }
+    sync_cube();
+}
+
+/// Replaces logits by their exponentials, the largest of which is 1; returns the sum to units that have a logit.
+#[cube]
+fn exponentials(scores: &mut Shared<[f32]>, #[comptime] experts: usize, #[comptime] units: usize) -> f32 {
+    let unit = UNIT_POS as usize;
+    let mut most = scores[0usize];
+    let mut sum = 0.0f32;
+    // Each unit by itself: a few hundred numbers, which it reads together with all others.
+    if unit < experts {
+        for expert in 1..experts {
+            most = max(most, scores[expert]);
+        }
+    }
+    sync_cube();
+    let mut expert = unit;
+    while expert < experts {
+        let x = scores[expert];
+        scores[expert] = (x - most).exp();
+        expert += units;
+    }
+    sync_cube();
+    if unit < experts {
+        for expert in 0..experts {
+            sum += scores[expert];
+        }
+    }
+    sync_cube();
+    sum
+}
+
+/// The experts with the best scores, the best first. Called by all of a cube's `units`, which have waited for each other then.
+#[cube]
+pub(super) fn choose(
+    bias: &[f32],
+    scores: &[f32],
+    chosen: &mut Shared<[i32]>,
+    #[comptime] form: RouteForm,
+    #[comptime] units: usize,
+) {
+    let unit = UNIT_POS as usize;
+    // What the choice goes by: of two experts with the same, the first one is better.
+    let mut ranked = Shared::<[f32]>::new_slice(form.experts);
+    let mut expert = unit;
+    while expert < form.experts {
+        let mut value = scores[expert];
+        if comptime!(form.choice == Choice::BiasedScores) {
+            value += bias[expert];
+        }
+        // What is not a number is the worst.
+        ranked[expert] = select(value > HIDDEN, value, HIDDEN);
+        expert += units;
+    }
+    sync_cube();
+    if comptime!(form.groups.is_some()) {
+        keep_best_groups(&mut ranked, comptime!(form.groups.unwrap()), form.experts, units);
+    }
+    let mut expert = unit;
+    while expert < form.experts {
+        let place = place_of(&ranked, expert, form.experts);
+        if place < form.top_k {
+            chosen[place] = expert as i32;
+        }
+        expert += units;
+    }
+    sync_cube();
 }
 
 /// `ln(1 + e^x)` for any size of x.
@@ -267,10 +306,11 @@ fn keep_best_groups(
     sync_cube();
 }
 
-/// Writes a token's experts and weights.
+/// Writes a token's experts and weights. Called by all of a cube's `units`.
 #[allow(clippy::needless_range_loop, reason = "kernels have no iterators of slices")]
+#[allow(clippy::too_many_arguments)]
 #[cube]
-fn write(
+pub(super) fn write(
     scores: &[f32],
     chosen: &[i32],
     indices: &mut [i32],
@@ -278,6 +318,7 @@ fn write(
     first: usize,
     scale: f32,
     #[comptime] form: RouteForm,
+    #[comptime] units: usize,
 ) {
     let mut place = UNIT_POS as usize;
     while place < form.top_k {
@@ -291,7 +332,7 @@ fn write(
         }
         indices[first + place] = chosen[place];
         weights[first + place] = weight * scale;
-        place += comptime!(form.units());
+        place += units;
     }
 }
 
@@ -308,6 +349,27 @@ fn score_of(scores: &[f32], expert: i32, #[comptime] experts: usize) -> f32 {
     score
 }
 
+/// DeepSeek-V3's router.
+#[cfg(feature = "offline")]
+pub(crate) const V3: RouteForm = RouteForm {
+    experts: 256,
+    top_k: 8,
+    scoring: Scoring::Sigmoid,
+    choice: Choice::BiasedScores,
+    groups: Some(Groups { count: 8, kept: 4, best: 2 }),
+    normalise: true,
+};
+/// DeepSeek-V2-Lite's.
+#[cfg(feature = "offline")]
+pub(crate) const V2_LITE: RouteForm = RouteForm {
+    experts: 64,
+    top_k: 6,
+    scoring: Scoring::Softmax,
+    choice: Choice::Scores,
+    groups: None,
+    normalise: false,
+};
+
 /// DeepSeek-V2-Lite, V3 and V4.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
@@ -316,22 +378,6 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         let dim = CubeDim::new_1d(form.units() as u32);
         Entry::new(name, form!(route_kernel, dim, [AddressType::U32, _, _, _, _, _, 1, 1.0, form]))
     };
-    let v3 = RouteForm {
-        experts: 256,
-        top_k: 8,
-        scoring: Scoring::Sigmoid,
-        choice: Choice::BiasedScores,
-        groups: Some(Groups { count: 8, kept: 4, best: 2 }),
-        normalise: true,
-    };
-    let lite = RouteForm {
-        experts: 64,
-        top_k: 6,
-        scoring: Scoring::Softmax,
-        choice: Choice::Scores,
-        groups: None,
-        normalise: false,
-    };
-    let given = RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Given, groups: None, ..v3 };
-    vec![entry("route_experts.v3", v3), entry("route_experts.v2_lite", lite), entry("route_experts.given", given)]
+    let given = RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Given, groups: None, ..V3 };
+    vec![entry("route_experts.v3", V3), entry("route_experts.v2_lite", V2_LITE), entry("route_experts.given", given)]
 }

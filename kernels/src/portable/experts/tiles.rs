@@ -3,7 +3,8 @@
 
 use cubecl::prelude::*;
 
-use super::linear::{PairRows, SecondMatrix, SharedMatrix, Work};
+use super::linear::{ExpertsOf, PairRows, SecondMatrix, SharedMatrix, Work};
+use super::route::RouteArgs;
 use super::sort::{TILE, max_tiles};
 use crate::portable::launch::{dummy, is_row};
 
@@ -27,8 +28,11 @@ pub(crate) enum Rows {
 /// What both kernels are launched with.
 pub(crate) struct Grid {
     pub order: BufferArg,
-    /// Of a single token its experts.
+    /// Of a single token its experts, unless they are in `route`.
     pub tiles: BufferArg,
+    /// The choice of a single token's experts, which cubes make for themselves.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only kernels with matrix instructions make it"))]
+    pub route: Option<RouteArgs>,
     pub rows: Rows,
     /// Pairs or heads of a token, or 1.
     pub per_token: usize,
@@ -49,6 +53,7 @@ impl Grid {
         let unlisted = |rows, per_token, tokens, max_tiles| Self {
             order: dummy(client),
             tiles: dummy(client),
+            route: None,
             rows,
             per_token,
             tokens,
@@ -81,7 +86,11 @@ impl Grid {
                     PairRows::Gather { .. } => Rows::TokenGather,
                     PairRows::Scatter => Rows::TokenScatter,
                 };
-                let grid = Self { tiles: experts_of, ..unlisted(rows, 1, experts, pairs) };
+                let grid = unlisted(rows, 1, experts, pairs);
+                let grid = match experts_of {
+                    ExpertsOf::Listed(tiles) => Self { tiles, ..grid },
+                    ExpertsOf::Routed(route) => Self { route: Some(*route), ..grid },
+                };
                 match shared {
                     Some(SharedMatrix { weight, width }) => Self { second: weight, second_width: width, ..grid },
                     None => grid,
@@ -213,6 +222,15 @@ impl Tile {
             count = usize::cast_from(tiles[number * TILE + 2]);
         }
         Tile { expert, first, count, per_token, rows }
+    }
+
+    /// The row of a single token's pair, if it has one of so many experts.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn take(&mut self, chosen: i32, experts: usize) {
+        if is_row(chosen, experts) {
+            self.expert = usize::cast_from(chosen);
+            self.count = 1usize.runtime();
+        }
     }
 
     /// The row of x for a token of the tile; past the last one, that of the last.
