@@ -17,9 +17,9 @@ pub(crate) struct StepBuffers {
     batch: usize,
     max_pages: usize,
     page_size: usize,
-    /// i32: ids `[B]`, slots `[B]`, lengths `[B]` with the new token, positions `[B]`, pages `[B, maxP]`.
+    /// i32: ids `[B]`, slots `[B]`, lengths `[B]` with the new token, pages `[B, maxP]`.
     numbers: Tensor<1, Int>,
-    /// Of each position on these pages.
+    /// Of the last token of each length on these pages.
     rotations: Rotation,
 }
 
@@ -32,7 +32,7 @@ impl StepBuffers {
         device: &Device,
     ) -> Self {
         let numbers = ints(Numbers::new(batch, max_pages).concat(), device);
-        let positions: Vec<usize> = (0..max_pages * page_size).collect();
+        let positions: Vec<usize> = (0..=max_pages * page_size).map(|len| len.saturating_sub(1)).collect();
         Self { batch, max_pages, page_size, numbers, rotations: rotary.at(&positions, device) }
     }
 
@@ -51,7 +51,6 @@ impl StepBuffers {
             numbers.ids[i] = chunk.tokens[0] as i32;
             numbers.slots[i] = chunk.slots[0];
             numbers.lens[i] = len as i32;
-            numbers.positions[i] = len as i32 - 1;
             for (entry, &page) in
                 numbers.pages[i * max_pages..][..max_pages].iter_mut().zip(cache.pages(chunk.request)?)
             {
@@ -71,8 +70,8 @@ impl StepBuffers {
     pub(crate) fn step(&self, config: &DeepseekV3Config) -> Result<Step> {
         let Self { batch, max_pages, page_size, .. } = *self;
         let part = |first: usize, len: usize| self.numbers.clone().slice(s![first..first + len]);
-        let [input_ids, slots, seq_lens, positions] = [0, 1, 2, 3].map(|field| part(field * batch, batch));
-        let page_table = part(4 * batch, batch * max_pages).reshape([batch, max_pages]);
+        let [input_ids, slots, seq_lens] = [0, 1, 2].map(|field| part(field * batch, batch));
+        let page_table = part(3 * batch, batch * max_pages).reshape([batch, max_pages]);
         let keys = if config.indexer.is_some_and(|indexer| max_pages * page_size > indexer.topk) {
             Keys::Indexed(IndexedKeys { page_table, visible: seq_lens.clone().reshape([batch, 1]) })
         } else {
@@ -88,7 +87,7 @@ impl StepBuffers {
             Keys::All { single: Some(PagedKeys { batch, page_table, seq_lens, plan }), new: None }
         };
         let padding = (batch > 1).then(|| seq_lens.equal_elem(0).reshape([batch, 1]));
-        Ok(Step { input_ids, slots, rotation: self.rotations.select(positions), keys, padding })
+        Ok(Step { input_ids, slots, rotation: self.rotations.select(seq_lens), keys, padding })
     }
 }
 
@@ -97,19 +96,18 @@ struct Numbers {
     ids: Vec<i32>,
     slots: Vec<i32>,
     lens: Vec<i32>,
-    positions: Vec<i32>,
     pages: Vec<i32>,
 }
 
 impl Numbers {
     /// Of a step without requests.
     fn new(batch: usize, max_pages: usize) -> Self {
-        let [ids, slots, lens, positions] = [0, -1, 0, 0].map(|nothing| vec![nothing; batch]);
-        Self { ids, slots, lens, positions, pages: vec![-1; batch * max_pages] }
+        let [ids, slots, lens] = [0, -1, 0].map(|nothing| vec![nothing; batch]);
+        Self { ids, slots, lens, pages: vec![-1; batch * max_pages] }
     }
 
     fn concat(self) -> Vec<i32> {
-        [self.ids, self.slots, self.lens, self.positions, self.pages].concat()
+        [self.ids, self.slots, self.lens, self.pages].concat()
     }
 }
 
