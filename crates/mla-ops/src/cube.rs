@@ -10,8 +10,7 @@ use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
 use mla_kernels::portable::add_rms_norm::{self, AddRmsNormArgs, Summand};
-use mla_kernels::portable::experts::latents::LatentRows;
-use mla_kernels::portable::experts::linear::{launch_turned, turns};
+use mla_kernels::portable::experts::linear::{LatentRows, launch_turned, turns};
 use mla_kernels::portable::{
     argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_linear,
     norm_rope, page_table, ragged_attention, rope_write, sparse_parts, vertical_slash_attention, vertical_slash_index,

@@ -16,8 +16,8 @@ use cubecl::prelude::*;
 
 use crate::portable::add_rms_norm::{AddRmsNormArgs, UNITS as NORM_UNITS};
 use crate::portable::experts::choice::{PairExperts, PairExpertsArgs};
-use crate::portable::experts::latents::{Beside, BesideArgs, LatentRows};
-use crate::portable::experts::linear::{Before, LinearForm, Products, gated};
+use crate::portable::experts::latents::{Beside, BesideArgs};
+use crate::portable::experts::linear::{Before, LatentRows, LinearForm, Products, gated};
 use crate::portable::experts::source::{self, RowSource, RowSourceArgs};
 use crate::portable::experts::tiles::{Grid, Part, Rows, Tile};
 use crate::portable::launch::multiprocessors;

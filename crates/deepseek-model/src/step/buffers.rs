@@ -86,8 +86,9 @@ impl StepBuffers {
             let seq_lens = seq_lens.clone();
             Keys::All { single: Some(PagedKeys { batch, page_table, seq_lens, plan }), new: None }
         };
+        let rotation = self.rotations.select(seq_lens.clone());
         let padding = (batch > 1).then(|| seq_lens.equal_elem(0).reshape([batch, 1]));
-        Ok(Step { input_ids, slots, rotation: self.rotations.select(seq_lens), keys, padding })
+        Ok(Step { input_ids, slots, rotation, keys, padding })
     }
 }
 

@@ -179,6 +179,7 @@ pub enum Routing {
     },
 }
 
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 impl Routing {
     /// Experts of a token.
     pub(crate) fn top_k(&self) -> usize {
@@ -195,7 +196,9 @@ impl Routing {
             Self::Scored { .. } => "choice",
         }
     }
+}
 
+impl Routing {
     /// What a backend takes.
     fn into_backend(self) -> BackendRouting<Dispatch> {
         match self {

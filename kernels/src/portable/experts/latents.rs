@@ -3,6 +3,7 @@
 
 use cubecl::prelude::*;
 
+use super::linear::LatentRows;
 use super::tiles::Tile;
 use crate::portable::launch::is_row;
 use crate::portable::norm_rope::Head;
@@ -32,30 +33,6 @@ pub(crate) struct Latents {
     cache_width: usize,
     #[cube(comptime)]
     forms: Forms,
-}
-
-/// Latents, and a cache for them: see [`RopeWriteArgs`](crate::portable::rope_write::RopeWriteArgs).
-pub struct LatentRows {
-    /// E `[tokens, cache_width]`.
-    pub latent: BufferArg,
-    /// f32 `[cache_width - 2 * pairs]`.
-    pub weight: BufferArg,
-    /// f32 `[tokens, pairs]`.
-    pub cos: BufferArg,
-    /// f32 `[tokens, pairs]`.
-    pub sin: BufferArg,
-    /// i32 `[tokens]`.
-    pub slots: BufferArg,
-    /// E `[slot_count, cache_width]`, written in place.
-    pub cache: BufferArg,
-    /// Channels of a row of the cache.
-    pub cache_width: usize,
-    /// Pairs of neighbours that turn: all carried channels.
-    pub pairs: usize,
-    /// Rows of the cache.
-    pub slot_count: usize,
-    /// Added to the mean square in the norm.
-    pub eps: f32,
 }
 
 impl LatentRows {

@@ -7,7 +7,6 @@ use cubecl::prelude::*;
 
 #[cfg(feature = "cuda")]
 use super::choice;
-use super::latents::LatentRows;
 use super::route::{self, RouteArgs};
 use super::tiles::{Grid, Part, Rows, Tile};
 use crate::portable::add_rms_norm::{self, AddRmsNormArgs, Summand};
@@ -150,6 +149,30 @@ pub enum PairRows {
     },
     /// x has the order of the experts; the output's rows that of the pairs.
     Scatter,
+}
+
+/// Latents, and a cache for them: see [`RopeWriteArgs`](crate::portable::rope_write::RopeWriteArgs).
+pub struct LatentRows {
+    /// E `[tokens, cache_width]`.
+    pub latent: BufferArg,
+    /// f32 `[cache_width - 2 * pairs]`.
+    pub weight: BufferArg,
+    /// f32 `[tokens, pairs]`.
+    pub cos: BufferArg,
+    /// f32 `[tokens, pairs]`.
+    pub sin: BufferArg,
+    /// i32 `[tokens]`.
+    pub slots: BufferArg,
+    /// E `[slot_count, cache_width]`, written in place.
+    pub cache: BufferArg,
+    /// Channels of a row of the cache.
+    pub cache_width: usize,
+    /// Pairs of neighbours that turn: all carried channels.
+    pub pairs: usize,
+    /// Rows of the cache.
+    pub slot_count: usize,
+    /// Added to the mean square in the norm.
+    pub eps: f32,
 }
 
 /// What becomes of the products; by default nothing.

@@ -6,7 +6,8 @@
 #[cfg(feature = "cuda")]
 pub(crate) mod choice;
 pub mod combine;
-pub mod latents;
+#[cfg(feature = "cuda")]
+pub(crate) mod latents;
 pub mod linear;
 pub mod route;
 pub mod sort;
