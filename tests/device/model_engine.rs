@@ -164,6 +164,54 @@ fn model_engine_replays_captured_steps(#[values("tests/fixtures/v3-tiny", "tests
     });
 }
 
+/// A step is launched before the tokens of the one before are known: with them a request fails, another one is cancelled, one
+/// arrives. The tokens of the rest are the stored ones.
+#[test]
+fn model_engine_replays_ahead_of_requests_that_come_and_go() {
+    const FIXTURE: &str = "tests/fixtures/v3-tiny";
+    let cases = Stored::greedy(FIXTURE);
+    let [(whole, whole_ids), (failing, failing_ids)] = [0, 1].map(|case: usize| &cases[case]);
+    let (whole_ids, n) = (&whole_ids[..10], 4);
+    let is_free = |id: &u32| ![whole, failing].iter().any(|prompt| prompt.contains(id)) && !whole_ids.contains(id);
+    let bad = failing_ids.iter().position(is_free).expect("a token that nobody else has");
+    let folder = with_a_token_that_is_nan(FIXTURE, failing_ids[bad]);
+    let tokenizer = Tokenizer::load(folder.path()).expect("the tokenizer loads");
+    for_each_device(|device| {
+        let model = DeepseekModel::load(folder.path(), device, FloatDType::F32, &mut |_| {}).expect("it loads");
+        let options =
+            EngineOptions { page_size: 4, cache_pages: 128, max_batch: 3, graphs: true, ..Default::default() };
+        let mut engine = Engine::new(&model, &tokenizer, options).expect("a small cache");
+        let submit = |engine: &mut Engine, prompt: &[u32], n| engine.submit(greedy(prompt.to_vec(), n)).expect("sound");
+        let mut first = submit(&mut engine, whole, whole_ids.len());
+        let mut failing = submit(&mut engine, failing, failing_ids.len());
+        let mut cancelled = submit(&mut engine, whole, whole_ids.len());
+        for _ in 0..n {
+            engine.step().expect("a step");
+        }
+        engine.cancel(cancelled.id()).expect("it is there");
+        let mut last = submit(&mut engine, whole, whole_ids.len());
+        while engine.step().expect("a step") {}
+        let end = |stream: &mut RequestStream| drain(stream, &mut String::new()).expect("it has ended");
+        let (failed, cancelled) = (end(&mut failing), end(&mut cancelled));
+        assert!(matches!(failed.finish, FinishReason::Failed(_)), "{failed:?} on {device:?}");
+        assert_eq!(failed.token_ids, failing_ids[..=bad], "on {device:?}");
+        assert_eq!(
+            (cancelled.finish, &*cancelled.token_ids),
+            (FinishReason::Cancelled, &whole_ids[..n]),
+            "on {device:?}"
+        );
+        for stream in [&mut first, &mut last] {
+            assert_eq!(end(stream).token_ids, *whole_ids, "on {device:?}");
+        }
+        let stats = engine.stats();
+        eprintln!("{stats:?}");
+        assert_eq!(stats.ahead_steps > 0, engine.has_graphs(), "on {device:?}: {stats:?}");
+        engine.forget_prefixes().expect("pages are given back");
+        let stats = engine.stats();
+        assert_eq!((stats.pages_in_use, stats.pages_idle), (0, 0), "on {device:?}");
+    });
+}
+
 /// Logits of a prompt's tokens, bit for bit: alone, among 6 and among 63 others, in any chunks, token by token.
 #[rstest]
 #[case("tests/fixtures/v2lite-tiny", FloatDType::F32)]

@@ -10,12 +10,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use burn::tensor::{Device, Graph, Tensor, capture};
+use burn::tensor::{Device, Graph, Int, Tensor, capture};
 use mla_ops::cache::{CacheConfig, PagedCache};
 
-use crate::Result;
 use crate::models::DeepseekV3;
 use crate::step::{Chunk, StepBuffers};
+use crate::{ModelError, Result};
 
 /// The captured steps of a model with latents.
 ///
@@ -67,8 +67,7 @@ impl<'a> DecodeGraphs<'a> {
             self.thread = thread::current().id();
         }
         let requests: Vec<_> = chunks.iter().map(|chunk| chunk.request).collect();
-        let most = cache.config().max_tokens.div_ceil(cache.config().page_size);
-        let bucket = (chunks.len().next_power_of_two(), cache.max_pages(&requests)?.next_power_of_two().min(most));
+        let bucket = bucket(chunks.len(), cache.max_pages(&requests)?, cache);
         // The pools of another cache lie elsewhere.
         let cache_id = cache.id();
         self.buckets.retain(|_, step| step.as_ref().is_none_or(|step| step.cache_id == cache_id));
@@ -78,12 +77,41 @@ impl<'a> DecodeGraphs<'a> {
         let Some(graph) = step else {
             return Ok(None);
         };
-        let logits = graph.replay(model, chunks, cache)?;
+        let logits = graph.replay(model, chunks, None, cache)?;
         if logits.is_none() {
             *step = None;
         }
         Ok(logits.map(|logits| logits.narrow(0, 0, chunks.len())))
     }
+
+    /// Whether [`Self::logits_after`] can be asked for a step of so many requests with so many pages at most.
+    pub(crate) fn can_follow(&self, requests: usize, pages: usize, cache: &PagedCache) -> bool {
+        let step = self.buckets.get(&bucket(requests, pages, cache)).and_then(Option::as_ref);
+        let is_ready = |step: &StepGraph| step.cache_id == cache.id() && lock(&step.lent).buffers.has_only_handles();
+        self.thread == thread::current().id() && step.is_some_and(is_ready)
+    }
+
+    /// [`Self::next_token_logits`] of chunks whose tokens are still on the device: i32 `[chunks]`, negative where there is none.
+    pub(crate) fn logits_after(
+        &mut self,
+        chunks: &[Chunk],
+        ids: &Tensor<1, Int>,
+        cache: &mut PagedCache,
+    ) -> Result<Tensor<2>> {
+        let requests: Vec<_> = chunks.iter().map(|chunk| chunk.request).collect();
+        let bucket = bucket(chunks.len(), cache.max_pages(&requests)?, cache);
+        let step = self.buckets.get_mut(&bucket).and_then(Option::as_mut);
+        let step =
+            step.ok_or_else(|| ModelError::device("a decode step that is not captured cannot follow another"))?;
+        let logits = step.replay(self.model, chunks, Some(ids), cache)?;
+        let logits = logits.ok_or_else(|| ModelError::device("a captured step has lost its buffers"))?;
+        Ok(logits.narrow(0, 0, chunks.len()))
+    }
+}
+
+fn bucket(requests: usize, pages: usize, cache: &PagedCache) -> Bucket {
+    let most = cache.config().max_tokens.div_ceil(cache.config().page_size);
+    (requests.next_power_of_two(), pages.next_power_of_two().min(most))
 }
 
 impl<'a> StepGraph<'a> {
@@ -118,11 +146,20 @@ impl<'a> StepGraph<'a> {
         (graph.is_hardware() && graph.output().is_some()).then_some(Self { lent, graph, cache_id })
     }
 
-    /// Logits `[B, vocab]` of the step with these chunks as its inputs. `None` if they cannot be put where the graph reads
-    /// them; then nothing has changed.
-    fn replay(&mut self, model: &DeepseekV3, chunks: &[Chunk], cache: &mut PagedCache) -> Result<Option<Tensor<2>>> {
+    /// Logits `[B, vocab]` of the step with these chunks as its inputs, or with `ids` in the place of their tokens. `None` if
+    /// they cannot be put where the graph reads them; then nothing has changed.
+    fn replay(
+        &mut self,
+        model: &DeepseekV3,
+        chunks: &[Chunk],
+        ids: Option<&Tensor<1, Int>>,
+        cache: &mut PagedCache,
+    ) -> Result<Option<Tensor<2>>> {
         if !lock(&self.lent).fill(model, chunks, cache)? {
             return Ok(None);
+        }
+        if let Some(ids) = ids {
+            lock(&self.lent).buffers.feed(ids.clone());
         }
         let loan = Loan::new(&self.lent, cache);
         // SAFETY: what a captured step touches lives, and nobody else uses it meanwhile:

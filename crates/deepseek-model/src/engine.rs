@@ -1,6 +1,7 @@
 //! Many requests on one model: they join and leave at every step, share the pages of common beginnings, and give up pages
 //! when the cache is full.
 
+mod launch;
 mod prefix_tree;
 mod reply;
 mod scheduler;
@@ -9,12 +10,12 @@ mod stream;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use burn::tensor::{FloatDType, Tensor};
+use mla_ops::batch_invariant;
 use mla_ops::cache::CacheError;
-use mla_ops::{argmax, batch_invariant};
 
-use self::reply::{Limits, Next, Reply};
-use self::scheduler::{Job, Plan, Scheduler};
+use self::launch::Launched;
+use self::reply::Reply;
+use self::scheduler::{Job, Scheduler};
 pub use self::stream::{Completion, FinishReason, RequestStream, StreamEvent};
 use crate::cache::CacheSize;
 use crate::decode_graph::DecodeGraphs;
@@ -68,6 +69,8 @@ pub struct EngineStats {
     pub steps: usize,
     /// Those of them that were replayed from a captured graph.
     pub graph_steps: usize,
+    /// Those of them that were launched before the tokens of the step before were on the host.
+    pub ahead_steps: usize,
     /// Prompt tokens that were computed, without those that were found in shared pages; each once.
     pub prompt_tokens: usize,
     /// Tokens that were computed again after a preemption.
@@ -117,6 +120,10 @@ impl EngineStats {
 /// its own and waits; its tokens are kept and computed again later, so that nothing of its text is lost. A text ends with
 /// [`FinishReason::OutOfCache`] only if the whole cache is too small for it.
 ///
+/// Where steps are captured ([`EngineOptions::graphs`]) and every request takes the likeliest token, the next step is launched
+/// before the tokens of the last one are on the host: the device does not wait for it. A request that ends with a token that
+/// nobody could foresee has then computed one too many, which nobody sees; a new one begins a step later.
+///
 /// ```no_run
 /// # fn main() -> deepseek_model::Result<()> {
 /// # let device = burn::tensor::Device::flex();
@@ -146,6 +153,8 @@ pub struct Engine<'a> {
     graphs: Option<DecodeGraphs<'a>>,
     scheduler: Scheduler,
     replies: HashMap<u64, Reply>,
+    /// The next step, where it could be launched before the tokens of the last one were known.
+    ahead: Option<Launched>,
     next_id: u64,
     stats: EngineStats,
     start: Instant,
@@ -181,6 +190,7 @@ impl<'a> Engine<'a> {
             graphs: if options.graphs && !options.deterministic { model.decode_graphs() } else { None },
             scheduler: Scheduler::new(cache, options.prefix_sharing, max_batch, token_budget),
             replies: HashMap::new(),
+            ahead: None,
             next_id: 0,
             stats,
             start: Instant::now(),
@@ -229,15 +239,14 @@ impl<'a> Engine<'a> {
     pub fn step(&mut self) -> Result<bool> {
         let start = Instant::now();
         self.cancel_unheard()?;
-        let mut plan = self.scheduler.plan()?;
-        for (job, error) in plan.ended.drain(..) {
-            self.finish(job, FinishReason::OutOfCache(error));
-        }
-        if !plan.chunks.is_empty() {
-            self.stats.cache_bytes_peak = self.stats.cache_bytes_peak.max(self.scheduler.cache.bytes_in_use());
-            let drawn = self.compute(&plan)?;
-            let decodes = plan.chunks.iter().all(|chunk| chunk.tokens.len() == 1);
+        let ahead = self.launched_before();
+        let is_ahead = ahead.is_some();
+        if let Some(launched) = ahead.map_or_else(|| self.launch(), |ahead| Ok(Some(ahead)))? {
+            let (decodes, is_replayed) = (launched.plan.has_one_token_each(), launched.is_replayed);
+            let drawn = self.draw_all(launched)?;
             self.stats.steps += 1;
+            self.stats.graph_steps += usize::from(is_replayed);
+            self.stats.ahead_steps += usize::from(is_ahead);
             self.stats.generated_tokens += drawn;
             match decodes {
                 true => {
@@ -314,77 +323,11 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// The forward pass of a plan, and what follows from it; returns how many tokens were drawn.
-    fn compute(&mut self, plan: &Plan) -> Result<usize> {
-        let logits = self.forward(plan)?;
-        self.scheduler.computed(plan)?;
-        // A request whose prompt is not complete yet has no use for the logits.
-        let complete = plan.jobs.iter().enumerate().filter(|(_, id)| self.scheduler.is_complete(**id));
-        let rows: Vec<(usize, u64)> = complete.map(|(row, &id)| (row, id)).collect();
-        if rows.is_empty() {
-            return Ok(0);
-        }
-        let [_, vocab] = logits.dims();
-        let mut drawn = 0;
-        // The logits of a large batch would take longer to the host than a step takes.
-        if rows.iter().all(|(_, id)| self.replies.get(id).is_none_or(Reply::takes_likeliest)) {
-            let likeliest = argmax(logits)?.try_into_vec_as::<i32>().map_err(ModelError::device)?;
-            for &(row, id) in &rows {
-                drawn += usize::from(self.draw(id, Next::Likeliest { id: likeliest[row], vocab })?);
-            }
-        } else {
-            let mut logits = to_host(logits)?;
-            for &(row, id) in &rows {
-                drawn += usize::from(self.draw(id, Next::Logits(&mut logits[row * vocab..(row + 1) * vocab]))?);
-            }
-        }
-        if drawn > 0 {
-            self.stats.time_to_first_token.get_or_insert_with(|| self.start.elapsed());
-        }
-        Ok(drawn)
-    }
-
-    fn forward(&mut self, plan: &Plan) -> Result<Tensor<2>> {
-        let (model, cache) = (self.model, &mut self.scheduler.cache);
-        if self.deterministic {
-            return batch_invariant(model.device(), || model.next_token_logits(&plan.chunks, cache))?;
-        }
-        let one_each = plan.chunks.iter().all(|chunk| chunk.tokens.len() == 1);
-        if let Some(graphs) = self.graphs.as_mut().filter(|_| one_each)
-            && let Some(logits) = graphs.next_token_logits(&plan.chunks, cache.latent()?, model.device())?
-        {
-            self.stats.graph_steps += 1;
-            return Ok(logits);
-        }
-        model.next_token_logits(&plan.chunks, cache)
-    }
-
-    /// The next token of a request, and its end if that has come; whether there was a token.
-    fn draw(&mut self, id: u64, next: Next) -> Result<bool> {
-        let limits = Limits { eos_token_ids: self.model.eos_token_ids(), max_positions: self.model.max_positions() };
-        let (Some(job), Some(reply)) = (self.scheduler.running_mut(id), self.replies.get_mut(&id)) else {
-            return Ok(false);
-        };
-        let end = reply.draw(next, &mut job.tokens, job.prompt_len, &limits);
-        let drawn = !matches!(end, Some(FinishReason::Failed(_)));
-        if let Some(reason) = end
-            && let Some(job) = self.scheduler.remove(id)?
-        {
-            self.finish(job, reason);
-        }
-        Ok(drawn)
-    }
-
     fn finish(&mut self, job: Job, reason: FinishReason) {
         if let Some(reply) = self.replies.remove(&job.id) {
             reply.finish(job.tokens[job.prompt_len..].to_vec(), reason);
         }
     }
-}
-
-/// Logits as f32, on the host.
-fn to_host(logits: Tensor<2>) -> Result<Vec<f32>> {
-    logits.cast(FloatDType::F32).try_into_vec_as::<f32>().map_err(ModelError::device)
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@
 //! | [`rope_write_absorb`] | the same, with the query's absorbed projection |
 //! | [`argmax()`] | the likeliest token of each row |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
+//! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |
 //! | [`batch_invariant()`] | products whose rows do not depend on one another, bit for bit (CPU) |
 //!
 //! Letters in shapes: `B` sequences, `Sq` query tokens of each, `H` query heads, `D` key width, `Dv` value width, `P`
@@ -50,6 +51,7 @@ mod limits;
 mod ops;
 mod path;
 mod planner;
+mod read_beside;
 #[cfg(feature = "flex")]
 mod reference;
 
@@ -89,3 +91,4 @@ pub use ops::vertical_slash_index::{
 pub use ops::write_latent::{WriteLatentArgs, WriteLatentError, write_latent};
 pub use path::{Path, PathChoice, UnknownPath, available_paths, explain_path};
 pub use planner::Splits;
+pub use read_beside::read_beside;

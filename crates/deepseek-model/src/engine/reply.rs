@@ -66,6 +66,20 @@ impl Reply {
         self.sampler.params().takes_likeliest()
     }
 
+    /// Whether a text of so many tokens, of which `prompt_len` are the prompt, is at its end.
+    fn end_by_length(&self, tokens: usize, prompt_len: usize, limits: &Limits) -> Option<FinishReason> {
+        match () {
+            _ if tokens - prompt_len >= self.max_new_tokens => Some(FinishReason::MaxNewTokens),
+            _ if tokens > limits.max_positions => Some(FinishReason::MaxPositions),
+            _ => None,
+        }
+    }
+
+    /// Whether the text may go on after its next token, whatever that is.
+    pub(crate) fn may_go_on(&self, tokens: usize, prompt_len: usize, limits: &Limits) -> bool {
+        self.end_by_length(tokens + 1, prompt_len, limits).is_none()
+    }
+
     /// Draws the next token of `tokens` and says what is certain; the reason, if there is none or it was the last one.
     pub(crate) fn draw(
         &mut self,
@@ -92,12 +106,10 @@ impl Reply {
             stopped = outcome.stopped;
             self.say(outcome.emit);
         }
-        match () {
-            _ if stopped => Some(FinishReason::StopString),
-            _ if tokens.len() - prompt_len >= self.max_new_tokens => Some(FinishReason::MaxNewTokens),
-            _ if tokens.len() > limits.max_positions => Some(FinishReason::MaxPositions),
-            _ => None,
+        if stopped {
+            return Some(FinishReason::StopString);
         }
+        self.end_by_length(tokens.len(), prompt_len, limits)
     }
 
     /// Ends the text: what was held back is certain now.

@@ -45,6 +45,12 @@ pub(crate) struct Plan {
     pub(crate) ended: Vec<(Job, CacheError)>,
 }
 
+impl Plan {
+    pub(crate) fn has_one_token_each(&self) -> bool {
+        self.chunks.iter().all(|chunk| chunk.tokens.len() == 1)
+    }
+}
+
 /// What the scheduler has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -134,6 +140,35 @@ impl Scheduler {
         Ok(plan)
     }
 
+    /// Pages of the longest request in the step after this plan, if that has the next token of each of its requests, whatever it
+    /// will be: all are complete, nobody else may begin, nobody has to give up pages.
+    pub(crate) fn pages_after(&self, plan: &Plan) -> Result<Option<usize>> {
+        let nobody_joins = self.waiting.is_empty() || self.running.len() >= self.max_batch;
+        if !nobody_joins || !self.running.iter().map(|job| job.id).eq(plan.jobs.iter().copied()) {
+            return Ok(None);
+        }
+        let (mut most, mut new_pages) = (0, 0);
+        for (chunk, job) in plan.chunks.iter().zip(&self.running) {
+            if job.missing() != chunk.tokens.len() {
+                return Ok(None);
+            }
+            let (len, page_size) = (self.cache.len(chunk.request)?, self.cache.page_size());
+            new_pages += usize::from(len.is_multiple_of(page_size));
+            most = most.max((len + 1).div_ceil(page_size));
+        }
+        Ok((new_pages <= self.cache.free_pages()).then_some(most))
+    }
+
+    /// That step. Its tokens are 0 as long as nobody knows them.
+    ///
+    /// # Errors
+    /// A cache that is damaged: [`Self::pages_after`] has found room.
+    pub(crate) fn plan_after(&mut self, plan: &Plan) -> Result<Plan> {
+        let chunks = plan.chunks.iter().map(|chunk| self.cache.append(chunk.request, &[0]));
+        let chunks = chunks.collect::<std::result::Result<Vec<Chunk>, CacheError>>()?;
+        Ok(Plan { chunks, jobs: plan.jobs.clone(), ended: Vec::new() })
+    }
+
     /// The tokens of the plan are in the cache.
     pub(crate) fn computed(&mut self, plan: &Plan) -> Result<()> {
         for (chunk, &id) in plan.chunks.iter().zip(&plan.jobs) {
@@ -157,10 +192,22 @@ impl Scheduler {
 
     /// Whether all tokens of a running request are computed, so that the next one can be drawn.
     pub(crate) fn is_complete(&self, id: u64) -> bool {
-        self.running.iter().any(|job| job.id == id && job.missing() == 0)
+        self.running_job(id).is_some_and(|job| job.missing() == 0)
     }
 
-    pub(crate) fn running_mut(&mut self, id: u64) -> Option<&mut Job> {
+    /// The requests of a plan for which it computes all that is missing.
+    pub(crate) fn completed_by(&self, plan: &Plan) -> Vec<u64> {
+        let chunks = plan.chunks.iter().zip(&plan.jobs);
+        let complete =
+            chunks.filter(|(chunk, id)| self.running_job(**id).is_some_and(|job| job.missing() == chunk.tokens.len()));
+        complete.map(|(_, &id)| id).collect()
+    }
+
+    pub(crate) fn running_job(&self, id: u64) -> Option<&Job> {
+        self.running.iter().find(|job| job.id == id)
+    }
+
+    pub(crate) fn running_job_mut(&mut self, id: u64) -> Option<&mut Job> {
         self.running.iter_mut().find(|job| job.id == id)
     }
 

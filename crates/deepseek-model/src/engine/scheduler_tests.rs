@@ -42,19 +42,37 @@ fn latent(scheduler: &mut Scheduler) -> &mut PagedCache {
 /// What a model would do: writes the rows of the new tokens.
 fn compute(scheduler: &mut Scheduler, plan: &Plan) {
     for (chunk, id) in plan.chunks.iter().zip(&plan.jobs) {
-        let job = scheduler.running.iter().find(|job| job.id == *id).expect("a job of the plan runs");
+        let job = scheduler.running_job(*id).expect("a job of the plan runs");
         let next = job.cached..job.cached + chunk.tokens.len();
         assert_eq!(chunk.tokens, job.tokens[next.clone()]);
         let rows: Vec<f32> = next.map(|position| row(&job.tokens[..=position])).collect();
-        let cache = latent(scheduler);
-        let mut pool = cache.take_pool(0).unwrap();
-        for (&slot, value) in chunk.slots.iter().zip(rows) {
-            let (page, offset) = (slot as usize / PAGE, slot as usize % PAGE);
-            let value = Tensor::from_data(TensorData::new(vec![value], [1, 1, 1]), (&Device::flex(), DType::F32));
-            pool = pool.slice_assign([page..page + 1, offset..offset + 1, 0..1], value);
-        }
-        cache.put_pool(0, pool).unwrap();
+        write(scheduler, &chunk.slots, &rows);
     }
+}
+
+/// What it would do with tokens that are drawn, but not known to the scheduler yet.
+fn compute_after(scheduler: &mut Scheduler, plan: &Plan) {
+    for (chunk, id) in plan.chunks.iter().zip(&plan.jobs) {
+        let job = scheduler.running_job(*id).expect("a job of the plan runs");
+        let row = row(&[job.tokens.as_slice(), &[drawn(*id)]].concat());
+        write(scheduler, &chunk.slots, &[row]);
+    }
+}
+
+/// The tokens of a request are all the same.
+fn drawn(id: u64) -> u32 {
+    id as u32 % 3
+}
+
+fn write(scheduler: &mut Scheduler, slots: &[i32], rows: &[f32]) {
+    let cache = latent(scheduler);
+    let mut pool = cache.take_pool(0).unwrap();
+    for (&slot, &value) in slots.iter().zip(rows) {
+        let (page, offset) = (slot as usize / PAGE, slot as usize % PAGE);
+        let value = Tensor::from_data(TensorData::new(vec![value], [1, 1, 1]), (&Device::flex(), DType::F32));
+        pool = pool.slice_assign([page..page + 1, offset..offset + 1, 0..1], value);
+    }
+    cache.put_pool(0, pool).unwrap();
 }
 
 /// Every running request finds its own rows in its pages, and pages have the holders that they should have.
@@ -105,9 +123,35 @@ struct World {
     wanted: HashMap<u64, usize>,
     next_id: u64,
     finished: usize,
+    /// Whether steps are launched before the tokens of the last one are known, where that can be done.
+    looks_ahead: bool,
+    ahead: Option<Plan>,
+    /// How often that was so.
+    steps_ahead: usize,
 }
 
 impl World {
+    /// The work of the next step, which the device has done.
+    fn plan(&mut self, scheduler: &mut Scheduler) -> Plan {
+        if let Some(ahead) = self.ahead.take().filter(|_| scheduler.running() > 0) {
+            return ahead;
+        }
+        let oldest = scheduler.running.first().map(|job| job.id);
+        let plan = scheduler.plan().unwrap();
+        check_plan(&plan);
+        assert!(!plan.chunks.is_empty() || !plan.ended.is_empty() || self.wanted.is_empty(), "nothing moves");
+        compute(scheduler, &plan);
+        for (job, error) in &plan.ended {
+            let capacity = PAGES * PAGE;
+            assert!(matches!(error, CacheError::OutOfPages { .. }) && self.wanted[&job.id] > capacity, "{error}");
+            self.wanted.remove(&job.id);
+        }
+        if let Some(oldest) = oldest.filter(|id| self.wanted.contains_key(id)) {
+            assert!(plan.jobs.contains(&oldest), "the oldest request has to move");
+        }
+        plan
+    }
+
     fn act(&mut self, scheduler: &mut Scheduler, action: &Action) {
         match *action {
             Action::Submit(kind, len, n) => {
@@ -130,24 +174,19 @@ impl World {
     }
 
     fn step(&mut self, scheduler: &mut Scheduler) {
-        let oldest = scheduler.running.first().map(|job| job.id);
-        let plan = scheduler.plan().unwrap();
-        check_plan(&plan);
-        assert!(!plan.chunks.is_empty() || !plan.ended.is_empty() || self.wanted.is_empty(), "nothing moves");
-        compute(scheduler, &plan);
-        for (job, error) in &plan.ended {
-            let capacity = PAGES * PAGE;
-            assert!(matches!(error, CacheError::OutOfPages { .. }) && self.wanted[&job.id] > capacity, "{error}");
-            self.wanted.remove(&job.id);
-        }
-        if let Some(oldest) = oldest.filter(|id| self.wanted.contains_key(id)) {
-            assert!(plan.jobs.contains(&oldest), "the oldest request has to move");
+        let plan = self.plan(scheduler);
+        if self.looks_ahead && scheduler.pages_after(&plan).unwrap().is_some() {
+            let next = scheduler.plan_after(&plan).unwrap();
+            check_plan(&next);
+            compute_after(scheduler, &next);
+            self.ahead = Some(next);
+            self.steps_ahead += 1;
         }
         scheduler.computed(&plan).unwrap();
         check(scheduler);
         for &id in plan.jobs.iter().filter(|&&id| scheduler.is_complete(id)).collect::<Vec<_>>() {
-            let job = scheduler.running_mut(id).expect("it runs");
-            job.tokens.push(id as u32 % 3);
+            let job = scheduler.running_job_mut(id).expect("it runs");
+            job.tokens.push(drawn(id));
             if job.tokens.len() >= self.wanted[&id] {
                 scheduler.remove(id).unwrap();
                 self.wanted.remove(&id);
@@ -159,8 +198,9 @@ impl World {
 
 proptest! {
     #[test]
-    fn random_programs_keep_rows_and_pages(actions in actions(), prefix_sharing: bool) {
-        let (mut scheduler, mut world) = (scheduler(prefix_sharing), World::default());
+    fn random_programs_keep_rows_and_pages(actions in actions(), prefix_sharing: bool, looks_ahead: bool) {
+        let mut scheduler = scheduler(prefix_sharing);
+        let mut world = World { looks_ahead, ..World::default() };
         for action in &actions {
             world.act(&mut scheduler, action);
             check(&scheduler);
@@ -200,7 +240,7 @@ fn requests_that_begin_alike_share_pages_and_compute_them_once() {
         let plan = scheduler.plan().unwrap();
         compute(&mut scheduler, &plan);
         scheduler.computed(&plan).unwrap();
-        scheduler.running_mut(id).unwrap().tokens.push(1);
+        scheduler.running_job_mut(id).unwrap().tokens.push(1);
     }
     assert_eq!((scheduler.counts.looked_up_tokens, scheduler.counts.shared_tokens), (18, 8));
     assert_eq!(scheduler.counts.prompt_tokens, 9 + 1);
@@ -223,7 +263,7 @@ fn the_youngest_gives_up_its_pages_and_is_the_next_to_run() {
         preempted = scheduler.waiting.iter().map(|job| (job.id, job.cached)).collect();
         for id in plan.jobs {
             if scheduler.is_complete(id) {
-                scheduler.running_mut(id).unwrap().tokens.push(5);
+                scheduler.running_job_mut(id).unwrap().tokens.push(5);
             }
         }
     }
@@ -234,6 +274,20 @@ fn the_youngest_gives_up_its_pages_and_is_the_next_to_run() {
     compute(&mut scheduler, &plan);
     scheduler.computed(&plan).unwrap();
     assert!(scheduler.counts.recomputed_tokens > 0);
+}
+
+/// Alone, a request is always one step ahead, over the ends of pages, up to the last free one.
+#[test]
+fn a_request_alone_is_always_a_step_ahead() {
+    let (mut scheduler, mut world) = (scheduler(true), World { looks_ahead: true, ..World::default() });
+    world.act(&mut scheduler, &Action::Submit(0, 5, PAGES * PAGE - 5));
+    let mut steps = 0;
+    while !world.wanted.is_empty() {
+        world.step(&mut scheduler);
+        steps += 1;
+    }
+    // Beside the last one, too: only who draws the tokens knows that it is the last.
+    assert_eq!((world.steps_ahead, world.finished), (steps, 1));
 }
 
 /// A place costs writes on the device: a request for which there are no pages takes none, in however many steps.
@@ -254,6 +308,6 @@ fn a_request_that_waits_for_pages_takes_no_place() {
     scheduler.remove(0).unwrap();
     scheduler.remove(1).unwrap();
     scheduler.plan().unwrap();
-    let place = scheduler.running_mut(2).and_then(|job| job.place).expect("it runs");
+    let place = scheduler.running_job_mut(2).and_then(|job| job.place).expect("it runs");
     assert_eq!(place.to_string(), "request 2");
 }

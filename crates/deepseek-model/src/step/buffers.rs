@@ -66,6 +66,13 @@ impl StepBuffers {
         Ok(())
     }
 
+    /// Puts tokens that are still on the device, i32 `[n]`, in the place of those of the first requests; negative ones are none.
+    pub(crate) fn feed(&mut self, ids: Tensor<1, Int>) {
+        let [len] = ids.dims();
+        // No row of the embedding is read below the first.
+        self.numbers.inplace(|buffer| buffer.slice_assign(s![..len], ids.clamp_min(0)));
+    }
+
     /// The step, made on the device from the buffers alone.
     pub(crate) fn step(&self, config: &DeepseekV3Config) -> Result<Step> {
         let Self { batch, max_pages, page_size, .. } = *self;
