@@ -65,7 +65,10 @@ impl Progress {
         );
         eprintln!("generated tokens  {}, {rate:.0} per second, in {} steps", stats.generated_tokens, stats.steps);
         if graphs && engine.has_graphs() {
-            eprintln!("graphs            {} steps replayed", stats.graph_steps);
+            eprintln!(
+                "graphs            {} steps replayed, {} of them launched ahead",
+                stats.graph_steps, stats.ahead_steps
+            );
         } else if graphs {
             eprintln!("graphs            none, every kernel was launched");
         }

@@ -147,16 +147,13 @@ impl Scheduler {
         if !nobody_joins || !self.running.iter().map(|job| job.id).eq(plan.jobs.iter().copied()) {
             return Ok(None);
         }
-        let (mut most, mut new_pages) = (0, 0);
-        for (chunk, job) in plan.chunks.iter().zip(&self.running) {
-            if job.missing() != chunk.tokens.len() {
-                return Ok(None);
-            }
-            let (len, page_size) = (self.cache.len(chunk.request)?, self.cache.page_size());
-            new_pages += usize::from(len.is_multiple_of(page_size));
-            most = most.max((len + 1).div_ceil(page_size));
+        let mut chunks = plan.chunks.iter().zip(&self.running);
+        if chunks.any(|(chunk, job)| job.missing() != chunk.tokens.len()) {
+            return Ok(None);
         }
-        Ok((new_pages <= self.cache.free_pages()).then_some(most))
+        let [most, new] = self.sizes_after(plan)?;
+        let free = self.cache.free_pages();
+        Ok((new <= free || new <= free + self.idle_pages()).then_some(most))
     }
 
     /// That step. Its tokens are 0 as long as nobody knows them.
@@ -164,9 +161,23 @@ impl Scheduler {
     /// # Errors
     /// A cache that is damaged: [`Self::pages_after`] has found room.
     pub(crate) fn plan_after(&mut self, plan: &Plan) -> Result<Plan> {
+        let [_, new] = self.sizes_after(plan)?;
+        self.evict(new.saturating_sub(self.cache.free_pages()))?;
         let chunks = plan.chunks.iter().map(|chunk| self.cache.append(chunk.request, &[0]));
         let chunks = chunks.collect::<std::result::Result<Vec<Chunk>, CacheError>>()?;
         Ok(Plan { chunks, jobs: plan.jobs.clone(), ended: Vec::new() })
+    }
+
+    /// Pages of the longest request with one more token, and how many of all these requests' pages would be new.
+    fn sizes_after(&self, plan: &Plan) -> Result<[usize; 2]> {
+        let page_size = self.cache.page_size();
+        let (mut most, mut new) = (0, 0);
+        for chunk in &plan.chunks {
+            let len = self.cache.len(chunk.request)?;
+            most = most.max((len + 1).div_ceil(page_size));
+            new += usize::from(len.is_multiple_of(page_size));
+        }
+        Ok([most, new])
     }
 
     /// The tokens of the plan are in the cache.

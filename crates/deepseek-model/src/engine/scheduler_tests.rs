@@ -276,18 +276,20 @@ fn the_youngest_gives_up_its_pages_and_is_the_next_to_run() {
     assert!(scheduler.counts.recomputed_tokens > 0);
 }
 
-/// Alone, a request is always one step ahead, over the ends of pages, up to the last free one.
+/// Alone, a request is always one step ahead: over the ends of pages, and where pages of a former request have to go for it.
 #[test]
 fn a_request_alone_is_always_a_step_ahead() {
     let (mut scheduler, mut world) = (scheduler(true), World { looks_ahead: true, ..World::default() });
-    world.act(&mut scheduler, &Action::Submit(0, 5, PAGES * PAGE - 5));
     let mut steps = 0;
-    while !world.wanted.is_empty() {
-        world.step(&mut scheduler);
-        steps += 1;
+    for (kind, len, n) in [(2, 2 * PAGE, PAGE), (0, 5, PAGES * PAGE - 5)] {
+        world.act(&mut scheduler, &Action::Submit(kind, len, n));
+        while !world.wanted.is_empty() {
+            world.step(&mut scheduler);
+            steps += 1;
+        }
     }
-    // Beside the last one, too: only who draws the tokens knows that it is the last.
-    assert_eq!((world.steps_ahead, world.finished), (steps, 1));
+    // Beside a last step, too: only who draws the tokens knows that it is the last.
+    assert_eq!((world.steps_ahead, world.finished), (steps, 2));
 }
 
 /// A place costs writes on the device: a request for which there are no pages takes none, in however many steps.

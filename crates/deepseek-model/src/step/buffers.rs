@@ -66,11 +66,12 @@ impl StepBuffers {
         Ok(())
     }
 
-    /// Puts tokens that are still on the device, i32 `[n]`, in the place of those of the first requests; negative ones are none.
+    /// Puts tokens that are still on the device, i32 `[n]`, in the place of those of the first requests. Where there is none
+    /// (-1), nobody looks at what follows.
     pub(crate) fn feed(&mut self, ids: Tensor<1, Int>) {
         let [len] = ids.dims();
-        // No row of the embedding is read below the first.
-        self.numbers.inplace(|buffer| buffer.slice_assign(s![..len], ids.clamp_min(0)));
+        // The embedding has to be read within its bounds: 1 is a token, too.
+        self.numbers.inplace(|buffer| buffer.slice_assign(s![..len], ids.abs()));
     }
 
     /// The step, made on the device from the buffers alone.
