@@ -100,6 +100,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         page_size: args.model.page_size,
         prefill_chunk: args.prefill_chunk,
         cache_pages: args.cache_pages,
+        graphs: !args.model.no_graphs,
     };
 
     let stream = !args.json;
@@ -266,6 +267,10 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
     }
     eprintln!("prefill              {:.0} tokens/s", rate(stats.prompt_tokens, stats.prefill_time.as_secs_f64()));
     eprintln!("decode               {:.0} tokens/s", rate(stats.decode_tokens, stats.decode_time.as_secs_f64()));
+    match stats.graph_steps {
+        0 => eprintln!("graphs               none, every kernel was launched"),
+        steps => eprintln!("graphs               {steps} steps replayed"),
+    }
     eprintln!(
         "cache                {} bytes/token, {} bytes in use at most",
         stats.cache_bytes_per_token, stats.cache_bytes_peak
@@ -290,6 +295,7 @@ fn json(prompts: &[String], completions: &[Completion], stats: &GenerationStats)
         "prefill_ms": stats.prefill_time.as_secs_f64() * 1e3,
         "decode_tokens": stats.decode_tokens,
         "decode_ms": stats.decode_time.as_secs_f64() * 1e3,
+        "graph_steps": stats.graph_steps,
         "cache_bytes_per_token": stats.cache_bytes_per_token,
         "cache_bytes_peak": stats.cache_bytes_peak,
     })

@@ -42,6 +42,9 @@ pub struct ModelArgs {
     /// Tokens in a cache page, a power of two.
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub page_size: usize,
+    /// Launch every kernel of a decode step, also on devices that can capture and replay it.
+    #[arg(long)]
+    pub no_graphs: bool,
 }
 
 impl ModelArgs {

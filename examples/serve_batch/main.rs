@@ -65,9 +65,6 @@ struct Args {
     /// Answers that depend on no other request, bit for bit (CPU only).
     #[arg(long)]
     deterministic: bool,
-    /// Capture decode steps and replay them, on devices that have graphs.
-    #[arg(long)]
-    graphs: bool,
     #[command(flatten)]
     text: TextArgs,
 }
@@ -89,11 +86,6 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let model = common::load(args.model.dir(), &device, args.model.dtype).map_err(show)?;
     let tokenizer = Tokenizer::load(args.model.dir()).map_err(show)?;
     let engine = Engine::new(&model, &tokenizer, args.engine_options()).map_err(show)?;
-    if args.graphs && !engine.has_graphs() {
-        eprintln!(
-            "note: no --graphs here, every kernel is launched; the README says which devices and models have them"
-        );
-    }
     // Nothing is emptied for a model that does not load; until here Ctrl-C ends the program at once.
     let output = Output::open(args.output.as_deref())?;
     let interrupted = catch_interrupts()?;
@@ -102,7 +94,6 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         tokenizer: &tokenizer,
         defaults,
         most_waiting: args.max_batch,
-        graphs: args.graphs,
         live: Vec::new(),
         output,
         progress: Progress::new(),
@@ -129,7 +120,7 @@ impl Args {
             token_budget: self.token_budget,
             prefix_sharing: !self.no_prefix_sharing,
             deterministic: self.deterministic,
-            graphs: self.graphs,
+            graphs: !self.model.no_graphs,
         }
     }
 }
@@ -152,8 +143,6 @@ struct Batch<'a> {
     tokenizer: &'a Tokenizer,
     defaults: Defaults,
     most_waiting: usize,
-    /// Whether the report says what became of `--graphs`.
-    graphs: bool,
     live: Vec<Live>,
     output: Output,
     progress: Progress,
@@ -301,7 +290,7 @@ impl Batch<'_> {
         if let Err(error) = outcome.and(closed) {
             return Err(format!("{error}; {written} completions are written{unfinished}"));
         }
-        self.progress.report(&self.engine, written, self.graphs);
+        self.progress.report(&self.engine, written);
         if interrupted {
             eprintln!(
                 "interrupted: {written} completions are written{unfinished}; later lines of {} are not read",

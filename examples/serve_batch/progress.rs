@@ -52,8 +52,8 @@ impl Progress {
         self.line.finish_and_clear();
     }
 
-    /// Counts and speeds, on stderr; `graphs`, whether somebody has asked for them.
-    pub fn report(&self, engine: &Engine, written: usize, graphs: bool) {
+    /// Counts and speeds, on stderr.
+    pub fn report(&self, engine: &Engine, written: usize) {
         let stats = engine.stats();
         let rate = stats.generated_tokens as f64 / self.start.elapsed().as_secs_f64().max(1e-9);
         eprintln!("completions       {written}");
@@ -64,13 +64,11 @@ impl Progress {
             100.0 * stats.hit_rate()
         );
         eprintln!("generated tokens  {}, {rate:.0} per second, in {} steps", stats.generated_tokens, stats.steps);
-        if graphs && engine.has_graphs() {
-            eprintln!(
-                "graphs            {} steps replayed, {} of them launched ahead",
-                stats.graph_steps, stats.ahead_steps
-            );
-        } else if graphs {
-            eprintln!("graphs            none, every kernel was launched");
+        match stats.graph_steps {
+            0 => eprintln!("graphs            none, every kernel was launched"),
+            steps => {
+                eprintln!("graphs            {steps} steps replayed, {} of them launched ahead", stats.ahead_steps);
+            }
         }
         eprintln!("preemptions       {}, {} tokens computed again", stats.preemptions, stats.recomputed_tokens);
         eprintln!(

@@ -73,7 +73,7 @@ fn model_text_depends_on_no_size(
     let demo = Demo::new(name);
     let prompts = ["hacker: n.", "kluge: /klooj/", "The Tao of", "foo"];
     let requests = prompts.map(|prompt| demo.request(prompt, 40));
-    let options = GenerationOptions { page_size, prefill_chunk, cache_pages: None };
+    let options = GenerationOptions { page_size, prefill_chunk, ..Default::default() };
     let together = demo.run(&requests, &options).0;
     for (request, completion) in requests.into_iter().zip(together) {
         assert_eq!(completion.text, demo.text(request));

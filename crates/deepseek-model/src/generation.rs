@@ -31,11 +31,14 @@ pub struct GenerationOptions {
     pub prefill_chunk: usize,
     /// Pages of the cache at most; never more than the requests can need.
     pub cache_pages: Option<usize>,
+    /// Whether decode steps are captured and replayed, as [`EngineOptions::graphs`] says: faster, but for programs whose other
+    /// threads leave the device alone.
+    pub graphs: bool,
 }
 
 impl Default for GenerationOptions {
     fn default() -> Self {
-        Self { page_size: 64, prefill_chunk: 512, cache_pages: None }
+        Self { page_size: 64, prefill_chunk: 512, cache_pages: None, graphs: false }
     }
 }
 
@@ -54,6 +57,8 @@ pub struct GenerationStats {
     pub decode_tokens: usize,
     /// Duration of the decode steps.
     pub decode_time: Duration,
+    /// Decode steps that were replayed from a captured graph.
+    pub graph_steps: usize,
     /// Cache memory of a token, all layers, in bytes.
     pub cache_bytes_per_token: usize,
     /// The most cache memory that was in use, in bytes.
@@ -115,6 +120,7 @@ impl From<EngineStats> for GenerationStats {
             time_to_first_token: stats.time_to_first_token,
             decode_tokens: stats.decode_tokens,
             decode_time: stats.decode_time,
+            graph_steps: stats.graph_steps,
             cache_bytes_per_token: stats.cache_bytes_per_token,
             cache_bytes_peak: stats.cache_bytes_peak,
         }
@@ -156,6 +162,6 @@ fn engine_options(model: &DeepseekModel, requests: &[GenerationRequest], options
         token_budget: options.prefill_chunk.saturating_add(max_batch),
         prefix_sharing: false,
         deterministic: false,
-        graphs: false,
+        graphs: options.graphs,
     }
 }
