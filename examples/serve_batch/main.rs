@@ -62,7 +62,7 @@ struct Args {
     /// Compute every prompt from its beginning, also where another one has begun alike.
     #[arg(long)]
     no_prefix_sharing: bool,
-    /// Answers that depend on no other request, bit for bit (CPU only).
+    /// Answers that depend on no other request, bit for bit. Slower; no step is replayed.
     #[arg(long)]
     deterministic: bool,
     #[command(flatten)]

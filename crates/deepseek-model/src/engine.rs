@@ -10,7 +10,6 @@ mod stream;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use mla_ops::batch_invariant;
 use mla_ops::cache::CacheError;
 
 use self::launch::Launched;
@@ -40,7 +39,7 @@ pub struct EngineOptions {
     /// belongs to one position of one request.
     pub prefix_sharing: bool,
     /// Whether a request's logits are the same, bit for bit, whatever else runs and however its prompt is divided. Costs
-    /// speed in the prompts; only on the CPU.
+    /// speed, mostly in the prompts. DeepSeek-V4 only on the CPU.
     pub deterministic: bool,
     /// Whether steps with one token of each request are captured, and replayed for batches up to the next power of two, on
     /// devices that have graphs. Not DeepSeek-V4's, nor deterministic ones. While CUDA captures a step, it refuses memory to all
@@ -165,7 +164,7 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     /// A size that is zero or too large, a page size that is no power of two, a budget below `max_batch`;
-    /// [`ModelError::Ops`] where the model's device cannot be deterministic.
+    /// `deterministic` where model and device cannot be.
     pub fn new(model: &'a DeepseekModel, tokenizer: &'a Tokenizer, options: EngineOptions) -> Result<Self> {
         let EngineOptions { page_size, cache_pages, max_batch, token_budget, .. } = options;
         if token_budget < max_batch {
@@ -173,7 +172,7 @@ impl<'a> Engine<'a> {
             return Err(ModelError::request("token_budget", token_budget, expected));
         }
         if options.deterministic {
-            batch_invariant(model.device(), || ())?;
+            model.check_deterministic()?;
         }
         let cache = model.new_cache(CacheSize {
             num_pages: cache_pages,

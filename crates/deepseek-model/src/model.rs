@@ -4,7 +4,7 @@ use std::path::Path;
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
-use mla_ops::{MlaDecodeProblem, PathChoice, explain_path};
+use mla_ops::{MlaDecodeProblem, PathChoice, batch_invariant, explain_path};
 
 use crate::cache::{CacheSize, ModelCache, V4Cache};
 use crate::config::{DeepseekV3Config, GenerationDefaults, ModelConfig};
@@ -151,6 +151,24 @@ impl DeepseekModel {
         match &self.architecture {
             Architecture::V3(model) => DecodeGraphs::new(model, &self.device),
             Architecture::V4(_) => None,
+        }
+    }
+
+    /// Whether a token's logits can be computed in a way that does not depend on the other tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::Request`] for DeepSeek-V4 on a GPU, [`ModelError::Ops`] for a device that cannot.
+    pub(crate) fn check_deterministic(&self) -> Result<()> {
+        batch_invariant(&self.device, || ())?;
+        match &self.architecture {
+            Architecture::V4(_) if self.attention_path(1, 1).path != mla_ops::Path::Reference => {
+                Err(ModelError::request(
+                    "deterministic",
+                    format!("true, for DeepSeek-V4 on {:?}", self.device),
+                    "false, or the CPU: on GPUs the sums of its f32 form depend on how a prompt is divided",
+                ))
+            }
+            _ => Ok(()),
         }
     }
 

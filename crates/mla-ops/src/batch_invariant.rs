@@ -5,6 +5,7 @@ use std::cell::Cell;
 use burn::tensor::{Device, Tensor};
 
 use crate::MlaError;
+use crate::device::has_kernels;
 use crate::independent::is_flex;
 
 /// Rows of a product at a time. Matrix libraries choose their loops, and with them the order of sums, by the shape of the
@@ -16,25 +17,20 @@ thread_local! {
     static BATCH_INVARIANT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `compute` so that a row of a [`matmul`](crate::matmul) depends on that row and the right side alone: products of any
-/// number of rows are computed in blocks of one size. Pieces of [`map_independent`](crate::map_independent) are included,
-/// other threads are not.
+/// Runs `compute` so that a row of a [`matmul`](crate::matmul) or [`linear`](crate::linear()) depends on that row and the right
+/// side alone. On the CPU, products of any number of rows are computed in blocks of one size; on a GPU all of them are those of
+/// the kernel for a few rows, which reads the right side once for every 64 rows, where Burn would choose a kernel by timing it.
+/// Pieces of [`map_independent`](crate::map_independent) are included, other threads are not.
 ///
-/// The rest is the caller's: attention over tokens one by one (`query_len` 1) with
-/// [`Splits::Tokens`](crate::Splits::Tokens), which then sees one sequence at a time in any case.
+/// [`sparse_mla`](crate::sparse_mla()) divides what a token sees by the number of rows alone. The rest is the caller's: attention
+/// over tokens one by one (`query_len` 1) with [`Splits::Tokens`](crate::Splits::Tokens).
 ///
 /// # Errors
-/// [`MlaError::UnsupportedDevice`] on all devices but the CPU: a GPU's kernel for a product is chosen by timing it.
+/// [`MlaError::UnsupportedDevice`] on devices that are neither Burn's CPU backend nor have the kernels of this project.
 pub fn batch_invariant<T>(device: &Device, compute: impl FnOnce() -> T) -> Result<T, MlaError> {
-    if !is_flex(device) {
-        return Err(MlaError::UnsupportedDevice {
-            op: "batch_invariant",
-            device: format!("{device:?}"),
-            reason:
-                "its matrix products are chosen by timing, and sum in an order that depends on the number of rows; \
-                     results that do not depend on the batch are to be had on `flex`"
-                    .into(),
-        });
+    if !is_flex(device) && !has_kernels(device) {
+        let reason = "its matrix products are chosen by other libraries, by the number of rows".into();
+        return Err(MlaError::UnsupportedDevice { op: "batch_invariant", device: format!("{device:?}"), reason });
     }
     Ok(scoped(true, compute))
 }

@@ -90,6 +90,16 @@ impl fmt::Display for DeviceName {
     }
 }
 
+/// Whether the device runs the kernels of this project.
+pub(crate) fn has_kernels(device: &Device) -> bool {
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if let burn::backend::DispatchDevice::Cube(_) = device.as_dispatch() {
+        return true;
+    }
+    let _ = device;
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,7 +25,7 @@
 //! | [`argmax()`] | the likeliest token of each row |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |
-//! | [`batch_invariant()`] | products whose rows do not depend on one another, bit for bit (CPU) |
+//! | [`batch_invariant()`] | products whose rows do not depend on one another, bit for bit |
 //!
 //! Letters in shapes: `B` sequences, `Sq` query tokens of each, `H` query heads, `D` key width, `Dv` value width, `P`
 //! pages, `S` page size, `N` tokens of all sequences, `T` tokens. Index tensors are i32; floats are f32, f16 or bf16,

@@ -1,21 +1,26 @@
 //! [`linear`], [`linear_pair`], [`swiglu`] and [`linear_by_head`]: projections.
 
 use burn::backend::Dispatch;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
-use burn::backend::DispatchDevice;
 use burn::tensor::{DType, FloatDType, Tensor, activation::silu};
 
 use super::matmul::matmul;
 use crate::backend::{LinearSpec, MlaBackend};
+use crate::batch_invariant::is_batch_invariant;
+use crate::device::has_kernels;
 
-/// Rows up to which the kernel is used; Burn's product of matrices is for more.
+/// Rows up to which the kernel is used; Burn's product of matrices is for more, where it may be: its rows depend on how many
+/// there are.
 pub(super) const FEW: usize = 64;
+
+fn are_for_the_kernel(rows: usize) -> bool {
+    (1..=FEW).contains(&rows) || (rows > FEW && is_batch_invariant())
+}
 
 /// The product of `x [N, in]` and the transpose of `weight [out, in]`: `[N, out]` of the dtype of the weights, which is that of
 /// `x`, or f32.
 ///
-/// For a few rows on a GPU it is as fast as the weights come from the memory, and the output of a row does not depend on the
-/// others; otherwise it is [`matmul`]. Sums are f32, but the CPU rounds those of f16 to f16 now and then.
+/// For a few rows on a GPU, and for any inside of [`batch_invariant`](crate::batch_invariant()), it is as fast as the weights come
+/// from the memory for every 64 rows, and the output of a row does not depend on the others; otherwise it is [`matmul`]. Sums are f32, but the CPU rounds those of f16 to f16 now and then.
 ///
 /// # Panics
 /// As [`Tensor::matmul`] does, where the shapes do not fit.
@@ -49,7 +54,7 @@ pub(super) fn pair_has_kernel(x: &Tensor<2>, weights: [&Tensor<2>; 2]) -> bool {
         let [outputs, columns] = weight.dims();
         columns == inputs && inputs * outputs > 0 && weight.dtype() == x.dtype()
     });
-    fits && (1..=FEW).contains(&rows) && has_kernels(x)
+    fits && are_for_the_kernel(rows) && has_kernels(&x.device())
 }
 
 /// `silu(gate) ⊙ up`, where `gate_up [2 I, in]` projects `x [N, in]`, of the same float dtype, to both, the gate first: `[N, I]`.
@@ -84,7 +89,7 @@ pub fn swiglu(x: Tensor<2>, gate_up: Tensor<2>, limit: Option<f32>) -> Tensor<2>
 pub fn linear_by_head(x: Tensor<3>, weight: Tensor<3>) -> Tensor<3> {
     let ([rows, heads, width], [matrices, outputs, inputs]) = (x.dims(), weight.dims());
     let fits = heads == matrices && inputs <= width && x.dtype() == weight.dtype();
-    if fits && heads * inputs * outputs > 0 && (1..=FEW).contains(&rows) && has_kernels(&x) {
+    if fits && heads * inputs * outputs > 0 && are_for_the_kernel(rows) && has_kernels(&x.device()) {
         let [x, weight] = [x, weight].map(Tensor::into_dispatch);
         return Tensor::from_dispatch(<Dispatch as MlaBackend>::linear_by_head(x, weight));
     }
@@ -103,18 +108,8 @@ fn few_rows(x: &Tensor<2>, weight: &Tensor<2>, spec: LinearSpec) -> Option<Tenso
     let ([rows, inputs], [outputs, columns]) = (x.dims(), weight.dims());
     let dtypes = x.dtype() == weight.dtype() || (weight.dtype() == DType::F32 && !spec.gated);
     let fits = inputs == columns && inputs * outputs > 0 && dtypes;
-    (fits && (1..=FEW).contains(&rows) && has_kernels(x)).then(|| {
+    (fits && are_for_the_kernel(rows) && has_kernels(&x.device())).then(|| {
         let [x, weight] = [x, weight].map(|tensor| tensor.clone().into_dispatch());
         Tensor::from_dispatch(<Dispatch as MlaBackend>::linear(x, weight, spec))
     })
-}
-
-/// Whether kernels compute on the tensor's device.
-pub(super) fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    if let DispatchDevice::Cube(_) = tensor.device().as_dispatch() {
-        return true;
-    }
-    let _ = tensor;
-    false
 }

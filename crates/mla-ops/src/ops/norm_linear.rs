@@ -3,10 +3,11 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
-use super::linear::{FEW, has_kernels, linear};
+use super::linear::{FEW, linear};
 use super::norm_rope::{add_rms_norm, check_add_norm};
 use crate::MlaError;
 use crate::backend::MlaBackend;
+use crate::device::has_kernels;
 
 const OP: &str = "add_rms_norm_linear";
 
@@ -31,7 +32,7 @@ pub fn add_rms_norm_linear(
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     crate::limits::elements(&check, "weight", &weight)?;
     let [outputs, _] = weight.dims();
-    if !(1..=FEW).contains(&rows) || width * outputs == 0 || !has_kernels(&x) {
+    if !(1..=FEW).contains(&rows) || width * outputs == 0 || !has_kernels(&x.device()) {
         let (sum, normed) = add_rms_norm(x, y, norm_weight, eps)?;
         return Ok((sum, normed.clone(), linear(normed, weight)));
     }

@@ -3,11 +3,12 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::linear::{FEW, has_kernels, linear_by_head};
+use super::linear::{FEW, linear_by_head};
 use super::norm_rope::{check_eps, check_tables};
 use super::write_latent::{WriteLatentArgs, WriteLatentError};
 use crate::MlaError;
 use crate::backend::MlaBackend;
+use crate::device::has_kernels;
 
 /// Arguments of [`rope_write`] and [`rope_write_absorb`].
 #[derive(Debug, Clone)]
@@ -74,7 +75,7 @@ pub fn rope_write_absorb(
 ) -> Result<(Tensor<3>, Tensor<3>), Box<WriteLatentError>> {
     let args = checked("rope_write_absorb", args, Some(&weight))?;
     let [tokens, ..] = args.q.dims();
-    if !(1..=FEW).contains(&tokens) || weight.shape().num_elements() == 0 || !has_kernels(&args.q) {
+    if !(1..=FEW).contains(&tokens) || weight.shape().num_elements() == 0 || !has_kernels(&args.q.device()) {
         let RopeWritten { q, cache, .. } = rope_write(args)?;
         return Ok((linear_by_head(q, weight), cache));
     }

@@ -6,6 +6,7 @@ use burn::tensor::{DType, Int, Tensor, activation::sigmoid};
 use super::merge_state::{MergeStateArgs, merge_state};
 use super::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaQuery, mla_decode};
 use crate::backend::MlaBackend;
+use crate::batch_invariant::is_batch_invariant;
 use crate::check::{Check, read_i32};
 use crate::{MlaError, Splits};
 #[cfg(feature = "flex")]
@@ -15,6 +16,9 @@ const OP: &str = "sparse_mla";
 
 /// Numbers of the results of query tokens that are computed together, at most: their parts are f32, in a buffer of 256 MiB.
 const MAX_RESULTS: usize = 1 << 26;
+
+/// Rows of a split where the result of a token must not depend on the batch.
+const SPLIT_ROWS: usize = 1024;
 
 /// Rows, and which of them each query token sees.
 #[derive(Debug, Clone)]
@@ -108,8 +112,9 @@ fn attend(q: Tensor<4>, scope: SparseScope, options: &SparseMlaOptions) -> Resul
     }
     let (slots, counts) = scope.compact(tokens);
     let kv_cache = scope.rows.reshape([pages * page_size, 1, width]);
-    let (softmax_scale, splits) = (options.softmax_scale, Splits::Auto);
-    let decode = MlaDecodeOptions { value_width, softmax_scale, causal: false, splits, path: None };
+    let splits = if is_batch_invariant() { Splits::Tokens(SPLIT_ROWS) } else { Splits::Auto };
+    let decode =
+        MlaDecodeOptions { value_width, softmax_scale: options.softmax_scale, causal: false, splits, path: None };
     let together = (MAX_RESULTS / (heads * value_width)).max(1);
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
     for first in (0..tokens).step_by(together) {
