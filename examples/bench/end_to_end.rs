@@ -162,7 +162,8 @@ struct Decode {
     seconds: f64,
 }
 
-/// Greedy tokens of so many requests at once, by the wall clock: the forward pass, its logits on the host, and the choice.
+/// Greedy tokens of so many requests at once, by the wall clock: the forward pass, the choice, and its way to the host. With graphs
+/// the next step does not wait for that.
 fn decode(
     model: &DeepseekModel,
     tokenizer: &Tokenizer,

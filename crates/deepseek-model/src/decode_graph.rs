@@ -169,7 +169,8 @@ impl<'a> StepGraph<'a> {
         //   never replaced (`write_latent` refuses, slice assignments own the only handle);
         // - intermediate tensors: the runtime keeps their memory for the graph;
         // - order: captures, refreshes, steps without a graph and reads of the output are on the queue of one thread
-        //   (`DecodeGraphs::thread`).
+        //   (`DecodeGraphs::thread`), where all that is launched later, or gets memory that is given back meanwhile, comes
+        //   after a step that still runs.
         let logits = unsafe { self.graph.replay() }.clone();
         drop(loan);
         Ok(logits)

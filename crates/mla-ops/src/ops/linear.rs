@@ -19,8 +19,9 @@ fn are_for_the_kernel(rows: usize) -> bool {
 /// The product of `x [N, in]` and the transpose of `weight [out, in]`: `[N, out]` of the dtype of the weights, which is that of
 /// `x`, or f32.
 ///
-/// For a few rows on a GPU, and for any inside of [`batch_invariant`](crate::batch_invariant()), it is as fast as the weights come
-/// from the memory for every 64 rows, and the output of a row does not depend on the others; otherwise it is [`matmul`]. Sums are f32, but the CPU rounds those of f16 to f16 now and then.
+/// A few rows on a GPU, and inside of [`batch_invariant`](crate::batch_invariant()) any number, are computed by a kernel that reads
+/// the weights once for every 64 rows, as fast as they come from the memory; there, the output of a row does not depend on the
+/// others. Otherwise it is [`matmul`]. Sums are f32, but the CPU rounds those of f16 to f16 now and then.
 ///
 /// # Panics
 /// As [`Tensor::matmul`] does, where the shapes do not fit.
