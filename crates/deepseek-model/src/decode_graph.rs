@@ -88,7 +88,9 @@ impl<'a> DecodeGraphs<'a> {
     pub(crate) fn can_follow(&self, requests: usize, pages: usize, cache: &PagedCache) -> bool {
         let step = self.buckets.get(&bucket(requests, pages, cache)).and_then(Option::as_ref);
         let is_ready = |step: &StepGraph| step.cache_id == cache.id() && lock(&step.lent).buffers.has_only_handles();
-        self.thread == thread::current().id() && step.is_some_and(is_ready)
+        // `StepBuffers::feed` needs a second token.
+        let has_tokens = self.model.config().vocab_size > 1;
+        has_tokens && self.thread == thread::current().id() && step.is_some_and(is_ready)
     }
 
     /// [`Self::next_token_logits`] of chunks whose tokens are still on the device: i32 `[chunks]`, negative where there is none.
@@ -169,8 +171,7 @@ impl<'a> StepGraph<'a> {
         //   never replaced (`write_latent` refuses, slice assignments own the only handle);
         // - intermediate tensors: the runtime keeps their memory for the graph;
         // - order: captures, refreshes, steps without a graph and reads of the output are on the queue of one thread
-        //   (`DecodeGraphs::thread`), where all that is launched later, or gets memory that is given back meanwhile, comes
-        //   after a step that still runs.
+        //   (`DecodeGraphs::thread`); the engine waits for a step that still runs before it gives anything back.
         let logits = unsafe { self.graph.replay() }.clone();
         drop(loan);
         Ok(logits)

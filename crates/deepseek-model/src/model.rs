@@ -165,7 +165,7 @@ impl DeepseekModel {
                 Err(ModelError::request(
                     "deterministic",
                     format!("true, for DeepSeek-V4 on {:?}", self.device),
-                    "false, or the CPU: on GPUs the sums of its f32 form depend on how a prompt is divided",
+                    "false, or the CPU: on GPUs its logits in f32 are not the same in every batch",
                 ))
             }
             _ => Ok(()),

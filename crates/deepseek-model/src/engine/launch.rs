@@ -33,7 +33,18 @@ enum Choice {
 impl<'a> Engine<'a> {
     /// The step that was launched beside the last one, if somebody still waits for its tokens.
     pub(super) fn launched_before(&mut self) -> Option<Launched> {
-        self.ahead.take().filter(|_| self.scheduler.running() > 0)
+        if self.scheduler.running() == 0 {
+            self.await_ahead();
+        }
+        self.ahead.take()
+    }
+
+    /// Waits for a step whose tokens nobody wants, on whichever thread: what it reads and writes may be given back afterwards.
+    fn await_ahead(&mut self) {
+        if let Some(Launched { choice: Choice::Likeliest(ids), .. }) = self.ahead.take() {
+            // A device that fails says so again to the next who asks.
+            let _ = ids.try_into_vec_as::<i32>();
+        }
     }
 
     /// Plans a step and launches it; nothing if there is nothing to do.
@@ -151,6 +162,12 @@ impl<'a> Engine<'a> {
 
     fn note_cache_use(&mut self) {
         self.stats.cache_bytes_peak = self.stats.cache_bytes_peak.max(self.scheduler.cache.bytes_in_use());
+    }
+}
+
+impl Drop for Engine<'_> {
+    fn drop(&mut self) {
+        self.await_ahead();
     }
 }
 
