@@ -3,7 +3,7 @@
 #
 #     tools/estimate.sh [--gpu h200|b200]
 #
-# tools/ptx-sim/README.md says what the estimate is made of, kernels/src/sm90/README.md how good it is.
+# tools/ptx-sim/README.md says what the estimate is made of, kernels/src/mla_decode/sm90/README.md how good it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

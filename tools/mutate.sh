@@ -13,14 +13,13 @@ cd "$root"
 # With one multiprocessor a kernel of items gets one cube, which has many items.
 case "${1:-}" in
     mla_decode.sm100)
-        arch=100 multiprocessors=4 kernel=decode_sm100 why=kernels/src/sm100/mutants.toml tests=ops_mutants_blackwell ;;
+        arch=100 multiprocessors=4 kernel=decode_sm100 tests=ops_mutants_blackwell why=mla_decode/sm100 ;;
     mla_decode.sm90)
-        arch=90 multiprocessors=1 kernel=decode_sm90_kernel why=kernels/src/sm90/mutants.toml tests=ops_mutants_decode ;;
+        arch=90 multiprocessors=1 kernel=decode_sm90_kernel tests=ops_mutants_decode why=mla_decode/sm90 ;;
     mla_decode.mma)
-        arch=80 multiprocessors=1 kernel=decode_mma_kernel tests=ops_mutants_decode
-        why=kernels/src/portable/mla_decode/mutants.toml ;;
+        arch=80 multiprocessors=1 kernel=decode_mma_kernel tests=ops_mutants_decode why=mla_decode ;;
     lightning_index.mma)
-        arch=80 multiprocessors=4 kernel=score_mma_kernel why=kernels/src/sm80/mutants.toml tests=ops_mutants_lightning_index ;;
+        arch=80 multiprocessors=4 kernel=score_mma_kernel tests=ops_mutants_lightning_index why=lightning_index ;;
     *)
         sed -n '2,9s/^# \?//p' "$0" >&2
         exit 2 ;;
@@ -43,4 +42,4 @@ if [ ! -d "$traces" ]; then
     if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi
     mv "$traces.new" "$traces"
 fi
-exec cargo run --quiet --release --package ptx-mutate --locked -- "$traces" --kernel "$kernel" --explain "$why" "$@"
+exec cargo run --quiet --release --package ptx-mutate --locked -- "$traces" --kernel "$kernel" --explain "kernels/src/$why/mutants.toml" "$@"

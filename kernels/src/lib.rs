@@ -1,17 +1,76 @@
-//! CubeCL kernels for multi-head latent attention, and what they need to know of the machine. Nothing here knows Burn.
+//! CubeCL kernels for multi-head latent attention and mixtures of experts, and what they need to know of the machine. Nothing
+//! here knows Burn.
+//!
+//! A folder for each operation: arguments, errors and launch in `mod.rs`, a file or folder for each path (`plain`, `mma`, `sm90`,
+//! `sm100`). Buffers are contiguous, row-major, and of the sizes that the launchers' arguments state; launchers check what they
+//! can without reading from the device.
 
+pub mod argmax;
+pub mod compact_slots;
+pub mod compress_kv;
+pub mod experts_mlp;
+pub mod kv_indices;
+pub mod lightning_index;
+pub mod linear;
+pub mod merge_splits;
+pub mod merge_state;
+pub mod mla_decode;
+pub mod mla_plan;
+pub mod norm_rope;
+pub mod page_table;
+pub mod ragged_attention;
+pub mod residual_norm;
+pub mod rope_write;
+pub mod route_experts;
+pub mod sparse_parts;
+pub mod vertical_slash_attention;
+pub mod vertical_slash_index;
+pub mod write_latent;
+
+mod common;
 #[cfg(feature = "offline")]
 pub mod offline;
-pub mod portable;
 #[cfg(feature = "cuda")]
 #[allow(dead_code, unused_imports, reason = "kernels take from it what they need")]
 pub(crate) mod ptx;
 mod runtime;
-#[cfg(feature = "cuda")]
-pub(crate) mod sm100;
-#[cfg(feature = "cuda")]
-pub(crate) mod sm80;
-#[cfg(feature = "cuda")]
-pub(crate) mod sm90;
+mod tiles;
 
+pub use common::device::DeviceError;
 pub use runtime::{Runtime, RuntimeError};
+
+/// The operations, for the offline check. They are declared above as well: rustfmt does not find modules in a macro. One that is
+/// left out here has an `offline` that nobody calls, a warning.
+macro_rules! operations {
+    ($($operation:ident),+ $(,)?) => {
+        /// All kernels in every form that is launched.
+        #[cfg(feature = "offline")]
+        pub(crate) fn offline_entries() -> Vec<offline::Entry> {
+            [$($operation::offline()),+].into_iter().flatten().collect()
+        }
+    };
+}
+
+operations! {
+    argmax,
+    compact_slots,
+    compress_kv,
+    experts_mlp,
+    kv_indices,
+    lightning_index,
+    linear,
+    merge_splits,
+    merge_state,
+    mla_decode,
+    mla_plan,
+    norm_rope,
+    page_table,
+    ragged_attention,
+    residual_norm,
+    rope_write,
+    route_experts,
+    sparse_parts,
+    vertical_slash_attention,
+    vertical_slash_index,
+    write_latent,
+}

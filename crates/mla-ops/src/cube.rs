@@ -9,11 +9,11 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
 use cubek::matmul::{launch::launch_ref, multi_level};
 use cubek::std::InputBinding;
-use mla_kernels::portable::add_rms_norm::{self, AddRmsNormArgs, Summand};
-use mla_kernels::portable::experts::linear::{LatentRows, launch_turned, turns};
-use mla_kernels::portable::{
-    argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_linear,
-    norm_rope, page_table, ragged_attention, rope_write, sparse_parts, vertical_slash_attention, vertical_slash_index,
+use mla_kernels::linear::{LatentRows, launch_turned, normed, turns};
+use mla_kernels::residual_norm::{self, AddRmsNormArgs, Summand};
+use mla_kernels::{
+    argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_rope,
+    page_table, ragged_attention, rope_write, sparse_parts, vertical_slash_attention, vertical_slash_index,
     write_latent,
 };
 
@@ -453,14 +453,14 @@ impl MlaBackend for CubeBackend {
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
         let ([rows, width], [outputs, _]) = (dims(&x), dims(&weight));
         let (elem, client) = (dtype_to_elem_type(x.dtype), x.client.clone());
-        if !norm_linear::supported(&client, rows, width, outputs, elem) {
+        if !normed::supported(&client, rows, width, outputs, elem) {
             let (sum, normed) = Self::add_rms_norm(x, y, norm_weight, eps);
             return (sum, normed.clone(), Self::linear(normed, weight, LinearSpec { gated: false, limit: None }));
         }
         let [x, y, norm_weight, weight] = [x, y, norm_weight, weight].map(contiguous);
         let [sum, normed] = [(); 2].map(|()| empty(&x, [rows, width], x.dtype));
         let out = empty(&x, [rows, outputs], DType::F32);
-        let args = norm_linear::NormLinearArgs {
+        let args = normed::NormLinearArgs {
             x: x.into_buffer_arg(),
             y: y.into_buffer_arg(),
             norm_weight: norm_weight.into_buffer_arg(),
@@ -474,7 +474,7 @@ impl MlaBackend for CubeBackend {
             eps,
             elem,
         };
-        norm_linear::launch(&client, args);
+        normed::launch(&client, args);
         (sum, normed, out)
     }
 
@@ -756,7 +756,7 @@ impl MlaBackend for CubeBackend {
 fn add_norm(x: CubeTensor, y: Summand, weight: CubeTensor, eps: f32) -> (CubeTensor, CubeTensor) {
     let client = x.client.clone();
     let (args, outs) = add_norm_args(x, y, weight, eps);
-    add_rms_norm::launch(&client, args);
+    residual_norm::launch(&client, args);
     outs
 }
 

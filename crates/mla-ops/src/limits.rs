@@ -5,12 +5,12 @@ use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::{DType, Tensor};
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
-use mla_kernels::portable::compress_kv::{self, CompressKvError, CompressKvSizes};
-use mla_kernels::portable::lightning_index::{self, LightningIndexError, LightningIndexSizes};
-use mla_kernels::portable::mla_decode::{self, DecodeError, DecodeSizes};
-use mla_kernels::portable::mla_plan::{self, PlanSizes};
-use mla_kernels::portable::ragged_attention::{self, RaggedAttentionError, RaggedAttentionSizes};
-use mla_kernels::portable::tile_attention::DeviceError;
+use mla_kernels::DeviceError;
+use mla_kernels::compress_kv::{self, CompressKvError, CompressKvSizes};
+use mla_kernels::lightning_index::{self, LightningIndexError, LightningIndexSizes};
+use mla_kernels::mla_decode::{self, DecodeError, DecodeSizes};
+use mla_kernels::mla_plan::{self, PlanSizes};
+use mla_kernels::ragged_attention::{self, RaggedAttentionError, RaggedAttentionSizes};
 
 use crate::backend::PlanSpec;
 use crate::check::Check;

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use burn::backend::{DispatchDevice, cubecl::dtype_to_elem_type};
 use burn::tensor::Device;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-use mla_kernels::portable::mla_decode::{DecodeKernel, DecodeSizes, has_kernel};
+use mla_kernels::mla_decode::{DecodeKernel, DecodeSizes, has_kernel};
 use thiserror::Error;
 
 use crate::ops::mla_decode::MlaDecodeProblem;

@@ -11,41 +11,10 @@ use cubecl_runtime::server::Handle;
 
 use super::compile::{compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
-use crate::portable::{
-    add_rms_norm, argmax, compact_slots, compress_kv, experts, kv_indices, lightning_index, merge_splits, merge_state,
-    mla_decode, mla_plan, norm_linear, norm_rope, page_table, ragged_attention, rope_write, sparse_parts,
-    vertical_slash_attention, vertical_slash_index, write_latent,
-};
 
 /// All kernels that are compiled.
 pub fn entries() -> Vec<Entry> {
-    [
-        compact_slots::offline(),
-        compress_kv::offline(),
-        experts::offline(),
-        kv_indices::offline(),
-        lightning_index::offline(),
-        merge_state::offline(),
-        merge_splits::offline(),
-        mla_decode::offline(),
-        mla_plan::offline(),
-        norm_linear::offline(),
-        norm_rope::offline(),
-        add_rms_norm::offline(),
-        argmax::offline(),
-        page_table::offline(),
-        ragged_attention::offline(),
-        rope_write::offline(),
-        sparse_parts::offline(),
-        vertical_slash_attention::offline(),
-        vertical_slash_index::offline(),
-        write_latent::offline(),
-        crate::sm90::mla_decode::offline(),
-        crate::sm100::mla_decode::offline(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    crate::offline_entries()
 }
 
 /// The element types of the operations.

@@ -1,6 +1,6 @@
 //! Lists of slots against those of the host.
 
-use mla_kernels::portable::compact_slots::{self, CompactSlotsArgs};
+use mla_kernels::compact_slots::{self, CompactSlotsArgs};
 use rstest::rstest;
 
 use super::support::{arg, for_each_client, random, read, upload};

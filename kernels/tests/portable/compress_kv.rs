@@ -1,7 +1,7 @@
 //! Entries of windows that begin in the state and end in the new tokens, against sums in f64. What is not needed holds NaN.
 
 use cubecl::prelude::*;
-use mla_kernels::portable::compress_kv::{CompressKvArgs, CompressKvSizes, launch};
+use mla_kernels::compress_kv::{CompressKvArgs, CompressKvSizes, launch};
 use rstest::rstest;
 
 use super::support::{arg, for_each_client, random, read, upload};

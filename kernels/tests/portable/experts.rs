@@ -3,10 +3,10 @@
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::portable::experts::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
-use mla_kernels::portable::experts::linear::{self, LinearArgs, LinearForm, PairRows, Work, tile_tokens};
-use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
-use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
+use mla_kernels::experts_mlp::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
+use mla_kernels::experts_mlp::sort::{self, SortArgs, TILE, max_tiles};
+use mla_kernels::linear::{self, LinearArgs, LinearForm, PairRows, Work, tile_tokens};
+use mla_kernels::route_experts::{self as route, Choice, Groups, RouteArgs, RouteForm, Scoring};
 use rstest::rstest;
 
 use super::support::{arg, for_each_client, random, read, upload};

@@ -1,6 +1,6 @@
 //! Page lists against those of the host.
 
-use mla_kernels::portable::kv_indices::{KvIndicesOut, launch_kv_indices};
+use mla_kernels::kv_indices::{KvIndicesOut, launch_kv_indices};
 use rstest::rstest;
 
 use super::page_table::{HostBatch, lengths};

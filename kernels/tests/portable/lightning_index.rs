@@ -3,9 +3,7 @@
 
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
-use mla_kernels::portable::lightning_index::{
-    LightningIndexArgs, LightningIndexError, LightningIndexSizes, check, launch,
-};
+use mla_kernels::lightning_index::{LightningIndexArgs, LightningIndexError, LightningIndexSizes, check, launch};
 
 use crate::support::{arg, for_each_client, read, upload};
 

@@ -4,8 +4,8 @@
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::portable::merge_splits::{self, MergeSplitsArgs};
-use mla_kernels::portable::merge_state::{
+use mla_kernels::merge_splits::{self, MergeSplitsArgs};
+use mla_kernels::merge_state::{
     MergeStateArgs, MergeStateIntoArgs, MergeStatesArgs, launch_merge_state, launch_merge_state_into,
     launch_merge_states,
 };

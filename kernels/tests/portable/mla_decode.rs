@@ -3,8 +3,8 @@
 use cubecl::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::portable::mla_decode::{self, DecodeArgs, DecodeError, DecodeKernel, DecodeSizes};
-use mla_kernels::portable::mla_plan::SplitMode;
+use mla_kernels::mla_decode::{self, DecodeArgs, DecodeError, DecodeKernel, DecodeSizes};
+use mla_kernels::mla_plan::SplitMode;
 
 use super::mla_plan::{Plan, expected as plan};
 use super::support::{arg, for_each_client, random, read, upload};

@@ -1,7 +1,7 @@
 //! The device's plan against a plain one, entry by entry.
 
 use cubecl::prelude::*;
-use mla_kernels::portable::mla_plan::{self, PlanArgs, PlanError, SplitMode};
+use mla_kernels::mla_plan::{self, PlanArgs, PlanError, SplitMode};
 
 use super::support::{arg, for_each_client, read, upload};
 

@@ -1,7 +1,7 @@
 //! Page tables against the map on the host.
 
 use cubecl::prelude::*;
-use mla_kernels::portable::page_table::{PagedBatch, launch_page_table};
+use mla_kernels::page_table::{PagedBatch, launch_page_table};
 use rstest::rstest;
 
 use super::support::{arg, for_each_client, random, read, upload};

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::portable::ragged_attention::{RaggedAttentionArgs, RaggedAttentionError, launch};
-use mla_kernels::portable::tile_attention::DeviceError;
+use mla_kernels::DeviceError;
+use mla_kernels::ragged_attention::{RaggedAttentionArgs, RaggedAttentionError, launch};
 use rstest::rstest;
 
 use crate::support::{arg, for_each_client, random, read, upload};

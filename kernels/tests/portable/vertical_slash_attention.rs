@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::portable::tile_attention::DeviceError;
-use mla_kernels::portable::vertical_slash_attention::{AttentionArgs, Layout, VerticalSlashError, launch};
+use mla_kernels::DeviceError;
+use mla_kernels::vertical_slash_attention::{AttentionArgs, Layout, VerticalSlashError, launch};
 use rstest::rstest;
 
 use crate::ragged_attention::{Host, assert_close};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cubecl::prelude::*;
-use mla_kernels::portable::vertical_slash_index::{IndexArgs, launch};
+use mla_kernels::vertical_slash_index::{IndexArgs, launch};
 use rstest::rstest;
 
 use crate::support::{arg, for_each_client, random, read, upload};

@@ -4,7 +4,7 @@
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::portable::write_latent::{WriteLatentArgs, WriteRowsArgs, launch_write_latent, launch_write_rows};
+use mla_kernels::write_latent::{WriteLatentArgs, WriteRowsArgs, launch_write_latent, launch_write_rows};
 use rstest::rstest;
 
 use super::support::{arg, for_each_client, random, read, upload};

@@ -5,13 +5,13 @@ use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
-use mla_kernels::portable::add_rms_norm::Summand;
-use mla_kernels::portable::experts::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
-use mla_kernels::portable::experts::linear::{
+use mla_kernels::experts_mlp::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
+use mla_kernels::experts_mlp::sort::{self, SortArgs, TILE, max_tiles};
+use mla_kernels::linear::{
     self, ExpertsOf, LinearArgs, LinearForm, PairRows, SecondMatrix, SharedMatrix, Work, tile_tokens,
 };
-use mla_kernels::portable::experts::route::{self, Choice, Groups, RouteArgs, RouteForm, Scoring};
-use mla_kernels::portable::experts::sort::{self, SortArgs, TILE, max_tiles};
+use mla_kernels::residual_norm::Summand;
+use mla_kernels::route_experts::{self as route, Choice, Groups, RouteArgs, RouteForm, Scoring};
 
 use super::tensors::{contiguous, dims, empty, matrix_stride};
 use super::{add_norm, add_norm_args};

@@ -263,7 +263,7 @@ impl MlaDecodeArgs {
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
         if !crate::independent::is_flex(check.device()) {
             let bytes = key_width * self.q.dtype().size();
-            let most = mla_kernels::portable::mla_decode::MAX_KEY_BYTES;
+            let most = mla_kernels::mla_decode::MAX_KEY_BYTES;
             check.value("kv_cache", bytes <= most, format!("a cache with rows of {bytes} bytes"), || {
                 format!("rows of at most {most} bytes, of which two fit into the shared memory of a GPU")
             })?;

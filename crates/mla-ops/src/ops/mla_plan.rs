@@ -151,7 +151,7 @@ impl Splits {
 fn parallel_cubes(device: &Device, rows: usize) -> usize {
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     if let DispatchDevice::Cube(device) = device.as_dispatch() {
-        return mla_kernels::portable::mla_decode::parallel_cubes(&device.client(), rows);
+        return mla_kernels::mla_decode::parallel_cubes(&device.client(), rows);
     }
     let _ = (device, rows);
     1

@@ -12,7 +12,7 @@
 //! - `[Ampere]` Abdelkhalik et al., Demystifying the Nvidia Ampere Architecture through Microbenchmarking and
 //!   Instruction-level Analysis, arXiv:2208.11174: 4 cycles for dependent arithmetic in f32, 18 for `ex2.approx` and
 //!   conversions. No such table is known of Hopper or Blackwell.
-//! - `[bench]` measured by this project on an H200, `kernels/src/portable/README.md`: a copy has 4.28 TB/s, of 4.8 by the data
+//! - `[bench]` measured by this project on an H200, `kernels/README.md`: a copy has 4.28 TB/s, of 4.8 by the data
 //!   sheet.
 //! - `[FA4]` Zadouri et al., FlashAttention-4, section 2.2: B200 with 8192 operations (4096 multiply-adds) in a cycle of a
 //!   multiprocessor, 128 bytes of shared memory and 16 exponentials in a cycle as on Hopper, 2.25 PFLOP/s at 1.85 GHz.

@@ -10,7 +10,7 @@
 //!   before must have begun.
 //! - A unit serves what was issued first.
 //! - The warpgroups of a CTA take turns on the tensor cores, instruction by instruction. That is what a profile of our Hopper
-//!   kernel shows (`kernels/src/sm90/README.md`): scores take as long as they and the output's products together.
+//!   kernel shows (`kernels/src/mla_decode/sm90/README.md`): scores take as long as they and the output's products together.
 //! - A product reads its factors from shared memory while it runs, a copy writes there when it ends, and both share the 128
 //!   bytes of a cycle with the warps' loads and stores, conflicts of banks counted.
 //! - All of a multiprocessor's loads share its part of the bandwidth, evenly. What a CTA has not touched before comes from

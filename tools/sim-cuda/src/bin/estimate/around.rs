@@ -4,10 +4,10 @@ use crate::shapes::Shape;
 use ptx_sim::timing::{Latency, Rates};
 use std::path::Path;
 
-/// What an empty kernel takes by the method of the benchmark, in microseconds (`kernels/src/portable/README.md`).
+/// What an empty kernel takes by the method of the benchmark, in microseconds (`kernels/README.md`).
 const LAUNCH: f64 = 3.5;
 /// What the second launch adds where there is nothing to merge: b 64, h 16, s_k 16384 takes 298.4 us with the merge and 296
-/// without (`kernels/src/sm90/README.md`).
+/// without (`kernels/src/mla_decode/sm90/README.md`).
 const SECOND_LAUNCH: f64 = 2.4;
 /// Instructions that a multiprocessor issues in a cycle.
 const ISSUES: f64 = 4.0;
@@ -15,7 +15,7 @@ const ISSUES: f64 = 4.0;
 /// Vectors of four f32 in a row of results.
 const VECTORS: usize = VALUE / 4;
 
-/// How the merge divides its work (`Shape` of `portable/merge_splits.rs`).
+/// How the merge divides its work (`Shape` of `merge_splits`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Merge {
     pub groups: usize,

@@ -65,7 +65,7 @@ impl Gpu {
         if shape.rows() > ROWS { self.many } else { self.few }
     }
 
-    /// Cubes of the plan (`portable/mla_decode`, `parallel_cubes`).
+    /// Cubes of the plan (`mla_decode`, `parallel_cubes`).
     pub fn cubes(&self, shape: &Shape) -> usize {
         (self.rates.multiprocessors as usize / shape.rows().div_ceil(ROWS)).max(1)
     }

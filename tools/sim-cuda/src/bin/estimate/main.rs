@@ -16,7 +16,7 @@ use shapes::{SHAPES, Shape};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Blocks of keys that an item costs beside its own (`portable/mla_plan.rs`, `MAX_SLACK`), to find the cube that takes longest.
+/// Blocks of keys that an item costs beside its own (`mla_plan`, `MAX_SLACK`), to find the cube that takes longest.
 const ITEM: usize = 8;
 /// How far an estimate may be off.
 const TOLERANCE: f64 = 0.25;

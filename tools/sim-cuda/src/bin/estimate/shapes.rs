@@ -7,7 +7,7 @@ pub struct Shape {
     pub queries: usize,
     pub heads: usize,
     pub keys: usize,
-    /// Microseconds, `kernels/src/sm90/README.md`.
+    /// Microseconds, `kernels/src/mla_decode/sm90/README.md`.
     pub measured: f64,
     /// One of those that the estimate is judged by; chosen before there was one.
     pub judged: bool,

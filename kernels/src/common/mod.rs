@@ -1,0 +1,5 @@
+//! Small helpers of launchers and kernels of several operations.
+
+pub(crate) mod device;
+pub(crate) mod launch;
+pub(crate) mod scan;

@@ -1,0 +1,300 @@
+//! Windows of tokens pooled into entries (DeepSeek-V4, compressed attention).
+//!
+//! A cube has an entry. Its units stand side by side along the channels, a vector each, and groups of them share the tokens
+//! of the entry's windows: an online softmax for each channel, merged over the groups in shared memory. There the entry
+//! stays for its norm and for its rotation.
+
+mod pool;
+
+use cubecl::prelude::*;
+use thiserror::Error;
+
+use self::pool::{Tokens, pool_into};
+use crate::common::device::{DeviceError, UNITS, check_device};
+use crate::common::launch::{address_type, io_vector_size, or_dummy};
+
+/// Tokens that a unit loads at a time, at most.
+const MAX_LOADS: usize = 8;
+
+/// Arguments of [`launch`]; letters as in [`CompressKvSizes`], C is d, or 2 d with overlap, and L is m, or 2 m with overlap.
+pub struct CompressKvArgs {
+    /// f32 `[N, 2 C]`: keys and gates of the new tokens.
+    pub kv_gates: BufferArg,
+    /// f32 `[R, L, 2 C]`: those of tokens before them, of position `p` in row `p % L`.
+    pub state: BufferArg,
+    /// i32 `[B]`: the block of the state of each sequence, 0 to R - 1.
+    pub state_rows: BufferArg,
+    /// i32 `[B + 1]`, ascending from 0 to N: where the new tokens of each sequence begin.
+    pub cu_seqlens: BufferArg,
+    /// i32 `[B]`, at least 0: the position of the first new token of each sequence.
+    pub starts: BufferArg,
+    /// f32 `[m, C]`: added to the gates.
+    pub position_bias: BufferArg,
+    /// f32 `[d]`: the weight of the norm.
+    pub norm_weight: BufferArg,
+    /// f32 `[B, n, pairs]`.
+    pub cos: BufferArg,
+    /// f32 `[B, n, pairs]`.
+    pub sin: BufferArg,
+    /// E `[B, n, d]`, written: 0 where the new tokens do not fill the window.
+    pub entries: BufferArg,
+    /// Sizes and the type E.
+    pub sizes: CompressKvSizes,
+    /// Added to the mean square.
+    pub norm_eps: f32,
+}
+
+/// What decides whether a device can compute it.
+#[derive(Debug, Clone, Copy)]
+pub struct CompressKvSizes {
+    /// N, new tokens.
+    pub tokens: usize,
+    /// B, sequences.
+    pub batch: usize,
+    /// n, entries of a sequence.
+    pub entries: usize,
+    /// R, blocks of the state.
+    pub blocks: usize,
+    /// m, tokens of a window, at least 1.
+    pub window: usize,
+    /// d, channels of an entry, at least 1.
+    pub width: usize,
+    /// Pairs of the last channels that turn, at most d / 2.
+    pub pairs: usize,
+    /// Whether an entry pools the window before its own, too.
+    pub overlap: bool,
+    /// Of the entries: f32, f16 or bf16.
+    pub elem: ElemType,
+}
+
+/// Why [`launch`] did not launch anything.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum CompressKvError {
+    /// The device does not have the element type or the room for a cube.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// More than 2^32 elements in a tensor, on a device with 32-bit offsets.
+    #[error("`{name}` has {len} elements, which needs 64-bit offsets, which the device does not have")]
+    Offsets {
+        /// The argument.
+        name: &'static str,
+        /// Its elements.
+        len: usize,
+    },
+}
+
+impl CompressKvSizes {
+    /// Windows that an entry pools.
+    fn windows(&self) -> usize {
+        if self.overlap { 2 } else { 1 }
+    }
+
+    /// Elements of `kv_gates`, `state` and `entries`.
+    fn lens(&self) -> [(&'static str, usize); 3] {
+        let (windows, row) = (self.windows(), 2 * self.windows() * self.width);
+        [
+            ("kv_gates", self.tokens * row),
+            ("state", self.blocks * windows * self.window * row),
+            ("entries", self.batch * self.entries * self.width),
+        ]
+    }
+}
+
+/// The units of a cube.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Shape {
+    /// Units of a group, side by side along the channels.
+    columns: usize,
+    /// Groups, which share the tokens.
+    groups: usize,
+    /// Tokens that a unit loads at a time.
+    loads: usize,
+    /// Channels of an entry, in vectors.
+    vectors: usize,
+    /// Channels of an entry.
+    width: usize,
+    overlap: bool,
+}
+
+impl Shape {
+    fn new(sizes: &CompressKvSizes, vector_size: usize) -> Self {
+        let (vectors, tokens) = (sizes.width / vector_size, sizes.windows() * sizes.window);
+        let columns = vectors.next_power_of_two().min(UNITS);
+        let groups = (UNITS / columns).min(tokens.next_power_of_two());
+        let loads = tokens.div_ceil(groups).next_power_of_two().min(MAX_LOADS);
+        Self { columns, groups, loads, vectors, width: sizes.width, overlap: sizes.overlap }
+    }
+
+    fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.columns as u32, self.groups as u32)
+    }
+
+    fn units(&self) -> usize {
+        self.columns * self.groups
+    }
+
+    /// Keys of a token, in vectors.
+    fn channels(&self) -> usize {
+        if self.overlap { 2 * self.vectors } else { self.vectors }
+    }
+
+    /// The softmax of each group, the entry, and a number of each unit.
+    fn shared_bytes(&self) -> usize {
+        (3 * self.groups * self.width + self.width + self.units()) * size_of::<f32>()
+    }
+}
+
+/// Whether [`launch`] would run this on a device. Reads nothing and launches nothing.
+///
+/// # Errors
+/// What [`launch`] would give.
+pub fn check(client: &Client, sizes: &CompressKvSizes) -> Result<(), CompressKvError> {
+    prepare(client, sizes).map(|_| ())
+}
+
+/// All checks, and elements of a vector.
+fn prepare(client: &Client, sizes: &CompressKvSizes) -> Result<usize, CompressKvError> {
+    let vector_size = io_vector_size(client.properties(), &[sizes.width], size_of::<f32>());
+    check_device(client, sizes.elem, Shape::new(sizes, vector_size).shared_bytes())?;
+    let reached = |len: usize| client.properties().supports_address(AddressType::from_len(len));
+    match sizes.lens().into_iter().find(|(_, len)| !reached(*len)) {
+        Some((name, len)) => Err(CompressKvError::Offsets { name, len }),
+        None => Ok(vector_size),
+    }
+}
+
+/// Writes `entries`. Without any nothing is launched.
+///
+/// # Errors
+/// What the device lacks; nothing was launched.
+pub fn launch(client: &Client, args: CompressKvArgs) -> Result<(), CompressKvError> {
+    let sizes = args.sizes;
+    let cubes = sizes.batch * sizes.entries;
+    if cubes == 0 {
+        return Ok(());
+    }
+    let vector_size = prepare(client, &sizes)?;
+    let shape = Shape::new(&sizes, vector_size);
+    let address = address_type(client, &[&args.kv_gates, &args.state, &args.entries]);
+    compress_kernel::launch(
+        client,
+        cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
+        shape.cube_dim(),
+        address,
+        vector_size,
+        or_dummy(client, args.kv_gates, sizes.tokens),
+        or_dummy(client, args.state, sizes.blocks),
+        args.state_rows,
+        args.cu_seqlens,
+        args.starts,
+        args.position_bias,
+        args.norm_weight,
+        or_dummy(client, args.cos, sizes.pairs),
+        or_dummy(client, args.sin, sizes.pairs),
+        args.entries,
+        sizes.batch,
+        sizes.entries,
+        sizes.window,
+        sizes.pairs,
+        args.norm_eps,
+        shape,
+        sizes.elem,
+    );
+    Ok(())
+}
+
+/// Cube `i` has entry `i` of `[B, n]`.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn compress_kernel<E: Float, N: Size>(
+    kv_gates: &[Vector<f32, N>],
+    state: &[Vector<f32, N>],
+    state_rows: &[i32],
+    cu_seqlens: &[i32],
+    starts: &[i32],
+    position_bias: &[Vector<f32, N>],
+    norm_weight: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    entries: &mut [E],
+    batch: usize,
+    count: usize,
+    window: usize,
+    pairs: usize,
+    norm_eps: f32,
+    #[comptime] shape: Shape,
+    #[define(E)] _elem: ElemType,
+) {
+    if CUBE_POS < batch * count {
+        let sequence = CUBE_POS / count;
+        let start = usize::cast_from(starts[sequence]);
+        let first_row = usize::cast_from(cu_seqlens[sequence]);
+        let end = start + usize::cast_from(cu_seqlens[sequence + 1]) - first_row;
+        let number = start / window + CUBE_POS % count;
+        if number < end / window {
+            let block = usize::cast_from(state_rows[sequence]);
+            let tokens = Tokens::new(start, first_row, number, window, block, shape.overlap);
+            let mut entry = Shared::<[f32]>::new_slice(shape.width);
+            let squares = pool_into::<N>(&mut entry, kv_gates, state, position_bias, &tokens, shape);
+            let scale = 1.0 / (squares / comptime!(shape.width as f32) + norm_eps).sqrt();
+            write_entry::<E>(entries, &entry, norm_weight, cos, sin, pairs, scale, shape);
+        } else {
+            let mut channel = UNIT_POS as usize;
+            while channel < shape.width {
+                entries[CUBE_POS * shape.width + channel] = E::from_int(0);
+                channel += comptime!(shape.units());
+            }
+        }
+    }
+}
+
+/// The entry times `scale` and the weight of each channel, with the last channels turned.
+#[cube]
+fn write_entry<E: Float>(
+    entries: &mut [E],
+    entry: &Shared<[f32]>,
+    norm_weight: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    pairs: usize,
+    scale: f32,
+    #[comptime] shape: Shape,
+) {
+    let straight = shape.width - 2 * pairs;
+    let mut channel = UNIT_POS as usize;
+    while channel < shape.width {
+        let mut value = entry[channel] * scale * norm_weight[channel];
+        if channel >= straight {
+            let pair = (channel - straight) / 2;
+            let first = straight + 2 * pair;
+            let other = 2 * first + 1 - channel;
+            let partner = entry[other] * scale * norm_weight[other];
+            let angle = CUBE_POS * pairs + pair;
+            value = value * cos[angle] + select(channel == first, -partner, partner) * sin[angle];
+        }
+        entries[CUBE_POS * shape.width + channel] = E::cast_from(value);
+        channel += comptime!(shape.units());
+    }
+}
+
+/// V4's entries of 512 channels, of 4 tokens with overlap and of 128 without, and the index keys of 128 channels.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
+    let device = Arch::Sm90a.properties();
+    let entry = |name, kind, bits, window, width, overlap| {
+        let elem = ElemType::Float(kind);
+        let (tokens, batch, entries, blocks, pairs) = (1, 1, 1, 1, 32);
+        let sizes = CompressKvSizes { tokens, batch, entries, blocks, window, width, pairs, overlap, elem };
+        let n = io_vector_size(&device, &[width], size_of::<f32>());
+        let shape = Shape::new(&sizes, n);
+        let dim = shape.cube_dim();
+        let form = form!(compress_kernel, dim, [bits, n, _, _, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1e-6, shape, elem]);
+        Entry::of(kind, name, form)
+    };
+    let (narrow, wide) = (AddressType::U32, AddressType::U64);
+    let overlap = FLOATS.map(|kind| entry("compress_kv.overlap", kind, narrow, 4, 512, true));
+    let long = entry("compress_kv.long", FloatKind::F16, narrow, 128, 512, false);
+    let index = entry("compress_kv.index", FloatKind::F16, narrow, 4, 128, true);
+    let large = entry("compress_kv.64_bits", FloatKind::BF16, wide, 4, 512, true).on(|arch| arch == Arch::Sm90a);
+    overlap.into_iter().chain([long, index, large]).collect()
+}

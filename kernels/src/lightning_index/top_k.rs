@@ -1,0 +1,393 @@
+//! The `k` greatest ranks of each query token.
+
+use cubecl::features::Plane;
+use cubecl::ir::AddressType;
+use cubecl::prelude::*;
+
+use super::border::{List, clear_end, find_border, load_tile};
+use super::chunks::Plan;
+use super::places::Places;
+use super::sums::{BYTES_PER_UNIT, FEW, Space};
+use super::{LightningIndexArgs, LightningIndexSizes, one_each, visible_keys};
+use crate::common::device::UNITS;
+use crate::common::launch::{multiprocessors, share};
+use crate::mla_decode::key_slot;
+
+/// Units of a cube at most.
+const MAX_UNITS: usize = 1024;
+/// Ranks that a unit loads at once.
+pub(super) type Load = Const<LOAD>;
+pub(crate) const LOAD: usize = 4;
+/// Loads that a unit keeps in registers at most.
+const MAX_LOADS: usize = 8;
+/// Units of a plane at most.
+const MAX_PLANE: usize = 32;
+
+const _: () = assert!(LOAD == 4 && MAX_LOADS == 8, "a bit for each key of a unit, and four of them for a load");
+const _: () = assert!(MAX_PLANE * LOAD < 1 << 8, "8 bits for the keys that a plane has in a load");
+const _: () = assert!(MAX_UNITS * MAX_LOADS * LOAD < 1 << 16, "two sums of keys in 32 bits");
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    /// Units of a cube.
+    pub units: usize,
+    /// Units of a plane; 1 where the device has no operations of planes.
+    pub plane: usize,
+    /// Loads of a unit.
+    pub loads: usize,
+    /// Whether a cube has more keys than its registers hold. It then reads them whenever it looks at them.
+    pub again: bool,
+    /// Whether the keys are candidates, whose positions are behind the ranks.
+    candidates: bool,
+    /// What becomes of the chosen keys.
+    output: Output,
+}
+
+/// What is written of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Output {
+    /// Its rank, and its position behind all ranks.
+    Candidates,
+    /// Its position.
+    Positions,
+    /// Its slot.
+    Slots,
+}
+
+impl Form {
+    /// Keys that the registers of a cube hold.
+    fn capacity(&self) -> usize {
+        self.units * self.loads * LOAD
+    }
+
+    /// Planes of a cube.
+    pub fn planes(&self) -> usize {
+        self.units / self.plane
+    }
+}
+
+/// How the keys are cut up on a device.
+pub(super) fn plan(client: &Client, sizes: &LightningIndexSizes) -> Plan {
+    let cubes = multiprocessors(client) / sizes.rows().max(1);
+    Plan::of(sizes.max_keys(), sizes.k, max_units(client) * MAX_LOADS * LOAD, cubes)
+}
+
+/// Units of a cube at most on a device.
+fn max_units(client: &Client) -> usize {
+    let hardware = &client.properties().hardware;
+    let available = hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize;
+    let available = available.min(hardware.max_shared_memory_size / BYTES_PER_UNIT);
+    (1 << available.max(UNITS).ilog2()).min(MAX_UNITS)
+}
+
+/// Units of a plane, if all planes have as many and units are in the order of their planes; otherwise 1.
+fn plane_units(client: &Client) -> usize {
+    let hardware = &client.properties().hardware;
+    let (least, most) = (hardware.plane_size_min as usize, hardware.plane_size_max as usize);
+    let usable =
+        client.features().plane.contains(Plane::Ops) && least == most && least.is_power_of_two() && least <= MAX_PLANE;
+    if usable { least } else { 1 }
+}
+
+/// Chooses the keys of `rows` query tokens, from `first_row` on: a cube for each of them and chunk of keys.
+pub(super) fn launch(client: &Client, args: &LightningIndexArgs, address: AddressType, first_row: usize, rows: usize) {
+    let sizes = &args.sizes;
+    let plan = plan(client, sizes);
+    // Candidates are written where the level before has read.
+    let (mut from, mut to) = (&args.scores, &args.candidates);
+    let (mut stride, mut next_stride) = (sizes.score_stride(), plan.candidate_stride());
+    for (level, &len) in plan.lens.iter().enumerate() {
+        let next = plan.lens.get(level + 1);
+        let output = match next {
+            Some(_) => Output::Candidates,
+            None if args.slots => Output::Slots,
+            None => Output::Positions,
+        };
+        let chunk = if next.is_some() { plan.chunk } else { len };
+        let chunks = if next.is_some() { len.div_ceil(chunk) } else { 1 };
+        // Few units with many keys each: they wait less for one another.
+        let units = chunk.div_ceil(MAX_LOADS * LOAD).next_power_of_two().clamp(UNITS, max_units(client));
+        let loads = chunk.div_ceil(units * LOAD).next_power_of_two().min(MAX_LOADS);
+        let form = Form { units, plane: plane_units(client), loads, again: false, candidates: level > 0, output };
+        let form = Form { again: chunk > form.capacity(), ..form };
+        // SAFETY: the buffers have the sizes that the arguments state, no list is longer than its plan says, and slots are
+        // clamped to the cache.
+        unsafe {
+            select_kernel::launch_unchecked(
+                client,
+                one_each(client, rows * chunks),
+                CubeDim::new_1d(units as u32),
+                address,
+                share(from),
+                share(&args.page_table),
+                share(&args.visible),
+                share(if next.is_some() { to } else { &args.indices }),
+                first_row,
+                rows,
+                sizes.query_len,
+                sizes.max_pages,
+                sizes.max_keys() as u32,
+                sizes.slots() as u32,
+                sizes.page_size.ilog2(),
+                sizes.k as u32,
+                level,
+                plan.chunk,
+                chunks,
+                stride / LOAD,
+                len.div_ceil(LOAD),
+                next_stride,
+                next.map_or(0, |len| len.next_multiple_of(LOAD)),
+                form,
+            );
+        }
+        (from, to) = (to, from);
+        (stride, next_stride) = (next_stride, stride);
+    }
+}
+
+/// The chosen keys of a chunk, ascending in position: cube `r * chunks + c` takes chunk `c` of query token `r`.
+#[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
+fn select_kernel(
+    ranks: &[Vector<u32, Load>],
+    page_table: &[i32],
+    visible: &[i32],
+    out: &mut [i32],
+    first_row: usize,
+    rows: usize,
+    query_len: usize,
+    max_pages: usize,
+    max_keys: u32,
+    slot_count: u32,
+    page_shift: u32,
+    k: u32,
+    level: usize,
+    chunk: usize,
+    chunks: usize,
+    stride: usize,
+    positions: usize,
+    next_stride: usize,
+    next_positions: usize,
+    #[comptime] form: Form,
+) {
+    let own_row = CUBE_POS / chunks;
+    let first = CUBE_POS % chunks * chunk;
+    if own_row < rows {
+        let row = first_row + own_row;
+        let most = k as usize;
+        let seen = visible_keys(visible, row, max_keys);
+        let names = Names { table_row: row / query_len * max_pages, slot_count, page_shift, form };
+        let mut out_first = row * most;
+        if comptime!(form.output == Output::Candidates) {
+            out_first = own_row * next_stride + CUBE_POS % chunks * most;
+        }
+        if seen > most {
+            // On this level.
+            let mut len = seen;
+            for _ in 0..level {
+                len = len / chunk * most + min(len % chunk, most);
+            }
+            if first < len {
+                let mut count = len - first;
+                if comptime!(form.output == Output::Candidates) {
+                    count = min(count, chunk);
+                }
+                let list = List { loads: own_row * stride + first / LOAD, first, count, positions };
+                let target = Target { first: out_first, positions: next_positions };
+                choose(ranks, page_table, out, &list, &names, &target, k, form);
+                if comptime!(form.output == Output::Candidates) {
+                    // Whole loads for the next level, too.
+                    let next = len / chunk * most + min(len % chunk, most);
+                    let place = next + UNIT_POS as usize;
+                    if first + chunk >= len && place < next.div_ceil(LOAD) * LOAD {
+                        out[own_row * next_stride + place] = 0i32;
+                    }
+                }
+            }
+        } else if comptime!(form.output != Output::Candidates) {
+            let mut place = UNIT_POS as usize;
+            while place < most {
+                let mut name = i32::new(-1);
+                if place < seen {
+                    name = names.of(page_table, place);
+                }
+                out[out_first + place] = name;
+                place += form.units;
+            }
+        }
+    }
+}
+
+/// What the result calls a key.
+#[derive(CubeType)]
+struct Names {
+    /// Where the sequence's page ids begin.
+    table_row: usize,
+    slot_count: u32,
+    page_shift: u32,
+    #[cube(comptime)]
+    form: Form,
+}
+
+#[cube]
+impl Names {
+    fn of(&self, page_table: &[i32], position: usize) -> i32 {
+        if comptime!(self.form.output == Output::Slots) {
+            key_slot(page_table, self.table_row, self.page_shift, self.slot_count, position) as i32
+        } else {
+            position as i32
+        }
+    }
+}
+
+/// Where the chosen keys are written.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+struct Target {
+    /// The first place.
+    first: usize,
+    /// Of candidates: from a rank to its position.
+    positions: usize,
+}
+
+/// Writes the `k` best keys of a list, or all if it has fewer.
+#[cube]
+fn choose(
+    ranks: &[Vector<u32, Load>],
+    page_table: &[i32],
+    out: &mut [i32],
+    list: &List,
+    names: &Names,
+    target: &Target,
+    k: u32,
+    #[comptime] form: Form,
+) {
+    let mut own = Array::<u32>::new(comptime!(form.loads * LOAD));
+    let mut tiles = 1usize.runtime();
+    if comptime!(form.again) {
+        tiles = list.count.div_ceil(form.units * form.loads * LOAD);
+    } else {
+        load_tile(ranks, list, &mut own, 0usize, form);
+    }
+    let mut space = Space::new(form);
+    let border = find_border(ranks, list, &mut own, tiles, &mut space, k, form);
+
+    let last = min(list.count as u32, k);
+    // In the tiles before.
+    let mut written = 0u32;
+    let mut ties_left = border.ties;
+    for tile in 0..tiles {
+        if comptime!(form.again) {
+            load_tile(ranks, list, &mut own, tile, form);
+            clear_end(list, &mut own, tile, form);
+        }
+        let mut chosen = keys_from(&own, border.high, form);
+        if border.ties > 0 {
+            let ties = keys_from(&own, border.low, form) ^ chosen;
+            let places = Places::of(ties, &mut space, form);
+            chosen |= places.first_keys(&space, ties_left);
+            ties_left -= min(ties_left, places.all);
+        }
+        let places = Places::of(chosen, &mut space, form);
+        // Whatever is not there comes last.
+        let end = min(written + places.all, last);
+        let mut first = written;
+        while first < end {
+            places.put(first - written, &mut space, tile);
+            sync_cube();
+            write(ranks, page_table, out, list, names, target, &space, first, end, form);
+            sync_cube();
+            first += comptime!((FEW * form.units) as u32);
+        }
+        written = end;
+    }
+}
+
+/// The keys of this unit that have at least this rank, a bit for each.
+#[cube]
+fn keys_from(own: &Array<u32>, rank: u32, #[comptime] form: Form) -> u32 {
+    let mut keys = 0u32;
+    #[unroll]
+    for i in 0..comptime!(form.loads * LOAD) {
+        keys |= select(own[i] >= rank, comptime!(1u32 << i), 0u32);
+    }
+    keys
+}
+
+/// Writes what is asked for of the keys in shared memory, which belong to places from `first` on and before `end`.
+#[cube]
+fn write(
+    ranks: &[Vector<u32, Load>],
+    page_table: &[i32],
+    out: &mut [i32],
+    list: &List,
+    names: &Names,
+    target: &Target,
+    space: &Space,
+    first: u32,
+    end: u32,
+    #[comptime] form: Form,
+) {
+    // All are read before one is written, and without a branch: so a unit waits for memory once.
+    let mut numbers = Array::<i32>::new(FEW);
+    let mut positions = Array::<i32>::new(FEW);
+    #[unroll]
+    for i in 0..FEW {
+        let place = min(UNIT_POS + comptime!((i * form.units) as u32), end - first - 1);
+        let key = space.few[place as usize] as usize;
+        let mut position = list.first + key;
+        if comptime!(form.candidates) {
+            position = number(ranks, list.loads + list.positions, key) as usize;
+        }
+        if comptime!(form.output == Output::Candidates) {
+            numbers[i] = i32::cast_from(number(ranks, list.loads, key));
+            positions[i] = position as i32;
+        } else {
+            numbers[i] = names.of(page_table, position);
+        }
+    }
+    #[unroll]
+    for i in 0..FEW {
+        let place = first + UNIT_POS + comptime!((i * form.units) as u32);
+        if place < end {
+            let at = target.first + place as usize;
+            out[at] = numbers[i];
+            if comptime!(form.output == Output::Candidates) {
+                out[at + target.positions] = positions[i];
+            }
+        }
+    }
+}
+
+/// The number at `at`, counted from a load on.
+#[cube]
+pub(super) fn number(numbers: &[Vector<u32, Load>], first: usize, at: usize) -> u32 {
+    let four = numbers[first + at / LOAD];
+    let mut number = four.extract(0usize);
+    #[unroll]
+    for n in 1..LOAD {
+        number = select(at % LOAD == n, four.extract(n), number);
+    }
+    number
+}
+
+#[cfg(feature = "offline")]
+pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, form};
+    let entry = |(name, form): (&str, Form)| {
+        let (bits, dim) = (AddressType::U32, CubeDim::new_1d(form.units as u32));
+        let form = form!(select_kernel, dim, [bits, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, form]);
+        Entry::new(name, form).unchecked()
+    };
+    let full =
+        Form { units: MAX_UNITS, plane: 32, loads: MAX_LOADS, again: false, candidates: false, output: Output::Slots };
+    let forms = [
+        ("lightning_index.select.positions", Form { output: Output::Positions, ..full }),
+        ("lightning_index.select.slots", full),
+        ("lightning_index.select.first_level", Form { units: 512, output: Output::Candidates, ..full }),
+        ("lightning_index.select.last_level", Form { units: 512, candidates: true, ..full }),
+        ("lightning_index.select.few_units", Form { units: UNITS, ..full }),
+        ("lightning_index.select.again", Form { again: true, ..full }),
+    ];
+    forms.map(entry).into()
+}

@@ -1,0 +1,92 @@
+//! Where a projection finds the experts of a single token: in memory, or in the router's logits, from which each cube of a pair
+//! then chooses for itself. That saves a launch, which takes longer than ranking a few hundred scores several times.
+
+use cubecl::prelude::*;
+
+use crate::common::launch::or_dummy;
+use crate::linear::grid::{Part, Tile};
+use crate::route_experts::{Choice, RouteArgs, RouteForm, choose, score, write};
+
+/// Where the expert of each pair is. Launches make `PairExpertsArgs`.
+#[derive(CubeType, CubeLaunch)]
+#[allow(dead_code, reason = "kernels alone have values of it")]
+pub(crate) enum PairExperts {
+    /// In a list.
+    Listed,
+    /// In the logits.
+    Routed(RoutedPairs),
+}
+
+/// The logits of one token and what becomes of them: see [`RouteArgs`].
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RoutedPairs {
+    logits: &'static [f32],
+    bias: &'static [f32],
+    indices: &'static mut [i32],
+    weights: &'static mut [f32],
+    scale: f32,
+    #[cube(comptime)]
+    form: RouteForm,
+}
+
+impl PairExpertsArgs {
+    /// This choice, if there is one to make.
+    pub(crate) fn new(client: &Client, route: Option<RouteArgs>) -> Self {
+        let Some(RouteArgs { logits, bias, indices, weights, scale, form, .. }) = route else { return Self::Listed };
+        let bias = or_dummy(client, bias, if form.choice == Choice::BiasedScores { form.experts } else { 0 });
+        Self::Routed(RoutedPairsLaunch::new(logits, bias, indices, weights, scale, form))
+    }
+}
+
+/// Whether cubes can make this choice: that of the best scores of one token.
+pub(crate) fn chooses(route: &RouteArgs) -> bool {
+    route.tokens == 1 && route.form.choice != Choice::Given
+}
+
+#[cube]
+impl PairExperts {
+    /// Gives a tile without rows the expert of pair number `number` of `pairs`, if it is to be chosen and one of so many. The
+    /// first cube of the pairs writes the choice. Called by all `units` of a cube.
+    pub(crate) fn assign(
+        &mut self,
+        tile: &mut Tile,
+        part: &Part,
+        number: usize,
+        pairs: usize,
+        experts: usize,
+        #[comptime] units: usize,
+    ) {
+        #[comptime]
+        match self {
+            PairExperts::Listed => {}
+            PairExperts::Routed(routed) => {
+                if !part.is_second && number < pairs {
+                    tile.take(routed.choose(number, part.cube == 0, units), experts);
+                }
+            }
+        }
+    }
+}
+
+#[cube]
+impl RoutedPairs {
+    /// The expert of pair number `number`. The bits are those of [`route`](crate::route_experts).
+    fn choose(&mut self, number: usize, writes: bool, #[comptime] units: usize) -> i32 {
+        let form = comptime!(self.form);
+        let mut scores = Shared::<[f32]>::new_slice(form.experts);
+        let mut chosen = Shared::<[i32]>::new_slice(form.top_k);
+        score(self.logits, &mut scores, 0usize, form, units);
+        choose(self.bias, &scores, &mut chosen, form, units);
+        if writes {
+            write(&scores, &chosen, self.indices, self.weights, 0usize, self.scale, form, units);
+        }
+        chosen[number]
+    }
+}
+
+/// A choice, with nothing to launch.
+#[cfg(feature = "offline")]
+pub(crate) fn offline(form: RouteForm) -> PairExpertsArgs {
+    use crate::offline::buffer;
+    PairExpertsArgs::Routed(RoutedPairsLaunch::new(buffer(), buffer(), buffer(), buffer(), 1.0, form))
+}

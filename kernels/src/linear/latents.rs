@@ -1,0 +1,152 @@
+//! What a projection of heads can do beside its products, to save a launch: the channels that it carries turn, and cubes behind
+//! its own put latents into the cache. The bits are those of [`rope_write`](crate::rope_write).
+
+use cubecl::prelude::*;
+
+use crate::common::launch::is_row;
+use crate::linear::LatentRows;
+use crate::linear::grid::Tile;
+use crate::norm_rope::Head;
+use crate::rope_write::Forms;
+
+/// What a launch does beside its products. Launches make `BesideArgs`.
+#[derive(CubeType, CubeLaunch)]
+#[allow(dead_code, reason = "kernels alone have values of it")]
+pub(crate) enum Beside {
+    /// Nothing.
+    Nothing,
+    /// Carried channels turn, and there are cubes for latents.
+    Latents(Latents),
+}
+
+/// How they turn, and what the norm of the latents needs.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Latents {
+    weight: &'static [f32],
+    cos: &'static [f32],
+    sin: &'static [f32],
+    pairs: usize,
+    slot_count: usize,
+    eps: f32,
+    /// In vectors, as all widths.
+    #[cube(comptime)]
+    cache_width: usize,
+    #[cube(comptime)]
+    forms: Forms,
+}
+
+impl LatentRows {
+    /// For heads of `width` channels, vectors of `vector` and cubes of `units`: latents, slots, cache and the rest; and how many
+    /// cubes `tokens` need.
+    pub(crate) fn bind(self, [tokens, width, vector, units]: [usize; 4]) -> ([BufferArg; 3], BesideArgs, usize) {
+        let Self { latent, weight, cos, sin, slots, cache, cache_width, pairs, slot_count, eps } = self;
+        let cache_width = cache_width / vector;
+        let forms = Forms::new(width / vector, cache_width, units);
+        let args = LatentsLaunch::new(weight, cos, sin, pairs, slot_count, eps, cache_width, forms);
+        ([latent, slots, cache], BesideArgs::Latents(args), forms.latent.cubes(tokens))
+    }
+}
+
+#[cube]
+impl Beside {
+    /// Copies the channels of a tile past those of the product behind its outputs: see [`Tile::carry`].
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn carry<E: Float, V: Size>(
+        &self,
+        tile: &Tile,
+        x: &[Vector<E, V>],
+        out: &mut [E],
+        vectors: usize,
+        outputs: usize,
+        carried: usize,
+        #[comptime] units: usize,
+    ) {
+        #[comptime]
+        match self {
+            Beside::Nothing => tile.carry::<E, E, V>(x, out, vectors, outputs, carried, units),
+            Beside::Latents(latents) => latents.turn::<E, V>(tile, x, out, vectors, outputs, carried, units),
+        }
+    }
+
+    /// Puts latents into the cache: cube number `cube` of those behind the products' own. Called by all units of it.
+    pub(crate) fn write<E: Float, V: Size>(
+        &self,
+        latent: &[Vector<E, V>],
+        slots: &[i32],
+        cache: &mut [E],
+        tokens: usize,
+        cube: usize,
+    ) {
+        #[comptime]
+        match self {
+            Beside::Nothing => {}
+            Beside::Latents(latents) => latents.write::<E, V>(latent, slots, cache, tokens, cube),
+        }
+    }
+}
+
+#[cube]
+impl Latents {
+    #[allow(clippy::too_many_arguments)]
+    fn turn<E: Float, V: Size>(
+        &self,
+        tile: &Tile,
+        x: &[Vector<E, V>],
+        out: &mut [E],
+        vectors: usize,
+        outputs: usize,
+        carried: usize,
+        #[comptime] units: usize,
+    ) {
+        let lanes = V::value().comptime();
+        let (width, form) = (vectors + carried, comptime!(self.forms.q));
+        let mut vector = UNIT_POS as usize;
+        while vector < tile.count * carried {
+            let (token, column) = (vector / carried, vector % carried);
+            let row = tile.head_row(token);
+            let head = Head::new::<E, V>(x, row, row + 1, tile.per_token, width, self.pairs, 0.0f32, column, form);
+            let values = head.values::<E, V>(x, self.weight, self.cos, self.sin, vectors + column);
+            #[unroll]
+            for lane in 0..lanes {
+                out[row * (outputs + carried * lanes) + outputs + column * lanes + lane] =
+                    E::cast_from(values.extract(lane));
+            }
+            vector += units;
+        }
+    }
+
+    fn write<E: Float, V: Size>(
+        &self,
+        latent: &[Vector<E, V>],
+        slots: &[i32],
+        cache: &mut [E],
+        tokens: usize,
+        cube: usize,
+    ) {
+        let lanes = V::value().comptime();
+        let form = comptime!(self.forms.latent);
+        let width = comptime!(self.cache_width).runtime();
+        let row = cube * comptime!(form.heads()) + UNIT_POS as usize / form.columns;
+        let mut column = UNIT_POS as usize % form.columns;
+        let head = Head::new::<E, V>(latent, row, tokens, 1usize.runtime(), width, self.pairs, self.eps, column, form);
+        if row < tokens && is_row(slots[min(row, tokens - 1)], self.slot_count) {
+            let first = usize::cast_from(slots[row]) * width;
+            while column < width {
+                let values = head.values::<E, V>(latent, self.weight, self.cos, self.sin, column);
+                #[unroll]
+                for lane in 0..lanes {
+                    cache[(first + column) * lanes + lane] = E::cast_from(values.extract(lane));
+                }
+                column += form.columns;
+            }
+        }
+    }
+}
+
+/// V2-Lite's and V3's, with nothing to launch.
+#[cfg(feature = "offline")]
+pub(crate) fn offline(units: usize) -> BesideArgs {
+    use crate::offline::buffer;
+    let forms = Forms::new(24, 72, units);
+    BesideArgs::Latents(LatentsLaunch::new(buffer(), buffer(), buffer(), 1, 1, 1.0, 72, forms))
+}

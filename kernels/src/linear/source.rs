@@ -1,0 +1,220 @@
+//! Where a projection finds the row of a single token: in memory, or in what it is computed from, by each cube for itself: the
+//! splits of an attention, or a residual sum and its norm. That saves a launch, which takes longer than reading a few rows
+//! several times.
+
+use cubecl::prelude::*;
+
+use crate::common::launch::{dummy, multiprocessors};
+use crate::experts_mlp::combine::{Place, TokenExperts};
+use crate::linear::Before;
+use crate::merge_splits::{MAX_LOADS, MergeSplitsArgs, Merged, Splits, chains};
+use crate::residual_norm::{AddRmsNormArgs, Summand, UNITS, add, add_squares, norm, scale_of};
+
+/// Bytes of splits that the cubes of a multiprocessor read in less time than a launch takes, by the speed of an H200's L2 cache.
+const MOST_BYTES: usize = 1 << 16;
+/// The same of the rows of a sum: a launch of its own takes longer, with a single cube.
+const MOST_BYTES_OF_SUM: usize = 1 << 18;
+/// Numbers of a part that a unit loads at once: so that those of 512 channels are work for 256 units.
+const PAIR: usize = 2;
+
+/// Where a row is. Launches make `RowSourceArgs`.
+#[derive(CubeType, CubeLaunch)]
+#[allow(dead_code, reason = "kernels alone have values of it")]
+pub(crate) enum RowSource<E: Float, V: Size> {
+    /// In `x`.
+    Memory,
+    /// In splits of an attention, for each head its own.
+    Splits(SplitRows),
+    /// The norm of a sum of `x` and others.
+    Normed(NormedRow<E, V>),
+}
+
+/// The splits of one query token: see [`MergeSplitsArgs`].
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct SplitRows {
+    outs: &'static [Vector<f32, Const<PAIR>>],
+    lses: &'static [f32],
+    split_ptr: &'static [i32],
+    neg_inf: f32,
+    #[cube(comptime)]
+    single_items_done: bool,
+}
+
+/// What a row is the norm of: `x` and what the experts of the token computed, or without experts (`top_k` is 0) the one row of
+/// `outputs`. See [`AddRmsNormArgs`].
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct NormedRow<E: Float, V: Size> {
+    outputs: &'static [Vector<E, V>],
+    indices: &'static [i32],
+    expert_weights: &'static [f32],
+    shared: &'static [Vector<E, V>],
+    norm_weight: &'static [f32],
+    sum: &'static mut [Vector<E, V>],
+    normed: &'static mut [Vector<E, V>],
+    experts: usize,
+    eps: f32,
+    #[cube(comptime)]
+    top_k: usize,
+    #[cube(comptime)]
+    place: Place,
+}
+
+impl<E: Float, V: Size> RowSourceArgs<E, V> {
+    /// What the kernel does of this, and its `x`, in place of what would be written before.
+    pub(crate) fn new(client: &Client, before: Before, x: BufferArg) -> (Self, BufferArg) {
+        match before {
+            Before::Nothing => (Self::Memory, x),
+            Before::Merge(merge) => {
+                let MergeSplitsArgs { outs, lses, split_ptr, single_items_done, .. } = merge;
+                let splits = SplitRowsLaunch::new(outs, lses, split_ptr, f32::NEG_INFINITY, single_items_done);
+                (Self::Splits(splits), x)
+            }
+            Before::Norm(args) => {
+                let AddRmsNormArgs { x, y, weight, sum, normed, eps, .. } = args;
+                let any = || dummy(client);
+                let row = match y {
+                    Summand::Rows(y) => {
+                        NormedRowLaunch::new(y, any(), any(), any(), weight, sum, normed, 0, eps, 0, Place::None)
+                    }
+                    Summand::Experts(it) => {
+                        let (shared, place) = it.shared.bind(client);
+                        let (rows, indices, weights) = (it.rows, it.indices, it.weights);
+                        NormedRowLaunch::new(
+                            rows, indices, weights, shared, weight, sum, normed, it.experts, eps, it.top_k, place,
+                        )
+                    }
+                };
+                (Self::Normed(row), x)
+            }
+        }
+    }
+}
+
+/// Whether so many cubes, of which each merges a row, are faster than a launch of [`merge_splits`].
+///
+/// [`merge_splits`]: crate::merge_splits
+pub(crate) fn pays(client: &Client, merge: &MergeSplitsArgs, cubes: usize) -> bool {
+    let bytes = merge.items * merge.width * size_of::<f32>();
+    cubes.div_ceil(multiprocessors(client)) * bytes <= MOST_BYTES
+}
+
+/// Whether so many cubes, of which each computes the sum and its norm, are faster than a launch of [`add_rms_norm`].
+///
+/// [`add_rms_norm`]: crate::residual_norm
+pub(crate) fn pays_norm(client: &Client, norm: &AddRmsNormArgs, cubes: usize) -> bool {
+    let rows = match &norm.y {
+        Summand::Rows(_) => 2,
+        Summand::Experts(outputs) => 2 + outputs.top_k,
+    };
+    let bytes = rows * norm.width * norm.elem.size();
+    cubes.div_ceil(multiprocessors(client)) * bytes <= MOST_BYTES_OF_SUM
+}
+
+#[cube]
+impl<E: Float, V: Size> RowSource<E, V> {
+    /// Writes row number `number` of the token's `count`, of so many vectors; nothing, where it is in `x`. Called by all units
+    /// of a cube, which then wait for each other.
+    pub(crate) fn write(
+        &mut self,
+        x: &[Vector<E, V>],
+        row: &mut [Vector<E, V>],
+        number: usize,
+        count: usize,
+        vectors: usize,
+    ) {
+        #[comptime]
+        match self {
+            RowSource::Memory => {}
+            RowSource::Splits(splits) => splits.merge::<E, V>(x, row, number, count, vectors),
+            RowSource::Normed(normed) => normed.write(x, row, vectors),
+        }
+    }
+}
+
+#[cube]
+impl<E: Float, V: Size> NormedRow<E, V> {
+    /// The bits are those of [`add_rms_norm`](crate::residual_norm). The first cube writes them to memory, too.
+    fn write(&mut self, x: &[Vector<E, V>], row: &mut [Vector<E, V>], vectors: usize) {
+        let (top_k, place) = (comptime!(self.top_k), comptime!(self.place));
+        let is_first = CUBE_POS == 0;
+        let token = TokenExperts::read(self.indices, self.expert_weights, 0usize, self.experts, top_k);
+        let mut squares = 0.0f32;
+        let mut column = UNIT_POS as usize;
+        while column < vectors {
+            let y = if comptime!(top_k == 0) {
+                self.outputs[column]
+            } else {
+                token.sum(self.outputs, self.shared, column, vectors, vectors, place)
+            };
+            let total = add(x[column], y);
+            squares = add_squares(total, squares);
+            row[column] = total;
+            if is_first {
+                self.sum[column] = total;
+            }
+            column += UNITS;
+        }
+        let lanes = V::value().comptime();
+        let scale = scale_of(squares, vectors * lanes, self.eps);
+        let mut column = UNIT_POS as usize;
+        while column < vectors {
+            let normed = norm(row[column], self.norm_weight, column, scale);
+            row[column] = normed;
+            if is_first {
+                self.normed[column] = normed;
+            }
+            column += UNITS;
+        }
+    }
+}
+
+#[cube]
+impl SplitRows {
+    /// The bits are those of [`merge_splits`](crate::merge_splits).
+    fn merge<E: Float, V: Size>(
+        &self,
+        x: &[Vector<E, V>],
+        row: &mut [Vector<E, V>],
+        number: usize,
+        rows: usize,
+        vectors: usize,
+    ) {
+        let first = usize::cast_from(self.split_ptr[0]);
+        let count = usize::cast_from(self.split_ptr[1]) - first;
+        let mut column = UNIT_POS as usize;
+        if comptime!(self.single_items_done) && count == 1 {
+            while column < vectors {
+                row[column] = x[number * vectors + column];
+                column += CUBE_DIM as usize;
+            }
+        } else {
+            let lanes = V::value().comptime();
+            let pairs = row.with_vector_size_mut::<Const<PAIR>>();
+            let width = vectors * comptime!(lanes / PAIR);
+            let chains = chains(count);
+            while column < width {
+                let first = first * rows + number;
+                let splits = Splits { first, step: rows, count, column, width, empty_lse: self.neg_inf };
+                let mut all = Merged::<Const<PAIR>>::empty();
+                all.add_chains(self.outs, self.lses, &splits, chains, MAX_LOADS);
+                pairs[column] = Vector::cast_from(all.mean());
+                column += CUBE_DIM as usize;
+            }
+        }
+    }
+}
+
+/// Splits, with nothing to launch.
+#[cfg(feature = "offline")]
+pub(crate) fn offline_splits<E: Float, V: Size>() -> RowSourceArgs<E, V> {
+    use crate::offline::buffer;
+    RowSourceArgs::Splits(SplitRowsLaunch::new(buffer(), buffer(), buffer(), 0.0, true))
+}
+
+/// The sum of so many experts and a shared one, with nothing to launch.
+#[cfg(feature = "offline")]
+pub(crate) fn offline_normed<E: Float, V: Size>(top_k: usize) -> RowSourceArgs<E, V> {
+    use crate::offline::buffer as any;
+    let (place, one) = (Place::Behind, 1);
+    RowSourceArgs::Normed(NormedRowLaunch::new(any(), any(), any(), any(), any(), any(), any(), one, 1.0, top_k, place))
+}

@@ -1,0 +1,551 @@
+//! Decode for any device: plain arithmetic, no matrix instructions.
+//!
+//! # Shared memory
+//! At most 32 KiB, whatever the device has: a tile of query rows and a tile of keys in the element type (rows are padded by
+//! one vector against bank conflicts), and the scores of the tile in f32. D = 576 fits with 8 rows and 16 keys of two bytes
+//! each (29.0 KiB), or with 4 rows and 8 keys of f32 (28.4 KiB). The tiles are halved until they fit; a single row and key
+//! of more than 32 KiB are refused.
+
+use cubecl::ir::AddressType;
+use cubecl::prelude::*;
+
+use super::{DecodeArgs, DecodeError, DecodeSizes, LOWEST, key_slot, visible_end};
+use crate::common::launch::or_dummy;
+
+/// Shared memory that a cube takes at most. What WebGPU drivers offer; on larger devices it lets several cubes run at a time.
+const SHARED_BYTES: usize = 32 * 1024;
+
+/// Units of a cube.
+const UNITS: usize = 128;
+
+/// Bytes of a key at most: beside it, a query row and the scores fit into the shared memory.
+pub const MAX_KEY_BYTES: usize = 16_000;
+
+/// Query rows and keys of a tile, at most. The product must not exceed the number of units.
+pub(super) const TILE_ROWS: usize = 8;
+const TILE_KEYS: usize = 16;
+
+/// Cubes that a multiprocessor runs at a time, about.
+pub(super) const CUBES_PER_MULTIPROCESSOR: usize = 4;
+
+/// Bytes of one load.
+const LOAD_BYTES: usize = 16;
+
+/// How a tile is divided among the units of a cube.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Tile {
+    /// Query rows, a power of two.
+    rows: usize,
+    /// Keys, a power of two.
+    keys: usize,
+    /// Elements of a vector.
+    vector: usize,
+    /// Vectors of a key.
+    key_vectors: usize,
+    /// Vectors of a value.
+    value_vectors: usize,
+    /// Rows whose scores with a key one unit computes.
+    score_rows: usize,
+    /// Units that share the channels of a score.
+    slices: usize,
+    /// Units side by side over the channels of a value; each has every that many-th vector.
+    value_units: usize,
+    /// Groups of rows that different units accumulate.
+    row_groups: usize,
+    /// Whether keys may be hidden.
+    causal: bool,
+}
+
+impl Tile {
+    /// The largest tile that fits into `available` bytes.
+    fn choose(sizes: &DecodeSizes, max_vector: usize, available: usize) -> Result<Self, DecodeError> {
+        let size = sizes.elem.size();
+        let mut vector = (LOAD_BYTES / size).min(prev_power_of_two(max_vector));
+        while !sizes.key_width.is_multiple_of(vector) || !sizes.value_width.is_multiple_of(vector) {
+            vector /= 2;
+        }
+        let mut rows = (sizes.query_len * sizes.heads).next_power_of_two().min(TILE_ROWS);
+        let mut keys = TILE_KEYS;
+        loop {
+            let tile = Self::new(sizes, vector, rows, keys);
+            let needed = tile.shared_bytes(size);
+            if needed <= available {
+                return Ok(tile);
+            }
+            // Rows are worth more than keys: they say how often a loaded key is used.
+            match (rows, keys) {
+                (1, 1) => return Err(DecodeError::SharedMemory { key_width: sizes.key_width, needed, available }),
+                _ if keys >= 2 * rows || rows == 1 => keys /= 2,
+                _ => rows /= 2,
+            }
+        }
+    }
+
+    fn new(sizes: &DecodeSizes, vector: usize, rows: usize, keys: usize) -> Self {
+        let score_rows = rows.min(2);
+        let value_vectors = sizes.value_width / vector;
+        let value_units = value_vectors.next_power_of_two().min(UNITS);
+        Self {
+            rows,
+            keys,
+            vector,
+            key_vectors: sizes.key_width / vector,
+            value_vectors,
+            score_rows,
+            slices: UNITS / (rows / score_rows * keys),
+            value_units,
+            row_groups: (UNITS / value_units).min(rows),
+            causal: sizes.causal,
+        }
+    }
+
+    /// Vectors from one row to the next in shared memory.
+    fn stride(&self) -> usize {
+        self.key_vectors + 1
+    }
+
+    fn shared_bytes(&self, elem_size: usize) -> usize {
+        let tiles = (self.rows + self.keys) * self.stride() * self.vector * elem_size;
+        let numbers = (self.slices + 1) * self.rows * self.keys + self.rows + self.keys;
+        tiles + numbers * size_of::<f32>()
+    }
+
+    /// Rows that one unit accumulates.
+    fn group_rows(&self) -> usize {
+        self.rows / self.row_groups
+    }
+
+    /// Vectors of each row that one unit accumulates.
+    fn unit_vectors(&self) -> usize {
+        self.value_vectors.div_ceil(self.value_units)
+    }
+}
+
+fn prev_power_of_two(n: usize) -> usize {
+    1 << n.max(1).ilog2()
+}
+
+/// The tile, the grid and the width of offsets.
+pub(super) fn prepare(client: &Client, sizes: &DecodeSizes) -> Result<(Tile, CubeCount, AddressType), DecodeError> {
+    let hardware = &client.properties().hardware;
+    let available = hardware.max_shared_memory_size.min(SHARED_BYTES);
+    let tile = Tile::choose(sizes, hardware.max_vector_size, available)?;
+    Ok((tile, sizes.cube_count(client, tile.rows)?, sizes.address_type(client)?))
+}
+
+/// Launches the kernel. Sizes have been checked.
+pub(super) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
+    let sizes = args.sizes;
+    let (tile, cubes, address) = prepare(client, &sizes)?;
+    let slots = sizes.pages * sizes.page_size;
+    decode_kernel::launch(
+        client,
+        cubes,
+        CubeDim::new_1d(UNITS as u32),
+        address,
+        tile.vector,
+        args.q,
+        or_dummy(client, args.kv_cache, slots),
+        or_dummy(client, args.page_table, sizes.max_pages),
+        args.seq_lens,
+        args.items,
+        args.cube_ptr,
+        args.partial_out,
+        args.partial_lse,
+        sizes.query_len as u32,
+        sizes.heads as u32,
+        sizes.max_pages as u32,
+        slots as u32,
+        sizes.page_size.ilog2(),
+        args.softmax_scale,
+        f32::NEG_INFINITY.to_bits(),
+        tile,
+        sizes.elem,
+    );
+    Ok(())
+}
+
+/// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn decode_kernel<E: Float, V: Size>(
+    q: &[Vector<E, V>],
+    kv_cache: &[Vector<E, V>],
+    page_table: &[i32],
+    seq_lens: &[i32],
+    items: &[i32],
+    cube_ptr: &[i32],
+    partial_out: &mut [Vector<f32, V>],
+    partial_lse: &mut [f32],
+    query_len: u32,
+    heads: u32,
+    max_pages: u32,
+    slot_count: u32,
+    page_shift: u32,
+    softmax_scale: f32,
+    // Of -inf, which a shader cannot write as a constant.
+    empty_lse: u32,
+    #[comptime] tile: Tile,
+    #[define(E)] _elem: ElemType,
+) {
+    let unit = UNIT_POS as usize;
+    let rows = (query_len * heads) as usize;
+    let first_row = CUBE_POS_X as usize * tile.rows;
+
+    let mut queries = Shared::<[Vector<E, V>]>::new_slice(comptime!(tile.rows * tile.stride()));
+    let mut keys = Shared::<[Vector<E, V>]>::new_slice(comptime!(tile.keys * tile.stride()));
+    // The row of the cache that each key of the next tile is in.
+    let mut slots = Shared::<[u32]>::new_slice(tile.keys);
+    // [slices, rows, keys]
+    let mut scores = Shared::<[f32]>::new_slice(comptime!(tile.slices * tile.rows * tile.keys));
+    // [rows, keys]
+    let mut weights = Shared::<[f32]>::new_slice(comptime!(tile.rows * tile.keys));
+    // By how much each row's accumulators shrink.
+    let mut factors = Shared::<[f32]>::new_slice(tile.rows);
+
+    // The row and the key of the tile whose weight this unit computes.
+    let has_weight = unit < comptime!(tile.rows * tile.keys);
+    let weight_row = unit / tile.keys;
+    let weight_key = unit % tile.keys;
+    let row = first_row + weight_row;
+
+    let mut acc = Array::<Vector<f32, V>>::new(comptime!(tile.group_rows() * tile.unit_vectors()));
+
+    let mut item = cube_ptr[CUBE_POS_Y as usize] as usize;
+    let end_item = cube_ptr[CUBE_POS_Y as usize + 1] as usize;
+    while item < end_item {
+        let sequence = items[item * 4] as usize;
+        let first_key = items[item * 4 + 1] as usize;
+        let end_key = items[item * 4 + 2] as usize;
+
+        // Keys that this unit's row sees, and those that any row of the tile does.
+        let mut row_end = 0usize;
+        if row < rows {
+            row_end = visible_end(seq_lens, sequence, row, end_key, query_len, heads, tile.causal);
+        }
+        let last_row = min(first_row + comptime!(tile.rows - 1), rows - 1);
+        let tile_end = visible_end(seq_lens, sequence, last_row, end_key, query_len, heads, tile.causal);
+
+        load_queries::<E, V>(q, &mut queries, sequence * rows, first_row, rows, tile);
+        let table_row = sequence * max_pages as usize;
+        find_slots(page_table, &mut slots, table_row, page_shift, slot_count, first_key, tile_end, tile);
+        #[unroll]
+        for i in 0..comptime!(tile.group_rows() * tile.unit_vectors()) {
+            acc[i] = Vector::new(0.0f32);
+        }
+        let mut highest = f32::new(LOWEST);
+        // Of the weights that this unit has computed.
+        let mut sum = 0.0f32;
+        sync_cube();
+
+        let mut base = first_key;
+        while base < tile_end {
+            load_keys::<E, V>(kv_cache, &mut keys, &slots, base, tile_end, tile);
+            sync_cube();
+            score::<E, V>(&queries, &keys, &mut scores, tile);
+            find_slots(page_table, &mut slots, table_row, page_shift, slot_count, base + tile.keys, tile_end, tile);
+            sync_cube();
+            if has_weight {
+                let mut top = highest;
+                for k in 0..tile.keys {
+                    if base + k < row_end {
+                        top = max(top, score_of(&scores, weight_row, k, tile) * softmax_scale);
+                    }
+                }
+                let mut weight = 0.0f32;
+                if base + weight_key < row_end {
+                    weight = (score_of(&scores, weight_row, weight_key, tile) * softmax_scale - top).exp();
+                }
+                let factor = (highest - top).exp();
+                sum = sum * factor + weight;
+                highest = top;
+                weights[unit] = weight;
+                if weight_key == 0 {
+                    factors[weight_row] = factor;
+                }
+            }
+            sync_cube();
+            accumulate::<E, V>(&keys, &weights, &factors, &mut acc, min(tile_end - base, tile.keys), tile);
+            sync_cube();
+            base += tile.keys;
+        }
+
+        if has_weight {
+            weights[unit] = sum;
+        }
+        sync_cube();
+        if has_weight && weight_key == 0 {
+            let mut total = 0.0f32;
+            for k in 0..tile.keys {
+                total += weights[unit + k];
+            }
+            let mut lse = f32::from_bits(empty_lse);
+            let mut factor = 0.0f32;
+            if row_end > first_key {
+                lse = highest + total.ln();
+                factor = 1.0f32 / total;
+            }
+            factors[weight_row] = factor;
+            if row < rows {
+                partial_lse[item * rows + row] = lse;
+            }
+        }
+        sync_cube();
+        write_out::<V>(&acc, &factors, partial_out, item * rows, first_row, rows, tile);
+        item += 1;
+    }
+}
+
+/// The rows of a tile, zeros past the last one.
+#[cube]
+fn load_queries<E: Float, V: Size>(
+    q: &[Vector<E, V>],
+    queries: &mut Shared<[Vector<E, V>]>,
+    sequence_row: usize,
+    first_row: usize,
+    rows: usize,
+    #[comptime] tile: Tile,
+) {
+    let mut i = UNIT_POS as usize;
+    while i < comptime!(tile.rows * tile.key_vectors) {
+        let row = i / tile.key_vectors;
+        let vector = i % tile.key_vectors;
+        let at = row * comptime!(tile.stride()) + vector;
+        if first_row + row < rows {
+            queries[at] = q[(sequence_row + first_row + row) * tile.key_vectors + vector];
+        } else {
+            queries[at] = Vector::new(E::from_int(0));
+        }
+        i += UNITS;
+    }
+}
+
+/// Looks up where the keys `base ..` of a sequence are; those from `end` on are left alone.
+#[cube]
+fn find_slots(
+    page_table: &[i32],
+    slots: &mut Shared<[u32]>,
+    table_row: usize,
+    page_shift: u32,
+    slot_count: u32,
+    base: usize,
+    end: usize,
+    #[comptime] tile: Tile,
+) {
+    let unit = UNIT_POS as usize;
+    if unit < tile.keys && base + unit < end {
+        slots[unit] = key_slot(page_table, table_row, page_shift, slot_count, base + unit);
+    }
+}
+
+/// A tile of keys, zeros from `end` on: what is there is not read.
+#[cube]
+fn load_keys<E: Float, V: Size>(
+    kv_cache: &[Vector<E, V>],
+    keys: &mut Shared<[Vector<E, V>]>,
+    slots: &Shared<[u32]>,
+    base: usize,
+    end: usize,
+    #[comptime] tile: Tile,
+) {
+    let mut i = UNIT_POS as usize;
+    while i < comptime!(tile.keys * tile.key_vectors) {
+        let key = i / tile.key_vectors;
+        let vector = i % tile.key_vectors;
+        let at = key * comptime!(tile.stride()) + vector;
+        if base + key < end {
+            keys[at] = kv_cache[slots[key] as usize * tile.key_vectors + vector];
+        } else {
+            keys[at] = Vector::new(E::from_int(0));
+        }
+        i += UNITS;
+    }
+}
+
+/// Scores of the whole tile, not yet scaled. Each unit has one key, a few rows and a slice of the channels.
+#[cube]
+fn score<E: Float, V: Size>(
+    queries: &Shared<[Vector<E, V>]>,
+    keys: &Shared<[Vector<E, V>]>,
+    scores: &mut Shared<[f32]>,
+    #[comptime] tile: Tile,
+) {
+    let unit = UNIT_POS as usize;
+    let key = unit % tile.keys;
+    let first_row = unit / tile.keys % comptime!(tile.rows / tile.score_rows) * tile.score_rows;
+    let slice = unit / comptime!(tile.keys * (tile.rows / tile.score_rows));
+    let mut sums = Array::<Vector<f32, V>>::new(tile.score_rows);
+    #[unroll]
+    for r in 0..tile.score_rows {
+        sums[r] = Vector::new(0.0f32);
+    }
+    let mut vector = slice;
+    while vector < tile.key_vectors {
+        let key_part = Vector::<f32, V>::cast_from(keys[key * comptime!(tile.stride()) + vector]);
+        #[unroll]
+        for r in 0..tile.score_rows {
+            let query_part = queries[(first_row + r) * comptime!(tile.stride()) + vector];
+            sums[r] += Vector::<f32, V>::cast_from(query_part) * key_part;
+        }
+        vector += tile.slices;
+    }
+    #[unroll]
+    for r in 0..tile.score_rows {
+        let lanes = sums[r];
+        let mut total = lanes.extract(0usize);
+        #[unroll]
+        for i in 1..tile.vector {
+            total += lanes.extract(i);
+        }
+        scores[(slice * tile.rows + first_row + r) * tile.keys + key] = total;
+    }
+}
+
+/// A score, from its slices.
+#[cube]
+fn score_of(scores: &Shared<[f32]>, row: usize, key: usize, #[comptime] tile: Tile) -> f32 {
+    let mut total = 0.0f32;
+    #[unroll]
+    for slice in 0..tile.slices {
+        total += scores[(slice * tile.rows + row) * tile.keys + key];
+    }
+    total
+}
+
+/// Shrinks the accumulators and adds the first `count` keys of the tile, times their weights.
+#[cube]
+fn accumulate<E: Float, V: Size>(
+    keys: &Shared<[Vector<E, V>]>,
+    weights: &Shared<[f32]>,
+    factors: &Shared<[f32]>,
+    acc: &mut Array<Vector<f32, V>>,
+    count: usize,
+    #[comptime] tile: Tile,
+) {
+    let unit = UNIT_POS as usize;
+    let column = unit % tile.value_units;
+    let group = unit / tile.value_units;
+    if group < tile.row_groups {
+        let group_rows = comptime!(tile.group_rows());
+        let first_row = group * group_rows;
+        #[unroll]
+        for r in 0..group_rows {
+            let factor = Vector::<f32, V>::new(factors[first_row + r]);
+            #[unroll]
+            for c in 0..comptime!(tile.unit_vectors()) {
+                acc[c * group_rows + r] *= factor;
+            }
+        }
+        for key in 0..count {
+            #[unroll]
+            for c in 0..comptime!(tile.unit_vectors()) {
+                let vector = column + c * tile.value_units;
+                if vector < tile.value_vectors {
+                    let value = Vector::<f32, V>::cast_from(keys[key * comptime!(tile.stride()) + vector]);
+                    #[unroll]
+                    for r in 0..group_rows {
+                        let weight = Vector::<f32, V>::new(weights[(first_row + r) * tile.keys + key]);
+                        acc[c * group_rows + r] += value * weight;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes the accumulators, times the factors.
+#[cube]
+fn write_out<V: Size>(
+    acc: &Array<Vector<f32, V>>,
+    factors: &Shared<[f32]>,
+    partial_out: &mut [Vector<f32, V>],
+    item_row: usize,
+    tile_row: usize,
+    rows: usize,
+    #[comptime] tile: Tile,
+) {
+    let unit = UNIT_POS as usize;
+    let column = unit % tile.value_units;
+    let group = unit / tile.value_units;
+    if group < tile.row_groups {
+        let group_rows = comptime!(tile.group_rows());
+        #[unroll]
+        for r in 0..group_rows {
+            let row = group * group_rows + r;
+            if tile_row + row < rows {
+                let factor = Vector::<f32, V>::new(factors[row]);
+                #[unroll]
+                for c in 0..comptime!(tile.unit_vectors()) {
+                    let vector = column + c * tile.value_units;
+                    if vector < tile.value_vectors {
+                        let at = (item_row + tile_row + row) * tile.value_vectors + vector;
+                        partial_out[at] = acc[c * group_rows + r] * factor;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// V3's rows: any number of heads from 8 on has the same tile.
+#[cfg(feature = "offline")]
+pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, FLOATS, FloatKind, form};
+    let entry = |name, kind, causal| {
+        let elem = ElemType::Float(kind);
+        let sizes = DecodeSizes { causal, ..DecodeSizes::one_sequence(elem, 128, (576, 512)) };
+        let tile = Tile::choose(&sizes, usize::MAX, SHARED_BYTES).expect("V3's keys fit");
+        let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS as u32));
+        #[rustfmt::skip]
+        let form = form!(decode_kernel, dim, [
+            bits, tile.vector, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1.0, 1, tile, elem
+        ]);
+        Entry::of(kind, name, form)
+    };
+    let causal = FLOATS.map(|kind| entry("mla_decode.plain.causal", kind, true));
+    causal.into_iter().chain([entry("mla_decode.plain.full", FloatKind::F16, false)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use cubecl::ir::FloatKind;
+
+    use super::*;
+
+    fn tile(elem: FloatKind, widths: (usize, usize), rows: usize) -> Result<Tile, DecodeError> {
+        let sizes = DecodeSizes::one_sequence(ElemType::Float(elem), rows, widths);
+        Tile::choose(&sizes, usize::MAX, SHARED_BYTES)
+    }
+
+    #[test]
+    fn tiles_fill_the_shared_memory() {
+        let half = tile(FloatKind::F16, (576, 512), 128).expect("fits");
+        assert_eq!((half.rows, half.keys, half.vector), (8, 16, 8));
+        let float = tile(FloatKind::F32, (576, 512), 128).expect("fits");
+        assert_eq!((float.rows, float.keys, float.vector), (4, 8, 4));
+        let odd = tile(FloatKind::F16, (7, 5), 3).expect("fits");
+        assert_eq!((odd.rows, odd.keys, odd.vector), (4, 16, 1));
+    }
+
+    /// Whatever the sizes, all scores have a unit, and all rows of all value channels.
+    #[test]
+    fn the_units_cover_the_tile() {
+        for elem in [FloatKind::F32, FloatKind::F16] {
+            for widths in [(576, 512), (80, 64), (7, 5), (1, 1), (2048, 1023), (3000, 3000)] {
+                for rows in [1, 2, 3, 8, 200] {
+                    let tile = tile(elem, widths, rows).expect("fits");
+                    assert!(tile.rows * tile.keys <= UNITS);
+                    assert_eq!(tile.rows / tile.score_rows * tile.keys * tile.slices, UNITS);
+                    assert_eq!(tile.row_groups * tile.group_rows(), tile.rows);
+                    assert!(tile.row_groups * tile.value_units <= UNITS);
+                    assert!(tile.unit_vectors() * tile.value_units >= tile.value_vectors);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_that_does_not_fit_is_refused() {
+        let error = tile(FloatKind::F32, (4096, 512), 16).expect_err("too wide");
+        assert!(matches!(error, DecodeError::SharedMemory { available: SHARED_BYTES, .. }), "{error}");
+    }
+}

@@ -1,0 +1,105 @@
+//! The softmax of a pair of cubes: two units have a row, each with half of a block's keys.
+
+use cubecl::prelude::*;
+
+use crate::ptx::tcgen05::{self, Shape};
+use crate::ptx::{barrier, math, warp};
+use crate::tiles::form::{Form, LOWEST, ROWS};
+use crate::tiles::softmax::SLACK;
+
+/// Maximum and sum of a row; the sum is of the unit's own weights.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct RowState {
+    pub highest: f32,
+    pub sum: f32,
+}
+
+/// A unit's weights of a block, packed in pairs, and the factor that the output so far is to be multiplied with.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct WeighedRow {
+    weights: Vector<u32, Const<32>>,
+    pub factor: f32,
+}
+
+/// Tells the unit that has the same row a number, and gives the one it tells. `times` counts the calls: memory is used anew
+/// every other time, so that a unit may still read when the other one comes again.
+#[cube]
+pub(super) fn partner(told: &mut Shared<[f32]>, times: u32, value: f32) -> f32 {
+    let at = times % 2 * 128;
+    told[(at + UNIT_POS) as usize] = value;
+    // Warps 0 and 2 meet, and warps 1 and 3.
+    barrier::sync_at(1 + UNIT_POS / 32 % 2, 64u32);
+    told[(at + (UNIT_POS ^ 64u32)) as usize]
+}
+
+#[cube]
+pub(super) fn weigh_row(
+    s: Vector<f32, Const<64>>,
+    state: &mut RowState,
+    told: &mut Shared<[f32]>,
+    times: u32,
+    first_key: u32,
+    end: u32,
+    scale: f32,
+    #[comptime] form: Form,
+) -> WeighedRow {
+    let mut masked = Sequence::<f32>::new();
+    let mut top = f32::new(LOWEST);
+    #[unroll]
+    for i in 0..64usize {
+        let key = first_key + comptime!(i as u32);
+        let score = select(key < end, s.extract(i) * scale, f32::new(2.0 * LOWEST));
+        masked.push(score);
+        top = max(top, score);
+    }
+    top = max(top, partner(told, times, top));
+    if top < state.highest + SLACK {
+        top = state.highest;
+    }
+    let factor = math::exp2(state.highest - top);
+    let mut sum = state.sum * factor;
+    let mut packed = Sequence::<u32>::new();
+    #[unroll]
+    for i in 0..32usize {
+        let low = math::exp2(masked[comptime!(2 * i)] - top);
+        let high = math::exp2(masked[comptime!(2 * i + 1)] - top);
+        sum += low + high;
+        packed.push(math::pack(low, high, comptime!(form.elem())));
+    }
+    state.highest = top;
+    state.sum = sum;
+    WeighedRow { weights: math::vector::<u32, Const<32>>(&packed), factor }
+}
+
+/// Writes a unit's weights, 128 bytes, into the tile of their half, with 128-byte swizzle. Eight units write to all banks.
+#[cube]
+pub(super) fn store_weights(weighed: &WeighedRow, weights: &mut Shared<[Vector<u32, Const<4>>]>, half: u32) {
+    let row = UNIT_POS % comptime!(ROWS as u32);
+    #[unroll]
+    for i in 0..8u32 {
+        let mut words = Sequence::<u32>::new();
+        #[unroll]
+        for j in 0..4u32 {
+            words.push(weighed.weights.extract(comptime!((4 * i + j) as usize)));
+        }
+        let at = (half * comptime!(ROWS as u32) + row) * 8 + (comptime!(i).runtime() ^ (row % 8));
+        weights[at as usize] = math::vector::<u32, Const<4>>(&words);
+    }
+}
+
+/// Multiplies a unit's row of the output. The next products are issued after the stores have been waited for.
+#[cube]
+pub(super) fn scale_output(output: u32, factor: f32) {
+    let mut part = 0u32;
+    while part < 8u32 {
+        let acc = tcgen05::load::<Const<32>>(output + part * 32, comptime!(Shape::Lanes));
+        let mut scaled = Sequence::<f32>::new();
+        #[unroll]
+        for i in 0..32usize {
+            scaled.push(acc.extract(i) * factor);
+        }
+        let scaled = math::vector::<f32, Const<32>>(&scaled);
+        tcgen05::store::<f32, Const<32>>(output + part * 32, scaled, comptime!(Shape::Lanes));
+        part = warp::next(part);
+    }
+}

@@ -1,0 +1,94 @@
+//! What becomes of the accumulators: scaled, and written as a result or as that of a split.
+
+use cubecl::prelude::*;
+
+use super::form::VALUE_WIDTH;
+use crate::ptx::math;
+
+/// Columns that a unit writes at once.
+pub(crate) const COLUMNS: usize = 4;
+
+/// Multiplies both rows of a unit's part of the output.
+#[cube]
+pub(crate) fn scale_rows<N: Size>(acc: Vector<f32, N>, factor_a: f32, factor_b: f32) -> Vector<f32, N> {
+    let count = N::value().comptime();
+    let mut scaled = Sequence::<f32>::new();
+    #[unroll]
+    for i in 0..comptime!(count / 4) {
+        scaled.push(acc.extract(comptime!(4 * i)) * factor_a);
+        scaled.push(acc.extract(comptime!(4 * i + 1)) * factor_a);
+        scaled.push(acc.extract(comptime!(4 * i + 2)) * factor_b);
+        scaled.push(acc.extract(comptime!(4 * i + 3)) * factor_b);
+    }
+    math::vector::<f32, N>(&scaled)
+}
+
+/// Whether a sequence is a single item, whose result needs no merge.
+#[cube]
+pub(crate) fn is_whole(split_ptr: &[i32], sequence: u32) -> bool {
+    split_ptr[sequence as usize + 1] - split_ptr[sequence as usize] == 1
+}
+
+/// Writes the lse of both rows of a unit; `row` is the first of them, and the sequence's or item's rows start at `start`.
+#[cube]
+pub(crate) fn write_lses(lse: &mut [f32], start: u32, row: u32, rows: u32, lse_a: f32, lse_b: f32) {
+    if row < rows {
+        lse[(start + row) as usize] = lse_a;
+    }
+    if row + 8 < rows {
+        lse[(start + row + 8) as usize] = lse_b;
+    }
+}
+
+/// Writes both rows of a unit's part of some columns of the output, as many as two rows of a quad have; called by a whole
+/// warp. `row` is the first of the rows, and the sequence's or item's rows start at `start`.
+#[cube]
+pub(crate) fn write_rows<T: Float, P: Size, N: Size>(
+    acc: Vector<f32, N>,
+    out: &mut [Vector<T, P>],
+    start: u32,
+    row: u32,
+    rows: u32,
+    first_column: u32,
+    lane: u32,
+) {
+    let column_at = first_column as usize / COLUMNS;
+    let at = (start + row) as usize * comptime!(VALUE_WIDTH / COLUMNS) + column_at;
+    write_row::<T, P, N>(acc, out, at, row < rows, lane, 0usize);
+    write_row::<T, P, N>(acc, out, at + comptime!(8 * VALUE_WIDTH / COLUMNS), row + 8 < rows, lane, 2usize);
+}
+
+/// Writes one of the two rows, if there is such a row. Of each 8 columns a unit has two, its neighbour the next two: of two
+/// times 8, each gives the other what makes four in a row.
+#[cube]
+fn write_row<T: Float, P: Size, N: Size>(
+    acc: Vector<f32, N>,
+    out: &mut [Vector<T, P>],
+    at: usize,
+    is_row: bool,
+    lane: u32,
+    #[comptime] first: usize,
+) {
+    let count = N::value().comptime();
+    let second = lane % 2 == 1;
+    let own_at = at + (lane % 2 * 2 + lane % 4 / 2) as usize;
+    if plane_any(is_row) {
+        #[unroll]
+        for i in 0..comptime!(count / 8) {
+            let a = comptime!(8 * i + first);
+            let b = comptime!(8 * i + 4 + first);
+            let (a0, a1) = (acc.extract(a), acc.extract(comptime!(a + 1)));
+            let (b0, b1) = (acc.extract(b), acc.extract(comptime!(b + 1)));
+            let other0 = plane_shuffle_xor(select(second, a0, b0), 1u32);
+            let other1 = plane_shuffle_xor(select(second, a1, b1), 1u32);
+            let mut columns = Vector::<f32, P>::empty();
+            columns.insert(0usize, select(second, other0, a0));
+            columns.insert(1usize, select(second, other1, a1));
+            columns.insert(2usize, select(second, b0, other0));
+            columns.insert(3usize, select(second, b1, other1));
+            if is_row {
+                out[own_at + 4 * i] = Vector::cast_from(columns);
+            }
+        }
+    }
+}
