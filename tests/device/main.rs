@@ -7,6 +7,7 @@ mod cli_checkpoints;
 mod cli_faults;
 mod cli_serve_batch;
 mod devices;
+mod hashes;
 mod model_engine;
 mod model_engine_soak;
 mod model_generate;

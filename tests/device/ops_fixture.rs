@@ -8,6 +8,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::devices::{is_blackwell, is_cuda, is_hopper};
+use crate::hashes;
 use crate::oracle::{self, State};
 
 /// What a page table may hold past the end of a sequence.
@@ -52,16 +53,22 @@ pub fn restrided<const D: usize>(tensor: Tensor<D>, a: usize, b: usize) -> Tenso
 
 /// The bytes of the values: what "bit for bit" compares.
 pub fn bits<const D: usize>(tensor: &Tensor<D>) -> Vec<u8> {
-    tensor.to_data().as_bytes().to_vec()
+    let bytes = tensor.to_data().as_bytes().to_vec();
+    hashes::record(&bytes);
+    bytes
 }
 
 pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.try_into_vec_as().expect("reads back")
+    let data = tensor.into_data();
+    hashes::record(data.as_bytes());
+    data.try_into_vec_as().expect("floats")
 }
 
 pub fn int_values<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i32> {
     assert_eq!(tensor.dtype(), DType::I32);
-    tensor.try_into_vec_as().expect("reads back")
+    let data = tensor.into_data();
+    hashes::record(data.as_bytes());
+    data.try_into_vec_as().expect("i32")
 }
 
 /// The greatest error of `out`, relative to the greatest element of it.
