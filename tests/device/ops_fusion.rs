@@ -115,7 +115,7 @@ fn write(cache: Tensor<3>, slot: i32, device: &Device) -> Tensor<3> {
 }
 
 /// The number of the buffer that a GPU's tensor is in, once what it waits for has been computed.
-#[cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda")))]
+#[cfg(all(feature = "fusion", feature = "_gpu"))]
 pub fn buffer(tensor: &Tensor<3>) -> Option<usize> {
     use burn::backend::fusion::{Fusion, FusionBackend, FusionTensor};
     use std::marker::PhantomData;
@@ -130,14 +130,14 @@ pub fn buffer(tensor: &Tensor<3>) -> Option<usize> {
     Some(resolve(tensor, PhantomData::<burn::backend::Cube>).handle.memory.descriptor().id.value)
 }
 
-#[cfg(all(not(feature = "fusion"), any(feature = "wgpu", feature = "cuda")))]
+#[cfg(all(not(feature = "fusion"), feature = "_gpu"))]
 pub fn buffer(tensor: &Tensor<3>) -> Option<usize> {
     let tensor = tensor.clone().try_into_primitive::<burn::backend::Cube>().ok()?;
     Some(tensor.handle.memory.descriptor().id.value)
 }
 
 /// Flex has a test of its own for this, by address.
-#[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+#[cfg(not(feature = "_gpu"))]
 pub fn buffer(_: &Tensor<3>) -> Option<usize> {
     None
 }

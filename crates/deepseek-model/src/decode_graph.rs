@@ -224,7 +224,7 @@ fn captures(device: &Device) -> bool {
     capture(device, move || one.clone() + 1.0).is_hardware()
 }
 
-#[cfg(all(test, any(feature = "wgpu", feature = "cuda"), not(feature = "fusion")))]
+#[cfg(all(test, feature = "_gpu", not(feature = "fusion")))]
 mod tests {
     use std::path::Path;
 

@@ -11,7 +11,7 @@ use burn::backend::{
 };
 use burn::tensor::FloatDType;
 
-#[cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda")))]
+#[cfg(all(feature = "fusion", feature = "_gpu"))]
 use crate::fusion;
 use crate::{Path, RouteExpertsOptions, SparseMlaOptions, Splits};
 
@@ -156,7 +156,7 @@ pub struct RouteSpec {
 
 /// The experts of tokens and their weights, or what they are chosen from.
 #[derive(ExtensionType)]
-#[extension_type(fusion: cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda"))))]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
 pub enum BackendRouting<B: Backend> {
     /// Experts and weights.
     Chosen(IntTensor<B>, FloatTensor<B>),
@@ -204,9 +204,9 @@ pub struct NormRopeSpec {
 
 /// The operations on backend primitives. Arguments are those of the public functions, validated.
 #[backend_extension(
-    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
+    Cube: cfg(feature = "_gpu"),
     Flex: cfg(feature = "flex"),
-    Fusion: cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda")))
+    Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
 )]
 pub trait MlaBackend: Backend {
     /// [`mla_plan`](crate::mla_plan): items, cube_ptr, split_ptr.
@@ -502,10 +502,6 @@ pub trait MlaBackend: Backend {
         out: FloatTensor<Self>,
         lse: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    /// [`argmax`](crate::argmax()).
-    #[fusion(meta = fusion::argmax)]
-    fn argmax(x: FloatTensor<Self>) -> IntTensor<Self>;
 
     /// [`matmul`](crate::matmul) in f32.
     #[fusion(meta = fusion::matmul)]

@@ -162,7 +162,7 @@ impl Check {
     }
 
     /// The error of a call that is more than the device can do.
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn device_limit(&self, argument: &'static str, reason: impl ToString) -> MlaError {
         let device = format!("{:?}", self.device);
         MlaError::DeviceLimit { op: self.op, argument, device, reason: reason.to_string() }
@@ -187,7 +187,7 @@ fn unsupported(device: &Device) -> Option<&'static str> {
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => None,
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        #[cfg(feature = "_gpu")]
         DispatchDevice::Cube(_) => None,
         #[allow(unreachable_patterns)]
         _ => Some(
@@ -205,7 +205,7 @@ fn is_contiguous<const D: usize>(tensor: &Tensor<D>) -> bool {
     if let Ok(primitive) = tensor.clone().try_into_primitive::<burn::backend::Flex>() {
         return primitive.is_contiguous();
     }
-    #[cfg(all(any(feature = "wgpu", feature = "cuda"), not(feature = "fusion")))]
+    #[cfg(all(feature = "_gpu", not(feature = "fusion")))]
     if let Ok(primitive) = tensor.clone().try_into_primitive::<burn::backend::Cube>() {
         return primitive.is_contiguous();
     }

@@ -1,7 +1,6 @@
 //! The operations on CubeCL devices: outputs are allocated here, `mla-kernels` computes them.
 
 mod experts;
-mod tensors;
 
 use burn::backend::cubecl::{dtype_to_elem_type, dtype_to_storage_type};
 use burn::tensor::DType;
@@ -12,16 +11,15 @@ use cubek::std::InputBinding;
 use mla_kernels::linear::{LatentRows, launch_turned, normed, turns};
 use mla_kernels::residual_norm::{self, AddRmsNormArgs, Summand};
 use mla_kernels::{
-    argmax, compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_rope,
-    page_table, ragged_attention, rope_write, sparse_parts, vertical_slash_attention, vertical_slash_index,
-    write_latent,
+    compact_slots, compress_kv, kv_indices, lightning_index, merge_state, mla_decode, mla_plan, norm_rope, page_table,
+    ragged_attention, rope_write, sparse_parts, vertical_slash_attention, vertical_slash_index, write_latent,
 };
 
-use self::tensors::{contiguous, dims, empty, evenly_spaced, own, row_stride};
 use crate::backend::{
     BackendRouting, CompressKvSpec, DecodeSpec, ExpertsSpec, KvIndicesSpec, LightningIndexSpec, LinearSpec, MlaBackend,
     NormRopeSpec, PageTableSpec, PlanSpec, RaggedSpec, RouteSpec, VerticalSlashIndexSpec, VerticalSlashSpec,
 };
+use crate::tensors::{contiguous, dims, empty, evenly_spaced, launched, own, row_stride};
 use crate::{Path, RouteExpertsOptions, SparseMlaOptions, Splits};
 
 impl MlaBackend for CubeBackend {
@@ -478,17 +476,6 @@ impl MlaBackend for CubeBackend {
         (sum, normed, out)
     }
 
-    fn argmax(x: CubeTensor) -> CubeTensor {
-        let x = contiguous(x);
-        let [rows, width] = dims(&x);
-        let (places, client) = (empty(&x, [rows], DType::I32), x.client.clone());
-        let elem = dtype_to_elem_type(x.dtype);
-        let args =
-            argmax::ArgmaxArgs { x: x.into_buffer_arg(), places: places.clone().into_buffer_arg(), rows, width, elem };
-        argmax::launch(&client, args);
-        places
-    }
-
     fn write_latent(cache: CubeTensor, slots: CubeTensor, latent: CubeTensor, rope: CubeTensor) -> CubeTensor {
         let [slots, latent, rope] = [slots, latent, rope].map(contiguous);
         let cache = own(contiguous(cache));
@@ -874,12 +861,5 @@ impl From<Splits> for mla_plan::SplitMode {
             Splits::Count(n) => Self::Count(n),
             Splits::Tokens(n) => Self::Tokens(n),
         }
-    }
-}
-
-/// What a launcher refuses, the public functions have refused before, by the same checks (`limits.rs`).
-fn launched<E: std::fmt::Display>(result: Result<(), E>) {
-    if let Err(error) = result {
-        panic!("launched without the checks of the public functions: {error}");
     }
 }

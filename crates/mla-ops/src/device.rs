@@ -53,7 +53,7 @@ impl DeviceName {
         }
     }
 
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    #[cfg(feature = "_gpu")]
     fn check(self, runtime: mla_kernels::Runtime) -> Result<(), MlaError> {
         runtime.open().map(|_| ()).map_err(|error| self.unsupported(error.to_string()))
     }
@@ -92,7 +92,7 @@ impl fmt::Display for DeviceName {
 
 /// Whether the device runs the kernels of this project.
 pub(crate) fn has_kernels(device: &Device) -> bool {
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    #[cfg(feature = "_gpu")]
     if let burn::backend::DispatchDevice::Cube(_) = device.as_dispatch() {
         return true;
     }

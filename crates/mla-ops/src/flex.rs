@@ -374,10 +374,6 @@ impl MlaBackend for Flex {
         Self::merge_state(acc_out, acc_lse, out, lse)
     }
 
-    fn argmax(x: FloatTensor<Self>) -> IntTensor<Self> {
-        int_primitive(reference::argmax(float(x)))
-    }
-
     fn matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_matmul(lhs, rhs)
     }

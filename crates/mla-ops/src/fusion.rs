@@ -318,11 +318,6 @@ pub(crate) fn merge_state_into(
     (acc_out.clone(), acc_lse.clone())
 }
 
-pub(crate) fn argmax(x: &TensorSpec) -> TensorSpec {
-    let [rows, _] = x.shape.dims();
-    spec([rows], DType::I32)
-}
-
 pub(crate) fn matmul(lhs: &TensorSpec, rhs: &TensorSpec) -> TensorSpec {
     let mut out = lhs.clone();
     let last = out.shape.num_dims() - 1;

@@ -37,58 +37,33 @@ mod backend;
 mod batch_invariant;
 pub mod cache;
 mod check;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_gpu")]
 mod cube;
 mod device;
+mod dispatch;
 mod error;
 #[cfg(feature = "flex")]
 mod flex;
-#[cfg(all(feature = "fusion", any(feature = "wgpu", feature = "cuda")))]
+#[cfg(all(feature = "fusion", feature = "_gpu"))]
 mod fusion;
 mod independent;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod limits;
+#[cfg(feature = "_gpu")]
+mod op_limits;
 mod ops;
 mod path;
 mod planner;
 mod read_beside;
 #[cfg(feature = "flex")]
 mod reference;
+#[cfg(feature = "_gpu")]
+mod tensors;
 
 pub use batch_invariant::{batch_invariant, is_batch_invariant};
 pub use device::DeviceName;
 pub use error::MlaError;
 pub use independent::map_independent;
-pub use ops::argmax::argmax;
-pub use ops::compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
-pub use ops::experts::{
-    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    SharedExperts, experts_mlp, experts_mlp_add_rms_norm, experts_mlp_add_rms_norm_linear_pair, route_experts,
-};
-pub use ops::kv_indices::{KvIndices, kv_indices};
-pub use ops::lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
-pub use ops::linear::{linear, linear_by_head, linear_pair, swiglu};
-pub use ops::matmul::matmul;
-pub use ops::merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
-pub use ops::mla_decode::{
-    MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode, mla_decode_project,
-};
-pub use ops::mla_plan::{MlaPlan, MlaPlanArgs, mla_plan};
-pub use ops::norm_linear::add_rms_norm_linear;
-pub use ops::norm_rope::{NormRopeArgs, NormRopeOptions, add_rms_norm, norm_rope, rms_norm};
-pub use ops::page_table::{PagedBatchArgs, page_table};
-pub use ops::ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
-pub use ops::rope_write::{RopeWriteArgs, RopeWritten, rope_write, rope_write_absorb};
-pub use ops::sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla};
-pub use ops::sparse_parts::{SparseParts, sparse_mla_parts};
-pub use ops::vertical_slash_attention::{
-    PackedVerticalSlashArgs, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions,
-    packed_vertical_slash_attention, vertical_slash_attention,
-};
-pub use ops::vertical_slash_index::{
-    VerticalSlashIndex, VerticalSlashIndexArgs, VerticalSlashIndexOptions, vertical_slash_index,
-};
-pub use ops::write_latent::{WriteLatentArgs, WriteLatentError, write_latent};
+pub use ops::*;
 pub use path::{Path, PathChoice, UnknownPath, available_paths, explain_path};
 pub use planner::Splits;
 pub use read_beside::read_beside;

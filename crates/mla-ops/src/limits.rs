@@ -1,193 +1,56 @@
-//! What a GPU cannot do, found out before anything is launched: the launchers' own checks, asked with the sizes of a call.
+//! What a GPU cannot do, found out before anything is launched.
 
+#[cfg(feature = "_gpu")]
 use burn::backend::DispatchDevice;
-use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::{DType, Tensor};
-use cubecl::client::Client;
-use cubecl::ir::AddressType;
-use mla_kernels::DeviceError;
-use mla_kernels::compress_kv::{self, CompressKvError, CompressKvSizes};
-use mla_kernels::lightning_index::{self, LightningIndexError, LightningIndexSizes};
-use mla_kernels::mla_decode::{self, DecodeError, DecodeSizes};
-use mla_kernels::mla_plan::{self, PlanSizes};
-use mla_kernels::ragged_attention::{self, RaggedAttentionError, RaggedAttentionSizes};
+#[cfg(feature = "_gpu")]
+use cubecl::{client::Client, ir::AddressType};
 
-use crate::backend::PlanSpec;
+use crate::MlaError;
 use crate::check::Check;
-use crate::ops::compress_kv::{CompressKvArgs, CompressKvOptions};
-use crate::ops::experts::ExpertsMlpArgs;
-use crate::ops::lightning_index::LightningIndexArgs;
-use crate::ops::mla_decode::MlaDecodeProblem;
-use crate::{MlaError, Path};
 
-/// The client of the call's device; none on the CPU, which has no such limits.
-fn client(check: &Check) -> Option<Client> {
-    match check.device().as_dispatch() {
-        DispatchDevice::Cube(device) => Some(device.client()),
-        #[allow(unreachable_patterns)]
-        _ => None,
+impl Check {
+    /// The client of the call's device, which the launchers' own checks ask; none on the CPU, which has no such limits.
+    #[cfg(feature = "_gpu")]
+    pub(crate) fn client(&self) -> Option<Client> {
+        match self.device().as_dispatch() {
+            DispatchDevice::Cube(device) => Some(device.client()),
+            #[allow(unreachable_patterns)]
+            _ => None,
+        }
     }
-}
 
-/// The device plans for this.
-pub(crate) fn plan(check: &Check, batch: usize, spec: &PlanSpec) -> Result<(), MlaError> {
-    let Some(client) = client(check) else { return Ok(()) };
-    let &PlanSpec { tile, cubes, splits, max_seq_len, capacity } = spec;
-    let sizes = PlanSizes { batch, cubes, capacity, max_seq_len, tile, mode: splits.into() };
-    mla_plan::check(&client, &sizes).map_err(|error| check.device_limit("seq_lens", error))?;
-    allocation(check, &client, "splits", 16 * capacity as u128)
-}
-
-/// The device decodes this, with a plan of these sizes.
-pub(crate) fn decode(
-    check: &Check,
-    problem: &MlaDecodeProblem,
-    [pages, max_pages]: [usize; 2],
-    [cubes, capacity]: [usize; 2],
-    causal: bool,
-    path: Option<Path>,
-) -> Result<(), MlaError> {
-    let Some(client) = client(check) else { return Ok(()) };
-    let &MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype } = problem;
-    let sizes = DecodeSizes {
-        batch,
-        query_len,
-        heads,
-        key_width,
-        value_width,
-        pages,
-        page_size,
-        max_pages,
-        cubes,
-        capacity,
-        causal,
-        elem: dtype_to_elem_type(dtype),
-    };
-    let kernel = path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&client));
-    mla_decode::check_kernel(&client, &sizes, kernel).map_err(|error| {
-        let argument = match &error {
-            DecodeError::NoKernel(_) => "path",
-            DecodeError::Element(_) => "q",
-            DecodeError::Size { name: "tiles of query rows", .. } => "q",
-            DecodeError::Size { name: "cubes", .. } => "plan",
-            DecodeError::Address(len) if *len == capacity * query_len * heads * value_width => "splits",
-            DecodeError::Address(len) if *len == batch * query_len * heads * key_width => "q",
-            DecodeError::Address(len) if *len == batch * max_pages => "page_table",
-            DecodeError::SharedMemory { .. } | DecodeError::Size { .. } | DecodeError::Address(_) => "kv_cache",
-        };
-        check.device_limit(argument, error)
-    })?;
-    // What the items give before they are merged, in f32.
-    let partial = [capacity, query_len, heads, value_width].into_iter().map(|n| n as u128).product::<u128>();
-    allocation(check, &client, "splits", 4 * partial)
-}
-
-/// The device computes prefill attention of these sizes.
-pub(crate) fn ragged(check: &Check, q: &Tensor<3>, value_width: usize, sequences: usize) -> Result<(), MlaError> {
-    let Some(client) = client(check) else { return Ok(()) };
-    let [tokens, heads, key_width] = q.dims();
-    let elem = dtype_to_elem_type(q.dtype());
-    let sizes = RaggedAttentionSizes { tokens, heads, key_width, value_width, sequences, elem };
-    ragged_attention::check(&client, &sizes).map_err(|error| {
-        let argument = match &error {
-            RaggedAttentionError::Offsets(_) if value_width > key_width => "v",
-            RaggedAttentionError::Width { .. } if value_width == 0 => "v",
-            _ => "q",
-        };
-        check.device_limit(argument, error)
-    })
-}
-
-/// The device chooses `k` keys for each of these query tokens.
-pub(crate) fn lightning_index(check: &Check, args: &LightningIndexArgs, k: usize) -> Result<(), MlaError> {
-    let Some(client) = client(check) else { return Ok(()) };
-    let ([batch, query_len, heads, width], [pages, page_size, _]) = (args.q.dims(), args.keys.dims());
-    let [_, max_pages] = args.page_table.dims();
-    let elem = dtype_to_elem_type(args.q.dtype());
-    let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem };
-    lightning_index::check(&client, &sizes).map_err(|error| {
-        let argument = match &error {
-            LightningIndexError::Device(_) => "q",
-            LightningIndexError::Scores { .. } => "page_table",
-            LightningIndexError::Slots(_) => "keys",
-            LightningIndexError::Offsets { name, .. } => *name,
-        };
-        check.device_limit(argument, error)
-    })?;
-    allocation(check, &client, "k", 4 * [batch, query_len, k].into_iter().map(|n| n as u128).product::<u128>())
-}
-
-/// The device pools these windows.
-pub(crate) fn compress_kv(check: &Check, args: &CompressKvArgs, options: &CompressKvOptions) -> Result<(), MlaError> {
-    let Some(client) = client(check) else { return Ok(()) };
-    let ([tokens, _], [blocks, ..], [window, _]) = (args.kv_gates.dims(), args.state.dims(), args.position_bias.dims());
-    let ([batch, entries, pairs], [width]) = (args.cos.dims(), args.norm_weight.dims());
-    let dtype = DType::from(options.dtype);
-    let (overlap, elem) = (options.overlap, dtype_to_elem_type(dtype));
-    // What there are too many of to count has no room, either.
-    let numbers = [batch, entries, width].into_iter().map(|n| n as u128).product::<u128>();
-    allocation(check, &client, "cos", numbers * dtype.size() as u128)?;
-    let sizes = CompressKvSizes { tokens, batch, entries, blocks, window, width, pairs, overlap, elem };
-    compress_kv::check(&client, &sizes).map_err(|error| {
-        let argument = match &error {
-            CompressKvError::Device(DeviceError::Elem(_)) => "dtype",
-            CompressKvError::Device(_) => "norm_weight",
-            CompressKvError::Offsets { name: "entries", .. } => "cos",
-            CompressKvError::Offsets { name, .. } => *name,
-        };
-        check.device_limit(argument, error)
-    })
-}
-
-/// The device's kernels reach all elements of a tensor.
-pub(crate) fn elements<const D: usize>(
-    check: &Check,
-    argument: &'static str,
-    tensor: &Tensor<D>,
-) -> Result<(), MlaError> {
-    let Some(client) = client(check) else { return Ok(()) };
-    let elements = tensor.shape().num_elements();
-    if client.properties().supports_address(AddressType::from_len(elements)) {
-        return Ok(());
+    /// The device's kernels reach all elements of a tensor.
+    pub(crate) fn elements<const D: usize>(&self, argument: &'static str, tensor: &Tensor<D>) -> Result<(), MlaError> {
+        #[cfg(feature = "_gpu")]
+        if let Some(client) = self.client() {
+            let elements = tensor.shape().num_elements();
+            if !client.properties().supports_address(AddressType::from_len(elements)) {
+                let reason = format!("{elements} elements, and the device has offsets of 32 bits");
+                return Err(self.device_limit(argument, reason));
+            }
+        }
+        let _ = (argument, tensor);
+        Ok(())
     }
-    Err(check.device_limit(argument, format!("{elements} elements, and the device has offsets of 32 bits")))
-}
 
-/// The device computes these experts.
-pub(crate) fn experts(check: &Check, args: &ExpertsMlpArgs) -> Result<(), MlaError> {
-    let Some(client) = client(check) else { return Ok(()) };
-    elements(check, "x", &args.x)?;
-    elements(check, "gate_up", &args.gate_up)?;
-    elements(check, "down", &args.down)?;
-    if let Some(shared) = &args.shared {
-        elements(check, "shared.gate_up", &shared.gate_up)?;
-        elements(check, "shared.down", &shared.down)?;
+    /// The device can make a tensor of this dtype and shape, which `argument` asks for.
+    pub(crate) fn allocation<const D: usize>(
+        &self,
+        argument: &'static str,
+        dtype: DType,
+        shape: [usize; D],
+    ) -> Result<(), MlaError> {
+        #[cfg(feature = "_gpu")]
+        if let Some(client) = self.client() {
+            let bytes = shape.into_iter().fold(dtype.size() as u128, |bytes, size| bytes.saturating_mul(size as u128));
+            let most = client.properties().memory.max_page_size;
+            if bytes > u128::from(most) {
+                let reason = format!("it takes a buffer of {bytes} bytes, and the largest has {most}");
+                return Err(self.device_limit(argument, reason));
+            }
+        }
+        let _ = (argument, dtype, shape);
+        Ok(())
     }
-    let ([tokens, hidden], [_, _, width]) = (args.x.dims(), args.down.dims());
-    let (pairs, argument) = (tokens * args.routing.top_k(), args.routing.argument());
-    if i32::try_from(pairs).is_err() {
-        let reason = format!("{pairs} pairs of token and expert, and the most is {}", i32::MAX);
-        return Err(check.device_limit(argument, reason));
-    }
-    allocation(check, &client, argument, (pairs * hidden.max(width)) as u128 * args.x.dtype().size() as u128)
-}
-
-/// The device can make an i32 tensor of this length for the result.
-pub(crate) fn i32_result(check: &Check, argument: &'static str, len: usize) -> Result<(), MlaError> {
-    let Some(client) = client(check) else { return Ok(()) };
-    allocation(check, &client, argument, 4 * len as u128)
-}
-
-/// The device can make an f32 tensor of this shape for the result.
-pub(crate) fn f32_result(check: &Check, argument: &'static str, shape: [usize; 4]) -> Result<(), MlaError> {
-    let Some(client) = client(check) else { return Ok(()) };
-    allocation(check, &client, argument, 4 * shape.into_iter().map(|n| n as u128).product::<u128>())
-}
-
-fn allocation(check: &Check, client: &Client, argument: &'static str, bytes: u128) -> Result<(), MlaError> {
-    let most = client.properties().memory.max_page_size;
-    if bytes <= u128::from(most) {
-        return Ok(());
-    }
-    Err(check.device_limit(argument, format!("it takes a buffer of {bytes} bytes, and the largest has {most}")))
 }

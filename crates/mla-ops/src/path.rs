@@ -3,14 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_gpu")]
 use burn::backend::{DispatchDevice, cubecl::dtype_to_elem_type};
 use burn::tensor::Device;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_gpu")]
 use mla_kernels::mla_decode::{DecodeKernel, DecodeSizes, has_kernel};
 use thiserror::Error;
 
-use crate::ops::mla_decode::MlaDecodeProblem;
+use crate::MlaDecodeProblem;
 
 /// An implementation of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Path {
     pub const ALL: [Path; 5] = [Path::Reference, Path::Portable, Path::PortableMma, Path::Sm90, Path::Sm100];
 
     /// The kernel that it is; none for [`Path::Reference`].
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn kernel(self) -> Option<DecodeKernel> {
         match self {
             Path::Reference => None,
@@ -102,7 +102,7 @@ pub fn explain_path(problem: &MlaDecodeProblem, device: &Device) -> PathChoice {
 
 /// The implementations of [`mla_decode`](crate::mla_decode) that a device has for a problem, the fastest first.
 pub fn available_paths(problem: &MlaDecodeProblem, device: &Device) -> Vec<Path> {
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    #[cfg(feature = "_gpu")]
     if let DispatchDevice::Cube(cube) = device.as_dispatch() {
         let &MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype } = problem;
         let elem = dtype_to_elem_type(dtype);

@@ -13,7 +13,7 @@ use crate::MlaError;
 /// # Errors
 /// [`MlaError::Read`] where the device fails, now or in what it was asked before; then what `launch_next` gave is lost.
 pub fn read_beside<T>(numbers: Tensor<1, Int>, launch_next: impl FnOnce() -> T) -> Result<(Vec<i32>, T), MlaError> {
-    #[cfg(all(any(feature = "wgpu", feature = "cuda"), not(feature = "fusion")))]
+    #[cfg(all(feature = "_gpu", not(feature = "fusion")))]
     if let Some((client, handle)) = cube::source(&numbers) {
         let asked = client.read_async(vec![handle]);
         let next = launch_next();
@@ -27,7 +27,7 @@ fn failed(error: impl std::fmt::Display) -> MlaError {
     MlaError::Read { op: "read_beside", argument: "numbers", reason: error.to_string() }
 }
 
-#[cfg(all(any(feature = "wgpu", feature = "cuda"), not(feature = "fusion")))]
+#[cfg(all(feature = "_gpu", not(feature = "fusion")))]
 mod cube {
     use burn::backend::{BackendTensor, DispatchTensorKind};
     use burn::tensor::{DType, Int, Tensor, TensorData};

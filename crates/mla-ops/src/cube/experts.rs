@@ -13,9 +13,9 @@ use mla_kernels::linear::{
 use mla_kernels::residual_norm::Summand;
 use mla_kernels::route_experts::{self as route, Choice, Groups, RouteArgs, RouteForm, Scoring};
 
-use super::tensors::{contiguous, dims, empty, matrix_stride};
 use super::{add_norm, add_norm_args};
 use crate::backend::{BackendRouting, ExpertsSpec, LinearSpec, RouteSpec};
+use crate::tensors::{contiguous, dims, empty, matrix_stride};
 use crate::{ExpertScoring, RouteExpertsOptions};
 
 /// x `[N, in]`, weight `[out, in]`, or twice as many rows if it is gated: `[N, out]`.

@@ -123,8 +123,8 @@ impl CompressKvArgs {
     fn check_call(&self, options: &CompressKvOptions) -> Result<(), MlaError> {
         let check = self.check_tensors()?;
         self.check_options(&check, options)?;
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
-        crate::limits::compress_kv(&check, self, options)?;
+        #[cfg(feature = "_gpu")]
+        crate::op_limits::compress_kv(&check, self, options)?;
         check.contiguous("state", &self.state)?;
         check.only_handle("state", &self.state)?;
         if check.sees_values() { self.validate_values() } else { Ok(()) }

@@ -179,7 +179,7 @@ pub enum Routing {
     },
 }
 
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_gpu")]
 impl Routing {
     /// Experts of a token.
     pub(crate) fn top_k(&self) -> usize {
@@ -298,8 +298,7 @@ pub fn experts_mlp_add_rms_norm_linear_pair(
     for (name, weight) in ["weights[0]", "weights[1]"].into_iter().zip(&weights) {
         check.float_as(name, weight, args.x.dtype(), "that of `x`")?;
         check.dims(name, weight.dims(), [None, Some(hidden)], || format!("[out, hidden] with hidden = {hidden}"))?;
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
-        crate::limits::elements(&check, name, weight)?;
+        check.elements(name, weight)?;
     }
     let [first, second] = weights;
     let of_token = tokens == 1 && pair_has_kernel(&args.x, [&first, &second]);
@@ -416,8 +415,8 @@ impl ExpertsMlpArgs {
         if let Some(limit) = limit {
             check.value("limit", limit > 0.0, limit, || "a number above 0".into())?;
         }
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
-        crate::limits::experts(&check, self)?;
+        #[cfg(feature = "_gpu")]
+        crate::op_limits::experts(&check, self)?;
         Ok(check)
     }
 }

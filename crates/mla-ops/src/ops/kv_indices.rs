@@ -1,7 +1,7 @@
 //! [`kv_indices`]: page ids of a batch as a compressed sparse row list.
 
 use burn::backend::Dispatch;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 use super::page_table::PagedBatchArgs;
 use crate::MlaError;
@@ -31,8 +31,7 @@ pub struct KvIndices {
 pub fn kv_indices(args: PagedBatchArgs, capacity: usize) -> Result<KvIndices, MlaError> {
     let check = args.check(OP)?;
     check.index_range("capacity", capacity)?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    crate::limits::i32_result(&check, "capacity", capacity)?;
+    check.allocation("capacity", DType::I32, [capacity])?;
     if check.sees_values() {
         args.validate_values(OP)?;
     }

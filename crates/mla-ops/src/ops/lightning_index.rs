@@ -63,8 +63,8 @@ pub struct LightningIndexOptions {
 pub fn lightning_index(args: LightningIndexArgs, options: &LightningIndexOptions) -> Result<Tensor<3, Int>, MlaError> {
     let check = args.check()?;
     args.check_options(&check, options)?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    crate::limits::lightning_index(&check, &args, options.k)?;
+    #[cfg(feature = "_gpu")]
+    crate::op_limits::lightning_index(&check, &args, options.k)?;
     if check.sees_values() {
         args.validate_values()?;
     }

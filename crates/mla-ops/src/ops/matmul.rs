@@ -1,12 +1,12 @@
 //! [`matmul`]: matrix products in the precision of their dtype.
 
 use burn::backend::Dispatch;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_gpu")]
 use burn::backend::DispatchDevice;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_gpu")]
 use burn::tensor::DType;
 use burn::tensor::Tensor;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_gpu")]
 use cubecl::ir::{ElemType, FloatKind};
 
 use super::linear::linear_by_head;
@@ -50,7 +50,7 @@ fn matmul_by_kernel<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D>
 
 /// Whether Burn would round the factors.
 fn rounds<const D: usize>(tensor: &Tensor<D>) -> bool {
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    #[cfg(feature = "_gpu")]
     if let DispatchDevice::Cube(device) = tensor.device().as_dispatch() {
         return tensor.dtype() == DType::F32
             && tensor.shape().num_elements() > 0

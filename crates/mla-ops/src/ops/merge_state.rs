@@ -35,8 +35,7 @@ pub fn merge_state(args: MergeStateArgs) -> Result<(Tensor<3>, Tensor<2>), MlaEr
     check.float("out_a", &out_a)?;
     check.float_as("out_b", &out_b, out_a.dtype(), "the dtype of `out_a`")?;
     check_states(&check, ["lse_a", "out_b", "lse_b"], &out_a, &lse_a, &out_b, &lse_b)?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    crate::limits::elements(&check, "out_a", &out_a)?;
+    check.elements("out_a", &out_a)?;
     let (out, lse) = <Dispatch as MlaBackend>::merge_state(
         out_a.into_dispatch(),
         lse_a.into_dispatch(),
@@ -58,8 +57,7 @@ pub fn merge_states(outs: Tensor<4>, lses: Tensor<3>) -> Result<(Tensor<3>, Tens
     let [tokens, states, heads, _] = outs.dims();
     let words = || format!("[{tokens}, {states}, {heads}], the leading dimensions of `outs`");
     check.dims("lses", lses.dims(), [Some(tokens), Some(states), Some(heads)], words)?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    crate::limits::elements(&check, "outs", &outs)?;
+    check.elements("outs", &outs)?;
     let (out, lse) = <Dispatch as MlaBackend>::merge_states(outs.into_dispatch(), lses.into_dispatch());
     Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
 }
@@ -91,8 +89,7 @@ impl Accumulator {
         check.float_as("accumulator.out", &self.out, DType::F32, "always")?;
         check.float("out", &out)?;
         check_states(&check, ["accumulator.lse", "out", "lse"], &self.out, &self.lse, &out, &lse)?;
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
-        crate::limits::elements(&check, "out", &out)?;
+        check.elements("out", &out)?;
         let empty = || Tensor::empty([0, 0, 0], (check.device(), DType::F32));
         let acc_out = std::mem::replace(&mut self.out, empty());
         let acc_lse = std::mem::replace(&mut self.lse, Tensor::empty([0, 0], (check.device(), DType::F32)));

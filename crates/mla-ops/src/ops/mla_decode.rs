@@ -260,7 +260,7 @@ impl MlaDecodeArgs {
 
     fn check_options(&self, check: &Check, options: &MlaDecodeOptions) -> Result<MlaDecodeProblem, MlaError> {
         let [batch, query_len, heads, key_width] = self.q.dims();
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        #[cfg(feature = "_gpu")]
         if !crate::independent::is_flex(check.device()) {
             let bytes = key_width * self.q.dtype().size();
             let most = mla_kernels::mla_decode::MAX_KEY_BYTES;
@@ -302,10 +302,10 @@ impl MlaDecodeArgs {
         cubes: usize,
         capacity: usize,
     ) -> Result<(), MlaError> {
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        #[cfg(feature = "_gpu")]
         {
             let tables = [self.kv_cache.dims()[0], self.page_table.dims()[1]];
-            crate::limits::decode(check, problem, tables, [cubes, capacity], options.causal, options.path)?;
+            crate::op_limits::decode(check, problem, tables, [cubes, capacity], options.causal, options.path)?;
         }
         let _ = (check, problem, options, cubes, capacity);
         Ok(())

@@ -1,7 +1,7 @@
 //! [`mla_plan`]: which part of which sequence is computed where.
 
 use burn::backend::Dispatch;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_gpu")]
 use burn::backend::DispatchDevice;
 use burn::tensor::{Device, Int, Tensor};
 
@@ -91,8 +91,8 @@ impl MlaPlanArgs {
             format!("less, so that {batch} sequences have at most {} tiles of {KEY_TILE} keys", i32::MAX)
         })?;
         let spec = PlanSpec { tile: KEY_TILE, cubes, splits: self.splits, max_seq_len: self.max_seq_len, capacity };
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
-        crate::limits::plan(&check, batch, &spec)?;
+        #[cfg(feature = "_gpu")]
+        crate::op_limits::plan(&check, batch, &spec)?;
         Ok(spec)
     }
 
@@ -149,7 +149,7 @@ impl Splits {
 /// How many cubes fill a device, where each tile of query rows has cubes of its own. The CPU computes whole sequences:
 /// splitting them gains nothing.
 fn parallel_cubes(device: &Device, rows: usize) -> usize {
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    #[cfg(feature = "_gpu")]
     if let DispatchDevice::Cube(device) = device.as_dispatch() {
         return mla_kernels::mla_decode::parallel_cubes(&device.client(), rows);
     }

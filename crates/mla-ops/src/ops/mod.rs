@@ -1,22 +1,55 @@
-//! The public operations, one file each: argument structs, documentation, validation, dispatch.
+//! The operations, each in a file or folder of its own: the public function with its arguments, documentation and checks; the
+//! trait that registers it as a Burn backend extension; what it does on CubeCL devices (`cube`: a launch of `mla-kernels`) and on
+//! the CPU (`reference`: ordinary tensor operations, which say what the kernels must compute).
+//!
+//! A new operation is such a file, and two lines here.
 
-pub mod argmax;
-pub mod compress_kv;
-pub mod experts;
-pub mod kv_indices;
-pub mod lightning_index;
-pub mod linear;
-pub mod matmul;
-pub mod merge_state;
-pub mod mla_decode;
-pub mod mla_plan;
-pub mod norm_linear;
-pub mod norm_rope;
-pub mod page_table;
-pub mod ragged_attention;
-pub mod rope_write;
-pub mod sparse_mla;
-pub mod sparse_parts;
-pub mod vertical_slash_attention;
-pub mod vertical_slash_index;
-pub mod write_latent;
+mod argmax;
+mod compress_kv;
+mod experts;
+mod kv_indices;
+mod lightning_index;
+mod linear;
+mod matmul;
+mod merge_state;
+mod mla_decode;
+mod mla_plan;
+mod norm_linear;
+mod norm_rope;
+mod page_table;
+mod ragged_attention;
+mod rope_write;
+mod sparse_mla;
+mod sparse_parts;
+mod vertical_slash_attention;
+pub(crate) mod vertical_slash_index;
+mod write_latent;
+
+pub use argmax::argmax;
+pub use compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
+pub use experts::{
+    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, Routing,
+    SharedExperts, experts_mlp, experts_mlp_add_rms_norm, experts_mlp_add_rms_norm_linear_pair, route_experts,
+};
+pub use kv_indices::{KvIndices, kv_indices};
+pub use lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
+pub use linear::{linear, linear_by_head, linear_pair, swiglu};
+pub use matmul::matmul;
+pub use merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
+pub use mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode, mla_decode_project};
+pub use mla_plan::{MlaPlan, MlaPlanArgs, mla_plan};
+pub use norm_linear::add_rms_norm_linear;
+pub use norm_rope::{NormRopeArgs, NormRopeOptions, add_rms_norm, norm_rope, rms_norm};
+pub use page_table::{PagedBatchArgs, page_table};
+pub use ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
+pub use rope_write::{RopeWriteArgs, RopeWritten, rope_write, rope_write_absorb};
+pub use sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla};
+pub use sparse_parts::{SparseParts, sparse_mla_parts};
+pub use vertical_slash_attention::{
+    PackedVerticalSlashArgs, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions,
+    packed_vertical_slash_attention, vertical_slash_attention,
+};
+pub use vertical_slash_index::{
+    VerticalSlashIndex, VerticalSlashIndexArgs, VerticalSlashIndexOptions, vertical_slash_index,
+};
+pub use write_latent::{WriteLatentArgs, WriteLatentError, write_latent};

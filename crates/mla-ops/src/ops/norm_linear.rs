@@ -29,8 +29,7 @@ pub fn add_rms_norm_linear(
     let [rows, width] = x.dims();
     check.float_as("weight", &weight, DType::F32, "always")?;
     check.dims("weight", weight.dims(), [None, Some(width)], || format!("[out, d] with d = {width}"))?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    crate::limits::elements(&check, "weight", &weight)?;
+    check.elements("weight", &weight)?;
     let [outputs, _] = weight.dims();
     if !(1..=FEW).contains(&rows) || width * outputs == 0 || !has_kernels(&x.device()) {
         let (sum, normed) = add_rms_norm(x, y, norm_weight, eps)?;

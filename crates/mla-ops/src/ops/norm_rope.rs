@@ -45,8 +45,7 @@ pub struct NormRopeOptions {
 /// can do ([`MlaError::DeviceLimit`]): nothing is launched.
 pub fn norm_rope(args: NormRopeArgs, options: &NormRopeOptions) -> Result<Tensor<3>, MlaError> {
     let check = args.check(options)?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    crate::limits::elements(&check, "x", &args.x)?;
+    check.elements("x", &args.x)?;
     let _ = check;
     if args.x.shape().num_elements() == 0 {
         return Ok(args.x);
@@ -94,8 +93,7 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, eps: f32) -> Result<Tensor<2>, 
     check.float("x", &x)?;
     let [_, width] = x.dims();
     check_norm(&check, "weight", &weight, width, eps)?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    crate::limits::elements(&check, "x", &x)?;
+    check.elements("x", &x)?;
     if x.shape().num_elements() == 0 {
         return Ok(x);
     }
@@ -141,8 +139,7 @@ pub(super) fn check_add_norm(
     let [rows, width] = x.dims();
     check.dims("y", y.dims(), [Some(rows), Some(width)], || format!("[N, d] = [{rows}, {width}]"))?;
     check_norm(&check, name, weight, width, eps)?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    crate::limits::elements(&check, "x", x)?;
+    check.elements("x", x)?;
     Ok(check)
 }
 

@@ -1,7 +1,7 @@
 //! [`page_table`]: page ids of a batch from the request-to-token map.
 
 use burn::backend::Dispatch;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 use crate::MlaError;
 use crate::backend::{MlaBackend, PageTableSpec};
@@ -33,8 +33,7 @@ pub fn page_table(args: PagedBatchArgs, max_pages: usize) -> Result<Tensor<2, In
     let check = args.check(OP)?;
     let entries = max_pages.saturating_mul(args.req_rows.dims()[0].max(1));
     check.index_range("max_pages", entries)?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    crate::limits::i32_result(&check, "max_pages", entries)?;
+    check.allocation("max_pages", DType::I32, [entries])?;
     if check.sees_values() {
         args.validate_values(OP)?;
     }

@@ -80,8 +80,8 @@ impl RaggedAttentionArgs {
         check.value("cu_seqlens", entries > 0, format!("{entries} entries"), || {
             "B + 1 entries: at least the leading 0".into()
         })?;
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
-        crate::limits::ragged(&check, &self.q, value_width, entries - 1)?;
+        #[cfg(feature = "_gpu")]
+        crate::op_limits::ragged(&check, &self.q, value_width, entries - 1)?;
         Ok(check)
     }
 

@@ -35,14 +35,11 @@ pub fn sparse_mla_parts(args: SparseMlaArgs, options: &SparseMlaOptions) -> Resu
     let check = args.check_tensors(OP)?;
     args.check_options(&check, options)?;
     check.value("sink", args.sink.is_none(), "a sink", || "none: it belongs to the quotient".into())?;
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    {
-        crate::limits::elements(&check, "q", &args.q)?;
-        crate::limits::elements(&check, "scope.rows", &args.scope.rows)?;
-        args.second.as_ref().map_or(Ok(()), |second| crate::limits::elements(&check, "second.rows", &second.rows))?;
-        let [batch, query_len, heads, _] = args.q.dims();
-        crate::limits::f32_result(&check, "q", [batch, query_len, heads, options.value_width])?;
-    }
+    check.elements("q", &args.q)?;
+    check.elements("scope.rows", &args.scope.rows)?;
+    args.second.as_ref().map_or(Ok(()), |second| check.elements("second.rows", &second.rows))?;
+    let [batch, query_len, heads, _] = args.q.dims();
+    check.allocation("q", DType::F32, [batch, query_len, heads, options.value_width])?;
     if check.sees_values() {
         args.validate_values(OP)?;
     }

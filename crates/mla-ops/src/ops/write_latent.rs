@@ -64,8 +64,7 @@ impl WriteLatentArgs {
     /// Everything that a call must fulfil.
     pub(super) fn check_call(&self, op: &'static str) -> Result<Check, MlaError> {
         let check = self.check_tensors(op)?;
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
-        crate::limits::elements(&check, "cache", &self.cache)?;
+        check.elements("cache", &self.cache)?;
         check.contiguous("cache", &self.cache)?;
         check.only_handle("cache", &self.cache)?;
         if check.sees_values() {
