@@ -1,6 +1,8 @@
 //! Answers prompts from JSON lines, many at once; the answers are JSON lines too, in the order in which they are complete.
 //!
-//!     echo '{"id": "a", "prompt": "hacker: n."}' | cargo run --release --example serve_batch
+//! ```sh
+//! echo '{"id": "a", "prompt": "hacker: n."}' | cargo run --release --example serve_batch
+//! ```
 
 #[path = "../common/mod.rs"]
 mod common;
