@@ -31,10 +31,11 @@ fi
 # Not exported before all is built: build scripts look at CUDA_PATH, and another one builds most of Burn anew.
 toolkit="$(kernels/fetch-cuda.sh)" || { echo "no NVRTC, which compiles the kernels" >&2; exit 1; }
 target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
-cargo build --quiet --release --package sim-cuda --locked
-# Both packages in any case, for the dependencies to be built with the same features.
-programs="$(cargo test --quiet --package mla-kernels --package burn-mla "${tests[@]}" --features "${MLA_FEATURES:-cuda}" \
-    --locked --no-run --message-format json |
+# ptx-mutate too, for the simulator to be built with the same features.
+cargo build --quiet --release --package sim-cuda --package ptx-mutate --locked
+# These packages in any case, as in CI, for all to be built with the same features.
+programs="$(cargo test --quiet --package mla-kernels --package deepseek-model --package burn-mla "${tests[@]}" \
+    --features "${MLA_FEATURES:-cuda}" --locked --no-run --message-format json |
     grep -o '"executable":"[^"]*/deps/\(device\|portable\|mla_kernels\)-[^"]*"' | cut -d '"' -f 4)"
 
 # Under the names that programs look for. Only here: cargo's own folders are in the library path of all tests.
