@@ -27,6 +27,8 @@
 //! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |
 //! | [`batch_invariant()`] | products whose rows do not depend on one another, bit for bit |
 //!
+//! A projection takes a [`Weight`] (one matrix) or a [`StackedWeight`] (experts, heads), and a [`Determinism`].
+//!
 //! Letters in shapes: `B` sequences, `Sq` query tokens of each, `H` query heads, `D` key width, `Dv` value width, `P`
 //! pages, `S` page size, `N` tokens of all sequences, `T` tokens. Index tensors are i32; floats are f32, f16 or bf16,
 //! sums and log-sum-exps f32.
@@ -39,6 +41,7 @@ pub mod cache;
 mod check;
 #[cfg(feature = "_gpu")]
 mod cube;
+mod determinism;
 mod device;
 mod dispatch;
 mod error;
@@ -58,8 +61,10 @@ mod read_beside;
 mod reference;
 #[cfg(feature = "_gpu")]
 mod tensors;
+mod weight;
 
 pub use batch_invariant::{batch_invariant, is_batch_invariant};
+pub use determinism::Determinism;
 pub use device::DeviceName;
 pub use error::MlaError;
 pub use independent::map_independent;
@@ -67,3 +72,4 @@ pub use ops::*;
 pub use path::{Path, PathChoice, UnknownPath, available_paths, explain_path};
 pub use planner::Splits;
 pub use read_beside::read_beside;
+pub use weight::{StackedWeight, Weight};

@@ -1,0 +1,43 @@
+//! [`Determinism`]: whether a row of a result may depend on the rows that are computed with it.
+
+use burn::tensor::Device;
+
+use crate::MlaError;
+use crate::device::has_kernels;
+use crate::independent::is_flex;
+
+/// Whether the bits of a row may depend on how many rows are computed with it.
+///
+/// Matrix libraries choose a kernel, and with it the order of sums, by the number of rows. A request then gets other bits in a
+/// batch of eight than alone, and a greedy token may differ. (He et al., "Defeating Nondeterminism in LLM Inference", 2025.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Determinism {
+    /// The fastest kernel for each number of rows. On a GPU, the rows of a launch of up to 64 are independent all the same.
+    #[default]
+    Fast,
+    /// A row depends on itself and on the weights alone, bit for bit. The CPU computes products in blocks of one size; a GPU
+    /// computes all products by the small-batch kernel, which reads the weights once for every 64 rows.
+    ///
+    /// Attention is batch-invariant over tokens one by one (`query_len` 1) with [`Splits::Tokens`](crate::Splits::Tokens).
+    BatchInvariant,
+}
+
+impl Determinism {
+    /// Whether this is [`Self::BatchInvariant`].
+    pub fn is_batch_invariant(self) -> bool {
+        self == Self::BatchInvariant
+    }
+
+    /// Whether the device can do this.
+    ///
+    /// # Errors
+    /// [`MlaError::UnsupportedDevice`] for [`Self::BatchInvariant`] on a device that is neither Burn's CPU backend nor has the
+    /// kernels of this project.
+    pub fn check(self, device: &Device) -> Result<(), MlaError> {
+        if self == Self::Fast || is_flex(device) || has_kernels(device) {
+            return Ok(());
+        }
+        let reason = "its matrix products are chosen by other libraries, by the number of rows".into();
+        Err(MlaError::UnsupportedDevice { op: "batch_invariant", device: format!("{device:?}"), reason })
+    }
+}
