@@ -36,33 +36,36 @@ struct Args {
     /// A file whose whole text is the prompt.
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
-    /// Draw tokens as the checkpoint's generation_config.json recommends; otherwise greedy.
+    /// Sample as the checkpoint's generation_config.json says; greedy if absent.
     #[arg(long)]
     sample: bool,
     #[command(flatten)]
     text: TextArgs,
-    /// Pages of the cache at most; never more than the prompts can need.
+    /// Maximum number of KV cache pages; never more than the prompts need.
     #[arg(long, value_name = "N")]
     cache_pages: Option<usize>,
-    /// Prompt tokens in a forward pass at most.
+    /// Maximum number of prompt tokens per forward pass (chunked prefill).
     #[arg(long, value_name = "N", default_value_t = 512)]
     prefill_chunk: usize,
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
-    /// Print the layers and what each keeps of a request, from the config alone, and end.
+    /// Print the layers and the KV cache bytes of each, from the config alone, and exit.
     #[arg(long)]
     describe: bool,
-    /// Compare the folder's files with what the model needs, print tensors and memory, and end. Loads nothing.
+    /// Compare the folder's files with what the model needs, print tensors and memory, and exit. Loads nothing.
     #[arg(long, conflicts_with = "random_weights")]
     dry_run: bool,
-    /// Make up weights on the device, by --seed, for this configuration file. Without a tokenizer.json beside it, bytes are
+    /// Initialise weights at random on the device, for this configuration file. Without a tokenizer.json beside it, bytes are
     /// tokens.
     #[arg(long, value_name = "CONFIG", conflicts_with_all = ["model", "demo"])]
     random_weights: Option<PathBuf>,
-    /// Make up the first N layers only.
+    /// Only the first N layers.
     #[arg(long, value_name = "N", requires = "random_weights")]
     layers: Option<usize>,
+    /// Seed of the random initialisation.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "random_weights")]
+    weights_seed: u64,
 }
 
 fn main() -> ExitCode {
@@ -128,18 +131,18 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     Ok(outcome(&completions))
 }
 
-/// The configuration of a model with made-up weights.
+/// The configuration of a model with random weights.
 fn random_config(path: &Path, layers: Option<usize>) -> Result<ModelConfig, ModelError> {
     let config = ModelConfig::read_file(path)?;
     layers.map_or(Ok(config.clone()), |layers| config.with_layers(layers))
 }
 
-/// A model with made-up weights, and the tokenizer beside its configuration, if there is one.
+/// A model with random weights, and the tokenizer beside its configuration, if there is one.
 fn random(path: &Path, args: &Args, device: &Device) -> Result<(DeepseekModel, Tokenizer), ModelError> {
     let config = random_config(path, args.layers)?;
-    let bar = Bar::new("making up");
+    let bar = Bar::new("initialising");
     let model =
-        DeepseekModel::random(config, args.text.seed, device, args.model.dtype.into(), &mut |step| bar.show(step))?;
+        DeepseekModel::random(config, args.weights_seed, device, args.model.dtype.into(), &mut |step| bar.show(step))?;
     let dir = path.parent().unwrap_or(Path::new(""));
     let has_tokenizer = dir.join("tokenizer.json").exists();
     Ok((model, if has_tokenizer { Tokenizer::load(dir)? } else { Tokenizer::bytes()? }))
@@ -272,7 +275,7 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
         steps => eprintln!("graphs               {steps} steps replayed"),
     }
     eprintln!(
-        "cache                {} bytes/token, {} bytes in use at most",
+        "KV cache             {} bytes/token, peak {} bytes",
         stats.cache_bytes_per_token, stats.cache_bytes_peak
     );
     eprintln!("attention            {}", model.attention_path(requests.len(), args.model.page_size));

@@ -1,4 +1,4 @@
-//! Writes checkpoint folders in the published layout: FP8 blocks from a folder of plain numbers, or random weights.
+//! Writes checkpoint folders in the published layout: quantised to FP8 blocks from a folder in bf16 or f32, or random weights.
 //!
 //!     cargo run --release --example make_checkpoint -- --from assets/demo-v3 --to /tmp/demo-fp8
 //!     cargo run --release --example make_checkpoint -- --config config.json --seed 1 --to /tmp/random
@@ -17,27 +17,27 @@ use common::{Bar, fail};
 #[derive(Debug, Parser)]
 #[command(group(ArgGroup::new("source").required(true)))]
 struct Args {
-    /// Take the weights of this folder. One in FP8 is copied, or with --dequantized turned into plain numbers.
+    /// Take the weights of this folder. FP8 weights are copied, or dequantised with --dequantized.
     #[arg(long, value_name = "DIR", group = "source")]
     from: Option<PathBuf>,
-    /// Make up weights for this configuration file.
+    /// Initialise weights at random for this configuration file.
     #[arg(long, value_name = "FILE", group = "source")]
     config: Option<PathBuf>,
-    /// Seed of the made-up weights.
+    /// Seed of the random initialisation.
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "from")]
     seed: u64,
     /// The folder to write.
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
-    /// Write the numbers that the quantised weights stand for instead.
+    /// Write dequantised weights instead, in this dtype.
     #[arg(long, value_enum, value_name = "DTYPE")]
     dequantized: Option<Plain>,
-    /// Bytes of a file at most.
+    /// Maximum size of a shard in bytes.
     #[arg(long, value_name = "BYTES", default_value_t = 5_000_000_000)]
     shard_bytes: u64,
 }
 
-/// What multiplied-out weights are stored in.
+/// dtype of dequantised weights.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Plain {
     F32,

@@ -20,10 +20,10 @@ struct Args {
     /// flex (CPU), wgpu, cuda or cuda:N.
     #[arg(long, default_value_t = DeviceName::Flex)]
     device: DeviceName,
-    /// What weights and cache are stored in; the tolerances hold for f32.
+    /// dtype of weights, activations and KV cache; the tolerances hold for f32.
     #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
     dtype: DTypeArg,
-    /// Tokens in a cache page, a power of two.
+    /// Tokens per KV cache page, a power of two.
     #[arg(long, value_name = "N", default_value_t = 64)]
     page_size: usize,
 }

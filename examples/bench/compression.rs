@@ -54,12 +54,12 @@ fn in_tensor_operations(x: &Tensor<3>, cos: &Tensor<2>, sin: &Tensor<2>) -> Tens
     let mean = wide.clone().square().mean_dim(2);
     let normed = wide / mean.add_scalar(EPS).sqrt();
     let still = width - 2 * pairs;
-    let turning = normed.clone().narrow(2, still, 2 * pairs).reshape([tokens, heads, pairs, 2]);
-    let (u, v) = (turning.clone().narrow(3, 0, 1), turning.narrow(3, 1, 1));
+    let rotary = normed.clone().narrow(2, still, 2 * pairs).reshape([tokens, heads, pairs, 2]);
+    let (u, v) = (rotary.clone().narrow(3, 0, 1), rotary.narrow(3, 1, 1));
     let [cos, sin] = [cos, sin].map(|table| table.clone().reshape([tokens, 1, pairs, 1]));
-    let turned = [u.clone() * cos.clone() - v.clone() * sin.clone(), v * cos + u * sin];
-    let turned = Tensor::cat(turned.into(), 3).reshape([tokens, heads, 2 * pairs]);
-    Tensor::cat(vec![normed.narrow(2, 0, still), turned], 2).cast(FloatDType::from(x.dtype()))
+    let rotated = [u.clone() * cos.clone() - v.clone() * sin.clone(), v * cos + u * sin];
+    let rotated = Tensor::cat(rotated.into(), 3).reshape([tokens, heads, 2 * pairs]);
+    Tensor::cat(vec![normed.narrow(2, 0, still), rotated], 2).cast(FloatDType::from(x.dtype()))
 }
 
 /// One new token of each sequence, which is the last of its window.

@@ -6,7 +6,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
-/// Numbers drawn at a time: a cache has more than 2^31.
+/// Random numbers per call: a cache has more than 2^31.
 const CHUNK: usize = 1 << 28;
 
 /// What an output may differ from f64, relative in root mean square, for a dtype.
@@ -35,7 +35,7 @@ pub fn permutation(n: usize, rng: &mut ChaCha8Rng) -> Vec<i32> {
 /// Normal numbers with deviation 1, row after row in memory.
 pub fn normal<const D: usize>(shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
     // Burn pads the rows of some tensors, but not of those of one dimension.
-    draw(shape.iter().product(), dtype, device).reshape(shape)
+    random(shape.iter().product(), dtype, device).reshape(shape)
 }
 
 /// A cache as the operations want it, of normal numbers.
@@ -44,12 +44,12 @@ pub fn pool(shape: [usize; 3], dtype: FloatDType, device: &Device) -> Tensor<3> 
     let mut pool = new_pool(shape, dtype, device).reshape([len]);
     for start in (0..len).step_by(CHUNK) {
         let end = len.min(start + CHUNK);
-        pool = pool.slice_assign(start..end, draw(end - start, dtype.into(), device));
+        pool = pool.slice_assign(start..end, random(end - start, dtype.into(), device));
     }
     pool.reshape(shape)
 }
 
-fn draw(len: usize, dtype: DType, device: &Device) -> Tensor<1> {
+fn random(len: usize, dtype: DType, device: &Device) -> Tensor<1> {
     Tensor::random([len], Distribution::Normal(0.0, 1.0), (device, dtype))
 }
 

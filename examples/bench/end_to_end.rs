@@ -1,4 +1,4 @@
-//! Tokens per second of whole models, by the engine: published sizes, weights that are drawn on the device.
+//! Tokens per second of whole models, by the engine: published sizes, random weights.
 
 use burn::tensor::FloatDType;
 use burn_mla::model::{
@@ -144,7 +144,7 @@ fn config(case: &Case, tiny: bool) -> Result<ModelConfig, String> {
             config[field] = json!(value);
         }
     }
-    // Weights that are drawn would draw one, sooner or later.
+    // With random weights a request would generate one, sooner or later.
     config["eos_token_id"] = Value::Null;
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let path = folder.path().join("config.json");
@@ -206,7 +206,7 @@ fn decode(
     let after = engine.stats();
     let tokens = after.decode_tokens - before.decode_tokens;
     if tokens != batch * new_tokens {
-        return Err(format!("{tokens} tokens were drawn while the clock ran, expected {batch} * {new_tokens}"));
+        return Err(format!("{tokens} tokens were generated while the clock ran, expected {batch} * {new_tokens}"));
     }
     Ok(Decode {
         tokens,

@@ -33,10 +33,10 @@
 //!
 //! Counted as in FlashMLA's tests: dense decode has `b*h_q*s_q*2*(576+512)*mean_len` FLOPs (a causal mask is not
 //! subtracted) and moves q, the keys and out; causal ragged attention counts half of its square. Sparse decode has
-//! `2*h_q*(d+512)` FLOPs for each key that a query sees, and moves q, each row once that anybody sees, and out; the index
+//! `2*h_q*(d+512)` FLOPs for each key that a query sees, and moves q, each row that any query sees, once, and out; the index
 //! reads its keys. `plan`, `plan_host` and `lightning_index` have no check here.
 //!
-//! `e2e_decode` has no `us`: `tokens_per_s` and `ms_per_step` are by the wall clock, from one drawn token to the next, in
+//! `e2e_decode` has no `us`: `tokens_per_s` and `ms_per_step` are by the wall clock, from one generated token to the next, in
 //! `steps` with one token of each request, of which `graph_steps` were replayed: with graphs all of them. `weights_gb` are the
 //! weights that a step reads, of the routed experts those that so many tokens choose if all are as likely; `gbps` and
 //! `of_copy` count them alone.
@@ -86,7 +86,7 @@ struct Args {
     /// The kernel of `mla_decode`: sm100, sm90, portable-mma, portable or reference; the fastest that the device has if absent.
     #[arg(long)]
     path: Option<Path>,
-    /// The model of the section e2e: a config.json in any folder, whose weights are drawn.
+    /// The model of the section e2e: a config.json in any folder, with random weights.
     #[arg(long, value_name = "CONFIG_JSON", conflicts_with = "smoke")]
     random_weights: Option<PathBuf>,
     /// Layers of that model; all if absent.

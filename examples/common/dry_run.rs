@@ -37,9 +37,9 @@ pub fn table(inspection: &Inspection, dtype: FloatDType, needs: &Needs, memory: 
     let (per_token, cache) = cache_bytes(&inspection.config, dtype, needs);
     let (requests, tokens) = (needs.tokens.len(), needs.tokens.iter().sum::<usize>());
     let needed = inspection.device_bytes() + cache;
-    let _ = writeln!(text, "\ncache per token     {per_token} bytes");
-    let _ = writeln!(text, "cache               {cache} bytes for {tokens} tokens of {requests} request(s)");
-    let _ = writeln!(text, "weights and cache   {needed} bytes, {:.2} GiB", gib(needed));
+    let _ = writeln!(text, "\nKV cache per token  {per_token} bytes");
+    let _ = writeln!(text, "KV cache            {cache} bytes for {tokens} tokens of {requests} request(s)");
+    let _ = writeln!(text, "weights, KV cache   {needed} bytes, {:.2} GiB", gib(needed));
     let _ = match memory {
         None => writeln!(text, "device memory       unknown"),
         Some(Memory { total, free }) => {

@@ -15,7 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// What weights, activations and cache are stored in.
+/// dtype of weights, activations and KV cache.
 #[allow(dead_code)]
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum DTypeArg {

@@ -30,19 +30,19 @@ pub struct ModelArgs {
     /// Checkpoint folder (config.json, tokenizer.json, *.safetensors); the demo checkpoint if absent.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Which demo checkpoint, where no folder is given.
+    /// Demo checkpoint, if there is no --model.
     #[arg(long, value_enum, default_value_t = Demo::V3, conflicts_with = "model")]
     demo: Demo,
     /// flex (CPU), wgpu, cuda or cuda:N.
     #[arg(long, default_value_t = DeviceName::Flex)]
     pub device: DeviceName,
-    /// What weights and cache are stored in.
+    /// dtype of weights, activations and KV cache.
     #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
     pub dtype: DTypeArg,
-    /// Tokens in a cache page, a power of two.
+    /// Tokens per KV cache page, a power of two.
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub page_size: usize,
-    /// Launch every kernel of a decode step, also on devices that can capture and replay it.
+    /// Launch every kernel of a decode step, instead of capturing the step once and replaying it.
     #[arg(long)]
     pub no_graphs: bool,
 }
@@ -54,37 +54,37 @@ impl ModelArgs {
     }
 }
 
-/// How a text goes on, and how it ends.
+/// Sampling, and when to stop.
 #[derive(Debug, Args)]
 pub struct TextArgs {
-    /// Tokens to generate at most, per prompt.
+    /// Maximum number of tokens to generate per prompt.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_new_tokens: usize,
-    /// Text that ends a generation; may be given several times.
+    /// Stop string; may be given several times.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Divisor of the logits; 0 is greedy.
+    /// Sampling temperature; 0 is greedy.
     #[arg(long, value_name = "T")]
     temperature: Option<f32>,
-    /// Draw from the K most probable tokens.
+    /// Sample from the K most probable tokens.
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
-    /// Draw from the most probable tokens that together have this probability.
+    /// Sample from the most probable tokens whose probabilities sum to P (nucleus sampling).
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
-    /// Draw from tokens that have this fraction of the best token's probability.
+    /// Sample from tokens whose probability is at least P times the largest one.
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     min_p: f32,
-    /// Divide the logits of tokens that occurred already; 1 changes nothing.
+    /// Repetition penalty: divisor of the logits of tokens that occurred already; 1 is none.
     #[arg(long, value_name = "R", default_value_t = 1.0)]
     repetition_penalty: f32,
-    /// Seed of the draws, and of weights that are made up.
+    /// Seed of sampling.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 }
 
 impl TextArgs {
-    /// How tokens are drawn; what is not asked for is as in `otherwise`.
+    /// Sampling parameters; those not given are `otherwise`'s.
     pub fn sampling(&self, otherwise: &SamplingParams) -> SamplingParams {
         SamplingParams {
             temperature: self.temperature.unwrap_or(otherwise.temperature),

@@ -1,4 +1,4 @@
-//! Answers prompts from JSON lines, many at once; the answers are JSON lines too, in the order in which they are complete.
+//! Answers prompts from JSON lines with continuous batching; the answers are JSON lines in the order of completion.
 //!
 //! ```sh
 //! echo '{"id": "a", "prompt": "hacker: n."}' | cargo run --release --example serve_batch
@@ -52,19 +52,19 @@ struct Args {
     output: Option<PathBuf>,
     #[command(flatten)]
     model: ModelArgs,
-    /// Requests that run at once at most.
+    /// Maximum number of running requests.
     #[arg(long, value_name = "N", default_value_t = 16)]
     max_batch: usize,
-    /// Tokens in a forward pass at most.
+    /// Maximum number of tokens per forward pass.
     #[arg(long, value_name = "N", default_value_t = 512)]
     token_budget: usize,
-    /// Pages of the cache.
+    /// KV cache pages.
     #[arg(long, value_name = "N", default_value_t = 512)]
     cache_pages: usize,
-    /// Compute every prompt from its beginning, also where another one has begun alike.
+    /// No prefix caching: compute every prompt from its beginning.
     #[arg(long)]
     no_prefix_sharing: bool,
-    /// Answers that depend on no other request, bit for bit. Slower; no step is replayed.
+    /// Batch-invariant: an answer depends on no other request, bit for bit. Slower; no step is replayed.
     #[arg(long)]
     deterministic: bool,
     #[command(flatten)]

@@ -12,8 +12,8 @@ pub struct Progress {
     line: ProgressBar,
     start: Instant,
     last: Instant,
-    /// Tokens drawn at the last update.
-    drawn: usize,
+    /// Tokens generated until the last update.
+    generated: usize,
 }
 
 impl Progress {
@@ -23,7 +23,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
             line.set_style(style);
         }
-        Self { line, start: Instant::now(), last: Instant::now(), drawn: 0 }
+        Self { line, start: Instant::now(), last: Instant::now(), generated: 0 }
     }
 
     pub fn show(&mut self, engine: &Engine, written: usize) {
@@ -32,13 +32,13 @@ impl Progress {
             return;
         }
         let stats = engine.stats();
-        let rate = (stats.generated_tokens - self.drawn) as f64 / since.as_secs_f64();
-        (self.last, self.drawn) = (Instant::now(), stats.generated_tokens);
+        let rate = (stats.generated_tokens - self.generated) as f64 / since.as_secs_f64();
+        (self.last, self.generated) = (Instant::now(), stats.generated_tokens);
         let (running, waiting) = (engine.running(), engine.waiting());
         let cache = 100 * stats.pages_in_use / stats.pages.max(1);
         let hits = 100.0 * stats.hit_rate();
         self.line.set_message(format!(
-            "{rate:.0} tokens/s, {running} running, {waiting} waiting, {written} written, cache {cache} %, prefix hits {hits:.0} %"
+            "{rate:.0} tokens/s, {running} running, {waiting} waiting, {written} written, KV cache {cache} %, prefix hits {hits:.0} %"
         ));
         self.line.tick();
     }
@@ -58,7 +58,7 @@ impl Progress {
         let rate = stats.generated_tokens as f64 / self.start.elapsed().as_secs_f64().max(1e-9);
         eprintln!("completions       {written}");
         eprintln!(
-            "prompt tokens     {} computed, {} found in shared pages ({:.0} % of those looked up)",
+            "prompt tokens     {} computed, {} from the prefix cache (hit rate {:.0} %)",
             stats.prompt_tokens,
             stats.shared_tokens,
             100.0 * stats.hit_rate()
@@ -70,9 +70,9 @@ impl Progress {
                 eprintln!("graphs            {steps} steps replayed, {} of them launched ahead", stats.ahead_steps);
             }
         }
-        eprintln!("preemptions       {}, {} tokens computed again", stats.preemptions, stats.recomputed_tokens);
+        eprintln!("preemptions       {}, {} tokens recomputed", stats.preemptions, stats.recomputed_tokens);
         eprintln!(
-            "cache             {} bytes/token, {} bytes in use at most",
+            "KV cache          {} bytes/token, peak {} bytes",
             stats.cache_bytes_per_token, stats.cache_bytes_peak
         );
     }

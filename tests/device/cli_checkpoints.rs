@@ -34,7 +34,7 @@ fn cli_writes_an_fp8_folder_that_generates() {
     );
     assert!(row("routed experts").ends_with("F8_E4M3 x F32") && row("embedding").ends_with("BF16"), "{table}");
     // 4 layers of 80 numbers.
-    assert!(row("cache per token").ends_with("1280 bytes") && table.contains("device memory"), "{table}");
+    assert!(row("KV cache per token").ends_with("1280 bytes") && table.contains("device memory"), "{table}");
 }
 
 /// All at once: a shard that is gone, one that is cut, a tensor of another shape, no tokenizer.
@@ -67,7 +67,7 @@ fn cli_dry_run_lists_every_problem() {
 }
 
 #[test]
-fn cli_generates_from_made_up_weights() {
+fn cli_generates_with_random_weights() {
     let dir = copy("tests/fixtures/v4-tiny");
     let config = dir.path().join("config.json");
     std::fs::remove_file(dir.path().join("model.safetensors")).expect("no weights");
@@ -81,7 +81,7 @@ fn cli_generates_from_made_up_weights() {
         assert!(stderr.contains("generated tokens     5") && stderr.contains("prompt tokens        9"), "{stderr}");
     };
     generate(&[]);
-    generate(&["--layers", "2", "--seed", "3"]);
+    generate(&["--layers", "2", "--weights-seed", "3"]);
     refused(&program("generate", &["--random-weights", text(&config), "--layers", "6"]), &["layers", "1 to 5"]);
     let described = program("generate", &["--random-weights", text(&config), "--layers", "2", "--describe"]);
     assert!(String::from_utf8_lossy(&described.stdout).contains("2 layers"));
