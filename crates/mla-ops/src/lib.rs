@@ -55,7 +55,6 @@ mod limits;
 mod op_limits;
 mod ops;
 mod path;
-mod planner;
 mod read_beside;
 #[cfg(feature = "flex")]
 mod reference;
@@ -70,6 +69,5 @@ pub use error::MlaError;
 pub use independent::map_independent;
 pub use ops::*;
 pub use path::{Path, PathChoice, UnknownPath, available_paths, explain_path};
-pub use planner::Splits;
 pub use read_beside::read_beside;
 pub use weight::{StackedWeight, Weight};

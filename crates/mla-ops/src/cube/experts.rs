@@ -86,7 +86,7 @@ fn pair_args(x: CubeTensor, first: CubeTensor, second: CubeTensor) -> (LinearArg
 }
 
 /// x `[N, H, d]`, weight `[H, out, in]`: `[N, H, out + d - in]`.
-pub(super) fn linear_by_head(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+pub(crate) fn linear_by_head(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
     let x = contiguous(x);
     let ([rows, heads, width], [_, outputs, inputs]) = (dims(&x), dims(&weight));
     let out = empty(&x, [rows, heads, outputs + width - inputs], x.dtype);
@@ -95,7 +95,7 @@ pub(super) fn linear_by_head(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
 }
 
 /// Contiguous x of `[N, H, d]` elements, weight `[H, out, in]`.
-pub(super) fn by_head_args(
+pub(crate) fn by_head_args(
     x: &CubeTensor,
     weight: CubeTensor,
     out: &CubeTensor,

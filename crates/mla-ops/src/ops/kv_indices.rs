@@ -1,11 +1,12 @@
 //! [`kv_indices`]: page ids of a batch as a compressed sparse row list.
 
-use burn::backend::Dispatch;
+use burn::backend::tensor::IntTensor;
+use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{DType, Int, Tensor};
 
-use super::page_table::PagedBatchArgs;
+use super::page_table::{BackendPagedBatch, PagedBatchArgs};
 use crate::MlaError;
-use crate::backend::{KvIndicesSpec, MlaBackend};
+use crate::dispatch::tensors;
 
 const OP: &str = "kv_indices";
 
@@ -35,19 +36,102 @@ pub fn kv_indices(args: PagedBatchArgs, capacity: usize) -> Result<KvIndices, Ml
     if check.sees_values() {
         args.validate_values(OP)?;
     }
-    let kv_start = args.kv_start_or_zero();
-    let spec = KvIndicesSpec { page_size: args.page_size, capacity };
-    let (indptr, indices, last_page_len, overflow) = <Dispatch as MlaBackend>::kv_indices(
-        args.req_to_token.into_dispatch(),
-        args.req_rows.into_dispatch(),
-        args.seq_lens.into_dispatch(),
-        kv_start.into_dispatch(),
-        spec,
-    );
-    Ok(KvIndices {
-        indptr: Tensor::from_dispatch(indptr),
-        indices: Tensor::from_dispatch(indices),
-        last_page_len: Tensor::from_dispatch(last_page_len),
-        overflow: Tensor::from_dispatch(overflow),
-    })
+    let (indptr, indices, last_page_len, overflow) =
+        tensors(<Dispatch as KvIndicesBackend>::kv_indices(args.into_backend(), capacity));
+    Ok(KvIndices { indptr, indices, last_page_len, overflow })
+}
+
+#[backend_extension(
+    Cube: cfg(feature = "_gpu"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
+)]
+pub(crate) trait KvIndicesBackend: Backend {
+    /// [`kv_indices`]: indptr, indices, last_page_len, overflow.
+    #[fusion(meta = |batch, capacity| {
+        let sequences = batch.req_rows.shape[0];
+        let list = |len: usize| crate::fusion::spec([len], DType::I32);
+        (list(sequences + 1), list(*capacity), list(sequences), list(1))
+    })]
+    #[allow(clippy::type_complexity, reason = "four lists")]
+    fn kv_indices(
+        #[extension_type] batch: BackendPagedBatch<Self>,
+        capacity: usize,
+    ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>);
+}
+
+#[cfg(feature = "_gpu")]
+mod cube {
+    use burn::tensor::DType;
+    use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+    use mla_kernels::kv_indices::{KvIndicesOut, launch_kv_indices};
+
+    use super::{BackendPagedBatch, KvIndicesBackend};
+    use crate::tensors::{buffers, dims, empty};
+
+    impl KvIndicesBackend for CubeBackend {
+        fn kv_indices(
+            batch: BackendPagedBatch<Self>,
+            capacity: usize,
+        ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+            let [sequences] = dims(&batch.req_rows);
+            let list = |len: usize| empty(&batch.req_rows, [len], DType::I32);
+            let [indptr, indices, last_page_len, overflow] = [sequences + 1, capacity, sequences, 1].map(list);
+            let out = buffers!(indptr, indices, last_page_len, overflow => KvIndicesOut {
+                indptr, indices, last_page_len, overflow, capacity,
+            });
+            launch_kv_indices(&indptr.client, batch.into_buffers(), out);
+            (indptr, indices, last_page_len, overflow)
+        }
+    }
+}
+
+#[cfg(feature = "flex")]
+mod reference {
+    use burn::backend::{Flex, tensor::IntTensor};
+    use burn::tensor::{Int, Tensor};
+
+    use super::{BackendPagedBatch, KvIndices, KvIndicesBackend};
+    use crate::reference::{IntoFlex, device_i32, host, tensor};
+
+    impl KvIndicesBackend for Flex {
+        fn kv_indices(
+            batch: BackendPagedBatch<Self>,
+            capacity: usize,
+        ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
+            let KvIndices { indptr, indices, last_page_len, overflow } = kv_indices(batch, capacity);
+            (indptr, indices, last_page_len, overflow).into_flex()
+        }
+    }
+
+    fn kv_indices(batch: BackendPagedBatch<Flex>, capacity: usize) -> KvIndices {
+        let BackendPagedBatch { req_to_token, req_rows, seq_lens, kv_start, page_size } = batch;
+        let (req_to_token, req_rows): (Tensor<2, Int>, Tensor<1, Int>) = (tensor(req_to_token), tensor(req_rows));
+        let ([_, tokens], [batch], device) = (req_to_token.dims(), req_rows.dims(), req_to_token.device());
+        let (rows, lens, starts) = (host(req_rows), host::<1>(tensor(seq_lens)), host::<1>(tensor(kv_start)));
+        let map = host(req_to_token);
+
+        let mut indptr = vec![0];
+        let mut indices = Vec::with_capacity(capacity);
+        let mut last_page_len = Vec::with_capacity(batch);
+        for ((&row, &len), &start) in rows.iter().zip(&lens).zip(&starts) {
+            let len = len.max(0) as usize;
+            let pages = len.div_ceil(page_size);
+            // A token outside the map, from a row or length that nobody checked, has no page.
+            let first_slot = |page: usize| map.get(row as usize * tokens + start as usize + page * page_size);
+            let room = capacity - indices.len();
+            let page_id = |page: usize| first_slot(page).map_or(-1, |slot| slot / page_size as i32);
+            indices.extend((0..pages.min(room)).map(page_id));
+            indptr.push(indptr[indptr.len() - 1] + pages as i32);
+            last_page_len.push(if len == 0 { 0 } else { ((len - 1) % page_size + 1) as i32 });
+        }
+        let overflow = i32::from(indptr[batch] as usize > capacity);
+        indices.resize(capacity, -1);
+        KvIndices {
+            indptr: device_i32(indptr, [batch + 1], &device),
+            indices: device_i32(indices, [capacity], &device),
+            last_page_len: device_i32(last_page_len, [batch], &device),
+            overflow: device_i32(vec![overflow], [1], &device),
+        }
+    }
 }

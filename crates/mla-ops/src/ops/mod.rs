@@ -20,9 +20,8 @@ mod page_table;
 mod ragged_attention;
 mod rope_write;
 mod sparse_mla;
-mod sparse_parts;
 mod vertical_slash_attention;
-pub(crate) mod vertical_slash_index;
+mod vertical_slash_index;
 mod write_latent;
 
 pub use argmax::argmax;
@@ -37,14 +36,13 @@ pub use linear::{linear, linear_by_head, linear_pair, swiglu};
 pub use matmul::matmul;
 pub use merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode, mla_decode_project};
-pub use mla_plan::{MlaPlan, MlaPlanArgs, mla_plan};
+pub use mla_plan::{MlaPlan, MlaPlanArgs, Splits, mla_plan};
 pub use norm_linear::add_rms_norm_linear;
 pub use norm_rope::{NormRopeArgs, NormRopeOptions, add_rms_norm, norm_rope, rms_norm};
 pub use page_table::{PagedBatchArgs, page_table};
 pub use ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
 pub use rope_write::{RopeWriteArgs, RopeWritten, rope_write, rope_write_absorb};
-pub use sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla};
-pub use sparse_parts::{SparseParts, sparse_mla_parts};
+pub use sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseParts, SparseScope, sparse_mla, sparse_mla_parts};
 pub use vertical_slash_attention::{
     PackedVerticalSlashArgs, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions,
     packed_vertical_slash_attention, vertical_slash_attention,

@@ -1,11 +1,12 @@
 //! [`page_table`]: page ids of a batch from the request-to-token map.
 
-use burn::backend::Dispatch;
+use burn::backend::tensor::IntTensor;
+use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::MlaError;
-use crate::backend::{MlaBackend, PageTableSpec};
 use crate::check::{Check, read_i32};
+use crate::dispatch::tensors;
 
 const OP: &str = "page_table";
 
@@ -37,20 +38,11 @@ pub fn page_table(args: PagedBatchArgs, max_pages: usize) -> Result<Tensor<2, In
     if check.sees_values() {
         args.validate_values(OP)?;
     }
-    let kv_start = args.kv_start_or_zero();
-    let spec = PageTableSpec { page_size: args.page_size, max_pages };
-    let table = <Dispatch as MlaBackend>::page_table(
-        args.req_to_token.into_dispatch(),
-        args.req_rows.into_dispatch(),
-        args.seq_lens.into_dispatch(),
-        kv_start.into_dispatch(),
-        spec,
-    );
-    Ok(Tensor::from_dispatch(table))
+    Ok(tensors(<Dispatch as PageTableBackend>::page_table(args.into_backend(), max_pages)))
 }
 
 impl PagedBatchArgs {
-    pub(crate) fn check(&self, op: &'static str) -> Result<Check, MlaError> {
+    pub(super) fn check(&self, op: &'static str) -> Result<Check, MlaError> {
         let check = Check::new(op, "req_to_token", &self.req_to_token)?;
         check.int("req_to_token", &self.req_to_token)?;
         check.int("req_rows", &self.req_rows)?;
@@ -66,9 +58,16 @@ impl PagedBatchArgs {
         Ok(check)
     }
 
-    /// Where each sequence starts, i32 `[B]`.
-    pub(crate) fn kv_start_or_zero(&self) -> Tensor<1, Int> {
-        self.kv_start.clone().unwrap_or_else(|| self.seq_lens.zeros_like())
+    /// What the backends take; a sequence without a start has 0.
+    pub(super) fn into_backend(self) -> BackendPagedBatch<Dispatch> {
+        let kv_start = self.kv_start.unwrap_or_else(|| self.seq_lens.zeros_like());
+        BackendPagedBatch {
+            req_to_token: self.req_to_token.into_dispatch(),
+            req_rows: self.req_rows.into_dispatch(),
+            seq_lens: self.seq_lens.into_dispatch(),
+            kv_start: kv_start.into_dispatch(),
+            page_size: self.page_size,
+        }
     }
 
     /// Reads rows, starts and lengths back and checks that they name tokens of the map.
@@ -81,7 +80,7 @@ impl PagedBatchArgs {
         self.validate_values(OP)
     }
 
-    pub(crate) fn validate_values(&self, op: &'static str) -> Result<(), MlaError> {
+    pub(super) fn validate_values(&self, op: &'static str) -> Result<(), MlaError> {
         let [requests, tokens] = self.req_to_token.dims();
         let rows = read_i32(op, "req_rows", &self.req_rows)?;
         let lens = read_i32(op, "seq_lens", &self.seq_lens)?;
@@ -106,5 +105,104 @@ impl PagedBatchArgs {
             }
         }
         Ok(())
+    }
+}
+
+/// [`PagedBatchArgs`], checked.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) struct BackendPagedBatch<B: Backend> {
+    /// i32 `[R, T]`.
+    pub(super) req_to_token: IntTensor<B>,
+    /// i32 `[B]`.
+    pub(super) req_rows: IntTensor<B>,
+    /// i32 `[B]`.
+    pub(super) seq_lens: IntTensor<B>,
+    /// i32 `[B]`.
+    pub(super) kv_start: IntTensor<B>,
+    /// `S`.
+    pub(super) page_size: usize,
+}
+
+#[backend_extension(
+    Cube: cfg(feature = "_gpu"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
+)]
+pub(crate) trait PageTableBackend: Backend {
+    /// [`page_table`].
+    #[fusion(dtype = DType::I32, shape = [batch.req_rows.shape[0], *max_pages].into())]
+    fn page_table(#[extension_type] batch: BackendPagedBatch<Self>, max_pages: usize) -> IntTensor<Self>;
+}
+
+#[cfg(feature = "_gpu")]
+pub(super) mod cube {
+    use burn::tensor::DType;
+    use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+    use mla_kernels::page_table::{PagedBatch, launch_page_table};
+
+    use super::{BackendPagedBatch, PageTableBackend};
+    use crate::tensors::{contiguous, dims, empty};
+
+    impl PageTableBackend for CubeBackend {
+        fn page_table(batch: BackendPagedBatch<Self>, max_pages: usize) -> CubeTensor {
+            let [sequences] = dims(&batch.req_rows);
+            let table = empty(&batch.req_rows, [sequences, max_pages], DType::I32);
+            launch_page_table(&table.client, batch.into_buffers(), table.clone().into_buffer_arg(), max_pages);
+            table
+        }
+    }
+
+    impl BackendPagedBatch<CubeBackend> {
+        /// What the launchers take.
+        pub(in crate::ops) fn into_buffers(self) -> PagedBatch {
+            let ([requests, tokens], [batch]) = (dims(&self.req_to_token), dims(&self.req_rows));
+            let buffer = |tensor: CubeTensor| contiguous(tensor).into_buffer_arg();
+            PagedBatch {
+                req_to_token: buffer(self.req_to_token),
+                req_rows: buffer(self.req_rows),
+                seq_lens: buffer(self.seq_lens),
+                kv_start: buffer(self.kv_start),
+                requests,
+                tokens,
+                batch,
+                page_size: self.page_size,
+            }
+        }
+    }
+}
+
+#[cfg(feature = "flex")]
+mod reference {
+    use burn::backend::{Flex, tensor::IntTensor};
+    use burn::tensor::{DType, Int, Tensor};
+
+    use super::{BackendPagedBatch, PageTableBackend};
+    use crate::reference::{IntoFlex, device_i32, tensor};
+
+    impl PageTableBackend for Flex {
+        fn page_table(batch: BackendPagedBatch<Self>, max_pages: usize) -> IntTensor<Self> {
+            page_table(batch, max_pages).into_flex()
+        }
+    }
+
+    /// Page ids i32 `[B, max_pages]`, -1 from a sequence's end on.
+    fn page_table(batch: BackendPagedBatch<Flex>, max_pages: usize) -> Tensor<2, Int> {
+        let BackendPagedBatch { req_to_token, req_rows, seq_lens, kv_start, page_size } = batch;
+        let (req_to_token, req_rows): (Tensor<2, Int>, Tensor<1, Int>) = (tensor(req_to_token), tensor(req_rows));
+        let (seq_lens, kv_start): (Tensor<1, Int>, Tensor<1, Int>) = (tensor(seq_lens), tensor(kv_start));
+        let ([_, tokens], [batch], device) = (req_to_token.dims(), req_rows.dims(), req_to_token.device());
+        let shape = [batch, max_pages];
+        if batch == 0 || tokens == 0 || max_pages == 0 {
+            return Tensor::full(shape, -1, (&device, DType::I32));
+        }
+        // No sequence is longer than the map, so that a later token counts as the one behind its end.
+        let firsts = (0..max_pages).map(|page| (page * page_size).min(tokens) as i32).collect();
+        let firsts = device_i32(firsts, [1, max_pages], &device).expand(shape);
+        let past_end = firsts.clone().greater_equal(seq_lens.unsqueeze_dim::<2>(1).expand(shape));
+        let columns = firsts + kv_start.unsqueeze_dim::<2>(1).expand(shape);
+        // Columns past the end of the map belong to pages past the end of the sequence, which the mask replaces.
+        let slots = req_to_token.select(0, req_rows).gather(1, columns.clamp_max(tokens as i32 - 1));
+        (slots / page_size as i32).mask_fill(past_end, -1)
     }
 }

@@ -1,12 +1,13 @@
 //! [`write_latent`]: new tokens into the paged cache, in place.
 
-use burn::backend::Dispatch;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
 use burn::tensor::{Int, Tensor};
 use thiserror::Error;
 
 use crate::MlaError;
-use crate::backend::MlaBackend;
 use crate::check::{Check, check_slots};
+use crate::dispatch::tensors;
 
 const OP: &str = "write_latent";
 
@@ -53,11 +54,17 @@ pub fn write_latent(args: WriteLatentArgs) -> Result<Tensor<3>, Box<WriteLatentE
     if let Err(error) = args.check_call(OP) {
         return Err(Box::new(WriteLatentError { error, cache: args.cache }));
     }
-    let (cache, slots, latent) = (args.cache.into_dispatch(), args.slots.into_dispatch(), args.latent.into_dispatch());
-    Ok(Tensor::from_dispatch(match args.rope {
-        Some(rope) => <Dispatch as MlaBackend>::write_latent(cache, slots, latent, rope.into_dispatch()),
-        None => <Dispatch as MlaBackend>::write_rows(cache, slots, latent),
-    }))
+    let latent = args.latent.into_dispatch();
+    let rows = match args.rope {
+        Some(rope) => BackendRows::Parts(latent, rope.into_dispatch()),
+        None => BackendRows::Whole(latent),
+    };
+    Ok(write_rows(args.cache, args.slots, rows))
+}
+
+/// Writes rows that have been checked.
+pub(super) fn write_rows(cache: Tensor<3>, slots: Tensor<1, Int>, rows: BackendRows<Dispatch>) -> Tensor<3> {
+    tensors(<Dispatch as WriteLatentBackend>::write_latent(cache.into_dispatch(), slots.into_dispatch(), rows))
 }
 
 impl WriteLatentArgs {
@@ -111,5 +118,140 @@ impl WriteLatentArgs {
     fn validate_values(&self, op: &'static str) -> Result<(), MlaError> {
         let [pages, page_size, _] = self.cache.dims();
         check_slots(op, "slots", &self.slots, pages * page_size)
+    }
+}
+
+/// New rows of a cache.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendRows<B: Backend> {
+    /// `[N, D]`.
+    Whole(FloatTensor<B>),
+    /// Latents `[N, Dv]` and rotary parts `[N, D - Dv]`.
+    Parts(FloatTensor<B>, FloatTensor<B>),
+}
+
+#[backend_extension(
+    Cube: cfg(feature = "_gpu"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
+)]
+pub(crate) trait WriteLatentBackend: Backend {
+    /// [`write_latent`]: the cache's own buffer.
+    #[fusion(meta = |cache, _slots, _rows| cache.clone())]
+    fn write_latent(
+        cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        #[extension_type] rows: BackendRows<Self>,
+    ) -> FloatTensor<Self>;
+}
+
+#[cfg(feature = "_gpu")]
+mod cube {
+    use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+    use mla_kernels::write_latent::{WriteLatentArgs, WriteRowsArgs, launch_write_latent, launch_write_rows};
+
+    use super::{BackendRows, WriteLatentBackend};
+    use crate::tensors::{buffers, contiguous, dims, elem, own};
+
+    impl WriteLatentBackend for CubeBackend {
+        fn write_latent(cache: CubeTensor, slots: CubeTensor, rows: BackendRows<Self>) -> CubeTensor {
+            let (cache, slots) = (own(contiguous(cache)), contiguous(slots));
+            match rows {
+                BackendRows::Whole(rows) => write_rows(&cache, slots, rows),
+                BackendRows::Parts(latent, rope) => write_parts(&cache, slots, latent, rope),
+            }
+            cache
+        }
+    }
+
+    fn write_rows(cache: &CubeTensor, slots: CubeTensor, rows: CubeTensor) {
+        let rows = contiguous(rows);
+        let ([pages, page_size, _], [tokens, width], elem) = (dims(cache), dims(&rows), elem(cache));
+        let slot_count = pages * page_size;
+        let args =
+            buffers!(cache, slots, rows => WriteRowsArgs { cache, slots, rows, slot_count, tokens, width, elem });
+        launch_write_rows(&cache.client, args);
+    }
+
+    fn write_parts(cache: &CubeTensor, slots: CubeTensor, latent: CubeTensor, rope: CubeTensor) {
+        let ([tokens, latent_width], [_, rope_width]) = (dims(&latent), dims(&rope));
+        if rope_width == 0 {
+            return write_rows(cache, slots, latent);
+        }
+        if latent_width == 0 {
+            return write_rows(cache, slots, rope);
+        }
+        let ([latent, rope], elem) = ([latent, rope].map(contiguous), elem(cache));
+        let [pages, page_size, _] = dims(cache);
+        let slot_count = pages * page_size;
+        let args = buffers!(cache, slots, latent, rope => WriteLatentArgs {
+            cache, slots, latent, rope, slot_count, tokens, latent_width, rope_width, elem,
+        });
+        launch_write_latent(&cache.client, args);
+    }
+}
+
+#[cfg(feature = "flex")]
+pub(super) mod reference {
+    use burn::backend::{
+        Flex,
+        tensor::{FloatTensor, IntTensor},
+    };
+    use burn::tensor::{Int, Tensor};
+
+    use super::{BackendRows, WriteLatentBackend};
+    use crate::reference::{IntoFlex, host, tensor};
+
+    impl WriteLatentBackend for Flex {
+        fn write_latent(
+            cache: FloatTensor<Self>,
+            slots: IntTensor<Self>,
+            rows: BackendRows<Self>,
+        ) -> FloatTensor<Self> {
+            let parts = match rows {
+                BackendRows::Whole(rows) => vec![tensor(rows)],
+                BackendRows::Parts(latent, rope) => vec![tensor(latent), tensor(rope)],
+            };
+            write_latent(tensor(cache), tensor(slots), &parts).into_flex()
+        }
+    }
+
+    /// The cache, written in place: its handle is the only one, so that assigning to a slice copies nothing but the slice.
+    ///
+    /// `parts`, each `[N, _]`, stand side by side in a cache row.
+    pub(in crate::ops) fn write_latent(cache: Tensor<3>, slots: Tensor<1, Int>, parts: &[Tensor<2>]) -> Tensor<3> {
+        let [pages, page_size, width] = cache.dims();
+        let mut rows = cache.reshape([pages * page_size, width]);
+        for run in runs(&host(slots)) {
+            let mut column = 0;
+            for part in parts {
+                let end = column + part.dims()[1];
+                let values = part.clone().narrow(0, run.token, run.len);
+                rows = rows.slice_assign([run.slot..run.slot + run.len, column..end], values);
+                column = end;
+            }
+        }
+        rows.reshape([pages, page_size, width])
+    }
+
+    /// Neighbouring tokens that go to neighbouring slots.
+    struct Run {
+        token: usize,
+        slot: usize,
+        len: usize,
+    }
+
+    /// The slots as runs, without the tokens to skip. New tokens of a sequence usually fill page after page.
+    fn runs(slots: &[i32]) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for (token, &slot) in slots.iter().enumerate() {
+            let Ok(slot) = usize::try_from(slot) else { continue };
+            match runs.last_mut() {
+                Some(run) if run.token + run.len == token && run.slot + run.len == slot => run.len += 1,
+                _ => runs.push(Run { token, slot, len: 1 }),
+            }
+        }
+        runs
     }
 }

@@ -6,26 +6,26 @@ use burn::backend::{Flex, tensor::FloatTensor};
 use burn::tensor::{DType, Element, FloatDType, Tensor, bf16, f16};
 
 /// Numbers that are computed side by side.
-pub(super) const LANES: usize = 8;
+pub(crate) const LANES: usize = 8;
 
 /// The tensor of the CPU's backend.
-pub(super) fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Flex> {
+pub(crate) fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Flex> {
     tensor.try_into_primitive::<Flex>().expect("a tensor of the CPU")
 }
 
 /// The tensor in f32, row by row: itself where it is so.
-pub(super) fn row_by_row<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Flex> {
+pub(crate) fn row_by_row<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Flex> {
     let primitive = primitive(tensor.cast(FloatDType::F32));
     if primitive.is_contiguous() { primitive } else { primitive.to_contiguous() }
 }
 
 /// The f32 values of a tensor from [`row_by_row`].
-pub(super) fn values(primitive: &FloatTensor<Flex>) -> &[f32] {
+pub(crate) fn values(primitive: &FloatTensor<Flex>) -> &[f32] {
     primitive.as_slice().expect("f32, row by row")
 }
 
 /// Rows of a pool `[P, S, D]` in f32, by groups of neighbours: of 1, or of the `S` of a page.
-pub(super) struct Rows<'a> {
+pub(crate) struct Rows<'a> {
     /// The groups one after the other.
     values: Cow<'a, [f32]>,
     /// Numbers of a group.
@@ -36,7 +36,7 @@ pub(super) struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     /// The pool itself where it is f32 row by row, otherwise the groups that are named.
-    pub(super) fn new(pool: &'a FloatTensor<Flex>, group: usize, named: impl Iterator<Item = i32>) -> Self {
+    pub(crate) fn new(pool: &'a FloatTensor<Flex>, group: usize, named: impl Iterator<Item = i32>) -> Self {
         let group_len = group * pool.layout().shape()[2];
         if let Some(values) = pool.as_slice::<f32>() {
             return Self { values: values.into(), group_len, groups: None };
@@ -50,7 +50,7 @@ impl<'a> Rows<'a> {
 
     /// The values of a group that was named.
     #[inline]
-    pub(super) fn group(&self, number: i32) -> &[f32] {
+    pub(crate) fn group(&self, number: i32) -> &[f32] {
         let place = match &self.groups {
             Some(groups) => groups.partition_point(|other| *other < number),
             None => number as usize,
@@ -80,7 +80,7 @@ fn read<E: Element>(values: &[E], places: impl Iterator<Item = usize>) -> Vec<f3
 }
 
 #[inline]
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0; LANES];
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (a, b) in a.iter().zip(b) {

@@ -5,7 +5,7 @@ use burn::tensor::{Tensor, activation::softmax};
 /// `scores [.., rows, keys]`, `values [.., keys, Dv]`, both f32 -> `out [.., rows, Dv]` and `lse [.., rows, 1]`.
 ///
 /// A score of -inf is a key that the row may not see. Every row must see one.
-pub(super) fn softmax_values<const D: usize>(scores: Tensor<D>, values: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
+pub(crate) fn softmax_values<const D: usize>(scores: Tensor<D>, values: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
     let max = scores.clone().max_dim(D - 1);
     let p = softmax(scores, D - 1);
     // The best key has probability exp(0) / sum, so that its logarithm is minus that of the sum.

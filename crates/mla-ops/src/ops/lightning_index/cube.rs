@@ -1,0 +1,58 @@
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use mla_kernels::lightning_index::{
+    self as kernels, LightningIndexArgs as KernelArgs, LightningIndexError, LightningIndexSizes,
+};
+
+use super::backend::LightningIndexBackend;
+use super::{IndexForm, LightningIndexArgs, LightningIndexOptions};
+use crate::MlaError;
+use crate::check::Check;
+use crate::tensors::{buffers, contiguous, dims, elem, empty, launched};
+
+impl LightningIndexBackend for CubeBackend {
+    fn lightning_index(
+        q: CubeTensor,
+        keys: CubeTensor,
+        page_table: CubeTensor,
+        head_weights: CubeTensor,
+        visible: CubeTensor,
+        options: LightningIndexOptions,
+    ) -> CubeTensor {
+        let [q, keys, page_table, head_weights, visible] = [q, keys, page_table, head_weights, visible].map(contiguous);
+        let ([batch, query_len, heads, width], elem) = (dims(&q), elem(&q));
+        let ([pages, page_size, _], [_, max_pages]) = (dims(&keys), dims(&page_table));
+        let LightningIndexOptions { k, scale, form } = options;
+        let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem };
+        let score_rows = sizes.score_rows(&q.client);
+        let scores = empty(&q, [score_rows, sizes.score_stride()], DType::U32);
+        let candidates = empty(&q, [score_rows, sizes.candidate_stride(&q.client)], DType::U32);
+        let indices = empty(&q, [batch, query_len, k], DType::I32);
+        let slots = form == IndexForm::Slots;
+        let args = buffers!(q, keys, page_table, head_weights, visible, scores, candidates, indices => KernelArgs {
+            q, keys, page_table, head_weights, visible, scores, candidates, score_rows, indices, sizes, scale, slots,
+        });
+        launched(kernels::launch(&q.client, args));
+        indices
+    }
+}
+
+/// The device chooses `k` keys for each of these query tokens.
+pub(super) fn check_limits(check: &Check, args: &LightningIndexArgs, k: usize) -> Result<(), MlaError> {
+    let Some(client) = check.client() else { return Ok(()) };
+    let ([batch, query_len, heads, width], [pages, page_size, _]) = (args.q.dims(), args.keys.dims());
+    let [_, max_pages] = args.page_table.dims();
+    let elem = dtype_to_elem_type(args.q.dtype());
+    let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem };
+    kernels::check(&client, &sizes).map_err(|error| {
+        let argument = match &error {
+            LightningIndexError::Device(_) => "q",
+            LightningIndexError::Scores { .. } => "page_table",
+            LightningIndexError::Slots(_) => "keys",
+            LightningIndexError::Offsets { name, .. } => *name,
+        };
+        check.device_limit(argument, error)
+    })?;
+    check.allocation("k", DType::I32, [batch, query_len, k])
+}

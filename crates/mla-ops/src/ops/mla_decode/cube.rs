@@ -1,0 +1,99 @@
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use mla_kernels::mla_decode::{self as kernels, DecodeArgs, DecodeError, DecodeKernel, DecodeSizes};
+
+use super::backend::{BackendDecode, MlaDecodeBackend};
+use super::{MlaDecodeOptions, MlaDecodeProblem};
+use crate::check::Check;
+use crate::cube::experts::by_head_args;
+use crate::tensors::{buffers, contiguous, dims, elem, empty, evenly_spaced, launched, row_stride};
+use crate::{MlaError, Path};
+
+impl MlaDecodeBackend for CubeBackend {
+    fn mla_decode(step: BackendDecode<Self>) -> (CubeTensor, CubeTensor) {
+        let Launch { args, kernel, out, lse } = Launch::new(step);
+        launched(kernels::launch_kernel(&out.client, args, kernel));
+        (out, lse)
+    }
+
+    fn mla_decode_project(step: BackendDecode<Self>, value_proj: CubeTensor) -> CubeTensor {
+        let ([batch, query_len, heads, _], [_, outputs, inputs]) = (dims(&step.q), dims(&value_proj));
+        let out = empty(&step.q, [batch, query_len, heads, outputs], step.q.dtype);
+        let decode = Launch::new(step);
+        let projection = by_head_args(&decode.out, value_proj, &out, [batch * query_len, heads, inputs]);
+        launched(kernels::launch_projected(&out.client, decode.args, decode.kernel, projection));
+        out
+    }
+}
+
+/// A decode step, and what it writes.
+struct Launch {
+    args: DecodeArgs,
+    kernel: DecodeKernel,
+    out: CubeTensor,
+    lse: CubeTensor,
+}
+
+impl Launch {
+    fn new(step: BackendDecode<CubeBackend>) -> Self {
+        let BackendDecode { q, kv_cache, page_table, seq_lens, items, cube_ptr, split_ptr, spec } = step;
+        let [page_table, seq_lens] = [page_table, seq_lens].map(contiguous);
+        let ([batch, query_len, heads, key_width], [pages, page_size, _]) = (dims(&q), dims(&kv_cache));
+        let ([_, max_pages], [capacity, _], [cubes_and_one]) = (dims(&page_table), dims(&items), dims(&cube_ptr));
+        let (rows, value_width, cubes, elem) = (query_len * heads, spec.value_width, cubes_and_one - 1, elem(&q));
+        let (causal, softmax_scale) = (spec.causal, spec.softmax_scale);
+        let out = empty(&q, [batch, query_len, heads, value_width], q.dtype);
+        let lse = empty(&q, [batch, query_len, heads], DType::F32);
+        let partial_out = empty(&q, [capacity, rows, value_width], DType::F32);
+        let partial_lse = empty(&q, [capacity, rows], DType::F32);
+        #[rustfmt::skip]
+        let sizes = DecodeSizes {
+            batch, query_len, heads, key_width, value_width, pages, page_size, max_pages, cubes, capacity, causal, elem,
+        };
+        let kernel = spec.path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&q.client));
+        let [q, kv_cache] =
+            [q, kv_cache].map(|rows| if kernel.takes_strides() { evenly_spaced(rows) } else { contiguous(rows) });
+        let [q_stride, kv_stride] = [&q, &kv_cache].map(|rows| row_stride(rows).unwrap_or(key_width));
+        let args = buffers!(
+            q, kv_cache, page_table, seq_lens, items, cube_ptr, split_ptr, partial_out, partial_lse, out, lse => DecodeArgs {
+                q, kv_cache, page_table, seq_lens, items, cube_ptr, split_ptr, partial_out, partial_lse, out, lse,
+                q_stride, kv_stride, sizes, softmax_scale,
+            }
+        );
+        Self { args, kernel, out, lse }
+    }
+}
+
+/// The device decodes this, with a plan of these cubes and work items.
+pub(super) fn check_limits(
+    check: &Check,
+    problem: &MlaDecodeProblem,
+    [pages, max_pages]: [usize; 2],
+    [cubes, capacity]: [usize; 2],
+    options: &MlaDecodeOptions,
+) -> Result<(), MlaError> {
+    let Some(client) = check.client() else { return Ok(()) };
+    let &MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype } = problem;
+    let (causal, elem) = (options.causal, dtype_to_elem_type(dtype));
+    #[rustfmt::skip]
+    let sizes = DecodeSizes {
+        batch, query_len, heads, key_width, value_width, pages, page_size, max_pages, cubes, capacity, causal, elem,
+    };
+    let kernel = options.path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&client));
+    kernels::check_kernel(&client, &sizes, kernel).map_err(|error| {
+        let argument = match &error {
+            DecodeError::NoKernel(_) => "path",
+            DecodeError::Element(_) => "q",
+            DecodeError::Size { name: "tiles of query rows", .. } => "q",
+            DecodeError::Size { name: "cubes", .. } => "plan",
+            DecodeError::Address(len) if *len == capacity * query_len * heads * value_width => "splits",
+            DecodeError::Address(len) if *len == batch * query_len * heads * key_width => "q",
+            DecodeError::Address(len) if *len == batch * max_pages => "page_table",
+            DecodeError::SharedMemory { .. } | DecodeError::Size { .. } | DecodeError::Address(_) => "kv_cache",
+        };
+        check.device_limit(argument, error)
+    })?;
+    // What the items give before they are merged, in f32.
+    check.allocation("splits", DType::F32, [capacity, query_len, heads, value_width])
+}

@@ -1,0 +1,151 @@
+//! [`mla_plan`]: which part of which sequence is computed where.
+
+mod backend;
+#[cfg(feature = "_gpu")]
+mod cube;
+mod planner;
+#[cfg(feature = "flex")]
+mod reference;
+mod splits;
+
+use burn::backend::Dispatch;
+#[cfg(feature = "_gpu")]
+use burn::backend::DispatchDevice;
+use burn::tensor::{Device, Int, Tensor};
+
+use self::backend::{MlaPlanBackend, PlanSpec};
+use self::planner::max_items;
+pub use self::splits::Splits;
+use crate::MlaError;
+use crate::check::{Check, read_i32};
+use crate::dispatch::tensors;
+
+const OP: &str = "mla_plan";
+
+/// Keys in a tile. Splits are cut between tiles, so that no tile is loaded twice.
+const KEY_TILE: usize = 64;
+
+/// Rows of the item list at most: its numbers are counted by i32 indices.
+const MAX_ITEMS: usize = i32::MAX as usize / 4;
+
+/// Arguments of [`mla_plan`].
+#[derive(Debug, Clone)]
+pub struct MlaPlanArgs {
+    /// Keys of each sequence, i32 `[B]`.
+    pub seq_lens: Tensor<1, Int>,
+    /// Query tokens of each sequence (`Sq`).
+    pub query_len: usize,
+    /// Query heads (`H`).
+    pub heads: usize,
+    /// Tokens in a page (`S`), a power of two.
+    pub page_size: usize,
+    /// An upper bound of `seq_lens`, known on the host: usually the page table's width times the page size.
+    pub max_seq_len: usize,
+    /// How the keys of a sequence are divided.
+    pub splits: Splits,
+}
+
+/// How one decode step divides its work; made once per step by [`mla_plan`] and used in all layers.
+///
+/// All sizes are known on the host and depend on nothing that is stored on the device, so that a captured graph can
+/// replay the planning with other lengths.
+#[derive(Debug, Clone)]
+pub struct MlaPlan {
+    /// Work items, i32 `[capacity, 4]`: sequence, first key, end key (exclusive), number of the split within its
+    /// sequence; ordered by sequence and split. Unused rows at the end have sequence -1.
+    pub items: Tensor<2, Int>,
+    /// i32 `[cubes + 1]`: cube `c` computes the items `cube_ptr[c] .. cube_ptr[c + 1]`.
+    pub cube_ptr: Tensor<1, Int>,
+    /// i32 `[B + 1]`: prefix sums of the number of splits of each sequence.
+    pub split_ptr: Tensor<1, Int>,
+    pub(super) batch: usize,
+    pub(super) query_len: usize,
+    pub(super) heads: usize,
+    pub(super) page_size: usize,
+}
+
+/// Divides the keys of all sequences into work items.
+///
+/// `seq_lens` must be the lengths that the [`mla_decode`](crate::mla_decode) calls of this step see.
+///
+/// # Errors
+/// Wrong shapes, dtypes, devices, or a number out of range: nothing is launched.
+pub fn mla_plan(args: MlaPlanArgs) -> Result<MlaPlan, MlaError> {
+    let spec = args.spec()?;
+    Ok(args.launch(spec))
+}
+
+impl MlaPlanArgs {
+    /// All checks, and the sizes of the plan.
+    pub(super) fn spec(&self) -> Result<PlanSpec, MlaError> {
+        let check = Check::new(OP, "seq_lens", &self.seq_lens)?;
+        check.int("seq_lens", &self.seq_lens)?;
+        check.page_size("page_size", self.page_size)?;
+        check.value("heads", self.heads > 0, self.heads, || "at least 1".into())?;
+        check.index_range("max_seq_len", self.max_seq_len)?;
+        self.splits.check(&check)?;
+        if check.sees_values() {
+            self.validate_device_inputs()?;
+        }
+        let [batch] = self.seq_lens.dims();
+        let cubes = parallel_cubes(check.device(), self.query_len.saturating_mul(self.heads));
+        let capacity = max_items(batch, cubes, self.splits, self.max_seq_len, KEY_TILE);
+        check.value(
+            "splits",
+            capacity <= MAX_ITEMS,
+            format!("{:?}: up to {capacity} work items", self.splits),
+            || format!("fewer and longer splits, at most {MAX_ITEMS} work items"),
+        )?;
+        let tiles = batch.saturating_mul(self.max_seq_len.div_ceil(KEY_TILE)).saturating_add(cubes);
+        check.value("max_seq_len", tiles <= i32::MAX as usize, self.max_seq_len, || {
+            format!("less, so that {batch} sequences have at most {} tiles of {KEY_TILE} keys", i32::MAX)
+        })?;
+        let spec = PlanSpec { tile: KEY_TILE, cubes, splits: self.splits, max_seq_len: self.max_seq_len, capacity };
+        #[cfg(feature = "_gpu")]
+        cube::check_limits(&check, batch, &spec)?;
+        Ok(spec)
+    }
+
+    /// Makes the plan that [`spec`](Self::spec) has checked.
+    pub(super) fn launch(self, spec: PlanSpec) -> MlaPlan {
+        let [batch] = self.seq_lens.dims();
+        let (items, cube_ptr, split_ptr) =
+            tensors(<Dispatch as MlaPlanBackend>::mla_plan(self.seq_lens.into_dispatch(), spec));
+        let Self { query_len, heads, page_size, .. } = self;
+        MlaPlan { items, cube_ptr, split_ptr, batch, query_len, heads, page_size }
+    }
+
+    /// Reads `seq_lens` back and checks that every length is in `0 ..= max_seq_len`.
+    ///
+    /// # Errors
+    /// [`MlaError::DeviceValue`] for the first length out of range.
+    pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
+        let lens = read_i32(OP, "seq_lens", &self.seq_lens)?;
+        check_lengths(OP, &lens, self.max_seq_len, "max_seq_len")
+    }
+}
+
+/// Every length is in `0 ..= max`.
+pub(super) fn check_lengths(op: &'static str, lens: &[i32], max: usize, what: &str) -> Result<(), MlaError> {
+    match lens.iter().position(|&len| usize::try_from(len).map_or(true, |len| len > max)) {
+        None => Ok(()),
+        Some(b) => Err(MlaError::DeviceValue {
+            op,
+            argument: "seq_lens",
+            index: vec![b],
+            actual: lens[b],
+            expected: format!("0 to {max} ({what})"),
+        }),
+    }
+}
+
+/// How many cubes fill a device, where each tile of query rows has cubes of its own. The CPU computes whole sequences:
+/// splitting them gains nothing.
+fn parallel_cubes(device: &Device, rows: usize) -> usize {
+    #[cfg(feature = "_gpu")]
+    if let DispatchDevice::Cube(device) = device.as_dispatch() {
+        return mla_kernels::mla_decode::parallel_cubes(&device.client(), rows);
+    }
+    let _ = (device, rows);
+    1
+}

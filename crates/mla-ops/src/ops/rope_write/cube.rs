@@ -1,0 +1,61 @@
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use mla_kernels::linear::{LatentRows, launch_turned, turns};
+use mla_kernels::rope_write::{RopeWriteArgs, launch};
+
+use super::backend::{BackendLatents, RopeWriteBackend};
+use crate::cube::experts::{by_head_args, linear_by_head};
+use crate::tensors::{buffers, contiguous, dims, elem, empty, own};
+
+impl RopeWriteBackend for CubeBackend {
+    fn rope_write(q: CubeTensor, latents: BackendLatents<Self>) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let (q, latents) = (contiguous(q), latents.in_memory());
+        let BackendLatents { latent, norm_weight: weight, cos, sin, cache, slots, norm_eps: eps } = latents;
+        let ([tokens, heads, width], [_, pairs]) = (dims(&q), dims(&cos));
+        let ([pages, page_size, cache_width], elem) = (dims(&cache), elem(&cache));
+        let q_out = empty(&q, [tokens, heads, width], q.dtype);
+        let latent_out = empty(&q, [tokens, cache_width], q.dtype);
+        let slot_count = pages * page_size;
+        let args = buffers!(q, latent, weight, cos, sin, slots, q_out, latent_out, cache => RopeWriteArgs {
+            q, latent, weight, cos, sin, slots, q_out, latent_out, cache,
+            tokens, heads, width, cache_width, pairs, slot_count, eps, elem,
+        });
+        launch(&cache.client, args);
+        (q_out, latent_out, cache)
+    }
+
+    fn rope_write_absorb(q: CubeTensor, latents: BackendLatents<Self>, weight: CubeTensor) -> (CubeTensor, CubeTensor) {
+        let (q, latents) = (contiguous(q), latents.in_memory());
+        let (sizes, [_, outputs, _], [_, pairs]) = (dims(&q), dims(&weight), dims(&latents.cos));
+        let [tokens, heads, _] = sizes;
+        let out = empty(&q, [tokens, heads, outputs + 2 * pairs], q.dtype);
+        let args = by_head_args(&q, weight.clone(), &out, sizes);
+        let rows = latents.rows();
+        if turns(&q.client, &rows, &args) {
+            launch_turned(&q.client, rows, args);
+            return (out, latents.cache);
+        }
+        // The cache must have no other handle when it is written.
+        drop(rows);
+        let (q, _, cache) = Self::rope_write(q, latents);
+        (linear_by_head(q, weight), cache)
+    }
+}
+
+impl BackendLatents<CubeBackend> {
+    /// Contiguous, with a cache that nobody else sees.
+    fn in_memory(self) -> Self {
+        let Self { latent, norm_weight, cos, sin, cache, slots, norm_eps } = self;
+        let [latent, norm_weight, cos, sin, slots] = [latent, norm_weight, cos, sin, slots].map(contiguous);
+        Self { latent, norm_weight, cos, sin, cache: own(contiguous(cache)), slots, norm_eps }
+    }
+
+    /// What [`launch_turned`] takes.
+    fn rows(&self) -> LatentRows {
+        let Self { latent, norm_weight: weight, cos, sin, cache, slots, norm_eps: eps } = self;
+        let ([pages, page_size, cache_width], [_, pairs]) = (dims(cache), dims(cos));
+        let (slot_count, eps) = (pages * page_size, *eps);
+        buffers!(latent, weight, cos, sin, slots, cache => LatentRows {
+            latent, weight, cos, sin, slots, cache, cache_width, pairs, slot_count, eps,
+        })
+    }
+}

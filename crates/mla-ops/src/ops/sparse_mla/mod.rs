@@ -1,0 +1,167 @@
+//! [`sparse_mla`]: attention of each query token over rows that are named one by one.
+
+mod checks;
+mod compact_slots;
+mod parts;
+#[cfg(feature = "flex")]
+mod reference;
+
+pub use self::parts::{SparseParts, sparse_mla_parts};
+
+use burn::tensor::{DType, Int, Tensor, activation::sigmoid};
+
+use self::compact_slots::compact_slots;
+use super::merge_state::{MergeStateArgs, merge_state};
+use super::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaQuery, mla_decode};
+use crate::batch_invariant::is_batch_invariant;
+#[cfg(feature = "flex")]
+use crate::independent::is_flex;
+use crate::{MlaError, Splits};
+
+const OP: &str = "sparse_mla";
+
+/// Numbers of the results of query tokens that are computed together, at most: their parts are f32, in a buffer of 256 MiB.
+const MAX_RESULTS: usize = 1 << 26;
+
+/// Rows of a split where the result of a token must not depend on the batch.
+const SPLIT_ROWS: usize = 1024;
+
+/// Rows, and which of them each query token sees.
+#[derive(Debug, Clone)]
+pub struct SparseScope {
+    /// `[P, S, D]` of the query's dtype; a row is a key, its first `Dv` channels are the value. On a GPU rows that are not
+    /// contiguous are copied in every call.
+    pub rows: Tensor<3>,
+    /// Slots `page * S + offset` i32 `[B, Sq, K]`; -1, anywhere, for none. A slot that is named twice counts twice.
+    pub indices: Tensor<3, Int>,
+    /// i32 `[B, Sq]`: only so many entries of a row of `indices` count, the others may hold anything. Absent: all.
+    pub lengths: Option<Tensor<2, Int>>,
+}
+
+/// Arguments of [`sparse_mla`].
+#[derive(Debug, Clone)]
+pub struct SparseMlaArgs {
+    /// The query `[B, Sq, H, D]`, f32, f16 or bf16.
+    pub q: Tensor<4>,
+    /// What it sees.
+    pub scope: SparseScope,
+    /// More that it sees, in another pool (DeepSeek-V4: the window's rows beside the compressed entries).
+    pub second: Option<SparseScope>,
+    /// f32 `[H]`: the logarithm of what joins the denominator of each head (DeepSeek-V4). -inf is the same as none.
+    pub sink: Option<Tensor<1>>,
+}
+
+/// Options of [`sparse_mla`].
+#[derive(Debug, Clone)]
+pub struct SparseMlaOptions {
+    /// `Dv`: how many leading channels of a row are the value.
+    pub value_width: usize,
+    /// The factor of the scores before the softmax.
+    pub softmax_scale: f32,
+}
+
+/// Attention of each query token over the rows that it is given (DeepSeek-V3.2, sparse attention; DeepSeek-V4).
+///
+/// Returns `out [B, Sq, H, Dv]` in the query's dtype and `lse` f32 `[B, Sq, H]`, the natural logarithm of the sum of
+/// `exp(score)` over all rows of both scopes, without the sink. The sink scales the output: `out * sigmoid(lse - sink)`. A
+/// query token that sees no row gives `out = 0` and `lse = -inf`. Rows that nobody names are not read.
+///
+/// On a GPU the slots of a query token are read like the page table of a sequence with pages of one row, by the kernels of
+/// [`mla_decode`](crate::mla_decode()).
+///
+/// # Errors
+/// Wrong shapes, dtypes or devices, or more than the device can do ([`MlaError::DeviceLimit`]): nothing is launched. Slots
+/// that are out of range are on the device; [`SparseMlaArgs::validate_device_inputs`] looks.
+pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Tensor<4>, Tensor<3>), MlaError> {
+    let check = args.check_tensors(OP)?;
+    args.check_options(&check, options)?;
+    if check.sees_values() {
+        args.validate_values(OP)?;
+    }
+    let [batch, query_len, heads, width] = args.q.dims();
+    let tokens = batch * query_len;
+    if tokens == 0 {
+        // Burn reshapes no tensor without elements.
+        let (out, device) = ([batch, query_len, heads, options.value_width], args.q.device());
+        return Ok((
+            Tensor::empty(out, (&device, args.q.dtype())),
+            Tensor::empty([batch, query_len, heads], (&device, DType::F32)),
+        ));
+    }
+    #[cfg(feature = "flex")]
+    if is_flex(check.device()) {
+        return Ok(reference::sparse_mla(args, options));
+    }
+    let q = args.q.reshape([tokens, 1, heads, width]);
+    let mut state = attend(q.clone(), args.scope, options)?;
+    if let Some(second) = args.second {
+        let (out_b, lse_b) = attend(q, second, options)?;
+        state = merge_state(MergeStateArgs { out_a: state.0, lse_a: state.1, out_b, lse_b })?;
+    }
+    let (mut out, lse) = state;
+    if let Some(sink) = args.sink {
+        // Where both are -inf the difference is no number, and the output is zero.
+        let share = sigmoid(lse.clone() - sink.unsqueeze());
+        let share = share.clone().mask_fill(share.is_nan(), 0.0);
+        out = out.clone() * share.unsqueeze_dim::<3>(2).cast(out.dtype());
+    }
+    Ok((out.reshape([batch, query_len, heads, options.value_width]), lse.reshape([batch, query_len, heads])))
+}
+
+/// q `[N, 1, H, D]` over one scope: out `[N, H, Dv]`, lse `[N, H]`.
+fn attend(q: Tensor<4>, scope: SparseScope, options: &SparseMlaOptions) -> Result<(Tensor<3>, Tensor<2>), MlaError> {
+    let ([tokens, _, heads, _], [pages, page_size, width]) = (q.dims(), scope.rows.dims());
+    let ([_, _, most], value_width) = (scope.indices.dims(), options.value_width);
+    if most == 0 {
+        let out = Tensor::zeros([tokens, heads, value_width], (&q.device(), q.dtype()));
+        return Ok((out, Tensor::full([tokens, heads], f32::NEG_INFINITY, (&q.device(), DType::F32))));
+    }
+    let (slots, counts) = scope.compact(tokens);
+    let kv_cache = scope.rows.reshape([pages * page_size, 1, width]);
+    let splits = if is_batch_invariant() { Splits::Tokens(SPLIT_ROWS) } else { Splits::Auto };
+    let decode =
+        MlaDecodeOptions { value_width, softmax_scale: options.softmax_scale, causal: false, splits, path: None };
+    let together = (MAX_RESULTS / (heads * value_width)).max(1);
+    let (mut outs, mut lses) = (Vec::new(), Vec::new());
+    for first in (0..tokens).step_by(together) {
+        let end = tokens.min(first + together);
+        let args = MlaDecodeArgs {
+            q: MlaQuery::Whole(q.clone().narrow(0, first, end - first)),
+            kv_cache: kv_cache.clone(),
+            page_table: slots.clone().narrow(0, first, end - first),
+            seq_lens: counts.clone().narrow(0, first, end - first),
+        };
+        let (out, lse) = mla_decode(args, &decode, None).map_err(own_error)?;
+        outs.push(out.reshape([end - first, heads, value_width]));
+        lses.push(lse.reshape([end - first, heads]));
+    }
+    Ok((Tensor::cat(outs, 0), Tensor::cat(lses, 0)))
+}
+
+/// A refusal of the decode step, in the words of this operation.
+fn own_error(error: MlaError) -> MlaError {
+    match error {
+        MlaError::DeviceLimit { argument, device, reason, .. } => {
+            let argument = match argument {
+                "kv_cache" => "rows",
+                "page_table" | "plan" | "splits" => "indices",
+                other => other,
+            };
+            MlaError::DeviceLimit { op: OP, argument, device, reason }
+        }
+        other => other,
+    }
+}
+
+impl SparseScope {
+    /// The slots of each of the `tokens` query tokens without gaps, i32 `[tokens, K]`, and how many there are, i32 `[tokens]`.
+    fn compact(&self, tokens: usize) -> (Tensor<2, Int>, Tensor<1, Int>) {
+        let [_, _, most] = self.indices.dims();
+        let indices: Tensor<2, Int> = self.indices.clone().reshape([tokens, most]);
+        let lengths = match &self.lengths {
+            Some(lengths) => lengths.clone().reshape([tokens]),
+            None => Tensor::full([tokens], most as i32, (&indices.device(), indices.dtype())),
+        };
+        compact_slots(indices, lengths)
+    }
+}

@@ -1,0 +1,169 @@
+//! [`sparse_mla_parts`]: sparse attention before the division by the sum of the weights.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::tensor::{DType, Tensor};
+
+use super::{SparseMlaArgs, SparseMlaOptions, SparseScope};
+use crate::MlaError;
+use crate::dispatch::tensors;
+#[cfg(feature = "flex")]
+use crate::independent::is_flex;
+
+const OP: &str = "sparse_mla_parts";
+
+/// What [`sparse_mla_parts`] gives, in f32: `acc / row_sum` is the output of [`sparse_mla`](crate::sparse_mla()), and
+/// `max + ln(row_sum)` its lse.
+#[derive(Debug, Clone)]
+pub struct SparseParts {
+    /// `[B, Sq, H, Dv]`: the sum of `exp(score - max) * value`; 0 without rows.
+    pub acc: Tensor<4>,
+    /// `[B, Sq, H]`: the largest score; -inf without rows.
+    pub max: Tensor<3>,
+    /// `[B, Sq, H]`: the sum of `exp(score - max)`; 0 without rows.
+    pub row_sum: Tensor<3>,
+}
+
+/// [`sparse_mla`](crate::sparse_mla()) before the division by the sum of the weights: for who continues the softmax over keys
+/// that are elsewhere. There must be no sink.
+///
+/// The general form, not the fast one: on a GPU a kernel of plain arithmetic reads the named rows once for every four heads. Two
+/// scopes are two launches, and some elementwise operations.
+///
+/// # Errors
+/// As [`sparse_mla`](crate::sparse_mla()); and a sink.
+pub fn sparse_mla_parts(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<SparseParts, MlaError> {
+    let check = args.check_tensors(OP)?;
+    args.check_options(&check, options)?;
+    check.value("sink", args.sink.is_none(), "a sink", || "none: it belongs to the quotient".into())?;
+    check.elements("q", &args.q)?;
+    check.elements("scope.rows", &args.scope.rows)?;
+    args.second.as_ref().map_or(Ok(()), |second| check.elements("second.rows", &second.rows))?;
+    let [batch, query_len, heads, _] = args.q.dims();
+    check.allocation("q", DType::F32, [batch, query_len, heads, options.value_width])?;
+    if check.sees_values() {
+        args.validate_values(OP)?;
+    }
+    #[cfg(feature = "flex")]
+    if is_flex(check.device()) {
+        let scopes = [Some(args.scope), args.second].into_iter().flatten().collect();
+        return Ok(super::reference::sparse_mla_parts(args.q, scopes, options));
+    }
+    let first = parts(args.q.clone(), args.scope, options);
+    Ok(args.second.into_iter().fold(first, |first, second| first.and(parts(args.q.clone(), second, options))))
+}
+
+/// Of one scope.
+fn parts(q: Tensor<4>, scope: SparseScope, options: &SparseMlaOptions) -> SparseParts {
+    let ([batch, query_len, heads, _], [_, _, most], device) = (q.dims(), scope.indices.dims(), q.device());
+    if most == 0 || batch * query_len == 0 {
+        let numbers = |value| Tensor::full([batch, query_len, heads], value, (&device, DType::F32));
+        let acc = Tensor::zeros([batch, query_len, heads, options.value_width], (&device, DType::F32));
+        return SparseParts { acc, max: numbers(f32::NEG_INFINITY), row_sum: numbers(0.0) };
+    }
+    let lengths = scope.lengths.unwrap_or_else(|| Tensor::full([batch, query_len], most as i32, (&device, DType::I32)));
+    let (acc, max, row_sum) = tensors(<Dispatch as SparsePartsBackend>::sparse_parts(
+        q.into_dispatch(),
+        scope.rows.into_dispatch(),
+        scope.indices.into_dispatch(),
+        lengths.into_dispatch(),
+        options.clone(),
+    ));
+    SparseParts { acc, max, row_sum }
+}
+
+impl SparseParts {
+    /// Those over the rows of both.
+    fn and(self, other: Self) -> Self {
+        let max = self.max.clone().max_pair(other.max.clone());
+        // The lowest finite number stands in for the maximum of parts without rows, whose sums are 0.
+        let [base, own, others] = [max.clone(), self.max, other.max].map(|max| max.clamp_min(f32::MIN));
+        let [own, others] = [own, others].map(|part| (part - base.clone()).exp());
+        Self {
+            acc: self.acc * own.clone().unsqueeze_dim::<4>(3) + other.acc * others.clone().unsqueeze_dim::<4>(3),
+            row_sum: self.row_sum * own + other.row_sum * others,
+            max,
+        }
+    }
+}
+
+#[backend_extension(
+    Cube: cfg(feature = "_gpu"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
+)]
+pub(crate) trait SparsePartsBackend: Backend {
+    /// [`sparse_mla_parts`] of one scope: acc, max, row_sum.
+    #[fusion(meta = |q, _rows, _indices, _lengths, options| {
+        let [batch, query_len, heads, _] = q.shape.dims();
+        let number = crate::fusion::spec([batch, query_len, heads], DType::F32);
+        (crate::fusion::spec([batch, query_len, heads, options.value_width], DType::F32), number.clone(), number)
+    })]
+    fn sparse_parts(
+        q: FloatTensor<Self>,
+        rows: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+        lengths: IntTensor<Self>,
+        options: SparseMlaOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+}
+
+#[cfg(feature = "_gpu")]
+mod cube {
+    use burn::tensor::DType;
+    use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+    use mla_kernels::sparse_parts::{SparsePartsArgs, launch};
+
+    use super::{SparseMlaOptions, SparsePartsBackend};
+    use crate::tensors::{buffers, contiguous, dims, elem, empty};
+
+    impl SparsePartsBackend for CubeBackend {
+        fn sparse_parts(
+            q: CubeTensor,
+            rows: CubeTensor,
+            indices: CubeTensor,
+            lengths: CubeTensor,
+            options: SparseMlaOptions,
+        ) -> (CubeTensor, CubeTensor, CubeTensor) {
+            let [q, rows, slots, lengths] = [q, rows, indices, lengths].map(contiguous);
+            let ([batch, query_len, heads, width], [pages, page_size, _]) = (dims(&q), dims(&rows));
+            let ([_, _, most], elem) = (dims(&slots), elem(&q));
+            let SparseMlaOptions { value_width, softmax_scale } = options;
+            let acc = empty(&q, [batch, query_len, heads, value_width], DType::F32);
+            let [max, row_sum] = [(); 2].map(|()| empty(&q, [batch, query_len, heads], DType::F32));
+            let (tokens, row_count) = (batch * query_len, pages * page_size);
+            let args = buffers!(q, rows, slots, lengths, acc, max, row_sum => SparsePartsArgs {
+                q, rows, slots, lengths, acc, max, row_sum,
+                tokens, heads, row_count, most, width, value_width, softmax_scale, elem,
+            });
+            launch(&q.client, args);
+            (acc, max, row_sum)
+        }
+    }
+}
+
+#[cfg(feature = "flex")]
+mod flex {
+    use burn::backend::{
+        Flex,
+        tensor::{FloatTensor, IntTensor},
+    };
+
+    use super::super::reference::sparse_mla_parts;
+    use super::{SparseMlaOptions, SparseParts, SparsePartsBackend, SparseScope};
+    use crate::reference::{IntoFlex, tensor};
+
+    impl SparsePartsBackend for Flex {
+        fn sparse_parts(
+            q: FloatTensor<Self>,
+            rows: FloatTensor<Self>,
+            indices: IntTensor<Self>,
+            lengths: IntTensor<Self>,
+            options: SparseMlaOptions,
+        ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+            let scope = SparseScope { rows: tensor(rows), indices: tensor(indices), lengths: Some(tensor(lengths)) };
+            let SparseParts { acc, max, row_sum } = sparse_mla_parts(tensor(q), vec![scope], &options);
+            (acc, max, row_sum).into_flex()
+        }
+    }
+}
