@@ -67,7 +67,7 @@ fn model_in_fp8_computes_in_bf16(#[values("v3-tiny", "v4-tiny")] fixture: &str) 
     });
 }
 
-/// A folder in FP8 is copied as it is, and turned into plain numbers.
+/// A folder in FP8 is copied as it is, and dequantised.
 #[rstest]
 fn model_in_fp8_is_converted_again(#[values("v3-tiny", "v4-tiny")] fixture: &str) {
     let name = format!("tests/fixtures/{fixture}");

@@ -1,4 +1,4 @@
-//! Models without a checkpoint, whose weights are drawn on the device.
+//! Models without a checkpoint, with random weights.
 
 use burn::tensor::{DType, Device, FloatDType};
 use burn_mla::model::{DeepseekModel, ModelConfig};

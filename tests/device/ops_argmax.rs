@@ -35,7 +35,7 @@ fn ops_argmax(#[values([1, 102400], [3, 129280], [70, 257], [2, 7], [5, 1], [0, 
     });
 }
 
-/// Equal numbers, and such that are none, at the borders between units and between their turns.
+/// Equal numbers, and such that are none, at the borders between units and between their iterations.
 #[test]
 fn ops_argmax_of_ties_and_of_what_is_no_number() {
     // Few units and many.

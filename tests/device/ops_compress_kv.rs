@@ -34,7 +34,7 @@ struct Case {
     bias: Vec<f64>,
     /// `[d]`.
     norm: Vec<f64>,
-    /// The block of the state of each sequence; others are nobody's.
+    /// The block of the state of each sequence; the others are no sequence's.
     blocks: Vec<usize>,
 }
 

@@ -92,7 +92,7 @@ fn ops_errors_lightning_index_values() {
             let validated = args.validate_device_inputs();
             assert_values_refused(device, validated, || lightning_index(args, &OPTIONS), argument);
         };
-        args(device).validate_device_inputs().expect("legal: the last page is nobody's");
+        args(device).validate_device_inputs().expect("legal: the last page is no sequence's");
         values("visible", |it, device| it.visible = ints(&[15, 17, 0, 6, 7, 8], [2, 3], device));
         values("visible", |it, device| it.visible = ints(&[15, 16, -1, 6, 7, 8], [2, 3], device));
         values("page_table", |it, device| it.visible = ints(&[15, 16, 0, 6, 7, 9], [2, 3], device));

@@ -186,7 +186,7 @@ fn ops_errors_vertical_slash_attention_values() {
         values("index.column_index", |it, device| {
             it.index.column_index = ints(&[-1, -1, -1].repeat(16), [2, 4, 2, 3], device);
         });
-        // What is behind the counts, and the second row of a sequence of three queries, are nobody's.
+        // What is behind the counts, and the second row of a sequence of three queries, are not used.
         let mut args = attention_args(device);
         args.index.block_count = ints(&[2, 2, 2, 2, 2, 2, 2, 2, 2, 9, 2, 9, 2, 9, 2, 9], [2, 4, 2], device);
         args.validate_device_inputs().expect("legal");

@@ -205,7 +205,7 @@ fn ops_lightning_index_of_no_visible_key() {
     for_each_dtype(|device, dtype| Case::new(&[&[0, 0], &[0, 0]], 8, 32, 5, dtype).check(device));
 }
 
-/// Scores below zero, and of a scale that turns them around: what is 0 is then -0 or +0, and these are equal.
+/// Scores below zero, and of a negative scale: what is 0 is then -0 or +0, and these are equal.
 #[rstest]
 fn ops_lightning_index_signs(#[values(-0.5, 0.0, -0.0, 2.0)] scale: f32, #[values(-1.0, 1.0)] sign: f64) {
     for_each_device(|device| {

@@ -23,7 +23,7 @@ const ALL_ROWS: usize = 1 << 16;
 /// Rows that are compared otherwise, beside the first and last one of each sequence.
 const SOME_ROWS: usize = 32;
 
-/// The sizes that shapes are drawn up to.
+/// The upper bounds of random shapes.
 struct Bounds {
     batch: usize,
     heads: usize,

@@ -7,27 +7,27 @@ use crate::{ModelError, Result};
 
 /// How the next token is chosen.
 ///
-/// The steps come in the order of transformers and vLLM: repetition penalty, temperature, top-k, top-p, min-p, then a draw
-/// among the tokens that are left. `temperature` 0 takes the likeliest token after the penalty.
+/// The steps come in the order of transformers and vLLM: repetition penalty, temperature, top-k, top-p, min-p, then one
+/// of the tokens left is sampled. `temperature` 0 is greedy: the most probable token after the penalty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
     /// Divides the logits; 0 is greedy. At least 0.
     pub temperature: f32,
-    /// Keeps this many of the likeliest tokens (ties go to the lower id); `None` keeps all. At least 1.
+    /// Keeps this many of the most probable tokens (ties go to the lower id); `None` keeps all. At least 1.
     pub top_k: Option<usize>,
-    /// Keeps the fewest likeliest tokens whose probabilities reach this sum; 1 keeps all. In (0, 1].
+    /// Keeps the fewest most probable tokens whose probabilities reach this sum; 1 keeps all. In (0, 1].
     pub top_p: f32,
-    /// Keeps tokens at least this likely relative to the likeliest one; 0 keeps all. In [0, 1].
+    /// Keeps tokens whose probability is at least this fraction of the largest one; 0 keeps all. In [0, 1].
     pub min_p: f32,
     /// Divides positive logits, and multiplies negative ones, of tokens already seen (CTRL, arXiv 1909.05858, 4.1); 1 is
     /// off. Above 0.
     pub repetition_penalty: f32,
-    /// Seed of the draws: equal seeds and logits give equal tokens.
+    /// Seed of the sampling: equal seeds and logits give equal tokens.
     pub seed: u64,
 }
 
 impl SamplingParams {
-    /// Always the likeliest token, no penalty.
+    /// Greedy: always the most probable token, no penalty.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 }
     }
@@ -64,13 +64,13 @@ impl SamplingParams {
         )
     }
 
-    /// Whether the next token is the likeliest one as the model has it.
+    /// Whether the next token is the argmax of the model's logits.
     pub(crate) fn takes_likeliest(&self) -> bool {
         self.temperature == 0.0 && self.repetition_penalty == 1.0
     }
 }
 
-/// Draws the tokens of one sequence.
+/// Samples the tokens of one sequence.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplingParams,
@@ -78,7 +78,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler whose draws start at `params.seed`.
+    /// A sampler seeded with `params.seed`.
     ///
     /// # Errors
     /// Those of [`SamplingParams::validate`].
@@ -88,7 +88,7 @@ impl Sampler {
         Ok(Self { params, rng })
     }
 
-    /// How tokens are drawn.
+    /// The sampling parameters.
     pub(crate) fn params(&self) -> &SamplingParams {
         &self.params
     }
@@ -157,7 +157,7 @@ pub(crate) fn no_finite_logit(vocab: usize) -> ModelError {
     )
 }
 
-/// The tokens that top-k, top-p and min-p leave, likeliest first, with weights relative to the likeliest one's 1.
+/// The tokens that top-k, top-p and min-p leave, most probable first, with weights relative to the first one's 1.
 fn kept_tokens(params: &SamplingParams, logits: &[f32], max: f32) -> Vec<(u32, f64)> {
     let temperature = f64::from(params.temperature);
     // The maximum is subtracted before the division: a tiny temperature then underflows to 0 and never overflows.
@@ -195,7 +195,7 @@ mod tests {
         SamplingParams { temperature, ..SamplingParams::greedy() }
     }
 
-    fn draw(params: SamplingParams, logits: &[f32]) -> u32 {
+    fn sample(params: SamplingParams, logits: &[f32]) -> u32 {
         Sampler::new(params).unwrap().sample(&mut logits.to_vec(), &[]).unwrap()
     }
 
@@ -216,8 +216,8 @@ mod tests {
     fn nan_and_infinite_logits_do_not_disturb_the_choice() {
         let (nan, inf) = (f32::NAN, f32::INFINITY);
         for temperature in [0.0, 1e-30, 1.0] {
-            assert_eq!(draw(warm(temperature), &[nan, -inf, 3.0, nan]), 2);
-            assert_eq!(draw(warm(temperature), &[1.0, inf, nan, 3.0]), 1);
+            assert_eq!(sample(warm(temperature), &[nan, -inf, 3.0, nan]), 2);
+            assert_eq!(sample(warm(temperature), &[1.0, inf, nan, 3.0]), 1);
             for dead in [&[][..], &[nan, nan], &[-inf]] {
                 let mut sampler = Sampler::new(warm(temperature)).unwrap();
                 let message = sampler.sample(&mut dead.to_vec(), &[]).unwrap_err().to_string();
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn greedy_ties_go_to_the_lower_id() {
-        assert_eq!(draw(SamplingParams::greedy(), &[1.0, 5.0, 5.0, 5.0]), 1);
+        assert_eq!(sample(SamplingParams::greedy(), &[1.0, 5.0, 5.0, 5.0]), 1);
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn draws_follow_the_probabilities() {
-        // Probabilities 1/2, 1/4, 1/4; 20000 draws have a standard deviation of at most 0.0036.
+        // Probabilities 1/2, 1/4, 1/4; 20000 samples have a standard deviation of at most 0.0036.
         let logits = [2f32.ln(), 0.0, 0.0];
         let mut sampler = Sampler::new(warm(1.0)).unwrap();
         let mut counts = [0u32; 3];
@@ -273,11 +273,11 @@ mod tests {
     proptest! {
         #[test]
         fn narrow_options_are_greedy(logits in distinct_logits(), seed: u64) {
-            let expected = draw(SamplingParams::greedy(), &logits);
+            let expected = sample(SamplingParams::greedy(), &logits);
             let base = SamplingParams { seed, ..warm(1.3) };
-            prop_assert_eq!(draw(SamplingParams { top_k: Some(1), ..base.clone() }, &logits), expected);
-            prop_assert_eq!(draw(SamplingParams { min_p: 1.0, ..base.clone() }, &logits), expected);
-            prop_assert_eq!(draw(SamplingParams { top_p: 1e-6, ..base }, &logits), expected);
+            prop_assert_eq!(sample(SamplingParams { top_k: Some(1), ..base.clone() }, &logits), expected);
+            prop_assert_eq!(sample(SamplingParams { min_p: 1.0, ..base.clone() }, &logits), expected);
+            prop_assert_eq!(sample(SamplingParams { top_p: 1e-6, ..base }, &logits), expected);
         }
 
         #[test]

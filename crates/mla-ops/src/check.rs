@@ -125,7 +125,7 @@ impl Check {
         Err(MlaError::Value { op: self.op, argument, actual: actual.to_string(), expected: expected() })
     }
 
-    /// A tensor that nobody else has a handle of: it is about to be written.
+    /// A tensor without another handle: it is about to be written.
     pub(crate) fn only_handle<const D: usize>(
         &self,
         argument: &'static str,

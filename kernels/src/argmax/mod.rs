@@ -1,4 +1,4 @@
-//! The place of the largest number of each row: the next token where nothing is drawn.
+//! The place of the largest number of each row: the next token of greedy decoding.
 //!
 //! A cube has a row. Each unit goes over its vectors in order, several loads at a time, and the best of all units is found in
 //! shared memory.

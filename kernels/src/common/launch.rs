@@ -84,7 +84,7 @@ pub(crate) fn or_dummy(client: &Client, buffer: BufferArg, len: usize) -> Buffer
     if len == 0 { dummy(client) } else { buffer }
 }
 
-/// A buffer that nobody looks at.
+/// A buffer that no kernel reads or writes.
 pub(crate) fn dummy(client: &Client) -> BufferArg {
     // SAFETY: the buffer is made here; one element of any type, or one vector load, fits into it.
     unsafe { BufferArg::from_raw_parts(client.empty(16), 1) }

@@ -59,7 +59,7 @@ pub struct CompressKvSizes {
     pub window: usize,
     /// d, channels of an entry, at least 1.
     pub width: usize,
-    /// Pairs of the last channels that turn, at most d / 2.
+    /// Pairs of the last channels that RoPE applies to, at most d / 2.
     pub pairs: usize,
     /// Whether an entry pools the window before its own, too.
     pub overlap: bool,
@@ -247,7 +247,7 @@ fn compress_kernel<E: Float, N: Size>(
     }
 }
 
-/// The entry times `scale` and the weight of each channel, with the last channels turned.
+/// The entry times `scale` and the weight of each channel, with RoPE applied to the last channels.
 #[cube]
 fn write_entry<E: Float>(
     entries: &mut [E],

@@ -25,15 +25,15 @@ pub struct NormRopeArgs {
     pub heads: usize,
     /// Channels of a head.
     pub width: usize,
-    /// Pairs of neighbours among the last channels that turn, at most `width / 2`.
+    /// Pairs of neighbours among the last channels that RoPE applies to, at most `width / 2`.
     pub pairs: usize,
     /// What comes before the rotation.
     pub norm: Norm,
-    /// Whether the norm is that of all channels, not of those alone that do not turn.
+    /// Whether the norm is that of all channels, not only of those without RoPE.
     pub norm_turned: bool,
     /// Added to the mean square in the norm.
     pub eps: f32,
-    /// Turn back.
+    /// Inverse RoPE.
     pub inverse: bool,
     /// f32, f16 or bf16.
     pub elem: ElemType,
@@ -136,7 +136,7 @@ fn norm_rope_kernel<E: Float, N: Size>(
     }
 }
 
-/// A head, how its norm scales it, and how it turns.
+/// A head, the scale of its norm, and its rotation.
 #[derive(CubeType)]
 pub(crate) struct Head {
     /// Its first vector.
@@ -144,10 +144,10 @@ pub(crate) struct Head {
     /// Its vectors that are normed: the first ones, or all.
     normed: usize,
     scale: f32,
-    /// Its channels that do not turn.
+    /// Its channels without RoPE.
     still: usize,
     /// The first pair of its token in the tables.
-    turn: usize,
+    rotation: usize,
     #[cube(comptime)]
     form: Form,
 }
@@ -191,10 +191,10 @@ impl Head {
             let mean = sum_of_row(squares, column, form) / f32::cast_from(normed * lanes);
             scale = 1.0 / (mean + eps).sqrt();
         }
-        Head { first, normed, scale, still, turn: row / heads * pairs, form }
+        Head { first, normed, scale, still, rotation: row / heads * pairs, form }
     }
 
-    /// A vector of the head, normed and turned.
+    /// A vector of the head, normed and rotated.
     pub(crate) fn values<E: Float, N: Size>(
         &self,
         x: &[Vector<E, N>],
@@ -211,14 +211,14 @@ impl Head {
             if comptime!(lanes == 1) {
                 let other = self.normed::<E, N>(x, weight, self.still + (first ^ 1)).extract(0usize);
                 let own = values.extract(0usize);
-                let pair = self.turn + first / 2;
+                let pair = self.rotation + first / 2;
                 let (c, s) = (cos[pair], angle_sine(sin[pair], self.form.inverse));
                 let odd = first % 2 == 1;
                 values.insert(0usize, own * c + other * select(odd, s, -s));
             } else {
                 #[unroll]
                 for i in 0..comptime!(lanes / 2) {
-                    let pair = self.turn + first / 2 + i;
+                    let pair = self.rotation + first / 2 + i;
                     let (c, s) = (cos[pair], angle_sine(sin[pair], self.form.inverse));
                     let (u, v) = (values.extract(comptime!(2 * i)), values.extract(comptime!(2 * i + 1)));
                     values.insert(comptime!(2 * i), u * c - v * s);

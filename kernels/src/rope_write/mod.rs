@@ -1,5 +1,5 @@
-//! What stands between the projections of multi-head latent attention and the attention: queries turn, latents are normed, their
-//! rotary keys turn, and both go into the paged cache.
+//! What stands between the projections of multi-head latent attention and the attention: RoPE of the queries, norm of the
+//! latents, RoPE of their rotary keys, and the write of both into the paged cache.
 //!
 //! The first cubes have rows of latents, which take longer, the others heads of queries.
 
@@ -22,7 +22,7 @@ pub struct RopeWriteArgs {
     pub sin: BufferArg,
     /// i32 `[tokens]`: the row of each token in the cache, -1 for none. No row occurs twice.
     pub slots: BufferArg,
-    /// E `[tokens, heads, width]`, written: the turned query.
+    /// E `[tokens, heads, width]`, written: the query with RoPE applied.
     pub q_out: BufferArg,
     /// E `[tokens, cache_width]`, written: what goes into the cache.
     pub latent_out: BufferArg,
@@ -36,7 +36,7 @@ pub struct RopeWriteArgs {
     pub width: usize,
     /// Channels of a row of the cache.
     pub cache_width: usize,
-    /// Pairs of neighbours among the last channels that turn, at most half of either width.
+    /// Pairs of neighbours among the last channels that RoPE applies to, at most half of either width.
     pub pairs: usize,
     /// Rows of the cache.
     pub slot_count: usize,

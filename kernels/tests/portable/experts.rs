@@ -309,7 +309,7 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
     let bytes = elem.size();
     let upload_pairs = || arg(&upload(client, &indices), pairs);
     let (order, middle) = (client.empty(4 * pairs), client.empty(bytes * pairs * WIDTH));
-    // Nobody may look at rows that nobody wrote.
+    // Rows that were not written must not be read.
     let rows = upload(client, &vec![E::of(f32::NAN); pairs * HIDDEN]);
     let out = client.empty(bytes * tokens * HIDDEN);
     for inputs in [HIDDEN, WIDTH] {

@@ -100,7 +100,7 @@ fn no_pages() {
     check(&batch, 0);
 }
 
-/// Rows and starts that nobody checked give -1, and the rest of the list stands.
+/// Unchecked rows and starts give -1, and the rest of the list stands.
 #[test]
 fn tokens_outside_the_map() {
     let mut batch = HostBatch::new(4, &[8, 9, 8, 7, 8]);

@@ -21,7 +21,7 @@ pub struct HostBatch {
 const NO_SLOT: i32 = 2_147_480_000;
 
 impl HostBatch {
-    /// Sequences of these lengths, starting at page 0, 1 and 2 by turns, whose pages are anywhere in the pool.
+    /// Sequences of these lengths, starting at page 0, 1 and 2 alternately, whose pages are anywhere in the pool.
     pub fn new(page_size: usize, seq_lens: &[i32]) -> Self {
         let starts: Vec<i32> = (0..seq_lens.len()).map(|b| (b % 3 * page_size) as i32).collect();
         let ends = seq_lens.iter().zip(&starts).map(|(len, start)| len + start);
@@ -29,7 +29,7 @@ impl HostBatch {
         let (batch, requests) = (seq_lens.len(), seq_lens.len() + 2);
         let page_of = random(5, requests * tokens);
         let mut req_to_token = vec![NO_SLOT; requests * tokens];
-        // Row `batch + 1 - b` belongs to sequence `b`: not the order of the batch, and rows 0 and 1 to nobody.
+        // Row `batch + 1 - b` belongs to sequence `b`: not the order of the batch, and rows 0 and 1 to none.
         let req_rows: Vec<i32> = (0..batch).map(|b| (batch + 1 - b) as i32).collect();
         for ((&row, &len), &start) in req_rows.iter().zip(seq_lens).zip(&starts) {
             for token in 0..(start + len.max(0)) as usize {
@@ -112,7 +112,7 @@ fn tables_wider_than_the_map() {
     check(&HostBatch::new(1 << 20, &[3, 1 << 20]), 5000);
 }
 
-/// Rows, starts and lengths that nobody checked name no token, and nothing else is read for them.
+/// Unchecked rows, starts and lengths name no token, and nothing else is read for them.
 #[test]
 fn tokens_outside_the_map() {
     let mut batch = HostBatch::new(4, &[8, 8, 8, 8, 8, 8]);

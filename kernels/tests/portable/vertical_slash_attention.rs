@@ -295,7 +295,7 @@ fn softcaps(#[values(0.3, 5.0, 50.0)] softcap: f32) {
     case.check(1e-5);
 }
 
-/// Counts and bounds that nobody checked are taken as in range, and keys before the first are none.
+/// Unchecked counts and bounds are taken as in range, and keys before the first are none.
 #[test]
 fn values_out_of_range() {
     let mut case = Case::<f32>::new(&[(70, 90), (10, 20)], [2, 2], [8, 8], false, false);

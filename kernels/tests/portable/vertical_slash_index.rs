@@ -191,7 +191,7 @@ fn any_block_sizes(
     Case::new(LENGTHS, 2, [20, 11], size, causal).check();
 }
 
-/// Heads that use fewer entries than there are; counts that nobody checked are taken as in range.
+/// Heads that use fewer entries than there are; unchecked counts are taken as in range.
 #[test]
 fn counts_of_heads() {
     let mut case = Case::new(LENGTHS, 4, [20, 11], [16, 16], true);

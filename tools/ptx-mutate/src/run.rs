@@ -53,7 +53,7 @@ pub struct Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kill {
-    /// Accesses without an order between them, or asynchronous ones that nobody waited for.
+    /// Accesses without an order between them, or asynchronous ones without a wait.
     Order,
     /// No warp could go on.
     Deadlock,

@@ -253,7 +253,7 @@ pub enum Fault {
         /// What is wrong.
         problem: String,
     },
-    /// An operation on an mbarrier that nobody initialised, or that breaks its count.
+    /// An operation on an mbarrier that is not initialised, or that breaks its count.
     #[error("mbarrier at {address:#x}: {problem}")]
     Mbarrier {
         /// Address of the barrier.

@@ -15,7 +15,7 @@ pub(crate) const LOCAL_WINDOW: u64 = 0x0000_3000_0000_0000;
 pub(crate) const VARIABLES: u64 = 0x0000_4000_0000_0000;
 /// Where the first allocation starts.
 const GLOBAL_BASE: u64 = 0x0000_7000_0000_0000;
-/// Bytes between allocations that belong to nobody.
+/// Bytes between allocations.
 const GAP: u64 = 1 << 20;
 /// Freed allocations that error messages can still name.
 const MOST_FREED: usize = 4096;
@@ -98,7 +98,7 @@ impl Memory {
         let end = address.checked_add(size).ok_or_else(|| bad("it ends past the last address"))?;
         let windows = [SHARED_WINDOW, PARAM_WINDOW, LOCAL_WINDOW, VARIABLES].map(|start| start..start + (1 << 44));
         if address == 0 || windows.iter().any(|w| address < w.end && end > w.start) {
-            return Err(bad("the addresses belong to another state space or to nobody"));
+            return Err(bad("the addresses belong to another state space or to no allocation"));
         }
         self.allocations.retain(|a| !a.freed || a.end() <= address || a.base >= end.max(address + 1));
         if self.allocations.iter().any(|a| a.base < end.max(address + 1) && address < a.end().max(a.base + 1)) {

@@ -167,7 +167,7 @@ fn every_seed_shows_a_missing_barrier() {
     assert!(late > 0 && early > 0 && late + early == faults.len(), "{late} and {early} of {}", faults.len());
 }
 
-/// A copy that nobody waited for cannot be read, even over bytes that were readable before.
+/// A copy without a wait cannot be read, even over bytes that were readable before.
 #[rstest]
 #[case("cp.async.wait_group 0;", false)]
 #[case("cp.async.wait_group 1;", true)]

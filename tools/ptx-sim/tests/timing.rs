@@ -23,8 +23,8 @@ fn run(threads: u32, body: &str, rates: Option<&Rates>, seed: u64) -> Stats {
     launch.run(&memory).unwrap()
 }
 
-/// Cycles of `n` more turns of a loop.
-fn turns(threads: u32, rates: &Rates, (start, body): (&str, &str), n: u64) -> f64 {
+/// Cycles of `n` more iterations of a loop.
+fn iterations(threads: u32, rates: &Rates, (start, body): (&str, &str), n: u64) -> f64 {
     let of = |count: u64| {
         let head =
             format!("{start} mov.u32 %r2, 0;\nLOOP: {body}\nadd.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, {count};\n");
@@ -43,7 +43,7 @@ const MANY: u64 = 32;
 fn dependent_arithmetic_takes_its_latency() {
     let body = "fma.rn.f32 %f1, %f1, %f1, %f1;".repeat(100);
     assert_close(
-        turns(32, &H200, ("mov.f32 %f1, 0f3F800000;", &body), MANY),
+        iterations(32, &H200, ("mov.f32 %f1, 0f3F800000;", &body), MANY),
         MANY as f64 * 100.0 * H200.latency.arithmetic,
     );
 }
@@ -54,14 +54,14 @@ fn dependent_arithmetic_takes_its_latency() {
 #[case(512, 4.0)]
 fn independent_arithmetic_takes_its_issue(#[case] threads: u32, #[case] warps: f64) {
     let body: String = (0..400).map(|i| format!("fma.rn.f32 %f{}, %f2, %f2, %f2;", 3 + i % 30)).collect();
-    assert_close(turns(threads, &H200, ("mov.f32 %f2, 0f3F800000;", &body), MANY), MANY as f64 * 400.0 * warps);
+    assert_close(iterations(threads, &H200, ("mov.f32 %f2, 0f3F800000;", &body), MANY), MANY as f64 * 400.0 * warps);
 }
 
 #[test]
 fn exponentials_take_their_unit() {
     let body: String = (0..100).map(|i| format!("ex2.approx.ftz.f32 %f{}, %f2;", 3 + i % 30)).collect();
     let expected = MANY as f64 * 100.0 * 128.0 / H200.lanes.special;
-    assert_close(turns(128, &H200, ("mov.f32 %f2, 0f3F800000;", &body), MANY), expected);
+    assert_close(iterations(128, &H200, ("mov.f32 %f2, 0f3F800000;", &body), MANY), expected);
 }
 
 /// A lane every 128 bytes: all lanes meet in one bank.
@@ -72,7 +72,7 @@ fn stores_take_shared_memory(#[case] stride: u32, #[case] cycles: f64) {
     let start = format!("mul.lo.u32 %r3, %r1, {stride}; and.b32 %r3, %r3, 4095; add.u32 %r3, %r3, buf;");
     let body = "st.shared.b32 [%r3], %r1;".repeat(400);
     let expected = MANY as f64 * 400.0 * cycles;
-    assert_close(turns(32, &H200, (&start, &body), MANY), expected);
+    assert_close(iterations(32, &H200, (&start, &body), MANY), expected);
 }
 
 /// Independent loads of new lines take the bandwidth, dependent ones the latency.
@@ -81,14 +81,14 @@ fn loads_take_the_bandwidth_or_the_latency() {
     let rates = Rates { load_bytes: 8.0, ..H200 };
     let start = "mul.wide.u32 %rd2, %r1, 16; add.s64 %rd2, %rd2, %rd1;";
     let load = "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd2]; add.s64 %rd2, %rd2, 2048;";
-    assert_close(turns(128, &rates, (start, load), 200), 200.0 * 2048.0 / 8.0);
+    assert_close(iterations(128, &rates, (start, load), 200), 200.0 * 2048.0 / 8.0);
     let chase = "ld.global.u64 %rd3, [%rd2]; add.s64 %rd2, %rd2, %rd3; add.s64 %rd2, %rd2, 2048;";
     // An addition in 64 bits each.
     let each = H200.latency.memory + 2.0 * H200.latency.arithmetic;
-    assert_close(turns(32, &H200, ("mov.u64 %rd2, %rd1;", chase), 200), 200.0 * each);
+    assert_close(iterations(32, &H200, ("mov.u64 %rd2, %rd1;", chase), 200), 200.0 * each);
 }
 
-/// A copy of 4096 bytes arrives for each turn of a chain, two under way at a time: the slower of the two counts.
+/// A copy of 4096 bytes arrives for each iteration of a chain, two under way at a time: the slower of the two counts.
 #[rstest]
 #[case(4.0, 10)]
 #[case(64.0, 400)]
@@ -121,7 +121,7 @@ fn a_ring_takes_the_slower_side(#[case] load_bytes: f64, #[case] chain: usize) {
     };
     let (copy, work) = (4096.0 / load_bytes, chain as f64 * rates.latency.arithmetic);
     let found = (of(66) - of(16)) / 50.0;
-    // Waits, arrivals and the turn itself come on top of the work, not of the copies.
+    // Waits, arrivals and the iteration itself come on top of the work, not of the copies.
     assert!(
         found >= copy.max(work) * 0.99 && found <= copy.max(work + 120.0) * 1.02,
         "{found}: copy {copy}, work {work}"
@@ -149,7 +149,7 @@ fn products_take_the_tensor_cores(#[case] threads: u32, #[case] registers: usize
         "mov.u64 %rd5, {}; setp.eq.u32 %p2, %r1, %r1; fence.proxy.async.shared::cta; bar.sync 0;",
         (128u64 >> 4) << 32 | (128u64 >> 4) << 16 | 64
     );
-    let found = turns(threads, &H200, (&start, &body), 4) / (4.0 * 40.0);
+    let found = iterations(threads, &H200, (&start, &body), 4) / (4.0 * 40.0);
     assert!(found >= cycles && found <= cycles * 1.15, "{found} cycles, expected {cycles}");
 }
 

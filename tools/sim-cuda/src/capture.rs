@@ -78,7 +78,7 @@ impl Captures {
     /// # Errors
     /// [`Code::CaptureUnsupported`] of the default streams, [`Code::IllegalState`] of one that captures already.
     pub fn begin(&mut self, stream: usize, mode: Mode) -> Result<(), Code> {
-        // `CU_STREAM_LEGACY` is 1; of the handle 0 nobody knows whether it means that one or the thread's own.
+        // `CU_STREAM_LEGACY` is 1; of the handle 0 it is not known whether it means that one or the thread's own.
         if stream <= 1 {
             return Err(Code::CaptureUnsupported);
         }

@@ -32,7 +32,7 @@ impl Limits {
     }
 }
 
-/// The value of a `CUdevice_attribute`; none for those that nobody asks for.
+/// The value of a `CUdevice_attribute`; none for those that CubeCL does not query.
 pub fn attribute(config: &Config, attribute: u32) -> Option<i32> {
     let limits = Limits::of(config.arch);
     let value = match attribute {

@@ -238,7 +238,7 @@ impl Gpu {
     fn free_allocations(&mut self, nodes: &[Node]) {
         for node in nodes {
             if let Work::Alloc { address } = node.work {
-                // Nobody else can have freed it.
+                // Nothing else can have freed it.
                 let _ = self.free(address);
             }
         }

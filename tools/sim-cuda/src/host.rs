@@ -45,7 +45,7 @@ impl Pinned {
     /// [`Code::InvalidValue`] unless [`alloc`](Self::alloc) gave the address.
     pub fn free(&mut self, address: *mut c_void) -> Result<(), Code> {
         let (layout, _) = self.allocations.remove(&(address as usize)).ok_or(Code::InvalidValue)?;
-        // SAFETY: it was allocated with this layout, and nobody freed it.
+        // SAFETY: it was allocated with this layout, and it is not freed.
         unsafe { dealloc(address.cast(), layout) };
         Ok(())
     }

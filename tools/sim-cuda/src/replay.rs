@@ -33,7 +33,7 @@ impl Issue {
 #[derive(Debug, Default)]
 struct Captured {
     issues: Vec<Issue>,
-    /// There was work that nobody knows.
+    /// There was unknown work.
     partial: bool,
 }
 
@@ -78,7 +78,7 @@ impl RealGraphs {
     }
 
     fn issued(&mut self, issue: Option<Issue>) {
-        // Of several captures nobody knows which one got it.
+        // Of several captures it is not known which one got it.
         let partial = issue.is_none() || self.captures.len() > 1;
         for captured in self.captures.values_mut() {
             captured.partial |= partial;

@@ -18,7 +18,7 @@ pub enum FinishReason {
     MaxPositions,
     /// The cache is too small for another token; the text up to there is kept.
     OutOfCache(CacheError),
-    /// No token can be drawn, for this reason: the model has computed no finite logit. The text up to there is kept.
+    /// No token can be sampled, for this reason: the model has computed no finite logit. The text up to there is kept.
     Failed(String),
     /// Somebody lost interest; the text up to there is kept.
     Cancelled,

@@ -59,7 +59,7 @@ impl HyperConnection {
         (collapse(x, pre).cast(dtype), Mixing { post: post.reshape([tokens, n, 1]), comb })
     }
 
-    /// Sinkhorn-Knopp: rows and columns are normalised in turn. The softmax is the first of the rows, columns come last.
+    /// Sinkhorn-Knopp: rows and columns are normalised alternately. The softmax is the first of the rows, columns come last.
     fn doubly_stochastic(&self, logits: Tensor<3>) -> Tensor<3> {
         let mut comb = activation::softmax(logits, 2) + self.eps;
         comb = comb.clone() / (comb.sum_dim(1) + self.eps);

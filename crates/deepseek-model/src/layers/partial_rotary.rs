@@ -4,7 +4,7 @@ use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope};
 use crate::Result;
 use crate::config::RopeConfig;
 
-/// Rotary embedding of the trailing channels of a head (DeepSeek-V4): `(2i, 2i + 1)` of them turn together.
+/// Rotary embedding of the trailing channels of a head (DeepSeek-V4): in pairs `(2i, 2i + 1)`.
 #[derive(Debug, Clone)]
 pub(crate) struct PartialRotary {
     rope: RopeConfig,
@@ -42,22 +42,28 @@ impl PartialRotary {
 }
 
 impl PartialRotation {
-    /// Turns the trailing channels of `[N, heads, d]`; all channels keep their places.
+    /// Applies RoPE to the trailing channels of `[N, heads, d]`; all channels keep their places.
     pub(crate) fn apply(&self, x: Tensor<3>) -> Result<Tensor<3>> {
-        self.turn(x, None, None, false)
+        self.rotate(x, None, None, false)
     }
 
-    /// Turns them back: the values that attention adds up are turned keys.
+    /// Applies the inverse RoPE: the values that attention sums are keys with RoPE applied.
     pub(crate) fn invert(&self, x: Tensor<3>) -> Result<Tensor<3>> {
-        self.turn(x, None, None, true)
+        self.rotate(x, None, None, true)
     }
 
-    /// Norms each head, with a weight f32 `[d]` if there is one, and turns it.
+    /// Norms each head, with a weight f32 `[d]` if there is one, and applies RoPE.
     pub(crate) fn norm_and_apply(&self, x: Tensor<3>, weight: Option<Tensor<1>>, eps: f64) -> Result<Tensor<3>> {
-        self.turn(x, weight, Some(eps as f32), false)
+        self.rotate(x, weight, Some(eps as f32), false)
     }
 
-    fn turn(&self, x: Tensor<3>, weight: Option<Tensor<1>>, norm_eps: Option<f32>, inverse: bool) -> Result<Tensor<3>> {
+    fn rotate(
+        &self,
+        x: Tensor<3>,
+        weight: Option<Tensor<1>>,
+        norm_eps: Option<f32>,
+        inverse: bool,
+    ) -> Result<Tensor<3>> {
         let options = NormRopeOptions { norm_eps, norm_turned: true, inverse };
         Ok(norm_rope(NormRopeArgs { x, weight, cos: self.cos.clone(), sin: self.sin.clone() }, &options)?)
     }

@@ -36,7 +36,7 @@ impl StepBuffers {
         Self { batch, max_pages, page_size, numbers, rotations: rotary.at(&positions, device) }
     }
 
-    /// Whether nobody else has a handle of the buffer, so that [`Self::fill`] stays in it.
+    /// Whether this is the only handle of the buffer, so that [`Self::fill`] stays in it.
     pub(crate) fn has_only_handles(&self) -> bool {
         self.numbers.can_mut()
     }
@@ -67,7 +67,7 @@ impl StepBuffers {
     }
 
     /// Puts tokens that are still on the device, i32 `[n]`, in the place of those of the first requests. Where there is none
-    /// (-1), nobody looks at what follows.
+    /// (-1), what follows is not read.
     pub(crate) fn feed(&mut self, ids: Tensor<1, Int>) {
         let [len] = ids.dims();
         // The embedding has to be read within its bounds: 1 is a token, too.

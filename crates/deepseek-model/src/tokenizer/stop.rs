@@ -2,7 +2,7 @@
 
 use crate::{ModelError, Result};
 
-/// Searches streamed text for the first string of a set, and holds back text that may turn out to be the beginning of one.
+/// Searches streamed text for the first string of a set, and holds back text that may be the beginning of one.
 ///
 /// The string that is complete first ends the text, whatever pieces the text comes in; of several that end at the same
 /// character, the longest.

@@ -34,13 +34,13 @@ pub(super) fn seed_of(seed: u64, name: &str) -> u64 {
     name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Numbers that are drawn at a time.
+/// Random numbers per call.
 const CHUNK: usize = 1 << 28;
 
-/// Devices have one state for all who draw.
-static DRAWING: Mutex<()> = Mutex::new(());
+/// A device has one generator for all threads.
+static GENERATOR: Mutex<()> = Mutex::new(());
 
-/// A tensor of matrices or vectors `each` below one another, drawn on the device.
+/// A tensor of matrices or vectors `each` below one another, initialised at random on the device.
 pub(super) fn tensor<const D: usize>(
     seed: u64,
     name: &str,
@@ -53,7 +53,7 @@ pub(super) fn tensor<const D: usize>(
     match Initial::of(name, each) {
         Initial::Constant(value) => Tensor::full(shape, value, options),
         Initial::Uniform { bound } => {
-            let _drawing = DRAWING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let _generator = GENERATOR.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             device.seed(seed_of(seed, name));
             let distribution = Distribution::Uniform(f64::from(-bound), f64::from(bound));
             flat(shape.iter().product(), |len| Tensor::random([len], distribution, options)).reshape(shape)
@@ -61,16 +61,16 @@ pub(super) fn tensor<const D: usize>(
     }
 }
 
-/// So many numbers one after the other: GPUs pad the rows of matrices, and do not draw billions of numbers at a time.
-fn flat(len: usize, draw: impl Fn(usize) -> Tensor<1>) -> Tensor<1> {
+/// So many numbers one after the other: GPUs pad the rows of matrices, and do not generate billions of numbers per call.
+fn flat(len: usize, random: impl Fn(usize) -> Tensor<1>) -> Tensor<1> {
     if len <= CHUNK {
-        return draw(len);
+        return random(len);
     }
-    let first = draw(CHUNK);
+    let first = random(CHUNK);
     let mut all = Tensor::empty([len], (&first.device(), first.dtype())).slice_assign(s![..CHUNK], first);
     for start in (CHUNK..len).step_by(CHUNK) {
         let end = len.min(start + CHUNK);
-        all = all.slice_assign(s![start..end], draw(end - start));
+        all = all.slice_assign(s![start..end], random(end - start));
     }
     all
 }

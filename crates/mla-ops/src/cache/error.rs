@@ -16,7 +16,7 @@ pub enum CacheError {
     OutOfPages {
         /// Pages that the call needs.
         needed: usize,
-        /// Pages that nobody holds.
+        /// Free pages.
         free: usize,
         /// Pages of the cache.
         total: usize,
@@ -45,7 +45,7 @@ pub enum CacheError {
         /// Tokens it may have.
         max: usize,
     },
-    /// A page that nobody holds, or that does not exist, was retained or released.
+    /// A page that is free, or that does not exist, was retained or released.
     #[error("page {page} is not allocated; only pages that `allocate` gave out can be retained or released")]
     NotAllocated {
         /// The page.

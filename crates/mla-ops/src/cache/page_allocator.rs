@@ -74,7 +74,7 @@ impl PageAllocator {
         Ok(())
     }
 
-    /// Pages that nobody holds.
+    /// Free pages.
     pub fn free_pages(&self) -> usize {
         self.free.len()
     }

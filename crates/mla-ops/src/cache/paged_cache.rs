@@ -72,7 +72,7 @@ struct Request {
 ///
 /// [`Self::append`] makes room and says in which slots the rows of the new tokens belong; the caller writes them, into every
 /// pool, before it forks the request or appends again. [`Self::fork`] shares pages between requests; a shared page that is
-/// partly filled is copied when one of its holders appends (copy-on-write), so nobody writes what another request reads.
+/// partly filled is copied when one of its holders appends (copy-on-write), so that no request writes what another one reads.
 ///
 /// Writes are in place as long as the cache owns the only handle of a buffer. So drop what [`Self::pool`] returned before the
 /// next append, and what [`Self::req_to_token`] returned before its next call: a handle that stays alive makes a copy necessary
@@ -216,7 +216,7 @@ impl PagedCache {
         Ok(self.insert(Request { row, len, pages: pages.to_vec() }))
     }
 
-    /// Ends a request. Pages that nobody else holds are free again.
+    /// Ends a request. Pages that no other request holds are free again.
     ///
     /// # Errors
     /// [`CacheError::UnknownRequest`], also for a request that was freed before.
@@ -266,7 +266,7 @@ impl PagedCache {
         self.allocator.ref_count(page)
     }
 
-    /// Pages that nobody holds.
+    /// Free pages.
     pub fn free_pages(&self) -> usize {
         self.allocator.free_pages()
     }

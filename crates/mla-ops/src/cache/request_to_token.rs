@@ -10,7 +10,7 @@ const OP: &str = "RequestToToken";
 /// `req_to_token`: an i32 tensor `[R, T]` whose entry (row, position) is the slot (`page * page_size + offset`) of that token.
 ///
 /// A request owns one row. Entries past a request's length hold anything. Writes send only the new entries to the device and
-/// change the tensor in place, as long as nobody keeps the handle of an earlier [`Self::tensor`] alive; a kept handle makes
+/// change the tensor in place, as long as there is no handle of an earlier [`Self::tensor`]; a kept handle makes
 /// the next write copy the map, and goes on showing the old one.
 #[derive(Debug)]
 pub struct RequestToToken {

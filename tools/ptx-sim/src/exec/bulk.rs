@@ -1,7 +1,7 @@
 //! Bulk copies, which go on by themselves (PTX ISA, `cp.async.bulk` and `cp.async.bulk.tensor`).
 //!
 //! A copy owns the shared memory that it writes, and what it reads must stay, from its issue until somebody has waited
-//! for it. Shared memory is read at the issue, global memory when the copy is done: nobody may change the one, and the
+//! for it. Shared memory is read at the issue, global memory when the copy is done: nothing may change the one, and the
 //! other is not checked.
 use super::cta::Env;
 use super::mem::{LaneResult, aligned, lanes, resolve};

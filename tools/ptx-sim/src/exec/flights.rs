@@ -70,7 +70,7 @@ impl Flights {
         self.open.retain(|copy| copy.rank != rank || !seen(copy.stamp));
     }
 
-    /// Work that uses a CTA's shared memory when its last warp exits, or may do so: nobody has waited for it.
+    /// Work that uses a CTA's shared memory when its last warp exits, or may do so: no warp has waited for it.
     pub fn using(&self, rank: usize) -> Option<Origin> {
         let under_way = self.flights.iter().find(|f| f.ctas >> rank & 1 == 1).map(|f| f.from);
         under_way.or_else(|| self.open.iter().find(|copy| copy.rank == rank).map(|copy| copy.from))

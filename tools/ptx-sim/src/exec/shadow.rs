@@ -73,10 +73,10 @@ pub(super) struct Shadow {
 const NO_STEP: Step = Step { key: u32::MAX, from: 0, to: 0 };
 
 impl Shadow {
-    /// All bytes unwritten, or written by nobody before the start.
+    /// All bytes unwritten, or written before the start by no agent.
     pub fn new(bytes: usize, initialised: bool) -> Self {
-        let nobody = Stamp { agent: Agent::warp(0), epoch: 0 };
-        let write = initialised.then_some(nobody);
+        let no_agent = Stamp { agent: Agent::warp(0), epoch: 0 };
+        let write = initialised.then_some(no_agent);
         let first = State::Word(Word { write, reads: Vec::new(), atomics: Vec::new() });
         let ids = HashMap::from([(first.clone(), 0)]);
         let words = vec![0; bytes.div_ceil(WORD)];
@@ -198,8 +198,8 @@ impl Shadow {
             Access::StrongRead => old.clone(),
             Access::Write => Word { write: Some(now), reads: Vec::new(), atomics: Vec::new() },
             Access::Atomic | Access::StrongWrite => {
-                let nobody = Stamp { agent: by, epoch: 0 };
-                Word { write: old.write.or(Some(nobody)), reads: Vec::new(), atomics: with(&old.atomics) }
+                let no_agent = Stamp { agent: by, epoch: 0 };
+                Word { write: old.write.or(Some(no_agent)), reads: Vec::new(), atomics: with(&old.atomics) }
             }
         }))
     }

@@ -56,7 +56,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneRes
     Ok(Flow::Next)
 }
 
-/// Lanes that arrive together arrive for one phase. A count that is reached among them is wrong, though nobody may notice:
+/// Lanes that arrive together arrive for one phase. A count that is reached among them is wrong, even if nothing shows it:
 /// the other lanes' arrivals add up over many phases until a phase is over too early.
 fn one_phase(warp: &Warp, mask: u32, dst: Slot, addr: Addr) -> LaneResult<()> {
     let (first, phases) = (mask.trailing_zeros() as usize, warp.regs.row(dst));

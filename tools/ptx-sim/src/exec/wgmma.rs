@@ -359,7 +359,7 @@ impl Issue {
         Ok(())
     }
 
-    /// Reads the operands from shared memory, if nobody has.
+    /// Reads the operands from shared memory, if that is not done.
     fn read(&self, env: &Env) -> LaneResult<()> {
         if self.values.get().is_none() {
             let values = if self.op.a_elem.is_int() {
@@ -367,7 +367,7 @@ impl Issue {
             } else {
                 Values::Float(self.operands(env)?)
             };
-            // Nobody else can have set it: a CTA is one thread.
+            // Nothing else can have set it: a CTA is one thread.
             let _ = self.values.set(values);
         }
         Ok(())

@@ -23,7 +23,7 @@ pub(crate) type Slot = u32;
 /// Index of a predicate.
 pub(crate) type PredSlot = u32;
 
-/// The slot for results that nobody wants (`_`).
+/// The slot for unused results (`_`).
 pub(crate) const SINK: Slot = 0;
 
 /// A predicate read, maybe negated.

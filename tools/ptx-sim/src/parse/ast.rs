@@ -154,7 +154,7 @@ pub struct Loc {
 /// An operand (PTX ISA 6).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Operand {
-    /// A register, a special register, a symbol or a label; `_` is a result that nobody wants.
+    /// A register, a special register, a symbol or a label; `_` is an unused result.
     Name(String),
     /// An integer constant's 64 bits.
     Int(u64),
