@@ -16,12 +16,12 @@ use std::process::ExitCode;
 
 use burn::tensor::Device;
 use burn_mla::model::{
-    Completion, DeepseekModel, FinishReason, GenerationOptions, GenerationRequest, GenerationStats, Inspection,
+    Completion, DeepseekModel, EngineStats, FinishReason, GenerationOptions, GenerationRequest, Inspection,
     LayerSummary, ModelConfig, ModelError, SamplingParams, Tokenizer, generate,
 };
 use clap::Parser;
 use common::{Bar, DTypeArg, fail};
-use options::{ModelArgs, TextArgs};
+use options::{EngineArgs, ModelArgs, TextArgs};
 
 const DEMO_PROMPT: &str = "hacker: n.";
 
@@ -30,6 +30,8 @@ const DEMO_PROMPT: &str = "hacker: n.";
 struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
     /// A prompt; may be given several times.
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
     prompt: Vec<String>,
@@ -44,9 +46,6 @@ struct Args {
     /// Maximum number of KV cache pages; never more than the prompts need.
     #[arg(long, value_name = "N")]
     cache_pages: Option<usize>,
-    /// Maximum number of prompt tokens per forward pass (chunked prefill).
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    prefill_chunk: usize,
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
@@ -100,10 +99,10 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     };
     let requests = requests(args, &prompts, &model, &tokenizer).map_err(show)?;
     let options = GenerationOptions {
-        page_size: args.model.page_size,
-        prefill_chunk: args.prefill_chunk,
+        page_size: args.engine.page_size,
         cache_pages: args.cache_pages,
-        graphs: !args.model.no_graphs,
+        token_budget: args.engine.token_budget,
+        graphs: !args.engine.no_graphs,
     };
 
     let stream = !args.json;
@@ -141,8 +140,8 @@ fn random_config(path: &Path, layers: Option<usize>) -> Result<ModelConfig, Mode
 fn random(path: &Path, args: &Args, device: &Device) -> Result<(DeepseekModel, Tokenizer), ModelError> {
     let config = random_config(path, args.layers)?;
     let bar = Bar::new("initialising");
-    let model =
-        DeepseekModel::random(config, args.weights_seed, device, args.model.dtype.into(), &mut |step| bar.show(step))?;
+    let (seed, dtype) = (args.weights_seed, args.model.dtype.into());
+    let model = DeepseekModel::random(config, seed, device, dtype, &mut |step| bar.show(step))?;
     let dir = path.parent().unwrap_or(Path::new(""));
     let has_tokenizer = dir.join("tokenizer.json").exists();
     Ok((model, if has_tokenizer { Tokenizer::load(dir)? } else { Tokenizer::bytes()? }))
@@ -162,7 +161,7 @@ fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, Mode
         Ok::<_, ModelError>(all.min(inspection.config.max_position_embeddings()))
     };
     let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>()?;
-    let needs = dry_run::Needs { tokens, page_size: args.model.page_size };
+    let needs = dry_run::Needs { tokens, page_size: args.engine.page_size };
     print(&dry_run::table(&inspection, dtype, &needs, memory::of(args.model.device)));
     let problems: Vec<String> = dry_run::problems(&inspection).into_iter().chain(no_tokenizer).collect();
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { fail(problems.join("\n")) })
@@ -258,7 +257,7 @@ fn outcome(completions: &[Completion]) -> ExitCode {
 }
 
 /// Counts and speeds, on stderr.
-fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], stats: &GenerationStats) {
+fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], stats: &EngineStats) {
     let rate = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
     if std::io::stderr().is_terminal() {
         eprintln!();
@@ -271,17 +270,17 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
     eprintln!("prefill              {:.0} tokens/s", rate(stats.prompt_tokens, stats.prefill_time.as_secs_f64()));
     eprintln!("decode               {:.0} tokens/s", rate(stats.decode_tokens, stats.decode_time.as_secs_f64()));
     match stats.graph_steps {
-        0 => eprintln!("graphs               none, every kernel was launched"),
+        0 => eprintln!("graphs               none, every kernel was launched: {}", stats.graphs),
         steps => eprintln!("graphs               {steps} steps replayed"),
     }
     eprintln!(
         "KV cache             {} bytes/token, peak {} bytes",
         stats.cache_bytes_per_token, stats.cache_bytes_peak
     );
-    eprintln!("attention            {}", model.attention_path(requests.len(), args.model.page_size));
+    eprintln!("attention            {}", model.attention_path(requests.len(), args.engine.page_size));
 }
 
-fn json(prompts: &[String], completions: &[Completion], stats: &GenerationStats) -> serde_json::Value {
+fn json(prompts: &[String], completions: &[Completion], stats: &EngineStats) -> serde_json::Value {
     let one = |(prompt, completion): (&String, &Completion)| {
         serde_json::json!({
             "prompt": prompt,
@@ -298,6 +297,7 @@ fn json(prompts: &[String], completions: &[Completion], stats: &GenerationStats)
         "prefill_ms": stats.prefill_time.as_secs_f64() * 1e3,
         "decode_tokens": stats.decode_tokens,
         "decode_ms": stats.decode_time.as_secs_f64() * 1e3,
+        "graphs": stats.graphs.to_string(),
         "graph_steps": stats.graph_steps,
         "cache_bytes_per_token": stats.cache_bytes_per_token,
         "cache_bytes_peak": stats.cache_bytes_peak,

@@ -1,7 +1,7 @@
 //! Writes checkpoint folders in the published layout: quantised to FP8 blocks from a folder in bf16 or f32, or random weights.
 //!
 //!     cargo run --release --example make_checkpoint -- --from assets/demo-v3 --to /tmp/demo-fp8
-//!     cargo run --release --example make_checkpoint -- --config config.json --seed 1 --to /tmp/random
+//!     cargo run --release --example make_checkpoint -- --config config.json --weights-seed 1 --to /tmp/random
 
 mod common;
 
@@ -25,7 +25,7 @@ struct Args {
     config: Option<PathBuf>,
     /// Seed of the random initialisation.
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "from")]
-    seed: u64,
+    weights_seed: u64,
     /// The folder to write.
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
@@ -55,9 +55,10 @@ fn main() -> ExitCode {
 }
 
 fn write(args: &Args) -> Result<WriteSummary, ModelError> {
+    let seed = args.weights_seed;
     let from = match (&args.from, &args.config) {
         (Some(dir), _) => WeightsFrom::Folder(dir),
-        (None, config) => WeightsFrom::Random { config: config.as_deref().unwrap_or("".as_ref()), seed: args.seed },
+        (None, config) => WeightsFrom::Random { config: config.as_deref().unwrap_or("".as_ref()), seed },
     };
     let form = match args.dequantized {
         None => WeightForm::Quantized,

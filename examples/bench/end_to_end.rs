@@ -64,7 +64,7 @@ fn case(bench: &mut Bench, case: &Case) -> Result<(), String> {
     let config = config(case, bench.size == Size::Smoke)?;
     let (dtype, layers) = (FloatDType::from(bench.dtype), config.num_layers());
     let weights = Weights::of(&config, dtype);
-    let model = DeepseekModel::random(config, 1, &bench.device, dtype, &mut |_| {}).map_err(show)?;
+    let model = DeepseekModel::random(config, bench.weights_seed, &bench.device, dtype, &mut |_| {}).map_err(show)?;
     let tokenizer = Tokenizer::bytes().map_err(show)?;
     let new_tokens = if bench.size == Size::Smoke { 4 } else { 128 };
     for batch in bench.pick(&[1, 8, 64], 1, &[1, 3]) {
@@ -106,10 +106,7 @@ struct Weights {
 impl Weights {
     fn of(config: &ModelConfig, dtype: FloatDType) -> Self {
         let bytes = |spec: &WeightSpec| (spec.len() * spec.role.dtype(dtype).size() as u64) as f64;
-        let (all, chosen) = match config {
-            ModelConfig::V3(config) => (config.n_routed_experts, config.num_experts_per_tok),
-            ModelConfig::V4(config) => (config.n_routed_experts, config.num_experts_per_tok),
-        };
+        let (all, chosen) = (config.n_routed_experts(), config.num_experts_per_tok());
         let mut weights = Self { always: 0.0, experts: 0.0, chosen: chosen as f64 / all.max(1) as f64 };
         for spec in weight_specs(config) {
             // Of the embedding a token reads a row.
@@ -178,7 +175,7 @@ fn decode(
         cache_pages: batch * (PROMPT + max_new_tokens).div_ceil(PAGE),
         max_batch: batch,
         token_budget: 2048,
-        prefix_sharing: false,
+        prefix_caching: false,
         deterministic: false,
         graphs,
     };

@@ -89,6 +89,9 @@ struct Args {
     /// The model of the section e2e: a config.json in any folder, with random weights.
     #[arg(long, value_name = "CONFIG_JSON", conflicts_with = "smoke")]
     random_weights: Option<PathBuf>,
+    /// Seed of the weights of the section e2e.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    weights_seed: u64,
     /// Layers of that model; all if absent.
     #[arg(long, value_name = "N", requires = "random_weights")]
     layers: Option<usize>,
@@ -179,6 +182,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         device,
         dtype,
         path: args.path,
+        weights_seed: args.weights_seed,
         size,
         report,
         copy_gbps: None,
@@ -194,6 +198,7 @@ struct Bench {
     dtype: DType,
     /// What runs `mla_decode`, where that is not left to the operation.
     path: Option<Path>,
+    weights_seed: u64,
     size: Size,
     timer: Timer,
     report: Report,

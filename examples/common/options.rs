@@ -39,12 +39,6 @@ pub struct ModelArgs {
     /// dtype of weights, activations and KV cache.
     #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
     pub dtype: DTypeArg,
-    /// Tokens per KV cache page, a power of two.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub page_size: usize,
-    /// Launch every kernel of a decode step, instead of capturing the step once and replaying it.
-    #[arg(long)]
-    pub no_graphs: bool,
 }
 
 impl ModelArgs {
@@ -52,6 +46,20 @@ impl ModelArgs {
     pub fn dir(&self) -> &Path {
         self.model.as_deref().unwrap_or(self.demo.folder())
     }
+}
+
+/// Sizes and modes of the engine, named as in `EngineOptions`.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
+    /// Tokens per KV cache page, a power of two.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub page_size: usize,
+    /// Maximum number of tokens per forward pass: one of each running request, the rest from prompts (chunked prefill).
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub token_budget: usize,
+    /// Launch every kernel of a decode step, instead of capturing the step once and replaying it.
+    #[arg(long)]
+    pub no_graphs: bool,
 }
 
 /// Sampling, and when to stop.
@@ -80,7 +88,7 @@ pub struct TextArgs {
     repetition_penalty: f32,
     /// Seed of sampling.
     #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
+    seed: u64,
 }
 
 impl TextArgs {

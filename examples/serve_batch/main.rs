@@ -30,7 +30,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::input::{Input, Next};
-use crate::options::{ModelArgs, TextArgs};
+use crate::options::{EngineArgs, ModelArgs, TextArgs};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::request::{Defaults, Line, LineError};
@@ -52,19 +52,18 @@ struct Args {
     output: Option<PathBuf>,
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
     /// Maximum number of running requests.
     #[arg(long, value_name = "N", default_value_t = 16)]
     max_batch: usize,
-    /// Maximum number of tokens per forward pass.
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    token_budget: usize,
     /// KV cache pages.
     #[arg(long, value_name = "N", default_value_t = 512)]
     cache_pages: usize,
     /// No prefix caching: compute every prompt from its beginning.
     #[arg(long)]
-    no_prefix_sharing: bool,
-    /// Batch-invariant: an answer depends on no other request, bit for bit. Slower; no step is replayed.
+    no_prefix_caching: bool,
+    /// Batch-invariant: an answer depends on no other request, bit for bit. Slower; no step is captured.
     #[arg(long)]
     deterministic: bool,
     #[command(flatten)]
@@ -116,13 +115,13 @@ impl Args {
 
     fn engine_options(&self) -> EngineOptions {
         EngineOptions {
-            page_size: self.model.page_size,
+            page_size: self.engine.page_size,
             cache_pages: self.cache_pages,
             max_batch: self.max_batch,
-            token_budget: self.token_budget,
-            prefix_sharing: !self.no_prefix_sharing,
+            token_budget: self.engine.token_budget,
+            prefix_caching: !self.no_prefix_caching,
             deterministic: self.deterministic,
-            graphs: !self.model.no_graphs,
+            graphs: !self.engine.no_graphs,
         }
     }
 }

@@ -36,7 +36,7 @@ impl Progress {
         (self.last, self.generated) = (Instant::now(), stats.generated_tokens);
         let (running, waiting) = (engine.running(), engine.waiting());
         let cache = 100 * stats.pages_in_use / stats.pages.max(1);
-        let hits = 100.0 * stats.hit_rate();
+        let hits = 100.0 * stats.prefix_hit_rate();
         self.line.set_message(format!(
             "{rate:.0} tokens/s, {running} running, {waiting} waiting, {written} written, KV cache {cache} %, prefix hits {hits:.0} %"
         ));
@@ -60,12 +60,12 @@ impl Progress {
         eprintln!(
             "prompt tokens     {} computed, {} from the prefix cache (hit rate {:.0} %)",
             stats.prompt_tokens,
-            stats.shared_tokens,
-            100.0 * stats.hit_rate()
+            stats.prefix_hits,
+            100.0 * stats.prefix_hit_rate()
         );
         eprintln!("generated tokens  {}, {rate:.0} per second, in {} steps", stats.generated_tokens, stats.steps);
         match stats.graph_steps {
-            0 => eprintln!("graphs            none, every kernel was launched"),
+            0 => eprintln!("graphs            none, every kernel was launched: {}", stats.graphs),
             steps => {
                 eprintln!("graphs            {steps} steps replayed, {} of them launched ahead", stats.ahead_steps);
             }

@@ -91,7 +91,7 @@ fn cli_generates_with_random_weights() {
 fn cli_makes_a_random_checkpoint() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let (config, to) = (folder(FIXTURE).join("config.json"), dir.path().join("random"));
-    let args = ["--config", text(&config), "--seed", "5", "--to", text(&to), "--dequantized", "bf16"];
+    let args = ["--config", text(&config), "--weights-seed", "5", "--to", text(&to), "--dequantized", "bf16"];
     let output = program("make_checkpoint", &args);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let output = program("generate", &["--model", text(&to), "--dry-run"]);

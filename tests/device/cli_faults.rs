@@ -161,7 +161,7 @@ fn cli_refuses_a_wrong_config(#[case] from: &str, #[case] to: &str, #[case] need
 #[case(&["--prompt", "a", "--temperature=-1"], &["temperature"])]
 #[case(&["--prompt", "a", "--top-p", "1.5"], &["top_p"])]
 #[case(&["--prompt", "a", "--page-size", "3"], &["page_size", "power of two"])]
-#[case(&["--prompt", "a", "--prefill-chunk", "0"], &["prefill_chunk"])]
+#[case(&["--prompt", "a", "--token-budget", "0"], &["token_budget"])]
 #[case(&["--prompt", "a", "--stop", ""], &["stop"])]
 #[case(&["--prompt-file", "no/such/file"], &["no/such/file"])]
 #[case(&["--prompt", "a", "--device", "tpu"], &["--device", "flex"])]

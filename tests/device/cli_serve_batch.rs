@@ -166,11 +166,13 @@ fn cli_serve_keeps_a_file_that_it_will_not_write() {
 #[test]
 fn cli_serve_says_that_no_step_was_replayed() {
     let lines = [json!({"prompt": "foo", "max_new_tokens": 2})];
-    for args in [&[][..], &["--no-graphs"]] {
+    let unasked = if cfg!(feature = "fusion") { "feature `fusion`" } else { "the device captures no graphs" };
+    for (args, why) in [(&[][..], unasked), (&["--no-graphs"], "graphs are switched off")] {
         let output = serve(&lines, args);
         let stderr = stderr(&output);
         assert!(output.status.success(), "{stderr}");
         assert_eq!(stderr.matches("none, every kernel was launched").count(), 1, "{args:?}: {stderr}");
+        assert!(stderr.contains(why), "{args:?}: {stderr}");
     }
 }
 

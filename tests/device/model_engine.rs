@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, FloatDType};
 use burn_mla::model::{
-    CacheSize, Completion, DeepseekModel, Engine, EngineOptions, FinishReason, GenerationRequest, RequestStream,
-    SamplingParams, StreamEvent, Tokenizer,
+    CacheSize, Completion, DeepseekModel, Engine, EngineOptions, EngineStats, FinishReason, GenerationRequest,
+    GraphSupport, RequestStream, SamplingParams, StreamEvent, Tokenizer,
 };
 use burn_mla::ops::batch_invariant;
 use rand::{RngExt, SeedableRng};
@@ -46,6 +46,10 @@ impl Loaded {
 
 pub fn greedy(prompt: Vec<u32>, max_new_tokens: usize) -> GenerationRequest {
     GenerationRequest { prompt, sampling: SamplingParams::greedy(), max_new_tokens, stop: Vec::new() }
+}
+
+fn is_captured(stats: &EngineStats) -> bool {
+    stats.graphs == GraphSupport::Captured
 }
 
 /// What a stream has said so far, and its end if that has come; the pieces must add up.
@@ -130,10 +134,10 @@ fn gives_the_stored_tokens(name: &str, page_size: usize, exact: bool, device: &D
     }
     let stats = engine.stats();
     eprintln!("{name} on {device:?}: {stats:?}");
-    assert_eq!(stats.graph_steps > 0, engine.has_graphs(), "{stats:?}");
+    assert_eq!(stats.graph_steps > 0, is_captured(&stats), "{stats:?}");
     assert!(stats.preemptions > 0 && stats.recomputed_tokens > 0, "nobody lost pages: {stats:?}");
-    assert_eq!(stats.shared_tokens > 0, !name.contains("v4"), "{stats:?}");
-    engine.forget_prefixes().expect("pages are given back");
+    assert_eq!(stats.prefix_hits > 0, !name.contains("v4"), "{stats:?}");
+    engine.reset_prefix_cache().expect("pages are given back");
     let stats = engine.stats();
     assert_eq!((stats.pages_in_use, stats.pages_idle, stats.cache_bytes), (0, 0, 0));
 }
@@ -160,8 +164,8 @@ fn model_engine_replays_captured_steps(#[values("tests/fixtures/v3-tiny", "tests
         }
         let stats = engine.stats();
         eprintln!("{} of {} steps replayed", stats.graph_steps, stats.steps);
-        assert_eq!(stats.graph_steps > 0, engine.has_graphs(), "on {device:?}: {stats:?}");
-        assert!(engine.has_graphs() || !is_wgpu(device) || cfg!(feature = "fusion"), "no graphs on {device:?}");
+        assert_eq!(stats.graph_steps > 0, is_captured(&stats), "on {device:?}: {stats:?}");
+        assert!(is_captured(&stats) || !is_wgpu(device) || cfg!(feature = "fusion"), "no graphs on {device:?}");
     });
 }
 
@@ -206,8 +210,8 @@ fn model_engine_replays_ahead_of_requests_that_come_and_go() {
         }
         let stats = engine.stats();
         eprintln!("{stats:?}");
-        assert_eq!(stats.ahead_steps > 0, engine.has_graphs(), "on {device:?}: {stats:?}");
-        engine.forget_prefixes().expect("pages are given back");
+        assert_eq!(stats.ahead_steps > 0, is_captured(&stats), "on {device:?}: {stats:?}");
+        engine.reset_prefix_cache().expect("pages are given back");
         let stats = engine.stats();
         assert_eq!((stats.pages_in_use, stats.pages_idle), (0, 0), "on {device:?}");
     });
@@ -395,7 +399,7 @@ fn model_engine_goes_on_without_a_request_that_fails() {
     assert_eq!(end(&mut sound).token_ids, *ids);
     assert_eq!(engine.stats().generated_tokens, ids.len());
     // Its pages are free for others, who do not see what it wrote.
-    engine.forget_prefixes().expect("pages are given back");
+    engine.reset_prefix_cache().expect("pages are given back");
     for _ in 0..3 {
         let stream = engine.submit(greedy(prompt.clone(), ids.len())).expect("a sound request");
         assert_eq!(finish(&mut engine, stream).token_ids, *ids);

@@ -24,7 +24,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     cache_pages: 64,
     max_batch: 8,
     token_budget: 24,
-    prefix_sharing: true,
+    prefix_caching: true,
     deterministic: true,
     graphs: false,
 };
@@ -86,7 +86,7 @@ impl Soak<'_> {
         assert_eq!(soak.live.len(), 0, "requests without an end");
         assert_eq!(soak.ended.len() + soak.dropped, requests);
         let stats = soak.engine.stats();
-        soak.engine.forget_prefixes().expect("pages are given back");
+        soak.engine.reset_prefix_cache().expect("pages are given back");
         let after = soak.engine.stats();
         let leaked = after.pages_in_use + after.pages_idle;
         assert_eq!((leaked, after.cache_bytes), (0, 0), "pages are lost");
@@ -100,10 +100,10 @@ impl Soak<'_> {
             stats.steps,
             stats.preemptions,
             stats.recomputed_tokens,
-            100.0 * stats.hit_rate(),
-            stats.looked_up_tokens,
+            100.0 * stats.prefix_hit_rate(),
+            stats.prefix_queries,
         );
-        assert!(stats.preemptions > 0 && stats.shared_tokens > 0 && most_waiting > 3, "too little traffic: {stats:?}");
+        assert!(stats.preemptions > 0 && stats.prefix_hits > 0 && most_waiting > 3, "too little traffic: {stats:?}");
         for reason in ["max_new_tokens", "stop_string", "cancelled", "out_of_cache"] {
             assert!(reasons.contains_key(reason), "no request ended by {reason}");
         }

@@ -67,13 +67,14 @@ fn model_recites_an_entry(#[values(V3, V4)] name: &str) {
 #[rstest]
 fn model_text_depends_on_no_size(
     #[values(V3, V4)] name: &str,
-    #[values(1, 7, 16, 512)] prefill_chunk: usize,
+    // With fewer tokens than prompts the prompts come one after the other.
+    #[values(1, 5, 11, 20, 516)] token_budget: usize,
     #[values(1, 64)] page_size: usize,
 ) {
     let demo = Demo::new(name);
     let prompts = ["hacker: n.", "kluge: /klooj/", "The Tao of", "foo"];
     let requests = prompts.map(|prompt| demo.request(prompt, 40));
-    let options = GenerationOptions { page_size, prefill_chunk, ..Default::default() };
+    let options = GenerationOptions { page_size, token_budget, ..Default::default() };
     let together = demo.run(&requests, &options).0;
     for (request, completion) in requests.into_iter().zip(together) {
         assert_eq!(completion.text, demo.text(request));

@@ -1,11 +1,10 @@
 //! The caches of the models behind one interface.
 
-mod v4;
+use std::any::Any;
+use std::fmt::Debug;
 
 use mla_ops::cache::{CacheError, PagedCache, RequestId};
 
-pub use self::v4::V4Cache;
-pub(crate) use self::v4::{Place, State};
 use crate::step::Chunk;
 use crate::{ModelError, Result};
 
@@ -14,7 +13,7 @@ use crate::{ModelError, Result};
 pub struct CacheSize {
     /// Pages, handed out to requests as they grow.
     pub num_pages: usize,
-    /// Tokens of a page, a power of two. [`V4Cache`] may take larger pages.
+    /// Tokens of a page, a power of two. A model with compressed entries (DeepSeek-V4) may take larger pages.
     pub page_size: usize,
     /// Requests that may live at once.
     pub max_requests: usize,
@@ -22,25 +21,42 @@ pub struct CacheSize {
     pub max_tokens: usize,
 }
 
-/// What a model remembers of its requests.
-#[derive(Debug)]
-pub enum ModelCache {
-    /// The latents of every token (V2, V3).
-    Latent(PagedCache),
-    /// Windows and compressed entries (V4).
-    V4(V4Cache),
+/// What a model's cache does for the engine. The model itself knows its type: [`ModelCache::get_mut`].
+pub(crate) trait RequestCache: Any + Debug + Send {
+    /// What kind of cache it is, in words.
+    fn kind(&self) -> &'static str;
+    /// Starts a request of no tokens.
+    fn admit(&mut self) -> std::result::Result<RequestId, CacheError>;
+    /// Makes room for the next tokens of a request; their slots, where a token has a row of its own.
+    fn append(&mut self, request: RequestId, n_tokens: usize) -> std::result::Result<Vec<i32>, CacheError>;
+    /// Starts a request with the tokens of another.
+    fn fork(&mut self, request: RequestId) -> Result<RequestId>;
+    /// Ends a request.
+    fn free(&mut self, request: RequestId) -> std::result::Result<(), CacheError>;
+    /// Bytes that requests hold.
+    fn bytes_in_use(&self) -> usize;
+    /// The pages, which the requests share.
+    fn pages(&self) -> &PagedCache;
+    /// The same, for prefix caching: a request may begin with pages of others. `None` where pages are not all that a model
+    /// keeps of a beginning.
+    fn shared_pages(&mut self) -> Option<&mut PagedCache>;
 }
 
+/// What a model remembers of its requests: the KV cache, made by [`DeepseekModel::new_cache`](crate::DeepseekModel::new_cache).
+#[derive(Debug)]
+pub struct ModelCache(Box<dyn RequestCache>);
+
 impl ModelCache {
+    pub(crate) fn new(cache: impl RequestCache) -> Self {
+        Self(Box::new(cache))
+    }
+
     /// Starts a request of no tokens.
     ///
     /// # Errors
     /// [`CacheError::OutOfRequests`].
     pub fn admit(&mut self) -> std::result::Result<RequestId, CacheError> {
-        match self {
-            Self::Latent(cache) => cache.admit(),
-            Self::V4(cache) => cache.admit(),
-        }
+        self.0.admit()
     }
 
     /// Makes room for the next tokens of a request; they are computed by passing the chunk to the model, once.
@@ -48,25 +64,16 @@ impl ModelCache {
     /// # Errors
     /// [`CacheError::UnknownRequest`], [`CacheError::RequestTooLong`], [`CacheError::OutOfPages`]; nothing has changed then.
     pub fn append(&mut self, request: RequestId, tokens: &[u32]) -> std::result::Result<Chunk, CacheError> {
-        let slots = match self {
-            Self::Latent(cache) => cache.append(request, tokens.len())?,
-            Self::V4(cache) => {
-                cache.append(request, tokens.len())?;
-                Vec::new()
-            }
-        };
+        let slots = self.0.append(request, tokens.len())?;
         Ok(Chunk { request, tokens: tokens.to_vec(), slots })
     }
 
     /// Starts a request with the tokens of `request`, which must all be computed. Full pages are shared.
     ///
     /// # Errors
-    /// [`CacheError`] for an unknown request, or one too many; in [`V4Cache`] also tokens that are not computed.
+    /// [`CacheError`] for an unknown request, or one too many; for DeepSeek-V4 also tokens that are not computed.
     pub fn fork(&mut self, request: RequestId) -> Result<RequestId> {
-        match self {
-            Self::Latent(cache) => Ok(cache.fork(request)?),
-            Self::V4(cache) => cache.fork(request),
-        }
+        self.0.fork(request)
     }
 
     /// Ends a request.
@@ -74,10 +81,7 @@ impl ModelCache {
     /// # Errors
     /// [`CacheError::UnknownRequest`], also for a request that was freed before.
     pub fn free(&mut self, request: RequestId) -> std::result::Result<(), CacheError> {
-        match self {
-            Self::Latent(cache) => cache.free(request),
-            Self::V4(cache) => cache.free(request),
-        }
+        self.0.free(request)
     }
 
     /// Tokens of a request.
@@ -85,29 +89,20 @@ impl ModelCache {
     /// # Errors
     /// [`CacheError::UnknownRequest`].
     pub fn len(&self, request: RequestId) -> std::result::Result<usize, CacheError> {
-        match self {
-            Self::Latent(cache) => cache.len(request),
-            Self::V4(cache) => cache.len(request),
-        }
+        self.pages().len(request)
     }
 
     /// Bytes by which a request grows with each token, on average.
     pub fn bytes_per_token(&self) -> usize {
-        match self {
-            Self::Latent(cache) => cache.bytes_per_token(),
-            Self::V4(cache) => cache.bytes_per_token(),
-        }
+        self.pages().bytes_per_token()
     }
 
     /// Bytes that requests hold.
     pub fn bytes_in_use(&self) -> usize {
-        match self {
-            Self::Latent(cache) => cache.bytes_in_use(),
-            Self::V4(cache) => cache.bytes_in_use(),
-        }
+        self.0.bytes_in_use()
     }
 
-    /// Tokens of a page; of V4 that may be more than was asked for.
+    /// Tokens of a page; that may be more than was asked for.
     pub fn page_size(&self) -> usize {
         self.pages().config().page_size
     }
@@ -122,28 +117,71 @@ impl ModelCache {
         self.pages().free_pages()
     }
 
-    fn pages(&self) -> &PagedCache {
-        match self {
-            Self::Latent(cache) => cache,
-            Self::V4(cache) => cache.entries(),
-        }
+    /// The pages, which the requests share.
+    pub(crate) fn pages(&self) -> &PagedCache {
+        self.0.pages()
     }
 
-    /// The cache of a model with latents.
-    pub(crate) fn latent(&mut self) -> Result<&mut PagedCache> {
-        match self {
-            Self::Latent(cache) => Ok(cache),
-            Self::V4(_) => Err(ModelError::request("cache", "that of a DeepSeek-V4 model", MADE_BY_THE_MODEL)),
-        }
+    /// The same, where prefix caching is possible.
+    pub(crate) fn shared_pages(&mut self) -> Option<&mut PagedCache> {
+        self.0.shared_pages()
     }
 
-    /// The cache of a DeepSeek-V4 model.
-    pub(crate) fn v4(&mut self) -> Result<&mut V4Cache> {
-        match self {
-            Self::V4(cache) => Ok(cache),
-            Self::Latent(_) => Err(ModelError::request("cache", "a cache of latents", MADE_BY_THE_MODEL)),
-        }
+    /// The cache as its model knows it.
+    ///
+    /// # Errors
+    /// [`ModelError::Request`] for the cache of another model.
+    pub(crate) fn get<T: RequestCache>(&self) -> Result<&T> {
+        let cache: &dyn Any = &*self.0;
+        cache.downcast_ref().ok_or_else(|| foreign(self.0.kind()))
+    }
+
+    /// The same, to write to.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub(crate) fn get_mut<T: RequestCache>(&mut self) -> Result<&mut T> {
+        let kind = self.0.kind();
+        let cache: &mut dyn Any = &mut *self.0;
+        cache.downcast_mut().ok_or_else(|| foreign(kind))
     }
 }
 
-const MADE_BY_THE_MODEL: &str = "one that `new_cache` of this model made";
+fn foreign(kind: &'static str) -> ModelError {
+    ModelError::request("cache", kind, "one that `new_cache` of this model made")
+}
+
+/// A row for each token is all that the model keeps: multi-head latent attention, with or without an indexer.
+impl RequestCache for PagedCache {
+    fn kind(&self) -> &'static str {
+        "a cache of latents"
+    }
+
+    fn admit(&mut self) -> std::result::Result<RequestId, CacheError> {
+        self.admit()
+    }
+
+    fn append(&mut self, request: RequestId, n_tokens: usize) -> std::result::Result<Vec<i32>, CacheError> {
+        self.append(request, n_tokens)
+    }
+
+    fn fork(&mut self, request: RequestId) -> Result<RequestId> {
+        Ok(self.fork(request)?)
+    }
+
+    fn free(&mut self, request: RequestId) -> std::result::Result<(), CacheError> {
+        self.free(request)
+    }
+
+    fn bytes_in_use(&self) -> usize {
+        self.bytes_in_use()
+    }
+
+    fn pages(&self) -> &PagedCache {
+        self
+    }
+
+    fn shared_pages(&mut self) -> Option<&mut PagedCache> {
+        Some(self)
+    }
+}

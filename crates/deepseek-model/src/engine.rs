@@ -1,5 +1,4 @@
-//! Many requests on one model: they join and leave at every step, share the pages of common beginnings, and give up pages
-//! when the cache is full.
+//! Many requests on one model: continuous batching, chunked prefill, prefix caching, preemption and recomputation.
 
 mod launch;
 mod prefix_tree;
@@ -17,9 +16,10 @@ use self::reply::Reply;
 use self::scheduler::{Job, Scheduler};
 pub use self::stream::{Completion, FinishReason, RequestStream, StreamEvent};
 use crate::cache::CacheSize;
-use crate::decode_graph::DecodeGraphs;
-use crate::generation::{GenerationRequest, check_request};
+use crate::decode_graph::GraphSupport;
 use crate::model::DeepseekModel;
+use crate::request::GenerationRequest;
+use crate::runner::Runner;
 use crate::tokenizer::Tokenizer;
 use crate::{ModelError, Result};
 
@@ -35,14 +35,14 @@ pub struct EngineOptions {
     /// Tokens in a forward pass at most: one of each request that generates, the rest from prompts. At least `max_batch`,
     /// so that nobody waits for ever.
     pub token_budget: usize,
-    /// Whether requests that begin alike share pages. DeepSeek-V4 shares none: what it keeps of a request beside its pages
-    /// belongs to one position of one request.
-    pub prefix_sharing: bool,
+    /// Prefix caching: whether requests that begin alike share pages. Not DeepSeek-V4's: the state that it keeps of a request
+    /// beside its pages belongs to one position of one request.
+    pub prefix_caching: bool,
     /// Whether a request's logits are the same, bit for bit, whatever else runs and however its prompt is divided. Costs
     /// speed, mostly in the prompts. DeepSeek-V4 only on the CPU.
     pub deterministic: bool,
     /// Whether steps with one token of each request are captured, and replayed for batches up to the next power of two, on
-    /// devices that have graphs. Not DeepSeek-V4's, nor deterministic ones. While CUDA captures a step, it refuses memory to all
+    /// devices that have graphs; [`EngineStats::graphs`] says why they are not. While CUDA captures a step, it refuses memory to all
     /// other threads of the program that ask for some on the device.
     pub graphs: bool,
 }
@@ -54,7 +54,7 @@ impl Default for EngineOptions {
             cache_pages: 512,
             max_batch: 64,
             token_budget: 512,
-            prefix_sharing: true,
+            prefix_caching: true,
             deterministic: false,
             graphs: false,
         }
@@ -66,19 +66,21 @@ impl Default for EngineOptions {
 pub struct EngineStats {
     /// Forward passes.
     pub steps: usize,
-    /// Those of them that were replayed from a captured graph.
+    /// Whether decode steps are captured and replayed, and why not.
+    pub graphs: GraphSupport,
+    /// Those of the forward passes that were replayed from a captured graph.
     pub graph_steps: usize,
-    /// Those of them that were launched before the tokens of the step before were on the host.
+    /// Those that were launched before the tokens of the step before were on the host.
     pub ahead_steps: usize,
-    /// Prompt tokens that were computed, without those that were found in shared pages; each once.
+    /// Prompt tokens that were computed, without the hits of the prefix cache; each once.
     pub prompt_tokens: usize,
-    /// Tokens that were computed again after a preemption.
+    /// Tokens that were recomputed after a preemption.
     pub recomputed_tokens: usize,
-    /// Tokens with which requests began to run, or ran again.
-    pub looked_up_tokens: usize,
-    /// Those of them whose rows were found in shared pages.
-    pub shared_tokens: usize,
-    /// Times that a request gave up its pages.
+    /// Tokens with which requests began to run, or ran again: what was looked up in the prefix cache.
+    pub prefix_queries: usize,
+    /// Those of them whose rows were found there.
+    pub prefix_hits: usize,
+    /// Times that a request was preempted: it gave up its pages, and is recomputed later.
     pub preemptions: usize,
     /// Tokens drawn.
     pub generated_tokens: usize,
@@ -101,22 +103,22 @@ pub struct EngineStats {
     pub pages: usize,
     /// Pages that requests hold.
     pub pages_in_use: usize,
-    /// Pages of former requests, kept for those that begin alike as long as nobody needs them.
+    /// Pages that only the prefix cache holds; they are evicted when a request needs them.
     pub pages_idle: usize,
 }
 
 impl EngineStats {
-    /// The share of the tokens with which requests began that was found in shared pages, 0 to 1.
-    pub fn hit_rate(&self) -> f64 {
-        self.shared_tokens as f64 / self.looked_up_tokens.max(1) as f64
+    /// The hit rate of the prefix cache, 0 to 1.
+    pub fn prefix_hit_rate(&self) -> f64 {
+        self.prefix_hits as f64 / self.prefix_queries.max(1) as f64
     }
 }
 
 /// Runs requests together, a step at a time (continuous batching; Yu et al., Orca, OSDI 2022).
 ///
 /// A step takes one token of each request that generates, and fills up `token_budget` with chunks of prompts: those of running
-/// requests first, then of waiting ones, in the order of their arrival. When the pages run out, the youngest request gives up
-/// its own and waits; its tokens are kept and computed again later, so that nothing of its text is lost. A text ends with
+/// requests first, then of waiting ones, in the order of their arrival. When the pages run out, the youngest request is
+/// preempted: it gives up its own and waits; its tokens are kept and recomputed later, so that nothing of its text is lost. A text ends with
 /// [`FinishReason::OutOfCache`] only if the whole cache is too small for it.
 ///
 /// Where steps are captured ([`EngineOptions::graphs`]) and every request takes the likeliest token, the next step is launched
@@ -146,10 +148,8 @@ impl EngineStats {
 /// ```
 #[derive(Debug)]
 pub struct Engine<'a> {
-    model: &'a DeepseekModel,
+    runner: Runner<'a>,
     tokenizer: &'a Tokenizer,
-    deterministic: bool,
-    graphs: Option<DecodeGraphs<'a>>,
     scheduler: Scheduler,
     replies: HashMap<u64, Reply>,
     /// The next step, where it could be launched before the tokens of the last one were known.
@@ -171,23 +171,20 @@ impl<'a> Engine<'a> {
             let expected = format!("at least `max_batch` = {max_batch}, a token for each request that runs");
             return Err(ModelError::request("token_budget", token_budget, expected));
         }
-        if options.deterministic {
-            model.check_deterministic()?;
-        }
-        let cache = model.new_cache(CacheSize {
+        let runner = Runner::new(model, options.deterministic, options.graphs)?;
+        let cache = runner.new_cache(CacheSize {
             num_pages: cache_pages,
             page_size,
             max_requests: max_batch,
             // More than the pages hold, so that it is the pages that run out.
             max_tokens: cache_pages.saturating_add(1).saturating_mul(page_size).min(model.max_positions()),
         })?;
-        let stats = EngineStats { cache_bytes_per_token: cache.bytes_per_token(), ..Default::default() };
+        let cache_bytes_per_token = cache.bytes_per_token();
+        let stats = EngineStats { graphs: runner.graphs(), cache_bytes_per_token, ..Default::default() };
         Ok(Self {
-            model,
+            runner,
             tokenizer,
-            deterministic: options.deterministic,
-            graphs: if options.graphs && !options.deterministic { model.decode_graphs() } else { None },
-            scheduler: Scheduler::new(cache, options.prefix_sharing, max_batch, token_budget),
+            scheduler: Scheduler::new(cache, options.prefix_caching, max_batch, token_budget),
             replies: HashMap::new(),
             ahead: None,
             next_id: 0,
@@ -201,7 +198,8 @@ impl<'a> Engine<'a> {
     /// # Errors
     /// [`ModelError::Request`] naming what is wrong with it; the others go on.
     pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestStream> {
-        check_request(self.model, &request)?;
+        let model = self.runner.model();
+        request.check(model.max_positions(), model.vocab_size())?;
         let id = self.next_id;
         let (reply, stream) = Reply::new(id, &request, self.tokenizer)?;
         self.next_id += 1;
@@ -273,11 +271,6 @@ impl<'a> Engine<'a> {
         self.scheduler.waiting()
     }
 
-    /// Whether decode steps are captured and replayed: [`EngineOptions::graphs`], where model and device have them.
-    pub fn has_graphs(&self) -> bool {
-        self.graphs.is_some()
-    }
-
     /// Counts and times so far.
     pub fn stats(&self) -> EngineStats {
         let (counts, cache) = (self.scheduler.counts, &self.scheduler.cache);
@@ -285,8 +278,8 @@ impl<'a> Engine<'a> {
         EngineStats {
             prompt_tokens: counts.prompt_tokens,
             recomputed_tokens: counts.recomputed_tokens,
-            looked_up_tokens: counts.looked_up_tokens,
-            shared_tokens: counts.shared_tokens,
+            prefix_queries: counts.prefix_queries,
+            prefix_hits: counts.prefix_hits,
             preemptions: counts.preemptions,
             cache_bytes: cache.bytes_in_use(),
             pages: cache.num_pages(),
@@ -296,12 +289,12 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Frees the pages of former requests.
+    /// Frees the pages that only the prefix cache holds.
     ///
     /// # Errors
     /// A cache that is damaged.
-    pub fn forget_prefixes(&mut self) -> Result<()> {
-        self.scheduler.forget_prefixes()
+    pub fn reset_prefix_cache(&mut self) -> Result<()> {
+        self.scheduler.reset_prefix_cache()
     }
 
     /// Why the whole cache is too small for a prompt, if it is.

@@ -162,6 +162,8 @@ pub struct WeightReport {
     pub out_of_range: Vec<String>,
     /// Tensors of 8 bits or fewer that cannot be dequantised.
     pub wrong_quantization: Vec<WrongQuantization>,
+    /// Tensors that cannot be divided among the ranks.
+    pub wrong_cut: Vec<WrongCut>,
 }
 
 /// A tensor whose shape contradicts the configuration.
@@ -197,6 +199,17 @@ pub struct WrongQuantization {
     pub expected: String,
 }
 
+/// A tensor that cannot be divided among the ranks as the model asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrongCut {
+    /// The tensor's name.
+    pub name: String,
+    /// What would be divided.
+    pub actual: String,
+    /// What can be.
+    pub expected: String,
+}
+
 impl WeightReport {
     /// Whether nothing is wrong.
     pub fn is_empty(&self) -> bool {
@@ -206,6 +219,7 @@ impl WeightReport {
             && self.wrong_dtype.is_empty()
             && self.out_of_range.is_empty()
             && self.wrong_quantization.is_empty()
+            && self.wrong_cut.is_empty()
     }
 }
 
@@ -225,6 +239,9 @@ impl fmt::Display for WeightReport {
         })?;
         list(f, "out of range", &self.out_of_range, |f, what| write!(f, "{what}"))?;
         list(f, "wrong quantisation", &self.wrong_quantization, |f, wrong| {
+            write!(f, "{} {}, expected {}", wrong.name, wrong.actual, wrong.expected)
+        })?;
+        list(f, "not divisible among the ranks", &self.wrong_cut, |f, wrong| {
             write!(f, "{} {}, expected {}", wrong.name, wrong.actual, wrong.expected)
         })
     }

@@ -2,8 +2,8 @@
 //!
 //! | part | what |
 //! |---|---|
-//! | [`DeepseekModel`] | loads a checkpoint folder onto a device, or makes up weights; forward passes over a [`ModelCache`] |
-//! | [`Engine`] | requests that come and go: continuous batching, chunked prefill, shared prefixes, preemption |
+//! | [`DeepseekModel`] | loads a checkpoint folder onto a device, or initialises weights at random; forward passes over a [`ModelCache`] |
+//! | [`Engine`] | requests that come and go: continuous batching, chunked prefill, prefix caching, preemption |
 //! | [`generate`] | prompts in, text out, streaming: an engine for a few requests that are there from the start |
 //! | [`verify()`] | compares a model with results stored beside its checkpoint |
 //! | [`ModelConfig`], [`DeepseekV3Config`], [`DeepseekV4Config`] | `config.json`, validated; [`GenerationDefaults`] for `generation_config.json` |
@@ -21,33 +21,39 @@ mod decode_graph;
 mod engine;
 mod error;
 mod generation;
+mod inspection;
 mod layers;
 mod model;
 mod models;
+mod parallel;
+mod request;
+mod runner;
 mod sampling;
 mod step;
-mod step_v4;
 mod tokenizer;
 mod verify;
 mod weights;
 
-pub use cache::{CacheSize, ModelCache, V4Cache};
-pub use config::{
-    AttentionSpec, DeepseekV3Config, DeepseekV4Config, GenerationDefaults, IndexerConfig, LayerSpec, LayerSummary,
-    MlpSpec, ModelConfig, ModelType, Quantization, RopeConfig, Scoring, YarnConfig,
-};
+pub use cache::{CacheSize, ModelCache};
+pub use config::{GenerationDefaults, LayerSummary, Quantization, RopeConfig, YarnConfig};
+pub use decode_graph::GraphSupport;
 pub use engine::{Completion, Engine, EngineOptions, EngineStats, FinishReason, RequestStream, StreamEvent};
-pub use error::{ModelError, WeightReport, WrongDType, WrongQuantization, WrongShape};
-pub use generation::{GenerationOptions, GenerationRequest, GenerationStats, generate};
+pub use error::{ModelError, WeightReport, WrongCut, WrongDType, WrongQuantization, WrongShape};
+pub use generation::{GenerationOptions, generate};
+pub use inspection::{Inspection, WeightGroup, weight_specs};
 pub use model::DeepseekModel;
-pub use models::{DeepseekV3, DeepseekV4, Hidden};
+pub use models::deepseek_v3::{DeepseekV3Config, IndexerConfig, ModelType, Scoring};
+pub use models::deepseek_v4::{AttentionSpec, DeepseekV4Config, LayerSpec, MlpSpec};
+pub use models::{Hidden, ModelConfig};
+pub use parallel::{Communicator, Cut, Parallel};
+pub use request::GenerationRequest;
 pub use sampling::{Sampler, SamplingParams};
 pub use step::Chunk;
 pub use tokenizer::{StopOutcome, StopStrings, TextStream, Tokenizer};
 pub use verify::{Comparison, VerifyOptions, verify};
 pub use weights::{
-    Checkpoint, Inspection, LoadProgress, LoadSummary, WeightForm, WeightGroup, WeightLoader, WeightRole, WeightSpec,
-    WeightsFrom, WriteSummary, device_bytes, weight_specs, write_checkpoint,
+    Checkpoint, LoadProgress, LoadSummary, WeightForm, WeightLoader, WeightRole, WeightSpec, WeightsFrom, WriteSummary,
+    device_bytes, write_checkpoint,
 };
 
 /// What everything here returns.

@@ -3,47 +3,25 @@
 use std::path::Path;
 
 use burn::tensor::{Device, FloatDType, Tensor};
-use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
-use mla_ops::{MlaDecodeProblem, PathChoice, batch_invariant, explain_path};
+use mla_ops::{PathChoice, batch_invariant, explain_path};
 
-use crate::cache::{CacheSize, ModelCache, V4Cache};
-use crate::config::{DeepseekV3Config, GenerationDefaults, ModelConfig};
-use crate::decode_graph::DecodeGraphs;
-use crate::models::{DeepseekV3, DeepseekV4, Hidden};
-use crate::step::Chunk;
-use crate::weights::{Checkpoint, LoadProgress, WeightLoader, check_headers, device_bytes, weight_specs};
+use crate::cache::{CacheSize, ModelCache};
+use crate::config::GenerationDefaults;
+use crate::decode_graph::{DecodeGraphs, GraphSupport};
+use crate::inspection::{check_headers, weight_specs};
+use crate::models::{Hidden, Model, ModelConfig};
+use crate::step::{Chunk, last_rows};
+use crate::weights::{Checkpoint, LoadProgress, WeightLoader, device_bytes};
 use crate::{ModelError, Result};
 
 /// A model loaded from a checkpoint folder.
 #[derive(Debug)]
 pub struct DeepseekModel {
     config: ModelConfig,
-    architecture: Architecture,
+    model: Box<dyn Model>,
     device: Device,
     dtype: FloatDType,
     defaults: GenerationDefaults,
-}
-
-#[derive(Debug)]
-pub(crate) enum Architecture {
-    V3(Box<DeepseekV3>),
-    V4(Box<DeepseekV4>),
-}
-
-impl Architecture {
-    /// Takes the weights out of a loader; what is missing or wrong shows when the loader is finished.
-    pub(crate) fn load(config: &ModelConfig, loader: &mut WeightLoader, device: &Device) -> Self {
-        match config.clone() {
-            ModelConfig::V3(config) => {
-                loader.skip_unused(&config);
-                Self::V3(Box::new(DeepseekV3::load(config, loader, device)))
-            }
-            ModelConfig::V4(config) => {
-                loader.expect_v4();
-                Self::V4(Box::new(DeepseekV4::load(config, loader, device)))
-            }
-        }
-    }
 }
 
 fn check_dtype(device: &Device, dtype: FloatDType) -> Result<()> {
@@ -74,12 +52,12 @@ impl DeepseekModel {
         check_headers(&config, &checkpoint, device)?;
         let loader = WeightLoader::new(&checkpoint, device, dtype, Some(on_progress));
         let mut loader = loader.with_quantization(config.quantization());
-        let architecture = Architecture::load(&config, &mut loader, device);
+        let model = config.load(&mut loader, device);
         loader.finish()?;
-        Ok(Self { config, architecture, device: device.clone(), dtype, defaults })
+        Ok(Self { config, model, device: device.clone(), dtype, defaults })
     }
 
-    /// A model without a checkpoint: its weights are drawn on the device, by `seed`, of sizes that keep activations finite.
+    /// A model with random weights: they are drawn on the device, by `seed`, of sizes that keep activations finite.
     /// No token ends a text. `on_progress` sees how far the weights are, in bytes on the device.
     ///
     /// # Errors
@@ -94,12 +72,12 @@ impl DeepseekModel {
         check_dtype(device, dtype)?;
         let bytes = device_bytes(&weight_specs(&config), dtype);
         let mut loader = WeightLoader::random(seed, device, dtype, bytes, Some(on_progress));
-        let architecture = Architecture::load(&config, &mut loader, device);
+        let model = config.load(&mut loader, device);
         loader.finish()?;
         let eos_token_ids = Vec::new();
         let defaults =
             GenerationDefaults { eos_token_ids, do_sample: false, temperature: None, top_p: None, top_k: None };
-        Ok(Self { config, architecture, device: device.clone(), dtype, defaults })
+        Ok(Self { config, model, device: device.clone(), dtype, defaults })
     }
 
     /// Where the model computes.
@@ -137,21 +115,12 @@ impl DeepseekModel {
     /// # Errors
     /// A size that is zero or too large, or a page size that is no power of two.
     pub fn new_cache(&self, size: CacheSize) -> Result<ModelCache> {
-        match &self.config {
-            ModelConfig::V3(config) => {
-                let cache = PagedCache::new(latent_cache_config(config, size, self.dtype), &self.device)?;
-                Ok(ModelCache::Latent(cache))
-            }
-            ModelConfig::V4(config) => Ok(ModelCache::V4(V4Cache::new(config, size, self.dtype, &self.device)?)),
-        }
+        self.model.new_cache(size, self.dtype)
     }
 
-    /// Decode steps that are captured, where the model and its device have them.
-    pub(crate) fn decode_graphs(&self) -> Option<DecodeGraphs<'_>> {
-        match &self.architecture {
-            Architecture::V3(model) => DecodeGraphs::new(model, &self.device),
-            Architecture::V4(_) => None,
-        }
+    /// Its captured decode steps, or why it has none.
+    pub(crate) fn decode_graphs(&self) -> std::result::Result<DecodeGraphs<'_>, GraphSupport> {
+        DecodeGraphs::new(&*self.model, self.vocab_size(), &self.device)
     }
 
     /// Whether a token's logits can be computed in a way that does not depend on the other tokens.
@@ -160,36 +129,12 @@ impl DeepseekModel {
     /// [`ModelError::Request`] for DeepSeek-V4 on a GPU, [`ModelError::Ops`] for a device that cannot.
     pub(crate) fn check_deterministic(&self) -> Result<()> {
         batch_invariant(&self.device, || ())?;
-        match &self.architecture {
-            Architecture::V4(_) if self.attention_path(1, 1).path != mla_ops::Path::Reference => {
-                Err(ModelError::request(
-                    "deterministic",
-                    format!("true, for DeepSeek-V4 on {:?}", self.device),
-                    "false, or the CPU: on GPUs its logits in f32 are not the same in every batch",
-                ))
-            }
-            _ => Ok(()),
-        }
+        self.model.check_deterministic(self.attention_path(1, 1).path)
     }
 
     /// Which implementation of the decode attention runs for a batch, and why.
     pub fn attention_path(&self, batch: usize, page_size: usize) -> PathChoice {
-        let (heads, key_width, value_width, page_size) = match &self.config {
-            ModelConfig::V3(config) => {
-                (config.num_attention_heads, config.cache_width(), config.kv_lora_rank, page_size)
-            }
-            // The rows that a token sees are named one by one.
-            ModelConfig::V4(config) => (config.num_attention_heads, config.head_dim, config.head_dim, 1),
-        };
-        let problem = MlaDecodeProblem {
-            batch,
-            query_len: 1,
-            heads,
-            key_width,
-            value_width,
-            page_size,
-            dtype: self.dtype.into(),
-        };
+        let problem = self.model.decode_problem(batch, page_size, self.dtype);
         explain_path(&problem, &self.device)
     }
 
@@ -204,10 +149,7 @@ impl DeepseekModel {
         cache: &mut ModelCache,
         observe: &mut dyn FnMut(Hidden, &Tensor<2>),
     ) -> Result<Tensor<2>> {
-        match &self.architecture {
-            Architecture::V3(model) => Ok(model.logits(model.forward(chunks, cache.latent()?, observe)?)),
-            Architecture::V4(model) => Ok(model.logits(model.forward(chunks, cache.v4()?, observe)?)),
-        }
+        self.model.logits(self.model.forward(chunks, cache, Some(observe))?)
     }
 
     /// Logits `[chunks, vocab]` of the last new token of each request.
@@ -215,20 +157,7 @@ impl DeepseekModel {
     /// # Errors
     /// As [`Self::forward`].
     pub fn next_token_logits(&self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<Tensor<2>> {
-        match &self.architecture {
-            Architecture::V3(model) => model.next_token_logits(chunks, cache.latent()?),
-            Architecture::V4(model) => model.next_token_logits(chunks, cache.v4()?),
-        }
-    }
-}
-
-fn latent_cache_config(config: &DeepseekV3Config, size: CacheSize, dtype: FloatDType) -> CacheConfig {
-    CacheConfig {
-        pools: config.pool_widths().into_iter().map(PoolConfig::per_token).collect(),
-        dtype,
-        num_pages: size.num_pages,
-        page_size: size.page_size,
-        max_requests: size.max_requests,
-        max_tokens: size.max_tokens,
+        let hidden = self.model.forward(chunks, cache, None)?;
+        self.model.logits(last_rows(&hidden, chunks))
     }
 }

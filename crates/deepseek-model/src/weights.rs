@@ -1,16 +1,20 @@
 //! The safetensors files of a checkpoint folder: which tensors there are, and where their bytes lie.
 
+mod asked;
 mod codes;
-mod inspect;
 mod loader;
 mod numbers;
+mod published;
 mod random;
+mod read;
+mod spec;
 mod stored;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tests_quantized;
-mod v4_names;
+#[cfg(test)]
+mod tests_ranks;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,9 +26,10 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
-pub(crate) use self::inspect::check_headers;
-pub use self::inspect::{Inspection, WeightGroup, WeightRole, WeightSpec, device_bytes, weight_specs};
 pub use self::loader::{LoadProgress, LoadSummary, WeightLoader};
+pub(crate) use self::published::{Published, Renaming};
+pub(crate) use self::spec::Listed;
+pub use self::spec::{WeightRole, WeightSpec, device_bytes};
 pub use self::write::{WeightForm, WeightsFrom, WriteSummary, write_checkpoint};
 use crate::{ModelError, Result};
 
@@ -79,7 +84,7 @@ impl Checkpoint {
     }
 
     /// The files that can be read, and what is wrong with the others.
-    pub(super) fn open_readable(dir: &Path) -> Result<(Self, Vec<ModelError>)> {
+    pub(crate) fn open_readable(dir: &Path) -> Result<(Self, Vec<ModelError>)> {
         let mut checkpoint = Self { dir: dir.into(), shards: Vec::new(), tensors: BTreeMap::new() };
         if dir.join(SINGLE).exists() {
             let damaged = checkpoint.add_shard(dir.join(SINGLE), "the weights are read from there").err();

@@ -8,14 +8,14 @@ use serde_json::{Map, Value};
 use crate::{ModelError, Result};
 
 /// The object in a JSON file. A field that is `null` counts as absent, as it does in transformers.
-pub(super) struct Fields {
-    pub(super) path: PathBuf,
+pub(crate) struct Fields {
+    pub(crate) path: PathBuf,
     object: Map<String, Value>,
 }
 
 impl Fields {
     /// Reads the object in the file `path`; `hint` says what to do when there is no such file.
-    pub(super) fn read(path: &Path, hint: &str) -> Result<Self> {
+    pub(crate) fn read(path: &Path, hint: &str) -> Result<Self> {
         let text = std::fs::read(path).map_err(|source| ModelError::unreadable(path, source, hint))?;
         let object = serde_json::from_slice(&text)
             .map_err(|error| ModelError::Json { path: path.into(), reason: error.to_string() })?;
@@ -23,13 +23,13 @@ impl Fields {
     }
 
     /// The object in the field `name`, or `None` if it is absent.
-    pub(super) fn object(&self, name: &str) -> Result<Option<Self>> {
+    pub(crate) fn object(&self, name: &str) -> Result<Option<Self>> {
         let object = self.optional::<Map<String, Value>>(name, "an object")?;
         Ok(object.map(|object| Self { path: self.path.clone(), object }))
     }
 
     /// The value of the field `name`, or `None` if it is absent; `expected` describes its type.
-    pub(super) fn optional<T: DeserializeOwned>(&self, name: &str, expected: &str) -> Result<Option<T>> {
+    pub(crate) fn optional<T: DeserializeOwned>(&self, name: &str, expected: &str) -> Result<Option<T>> {
         match self.object.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
@@ -39,37 +39,37 @@ impl Fields {
     }
 
     /// The value of the field `name`, which must be there.
-    pub(super) fn required<T: DeserializeOwned>(&self, name: &str, expected: &str) -> Result<T> {
+    pub(crate) fn required<T: DeserializeOwned>(&self, name: &str, expected: &str) -> Result<T> {
         self.optional(name, expected)?.ok_or_else(|| self.error(name, "missing".into(), expected.to_string()))
     }
 
     /// A count that must be there.
-    pub(super) fn count(&self, name: &str) -> Result<usize> {
+    pub(crate) fn count(&self, name: &str) -> Result<usize> {
         self.required(name, "a whole number")
     }
 
     /// A count, or `default` if it is absent.
-    pub(super) fn count_or(&self, name: &str, default: usize) -> Result<usize> {
+    pub(crate) fn count_or(&self, name: &str, default: usize) -> Result<usize> {
         Ok(self.optional(name, "a whole number")?.unwrap_or(default))
     }
 
     /// A number, or `default` if it is absent.
-    pub(super) fn number_or(&self, name: &str, default: f64) -> Result<f64> {
+    pub(crate) fn number_or(&self, name: &str, default: f64) -> Result<f64> {
         Ok(self.optional(name, "a number")?.unwrap_or(default))
     }
 
     /// A flag, or `default` if it is absent.
-    pub(super) fn flag_or(&self, name: &str, default: bool) -> Result<bool> {
+    pub(crate) fn flag_or(&self, name: &str, default: bool) -> Result<bool> {
         Ok(self.optional(name, "true or false")?.unwrap_or(default))
     }
 
     /// A word, or `default` if it is absent.
-    pub(super) fn word_or(&self, name: &str, default: &str) -> Result<String> {
+    pub(crate) fn word_or(&self, name: &str, default: &str) -> Result<String> {
         Ok(self.optional(name, "a string")?.unwrap_or_else(|| default.to_string()))
     }
 
     /// Token ids, published as one number or as a list; empty if absent.
-    pub(super) fn token_ids(&self, name: &str) -> Result<Vec<u32>> {
+    pub(crate) fn token_ids(&self, name: &str) -> Result<Vec<u32>> {
         match self.object.get(name) {
             Some(Value::Number(_)) => Ok(vec![self.required(name, "a token id")?]),
             _ => Ok(self.optional(name, "a token id or a list of token ids")?.unwrap_or_default()),
@@ -77,7 +77,7 @@ impl Fields {
     }
 
     /// Refuses a list of layer kinds that is there and differs from the only one that is implemented.
-    pub(super) fn schedule<'a>(&self, name: &str, kinds: impl ExactSizeIterator<Item = &'a str>) -> Result<()> {
+    pub(crate) fn schedule<'a>(&self, name: &str, kinds: impl ExactSizeIterator<Item = &'a str>) -> Result<()> {
         let Some(found) = self.optional::<Vec<String>>(name, "a list of layer kinds")? else {
             return Ok(());
         };
@@ -94,7 +94,7 @@ impl Fields {
     }
 
     /// Refuses a field that has another value than the only one that is implemented.
-    pub(super) fn only<T>(&self, name: &str, actual: T, implemented: T) -> Result<()>
+    pub(crate) fn only<T>(&self, name: &str, actual: T, implemented: T) -> Result<()>
     where
         T: PartialEq + std::fmt::Display,
     {
@@ -105,7 +105,7 @@ impl Fields {
     }
 
     /// The refusal of the field `name`.
-    pub(super) fn error(&self, name: &str, actual: String, expected: String) -> ModelError {
+    pub(crate) fn error(&self, name: &str, actual: String, expected: String) -> ModelError {
         ModelError::Config { path: Some(self.path.clone()), field: name.to_string(), actual, expected }
     }
 }

@@ -28,7 +28,7 @@ const SECTION: &str = "quantization_config";
 
 impl Quantization {
     /// The section of a `config.json`, or `None` where weights are plain numbers.
-    pub(super) fn read(fields: &Fields) -> Result<Option<Self>> {
+    pub(crate) fn read(fields: &Fields) -> Result<Option<Self>> {
         let Some(section) = fields.object(SECTION)? else { return Ok(None) };
         let refuse = |field: &str, actual: String, expected: &str| {
             let what = format!("`{field}` is {actual}, expected {expected}");

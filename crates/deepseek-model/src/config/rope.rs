@@ -79,7 +79,7 @@ impl RopeConfig {
     }
 
     /// Reads `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (published files).
-    pub(super) fn read(config: &Fields) -> Result<Self> {
+    pub(crate) fn read(config: &Fields) -> Result<Self> {
         let section = match config.object("rope_parameters")? {
             Some(parameters) => Some(("rope_parameters", parameters)),
             None => config.object("rope_scaling")?.map(|scaling| ("rope_scaling", scaling)),
@@ -92,7 +92,7 @@ impl RopeConfig {
     }
 
     /// Reads one section of the name `name`; `outer` is the base if the section has none.
-    pub(super) fn read_section(section: &Fields, name: &str, outer: f64) -> Result<Self> {
+    pub(crate) fn read_section(section: &Fields, name: &str, outer: f64) -> Result<Self> {
         let rope_theta = section.number_or("rope_theta", outer)?;
         let rope_type = section.word_or("rope_type", &section.word_or("type", "default")?)?;
         let yarn = match rope_type.as_str() {
@@ -107,7 +107,7 @@ impl RopeConfig {
     }
 
     /// The first field out of range: its name, value and the values it may have.
-    pub(super) fn contradiction(&self) -> Option<(&'static str, String, String)> {
+    pub(crate) fn contradiction(&self) -> Option<(&'static str, String, String)> {
         let found = |field, actual: String, expected: &str| Some((field, actual, expected.to_string()));
         if !(self.rope_theta.is_finite() && self.rope_theta > 1.0) {
             return found("rope_theta", self.rope_theta.to_string(), "a finite number above 1");

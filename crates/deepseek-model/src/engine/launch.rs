@@ -2,7 +2,7 @@
 //! done without knowing them.
 
 use burn::tensor::{FloatDType, Int, Tensor};
-use mla_ops::{argmax, batch_invariant, read_beside};
+use mla_ops::{argmax, read_beside};
 
 use super::Engine;
 use super::reply::{Limits, Next, Reply};
@@ -57,7 +57,7 @@ impl<'a> Engine<'a> {
             return Ok(None);
         }
         self.note_cache_use();
-        let (logits, is_replayed) = self.forward(&plan)?;
+        let (logits, is_replayed) = self.runner.step(&plan.chunks, &mut self.scheduler.cache)?;
         let complete = self.scheduler.completed_by(&plan);
         let is_greedy = |id: &u64| self.replies.get(id).is_none_or(Reply::takes_likeliest);
         let choice = match () {
@@ -74,14 +74,14 @@ impl<'a> Engine<'a> {
         if !self.all_may_go_on(before) {
             return Ok(None);
         }
-        let (Some(graphs), Some(pages)) = (&mut self.graphs, self.scheduler.pages_after(before)?) else {
+        let Some(pages) = self.scheduler.pages_after(before)? else {
             return Ok(None);
         };
-        if !graphs.can_follow(before.jobs.len(), pages, self.scheduler.cache.latent()?) {
+        if !self.runner.can_follow(before.jobs.len(), pages, &self.scheduler.cache) {
             return Ok(None);
         }
         let plan = self.scheduler.plan_after(before)?;
-        let logits = graphs.logits_after(&plan.chunks, ids, self.scheduler.cache.latent()?)?;
+        let logits = self.runner.step_after(&plan.chunks, ids, &mut self.scheduler.cache)?;
         self.note_cache_use();
         Ok(Some(Launched { plan, is_replayed: true, choice: Choice::Likeliest(argmax(logits)?) }))
     }
@@ -99,7 +99,7 @@ impl<'a> Engine<'a> {
             Choice::Logits(rows) => logits = to_host(rows)?,
         }
         self.scheduler.computed(&plan)?;
-        let (mut drawn, vocab) = (0, self.model.vocab_size());
+        let (mut drawn, vocab) = (0, self.runner.model().vocab_size());
         for (row, &id) in plan.jobs.iter().enumerate() {
             // A request whose prompt is not complete yet has no use for the logits.
             if self.scheduler.is_complete(id) {
@@ -114,21 +114,6 @@ impl<'a> Engine<'a> {
             self.stats.time_to_first_token.get_or_insert_with(|| self.start.elapsed());
         }
         Ok(drawn)
-    }
-
-    /// Logits `[chunks, vocab]`, and whether the step was replayed.
-    fn forward(&mut self, plan: &Plan) -> Result<(Tensor<2>, bool)> {
-        let (model, cache) = (self.model, &mut self.scheduler.cache);
-        if self.deterministic {
-            let logits = batch_invariant(model.device(), || model.next_token_logits(&plan.chunks, cache))?;
-            return Ok((logits?, false));
-        }
-        if let Some(graphs) = self.graphs.as_mut().filter(|_| plan.has_one_token_each())
-            && let Some(logits) = graphs.next_token_logits(&plan.chunks, cache.latent()?, model.device())?
-        {
-            return Ok((logits, true));
-        }
-        Ok((model.next_token_logits(&plan.chunks, cache)?, false))
     }
 
     /// The next token of a request, and its end if that has come; whether there was a token.
@@ -157,7 +142,8 @@ impl<'a> Engine<'a> {
     }
 
     fn limits(&self) -> Limits<'a> {
-        Limits { eos_token_ids: self.model.eos_token_ids(), max_positions: self.model.max_positions() }
+        let model = self.runner.model();
+        Limits { eos_token_ids: model.eos_token_ids(), max_positions: model.max_positions() }
     }
 
     fn note_cache_use(&mut self) {

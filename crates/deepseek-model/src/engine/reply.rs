@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use super::stream::{Completion, FinishReason, RequestStream, StreamEvent};
 use crate::Result;
-use crate::generation::GenerationRequest;
+use crate::request::GenerationRequest;
 use crate::sampling::{Sampler, no_finite_logit};
 use crate::tokenizer::{StopStrings, TextStream, Tokenizer};
 

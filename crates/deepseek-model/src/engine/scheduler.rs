@@ -58,10 +58,10 @@ pub(crate) struct Counts {
     pub(crate) prompt_tokens: usize,
     /// Tokens that were computed before, and lost to other requests.
     pub(crate) recomputed_tokens: usize,
-    /// Tokens of requests that began to run, again after a preemption.
-    pub(crate) looked_up_tokens: usize,
-    /// Those of them that were found in shared pages.
-    pub(crate) shared_tokens: usize,
+    /// Tokens of requests that began to run, or ran again after a preemption.
+    pub(crate) prefix_queries: usize,
+    /// Those of them that were found in the prefix cache.
+    pub(crate) prefix_hits: usize,
     /// Times that a request gave up its pages.
     pub(crate) preemptions: usize,
 }
@@ -85,9 +85,9 @@ pub(crate) struct Scheduler {
 
 impl Scheduler {
     /// A request holds a row of the cache while it runs: the cache has `max_batch` of them.
-    pub(crate) fn new(cache: ModelCache, prefix_sharing: bool, max_batch: usize, token_budget: usize) -> Self {
-        let shares = prefix_sharing && matches!(cache, ModelCache::Latent(_));
-        let tree = shares.then(|| PrefixTree::new(cache.page_size()));
+    pub(crate) fn new(mut cache: ModelCache, prefix_caching: bool, max_batch: usize, token_budget: usize) -> Self {
+        let page_size = cache.page_size();
+        let tree = cache.shared_pages().filter(|_| prefix_caching).map(|_| PrefixTree::new(page_size));
         let (waiting, running, counts) = Default::default();
         Self { cache, tree, waiting, running, max_batch, token_budget, counts }
     }
@@ -234,7 +234,7 @@ impl Scheduler {
     }
 
     /// Frees the pages that no request uses.
-    pub(crate) fn forget_prefixes(&mut self) -> Result<()> {
+    pub(crate) fn reset_prefix_cache(&mut self) -> Result<()> {
         self.evict(usize::MAX)?;
         Ok(())
     }
@@ -308,15 +308,15 @@ impl Scheduler {
         if !self.running.is_empty() && !self.has_room_beside(&shared, needed)? {
             return Ok(false);
         }
-        let place = match &mut self.cache {
-            ModelCache::Latent(cache) => cache.admit_with(&shared)?,
-            cache @ ModelCache::V4(_) => cache.admit()?,
+        let place = match self.cache.shared_pages() {
+            Some(cache) => cache.admit_with(&shared)?,
+            None => self.cache.admit()?,
         };
         if let Some(mut job) = self.waiting.pop_front() {
             job.place = Some(place);
             job.cached = shared.len() * page_size;
-            self.counts.looked_up_tokens += job.tokens.len();
-            self.counts.shared_tokens += job.cached;
+            self.counts.prefix_queries += job.tokens.len();
+            self.counts.prefix_hits += job.cached;
             self.running.push(job);
         }
         Ok(true)
@@ -328,11 +328,11 @@ impl Scheduler {
             return Ok(true);
         }
         // With a holder more they do not count as idle.
-        if let ModelCache::Latent(cache) = &mut self.cache {
+        if let Some(cache) = self.cache.shared_pages() {
             cache.retain(shared)?;
         }
         let room = self.cache.free_pages() + self.idle_pages();
-        if let ModelCache::Latent(cache) = &mut self.cache {
+        if let Some(cache) = self.cache.shared_pages() {
             cache.release(shared)?;
         }
         Ok(needed <= room)
@@ -350,7 +350,7 @@ impl Scheduler {
 
     /// Frees up to `n` pages that nobody uses, the longest unused first; returns how many.
     fn evict(&mut self, n: usize) -> Result<usize> {
-        let (Some(tree), ModelCache::Latent(cache)) = (&mut self.tree, &mut self.cache) else {
+        let (Some(tree), Some(cache)) = (&mut self.tree, self.cache.shared_pages()) else {
             return Ok(0);
         };
         let evicted = tree.evict(n, |page| cache.holders(page) == 1);
@@ -361,7 +361,7 @@ impl Scheduler {
 
 /// Puts the whole pages of a request into the tree; `runs`, if it goes on holding them.
 fn offer(tree: &mut Option<PrefixTree>, cache: &mut ModelCache, job: &Job, runs: bool) -> Result<()> {
-    if let (Some(tree), ModelCache::Latent(cache), Some(place)) = (tree, cache, job.place) {
+    if let (Some(tree), Some(cache), Some(place)) = (tree, cache.shared_pages(), job.place) {
         let added = tree.insert(&job.tokens[..job.cached], cache.pages(place)?, runs);
         cache.retain(&added)?;
     }
@@ -370,7 +370,7 @@ fn offer(tree: &mut Option<PrefixTree>, cache: &mut ModelCache, job: &Job, runs:
 
 /// Whether the tree is the only holder.
 fn is_idle(cache: &ModelCache, page: u32) -> bool {
-    matches!(cache, ModelCache::Latent(cache) if cache.holders(page) == 1)
+    cache.pages().holders(page) == 1
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ const PAGES: usize = 10;
 const MAX_BATCH: usize = 3;
 const BUDGET: usize = 9;
 
-fn scheduler(prefix_sharing: bool) -> Scheduler {
+fn scheduler(prefix_caching: bool) -> Scheduler {
     let config = CacheConfig {
         pools: vec![PoolConfig::per_token(1)],
         num_pages: PAGES,
@@ -24,7 +24,7 @@ fn scheduler(prefix_sharing: bool) -> Scheduler {
         dtype: FloatDType::F32,
     };
     let cache = PagedCache::new(config, &Device::flex()).unwrap();
-    Scheduler::new(ModelCache::Latent(cache), prefix_sharing, MAX_BATCH, BUDGET)
+    Scheduler::new(ModelCache::new(cache), prefix_caching, MAX_BATCH, BUDGET)
 }
 
 /// What stands in for the row of the last of some tokens: it depends on all of them, and f32 holds it exactly.
@@ -33,10 +33,7 @@ fn row(tokens: &[u32]) -> f32 {
 }
 
 fn latent(scheduler: &mut Scheduler) -> &mut PagedCache {
-    match &mut scheduler.cache {
-        ModelCache::Latent(cache) => cache,
-        ModelCache::V4(_) => unreachable!("made so"),
-    }
+    scheduler.cache.get_mut().expect("made so")
 }
 
 /// What a model would do: writes the rows of the new tokens.
@@ -77,7 +74,7 @@ fn write(scheduler: &mut Scheduler, slots: &[i32], rows: &[f32]) {
 
 /// Every running request finds its own rows in its pages, and pages have the holders that they should have.
 fn check(scheduler: &Scheduler) {
-    let ModelCache::Latent(cache) = &scheduler.cache else { unreachable!("made so") };
+    let cache: &PagedCache = scheduler.cache.get().expect("made so");
     let rows: Vec<f32> = cache.pool(0).unwrap().into_data().try_into_vec().unwrap();
     let mut holders = HashMap::<u32, u32>::new();
     for job in &scheduler.running {
@@ -198,8 +195,8 @@ impl World {
 
 proptest! {
     #[test]
-    fn random_programs_keep_rows_and_pages(actions in actions(), prefix_sharing: bool, looks_ahead: bool) {
-        let mut scheduler = scheduler(prefix_sharing);
+    fn random_programs_keep_rows_and_pages(actions in actions(), prefix_caching: bool, looks_ahead: bool) {
+        let mut scheduler = scheduler(prefix_caching);
         let mut world = World { looks_ahead, ..World::default() };
         for action in &actions {
             world.act(&mut scheduler, action);
@@ -211,7 +208,7 @@ proptest! {
             steps += 1;
             prop_assert!(steps < 10_000, "requests do not end");
         }
-        scheduler.forget_prefixes().unwrap();
+        scheduler.reset_prefix_cache().unwrap();
         prop_assert_eq!(scheduler.cache.free_pages(), PAGES);
         prop_assert_eq!((scheduler.running(), scheduler.waiting(), scheduler.idle_pages()), (0, 0, 0));
     }
@@ -242,7 +239,7 @@ fn requests_that_begin_alike_share_pages_and_compute_them_once() {
         scheduler.computed(&plan).unwrap();
         scheduler.running_job_mut(id).unwrap().tokens.push(1);
     }
-    assert_eq!((scheduler.counts.looked_up_tokens, scheduler.counts.shared_tokens), (18, 8));
+    assert_eq!((scheduler.counts.prefix_queries, scheduler.counts.prefix_hits), (18, 8));
     assert_eq!(scheduler.counts.prompt_tokens, 9 + 1);
     // Two pages of both, and one each.
     assert_eq!(scheduler.cache.free_pages(), PAGES - 4);

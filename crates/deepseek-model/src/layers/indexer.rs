@@ -6,14 +6,15 @@ use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_in
 
 use super::{LayerNorm, Linear, Rotation};
 use crate::Result;
-use crate::config::{DeepseekV3Config, IndexerConfig};
-use crate::step::{IndexedKeys, Step};
+use crate::models::deepseek_v3::{DeepseekV3Config, IndexerConfig};
+use crate::models::deepseek_v3::{IndexedKeys, Step};
+use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// The norm of the index keys has this epsilon.
 const NORM_EPS: f64 = 1e-6;
 
-/// The indexer of one layer.
+/// The indexer of one layer; every rank has all of it, and picks the same keys.
 #[derive(Debug, Clone)]
 pub(crate) struct Indexer {
     /// The pool of its keys.
@@ -39,10 +40,10 @@ impl Indexer {
         let (hidden, rank) = (config.hidden_size, config.q_lora_rank.unwrap_or(config.hidden_size));
         Self {
             pool: config.num_hidden_layers + layer,
-            wq_b: Linear::load(loader, &format!("{name}.wq_b"), heads * head_dim, rank),
-            wk: Linear::load(loader, &format!("{name}.wk"), head_dim, hidden),
+            wq_b: Linear::load(loader, &format!("{name}.wq_b"), [heads * head_dim, rank], Cut::Whole),
+            wk: Linear::load(loader, &format!("{name}.wk"), [head_dim, hidden], Cut::Whole),
             k_norm: LayerNorm::load(loader, &format!("{name}.k_norm"), head_dim, NORM_EPS),
-            weights_proj: Linear::load(loader, &format!("{name}.weights_proj"), heads, hidden),
+            weights_proj: Linear::load(loader, &format!("{name}.weights_proj"), [heads, hidden], Cut::Whole),
             config: indexer,
             qk_rope_head_dim: config.qk_rope_head_dim,
         }

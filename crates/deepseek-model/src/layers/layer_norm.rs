@@ -1,5 +1,6 @@
 use burn::tensor::{FloatDType, Tensor};
 
+use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// Layer norm: `(x - mean(x)) / sqrt(var(x) + eps) · weight + bias`, in f32.
@@ -15,8 +16,8 @@ pub(crate) struct LayerNorm {
 impl LayerNorm {
     /// Loads `{name}.weight` and `{name}.bias`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, width: usize, eps: f64) -> Self {
-        let weight = loader.tensor_f32(&format!("{name}.weight"), [width]).unsqueeze();
-        let bias = loader.tensor_f32(&format!("{name}.bias"), [width]).unsqueeze();
+        let weight = loader.tensor_f32(&format!("{name}.weight"), [width], Cut::Whole).unsqueeze();
+        let bias = loader.tensor_f32(&format!("{name}.bias"), [width], Cut::Whole).unsqueeze();
         Self { weight, bias, eps }
     }
 

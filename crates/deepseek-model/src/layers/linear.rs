@@ -1,6 +1,7 @@
 use burn::tensor::Tensor;
 use mla_ops::linear;
 
+use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// A projection without bias.
@@ -11,9 +12,9 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// Loads `{name}.weight`, stored `[out, in]`.
-    pub(crate) fn load(loader: &mut WeightLoader, name: &str, out: usize, input: usize) -> Self {
-        Self::new(loader.tensor(&format!("{name}.weight"), [out, input]))
+    /// Loads what this rank has of `{name}.weight`, stored `[out, in]`.
+    pub(crate) fn load(loader: &mut WeightLoader, name: &str, shape: [usize; 2], cut: Cut) -> Self {
+        Self::new(loader.tensor(&format!("{name}.weight"), shape, cut))
     }
 
     /// From a stored `[out, in]` weight.

@@ -10,8 +10,9 @@ use mla_ops::{
 
 use super::{Indexer, Linear, RmsNorm};
 use crate::Result;
-use crate::config::DeepseekV3Config;
-use crate::step::{Keys, NewKeys, PagedKeys, PastChunk, Step};
+use crate::models::deepseek_v3::DeepseekV3Config;
+use crate::models::deepseek_v3::{Keys, NewKeys, PagedKeys, PastChunk, Step};
+use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// The norms inside the attention have this epsilon, whatever `rms_norm_eps` says.
@@ -32,6 +33,7 @@ pub(crate) struct MultiHeadLatentAttention {
     /// `[H, dv, R]`: the value half, applied to the attention's output.
     w_uv: Tensor<3>,
     o_proj: Linear,
+    /// Of this rank.
     heads: usize,
     qk_nope_head_dim: usize,
     qk_rope_head_dim: usize,
@@ -64,14 +66,17 @@ enum Query {
 
 impl Query {
     fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV3Config) -> Self {
-        let (hidden, width) = (config.hidden_size, config.num_attention_heads * config.qk_head_dim());
+        let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
+        let width = heads * config.qk_head_dim();
         match config.q_lora_rank {
             Some(rank) => Self::LowRank {
-                q_a_proj: Linear::load(loader, &format!("{name}.q_a_proj"), rank, hidden),
+                q_a_proj: Linear::load(loader, &format!("{name}.q_a_proj"), [rank, hidden], Cut::Whole),
                 q_a_layernorm: RmsNorm::load(loader, &format!("{name}.q_a_layernorm"), rank, INNER_NORM_EPS),
-                q_b_proj: Linear::load(loader, &format!("{name}.q_b_proj"), width, rank),
+                q_b_proj: Linear::load(loader, &format!("{name}.q_b_proj"), [width, rank], Cut::Heads(heads)),
             },
-            None => Self::Whole { q_proj: Linear::load(loader, &format!("{name}.q_proj"), width, hidden) },
+            None => Self::Whole {
+                q_proj: Linear::load(loader, &format!("{name}.q_proj"), [width, hidden], Cut::Heads(heads)),
+            },
         }
     }
 
@@ -101,8 +106,9 @@ impl MultiHeadLatentAttention {
         let heads = config.num_attention_heads;
         let (dn, dr, dv) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
         let rank = config.kv_lora_rank;
-        let kv_b = loader.tensor(&format!("{name}.kv_b_proj.weight"), [heads * (dn + dv), rank]);
-        let by_head: Tensor<3> = loader.reshape(kv_b.clone(), [heads, dn + dv, rank]);
+        let kv_b = loader.tensor(&format!("{name}.kv_b_proj.weight"), [heads * (dn + dv), rank], Cut::Heads(heads));
+        let local = loader.parallel().local(heads);
+        let by_head: Tensor<3> = loader.reshape(kv_b.clone(), [local, dn + dv, rank]);
         Self {
             pool: layer,
             query: Query::load(loader, name, config),
@@ -112,15 +118,15 @@ impl MultiHeadLatentAttention {
             kv_a_proj_with_mqa: Linear::load(
                 loader,
                 &format!("{name}.kv_a_proj_with_mqa"),
-                rank + dr,
-                config.hidden_size,
+                [rank + dr, config.hidden_size],
+                Cut::Whole,
             ),
             kv_a_layernorm: RmsNorm::load(loader, &format!("{name}.kv_a_layernorm"), rank, INNER_NORM_EPS),
             kv_b_proj: Linear::new(kv_b),
             w_uk: loader.contiguous(by_head.clone().narrow(1, 0, dn).swap_dims(1, 2)),
             w_uv: by_head.narrow(1, dn, dv),
-            o_proj: Linear::load(loader, &format!("{name}.o_proj"), config.hidden_size, heads * dv),
-            heads,
+            o_proj: Linear::load(loader, &format!("{name}.o_proj"), [config.hidden_size, heads * dv], Cut::Columns),
+            heads: local,
             qk_nope_head_dim: dn,
             qk_rope_head_dim: dr,
             kv_lora_rank: rank,

@@ -2,6 +2,7 @@ use burn::tensor::Tensor;
 use mla_ops::{SharedExperts, swiglu};
 
 use super::Linear;
+use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// Gated feed-forward: `down(silu(gate(x)) ⊙ up(x))`; the dense layers and the shared experts.
@@ -34,10 +35,11 @@ impl Mlp {
         [hidden, intermediate]: [usize; 2],
     ) -> Self {
         let gate_up = [names.gate, names.up].map(|part| format!("{name}.{part}.weight"));
-        let gate_up: Tensor<3> = loader.stacked(&gate_up, [2, intermediate, hidden]);
+        let gate_up: Tensor<3> = loader.stacked(&gate_up, [2, intermediate, hidden], Cut::Rows);
+        let local = loader.parallel().local(intermediate);
         Self {
-            gate_up_proj: loader.reshape(gate_up, [2 * intermediate, hidden]),
-            down_proj: Linear::load(loader, &format!("{name}.{}", names.down), hidden, intermediate),
+            gate_up_proj: loader.reshape(gate_up, [2 * local, hidden]),
+            down_proj: Linear::load(loader, &format!("{name}.{}", names.down), [hidden, intermediate], Cut::Columns),
         }
     }
 

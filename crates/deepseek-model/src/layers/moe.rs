@@ -8,7 +8,8 @@ use mla_ops::{
 
 use super::{AttentionInput, Mlp, MultiHeadLatentAttention, RmsNorm};
 use crate::Result;
-use crate::config::{DeepseekV3Config, Scoring};
+use crate::models::deepseek_v3::{DeepseekV3Config, Scoring};
+use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// Routed experts and the shared expert that every token passes.
@@ -70,8 +71,8 @@ impl Router {
         let sigmoid = config.scoring == Scoring::Sigmoid;
         let limited = config.group_limited && config.topk_group < config.n_group;
         Self {
-            weight: loader.tensor_f32(&format!("{name}.weight"), [experts, config.hidden_size]),
-            bias: sigmoid.then(|| loader.tensor_f32(&format!("{name}.e_score_correction_bias"), [experts])),
+            weight: loader.tensor_f32(&format!("{name}.weight"), [experts, config.hidden_size], Cut::Whole),
+            bias: sigmoid.then(|| loader.tensor_f32(&format!("{name}.e_score_correction_bias"), [experts], Cut::Whole)),
             top_k: config.num_experts_per_tok,
             options: RouteExpertsOptions {
                 scoring: if sigmoid { ExpertScoring::Sigmoid } else { ExpertScoring::Softmax },
@@ -118,10 +119,11 @@ impl Experts {
         let weight = |expert: usize, part: &str| format!("{name}.{expert}.{part}.weight");
         let gate_up: Vec<_> = (0..experts).flat_map(|e| [weight(e, "gate_proj"), weight(e, "up_proj")]).collect();
         let down: Vec<_> = (0..experts).map(|e| weight(e, "down_proj")).collect();
-        let gate_up: Tensor<3> = loader.stacked(&gate_up, [2 * experts, width, hidden]);
+        let gate_up: Tensor<3> = loader.stacked(&gate_up, [2 * experts, width, hidden], Cut::Experts);
+        let local = loader.parallel().local(experts);
         Self {
-            gate_up_proj: loader.reshape(gate_up, [experts, 2 * width, hidden]),
-            down_proj: loader.stacked(&down, [experts, hidden, width]),
+            gate_up_proj: loader.reshape(gate_up, [local, 2 * width, hidden]),
+            down_proj: loader.stacked(&down, [experts, hidden, width], Cut::Experts),
             swiglu_limit: None,
         }
     }

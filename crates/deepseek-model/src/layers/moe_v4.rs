@@ -7,7 +7,8 @@ use super::Mlp;
 use super::mlp::MlpNames;
 use super::moe::Experts;
 use crate::Result;
-use crate::config::{DeepseekV4Config, MlpSpec};
+use crate::models::deepseek_v4::{DeepseekV4Config, MlpSpec};
+use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// Routed experts and the shared expert that every token passes.
@@ -63,10 +64,12 @@ impl Router {
                 let shape = [config.vocab_size, top_k];
                 Choice::Table(loader.index_table(&format!("{name}.tid2eid"), shape, experts))
             }
-            MlpSpec::Moe => Choice::Scores { bias: loader.tensor_f32(&format!("{name}.bias"), [experts]), top_k },
+            MlpSpec::Moe => {
+                Choice::Scores { bias: loader.tensor_f32(&format!("{name}.bias"), [experts], Cut::Whole), top_k }
+            }
         };
         Self {
-            weight: loader.tensor_f32(&format!("{name}.weight"), [experts, config.hidden_size]),
+            weight: loader.tensor_f32(&format!("{name}.weight"), [experts, config.hidden_size], Cut::Whole),
             choice,
             options: RouteExpertsOptions {
                 scoring: ExpertScoring::SqrtSoftplus,
@@ -94,14 +97,15 @@ fn load_experts(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config
     let swiglu_limit = Some(config.swiglu_limit as f32);
     let packed = format!("{name}.gate_up_proj");
     if loader.has(&packed) {
-        let gate_up_proj = loader.tensor(&packed, [experts, 2 * width, hidden]);
-        let down_proj = loader.tensor(&format!("{name}.down_proj"), [experts, hidden, width]);
+        let gate_up_proj = loader.tensor(&packed, [experts, 2 * width, hidden], Cut::Experts);
+        let down_proj = loader.tensor(&format!("{name}.down_proj"), [experts, hidden, width], Cut::Experts);
         return Experts { gate_up_proj, down_proj, swiglu_limit };
     }
     let weight = |expert: usize, part: &str| format!("{name}.{expert}.{part}.weight");
     let gate_up: Vec<_> = (0..experts).flat_map(|e| [weight(e, "w1"), weight(e, "w3")]).collect();
     let down: Vec<_> = (0..experts).map(|e| weight(e, "w2")).collect();
-    let gate_up: Tensor<3> = loader.stacked(&gate_up, [2 * experts, width, hidden]);
-    let gate_up_proj = loader.reshape(gate_up, [experts, 2 * width, hidden]);
-    Experts { gate_up_proj, down_proj: loader.stacked(&down, [experts, hidden, width]), swiglu_limit }
+    let gate_up: Tensor<3> = loader.stacked(&gate_up, [2 * experts, width, hidden], Cut::Experts);
+    let local = loader.parallel().local(experts);
+    let gate_up_proj = loader.reshape(gate_up, [local, 2 * width, hidden]);
+    Experts { gate_up_proj, down_proj: loader.stacked(&down, [experts, hidden, width], Cut::Experts), swiglu_limit }
 }

@@ -2,6 +2,7 @@ use burn::tensor::Tensor;
 use mla_ops::{add_rms_norm, add_rms_norm_linear, rms_norm};
 
 use crate::Result;
+use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// Root mean square norm: `x / sqrt(mean(x²) + eps) · weight`, in f32.
@@ -15,7 +16,7 @@ pub(crate) struct RmsNorm {
 impl RmsNorm {
     /// Loads `{name}.weight`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, width: usize, eps: f64) -> Self {
-        Self { weight: loader.tensor_f32(&format!("{name}.weight"), [width]), eps: eps as f32 }
+        Self { weight: loader.tensor_f32(&format!("{name}.weight"), [width], Cut::Whole), eps: eps as f32 }
     }
 
     /// `[N, width]` -> `[N, width]`, in the dtype of x.

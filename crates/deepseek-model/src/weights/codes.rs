@@ -5,10 +5,13 @@
 //! table 1); E2M1 and the power-of-two scales E8M0 are those of the OCP microscaling specification 1.0, §5.3 and §5.4. Two
 //! E2M1 numbers share a byte, the one with the lower index in its low half (`inference/convert.py` of DeepSeek-V4).
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use safetensors::Dtype;
+
+use super::numbers::window;
 
 /// A format of numbers in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +88,7 @@ impl Format {
 pub(super) struct BlockWeight<'a> {
     pub(super) format: Format,
     /// `[rows, columns / numbers in a byte]`.
-    pub(super) bytes: &'a [u8],
+    pub(super) bytes: Cow<'a, [u8]>,
     /// `[ceil(rows / block[0]), ceil(columns / block[1])]`.
     pub(super) scales: Vec<f32>,
     pub(super) block: [usize; 2],
@@ -95,7 +98,18 @@ pub(super) struct BlockWeight<'a> {
 /// Numbers that are dequantised at once, about: the device holds them a few times in f32 and i32 meanwhile.
 const AT_ONCE: usize = 1 << 22;
 
-impl BlockWeight<'_> {
+impl<'a> BlockWeight<'a> {
+    /// These rows and columns of it, which begin with a block.
+    pub(super) fn window(self, [rows, columns]: [Range<usize>; 2]) -> Self {
+        let Self { format, bytes, scales, block: [high, wide], columns: all } = self;
+        let (per_byte, across) = (format.per_byte(), all.div_ceil(wide));
+        let of_block = columns.start / wide..columns.end.div_ceil(wide);
+        let rows_of_blocks = (rows.start / high..rows.end.div_ceil(high)).map(|row| row * across);
+        let scales = rows_of_blocks.flat_map(|row| scales[row + of_block.start..row + of_block.end].to_vec()).collect();
+        let bytes = window(bytes, all / per_byte, rows, columns.start / per_byte..columns.end / per_byte);
+        Self { format, bytes, scales, block: [high, wide], columns: columns.len() }
+    }
+
     /// The rows in parts that are dequantised at once, whole blocks each but for the last one.
     pub(super) fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let rows = self.bytes.len() * self.format.per_byte() / self.columns;
@@ -273,11 +287,11 @@ mod tests {
     fn e4m3_blocks_with_ragged_edges_are_multiplied_out() {
         let weight = BlockWeight {
             format: Format::E4m3,
-            bytes: &[
+            bytes: Cow::Borrowed(&[
                 0x38, 0x40, 0x38, 0xb8, 0x39, //
                 0x00, 0x38, 0x48, 0x01, 0x38, //
                 0x38, 0x38, 0x7e, 0x38, 0xfe,
-            ],
+            ]),
             scales: vec![1.0, 0.5, 3.0, 10.0, 0.1, 2.0],
             block: [2, 2],
             columns: 5,
@@ -310,7 +324,7 @@ mod tests {
     fn e2m1_bytes_are_unpacked_low_half_first() {
         let weight = BlockWeight {
             format: Format::E2m1,
-            bytes: &[0x21, 0xf7, 0x0a, 0x43, 0x10, 0x9e],
+            bytes: Cow::Borrowed(&[0x21, 0xf7, 0x0a, 0x43, 0x10, 0x9e]),
             scales: vec![1.0, 4.0, 0.5, 2.0],
             block: [1, 4],
             columns: 6,
@@ -326,7 +340,7 @@ mod tests {
         let (rows, columns, block) = (700usize, 8200usize, [128, 128]);
         let bytes: Vec<u8> = (0..rows * columns).map(|at| (at * 31 % 127) as u8 | (at as u8 & 0x80)).collect();
         let scales = (0..rows.div_ceil(128) * columns.div_ceil(128)).map(|at| 0.001 + at as f32 * 0.37).collect();
-        let weight = BlockWeight { format: Format::E4m3, bytes: &bytes, scales, block, columns };
+        let weight = BlockWeight { format: Format::E4m3, bytes: bytes.into(), scales, block, columns };
         assert!(weight.parts().count() > 1);
         assert_eq!(decoded(&weight, FloatDType::F32), weight.decode_on_host(0..rows));
     }

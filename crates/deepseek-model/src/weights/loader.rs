@@ -1,19 +1,20 @@
 //! From mapped bytes to tensors on a device, one at a time.
 
 use std::collections::HashSet;
-use std::ops::Range;
 
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
-use half::{bf16, f16};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use safetensors::Dtype;
 
-use super::numbers::{Weight, append};
+use super::asked::{Asked, Own};
+use super::published::Renaming;
 use super::random;
+use super::read::{Filling, Matrices};
+use super::spec::Listed;
 use super::stored::Stored;
-use super::v4_names::transformers_name;
 use super::{Checkpoint, Entry, WeightRole, WeightSpec};
-use crate::config::{DeepseekV3Config, Quantization};
-use crate::{ModelError, Result, WeightReport};
+use crate::config::Quantization;
+use crate::parallel::{Cut, Parallel, Part};
+use crate::{ModelError, Result, WeightReport, WrongCut};
 
 /// How far loading has come, after each tensor of the files.
 #[derive(Debug, Clone, Copy)]
@@ -49,12 +50,6 @@ enum Source<'a> {
     Nothing,
 }
 
-/// A tensor that was asked for, and what the files have in its place.
-pub(super) struct Listed<'a> {
-    pub(super) spec: WeightSpec,
-    pub(super) stored: Option<Stored<'a>>,
-}
-
 /// Hands out the tensors of a checkpoint by name.
 ///
 /// A tensor that is missing, or of the wrong shape or dtype, does not stop the loading: it is recorded, zeros take its place,
@@ -66,6 +61,7 @@ pub struct WeightLoader<'a> {
     device: Device,
     dtype: FloatDType,
     quantization: Option<Quantization>,
+    parallel: Parallel,
     progress: Option<&'a mut dyn FnMut(LoadProgress<'_>)>,
     /// From the names that are asked for to those in the files, where they differ.
     rename: Option<fn(&str) -> String>,
@@ -103,7 +99,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// A loader that notes what is asked for, and gives out zeros, one number each on `device`; with `checkpoint` it looks up what the files have, too.
-    pub(super) fn listing(checkpoint: Option<&'a Checkpoint>, device: &Device) -> Self {
+    pub(crate) fn listing(checkpoint: Option<&'a Checkpoint>, device: &Device) -> Self {
         let source = checkpoint.map_or(Source::Nothing, Source::Files);
         let dir = checkpoint.map(|checkpoint| checkpoint.dir.clone()).unwrap_or_default();
         let report = WeightReport { checkpoint: dir, ..WeightReport::default() };
@@ -117,6 +113,7 @@ impl<'a> WeightLoader<'a> {
             device: device.clone(),
             dtype,
             quantization: None,
+            parallel: Parallel::single(),
             progress: None,
             rename: None,
             asked_for: HashSet::new(),
@@ -134,25 +131,37 @@ impl<'a> WeightLoader<'a> {
         self
     }
 
-    /// The tensor `name`, which must have `shape`, in the loader's dtype.
-    pub fn tensor<const D: usize>(&mut self, name: &str, shape: [usize; D]) -> Tensor<D> {
-        self.load(&[name], &shape, shape, WeightRole::Weight)
+    /// Loads what one rank has.
+    pub fn with_parallel(mut self, parallel: Parallel) -> Self {
+        self.parallel = parallel;
+        self
     }
 
-    /// The tensor `name` in f32 whatever the loader's dtype is (norm weights, `e_score_correction_bias`).
-    pub fn tensor_f32<const D: usize>(&mut self, name: &str, shape: [usize; D]) -> Tensor<D> {
-        self.load(&[name], &shape, shape, WeightRole::F32)
+    /// The rank that it loads for.
+    pub(crate) fn parallel(&self) -> &Parallel {
+        &self.parallel
+    }
+
+    /// What this rank has, by `cut`, of the tensor `name`, which must have `shape`, in the loader's dtype.
+    pub fn tensor<const D: usize>(&mut self, name: &str, shape: [usize; D], cut: Cut) -> Tensor<D> {
+        self.load(&Asked { names: &[name], each: &shape, is_stack: false, role: WeightRole::Weight, cut })
+    }
+
+    /// The same in f32 whatever the loader's dtype is (norm weights, `e_score_correction_bias`).
+    pub fn tensor_f32<const D: usize>(&mut self, name: &str, shape: [usize; D], cut: Cut) -> Tensor<D> {
+        self.load(&Asked { names: &[name], each: &shape, is_stack: false, role: WeightRole::F32, cut })
     }
 
     /// The tensors `names` as one, stacked along a new leading axis: `shape` is that of the result,
-    /// `[names.len(), ...]`, and each tensor must have `shape[1..]`.
+    /// `[names.len(), ...]`, and each tensor must have `shape[1..]`. Of [`Cut::Experts`] a rank has some of the tensors, of other
+    /// cuts a part of each.
     ///
     /// # Panics
     /// If `shape[0]` is not the number of names.
-    pub fn stacked<const D: usize>(&mut self, names: &[String], shape: [usize; D]) -> Tensor<D> {
+    pub fn stacked<const D: usize>(&mut self, names: &[String], shape: [usize; D], cut: Cut) -> Tensor<D> {
         assert_eq!(shape[0], names.len(), "the leading axis of a stack counts its tensors");
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        self.load(&names, &shape[1..], shape, WeightRole::Weight)
+        self.load(&Asked { names: &names, each: &shape[1..], is_stack: true, role: WeightRole::Weight, cut })
     }
 
     /// A tensor from this loader in another shape. A placeholder stays one.
@@ -174,11 +183,11 @@ impl<'a> WeightLoader<'a> {
         }
     }
 
-    /// The tensor `name` of whole numbers below `below` (DeepSeek-V4's `tid2eid`), as i32.
+    /// The tensor `name` of whole numbers below `below` (DeepSeek-V4's `tid2eid`), as i32; every rank has all of it.
     pub fn index_table(&mut self, name: &str, shape: [usize; 2], below: usize) -> Tensor<2, Int> {
         let options = (&self.device.clone(), DType::I32);
         let placeholder = Tensor::<2, Int>::zeros([1; 2], options).expand(shape);
-        let spec = WeightSpec { name: name.into(), shape: shape.to_vec(), role: WeightRole::Table };
+        let spec = WeightSpec { name: name.into(), shape: shape.to_vec(), role: WeightRole::Table, cut: Cut::Whole };
         let (checkpoint, entry) = match self.source {
             Source::Files(checkpoint) => (checkpoint, self.find_table(name, &shape)),
             Source::Random(_) => {
@@ -217,17 +226,10 @@ impl<'a> WeightLoader<'a> {
         }
     }
 
-    /// Reads DeepSeek-V4 files, whose tensors have published names or those of transformers' modules: from now on tensors
-    /// are asked for by their published names. Leaves out the multi-token-prediction layers, and rotary frequencies.
-    pub(crate) fn expect_v4(&mut self) {
+    /// Takes the other names where the files have them; tensors are asked for by their published names.
+    pub(crate) fn rename(&mut self, renaming: Option<Renaming>) {
         let Source::Files(checkpoint) = self.source else { return };
-        if checkpoint.tensors.contains_key(&transformers_name("embed.weight")) {
-            self.rename = Some(transformers_name);
-        }
-        self.skip("rotary frequencies are computed", |name| name.ends_with("inv_freq"));
-        self.skip("multi-token-prediction layers are not used", |name| {
-            name.strip_prefix("model.").unwrap_or(name).starts_with("mtp.")
-        });
+        self.rename = renaming.filter(|names| names.is_of(checkpoint)).map(|names| names.rename);
     }
 
     /// The name that a tensor has in the files.
@@ -236,7 +238,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Leaves out the tensors that `is_unused` picks, so that they are not reported as unexpected; `why` goes to the log.
-    pub(super) fn skip(&mut self, why: &str, is_unused: impl Fn(&str) -> bool) {
+    pub(crate) fn skip(&mut self, why: &str, is_unused: impl Fn(&str) -> bool) {
         let Source::Files(checkpoint) = self.source else { return };
         let mut count = 0;
         for (name, entry) in &checkpoint.tensors {
@@ -248,16 +250,6 @@ impl<'a> WeightLoader<'a> {
         if count > 0 {
             tracing::info!(count, "tensors not loaded: {why}");
         }
-    }
-
-    /// Leaves out what published checkpoints carry and inference does not use: the multi-token-prediction layers after the
-    /// last layer, if `config` counts any, and rotary frequencies, which are computed.
-    pub fn skip_unused(&mut self, config: &DeepseekV3Config) {
-        self.skip("rotary frequencies are computed", |name| name.ends_with(".rotary_emb.inv_freq"));
-        let layers = config.num_hidden_layers..config.num_hidden_layers + config.num_nextn_predict_layers;
-        self.skip("multi-token-prediction layers are not used", |name| {
-            layer_of(name).is_some_and(|layer| layers.contains(&layer))
-        });
     }
 
     /// Ends the loading.
@@ -275,7 +267,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Ends a listing: what was asked for, and all that is wrong with the files.
-    pub(super) fn finish_listing(mut self) -> (Vec<Listed<'a>>, WeightReport) {
+    pub(crate) fn finish_listing(mut self) -> (Vec<Listed<'a>>, WeightReport) {
         self.report.unexpected = self.unexpected();
         (self.listing.unwrap_or_default(), self.report)
     }
@@ -286,102 +278,95 @@ impl<'a> WeightLoader<'a> {
         checkpoint.tensor_names().filter(unknown).map(str::to_string).collect()
     }
 
-    fn load<const D: usize>(
-        &mut self,
-        names: &[&str],
-        each: &[usize],
-        shape: [usize; D],
-        role: WeightRole,
-    ) -> Tensor<D> {
-        let dtype = if role == WeightRole::Weight { self.dtype } else { FloatDType::F32 };
+    fn load<const D: usize>(&mut self, asked: &Asked<'_>) -> Tensor<D> {
+        let dtype = if asked.role == WeightRole::Weight { self.dtype } else { FloatDType::F32 };
+        let own = self.own(asked);
+        let shape: [usize; D] = asked.shape(&own);
         let zeros = placeholder(shape, &self.device, dtype.into());
         let checkpoint = match self.source {
             Source::Files(checkpoint) => Some(checkpoint),
-            Source::Random(seed) => {
-                let bytes = shape.iter().product::<usize>() * DType::from(dtype).size();
-                let first = names.first().copied().unwrap_or_default();
-                let tensor = random::tensor(seed, first, each, shape, &self.device, dtype);
-                self.advance(bytes as u64, first);
-                return tensor;
-            }
+            Source::Random(seed) => return self.draw(seed, asked, &own, dtype),
             Source::Nothing => None,
         };
         // Every name is looked up, so that one bad expert does not hide the next.
-        let found: Vec<Option<Stored<'a>>> = names.iter().map(|name| self.find(name, each)).collect();
+        let found: Vec<Option<Stored<'a>>> =
+            asked.names.iter().map(|name| self.find(name, asked.each, &own.part)).collect();
         if self.listing.is_some() {
-            for (name, stored) in names.iter().zip(found) {
-                let spec = WeightSpec { name: (*name).into(), shape: each.to_vec(), role };
+            for (name, stored) in asked.names.iter().zip(found) {
+                let Asked { each, role, cut, .. } = *asked;
+                let spec = WeightSpec { name: (*name).into(), shape: each.to_vec(), role, cut };
                 self.note(spec, stored, ());
             }
             return zeros;
         }
-        let (Some(parts), Some(checkpoint)) = (found.into_iter().collect::<Option<Vec<_>>>(), checkpoint) else {
+        let (Some(stored), Some(checkpoint)) = (found.into_iter().collect::<Option<Vec<_>>>(), checkpoint) else {
             return zeros;
         };
-        let tensor = self.read(checkpoint, &parts, each, dtype);
+        let others = stored.iter().enumerate().filter(|(number, _)| !own.names.contains(number));
+        self.total_bytes -= others.map(|(_, stored)| stored.len()).sum::<u64>();
+        let stored = &stored[own.names.clone()];
+        let tensor = self.read(&Matrices { checkpoint, stored, each: asked.each, part: &own.part }, dtype);
         tensor.map_or(zeros, |tensor| tensor.reshape(shape))
     }
 
-    /// The tensors of shape `each` one after the other; `None` after recording what they hold wrongly. Flat, since GPUs pad the
-    /// rows of matrices, and a padded matrix would be copied in every step that uses it.
-    fn read(
-        &mut self,
-        checkpoint: &Checkpoint,
-        parts: &[Stored<'_>],
-        each: &[usize],
-        dtype: FloatDType,
-    ) -> Option<Tensor<1>> {
-        let columns = each.last().copied().unwrap_or(1).max(1);
-        let rows = each.iter().product::<usize>() / columns;
-        let mut all: Option<Tensor<1>> = None;
+    /// What this rank has of the tensors that are asked for; parts that are not equal are recorded.
+    fn own(&mut self, asked: &Asked<'_>) -> Own {
+        let (own, wrong) = asked.own(&self.parallel);
+        if let Some(actual) = wrong {
+            let name = asked.names.first().copied().unwrap_or_default().to_string();
+            self.report.wrong_cut.push(WrongCut { name, actual, expected: "equal parts".into() });
+        }
+        own
+    }
+
+    /// Random numbers. All of a tensor is drawn, so that the parts of the ranks are those of one tensor.
+    fn draw<const D: usize>(&mut self, seed: u64, asked: &Asked<'_>, own: &Own, dtype: FloatDType) -> Tensor<D> {
+        let first = asked.names.first().copied().unwrap_or_default();
+        let whole: [usize; D] = asked.shape(&asked.all());
+        let tensor = random::tensor(seed, first, asked.each, whole, &self.device, dtype);
+        self.advance((whole.iter().product::<usize>() * DType::from(dtype).size()) as u64, first);
+        if asked.shape::<D>(own) == whole {
+            return tensor;
+        }
+        match asked.is_stack {
+            true => tensor.narrow(0, own.names.start, own.names.len()).narrow(
+                1 + own.part.axis,
+                own.part.range.start,
+                own.part.range.len(),
+            ),
+            false => tensor.narrow(own.part.axis, own.part.range.start, own.part.range.len()),
+        }
+    }
+
+    /// The matrices one after the other; `None` after recording what they hold wrongly.
+    fn read(&mut self, matrices: &Matrices<'_, '_>, dtype: FloatDType) -> Option<Tensor<1>> {
         // Of a checkpoint that will be refused, the numbers are only looked at.
         let mut sound = self.report.is_empty();
-        let device = self.device.clone();
-        for (number, stored) in parts.iter().enumerate() {
-            let blocks = match stored.blocks(checkpoint, columns, dtype) {
-                Ok(blocks) => blocks,
+        let mut filling = Filling::new(matrices, &self.device, dtype);
+        for (number, stored) in matrices.stored.iter().enumerate() {
+            match matrices.blocks(stored, dtype) {
+                Ok(blocks) if sound => {
+                    filling.take(number, matrices, blocks);
+                    self.advance(stored.len(), stored.name);
+                }
+                Ok(_) => {}
                 Err(wrong) => {
                     self.report.wrong_quantization.push(wrong);
                     sound = false;
-                    continue;
                 }
-            };
-            if !sound {
-                continue;
             }
-            let first = number * rows;
-            let mut put = |at: Range<usize>, part: Tensor<1>| match at.len() == rows * parts.len() {
-                true => all = Some(part),
-                false => {
-                    let empty = || Tensor::empty([rows * parts.len() * columns], (&device, DType::from(dtype)));
-                    let whole = all.take().unwrap_or_else(empty);
-                    let place = (first + at.start) * columns..(first + at.end) * columns;
-                    // Nobody else has the tensor, so that this writes in place.
-                    all = Some(whole.slice_assign(s![place], part));
-                }
-            };
-            match blocks {
-                None => {
-                    let data = host_data(checkpoint.bytes(stored.entry), stored.entry.dtype, rows * columns, dtype);
-                    put(0..rows, Tensor::from_data(data, (&device, DType::from(dtype))));
-                }
-                Some(weight) => weight.parts().for_each(|at| {
-                    let part = weight.decode(at.clone(), &device, dtype);
-                    put(at.clone(), part.reshape([at.len() * columns]));
-                }),
-            }
-            self.advance(stored.len(), stored.name);
         }
-        all.filter(|_| sound)
+        filling.finish().filter(|_| sound)
     }
 
-    /// Where the weight `name` lies, or `None` after recording what is wrong with it.
-    fn find(&mut self, name: &str, shape: &[usize]) -> Option<Stored<'a>> {
+    /// Where the weight `name` lies, or `None` after recording what is wrong with it, or with the part that is taken of it.
+    fn find(&mut self, name: &str, shape: &[usize], part: &Part) -> Option<Stored<'a>> {
         let Source::Files(checkpoint) = self.source else { return None };
         let wanted = self.in_files(name);
         let stored = Stored::find(checkpoint, &wanted, shape, self.quantization, &mut self.report)?;
         self.asked_for.insert(stored.name);
         self.asked_for.extend(stored.scale.as_ref().map(|scale| scale.name));
+        self.report.wrong_cut.extend(stored.cuts_blocks(shape, part));
         stored.is_sound.then_some(stored)
     }
 
@@ -411,23 +396,4 @@ impl<'a> WeightLoader<'a> {
 /// One zero seen from everywhere: a wrong checkpoint must not fill the memory with placeholders.
 fn placeholder<const D: usize>(shape: [usize; D], device: &Device, dtype: DType) -> Tensor<D> {
     Tensor::<D>::zeros([1; D], (device, dtype)).expand(shape)
-}
-
-/// Plain numbers, converted to `dtype`.
-fn host_data(bytes: &[u8], stored: Dtype, len: usize, dtype: FloatDType) -> TensorData {
-    fn converted<T: Weight>(bytes: &[u8], stored: Dtype, len: usize) -> TensorData {
-        let mut values = Vec::<T>::with_capacity(len);
-        append(&mut values, bytes, stored);
-        TensorData::new(values, [len])
-    }
-    match dtype {
-        FloatDType::F16 => converted::<f16>(bytes, stored, len),
-        FloatDType::BF16 => converted::<bf16>(bytes, stored, len),
-        _ => converted::<f32>(bytes, stored, len),
-    }
-}
-
-/// The `N` of `model.layers.N.…`.
-fn layer_of(name: &str) -> Option<usize> {
-    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }

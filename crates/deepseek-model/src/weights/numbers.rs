@@ -1,5 +1,8 @@
 //! Numbers as they lie in a file, to those of another type.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use burn::tensor::Element;
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -58,4 +61,17 @@ pub(super) fn append<T: Weight>(values: &mut Vec<T>, bytes: &[u8], dtype: Dtype)
             values.extend(quads.iter().map(|&quad| T::from_f32(f32::from_le_bytes(quad))));
         }
     }
+}
+
+/// These rows and columns of a matrix of bytes; copied only where columns are left out.
+pub(super) fn window(bytes: Cow<'_, [u8]>, width: usize, rows: Range<usize>, columns: Range<usize>) -> Cow<'_, [u8]> {
+    if columns == (0..width) {
+        let at = rows.start * width..rows.end * width;
+        return match bytes {
+            Cow::Borrowed(bytes) => Cow::Borrowed(&bytes[at]),
+            Cow::Owned(bytes) => Cow::Owned(bytes[at].to_vec()),
+        };
+    }
+    let row = |row: usize| &bytes[row * width + columns.start..row * width + columns.end];
+    Cow::Owned(rows.flat_map(|at| row(at).iter().copied()).collect())
 }

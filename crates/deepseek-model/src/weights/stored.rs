@@ -7,7 +7,8 @@ use safetensors::Dtype;
 use super::codes::{BlockWeight, Format, find_nan, read_scales};
 use super::{Checkpoint, Entry};
 use crate::config::Quantization;
-use crate::{WeightReport, WrongDType, WrongQuantization, WrongShape};
+use crate::parallel::Part;
+use crate::{WeightReport, WrongCut, WrongDType, WrongQuantization, WrongShape};
 
 /// Dtypes that a weight of plain numbers may have in the files.
 const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
@@ -128,7 +129,19 @@ impl<'a> Stored<'a> {
             let expected = format!("numbers above 0 and at most {most:e}, for weights that {dtype:?} holds");
             return Err(wrong(scale.name, format!("{:e}", scales[at]), at, across, &expected));
         }
-        Ok(Some(BlockWeight { format: scale.format, bytes, scales, block: scale.block, columns }))
+        Ok(Some(BlockWeight { format: scale.format, bytes: bytes.into(), scales, block: scale.block, columns }))
+    }
+
+    /// What is wrong with a part of it that divides a block, if one does.
+    pub(super) fn cuts_blocks(&self, shape: &[usize], part: &Part) -> Option<WrongCut> {
+        let block = *self.scale.as_ref()?.block.get(part.axis)?;
+        let whole = |border: usize| border.is_multiple_of(block) || border == shape[part.axis];
+        if part.shape(shape) == shape || (whole(part.range.start) && whole(part.range.end)) {
+            return None;
+        }
+        let axis = if part.axis == 0 { "rows" } else { "columns" };
+        let actual = format!("is cut at its {axis} {} and {}", part.range.start, part.range.end);
+        Some(WrongCut { name: self.name.into(), actual, expected: format!("whole blocks of {block}") })
     }
 
     /// Its bytes in the files.

@@ -8,8 +8,10 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
 use super::*;
-use crate::config::DeepseekV3Config;
 use crate::error::WeightReport;
+use crate::models::deepseek_v3::{DeepseekV3Config, skip_unused};
+use crate::models::deepseek_v4::expect;
+use crate::parallel::Cut;
 
 pub(super) type Tensors = Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)>;
 
@@ -65,8 +67,8 @@ fn shards_are_read_as_one_checkpoint() {
     let mut steps = Vec::new();
     let mut note = |step: LoadProgress<'_>| steps.push((step.loaded_bytes, step.total_bytes, step.tensor.to_string()));
     let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::F32, Some(&mut note));
-    assert_eq!(loader.tensor("one", [2]).into_data().try_to_vec::<f32>().unwrap(), [1.0, 2.0]);
-    assert_eq!(loader.tensor("two", [1, 2]).into_data().try_to_vec::<f32>().unwrap(), [3.0, 4.0]);
+    assert_eq!(loader.tensor("one", [2], Cut::Whole).into_data().try_to_vec::<f32>().unwrap(), [1.0, 2.0]);
+    assert_eq!(loader.tensor("two", [1, 2], Cut::Whole).into_data().try_to_vec::<f32>().unwrap(), [3.0, 4.0]);
     assert_eq!(loader.finish().unwrap(), LoadSummary { tensors: 2, bytes: 16, skipped: 0 });
     assert_eq!(steps, [(8, 16, "one".to_string()), (16, 16, "two".to_string())]);
 }
@@ -83,9 +85,9 @@ fn a_tensor_that_its_listed_shard_lacks_is_missing() {
     let dir = sharded(&[("one", "a.safetensors"), ("two", "b.safetensors"), ("three", "b.safetensors")]);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let mut loader = loader(&checkpoint);
-    loader.tensor("one", [2]);
-    loader.tensor("two", [1, 2]);
-    assert_eq!(loader.tensor("three", [2, 2]).dims(), [2, 2]);
+    loader.tensor("one", [2], Cut::Whole);
+    loader.tensor("two", [1, 2], Cut::Whole);
+    assert_eq!(loader.tensor("three", [2, 2], Cut::Whole).dims(), [2, 2]);
     assert_eq!(report(loader).missing, ["three"]);
 }
 
@@ -132,11 +134,11 @@ fn everything_wrong_is_reported_together() {
         ("wide", Dtype::F64, vec![1], vec![0; 8]),
     ]);
     let mut loader = loader(&checkpoint);
-    loader.tensor("good", [1]);
-    assert_eq!(loader.tensor("shape", [1, 2]).dims(), [1, 2]);
-    loader.tensor("integers", [1]);
-    loader.tensor_f32("wide", [1]);
-    loader.stacked(&["gone".to_string(), "good".to_string(), "lost".to_string()], [3, 1]);
+    loader.tensor("good", [1], Cut::Whole);
+    assert_eq!(loader.tensor("shape", [1, 2], Cut::Whole).dims(), [1, 2]);
+    loader.tensor("integers", [1], Cut::Whole);
+    loader.tensor_f32("wide", [1], Cut::Whole);
+    loader.stacked(&["gone".to_string(), "good".to_string(), "lost".to_string()], [3, 1], Cut::Whole);
     let report = report(loader);
     assert_eq!(report.missing, ["gone", "lost"]);
     assert_eq!(report.unexpected, ["extra"]);
@@ -175,12 +177,12 @@ fn equal_numbers_load_equally_from_every_dtype(#[case] to: FloatDType, #[case] d
     let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), to, None);
     loader.skip("a byte that shifts the others", |name| name == "a");
     for name in ["f32", "f16", "bf16"] {
-        let tensor = loader.tensor(name, [2, 3]);
+        let tensor = loader.tensor(name, [2, 3], Cut::Whole);
         assert_eq!(tensor.dtype(), dtype);
         assert_eq!(tensor.into_data().convert::<f32>().try_to_vec::<f32>().unwrap(), values, "{name}");
-        assert_eq!(loader.tensor_f32(name, [2, 3]).dtype(), DType::F32);
+        assert_eq!(loader.tensor_f32(name, [2, 3], Cut::Whole).dtype(), DType::F32);
     }
-    let stacked = loader.stacked(&["f16".to_string(), "f32".to_string()], [2, 2, 3]);
+    let stacked = loader.stacked(&["f16".to_string(), "f32".to_string()], [2, 2, 3], Cut::Whole);
     assert_eq!(stacked.into_data().convert::<f32>().try_to_vec::<f32>().unwrap(), [values, values].concat());
     assert_eq!(loader.finish().unwrap().skipped, 1);
 }
@@ -196,8 +198,8 @@ fn prediction_layers_and_rotary_frequencies_are_left_out() {
     let mut config = DeepseekV3Config::read(&fixture("v3-tiny").join("config.json")).unwrap();
     config.num_nextn_predict_layers = 1;
     let mut loader = loader(&checkpoint);
-    loader.skip_unused(&config);
-    loader.tensor("model.layers.3.norm", [1]);
+    skip_unused(&mut loader, &config);
+    loader.tensor("model.layers.3.norm", [1], Cut::Whole);
     assert_eq!(report(loader).unexpected, ["model.layers.5.norm"]);
 }
 
@@ -230,9 +232,12 @@ fn v4_files_may_have_either_names_and_prediction_layers() {
         f32s("mtp.0.e_proj.weight", &[1], &[3.0]),
     ]);
     let mut loader = loader(&checkpoint);
-    loader.expect_v4();
-    loader.tensor("embed.weight", [1]);
-    assert_eq!(loader.tensor("layers.0.attn_norm.weight", [1]).into_data().try_to_vec::<f32>().unwrap(), [2.0]);
+    expect(&mut loader);
+    loader.tensor("embed.weight", [1], Cut::Whole);
+    assert_eq!(
+        loader.tensor("layers.0.attn_norm.weight", [1], Cut::Whole).into_data().try_to_vec::<f32>().unwrap(),
+        [2.0]
+    );
     assert!(loader.has("layers.0.attn_norm.weight") && !loader.has("layers.0.ffn_norm.weight"));
     assert_eq!(loader.finish().unwrap().skipped, 2);
 }
@@ -243,7 +248,11 @@ fn v4_files_may_have_either_names_and_prediction_layers() {
 fn fixtures_open_whole(#[case] name: &str, #[case] hidden_size: usize) {
     let checkpoint = Checkpoint::open(&fixture(name)).unwrap();
     let mut loader = loader(&checkpoint);
-    let embed = loader.tensor("model.embed_tokens.weight", [512, hidden_size]).into_data().try_to_vec::<f32>().unwrap();
+    let embed = loader
+        .tensor("model.embed_tokens.weight", [512, hidden_size], Cut::Whole)
+        .into_data()
+        .try_to_vec::<f32>()
+        .unwrap();
     assert!(embed.iter().all(|v| v.is_finite()) && embed.iter().any(|&v| v != 0.0));
     let report = report(loader);
     assert_eq!(report.unexpected.len() + 1, checkpoint.tensor_names().count());

@@ -6,6 +6,7 @@ use safetensors::Dtype;
 use super::tests::{Tensors, f32s, report, single};
 use super::*;
 use crate::config::Quantization;
+use crate::parallel::Cut;
 
 const SMALL_BLOCKS: Quantization = Quantization { block: [2, 2], fp4_experts: true };
 
@@ -31,13 +32,16 @@ fn values<const D: usize>(tensor: burn::tensor::Tensor<D>) -> Vec<f32> {
 fn fp8_blocks_load_as_what_they_stand_for() {
     let (_dir, checkpoint) = single(sound());
     let mut loader = loader(&checkpoint);
-    assert_eq!(values(loader.tensor("a.weight", [3, 3])), SOUND);
+    assert_eq!(values(loader.tensor("a.weight", [3, 3], Cut::Whole)), SOUND);
     assert_eq!(loader.finish().unwrap(), LoadSummary { tensors: 2, bytes: 9 + 16, skipped: 0 });
     let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::BF16, None);
     loader = loader.with_quantization(Some(SMALL_BLOCKS));
-    assert_eq!(values(loader.tensor("a.weight", [3, 3])), SOUND.map(|value| bf16::from_f32(value).to_f32()));
+    assert_eq!(
+        values(loader.tensor("a.weight", [3, 3], Cut::Whole)),
+        SOUND.map(|value| bf16::from_f32(value).to_f32())
+    );
     // Norms and routers are f32 whatever the weights are.
-    assert_eq!(values(loader.tensor_f32("a.weight", [3, 3])), SOUND);
+    assert_eq!(values(loader.tensor_f32("a.weight", [3, 3], Cut::Whole)), SOUND);
 }
 
 /// The scales of DeepSeek-V4 have names and a type of their own; FP4 only where it is said, and only in routed experts.
@@ -50,14 +54,14 @@ fn v4_blocks_and_fp4_experts_load() {
     let (_dir, checkpoint) = single(tensors);
     let mut loader = loader(&checkpoint);
     let expected = [1.0, 2.0, 2.0, -1.0, -2.0, -2.0, 2.0, 2.0, 8.0];
-    assert_eq!(values(loader.tensor("a.weight", [3, 3])), expected);
-    let expert = values(loader.tensor("l.experts.0.w1.weight", [2, 4]));
+    assert_eq!(values(loader.tensor("a.weight", [3, 3], Cut::Whole)), expected);
+    let expert = values(loader.tensor("l.experts.0.w1.weight", [2, 4], Cut::Whole));
     assert_eq!(expert, [1.0, 2.0, 12.0, -12.0, -0.5, 0.0, 0.75, 1.0]);
     loader.finish().unwrap();
     let fp8 = Quantization { fp4_experts: false, ..SMALL_BLOCKS };
     let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::F32, None);
     loader = loader.with_quantization(Some(fp8));
-    loader.tensor("l.experts.0.w1.weight", [2, 4]);
+    loader.tensor("l.experts.0.w1.weight", [2, 4], Cut::Whole);
     assert_eq!(report(loader).wrong_quantization.len(), 1);
 }
 
@@ -69,7 +73,7 @@ fn stacks_take_quantised_tensors() {
     let (_dir, checkpoint) = single(tensors);
     let mut loader = loader(&checkpoint);
     let names = ["b.weight", "a.weight", "b.weight"].map(str::to_string);
-    let stack: burn::tensor::Tensor<3> = loader.stacked(&names, [3, 3, 3]);
+    let stack: burn::tensor::Tensor<3> = loader.stacked(&names, [3, 3, 3], Cut::Whole);
     let nines = [9.0; 9];
     assert_eq!(values(loader.reshape(stack, [9, 3])), [nines, SOUND, nines].concat());
     loader.finish().unwrap();
@@ -104,7 +108,7 @@ fn damage_is_reported_by_tensor(
     let (_dir, checkpoint) = single(tensors);
     let mut loader = loader(&checkpoint);
     let names = ["b.weight", "a.weight"].map(str::to_string);
-    let stack: burn::tensor::Tensor<3> = loader.stacked(&names, [2, 3, 3]);
+    let stack: burn::tensor::Tensor<3> = loader.stacked(&names, [2, 3, 3], Cut::Whole);
     assert_eq!(loader.reshape(stack, [6, 3]).dims(), [6, 3]);
     let text = report(loader).to_string();
     for needle in [tensor, actual, at, expected] {
@@ -120,11 +124,11 @@ fn scales_that_overflow_the_dtype_are_reported() {
     let (_dir, checkpoint) = single(tensors);
     let mut half = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::F16, None);
     half = half.with_quantization(Some(SMALL_BLOCKS));
-    half.tensor("a.weight", [3, 3]);
+    half.tensor("a.weight", [3, 3], Cut::Whole);
     let text = report(half).to_string();
     assert!(text.contains("holds 2e2 at [1, 0]") && text.contains("F16"), "{text}");
     let mut wide = loader(&checkpoint);
-    wide.tensor("a.weight", [3, 3]);
+    wide.tensor("a.weight", [3, 3], Cut::Whole);
     wide.finish().unwrap();
 }
 
@@ -137,7 +141,7 @@ fn huge_blocks_cost_nothing() {
     let block = [usize::MAX, 1 << 40];
     let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::F32, None);
     loader = loader.with_quantization(Some(Quantization { block, fp4_experts: false }));
-    assert_eq!(values(loader.tensor("a.weight", [3, 3]))[..4], [2.0, 4.0, 8.0, -2.0]);
+    assert_eq!(values(loader.tensor("a.weight", [3, 3], Cut::Whole))[..4], [2.0, 4.0, 8.0, -2.0]);
     loader.finish().unwrap();
 }
 
@@ -145,7 +149,7 @@ fn huge_blocks_cost_nothing() {
 fn codes_without_a_quantization_config_are_reported() {
     let (_dir, checkpoint) = single(sound());
     let mut loader = WeightLoader::new(&checkpoint, &Device::flex(), FloatDType::F32, None);
-    loader.tensor("a.weight", [3, 3]);
+    loader.tensor("a.weight", [3, 3], Cut::Whole);
     let report = report(loader);
     assert_eq!(report.wrong_quantization[0].name, "a.weight");
     assert!(report.to_string().contains("a.weight is F8_E4M3, expected a `quantization_config`"), "{report}");
@@ -161,7 +165,8 @@ fn all_damaged_experts_are_reported_at_once() {
         [bad("0.weight", "0.weight_scale_inv", 0.0), bad("1.weight", "1.weight_scale_inv", f32::NAN)].concat();
     let (_dir, checkpoint) = single(tensors);
     let mut loader = loader(&checkpoint);
-    let _: burn::tensor::Tensor<3> = loader.stacked(&["0.weight".to_string(), "1.weight".to_string()], [2, 2, 2]);
+    let _: burn::tensor::Tensor<3> =
+        loader.stacked(&["0.weight".to_string(), "1.weight".to_string()], [2, 2, 2], Cut::Whole);
     let names: Vec<_> = report(loader).wrong_quantization.into_iter().map(|wrong| wrong.name).collect();
     assert_eq!(names, ["0.weight_scale_inv", "1.weight_scale_inv"]);
 }

@@ -131,7 +131,7 @@ impl Item<'_> {
                     let (codes, scales) =
                         blocks.quantize(&values, columns).map_err(|place| self.fault(first, place))?;
                     let Blocks { format, block, .. } = *blocks;
-                    let weight = BlockWeight { format, bytes: &codes, scales, block, columns };
+                    let weight = BlockWeight { format, bytes: codes.as_slice().into(), scales, block, columns };
                     out.write_all(&to_bytes(&weight.decode_on_host(0..at.len()), *dtype))?;
                 }
             }

@@ -4,43 +4,32 @@
 use burn::tensor::{Device, Tensor};
 use mla_ops::cache::PagedCache;
 
+use super::config::DeepseekV3Config;
+use super::step::Step;
 use crate::Result;
-use crate::config::DeepseekV3Config;
 use crate::layers::{AttentionInput, Linear, Mlp, Moe, MultiHeadLatentAttention, RmsNorm, RotaryEmbedding};
-use crate::step::{Chunk, Step, StepBuffers, last_rows};
+use crate::models::architecture::{Hidden, Observer};
+use crate::parallel::{Cut, Parallel};
+use crate::step::Chunk;
 use crate::weights::WeightLoader;
 
 /// The model: embedding, decoder layers, norm and head.
 #[derive(Debug)]
-pub struct DeepseekV3 {
-    config: DeepseekV3Config,
-    device: Device,
-    rotary: RotaryEmbedding,
+pub(super) struct DeepseekV3 {
+    pub(super) config: DeepseekV3Config,
+    pub(super) device: Device,
+    pub(super) rotary: RotaryEmbedding,
     /// `[vocab, hidden]`.
     embed_tokens: Tensor<2>,
     layers: Vec<DecoderLayer>,
     norm: RmsNorm,
     lm_head: Linear,
+    parallel: Parallel,
 }
-
-/// A point of the forward pass that can be looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hidden {
-    /// After the embedding.
-    Embedding,
-    /// The residual stream after this layer; DeepSeek-V4: all streams of a token, one after the other.
-    Layer(usize),
-    /// DeepSeek-V4: after the streams have been added up.
-    HyperHead,
-    /// After the final norm.
-    FinalNorm,
-}
-
-/// Sees the hidden states `[N, hidden]` on the way.
-type Observer<'o> = &'o mut dyn FnMut(Hidden, &Tensor<2>);
 
 #[derive(Debug)]
 struct DecoderLayer {
+    parallel: Parallel,
     input_layernorm: RmsNorm,
     self_attn: MultiHeadLatentAttention,
     post_attention_layernorm: RmsNorm,
@@ -55,44 +44,37 @@ enum FeedForward {
 
 impl DeepseekV3 {
     /// Takes the weights out of a loader; what is missing or wrong shows when the loader is finished.
-    pub(crate) fn load(config: DeepseekV3Config, loader: &mut WeightLoader, device: &Device) -> Self {
+    pub(super) fn load(config: DeepseekV3Config, loader: &mut WeightLoader, device: &Device) -> Self {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         Self {
             device: device.clone(),
             rotary: RotaryEmbedding::new(&config.rope, config.qk_rope_head_dim, config.rope_interleave),
-            embed_tokens: loader.tensor("model.embed_tokens.weight", [vocab, hidden]),
+            embed_tokens: loader.tensor("model.embed_tokens.weight", [vocab, hidden], Cut::Whole),
             layers: (0..config.num_hidden_layers).map(|layer| DecoderLayer::load(&config, loader, layer)).collect(),
             norm: RmsNorm::load(loader, "model.norm", hidden, config.rms_norm_eps),
-            lm_head: Linear::load(loader, "lm_head", vocab, hidden),
+            lm_head: Linear::load(loader, "lm_head", [vocab, hidden], Cut::Vocabulary),
+            parallel: loader.parallel().clone(),
             config,
         }
     }
 
-    /// The configuration.
-    pub fn config(&self) -> &DeepseekV3Config {
-        &self.config
+    /// Heads of this rank.
+    pub(super) fn heads(&self) -> usize {
+        self.parallel.local(self.config.num_attention_heads)
     }
 
-    /// One forward pass over the new tokens of some requests: their final hidden states `[N, hidden]`, normed.
-    ///
-    /// The latents of the tokens are in the cache afterwards. `observe` sees the hidden states `[N, hidden]` on the way.
-    ///
-    /// # Errors
-    /// An operation that refuses its arguments, or a cache that does not know a request.
-    pub fn forward(
+    /// The inputs of a forward pass over the new tokens of some requests.
+    pub(super) fn step(&self, chunks: &[Chunk], cache: &PagedCache) -> Result<Step> {
+        Step::new(chunks, cache, &self.rotary, (&self.config, self.heads()), &self.device)
+    }
+
+    /// The final hidden states `[N, hidden]` of a step, normed. The latents of its tokens are in the cache afterwards.
+    pub(super) fn forward(
         &self,
-        chunks: &[Chunk],
+        step: &Step,
         cache: &mut PagedCache,
-        observe: &mut dyn FnMut(Hidden, &Tensor<2>),
+        mut observe: Option<Observer<'_>>,
     ) -> Result<Tensor<2>> {
-        self.run(&self.step(chunks, cache)?, cache, Some(observe))
-    }
-
-    fn step(&self, chunks: &[Chunk], cache: &PagedCache) -> Result<Step> {
-        Step::new(chunks, cache, &self.rotary, &self.config, &self.device)
-    }
-
-    fn run(&self, step: &Step, cache: &mut PagedCache, mut observe: Option<Observer<'_>>) -> Result<Tensor<2>> {
         let mut x = self.embed_tokens.clone().select(0, step.input_ids.clone());
         if let Some(observe) = &mut observe {
             observe(Hidden::Embedding, &x);
@@ -114,34 +96,9 @@ impl DeepseekV3 {
         Ok(h)
     }
 
-    /// Buffers for the inputs of steps with one token of each request, with at most so many pages of so many tokens.
-    pub(crate) fn step_buffers(&self, batch: usize, pages: [usize; 2]) -> StepBuffers {
-        StepBuffers::new(batch, pages, &self.rotary, &self.device)
-    }
-
-    /// Logits `[B, vocab]` of a step whose inputs are in buffers. It reads nothing else, and may be computed several times.
-    pub(crate) fn buffered_logits(&self, buffers: &StepBuffers, cache: &mut PagedCache) -> Result<Tensor<2>> {
-        let step = buffers.step(&self.config)?;
-        Ok(self.logits(self.run(&step, cache, None)?))
-    }
-
-    /// Puts the inputs of a step into buffers.
-    pub(crate) fn fill(&self, buffers: &mut StepBuffers, chunks: &[Chunk], cache: &PagedCache) -> Result<()> {
-        buffers.fill(chunks, cache, &self.device)
-    }
-
     /// Logits `[N, vocab]` of final hidden states `[N, hidden]`.
-    pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
-        self.lm_head.forward(hidden)
-    }
-
-    /// Logits `[chunks, vocab]` of the last new token of each request.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
-    pub fn next_token_logits(&self, chunks: &[Chunk], cache: &mut PagedCache) -> Result<Tensor<2>> {
-        let hidden = self.run(&self.step(chunks, cache)?, cache, None)?;
-        Ok(self.logits(last_rows(&hidden, chunks)))
+    pub(super) fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        self.parallel.all_gather(self.lm_head.forward(hidden))
     }
 }
 
@@ -155,6 +112,7 @@ impl DecoderLayer {
             FeedForward::Moe(Moe::load(loader, &name("mlp"), config))
         };
         Self {
+            parallel: loader.parallel().clone(),
             input_layernorm: RmsNorm::load(loader, &name("input_layernorm"), hidden, eps),
             self_attn: MultiHeadLatentAttention::load(loader, &name("self_attn"), layer, config),
             post_attention_layernorm: RmsNorm::load(loader, &name("post_attention_layernorm"), hidden, eps),
@@ -172,12 +130,12 @@ impl DecoderLayer {
         step: &Step,
         cache: &mut PagedCache,
     ) -> Result<(Tensor<2>, AttentionInput)> {
-        let attention = self.self_attn.forward(h, step, cache)?;
+        let attention = self.parallel.all_reduce(self.self_attn.forward(h, step, cache)?)?;
         let norm = &self.post_attention_layernorm;
         match &self.mlp {
             FeedForward::Dense(mlp) => {
                 let (x, h) = norm.forward_sum(x, attention)?;
-                let (x, h) = next_norm.forward_sum(x, mlp.forward(h))?;
+                let (x, h) = next_norm.forward_sum(x, self.parallel.all_reduce(mlp.forward(h))?)?;
                 Ok((x, h.into()))
             }
             FeedForward::Moe(moe) => moe.forward_sum((x, attention), [norm, next_norm], next, step.padding.as_ref()),

@@ -3,11 +3,13 @@
 use burn::tensor::{FloatDType, Tensor};
 use mla_ops::{CompressKvArgs, CompressKvOptions, compress_kv};
 
-use super::Linear;
+use super::cache::{State, V4Cache};
+use super::config::DeepseekV4Config;
+use super::schedule::CompressorSpec;
+use super::step::{EntryStep, V4Step};
 use crate::Result;
-use crate::cache::{State, V4Cache};
-use crate::config::{CompressorSpec, DeepseekV4Config};
-use crate::step_v4::{EntryStep, V4Step};
+use crate::layers::Linear;
+use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// Pools each window of tokens into an entry, by a softmax over its tokens for every channel.
@@ -36,13 +38,13 @@ impl Compressor {
     ) -> Self {
         let (channels, hidden) = (spec.channels(), config.hidden_size);
         let halves = ["wkv", "wgate"].map(|part| format!("{name}.{part}.weight"));
-        let kv_gates: Tensor<3> = loader.stacked(&halves, [2, channels, hidden]);
+        let kv_gates: Tensor<3> = loader.stacked(&halves, [2, channels, hidden], Cut::Whole);
         Self {
             number,
             spec,
             kv_gates: Linear::new(loader.reshape(kv_gates, [2 * channels, hidden])),
-            position_bias: loader.tensor_f32(&format!("{name}.ape"), [spec.rate, channels]),
-            norm: loader.tensor_f32(&format!("{name}.norm.weight"), [spec.width]),
+            position_bias: loader.tensor_f32(&format!("{name}.ape"), [spec.rate, channels], Cut::Whole),
+            norm: loader.tensor_f32(&format!("{name}.norm.weight"), [spec.width], Cut::Whole),
             norm_eps: config.rms_norm_eps as f32,
         }
     }

@@ -6,12 +6,14 @@ use mla_ops::{
     lightning_index, matmul, sparse_mla,
 };
 
+use super::cache::{State, V4Cache};
 use super::compressor::Compressor;
-use super::{Linear, RmsNorm};
+use super::config::DeepseekV4Config;
+use super::schedule::{AttentionSpec, CompressorSpec};
+use super::step::{EntryStep, SeenEntries, V4Step, WindowKeys};
 use crate::Result;
-use crate::cache::{State, V4Cache};
-use crate::config::{AttentionSpec, CompressorSpec, DeepseekV4Config};
-use crate::step_v4::{EntryStep, SeenEntries, V4Step, WindowKeys};
+use crate::layers::{Linear, RmsNorm};
+use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// Attention of one layer.
@@ -31,6 +33,7 @@ pub(crate) struct SharedKvAttention {
     wo_a: Tensor<3>,
     wo_b: Linear,
     spec: AttentionSpec,
+    /// Of this rank.
     heads: usize,
     head_dim: usize,
     norm_eps: f64,
@@ -67,20 +70,22 @@ impl SharedKvAttention {
         let (rank, eps) = (config.q_lora_rank, config.rms_norm_eps);
         let (groups, group_rank) = (config.o_groups, config.o_lora_rank);
         let group_width = heads / groups * width;
-        let wo_a: Tensor<2> = loader.tensor(&format!("{name}.wo_a.weight"), [groups * group_rank, group_width]);
+        let wo_a: Tensor<2> =
+            loader.tensor(&format!("{name}.wo_a.weight"), [groups * group_rank, group_width], Cut::Heads(groups));
+        let (local_heads, local_groups) = (loader.parallel().local(heads), loader.parallel().local(groups));
         Self {
             layer,
-            wq_a: Linear::load(loader, &format!("{name}.wq_a"), rank, hidden),
+            wq_a: Linear::load(loader, &format!("{name}.wq_a"), [rank, hidden], Cut::Whole),
             q_norm: RmsNorm::load(loader, &format!("{name}.q_norm"), rank, eps),
-            wq_b: Linear::load(loader, &format!("{name}.wq_b"), heads * width, rank),
-            wkv: Linear::load(loader, &format!("{name}.wkv"), width, hidden),
-            kv_norm: loader.tensor_f32(&format!("{name}.kv_norm.weight"), [width]),
+            wq_b: Linear::load(loader, &format!("{name}.wq_b"), [heads * width, rank], Cut::Heads(heads)),
+            wkv: Linear::load(loader, &format!("{name}.wkv"), [width, hidden], Cut::Whole),
+            kv_norm: loader.tensor_f32(&format!("{name}.kv_norm.weight"), [width], Cut::Whole),
             compression: Compression::load(loader, name, layer, config),
-            attn_sink: loader.tensor_f32(&format!("{name}.attn_sink"), [heads]),
-            wo_a: loader.reshape(wo_a, [groups, group_rank, group_width]).swap_dims(1, 2),
-            wo_b: Linear::load(loader, &format!("{name}.wo_b"), hidden, groups * group_rank),
+            attn_sink: loader.tensor_f32(&format!("{name}.attn_sink"), [heads], Cut::Heads(heads)),
+            wo_a: loader.reshape(wo_a, [local_groups, group_rank, group_width]).swap_dims(1, 2),
+            wo_b: Linear::load(loader, &format!("{name}.wo_b"), [hidden, groups * group_rank], Cut::Columns),
             spec: config.layers[layer].attention,
-            heads,
+            heads: local_heads,
             head_dim: width,
             norm_eps: eps,
         }
@@ -194,8 +199,13 @@ impl Indexer {
         let (heads, width) = (config.index_n_heads, config.index_head_dim);
         Self {
             compressor: Compressor::load(loader, &format!("{name}.compressor"), number, index_keys, config),
-            wq_b: Linear::load(loader, &format!("{name}.wq_b"), heads * width, config.q_lora_rank),
-            weights_proj: Linear::load(loader, &format!("{name}.weights_proj"), heads, config.hidden_size),
+            wq_b: Linear::load(loader, &format!("{name}.wq_b"), [heads * width, config.q_lora_rank], Cut::Whole),
+            weights_proj: Linear::load(
+                loader,
+                &format!("{name}.weights_proj"),
+                [heads, config.hidden_size],
+                Cut::Whole,
+            ),
             heads,
             width,
             top_k: config.index_topk,

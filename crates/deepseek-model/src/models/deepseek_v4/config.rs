@@ -2,14 +2,12 @@
 
 use std::path::Path;
 
-use super::fields::Fields;
-use super::{
-    AttentionSpec, CONFIG_HINT, Contradiction, LayerSpec, MlpSpec, Quantization, RopeConfig, refuse_unimplemented,
-};
+use super::schedule::{AttentionSpec, LayerSpec, MlpSpec};
+use crate::config::{CONFIG_HINT, Contradiction, Fields, Quantization, RopeConfig, refuse_unimplemented};
 use crate::{ModelError, Result};
 
-/// The `model_type` of the files that are read here.
-pub(super) const MODEL_TYPE: &str = "deepseek_v4";
+/// The `model_type`s of the files that are read here.
+pub(crate) const MODEL_TYPES: [&str; 1] = ["deepseek_v4"];
 
 /// The dimensions and layer schedule of DeepSeek-V4, by their names in `config.json`.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,7 +75,7 @@ impl DeepseekV4Config {
     /// `layer_types`, `compress_rates` and `mlp_layer_types` or as `compress_ratios` and `num_hash_layers`.
     ///
     /// # Errors
-    /// As [`super::DeepseekV3Config::read`].
+    /// As [`DeepseekV3Config::read`](crate::DeepseekV3Config::read).
     pub fn read(path: &Path) -> Result<Self> {
         let fields = Fields::read(path, CONFIG_HINT)?;
         refuse_unimplemented(&fields)?;

@@ -6,15 +6,16 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, s};
 use mla_ops::cache::{CacheConfig, CacheError, PagedCache, PoolConfig, RequestId, new_pool};
 use mla_ops::{WriteLatentArgs, write_latent};
 
-use super::CacheSize;
-use crate::config::{CompressorSpec, DeepseekV4Config};
+use super::config::DeepseekV4Config;
+use super::schedule::CompressorSpec;
+use crate::cache::{CacheSize, RequestCache};
 use crate::step::ints;
 use crate::{ModelError, Result};
 
 /// A request has a row in the state of every layer and compressor, which is its own as long as it lives, and pages that
 /// it shares with its forks. A page holds the compressed entries and index keys of its tokens, for all layers.
 #[derive(Debug)]
-pub struct V4Cache {
+pub(crate) struct V4Cache {
     device: Device,
     /// A pool for each compressor.
     entries: PagedCache,
@@ -52,7 +53,7 @@ impl V4Cache {
     ///
     /// # Errors
     /// A size that is zero or too large, or a page size that is no power of two.
-    pub fn new(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType, device: &Device) -> Result<Self> {
+    pub(crate) fn new(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType, device: &Device) -> Result<Self> {
         let compressors = config.compressors();
         let pool = |spec: &CompressorSpec| PoolConfig { width: spec.width, tokens_per_row: spec.rate };
         let pages = CacheConfig {
@@ -75,80 +76,8 @@ impl V4Cache {
         })
     }
 
-    /// Starts a request of no tokens.
-    ///
-    /// # Errors
-    /// [`CacheError::OutOfRequests`].
-    pub fn admit(&mut self) -> std::result::Result<RequestId, CacheError> {
-        let request = self.entries.admit()?;
-        self.computed.insert(request, 0);
-        Ok(request)
-    }
-
-    /// Makes room for `n_tokens` more tokens.
-    ///
-    /// # Errors
-    /// [`CacheError::UnknownRequest`], [`CacheError::RequestTooLong`], [`CacheError::OutOfPages`]; nothing has changed then.
-    pub fn append(&mut self, request: RequestId, n_tokens: usize) -> std::result::Result<(), CacheError> {
-        self.entries.append(request, n_tokens).map(|_| ())
-    }
-
-    /// Starts a request with the tokens of `request`: its state is copied, its pages are shared.
-    ///
-    /// # Errors
-    /// [`CacheError`] for an unknown request or too many of them; a request with tokens that no forward pass has taken in.
-    pub fn fork(&mut self, request: RequestId) -> Result<RequestId> {
-        let missing = self.entries.len(request)? - self.computed(request)?;
-        if missing > 0 {
-            let actual = format!("{request}, with {missing} tokens that were appended and not computed yet");
-            return Err(ModelError::request("request", actual, "one whose tokens are all computed"));
-        }
-        self.check_all_present()?;
-        let fork = self.entries.fork(request)?;
-        let (from, to) = (self.entries.row(request)?, self.entries.row(fork)? as usize);
-        let from = ints(vec![from as i32], &self.device);
-        for entry in self.windows.iter_mut().chain(&mut self.carried) {
-            // Moved out, so that the write has the only handle and stays in place; `select` copies the row, where a slice
-            // could be a view of everything.
-            if let Some(state) = entry.take() {
-                let row = state.clone().select(0, from.clone());
-                *entry = Some(state.slice_assign(s![to..to + 1, .., ..], row));
-            }
-        }
-        self.computed.insert(fork, self.computed(request)?);
-        Ok(fork)
-    }
-
-    /// Ends a request.
-    ///
-    /// # Errors
-    /// [`CacheError::UnknownRequest`], also for a request that was freed before.
-    pub fn free(&mut self, request: RequestId) -> std::result::Result<(), CacheError> {
-        self.entries.free(request)?;
-        self.computed.remove(&request);
-        Ok(())
-    }
-
-    /// Tokens of a request.
-    ///
-    /// # Errors
-    /// [`CacheError::UnknownRequest`].
-    pub fn len(&self, request: RequestId) -> std::result::Result<usize, CacheError> {
-        self.entries.len(request)
-    }
-
-    /// Bytes of compressed entries and index keys that a token adds, on average, in all layers together; rounded up.
-    pub fn bytes_per_token(&self) -> usize {
-        self.entries.bytes_per_token()
-    }
-
-    /// Bytes of the live requests' states, and of the pages in use.
-    pub fn bytes_in_use(&self) -> usize {
-        self.computed.len() * self.bytes_per_request + self.entries.bytes_in_use()
-    }
-
     /// The pages of entries.
-    pub(crate) fn entries(&self) -> &PagedCache {
+    pub(super) fn entries(&self) -> &PagedCache {
         &self.entries
     }
 
@@ -219,6 +148,66 @@ impl V4Cache {
     }
 }
 
+impl RequestCache for V4Cache {
+    fn kind(&self) -> &'static str {
+        "that of a DeepSeek-V4 model"
+    }
+
+    fn admit(&mut self) -> std::result::Result<RequestId, CacheError> {
+        let request = self.entries.admit()?;
+        self.computed.insert(request, 0);
+        Ok(request)
+    }
+
+    /// A token has no row of its own.
+    fn append(&mut self, request: RequestId, n_tokens: usize) -> std::result::Result<Vec<i32>, CacheError> {
+        self.entries.append(request, n_tokens).map(|_| Vec::new())
+    }
+
+    /// The state is copied, the pages are shared.
+    fn fork(&mut self, request: RequestId) -> Result<RequestId> {
+        let missing = self.entries.len(request)? - self.computed(request)?;
+        if missing > 0 {
+            let actual = format!("{request}, with {missing} tokens that were appended and not computed yet");
+            return Err(ModelError::request("request", actual, "one whose tokens are all computed"));
+        }
+        self.check_all_present()?;
+        let fork = self.entries.fork(request)?;
+        let (from, to) = (self.entries.row(request)?, self.entries.row(fork)? as usize);
+        let from = ints(vec![from as i32], &self.device);
+        for entry in self.windows.iter_mut().chain(&mut self.carried) {
+            // Moved out, so that the write has the only handle and stays in place; `select` copies the row, where a slice
+            // could be a view of everything.
+            if let Some(state) = entry.take() {
+                let row = state.clone().select(0, from.clone());
+                *entry = Some(state.slice_assign(s![to..to + 1, .., ..], row));
+            }
+        }
+        self.computed.insert(fork, self.computed(request)?);
+        Ok(fork)
+    }
+
+    fn free(&mut self, request: RequestId) -> std::result::Result<(), CacheError> {
+        self.entries.free(request)?;
+        self.computed.remove(&request);
+        Ok(())
+    }
+
+    /// Bytes of the live requests' states, and of the pages in use.
+    fn bytes_in_use(&self) -> usize {
+        self.computed.len() * self.bytes_per_request + self.entries.bytes_in_use()
+    }
+
+    fn pages(&self) -> &PagedCache {
+        &self.entries
+    }
+
+    /// The state belongs to one position of one request.
+    fn shared_pages(&mut self) -> Option<&mut PagedCache> {
+        None
+    }
+}
+
 /// The cache with these rows, or as it was.
 fn written(cache: Tensor<3>, slots: Tensor<1, Int>, latent: Tensor<2>) -> (Tensor<3>, Result<()>) {
     match write_latent(WriteLatentArgs { cache, slots, latent, rope: None }) {
@@ -266,7 +255,7 @@ mod tests {
         cache.append(b, 16).unwrap();
         assert!(matches!(cache.append(b, 1), Err(CacheError::OutOfPages { .. })));
         assert!(matches!(cache.append(a, 24), Err(CacheError::RequestTooLong { tokens: 41, .. })));
-        assert_eq!((cache.len(a).unwrap(), cache.len(b).unwrap()), (17, 16));
+        assert_eq!((cache.pages().len(a).unwrap(), cache.pages().len(b).unwrap()), (17, 16));
         cache.free(a).unwrap();
         assert!(matches!(cache.free(a), Err(CacheError::UnknownRequest { .. })));
         cache.append(b, 24).unwrap();
@@ -339,6 +328,6 @@ mod tests {
     #[test]
     fn a_token_takes_its_share_of_the_entries() {
         // Two layers with (32 + 32) channels per 4 tokens, two with 32 per 16.
-        assert_eq!(cache(SIZE).unwrap().bytes_per_token(), (2 * 64 / 4 + 2 * 32 / 16) * 4);
+        assert_eq!(cache(SIZE).unwrap().pages().bytes_per_token(), (2 * 64 / 4 + 2 * 32 / 16) * 4);
     }
 }

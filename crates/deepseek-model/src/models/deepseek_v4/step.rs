@@ -5,10 +5,11 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use mla_ops::cache::PagedCache;
 
+use super::cache::{Place, V4Cache};
+use super::config::DeepseekV4Config;
+use super::partial_rotary::{PartialRotary, PartialRotation};
+use super::schedule::{AttentionSpec, CompressorSpec};
 use crate::Result;
-use crate::cache::{Place, V4Cache};
-use crate::config::{AttentionSpec, CompressorSpec, DeepseekV4Config};
-use crate::layers::{PartialRotary, PartialRotation};
 use crate::step::{Chunk, ints};
 
 /// The inputs of a forward pass, on the device: `B` sequences with `N` new tokens in all.

@@ -2,20 +2,24 @@
 
 use burn::tensor::{Device, Tensor};
 
-use super::Hidden;
+use super::attention::SharedKvAttention;
+use super::cache::V4Cache;
+use super::config::DeepseekV4Config;
+use super::hyper_connection::{HyperConnection, HyperHead};
+use super::partial_rotary::PartialRotary;
+use super::step::V4Step;
 use crate::Result;
-use crate::cache::V4Cache;
-use crate::config::DeepseekV4Config;
-use crate::layers::{HyperConnection, HyperHead, Linear, MoeV4, PartialRotary, RmsNorm, SharedKvAttention};
-use crate::step::{Chunk, last_rows};
-use crate::step_v4::V4Step;
+use crate::layers::{Linear, MoeV4, RmsNorm};
+use crate::models::architecture::{Hidden, Observer};
+use crate::parallel::{Cut, Parallel};
+use crate::step::Chunk;
 use crate::weights::WeightLoader;
 
 /// The model: embedding, decoder layers between hyper-connections, norm and head.
 #[derive(Debug)]
-pub struct DeepseekV4 {
-    config: DeepseekV4Config,
-    device: Device,
+pub(super) struct DeepseekV4 {
+    pub(super) config: DeepseekV4Config,
+    pub(super) device: Device,
     rotary: PartialRotary,
     compress_rotary: PartialRotary,
     /// `[vocab, hidden]`.
@@ -24,10 +28,12 @@ pub struct DeepseekV4 {
     hc_head: HyperHead,
     norm: RmsNorm,
     head: Linear,
+    pub(super) parallel: Parallel,
 }
 
 #[derive(Debug)]
 struct DecoderLayer {
+    parallel: Parallel,
     hc_attn: HyperConnection,
     attn_norm: RmsNorm,
     attn: SharedKvAttention,
@@ -38,68 +44,60 @@ struct DecoderLayer {
 
 impl DeepseekV4 {
     /// Takes the weights out of a loader; what is missing or wrong shows when the loader is finished.
-    pub(crate) fn load(config: DeepseekV4Config, loader: &mut WeightLoader, device: &Device) -> Self {
+    pub(super) fn load(config: DeepseekV4Config, loader: &mut WeightLoader, device: &Device) -> Self {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         Self {
             device: device.clone(),
             rotary: PartialRotary::new(&config.rope, config.qk_rope_head_dim),
             compress_rotary: PartialRotary::new(&config.compress_rope, config.qk_rope_head_dim),
-            embed: loader.tensor("embed.weight", [vocab, hidden]),
+            embed: loader.tensor("embed.weight", [vocab, hidden], Cut::Whole),
             layers: (0..config.layers.len()).map(|layer| DecoderLayer::load(&config, loader, layer)).collect(),
             hc_head: HyperHead::load(loader, "hc_head", &config),
             norm: RmsNorm::load(loader, "norm", hidden, config.rms_norm_eps),
-            head: Linear::load(loader, "head", vocab, hidden),
+            head: Linear::load(loader, "head", [vocab, hidden], Cut::Vocabulary),
+            parallel: loader.parallel().clone(),
             config,
         }
     }
 
-    /// The configuration.
-    pub fn config(&self) -> &DeepseekV4Config {
-        &self.config
+    /// The inputs of a forward pass over the new tokens of some requests; their states count them as computed.
+    pub(super) fn step(&self, chunks: &[Chunk], cache: &mut V4Cache) -> Result<V4Step> {
+        V4Step::new(chunks, cache, &self.rotary, &self.compress_rotary, &self.config, &self.device)
     }
 
-    /// One forward pass over the new tokens of some requests: their final hidden states `[N, hidden]`, normed.
-    ///
-    /// The cache has taken in the tokens afterwards; after an error their requests can only be freed. `observe` sees the
-    /// hidden states on the way, `[N, hidden]`, after a layer all streams of a token in one row `[N, hc_mult · hidden]`.
-    ///
-    /// # Errors
-    /// A cache that does not know a request or has no token to compute for it, an operation that refuses its arguments.
-    pub fn forward(
+    /// The final hidden states `[N, hidden]` of a step, normed. The cache has taken in the tokens afterwards; after an error
+    /// their requests can only be freed. `observe` sees after a layer all streams of a token in one row
+    /// `[N, hc_mult · hidden]`.
+    pub(super) fn forward(
         &self,
-        chunks: &[Chunk],
+        step: &V4Step,
         cache: &mut V4Cache,
-        observe: &mut dyn FnMut(Hidden, &Tensor<2>),
+        mut observe: Option<Observer<'_>>,
     ) -> Result<Tensor<2>> {
-        let step = V4Step::new(chunks, cache, &self.rotary, &self.compress_rotary, &self.config, &self.device)?;
+        let mut look = |point: Hidden, x: &dyn Fn() -> Tensor<2>| {
+            if let Some(observe) = &mut observe {
+                observe(point, &x());
+            }
+        };
         let x = self.embed.clone().select(0, step.input_ids.clone());
-        observe(Hidden::Embedding, &x);
+        look(Hidden::Embedding, &|| x.clone());
         let [tokens, hidden] = x.dims();
         let streams = self.config.hc_mult;
         let mut x: Tensor<3> = x.unsqueeze_dim::<3>(1).repeat_dim(1, streams);
         for (number, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(x, &step, cache)?;
-            observe(Hidden::Layer(number), &x.clone().reshape([tokens, streams * hidden]));
+            x = layer.forward(x, step, cache)?;
+            look(Hidden::Layer(number), &|| x.clone().reshape([tokens, streams * hidden]));
         }
         let x = self.hc_head.forward(x);
-        observe(Hidden::HyperHead, &x);
+        look(Hidden::HyperHead, &|| x.clone());
         let x = self.norm.forward(x)?;
-        observe(Hidden::FinalNorm, &x);
+        look(Hidden::FinalNorm, &|| x.clone());
         Ok(x)
     }
 
     /// Logits `[N, vocab]` of final hidden states `[N, hidden]`.
-    pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
-        self.head.forward(hidden)
-    }
-
-    /// Logits `[chunks, vocab]` of the last new token of each request.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
-    pub fn next_token_logits(&self, chunks: &[Chunk], cache: &mut V4Cache) -> Result<Tensor<2>> {
-        let hidden = self.forward(chunks, cache, &mut |_, _| {})?;
-        Ok(self.logits(last_rows(&hidden, chunks)))
+    pub(super) fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        self.parallel.all_gather(self.head.forward(hidden))
     }
 }
 
@@ -108,6 +106,7 @@ impl DecoderLayer {
         let name = |part: &str| format!("layers.{layer}.{part}");
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
         Self {
+            parallel: loader.parallel().clone(),
             hc_attn: HyperConnection::load(loader, &name("hc_attn"), config),
             attn_norm: RmsNorm::load(loader, &name("attn_norm"), hidden, eps),
             attn: SharedKvAttention::load(loader, &name("attn"), layer, config),
@@ -119,8 +118,10 @@ impl DecoderLayer {
 
     fn forward(&self, x: Tensor<3>, step: &V4Step, cache: &mut V4Cache) -> Result<Tensor<3>> {
         let (h, mixing) = self.hc_attn.read(&x);
-        let x = mixing.write(x, self.attn.forward(self.attn_norm.forward(h)?, step, cache)?);
+        let attention = self.attn.forward(self.attn_norm.forward(h)?, step, cache)?;
+        let x = mixing.write(x, self.parallel.all_reduce(attention)?);
         let (h, mixing) = self.hc_ffn.read(&x);
-        Ok(mixing.write(x, self.ffn.forward(self.ffn_norm.forward(h)?, &step.input_ids)?))
+        let experts = self.ffn.forward(self.ffn_norm.forward(h)?, &step.input_ids)?;
+        Ok(mixing.write(x, self.parallel.all_reduce(experts)?))
     }
 }

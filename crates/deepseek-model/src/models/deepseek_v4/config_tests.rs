@@ -3,17 +3,17 @@ use std::path::{Path, PathBuf};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::*;
+use super::{AttentionSpec, DeepseekV4Config, LayerSpec, MlpSpec};
+use crate::Result;
+use crate::models::ModelConfig;
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(name)
 }
 
 fn read(dir: &Path) -> Result<DeepseekV4Config> {
-    match ModelConfig::read(dir)? {
-        ModelConfig::V4(config) => Ok(config),
-        ModelConfig::V3(_) => panic!("{} is not DeepSeek-V4", dir.display()),
-    }
+    let config = ModelConfig::read(dir)?;
+    Ok(config.downcast_ref::<DeepseekV4Config>().expect("DeepSeek-V4").clone())
 }
 
 /// A file of v4-realdims with the fields of `changes` replaced (or removed, by null), read back.

@@ -3,68 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use burn::tensor::{DType, Device, FloatDType};
+use burn::tensor::{Device, FloatDType};
 
-use super::loader::Listed;
-use super::{Checkpoint, WeightLoader};
-use crate::config::ModelConfig;
-use crate::model::Architecture;
+use crate::models::ModelConfig;
+use crate::weights::{Checkpoint, Listed, WeightLoader, WeightSpec};
 use crate::{ModelError, Result, WeightReport};
 
 /// Every tensor that a model of this configuration asks for, in the order of loading, by its published name.
 pub fn weight_specs(config: &ModelConfig) -> Vec<WeightSpec> {
     let (listed, _) = list(config, None, &for_nothing());
     listed.into_iter().map(|listed| listed.spec).collect()
-}
-
-/// Bytes of these tensors on a device, where weights have `dtype`.
-pub fn device_bytes(specs: &[WeightSpec], dtype: FloatDType) -> u64 {
-    specs.iter().map(|spec| spec.len() * spec.role.dtype(dtype).size() as u64).sum()
-}
-
-/// What a tensor is loaded as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WeightRole {
-    /// In the loader's dtype.
-    Weight,
-    /// In f32 whatever the loader's dtype is.
-    F32,
-    /// Whole numbers, as i32.
-    Table,
-}
-
-impl WeightRole {
-    /// The dtype on the device, where weights have `dtype`.
-    pub fn dtype(self, dtype: FloatDType) -> DType {
-        match self {
-            Self::Weight => dtype.into(),
-            Self::F32 => DType::F32,
-            Self::Table => DType::I32,
-        }
-    }
-}
-
-/// A tensor that a model asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WeightSpec {
-    /// Its published name.
-    pub name: String,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// What it is loaded as.
-    pub role: WeightRole,
-}
-
-impl WeightSpec {
-    /// Numbers in it.
-    pub fn len(&self) -> u64 {
-        self.shape.iter().map(|&size| size as u64).product()
-    }
-
-    /// Whether it holds no number.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 /// What a checkpoint folder holds for its model.
@@ -137,7 +85,7 @@ fn list<'a>(
     device: &Device,
 ) -> (Vec<Listed<'a>>, WeightReport) {
     let mut loader = WeightLoader::listing(checkpoint, device).with_quantization(config.quantization());
-    Architecture::load(config, &mut loader, device);
+    config.load(&mut loader, device);
     loader.finish_listing()
 }
 
@@ -152,7 +100,8 @@ fn for_nothing() -> Device {
 fn groups(listed: &[Listed<'_>], dtype: FloatDType) -> Vec<WeightGroup> {
     let mut places = BTreeMap::new();
     let mut groups: Vec<WeightGroup> = Vec::new();
-    for Listed { spec, stored } in listed {
+    for listed in listed {
+        let spec = &listed.spec;
         let name = group_of(&spec.name);
         let place = *places.entry(name).or_insert(groups.len());
         if place == groups.len() {
@@ -163,10 +112,8 @@ fn groups(listed: &[Listed<'_>], dtype: FloatDType) -> Vec<WeightGroup> {
         group.tensors += 1;
         group.parameters += spec.len();
         group.device_bytes += spec.len() * spec.role.dtype(dtype).size() as u64;
-        if let Some(stored) = stored {
-            group.file_bytes += stored.len();
-            group.stored_as.insert(stored.dtypes());
-        }
+        group.file_bytes += listed.file_bytes();
+        group.stored_as.extend(listed.stored_as());
     }
     groups
 }
@@ -195,6 +142,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::weights::device_bytes;
 
     fn published(changes: Value) -> ModelConfig {
         let mut config = json!({

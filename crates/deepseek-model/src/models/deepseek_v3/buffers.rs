@@ -4,10 +4,11 @@ use burn::tensor::{Device, Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{MlaPlanArgs, Splits, mla_plan};
 
-use super::{Chunk, IndexedKeys, Keys, PagedKeys, Step, ints};
+use super::config::DeepseekV3Config;
+use super::step::{IndexedKeys, Keys, PagedKeys, Step};
 use crate::Result;
-use crate::config::DeepseekV3Config;
 use crate::layers::{RotaryEmbedding, Rotation};
+use crate::step::{Chunk, ints};
 
 /// One token of each of `B` requests. Rows without a request have length 0 and slot -1: they write nothing and see nothing.
 ///
@@ -74,8 +75,8 @@ impl StepBuffers {
         self.numbers.inplace(|buffer| buffer.slice_assign(s![..len], ids.abs()));
     }
 
-    /// The step, made on the device from the buffers alone.
-    pub(crate) fn step(&self, config: &DeepseekV3Config) -> Result<Step> {
+    /// The step of a rank with so many heads, made on the device from the buffers alone.
+    pub(crate) fn step(&self, config: &DeepseekV3Config, heads: usize) -> Result<Step> {
         let Self { batch, max_pages, page_size, .. } = *self;
         let part = |first: usize, len: usize| self.numbers.clone().slice(s![first..first + len]);
         let [input_ids, slots, seq_lens] = [0, 1, 2].map(|field| part(field * batch, batch));
@@ -86,7 +87,7 @@ impl StepBuffers {
             let plan = mla_plan(MlaPlanArgs {
                 seq_lens: seq_lens.clone(),
                 query_len: 1,
-                heads: config.num_attention_heads,
+                heads,
                 page_size,
                 max_seq_len: max_pages * page_size,
                 splits: Splits::Auto,
@@ -128,14 +129,11 @@ mod tests {
     use mla_ops::cache::{CacheConfig, PoolConfig};
 
     use super::*;
-    use crate::config::ModelConfig;
 
     #[test]
     fn buffers_know_whether_somebody_else_has_a_handle() {
         let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/v3-tiny/config.json");
-        let Ok(ModelConfig::V3(config)) = ModelConfig::read_file(Path::new(fixture)) else {
-            unreachable!("a DeepSeek-V3");
-        };
+        let config = DeepseekV3Config::read(Path::new(fixture)).unwrap();
         let device = Device::flex();
         let rotary = RotaryEmbedding::new(&config.rope, config.qk_rope_head_dim, config.rope_interleave);
         let mut buffers = StepBuffers::new(2, [4, 8], &rotary, &device);
@@ -153,7 +151,7 @@ mod tests {
             let slots = cache.append(request, 1).unwrap();
             buffers.fill(&[Chunk { request, tokens: vec![token], slots }], &cache, &device).unwrap();
             assert!(buffers.has_only_handles());
-            let step = buffers.step(&config).unwrap();
+            let step = buffers.step(&config, config.num_attention_heads).unwrap();
             assert_eq!((step.input_ids.dims(), step.slots.dims(), step.padding.is_some()), ([2], [2], true));
             let handles = buffers.clone();
             assert!(!buffers.has_only_handles(), "somebody else has handles");

@@ -3,8 +3,9 @@
 use burn::tensor::{FloatDType, Tensor, activation};
 use mla_ops::matmul;
 
-use super::rms_norm::unit_rms;
-use crate::config::DeepseekV4Config;
+use super::config::DeepseekV4Config;
+use crate::layers::unit_rms;
+use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// How one block reads from the residual streams and writes to them; in f32.
@@ -35,12 +36,12 @@ impl HyperConnection {
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config) -> Self {
         let n = config.hc_mult;
         let columns = (2 + n) * n;
-        let scale: Tensor<1> = loader.tensor_f32(&format!("{name}_scale"), [3]);
+        let scale: Tensor<1> = loader.tensor_f32(&format!("{name}_scale"), [3], Cut::Whole);
         let parts = [n, n, n * n].into_iter().enumerate().map(|(i, len)| scale.clone().narrow(0, i, 1).expand([len]));
         Self {
-            weight: loader.tensor_f32(&format!("{name}_fn"), [columns, n * config.hidden_size]).transpose(),
+            weight: loader.tensor_f32(&format!("{name}_fn"), [columns, n * config.hidden_size], Cut::Whole).transpose(),
             scale: Tensor::cat(parts.collect(), 0).unsqueeze(),
-            base: loader.tensor_f32(&format!("{name}_base"), [columns]).unsqueeze(),
+            base: loader.tensor_f32(&format!("{name}_base"), [columns], Cut::Whole).unsqueeze(),
             norm_eps: config.rms_norm_eps,
             eps: config.hc_eps,
             sinkhorn_iters: config.hc_sinkhorn_iters,
@@ -99,9 +100,9 @@ impl HyperHead {
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config) -> Self {
         let n = config.hc_mult;
         Self {
-            weight: loader.tensor_f32(&format!("{name}_fn"), [n, n * config.hidden_size]).transpose(),
-            scale: loader.tensor_f32(&format!("{name}_scale"), [1]).unsqueeze(),
-            base: loader.tensor_f32(&format!("{name}_base"), [n]).unsqueeze(),
+            weight: loader.tensor_f32(&format!("{name}_fn"), [n, n * config.hidden_size], Cut::Whole).transpose(),
+            scale: loader.tensor_f32(&format!("{name}_scale"), [1], Cut::Whole).unsqueeze(),
+            base: loader.tensor_f32(&format!("{name}_base"), [n], Cut::Whole).unsqueeze(),
             norm_eps: config.rms_norm_eps,
             eps: config.hc_eps,
         }

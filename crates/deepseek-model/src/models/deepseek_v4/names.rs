@@ -1,4 +1,35 @@
-//! The two names of each DeepSeek-V4 tensor: that of the published files, and that of the module in transformers.
+//! How DeepSeek-V4 is published, and the two names of each tensor: that of the published files, and that of the module in
+//! transformers.
+
+use safetensors::Dtype;
+
+use crate::weights::{Published, Renaming, WeightLoader};
+
+/// The modules whose weights are quantised: `Linear` in `inference/model.py` and `convert.py` of DeepSeek-V4, but for those that
+/// are made with a dtype of their own.
+const PROJECTIONS: [&str; 9] =
+    ["attn.wq_a", "attn.wq_b", "attn.wkv", "attn.wo_a", "attn.wo_b", "indexer.wq_b", "w1", "w2", "w3"];
+
+/// How the weights are published.
+pub(super) const PUBLISHED: Published = Published {
+    layers: "layers.",
+    projections: &PROJECTIONS,
+    fp4_experts: true,
+    power_of_two_scales: true,
+    scale_suffix: ".scale",
+    scale_dtype: Dtype::F8_E8M0,
+    renaming: Some(Renaming { probe: "embed.weight", rename: transformers_name }),
+};
+
+/// Reads files whose tensors have published names or those of transformers' modules: from now on tensors are asked for by
+/// their published names. Leaves out the multi-token-prediction layers, and rotary frequencies.
+pub(crate) fn expect(loader: &mut WeightLoader) {
+    loader.rename(PUBLISHED.renaming);
+    loader.skip("rotary frequencies are computed", |name| name.ends_with("inv_freq"));
+    loader.skip("multi-token-prediction layers are not used", |name| {
+        name.strip_prefix("model.").unwrap_or(name).starts_with("mtp.")
+    });
+}
 
 /// Outside the layers.
 const TOP: [(&str, &str); 6] = [
@@ -49,7 +80,7 @@ const IN_LAYER: [(&str, &str); 34] = [
 ];
 
 /// transformers' name of the tensor with this published name.
-pub(super) fn transformers_name(published: &str) -> String {
+fn transformers_name(published: &str) -> String {
     let in_layer = published.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
     let renamed = match in_layer {
         Some((layer, rest)) => renamed(&IN_LAYER, rest).map(|name| format!("model.layers.{layer}.{name}")),
@@ -69,6 +100,17 @@ fn renamed(names: &[(&str, &str)], name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn projections_are_those_that_are_published_in_fp8_or_fp4() {
+        for module in ["attn.wkv", "attn.indexer.wq_b", "ffn.experts.0.w2", "ffn.shared_experts.w1"] {
+            assert!(PUBLISHED.is_projection(&format!("layers.7.{module}.weight")), "{module}");
+        }
+        for module in ["attn.compressor.wkv", "attn.indexer.compressor.wkv", "ffn.gate", "attn.kv_norm"] {
+            assert!(!PUBLISHED.is_projection(&format!("layers.7.{module}.weight")), "{module}");
+        }
+        assert!(!PUBLISHED.is_projection("head.weight"));
+    }
 
     #[test]
     fn names_are_those_of_the_modules() {

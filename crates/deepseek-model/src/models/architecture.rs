@@ -1,0 +1,138 @@
+//! What the rest of the crate knows of a model: its configuration ([`Architecture`]), its forward pass ([`Model`]), and the
+//! decode steps that can be captured ([`Capture`]). A new model implements the first two, and is entered in the registry.
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use mla_ops::{MlaDecodeProblem, Path};
+
+use crate::Result;
+use crate::cache::{CacheSize, ModelCache};
+use crate::config::{LayerSummary, Quantization};
+use crate::step::Chunk;
+use crate::weights::{Published, WeightLoader};
+
+/// The configuration of a model: all that is known of it before weights are loaded.
+pub(crate) trait Architecture: Any + Debug + Send + Sync {
+    /// The sizes that every model has.
+    fn sizes(&self) -> Sizes<'_>;
+
+    /// The layers, first to last, with caches of `dtype`.
+    fn layers(&self, dtype: FloatDType) -> Vec<LayerSummary>;
+
+    /// The same model with its first `layers` layers only; there are as many.
+    fn with_layers(&self, layers: usize) -> Arc<dyn Architecture>;
+
+    /// How the weights are published.
+    fn published(&self) -> Published;
+
+    /// Takes the weights out of a loader; what is missing or wrong shows when the loader is finished. A loader that lists
+    /// what is asked for gives the specs of all weights.
+    fn load(&self, loader: &mut WeightLoader, device: &Device) -> Box<dyn Model>;
+}
+
+/// Sizes that every model has, by their names in `config.json`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes<'c> {
+    /// Layers, without the multi-token-prediction ones.
+    pub(crate) num_hidden_layers: usize,
+    pub(crate) vocab_size: usize,
+    pub(crate) max_position_embeddings: usize,
+    pub(crate) n_routed_experts: usize,
+    pub(crate) num_experts_per_tok: usize,
+    pub(crate) eos_token_ids: &'c [u32],
+    pub(crate) quantization: Option<Quantization>,
+}
+
+/// A point of the forward pass that can be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hidden {
+    /// After the embedding.
+    Embedding,
+    /// The residual stream after this layer; DeepSeek-V4: all streams of a token, one after the other.
+    Layer(usize),
+    /// DeepSeek-V4: after the streams have been added up.
+    HyperHead,
+    /// After the final norm.
+    FinalNorm,
+}
+
+/// Sees the hidden states `[N, hidden]` on the way.
+pub(crate) type Observer<'o> = &'o mut dyn FnMut(Hidden, &Tensor<2>);
+
+/// A model with its weights. A draft model for speculative decoding (multi-token prediction) would be one more.
+pub(crate) trait Model: Debug + Send + Sync {
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// A size that is zero or too large, or a page size that is no power of two.
+    fn new_cache(&self, size: CacheSize, dtype: FloatDType) -> Result<ModelCache>;
+
+    /// One forward pass over the new tokens of some requests: their final hidden states `[N, hidden]`, normed. The cache has
+    /// taken in the tokens afterwards.
+    ///
+    /// # Errors
+    /// An operation that refuses its arguments, or a cache that is another model's or does not know a request.
+    fn forward(&self, chunks: &[Chunk], cache: &mut ModelCache, observe: Option<Observer<'_>>) -> Result<Tensor<2>>;
+
+    /// Logits `[N, vocab]` of final hidden states `[N, hidden]`.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>>;
+
+    /// What the attention of a decode step of so many requests is, with a cache of `dtype`.
+    fn decode_problem(&self, batch: usize, page_size: usize, dtype: FloatDType) -> MlaDecodeProblem;
+
+    /// Whether a token's logits can be computed in a way that does not depend on the other tokens, where attention runs on
+    /// `path`.
+    ///
+    /// # Errors
+    /// [`ModelError::Request`](crate::ModelError::Request) where they cannot.
+    fn check_deterministic(&self, path: Path) -> Result<()>;
+
+    /// What captures its decode steps; why there is none otherwise.
+    fn capture(&self) -> std::result::Result<&dyn Capture, &'static str>;
+}
+
+/// A model whose decode steps can be captured: with their inputs in buffers, they read nothing else from the host, and may run
+/// several times with the same result.
+pub(crate) trait Capture: Send + Sync {
+    /// A step without requests: one token of each of `batch` requests with at most `max_pages` pages.
+    fn buffered_step(&self, batch: usize, max_pages: usize, page_size: usize) -> Box<dyn BufferedStep + '_>;
+
+    /// A cache with the layout of `cache` and next to no rows, which stands in its place while a step has it.
+    ///
+    /// # Errors
+    /// A cache that is another model's.
+    fn stand_in(&self, cache: &ModelCache) -> Result<ModelCache>;
+}
+
+/// A decode step whose inputs are in buffers that stay where they are.
+pub(crate) trait BufferedStep: Send {
+    /// Whether nobody else has a handle of the buffers, so that [`Self::fill`] stays in them.
+    fn is_in_place(&self) -> bool;
+
+    /// Takes the inputs of a step: chunks of one token, at most `batch`, of requests with at most `max_pages` pages.
+    ///
+    /// # Errors
+    /// A cache that is another model's or does not know a request.
+    fn fill(&mut self, chunks: &[Chunk], cache: &ModelCache) -> Result<()>;
+
+    /// Puts tokens that are still on the device, i32 `[n]`, in the place of those of the first requests. Where there is none
+    /// (-1), nobody looks at what follows. The vocabulary has at least two tokens.
+    fn feed(&mut self, ids: Tensor<1, Int>);
+
+    /// Logits `[batch, vocab]` of the step in the buffers.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    fn logits(&self, cache: &mut ModelCache) -> Result<Tensor<2>>;
+
+    /// Other handles of the buffers, for tests on devices that capture steps.
+    #[cfg(all(test, feature = "_gpu"))]
+    #[allow(dead_code, reason = "under fusion no step is captured")]
+    fn handles(&self) -> Box<dyn Any>;
+}

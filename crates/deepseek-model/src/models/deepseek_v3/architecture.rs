@@ -1,0 +1,136 @@
+//! What the rest of the crate asks of DeepSeek-V3.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
+use mla_ops::{MlaDecodeProblem, Path};
+
+use super::buffers::StepBuffers;
+use super::config::DeepseekV3Config;
+use super::model::DeepseekV3;
+use super::names;
+use crate::Result;
+use crate::cache::{CacheSize, ModelCache};
+use crate::config::LayerSummary;
+use crate::models::architecture::{Architecture, BufferedStep, Capture, Model, Observer, Sizes};
+use crate::step::Chunk;
+use crate::weights::{Published, WeightLoader};
+
+impl Architecture for DeepseekV3Config {
+    fn sizes(&self) -> Sizes<'_> {
+        Sizes {
+            num_hidden_layers: self.num_hidden_layers,
+            vocab_size: self.vocab_size,
+            max_position_embeddings: self.max_position_embeddings,
+            n_routed_experts: self.n_routed_experts,
+            num_experts_per_tok: self.num_experts_per_tok,
+            eos_token_ids: &self.eos_token_ids,
+            quantization: self.quantization,
+        }
+    }
+
+    fn layers(&self, dtype: FloatDType) -> Vec<LayerSummary> {
+        self.layer_summaries(dtype)
+    }
+
+    fn with_layers(&self, layers: usize) -> Arc<dyn Architecture> {
+        let first_k_dense_replace = self.first_k_dense_replace.min(layers);
+        Arc::new(Self { num_hidden_layers: layers, first_k_dense_replace, ..self.clone() })
+    }
+
+    fn published(&self) -> Published {
+        names::published(self)
+    }
+
+    fn load(&self, loader: &mut WeightLoader, device: &Device) -> Box<dyn Model> {
+        names::skip_unused(loader, self);
+        Box::new(DeepseekV3::load(self.clone(), loader, device))
+    }
+}
+
+impl Model for DeepseekV3 {
+    fn new_cache(&self, size: CacheSize, dtype: FloatDType) -> Result<ModelCache> {
+        let config = CacheConfig {
+            pools: self.config.pool_widths().into_iter().map(PoolConfig::per_token).collect(),
+            dtype,
+            num_pages: size.num_pages,
+            page_size: size.page_size,
+            max_requests: size.max_requests,
+            max_tokens: size.max_tokens,
+        };
+        Ok(ModelCache::new(PagedCache::new(config, &self.device)?))
+    }
+
+    fn forward(&self, chunks: &[Chunk], cache: &mut ModelCache, observe: Option<Observer<'_>>) -> Result<Tensor<2>> {
+        let cache = cache.get_mut()?;
+        self.forward(&self.step(chunks, cache)?, cache, observe)
+    }
+
+    fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        self.logits(hidden)
+    }
+
+    fn decode_problem(&self, batch: usize, page_size: usize, dtype: FloatDType) -> MlaDecodeProblem {
+        MlaDecodeProblem {
+            batch,
+            query_len: 1,
+            heads: self.heads(),
+            key_width: self.config.cache_width(),
+            value_width: self.config.kv_lora_rank,
+            page_size,
+            dtype: dtype.into(),
+        }
+    }
+
+    fn check_deterministic(&self, _path: Path) -> Result<()> {
+        Ok(())
+    }
+
+    fn capture(&self) -> std::result::Result<&dyn Capture, &'static str> {
+        Ok(self)
+    }
+}
+
+impl Capture for DeepseekV3 {
+    fn buffered_step(&self, batch: usize, max_pages: usize, page_size: usize) -> Box<dyn BufferedStep + '_> {
+        let buffers = StepBuffers::new(batch, [max_pages, page_size], &self.rotary, &self.device);
+        Box::new(DecodeStep { model: self, buffers })
+    }
+
+    fn stand_in(&self, cache: &ModelCache) -> Result<ModelCache> {
+        let config = cache.get::<PagedCache>()?.config().clone();
+        let config = CacheConfig { num_pages: 1, max_requests: 1, max_tokens: 1, ..config };
+        Ok(ModelCache::new(PagedCache::new(config, &self.device)?))
+    }
+}
+
+/// A decode step in buffers.
+struct DecodeStep<'m> {
+    model: &'m DeepseekV3,
+    buffers: StepBuffers,
+}
+
+impl BufferedStep for DecodeStep<'_> {
+    fn is_in_place(&self) -> bool {
+        self.buffers.has_only_handles()
+    }
+
+    fn fill(&mut self, chunks: &[Chunk], cache: &ModelCache) -> Result<()> {
+        self.buffers.fill(chunks, cache.get()?, &self.model.device)
+    }
+
+    fn feed(&mut self, ids: Tensor<1, Int>) {
+        self.buffers.feed(ids);
+    }
+
+    fn logits(&self, cache: &mut ModelCache) -> Result<Tensor<2>> {
+        let step = self.buffers.step(&self.model.config, self.model.heads())?;
+        self.model.logits(self.model.forward(&step, cache.get_mut()?, None)?)
+    }
+
+    #[cfg(all(test, feature = "_gpu"))]
+    fn handles(&self) -> Box<dyn std::any::Any> {
+        Box::new(self.buffers.clone())
+    }
+}

@@ -1,0 +1,16 @@
+//! DeepSeek-V2, V2-Lite, V3 and V3.2.
+
+mod architecture;
+mod buffers;
+mod config;
+#[cfg(test)]
+mod config_tests;
+mod model;
+mod names;
+mod step;
+
+pub(crate) use self::config::MODEL_TYPES;
+pub use self::config::{DeepseekV3Config, IndexerConfig, ModelType, Scoring};
+#[cfg(test)]
+pub(crate) use self::names::skip_unused;
+pub(crate) use self::step::{IndexedKeys, Keys, NewKeys, PagedKeys, PastChunk, Step};

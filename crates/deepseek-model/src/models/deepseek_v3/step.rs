@@ -1,0 +1,257 @@
+//! What one forward pass works on: new tokens of some requests, where they go, and which keys they see.
+
+use std::ops::Range;
+
+use burn::tensor::{Bool, Device, Int, Tensor};
+use mla_ops::cache::{PagedCache, RequestId};
+use mla_ops::{
+    MlaPlan, MlaPlanArgs, Splits, WriteLatentArgs, WriteLatentError, is_batch_invariant, mla_plan, write_latent,
+};
+
+use super::config::DeepseekV3Config;
+use crate::Result;
+use crate::layers::{RmsNorm, RotaryEmbedding, Rotation};
+use crate::step::{Chunk, ints};
+
+/// The inputs of a forward pass, on the device.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// i32 `[N]`.
+    pub(crate) input_ids: Tensor<1, Int>,
+    /// i32 `[N]`.
+    pub(crate) slots: Tensor<1, Int>,
+    pub(crate) rotation: Rotation,
+    pub(crate) keys: Keys,
+    /// Which tokens are none, `[N, 1]`, where some may be: no expert works for them.
+    pub(crate) padding: Option<Tensor<2, Bool>>,
+}
+
+/// Keys of a split where the result of a token must not depend on the batch.
+const SPLIT_TOKENS: usize = 1024;
+
+/// Which keys the new tokens see, and in which form.
+#[derive(Debug)]
+pub(crate) enum Keys {
+    /// All that precede them.
+    All {
+        /// The first tokens, one by one: their keys are read from the cache, in the absorbed form.
+        single: Option<PagedKeys>,
+        /// The tokens after those.
+        new: Option<NewKeys>,
+    },
+    /// Some token may see more keys than the indexer picks: all tokens read what it picks, in the absorbed form.
+    Indexed(IndexedKeys),
+}
+
+/// Chunks of tokens that see each other in the naive form, and what the cache held before in the absorbed form.
+#[derive(Debug)]
+pub(crate) struct NewKeys {
+    /// i32 `[B + 1]`, counted from the first of these tokens.
+    pub(crate) cu_seqlens: Tensor<1, Int>,
+    pub(crate) past: Vec<PastChunk>,
+}
+
+/// Keys in the cache, and the plan for reading them.
+#[derive(Debug)]
+pub(crate) struct PagedKeys {
+    pub(crate) batch: usize,
+    /// i32 `[B, maxP]`.
+    pub(crate) page_table: Tensor<2, Int>,
+    /// i32 `[B]`.
+    pub(crate) seq_lens: Tensor<1, Int>,
+    pub(crate) plan: MlaPlan,
+}
+
+/// Where each new token finds the keys that an indexer picks from.
+#[derive(Debug)]
+pub(crate) struct IndexedKeys {
+    /// i32 `[N, maxP]`: the pages of the token's request.
+    pub(crate) page_table: Tensor<2, Int>,
+    /// i32 `[N, 1]`: how many keys precede the token, itself included.
+    pub(crate) visible: Tensor<2, Int>,
+}
+
+/// What the cache held of a request before this step.
+#[derive(Debug)]
+pub(crate) struct PastChunk {
+    /// Its new tokens, counted as in [`NewKeys::cu_seqlens`].
+    pub(crate) tokens: Range<usize>,
+    pub(crate) keys: PagedKeys,
+}
+
+impl Step {
+    /// For a rank with so many heads.
+    pub(crate) fn new(
+        chunks: &[Chunk],
+        cache: &PagedCache,
+        rotary: &RotaryEmbedding,
+        (config, heads): (&DeepseekV3Config, usize),
+        device: &Device,
+    ) -> Result<Self> {
+        let mut positions = Vec::new();
+        for chunk in chunks {
+            let len = cache.len(chunk.request)?;
+            positions.extend(len - chunk.tokens.len()..len);
+        }
+        let ids = chunks.iter().flat_map(|chunk| chunk.tokens.iter().map(|&id| id as i32)).collect();
+        let slots = chunks.iter().flat_map(|chunk| chunk.slots.iter().copied()).collect();
+        let longest = positions.iter().max().map_or(0, |position| position + 1);
+        let one_form = is_batch_invariant();
+        let keys = if config.indexer.is_some_and(|indexer| one_form || longest > indexer.topk) {
+            Keys::Indexed(IndexedKeys::new(chunks, &positions, cache, device)?)
+        } else {
+            // A token's result in the absorbed form is another one in its last bits than that in the naive form.
+            let alone = chunks.iter().take_while(|chunk| one_form || chunk.tokens.len() == 1).count();
+            let (alone, longer) = chunks.split_at(alone);
+            Keys::All {
+                single: single_keys(alone, &positions, cache, heads, device)?,
+                new: new_keys(longer, cache, heads, device)?,
+            }
+        };
+        Ok(Self {
+            input_ids: ints(ids, device),
+            slots: ints(slots, device),
+            rotation: rotary.at(&positions, device),
+            keys,
+            padding: None,
+        })
+    }
+
+    /// Puts the rows of the new tokens, `[N, D]`, into a pool of the cache.
+    pub(crate) fn write(&self, cache: &mut PagedCache, pool: usize, rows: Tensor<2>) -> Result<()> {
+        let (slots, latent) = (self.slots.clone(), rows);
+        let args = WriteLatentArgs { cache: cache.take_pool(pool)?, slots, latent, rope: None };
+        put_back(cache, pool, write_latent(args).map(|pool| (pool, ())))
+    }
+
+    /// Turns the queries `[N, heads, d]` and the rotary keys of the new tokens, norms their latents `[N, D]`, and puts these
+    /// into a pool of the cache.
+    pub(crate) fn turn_and_write(
+        &self,
+        cache: &mut PagedCache,
+        pool: usize,
+        (q, latent): (Tensor<3>, Tensor<2>),
+        norm: &RmsNorm,
+    ) -> Result<(Tensor<3>, Tensor<2>)> {
+        let target = (cache.take_pool(pool)?, self.slots.clone());
+        let written = self.rotation.turn_and_write(q, latent, norm, target);
+        put_back(cache, pool, written.map(|written| (written.cache, (written.q, written.latent))))
+    }
+
+    /// The same, and the turned queries absorbed by a weight `[heads, R, dn]`: `[N, heads, R + dr]`.
+    pub(crate) fn turn_write_and_absorb(
+        &self,
+        cache: &mut PagedCache,
+        pool: usize,
+        (q, latent): (Tensor<3>, Tensor<2>),
+        norm: &RmsNorm,
+        weight: Tensor<3>,
+    ) -> Result<Tensor<3>> {
+        let target = (cache.take_pool(pool)?, self.slots.clone());
+        let written = self.rotation.turn_write_and_absorb(q, latent, norm, weight, target);
+        put_back(cache, pool, written.map(|(q, pool)| (pool, q)))
+    }
+}
+
+/// Gives a pool back to the cache, written or refused.
+fn put_back<T>(
+    cache: &mut PagedCache,
+    pool: usize,
+    result: std::result::Result<(Tensor<3>, T), Box<WriteLatentError>>,
+) -> Result<T> {
+    match result {
+        Ok((written, rest)) => {
+            cache.put_pool(pool, written)?;
+            Ok(rest)
+        }
+        Err(refused) => {
+            cache.put_pool(pool, refused.cache)?;
+            Err(refused.error.into())
+        }
+    }
+}
+
+/// The keys of each token of some chunks, as if it were alone; `positions` begins with theirs.
+fn single_keys(
+    chunks: &[Chunk],
+    positions: &[usize],
+    cache: &PagedCache,
+    heads: usize,
+    device: &Device,
+) -> Result<Option<PagedKeys>> {
+    let owners: Vec<RequestId> = chunks.iter().flat_map(|chunk| vec![chunk.request; chunk.tokens.len()]).collect();
+    if owners.is_empty() {
+        return Ok(None);
+    }
+    let seq_lens = positions[..owners.len()].iter().map(|&position| position + 1).collect();
+    let splits = if is_batch_invariant() { Splits::Tokens(SPLIT_TOKENS) } else { Splits::Auto };
+    let reader = Reader { query_len: 1, heads, splits };
+    Ok(Some(PagedKeys::new(&owners, seq_lens, reader, cache, device)?))
+}
+
+fn new_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device) -> Result<Option<NewKeys>> {
+    if chunks.is_empty() {
+        return Ok(None);
+    }
+    let mut cu_seqlens = vec![0];
+    let mut past = Vec::new();
+    let mut first = 0;
+    for chunk in chunks {
+        let tokens = first..first + chunk.tokens.len();
+        let before = cache.len(chunk.request)? - chunk.tokens.len();
+        if before > 0 {
+            let reader = Reader { query_len: tokens.len(), heads, splits: Splits::Auto };
+            let keys = PagedKeys::new(&[chunk.request], vec![before], reader, cache, device)?;
+            past.push(PastChunk { tokens: tokens.clone(), keys });
+        }
+        first = tokens.end;
+        cu_seqlens.push(first as i32);
+    }
+    Ok(Some(NewKeys { cu_seqlens: ints(cu_seqlens, device), past }))
+}
+
+impl IndexedKeys {
+    fn new(chunks: &[Chunk], positions: &[usize], cache: &PagedCache, device: &Device) -> Result<Self> {
+        let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
+        let by_request = cache.page_table(&requests, cache.max_pages(&requests)?)?;
+        let owners = chunks.iter().enumerate().flat_map(|(i, chunk)| vec![i as i32; chunk.tokens.len()]).collect();
+        let visible = positions.iter().map(|&position| position as i32 + 1).collect();
+        Ok(Self {
+            page_table: by_request.select(0, ints(owners, device)),
+            visible: ints(visible, device).unsqueeze_dim(1),
+        })
+    }
+}
+
+/// How keys in the cache are read.
+struct Reader {
+    /// Tokens of each request.
+    query_len: usize,
+    heads: usize,
+    splits: Splits,
+}
+
+impl PagedKeys {
+    /// The first `seq_lens` keys of each request.
+    fn new(
+        requests: &[RequestId],
+        seq_lens: Vec<usize>,
+        reader: Reader,
+        cache: &PagedCache,
+        device: &Device,
+    ) -> Result<Self> {
+        let page_size = cache.config().page_size;
+        let max_pages = seq_lens.iter().map(|len| len.div_ceil(page_size)).max().unwrap_or(0);
+        let seq_lens = ints(seq_lens.into_iter().map(|len| len as i32).collect(), device);
+        let page_table = cache.page_table(requests, max_pages)?;
+        let plan = mla_plan(MlaPlanArgs {
+            seq_lens: seq_lens.clone(),
+            query_len: reader.query_len,
+            heads: reader.heads,
+            page_size,
+            max_seq_len: max_pages * page_size,
+            splits: reader.splits,
+        })?;
+        Ok(Self { batch: requests.len(), page_table, seq_lens, plan })
+    }
+}

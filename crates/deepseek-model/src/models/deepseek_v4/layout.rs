@@ -1,0 +1,56 @@
+//! What the layers keep of a request: windows, and the entries of compressors.
+
+use burn::tensor::{DType, FloatDType};
+
+use super::config::DeepseekV4Config;
+use super::schedule::{AttentionSpec, CompressorSpec, LayerSpec};
+use crate::config::LayerSummary;
+
+impl DeepseekV4Config {
+    /// The compressors of a layer: of its entries, and of its index keys.
+    pub(crate) fn layer_compressors(&self, layer: usize) -> Vec<CompressorSpec> {
+        let attention = self.layers[layer].attention;
+        let Some(rate) = attention.rate() else { return Vec::new() };
+        let overlap = matches!(attention, AttentionSpec::Csa { .. });
+        let widths = if overlap { vec![self.head_dim, self.index_head_dim] } else { vec![self.head_dim] };
+        widths.into_iter().map(|width| CompressorSpec { rate, width, overlap }).collect()
+    }
+
+    /// The compressors of all layers, in order.
+    pub(crate) fn compressors(&self) -> Vec<CompressorSpec> {
+        (0..self.layers.len()).flat_map(|layer| self.layer_compressors(layer)).collect()
+    }
+
+    /// The number of a layer's first compressor among those of all layers.
+    pub(crate) fn first_compressor(&self, layer: usize) -> usize {
+        (0..layer).map(|layer| self.layer_compressors(layer).len()).sum()
+    }
+
+    /// Tokens whose entries are whole ones in every layer.
+    pub(crate) fn tokens_per_block(&self) -> usize {
+        // The rates divide one another.
+        self.layers.iter().filter_map(|layer| layer.attention.rate()).max().unwrap_or(1)
+    }
+
+    /// Bytes of the states of a request, in all layers together.
+    pub(crate) fn bytes_per_request(&self, dtype: FloatDType) -> usize {
+        self.layer_summaries(dtype).iter().map(|layer| layer.bytes_per_request).sum()
+    }
+
+    /// The layers in words, with caches of `dtype`.
+    pub(crate) fn layer_summaries(&self, dtype: FloatDType) -> Vec<LayerSummary> {
+        let (size, carried_size) = (DType::from(dtype).size(), DType::F32.size());
+        let layer = |(number, spec): (usize, &LayerSpec)| {
+            let compressors = self.layer_compressors(number);
+            let per_token = compressors.iter().map(|c| (c.width * size).div_ceil(c.rate));
+            let carried = compressors.iter().map(|c| c.carried_tokens() * 2 * c.channels() * carried_size);
+            LayerSummary {
+                attention: spec.attention.to_string(),
+                mlp: spec.mlp.to_string(),
+                bytes_per_token: per_token.sum(),
+                bytes_per_request: self.sliding_window * self.head_dim * size + carried.sum::<usize>(),
+            }
+        };
+        self.layers.iter().enumerate().map(layer).collect()
+    }
+}

@@ -1,0 +1,22 @@
+//! DeepSeek-V4.
+
+mod architecture;
+mod attention;
+mod cache;
+mod compressor;
+mod config;
+#[cfg(test)]
+mod config_tests;
+mod hyper_connection;
+mod layout;
+mod model;
+mod names;
+mod partial_rotary;
+mod schedule;
+mod step;
+
+pub use self::config::DeepseekV4Config;
+pub(crate) use self::config::MODEL_TYPES;
+#[cfg(test)]
+pub(crate) use self::names::expect;
+pub use self::schedule::{AttentionSpec, LayerSpec, MlpSpec};

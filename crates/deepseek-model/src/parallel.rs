@@ -1,0 +1,173 @@
+//! Ranks: which part of a model one device has, and how the parts meet (Megatron-LM, arXiv 1909.08053, §3; experts are divided
+//! whole, as in expert parallelism, GShard, arXiv 2006.16668).
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use crate::{ModelError, Result};
+
+/// How a tensor is divided among ranks; each has a part of one axis. Layers name the cut of every tensor that they ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// Every rank has all of it.
+    Whole,
+    /// The first axis, in equal parts: the outputs of a projection (column-parallel in Megatron's words).
+    Rows,
+    /// The last axis, in equal parts: the inputs of a projection, whose results are summed over the ranks (row-parallel).
+    Columns,
+    /// The first axis, whose rows belong to so many heads; a rank has whole heads.
+    Heads(usize),
+    /// The experts that are stacked; a rank has whole ones.
+    Experts,
+    /// The tokens of the vocabulary; the last rank has fewer where they do not divide.
+    Vocabulary,
+}
+
+/// What ranks say to one another. Every rank calls the same functions in the same order.
+pub trait Communicator: Debug + Send + Sync {
+    /// The sum over all ranks of their `x`, the same bits on each: `[N, width]`.
+    ///
+    /// # Errors
+    /// A rank that does not answer.
+    fn all_reduce(&self, x: Tensor<2>) -> Result<Tensor<2>>;
+
+    /// The ranks' `x`, `[N, columns]` each, side by side.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn all_gather(&self, x: Tensor<2>) -> Result<Tensor<2>>;
+}
+
+/// One rank alone: it has all there is.
+#[derive(Debug)]
+struct Alone;
+
+impl Communicator for Alone {
+    fn all_reduce(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        Ok(x)
+    }
+
+    fn all_gather(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        Ok(x)
+    }
+}
+
+/// A rank among others. Clones share the communicator.
+#[derive(Debug, Clone)]
+pub struct Parallel {
+    rank: usize,
+    size: usize,
+    communicator: Arc<dyn Communicator>,
+}
+
+impl Parallel {
+    /// A rank that is alone: every part is the whole, and what ranks say to one another costs nothing.
+    pub fn single() -> Self {
+        Self { rank: 0, size: 1, communicator: Arc::new(Alone) }
+    }
+
+    /// Rank `rank` of `size`.
+    ///
+    /// # Errors
+    /// [`ModelError::Request`] for a rank that is not below `size`.
+    pub fn new(rank: usize, size: usize, communicator: Arc<dyn Communicator>) -> Result<Self> {
+        if rank >= size {
+            return Err(ModelError::request("rank", rank, format!("a rank below the number of ranks, {size}")));
+        }
+        Ok(Self { rank, size, communicator })
+    }
+
+    /// Which rank it is.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The part of `count` heads, experts or channels that this rank has, in equal parts; the loader refuses tensors whose
+    /// parts would not be equal.
+    pub(crate) fn local(&self, count: usize) -> usize {
+        count / self.size
+    }
+
+    /// What this rank has of a tensor of this shape, and what is wrong where the parts are not equal.
+    pub(crate) fn part(&self, cut: Cut, shape: &[usize]) -> (Part, Option<String>) {
+        let (axis, count, what) = match cut {
+            Cut::Whole => return (Part::whole(shape), None),
+            Cut::Rows => (0, shape[0], "rows"),
+            Cut::Columns => (shape.len() - 1, shape[shape.len() - 1], "columns"),
+            Cut::Heads(heads) => (0, heads, "heads"),
+            Cut::Experts => (0, shape[0], "experts"),
+            Cut::Vocabulary => {
+                let most = shape[0].div_ceil(self.size);
+                let range = (self.rank * most).min(shape[0])..((self.rank + 1) * most).min(shape[0]);
+                return (Part { axis: 0, range }, None);
+            }
+        };
+        let each = self.local(count) * (shape[axis] / count.max(1));
+        let uneven = each * self.size != shape[axis];
+        let part = Part { axis, range: self.rank * each..(self.rank + 1) * each };
+        (part, uneven.then(|| format!("has {count} {what} for {} ranks", self.size)))
+    }
+
+    /// The sum over all ranks.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub(crate) fn all_reduce(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        self.communicator.all_reduce(x)
+    }
+
+    /// The ranks' columns side by side.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_gather`].
+    pub(crate) fn all_gather(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        self.communicator.all_gather(x)
+    }
+}
+
+/// The part of a tensor that a rank has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) axis: usize,
+    /// Along that axis.
+    pub(crate) range: Range<usize>,
+}
+
+impl Part {
+    /// All of a tensor.
+    pub(crate) fn whole(shape: &[usize]) -> Self {
+        Self { axis: 0, range: 0..shape.first().copied().unwrap_or(1) }
+    }
+
+    /// Its shape, of a tensor of this shape.
+    pub(crate) fn shape(&self, whole: &[usize]) -> Vec<usize> {
+        let mut shape = whole.to_vec();
+        if let Some(size) = shape.get_mut(self.axis) {
+            *size = self.range.len();
+        }
+        shape
+    }
+
+    /// Its rows and columns in a tensor of this shape seen as a matrix, whose columns are the last axis.
+    pub(crate) fn window(&self, whole: &[usize]) -> [Range<usize>; 2] {
+        let columns = whole.last().copied().unwrap_or(1);
+        let rows: usize = whole.iter().rev().skip(1).product();
+        match self.axis {
+            axis if axis + 1 == whole.len() && axis > 0 => [0..rows, self.range.clone()],
+            // A vector is one row.
+            _ if whole.len() < 2 => [0..1, self.range.clone()],
+            _ => {
+                let below: usize = whole[1..whole.len() - 1].iter().product();
+                [self.range.start * below..self.range.end * below, 0..columns]
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Where the steps of an engine run: one rank, with its model and its captured steps.
+//!
+//! The engine knows a runner, not a model: with several ranks a step goes to all of them, each with its part of the weights and
+//! a KV cache of its own, for which the same calls give the same pages; the logits are those of the first.
+
+use burn::tensor::{Int, Tensor};
+use mla_ops::batch_invariant;
+
+use crate::Result;
+use crate::cache::{CacheSize, ModelCache};
+use crate::decode_graph::{DecodeGraphs, GraphSupport};
+use crate::model::DeepseekModel;
+use crate::step::Chunk;
+
+/// One rank.
+#[derive(Debug)]
+pub(crate) struct Runner<'a> {
+    model: &'a DeepseekModel,
+    deterministic: bool,
+    /// Why there are none otherwise.
+    graphs: std::result::Result<DecodeGraphs<'a>, GraphSupport>,
+}
+
+impl<'a> Runner<'a> {
+    /// # Errors
+    /// `deterministic` where model and device cannot be.
+    pub(crate) fn new(model: &'a DeepseekModel, deterministic: bool, graphs: bool) -> Result<Self> {
+        if deterministic {
+            model.check_deterministic()?;
+        }
+        let graphs = match () {
+            _ if !graphs => Err(GraphSupport::NotRequested),
+            _ if deterministic => Err(GraphSupport::Deterministic),
+            _ => model.decode_graphs(),
+        };
+        Ok(Self { model, deterministic, graphs })
+    }
+
+    /// Its model.
+    pub(crate) fn model(&self) -> &'a DeepseekModel {
+        self.model
+    }
+
+    /// Whether decode steps are captured.
+    pub(crate) fn graphs(&self) -> GraphSupport {
+        self.graphs.as_ref().err().copied().unwrap_or(GraphSupport::Captured)
+    }
+
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// As [`DeepseekModel::new_cache`].
+    pub(crate) fn new_cache(&self, size: CacheSize) -> Result<ModelCache> {
+        self.model.new_cache(size)
+    }
+
+    /// Logits `[chunks, vocab]` of the last new token of each request, and whether the step was replayed.
+    ///
+    /// # Errors
+    /// As [`DeepseekModel::forward`].
+    pub(crate) fn step(&mut self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<(Tensor<2>, bool)> {
+        let model = self.model;
+        if self.deterministic {
+            let logits = batch_invariant(model.device(), || model.next_token_logits(chunks, cache))?;
+            return Ok((logits?, false));
+        }
+        let one_token_each = chunks.iter().all(|chunk| chunk.tokens.len() == 1);
+        if let Some(graphs) = self.graphs.as_mut().ok().filter(|_| one_token_each)
+            && let Some(logits) = graphs.next_token_logits(chunks, cache, model.device())?
+        {
+            return Ok((logits, true));
+        }
+        Ok((model.next_token_logits(chunks, cache)?, false))
+    }
+
+    /// Whether [`Self::step_after`] can be asked for a step of so many requests with so many pages at most.
+    pub(crate) fn can_follow(&self, requests: usize, pages: usize, cache: &ModelCache) -> bool {
+        self.graphs.as_ref().is_ok_and(|graphs| graphs.can_follow(requests, pages, cache))
+    }
+
+    /// [`Self::step`] of chunks whose tokens are still on the device: i32 `[chunks]`, negative where there is none.
+    ///
+    /// # Errors
+    /// A step that is not captured, as [`Self::can_follow`] knows.
+    pub(crate) fn step_after(
+        &mut self,
+        chunks: &[Chunk],
+        ids: &Tensor<1, Int>,
+        cache: &mut ModelCache,
+    ) -> Result<Tensor<2>> {
+        match &mut self.graphs {
+            Ok(graphs) => graphs.logits_after(chunks, ids, cache),
+            Err(reason) => Err(crate::ModelError::device(reason)),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! What a rank has of tensors that are asked for together.
+
+use std::ops::Range;
+
+use super::WeightRole;
+use crate::parallel::{Cut, Parallel, Part};
+
+/// Tensors that are asked for together.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'n> {
+    pub(super) names: &'n [&'n str],
+    /// The shape of each.
+    pub(super) each: &'n [usize],
+    /// Whether they are stacked along a new leading axis; otherwise there is one.
+    pub(super) is_stack: bool,
+    pub(super) role: WeightRole,
+    pub(super) cut: Cut,
+}
+
+/// What a rank has of them.
+pub(super) struct Own {
+    /// These of them.
+    pub(super) names: Range<usize>,
+    /// And this part of each.
+    pub(super) part: Part,
+}
+
+impl Asked<'_> {
+    /// The shape of what a rank has.
+    pub(super) fn shape<const D: usize>(&self, own: &Own) -> [usize; D] {
+        let mut sizes = self.is_stack.then_some(own.names.len()).into_iter().chain(own.part.shape(self.each));
+        std::array::from_fn(|_| sizes.next().unwrap_or(1))
+    }
+
+    /// What this rank has of them, and what is wrong where the parts of the ranks are not equal.
+    pub(super) fn own(&self, parallel: &Parallel) -> (Own, Option<String>) {
+        let count = self.names.len();
+        match self.cut {
+            Cut::Experts if self.is_stack => {
+                let (names, wrong) = parallel.part(Cut::Experts, &[count]);
+                (Own { names: names.range, part: Part::whole(self.each) }, wrong)
+            }
+            cut => {
+                let (part, wrong) = parallel.part(cut, self.each);
+                (Own { names: 0..count, part }, wrong)
+            }
+        }
+    }
+
+    /// What a rank that is alone has of them.
+    pub(super) fn all(&self) -> Own {
+        Own { names: 0..self.names.len(), part: Part::whole(self.each) }
+    }
+}

@@ -1,0 +1,76 @@
+//! What a model asks for: names, shapes, and what tensors are loaded as.
+
+use burn::tensor::{DType, FloatDType};
+
+use super::stored::Stored;
+use crate::parallel::Cut;
+
+/// Bytes of these tensors on a device, where weights have `dtype`.
+pub fn device_bytes(specs: &[WeightSpec], dtype: FloatDType) -> u64 {
+    specs.iter().map(|spec| spec.len() * spec.role.dtype(dtype).size() as u64).sum()
+}
+
+/// What a tensor is loaded as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightRole {
+    /// In the loader's dtype.
+    Weight,
+    /// In f32 whatever the loader's dtype is.
+    F32,
+    /// Whole numbers, as i32.
+    Table,
+}
+
+impl WeightRole {
+    /// The dtype on the device, where weights have `dtype`.
+    pub fn dtype(self, dtype: FloatDType) -> DType {
+        match self {
+            Self::Weight => dtype.into(),
+            Self::F32 => DType::F32,
+            Self::Table => DType::I32,
+        }
+    }
+}
+
+/// A tensor that a model asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightSpec {
+    /// Its published name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// What it is loaded as.
+    pub role: WeightRole,
+    /// How it is divided among ranks.
+    pub cut: Cut,
+}
+
+impl WeightSpec {
+    /// Numbers in it.
+    pub fn len(&self) -> u64 {
+        self.shape.iter().map(|&size| size as u64).product()
+    }
+
+    /// Whether it holds no number.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A tensor that was asked for, and what the files have in its place.
+pub(crate) struct Listed<'a> {
+    pub(crate) spec: WeightSpec,
+    pub(super) stored: Option<Stored<'a>>,
+}
+
+impl Listed<'_> {
+    /// Its bytes in the files, scales included; 0 where it is missing.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.stored.as_ref().map_or(0, Stored::len)
+    }
+
+    /// Its dtypes in the files.
+    pub(crate) fn stored_as(&self) -> Option<String> {
+        self.stored.as_ref().map(Stored::dtypes)
+    }
+}

@@ -1,0 +1,168 @@
+//! What a rank of two has of each tensor.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, FloatDType, Tensor};
+use rstest::rstest;
+use safetensors::Dtype;
+
+use super::tests::{Tensors, f32s, report, single};
+use super::*;
+use crate::config::Quantization;
+use crate::parallel::{Communicator, Cut, Parallel};
+
+/// Nobody is at the other end.
+#[derive(Debug)]
+struct Silent;
+
+impl Communicator for Silent {
+    fn all_reduce(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        Ok(x)
+    }
+
+    fn all_gather(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        Ok(x)
+    }
+}
+
+fn of_rank(checkpoint: &Checkpoint, rank: usize) -> WeightLoader<'_> {
+    let blocks = Quantization { block: [128, 128], fp4_experts: false };
+    let loader = WeightLoader::new(checkpoint, &Device::flex(), FloatDType::F32, None).with_quantization(Some(blocks));
+    loader.with_parallel(Parallel::new(rank, 2, Arc::new(Silent)).unwrap())
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> ([usize; D], Vec<f32>) {
+    (tensor.dims(), tensor.into_data().try_to_vec().unwrap())
+}
+
+/// 0, 1, 2, ... in a matrix `a` of 6 rows of 4, and a vector `v` of 5.
+fn plain() -> Tensors {
+    let numbers: Vec<f32> = (0..24u8).map(f32::from).collect();
+    vec![f32s("a", &[6, 4], &numbers), f32s("v", &[5], &numbers[..5])]
+}
+
+#[rstest]
+#[case(Cut::Whole, [[0, 6, 0, 4], [0, 6, 0, 4]])]
+#[case(Cut::Rows, [[0, 3, 0, 4], [3, 6, 0, 4]])]
+#[case(Cut::Columns, [[0, 6, 0, 2], [0, 6, 2, 4]])]
+#[case(Cut::Heads(2), [[0, 3, 0, 4], [3, 6, 0, 4]])]
+#[case(Cut::Vocabulary, [[0, 3, 0, 4], [3, 6, 0, 4]])]
+fn a_rank_has_a_part_of_a_matrix(#[case] cut: Cut, #[case] parts: [[usize; 4]; 2]) {
+    let (_dir, checkpoint) = single(plain());
+    for (rank, [top, bottom, left, right]) in parts.into_iter().enumerate() {
+        let mut loader = of_rank(&checkpoint, rank);
+        let (dims, part) = values(loader.tensor("a", [6, 4], cut));
+        let expected: Vec<f32> =
+            (top..bottom).flat_map(|row| (left..right).map(move |column| (row * 4 + column) as f32)).collect();
+        assert_eq!((dims, part), ([bottom - top, right - left], expected), "{cut:?} of rank {rank}");
+        loader.tensor("v", [5], Cut::Whole);
+        loader.finish().unwrap();
+    }
+}
+
+/// The vocabulary is the one that need not divide.
+#[test]
+fn the_last_rank_may_have_fewer_tokens() {
+    let (_dir, checkpoint) = single(plain());
+    for (rank, expected) in [vec![0.0, 1.0, 2.0], vec![3.0, 4.0]].into_iter().enumerate() {
+        let mut loader = of_rank(&checkpoint, rank);
+        assert_eq!(values(loader.tensor("v", [5], Cut::Vocabulary)).1, expected);
+    }
+}
+
+/// Experts come in one tensor each, or in one for all.
+#[test]
+fn a_rank_has_whole_experts() {
+    let numbers: Vec<f32> = (0..32u8).map(f32::from).collect();
+    let names = ["e0", "e1", "e2", "e3"];
+    let mut tensors: Tensors = vec![f32s("packed", &[4, 2, 4], &numbers)];
+    tensors.extend(names.iter().zip(numbers.chunks(8)).map(|(name, numbers)| f32s(name, &[2, 4], numbers)));
+    let (_dir, checkpoint) = single(tensors);
+    for rank in 0..2 {
+        let mut loader = of_rank(&checkpoint, rank);
+        let expected = ([2, 2, 4], numbers[16 * rank..][..16].to_vec());
+        assert_eq!(values(loader.tensor("packed", [4, 2, 4], Cut::Experts)), expected);
+        assert_eq!(values(loader.stacked(&names.map(str::to_string), [4, 2, 4], Cut::Experts)), expected);
+        // Of other cuts a rank has a part of each.
+        let rows: Tensor<3> = loader.stacked(&names.map(str::to_string), [4, 2, 4], Cut::Rows);
+        let expected: Vec<f32> = numbers.chunks(4).skip(rank).step_by(2).flatten().copied().collect();
+        assert_eq!(values(rows), ([4, 1, 4], expected));
+        let summary = loader.finish().unwrap();
+        assert_eq!(summary.tensors, 5);
+    }
+}
+
+/// Random weights of the ranks are parts of one model's.
+#[test]
+fn the_parts_of_random_weights_are_those_of_one_tensor() {
+    let loader = |parallel| WeightLoader::random(7, &Device::flex(), FloatDType::F32, 0, None).with_parallel(parallel);
+    let whole: Tensor<2> = loader(Parallel::single()).tensor("a.weight", [6, 4], Cut::Rows);
+    let parts = [0, 1].map(|rank| {
+        let parallel = Parallel::new(rank, 2, Arc::new(Silent)).unwrap();
+        loader(parallel).tensor::<2>("a.weight", [6, 4], Cut::Rows)
+    });
+    assert_eq!(values(Tensor::cat(parts.to_vec(), 0)), values(whole));
+}
+
+/// Codes that are all different from their neighbours, 256 by 384, in blocks of 128 with a scale each.
+fn blocks() -> Tensors {
+    let codes = (0..256 * 384usize).map(|at| (at * 31 % 126) as u8).collect();
+    vec![
+        ("w.weight", Dtype::F8_E4M3, vec![256, 384], codes),
+        f32s("w.weight_scale_inv", &[2, 3], &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0]),
+    ]
+}
+
+#[test]
+fn a_part_of_a_quantised_weight_has_its_own_scales() {
+    let (_dir, checkpoint) = single(blocks());
+    let whole: Tensor<2> = of_rank(&checkpoint, 0).tensor("w.weight", [256, 384], Cut::Whole);
+    for rank in 0..2 {
+        let part: Tensor<2> = of_rank(&checkpoint, rank).tensor("w.weight", [256, 384], Cut::Rows);
+        assert_eq!(values(part), values(whole.clone().narrow(0, 128 * rank, 128)), "rank {rank}");
+    }
+}
+
+#[test]
+fn columns_of_a_quantised_weight_have_their_own_scales() {
+    let codes = (0..128 * 512usize).map(|at| (at * 31 % 126) as u8).collect();
+    let (_dir, checkpoint) = single(vec![
+        ("w.weight", Dtype::F8_E4M3, vec![128, 512], codes),
+        f32s("w.weight_scale_inv", &[1, 4], &[1.0, 2.0, 4.0, 8.0]),
+    ]);
+    let whole: Tensor<2> = of_rank(&checkpoint, 0).tensor("w.weight", [128, 512], Cut::Whole);
+    for rank in 0..2 {
+        let part: Tensor<2> = of_rank(&checkpoint, rank).tensor("w.weight", [128, 512], Cut::Columns);
+        assert_eq!(values(part), values(whole.clone().narrow(1, 256 * rank, 256)), "rank {rank}");
+    }
+}
+
+#[test]
+fn blocks_are_not_divided() {
+    let (_dir, checkpoint) = single(blocks());
+    for rank in 0..2 {
+        let mut loader = of_rank(&checkpoint, rank);
+        assert_eq!(loader.tensor("w.weight", [256, 384], Cut::Columns).dims(), [256, 192]);
+        let report = report(loader);
+        assert_eq!(report.wrong_cut.len(), 1, "{report}");
+        assert!(report.to_string().contains("w.weight is cut at its columns"), "{report}");
+        assert!(report.to_string().contains("whole blocks of 128"), "{report}");
+    }
+}
+
+#[rstest]
+#[case(Cut::Rows, "5 rows for 2 ranks")]
+#[case(Cut::Heads(5), "5 heads for 2 ranks")]
+fn parts_that_are_not_equal_are_refused(#[case] cut: Cut, #[case] expected: &str) {
+    let (_dir, checkpoint) = single(plain());
+    let mut loader = of_rank(&checkpoint, 1);
+    loader.tensor("a", [6, 4], Cut::Whole);
+    assert_eq!(loader.tensor("v", [5], cut).dims(), [2]);
+    let report = report(loader).to_string();
+    assert!(report.contains(expected), "{report}");
+}
+
+#[test]
+fn a_rank_is_below_their_number() {
+    assert!(Parallel::new(2, 2, Arc::new(Silent)).unwrap_err().to_string().contains("`rank` is 2"));
+}
