@@ -137,7 +137,8 @@ fn decode(bench: &mut Bench, shape: Shape) -> Result<(), String> {
         second: more.as_ref().map(|more| more.scope(&shape)),
         sink: None,
     };
-    let options = SparseMlaOptions { value_width: DV, softmax_scale: (d as f32).powf(-0.5) };
+    let (softmax_scale, determinism) = ((d as f32).powf(-0.5), Default::default());
+    let options = SparseMlaOptions { value_width: DV, softmax_scale, determinism };
     let call = || sparse_mla(args.clone(), &options).map_err(|error| error.to_string());
     let (out, lse) = call()?;
 

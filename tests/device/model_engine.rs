@@ -5,7 +5,7 @@ use burn_mla::model::{
     CacheSize, Completion, DeepseekModel, Engine, EngineOptions, EngineStats, FinishReason, GenerationRequest,
     GraphSupport, RequestStream, SamplingParams, StreamEvent, Tokenizer,
 };
-use burn_mla::ops::batch_invariant;
+use burn_mla::ops::Determinism;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
@@ -272,9 +272,9 @@ fn logits_do_not_depend_on_the_batch(name: &str, dtype: FloatDType, device: &Dev
                 batch.insert(place, cache.append(guest, &tokens).expect("room"));
                 guests.push(guest);
             }
-            let mut forward = || model.forward(&batch, &mut cache, &mut |_, _| {});
-            let all = if invariant { batch_invariant(device, forward).expect("it can") } else { forward() };
-            let all = all.expect("a forward pass");
+            let determinism = if invariant { Determinism::BatchInvariant } else { Determinism::Fast };
+            determinism.check(device).expect("it can");
+            let all = model.forward(&batch, &mut cache, determinism, &mut |_, _| {}).expect("a forward pass");
             let before: usize =
                 batch.iter().take_while(|chunk| chunk.request != own).map(|chunk| chunk.tokens.len()).sum();
             let rows = all.narrow(0, before, chunk).cast(FloatDType::F32);

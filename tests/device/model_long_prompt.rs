@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use burn::tensor::{Device, FloatDType};
 use burn_mla::model::{CacheSize, DeepseekModel, Engine, EngineOptions, Tokenizer};
+use burn_mla::ops::Determinism;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use safetensors::SafeTensors;
@@ -46,7 +47,7 @@ fn last_logits(model: &DeepseekModel, prompt: &[u32], chunk: usize) -> Vec<f32> 
     let mut logits = Vec::new();
     for tokens in prompt.chunks(chunk) {
         let chunk = cache.append(request, tokens).expect("room");
-        let last = model.next_token_logits(&[chunk], &mut cache).expect("a forward pass");
+        let last = model.next_token_logits(&[chunk], &mut cache, Determinism::Fast).expect("a forward pass");
         logits = last.try_into_vec_as::<f32>().expect("reads back");
     }
     logits

@@ -1,7 +1,8 @@
-//! `batch_invariant`: a row of a product has the same bits alone, and among any number of others, of any form.
+//! `Determinism::BatchInvariant`: a row of a product has the same bits alone, and among any number of others, of any form.
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_mla::ops::{add_rms_norm_linear, batch_invariant, linear, linear_by_head, linear_pair, matmul, swiglu};
+use burn_mla::ops::Determinism::{BatchInvariant, Fast};
+use burn_mla::ops::{Residual, Weight, linear, linear_by_head, linear_pair, matmul, swiglu};
 use rstest::rstest;
 
 use crate::devices::for_each_dtype;
@@ -17,8 +18,9 @@ fn matrix<const D: usize>(seed: u64, shape: [usize; D], dtype: DType, device: &D
 /// The bits of each row of what is computed of rows `[n, depth]`, of all of them and of parts of them.
 fn check(what: &str, x: &Tensor<2>, compute: impl Fn(Tensor<2>) -> Tensor<2>) {
     let device = x.device();
+    BatchInvariant.check(&device).expect("a device that can");
     let rows = |x: Tensor<2>| {
-        let out = batch_invariant(&device, || compute(x)).expect("a device that can");
+        let out = compute(x);
         let ([n, _], bits) = (out.dims(), bits(&out));
         bits.chunks(bits.len() / n).map(<[u8]>::to_vec).collect::<Vec<_>>()
     };
@@ -36,14 +38,19 @@ fn ops_batch_invariant_products(#[values([192, 4], [576, 72], [33, 7], [64, 520]
     for_each_dtype(|device, dtype| {
         let x = matrix(1, [ROWS, depth], dtype, device);
         let weight = |seed| matrix(seed, [width, depth], dtype, device);
-        check("linear", &x, |x| linear(x, weight(2)));
-        check("linear_pair", &x, |x| linear_pair(x, weight(2), weight(3)).1);
-        check("swiglu", &x, |x| swiglu(x, Tensor::cat(vec![weight(2), weight(3)], 0), None));
-        check("matmul", &x, |x| matmul(x, weight(2).transpose()));
-        check("a router", &x, |x| linear(x, matrix(4, [width, depth], DType::F32, device)));
-        let (norm, router) = (matrix(5, [depth], DType::F32, device), matrix(4, [width, depth], DType::F32, device));
-        check("add_rms_norm_linear", &x, |x| {
-            add_rms_norm_linear(x.clone(), x, norm.clone(), 1e-6, router.clone()).expect("legal").2
+        let dense = |seed| Weight::from(weight(seed));
+        check("linear", &x, |x| linear(x, &dense(2), BatchInvariant).expect("legal"));
+        check("linear_pair", &x, |x| linear_pair(x, &dense(2), &dense(3), BatchInvariant).expect("legal").1);
+        let both = Weight::from(Tensor::cat(vec![weight(2), weight(3)], 0));
+        check("swiglu", &x, |x| swiglu(x, &both, None, BatchInvariant).expect("legal"));
+        check("matmul", &x, |x| matmul(x, weight(2).transpose(), BatchInvariant).expect("legal"));
+        let router: Tensor<2> = matrix(4, [width, depth], DType::F32, device);
+        let (norm, router) = (matrix(5, [depth], DType::F32, device), Weight::from(router));
+        check("a router", &x, |x| linear(x, &router, BatchInvariant).expect("legal"));
+        check("a router behind a residual sum", &x, |x| {
+            let mut residual = Residual::new(x.clone());
+            residual.add(x).expect("legal");
+            linear(&mut residual.norm(&norm, 1e-6).expect("legal"), &router, BatchInvariant).expect("legal")
         });
     });
 }
@@ -56,14 +63,15 @@ fn ops_batch_invariant_products_of_heads(#[values([3, 64, 16], [2, 7, 5])] sizes
         let weight = matrix(2, [heads, width, depth], dtype, device);
         let by_head = |x: Tensor<2>| x.clone().reshape([x.dims()[0], heads, depth]);
         let flat = |out: Tensor<3>| out.clone().reshape([out.dims()[0], heads * width]);
-        check("linear_by_head", &x, |x| flat(linear_by_head(by_head(x), weight.clone())));
+        check("linear_by_head", &x, |x| flat(linear_by_head(by_head(x), weight.clone(), BatchInvariant)));
         check("matmul", &x, |x| {
-            flat(matmul(by_head(x).swap_dims(0, 1), weight.clone().swap_dims(1, 2)).swap_dims(0, 1))
+            let (x, weight) = (by_head(x).swap_dims(0, 1), weight.clone().swap_dims(1, 2));
+            flat(matmul(x, weight, BatchInvariant).expect("legal").swap_dims(0, 1))
         });
         // Both are the same products.
         let (few, weight) = (by_head(x.narrow(0, 0, 5)).swap_dims(0, 1), weight.swap_dims(1, 2));
-        let product = batch_invariant(device, || matmul(few.clone(), weight.clone())).expect("a device that can");
-        let expected = matmul(few, weight);
+        let product = matmul(few.clone(), weight.clone(), BatchInvariant).expect("legal");
+        let expected = matmul(few, weight, Fast).expect("legal");
         let (off, most) = ((product - expected.clone()).abs().max(), expected.abs().max());
         let bound = most.into_scalar::<f32>() * 2.0 * tolerance(dtype) as f32;
         assert!(off.into_scalar::<f32>() <= bound, "{sizes:?}, {dtype:?} on {device:?}");

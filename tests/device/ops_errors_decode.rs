@@ -1,6 +1,7 @@
 //! Wrong arguments of `mla_decode` and `mla_plan`; how they are compared: `ops_errors.rs`.
 
 use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
+use mla_ops::Determinism;
 use mla_ops::{
     MlaDecodeArgs, MlaDecodeOptions, MlaError, MlaPlan, MlaPlanArgs, MlaQuery, PagedBatchArgs, Path, Splits,
     mla_decode, mla_decode_project, mla_plan,
@@ -83,7 +84,7 @@ fn ops_errors_mla_decode_project() {
     for_each_device(|device| {
         let call = |value_proj| {
             let Decode { args, options, plan } = Decode::new(device);
-            mla_decode_project(args, &options, plan.as_ref(), value_proj)
+            mla_decode_project(args, &options, plan.as_ref(), value_proj, Determinism::Fast)
         };
         call(zeros([3, 2, 5], device)).expect("legal before it is changed");
         let refused = |kind, value_proj| assert_refused(call(value_proj), kind, "value_proj");
@@ -93,7 +94,8 @@ fn ops_errors_mla_decode_project() {
         refused(WrongType, zeros([3, 2, 5], device).cast(FloatDType::F16));
         let mut decode = Decode::new(device);
         decode.options.value_width = 8;
-        let result = mla_decode_project(decode.args, &decode.options, None, zeros([3, 2, 8], device));
+        let result =
+            mla_decode_project(decode.args, &decode.options, None, zeros([3, 2, 8], device), Determinism::Fast);
         assert_refused(result, Value, "value_width");
     });
 }

@@ -1,10 +1,11 @@
 //! `route_experts`, `experts_mlp` and `linear` against plain loops.
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use mla_ops::Determinism::{BatchInvariant, Fast};
 use mla_ops::{
-    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    SharedExperts, add_rms_norm, batch_invariant, experts_mlp, experts_mlp_add_rms_norm,
-    experts_mlp_add_rms_norm_linear_pair, linear, linear_by_head, linear_pair, route_experts, swiglu,
+    Addend, ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, Residual,
+    RouteExpertsArgs, RouteExpertsOptions, Routing, SharedExperts, Weight, experts_mlp, linear, linear_by_head,
+    linear_pair, matmul, residual_norm, route_experts, swiglu,
 };
 use rstest::rstest;
 
@@ -79,7 +80,7 @@ fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] option
             How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
         };
         let args = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
-        let (indices, weights) = route_experts(args, &options).expect("legal");
+        let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
         let (indices, weights) = (int_values(indices), values(weights));
         for (token, logits) in logits.chunks(experts).enumerate() {
             let scores = scores(logits, options.scoring);
@@ -115,8 +116,9 @@ fn ops_route_experts_ties() {
     let options = RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, ..PLAIN };
     for_each_device(|device| {
         let logits = floats(&logits, [2, 64], DType::F32, device);
-        let (indices, _) =
-            route_experts(RouteExpertsArgs { logits, choice: ExpertChoice::Scores(40) }, &options).expect("legal");
+        let (indices, _) = route_experts(RouteExpertsArgs { logits, choice: ExpertChoice::Scores(40) }, &options)
+            .expect("legal")
+            .materialise();
         assert_eq!(int_values(indices), expected.concat(), "on {device:?}");
     });
 }
@@ -161,19 +163,32 @@ impl Inputs {
         }
     }
 
+    /// Experts i32 `[N, k]` and weights f32 `[N, k]`.
+    fn chosen(&self, device: &Device) -> (Tensor<2, Int>, Tensor<2>) {
+        let [tokens, _, top_k, ..] = self.sizes;
+        let weights = floats(&self.weights, [tokens, top_k], DType::F32, device);
+        (ints(&self.indices, [tokens, top_k], device), weights)
+    }
+
+    /// Those of the first tokens.
+    fn routing(&self, device: &Device, tokens: usize) -> Routing {
+        match (self.chosen(device), tokens) {
+            // Burn narrows no tensor without elements.
+            ((indices, weights), 0) => Routing::given(indices, weights),
+            ((indices, weights), _) => Routing::given(indices.narrow(0, 0, tokens), weights.narrow(0, 0, tokens)),
+        }
+    }
+
     fn args(&self, device: &Device) -> ExpertsMlpArgs {
-        let [tokens, experts, top_k, hidden, width] = self.sizes;
+        let [tokens, experts, _, hidden, width] = self.sizes;
         ExpertsMlpArgs {
             x: floats(&self.x, [tokens, hidden], self.dtype, device),
-            routing: Routing::Chosen {
-                indices: ints(&self.indices, [tokens, top_k], device),
-                weights: floats(&self.weights, [tokens, top_k], DType::F32, device),
-            },
-            gate_up: floats(&self.gate_up, [experts, 2 * width, hidden], self.dtype, device),
-            down: floats(&self.down, [experts, hidden, width], self.dtype, device),
+            routing: self.routing(device, tokens),
+            gate_up: floats::<3>(&self.gate_up, [experts, 2 * width, hidden], self.dtype, device).into(),
+            down: floats::<3>(&self.down, [experts, hidden, width], self.dtype, device).into(),
             shared: self.shared.as_ref().map(|(width, [gate_up, down])| SharedExperts {
-                gate_up: floats(gate_up, [2 * width, hidden], self.dtype, device),
-                down: floats(down, [hidden, *width], self.dtype, device),
+                gate_up: floats::<2>(gate_up, [2 * width, hidden], self.dtype, device).into(),
+                down: floats::<2>(down, [hidden, *width], self.dtype, device).into(),
             }),
         }
     }
@@ -213,12 +228,37 @@ impl Inputs {
     }
 }
 
-/// Experts and weights that are given.
-fn chosen(args: &mut ExpertsMlpArgs) -> (&mut Tensor<2, Int>, &mut Tensor<2>) {
-    match &mut args.routing {
-        Routing::Chosen { indices, weights } => (indices, weights),
-        Routing::Scored { .. } => unreachable!("tests give experts"),
-    }
+/// Options with a limit.
+fn limited(limit: Option<f32>) -> ExpertsMlpOptions {
+    ExpertsMlpOptions { limit, ..Default::default() }
+}
+
+/// The sum of experts without a limit.
+fn sum(args: ExpertsMlpArgs) -> ExpertsSum {
+    experts_mlp(args, &limited(None)).expect("legal")
+}
+
+/// The residual stream behind a summand, and its norm.
+fn add_and_norm(stream: Tensor<2>, summand: impl Into<Addend>, weight: &Tensor<1>) -> (Tensor<2>, Tensor<2>) {
+    let mut residual = Residual::new(stream);
+    residual.add(summand).expect("legal");
+    let normed = residual.norm(weight, 1e-6).expect("legal").tensor();
+    (residual.tensor(), normed)
+}
+
+/// The same, and two projections of the norm.
+fn add_and_project(
+    stream: Tensor<2>,
+    summand: impl Into<Addend>,
+    weight: &Tensor<1>,
+    [first, second]: &[Weight; 2],
+) -> [Tensor<2>; 4] {
+    let mut residual = Residual::new(stream);
+    residual.add(summand).expect("legal");
+    let mut h = residual.norm(weight, 1e-6).expect("legal");
+    let (first, second) = linear_pair(&mut h, first, second, Fast).expect("legal");
+    let normed = h.tensor();
+    [residual.tensor(), normed, first, second]
 }
 
 /// One token, a few, more than a tile of one expert; channels that matrix instructions take, and odd ones.
@@ -230,7 +270,7 @@ fn ops_experts_mlp(
 ) {
     for_each_dtype(|device, dtype| {
         let inputs = Inputs::new(sizes, dtype);
-        let out = experts_mlp(inputs.args(device), limit).expect("legal");
+        let out = experts_mlp(inputs.args(device), &limited(limit)).expect("legal").materialise();
         let [tokens, _, top_k, hidden, _] = sizes;
         assert_eq!((out.dims(), out.dtype()), ([tokens, hidden], dtype));
         let out = values(out);
@@ -248,7 +288,7 @@ fn ops_experts_mlp(
 /// The residual sum and its norm have the bits that they have in a launch of their own. Several vectors for a unit, shared
 /// experts that the token's launches take and others, none.
 #[rstest]
-fn ops_experts_mlp_add_rms_norm(
+fn ops_experts_mlp_residual_norm(
     #[values([0, 5, 2, 64, 32], [1, 8, 3, 64, 32], [1, 5, 3, 4104, 32], [1, 3, 2, 33, 7], [5, 6, 2, 2056, 8], [41, 3, 2, 64, 32], [4, 5, 5, 33, 7])]
     sizes: Sizes,
 ) {
@@ -257,10 +297,10 @@ fn ops_experts_mlp_add_rms_norm(
         let residual = random(&mut rng(54), tokens * hidden, dtype);
         let residual = floats(&residual, [tokens, hidden], dtype, device);
         let weight = floats(&random(&mut rng(55), hidden, DType::F32), [hidden], DType::F32, device);
-        let part = experts_mlp(inputs.args(device), None).expect("legal");
-        let expected = add_rms_norm(residual.clone(), part, weight.clone(), 1e-6).expect("legal");
+        let part = sum(inputs.args(device)).materialise();
+        let expected = residual_norm(residual.clone(), part, weight.clone(), 1e-6).expect("legal");
         let view = if tokens > 0 { restrided(residual, 0, 1) } else { residual };
-        let actual = experts_mlp_add_rms_norm(inputs.args(device), None, view, weight, 1e-6).expect("legal");
+        let actual = add_and_norm(view, sum(inputs.args(device)), &weight);
         for (actual, expected) in [(actual.0, expected.0), (actual.1, expected.1)] {
             assert_eq!((actual.dims(), actual.dtype()), ([tokens, hidden], dtype));
             assert!(bits(&actual) == bits(&expected), "{sizes:?} {dtype:?} on {device:?}");
@@ -302,28 +342,23 @@ fn ops_experts_mlp_of_scores(
             How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
         };
         let route = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
-        let (indices, weights) = route_experts(route.clone(), &options).expect("legal");
+        let (indices, weights) = route_experts(route.clone(), &options).expect("legal").materialise();
         let residual = floats(&inputs.x, [tokens, hidden], dtype, device);
         let norm_weight = floats(&random(&mut rng(55), hidden, DType::F32), [hidden], DType::F32, device);
         let projections = [48, 17].map(|rows| {
             let weight = random(&mut rng(58), rows * hidden, dtype);
-            floats(&weight, [rows, hidden], dtype, device)
+            Weight::from(floats::<2>(&weight, [rows, hidden], dtype, device))
         });
         let all = |routing| {
             let args = ExpertsMlpArgs { routing, ..inputs.args(device) };
-            let sum = experts_mlp(args.clone(), None).expect("legal");
-            let norm = || (residual.clone(), norm_weight.clone());
-            let (residual, weight) = norm();
-            let (residual_sum, normed) =
-                experts_mlp_add_rms_norm(args.clone(), None, residual, weight, 1e-6).expect("legal");
-            let (residual, weight) = norm();
-            let (pair_sum, pair_norm, [first, second]) =
-                experts_mlp_add_rms_norm_linear_pair(args, None, residual, weight, 1e-6, projections.clone())
-                    .expect("legal");
-            [sum, residual_sum, normed, pair_sum, pair_norm, first, second]
+            let (residual_sum, normed) = add_and_norm(residual.clone(), sum(args.clone()), &norm_weight);
+            let [pair_sum, pair_norm, first, second] =
+                add_and_project(residual.clone(), sum(args.clone()), &norm_weight, &projections);
+            [sum(args).materialise(), residual_sum, normed, pair_sum, pair_norm, first, second]
         };
-        let expected = all(Routing::Chosen { indices, weights });
-        for (actual, expected) in all(Routing::Scored { route, options }).into_iter().zip(expected) {
+        let expected = all(Routing::given(indices, weights));
+        let scored = route_experts(route, &options).expect("legal");
+        for (actual, expected) in all(scored).into_iter().zip(expected) {
             assert!(bits(&actual) == bits(&expected), "{sizes:?} {dtype:?} on {device:?}");
         }
     });
@@ -332,7 +367,7 @@ fn ops_experts_mlp_of_scores(
 /// Sum, norm and products have the bits of the operations that compute them one after the other. Rows for one turn of loads and
 /// for several, matrices for one launch and for two, shared experts that the token's launches take and others, none.
 #[rstest]
-fn ops_experts_mlp_add_rms_norm_linear_pair(
+fn ops_experts_mlp_linear_pair(
     #[values([0, 5, 2, 64, 32], [1, 8, 3, 64, 32], [1, 5, 3, 64, 32], [1, 7, 2, 2080, 32], [1, 3, 2, 4128, 32], [1, 3, 2, 33, 7], [5, 5, 2, 64, 32])]
     sizes: Sizes,
     #[values([48, 17], [8, 600])] outputs: [usize; 2],
@@ -343,14 +378,12 @@ fn ops_experts_mlp_add_rms_norm_linear_pair(
         let mut matrix = |rows: usize| floats(&random(&mut rng, rows * hidden, dtype), [rows, hidden], dtype, device);
         let (residual, weights) = (matrix(tokens), outputs.map(&mut matrix));
         let norm = floats(&random(&mut rng, hidden, DType::F32), [hidden], DType::F32, device);
-        let (sum, normed) =
-            experts_mlp_add_rms_norm(inputs.args(device), None, residual.clone(), norm.clone(), 1e-6).expect("legal");
-        let [first, second] = weights.clone();
-        let (first, second) = linear_pair(normed.clone(), first, second);
-        let (args, view) = (inputs.args(device), if tokens > 0 { restrided(residual, 0, 1) } else { residual });
-        let (its_sum, its_norm, [its_first, its_second]) =
-            experts_mlp_add_rms_norm_linear_pair(args, None, view, norm, 1e-6, weights).expect("legal");
-        for (actual, expected) in [(its_sum, sum), (its_norm, normed), (its_first, first), (its_second, second)] {
+        let weights = weights.map(Weight::from);
+        let (sum_there, normed) = add_and_norm(residual.clone(), sum(inputs.args(device)), &norm);
+        let (first, second) = linear_pair(normed.clone(), &weights[0], &weights[1], Fast).expect("legal");
+        let (experts, view) = (sum(inputs.args(device)), if tokens > 0 { restrided(residual, 0, 1) } else { residual });
+        let [its_sum, its_norm, its_first, its_second] = add_and_project(view, experts, &norm, &weights);
+        for (actual, expected) in [(its_sum, sum_there), (its_norm, normed), (its_first, first), (its_second, second)] {
             assert_eq!((actual.dims(), actual.dtype()), (expected.dims(), dtype));
             assert!(bits(&actual) == bits(&expected), "{sizes:?} {outputs:?} {dtype:?} on {device:?}");
         }
@@ -367,17 +400,12 @@ fn ops_experts_mlp_of_one_token_among_others(#[values(DType::F32, DType::BF16)] 
         let inputs = Inputs::new([64, 7, 2, 64, 32], dtype);
         let args = inputs.args(device);
         let part = |count: usize| {
-            let mut args = ExpertsMlpArgs { x: args.x.clone().narrow(0, 0, count), ..args.clone() };
-            let (indices, weights) = chosen(&mut args);
-            *indices = indices.clone().narrow(0, 0, count);
-            *weights = weights.clone().narrow(0, 0, count);
-            let compute = || experts_mlp(args, None).expect("legal");
+            let (x, routing) = (args.x.clone().narrow(0, 0, count), inputs.routing(device, count));
+            let args = ExpertsMlpArgs { x, routing, ..args.clone() };
             // The CPU's own products choose their loops by the number of rows.
-            let out = match *device == Device::flex() {
-                true => batch_invariant(device, compute).expect("on the CPU"),
-                false => compute(),
-            };
-            values(out.narrow(0, 0, 1))
+            let determinism = if *device == Device::flex() { BatchInvariant } else { Fast };
+            let options = ExpertsMlpOptions { limit: None, determinism };
+            values(experts_mlp(args, &options).expect("legal").materialise().narrow(0, 0, 1))
         };
         let alone = part(1);
         assert_eq!(alone, part(7), "among 7 on {device:?}");
@@ -390,29 +418,28 @@ fn ops_experts_of_views_and_of_nothing() {
     for_each_device(|device| {
         let inputs = Inputs::new([5, 7, 2, 64, 32], DType::F32);
         let args = inputs.args(device);
-        let expected = values(experts_mlp(args.clone(), None).expect("legal"));
-        let mut views = ExpertsMlpArgs {
+        let expected = values(sum(args.clone()).materialise());
+        let (indices, weights) = inputs.chosen(device);
+        let views = ExpertsMlpArgs {
             x: restrided(args.x, 0, 1),
-            gate_up: restrided(args.gate_up, 0, 2),
-            down: restrided(args.down, 0, 1),
+            routing: Routing::given(indices, restrided(weights, 0, 1)),
+            gate_up: restrided(args.gate_up.dense(), 0, 2).into(),
+            down: restrided(args.down.dense(), 0, 1).into(),
             shared: args.shared.map(|shared| SharedExperts {
-                gate_up: restrided(shared.gate_up, 0, 1),
-                down: restrided(shared.down, 0, 1),
+                gate_up: restrided(shared.gate_up.dense(), 0, 1).into(),
+                down: restrided(shared.down.dense(), 0, 1).into(),
             }),
-            ..args
         };
-        let (_, weights) = chosen(&mut views);
-        *weights = restrided(weights.clone(), 0, 1);
-        assert_eq!(values(experts_mlp(views, None).expect("legal")), expected);
+        assert_eq!(values(sum(views).materialise()), expected);
         let args = inputs.args(device);
         let none: Tensor<2, Int> = Tensor::from_data(TensorData::new(Vec::<i32>::new(), [0, 2]), (device, DType::I32));
         let nothing = ExpertsMlpArgs {
             x: zeros([0, 64], device),
-            routing: Routing::Chosen { indices: none, weights: zeros([0, 2], device) },
+            routing: Routing::given(none, zeros([0, 2], device)),
             shared: None,
             ..args
         };
-        assert_eq!(experts_mlp(nothing, None).expect("legal").dims(), [0, 64]);
+        assert_eq!(sum(nothing).materialise().dims(), [0, 64]);
     });
 }
 
@@ -426,7 +453,8 @@ fn ops_linear(
     for_each_dtype(|device, dtype| {
         let mut rng = rng(59);
         let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, outputs * inputs, dtype));
-        let out = linear(floats(&x, [rows, inputs], dtype, device), floats(&w, [outputs, inputs], dtype, device));
+        let weight = Weight::from(floats::<2>(&w, [outputs, inputs], dtype, device));
+        let out = linear(floats(&x, [rows, inputs], dtype, device), &weight, Fast).expect("legal");
         assert_eq!((out.dims(), out.dtype()), ([rows, outputs], dtype));
         let out = values(out);
         // The CPU rounds sums of f16 to f16 after every 512 terms.
@@ -458,11 +486,13 @@ fn ops_linear_pair(
     for_each_dtype(|device, dtype| {
         let mut rng = rng(62);
         let mut matrix = |rows: usize| floats(&random(&mut rng, rows * inputs, dtype), [rows, inputs], dtype, device);
-        let (x, first, second) = (matrix(rows), matrix(outputs), matrix(second_outputs));
-        let (a, b) = linear_pair(x.clone(), first.clone(), second.clone());
+        let x = matrix(rows);
+        let [first, second] = [outputs, second_outputs].map(|rows| Weight::from(matrix(rows)));
+        let (a, b) = linear_pair(x.clone(), &first, &second, Fast).expect("legal");
+        let [c, d] = [first, second].map(|weight| linear(x.clone(), &weight, Fast).expect("legal"));
         assert_eq!((a.dims(), b.dims()), ([rows, outputs], [rows, second_outputs]));
-        assert_eq!(values(a), values(linear(x.clone(), first)), "{widths:?} {dtype:?} on {device:?}");
-        assert_eq!(values(b), values(linear(x, second)), "{widths:?} {dtype:?} on {device:?}");
+        assert_eq!(values(a), values(c), "{widths:?} {dtype:?} on {device:?}");
+        assert_eq!(values(b), values(d), "{widths:?} {dtype:?} on {device:?}");
     });
 }
 
@@ -476,7 +506,8 @@ fn ops_linear_with_weights_in_f32(
     for_each_dtype(|device, dtype| {
         let mut rng = rng(60);
         let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, outputs * inputs, DType::F32));
-        let out = linear(floats(&x, [rows, inputs], dtype, device), floats(&w, [outputs, inputs], DType::F32, device));
+        let weight = Weight::from(floats::<2>(&w, [outputs, inputs], DType::F32, device));
+        let out = linear(floats(&x, [rows, inputs], dtype, device), &weight, Fast).expect("legal");
         assert_eq!((out.dims(), out.dtype()), ([rows, outputs], DType::F32));
         for (out, x) in values(out).chunks(outputs).zip(x.chunks(inputs)) {
             for (out, w) in out.iter().zip(w.chunks(inputs)) {
@@ -501,8 +532,8 @@ fn ops_swiglu(
         let mut rng = rng(61);
         let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, 2 * outputs * inputs, dtype));
         let (x_there, w_there) =
-            (floats(&x, [rows, inputs], dtype, device), floats(&w, [2 * outputs, inputs], dtype, device));
-        let out = swiglu(x_there, w_there, limit);
+            (floats(&x, [rows, inputs], dtype, device), floats::<2>(&w, [2 * outputs, inputs], dtype, device));
+        let out = swiglu(x_there, &Weight::from(w_there), limit, Fast).expect("legal");
         assert_eq!((out.dims(), out.dtype()), ([rows, outputs], dtype));
         let (out, bound) = (values(out), limit.map_or(f64::INFINITY, f64::from));
         // The CPU rounds the terms of f16 before it adds them.
@@ -538,7 +569,7 @@ fn ops_linear_by_head(
         let both = floats(&w, [heads, 2 * outputs, inputs], dtype, device);
         let half = both.narrow(1, outputs, outputs);
         let weight = if halves { half } else { half.clone().mul_scalar(1.0) };
-        let out = linear_by_head(floats(&x, [rows, heads, width], dtype, device), weight);
+        let out = linear_by_head(floats(&x, [rows, heads, width], dtype, device), weight, Fast);
         assert_eq!((out.dims(), out.dtype()), ([rows, heads, outputs + carried], dtype));
         for (row, (out, x)) in values(out).chunks(outputs + carried).zip(x.chunks(width)).enumerate() {
             let matrix = &w[(row % heads * 2 + 1) * outputs * inputs..][..outputs * inputs];
@@ -558,59 +589,69 @@ fn ops_linear_by_head(
 fn ops_errors_experts() {
     for_each_device(|device| {
         let args = || Inputs::new([4, 5, 2, 64, 32], DType::F32).args(device);
-        experts_mlp(args(), None).expect("legal before it is changed");
+        experts_mlp(args(), &limited(None)).expect("legal before it is changed").materialise();
         let refuses = |kind, argument, change: fn(&mut ExpertsMlpArgs, &Device)| {
             let mut args = args();
             change(&mut args, device);
-            assert_refused(experts_mlp(args, None), kind, argument);
+            assert_refused(experts_mlp(args, &limited(None)), kind, argument);
         };
-        refuses(Shape, "indices", |it, _| *chosen(it).0 = chosen(it).0.clone().narrow(0, 0, 3));
-        refuses(Shape, "weights", |it, device| *chosen(it).1 = zeros([4, 3], device));
-        refuses(Shape, "down", |it, device| it.down = zeros([5, 63, 32], device));
-        refuses(Value, "down", |it, device| it.down = zeros([5, 64, 0], device));
-        refuses(Shape, "gate_up", |it, device| it.gate_up = zeros([5, 63, 64], device));
-        refuses(Shape, "gate_up", |it, device| it.gate_up = zeros([4, 64, 64], device));
-        refuses(WrongType, "weights", |it, _| *chosen(it).1 = chosen(it).1.clone().cast(FloatDType::F16));
+        let (indices, weights) = Inputs::new([4, 5, 2, 64, 32], DType::F32).chosen(device);
+        let given = |indices: &Tensor<2, Int>, weights| {
+            let args = ExpertsMlpArgs { routing: Routing::given(indices.clone(), weights), ..args() };
+            experts_mlp(args, &limited(None))
+        };
+        assert_refused(given(&indices.clone().narrow(0, 0, 3), weights.clone()), Shape, "indices");
+        assert_refused(given(&indices, zeros([4, 3], device)), Shape, "weights");
+        assert_refused(given(&indices, weights.cast(FloatDType::F16)), WrongType, "weights");
+        refuses(Shape, "down", |it, device| it.down = zeros::<3>([5, 63, 32], device).into());
+        refuses(Value, "down", |it, device| it.down = zeros::<3>([5, 64, 0], device).into());
+        refuses(Shape, "gate_up", |it, device| it.gate_up = zeros::<3>([5, 63, 64], device).into());
+        refuses(Shape, "gate_up", |it, device| it.gate_up = zeros::<3>([4, 64, 64], device).into());
         let refuses_shared = |kind, argument, change: fn(&mut SharedExperts, &Device)| {
             let mut args = args();
             change(args.shared.as_mut().expect("five experts have shared ones"), device);
-            assert_refused(experts_mlp(args, None), kind, argument);
+            assert_refused(experts_mlp(args, &limited(None)), kind, argument);
         };
-        refuses_shared(Shape, "shared.down", |it, device| it.down = zeros([63, 32], device));
-        refuses_shared(Value, "shared.down", |it, device| it.down = zeros([64, 0], device));
-        refuses_shared(Shape, "shared.gate_up", |it, device| it.gate_up = zeros([63, 64], device));
-        refuses_shared(WrongType, "shared.gate_up", |it, _| it.gate_up = it.gate_up.clone().cast(FloatDType::F16));
-        refuses_shared(WrongType, "shared.down", |it, _| it.down = it.down.clone().cast(FloatDType::F16));
-        refuses(WrongType, "gate_up", |it, _| it.gate_up = it.gate_up.clone().cast(FloatDType::F16));
-        assert_refused(experts_mlp(args(), Some(0.0)), Value, "limit");
-        assert_refused(experts_mlp(args(), Some(f32::NAN)), Value, "limit");
-        let norm = |args, residual: [usize; 2], width, eps| {
-            experts_mlp_add_rms_norm(args, None, zeros(residual, device), zeros([width], device), eps)
+        refuses_shared(Shape, "shared.down", |it, device| it.down = zeros::<2>([63, 32], device).into());
+        refuses_shared(Value, "shared.down", |it, device| it.down = zeros::<2>([64, 0], device).into());
+        refuses_shared(Shape, "shared.gate_up", |it, device| it.gate_up = zeros::<2>([63, 64], device).into());
+        refuses_shared(WrongType, "shared.gate_up", |it, _| {
+            it.gate_up = it.gate_up.dense().cast(FloatDType::F16).into()
+        });
+        refuses_shared(WrongType, "shared.down", |it, _| it.down = it.down.dense().cast(FloatDType::F16).into());
+        refuses(WrongType, "gate_up", |it, _| it.gate_up = it.gate_up.dense().cast(FloatDType::F16).into());
+        assert_refused(experts_mlp(args(), &limited(Some(0.0))), Value, "limit");
+        assert_refused(experts_mlp(args(), &limited(Some(f32::NAN))), Value, "limit");
+        let norm = |args, residual: [usize; 2], width: usize, eps| {
+            let mut residual = Residual::new(zeros(residual, device));
+            residual.add(experts_mlp(args, &limited(None))?)?;
+            residual.norm(&zeros([width], device), eps).map(|mut h| h.tensor())
         };
         norm(args(), [4, 64], 64, 0.0).expect("legal before it is changed");
         let other = ExpertsMlpArgs { x: zeros([3, 64], device), ..args() };
         assert_refused(norm(other, [4, 64], 64, 0.0), Shape, "indices");
-        assert_refused(norm(args(), [4, 63], 64, 0.0), Shape, "residual");
-        assert_refused(norm(args(), [4, 64], 63, 0.0), Shape, "norm_weight");
+        assert_refused(norm(args(), [4, 63], 64, 0.0), Shape, "addend");
+        assert_refused(norm(args(), [4, 64], 63, 0.0), Shape, "weight");
         assert_refused(norm(args(), [4, 64], 64, f32::NAN), Value, "eps");
-        let (half, weight) = (zeros::<2>([4, 64], device).cast(FloatDType::F16), zeros([64], device));
-        assert_refused(experts_mlp_add_rms_norm(args(), None, half.clone(), weight, 0.0), WrongType, "residual");
-        let pair = |residual: [usize; 2], weights| {
-            let (residual, norm) = (zeros(residual, device), zeros([64], device));
-            experts_mlp_add_rms_norm_linear_pair(args(), None, residual, norm, 0.0, weights)
+        let half = zeros::<2>([4, 64], device).cast(FloatDType::F16);
+        assert_refused(Residual::new(half.clone()).add(sum(args())), WrongType, "addend");
+        let pair = |first: Tensor<2>, second: Tensor<2>| {
+            let mut residual = Residual::new(zeros([4, 64], device));
+            residual.add(sum(args())).expect("legal");
+            let mut h = residual.norm(&zeros([64], device), 0.0).expect("legal");
+            linear_pair(&mut h, &first.into(), &second.into(), Fast)
         };
         let matrix = |width| zeros::<2>([8, width], device);
-        pair([4, 64], [matrix(64), matrix(64)]).expect("legal before it is changed");
-        assert_refused(pair([4, 63], [matrix(64), matrix(64)]), Shape, "residual");
-        assert_refused(pair([4, 64], [matrix(63), matrix(64)]), Shape, "weights[0]");
-        assert_refused(pair([4, 64], [matrix(64), matrix(63)]), Shape, "weights[1]");
-        assert_refused(pair([4, 64], [matrix(64), half]), WrongType, "weights[1]");
+        pair(matrix(64), matrix(64)).expect("legal before it is changed");
+        assert_refused(pair(matrix(63), matrix(64)), Shape, "first");
+        assert_refused(pair(matrix(64), matrix(63)), Shape, "second");
+        assert_refused(pair(matrix(64), half), WrongType, "second");
 
         let scored = |logits: [usize; 2], choice| {
             let route = RouteExpertsArgs { logits: zeros(logits, device), choice };
-            experts_mlp(ExpertsMlpArgs { routing: Routing::Scored { route, options: PLAIN }, ..args() }, None)
+            experts_mlp(ExpertsMlpArgs { routing: route_experts(route, &PLAIN)?, ..args() }, &limited(None))
         };
-        scored([4, 5], ExpertChoice::Scores(2)).expect("legal before it is changed");
+        scored([4, 5], ExpertChoice::Scores(2)).expect("legal before it is changed").materialise();
         assert_refused(scored([3, 5], ExpertChoice::Scores(2)), Shape, "logits");
         assert_refused(scored([4, 6], ExpertChoice::Scores(2)), Shape, "logits");
         assert_refused(scored([4, 5], ExpertChoice::Scores(6)), Value, "choice");
@@ -621,7 +662,7 @@ fn ops_errors_experts() {
         };
         let grouped =
             |count, kept, best| RouteExpertsOptions { groups: Some(ExpertGroups { count, kept, best }), ..PLAIN };
-        route(ExpertChoice::Scores(4), grouped(4, 2, 2)).expect("legal before it is changed");
+        route(ExpertChoice::Scores(4), grouped(4, 2, 2)).expect("legal before it is changed").materialise();
         assert_refused(route(ExpertChoice::Scores(0), PLAIN), Value, "choice");
         assert_refused(route(ExpertChoice::Scores(9), PLAIN), Value, "choice");
         assert_refused(route(ExpertChoice::Scores(5), grouped(4, 2, 2)), Value, "choice");
@@ -633,5 +674,35 @@ fn ops_errors_experts() {
         let logits: Tensor<2> = zeros([3, 1025], device);
         let many = RouteExpertsArgs { logits, choice: ExpertChoice::Scores(2) };
         assert_refused(route_experts(many, &PLAIN), Value, "logits");
+    });
+}
+
+#[test]
+fn ops_errors_projections() {
+    for_each_device(|device| {
+        let half = |shape: [usize; 2]| zeros::<2>(shape, device).cast(FloatDType::F16);
+        let project = |weight: Tensor<2>| linear(zeros::<2>([3, 8], device), &weight.into(), Fast);
+        project(zeros([4, 8], device)).expect("legal before it is changed");
+        assert_refused(project(zeros([4, 7], device)), Shape, "weight");
+        assert_refused(project(half([4, 8])), WrongType, "weight");
+        // Weights in f32 are for rows of any dtype.
+        linear(half([3, 8]), &zeros::<2>([4, 8], device).into(), Fast).expect("legal");
+        let pair = |first: Tensor<2>, second: Tensor<2>| {
+            linear_pair(zeros::<2>([3, 8], device), &first.into(), &second.into(), Fast)
+        };
+        assert_refused(pair(zeros([4, 7], device), zeros([4, 8], device)), Shape, "first");
+        assert_refused(pair(zeros([4, 8], device), half([4, 8])), WrongType, "second");
+        let gated = |gate_up: Tensor<2>, limit| swiglu(zeros::<2>([3, 8], device), &gate_up.into(), limit, Fast);
+        gated(zeros([4, 8], device), Some(1.0)).expect("legal before it is changed");
+        assert_refused(gated(zeros([4, 7], device), None), Shape, "gate_up");
+        assert_refused(gated(zeros([3, 8], device), None), Value, "gate_up");
+        assert_refused(gated(half([4, 8]), None), WrongType, "gate_up");
+        assert_refused(gated(zeros([4, 8], device), Some(0.0)), Value, "limit");
+        let product = |lhs: [usize; 3], rhs| matmul(zeros::<3>(lhs, device), rhs, Fast);
+        product([2, 3, 8], zeros([2, 8, 4], device)).expect("legal before it is changed");
+        assert_refused(product([2, 3, 8], zeros([2, 7, 4], device)), Shape, "rhs");
+        assert_refused(product([2, 3, 8], zeros([1, 8, 4], device)), Shape, "rhs");
+        assert_refused(product([2, 3, 8], zeros::<3>([2, 8, 4], device).cast(FloatDType::F16)), WrongType, "rhs");
+        assert_refused(matmul(zeros::<1>([8], device), zeros::<1>([8], device), Fast), Value, "lhs");
     });
 }

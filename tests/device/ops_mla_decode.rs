@@ -1,7 +1,7 @@
 //! `mla_decode` and `mla_plan` against the oracle.
 
 use burn::tensor::{DType, Tensor};
-use mla_ops::{MlaDecodeArgs, MlaQuery, Splits, linear_by_head, mla_decode, mla_decode_project};
+use mla_ops::{Determinism::Fast, MlaDecodeArgs, MlaQuery, Splits, linear_by_head, mla_decode, mla_decode_project};
 use rstest::rstest;
 
 use crate::devices::{FLOATS, for_each_device, for_each_dtype, is_cuda, is_simulated, supports};
@@ -271,10 +271,11 @@ fn ops_decode_project(#[case] lens: Vec<usize>, #[case] query_len: usize) {
             for path in case.paths(device) {
                 inputs.case.path = Some(path);
                 let (args, options) = (inputs.args(device), inputs.case.options());
-                let projected = mla_decode_project(args.clone(), &options, None, value_proj.clone()).expect("legal");
+                let projected =
+                    mla_decode_project(args.clone(), &options, None, value_proj.clone(), Fast).expect("legal");
                 let (out, _) = mla_decode(args, &options, None).expect("legal");
                 let tokens = lens.len() * query_len;
-                let expected = linear_by_head(out.reshape([tokens, heads, rank]), value_proj.clone());
+                let expected = linear_by_head(out.reshape([tokens, heads, rank]), value_proj.clone(), Fast);
                 assert_eq!(projected.dims(), [lens.len(), query_len, heads, outputs]);
                 assert_eq!(bits(&projected), bits(&expected), "{:?} on {device:?}", inputs.case);
             }

@@ -1,7 +1,7 @@
-//! `add_rms_norm_linear` against the operations that it joins.
+//! A small projection of the norm of a residual sum against the operations that it joins.
 
 use burn::tensor::{DType, FloatDType};
-use mla_ops::{add_rms_norm, add_rms_norm_linear, linear};
+use mla_ops::{Determinism::Fast, Residual, Weight, linear, residual_norm};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
@@ -24,13 +24,18 @@ fn ops_norm_linear(
         };
         let [x, y] = [(); 2].map(|()| draw([rows, width], dtype));
         let norm_weight = draw([1, width], DType::F32).squeeze_dim::<1>(0);
-        let weight = draw([outputs, width], DType::F32);
-        let (sum, normed) = add_rms_norm(x.clone(), y.clone(), norm_weight.clone(), 1e-6).expect("legal");
-        let out = if outputs > 0 { bits(&linear(normed.clone(), weight.clone())) } else { Vec::new() };
-        let joined = add_rms_norm_linear(x, y, norm_weight, 1e-6, weight).expect("legal");
-        assert_eq!((joined.2.dims(), joined.2.dtype()), ([rows, outputs], DType::F32));
+        let weight = Weight::from(draw([outputs, width], DType::F32));
+        let (sum, normed) = residual_norm(x.clone(), y.clone(), norm_weight.clone(), 1e-6).expect("legal");
+        let product = |x| linear(x, &weight, Fast).expect("legal");
+        let out = if outputs > 0 { bits(&product(normed.clone())) } else { Vec::new() };
+        let mut residual = Residual::new(x);
+        residual.add(y).expect("legal");
+        let mut h = residual.norm(&norm_weight, 1e-6).expect("legal");
+        let joined = linear(&mut h, &weight, Fast).expect("legal");
+        assert_eq!((joined.dims(), joined.dtype()), ([rows, outputs], DType::F32));
         let expected = [bits(&sum), bits(&normed), out];
-        let actual = [joined.0, joined.1, joined.2].map(|tensor| bits(&tensor));
+        let its_norm = h.tensor();
+        let actual = [residual.tensor(), its_norm, joined].map(|tensor| bits(&tensor));
         assert!(actual == expected, "{sizes:?} {dtype:?} on {device:?}");
     });
 }
@@ -38,21 +43,21 @@ fn ops_norm_linear(
 #[test]
 fn ops_errors_norm_linear() {
     for_each_device(|device| {
-        let call = |y: [usize; 2], norm_weight, eps, weight: [usize; 2]| {
-            add_rms_norm_linear(
-                zeros([3, 8], device),
-                zeros(y, device),
-                zeros([norm_weight], device),
-                eps,
-                zeros(weight, device),
-            )
+        let call = |y: [usize; 2], norm_weight: usize, eps, weight: [usize; 2]| {
+            let mut residual = Residual::new(zeros([3, 8], device));
+            residual.add(zeros::<2>(y, device))?;
+            let mut h = residual.norm(&zeros([norm_weight], device), eps)?;
+            linear(&mut h, &zeros::<2>(weight, device).into(), Fast)
         };
         call([3, 8], 8, 0.0, [4, 8]).expect("legal before it is changed");
-        assert_refused(call([2, 8], 8, 0.0, [4, 8]), Shape, "y");
-        assert_refused(call([3, 8], 7, 0.0, [4, 8]), Shape, "norm_weight");
+        assert_refused(call([2, 8], 8, 0.0, [4, 8]), Shape, "addend");
+        assert_refused(call([3, 8], 7, 0.0, [4, 8]), Shape, "weight");
         assert_refused(call([3, 8], 8, f32::NAN, [4, 8]), Value, "eps");
         assert_refused(call([3, 8], 8, 0.0, [4, 7]), Shape, "weight");
-        let (x, half) = (|| zeros::<2>([3, 8], device), zeros::<2>([4, 8], device).cast(FloatDType::F16));
-        assert_refused(add_rms_norm_linear(x(), x(), zeros::<1>([8], device), 0.0, half), WrongType, "weight");
+        let half = zeros::<2>([4, 8], device).cast(FloatDType::F16);
+        let mut residual = Residual::new(zeros([3, 8], device));
+        assert_refused(residual.add(half.clone()), WrongType, "addend");
+        let mut h = residual.norm(&zeros([8], device), 0.0).expect("legal");
+        assert_refused(linear(&mut h, &half.into(), Fast), WrongType, "weight");
     });
 }

@@ -1,7 +1,7 @@
 //! `norm_rope` against plain loops.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use mla_ops::{NormRopeArgs, NormRopeOptions, add_rms_norm, norm_rope, rms_norm};
+use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope, residual_norm, rms_norm};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
@@ -199,7 +199,7 @@ fn ops_errors_rms_norm() {
 
 /// The sum is that of Burn, bit for bit, and the norm that of the sum as it was rounded.
 #[rstest]
-fn ops_add_rms_norm(#[values([3, 2048], [1, 7168], [65, 7], [2, 1], [300, 24], [0, 8])] sizes: [usize; 2]) {
+fn ops_residual_norm(#[values([3, 2048], [1, 7168], [65, 7], [2, 1], [300, 24], [0, 8])] sizes: [usize; 2]) {
     let [tokens, width] = sizes;
     for_each_dtype(|device, dtype| {
         let mut inputs = Inputs::new([tokens, 1, width, 0], dtype);
@@ -211,7 +211,7 @@ fn ops_add_rms_norm(#[values([3, 2048], [1, 7168], [65, 7], [2, 1], [300, 24], [
         let views = [x, y].map(|part| if tokens > 0 { restrided(part, 0, 1) } else { part });
         let [x, y] = views;
         let weight = floats(&inputs.weight, [width], DType::F32, device);
-        let (sum, normed) = add_rms_norm(x, y, weight, 1e-6).expect("legal");
+        let (sum, normed) = residual_norm(x, y, weight, 1e-6).expect("legal");
         assert_eq!((sum.dims(), sum.dtype(), normed.dims(), normed.dtype()), (sizes, dtype, sizes, dtype));
         assert_eq!(values(sum), expected, "{what}");
         inputs.x = expected.into_iter().map(f64::from).collect();
@@ -220,10 +220,10 @@ fn ops_add_rms_norm(#[values([3, 2048], [1, 7168], [65, 7], [2, 1], [300, 24], [
 }
 
 #[test]
-fn ops_errors_add_rms_norm() {
+fn ops_errors_residual_norm() {
     for_each_device(|device| {
         let call = |y: [usize; 2], width, eps| {
-            add_rms_norm(zeros([3, 8], device), zeros(y, device), zeros([width], device), eps)
+            residual_norm(zeros([3, 8], device), zeros(y, device), zeros([width], device), eps)
         };
         call([3, 8], 8, 0.0).expect("legal before it is changed");
         assert_refused(call([3, 7], 8, 0.0), Shape, "y");
@@ -231,6 +231,6 @@ fn ops_errors_add_rms_norm() {
         assert_refused(call([3, 8], 7, 0.0), Shape, "weight");
         assert_refused(call([3, 8], 8, -1.0), Value, "eps");
         let half = zeros::<2>([3, 8], device).cast(FloatDType::F16);
-        assert_refused(add_rms_norm(zeros([3, 8], device), half, zeros([8], device), 0.0), WrongType, "y");
+        assert_refused(residual_norm(zeros([3, 8], device), half, zeros([8], device), 0.0), WrongType, "y");
     });
 }

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use mla_ops::{
-    MlaError, NormRopeArgs, NormRopeOptions, RopeWriteArgs, RopeWritten, WriteLatentArgs, linear_by_head, norm_rope,
-    rope_write, rope_write_absorb, write_latent,
+    Determinism, MlaError, NormRopeArgs, NormRopeOptions, RopeWriteArgs, RopeWritten, WriteLatentArgs, linear_by_head,
+    norm_rope, rope_write, rope_write_absorb, write_latent,
 };
 use rstest::rstest;
 
@@ -93,8 +93,8 @@ fn ops_rope_write_absorb(
             let weight = random(&mut rng(52), heads * rank * still, dtype);
             let weight = floats(&weight, [heads, rank, still], dtype, device);
             let RopeWritten { q, cache, .. } = rope_write(new()).expect("legal");
-            let expected = [bits(&linear_by_head(q, weight.clone())), bits(&cache)];
-            let (q, cache) = rope_write_absorb(new(), weight).expect("legal");
+            let expected = [bits(&linear_by_head(q, weight.clone(), Determinism::Fast)), bits(&cache)];
+            let (q, cache) = rope_write_absorb(new(), weight, Determinism::Fast).expect("legal");
             assert_eq!(q.dims(), [slots.len(), heads, rank + 2 * pairs]);
             assert!([bits(&q), bits(&cache)] == expected, "{sizes:?} {dtype:?} on {device:?}");
         }
@@ -126,7 +126,7 @@ fn ops_errors_rope_write() {
         refuses(Shape, "cos", |it, device| it.cos = zeros([1, 2], device));
         refuses(Value, "cos", |it, device| it.cos = zeros([2, 5], device));
         refuses(Value, "sin", |it, device| it.sin = zeros([2, 1], device));
-        let absorb = |weight| rope_write_absorb(new(), weight).map_err(MlaError::from);
+        let absorb = |weight| rope_write_absorb(new(), weight, Determinism::Fast).map_err(MlaError::from);
         absorb(zeros([3, 5, 4], device)).expect("legal before it is changed");
         assert_refused(absorb(zeros([3, 5, 8], device)), Shape, "weight");
         assert_refused(absorb(zeros::<3>([3, 5, 4], device).cast(FloatDType::F16)), WrongType, "weight");

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use mla_ops::{
-    MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, SparseMlaArgs, SparseMlaOptions, SparseScope, Splits,
-    merge_state, mla_decode, sparse_mla,
+    Determinism, MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, SparseMlaArgs, SparseMlaOptions,
+    SparseScope, Splits, merge_state, mla_decode, sparse_mla,
 };
 use rand::RngExt;
 use rstest::rstest;
@@ -95,7 +95,8 @@ impl Case {
 
     pub fn options(&self) -> SparseMlaOptions {
         // Scores at which a wrong key shows.
-        SparseMlaOptions { value_width: self.widths[1], softmax_scale: 4.0 / (self.widths[0] as f32).sqrt() }
+        let softmax_scale = 4.0 / (self.widths[0] as f32).sqrt();
+        SparseMlaOptions { value_width: self.widths[1], softmax_scale, determinism: Determinism::Fast }
     }
 
     fn check_on(&self, device: &Device) {

@@ -18,7 +18,7 @@ fn bits(logits: Tensor<2>) -> Vec<u32> {
 fn admit(model: &DeepseekModel, cache: &mut ModelCache, prompt: &[u32]) -> RequestId {
     let request = cache.admit().unwrap();
     let chunk = cache.append(request, prompt).unwrap();
-    model.next_token_logits(&[chunk], cache).unwrap();
+    model.next_token_logits(&[chunk], cache, mla_ops::Determinism::Fast).unwrap();
     request
 }
 
@@ -81,7 +81,11 @@ fn replay_as_launched(fixture: &str, requests: usize, device: &Device) {
         let replayed = graphs.next_token_logits(&chunks, &mut cache, device).unwrap().expect("no read-back, no wait");
         let replayed = bits(replayed);
         assert_eq!(replayed, launched(&graphs, &chunks, &mut cache), "step {step}");
-        let exact = model.next_token_logits(&chunks, &mut cache).unwrap().try_into_vec_as::<f32>().unwrap();
+        let exact = model
+            .next_token_logits(&chunks, &mut cache, mla_ops::Determinism::Fast)
+            .unwrap()
+            .try_into_vec_as::<f32>()
+            .unwrap();
         for (replayed, exact) in replayed.iter().zip(exact) {
             let replayed = f32::from_bits(*replayed);
             assert!((replayed - exact).abs() < 2e-4, "{replayed} is not {exact}");

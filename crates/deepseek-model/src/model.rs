@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::{Device, FloatDType, Tensor};
-use mla_ops::{PathChoice, batch_invariant, explain_path};
+use mla_ops::{Determinism, PathChoice, explain_path};
 
 use crate::cache::{CacheSize, ModelCache};
 use crate::config::GenerationDefaults;
@@ -128,7 +128,7 @@ impl DeepseekModel {
     /// # Errors
     /// [`ModelError::Request`] for DeepSeek-V4 on a GPU, [`ModelError::Ops`] for a device that cannot.
     pub(crate) fn check_deterministic(&self) -> Result<()> {
-        batch_invariant(&self.device, || ())?;
+        Determinism::BatchInvariant.check(&self.device)?;
         self.model.check_deterministic(self.attention_path(1, 1).path)
     }
 
@@ -147,17 +147,23 @@ impl DeepseekModel {
         &self,
         chunks: &[Chunk],
         cache: &mut ModelCache,
+        determinism: Determinism,
         observe: &mut dyn FnMut(Hidden, &Tensor<2>),
     ) -> Result<Tensor<2>> {
-        self.model.logits(self.model.forward(chunks, cache, Some(observe))?)
+        self.model.logits(self.model.forward(chunks, cache, determinism, Some(observe))?, determinism)
     }
 
     /// Logits `[chunks, vocab]` of the last new token of each request.
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub fn next_token_logits(&self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<Tensor<2>> {
-        let hidden = self.model.forward(chunks, cache, None)?;
-        self.model.logits(last_rows(&hidden, chunks))
+    pub fn next_token_logits(
+        &self,
+        chunks: &[Chunk],
+        cache: &mut ModelCache,
+        determinism: Determinism,
+    ) -> Result<Tensor<2>> {
+        let hidden = self.model.forward(chunks, cache, determinism, None)?;
+        self.model.logits(last_rows(&hidden, chunks), determinism)
     }
 }

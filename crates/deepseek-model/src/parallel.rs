@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
+use mla_ops::Addend;
 
 use crate::{ModelError, Result};
 
@@ -28,11 +29,12 @@ pub enum Cut {
 
 /// What ranks say to one another. Every rank calls the same functions in the same order.
 pub trait Communicator: Debug + Send + Sync {
-    /// The sum over all ranks of their `x`, the same bits on each: `[N, width]`.
+    /// The sum over all ranks of their `x`, the same bits on each: `[N, width]`. It may be a value that is not in memory yet, as
+    /// what comes back may be.
     ///
     /// # Errors
     /// A rank that does not answer.
-    fn all_reduce(&self, x: Tensor<2>) -> Result<Tensor<2>>;
+    fn all_reduce(&self, x: Addend) -> Result<Addend>;
 
     /// The ranks' `x`, `[N, columns]` each, side by side.
     ///
@@ -46,7 +48,7 @@ pub trait Communicator: Debug + Send + Sync {
 struct Alone;
 
 impl Communicator for Alone {
-    fn all_reduce(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+    fn all_reduce(&self, x: Addend) -> Result<Addend> {
         Ok(x)
     }
 
@@ -120,8 +122,8 @@ impl Parallel {
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`].
-    pub(crate) fn all_reduce(&self, x: Tensor<2>) -> Result<Tensor<2>> {
-        self.communicator.all_reduce(x)
+    pub(crate) fn all_reduce(&self, x: impl Into<Addend>) -> Result<Addend> {
+        self.communicator.all_reduce(x.into())
     }
 
     /// The ranks' columns side by side.

@@ -4,7 +4,7 @@
 //! a KV cache of its own, for which the same calls give the same pages; the logits are those of the first.
 
 use burn::tensor::{Int, Tensor};
-use mla_ops::batch_invariant;
+use mla_ops::Determinism;
 
 use crate::Result;
 use crate::cache::{CacheSize, ModelCache};
@@ -16,7 +16,7 @@ use crate::step::Chunk;
 #[derive(Debug)]
 pub(crate) struct Runner<'a> {
     model: &'a DeepseekModel,
-    deterministic: bool,
+    determinism: Determinism,
     /// Why there are none otherwise.
     graphs: std::result::Result<DecodeGraphs<'a>, GraphSupport>,
 }
@@ -33,7 +33,8 @@ impl<'a> Runner<'a> {
             _ if deterministic => Err(GraphSupport::Deterministic),
             _ => model.decode_graphs(),
         };
-        Ok(Self { model, deterministic, graphs })
+        let determinism = if deterministic { Determinism::BatchInvariant } else { Determinism::Fast };
+        Ok(Self { model, determinism, graphs })
     }
 
     /// Its model.
@@ -60,17 +61,13 @@ impl<'a> Runner<'a> {
     /// As [`DeepseekModel::forward`].
     pub(crate) fn step(&mut self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<(Tensor<2>, bool)> {
         let model = self.model;
-        if self.deterministic {
-            let logits = batch_invariant(model.device(), || model.next_token_logits(chunks, cache))?;
-            return Ok((logits?, false));
-        }
         let one_token_each = chunks.iter().all(|chunk| chunk.tokens.len() == 1);
         if let Some(graphs) = self.graphs.as_mut().ok().filter(|_| one_token_each)
             && let Some(logits) = graphs.next_token_logits(chunks, cache, model.device())?
         {
             return Ok((logits, true));
         }
-        Ok((model.next_token_logits(chunks, cache)?, false))
+        Ok((model.next_token_logits(chunks, cache, self.determinism)?, false))
     }
 
     /// Whether [`Self::step_after`] can be asked for a step of so many requests with so many pages at most.

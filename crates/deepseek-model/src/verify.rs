@@ -12,6 +12,7 @@ use crate::model::DeepseekModel;
 use crate::models::Hidden;
 use crate::step::Chunk;
 use crate::{ModelError, Result};
+use mla_ops::Determinism;
 
 /// What is compared, and with which sizes.
 #[derive(Debug, Clone)]
@@ -84,7 +85,7 @@ impl Run<'_> {
         let (mut cache, requests) = self.admit(&[prompt.len()])?;
         let mut hidden = Vec::new();
         let chunk = cache.append(requests[0], &prompt)?;
-        let logits = self.model.forward(&[chunk], &mut cache, &mut |point, states| {
+        let logits = self.model.forward(&[chunk], &mut cache, Determinism::Fast, &mut |point, states| {
             let name = match point {
                 Hidden::Embedding => "hidden.embed".to_string(),
                 Hidden::Layer(layer) => format!("hidden.layer.{layer}"),
@@ -115,7 +116,7 @@ impl Run<'_> {
         let mut logits = Vec::new();
         for tokens in prompt.chunks(size.max(1)) {
             let chunk = cache.append(requests[0], tokens)?;
-            logits.extend(to_host(self.model.forward(&[chunk], &mut cache, &mut |_, _| {})?)?);
+            logits.extend(to_host(self.model.forward(&[chunk], &mut cache, Determinism::Fast, &mut |_, _| {})?)?);
         }
         Ok(self.row(&format!("prefill by {size}"), max_error(&logits, self.expected.floats("logits")?), None))
     }
@@ -134,7 +135,7 @@ impl Run<'_> {
         let mut next = Vec::new();
         let chunks = new_chunks(&mut cache, requests.iter().copied().zip(prompts.iter().map(Vec::as_slice)))?;
         let vocab = self.model.vocab_size();
-        let logits = to_host(self.model.forward(&chunks, &mut cache, &mut |_, _| {})?)?;
+        let logits = to_host(self.model.forward(&chunks, &mut cache, Determinism::Fast, &mut |_, _| {})?)?;
         let mut rows = logits.chunks_exact(vocab);
         for (prefix, prompt) in prefixes.iter().zip(&prompts) {
             let own: Vec<f32> = rows.by_ref().take(prompt.len()).flatten().copied().collect();
@@ -163,7 +164,7 @@ impl Run<'_> {
                 break;
             }
             let chunks = new_chunks(&mut cache, drawn.iter().map(|(s, id)| (requests[*s], id.as_slice())))?;
-            let logits = to_host(self.model.next_token_logits(&chunks, &mut cache)?)?;
+            let logits = to_host(self.model.next_token_logits(&chunks, &mut cache, Determinism::Fast)?)?;
             for ((s, _), row) in drawn.iter().zip(logits.chunks_exact(vocab)) {
                 next[*s] = row.to_vec();
             }

@@ -3,8 +3,6 @@
 use burn::tensor::Device;
 use rayon::prelude::*;
 
-use crate::batch_invariant::{is_batch_invariant, scoped};
-
 /// Multiply-adds of a piece from which on waking another thread pays: some ten microseconds.
 const WORK_PER_THREAD: usize = 1 << 18;
 
@@ -18,9 +16,7 @@ pub fn map_independent<I: Send, T: Send>(
     map: impl Fn(I) -> T + Send + Sync,
 ) -> Vec<T> {
     if pieces.len() > 1 && work / pieces.len() >= WORK_PER_THREAD && is_flex(device) {
-        // The pool's threads know nothing of the caller's scope.
-        let invariant = is_batch_invariant();
-        pieces.into_par_iter().map(|piece| scoped(invariant, || map(piece))).collect()
+        pieces.into_par_iter().map(map).collect()
     } else {
         pieces.into_iter().map(map).collect()
     }

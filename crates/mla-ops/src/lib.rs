@@ -14,18 +14,19 @@
 //! | [`sparse_mla`] | attention of each query token over rows that are named one by one |
 //! | [`sparse_mla_parts`] | the same before the division by the sum of the weights |
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
-//! | [`route_experts`], [`experts_mlp`] | mixture of experts: the choice, and the experts' sum |
-//! | [`experts_mlp_add_rms_norm`] | the same sum, added to a residual stream, and the norm of that |
-//! | [`experts_mlp_add_rms_norm_linear_pair`] | the same, and two projections of the norm: those that the next layer begins with |
-//! | [`linear`], [`linear_pair`], [`swiglu`], [`linear_by_head`] | projections, of a few rows as fast as the weights come |
-//! | [`norm_rope()`], [`rms_norm`], [`add_rms_norm`] | norms and rotation in one pass, and the norm of a residual sum |
-//! | [`add_rms_norm_linear`] | the norm of a residual sum, and its projection to a few outputs: the logits of a router |
+//! | [`route_experts()`], [`experts_mlp()`] | mixture of experts: the choice, and the weighted sum |
+//! | [`linear()`], [`linear_pair`], [`swiglu()`], [`linear_by_head()`] | projections; small batches as fast as the weights come |
+//! | [`norm_rope()`], [`rms_norm`] | norms and RoPE in one pass |
+//! | [`residual_norm()`] | a residual sum and its norm |
 //! | [`rope_write`] | queries turn, latents are normed and turn, and go into the cache: one launch |
 //! | [`rope_write_absorb`] | the same, with the query's absorbed projection |
 //! | [`argmax()`] | the likeliest token of each row |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |
-//! | [`batch_invariant()`] | products whose rows do not depend on one another, bit for bit |
+//!
+//! What follows an operation may be computed in its launch. So [`route_experts()`] and [`experts_mlp()`] return values that are not
+//! in memory yet ([`Routing`], [`ExpertsSum`]), a model's [`Residual`] stream waits with a summand until its [`Normed`] rows are
+//! read, and an operation that takes [`Rows`] decides whether its own launch computes them. The bits are the same either way.
 //!
 //! A projection takes a [`Weight`] (one matrix) or a [`StackedWeight`] (experts, heads), and a [`Determinism`].
 //!
@@ -35,24 +36,16 @@
 //!
 //! The operations are for inference: they have no backward pass.
 
-mod backend;
-mod batch_invariant;
 pub mod cache;
 mod check;
-#[cfg(feature = "_gpu")]
-mod cube;
 mod determinism;
 mod device;
 mod dispatch;
 mod error;
-#[cfg(feature = "flex")]
-mod flex;
 #[cfg(all(feature = "fusion", feature = "_gpu"))]
 mod fusion;
 mod independent;
 mod limits;
-#[cfg(feature = "_gpu")]
-mod op_limits;
 mod ops;
 mod path;
 mod read_beside;
@@ -62,7 +55,6 @@ mod reference;
 mod tensors;
 mod weight;
 
-pub use batch_invariant::{batch_invariant, is_batch_invariant};
 pub use determinism::Determinism;
 pub use device::DeviceName;
 pub use error::MlaError;

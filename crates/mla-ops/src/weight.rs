@@ -90,13 +90,6 @@ macro_rules! weight {
                 self.0.dense()
             }
 
-            /// Whether it has no elements.
-            #[allow(dead_code, reason = "operations move to weights one by one")]
-            pub(crate) fn is_empty(&self) -> bool {
-                self.dims().contains(&0)
-            }
-
-            #[allow(dead_code, reason = "operations move to weights one by one")]
             /// On the call's device, of this dtype, and no larger than kernels can address.
             pub(crate) fn check(
                 &self,
@@ -109,7 +102,6 @@ macro_rules! weight {
             }
 
             /// As a backend takes it.
-            #[allow(dead_code, reason = "operations move to weights one by one")]
             pub(crate) fn into_backend(self) -> BackendWeight<Dispatch> {
                 self.0.into_backend()
             }
@@ -127,6 +119,13 @@ macro_rules! weight {
 weight!(Weight, 2, "[out, in]");
 weight!(StackedWeight, 3, "[E, out, in]");
 
+impl Weight {
+    /// Whether it has no elements.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.dims().contains(&0)
+    }
+}
+
 #[cfg(feature = "flex")]
 impl StackedWeight {
     /// One of the matrices.
@@ -141,34 +140,29 @@ impl StackedWeight {
 /// A [`Weight`] or [`StackedWeight`] as a backend takes it.
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
-#[allow(dead_code, reason = "operations move to weights one by one")]
 pub enum BackendWeight<B: Backend> {
     /// One number of the dtype for each element.
     Dense(FloatTensor<B>),
 }
 
 #[cfg(feature = "flex")]
-#[allow(dead_code, reason = "operations move to weights one by one")]
 impl BackendWeight<burn::backend::Flex> {
     /// The weight again.
     pub(crate) fn weight(self) -> Weight {
         match self {
-            Self::Dense(primitive) => Weight(Format::Dense(Tensor::from_primitive::<burn::backend::Flex>(primitive))),
+            Self::Dense(primitive) => Weight(Format::Dense(crate::reference::tensor(primitive))),
         }
     }
 
     /// The stacked weight again.
     pub(crate) fn stacked(self) -> StackedWeight {
         match self {
-            Self::Dense(primitive) => {
-                StackedWeight(Format::Dense(Tensor::from_primitive::<burn::backend::Flex>(primitive)))
-            }
+            Self::Dense(primitive) => StackedWeight(Format::Dense(crate::reference::tensor(primitive))),
         }
     }
 }
 
 #[cfg(feature = "_gpu")]
-#[allow(dead_code, reason = "operations move to weights one by one")]
 impl BackendWeight<burn_cubecl::CubeBackend> {
     /// Rows and columns, and how many matrices where they are stacked.
     pub(crate) fn dims<const D: usize>(&self) -> [usize; D] {
@@ -186,7 +180,6 @@ impl BackendWeight<burn_cubecl::CubeBackend> {
 }
 
 #[cfg(all(feature = "fusion", feature = "_gpu"))]
-#[allow(dead_code, reason = "operations move to weights one by one")]
 impl BackendWeightMetadata {
     /// Rows and columns, and how many matrices where they are stacked.
     pub(crate) fn dims<const D: usize>(&self) -> [usize; D] {

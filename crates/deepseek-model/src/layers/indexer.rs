@@ -52,7 +52,8 @@ impl Indexer {
     /// Puts the index keys of the new tokens into the cache; x `[N, hidden]`.
     pub(crate) fn write_keys(&self, x: Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<()> {
         let [tokens, _] = x.dims();
-        let keys = self.k_norm.forward(self.wk.forward(x)).reshape([tokens, 1, self.config.head_dim]);
+        let keys =
+            self.k_norm.forward(self.wk.forward(x, step.determinism)?).reshape([tokens, 1, self.config.head_dim]);
         let keys = self.rotate(keys, &step.rotation).reshape([tokens, self.config.head_dim]);
         step.write(cache, self.pool, keys)
     }
@@ -68,8 +69,10 @@ impl Indexer {
         cache: &PagedCache,
     ) -> Result<Tensor<3, Int>> {
         let ([tokens, _], IndexerConfig { heads, head_dim, topk }) = (x.dims(), self.config);
-        let q = self.rotate(self.wq_b.forward(q_latent).reshape([tokens, heads, head_dim]), &step.rotation);
-        let head_weights = self.weights_proj.forward(x).cast(FloatDType::F32).mul_scalar((heads as f64).powf(-0.5));
+        let q = self
+            .rotate(self.wq_b.forward(q_latent, step.determinism)?.reshape([tokens, heads, head_dim]), &step.rotation);
+        let head_weights =
+            self.weights_proj.forward(x, step.determinism)?.cast(FloatDType::F32).mul_scalar((heads as f64).powf(-0.5));
         let args = LightningIndexArgs {
             q: q.reshape([tokens, 1, heads, head_dim]),
             keys: cache.pool(self.pool)?,

@@ -1,6 +1,7 @@
 use burn::tensor::Tensor;
-use mla_ops::linear;
+use mla_ops::{Determinism, Rows, Weight, linear};
 
+use crate::Result;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
@@ -8,27 +9,31 @@ use crate::weights::WeightLoader;
 #[derive(Debug, Clone)]
 pub(crate) struct Linear {
     /// `[out, in]`.
-    weight: Tensor<2>,
+    weight: Weight,
 }
 
 impl Linear {
     /// Loads what this rank has of `{name}.weight`, stored `[out, in]`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, shape: [usize; 2], cut: Cut) -> Self {
-        Self::new(loader.tensor(&format!("{name}.weight"), shape, cut))
+        Self::new(loader.tensor::<2>(&format!("{name}.weight"), shape, cut))
     }
 
     /// From a stored `[out, in]` weight.
-    pub(crate) fn new(weight: Tensor<2>) -> Self {
-        Self { weight }
+    pub(crate) fn new(weight: impl Into<Weight>) -> Self {
+        Self { weight: weight.into() }
     }
 
     /// `[out, in]`.
-    pub(crate) fn weight(&self) -> Tensor<2> {
-        self.weight.clone()
+    pub(crate) fn weight(&self) -> &Weight {
+        &self.weight
     }
 
     /// `[N, in]` -> `[N, out]`.
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        linear(x, self.weight.clone())
+    pub(crate) fn forward<'a, 'r: 'a>(
+        &self,
+        x: impl Into<Rows<'a, 'r>>,
+        determinism: Determinism,
+    ) -> Result<Tensor<2>> {
+        Ok(linear(x, &self.weight, determinism)?)
     }
 }

@@ -3,9 +3,9 @@
 use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
-    MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, RaggedAttentionArgs, RaggedAttentionOptions,
-    SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, linear_by_head, linear_pair, merge_state, mla_decode,
-    mla_decode_project, ragged_attention, sparse_mla,
+    Determinism, MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, Normed, RaggedAttentionArgs,
+    RaggedAttentionOptions, SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, linear_by_head, linear_pair,
+    merge_state, mla_decode, mla_decode_project, ragged_attention, sparse_mla,
 };
 
 use super::{Indexer, Linear, RmsNorm};
@@ -42,21 +42,6 @@ pub(crate) struct MultiHeadLatentAttention {
     softmax_scale: f32,
 }
 
-/// What the attention of a layer begins with.
-#[derive(Debug, Clone)]
-pub(crate) struct AttentionInput {
-    /// `[N, hidden]`, normed.
-    pub(crate) x: Tensor<2>,
-    /// Its products with [`MultiHeadLatentAttention::first_projections`], where the layer before computed them.
-    pub(crate) projected: Option<[Tensor<2>; 2]>,
-}
-
-impl From<Tensor<2>> for AttentionInput {
-    fn from(x: Tensor<2>) -> Self {
-        Self { x, projected: None }
-    }
-}
-
 /// The query projection: low-rank in V3, whole in V2-Lite.
 #[derive(Debug, Clone)]
 enum Query {
@@ -89,11 +74,11 @@ impl Query {
     }
 
     /// The query `[N, H·(dn + dr)]`, and what it was projected from: the query latent, or x itself.
-    fn forward(&self, x: Tensor<2>, projected: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
+    fn forward(&self, x: Tensor<2>, projected: Tensor<2>, determinism: Determinism) -> Result<(Tensor<2>, Tensor<2>)> {
         Ok(match self {
             Self::LowRank { q_a_layernorm, q_b_proj, .. } => {
-                let latent = q_a_layernorm.forward(projected)?;
-                (q_b_proj.forward(latent.clone()), latent)
+                let latent = q_a_layernorm.apply(projected)?;
+                (q_b_proj.forward(latent.clone(), determinism)?, latent)
             }
             Self::Whole { .. } => (projected, x),
         })
@@ -135,39 +120,29 @@ impl MultiHeadLatentAttention {
         }
     }
 
-    /// The weights `[out, hidden]` of the projections that it begins with, of the query and of keys and values.
-    pub(crate) fn first_projections(&self) -> [Tensor<2>; 2] {
-        [self.query.first_projection().weight(), self.kv_a_proj_with_mqa.weight()]
-    }
-
-    /// x `[N, hidden]` -> `[N, hidden]`; the latents of the new tokens go into the cache.
-    pub(crate) fn forward(&self, input: AttentionInput, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
-        let AttentionInput { x, projected } = input;
-        let [tokens, _] = x.dims();
-        let (query, compressed) = match projected {
-            Some([query, compressed]) => (query, compressed),
-            None => {
-                let [query, kv] = self.first_projections();
-                linear_pair(x.clone(), query, kv)
-            }
-        };
-        let (q, q_latent) = self.query.forward(x.clone(), query)?;
+    /// The normed residual stream h `[N, hidden]` -> `[N, hidden]`; the latents of the new tokens go into the cache.
+    pub(crate) fn forward(&self, h: &mut Normed<'_>, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
+        let ([tokens, _], determinism) = (h.dims(), step.determinism);
+        let (query, kv) = (self.query.first_projection().weight(), self.kv_a_proj_with_mqa.weight());
+        let (query, compressed) = linear_pair(&mut *h, query, kv, determinism)?;
+        let x = h.tensor();
+        let (q, q_latent) = self.query.forward(x.clone(), query, determinism)?;
         let q = q.reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
         let projected = (q, compressed);
         let out = match &step.keys {
             Keys::All { single: Some(keys), new: None } => {
                 let q = self.write_and_absorb(projected, &x, step, cache)?;
-                self.absorbed(q, keys, cache)?
+                self.absorbed(q, keys, step, cache)?
             }
             Keys::All { single, new } => self.mixed(projected, &x, (single.as_ref(), new.as_ref()), step, cache)?,
             Keys::Indexed(keys) => {
                 let q = self.write_and_absorb(projected, &x, step, cache)?;
                 let indexer = self.indexer.as_ref().expect("only the steps of a model with an indexer have such keys");
                 let slots = indexer.pick(q_latent, x, step, keys, cache)?;
-                self.picked(q, slots, cache)?
+                self.picked(q, slots, step, cache)?
             }
         };
-        Ok(self.o_proj.forward(out.reshape([tokens, self.heads * self.v_head_dim])))
+        self.o_proj.forward(out.reshape([tokens, self.heads * self.v_head_dim]), determinism)
     }
 
     /// Puts the new tokens into the cache, normed latents and behind each the turned rotary key that all heads share: the turned
@@ -203,27 +178,27 @@ impl MultiHeadLatentAttention {
         let ([tokens, ..], alone) = (q.dims(), single.map_or(0, |keys| keys.batch));
         let mut outs = Vec::new();
         if let Some(keys) = single {
-            outs.push(self.absorbed(self.absorb(q.clone().narrow(0, 0, alone)), keys, cache)?);
+            outs.push(self.absorbed(self.absorb(q.clone().narrow(0, 0, alone), step), keys, step, cache)?);
         }
         if let Some(keys) = new {
             let (q, latent) = (q.narrow(0, alone, tokens - alone), latent.narrow(0, alone, tokens - alone));
-            outs.push(self.naive_and_past(q, latent, keys, cache)?);
+            outs.push(self.naive_and_past(q, latent, keys, step, cache)?);
         }
         Ok(if outs.len() > 1 { Tensor::cat(outs, 0) } else { outs.remove(0) })
     }
 
     /// The query against rows of the cache: `[N, H, dn + dr]` -> `[N, H, R + dr]`.
-    fn absorb(&self, q: Tensor<3>) -> Tensor<3> {
-        linear_by_head(q, self.w_uk.clone())
+    fn absorb(&self, q: Tensor<3>, step: &Step) -> Tensor<3> {
+        linear_by_head(q, self.w_uk.clone(), step.determinism)
     }
 
     /// The values of attended latents: `[N, H, R]` -> `[N, H, dv]`.
-    fn expand(&self, out: Tensor<3>) -> Tensor<3> {
-        linear_by_head(out, self.w_uv.clone())
+    fn expand(&self, out: Tensor<3>, step: &Step) -> Tensor<3> {
+        linear_by_head(out, self.w_uv.clone(), step.determinism)
     }
 
     /// Attention of each token's absorbed query over the latents in these slots, i32 `[N, 1, k]`: out `[N, H, dv]`.
-    fn picked(&self, q: Tensor<3>, slots: Tensor<3, Int>, cache: &PagedCache) -> Result<Tensor<3>> {
+    fn picked(&self, q: Tensor<3>, slots: Tensor<3, Int>, step: &Step, cache: &PagedCache) -> Result<Tensor<3>> {
         let [tokens, heads, _] = q.dims();
         let rank = self.kv_lora_rank;
         let args = SparseMlaArgs {
@@ -232,16 +207,17 @@ impl MultiHeadLatentAttention {
             second: None,
             sink: None,
         };
-        let options = SparseMlaOptions { value_width: rank, softmax_scale: self.softmax_scale };
+        let (softmax_scale, determinism) = (self.softmax_scale, step.determinism);
+        let options = SparseMlaOptions { value_width: rank, softmax_scale, determinism };
         let (out, _) = sparse_mla(args, &options)?;
-        Ok(self.expand(out.reshape([tokens, heads, rank])))
+        Ok(self.expand(out.reshape([tokens, heads, rank]), step))
     }
 
     /// Attention of each token's absorbed query over its own paged latents: out `[N, H, dv]`.
-    fn absorbed(&self, q: Tensor<3>, keys: &PagedKeys, cache: &PagedCache) -> Result<Tensor<3>> {
+    fn absorbed(&self, q: Tensor<3>, keys: &PagedKeys, step: &Step, cache: &PagedCache) -> Result<Tensor<3>> {
         let [tokens, heads, _] = q.dims();
         let (args, options) = self.decode_args(q, keys, true, cache)?;
-        let out = mla_decode_project(args, &options, Some(&keys.plan), self.w_uv.clone())?;
+        let out = mla_decode_project(args, &options, Some(&keys.plan), self.w_uv.clone(), step.determinism)?;
         Ok(out.reshape([tokens, heads, self.v_head_dim]))
     }
 
@@ -267,21 +243,34 @@ impl MultiHeadLatentAttention {
     }
 
     /// Attention of chunks of new tokens over themselves and what the cache held before: out `[N, H, dv]`.
-    fn naive_and_past(&self, q: Tensor<3>, latent: Tensor<2>, keys: &NewKeys, cache: &PagedCache) -> Result<Tensor<3>> {
-        let mut state = self.naive(q.clone(), latent, &keys.cu_seqlens)?;
+    fn naive_and_past(
+        &self,
+        q: Tensor<3>,
+        latent: Tensor<2>,
+        keys: &NewKeys,
+        step: &Step,
+        cache: &PagedCache,
+    ) -> Result<Tensor<3>> {
+        let mut state = self.naive(q.clone(), latent, &keys.cu_seqlens, step)?;
         for chunk in &keys.past {
-            state = self.add_past(state, &q, chunk, cache)?;
+            state = self.add_past(state, &q, chunk, step, cache)?;
         }
         Ok(state.0)
     }
 
     /// Attention of the new tokens over themselves, with keys and values of every head: out `[N, H, dv]`, lse `[N, H]`.
-    fn naive(&self, q: Tensor<3>, latent: Tensor<2>, cu_seqlens: &Tensor<1, Int>) -> Result<(Tensor<3>, Tensor<2>)> {
+    fn naive(
+        &self,
+        q: Tensor<3>,
+        latent: Tensor<2>,
+        cu_seqlens: &Tensor<1, Int>,
+        step: &Step,
+    ) -> Result<(Tensor<3>, Tensor<2>)> {
         let ([tokens, heads, _], dn) = (q.dims(), self.qk_nope_head_dim);
         let k_pe = latent.clone().narrow(1, self.kv_lora_rank, self.qk_rope_head_dim);
         let k_pe = k_pe.unsqueeze_dim::<3>(1).expand([tokens, heads, self.qk_rope_head_dim]);
         let latent = latent.narrow(1, 0, self.kv_lora_rank);
-        let kv = self.kv_b_proj.forward(latent).reshape([tokens, heads, dn + self.v_head_dim]);
+        let kv = self.kv_b_proj.forward(latent, step.determinism)?.reshape([tokens, heads, dn + self.v_head_dim]);
         let args = RaggedAttentionArgs {
             q,
             k: Tensor::cat(vec![kv.clone().narrow(2, 0, dn), k_pe], 2),
@@ -298,14 +287,15 @@ impl MultiHeadLatentAttention {
         (out, lse): (Tensor<3>, Tensor<2>),
         q: &Tensor<3>,
         chunk: &PastChunk,
+        step: &Step,
         cache: &PagedCache,
     ) -> Result<(Tensor<3>, Tensor<2>)> {
         let rows = |x: &Tensor<3>| x.clone().slice(s![chunk.tokens.clone(), .., ..]);
-        let (args, options) = self.decode_args(self.absorb(rows(q)), &chunk.keys, false, cache)?;
+        let (args, options) = self.decode_args(self.absorb(rows(q), step), &chunk.keys, false, cache)?;
         let (past_out, past_lse) = mla_decode(args, &options, Some(&chunk.keys.plan))?;
         let (tokens, heads) = (chunk.tokens.len(), self.heads);
         let (merged_out, merged_lse) = merge_state(MergeStateArgs {
-            out_a: self.expand(past_out.reshape([tokens, heads, self.kv_lora_rank])),
+            out_a: self.expand(past_out.reshape([tokens, heads, self.kv_lora_rank]), step),
             lse_a: past_lse.reshape([tokens, heads]),
             out_b: rows(&out),
             lse_b: lse.clone().slice(s![chunk.tokens.clone(), ..]),

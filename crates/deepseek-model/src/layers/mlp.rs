@@ -1,7 +1,8 @@
 use burn::tensor::Tensor;
-use mla_ops::{SharedExperts, swiglu};
+use mla_ops::{Determinism, Rows, SharedExperts, Weight, swiglu};
 
 use super::Linear;
+use crate::Result;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
@@ -9,7 +10,7 @@ use crate::weights::WeightLoader;
 #[derive(Debug, Clone)]
 pub(crate) struct Mlp {
     /// `[2 · I, hidden]`, gate rows first.
-    gate_up_proj: Tensor<2>,
+    gate_up_proj: Weight,
     down_proj: Linear,
 }
 
@@ -38,18 +39,23 @@ impl Mlp {
         let gate_up: Tensor<3> = loader.stacked(&gate_up, [2, intermediate, hidden], Cut::Rows);
         let local = loader.parallel().local(intermediate);
         Self {
-            gate_up_proj: loader.reshape(gate_up, [2 * local, hidden]),
+            gate_up_proj: loader.reshape::<3, 2>(gate_up, [2 * local, hidden]).into(),
             down_proj: Linear::load(loader, &format!("{name}.{}", names.down), [hidden, intermediate], Cut::Columns),
         }
     }
 
     /// As experts that every token passes beside routed ones.
     pub(crate) fn weights(&self) -> SharedExperts {
-        SharedExperts { gate_up: self.gate_up_proj.clone(), down: self.down_proj.weight() }
+        SharedExperts { gate_up: self.gate_up_proj.clone(), down: self.down_proj.weight().clone() }
     }
 
     /// `[N, hidden]` -> `[N, hidden]`.
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.down_proj.forward(swiglu(x, self.gate_up_proj.clone(), None))
+    pub(crate) fn forward<'a, 'r: 'a>(
+        &self,
+        x: impl Into<Rows<'a, 'r>>,
+        determinism: Determinism,
+    ) -> Result<Tensor<2>> {
+        let activations = swiglu(x, &self.gate_up_proj, None, determinism)?;
+        self.down_proj.forward(activations, determinism)
     }
 }

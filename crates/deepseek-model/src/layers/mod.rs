@@ -13,7 +13,7 @@ mod rotary;
 pub(crate) use indexer::Indexer;
 pub(crate) use layer_norm::LayerNorm;
 pub(crate) use linear::Linear;
-pub(crate) use mla::{AttentionInput, MultiHeadLatentAttention};
+pub(crate) use mla::MultiHeadLatentAttention;
 pub(crate) use mlp::Mlp;
 pub(crate) use moe::Moe;
 pub(crate) use moe_v4::MoeV4;

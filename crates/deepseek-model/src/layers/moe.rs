@@ -2,11 +2,11 @@
 
 use burn::tensor::{Bool, Tensor};
 use mla_ops::{
-    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    experts_mlp_add_rms_norm, experts_mlp_add_rms_norm_linear_pair, route_experts,
+    Determinism, ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, Normed,
+    RouteExpertsArgs, RouteExpertsOptions, Routing, StackedWeight, Weight, experts_mlp, linear, route_experts,
 };
 
-use super::{AttentionInput, Mlp, MultiHeadLatentAttention, RmsNorm};
+use super::Mlp;
 use crate::Result;
 use crate::models::deepseek_v3::{DeepseekV3Config, Scoring};
 use crate::parallel::Cut;
@@ -31,26 +31,17 @@ impl Moe {
         }
     }
 
-    /// The residual stream x `[N, hidden]` and what the attention adds to it, with the norm of that sum and the norm behind the
-    /// experts: the sum with the experts, and its norm, with the products that the attention behind it begins with, if there
-    /// is one. Rows that are `padding`, `[N, 1]`, get no routed expert.
-    pub(crate) fn forward_sum(
+    /// The normed residual stream h `[N, hidden]` -> the sum of each token's experts and the shared ones, `[N, hidden]`. Rows
+    /// that are `padding`, `[N, 1]`, get no routed expert.
+    pub(crate) fn forward(
         &self,
-        (x, attention): (Tensor<2>, Tensor<2>),
-        [norm, next_norm]: [&RmsNorm; 2],
-        next: Option<&MultiHeadLatentAttention>,
+        h: &mut Normed<'_>,
         padding: Option<&Tensor<2, Bool>>,
-    ) -> Result<(Tensor<2>, AttentionInput)> {
-        let (x, h, logits) = norm.forward_sum_and_project(x, attention, self.gate.weight.clone())?;
-        let args = self.experts.args(h, self.gate.routing(logits, padding)?, &self.shared_experts);
-        let (limit, weight, eps) = (self.experts.swiglu_limit, next_norm.weight.clone(), next_norm.eps);
-        let Some(next) = next else {
-            let (x, h) = experts_mlp_add_rms_norm(args, limit, x, weight, eps)?;
-            return Ok((x, h.into()));
-        };
-        let projections = next.first_projections();
-        let (sum, x, projected) = experts_mlp_add_rms_norm_linear_pair(args, limit, x, weight, eps, projections)?;
-        Ok((sum, AttentionInput { x, projected: Some(projected) }))
+        determinism: Determinism,
+    ) -> Result<ExpertsSum> {
+        let logits = linear(&mut *h, &self.gate.weight, determinism)?;
+        let routing = self.gate.route(logits, padding)?;
+        self.experts.forward(h.tensor(), routing, &self.shared_experts, determinism)
     }
 }
 
@@ -58,7 +49,7 @@ impl Moe {
 #[derive(Debug, Clone)]
 struct Router {
     /// f32 `[E, hidden]`.
-    weight: Tensor<2>,
+    weight: Weight,
     /// f32 `[E]`: added for the choice only (DeepSeek-V3: `e_score_correction_bias`).
     bias: Option<Tensor<1>>,
     top_k: usize,
@@ -71,7 +62,7 @@ impl Router {
         let sigmoid = config.scoring == Scoring::Sigmoid;
         let limited = config.group_limited && config.topk_group < config.n_group;
         Self {
-            weight: loader.tensor_f32(&format!("{name}.weight"), [experts, config.hidden_size], Cut::Whole),
+            weight: loader.tensor_f32::<2>(&format!("{name}.weight"), [experts, config.hidden_size], Cut::Whole).into(),
             bias: sigmoid.then(|| loader.tensor_f32(&format!("{name}.e_score_correction_bias"), [experts], Cut::Whole)),
             top_k: config.num_experts_per_tok,
             options: RouteExpertsOptions {
@@ -89,16 +80,16 @@ impl Router {
     }
 
     /// Logits f32 `[N, E]`: the experts of each token, of `padding` none.
-    fn routing(&self, logits: Tensor<2>, padding: Option<&Tensor<2, Bool>>) -> Result<Routing> {
+    fn route(&self, logits: Tensor<2>, padding: Option<&Tensor<2, Bool>>) -> Result<Routing> {
         let choice = match &self.bias {
             Some(bias) => ExpertChoice::BiasedScores(self.top_k, bias.clone()),
             None => ExpertChoice::Scores(self.top_k),
         };
-        let (route, options) = (RouteExpertsArgs { logits, choice }, self.options);
-        let Some(padding) = padding else { return Ok(Routing::Scored { route, options }) };
-        let (indices, weights) = route_experts(route, &options)?;
+        let routing = route_experts(RouteExpertsArgs { logits, choice }, &self.options)?;
+        let Some(padding) = padding else { return Ok(routing) };
+        let (indices, weights) = routing.materialise();
         let padding = padding.clone().expand(indices.dims());
-        Ok(Routing::Chosen { indices: indices.mask_fill(padding, -1), weights })
+        Ok(Routing::given(indices.mask_fill(padding, -1), weights))
     }
 }
 
@@ -106,9 +97,9 @@ impl Router {
 #[derive(Debug, Clone)]
 pub(super) struct Experts {
     /// `[E, 2 · I, hidden]`, gate rows first.
-    pub(super) gate_up_proj: Tensor<3>,
+    pub(super) gate_up_proj: StackedWeight,
     /// `[E, hidden, I]`.
-    pub(super) down_proj: Tensor<3>,
+    pub(super) down_proj: StackedWeight,
     /// DeepSeek-V4: bound of the activations.
     pub(super) swiglu_limit: Option<f32>,
 }
@@ -122,15 +113,22 @@ impl Experts {
         let gate_up: Tensor<3> = loader.stacked(&gate_up, [2 * experts, width, hidden], Cut::Experts);
         let local = loader.parallel().local(experts);
         Self {
-            gate_up_proj: loader.reshape(gate_up, [local, 2 * width, hidden]),
-            down_proj: loader.stacked(&down, [experts, hidden, width], Cut::Experts),
+            gate_up_proj: loader.reshape::<3, 3>(gate_up, [local, 2 * width, hidden]).into(),
+            down_proj: loader.stacked::<3>(&down, [experts, hidden, width], Cut::Experts).into(),
             swiglu_limit: None,
         }
     }
 
-    /// x `[N, hidden]`: what the sum of each token's experts and the shared one takes.
-    pub(super) fn args(&self, x: Tensor<2>, routing: Routing, shared: &Mlp) -> ExpertsMlpArgs {
+    /// x `[N, hidden]` -> the sum of each token's experts and the shared ones, `[N, hidden]`.
+    pub(super) fn forward(
+        &self,
+        x: Tensor<2>,
+        routing: Routing,
+        shared: &Mlp,
+        determinism: Determinism,
+    ) -> Result<ExpertsSum> {
         let (gate_up, down) = (self.gate_up_proj.clone(), self.down_proj.clone());
-        ExpertsMlpArgs { x, routing, gate_up, down, shared: Some(shared.weights()) }
+        let args = ExpertsMlpArgs { x, routing, gate_up, down, shared: Some(shared.weights()) };
+        Ok(experts_mlp(args, &ExpertsMlpOptions { limit: self.swiglu_limit, determinism })?)
     }
 }

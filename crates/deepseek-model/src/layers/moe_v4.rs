@@ -1,7 +1,10 @@
 //! Mixture of experts of DeepSeek-V4: square-root-softplus scores, a table for the first layers, clamped activations.
 
 use burn::tensor::{Int, Tensor};
-use mla_ops::{ExpertChoice, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, Routing, experts_mlp, linear};
+use mla_ops::{
+    Determinism, ExpertChoice, ExpertScoring, ExpertsSum, RouteExpertsArgs, RouteExpertsOptions, Routing, Weight,
+    linear, route_experts,
+};
 
 use super::Mlp;
 use super::mlp::MlpNames;
@@ -32,10 +35,14 @@ impl MoeV4 {
     }
 
     /// x `[N, hidden]` and the tokens' ids i32 `[N]` -> `[N, hidden]`.
-    pub(crate) fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
-        let routing = self.gate.forward(x.clone(), input_ids);
-        let args = self.experts.args(x, routing, &self.shared_experts);
-        Ok(experts_mlp(args, self.experts.swiglu_limit)?)
+    pub(crate) fn forward(
+        &self,
+        x: Tensor<2>,
+        input_ids: &Tensor<1, Int>,
+        determinism: Determinism,
+    ) -> Result<ExpertsSum> {
+        let routing = self.gate.forward(x.clone(), input_ids, determinism)?;
+        self.experts.forward(x, routing, &self.shared_experts, determinism)
     }
 }
 
@@ -43,7 +50,7 @@ impl MoeV4 {
 #[derive(Debug, Clone)]
 struct Router {
     /// f32 `[E, hidden]`.
-    weight: Tensor<2>,
+    weight: Weight,
     choice: Choice,
     options: RouteExpertsOptions,
 }
@@ -69,7 +76,7 @@ impl Router {
             }
         };
         Self {
-            weight: loader.tensor_f32(&format!("{name}.weight"), [experts, config.hidden_size], Cut::Whole),
+            weight: loader.tensor_f32::<2>(&format!("{name}.weight"), [experts, config.hidden_size], Cut::Whole).into(),
             choice,
             options: RouteExpertsOptions {
                 scoring: ExpertScoring::SqrtSoftplus,
@@ -81,13 +88,13 @@ impl Router {
     }
 
     /// The experts of each token.
-    fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>) -> Routing {
-        let logits = linear(x, self.weight.clone());
+    fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>, determinism: Determinism) -> Result<Routing> {
+        let logits = linear(x, &self.weight, determinism)?;
         let choice = match &self.choice {
             Choice::Table(table) => ExpertChoice::Given(table.clone().select(0, input_ids.clone())),
             Choice::Scores { bias, top_k } => ExpertChoice::BiasedScores(*top_k, bias.clone()),
         };
-        Routing::Scored { route: RouteExpertsArgs { logits, choice }, options: self.options }
+        Ok(route_experts(RouteExpertsArgs { logits, choice }, &self.options)?)
     }
 }
 
@@ -97,8 +104,8 @@ fn load_experts(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config
     let swiglu_limit = Some(config.swiglu_limit as f32);
     let packed = format!("{name}.gate_up_proj");
     if loader.has(&packed) {
-        let gate_up_proj = loader.tensor(&packed, [experts, 2 * width, hidden], Cut::Experts);
-        let down_proj = loader.tensor(&format!("{name}.down_proj"), [experts, hidden, width], Cut::Experts);
+        let gate_up_proj = loader.tensor::<3>(&packed, [experts, 2 * width, hidden], Cut::Experts).into();
+        let down_proj = loader.tensor::<3>(&format!("{name}.down_proj"), [experts, hidden, width], Cut::Experts).into();
         return Experts { gate_up_proj, down_proj, swiglu_limit };
     }
     let weight = |expert: usize, part: &str| format!("{name}.{expert}.{part}.weight");
@@ -106,6 +113,7 @@ fn load_experts(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config
     let down: Vec<_> = (0..experts).map(|e| weight(e, "w2")).collect();
     let gate_up: Tensor<3> = loader.stacked(&gate_up, [2 * experts, width, hidden], Cut::Experts);
     let local = loader.parallel().local(experts);
-    let gate_up_proj = loader.reshape(gate_up, [local, 2 * width, hidden]);
-    Experts { gate_up_proj, down_proj: loader.stacked(&down, [experts, hidden, width], Cut::Experts), swiglu_limit }
+    let gate_up_proj = loader.reshape::<3, 3>(gate_up, [local, 2 * width, hidden]).into();
+    let down_proj = loader.stacked::<3>(&down, [experts, hidden, width], Cut::Experts).into();
+    Experts { gate_up_proj, down_proj, swiglu_limit }
 }

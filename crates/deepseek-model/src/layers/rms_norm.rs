@@ -1,5 +1,5 @@
 use burn::tensor::Tensor;
-use mla_ops::{add_rms_norm, add_rms_norm_linear, rms_norm};
+use mla_ops::{Normed, Residual, rms_norm};
 
 use crate::Result;
 use crate::parallel::Cut;
@@ -19,24 +19,14 @@ impl RmsNorm {
         Self { weight: loader.tensor_f32(&format!("{name}.weight"), [width], Cut::Whole), eps: eps as f32 }
     }
 
+    /// The norm `[N, width]` of the residual stream, computed where it is read.
+    pub(crate) fn forward<'r>(&self, residual: &'r mut Residual) -> Result<Normed<'r>> {
+        Ok(residual.norm(&self.weight, self.eps)?)
+    }
+
     /// `[N, width]` -> `[N, width]`, in the dtype of x.
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+    pub(crate) fn apply(&self, x: Tensor<2>) -> Result<Tensor<2>> {
         Ok(rms_norm(x, self.weight.clone(), self.eps)?)
-    }
-
-    /// The sum of the residual stream `[N, width]` and what a part of a layer computed, and its norm.
-    pub(crate) fn forward_sum(&self, x: Tensor<2>, part: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
-        Ok(add_rms_norm(x, part, self.weight.clone(), self.eps)?)
-    }
-
-    /// The same, and the products f32 `[N, out]` of the norm with a weight f32 `[out, width]`.
-    pub(crate) fn forward_sum_and_project(
-        &self,
-        x: Tensor<2>,
-        part: Tensor<2>,
-        weight: Tensor<2>,
-    ) -> Result<(Tensor<2>, Tensor<2>, Tensor<2>)> {
-        Ok(add_rms_norm_linear(x, part, self.weight.clone(), self.eps, weight)?)
     }
 }
 

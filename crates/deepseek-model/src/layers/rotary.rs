@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use mla_ops::{
-    RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, linear_by_head, rms_norm, rope_write,
+    Determinism, RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, linear_by_head, rms_norm, rope_write,
     rope_write_absorb, write_latent,
 };
 
@@ -81,14 +81,14 @@ impl Rotation {
         q: Tensor<3>,
         latent: Tensor<2>,
         norm: &RmsNorm,
-        weight: Tensor<3>,
+        (weight, determinism): (Tensor<3>, Determinism),
         target: (Tensor<3>, Tensor<1, Int>),
     ) -> std::result::Result<(Tensor<3>, Tensor<3>), Box<WriteLatentError>> {
         if self.interleaved {
-            return rope_write_absorb(self.args(q, latent, norm, target), weight);
+            return rope_write_absorb(self.args(q, latent, norm, target), weight, determinism);
         }
         let RopeWritten { q, cache, .. } = self.turn_and_write(q, latent, norm, target)?;
-        Ok((linear_by_head(q, weight), cache))
+        Ok((linear_by_head(q, weight, determinism), cache))
     }
 
     fn args(

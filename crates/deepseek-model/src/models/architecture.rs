@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use mla_ops::{MlaDecodeProblem, Path};
+use mla_ops::{Determinism, MlaDecodeProblem, Path};
 
 use crate::Result;
 use crate::cache::{CacheSize, ModelCache};
@@ -75,13 +75,19 @@ pub(crate) trait Model: Debug + Send + Sync {
     ///
     /// # Errors
     /// An operation that refuses its arguments, or a cache that is another model's or does not know a request.
-    fn forward(&self, chunks: &[Chunk], cache: &mut ModelCache, observe: Option<Observer<'_>>) -> Result<Tensor<2>>;
+    fn forward(
+        &self,
+        chunks: &[Chunk],
+        cache: &mut ModelCache,
+        determinism: Determinism,
+        observe: Option<Observer<'_>>,
+    ) -> Result<Tensor<2>>;
 
     /// Logits `[N, vocab]` of final hidden states `[N, hidden]`.
     ///
     /// # Errors
     /// As [`Self::forward`].
-    fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>>;
+    fn logits(&self, hidden: Tensor<2>, determinism: Determinism) -> Result<Tensor<2>>;
 
     /// What the attention of a decode step of so many requests is, with a cache of `dtype`.
     fn decode_problem(&self, batch: usize, page_size: usize, dtype: FloatDType) -> MlaDecodeProblem;

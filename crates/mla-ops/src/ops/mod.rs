@@ -6,43 +6,51 @@
 
 mod argmax;
 mod compress_kv;
-mod experts;
+mod experts_mlp;
 mod kv_indices;
 mod lightning_index;
 mod linear;
+mod linear_by_head;
 mod matmul;
 mod merge_state;
 mod mla_decode;
 mod mla_plan;
-mod norm_linear;
 mod norm_rope;
 mod page_table;
 mod ragged_attention;
+mod residual_norm;
+mod rms_norm;
 mod rope_write;
+mod route_experts;
+mod small_batch;
 mod sparse_mla;
+mod swiglu;
 mod vertical_slash_attention;
 mod vertical_slash_index;
 mod write_latent;
 
 pub use argmax::argmax;
 pub use compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
-pub use experts::{
-    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    SharedExperts, experts_mlp, experts_mlp_add_rms_norm, experts_mlp_add_rms_norm_linear_pair, route_experts,
-};
+pub use experts_mlp::{ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, SharedExperts, experts_mlp};
 pub use kv_indices::{KvIndices, kv_indices};
 pub use lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
-pub use linear::{linear, linear_by_head, linear_pair, swiglu};
+pub use linear::{linear, linear_pair};
+pub use linear_by_head::linear_by_head;
 pub use matmul::matmul;
 pub use merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode, mla_decode_project};
 pub use mla_plan::{MlaPlan, MlaPlanArgs, Splits, mla_plan};
-pub use norm_linear::add_rms_norm_linear;
-pub use norm_rope::{NormRopeArgs, NormRopeOptions, add_rms_norm, norm_rope, rms_norm};
+pub use norm_rope::{NormRopeArgs, NormRopeOptions, norm_rope};
 pub use page_table::{PagedBatchArgs, page_table};
 pub use ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
+pub use residual_norm::{Addend, Normed, Residual, Rows, residual_norm};
+pub use rms_norm::rms_norm;
 pub use rope_write::{RopeWriteArgs, RopeWritten, rope_write, rope_write_absorb};
+pub use route_experts::{
+    ExpertChoice, ExpertGroups, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, Routing, route_experts,
+};
 pub use sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseParts, SparseScope, sparse_mla, sparse_mla_parts};
+pub use swiglu::swiglu;
 pub use vertical_slash_attention::{
     PackedVerticalSlashArgs, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions,
     packed_vertical_slash_attention, vertical_slash_attention,

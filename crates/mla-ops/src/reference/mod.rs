@@ -4,13 +4,9 @@
 //! Inputs are validated by the public functions. Lengths and page lists are read back to the host, so that only the
 //! pages in use are touched; each sequence is computed on its own, so that its result does not depend on its neighbours.
 
-mod experts;
-mod norm_rope;
 pub(crate) mod rows;
 mod softmax;
 
-pub(crate) use experts::{choose_experts, experts_mlp, weigh_experts};
-pub(crate) use norm_rope::norm_rope;
 pub(crate) use softmax::softmax_values;
 
 use burn::backend::{Flex, tensor::FloatTensor};

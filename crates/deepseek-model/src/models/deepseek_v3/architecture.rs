@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
-use mla_ops::{MlaDecodeProblem, Path};
+use mla_ops::{Determinism, MlaDecodeProblem, Path};
 
 use super::buffers::StepBuffers;
 use super::config::DeepseekV3Config;
@@ -62,13 +62,19 @@ impl Model for DeepseekV3 {
         Ok(ModelCache::new(PagedCache::new(config, &self.device)?))
     }
 
-    fn forward(&self, chunks: &[Chunk], cache: &mut ModelCache, observe: Option<Observer<'_>>) -> Result<Tensor<2>> {
+    fn forward(
+        &self,
+        chunks: &[Chunk],
+        cache: &mut ModelCache,
+        determinism: Determinism,
+        observe: Option<Observer<'_>>,
+    ) -> Result<Tensor<2>> {
         let cache = cache.get_mut()?;
-        self.forward(&self.step(chunks, cache)?, cache, observe)
+        self.forward(&self.step(chunks, cache, determinism)?, cache, observe)
     }
 
-    fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
-        self.logits(hidden)
+    fn logits(&self, hidden: Tensor<2>, determinism: Determinism) -> Result<Tensor<2>> {
+        self.logits(hidden, determinism)
     }
 
     fn decode_problem(&self, batch: usize, page_size: usize, dtype: FloatDType) -> MlaDecodeProblem {
@@ -126,7 +132,7 @@ impl BufferedStep for DecodeStep<'_> {
 
     fn logits(&self, cache: &mut ModelCache) -> Result<Tensor<2>> {
         let step = self.buffers.step(&self.model.config, self.model.heads())?;
-        self.model.logits(self.model.forward(&step, cache.get_mut()?, None)?)
+        self.model.logits(self.model.forward(&step, cache.get_mut()?, None)?, step.determinism)
     }
 
     #[cfg(all(test, feature = "_gpu"))]

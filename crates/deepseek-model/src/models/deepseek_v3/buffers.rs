@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Int, Tensor, s};
 use mla_ops::cache::PagedCache;
-use mla_ops::{MlaPlanArgs, Splits, mla_plan};
+use mla_ops::{Determinism, MlaPlanArgs, Splits, mla_plan};
 
 use super::config::DeepseekV3Config;
 use super::step::{IndexedKeys, Keys, PagedKeys, Step};
@@ -97,7 +97,7 @@ impl StepBuffers {
         };
         let rotation = self.rotations.select(seq_lens.clone());
         let padding = (batch > 1).then(|| seq_lens.equal_elem(0).reshape([batch, 1]));
-        Ok(Step { input_ids, slots, rotation, keys, padding })
+        Ok(Step { determinism: Determinism::Fast, input_ids, slots, rotation, keys, padding })
     }
 }
 

@@ -3,11 +3,12 @@
 
 use burn::tensor::{Device, Tensor};
 use mla_ops::cache::PagedCache;
+use mla_ops::{Addend, Determinism, Normed, Residual};
 
 use super::config::DeepseekV3Config;
 use super::step::Step;
 use crate::Result;
-use crate::layers::{AttentionInput, Linear, Mlp, Moe, MultiHeadLatentAttention, RmsNorm, RotaryEmbedding};
+use crate::layers::{Linear, Mlp, Moe, MultiHeadLatentAttention, RmsNorm, RotaryEmbedding};
 use crate::models::architecture::{Hidden, Observer};
 use crate::parallel::{Cut, Parallel};
 use crate::step::Chunk;
@@ -64,8 +65,8 @@ impl DeepseekV3 {
     }
 
     /// The inputs of a forward pass over the new tokens of some requests.
-    pub(super) fn step(&self, chunks: &[Chunk], cache: &PagedCache) -> Result<Step> {
-        Step::new(chunks, cache, &self.rotary, (&self.config, self.heads()), &self.device)
+    pub(super) fn step(&self, chunks: &[Chunk], cache: &PagedCache, determinism: Determinism) -> Result<Step> {
+        Step::new(chunks, cache, &self.rotary, (&self.config, self.heads()), determinism, &self.device)
     }
 
     /// The final hidden states `[N, hidden]` of a step, normed. The latents of its tokens are in the cache afterwards.
@@ -75,21 +76,18 @@ impl DeepseekV3 {
         cache: &mut PagedCache,
         mut observe: Option<Observer<'_>>,
     ) -> Result<Tensor<2>> {
-        let mut x = self.embed_tokens.clone().select(0, step.input_ids.clone());
+        let embeddings = self.embed_tokens.clone().select(0, step.input_ids.clone());
         if let Some(observe) = &mut observe {
-            observe(Hidden::Embedding, &x);
+            observe(Hidden::Embedding, &embeddings);
         }
-        // A layer ends with the norm of the next one, and may end with what that computes first.
-        let norm = |layer: usize| self.layers.get(layer).map_or(&self.norm, |layer| &layer.input_layernorm);
-        let mut h = AttentionInput::from(norm(0).forward(x.clone())?);
+        let mut residual = Residual::new(embeddings);
         for (number, layer) in self.layers.iter().enumerate() {
-            let next = self.layers.get(number + 1).map(|layer| &layer.self_attn);
-            (x, h) = layer.forward(x, h, (norm(number + 1), next), step, cache)?;
+            layer.forward(&mut residual, step, cache)?;
             if let Some(observe) = &mut observe {
-                observe(Hidden::Layer(number), &x);
+                observe(Hidden::Layer(number), &residual.tensor());
             }
         }
-        let h = h.x;
+        let h = self.norm.forward(&mut residual)?.tensor();
         if let Some(observe) = &mut observe {
             observe(Hidden::FinalNorm, &h);
         }
@@ -97,8 +95,8 @@ impl DeepseekV3 {
     }
 
     /// Logits `[N, vocab]` of final hidden states `[N, hidden]`.
-    pub(super) fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
-        self.parallel.all_gather(self.lm_head.forward(hidden))
+    pub(super) fn logits(&self, hidden: Tensor<2>, determinism: Determinism) -> Result<Tensor<2>> {
+        self.parallel.all_gather(self.lm_head.forward(hidden, determinism)?)
     }
 }
 
@@ -120,25 +118,23 @@ impl DecoderLayer {
         }
     }
 
-    /// The residual stream x and its normed form h become those after this layer, with the norm of the next one and for its
-    /// attention, if there is one.
-    fn forward(
-        &self,
-        x: Tensor<2>,
-        h: AttentionInput,
-        (next_norm, next): (&RmsNorm, Option<&MultiHeadLatentAttention>),
-        step: &Step,
-        cache: &mut PagedCache,
-    ) -> Result<(Tensor<2>, AttentionInput)> {
-        let attention = self.parallel.all_reduce(self.self_attn.forward(h, step, cache)?)?;
-        let norm = &self.post_attention_layernorm;
-        match &self.mlp {
-            FeedForward::Dense(mlp) => {
-                let (x, h) = norm.forward_sum(x, attention)?;
-                let (x, h) = next_norm.forward_sum(x, self.parallel.all_reduce(mlp.forward(h))?)?;
-                Ok((x, h.into()))
-            }
-            FeedForward::Moe(moe) => moe.forward_sum((x, attention), [norm, next_norm], next, step.padding.as_ref()),
-        }
+    /// Adds attention and experts to the residual stream `[N, hidden]`.
+    fn forward(&self, residual: &mut Residual, step: &Step, cache: &mut PagedCache) -> Result<()> {
+        let mut h = self.input_layernorm.forward(residual)?;
+        let attention = self.self_attn.forward(&mut h, step, cache)?;
+        residual.add(self.parallel.all_reduce(attention)?)?;
+        let mut h = self.post_attention_layernorm.forward(residual)?;
+        let experts = self.mlp.forward(&mut h, step)?;
+        Ok(residual.add(self.parallel.all_reduce(experts)?)?)
+    }
+}
+
+impl FeedForward {
+    /// The normed residual stream h `[N, hidden]` -> what is added to the stream.
+    fn forward(&self, h: &mut Normed<'_>, step: &Step) -> Result<Addend> {
+        Ok(match self {
+            Self::Dense(mlp) => mlp.forward(h, step.determinism)?.into(),
+            Self::Moe(moe) => moe.forward(h, step.padding.as_ref(), step.determinism)?.into(),
+        })
     }
 }

@@ -4,9 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{Bool, Device, Int, Tensor};
 use mla_ops::cache::{PagedCache, RequestId};
-use mla_ops::{
-    MlaPlan, MlaPlanArgs, Splits, WriteLatentArgs, WriteLatentError, is_batch_invariant, mla_plan, write_latent,
-};
+use mla_ops::{Determinism, MlaPlan, MlaPlanArgs, Splits, WriteLatentArgs, WriteLatentError, mla_plan, write_latent};
 
 use super::config::DeepseekV3Config;
 use crate::Result;
@@ -16,6 +14,8 @@ use crate::step::{Chunk, ints};
 /// The inputs of a forward pass, on the device.
 #[derive(Debug)]
 pub(crate) struct Step {
+    /// Whether a token's bits may depend on the others.
+    pub(crate) determinism: Determinism,
     /// i32 `[N]`.
     pub(crate) input_ids: Tensor<1, Int>,
     /// i32 `[N]`.
@@ -86,6 +86,7 @@ impl Step {
         cache: &PagedCache,
         rotary: &RotaryEmbedding,
         (config, heads): (&DeepseekV3Config, usize),
+        determinism: Determinism,
         device: &Device,
     ) -> Result<Self> {
         let mut positions = Vec::new();
@@ -96,7 +97,7 @@ impl Step {
         let ids = chunks.iter().flat_map(|chunk| chunk.tokens.iter().map(|&id| id as i32)).collect();
         let slots = chunks.iter().flat_map(|chunk| chunk.slots.iter().copied()).collect();
         let longest = positions.iter().max().map_or(0, |position| position + 1);
-        let one_form = is_batch_invariant();
+        let one_form = determinism.is_batch_invariant();
         let keys = if config.indexer.is_some_and(|indexer| one_form || longest > indexer.topk) {
             Keys::Indexed(IndexedKeys::new(chunks, &positions, cache, device)?)
         } else {
@@ -104,11 +105,12 @@ impl Step {
             let alone = chunks.iter().take_while(|chunk| one_form || chunk.tokens.len() == 1).count();
             let (alone, longer) = chunks.split_at(alone);
             Keys::All {
-                single: single_keys(alone, &positions, cache, heads, device)?,
+                single: single_keys(alone, &positions, cache, (heads, determinism), device)?,
                 new: new_keys(longer, cache, heads, device)?,
             }
         };
         Ok(Self {
+            determinism,
             input_ids: ints(ids, device),
             slots: ints(slots, device),
             rotation: rotary.at(&positions, device),
@@ -148,7 +150,7 @@ impl Step {
         weight: Tensor<3>,
     ) -> Result<Tensor<3>> {
         let target = (cache.take_pool(pool)?, self.slots.clone());
-        let written = self.rotation.turn_write_and_absorb(q, latent, norm, weight, target);
+        let written = self.rotation.turn_write_and_absorb(q, latent, norm, (weight, self.determinism), target);
         put_back(cache, pool, written.map(|(q, pool)| (pool, q)))
     }
 }
@@ -176,7 +178,7 @@ fn single_keys(
     chunks: &[Chunk],
     positions: &[usize],
     cache: &PagedCache,
-    heads: usize,
+    (heads, determinism): (usize, Determinism),
     device: &Device,
 ) -> Result<Option<PagedKeys>> {
     let owners: Vec<RequestId> = chunks.iter().flat_map(|chunk| vec![chunk.request; chunk.tokens.len()]).collect();
@@ -184,7 +186,10 @@ fn single_keys(
         return Ok(None);
     }
     let seq_lens = positions[..owners.len()].iter().map(|&position| position + 1).collect();
-    let splits = if is_batch_invariant() { Splits::Tokens(SPLIT_TOKENS) } else { Splits::Auto };
+    let splits = match determinism {
+        Determinism::BatchInvariant => Splits::Tokens(SPLIT_TOKENS),
+        Determinism::Fast => Splits::Auto,
+    };
     let reader = Reader { query_len: 1, heads, splits };
     Ok(Some(PagedKeys::new(&owners, seq_lens, reader, cache, device)?))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Tensor};
-use mla_ops::{MlaDecodeProblem, Path};
+use mla_ops::{Determinism, MlaDecodeProblem, Path};
 
 use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
@@ -52,13 +52,19 @@ impl Model for DeepseekV4 {
         Ok(ModelCache::new(V4Cache::new(&self.config, size, dtype, &self.device)?))
     }
 
-    fn forward(&self, chunks: &[Chunk], cache: &mut ModelCache, observe: Option<Observer<'_>>) -> Result<Tensor<2>> {
+    fn forward(
+        &self,
+        chunks: &[Chunk],
+        cache: &mut ModelCache,
+        determinism: Determinism,
+        observe: Option<Observer<'_>>,
+    ) -> Result<Tensor<2>> {
         let cache = cache.get_mut()?;
-        self.forward(&self.step(chunks, cache)?, cache, observe)
+        self.forward(&self.step(chunks, cache, determinism)?, cache, observe)
     }
 
-    fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
-        self.logits(hidden)
+    fn logits(&self, hidden: Tensor<2>, determinism: Determinism) -> Result<Tensor<2>> {
+        self.logits(hidden, determinism)
     }
 
     fn decode_problem(&self, batch: usize, _page_size: usize, dtype: FloatDType) -> MlaDecodeProblem {

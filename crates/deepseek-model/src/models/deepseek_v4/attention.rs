@@ -2,7 +2,7 @@
 
 use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::{
-    IndexForm, LightningIndexArgs, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope,
+    Determinism, IndexForm, LightningIndexArgs, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope,
     lightning_index, matmul, sparse_mla,
 };
 
@@ -98,10 +98,11 @@ impl SharedKvAttention {
             Compression::None => &step.rotation,
             _ => &step.compress_rotation,
         };
-        let q_latent = self.q_norm.forward(self.wq_a.forward(x.clone()))?;
-        let q = self.wq_b.forward(q_latent.clone()).reshape([tokens, self.heads, self.head_dim]);
+        let determinism = step.determinism;
+        let q_latent = self.q_norm.apply(self.wq_a.forward(x.clone(), determinism)?)?;
+        let q = self.wq_b.forward(q_latent.clone(), determinism)?.reshape([tokens, self.heads, self.head_dim]);
         let q = rotation.norm_and_apply(q, None, self.norm_eps)?;
-        let kv = self.wkv.forward(x.clone()).unsqueeze_dim(1);
+        let kv = self.wkv.forward(x.clone(), determinism)?.unsqueeze_dim(1);
         let kv = rotation.norm_and_apply(kv, Some(self.kv_norm.clone()), self.norm_eps)?.squeeze_dim(1);
         let scope = self.window(kv, step, cache)?;
         let second = match step.entries(self.spec) {
@@ -111,8 +112,9 @@ impl SharedKvAttention {
         let q = q.unsqueeze_dim(1);
         let args = SparseMlaArgs { q, scope, second, sink: Some(self.attn_sink.clone()) };
         let softmax_scale = (self.head_dim as f32).sqrt().recip();
-        let (out, _) = sparse_mla(args, &SparseMlaOptions { value_width: self.head_dim, softmax_scale })?;
-        Ok(self.project_output(rotation.invert(out.squeeze_dim(1))?))
+        let options = SparseMlaOptions { value_width: self.head_dim, softmax_scale, determinism };
+        let (out, _) = sparse_mla(args, &options)?;
+        self.project_output(rotation.invert(out.squeeze_dim(1))?, determinism)
     }
 
     /// The last tokens and the new ones, whose keys kv `[N, d]` go into the state.
@@ -136,12 +138,12 @@ impl SharedKvAttention {
     }
 
     /// Heads in groups, each group through a projection of its own, then all through one: `[N, H, d]` -> `[N, hidden]`.
-    fn project_output(&self, out: Tensor<3>) -> Tensor<2> {
+    fn project_output(&self, out: Tensor<3>, determinism: Determinism) -> Result<Tensor<2>> {
         let [tokens, ..] = out.dims();
         let [groups, group_width, rank] = self.wo_a.dims();
         let by_group = out.reshape([tokens, groups, group_width]).swap_dims(0, 1);
-        let low = matmul(by_group, self.wo_a.clone()).swap_dims(0, 1);
-        self.wo_b.forward(low.reshape([tokens, groups * rank]))
+        let low = matmul(by_group, self.wo_a.clone(), determinism)?.swap_dims(0, 1);
+        self.wo_b.forward(low.reshape([tokens, groups * rank]), determinism)
     }
 }
 
@@ -223,8 +225,9 @@ impl Indexer {
         cache: &V4Cache,
     ) -> Result<Tensor<3, Int>> {
         let [tokens, _] = x.dims();
-        let q = self.wq_b.forward(q_latent).reshape([tokens, self.heads, self.width]);
-        let weights = self.weights_proj.forward(x).cast(FloatDType::F32) / (self.heads as f64).sqrt();
+        let q = self.wq_b.forward(q_latent, step.determinism)?.reshape([tokens, self.heads, self.width]);
+        let weights =
+            self.weights_proj.forward(x, step.determinism)?.cast(FloatDType::F32) / (self.heads as f64).sqrt();
         let args = LightningIndexArgs {
             q: step.compress_rotation.apply(q)?.unsqueeze_dim(1),
             keys: cache.entries().pool(self.compressor.pool())?,

@@ -59,7 +59,7 @@ impl Compressor {
         let dtype = FloatDType::from(x.dtype());
         let state = State::Carried(self.number);
         let args = CompressKvArgs {
-            kv_gates: self.kv_gates.forward(x).cast(FloatDType::F32),
+            kv_gates: self.kv_gates.forward(x, step.determinism)?.cast(FloatDType::F32),
             state: cache.take(state)?,
             state_rows: step.state_rows.clone(),
             state_slots: entries.carried_slots.clone(),

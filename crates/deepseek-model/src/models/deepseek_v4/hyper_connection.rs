@@ -1,9 +1,10 @@
 //! Manifold-constrained hyper-connections: several residual streams, mixed by doubly stochastic matrices (DeepSeek-V4).
 
 use burn::tensor::{FloatDType, Tensor, activation};
-use mla_ops::matmul;
+use mla_ops::{Determinism, matmul};
 
 use super::config::DeepseekV4Config;
+use crate::Result;
 use crate::layers::unit_rms;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
@@ -49,15 +50,16 @@ impl HyperConnection {
     }
 
     /// The block's input `[N, D]` from the streams `[N, n, D]`, and how its output will be mixed in.
-    pub(crate) fn read(&self, streams: &Tensor<3>) -> (Tensor<2>, Mixing) {
+    pub(crate) fn read(&self, streams: &Tensor<3>, determinism: Determinism) -> Result<(Tensor<2>, Mixing)> {
         let dtype = FloatDType::from(streams.dtype());
         let [tokens, n, _] = streams.dims();
         let x = streams.clone().cast(FloatDType::F32);
-        let z = matmul(flat_norm(&x, self.norm_eps), self.weight.clone()) * self.scale.clone() + self.base.clone();
+        let z = matmul(flat_norm(&x, self.norm_eps), self.weight.clone(), determinism)?;
+        let z = z * self.scale.clone() + self.base.clone();
         let pre = activation::sigmoid(z.clone().narrow(1, 0, n)) + self.eps;
         let post = activation::sigmoid(z.clone().narrow(1, n, n)) * 2.0;
         let comb = self.doubly_stochastic(z.narrow(1, 2 * n, n * n).reshape([tokens, n, n]));
-        (collapse(x, pre).cast(dtype), Mixing { post: post.reshape([tokens, n, 1]), comb })
+        Ok((collapse(x, pre).cast(dtype), Mixing { post: post.reshape([tokens, n, 1]), comb }))
     }
 
     /// Sinkhorn-Knopp: rows and columns are normalised alternately. The softmax is the first of the rows, columns come last.
@@ -74,11 +76,11 @@ impl HyperConnection {
 
 impl Mixing {
     /// The streams `[N, n, D]` after a block with the output `[N, D]`.
-    pub(crate) fn write(self, streams: Tensor<3>, output: Tensor<2>) -> Tensor<3> {
+    pub(crate) fn write(self, streams: Tensor<3>, output: Tensor<2>, determinism: Determinism) -> Result<Tensor<3>> {
         let dtype = FloatDType::from(streams.dtype());
-        let kept = matmul(self.comb.swap_dims(1, 2), streams.cast(FloatDType::F32));
+        let kept = matmul(self.comb.swap_dims(1, 2), streams.cast(FloatDType::F32), determinism)?;
         let added = self.post * output.cast(FloatDType::F32).unsqueeze_dim::<3>(1);
-        (kept + added).cast(dtype)
+        Ok((kept + added).cast(dtype))
     }
 }
 
@@ -109,11 +111,12 @@ impl HyperHead {
     }
 
     /// `[N, n, D]` -> `[N, D]`.
-    pub(crate) fn forward(&self, streams: Tensor<3>) -> Tensor<2> {
+    pub(crate) fn forward(&self, streams: Tensor<3>, determinism: Determinism) -> Result<Tensor<2>> {
         let dtype = FloatDType::from(streams.dtype());
         let x = streams.cast(FloatDType::F32);
-        let z = matmul(flat_norm(&x, self.norm_eps), self.weight.clone()) * self.scale.clone() + self.base.clone();
-        collapse(x, activation::sigmoid(z) + self.eps).cast(dtype)
+        let z = matmul(flat_norm(&x, self.norm_eps), self.weight.clone(), determinism)?;
+        let z = z * self.scale.clone() + self.base.clone();
+        Ok(collapse(x, activation::sigmoid(z) + self.eps).cast(dtype))
     }
 }
 
@@ -217,8 +220,8 @@ mod tests {
             sinkhorn_iters: 4,
         };
         let streams = tensor(&x, [tokens, N, WIDTH]);
-        let (input, mixing) = connection.read(&streams);
-        let after = mixing.write(streams, tensor(&output, [tokens, WIDTH]));
+        let (input, mixing) = connection.read(&streams, Determinism::Fast).unwrap();
+        let after = mixing.write(streams, tensor(&output, [tokens, WIDTH]), Determinism::Fast).unwrap();
         let expected: Vec<(Vec<f64>, Vec<f64>)> = (0..tokens)
             .map(|t| oracle(&x[t * flat..][..flat], &weight, &scale, &base, &output[t * WIDTH..][..WIDTH]))
             .collect();

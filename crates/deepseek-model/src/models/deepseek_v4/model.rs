@@ -1,6 +1,7 @@
 //! DeepSeek-V4: hyper-connected streams, attention over a window and compressed entries, clamped experts.
 
 use burn::tensor::{Device, Tensor};
+use mla_ops::Determinism;
 
 use super::attention::SharedKvAttention;
 use super::cache::V4Cache;
@@ -61,8 +62,9 @@ impl DeepseekV4 {
     }
 
     /// The inputs of a forward pass over the new tokens of some requests; their states count them as computed.
-    pub(super) fn step(&self, chunks: &[Chunk], cache: &mut V4Cache) -> Result<V4Step> {
-        V4Step::new(chunks, cache, &self.rotary, &self.compress_rotary, &self.config, &self.device)
+    pub(super) fn step(&self, chunks: &[Chunk], cache: &mut V4Cache, determinism: Determinism) -> Result<V4Step> {
+        let rotary = [&self.rotary, &self.compress_rotary];
+        V4Step::new(chunks, cache, rotary, &self.config, determinism, &self.device)
     }
 
     /// The final hidden states `[N, hidden]` of a step, normed. The cache has taken in the tokens afterwards; after an error
@@ -88,16 +90,16 @@ impl DeepseekV4 {
             x = layer.forward(x, step, cache)?;
             look(Hidden::Layer(number), &|| x.clone().reshape([tokens, streams * hidden]));
         }
-        let x = self.hc_head.forward(x);
+        let x = self.hc_head.forward(x, step.determinism)?;
         look(Hidden::HyperHead, &|| x.clone());
-        let x = self.norm.forward(x)?;
+        let x = self.norm.apply(x)?;
         look(Hidden::FinalNorm, &|| x.clone());
         Ok(x)
     }
 
     /// Logits `[N, vocab]` of final hidden states `[N, hidden]`.
-    pub(super) fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
-        self.parallel.all_gather(self.head.forward(hidden))
+    pub(super) fn logits(&self, hidden: Tensor<2>, determinism: Determinism) -> Result<Tensor<2>> {
+        self.parallel.all_gather(self.head.forward(hidden, determinism)?)
     }
 }
 
@@ -117,11 +119,12 @@ impl DecoderLayer {
     }
 
     fn forward(&self, x: Tensor<3>, step: &V4Step, cache: &mut V4Cache) -> Result<Tensor<3>> {
-        let (h, mixing) = self.hc_attn.read(&x);
-        let attention = self.attn.forward(self.attn_norm.forward(h)?, step, cache)?;
-        let x = mixing.write(x, self.parallel.all_reduce(attention)?);
-        let (h, mixing) = self.hc_ffn.read(&x);
-        let experts = self.ffn.forward(self.ffn_norm.forward(h)?, &step.input_ids)?;
-        Ok(mixing.write(x, self.parallel.all_reduce(experts)?))
+        let determinism = step.determinism;
+        let (h, mixing) = self.hc_attn.read(&x, determinism)?;
+        let attention = self.attn.forward(self.attn_norm.apply(h)?, step, cache)?;
+        let x = mixing.write(x, self.parallel.all_reduce(attention)?.materialise(), determinism)?;
+        let (h, mixing) = self.hc_ffn.read(&x, determinism)?;
+        let experts = self.ffn.forward(self.ffn_norm.apply(h)?, &step.input_ids, determinism)?;
+        mixing.write(x, self.parallel.all_reduce(experts)?.materialise(), determinism)
     }
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use mla_ops::Determinism;
 use mla_ops::cache::PagedCache;
 
 use super::cache::{Place, V4Cache};
@@ -15,6 +16,8 @@ use crate::step::{Chunk, ints};
 /// The inputs of a forward pass, on the device: `B` sequences with `N` new tokens in all.
 #[derive(Debug)]
 pub(crate) struct V4Step {
+    /// Whether a token's bits may depend on the others.
+    pub(crate) determinism: Determinism,
     /// i32 `[N]`.
     pub(crate) input_ids: Tensor<1, Int>,
     /// Of the layers without compression.
@@ -86,9 +89,9 @@ impl V4Step {
     pub(crate) fn new(
         chunks: &[Chunk],
         cache: &mut V4Cache,
-        rotary: &PartialRotary,
-        compress_rotary: &PartialRotary,
+        [rotary, compress_rotary]: [&PartialRotary; 2],
         config: &DeepseekV4Config,
+        determinism: Determinism,
         device: &Device,
     ) -> Result<Self> {
         let mut batch = Batch { sequences: Vec::new(), device };
@@ -112,6 +115,7 @@ impl V4Step {
             }
         }
         Ok(Self {
+            determinism,
             input_ids: ints(ids, device),
             rotation: rotary.at(&positions, device),
             compress_rotation: compress_rotary.at(&positions, device),

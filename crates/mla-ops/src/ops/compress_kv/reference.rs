@@ -6,9 +6,9 @@ use burn::tensor::{DType, Tensor};
 
 use super::CompressKvOptions;
 use super::backend::{BackendCompressor, BackendTokens, CompressKvBackend};
-use crate::backend::NormRopeSpec;
 use crate::independent::map_independent;
-use crate::reference::{IntoFlex, host, norm_rope, tensor};
+use crate::ops::norm_rope::reference::{Norm, Rope, norm_rope};
+use crate::reference::{IntoFlex, host, tensor};
 
 impl CompressKvBackend for Flex {
     fn compress_kv(tokens: BackendTokens<Self>, compressor: BackendCompressor<Self>) -> FloatTensor<Self> {
@@ -153,8 +153,7 @@ impl Compressor {
             _ => angles.clone().slice([b..b + 1, 0..windows, 0..pairs]).reshape([windows, pairs]),
         };
         let tables = [of_entries(&self.cos), of_entries(&self.sin)];
-        let norm_eps = Some(self.options.norm_eps);
-        let spec = NormRopeSpec { norm_eps, norm_turned: true, weighted: true, pairs, inverse: false };
-        norm_rope(x.unsqueeze_dim(1), Some(self.norm_weight.clone()), Some(tables), &spec).squeeze_dim(1)
+        let norm = Norm::Weighted(self.norm_weight.clone(), self.options.norm_eps);
+        norm_rope(x.unsqueeze_dim(1), norm, Rope::Tables(tables, false), true).squeeze_dim(1)
     }
 }

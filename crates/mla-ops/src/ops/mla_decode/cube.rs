@@ -6,7 +6,7 @@ use mla_kernels::mla_decode::{self as kernels, DecodeArgs, DecodeError, DecodeKe
 use super::backend::{BackendDecode, MlaDecodeBackend};
 use super::{MlaDecodeOptions, MlaDecodeProblem};
 use crate::check::Check;
-use crate::cube::experts::by_head_args;
+use crate::ops::linear_by_head::cube::by_head_args;
 use crate::tensors::{buffers, contiguous, dims, elem, empty, evenly_spaced, launched, row_stride};
 use crate::{MlaError, Path};
 

@@ -11,11 +11,12 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use self::backend::{BackendDecode, DecodeSpec, MlaDecodeBackend};
-use super::linear::linear_by_head;
+use super::linear_by_head::linear_by_head;
 use super::mla_plan::{MlaPlan, MlaPlanArgs};
+use crate::device::has_kernels;
 use crate::dispatch::tensors;
 use crate::path::Path;
-use crate::{MlaError, Splits};
+use crate::{Determinism, MlaError, Splits};
 
 const OP: &str = "mla_decode";
 
@@ -95,6 +96,7 @@ pub fn mla_decode_project(
     options: &MlaDecodeOptions,
     plan: Option<&MlaPlan>,
     value_proj: Tensor<3>,
+    determinism: Determinism,
 ) -> Result<Tensor<4>, MlaError> {
     let [batch, query_len, heads, _] = args.q.dims();
     let (rank, [_, outputs, _]) = (options.value_width, value_proj.dims());
@@ -103,9 +105,9 @@ pub fn mla_decode_project(
     let words = || format!("[H, dv, Dv] with H = {heads}, Dv = {rank}");
     check.dims("value_proj", value_proj.dims(), [Some(heads), None, Some(rank)], words)?;
     check.value("value_proj", outputs > 0, "matrices without rows", || "at least 1 row each".into())?;
-    if (batch, query_len) != (1, 1) {
+    if (batch, query_len) != (1, 1) || !has_kernels(check.device()) {
         let (out, _) = mla_decode(args, options, plan)?;
-        let out = linear_by_head(out.reshape([batch * query_len, heads, rank]), value_proj);
+        let out = linear_by_head(out.reshape([batch * query_len, heads, rank]), value_proj, determinism);
         return Ok(out.reshape([batch, query_len, heads, outputs]));
     }
     let call = checked(args, options, plan)?;

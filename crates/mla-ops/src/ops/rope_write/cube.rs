@@ -3,7 +3,8 @@ use mla_kernels::linear::{LatentRows, launch_turned, turns};
 use mla_kernels::rope_write::{RopeWriteArgs, launch};
 
 use super::backend::{BackendLatents, RopeWriteBackend};
-use crate::cube::experts::{by_head_args, linear_by_head};
+use crate::ops::linear_by_head::LinearByHeadBackend;
+use crate::ops::linear_by_head::cube::by_head_args;
 use crate::tensors::{buffers, contiguous, dims, elem, empty, own};
 
 impl RopeWriteBackend for CubeBackend {
@@ -37,7 +38,7 @@ impl RopeWriteBackend for CubeBackend {
         // The cache must have no other handle when it is written.
         drop(rows);
         let (q, _, cache) = Self::rope_write(q, latents);
-        (linear_by_head(q, weight), cache)
+        (Self::linear_by_head(q, weight), cache)
     }
 }
 

@@ -10,12 +10,13 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, DispatchTensor, Int, Tensor};
 
 use self::backend::{BackendLatents, RopeWriteBackend};
-use super::linear::{FEW, linear_by_head};
-use super::norm_rope::{check_eps, check_tables};
+use super::linear_by_head::linear_by_head;
+use super::norm_rope::checks::{check_eps, check_tables};
+use super::small_batch::MAX_ROWS;
 use super::write_latent::{WriteLatentArgs, WriteLatentError};
-use crate::MlaError;
 use crate::device::has_kernels;
 use crate::dispatch::tensors;
+use crate::{Determinism, MlaError};
 
 /// Arguments of [`rope_write`] and [`rope_write_absorb`].
 #[derive(Debug, Clone)]
@@ -69,12 +70,13 @@ pub fn rope_write(args: RopeWriteArgs) -> Result<RopeWritten, Box<WriteLatentErr
 pub fn rope_write_absorb(
     args: RopeWriteArgs,
     weight: Tensor<3>,
+    determinism: Determinism,
 ) -> Result<(Tensor<3>, Tensor<3>), Box<WriteLatentError>> {
     let args = checked("rope_write_absorb", args, Some(&weight))?;
     let [tokens, ..] = args.q.dims();
-    if !(1..=FEW).contains(&tokens) || weight.shape().num_elements() == 0 || !has_kernels(&args.q.device()) {
+    if !(1..=MAX_ROWS).contains(&tokens) || weight.shape().num_elements() == 0 || !has_kernels(&args.q.device()) {
         let RopeWritten { q, cache, .. } = rope_write(args)?;
-        return Ok((linear_by_head(q, weight), cache));
+        return Ok((linear_by_head(q, weight, determinism), cache));
     }
     let (q, latents) = args.into_backend();
     Ok(tensors(<Dispatch as RopeWriteBackend>::rope_write_absorb(q, latents, weight.into_dispatch())))

@@ -29,7 +29,7 @@ impl SparseMlaArgs {
     }
 
     pub(super) fn check_options(&self, check: &Check, options: &SparseMlaOptions) -> Result<(), MlaError> {
-        let (&SparseMlaOptions { value_width, softmax_scale }, [.., width]) = (options, self.q.dims());
+        let (&SparseMlaOptions { value_width, softmax_scale, .. }, [.., width]) = (options, self.q.dims());
         check.value("value_width", (1..=width).contains(&value_width), value_width, || {
             format!("1 to {width}, the width of a row")
         })?;

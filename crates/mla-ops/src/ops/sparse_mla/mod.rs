@@ -13,10 +13,9 @@ use burn::tensor::{DType, Int, Tensor, activation::sigmoid};
 use self::compact_slots::compact_slots;
 use super::merge_state::{MergeStateArgs, merge_state};
 use super::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaQuery, mla_decode};
-use crate::batch_invariant::is_batch_invariant;
 #[cfg(feature = "flex")]
 use crate::independent::is_flex;
-use crate::{MlaError, Splits};
+use crate::{Determinism, MlaError, Splits};
 
 const OP: &str = "sparse_mla";
 
@@ -58,6 +57,8 @@ pub struct SparseMlaOptions {
     pub value_width: usize,
     /// The factor of the scores before the softmax.
     pub softmax_scale: f32,
+    /// Whether the bits of a query token may depend on the others.
+    pub determinism: Determinism,
 }
 
 /// Attention of each query token over the rows that it is given (DeepSeek-V3.2, sparse attention; DeepSeek-V4).
@@ -118,7 +119,7 @@ fn attend(q: Tensor<4>, scope: SparseScope, options: &SparseMlaOptions) -> Resul
     }
     let (slots, counts) = scope.compact(tokens);
     let kv_cache = scope.rows.reshape([pages * page_size, 1, width]);
-    let splits = if is_batch_invariant() { Splits::Tokens(SPLIT_ROWS) } else { Splits::Auto };
+    let splits = if options.determinism.is_batch_invariant() { Splits::Tokens(SPLIT_ROWS) } else { Splits::Auto };
     let decode =
         MlaDecodeOptions { value_width, softmax_scale: options.softmax_scale, causal: false, splits, path: None };
     let together = (MAX_RESULTS / (heads * value_width)).max(1);

@@ -128,7 +128,7 @@ mod cube {
             let [q, rows, slots, lengths] = [q, rows, indices, lengths].map(contiguous);
             let ([batch, query_len, heads, width], [pages, page_size, _]) = (dims(&q), dims(&rows));
             let ([_, _, most], elem) = (dims(&slots), elem(&q));
-            let SparseMlaOptions { value_width, softmax_scale } = options;
+            let SparseMlaOptions { value_width, softmax_scale, .. } = options;
             let acc = empty(&q, [batch, query_len, heads, value_width], DType::F32);
             let [max, row_sum] = [(); 2].map(|()| empty(&q, [batch, query_len, heads], DType::F32));
             let (tokens, row_count) = (batch * query_len, pages * page_size);

@@ -57,7 +57,7 @@ impl Parts {
     /// q `[B, Sq, H, D]` over the rows of all scopes.
     fn new(q: Tensor<4>, scopes: Vec<SparseScope>, options: &SparseMlaOptions) -> Self {
         let ([batch, query_len, heads, width], device) = (q.dims(), q.device());
-        let &SparseMlaOptions { value_width, softmax_scale } = options;
+        let &SparseMlaOptions { value_width, softmax_scale, .. } = options;
         let (tokens, rows) = (batch * query_len, batch * query_len * heads);
         let mut parts =
             Self { acc: vec![0.0; rows * value_width], max: vec![f32::NEG_INFINITY; rows], row_sum: vec![0.0; rows] };

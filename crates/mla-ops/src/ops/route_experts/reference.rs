@@ -1,9 +1,8 @@
-//! Mixture of experts in tensor operations, one pair of matmuls for each expert in use.
+//! The choice of experts as ordinary tensor operations.
 
-use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, activation};
+use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 
-use crate::independent::map_independent;
-use crate::{ExpertGroups, ExpertScoring, RouteExpertsOptions, matmul, swiglu};
+use super::args::{ExpertGroups, ExpertScoring, RouteExpertsOptions};
 
 /// Scores `[N, E]` of logits.
 fn scores(logits: Tensor<2>, scoring: ExpertScoring) -> Tensor<2> {
@@ -20,7 +19,7 @@ fn softplus(x: Tensor<2>) -> Tensor<2> {
 }
 
 /// The best experts `[N, k]` and their weights; a bias `[E]` counts for the choice only.
-pub(crate) fn choose_experts(
+pub(super) fn choose_experts(
     logits: Tensor<2>,
     bias: Option<Tensor<1>>,
     top_k: usize,
@@ -40,7 +39,7 @@ pub(crate) fn choose_experts(
 }
 
 /// The weights of given experts; 0 of those that there are not.
-pub(crate) fn weigh_experts(
+pub(super) fn weigh_experts(
     logits: Tensor<2>,
     given: Tensor<2, Int>,
     options: &RouteExpertsOptions,
@@ -88,60 +87,4 @@ fn keep_best_groups(choice: Tensor<2>, groups: ExpertGroups) -> Tensor<2> {
         .reshape([tokens, count, 1]);
     let hidden = is_best.bool_not().expand([tokens, count, experts / count]);
     grouped.mask_fill(hidden, f32::NEG_INFINITY).reshape([tokens, experts])
-}
-
-/// x `[N, hidden]`, indices `[N, k]`, weights f32 `[N, k]`, gate and up `[E, 2 I, hidden]`, down `[E, hidden, I]`, shared
-/// `[N, hidden]`: `[N, hidden]`.
-///
-/// The pairs of token and expert are sorted by expert: each expert in use is one pair of matmuls over neighbouring rows.
-pub(crate) fn experts_mlp(
-    x: Tensor<2>,
-    (indices, weights): (Tensor<2, Int>, Tensor<2>),
-    gate_up: Tensor<3>,
-    down: Tensor<3>,
-    shared: Option<Tensor<2>>,
-    limit: Option<f32>,
-) -> Tensor<2> {
-    let ([tokens, top_k], [_, hidden], [experts, _, width]) = (indices.dims(), x.dims(), down.dims());
-    let (device, dtype) = (x.device(), FloatDType::from(x.dtype()));
-    let chosen: Vec<i32> = indices.try_into_vec_as().expect("computed on the CPU");
-    let mut pairs: Vec<usize> = (0..chosen.len()).filter(|&pair| (0..experts as i32).contains(&chosen[pair])).collect();
-    pairs.sort_by_key(|&pair| chosen[pair]);
-    if pairs.is_empty() {
-        return shared.unwrap_or_else(|| Tensor::zeros([tokens, hidden], (&device, DType::from(dtype))));
-    }
-
-    let index = |values: Vec<i32>| {
-        let n = values.len();
-        Tensor::<1, Int>::from_data(TensorData::new(values, [n]), (&device, DType::I32))
-    };
-    let sorted = x.select(0, index(pairs.iter().map(|&pair| (pair / top_k) as i32).collect()));
-    let mut groups = Vec::new();
-    let mut first = 0;
-    for group in pairs.chunk_by(|&a, &b| chosen[a] == chosen[b]) {
-        groups.push((chosen[group[0]] as usize, first, group.len()));
-        first += group.len();
-    }
-    let work = pairs.len() * 3 * hidden * width;
-    let outputs = map_independent(&device, work, groups, |(expert, first, len)| {
-        let weight = |stacked: &Tensor<3>| stacked.clone().narrow(0, expert, 1).squeeze_dim::<2>(0);
-        let activations = swiglu(sorted.clone().narrow(0, first, len), weight(&gate_up), limit);
-        matmul(activations, weight(&down).transpose())
-    });
-    // A row of zeros behind the others, for pairs that are left out.
-    let mut outputs = Tensor::cat(outputs, 0);
-    let mut place = vec![pairs.len() as i32; chosen.len()];
-    for (row, &pair) in pairs.iter().enumerate() {
-        place[pair] = row as i32;
-    }
-    if pairs.len() < chosen.len() {
-        outputs = Tensor::cat(vec![outputs, Tensor::zeros([1, hidden], (&device, DType::from(dtype)))], 0);
-    }
-    let outputs = outputs.select(0, index(place)).reshape([tokens, top_k, hidden]);
-    let weighted = outputs.cast(FloatDType::F32) * weights.unsqueeze_dim::<3>(2);
-    let sum = weighted.sum_dim(1).reshape([tokens, hidden]);
-    match shared {
-        Some(shared) => (sum + shared.cast(FloatDType::F32)).cast(dtype),
-        None => sum.cast(dtype),
-    }
 }

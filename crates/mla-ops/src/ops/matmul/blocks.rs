@@ -1,60 +1,14 @@
-//! Results of a token that do not depend, bit for bit, on which other tokens are computed with it.
+//! Products in blocks of rows of one size.
 
-use std::cell::Cell;
-
-use burn::tensor::{Device, Tensor};
-
-use crate::MlaError;
-use crate::device::has_kernels;
-use crate::independent::is_flex;
+use burn::tensor::Tensor;
 
 /// Rows of a product at a time. Matrix libraries choose their loops, and with them the order of sums, by the shape of the
 /// whole product; if all products with a weight have this many rows, all rows are summed in one order. A multiple of the
 /// columns that gemm keeps in registers (6 with AVX-512, 4 with AVX2 and NEON), so that no row is on the edge of a tile.
 const ROWS: usize = 12;
 
-thread_local! {
-    static BATCH_INVARIANT: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs `compute` so that a row of a [`matmul`](crate::matmul) or [`linear`](crate::linear()) depends on that row and the right
-/// side alone. On the CPU, products of any number of rows are computed in blocks of one size; on a GPU all of them are those of
-/// the kernel for a few rows, which reads the right side once for every 64 rows, where Burn would choose a kernel by timing it.
-/// Pieces of [`map_independent`](crate::map_independent) are included, other threads are not.
-///
-/// [`sparse_mla`](crate::sparse_mla()) divides what a token sees by the number of rows alone. The rest is the caller's: attention
-/// over tokens one by one (`query_len` 1) with [`Splits::Tokens`](crate::Splits::Tokens).
-///
-/// # Errors
-/// [`MlaError::UnsupportedDevice`] on devices that are neither Burn's CPU backend nor have the kernels of this project.
-pub fn batch_invariant<T>(device: &Device, compute: impl FnOnce() -> T) -> Result<T, MlaError> {
-    if !is_flex(device) && !has_kernels(device) {
-        let reason = "its matrix products are chosen by other libraries, by the number of rows".into();
-        return Err(MlaError::UnsupportedDevice { op: "batch_invariant", device: format!("{device:?}"), reason });
-    }
-    Ok(scoped(true, compute))
-}
-
-/// Whether this runs inside of [`batch_invariant`].
-pub fn is_batch_invariant() -> bool {
-    BATCH_INVARIANT.get()
-}
-
-/// Runs `compute` inside or outside of [`batch_invariant`].
-pub(crate) fn scoped<T>(invariant: bool, compute: impl FnOnce() -> T) -> T {
-    /// Sets the former state on the way out, also in a panic: the thread may be a pool's.
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            BATCH_INVARIANT.set(self.0);
-        }
-    }
-    let _restore = Restore(BATCH_INVARIANT.replace(invariant));
-    compute()
-}
-
 /// `lhs [.., M, K]` times `rhs [.., K, N]` in blocks of [`ROWS`] rows; `E` is `D + 1`.
-pub(crate) fn matmul_in_blocks<const D: usize, const E: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D> {
+pub(super) fn matmul_in_blocks<const D: usize, const E: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D> {
     let mut shape = lhs.dims();
     let (rows, width) = (shape[D - 2], rhs.dims()[D - 1]);
     let blocks = rows.div_ceil(ROWS);
@@ -91,11 +45,11 @@ fn blocks_first<const E: usize>(tensor: Tensor<E>, back: bool) -> Tensor<E> {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use burn::tensor::{Distribution, Tensor};
+    use burn::tensor::{Device, Distribution};
     use rstest::rstest;
 
     use super::*;
-    use crate::matmul;
+    use crate::{Determinism::BatchInvariant, matmul};
 
     fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
         tensor.into_data().try_into_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
@@ -115,16 +69,14 @@ mod tests {
             false => Tensor::random([depth, width], normal, &device),
         };
         let lhs: Tensor<2> = Tensor::random([130, depth], normal, &device);
-        batch_invariant(&device, || {
-            let all = bits(matmul(lhs.clone(), rhs.clone()));
-            for (first, rows) in [(0, 1), (5, 1), (129, 1), (3, 7), (11, 13), (1, 64), (40, 90)] {
-                let part = bits(matmul(lhs.clone().narrow(0, first, rows), rhs.clone()));
-                assert!(part == all[first * width..(first + rows) * width], "{rows} rows from {first}");
-            }
-        })
-        .unwrap();
+        let product = |lhs: Tensor<2>| matmul(lhs, rhs.clone(), BatchInvariant).unwrap();
+        let all = bits(product(lhs.clone()));
+        for (first, rows) in [(0, 1), (5, 1), (129, 1), (3, 7), (11, 13), (1, 64), (40, 90)] {
+            let part = bits(product(lhs.clone().narrow(0, first, rows)));
+            assert!(part == all[first * width..(first + rows) * width], "{rows} rows from {first}");
+        }
         let plain = lhs.clone().matmul(rhs.clone());
-        let blocks = batch_invariant(&device, || matmul(lhs, rhs)).unwrap();
+        let blocks = product(lhs);
         let error = (plain - blocks).abs().max().into_scalar::<f32>();
         assert!(error < 1e-6 * depth as f32, "off by {error}");
     }
@@ -135,23 +87,11 @@ mod tests {
         let normal = Distribution::Normal(0.0, 1.0);
         let rhs: Tensor<3> = Tensor::random([3, 48, 128], normal, &device);
         let lhs: Tensor<3> = Tensor::random([29, 3, 48], normal, &device).swap_dims(0, 1);
-        let all = batch_invariant(&device, || matmul(lhs.clone(), rhs.clone())).unwrap();
+        let all = matmul(lhs.clone(), rhs.clone(), BatchInvariant).unwrap();
         assert_eq!(all.dims(), [3, 29, 128]);
         let error = (lhs.clone().matmul(rhs.clone()) - all.clone()).abs().max().into_scalar::<f32>();
         assert!(error < 1e-4, "off by {error}");
-        let one = batch_invariant(&device, || matmul(lhs.narrow(1, 17, 1), rhs)).unwrap();
+        let one = matmul(lhs.narrow(1, 17, 1), rhs, BatchInvariant).unwrap();
         assert!(bits(one) == bits(all.narrow(1, 17, 1)));
-    }
-
-    #[test]
-    fn the_scope_ends_and_reaches_the_pool() {
-        let device = Device::flex();
-        let seen = batch_invariant(&device, || {
-            crate::map_independent(&device, 1 << 30, (0..64).collect(), |_: i32| is_batch_invariant())
-        });
-        assert_eq!(seen.unwrap(), [true; 64]);
-        assert!(!is_batch_invariant());
-        let outside = crate::map_independent(&device, 1 << 30, (0..64).collect(), |_: i32| is_batch_invariant());
-        assert_eq!(outside, [false; 64]);
     }
 }

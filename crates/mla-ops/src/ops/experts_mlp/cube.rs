@@ -1,0 +1,270 @@
+//! [`experts_mlp`](super::experts_mlp) by kernels: both products of each pair of token and expert, and their weighted sum.
+
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
+use mla_kernels::experts_mlp::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
+use mla_kernels::experts_mlp::sort::{self, SortArgs, TILE, max_tiles};
+use mla_kernels::linear::{self, ExpertsOf, LinearArgs, LinearForm, PairRows, SharedMatrix, Work, tile_tokens};
+use mla_kernels::residual_norm::Summand;
+
+use super::args::ExpertsMlpOptions;
+use super::backend::{BackendEpilogue, BackendExpertsOut, BackendShared, ExpertsMlpBackend};
+use crate::ops::linear::LinearBackend;
+use crate::ops::linear::cube::{joins, pair_args};
+use crate::ops::residual_norm::{BackendNormed, BackendProducts, BackendReader, cube as residual_norm};
+use crate::ops::route_experts::cube::route_args;
+use crate::ops::route_experts::{BackendChoice, BackendRouting};
+use crate::ops::swiglu::SwigluBackend;
+use crate::tensors::{contiguous, dims, empty};
+use crate::weight::BackendWeight;
+
+impl ExpertsMlpBackend for CubeBackend {
+    fn experts_mlp(
+        x: CubeTensor,
+        routing: BackendRouting<Self>,
+        gate_up: BackendWeight<Self>,
+        down: BackendWeight<Self>,
+        shared: BackendShared<Self>,
+        epilogue: BackendEpilogue<Self>,
+        options: ExpertsMlpOptions,
+    ) -> BackendExpertsOut<Self> {
+        let experts = Experts { gate_up, down, limit: options.limit };
+        let outputs = match shared {
+            BackendShared::None => experts.outputs(x, routing, SharedRows::None),
+            BackendShared::Rows(rows) => {
+                experts.outputs(x, routing, SharedRows::Apart(contiguous(rows).into_buffer_arg()))
+            }
+            BackendShared::Weights(gate_up, down) => experts.outputs_of_token(x, routing, [gate_up, down]),
+        };
+        match epilogue {
+            BackendEpilogue::None => BackendExpertsOut::Sum(outputs.combine()),
+            BackendEpilogue::ResidualNorm { residual, weight, reader, eps } => {
+                BackendExpertsOut::Normed(outputs.residual_norm(residual, (weight, eps), reader))
+            }
+        }
+    }
+}
+
+/// Stacked weights of experts.
+struct Experts {
+    gate_up: BackendWeight<CubeBackend>,
+    down: BackendWeight<CubeBackend>,
+    limit: Option<f32>,
+}
+
+/// What the experts of each token computed, before the weighted sum.
+struct Outputs {
+    /// `[pairs, hidden]`, and behind them what is shared, where it is.
+    rows: CubeTensor,
+    /// Contiguous.
+    indices: CubeTensor,
+    /// Contiguous.
+    weights: CubeTensor,
+    shared: SharedRows,
+    experts: usize,
+}
+
+impl Experts {
+    /// How many there are, and their hidden channels.
+    fn sizes(&self) -> [usize; 2] {
+        let [count, _, width] = self.down.dims();
+        [count, width]
+    }
+
+    /// Of any number of tokens; what is shared was computed apart, if there is anything.
+    fn outputs(self, x: CubeTensor, routing: BackendRouting<CubeBackend>, shared: SharedRows) -> Outputs {
+        let (indices, weights) = routing.materialise();
+        let [x, indices, weights] = [x, indices, weights].map(contiguous);
+        let ([tokens, hidden], [_, top_k], [experts, width]) = (dims(&x), dims(&indices), self.sizes());
+        let (pairs, elem) = (tokens * top_k, dtype_to_elem_type(x.dtype));
+        let activations = empty(&x, [pairs, width], x.dtype);
+        let rows = empty(&x, [pairs, hidden], x.dtype);
+        let work = match tokens {
+            1 => pairs_of_token(&indices, ExpertsOf::Listed(indices.clone().into_buffer_arg()), experts, [None, None]),
+            _ => sorted(&x.client, &indices, experts, [hidden, width], elem),
+        };
+        self.products(&x, &activations, &rows, work);
+        Outputs { rows, indices, weights, shared, experts }
+    }
+
+    /// Of a single token, with the shared experts in the same launches where their sizes allow it; the first one chooses the
+    /// token's own.
+    fn outputs_of_token(
+        self,
+        x: CubeTensor,
+        routing: BackendRouting<CubeBackend>,
+        [gate_up, down]: [BackendWeight<CubeBackend>; 2],
+    ) -> Outputs {
+        let ([experts, width], [hidden, shared_width]) = (self.sizes(), down.dims());
+        if !linear::joins_experts(width, shared_width) {
+            let activations = CubeBackend::swiglu(x.clone(), gate_up, self.limit);
+            let shared = <CubeBackend as LinearBackend>::linear(activations, down);
+            return self.outputs(x, routing, SharedRows::Apart(contiguous(shared).into_buffer_arg()));
+        }
+        let ((indices, weights), experts_of) = chosen_or_to_choose(routing);
+        let ([_, pairs], x) = (dims(&indices), contiguous(x));
+        let shared = [gate_up, down].map(|weight| {
+            let weight = contiguous(weight.dense()).into_buffer_arg();
+            Some(SharedMatrix { weight, width: shared_width })
+        });
+        // What is shared lies behind the pairs.
+        let activations = empty(&x, [pairs * width + shared_width], x.dtype);
+        let rows = empty(&x, [pairs + 1, hidden], x.dtype);
+        let work = pairs_of_token(&indices, experts_of, experts, shared);
+        self.products(&x, &activations, &rows, work);
+        Outputs { rows, indices, weights, shared: SharedRows::Behind, experts }
+    }
+
+    /// The gated products of x, and those of the activations.
+    fn products(self, x: &CubeTensor, activations: &CubeTensor, rows: &CubeTensor, [up, down]: [Work; 2]) {
+        let [_, hidden, width] = self.down.dims();
+        let gated = LinearForm { gated: true, limited: self.limit.is_some() };
+        let limit = self.limit.unwrap_or_default();
+        product(x, self.gate_up, activations, ([hidden, width], gated, limit), up);
+        product(activations, self.down, rows, ([width, hidden], LinearForm::default(), limit), down);
+    }
+}
+
+impl Outputs {
+    /// The weighted sum `[N, hidden]`.
+    fn combine(self) -> CubeTensor {
+        let ([_, hidden], [tokens, _]) = (dims(&self.rows), dims(&self.indices));
+        let out = empty(&self.rows, [tokens, hidden], self.rows.dtype);
+        let elem = dtype_to_elem_type(out.dtype);
+        let outputs = self.into_args();
+        let args = CombineArgs { outputs, out: out.clone().into_buffer_arg(), tokens, width: hidden, elem };
+        combine::launch(&out.client, args);
+        out
+    }
+
+    /// The weighted sum as a summand of a residual stream, the norm of that, and what reads it: two projections in the same
+    /// launch, where shared experts were in those before.
+    fn residual_norm(
+        self,
+        residual: CubeTensor,
+        norm: (CubeTensor, f32),
+        reader: BackendReader<CubeBackend>,
+    ) -> BackendNormed<CubeBackend> {
+        let is_behind = matches!(self.shared, SharedRows::Behind);
+        let client = self.rows.client.clone();
+        let summand = Summand::Experts(self.into_args());
+        match reader {
+            BackendReader::LinearPair(first, second) if is_behind && joins(&first, &second) => {
+                let (norm, [sum, normed]) = residual_norm::launch_args(residual, summand, norm);
+                let (products, (first, second)) = pair_args(normed.clone(), first, second);
+                linear::launch_normed(&client, norm, products);
+                BackendNormed { sum, normed, products: BackendProducts::Two(first, second) }
+            }
+            reader => residual_norm::launch(residual, summand, norm, reader),
+        }
+    }
+
+    /// As kernels take them.
+    fn into_args(self) -> ExpertOutputs {
+        let [_, top_k] = dims(&self.indices);
+        ExpertOutputs {
+            rows: self.rows.into_buffer_arg(),
+            indices: self.indices.into_buffer_arg(),
+            weights: self.weights.into_buffer_arg(),
+            shared: self.shared,
+            top_k,
+            experts: self.experts,
+        }
+    }
+}
+
+/// Contiguous experts and weights, which the launch that takes the other result may have to write.
+fn chosen_or_to_choose(routing: BackendRouting<CubeBackend>) -> ((CubeTensor, CubeTensor), ExpertsOf) {
+    match routing {
+        BackendRouting::Chosen(choice, options) if !matches!(choice, BackendChoice::Given(..)) => {
+            let (args, chosen) = route_args(choice, &options);
+            (chosen, ExpertsOf::Routed(Box::new(args)))
+        }
+        routing => {
+            let (indices, weights) = routing.materialise();
+            let [indices, weights] = [indices, weights].map(contiguous);
+            let listed = ExpertsOf::Listed(indices.clone().into_buffer_arg());
+            ((indices, weights), listed)
+        }
+    }
+}
+
+/// One of the products of the experts, from inputs to outputs, with a bound of the activations.
+fn product(
+    x: &CubeTensor,
+    weight: BackendWeight<CubeBackend>,
+    out: &CubeTensor,
+    ([inputs, outputs], form, limit): ([usize; 2], LinearForm, f32),
+    work: Work,
+) {
+    let elem = dtype_to_elem_type(x.dtype);
+    let args = LinearArgs {
+        x: x.clone().into_buffer_arg(),
+        weight: contiguous(weight.dense()).into_buffer_arg(),
+        out: out.clone().into_buffer_arg(),
+        work,
+        inputs,
+        outputs,
+        limit,
+        form,
+        x_elem: elem,
+        elem,
+    };
+    linear::launch(&x.client, args);
+}
+
+/// The work of both products for a single token, whose pairs have the order of its experts. The first one may choose them.
+fn pairs_of_token(
+    indices: &CubeTensor,
+    experts_of: ExpertsOf,
+    experts: usize,
+    [up, down]: [Option<SharedMatrix>; 2],
+) -> [Work; 2] {
+    let [_, pairs] = dims(indices);
+    let listed = ExpertsOf::Listed(indices.clone().into_buffer_arg());
+    let gather = PairRows::Gather { top_k: pairs };
+    [(experts_of, gather, up), (listed, PairRows::Scatter, down)].map(|(experts_of, rows, shared)| Work::Token {
+        experts_of,
+        pairs,
+        experts,
+        rows,
+        shared,
+    })
+}
+
+/// The work of both products, with so many channels of their inputs: pairs sorted by expert.
+fn sorted(
+    client: &Client,
+    indices: &CubeTensor,
+    experts: usize,
+    [hidden, width]: [usize; 2],
+    elem: ElemType,
+) -> [Work; 2] {
+    let [tokens, top_k] = dims(indices);
+    let pairs = tokens * top_k;
+    let order = empty(indices, [pairs], DType::I32);
+    let tile = |inputs: usize| tile_tokens(client, inputs, pairs.div_ceil(experts), elem);
+    let tiled = |tile: usize| {
+        let tiles = empty(indices, [max_tiles(pairs, experts, tile), TILE], DType::I32);
+        let args = SortArgs {
+            experts_of: indices.clone().into_buffer_arg(),
+            order: order.clone().into_buffer_arg(),
+            tiles: tiles.clone().into_buffer_arg(),
+            pairs,
+            experts,
+            tile,
+        };
+        sort::launch(client, args);
+        tiles
+    };
+    // Both products may have tiles of different sizes.
+    let up_tiles = tiled(tile(hidden));
+    let down_tiles = if tile(width) == tile(hidden) { up_tiles.clone() } else { tiled(tile(width)) };
+    [(up_tiles, PairRows::Gather { top_k }), (down_tiles, PairRows::Scatter)].map(|(tiles, rows)| {
+        let (order, tiles) = (order.clone().into_buffer_arg(), tiles.into_buffer_arg());
+        Work::Experts { order, tiles, pairs, experts, rows }
+    })
+}

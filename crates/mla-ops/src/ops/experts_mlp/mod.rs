@@ -1,0 +1,32 @@
+//! [`experts_mlp`]: the weighted sum of each token's experts.
+
+mod args;
+mod backend;
+#[cfg(feature = "_gpu")]
+mod cube;
+#[cfg(feature = "flex")]
+mod reference;
+mod sum;
+
+pub use self::args::{ExpertsMlpArgs, ExpertsMlpOptions, SharedExperts};
+pub use self::sum::ExpertsSum;
+use crate::MlaError;
+
+/// The weighted sum of the experts of each token, `down(silu(gate(x)) ⊙ up(x))`, and of the shared ones: `[N, hidden]` of the
+/// dtype of `x`.
+///
+/// Nothing is launched before the [`ExpertsSum`] is read: by [`ExpertsSum::materialise`], or as a summand of a
+/// [`Residual`](crate::Residual), whose norm may be in the launch of the last step.
+///
+/// On a GPU nothing comes back to the host on the way: the pairs of several tokens are sorted by expert on the device (a grouped
+/// GEMM), and a single token's shared experts are in the launches of its own. Products and the weighted sum are f32; activations
+/// and the output of each expert are rounded to the dtype.
+///
+/// Source: DeepSeekMoE (Dai et al., 2024) §3; DeepSeek-V3 §2.1.2.
+///
+/// # Errors
+/// Wrong shapes, dtypes or devices, a limit that is not above 0, or more than the device can do.
+pub fn experts_mlp(args: ExpertsMlpArgs, options: &ExpertsMlpOptions) -> Result<ExpertsSum, MlaError> {
+    args.check(options)?;
+    Ok(ExpertsSum::new(args, *options))
+}

@@ -1,0 +1,91 @@
+//! Projections of a few rows by the small-batch kernels.
+
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use mla_kernels::linear::{self, LinearArgs, LinearForm, SecondMatrix, Work};
+
+use super::backend::LinearBackend;
+use crate::tensors::{contiguous, dims, empty};
+use crate::weight::BackendWeight;
+
+impl LinearBackend for CubeBackend {
+    fn linear(x: CubeTensor, weight: BackendWeight<Self>) -> CubeTensor {
+        let [outputs, _] = weight.dims();
+        rows(x, weight, outputs, (LinearForm::default(), 0.0))
+    }
+
+    fn linear_pair(x: CubeTensor, first: BackendWeight<Self>, second: BackendWeight<Self>) -> (CubeTensor, CubeTensor) {
+        if !joins(&first, &second) {
+            let [first, second] =
+                [(x.clone(), first), (x, second)].map(|(x, weight)| <Self as LinearBackend>::linear(x, weight));
+            return (first, second);
+        }
+        let client = x.client.clone();
+        let (args, outs) = pair_args(contiguous(x), first, second);
+        linear::launch(&client, args);
+        outs
+    }
+}
+
+/// x `[N, in]`: `[N, outputs]`, with the bound of the activations where the form has one.
+pub(crate) fn rows(
+    x: CubeTensor,
+    weight: BackendWeight<CubeBackend>,
+    outputs: usize,
+    (form, limit): (LinearForm, f32),
+) -> CubeTensor {
+    let [x, weight] = [x, weight.dense()].map(contiguous);
+    let [rows, inputs] = dims(&x);
+    let [x_elem, elem] = [x.dtype, weight.dtype].map(dtype_to_elem_type);
+    let (out, client) = (empty(&x, [rows, outputs], weight.dtype), x.client.clone());
+    let args = LinearArgs {
+        x: x.into_buffer_arg(),
+        weight: weight.into_buffer_arg(),
+        out: out.clone().into_buffer_arg(),
+        work: Work::Dense { rows, second: None },
+        inputs,
+        outputs,
+        limit,
+        form,
+        x_elem,
+        elem,
+    };
+    linear::launch(&client, args);
+    out
+}
+
+/// Whether one launch has both products.
+pub(crate) fn joins(first: &BackendWeight<CubeBackend>, second: &BackendWeight<CubeBackend>) -> bool {
+    let ([outputs, _], [second_outputs, _]) = (first.dims(), second.dims());
+    linear::joins(outputs, second_outputs)
+}
+
+/// What one launch takes for both products of contiguous x, and what it writes.
+pub(crate) fn pair_args(
+    x: CubeTensor,
+    first: BackendWeight<CubeBackend>,
+    second: BackendWeight<CubeBackend>,
+) -> (LinearArgs, (CubeTensor, CubeTensor)) {
+    let ([rows, inputs], [outputs, _], [second_outputs, _]) = (dims(&x), first.dims(), second.dims());
+    let [first, second] = [first, second].map(|weight| contiguous(weight.dense()));
+    let elem = dtype_to_elem_type(x.dtype);
+    let outs = [outputs, second_outputs].map(|outputs| empty(&x, [rows, outputs], x.dtype));
+    let second = SecondMatrix {
+        weight: second.into_buffer_arg(),
+        out: outs[1].clone().into_buffer_arg(),
+        outputs: second_outputs,
+    };
+    let args = LinearArgs {
+        x: x.into_buffer_arg(),
+        weight: first.into_buffer_arg(),
+        out: outs[0].clone().into_buffer_arg(),
+        work: Work::Dense { rows, second: Some(second) },
+        inputs,
+        outputs,
+        limit: 0.0,
+        form: LinearForm::default(),
+        x_elem: elem,
+        elem,
+    };
+    (args, outs.into())
+}

@@ -1,0 +1,103 @@
+//! [`linear`] and [`linear_pair`]: projections without bias.
+
+mod backend;
+#[cfg(feature = "_gpu")]
+pub(crate) mod cube;
+pub(crate) mod in_memory;
+pub(crate) mod reference;
+
+use burn::tensor::{DType, Tensor};
+
+pub(crate) use self::backend::*;
+use super::residual_norm::{BackendProducts, BackendReader, Pending, Rows};
+use super::small_batch;
+use crate::check::Check;
+use crate::{Determinism, MlaError, Weight};
+
+/// The product of `x [N, in]` and the transpose of a weight `[out, in]` of the dtype of `x`, or of f32: `[N, out]` of the dtype of
+/// the weight.
+///
+/// On a GPU, up to 64 rows are computed by a small-batch kernel (GEMV), as fast as the weights come from memory; a row's bits do
+/// not depend on the others there. More rows are a [`matmul`](crate::matmul), unless they have to be
+/// [batch-invariant](Determinism::BatchInvariant). Sums are f32; the CPU rounds those of f16 to f16 now and then.
+///
+/// `x` may be a [`Normed`](crate::Normed) that is not in memory yet: a small f32 weight (a router) is read in the launch of the
+/// residual sum and its norm. The bits are the same, and the norm is in memory afterwards.
+///
+/// # Errors
+/// Wrong shapes, dtypes or devices, or more than the device can do: nothing is launched.
+pub fn linear<'a, 'r: 'a>(
+    x: impl Into<Rows<'a, 'r>>,
+    weight: &Weight,
+    determinism: Determinism,
+) -> Result<Tensor<2>, MlaError> {
+    let x = x.into();
+    let check = x.check("linear")?;
+    check_weight(&check, ("weight", weight), &x, weight.dtype() == DType::F32)?;
+    let normed = match x {
+        Rows::InMemory(x) => return Ok(in_memory::linear(x, weight, determinism)),
+        Rows::Normed(normed) => normed,
+    };
+    let ([rows, _], device) = (normed.dims(), check.device());
+    // The launch of a sum and its norm reads a matrix for a few rows alone, also where rows have to be independent.
+    let few = small_batch::has_kernel(rows, device, Determinism::Fast);
+    let reads = few && weight.dtype() == DType::F32 && !weight.is_empty();
+    if reads && matches!(normed.pending(), Pending::Rows) {
+        match normed.read_by(BackendReader::Linear(weight.clone().into_backend())) {
+            BackendProducts::One(out) => return Ok(Tensor::from_dispatch(out)),
+            _ => unreachable!("a reader has its products"),
+        }
+    }
+    Ok(in_memory::linear(normed.tensor(), weight, determinism))
+}
+
+/// [`linear`] of `x [N, in]` with each of two weights `[out, in]` of its dtype: the same bits, but for a few rows on a GPU it is
+/// one launch.
+///
+/// `x` may be a [`Normed`](crate::Normed) that is not in memory yet. Where it waits for the experts of a single token with shared
+/// experts, their weighted sum, the residual sum, its norm and both products are one launch on a GPU with matrix instructions.
+///
+/// # Errors
+/// As [`linear`].
+pub fn linear_pair<'a, 'r: 'a>(
+    x: impl Into<Rows<'a, 'r>>,
+    first: &Weight,
+    second: &Weight,
+    determinism: Determinism,
+) -> Result<(Tensor<2>, Tensor<2>), MlaError> {
+    let x = x.into();
+    let check = x.check("linear_pair")?;
+    check_weight(&check, ("first", first), &x, false)?;
+    check_weight(&check, ("second", second), &x, false)?;
+    let normed = match x {
+        Rows::InMemory(x) => return Ok(in_memory::linear_pair(x, [first, second], determinism).into()),
+        Rows::Normed(normed) => normed,
+    };
+    let reads = small_batch::has_kernel(1, check.device(), determinism) && !first.is_empty() && !second.is_empty();
+    if reads && matches!(normed.pending(), Pending::ExpertsOfToken) {
+        let [first, second] = [first, second].map(|weight| weight.clone().into_backend());
+        match normed.read_by(BackendReader::LinearPair(first, second)) {
+            BackendProducts::Two(first, second) => {
+                return Ok((Tensor::from_dispatch(first), Tensor::from_dispatch(second)));
+            }
+            _ => unreachable!("a reader has its products"),
+        }
+    }
+    Ok(in_memory::linear_pair(normed.tensor(), [first, second], determinism).into())
+}
+
+/// A weight `[out, in]` of the dtype of x, or of f32 where that may be.
+fn check_weight(
+    check: &Check,
+    (name, weight): (&'static str, &Weight),
+    x: &Rows<'_, '_>,
+    any_dtype: bool,
+) -> Result<(), MlaError> {
+    if any_dtype {
+        weight.check(check, name, DType::F32, "always")?;
+    } else {
+        weight.check(check, name, x.dtype(), "that of `x`")?;
+    }
+    let [_, inputs] = x.dims();
+    check.dims(name, weight.dims(), [None, Some(inputs)], || format!("[out, in] with in = {inputs}"))
+}

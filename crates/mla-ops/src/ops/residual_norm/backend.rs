@@ -1,0 +1,124 @@
+//! What a backend has to do for the norm of a residual sum, and what the CPU does.
+
+use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
+
+use crate::ops::linear::LinearBackend;
+use crate::weight::BackendWeight;
+
+/// What reads a norm, where that may be in the launch that computes it.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub enum BackendReader<B: Backend> {
+    /// Nothing.
+    None,
+    /// A projection: [`linear`](crate::linear()).
+    Linear(#[extension_type] BackendWeight<B>),
+    /// Two projections: [`linear_pair`](crate::linear_pair()).
+    LinearPair(#[extension_type] BackendWeight<B>, #[extension_type] BackendWeight<B>),
+}
+
+/// What a [`BackendReader`] made of a norm.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub enum BackendProducts<B: Backend> {
+    /// Nothing.
+    None,
+    /// Of one projection, `[N, out]`.
+    One(FloatTensor<B>),
+    /// Of two projections, `[N, out]` each.
+    Two(FloatTensor<B>, FloatTensor<B>),
+}
+
+/// A residual sum, its norm, and what reads that.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub struct BackendNormed<B: Backend> {
+    /// `[N, d]`.
+    pub sum: FloatTensor<B>,
+    /// `[N, d]`.
+    pub normed: FloatTensor<B>,
+    /// What the reader computed.
+    #[extension_type]
+    pub products: BackendProducts<B>,
+}
+
+/// [`residual_norm`](crate::residual_norm()) on backend primitives.
+#[backend_extension(
+    Cube: cfg(feature = "_gpu"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
+)]
+pub(crate) trait ResidualNormBackend: Backend {
+    /// x and y `[N, d]` of one dtype, weight f32 `[d]`.
+    #[fusion(meta = fusion::residual_norm)]
+    fn residual_norm(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] reader: BackendReader<Self>,
+        eps: f32,
+    ) -> BackendNormed<Self>;
+}
+
+#[cfg(all(feature = "fusion", feature = "_gpu"))]
+pub(crate) mod fusion {
+    use burn::backend::fusion::custom::TensorSpec;
+
+    use super::{BackendNormedMetadata, BackendProductsMetadata, BackendReaderMetadata};
+    use crate::ops::linear::fusion::linear;
+
+    /// Of a residual stream like x.
+    pub(crate) fn normed(x: &TensorSpec, reader: &BackendReaderMetadata) -> BackendNormedMetadata {
+        let products = match reader {
+            BackendReaderMetadata::None => BackendProductsMetadata::None,
+            BackendReaderMetadata::Linear(weight) => BackendProductsMetadata::One(linear(x, weight)),
+            BackendReaderMetadata::LinearPair(first, second) => {
+                BackendProductsMetadata::Two(linear(x, first), linear(x, second))
+            }
+        };
+        BackendNormedMetadata { sum: x.clone(), normed: x.clone(), products }
+    }
+
+    pub(super) fn residual_norm(
+        x: &TensorSpec,
+        _y: &TensorSpec,
+        _weight: &TensorSpec,
+        reader: &BackendReaderMetadata,
+        _eps: &f32,
+    ) -> BackendNormedMetadata {
+        normed(x, reader)
+    }
+}
+
+/// The reader by launches of its own.
+#[cfg(any(feature = "flex", feature = "_gpu"))]
+pub(crate) fn read<B: LinearBackend>(normed: &FloatTensor<B>, reader: BackendReader<B>) -> BackendProducts<B> {
+    match reader {
+        BackendReader::None => BackendProducts::None,
+        BackendReader::Linear(weight) => BackendProducts::One(<B as LinearBackend>::linear(normed.clone(), weight)),
+        BackendReader::LinearPair(first, second) => {
+            let (first, second) = B::linear_pair(normed.clone(), first, second);
+            BackendProducts::Two(first, second)
+        }
+    }
+}
+
+#[cfg(feature = "flex")]
+impl ResidualNormBackend for burn::backend::Flex {
+    fn residual_norm(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        reader: BackendReader<Self>,
+        eps: f32,
+    ) -> BackendNormed<Self> {
+        use burn::tensor::Tensor;
+
+        use crate::reference::{IntoFlex, tensor};
+        let sum: Tensor<2> = tensor::<Tensor<2>>(x) + tensor::<Tensor<2>>(y);
+        let normed = crate::ops::norm_rope::reference::rms_norm(sum.clone(), tensor(weight), eps);
+        let normed = normed.into_flex();
+        let products = read(&normed, reader);
+        BackendNormed { sum: sum.into_flex(), normed, products }
+    }
+}

@@ -1,0 +1,115 @@
+//! Arguments of [`route_experts`](super::route_experts), and their checks.
+
+use burn::tensor::{DType, Int, Tensor};
+
+use crate::MlaError;
+use crate::check::Check;
+
+/// Experts at most, and experts of a token at most.
+pub(crate) const MAX_EXPERTS: usize = 1024;
+
+/// Arguments of [`route_experts`](crate::route_experts()).
+#[derive(Debug, Clone)]
+pub struct RouteExpertsArgs {
+    /// f32 `[N, E]`: the router's logits.
+    pub logits: Tensor<2>,
+    /// Which experts a token gets.
+    pub choice: ExpertChoice,
+}
+
+/// Which experts a token gets.
+#[derive(Debug, Clone)]
+pub enum ExpertChoice {
+    /// The `k` best scores.
+    Scores(usize),
+    /// The `k` best sums of score and bias f32 `[E]`, which counts for the choice only.
+    BiasedScores(usize, Tensor<1>),
+    /// These, i32 `[N, k]`; one that does not exist has weight 0.
+    Given(Tensor<2, Int>),
+}
+
+/// Options of [`route_experts`](crate::route_experts()).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouteExpertsOptions {
+    /// How a logit becomes a score.
+    pub scoring: ExpertScoring,
+    /// Choice among the experts of the best groups only.
+    pub groups: Option<ExpertGroups>,
+    /// Whether the weights of a token are divided by their sum.
+    pub normalise: bool,
+    /// Factor of the weights.
+    pub scale: f32,
+}
+
+/// How a logit becomes a score.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertScoring {
+    /// The softmax over all experts (DeepSeek-V2).
+    Softmax,
+    /// `1 / (1 + exp(-x))` (DeepSeek-V3).
+    Sigmoid,
+    /// `sqrt(ln(1 + exp(x)))` (DeepSeek-V4).
+    SqrtSoftplus,
+}
+
+/// Groups of experts with consecutive numbers, all of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups.
+    pub count: usize,
+    /// Groups that are kept.
+    pub kept: usize,
+    /// A group scores the sum of so many of its best experts, 1 (DeepSeek-V2) or 2 (DeepSeek-V3).
+    pub best: usize,
+}
+
+impl RouteExpertsArgs {
+    /// Experts of a token.
+    pub(super) fn top_k(&self) -> usize {
+        match &self.choice {
+            ExpertChoice::Scores(top_k) | ExpertChoice::BiasedScores(top_k, _) => *top_k,
+            ExpertChoice::Given(given) => given.dims()[1],
+        }
+    }
+
+    pub(super) fn check(&self, options: &RouteExpertsOptions) -> Result<(), MlaError> {
+        let check = Check::new("route_experts", "logits", &self.logits)?;
+        check.float_as("logits", &self.logits, DType::F32, "always")?;
+        let [tokens, experts] = self.logits.dims();
+        let holds = (1..=MAX_EXPERTS).contains(&experts);
+        check.value("logits", holds, format!("{experts} experts"), || format!("1 to {MAX_EXPERTS}"))?;
+        let mut most = match options.groups {
+            Some(groups) => groups.check(&check, experts)?,
+            None => experts,
+        };
+        match &self.choice {
+            ExpertChoice::Scores(_) => {}
+            ExpertChoice::BiasedScores(_, bias) => {
+                check.float_as("choice", bias, DType::F32, "always")?;
+                check.dims("choice", bias.dims(), [Some(experts)], || format!("[E] = [{experts}]"))?;
+            }
+            ExpertChoice::Given(given) => {
+                check.int("choice", given)?;
+                check.dims("choice", given.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
+                most = MAX_EXPERTS;
+            }
+        }
+        let top_k = self.top_k();
+        check.value("choice", (1..=most).contains(&top_k), top_k, || format!("1 to {most} experts for a token"))
+    }
+}
+
+impl ExpertGroups {
+    /// How many experts are left to choose from.
+    fn check(self, check: &Check, experts: usize) -> Result<usize, MlaError> {
+        let Self { count, kept, best } = self;
+        let divides = count > 0 && experts.is_multiple_of(count);
+        check.value("groups.count", divides, count, || format!("a divisor of the {experts} experts"))?;
+        check.value("groups.kept", (1..=count).contains(&kept), kept, || format!("1 to {count}"))?;
+        let size = experts / count;
+        check.value("groups.best", (1..=2.min(size)).contains(&best), best, || {
+            "1 or 2, and no more than a group has".into()
+        })?;
+        Ok(kept * size)
+    }
+}

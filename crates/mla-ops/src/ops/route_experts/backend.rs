@@ -1,0 +1,98 @@
+//! What a backend has to do for [`route_experts`](super::route_experts), and what the CPU does.
+
+use burn::backend::{
+    Backend, ExtensionType, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+
+use super::args::RouteExpertsOptions;
+
+/// The router's logits f32 `[N, E]`, and which experts a token gets.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub enum BackendChoice<B: Backend> {
+    /// Logits; the `k` best scores.
+    Scores(FloatTensor<B>, usize),
+    /// Logits, a bias `[E]`; the `k` best sums of score and bias.
+    BiasedScores(FloatTensor<B>, FloatTensor<B>, usize),
+    /// Logits; these, i32 `[N, k]`.
+    Given(FloatTensor<B>, IntTensor<B>),
+}
+
+/// The experts of tokens and their weights, or what they are chosen from.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub enum BackendRouting<B: Backend> {
+    /// Experts i32 `[N, k]` and weights f32 `[N, k]`.
+    Given(IntTensor<B>, FloatTensor<B>),
+    /// What [`RouteExpertsBackend::route_experts`] takes.
+    Chosen(#[extension_type] BackendChoice<B>, RouteExpertsOptions),
+}
+
+impl<B: RouteExpertsBackend> BackendRouting<B> {
+    /// Experts and weights.
+    pub fn materialise(self) -> (IntTensor<B>, FloatTensor<B>) {
+        match self {
+            Self::Given(indices, weights) => (indices, weights),
+            Self::Chosen(choice, options) => B::route_experts(choice, options),
+        }
+    }
+}
+
+/// [`route_experts`](crate::route_experts()) on backend primitives.
+#[backend_extension(
+    Cube: cfg(feature = "_gpu"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
+)]
+pub(crate) trait RouteExpertsBackend: Backend {
+    /// Experts i32 `[N, k]` and weights f32 `[N, k]`.
+    #[fusion(meta = fusion::route_experts)]
+    fn route_experts(
+        #[extension_type] choice: BackendChoice<Self>,
+        options: RouteExpertsOptions,
+    ) -> (IntTensor<Self>, FloatTensor<Self>);
+}
+
+#[cfg(all(feature = "fusion", feature = "_gpu"))]
+mod fusion {
+    use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::{DType, Shape};
+
+    use super::{BackendChoiceMetadata, RouteExpertsOptions};
+
+    /// Shapes and dtypes of what is computed.
+    pub(super) fn route_experts(
+        choice: &BackendChoiceMetadata,
+        _options: &RouteExpertsOptions,
+    ) -> (TensorSpec, TensorSpec) {
+        let (logits, top_k) = match choice {
+            BackendChoiceMetadata::Scores(logits, top_k) | BackendChoiceMetadata::BiasedScores(logits, _, top_k) => {
+                (logits, *top_k)
+            }
+            BackendChoiceMetadata::Given(logits, given) => (logits, given.shape.dims::<2>()[1]),
+        };
+        let [tokens, _] = logits.shape.dims();
+        let spec = |dtype| TensorSpec::new(Shape::new([tokens, top_k]), dtype);
+        (spec(DType::I32), spec(DType::F32))
+    }
+}
+
+#[cfg(feature = "flex")]
+impl RouteExpertsBackend for burn::backend::Flex {
+    fn route_experts(
+        choice: BackendChoice<Self>,
+        options: RouteExpertsOptions,
+    ) -> (IntTensor<Self>, FloatTensor<Self>) {
+        use super::reference::{choose_experts, weigh_experts};
+        use crate::reference::{IntoFlex, tensor};
+        let (indices, weights) = match choice {
+            BackendChoice::Scores(logits, top_k) => choose_experts(tensor(logits), None, top_k, &options),
+            BackendChoice::BiasedScores(logits, bias, top_k) => {
+                choose_experts(tensor(logits), Some(tensor(bias)), top_k, &options)
+            }
+            BackendChoice::Given(logits, given) => weigh_experts(tensor(logits), tensor(given), &options),
+        };
+        (indices.into_flex(), weights.into_flex())
+    }
+}

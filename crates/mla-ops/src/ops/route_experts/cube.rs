@@ -1,0 +1,62 @@
+//! [`route_experts`](super::route_experts) by a kernel.
+
+use burn::tensor::DType;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use mla_kernels::route_experts::{self as route, Choice, Groups, RouteArgs, RouteForm, Scoring};
+
+use super::args::{ExpertScoring, RouteExpertsOptions};
+use super::backend::{BackendChoice, RouteExpertsBackend};
+use crate::tensors::{contiguous, dims, empty};
+
+impl RouteExpertsBackend for CubeBackend {
+    fn route_experts(choice: BackendChoice<Self>, options: RouteExpertsOptions) -> (CubeTensor, CubeTensor) {
+        let (BackendChoice::Scores(logits, _)
+        | BackendChoice::BiasedScores(logits, _, _)
+        | BackendChoice::Given(logits, _)) = &choice;
+        let client = logits.client.clone();
+        let (args, chosen) = route_args(choice, &options);
+        route::launch(&client, args);
+        chosen
+    }
+}
+
+/// What the kernel takes, and the experts and weights that it writes.
+pub(crate) fn route_args(
+    choice: BackendChoice<CubeBackend>,
+    options: &RouteExpertsOptions,
+) -> (RouteArgs, (CubeTensor, CubeTensor)) {
+    // The kernel has a slot for a bias and one for given experts, and does not look at those that its form has no use for.
+    let (logits, bias, given, form, top_k) = match choice {
+        BackendChoice::Scores(logits, top_k) => (logits.clone(), logits.clone(), logits, Choice::Scores, top_k),
+        BackendChoice::BiasedScores(logits, bias, top_k) => (logits, bias.clone(), bias, Choice::BiasedScores, top_k),
+        BackendChoice::Given(logits, given) => {
+            let [_, top_k] = dims(&given);
+            (logits.clone(), logits, given, Choice::Given, top_k)
+        }
+    };
+    let [logits, bias, given] = [logits, bias, given].map(contiguous);
+    let [tokens, experts] = dims(&logits);
+    let (indices, weights) = (empty(&logits, [tokens, top_k], DType::I32), empty(&logits, [tokens, top_k], DType::F32));
+    let args = RouteArgs {
+        logits: logits.into_buffer_arg(),
+        bias: bias.into_buffer_arg(),
+        given: given.into_buffer_arg(),
+        indices: indices.clone().into_buffer_arg(),
+        weights: weights.clone().into_buffer_arg(),
+        tokens,
+        scale: options.scale,
+        form: RouteForm {
+            experts,
+            top_k,
+            scoring: match options.scoring {
+                ExpertScoring::Softmax => Scoring::Softmax,
+                ExpertScoring::Sigmoid => Scoring::Sigmoid,
+                ExpertScoring::SqrtSoftplus => Scoring::SqrtSoftplus,
+            },
+            choice: form,
+            groups: options.groups.map(|g| Groups { count: g.count, kept: g.kept, best: g.best }),
+            normalise: options.normalise,
+        },
+    };
+    (args, (indices, weights))
+}

@@ -1,0 +1,30 @@
+//! [`route_experts`]: which experts each token gets, and their weights.
+
+mod args;
+mod backend;
+#[cfg(feature = "_gpu")]
+pub(crate) mod cube;
+#[cfg(feature = "flex")]
+mod reference;
+mod routing;
+
+pub(crate) use self::args::MAX_EXPERTS;
+pub use self::args::{ExpertChoice, ExpertGroups, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions};
+pub(crate) use self::backend::*;
+pub use self::routing::Routing;
+use crate::MlaError;
+
+/// Chooses the experts of each token, and their weights; in f32, on the device.
+///
+/// Of two that are as good, the lower number is the better one; NaN is the worst. Nothing is launched before the [`Routing`] is
+/// read: a single token may choose in the launch of its experts' first projection.
+///
+/// Sources: DeepSeek-V2 §2.2 (softmax, groups by their best expert), DeepSeek-V3 §2.1.2 (sigmoid, a bias for the choice alone,
+/// groups by their two best).
+///
+/// # Errors
+/// Wrong shapes, dtypes or devices; groups that do not divide the experts or keep fewer than `k`; more than 1024 experts.
+pub fn route_experts(args: RouteExpertsArgs, options: &RouteExpertsOptions) -> Result<Routing, MlaError> {
+    args.check(options)?;
+    Ok(Routing::chosen_from(args, *options))
+}

@@ -1,0 +1,18 @@
+//! The gated activation of rows that are in memory.
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use super::backend::SwigluBackend;
+use super::reference;
+use crate::ops::small_batch;
+use crate::{Determinism, Weight};
+
+/// Checked x `[N, in]`: `[N, I]`.
+pub(crate) fn swiglu(x: Tensor<2>, gate_up: &Weight, limit: Option<f32>, determinism: Determinism) -> Tensor<2> {
+    let [rows, _] = x.dims();
+    if gate_up.is_empty() || !small_batch::has_kernel(rows, &x.device(), determinism) {
+        return reference::swiglu(x, gate_up, limit, determinism);
+    }
+    Tensor::from_dispatch(Dispatch::swiglu(x.into_dispatch(), gate_up.clone().into_backend(), limit))
+}
