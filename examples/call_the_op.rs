@@ -14,7 +14,7 @@ fn main() -> Result<(), MlaError> {
     };
     let splits = Splits::Auto;
     let options = MlaDecodeOptions { value_width: 512, softmax_scale: 0.07, causal: true, splits, path: None };
-    let (out, lse) = mla_decode(args, &options, None)?; // [1, 1, 16, 512], [1, 1, 16]
+    let (out, lse) = mla_decode(args, &options, None)?.materialise(); // [1, 1, 16, 512], [1, 1, 16]
     println!("{:?} {:?}", out.dims(), lse.dims());
     Ok(())
 }

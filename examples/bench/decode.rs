@@ -157,7 +157,10 @@ impl Case {
 
     fn run(&self, bench: &mut Bench) -> Result<(), String> {
         let plan = self.plan()?;
-        let call = |plan| mla_decode(self.args.clone(), &self.options, plan).map_err(|error| error.to_string());
+        let call = |plan| match mla_decode(self.args.clone(), &self.options, plan) {
+            Ok(step) => Ok(step.materialise()),
+            Err(error) => Err(error.to_string()),
+        };
         let (out, lse) = call(Some(&plan))?;
         let difference = self.check(bench, out, lse)?;
         let extra = [("path", json!(self.path(bench))), ("rel_rms", rounded(difference, 8))];

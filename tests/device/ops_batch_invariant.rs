@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_mla::ops::Determinism::{BatchInvariant, Fast};
-use burn_mla::ops::{Residual, Weight, linear, linear_by_head, linear_pair, matmul, swiglu};
+use burn_mla::ops::{Residual, StackedWeight, Weight, linear, linear_by_head, linear_pair, matmul, swiglu};
 use rstest::rstest;
 
 use crate::devices::for_each_dtype;
@@ -61,9 +61,10 @@ fn ops_batch_invariant_products_of_heads(#[values([3, 64, 16], [2, 7, 5])] sizes
     for_each_dtype(|device, dtype| {
         let x = matrix(1, [ROWS, heads * depth], dtype, device);
         let weight = matrix(2, [heads, width, depth], dtype, device);
+        let stacked = StackedWeight::from(weight.clone());
         let by_head = |x: Tensor<2>| x.clone().reshape([x.dims()[0], heads, depth]);
         let flat = |out: Tensor<3>| out.clone().reshape([out.dims()[0], heads * width]);
-        check("linear_by_head", &x, |x| flat(linear_by_head(by_head(x), weight.clone(), BatchInvariant)));
+        check("linear_by_head", &x, |x| flat(linear_by_head(by_head(x), &stacked, BatchInvariant).expect("legal")));
         check("matmul", &x, |x| {
             let (x, weight) = (by_head(x).swap_dims(0, 1), weight.clone().swap_dims(1, 2));
             flat(matmul(x, weight, BatchInvariant).expect("legal").swap_dims(0, 1))

@@ -1,10 +1,9 @@
 //! Wrong arguments of `mla_decode` and `mla_plan`; how they are compared: `ops_errors.rs`.
 
 use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
-use mla_ops::Determinism;
 use mla_ops::{
-    MlaDecodeArgs, MlaDecodeOptions, MlaError, MlaPlan, MlaPlanArgs, MlaQuery, PagedBatchArgs, Path, Splits,
-    mla_decode, mla_decode_project, mla_plan,
+    Decoded, Determinism, MlaDecodeArgs, MlaDecodeOptions, MlaError, MlaPlan, MlaPlanArgs, MlaQuery, PagedBatchArgs,
+    Path, Splits, linear_by_head, mla_decode, mla_plan,
 };
 use rstest::rstest;
 
@@ -36,7 +35,7 @@ impl Decode {
     }
 
     pub fn call(self) -> Result<(Tensor<4>, Tensor<3>), MlaError> {
-        mla_decode(self.args, &self.options, self.plan.as_ref())
+        mla_decode(self.args, &self.options, self.plan.as_ref()).map(Decoded::materialise)
     }
 }
 
@@ -80,23 +79,31 @@ fn ops_errors_mla_decode() {
 }
 
 #[test]
-fn ops_errors_mla_decode_project() {
+fn ops_errors_linear_by_head_of_a_decode_step() {
     for_each_device(|device| {
-        let call = |value_proj| {
+        let call = |value_proj: Tensor<3>| {
             let Decode { args, options, plan } = Decode::new(device);
-            mla_decode_project(args, &options, plan.as_ref(), value_proj, Determinism::Fast)
+            let step = mla_decode(args, &options, plan.as_ref()).expect("legal");
+            linear_by_head(step, &value_proj.into(), Determinism::Fast)
         };
         call(zeros([3, 2, 5], device)).expect("legal before it is changed");
-        let refused = |kind, value_proj| assert_refused(call(value_proj), kind, "value_proj");
+        let refused = |kind, value_proj| assert_refused(call(value_proj), kind, "weight");
         refused(Shape, zeros([2, 2, 5], device));
         refused(Shape, zeros([3, 2, 7], device));
         refused(Value, zeros([3, 0, 5], device));
-        refused(WrongType, zeros([3, 2, 5], device).cast(FloatDType::F16));
-        let mut decode = Decode::new(device);
-        decode.options.value_width = 8;
-        let result =
-            mla_decode_project(decode.args, &decode.options, None, zeros([3, 2, 8], device), Determinism::Fast);
-        assert_refused(result, Value, "value_width");
+        refused(WrongType, zeros::<3>([3, 2, 5], device).cast(FloatDType::F16));
+    });
+}
+
+#[test]
+fn ops_errors_linear_by_head() {
+    for_each_device(|device| {
+        let call = |weight: Tensor<3>| linear_by_head(zeros::<3>([2, 3, 5], device), &weight.into(), Determinism::Fast);
+        call(zeros([3, 2, 4], device)).expect("legal before it is changed");
+        let refused = |kind, weight| assert_refused(call(weight), kind, "weight");
+        refused(Shape, zeros([2, 2, 4], device));
+        refused(Shape, zeros([3, 2, 6], device));
+        refused(WrongType, zeros::<3>([3, 2, 4], device).cast(FloatDType::F16));
     });
 }
 
@@ -118,7 +125,7 @@ fn ops_errors_mla_decode_path() {
                 let case = DecodeCase { path: Some(path), ..case.clone() };
                 let result = mla_decode(case.inputs(52).args(device), &case.options(), None);
                 if has.contains(&path) {
-                    result.unwrap_or_else(|error| panic!("{error} ({case:?})"));
+                    result.unwrap_or_else(|error| panic!("{error} ({case:?})")).materialise();
                     continue;
                 }
                 let text = result.as_ref().err().map_or(String::new(), MlaError::to_string);

@@ -569,7 +569,8 @@ fn ops_linear_by_head(
         let both = floats(&w, [heads, 2 * outputs, inputs], dtype, device);
         let half = both.narrow(1, outputs, outputs);
         let weight = if halves { half } else { half.clone().mul_scalar(1.0) };
-        let out = linear_by_head(floats(&x, [rows, heads, width], dtype, device), weight, Fast);
+        let x_there = floats(&x, [rows, heads, width], dtype, device);
+        let out = linear_by_head(x_there, &weight.into(), Fast).expect("legal");
         assert_eq!((out.dims(), out.dtype()), ([rows, heads, outputs + carried], dtype));
         for (row, (out, x)) in values(out).chunks(outputs + carried).zip(x.chunks(width)).enumerate() {
             let matrix = &w[(row % heads * 2 + 1) * outputs * inputs..][..outputs * inputs];

@@ -308,7 +308,7 @@ impl DecodeInputs {
     pub fn run(&self, device: &Device) -> (Tensor<4>, Tensor<3>) {
         let plan = self.case.planned.then(|| self.plan(device));
         let result = mla_ops::mla_decode(self.args(device), &self.case.options(), plan.as_ref());
-        result.unwrap_or_else(|error| panic!("{error} ({:?})", self.case))
+        result.unwrap_or_else(|error| panic!("{error} ({:?})", self.case)).materialise()
     }
 
     pub fn expected(&self) -> State {

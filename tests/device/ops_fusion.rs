@@ -56,7 +56,7 @@ fn step(device: &Device, dtype: DType) -> (Tensor<3>, Tensor<2>) {
     };
     let splits = Splits::Tokens(16);
     let options = MlaDecodeOptions { value_width: VALUE_WIDTH, softmax_scale: 0.2, causal: true, splits, path: None };
-    let (out, lse) = mla_decode(args, &options, None).expect("legal");
+    let (out, lse) = mla_decode(args, &options, None).expect("legal").materialise();
     let out = (out.exp() * 0.5).reshape([batch, HEADS, VALUE_WIDTH]);
     let lse = lse.reshape([batch, HEADS]) * 0.5;
     let merged = MergeStateArgs { out_a: out, lse_a: lse, out_b: other.exp() * 0.5, lse_b: other_lse * 2.0 + 1.0 };

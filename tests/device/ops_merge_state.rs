@@ -200,7 +200,7 @@ fn attend_part(args: &MlaDecodeArgs, case: &DecodeCase, from: usize, to: usize) 
         seq_lens: ints(&lens, [lens.len()], &device),
         ..args.clone()
     };
-    mla_decode(part, &case.options(), None).expect("legal")
+    mla_decode(part, &case.options(), None).expect("legal").materialise()
 }
 
 proptest! {

@@ -1,7 +1,7 @@
 //! `mla_decode` and `mla_plan` against the oracle.
 
 use burn::tensor::{DType, Tensor};
-use mla_ops::{Determinism::Fast, MlaDecodeArgs, MlaQuery, Splits, linear_by_head, mla_decode, mla_decode_project};
+use mla_ops::{Determinism::Fast, MlaDecodeArgs, MlaQuery, Splits, linear_by_head, mla_decode};
 use rstest::rstest;
 
 use crate::devices::{FLOATS, for_each_device, for_each_dtype, is_cuda, is_simulated, supports};
@@ -148,7 +148,7 @@ fn ops_decode_strided_inputs() {
             strided.page_table = table.narrow(0, 2, max_pages).transpose();
             strided.kv_cache = restrided(args.kv_cache, 0, 1);
 
-            let (strided_out, strided_lse) = mla_decode(strided, &case.options(), None).expect("legal");
+            let (strided_out, strided_lse) = mla_decode(strided, &case.options(), None).expect("legal").materialise();
             assert_eq!(bits(&strided_out), bits(&out));
             assert_eq!(bits(&strided_lse), bits(&lse));
         }
@@ -173,7 +173,7 @@ fn ops_decode_of_rows_that_lie_apart() {
             let wide = Tensor::full([pages, page_size, width + 384], f32::NAN, (device, dtype));
             let wide = wide.slice_assign([0..pages, 0..page_size, 256..256 + width], kv_cache);
             let args = MlaDecodeArgs { q, kv_cache: wide.narrow(2, 256, width), page_table, seq_lens };
-            let (apart_out, apart_lse) = mla_decode(args, &case.options(), None).expect("legal");
+            let (apart_out, apart_lse) = mla_decode(args, &case.options(), None).expect("legal").materialise();
             assert_eq!(bits(&apart_out), bits(&out));
             assert_eq!(bits(&apart_lse), bits(&lse));
         }
@@ -202,7 +202,8 @@ fn ops_decode_twice_gives_the_same_bits(
                 inputs.case.path = Some(path);
                 inputs.case.assert_path(device);
                 let (args, plan) = (inputs.args(device), inputs.case.planned.then(|| inputs.plan(device)));
-                let run = || mla_decode(args.clone(), &inputs.case.options(), plan.as_ref()).expect("legal");
+                let run =
+                    || mla_decode(args.clone(), &inputs.case.options(), plan.as_ref()).expect("legal").materialise();
                 let (out, lse) = run();
                 for _ in 0..3 {
                     let (again, lse_again) = run();
@@ -267,16 +268,17 @@ fn ops_decode_project(#[case] lens: Vec<usize>, #[case] query_len: usize) {
             let case = DecodeCase { lens: lens.clone(), query_len, heads, widths, splits, dtype, ..Default::default() };
             let (mut inputs, rank) = (case.inputs(14), widths.1);
             let both = random(&mut rng(15), heads * 2 * outputs * rank, dtype);
-            let value_proj = floats(&both, [heads, 2 * outputs, rank], dtype, device).narrow(1, outputs, outputs);
+            let value_proj =
+                floats(&both, [heads, 2 * outputs, rank], dtype, device).narrow(1, outputs, outputs).into();
             for path in case.paths(device) {
                 inputs.case.path = Some(path);
                 let (args, options) = (inputs.args(device), inputs.case.options());
-                let projected =
-                    mla_decode_project(args.clone(), &options, None, value_proj.clone(), Fast).expect("legal");
-                let (out, _) = mla_decode(args, &options, None).expect("legal");
+                let step = mla_decode(args, &options, None).expect("legal");
+                let projected = linear_by_head(step.clone(), &value_proj, Fast).expect("legal");
+                let (out, _) = step.materialise();
                 let tokens = lens.len() * query_len;
-                let expected = linear_by_head(out.reshape([tokens, heads, rank]), value_proj.clone(), Fast);
-                assert_eq!(projected.dims(), [lens.len(), query_len, heads, outputs]);
+                let expected = linear_by_head(out.reshape([tokens, heads, rank]), &value_proj, Fast).expect("legal");
+                assert_eq!(projected.dims(), [tokens, heads, outputs]);
                 assert_eq!(bits(&projected), bits(&expected), "{:?} on {device:?}", inputs.case);
             }
         }

@@ -147,7 +147,8 @@ impl Pool {
             page_table: ints(&self.page_table[..batch * self.max_pages], [batch, self.max_pages], device),
             seq_lens: ints(&lens_i32(&case.lens), [batch], device),
         };
-        let (out, lse) = mla_decode(args, &case.options(), None).unwrap_or_else(|error| panic!("{error} ({case:?})"));
+        let (out, lse) =
+            mla_decode(args, &case.options(), None).unwrap_or_else(|error| panic!("{error} ({case:?})")).materialise();
         assert_eq!(out.dims(), [batch, case.query_len, case.heads, WIDTHS.1], "{case:?}");
         (values(out), values(lse))
     }

@@ -1,9 +1,9 @@
-//! `rope_write` and `rope_write_absorb` against the operations that they join.
+//! `rope_write` against the operations that it joins.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use mla_ops::{
-    Determinism, MlaError, NormRopeArgs, NormRopeOptions, RopeWriteArgs, RopeWritten, WriteLatentArgs, linear_by_head,
-    norm_rope, rope_write, rope_write_absorb, write_latent,
+    Determinism, MlaError, NormRopeArgs, NormRopeOptions, RopeQuery, RopeWriteArgs, RopeWritten, StackedWeight,
+    WriteLatentArgs, linear_by_head, norm_rope, rope_write, write_latent,
 };
 use rstest::rstest;
 
@@ -26,7 +26,7 @@ fn args([heads, width, cache_width, pairs]: Sizes, slots: &[i32], dtype: DType, 
     };
     let normed = cache_width - 2 * pairs;
     RopeWriteArgs {
-        q: floats(&draw(tokens * heads * width, dtype), [tokens, heads, width], dtype, device),
+        query: RopeQuery::Heads(floats(&draw(tokens * heads * width, dtype), [tokens, heads, width], dtype, device)),
         latent: floats(&draw(tokens * cache_width, dtype), [tokens, cache_width], dtype, device),
         norm_weight: floats(&draw(normed, f32), [normed], f32, device),
         norm_eps: 1e-6,
@@ -36,6 +36,17 @@ fn args([heads, width, cache_width, pairs]: Sizes, slots: &[i32], dtype: DType, 
         cache: floats(&draw(24 * cache_width, dtype), [24 * cache_width], dtype, device).reshape([6, 4, cache_width]),
         slots: ints(slots, [tokens], device),
     }
+}
+
+fn heads_of(query: RopeQuery) -> Tensor<3> {
+    match query {
+        RopeQuery::Heads(q) | RopeQuery::Absorbed { q, .. } => q,
+    }
+}
+
+fn absorbed(args: RopeWriteArgs, weight: StackedWeight) -> RopeWriteArgs {
+    let query = RopeQuery::Absorbed { q: heads_of(args.query), weight, determinism: Determinism::Fast };
+    RopeWriteArgs { query, ..args }
 }
 
 /// DeepSeek-V2-Lite's and V3's sizes, odd ones, channels that all turn or none, no heads; slots that are skipped; views.
@@ -48,7 +59,8 @@ fn ops_rope_write(
 ) {
     for_each_dtype(|device, dtype| {
         let new = || args(sizes, slots, dtype, device);
-        let RopeWriteArgs { q, latent, norm_weight, norm_eps, cos, sin, cache, slots } = new();
+        let RopeWriteArgs { query, latent, norm_weight, norm_eps, cos, sin, cache, slots } = new();
+        let q = heads_of(query);
         let turn = |x: Tensor<3>, weight: Option<Tensor<1>>| {
             let norm_eps = weight.is_some().then_some(norm_eps);
             let options = NormRopeOptions { norm_eps, norm_turned: false, inverse: false };
@@ -61,14 +73,15 @@ fn ops_rope_write(
 
         let mut args = new();
         if views && latent.dims()[0] > 0 && q.dims()[1] > 0 {
-            args.q = restrided(args.q, 0, 1);
+            args.query = RopeQuery::Heads(restrided(heads_of(args.query), 0, 1));
             args.latent = restrided(args.latent, 0, 1);
         }
         let written = rope_write(args).expect("legal");
         let what = format!("{sizes:?} {dtype:?} on {device:?}");
-        assert_eq!((written.q.dims(), written.latent.dims()), (q.dims(), latent.dims()), "{what}");
+        let written_latent = written.latent.expect("of queries that are not absorbed");
+        assert_eq!((written.q.dims(), written_latent.dims()), (q.dims(), latent.dims()), "{what}");
         for (actual, expected) in
-            [(bits(&written.q), bits(&q)), (bits(&written.latent), bits(&latent)), (bits(&written.cache), bits(&cache))]
+            [(bits(&written.q), bits(&q)), (bits(&written_latent), bits(&latent)), (bits(&written.cache), bits(&cache))]
         {
             assert!(actual == expected, "{what}");
         }
@@ -77,7 +90,7 @@ fn ops_rope_write(
 
 /// As `rope_write` and then `linear_by_head`: by kernels with matrix instructions and without them, of a few tokens and many.
 #[rstest]
-fn ops_rope_write_absorb(
+fn ops_rope_write_absorbed(
     #[values(([16, 192, 576, 32], 512), ([3, 40, 48, 4], 5), ([5, 7, 70, 2], 6), ([2, 8, 130, 0], 8))] (sizes, rank): (
         Sizes,
         usize,
@@ -91,10 +104,10 @@ fn ops_rope_write_absorb(
             let [heads, width, _, pairs] = sizes;
             let still = width - 2 * pairs;
             let weight = random(&mut rng(52), heads * rank * still, dtype);
-            let weight = floats(&weight, [heads, rank, still], dtype, device);
+            let weight = floats(&weight, [heads, rank, still], dtype, device).into();
             let RopeWritten { q, cache, .. } = rope_write(new()).expect("legal");
-            let expected = [bits(&linear_by_head(q, weight.clone(), Determinism::Fast)), bits(&cache)];
-            let (q, cache) = rope_write_absorb(new(), weight, Determinism::Fast).expect("legal");
+            let expected = [bits(&linear_by_head(q, &weight, Determinism::Fast).expect("legal")), bits(&cache)];
+            let RopeWritten { q, cache, .. } = rope_write(absorbed(new(), weight)).expect("legal");
             assert_eq!(q.dims(), [slots.len(), heads, rank + 2 * pairs]);
             assert!([bits(&q), bits(&cache)] == expected, "{sizes:?} {dtype:?} on {device:?}");
         }
@@ -118,15 +131,17 @@ fn ops_errors_rope_write() {
             change(&mut args, device);
             assert_refused(call(args), kind, argument);
         };
-        refuses(Shape, "q", |it, device| it.q = zeros([3, 3, 8], device));
-        refuses(WrongType, "q", |it, _| it.q = it.q.clone().cast(FloatDType::F16));
+        refuses(Shape, "q", |it, device| it.query = RopeQuery::Heads(zeros([3, 3, 8], device)));
+        refuses(WrongType, "q", |it, _| {
+            it.query = RopeQuery::Heads(heads_of(it.query.clone()).cast(FloatDType::F16));
+        });
         refuses(Shape, "latent", |it, device| it.latent = zeros([2, 9], device));
         refuses(Shape, "norm_weight", |it, device| it.norm_weight = zeros([10], device));
         refuses(Value, "norm_eps", |it, _| it.norm_eps = -1.0);
         refuses(Shape, "cos", |it, device| it.cos = zeros([1, 2], device));
         refuses(Value, "cos", |it, device| it.cos = zeros([2, 5], device));
         refuses(Value, "sin", |it, device| it.sin = zeros([2, 1], device));
-        let absorb = |weight| rope_write_absorb(new(), weight, Determinism::Fast).map_err(MlaError::from);
+        let absorb = |weight: Tensor<3>| rope_write(absorbed(new(), weight.into())).map_err(MlaError::from);
         absorb(zeros([3, 5, 4], device)).expect("legal before it is changed");
         assert_refused(absorb(zeros([3, 5, 8], device)), Shape, "weight");
         assert_refused(absorb(zeros::<3>([3, 5, 4], device).cast(FloatDType::F16)), WrongType, "weight");

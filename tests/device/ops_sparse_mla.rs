@@ -261,7 +261,7 @@ fn ops_sparse_of_all_rows_is_dense() {
         let softmax_scale = case.options().softmax_scale;
         let options =
             MlaDecodeOptions { value_width: 64, softmax_scale, causal: false, splits: Splits::Auto, path: None };
-        let (dense_out, dense_lse) = mla_decode(dense, &options, None).expect("legal");
+        let (dense_out, dense_lse) = mla_decode(dense, &options, None).expect("legal").materialise();
         let list = |x: Tensor<4>| x.cast(burn::tensor::FloatDType::F32).try_into_vec_as::<f32>().expect("reads back");
         let as_state = |out: Tensor<4>, lse: Tensor<3>| State {
             out: list(out).into_iter().map(f64::from).collect(),

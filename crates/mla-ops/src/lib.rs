@@ -3,7 +3,7 @@
 //! | operation | what |
 //! |---|---|
 //! | [`mla_plan`] | divides a decode step's work, once per step for all layers |
-//! | [`mla_decode`], [`mla_decode_project`] | attention of a few query tokens over the paged latent cache, and its projection |
+//! | [`mla_decode`] | attention of a few query tokens over the paged latent cache |
 //! | [`ragged_attention`] | prefill attention over packed sequences |
 //! | [`page_table`], [`kv_indices`] | page ids of a batch, as a table or as a compressed list |
 //! | [`lightning_index`] | the keys that a query token attends to, chosen by a few small heads |
@@ -18,8 +18,7 @@
 //! | [`linear()`], [`linear_pair`], [`swiglu()`], [`linear_by_head()`] | projections; small batches as fast as the weights come |
 //! | [`norm_rope()`], [`rms_norm`] | norms and RoPE in one pass |
 //! | [`residual_norm()`] | a residual sum and its norm |
-//! | [`rope_write`] | queries turn, latents are normed and turn, and go into the cache: one launch |
-//! | [`rope_write_absorb`] | the same, with the query's absorbed projection |
+//! | [`rope_write`] | RoPE on queries, which may be absorbed; norm and RoPE on latents, which go into the cache: one launch |
 //! | [`argmax()`] | the likeliest token of each row |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |

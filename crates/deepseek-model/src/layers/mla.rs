@@ -3,9 +3,9 @@
 use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
-    Determinism, MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, Normed, RaggedAttentionArgs,
-    RaggedAttentionOptions, SparseMlaArgs, SparseMlaOptions, SparseScope, Splits, linear_by_head, linear_pair,
-    merge_state, mla_decode, mla_decode_project, ragged_attention, sparse_mla,
+    Decoded, Determinism, HeadRows, MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, Normed,
+    RaggedAttentionArgs, RaggedAttentionOptions, RopeQuery, SparseMlaArgs, SparseMlaOptions, SparseScope, Splits,
+    StackedWeight, linear_by_head, linear_pair, merge_state, mla_decode, ragged_attention, sparse_mla,
 };
 
 use super::{Indexer, Linear, RmsNorm};
@@ -29,9 +29,9 @@ pub(crate) struct MultiHeadLatentAttention {
     kv_a_layernorm: RmsNorm,
     kv_b_proj: Linear,
     /// `[H, R, dn]`: the key half of `kv_b_proj`, absorbed into the query; a copy, for its transposed matrices.
-    w_uk: Tensor<3>,
+    w_uk: StackedWeight,
     /// `[H, dv, R]`: the value half, applied to the attention's output.
-    w_uv: Tensor<3>,
+    w_uv: StackedWeight,
     o_proj: Linear,
     /// Of this rank.
     heads: usize,
@@ -108,8 +108,8 @@ impl MultiHeadLatentAttention {
             ),
             kv_a_layernorm: RmsNorm::load(loader, &format!("{name}.kv_a_layernorm"), rank, INNER_NORM_EPS),
             kv_b_proj: Linear::new(kv_b),
-            w_uk: loader.contiguous(by_head.clone().narrow(1, 0, dn).swap_dims(1, 2)),
-            w_uv: by_head.narrow(1, dn, dv),
+            w_uk: loader.contiguous(by_head.clone().narrow(1, 0, dn).swap_dims(1, 2)).into(),
+            w_uv: by_head.narrow(1, dn, dv).into(),
             o_proj: Linear::load(loader, &format!("{name}.o_proj"), [config.hidden_size, heads * dv], Cut::Columns),
             heads: local,
             qk_nope_head_dim: dn,
@@ -149,13 +149,13 @@ impl MultiHeadLatentAttention {
     /// and absorbed query `[N, H, R + dr]`.
     fn write_and_absorb(
         &self,
-        projected: (Tensor<3>, Tensor<2>),
+        (q, latent): (Tensor<3>, Tensor<2>),
         x: &Tensor<2>,
         step: &Step,
         cache: &mut PagedCache,
     ) -> Result<Tensor<3>> {
-        let (norm, weight) = (&self.kv_a_layernorm, self.w_uk.clone());
-        let q = step.turn_write_and_absorb(cache, self.pool, projected, norm, weight)?;
+        let query = RopeQuery::Absorbed { q, weight: self.w_uk.clone(), determinism: step.determinism };
+        let (q, _) = step.turn_and_write(cache, self.pool, query, latent, &self.kv_a_layernorm)?;
         self.write_keys(x, step, cache)?;
         Ok(q)
     }
@@ -167,18 +167,19 @@ impl MultiHeadLatentAttention {
     /// Some tokens alone, in the absorbed form, and chunks of new ones behind them: out `[N, H, dv]`.
     fn mixed(
         &self,
-        projected: (Tensor<3>, Tensor<2>),
+        (q, latent): (Tensor<3>, Tensor<2>),
         x: &Tensor<2>,
         (single, new): (Option<&PagedKeys>, Option<&NewKeys>),
         step: &Step,
         cache: &mut PagedCache,
     ) -> Result<Tensor<3>> {
-        let (q, latent) = step.turn_and_write(cache, self.pool, projected, &self.kv_a_layernorm)?;
+        let (q, latent) = step.turn_and_write(cache, self.pool, RopeQuery::Heads(q), latent, &self.kv_a_layernorm)?;
+        let latent = latent.expect("of queries that are not absorbed");
         self.write_keys(x, step, cache)?;
         let ([tokens, ..], alone) = (q.dims(), single.map_or(0, |keys| keys.batch));
         let mut outs = Vec::new();
         if let Some(keys) = single {
-            outs.push(self.absorbed(self.absorb(q.clone().narrow(0, 0, alone), step), keys, step, cache)?);
+            outs.push(self.absorbed(self.absorb(q.clone().narrow(0, 0, alone), step)?, keys, step, cache)?);
         }
         if let Some(keys) = new {
             let (q, latent) = (q.narrow(0, alone, tokens - alone), latent.narrow(0, alone, tokens - alone));
@@ -188,13 +189,13 @@ impl MultiHeadLatentAttention {
     }
 
     /// The query against rows of the cache: `[N, H, dn + dr]` -> `[N, H, R + dr]`.
-    fn absorb(&self, q: Tensor<3>, step: &Step) -> Tensor<3> {
-        linear_by_head(q, self.w_uk.clone(), step.determinism)
+    fn absorb(&self, q: Tensor<3>, step: &Step) -> Result<Tensor<3>> {
+        Ok(linear_by_head(q, &self.w_uk, step.determinism)?)
     }
 
     /// The values of attended latents: `[N, H, R]` -> `[N, H, dv]`.
-    fn expand(&self, out: Tensor<3>, step: &Step) -> Tensor<3> {
-        linear_by_head(out, self.w_uv.clone(), step.determinism)
+    fn expand(&self, out: impl Into<HeadRows>, step: &Step) -> Result<Tensor<3>> {
+        Ok(linear_by_head(out, &self.w_uv, step.determinism)?)
     }
 
     /// Attention of each token's absorbed query over the latents in these slots, i32 `[N, 1, k]`: out `[N, H, dv]`.
@@ -210,25 +211,16 @@ impl MultiHeadLatentAttention {
         let (softmax_scale, determinism) = (self.softmax_scale, step.determinism);
         let options = SparseMlaOptions { value_width: rank, softmax_scale, determinism };
         let (out, _) = sparse_mla(args, &options)?;
-        Ok(self.expand(out.reshape([tokens, heads, rank]), step))
+        self.expand(out.reshape([tokens, heads, rank]), step)
     }
 
     /// Attention of each token's absorbed query over its own paged latents: out `[N, H, dv]`.
     fn absorbed(&self, q: Tensor<3>, keys: &PagedKeys, step: &Step, cache: &PagedCache) -> Result<Tensor<3>> {
-        let [tokens, heads, _] = q.dims();
-        let (args, options) = self.decode_args(q, keys, true, cache)?;
-        let out = mla_decode_project(args, &options, Some(&keys.plan), self.w_uv.clone(), step.determinism)?;
-        Ok(out.reshape([tokens, heads, self.v_head_dim]))
+        self.expand(self.decode(q, keys, true, cache)?, step)
     }
 
     /// A decode step with an absorbed query `[N, H, R + dr]`.
-    fn decode_args(
-        &self,
-        q: Tensor<3>,
-        keys: &PagedKeys,
-        causal: bool,
-        cache: &PagedCache,
-    ) -> Result<(MlaDecodeArgs, MlaDecodeOptions)> {
+    fn decode(&self, q: Tensor<3>, keys: &PagedKeys, causal: bool, cache: &PagedCache) -> Result<Decoded> {
         let [tokens, heads, _] = q.dims();
         let (batch, rank) = (keys.batch, self.kv_lora_rank);
         let q = q.reshape([batch, tokens / batch, heads, rank + self.qk_rope_head_dim]);
@@ -239,7 +231,8 @@ impl MultiHeadLatentAttention {
             seq_lens: keys.seq_lens.clone(),
         };
         let (softmax_scale, splits) = (self.softmax_scale, Splits::Auto);
-        Ok((args, MlaDecodeOptions { value_width: rank, softmax_scale, causal, splits, path: None }))
+        let options = MlaDecodeOptions { value_width: rank, softmax_scale, causal, splits, path: None };
+        Ok(mla_decode(args, &options, Some(&keys.plan))?)
     }
 
     /// Attention of chunks of new tokens over themselves and what the cache held before: out `[N, H, dv]`.
@@ -291,11 +284,10 @@ impl MultiHeadLatentAttention {
         cache: &PagedCache,
     ) -> Result<(Tensor<3>, Tensor<2>)> {
         let rows = |x: &Tensor<3>| x.clone().slice(s![chunk.tokens.clone(), .., ..]);
-        let (args, options) = self.decode_args(self.absorb(rows(q), step), &chunk.keys, false, cache)?;
-        let (past_out, past_lse) = mla_decode(args, &options, Some(&chunk.keys.plan))?;
+        let (past_out, past_lse) = self.decode(self.absorb(rows(q), step)?, &chunk.keys, false, cache)?.materialise();
         let (tokens, heads) = (chunk.tokens.len(), self.heads);
         let (merged_out, merged_lse) = merge_state(MergeStateArgs {
-            out_a: self.expand(past_out.reshape([tokens, heads, self.kv_lora_rank]), step),
+            out_a: self.expand(past_out.reshape([tokens, heads, self.kv_lora_rank]), step)?,
             lse_a: past_lse.reshape([tokens, heads]),
             out_b: rows(&out),
             lse_b: lse.clone().slice(s![chunk.tokens.clone(), ..]),

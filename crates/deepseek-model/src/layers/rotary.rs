@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use mla_ops::{
-    Determinism, RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, linear_by_head, rms_norm, rope_write,
-    rope_write_absorb, write_latent,
+    RopeQuery, RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, linear_by_head, rms_norm, rope_write,
+    write_latent,
 };
 
 use super::RmsNorm;
@@ -49,57 +49,38 @@ impl Rotation {
         Self { cos, sin, ..*self }
     }
 
-    /// Turns queries `[N, heads, d]`, norms latents `[N, D]` and turns their rotary keys, and puts the latents into these slots
-    /// of the cache. Which of the last `dr` channels a pair ends up in is the same for all tensors of a layer: queries and keys
-    /// only ever meet in dot products, so that any order of the channels serves.
+    /// Applies RoPE to queries `[N, heads, d]` and absorbs them where asked to, norms latents `[N, D]` and applies RoPE to their
+    /// rotary keys, and puts the latents into these slots of the cache. Which of the last `dr` channels a pair ends up in is the
+    /// same for all tensors of a layer: queries and keys only ever meet in dot products, so that any order of the channels serves.
     pub(crate) fn turn_and_write(
         &self,
-        q: Tensor<3>,
+        query: RopeQuery,
         latent: Tensor<2>,
         norm: &RmsNorm,
         (cache, slots): (Tensor<3>, Tensor<1, Int>),
     ) -> std::result::Result<RopeWritten, Box<WriteLatentError>> {
         if self.interleaved {
-            return rope_write(self.args(q, latent, norm, (cache, slots)));
+            let [cos, sin] = [&self.cos, &self.sin].map(Tensor::clone);
+            let (norm_weight, norm_eps) = (norm.weight.clone(), norm.eps);
+            return rope_write(RopeWriteArgs { query, latent, norm_weight, norm_eps, cos, sin, cache, slots });
         }
-        let [still, turned] = self.split(&q);
-        let q = Tensor::cat(vec![still, self.turn_halves(turned)], 2);
         let [still, turned] = self.split(&latent.unsqueeze_dim(1));
-        let normed = match rms_norm(still.squeeze_dim(1), norm.weight.clone(), norm.eps) {
-            Ok(normed) => normed,
-            Err(error) => return Err(Box::new(WriteLatentError { error, cache })),
+        let latent = rms_norm(still.squeeze_dim(1), norm.weight.clone(), norm.eps)
+            .map(|normed| Tensor::cat(vec![normed, self.turn_halves(turned).squeeze_dim(1)], 1));
+        let turn = |q: Tensor<3>| {
+            let [still, turned] = self.split(&q);
+            Tensor::cat(vec![still, self.turn_halves(turned)], 2)
         };
-        let latent = Tensor::cat(vec![normed, self.turn_halves(turned).squeeze_dim(1)], 1);
+        let q = match query {
+            RopeQuery::Heads(q) => Ok(turn(q)),
+            RopeQuery::Absorbed { q, weight, determinism } => linear_by_head(turn(q), &weight, determinism),
+        };
+        let (q, latent) = match (q, latent) {
+            (Ok(q), Ok(latent)) => (q, latent),
+            (Err(error), _) | (_, Err(error)) => return Err(Box::new(WriteLatentError { error, cache })),
+        };
         let cache = write_latent(WriteLatentArgs { cache, slots, latent: latent.clone(), rope: None })?;
-        Ok(RopeWritten { q, latent, cache })
-    }
-
-    /// The same, and the turned query `[N, heads, dn + dr]` absorbed by a weight `[heads, R, dn]`: `[N, heads, R + dr]`, and the
-    /// cache.
-    pub(crate) fn turn_write_and_absorb(
-        &self,
-        q: Tensor<3>,
-        latent: Tensor<2>,
-        norm: &RmsNorm,
-        (weight, determinism): (Tensor<3>, Determinism),
-        target: (Tensor<3>, Tensor<1, Int>),
-    ) -> std::result::Result<(Tensor<3>, Tensor<3>), Box<WriteLatentError>> {
-        if self.interleaved {
-            return rope_write_absorb(self.args(q, latent, norm, target), weight, determinism);
-        }
-        let RopeWritten { q, cache, .. } = self.turn_and_write(q, latent, norm, target)?;
-        Ok((linear_by_head(q, weight, determinism), cache))
-    }
-
-    fn args(
-        &self,
-        q: Tensor<3>,
-        latent: Tensor<2>,
-        norm: &RmsNorm,
-        (cache, slots): (Tensor<3>, Tensor<1, Int>),
-    ) -> RopeWriteArgs {
-        let [cos, sin] = [&self.cos, &self.sin].map(Tensor::clone);
-        RopeWriteArgs { q, latent, norm_weight: norm.weight.clone(), norm_eps: norm.eps, cos, sin, cache, slots }
+        Ok(RopeWritten { q, latent: Some(latent), cache })
     }
 
     /// The channels before the last `dr`, and those.

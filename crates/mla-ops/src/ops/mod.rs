@@ -35,17 +35,17 @@ pub use experts_mlp::{ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, SharedExper
 pub use kv_indices::{KvIndices, kv_indices};
 pub use lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
 pub use linear::{linear, linear_pair};
-pub use linear_by_head::linear_by_head;
+pub use linear_by_head::{HeadRows, linear_by_head};
 pub use matmul::matmul;
 pub use merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
-pub use mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode, mla_decode_project};
+pub use mla_decode::{Decoded, MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};
 pub use mla_plan::{MlaPlan, MlaPlanArgs, Splits, mla_plan};
 pub use norm_rope::{NormRopeArgs, NormRopeOptions, norm_rope};
 pub use page_table::{PagedBatchArgs, page_table};
 pub use ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
 pub use residual_norm::{Addend, Normed, Residual, Rows, residual_norm};
 pub use rms_norm::rms_norm;
-pub use rope_write::{RopeWriteArgs, RopeWritten, rope_write, rope_write_absorb};
+pub use rope_write::{RopeQuery, RopeWriteArgs, RopeWritten, rope_write};
 pub use route_experts::{
     ExpertChoice, ExpertGroups, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, Routing, route_experts,
 };

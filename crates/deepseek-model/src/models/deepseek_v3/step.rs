@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use burn::tensor::{Bool, Device, Int, Tensor};
 use mla_ops::cache::{PagedCache, RequestId};
-use mla_ops::{Determinism, MlaPlan, MlaPlanArgs, Splits, WriteLatentArgs, WriteLatentError, mla_plan, write_latent};
+use mla_ops::{
+    Determinism, MlaPlan, MlaPlanArgs, RopeQuery, Splits, WriteLatentArgs, WriteLatentError, mla_plan, write_latent,
+};
 
 use super::config::DeepseekV3Config;
 use crate::Result;
@@ -126,32 +128,19 @@ impl Step {
         put_back(cache, pool, write_latent(args).map(|pool| (pool, ())))
     }
 
-    /// Turns the queries `[N, heads, d]` and the rotary keys of the new tokens, norms their latents `[N, D]`, and puts these
-    /// into a pool of the cache.
+    /// Applies RoPE to the queries and to the rotary keys of the new tokens, norms their latents `[N, D]`, and puts these into a
+    /// pool of the cache.
     pub(crate) fn turn_and_write(
         &self,
         cache: &mut PagedCache,
         pool: usize,
-        (q, latent): (Tensor<3>, Tensor<2>),
+        query: RopeQuery,
+        latent: Tensor<2>,
         norm: &RmsNorm,
-    ) -> Result<(Tensor<3>, Tensor<2>)> {
+    ) -> Result<(Tensor<3>, Option<Tensor<2>>)> {
         let target = (cache.take_pool(pool)?, self.slots.clone());
-        let written = self.rotation.turn_and_write(q, latent, norm, target);
+        let written = self.rotation.turn_and_write(query, latent, norm, target);
         put_back(cache, pool, written.map(|written| (written.cache, (written.q, written.latent))))
-    }
-
-    /// The same, and the turned queries absorbed by a weight `[heads, R, dn]`: `[N, heads, R + dr]`.
-    pub(crate) fn turn_write_and_absorb(
-        &self,
-        cache: &mut PagedCache,
-        pool: usize,
-        (q, latent): (Tensor<3>, Tensor<2>),
-        norm: &RmsNorm,
-        weight: Tensor<3>,
-    ) -> Result<Tensor<3>> {
-        let target = (cache.take_pool(pool)?, self.slots.clone());
-        let written = self.rotation.turn_write_and_absorb(q, latent, norm, (weight, self.determinism), target);
-        put_back(cache, pool, written.map(|(q, pool)| (pool, q)))
     }
 }
 

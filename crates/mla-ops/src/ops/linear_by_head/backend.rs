@@ -1,6 +1,19 @@
-//! What a backend has to do for [`linear_by_head`](super::linear_by_head).
+//! [`linear_by_head`](super::linear_by_head()) as a backend extension.
 
-use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
+
+use crate::ops::mla_decode::backend::BackendDecode;
+use crate::weight::BackendWeight;
+
+/// [`HeadRows`](super::HeadRows) as a backend takes them.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendHeadRows<B: Backend> {
+    /// `[N, H, d]`.
+    InMemory(FloatTensor<B>),
+    /// What a decode step gives, as `[B Sq, H, Dv]`.
+    Decoded(#[extension_type] BackendDecode<B>),
+}
 
 #[backend_extension(
     Cube: cfg(feature = "_gpu"),
@@ -10,21 +23,41 @@ use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 pub(crate) trait LinearByHeadBackend: Backend {
     /// x `[N, H, d]`, weight `[H, out, in]`: `[N, H, out + d - in]`.
     #[fusion(meta = |x, weight| {
-        let ([rows, heads, width], [_, outputs, inputs]) = (x.shape.dims(), weight.shape.dims());
-        crate::fusion::spec([rows, heads, outputs + width - inputs], x.dtype)
+        let ([rows, heads, width], dtype) = match x {
+            BackendHeadRowsMetadata::InMemory(x) => (x.shape.dims(), x.dtype),
+            BackendHeadRowsMetadata::Decoded(step) => {
+                let [batch, query_len, heads, _] = step.q.shape.dims();
+                ([batch * query_len, heads, step.spec.value_width], step.q.dtype)
+            }
+        };
+        let [_, outputs, inputs] = weight.dims();
+        crate::fusion::spec([rows, heads, outputs + width - inputs], dtype)
     })]
-    fn linear_by_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn linear_by_head(
+        #[extension_type] x: BackendHeadRows<Self>,
+        #[extension_type] weight: BackendWeight<Self>,
+    ) -> FloatTensor<Self>;
 }
 
 #[cfg(feature = "flex")]
-impl LinearByHeadBackend for burn::backend::Flex {
-    fn linear_by_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        use burn::tensor::Tensor;
+mod reference {
+    use burn::backend::{Flex, tensor::FloatTensor};
+    use burn::tensor::Tensor;
 
-        use crate::reference::{IntoFlex, tensor};
-        let (x, weight): (Tensor<3>, Tensor<3>) = (tensor(x), tensor(weight));
-        let ([_, _, width], [_, _, inputs]) = (x.dims(), weight.dims());
-        let product = x.clone().narrow(2, 0, inputs).swap_dims(0, 1).matmul(weight.swap_dims(1, 2)).swap_dims(0, 1);
-        Tensor::cat(vec![product, x.narrow(2, inputs, width - inputs)], 2).into_flex()
+    use super::{BackendHeadRows, BackendWeight, LinearByHeadBackend};
+    use crate::ops::mla_decode::backend::MlaDecodeBackend;
+    use crate::reference::{IntoFlex, tensor};
+
+    impl LinearByHeadBackend for Flex {
+        fn linear_by_head(x: BackendHeadRows<Self>, weight: BackendWeight<Self>) -> FloatTensor<Self> {
+            let x: Tensor<3> = match x {
+                BackendHeadRows::InMemory(x) => tensor(x),
+                BackendHeadRows::Decoded(step) => tensor::<Tensor<4>>(Self::mla_decode(step).0).flatten(0, 1),
+            };
+            let weight = weight.stacked().dense();
+            let ([_, _, width], [_, _, inputs]) = (x.dims(), weight.dims());
+            let product = x.clone().narrow(2, 0, inputs).swap_dims(0, 1).matmul(weight.swap_dims(1, 2)).swap_dims(0, 1);
+            Tensor::cat(vec![product, x.narrow(2, inputs, width - inputs)], 2).into_flex()
+        }
     }
 }

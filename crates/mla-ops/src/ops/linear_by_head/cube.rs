@@ -1,20 +1,42 @@
-//! [`linear_by_head`](super::linear_by_head) by the small-batch kernels.
+//! [`linear_by_head`](super::linear_by_head()) by the small-batch kernels.
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use mla_kernels::linear::{self, LinearArgs, LinearForm, Work};
+use mla_kernels::mla_decode;
 
-use super::backend::LinearByHeadBackend;
-use crate::tensors::{contiguous, dims, empty, matrix_stride};
+use super::backend::{BackendHeadRows, LinearByHeadBackend};
+use crate::ops::mla_decode::backend::BackendDecode;
+use crate::ops::mla_decode::cube::Launch;
+use crate::tensors::{contiguous, dims, empty, launched, matrix_stride};
+use crate::weight::BackendWeight;
 
 impl LinearByHeadBackend for CubeBackend {
-    fn linear_by_head(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
-        let x = contiguous(x);
-        let ([rows, heads, width], [_, outputs, inputs]) = (dims(&x), dims(&weight));
-        let out = empty(&x, [rows, heads, outputs + width - inputs], x.dtype);
-        linear::launch(&x.client, by_head_args(&x, weight, &out, [rows, heads, width]));
-        out
+    fn linear_by_head(x: BackendHeadRows<Self>, weight: BackendWeight<Self>) -> CubeTensor {
+        match x {
+            BackendHeadRows::InMemory(x) => in_memory(x, weight.dense()),
+            BackendHeadRows::Decoded(step) => decoded(step, weight.dense()),
+        }
     }
+}
+
+fn in_memory(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+    let x = contiguous(x);
+    let ([rows, heads, width], [_, outputs, inputs]) = (dims(&x), dims(&weight));
+    let out = empty(&x, [rows, heads, outputs + width - inputs], x.dtype);
+    linear::launch(&x.client, by_head_args(&x, weight, &out, [rows, heads, width]));
+    out
+}
+
+/// The projection merges the splits of the decode step, where it can.
+fn decoded(step: BackendDecode<CubeBackend>, weight: CubeTensor) -> CubeTensor {
+    let ([batch, query_len, heads, _], [_, outputs, inputs]) = (dims(&step.q), dims(&weight));
+    let (rows, width) = (batch * query_len, step.spec.value_width);
+    let out = empty(&step.q, [rows, heads, outputs + width - inputs], step.q.dtype);
+    let decode = Launch::new(step);
+    let projection = by_head_args(&decode.out, weight, &out, [rows, heads, width]);
+    launched(mla_decode::launch_projected(&out.client, decode.args, decode.kernel, projection));
+    out
 }
 
 /// Contiguous x of `[N, H, d]` elements, weight `[H, out, in]`.

@@ -7,33 +7,102 @@ pub(crate) mod cube;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-pub(crate) use self::backend::*;
+pub(crate) use self::backend::{BackendHeadRows, LinearByHeadBackend};
 use super::matmul::product;
+use super::mla_decode::Decoded;
 use super::small_batch::has_kernel;
-use crate::Determinism;
+use crate::check::Check;
+use crate::device::has_kernels;
 use crate::dispatch::tensors;
+use crate::{Determinism, MlaError, StackedWeight};
 
-/// The product of each head of `x [N, H, d]` with the transpose of its own matrix of `weight [H, out, in]`, of the same float
-/// dtype, and behind it the head's channels past the first `in`, as they are: `[N, H, out + d - in]`.
-///
-/// MLA's absorbed projections: the query against the latents, with its rotary part carried over, and the values of attended
-/// latents. As fast as [`linear`](crate::linear()) for a few tokens on a GPU, where matrices may lie apart.
-///
-/// # Panics
-/// As [`Tensor::matmul`] does, where the shapes do not fit.
-pub fn linear_by_head(x: Tensor<3>, weight: Tensor<3>, determinism: Determinism) -> Tensor<3> {
-    let ([rows, heads, width], [matrices, outputs, inputs]) = (x.dims(), weight.dims());
-    let fits = heads == matrices && inputs <= width && x.dtype() == weight.dtype();
-    if fits && heads * inputs * outputs > 0 && has_kernel(rows, &x.device(), determinism) {
-        let [x, weight] = [x, weight].map(Tensor::into_dispatch);
-        return tensors(<Dispatch as LinearByHeadBackend>::linear_by_head(x, weight));
+const OP: &str = "linear_by_head";
+
+/// Rows `[N, H, d]` that [`linear_by_head`] reads: in memory, or those that a decode step gives.
+#[derive(Debug, Clone)]
+pub struct HeadRows(Source);
+
+#[derive(Debug, Clone)]
+enum Source {
+    InMemory(Tensor<3>),
+    Decoded(Decoded),
+}
+
+/// In memory.
+impl From<Tensor<3>> for HeadRows {
+    fn from(rows: Tensor<3>) -> Self {
+        Self(Source::InMemory(rows))
     }
-    let by_matmul = |x: Tensor<3>| product(x.swap_dims(0, 1), weight.swap_dims(1, 2), determinism).swap_dims(0, 1);
-    match width.saturating_sub(inputs) {
+}
+
+/// The `out [B, Sq, H, Dv]` of a decode step, as `[B Sq, H, Dv]`.
+impl From<Decoded> for HeadRows {
+    fn from(step: Decoded) -> Self {
+        Self(Source::Decoded(step))
+    }
+}
+
+/// The product of each head of `x [N, H, d]`, f32, f16 or bf16, with the transpose of its own matrix of `weight [H, out, in]`, of
+/// the same dtype, and behind it the head's channels past the first `in`, as they are: `[N, H, out + d - in]`.
+///
+/// MLA's absorbed projections (DeepSeek-V2 §2.1): the query against the latents, with its rotary part carried over, and the values
+/// of attended latents. As fast as [`linear`](crate::linear()) for a few tokens on a GPU, where matrices may lie apart. Of a
+/// [`Decoded`] step of one token on a GPU, the launch of the projection merges the splits; the bits are the same.
+///
+/// # Errors
+/// Wrong shapes, dtypes or devices; a [`Decoded`] step whose `Dv` is not `in`: nothing is launched.
+pub fn linear_by_head(
+    x: impl Into<HeadRows>,
+    weight: &StackedWeight,
+    determinism: Determinism,
+) -> Result<Tensor<3>, MlaError> {
+    let HeadRows(x) = x.into();
+    match x {
+        Source::InMemory(x) => {
+            let check = Check::new(OP, "x", &x)?;
+            check.float("x", &x)?;
+            weight.check(&check, "weight", x.dtype(), "that of `x`")?;
+            let ([_, heads, width], [_, _, inputs]) = (x.dims(), weight.dims());
+            check.dims("weight", weight.dims(), [Some(heads), None, Some(inputs.min(width))], || {
+                format!("[H, out, in] with H = {heads} and in at most {width}, as in `x`")
+            })?;
+            check.elements("x", &x)?;
+            Ok(in_memory(x, weight, determinism))
+        }
+        Source::Decoded(step) => {
+            let ([batch, query_len, heads, width], [_, outputs, _]) = (step.dims(), weight.dims());
+            let check = Check::new(OP, "x", step.q())?;
+            weight.check(&check, "weight", step.dtype(), "that of the query")?;
+            check.dims("weight", weight.dims(), [Some(heads), None, Some(width)], || {
+                format!("[H, out, Dv] with H = {heads}, Dv = {width}, as in `x`")
+            })?;
+            check.value("weight", outputs > 0, "matrices without rows", || "at least 1 row each".into())?;
+            if (batch, query_len) == (1, 1) && has_kernels(check.device()) {
+                return Ok(launch(BackendHeadRows::Decoded(step.into_backend()), weight));
+            }
+            let (out, _) = step.materialise();
+            Ok(in_memory(out.reshape([batch * query_len, heads, width]), weight, determinism))
+        }
+    }
+}
+
+/// [`linear_by_head`] of checked rows in memory.
+pub(super) fn in_memory(x: Tensor<3>, weight: &StackedWeight, determinism: Determinism) -> Tensor<3> {
+    let ([rows, heads, width], [_, outputs, inputs]) = (x.dims(), weight.dims());
+    if heads * inputs * outputs > 0 && has_kernel(rows, &x.device(), determinism) {
+        return launch(BackendHeadRows::InMemory(x.into_dispatch()), weight);
+    }
+    let by_matmul =
+        |x: Tensor<3>| product(x.swap_dims(0, 1), weight.dense().swap_dims(1, 2), determinism).swap_dims(0, 1);
+    match width - inputs {
         0 => by_matmul(x),
         rest => {
             let carried = x.clone().narrow(2, inputs, rest);
             Tensor::cat(vec![by_matmul(x.narrow(2, 0, inputs)), carried], 2)
         }
     }
+}
+
+fn launch(x: BackendHeadRows<Dispatch>, weight: &StackedWeight) -> Tensor<3> {
+    tensors(<Dispatch as LinearByHeadBackend>::linear_by_head(x, weight.clone().into_backend()))
 }

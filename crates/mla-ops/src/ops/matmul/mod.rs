@@ -14,10 +14,10 @@ use cubecl::ir::{ElemType, FloatKind};
 
 use self::backend::MatmulBackend;
 use self::blocks::matmul_in_blocks;
-use super::linear_by_head::LinearByHeadBackend;
+use super::linear_by_head::{BackendHeadRows, LinearByHeadBackend};
 use crate::check::Check;
 use crate::device::has_kernels;
-use crate::{Determinism, MlaError};
+use crate::{Determinism, MlaError, StackedWeight};
 
 /// The product of `lhs [.., M, K]` and `rhs [.., K, N]` of one float dtype, whose leading dimensions are equal: `[.., M, N]`.
 ///
@@ -65,7 +65,8 @@ fn product_by_kernel<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D
     shape[D - 1] = width;
     let lhs: Tensor<3> = lhs.reshape([products, rows, depth]).swap_dims(0, 1);
     let rhs: Tensor<3> = rhs.reshape([products, depth, width]).swap_dims(1, 2);
-    let out = <Dispatch as LinearByHeadBackend>::linear_by_head(lhs.into_dispatch(), rhs.into_dispatch());
+    let (lhs, rhs) = (BackendHeadRows::InMemory(lhs.into_dispatch()), StackedWeight::from(rhs).into_backend());
+    let out = <Dispatch as LinearByHeadBackend>::linear_by_head(lhs, rhs);
     Tensor::<3>::from_dispatch(out).swap_dims(0, 1).reshape(shape)
 }
 

@@ -1,4 +1,4 @@
-//! [`mla_decode`](super::mla_decode) as a backend extension.
+//! [`mla_decode`](super::mla_decode()) as a backend extension.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
@@ -45,21 +45,11 @@ pub(crate) struct BackendDecode<B: Backend> {
     Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
 )]
 pub(crate) trait MlaDecodeBackend: Backend {
-    /// [`mla_decode`](super::mla_decode): out, lse.
+    /// [`mla_decode`](super::mla_decode()): out, lse.
     #[fusion(meta = |step| {
         let [batch, query_len, heads, _] = step.q.shape.dims();
         let out = crate::fusion::spec([batch, query_len, heads, step.spec.value_width], step.q.dtype);
         (out, crate::fusion::spec([batch, query_len, heads], burn::tensor::DType::F32))
     })]
     fn mla_decode(#[extension_type] step: BackendDecode<Self>) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    /// [`mla_decode_project`](super::mla_decode_project) of a single token.
-    #[fusion(meta = |step, value_proj| {
-        let ([batch, query_len, heads, _], outputs) = (step.q.shape.dims(), value_proj.shape[1]);
-        crate::fusion::spec([batch, query_len, heads, outputs], step.q.dtype)
-    })]
-    fn mla_decode_project(
-        #[extension_type] step: BackendDecode<Self>,
-        value_proj: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
 }

@@ -6,7 +6,6 @@ use mla_kernels::mla_decode::{self as kernels, DecodeArgs, DecodeError, DecodeKe
 use super::backend::{BackendDecode, MlaDecodeBackend};
 use super::{MlaDecodeOptions, MlaDecodeProblem};
 use crate::check::Check;
-use crate::ops::linear_by_head::cube::by_head_args;
 use crate::tensors::{buffers, contiguous, dims, elem, empty, evenly_spaced, launched, row_stride};
 use crate::{MlaError, Path};
 
@@ -16,27 +15,18 @@ impl MlaDecodeBackend for CubeBackend {
         launched(kernels::launch_kernel(&out.client, args, kernel));
         (out, lse)
     }
-
-    fn mla_decode_project(step: BackendDecode<Self>, value_proj: CubeTensor) -> CubeTensor {
-        let ([batch, query_len, heads, _], [_, outputs, inputs]) = (dims(&step.q), dims(&value_proj));
-        let out = empty(&step.q, [batch, query_len, heads, outputs], step.q.dtype);
-        let decode = Launch::new(step);
-        let projection = by_head_args(&decode.out, value_proj, &out, [batch * query_len, heads, inputs]);
-        launched(kernels::launch_projected(&out.client, decode.args, decode.kernel, projection));
-        out
-    }
 }
 
 /// A decode step, and what it writes.
-struct Launch {
-    args: DecodeArgs,
-    kernel: DecodeKernel,
-    out: CubeTensor,
+pub(in crate::ops) struct Launch {
+    pub(in crate::ops) args: DecodeArgs,
+    pub(in crate::ops) kernel: DecodeKernel,
+    pub(in crate::ops) out: CubeTensor,
     lse: CubeTensor,
 }
 
 impl Launch {
-    fn new(step: BackendDecode<CubeBackend>) -> Self {
+    pub(in crate::ops) fn new(step: BackendDecode<CubeBackend>) -> Self {
         let BackendDecode { q, kv_cache, page_table, seq_lens, items, cube_ptr, split_ptr, spec } = step;
         let [page_table, seq_lens] = [page_table, seq_lens].map(contiguous);
         let ([batch, query_len, heads, key_width], [pages, page_size, _]) = (dims(&q), dims(&kv_cache));

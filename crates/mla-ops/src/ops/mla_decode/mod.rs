@@ -1,22 +1,22 @@
-//! [`mla_decode`]: attention of a few query tokens over the paged latent cache; [`mla_decode_project`]: and its projection.
+//! [`mla_decode`]: attention of a few query tokens over the paged latent cache.
 
-mod backend;
+pub(super) mod backend;
 mod checks;
 #[cfg(feature = "_gpu")]
-mod cube;
+pub(super) mod cube;
+mod decoded;
 #[cfg(feature = "flex")]
 mod reference;
 
-use burn::backend::Dispatch;
+pub use self::decoded::Decoded;
+
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use self::backend::{BackendDecode, DecodeSpec, MlaDecodeBackend};
-use super::linear_by_head::linear_by_head;
+use self::backend::DecodeSpec;
+use self::decoded::Planned;
 use super::mla_plan::{MlaPlan, MlaPlanArgs};
-use crate::device::has_kernels;
-use crate::dispatch::tensors;
 use crate::path::Path;
-use crate::{Determinism, MlaError, Splits};
+use crate::{MlaError, Splits};
 
 const OP: &str = "mla_decode";
 
@@ -67,8 +67,9 @@ pub struct MlaDecodeOptions {
 /// Attention over the paged latent cache (DeepSeek-V2 §2.1, in the absorbed form): one key-value head that all query
 /// heads share.
 ///
-/// Returns `out [B, Sq, H, Dv]` in the query's dtype and `lse` f32 `[B, Sq, H]`, the natural logarithm of the sum of
-/// `exp(score)`. Sums are in f32. A query that may see no key gives `out = 0` and `lse = -inf`.
+/// Nothing is launched before the result is read: by [`Decoded::materialise`], which gives `out [B, Sq, H, Dv]` in the query's
+/// dtype and `lse` f32 `[B, Sq, H]`, or by [`linear_by_head`](crate::linear_by_head()), which may merge the splits in the launch of
+/// its projection. Sums are in f32. A query that may see no key gives `out = 0` and `lse = -inf`.
 ///
 /// Cache rows past a sequence's end and page table entries past it are never read into a sum, whatever they hold.
 /// `plan` is what [`mla_plan`](crate::mla_plan) gave for these `seq_lens`; without it the call plans for itself.
@@ -81,45 +82,7 @@ pub fn mla_decode(
     args: MlaDecodeArgs,
     options: &MlaDecodeOptions,
     plan: Option<&MlaPlan>,
-) -> Result<(Tensor<4>, Tensor<3>), MlaError> {
-    let call = checked(args, options, plan)?;
-    Ok(tensors(<Dispatch as MlaDecodeBackend>::mla_decode(call)))
-}
-
-/// [`mla_decode`] and, of its `out`, [`linear_by_head`] with each head's value matrix `value_proj [H, dv, Dv]`:
-/// `[B, Sq, H, dv]`. The bits are the same, but for a single token on a GPU it may be a launch less.
-///
-/// # Errors
-/// As [`mla_decode`], and where `value_proj` has another shape, dtype or device.
-pub fn mla_decode_project(
-    args: MlaDecodeArgs,
-    options: &MlaDecodeOptions,
-    plan: Option<&MlaPlan>,
-    value_proj: Tensor<3>,
-    determinism: Determinism,
-) -> Result<Tensor<4>, MlaError> {
-    let [batch, query_len, heads, _] = args.q.dims();
-    let (rank, [_, outputs, _]) = (options.value_width, value_proj.dims());
-    let check = args.q.check()?;
-    check.float_as("value_proj", &value_proj, args.q.dtype(), "the dtype of `q`")?;
-    let words = || format!("[H, dv, Dv] with H = {heads}, Dv = {rank}");
-    check.dims("value_proj", value_proj.dims(), [Some(heads), None, Some(rank)], words)?;
-    check.value("value_proj", outputs > 0, "matrices without rows", || "at least 1 row each".into())?;
-    if (batch, query_len) != (1, 1) || !has_kernels(check.device()) {
-        let (out, _) = mla_decode(args, options, plan)?;
-        let out = linear_by_head(out.reshape([batch * query_len, heads, rank]), value_proj, determinism);
-        return Ok(out.reshape([batch, query_len, heads, outputs]));
-    }
-    let call = checked(args, options, plan)?;
-    Ok(tensors(<Dispatch as MlaDecodeBackend>::mla_decode_project(call, value_proj.into_dispatch())))
-}
-
-/// What the implementations take, checked.
-fn checked(
-    args: MlaDecodeArgs,
-    options: &MlaDecodeOptions,
-    plan: Option<&MlaPlan>,
-) -> Result<BackendDecode<Dispatch>, MlaError> {
+) -> Result<Decoded, MlaError> {
     let check = args.check_tensors()?;
     let problem = args.check_options(&check, options)?;
     if let Some(plan) = plan {
@@ -132,7 +95,7 @@ fn checked(
     let plan = match plan {
         Some(plan) => {
             args.check_limits(&check, &problem, options, plan.cube_ptr.dims()[0] - 1, plan.items.dims()[0])?;
-            plan.clone()
+            Planned::Given(plan.clone())
         }
         None => {
             let plan = MlaPlanArgs {
@@ -145,24 +108,11 @@ fn checked(
             };
             let spec = plan.spec()?;
             args.check_limits(&check, &problem, options, spec.cubes, spec.capacity)?;
-            plan.launch(spec)
+            Planned::Own(plan, spec)
         }
     };
-    let q = match args.q {
-        MlaQuery::Whole(q) => q,
-        MlaQuery::Parts { nope, pe } => Tensor::cat(vec![nope, pe], 3),
-    };
     let &MlaDecodeOptions { value_width, softmax_scale, causal, path, .. } = options;
-    Ok(BackendDecode {
-        q: q.into_dispatch(),
-        kv_cache: args.kv_cache.into_dispatch(),
-        page_table: args.page_table.into_dispatch(),
-        seq_lens: args.seq_lens.into_dispatch(),
-        items: plan.items.into_dispatch(),
-        cube_ptr: plan.cube_ptr.into_dispatch(),
-        split_ptr: plan.split_ptr.into_dispatch(),
-        spec: DecodeSpec { value_width, softmax_scale, causal, path },
-    })
+    Ok(Decoded { args, plan, spec: DecodeSpec { value_width, softmax_scale, causal, path } })
 }
 
 /// What decides which implementation runs: see [`explain_path`](crate::explain_path).

@@ -6,19 +6,12 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 use super::backend::{BackendDecode, DecodeSpec, MlaDecodeBackend};
 use crate::Path;
 use crate::independent::map_independent;
-use crate::ops::linear_by_head::LinearByHeadBackend;
 use crate::ops::merge_state::reference::merge_states;
 use crate::reference::{IntoFlex, QUERY_TILE, SCORES, device_i32, host, softmax_values, tensor};
 
 impl MlaDecodeBackend for Flex {
     fn mla_decode(step: BackendDecode<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
         mla_decode(step).into_flex()
-    }
-
-    fn mla_decode_project(step: BackendDecode<Self>, value_proj: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (out, _) = mla_decode(step);
-        let out = Self::linear_by_head(out.squeeze_dim::<3>(1).into_flex(), value_proj);
-        tensor::<Tensor<3>>(out).unsqueeze_dim::<4>(1).into_flex()
     }
 }
 

@@ -13,7 +13,8 @@ use burn::backend::Dispatch;
 use burn::backend::DispatchDevice;
 use burn::tensor::{Device, Int, Tensor};
 
-use self::backend::{MlaPlanBackend, PlanSpec};
+use self::backend::MlaPlanBackend;
+pub(super) use self::backend::PlanSpec;
 use self::planner::max_items;
 pub use self::splits::Splits;
 use crate::MlaError;

@@ -3,6 +3,8 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 
+use crate::weight::BackendWeight;
+
 /// Latents and where they go, as in [`RopeWriteArgs`](super::RopeWriteArgs).
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
@@ -22,27 +24,59 @@ pub(crate) struct BackendLatents<B: Backend> {
     pub(super) norm_eps: f32,
 }
 
+/// Queries.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendRopeQuery<B: Backend> {
+    /// `[N, H, d]`.
+    Heads(FloatTensor<B>),
+    /// `[N, H, dn + dr]` of a few tokens, and what they are absorbed by, `[H, R, dn]`.
+    Absorbed(FloatTensor<B>, #[extension_type] BackendWeight<B>),
+}
+
+/// What was computed of them, and the cache's own buffer.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendRopeWritten<B: Backend> {
+    /// Of [`BackendRopeQuery::Heads`].
+    Heads {
+        /// `[N, H, d]`.
+        q: FloatTensor<B>,
+        /// `[N, D]`.
+        latent: FloatTensor<B>,
+        /// `[P, S, D]`.
+        cache: FloatTensor<B>,
+    },
+    /// Of [`BackendRopeQuery::Absorbed`].
+    Absorbed {
+        /// `[N, H, R + dr]`.
+        q: FloatTensor<B>,
+        /// `[P, S, D]`.
+        cache: FloatTensor<B>,
+    },
+}
+
 #[backend_extension(
     Cube: cfg(feature = "_gpu"),
     Flex: cfg(feature = "flex"),
     Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
 )]
 pub(crate) trait RopeWriteBackend: Backend {
-    /// [`rope_write`](super::rope_write()): queries, latents, the cache's own buffer.
-    #[fusion(meta = |q, latents| (q.clone(), latents.latent.clone(), latents.cache.clone()))]
-    fn rope_write(
-        q: FloatTensor<Self>,
-        #[extension_type] latents: BackendLatents<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
-
-    /// [`rope_write_absorb`](super::rope_write_absorb()) of a few tokens: absorbed queries, the cache's own buffer.
-    #[fusion(meta = |q, latents, weight| {
-        let ([rows, heads, width], [_, outputs, inputs]) = (q.shape.dims(), weight.shape.dims());
-        (crate::fusion::spec([rows, heads, outputs + width - inputs], q.dtype), latents.cache.clone())
+    /// [`rope_write`](super::rope_write()).
+    #[fusion(meta = |query, latents| match query {
+        BackendRopeQueryMetadata::Heads(q) => BackendRopeWrittenMetadata::Heads {
+            q: q.clone(),
+            latent: latents.latent.clone(),
+            cache: latents.cache.clone(),
+        },
+        BackendRopeQueryMetadata::Absorbed(q, weight) => {
+            let ([rows, heads, width], [_, outputs, inputs]) = (q.shape.dims(), weight.dims());
+            let q = crate::fusion::spec([rows, heads, outputs + width - inputs], q.dtype);
+            BackendRopeWrittenMetadata::Absorbed { q, cache: latents.cache.clone() }
+        }
     })]
-    fn rope_write_absorb(
-        q: FloatTensor<Self>,
+    fn rope_write(
+        #[extension_type] query: BackendRopeQuery<Self>,
         #[extension_type] latents: BackendLatents<Self>,
-        weight: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    ) -> BackendRopeWritten<Self>;
 }

@@ -2,44 +2,57 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use mla_kernels::linear::{LatentRows, launch_turned, turns};
 use mla_kernels::rope_write::{RopeWriteArgs, launch};
 
-use super::backend::{BackendLatents, RopeWriteBackend};
-use crate::ops::linear_by_head::LinearByHeadBackend;
+use super::backend::{BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
 use crate::ops::linear_by_head::cube::by_head_args;
+use crate::ops::linear_by_head::{BackendHeadRows, LinearByHeadBackend};
 use crate::tensors::{buffers, contiguous, dims, elem, empty, own};
+use crate::weight::BackendWeight;
 
 impl RopeWriteBackend for CubeBackend {
-    fn rope_write(q: CubeTensor, latents: BackendLatents<Self>) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let (q, latents) = (contiguous(q), latents.in_memory());
-        let BackendLatents { latent, norm_weight: weight, cos, sin, cache, slots, norm_eps: eps } = latents;
-        let ([tokens, heads, width], [_, pairs]) = (dims(&q), dims(&cos));
-        let ([pages, page_size, cache_width], elem) = (dims(&cache), elem(&cache));
-        let q_out = empty(&q, [tokens, heads, width], q.dtype);
-        let latent_out = empty(&q, [tokens, cache_width], q.dtype);
-        let slot_count = pages * page_size;
-        let args = buffers!(q, latent, weight, cos, sin, slots, q_out, latent_out, cache => RopeWriteArgs {
-            q, latent, weight, cos, sin, slots, q_out, latent_out, cache,
-            tokens, heads, width, cache_width, pairs, slot_count, eps, elem,
-        });
-        launch(&cache.client, args);
-        (q_out, latent_out, cache)
-    }
-
-    fn rope_write_absorb(q: CubeTensor, latents: BackendLatents<Self>, weight: CubeTensor) -> (CubeTensor, CubeTensor) {
-        let (q, latents) = (contiguous(q), latents.in_memory());
-        let (sizes, [_, outputs, _], [_, pairs]) = (dims(&q), dims(&weight), dims(&latents.cos));
-        let [tokens, heads, _] = sizes;
-        let out = empty(&q, [tokens, heads, outputs + 2 * pairs], q.dtype);
-        let args = by_head_args(&q, weight.clone(), &out, sizes);
-        let rows = latents.rows();
-        if turns(&q.client, &rows, &args) {
-            launch_turned(&q.client, rows, args);
-            return (out, latents.cache);
+    fn rope_write(query: BackendRopeQuery<Self>, latents: BackendLatents<Self>) -> BackendRopeWritten<Self> {
+        let latents = latents.in_memory();
+        match query {
+            BackendRopeQuery::Heads(q) => {
+                let (q, latent, cache) = write(contiguous(q), latents);
+                BackendRopeWritten::Heads { q, latent, cache }
+            }
+            BackendRopeQuery::Absorbed(q, weight) => {
+                let (q, cache) = write_absorbed(contiguous(q), latents, weight.dense());
+                BackendRopeWritten::Absorbed { q, cache }
+            }
         }
-        // The cache must have no other handle when it is written.
-        drop(rows);
-        let (q, _, cache) = Self::rope_write(q, latents);
-        (Self::linear_by_head(q, weight), cache)
     }
+}
+
+/// Queries, latents, the cache.
+fn write(q: CubeTensor, latents: BackendLatents<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let BackendLatents { latent, norm_weight: weight, cos, sin, cache, slots, norm_eps: eps } = latents;
+    let ([tokens, heads, width], [_, pairs]) = (dims(&q), dims(&cos));
+    let ([pages, page_size, cache_width], elem) = (dims(&cache), elem(&cache));
+    let q_out = empty(&q, [tokens, heads, width], q.dtype);
+    let latent_out = empty(&q, [tokens, cache_width], q.dtype);
+    let slot_count = pages * page_size;
+    let args = buffers!(q, latent, weight, cos, sin, slots, q_out, latent_out, cache => RopeWriteArgs {
+        q, latent, weight, cos, sin, slots, q_out, latent_out, cache,
+        tokens, heads, width, cache_width, pairs, slot_count, eps, elem,
+    });
+    launch(&cache.client, args);
+    (q_out, latent_out, cache)
+}
+
+/// Absorbed queries, the cache.
+fn write_absorbed(q: CubeTensor, latents: BackendLatents<CubeBackend>, weight: CubeTensor) -> (CubeTensor, CubeTensor) {
+    let (sizes, [_, outputs, _], [_, pairs]) = (dims(&q), dims(&weight), dims(&latents.cos));
+    let [tokens, heads, _] = sizes;
+    let out = empty(&q, [tokens, heads, outputs + 2 * pairs], q.dtype);
+    let args = by_head_args(&q, weight.clone(), &out, sizes);
+    let rows = latents.rows();
+    if turns(&q.client, &rows, &args) {
+        launch_turned(&q.client, rows, args);
+        return (out, latents.cache);
+    }
+    let (q, _, cache) = write(q, latents);
+    (CubeBackend::linear_by_head(BackendHeadRows::InMemory(q), BackendWeight::Dense(weight)), cache)
 }
 
 impl BackendLatents<CubeBackend> {

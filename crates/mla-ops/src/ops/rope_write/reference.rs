@@ -1,27 +1,24 @@
-use burn::backend::{Flex, tensor::FloatTensor};
+use burn::backend::Flex;
 use burn::tensor::Tensor;
 
-use super::backend::{BackendLatents, RopeWriteBackend};
-use crate::ops::linear_by_head::LinearByHeadBackend;
+use super::backend::{BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
+use crate::ops::linear_by_head::{BackendHeadRows, LinearByHeadBackend};
 use crate::ops::norm_rope::reference::{Norm, Rope, norm_rope};
 use crate::ops::write_latent::reference::write_latent;
 use crate::reference::{IntoFlex, tensor};
 
 impl RopeWriteBackend for Flex {
-    fn rope_write(
-        q: FloatTensor<Self>,
-        latents: BackendLatents<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        rope_write(tensor(q), latents).into_flex()
-    }
-
-    fn rope_write_absorb(
-        q: FloatTensor<Self>,
-        latents: BackendLatents<Self>,
-        weight: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (q, _, cache) = rope_write(tensor(q), latents);
-        (Self::linear_by_head(q.into_flex(), weight), cache.into_flex())
+    fn rope_write(query: BackendRopeQuery<Self>, latents: BackendLatents<Self>) -> BackendRopeWritten<Self> {
+        match query {
+            BackendRopeQuery::Heads(q) => {
+                let (q, latent, cache) = rope_write(tensor(q), latents).into_flex();
+                BackendRopeWritten::Heads { q, latent, cache }
+            }
+            BackendRopeQuery::Absorbed(q, weight) => {
+                let (q, _, cache) = rope_write(tensor(q), latents).into_flex();
+                BackendRopeWritten::Absorbed { q: Self::linear_by_head(BackendHeadRows::InMemory(q), weight), cache }
+            }
+        }
     }
 }
 

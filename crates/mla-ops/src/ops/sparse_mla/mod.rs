@@ -132,7 +132,7 @@ fn attend(q: Tensor<4>, scope: SparseScope, options: &SparseMlaOptions) -> Resul
             page_table: slots.clone().narrow(0, first, end - first),
             seq_lens: counts.clone().narrow(0, first, end - first),
         };
-        let (out, lse) = mla_decode(args, &decode, None).map_err(own_error)?;
+        let (out, lse) = mla_decode(args, &decode, None).map_err(own_error)?.materialise();
         outs.push(out.reshape([end - first, heads, value_width]));
         lses.push(lse.reshape([end - first, heads]));
     }
