@@ -59,6 +59,6 @@ pub use device::DeviceName;
 pub use error::MlaError;
 pub use independent::map_independent;
 pub use ops::*;
-pub use path::{Path, PathChoice, UnknownPath, available_paths, explain_path};
+pub use path::{Path, PathChoice, UnknownPath};
 pub use read_beside::read_beside;
 pub use weight::{StackedWeight, Weight};

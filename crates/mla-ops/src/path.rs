@@ -1,16 +1,9 @@
-//! Which implementation runs, and why.
+//! The implementations of operations, by name.
 
 use std::fmt;
 use std::str::FromStr;
 
-#[cfg(feature = "_gpu")]
-use burn::backend::{DispatchDevice, cubecl::dtype_to_elem_type};
-use burn::tensor::Device;
-#[cfg(feature = "_gpu")]
-use mla_kernels::mla_decode::{DecodeKernel, DecodeSizes, has_kernel};
 use thiserror::Error;
-
-use crate::MlaDecodeProblem;
 
 /// An implementation of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,18 +33,6 @@ pub struct PathChoice {
 impl Path {
     /// All of them, those for fewer devices last.
     pub const ALL: [Path; 5] = [Path::Reference, Path::Portable, Path::PortableMma, Path::Sm90, Path::Sm100];
-
-    /// The kernel that it is; none for [`Path::Reference`].
-    #[cfg(feature = "_gpu")]
-    pub(crate) fn kernel(self) -> Option<DecodeKernel> {
-        match self {
-            Path::Reference => None,
-            Path::Portable => Some(DecodeKernel::Plain),
-            Path::PortableMma => Some(DecodeKernel::Mma),
-            Path::Sm90 => Some(DecodeKernel::Sm90),
-            Path::Sm100 => Some(DecodeKernel::Sm100),
-        }
-    }
 }
 
 impl fmt::Display for Path {
@@ -83,57 +64,6 @@ impl fmt::Display for PathChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.path, self.reason)
     }
-}
-
-/// Which implementation of [`mla_decode`](crate::mla_decode) runs for a problem on a device, where the options name none.
-pub fn explain_path(problem: &MlaDecodeProblem, device: &Device) -> PathChoice {
-    let path = available_paths(problem, device).first().copied().unwrap_or(Path::Portable);
-    let what = match path {
-        Path::Reference => {
-            return PathChoice { path, reason: format!("tensor operations, the implementation on {device:?}") };
-        }
-        Path::Portable => "no matrix instructions",
-        Path::PortableMma => "matrix instructions",
-        Path::Sm90 => "TMA and wgmma",
-        Path::Sm100 => "TMA and tcgen05",
-    };
-    PathChoice { path, reason: format!("{what} for {} on {device:?}", words(problem)) }
-}
-
-/// The implementations of [`mla_decode`](crate::mla_decode) that a device has for a problem, the fastest first.
-pub fn available_paths(problem: &MlaDecodeProblem, device: &Device) -> Vec<Path> {
-    #[cfg(feature = "_gpu")]
-    if let DispatchDevice::Cube(cube) = device.as_dispatch() {
-        let &MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype } = problem;
-        let elem = dtype_to_elem_type(dtype);
-        // The sizes of cache and plan decide nothing here.
-        let (pages, max_pages, cubes, capacity, causal) = (1, 1, 1, 1, true);
-        let sizes = DecodeSizes {
-            batch,
-            query_len,
-            heads,
-            key_width,
-            value_width,
-            pages,
-            page_size,
-            max_pages,
-            cubes,
-            capacity,
-            causal,
-            elem,
-        };
-        let client = cube.client();
-        let has = |path: &Path| path.kernel().is_some_and(|kernel| has_kernel(&client, kernel, &sizes));
-        return Path::ALL.into_iter().rev().filter(has).collect();
-    }
-    let _ = (problem, device);
-    vec![Path::Reference]
-}
-
-/// What decides the path, for a reader.
-pub(crate) fn words(problem: &MlaDecodeProblem) -> String {
-    let MlaDecodeProblem { dtype, key_width, value_width, page_size, .. } = problem;
-    format!("{dtype:?}, widths of {key_width} and {value_width} and pages of {page_size}")
 }
 
 #[cfg(test)]

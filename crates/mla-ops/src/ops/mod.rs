@@ -38,7 +38,9 @@ pub use linear::{linear, linear_pair};
 pub use linear_by_head::{HeadRows, linear_by_head};
 pub use matmul::matmul;
 pub use merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
-pub use mla_decode::{Decoded, MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};
+pub use mla_decode::{
+    Decoded, MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, available_paths, explain_path, mla_decode,
+};
 pub use mla_plan::{MlaPlan, MlaPlanArgs, Splits, mla_plan};
 pub use norm_rope::{NormRopeArgs, NormRopeOptions, norm_rope};
 pub use page_table::{PagedBatchArgs, page_table};

@@ -1,13 +1,13 @@
 //! [`linear_by_head`]: a projection of each head by its own matrix.
 
-mod backend;
+pub(super) mod backend;
 #[cfg(feature = "_gpu")]
 pub(crate) mod cube;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-pub(crate) use self::backend::{BackendHeadRows, LinearByHeadBackend};
+use self::backend::{BackendHeadRows, LinearByHeadBackend};
 use super::matmul::product;
 use super::mla_decode::Decoded;
 use super::small_batch::has_kernel;

@@ -14,7 +14,7 @@ use cubecl::ir::{ElemType, FloatKind};
 
 use self::backend::MatmulBackend;
 use self::blocks::matmul_in_blocks;
-use super::linear_by_head::{BackendHeadRows, LinearByHeadBackend};
+use super::linear_by_head::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::check::Check;
 use crate::device::has_kernels;
 use crate::{Determinism, MlaError, StackedWeight};

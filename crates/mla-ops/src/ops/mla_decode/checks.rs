@@ -2,11 +2,11 @@
 
 use burn::tensor::DType;
 
+use super::paths::{available_paths, words};
 use super::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, OP};
-use crate::MlaError;
 use crate::check::{Check, read_i32};
 use crate::ops::mla_plan::{MlaPlan, check_lengths};
-use crate::path::{Path, available_paths, words};
+use crate::{MlaError, Path};
 
 impl MlaQuery {
     /// Dimensions of the whole rows.

@@ -4,10 +4,10 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use mla_kernels::mla_decode::{self as kernels, DecodeArgs, DecodeError, DecodeKernel, DecodeSizes};
 
 use super::backend::{BackendDecode, MlaDecodeBackend};
-use super::{MlaDecodeOptions, MlaDecodeProblem};
+use super::{MlaDecodeOptions, MlaDecodeProblem, paths};
+use crate::MlaError;
 use crate::check::Check;
 use crate::tensors::{buffers, contiguous, dims, elem, empty, evenly_spaced, launched, row_stride};
-use crate::{MlaError, Path};
 
 impl MlaDecodeBackend for CubeBackend {
     fn mla_decode(step: BackendDecode<Self>) -> (CubeTensor, CubeTensor) {
@@ -41,7 +41,7 @@ impl Launch {
         let sizes = DecodeSizes {
             batch, query_len, heads, key_width, value_width, pages, page_size, max_pages, cubes, capacity, causal, elem,
         };
-        let kernel = spec.path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&q.client));
+        let kernel = spec.path.and_then(paths::kernel).unwrap_or_else(|| sizes.kernel(&q.client));
         let [q, kv_cache] =
             [q, kv_cache].map(|rows| if kernel.takes_strides() { evenly_spaced(rows) } else { contiguous(rows) });
         let [q_stride, kv_stride] = [&q, &kv_cache].map(|rows| row_stride(rows).unwrap_or(key_width));
@@ -70,7 +70,7 @@ pub(super) fn check_limits(
     let sizes = DecodeSizes {
         batch, query_len, heads, key_width, value_width, pages, page_size, max_pages, cubes, capacity, causal, elem,
     };
-    let kernel = options.path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&client));
+    let kernel = options.path.and_then(paths::kernel).unwrap_or_else(|| sizes.kernel(&client));
     kernels::check_kernel(&client, &sizes, kernel).map_err(|error| {
         let argument = match &error {
             DecodeError::NoKernel(_) => "path",

@@ -5,18 +5,19 @@ mod checks;
 #[cfg(feature = "_gpu")]
 pub(super) mod cube;
 mod decoded;
+mod paths;
 #[cfg(feature = "flex")]
 mod reference;
 
 pub use self::decoded::Decoded;
+pub use self::paths::{available_paths, explain_path};
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use self::backend::DecodeSpec;
 use self::decoded::Planned;
 use super::mla_plan::{MlaPlan, MlaPlanArgs};
-use crate::path::Path;
-use crate::{MlaError, Splits};
+use crate::{MlaError, Path, Splits};
 
 const OP: &str = "mla_decode";
 

@@ -3,8 +3,8 @@ use mla_kernels::linear::{LatentRows, launch_turned, turns};
 use mla_kernels::rope_write::{RopeWriteArgs, launch};
 
 use super::backend::{BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
+use crate::ops::linear_by_head::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::ops::linear_by_head::cube::by_head_args;
-use crate::ops::linear_by_head::{BackendHeadRows, LinearByHeadBackend};
 use crate::tensors::{buffers, contiguous, dims, elem, empty, own};
 use crate::weight::BackendWeight;
 

@@ -2,7 +2,7 @@ use burn::backend::Flex;
 use burn::tensor::Tensor;
 
 use super::backend::{BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
-use crate::ops::linear_by_head::{BackendHeadRows, LinearByHeadBackend};
+use crate::ops::linear_by_head::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::ops::norm_rope::reference::{Norm, Rope, norm_rope};
 use crate::ops::write_latent::reference::write_latent;
 use crate::reference::{IntoFlex, tensor};
