@@ -112,7 +112,7 @@ impl ModelCache {
         self.pages().config().num_pages
     }
 
-    /// Pages that nobody holds.
+    /// Free pages.
     pub fn free_pages(&self) -> usize {
         self.pages().free_pages()
     }

@@ -23,7 +23,7 @@ use crate::{ModelError, Result};
 pub enum GraphSupport {
     /// They are: a step of each batch size and number of pages, both rounded up to powers of two.
     Captured,
-    /// Nobody has asked for it ([`EngineOptions::graphs`](crate::EngineOptions::graphs)).
+    /// It is off ([`EngineOptions::graphs`](crate::EngineOptions::graphs)).
     #[default]
     NotRequested,
     /// A captured step computes a batch that is rounded up, which `deterministic` does not allow.
@@ -210,7 +210,7 @@ impl<'a> StepGraph<'a> {
             lock(&self.lent).step.feed(ids.clone());
         }
         let loan = Loan::new(&self.lent, cache);
-        // SAFETY: what a captured step touches lives, and nobody else uses it meanwhile:
+        // SAFETY: what a captured step touches lives, and nothing else uses it meanwhile:
         // - weights: the model is borrowed for as long as the graph exists;
         // - inputs and output: `self` owns them, and `fill` has found the only handles, so that the inputs stayed in place;
         // - pools: they are those of the cache that the graph was captured with (`cache_id`), which are written in place and

@@ -33,7 +33,7 @@ pub struct EngineOptions {
     /// Requests that run at once at most.
     pub max_batch: usize,
     /// Tokens in a forward pass at most: one of each request that generates, the rest from prompts. At least `max_batch`,
-    /// so that nobody waits for ever.
+    /// so that no request waits for ever.
     pub token_budget: usize,
     /// Prefix caching: whether requests that begin alike share pages. Not DeepSeek-V4's: the state that it keeps of a request
     /// beside its pages belongs to one position of one request.
@@ -82,14 +82,14 @@ pub struct EngineStats {
     pub prefix_hits: usize,
     /// Times that a request was preempted: it gave up its pages, and is recomputed later.
     pub preemptions: usize,
-    /// Tokens drawn.
+    /// Tokens generated.
     pub generated_tokens: usize,
-    /// Those of them that were drawn in steps with nothing but one token of each request.
+    /// Those of them that were generated in steps with nothing but one token of each request.
     pub decode_tokens: usize,
     /// Time of those steps.
     pub decode_time: Duration,
     /// Time of all other steps. Where none of them completes a prompt, nothing is read back: on a GPU the time of such a step
-    /// is that of its launches, and the next one that draws a token waits for both.
+    /// is that of its launches, and the next one that generates a token waits for both.
     pub prefill_time: Duration,
     /// From the engine's beginning until the first token of any request.
     pub time_to_first_token: Option<Duration>,
@@ -121,9 +121,9 @@ impl EngineStats {
 /// preempted: it gives up its own and waits; its tokens are kept and recomputed later, so that nothing of its text is lost. A text ends with
 /// [`FinishReason::OutOfCache`] only if the whole cache is too small for it.
 ///
-/// Where steps are captured ([`EngineOptions::graphs`]) and every request takes the likeliest token, the next step is launched
+/// Where steps are captured ([`EngineOptions::graphs`]) and all requests are greedy, the next step is launched
 /// before the tokens of the last one are on the host: the device does not wait for it. A request that ends with a token that
-/// nobody could foresee has then computed one too many, which nobody sees; a new one begins a step later.
+/// was not foreseen has then computed one too many, which is discarded; a new one begins a step later.
 ///
 /// ```no_run
 /// # fn main() -> deepseek_model::Result<()> {
@@ -240,14 +240,14 @@ impl<'a> Engine<'a> {
         let is_ahead = ahead.is_some();
         if let Some(launched) = ahead.map_or_else(|| self.launch(), |ahead| Ok(Some(ahead)))? {
             let (decodes, is_replayed) = (launched.plan.has_one_token_each(), launched.is_replayed);
-            let drawn = self.draw_all(launched)?;
+            let sampled = self.sample_all(launched)?;
             self.stats.steps += 1;
             self.stats.graph_steps += usize::from(is_replayed);
             self.stats.ahead_steps += usize::from(is_ahead);
-            self.stats.generated_tokens += drawn;
+            self.stats.generated_tokens += sampled;
             match decodes {
                 true => {
-                    self.stats.decode_tokens += drawn;
+                    self.stats.decode_tokens += sampled;
                     self.stats.decode_time += start.elapsed();
                 }
                 false => self.stats.prefill_time += start.elapsed(),

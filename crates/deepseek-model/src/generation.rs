@@ -32,7 +32,7 @@ impl Default for GenerationOptions {
 /// Continues all requests; `on_text(request, text)` sees every piece of text as soon as it is certain.
 ///
 /// All of them run together on an [`Engine`]; prompts are computed in chunks beside the tokens of those that generate already.
-/// But for rounding, requests do not influence one another's text. The pieces of a request are valid UTF-8 and add up to
+/// But for rounding, requests do not influence one another's text. The chunks of a request's text are valid UTF-8 and add up to
 /// [`Completion::text`].
 ///
 /// # Errors

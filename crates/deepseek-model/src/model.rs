@@ -57,7 +57,7 @@ impl DeepseekModel {
         Ok(Self { config, model, device: device.clone(), dtype, defaults })
     }
 
-    /// A model with random weights: they are drawn on the device, by `seed`, of sizes that keep activations finite.
+    /// A model with random weights: initialised on the device, by `seed`, of sizes that keep activations finite.
     /// No token ends a text. `on_progress` sees how far the weights are, in bytes on the device.
     ///
     /// # Errors

@@ -65,7 +65,7 @@ impl SamplingParams {
     }
 
     /// Whether the next token is the argmax of the model's logits.
-    pub(crate) fn takes_likeliest(&self) -> bool {
+    pub(crate) fn is_greedy(&self) -> bool {
         self.temperature == 0.0 && self.repetition_penalty == 1.0
     }
 }

@@ -146,7 +146,7 @@ impl Run<'_> {
         let steps = wanted.iter().map(Vec::len).max().unwrap_or(0);
         let mut agree = 0;
         for step in 0..steps {
-            let mut drawn = Vec::new();
+            let mut taken = Vec::new();
             for (s, prefix) in prefixes.iter().enumerate().filter(|(s, _)| step < wanted[*s].len()) {
                 // Of a long continuation the logits of the first steps may be stored only; the tokens are, all of them.
                 let stored = self.expected.floats(&named(prefix, "greedy_logits"))?;
@@ -158,14 +158,14 @@ impl Run<'_> {
                 let id = argmax(&next[s]);
                 agree += usize::from(id == wanted[s][step]);
                 // The stored logits are those after the stored tokens.
-                drawn.push((s, [wanted[s][step]]));
+                taken.push((s, [wanted[s][step]]));
             }
             if step + 1 == steps {
                 break;
             }
-            let chunks = new_chunks(&mut cache, drawn.iter().map(|(s, id)| (requests[*s], id.as_slice())))?;
+            let chunks = new_chunks(&mut cache, taken.iter().map(|(s, id)| (requests[*s], id.as_slice())))?;
             let logits = to_host(self.model.next_token_logits(&chunks, &mut cache, Determinism::Fast)?)?;
-            for ((s, _), row) in drawn.iter().zip(logits.chunks_exact(vocab)) {
+            for ((s, _), row) in taken.iter().zip(logits.chunks_exact(vocab)) {
                 next[*s] = row.to_vec();
             }
         }

@@ -21,9 +21,9 @@ pub struct YarnConfig {
     pub factor: f64,
     /// Trained context length in tokens.
     pub original_max_position_embeddings: usize,
-    /// Channels that turn more often than this over the trained context keep their frequency.
+    /// Channels with more rotations than this over the trained context keep their frequency.
     pub beta_fast: f64,
-    /// Channels that turn less often than this over the trained context are divided by `factor`.
+    /// Channels with fewer rotations than this over the trained context are divided by `factor`.
     pub beta_slow: f64,
     /// Numerator of the factor on cos and sin.
     pub mscale: Option<f64>,
@@ -144,9 +144,9 @@ impl YarnConfig {
 
     /// Channel indices between which the frequencies go from kept to divided.
     fn correction_range(&self, width: usize, base: f64) -> (f64, f64) {
-        let channel_of = |turns: f64| {
+        let channel_of = |rotations: f64| {
             let trained = self.original_max_position_embeddings as f64;
-            width as f64 * (trained / (2.0 * PI * turns)).ln() / (2.0 * base.ln())
+            width as f64 * (trained / (2.0 * PI * rotations)).ln() / (2.0 * base.ln())
         };
         let low = channel_of(self.beta_fast).floor().max(0.0);
         let high = channel_of(self.beta_slow).ceil().min(width as f64 - 1.0);

@@ -1,4 +1,4 @@
-//! A step of the engine: it is launched, then its tokens are drawn, and in between the next one is launched where that can be
+//! A step of the engine: it is launched, then its tokens are sampled, and in between the next one is launched where that can be
 //! done without knowing them.
 
 use burn::tensor::{FloatDType, Int, Tensor};
@@ -19,13 +19,13 @@ pub(super) struct Launched {
     choice: Choice,
 }
 
-/// What the next tokens are drawn from, on the device.
+/// What the next tokens are sampled from, on the device.
 #[derive(Debug)]
 enum Choice {
     /// No request is complete.
     Nothing,
-    /// The likeliest tokens, i32 `[chunks]`: the logits of a large batch would take longer to the host than a step takes.
-    Likeliest(Tensor<1, Int>),
+    /// The greedy tokens, i32 `[chunks]`: the logits of a large batch would take longer to the host than a step takes.
+    Greedy(Tensor<1, Int>),
     /// Logits `[chunks, vocab]`.
     Logits(Tensor<2>),
 }
@@ -39,9 +39,9 @@ impl<'a> Engine<'a> {
         self.ahead.take()
     }
 
-    /// Waits for a step whose tokens nobody wants, on whichever thread: what it reads and writes may be given back afterwards.
+    /// Waits for a step whose tokens are not used, on whichever thread: what it reads and writes may be freed afterwards.
     fn await_ahead(&mut self) {
-        if let Some(Launched { choice: Choice::Likeliest(ids), .. }) = self.ahead.take() {
+        if let Some(Launched { choice: Choice::Greedy(ids), .. }) = self.ahead.take() {
             // A device that fails says so again to the next who asks.
             let _ = ids.try_into_vec_as::<i32>();
         }
@@ -59,10 +59,10 @@ impl<'a> Engine<'a> {
         self.note_cache_use();
         let (logits, is_replayed) = self.runner.step(&plan.chunks, &mut self.scheduler.cache)?;
         let complete = self.scheduler.completed_by(&plan);
-        let is_greedy = |id: &u64| self.replies.get(id).is_none_or(Reply::takes_likeliest);
+        let is_greedy = |id: &u64| self.replies.get(id).is_none_or(Reply::is_greedy);
         let choice = match () {
             _ if complete.is_empty() => Choice::Nothing,
-            _ if complete.iter().all(is_greedy) => Choice::Likeliest(argmax(logits)?),
+            _ if complete.iter().all(is_greedy) => Choice::Greedy(argmax(logits)?),
             _ => Choice::Logits(logits),
         };
         Ok(Some(Launched { plan, is_replayed, choice }))
@@ -83,53 +83,53 @@ impl<'a> Engine<'a> {
         let plan = self.scheduler.plan_after(before)?;
         let logits = self.runner.step_after(&plan.chunks, ids, &mut self.scheduler.cache)?;
         self.note_cache_use();
-        Ok(Some(Launched { plan, is_replayed: true, choice: Choice::Likeliest(argmax(logits)?) }))
+        Ok(Some(Launched { plan, is_replayed: true, choice: Choice::Greedy(argmax(logits)?) }))
     }
 
-    /// Draws the tokens of a step, and launches the next one before if it can; returns how many were drawn.
-    pub(super) fn draw_all(&mut self, launched: Launched) -> Result<usize> {
+    /// Samples the tokens of a step, and launches the next one before if it can; returns how many were sampled.
+    pub(super) fn sample_all(&mut self, launched: Launched) -> Result<usize> {
         let Launched { plan, choice, .. } = launched;
-        let (mut likeliest, mut logits) = (Vec::new(), Vec::new());
+        let (mut greedy, mut logits) = (Vec::new(), Vec::new());
         match choice {
             Choice::Nothing => {}
-            Choice::Likeliest(ids) => {
+            Choice::Greedy(ids) => {
                 let (numbers, next) = read_beside(ids.clone(), || self.launch_after(&plan, &ids))?;
-                (likeliest, self.ahead) = (numbers, next?);
+                (greedy, self.ahead) = (numbers, next?);
             }
             Choice::Logits(rows) => logits = to_host(rows)?,
         }
         self.scheduler.computed(&plan)?;
-        let (mut drawn, vocab) = (0, self.runner.model().vocab_size());
+        let (mut sampled, vocab) = (0, self.runner.model().vocab_size());
         for (row, &id) in plan.jobs.iter().enumerate() {
             // A request whose prompt is not complete yet has no use for the logits.
             if self.scheduler.is_complete(id) {
-                let next = match likeliest.get(row) {
-                    Some(&id) => Next::Likeliest { id, vocab },
+                let next = match greedy.get(row) {
+                    Some(&id) => Next::Greedy { id, vocab },
                     None => Next::Logits(&mut logits[row * vocab..(row + 1) * vocab]),
                 };
-                drawn += usize::from(self.draw(id, next)?);
+                sampled += usize::from(self.sample(id, next)?);
             }
         }
-        if drawn > 0 {
+        if sampled > 0 {
             self.stats.time_to_first_token.get_or_insert_with(|| self.start.elapsed());
         }
-        Ok(drawn)
+        Ok(sampled)
     }
 
     /// The next token of a request, and its end if that has come; whether there was a token.
-    fn draw(&mut self, id: u64, next: Next) -> Result<bool> {
+    fn sample(&mut self, id: u64, next: Next) -> Result<bool> {
         let limits = self.limits();
         let (Some(job), Some(reply)) = (self.scheduler.running_job_mut(id), self.replies.get_mut(&id)) else {
             return Ok(false);
         };
-        let end = reply.draw(next, &mut job.tokens, job.prompt_len, &limits);
-        let drawn = !matches!(end, Some(FinishReason::Failed(_)));
+        let end = reply.sample(next, &mut job.tokens, job.prompt_len, &limits);
+        let sampled = !matches!(end, Some(FinishReason::Failed(_)));
         if let Some(reason) = end
             && let Some(job) = self.scheduler.remove(id)?
         {
             self.finish(job, reason);
         }
-        Ok(drawn)
+        Ok(sampled)
     }
 
     /// Whether none of these requests is known to end with its next token.

@@ -1,4 +1,4 @@
-//! The text of a request on its way: from logits to tokens to pieces of text.
+//! The text of a request on its way: from logits to tokens to text.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
@@ -9,7 +9,7 @@ use crate::request::GenerationRequest;
 use crate::sampling::{Sampler, no_finite_logit};
 use crate::tokenizer::{StopStrings, TextStream, Tokenizer};
 
-/// What has been drawn and said. It stays when the request gives up its pages.
+/// The tokens and the text so far. It stays when the request is preempted.
 #[derive(Debug)]
 pub(crate) struct Reply {
     sampler: Sampler,
@@ -24,8 +24,8 @@ pub(crate) struct Reply {
 
 /// What the model says of the next token.
 pub(crate) enum Next<'l> {
-    /// The likeliest one of so many; negative if no logit was finite.
-    Likeliest { id: i32, vocab: usize },
+    /// The argmax of so many logits; negative if none was finite.
+    Greedy { id: i32, vocab: usize },
     /// All logits, which are overwritten.
     Logits(&'l mut [f32]),
 }
@@ -61,9 +61,9 @@ impl Reply {
         self.alive.strong_count() > 0
     }
 
-    /// Whether the likeliest token is all that it needs of the logits.
-    pub(crate) fn takes_likeliest(&self) -> bool {
-        self.sampler.params().takes_likeliest()
+    /// Whether the argmax is all that it needs of the logits.
+    pub(crate) fn is_greedy(&self) -> bool {
+        self.sampler.params().is_greedy()
     }
 
     /// Whether a text of so many tokens, of which `prompt_len` are the prompt, is at its end.
@@ -80,8 +80,8 @@ impl Reply {
         self.end_by_length(tokens + 1, prompt_len, limits).is_none()
     }
 
-    /// Draws the next token of `tokens` and says what is certain; the reason, if there is none or it was the last one.
-    pub(crate) fn draw(
+    /// Samples the next token of `tokens` and says what is certain; the reason, if there is none or it was the last one.
+    pub(crate) fn sample(
         &mut self,
         next: Next,
         tokens: &mut Vec<u32>,
@@ -89,7 +89,7 @@ impl Reply {
         limits: &Limits,
     ) -> Option<FinishReason> {
         let id = match next {
-            Next::Likeliest { id, vocab } => u32::try_from(id).map_err(|_| no_finite_logit(vocab)),
+            Next::Greedy { id, vocab } => u32::try_from(id).map_err(|_| no_finite_logit(vocab)),
             Next::Logits(logits) => self.sampler.sample(logits, tokens),
         };
         let id = match id {

@@ -141,7 +141,7 @@ impl Scheduler {
     }
 
     /// Pages of the longest request in the step after this plan, if that has the next token of each of its requests, whatever it
-    /// will be: all are complete, nobody else may begin, nobody has to give up pages.
+    /// will be: all are complete, no other request may begin, none has to be preempted.
     pub(crate) fn pages_after(&self, plan: &Plan) -> Result<Option<usize>> {
         let nobody_joins = self.waiting.is_empty() || self.running.len() >= self.max_batch;
         if !nobody_joins || !self.running.iter().map(|job| job.id).eq(plan.jobs.iter().copied()) {
@@ -156,7 +156,7 @@ impl Scheduler {
         Ok((new <= free || new <= free + self.idle_pages()).then_some(most))
     }
 
-    /// That step. Its tokens are 0 as long as nobody knows them.
+    /// That step. Its tokens are 0 as long as they are not known.
     ///
     /// # Errors
     /// A cache that is damaged: [`Self::pages_after`] has found room.
@@ -201,7 +201,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Whether all tokens of a running request are computed, so that the next one can be drawn.
+    /// Whether all tokens of a running request are computed, so that the next one can be sampled.
     pub(crate) fn is_complete(&self, id: u64) -> bool {
         self.running_job(id).is_some_and(|job| job.missing() == 0)
     }
@@ -338,7 +338,7 @@ impl Scheduler {
         Ok(needed <= room)
     }
 
-    /// Gives up the request's place; its whole pages stay as long as nobody needs them.
+    /// Preempts the request; its whole pages stay as long as they are not needed.
     fn leave(&mut self, job: &mut Job) -> Result<()> {
         offer(&mut self.tree, &mut self.cache, job, false)?;
         if let Some(place) = job.place.take() {
@@ -348,7 +348,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Frees up to `n` pages that nobody uses, the longest unused first; returns how many.
+    /// Frees up to `n` unused pages, the longest unused first; returns how many.
     fn evict(&mut self, n: usize) -> Result<usize> {
         let (Some(tree), Some(cache)) = (&mut self.tree, self.cache.shared_pages()) else {
             return Ok(0);

@@ -1,4 +1,4 @@
-//! Random programs of arrivals, draws and cancellations: pages hold what a request alone would have written, and nobody
+//! Random programs of arrivals, sampled tokens and cancellations: pages hold what a request alone would have written, and nobody
 //! loses one.
 
 use std::collections::{HashMap, HashSet};
@@ -47,17 +47,17 @@ fn compute(scheduler: &mut Scheduler, plan: &Plan) {
     }
 }
 
-/// What it would do with tokens that are drawn, but not known to the scheduler yet.
+/// What it would do with tokens that are sampled, but not known to the scheduler yet.
 fn compute_after(scheduler: &mut Scheduler, plan: &Plan) {
     for (chunk, id) in plan.chunks.iter().zip(&plan.jobs) {
         let job = scheduler.running_job(*id).expect("a job of the plan runs");
-        let row = row(&[job.tokens.as_slice(), &[drawn(*id)]].concat());
+        let row = row(&[job.tokens.as_slice(), &[sampled(*id)]].concat());
         write(scheduler, &chunk.slots, &[row]);
     }
 }
 
 /// The tokens of a request are all the same.
-fn drawn(id: u64) -> u32 {
+fn sampled(id: u64) -> u32 {
     id as u32 % 3
 }
 
@@ -183,7 +183,7 @@ impl World {
         check(scheduler);
         for &id in plan.jobs.iter().filter(|&&id| scheduler.is_complete(id)).collect::<Vec<_>>() {
             let job = scheduler.running_job_mut(id).expect("it runs");
-            job.tokens.push(drawn(id));
+            job.tokens.push(sampled(id));
             if job.tokens.len() >= self.wanted[&id] {
                 scheduler.remove(id).unwrap();
                 self.wanted.remove(&id);
@@ -285,7 +285,7 @@ fn a_request_alone_is_always_a_step_ahead() {
             steps += 1;
         }
     }
-    // Beside a last step, too: only who draws the tokens knows that it is the last.
+    // Beside a last step, too: only the sampler knows that it is the last.
     assert_eq!((world.steps_ahead, world.finished), (steps, 2));
 }
 

@@ -55,7 +55,7 @@ pub struct Completion {
 pub enum StreamEvent {
     /// A piece of text that is certain; valid UTF-8.
     Text(String),
-    /// The end. The pieces add up to [`Completion::text`].
+    /// The end. The chunks of text add up to [`Completion::text`].
     Finished(Completion),
 }
 

@@ -84,13 +84,13 @@ impl Indexer {
         Ok(lightning_index(args, &LightningIndexOptions { k: topk, scale, form: IndexForm::Slots })?)
     }
 
-    /// Turns the leading channels of `[N, heads, di]`: here the rotary part comes first, and turns in halves.
+    /// Applies RoPE to the leading channels of `[N, heads, di]`: here the rotary part comes first, and is not interleaved.
     fn rotate(&self, x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
         let width = self.qk_rope_head_dim;
-        let turned = rotation.turn_halves(x.clone().narrow(2, 0, width));
+        let rotated = rotation.turn_halves(x.clone().narrow(2, 0, width));
         if width == self.config.head_dim {
-            return turned;
+            return rotated;
         }
-        Tensor::cat(vec![turned, x.narrow(2, width, self.config.head_dim - width)], 2)
+        Tensor::cat(vec![rotated, x.narrow(2, width, self.config.head_dim - width)], 2)
     }
 }

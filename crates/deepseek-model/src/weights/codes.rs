@@ -188,7 +188,7 @@ fn codes_on(device: &Device, bytes: &[u8], format: Format) -> Tensor<1, Int> {
 /// The first code that is no number, by its place.
 pub(super) fn find_nan(bytes: &[u8], format: Format) -> Option<usize> {
     let is_nan = |byte: &u8| byte & 0x7f == 0x7f;
-    // Whole pieces first, without a branch per byte: this runs over every byte of a checkpoint.
+    // Whole chunks first, without a branch per byte: this runs over every byte of a checkpoint.
     let suspect = |piece: &[u8]| piece.iter().fold(false, |found, byte| found | is_nan(byte));
     match format {
         Format::E4m3 => {

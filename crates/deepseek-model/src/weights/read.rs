@@ -102,7 +102,7 @@ impl Filling {
         let empty = || Tensor::empty([rows * count * columns], (&self.device, DType::from(self.dtype)));
         let whole = self.all.take().unwrap_or_else(empty);
         let first = number * rows;
-        // Nobody else has the tensor, so that this writes in place.
+        // The tensor has no other handle, so that this writes in place.
         self.all = Some(whole.slice_assign(s![(first + at.start) * columns..(first + at.end) * columns], part));
     }
 

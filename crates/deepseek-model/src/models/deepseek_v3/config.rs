@@ -48,7 +48,7 @@ pub enum Scoring {
 pub struct IndexerConfig {
     /// Query heads of the indexer (`index_n_heads`).
     pub heads: usize,
-    /// Channels of a head and of an index key (`index_head_dim`); the first `qk_rope_head_dim` of them turn.
+    /// Channels of a head and of an index key (`index_head_dim`); RoPE applies to the first `qk_rope_head_dim` of them.
     pub head_dim: usize,
     /// Keys that a token sees at most (`index_topk`).
     pub topk: usize,
@@ -112,7 +112,7 @@ pub struct DeepseekV3Config {
     pub max_position_embeddings: usize,
     /// Rotary embedding.
     pub rope: RopeConfig,
-    /// Whether neighbouring channels `(2i, 2i + 1)` turn together, as always in V2; otherwise `(i, i + d/2)`.
+    /// Whether RoPE is interleaved, channels `(2i, 2i + 1)`, as always in V2; otherwise `(i, i + d/2)`.
     pub rope_interleave: bool,
     /// Tokens that end a text; empty if the file names none.
     pub eos_token_ids: Vec<u32>,
@@ -236,7 +236,7 @@ impl DeepseekV3Config {
     fn contradicting_numbers(&self) -> Option<Contradiction> {
         let found = |field, actual: String, expected: String| Some((field, actual, expected));
         if !self.qk_rope_head_dim.is_multiple_of(2) {
-            let expected = "an even number (channels turn in pairs)".to_string();
+            let expected = "an even number (RoPE rotates pairs of channels)".to_string();
             return found("qk_rope_head_dim", self.qk_rope_head_dim.to_string(), expected);
         }
         if let Some(indexer) = self.indexer {
