@@ -11,15 +11,15 @@
 //! | [`write_latent`] | new tokens into the cache, in place |
 //! | [`vertical_slash_index`] | the keys of each block of queries, from columns and diagonals |
 //! | [`vertical_slash_attention`], [`packed_vertical_slash_attention`] | attention to those keys |
-//! | [`sparse_mla`] | attention of each query token over rows that are named one by one |
-//! | [`sparse_mla_parts`] | the same before the division by the sum of the weights |
+//! | [`sparse_mla`] | attention of each query token over rows gathered by index |
+//! | [`sparse_mla_parts`] | the same as unnormalised partials |
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
 //! | [`route_experts()`], [`experts_mlp()`] | mixture of experts: the choice, and the weighted sum |
 //! | [`linear()`], [`linear_pair`], [`swiglu()`], [`linear_by_head()`] | projections; small batches as fast as the weights come |
 //! | [`norm_rope()`], [`rms_norm`] | norms and RoPE in one pass |
 //! | [`residual_norm()`] | a residual sum and its norm |
 //! | [`rope_write`] | RoPE on queries, which may be absorbed; norm and RoPE on latents, which go into the cache: one launch |
-//! | [`argmax()`] | the likeliest token of each row |
+//! | [`argmax()`] | the greedy token of each row |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |
 //!

@@ -87,7 +87,7 @@ impl Indexer {
     /// Applies RoPE to the leading channels of `[N, heads, di]`: here the rotary part comes first, and is not interleaved.
     fn rotate(&self, x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
         let width = self.qk_rope_head_dim;
-        let rotated = rotation.turn_halves(x.clone().narrow(2, 0, width));
+        let rotated = rotation.rotate_halves(x.clone().narrow(2, 0, width));
         if width == self.config.head_dim {
             return rotated;
         }

@@ -145,8 +145,8 @@ impl MultiHeadLatentAttention {
         self.o_proj.forward(out.reshape([tokens, self.heads * self.v_head_dim]), determinism)
     }
 
-    /// Puts the new tokens into the cache, normed latents and behind each the turned rotary key that all heads share: the turned
-    /// and absorbed query `[N, H, R + dr]`.
+    /// Writes the new tokens into the KV cache: normed latents, and behind each the rotary key that all heads share, with RoPE
+    /// applied. Returns the query with RoPE applied and absorbed, `[N, H, R + dr]`.
     fn write_and_absorb(
         &self,
         (q, latent): (Tensor<3>, Tensor<2>),

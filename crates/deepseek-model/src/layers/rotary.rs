@@ -13,7 +13,7 @@ pub(crate) struct RotaryEmbedding {
     rope: RopeConfig,
     /// `dr`.
     width: usize,
-    /// Channels `(2i, 2i + 1)` turn together; otherwise `(i, i + dr / 2)`.
+    /// Interleaved: pairs of channels `(2i, 2i + 1)`; otherwise `(i, i + dr / 2)`.
     interleaved: bool,
 }
 
@@ -64,16 +64,16 @@ impl Rotation {
             let (norm_weight, norm_eps) = (norm.weight.clone(), norm.eps);
             return rope_write(RopeWriteArgs { query, latent, norm_weight, norm_eps, cos, sin, cache, slots });
         }
-        let [still, turned] = self.split(&latent.unsqueeze_dim(1));
+        let [still, rotary] = self.split(&latent.unsqueeze_dim(1));
         let latent = rms_norm(still.squeeze_dim(1), norm.weight.clone(), norm.eps)
-            .map(|normed| Tensor::cat(vec![normed, self.turn_halves(turned).squeeze_dim(1)], 1));
-        let turn = |q: Tensor<3>| {
-            let [still, turned] = self.split(&q);
-            Tensor::cat(vec![still, self.turn_halves(turned)], 2)
+            .map(|normed| Tensor::cat(vec![normed, self.rotate_halves(rotary).squeeze_dim(1)], 1));
+        let rotate = |q: Tensor<3>| {
+            let [still, rotary] = self.split(&q);
+            Tensor::cat(vec![still, self.rotate_halves(rotary)], 2)
         };
         let q = match query {
-            RopeQuery::Heads(q) => Ok(turn(q)),
-            RopeQuery::Absorbed { q, weight, determinism } => linear_by_head(turn(q), &weight, determinism),
+            RopeQuery::Heads(q) => Ok(rotate(q)),
+            RopeQuery::Absorbed { q, weight, determinism } => linear_by_head(rotate(q), &weight, determinism),
         };
         let (q, latent) = match (q, latent) {
             (Ok(q), Ok(latent)) => (q, latent),
@@ -90,8 +90,8 @@ impl Rotation {
         [x.clone().narrow(2, 0, still), x.clone().narrow(2, still, 2 * pairs)]
     }
 
-    /// Turns `[N, heads, dr]`: channels `(i, i + dr / 2)` together.
-    pub(crate) fn turn_halves(&self, x: Tensor<3>) -> Tensor<3> {
+    /// Applies RoPE to `[N, heads, dr]`, to pairs of channels `(i, i + dr / 2)`.
+    pub(crate) fn rotate_halves(&self, x: Tensor<3>) -> Tensor<3> {
         let dtype = FloatDType::from(x.dtype());
         let half = x.dims()[2] / 2;
         let x = x.cast(FloatDType::F32);

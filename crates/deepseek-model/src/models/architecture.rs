@@ -118,7 +118,7 @@ pub(crate) trait Capture: Send + Sync {
 
 /// A decode step whose inputs are in buffers that stay where they are.
 pub(crate) trait BufferedStep: Send {
-    /// Whether nobody else has a handle of the buffers, so that [`Self::fill`] stays in them.
+    /// Whether these are the only handles of the buffers, so that [`Self::fill`] stays in them.
     fn is_in_place(&self) -> bool;
 
     /// Takes the inputs of a step: chunks of one token, at most `batch`, of requests with at most `max_pages` pages.
@@ -128,7 +128,7 @@ pub(crate) trait BufferedStep: Send {
     fn fill(&mut self, chunks: &[Chunk], cache: &ModelCache) -> Result<()>;
 
     /// Puts tokens that are still on the device, i32 `[n]`, in the place of those of the first requests. Where there is none
-    /// (-1), nobody looks at what follows. The vocabulary has at least two tokens.
+    /// (-1), what follows is not read. The vocabulary has at least two tokens.
     fn feed(&mut self, ids: Tensor<1, Int>);
 
     /// Logits `[batch, vocab]` of the step in the buffers.

@@ -117,7 +117,7 @@ mod reference {
         for ((&row, &len), &start) in rows.iter().zip(&lens).zip(&starts) {
             let len = len.max(0) as usize;
             let pages = len.div_ceil(page_size);
-            // A token outside the map, from a row or length that nobody checked, has no page.
+            // A token outside the map, from an unchecked row or length, has no page.
             let first_slot = |page: usize| map.get(row as usize * tokens + start as usize + page * page_size);
             let room = capacity - indices.len();
             let page_id = |page: usize| first_slot(page).map_or(-1, |slot| slot / page_size as i32);

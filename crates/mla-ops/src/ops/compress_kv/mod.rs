@@ -41,7 +41,7 @@ pub struct CompressKvArgs {
     pub position_bias: Tensor<2>,
     /// f32 `[d]`: the weight of the norm of an entry.
     pub norm_weight: Tensor<1>,
-    /// f32 `[B, n, dr / 2]`: how the last `dr` channels of each entry turn, in pairs of neighbours. Entry `j` of sequence `b`
+    /// f32 `[B, n, dr / 2]`: RoPE of the last `dr` channels of each entry, in pairs of neighbours. Entry `j` of sequence `b`
     /// has the position `(starts[b] / m + j) * m`. Those of entries that are not full may hold anything.
     pub cos: Tensor<3>,
     /// f32 `[B, n, dr / 2]`, as `cos`.

@@ -144,7 +144,7 @@ impl Compressor {
         Tensor::cat(vec![Tensor::cat(before, 0), own], 1)
     }
 
-    /// The entries of sequence `b`, `[windows, d]`, normed, with their last channels turned.
+    /// The entries of sequence `b`, `[windows, d]`, normed, with RoPE applied to their last channels.
     fn normed_and_turned(&self, x: Tensor<2>, b: usize) -> Tensor<2> {
         let ([windows, _], [_, _, pairs]) = (x.dims(), self.cos.dims());
         let of_entries = |angles: &Tensor<3>| match pairs {

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor};
 use crate::MlaError;
 use crate::check::Check;
 
-/// Cosines and sines of so many tokens, whose heads have so many channels: how many pairs turn.
+/// Cosines and sines of so many tokens, whose heads have so many channels: how many pairs RoPE applies to.
 pub(crate) fn check_tables(
     check: &Check,
     [cos, sin]: [&Tensor<2>; 2],

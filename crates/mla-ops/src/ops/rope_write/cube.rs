@@ -56,7 +56,7 @@ fn write_absorbed(q: CubeTensor, latents: BackendLatents<CubeBackend>, weight: C
 }
 
 impl BackendLatents<CubeBackend> {
-    /// Contiguous, with a cache that nobody else sees.
+    /// Contiguous, with a cache that has no other handle.
     fn in_memory(self) -> Self {
         let Self { latent, norm_weight, cos, sin, cache, slots, norm_eps } = self;
         let [latent, norm_weight, cos, sin, slots] = [latent, norm_weight, cos, sin, slots].map(contiguous);

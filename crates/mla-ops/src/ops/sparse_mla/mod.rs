@@ -65,7 +65,7 @@ pub struct SparseMlaOptions {
 ///
 /// Returns `out [B, Sq, H, Dv]` in the query's dtype and `lse` f32 `[B, Sq, H]`, the natural logarithm of the sum of
 /// `exp(score)` over all rows of both scopes, without the sink. The sink scales the output: `out * sigmoid(lse - sink)`. A
-/// query token that sees no row gives `out = 0` and `lse = -inf`. Rows that nobody names are not read.
+/// query token that sees no row gives `out = 0` and `lse = -inf`. Rows without an index are not read.
 ///
 /// On a GPU the slots of a query token are read like the page table of a sequence with pages of one row, by the kernels of
 /// [`mla_decode`](crate::mla_decode()).

@@ -68,7 +68,7 @@ pub struct VerticalSlashAttentionOptions {
 ///
 /// Query `i` of a sequence is in block row `i / M` of the index and attends to all keys of that row's key blocks and
 /// columns, as far as the sequence has them and, with `causal`, up to position `i + kv_len - q_len`. A list may name
-/// keys that the sequence does not have: nobody sees them. Rows past a sequence's last query and entries past the counts
+/// keys that the sequence does not have: no query sees them. Rows past a sequence's last query and entries past the counts
 /// are not looked at.
 ///
 /// Returns `out [B, Sq, H, dv]` in the query's dtype and `lse` f32 `[B, Sq, H]` (natural logarithm). Sums are in f32,
