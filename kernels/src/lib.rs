@@ -37,6 +37,7 @@ mod runtime;
 mod tiles;
 
 pub use common::device::DeviceError;
+pub use common::select::{Available, Path};
 pub use runtime::{Runtime, RuntimeError};
 
 /// The operations, for the offline check. They are declared above as well: rustfmt does not find modules in a macro. One that is

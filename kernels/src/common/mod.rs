@@ -2,4 +2,6 @@
 
 pub(crate) mod device;
 pub(crate) mod launch;
+pub(crate) mod plane;
 pub(crate) mod scan;
+pub(crate) mod select;

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::sums::{FEW, Space, UPPER, before_plane, over_cube, over_plane, plane_count, through_plane};
 use super::top_k::{Form, LOAD, Load, number};
+use crate::common::plane;
 
 /// A guess is wrong on one side in one of 160 lists of random ranks, that is, costs a count more.
 const LEAST_DEVIATIONS: f32 = 2.5;
@@ -290,7 +291,7 @@ fn gather(
         let mut of_plane = of_unit;
         if comptime!(form.plane > 1) {
             through = through_plane(of_unit, form);
-            of_plane = plane_shuffle(through, comptime!(form.plane as u32 - 1).runtime());
+            of_plane = plane::shuffle::<u32>(through, comptime!(form.plane as u32 - 1).runtime());
         }
         let sums = before_plane(&mut space.sums, of_plane, form);
         inside = space.keys[UNIT_POS as usize];

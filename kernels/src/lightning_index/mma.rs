@@ -12,86 +12,56 @@
 //! What a copy needs first, the slots of its keys, is looked up one step before.
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
-use cubecl::features::{MmaConfig, Plane};
-use cubecl::ir::{AddressType, FloatKind};
+use cubecl::ir::AddressType;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-use crate::common::launch::{multiprocessors, share};
-use crate::lightning_index::{LOAD, LightningIndexArgs, LightningIndexSizes, one_each, rank, visible_keys};
-use crate::ptx::copy::{commit_copies, wait_for_copies};
-
+use super::plain::rank;
+use super::select::mma_shares;
+use super::top_k::LOAD;
+use super::{LightningIndexArgs, one_each, visible_keys};
+use crate::common::launch::share;
 use crate::linear::mma::pair;
+use crate::ptx::copy::{commit_copies, wait_for_copies};
+use crate::ptx::warp;
 
 /// Units of a plane. The matrix instructions are defined for this number.
-const LANES: usize = 32;
+pub(super) const LANES: usize = 32;
 /// Planes of a cube: half of what a multiprocessor has registers for, so that one cube computes while another begins.
-const PLANES: usize = 4;
-/// Stages of a plane where they fit. With the planes of two cubes, three of them on their way are 96 KiB for 128 channels:
-/// three times what an H200 can deliver to a multiprocessor within the time that a load takes.
-const STAGES: usize = 4;
-
+pub(super) const PLANES: usize = 4;
 /// The matrix instruction: 16 keys, 8 heads, 16 channels.
-const M: usize = 16;
-const N: usize = 8;
-const K: usize = 16;
+pub(super) const M: usize = 16;
+pub(super) const N: usize = 8;
+pub(super) const K: usize = 16;
 
 /// Elements of a vector: 16 bytes.
 const VECTOR: usize = 8;
 /// Channels that four units load at once.
-const CHUNK: usize = 4 * VECTOR;
-/// Vectors of queries that a unit may keep, each in four registers.
-const MAX_VECTORS: usize = 32;
-/// Cubes for each multiprocessor, to even out.
-const WAVES: usize = 4;
-
+pub(super) const CHUNK: usize = 4 * VECTOR;
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Form {
+pub(super) struct Form {
     /// Groups of 8 heads.
-    head_steps: usize,
+    pub(super) head_steps: usize,
     /// Groups of 32 channels.
-    chunks: usize,
+    pub(super) chunks: usize,
     /// Groups of 16 keys that a plane has in shared memory.
-    stages: usize,
+    pub(super) stages: usize,
 }
 
 impl Form {
-    /// With as many stages as fit into `available` bytes of shared memory.
-    fn new(heads: usize, width: usize, available: usize) -> Option<Self> {
-        let whole = heads.is_multiple_of(N) && width.is_multiple_of(CHUNK);
-        let (head_steps, chunks) = (heads / N, width / CHUNK);
-        let fits = (1..=MAX_VECTORS).contains(&(head_steps * chunks));
-        let form = |stages| Self { head_steps, chunks, stages };
-        let stages = (2..=STAGES).rev().find(|&stages| form(stages).shared_bytes() <= available)?;
-        (whole && fits).then_some(form(stages))
-    }
-
     /// Vectors that a unit has in a stage: of two keys.
     fn pieces(&self) -> usize {
         2 * self.chunks
     }
 
-    fn shared_bytes(&self) -> usize {
+    pub(super) fn shared_bytes(&self) -> usize {
         PLANES * self.stages * self.pieces() * LANES * VECTOR * 2
     }
 }
 
-/// The form of the kernel for these sizes; none where the device lacks what it needs, or the queries do not fit.
-pub(crate) fn form(client: &Client, sizes: &LightningIndexSizes) -> Option<Form> {
-    let (features, elem, float) = (client.features(), sizes.elem, ElemType::Float(FloatKind::F32));
-    let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
-    let hardware = &client.properties().hardware;
-    let supported = features.matmul.mma.contains(&config)
-        && features.copy_async
-        && features.plane.contains(Plane::Ops)
-        && features.memory_reinterpret
-        && (hardware.plane_size_min, hardware.plane_size_max) == (LANES as u32, LANES as u32);
-    supported.then(|| Form::new(sizes.heads, sizes.width, hardware.max_shared_memory_size)).flatten()
-}
-
 /// Scores the keys of `rows` query tokens, from `first_row` on.
-pub(crate) fn launch(
+pub(super) fn launch(
     client: &Client,
     args: &LightningIndexArgs,
     form: Form,
@@ -99,7 +69,7 @@ pub(crate) fn launch(
     [first_row, rows]: [usize; 2],
 ) {
     let sizes = &args.sizes;
-    let shares = sizes.max_keys().div_ceil(M * PLANES).min((WAVES * multiprocessors(client) / rows).max(1));
+    let shares = mma_shares(client, sizes, rows);
     // SAFETY: the buffers have the sizes that the arguments state, and slots are clamped to the cache.
     unsafe {
         score_mma_kernel::launch_unchecked(
@@ -341,13 +311,16 @@ fn first_piece(turn: u32, #[comptime] form: Form) -> usize {
 /// The sum over four units side by side.
 #[cube]
 fn quad_sum(value: f32) -> f32 {
-    let pair = value + plane_shuffle_xor(value, 1u32);
-    pair + plane_shuffle_xor(pair, 2u32)
+    let pair = value + warp::shuffle_xor::<f32>(value, 1u32);
+    pair + warp::shuffle_xor::<f32>(pair, 2u32)
 }
 
 /// With DeepSeek's 64 heads of 128 channels.
 #[cfg(feature = "offline")]
-pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use cubecl::ir::FloatKind;
+
+    use super::select::STAGES;
     use crate::offline::{Arch, Entry, form};
     let dim = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().map(|kind| {

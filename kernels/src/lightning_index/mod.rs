@@ -18,11 +18,11 @@
 //! as many as fit into the buffer that the caller gives.
 
 mod border;
-mod chunks;
 #[cfg(feature = "cuda")]
 mod mma;
 mod places;
 mod plain;
+mod select;
 mod sums;
 mod top_k;
 
@@ -30,12 +30,10 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use thiserror::Error;
 
-#[cfg(feature = "cuda")]
-pub(crate) use self::plain::rank;
-#[cfg(feature = "cuda")]
-pub(crate) use self::top_k::LOAD;
+use self::select::Form;
 use crate::common::device::{DeviceError, check_device};
 use crate::common::launch::or_dummy;
+use crate::common::select::Available;
 
 /// Ranks that exist at a time, if that is more than those of one query token: 256 MiB.
 const MAX_RANKS: usize = 1 << 26;
@@ -147,7 +145,7 @@ impl LightningIndexSizes {
     /// Numbers of a query token in the buffer `candidates`; 0 where no candidates are chosen on a device. Not more than
     /// [`score_stride`](Self::score_stride).
     pub fn candidate_stride(&self, client: &Client) -> usize {
-        top_k::plan(client, self).candidate_stride()
+        select::plan(client, self).candidate_stride()
     }
 
     /// 32-bit offsets where they reach: 64-bit ones are slow, and wgpu has none.
@@ -165,6 +163,11 @@ impl LightningIndexSizes {
             false => Err(LightningIndexError::Offsets { name, len }),
         }
     }
+}
+
+/// The implementations of the scores that a device has for these sizes, the fastest first.
+pub fn available(client: &Client, sizes: &LightningIndexSizes) -> Vec<Available> {
+    select::TABLE.available(client, sizes)
 }
 
 /// Whether [`launch`] would run this on a device. Reads nothing and launches nothing.
@@ -219,11 +222,11 @@ pub fn launch(client: &Client, args: LightningIndexArgs) -> Result<(), Lightning
 
 /// Ranks of the keys of `rows` query tokens, from `first_row` on.
 fn score_keys(client: &Client, args: &LightningIndexArgs, address: AddressType, [first_row, rows]: [usize; 2]) {
-    #[cfg(feature = "cuda")]
-    if let Some(form) = mma::form(client, &args.sizes) {
-        return mma::launch(client, args, form, address, [first_row, rows]);
+    match select::TABLE.choose(client, &args.sizes) {
+        #[cfg(feature = "cuda")]
+        Some((_, Form::Mma(form))) => mma::launch(client, args, form, address, [first_row, rows]),
+        _ => plain::launch(client, args, address, first_row, rows),
     }
-    plain::launch(client, args, address, first_row, rows);
 }
 
 /// So many cubes, spread over the axes as their limits demand: there may be more than asked for.
@@ -240,5 +243,5 @@ pub(crate) fn visible_keys(visible: &[i32], row: usize, max_keys: u32) -> usize 
 /// The scores and the selection.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    plain::offline().into_iter().chain(mma::offline()).chain(top_k::offline()).collect()
+    select::TABLE.offline().into_iter().chain(top_k::offline()).collect()
 }

@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use super::border::load_index;
 use super::sums::{FEW, Space, before_plane, through_plane};
 use super::top_k::{Form, LOAD};
+use crate::common::plane;
 
 /// Where some keys of a tile belong. The numbers of two have 8 bits for each load, loads of even number and of odd number.
 #[derive(CubeType)]
@@ -40,8 +41,8 @@ impl Places {
             let last = comptime!(form.plane as u32 - 1).runtime();
             through_even = through_plane(own_even, form);
             through_odd = through_plane(own_odd, form);
-            plane_even = plane_shuffle(through_even, last);
-            plane_odd = plane_shuffle(through_odd, last);
+            plane_even = plane::shuffle::<u32>(through_even, last);
+            plane_odd = plane::shuffle::<u32>(through_odd, last);
         }
         let half = 0x00ff_00ffu32;
         let loads = (plane_even & half) + (plane_odd & half) + ((plane_even >> 8) & half) + ((plane_odd >> 8) & half);

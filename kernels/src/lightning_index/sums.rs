@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::top_k::Form;
+use crate::common::plane;
 use crate::common::scan::sum_before;
 
 /// Numbers for each unit of a cube that shared memory holds.
@@ -42,7 +43,7 @@ pub(super) fn plane_count(yes: bool, #[comptime] form: Form) -> u32 {
     let mut count = u32::cast_from(yes);
     if comptime!(form.plane > 1) {
         // A plane has at most 32 units.
-        count = plane_ballot(yes).extract(0usize).count_ones();
+        count = plane::ballot(yes).count_ones();
     }
     count
 }
@@ -52,7 +53,7 @@ pub(super) fn over_plane(value: u32, #[comptime] form: Form) -> u32 {
     let mut all = value;
     #[unroll]
     for i in 0..comptime!(form.plane.ilog2()) {
-        all += plane_shuffle_xor(all, comptime!(1u32 << i).runtime());
+        all += plane::shuffle_xor::<u32>(all, comptime!(1u32 << i));
     }
     all
 }
@@ -65,7 +66,7 @@ pub(super) fn through_plane(value: u32, #[comptime] form: Form) -> u32 {
     #[unroll]
     for i in 0..comptime!(form.plane.ilog2()) {
         let distance = comptime!(1u32 << i);
-        let other = plane_shuffle_up(through, distance.runtime());
+        let other = plane::shuffle_up::<u32>(through, distance);
         through += select(lane >= distance, other, 0u32);
     }
     through

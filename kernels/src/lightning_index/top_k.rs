@@ -5,21 +5,21 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
 use super::border::{List, clear_end, find_border, load_tile};
-use super::chunks::Plan;
 use super::places::Places;
-use super::sums::{BYTES_PER_UNIT, FEW, Space};
-use super::{LightningIndexArgs, LightningIndexSizes, one_each, visible_keys};
+use super::select::{plan, units_of};
+use super::sums::{FEW, Space};
+use super::{LightningIndexArgs, one_each, visible_keys};
 use crate::common::device::UNITS;
-use crate::common::launch::{multiprocessors, share};
+use crate::common::launch::share;
 use crate::mla_decode::key_slot;
 
 /// Units of a cube at most.
-const MAX_UNITS: usize = 1024;
+pub(super) const MAX_UNITS: usize = 1024;
 /// Ranks that a unit loads at once.
 pub(super) type Load = Const<LOAD>;
 pub(crate) const LOAD: usize = 4;
 /// Loads that a unit keeps in registers at most.
-const MAX_LOADS: usize = 8;
+pub(super) const MAX_LOADS: usize = 8;
 /// Units of a plane at most.
 const MAX_PLANE: usize = 32;
 
@@ -67,20 +67,6 @@ impl Form {
     }
 }
 
-/// How the keys are cut up on a device.
-pub(super) fn plan(client: &Client, sizes: &LightningIndexSizes) -> Plan {
-    let cubes = multiprocessors(client) / sizes.rows().max(1);
-    Plan::of(sizes.max_keys(), sizes.k, max_units(client) * MAX_LOADS * LOAD, cubes)
-}
-
-/// Units of a cube at most on a device.
-fn max_units(client: &Client) -> usize {
-    let hardware = &client.properties().hardware;
-    let available = hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize;
-    let available = available.min(hardware.max_shared_memory_size / BYTES_PER_UNIT);
-    (1 << available.max(UNITS).ilog2()).min(MAX_UNITS)
-}
-
 /// Units of a plane, if all planes have as many and units are in the order of their planes; otherwise 1.
 fn plane_units(client: &Client) -> usize {
     let hardware = &client.properties().hardware;
@@ -106,9 +92,7 @@ pub(super) fn launch(client: &Client, args: &LightningIndexArgs, address: Addres
         };
         let chunk = if next.is_some() { plan.chunk } else { len };
         let chunks = if next.is_some() { len.div_ceil(chunk) } else { 1 };
-        // Few units with many keys each: they wait less for one another.
-        let units = chunk.div_ceil(MAX_LOADS * LOAD).next_power_of_two().clamp(UNITS, max_units(client));
-        let loads = chunk.div_ceil(units * LOAD).next_power_of_two().min(MAX_LOADS);
+        let (units, loads) = units_of(client, chunk);
         let form = Form { units, plane: plane_units(client), loads, again: false, candidates: level > 0, output };
         let form = Form { again: chunk > form.capacity(), ..form };
         // SAFETY: the buffers have the sizes that the arguments state, no list is longer than its plan says, and slots are

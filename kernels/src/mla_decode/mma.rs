@@ -9,19 +9,21 @@
 //! are rounded to the element type before they meet the values, as the matrix units ask for.
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
-use cubecl::features::{MmaConfig, Plane};
+#[cfg(feature = "offline")]
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::barrier::{Barrier, copy_async};
 use cubecl::prelude::*;
 
-use super::{DecodeArgs, DecodeError, DecodeKernel, DecodeSizes, LOWEST, key_slot, visible_end};
+use super::select::{Grid, MmaChoice};
+use super::{DecodeArgs, LOWEST, key_slot, visible_end};
 use crate::common::launch::or_dummy;
+use crate::common::plane;
 
 /// Planes of a cube.
-const PLANES: usize = 8;
+pub(super) const PLANES: usize = 8;
 /// Units of a plane. The matrix instructions are defined for this number.
-const LANES: usize = 32;
-const UNITS: usize = PLANES * LANES;
+pub(super) const LANES: usize = 32;
+pub(super) const UNITS: usize = PLANES * LANES;
 
 /// Units that copy a key together: they read 128 bytes at a time.
 const KEY_UNITS: usize = 8;
@@ -30,22 +32,19 @@ const KEY_UNITS: usize = 8;
 const VECTOR: usize = 8;
 
 /// The matrix instruction: 16 rows, 8 columns, 16 terms.
-const M: usize = 16;
-const N: usize = 8;
-const K: usize = 16;
+pub(super) const M: usize = 16;
+pub(super) const N: usize = 8;
+pub(super) const K: usize = 16;
 
 /// By how much scores may exceed what the weights are relative to, before the accumulators are scaled anew. Weights of up to
 /// exp(8) = 2981 and their sums are well within the range of f16 and f32, and no less exact.
 const SLACK: f32 = 8.0;
 
-/// Numbers of a unit that the accumulators of the output may take.
-const ACCUMULATORS: usize = 128;
-
 /// How a tile is divided among the planes of a cube.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct MmaTile {
     /// Query rows.
-    rows: usize,
+    pub(super) rows: usize,
     /// Keys.
     keys: usize,
     /// Tiles of keys in shared memory.
@@ -53,52 +52,21 @@ pub(super) struct MmaTile {
     /// Planes that share the rows, the keys and the channels of the scores; the product is [`PLANES`].
     row_groups: usize,
     key_groups: usize,
-    slices: usize,
+    pub(super) slices: usize,
     /// Vectors of a key.
-    key_vectors: usize,
+    pub(super) key_vectors: usize,
     /// Channels of a value, in steps of 16.
     value_steps: usize,
     /// Whether keys may be hidden.
     causal: bool,
 }
 
-/// Query rows of the largest tile.
-pub(super) const MAX_ROWS: usize = 64;
-
-/// Rows, keys, stages, row groups and key groups of a tile.
-type TileChoice = (usize, usize, usize, usize, usize);
-
-/// Tiles in the order of preference, as rows, keys, stages, row groups, key groups. With more rows a loaded key is used more
-/// often; the number of keys and stages is what fits beside them. The order was measured on an H200.
-const TILES: [TileChoice; 9] = [
-    (64, 48, 2, 2, 2),
-    (64, 32, 2, 2, 2),
-    (64, 16, 2, 4, 2),
-    (32, 64, 2, 2, 2),
-    (32, 32, 2, 2, 2),
-    (32, 32, 2, 2, 4),
-    (16, 64, 2, 1, 4),
-    (16, 32, 2, 1, 4),
-    (16, 64, 2, 1, 8),
-];
-
 impl MmaTile {
-    /// The best tile for these sizes that fits into `available` bytes of shared memory.
-    fn choose(query_rows: usize, widths: (usize, usize), causal: bool, available: usize) -> Option<Self> {
-        let (key_width, value_width) = widths;
-        if !key_width.is_multiple_of(K) || !value_width.is_multiple_of(K) {
-            return None;
-        }
-        TILES
-            .iter()
-            .map(|&choice| Self::new(choice, widths, causal))
-            // More rows than there are would only be padding.
-            .filter(|tile| tile.rows < 2 * query_rows.max(M / 2 + 1))
-            .filter(|tile| (tile.key_vectors / 2).is_multiple_of(tile.slices))
-            .find(|tile| tile.shared_bytes() <= available && tile.accumulators() <= ACCUMULATORS)
-    }
-
-    fn new((rows, keys, stages, row_groups, key_groups): TileChoice, widths: (usize, usize), causal: bool) -> Self {
+    pub(super) fn new(
+        (rows, keys, stages, row_groups, key_groups): MmaChoice,
+        widths: (usize, usize),
+        causal: bool,
+    ) -> Self {
         Self {
             rows,
             keys,
@@ -134,7 +102,7 @@ impl MmaTile {
         self.value_steps.div_ceil(PLANES)
     }
 
-    fn accumulators(&self) -> usize {
+    pub(super) fn accumulators(&self) -> usize {
         self.rows / M * self.plane_steps() * 8
     }
 
@@ -143,7 +111,7 @@ impl MmaTile {
         UNITS / self.rows
     }
 
-    fn shared_bytes(&self) -> usize {
+    pub(super) fn shared_bytes(&self) -> usize {
         let elems =
             (self.rows + self.stages * self.keys) * self.stride() * VECTOR + 2 * self.rows * self.weight_stride();
         let numbers = self.slices * self.rows * self.score_stride() * 2 + self.rows;
@@ -152,41 +120,18 @@ impl MmaTile {
     }
 }
 
-/// How the kernel divides the work on this device; none where the device lacks what the kernel needs.
-pub(super) fn tile(client: &Client, sizes: &DecodeSizes) -> Option<MmaTile> {
-    let (features, elem) = (client.features(), sizes.elem);
-    let float = ElemType::Float(FloatKind::F32);
-    let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
-    let hardware = &client.properties().hardware;
-    let supported = features.matmul.mma.contains(&config)
-        && features.matmul.ldmatrix.contains(&elem)
-        && features.copy_async
-        && features.plane.contains(Plane::Ops)
-        && (hardware.plane_size_min, hardware.plane_size_max) == (LANES as u32, LANES as u32);
-    let widths = (sizes.key_width, sizes.value_width);
-    let choose = || MmaTile::choose(sizes.query_rows(), widths, sizes.causal, hardware.max_shared_memory_size);
-    supported.then(choose).flatten()
-}
-
-/// The tile, the grid and the width of offsets.
-pub(super) fn prepare(client: &Client, sizes: &DecodeSizes) -> Result<(MmaTile, CubeCount, AddressType), DecodeError> {
-    let tile = tile(client, sizes).ok_or(DecodeError::NoKernel(DecodeKernel::Mma))?;
-    Ok((tile, sizes.cube_count(client, tile.rows)?, sizes.address_type(client)?))
-}
-
-/// Launches the kernel. Sizes have been checked.
-pub(super) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
+/// Launches the kernel.
+pub(super) fn launch(client: &Client, args: DecodeArgs, tile: MmaTile, grid: Grid) {
     let sizes = args.sizes;
-    let (tile, cubes, address) = prepare(client, &sizes)?;
     let slots = sizes.pages * sizes.page_size;
     // SAFETY: the buffers have the sizes that the arguments state, and slots are clamped to the cache. Items are taken as the
     // planner has made them.
     unsafe {
         decode_mma_kernel::launch_unchecked(
             client,
-            cubes,
+            grid.cubes,
             CubeDim::new_2d(LANES as u32, PLANES as u32),
-            address,
+            grid.address,
             VECTOR,
             2,
             args.q,
@@ -208,7 +153,6 @@ pub(super) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
             sizes.elem,
         );
     }
-    Ok(())
 }
 
 /// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
@@ -618,7 +562,7 @@ fn scale_rows<E: Float, NC: Size>(
         own[i] = factor;
         changed = changed || factor != 1.0f32;
     }
-    if plane_any(changed) {
+    if plane::any(changed) {
         #[unroll]
         for i in 0..comptime!(tile.rows / N) {
             #[unroll]
@@ -720,7 +664,7 @@ fn row_max(value: f32, #[comptime] tile: MmaTile) -> f32 {
     let mut highest = value;
     #[unroll]
     for i in 0..comptime!(tile.row_units().ilog2()) {
-        highest = max(highest, plane_shuffle_xor(highest, comptime!(1u32 << i).runtime()));
+        highest = max(highest, plane::shuffle_xor::<f32>(highest, comptime!(1u32 << i)));
     }
     highest
 }
@@ -731,7 +675,7 @@ fn row_sum(value: f32, #[comptime] tile: MmaTile) -> f32 {
     let mut sum = value;
     #[unroll]
     for i in 0..comptime!(tile.row_units().ilog2()) {
-        sum += plane_shuffle_xor(sum, comptime!(1u32 << i).runtime());
+        sum += plane::shuffle_xor::<f32>(sum, comptime!(1u32 << i));
     }
     sum
 }
@@ -739,6 +683,7 @@ fn row_sum(value: f32, #[comptime] tile: MmaTile) -> f32 {
 /// Every tile where it fits, for V3's rows.
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use super::select::{MMA_TILES, best_mma_tile};
     use crate::offline::{Arch, Entry, form};
     let entry = |kind, bits, tile: MmaTile| {
         let MmaTile { rows, keys, key_groups, causal, .. } = tile;
@@ -753,12 +698,12 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         let fits = move |arch: Arch| arch >= Arch::Sm80 && tile.shared_bytes() <= arch.shared_memory();
         Entry::of(kind, &name, form).unchecked().on(fits)
     };
-    let tiles = TILES.map(|choice| MmaTile::new(choice, (576, 512), true));
+    let tiles = MMA_TILES.map(|choice| MmaTile::new(choice, (576, 512), true));
     let all = tiles.map(|tile| entry(FloatKind::BF16, AddressType::U32, tile));
     // Of a rank with 16 heads, and of all 128, on a Hopper.
     let usual = [16, 128].into_iter().flat_map(|heads| {
         let choose =
-            |causal| MmaTile::choose(heads, (576, 512), causal, Arch::Sm90a.shared_memory()).expect("V3 has a tile");
+            |causal| best_mma_tile(heads, (576, 512), causal, Arch::Sm90a.shared_memory()).expect("V3 has a tile");
         [
             entry(FloatKind::F16, AddressType::U32, choose(true)),
             entry(FloatKind::BF16, AddressType::U32, choose(false)),
@@ -767,22 +712,4 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         .map(|entry| entry.on(|arch| arch == Arch::Sm90a))
     });
     all.into_iter().chain(usual).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// All scores have a plane, all channels of all rows, and all weights a unit.
-    #[test]
-    fn the_planes_cover_the_tile() {
-        for (rows, keys, stages, row_groups, key_groups) in TILES {
-            assert_eq!(PLANES % (row_groups * key_groups), 0);
-            assert_eq!(rows % (row_groups * M), 0, "{rows} rows");
-            assert_eq!(keys % (key_groups * N), 0, "{keys} keys");
-            assert_eq!(keys % K, 0);
-            assert_eq!(keys / 2 % (UNITS / rows), 0, "{keys} keys of {rows} rows");
-            assert!(stages >= 2);
-        }
-    }
 }

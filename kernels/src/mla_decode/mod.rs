@@ -11,6 +11,7 @@
 
 mod mma;
 mod plain;
+mod select;
 #[cfg(feature = "cuda")]
 mod sm100;
 #[cfg(feature = "cuda")]
@@ -21,7 +22,10 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 use thiserror::Error;
 
-use crate::common::launch::{multiprocessors, share};
+use self::select::Form;
+pub use self::select::parallel_cubes;
+use crate::common::launch::share;
+use crate::common::select::{Available, Path};
 use crate::linear::{self, LinearArgs};
 use crate::merge_splits::{self, MergeSplitsArgs};
 pub use plain::MAX_KEY_BYTES;
@@ -29,37 +33,15 @@ pub use plain::MAX_KEY_BYTES;
 /// Where the maximum of a row starts. Finite, for a shader may not count on infinities.
 const LOWEST: f32 = -1e30;
 
-/// The kernels of this operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum DecodeKernel {
-    /// Ordinary arithmetic.
-    Plain,
-    /// Matrix instructions.
-    Mma,
-    /// TMA and wgmma, on Hopper.
-    Sm90,
-    /// TMA and tcgen05, on Blackwell.
-    Sm100,
-}
-
-impl DecodeKernel {
-    /// Whether rows of queries and keys may lie apart from each other.
-    pub fn takes_strides(self) -> bool {
-        self.is_specialised()
-    }
-
-    /// Made for one generation of GPUs: loads tiles by TMA, and writes sequences that are a single item to the result itself.
-    fn is_specialised(self) -> bool {
-        matches!(self, DecodeKernel::Sm90 | DecodeKernel::Sm100)
-    }
-}
+/// The implementations of this operation.
+pub type DecodeKernel = Path;
 
 /// Arguments of [`launch`]. Buffers start at a multiple of 16 bytes.
 pub struct DecodeArgs {
     /// `[batch, query_len, heads, key_width]` of `elem`.
     pub q: BufferArg,
     /// Elements from one row of `q` to the next. Other than `key_width` only for kernels that
-    /// [take strides](DecodeKernel::takes_strides), and then a multiple of 16 bytes.
+    /// [take strides](Path::takes_strides), and then a multiple of 16 bytes.
     pub q_stride: usize,
     /// `[pages, page_size, key_width]` of `elem`; a row is a key, its first `value_width` channels are the value.
     pub kv_cache: BufferArg,
@@ -146,24 +128,15 @@ pub enum DecodeError {
     },
     /// A certain kernel was asked for.
     #[error("the device has no {0:?} kernel for these sizes and elements")]
-    NoKernel(DecodeKernel),
+    NoKernel(Path),
     /// A buffer has more than 2^32 elements, and the device has no 64-bit addresses.
     #[error("a buffer of {0} elements, expected at most 2^32 - 1 on this device")]
     Address(usize),
 }
 
-/// Whether a device has a kernel for these sizes.
-pub fn has_kernel(client: &Client, kernel: DecodeKernel, sizes: &DecodeSizes) -> bool {
-    match kernel {
-        DecodeKernel::Plain => sizes.key_width * sizes.elem.size() <= MAX_KEY_BYTES,
-        DecodeKernel::Mma => mma::tile(client, sizes).is_some(),
-        #[cfg(feature = "cuda")]
-        DecodeKernel::Sm90 => sm90::form(client, sizes).is_some(),
-        #[cfg(feature = "cuda")]
-        DecodeKernel::Sm100 => sm100::form(client, sizes).is_some(),
-        #[cfg(not(feature = "cuda"))]
-        DecodeKernel::Sm90 | DecodeKernel::Sm100 => false,
-    }
+/// The implementations that a device has for these sizes, the fastest first.
+pub fn available(client: &Client, sizes: &DecodeSizes) -> Vec<Available> {
+    select::TABLE.available(client, sizes)
 }
 
 /// Whether [`launch`] would run this on a device. Reads nothing and launches nothing.
@@ -178,21 +151,12 @@ pub fn check(client: &Client, sizes: &DecodeSizes) -> Result<(), DecodeError> {
 ///
 /// # Errors
 /// What [`launch_kernel`] would give.
-pub fn check_kernel(client: &Client, sizes: &DecodeSizes, kernel: DecodeKernel) -> Result<(), DecodeError> {
+pub fn check_kernel(client: &Client, sizes: &DecodeSizes, path: Path) -> Result<(), DecodeError> {
     if sizes.is_empty() {
         return Ok(());
     }
     sizes.check(client)?;
-    match kernel {
-        DecodeKernel::Plain => plain::prepare(client, sizes).map(|_| ()),
-        DecodeKernel::Mma => mma::prepare(client, sizes).map(|_| ()),
-        #[cfg(feature = "cuda")]
-        DecodeKernel::Sm90 => sm90::prepare(client, sizes).map(|_| ()),
-        #[cfg(feature = "cuda")]
-        DecodeKernel::Sm100 => sm100::prepare(client, sizes).map(|_| ()),
-        #[cfg(not(feature = "cuda"))]
-        DecodeKernel::Sm90 | DecodeKernel::Sm100 => Err(DecodeError::NoKernel(kernel)),
-    }
+    select::prepare(client, sizes, path).map(|_| ())
 }
 
 /// Computes the items of a plan with the fastest kernel that the device has, and merges those of each sequence.
@@ -200,16 +164,16 @@ pub fn check_kernel(client: &Client, sizes: &DecodeSizes, kernel: DecodeKernel) 
 /// # Errors
 /// The device lacks the element type, the memory or the addresses. Nothing is launched then.
 pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
-    let kernel = args.sizes.kernel(client);
-    launch_kernel(client, args, kernel)
+    let path = args.sizes.kernel(client);
+    launch_kernel(client, args, path)
 }
 
-/// The same, with a certain kernel.
+/// The same, with a certain implementation.
 ///
 /// # Errors
 /// As [`launch`], and where the device lacks what the kernel needs.
-pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) -> Result<(), DecodeError> {
-    if let Some(merge) = launch_items(client, args, kernel)? {
+pub fn launch_kernel(client: &Client, args: DecodeArgs, path: Path) -> Result<(), DecodeError> {
+    if let Some(merge) = launch_items(client, args, path)? {
         merge_splits::launch(client, merge);
     }
     Ok(())
@@ -222,28 +186,24 @@ pub fn launch_kernel(client: &Client, args: DecodeArgs, kernel: DecodeKernel) ->
 pub fn launch_projected(
     client: &Client,
     args: DecodeArgs,
-    kernel: DecodeKernel,
+    path: Path,
     projection: LinearArgs,
 ) -> Result<(), DecodeError> {
-    if let Some(merge) = launch_items(client, args, kernel)? {
+    if let Some(merge) = launch_items(client, args, path)? {
         linear::launch_merged(client, merge, projection);
     }
     Ok(())
 }
 
 /// Computes the items of a plan. Returns the merge that is left to do; none, if there is nothing to compute.
-fn launch_items(
-    client: &Client,
-    args: DecodeArgs,
-    kernel: DecodeKernel,
-) -> Result<Option<MergeSplitsArgs>, DecodeError> {
+fn launch_items(client: &Client, args: DecodeArgs, path: Path) -> Result<Option<MergeSplitsArgs>, DecodeError> {
     if args.sizes.is_empty() {
         return Ok(None);
     }
     let sizes = args.sizes;
     sizes.check(client)?;
-    sizes.check_stride("q_stride", args.q_stride, kernel)?;
-    sizes.check_stride("kv_stride", args.kv_stride, kernel)?;
+    sizes.check_stride("q_stride", args.q_stride, path)?;
+    sizes.check_stride("kv_stride", args.kv_stride, path)?;
     let merge = MergeSplitsArgs {
         outs: share(&args.partial_out),
         lses: share(&args.partial_lse),
@@ -254,30 +214,19 @@ fn launch_items(
         items: sizes.capacity,
         rows: sizes.query_rows(),
         width: sizes.value_width,
-        single_items_done: kernel.is_specialised(),
+        single_items_done: path.is_specialised(),
         elem: sizes.elem,
     };
-    match kernel {
-        DecodeKernel::Plain => plain::launch(client, args)?,
-        DecodeKernel::Mma => mma::launch(client, args)?,
+    let (form, grid) = select::prepare(client, &sizes, path)?;
+    match form {
+        Form::Plain(tile) => plain::launch(client, args, tile, grid),
+        Form::Mma(tile) => mma::launch(client, args, tile, grid),
         #[cfg(feature = "cuda")]
-        DecodeKernel::Sm90 => sm90::launch(client, args)?,
+        Form::Sm90(form) => sm90::launch(client, args, form, grid)?,
         #[cfg(feature = "cuda")]
-        DecodeKernel::Sm100 => sm100::launch(client, args)?,
-        #[cfg(not(feature = "cuda"))]
-        DecodeKernel::Sm90 | DecodeKernel::Sm100 => return Err(DecodeError::NoKernel(kernel)),
+        Form::Sm100(form) => sm100::launch(client, args, form, grid)?,
     }
     Ok(Some(merge))
-}
-
-/// Cubes of a plan that fill the device, beside the tiles of so many query rows.
-pub fn parallel_cubes(client: &Client, query_rows: usize) -> usize {
-    let multiprocessors = multiprocessors(client);
-    let (rows, cubes) = match client.features().matmul.mma.is_empty() {
-        true => (plain::TILE_ROWS, multiprocessors * plain::CUBES_PER_MULTIPROCESSOR),
-        false => (mma::MAX_ROWS, multiprocessors),
-    };
-    (cubes / query_rows.div_ceil(rows).max(1)).max(1)
 }
 
 impl DecodeSizes {
@@ -309,11 +258,9 @@ impl DecodeSizes {
         self.query_len * self.heads
     }
 
-    /// The fastest kernel that there is.
-    pub fn kernel(&self, client: &Client) -> DecodeKernel {
-        let all = [DecodeKernel::Sm100, DecodeKernel::Sm90, DecodeKernel::Mma];
-        let fastest = all.into_iter().find(|&it| has_kernel(client, it, self));
-        fastest.unwrap_or(DecodeKernel::Plain)
+    /// The fastest implementation that there is.
+    pub fn kernel(&self, client: &Client) -> Path {
+        select::TABLE.choose(client, self).map_or(Path::Plain, |(path, _)| path)
     }
 
     fn check(&self, client: &Client) -> Result<(), DecodeError> {
@@ -334,12 +281,12 @@ impl DecodeSizes {
     }
 
     /// A kernel can work with rows at this distance.
-    fn check_stride(&self, name: &'static str, actual: usize, kernel: DecodeKernel) -> Result<(), DecodeError> {
+    fn check_stride(&self, name: &'static str, actual: usize, path: Path) -> Result<(), DecodeError> {
         let aligned = (actual * self.elem.size()).is_multiple_of(16);
-        if actual == self.key_width || kernel.takes_strides() && actual > self.key_width && aligned {
+        if actual == self.key_width || path.takes_strides() && actual > self.key_width && aligned {
             return Ok(());
         }
-        let expected = match kernel.takes_strides() {
+        let expected = match path.takes_strides() {
             true => format!("{}, or more and a multiple of 16 bytes", self.key_width),
             false => format!("{}", self.key_width),
         };
@@ -379,7 +326,7 @@ impl DecodeSizes {
 /// All kernels as DeepSeek's models use them.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    [plain::offline(), mma::offline(), sm90::offline(), sm100::offline()].into_iter().flatten().collect()
+    select::TABLE.offline()
 }
 
 /// One past the last key of an item that a query row sees.

@@ -6,82 +6,45 @@
 //! each (29.0 KiB), or with 4 rows and 8 keys of f32 (28.4 KiB). The tiles are halved until they fit; a single row and key
 //! of more than 32 KiB are refused.
 
-use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
-use super::{DecodeArgs, DecodeError, DecodeSizes, LOWEST, key_slot, visible_end};
+use super::select::Grid;
+use super::{DecodeArgs, DecodeSizes, LOWEST, key_slot, visible_end};
 use crate::common::launch::or_dummy;
 
-/// Shared memory that a cube takes at most. What WebGPU drivers offer; on larger devices it lets several cubes run at a time.
-const SHARED_BYTES: usize = 32 * 1024;
-
 /// Units of a cube.
-const UNITS: usize = 128;
+pub(super) const UNITS: usize = 128;
 
 /// Bytes of a key at most: beside it, a query row and the scores fit into the shared memory.
 pub const MAX_KEY_BYTES: usize = 16_000;
-
-/// Query rows and keys of a tile, at most. The product must not exceed the number of units.
-pub(super) const TILE_ROWS: usize = 8;
-const TILE_KEYS: usize = 16;
-
-/// Cubes that a multiprocessor runs at a time, about.
-pub(super) const CUBES_PER_MULTIPROCESSOR: usize = 4;
-
-/// Bytes of one load.
-const LOAD_BYTES: usize = 16;
 
 /// How a tile is divided among the units of a cube.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Tile {
     /// Query rows, a power of two.
-    rows: usize,
+    pub(super) rows: usize,
     /// Keys, a power of two.
-    keys: usize,
+    pub(super) keys: usize,
     /// Elements of a vector.
-    vector: usize,
+    pub(super) vector: usize,
     /// Vectors of a key.
-    key_vectors: usize,
+    pub(super) key_vectors: usize,
     /// Vectors of a value.
-    value_vectors: usize,
+    pub(super) value_vectors: usize,
     /// Rows whose scores with a key one unit computes.
-    score_rows: usize,
+    pub(super) score_rows: usize,
     /// Units that share the channels of a score.
-    slices: usize,
+    pub(super) slices: usize,
     /// Units side by side over the channels of a value; each has every that many-th vector.
-    value_units: usize,
+    pub(super) value_units: usize,
     /// Groups of rows that different units accumulate.
-    row_groups: usize,
+    pub(super) row_groups: usize,
     /// Whether keys may be hidden.
-    causal: bool,
+    pub(super) causal: bool,
 }
 
 impl Tile {
-    /// The largest tile that fits into `available` bytes.
-    fn choose(sizes: &DecodeSizes, max_vector: usize, available: usize) -> Result<Self, DecodeError> {
-        let size = sizes.elem.size();
-        let mut vector = (LOAD_BYTES / size).min(prev_power_of_two(max_vector));
-        while !sizes.key_width.is_multiple_of(vector) || !sizes.value_width.is_multiple_of(vector) {
-            vector /= 2;
-        }
-        let mut rows = (sizes.query_len * sizes.heads).next_power_of_two().min(TILE_ROWS);
-        let mut keys = TILE_KEYS;
-        loop {
-            let tile = Self::new(sizes, vector, rows, keys);
-            let needed = tile.shared_bytes(size);
-            if needed <= available {
-                return Ok(tile);
-            }
-            // Rows are worth more than keys: they say how often a loaded key is used.
-            match (rows, keys) {
-                (1, 1) => return Err(DecodeError::SharedMemory { key_width: sizes.key_width, needed, available }),
-                _ if keys >= 2 * rows || rows == 1 => keys /= 2,
-                _ => rows /= 2,
-            }
-        }
-    }
-
-    fn new(sizes: &DecodeSizes, vector: usize, rows: usize, keys: usize) -> Self {
+    pub(super) fn new(sizes: &DecodeSizes, vector: usize, rows: usize, keys: usize) -> Self {
         let score_rows = rows.min(2);
         let value_vectors = sizes.value_width / vector;
         let value_units = value_vectors.next_power_of_two().min(UNITS);
@@ -104,45 +67,32 @@ impl Tile {
         self.key_vectors + 1
     }
 
-    fn shared_bytes(&self, elem_size: usize) -> usize {
+    pub(super) fn shared_bytes(&self, elem_size: usize) -> usize {
         let tiles = (self.rows + self.keys) * self.stride() * self.vector * elem_size;
         let numbers = (self.slices + 1) * self.rows * self.keys + self.rows + self.keys;
         tiles + numbers * size_of::<f32>()
     }
 
     /// Rows that one unit accumulates.
-    fn group_rows(&self) -> usize {
+    pub(super) fn group_rows(&self) -> usize {
         self.rows / self.row_groups
     }
 
     /// Vectors of each row that one unit accumulates.
-    fn unit_vectors(&self) -> usize {
+    pub(super) fn unit_vectors(&self) -> usize {
         self.value_vectors.div_ceil(self.value_units)
     }
 }
 
-fn prev_power_of_two(n: usize) -> usize {
-    1 << n.max(1).ilog2()
-}
-
-/// The tile, the grid and the width of offsets.
-pub(super) fn prepare(client: &Client, sizes: &DecodeSizes) -> Result<(Tile, CubeCount, AddressType), DecodeError> {
-    let hardware = &client.properties().hardware;
-    let available = hardware.max_shared_memory_size.min(SHARED_BYTES);
-    let tile = Tile::choose(sizes, hardware.max_vector_size, available)?;
-    Ok((tile, sizes.cube_count(client, tile.rows)?, sizes.address_type(client)?))
-}
-
-/// Launches the kernel. Sizes have been checked.
-pub(super) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
+/// Launches the kernel.
+pub(super) fn launch(client: &Client, args: DecodeArgs, tile: Tile, grid: Grid) {
     let sizes = args.sizes;
-    let (tile, cubes, address) = prepare(client, &sizes)?;
     let slots = sizes.pages * sizes.page_size;
     decode_kernel::launch(
         client,
-        cubes,
+        grid.cubes,
         CubeDim::new_1d(UNITS as u32),
-        address,
+        grid.address,
         tile.vector,
         args.q,
         or_dummy(client, args.kv_cache, slots),
@@ -162,7 +112,6 @@ pub(super) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
         tile,
         sizes.elem,
     );
-    Ok(())
 }
 
 /// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
@@ -493,7 +442,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     let entry = |name, kind, causal| {
         let elem = ElemType::Float(kind);
         let sizes = DecodeSizes { causal, ..DecodeSizes::one_sequence(elem, 128, (576, 512)) };
-        let tile = Tile::choose(&sizes, usize::MAX, SHARED_BYTES).expect("V3's keys fit");
+        let tile = super::select::largest_plain_tile(&sizes, usize::MAX).expect("V3's keys fit");
         let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS as u32));
         #[rustfmt::skip]
         let form = form!(decode_kernel, dim, [
@@ -503,49 +452,4 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     };
     let causal = FLOATS.map(|kind| entry("mla_decode.plain.causal", kind, true));
     causal.into_iter().chain([entry("mla_decode.plain.full", FloatKind::F16, false)]).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use cubecl::ir::FloatKind;
-
-    use super::*;
-
-    fn tile(elem: FloatKind, widths: (usize, usize), rows: usize) -> Result<Tile, DecodeError> {
-        let sizes = DecodeSizes::one_sequence(ElemType::Float(elem), rows, widths);
-        Tile::choose(&sizes, usize::MAX, SHARED_BYTES)
-    }
-
-    #[test]
-    fn tiles_fill_the_shared_memory() {
-        let half = tile(FloatKind::F16, (576, 512), 128).expect("fits");
-        assert_eq!((half.rows, half.keys, half.vector), (8, 16, 8));
-        let float = tile(FloatKind::F32, (576, 512), 128).expect("fits");
-        assert_eq!((float.rows, float.keys, float.vector), (4, 8, 4));
-        let odd = tile(FloatKind::F16, (7, 5), 3).expect("fits");
-        assert_eq!((odd.rows, odd.keys, odd.vector), (4, 16, 1));
-    }
-
-    /// Whatever the sizes, all scores have a unit, and all rows of all value channels.
-    #[test]
-    fn the_units_cover_the_tile() {
-        for elem in [FloatKind::F32, FloatKind::F16] {
-            for widths in [(576, 512), (80, 64), (7, 5), (1, 1), (2048, 1023), (3000, 3000)] {
-                for rows in [1, 2, 3, 8, 200] {
-                    let tile = tile(elem, widths, rows).expect("fits");
-                    assert!(tile.rows * tile.keys <= UNITS);
-                    assert_eq!(tile.rows / tile.score_rows * tile.keys * tile.slices, UNITS);
-                    assert_eq!(tile.row_groups * tile.group_rows(), tile.rows);
-                    assert!(tile.row_groups * tile.value_units <= UNITS);
-                    assert!(tile.unit_vectors() * tile.value_units >= tile.value_vectors);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_key_that_does_not_fit_is_refused() {
-        let error = tile(FloatKind::F32, (4096, 512), 16).expect_err("too wide");
-        assert!(matches!(error, DecodeError::SharedMemory { available: SHARED_BYTES, .. }), "{error}");
-    }
 }

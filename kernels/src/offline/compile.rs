@@ -96,7 +96,9 @@ impl Arch {
             max_vector_size: VectorSize::MAX,
             cube_mma_reserved_shared_memory: 0,
         };
-        let identity = DeviceIdentity { name: "offline".into(), fingerprint: self.name().into(), physical: None };
+        // Kernels see by it that they become PTX (`common/plane.rs`).
+        let fingerprint = format!("ptx_sm{}", self.version());
+        let identity = DeviceIdentity { name: "offline".into(), fingerprint, physical: None };
         let memory = MemoryDeviceProperties::new(1 << 35, 512);
         let mut properties =
             DeviceProperties::new(Default::default(), memory, hardware, TimingMethod::Device, identity);

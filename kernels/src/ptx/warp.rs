@@ -1,4 +1,7 @@
-//! One thread of a warp, values that are the same in all of a warp, and a counter.
+//! One thread of a warp, what its threads tell each other, and a counter.
+//!
+//! The functions name all 32 threads of the warp, which wait for each other there. CubeCL's `plane_*` take `__activemask()`: what
+//! has not come back from a branch is left out, and nothing says so (PTX ISA, "activemask": it does not make threads converge).
 
 use cubecl::prelude::*;
 
@@ -34,6 +37,84 @@ pub(crate) fn uniform(value: u32) -> u32 {
         options(nomem)
     );
     first
+}
+
+/// The value that the thread `lane` has: `shfl.sync.idx` (PTX ISA, "shfl.sync"). sm_30.
+///
+/// All threads of a warp.
+#[cube]
+pub(crate) fn shuffle<T: CubePrimitive>(value: T, lane: u32) -> T {
+    let other: T;
+    gpu_asm!(
+        "shfl.sync.idx.b32 {other}, {value}, {lane}, 31, 0xffffffff;",
+        other = out(_) other,
+        value = in(_) read::<T>(value),
+        lane = in(_) read::<u32>(lane),
+        options(nomem)
+    );
+    other
+}
+
+/// The value of the thread whose number differs in these bits: `shfl.sync.bfly` (PTX ISA, "shfl.sync"). sm_30.
+///
+/// All threads of a warp.
+#[cube]
+pub(crate) fn shuffle_xor<T: CubePrimitive>(value: T, #[comptime] bits: u32) -> T {
+    let other: T;
+    gpu_asm!(
+        "shfl.sync.bfly.b32 {other}, {value}, {bits}, 31, 0xffffffff;",
+        other = out(_) other,
+        value = in(_) read::<T>(value),
+        options(nomem)
+    );
+    other
+}
+
+/// The value of the thread `distance` before this one; of the first ones their own: `shfl.sync.up` (PTX ISA, "shfl.sync"). sm_30.
+///
+/// All threads of a warp.
+#[cube]
+pub(crate) fn shuffle_up<T: CubePrimitive>(value: T, #[comptime] distance: u32) -> T {
+    let other: T;
+    gpu_asm!(
+        "shfl.sync.up.b32 {other}, {value}, {distance}, 0, 0xffffffff;",
+        other = out(_) other,
+        value = in(_) read::<T>(value),
+        options(nomem)
+    );
+    other
+}
+
+/// Whether any thread says so: `vote.sync.any` (PTX ISA, "vote.sync"). sm_30.
+///
+/// All threads of a warp.
+#[cube]
+pub(crate) fn any(yes: bool) -> bool {
+    let own = u32::cast_from(yes);
+    let any: u32;
+    gpu_asm!(
+        "{{\n.reg .pred p;\nsetp.ne.u32 p, {own}, 0;\nvote.sync.any.pred p, p, 0xffffffff;\nselp.u32 {any}, 1, 0, p;\n}}",
+        any = out(_) any,
+        own = in(_) read::<u32>(own),
+        options(nomem)
+    );
+    any != 0u32
+}
+
+/// A bit for each thread that says so: `vote.sync.ballot` (PTX ISA, "vote.sync"). sm_30.
+///
+/// All threads of a warp.
+#[cube]
+pub(crate) fn ballot(yes: bool) -> u32 {
+    let own = u32::cast_from(yes);
+    let all: u32;
+    gpu_asm!(
+        "{{\n.reg .pred p;\nsetp.ne.u32 p, {own}, 0;\nvote.sync.ballot.b32 {all}, p, 0xffffffff;\n}}",
+        all = out(_) all,
+        own = in(_) read::<u32>(own),
+        options(nomem)
+    );
+    all
 }
 
 /// `count + 1`, which the compiler cannot see through.

@@ -3,7 +3,8 @@
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-use crate::mla_decode::{DecodeError, DecodeKernel, DecodeSizes};
+use crate::common::select::Path;
+use crate::mla_decode::{DecodeError, DecodeSizes};
 use crate::ptx::wgmma::Elem;
 use crate::ptx::{mbarrier, tma};
 
@@ -74,9 +75,9 @@ pub(crate) fn tile_map(
     stride: usize,
     [tile_count, tile_rows]: [usize; 2],
     elem: ElemType,
-    kernel: DecodeKernel,
+    path: Path,
 ) -> Result<TensorMapArg<Tiled>, DecodeError> {
-    let BufferArg::Handle { handle } = matrix else { return Err(DecodeError::NoKernel(kernel)) };
+    let BufferArg::Handle { handle } = matrix else { return Err(DecodeError::NoKernel(path)) };
     // A map has no dimension of 0; without rows nothing is loaded.
     let (shape, strides) = ([tiles, rows.max(1), TILE_WIDTH], [TILE_WIDTH, stride, 1]);
     let tile = [tile_count, tile_rows, TILE_WIDTH];

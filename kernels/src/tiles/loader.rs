@@ -206,7 +206,7 @@ impl Loader {
 
     /// The row of the cache that a key is in; `place` counts boxes from those that `pages` has.
     fn row_of(&self, place: u32, key: u32) -> u32 {
-        let page = plane_shuffle(select(place < 32, self.pages, self.next_pages), place % 32);
+        let page = warp::shuffle::<u32>(select(place < 32, self.pages, self.next_pages), place % 32);
         (page << self.keys.page_shift) + (key & ((1u32 << self.keys.page_shift) - 1))
     }
 }

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::form::VALUE_WIDTH;
-use crate::ptx::math;
+use crate::ptx::{math, warp};
 
 /// Columns that a unit writes at once.
 pub(crate) const COLUMNS: usize = 4;
@@ -72,15 +72,15 @@ fn write_row<T: Float, P: Size, N: Size>(
     let count = N::value().comptime();
     let second = lane % 2 == 1;
     let own_at = at + (lane % 2 * 2 + lane % 4 / 2) as usize;
-    if plane_any(is_row) {
+    if warp::any(is_row) {
         #[unroll]
         for i in 0..comptime!(count / 8) {
             let a = comptime!(8 * i + first);
             let b = comptime!(8 * i + 4 + first);
             let (a0, a1) = (acc.extract(a), acc.extract(comptime!(a + 1)));
             let (b0, b1) = (acc.extract(b), acc.extract(comptime!(b + 1)));
-            let other0 = plane_shuffle_xor(select(second, a0, b0), 1u32);
-            let other1 = plane_shuffle_xor(select(second, a1, b1), 1u32);
+            let other0 = warp::shuffle_xor::<f32>(select(second, a0, b0), 1u32);
+            let other1 = warp::shuffle_xor::<f32>(select(second, a1, b1), 1u32);
             let mut columns = Vector::<f32, P>::empty();
             columns.insert(0usize, select(second, other0, a0));
             columns.insert(1usize, select(second, other1, a1));

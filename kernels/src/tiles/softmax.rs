@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::form::{Form, GROUP, KEYS, LOWEST, ROWS, TILE_BYTES};
-use crate::ptx::math;
+use crate::ptx::{math, warp};
 
 /// By how much scores (in powers of two) may exceed what the weights are relative to, before the output is scaled anew.
 pub(crate) const SLACK: f32 = 8.0;
@@ -126,14 +126,14 @@ pub(crate) fn clear_keys(keys: &mut Shared<[u32]>, stage: u32, count: u32, #[com
 
 #[cube]
 fn quad_max(value: f32) -> f32 {
-    let pair = max(value, plane_shuffle_xor(value, 1u32));
-    max(pair, plane_shuffle_xor(pair, 2u32))
+    let pair = max(value, warp::shuffle_xor::<f32>(value, 1u32));
+    max(pair, warp::shuffle_xor::<f32>(pair, 2u32))
 }
 
 #[cube]
 pub(crate) fn quad_sum(value: f32) -> f32 {
-    let pair = value + plane_shuffle_xor(value, 1u32);
-    pair + plane_shuffle_xor(pair, 2u32)
+    let pair = value + warp::shuffle_xor::<f32>(value, 1u32);
+    pair + warp::shuffle_xor::<f32>(pair, 2u32)
 }
 
 #[cube]

@@ -3,7 +3,8 @@
 use cubecl::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::mla_decode::{self, DecodeArgs, DecodeError, DecodeKernel, DecodeSizes};
+use mla_kernels::Path;
+use mla_kernels::mla_decode::{self, DecodeArgs, DecodeError, DecodeSizes};
 use mla_kernels::mla_plan::SplitMode;
 
 use super::mla_plan::{Plan, expected as plan};
@@ -148,13 +149,7 @@ impl Case {
     }
 
     /// Decodes on the device. Returns out and lse; the scratch past the items is checked.
-    fn decode<T: Element>(
-        &self,
-        client: &Client,
-        inputs: &Inputs<T>,
-        plan: &Plan,
-        kernel: DecodeKernel,
-    ) -> (Vec<T>, Vec<f32>) {
+    fn decode<T: Element>(&self, client: &Client, inputs: &Inputs<T>, plan: &Plan, kernel: Path) -> (Vec<T>, Vec<f32>) {
         let batch = self.lens.len();
         let lens: Vec<i32> = self.lens.iter().map(|&len| len as i32).collect();
         // Two unused rows at the end, as plans have them.
@@ -192,10 +187,8 @@ impl Case {
 
     /// Decodes and compares.
     fn check<T: Element>(&self, client: &Client) {
-        for kernel in [DecodeKernel::Plain, DecodeKernel::Mma, DecodeKernel::Sm90, DecodeKernel::Sm100] {
-            if mla_decode::has_kernel(client, kernel, &self.sizes::<T>(1, 1, 1)) {
-                self.check_kernel::<T>(client, kernel);
-            }
+        for it in mla_decode::available(client, &self.sizes::<T>(1, 1, 1)) {
+            self.check_kernel::<T>(client, it.path);
         }
     }
 
@@ -216,10 +209,10 @@ impl Case {
         }
     }
 
-    fn check_kernel<T: Element>(&self, client: &Client, kernel: DecodeKernel) {
+    fn check_kernel<T: Element>(&self, client: &Client, kernel: Path) {
         // Values are within -1 .. 1. The matrix units take rounded weights, which may err by so much in all; the result is
         // rounded once more.
-        let tolerance = 2e-5 + T::ROUNDING * if kernel == DecodeKernel::Plain { 1.0 } else { 2.0 };
+        let tolerance = 2e-5 + T::ROUNDING * if kernel == Path::Plain { 1.0 } else { 2.0 };
         let inputs = self.inputs::<T>();
         let lens: Vec<i32> = self.lens.iter().map(|&len| len as i32).collect();
         let plan = plan(&lens, 1000, TILE, self.cubes, self.mode);
@@ -247,9 +240,9 @@ impl Case {
 
     /// With the kernels for 16-bit elements alone, where there are any.
     fn check_16_bit<T: Element>(&self, client: &Client) {
-        for kernel in [DecodeKernel::Mma, DecodeKernel::Sm90, DecodeKernel::Sm100] {
-            if mla_decode::has_kernel(client, kernel, &self.sizes::<T>(1, 1, 1)) {
-                self.check_kernel::<T>(client, kernel);
+        for it in mla_decode::available(client, &self.sizes::<T>(1, 1, 1)) {
+            if it.path != Path::Plain {
+                self.check_kernel::<T>(client, it.path);
             }
         }
     }

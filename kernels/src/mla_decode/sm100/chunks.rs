@@ -106,7 +106,7 @@ impl ChunkLoader {
         #[unroll]
         for part in 0..comptime!(ROWS / form.box_keys) {
             let key = self.item.first_key + half * comptime!(ROWS as u32) + comptime!((part * form.box_keys) as u32);
-            let page = plane_shuffle(pages, half % 2 * comptime!((ROWS / form.box_keys) as u32) + part as u32);
+            let page = warp::shuffle::<u32>(pages, half % 2 * comptime!((ROWS / form.box_keys) as u32) + part as u32);
             let mut row = ((page << self.keys.page_shift) + (key & ((1u32 << self.keys.page_shift) - 1))) as i32;
             if key >= self.item.tile_end {
                 row = NO_ROW.runtime();

@@ -5,48 +5,26 @@ mod pair;
 mod rows;
 mod single;
 
-use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
 use self::pair::decode_sm100_pair_kernel;
 use self::single::decode_sm100_kernel;
 use crate::common::launch::or_dummy;
-use crate::mla_decode::{DecodeArgs, DecodeError, DecodeKernel, DecodeSizes};
-use crate::tiles::form::{Form, HALF_KEYS, ROWS, form_of, tile_map};
+use crate::common::select::Path;
+use crate::mla_decode::select::{Grid, is_pair};
+use crate::mla_decode::{DecodeArgs, DecodeError};
+use crate::tiles::form::{Form, ROWS, tile_map};
 use crate::tiles::output::COLUMNS;
 
-/// Whether a pair of cubes shares the keys, where one cube has not all query rows.
-fn is_pair(sizes: &DecodeSizes) -> bool {
-    sizes.query_len * sizes.heads > ROWS
-}
-
-/// What a device needs for these kernels, and the problem for the kernel. Later devices have other tensor cores.
-pub(crate) fn form(client: &Client, sizes: &DecodeSizes) -> Option<Form> {
-    let blackwell = client.properties().identity.fingerprint == "ptx_sm100";
-    let most_keys = if is_pair(sizes) { ROWS } else { HALF_KEYS };
-    blackwell.then(|| form_of(sizes, most_keys)).flatten()
-}
-
-/// The form, the grid and the width of offsets.
-pub(crate) fn prepare(client: &Client, sizes: &DecodeSizes) -> Result<(Form, CubeCount, AddressType), DecodeError> {
-    let form = form(client, sizes).ok_or(DecodeError::NoKernel(DecodeKernel::Sm100))?;
-    let mut cubes = sizes.cube_count(client, if is_pair(sizes) { 2 * ROWS } else { ROWS })?;
-    if let (true, CubeCount::Static(tiles, ..)) = (is_pair(sizes), &mut cubes) {
-        *tiles *= 2;
-    }
-    Ok((form, cubes, sizes.address_type(client)?))
-}
-
-/// Launches the kernel. Sizes have been checked.
-pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
+/// Launches the kernel.
+pub(super) fn launch(client: &Client, args: DecodeArgs, form: Form, grid: Grid) -> Result<(), DecodeError> {
     let sizes = args.sizes;
-    let (form, cubes, address) = prepare(client, &sizes)?;
     let slots = sizes.pages * sizes.page_size;
     let kv_cache = or_dummy(client, args.kv_cache, slots);
-    let (kernel, kv_tile, q_tile) = (DecodeKernel::Sm100, [1, form.box_keys], [form.tiles, ROWS]);
-    let kv_map = tile_map(kv_cache, [form.tiles, slots], args.kv_stride, kv_tile, sizes.elem, kernel)?;
+    let (path, kv_tile, q_tile) = (Path::Sm100, [1, form.box_keys], [form.tiles, ROWS]);
+    let kv_map = tile_map(kv_cache, [form.tiles, slots], args.kv_stride, kv_tile, sizes.elem, path)?;
     let query_rows = sizes.batch * sizes.query_len * sizes.heads;
-    let q_map = tile_map(args.q, [form.tiles, query_rows], args.q_stride, q_tile, sizes.elem, kernel)?;
+    let q_map = tile_map(args.q, [form.tiles, query_rows], args.q_stride, q_tile, sizes.elem, path)?;
     let page_table = or_dummy(client, args.page_table, sizes.max_pages);
     macro_rules! launch {
         ($kernel:ident, $units:expr) => {
@@ -55,9 +33,9 @@ pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
             unsafe {
                 $kernel::launch_unchecked(
                     client,
-                    cubes,
+                    grid.cubes,
                     CubeDim::new_1d($units),
-                    address,
+                    grid.address,
                     COLUMNS,
                     kv_map,
                     q_map,
@@ -91,7 +69,7 @@ pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeErro
 
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    use cubecl::ir::FloatKind;
+    use cubecl::ir::{AddressType, FloatKind};
 
     use crate::offline::{Arch, Entry, buffer, form};
     macro_rules! entry {
@@ -99,9 +77,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let form: Form = $form;
             let elem = ElemType::Float(if form.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
             let name = format!("mla_decode.{}.{}.{}.{}", $name, form.elem().name(), form.tiles * 64, form.box_keys);
-            let kernel = DecodeKernel::Sm100;
-            let map =
-                move || tile_map(buffer(), [form.tiles, 64], 576, [1, 16], elem, kernel).expect("made of a handle");
+            let path = Path::Sm100;
+            let map = move || tile_map(buffer(), [form.tiles, 64], 576, [1, 16], elem, path).expect("made of a handle");
             let (bits, dim) = (AddressType::U32, CubeDim::new_1d($units));
             let made = form!(
                 $kernel,

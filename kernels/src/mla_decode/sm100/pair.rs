@@ -293,7 +293,7 @@ pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
                     // The weights of the block before have been read, and the output may be scaled.
                     mbarrier::wait_cluster(summed, (turn - 1) % 2);
                     tcgen05::fence_after();
-                    if plane_any(weighed_row.factor != 1.0f32) {
+                    if warp::any(weighed_row.factor != 1.0f32) {
                         scale_output(own + OUTPUT_AT, weighed_row.factor);
                     }
                 }
@@ -325,8 +325,8 @@ pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
             #[unroll]
             for group in 0..2u32 {
                 let group_row = comptime!(group * 16) + lane / 4;
-                let factor_a = plane_shuffle(factor, group_row);
-                let factor_b = plane_shuffle(factor, group_row + 8);
+                let factor_a = warp::shuffle::<f32>(factor, group_row);
+                let factor_b = warp::shuffle::<f32>(factor, group_row + 8);
                 #[unroll]
                 for side in 0..2u32 {
                     let mut acc = Vector::<f32, Const<64>>::zeroed();

@@ -230,7 +230,7 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
                     // The weights of the block before have been read, and the output may be scaled.
                     mbarrier::wait(summed, (turn - 1) % 2);
                     tcgen05::fence_after();
-                    if plane_any(weighted.factor_a != 1.0f32 || weighted.factor_b != 1.0f32) {
+                    if warp::any(weighted.factor_a != 1.0f32 || weighted.factor_b != 1.0f32) {
                         scale_output(own + OUTPUT_AT, weighted.factor_a, weighted.factor_b);
                     }
                 }

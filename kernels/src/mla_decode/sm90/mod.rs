@@ -1,17 +1,15 @@
 //! MLA decode for Hopper (sm_90a): tile loads by TMA, products by wgmma. The README beside this file has the schedule.
 
-use cubecl::ir::AddressType;
-#[cfg(feature = "offline")]
-use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
 use crate::common::launch::or_dummy;
-use crate::mla_decode::{DecodeArgs, DecodeError, DecodeKernel, DecodeSizes};
+use crate::common::select::Path;
+use crate::mla_decode::select::Grid;
+use crate::mla_decode::{DecodeArgs, DecodeError};
 use crate::ptx::wgmma::{Layout, Mma, Source, descriptor};
 use crate::ptx::{fence, mbarrier, shared_address, tma, warp, wgmma};
 use crate::tiles::form::{
-    Form, GROUP, HALF_KEYS, KEYS, LOWEST, ROWS, STAGES, TILE_BYTES, TILE_WIDTH, VALUE_WIDTH, form_of, load_query,
-    tile_map,
+    Form, GROUP, KEYS, LOWEST, ROWS, STAGES, TILE_BYTES, TILE_WIDTH, VALUE_WIDTH, load_query, tile_map,
 };
 use crate::tiles::loader::{Item, Loader, PagedKeys, Stages, Tile};
 use crate::tiles::output::{COLUMNS, is_whole, scale_rows, write_lses, write_rows};
@@ -41,36 +39,23 @@ impl Form {
     }
 }
 
-/// What a device needs for this kernel, and the problem for the kernel.
-pub(crate) fn form(client: &Client, sizes: &DecodeSizes) -> Option<Form> {
-    let hopper = client.properties().identity.fingerprint == "ptx_sm90";
-    hopper.then(|| form_of(sizes, HALF_KEYS)).flatten()
-}
-
-/// The form, the grid and the width of offsets.
-pub(crate) fn prepare(client: &Client, sizes: &DecodeSizes) -> Result<(Form, CubeCount, AddressType), DecodeError> {
-    let form = form(client, sizes).ok_or(DecodeError::NoKernel(DecodeKernel::Sm90))?;
-    Ok((form, sizes.cube_count(client, ROWS)?, sizes.address_type(client)?))
-}
-
-/// Launches the kernel. Sizes have been checked.
-pub(crate) fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
+/// Launches the kernel.
+pub(super) fn launch(client: &Client, args: DecodeArgs, form: Form, grid: Grid) -> Result<(), DecodeError> {
     let sizes = args.sizes;
-    let (form, cubes, address) = prepare(client, &sizes)?;
     let slots = sizes.pages * sizes.page_size;
     let kv_cache = or_dummy(client, args.kv_cache, slots);
-    let (kernel, kv_tile, q_tile) = (DecodeKernel::Sm90, [1, form.box_keys], [form.tiles, ROWS]);
-    let kv_map = tile_map(kv_cache, [form.tiles, slots], args.kv_stride, kv_tile, sizes.elem, kernel)?;
+    let (path, kv_tile, q_tile) = (Path::Sm90, [1, form.box_keys], [form.tiles, ROWS]);
+    let kv_map = tile_map(kv_cache, [form.tiles, slots], args.kv_stride, kv_tile, sizes.elem, path)?;
     let query_rows = sizes.batch * sizes.query_len * sizes.heads;
-    let q_map = tile_map(args.q, [form.tiles, query_rows], args.q_stride, q_tile, sizes.elem, kernel)?;
+    let q_map = tile_map(args.q, [form.tiles, query_rows], args.q_stride, q_tile, sizes.elem, path)?;
     // SAFETY: the buffers have the sizes that the arguments state, tile loads outside of the cache give zeros. Items are taken
     // as the planner has made them.
     unsafe {
         decode_sm90_kernel::launch_unchecked(
             client,
-            cubes,
+            grid.cubes,
             CubeDim::new_1d(UNITS),
-            address,
+            grid.address,
             COLUMNS,
             kv_map,
             q_map,
@@ -266,7 +251,7 @@ fn decode_sm90_kernel<E: Float, P: Size>(
                 mbarrier::wait(weighed, round % 2);
                 let factor_a = factors[own_row as usize];
                 let factor_b = factors[own_row as usize + 8];
-                if plane_any(factor_a != 1.0f32 || factor_b != 1.0f32) {
+                if warp::any(factor_a != 1.0f32 || factor_b != 1.0f32) {
                     acc = scale_rows::<Const<128>>(acc, factor_a, factor_b);
                 }
                 let stage = turn % STAGES;
@@ -328,13 +313,15 @@ fn decode_sm90_kernel<E: Float, P: Size>(
 
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use cubecl::ir::{AddressType, FloatKind};
+
     use crate::offline::{Arch, Entry, buffer};
     let entry = |form: Form| {
         let elem = ElemType::Float(if form.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
         let name = format!("mla_decode.sm90.{}.{}.{}", form.elem().name(), form.tiles * TILE_WIDTH, form.box_keys);
         Entry::new(name, move |device, target| {
-            let kernel = DecodeKernel::Sm90;
-            let map = || tile_map(buffer(), [form.tiles, 64], 576, [1, 16], elem, kernel).expect("made of a handle");
+            let path = Path::Sm90;
+            let map = || tile_map(buffer(), [form.tiles, 64], 576, [1, 16], elem, path).expect("made of a handle");
             decode_sm90_kernel::create_dummy_kernel(
                 device,
                 target,

@@ -4,7 +4,7 @@
 use burn::backend::{DispatchDevice, cubecl::dtype_to_elem_type};
 use burn::tensor::Device;
 #[cfg(feature = "_gpu")]
-use mla_kernels::mla_decode::{DecodeKernel, DecodeSizes, has_kernel};
+use mla_kernels::mla_decode::{DecodeKernel, DecodeSizes, available};
 
 use super::MlaDecodeProblem;
 use crate::{Path, PathChoice};
@@ -47,8 +47,12 @@ pub fn available_paths(problem: &MlaDecodeProblem, device: &Device) -> Vec<Path>
             elem,
         };
         let client = cube.client();
-        let has = |path: &Path| kernel(*path).is_some_and(|kernel| has_kernel(&client, kernel, &sizes));
-        return Path::ALL.into_iter().rev().filter(has).collect();
+        let available = available(&client, &sizes);
+        return Path::ALL
+            .into_iter()
+            .rev()
+            .filter(|&path| available.iter().any(|it| Some(it.path) == kernel(path)))
+            .collect();
     }
     let _ = (problem, device);
     vec![Path::Reference]
