@@ -126,7 +126,7 @@ pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
         mbarrier::init(query_empty, 1u32);
         mbarrier::fence_init();
     }
-    // Without items both cubes of the pair go home.
+    // Without items both cubes of the pair exit early.
     if index >= end_index {
         terminate!();
     }

@@ -105,7 +105,7 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
         mbarrier::init(query_empty, 1u32);
         mbarrier::fence_init();
     }
-    // Without items the cube goes home.
+    // Without items the cube exits early.
     if index >= end_index {
         terminate!();
     }
