@@ -15,7 +15,7 @@ pub(crate) struct Linear {
 impl Linear {
     /// Loads what this rank has of `{name}.weight`, stored `[out, in]`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, shape: [usize; 2], cut: Cut) -> Self {
-        Self::new(loader.tensor::<2>(&format!("{name}.weight"), shape, cut))
+        Self::new(loader.weight(&format!("{name}.weight"), shape, cut))
     }
 
     /// From a stored `[out, in]` weight.

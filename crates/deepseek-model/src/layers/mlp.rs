@@ -36,10 +36,8 @@ impl Mlp {
         [hidden, intermediate]: [usize; 2],
     ) -> Self {
         let gate_up = [names.gate, names.up].map(|part| format!("{name}.{part}.weight"));
-        let gate_up: Tensor<3> = loader.stacked(&gate_up, [2, intermediate, hidden], Cut::Rows);
-        let local = loader.parallel().local(intermediate);
         Self {
-            gate_up_proj: loader.reshape::<3, 2>(gate_up, [2 * local, hidden]).into(),
+            gate_up_proj: loader.joined(&gate_up, [2 * intermediate, hidden], Cut::Rows),
             down_proj: Linear::load(loader, &format!("{name}.{}", names.down), [hidden, intermediate], Cut::Columns),
         }
     }

@@ -62,7 +62,7 @@ impl Router {
         let sigmoid = config.scoring == Scoring::Sigmoid;
         let limited = config.group_limited && config.topk_group < config.n_group;
         Self {
-            weight: loader.tensor_f32::<2>(&format!("{name}.weight"), [experts, config.hidden_size], Cut::Whole).into(),
+            weight: loader.weight_f32(&format!("{name}.weight"), [experts, config.hidden_size], Cut::Whole),
             bias: sigmoid.then(|| loader.tensor_f32(&format!("{name}.e_score_correction_bias"), [experts], Cut::Whole)),
             top_k: config.num_experts_per_tok,
             options: RouteExpertsOptions {
@@ -110,11 +110,9 @@ impl Experts {
         let weight = |expert: usize, part: &str| format!("{name}.{expert}.{part}.weight");
         let gate_up: Vec<_> = (0..experts).flat_map(|e| [weight(e, "gate_proj"), weight(e, "up_proj")]).collect();
         let down: Vec<_> = (0..experts).map(|e| weight(e, "down_proj")).collect();
-        let gate_up: Tensor<3> = loader.stacked(&gate_up, [2 * experts, width, hidden], Cut::Experts);
-        let local = loader.parallel().local(experts);
         Self {
-            gate_up_proj: loader.reshape::<3, 3>(gate_up, [local, 2 * width, hidden]).into(),
-            down_proj: loader.stacked::<3>(&down, [experts, hidden, width], Cut::Experts).into(),
+            gate_up_proj: loader.experts(&gate_up, [experts, 2 * width, hidden]),
+            down_proj: loader.experts(&down, [experts, hidden, width]),
             swiglu_limit: None,
         }
     }

@@ -76,7 +76,7 @@ impl Router {
             }
         };
         Self {
-            weight: loader.tensor_f32::<2>(&format!("{name}.weight"), [experts, config.hidden_size], Cut::Whole).into(),
+            weight: loader.weight_f32(&format!("{name}.weight"), [experts, config.hidden_size], Cut::Whole),
             choice,
             options: RouteExpertsOptions {
                 scoring: ExpertScoring::SqrtSoftplus,
@@ -104,16 +104,14 @@ fn load_experts(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config
     let swiglu_limit = Some(config.swiglu_limit as f32);
     let packed = format!("{name}.gate_up_proj");
     if loader.has(&packed) {
-        let gate_up_proj = loader.tensor::<3>(&packed, [experts, 2 * width, hidden], Cut::Experts).into();
-        let down_proj = loader.tensor::<3>(&format!("{name}.down_proj"), [experts, hidden, width], Cut::Experts).into();
+        let gate_up_proj = loader.packed_experts(&packed, [experts, 2 * width, hidden]);
+        let down_proj = loader.packed_experts(&format!("{name}.down_proj"), [experts, hidden, width]);
         return Experts { gate_up_proj, down_proj, swiglu_limit };
     }
     let weight = |expert: usize, part: &str| format!("{name}.{expert}.{part}.weight");
     let gate_up: Vec<_> = (0..experts).flat_map(|e| [weight(e, "w1"), weight(e, "w3")]).collect();
     let down: Vec<_> = (0..experts).map(|e| weight(e, "w2")).collect();
-    let gate_up: Tensor<3> = loader.stacked(&gate_up, [2 * experts, width, hidden], Cut::Experts);
-    let local = loader.parallel().local(experts);
-    let gate_up_proj = loader.reshape::<3, 3>(gate_up, [local, 2 * width, hidden]).into();
-    let down_proj = loader.stacked::<3>(&down, [experts, hidden, width], Cut::Experts).into();
+    let gate_up_proj = loader.experts(&gate_up, [experts, 2 * width, hidden]);
+    let down_proj = loader.experts(&down, [experts, hidden, width]);
     Experts { gate_up_proj, down_proj, swiglu_limit }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use mla_ops::{StackedWeight, Weight};
 use safetensors::Dtype;
 
 use super::asked::{Asked, Own};
@@ -140,6 +141,43 @@ impl<'a> WeightLoader<'a> {
     /// The rank that it loads for.
     pub(crate) fn parallel(&self) -> &Parallel {
         &self.parallel
+    }
+
+    /// What this rank has, by `cut`, of the matrix `name` `[out, in]`, in the loader's dtype.
+    pub fn weight(&mut self, name: &str, shape: [usize; 2], cut: Cut) -> Weight {
+        self.tensor::<2>(name, shape, cut).into()
+    }
+
+    /// The same in f32 whatever the loader's dtype is (routers).
+    pub fn weight_f32(&mut self, name: &str, shape: [usize; 2], cut: Cut) -> Weight {
+        self.tensor_f32::<2>(name, shape, cut).into()
+    }
+
+    /// Matrices of the same shape `[out, in]` below one another, as one: `shape` is `[names.len() · out, in]`. Each is cut.
+    ///
+    /// # Panics
+    /// As [`Self::stacked`].
+    pub fn joined(&mut self, names: &[String], [rows, columns]: [usize; 2], cut: Cut) -> Weight {
+        let stack: Tensor<3> = self.stacked(names, [names.len(), rows / names.len(), columns], cut);
+        let [count, rows, columns] = stack.dims();
+        self.reshape::<3, 2>(stack, [count * rows, columns]).into()
+    }
+
+    /// Experts `[E, out, in]`, each of which is one matrix, or several of the same shape below one another: as many names each.
+    ///
+    /// # Panics
+    /// If the experts do not have as many names each.
+    pub fn experts(&mut self, names: &[String], [experts, rows, columns]: [usize; 3]) -> StackedWeight {
+        let each = names.len() / experts;
+        assert_eq!(each * experts, names.len(), "as many names for each expert");
+        let stack: Tensor<3> = self.stacked(names, [names.len(), rows / each, columns], Cut::Experts);
+        let [count, rows, columns] = stack.dims();
+        self.reshape::<3, 3>(stack, [count / each, each * rows, columns]).into()
+    }
+
+    /// Experts that are one tensor `[E, out, in]` in the files.
+    pub fn packed_experts(&mut self, name: &str, shape: [usize; 3]) -> StackedWeight {
+        self.tensor::<3>(name, shape, Cut::Experts).into()
     }
 
     /// What this rank has, by `cut`, of the tensor `name`, which must have `shape`, in the loader's dtype.

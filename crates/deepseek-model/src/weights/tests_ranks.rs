@@ -1,5 +1,6 @@
 //! What a rank of two has of each tensor.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Tensor};
@@ -10,6 +11,7 @@ use safetensors::Dtype;
 use super::tests::{Tensors, f32s, report, single};
 use super::*;
 use crate::config::Quantization;
+use crate::models::ModelConfig;
 use crate::parallel::{Communicator, Cut, Parallel};
 
 /// Nobody is at the other end.
@@ -166,4 +168,18 @@ fn parts_that_are_not_equal_are_refused(#[case] cut: Cut, #[case] expected: &str
 #[test]
 fn a_rank_is_below_their_number() {
     assert!(Parallel::new(2, 2, Arc::new(Silent)).unwrap_err().to_string().contains("`rank` is 2"));
+}
+
+/// Every layer names cuts that divide, and knows its own sizes: a rank of two of the tiny models loads.
+#[rstest]
+fn each_rank_of_a_model_loads(#[values("v2lite-tiny", "v3-tiny", "v32-tiny", "v4-tiny")] fixture: &str) {
+    let dir = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures")).join(fixture);
+    let config = ModelConfig::read(&dir).unwrap();
+    let checkpoint = Checkpoint::open(&dir).unwrap();
+    for rank in 0..2 {
+        let mut loader = of_rank(&checkpoint, rank).with_quantization(config.quantization());
+        config.load(&mut loader, &Device::flex());
+        let summary = loader.finish().unwrap();
+        assert!(summary.bytes < checkpoint.total_bytes(), "rank {rank} of {fixture} has all experts");
+    }
 }

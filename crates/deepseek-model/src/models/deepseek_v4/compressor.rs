@@ -38,11 +38,10 @@ impl Compressor {
     ) -> Self {
         let (channels, hidden) = (spec.channels(), config.hidden_size);
         let halves = ["wkv", "wgate"].map(|part| format!("{name}.{part}.weight"));
-        let kv_gates: Tensor<3> = loader.stacked(&halves, [2, channels, hidden], Cut::Whole);
         Self {
             number,
             spec,
-            kv_gates: Linear::new(loader.reshape(kv_gates, [2 * channels, hidden])),
+            kv_gates: Linear::new(loader.joined(&halves, [2 * channels, hidden], Cut::Whole)),
             position_bias: loader.tensor_f32(&format!("{name}.ape"), [spec.rate, channels], Cut::Whole),
             norm: loader.tensor_f32(&format!("{name}.norm.weight"), [spec.width], Cut::Whole),
             norm_eps: config.rms_norm_eps as f32,
