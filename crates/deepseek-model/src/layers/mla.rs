@@ -1,17 +1,17 @@
 //! Multi-head latent attention (DeepSeek-V2 §2.1; DeepSeek-V3 §2.1.1), in V3.2 over the keys that an indexer picks.
 
-use burn::tensor::{Int, Tensor, s};
+mod prefill;
+
+use burn::tensor::{Int, Tensor};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
-    Decoded, Determinism, HeadRows, MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, Normed,
-    RaggedAttentionArgs, RaggedAttentionOptions, RopeQuery, SparseMlaArgs, SparseMlaOptions, SparseScope, Splits,
-    StackedWeight, linear_by_head, linear_pair, merge_state, mla_decode, ragged_attention, sparse_mla,
+    Decoded, Determinism, HeadRows, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, Normed, RopeQuery, SparseMlaArgs,
+    SparseMlaOptions, SparseScope, Splits, StackedWeight, linear_by_head, linear_pair, mla_decode, sparse_mla,
 };
 
 use super::{Indexer, Linear, RmsNorm};
 use crate::Result;
-use crate::models::deepseek_v3::DeepseekV3Config;
-use crate::models::deepseek_v3::{Keys, NewKeys, PagedKeys, PastChunk, Step};
+use crate::models::deepseek_v3::{DeepseekV3Config, Keys, NewKeys, PagedKeys, Step};
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
@@ -233,69 +233,5 @@ impl MultiHeadLatentAttention {
         let (softmax_scale, splits) = (self.softmax_scale, Splits::Auto);
         let options = MlaDecodeOptions { value_width: rank, softmax_scale, causal, splits, path: None };
         Ok(mla_decode(args, &options, Some(&keys.plan))?)
-    }
-
-    /// Attention of chunks of new tokens over themselves and what the cache held before: out `[N, H, dv]`.
-    fn naive_and_past(
-        &self,
-        q: Tensor<3>,
-        latent: Tensor<2>,
-        keys: &NewKeys,
-        step: &Step,
-        cache: &PagedCache,
-    ) -> Result<Tensor<3>> {
-        let mut state = self.naive(q.clone(), latent, &keys.cu_seqlens, step)?;
-        for chunk in &keys.past {
-            state = self.add_past(state, &q, chunk, step, cache)?;
-        }
-        Ok(state.0)
-    }
-
-    /// Attention of the new tokens over themselves, with keys and values of every head: out `[N, H, dv]`, lse `[N, H]`.
-    fn naive(
-        &self,
-        q: Tensor<3>,
-        latent: Tensor<2>,
-        cu_seqlens: &Tensor<1, Int>,
-        step: &Step,
-    ) -> Result<(Tensor<3>, Tensor<2>)> {
-        let ([tokens, heads, _], dn) = (q.dims(), self.qk_nope_head_dim);
-        let k_pe = latent.clone().narrow(1, self.kv_lora_rank, self.qk_rope_head_dim);
-        let k_pe = k_pe.unsqueeze_dim::<3>(1).expand([tokens, heads, self.qk_rope_head_dim]);
-        let latent = latent.narrow(1, 0, self.kv_lora_rank);
-        let kv = self.kv_b_proj.forward(latent, step.determinism)?.reshape([tokens, heads, dn + self.v_head_dim]);
-        let args = RaggedAttentionArgs {
-            q,
-            k: Tensor::cat(vec![kv.clone().narrow(2, 0, dn), k_pe], 2),
-            v: kv.narrow(2, dn, self.v_head_dim),
-            cu_seqlens: cu_seqlens.clone(),
-        };
-        let options = RaggedAttentionOptions { softmax_scale: self.softmax_scale, causal: true };
-        Ok(ragged_attention(args, &options)?)
-    }
-
-    /// Merges the attention over what the cache already held into that over the new tokens, for one sequence.
-    fn add_past(
-        &self,
-        (out, lse): (Tensor<3>, Tensor<2>),
-        q: &Tensor<3>,
-        chunk: &PastChunk,
-        step: &Step,
-        cache: &PagedCache,
-    ) -> Result<(Tensor<3>, Tensor<2>)> {
-        let rows = |x: &Tensor<3>| x.clone().slice(s![chunk.tokens.clone(), .., ..]);
-        let (past_out, past_lse) = self.decode(self.absorb(rows(q), step)?, &chunk.keys, false, cache)?.materialise();
-        let (tokens, heads) = (chunk.tokens.len(), self.heads);
-        let (merged_out, merged_lse) = merge_state(MergeStateArgs {
-            out_a: self.expand(past_out.reshape([tokens, heads, self.kv_lora_rank]), step)?,
-            lse_a: past_lse.reshape([tokens, heads]),
-            out_b: rows(&out),
-            lse_b: lse.clone().slice(s![chunk.tokens.clone(), ..]),
-        })?;
-        if chunk.tokens.len() == out.dims()[0] {
-            return Ok((merged_out, merged_lse));
-        }
-        let out = out.slice_assign(s![chunk.tokens.clone(), .., ..], merged_out);
-        Ok((out, lse.slice_assign(s![chunk.tokens.clone(), ..], merged_lse)))
     }
 }
