@@ -6,11 +6,13 @@ use cubecl::features::{MmaConfig, Plane};
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
+use super::LightningIndexSizes;
 #[cfg(feature = "cuda")]
 use super::mma;
+#[cfg(feature = "offline")]
+use super::plain;
 use super::sums::BYTES_PER_UNIT;
 use super::top_k::{LOAD, MAX_LOADS, MAX_UNITS};
-use super::{LightningIndexSizes, plain};
 use crate::common::device::UNITS;
 use crate::common::launch::multiprocessors;
 use crate::common::select::{Path, Table, Variant};

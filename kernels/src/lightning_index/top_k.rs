@@ -9,6 +9,7 @@ use super::places::Places;
 use super::select::{plan, units_of};
 use super::sums::{FEW, Space};
 use super::{LightningIndexArgs, one_each, visible_keys};
+#[cfg(feature = "offline")]
 use crate::common::device::UNITS;
 use crate::common::launch::share;
 use crate::mla_decode::key_slot;

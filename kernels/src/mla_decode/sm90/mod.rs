@@ -8,9 +8,7 @@ use crate::mla_decode::select::Grid;
 use crate::mla_decode::{DecodeArgs, DecodeError};
 use crate::ptx::wgmma::{Layout, Mma, Source, descriptor};
 use crate::ptx::{fence, mbarrier, shared_address, tma, warp, wgmma};
-use crate::tiles::form::{
-    Form, GROUP, KEYS, LOWEST, ROWS, STAGES, TILE_BYTES, TILE_WIDTH, VALUE_WIDTH, load_query, tile_map,
-};
+use crate::tiles::form::{Form, GROUP, KEYS, LOWEST, ROWS, STAGES, TILE_BYTES, VALUE_WIDTH, load_query, tile_map};
 use crate::tiles::loader::{Item, Loader, PagedKeys, Stages, Tile};
 use crate::tiles::output::{COLUMNS, is_whole, scale_rows, write_lses, write_rows};
 use crate::tiles::softmax::{SoftmaxState, clear_keys, inverse, log_sum, quad_sum, store_weights, weigh};
@@ -318,7 +316,12 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, buffer};
     let entry = |form: Form| {
         let elem = ElemType::Float(if form.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
-        let name = format!("mla_decode.sm90.{}.{}.{}", form.elem().name(), form.tiles * TILE_WIDTH, form.box_keys);
+        let name = format!(
+            "mla_decode.sm90.{}.{}.{}",
+            form.elem().name(),
+            form.tiles * crate::tiles::form::TILE_WIDTH,
+            form.box_keys
+        );
         Entry::new(name, move |device, target| {
             let path = Path::Sm90;
             let map = || tile_map(buffer(), [form.tiles, 64], 576, [1, 16], elem, path).expect("made of a handle");

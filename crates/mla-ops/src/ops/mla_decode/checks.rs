@@ -131,7 +131,7 @@ impl MlaDecodeArgs {
     ///
     /// # Errors
     /// [`MlaError::DeviceValue`] names the first length outside `0 ..= maxP * S` or page id outside `0 .. P`. Before that,
-    /// wrong shapes and dtypes as in [`mla_decode`].
+    /// wrong shapes and dtypes as in [`mla_decode`](crate::mla_decode()).
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
         self.check_tensors()?;
         self.validate_values()

@@ -40,7 +40,7 @@ impl SparseMlaArgs {
     ///
     /// # Errors
     /// [`MlaError::DeviceValue`] names the first length outside `0 ..= K`, or slot that is neither -1 nor one of the rows.
-    /// Before that, wrong shapes and dtypes as in [`sparse_mla`].
+    /// Before that, wrong shapes and dtypes as in [`sparse_mla`](crate::sparse_mla()).
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
         self.check_tensors(OP)?;
         self.validate_values(OP)
