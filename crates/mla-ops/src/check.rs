@@ -1,5 +1,7 @@
 //! Argument checks shared by the operations. They look at metadata only: nothing is read from the device.
 
+use std::sync::{PoisonError, RwLock};
+
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Int, Tensor, kind::Basic};
 
@@ -67,7 +69,7 @@ impl Check {
         if !FLOATS.contains(&actual) {
             return Err(self.dtype(argument, actual, "F32, F16 or BF16"));
         }
-        if !self.device.supports_dtype(actual) {
+        if !supports(&self.device, actual) {
             return Err(self.dtype(argument, actual, "a dtype that this device can compute with"));
         }
         Ok(())
@@ -171,6 +173,20 @@ impl Check {
     fn dtype(&self, argument: &'static str, actual: DType, expected: &str) -> MlaError {
         MlaError::DType { op: self.op, argument, actual, expected: expected.into() }
     }
+}
+
+/// Whether the device computes with the dtype. Its answer is kept: asking again would cost each call some microseconds.
+fn supports(device: &Device, dtype: DType) -> bool {
+    static SUPPORTED: RwLock<Vec<(Device, DType)>> = RwLock::new(Vec::new());
+    let is_known = |known: &[(Device, DType)]| known.iter().any(|known| known.1 == dtype && known.0 == *device);
+    if is_known(&SUPPORTED.read().unwrap_or_else(PoisonError::into_inner)) {
+        return true;
+    }
+    let supported = device.supports_dtype(dtype);
+    if supported {
+        SUPPORTED.write().unwrap_or_else(PoisonError::into_inner).push((device.clone(), dtype));
+    }
+    supported
 }
 
 /// The largest index.
