@@ -30,7 +30,6 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use thiserror::Error;
 
-use self::select::Form;
 use crate::common::device::{DeviceError, check_device};
 use crate::common::launch::or_dummy;
 use crate::common::select::Available;
@@ -224,7 +223,7 @@ pub fn launch(client: &Client, args: LightningIndexArgs) -> Result<(), Lightning
 fn score_keys(client: &Client, args: &LightningIndexArgs, address: AddressType, [first_row, rows]: [usize; 2]) {
     match select::TABLE.choose(client, &args.sizes) {
         #[cfg(feature = "cuda")]
-        Some((_, Form::Mma(form))) => mma::launch(client, args, form, address, [first_row, rows]),
+        Some((_, select::Form::Mma(form))) => mma::launch(client, args, form, address, [first_row, rows]),
         _ => plain::launch(client, args, address, first_row, rows),
     }
 }
