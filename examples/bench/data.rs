@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_mla::ops::cache::new_pool;
-use rand::SeedableRng;
 use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Random numbers per call: a cache has more than 2^31.
@@ -49,6 +49,26 @@ pub fn pool(shape: [usize; 3], dtype: FloatDType, device: &Device) -> Tensor<3> 
     pool.reshape(shape)
 }
 
+/// Weights: normal numbers with deviation 0.02, row after row in memory.
+pub fn weights<const D: usize>(shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
+    let len = shape.iter().product();
+    let draw = |len: usize| Tensor::<1>::random([len], Distribution::Normal(0.0, 0.02), (device, dtype));
+    if len <= CHUNK {
+        return draw(len).reshape(shape);
+    }
+    let mut all = Tensor::<1>::empty([len], (device, dtype));
+    for start in (0..len).step_by(CHUNK) {
+        let end = len.min(start + CHUNK);
+        all = all.slice_assign(start..end, draw(end - start));
+    }
+    all.reshape(shape)
+}
+
+/// So many token ids of a vocabulary.
+pub fn token_ids(len: usize, vocab: usize, rng: &mut ChaCha8Rng) -> Vec<u32> {
+    (0..len).map(|_| rng.random_range(0..vocab as u32)).collect()
+}
+
 fn random(len: usize, dtype: DType, device: &Device) -> Tensor<1> {
     Tensor::random([len], Distribution::Normal(0.0, 1.0), (device, dtype))
 }
@@ -79,8 +99,7 @@ pub struct Rows<'a> {
 
 /// One query over all keys: its output, and the log-sum-exp.
 pub fn attend(q: &[f32], rows: &Rows, scale: f64) -> (Vec<f64>, f64) {
-    let dot = |key: &[f32]| -> f64 { q.iter().zip(key).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum() };
-    let scores: Vec<f64> = rows.keys.chunks_exact(q.len()).map(|key| scale * dot(key)).collect();
+    let scores: Vec<f64> = rows.keys.chunks_exact(q.len()).map(|key| scale * dot(q, key)).collect();
     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
     let mut out = vec![0.0; rows.width];
@@ -89,6 +108,11 @@ pub fn attend(q: &[f32], rows: &Rows, scale: f64) -> (Vec<f64>, f64) {
         out.iter_mut().zip(value).for_each(|(out, &value)| *out += weight * f64::from(value));
     }
     (out, most + sum.ln())
+}
+
+/// The product of a row with a row of a matrix.
+pub fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
 }
 
 /// How far the device's results are from those of the host.
@@ -111,6 +135,11 @@ impl Difference {
         if lse.is_nan() || lse > self.lse {
             self.lse = lse;
         }
+    }
+
+    /// Adds numbers that have no log-sum-exp.
+    pub fn add_numbers(&mut self, actual: &[f32], expected: Vec<f64>) {
+        self.add(actual, 0.0, &(expected, 0.0));
     }
 
     /// The relative difference in root mean square, if both are small.

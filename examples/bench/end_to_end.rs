@@ -5,10 +5,11 @@ use burn_mla::model::{
     DeepseekModel, Engine, EngineOptions, GenerationRequest, ModelConfig, SamplingParams, Tokenizer, WeightSpec,
     weight_specs,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::models::{ModelCase, show};
 use crate::report::rounded;
-use crate::{Bench, RandomWeights, Size};
+use crate::{Bench, Size};
 
 /// Tokens of a prompt: 5 pages, and not more than 8 at the end, so that all steps of a batch are one captured step.
 const PROMPT: usize = 264;
@@ -18,53 +19,17 @@ const WARM_UP: usize = 8;
 const AHEAD: usize = 16;
 const PAGE: usize = 64;
 
-/// A configuration, and how many of its layers are computed.
-struct Case {
-    name: String,
-    /// The text of `config.json`.
-    config: String,
-    /// All if absent.
-    layers: Option<usize>,
-}
-
-impl Case {
-    fn published(name: &str, config: &str, layers: usize) -> Self {
-        Self { name: name.into(), config: config.into(), layers: Some(layers) }
-    }
-
-    fn read(weights: &RandomWeights) -> Result<Self, String> {
-        let path = &weights.config;
-        let config =
-            std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        Ok(Self { name: path.display().to_string(), config, layers: weights.layers })
-    }
-}
-
-const V2_LITE: &str = include_str!("models/deepseek-v2-lite.json");
-const V3: &str = include_str!("models/deepseek-v3.json");
-
-/// The section: the model that was asked for, or V2-Lite whole and as many layers of V3 as fit, 3 of them dense.
-pub fn run(bench: &mut Bench, weights: Option<&RandomWeights>) {
-    let cases = match (weights, bench.size) {
-        (Some(weights), _) => match Case::read(weights) {
-            Ok(case) => vec![case],
-            Err(error) => return bench.report.error("e2e", &error),
-        },
-        (None, Size::Full) => vec![Case::published("v2-lite", V2_LITE, 27), Case::published("v3", V3, 6)],
-        (None, Size::Quick) => vec![Case::published("v2-lite", V2_LITE, 27), Case::published("v3", V3, 4)],
-        (None, Size::Smoke) => vec![Case::published("v2-lite", V2_LITE, 2)],
-    };
+/// The section.
+pub fn run(bench: &mut Bench, cases: Vec<ModelCase>) {
     for model in cases {
         bench.case(&format!("e2e {}", model.name), |bench| case(bench, &model));
     }
 }
 
-fn case(bench: &mut Bench, case: &Case) -> Result<(), String> {
-    let show = |error: burn_mla::model::ModelError| error.to_string();
-    let config = config(case, bench.size == Size::Smoke)?;
-    let (dtype, layers) = (FloatDType::from(bench.dtype), config.num_layers());
-    let weights = Weights::of(&config, dtype);
-    let model = DeepseekModel::random(config, bench.weights_seed, &bench.device, dtype, &mut |_| {}).map_err(show)?;
+fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
+    let model = case.load(bench)?;
+    let layers = model.config().num_layers();
+    let weights = Weights::of(model.config(), FloatDType::from(bench.dtype));
     let tokenizer = Tokenizer::bytes().map_err(show)?;
     let new_tokens = if bench.size == Size::Smoke { 4 } else { 128 };
     for batch in bench.pick(&[1, 8, 64], 1, &[1, 3]) {
@@ -126,31 +91,6 @@ impl Weights {
     }
 }
 
-/// The configuration with fewer layers and without an end token; `tiny`, with fewer channels, too.
-fn config(case: &Case, tiny: bool) -> Result<ModelConfig, String> {
-    let mut config: Value = serde_json::from_str(&case.config).map_err(|error| format!("{}: {error}", case.name))?;
-    if tiny {
-        for (field, value) in [
-            ("vocab_size", 256),
-            ("hidden_size", 64),
-            ("intermediate_size", 96),
-            ("moe_intermediate_size", 32),
-            ("num_attention_heads", 2),
-            ("bos_token_id", 0),
-        ] {
-            config[field] = json!(value);
-        }
-    }
-    // With random weights a request would generate one, sooner or later.
-    config["eos_token_id"] = Value::Null;
-    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let path = folder.path().join("config.json");
-    std::fs::write(&path, config.to_string()).map_err(|error| error.to_string())?;
-    let config = ModelConfig::read_file(&path).map_err(|error| error.to_string())?;
-    let layers = case.layers.unwrap_or(config.num_layers());
-    config.with_layers(layers).map_err(|error| error.to_string())
-}
-
 /// What the engine did while the clock ran.
 struct Decode {
     tokens: usize,
@@ -168,7 +108,6 @@ fn decode(
     new_tokens: usize,
     graphs: bool,
 ) -> Result<Decode, String> {
-    let show = |error: burn_mla::model::ModelError| error.to_string();
     let max_new_tokens = WARM_UP + new_tokens + AHEAD;
     let options = EngineOptions {
         page_size: PAGE,

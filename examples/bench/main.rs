@@ -40,6 +40,14 @@
 //! `steps` with one token of each request, of which `graph_steps` were replayed: with graphs all of them. `weights_gb` are the
 //! weights that a step reads, of the routed experts those that so many tokens choose if all are as likely; `gbps` and
 //! `of_copy` count them alone.
+//!
+//! `e2e_prefill`: `b` prompts of `context` random tokens in one step of launched kernels, by the wall clock until their first
+//! tokens are on the host. `ms` and `tokens_per_s` are the mean of 8 such batches, `ms_first` is the one before them, which
+//! compiles and tunes. `e2e_ttft`: `ms` from the start of a process to the first token of one prompt, `ms_from_device` from an open
+//! device, `ms_from_weights` from the last weight; what earlier processes compiled and tuned may lie on disk.
+//!
+//! `linear` has `2*m*n*k` FLOPs and moves x, the weight and out; `experts` has `6*tokens*top_k*hidden*width` and moves x, out and
+//! the weights of the `chosen` experts.
 
 mod ceilings;
 // Its model loader serves the other programs.
@@ -51,8 +59,13 @@ mod compression;
 mod data;
 mod decode;
 mod end_to_end;
+mod experts;
+mod first_token;
 mod indexing;
+mod linear;
 mod meta;
+mod models;
+mod prefill;
 mod ragged;
 mod report;
 mod sparse;
@@ -68,6 +81,7 @@ use burn::tensor::{DType, Device, FloatDType};
 use burn_mla::ops::{DeviceName, Path};
 use clap::{Parser, ValueEnum};
 use common::{DTypeArg, fail};
+use models::{ModelCase, RandomWeights};
 use report::Report;
 use timing::Timer;
 
@@ -86,10 +100,11 @@ struct Args {
     /// The kernel of `mla_decode`: sm100, sm90, portable-mma, portable or reference; the fastest that the device has if absent.
     #[arg(long)]
     path: Option<Path>,
-    /// The model of the section e2e: a config.json in any folder, with random weights.
+    /// The model of the sections e2e, prefill and ttft, with random weights: a config.json in any folder, as those of
+    /// examples/bench/models. Without --only it is timed by e2e.
     #[arg(long, value_name = "CONFIG_JSON", conflicts_with = "smoke")]
     random_weights: Option<PathBuf>,
-    /// Seed of the weights of the section e2e.
+    /// Seed of the weights of whole models.
     #[arg(long, value_name = "N", default_value_t = 1)]
     weights_seed: u64,
     /// Layers of that model; all if absent.
@@ -110,6 +125,9 @@ struct Args {
     /// Write everything to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Be the fresh process of the section ttft.
+    #[arg(long, hide = true)]
+    ttft_child: bool,
     /// Time nothing; set the rows of a file of this program against the best of those of other programs.
     #[arg(long, num_args = 2, value_names = ["OURS", "PEERS"])]
     compare: Option<Vec<PathBuf>>,
@@ -139,12 +157,19 @@ enum Section {
     /// layers of V3 77 GB.
     #[value(name = "e2e")]
     EndToEnd,
-}
-
-/// A model without a checkpoint.
-struct RandomWeights {
-    config: PathBuf,
-    layers: Option<usize>,
+    /// The same of 6 layers of V4-Flash, 80 GB; only by name.
+    #[value(name = "e2e-v4")]
+    EndToEndV4,
+    /// Prompt tokens per second of whole models with random weights: V2-Lite, and 4 layers of V3; only by name.
+    Prefill,
+    /// The same of 6 layers of V4-Flash; only by name.
+    PrefillV4,
+    /// Time to first token of a prompt of 2048 tokens in a fresh process, of V2-Lite; only by name.
+    Ttft,
+    /// `linear` with weights of V2-Lite, V3 and V4-Flash; only by name, as it compiles and tunes many shapes.
+    Linear,
+    /// `experts_mlp` with the experts of a layer of V2-Lite, V3 and V4-Flash; only by name: V3's are 23 GB.
+    Experts,
 }
 
 /// Which shapes of a section to run.
@@ -158,6 +183,7 @@ enum Size {
 fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = match &args.compare {
+        _ if args.ttft_child => first_token::child(&args).map(|()| ExitCode::SUCCESS),
         Some(files) => compare::print(&files[0], &files[1]).map(|()| ExitCode::SUCCESS),
         None => run(&args),
     };
@@ -187,9 +213,15 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         report,
         copy_gbps: None,
     };
-    let random = args.random_weights.clone().map(|config| RandomWeights { config, layers: args.layers });
-    bench.sections(&args.only, random.as_ref());
+    bench.sections(&args.only, args.random().as_ref().map(ModelCase::read).transpose()?.as_ref());
     bench.report.finish()
+}
+
+impl Args {
+    /// The model that was asked for.
+    fn random(&self) -> Option<RandomWeights> {
+        self.random_weights.clone().map(|config| RandomWeights { config, layers: self.layers })
+    }
 }
 
 /// What the sections share.
@@ -209,7 +241,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn sections(&mut self, only: &[Section], random: Option<&RandomWeights>) {
+    fn sections(&mut self, only: &[Section], random: Option<&ModelCase>) {
         let wanted = |section| only.is_empty() || only.contains(&section);
         if wanted(Section::Ceilings) {
             ceilings::run(self, "start");
@@ -235,11 +267,39 @@ impl Bench {
         if wanted(Section::Compression) {
             compression::run(self);
         }
-        if only.contains(&Section::EndToEnd) || random.is_some() || self.size == Size::Smoke {
-            end_to_end::run(self, random);
-        }
+        self.named_sections(only, random);
         if wanted(Section::Ceilings) {
             ceilings::run(self, "end");
+        }
+    }
+
+    /// Those that run only by name, or where only the program is tried; `random` is the model that was asked for.
+    fn named_sections(&mut self, only: &[Section], random: Option<&ModelCase>) {
+        let smoke = self.size == Size::Smoke;
+        let wanted = |section| smoke || only.contains(&section);
+        let size = self.size;
+        let cases = |v3_layers| random.map_or_else(|| models::published(size, v3_layers), |case| vec![case.clone()]);
+        if wanted(Section::Linear) {
+            linear::run(self);
+        }
+        if wanted(Section::Experts) {
+            experts::run(self);
+        }
+        let other = [Section::Prefill, Section::Ttft].iter().any(|section| only.contains(section));
+        if wanted(Section::EndToEnd) || (random.is_some() && !other) {
+            end_to_end::run(self, cases(if size == Size::Quick { 4 } else { 6 }));
+        }
+        if only.contains(&Section::EndToEndV4) {
+            end_to_end::run(self, vec![models::v4_flash()]);
+        }
+        if wanted(Section::Prefill) {
+            prefill::run(self, cases(4));
+        }
+        if only.contains(&Section::PrefillV4) {
+            prefill::run(self, vec![models::v4_flash()]);
+        }
+        if only.contains(&Section::Ttft) {
+            first_token::run(self, &random.cloned().unwrap_or_else(models::v2_lite));
         }
     }
 
@@ -303,7 +363,10 @@ mod tests {
             "norm_rope",
             "norm_rope_composed",
             "compress_kv",
+            "linear",
+            "experts",
             "e2e_decode",
+            "e2e_prefill",
         ];
         for op in ops {
             assert!(file["rows"].as_array().is_some_and(|rows| rows.iter().any(|row| row["op"] == op)), "{op}");

@@ -1,0 +1,137 @@
+//! `experts_mlp`: routed experts of published sizes, each chosen equally often.
+
+use burn::tensor::{DType, Tensor};
+use burn_mla::ops::{Determinism, ExpertsMlpArgs, ExpertsMlpOptions, Routing, experts_mlp};
+use rand::seq::SliceRandom;
+use serde_json::json;
+
+use crate::report::{Volume, rounded};
+use crate::{Bench, Size, data};
+
+/// The experts of a layer.
+#[derive(Debug, Clone, Copy)]
+struct Experts {
+    model: &'static str,
+    experts: usize,
+    width: usize,
+    hidden: usize,
+    top_k: usize,
+}
+
+const V2_LITE: Experts = Experts { model: "v2-lite", experts: 64, width: 1408, hidden: 2048, top_k: 6 };
+const V3: Experts = Experts { model: "v3", experts: 256, width: 2048, hidden: 7168, top_k: 8 };
+const V4_FLASH: Experts = Experts { model: "v4-flash", experts: 256, width: 2048, hidden: 4096, top_k: 6 };
+const TINY: Experts = Experts { model: "tiny", experts: 8, width: 16, hidden: 32, top_k: 3 };
+const TOKENS: [usize; 6] = [16, 64, 256, 1024, 4096, 16384];
+
+/// Weights on the device.
+struct Weights {
+    /// `[E, 2 I, hidden]`.
+    gate_up: Tensor<3>,
+    /// `[E, hidden, I]`.
+    down: Tensor<3>,
+}
+
+/// The section.
+pub fn run(bench: &mut Bench) {
+    let layers = if bench.size == Size::Smoke { vec![TINY] } else { vec![V2_LITE, V3, V4_FLASH] };
+    for layer in layers {
+        bench.case(&format!("experts {}: the weights", layer.model), |bench| {
+            let Experts { experts, width, hidden, .. } = layer;
+            let weights = Weights {
+                gate_up: data::weights([experts, 2 * width, hidden], bench.dtype, &bench.device),
+                down: data::weights([experts, hidden, width], bench.dtype, &bench.device),
+            };
+            for tokens in bench.pick(&TOKENS, 2, &[5]) {
+                bench.case(&format!("experts {} {tokens}", layer.model), |bench| case(bench, layer, tokens, &weights));
+            }
+            Ok(())
+        });
+    }
+}
+
+fn case(bench: &mut Bench, layer: Experts, tokens: usize, weights: &Weights) -> Result<(), String> {
+    let Experts { model, experts, width, hidden, top_k } = layer;
+    let device = &bench.device;
+    let x = data::normal([tokens, hidden], bench.dtype, device);
+    let indices = balanced(tokens, layer);
+    let routing = Routing::given(
+        data::ints(indices.clone(), [tokens, top_k], device),
+        Tensor::full([tokens, top_k], 1.0 / top_k as f32, (device, DType::F32)),
+    );
+    let args = ExpertsMlpArgs {
+        x: x.clone(),
+        routing,
+        gate_up: weights.gate_up.clone().into(),
+        down: weights.down.clone().into(),
+        shared: None,
+    };
+    let options = ExpertsMlpOptions { limit: None, determinism: Determinism::Fast };
+    let call = || match experts_mlp(args.clone(), &options) {
+        Ok(sum) => Ok(sum.materialise()),
+        Err(error) => Err(error.to_string()),
+    };
+    let difference = check(bench, layer, weights, &x, &indices[(tokens - 1) * top_k..], call()?)?;
+    let times = bench.timer.measure(call)?;
+    let chosen = experts.min(tokens * top_k);
+    let elements = chosen * 3 * width * hidden + 2 * tokens * hidden;
+    let volume = Volume {
+        flops: Some((6 * tokens * top_k) as f64 * (width * hidden) as f64),
+        bytes: Some((elements * bench.dtype.size()) as f64),
+    };
+    let shape = [
+        ("model", json!(model)),
+        ("tokens", json!(tokens)),
+        ("experts", json!(experts)),
+        ("top_k", json!(top_k)),
+        ("chosen", json!(chosen)),
+    ];
+    bench.report.row("experts", &shape, &times, volume, &[("rel_rms", rounded(difference, 8))]);
+    Ok(())
+}
+
+/// Experts `[tokens, k]`, those of a token all different, in random order: all experts come once before any comes again.
+fn balanced(tokens: usize, layer: Experts) -> Vec<i32> {
+    let Experts { experts, top_k, .. } = layer;
+    let mut rng = data::rng(tokens as u64);
+    let mut chosen: Vec<i32> = Vec::with_capacity(tokens * top_k + experts);
+    while chosen.len() < tokens * top_k {
+        // The token that the last round began.
+        let begun = chosen[chosen.len() / top_k * top_k..].to_vec();
+        let mut round = data::permutation(experts, &mut rng);
+        while round[..(top_k - begun.len()) % top_k].iter().any(|expert| begun.contains(expert)) {
+            round.shuffle(&mut rng);
+        }
+        chosen.extend(round);
+    }
+    chosen.truncate(tokens * top_k);
+    chosen
+}
+
+/// The last token against f64.
+fn check(
+    bench: &Bench,
+    layer: Experts,
+    weights: &Weights,
+    x: &Tensor<2>,
+    chosen: &[i32],
+    out: Tensor<2>,
+) -> Result<f64, String> {
+    let Experts { width, hidden, top_k, .. } = layer;
+    let last = x.dims()[0] - 1..x.dims()[0];
+    let x = data::floats(x.clone().slice(last.clone()))?;
+    let mut expected = vec![0.0; hidden];
+    for &expert in chosen {
+        let matrix = |stack: &Tensor<3>| data::floats(stack.clone().narrow(0, expert as usize, 1));
+        let gate_up: Vec<f64> = matrix(&weights.gate_up)?.chunks_exact(hidden).map(|row| data::dot(&x, row)).collect();
+        let (gate, up) = gate_up.split_at(width);
+        let silu = |gate: f64| gate / (1.0 + (-gate).exp());
+        let activations: Vec<f32> = gate.iter().zip(up).map(|(&gate, &up)| (silu(gate) * up) as f32).collect();
+        for (sum, row) in expected.iter_mut().zip(matrix(&weights.down)?.chunks_exact(width)) {
+            *sum += data::dot(&activations, row) / top_k as f64;
+        }
+    }
+    let mut difference = data::Difference::default();
+    difference.add_numbers(&data::floats(out.slice(last))?, expected);
+    difference.check(bench.dtype)
+}

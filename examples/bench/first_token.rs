@@ -1,0 +1,92 @@
+//! Time to first token in a fresh process: nothing is compiled, tuned or allocated but by the prompt itself.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use burn::tensor::FloatDType;
+use burn_mla::model::{DeepseekModel, Engine, EngineOptions, Tokenizer};
+use serde_json::json;
+
+use crate::models::{self, ModelCase, show};
+use crate::report::rounded;
+use crate::{Args, Bench, data, prefill};
+
+const PROMPT: usize = 2048;
+const PAGE: usize = 64;
+/// What the other process writes when it has come so far.
+const MARKS: [&str; 3] = ["device", "weights", "token"];
+
+/// The section: this program once more, as [`child`].
+pub fn run(bench: &mut Bench, model: &ModelCase) {
+    bench.case(&format!("ttft {}", model.name), |bench| {
+        let marks = marks()?;
+        let [device, weights, token] = marks;
+        let shape = [("model", json!(model.name)), ("context", json!(PROMPT))];
+        let numbers = [
+            ("ms", rounded(token, 1)),
+            ("ms_from_device", rounded(token - device, 1)),
+            ("ms_from_weights", rounded(token - weights, 1)),
+        ];
+        bench.report.rate("e2e_ttft", &shape, &numbers);
+        Ok(())
+    });
+}
+
+/// Milliseconds from the start of the other process to each of its marks.
+fn marks() -> Result<[f64; 3], String> {
+    let program = std::env::current_exe().map_err(show)?;
+    let mut command = Command::new(program);
+    command.args(std::env::args_os().skip(1)).arg("--ttft-child").stdout(Stdio::piped());
+    let start = Instant::now();
+    let mut process = command.spawn().map_err(show)?;
+    let lines = BufReader::new(process.stdout.take().ok_or("the process has no output")?).lines();
+    let mut at = [None; 3];
+    for line in lines.map_while(Result::ok) {
+        if let Some(mark) = MARKS.iter().position(|mark| *mark == line) {
+            at[mark] = Some(start.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+    let status = process.wait().map_err(show)?;
+    match at {
+        [Some(device), Some(weights), Some(token)] if status.success() => Ok([device, weights, token]),
+        _ => Err(format!("the other process ended before its token: {status}")),
+    }
+}
+
+/// The other process: loads the model and computes one prompt.
+pub fn child(args: &Args) -> Result<(), String> {
+    let device = args.device.open().map_err(show)?;
+    device.sync().map_err(show)?;
+    mark(0)?;
+    let case = args.random().as_ref().map_or_else(|| Ok(models::v2_lite()), ModelCase::read)?;
+    let dtype = FloatDType::from(args.dtype);
+    let model =
+        DeepseekModel::random(case.config(false)?, args.weights_seed, &device, dtype, &mut |_| {}).map_err(show)?;
+    device.sync().map_err(show)?;
+    mark(1)?;
+    let tokenizer = Tokenizer::bytes().map_err(show)?;
+    let options = EngineOptions {
+        page_size: PAGE,
+        cache_pages: (PROMPT + 1).div_ceil(PAGE),
+        max_batch: 1,
+        token_budget: PROMPT,
+        prefix_caching: false,
+        deterministic: false,
+        graphs: false,
+    };
+    let mut engine = Engine::new(&model, &tokenizer, options).map_err(show)?;
+    let request = prefill::request(PROMPT, model.vocab_size(), &mut data::rng(PROMPT as u64));
+    let _stream = engine.submit(request).map_err(show)?;
+    while engine.step().map_err(show)? {}
+    match engine.stats().generated_tokens {
+        1 => mark(2),
+        tokens => Err(format!("the prompt gave {tokens} tokens")),
+    }
+}
+
+/// Tells the other process how far this one is.
+fn mark(number: usize) -> Result<(), String> {
+    let mut out = std::io::stdout();
+    writeln!(out, "{}", MARKS[number]).and_then(|()| out.flush()).map_err(show)
+}

@@ -1,0 +1,78 @@
+//! `linear`: products of rows with dense weights of published sizes.
+
+use burn::tensor::Tensor;
+use burn_mla::ops::{Determinism, Weight, linear};
+use rand::RngExt;
+use serde_json::json;
+
+use crate::report::Volume;
+use crate::{Bench, Size, data};
+
+/// Model, and `[out, in]` of its weights, each once; the gate and up rows of V2-Lite's dense layer are one weight.
+const WEIGHTS: [(&str, [usize; 2]); 15] = [
+    ("v2-lite", [2048, 2048]),
+    ("v2-lite", [3072, 2048]),
+    ("v2-lite", [576, 2048]),
+    ("v2-lite", [21888, 2048]),
+    ("v2-lite", [2048, 10944]),
+    ("v2-lite", [102_400, 2048]),
+    ("v3", [1536, 7168]),
+    ("v3", [24576, 1536]),
+    ("v3", [576, 7168]),
+    ("v3", [7168, 16384]),
+    ("v3", [18432, 7168]),
+    ("v3", [7168, 18432]),
+    ("v4-flash", [1024, 4096]),
+    ("v4-flash", [32768, 1024]),
+    ("v4-flash", [4096, 8192]),
+];
+const ROWS: [usize; 6] = [16, 64, 256, 1024, 4096, 16384];
+/// Logits are computed of the last token of each request alone.
+const LOGIT_ROWS: usize = 64;
+/// Outputs of the last row that are checked.
+const CHECKED: usize = 32;
+
+/// The section.
+pub fn run(bench: &mut Bench) {
+    let weights = if bench.size == Size::Smoke { vec![("tiny", [40, 24])] } else { WEIGHTS.to_vec() };
+    for (model, [n, k]) in weights {
+        bench.case(&format!("linear {model} {n} x {k}: the weight"), |bench| {
+            let w = data::weights([n, k], bench.dtype, &bench.device);
+            for m in bench.pick(&ROWS, 2, &[5]) {
+                if n <= 100_000 || m <= LOGIT_ROWS {
+                    bench.case(&format!("linear {model} {m} x {n} x {k}"), |bench| case(bench, model, m, &w));
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+fn case(bench: &mut Bench, model: &str, m: usize, w: &Tensor<2>) -> Result<(), String> {
+    let [n, k] = w.dims();
+    let x = data::normal([m, k], bench.dtype, &bench.device);
+    let weight = Weight::from(w.clone());
+    let call = || linear(x.clone(), &weight, Determinism::Fast).map_err(|error| error.to_string());
+    let difference = check(bench, &x, w, call()?)?;
+    let times = bench.timer.measure(call)?;
+    let flops = Some(2.0 * m as f64 * n as f64 * k as f64);
+    let bytes = Some(((m * k + n * k + m * n) * bench.dtype.size()) as f64);
+    let shape = [("model", json!(model)), ("m", json!(m)), ("n", json!(n)), ("k", json!(k))];
+    let extra = [("rel_rms", crate::report::rounded(difference, 8))];
+    bench.report.row("linear", &shape, &times, Volume { flops, bytes }, &extra);
+    Ok(())
+}
+
+/// Some outputs of the last row against f64.
+fn check(bench: &Bench, x: &Tensor<2>, w: &Tensor<2>, out: Tensor<2>) -> Result<f64, String> {
+    let ([m, k], [n, _]) = (x.dims(), w.dims());
+    let mut rng = data::rng(n as u64);
+    let columns: Vec<i32> = (0..CHECKED).map(|_| rng.random_range(0..n as i32)).collect();
+    let x = data::floats(x.clone().slice(m - 1..m))?;
+    let out = data::floats(out.slice(m - 1..m))?;
+    let rows = data::floats(w.clone().select(0, data::ints(columns.clone(), [CHECKED], &bench.device)))?;
+    let actual: Vec<f32> = columns.iter().map(|&column| out[column as usize]).collect();
+    let mut difference = data::Difference::default();
+    difference.add_numbers(&actual, rows.chunks_exact(k).map(|row| data::dot(&x, row)).collect());
+    difference.check(bench.dtype)
+}

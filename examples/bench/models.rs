@@ -1,0 +1,100 @@
+//! Models of published sizes with random weights.
+
+use std::path::PathBuf;
+
+use burn::tensor::FloatDType;
+use burn_mla::model::{DeepseekModel, ModelConfig, ModelError};
+use serde_json::{Value, json};
+
+use crate::{Bench, Size};
+
+const V2_LITE: &str = include_str!("models/deepseek-v2-lite.json");
+const V3: &str = include_str!("models/deepseek-v3.json");
+const V4_FLASH: &str = include_str!("models/deepseek-v4-flash.json");
+
+/// A configuration file, and how many of its layers are computed.
+#[derive(Debug, Clone)]
+pub struct RandomWeights {
+    pub config: PathBuf,
+    pub layers: Option<usize>,
+}
+
+/// A configuration, and how many of its layers are computed.
+#[derive(Debug, Clone)]
+pub struct ModelCase {
+    pub name: String,
+    /// The text of `config.json`.
+    config: String,
+    /// All if absent.
+    layers: Option<usize>,
+}
+
+/// V2-Lite whole, and as many layers of V3, 3 of them dense; where only the program is tried, 2 layers of V2-Lite.
+pub fn published(size: Size, v3_layers: usize) -> Vec<ModelCase> {
+    match size {
+        Size::Smoke => vec![ModelCase::published("v2-lite", V2_LITE, 2)],
+        Size::Full | Size::Quick => vec![v2_lite(), ModelCase::published("v3", V3, v3_layers)],
+    }
+}
+
+/// V2-Lite, whole.
+pub fn v2_lite() -> ModelCase {
+    ModelCase::published("v2-lite", V2_LITE, 27)
+}
+
+/// As many layers of V4-Flash as fit beside their activations, the first 3 with experts by token id.
+pub fn v4_flash() -> ModelCase {
+    ModelCase::published("v4-flash", V4_FLASH, 6)
+}
+
+impl ModelCase {
+    fn published(name: &str, config: &str, layers: usize) -> Self {
+        Self { name: name.into(), config: config.into(), layers: Some(layers) }
+    }
+
+    /// The model that was asked for.
+    pub fn read(weights: &RandomWeights) -> Result<Self, String> {
+        let path = &weights.config;
+        let config =
+            std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        Ok(Self { name: path.display().to_string(), config, layers: weights.layers })
+    }
+
+    /// The configuration with fewer layers and without an end token; `tiny`, with fewer channels, too.
+    pub fn config(&self, tiny: bool) -> Result<ModelConfig, String> {
+        let mut config: Value =
+            serde_json::from_str(&self.config).map_err(|error| format!("{}: {error}", self.name))?;
+        if tiny {
+            for (field, value) in [
+                ("vocab_size", 256),
+                ("hidden_size", 64),
+                ("intermediate_size", 96),
+                ("moe_intermediate_size", 32),
+                ("num_attention_heads", 2),
+                ("bos_token_id", 0),
+            ] {
+                config[field] = json!(value);
+            }
+        }
+        // With random weights a request would generate one, sooner or later.
+        config["eos_token_id"] = Value::Null;
+        let folder = tempfile::tempdir().map_err(show)?;
+        let path = folder.path().join("config.json");
+        std::fs::write(&path, config.to_string()).map_err(show)?;
+        let config = ModelConfig::read_file(&path).map_err(show)?;
+        let layers = self.layers.unwrap_or(config.num_layers());
+        config.with_layers(layers).map_err(show)
+    }
+
+    /// The model, its weights drawn on the device.
+    pub fn load(&self, bench: &Bench) -> Result<DeepseekModel, String> {
+        let (config, dtype) = (self.config(bench.size == Size::Smoke)?, FloatDType::from(bench.dtype));
+        DeepseekModel::random(config, bench.weights_seed, &bench.device, dtype, &mut |_| {})
+            .map_err(|error: ModelError| error.to_string())
+    }
+}
+
+/// An error as the report has it.
+pub fn show(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}

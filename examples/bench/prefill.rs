@@ -1,0 +1,93 @@
+//! Prompt tokens per second of whole models, by the engine: published sizes, random weights.
+
+use std::time::Instant;
+
+use burn_mla::model::{DeepseekModel, Engine, EngineOptions, GenerationRequest, SamplingParams, Tokenizer};
+use serde_json::json;
+
+use crate::models::{ModelCase, show};
+use crate::report::rounded;
+use crate::{Bench, Size, data};
+
+/// Batches of prompts, one after the other; the first compiles and tunes, and is not counted.
+const BATCHES: usize = 9;
+const PAGE: usize = 64;
+
+/// The section.
+pub fn run(bench: &mut Bench, cases: Vec<ModelCase>) {
+    for model in cases {
+        bench.case(&format!("prefill {}", model.name), |bench| case(bench, &model));
+    }
+}
+
+fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
+    let model = case.load(bench)?;
+    let tokenizer = Tokenizer::bytes().map_err(show)?;
+    let shapes = match bench.size {
+        Size::Full => vec![(1, 2048), (1, 8192), (8, 2048)],
+        Size::Quick => vec![(1, 2048), (8, 2048)],
+        Size::Smoke => vec![(2, 24)],
+    };
+    for (batch, len) in shapes {
+        bench.case(&format!("prefill {} {batch} x {len}", case.name), |bench| {
+            let ms = prefill(&model, &tokenizer, batch, len)?;
+            let (first, others) = (ms[0], ms[1..].iter().sum::<f64>() / (ms.len() - 1) as f64);
+            let shape = [
+                ("model", json!(case.name)),
+                ("layers", json!(model.config().num_layers())),
+                ("b", json!(batch)),
+                ("context", json!(len)),
+            ];
+            let tokens = batch * len;
+            let least = ms[1..].iter().copied().fold(f64::INFINITY, f64::min);
+            let numbers = [
+                ("tokens", json!(tokens)),
+                ("ms", rounded(others, 2)),
+                ("ms_min", rounded(least, 2)),
+                ("ms_first", rounded(first, 2)),
+                ("tokens_per_s", rounded(1e3 * tokens as f64 / others, 1)),
+            ];
+            bench.report.rate("e2e_prefill", &shape, &numbers);
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+/// Milliseconds of each of some batches of prompts of random ids, all different, from their submission until their first tokens
+/// are on the host. A batch is one step, whose kernels are launched.
+fn prefill(model: &DeepseekModel, tokenizer: &Tokenizer, batch: usize, len: usize) -> Result<Vec<f64>, String> {
+    let options = EngineOptions {
+        page_size: PAGE,
+        cache_pages: batch * (len + 1).div_ceil(PAGE),
+        max_batch: batch,
+        token_budget: batch * len,
+        prefix_caching: false,
+        deterministic: false,
+        graphs: false,
+    };
+    let mut engine = Engine::new(model, tokenizer, options).map_err(show)?;
+    let mut rng = data::rng(len as u64);
+    let mut ms = Vec::with_capacity(BATCHES);
+    for _ in 0..BATCHES {
+        let requests: Vec<_> = (0..batch).map(|_| request(len, model.vocab_size(), &mut rng)).collect();
+        let start = Instant::now();
+        let streams = requests.into_iter().map(|request| engine.submit(request));
+        // A stream that is dropped cancels its request.
+        let _streams = streams.collect::<Result<Vec<_>, _>>().map_err(show)?;
+        while engine.step().map_err(show)? {}
+        ms.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    let stats = engine.stats();
+    if stats.steps != BATCHES || stats.generated_tokens != BATCHES * batch {
+        let (steps, tokens) = (stats.steps, stats.generated_tokens);
+        return Err(format!("{BATCHES} batches of {batch} prompts took {steps} steps and gave {tokens} tokens"));
+    }
+    Ok(ms)
+}
+
+/// A prompt that ends with its first token.
+pub fn request(len: usize, vocab: usize, rng: &mut rand_chacha::ChaCha8Rng) -> GenerationRequest {
+    let prompt = data::token_ids(len, vocab, rng);
+    GenerationRequest { prompt, sampling: SamplingParams::greedy(), max_new_tokens: 1, stop: Vec::new() }
+}
