@@ -30,6 +30,7 @@ mod ops_experts;
 mod ops_fixture;
 mod ops_fusion;
 mod ops_lightning_index;
+mod ops_many_rows;
 mod ops_merge_state;
 mod ops_merge_state_large;
 mod ops_mla_decode;

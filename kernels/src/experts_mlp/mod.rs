@@ -4,9 +4,12 @@
 //! cut into tiles, as many as there may be at most; a cube whose tile has no pairs exits early.
 
 pub mod combine;
+#[cfg(feature = "cuda")]
+pub(crate) mod gather;
 pub mod sort;
+mod sort_chunks;
 
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    [combine::offline(), sort::offline()].into_iter().flatten().collect()
+    [combine::offline(), gather::offline(), sort::offline(), sort_chunks::offline()].into_iter().flatten().collect()
 }

@@ -15,11 +15,12 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
 use crate::common::launch::multiprocessors;
+use crate::linear::activation::gated;
 use crate::linear::choice::{PairExperts, PairExpertsArgs};
 use crate::linear::grid::{Grid, Part, Rows, Tile};
 use crate::linear::latents::{Beside, BesideArgs};
 use crate::linear::source::{self, RowSource, RowSourceArgs};
-use crate::linear::{Before, LatentRows, LinearForm, Products, gated};
+use crate::linear::{Before, LatentRows, LinearForm, Products};
 use crate::merge_splits::MergeSplitsArgs;
 use crate::residual_norm::{AddRmsNormArgs, UNITS as NORM_UNITS};
 
@@ -139,7 +140,7 @@ pub(crate) fn takes_latents(carried: usize, latents: &LatentRows) -> bool {
 }
 
 /// Tokens of a tile for matrices that meet so many rows.
-pub(crate) fn tile_tokens(rows: usize) -> usize {
+pub(super) fn tile_tokens(rows: usize) -> usize {
     rows.div_ceil(N).next_power_of_two().min(MAX_STEPS) * N
 }
 

@@ -1,8 +1,10 @@
-//! Projections of a few tokens, by one matrix or by that of their expert or head: each weight is read once for a tile of tokens.
+//! Projections of rows by one matrix, or by that of their expert or head.
 //!
-//! With few tokens a projection is as fast as its weights come from the memory. This kernel is for all devices and dtypes; with
-//! matrix instructions, `mma.rs` does the same for f16 and bf16.
+//! With few tokens a projection is as fast as its weights come from the memory: `plain.rs`, for all devices and dtypes, and
+//! `mma.rs`, with matrix instructions for f16 and bf16, read each weight once for a tile of tokens. With many tokens it is as fast
+//! as the tensor cores: `sm90`, for Hopper. [`LinearSizes`] decides which one runs (`select.rs`).
 
+mod activation;
 #[cfg(feature = "cuda")]
 mod choice;
 mod grid;
@@ -11,13 +13,19 @@ mod latents;
 #[cfg(feature = "cuda")]
 pub(crate) mod mma;
 pub mod normed;
+mod plain;
+mod select;
+#[cfg(feature = "cuda")]
+mod sm90;
 #[cfg(feature = "cuda")]
 mod source;
 
 use cubecl::prelude::*;
 
-use self::grid::{Grid, Part, Rows, Tile};
-use crate::common::launch::{address_type, io_vector_size, share};
+use self::grid::Grid;
+pub use self::select::{Division, LinearSizes};
+use crate::common::launch::{address_type, share};
+use crate::common::select::Path;
 use crate::merge_splits::{self, MergeSplitsArgs};
 use crate::residual_norm::{self, AddRmsNormArgs, Summand};
 use crate::route_experts::{self, RouteArgs};
@@ -26,10 +34,6 @@ use crate::route_experts::{self, RouteArgs};
 pub(crate) const UNITS: usize = 128;
 /// Outputs up to which a row has all units of a cube: with more cubes there is enough to do for a GPU (a router's logits).
 pub(crate) const FEW_OUTPUTS: usize = 512;
-/// Tokens of a tile here.
-const TOKENS: usize = 4;
-/// Vectors of a row that a unit loads before it looks at the first.
-pub(crate) const AHEAD: usize = 4;
 /// Channels that every kernel takes at once.
 const JOINED: usize = 32;
 
@@ -55,6 +59,28 @@ pub struct LinearArgs {
     pub x_elem: ElemType,
     /// f32, f16 or bf16.
     pub elem: ElemType,
+    /// Whether the bits of a row may not depend on how many rows there are.
+    pub batch_invariant: bool,
+}
+
+impl LinearArgs {
+    /// What the choice of the kernel depends on.
+    fn sizes(&self) -> LinearSizes {
+        let &Self { inputs, outputs, form, x_elem, elem, batch_invariant, .. } = self;
+        let (rows, matrices, division) = match &self.work {
+            Work::Dense { rows, second: None } => (*rows, 1, Division::Dense),
+            Work::Dense { rows, second: Some(_) } => (*rows, 1, Division::SmallBatch),
+            Work::Heads { rows, heads, .. } => (rows * heads, *heads, Division::SmallBatch),
+            Work::Experts { pairs, experts, .. } => (*pairs, *experts, Division::Experts),
+            Work::Token { pairs, .. } => (*pairs, *pairs, Division::SmallBatch),
+        };
+        let (carried, matrix_stride) = match &self.work {
+            Work::Heads { carried, matrix_stride, .. } => (*carried, *matrix_stride),
+            _ => (0, form.matrix(inputs, outputs)),
+        };
+        let (elems, carried) = ([x_elem, elem], carried);
+        LinearSizes { rows, matrices, division, inputs, outputs, carried, matrix_stride, form, elems, batch_invariant }
+    }
 }
 
 /// Which rows meet which matrix.
@@ -191,6 +217,13 @@ pub struct LinearForm {
     pub limited: bool,
 }
 
+impl LinearForm {
+    /// Elements of a matrix.
+    fn matrix(self, inputs: usize, outputs: usize) -> usize {
+        inputs * outputs * if self.gated { 2 } else { 1 }
+    }
+}
+
 /// Whether one launch with a second matrix computes the same bits as one for each, by the outputs of both.
 pub fn joins(outputs: usize, second_outputs: usize) -> bool {
     (outputs <= FEW_OUTPUTS) == (second_outputs <= FEW_OUTPUTS)
@@ -201,14 +234,14 @@ pub fn joins_experts(width: usize, shared_width: usize) -> bool {
     shared_width.is_multiple_of(JOINED) && joins(width, shared_width)
 }
 
-/// Tokens of a tile on this device. `rows` are those of a matrix: all of them, or an expert's on average.
-pub fn tile_tokens(client: &Client, inputs: usize, rows: usize, elem: ElemType) -> usize {
-    #[cfg(feature = "cuda")]
-    if mma::supported(client, inputs, elem) {
-        return mma::tile_tokens(rows);
-    }
-    let _ = (client, inputs, rows, elem);
-    TOKENS
+/// Tokens of a tile of [`Work::Experts`], for which pairs have to be sorted.
+pub fn tile_tokens(client: &Client, sizes: &LinearSizes) -> usize {
+    select::choose(client, sizes).tokens
+}
+
+/// Whether many rows of one matrix are multiplied by a kernel that is made for them; a small batch always has one.
+pub fn takes_many_rows(client: &Client, sizes: &LinearSizes) -> bool {
+    select::choose(client, sizes).path == Path::Sm90
 }
 
 /// Writes `out`. Without rows, inputs or outputs nothing is launched.
@@ -276,20 +309,11 @@ impl Before {
 /// Behind a launch whose work the products' kernel does itself where that is faster, and with what it does beside them.
 fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, args: LinearArgs) {
     let (inputs, outputs, x_elem, elem) = (args.inputs, args.outputs, args.x_elem, args.elem);
-    // Rows of x, and of those that meet one matrix.
-    let (count, each) = match &args.work {
-        Work::Dense { rows, .. } => (*rows, *rows),
-        Work::Heads { rows, heads, .. } => (rows * heads, *rows),
-        Work::Experts { pairs, experts, .. } => (*pairs, pairs.div_ceil(*experts)),
-        Work::Token { pairs, .. } => (*pairs, 1),
-    };
-    if count * inputs * outputs == 0 {
+    let sizes = args.sizes();
+    let LinearSizes { rows, carried, matrix_stride, .. } = sizes;
+    if rows * inputs * outputs == 0 {
         return before.launch(client);
     }
-    let (carried, matrix_stride) = match &args.work {
-        Work::Heads { carried, matrix_stride, .. } => (*carried, *matrix_stride),
-        _ => (0, if args.form.gated { 2 * outputs * inputs } else { outputs * inputs }),
-    };
     let (x, weight, out, limit) = (args.x, args.weight, args.out, args.limit);
     let products = Products { x, weight, out, inputs, outputs, carried, matrix_stride, limit };
     let mut buffers = vec![&products.x, &products.weight, &products.out];
@@ -301,51 +325,32 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
     buffers.extend(before.largest());
     buffers.extend(latents.as_ref().map(|latents| &latents.cache));
     let address = address_type(client, &buffers);
-    #[cfg(feature = "cuda")]
-    if mma::supported(client, inputs, elem) && mma::fits(carried, matrix_stride) {
-        let tile = tile_tokens(client, inputs, each, elem);
-        let grid = Grid::new(client, args.work.listed(client, choice::chooses), tile);
-        let mut inside = Before::Nothing;
-        if mma::takes(client, &products, &grid, &before) {
-            inside = before;
-        } else {
+    let choice = select::choose(client, &sizes);
+    let grid =
+        |work: Work, chooses: fn(&RouteArgs) -> bool| Grid::new(client, work.listed(client, chooses), choice.tokens);
+    match choice.path {
+        #[cfg(feature = "cuda")]
+        Path::Sm90 => {
             before.launch(client);
+            sm90::launch(client, products, args.work, (args.form, choice.tokens), address, elem);
         }
-        return mma::launch(client, products, grid, (inside, latents), (args.form, tile), address, elem);
+        #[cfg(feature = "cuda")]
+        Path::Mma => {
+            let grid = grid(args.work, choice::chooses);
+            let mut inside = Before::Nothing;
+            if mma::takes(client, &products, &grid, &before) {
+                inside = before;
+            } else {
+                before.launch(client);
+            }
+            mma::launch(client, products, grid, (inside, latents), (args.form, choice.tokens), address, elem);
+        }
+        _ => {
+            let _ = latents;
+            before.launch(client);
+            plain::launch(client, products, grid(args.work, |_| false), args.form, address, [x_elem, elem]);
+        }
     }
-    before.launch(client);
-    let _ = (each, latents);
-    let grid = Grid::new(client, args.work.listed(client, |_| false), TOKENS);
-    let vector = io_vector_size(client.properties(), &[inputs, products.carried, products.matrix_stride], elem.size());
-    let form = Form::new(&grid, args.form, outputs);
-    let cubes = grid.cubes(outputs, form.outputs());
-    let second_width = grid.second_width(vector);
-    linear_kernel::launch(
-        client,
-        cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
-        form.cube_dim(),
-        address,
-        vector,
-        products.x,
-        products.weight,
-        grid.second,
-        grid.order,
-        grid.tiles,
-        products.out,
-        grid.second_out,
-        products.inputs / vector,
-        products.outputs,
-        products.carried / vector,
-        products.matrix_stride / vector,
-        grid.per_token,
-        grid.tokens,
-        grid.max_tiles,
-        second_width,
-        products.limit,
-        form,
-        x_elem,
-        elem,
-    );
 }
 
 /// The matrices of a launch.
@@ -360,241 +365,7 @@ pub(crate) struct Products {
     pub limit: f32,
 }
 
-/// What the kernel's code depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Form {
-    rows: Rows,
-    linear: LinearForm,
-    /// Units that share a row of the weights.
-    columns: usize,
-    /// Whether there is a second matrix.
-    second: bool,
-}
-
-impl Form {
-    fn new(grid: &Grid, linear: LinearForm, outputs: usize) -> Self {
-        let columns = if outputs <= FEW_OUTPUTS { UNITS } else { 32 };
-        Self { rows: grid.rows, linear, columns, second: grid.second_width > 0 }
-    }
-
-    /// Outputs of a cube.
-    fn outputs(&self) -> usize {
-        UNITS / self.columns
-    }
-
-    fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_2d(self.columns as u32, self.outputs() as u32)
-    }
-}
-
-/// A cube has some rows of the weights for a tile. The units of a row go over it together.
-#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
-fn linear_kernel<X: Float, E: Float, N: Size>(
-    x: &[Vector<X, N>],
-    weight: &[Vector<E, N>],
-    second: &[Vector<E, N>],
-    order: &[i32],
-    tiles: &[i32],
-    out: &mut [E],
-    second_out: &mut [E],
-    vectors: usize,
-    outputs: usize,
-    carried: usize,
-    matrix_stride: usize,
-    per_token: usize,
-    tokens: usize,
-    max_tiles: usize,
-    second_width: usize,
-    limit: f32,
-    #[comptime] form: Form,
-    #[define(X)] _x_elem: ElemType,
-    #[define(E)] _elem: ElemType,
-) {
-    let lanes = N::value().comptime();
-    let mut part = Part::whole(vectors, outputs);
-    if comptime!(form.second) {
-        part.split(second_width, max_tiles, form.outputs(), form.rows);
-    }
-    let groups = part.outputs.div_ceil(form.outputs());
-    let number = part.cube / groups;
-    let group = part.cube % groups;
-    let output = group * form.outputs() + UNIT_POS_Y as usize;
-    let mut tile = Tile::read(tiles, number, max_tiles, tokens, per_token, TOKENS, form.rows);
-    if comptime!(form.second && form.rows != Rows::Dense) {
-        part.place(&mut tile, max_tiles);
-    }
-    let mut sums = Array::<f32>::new(TOKENS);
-    let mut gates = Array::<f32>::new(TOKENS);
-    #[unroll]
-    for t in 0..TOKENS {
-        sums[t] = 0.0f32;
-        gates[t] = 0.0f32;
-    }
-    if tile.count > 0 && output < part.outputs {
-        // Of a gated output the gate comes first.
-        let row = tile.expert * matrix_stride + output * part.vectors;
-        let row_vectors = tile.row(vectors, carried);
-        if comptime!(form.second) {
-            if part.is_second {
-                multiply::<X, E, N>(x, second, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
-            } else {
-                multiply::<X, E, N>(x, weight, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
-            }
-        } else {
-            multiply::<X, E, N>(x, weight, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
-        }
-    }
-    let mut parts = Shared::<[f32]>::new_slice(UNITS);
-    #[unroll]
-    for t in 0..TOKENS {
-        let up = sum_of_row(&mut parts, sums[t], form.columns);
-        let mut value = up;
-        if comptime!(form.linear.gated) {
-            value = gated(sum_of_row(&mut parts, gates[t], form.columns), up, limit, form.linear.limited);
-        }
-        if UNIT_POS_X == 0 && t < tile.count && output < part.outputs {
-            let row = tile.output(order, t);
-            let result = E::cast_from(value);
-            if comptime!(form.second && form.rows == Rows::Dense) {
-                if part.is_second {
-                    second_out[row * part.outputs + output] = result;
-                } else {
-                    out[row * outputs + output] = result;
-                }
-            } else {
-                out[row * tile.row(outputs, carried * lanes) + output] = result;
-            }
-        }
-    }
-    if comptime!(form.rows == Rows::Heads) {
-        let is_first = group == 0;
-        if is_first {
-            tile.carry::<X, E, N>(x, out, vectors, outputs, carried, UNITS);
-        }
-    }
-}
-
-/// Adds up the products of a unit's columns, from `row` on in the weights.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn multiply<X: Float, E: Float, N: Size>(
-    x: &[Vector<X, N>],
-    weight: &[Vector<E, N>],
-    order: &[i32],
-    tile: &Tile,
-    part: &Part,
-    row: usize,
-    row_vectors: usize,
-    sums: &mut Array<f32>,
-    gates: &mut Array<f32>,
-    #[comptime] form: Form,
-) {
-    let lanes = N::value().comptime();
-    let up = row + comptime!(if form.linear.gated { 1usize } else { 0usize }) * part.outputs * part.vectors;
-    let mut column = UNIT_POS_X as usize;
-    while column < part.vectors {
-        // All loads before the first use: they take far longer than the rest.
-        let mut weights = Sequence::<Vector<E, N>>::new();
-        let mut gate_weights = Sequence::<Vector<E, N>>::new();
-        let mut values = Sequence::<Vector<X, N>>::new();
-        #[unroll]
-        for i in 0..AHEAD {
-            let at = min(column + comptime!(i * form.columns), part.vectors - 1);
-            weights.push(weight[up + at]);
-            if comptime!(form.linear.gated) {
-                gate_weights.push(weight[row + at]);
-            }
-            #[unroll]
-            for t in 0..TOKENS {
-                values.push(x[tile.input(order, t) * row_vectors + at]);
-            }
-        }
-        #[unroll]
-        for i in 0..AHEAD {
-            if column + comptime!(i * form.columns) < part.vectors {
-                let weights = Vector::<f32, N>::cast_from(weights[i]);
-                let mut gate = weights;
-                if comptime!(form.linear.gated) {
-                    gate = Vector::<f32, N>::cast_from(gate_weights[i]);
-                }
-                #[unroll]
-                for t in 0..TOKENS {
-                    let values = Vector::<f32, N>::cast_from(values[comptime!(i * TOKENS + t)]);
-                    #[unroll]
-                    for lane in 0..lanes {
-                        sums[t] += values.extract(lane) * weights.extract(lane);
-                        if comptime!(form.linear.gated) {
-                            gates[t] += values.extract(lane) * gate.extract(lane);
-                        }
-                    }
-                }
-            }
-        }
-        column += comptime!(AHEAD * form.columns);
-    }
-}
-
-/// `silu(gate) * up`.
-#[cube]
-pub(crate) fn gated(gate: f32, up: f32, limit: f32, #[comptime] limited: bool) -> f32 {
-    let mut gate = gate;
-    let mut up = up;
-    if comptime!(limited) {
-        // Comparisons, unlike minima, let what is not a number through.
-        gate = select(gate > limit, limit, gate);
-        up = select(up > limit, limit, select(up < -limit, -limit, up));
-    }
-    gate / (1.0 + (-gate).exp()) * up
-}
-
-/// The sum over the units of a row, in an order that does not depend on anything. Called by all units of a cube.
-#[cube]
-pub(crate) fn sum_of_row(shared: &mut Shared<[f32]>, own: f32, #[comptime] columns: usize) -> f32 {
-    let unit = UNIT_POS as usize;
-    shared[unit] = own;
-    sync_cube();
-    let mut distance = comptime!(columns / 2).runtime();
-    while distance > 0 {
-        if (UNIT_POS_X as usize) < distance {
-            let other = shared[unit + distance];
-            shared[unit] += other;
-        }
-        sync_cube();
-        distance /= 2;
-    }
-    let sum = shared[unit - UNIT_POS_X as usize];
-    sync_cube();
-    sum
-}
-
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    use crate::offline::{Entry, FLOATS, form};
-    let forms = FLOATS.into_iter().flat_map(|kind| {
-        let elem = ElemType::Float(kind);
-        let vector = 16 / elem.size();
-        let entry = |name, rows, [gated, limited, second]: [bool; 3], outputs| {
-            let columns = if outputs <= FEW_OUTPUTS { UNITS } else { 32 };
-            let form = Form { rows, linear: LinearForm { gated, limited }, columns, second };
-            let cube = form.cube_dim();
-            let bits = AddressType::U32;
-            let form = form!(
-                linear_kernel,
-                cube,
-                [bits, vector, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem, elem]
-            );
-            Entry::of(kind, name, form)
-        };
-        [
-            entry("linear", Rows::Dense, [false; 3], 2048),
-            entry("linear.pair", Rows::Dense, [false, false, true], 2048),
-            entry("linear.router", Rows::Dense, [false; 3], 64),
-            entry("linear.heads", Rows::Heads, [false; 3], 512),
-            entry("linear.experts_up", Rows::Gather, [true, true, false], 1408),
-            entry("linear.experts_down", Rows::Scatter, [false; 3], 2048),
-            entry("linear.token_up", Rows::TokenGather, [true, false, true], 1408),
-            entry("linear.token_down", Rows::TokenScatter, [false, false, true], 2048),
-        ]
-    });
-    [forms.collect(), mma::offline(), normed::offline()].into_iter().flatten().collect()
+    [select::TABLE.offline(), normed::offline()].into_iter().flatten().collect()
 }

@@ -8,7 +8,8 @@
 use cubecl::prelude::*;
 
 use crate::common::launch::{address_type, io_vector_size};
-use crate::linear::{AHEAD, FEW_OUTPUTS, UNITS as COLUMNS, sum_of_row};
+use crate::linear::plain::{AHEAD, sum_of_row};
+use crate::linear::{FEW_OUTPUTS, UNITS as COLUMNS};
 use crate::residual_norm::{UNITS, add, add_squares, scale_of};
 
 /// Outputs of a cube.

@@ -83,6 +83,25 @@ pub(crate) fn load_3d(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32) {
     );
 }
 
+/// [`load_2d()`] of a tensor of rank 5: `cp.async.bulk.tensor.5d`.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "the coordinates of the instruction")]
+pub(crate) fn load_5d(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32, u: i32, v: i32) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes",
+        " [{shared}], [{map}, {{{x}, {y}, {z}, {u}, {v}}}], [{bar}];",
+        shared = in(_) read::<u32>(shared),
+        map = in(_) read::<u64>(map),
+        x = in(_) read::<i32>(x),
+        y = in(_) read::<i32>(y),
+        z = in(_) read::<i32>(z),
+        u = in(_) read::<i32>(u),
+        v = in(_) read::<i32>(v),
+        bar = in(_) read::<u32>(bar),
+        options(explicit_mem, reads_address_space global, writes_address_space shared)
+    );
+}
+
 /// How long the L2 cache should keep what is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Keep {

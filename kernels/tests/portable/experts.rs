@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use half::{bf16, f16};
 use mla_kernels::experts_mlp::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
 use mla_kernels::experts_mlp::sort::{self, SortArgs, TILE, max_tiles};
-use mla_kernels::linear::{self, LinearArgs, LinearForm, PairRows, Work, tile_tokens};
+use mla_kernels::linear::{self, LinearArgs, LinearForm, LinearSizes, PairRows, Work, tile_tokens};
 use mla_kernels::route_experts::{self as route, Choice, Groups, RouteArgs, RouteForm, Scoring};
 use rstest::rstest;
 
@@ -240,6 +240,7 @@ fn products<E: Number>(
         form: LinearForm::default(),
         x_elem: E::cube_type(),
         elem: E::cube_type(),
+        batch_invariant: false,
     };
     linear::launch(client, args);
     let actual = read::<E>(client, out);
@@ -312,8 +313,13 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
     // Rows that were not written must not be read.
     let rows = upload(client, &vec![E::of(f32::NAN); pairs * HIDDEN]);
     let out = client.empty(bytes * tokens * HIDDEN);
+    let sizes = |inputs: usize| {
+        let gated = LinearForm { gated: true, limited };
+        let (outputs, form) = if inputs == HIDDEN { (WIDTH, gated) } else { (HIDDEN, LinearForm::default()) };
+        LinearSizes::experts([pairs, experts, inputs, outputs], form, elem, false)
+    };
     for inputs in [HIDDEN, WIDTH] {
-        let tile = tile_tokens(client, inputs, pairs.div_ceil(experts), elem);
+        let tile = tile_tokens(client, &sizes(inputs));
         let count = TILE * max_tiles(pairs, experts, tile);
         let tiles = client.empty(4 * count);
         let (order_arg, tiles_arg) = (arg(&order, pairs), arg(&tiles, count));
@@ -339,6 +345,7 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
             form: LinearForm { gated: up, limited: up && limited },
             x_elem: elem,
             elem,
+            batch_invariant: false,
         };
         linear::launch(client, args);
     }

@@ -7,11 +7,14 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use mla_kernels::experts_mlp::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
 use mla_kernels::experts_mlp::sort::{self, SortArgs, TILE, max_tiles};
-use mla_kernels::linear::{self, ExpertsOf, LinearArgs, LinearForm, PairRows, SharedMatrix, Work, tile_tokens};
+use mla_kernels::linear::{
+    self, ExpertsOf, LinearArgs, LinearForm, LinearSizes, PairRows, SharedMatrix, Work, tile_tokens,
+};
 use mla_kernels::residual_norm::Summand;
 
 use super::args::ExpertsMlpOptions;
 use super::backend::{BackendEpilogue, BackendExpertsOut, BackendShared, ExpertsMlpBackend};
+use crate::Determinism;
 use crate::ops::linear::LinearBackend;
 use crate::ops::linear::cube::{joins, pair_args};
 use crate::ops::residual_norm::{BackendNormed, BackendProducts, BackendReader, cube as residual_norm};
@@ -31,7 +34,7 @@ impl ExpertsMlpBackend for CubeBackend {
         epilogue: BackendEpilogue<Self>,
         options: ExpertsMlpOptions,
     ) -> BackendExpertsOut<Self> {
-        let experts = Experts { gate_up, down, limit: options.limit };
+        let experts = Experts { gate_up, down, options };
         let outputs = match shared {
             BackendShared::None => experts.outputs(x, routing, SharedRows::None),
             BackendShared::Rows(rows) => {
@@ -52,7 +55,7 @@ impl ExpertsMlpBackend for CubeBackend {
 struct Experts {
     gate_up: BackendWeight<CubeBackend>,
     down: BackendWeight<CubeBackend>,
-    limit: Option<f32>,
+    options: ExpertsMlpOptions,
 }
 
 /// What the experts of each token computed, before the weighted sum.
@@ -74,6 +77,19 @@ impl Experts {
         [count, width]
     }
 
+    /// The sizes of both products of so many pairs of token and expert.
+    fn product_sizes(&self, pairs: usize, elem: ElemType) -> [LinearSizes; 2] {
+        let [experts, hidden, width] = self.down.dims();
+        let invariant = self.options.determinism.is_batch_invariant();
+        [(hidden, width, self.gated()), (width, hidden, LinearForm::default())].map(|(inputs, outputs, form)| {
+            LinearSizes::experts([pairs, experts, inputs, outputs], form, elem, invariant)
+        })
+    }
+
+    fn gated(&self) -> LinearForm {
+        LinearForm { gated: true, limited: self.options.limit.is_some() }
+    }
+
     /// Of any number of tokens; what is shared was computed apart, if there is anything.
     fn outputs(self, x: CubeTensor, routing: BackendRouting<CubeBackend>, shared: SharedRows) -> Outputs {
         let (indices, weights) = routing.materialise();
@@ -84,7 +100,7 @@ impl Experts {
         let rows = empty(&x, [pairs, hidden], x.dtype);
         let work = match tokens {
             1 => pairs_of_token(&indices, ExpertsOf::Listed(indices.clone().into_buffer_arg()), experts, [None, None]),
-            _ => sorted(&x.client, &indices, experts, [hidden, width], elem),
+            _ => sorted(&x.client, &indices, experts, self.product_sizes(pairs, elem)),
         };
         self.products(&x, &activations, &rows, work);
         Outputs { rows, indices, weights, shared, experts }
@@ -100,8 +116,8 @@ impl Experts {
     ) -> Outputs {
         let ([experts, width], [hidden, shared_width]) = (self.sizes(), down.dims());
         if !linear::joins_experts(width, shared_width) {
-            let activations = CubeBackend::swiglu(x.clone(), gate_up, self.limit);
-            let shared = <CubeBackend as LinearBackend>::linear(activations, down);
+            let activations = CubeBackend::swiglu(x.clone(), gate_up, self.options.limit, self.options.determinism);
+            let shared = <CubeBackend as LinearBackend>::linear(activations, down, self.options.determinism);
             return self.outputs(x, routing, SharedRows::Apart(contiguous(shared).into_buffer_arg()));
         }
         let ((indices, weights), experts_of) = chosen_or_to_choose(routing);
@@ -121,8 +137,7 @@ impl Experts {
     /// The gated products of x, and those of the activations.
     fn products(self, x: &CubeTensor, activations: &CubeTensor, rows: &CubeTensor, [up, down]: [Work; 2]) {
         let [_, hidden, width] = self.down.dims();
-        let gated = LinearForm { gated: true, limited: self.limit.is_some() };
-        let limit = self.limit.unwrap_or_default();
+        let (gated, limit) = (self.gated(), (self.options.limit.unwrap_or_default(), self.options.determinism));
         product(x, self.gate_up, activations, ([hidden, width], gated, limit), up);
         product(activations, self.down, rows, ([width, hidden], LinearForm::default(), limit), down);
     }
@@ -197,7 +212,7 @@ fn product(
     x: &CubeTensor,
     weight: BackendWeight<CubeBackend>,
     out: &CubeTensor,
-    ([inputs, outputs], form, limit): ([usize; 2], LinearForm, f32),
+    ([inputs, outputs], form, (limit, determinism)): ([usize; 2], LinearForm, (f32, Determinism)),
     work: Work,
 ) {
     let elem = dtype_to_elem_type(x.dtype);
@@ -212,6 +227,7 @@ fn product(
         form,
         x_elem: elem,
         elem,
+        batch_invariant: determinism.is_batch_invariant(),
     };
     linear::launch(&x.client, args);
 }
@@ -235,18 +251,12 @@ fn pairs_of_token(
     })
 }
 
-/// The work of both products, with so many channels of their inputs: pairs sorted by expert.
-fn sorted(
-    client: &Client,
-    indices: &CubeTensor,
-    experts: usize,
-    [hidden, width]: [usize; 2],
-    elem: ElemType,
-) -> [Work; 2] {
+/// The work of both products, of these sizes: pairs sorted by expert.
+fn sorted(client: &Client, indices: &CubeTensor, experts: usize, [up, down]: [LinearSizes; 2]) -> [Work; 2] {
     let [tokens, top_k] = dims(indices);
     let pairs = tokens * top_k;
     let order = empty(indices, [pairs], DType::I32);
-    let tile = |inputs: usize| tile_tokens(client, inputs, pairs.div_ceil(experts), elem);
+    let [up_tile, down_tile] = [up, down].map(|sizes| tile_tokens(client, &sizes));
     let tiled = |tile: usize| {
         let tiles = empty(indices, [max_tiles(pairs, experts, tile), TILE], DType::I32);
         let args = SortArgs {
@@ -261,8 +271,8 @@ fn sorted(
         tiles
     };
     // Both products may have tiles of different sizes.
-    let up_tiles = tiled(tile(hidden));
-    let down_tiles = if tile(width) == tile(hidden) { up_tiles.clone() } else { tiled(tile(width)) };
+    let up_tiles = tiled(up_tile);
+    let down_tiles = if down_tile == up_tile { up_tiles.clone() } else { tiled(down_tile) };
     [(up_tiles, PairRows::Gather { top_k }), (down_tiles, PairRows::Scatter)].map(|(tiles, rows)| {
         let (order, tiles) = (order.clone().into_buffer_arg(), tiles.into_buffer_arg());
         Work::Experts { order, tiles, pairs, experts, rows }

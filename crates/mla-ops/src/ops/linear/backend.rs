@@ -2,6 +2,7 @@
 
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
+use crate::Determinism;
 use crate::weight::BackendWeight;
 
 /// [`linear`](crate::linear()) and [`linear_pair`](crate::linear_pair()) of a few rows on backend primitives.
@@ -13,7 +14,11 @@ use crate::weight::BackendWeight;
 pub(crate) trait LinearBackend: Backend {
     /// x `[N, in]`: `[N, out]` of the dtype of the weight, which is that of x, or f32.
     #[fusion(meta = fusion::linear)]
-    fn linear(x: FloatTensor<Self>, #[extension_type] weight: BackendWeight<Self>) -> FloatTensor<Self>;
+    fn linear(
+        x: FloatTensor<Self>,
+        #[extension_type] weight: BackendWeight<Self>,
+        determinism: Determinism,
+    ) -> FloatTensor<Self>;
 
     /// x `[N, in]`: the products with both weights, which have its dtype.
     #[fusion(meta = fusion::linear_pair)]
@@ -29,10 +34,11 @@ pub(crate) mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::Shape;
 
+    use crate::Determinism;
     use crate::weight::BackendWeightMetadata;
 
     /// Shape and dtype of a product.
-    pub(crate) fn linear(x: &TensorSpec, weight: &BackendWeightMetadata) -> TensorSpec {
+    pub(crate) fn linear(x: &TensorSpec, weight: &BackendWeightMetadata, _: &Determinism) -> TensorSpec {
         let ([rows, _], [outputs, _]) = (x.shape.dims(), weight.dims());
         TensorSpec::new(Shape::new([rows, outputs]), weight.dtype())
     }
@@ -42,17 +48,16 @@ pub(crate) mod fusion {
         first: &BackendWeightMetadata,
         second: &BackendWeightMetadata,
     ) -> (TensorSpec, TensorSpec) {
-        (linear(x, first), linear(x, second))
+        (linear(x, first, &Determinism::Fast), linear(x, second, &Determinism::Fast))
     }
 }
 
 #[cfg(feature = "flex")]
 impl LinearBackend for burn::backend::Flex {
-    fn linear(x: FloatTensor<Self>, weight: BackendWeight<Self>) -> FloatTensor<Self> {
+    fn linear(x: FloatTensor<Self>, weight: BackendWeight<Self>, determinism: Determinism) -> FloatTensor<Self> {
         use super::reference::linear;
-        use crate::Determinism;
         use crate::reference::{IntoFlex, tensor};
-        linear(tensor(x), &weight.weight(), Determinism::Fast).into_flex()
+        linear(tensor(x), &weight.weight(), determinism).into_flex()
     }
 
     fn linear_pair(
@@ -60,6 +65,8 @@ impl LinearBackend for burn::backend::Flex {
         first: BackendWeight<Self>,
         second: BackendWeight<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        (<Self as LinearBackend>::linear(x.clone(), first), <Self as LinearBackend>::linear(x, second))
+        let [first, second] = [(x.clone(), first), (x, second)]
+            .map(|(x, weight)| <Self as LinearBackend>::linear(x, weight, Determinism::Fast));
+        (first, second)
     }
 }

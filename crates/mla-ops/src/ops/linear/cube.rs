@@ -1,23 +1,24 @@
-//! Projections of a few rows by the small-batch kernels.
+//! Projections by kernels.
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use mla_kernels::linear::{self, LinearArgs, LinearForm, SecondMatrix, Work};
 
 use super::backend::LinearBackend;
+use crate::Determinism;
 use crate::tensors::{contiguous, dims, empty};
 use crate::weight::BackendWeight;
 
 impl LinearBackend for CubeBackend {
-    fn linear(x: CubeTensor, weight: BackendWeight<Self>) -> CubeTensor {
+    fn linear(x: CubeTensor, weight: BackendWeight<Self>, determinism: Determinism) -> CubeTensor {
         let [outputs, _] = weight.dims();
-        rows(x, weight, outputs, (LinearForm::default(), 0.0))
+        rows(x, weight, outputs, (LinearForm::default(), 0.0), determinism)
     }
 
     fn linear_pair(x: CubeTensor, first: BackendWeight<Self>, second: BackendWeight<Self>) -> (CubeTensor, CubeTensor) {
         if !joins(&first, &second) {
-            let [first, second] =
-                [(x.clone(), first), (x, second)].map(|(x, weight)| <Self as LinearBackend>::linear(x, weight));
+            let [first, second] = [(x.clone(), first), (x, second)]
+                .map(|(x, weight)| <Self as LinearBackend>::linear(x, weight, Determinism::Fast));
             return (first, second);
         }
         let client = x.client.clone();
@@ -33,6 +34,7 @@ pub(crate) fn rows(
     weight: BackendWeight<CubeBackend>,
     outputs: usize,
     (form, limit): (LinearForm, f32),
+    determinism: Determinism,
 ) -> CubeTensor {
     let [x, weight] = [x, weight.dense()].map(contiguous);
     let [rows, inputs] = dims(&x);
@@ -49,6 +51,7 @@ pub(crate) fn rows(
         form,
         x_elem,
         elem,
+        batch_invariant: determinism.is_batch_invariant(),
     };
     linear::launch(&client, args);
     out
@@ -86,6 +89,7 @@ pub(crate) fn pair_args(
         form: LinearForm::default(),
         x_elem: elem,
         elem,
+        batch_invariant: false,
     };
     (args, outs.into())
 }

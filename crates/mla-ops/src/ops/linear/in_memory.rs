@@ -10,10 +10,14 @@ use crate::{Determinism, Weight};
 
 /// Checked x `[N, in]`: `[N, out]`.
 pub(crate) fn linear(x: Tensor<2>, weight: &Weight, determinism: Determinism) -> Tensor<2> {
-    if !has_kernel(&x, weight, determinism) {
+    if !has_kernel(&x, weight, determinism) && !small_batch::takes_many_rows(&x, weight, false) {
         return reference::linear(x, weight, determinism);
     }
-    Tensor::from_dispatch(<Dispatch as LinearBackend>::linear(x.into_dispatch(), weight.clone().into_backend()))
+    Tensor::from_dispatch(<Dispatch as LinearBackend>::linear(
+        x.into_dispatch(),
+        weight.clone().into_backend(),
+        determinism,
+    ))
 }
 
 /// Checked x `[N, in]`: both products.

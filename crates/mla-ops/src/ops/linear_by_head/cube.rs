@@ -64,5 +64,6 @@ pub(crate) fn by_head_args(
         form: LinearForm::default(),
         x_elem: elem,
         elem,
+        batch_invariant: false,
     }
 }

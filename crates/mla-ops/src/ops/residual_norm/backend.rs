@@ -2,6 +2,7 @@
 
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
 
+use crate::Determinism;
 use crate::ops::linear::LinearBackend;
 use crate::weight::BackendWeight;
 
@@ -95,7 +96,12 @@ pub(crate) mod fusion {
 pub(crate) fn read<B: LinearBackend>(normed: &FloatTensor<B>, reader: BackendReader<B>) -> BackendProducts<B> {
     match reader {
         BackendReader::None => BackendProducts::None,
-        BackendReader::Linear(weight) => BackendProducts::One(<B as LinearBackend>::linear(normed.clone(), weight)),
+        BackendReader::Linear(weight) => BackendProducts::One(<B as LinearBackend>::linear(
+            normed.clone(),
+            weight,
+            // A few rows, whose kernel has no other.
+            Determinism::Fast,
+        )),
         BackendReader::LinearPair(first, second) => {
             let (first, second) = B::linear_pair(normed.clone(), first, second);
             BackendProducts::Two(first, second)

@@ -2,6 +2,7 @@
 
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
+use crate::Determinism;
 use crate::weight::BackendWeight;
 
 /// [`swiglu`](crate::swiglu()) of a few rows on backend primitives.
@@ -17,6 +18,7 @@ pub(crate) trait SwigluBackend: Backend {
         x: FloatTensor<Self>,
         #[extension_type] gate_up: BackendWeight<Self>,
         limit: Option<f32>,
+        determinism: Determinism,
     ) -> FloatTensor<Self>;
 }
 
@@ -25,9 +27,15 @@ mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::Shape;
 
+    use crate::Determinism;
     use crate::weight::BackendWeightMetadata;
 
-    pub(super) fn swiglu(x: &TensorSpec, gate_up: &BackendWeightMetadata, _limit: &Option<f32>) -> TensorSpec {
+    pub(super) fn swiglu(
+        x: &TensorSpec,
+        gate_up: &BackendWeightMetadata,
+        _limit: &Option<f32>,
+        _determinism: &Determinism,
+    ) -> TensorSpec {
         let ([rows, _], [both, _]) = (x.shape.dims(), gate_up.dims());
         TensorSpec::new(Shape::new([rows, both / 2]), gate_up.dtype())
     }
@@ -35,17 +43,27 @@ mod fusion {
 
 #[cfg(feature = "_gpu")]
 impl SwigluBackend for burn_cubecl::CubeBackend {
-    fn swiglu(x: FloatTensor<Self>, gate_up: BackendWeight<Self>, limit: Option<f32>) -> FloatTensor<Self> {
+    fn swiglu(
+        x: FloatTensor<Self>,
+        gate_up: BackendWeight<Self>,
+        limit: Option<f32>,
+        determinism: Determinism,
+    ) -> FloatTensor<Self> {
         let [both, _] = gate_up.dims();
         let form = mla_kernels::linear::LinearForm { gated: true, limited: limit.is_some() };
-        crate::ops::linear::cube::rows(x, gate_up, both / 2, (form, limit.unwrap_or_default()))
+        crate::ops::linear::cube::rows(x, gate_up, both / 2, (form, limit.unwrap_or_default()), determinism)
     }
 }
 
 #[cfg(feature = "flex")]
 impl SwigluBackend for burn::backend::Flex {
-    fn swiglu(x: FloatTensor<Self>, gate_up: BackendWeight<Self>, limit: Option<f32>) -> FloatTensor<Self> {
+    fn swiglu(
+        x: FloatTensor<Self>,
+        gate_up: BackendWeight<Self>,
+        limit: Option<f32>,
+        determinism: Determinism,
+    ) -> FloatTensor<Self> {
         use crate::reference::{IntoFlex, tensor};
-        super::reference::swiglu(tensor(x), &gate_up.weight(), limit, crate::Determinism::Fast).into_flex()
+        super::reference::swiglu(tensor(x), &gate_up.weight(), limit, determinism).into_flex()
     }
 }

@@ -1,0 +1,282 @@
+//! Products of a few tokens for all devices and dtypes: a unit has some channels of a row of the weights, for a tile of tokens.
+
+use cubecl::ir::AddressType;
+use cubecl::prelude::*;
+
+use super::activation::gated;
+use super::grid::{Grid, Part, Rows, Tile};
+use super::{FEW_OUTPUTS, LinearForm, Products, UNITS};
+use crate::common::launch::io_vector_size;
+
+/// Tokens of a tile.
+pub(super) const TOKENS: usize = 4;
+/// Vectors of a row that a unit loads before it looks at the first.
+pub(super) const AHEAD: usize = 4;
+
+/// Writes the output of at least one tile.
+pub(super) fn launch(
+    client: &Client,
+    products: Products,
+    grid: Grid,
+    linear: LinearForm,
+    address: AddressType,
+    [x_elem, elem]: [ElemType; 2],
+) {
+    let vector =
+        io_vector_size(client.properties(), &[products.inputs, products.carried, products.matrix_stride], elem.size());
+    let form = Form::new(&grid, linear, products.outputs);
+    let cubes = grid.cubes(products.outputs, form.outputs());
+    let second_width = grid.second_width(vector);
+    linear_kernel::launch(
+        client,
+        cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
+        form.cube_dim(),
+        address,
+        vector,
+        products.x,
+        products.weight,
+        grid.second,
+        grid.order,
+        grid.tiles,
+        products.out,
+        grid.second_out,
+        products.inputs / vector,
+        products.outputs,
+        products.carried / vector,
+        products.matrix_stride / vector,
+        grid.per_token,
+        grid.tokens,
+        grid.max_tiles,
+        second_width,
+        products.limit,
+        form,
+        x_elem,
+        elem,
+    );
+}
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Form {
+    rows: Rows,
+    linear: LinearForm,
+    /// Units that share a row of the weights.
+    columns: usize,
+    /// Whether there is a second matrix.
+    second: bool,
+}
+
+impl Form {
+    fn new(grid: &Grid, linear: LinearForm, outputs: usize) -> Self {
+        let columns = if outputs <= FEW_OUTPUTS { UNITS } else { 32 };
+        Self { rows: grid.rows, linear, columns, second: grid.second_width > 0 }
+    }
+
+    /// Outputs of a cube.
+    fn outputs(&self) -> usize {
+        UNITS / self.columns
+    }
+
+    fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.columns as u32, self.outputs() as u32)
+    }
+}
+
+/// A cube has some rows of the weights for a tile. The units of a row go over it together.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn linear_kernel<X: Float, E: Float, N: Size>(
+    x: &[Vector<X, N>],
+    weight: &[Vector<E, N>],
+    second: &[Vector<E, N>],
+    order: &[i32],
+    tiles: &[i32],
+    out: &mut [E],
+    second_out: &mut [E],
+    vectors: usize,
+    outputs: usize,
+    carried: usize,
+    matrix_stride: usize,
+    per_token: usize,
+    tokens: usize,
+    max_tiles: usize,
+    second_width: usize,
+    limit: f32,
+    #[comptime] form: Form,
+    #[define(X)] _x_elem: ElemType,
+    #[define(E)] _elem: ElemType,
+) {
+    let lanes = N::value().comptime();
+    let mut part = Part::whole(vectors, outputs);
+    if comptime!(form.second) {
+        part.split(second_width, max_tiles, form.outputs(), form.rows);
+    }
+    let groups = part.outputs.div_ceil(form.outputs());
+    let number = part.cube / groups;
+    let group = part.cube % groups;
+    let output = group * form.outputs() + UNIT_POS_Y as usize;
+    let mut tile = Tile::read(tiles, number, max_tiles, tokens, per_token, TOKENS, form.rows);
+    if comptime!(form.second && form.rows != Rows::Dense) {
+        part.place(&mut tile, max_tiles);
+    }
+    let mut sums = Array::<f32>::new(TOKENS);
+    let mut gates = Array::<f32>::new(TOKENS);
+    #[unroll]
+    for t in 0..TOKENS {
+        sums[t] = 0.0f32;
+        gates[t] = 0.0f32;
+    }
+    if tile.count > 0 && output < part.outputs {
+        // Of a gated output the gate comes first.
+        let row = tile.expert * matrix_stride + output * part.vectors;
+        let row_vectors = tile.row(vectors, carried);
+        if comptime!(form.second) {
+            if part.is_second {
+                multiply::<X, E, N>(x, second, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
+            } else {
+                multiply::<X, E, N>(x, weight, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
+            }
+        } else {
+            multiply::<X, E, N>(x, weight, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
+        }
+    }
+    let mut parts = Shared::<[f32]>::new_slice(UNITS);
+    #[unroll]
+    for t in 0..TOKENS {
+        let up = sum_of_row(&mut parts, sums[t], form.columns);
+        let mut value = up;
+        if comptime!(form.linear.gated) {
+            value = gated(sum_of_row(&mut parts, gates[t], form.columns), up, limit, form.linear.limited);
+        }
+        if UNIT_POS_X == 0 && t < tile.count && output < part.outputs {
+            let row = tile.output(order, t);
+            let result = E::cast_from(value);
+            if comptime!(form.second && form.rows == Rows::Dense) {
+                if part.is_second {
+                    second_out[row * part.outputs + output] = result;
+                } else {
+                    out[row * outputs + output] = result;
+                }
+            } else {
+                out[row * tile.row(outputs, carried * lanes) + output] = result;
+            }
+        }
+    }
+    if comptime!(form.rows == Rows::Heads) {
+        let is_first = group == 0;
+        if is_first {
+            tile.carry::<X, E, N>(x, out, vectors, outputs, carried, UNITS);
+        }
+    }
+}
+
+/// Adds up the products of a unit's columns, from `row` on in the weights.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn multiply<X: Float, E: Float, N: Size>(
+    x: &[Vector<X, N>],
+    weight: &[Vector<E, N>],
+    order: &[i32],
+    tile: &Tile,
+    part: &Part,
+    row: usize,
+    row_vectors: usize,
+    sums: &mut Array<f32>,
+    gates: &mut Array<f32>,
+    #[comptime] form: Form,
+) {
+    let lanes = N::value().comptime();
+    let up = row + comptime!(if form.linear.gated { 1usize } else { 0usize }) * part.outputs * part.vectors;
+    let mut column = UNIT_POS_X as usize;
+    while column < part.vectors {
+        // All loads before the first use: they take far longer than the rest.
+        let mut weights = Sequence::<Vector<E, N>>::new();
+        let mut gate_weights = Sequence::<Vector<E, N>>::new();
+        let mut values = Sequence::<Vector<X, N>>::new();
+        #[unroll]
+        for i in 0..AHEAD {
+            let at = min(column + comptime!(i * form.columns), part.vectors - 1);
+            weights.push(weight[up + at]);
+            if comptime!(form.linear.gated) {
+                gate_weights.push(weight[row + at]);
+            }
+            #[unroll]
+            for t in 0..TOKENS {
+                values.push(x[tile.input(order, t) * row_vectors + at]);
+            }
+        }
+        #[unroll]
+        for i in 0..AHEAD {
+            if column + comptime!(i * form.columns) < part.vectors {
+                let weights = Vector::<f32, N>::cast_from(weights[i]);
+                let mut gate = weights;
+                if comptime!(form.linear.gated) {
+                    gate = Vector::<f32, N>::cast_from(gate_weights[i]);
+                }
+                #[unroll]
+                for t in 0..TOKENS {
+                    let values = Vector::<f32, N>::cast_from(values[comptime!(i * TOKENS + t)]);
+                    #[unroll]
+                    for lane in 0..lanes {
+                        sums[t] += values.extract(lane) * weights.extract(lane);
+                        if comptime!(form.linear.gated) {
+                            gates[t] += values.extract(lane) * gate.extract(lane);
+                        }
+                    }
+                }
+            }
+        }
+        column += comptime!(AHEAD * form.columns);
+    }
+}
+
+/// The sum over the units of a row, in an order that does not depend on anything. Called by all units of a cube.
+#[cube]
+pub(crate) fn sum_of_row(shared: &mut Shared<[f32]>, own: f32, #[comptime] columns: usize) -> f32 {
+    let unit = UNIT_POS as usize;
+    shared[unit] = own;
+    sync_cube();
+    let mut distance = comptime!(columns / 2).runtime();
+    while distance > 0 {
+        if (UNIT_POS_X as usize) < distance {
+            let other = shared[unit + distance];
+            shared[unit] += other;
+        }
+        sync_cube();
+        distance /= 2;
+    }
+    let sum = shared[unit - UNIT_POS_X as usize];
+    sync_cube();
+    sum
+}
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Entry, FLOATS, form};
+    let forms = FLOATS.into_iter().flat_map(|kind| {
+        let elem = ElemType::Float(kind);
+        let vector = 16 / elem.size();
+        let entry = |name, rows, [gated, limited, second]: [bool; 3], outputs| {
+            let columns = if outputs <= FEW_OUTPUTS { UNITS } else { 32 };
+            let form = Form { rows, linear: LinearForm { gated, limited }, columns, second };
+            let cube = form.cube_dim();
+            let bits = AddressType::U32;
+            let form = form!(
+                linear_kernel,
+                cube,
+                [bits, vector, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem, elem]
+            );
+            Entry::of(kind, name, form)
+        };
+        [
+            entry("linear", Rows::Dense, [false; 3], 2048),
+            entry("linear.pair", Rows::Dense, [false, false, true], 2048),
+            entry("linear.router", Rows::Dense, [false; 3], 64),
+            entry("linear.heads", Rows::Heads, [false; 3], 512),
+            entry("linear.experts_up", Rows::Gather, [true, true, false], 1408),
+            entry("linear.experts_down", Rows::Scatter, [false; 3], 2048),
+            entry("linear.token_up", Rows::TokenGather, [true, false, true], 1408),
+            entry("linear.token_down", Rows::TokenScatter, [false, false, true], 2048),
+        ]
+    });
+    forms.collect()
+}

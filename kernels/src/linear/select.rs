@@ -1,0 +1,149 @@
+//! Which kernel computes products, and how it divides the work. Constants here were measured; the README says where.
+
+use cubecl::prelude::*;
+
+use super::LinearForm;
+#[cfg(feature = "cuda")]
+use super::mma;
+use super::plain;
+#[cfg(feature = "cuda")]
+use super::sm90;
+#[cfg(feature = "cuda")]
+use crate::common::launch::multiprocessors;
+use crate::common::select::{Path, Table, Variant};
+
+/// The implementations, the fastest first.
+pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
+    #[cfg(feature = "cuda")]
+    Variant {
+        path: Path::Sm90,
+        needs: "TMA and wgmma of a Hopper; f16 or bf16, inputs and outputs of a multiple of 8, more rows than a small batch has",
+        form: sm90_choice,
+        #[cfg(feature = "offline")]
+        offline: sm90::offline,
+    },
+    #[cfg(feature = "cuda")]
+    Variant {
+        path: Path::Mma,
+        needs: "matrix instructions; f16 or bf16, inputs of a multiple of 32, matrices and carried channels of 16 bytes",
+        form: |client, sizes| {
+            let takes =
+                mma::supported(client, sizes.inputs, sizes.elems[1]) && mma::fits(sizes.carried, sizes.matrix_stride);
+            takes.then(|| Choice { path: Path::Mma, tokens: mma::tile_tokens(sizes.rows_each()) })
+        },
+        #[cfg(feature = "offline")]
+        offline: mma::offline,
+    },
+    Variant {
+        path: Path::Plain,
+        needs: "nothing",
+        form: |_, _| Some(Choice { path: Path::Plain, tokens: plain::TOKENS }),
+        #[cfg(feature = "offline")]
+        offline: plain::offline,
+    },
+]);
+
+/// What the choice depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearSizes {
+    /// Rows of all matrices together.
+    pub rows: usize,
+    /// Matrices that rows are divided among.
+    pub matrices: usize,
+    /// How rows find their matrix.
+    pub division: Division,
+    /// Channels of a row of x.
+    pub inputs: usize,
+    /// Channels of a row of the output.
+    pub outputs: usize,
+    /// Channels of a row of x that are copied behind its products.
+    pub carried: usize,
+    /// Elements from one matrix to the next.
+    pub matrix_stride: usize,
+    /// What becomes of the products.
+    pub form: LinearForm,
+    /// Of x, and of weights and output.
+    pub elems: [ElemType; 2],
+    /// Whether the choice must not depend on how many rows there are.
+    pub batch_invariant: bool,
+}
+
+/// How rows find their matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Division {
+    /// One matrix has them all.
+    Dense,
+    /// Rows are sorted by expert.
+    Experts,
+    /// By head, a single token's pairs, or with a second matrix.
+    SmallBatch,
+}
+
+impl LinearSizes {
+    /// Of so many rows of one matrix.
+    pub fn dense([rows, inputs, outputs]: [usize; 3], form: LinearForm, elems: [ElemType; 2]) -> Self {
+        let (division, matrix_stride) = (Division::Dense, form.matrix(inputs, outputs));
+        let (matrices, carried, batch_invariant) = (1, 0, false);
+        Self { rows, matrices, division, inputs, outputs, carried, matrix_stride, form, elems, batch_invariant }
+    }
+
+    /// Of so many pairs of token and expert.
+    pub fn experts(
+        [pairs, experts, inputs, outputs]: [usize; 4],
+        form: LinearForm,
+        elem: ElemType,
+        batch_invariant: bool,
+    ) -> Self {
+        let dense = Self::dense([pairs, inputs, outputs], form, [elem; 2]);
+        Self { matrices: experts, division: Division::Experts, batch_invariant, ..dense }
+    }
+
+    /// Rows of a matrix, on average.
+    fn rows_each(&self) -> usize {
+        self.rows.div_ceil(self.matrices.max(1))
+    }
+}
+
+/// A kernel, and the tokens of its tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub path: Path,
+    pub tokens: usize,
+}
+
+/// The kernel for a problem, and the tokens of its tiles.
+pub(super) fn choose(client: &Client, sizes: &LinearSizes) -> Choice {
+    let (_, choice) = TABLE.choose(client, sizes).expect("the plain kernel takes everything");
+    choice
+}
+
+/// Rows up to which the small-batch kernel is faster: of one matrix, and of an expert on average.
+#[cfg(feature = "cuda")]
+const SMALL_BATCH: usize = 64;
+#[cfg(feature = "cuda")]
+const SMALL_EXPERT: usize = 8;
+/// Tokens of a tile on Hopper, and the time that it takes by that of one of 256, times 256.
+#[cfg(feature = "cuda")]
+const TILES: [(usize, usize); 4] = [(256, 256), (128, 142), (64, 84), (32, 60)];
+
+#[cfg(feature = "cuda")]
+fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
+    let &LinearSizes { rows, matrices, inputs, outputs, elems: [x_elem, elem], .. } = sizes;
+    let enough = match sizes.division {
+        Division::Dense => rows > SMALL_BATCH,
+        Division::Experts => rows > SMALL_EXPERT * matrices,
+        Division::SmallBatch => false,
+    };
+    if !enough || sizes.batch_invariant || x_elem != elem || !sm90::supported(client, [inputs, outputs], elem) {
+        return None;
+    }
+    let cubes = multiprocessors(client);
+    let cost = |(tokens, time): (usize, usize)| match sizes.division {
+        // How often all multiprocessors have a tile, the last time perhaps not all.
+        Division::Dense => (rows.div_ceil(tokens) * outputs.div_ceil(sm90::outputs(sizes.form))).div_ceil(cubes) * time,
+        // Half of an expert's last tile is empty, on average.
+        _ => (2 * rows + matrices * tokens) * time / tokens,
+    };
+    let (tokens, _) = TILES.into_iter().min_by_key(|&tile| cost(tile))?;
+    Some(Choice { path: Path::Sm90, tokens })
+}

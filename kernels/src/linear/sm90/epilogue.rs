@@ -1,0 +1,138 @@
+//! From accumulators to rows of the output: the gated activation, the transposition, and stores of 16 bytes.
+
+use cubecl::prelude::*;
+
+use super::schedule::Place;
+use super::{Form, GROUP, Rows, WEIGHT_ROWS};
+use crate::linear::activation::gated;
+use crate::ptx::{barrier, math, matrix};
+
+/// Elements of a store: 16 bytes.
+pub(crate) const VECTOR: usize = 8;
+/// Tokens that a warpgroup transposes at a time, at most.
+const CHUNK: usize = 64;
+/// Shared memory of a warpgroup for that.
+pub(super) const STAGING_BYTES: u32 = (CHUNK * WEIGHT_ROWS / 2 * 2) as u32;
+
+impl Form {
+    /// Tokens that a warpgroup transposes at a time.
+    fn chunk(self) -> usize {
+        self.tokens.min(CHUNK)
+    }
+
+    /// Vectors of a token that a warpgroup has.
+    fn vectors(self) -> usize {
+        self.outputs() / 2 / VECTOR
+    }
+
+    /// Groups of 8 tokens that are stored by one instruction of a warp: 8 or 16 outputs of each.
+    fn eights(self) -> usize {
+        if self.linear.gated { 4 } else { 2 }
+    }
+}
+
+/// Where a warpgroup's part of a tile goes.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Output {
+    /// Its staging, of [`STAGING_BYTES`].
+    pub staging_at: u32,
+    /// Which of the two warpgroups.
+    pub group: u32,
+    /// Outputs of a row.
+    pub outputs: u32,
+    pub limit: f32,
+}
+
+#[cube]
+impl Output {
+    /// Writes a tile. All units of the warpgroup.
+    pub fn write<E: Float, V: Size, A: Size>(
+        &self,
+        acc: Vector<f32, A>,
+        order: &[i32],
+        out: &mut [Vector<E, V>],
+        work: &Place,
+        #[comptime] form: Form,
+    ) {
+        #[unroll]
+        for chunk in 0..comptime!(form.tokens / form.chunk()) {
+            // A tile that is not full has nothing to write past its tokens.
+            if work.tokens > comptime!((chunk * form.chunk()) as u32) {
+                self.stage::<A>(acc, chunk, form);
+                barrier::sync_at(self.group + 1, GROUP);
+                self.store::<E, V>(order, out, work, chunk, form);
+                // What has been read may be written anew.
+                barrier::sync_at(self.group + 1, GROUP);
+            }
+        }
+    }
+
+    /// Writes a chunk of tokens to the staging, a token a row.
+    fn stage<A: Size>(&self, acc: Vector<f32, A>, #[comptime] chunk: usize, #[comptime] form: Form) {
+        let eights = comptime!(form.eights());
+        let warp = UNIT_POS % GROUP / 32;
+        let (eight, row) = (UNIT_POS % 32 / 8, UNIT_POS % 8);
+        // The lane's row of its matrix: which token, and which vector of it.
+        let (token, vector) = if comptime!(form.linear.gated) {
+            (eight * 8 + row, warp)
+        } else {
+            (eight / 2 * 8 + row, warp * 2 + eight % 2)
+        };
+        let to = self.staging_at + address(token, vector, form);
+        #[unroll]
+        for i in 0..comptime!(form.chunk() / 8 / eights) {
+            let first = comptime!(chunk * form.chunk() / 8 + i * eights);
+            let mut words = Sequence::<u32>::new();
+            #[unroll]
+            for m in 0..4usize {
+                let at = comptime!(if form.linear.gated { 4 * (first + m) } else { 4 * first + 2 * m });
+                let (mut low, mut high) = (acc.extract(at), acc.extract(comptime!(at + 1)));
+                if comptime!(form.linear.gated) {
+                    low = gated(low, acc.extract(comptime!(at + 2)), self.limit, form.linear.limited);
+                    high = gated(high, acc.extract(comptime!(at + 3)), self.limit, form.linear.limited);
+                }
+                words.push(math::pack(low, high, comptime!(form.elem())));
+            }
+            let offset = comptime!((i * eights * 8 * form.vectors() * 16) as u32);
+            matrix::store_x4(to, offset, true, math::vector::<u32, Const<4>>(&words));
+        }
+    }
+
+    /// Writes a chunk from the staging to the output, as far as there are such tokens and outputs.
+    fn store<E: Float, V: Size>(
+        &self,
+        order: &[i32],
+        out: &mut [Vector<E, V>],
+        work: &Place,
+        #[comptime] chunk: usize,
+        #[comptime] form: Form,
+    ) {
+        let vectors = comptime!(form.vectors() as u32);
+        let row_vectors = self.outputs / comptime!(VECTOR as u32);
+        let first_vector = work.output / comptime!(VECTOR as u32) + self.group * vectors;
+        #[unroll]
+        for i in 0..comptime!(form.chunk() * form.vectors() / GROUP as usize) {
+            let at = UNIT_POS % GROUP + comptime!(i as u32 * GROUP);
+            let (token, vector) = (at / vectors, at % vectors);
+            let place = token + comptime!((chunk * form.chunk()) as u32);
+            if place < work.tokens && first_vector + vector < row_vectors {
+                let mut row = (work.first + place) as usize;
+                if comptime!(form.rows == Rows::Scatter) {
+                    row = order[row] as usize;
+                }
+                let words = matrix::load_16(self.staging_at + address(token, vector, form), 0u32);
+                out[row * row_vectors as usize + (first_vector + vector) as usize] = Vector::<E, V>::reinterpret(words);
+            }
+        }
+    }
+}
+
+/// Bytes to a vector of a token's row. Rows of 128 bytes, or halves of them, whose vectors are permuted: eight tokens' vectors
+/// are in different banks, and so are a row's.
+#[cube]
+fn address(token: u32, vector: u32, #[comptime] form: Form) -> u32 {
+    let per_line = comptime!((8 / form.vectors()) as u32);
+    let line = token / per_line;
+    let unit = token % per_line * comptime!(form.vectors() as u32) + vector;
+    line * 128 + ((unit ^ (line % 8)) * 16)
+}

@@ -1,0 +1,363 @@
+//! Products of many tokens for Hopper (sm_90a), dense or grouped by expert: tile loads by TMA, products by wgmma, persistent
+//! cubes. The README beside this file has the schedule.
+//!
+//! `wgmma` computes the transpose of the output: its rows are outputs, its columns tokens. So a tile has as few tokens as a batch
+//! has, and gate and up of an output are in the registers of one unit.
+
+mod epilogue;
+mod schedule;
+
+use cubecl::ir::{AddressType, FloatKind};
+use cubecl::prelude::*;
+
+use self::epilogue::{Output, STAGING_BYTES, VECTOR};
+use self::schedule::{Place, Schedule};
+use crate::common::launch::{dummy, multiprocessors, share};
+use crate::experts_mlp::gather;
+use crate::experts_mlp::sort::max_tiles;
+use crate::linear::{LinearForm, PairRows, Products, Work};
+use crate::ptx::wgmma::{Elem, Layout, Mma, Source, descriptor};
+use crate::ptx::{barrier, mbarrier, shared_address, tma, warp, wgmma};
+
+/// Rows of the weights that a cube multiplies at a time: 64 for each of its warpgroups. Of a gated output half of them are of the
+/// gate.
+const WEIGHT_ROWS: usize = 128;
+/// Input channels of a block: 128 bytes, the width of the swizzle.
+const CHANNELS: usize = 64;
+/// Units of a warpgroup.
+const GROUP: u32 = 128;
+/// Two warpgroups compute, a warp loads.
+const UNITS: u32 = 2 * GROUP + 32;
+/// Cubes of a cluster: they have the same tokens and neighbouring rows of the weights.
+const CUBES: u32 = 2;
+/// Bytes of a stage that are weights.
+const WEIGHT_BYTES: u32 = (WEIGHT_ROWS * CHANNELS * 2) as u32;
+/// Shared memory for stages: what is left beside the staging of the output and the barriers.
+const STAGE_BYTES_MAX: u32 = 200 << 10;
+/// How weights lie, as A.
+const WEIGHTS: Layout = Layout::Terms { rows: WEIGHT_ROWS };
+/// Rows of gate or up that lie side by side: those that a unit has both of.
+const INTERLEAVED: usize = 8;
+
+/// Where the rows of the tokens are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Rows {
+    /// Rows are their own numbers, and there is one matrix.
+    Dense,
+    /// Rows have the order of the experts, in x and in the output.
+    Sorted,
+    /// Rows of x have the order of the experts, those of the output that of the pairs.
+    Scatter,
+}
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    /// Tokens of a tile: a multiple of 32 up to 256.
+    pub tokens: usize,
+    pub rows: Rows,
+    pub linear: LinearForm,
+    /// bf16, otherwise f16.
+    pub bf16: bool,
+}
+
+impl Form {
+    fn elem(self) -> Elem {
+        if self.bf16 { Elem::Bf16 } else { Elem::F16 }
+    }
+
+    /// Outputs of a cube.
+    fn outputs(self) -> usize {
+        outputs(self.linear)
+    }
+
+    /// Bytes of the tokens' part of a stage.
+    fn token_bytes(self) -> u32 {
+        (self.tokens * CHANNELS * 2) as u32
+    }
+
+    fn stage_bytes(self) -> u32 {
+        WEIGHT_BYTES + self.token_bytes()
+    }
+
+    fn stages(self) -> u32 {
+        STAGE_BYTES_MAX / self.stage_bytes()
+    }
+
+    /// The products of a warpgroup with one block of channels.
+    fn products(self) -> Mma {
+        let (a, b) = (Source::Shared(WEIGHTS), Layout::Terms { rows: self.tokens });
+        Mma { n: self.tokens, steps: CHANNELS / 16, elem: self.elem(), a, b, groups: 1 }
+    }
+}
+
+/// Whether the device has what the kernel needs, and rows lie so that tile loads take them.
+pub(crate) fn supported(client: &Client, [inputs, outputs]: [usize; 2], elem: ElemType) -> bool {
+    let hopper = client.properties().identity.fingerprint == "ptx_sm90";
+    let half = matches!(elem, ElemType::Float(FloatKind::BF16 | FloatKind::F16));
+    hopper && half && inputs.is_multiple_of(VECTOR) && outputs.is_multiple_of(VECTOR) && inputs > 0 && outputs > 0
+}
+
+/// Outputs of a cube.
+pub(super) fn outputs(linear: LinearForm) -> usize {
+    if linear.gated { WEIGHT_ROWS / 2 } else { WEIGHT_ROWS }
+}
+
+/// Writes the output of at least one row. Rows of tokens are brought into the order of their experts before.
+pub(super) fn launch(
+    client: &Client,
+    products: Products,
+    work: Work,
+    (linear, tokens): (LinearForm, usize),
+    address: AddressType,
+    elem: ElemType,
+) {
+    let Products { x, weight, out, inputs, outputs, limit, .. } = products;
+    let (rows, x, order, tiles, [count, experts, token_tiles]) = match work {
+        Work::Experts { order, tiles, pairs, experts, rows } => {
+            let sizes = [pairs, experts, max_tiles(pairs, experts, tokens)];
+            match rows {
+                PairRows::Gather { top_k } => {
+                    let sorted = gather::launch(client, x, share(&order), [pairs, top_k, inputs], elem);
+                    (Rows::Sorted, sorted, order, tiles, sizes)
+                }
+                PairRows::Scatter => (Rows::Scatter, x, order, tiles, sizes),
+            }
+        }
+        Work::Dense { rows, .. } => (Rows::Dense, x, dummy(client), dummy(client), [rows, 1, rows.div_ceil(tokens)]),
+        Work::Heads { .. } | Work::Token { .. } => unreachable!("the table has no such row for these"),
+    };
+    let bf16 = elem == ElemType::Float(FloatKind::BF16);
+    let form = Form { tokens, rows, linear, bf16 };
+    let x_map = token_map(x, [count, inputs], elem, form);
+    let weight_map = weight_map(weight, [experts, outputs, inputs], elem, form);
+    let pairs_of_cubes = token_tiles * outputs.div_ceil(form.outputs() * CUBES as usize);
+    let clusters = (multiprocessors(client) / CUBES as usize).clamp(1, pairs_of_cubes);
+    // SAFETY: the buffers have the sizes that the arguments state. Tile loads outside of the tensors give zeros, and rows and
+    // columns past the end are not written. Pairs of cubes share no output.
+    unsafe {
+        linear_sm90_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(CUBES * clusters as u32, 1, 1),
+            CubeDim::new_1d(UNITS),
+            address,
+            VECTOR,
+            x_map,
+            weight_map,
+            order,
+            tiles,
+            out,
+            inputs.div_ceil(CHANNELS) as u32,
+            outputs as u32,
+            count as u32,
+            token_tiles as u32,
+            limit,
+            form,
+            elem,
+        );
+    }
+}
+
+/// Tokens in tiles, of which each cube of a cluster loads its part for both.
+fn token_map(x: BufferArg, [rows, inputs]: [usize; 2], elem: ElemType, form: Form) -> TensorMapArg<Tiled> {
+    let tile = [form.tokens / CUBES as usize, CHANNELS];
+    // SAFETY: x has as many rows of as many channels.
+    unsafe { tma::tiled_map(handle(x), &[rows, inputs], &[inputs, 1], &tile, elem, TensorMapSwizzle::B128) }
+}
+
+/// Weights in tiles of 128 rows. Of a gated output a tile has 8 rows of the gate, the same 8 of up, and so on.
+fn weight_map(
+    weight: BufferArg,
+    [experts, outputs, inputs]: [usize; 3],
+    elem: ElemType,
+    form: Form,
+) -> TensorMapArg<Tiled> {
+    let handle = handle(weight);
+    // SAFETY: there are as many matrices of as many rows and channels.
+    unsafe {
+        if form.linear.gated {
+            let shape = [experts, outputs / INTERLEAVED, 2, INTERLEAVED, inputs];
+            let strides = [2 * outputs * inputs, INTERLEAVED * inputs, outputs * inputs, inputs, 1];
+            let tile = [1, WEIGHT_ROWS / (2 * INTERLEAVED), 2, INTERLEAVED, CHANNELS];
+            tma::tiled_map(handle, &shape, &strides, &tile, elem, TensorMapSwizzle::B128)
+        } else {
+            let (shape, strides) = ([experts, outputs, inputs], [outputs * inputs, inputs, 1]);
+            tma::tiled_map(handle, &shape, &strides, &[1, WEIGHT_ROWS, CHANNELS], elem, TensorMapSwizzle::B128)
+        }
+    }
+}
+
+/// The binding of a buffer that no kernel was given as an alias.
+fn handle(buffer: BufferArg) -> cubecl::server::BufferBinding {
+    match buffer {
+        BufferArg::Handle { handle } => handle.handle,
+        BufferArg::Alias { .. } => unreachable!("launchers pass buffers, not aliases"),
+    }
+}
+
+/// Each pair of cubes computes every so many tile of the schedule: a warp loads blocks of channels into the stages, as far ahead
+/// as there are stages, also those of the next tile, while two warpgroups multiply.
+#[cube(
+    launch_unchecked,
+    address_type = "dynamic",
+    create_dummy_kernel,
+    cluster_dim = CubeDim::new_3d(CUBES, 1, 1)
+)]
+fn linear_sm90_kernel<E: Float, V: Size>(
+    x_map: &TensorMap<E, Tiled>,
+    weight_map: &TensorMap<E, Tiled>,
+    order: &[i32],
+    tiles: &[i32],
+    out: &mut [Vector<E, V>],
+    blocks: u32,
+    outputs: u32,
+    rows: u32,
+    token_tiles: u32,
+    limit: f32,
+    #[comptime] form: Form,
+    #[define(E)] _elem: ElemType,
+) {
+    let weights = Shared::<[u32]>::new_aligned_slice(comptime!((form.stages() * WEIGHT_BYTES / 4) as usize), 1024usize);
+    let tokens =
+        Shared::<[u32]>::new_aligned_slice(comptime!((form.stages() * form.token_bytes() / 4) as usize), 1024usize);
+    let staging = Shared::<[u32]>::new_aligned_slice(comptime!(2 * STAGING_BYTES as usize / 4), 1024usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(2 * form.stages() as usize), 128usize);
+    let weights_at = shared_address(&weights);
+    let tokens_at = shared_address(&tokens);
+    // Of each stage: loaded, and no longer needed by any warp of both cubes.
+    let full = shared_address(&barriers);
+    let empty = full + comptime!(8 * form.stages());
+    if UNIT_POS == 0 {
+        tma::prefetch(tma::tensor_map_address::<E, Tiled>(x_map));
+        tma::prefetch(tma::tensor_map_address::<E, Tiled>(weight_map));
+        #[unroll]
+        for i in 0..comptime!(form.stages()) {
+            mbarrier::init(full + i * 8, 1u32);
+            mbarrier::init(empty + i * 8, comptime!(CUBES * 2 * GROUP / 32));
+        }
+        mbarrier::fence_init();
+    }
+    // Neither cube may copy to the other, or arrive there, before.
+    barrier::sync_cluster();
+
+    let group = warp::uniform(UNIT_POS / GROUP);
+    let lane = UNIT_POS % 32;
+    let rank = CUBE_POS_X % CUBES;
+    let schedule = Schedule::new(outputs, rows, token_tiles, form);
+    let clusters = CUBE_COUNT_X / CUBES;
+    let mut number = CUBE_POS_X / CUBES;
+    let mut stage = 0u32;
+    let mut phase = 0u32;
+    if group == 2 {
+        if warp::elect() {
+            let x = tma::tensor_map_address::<E, Tiled>(x_map);
+            let weight = tma::tensor_map_address::<E, Tiled>(weight_map);
+            let first_row = rank * comptime!(form.tokens as u32 / CUBES);
+            while number < schedule.count {
+                let work = Place::read(tiles, &schedule, number, rank, form);
+                let mut block = 0u32;
+                while block < blocks && work.tokens > 0 {
+                    let bar = full + stage * 8;
+                    let channel = (block * comptime!(CHANNELS as u32)) as i32;
+                    mbarrier::wait_cluster(empty + stage * 8, phase ^ 1);
+                    mbarrier::arrive_expect(bar, comptime!(form.stage_bytes()));
+                    let to =
+                        tokens_at + stage * comptime!(form.token_bytes()) + first_row * comptime!(CHANNELS as u32 * 2);
+                    tma::load_2d_multicast(to, x, bar, channel, (work.first + first_row) as i32, 3u16);
+                    let to = weights_at + stage * WEIGHT_BYTES;
+                    if comptime!(form.linear.gated) {
+                        let eight = work.output / comptime!(INTERLEAVED as u32);
+                        tma::load_5d(to, weight, bar, channel, 0i32, 0i32, eight as i32, work.expert as i32);
+                    } else {
+                        tma::load_3d(to, weight, bar, channel, work.output as i32, work.expert as i32);
+                    }
+                    let wraps = stage == comptime!(form.stages() - 1);
+                    stage = select(wraps, 0u32, stage + 1);
+                    phase ^= u32::cast_from(wraps);
+                    block = warp::next(block);
+                }
+                number += clusters;
+            }
+        }
+    } else {
+        let size!(A) = comptime!(form.tokens / 2);
+        let half = group * comptime!(WEIGHT_BYTES / 2);
+        let staging_at = shared_address(&staging) + group * STAGING_BYTES;
+        while number < schedule.count {
+            let work = Place::read(tiles, &schedule, number, rank, form);
+            if work.tokens > 0 {
+                let mut acc = Vector::<f32, A>::zeroed();
+                let mut block = 0u32;
+                // The stage before, whose products are complete when the next ones have been issued.
+                let mut last = 0u32;
+                while block < blocks {
+                    mbarrier::wait(full + stage * 8, phase);
+                    let issued = wgmma::mma_ss::<A>(
+                        acc,
+                        descriptor(weights_at + stage * WEIGHT_BYTES + half, comptime!(WEIGHTS)),
+                        descriptor(tokens_at + stage * comptime!(form.token_bytes()), comptime!(form.products().b)),
+                        comptime!(form.products()),
+                    );
+                    wgmma::wait_for_reads(1u32);
+                    // One lane for each cube of the cluster.
+                    mbarrier::arrive_at_if(empty + last * 8, lane % CUBES, lane < CUBES && block > 0);
+                    acc = issued;
+                    last = stage;
+                    let wraps = stage == comptime!(form.stages() - 1);
+                    stage = select(wraps, 0u32, stage + 1);
+                    phase ^= u32::cast_from(wraps);
+                    block = warp::next(block);
+                }
+                acc = wgmma::wait::<A>(acc, 0u32);
+                mbarrier::arrive_at_if(empty + last * 8, lane % CUBES, lane < CUBES);
+                let output = Output { staging_at, group, outputs, limit };
+                output.write::<E, V, A>(acc, order, out, &work, form);
+            }
+            number += clusters;
+        }
+    }
+    // A cube stays until the other one's last copies and arrivals have come.
+    barrier::sync_cluster();
+}
+
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, buffer};
+    let entry = |name: &str, kind: FloatKind, rows, gated, tokens| {
+        let (elem, bf16) = (ElemType::Float(kind), kind == FloatKind::BF16);
+        let form = Form { tokens, rows, linear: LinearForm { gated, limited: gated }, bf16 };
+        let name = format!("linear.sm90.{}.{name}", form.elem().name());
+        Entry::new(name, move |device, target| {
+            linear_sm90_kernel::create_dummy_kernel(
+                device,
+                target,
+                CubeCount::Static(CUBES, 1, 1),
+                CubeDim::new_1d(UNITS),
+                AddressType::U32,
+                VECTOR,
+                token_map(buffer(), [256, 64], elem, form),
+                weight_map(buffer(), [1, 256, 64], elem, form),
+                buffer(),
+                buffer(),
+                buffer(),
+                1,
+                1,
+                1,
+                1,
+                1.0,
+                form,
+                elem,
+            )
+        })
+        .on(|arch| arch == Arch::Sm90a)
+        .unchecked()
+    };
+    let (bf16, f16) = (FloatKind::BF16, FloatKind::F16);
+    vec![
+        entry("256", bf16, Rows::Dense, false, 256),
+        entry("gated.256", bf16, Rows::Sorted, true, 256),
+        entry("experts_down.128", bf16, Rows::Scatter, false, 128),
+        entry("64", f16, Rows::Dense, false, 64),
+        entry("experts_up.32", bf16, Rows::Sorted, true, 32),
+    ]
+}

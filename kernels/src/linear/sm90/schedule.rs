@@ -1,0 +1,63 @@
+//! Which tile a pair of cubes computes when.
+
+use cubecl::prelude::*;
+
+use super::{CUBES, Form, Rows};
+use crate::experts_mlp::sort::TILE;
+
+/// Tokens whose tiles meet all weights before the next tiles do: these and the weights that are in use stay in the L2 cache.
+const TOGETHER: usize = 2048;
+
+/// The tiles of a launch. They are numbered so that those which run at the same time share tokens and weights.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Schedule {
+    /// Tiles, each of a pair of cubes.
+    pub count: u32,
+    /// Pairs of cubes that all outputs take.
+    pairs: u32,
+    rows: u32,
+    token_tiles: u32,
+}
+
+#[cube]
+impl Schedule {
+    pub fn new(outputs: u32, rows: u32, token_tiles: u32, #[comptime] form: Form) -> Schedule {
+        let pairs = outputs.div_ceil(comptime!(form.outputs() as u32 * CUBES));
+        Schedule { count: token_tiles * pairs, pairs, rows, token_tiles }
+    }
+}
+
+/// A tile of the output.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Place {
+    pub expert: u32,
+    /// The first of the cube's outputs.
+    pub output: u32,
+    /// The first row of x.
+    pub first: u32,
+    /// How many rows there are; none in a tile past the last one.
+    pub tokens: u32,
+}
+
+#[cube]
+impl Place {
+    /// Tile `number` of the schedule, as the cube of this rank has it.
+    pub fn read(tiles: &[i32], schedule: &Schedule, number: u32, rank: u32, #[comptime] form: Form) -> Place {
+        let together = comptime!((TOGETHER / form.tokens) as u32);
+        let super_tile = number / (together * schedule.pairs);
+        let place = number % (together * schedule.pairs);
+        let first_tile = super_tile * together;
+        let height = min(together, schedule.token_tiles - first_tile);
+        let tile = first_tile + place % height;
+        let output = (place / height * CUBES + rank) * comptime!(form.outputs() as u32);
+        if comptime!(form.rows == Rows::Dense) {
+            let first = tile * comptime!(form.tokens as u32);
+            let tokens = min(comptime!(form.tokens as u32), schedule.rows - first);
+            Place { expert: 0u32, output, first, tokens }
+        } else {
+            let at = tile as usize * TILE;
+            let expert = tiles[at] as u32;
+            Place { expert, output, first: tiles[at + 1] as u32, tokens: tiles[at + 2] as u32 }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Products of many rows on Hopper's tensor cores, dense and grouped by expert, against plain loops: each size of tile, inputs
+//! that end within a block of channels, outputs that end within a cube's, rows that end within a tile.
+
+use burn::tensor::{DType, Device, Tensor};
+use mla_ops::Determinism::Fast;
+use mla_ops::{ExpertsMlpArgs, ExpertsMlpOptions, Routing, Weight, experts_mlp, linear, swiglu};
+use rstest::rstest;
+
+use crate::devices::{for_each_device, is_hopper, is_simulated};
+use crate::ops_fixture::{floats, ints, random, rng, tolerance, values};
+
+/// Runs a test on Hopper alone: the other devices have no kernel for many rows, and `ops_experts` has their products.
+fn on_hopper(test: impl Fn(&Device)) {
+    for_each_device(|device| {
+        if is_hopper(device) {
+            test(device);
+        }
+    });
+}
+
+fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
+    let products = || a.iter().zip(b).map(|(a, b)| a * b);
+    (products().sum(), products().map(f64::abs).sum())
+}
+
+/// Rows, inputs, outputs.
+#[rstest]
+#[case([65, 64, 128])]
+#[case([66, 8, 8])]
+#[case([130, 72, 264])]
+#[case([190, 200, 136])]
+#[case([380, 136, 72])]
+#[case([512, 64, 264])]
+fn ops_many_rows_linear(#[case] sizes: [usize; 3], #[values(DType::BF16, DType::F16)] dtype: DType) {
+    let [rows, inputs, outputs] = sizes;
+    on_hopper(|device| {
+        let mut rng = rng(71);
+        let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, outputs * inputs, dtype));
+        let weight = Weight::from(floats::<2>(&w, [outputs, inputs], dtype, device));
+        let out = values(linear(floats(&x, [rows, inputs], dtype, device), &weight, Fast).expect("legal"));
+        for (row, x) in x.chunks(inputs).enumerate() {
+            for (o, w) in w.chunks(inputs).enumerate() {
+                let (expected, size) = dot(x, w);
+                let off = (f64::from(out[row * outputs + o]) - expected).abs();
+                assert!(
+                    off <= tolerance(dtype) * expected.abs() + 1e-6 * size,
+                    "row {row}, output {o}: off by {off:e}"
+                );
+            }
+        }
+    });
+}
+
+/// Rows, inputs, outputs.
+#[rstest]
+fn ops_many_rows_swiglu(
+    #[values([66, 8, 8], [130, 72, 136], [380, 64, 72], [512, 136, 24])] sizes: [usize; 3],
+    #[values(None, Some(0.4))] limit: Option<f32>,
+) {
+    let ([rows, inputs, outputs], dtype) = (sizes, DType::BF16);
+    on_hopper(|device| {
+        let mut rng = rng(72);
+        let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, 2 * outputs * inputs, dtype));
+        let weight = Weight::from(floats::<2>(&w, [2 * outputs, inputs], dtype, device));
+        let out = values(swiglu(floats(&x, [rows, inputs], dtype, device), &weight, limit, Fast).expect("legal"));
+        let bound = limit.map_or(f64::INFINITY, f64::from);
+        for (row, x) in x.chunks(inputs).enumerate() {
+            for o in 0..outputs {
+                let [(gate, gate_size), (up, up_size)] = [o, outputs + o].map(|o| dot(x, &w[o * inputs..][..inputs]));
+                let (gate, up) = (gate.min(bound), up.clamp(-bound, bound));
+                let expected = gate / (1.0 + (-gate).exp()) * up;
+                let off = (f64::from(out[row * outputs + o]) - expected).abs();
+                let sums = gate_size * (up.abs() + 1e-3) + up_size * (gate.abs() + 1e-3);
+                let allowed = 2.0 * tolerance(dtype) * expected.abs() + 1e-6 * sums;
+                assert!(off <= allowed, "row {row}, output {o}: off by {off:e}, allowed {allowed:e}");
+            }
+        }
+    });
+}
+
+/// Tokens, experts, top k, hidden channels, channels of an expert. One expert has most of the tokens, one none, and some pairs
+/// have an expert that there is not.
+#[rstest]
+#[case([70, 3, 2, 64, 72])]
+#[case([40, 5, 3, 136, 64])]
+#[case([300, 4, 2, 72, 40])]
+fn ops_many_rows_experts(#[case] sizes: [usize; 5]) {
+    let ([tokens, experts, top_k, hidden, width], dtype) = (sizes, DType::BF16);
+    on_hopper(|device| {
+        let mut rng = rng(73);
+        let scaled = |values: Vec<f64>| values.into_iter().map(|x| x / 4.0).collect::<Vec<_>>();
+        let x = random(&mut rng, tokens * hidden, dtype);
+        let gate_up = scaled(random(&mut rng, experts * 2 * width * hidden, dtype));
+        let down = scaled(random(&mut rng, experts * hidden * width, dtype));
+        let weights = random(&mut rng, tokens * top_k, DType::F32);
+        let indices: Vec<i32> = (0..tokens * top_k)
+            .map(|p| match p % top_k {
+                0 => 0,
+                place => ((p / 3 + place) % (experts + 1)) as i32,
+            })
+            .map(|e| if e == 1 { -1 } else { e })
+            .collect();
+        let routing = Routing::given(
+            ints(&indices, [tokens, top_k], device),
+            floats(&weights, [tokens, top_k], DType::F32, device),
+        );
+        let args = ExpertsMlpArgs {
+            x: floats(&x, [tokens, hidden], dtype, device),
+            routing,
+            gate_up: floats::<3>(&gate_up, [experts, 2 * width, hidden], dtype, device).into(),
+            down: floats::<3>(&down, [experts, hidden, width], dtype, device).into(),
+            shared: None,
+        };
+        let out = values(experts_mlp(args, &ExpertsMlpOptions::default()).expect("legal").materialise());
+        for (token, x) in x.chunks(hidden).enumerate() {
+            let (mut expected, mut size) = (vec![0.0; hidden], 0.1f64);
+            for pair in token * top_k..(token + 1) * top_k {
+                let Some(expert) = usize::try_from(indices[pair]).ok().filter(|&e| e < experts) else { continue };
+                let product = |row: usize| dot(x, &gate_up[(expert * 2 * width + row) * hidden..][..hidden]).0;
+                let h: Vec<f64> =
+                    (0..width).map(|i| product(i) / (1.0 + (-product(i)).exp()) * product(width + i)).collect();
+                for (channel, sum) in expected.iter_mut().enumerate() {
+                    let y = weights[pair] * dot(&h, &down[(expert * hidden + channel) * width..][..width]).0;
+                    *sum += y;
+                    size = size.max(y.abs());
+                }
+            }
+            let allowed = tolerance(dtype) * (top_k as f64 + 2.0) * size;
+            for (actual, expected) in out[token * hidden..].iter().zip(expected) {
+                let off = (f64::from(*actual) - expected).abs();
+                assert!(off <= allowed, "token {token}: {actual}, not {expected}");
+            }
+        }
+    });
+}
+
+/// The sizes of prompts: the largest tiles, several for a cube. Some rows and outputs are looked at. Not on a simulated GPU.
+#[rstest]
+#[case([4096, 2048, 3072])]
+#[case([1000, 7168, 2112])]
+#[case([16384, 512, 4096])]
+fn ops_many_rows_of_prompts(#[case] sizes: [usize; 3]) {
+    let [rows, inputs, outputs] = sizes;
+    on_hopper(|device| {
+        if is_simulated(device) {
+            return eprintln!("skipped: takes too long on a simulated GPU");
+        }
+        let dtype = DType::BF16;
+        let mut rng = rng(74);
+        let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, outputs * inputs, dtype));
+        let there: Tensor<2> = floats(&x, [rows, inputs], dtype, device);
+        let weight = Weight::from(floats::<2>(&w, [outputs, inputs], dtype, device));
+        let out = values(linear(there, &weight, Fast).expect("legal"));
+        for row in (0..rows).step_by(61).chain([rows - 1]) {
+            for o in (0..outputs).step_by(7).chain([outputs - 1]) {
+                let (expected, size) = dot(&x[row * inputs..][..inputs], &w[o * inputs..][..inputs]);
+                let off = (f64::from(out[row * outputs + o]) - expected).abs();
+                assert!(
+                    off <= tolerance(dtype) * expected.abs() + 1e-6 * size,
+                    "row {row}, output {o}: off by {off:e}"
+                );
+            }
+        }
+    });
+}
