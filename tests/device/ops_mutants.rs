@@ -100,14 +100,14 @@ fn ops_mutants_decode_turns(#[values(3, 8, 16)] heads: usize) {
     check_fastest(&case, &[Path::PortableMma]);
 }
 
-/// The last tile has by far the highest score, of every row: what was added before is scaled down. For each of the
-/// portable kernel's tiles, with rows for all lanes.
+/// The last tile of keys has by far the highest score, for every row: what was added before is scaled down. With rows for all
+/// lanes, for each of the portable kernel's tiles.
 #[rstest]
 fn ops_mutants_decode_rescaling(#[values(8, 20, 40)] heads: usize) {
     let len = 66;
     let case =
         DecodeCase { lens: vec![len], heads, page_size: 128, splits: Splits::Count(1), sharpness: 1.5, ..latents() };
-    check_fastest_of(&case, &[Path::PortableMma], |inputs| {
+    check_fastest_of(&case, &ALL, |inputs| {
         // All queries are the last key.
         let width = inputs.case.widths.0;
         let last = inputs.page_table[0] as usize * inputs.case.page_size + len - 1;
