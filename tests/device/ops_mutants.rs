@@ -6,7 +6,7 @@ use mla_ops::{Path, Splits};
 use rstest::rstest;
 
 use crate::devices::for_each_device;
-use crate::ops_fixture::DecodeCase;
+use crate::ops_fixture::{DecodeCase, DecodeInputs};
 
 /// One block of keys; an empty sequence, a split in two, a second tile of query rows that is not full; more blocks than
 /// stages and two items for one cube; queries that see nothing; more pages than lanes; pages of more keys than a block.
@@ -100,16 +100,39 @@ fn ops_mutants_decode_turns(#[values(3, 8, 16)] heads: usize) {
     check_fastest(&case, &[Path::PortableMma]);
 }
 
+/// The last tile of keys has by far the highest score, for every row: what was added before is scaled down. With rows for all
+/// lanes, for each of the portable kernel's tiles.
+#[rstest]
+fn ops_mutants_decode_rescaling(#[values(8, 20, 40)] heads: usize) {
+    let len = 66;
+    let case =
+        DecodeCase { lens: vec![len], heads, page_size: 128, splits: Splits::Count(1), sharpness: 1.5, ..latents() };
+    check_fastest_of(&case, &ALL, |inputs| {
+        // All queries are the last key.
+        let width = inputs.case.widths.0;
+        let last = inputs.page_table[0] as usize * inputs.case.page_size + len - 1;
+        let key = &inputs.kv_cache[last * width..][..width];
+        inputs.q.chunks_exact_mut(width).for_each(|query| query.copy_from_slice(key));
+    });
+}
+
 /// Kernels that load by TMA.
 const TMA: [Path; 2] = [Path::Sm90, Path::Sm100];
 const ALL: [Path; 3] = [Path::Sm90, Path::Sm100, Path::PortableMma];
 
 /// Checks a case where the fastest kernel is one of these.
 fn check_fastest(case: &DecodeCase, of: &[Path]) {
+    check_fastest_of(case, of, |_| {});
+}
+
+/// The same of altered inputs.
+fn check_fastest_of(case: &DecodeCase, of: &[Path], alter: impl Fn(&mut DecodeInputs)) {
     for_each_device(|device| {
         let fastest = case.paths(device)[0];
         if of.contains(&fastest) {
-            DecodeCase { path: Some(fastest), ..case.clone() }.inputs(21).check(device);
+            let mut inputs = DecodeCase { path: Some(fastest), ..case.clone() }.inputs(21);
+            alter(&mut inputs);
+            inputs.check(device);
         }
     });
 }

@@ -1,6 +1,7 @@
 //! Small helpers of launchers and kernels of several operations.
 
 pub(crate) mod device;
+pub(crate) mod keys;
 pub(crate) mod launch;
 pub(crate) mod plane;
 pub(crate) mod scan;

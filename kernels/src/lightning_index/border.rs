@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
+use super::form::{Form, LOAD, Load};
 use super::sums::{FEW, Space, UPPER, before_plane, over_cube, over_plane, plane_count, through_plane};
-use super::top_k::{Form, LOAD, Load, number};
 use crate::common::plane;
 
 /// A guess is wrong on one side in one of 160 lists of random ranks, that is, costs a count more.
@@ -32,6 +32,18 @@ pub(super) fn load_index(tile: usize, i: usize, #[comptime] form: Form) -> usize
     let unit = UNIT_POS as usize;
     let lane = unit % form.plane;
     (tile * form.units + unit - lane) * form.loads + i * form.plane + lane
+}
+
+/// The number at `at`, counted from a load on.
+#[cube]
+pub(super) fn number(numbers: &[Vector<u32, Load>], first: usize, at: usize) -> u32 {
+    let four = numbers[first + at / LOAD];
+    let mut number = four.extract(0usize);
+    #[unroll]
+    for n in 1..LOAD {
+        number = select(at % LOAD == n, four.extract(n), number);
+    }
+    number
 }
 
 /// The ranks of a tile that belong to this unit, and of the list's end as often as units have room for them.

@@ -16,10 +16,9 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
+use super::form::LOAD;
 use super::plain::rank;
-use super::select::mma_shares;
-use super::top_k::LOAD;
-use super::{LightningIndexArgs, one_each, visible_keys};
+use super::problem::{LightningIndexArgs, one_each, visible_keys};
 use crate::common::launch::share;
 use crate::linear::mma::pair;
 use crate::ptx::copy::{commit_copies, wait_for_copies};
@@ -38,6 +37,9 @@ pub(super) const K: usize = 16;
 const VECTOR: usize = 8;
 /// Channels that four units load at once.
 pub(super) const CHUNK: usize = 4 * VECTOR;
+/// Stages of a plane for matrix instructions, where they fit. With the planes of two cubes, three of them on their way are 96
+/// KiB for 128 channels: three times what an H200 can deliver to a multiprocessor within the time that a load takes.
+pub(super) const STAGES: usize = 4;
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Form {
@@ -60,16 +62,15 @@ impl Form {
     }
 }
 
-/// Scores the keys of `rows` query tokens, from `first_row` on.
+/// Scores the keys of `rows` query tokens, from `first_row` on; `shares` cubes share those of each.
 pub(super) fn launch(
     client: &Client,
     args: &LightningIndexArgs,
     form: Form,
     address: AddressType,
-    [first_row, rows]: [usize; 2],
+    [first_row, rows, shares]: [usize; 3],
 ) {
     let sizes = &args.sizes;
-    let shares = mma_shares(client, sizes, rows);
     // SAFETY: the buffers have the sizes that the arguments state, and slots are clamped to the cache.
     unsafe {
         score_mma_kernel::launch_unchecked(
@@ -320,7 +321,6 @@ fn quad_sum(value: f32) -> f32 {
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use cubecl::ir::FloatKind;
 
-    use super::select::STAGES;
     use crate::offline::{Arch, Entry, form};
     let dim = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().map(|kind| {

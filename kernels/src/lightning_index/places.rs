@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::border::load_index;
+use super::form::{Form, LOAD};
 use super::sums::{FEW, Space, before_plane, through_plane};
-use super::top_k::{Form, LOAD};
 use crate::common::plane;
 
 /// Where some keys of a tile belong. The numbers of two have 8 bits for each load, loads of even number and of odd number.

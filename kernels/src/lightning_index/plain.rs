@@ -3,10 +3,10 @@
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
-use super::{LightningIndexArgs, LightningIndexSizes, one_each, visible_keys};
+use super::problem::{LightningIndexArgs, LightningIndexSizes, one_each, visible_keys};
 use crate::common::device::UNITS;
+use crate::common::keys::SequencePages;
 use crate::common::launch::share;
-use crate::mla_decode::key_slot;
 
 /// Units along a side of a cube that scores.
 const SIDE: usize = 16;
@@ -128,8 +128,8 @@ fn score_kernel<E: Float, V: Size>(
         let mut slots = Shared::<[u32]>::new_slice(TILE);
         let tile_keys = min(count - first_key, TILE);
         if unit < tile_keys {
-            let table_row = row / query_len * max_pages;
-            slots[unit] = key_slot(page_table, table_row, page_shift, slot_count, first_key + unit);
+            let pages = SequencePages { table_row: row / query_len * max_pages, page_shift, slot_count };
+            slots[unit] = pages.slot(page_table, first_key + unit);
         }
 
         // Of the keys `x + 16 j`, over the heads `y + 16 i`.

@@ -6,13 +6,13 @@ use cubecl::features::{MmaConfig, Plane};
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-use super::LightningIndexSizes;
+use super::form::{LOAD, MAX_LOADS, MAX_UNITS};
 #[cfg(feature = "cuda")]
 use super::mma;
 #[cfg(feature = "offline")]
 use super::plain;
+use super::problem::LightningIndexSizes;
 use super::sums::BYTES_PER_UNIT;
-use super::top_k::{LOAD, MAX_LOADS, MAX_UNITS};
 use crate::common::device::UNITS;
 use crate::common::launch::multiprocessors;
 use crate::common::select::{Path, Table, Variant};
@@ -43,10 +43,6 @@ pub(super) enum Form {
     Mma(mma::Form),
 }
 
-/// Stages of a plane for matrix instructions, where they fit. With the planes of two cubes, three of them on their way are 96
-/// KiB for 128 channels: three times what an H200 can deliver to a multiprocessor within the time that a load takes.
-#[cfg(feature = "cuda")]
-pub(super) const STAGES: usize = 4;
 /// Vectors of queries that a unit may keep, each in four registers.
 #[cfg(feature = "cuda")]
 const MAX_VECTORS: usize = 32;
@@ -71,7 +67,7 @@ fn mma_form(client: &Client, sizes: &LightningIndexSizes) -> Option<mma::Form> {
         return None;
     }
     // With as many stages as fit.
-    let forms = (2..=STAGES).rev().map(|stages| mma::Form { head_steps, chunks, stages });
+    let forms = (2..=mma::STAGES).rev().map(|stages| mma::Form { head_steps, chunks, stages });
     forms.into_iter().find(|form| form.shared_bytes() <= hardware.max_shared_memory_size)
 }
 

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::top_k::Form;
+use super::form::Form;
 use crate::common::plane;
 use crate::common::scan::sum_before;
 

@@ -4,69 +4,18 @@ use cubecl::features::Plane;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
-use super::border::{List, clear_end, find_border, load_tile};
+use super::border::{List, clear_end, find_border, load_tile, number};
+use super::form::{Form, LOAD, Load, MAX_PLANE, Output};
+#[cfg(feature = "offline")]
+use super::form::{MAX_LOADS, MAX_UNITS};
 use super::places::Places;
+use super::problem::{LightningIndexArgs, one_each, visible_keys};
 use super::select::{plan, units_of};
 use super::sums::{FEW, Space};
-use super::{LightningIndexArgs, one_each, visible_keys};
 #[cfg(feature = "offline")]
 use crate::common::device::UNITS;
+use crate::common::keys::SequencePages;
 use crate::common::launch::share;
-use crate::mla_decode::key_slot;
-
-/// Units of a cube at most.
-pub(super) const MAX_UNITS: usize = 1024;
-/// Ranks that a unit loads at once.
-pub(super) type Load = Const<LOAD>;
-pub(crate) const LOAD: usize = 4;
-/// Loads that a unit keeps in registers at most.
-pub(super) const MAX_LOADS: usize = 8;
-/// Units of a plane at most.
-const MAX_PLANE: usize = 32;
-
-const _: () = assert!(LOAD == 4 && MAX_LOADS == 8, "a bit for each key of a unit, and four of them for a load");
-const _: () = assert!(MAX_PLANE * LOAD < 1 << 8, "8 bits for the keys that a plane has in a load");
-const _: () = assert!(MAX_UNITS * MAX_LOADS * LOAD < 1 << 16, "two sums of keys in 32 bits");
-
-/// What the kernel's code depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Form {
-    /// Units of a cube.
-    pub units: usize,
-    /// Units of a plane; 1 where the device has no operations of planes.
-    pub plane: usize,
-    /// Loads of a unit.
-    pub loads: usize,
-    /// Whether a cube has more keys than its registers hold. It then reads them whenever it looks at them.
-    pub again: bool,
-    /// Whether the keys are candidates, whose positions are behind the ranks.
-    candidates: bool,
-    /// What becomes of the chosen keys.
-    output: Output,
-}
-
-/// What is written of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Output {
-    /// Its rank, and its position behind all ranks.
-    Candidates,
-    /// Its position.
-    Positions,
-    /// Its slot.
-    Slots,
-}
-
-impl Form {
-    /// Keys that the registers of a cube hold.
-    fn capacity(&self) -> usize {
-        self.units * self.loads * LOAD
-    }
-
-    /// Planes of a cube.
-    pub fn planes(&self) -> usize {
-        self.units / self.plane
-    }
-}
 
 /// Units of a plane, if all planes have as many and units are in the order of their planes; otherwise 1.
 fn plane_units(client: &Client) -> usize {
@@ -161,7 +110,8 @@ fn select_kernel(
         let row = first_row + own_row;
         let most = k as usize;
         let seen = visible_keys(visible, row, max_keys);
-        let names = Names { table_row: row / query_len * max_pages, slot_count, page_shift, form };
+        let pages = SequencePages { table_row: row / query_len * max_pages, page_shift, slot_count };
+        let names = Names { pages, form };
         let mut out_first = row * most;
         if comptime!(form.output == Output::Candidates) {
             out_first = own_row * next_stride + CUBE_POS % chunks * most;
@@ -206,10 +156,7 @@ fn select_kernel(
 /// What the result calls a key.
 #[derive(CubeType)]
 struct Names {
-    /// Where the sequence's page ids begin.
-    table_row: usize,
-    slot_count: u32,
-    page_shift: u32,
+    pages: SequencePages,
     #[cube(comptime)]
     form: Form,
 }
@@ -218,7 +165,7 @@ struct Names {
 impl Names {
     fn of(&self, page_table: &[i32], position: usize) -> i32 {
         if comptime!(self.form.output == Output::Slots) {
-            key_slot(page_table, self.table_row, self.page_shift, self.slot_count, position) as i32
+            self.pages.slot(page_table, position) as i32
         } else {
             position as i32
         }
@@ -342,18 +289,6 @@ fn write(
             }
         }
     }
-}
-
-/// The number at `at`, counted from a load on.
-#[cube]
-pub(super) fn number(numbers: &[Vector<u32, Load>], first: usize, at: usize) -> u32 {
-    let four = numbers[first + at / LOAD];
-    let mut number = four.extract(0usize);
-    #[unroll]
-    for n in 1..LOAD {
-        number = select(at % LOAD == n, four.extract(n), number);
-    }
-    number
 }
 
 #[cfg(feature = "offline")]

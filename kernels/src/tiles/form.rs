@@ -1,10 +1,7 @@
-//! The tiles of Hopper's and Blackwell's kernels for `mla_decode`: their sizes, and how tile loads find them.
+//! The tiles of Hopper's and Blackwell's kernels for `mla_decode`: their sizes, and the load of a query.
 
-use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-use crate::common::select::Path;
-use crate::mla_decode::{DecodeError, DecodeSizes};
 use crate::ptx::wgmma::Elem;
 use crate::ptx::{mbarrier, tma};
 
@@ -49,40 +46,6 @@ impl Form {
     pub(crate) fn elem(self) -> Elem {
         if self.bf16 { Elem::Bf16 } else { Elem::F16 }
     }
-}
-
-/// The form for a problem, if TMA and the tensor cores take it in such tiles; a load brings `most_keys` at most.
-pub(crate) fn form_of(sizes: &DecodeSizes, most_keys: usize) -> Option<Form> {
-    let bf16 = match sizes.elem {
-        ElemType::Float(FloatKind::BF16) => true,
-        ElemType::Float(FloatKind::F16) => false,
-        _ => return None,
-    };
-    let widths = sizes.value_width == VALUE_WIDTH && matches!(sizes.key_width, 512 | 576);
-    let paged = sizes.page_size >= 16;
-    (widths && paged).then_some(Form {
-        tiles: sizes.key_width / TILE_WIDTH,
-        box_keys: sizes.page_size.min(most_keys),
-        bf16,
-        causal: sizes.causal,
-    })
-}
-
-/// Rows of a matrix as `[tiles of 64 channels, rows, 64]`, so that one load brings tiles of rows.
-pub(crate) fn tile_map(
-    matrix: BufferArg,
-    [tiles, rows]: [usize; 2],
-    stride: usize,
-    [tile_count, tile_rows]: [usize; 2],
-    elem: ElemType,
-    path: Path,
-) -> Result<TensorMapArg<Tiled>, DecodeError> {
-    let BufferArg::Handle { handle } = matrix else { return Err(DecodeError::NoKernel(path)) };
-    // A map has no dimension of 0; without rows nothing is loaded.
-    let (shape, strides) = ([tiles, rows.max(1), TILE_WIDTH], [TILE_WIDTH, stride, 1]);
-    let tile = [tile_count, tile_rows, TILE_WIDTH];
-    // SAFETY: the matrix has as many rows of as many channels.
-    Ok(unsafe { tma::tiled_map(handle.handle, &shape, &strides, &tile, elem, TensorMapSwizzle::B128) })
 }
 
 /// Starts to load the query rows of a tile, of which `row` is the first.

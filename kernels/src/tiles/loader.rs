@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::form::{Form, HALF_KEYS, KEYS, STAGES, TILE_BYTES};
-use crate::mla_decode::visible_end;
+use crate::common::keys::visible_end;
 use crate::ptx::{mbarrier, tma, warp};
 
 /// What all items of a cube have in common.

@@ -3,11 +3,12 @@
 
 use cubecl::prelude::*;
 
-use super::pair::PAIR_KEYS;
 use crate::ptx::{fence, mbarrier, tma, warp};
 use crate::tiles::form::{Form, ROWS, TILE_BYTES};
 use crate::tiles::loader::{Item, NO_ROW, PagedKeys, Tile};
 
+/// Keys of a block. Half of them lie in each cube as keys; as values all do, of half the channels.
+pub(super) const PAIR_KEYS: u32 = 128;
 /// Chunks in shared memory.
 pub(super) const RING: u32 = 8;
 /// Two tiles.

@@ -11,9 +11,9 @@ use self::pair::decode_sm100_pair_kernel;
 use self::single::decode_sm100_kernel;
 use crate::common::launch::or_dummy;
 use crate::common::select::Path;
-use crate::mla_decode::select::{Grid, is_pair};
-use crate::mla_decode::{DecodeArgs, DecodeError};
-use crate::tiles::form::{Form, ROWS, tile_map};
+use crate::mla_decode::problem::{DecodeArgs, DecodeError, Grid};
+use crate::mla_decode::tma::{is_pair, tile_map};
+use crate::tiles::form::{Form, ROWS};
 use crate::tiles::output::COLUMNS;
 
 /// Launches the kernel.

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::chunks::{CHUNK_BYTES, ChunkLoader, RING, Ring, passes};
+use super::chunks::{CHUNK_BYTES, ChunkLoader, PAIR_KEYS, RING, Ring, passes};
 use super::rows::{RowState, partner, scale_output, store_weights, weigh_row};
 use crate::ptx::tcgen05::{self, Cubes, LANE, Layout, Mma, Shape, Source, descriptor};
 use crate::ptx::{barrier, fence, mbarrier, shared_address, tma, warp};
@@ -19,8 +19,6 @@ const QUERY_LOADS: u32 = 7;
 /// Units of a cube.
 pub(super) const UNITS: u32 = 8 * 32;
 
-/// Keys of a block. Half of them lie in each cube as keys; as values all do, of half the channels.
-pub(super) const PAIR_KEYS: u32 = 128;
 /// Words of the weights of a cube's rows.
 pub(super) const WEIGHT_WORDS: usize = ROWS * PAIR_KEYS as usize / 2;
 

@@ -4,11 +4,11 @@ use cubecl::prelude::*;
 
 use crate::common::launch::or_dummy;
 use crate::common::select::Path;
-use crate::mla_decode::select::Grid;
-use crate::mla_decode::{DecodeArgs, DecodeError};
+use crate::mla_decode::problem::{DecodeArgs, DecodeError, Grid};
+use crate::mla_decode::tma::tile_map;
 use crate::ptx::wgmma::{Layout, Mma, Source, descriptor};
 use crate::ptx::{fence, mbarrier, shared_address, tma, warp, wgmma};
-use crate::tiles::form::{Form, GROUP, KEYS, LOWEST, ROWS, STAGES, TILE_BYTES, VALUE_WIDTH, load_query, tile_map};
+use crate::tiles::form::{Form, GROUP, KEYS, LOWEST, ROWS, STAGES, TILE_BYTES, VALUE_WIDTH, load_query};
 use crate::tiles::loader::{Item, Loader, PagedKeys, Stages, Tile};
 use crate::tiles::output::{COLUMNS, is_whole, scale_rows, write_lses, write_rows};
 use crate::tiles::softmax::{SoftmaxState, clear_keys, inverse, log_sum, quad_sum, store_weights, weigh};

@@ -6,88 +6,25 @@
 //! each (29.0 KiB), or with 4 rows and 8 keys of f32 (28.4 KiB). The tiles are halved until they fit; a single row and key
 //! of more than 32 KiB are refused.
 
+mod tile;
+
 use cubecl::prelude::*;
 
-use super::select::Grid;
-use super::{DecodeArgs, DecodeSizes, LOWEST, key_slot, visible_end};
+use self::tile::UNITS;
+#[cfg(feature = "offline")]
+use self::tile::largest_plain_tile;
+pub(super) use self::tile::{PLAIN_ROWS, Tile, plain_tile};
+use super::problem::{DecodeArgs, Grid, KernelSizes, LOWEST};
+use super::row::RowEnd;
+use crate::common::keys::SequencePages;
 use crate::common::launch::or_dummy;
-
-/// Units of a cube.
-pub(super) const UNITS: usize = 128;
 
 /// Bytes of a key at most: beside it, a query row and the scores fit into the shared memory.
 pub const MAX_KEY_BYTES: usize = 16_000;
 
-/// How a tile is divided among the units of a cube.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Tile {
-    /// Query rows, a power of two.
-    pub(super) rows: usize,
-    /// Keys, a power of two.
-    pub(super) keys: usize,
-    /// Elements of a vector.
-    pub(super) vector: usize,
-    /// Vectors of a key.
-    pub(super) key_vectors: usize,
-    /// Vectors of a value.
-    pub(super) value_vectors: usize,
-    /// Rows whose scores with a key one unit computes.
-    pub(super) score_rows: usize,
-    /// Units that share the channels of a score.
-    pub(super) slices: usize,
-    /// Units side by side over the channels of a value; each has every that many-th vector.
-    pub(super) value_units: usize,
-    /// Groups of rows that different units accumulate.
-    pub(super) row_groups: usize,
-    /// Whether keys may be hidden.
-    pub(super) causal: bool,
-}
-
-impl Tile {
-    pub(super) fn new(sizes: &DecodeSizes, vector: usize, rows: usize, keys: usize) -> Self {
-        let score_rows = rows.min(2);
-        let value_vectors = sizes.value_width / vector;
-        let value_units = value_vectors.next_power_of_two().min(UNITS);
-        Self {
-            rows,
-            keys,
-            vector,
-            key_vectors: sizes.key_width / vector,
-            value_vectors,
-            score_rows,
-            slices: UNITS / (rows / score_rows * keys),
-            value_units,
-            row_groups: (UNITS / value_units).min(rows),
-            causal: sizes.causal,
-        }
-    }
-
-    /// Vectors from one row to the next in shared memory.
-    fn stride(&self) -> usize {
-        self.key_vectors + 1
-    }
-
-    pub(super) fn shared_bytes(&self, elem_size: usize) -> usize {
-        let tiles = (self.rows + self.keys) * self.stride() * self.vector * elem_size;
-        let numbers = (self.slices + 1) * self.rows * self.keys + self.rows + self.keys;
-        tiles + numbers * size_of::<f32>()
-    }
-
-    /// Rows that one unit accumulates.
-    pub(super) fn group_rows(&self) -> usize {
-        self.rows / self.row_groups
-    }
-
-    /// Vectors of each row that one unit accumulates.
-    pub(super) fn unit_vectors(&self) -> usize {
-        self.value_vectors.div_ceil(self.value_units)
-    }
-}
-
 /// Launches the kernel.
 pub(super) fn launch(client: &Client, args: DecodeArgs, tile: Tile, grid: Grid) {
     let sizes = args.sizes;
-    let slots = sizes.pages * sizes.page_size;
     decode_kernel::launch(
         client,
         grid.cubes,
@@ -95,18 +32,14 @@ pub(super) fn launch(client: &Client, args: DecodeArgs, tile: Tile, grid: Grid) 
         grid.address,
         tile.vector,
         args.q,
-        or_dummy(client, args.kv_cache, slots),
+        or_dummy(client, args.kv_cache, sizes.slots()),
         or_dummy(client, args.page_table, sizes.max_pages),
         args.seq_lens,
         args.items,
         args.cube_ptr,
         args.partial_out,
         args.partial_lse,
-        sizes.query_len as u32,
-        sizes.heads as u32,
-        sizes.max_pages as u32,
-        slots as u32,
-        sizes.page_size.ilog2(),
+        sizes.of_kernel(),
         args.softmax_scale,
         f32::NEG_INFINITY.to_bits(),
         tile,
@@ -125,11 +58,7 @@ fn decode_kernel<E: Float, V: Size>(
     cube_ptr: &[i32],
     partial_out: &mut [Vector<f32, V>],
     partial_lse: &mut [f32],
-    query_len: u32,
-    heads: u32,
-    max_pages: u32,
-    slot_count: u32,
-    page_shift: u32,
+    sizes: KernelSizes,
     softmax_scale: f32,
     // Of -inf, which a shader cannot write as a constant.
     empty_lse: u32,
@@ -137,7 +66,7 @@ fn decode_kernel<E: Float, V: Size>(
     #[define(E)] _elem: ElemType,
 ) {
     let unit = UNIT_POS as usize;
-    let rows = (query_len * heads) as usize;
+    let rows = sizes.rows();
     let first_row = CUBE_POS_X as usize * tile.rows;
 
     let mut queries = Shared::<[Vector<E, V>]>::new_slice(comptime!(tile.rows * tile.stride()));
@@ -169,21 +98,19 @@ fn decode_kernel<E: Float, V: Size>(
         // Keys that this unit's row sees, and those that any row of the tile does.
         let mut row_end = 0usize;
         if row < rows {
-            row_end = visible_end(seq_lens, sequence, row, end_key, query_len, heads, tile.causal);
+            row_end = sizes.visible_end(seq_lens, sequence, row, end_key, tile.causal);
         }
         let last_row = min(first_row + comptime!(tile.rows - 1), rows - 1);
-        let tile_end = visible_end(seq_lens, sequence, last_row, end_key, query_len, heads, tile.causal);
+        let tile_end = sizes.visible_end(seq_lens, sequence, last_row, end_key, tile.causal);
 
         load_queries::<E, V>(q, &mut queries, sequence * rows, first_row, rows, tile);
-        let table_row = sequence * max_pages as usize;
-        find_slots(page_table, &mut slots, table_row, page_shift, slot_count, first_key, tile_end, tile);
+        let pages = sizes.pages(sequence);
+        find_slots(page_table, &mut slots, &pages, first_key, tile_end, tile);
         #[unroll]
         for i in 0..comptime!(tile.group_rows() * tile.unit_vectors()) {
             acc[i] = Vector::new(0.0f32);
         }
-        let mut highest = f32::new(LOWEST);
-        // Of the weights that this unit has computed.
-        let mut sum = 0.0f32;
+        let mut state = SoftmaxState { highest: f32::new(LOWEST), sum: 0.0f32 };
         sync_cube();
 
         let mut base = first_key;
@@ -191,23 +118,20 @@ fn decode_kernel<E: Float, V: Size>(
             load_keys::<E, V>(kv_cache, &mut keys, &slots, base, tile_end, tile);
             sync_cube();
             score::<E, V>(&queries, &keys, &mut scores, tile);
-            find_slots(page_table, &mut slots, table_row, page_shift, slot_count, base + tile.keys, tile_end, tile);
+            find_slots(page_table, &mut slots, &pages, base + tile.keys, tile_end, tile);
             sync_cube();
             if has_weight {
-                let mut top = highest;
-                for k in 0..tile.keys {
-                    if base + k < row_end {
-                        top = max(top, score_of(&scores, weight_row, k, tile) * softmax_scale);
-                    }
-                }
-                let mut weight = 0.0f32;
-                if base + weight_key < row_end {
-                    weight = (score_of(&scores, weight_row, weight_key, tile) * softmax_scale - top).exp();
-                }
-                let factor = (highest - top).exp();
-                sum = sum * factor + weight;
-                highest = top;
-                weights[unit] = weight;
+                let factor = weigh(
+                    &mut state,
+                    &scores,
+                    &mut weights,
+                    weight_row,
+                    weight_key,
+                    base,
+                    row_end,
+                    softmax_scale,
+                    tile,
+                );
                 if weight_key == 0 {
                     factors[weight_row] = factor;
                 }
@@ -219,7 +143,7 @@ fn decode_kernel<E: Float, V: Size>(
         }
 
         if has_weight {
-            weights[unit] = sum;
+            weights[unit] = state.sum;
         }
         sync_cube();
         if has_weight && weight_key == 0 {
@@ -227,21 +151,54 @@ fn decode_kernel<E: Float, V: Size>(
             for k in 0..tile.keys {
                 total += weights[unit + k];
             }
-            let mut lse = f32::from_bits(empty_lse);
-            let mut factor = 0.0f32;
-            if row_end > first_key {
-                lse = highest + total.ln();
-                factor = 1.0f32 / total;
-            }
-            factors[weight_row] = factor;
+            let end = RowEnd::of(state.highest, total, row_end > first_key, empty_lse);
+            factors[weight_row] = end.factor;
             if row < rows {
-                partial_lse[item * rows + row] = lse;
+                partial_lse[item * rows + row] = end.lse;
             }
         }
         sync_cube();
         write_out::<V>(&acc, &factors, partial_out, item * rows, first_row, rows, tile);
         item += 1;
     }
+}
+
+/// Of a row: its highest score, and the sum of the weights that this unit has computed.
+#[derive(CubeType, Clone, Copy)]
+struct SoftmaxState {
+    highest: f32,
+    sum: f32,
+}
+
+/// Computes this unit's weight of a tile of keys, of which `base` is the first and the row sees those before `end`. Returns
+/// the factor that the output so far shrinks by.
+#[cube]
+fn weigh(
+    state: &mut SoftmaxState,
+    scores: &Shared<[f32]>,
+    weights: &mut Shared<[f32]>,
+    row: usize,
+    key: usize,
+    base: usize,
+    end: usize,
+    softmax_scale: f32,
+    #[comptime] tile: Tile,
+) -> f32 {
+    let mut top = state.highest;
+    for k in 0..tile.keys {
+        if base + k < end {
+            top = max(top, score_of(scores, row, k, tile) * softmax_scale);
+        }
+    }
+    let mut weight = 0.0f32;
+    if base + key < end {
+        weight = (score_of(scores, row, key, tile) * softmax_scale - top).exp();
+    }
+    let factor = (state.highest - top).exp();
+    state.sum = state.sum * factor + weight;
+    state.highest = top;
+    weights[UNIT_POS as usize] = weight;
+    factor
 }
 
 /// The rows of a tile, zeros past the last one.
@@ -273,16 +230,14 @@ fn load_queries<E: Float, V: Size>(
 fn find_slots(
     page_table: &[i32],
     slots: &mut Shared<[u32]>,
-    table_row: usize,
-    page_shift: u32,
-    slot_count: u32,
+    pages: &SequencePages,
     base: usize,
     end: usize,
     #[comptime] tile: Tile,
 ) {
     let unit = UNIT_POS as usize;
     if unit < tile.keys && base + unit < end {
-        slots[unit] = key_slot(page_table, table_row, page_shift, slot_count, base + unit);
+        slots[unit] = pages.slot(page_table, base + unit);
     }
 }
 
@@ -438,15 +393,18 @@ fn write_out<V: Size>(
 /// V3's rows: any number of heads from 8 on has the same tile.
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use cubecl::ir::AddressType;
+
+    use crate::mla_decode::problem::{DecodeSizes, KernelSizesLaunch};
     use crate::offline::{Entry, FLOATS, FloatKind, form};
     let entry = |name, kind, causal| {
         let elem = ElemType::Float(kind);
         let sizes = DecodeSizes { causal, ..DecodeSizes::one_sequence(elem, 128, (576, 512)) };
-        let tile = super::select::largest_plain_tile(&sizes, usize::MAX).expect("V3's keys fit");
+        let tile = largest_plain_tile(&sizes, usize::MAX).expect("V3's keys fit");
         let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS as u32));
         #[rustfmt::skip]
         let form = form!(decode_kernel, dim, [
-            bits, tile.vector, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1.0, 1, tile, elem
+            bits, tile.vector, _, _, _, _, _, _, _, _, KernelSizesLaunch::new(1, 1, 1, 1, 1), 1.0, 1, tile, elem
         ]);
         Entry::of(kind, name, form)
     };
