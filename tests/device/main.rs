@@ -48,3 +48,4 @@ mod ops_sparse_parts;
 mod ops_vertical_slash;
 mod ops_vertical_slash_index;
 mod oracle;
+mod refusals;

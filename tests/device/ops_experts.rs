@@ -10,9 +10,9 @@ use mla_ops::{
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
-use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
-use crate::ops_errors::{assert_refused, zeros};
 use crate::ops_fixture::{bits, floats, int_values, ints, random, restrided, rng, tolerance, values};
+use crate::refusals::Kind::{DType as WrongType, Shape, Value};
+use crate::refusals::{assert_refused, zeros};
 
 const PLAIN: RouteExpertsOptions =
     RouteExpertsOptions { scoring: ExpertScoring::Softmax, groups: None, normalise: false, scale: 1.0 };
