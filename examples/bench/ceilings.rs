@@ -3,8 +3,11 @@
 use burn::tensor::{DType, Distribution, Tensor};
 use serde_json::{Map, Value, json};
 
-use crate::report::{dtype_name, rounded};
-use crate::{Bench, Size, caught, data};
+use crate::cases::{Bench, Size};
+use crate::data;
+use crate::meta::dtype_name;
+use crate::report::rounded;
+use crate::timing::caught;
 
 type Ceilings = Map<String, Value>;
 type Part = fn(&mut Bench, &mut Ceilings) -> Result<(), String>;

@@ -4,8 +4,9 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use burn_mla::ops::{CompressKvArgs, CompressKvOptions, NormRopeArgs, NormRopeOptions, compress_kv, norm_rope};
 use serde_json::json;
 
+use crate::cases::Bench;
+use crate::data;
 use crate::report::Volume;
-use crate::{Bench, data};
 
 const EPS: f32 = 1e-6;
 

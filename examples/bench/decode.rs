@@ -8,8 +8,9 @@ use burn_mla::ops::{
 use rand::RngExt;
 use serde_json::{Value, json};
 
+use crate::cases::{Bench, Size};
 use crate::report::{Volume, rounded};
-use crate::{Bench, Size, data, varlen};
+use crate::{data, varlen};
 
 const D: usize = 576;
 const DV: usize = 512;

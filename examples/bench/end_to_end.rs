@@ -7,9 +7,9 @@ use burn_mla::model::{
 };
 use serde_json::json;
 
+use crate::cases::{Bench, Size};
 use crate::models::{ModelCase, show};
 use crate::report::rounded;
-use crate::{Bench, Size};
 
 /// Tokens of a prompt: 5 pages, and not more than 8 at the end, so that all steps of a batch are one captured step.
 const PROMPT: usize = 264;

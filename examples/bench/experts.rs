@@ -5,8 +5,9 @@ use burn_mla::ops::{Determinism, ExpertsMlpArgs, ExpertsMlpOptions, Routing, exp
 use rand::seq::SliceRandom;
 use serde_json::json;
 
+use crate::cases::{Bench, Size};
+use crate::data;
 use crate::report::{Volume, rounded};
-use crate::{Bench, Size, data};
 
 /// The experts of a layer.
 #[derive(Debug, Clone, Copy)]

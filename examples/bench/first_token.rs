@@ -8,9 +8,11 @@ use burn::tensor::FloatDType;
 use burn_mla::model::{DeepseekModel, Engine, EngineOptions, Tokenizer};
 use serde_json::json;
 
+use crate::args::Args;
+use crate::cases::Bench;
 use crate::models::{self, ModelCase, show};
 use crate::report::rounded;
-use crate::{Args, Bench, data, prefill};
+use crate::{data, prefill};
 
 const PROMPT: usize = 2048;
 const PAGE: usize = 64;

@@ -6,8 +6,10 @@ use burn_mla::ops::{
 };
 use serde_json::json;
 
-use crate::report::{Volume, dtype_name, rounded};
-use crate::{Bench, data};
+use crate::cases::Bench;
+use crate::data;
+use crate::meta::dtype_name;
+use crate::report::{Volume, rounded};
 
 const PAGE: usize = 64;
 const LATENT: usize = 512;

@@ -5,8 +5,9 @@ use burn_mla::ops::{Determinism, Weight, linear};
 use rand::RngExt;
 use serde_json::json;
 
+use crate::cases::{Bench, Size};
+use crate::data;
 use crate::report::Volume;
-use crate::{Bench, Size, data};
 
 /// Model, and `[out, in]` of its weights, each once; the gate and up rows of V2-Lite's dense layer are one weight.
 const WEIGHTS: [(&str, [usize; 2]); 15] = [

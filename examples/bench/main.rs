@@ -49,6 +49,8 @@
 //! `linear` has `2*m*n*k` FLOPs and moves x, the weight and out; `experts` has `6*tokens*top_k*hidden*width` and moves x, out and
 //! the weights of the `chosen` experts.
 
+mod args;
+mod cases;
 mod ceilings;
 // Its model loader serves the other programs.
 #[allow(dead_code)]
@@ -72,113 +74,17 @@ mod sparse;
 mod timing;
 mod varlen;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use burn::tensor::{DType, Device, FloatDType};
-use burn_mla::ops::{DeviceName, Path};
-use clap::{Parser, ValueEnum};
-use common::{DTypeArg, fail};
-use models::{ModelCase, RandomWeights};
+use args::{Args, Section};
+use burn::tensor::{DType, FloatDType};
+use cases::{Bench, Size};
+use clap::Parser;
+use common::fail;
+use models::ModelCase;
 use report::Report;
 use timing::Timer;
-
-/// Time the operations on a device.
-#[derive(Debug, Parser)]
-struct Args {
-    /// Sections to run, separated by commas; all if absent.
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS")]
-    only: Vec<Section>,
-    /// cuda, cuda:N, wgpu or flex (the CPU).
-    #[arg(long, default_value_t = DeviceName::Cuda(0))]
-    device: DeviceName,
-    /// Of queries, caches and states.
-    #[arg(long, value_enum, default_value_t = DTypeArg::Bf16)]
-    dtype: DTypeArg,
-    /// The kernel of `mla_decode`: sm100, sm90, portable-mma, portable or reference; the fastest that the device has if absent.
-    #[arg(long)]
-    path: Option<Path>,
-    /// The model of the sections e2e, prefill and ttft, with random weights: a config.json in any folder, as those of
-    /// examples/bench/models. Without --only it is timed by e2e.
-    #[arg(long, value_name = "CONFIG_JSON", conflicts_with = "smoke")]
-    random_weights: Option<PathBuf>,
-    /// Seed of the weights of whole models.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    weights_seed: u64,
-    /// Layers of that model; all if absent.
-    #[arg(long, value_name = "N", requires = "random_weights")]
-    layers: Option<usize>,
-    /// A few shapes of each section.
-    #[arg(long, conflicts_with = "smoke")]
-    quick: bool,
-    /// Tiny shapes, which only show that the program works on a device.
-    #[arg(long)]
-    smoke: bool,
-    /// Timed calls per case; slow cases have fewer.
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
-    iters: u16,
-    /// Start no case after this many seconds.
-    #[arg(long, value_name = "SECONDS")]
-    limit: Option<u64>,
-    /// Write everything to this file, as JSON.
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
-    /// Be the fresh process of the section ttft.
-    #[arg(long, hide = true)]
-    ttft_child: bool,
-    /// Time nothing; set the rows of a file of this program against the best of those of other programs.
-    #[arg(long, num_args = 2, value_names = ["OURS", "PEERS"])]
-    compare: Option<Vec<PathBuf>>,
-}
-
-/// A group of cases.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Section {
-    /// What the device can do: copy, read, matmul, an empty kernel; at the start and at the end.
-    Ceilings,
-    /// `mla_decode`, and `mla_plan` for the shapes of one length.
-    Dense,
-    /// `merge_state`.
-    Merge,
-    /// `page_table` and `kv_indices`.
-    #[value(name = "page_table")]
-    PageTable,
-    /// `write_latent`.
-    Write,
-    /// `ragged_attention`.
-    Ragged,
-    /// `sparse_mla` and `lightning_index`.
-    Sparse,
-    /// `norm_rope` and `compress_kv`.
-    Compression,
-    /// Tokens per second of whole models with random weights, with and without graphs; only by name: V2-Lite needs 32 GB, 6
-    /// layers of V3 77 GB.
-    #[value(name = "e2e")]
-    EndToEnd,
-    /// The same of 6 layers of V4-Flash, 80 GB; only by name.
-    #[value(name = "e2e-v4")]
-    EndToEndV4,
-    /// Prompt tokens per second of whole models with random weights: V2-Lite, and 4 layers of V3; only by name.
-    Prefill,
-    /// The same of 6 layers of V4-Flash; only by name.
-    PrefillV4,
-    /// Time to first token of a prompt of 2048 tokens in a fresh process, of V2-Lite; only by name.
-    Ttft,
-    /// `linear` with weights of V2-Lite, V3 and V4-Flash; only by name, as it compiles and tunes many shapes.
-    Linear,
-    /// `experts_mlp` with the experts of a layer of V2-Lite, V3 and V4-Flash; only by name: V3's are 23 GB.
-    Experts,
-}
-
-/// Which shapes of a section to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Size {
-    Full,
-    Quick,
-    Smoke,
-}
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -213,125 +119,71 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         report,
         copy_gbps: None,
     };
-    bench.sections(&args.only, args.random().as_ref().map(ModelCase::read).transpose()?.as_ref());
+    sections(&mut bench, &args.only, args.random().as_ref().map(ModelCase::read).transpose()?.as_ref());
     bench.report.finish()
 }
 
-impl Args {
-    /// The model that was asked for.
-    fn random(&self) -> Option<RandomWeights> {
-        self.random_weights.clone().map(|config| RandomWeights { config, layers: self.layers })
+/// All sections that were asked for.
+fn sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase>) {
+    let wanted = |section| only.is_empty() || only.contains(&section);
+    if wanted(Section::Ceilings) {
+        ceilings::run(bench, "start");
+    }
+    if wanted(Section::Dense) {
+        decode::run(bench);
+    }
+    if wanted(Section::Merge) {
+        indexing::merge(bench);
+    }
+    if wanted(Section::PageTable) {
+        indexing::page_table(bench);
+    }
+    if wanted(Section::Write) {
+        indexing::write(bench);
+    }
+    if wanted(Section::Ragged) {
+        ragged::run(bench);
+    }
+    if wanted(Section::Sparse) {
+        sparse::run(bench);
+    }
+    if wanted(Section::Compression) {
+        compression::run(bench);
+    }
+    named_sections(bench, only, random);
+    if wanted(Section::Ceilings) {
+        ceilings::run(bench, "end");
     }
 }
 
-/// What the sections share.
-struct Bench {
-    device: Device,
-    dtype: DType,
-    /// What runs `mla_decode`, where that is not left to the operation.
-    path: Option<Path>,
-    weights_seed: u64,
-    size: Size,
-    timer: Timer,
-    report: Report,
-    /// After this no case starts.
-    end: Option<Instant>,
-    /// What a copy of memory reached, where the ceilings were measured.
-    copy_gbps: Option<f64>,
-}
-
-impl Bench {
-    fn sections(&mut self, only: &[Section], random: Option<&ModelCase>) {
-        let wanted = |section| only.is_empty() || only.contains(&section);
-        if wanted(Section::Ceilings) {
-            ceilings::run(self, "start");
-        }
-        if wanted(Section::Dense) {
-            decode::run(self);
-        }
-        if wanted(Section::Merge) {
-            indexing::merge(self);
-        }
-        if wanted(Section::PageTable) {
-            indexing::page_table(self);
-        }
-        if wanted(Section::Write) {
-            indexing::write(self);
-        }
-        if wanted(Section::Ragged) {
-            ragged::run(self);
-        }
-        if wanted(Section::Sparse) {
-            sparse::run(self);
-        }
-        if wanted(Section::Compression) {
-            compression::run(self);
-        }
-        self.named_sections(only, random);
-        if wanted(Section::Ceilings) {
-            ceilings::run(self, "end");
-        }
+/// Those that run only by name, or where only the program is tried; `random` is the model that was asked for.
+fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase>) {
+    let smoke = bench.size == Size::Smoke;
+    let wanted = |section| smoke || only.contains(&section);
+    let size = bench.size;
+    let cases = |v3_layers| random.map_or_else(|| models::published(size, v3_layers), |case| vec![case.clone()]);
+    if wanted(Section::Linear) {
+        linear::run(bench);
     }
-
-    /// Those that run only by name, or where only the program is tried; `random` is the model that was asked for.
-    fn named_sections(&mut self, only: &[Section], random: Option<&ModelCase>) {
-        let smoke = self.size == Size::Smoke;
-        let wanted = |section| smoke || only.contains(&section);
-        let size = self.size;
-        let cases = |v3_layers| random.map_or_else(|| models::published(size, v3_layers), |case| vec![case.clone()]);
-        if wanted(Section::Linear) {
-            linear::run(self);
-        }
-        if wanted(Section::Experts) {
-            experts::run(self);
-        }
-        let other = [Section::Prefill, Section::Ttft].iter().any(|section| only.contains(section));
-        if wanted(Section::EndToEnd) || (random.is_some() && !other) {
-            end_to_end::run(self, cases(if size == Size::Quick { 4 } else { 6 }));
-        }
-        if only.contains(&Section::EndToEndV4) {
-            end_to_end::run(self, vec![models::v4_flash()]);
-        }
-        if wanted(Section::Prefill) {
-            prefill::run(self, cases(4));
-        }
-        if only.contains(&Section::PrefillV4) {
-            prefill::run(self, vec![models::v4_flash()]);
-        }
-        if only.contains(&Section::Ttft) {
-            first_token::run(self, &random.cloned().unwrap_or_else(models::v2_lite));
-        }
+    if wanted(Section::Experts) {
+        experts::run(bench);
     }
-
-    /// Runs one case. What goes wrong in it, a panic included, is noted, and the next case runs.
-    fn case(&mut self, name: &str, run: impl FnOnce(&mut Self) -> Result<(), String>) {
-        if self.end.is_some_and(|end| Instant::now() > end) {
-            self.report.skip(name);
-            return;
-        }
-        if let Err(error) = caught(|| run(self)) {
-            self.report.error(name, &error);
-        }
-        // Sizes vary from case to case: what one leaves in the pool, the next cannot use.
-        self.device.memory_cleanup();
+    let other = [Section::Prefill, Section::Ttft].iter().any(|section| only.contains(section));
+    if wanted(Section::EndToEnd) || (random.is_some() && !other) {
+        end_to_end::run(bench, cases(if size == Size::Quick { 4 } else { 6 }));
     }
-
-    /// The shapes to run: all, every `step`-th, or the tiny ones.
-    fn pick<T: Clone>(&self, full: &[T], step: usize, smoke: &[T]) -> Vec<T> {
-        match self.size {
-            Size::Full => full.to_vec(),
-            Size::Quick => full.iter().step_by(step).cloned().collect(),
-            Size::Smoke => smoke.to_vec(),
-        }
+    if only.contains(&Section::EndToEndV4) {
+        end_to_end::run(bench, vec![models::v4_flash()]);
     }
-}
-
-/// A panic as an error: Burn's operations have no other way to refuse.
-fn caught<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        Err(format!("panicked: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")))
-    })
+    if wanted(Section::Prefill) {
+        prefill::run(bench, cases(4));
+    }
+    if only.contains(&Section::PrefillV4) {
+        prefill::run(bench, vec![models::v4_flash()]);
+    }
+    if only.contains(&Section::Ttft) {
+        first_token::run(bench, &random.cloned().unwrap_or_else(models::v2_lite));
+    }
 }
 
 #[cfg(all(test, feature = "flex"))]

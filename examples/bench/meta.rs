@@ -6,8 +6,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use burn::tensor::{DType, Device};
 use serde_json::{Map, Value, json};
 
-use crate::report::dtype_name;
-
 /// Versions are those of the build, so they are taken from the lock file of the build.
 const LOCK: &str = include_str!("../../Cargo.lock");
 
@@ -32,6 +30,11 @@ pub fn collect(name: &str, device: &Device, dtype: DType) -> Map<String, Value> 
 pub fn gpu_state(key: &str) -> Option<(String, Value)> {
     let query = "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu";
     output("nvidia-smi", &[query, "--format=csv,noheader"]).map(|line| (key.to_string(), json!(line)))
+}
+
+/// As the field writes it: `bf16`.
+pub fn dtype_name(dtype: DType) -> String {
+    format!("{dtype:?}").to_lowercase()
 }
 
 /// The standard output of a program that is there and succeeds.

@@ -6,7 +6,7 @@ use burn::tensor::FloatDType;
 use burn_mla::model::{DeepseekModel, ModelConfig, ModelError};
 use serde_json::{Value, json};
 
-use crate::{Bench, Size};
+use crate::cases::{Bench, Size};
 
 const V2_LITE: &str = include_str!("models/deepseek-v2-lite.json");
 const V3: &str = include_str!("models/deepseek-v3.json");

@@ -5,9 +5,10 @@ use std::time::Instant;
 use burn_mla::model::{DeepseekModel, Engine, EngineOptions, GenerationRequest, SamplingParams, Tokenizer};
 use serde_json::json;
 
+use crate::cases::{Bench, Size};
+use crate::data;
 use crate::models::{ModelCase, show};
 use crate::report::rounded;
-use crate::{Bench, Size, data};
 
 /// Batches of prompts, one after the other; the first compiles and tunes, and is not counted.
 const BATCHES: usize = 9;

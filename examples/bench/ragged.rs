@@ -4,8 +4,9 @@ use burn::tensor::Tensor;
 use burn_mla::ops::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
 use serde_json::json;
 
+use crate::cases::Bench;
+use crate::data;
 use crate::report::{Volume, rounded};
-use crate::{Bench, data};
 
 const DQK: usize = 192;
 const DV: usize = 128;

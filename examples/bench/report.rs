@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use burn::tensor::DType;
 use serde_json::{Map, Value, json};
 
 use crate::timing::Times;
@@ -154,11 +153,6 @@ impl Report {
 pub fn rounded(value: f64, digits: i32) -> Value {
     let scale = 10f64.powi(digits);
     json!((value * scale).round() / scale)
-}
-
-/// As the field writes it: `bf16`.
-pub fn dtype_name(dtype: DType) -> String {
-    format!("{dtype:?}").to_lowercase()
 }
 
 fn first_line(text: &str) -> &str {

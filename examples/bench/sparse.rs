@@ -12,8 +12,9 @@ use rand::RngExt;
 use rand::seq::index::sample;
 use serde_json::json;
 
+use crate::cases::Bench;
+use crate::data;
 use crate::report::{Volume, rounded};
-use crate::{Bench, data};
 
 const DV: usize = 512;
 const CHECKED_HEADS: usize = 3;

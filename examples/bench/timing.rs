@@ -1,12 +1,11 @@
 //! Device time of a call: medians, L2 flushed before every call, plain and as a replayed graph.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use burn::backend::{Backend, BackendGraph, Dispatch, ProfileDuration, TimingMethod};
 use burn::tensor::{DType, Device, Tensor};
-
-use crate::caught;
 
 /// f32 numbers that the flush writes: 256 MiB, five times the L2 of an H200.
 const FLUSH_LEN: usize = 64 << 20;
@@ -271,4 +270,12 @@ fn median(sorted: &[f64]) -> f64 {
         0 => f64::NAN,
         n => (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0,
     }
+}
+
+/// A panic as an error: Burn's operations have no other way to refuse.
+pub fn caught<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(format!("panicked: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")))
+    })
 }

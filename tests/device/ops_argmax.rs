@@ -5,9 +5,9 @@ use mla_ops::argmax;
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
-use crate::ops_errors::Kind::Value;
-use crate::ops_errors::{assert_refused, zeros};
 use crate::ops_fixture::{floats, int_values, random, restrided, rng};
+use crate::refusals::Kind::Value;
+use crate::refusals::{assert_refused, zeros};
 
 fn expected(row: &[f64]) -> i32 {
     let mut best = (-1, f64::NEG_INFINITY);

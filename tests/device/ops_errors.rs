@@ -12,50 +12,9 @@ use mla_ops::{
 use rstest::rstest;
 
 use crate::devices::for_each_device;
-use crate::ops_errors_decode::Decode;
 use crate::ops_fixture::{bits, ints};
-
-/// The kinds of [`MlaError`] that a caller can cause here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    Shape,
-    DType,
-    Value,
-    DeviceValue,
-}
-use Kind::{DType as WrongType, Shape, Value};
-
-pub fn assert_refused<T>(result: Result<T, MlaError>, kind: Kind, argument: &str) {
-    let error = result.err().unwrap_or_else(|| panic!("`{argument}` was accepted, expected {kind:?}"));
-    let actual = match &error {
-        MlaError::Shape { .. } => Kind::Shape,
-        MlaError::DType { .. } => Kind::DType,
-        MlaError::Value { .. } => Kind::Value,
-        MlaError::DeviceValue { .. } => Kind::DeviceValue,
-        other => panic!("{other}"),
-    };
-    assert_eq!(actual, kind, "{error}");
-    // The name may have an explanation: "`kv_cache page size (dimension 1)`".
-    let named = error.to_string().contains(&format!("`{argument}"));
-    assert!(named, "`{argument}` is not named in: {error}");
-}
-
-/// Values inside tensors are checked by `validate`, and by the call itself on Flex, where reading them is free.
-pub fn assert_values_refused<T>(
-    device: &Device,
-    validate: Result<(), MlaError>,
-    call: impl FnOnce() -> Result<T, MlaError>,
-    argument: &str,
-) {
-    assert_refused(validate, Kind::DeviceValue, argument);
-    if *device == Device::flex() {
-        assert_refused(call(), Kind::DeviceValue, argument);
-    }
-}
-
-pub fn zeros<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::zeros(shape, (device, DType::F32))
-}
+use crate::refusals::Kind::{self, DType as WrongType, Shape, Value};
+use crate::refusals::{Decode, assert_refused, assert_values_refused, paged_args, zeros};
 
 /// Floats: f64 is no type of the operations, and f16 is not the type of the rest. Flex has all of them.
 #[test]
@@ -221,16 +180,6 @@ fn ops_errors_accumulator() {
 }
 
 /// R 3, T 8, B 2, pages of 4.
-pub fn paged_args(device: &Device) -> PagedBatchArgs {
-    PagedBatchArgs {
-        req_to_token: ints(&[0; 24], [3, 8], device),
-        req_rows: ints(&[2, 0], [2], device),
-        seq_lens: ints(&[4, 3], [2], device),
-        kv_start: Some(ints(&[4, 0], [2], device)),
-        page_size: 4,
-    }
-}
-
 /// Both operations that take a batch refuse it.
 fn paging_refuses(kind: Kind, argument: &str, args: PagedBatchArgs) {
     assert_refused(page_table(args.clone(), 4), kind, argument);

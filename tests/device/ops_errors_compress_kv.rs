@@ -5,9 +5,9 @@ use mla_ops::cache::new_pool;
 use mla_ops::{CompressKvArgs, CompressKvOptions, MlaError, compress_kv};
 
 use crate::devices::{FLOATS, for_each_device, is_wgpu};
-use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
-use crate::ops_errors::{assert_refused, assert_values_refused, zeros};
 use crate::ops_fixture::{bits, ints};
+use crate::refusals::Kind::{DType as WrongType, Shape, Value};
+use crate::refusals::{assert_refused, assert_values_refused, zeros};
 
 /// B 2, N 5, m 2, d 6 with overlap (C 12, L 4), n 2, dr 4; R 3.
 fn args(device: &Device) -> CompressKvArgs {

@@ -1,43 +1,15 @@
-//! Wrong arguments of `mla_decode` and `mla_plan`; how they are compared: `ops_errors.rs`.
+//! Wrong arguments of `mla_decode` and `mla_plan`; how they are compared: `refusals.rs`.
 
 use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
 use mla_ops::{
-    Decoded, Determinism, MlaDecodeArgs, MlaDecodeOptions, MlaError, MlaPlan, MlaPlanArgs, MlaQuery, PagedBatchArgs,
-    Path, Splits, linear_by_head, mla_decode, mla_plan,
+    Determinism, MlaError, MlaPlanArgs, MlaQuery, PagedBatchArgs, Path, Splits, linear_by_head, mla_decode, mla_plan,
 };
 use rstest::rstest;
 
 use crate::devices::for_each_device;
-use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
-use crate::ops_errors::{Kind, assert_refused, assert_values_refused, paged_args, zeros};
 use crate::ops_fixture::{DecodeCase, ints};
-
-/// Everything that makes a call of `mla_decode`: B 2, Sq 1, H 3, D 7, Dv 5, P 4, S 4.
-pub struct Decode {
-    pub args: MlaDecodeArgs,
-    pub options: MlaDecodeOptions,
-    pub plan: Option<MlaPlan>,
-}
-
-impl Decode {
-    pub fn new(device: &Device) -> Self {
-        let case = DecodeCase { lens: vec![5, 2], page_size: 4, widths: (7, 5), ..Default::default() };
-        let mut args = case.inputs(51).args(device);
-        args.page_table = ints(&[1, 0, 2, 0], [2, 2], device);
-        args.kv_cache = zeros([4, 4, 7], device);
-        Self { args, options: case.options(), plan: None }
-    }
-
-    pub fn parts(device: &Device, nope: [usize; 4], pe: [usize; 4]) -> Self {
-        let mut decode = Self::new(device);
-        decode.args.q = MlaQuery::Parts { nope: zeros(nope, device), pe: zeros(pe, device) };
-        decode
-    }
-
-    pub fn call(self) -> Result<(Tensor<4>, Tensor<3>), MlaError> {
-        mla_decode(self.args, &self.options, self.plan.as_ref()).map(Decoded::materialise)
-    }
-}
+use crate::refusals::Kind::{DType as WrongType, Shape, Value};
+use crate::refusals::{Decode, Kind, assert_refused, assert_values_refused, paged_args, zeros};
 
 /// A legal call, changed by `change`, is refused.
 fn decode_refuses(device: &Device, kind: Kind, argument: &str, change: impl FnOnce(&mut Decode, &Device)) {

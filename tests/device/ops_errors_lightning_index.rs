@@ -4,9 +4,9 @@ use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
 use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, MlaError, lightning_index};
 
 use crate::devices::{FLOATS, for_each_device, is_wgpu};
-use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
-use crate::ops_errors::{assert_refused, assert_values_refused, zeros};
 use crate::ops_fixture::ints;
+use crate::refusals::Kind::{DType as WrongType, Shape, Value};
+use crate::refusals::{assert_refused, assert_values_refused, zeros};
 
 /// B 2, Sq 3, Hi 4, di 5; 6 pages of 8, of which a sequence has up to 2.
 fn args(device: &Device) -> LightningIndexArgs {

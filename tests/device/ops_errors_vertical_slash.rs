@@ -8,9 +8,9 @@ use mla_ops::{
 };
 
 use crate::devices::for_each_device;
-use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
-use crate::ops_errors::{assert_refused, assert_values_refused, zeros};
 use crate::ops_fixture::ints;
+use crate::refusals::Kind::{DType as WrongType, Shape, Value};
+use crate::refusals::{assert_refused, assert_values_refused, zeros};
 
 /// B 2, H 4, Nv 3, Ns 2.
 fn index_args(device: &Device) -> VerticalSlashIndexArgs {

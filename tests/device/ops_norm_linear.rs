@@ -5,9 +5,9 @@ use mla_ops::{Determinism::Fast, Residual, Weight, linear, residual_norm};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
-use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
-use crate::ops_errors::{assert_refused, zeros};
 use crate::ops_fixture::{bits, floats, random, restrided, rng};
+use crate::refusals::Kind::{DType as WrongType, Shape, Value};
+use crate::refusals::{assert_refused, zeros};
 
 /// N, d, outputs: the routers of DeepSeek-V2-Lite and V3, odd sizes, many rows or outputs, nothing.
 #[rstest]

@@ -5,9 +5,9 @@ use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope, residual_norm, rms_norm}
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
-use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
-use crate::ops_errors::{assert_refused, zeros};
 use crate::ops_fixture::{floats, random, restrided, rng, tolerance, values};
+use crate::refusals::Kind::{DType as WrongType, Shape, Value};
+use crate::refusals::{assert_refused, zeros};
 
 /// N, H, d and the pairs that turn.
 type Sizes = [usize; 4];

@@ -8,9 +8,9 @@ use mla_ops::{
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
-use crate::ops_errors::Kind::{DType as WrongType, Shape, Value};
-use crate::ops_errors::{assert_refused, zeros};
 use crate::ops_fixture::{bits, floats, ints, random, restrided, rng};
+use crate::refusals::Kind::{DType as WrongType, Shape, Value};
+use crate::refusals::{assert_refused, zeros};
 
 /// H, d, D and the pairs that turn.
 type Sizes = [usize; 4];

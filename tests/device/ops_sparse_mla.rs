@@ -9,9 +9,9 @@ use rand::RngExt;
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype, is_slow};
-use crate::ops_errors::{Kind, assert_refused, assert_values_refused, zeros};
 use crate::ops_fixture::{assert_state, bits, floats, int_values, ints, random, restrided, rng};
 use crate::oracle::{State, attend};
+use crate::refusals::{Kind, assert_refused, assert_values_refused, zeros};
 
 /// Rows of a scope: pages, rows of a page, entries of a query token.
 pub type Pool = [usize; 3];

@@ -6,9 +6,9 @@ use proptest::prelude::{ProptestConfig, proptest};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
-use crate::ops_errors::{Kind, assert_refused, assert_values_refused, zeros};
 use crate::ops_fixture::{assert_rows, ints, values};
 use crate::ops_sparse_mla::{Case, Inputs};
+use crate::refusals::{Kind, assert_refused, assert_values_refused, zeros};
 
 /// Parts on the host.
 struct Parts {

@@ -129,7 +129,6 @@ impl Weight {
 #[cfg(feature = "flex")]
 impl StackedWeight {
     /// One of the matrices.
-    #[allow(dead_code, reason = "operations move to weights one by one")]
     pub(crate) fn get(&self, index: usize) -> Weight {
         match &self.0 {
             Format::Dense(tensor) => tensor.clone().narrow(0, index, 1).squeeze_dim::<2>(0).into(),

@@ -9,6 +9,7 @@ mod operators;
 mod report;
 mod run;
 mod sample;
+mod site;
 mod verdicts;
 
 pub use edit::{Edit, apply};

@@ -1,7 +1,8 @@
 //! What a mutant is, and the list of all of a kernel.
 use crate::edit::Edit;
 use crate::operators::{self, MapField};
-use ptx_sim::{Entry, Instr, Loc, Module, TensorMap};
+use crate::site::Site;
+use ptx_sim::{Instr, Loc, Module, TensorMap};
 use std::collections::HashMap;
 
 /// A kernel with one change.
@@ -40,42 +41,6 @@ pub struct MapEdit {
     pub param: usize,
     /// What of it.
     pub field: MapField,
-}
-
-/// A change before it has a name: operator, change, edit.
-pub(crate) type Change = (&'static str, String, Edit);
-
-/// A kernel while it is searched for places to change.
-pub(crate) struct Site<'a> {
-    pub entry: &'a Entry,
-    pub at: usize,
-}
-
-impl<'a> Site<'a> {
-    pub fn instr(&self) -> &'a Instr {
-        &self.entry.instrs[self.at]
-    }
-
-    /// The parts of the opcode.
-    pub fn parts(&self) -> Vec<&'a str> {
-        self.instr().opcode.split('.').collect()
-    }
-
-    /// Nothing in the instruction's place.
-    pub fn removed(&self, operator: &'static str) -> Change {
-        (operator, "removed".to_string(), Edit { at: self.at, with: Vec::new() })
-    }
-
-    /// Other instructions in its place.
-    pub fn replaced(&self, operator: &'static str, change: impl Into<String>, with: Vec<Instr>) -> Change {
-        (operator, change.into(), Edit { at: self.at, with })
-    }
-
-    /// The same instruction with another opcode.
-    pub fn opcode(&self, operator: &'static str, opcode: &str) -> Change {
-        let change = format!("{}->{opcode}", self.instr().opcode);
-        self.replaced(operator, change, vec![Instr { opcode: opcode.to_string(), ..self.instr().clone() }])
-    }
 }
 
 /// All mutants of a kernel, in the order of its text.

@@ -1,13 +1,14 @@
 //! Launches a kernel: checks the arguments, runs the CTAs on all cores.
+use crate::coverage::Coverage;
 use crate::decode::decode;
 use crate::error::{Fault, SimError};
 use crate::exec::{self, Geometry, Limits, Setup};
 use crate::ir::Kernel;
 use crate::memory::{Buffer, Memory};
 use crate::parse::Module;
+use crate::stats::Stats;
 use crate::timing::Rates;
 use rayon::prelude::*;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Shared memory that a CTA can have at most (compute capability 9.0).
 const MAX_SHARED: u64 = 227 * 1024;
@@ -54,82 +55,6 @@ pub struct Launch<'a> {
     pub rates: Option<&'a Rates>,
     /// Runs only this cluster, counted through the grid.
     pub only: Option<u64>,
-}
-
-/// Which instructions of a kernel have run, over any number of launches.
-#[derive(Debug)]
-pub struct Coverage(Box<[AtomicU8]>);
-
-impl Coverage {
-    const RAN: u8 = 1;
-    const HELD: u8 = 2;
-
-    /// None of a kernel with so many instructions.
-    pub fn new(instructions: usize) -> Self {
-        // The end of the body is an instruction, too.
-        Self((0..=instructions).map(|_| AtomicU8::new(0)).collect())
-    }
-
-    pub(crate) fn mark(&self, pc: u32, ran: bool, held: bool) {
-        let bits = if ran { Self::RAN } else { 0 } | if held { Self::HELD } else { 0 };
-        let Some(seen) = self.0.get(pc as usize) else { return };
-        if seen.load(Ordering::Relaxed) & bits != bits {
-            seen.fetch_or(bits, Ordering::Relaxed);
-        }
-    }
-
-    fn has(&self, instruction: usize, bit: u8) -> bool {
-        self.0.get(instruction).is_some_and(|seen| seen.load(Ordering::Relaxed) & bit != 0)
-    }
-
-    /// Whether any lane executed an instruction; its index counts from the kernel's first.
-    pub fn ran(&self, instruction: usize) -> bool {
-        self.has(instruction, Self::RAN)
-    }
-
-    /// Whether its guard kept any lane from executing it.
-    pub fn held(&self, instruction: usize) -> bool {
-        self.has(instruction, Self::HELD)
-    }
-}
-
-/// What a launch did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Instructions that warps executed; each counts once for all of its lanes.
-    pub warp_instructions: u64,
-    /// Operations of matrix instructions; a multiply-add is two.
-    pub matrix_flops: u64,
-    /// Bytes that `tcgen05.ld`, `.st` and `.cp` moved to or from tensor memory.
-    pub tensor_memory_bytes: u64,
-    /// Warp instructions of the CTA that executed most.
-    pub longest_cta: u64,
-    /// With [`Launch::rates`] the time of the cluster that takes longest; this and the next four are 0 without.
-    pub cycles: u64,
-    /// Cycles that tensor cores would be busy at their full rate.
-    pub tensor_cycles: u64,
-    /// Cycles that shared memory is busy.
-    pub shared_cycles: u64,
-    /// Bytes from L2, by loads and copies.
-    pub loaded_bytes: u64,
-    /// Bytes to L2.
-    pub stored_bytes: u64,
-}
-
-impl std::iter::Sum for Stats {
-    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        all.fold(Self::default(), |a, b| Self {
-            warp_instructions: a.warp_instructions + b.warp_instructions,
-            matrix_flops: a.matrix_flops + b.matrix_flops,
-            tensor_memory_bytes: a.tensor_memory_bytes + b.tensor_memory_bytes,
-            longest_cta: a.longest_cta.max(b.longest_cta),
-            cycles: a.cycles.max(b.cycles),
-            tensor_cycles: a.tensor_cycles + b.tensor_cycles,
-            shared_cycles: a.shared_cycles + b.shared_cycles,
-            loaded_bytes: a.loaded_bytes + b.loaded_bytes,
-            stored_bytes: a.stored_bytes + b.stored_bytes,
-        })
-    }
 }
 
 fn bad(argument: &str, actual: impl ToString, expected: impl ToString) -> SimError {

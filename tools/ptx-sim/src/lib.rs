@@ -2,6 +2,7 @@
 //!
 //! [`parse`] reads what NVRTC wrote, [`Launch`] runs a kernel of it on [`Memory`]. The README says what is checked on
 //! the way and what is missing.
+mod coverage;
 mod decode;
 mod error;
 mod exec;
@@ -9,14 +10,17 @@ mod ir;
 mod launch;
 mod memory;
 mod parse;
+mod stats;
 mod tensor;
 pub mod timing;
 mod trace;
 
+pub use coverage::Coverage;
 pub use decode::unknown_instructions;
 pub use error::{CudaLine, Fault, ParseError, Place, SimError};
-pub use launch::{Coverage, Launch, Param, Stats};
+pub use launch::{Launch, Param};
 pub use memory::{Buffer, Memory};
 pub use parse::{Entry, Guard, Instr, Loc, Module, Operand, Parameter, RegType, Scope, Variable, parse};
+pub use stats::Stats;
 pub use tensor::{TENSOR_MAP_BYTES, TensorElem, TensorMap, TensorMapError, TensorSwizzle};
 pub use trace::{Outcome, Range, Recorded, ReplayError, Trace, TraceError};

@@ -4,9 +4,10 @@
 //! the contents (deflate). Without `n.after` the launch did not change it. Parameters contain addresses as they were, so
 //! the allocations are placed there again.
 use crate::error::{Fault, ParseError, SimError};
-use crate::launch::{Launch, Param, Stats};
+use crate::launch::{Launch, Param};
 use crate::memory::{Buffer, Memory};
 use crate::parse::{Module, parse};
+use crate::stats::Stats;
 use miniz_oxide::deflate::compress_to_vec;
 use miniz_oxide::inflate::decompress_to_vec;
 use serde::{Deserialize, Serialize};

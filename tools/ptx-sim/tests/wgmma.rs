@@ -113,11 +113,9 @@ fn products_of_tiles(
     let b_at = 8192;
     let mut image = vec![0u8; b_at + 8192];
     for (base, layout, rows, of) in [(0, a_layout, 64, &a), (b_at, b_layout, n, &b)] {
-        for row in 0..rows {
-            for k in 0..K {
-                let at = base + layout.place(rows, row, k);
-                image[at..at + 2].copy_from_slice(&element(of[row * K + k]).to_le_bytes());
-            }
+        for (row, k) in (0..rows).flat_map(|row| (0..K).map(move |k| (row, k))) {
+            let at = base + layout.place(rows, row, k);
+            image[at..at + 2].copy_from_slice(&element(of[row * K + k]).to_le_bytes());
         }
     }
     let count = n / 2;

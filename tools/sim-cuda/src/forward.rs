@@ -1,8 +1,8 @@
 //! A real driver that gets all calls, and what its program has allocated and loaded: enough to record launches.
 use crate::config::Config;
 use crate::module::{Call, Loaded, Registry};
+use crate::real_graphs::RealGraphs;
 use crate::record::{Recorder, Recording};
-use crate::replay::RealGraphs;
 use libloading::Library;
 use ptx_sim::{Range, TENSOR_MAP_BYTES};
 use std::collections::{BTreeMap, HashMap};

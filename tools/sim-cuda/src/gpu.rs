@@ -8,7 +8,7 @@ use crate::host::Pinned;
 use crate::module::{Call, Loaded, Registry};
 use crate::record::Recorder;
 use crate::report;
-use crate::work::Work;
+use crate::work::{self, Place, Work};
 use ptx_sim::{Fault, Launch, Memory, Param, SimError};
 use std::collections::{HashMap, HashSet};
 
@@ -170,9 +170,9 @@ impl Gpu {
     pub unsafe fn give(&mut self, stream: usize, work: Work) -> Result<(), Code> {
         if !self.captures.captures(stream)? {
             // SAFETY: the caller vouches for the host's memory.
-            return unsafe { work.run(self) };
+            return unsafe { self.run(&work) };
         }
-        work.check(self).map_err(|code| self.captures.refuse(stream, code))?;
+        work.check(&self.memory).map_err(|code| self.captures.refuse(stream, code))?;
         self.captures.push(stream, Node::new(work, &self.memory, &self.pinned));
         Ok(())
     }
@@ -264,9 +264,30 @@ impl Gpu {
         }
         nodes.iter().enumerate().try_for_each(|(index, node)| {
             // SAFETY: the caller vouches for the host's memory.
-            let result = unsafe { node.work.run(self) };
+            let result = unsafe { self.run(&node.work) };
             result.inspect_err(|_| eprintln!("sim-cuda: that was node {index} of a graph, {}", node.work.name()))
         })
+    }
+
+    /// Runs work, to its end.
+    ///
+    /// # Errors
+    /// What the launch leaves behind, or [`Code::InvalidValue`] of a copy that leaves an allocation.
+    ///
+    /// # Safety
+    /// Places of the host have as many bytes as are copied.
+    pub unsafe fn run(&mut self, work: &Work) -> Result<(), Code> {
+        work.check(&self.memory)?;
+        match work {
+            Work::Launch(call) => self.launch(call),
+            Work::Copy(rows) => {
+                self.counts.copies_to_host += u64::from(matches!(rows.to, Place::Host(_)));
+                // SAFETY: the caller vouches for the rows.
+                unsafe { work::copy(&self.memory, rows) }
+            }
+            Work::Fill { to, value, bytes } => work::fill(&self.memory, *to, *value, *bytes),
+            Work::Alloc { .. } | Work::Free { .. } => Err(Code::NotSupported),
+        }
     }
 
     /// Runs a kernel, to its end.

@@ -15,6 +15,7 @@ mod graph;
 mod host;
 mod module;
 mod nvrtc;
+mod real_graphs;
 mod record;
 mod replay;
 mod report;

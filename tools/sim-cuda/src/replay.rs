@@ -3,91 +3,9 @@
 use crate::code::Code;
 use crate::forward::Real;
 use crate::module::Call;
+use crate::real_graphs::Issue;
 use crate::work::{Place, Work};
-use std::collections::HashMap;
 use std::ffi::{c_uchar, c_uint, c_void};
-use std::sync::Arc;
-
-/// Work as the driver got it.
-#[derive(Debug)]
-pub struct Issue {
-    /// The work; tensor maps are the simulator's.
-    pub work: Work,
-    /// Of a launch the driver's handle of the kernel, and the parameters with its own tensor maps.
-    pub launch: Option<(usize, Vec<Vec<u8>>)>,
-}
-
-impl Issue {
-    /// Work that is no launch.
-    pub fn new(work: Work) -> Self {
-        Self { work, launch: None }
-    }
-
-    /// The launch, if it is one.
-    pub fn call(&self) -> Option<&Call> {
-        if let Work::Launch(call) = &self.work { Some(call) } else { None }
-    }
-}
-
-/// What a stream has captured.
-#[derive(Debug, Default)]
-struct Captured {
-    issues: Vec<Issue>,
-    /// There was unknown work.
-    partial: bool,
-}
-
-/// The driver's captures and graphs.
-#[derive(Debug, Default)]
-pub struct RealGraphs {
-    captures: HashMap<usize, Captured>,
-    graphs: HashMap<usize, Arc<Captured>>,
-    executables: HashMap<usize, Arc<Captured>>,
-}
-
-impl RealGraphs {
-    /// Whether a stream captures: launches do not run yet, and copies of memory would end it.
-    pub fn capturing(&self) -> bool {
-        !self.captures.is_empty()
-    }
-
-    /// A capture has begun.
-    pub fn begun(&mut self, stream: usize) {
-        self.captures.insert(stream, Captured::default());
-    }
-
-    /// A capture has ended, with a graph if all went well.
-    pub fn ended(&mut self, stream: usize, graph: Option<usize>) {
-        let captured = self.captures.remove(&stream);
-        if let (Some(captured), Some(graph)) = (captured, graph) {
-            self.graphs.insert(graph, Arc::new(captured));
-        }
-    }
-
-    /// A graph was instantiated.
-    pub fn instantiated(&mut self, executable: usize, graph: usize) {
-        if let Some(captured) = self.graphs.get(&graph) {
-            self.executables.insert(executable, captured.clone());
-        }
-    }
-
-    /// A graph or an executable graph is destroyed.
-    pub fn destroyed(&mut self, handle: usize) {
-        self.graphs.remove(&handle);
-        self.executables.remove(&handle);
-    }
-
-    fn issued(&mut self, issue: Option<Issue>) {
-        // Of several captures it is not known which one got it.
-        let partial = issue.is_none() || self.captures.len() > 1;
-        for captured in self.captures.values_mut() {
-            captured.partial |= partial;
-        }
-        if let (Some(captured), Some(issue)) = (self.captures.values_mut().next(), issue) {
-            captured.issues.push(issue);
-        }
-    }
-}
 
 impl Real {
     /// Keeps work that a stream has taken, if it captures. None: work that is not known.
@@ -115,7 +33,7 @@ impl Real {
             self.issued(stream, None);
             return run();
         }
-        let known = self.shadow().graphs.executables.get(&executable).cloned();
+        let known = self.shadow().graphs.executable(executable);
         let Some(captured) = known.filter(|captured| self.records() && !captured.partial) else { return run() };
         // SAFETY: the caller vouches for the memory.
         let results = captured.issues.iter().map(|issue| unsafe { self.again(issue, stream) });

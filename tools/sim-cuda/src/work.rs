@@ -1,7 +1,7 @@
 //! What a stream is given to do.
 use crate::code::Code;
-use crate::gpu::Gpu;
 use crate::module::Call;
+use ptx_sim::Memory;
 use std::ffi::c_void;
 
 /// A piece of work. Run at once, or kept as a node of a graph.
@@ -137,41 +137,40 @@ impl Work {
     ///
     /// # Errors
     /// [`Code::InvalidValue`], [`Code::NotSupported`].
-    pub fn check(&self, gpu: &Gpu) -> Result<(), Code> {
+    pub fn check(&self, memory: &Memory) -> Result<(), Code> {
         match self {
             Self::Launch(call) if call.dynamic_shared > call.function.dynamic_shared => Err(Code::InvalidValue),
             Self::Copy(rows) if matches!((rows.from, rows.to), (Place::Host(_), Place::Host(_))) => {
                 Err(Code::NotSupported)
             }
             Self::Copy(rows) => rows.each().flat_map(|(from, to)| [from, to]).try_for_each(|place| match place {
-                Place::Device(address) => inside(gpu, address, rows.width),
+                Place::Device(address) => inside(memory, address, rows.width),
                 Place::Host(_) => Ok(()),
             }),
-            Self::Fill { to, bytes, .. } => inside(gpu, *to, *bytes),
+            Self::Fill { to, bytes, .. } => inside(memory, *to, *bytes),
             _ => Ok(()),
         }
     }
+}
 
-    /// Does it.
-    ///
-    /// # Errors
-    /// What the launch leaves behind, or [`Code::InvalidValue`] of a copy that leaves an allocation.
-    ///
-    /// # Safety
-    /// Places of the host have as many bytes as are copied.
-    pub unsafe fn run(&self, gpu: &mut Gpu) -> Result<(), Code> {
-        self.check(gpu)?;
-        match self {
-            Self::Launch(call) => gpu.launch(call),
-            Self::Copy(rows) => {
-                gpu.counts.copies_to_host += u64::from(matches!(rows.to, Place::Host(_)));
-                // SAFETY: the caller vouches for the rows.
-                rows.each().try_for_each(|(from, to)| unsafe { row(gpu, from, to, rows.width) })
-            }
-            Self::Fill { to, value, bytes } => gpu.memory.copy_to(*to, &vec![*value; *bytes]).map_err(refuse),
-            Self::Alloc { .. } | Self::Free { .. } => Err(Code::NotSupported),
-        }
-    }
+/// Copies rows.
+///
+/// # Errors
+/// [`Code::InvalidValue`] of a copy that leaves an allocation.
+///
+/// # Safety
+/// Places of the host have as many bytes as are copied.
+pub unsafe fn copy(memory: &Memory, rows: &Rows) -> Result<(), Code> {
+    // SAFETY: the caller vouches for the rows.
+    rows.each().try_for_each(|(from, to)| unsafe { row(memory, from, to, rows.width) })
+}
+
+/// Gives bytes of the device the same value.
+///
+/// # Errors
+/// [`Code::InvalidValue`] of bytes that are not all allocated.
+pub fn fill(memory: &Memory, to: u64, value: u8, bytes: usize) -> Result<(), Code> {
+    memory.copy_to(to, &vec![value; bytes]).map_err(refuse)
 }
 
 /// A copy that leaves an allocation is the program's mistake and no kernel's: it fails, and nothing else does.
@@ -180,8 +179,7 @@ fn refuse(fault: ptx_sim::Fault) -> Code {
     Code::InvalidValue
 }
 
-fn inside(gpu: &Gpu, address: u64, bytes: usize) -> Result<(), Code> {
-    let memory = &gpu.memory;
+fn inside(memory: &Memory, address: u64, bytes: usize) -> Result<(), Code> {
     let fits = |(buffer, size): (ptx_sim::Buffer, u64)| address - memory.address(buffer) + bytes as u64 <= size;
     if memory.around(address).is_some_and(fits) {
         return Ok(());
@@ -191,11 +189,11 @@ fn inside(gpu: &Gpu, address: u64, bytes: usize) -> Result<(), Code> {
 
 /// # Safety
 /// Places of the host have as many bytes.
-unsafe fn row(gpu: &Gpu, from: Place, to: Place, bytes: usize) -> Result<(), Code> {
+unsafe fn row(memory: &Memory, from: Place, to: Place, bytes: usize) -> Result<(), Code> {
     let data = match from {
         // SAFETY: the caller vouches for the bytes.
         Place::Host(address) => unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }.to_vec(),
-        Place::Device(address) => gpu.memory.copy_from(address, bytes as u64).map_err(refuse)?,
+        Place::Device(address) => memory.copy_from(address, bytes as u64).map_err(refuse)?,
     };
     match to {
         Place::Host(address) => {
@@ -204,6 +202,6 @@ unsafe fn row(gpu: &Gpu, from: Place, to: Place, bytes: usize) -> Result<(), Cod
             unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, bytes) };
             Ok(())
         }
-        Place::Device(address) => gpu.memory.copy_to(address, &data).map_err(refuse),
+        Place::Device(address) => memory.copy_to(address, &data).map_err(refuse),
     }
 }

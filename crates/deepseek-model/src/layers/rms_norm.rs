@@ -9,8 +9,8 @@ use crate::weights::WeightLoader;
 #[derive(Debug, Clone)]
 pub(crate) struct RmsNorm {
     /// f32 `[width]`.
-    pub(super) weight: Tensor<1>,
-    pub(super) eps: f32,
+    pub(crate) weight: Tensor<1>,
+    pub(crate) eps: f32,
 }
 
 impl RmsNorm {
@@ -28,10 +28,4 @@ impl RmsNorm {
     pub(crate) fn apply(&self, x: Tensor<2>) -> Result<Tensor<2>> {
         Ok(rms_norm(x, self.weight.clone(), self.eps)?)
     }
-}
-
-/// f32 `[N, width]` -> `[N, width]`: the norm without weight.
-pub(crate) fn unit_rms(x: Tensor<2>, eps: f64) -> Tensor<2> {
-    let variance = x.clone().square().mean_dim(1);
-    x / variance.add_scalar(eps).sqrt()
 }

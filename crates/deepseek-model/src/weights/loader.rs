@@ -1,10 +1,11 @@
 //! From mapped bytes to tensors on a device, one at a time.
 
+mod tables;
+
 use std::collections::HashSet;
 
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use mla_ops::{StackedWeight, Weight};
-use safetensors::Dtype;
 
 use super::asked::{Asked, Own};
 use super::published::Renaming;
@@ -12,7 +13,7 @@ use super::random;
 use super::read::{Filling, Matrices};
 use super::spec::Listed;
 use super::stored::Stored;
-use super::{Checkpoint, Entry, WeightRole, WeightSpec};
+use super::{Checkpoint, WeightRole, WeightSpec};
 use crate::config::Quantization;
 use crate::parallel::{Cut, Parallel, Part};
 use crate::{ModelError, Result, WeightReport, WrongCut};
@@ -38,9 +39,6 @@ pub struct LoadSummary {
     /// Tensors that were left out on purpose.
     pub skipped: usize,
 }
-
-/// Dtypes that a table of numbers may have in the files.
-const INTEGERS: [Dtype; 2] = [Dtype::I64, Dtype::I32];
 
 /// Where tensors come from.
 enum Source<'a> {
@@ -221,41 +219,6 @@ impl<'a> WeightLoader<'a> {
         }
     }
 
-    /// The tensor `name` of whole numbers below `below` (DeepSeek-V4's `tid2eid`), as i32; every rank has all of it.
-    pub fn index_table(&mut self, name: &str, shape: [usize; 2], below: usize) -> Tensor<2, Int> {
-        let options = (&self.device.clone(), DType::I32);
-        let placeholder = Tensor::<2, Int>::zeros([1; 2], options).expand(shape);
-        let spec = WeightSpec { name: name.into(), shape: shape.to_vec(), role: WeightRole::Table, cut: Cut::Whole };
-        let (checkpoint, entry) = match self.source {
-            Source::Files(checkpoint) => (checkpoint, self.find_table(name, &shape)),
-            Source::Random(_) => {
-                self.advance((shape[0] * shape[1] * DType::I32.size()) as u64, name);
-                return Tensor::from_data(TensorData::new(random::table(shape, below), shape), options);
-            }
-            Source::Nothing => return self.note(spec, None, placeholder),
-        };
-        if self.listing.is_some() {
-            return self.note(spec, entry.map(Stored::plain), placeholder);
-        }
-        let Some(entry) = entry else { return placeholder };
-        let (wide, _) = checkpoint.bytes(entry).as_chunks::<8>();
-        let (narrow, _) = checkpoint.bytes(entry).as_chunks::<4>();
-        let values: Vec<i64> = match entry.dtype {
-            Dtype::I64 => wide.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
-            _ => narrow.iter().map(|&bytes| i64::from(i32::from_le_bytes(bytes))).collect(),
-        };
-        if let Some(value) = values.iter().find(|&&value| value < 0 || value >= below as i64) {
-            self.report.out_of_range.push(format!(
-                "{} holds {value}, expected 0 to {}",
-                self.in_files(name),
-                below - 1
-            ));
-        }
-        self.advance(entry.len(), name);
-        let values = values.into_iter().map(|value| value as i32).collect::<Vec<_>>();
-        Tensor::from_data(TensorData::new(values, shape), options)
-    }
-
     /// Whether the files have a tensor `name`.
     pub(crate) fn has(&self, name: &str) -> bool {
         match self.source {
@@ -406,16 +369,6 @@ impl<'a> WeightLoader<'a> {
         self.asked_for.extend(stored.scale.as_ref().map(|scale| scale.name));
         self.report.wrong_cut.extend(stored.cuts_blocks(shape, part));
         stored.is_sound.then_some(stored)
-    }
-
-    /// Where the table `name` lies, or `None` after recording what is wrong with it.
-    fn find_table(&mut self, name: &str, shape: &[usize]) -> Option<&'a Entry> {
-        let Source::Files(checkpoint) = self.source else { return None };
-        let (name, entry) = checkpoint.find(&self.in_files(name), &mut self.report)?;
-        self.asked_for.insert(name);
-        let sound = self.report.check_dtype(name, entry.dtype, &INTEGERS)
-            && self.report.check_shape(name, &entry.shape, shape.to_vec());
-        sound.then_some(entry)
     }
 
     fn note<T>(&mut self, spec: WeightSpec, stored: Option<Stored<'a>>, result: T) -> T {

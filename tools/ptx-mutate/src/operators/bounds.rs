@@ -1,6 +1,6 @@
 //! Comparisons, guards and branches (PTX ISA 9.7.6, 9.7.12, 9.7.1 `min`, `max`).
 use crate::edit::beside;
-use crate::mutant::{Change, Site};
+use crate::site::{Change, Site};
 use ptx_sim::{Instr, Operand};
 
 /// The neighbour of a comparison: one value more or less.

@@ -1,7 +1,7 @@
 //! Matrix instructions on shared memory: descriptors and modifiers (PTX ISA 9.7.15.5 `wgmma`, 9.7.16.10 `tcgen05.mma`).
 use super::flow;
 use crate::edit::altered;
-use crate::mutant::{Change, Site};
+use crate::site::{Change, Site};
 use ptx_sim::{Entry, Instr, Operand};
 
 /// Fields of a matrix descriptor in shared memory: name and lowest bit. Both generations have them at the same place.

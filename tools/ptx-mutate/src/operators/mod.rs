@@ -8,7 +8,7 @@ mod tcgen05;
 mod tensors;
 mod warps;
 
-use crate::mutant::{Change, Site};
+use crate::site::{Change, Site};
 
 pub use maps::MapField;
 

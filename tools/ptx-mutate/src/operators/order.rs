@@ -1,6 +1,6 @@
 //! Fences, groups of asynchronous operations, barriers, mbarriers (PTX ISA 9.7.9.25, 9.7.13, 9.7.15, 9.7.16).
 use crate::edit::{altered, beside};
-use crate::mutant::{Change, Site};
+use crate::site::{Change, Site};
 use ptx_sim::{Instr, Operand};
 
 /// `fence`, `membar`, the fences of matrix instructions: removed. Orders that an operation carries: taken away.

@@ -2,7 +2,7 @@
 //! 9.7.16.12).
 use super::tensors;
 use crate::edit::altered;
-use crate::mutant::{Change, Site};
+use crate::site::{Change, Site};
 use ptx_sim::Operand;
 
 /// A column and a lane further, as addresses of tensor memory count them.

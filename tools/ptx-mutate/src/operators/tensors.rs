@@ -1,6 +1,6 @@
 //! Bulk and tensor copies, clusters, registers of a warp group (PTX ISA 9.7.9.25 to 9.7.9.27, 9.7.9.24, 9.7.19.5).
 use crate::edit::{altered, beside, name};
-use crate::mutant::{Change, Site};
+use crate::site::{Change, Site};
 use ptx_sim::{Instr, Operand};
 
 /// The address operands of an instruction, in order.

@@ -1,6 +1,6 @@
 //! Shuffles and votes (PTX ISA 9.7.9.6, 9.7.13.6).
 use crate::edit::altered;
-use crate::mutant::{Change, Site};
+use crate::site::{Change, Site};
 
 /// The lane, the bounds and the members of a shuffle; the members of a vote.
 pub(super) fn warps(site: &Site, parts: &[&str], changes: &mut Vec<Change>) {

@@ -72,6 +72,13 @@ impl Decoder<'_, '_> {
                 let (dst, Some(elected)) = self.dest_pair()? else { return Err(self.bad("no predicate")) };
                 Op::Elect { dst, elected, mask: self.source(32)? }
             }
+            _ => return self.fence(parts),
+        }))
+    }
+
+    /// Fences, and waits that change nothing here.
+    fn fence(&mut self, parts: &[&str]) -> Result<Option<Op>, Fault> {
+        Ok(Some(match parts {
             // Kernels run one after another.
             ["griddepcontrol", "launch_dependents" | "wait"] => Op::Nop,
             ["nanosleep", "u32"] => {

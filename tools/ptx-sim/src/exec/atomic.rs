@@ -1,6 +1,7 @@
 //! `atom` and `red` (PTX ISA 9.7.13.5 and 9.7.13.7).
-use super::cta::Env;
-use super::mem::{self, LaneResult, own};
+use super::address::{self, own};
+use super::env::Env;
+use super::registers::{LaneResult, at, lanes};
 use super::warp::Warp;
 use super::{double, float, half};
 use crate::error::Fault;
@@ -53,14 +54,14 @@ fn combine(op: Atom, ty: AtomTy, old: u64, x: u64, y: u64) -> u64 {
 /// Lanes one after the other; of vectors each element by itself, which is all that PTX promises.
 pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &AtomOp) -> LaneResult<()> {
     let bytes = size(op.ty);
-    for l in mem::lanes(mask) {
-        let (space, start) = mem::resolve(op.space, mem::address(warp, op.addr, l));
-        mem::at(l, mem::aligned("atomic", start, bytes * op.a.len() as u64))?;
+    for l in lanes(mask) {
+        let (space, start) = address::resolve(op.space, address::address(warp, op.addr, l));
+        at(l, address::aligned("atomic", start, bytes * op.a.len() as u64))?;
         for (i, a) in op.a.iter().enumerate() {
             let (x, y) = (warp.regs.row(*a)[l], warp.regs.row(op.b)[l]);
             let address = start + i as u64 * bytes;
             let new = |old| combine(op.op, op.ty, old, x, y);
-            let old = mem::at(l, update(warp, env, (space, address), bytes, new))?;
+            let old = at(l, update(warp, env, (space, address), bytes, new))?;
             let dst = op.dsts.get(i).copied().unwrap_or(SINK);
             warp.regs.row_mut(dst)[l] = old;
         }

@@ -3,9 +3,11 @@
 //! A copy owns the shared memory that it writes, and what it reads must stay, from its issue until somebody has waited
 //! for it. Shared memory is read at the issue, global memory when the copy is done: nothing may change the one, and the
 //! other is not checked.
-use super::cta::Env;
-use super::mem::{LaneResult, aligned, lanes, resolve};
-use super::order::{Agent, Clock, Proxy};
+use super::address::{aligned, resolve};
+use super::bulk_groups::Store;
+use super::env::Env;
+use super::order::{Agent, Proxy};
+use super::registers::{LaneResult, lanes};
 use super::shared::{address_in, rank_and_offset};
 use super::tiles::{self, Row};
 use super::warp::Warp;
@@ -13,20 +15,6 @@ use crate::error::Fault;
 use crate::ir::{Addr, BulkOp, Slot, Space, Target, TensorBox};
 use crate::memory::SHARED_WINDOW;
 use crate::tensor::{TENSOR_MAP_BYTES, TensorMap};
-use std::collections::{HashMap, VecDeque};
-
-/// A store: its flight, and what waiting for it acquires.
-type Store = (u64, Clock);
-
-#[derive(Default)]
-struct Lane {
-    open: Vec<Store>,
-    groups: VecDeque<Vec<Store>>,
-}
-
-/// The groups of stores of a warp's lanes.
-#[derive(Default)]
-pub(crate) struct Groups(HashMap<usize, Lane>);
 
 /// A copy into the shared memory of one CTA.
 struct Landing {
@@ -80,7 +68,7 @@ fn one(warp: &mut Warp, env: &mut Env, lane: usize, op: &BulkOp) -> Result<(), F
             store(warp, env, lane, vec![Row::whole(from, to, bytes)], None)
         }
         BulkOp::Commit => {
-            let lane = warp.bulk.0.entry(lane).or_default();
+            let lane = warp.bulk.of(lane);
             let group = std::mem::take(&mut lane.open);
             lane.groups.push_back(group);
             Ok(())
@@ -264,12 +252,12 @@ fn store(
         time.bulk_store(warp.rank, total);
     }
     let flight = env.later(1 << warp.rank, None, Box::new(work));
-    warp.bulk.0.entry(lane).or_default().open.push((flight, clock));
+    warp.bulk.of(lane).open.push((flight, clock));
     Ok(())
 }
 
 fn wait(warp: &mut Warp, env: &mut Env, lane: usize, pending: usize, reads: bool) -> Result<(), Fault> {
-    let groups = &mut warp.bulk.0.entry(lane).or_default().groups;
+    let groups = &mut warp.bulk.of(lane).groups;
     let count = groups.len().saturating_sub(pending);
     for (flight, clock) in groups.iter().take(count).flatten() {
         env.shared.order.acquire(warp.agent, clock);

@@ -1,5 +1,6 @@
 //! What the lanes of a mask make of their values together: `redux.sync`, `match.sync` (PTX ISA 9.7.13).
-use super::warp::{LANES, Warp};
+use super::registers::LANES;
+use super::warp::Warp;
 use crate::ir::{Atom, PredSlot, Slot};
 
 fn lanes(mask: u32) -> impl Iterator<Item = usize> {

@@ -3,8 +3,8 @@
 //! The source is read at once. The destination belongs to the copy until the wait, whatever it held: who reads too
 //! early gets an error and not by chance the right bytes. All copies of a warp between two commits are one agent.
 use super::order::{Agent, Clock, Order, Proxy};
+use super::registers::LANES;
 use super::shared::Shared;
-use super::warp::LANES;
 use crate::error::Fault;
 use std::collections::VecDeque;
 

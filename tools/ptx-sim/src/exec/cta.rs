@@ -3,22 +3,26 @@
 //! The scheduler picks a warp that can go on and runs it for a random number of instructions, or it picks work that is
 //! under way and does that. When there is neither, the cluster is deadlocked: no barrier is ever completed from outside.
 use super::barriers::{Barriers, ClusterBarrier};
+use super::env::{Cta, Env, Random};
 use super::flights::{Flights, Origin};
 use super::global::{Global, Touched};
 use super::mbarriers::Mbarriers;
-use super::schedule::{Next, any, first};
+use super::next::Next;
+use super::registers::LANES;
+use super::schedule::{any, can_run, first, next_group};
 use super::shared::Shared;
-use super::sync::{Flow, guarded};
-use super::tcgen05::TensorCores;
+use super::sync::guarded;
+use super::tcgen05::cores::TensorCores;
 use super::time::{self, Plan, Time};
-use super::warp::{Geometry, Group, LANES, Wait, Warp};
-use super::wgmma::Warpgroup;
+use super::warp::{Flow, Geometry, Group, Wait, Warp};
+use super::warpgroup::Warpgroup;
 use super::{alu, mem, sync};
+use crate::coverage::Coverage;
 use crate::decode::cuda_lines;
 use crate::error::{Fault, Place, SimError};
 use crate::ir::{Kernel, Op, Space};
-use crate::launch::{Coverage, Stats};
-use crate::memory::{Memory, VARIABLES};
+use crate::memory::Memory;
+use crate::stats::Stats;
 use std::collections::BTreeMap;
 
 /// Instructions that a warp runs at most before another may.
@@ -57,71 +61,6 @@ pub(crate) struct Limits {
     pub instructions: u64,
 }
 
-/// What the warps of a CTA share.
-pub(super) struct Cta {
-    pub position: [u32; 3],
-    pub barriers: Barriers,
-    /// Registers, for each lane of a warp, that warps have given back (`setmaxnreg.dec`).
-    pub free_registers: u32,
-    /// Warps that have not exited.
-    live: usize,
-}
-
-/// What the warps of a cluster share.
-pub(super) struct Env<'a> {
-    pub global: Global<'a>,
-    coverage: Option<&'a Coverage>,
-    /// The module's variables: who touches them is not noted.
-    variables: Global<'a>,
-    pub params: &'a [u8],
-    pub shared: Shared,
-    pub ctas: Vec<Cta>,
-    pub cluster: ClusterBarrier,
-    pub mbarriers: Mbarriers,
-    pub flights: Flights,
-    /// Warp instructions so far.
-    pub executed: u64,
-    /// Floating or integer operations of matrix instructions so far; a multiply-add is two.
-    pub matrix_flops: u64,
-    pub tensor: TensorCores,
-    /// Bytes that `tcgen05.ld`, `.st` and `.cp` moved.
-    pub tensor_bytes: u64,
-    /// Warps of a CTA.
-    pub warps: usize,
-    /// The warpgroups of all CTAs, as many for each.
-    pub warpgroups: Vec<Warpgroup>,
-    /// The instruction that runs.
-    pub origin: Origin,
-    pub random: Random,
-    /// Where the time is estimated.
-    pub time: Option<Box<Time<'a>>>,
-}
-
-impl<'a> Env<'a> {
-    /// The memory of a global address: the module's variables have one of their own.
-    pub fn memory(&self, address: u64) -> &Global<'a> {
-        if address >> 44 == VARIABLES >> 44 { &self.variables } else { &self.global }
-    }
-
-    /// Whether a warpgroup's products can be waited for, up to this one: all warps have issued it, and it is over.
-    pub fn has_products(&self, warpgroup: usize, issued: u64) -> bool {
-        let over = self.time.as_ref().is_none_or(|time| time.has_done(warpgroup, issued));
-        over && self.warpgroups[warpgroup].passed(issued)
-    }
-}
-
-/// xorshift64*: a small generator, so that a seed means the same everywhere.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % n
-    }
-}
-
 /// Runs a cluster to its end: what it did. The CTAs are in the order of their ranks.
 pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<Stats, SimError> {
     let each = ctas[0].threads().div_ceil(LANES as u32) as usize;
@@ -150,8 +89,7 @@ pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<S
         warps: each,
         warpgroups: (0..ctas.len() * each.div_ceil(4)).map(|_| Warpgroup::default()).collect(),
         origin: Origin::default(),
-        // Zero is the one state that the generator never leaves.
-        random: Random(limits.seed | 1),
+        random: Random::new(limits.seed),
         time: setup.plan.map(|plan| Box::new(Time::new(plan, ctas.len(), &warps))),
     };
     let most = limits.instructions.saturating_mul(ctas.len() as u64);
@@ -242,27 +180,6 @@ fn finish(setup: &Setup, warps: &[Warp], env: &Env) -> Result<Stats, SimError> {
     Err(SimError { kind: Fault::Deadlock { positions }, place: Box::new(place) })
 }
 
-fn can_run(group: &Group, warp: &Warp, env: &Env) -> bool {
-    match group.wait {
-        None => true,
-        Some(Wait::Lanes(members)) => members & warp.live() & !group.mask == 0,
-        Some(Wait::Warpgroup { warpgroup, issued }) => env.has_products(warpgroup, issued),
-        Some(Wait::Barrier { id, generation }) => env.ctas[warp.rank].barriers.passed(id, generation),
-        Some(Wait::Mbarrier { address, parity, phase }) => {
-            env.mbarriers.find(address).is_none_or(|b| b.passed(parity) || b.phase > phase)
-        }
-        Some(Wait::TensorMemory { columns }) => env.tensor.can_go_on(warp.rank, columns),
-        Some(Wait::Registers { count }) => env.ctas[warp.rank].free_registers >= count,
-        Some(Wait::Cluster { generation }) => env.cluster.generation > generation,
-    }
-}
-
-/// The group to run: the lowest address of those that can.
-pub(super) fn next_group(warp: &Warp, env: &Env) -> Option<usize> {
-    let ready = (0..warp.groups.len()).filter(|&g| can_run(&warp.groups[g], warp, env));
-    ready.min_by_key(|&g| warp.groups[g].pc)
-}
-
 /// Runs a warp for some instructions, or until it must wait.
 fn advance(warp: &mut Warp, env: &mut Env, kernel: &Kernel, quantum: u64) -> Result<(), (Fault, Origin)> {
     let end = env.executed + quantum;
@@ -317,8 +234,8 @@ fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Resul
     if let Some(coverage) = env.coverage {
         coverage.mark(pc, mask != 0, mask != group);
     }
-    if env.time.is_some() {
-        time::issue(warp, env, &inst.op, (pc, mask));
+    if let Some(time) = &mut env.time {
+        time::issue(warp, time, &inst.op, (pc, mask));
     }
     // An instruction whose guard holds nowhere does nothing; a jump with it goes nowhere.
     if mask == 0 {

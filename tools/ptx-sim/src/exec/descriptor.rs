@@ -3,7 +3,7 @@
 //!
 //! Memory is seen in chunks of 16 bytes, which no layout tears apart. Offsets are added to the start first; the swizzle
 //! then permutes address bits. So a descriptor may start inside a swizzled tile.
-use super::cta::Env;
+use super::env::Env;
 use super::product::Number;
 use super::shared::address_in;
 use crate::error::Fault;

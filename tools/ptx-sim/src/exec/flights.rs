@@ -2,12 +2,7 @@
 //!
 //! The scheduler does it at random times, a wait for it does it at the latest. Operations without a common queue are
 //! done in any order (PTX ISA, "Asynchronous operations").
-use super::cta::Env;
-use super::order::{Agent, Stamp};
-use crate::error::Fault;
-
-/// What is to be done.
-pub(super) type Work = Box<dyn for<'e, 'a> FnOnce(&'e mut Env<'a>) -> Result<(), Fault>>;
+use super::order::Stamp;
 
 /// The instruction that runs.
 #[derive(Debug, Clone, Copy, Default)]
@@ -18,16 +13,17 @@ pub(super) struct Origin {
     pub pc: u32,
 }
 
-struct Flight {
+/// Work that is under way.
+pub(super) struct Flight<W> {
     id: u64,
-    from: Origin,
+    pub from: Origin,
     /// CTAs whose shared memory it uses, a bit for each: they must not end before.
     ctas: u32,
     /// Those of one queue are done in the order in which they were issued.
     queue: Option<u64>,
     /// When it is over, where time is estimated.
     due: f64,
-    work: Work,
+    pub work: W,
 }
 
 /// A copy that uses the shared memory of CTAs, as far as no warp that has exited knows of its end.
@@ -38,14 +34,42 @@ struct Open {
 }
 
 /// All work that is under way.
-#[derive(Default)]
-pub(super) struct Flights {
-    flights: Vec<Flight>,
+pub(super) struct Flights<W> {
+    flights: Vec<Flight<W>>,
     next: u64,
     open: Vec<Open>,
 }
 
-impl Flights {
+impl<W> Default for Flights<W> {
+    fn default() -> Self {
+        Self { flights: Vec::new(), next: 0, open: Vec::new() }
+    }
+}
+
+impl<W> Flights<W> {
+    /// Adds work; its number.
+    pub fn add(&mut self, from: Origin, (ctas, queue): (u32, Option<u64>), due: f64, work: W) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.flights.push(Flight { id, from, ctas, queue, due, work });
+        id
+    }
+
+    /// The place of the flight of this number, and when it is over.
+    pub fn find(&self, id: u64) -> Option<(usize, f64)> {
+        self.flights.iter().position(|f| f.id == id).map(|index| (index, self.flights[index].due))
+    }
+
+    /// When the flight at a place is over.
+    pub fn due(&self, index: usize) -> f64 {
+        self.flights[index].due
+    }
+
+    /// A copy uses the shared memory of a CTA until what is stamped is known to be over.
+    pub fn open(&mut self, stamp: Stamp, rank: usize, from: Origin) {
+        self.open.push(Open { stamp, rank, from });
+    }
+
     pub fn len(&self) -> usize {
         self.flights.len()
     }
@@ -77,51 +101,9 @@ impl Flights {
     }
 
     /// Takes out a flight, or the one that must be done before it.
-    fn take(&mut self, index: usize) -> Flight {
+    pub fn take(&mut self, index: usize) -> Flight<W> {
         let queue = self.flights[index].queue;
         let first = queue.and_then(|q| self.flights.iter().position(|f| f.queue == Some(q)));
         self.flights.remove(first.unwrap_or(index))
-    }
-}
-
-impl Env<'_> {
-    /// Has work done later; its number. `ctas`: whose shared memory it uses.
-    pub fn later(&mut self, ctas: u32, queue: Option<u64>, work: Work) -> u64 {
-        let id = self.flights.next;
-        self.flights.next += 1;
-        let due = self.time.as_mut().map_or(0.0, |time| time.due());
-        self.flights.flights.push(Flight { id, from: self.origin, ctas, queue, due, work });
-        id
-    }
-
-    /// A copy uses the shared memory of CTAs, a bit for each: they may end when one of their warps knows that it is over.
-    pub fn uses(&mut self, ctas: u32, agent: Agent) {
-        let (stamp, from) = (self.shared.order.now(agent), self.origin);
-        let ranks = (0..self.ctas.len()).filter(|rank| ctas >> rank & 1 == 1);
-        self.flights.open.extend(ranks.map(|rank| Open { stamp, rank, from }));
-    }
-
-    /// What comes now is one of the flights.
-    pub fn arrive(&mut self, index: usize) {
-        if let Some(time) = &mut self.time {
-            time.arrive(self.flights.flights[index].due);
-        }
-    }
-
-    /// Does one of the flights.
-    pub fn deliver(&mut self, index: usize) -> Result<(), (Fault, Origin)> {
-        let flight = self.flights.take(index);
-        (flight.work)(self).map_err(|fault| (fault, flight.from))
-    }
-
-    /// Does what must be done for the flight of this number to be over.
-    pub fn finish_flight(&mut self, id: u64) -> Result<(), Fault> {
-        while let Some(index) = self.flights.flights.iter().position(|f| f.id == id) {
-            if let Some(time) = &mut self.time {
-                time.hold(self.origin.warp, self.flights.flights[index].due);
-            }
-            self.deliver(index).map_err(|(fault, _)| fault)?;
-        }
-        Ok(())
     }
 }

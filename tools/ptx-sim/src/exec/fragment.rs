@@ -1,6 +1,6 @@
 //! Fragments: which lane holds which element of a matrix, and in which register.
 use super::product::Number;
-use super::warp::{LANES, Registers};
+use super::registers::{LANES, Registers};
 use crate::ir::{Elem, Layout, Shape, Slot};
 
 /// One of the three matrices of a product.

@@ -1,4 +1,5 @@
 //! Operations on up to three values of a lane.
+use super::compare::{compare_ints, ordered};
 use super::{convert, double, float, half, integer};
 use crate::ir::{Class, FloatUnary, LaneOp, Round, RoundedKind, Set, Ty};
 
@@ -16,7 +17,7 @@ fn rounded(kind: RoundedKind, round: Round, ftz: bool, [a, b, c]: [u64; 3]) -> u
 
 fn set(op: &Set, a: u64, b: u64) -> u64 {
     let one = |a: u64, b: u64| match op.from {
-        Ty::Int(int) => super::alu::compare_ints(op.cmp, int, a, b),
+        Ty::Int(int) => compare_ints(op.cmp, int, a, b),
         ty => {
             let number = |bits: u64| {
                 let x = convert::value(ty, bits);
@@ -26,7 +27,7 @@ fn set(op: &Set, a: u64, b: u64) -> u64 {
                 };
                 if op.ftz && x.abs() < tiny { 0.0 } else { x }
             };
-            super::alu::ordered(op.cmp, number(a), number(b))
+            ordered(op.cmp, number(a), number(b))
         }
     };
     let bits = |a: u64, b: u64| if one(a, b) { op.yes } else { 0 };

@@ -1,5 +1,5 @@
 //! Local memory: each thread has its own (PTX ISA 5.1.5). What nothing wrote reads as zero.
-use super::warp::{LANES, Warp};
+use super::registers::LANES;
 use crate::error::Fault;
 use std::ops::Range;
 
@@ -23,16 +23,16 @@ impl Local {
         let start = lane * size as usize + address as usize;
         Ok(start..start + bytes as usize)
     }
-}
 
-pub(super) fn load(warp: &Warp, lane: usize, address: u64, into: &mut [u8]) -> Result<(), Fault> {
-    let range = warp.local.range("local load", lane, address, into.len() as u64)?;
-    into.copy_from_slice(&warp.local.bytes[range]);
-    Ok(())
-}
+    pub fn load(&self, lane: usize, address: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let range = self.range("local load", lane, address, into.len() as u64)?;
+        into.copy_from_slice(&self.bytes[range]);
+        Ok(())
+    }
 
-pub(super) fn store(warp: &mut Warp, lane: usize, address: u64, from: &[u8]) -> Result<(), Fault> {
-    let range = warp.local.range("local store", lane, address, from.len() as u64)?;
-    warp.local.bytes[range].copy_from_slice(from);
-    Ok(())
+    pub fn store(&mut self, lane: usize, address: u64, from: &[u8]) -> Result<(), Fault> {
+        let range = self.range("local store", lane, address, from.len() as u64)?;
+        self.bytes[range].copy_from_slice(from);
+        Ok(())
+    }
 }

@@ -1,25 +1,15 @@
 //! Matrices that a warp holds: `mma.sync`, `wmma`, `ldmatrix`, `stmatrix` (PTX ISA 9.7.14).
 //!
 //! All of these are `.aligned`: the 32 lanes execute them together.
-use super::cta::Env;
+use super::address;
+use super::env::Env;
 use super::fragment::{Fragment, Role};
-use super::mem::{self, LaneResult};
+use super::mem::{self};
 use super::product::{Number, multiply};
-use super::sync::Flow;
-use super::warp::{LANES, Wait, Warp};
+use super::registers::{LANES, LaneResult, at};
+use super::warp::{Flow, Warp, whole_warp};
 use crate::error::Fault;
 use crate::ir::{Elem, Layout, MatrixOp, Product, Rows, Space, WmmaAccess};
-
-/// Waits for the warp's other lanes; all 32 must come, and execute.
-pub(super) fn whole_warp(warp: &Warp, group: u32, mask: u32) -> LaneResult<Option<Flow>> {
-    if warp.live() & !group != 0 {
-        return Ok(Some(Flow::Retry(Wait::Lanes(warp.live()))));
-    }
-    if mask != u32::MAX {
-        return Err((Fault::NotAligned { executing: mask }, mask));
-    }
-    Ok(None)
-}
 
 pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &MatrixOp) -> LaneResult<Flow> {
     if let Some(flow) = whole_warp(warp, group, mask)? {
@@ -60,7 +50,7 @@ fn places(warp: &Warp, access: &WmmaAccess) -> Vec<(usize, usize, u32, u64)> {
         let (row, column) = ((index / columns) as u64, (index % columns) as u64);
         let stride = access.stride.map_or(minor as u64, |s| u64::from(warp.regs.row(s)[lane] as u32));
         let offset = if access.row_major { row * stride + column } else { column * stride + row };
-        found.push((lane, register, shift, mem::address(warp, access.addr, lane).wrapping_add(offset * bytes)));
+        found.push((lane, register, shift, address::address(warp, access.addr, lane).wrapping_add(offset * bytes)));
     });
     found
 }
@@ -72,9 +62,9 @@ fn wmma_load(warp: &mut Warp, env: &mut Env, access: &WmmaAccess) -> LaneResult<
         *warp.regs.row_mut(*slot) = [0; LANES];
     }
     for (lane, register, shift, address) in found {
-        let (space, start) = mem::resolve(access.space, address);
-        mem::at(lane, mem::aligned("wmma.load", start, bytes))?;
-        let value = mem::at(lane, mem::load_value(warp, env, space, start, bytes))?;
+        let (space, start) = address::resolve(access.space, address);
+        at(lane, address::aligned("wmma.load", start, bytes))?;
+        let value = at(lane, mem::load_value(warp, env, space, start, bytes))?;
         warp.regs.row_mut(access.registers[register])[lane] |= value << shift;
     }
     Ok(())
@@ -83,10 +73,10 @@ fn wmma_load(warp: &mut Warp, env: &mut Env, access: &WmmaAccess) -> LaneResult<
 fn wmma_store(warp: &mut Warp, env: &mut Env, access: &WmmaAccess) -> LaneResult<()> {
     let bytes = (access.elem.bits() / 8) as u64;
     for (lane, register, shift, address) in places(warp, access) {
-        let (space, start) = mem::resolve(access.space, address);
-        mem::at(lane, mem::aligned("wmma.store", start, bytes))?;
+        let (space, start) = address::resolve(access.space, address);
+        at(lane, address::aligned("wmma.store", start, bytes))?;
         let value = warp.regs.row(access.registers[register])[lane] >> shift & (u64::MAX >> (64 - 8 * bytes));
-        mem::at(lane, mem::store_value(warp, env, space, start, (bytes, value)))?;
+        at(lane, mem::store_value(warp, env, space, start, (bytes, value)))?;
     }
     Ok(())
 }
@@ -94,8 +84,8 @@ fn wmma_store(warp: &mut Warp, env: &mut Env, access: &WmmaAccess) -> LaneResult
 /// Row `r` of matrix `m` lies where lane `8 * m + r` says; each is 16 bytes (PTX ISA, `ldmatrix`).
 fn row_address(warp: &Warp, rows: &Rows, matrix: usize, row: usize) -> LaneResult<(usize, Space, u64)> {
     let lane = 8 * matrix + row;
-    let (space, start) = mem::resolve(Space::Shared, mem::address(warp, rows.addr, lane));
-    mem::at(lane, mem::aligned("matrix row", start, 16))?;
+    let (space, start) = address::resolve(Space::Shared, address::address(warp, rows.addr, lane));
+    at(lane, address::aligned("matrix row", start, 16))?;
     Ok((lane, space, start))
 }
 
@@ -106,7 +96,7 @@ fn load(warp: &mut Warp, env: &mut Env, rows: &Rows) -> LaneResult<()> {
         for (r, row) in values.iter_mut().enumerate() {
             let (lane, space, start) = row_address(warp, rows, m, r)?;
             for half in 0..2 {
-                let word = mem::at(lane, mem::load_value(warp, env, space, start + 8 * half, 8))?;
+                let word = at(lane, mem::load_value(warp, env, space, start + 8 * half, 8))?;
                 let columns = &mut row[4 * half as usize..][..4];
                 columns.iter_mut().enumerate().for_each(|(c, value)| *value = word >> (16 * c) & 0xffff);
             }
@@ -131,7 +121,7 @@ fn store(warp: &mut Warp, env: &mut Env, rows: &Rows) -> LaneResult<()> {
             };
             for half in 0..2 {
                 let word = (0..4).fold(0, |word, c| word | element(4 * half + c) << (16 * c));
-                mem::at(lane, mem::store_value(warp, env, space, start + 8 * half as u64, (8, word)))?;
+                at(lane, mem::store_value(warp, env, space, start + 8 * half as u64, (8, word)))?;
             }
         }
     }

@@ -1,70 +1,22 @@
 //! Loads, stores, atomics and asynchronous copies (PTX ISA 9.7.9, 9.7.13).
+use super::address::{address, aligned, own, resolve, size};
 use super::copies::{self, Copy};
-use super::cta::Env;
-use super::local;
+use super::env::Env;
 use super::order::Clock;
+use super::registers::{LaneResult, at, lanes};
 use super::shared::{address_in, rank_and_offset};
-use super::warp::{LANES, Warp};
+use super::warp::Warp;
 use crate::error::Fault;
-use crate::ir::{Addr, Int, Op, Space, Ty};
-use crate::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
+use crate::ir::{Int, Op, Space, Ty};
 
 /// Bytes of the widest load or store (`.v8.b32`, `.v4.b64`).
 const MOST_BYTES: usize = 32;
-
-/// A fault and the lanes that caused it.
-pub(super) type LaneResult<T> = Result<T, (Fault, u32)>;
-
-pub(super) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
-    (0..LANES).filter(move |l| mask >> l & 1 == 1)
-}
 
 /// Up to eight bytes as a number.
 fn little(bytes: &[u8]) -> u64 {
     let mut all = [0; 8];
     all[..bytes.len()].copy_from_slice(bytes);
     u64::from_le_bytes(all)
-}
-
-/// Puts the lane to a fault.
-pub(super) fn at<T>(lane: usize, result: Result<T, Fault>) -> LaneResult<T> {
-    result.map_err(|fault| (fault, 1 << lane))
-}
-
-pub(super) fn size(ty: Ty) -> u64 {
-    match ty {
-        Ty::U8 | Ty::S8 => 1,
-        Ty::Int(Int::U16 | Int::S16) | Ty::F16 | Ty::Bf16 => 2,
-        Ty::Int(Int::U32 | Int::S32) | Ty::F32 => 4,
-        Ty::Int(Int::U64 | Int::S64) | Ty::F64 => 8,
-    }
-}
-
-/// The space of an address and the address in it.
-pub(super) fn resolve(space: Space, address: u64) -> (Space, u64) {
-    match space {
-        Space::Generic if address >> 44 == PARAM_WINDOW >> 44 => (Space::Param, address - PARAM_WINDOW),
-        Space::Generic if address >> 44 == SHARED_WINDOW >> 44 => (Space::Cluster, address - SHARED_WINDOW),
-        Space::Generic if address >> 44 == LOCAL_WINDOW >> 44 => (Space::Local, address - LOCAL_WINDOW),
-        Space::Generic => (Space::Global, address),
-        other => (other, address),
-    }
-}
-
-/// An address of `.shared::cta` is one of the CTA itself.
-pub(super) fn own(warp: &Warp, space: Space, access: &str, address: u64, bytes: u64) -> Result<(), Fault> {
-    if space != Space::Shared || rank_and_offset(address).0 == warp.rank {
-        return Ok(());
-    }
-    let nearest = format!("it is not in the shared memory of CTA {} of the cluster itself", warp.rank);
-    Err(Fault::OutOfBounds { access: access.to_string(), address, bytes, nearest })
-}
-
-pub(super) fn aligned(access: &str, address: u64, bytes: u64) -> Result<(), Fault> {
-    if address.is_multiple_of(bytes) {
-        return Ok(());
-    }
-    Err(Fault::Misaligned { access: access.to_string(), address, bytes })
 }
 
 /// Reads the bytes of a load.
@@ -162,10 +114,6 @@ fn extend(ty: Ty, bits: u32, value: u64) -> u64 {
     wide & u64::MAX >> (64 - bits.min(64))
 }
 
-pub(super) fn address(warp: &Warp, addr: Addr, lane: usize) -> u64 {
-    warp.regs.row(addr.base)[lane].wrapping_add(addr.offset)
-}
-
 /// Runs a memory operation; `false` if it is of another kind.
 pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneResult<bool> {
     match *op {
@@ -178,7 +126,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneRes
                 at(l, aligned("load", start, total as u64))?;
                 let into = &mut loaded[..total];
                 let done = match space {
-                    Space::Local => local::load(warp, l, start, into),
+                    Space::Local => warp.local.load(l, start, into),
                     _ if used != u32::MAX => load_used(warp, env, (space, strong), start, (into, used)),
                     _ => load(warp, env, (space, strong), start, into),
                 };
@@ -199,7 +147,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneRes
                     value.copy_from_slice(&warp.regs.row(*src)[l].to_le_bytes()[..bytes]);
                 }
                 let done = match space {
-                    Space::Local => local::store(warp, l, start, &stored[..total]),
+                    Space::Local => warp.local.store(l, start, &stored[..total]),
                     _ => store(warp, env, (space, strong), start, &stored[..total]),
                 };
                 at(l, done)?;

@@ -1,15 +1,19 @@
 //! Runs decoded kernels.
+mod address;
 mod alu;
 mod apart;
 mod atomic;
 mod barriers;
 mod bulk;
+mod bulk_groups;
 mod collect;
+mod compare;
 mod convert;
 mod copies;
 mod cta;
 mod descriptor;
 mod double;
+mod env;
 mod flights;
 mod float;
 mod fragment;
@@ -21,8 +25,10 @@ mod local;
 mod matrix;
 mod mbarriers;
 mod mem;
+mod next;
 mod order;
 mod product;
+mod registers;
 mod schedule;
 mod shadow;
 mod shared;
@@ -32,6 +38,7 @@ mod tcgen05;
 mod tiles;
 mod time;
 mod warp;
+mod warpgroup;
 mod wgmma;
 
 pub(crate) use cta::{Limits, Setup, orders_ctas, run};

@@ -1,15 +1,7 @@
 //! What is done next: anything that can be, or what comes first by the estimate of time.
-use super::cta::{Env, next_group};
-use super::warp::Warp;
-
-/// What is done next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
-    Warp(usize),
-    Flight(usize),
-    /// The tensor cores of a CTA begin or end a product.
-    Tensor(usize),
-}
+use super::env::Env;
+use super::next::Next;
+use super::warp::{Group, Wait, Warp};
 
 /// A warp that can go on, or work that is under way; the latter once in `haste` times.
 pub(super) fn any(warps: &[Warp], env: &mut Env, ready: &mut Vec<usize>, haste: u64) -> Option<Next> {
@@ -41,7 +33,29 @@ pub(super) fn first(warps: &[Warp], env: &mut Env) -> Option<Next> {
             None => time.block(index),
         }
     }
-    let next = time.first(ready.into_iter(), &env.flights);
+    let next = time.first(ready.into_iter(), env.flights.first());
     env.time = Some(time);
     next
+}
+
+/// Whether what a group waits for has come.
+pub(super) fn can_run(group: &Group, warp: &Warp, env: &Env) -> bool {
+    match group.wait {
+        None => true,
+        Some(Wait::Lanes(members)) => members & warp.live() & !group.mask == 0,
+        Some(Wait::Warpgroup { warpgroup, issued }) => env.has_products(warpgroup, issued),
+        Some(Wait::Barrier { id, generation }) => env.ctas[warp.rank].barriers.passed(id, generation),
+        Some(Wait::Mbarrier { address, parity, phase }) => {
+            env.mbarriers.find(address).is_none_or(|b| b.passed(parity) || b.phase > phase)
+        }
+        Some(Wait::TensorMemory { columns }) => env.tensor.can_go_on(warp.rank, columns),
+        Some(Wait::Registers { count }) => env.ctas[warp.rank].free_registers >= count,
+        Some(Wait::Cluster { generation }) => env.cluster.generation > generation,
+    }
+}
+
+/// The group to run: the lowest address of those that can.
+pub(super) fn next_group(warp: &Warp, env: &Env) -> Option<usize> {
+    let ready = (0..warp.groups.len()).filter(|&g| can_run(&warp.groups[g], warp, env));
+    ready.min_by_key(|&g| warp.groups[g].pc)
 }

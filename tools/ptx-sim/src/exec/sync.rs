@@ -2,25 +2,12 @@
 use super::barriers::Arrival;
 use super::bulk;
 use super::collect;
-use super::cta::Env;
-use super::mem::LaneResult;
+use super::env::Env;
+use super::registers::{LANES, LaneResult};
 use super::sync_mbarrier;
-use super::warp::{LANES, Wait, Warp};
+use super::warp::{Flow, Wait, Warp};
 use crate::error::Fault;
 use crate::ir::{Op, PredSource, ShuffleMode, Slot, VoteMode};
-
-/// What an instruction does to the group that ran it.
-pub(super) enum Flow {
-    Next,
-    /// These lanes go elsewhere.
-    Jump(u32, u32),
-    /// These lanes are done.
-    Exit(u32),
-    /// Runs again when the wait is over.
-    Retry(Wait),
-    /// Goes on behind the instruction when the wait is over.
-    Sleep(Wait),
-}
 
 fn first_lane(mask: u32) -> usize {
     (mask.trailing_zeros() as usize).min(LANES - 1)

@@ -1,23 +1,16 @@
 //! Operations on mbarriers (PTX ISA, "mbarrier" and `cp.async.mbarrier.arrive`).
+use super::address::shared_address;
 use super::copies::{self, Issued};
-use super::cta::Env;
-use super::flights::Work;
-use super::mem::{LaneResult, lanes};
+use super::env::{Env, Work};
 use super::order::Clock;
+use super::registers::{LaneResult, lanes};
 use super::shared::rank_and_offset;
-use super::sync::Flow;
-use super::warp::{Wait, Warp};
+use super::warp::{Flow, Wait, Warp};
 use crate::error::Fault;
 use crate::ir::{Addr, Op, Slot};
-use crate::memory::SHARED_WINDOW;
 
 /// Queues of the arrivals of a warp's copies.
 const COPIES: u64 = 1 << 33;
-
-/// A shared address, given as one of the shared or of the generic space.
-pub(super) fn shared_address(address: u64) -> u64 {
-    if address >> 44 == SHARED_WINDOW >> 44 { address - SHARED_WINDOW } else { address }
-}
 
 fn place(warp: &Warp, addr: Addr, lane: usize) -> u64 {
     shared_address(warp.regs.row(addr.base)[lane].wrapping_add(addr.offset))

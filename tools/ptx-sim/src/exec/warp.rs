@@ -6,85 +6,10 @@
 //! warp wait for each other (PTX ISA 3.1, independent thread scheduling): after long, another group that can go on runs
 //! now and then instead.
 use super::order::Agent;
+use super::registers::{LANES, LaneResult, Registers};
 use super::shared::address_in;
-use crate::ir::{Kernel, PredSlot, PredSource, Slot, Special};
-
-/// Lanes of a warp.
-pub(crate) const LANES: usize = 32;
-/// One register of all lanes.
-pub(crate) type Row = [u64; LANES];
-
-/// The registers of a warp.
-pub(crate) struct Registers {
-    rows: Vec<Row>,
-    preds: Vec<u32>,
-    /// The lanes' carry flags.
-    pub carry: u32,
-}
-
-impl Registers {
-    pub fn row(&self, slot: Slot) -> &Row {
-        &self.rows[slot as usize]
-    }
-
-    pub fn row_mut(&mut self, slot: Slot) -> &mut Row {
-        &mut self.rows[slot as usize]
-    }
-
-    /// How many there are.
-    pub fn slots(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// How many predicates there are.
-    pub fn preds(&self) -> usize {
-        self.preds.len()
-    }
-
-    /// The lanes where a predicate holds.
-    pub fn pred(&self, source: PredSource) -> u32 {
-        let lanes = self.preds[source.slot as usize];
-        if source.negated { !lanes } else { lanes }
-    }
-
-    pub fn set_pred(&mut self, mask: u32, slot: PredSlot, lanes: u32) {
-        let pred = &mut self.preds[slot as usize];
-        *pred = *pred & !mask | lanes & mask;
-    }
-
-    #[inline(always)]
-    pub fn map_lanes(&mut self, mask: u32, dst: Slot, a: Slot, b: Slot, f: impl Fn(usize, u64, u64) -> u64) {
-        let (x, y) = (self.rows[a as usize], self.rows[b as usize]);
-        let out = &mut self.rows[dst as usize];
-        if mask == u32::MAX {
-            for l in 0..LANES {
-                out[l] = f(l, x[l], y[l]);
-            }
-        } else {
-            for l in 0..LANES {
-                if mask >> l & 1 == 1 {
-                    out[l] = f(l, x[l], y[l]);
-                }
-            }
-        }
-    }
-
-    #[inline(always)]
-    pub fn map2(&mut self, mask: u32, dst: Slot, a: Slot, b: Slot, f: impl Fn(u64, u64) -> u64) {
-        self.map_lanes(mask, dst, a, b, |_, x, y| f(x, y));
-    }
-
-    #[inline(always)]
-    pub fn map(&mut self, mask: u32, dst: Slot, a: Slot, f: impl Fn(u64) -> u64) {
-        self.map_lanes(mask, dst, a, a, |_, x, _| f(x));
-    }
-
-    #[inline(always)]
-    pub fn map3(&mut self, mask: u32, dst: Slot, a: Slot, b: Slot, c: Slot, f: impl Fn(u64, u64, u64) -> u64) {
-        let z = self.rows[c as usize];
-        self.map_lanes(mask, dst, a, b, |l, x, y| f(x, y, z[l]));
-    }
-}
+use crate::error::Fault;
+use crate::ir::{Kernel, Slot, Special};
 
 /// What a group waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,6 +28,19 @@ pub(crate) enum Wait {
     Cluster { generation: u64 },
     /// Registers for each thread of the warp that others of the CTA give back.
     Registers { count: u32 },
+}
+
+/// What an instruction does to the group that ran it.
+pub(super) enum Flow {
+    Next,
+    /// These lanes go elsewhere.
+    Jump(u32, u32),
+    /// These lanes are done.
+    Exit(u32),
+    /// Runs again when the wait is over.
+    Retry(Wait),
+    /// Goes on behind the instruction when the wait is over.
+    Sleep(Wait),
 }
 
 /// Lanes that stand at the same instruction.
@@ -132,10 +70,10 @@ pub(crate) struct Warp {
     pub copies: super::copies::Copies,
     /// Registers that a `tcgen05.ld` has yet to fill.
     pub loading: Vec<Slot>,
-    pub bulk: super::bulk::Groups,
+    pub bulk: super::bulk_groups::Groups,
     /// Registers of each thread, if the launch says how many there are.
     pub registers: Option<u32>,
-    pub products: super::wgmma::Products,
+    pub products: super::warpgroup::Products,
     pub local: super::local::Local,
 }
 
@@ -196,7 +134,7 @@ impl Warp {
         }
         let lanes = (geometry.threads() - first).min(LANES as u32);
         let mask = u32::MAX >> (LANES as u32 - lanes);
-        let regs = Registers { rows, preds: vec![0; kernel.preds], carry: 0 };
+        let regs = Registers::new(rows, kernel.preds);
         let warps = geometry.threads().div_ceil(LANES as u32) as usize;
         Self {
             index,
@@ -243,4 +181,15 @@ impl Group {
     fn at_barrier(&self) -> bool {
         matches!(self.wait, Some(Wait::Barrier { .. }))
     }
+}
+
+/// Waits for the warp's other lanes; all 32 must come, and execute.
+pub(super) fn whole_warp(warp: &Warp, group: u32, mask: u32) -> LaneResult<Option<Flow>> {
+    if warp.live() & !group != 0 {
+        return Ok(Some(Flow::Retry(Wait::Lanes(warp.live()))));
+    }
+    if mask != u32::MAX {
+        return Err((Fault::NotAligned { executing: mask }, mask));
+    }
+    Ok(None)
 }

@@ -11,166 +11,23 @@
 //!
 //! Rows of A, or columns of B, that nothing wrote make their own rows or columns of D, and no others: these become NaN, so
 //! that it shows where they are used. Kernels leave parts of a tile unwritten that they have no use for.
-use super::cta::Env;
 use super::descriptor::Tile;
+use super::env::Env;
 use super::fragment::{Fragment, Role};
-use super::matrix::whole_warp;
-use super::mem::LaneResult;
 use super::order::{Agent, Proxy};
 use super::product::{Number, multiply};
+use super::registers::{LaneResult, Registers};
 use super::shared::{Shared, address_in};
-use super::sync::Flow;
-use super::warp::{Registers, Wait, Warp};
+use super::warp::{Flow, Wait, Warp, whole_warp};
+use super::warpgroup::{Issue, Open, Operands, Register, Values, WARPS, error};
 use crate::error::Fault;
 use crate::ir::{AsyncProduct, Elem, Layout, MatrixOp, Shape, Slot, SourceA};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Warps of a warpgroup.
-const WARPS: usize = 4;
-
-/// What an instruction of the warpgroup read from shared memory, by rows: all 64 rows of A, unless they are registers.
-#[derive(Debug)]
-struct Operands<T> {
-    a: Option<Vec<T>>,
-    b: Vec<T>,
-}
-
-#[derive(Debug)]
-enum Values {
-    Float(Operands<f32>),
-    Int(Operands<i64>),
-}
-
-/// A product of the warpgroup, once all of its warps have issued it.
-#[derive(Debug)]
-pub(super) struct Issue {
-    /// The instruction, and what its four warps must agree on: descriptors and whether it adds to D.
-    op: AsyncProduct,
-    line: u32,
-    descriptors: (Option<u64>, u64),
-    accumulates: bool,
-    /// As what it reads B, and as what it reads each warp's rows of A in shared memory.
-    agent: Agent,
-    rows: OnceLock<[Agent; WARPS]>,
-    /// The CTA that it belongs to.
-    rank: usize,
-    /// Rows of A in shared memory and columns of B that nothing wrote.
-    unwritten: OnceLock<[BTreeSet<usize>; 2]>,
-    values: OnceLock<Values>,
-    /// Warps that have waited for it.
-    retired: AtomicUsize,
-}
-
-/// A product that not all warps have issued.
-struct Open {
-    issue: Arc<Issue>,
-    /// Warps that have, and the agents that read their rows of A.
-    warps: usize,
-    rows: [Option<Agent>; WARPS],
-}
-
-/// The products of a warpgroup that not all of its warps have issued.
-#[derive(Default)]
-pub(crate) struct Warpgroup {
-    open: VecDeque<Open>,
-    /// Products that all warps have issued.
-    complete: u64,
-}
-
-impl Warpgroup {
-    /// Whether all warps have issued this many products.
-    pub fn passed(&self, issued: u64) -> bool {
-        self.complete >= issued
-    }
-}
-
-/// A register of a warp.
-#[derive(Debug, Clone, Copy, Default)]
-struct Register {
-    /// A `wgmma.fence` came after the last access.
-    fenced: bool,
-    /// The last access was as D of a product of this shape.
-    sum: Option<Shape>,
-    /// Products under way that have it, and the line of the last of them.
-    flights: u32,
-    line: u32,
-}
-
-/// A warp's part in its warpgroup's products.
-#[derive(Default)]
-pub(crate) struct Products {
-    registers: Vec<Register>,
-    issued: u64,
-    open: Vec<Arc<Issue>>,
-    groups: VecDeque<Vec<Arc<Issue>>>,
-}
-
 fn fault(fault: Fault) -> (Fault, u32) {
     (fault, u32::MAX)
-}
-
-fn error(problem: impl Into<String>) -> (Fault, u32) {
-    (Fault::Wgmma { problem: problem.into() }, u32::MAX)
-}
-
-impl Products {
-    /// An instruction other than `wgmma` accesses registers that a `wgmma` has, too.
-    pub fn touch(&mut self, slots: &[Slot], mask: u32) -> LaneResult<()> {
-        for slot in slots {
-            let Some(register) = self.registers.get_mut(*slot as usize) else { return Ok(()) };
-            if register.flights > 0 {
-                let problem = format!("a register of line {} is accessed before a wait_group", register.line);
-                return Err((Fault::Wgmma { problem }, mask));
-            }
-            (register.fenced, register.sum) = (false, None);
-        }
-        Ok(())
-    }
-
-    fn take_off(&mut self, op: &AsyncProduct, line: u32) -> LaneResult<()> {
-        for slot in op.a_registers() {
-            let register = &mut self.registers[*slot as usize];
-            if !register.fenced {
-                return Err(error("no wgmma.fence since the last access to a register of A"));
-            }
-            register.take_off(line);
-        }
-        for slot in &op.d {
-            let register = &mut self.registers[*slot as usize];
-            let chained = register.sum == Some(op.shape);
-            if register.flights > 0 && !chained {
-                return Err(error(format!("D has a register of line {}, which is under way", register.line)));
-            }
-            if !register.fenced && !chained {
-                return Err(error("no wgmma.fence since the last access to a register of D"));
-            }
-            (register.fenced, register.sum) = (false, Some(op.shape));
-            register.take_off(line);
-        }
-        Ok(())
-    }
-
-    fn fence(&mut self) {
-        self.registers.iter_mut().for_each(|register| register.fenced = true);
-    }
-}
-
-impl Register {
-    fn take_off(&mut self, line: u32) {
-        self.flights += 1;
-        self.line = line;
-    }
-}
-
-impl AsyncProduct {
-    fn a_registers(&self) -> &[Slot] {
-        match &self.a {
-            SourceA::Registers(slots) => slots,
-            SourceA::Shared(..) => &[],
-        }
-    }
 }
 
 /// Runs an instruction of `wgmma`.

@@ -2,7 +2,7 @@
 use crate::driver::{api, put};
 use crate::forward::Real;
 use crate::module::{Call, Function};
-use crate::replay::Issue;
+use crate::real_graphs::Issue;
 use crate::work::Work;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 

@@ -3,7 +3,7 @@ use crate::code::Code;
 use crate::driver::{api, put};
 use crate::forward::Real;
 use crate::gpu::Gpu;
-use crate::replay::Issue;
+use crate::real_graphs::Issue;
 use crate::work::{Place, Rows, Work};
 use std::ffi::{c_uchar, c_uint, c_void};
 
@@ -141,7 +141,7 @@ fn on_device(to: u64, from: u64, bytes: usize) -> Work {
 unsafe fn at_once(gpu: &mut Gpu, function: &str, work: &Work) -> Result<(), Code> {
     gpu.captures.unsafe_call(function)?;
     // SAFETY: the caller vouches for the host's memory.
-    unsafe { work.run(gpu) }
+    unsafe { gpu.run(work) }
 }
 
 /// `CU_MEMORYTYPE_HOST`.

@@ -5,9 +5,9 @@ use mla_ops::cache::PagedCache;
 use mla_ops::{Determinism, MlaPlanArgs, Splits, mla_plan};
 
 use super::config::DeepseekV3Config;
+use super::rotary::{RotaryEmbedding, Rotation};
 use super::step::{IndexedKeys, Keys, PagedKeys, Step};
 use crate::Result;
-use crate::layers::{RotaryEmbedding, Rotation};
 use crate::step::{Chunk, ints};
 
 /// One token of each of `B` requests. Rows without a request have length 0 and slot -1: they write nothing and see nothing.

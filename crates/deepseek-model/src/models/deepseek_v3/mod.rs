@@ -5,12 +5,16 @@ mod buffers;
 mod config;
 #[cfg(test)]
 mod config_tests;
+mod indexer;
+mod layer_norm;
+mod mla;
 mod model;
+mod moe;
 mod names;
+mod rotary;
 mod step;
 
 pub(crate) use self::config::MODEL_TYPES;
 pub use self::config::{DeepseekV3Config, IndexerConfig, ModelType, Scoring};
 #[cfg(test)]
 pub(crate) use self::names::skip_unused;
-pub(crate) use self::step::{IndexedKeys, Keys, NewKeys, PagedKeys, PastChunk, Step};

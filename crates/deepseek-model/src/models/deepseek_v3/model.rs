@@ -6,9 +6,12 @@ use mla_ops::cache::PagedCache;
 use mla_ops::{Addend, Determinism, Normed, Residual};
 
 use super::config::DeepseekV3Config;
+use super::mla::MultiHeadLatentAttention;
+use super::moe::Moe;
+use super::rotary::RotaryEmbedding;
 use super::step::Step;
 use crate::Result;
-use crate::layers::{Linear, Mlp, Moe, MultiHeadLatentAttention, RmsNorm, RotaryEmbedding};
+use crate::layers::{Linear, Mlp, RmsNorm};
 use crate::models::architecture::{Hidden, Observer};
 use crate::parallel::{Cut, Parallel};
 use crate::step::Chunk;

@@ -9,8 +9,9 @@ use mla_ops::{
 };
 
 use super::config::DeepseekV3Config;
+use super::rotary::{RotaryEmbedding, Rotation};
 use crate::Result;
-use crate::layers::{RmsNorm, RotaryEmbedding, Rotation};
+use crate::layers::RmsNorm;
 use crate::step::{Chunk, ints};
 
 /// The inputs of a forward pass, on the device.

@@ -3,7 +3,7 @@
 use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::{
     Determinism, IndexForm, LightningIndexArgs, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope,
-    lightning_index, matmul, sparse_mla,
+    StackedWeight, lightning_index, matmul, sparse_mla,
 };
 
 use super::cache::{State, V4Cache};
@@ -29,8 +29,8 @@ pub(crate) struct SharedKvAttention {
     compression: Compression,
     /// f32 `[H]`.
     attn_sink: Tensor<1>,
-    /// `[G, H / G · d, o_lora_rank]`.
-    wo_a: Tensor<3>,
+    /// `[G, o_lora_rank, H / G · d]`.
+    wo_a: StackedWeight,
     wo_b: Linear,
     spec: AttentionSpec,
     /// Of this rank.
@@ -82,7 +82,7 @@ impl SharedKvAttention {
             kv_norm: loader.tensor_f32(&format!("{name}.kv_norm.weight"), [width], Cut::Whole),
             compression: Compression::load(loader, name, layer, config),
             attn_sink: loader.tensor_f32(&format!("{name}.attn_sink"), [heads], Cut::Heads(heads)),
-            wo_a: loader.reshape(wo_a, [local_groups, group_rank, group_width]).swap_dims(1, 2),
+            wo_a: loader.reshape(wo_a, [local_groups, group_rank, group_width]).into(),
             wo_b: Linear::load(loader, &format!("{name}.wo_b"), [hidden, groups * group_rank], Cut::Columns),
             spec: config.layers[layer].attention,
             heads: local_heads,
@@ -140,9 +140,9 @@ impl SharedKvAttention {
     /// Heads in groups, each group through a projection of its own, then all through one: `[N, H, d]` -> `[N, hidden]`.
     fn project_output(&self, out: Tensor<3>, determinism: Determinism) -> Result<Tensor<2>> {
         let [tokens, ..] = out.dims();
-        let [groups, group_width, rank] = self.wo_a.dims();
+        let [groups, rank, group_width] = self.wo_a.dims();
         let by_group = out.reshape([tokens, groups, group_width]).swap_dims(0, 1);
-        let low = matmul(by_group, self.wo_a.clone(), determinism)?.swap_dims(0, 1);
+        let low = matmul(by_group, self.wo_a.dense().swap_dims(1, 2), determinism)?.swap_dims(0, 1);
         self.wo_b.forward(low.reshape([tokens, groups * rank]), determinism)
     }
 }

@@ -1,19 +1,18 @@
 //! Manifold-constrained hyper-connections: several residual streams, mixed by doubly stochastic matrices (DeepSeek-V4).
 
 use burn::tensor::{FloatDType, Tensor, activation};
-use mla_ops::{Determinism, matmul};
+use mla_ops::{Determinism, Weight, matmul};
 
 use super::config::DeepseekV4Config;
 use crate::Result;
-use crate::layers::unit_rms;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// How one block reads from the residual streams and writes to them; in f32.
 #[derive(Debug, Clone)]
 pub(crate) struct HyperConnection {
-    /// f32 `[n · D, (2 + n) · n]`: columns for `pre`, `post` and the rows of `comb`.
-    weight: Tensor<2>,
+    /// f32 `[(2 + n) · n, n · D]`: rows for `pre`, `post` and the rows of `comb`.
+    weight: Weight,
     /// f32 `[1, (2 + n) · n]`.
     scale: Tensor<2>,
     /// f32 `[1, (2 + n) · n]`.
@@ -40,7 +39,7 @@ impl HyperConnection {
         let scale: Tensor<1> = loader.tensor_f32(&format!("{name}_scale"), [3], Cut::Whole);
         let parts = [n, n, n * n].into_iter().enumerate().map(|(i, len)| scale.clone().narrow(0, i, 1).expand([len]));
         Self {
-            weight: loader.tensor_f32(&format!("{name}_fn"), [columns, n * config.hidden_size], Cut::Whole).transpose(),
+            weight: loader.weight_f32(&format!("{name}_fn"), [columns, n * config.hidden_size], Cut::Whole),
             scale: Tensor::cat(parts.collect(), 0).unsqueeze(),
             base: loader.tensor_f32(&format!("{name}_base"), [columns], Cut::Whole).unsqueeze(),
             norm_eps: config.rms_norm_eps,
@@ -54,7 +53,7 @@ impl HyperConnection {
         let dtype = FloatDType::from(streams.dtype());
         let [tokens, n, _] = streams.dims();
         let x = streams.clone().cast(FloatDType::F32);
-        let z = matmul(flat_norm(&x, self.norm_eps), self.weight.clone(), determinism)?;
+        let z = matmul(flat_norm(&x, self.norm_eps), self.weight.dense().transpose(), determinism)?;
         let z = z * self.scale.clone() + self.base.clone();
         let pre = activation::sigmoid(z.clone().narrow(1, 0, n)) + self.eps;
         let post = activation::sigmoid(z.clone().narrow(1, n, n)) * 2.0;
@@ -87,8 +86,8 @@ impl Mixing {
 /// The end of the streams: their weighted sum.
 #[derive(Debug, Clone)]
 pub(crate) struct HyperHead {
-    /// f32 `[n · D, n]`.
-    weight: Tensor<2>,
+    /// f32 `[n, n · D]`.
+    weight: Weight,
     /// f32 `[1, 1]`.
     scale: Tensor<2>,
     /// f32 `[1, n]`.
@@ -102,7 +101,7 @@ impl HyperHead {
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config) -> Self {
         let n = config.hc_mult;
         Self {
-            weight: loader.tensor_f32(&format!("{name}_fn"), [n, n * config.hidden_size], Cut::Whole).transpose(),
+            weight: loader.weight_f32(&format!("{name}_fn"), [n, n * config.hidden_size], Cut::Whole),
             scale: loader.tensor_f32(&format!("{name}_scale"), [1], Cut::Whole).unsqueeze(),
             base: loader.tensor_f32(&format!("{name}_base"), [n], Cut::Whole).unsqueeze(),
             norm_eps: config.rms_norm_eps,
@@ -114,7 +113,7 @@ impl HyperHead {
     pub(crate) fn forward(&self, streams: Tensor<3>, determinism: Determinism) -> Result<Tensor<2>> {
         let dtype = FloatDType::from(streams.dtype());
         let x = streams.cast(FloatDType::F32);
-        let z = matmul(flat_norm(&x, self.norm_eps), self.weight.clone(), determinism)?;
+        let z = matmul(flat_norm(&x, self.norm_eps), self.weight.dense().transpose(), determinism)?;
         let z = z * self.scale.clone() + self.base.clone();
         Ok(collapse(x, activation::sigmoid(z) + self.eps).cast(dtype))
     }
@@ -124,6 +123,12 @@ impl HyperHead {
 fn flat_norm(x: &Tensor<3>, eps: f64) -> Tensor<2> {
     let [tokens, n, width] = x.dims();
     unit_rms(x.clone().reshape([tokens, n * width]), eps)
+}
+
+/// f32 `[N, width]` -> `[N, width]`: the norm without weight.
+fn unit_rms(x: Tensor<2>, eps: f64) -> Tensor<2> {
+    let variance = x.clone().square().mean_dim(1);
+    x / variance.add_scalar(eps).sqrt()
 }
 
 /// `Σ_k pre_k x_k`: `[N, n, D]`, `[N, n]` -> `[N, D]`.
@@ -212,7 +217,7 @@ mod tests {
         let spread: Vec<f64> =
             (0..COLUMNS).map(|c| if c < N { scale[0] } else { scale[usize::from(c >= 2 * N) + 1] }).collect();
         let connection = HyperConnection {
-            weight: tensor(&weight, [COLUMNS, flat]).transpose(),
+            weight: tensor::<2>(&weight, [COLUMNS, flat]).into(),
             scale: tensor(&spread, [1, COLUMNS]),
             base: tensor(&base, [1, COLUMNS]),
             norm_eps: 1e-6,

@@ -10,6 +10,7 @@ mod config_tests;
 mod hyper_connection;
 mod layout;
 mod model;
+mod moe;
 mod names;
 mod partial_rotary;
 mod schedule;

@@ -7,10 +7,11 @@ use super::attention::SharedKvAttention;
 use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::hyper_connection::{HyperConnection, HyperHead};
+use super::moe::Moe;
 use super::partial_rotary::PartialRotary;
 use super::step::V4Step;
 use crate::Result;
-use crate::layers::{Linear, MoeV4, RmsNorm};
+use crate::layers::{Linear, RmsNorm};
 use crate::models::architecture::{Hidden, Observer};
 use crate::parallel::{Cut, Parallel};
 use crate::step::Chunk;
@@ -40,7 +41,7 @@ struct DecoderLayer {
     attn: SharedKvAttention,
     hc_ffn: HyperConnection,
     ffn_norm: RmsNorm,
-    ffn: MoeV4,
+    ffn: Moe,
 }
 
 impl DeepseekV4 {
@@ -114,7 +115,7 @@ impl DecoderLayer {
             attn: SharedKvAttention::load(loader, &name("attn"), layer, config),
             hc_ffn: HyperConnection::load(loader, &name("hc_ffn"), config),
             ffn_norm: RmsNorm::load(loader, &name("ffn_norm"), hidden, eps),
-            ffn: MoeV4::load(loader, &name("ffn"), config, config.layers[layer].mlp),
+            ffn: Moe::load(loader, &name("ffn"), config, config.layers[layer].mlp),
         }
     }
 

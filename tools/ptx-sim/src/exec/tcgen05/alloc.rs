@@ -2,73 +2,16 @@
 //!
 //! With `.cta_group::2` a warp of each CTA of the pair takes part, and each waits for the other. The ISA lets
 //! `.dealloc` wait or not; that it waits here shows programs that would hang.
-use super::tmem::{Place, TensorMemory};
-use super::{TensorCores, peer, uniform};
+use super::cores::{Part, Request, peer};
+use super::operand::uniform;
+use super::tmem::Place;
 use crate::error::Fault;
-use crate::exec::cta::Env;
-use crate::exec::matrix::whole_warp;
-use crate::exec::mem::{self, LaneResult};
-use crate::exec::sync::Flow;
-use crate::exec::warp::{Wait, Warp};
+use crate::exec::address;
+use crate::exec::env::Env;
+use crate::exec::mem::{self};
+use crate::exec::registers::LaneResult;
+use crate::exec::warp::{Flow, Wait, Warp, whole_warp};
 use crate::ir::{Addr, Slot, Space};
-
-/// What a CTA of a pair asks for together with the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Request {
-    Allocate { columns: u32 },
-    Deallocate { address: u32, columns: u32 },
-}
-
-/// A CTA's part in something that its pair does together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Part {
-    #[default]
-    None,
-    Asked(Request),
-    /// Done: the first column, of an allocation.
-    Granted(u32),
-}
-
-impl TensorCores {
-    /// First columns that CTAs of a group could get together.
-    fn fitting(&self, rank: usize, group: u8, columns: u32) -> Vec<u32> {
-        let first = [&self.ctas[rank].memory];
-        if group == 1 {
-            return TensorMemory::fitting(&first, columns);
-        }
-        TensorMemory::fitting(&[&self.ctas[rank].memory, &self.ctas[peer(rank)].memory], columns)
-    }
-
-    /// Whether a CTA that waits for tensor memory, or for its peer, can go on.
-    pub fn can_go_on(&self, rank: usize, columns: Option<u32>) -> bool {
-        if let Some(columns) = columns {
-            return !self.fitting(rank, 1, columns).is_empty();
-        }
-        match (self.ctas[rank].part, self.ctas[peer(rank)].part) {
-            (Part::Granted(_), _) => true,
-            (Part::Asked(Request::Allocate { columns }), Part::Asked(_)) => !self.fitting(rank, 2, columns).is_empty(),
-            (_, Part::Asked(_)) => true,
-            _ => false,
-        }
-    }
-
-    /// "128 of 512 columns are free".
-    pub fn state(&self, rank: usize) -> String {
-        let peers = if self.ctas[rank].part == Part::None { "" } else { ", together with the peer CTA" };
-        format!("{} of 512 columns are allocated{peers}", self.ctas[rank].memory.allocated())
-    }
-
-    /// What a CTA leaves when it ends.
-    pub fn leaks(&self, rank: usize) -> Result<(), Fault> {
-        match self.ctas.get(rank).map_or(0, |cta| cta.memory.allocated()) {
-            0 => Ok(()),
-            columns => {
-                let problem = "never deallocated, and the CTA ends".to_string();
-                Err(Fault::TensorAllocation { columns, problem })
-            }
-        }
-    }
-}
 
 /// `.alloc`: the address goes to shared memory, by the generic proxy.
 pub(super) fn alloc(
@@ -97,9 +40,9 @@ pub(super) fn alloc(
             None => return Ok(Flow::Retry(Wait::TensorMemory { columns: None })),
         }
     };
-    let address = mem::address(warp, dst, 0);
-    let (space, address) = mem::resolve(space, address);
-    mem::aligned("tcgen05.alloc", address, 4).map_err(|fault| (fault, mask))?;
+    let address = address::address(warp, dst, 0);
+    let (space, address) = address::resolve(space, address);
+    address::aligned("tcgen05.alloc", address, 4).map_err(|fault| (fault, mask))?;
     if !matches!(space, Space::Shared | Space::Cluster) {
         let nearest = "the address must be one of the CTA's shared memory".to_string();
         return Err((Fault::OutOfBounds { access: "tcgen05.alloc".to_string(), address, bytes: 4, nearest }, mask));

@@ -1,12 +1,12 @@
 //! `tcgen05.cp` and `.shift` (PTX ISA, Tensor Memory Data Movement Instructions).
+use super::cores::peer;
 use super::descriptor::{CHUNK, shared_matrix};
 use super::history::Operation;
-use super::peer;
 use super::pipeline::{enqueue, issue as begin};
 use super::tmem::Place;
 use crate::error::Fault;
-use crate::exec::cta::Env;
-use crate::exec::mem;
+use crate::exec::address;
+use crate::exec::env::Env;
 use crate::exec::shared::address_in;
 use crate::exec::warp::Warp;
 use crate::ir::tcgen05::CopyShape;
@@ -52,7 +52,7 @@ pub(super) fn issue(
     shape: CopyShape,
     (address, descriptor): (Addr, Slot),
 ) -> Result<(), Fault> {
-    let place = Place::new(mem::address(warp, address, lane) as u32);
+    let place = Place::new(address::address(warp, address, lane) as u32);
     let matrix = shared_matrix(warp.regs.row(descriptor)[lane], false)?;
     let (rows, chunks) = shape.size();
     let operation = Operation::Copy { rows: shape == CopyShape::L4B256 };
@@ -90,7 +90,7 @@ pub(super) fn issue(
 
 /// `.shift.down`: 32 bytes of each of 32 lanes, from the next lane; the last keeps its own.
 pub(super) fn shift(warp: &Warp, env: &mut Env, lane: usize, group: u8, address: Addr) -> Result<(), Fault> {
-    let place = Place::new(mem::address(warp, address, lane) as u32);
+    let place = Place::new(address::address(warp, address, lane) as u32);
     if !place.lane.is_multiple_of(PART) {
         return Err(place.fault("the lane of tcgen05.shift must be a multiple of 32"));
     }

@@ -8,9 +8,9 @@ use super::layout::DataPath;
 use super::pipeline::{enqueue, issue as begin};
 use super::tmem::{Place, TensorMemory};
 use crate::error::Fault;
-use crate::exec::cta::Env;
+use crate::exec::address;
 use crate::exec::descriptor::Tile;
-use crate::exec::mem;
+use crate::exec::env::Env;
 use crate::exec::product::{Number, multiply};
 use crate::exec::shared::address_in;
 use crate::exec::warp::Warp;
@@ -87,7 +87,7 @@ impl Plan {
         let word = |slot| warp.regs.row(slot)[lane];
         let instruction = Instruction::new(word(op.instruction) as u32, op.group, op.weight_stationary)?;
         let Instruction { m, n, .. } = instruction;
-        let d = Place::new(mem::address(warp, op.d, lane) as u32);
+        let d = Place::new(address::address(warp, op.d, lane) as u32);
         let path = DataPath::new(m, op.group, op.weight_stationary)
             .ok_or_else(|| d.fault(format!("there is no data path layout for M = {m}")))?;
         if !path.may_start(d.lane) {
@@ -96,7 +96,7 @@ impl Plan {
         let a = match op.a {
             MatrixA::Shared(slot) => SourceA::Shared(shared_matrix(word(slot), instruction.transpose_a)?),
             MatrixA::Tensor(address) => {
-                let a = Place::new(mem::address(warp, address, lane) as u32);
+                let a = Place::new(address::address(warp, address, lane) as u32);
                 // Layout F: "must use the same Tensor Memory lane alignment across matrices A, D".
                 if a.lane != d.lane || instruction.transpose_a {
                     return Err(a.fault("matrix A must start in D's lane, and be K-major"));

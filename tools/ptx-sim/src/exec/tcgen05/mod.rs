@@ -1,105 +1,23 @@
 //! The fifth generation of tensor cores (PTX ISA, TensorCore 5th Generation Family Instructions).
 mod alloc;
 mod copy;
+pub(super) mod cores;
 mod descriptor;
 mod fragment;
 mod history;
 mod layout;
 mod mma;
+mod operand;
 mod pipeline;
 mod tmem;
 mod transfer;
 
-use super::cta::Env;
-use super::matrix::whole_warp;
-use super::mem::{LaneResult, lanes};
-use super::order::{Agent, Clock};
-use super::sync::Flow;
-use super::warp::{LANES, Warp};
+use super::env::Env;
+use super::registers::{LaneResult, lanes};
+use super::warp::{Flow, Warp, whole_warp};
 use crate::error::Fault;
-use crate::ir::Slot;
 use crate::ir::tcgen05::Tcgen05;
-use history::{By, History, Operations, Thread};
-use std::collections::HashMap;
-use std::ops::Range;
-use tmem::{Place, TensorMemory};
-
-/// The other CTA of a pair: their ranks differ in the last bit (PTX ISA, CTA Pair).
-fn peer(rank: usize) -> usize {
-    rank ^ 1
-}
-
-/// The tensor memory of a CTA.
-struct CtaMemory {
-    memory: TensorMemory,
-    history: History,
-    part: alloc::Part,
-}
-
-/// What a warp knows about accesses to tensor memory.
-#[derive(Default)]
-struct View {
-    /// What its next accesses are ordered after.
-    known: Clock,
-    /// Its own accesses that it has waited for.
-    own: Clock,
-    /// Its loads and stores since it last waited for them.
-    loads: Option<Agent>,
-    stores: Option<Agent>,
-    /// Operations since the last `fence::before_thread_sync`.
-    unpublished: Vec<u32>,
-}
-
-/// The tensor cores of a cluster.
-pub(super) struct TensorCores {
-    ctas: Vec<CtaMemory>,
-    /// By the number of the warp in the cluster.
-    warps: Vec<View>,
-    pipelines: HashMap<Thread, pipeline::Pipeline>,
-    operations: Operations,
-}
-
-impl TensorCores {
-    pub fn new(ctas: usize, warps: usize) -> Self {
-        let cta = |_| CtaMemory { memory: TensorMemory::new(), history: History::new(), part: alloc::Part::None };
-        Self {
-            ctas: (0..ctas).map(cta).collect(),
-            warps: (0..warps).map(|_| View::default()).collect(),
-            pipelines: HashMap::new(),
-            operations: Operations::default(),
-        }
-    }
-
-    /// Checks and notes an access of a warp's operation to columns, the first and their number, of a CTA.
-    fn access(
-        &mut self,
-        rank: usize,
-        (warp, number, writes): (Agent, u32, bool),
-        lanes: Range<u32>,
-        (column, width): (u32, u32),
-    ) -> Result<(), Fault> {
-        let cta = &mut self.ctas[rank];
-        for lane in lanes.clone() {
-            cta.memory.reach(Place { lane, column }, width)?;
-        }
-        let by = By { operations: &self.operations, known: &self.warps[warp.index()].known, number };
-        let columns = column..column + width;
-        if writes { cta.history.write(&by, lanes, columns) } else { cta.history.read(&by, lanes, columns) }
-    }
-}
-
-/// An operand that all lanes must agree on, for instance an address.
-fn uniform(warp: &Warp, slot: Slot, offset: u64, mask: u32) -> LaneResult<u32> {
-    let row = warp.regs.row(slot);
-    let first = row[(mask.trailing_zeros() as usize).min(LANES - 1)];
-    match lanes(mask).find(|l| row[*l] != first) {
-        None => Ok(first.wrapping_add(offset) as u32),
-        Some(l) => {
-            let problem = format!("the lanes of the warp give different operands, {first:#x} and {:#x}", row[l]);
-            Err((Place::new(first as u32).fault(problem), 1 << l))
-        }
-    }
-}
+use cores::peer;
 
 /// Runs a `tcgen05` operation.
 pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Tcgen05) -> LaneResult<Flow> {

@@ -6,26 +6,15 @@
 //! when it is issued.
 use super::history::{Issued, Operation, Thread};
 use crate::error::Fault;
-use crate::exec::cta::Env;
-use crate::exec::flights::Work;
-use crate::exec::mem;
-use crate::exec::order::{Agent, Clock, Proxy};
+use crate::exec::address::{self, shared_address};
+use crate::exec::env::{Env, Work};
+use crate::exec::order::{Agent, Proxy};
 use crate::exec::shared::{address_in, rank_and_offset};
-use crate::exec::sync_mbarrier::shared_address;
 use crate::exec::warp::Warp;
 use crate::ir::{Addr, Slot};
 
 /// Queues of flights from this on are those of pairs of CTAs.
 const QUEUES: u64 = 1 << 32;
-
-/// The operations of a thread that a commit tracks.
-#[derive(Default)]
-pub(super) struct Pipeline {
-    /// Those since the last commit.
-    open: Option<Agent>,
-    /// What is known when all that were committed are over.
-    over: Clock,
-}
 
 /// The agent that stands for a row of operations; each is ordered after what the warp has done so far.
 fn extend(env: &mut Env, warp: &Warp, open: Option<Agent>, what: &'static str) -> Agent {
@@ -115,7 +104,7 @@ pub(super) fn fence_after(warp: &Warp, env: &mut Env) {
 
 /// `.commit`: an arrival at mbarriers once the thread's earlier operations are over.
 pub(super) fn commit(warp: &Warp, env: &mut Env, lane: usize, mbarrier: Addr, mask: Option<Slot>) -> Result<(), Fault> {
-    let address = shared_address(mem::address(warp, mbarrier, lane));
+    let address = shared_address(address::address(warp, mbarrier, lane));
     let (_, offset) = rank_and_offset(address);
     let addresses: Vec<u64> = match mask {
         None => vec![address],

@@ -4,15 +4,13 @@
 //! `tcgen05.wait::ld`, and [`History`](super::history::History) knows what is still under way.
 use super::fragment::{cell, lanes};
 use super::history::Operation;
+use super::operand::uniform;
 use super::pipeline::issue_transfer;
 use super::tmem::{Place, TensorMemory};
-use super::uniform;
 use crate::error::Fault;
-use crate::exec::cta::Env;
-use crate::exec::matrix::whole_warp;
-use crate::exec::mem::LaneResult;
-use crate::exec::sync::Flow;
-use crate::exec::warp::{LANES, Row, Warp};
+use crate::exec::env::Env;
+use crate::exec::registers::{LANES, LaneResult, Row};
+use crate::exec::warp::{Flow, Warp, whole_warp};
 use crate::ir::tcgen05::{Fragment, Shape};
 use crate::ir::{Addr, Slot};
 

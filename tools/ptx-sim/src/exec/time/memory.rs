@@ -1,6 +1,7 @@
 //! What an access of a warp to memory takes.
-use crate::exec::mem;
-use crate::exec::warp::{LANES, Warp};
+use crate::exec::address;
+use crate::exec::registers::{LANES, lanes};
+use crate::exec::warp::Warp;
 use crate::ir::{Addr, MatrixOp, Op, Space};
 use std::collections::BTreeSet;
 
@@ -26,10 +27,10 @@ impl Access {
     pub fn of(warp: &Warp, op: &Op, mask: u32) -> Self {
         match op {
             Op::Load { space, ty, dsts, addr, .. } => {
-                Self::lanes(warp, *space, (*addr, mem::size(*ty) * dsts.len() as u64, false), mask)
+                Self::lanes(warp, *space, (*addr, address::size(*ty) * dsts.len() as u64, false), mask)
             }
             Op::Store { space, ty, srcs, addr, .. } => {
-                Self::lanes(warp, *space, (*addr, mem::size(*ty) * srcs.len() as u64, true), mask)
+                Self::lanes(warp, *space, (*addr, address::size(*ty) * srcs.len() as u64, true), mask)
             }
             Op::Atom(op) => Self::lanes(warp, op.space, (op.addr, 4 * op.a.len().max(1) as u64, false), mask),
             Op::CpAsync { bytes, dst, src, .. } => {
@@ -53,8 +54,8 @@ impl Access {
         let mut places: [Option<u64>; LANES] = [None; LANES];
         let mut found = Self { writes, ..Self::default() };
         let mut sectors = BTreeSet::new();
-        for lane in mem::lanes(mask) {
-            match mem::resolve(space, mem::address(warp, addr, lane)) {
+        for lane in lanes(mask) {
+            match address::resolve(space, address::address(warp, addr, lane)) {
                 (Space::Shared | Space::Cluster, at) => places[lane] = Some(at),
                 (Space::Global, at) => sectors.extend(at / SECTOR..=(at + bytes - 1) / SECTOR),
                 _ => {}

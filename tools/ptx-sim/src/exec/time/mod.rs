@@ -21,11 +21,10 @@
 //! distributed shared memory's own network, TLBs.
 mod memory;
 mod step;
+mod traffic;
 mod units;
 
-use super::cta::Env;
-use super::flights::Flights;
-use super::schedule::Next;
+use super::next::Next;
 use super::warp::Warp;
 use crate::ir::Op;
 use crate::timing::Rates;
@@ -145,13 +144,14 @@ impl<'a> Time<'a> {
         registers.chain(preds).fold(0.0, f64::max)
     }
 
-    /// What comes first: one of the warps that can go on, with the times of [`Self::wake`], or other work.
-    pub fn first(&self, warps: impl Iterator<Item = (usize, f64)>, flights: &Flights) -> Option<Next> {
+    /// What comes first: one of the warps that can go on, with the times of [`Self::wake`], or other work: of that under way beside them what is over
+    /// first, and when.
+    pub fn first(&self, warps: impl Iterator<Item = (usize, f64)>, flight: Option<(usize, f64)>) -> Option<Next> {
         let warps = warps.map(|(warp, at)| (at, Next::Warp(warp)));
         let tensor = self.multiprocessors.iter().enumerate();
         let tensor = tensor.filter_map(|(cta, m)| m.next_product().map(|at| (at, Next::Tensor(cta))));
-        let flights = flights.first().map(|(index, due)| (due, Next::Flight(index)));
-        tensor.chain(flights).chain(warps).min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, next)| next)
+        let flight = flight.map(|(index, due)| (due, Next::Flight(index)));
+        tensor.chain(flight).chain(warps).min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, next)| next)
     }
 
     /// Work that is under way is over now.
@@ -179,8 +179,7 @@ impl<'a> Time<'a> {
 }
 
 /// A warp issues an instruction, for these lanes.
-pub(super) fn issue(warp: &Warp, env: &mut Env, op: &Op, (pc, mask): (u32, u32)) {
-    let Some(mut time) = env.time.take() else { return };
+pub(super) fn issue(warp: &Warp, time: &mut Time, op: &Op, (pc, mask): (u32, u32)) {
     let access = match time.plan.steps[pc as usize].kind {
         Kind::Memory if mask != 0 => Some(Access::of(warp, op, mask)),
         _ => None,
@@ -189,7 +188,6 @@ pub(super) fn issue(warp: &Warp, env: &mut Env, op: &Op, (pc, mask): (u32, u32))
     if let Op::CpAsyncWait { .. } = op {
         time.hold(warp.agent.index(), time.warps[warp.agent.index()].copies);
     }
-    env.time = Some(time);
 }
 
 impl Time<'_> {

@@ -218,24 +218,8 @@ fn kind(op: &Op, rates: &Rates) -> Kind {
         Op::Redux { .. } | Op::Match { .. } => slow,
         Op::Shuffle { .. } => shuffle,
         Op::Load { .. } | Op::Store { .. } | Op::Atom(_) | Op::CpAsync { .. } => Kind::Memory,
-        Op::Matrix(op) => match &**op {
-            MatrixOp::Product(product) => {
-                let shape = product.shape;
-                let scale = product.a_elem.bits() as f64 / 16.0;
-                let rate = rates.products * rates.synchronous_products / 4.0;
-                let cycles = (shape.m * shape.n * shape.k) as f64 * scale / rate;
-                Kind::Arithmetic { unit: Unit::Tensor, cycles, latency: latency.product }
-            }
-            MatrixOp::Load(_) | MatrixOp::Store(_) | MatrixOp::WmmaLoad(_) | MatrixOp::WmmaStore(_) => Kind::Memory,
-            _ => Kind::Ordered,
-        },
-        Op::Tcgen05(op) => match &**op {
-            Tcgen05::Load { dsts, .. } => Kind::TensorLoad { bytes: 128.0 * dsts.len() as f64 },
-            Tcgen05::Store { srcs, .. } => Kind::TensorStore { bytes: 128.0 * srcs.len() as f64 },
-            Tcgen05::WaitLoads => Kind::WaitLoads,
-            Tcgen05::WaitStores => Kind::WaitStores,
-            _ => Kind::Ordered,
-        },
+        Op::Matrix(op) => of_matrix(op, rates),
+        Op::Tcgen05(op) => of_tensor_memory(op),
         Op::ProxyFence => Kind::Fence,
         Op::MbarrierArrive { .. } | Op::MbarrierWait { .. } => Kind::OrderedShared,
         Op::Branch { .. }
@@ -257,5 +241,29 @@ fn kind(op: &Op, rates: &Rates) -> Kind {
         | Op::Registers { .. } => Kind::Ordered,
         // Integers, predicates, votes, selections, packing.
         _ => integer,
+    }
+}
+
+fn of_matrix(op: &MatrixOp, rates: &Rates) -> Kind {
+    match op {
+        MatrixOp::Product(product) => {
+            let shape = product.shape;
+            let scale = product.a_elem.bits() as f64 / 16.0;
+            let rate = rates.products * rates.synchronous_products / 4.0;
+            let cycles = (shape.m * shape.n * shape.k) as f64 * scale / rate;
+            Kind::Arithmetic { unit: Unit::Tensor, cycles, latency: rates.latency.product }
+        }
+        MatrixOp::Load(_) | MatrixOp::Store(_) | MatrixOp::WmmaLoad(_) | MatrixOp::WmmaStore(_) => Kind::Memory,
+        _ => Kind::Ordered,
+    }
+}
+
+fn of_tensor_memory(op: &Tcgen05) -> Kind {
+    match op {
+        Tcgen05::Load { dsts, .. } => Kind::TensorLoad { bytes: 128.0 * dsts.len() as f64 },
+        Tcgen05::Store { srcs, .. } => Kind::TensorStore { bytes: 128.0 * srcs.len() as f64 },
+        Tcgen05::WaitLoads => Kind::WaitLoads,
+        Tcgen05::WaitStores => Kind::WaitStores,
+        _ => Kind::Ordered,
     }
 }

@@ -1,17 +1,14 @@
 //! The launches of a decode step, as `mla-kernels` makes them, with arguments of their own: caches are small and their pages
 //! used again and again, for what is in them changes no time.
-use crate::around::Merge;
 use crate::forms::{Form, ROWS};
-use crate::shapes::Shape;
+use crate::merge::Merge;
+use crate::shapes::{KEY, Shape, VALUE};
 use ptx_sim::timing::Rates;
 use ptx_sim::{
     Launch, Memory, Module, Param, ReplayError, SimError, Stats, TensorElem, TensorMap, TensorSwizzle, parse,
 };
 use std::path::{Path, PathBuf};
 
-/// Channels of a key and of a value.
-pub const KEY: usize = 576;
-pub const VALUE: usize = 512;
 /// Channels of a tile.
 const TILE: usize = 64;
 /// Keys of a tile of the plan.

@@ -7,12 +7,13 @@
 mod around;
 mod forms;
 mod launches;
+mod merge;
 mod shapes;
 
 use around::around;
 use forms::{BLACKWELL_GPU, Gpu, HOPPER_GPU, ROWS};
-use launches::{Failure, KEY, Kernel, VALUE, plan};
-use shapes::{SHAPES, Shape};
+use launches::{Failure, Kernel, plan};
+use shapes::{KEY, SHAPES, Shape, VALUE};
 use std::path::Path;
 use std::process::ExitCode;
 

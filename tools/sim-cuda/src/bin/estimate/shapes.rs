@@ -1,5 +1,9 @@
 //! The shapes, and what a H200 takes for them.
 
+/// Channels of a key and of a value.
+pub const KEY: usize = 576;
+pub const VALUE: usize = 512;
+
 /// A decode step in bf16, keys of 576 channels and values of 512, pages of 64.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {

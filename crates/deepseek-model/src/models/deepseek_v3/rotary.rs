@@ -4,8 +4,8 @@ use mla_ops::{
     write_latent,
 };
 
-use super::RmsNorm;
 use crate::config::RopeConfig;
+use crate::layers::RmsNorm;
 
 /// Rotary position embedding of a rotary width `dr` (RoFormer §3.2.2; YaRN through the frequencies).
 #[derive(Debug, Clone)]

@@ -4,10 +4,12 @@ use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::cache::PagedCache;
 use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
 
-use super::{LayerNorm, Linear, Rotation};
+use super::config::{DeepseekV3Config, IndexerConfig};
+use super::layer_norm::LayerNorm;
+use super::rotary::Rotation;
+use super::step::{IndexedKeys, Step};
 use crate::Result;
-use crate::models::deepseek_v3::{DeepseekV3Config, IndexerConfig};
-use crate::models::deepseek_v3::{IndexedKeys, Step};
+use crate::layers::Linear;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 

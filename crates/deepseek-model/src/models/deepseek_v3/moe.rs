@@ -2,13 +2,13 @@
 
 use burn::tensor::{Bool, Tensor};
 use mla_ops::{
-    Determinism, ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, Normed,
-    RouteExpertsArgs, RouteExpertsOptions, Routing, StackedWeight, Weight, experts_mlp, linear, route_experts,
+    Determinism, ExpertChoice, ExpertGroups, ExpertScoring, ExpertsSum, Normed, RouteExpertsArgs, RouteExpertsOptions,
+    Routing, Weight, linear, route_experts,
 };
 
-use super::Mlp;
+use super::config::{DeepseekV3Config, Scoring};
 use crate::Result;
-use crate::models::deepseek_v3::{DeepseekV3Config, Scoring};
+use crate::layers::{Experts, Mlp};
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
@@ -26,7 +26,7 @@ impl Moe {
         let shared_width = config.moe_intermediate_size * config.n_shared_experts;
         Self {
             gate: Router::load(loader, &format!("{name}.gate"), config),
-            experts: Experts::load(loader, &format!("{name}.experts"), config),
+            experts: load_experts(loader, &format!("{name}.experts"), config),
             shared_experts: Mlp::load(loader, &format!("{name}.shared_experts"), config.hidden_size, shared_width),
         }
     }
@@ -93,40 +93,15 @@ impl Router {
     }
 }
 
-/// The routed experts, stacked.
-#[derive(Debug, Clone)]
-pub(super) struct Experts {
-    /// `[E, 2 · I, hidden]`, gate rows first.
-    pub(super) gate_up_proj: StackedWeight,
-    /// `[E, hidden, I]`.
-    pub(super) down_proj: StackedWeight,
-    /// DeepSeek-V4: bound of the activations.
-    pub(super) swiglu_limit: Option<f32>,
-}
-
-impl Experts {
-    fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV3Config) -> Self {
-        let (experts, hidden, width) = (config.n_routed_experts, config.hidden_size, config.moe_intermediate_size);
-        let weight = |expert: usize, part: &str| format!("{name}.{expert}.{part}.weight");
-        let gate_up: Vec<_> = (0..experts).flat_map(|e| [weight(e, "gate_proj"), weight(e, "up_proj")]).collect();
-        let down: Vec<_> = (0..experts).map(|e| weight(e, "down_proj")).collect();
-        Self {
-            gate_up_proj: loader.experts(&gate_up, [experts, 2 * width, hidden]),
-            down_proj: loader.experts(&down, [experts, hidden, width]),
-            swiglu_limit: None,
-        }
-    }
-
-    /// x `[N, hidden]` -> the sum of each token's experts and the shared ones, `[N, hidden]`.
-    pub(super) fn forward(
-        &self,
-        x: Tensor<2>,
-        routing: Routing,
-        shared: &Mlp,
-        determinism: Determinism,
-    ) -> Result<ExpertsSum> {
-        let (gate_up, down) = (self.gate_up_proj.clone(), self.down_proj.clone());
-        let args = ExpertsMlpArgs { x, routing, gate_up, down, shared: Some(shared.weights()) };
-        Ok(experts_mlp(args, &ExpertsMlpOptions { limit: self.swiglu_limit, determinism })?)
+/// A tensor per expert and projection.
+fn load_experts(loader: &mut WeightLoader, name: &str, config: &DeepseekV3Config) -> Experts {
+    let (experts, hidden, width) = (config.n_routed_experts, config.hidden_size, config.moe_intermediate_size);
+    let weight = |expert: usize, part: &str| format!("{name}.{expert}.{part}.weight");
+    let gate_up: Vec<_> = (0..experts).flat_map(|e| [weight(e, "gate_proj"), weight(e, "up_proj")]).collect();
+    let down: Vec<_> = (0..experts).map(|e| weight(e, "down_proj")).collect();
+    Experts {
+        gate_up_proj: loader.experts(&gate_up, [experts, 2 * width, hidden]),
+        down_proj: loader.experts(&down, [experts, hidden, width]),
+        swiglu_limit: None,
     }
 }

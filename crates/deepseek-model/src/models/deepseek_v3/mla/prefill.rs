@@ -7,7 +7,7 @@ use mla_ops::{MergeStateArgs, RaggedAttentionArgs, RaggedAttentionOptions, merge
 
 use super::MultiHeadLatentAttention;
 use crate::Result;
-use crate::models::deepseek_v3::{NewKeys, PastChunk, Step};
+use crate::models::deepseek_v3::step::{NewKeys, PastChunk, Step};
 
 impl MultiHeadLatentAttention {
     /// Attention of chunks of new tokens over themselves and what the cache held before: out `[N, H, dv]`.

@@ -9,9 +9,11 @@ use mla_ops::{
     SparseMlaOptions, SparseScope, Splits, StackedWeight, linear_by_head, linear_pair, mla_decode, sparse_mla,
 };
 
-use super::{Indexer, Linear, RmsNorm};
+use super::config::DeepseekV3Config;
+use super::indexer::Indexer;
+use super::step::{Keys, NewKeys, PagedKeys, Step};
 use crate::Result;
-use crate::models::deepseek_v3::{DeepseekV3Config, Keys, NewKeys, PagedKeys, Step};
+use crate::layers::{Linear, RmsNorm};
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 

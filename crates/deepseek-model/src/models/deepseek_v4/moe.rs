@@ -6,23 +6,22 @@ use mla_ops::{
     linear, route_experts,
 };
 
-use super::Mlp;
-use super::mlp::MlpNames;
-use super::moe::Experts;
+use super::config::DeepseekV4Config;
+use super::schedule::MlpSpec;
 use crate::Result;
-use crate::models::deepseek_v4::{DeepseekV4Config, MlpSpec};
+use crate::layers::{Experts, Mlp, MlpNames};
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// Routed experts and the shared expert that every token passes.
 #[derive(Debug, Clone)]
-pub(crate) struct MoeV4 {
+pub(crate) struct Moe {
     gate: Router,
     experts: Experts,
     shared_experts: Mlp,
 }
 
-impl MoeV4 {
+impl Moe {
     /// Loads `{name}.gate`, `{name}.experts` and `{name}.shared_experts`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV4Config, spec: MlpSpec) -> Self {
         let sizes = [config.hidden_size, config.moe_intermediate_size];

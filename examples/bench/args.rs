@@ -1,0 +1,103 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use burn_mla::ops::{DeviceName, Path};
+use clap::{Parser, ValueEnum};
+
+use crate::common::DTypeArg;
+use crate::models::RandomWeights;
+
+/// Time the operations on a device.
+#[derive(Debug, Parser)]
+pub struct Args {
+    /// Sections to run, separated by commas; all if absent.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS")]
+    pub only: Vec<Section>,
+    /// cuda, cuda:N, wgpu or flex (the CPU).
+    #[arg(long, default_value_t = DeviceName::Cuda(0))]
+    pub device: DeviceName,
+    /// Of queries, caches and states.
+    #[arg(long, value_enum, default_value_t = DTypeArg::Bf16)]
+    pub dtype: DTypeArg,
+    /// The kernel of `mla_decode`: sm100, sm90, portable-mma, portable or reference; the fastest that the device has if absent.
+    #[arg(long)]
+    pub path: Option<Path>,
+    /// The model of the sections e2e, prefill and ttft, with random weights: a config.json in any folder, as those of
+    /// examples/bench/models. Without --only it is timed by e2e.
+    #[arg(long, value_name = "CONFIG_JSON", conflicts_with = "smoke")]
+    pub random_weights: Option<PathBuf>,
+    /// Seed of the weights of whole models.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub weights_seed: u64,
+    /// Layers of that model; all if absent.
+    #[arg(long, value_name = "N", requires = "random_weights")]
+    pub layers: Option<usize>,
+    /// A few shapes of each section.
+    #[arg(long, conflicts_with = "smoke")]
+    pub quick: bool,
+    /// Tiny shapes, which only show that the program works on a device.
+    #[arg(long)]
+    pub smoke: bool,
+    /// Timed calls per case; slow cases have fewer.
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
+    pub iters: u16,
+    /// Start no case after this many seconds.
+    #[arg(long, value_name = "SECONDS")]
+    pub limit: Option<u64>,
+    /// Write everything to this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Be the fresh process of the section ttft.
+    #[arg(long, hide = true)]
+    pub ttft_child: bool,
+    /// Time nothing; set the rows of a file of this program against the best of those of other programs.
+    #[arg(long, num_args = 2, value_names = ["OURS", "PEERS"])]
+    pub compare: Option<Vec<PathBuf>>,
+}
+
+/// A group of cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Section {
+    /// What the device can do: copy, read, matmul, an empty kernel; at the start and at the end.
+    Ceilings,
+    /// `mla_decode`, and `mla_plan` for the shapes of one length.
+    Dense,
+    /// `merge_state`.
+    Merge,
+    /// `page_table` and `kv_indices`.
+    #[value(name = "page_table")]
+    PageTable,
+    /// `write_latent`.
+    Write,
+    /// `ragged_attention`.
+    Ragged,
+    /// `sparse_mla` and `lightning_index`.
+    Sparse,
+    /// `norm_rope` and `compress_kv`.
+    Compression,
+    /// Tokens per second of whole models with random weights, with and without graphs; only by name: V2-Lite needs 32 GB, 6
+    /// layers of V3 77 GB.
+    #[value(name = "e2e")]
+    EndToEnd,
+    /// The same of 6 layers of V4-Flash, 80 GB; only by name.
+    #[value(name = "e2e-v4")]
+    EndToEndV4,
+    /// Prompt tokens per second of whole models with random weights: V2-Lite, and 4 layers of V3; only by name.
+    Prefill,
+    /// The same of 6 layers of V4-Flash; only by name.
+    PrefillV4,
+    /// Time to first token of a prompt of 2048 tokens in a fresh process, of V2-Lite; only by name.
+    Ttft,
+    /// `linear` with weights of V2-Lite, V3 and V4-Flash; only by name, as it compiles and tunes many shapes.
+    Linear,
+    /// `experts_mlp` with the experts of a layer of V2-Lite, V3 and V4-Flash; only by name: V3's are 23 GB.
+    Experts,
+}
+
+impl Args {
+    /// The model that was asked for.
+    pub fn random(&self) -> Option<RandomWeights> {
+        self.random_weights.clone().map(|config| RandomWeights { config, layers: self.layers })
+    }
+}

@@ -1,0 +1,57 @@
+//! What the sections share: where they run, which shapes, and what becomes of an error.
+
+use std::time::Instant;
+
+use burn::tensor::{DType, Device};
+use burn_mla::ops::Path;
+
+use crate::report::Report;
+use crate::timing::{Timer, caught};
+
+/// Which shapes of a section to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Size {
+    Full,
+    Quick,
+    Smoke,
+}
+
+/// What the sections share.
+pub struct Bench {
+    pub device: Device,
+    pub dtype: DType,
+    /// What runs `mla_decode`, where that is not left to the operation.
+    pub path: Option<Path>,
+    pub weights_seed: u64,
+    pub size: Size,
+    pub timer: Timer,
+    pub report: Report,
+    /// After this no case starts.
+    pub end: Option<Instant>,
+    /// What a copy of memory reached, where the ceilings were measured.
+    pub copy_gbps: Option<f64>,
+}
+
+impl Bench {
+    /// Runs one case. What goes wrong in it, a panic included, is noted, and the next case runs.
+    pub fn case(&mut self, name: &str, run: impl FnOnce(&mut Self) -> Result<(), String>) {
+        if self.end.is_some_and(|end| Instant::now() > end) {
+            self.report.skip(name);
+            return;
+        }
+        if let Err(error) = caught(|| run(self)) {
+            self.report.error(name, &error);
+        }
+        // Sizes vary from case to case: what one leaves in the pool, the next cannot use.
+        self.device.memory_cleanup();
+    }
+
+    /// The shapes to run: all, every `step`-th, or the tiny ones.
+    pub fn pick<T: Clone>(&self, full: &[T], step: usize, smoke: &[T]) -> Vec<T> {
+        match self.size {
+            Size::Full => full.to_vec(),
+            Size::Quick => full.iter().step_by(step).cloned().collect(),
+            Size::Smoke => smoke.to_vec(),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Wrong arguments of `route_experts`, `experts_mlp` and the projections; how they are compared: `refusals.rs`.
+
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use mla_ops::Determinism::Fast;
+use mla_ops::{
+    ExpertChoice, ExpertGroups, ExpertsMlpArgs, Residual, RouteExpertsArgs, RouteExpertsOptions, Routing,
+    SharedExperts, experts_mlp, linear, linear_pair, matmul, route_experts, swiglu,
+};
+
+use crate::devices::for_each_device;
+use crate::ops_experts::{Inputs, limited, sum};
+use crate::ops_route_experts::PLAIN;
+use crate::refusals::Kind::{DType as WrongType, Shape, Value};
+use crate::refusals::{assert_refused, zeros};
+
+#[test]
+fn ops_errors_experts() {
+    for_each_device(|device| {
+        let args = || Inputs::new([4, 5, 2, 64, 32], DType::F32).args(device);
+        experts_mlp(args(), &limited(None)).expect("legal before it is changed").materialise();
+        let refuses = |kind, argument, change: fn(&mut ExpertsMlpArgs, &Device)| {
+            let mut args = args();
+            change(&mut args, device);
+            assert_refused(experts_mlp(args, &limited(None)), kind, argument);
+        };
+        let (indices, weights) = Inputs::new([4, 5, 2, 64, 32], DType::F32).chosen(device);
+        let given = |indices: &Tensor<2, Int>, weights| {
+            let args = ExpertsMlpArgs { routing: Routing::given(indices.clone(), weights), ..args() };
+            experts_mlp(args, &limited(None))
+        };
+        assert_refused(given(&indices.clone().narrow(0, 0, 3), weights.clone()), Shape, "indices");
+        assert_refused(given(&indices, zeros([4, 3], device)), Shape, "weights");
+        assert_refused(given(&indices, weights.cast(FloatDType::F16)), WrongType, "weights");
+        refuses(Shape, "down", |it, device| it.down = zeros::<3>([5, 63, 32], device).into());
+        refuses(Value, "down", |it, device| it.down = zeros::<3>([5, 64, 0], device).into());
+        refuses(Shape, "gate_up", |it, device| it.gate_up = zeros::<3>([5, 63, 64], device).into());
+        refuses(Shape, "gate_up", |it, device| it.gate_up = zeros::<3>([4, 64, 64], device).into());
+        let refuses_shared = |kind, argument, change: fn(&mut SharedExperts, &Device)| {
+            let mut args = args();
+            change(args.shared.as_mut().expect("five experts have shared ones"), device);
+            assert_refused(experts_mlp(args, &limited(None)), kind, argument);
+        };
+        refuses_shared(Shape, "shared.down", |it, device| it.down = zeros::<2>([63, 32], device).into());
+        refuses_shared(Value, "shared.down", |it, device| it.down = zeros::<2>([64, 0], device).into());
+        refuses_shared(Shape, "shared.gate_up", |it, device| it.gate_up = zeros::<2>([63, 64], device).into());
+        refuses_shared(WrongType, "shared.gate_up", |it, _| {
+            it.gate_up = it.gate_up.dense().cast(FloatDType::F16).into()
+        });
+        refuses_shared(WrongType, "shared.down", |it, _| it.down = it.down.dense().cast(FloatDType::F16).into());
+        refuses(WrongType, "gate_up", |it, _| it.gate_up = it.gate_up.dense().cast(FloatDType::F16).into());
+        assert_refused(experts_mlp(args(), &limited(Some(0.0))), Value, "limit");
+        assert_refused(experts_mlp(args(), &limited(Some(f32::NAN))), Value, "limit");
+    });
+}
+
+/// What is added to a residual stream, its norm, and what reads that.
+#[test]
+fn ops_errors_experts_residual() {
+    for_each_device(|device| {
+        let args = || Inputs::new([4, 5, 2, 64, 32], DType::F32).args(device);
+        let norm = |args, residual: [usize; 2], width: usize, eps| {
+            let mut residual = Residual::new(zeros(residual, device));
+            residual.add(experts_mlp(args, &limited(None))?)?;
+            residual.norm(&zeros([width], device), eps).map(|mut h| h.tensor())
+        };
+        norm(args(), [4, 64], 64, 0.0).expect("legal before it is changed");
+        let other = ExpertsMlpArgs { x: zeros([3, 64], device), ..args() };
+        assert_refused(norm(other, [4, 64], 64, 0.0), Shape, "indices");
+        assert_refused(norm(args(), [4, 63], 64, 0.0), Shape, "addend");
+        assert_refused(norm(args(), [4, 64], 63, 0.0), Shape, "weight");
+        assert_refused(norm(args(), [4, 64], 64, f32::NAN), Value, "eps");
+        let half = zeros::<2>([4, 64], device).cast(FloatDType::F16);
+        assert_refused(Residual::new(half.clone()).add(sum(args())), WrongType, "addend");
+        let pair = |first: Tensor<2>, second: Tensor<2>| {
+            let mut residual = Residual::new(zeros([4, 64], device));
+            residual.add(sum(args())).expect("legal");
+            let mut h = residual.norm(&zeros([64], device), 0.0).expect("legal");
+            linear_pair(&mut h, &first.into(), &second.into(), Fast)
+        };
+        let matrix = |width| zeros::<2>([8, width], device);
+        pair(matrix(64), matrix(64)).expect("legal before it is changed");
+        assert_refused(pair(matrix(63), matrix(64)), Shape, "first");
+        assert_refused(pair(matrix(64), matrix(63)), Shape, "second");
+        assert_refused(pair(matrix(64), half), WrongType, "second");
+    });
+}
+
+/// Experts that are chosen where they are used, and the choice alone.
+#[test]
+fn ops_errors_routing() {
+    for_each_device(|device| {
+        let args = || Inputs::new([4, 5, 2, 64, 32], DType::F32).args(device);
+        let scored = |logits: [usize; 2], choice| {
+            let route = RouteExpertsArgs { logits: zeros(logits, device), choice };
+            experts_mlp(ExpertsMlpArgs { routing: route_experts(route, &PLAIN)?, ..args() }, &limited(None))
+        };
+        scored([4, 5], ExpertChoice::Scores(2)).expect("legal before it is changed").materialise();
+        assert_refused(scored([3, 5], ExpertChoice::Scores(2)), Shape, "logits");
+        assert_refused(scored([4, 6], ExpertChoice::Scores(2)), Shape, "logits");
+        assert_refused(scored([4, 5], ExpertChoice::Scores(6)), Value, "choice");
+        assert_refused(scored([4, 5], ExpertChoice::BiasedScores(2, zeros([4], device))), Shape, "choice");
+
+        let route = |choice, options: RouteExpertsOptions| {
+            route_experts(RouteExpertsArgs { logits: zeros([3, 8], device), choice }, &options)
+        };
+        let grouped =
+            |count, kept, best| RouteExpertsOptions { groups: Some(ExpertGroups { count, kept, best }), ..PLAIN };
+        route(ExpertChoice::Scores(4), grouped(4, 2, 2)).expect("legal before it is changed").materialise();
+        assert_refused(route(ExpertChoice::Scores(0), PLAIN), Value, "choice");
+        assert_refused(route(ExpertChoice::Scores(9), PLAIN), Value, "choice");
+        assert_refused(route(ExpertChoice::Scores(5), grouped(4, 2, 2)), Value, "choice");
+        assert_refused(route(ExpertChoice::Scores(1), grouped(3, 2, 2)), Value, "groups.count");
+        assert_refused(route(ExpertChoice::Scores(1), grouped(0, 0, 1)), Value, "groups.count");
+        assert_refused(route(ExpertChoice::Scores(1), grouped(4, 5, 2)), Value, "groups.kept");
+        assert_refused(route(ExpertChoice::Scores(1), grouped(8, 2, 2)), Value, "groups.best");
+        assert_refused(route(ExpertChoice::BiasedScores(2, zeros([7], device)), PLAIN), Shape, "choice");
+        let logits: Tensor<2> = zeros([3, 1025], device);
+        let many = RouteExpertsArgs { logits, choice: ExpertChoice::Scores(2) };
+        assert_refused(route_experts(many, &PLAIN), Value, "logits");
+    });
+}
+
+#[test]
+fn ops_errors_projections() {
+    for_each_device(|device| {
+        let half = |shape: [usize; 2]| zeros::<2>(shape, device).cast(FloatDType::F16);
+        let project = |weight: Tensor<2>| linear(zeros::<2>([3, 8], device), &weight.into(), Fast);
+        project(zeros([4, 8], device)).expect("legal before it is changed");
+        assert_refused(project(zeros([4, 7], device)), Shape, "weight");
+        assert_refused(project(half([4, 8])), WrongType, "weight");
+        // Weights in f32 are for rows of any dtype.
+        linear(half([3, 8]), &zeros::<2>([4, 8], device).into(), Fast).expect("legal");
+        let pair = |first: Tensor<2>, second: Tensor<2>| {
+            linear_pair(zeros::<2>([3, 8], device), &first.into(), &second.into(), Fast)
+        };
+        assert_refused(pair(zeros([4, 7], device), zeros([4, 8], device)), Shape, "first");
+        assert_refused(pair(zeros([4, 8], device), half([4, 8])), WrongType, "second");
+        let gated = |gate_up: Tensor<2>, limit| swiglu(zeros::<2>([3, 8], device), &gate_up.into(), limit, Fast);
+        gated(zeros([4, 8], device), Some(1.0)).expect("legal before it is changed");
+        assert_refused(gated(zeros([4, 7], device), None), Shape, "gate_up");
+        assert_refused(gated(zeros([3, 8], device), None), Value, "gate_up");
+        assert_refused(gated(half([4, 8]), None), WrongType, "gate_up");
+        assert_refused(gated(zeros([4, 8], device), Some(0.0)), Value, "limit");
+        let product = |lhs: [usize; 3], rhs| matmul(zeros::<3>(lhs, device), rhs, Fast);
+        product([2, 3, 8], zeros([2, 8, 4], device)).expect("legal before it is changed");
+        assert_refused(product([2, 3, 8], zeros([2, 7, 4], device)), Shape, "rhs");
+        assert_refused(product([2, 3, 8], zeros([1, 8, 4], device)), Shape, "rhs");
+        assert_refused(product([2, 3, 8], zeros::<3>([2, 8, 4], device).cast(FloatDType::F16)), WrongType, "rhs");
+        assert_refused(matmul(zeros::<1>([8], device), zeros::<1>([8], device), Fast), Value, "lhs");
+    });
+}

@@ -1,0 +1,119 @@
+//! `route_experts` against plain loops.
+
+use burn::tensor::DType;
+use mla_ops::{ExpertChoice, ExpertGroups, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, route_experts};
+use rstest::rstest;
+
+use crate::devices::for_each_device;
+use crate::ops_fixture::{floats, int_values, ints, random, rng, values};
+
+/// Softmax over all experts.
+pub const PLAIN: RouteExpertsOptions =
+    RouteExpertsOptions { scoring: ExpertScoring::Softmax, groups: None, normalise: false, scale: 1.0 };
+
+/// The first `count` places of the values in descending order; of equal ones the first first.
+fn best(values: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
+    order.truncate(count);
+    order
+}
+
+/// Scores of a token's logits.
+fn scores(logits: &[f64], scoring: ExpertScoring) -> Vec<f64> {
+    let total: f64 = logits.iter().map(|x| x.exp()).sum();
+    let score = |x: f64| match scoring {
+        ExpertScoring::Softmax => x.exp() / total,
+        ExpertScoring::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        ExpertScoring::SqrtSoftplus => (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt(),
+    };
+    logits.iter().map(|&x| score(x)).collect()
+}
+
+/// What the choice goes by, the experts outside the best groups hidden.
+fn ranked(scores: &[f64], bias: Option<&[f64]>, groups: Option<ExpertGroups>) -> Vec<f64> {
+    let biased = |(e, score): (usize, &f64)| score + bias.map_or(0.0, |bias| bias[e]);
+    let mut ranked: Vec<f64> = scores.iter().enumerate().map(biased).collect();
+    if let Some(ExpertGroups { count, kept, best: of }) = groups {
+        let size = ranked.len() / count;
+        let group_scores: Vec<f64> =
+            ranked.chunks(size).map(|group| best(group, of).iter().map(|&i| group[i]).sum()).collect();
+        for &group in &best(&group_scores, count)[kept..] {
+            ranked[group * size..][..size].fill(f64::NEG_INFINITY);
+        }
+    }
+    ranked
+}
+
+/// What the choice goes by.
+#[derive(Debug, Clone, Copy)]
+pub enum How {
+    Scores,
+    Biased,
+    Given,
+}
+
+/// The routers of DeepSeek-V2-Lite, V2, V3 and V4, and odd sizes.
+#[rstest]
+#[case::v2_lite([9, 64, 6], How::Scores, PLAIN)]
+#[case::v2([9, 160, 6], How::Scores, RouteExpertsOptions { groups: Some(ExpertGroups { count: 8, kept: 3, best: 1 }), scale: 16.0, ..PLAIN })]
+#[case::v3([9, 256, 8], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, groups: Some(ExpertGroups { count: 8, kept: 4, best: 2 }), normalise: true, scale: 2.5 })]
+#[case::v4([9, 256, 6], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
+#[case::v4_table([9, 256, 6], How::Given, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
+#[case::one_expert([3, 1, 1], How::Scores, PLAIN)]
+#[case::all([70, 7, 7], How::Biased, PLAIN)]
+fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] options: RouteExpertsOptions) {
+    let ([tokens, experts, top_k], mut rng) = (sizes, rng(47));
+    let logits: Vec<f64> = random(&mut rng, tokens * experts, DType::F32).iter().map(|x| 4.0 * x).collect();
+    let bias = random(&mut rng, experts, DType::F32);
+    // Among those that are given, some that there are not.
+    let given: Vec<i32> = (0..tokens * top_k).map(|i| (i * 37 % (experts + 2)) as i32 - 1).collect();
+    for_each_device(|device| {
+        let choice = match how {
+            How::Scores => ExpertChoice::Scores(top_k),
+            How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
+            How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+        };
+        let args = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
+        let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
+        let (indices, weights) = (int_values(indices), values(weights));
+        for (token, logits) in logits.chunks(experts).enumerate() {
+            let scores = scores(logits, options.scoring);
+            let places = token * top_k..(token + 1) * top_k;
+            let chosen: Vec<i32> = match how {
+                How::Given => given[places.clone()].to_vec(),
+                _ => {
+                    let bias = matches!(how, How::Biased).then_some(bias.as_slice());
+                    best(&ranked(&scores, bias, options.groups), top_k).iter().map(|&e| e as i32).collect()
+                }
+            };
+            assert_eq!(indices[places.clone()], chosen, "token {token} on {device:?}");
+            let score = |e: &i32| usize::try_from(*e).ok().and_then(|e| scores.get(e)).copied().unwrap_or(0.0);
+            let sum = if options.normalise { chosen.iter().map(score).sum::<f64>() + 1e-20 } else { 1.0 };
+            for (actual, expert) in weights[places].iter().zip(&chosen) {
+                let expected = score(expert) / sum * f64::from(options.scale);
+                let off = (f64::from(*actual) - expected).abs();
+                assert!(off <= 1e-5 * expected.abs() + 1e-9, "token {token}: {actual}, expected {expected}");
+            }
+        }
+    });
+}
+
+/// Of equal scores the first counts more, and what is no number less than all others.
+#[test]
+fn ops_route_experts_ties() {
+    let mut logits: Vec<f64> = (0..64).map(|expert| f64::from(1 - expert % 2)).collect();
+    logits.extend((0..64).map(|expert| if [5, 9].contains(&expert) { f64::NAN } else { 0.0 }));
+    let expected = [
+        (0..64).step_by(2).chain((1..16).step_by(2)).collect::<Vec<i32>>(),
+        (0..42).filter(|expert| ![5, 9].contains(expert)).collect(),
+    ];
+    let options = RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, ..PLAIN };
+    for_each_device(|device| {
+        let logits = floats(&logits, [2, 64], DType::F32, device);
+        let (indices, _) = route_experts(RouteExpertsArgs { logits, choice: ExpertChoice::Scores(40) }, &options)
+            .expect("legal")
+            .materialise();
+        assert_eq!(int_values(indices), expected.concat(), "on {device:?}");
+    });
+}

@@ -1,0 +1,124 @@
+//! What the warps of a cluster share.
+use super::barriers::{Barriers, ClusterBarrier};
+use super::flights::{Flights, Origin};
+use super::global::Global;
+use super::mbarriers::Mbarriers;
+use super::order::Agent;
+use super::shared::Shared;
+use super::tcgen05::cores::TensorCores;
+use super::time::Time;
+use super::warpgroup::Warpgroup;
+use crate::coverage::Coverage;
+use crate::error::Fault;
+use crate::memory::VARIABLES;
+
+/// What is to be done beside the warps.
+pub(super) type Work = Box<dyn for<'e, 'a> FnOnce(&'e mut Env<'a>) -> Result<(), Fault>>;
+
+/// What the warps of a CTA share.
+pub(super) struct Cta {
+    pub position: [u32; 3],
+    pub barriers: Barriers,
+    /// Registers, for each lane of a warp, that warps have given back (`setmaxnreg.dec`).
+    pub free_registers: u32,
+    /// Warps that have not exited.
+    pub live: usize,
+}
+
+/// What the warps of a cluster share.
+pub(super) struct Env<'a> {
+    pub global: Global<'a>,
+    pub coverage: Option<&'a Coverage>,
+    /// The module's variables: who touches them is not noted.
+    pub variables: Global<'a>,
+    pub params: &'a [u8],
+    pub shared: Shared,
+    pub ctas: Vec<Cta>,
+    pub cluster: ClusterBarrier,
+    pub mbarriers: Mbarriers,
+    pub flights: Flights<Work>,
+    /// Warp instructions so far.
+    pub executed: u64,
+    /// Floating or integer operations of matrix instructions so far; a multiply-add is two.
+    pub matrix_flops: u64,
+    pub tensor: TensorCores,
+    /// Bytes that `tcgen05.ld`, `.st` and `.cp` moved.
+    pub tensor_bytes: u64,
+    /// Warps of a CTA.
+    pub warps: usize,
+    /// The warpgroups of all CTAs, as many for each.
+    pub warpgroups: Vec<Warpgroup>,
+    /// The instruction that runs.
+    pub origin: Origin,
+    pub random: Random,
+    /// Where the time is estimated.
+    pub time: Option<Box<Time<'a>>>,
+}
+
+impl<'a> Env<'a> {
+    /// The memory of a global address: the module's variables have one of their own.
+    pub fn memory(&self, address: u64) -> &Global<'a> {
+        if address >> 44 == VARIABLES >> 44 { &self.variables } else { &self.global }
+    }
+
+    /// Whether a warpgroup's products can be waited for, up to this one: all warps have issued it, and it is over.
+    pub fn has_products(&self, warpgroup: usize, issued: u64) -> bool {
+        let over = self.time.as_ref().is_none_or(|time| time.has_done(warpgroup, issued));
+        over && self.warpgroups[warpgroup].passed(issued)
+    }
+
+    /// Has work done later; its number. `ctas`: whose shared memory it uses.
+    pub fn later(&mut self, ctas: u32, queue: Option<u64>, work: Work) -> u64 {
+        let due = self.time.as_mut().map_or(0.0, |time| time.due());
+        self.flights.add(self.origin, (ctas, queue), due, work)
+    }
+
+    /// A copy uses the shared memory of CTAs, a bit for each: they may end when one of their warps knows that it is over.
+    pub fn uses(&mut self, ctas: u32, agent: Agent) {
+        let (stamp, from) = (self.shared.order.now(agent), self.origin);
+        for rank in (0..self.ctas.len()).filter(|rank| ctas >> rank & 1 == 1) {
+            self.flights.open(stamp, rank, from);
+        }
+    }
+
+    /// What comes now is one of the flights.
+    pub fn arrive(&mut self, index: usize) {
+        if let Some(time) = &mut self.time {
+            time.arrive(self.flights.due(index));
+        }
+    }
+
+    /// Does one of the flights.
+    pub fn deliver(&mut self, index: usize) -> Result<(), (Fault, Origin)> {
+        let flight = self.flights.take(index);
+        (flight.work)(self).map_err(|fault| (fault, flight.from))
+    }
+
+    /// Does what must be done for the flight of this number to be over.
+    pub fn finish_flight(&mut self, id: u64) -> Result<(), Fault> {
+        while let Some((index, due)) = self.flights.find(id) {
+            if let Some(time) = &mut self.time {
+                time.hold(self.origin.warp, due);
+            }
+            self.deliver(index).map_err(|(fault, _)| fault)?;
+        }
+        Ok(())
+    }
+}
+
+/// xorshift64*: a small generator, so that a seed means the same everywhere.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        // Zero is the one state that the generator never leaves.
+        Self(seed | 1)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % n
+    }
+}
