@@ -288,8 +288,6 @@ fn linear_sm90_kernel<E: Float, V: Size>(
             if work.tokens > 0 {
                 let mut acc = Vector::<f32, A>::zeroed();
                 let mut block = 0u32;
-                // The stage before, whose products are complete when the next ones have been issued.
-                let mut last = 0u32;
                 while block < blocks {
                     mbarrier::wait(full + stage * 8, phase);
                     let issued = wgmma::mma_ss::<A>(
@@ -298,18 +296,15 @@ fn linear_sm90_kernel<E: Float, V: Size>(
                         descriptor(tokens_at + stage * comptime!(form.token_bytes()), comptime!(form.products().b)),
                         comptime!(form.products()),
                     );
-                    wgmma::wait_for_reads(1u32);
+                    // The other warpgroup's products fill the tensor cores until this one has issued the next.
+                    acc = wgmma::wait::<A>(issued, 0u32);
                     // One lane for each cube of the cluster.
-                    mbarrier::arrive_at_if(empty + last * 8, lane % CUBES, lane < CUBES && block > 0);
-                    acc = issued;
-                    last = stage;
+                    mbarrier::arrive_at_if(empty + stage * 8, lane % CUBES, lane < CUBES);
                     let wraps = stage == comptime!(form.stages() - 1);
                     stage = select(wraps, 0u32, stage + 1);
                     phase ^= u32::cast_from(wraps);
                     block = warp::next(block);
                 }
-                acc = wgmma::wait::<A>(acc, 0u32);
-                mbarrier::arrive_at_if(empty + last * 8, lane % CUBES, lane < CUBES);
                 let output = Output { staging_at, group, outputs, limit };
                 output.write::<E, V, A>(acc, order, out, &work, form);
             }
