@@ -101,7 +101,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let options = GenerationOptions {
         page_size: args.engine.page_size,
         cache_pages: args.cache_pages,
-        token_budget: args.engine.token_budget,
+        token_budget: args.engine.token_budget(&device),
         graphs: !args.engine.no_graphs,
     };
 
@@ -258,7 +258,6 @@ fn outcome(completions: &[Completion]) -> ExitCode {
 
 /// Counts and speeds, on stderr.
 fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], stats: &EngineStats) {
-    let rate = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
     if std::io::stderr().is_terminal() {
         eprintln!();
     }
@@ -267,8 +266,9 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
     if let Some(time) = stats.time_to_first_token {
         eprintln!("time to first token  {:.1} ms", time.as_secs_f64() * 1e3);
     }
-    eprintln!("prefill              {:.0} tokens/s", rate(stats.prompt_tokens, stats.prefill_time.as_secs_f64()));
-    eprintln!("decode               {:.0} tokens/s", rate(stats.decode_tokens, stats.decode_time.as_secs_f64()));
+    let prefill_ms = stats.prefill_time.as_secs_f64() * 1e3;
+    eprintln!("prefill              {prefill_ms:.1} ms, {:.0} tokens/s", stats.prefill_rate());
+    eprintln!("decode               {:.0} tokens/s", stats.decode_rate());
     match stats.graph_steps {
         0 => eprintln!("graphs               none, every kernel was launched: {}", stats.graphs),
         steps => eprintln!("graphs               {steps} steps replayed"),
@@ -295,8 +295,10 @@ fn json(prompts: &[String], completions: &[Completion], stats: &EngineStats) -> 
         "generated_tokens": stats.generated_tokens,
         "time_to_first_token_ms": stats.time_to_first_token.map(|time| time.as_secs_f64() * 1e3),
         "prefill_ms": stats.prefill_time.as_secs_f64() * 1e3,
+        "prefill_tokens_per_s": stats.prefill_rate(),
         "decode_tokens": stats.decode_tokens,
         "decode_ms": stats.decode_time.as_secs_f64() * 1e3,
+        "decode_tokens_per_s": stats.decode_rate(),
         "graphs": stats.graphs.to_string(),
         "graph_steps": stats.graph_steps,
         "cache_bytes_per_token": stats.cache_bytes_per_token,

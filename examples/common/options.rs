@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use burn_mla::model::SamplingParams;
+use burn::tensor::Device;
+use burn_mla::model::{EngineOptions, SamplingParams};
 use burn_mla::ops::DeviceName;
 use clap::{Args, ValueEnum};
 
@@ -54,12 +55,20 @@ pub struct EngineArgs {
     /// Tokens per KV cache page, a power of two.
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub page_size: usize,
-    /// Maximum number of tokens per forward pass: one of each running request, the rest from prompts (chunked prefill).
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    pub token_budget: usize,
+    /// Maximum number of tokens per forward pass: one of each running request, the rest from prompts (chunked prefill). If absent
+    /// 8192 on GPUs whose tensors may have 4 GiB, else 512.
+    #[arg(long, value_name = "N")]
+    token_budget: Option<usize>,
     /// Launch every kernel of a decode step, instead of capturing the step once and replaying it.
     #[arg(long)]
     pub no_graphs: bool,
+}
+
+impl EngineArgs {
+    /// As given, or the default of the device.
+    pub fn token_budget(&self, device: &Device) -> usize {
+        self.token_budget.unwrap_or_else(|| EngineOptions::on(device).token_budget)
+    }
 }
 
 /// Sampling, and when to stop.

@@ -19,6 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use burn::tensor::Device;
 use burn_mla::model::{
     Completion, Engine, EngineOptions, FinishReason, ModelError, RequestStream, SamplingParams, StreamEvent, Tokenizer,
 };
@@ -86,7 +87,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let device = args.model.device.open().map_err(|error| error.to_string())?;
     let model = common::load(args.model.dir(), &device, args.model.dtype).map_err(show)?;
     let tokenizer = Tokenizer::load(args.model.dir()).map_err(show)?;
-    let engine = Engine::new(&model, &tokenizer, args.engine_options()).map_err(show)?;
+    let engine = Engine::new(&model, &tokenizer, args.engine_options(&device)).map_err(show)?;
     // Nothing is emptied for a model that does not load; until here Ctrl-C ends the program at once.
     let output = Output::open(args.output.as_deref())?;
     let interrupted = catch_interrupts()?;
@@ -113,12 +114,12 @@ impl Args {
         Defaults { sampling, max_new_tokens: self.text.max_new_tokens, stop: self.text.stop.clone() }
     }
 
-    fn engine_options(&self) -> EngineOptions {
+    fn engine_options(&self, device: &Device) -> EngineOptions {
         EngineOptions {
             page_size: self.engine.page_size,
             cache_pages: self.cache_pages,
             max_batch: self.max_batch,
-            token_budget: self.engine.token_budget,
+            token_budget: self.engine.token_budget(device),
             prefix_caching: !self.no_prefix_caching,
             deterministic: self.deterministic,
             graphs: !self.engine.no_graphs,

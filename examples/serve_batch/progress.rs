@@ -64,6 +64,8 @@ impl Progress {
             100.0 * stats.prefix_hit_rate()
         );
         eprintln!("generated tokens  {}, {rate:.0} per second, in {} steps", stats.generated_tokens, stats.steps);
+        let (prefill, seconds) = (stats.prefill_rate(), stats.prefill_time.as_secs_f64());
+        eprintln!("prefill           {seconds:.1} s, {prefill:.0} tokens per second");
         match stats.graph_steps {
             0 => eprintln!("graphs            none, every kernel was launched: {}", stats.graphs),
             steps => {

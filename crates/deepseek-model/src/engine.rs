@@ -9,7 +9,9 @@ mod stream;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use burn::tensor::Device;
 use mla_ops::cache::CacheError;
+use mla_ops::largest_buffer;
 
 use self::launch::Launched;
 use self::reply::Reply;
@@ -61,6 +63,19 @@ impl Default for EngineOptions {
     }
 }
 
+/// Buffers from which on a device takes steps of many tokens: V3's activations of as many fit into one.
+const LARGE_BUFFER: u64 = 4 << 30;
+
+impl EngineOptions {
+    /// The default for a device: a `token_budget` of 8192 where a tensor may have 4 GiB (data-centre GPUs), else of 512. More tokens
+    /// in a step make prefill faster, and take more memory.
+    pub fn on(device: &Device) -> Self {
+        let default = Self::default();
+        let large = largest_buffer(device).is_some_and(|bytes| bytes >= LARGE_BUFFER);
+        Self { token_budget: if large { 8192 } else { default.token_budget }, ..default }
+    }
+}
+
 /// Counts and times since an engine began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineStats {
@@ -86,10 +101,10 @@ pub struct EngineStats {
     pub generated_tokens: usize,
     /// Those of them that were generated in steps with nothing but one token of each request.
     pub decode_tokens: usize,
-    /// Time of those steps.
+    /// Time of those steps, until their tokens are on the host.
     pub decode_time: Duration,
-    /// Time of all other steps. Where none of them completes a prompt, nothing is read back: on a GPU the time of such a step
-    /// is that of its launches, and the next one that generates a token waits for both.
+    /// Time of all other steps, until their tokens are on the host. A step that completes no prompt gives none: on a GPU its time is
+    /// that of its launches, and the step that completes the prompt, which counts here, too, waits for both.
     pub prefill_time: Duration,
     /// From the engine's beginning until the first token of any request.
     pub time_to_first_token: Option<Duration>,
@@ -108,10 +123,24 @@ pub struct EngineStats {
 }
 
 impl EngineStats {
+    /// Tokens of prompts that were computed, and recomputed, per second of [`Self::prefill_time`]; 0 where there were none.
+    pub fn prefill_rate(&self) -> f64 {
+        rate(self.prompt_tokens + self.recomputed_tokens, self.prefill_time)
+    }
+
+    /// Tokens per second of [`Self::decode_time`]; 0 where there were none.
+    pub fn decode_rate(&self) -> f64 {
+        rate(self.decode_tokens, self.decode_time)
+    }
+
     /// The hit rate of the prefix cache, 0 to 1.
     pub fn prefix_hit_rate(&self) -> f64 {
         self.prefix_hits as f64 / self.prefix_queries.max(1) as f64
     }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
 }
 
 /// Runs requests together, a step at a time (continuous batching; Yu et al., Orca, OSDI 2022).
@@ -325,6 +354,21 @@ impl<'a> Engine<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_are_of_the_tokens_that_were_computed() {
+        let (prefill_time, decode_time) = (Duration::from_millis(500), Duration::from_secs(2));
+        let stats = EngineStats {
+            prompt_tokens: 90,
+            recomputed_tokens: 10,
+            decode_tokens: 30,
+            prefill_time,
+            decode_time,
+            ..Default::default()
+        };
+        assert_eq!((stats.prefill_rate(), stats.decode_rate()), (200.0, 15.0));
+        assert_eq!(EngineStats::default().prefill_rate(), 0.0);
+    }
 
     /// A server may build its engine on one thread and run it on another.
     #[test]

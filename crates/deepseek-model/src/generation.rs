@@ -1,5 +1,7 @@
 //! Text generation: prompts in, text out, several at once, on top of the [`Engine`].
 
+use burn::tensor::Device;
+
 use crate::engine::{Completion, Engine, EngineOptions, EngineStats, StreamEvent};
 use crate::model::DeepseekModel;
 use crate::request::GenerationRequest;
@@ -24,8 +26,7 @@ pub struct GenerationOptions {
 
 impl Default for GenerationOptions {
     fn default() -> Self {
-        let EngineOptions { page_size, token_budget, graphs, .. } = EngineOptions::default();
-        Self { page_size, cache_pages: None, token_budget, graphs }
+        Self::of(EngineOptions::default())
     }
 }
 
@@ -76,6 +77,15 @@ pub fn generate(
 }
 
 impl GenerationOptions {
+    /// The default for a device: the `token_budget` of [`EngineOptions::on`].
+    pub fn on(device: &Device) -> Self {
+        Self::of(EngineOptions::on(device))
+    }
+
+    fn of(EngineOptions { page_size, token_budget, graphs, .. }: EngineOptions) -> Self {
+        Self { page_size, cache_pages: None, token_budget, graphs }
+    }
+
     /// An engine for all requests at once, whose cache has room for what they can need, or the size that was asked for.
     fn engine(&self, requests: &[GenerationRequest], max_positions: usize) -> EngineOptions {
         let page_size = self.page_size.max(1);

@@ -100,6 +100,16 @@ pub(crate) fn has_kernels(device: &Device) -> bool {
     false
 }
 
+/// Bytes of the largest tensor that a GPU can hold in one buffer; none for the CPU.
+pub fn largest_buffer(device: &Device) -> Option<u64> {
+    #[cfg(feature = "_gpu")]
+    if let burn::backend::DispatchDevice::Cube(device) = device.as_dispatch() {
+        return Some(device.client().properties().memory.max_page_size);
+    }
+    let _ = device;
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

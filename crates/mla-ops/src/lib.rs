@@ -55,7 +55,7 @@ mod tensors;
 mod weight;
 
 pub use determinism::Determinism;
-pub use device::DeviceName;
+pub use device::{DeviceName, largest_buffer};
 pub use error::MlaError;
 pub use independent::map_independent;
 pub use ops::*;
