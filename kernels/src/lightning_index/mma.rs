@@ -252,7 +252,7 @@ impl<E: Float, V: Size> Queries<E, V> {
             weights.push(head_weights[head + 2 * quad]);
             weights.push(head_weights[head + 2 * quad + 1]);
         }
-        Queries { vectors: queries, weights }
+        Queries::<E, V> { vectors: queries, weights }
     }
 
     /// The scores of the keys of a turn, which have come.
