@@ -275,6 +275,15 @@ impl DecodeCase {
 }
 
 impl DecodeInputs {
+    /// All queries are the last key of the first sequence, whose score is then by far the highest.
+    pub fn with_last_key_as_queries(mut self) -> Self {
+        let (width, page_size, last) = (self.case.widths.0, self.case.page_size, self.case.lens[0] - 1);
+        let slot = self.page_table[last / page_size] as usize * page_size + last % page_size;
+        let key = &self.kv_cache[slot * width..][..width];
+        self.q.chunks_exact_mut(width).for_each(|query| query.copy_from_slice(key));
+        self
+    }
+
     pub fn args(&self, device: &Device) -> MlaDecodeArgs {
         let case = &self.case;
         let (batch, (width, value_width)) = (case.lens.len(), case.widths);

@@ -6,7 +6,7 @@ use mla_ops::{Path, Splits};
 use rstest::rstest;
 
 use crate::devices::for_each_device;
-use crate::ops_fixture::DecodeCase;
+use crate::ops_fixture::{DecodeCase, DecodeInputs};
 
 /// Of one cube: one block; queries that see nothing; more pages than lanes; items with and without keys for each cube, with jumps
 /// of the maximum, so that outputs are scaled; splits; rows past the end among the lower and the upper rows of a warp; blocks
@@ -67,15 +67,28 @@ fn ops_mutants_blackwell_items(#[case] lens: Vec<usize>) {
     check(&DecodeCase { lens, splits: Splits::Count(1), ..one_cube() });
 }
 
+/// The last block of keys has by far the highest score, for every row of a warp: one cube, and a pair.
+#[rstest]
+#[case(DecodeCase { lens: vec![66], heads: 16, splits: Splits::Count(1), sharpness: 1.5, ..one_cube() })]
+#[case(DecodeCase { lens: vec![130], heads: 72, splits: Splits::Count(1), sharpness: 1.5, ..pair() })]
+fn ops_mutants_blackwell_rescaling(#[case] case: DecodeCase) {
+    check_of(&case, DecodeInputs::with_last_key_as_queries);
+}
+
 /// So many times the same length, and another one.
 fn lens(length: usize, times: usize, last: usize) -> Vec<usize> {
     std::iter::repeat_n(length, times).chain([last]).collect()
 }
 
 fn check(case: &DecodeCase) {
+    check_of(case, |inputs| inputs);
+}
+
+/// The same of altered inputs.
+fn check_of(case: &DecodeCase, alter: impl Fn(DecodeInputs) -> DecodeInputs) {
     for_each_device(|device| {
         if case.paths(device)[0] == Path::Sm100 {
-            DecodeCase { path: Some(Path::Sm100), ..case.clone() }.inputs(21).check(device);
+            alter(DecodeCase { path: Some(Path::Sm100), ..case.clone() }.inputs(21)).check(device);
         }
     });
 }

@@ -85,16 +85,18 @@ pub(super) fn launch(
             share(&args.head_weights),
             share(&args.visible),
             share(&args.scores),
-            first_row,
-            rows,
-            shares,
-            sizes.query_len,
-            sizes.max_pages,
-            sizes.max_keys() as u32,
-            sizes.score_stride(),
-            sizes.slots() as u32,
-            sizes.page_size.ilog2(),
-            sizes.k as u32,
+            ScoreSizesLaunch::new(
+                first_row,
+                rows,
+                shares,
+                sizes.query_len,
+                sizes.max_pages,
+                sizes.max_keys() as u32,
+                sizes.score_stride(),
+                sizes.slots() as u32,
+                sizes.page_size.ilog2(),
+                sizes.k as u32,
+            ),
             args.scale,
             form,
             sizes.elem,
@@ -112,16 +114,7 @@ fn score_mma_kernel<E: Float, V: Size>(
     head_weights: &[f32],
     visible: &[i32],
     scores: &mut [u32],
-    first_row: usize,
-    rows: usize,
-    shares: usize,
-    query_len: usize,
-    max_pages: usize,
-    max_keys: u32,
-    stride: usize,
-    slot_count: u32,
-    page_shift: u32,
-    k: u32,
+    sizes: ScoreSizes,
     scale: f32,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
@@ -130,22 +123,24 @@ fn score_mma_kernel<E: Float, V: Size>(
     // [planes, stages, pieces, units]
     let mut ring =
         Shared::<[Vector<E, V>]>::new_aligned_slice(comptime!(PLANES * form.stages * form.pieces() * LANES), 128usize);
-    let size!(NA) = def.vector_size(MatrixIdent::A);
-    let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
-    let vectors = comptime!(4 * form.chunks);
     // This unit's rows of a product, and its channels.
     let row = (UNIT_POS_X / 4) as usize;
     let quad = (UNIT_POS_X % 4) as usize;
-    let token = first_row + CUBE_POS / shares;
+    let token = sizes.first_row + CUBE_POS / sizes.shares;
     let mut count = 0usize.runtime();
-    if CUBE_POS < rows * shares {
-        count = visible_keys(visible, token, max_keys);
+    if CUBE_POS < sizes.rows * sizes.shares {
+        count = visible_keys(visible, token, sizes.max_keys);
     }
-    if count > k as usize {
-        let table = Table { row: token / query_len * max_pages, page_shift, slot_count, last_key: count - 1 };
+    if count > sizes.k as usize {
+        let table = Table {
+            row: token / sizes.query_len * sizes.max_pages,
+            page_shift: sizes.page_shift,
+            slot_count: sizes.slot_count,
+            last_key: count - 1,
+        };
         // From one group of this cube to the next.
-        let jump = shares * comptime!(PLANES * M);
-        let mut first = (CUBE_POS % shares * PLANES + UNIT_POS_Y as usize) * M;
+        let jump = sizes.shares * comptime!(PLANES * M);
+        let mut first = (CUBE_POS % sizes.shares * PLANES + UNIT_POS_Y as usize) * M;
         // Keys before queries: they are the longer way.
         let mut pages = Sequence::<u32>::new();
         #[unroll]
@@ -167,20 +162,7 @@ fn score_mma_kernel<E: Float, V: Size>(
         let mut own_page = pages[comptime!(2 * form.stages - 2)];
         let mut other_page = pages[comptime!(2 * form.stages - 1)];
 
-        let mut queries = Sequence::<Vector<E, V>>::new();
-        let mut weights = Sequence::<f32>::new();
-        #[unroll]
-        for step in 0..form.head_steps {
-            let head = token * comptime!(form.head_steps * N) + comptime!(step * N);
-            #[unroll]
-            for chunk in 0..form.chunks {
-                queries.push(q[(head + row) * vectors + quad + comptime!(4 * chunk)]);
-            }
-            // The two heads of this unit's part of a product.
-            weights.push(head_weights[head + 2 * quad]);
-            weights.push(head_weights[head + 2 * quad + 1]);
-        }
-
+        let queries = Queries::<E, V>::load(q, head_weights, token, form);
         // Groups of keys computed so far.
         let mut turn = 0u32;
         while first < count {
@@ -198,47 +180,10 @@ fn score_mma_kernel<E: Float, V: Size>(
             own_page = table.page(page_table, ahead + jump + row);
             other_page = table.page(page_table, ahead + jump + row + M / 2);
             wait_for_copies(comptime!(form.stages as u32 - 1));
-            let from = first_piece(turn, form);
-            let mut loaded = Sequence::<Vector<E, V>>::new();
-            #[unroll]
-            for i in 0..comptime!(form.pieces()) {
-                loaded.push(ring[from + comptime!(i * LANES)]);
-            }
-            let mut score = 0.0f32;
-            let mut other_score = 0.0f32;
-            #[unroll]
-            for step in 0..form.head_steps {
-                let mut acc = Array::<Vector<f32, NC>>::new(2usize);
-                acc[0] = Vector::new(0.0f32);
-                acc[1] = Vector::new(0.0f32);
-                #[unroll]
-                for i in 0..comptime!(2 * form.chunks) {
-                    let (chunk, first_pair) = comptime!((i / 2, i % 2 * 2));
-                    let a = loaded[comptime!(2 * chunk)];
-                    let b = loaded[comptime!(2 * chunk + 1)];
-                    let query = queries[comptime!(step * form.chunks + chunk)];
-                    let mut key_pairs = Array::<Vector<E, NA>>::new(4usize);
-                    key_pairs[0] = pair::<E, V, NA>(a, first_pair);
-                    key_pairs[1] = pair::<E, V, NA>(b, first_pair);
-                    key_pairs[2] = pair::<E, V, NA>(a, comptime!(first_pair + 1));
-                    key_pairs[3] = pair::<E, V, NA>(b, comptime!(first_pair + 1));
-                    let mut query_pairs = Array::<Vector<E, NA>>::new(2usize);
-                    query_pairs[0] = pair::<E, V, NA>(query, first_pair);
-                    query_pairs[1] = pair::<E, V, NA>(query, comptime!(first_pair + 1));
-                    def.execute_inplace(&key_pairs, &query_pairs, &mut acc);
-                }
-                #[unroll]
-                for i in 0..2usize {
-                    let weight = weights[comptime!(2 * step + i)];
-                    // Not the maximum with 0, which of NaN would be 0.
-                    let (product, other) = (acc[0].extract(i), acc[1].extract(i));
-                    score += weight * select(product < 0.0f32, 0.0f32, product);
-                    other_score += weight * select(other < 0.0f32, 0.0f32, other);
-                }
-            }
-            let at = (token - first_row) * stride + first + row;
-            let score = quad_sum(score) * scale;
-            let other_score = quad_sum(other_score) * scale;
+            let sums = queries.weigh(&def, &ring, turn, form);
+            let at = (token - sizes.first_row) * sizes.stride + first + row;
+            let score = quad_sum(sums.own) * scale;
+            let other_score = quad_sum(sums.other) * scale;
             // Whole loads of ranks, for the selection to read: what is past the last key is not looked at.
             let load = first + row / LOAD * LOAD;
             if quad == 0 && load < count {
@@ -250,6 +195,115 @@ fn score_mma_kernel<E: Float, V: Size>(
             first += jump;
             turn += 1;
         }
+    }
+}
+
+/// The sizes that the kernel works with.
+#[derive(CubeType, CubeLaunch)]
+struct ScoreSizes {
+    /// The first query token that is scored, and how many are.
+    first_row: usize,
+    rows: usize,
+    /// Cubes that share the keys of a query token.
+    shares: usize,
+    query_len: usize,
+    max_pages: usize,
+    max_keys: u32,
+    /// Ranks from one query token to the next.
+    stride: usize,
+    slot_count: u32,
+    /// The logarithm of the page size.
+    page_shift: u32,
+    k: u32,
+}
+
+/// This unit's part of a token's queries, and the weights of its heads.
+#[derive(CubeType)]
+struct Queries<E: Float, V: Size> {
+    /// `[head_steps, chunks]`.
+    vectors: Sequence<Vector<E, V>>,
+    /// Of the two heads of this unit's part of each product.
+    weights: Sequence<f32>,
+}
+
+/// Of this unit's two keys, summed over the heads of its parts of the products.
+#[derive(CubeType, Clone, Copy)]
+struct Scores {
+    own: f32,
+    other: f32,
+}
+
+#[cube]
+impl<E: Float, V: Size> Queries<E, V> {
+    fn load(q: &[Vector<E, V>], head_weights: &[f32], token: usize, #[comptime] form: Form) -> Queries<E, V> {
+        let vectors = comptime!(4 * form.chunks);
+        let row = (UNIT_POS_X / 4) as usize;
+        let quad = (UNIT_POS_X % 4) as usize;
+        let mut queries = Sequence::<Vector<E, V>>::new();
+        let mut weights = Sequence::<f32>::new();
+        #[unroll]
+        for step in 0..form.head_steps {
+            let head = token * comptime!(form.head_steps * N) + comptime!(step * N);
+            #[unroll]
+            for chunk in 0..form.chunks {
+                queries.push(q[(head + row) * vectors + quad + comptime!(4 * chunk)]);
+            }
+            // The two heads of this unit's part of a product.
+            weights.push(head_weights[head + 2 * quad]);
+            weights.push(head_weights[head + 2 * quad + 1]);
+        }
+        Queries::<E, V> { vectors: queries, weights }
+    }
+
+    /// The scores of the keys of a turn, which have come.
+    fn weigh(
+        &self,
+        def: &MmaDefinition<E, E, f32>,
+        ring: &Shared<[Vector<E, V>]>,
+        turn: u32,
+        #[comptime] form: Form,
+    ) -> Scores {
+        let size!(NA) = def.vector_size(MatrixIdent::A);
+        let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
+        let from = first_piece(turn, form);
+        let mut loaded = Sequence::<Vector<E, V>>::new();
+        #[unroll]
+        for i in 0..comptime!(form.pieces()) {
+            loaded.push(ring[from + comptime!(i * LANES)]);
+        }
+        let mut score = 0.0f32;
+        let mut other_score = 0.0f32;
+        #[unroll]
+        for step in 0..form.head_steps {
+            let mut acc = Array::<Vector<f32, NC>>::new(2usize);
+            acc[0] = Vector::new(0.0f32);
+            acc[1] = Vector::new(0.0f32);
+            #[unroll]
+            for i in 0..comptime!(2 * form.chunks) {
+                let (chunk, first_pair) = comptime!((i / 2, i % 2 * 2));
+                let a = loaded[comptime!(2 * chunk)];
+                let b = loaded[comptime!(2 * chunk + 1)];
+                let query = self.vectors[comptime!(step * form.chunks + chunk)];
+                let mut key_pairs = Array::<Vector<E, NA>>::new(4usize);
+                key_pairs[0] = pair::<E, V, NA>(a, first_pair);
+                key_pairs[1] = pair::<E, V, NA>(b, first_pair);
+                key_pairs[2] = pair::<E, V, NA>(a, comptime!(first_pair + 1));
+                key_pairs[3] = pair::<E, V, NA>(b, comptime!(first_pair + 1));
+                let mut query_pairs = Array::<Vector<E, NA>>::new(2usize);
+                query_pairs[0] = pair::<E, V, NA>(query, first_pair);
+                query_pairs[1] = pair::<E, V, NA>(query, comptime!(first_pair + 1));
+                def.execute_inplace(&key_pairs, &query_pairs, &mut acc);
+            }
+            #[unroll]
+            for i in 0..2usize {
+                let weight = self.weights[comptime!(2 * step + i)];
+                // Not the maximum with 0, which of NaN would be 0.
+                let (product, other) = (acc[0].extract(i), acc[1].extract(i));
+                score += weight * select(product < 0.0f32, 0.0f32, product);
+                other_score += weight * select(other < 0.0f32, 0.0f32, other);
+            }
+        }
+        Scores { own: score, other: other_score }
     }
 }
 
@@ -329,7 +383,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         let form = form!(
             score_mma_kernel,
             dim,
-            [bits, VECTOR, _, _, _, _, _, _, 0, 1, 1, 1, 1, 64, 64, 64, 6, 1, 1.0, form, elem]
+            [bits, VECTOR, _, _, _, _, _, _, ScoreSizesLaunch::new(0, 1, 1, 1, 1, 64, 64, 64, 6, 1), 1.0, form, elem]
         );
         Entry::of(kind, "lightning_index.score_mma", form).on(|arch| arch != Arch::Sm75).unchecked()
     });

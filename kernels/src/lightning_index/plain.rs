@@ -122,8 +122,7 @@ fn score_kernel<E: Float, V: Size>(
     // A branch, not a return: the barriers below must be met by all units of a cube, and this says that they are.
     if count > k as usize && count > first_key {
         let unit = UNIT_POS as usize;
-        let x = unit % SIDE;
-        let y = unit / SIDE;
+        let (x, y) = (unit % SIDE, unit / SIDE);
         let mut stage = Shared::<[f32]>::new_slice(comptime!(stage_len(unit_heads)));
         let mut slots = Shared::<[u32]>::new_slice(TILE);
         let tile_keys = min(count - first_key, TILE);

@@ -6,7 +6,7 @@
 //! f32. An item gives its own normalised output and the logarithm of its sum, and [`merge_splits`] merges those of a
 //! sequence.
 //!
-//! Two kernels here do that: `plain.rs` with ordinary arithmetic, on every device, and `mma.rs` with matrix instructions. On
+//! Two kernels here do that: `plain` with ordinary arithmetic, on every device, and `mma` with matrix instructions. On
 //! Hopper `sm90` does it, on Blackwell `sm100`. [`DecodeSizes::kernel`] says which one runs.
 
 mod mma;

@@ -140,7 +140,7 @@ fn sparse_parts_kernel<E: Float>(
                 slot = slots[token * most + first + unit];
             }
             let scores = scores::<E>(q, rows, &own, slot, width, softmax_scale);
-            // Everybody has read the weights before.
+            // All units have read the weights before.
             sync_cube();
             listed[unit] = slot;
             #[unroll]
@@ -148,21 +148,8 @@ fn sparse_parts_kernel<E: Float>(
                 weights[comptime!(head * UNITS) + unit] = scores[head];
             }
             sync_cube();
-            #[unroll]
-            for head in 0..HEADS {
-                let mut top = highest[head];
-                for entry in 0..UNITS {
-                    top = max(top, weights[comptime!(head * UNITS) + entry]);
-                }
-                let shrink = (highest[head] - top).exp();
-                highest[head] = top;
-                sums[head] *= shrink;
-                #[unroll]
-                for column in 0..columns {
-                    values[comptime!(head * columns + column)] *= shrink;
-                }
-            }
-            // Everybody has read the scores.
+            raise(&weights, &mut highest, &mut sums, &mut values, columns);
+            // All units have read the scores.
             sync_cube();
             #[unroll]
             for head in 0..HEADS {
@@ -192,23 +179,66 @@ fn sparse_parts_kernel<E: Float>(
             first += UNITS;
         }
 
+        write(acc, max_score, row_sum, &own, &highest, &sums, &values, neg_inf, value_width);
+    }
+}
+
+/// Raises the maxima to the scores in shared memory, and shrinks what was summed up relative to them.
+#[cube]
+fn raise(
+    scores: &Shared<[f32]>,
+    highest: &mut Array<f32>,
+    sums: &mut Array<f32>,
+    values: &mut Array<f32>,
+    #[comptime] columns: usize,
+) {
+    #[unroll]
+    for head in 0..HEADS {
+        let mut top = highest[head];
+        for entry in 0..UNITS {
+            top = max(top, scores[comptime!(head * UNITS) + entry]);
+        }
+        let shrink = (highest[head] - top).exp();
+        highest[head] = top;
+        sums[head] *= shrink;
         #[unroll]
-        for head in 0..HEADS {
-            if head < own.count {
-                let row = own.first + head;
-                #[unroll]
-                for column in 0..columns {
-                    let channel = unit + comptime!(column * UNITS);
-                    if channel < value_width {
-                        acc[row * value_width + channel] = values[comptime!(head * columns + column)];
-                    }
+        for column in 0..columns {
+            values[comptime!(head * columns + column)] *= shrink;
+        }
+    }
+}
+
+/// Writes what a unit has of the heads of a cube.
+#[cube]
+fn write(
+    acc: &mut [f32],
+    max_score: &mut [f32],
+    row_sum: &mut [f32],
+    own: &Heads,
+    highest: &Array<f32>,
+    sums: &Array<f32>,
+    values: &Array<f32>,
+    neg_inf: f32,
+    #[comptime] value_width: usize,
+) {
+    let columns = comptime!(value_width.div_ceil(UNITS));
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for head in 0..HEADS {
+        if head < own.count {
+            let row = own.first + head;
+            #[unroll]
+            for column in 0..columns {
+                let channel = unit + comptime!(column * UNITS);
+                if channel < value_width {
+                    acc[row * value_width + channel] = values[comptime!(head * columns + column)];
                 }
-                if unit == 0 {
-                    // The weight of the largest score is 1.
-                    let empty = sums[head] == 0.0;
-                    max_score[row] = select(empty, neg_inf, highest[head]);
-                    row_sum[row] = sums[head];
-                }
+            }
+            if unit == 0 {
+                // The weight of the largest score is 1.
+                let empty = sums[head] == 0.0;
+                max_score[row] = select(empty, neg_inf, highest[head]);
+                row_sum[row] = sums[head];
             }
         }
     }
