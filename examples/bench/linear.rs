@@ -58,7 +58,7 @@ fn case(bench: &mut Bench, model: &str, m: usize, w: &Tensor<2>) -> Result<(), S
     let times = bench.timer.measure(call)?;
     let flops = Some(2.0 * m as f64 * n as f64 * k as f64);
     let bytes = Some(((m * k + n * k + m * n) * bench.dtype.size()) as f64);
-    let shape = [("model", json!(model)), ("m", json!(m)), ("n", json!(n)), ("k", json!(k))];
+    let shape = [("model", json!(model)), ("m", json!(m)), ("out", json!(n)), ("in", json!(k))];
     let extra = [("rel_rms", crate::report::rounded(difference, 8))];
     bench.report.row("linear", &shape, &times, Volume { flops, bytes }, &extra);
     Ok(())

@@ -70,7 +70,7 @@ impl LinearArgs {
         let (rows, matrices, division) = match &self.work {
             Work::Dense { rows, second: None } => (*rows, 1, Division::Dense),
             Work::Dense { rows, second: Some(_) } => (*rows, 1, Division::SmallBatch),
-            Work::Heads { rows, heads, .. } => (rows * heads, *heads, Division::SmallBatch),
+            Work::Heads { rows, heads, .. } => (rows * heads, *heads, Division::Heads),
             Work::Experts { pairs, experts, .. } => (*pairs, *experts, Division::Experts),
             Work::Token { pairs, .. } => (*pairs, *pairs, Division::SmallBatch),
         };
@@ -239,7 +239,7 @@ pub fn tile_tokens(client: &Client, sizes: &LinearSizes) -> usize {
     select::choose(client, sizes).tokens
 }
 
-/// Whether many rows of one matrix are multiplied by a kernel that is made for them; a small batch always has one.
+/// Whether rows are multiplied by a kernel that is made for many of them; a small batch always has one.
 pub fn takes_many_rows(client: &Client, sizes: &LinearSizes) -> bool {
     select::choose(client, sizes).path == Path::Sm90
 }

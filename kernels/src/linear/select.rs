@@ -73,9 +73,11 @@ pub struct LinearSizes {
 pub enum Division {
     /// One matrix has them all.
     Dense,
+    /// Each has its own.
+    Heads,
     /// Rows are sorted by expert.
     Experts,
-    /// By head, a single token's pairs, or with a second matrix.
+    /// A single token's pairs, or with a second matrix.
     SmallBatch,
 }
 
@@ -85,6 +87,12 @@ impl LinearSizes {
         let (division, matrix_stride) = (Division::Dense, form.matrix(inputs, outputs));
         let (matrices, carried, batch_invariant) = (1, 0, false);
         Self { rows, matrices, division, inputs, outputs, carried, matrix_stride, form, elems, batch_invariant }
+    }
+
+    /// Of so many rows of heads, with channels that are carried over.
+    pub fn by_head([rows, heads, inputs, outputs, carried]: [usize; 5], elems: [ElemType; 2]) -> Self {
+        let dense = Self::dense([rows * heads, inputs, outputs], LinearForm::default(), elems);
+        Self { matrices: heads, division: Division::Heads, carried, ..dense }
     }
 
     /// Of so many pairs of token and expert.
@@ -117,32 +125,37 @@ pub(super) fn choose(client: &Client, sizes: &LinearSizes) -> Choice {
     choice
 }
 
-/// Rows up to which the small-batch kernel is faster: of one matrix, and of an expert on average.
+/// Rows of one matrix, and of each head's, up to which the small-batch kernel is faster.
 #[cfg(feature = "cuda")]
-const SMALL_BATCH: usize = 64;
+const SMALL_BATCH: usize = 8;
 #[cfg(feature = "cuda")]
-const SMALL_EXPERT: usize = 8;
-/// Tokens of a tile on Hopper, and the time that it takes by that of one of 256, times 256.
+const SMALL_BATCH_OF_HEADS: usize = 64;
+/// Tokens of a tile on Hopper, and how long it takes. The small ones wait for the weights, from the L2 cache.
 #[cfg(feature = "cuda")]
-const TILES: [(usize, usize); 4] = [(256, 256), (128, 142), (64, 84), (32, 60)];
+const TILES: [(usize, usize); 4] = [(256, 256), (128, 134), (64, 111), (32, 101)];
 
 #[cfg(feature = "cuda")]
 fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
-    let &LinearSizes { rows, matrices, inputs, outputs, elems: [x_elem, elem], .. } = sizes;
+    let &LinearSizes { rows, matrices, outputs, .. } = sizes;
     let enough = match sizes.division {
         Division::Dense => rows > SMALL_BATCH,
-        Division::Experts => rows > SMALL_EXPERT * matrices,
+        Division::Heads => rows > SMALL_BATCH_OF_HEADS * matrices,
+        Division::Experts => rows >= matrices,
         Division::SmallBatch => false,
     };
-    if !enough || sizes.batch_invariant || x_elem != elem || !sm90::supported(client, [inputs, outputs], elem) {
+    if !enough || sizes.batch_invariant || !sm90::supported(client, sizes) {
         return None;
     }
-    let cubes = multiprocessors(client);
+    let clusters = multiprocessors(client) / sm90::CUBES as usize;
     let cost = |(tokens, time): (usize, usize)| match sizes.division {
-        // How often all multiprocessors have a tile, the last time perhaps not all.
-        Division::Dense => (rows.div_ceil(tokens) * outputs.div_ceil(sm90::outputs(sizes.form))).div_ceil(cubes) * time,
-        // Half of an expert's last tile is empty, on average.
-        _ => (2 * rows + matrices * tokens) * time / tokens,
+        // An expert's last tile is half empty, on average; twice their number.
+        Division::Experts => (2 * rows / tokens + matrices).max(2 * matrices) * time,
+        // How often all pairs of cubes have a tile, the last time perhaps not all.
+        _ => {
+            let tiles = matrices * sizes.rows_each().div_ceil(tokens);
+            (tiles * outputs.div_ceil(sm90::CUBES as usize * sm90::outputs(sizes.form))).div_ceil(clusters.max(1))
+                * time
+        }
     };
     let (tokens, _) = TILES.into_iter().min_by_key(|&tile| cost(tile))?;
     Some(Choice { path: Path::Sm90, tokens })

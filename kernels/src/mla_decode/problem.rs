@@ -210,6 +210,11 @@ impl Path {
         self.is_specialised()
     }
 
+    /// Whether `mla_decode` writes the result of a sequence that is a single item without a partial one.
+    pub fn writes_whole(self) -> bool {
+        self.is_specialised()
+    }
+
     /// Made for one generation of GPUs: loads tiles by TMA, and writes sequences that are a single item to the result itself.
     pub(super) fn is_specialised(self) -> bool {
         matches!(self, Path::Sm90 | Path::Sm100)

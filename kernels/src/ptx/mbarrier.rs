@@ -89,6 +89,24 @@ pub(crate) fn arrive_at_if(bar: u32, cube: u32, condition: bool) {
     );
 }
 
+/// [`arrive_at_if()`] of a thread that has written nothing which the others read: what its `wgmma` has read is complete
+/// ([`crate::ptx::wgmma::wait()`]), and a copy may overwrite it.
+///
+/// The scope is that of the own cube. A release to the cluster would wait until all earlier writes of the thread are seen by the
+/// whole GPU, most of a microsecond each time. Who waits with [`wait()`] may then issue copies to the memory that was read.
+#[cube]
+pub(crate) fn arrive_at_after_reads_if(bar: u32, cube: u32, condition: bool) {
+    gpu_asm!(
+        "{{\n.reg .pred p;\n.reg .b32 remote;\nsetp.ne.u32 p, {condition}, 0;\n",
+        "mapa.shared::cluster.u32 remote, {bar}, {cube};\n",
+        "@p mbarrier.arrive.release.cta.shared::cluster.b64 _, [remote];\n}}",
+        condition = in(_) read::<u32>(u32::cast_from(condition)),
+        bar = in(_) read::<u32>(bar),
+        cube = in(_) read::<u32>(cube),
+        options(explicit_mem, reads_address_space shared, writes_address_space shared)
+    );
+}
+
 /// Announces bytes that copies will bring in this phase, and arrives: `mbarrier.arrive.expect_tx`.
 ///
 /// One thread, in general the one that issues the copies, before them. A tile that sticks out of its tensor counts in

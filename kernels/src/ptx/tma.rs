@@ -161,6 +161,24 @@ pub(crate) fn load_2d_multicast(shared: u32, map: u64, bar: u32, x: i32, y: i32,
     );
 }
 
+/// [`load_2d_multicast()`] of a tensor of rank 3.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "the coordinates of the instruction")]
+pub(crate) fn load_3d_multicast(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32, cubes: u16) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster",
+        " [{shared}], [{map}, {{{x}, {y}, {z}}}], [{bar}], {cubes};",
+        shared = in(_) read::<u32>(shared),
+        map = in(_) read::<u64>(map),
+        x = in(_) read::<i32>(x),
+        y = in(_) read::<i32>(y),
+        z = in(_) read::<i32>(z),
+        bar = in(_) read::<u32>(bar),
+        cubes = in(_) read::<u16>(cubes),
+        options(explicit_mem, reads_address_space global, writes_address_space shared)
+    );
+}
+
 /// Writes a tile of `shared` to a matrix: `cp.async.bulk.tensor.2d`.
 ///
 /// One thread. All threads that have written the tile must have done

@@ -40,6 +40,9 @@ pub(super) struct Output {
     pub group: u32,
     /// Outputs of a row.
     pub outputs: u32,
+    /// Channels of a row, or of a row's head.
+    pub width: u32,
+    pub heads: u32,
     pub limit: f32,
 }
 
@@ -108,17 +111,19 @@ impl Output {
         #[comptime] form: Form,
     ) {
         let vectors = comptime!(form.vectors() as u32);
-        let row_vectors = self.outputs / comptime!(VECTOR as u32);
+        let row_vectors = self.width / comptime!(VECTOR as u32);
         let first_vector = work.output / comptime!(VECTOR as u32) + self.group * vectors;
         #[unroll]
         for i in 0..comptime!(form.chunk() * form.vectors() / GROUP as usize) {
             let at = UNIT_POS % GROUP + comptime!(i as u32 * GROUP);
             let (token, vector) = (at / vectors, at % vectors);
             let place = token + comptime!((chunk * form.chunk()) as u32);
-            if place < work.tokens && first_vector + vector < row_vectors {
+            if place < work.tokens && first_vector + vector < self.outputs / comptime!(VECTOR as u32) {
                 let mut row = (work.first + place) as usize;
                 if comptime!(form.rows == Rows::Scatter) {
                     row = order[row] as usize;
+                } else if comptime!(form.rows == Rows::Heads) {
+                    row = row * self.heads as usize + work.head as usize;
                 }
                 let words = matrix::load_16(self.staging_at + address(token, vector, form), 0u32);
                 out[row * row_vectors as usize + (first_vector + vector) as usize] = Vector::<E, V>::reinterpret(words);

@@ -4,6 +4,7 @@
 //! `wgmma` computes the transpose of the output: its rows are outputs, its columns tokens. So a tile has as few tokens as a batch
 //! has, and gate and up of an output are in the registers of one unit.
 
+mod carry;
 mod epilogue;
 mod schedule;
 
@@ -15,7 +16,7 @@ use self::schedule::{Place, Schedule};
 use crate::common::launch::{dummy, multiprocessors, share};
 use crate::experts_mlp::gather;
 use crate::experts_mlp::sort::max_tiles;
-use crate::linear::{LinearForm, PairRows, Products, Work};
+use crate::linear::{LinearForm, LinearSizes, PairRows, Products, Work};
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source, descriptor};
 use crate::ptx::{barrier, mbarrier, shared_address, tma, warp, wgmma};
 
@@ -29,7 +30,7 @@ const GROUP: u32 = 128;
 /// Two warpgroups compute, a warp loads.
 const UNITS: u32 = 2 * GROUP + 32;
 /// Cubes of a cluster: they have the same tokens and neighbouring rows of the weights.
-const CUBES: u32 = 2;
+pub(super) const CUBES: u32 = 2;
 /// Bytes of a stage that are weights.
 const WEIGHT_BYTES: u32 = (WEIGHT_ROWS * CHANNELS * 2) as u32;
 /// Shared memory for stages: what is left beside the staging of the output and the barriers.
@@ -48,6 +49,8 @@ pub(super) enum Rows {
     Sorted,
     /// Rows of x have the order of the experts, those of the output that of the pairs.
     Scatter,
+    /// Each head of a row has its own matrix.
+    Heads,
 }
 
 /// What the kernel's code depends on.
@@ -92,10 +95,12 @@ impl Form {
 }
 
 /// Whether the device has what the kernel needs, and rows lie so that tile loads take them.
-pub(crate) fn supported(client: &Client, [inputs, outputs]: [usize; 2], elem: ElemType) -> bool {
+pub(super) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
+    let &LinearSizes { inputs, outputs, carried, matrix_stride, elems: [x_elem, elem], .. } = sizes;
     let hopper = client.properties().identity.fingerprint == "ptx_sm90";
     let half = matches!(elem, ElemType::Float(FloatKind::BF16 | FloatKind::F16));
-    hopper && half && inputs.is_multiple_of(VECTOR) && outputs.is_multiple_of(VECTOR) && inputs > 0 && outputs > 0
+    let vectors = [inputs, outputs, carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR));
+    hopper && half && x_elem == elem && vectors && inputs > 0 && outputs > 0
 }
 
 /// Outputs of a cube.
@@ -112,8 +117,9 @@ pub(super) fn launch(
     address: AddressType,
     elem: ElemType,
 ) {
-    let Products { x, weight, out, inputs, outputs, limit, .. } = products;
-    let (rows, x, order, tiles, [count, experts, token_tiles]) = match work {
+    let Products { x, weight, out, inputs, outputs, carried, matrix_stride, limit } = products;
+    let (mut heads, mut carry) = (1, None);
+    let (rows, x, order, tiles, [count, matrices, token_tiles]) = match work {
         Work::Experts { order, tiles, pairs, experts, rows } => {
             let sizes = [pairs, experts, max_tiles(pairs, experts, tokens)];
             match rows {
@@ -125,12 +131,17 @@ pub(super) fn launch(
             }
         }
         Work::Dense { rows, .. } => (Rows::Dense, x, dummy(client), dummy(client), [rows, 1, rows.div_ceil(tokens)]),
-        Work::Heads { .. } | Work::Token { .. } => unreachable!("the table has no such row for these"),
+        Work::Heads { rows, heads: count, .. } => {
+            heads = count;
+            carry = (carried > 0).then(|| (share(&x), share(&out)));
+            (Rows::Heads, x, dummy(client), dummy(client), [rows, heads, heads * rows.div_ceil(tokens)])
+        }
+        Work::Token { .. } => unreachable!("the table has no such row for these"),
     };
     let bf16 = elem == ElemType::Float(FloatKind::BF16);
     let form = Form { tokens, rows, linear, bf16 };
-    let x_map = token_map(x, [count, inputs], elem, form);
-    let weight_map = weight_map(weight, [experts, outputs, inputs], elem, form);
+    let x_map = token_map(x, [heads, count, inputs], inputs + carried, elem, form);
+    let weight_map = weight_map(weight, [matrices, outputs, inputs], matrix_stride, elem, form);
     let pairs_of_cubes = token_tiles * outputs.div_ceil(form.outputs() * CUBES as usize);
     let clusters = (multiprocessors(client) / CUBES as usize).clamp(1, pairs_of_cubes);
     // SAFETY: the buffers have the sizes that the arguments state. Tile loads outside of the tensors give zeros, and rows and
@@ -149,26 +160,39 @@ pub(super) fn launch(
             out,
             inputs.div_ceil(CHANNELS) as u32,
             outputs as u32,
+            (outputs + carried) as u32,
             count as u32,
+            heads as u32,
             token_tiles as u32,
             limit,
             form,
             elem,
         );
     }
+    if let Some((x, out)) = carry {
+        carry::launch(client, x, out, [count * heads, inputs, outputs, carried], address, elem);
+    }
 }
 
 /// Tokens in tiles, of which each cube of a cluster loads its part for both.
-fn token_map(x: BufferArg, [rows, inputs]: [usize; 2], elem: ElemType, form: Form) -> TensorMapArg<Tiled> {
-    let tile = [form.tokens / CUBES as usize, CHANNELS];
-    // SAFETY: x has as many rows of as many channels.
-    unsafe { tma::tiled_map(handle(x), &[rows, inputs], &[inputs, 1], &tile, elem, TensorMapSwizzle::B128) }
+fn token_map(
+    x: BufferArg,
+    [heads, rows, inputs]: [usize; 3],
+    width: usize,
+    elem: ElemType,
+    form: Form,
+) -> TensorMapArg<Tiled> {
+    let (shape, strides) = ([heads, rows, inputs], [width, heads * width, 1]);
+    let tile = [1, form.tokens / CUBES as usize, CHANNELS];
+    // SAFETY: x has as many rows of as many heads, whose channels are `width` apart.
+    unsafe { tma::tiled_map(handle(x), &shape, &strides, &tile, elem, TensorMapSwizzle::B128) }
 }
 
 /// Weights in tiles of 128 rows. Of a gated output a tile has 8 rows of the gate, the same 8 of up, and so on.
 fn weight_map(
     weight: BufferArg,
-    [experts, outputs, inputs]: [usize; 3],
+    [matrices, outputs, inputs]: [usize; 3],
+    matrix_stride: usize,
     elem: ElemType,
     form: Form,
 ) -> TensorMapArg<Tiled> {
@@ -176,12 +200,12 @@ fn weight_map(
     // SAFETY: there are as many matrices of as many rows and channels.
     unsafe {
         if form.linear.gated {
-            let shape = [experts, outputs / INTERLEAVED, 2, INTERLEAVED, inputs];
-            let strides = [2 * outputs * inputs, INTERLEAVED * inputs, outputs * inputs, inputs, 1];
+            let shape = [matrices, outputs / INTERLEAVED, 2, INTERLEAVED, inputs];
+            let strides = [matrix_stride, INTERLEAVED * inputs, outputs * inputs, inputs, 1];
             let tile = [1, WEIGHT_ROWS / (2 * INTERLEAVED), 2, INTERLEAVED, CHANNELS];
             tma::tiled_map(handle, &shape, &strides, &tile, elem, TensorMapSwizzle::B128)
         } else {
-            let (shape, strides) = ([experts, outputs, inputs], [outputs * inputs, inputs, 1]);
+            let (shape, strides) = ([matrices, outputs, inputs], [matrix_stride, inputs, 1]);
             tma::tiled_map(handle, &shape, &strides, &[1, WEIGHT_ROWS, CHANNELS], elem, TensorMapSwizzle::B128)
         }
     }
@@ -211,7 +235,9 @@ fn linear_sm90_kernel<E: Float, V: Size>(
     out: &mut [Vector<E, V>],
     blocks: u32,
     outputs: u32,
+    width: u32,
     rows: u32,
+    heads: u32,
     token_tiles: u32,
     limit: f32,
     #[comptime] form: Form,
@@ -243,7 +269,7 @@ fn linear_sm90_kernel<E: Float, V: Size>(
     let group = warp::uniform(UNIT_POS / GROUP);
     let lane = UNIT_POS % 32;
     let rank = CUBE_POS_X % CUBES;
-    let schedule = Schedule::new(outputs, rows, token_tiles, form);
+    let schedule = Schedule::new(outputs, rows, heads, token_tiles, form);
     let clusters = CUBE_COUNT_X / CUBES;
     let mut number = CUBE_POS_X / CUBES;
     let mut stage = 0u32;
@@ -259,11 +285,19 @@ fn linear_sm90_kernel<E: Float, V: Size>(
                 while block < blocks && work.tokens > 0 {
                     let bar = full + stage * 8;
                     let channel = (block * comptime!(CHANNELS as u32)) as i32;
-                    mbarrier::wait_cluster(empty + stage * 8, phase ^ 1);
+                    mbarrier::wait(empty + stage * 8, phase ^ 1);
                     mbarrier::arrive_expect(bar, comptime!(form.stage_bytes()));
                     let to =
                         tokens_at + stage * comptime!(form.token_bytes()) + first_row * comptime!(CHANNELS as u32 * 2);
-                    tma::load_2d_multicast(to, x, bar, channel, (work.first + first_row) as i32, 3u16);
+                    tma::load_3d_multicast(
+                        to,
+                        x,
+                        bar,
+                        channel,
+                        (work.first + first_row) as i32,
+                        work.head as i32,
+                        3u16,
+                    );
                     let to = weights_at + stage * WEIGHT_BYTES;
                     if comptime!(form.linear.gated) {
                         let eight = work.output / comptime!(INTERLEAVED as u32);
@@ -299,13 +333,13 @@ fn linear_sm90_kernel<E: Float, V: Size>(
                     // The other warpgroup's products fill the tensor cores until this one has issued the next.
                     acc = wgmma::wait::<A>(issued, 0u32);
                     // One lane for each cube of the cluster.
-                    mbarrier::arrive_at_if(empty + stage * 8, lane % CUBES, lane < CUBES);
+                    mbarrier::arrive_at_after_reads_if(empty + stage * 8, lane % CUBES, lane < CUBES);
                     let wraps = stage == comptime!(form.stages() - 1);
                     stage = select(wraps, 0u32, stage + 1);
                     phase ^= u32::cast_from(wraps);
                     block = warp::next(block);
                 }
-                let output = Output { staging_at, group, outputs, limit };
+                let output = Output { staging_at, group, outputs, width, heads, limit };
                 output.write::<E, V, A>(acc, order, out, &work, form);
             }
             number += clusters;
@@ -330,11 +364,13 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 CubeDim::new_1d(UNITS),
                 AddressType::U32,
                 VECTOR,
-                token_map(buffer(), [256, 64], elem, form),
-                weight_map(buffer(), [1, 256, 64], elem, form),
+                token_map(buffer(), [1, 256, 64], 64, elem, form),
+                weight_map(buffer(), [1, 256, 64], 256 * 64, elem, form),
                 buffer(),
                 buffer(),
                 buffer(),
+                1,
+                1,
                 1,
                 1,
                 1,
@@ -354,5 +390,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         entry("experts_down.128", bf16, Rows::Scatter, false, 128),
         entry("64", f16, Rows::Dense, false, 64),
         entry("experts_up.32", bf16, Rows::Sorted, true, 32),
+        entry("heads.128", bf16, Rows::Heads, false, 128),
     ]
+    .into_iter()
+    .chain(carry::offline())
+    .collect()
 }

@@ -16,21 +16,25 @@ pub(super) struct Schedule {
     /// Pairs of cubes that all outputs take.
     pairs: u32,
     rows: u32,
+    heads: u32,
     token_tiles: u32,
 }
 
 #[cube]
 impl Schedule {
-    pub fn new(outputs: u32, rows: u32, token_tiles: u32, #[comptime] form: Form) -> Schedule {
+    pub fn new(outputs: u32, rows: u32, heads: u32, token_tiles: u32, #[comptime] form: Form) -> Schedule {
         let pairs = outputs.div_ceil(comptime!(form.outputs() as u32 * CUBES));
-        Schedule { count: token_tiles * pairs, pairs, rows, token_tiles }
+        Schedule { count: token_tiles * pairs, pairs, rows, heads, token_tiles }
     }
 }
 
 /// A tile of the output.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Place {
+    /// The matrix: of an expert or head.
     pub expert: u32,
+    /// The head of the rows of x.
+    pub head: u32,
     /// The first of the cube's outputs.
     pub output: u32,
     /// The first row of x.
@@ -50,14 +54,20 @@ impl Place {
         let height = min(together, schedule.token_tiles - first_tile);
         let tile = first_tile + place % height;
         let output = (place / height * CUBES + rank) * comptime!(form.outputs() as u32);
-        if comptime!(form.rows == Rows::Dense) {
+        if comptime!(form.rows == Rows::Heads) {
+            let tiles_of_head = schedule.token_tiles / schedule.heads;
+            let head = tile / tiles_of_head;
+            let first = tile % tiles_of_head * comptime!(form.tokens as u32);
+            let tokens = min(comptime!(form.tokens as u32), schedule.rows - first);
+            Place { expert: head, head, output, first, tokens }
+        } else if comptime!(form.rows == Rows::Dense) {
             let first = tile * comptime!(form.tokens as u32);
             let tokens = min(comptime!(form.tokens as u32), schedule.rows - first);
-            Place { expert: 0u32, output, first, tokens }
+            Place { expert: 0u32, head: 0u32, output, first, tokens }
         } else {
             let at = tile as usize * TILE;
             let expert = tiles[at] as u32;
-            Place { expert, output, first: tiles[at + 1] as u32, tokens: tiles[at + 2] as u32 }
+            Place { expert, head: 0u32, output, first: tiles[at + 1] as u32, tokens: tiles[at + 2] as u32 }
         }
     }
 }

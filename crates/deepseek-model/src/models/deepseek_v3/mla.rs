@@ -185,7 +185,7 @@ impl MultiHeadLatentAttention {
         }
         if let Some(keys) = new {
             let (q, latent) = (q.narrow(0, alone, tokens - alone), latent.narrow(0, alone, tokens - alone));
-            outs.push(self.naive_and_past(q, latent, keys, step, cache)?);
+            outs.extend(self.chunks(q, latent, keys, step, cache)?);
         }
         Ok(if outs.len() > 1 { Tensor::cat(outs, 0) } else { outs.remove(0) })
     }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use mla_ops::cache::{PagedCache, RequestId};
 use mla_ops::{
-    Determinism, MlaPlan, MlaPlanArgs, RopeQuery, Splits, WriteLatentArgs, WriteLatentError, mla_plan, write_latent,
+    Determinism, MlaDecodeProblem, MlaPlan, MlaPlanArgs, Path, RopeQuery, Splits, WriteLatentArgs, WriteLatentError,
+    explain_path, mla_plan, write_latent,
 };
 
 use super::config::DeepseekV3Config;
@@ -46,12 +47,18 @@ pub(crate) enum Keys {
     Indexed(IndexedKeys),
 }
 
-/// Chunks of tokens that see each other in the naive form, and what the cache held before in the absorbed form.
+/// How chunks of new tokens see their keys.
 #[derive(Debug)]
-pub(crate) struct NewKeys {
-    /// i32 `[B + 1]`, counted from the first of these tokens.
-    pub(crate) cu_seqlens: Tensor<1, Int>,
-    pub(crate) past: Vec<PastChunk>,
+pub(crate) enum NewKeys {
+    /// Each other in the naive form, and what the cache held before in the absorbed form.
+    Naive {
+        /// i32 `[B + 1]`, counted from the first of these tokens.
+        cu_seqlens: Tensor<1, Int>,
+        past: Vec<ChunkKeys>,
+    },
+    /// All keys, their own among them, in the absorbed form. That has 3.4 times the arithmetic of the naive one in DeepSeek-V3's
+    /// sizes, but runs on Hopper's and Blackwell's tensor cores.
+    Absorbed(Vec<ChunkKeys>),
 }
 
 /// Keys in the cache, and the plan for reading them.
@@ -74,10 +81,10 @@ pub(crate) struct IndexedKeys {
     pub(crate) visible: Tensor<2, Int>,
 }
 
-/// What the cache held of a request before this step.
+/// The keys of some requests' new tokens, as many of each.
 #[derive(Debug)]
-pub(crate) struct PastChunk {
-    /// Its new tokens, counted as in [`NewKeys::cu_seqlens`].
+pub(crate) struct ChunkKeys {
+    /// The new tokens, counted from the first one of [`NewKeys`].
     pub(crate) tokens: Range<usize>,
     pub(crate) keys: PagedKeys,
 }
@@ -109,7 +116,7 @@ impl Step {
             let (alone, longer) = chunks.split_at(alone);
             Keys::All {
                 single: single_keys(alone, &positions, cache, (heads, determinism), device)?,
-                new: new_keys(longer, cache, heads, device)?,
+                new: new_keys(longer, cache, (config, heads), device)?,
             }
         };
         Ok(Self {
@@ -184,9 +191,17 @@ fn single_keys(
     Ok(Some(PagedKeys::new(&owners, seq_lens, reader, cache, device)?))
 }
 
-fn new_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device) -> Result<Option<NewKeys>> {
+fn new_keys(
+    chunks: &[Chunk],
+    cache: &PagedCache,
+    (config, heads): (&DeepseekV3Config, usize),
+    device: &Device,
+) -> Result<Option<NewKeys>> {
     if chunks.is_empty() {
         return Ok(None);
+    }
+    if is_fast_absorbed(cache, (config, heads), device) {
+        return Ok(Some(NewKeys::Absorbed(absorbed_keys(chunks, cache, heads, device)?)));
     }
     let mut cu_seqlens = vec![0];
     let mut past = Vec::new();
@@ -197,12 +212,47 @@ fn new_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device)
         if before > 0 {
             let reader = Reader { query_len: tokens.len(), heads, splits: Splits::Auto };
             let keys = PagedKeys::new(&[chunk.request], vec![before], reader, cache, device)?;
-            past.push(PastChunk { tokens: tokens.clone(), keys });
+            past.push(ChunkKeys { tokens: tokens.clone(), keys });
         }
         first = tokens.end;
         cu_seqlens.push(first as i32);
     }
-    Ok(Some(NewKeys { cu_seqlens: ints(cu_seqlens, device), past }))
+    Ok(Some(NewKeys::Naive { cu_seqlens: ints(cu_seqlens, device), past }))
+}
+
+/// Whether attention in the absorbed form runs on Hopper's or Blackwell's tensor cores.
+fn is_fast_absorbed(cache: &PagedCache, (config, heads): (&DeepseekV3Config, usize), device: &Device) -> bool {
+    let problem = MlaDecodeProblem {
+        batch: 1,
+        query_len: 1,
+        heads,
+        key_width: config.kv_lora_rank + config.qk_rope_head_dim,
+        value_width: config.kv_lora_rank,
+        page_size: cache.config().page_size,
+        dtype: cache.config().dtype.into(),
+    };
+    matches!(explain_path(&problem, device).path, Path::Sm90 | Path::Sm100)
+}
+
+/// Query rows of a request from which keys need not be split for a GPU to have enough to do: 128 tiles of 64.
+const FILLS: usize = 128 * 64;
+
+/// The keys of each chunk; of neighbours with as many new tokens together.
+fn absorbed_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device) -> Result<Vec<ChunkKeys>> {
+    let mut first = 0;
+    let alike = chunks.chunk_by(|a, b| a.tokens.len() == b.tokens.len());
+    alike
+        .map(|chunks| {
+            let query_len = chunks[0].tokens.len();
+            let tokens = first..first + chunks.len() * query_len;
+            first = tokens.end;
+            let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
+            let lens = requests.iter().map(|&request| Ok(cache.len(request)?)).collect::<Result<_>>()?;
+            let splits = if query_len * heads >= FILLS { Splits::Count(1) } else { Splits::Auto };
+            let reader = Reader { query_len, heads, splits };
+            Ok(ChunkKeys { tokens, keys: PagedKeys::new(&requests, lens, reader, cache, device)? })
+        })
+        .collect()
 }
 
 impl IndexedKeys {

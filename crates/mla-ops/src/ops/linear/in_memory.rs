@@ -22,7 +22,11 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, determinism: Determinism) ->
 
 /// Checked x `[N, in]`: both products.
 pub(crate) fn linear_pair(x: Tensor<2>, [first, second]: [&Weight; 2], determinism: Determinism) -> [Tensor<2>; 2] {
-    if ![first, second].into_iter().all(|weight| has_kernel(&x, weight, determinism)) {
+    let joint = |weight: &Weight| {
+        let fast = determinism == Determinism::Fast && small_batch::takes_many_rows(&x, weight, false);
+        has_kernel(&x, weight, determinism) && !fast
+    };
+    if ![first, second].into_iter().all(joint) {
         return [linear(x.clone(), first, determinism), linear(x, second, determinism)];
     }
     let [first, second] = [first, second].map(|weight| weight.clone().into_backend());
@@ -32,5 +36,5 @@ pub(crate) fn linear_pair(x: Tensor<2>, [first, second]: [&Weight; 2], determini
 
 fn has_kernel(x: &Tensor<2>, weight: &Weight, determinism: Determinism) -> bool {
     let [rows, _] = x.dims();
-    !weight.is_empty() && small_batch::has_kernel(rows, &x.device(), determinism)
+    !weight.is_empty() && (small_batch::has_kernel(rows, &x.device(), determinism) || small_batch::is_router(x, weight))
 }

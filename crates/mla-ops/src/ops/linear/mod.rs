@@ -17,8 +17,9 @@ use crate::{Determinism, MlaError, Weight};
 /// The product of `x [N, in]` and the transpose of a weight `[out, in]` of the dtype of `x`, or of f32: `[N, out]` of the dtype of
 /// the weight.
 ///
-/// On a GPU, up to 64 rows are computed by a small-batch kernel (GEMV), as fast as the weights come from memory; a row's bits do
-/// not depend on the others there. More rows are a [`matmul`](crate::matmul), unless they have to be
+/// On a GPU, a few rows are computed by a small-batch kernel (GEMV), as fast as the weights come from memory; a row's bits do not
+/// depend on the others there. More rows than 8 take Hopper's tensor cores where x and weight are f16 or bf16 and `in` and `out`
+/// multiples of 8; more than 64 are a [`matmul`](crate::matmul) elsewhere, unless they have to be
 /// [batch-invariant](Determinism::BatchInvariant). Sums are f32; the CPU rounds those of f16 to f16 now and then.
 ///
 /// `x` may be a [`Normed`](crate::Normed) that is not in memory yet: a small f32 weight (a router) is read in the launch of the

@@ -2,6 +2,7 @@
 
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
 
+use crate::Determinism;
 use crate::ops::mla_decode::backend::BackendDecode;
 use crate::weight::BackendWeight;
 
@@ -22,7 +23,7 @@ pub(crate) enum BackendHeadRows<B: Backend> {
 )]
 pub(crate) trait LinearByHeadBackend: Backend {
     /// x `[N, H, d]`, weight `[H, out, in]`: `[N, H, out + d - in]`.
-    #[fusion(meta = |x, weight| {
+    #[fusion(meta = |x, weight, _| {
         let ([rows, heads, width], dtype) = match x {
             BackendHeadRowsMetadata::InMemory(x) => (x.shape.dims(), x.dtype),
             BackendHeadRowsMetadata::Decoded(step) => {
@@ -36,6 +37,7 @@ pub(crate) trait LinearByHeadBackend: Backend {
     fn linear_by_head(
         #[extension_type] x: BackendHeadRows<Self>,
         #[extension_type] weight: BackendWeight<Self>,
+        determinism: Determinism,
     ) -> FloatTensor<Self>;
 }
 
@@ -44,12 +46,16 @@ mod reference {
     use burn::backend::{Flex, tensor::FloatTensor};
     use burn::tensor::Tensor;
 
-    use super::{BackendHeadRows, BackendWeight, LinearByHeadBackend};
+    use super::{BackendHeadRows, BackendWeight, Determinism, LinearByHeadBackend};
     use crate::ops::mla_decode::backend::MlaDecodeBackend;
     use crate::reference::{IntoFlex, tensor};
 
     impl LinearByHeadBackend for Flex {
-        fn linear_by_head(x: BackendHeadRows<Self>, weight: BackendWeight<Self>) -> FloatTensor<Self> {
+        fn linear_by_head(
+            x: BackendHeadRows<Self>,
+            weight: BackendWeight<Self>,
+            _determinism: Determinism,
+        ) -> FloatTensor<Self> {
             let x: Tensor<3> = match x {
                 BackendHeadRows::InMemory(x) => tensor(x),
                 BackendHeadRows::Decoded(step) => tensor::<Tensor<4>>(Self::mla_decode(step).0).flatten(0, 1),

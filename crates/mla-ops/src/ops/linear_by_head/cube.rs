@@ -1,4 +1,4 @@
-//! [`linear_by_head`](super::linear_by_head()) by the small-batch kernels.
+//! [`linear_by_head`](super::linear_by_head()) by kernels.
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
@@ -6,25 +6,28 @@ use mla_kernels::linear::{self, LinearArgs, LinearForm, Work};
 use mla_kernels::mla_decode;
 
 use super::backend::{BackendHeadRows, LinearByHeadBackend};
+use crate::Determinism;
 use crate::ops::mla_decode::backend::BackendDecode;
 use crate::ops::mla_decode::cube::Launch;
 use crate::tensors::{contiguous, dims, empty, launched, matrix_stride};
 use crate::weight::BackendWeight;
 
 impl LinearByHeadBackend for CubeBackend {
-    fn linear_by_head(x: BackendHeadRows<Self>, weight: BackendWeight<Self>) -> CubeTensor {
+    fn linear_by_head(x: BackendHeadRows<Self>, weight: BackendWeight<Self>, determinism: Determinism) -> CubeTensor {
         match x {
-            BackendHeadRows::InMemory(x) => in_memory(x, weight.dense()),
+            BackendHeadRows::InMemory(x) => in_memory(x, weight.dense(), determinism),
             BackendHeadRows::Decoded(step) => decoded(step, weight.dense()),
         }
     }
 }
 
-fn in_memory(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+fn in_memory(x: CubeTensor, weight: CubeTensor, determinism: Determinism) -> CubeTensor {
     let x = contiguous(x);
     let ([rows, heads, width], [_, outputs, inputs]) = (dims(&x), dims(&weight));
     let out = empty(&x, [rows, heads, outputs + width - inputs], x.dtype);
-    linear::launch(&x.client, by_head_args(&x, weight, &out, [rows, heads, width]));
+    let batch_invariant = determinism.is_batch_invariant();
+    let args = LinearArgs { batch_invariant, ..by_head_args(&x, weight, &out, [rows, heads, width]) };
+    linear::launch(&x.client, args);
     out
 }
 

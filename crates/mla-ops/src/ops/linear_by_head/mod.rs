@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 use self::backend::{BackendHeadRows, LinearByHeadBackend};
 use super::matmul::product;
 use super::mla_decode::Decoded;
-use super::small_batch::has_kernel;
+use super::small_batch::{has_kernel, takes_many_rows_by_head};
 use crate::check::Check;
 use crate::device::has_kernels;
 use crate::dispatch::tensors;
@@ -78,7 +78,7 @@ pub fn linear_by_head(
             })?;
             check.value("weight", outputs > 0, "matrices without rows", || "at least 1 row each".into())?;
             if (batch, query_len) == (1, 1) && has_kernels(check.device()) {
-                return Ok(launch(BackendHeadRows::Decoded(step.into_backend()), weight));
+                return Ok(launch(BackendHeadRows::Decoded(step.into_backend()), weight, determinism));
             }
             let (out, _) = step.materialise();
             Ok(in_memory(out.reshape([batch * query_len, heads, width]), weight, determinism))
@@ -89,8 +89,10 @@ pub fn linear_by_head(
 /// [`linear_by_head`] of checked rows in memory.
 pub(super) fn in_memory(x: Tensor<3>, weight: &StackedWeight, determinism: Determinism) -> Tensor<3> {
     let ([rows, heads, width], [_, outputs, inputs]) = (x.dims(), weight.dims());
-    if heads * inputs * outputs > 0 && has_kernel(rows, &x.device(), determinism) {
-        return launch(BackendHeadRows::InMemory(x.into_dispatch()), weight);
+    if heads * inputs * outputs > 0
+        && (has_kernel(rows, &x.device(), determinism) || takes_many_rows_by_head(&x, weight))
+    {
+        return launch(BackendHeadRows::InMemory(x.into_dispatch()), weight, determinism);
     }
     let by_matmul =
         |x: Tensor<3>| product(x.swap_dims(0, 1), weight.dense().swap_dims(1, 2), determinism).swap_dims(0, 1);
@@ -103,6 +105,6 @@ pub(super) fn in_memory(x: Tensor<3>, weight: &StackedWeight, determinism: Deter
     }
 }
 
-fn launch(x: BackendHeadRows<Dispatch>, weight: &StackedWeight) -> Tensor<3> {
-    tensors(<Dispatch as LinearByHeadBackend>::linear_by_head(x, weight.clone().into_backend()))
+fn launch(x: BackendHeadRows<Dispatch>, weight: &StackedWeight, determinism: Determinism) -> Tensor<3> {
+    tensors(<Dispatch as LinearByHeadBackend>::linear_by_head(x, weight.clone().into_backend(), determinism))
 }

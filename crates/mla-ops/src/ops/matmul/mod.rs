@@ -66,7 +66,7 @@ fn product_by_kernel<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>) -> Tensor<D
     let lhs: Tensor<3> = lhs.reshape([products, rows, depth]).swap_dims(0, 1);
     let rhs: Tensor<3> = rhs.reshape([products, depth, width]).swap_dims(1, 2);
     let (lhs, rhs) = (BackendHeadRows::InMemory(lhs.into_dispatch()), StackedWeight::from(rhs).into_backend());
-    let out = <Dispatch as LinearByHeadBackend>::linear_by_head(lhs, rhs);
+    let out = <Dispatch as LinearByHeadBackend>::linear_by_head(lhs, rhs, Determinism::BatchInvariant);
     Tensor::<3>::from_dispatch(out).swap_dims(0, 1).reshape(shape)
 }
 

@@ -35,13 +35,16 @@ impl Launch {
         let (causal, softmax_scale) = (spec.causal, spec.softmax_scale);
         let out = empty(&q, [batch, query_len, heads, value_width], q.dtype);
         let lse = empty(&q, [batch, query_len, heads], DType::F32);
-        let partial_out = empty(&q, [capacity, rows, value_width], DType::F32);
-        let partial_lse = empty(&q, [capacity, rows], DType::F32);
         #[rustfmt::skip]
         let sizes = DecodeSizes {
             batch, query_len, heads, key_width, value_width, pages, page_size, max_pages, cubes, capacity, causal, elem,
         };
         let kernel = spec.path.and_then(paths::kernel).unwrap_or_else(|| sizes.kernel(&q.client));
+        // Of a plan with an item for each sequence nothing is partial, where the kernel writes whole sequences itself: a prompt would
+        // need several GB.
+        let partial = if capacity <= batch && kernel.writes_whole() { [1, 1] } else { [capacity, rows] };
+        let partial_out = empty(&q, [partial[0], partial[1], value_width], DType::F32);
+        let partial_lse = empty(&q, partial, DType::F32);
         let [q, kv_cache] =
             [q, kv_cache].map(|rows| if kernel.takes_strides() { evenly_spaced(rows) } else { contiguous(rows) });
         let [q_stride, kv_stride] = [&q, &kv_cache].map(|rows| row_stride(rows).unwrap_or(key_width));

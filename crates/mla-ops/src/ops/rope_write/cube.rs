@@ -3,6 +3,7 @@ use mla_kernels::linear::{LatentRows, launch_turned, turns};
 use mla_kernels::rope_write::{RopeWriteArgs, launch};
 
 use super::backend::{BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
+use crate::Determinism;
 use crate::ops::linear_by_head::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::ops::linear_by_head::cube::by_head_args;
 use crate::tensors::{buffers, contiguous, dims, elem, empty, own};
@@ -52,7 +53,8 @@ fn write_absorbed(q: CubeTensor, latents: BackendLatents<CubeBackend>, weight: C
         return (out, latents.cache);
     }
     let (q, _, cache) = write(q, latents);
-    (CubeBackend::linear_by_head(BackendHeadRows::InMemory(q), BackendWeight::Dense(weight)), cache)
+    let (q, weight) = (BackendHeadRows::InMemory(q), BackendWeight::Dense(weight));
+    (CubeBackend::linear_by_head(q, weight, Determinism::BatchInvariant), cache)
 }
 
 impl BackendLatents<CubeBackend> {

@@ -2,6 +2,7 @@ use burn::backend::Flex;
 use burn::tensor::Tensor;
 
 use super::backend::{BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
+use crate::Determinism;
 use crate::ops::linear_by_head::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::ops::norm_rope::reference::{Norm, Rope, norm_rope};
 use crate::ops::write_latent::reference::write_latent;
@@ -16,7 +17,8 @@ impl RopeWriteBackend for Flex {
             }
             BackendRopeQuery::Absorbed(q, weight) => {
                 let (q, _, cache) = rope_write(tensor(q), latents).into_flex();
-                BackendRopeWritten::Absorbed { q: Self::linear_by_head(BackendHeadRows::InMemory(q), weight), cache }
+                let q = Self::linear_by_head(BackendHeadRows::InMemory(q), weight, Determinism::BatchInvariant);
+                BackendRopeWritten::Absorbed { q, cache }
             }
         }
     }

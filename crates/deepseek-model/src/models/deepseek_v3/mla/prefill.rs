@@ -1,5 +1,5 @@
-//! Prefill: chunks of new tokens see each other in the naive form, with keys and values of every head, and what the cache held
-//! before in the absorbed form; the two are merged.
+//! Prefill: chunks of new tokens see all keys in the absorbed form where that is fast. Elsewhere they see each other in the naive
+//! form, with keys and values of every head, and what the cache held before in the absorbed form; the two are merged.
 
 use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
@@ -7,23 +7,34 @@ use mla_ops::{MergeStateArgs, RaggedAttentionArgs, RaggedAttentionOptions, merge
 
 use super::MultiHeadLatentAttention;
 use crate::Result;
-use crate::models::deepseek_v3::step::{NewKeys, PastChunk, Step};
+use crate::models::deepseek_v3::step::{ChunkKeys, NewKeys, Step};
 
 impl MultiHeadLatentAttention {
-    /// Attention of chunks of new tokens over themselves and what the cache held before: out `[N, H, dv]`.
-    pub(super) fn naive_and_past(
+    /// Attention of chunks of new tokens over themselves and what the cache held before: parts of out `[N, H, dv]`, in order.
+    pub(super) fn chunks(
         &self,
         q: Tensor<3>,
         latent: Tensor<2>,
         keys: &NewKeys,
         step: &Step,
         cache: &PagedCache,
-    ) -> Result<Tensor<3>> {
-        let mut state = self.naive(q.clone(), latent, &keys.cu_seqlens, step)?;
-        for chunk in &keys.past {
-            state = self.add_past(state, &q, chunk, step, cache)?;
+    ) -> Result<Vec<Tensor<3>>> {
+        match keys {
+            NewKeys::Naive { cu_seqlens, past } => {
+                let mut state = self.naive(q.clone(), latent, cu_seqlens, step)?;
+                for chunk in past {
+                    state = self.add_past(state, &q, chunk, step, cache)?;
+                }
+                Ok(vec![state.0])
+            }
+            NewKeys::Absorbed(chunks) => {
+                let attend = |chunk: &ChunkKeys| {
+                    let q = q.clone().slice(s![chunk.tokens.clone(), .., ..]);
+                    self.absorbed(self.absorb(q, step)?, &chunk.keys, step, cache)
+                };
+                chunks.iter().map(attend).collect()
+            }
         }
-        Ok(state.0)
     }
 
     /// Attention of the new tokens over themselves, with keys and values of every head: out `[N, H, dv]`, lse `[N, H]`.
@@ -54,7 +65,7 @@ impl MultiHeadLatentAttention {
         &self,
         (out, lse): (Tensor<3>, Tensor<2>),
         q: &Tensor<3>,
-        chunk: &PastChunk,
+        chunk: &ChunkKeys,
         step: &Step,
         cache: &PagedCache,
     ) -> Result<(Tensor<3>, Tensor<2>)> {
