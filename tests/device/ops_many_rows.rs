@@ -1,5 +1,5 @@
 //! Products of many rows on Hopper's tensor cores, dense and grouped by expert, against plain loops: each size of tile, inputs
-//! that end within a block of channels, outputs that end within a cube's, rows that end within a tile.
+//! that end within a block of channels, outputs that end within a cube's, rows that end within a tile, channels in parts.
 
 use burn::tensor::{DType, Device, Tensor};
 use mla_ops::Determinism::Fast;
@@ -31,6 +31,8 @@ fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
 #[case([190, 200, 136])]
 #[case([380, 136, 72])]
 #[case([512, 64, 264])]
+#[case([9, 4104, 136])]
+#[case([33, 4160, 24])]
 fn ops_many_rows_linear(#[case] sizes: [usize; 3], #[values(DType::BF16, DType::F16)] dtype: DType) {
     let [rows, inputs, outputs] = sizes;
     on_hopper(|device| {

@@ -332,7 +332,8 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
         #[cfg(feature = "cuda")]
         Path::Sm90 => {
             before.launch(client);
-            sm90::launch(client, products, args.work, (args.form, choice.tokens), address, elem);
+            let tiling = sm90::Tiling { tokens: choice.tokens, splits: choice.splits };
+            sm90::launch(client, products, args.work, args.form, tiling, address, elem);
         }
         #[cfg(feature = "cuda")]
         Path::Mma => {

@@ -29,7 +29,7 @@ pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
         form: |client, sizes| {
             let takes =
                 mma::supported(client, sizes.inputs, sizes.elems[1]) && mma::fits(sizes.carried, sizes.matrix_stride);
-            takes.then(|| Choice { path: Path::Mma, tokens: mma::tile_tokens(sizes.rows_each()) })
+            takes.then(|| Choice { path: Path::Mma, tokens: mma::tile_tokens(sizes.rows_each()), splits: 1 })
         },
         #[cfg(feature = "offline")]
         offline: mma::offline,
@@ -37,7 +37,7 @@ pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
     Variant {
         path: Path::Plain,
         needs: "nothing",
-        form: |_, _| Some(Choice { path: Path::Plain, tokens: plain::TOKENS }),
+        form: |_, _| Some(Choice { path: Path::Plain, tokens: plain::TOKENS, splits: 1 }),
         #[cfg(feature = "offline")]
         offline: plain::offline,
     },
@@ -117,6 +117,8 @@ impl LinearSizes {
 pub(super) struct Choice {
     pub path: Path,
     pub tokens: usize,
+    /// Parts of the channels.
+    pub splits: usize,
 }
 
 /// The kernel for a problem, and the tokens of its tiles.
@@ -133,6 +135,14 @@ const SMALL_BATCH_OF_HEADS: usize = 64;
 /// Tokens of a tile on Hopper, and how long it takes. The small ones wait for the weights, from the L2 cache.
 #[cfg(feature = "cuda")]
 const TILES: [(usize, usize); 4] = [(256, 256), (128, 134), (64, 111), (32, 101)];
+/// Tokens of a tile that has enough arithmetic for the cache, and how many smaller tiles the cache serves in the time of one.
+#[cfg(feature = "cuda")]
+const FULL: usize = 128;
+#[cfg(feature = "cuda")]
+const L2_TILES: usize = 40;
+/// Channels fewer for a pair of cubes that are worth a launch which adds up the parts.
+#[cfg(feature = "cuda")]
+const WORTH_A_LAUNCH: usize = 2048;
 
 #[cfg(feature = "cuda")]
 fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
@@ -146,17 +156,28 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
     if !enough || sizes.batch_invariant || !sm90::supported(client, sizes) {
         return None;
     }
-    let clusters = multiprocessors(client) / sm90::CUBES as usize;
+    let clusters = (multiprocessors(client) / sm90::CUBES as usize).max(1);
+    let pairs = outputs.div_ceil(sm90::CUBES as usize * sm90::outputs(sizes.form));
     let cost = |(tokens, time): (usize, usize)| match sizes.division {
         // An expert's last tile is half empty, on average; twice their number.
         Division::Experts => (2 * rows / tokens + matrices).max(2 * matrices) * time,
-        // How often all pairs of cubes have a tile, the last time perhaps not all.
+        // How often all pairs of cubes have a tile, the last time perhaps not all. Small tiles that share weights wait for the L2
+        // cache.
         _ => {
-            let tiles = matrices * sizes.rows_each().div_ceil(tokens);
-            (tiles * outputs.div_ceil(sm90::CUBES as usize * sm90::outputs(sizes.form))).div_ceil(clusters.max(1))
-                * time
+            let tiles = matrices * sizes.rows_each().div_ceil(tokens) * pairs;
+            let waits = tokens < FULL && sizes.rows_each() > tokens;
+            (tiles.div_ceil(clusters) * time).max(if waits { tiles * time / L2_TILES } else { 0 })
         }
     };
     let (tokens, _) = TILES.into_iter().min_by_key(|&tile| cost(tile))?;
-    Some(Choice { path: Path::Sm90, tokens })
+    let split = sizes.division == Division::Dense && !sizes.form.gated;
+    let splits = if split { splits(sizes, clusters / (rows.div_ceil(tokens) * pairs).max(1)) } else { 1 };
+    Some(Choice { path: Path::Sm90, tokens, splits })
+}
+
+/// In how many parts to split the channels, if each tile can have so many pairs of cubes.
+#[cfg(feature = "cuda")]
+fn splits(sizes: &LinearSizes, most: usize) -> usize {
+    let splits = most.clamp(1, sm90::MOST_SPLITS);
+    if sizes.inputs - sizes.inputs / splits >= WORTH_A_LAUNCH { splits } else { 1 }
 }

@@ -70,6 +70,29 @@ impl Output {
         }
     }
 
+    /// Writes the sums of a tile over a part of the channels, `[splits, rows, outputs]`, as they lie in the registers: eight units have
+    /// neighbouring outputs of a token.
+    pub fn write_partial<A: Size>(
+        &self,
+        acc: Vector<f32, A>,
+        partial: &mut [f32],
+        work: &Place,
+        rows: u32,
+        #[comptime] form: Form,
+    ) {
+        let (warp, lane) = (UNIT_POS % GROUP / 32, UNIT_POS % 32);
+        let first_output = work.output + self.group * comptime!(WEIGHT_ROWS as u32 / 2) + warp * 16 + lane / 4;
+        let first_row = (work.split * rows + work.first) as usize;
+        #[unroll]
+        for i in 0..comptime!(form.tokens / 2) {
+            let token = comptime!((i / 4 * 8 + i % 2) as u32) + lane % 4 * 2;
+            let output = first_output + comptime!((i / 2 % 2 * 8) as u32);
+            if token < work.tokens && output < self.outputs {
+                partial[(first_row + token as usize) * self.outputs as usize + output as usize] = acc.extract(i);
+            }
+        }
+    }
+
     /// Writes a chunk of tokens to the staging, a token a row.
     fn stage<A: Size>(&self, acc: Vector<f32, A>, #[comptime] chunk: usize, #[comptime] form: Form) {
         let eights = comptime!(form.eights());

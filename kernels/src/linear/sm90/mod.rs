@@ -6,12 +6,15 @@
 
 mod carry;
 mod epilogue;
+mod partial;
 mod schedule;
 
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
 use self::epilogue::{Output, STAGING_BYTES, VECTOR};
+pub(super) use self::partial::MOST_SPLITS;
+use self::partial::Partial;
 use self::schedule::{Place, Schedule};
 use crate::common::launch::{dummy, multiprocessors, share};
 use crate::experts_mlp::gather;
@@ -53,6 +56,15 @@ pub(super) enum Rows {
     Heads,
 }
 
+/// How a launch divides the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tiling {
+    /// Tokens of a tile.
+    pub tokens: usize,
+    /// Parts that the channels are split in, for dense rows that are not gated.
+    pub splits: usize,
+}
+
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Form {
@@ -62,6 +74,8 @@ pub(super) struct Form {
     pub linear: LinearForm,
     /// bf16, otherwise f16.
     pub bf16: bool,
+    /// Whether the channels are split among cubes, each of which writes its sums in f32.
+    pub split: bool,
 }
 
 impl Form {
@@ -113,7 +127,8 @@ pub(super) fn launch(
     client: &Client,
     products: Products,
     work: Work,
-    (linear, tokens): (LinearForm, usize),
+    linear: LinearForm,
+    Tiling { tokens, splits }: Tiling,
     address: AddressType,
     elem: ElemType,
 ) {
@@ -139,10 +154,11 @@ pub(super) fn launch(
         Work::Token { .. } => unreachable!("the table has no such row for these"),
     };
     let bf16 = elem == ElemType::Float(FloatKind::BF16);
-    let form = Form { tokens, rows, linear, bf16 };
+    let form = Form { tokens, rows, linear, bf16, split: splits > 1 };
+    let partial = Partial::new(client, splits, count, outputs);
     let x_map = token_map(x, [heads, count, inputs], inputs + carried, elem, form);
     let weight_map = weight_map(weight, [matrices, outputs, inputs], matrix_stride, elem, form);
-    let pairs_of_cubes = token_tiles * outputs.div_ceil(form.outputs() * CUBES as usize);
+    let pairs_of_cubes = splits * token_tiles * outputs.div_ceil(form.outputs() * CUBES as usize);
     let clusters = (multiprocessors(client) / CUBES as usize).clamp(1, pairs_of_cubes);
     // SAFETY: the buffers have the sizes that the arguments state. Tile loads outside of the tensors give zeros, and rows and
     // columns past the end are not written. Pairs of cubes share no output.
@@ -157,17 +173,22 @@ pub(super) fn launch(
             weight_map,
             order,
             tiles,
-            out,
+            share(&out),
+            partial.arg(),
             inputs.div_ceil(CHANNELS) as u32,
             outputs as u32,
             (outputs + carried) as u32,
             count as u32,
             heads as u32,
             token_tiles as u32,
+            splits as u32,
             limit,
             form,
             elem,
         );
+    }
+    if splits > 1 {
+        partial.add_up(client, out, elem);
     }
     if let Some((x, out)) = carry {
         carry::launch(client, x, out, [count * heads, inputs, outputs, carried], address, elem);
@@ -233,12 +254,14 @@ fn linear_sm90_kernel<E: Float, V: Size>(
     order: &[i32],
     tiles: &[i32],
     out: &mut [Vector<E, V>],
+    partial: &mut [f32],
     blocks: u32,
     outputs: u32,
     width: u32,
     rows: u32,
     heads: u32,
     token_tiles: u32,
+    splits: u32,
     limit: f32,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
@@ -269,7 +292,7 @@ fn linear_sm90_kernel<E: Float, V: Size>(
     let group = warp::uniform(UNIT_POS / GROUP);
     let lane = UNIT_POS % 32;
     let rank = CUBE_POS_X % CUBES;
-    let schedule = Schedule::new(outputs, rows, heads, token_tiles, form);
+    let schedule = Schedule::new(blocks, outputs, rows, heads, token_tiles, splits, form);
     let clusters = CUBE_COUNT_X / CUBES;
     let mut number = CUBE_POS_X / CUBES;
     let mut stage = 0u32;
@@ -281,8 +304,8 @@ fn linear_sm90_kernel<E: Float, V: Size>(
             let first_row = rank * comptime!(form.tokens as u32 / CUBES);
             while number < schedule.count {
                 let work = Place::read(tiles, &schedule, number, rank, form);
-                let mut block = 0u32;
-                while block < blocks && work.tokens > 0 {
+                let mut block = work.first_block;
+                while block < work.end_block && work.tokens > 0 {
                     let bar = full + stage * 8;
                     let channel = (block * comptime!(CHANNELS as u32)) as i32;
                     mbarrier::wait(empty + stage * 8, phase ^ 1);
@@ -321,8 +344,8 @@ fn linear_sm90_kernel<E: Float, V: Size>(
             let work = Place::read(tiles, &schedule, number, rank, form);
             if work.tokens > 0 {
                 let mut acc = Vector::<f32, A>::zeroed();
-                let mut block = 0u32;
-                while block < blocks {
+                let mut block = work.first_block;
+                while block < work.end_block {
                     mbarrier::wait(full + stage * 8, phase);
                     let issued = wgmma::mma_ss::<A>(
                         acc,
@@ -340,7 +363,11 @@ fn linear_sm90_kernel<E: Float, V: Size>(
                     block = warp::next(block);
                 }
                 let output = Output { staging_at, group, outputs, width, heads, limit };
-                output.write::<E, V, A>(acc, order, out, &work, form);
+                if comptime!(form.split) {
+                    output.write_partial::<A>(acc, partial, &work, rows, form);
+                } else {
+                    output.write::<E, V, A>(acc, order, out, &work, form);
+                }
             }
             number += clusters;
         }
@@ -354,7 +381,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, buffer};
     let entry = |name: &str, kind: FloatKind, rows, gated, tokens| {
         let (elem, bf16) = (ElemType::Float(kind), kind == FloatKind::BF16);
-        let form = Form { tokens, rows, linear: LinearForm { gated, limited: gated }, bf16 };
+        let form = Form { tokens, rows, linear: LinearForm { gated, limited: gated }, bf16, split: name == "split.32" };
         let name = format!("linear.sm90.{}.{name}", form.elem().name());
         Entry::new(name, move |device, target| {
             linear_sm90_kernel::create_dummy_kernel(
@@ -369,6 +396,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 buffer(),
                 buffer(),
                 buffer(),
+                buffer(),
+                1,
                 1,
                 1,
                 1,
@@ -391,8 +420,10 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         entry("64", f16, Rows::Dense, false, 64),
         entry("experts_up.32", bf16, Rows::Sorted, true, 32),
         entry("heads.128", bf16, Rows::Heads, false, 128),
+        entry("split.32", bf16, Rows::Dense, false, 32),
     ]
     .into_iter()
     .chain(carry::offline())
+    .chain(partial::offline())
     .collect()
 }

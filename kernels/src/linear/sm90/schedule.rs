@@ -18,13 +18,23 @@ pub(super) struct Schedule {
     rows: u32,
     heads: u32,
     token_tiles: u32,
+    blocks: u32,
+    splits: u32,
 }
 
 #[cube]
 impl Schedule {
-    pub fn new(outputs: u32, rows: u32, heads: u32, token_tiles: u32, #[comptime] form: Form) -> Schedule {
+    pub fn new(
+        blocks: u32,
+        outputs: u32,
+        rows: u32,
+        heads: u32,
+        token_tiles: u32,
+        splits: u32,
+        #[comptime] form: Form,
+    ) -> Schedule {
         let pairs = outputs.div_ceil(comptime!(form.outputs() as u32 * CUBES));
-        Schedule { count: token_tiles * pairs, pairs, rows, heads, token_tiles }
+        Schedule { count: splits * token_tiles * pairs, pairs, rows, heads, token_tiles, blocks, splits }
     }
 }
 
@@ -41,6 +51,10 @@ pub(super) struct Place {
     pub first: u32,
     /// How many rows there are; none in a tile past the last one.
     pub tokens: u32,
+    /// The part of the channels, and its blocks.
+    pub split: u32,
+    pub first_block: u32,
+    pub end_block: u32,
 }
 
 #[cube]
@@ -48,6 +62,16 @@ impl Place {
     /// Tile `number` of the schedule, as the cube of this rank has it.
     pub fn read(tiles: &[i32], schedule: &Schedule, number: u32, rank: u32, #[comptime] form: Form) -> Place {
         let together = comptime!((TOGETHER / form.tokens) as u32);
+        let mut number = number;
+        let mut split = 0u32;
+        let mut first_block = 0u32;
+        let mut end_block = schedule.blocks;
+        if comptime!(form.split) {
+            split = number % schedule.splits;
+            number /= schedule.splits;
+            first_block = split * schedule.blocks / schedule.splits;
+            end_block = (split + 1) * schedule.blocks / schedule.splits;
+        }
         let super_tile = number / (together * schedule.pairs);
         let place = number % (together * schedule.pairs);
         let first_tile = super_tile * together;
@@ -59,15 +83,16 @@ impl Place {
             let head = tile / tiles_of_head;
             let first = tile % tiles_of_head * comptime!(form.tokens as u32);
             let tokens = min(comptime!(form.tokens as u32), schedule.rows - first);
-            Place { expert: head, head, output, first, tokens }
+            Place { expert: head, head, output, first, tokens, split, first_block, end_block }
         } else if comptime!(form.rows == Rows::Dense) {
             let first = tile * comptime!(form.tokens as u32);
             let tokens = min(comptime!(form.tokens as u32), schedule.rows - first);
-            Place { expert: 0u32, head: 0u32, output, first, tokens }
+            Place { expert: 0u32, head: 0u32, output, first, tokens, split, first_block, end_block }
         } else {
             let at = tile as usize * TILE;
             let expert = tiles[at] as u32;
-            Place { expert, head: 0u32, output, first: tiles[at + 1] as u32, tokens: tiles[at + 2] as u32 }
+            let (first, tokens) = (tiles[at + 1] as u32, tiles[at + 2] as u32);
+            Place { expert, head: 0u32, output, first, tokens, split, first_block, end_block }
         }
     }
 }
