@@ -107,6 +107,7 @@ impl LinearSizes {
     }
 
     /// Rows of a matrix, on average.
+    #[cfg(feature = "cuda")]
     fn rows_each(&self) -> usize {
         self.rows.div_ceil(self.matrices.max(1))
     }

@@ -13,7 +13,7 @@ use crate::weight::BackendWeight;
 )]
 pub(crate) trait LinearBackend: Backend {
     /// x `[N, in]`: `[N, out]` of the dtype of the weight, which is that of x, or f32.
-    #[fusion(meta = fusion::linear)]
+    #[fusion(meta = |x, weight, _| fusion::linear(x, weight))]
     fn linear(
         x: FloatTensor<Self>,
         #[extension_type] weight: BackendWeight<Self>,
@@ -34,11 +34,10 @@ pub(crate) mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::Shape;
 
-    use crate::Determinism;
     use crate::weight::BackendWeightMetadata;
 
     /// Shape and dtype of a product.
-    pub(crate) fn linear(x: &TensorSpec, weight: &BackendWeightMetadata, _: &Determinism) -> TensorSpec {
+    pub(crate) fn linear(x: &TensorSpec, weight: &BackendWeightMetadata) -> TensorSpec {
         let ([rows, _], [outputs, _]) = (x.shape.dims(), weight.dims());
         TensorSpec::new(Shape::new([rows, outputs]), weight.dtype())
     }
@@ -48,7 +47,7 @@ pub(crate) mod fusion {
         first: &BackendWeightMetadata,
         second: &BackendWeightMetadata,
     ) -> (TensorSpec, TensorSpec) {
-        (linear(x, first, &Determinism::Fast), linear(x, second, &Determinism::Fast))
+        (linear(x, first), linear(x, second))
     }
 }
 

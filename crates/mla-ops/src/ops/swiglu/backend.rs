@@ -13,7 +13,7 @@ use crate::weight::BackendWeight;
 )]
 pub(crate) trait SwigluBackend: Backend {
     /// x `[N, in]`, gate and up `[2 I, in]`: `[N, I]`.
-    #[fusion(meta = fusion::swiglu)]
+    #[fusion(meta = |x, gate_up, _, _| fusion::swiglu(x, gate_up))]
     fn swiglu(
         x: FloatTensor<Self>,
         #[extension_type] gate_up: BackendWeight<Self>,
@@ -27,15 +27,9 @@ mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::Shape;
 
-    use crate::Determinism;
     use crate::weight::BackendWeightMetadata;
 
-    pub(super) fn swiglu(
-        x: &TensorSpec,
-        gate_up: &BackendWeightMetadata,
-        _limit: &Option<f32>,
-        _determinism: &Determinism,
-    ) -> TensorSpec {
+    pub(super) fn swiglu(x: &TensorSpec, gate_up: &BackendWeightMetadata) -> TensorSpec {
         let ([rows, _], [both, _]) = (x.shape.dims(), gate_up.dims());
         TensorSpec::new(Shape::new([rows, both / 2]), gate_up.dtype())
     }
