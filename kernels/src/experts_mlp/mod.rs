@@ -7,9 +7,8 @@ pub mod combine;
 #[cfg(feature = "cuda")]
 pub(crate) mod gather;
 pub mod sort;
-mod sort_chunks;
 
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    [combine::offline(), gather::offline(), sort::offline(), sort_chunks::offline()].into_iter().flatten().collect()
+    [combine::offline(), gather::offline(), sort::offline()].into_iter().flatten().collect()
 }

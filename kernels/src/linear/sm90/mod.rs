@@ -7,6 +7,7 @@
 mod carry;
 mod epilogue;
 mod partial;
+mod ring;
 mod schedule;
 
 use cubecl::ir::{AddressType, FloatKind};
@@ -15,13 +16,14 @@ use cubecl::prelude::*;
 use self::epilogue::{Output, STAGING_BYTES, VECTOR};
 pub(super) use self::partial::MOST_SPLITS;
 use self::partial::Partial;
+use self::ring::Ring;
 use self::schedule::{Place, Schedule};
 use crate::common::launch::{dummy, multiprocessors, share};
 use crate::experts_mlp::gather;
 use crate::experts_mlp::sort::max_tiles;
 use crate::linear::{LinearForm, LinearSizes, PairRows, Products, Work};
-use crate::ptx::wgmma::{Elem, Layout, Mma, Source, descriptor};
-use crate::ptx::{barrier, mbarrier, shared_address, tma, warp, wgmma};
+use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
+use crate::ptx::{barrier, shared_address, tma, warp};
 
 /// Rows of the weights that a cube multiplies at a time: 64 for each of its warpgroups. Of a gated output half of them are of the
 /// gate.
@@ -271,102 +273,44 @@ fn linear_sm90_kernel<E: Float, V: Size>(
         Shared::<[u32]>::new_aligned_slice(comptime!((form.stages() * form.token_bytes() / 4) as usize), 1024usize);
     let staging = Shared::<[u32]>::new_aligned_slice(comptime!(2 * STAGING_BYTES as usize / 4), 1024usize);
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(2 * form.stages() as usize), 128usize);
-    let weights_at = shared_address(&weights);
-    let tokens_at = shared_address(&tokens);
-    // Of each stage: loaded, and no longer needed by any warp of both cubes.
-    let full = shared_address(&barriers);
-    let empty = full + comptime!(8 * form.stages());
+    let mut ring = Ring::new(shared_address(&weights), shared_address(&tokens), shared_address(&barriers), form);
     if UNIT_POS == 0 {
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(x_map));
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(weight_map));
-        #[unroll]
-        for i in 0..comptime!(form.stages()) {
-            mbarrier::init(full + i * 8, 1u32);
-            mbarrier::init(empty + i * 8, comptime!(CUBES * 2 * GROUP / 32));
-        }
-        mbarrier::fence_init();
+        ring.init(form);
     }
     // Neither cube may copy to the other, or arrive there, before.
     barrier::sync_cluster();
 
     let group = warp::uniform(UNIT_POS / GROUP);
-    let lane = UNIT_POS % 32;
     let rank = CUBE_POS_X % CUBES;
     let schedule = Schedule::new(blocks, outputs, rows, heads, token_tiles, splits, form);
     let clusters = CUBE_COUNT_X / CUBES;
     let mut number = CUBE_POS_X / CUBES;
-    let mut stage = 0u32;
-    let mut phase = 0u32;
     if group == 2 {
         if warp::elect() {
             let x = tma::tensor_map_address::<E, Tiled>(x_map);
             let weight = tma::tensor_map_address::<E, Tiled>(weight_map);
-            let first_row = rank * comptime!(form.tokens as u32 / CUBES);
             while number < schedule.count {
-                let work = Place::read(tiles, &schedule, number, rank, form);
-                let mut block = work.first_block;
-                while block < work.end_block && work.tokens > 0 {
-                    let bar = full + stage * 8;
-                    let channel = (block * comptime!(CHANNELS as u32)) as i32;
-                    mbarrier::wait(empty + stage * 8, phase ^ 1);
-                    mbarrier::arrive_expect(bar, comptime!(form.stage_bytes()));
-                    let to =
-                        tokens_at + stage * comptime!(form.token_bytes()) + first_row * comptime!(CHANNELS as u32 * 2);
-                    tma::load_3d_multicast(
-                        to,
-                        x,
-                        bar,
-                        channel,
-                        (work.first + first_row) as i32,
-                        work.head as i32,
-                        3u16,
-                    );
-                    let to = weights_at + stage * WEIGHT_BYTES;
-                    if comptime!(form.linear.gated) {
-                        let eight = work.output / comptime!(INTERLEAVED as u32);
-                        tma::load_5d(to, weight, bar, channel, 0i32, 0i32, eight as i32, work.expert as i32);
-                    } else {
-                        tma::load_3d(to, weight, bar, channel, work.output as i32, work.expert as i32);
-                    }
-                    let wraps = stage == comptime!(form.stages() - 1);
-                    stage = select(wraps, 0u32, stage + 1);
-                    phase ^= u32::cast_from(wraps);
-                    block = warp::next(block);
+                let place = Place::read(tiles, &schedule, number, rank, form);
+                if place.tokens > 0 {
+                    ring.load(x, weight, &place, rank, form);
                 }
                 number += clusters;
             }
         }
     } else {
         let size!(A) = comptime!(form.tokens / 2);
-        let half = group * comptime!(WEIGHT_BYTES / 2);
         let staging_at = shared_address(&staging) + group * STAGING_BYTES;
+        let output = Output { staging_at, group, outputs, width, heads, limit };
         while number < schedule.count {
-            let work = Place::read(tiles, &schedule, number, rank, form);
-            if work.tokens > 0 {
-                let mut acc = Vector::<f32, A>::zeroed();
-                let mut block = work.first_block;
-                while block < work.end_block {
-                    mbarrier::wait(full + stage * 8, phase);
-                    let issued = wgmma::mma_ss::<A>(
-                        acc,
-                        descriptor(weights_at + stage * WEIGHT_BYTES + half, comptime!(WEIGHTS)),
-                        descriptor(tokens_at + stage * comptime!(form.token_bytes()), comptime!(form.products().b)),
-                        comptime!(form.products()),
-                    );
-                    // The other warpgroup's products fill the tensor cores until this one has issued the next.
-                    acc = wgmma::wait::<A>(issued, 0u32);
-                    // One lane for each cube of the cluster.
-                    mbarrier::arrive_at_after_reads_if(empty + stage * 8, lane % CUBES, lane < CUBES);
-                    let wraps = stage == comptime!(form.stages() - 1);
-                    stage = select(wraps, 0u32, stage + 1);
-                    phase ^= u32::cast_from(wraps);
-                    block = warp::next(block);
-                }
-                let output = Output { staging_at, group, outputs, width, heads, limit };
+            let place = Place::read(tiles, &schedule, number, rank, form);
+            if place.tokens > 0 {
+                let acc = ring.multiply::<A>(&place, group, form);
                 if comptime!(form.split) {
-                    output.write_partial::<A>(acc, partial, &work, rows, form);
+                    output.write_partial::<A>(acc, partial, &place, rows, form);
                 } else {
-                    output.write::<E, V, A>(acc, order, out, &work, form);
+                    output.write::<E, V, A>(acc, order, out, &place, form);
                 }
             }
             number += clusters;

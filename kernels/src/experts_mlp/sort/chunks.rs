@@ -3,13 +3,12 @@
 
 use cubecl::prelude::*;
 
-use super::sort::{SortArgs, UNITS, load, max_tiles, place_in_order, write_places};
+use super::places::{UNITS, load, place_in_order, write_places};
+use super::problem::{SortArgs, max_tiles};
 use crate::common::launch::share;
 
 /// Pairs of a cube.
 const CHUNK: usize = 512;
-/// Pairs up to which one cube is faster.
-pub(super) const FEW: usize = 1024;
 
 /// Writes `order` and `tiles`.
 pub(super) fn launch(client: &Client, args: SortArgs) {
@@ -138,7 +137,7 @@ fn place_kernel(
 }
 
 #[cfg(feature = "offline")]
-pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, form};
     let cube = CubeDim::new_1d(UNITS as u32);
     vec![

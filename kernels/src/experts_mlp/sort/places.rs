@@ -1,0 +1,108 @@
+//! Where pairs go, and their tiles: what the kernels that sort share.
+
+use cubecl::prelude::*;
+
+use super::problem::TILE;
+use crate::common::scan::sum_before;
+
+/// Units of a cube. Every runtime has this many.
+pub(super) const UNITS: usize = 256;
+
+/// Writes the tiles of all experts, of which a unit has a run with so many pairs, and what is behind the last pair in the order.
+/// Where the unit's first pair goes. Called by all units of a cube.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn write_places(
+    order: &mut [i32],
+    tiles: &mut [i32],
+    counts: &Array<u32>,
+    scratch: &mut Shared<[u32]>,
+    pairs: u32,
+    tile: u32,
+    max_tiles: u32,
+    #[comptime] run: usize,
+) -> u32 {
+    let first_expert = UNIT_POS * run as u32;
+    let mut own_pairs = 0u32;
+    let mut own_tiles = 0u32;
+    #[unroll]
+    for e in 0..run {
+        own_pairs += counts[e];
+        own_tiles += counts[e].div_ceil(tile);
+    }
+    let place = sum_before(scratch, own_pairs, UNITS);
+    let mut left_out = scratch[UNITS - 1] + UNIT_POS;
+    sync_cube();
+    while left_out < pairs {
+        order[left_out as usize] = -1i32;
+        left_out += UNITS as u32;
+    }
+    let mut next_tile = sum_before(scratch, own_tiles, UNITS);
+    let mut empty = scratch[UNITS - 1] + UNIT_POS;
+    while empty < max_tiles {
+        write_tile(tiles, empty, 0u32, 0u32, 0u32);
+        empty += UNITS as u32;
+    }
+    let mut expert_place = place;
+    #[unroll]
+    for e in 0..run {
+        let mut first = 0u32;
+        while first < counts[e] {
+            write_tile(tiles, next_tile, first_expert + e as u32, expert_place + first, min(tile, counts[e] - first));
+            next_tile += 1;
+            first += tile;
+        }
+        expert_place += counts[e];
+    }
+    place
+}
+
+/// Writes the pairs from `start` to `end` to the places of their experts, one after the other. Called by all units of a cube.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn place_in_order(
+    experts_of: &[i32],
+    order: &mut [i32],
+    loaded: &mut Shared<[i32]>,
+    places: &mut Array<u32>,
+    start: u32,
+    end: u32,
+    experts: u32,
+    #[comptime] run: usize,
+) {
+    let first_expert = UNIT_POS * run as u32;
+    let mut start = start;
+    while start < end {
+        load(experts_of, loaded, start, end);
+        for i in 0..min(UNITS as u32, end - start) as usize {
+            #[unroll]
+            for e in 0..run {
+                let expert = first_expert + e as u32;
+                if expert < experts && loaded[i] == expert as i32 {
+                    order[places[e] as usize] = start as i32 + i as i32;
+                    places[e] += 1;
+                }
+            }
+        }
+        sync_cube();
+        start += UNITS as u32;
+    }
+}
+
+/// Loads the experts of the next pairs. Called by all units of a cube.
+#[cube]
+pub(super) fn load(experts_of: &[i32], loaded: &mut Shared<[i32]>, start: u32, pairs: u32) {
+    let pair = start + UNIT_POS;
+    if pair < pairs {
+        loaded[UNIT_POS as usize] = experts_of[pair as usize];
+    }
+    sync_cube();
+}
+
+#[cube]
+fn write_tile(tiles: &mut [i32], tile: u32, expert: u32, first: u32, count: u32) {
+    let at = tile as usize * TILE;
+    tiles[at] = expert as i32;
+    tiles[at + 1] = first as i32;
+    tiles[at + 2] = count as i32;
+}

@@ -1,0 +1,96 @@
+//! The stages of shared memory between the thread that loads blocks of channels and the warpgroups that multiply them.
+
+use cubecl::prelude::*;
+
+use super::schedule::Place;
+use super::{CHANNELS, CUBES, Form, GROUP, INTERLEAVED, WEIGHT_BYTES, WEIGHTS};
+use crate::ptx::wgmma::descriptor;
+use crate::ptx::{mbarrier, tma, warp, wgmma};
+
+/// Where stages and their barriers are, and which one is next for this thread.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Ring {
+    weights_at: u32,
+    tokens_at: u32,
+    /// Barriers of stages that have been loaded.
+    full: u32,
+    /// Barriers of stages that no warp of both cubes needs any longer.
+    empty: u32,
+    stage: u32,
+    /// How often the ring has been passed, modulo 2.
+    phase: u32,
+}
+
+#[cube]
+impl Ring {
+    pub fn new(weights_at: u32, tokens_at: u32, barriers_at: u32, #[comptime] form: Form) -> Ring {
+        let empty = barriers_at + comptime!(8 * form.stages());
+        Ring { weights_at, tokens_at, full: barriers_at, empty, stage: 0u32, phase: 0u32 }
+    }
+
+    /// Initialises the barriers. One thread, before all synchronise.
+    pub fn init(&self, #[comptime] form: Form) {
+        #[unroll]
+        for i in 0..comptime!(form.stages()) {
+            mbarrier::init(self.full + i * 8, 1u32);
+            mbarrier::init(self.empty + i * 8, comptime!(CUBES * 2 * GROUP / 32));
+        }
+        mbarrier::fence_init();
+    }
+
+    /// Loads the blocks of a tile: weights, and this cube's part of the tokens for both cubes. One thread.
+    pub fn load(&mut self, x: u64, weight: u64, place: &Place, rank: u32, #[comptime] form: Form) {
+        let first_row = rank * comptime!(form.tokens as u32 / CUBES);
+        let row = (place.first + first_row) as i32;
+        let mut block = place.first_block;
+        while block < place.end_block {
+            let bar = self.full + self.stage * 8;
+            let channel = (block * comptime!(CHANNELS as u32)) as i32;
+            mbarrier::wait(self.empty + self.stage * 8, self.phase ^ 1);
+            mbarrier::arrive_expect(bar, comptime!(form.stage_bytes()));
+            let stage_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
+            let to = stage_at + first_row * comptime!(CHANNELS as u32 * 2);
+            tma::load_3d_multicast(to, x, bar, channel, row, place.head as i32, 3u16);
+            let to = self.weights_at + self.stage * WEIGHT_BYTES;
+            if comptime!(form.linear.gated) {
+                let eight = place.output / comptime!(INTERLEAVED as u32);
+                tma::load_5d(to, weight, bar, channel, 0i32, 0i32, eight as i32, place.expert as i32);
+            } else {
+                tma::load_3d(to, weight, bar, channel, place.output as i32, place.expert as i32);
+            }
+            self.advance(form);
+            block = warp::next(block);
+        }
+    }
+
+    /// The products of a tile, of the warpgroup's half of the weights. All units of a warpgroup.
+    pub fn multiply<A: Size>(&mut self, place: &Place, group: u32, #[comptime] form: Form) -> Vector<f32, A> {
+        let lane = UNIT_POS % 32;
+        let half = group * comptime!(WEIGHT_BYTES / 2);
+        let mut acc = Vector::<f32, A>::zeroed();
+        let mut block = place.first_block;
+        while block < place.end_block {
+            mbarrier::wait(self.full + self.stage * 8, self.phase);
+            let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
+            let issued = wgmma::mma_ss::<A>(
+                acc,
+                descriptor(self.weights_at + self.stage * WEIGHT_BYTES + half, comptime!(WEIGHTS)),
+                descriptor(tokens_at, comptime!(form.products().b)),
+                comptime!(form.products()),
+            );
+            // The other warpgroup's products fill the tensor cores until this one has issued the next.
+            acc = wgmma::wait::<A>(issued, 0u32);
+            // One lane for each cube of the cluster.
+            mbarrier::arrive_at_after_reads_if(self.empty + self.stage * 8, lane % CUBES, lane < CUBES);
+            self.advance(form);
+            block = warp::next(block);
+        }
+        acc
+    }
+
+    fn advance(&mut self, #[comptime] form: Form) {
+        let wraps = self.stage == comptime!(form.stages() - 1);
+        self.stage = select(wraps, 0u32, self.stage + 1);
+        self.phase ^= u32::cast_from(wraps);
+    }
+}
