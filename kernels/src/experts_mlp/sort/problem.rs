@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 /// Numbers of a tile: its expert, its first pair in the order, its pairs.
 pub const TILE: usize = 3;
 
-/// Arguments of [`launch`], all i32.
+/// Arguments of [`launch`](super::launch), all i32.
 pub struct SortArgs {
     /// `[pairs]`: the expert of each pair. Pairs of one that there is not are left out.
     pub experts_of: BufferArg,
