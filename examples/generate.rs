@@ -16,8 +16,8 @@ use std::process::ExitCode;
 
 use burn::tensor::Device;
 use burn_mla::model::{
-    Completion, DeepseekModel, EngineStats, FinishReason, GenerationOptions, GenerationRequest, Inspection,
-    LayerSummary, ModelConfig, ModelError, SamplingParams, Tokenizer, generate,
+    Completion, DeepseekModel, EngineOptions, EngineStats, FinishReason, GenerationOptions, GenerationRequest,
+    Inspection, LayerSummary, ModelConfig, ModelError, SamplingParams, Tokenizer, compile_ahead, generate,
 };
 use clap::Parser;
 use common::{Bar, DTypeArg, fail};
@@ -90,13 +90,17 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         return dry_run(args, dir, &prompts).map_err(show);
     }
     let device = args.model.device.open().map_err(|error| error.to_string())?;
-    let (model, tokenizer) = match &args.random_weights {
-        Some(path) => random(path, args, &device).map_err(show)?,
-        None => {
-            let model = common::load(dir, &device, args.model.dtype).map_err(show)?;
-            (model, Tokenizer::load(dir).map_err(show)?)
-        }
-    };
+    let (config, tokenizer) = match &args.random_weights {
+        Some(path) => random_config(path, args.layers).and_then(|config| Ok((config, tokenizer_beside(path)?))),
+        None => ModelConfig::read(dir).and_then(|config| Ok((config, Tokenizer::load(dir)?))),
+    }
+    .map_err(show)?;
+    compile_kernels(args, &config, &tokenizer, &prompts, &device).map_err(show)?;
+    let model = match &args.random_weights {
+        Some(_) => random(config, args, &device),
+        None => common::load(dir, &device, args.model.dtype),
+    }
+    .map_err(show)?;
     let requests = requests(args, &prompts, &model, &tokenizer).map_err(show)?;
     let options = GenerationOptions {
         page_size: args.engine.page_size,
@@ -136,15 +140,37 @@ fn random_config(path: &Path, layers: Option<usize>) -> Result<ModelConfig, Mode
     layers.map_or(Ok(config.clone()), |layers| config.with_layers(layers))
 }
 
-/// A model with random weights, and the tokenizer beside its configuration, if there is one.
-fn random(path: &Path, args: &Args, device: &Device) -> Result<(DeepseekModel, Tokenizer), ModelError> {
-    let config = random_config(path, args.layers)?;
+/// The tokenizer beside a configuration, or bytes as tokens.
+fn tokenizer_beside(path: &Path) -> Result<Tokenizer, ModelError> {
+    let dir = path.parent().unwrap_or(Path::new(""));
+    if dir.join("tokenizer.json").exists() { Tokenizer::load(dir) } else { Tokenizer::bytes() }
+}
+
+/// A model with random weights.
+fn random(config: ModelConfig, args: &Args, device: &Device) -> Result<DeepseekModel, ModelError> {
     let bar = Bar::new("initialising");
     let (seed, dtype) = (args.weights_seed, args.model.dtype.into());
-    let model = DeepseekModel::random(config, seed, device, dtype, &mut |step| bar.show(step))?;
-    let dir = path.parent().unwrap_or(Path::new(""));
-    let has_tokenizer = dir.join("tokenizer.json").exists();
-    Ok((model, if has_tokenizer { Tokenizer::load(dir)? } else { Tokenizer::bytes()? }))
+    DeepseekModel::random(config, seed, device, dtype, &mut |step| bar.show(step))
+}
+
+/// Has the kernels compiled that these prompts need, while the weights are loaded.
+fn compile_kernels(
+    args: &Args,
+    config: &ModelConfig,
+    tokenizer: &Tokenizer,
+    prompts: &[String],
+    device: &Device,
+) -> Result<(), ModelError> {
+    let lengths = prompts.iter().map(|prompt| Ok(tokenizer.encode(prompt, true)?.len()));
+    let lengths = lengths.collect::<Result<Vec<usize>, ModelError>>()?;
+    let options = EngineOptions {
+        page_size: args.engine.page_size,
+        max_batch: prompts.len(),
+        token_budget: args.engine.token_budget(device),
+        graphs: !args.engine.no_graphs,
+        ..EngineOptions::default()
+    };
+    compile_ahead(config, device, args.model.dtype.into(), &options, &lengths)
 }
 
 /// Prints what the folder has and what the model needs; everything that is wrong with it goes to stderr.

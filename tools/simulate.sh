@@ -47,6 +47,8 @@ done
 export CUDA_PATH="$toolkit"
 export LD_LIBRARY_PATH="$libraries:$CUDA_PATH/lib64:$CUDA_PATH/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export MLA_REQUIRE=cuda,simulated MLA_SKIP=flex,wgpu
+# The simulated driver reads PTX, and names lines of sources that it has seen compiled.
+export BURN_MLA_KERNEL_CODE=ptx BURN_MLA_KERNEL_CACHE=off
 # Where CubeCL finds its settings.
 cd tools/sim-cuda/run
 for program in $programs; do

@@ -89,6 +89,8 @@ pub enum Section {
     PrefillV4,
     /// Time to first token of a prompt of 2048 tokens in a fresh process, of V2-Lite; only by name.
     Ttft,
+    /// Kernels compiled for requests of random lengths after a warm-up, of V2-Lite; only by name.
+    Shapes,
     /// `linear` with weights of V2-Lite, V3 and V4-Flash; only by name, as it compiles and tunes many shapes.
     Linear,
     /// `experts_mlp` with the experts of a layer of V2-Lite, V3 and V4-Flash; only by name: V3's are 23 GB.

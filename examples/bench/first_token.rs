@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use burn::tensor::FloatDType;
-use burn_mla::model::{DeepseekModel, Engine, EngineOptions, Tokenizer};
+use burn_mla::model::{DeepseekModel, Engine, EngineOptions, Tokenizer, compile_ahead};
+use burn_mla::ops::compiled_kernels;
 use serde_json::json;
 
 use crate::args::Args;
@@ -17,17 +18,19 @@ use crate::{data, prefill};
 const PROMPT: usize = 2048;
 const PAGE: usize = 64;
 /// What the other process writes when it has come so far.
-const MARKS: [&str; 3] = ["device", "weights", "token"];
+const MARKS: [&str; 4] = ["device", "kernels", "weights", "token"];
 
 /// The section: this program once more, as [`child`].
 pub fn run(bench: &mut Bench, model: &ModelCase) {
     bench.case(&format!("ttft {}", model.name), |bench| {
         let marks = marks()?;
-        let [device, weights, token] = marks;
+        let [device, kernels, weights, token] = marks;
         let shape = [("model", json!(model.name)), ("context", json!(PROMPT))];
         let numbers = [
             ("ms", rounded(token, 1)),
             ("ms_from_device", rounded(token - device, 1)),
+            ("ms_asking", rounded(kernels - device, 1)),
+            ("ms_loading", rounded(weights - kernels, 1)),
             ("ms_from_weights", rounded(token - weights, 1)),
         ];
         bench.report.rate("e2e_ttft", &shape, &numbers);
@@ -36,14 +39,14 @@ pub fn run(bench: &mut Bench, model: &ModelCase) {
 }
 
 /// Milliseconds from the start of the other process to each of its marks.
-fn marks() -> Result<[f64; 3], String> {
+fn marks() -> Result<[f64; 4], String> {
     let program = std::env::current_exe().map_err(show)?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).arg("--ttft-child").stdout(Stdio::piped());
     let start = Instant::now();
     let mut process = command.spawn().map_err(show)?;
     let lines = BufReader::new(process.stdout.take().ok_or("the process has no output")?).lines();
-    let mut at = [None; 3];
+    let mut at = [None; 4];
     for line in lines.map_while(Result::ok) {
         if let Some(mark) = MARKS.iter().position(|mark| *mark == line) {
             at[mark] = Some(start.elapsed().as_secs_f64() * 1e3);
@@ -51,7 +54,9 @@ fn marks() -> Result<[f64; 3], String> {
     }
     let status = process.wait().map_err(show)?;
     match at {
-        [Some(device), Some(weights), Some(token)] if status.success() => Ok([device, weights, token]),
+        [Some(device), Some(kernels), Some(weights), Some(token)] if status.success() => {
+            Ok([device, kernels, weights, token])
+        }
         _ => Err(format!("the other process ended before its token: {status}")),
     }
 }
@@ -63,11 +68,6 @@ pub fn child(args: &Args) -> Result<(), String> {
     mark(0)?;
     let case = args.random().as_ref().map_or_else(|| Ok(models::v2_lite()), ModelCase::read)?;
     let dtype = FloatDType::from(args.dtype);
-    let model =
-        DeepseekModel::random(case.config(false)?, args.weights_seed, &device, dtype, &mut |_| {}).map_err(show)?;
-    device.sync().map_err(show)?;
-    mark(1)?;
-    let tokenizer = Tokenizer::bytes().map_err(show)?;
     let options = EngineOptions {
         page_size: PAGE,
         cache_pages: (PROMPT + 1).div_ceil(PAGE),
@@ -77,12 +77,23 @@ pub fn child(args: &Args) -> Result<(), String> {
         deterministic: false,
         graphs: false,
     };
+    let config = case.config(false)?;
+    compile_ahead(&config, &device, dtype, &options, &[PROMPT]).map_err(show)?;
+    mark(1)?;
+    let model = DeepseekModel::random(config, args.weights_seed, &device, dtype, &mut |_| {}).map_err(show)?;
+    device.sync().map_err(show)?;
+    mark(2)?;
+    let tokenizer = Tokenizer::bytes().map_err(show)?;
     let mut engine = Engine::new(&model, &tokenizer, options).map_err(show)?;
     let request = prefill::request(PROMPT, model.vocab_size(), &mut data::rng(PROMPT as u64));
     let _stream = engine.submit(request).map_err(show)?;
     while engine.step().map_err(show)? {}
     match engine.stats().generated_tokens {
-        1 => mark(2),
+        1 => {
+            let kernels = compiled_kernels();
+            eprintln!("{} kernels compiled, {} from the disk", kernels.compiled, kernels.from_disk);
+            mark(3)
+        }
         tokens => Err(format!("the prompt gave {tokens} tokens")),
     }
 }

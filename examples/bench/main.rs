@@ -44,7 +44,9 @@
 //! `e2e_prefill`: `b` prompts of `context` random tokens in one step of launched kernels, by the wall clock until their first
 //! tokens are on the host. `ms` and `tokens_per_s` are the mean of 8 such batches, `ms_first` is the one before them, which
 //! compiles and tunes. `e2e_ttft`: `ms` from the start of a process to the first token of one prompt, `ms_from_device` from an open
-//! device, `ms_from_weights` from the last weight; what earlier processes compiled and tuned may lie on disk.
+//! device, `ms_from_weights` from the last weight; `ms_asking` is the pass that names the kernels, `ms_loading` the weights, while
+//! kernels are compiled. What earlier processes compiled lies on the disk. `e2e_shapes`: kernels that were `compiled` (or read from
+//! the disk) in 196 steps with requests of random lengths, after a warm-up of so many.
 //!
 //! `linear` has `2*m*n*k` FLOPs and moves x, the weight and out; `experts` has `6*tokens*top_k*hidden*width` and moves x, out and
 //! the weights of the `chosen` experts.
@@ -70,6 +72,7 @@ mod models;
 mod prefill;
 mod ragged;
 mod report;
+mod shapes;
 mod sparse;
 mod timing;
 mod varlen;
@@ -168,7 +171,7 @@ fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase
     if wanted(Section::Experts) {
         experts::run(bench);
     }
-    let other = [Section::Prefill, Section::Ttft].iter().any(|section| only.contains(section));
+    let other = [Section::Prefill, Section::Ttft, Section::Shapes].iter().any(|section| only.contains(section));
     if wanted(Section::EndToEnd) || (random.is_some() && !other) {
         end_to_end::run(bench, cases(if size == Size::Quick { 4 } else { 6 }));
     }
@@ -180,6 +183,9 @@ fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase
     }
     if only.contains(&Section::PrefillV4) {
         prefill::run(bench, vec![models::v4_flash()]);
+    }
+    if only.contains(&Section::Shapes) {
+        shapes::run(bench, &random.cloned().unwrap_or_else(models::v2_lite));
     }
     if only.contains(&Section::Ttft) {
         first_token::run(bench, &random.cloned().unwrap_or_else(models::v2_lite));

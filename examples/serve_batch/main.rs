@@ -21,7 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Device;
 use burn_mla::model::{
-    Completion, Engine, EngineOptions, FinishReason, ModelError, RequestStream, SamplingParams, StreamEvent, Tokenizer,
+    Completion, Engine, EngineOptions, FinishReason, ModelConfig, ModelError, RequestStream, SamplingParams,
+    StreamEvent, Tokenizer, compile_ahead,
 };
 use clap::Parser;
 use common::fail;
@@ -85,9 +86,12 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let input = Input::open(&args.input)?;
     output::differs(args.output.as_deref(), &args.input)?;
     let device = args.model.device.open().map_err(|error| error.to_string())?;
+    let options = args.engine_options(&device);
+    let config = ModelConfig::read(args.model.dir()).map_err(show)?;
+    compile_ahead(&config, &device, args.model.dtype.into(), &options, &prompt_sizes(&options)).map_err(show)?;
     let model = common::load(args.model.dir(), &device, args.model.dtype).map_err(show)?;
     let tokenizer = Tokenizer::load(args.model.dir()).map_err(show)?;
-    let engine = Engine::new(&model, &tokenizer, args.engine_options(&device)).map_err(show)?;
+    let engine = Engine::new(&model, &tokenizer, options).map_err(show)?;
     // Nothing is emptied for a model that does not load; until here Ctrl-C ends the program at once.
     let output = Output::open(args.output.as_deref())?;
     let interrupted = catch_interrupts()?;
@@ -106,6 +110,11 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     };
     let outcome = batch.serve(input, &interrupted);
     batch.close(outcome, interrupted.load(Ordering::Relaxed), &args.input)
+}
+
+/// Prompts whose kernels are compiled while the model is loaded: of as many tokens as a step takes, and of fewer.
+fn prompt_sizes(options: &EngineOptions) -> Vec<usize> {
+    [options.token_budget, 512, 128, 32].into_iter().filter(|&tokens| tokens <= options.token_budget).collect()
 }
 
 impl Args {

@@ -27,6 +27,8 @@ pub mod vertical_slash_attention;
 pub mod vertical_slash_index;
 pub mod write_latent;
 
+pub mod compiler;
+
 mod common;
 #[cfg(feature = "offline")]
 pub mod offline;

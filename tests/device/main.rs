@@ -8,6 +8,7 @@ mod cli_faults;
 mod cli_serve_batch;
 mod devices;
 mod hashes;
+mod model_compile_ahead;
 mod model_engine;
 mod model_engine_soak;
 mod model_generate;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`DeepseekModel`] | loads a checkpoint folder onto a device, or initialises weights at random; forward passes over a [`ModelCache`] |
 //! | [`Engine`] | requests that come and go: continuous batching, chunked prefill, prefix caching, preemption |
+//! | [`compile_ahead`] | the kernels of a model, compiled while its weights are loaded |
 //! | [`generate`] | prompts in, text out, streaming: an engine for a few requests that are there from the start |
 //! | [`verify()`] | compares a model with results stored beside its checkpoint |
 //! | [`ModelConfig`], [`DeepseekV3Config`], [`DeepseekV4Config`] | `config.json`, validated; [`GenerationDefaults`] for `generation_config.json` |
@@ -32,6 +33,7 @@ mod sampling;
 mod step;
 mod tokenizer;
 mod verify;
+mod warm_up;
 mod weights;
 
 pub use cache::{CacheSize, ModelCache};
@@ -51,6 +53,7 @@ pub use sampling::{Sampler, SamplingParams};
 pub use step::Chunk;
 pub use tokenizer::{StopOutcome, StopStrings, TextStream, Tokenizer};
 pub use verify::{Comparison, VerifyOptions, verify};
+pub use warm_up::compile_ahead;
 pub use weights::{
     Checkpoint, LoadProgress, LoadSummary, WeightForm, WeightLoader, WeightRole, WeightSpec, WeightsFrom, WriteSummary,
     device_bytes, write_checkpoint,

@@ -9,7 +9,7 @@ use crate::cache::{CacheSize, ModelCache};
 use crate::config::GenerationDefaults;
 use crate::decode_graph::{DecodeGraphs, GraphSupport};
 use crate::inspection::{check_headers, weight_specs};
-use crate::models::{Hidden, Model, ModelConfig};
+use crate::models::{Capture, Hidden, Model, ModelConfig};
 use crate::step::{Chunk, last_rows};
 use crate::weights::{Checkpoint, LoadProgress, WeightLoader, device_bytes};
 use crate::{ModelError, Result};
@@ -71,7 +71,20 @@ impl DeepseekModel {
     ) -> Result<Self> {
         check_dtype(device, dtype)?;
         let bytes = device_bytes(&weight_specs(&config), dtype);
-        let mut loader = WeightLoader::random(seed, device, dtype, bytes, Some(on_progress));
+        Self::made(config, WeightLoader::random(seed, device, dtype, bytes, Some(on_progress)), device, dtype)
+    }
+
+    /// A model whose weights are anything: memory that nobody has written. It shows what a model launches.
+    ///
+    /// # Errors
+    /// A dtype that the device does not have.
+    pub(crate) fn without_weights(config: ModelConfig, device: &Device, dtype: FloatDType) -> Result<Self> {
+        check_dtype(device, dtype)?;
+        Self::made(config, WeightLoader::unwritten(device, dtype), device, dtype)
+    }
+
+    /// A model whose weights come from no files, with defaults that nobody published.
+    fn made(config: ModelConfig, mut loader: WeightLoader, device: &Device, dtype: FloatDType) -> Result<Self> {
         let model = config.load(&mut loader, device);
         loader.finish()?;
         let eos_token_ids = Vec::new();
@@ -116,6 +129,11 @@ impl DeepseekModel {
     /// A size that is zero or too large, or a page size that is no power of two.
     pub fn new_cache(&self, size: CacheSize) -> Result<ModelCache> {
         self.model.new_cache(size, self.dtype)
+    }
+
+    /// What captures its decode steps.
+    pub(crate) fn capture(&self) -> std::result::Result<&dyn Capture, &'static str> {
+        self.model.capture()
     }
 
     /// Its captured decode steps, or why it has none.

@@ -37,6 +37,7 @@
 
 pub mod cache;
 mod check;
+mod compile_ahead;
 mod determinism;
 mod device;
 mod dispatch;
@@ -54,6 +55,7 @@ mod reference;
 mod tensors;
 mod weight;
 
+pub use compile_ahead::{CompiledKernels, compile_ahead, compiled_kernels, wait_for_kernels};
 pub use determinism::Determinism;
 pub use device::{DeviceName, largest_buffer};
 pub use error::MlaError;

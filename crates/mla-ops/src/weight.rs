@@ -6,9 +6,13 @@
 
 use burn::backend::{Backend, Dispatch, ExtensionType, tensor::FloatTensor};
 use burn::tensor::{DType, Device, Tensor};
+#[cfg(feature = "_gpu")]
+use mla_kernels::linear::WeightArg;
 
 use crate::MlaError;
 use crate::check::Check;
+#[cfg(feature = "_gpu")]
+use crate::tensors::{contiguous, matrix_stride};
 
 /// A matrix `[out, in]` of a projection, in the format that it is stored in. Clones share memory.
 #[derive(Debug, Clone)]
@@ -137,7 +141,7 @@ impl StackedWeight {
 }
 
 /// A [`Weight`] or [`StackedWeight`] as a backend takes it.
-#[derive(ExtensionType)]
+#[derive(Clone, ExtensionType)]
 #[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
 pub enum BackendWeight<B: Backend> {
     /// One number of the dtype for each element.
@@ -170,10 +174,29 @@ impl BackendWeight<burn_cubecl::CubeBackend> {
         }
     }
 
-    /// The elements, dequantised; of a dense weight the tensor itself.
-    pub(crate) fn dense(self) -> burn_cubecl::tensor::CubeTensor {
+    /// Of the elements that it stands for.
+    pub(crate) fn dtype(&self) -> DType {
         match self {
-            Self::Dense(tensor) => tensor,
+            Self::Dense(tensor) => tensor.dtype,
+        }
+    }
+
+    /// As kernels take it.
+    pub(crate) fn into_arg(self) -> WeightArg {
+        match self {
+            Self::Dense(tensor) => WeightArg::Dense(contiguous(tensor).into_buffer_arg()),
+        }
+    }
+
+    /// Stacked matrices as kernels take them, and the elements from one to the next: between the halves of a projection's
+    /// matrices the other halves may lie.
+    pub(crate) fn into_stack_arg(self) -> (WeightArg, usize) {
+        let [_, outputs, inputs] = self.dims();
+        match self {
+            Self::Dense(tensor) => match matrix_stride(&tensor) {
+                Some(stride) => (WeightArg::Dense(tensor.into_buffer_arg()), stride),
+                None => (WeightArg::Dense(contiguous(tensor).into_buffer_arg()), outputs * inputs),
+            },
         }
     }
 }

@@ -20,7 +20,7 @@ use super::form::LOAD;
 use super::plain::rank;
 use super::problem::{LightningIndexArgs, one_each, visible_keys};
 use crate::common::launch::share;
-use crate::linear::mma::pair;
+use crate::linear::mma::products::pair;
 use crate::ptx::copy::{commit_copies, wait_for_copies};
 use crate::ptx::warp;
 

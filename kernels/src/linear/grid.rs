@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use crate::common::launch::{dummy, is_row};
 use crate::experts_mlp::sort::{TILE, max_tiles};
-use crate::linear::{ExpertsOf, PairRows, SecondMatrix, SharedMatrix, Work};
+use crate::linear::{ExpertsOf, PairRows, Products, SecondMatrix, SharedMatrix, WeightArg, Work};
 use crate::route_experts::RouteArgs;
 
 /// How a kernel finds its rows.
@@ -41,7 +41,7 @@ pub(crate) struct Grid {
     /// Tiles at most.
     pub max_tiles: usize,
     /// A matrix beside the others: see [`SecondMatrix`] and [`SharedMatrix`].
-    pub second: BufferArg,
+    pub second: WeightArg,
     pub second_out: BufferArg,
     /// Its width, where it has another one than the others; 0 without one.
     pub second_width: usize,
@@ -58,7 +58,7 @@ impl Grid {
             per_token,
             tokens,
             max_tiles,
-            second: dummy(client),
+            second: WeightArg::none(client),
             second_out: dummy(client),
             second_width: 0,
         };
@@ -110,10 +110,49 @@ impl Grid {
         of_second + outputs.div_ceil(each) * self.max_tiles
     }
 
-    /// The width of the second matrix, its inputs in vectors of so many.
-    pub(crate) fn second_width(&self, vector: usize) -> usize {
-        if self.rows == Rows::TokenScatter { self.second_width / vector } else { self.second_width }
+    /// What kernels that load so many elements at once are told.
+    pub(super) fn sizes(&self, products: &Products, vector: usize) -> SizesLaunch {
+        let &Products { inputs, outputs, carried, matrix_stride, .. } = products;
+        let by_vectors = self.rows == Rows::TokenScatter;
+        let second_width = if by_vectors { self.second_width / vector } else { self.second_width };
+        SizesLaunch::new(
+            inputs / vector,
+            outputs,
+            carried / vector,
+            matrix_stride / vector,
+            self.per_token,
+            self.tokens,
+            self.max_tiles,
+            second_width,
+        )
     }
+}
+
+/// The sizes of a launch.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Sizes {
+    /// Vectors of a row of x, without those that are carried.
+    pub vectors: usize,
+    /// Rows of a matrix; of a gated output, of each half.
+    pub outputs: usize,
+    /// Vectors of a row of x that are copied behind its products.
+    pub carried: usize,
+    /// Vectors from one matrix to the next.
+    pub matrix_stride: usize,
+    /// See [`Grid::per_token`].
+    pub per_token: usize,
+    /// See [`Grid::tokens`].
+    pub tokens: usize,
+    /// Tiles at most.
+    pub max_tiles: usize,
+    /// Outputs of the second matrix, or its vectors, where it has another number than the others; 0 without one.
+    pub second_width: usize,
+}
+
+/// Of nothing to launch.
+#[cfg(feature = "offline")]
+pub(super) fn offline_sizes() -> SizesLaunch {
+    SizesLaunch::new(1, 1, 1, 1, 1, 1, 1, 1)
 }
 
 /// The matrix of a cube, and which cube of those for such matrices it is. Those for a second matrix come first: for a shared
@@ -132,13 +171,23 @@ pub(crate) struct Part {
 
 #[cube]
 impl Part {
-    /// All matrices are alike.
-    pub(crate) fn whole(vectors: usize, outputs: usize) -> Part {
-        Part { vectors, outputs, cube: CUBE_POS, is_second: false.runtime() }
+    /// That of cubes with so many outputs each, where there may be a second matrix.
+    pub(crate) fn new(
+        sizes: &Sizes,
+        #[comptime] each: usize,
+        #[comptime] second: bool,
+        #[comptime] rows: Rows,
+    ) -> Part {
+        let mut part =
+            Part { vectors: sizes.vectors, outputs: sizes.outputs, cube: CUBE_POS, is_second: false.runtime() };
+        if comptime!(second) {
+            part.split(sizes.second_width, sizes.max_tiles, each, rows);
+        }
+        part
     }
 
-    /// There is a second one, with `width` outputs or vectors in place of the others'.
-    pub(crate) fn split(&mut self, width: usize, tiles: usize, #[comptime] each: usize, #[comptime] rows: Rows) {
+    /// There is a second matrix, with `width` outputs or vectors in place of the others'.
+    fn split(&mut self, width: usize, tiles: usize, #[comptime] each: usize, #[comptime] rows: Rows) {
         let mut outputs = self.outputs;
         if comptime!(rows != Rows::TokenScatter) {
             outputs = width;
@@ -188,11 +237,11 @@ impl Tile {
         tiles: &[i32],
         number: usize,
         max_tiles: usize,
-        tokens: usize,
-        per_token: usize,
+        sizes: &Sizes,
         #[comptime] size: usize,
         #[comptime] rows: Rows,
     ) -> Tile {
+        let tokens = sizes.tokens;
         let mut expert = 0usize.runtime();
         let mut first = number * size;
         let mut count = 0usize.runtime();
@@ -221,7 +270,7 @@ impl Tile {
             first = usize::cast_from(tiles[number * TILE + 1]);
             count = usize::cast_from(tiles[number * TILE + 2]);
         }
-        Tile { expert, first, count, per_token, rows }
+        Tile { expert, first, count, per_token: sizes.per_token, rows }
     }
 
     /// The row of a single token's pair, if it has one of so many experts.

@@ -12,16 +12,19 @@ use crate::rope_write::Forms;
 /// What a launch does beside its products. Launches make `BesideArgs`.
 #[derive(CubeType, CubeLaunch)]
 #[allow(dead_code, reason = "kernels alone have values of it")]
-pub(crate) enum Beside {
+pub(crate) enum Beside<E: Float, V: Size> {
     /// Nothing.
     Nothing,
     /// Carried channels turn, and there are cubes for latents.
-    Latents(Latents),
+    Latents(Latents<E, V>),
 }
 
-/// How they turn, and what the norm of the latents needs.
+/// How they turn, and the latents with what their norm needs: see [`LatentRows`].
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct Latents {
+pub(crate) struct Latents<E: Float, V: Size> {
+    latent: &'static [Vector<E, V>],
+    slots: &'static [i32],
+    cache: &'static mut [E],
     weight: &'static [f32],
     cos: &'static [f32],
     sin: &'static [f32],
@@ -36,22 +39,25 @@ pub(crate) struct Latents {
 }
 
 impl LatentRows {
-    /// For heads of `width` channels, vectors of `vector` and cubes of `units`: latents, slots, cache and the rest; and how many
-    /// cubes `tokens` need.
-    pub(crate) fn bind(self, [tokens, width, vector, units]: [usize; 4]) -> ([BufferArg; 3], BesideArgs, usize) {
+    /// For heads of `width` channels, vectors of `vector` and cubes of `units`; and how many cubes `tokens` need.
+    pub(crate) fn bind<E: Float, V: Size>(
+        self,
+        [tokens, width, vector, units]: [usize; 4],
+    ) -> (BesideArgs<E, V>, usize) {
         let Self { latent, weight, cos, sin, slots, cache, cache_width, pairs, slot_count, eps } = self;
         let cache_width = cache_width / vector;
         let forms = Forms::new(width / vector, cache_width, units);
-        let args = LatentsLaunch::new(weight, cos, sin, pairs, slot_count, eps, cache_width, forms);
-        ([latent, slots, cache], BesideArgs::Latents(args), forms.latent.cubes(tokens))
+        let args =
+            LatentsLaunch::new(latent, slots, cache, weight, cos, sin, pairs, slot_count, eps, cache_width, forms);
+        (BesideArgs::Latents(args), forms.latent.cubes(tokens))
     }
 }
 
 #[cube]
-impl Beside {
+impl<E: Float, V: Size> Beside<E, V> {
     /// Copies the channels of a tile past those of the product behind its outputs: see [`Tile::carry`].
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn carry<E: Float, V: Size>(
+    pub(crate) fn carry(
         &self,
         tile: &Tile,
         x: &[Vector<E, V>],
@@ -64,31 +70,24 @@ impl Beside {
         #[comptime]
         match self {
             Beside::Nothing => tile.carry::<E, E, V>(x, out, vectors, outputs, carried, units),
-            Beside::Latents(latents) => latents.turn::<E, V>(tile, x, out, vectors, outputs, carried, units),
+            Beside::Latents(latents) => latents.turn(tile, x, out, vectors, outputs, carried, units),
         }
     }
 
     /// Puts latents into the cache: cube number `cube` of those behind the products' own. Called by all units of it.
-    pub(crate) fn write<E: Float, V: Size>(
-        &self,
-        latent: &[Vector<E, V>],
-        slots: &[i32],
-        cache: &mut [E],
-        tokens: usize,
-        cube: usize,
-    ) {
+    pub(crate) fn write(&mut self, tokens: usize, cube: usize) {
         #[comptime]
         match self {
             Beside::Nothing => {}
-            Beside::Latents(latents) => latents.write::<E, V>(latent, slots, cache, tokens, cube),
+            Beside::Latents(latents) => latents.write(tokens, cube),
         }
     }
 }
 
 #[cube]
-impl Latents {
+impl<E: Float, V: Size> Latents<E, V> {
     #[allow(clippy::too_many_arguments)]
-    fn turn<E: Float, V: Size>(
+    fn turn(
         &self,
         tile: &Tile,
         x: &[Vector<E, V>],
@@ -115,27 +114,21 @@ impl Latents {
         }
     }
 
-    fn write<E: Float, V: Size>(
-        &self,
-        latent: &[Vector<E, V>],
-        slots: &[i32],
-        cache: &mut [E],
-        tokens: usize,
-        cube: usize,
-    ) {
+    fn write(&mut self, tokens: usize, cube: usize) {
         let lanes = V::value().comptime();
         let form = comptime!(self.forms.latent);
         let width = comptime!(self.cache_width).runtime();
         let row = cube * comptime!(form.heads()) + UNIT_POS as usize / form.columns;
         let mut column = UNIT_POS as usize % form.columns;
-        let head = Head::new::<E, V>(latent, row, tokens, 1usize.runtime(), width, self.pairs, self.eps, column, form);
-        if row < tokens && is_row(slots[min(row, tokens - 1)], self.slot_count) {
-            let first = usize::cast_from(slots[row]) * width;
+        let head =
+            Head::new::<E, V>(self.latent, row, tokens, 1usize.runtime(), width, self.pairs, self.eps, column, form);
+        if row < tokens && is_row(self.slots[min(row, tokens - 1)], self.slot_count) {
+            let first = usize::cast_from(self.slots[row]) * width;
             while column < width {
-                let values = head.values::<E, V>(latent, self.weight, self.cos, self.sin, column);
+                let values = head.values::<E, V>(self.latent, self.weight, self.cos, self.sin, column);
                 #[unroll]
                 for lane in 0..lanes {
-                    cache[(first + column) * lanes + lane] = E::cast_from(values.extract(lane));
+                    self.cache[(first + column) * lanes + lane] = E::cast_from(values.extract(lane));
                 }
                 column += form.columns;
             }
@@ -145,8 +138,8 @@ impl Latents {
 
 /// V2-Lite's and V3's, with nothing to launch.
 #[cfg(feature = "offline")]
-pub(crate) fn offline(units: usize) -> BesideArgs {
-    use crate::offline::buffer;
+pub(crate) fn offline<E: Float, V: Size>(units: usize) -> BesideArgs<E, V> {
+    use crate::offline::buffer as any;
     let forms = Forms::new(24, 72, units);
-    BesideArgs::Latents(LatentsLaunch::new(buffer(), buffer(), buffer(), 1, 1, 1.0, 72, forms))
+    BesideArgs::Latents(LatentsLaunch::new(any(), any(), any(), any(), any(), any(), 1, 1, 1.0, 72, forms))
 }

@@ -19,11 +19,13 @@ mod select;
 mod sm90;
 #[cfg(feature = "cuda")]
 mod source;
+pub(crate) mod weight;
 
 use cubecl::prelude::*;
 
 use self::grid::Grid;
 pub use self::select::{Division, LinearSizes};
+pub use self::weight::WeightArg;
 use crate::common::launch::{address_type, share};
 use crate::common::select::Path;
 use crate::merge_splits::{self, MergeSplitsArgs};
@@ -42,7 +44,7 @@ pub struct LinearArgs {
     /// X `[.., inputs]`: rows that [`Work`] numbers.
     pub x: BufferArg,
     /// E `[experts, outputs, inputs]`; with [`LinearForm::gated`] `[experts, 2 * outputs, inputs]`, gate rows first.
-    pub weight: BufferArg,
+    pub weight: WeightArg,
     /// E `[.., outputs]`, written: rows that [`Work`] numbers.
     pub out: BufferArg,
     /// Which rows meet which matrix.
@@ -156,7 +158,7 @@ impl Work {
 /// A matrix of the same inputs, where outputs are not gated.
 pub struct SecondMatrix {
     /// E `[outputs, inputs]`.
-    pub weight: BufferArg,
+    pub weight: WeightArg,
     /// E `[rows, outputs]`, written.
     pub out: BufferArg,
     /// Its outputs.
@@ -166,7 +168,7 @@ pub struct SecondMatrix {
 /// The matrix of an expert that the token has beside its own, with another number of hidden channels than theirs.
 pub struct SharedMatrix {
     /// E, laid out like one of the others: `[outputs, inputs]`, or gated `[2 * outputs, inputs]`.
-    pub weight: BufferArg,
+    pub weight: WeightArg,
     /// Its hidden channels: its outputs with [`PairRows::Gather`], its inputs with [`PairRows::Scatter`]. The other number is
     /// that of the other experts.
     pub width: usize,
@@ -316,10 +318,10 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
     }
     let (x, weight, out, limit) = (args.x, args.weight, args.out, args.limit);
     let products = Products { x, weight, out, inputs, outputs, carried, matrix_stride, limit };
-    let mut buffers = vec![&products.x, &products.weight, &products.out];
+    let mut buffers = vec![&products.x, products.weight.largest(), &products.out];
     match &args.work {
-        Work::Token { shared: Some(shared), .. } => buffers.push(&shared.weight),
-        Work::Dense { second: Some(second), .. } => buffers.extend([&second.weight, &second.out]),
+        Work::Token { shared: Some(shared), .. } => buffers.push(shared.weight.largest()),
+        Work::Dense { second: Some(second), .. } => buffers.extend([second.weight.largest(), &second.out]),
         _ => {}
     }
     buffers.extend(before.largest());
@@ -357,7 +359,7 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
 /// The matrices of a launch.
 pub(crate) struct Products {
     pub x: BufferArg,
-    pub weight: BufferArg,
+    pub weight: WeightArg,
     pub out: BufferArg,
     pub inputs: usize,
     pub outputs: usize,

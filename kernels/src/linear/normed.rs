@@ -9,6 +9,7 @@ use cubecl::prelude::*;
 
 use crate::common::launch::{address_type, io_vector_size};
 use crate::linear::plain::{AHEAD, sum_of_row};
+use crate::linear::weight::{WeightArg, WeightRow, WeightRows};
 use crate::linear::{FEW_OUTPUTS, UNITS as COLUMNS};
 use crate::residual_norm::{UNITS, add, add_squares, scale_of};
 
@@ -26,7 +27,7 @@ pub struct NormLinearArgs {
     /// f32 `[width]`.
     pub norm_weight: BufferArg,
     /// f32 `[outputs, width]`.
-    pub weight: BufferArg,
+    pub weight: WeightArg,
     /// E `[rows, width]`, written: `x + y`.
     pub sum: BufferArg,
     /// E `[rows, width]`, written: the norm of the sum as it was written.
@@ -63,13 +64,13 @@ pub fn launch(client: &Client, args: NormLinearArgs) {
         client,
         cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
         CubeDim::new_2d(COLUMNS as u32, OUTPUTS as u32),
-        address_type(client, &[&args.x, &args.weight]),
+        address_type(client, &[&args.x, args.weight.largest()]),
         vector,
         weight_vector,
         args.x,
         args.y,
         args.norm_weight,
-        args.weight,
+        args.weight.rows(),
         args.sum,
         args.normed,
         args.out,
@@ -87,7 +88,7 @@ fn norm_linear_kernel<E: Float, V: Size, N: Size>(
     x: &[Vector<E, V>],
     y: &[Vector<E, V>],
     norm_weight: &[f32],
-    weight: &[Vector<f32, N>],
+    weight: WeightRows<f32, N>,
     sum: &mut [Vector<E, V>],
     normed: &mut [Vector<E, V>],
     out: &mut [f32],
@@ -107,9 +108,9 @@ fn norm_linear_kernel<E: Float, V: Size, N: Size>(
     let is_row = row < rows;
     let row = min(row, rows - 1);
     let output = group * OUTPUTS + UNIT_POS_Y as usize;
-    let first = min(output, outputs - 1) * weight_vectors;
+    let weight_row = WeightRow::new(0usize.runtime(), min(output, outputs - 1), weight_vectors.runtime());
     let mut column = UNIT_POS_X as usize;
-    let weights = load(weight, first, column, weight_vectors);
+    let weights = load(&weight, &weight_row, column, weight_vectors);
 
     let mut values = Shared::<[E]>::new_slice(width);
     let mut squares = 0.0f32;
@@ -147,7 +148,7 @@ fn norm_linear_kernel<E: Float, V: Size, N: Size>(
     let mut product = multiply(&values, &weights, column, weight_vectors, 0.0f32);
     column += comptime!(AHEAD * COLUMNS);
     while column < weight_vectors {
-        let next = load(weight, first, column, weight_vectors);
+        let next = load(&weight, &weight_row, column, weight_vectors);
         product = multiply(&values, &next, column, weight_vectors, product);
         column += comptime!(AHEAD * COLUMNS);
     }
@@ -161,15 +162,15 @@ fn norm_linear_kernel<E: Float, V: Size, N: Size>(
 /// A unit's next vectors of a row of the weights; past its end, the last one again.
 #[cube]
 fn load<N: Size>(
-    weight: &[Vector<f32, N>],
-    first: usize,
+    weight: &WeightRows<f32, N>,
+    row: &WeightRow,
     column: usize,
     #[comptime] vectors: usize,
 ) -> Sequence<Vector<f32, N>> {
     let mut weights = Sequence::<Vector<f32, N>>::new();
     #[unroll]
     for i in 0..AHEAD {
-        weights.push(weight[first + min(column + comptime!(i * COLUMNS), comptime!(vectors - 1))]);
+        weights.push(weight.load(row, min(column + comptime!(i * COLUMNS), comptime!(vectors - 1))));
     }
     weights
 }
@@ -201,12 +202,17 @@ fn multiply<E: Float, N: Size>(
 /// The routers of DeepSeek-V2-Lite and V3.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::linear::weight;
     use crate::offline::{Entry, FLOATS, form};
     let cube = CubeDim::new_2d(COLUMNS as u32, OUTPUTS as u32);
     let entry = |kind, (name, width)| {
         let (elem, bits) = (ElemType::Float(kind), AddressType::U32);
         let vector = 16 / elem.size();
-        let form = form!(norm_linear_kernel, cube, [bits, vector, 4, _, _, _, _, _, _, _, 1, 1, 1.0, width, elem]);
+        let form = form!(
+            norm_linear_kernel,
+            cube,
+            [bits, vector, 4, _, _, _, weight::offline(), _, _, _, 1, 1, 1.0, width, elem]
+        );
         Entry::of(kind, name, form)
     };
     let widths = [("norm_linear", 2048), ("norm_linear.v3", 7168)];

@@ -4,7 +4,8 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
 use super::activation::gated;
-use super::grid::{Grid, Part, Rows, Tile};
+use super::grid::{Grid, Part, Rows, Sizes, Tile};
+use super::weight::{WeightRow, WeightRows};
 use super::{FEW_OUTPUTS, LinearForm, Products, UNITS};
 use crate::common::launch::io_vector_size;
 
@@ -26,7 +27,7 @@ pub(super) fn launch(
         io_vector_size(client.properties(), &[products.inputs, products.carried, products.matrix_stride], elem.size());
     let form = Form::new(&grid, linear, products.outputs);
     let cubes = grid.cubes(products.outputs, form.outputs());
-    let second_width = grid.second_width(vector);
+    let sizes = grid.sizes(&products, vector);
     linear_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
@@ -34,20 +35,13 @@ pub(super) fn launch(
         address,
         vector,
         products.x,
-        products.weight,
-        grid.second,
+        products.weight.rows(),
+        grid.second.rows(),
         grid.order,
         grid.tiles,
         products.out,
         grid.second_out,
-        products.inputs / vector,
-        products.outputs,
-        products.carried / vector,
-        products.matrix_stride / vector,
-        grid.per_token,
-        grid.tokens,
-        grid.max_tiles,
-        second_width,
+        sizes,
         products.limit,
         form,
         x_elem,
@@ -86,37 +80,26 @@ impl Form {
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn linear_kernel<X: Float, E: Float, N: Size>(
     x: &[Vector<X, N>],
-    weight: &[Vector<E, N>],
-    second: &[Vector<E, N>],
+    weight: WeightRows<E, N>,
+    second: WeightRows<E, N>,
     order: &[i32],
     tiles: &[i32],
     out: &mut [E],
     second_out: &mut [E],
-    vectors: usize,
-    outputs: usize,
-    carried: usize,
-    matrix_stride: usize,
-    per_token: usize,
-    tokens: usize,
-    max_tiles: usize,
-    second_width: usize,
+    sizes: Sizes,
     limit: f32,
     #[comptime] form: Form,
     #[define(X)] _x_elem: ElemType,
     #[define(E)] _elem: ElemType,
 ) {
-    let lanes = N::value().comptime();
-    let mut part = Part::whole(vectors, outputs);
-    if comptime!(form.second) {
-        part.split(second_width, max_tiles, form.outputs(), form.rows);
-    }
+    let part = Part::new(&sizes, form.outputs(), form.second, form.rows);
     let groups = part.outputs.div_ceil(form.outputs());
     let number = part.cube / groups;
     let group = part.cube % groups;
     let output = group * form.outputs() + UNIT_POS_Y as usize;
-    let mut tile = Tile::read(tiles, number, max_tiles, tokens, per_token, TOKENS, form.rows);
+    let mut tile = Tile::read(tiles, number, sizes.max_tiles, &sizes, TOKENS, form.rows);
     if comptime!(form.second && form.rows != Rows::Dense) {
-        part.place(&mut tile, max_tiles);
+        part.place(&mut tile, sizes.max_tiles);
     }
     let mut sums = Array::<f32>::new(TOKENS);
     let mut gates = Array::<f32>::new(TOKENS);
@@ -126,19 +109,24 @@ fn linear_kernel<X: Float, E: Float, N: Size>(
         gates[t] = 0.0f32;
     }
     if tile.count > 0 && output < part.outputs {
+        let matrix = tile.expert * sizes.matrix_stride;
         // Of a gated output the gate comes first.
-        let row = tile.expert * matrix_stride + output * part.vectors;
-        let row_vectors = tile.row(vectors, carried);
+        let halves = comptime!(if form.linear.gated { 1usize } else { 0usize });
+        let gate = WeightRow::new(matrix, output, part.vectors);
+        let up = WeightRow::new(matrix, output + halves * part.outputs, part.vectors);
+        let x_vectors = tile.row(sizes.vectors, sizes.carried);
         if comptime!(form.second) {
             if part.is_second {
-                multiply::<X, E, N>(x, second, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
+                multiply(x, &second, order, &tile, &part, &gate, &up, x_vectors, &mut sums, &mut gates, form);
             } else {
-                multiply::<X, E, N>(x, weight, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
+                multiply(x, &weight, order, &tile, &part, &gate, &up, x_vectors, &mut sums, &mut gates, form);
             }
         } else {
-            multiply::<X, E, N>(x, weight, order, &tile, &part, row, row_vectors, &mut sums, &mut gates, form);
+            multiply(x, &weight, order, &tile, &part, &gate, &up, x_vectors, &mut sums, &mut gates, form);
         }
     }
+    let lanes = N::value().comptime();
+    let width = tile.row(sizes.outputs, sizes.carried * lanes);
     let mut parts = Shared::<[f32]>::new_slice(UNITS);
     #[unroll]
     for t in 0..TOKENS {
@@ -154,38 +142,38 @@ fn linear_kernel<X: Float, E: Float, N: Size>(
                 if part.is_second {
                     second_out[row * part.outputs + output] = result;
                 } else {
-                    out[row * outputs + output] = result;
+                    out[row * sizes.outputs + output] = result;
                 }
             } else {
-                out[row * tile.row(outputs, carried * lanes) + output] = result;
+                out[row * width + output] = result;
             }
         }
     }
     if comptime!(form.rows == Rows::Heads) {
         let is_first = group == 0;
         if is_first {
-            tile.carry::<X, E, N>(x, out, vectors, outputs, carried, UNITS);
+            tile.carry::<X, E, N>(x, out, sizes.vectors, sizes.outputs, sizes.carried, UNITS);
         }
     }
 }
 
-/// Adds up the products of a unit's columns, from `row` on in the weights.
+/// Adds up the products of a unit's columns of these rows of the weights.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn multiply<X: Float, E: Float, N: Size>(
     x: &[Vector<X, N>],
-    weight: &[Vector<E, N>],
+    weight: &WeightRows<E, N>,
     order: &[i32],
     tile: &Tile,
     part: &Part,
-    row: usize,
+    gate: &WeightRow,
+    up: &WeightRow,
     row_vectors: usize,
     sums: &mut Array<f32>,
     gates: &mut Array<f32>,
     #[comptime] form: Form,
 ) {
     let lanes = N::value().comptime();
-    let up = row + comptime!(if form.linear.gated { 1usize } else { 0usize }) * part.outputs * part.vectors;
     let mut column = UNIT_POS_X as usize;
     while column < part.vectors {
         // All loads before the first use: they take far longer than the rest.
@@ -195,9 +183,9 @@ fn multiply<X: Float, E: Float, N: Size>(
         #[unroll]
         for i in 0..AHEAD {
             let at = min(column + comptime!(i * form.columns), part.vectors - 1);
-            weights.push(weight[up + at]);
+            weights.push(weight.load(up, at));
             if comptime!(form.linear.gated) {
-                gate_weights.push(weight[row + at]);
+                gate_weights.push(weight.load(gate, at));
             }
             #[unroll]
             for t in 0..TOKENS {
@@ -251,6 +239,8 @@ pub(crate) fn sum_of_row(shared: &mut Shared<[f32]>, own: f32, #[comptime] colum
 
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use super::grid::offline_sizes;
+    use super::weight;
     use crate::offline::{Entry, FLOATS, form};
     let forms = FLOATS.into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
@@ -263,7 +253,22 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let form = form!(
                 linear_kernel,
                 cube,
-                [bits, vector, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, form, elem, elem]
+                [
+                    bits,
+                    vector,
+                    _,
+                    weight::offline(),
+                    weight::offline(),
+                    _,
+                    _,
+                    _,
+                    _,
+                    offline_sizes(),
+                    1.0,
+                    form,
+                    elem,
+                    elem
+                ]
             );
             Entry::of(kind, name, form)
         };

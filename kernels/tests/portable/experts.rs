@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use half::{bf16, f16};
 use mla_kernels::experts_mlp::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
 use mla_kernels::experts_mlp::sort::{self, SortArgs, TILE, max_tiles};
-use mla_kernels::linear::{self, LinearArgs, LinearForm, LinearSizes, PairRows, Work, tile_tokens};
+use mla_kernels::linear::{self, LinearArgs, LinearForm, LinearSizes, PairRows, WeightArg, Work, tile_tokens};
 use mla_kernels::route_experts::{self as route, Choice, Groups, RouteArgs, RouteForm, Scoring};
 use rstest::rstest;
 
@@ -231,7 +231,7 @@ fn products<E: Number>(
     let out = upload(client, &vec![E::of(77.0); len + outputs]);
     let args = LinearArgs {
         x: arg(&upload(client, &x), x.len()),
-        weight: arg(&upload(client, &w), w.len()),
+        weight: WeightArg::Dense(arg(&upload(client, &w), w.len())),
         out: arg(&out, len + outputs),
         work,
         inputs,
@@ -336,7 +336,7 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
         let weight = if up { &gate_up } else { &down };
         let args = LinearArgs {
             x: if up { arg(&upload(client, &x), x.len()) } else { arg(&middle, pairs * WIDTH) },
-            weight: arg(&upload(client, weight), weight.len()),
+            weight: WeightArg::Dense(arg(&upload(client, weight), weight.len())),
             out: if up { arg(&middle, pairs * WIDTH) } else { arg(&rows, pairs * HIDDEN) },
             work,
             inputs,

@@ -1,11 +1,29 @@
-//! Stand-in for `cubecl-llvm`.
+//! Stands in the place of `cubecl-llvm`, by a patch: the compiler that `cubecl-cuda` calls, with NVRTC behind it.
 //!
-//! The published crate downloads a prebuilt LLVM in its build script. `cubecl-cuda` links it even when its feature `cpp`
-//! selects the CUDA C++ / NVRTC compiler, which needs none of it. This crate has the types that `cubecl-cuda` names, and
-//! its compiler refuses to compile. It is patched in for this workspace only.
+//! The published crate downloads a prebuilt LLVM in its build script. This one has the types that `cubecl-cuda` names, and
+//! compiles what it is given as CubeCL's own C++ backend does: to CUDA C++, and that with NVRTC. Beyond that backend:
+//!
+//! - it gives machine code, which a driver loads as it is, where PTX would be compiled once more ([`CODE`]);
+//! - machine code stays on the disk, under the source, the compiler and the architecture that it is from ([`disk`]);
+//! - kernels that are known beforehand are compiled on all cores ([`ahead`]).
+//!
+//! It cannot load kernels that are given as CUDA C++ text; `cubecl-cuda`'s feature `cpp` can, and does without all of this.
 
+pub mod ahead;
+pub mod disk;
+mod nvrtc;
+
+use std::ffi::c_char;
+
+use cubecl_core::ir::nvidia::SmArch;
+use cubecl_core::prelude::KernelDefinition;
+use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures};
+use cubecl_cpp::target::Cuda;
 use cubecl_environment::backtrace::BackTrace;
-use cubecl_server::{compiler::CompilationError, kernel::BufferIOAttr};
+use cubecl_server::compiler::{CompilationError, Compiler};
+use cubecl_server::kernel::BufferIOAttr;
+
+pub use self::nvrtc::CODE;
 
 /// NVPTX target description.
 pub mod nvptx {
@@ -86,7 +104,7 @@ pub enum PlironArtifact {
     NvptxCode(NvptxModule),
 }
 
-/// The compiler that refuses.
+/// The compiler.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)]
 pub struct PlironCompiler {
@@ -94,20 +112,52 @@ pub struct PlironCompiler {
 }
 
 impl PlironCompiler {
-    /// Always an error.
+    /// A kernel's code.
+    ///
+    /// # Errors
+    /// What the compiler says of the source; a device without an architecture; while [`ahead::Collecting`], a kernel that is being
+    /// compiled.
     pub fn compile(
         &mut self,
-        _kernel: cubecl_core::prelude::KernelDefinition,
-        _options: &PlironOptions,
+        kernel: KernelDefinition,
+        options: &PlironOptions,
     ) -> Result<PlironArtifact, CompilationError> {
-        Err(CompilationError::Generic {
-            reason: "this build has no LLVM; cubecl-cuda/cpp selects the NVRTC compiler".into(),
-            backtrace: BackTrace::capture(),
-        })
+        let arch = options.sm_arch.ok_or_else(|| error("the device has no known architecture".into()))?;
+        let entrypoint = kernel.settings.kernel_name.clone();
+        let kernel = CppCompiler::<Cuda>::default().compile(kernel, &cpp_options(arch, options.grid_constants))?;
+        let code = ahead::compile(&kernel.source, &arch.target_cpu()).map_err(error)?;
+        Ok(PlironArtifact::NvptxCode(NvptxModule {
+            ptx: code.into_iter().map(|byte| byte as c_char).collect(),
+            entrypoint,
+            shared_memory_size: kernel.shared_memory_size,
+            io: kernel.io,
+            ir: kernel.source,
+        }))
     }
 
-    /// The name of the code it would produce.
+    /// The language of the text that it is made from.
     pub fn lang_tag(&self) -> &'static str {
-        "llvm-stand-in"
+        "cpp"
+    }
+}
+
+fn error(reason: String) -> CompilationError {
+    CompilationError::Generic { reason, backtrace: BackTrace::capture() }
+}
+
+/// What `cubecl-cuda` sets for its own C++ backend on such a device.
+fn cpp_options(arch: SmArch, grid_constants: bool) -> CompilationOptions {
+    let version = arch.version();
+    CompilationOptions {
+        warp_size: 32,
+        supports_features: CppSupportedFeatures {
+            fast_math: true,
+            dp4a: version >= 61,
+            grid_constants,
+            fast_tanh: version >= 75 && cudarc::driver::sys::CUDA_VERSION >= 12080,
+            clusters: version >= 90,
+            elect_sync: version >= 90,
+        },
+        ..Default::default()
     }
 }

@@ -96,6 +96,13 @@ impl ModelConfig {
         self.0.sizes().num_hidden_layers
     }
 
+    /// As many of the first layers as have one of each kind.
+    pub(crate) fn layers_of_every_kind(&self, dtype: FloatDType) -> usize {
+        let layers = self.layers(dtype);
+        let is_new = |&number: &usize| !layers[..number].contains(&layers[number]);
+        (0..layers.len()).filter(is_new).next_back().map_or(0, |last| last + 1)
+    }
+
     /// How the files store weights in 8 bits or fewer, if they do.
     pub fn quantization(&self) -> Option<Quantization> {
         self.0.sizes().quantization

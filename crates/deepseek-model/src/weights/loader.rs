@@ -45,6 +45,8 @@ enum Source<'a> {
     Files(&'a Checkpoint),
     /// Nowhere: they are drawn on the device, by this seed.
     Random(u64),
+    /// Nowhere: they are memory that nobody has written.
+    Unwritten,
     /// Nowhere, and none is made.
     Nothing,
 }
@@ -95,6 +97,11 @@ impl<'a> WeightLoader<'a> {
         progress: Option<&'a mut dyn FnMut(LoadProgress<'_>)>,
     ) -> Self {
         Self { progress, total_bytes, ..Self::of(Source::Random(seed), device, dtype) }
+    }
+
+    /// A loader that allocates tensors on `device`, and writes nothing into them.
+    pub(crate) fn unwritten(device: &Device, dtype: FloatDType) -> Self {
+        Self::of(Source::Unwritten, device, dtype)
     }
 
     /// A loader that notes what is asked for, and gives out zeros, one number each on `device`; with `checkpoint` it looks up what the files have, too.
@@ -223,7 +230,7 @@ impl<'a> WeightLoader<'a> {
     pub(crate) fn has(&self, name: &str) -> bool {
         match self.source {
             Source::Files(checkpoint) => checkpoint.tensors.contains_key(&self.in_files(name)),
-            Source::Random(_) | Source::Nothing => false,
+            Source::Random(_) | Source::Unwritten | Source::Nothing => false,
         }
     }
 
@@ -283,11 +290,14 @@ impl<'a> WeightLoader<'a> {
         let dtype = if asked.role == WeightRole::Weight { self.dtype } else { FloatDType::F32 };
         let own = self.own(asked);
         let shape: [usize; D] = asked.shape(&own);
+        if matches!(self.source, Source::Unwritten) {
+            return Tensor::empty(shape, (&self.device, DType::from(dtype)));
+        }
         let zeros = placeholder(shape, &self.device, dtype.into());
         let checkpoint = match self.source {
             Source::Files(checkpoint) => Some(checkpoint),
             Source::Random(seed) => return self.draw(seed, asked, &own, dtype),
-            Source::Nothing => None,
+            Source::Unwritten | Source::Nothing => None,
         };
         // Every name is looked up, so that one bad expert does not hide the next.
         let found: Vec<Option<Stored<'a>>> =

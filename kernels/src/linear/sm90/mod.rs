@@ -21,7 +21,7 @@ use self::schedule::{Place, Schedule};
 use crate::common::launch::{dummy, multiprocessors, share};
 use crate::experts_mlp::gather;
 use crate::experts_mlp::sort::max_tiles;
-use crate::linear::{LinearForm, LinearSizes, PairRows, Products, Work};
+use crate::linear::{LinearForm, LinearSizes, PairRows, Products, WeightArg, Work};
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
 use crate::ptx::{barrier, shared_address, tma, warp};
 
@@ -213,13 +213,14 @@ fn token_map(
 
 /// Weights in tiles of 128 rows. Of a gated output a tile has 8 rows of the gate, the same 8 of up, and so on.
 fn weight_map(
-    weight: BufferArg,
+    weight: WeightArg,
     [matrices, outputs, inputs]: [usize; 3],
     matrix_stride: usize,
     elem: ElemType,
     form: Form,
 ) -> TensorMapArg<Tiled> {
-    let handle = handle(weight);
+    let WeightArg::Dense(elements) = weight;
+    let handle = handle(elements);
     // SAFETY: there are as many matrices of as many rows and channels.
     unsafe {
         if form.linear.gated {
@@ -336,7 +337,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 AddressType::U32,
                 VECTOR,
                 token_map(buffer(), [1, 256, 64], 64, elem, form),
-                weight_map(buffer(), [1, 256, 64], 256 * 64, elem, form),
+                weight_map(WeightArg::Dense(buffer()), [1, 256, 64], 256 * 64, elem, form),
                 buffer(),
                 buffer(),
                 buffer(),

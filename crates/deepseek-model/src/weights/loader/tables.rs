@@ -23,6 +23,7 @@ impl<'a> WeightLoader<'a> {
                 self.advance((shape[0] * shape[1] * DType::I32.size()) as u64, name);
                 return Tensor::from_data(TensorData::new(random::table(shape, below), shape), options);
             }
+            Source::Unwritten => return Tensor::empty(shape, options),
             Source::Nothing => return self.note(spec, None, placeholder),
         };
         if self.listing.is_some() {

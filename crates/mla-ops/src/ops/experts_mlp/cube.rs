@@ -122,10 +122,8 @@ impl Experts {
         }
         let ((indices, weights), experts_of) = chosen_or_to_choose(routing);
         let ([_, pairs], x) = (dims(&indices), contiguous(x));
-        let shared = [gate_up, down].map(|weight| {
-            let weight = contiguous(weight.dense()).into_buffer_arg();
-            Some(SharedMatrix { weight, width: shared_width })
-        });
+        let shared =
+            [gate_up, down].map(|weight| Some(SharedMatrix { weight: weight.into_arg(), width: shared_width }));
         // What is shared lies behind the pairs.
         let activations = empty(&x, [pairs * width + shared_width], x.dtype);
         let rows = empty(&x, [pairs + 1, hidden], x.dtype);
@@ -218,7 +216,7 @@ fn product(
     let elem = dtype_to_elem_type(x.dtype);
     let args = LinearArgs {
         x: x.clone().into_buffer_arg(),
-        weight: contiguous(weight.dense()).into_buffer_arg(),
+        weight: weight.into_arg(),
         out: out.clone().into_buffer_arg(),
         work,
         inputs,

@@ -36,13 +36,13 @@ pub(crate) fn rows(
     (form, limit): (LinearForm, f32),
     determinism: Determinism,
 ) -> CubeTensor {
-    let [x, weight] = [x, weight.dense()].map(contiguous);
+    let x = contiguous(x);
     let [rows, inputs] = dims(&x);
-    let [x_elem, elem] = [x.dtype, weight.dtype].map(dtype_to_elem_type);
-    let (out, client) = (empty(&x, [rows, outputs], weight.dtype), x.client.clone());
+    let [x_elem, elem] = [x.dtype, weight.dtype()].map(dtype_to_elem_type);
+    let (out, client) = (empty(&x, [rows, outputs], weight.dtype()), x.client.clone());
     let args = LinearArgs {
         x: x.into_buffer_arg(),
-        weight: weight.into_buffer_arg(),
+        weight: weight.into_arg(),
         out: out.clone().into_buffer_arg(),
         work: Work::Dense { rows, second: None },
         inputs,
@@ -70,17 +70,13 @@ pub(crate) fn pair_args(
     second: BackendWeight<CubeBackend>,
 ) -> (LinearArgs, (CubeTensor, CubeTensor)) {
     let ([rows, inputs], [outputs, _], [second_outputs, _]) = (dims(&x), first.dims(), second.dims());
-    let [first, second] = [first, second].map(|weight| contiguous(weight.dense()));
     let elem = dtype_to_elem_type(x.dtype);
     let outs = [outputs, second_outputs].map(|outputs| empty(&x, [rows, outputs], x.dtype));
-    let second = SecondMatrix {
-        weight: second.into_buffer_arg(),
-        out: outs[1].clone().into_buffer_arg(),
-        outputs: second_outputs,
-    };
+    let second =
+        SecondMatrix { weight: second.into_arg(), out: outs[1].clone().into_buffer_arg(), outputs: second_outputs };
     let args = LinearArgs {
         x: x.into_buffer_arg(),
-        weight: first.into_buffer_arg(),
+        weight: first.into_arg(),
         out: outs[0].clone().into_buffer_arg(),
         work: Work::Dense { rows, second: Some(second) },
         inputs,

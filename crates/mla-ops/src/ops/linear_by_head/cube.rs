@@ -9,21 +9,21 @@ use super::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::Determinism;
 use crate::ops::mla_decode::backend::BackendDecode;
 use crate::ops::mla_decode::cube::Launch;
-use crate::tensors::{contiguous, dims, empty, launched, matrix_stride};
+use crate::tensors::{contiguous, dims, empty, launched};
 use crate::weight::BackendWeight;
 
 impl LinearByHeadBackend for CubeBackend {
     fn linear_by_head(x: BackendHeadRows<Self>, weight: BackendWeight<Self>, determinism: Determinism) -> CubeTensor {
         match x {
-            BackendHeadRows::InMemory(x) => in_memory(x, weight.dense(), determinism),
-            BackendHeadRows::Decoded(step) => decoded(step, weight.dense()),
+            BackendHeadRows::InMemory(x) => in_memory(x, weight, determinism),
+            BackendHeadRows::Decoded(step) => decoded(step, weight),
         }
     }
 }
 
-fn in_memory(x: CubeTensor, weight: CubeTensor, determinism: Determinism) -> CubeTensor {
+fn in_memory(x: CubeTensor, weight: BackendWeight<CubeBackend>, determinism: Determinism) -> CubeTensor {
     let x = contiguous(x);
-    let ([rows, heads, width], [_, outputs, inputs]) = (dims(&x), dims(&weight));
+    let ([rows, heads, width], [_, outputs, inputs]) = (dims(&x), weight.dims());
     let out = empty(&x, [rows, heads, outputs + width - inputs], x.dtype);
     let batch_invariant = determinism.is_batch_invariant();
     let args = LinearArgs { batch_invariant, ..by_head_args(&x, weight, &out, [rows, heads, width]) };
@@ -32,8 +32,8 @@ fn in_memory(x: CubeTensor, weight: CubeTensor, determinism: Determinism) -> Cub
 }
 
 /// The projection merges the splits of the decode step, where it can.
-fn decoded(step: BackendDecode<CubeBackend>, weight: CubeTensor) -> CubeTensor {
-    let ([batch, query_len, heads, _], [_, outputs, inputs]) = (dims(&step.q), dims(&weight));
+fn decoded(step: BackendDecode<CubeBackend>, weight: BackendWeight<CubeBackend>) -> CubeTensor {
+    let ([batch, query_len, heads, _], [_, outputs, inputs]) = (dims(&step.q), weight.dims());
     let (rows, width) = (batch * query_len, step.spec.value_width);
     let out = empty(&step.q, [rows, heads, outputs + width - inputs], step.q.dtype);
     let decode = Launch::new(step);
@@ -45,20 +45,16 @@ fn decoded(step: BackendDecode<CubeBackend>, weight: CubeTensor) -> CubeTensor {
 /// Contiguous x of `[N, H, d]` elements, weight `[H, out, in]`.
 pub(crate) fn by_head_args(
     x: &CubeTensor,
-    weight: CubeTensor,
+    weight: BackendWeight<CubeBackend>,
     out: &CubeTensor,
     [rows, heads, width]: [usize; 3],
 ) -> LinearArgs {
-    let [_, outputs, inputs] = dims(&weight);
-    // Half of a projection's matrices may lie between the other halves.
-    let (weight, matrix_stride) = match matrix_stride(&weight) {
-        Some(stride) => (weight, stride),
-        None => (contiguous(weight), outputs * inputs),
-    };
+    let [_, outputs, inputs] = weight.dims();
+    let (weight, matrix_stride) = weight.into_stack_arg();
     let elem = dtype_to_elem_type(x.dtype);
     LinearArgs {
         x: x.clone().into_buffer_arg(),
-        weight: weight.into_buffer_arg(),
+        weight,
         out: out.clone().into_buffer_arg(),
         work: Work::Heads { rows, heads, carried: width - inputs, matrix_stride },
         inputs,

@@ -37,7 +37,7 @@ fn with_linear(
     matrix: BackendWeight<CubeBackend>,
 ) -> BackendNormed<CubeBackend> {
     let ([rows, width], [outputs, _]) = (dims(&x), matrix.dims());
-    let [x, y, norm_weight, matrix] = [x, y, norm_weight, matrix.dense()].map(contiguous);
+    let [x, y, norm_weight] = [x, y, norm_weight].map(contiguous);
     let [sum, normed] = [(); 2].map(|()| empty(&x, [rows, width], x.dtype));
     let out = empty(&x, [rows, outputs], DType::F32);
     let (client, elem) = (x.client.clone(), dtype_to_elem_type(x.dtype));
@@ -45,7 +45,7 @@ fn with_linear(
         x: x.into_buffer_arg(),
         y: y.into_buffer_arg(),
         norm_weight: norm_weight.into_buffer_arg(),
-        weight: matrix.into_buffer_arg(),
+        weight: matrix.into_arg(),
         sum: sum.clone().into_buffer_arg(),
         normed: normed.clone().into_buffer_arg(),
         out: out.clone().into_buffer_arg(),

@@ -18,7 +18,7 @@ impl RopeWriteBackend for CubeBackend {
                 BackendRopeWritten::Heads { q, latent, cache }
             }
             BackendRopeQuery::Absorbed(q, weight) => {
-                let (q, cache) = write_absorbed(contiguous(q), latents, weight.dense());
+                let (q, cache) = write_absorbed(contiguous(q), latents, weight);
                 BackendRopeWritten::Absorbed { q, cache }
             }
         }
@@ -42,8 +42,12 @@ fn write(q: CubeTensor, latents: BackendLatents<CubeBackend>) -> (CubeTensor, Cu
 }
 
 /// Absorbed queries, the cache.
-fn write_absorbed(q: CubeTensor, latents: BackendLatents<CubeBackend>, weight: CubeTensor) -> (CubeTensor, CubeTensor) {
-    let (sizes, [_, outputs, _], [_, pairs]) = (dims(&q), dims(&weight), dims(&latents.cos));
+fn write_absorbed(
+    q: CubeTensor,
+    latents: BackendLatents<CubeBackend>,
+    weight: BackendWeight<CubeBackend>,
+) -> (CubeTensor, CubeTensor) {
+    let (sizes, [_, outputs, _], [_, pairs]) = (dims(&q), weight.dims(), dims(&latents.cos));
     let [tokens, heads, _] = sizes;
     let out = empty(&q, [tokens, heads, outputs + 2 * pairs], q.dtype);
     let args = by_head_args(&q, weight.clone(), &out, sizes);
@@ -53,7 +57,7 @@ fn write_absorbed(q: CubeTensor, latents: BackendLatents<CubeBackend>, weight: C
         return (out, latents.cache);
     }
     let (q, _, cache) = write(q, latents);
-    let (q, weight) = (BackendHeadRows::InMemory(q), BackendWeight::Dense(weight));
+    let q = BackendHeadRows::InMemory(q);
     (CubeBackend::linear_by_head(q, weight, Determinism::BatchInvariant), cache)
 }
 

@@ -1,0 +1,77 @@
+//! Weights in the formats that they are stored in, and how kernels read them. A format is a variant of [`WeightArg`] and of
+//! [`WeightRows`], what a [`WeightRow`] needs of it, and a tile load for `sm90`.
+
+use cubecl::prelude::*;
+
+use crate::common::launch::dummy;
+
+/// Matrices `[outputs, inputs]`, one or a stack, in the format that they are stored in.
+pub enum WeightArg {
+    /// A number for each element; rows without gaps.
+    Dense(BufferArg),
+}
+
+impl WeightArg {
+    /// No matrix.
+    pub(crate) fn none(client: &Client) -> Self {
+        Self::Dense(dummy(client))
+    }
+
+    /// The largest of its buffers.
+    pub(crate) fn largest(&self) -> &BufferArg {
+        match self {
+            Self::Dense(elements) => elements,
+        }
+    }
+
+    /// For a kernel that reads rows.
+    pub(crate) fn rows<E: Float, V: Size>(self) -> WeightRowsArgs<E, V> {
+        match self {
+            Self::Dense(elements) => WeightRowsArgs::Dense(DenseRowsLaunch::new(elements)),
+        }
+    }
+}
+
+/// Rows of weights in a kernel. Launches make `WeightRowsArgs`.
+#[derive(CubeType, CubeLaunch)]
+#[allow(dead_code, reason = "kernels alone have values of it")]
+pub(crate) enum WeightRows<E: Float, V: Size> {
+    Dense(DenseRows<E, V>),
+}
+
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct DenseRows<E: Float, V: Size> {
+    elements: &'static [Vector<E, V>],
+}
+
+/// Where a row is.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct WeightRow {
+    /// The number of its first vector.
+    first: usize,
+}
+
+#[cube]
+impl WeightRow {
+    /// Row number `row` of `vectors` each, of the matrix that starts at vector `matrix`.
+    pub(crate) fn new(matrix: usize, row: usize, vectors: usize) -> WeightRow {
+        WeightRow { first: matrix + row * vectors }
+    }
+}
+
+#[cube]
+impl<E: Float, V: Size> WeightRows<E, V> {
+    /// Vector number `column` of a row.
+    pub(crate) fn load(&self, row: &WeightRow, column: usize) -> Vector<E, V> {
+        #[comptime]
+        match self {
+            WeightRows::Dense(dense) => dense.elements[row.first + column],
+        }
+    }
+}
+
+/// A dense matrix, with nothing to launch.
+#[cfg(feature = "offline")]
+pub(crate) fn offline<E: Float, V: Size>() -> WeightRowsArgs<E, V> {
+    WeightArg::Dense(crate::offline::buffer()).rows()
+}
