@@ -60,60 +60,59 @@ fn ops_paths_of_attention() {
     });
 }
 
-/// What multiplies rows, where there is Hopper's kernel for many rows and where there is not.
+/// What multiplies rows where there is no kernel for many of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Runs {
-    /// Hopper's kernel for many rows.
-    ManyRows,
     /// A kernel for a small batch.
     SmallBatch,
     /// Burn's product, before the kernels for a small batch.
     Burns,
-    /// Burn's product, and there is nothing else.
-    BurnsAlone,
+    /// Burn's product alone, for there is nothing to multiply.
+    Nothing,
 }
-use Runs::{Burns, BurnsAlone, ManyRows, SmallBatch};
+use Runs::{Burns, Nothing, SmallBatch};
 
-/// Inputs are a multiple of 32: with matrix instructions there is a kernel for a small batch.
+/// Of a dtype; what runs, but for Hopper's kernel for many rows; whether that takes them in f16 and bf16. Inputs are a multiple of
+/// 32: with matrix instructions there is a kernel for a small batch.
 #[rstest]
-#[case::a_row(|dtype| LinearProblem::dense([1, 64, 48], dtype), [SmallBatch; 2])]
-#[case::eight_rows(|dtype| LinearProblem::dense([8, 64, 48], dtype), [SmallBatch; 2])]
-#[case::nine_rows(|dtype| LinearProblem::dense([9, 64, 48], dtype), [ManyRows, SmallBatch])]
-#[case::a_small_batch(|dtype| LinearProblem::dense([64, 64, 48], dtype), [ManyRows, SmallBatch])]
-#[case::many_rows(|dtype| LinearProblem::dense([65, 64, 48], dtype), [ManyRows, Burns])]
-#[case::odd_outputs(|dtype| LinearProblem::dense([65, 64, 7], dtype), [Burns; 2])]
-#[case::no_rows(|dtype| LinearProblem::dense([0, 64, 48], dtype), [BurnsAlone; 2])]
-#[case::no_outputs(|dtype| LinearProblem::dense([9, 64, 0], dtype), [BurnsAlone; 2])]
-#[case::gated(|dtype| LinearProblem::gated([8, 64, 48], dtype), [SmallBatch; 2])]
-#[case::many_gated(|dtype| LinearProblem::gated([65, 64, 48], dtype), [ManyRows, Burns])]
-#[case::heads(|dtype| LinearProblem::by_head([64, 2, 64, 48, 16], dtype), [SmallBatch; 2])]
-#[case::many_of_heads(|dtype| LinearProblem::by_head([65, 2, 64, 48, 16], dtype), [ManyRows, Burns])]
-#[case::no_heads(|dtype| LinearProblem::by_head([65, 0, 64, 48, 16], dtype), [BurnsAlone; 2])]
-#[case::products(|dtype| LinearProblem::matmul([2, 65, 64, 48], dtype), [BurnsAlone; 2])]
-fn ops_paths_of_products(#[case] problem: fn(DType) -> LinearProblem, #[case] runs: [Runs; 2]) {
-    let [on_hopper, elsewhere] = runs;
+#[case::a_row(|dtype| LinearProblem::dense([1, 64, 48], dtype), SmallBatch, false)]
+#[case::eight_rows(|dtype| LinearProblem::dense([8, 64, 48], dtype), SmallBatch, false)]
+#[case::nine_rows(|dtype| LinearProblem::dense([9, 64, 48], dtype), SmallBatch, true)]
+#[case::a_small_batch(|dtype| LinearProblem::dense([64, 64, 48], dtype), SmallBatch, true)]
+#[case::many_rows(|dtype| LinearProblem::dense([65, 64, 48], dtype), Burns, true)]
+#[case::odd_outputs(|dtype| LinearProblem::dense([65, 64, 7], dtype), Burns, false)]
+#[case::no_rows(|dtype| LinearProblem::dense([0, 64, 48], dtype), Nothing, false)]
+#[case::no_outputs(|dtype| LinearProblem::dense([9, 64, 0], dtype), Nothing, false)]
+#[case::gated(|dtype| LinearProblem::gated([8, 64, 48], dtype), SmallBatch, false)]
+#[case::many_gated(|dtype| LinearProblem::gated([65, 64, 48], dtype), Burns, true)]
+#[case::heads(|dtype| LinearProblem::by_head([64, 2, 64, 48, 16], dtype), SmallBatch, false)]
+#[case::many_of_heads(|dtype| LinearProblem::by_head([65, 2, 64, 48, 16], dtype), Burns, true)]
+#[case::no_heads(|dtype| LinearProblem::by_head([65, 0, 64, 48, 16], dtype), Nothing, false)]
+fn ops_paths_of_products(#[case] problem: fn(DType) -> LinearProblem, #[case] runs: Runs, #[case] many: bool) {
     for_each_dtype(|device, dtype| {
         let (half, problem) = (is_half(dtype), problem(dtype));
-        let runs = if half && is_hopper(device) { on_hopper } else { elsewhere };
-        assert_paths(&problem, device, &products(runs, half && is_cuda(device)));
+        let small_batch = [(PortableMma, half && is_cuda(device)), (Portable, true)];
+        let others = match runs {
+            SmallBatch => [small_batch.as_slice(), &[(Matmul, true)]].concat(),
+            Burns => [&[(Matmul, true)], small_batch.as_slice()].concat(),
+            Nothing => vec![(Matmul, true)],
+        };
+        assert_paths(&problem, device, &[&[(Sm90, many && half && is_hopper(device))], others.as_slice()].concat());
         // Only a kernel for a small batch has rows that do not depend on one another.
-        if runs != BurnsAlone {
-            let invariant = problem.with_determinism(BatchInvariant);
-            assert_paths(&invariant, device, &[(PortableMma, half && is_cuda(device)), (Portable, true)]);
+        if runs != Nothing {
+            assert_paths(&problem.with_determinism(BatchInvariant), device, &small_batch);
         }
     });
 }
 
-/// The paths of a product, the fastest first, with or without matrix instructions.
-fn products(runs: Runs, mma: bool) -> Vec<(Path, bool)> {
-    let small_batch = [(PortableMma, mma), (Portable, true)];
-    let burns = [(Matmul, true)];
-    match runs {
-        ManyRows => [[(Sm90, true)].as_slice(), &burns, &small_batch].concat(),
-        SmallBatch => [small_batch.as_slice(), &burns].concat(),
-        Burns => [burns.as_slice(), &small_batch].concat(),
-        BurnsAlone => burns.to_vec(),
-    }
+#[rstest]
+fn ops_paths_of_matmul(#[values(1, 65)] rows: usize) {
+    for_each_dtype(|device, dtype| {
+        let problem = LinearProblem::matmul([2, rows, 64, 48], dtype);
+        assert_paths(&problem, device, &[(Matmul, true)]);
+        let small_batch = [(PortableMma, is_half(dtype) && is_cuda(device)), (Portable, true)];
+        assert_paths(&problem.with_determinism(BatchInvariant), device, &small_batch);
+    });
 }
 
 /// Tokens and experts: a kernel has them all.
