@@ -45,6 +45,7 @@ mod ops_mutants_blackwell;
 mod ops_norm_linear;
 mod ops_norm_rope;
 mod ops_paging;
+mod ops_paths;
 mod ops_ragged_attention;
 mod ops_rope_write;
 mod ops_route_experts;

@@ -41,6 +41,11 @@ fn ops_batch_invariant_products(#[values([192, 4], [576, 72], [33, 7], [64, 520]
         let dense = |seed| Weight::from(weight(seed));
         check("linear", &x, |x| linear(x, &dense(2), BatchInvariant).expect("legal"));
         check("linear_pair", &x, |x| linear_pair(x, &dense(2), &dense(3), BatchInvariant).expect("legal").1);
+        // Others than these outputs by far are not in the same launch.
+        let other = Weight::from(matrix(6, [if width > 512 { 24 } else { 600 }, depth], dtype, device));
+        let apart = |x| linear_pair(x, &dense(2), &other, BatchInvariant).expect("legal");
+        check("linear_pair, the first of two launches", &x, |x| apart(x).0);
+        check("linear_pair, the second of two launches", &x, |x| apart(x).1);
         let both = Weight::from(Tensor::cat(vec![weight(2), weight(3)], 0));
         check("swiglu", &x, |x| swiglu(x, &both, None, BatchInvariant).expect("legal"));
         check("matmul", &x, |x| matmul(x, weight(2).transpose(), BatchInvariant).expect("legal"));

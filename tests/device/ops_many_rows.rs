@@ -3,7 +3,9 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use mla_ops::Determinism::Fast;
-use mla_ops::{ExpertsMlpArgs, ExpertsMlpOptions, Routing, Weight, experts_mlp, linear, swiglu};
+use mla_ops::{
+    ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, Path, Routing, Weight, experts_mlp, explain_path, linear, swiglu,
+};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, is_hopper, is_simulated};
@@ -16,6 +18,12 @@ fn on_hopper(test: impl Fn(&Device)) {
             test(device);
         }
     });
+}
+
+/// The kernel for many rows is the one that runs.
+fn assert_path(problem: LinearProblem, device: &Device) {
+    let choice = explain_path(&problem, device);
+    assert_eq!(choice.path, Path::Sm90, "{choice}");
 }
 
 fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
@@ -36,6 +44,7 @@ fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
 fn ops_many_rows_linear(#[case] sizes: [usize; 3], #[values(DType::BF16, DType::F16)] dtype: DType) {
     let [rows, inputs, outputs] = sizes;
     on_hopper(|device| {
+        assert_path(LinearProblem::dense(sizes, dtype), device);
         let mut rng = rng(71);
         let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, outputs * inputs, dtype));
         let weight = Weight::from(floats::<2>(&w, [outputs, inputs], dtype, device));
@@ -61,6 +70,7 @@ fn ops_many_rows_swiglu(
 ) {
     let ([rows, inputs, outputs], dtype) = (sizes, DType::BF16);
     on_hopper(|device| {
+        assert_path(LinearProblem::gated(sizes, dtype), device);
         let mut rng = rng(72);
         let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, 2 * outputs * inputs, dtype));
         let weight = Weight::from(floats::<2>(&w, [2 * outputs, inputs], dtype, device));
@@ -89,6 +99,9 @@ fn ops_many_rows_swiglu(
 fn ops_many_rows_experts(#[case] sizes: [usize; 5]) {
     let ([tokens, experts, top_k, hidden, width], dtype) = (sizes, DType::BF16);
     on_hopper(|device| {
+        for problem in LinearProblem::experts([tokens, top_k, experts, hidden, width], dtype) {
+            assert_path(problem, device);
+        }
         let mut rng = rng(73);
         let scaled = |values: Vec<f64>| values.into_iter().map(|x| x / 4.0).collect::<Vec<_>>();
         let x = random(&mut rng, tokens * hidden, dtype);
@@ -148,6 +161,7 @@ fn ops_many_rows_of_prompts(#[case] sizes: [usize; 3]) {
             return eprintln!("skipped: takes too long on a simulated GPU");
         }
         let dtype = DType::BF16;
+        assert_path(LinearProblem::dense(sizes, dtype), device);
         let mut rng = rng(74);
         let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, outputs * inputs, dtype));
         let there: Tensor<2> = floats(&x, [rows, inputs], dtype, device);

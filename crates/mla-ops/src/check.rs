@@ -9,7 +9,7 @@ use crate::MlaError;
 use crate::independent::is_flex;
 
 /// Float types of queries, keys, values and caches.
-const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// The checks of one call of one operation. The first tensor decides the device.
 pub(crate) struct Check {
@@ -176,7 +176,7 @@ impl Check {
 }
 
 /// Whether the device computes with the dtype. Its answer is kept: asking again would cost each call some microseconds.
-fn supports(device: &Device, dtype: DType) -> bool {
+pub(crate) fn supports(device: &Device, dtype: DType) -> bool {
     static SUPPORTED: RwLock<Vec<(Device, DType)>> = RwLock::new(Vec::new());
     let is_known = |known: &[(Device, DType)]| known.iter().any(|known| known.1 == dtype && known.0 == *device);
     if is_known(&SUPPORTED.read().unwrap_or_else(PoisonError::into_inner)) {
@@ -196,7 +196,7 @@ const AUTODIFF: &str =
     "the operations are for inference and have no backward pass: call `.inner()` on the tensors first";
 
 /// Why no implementation is registered for this device, if so.
-fn unsupported(device: &Device) -> Option<&'static str> {
+pub(crate) fn unsupported(device: &Device) -> Option<&'static str> {
     if device.is_autodiff() {
         return Some(AUTODIFF);
     }

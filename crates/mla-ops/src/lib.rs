@@ -27,6 +27,10 @@
 //! in memory yet ([`Routing`], [`ExpertsSum`]), a model's [`Residual`] stream waits with a summand until its [`Normed`] rows are
 //! read, and an operation that takes [`Rows`] decides whether its own launch computes them. The bits are the same either way.
 //!
+//! Several operations have more than one implementation on a device. [`explain_path`] says which of the [`available_paths`] runs, and
+//! why, for a [`Problem`]: an [`MlaDecodeProblem`], a [`SparseMlaProblem`], a [`LightningIndexProblem`] or, for all products of rows
+//! and weights, a [`LinearProblem`].
+//!
 //! A projection takes a [`Weight`] (one matrix) or a [`StackedWeight`] (experts, heads), and a [`Determinism`].
 //!
 //! Letters in shapes: `B` sequences, `Sq` query tokens of each, `H` query heads, `D` key width, `Dv` value width, `P`
@@ -61,6 +65,6 @@ pub use device::{DeviceName, largest_buffer};
 pub use error::MlaError;
 pub use independent::map_independent;
 pub use ops::*;
-pub use path::{Path, PathChoice, UnknownPath};
+pub use path::{Path, PathChoice, Problem, UnknownPath, available_paths, explain_path};
 pub use read_beside::read_beside;
 pub use weight::{StackedWeight, Weight};

@@ -27,7 +27,7 @@ use self::grid::Grid;
 pub use self::select::{Division, LinearSizes};
 pub use self::weight::WeightArg;
 use crate::common::launch::{address_type, share};
-use crate::common::select::Path;
+use crate::common::select::{Available, Path};
 use crate::merge_splits::{self, MergeSplitsArgs};
 use crate::residual_norm::{self, AddRmsNormArgs, Summand};
 use crate::route_experts::{self, RouteArgs};
@@ -239,6 +239,11 @@ pub fn joins_experts(width: usize, shared_width: usize) -> bool {
 /// Tokens of a tile of [`Work::Experts`], for which pairs have to be sorted.
 pub fn tile_tokens(client: &Client, sizes: &LinearSizes) -> usize {
     select::choose(client, sizes).tokens
+}
+
+/// The implementations that a device has for these sizes, the fastest first.
+pub fn available(client: &Client, sizes: &LinearSizes) -> Vec<Available> {
+    select::TABLE.available(client, sizes)
 }
 
 /// Whether rows are multiplied by a kernel that is made for many of them; a small batch always has one.

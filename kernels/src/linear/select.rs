@@ -106,6 +106,12 @@ impl LinearSizes {
         Self { matrices: experts, division: Division::Experts, batch_invariant, ..dense }
     }
 
+    /// Of a single token's pairs, each with a matrix of its own.
+    pub fn token([pairs, inputs, outputs]: [usize; 3], form: LinearForm, elem: ElemType) -> Self {
+        let dense = Self::dense([pairs, inputs, outputs], form, [elem; 2]);
+        Self { matrices: pairs, division: Division::SmallBatch, ..dense }
+    }
+
     /// Rows of a matrix, on average.
     #[cfg(feature = "cuda")]
     fn rows_each(&self) -> usize {

@@ -17,12 +17,12 @@ mod mla_decode;
 mod mla_plan;
 mod norm_rope;
 mod page_table;
+mod products;
 mod ragged_attention;
 mod residual_norm;
 mod rms_norm;
 mod rope_write;
 mod route_experts;
-mod small_batch;
 mod sparse_mla;
 mod swiglu;
 mod vertical_slash_attention;
@@ -33,17 +33,18 @@ pub use argmax::argmax;
 pub use compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
 pub use experts_mlp::{ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, SharedExperts, experts_mlp};
 pub use kv_indices::{KvIndices, kv_indices};
-pub use lightning_index::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
+pub use lightning_index::{
+    IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, lightning_index,
+};
 pub use linear::{linear, linear_pair};
 pub use linear_by_head::{HeadRows, linear_by_head};
 pub use matmul::matmul;
 pub use merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
-pub use mla_decode::{
-    Decoded, MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, available_paths, explain_path, mla_decode,
-};
+pub use mla_decode::{Decoded, MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};
 pub use mla_plan::{MlaPlan, MlaPlanArgs, Splits, mla_plan};
 pub use norm_rope::{NormRopeArgs, NormRopeOptions, norm_rope};
 pub use page_table::{PagedBatchArgs, page_table};
+pub use products::LinearProblem;
 pub use ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
 pub use residual_norm::{Addend, Normed, Residual, Rows, residual_norm};
 pub use rms_norm::rms_norm;
@@ -51,7 +52,9 @@ pub use rope_write::{RopeQuery, RopeWriteArgs, RopeWritten, rope_write};
 pub use route_experts::{
     ExpertChoice, ExpertGroups, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, Routing, route_experts,
 };
-pub use sparse_mla::{SparseMlaArgs, SparseMlaOptions, SparseParts, SparseScope, sparse_mla, sparse_mla_parts};
+pub use sparse_mla::{
+    SparseMlaArgs, SparseMlaOptions, SparseMlaProblem, SparseParts, SparseScope, sparse_mla, sparse_mla_parts,
+};
 pub use swiglu::swiglu;
 pub use vertical_slash_attention::{
     PackedVerticalSlashArgs, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions,

@@ -20,7 +20,8 @@ use crate::MlaError;
 ///
 /// On a GPU nothing comes back to the host on the way: the pairs of several tokens are sorted by expert on the device (a grouped
 /// GEMM), and a single token's shared experts are in the launches of its own. Products and the weighted sum are f32; activations
-/// and the output of each expert are rounded to the dtype.
+/// and the output of each expert are rounded to the dtype. [`explain_path`](crate::explain_path) says what runs for both products of
+/// [`LinearProblem::experts`](crate::LinearProblem::experts).
 ///
 /// Source: DeepSeekMoE (Dai et al., 2024) §3; DeepSeek-V3 §2.1.2.
 ///

@@ -3,8 +3,11 @@
 mod backend;
 #[cfg(feature = "_gpu")]
 mod cube;
+mod problem;
 #[cfg(feature = "flex")]
 mod reference;
+
+pub use self::problem::LightningIndexProblem;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
@@ -61,7 +64,8 @@ pub struct LightningIndexOptions {
 /// lower positions are chosen; +0 and -0 are equal, and NaN is lower than any number.
 ///
 /// The same inputs give the same keys, whatever the other sequences of the batch are. Rows of the pool that no token
-/// sees, and entries of the page table past them, are never read into a score.
+/// sees, and entries of the page table past them, are never read into a score. [`explain_path`](crate::explain_path) says what
+/// computes the scores of a [`LightningIndexProblem`].
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, a `k` of 0, a scale that is not finite, or more than the device can do

@@ -9,9 +9,10 @@ pub(crate) mod reference;
 use burn::tensor::{DType, Tensor};
 
 pub(crate) use self::backend::*;
+use super::products::is_small_batch;
 use super::residual_norm::{BackendProducts, BackendReader, Pending, Rows};
-use super::small_batch;
 use crate::check::Check;
+use crate::device::has_kernels;
 use crate::{Determinism, MlaError, Weight};
 
 /// The product of `x [N, in]` and the transpose of a weight `[out, in]` of the dtype of `x`, or of f32: `[N, out]` of the dtype of
@@ -21,6 +22,7 @@ use crate::{Determinism, MlaError, Weight};
 /// depend on the others there. More rows than 8 take Hopper's tensor cores where x and weight are f16 or bf16 and `in` and `out`
 /// multiples of 8; more than 64 are a [`matmul`](crate::matmul) elsewhere, unless they have to be
 /// [batch-invariant](Determinism::BatchInvariant). Sums are f32; the CPU rounds those of f16 to f16 now and then.
+/// [`explain_path`](crate::explain_path) says what runs for [`LinearProblem::dense`](crate::LinearProblem::dense).
 ///
 /// `x` may be a [`Normed`](crate::Normed) that is not in memory yet: a small f32 weight (a router) is read in the launch of the
 /// residual sum and its norm. The bits are the same, and the norm is in memory afterwards.
@@ -41,7 +43,7 @@ pub fn linear<'a, 'r: 'a>(
     };
     let ([rows, _], device) = (normed.dims(), check.device());
     // The launch of a sum and its norm reads a matrix for a few rows alone, also where rows have to be independent.
-    let few = small_batch::has_kernel(rows, device, Determinism::Fast);
+    let few = is_small_batch(rows, device);
     let reads = few && weight.dtype() == DType::F32 && !weight.is_empty();
     if reads && matches!(normed.pending(), Pending::Rows) {
         match normed.read_by(BackendReader::Linear(weight.clone().into_backend())) {
@@ -74,7 +76,7 @@ pub fn linear_pair<'a, 'r: 'a>(
         Rows::InMemory(x) => return Ok(in_memory::linear_pair(x, [first, second], determinism).into()),
         Rows::Normed(normed) => normed,
     };
-    let reads = small_batch::has_kernel(1, check.device(), determinism) && !first.is_empty() && !second.is_empty();
+    let reads = has_kernels(check.device()) && !first.is_empty() && !second.is_empty();
     if reads && matches!(normed.pending(), Pending::ExpertsOfToken) {
         let [first, second] = [first, second].map(|weight| weight.clone().into_backend());
         match normed.read_by(BackendReader::LinearPair(first, second)) {

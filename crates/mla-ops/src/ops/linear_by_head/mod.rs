@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 use self::backend::{BackendHeadRows, LinearByHeadBackend};
 use super::matmul::product;
 use super::mla_decode::Decoded;
-use super::small_batch::{has_kernel, takes_many_rows_by_head};
+use super::products::LinearProblem;
 use crate::check::Check;
 use crate::device::has_kernels;
 use crate::dispatch::tensors;
@@ -48,6 +48,7 @@ impl From<Decoded> for HeadRows {
 /// MLA's absorbed projections (DeepSeek-V2 §2.1): the query against the latents, with its rotary part carried over, and the values
 /// of attended latents. As fast as [`linear`](crate::linear()) for a few tokens on a GPU, where matrices may lie apart. Of a
 /// [`Decoded`] step of one token on a GPU, the launch of the projection merges the splits; the bits are the same.
+/// [`explain_path`](crate::explain_path) says what runs for [`LinearProblem::by_head`](crate::LinearProblem::by_head).
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices; a [`Decoded`] step whose `Dv` is not `in`: nothing is launched.
@@ -88,10 +89,8 @@ pub fn linear_by_head(
 
 /// [`linear_by_head`] of checked rows in memory.
 pub(super) fn in_memory(x: Tensor<3>, weight: &StackedWeight, determinism: Determinism) -> Tensor<3> {
-    let ([rows, heads, width], [_, outputs, inputs]) = (x.dims(), weight.dims());
-    if heads * inputs * outputs > 0
-        && (has_kernel(rows, &x.device(), determinism) || takes_many_rows_by_head(&x, weight))
-    {
+    let ([_, _, width], [_, _, inputs]) = (x.dims(), weight.dims());
+    if LinearProblem::of_heads(&x, weight, determinism).has_kernel(&x.device()) {
         return launch(BackendHeadRows::InMemory(x.into_dispatch()), weight, determinism);
     }
     let by_matmul =

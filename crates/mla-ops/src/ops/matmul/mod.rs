@@ -15,8 +15,8 @@ use cubecl::ir::{ElemType, FloatKind};
 use self::backend::MatmulBackend;
 use self::blocks::matmul_in_blocks;
 use super::linear_by_head::backend::{BackendHeadRows, LinearByHeadBackend};
+use super::products::LinearProblem;
 use crate::check::Check;
-use crate::device::has_kernels;
 use crate::{Determinism, MlaError, StackedWeight};
 
 /// The product of `lhs [.., M, K]` and `rhs [.., K, N]` of one float dtype, whose leading dimensions are equal: `[.., M, N]`.
@@ -24,6 +24,7 @@ use crate::{Determinism, MlaError, StackedWeight};
 /// As [`Tensor::matmul`], but f32 is f32: on NVIDIA GPUs, Burn's own product rounds both sides to TF32, 10 bits of
 /// fraction. That is too coarse for a router, whose scores decide which experts run, and for logits that are compared with
 /// those of other programs. With [`Determinism::BatchInvariant`], a row of the result depends on no other row.
+/// [`explain_path`](crate::explain_path) says what runs for [`LinearProblem::matmul`](crate::LinearProblem::matmul).
 ///
 /// # Errors
 /// Fewer than two dimensions; wrong shapes, dtypes or devices: nothing is launched.
@@ -43,10 +44,12 @@ pub fn matmul<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>, determinism: Deter
 
 /// [`matmul`] of checked sides.
 pub(crate) fn product<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>, determinism: Determinism) -> Tensor<D> {
+    if LinearProblem::of_sides(&lhs, &rhs, determinism).has_small_batch_kernel(&lhs.device()) {
+        return product_by_kernel(lhs, rhs);
+    }
     let (l, r) = (lhs.dims(), rhs.dims());
     if determinism.is_batch_invariant() && l.iter().chain(&r).all(|&len| len > 0) {
         match D {
-            _ if has_kernels(&lhs.device()) => return product_by_kernel(lhs, rhs),
             2 => return matmul_in_blocks::<D, 3>(lhs, rhs),
             3 => return matmul_in_blocks::<D, 4>(lhs, rhs),
             _ => {}

@@ -2,11 +2,11 @@
 
 use burn::tensor::DType;
 
-use super::paths::{available_paths, words};
 use super::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, OP};
 use crate::check::{Check, read_i32};
 use crate::ops::mla_plan::{MlaPlan, check_lengths};
-use crate::{MlaError, Path};
+use crate::path::problem::Sizes;
+use crate::{MlaError, Path, available_paths};
 
 impl MlaQuery {
     /// Dimensions of the whole rows.
@@ -103,7 +103,7 @@ impl MlaDecodeArgs {
             let available = available_paths(&problem, check.device());
             check.value("path", available.contains(&path), path, || {
                 let names: Vec<String> = available.iter().map(Path::to_string).collect();
-                format!("one that {:?} has for {}: {}", check.device(), words(&problem), names.join(", "))
+                format!("one that {:?} has for {}: {}", check.device(), problem.words(), names.join(", "))
             })?;
         }
         Ok(problem)

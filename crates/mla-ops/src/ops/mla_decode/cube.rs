@@ -1,13 +1,12 @@
-use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use mla_kernels::mla_decode::{self as kernels, DecodeArgs, DecodeError, DecodeKernel, DecodeSizes};
 
 use super::backend::{BackendDecode, MlaDecodeBackend};
-use super::{MlaDecodeOptions, MlaDecodeProblem, paths};
-use crate::MlaError;
+use super::{MlaDecodeOptions, MlaDecodeProblem};
 use crate::check::Check;
 use crate::tensors::{buffers, contiguous, dims, elem, empty, evenly_spaced, launched, row_stride};
+use crate::{MlaError, Path};
 
 impl MlaDecodeBackend for CubeBackend {
     fn mla_decode(step: BackendDecode<Self>) -> (CubeTensor, CubeTensor) {
@@ -39,7 +38,7 @@ impl Launch {
         let sizes = DecodeSizes {
             batch, query_len, heads, key_width, value_width, pages, page_size, max_pages, cubes, capacity, causal, elem,
         };
-        let kernel = spec.path.and_then(paths::kernel).unwrap_or_else(|| sizes.kernel(&q.client));
+        let kernel = spec.path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&q.client));
         // Of a plan with an item for each sequence nothing is partial, where the kernel writes whole sequences itself: a prompt would
         // need several GB.
         let partial = if capacity <= batch && kernel.writes_whole() { [1, 1] } else { [capacity, rows] };
@@ -58,22 +57,19 @@ impl Launch {
     }
 }
 
-/// The device decodes this, with a plan of these cubes and work items.
+/// The device decodes this, with a cache of so many pages, a page table of so many columns, and a plan of these cubes and work
+/// items.
 pub(super) fn check_limits(
     check: &Check,
     problem: &MlaDecodeProblem,
-    [pages, max_pages]: [usize; 2],
+    tables: [usize; 2],
     [cubes, capacity]: [usize; 2],
     options: &MlaDecodeOptions,
 ) -> Result<(), MlaError> {
     let Some(client) = check.client() else { return Ok(()) };
-    let &MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype } = problem;
-    let (causal, elem) = (options.causal, dtype_to_elem_type(dtype));
-    #[rustfmt::skip]
-    let sizes = DecodeSizes {
-        batch, query_len, heads, key_width, value_width, pages, page_size, max_pages, cubes, capacity, causal, elem,
-    };
-    let kernel = options.path.and_then(paths::kernel).unwrap_or_else(|| sizes.kernel(&client));
+    let sizes = problem.sizes(tables, [cubes, capacity], options.causal);
+    let DecodeSizes { batch, query_len, heads, key_width, value_width, max_pages, .. } = sizes;
+    let kernel = options.path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&client));
     kernels::check_kernel(&client, &sizes, kernel).map_err(|error| {
         let argument = match &error {
             DecodeError::NoKernel(_) => "path",

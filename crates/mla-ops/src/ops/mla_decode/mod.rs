@@ -5,14 +5,14 @@ mod checks;
 #[cfg(feature = "_gpu")]
 pub(super) mod cube;
 mod decoded;
-mod paths;
+mod problem;
 #[cfg(feature = "flex")]
 mod reference;
 
 pub use self::decoded::Decoded;
-pub use self::paths::{available_paths, explain_path};
+pub use self::problem::MlaDecodeProblem;
 
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
 use self::backend::DecodeSpec;
 use self::decoded::Planned;
@@ -114,25 +114,6 @@ pub fn mla_decode(
     };
     let &MlaDecodeOptions { value_width, softmax_scale, causal, path, .. } = options;
     Ok(Decoded { args, plan, spec: DecodeSpec { value_width, softmax_scale, causal, path } })
-}
-
-/// What decides which implementation runs: see [`explain_path`](crate::explain_path).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MlaDecodeProblem {
-    /// Sequences (`B`).
-    pub batch: usize,
-    /// Query tokens of each (`Sq`).
-    pub query_len: usize,
-    /// Query heads (`H`).
-    pub heads: usize,
-    /// Channels of a cache row (`D`).
-    pub key_width: usize,
-    /// Channels of the value (`Dv`).
-    pub value_width: usize,
-    /// Tokens in a page (`S`).
-    pub page_size: usize,
-    /// Of query and cache.
-    pub dtype: DType,
 }
 
 impl MlaDecodeArgs {

@@ -12,9 +12,8 @@ use burn::tensor::{DType, Int, Tensor};
 use self::backend::{BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
 use super::linear_by_head;
 use super::norm_rope::checks::{check_eps, check_tables};
-use super::small_batch::MAX_ROWS;
+use super::products::is_small_batch;
 use super::write_latent::{WriteLatentArgs, WriteLatentError};
-use crate::device::has_kernels;
 use crate::dispatch::tensors;
 use crate::{Determinism, MlaError, StackedWeight};
 
@@ -92,7 +91,7 @@ pub fn rope_write(args: RopeWriteArgs) -> Result<RopeWritten, Box<WriteLatentErr
 /// Whether a backend absorbs queries like these itself.
 fn has_launch(q: &Tensor<3>, weight: &StackedWeight) -> bool {
     let [tokens, ..] = q.dims();
-    (1..=MAX_ROWS).contains(&tokens) && !weight.dims().contains(&0) && has_kernels(&q.device())
+    is_small_batch(tokens, &q.device()) && !weight.dims().contains(&0)
 }
 
 fn launch(query: BackendRopeQuery<Dispatch>, latents: BackendLatents<Dispatch>) -> RopeWritten {

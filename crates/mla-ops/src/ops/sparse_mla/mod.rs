@@ -3,10 +3,12 @@
 mod checks;
 mod compact_slots;
 mod parts;
+mod problem;
 #[cfg(feature = "flex")]
 mod reference;
 
 pub use self::parts::{SparseParts, sparse_mla_parts};
+pub use self::problem::SparseMlaProblem;
 
 use burn::tensor::{DType, Int, Tensor, activation::sigmoid};
 
@@ -68,7 +70,7 @@ pub struct SparseMlaOptions {
 /// query token that sees no row gives `out = 0` and `lse = -inf`. Rows without an index are not read.
 ///
 /// On a GPU the slots of a query token are read like the page table of a sequence with pages of one row, by the kernels of
-/// [`mla_decode`](crate::mla_decode()).
+/// [`mla_decode`](crate::mla_decode()): [`explain_path`](crate::explain_path) says by which one for a [`SparseMlaProblem`].
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, or more than the device can do ([`MlaError::DeviceLimit`]): nothing is launched. Slots

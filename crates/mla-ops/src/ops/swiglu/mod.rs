@@ -16,6 +16,7 @@ use crate::{Determinism, MlaError, Weight};
 ///
 /// A `limit` clamps `up` both ways and the gate from above, where silu grows (DeepSeek-V4). Of a few rows on a GPU it is one
 /// kernel, which has the products in f32; otherwise they are rounded to the dtype, as those of [`linear`](crate::linear()).
+/// [`explain_path`](crate::explain_path) says what runs for [`LinearProblem::gated`](crate::LinearProblem::gated).
 ///
 /// Source: Shazeer, "GLU Variants Improve Transformer" (2020).
 ///

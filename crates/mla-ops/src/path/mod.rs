@@ -1,16 +1,24 @@
-//! The implementations of operations, by name.
+//! The implementations of operations, by name, and which of them runs.
+
+mod explain;
+pub(crate) mod problem;
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
+pub use self::explain::{available_paths, explain_path};
+pub use self::problem::Problem;
+
 /// An implementation of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Path {
-    /// Ordinary tensor operations.
+    /// Ordinary tensor operations, on the CPU.
     Reference,
+    /// Burn's product of matrices, on a GPU: it is for many rows that no kernel here is made for.
+    Matmul,
     /// CubeCL kernels that every GPU runs.
     Portable,
     /// The CubeCL kernel for GPUs with matrix instructions.
@@ -21,24 +29,43 @@ pub enum Path {
     Sm100,
 }
 
-/// A choice and its reason.
+/// A choice and its reason: what [`explain_path`] gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathChoice {
     /// What runs.
     pub path: Path,
-    /// Why, in a sentence.
+    /// Why: among which implementations, for which sizes and dtype, on which device, and what it needs of them.
     pub reason: String,
 }
 
 impl Path {
     /// All of them, those for fewer devices last.
-    pub const ALL: [Path; 5] = [Path::Reference, Path::Portable, Path::PortableMma, Path::Sm90, Path::Sm100];
+    pub const ALL: [Path; 6] =
+        [Path::Reference, Path::Matmul, Path::Portable, Path::PortableMma, Path::Sm90, Path::Sm100];
+}
+
+/// The paths that are kernels, as the kernels' tables call them.
+#[cfg(feature = "_gpu")]
+const KERNELS: [(Path, mla_kernels::Path); 4] = [
+    (Path::Portable, mla_kernels::Path::Plain),
+    (Path::PortableMma, mla_kernels::Path::Mma),
+    (Path::Sm90, mla_kernels::Path::Sm90),
+    (Path::Sm100, mla_kernels::Path::Sm100),
+];
+
+#[cfg(feature = "_gpu")]
+impl Path {
+    /// The kernel that it is, if it is one.
+    pub(crate) fn kernel(self) -> Option<mla_kernels::Path> {
+        KERNELS.into_iter().find_map(|(path, kernel)| (path == self).then_some(kernel))
+    }
 }
 
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Path::Reference => "reference",
+            Path::Matmul => "matmul",
             Path::Portable => "portable",
             Path::PortableMma => "portable-mma",
             Path::Sm90 => "sm90",
@@ -49,7 +76,7 @@ impl fmt::Display for Path {
 
 /// A text that names no [`Path`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("the path is {0:?}, expected reference, portable, portable-mma, sm90 or sm100")]
+#[error("the path is {0:?}, expected reference, matmul, portable, portable-mma, sm90 or sm100")]
 pub struct UnknownPath(pub String);
 
 impl FromStr for Path {
@@ -76,6 +103,6 @@ mod tests {
             assert_eq!(path.to_string().parse(), Ok(path));
         }
         let error = "sm70".parse::<Path>().unwrap_err().to_string();
-        assert_eq!(error, "the path is \"sm70\", expected reference, portable, portable-mma, sm90 or sm100");
+        assert_eq!(error, "the path is \"sm70\", expected reference, matmul, portable, portable-mma, sm90 or sm100");
     }
 }

@@ -1,0 +1,57 @@
+//! What decides which implementation of sparse attention runs.
+
+use burn::tensor::DType;
+#[cfg(feature = "_gpu")]
+use cubecl::client::Client;
+
+use crate::MlaDecodeProblem;
+#[cfg(feature = "_gpu")]
+use crate::path::problem::Implementation;
+use crate::path::problem::Sizes;
+
+/// What decides which implementation of [`sparse_mla`](crate::sparse_mla()) runs, for each of its scopes: see
+/// [`explain_path`](crate::explain_path).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SparseMlaProblem {
+    /// Sequences (`B`).
+    pub batch: usize,
+    /// Query tokens of each (`Sq`).
+    pub query_len: usize,
+    /// Query heads (`H`).
+    pub heads: usize,
+    /// Channels of a row (`D`).
+    pub key_width: usize,
+    /// Channels of the value (`Dv`).
+    pub value_width: usize,
+    /// Of query and rows: f32, f16 or bf16.
+    pub dtype: DType,
+}
+
+impl SparseMlaProblem {
+    /// The decode step that it is on a GPU: each query token is a sequence, with pages of one row.
+    fn as_decode(&self) -> MlaDecodeProblem {
+        let &Self { batch, query_len, heads, key_width, value_width, dtype } = self;
+        let batch = batch.saturating_mul(query_len);
+        MlaDecodeProblem { batch, query_len: 1, heads, key_width, value_width, page_size: 1, dtype }
+    }
+}
+
+impl Sizes for SparseMlaProblem {
+    fn words(&self) -> String {
+        let Self { dtype, key_width, value_width, .. } = self;
+        format!("{dtype:?}, widths of {key_width} and {value_width} and rows that are named one by one")
+    }
+
+    fn dtypes(&self) -> Vec<DType> {
+        vec![self.dtype]
+    }
+
+    fn shapes(&self) -> Vec<Vec<usize>> {
+        self.as_decode().shapes()
+    }
+
+    #[cfg(feature = "_gpu")]
+    fn on_gpu(&self, client: &Client) -> Vec<Implementation> {
+        self.as_decode().on_gpu(client)
+    }
+}
