@@ -31,9 +31,12 @@ pub fn run(bench: &mut Bench, case: &ModelCase) {
         let dtype = FloatDType::from(bench.dtype);
         let (device, seed) = (bench.device.clone(), bench.weights_seed);
         let before = compiled_kernels();
-        compile_ahead(&config, &device, dtype, &OPTIONS, &warm_up_sizes()).map_err(show)?;
+        // All that most prompts have in common, and then what is left.
+        for sizes in [vec![OPTIONS.token_budget], warm_up_sizes()] {
+            compile_ahead(&config, &device, dtype, &OPTIONS, &sizes).map_err(show)?;
+            wait_for_kernels();
+        }
         let model = DeepseekModel::random(config, seed, &device, dtype, &mut |_| {}).map_err(show)?;
-        wait_for_kernels();
         let tokenizer = Tokenizer::bytes().map_err(show)?;
         let mut engine = Engine::new(&model, &tokenizer, OPTIONS).map_err(show)?;
         let mut rng = data::rng(1);

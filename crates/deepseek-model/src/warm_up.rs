@@ -14,8 +14,10 @@ use crate::step::Chunk;
 /// there is a model: on CUDA in the background, on all cores, while the weights are loaded; from the disk where they have been
 /// compiled before. On the CPU there is nothing to do.
 ///
-/// Nothing that other threads launch meanwhile reaches a device, see [`mla_ops::compile_ahead`]; the call takes less than a
-/// second.
+/// Nothing that other threads launch meanwhile reaches a device, see [`mla_ops::compile_ahead`]. The call takes a fraction of a
+/// second for each length; of kernels that are compiled already, much less. So name a few lengths, and where there are to be
+/// many (kernels depend on what divides the tokens of a step, and on their order of magnitude), name the others in a second
+/// call, after [`mla_ops::wait_for_kernels`].
 ///
 /// # Errors
 /// Options that an [`Engine`](crate::Engine) refuses, too, or an operation that refuses its arguments.
@@ -31,7 +33,7 @@ pub fn compile_ahead(
         let model = DeepseekModel::without_weights(config, device, dtype)?;
         let steps = Steps { model: &model, options };
         steps.prompts(prompts)?;
-        steps.decode(prompts.iter().copied().max().unwrap_or(1))
+        steps.decode()
     };
     mla_ops::compile_ahead(device, steps).unwrap_or(Ok(()))
 }
@@ -50,20 +52,23 @@ impl Steps<'_> {
         sizes.sort_unstable();
         sizes.dedup();
         for tokens in sizes.into_iter().filter(|&tokens| tokens > 0) {
-            let (mut cache, chunks) = self.requests(1, 0, tokens)?;
+            let mut cache = self.cache(1, tokens)?;
+            let chunks = self.chunks(1, tokens, &mut cache)?;
             self.launch(&chunks, &mut cache)?;
         }
         Ok(())
     }
 
-    /// One token of each request of a batch, which all have so many already.
-    fn decode(&self, past: usize) -> Result<()> {
-        for batch in [1, self.options.max_batch] {
-            let (mut cache, chunks) = self.requests(batch, past, 1)?;
+    /// One token of each request of a batch: of one, and of as many as there may be.
+    fn decode(&self) -> Result<()> {
+        let mut batches = vec![1, self.options.max_batch];
+        batches.dedup();
+        for batch in batches {
+            let mut cache = self.cache(batch, 1)?;
+            let chunks = self.chunks(batch, 1, &mut cache)?;
             match self.model.capture().ok().filter(|_| self.options.graphs) {
                 Some(model) => {
-                    let (batch, pages) = (batch.next_power_of_two(), (past + 1).div_ceil(self.options.page_size));
-                    let mut step = model.buffered_step(batch, pages.next_power_of_two(), cache.page_size());
+                    let mut step = model.buffered_step(batch.next_power_of_two(), 1, cache.page_size());
                     step.fill(&chunks, &cache)?;
                     argmax(step.logits(&mut cache)?)?;
                 }
@@ -73,20 +78,20 @@ impl Steps<'_> {
         Ok(())
     }
 
-    /// So many requests, each with new tokens after others.
-    fn requests(&self, count: usize, past: usize, tokens: usize) -> Result<(ModelCache, Vec<Chunk>)> {
-        let (page_size, max_tokens) = (self.options.page_size, past + tokens);
-        let num_pages = count * max_tokens.div_ceil(page_size.max(1));
-        let mut cache = self.model.new_cache(CacheSize { num_pages, page_size, max_requests: count, max_tokens })?;
-        let mut chunks = Vec::new();
-        for _ in 0..count {
+    /// A cache for so many requests of so many tokens.
+    fn cache(&self, requests: usize, tokens: usize) -> Result<ModelCache> {
+        let page_size = self.options.page_size;
+        let num_pages = requests * tokens.div_ceil(page_size.max(1));
+        self.model.new_cache(CacheSize { num_pages, page_size, max_requests: requests, max_tokens: tokens })
+    }
+
+    /// The first tokens of so many requests.
+    fn chunks(&self, requests: usize, tokens: usize, cache: &mut ModelCache) -> Result<Vec<Chunk>> {
+        let chunk = |_| {
             let request = cache.admit()?;
-            if past > 0 {
-                cache.append(request, &vec![0; past])?;
-            }
-            chunks.push(cache.append(request, &vec![0; tokens])?);
-        }
-        Ok((cache, chunks))
+            Ok(cache.append(request, &vec![0; tokens])?)
+        };
+        (0..requests).map(chunk).collect()
     }
 
     fn launch(&self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<()> {

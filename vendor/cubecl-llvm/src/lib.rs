@@ -12,6 +12,7 @@
 pub mod ahead;
 pub mod disk;
 mod nvrtc;
+mod source;
 
 use std::ffi::c_char;
 
@@ -125,13 +126,14 @@ impl PlironCompiler {
         let arch = options.sm_arch.ok_or_else(|| error("the device has no known architecture".into()))?;
         let entrypoint = kernel.settings.kernel_name.clone();
         let kernel = CppCompiler::<Cuda>::default().compile(kernel, &cpp_options(arch, options.grid_constants))?;
-        let code = ahead::compile(&kernel.source, &arch.target_cpu()).map_err(error)?;
+        let source = source::renumbered(&kernel.source);
+        let code = ahead::compile(&source, &arch.target_cpu()).map_err(error)?;
         Ok(PlironArtifact::NvptxCode(NvptxModule {
             ptx: code.into_iter().map(|byte| byte as c_char).collect(),
             entrypoint,
             shared_memory_size: kernel.shared_memory_size,
             io: kernel.io,
-            ir: kernel.source,
+            ir: source,
         }))
     }
 
