@@ -10,9 +10,10 @@ use cubecl::dry_run::DryRun;
 /// wait for it before this ends.
 #[derive(Debug)]
 pub struct CompileOnly {
-    _dry_run: DryRun,
+    // The first to end: a launch that reaches a device must get its kernel.
     #[cfg(feature = "cuda")]
     _collecting: cubecl_llvm::ahead::Collecting,
+    _dry_run: DryRun,
 }
 
 impl CompileOnly {
@@ -20,9 +21,9 @@ impl CompileOnly {
     #[allow(clippy::new_without_default, reason = "a guard is no value")]
     pub fn new() -> Self {
         Self {
-            _dry_run: DryRun::new(),
             #[cfg(feature = "cuda")]
             _collecting: cubecl_llvm::ahead::Collecting::new(),
+            _dry_run: DryRun::new(),
         }
     }
 }

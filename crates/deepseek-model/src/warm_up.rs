@@ -10,7 +10,7 @@ use crate::model::DeepseekModel;
 use crate::models::ModelConfig;
 use crate::step::Chunk;
 
-/// Has the kernels compiled that an engine of these options launches for prompts of so many tokens and what follows them, before
+/// Has the kernels compiled that an engine of these options launches for prompts of so many tokens, and for batches that generate, before
 /// there is a model: on CUDA in the background, on all cores, while the weights are loaded; from the disk where they have been
 /// compiled before. On the CPU there is nothing to do.
 ///
@@ -59,16 +59,16 @@ impl Steps<'_> {
         Ok(())
     }
 
-    /// One token of each request of a batch: of one, and of as many as there may be.
+    /// One token of each request, of batches of as many requests as captured steps have.
     fn decode(&self) -> Result<()> {
-        let mut batches = vec![1, self.options.max_batch];
-        batches.dedup();
-        for batch in batches {
+        let captures = self.options.graphs && !self.options.deterministic && !cfg!(feature = "fusion");
+        let powers = (0..usize::BITS).map(|power| 1 << power);
+        for batch in powers.take_while(|&batch| batch < 2 * self.options.max_batch) {
             let mut cache = self.cache(batch, 1)?;
             let chunks = self.chunks(batch, 1, &mut cache)?;
-            match self.model.capture().ok().filter(|_| self.options.graphs) {
+            match self.model.capture().ok().filter(|_| captures) {
                 Some(model) => {
-                    let mut step = model.buffered_step(batch.next_power_of_two(), 1, cache.page_size());
+                    let mut step = model.buffered_step(batch, 1, cache.page_size());
                     step.fill(&chunks, &cache)?;
                     argmax(step.logits(&mut cache)?)?;
                 }

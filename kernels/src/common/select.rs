@@ -15,6 +15,11 @@ pub enum Path {
     Sm100,
 }
 
+impl Path {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Plain, Self::Mma, Self::Sm90, Self::Sm100];
+}
+
 /// An implementation that a device has for a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Available {

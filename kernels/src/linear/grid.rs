@@ -25,7 +25,7 @@ pub(crate) enum Rows {
     TokenScatter,
 }
 
-/// What both kernels are launched with.
+/// What the small-batch kernels are launched with.
 pub(crate) struct Grid {
     pub order: BufferArg,
     /// Of a single token its experts, unless they are in `route`.

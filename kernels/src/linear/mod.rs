@@ -1,7 +1,7 @@
 //! Projections of rows by one matrix, or by that of their expert or head.
 //!
 //! With few tokens a projection is as fast as its weights come from the memory: `plain.rs`, for all devices and dtypes, and
-//! `mma.rs`, with matrix instructions for f16 and bf16, read each weight once for a tile of tokens. With many tokens it is as fast
+//! `mma`, with matrix instructions for f16 and bf16, read each weight once for a tile of tokens. With many tokens it is as fast
 //! as the tensor cores: `sm90`, for Hopper. [`LinearSizes`] decides which one runs (`select.rs`).
 
 mod activation;
@@ -276,10 +276,8 @@ pub fn launch_turned(client: &Client, latents: LatentRows, args: LinearArgs) {
 /// Whether [`launch_turned`] takes these.
 pub fn turns(client: &Client, latents: &LatentRows, args: &LinearArgs) -> bool {
     #[cfg(feature = "cuda")]
-    if let Work::Heads { carried, matrix_stride, .. } = args.work {
-        return mma::supported(client, args.inputs, args.elem)
-            && mma::fits(carried, matrix_stride)
-            && mma::takes_latents(carried, latents);
+    if let Work::Heads { carried, .. } = args.work {
+        return select::choose(client, &args.sizes()).path == Path::Mma && mma::takes_latents(carried, latents);
     }
     let _ = (client, latents, args);
     false

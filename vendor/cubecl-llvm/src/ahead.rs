@@ -3,10 +3,14 @@
 //! A runtime asks for a kernel when it is launched, waits, and asks for the next one. While a program is [`Collecting`], it gets an
 //! error at once and the kernel goes to a pool: so a pass that launches nothing (`cubecl::dry_run`) names all kernels in no time.
 //! What is asked for later is there, or about to be.
+//!
+//! A tuner's launches are real inside of such a pass, and would find no kernel: Burn's feature `autotune` and this exclude each
+//! other.
 
 use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 
 use crate::{disk, nvrtc};
@@ -105,6 +109,11 @@ pub(crate) fn compile(source: &str, arch: &str) -> Result<Vec<u8>, String> {
         return pool.collect(job);
     }
     while let Some(Code::Pending) = pool.codes.get(&key) {
+        // Who needs it now does not wait for those before it in the queue.
+        if let Some(place) = pool.jobs.iter().position(|job| job.key == key) {
+            pool.jobs.remove(place);
+            break;
+        }
         pool = wait_for(pool);
     }
     if let Some(Code::Ready(code)) = pool.codes.remove(&key) {
@@ -121,19 +130,29 @@ pub(crate) fn compile(source: &str, arch: &str) -> Result<Vec<u8>, String> {
 impl Pool {
     /// Sees to it that a kernel is compiled.
     fn collect(&mut self, job: Job) -> Result<Vec<u8>, String> {
-        if !self.codes.contains_key(&job.key) {
-            if let Some(code) = from_disk(job.key) {
-                return Ok(code);
+        match self.codes.remove(&job.key) {
+            Some(Code::Ready(code)) => return code,
+            Some(Code::Pending) => {
+                self.codes.insert(job.key, Code::Pending);
             }
-            self.codes.insert(job.key, Code::Pending);
-            self.jobs.push_back(job);
-            self.add_worker();
+            None => {
+                if let Some(code) = from_disk(job.key) {
+                    return Ok(code);
+                }
+                self.codes.insert(job.key, Code::Pending);
+                self.jobs.push_back(job);
+                self.add_worker();
+            }
         }
         Err("the kernel is being compiled".into())
     }
 
     /// One more thread, if there are cores. Without any, nobody waits for what is to be done.
     fn add_worker(&mut self) {
+        AT_EXIT.call_once(|| {
+            // SAFETY: the function is there as long as the program; that it was not taken does not matter.
+            unsafe { atexit(stop) };
+        });
         let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
         if self.workers < cores && thread::Builder::new().name("nvrtc".into()).spawn(work).is_ok() {
             self.workers += 1;
@@ -142,6 +161,19 @@ impl Pool {
             self.jobs.drain(..).for_each(|job| drop(self.codes.remove(&job.key)));
         }
     }
+}
+
+static AT_EXIT: Once = Once::new();
+
+unsafe extern "C" {
+    /// Of the C library: calls a function when the program ends, before what was loaded earlier is taken apart.
+    fn atexit(call: extern "C" fn()) -> c_int;
+}
+
+/// A program may end while kernels are compiled; the compiler must not be gone before.
+extern "C" fn stop() {
+    pool().jobs.clear();
+    wait();
 }
 
 /// Compiles until there is nothing left.
@@ -160,8 +192,13 @@ fn work() {
     }
 }
 
-/// From the disk, or from the compiler and to the disk.
+/// From the disk, or from the compiler and to the disk. A panic (the compiler's library lacks a function) is an error, too: others
+/// wait for this.
 fn make(job: &Job) -> Result<Vec<u8>, String> {
+    std::panic::catch_unwind(|| make_or_panic(job)).unwrap_or_else(|_| Err("the compiler panicked".into()))
+}
+
+fn make_or_panic(job: &Job) -> Result<Vec<u8>, String> {
     if let Some(code) = from_disk(job.key) {
         return Ok(code);
     }

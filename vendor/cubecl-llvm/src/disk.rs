@@ -1,5 +1,5 @@
-//! Machine code on the disk, under a hash of all that it depends on: the source, the compiler's version, what the compiler was
-//! told (the architecture, the folders of headers), and the form of the code. A file that is damaged is as good as none. Two
+//! Machine code on the disk, under a hash of what it depends on: the source, the compiler's version, what the compiler was told
+//! (the architecture, the folders of headers; not what is in them), and the form of the code. A file that is damaged is as good as none. Two
 //! processes may write the same file: it appears whole, or not at all.
 
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cudarc::nvrtc::{result, sys};
 
 /// The environment variable that says what compilers give: `ptx` for PTX, which a driver compiles once more; anything else, or
-/// nothing, for machine code. A simulated driver reads PTX.
+/// nothing, for machine code. A simulated driver reads PTX; so does who has CubeCL write down what it loads.
 pub const CODE: &str = "BURN_MLA_KERNEL_CODE";
 
 /// Whether compilers give PTX.
@@ -19,6 +19,10 @@ pub(crate) fn is_ptx() -> bool {
 /// # Errors
 /// There is no compiler.
 pub(crate) fn version() -> Result<(i32, i32), String> {
+    // SAFETY: it looks for a library, and loads it.
+    if !unsafe { sys::is_culib_present() } {
+        return Err("there is no NVRTC (libnvrtc.so) where the dynamic loader looks".into());
+    }
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both are places for a number.
     let status = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };

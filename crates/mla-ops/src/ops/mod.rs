@@ -2,7 +2,8 @@
 //! trait that registers it as a Burn backend extension; what it does on CubeCL devices (`cube`: a launch of `mla-kernels`) and on
 //! the CPU (`reference`: ordinary tensor operations, which say what the kernels must compute).
 //!
-//! A new operation is such a file, and two lines here.
+//! A new operation is such a file, and two lines here; its kernel a folder of `kernels/src` and two lines in that `lib.rs`, with
+//! limits in `offline-limits.txt`; a test in `tests/device`; and a row in the tables of both READMEs.
 
 mod argmax;
 mod compress_kv;

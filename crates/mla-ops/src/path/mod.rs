@@ -44,20 +44,23 @@ impl Path {
         [Path::Reference, Path::Matmul, Path::Portable, Path::PortableMma, Path::Sm90, Path::Sm100];
 }
 
-/// The paths that are kernels, as the kernels' tables call them.
 #[cfg(feature = "_gpu")]
-const KERNELS: [(Path, mla_kernels::Path); 4] = [
-    (Path::Portable, mla_kernels::Path::Plain),
-    (Path::PortableMma, mla_kernels::Path::Mma),
-    (Path::Sm90, mla_kernels::Path::Sm90),
-    (Path::Sm100, mla_kernels::Path::Sm100),
-];
+impl From<mla_kernels::Path> for Path {
+    fn from(kernel: mla_kernels::Path) -> Self {
+        match kernel {
+            mla_kernels::Path::Plain => Self::Portable,
+            mla_kernels::Path::Mma => Self::PortableMma,
+            mla_kernels::Path::Sm90 => Self::Sm90,
+            mla_kernels::Path::Sm100 => Self::Sm100,
+        }
+    }
+}
 
 #[cfg(feature = "_gpu")]
 impl Path {
     /// The kernel that it is, if it is one.
     pub(crate) fn kernel(self) -> Option<mla_kernels::Path> {
-        KERNELS.into_iter().find_map(|(path, kernel)| (path == self).then_some(kernel))
+        mla_kernels::Path::ALL.into_iter().find(|&kernel| Self::from(kernel) == self)
     }
 }
 

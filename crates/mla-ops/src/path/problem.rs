@@ -7,7 +7,6 @@ use cubecl::client::Client;
 use mla_kernels::Available;
 
 #[cfg(feature = "_gpu")]
-use super::KERNELS;
 use super::Path;
 
 /// The sizes and dtypes of a call, as far as they decide which implementation of its operation runs:
@@ -51,10 +50,7 @@ impl Implementation {
     /// The rows of a kernel's table, by the names that they have here.
     #[cfg(feature = "_gpu")]
     pub(crate) fn of_kernels(available: Vec<Available>) -> Vec<Self> {
-        let named = |it: Available| {
-            KERNELS.into_iter().find(|(_, kernel)| *kernel == it.path).map(|(path, _)| Self { path, needs: it.needs })
-        };
-        available.into_iter().filter_map(named).collect()
+        available.into_iter().map(|Available { path, needs }| Self { path: path.into(), needs }).collect()
     }
 }
 
