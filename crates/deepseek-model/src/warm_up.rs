@@ -14,10 +14,10 @@ use crate::step::Chunk;
 /// there is a model: on CUDA in the background, on all cores, while the weights are loaded; from the disk where they have been
 /// compiled before. On the CPU there is nothing to do.
 ///
-/// Nothing that other threads launch meanwhile reaches a device, see [`mla_ops::compile_ahead`]. The call takes a fraction of a
-/// second for each length; of kernels that are compiled already, much less. So name a few lengths, and where there are to be
-/// many (kernels depend on what divides the tokens of a step, and on their order of magnitude), name the others in a second
-/// call, after [`mla_ops::wait_for_kernels`].
+/// Nothing that other threads launch meanwhile reaches a device, see [`mla_ops::compile_ahead`]. The call itself takes about a
+/// second on a machine that has compiled these kernels before, otherwise one to three. Kernels depend on what divides the
+/// tokens of a step, and on their order of magnitude: where none may be compiled later, name powers of two and their
+/// neighbours.
 ///
 /// # Errors
 /// Options that an [`Engine`](crate::Engine) refuses, too, or an operation that refuses its arguments.
@@ -45,16 +45,21 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// Prompts of so many tokens, alone: all of each that a step takes, and the rest.
+    /// Prompts of so many tokens: all of each that a step takes, and the rest; alone, and beside requests that generate.
     fn prompts(&self, prompts: &[usize]) -> Result<()> {
         let budget = self.options.token_budget.max(1);
         let mut sizes: Vec<usize> = prompts.iter().flat_map(|&len| [len.min(budget), len % budget]).collect();
         sizes.sort_unstable();
         sizes.dedup();
+        let mut others = vec![0, self.options.max_batch.saturating_sub(1)];
+        others.dedup();
         for tokens in sizes.into_iter().filter(|&tokens| tokens > 0) {
-            let mut cache = self.cache(1, tokens)?;
-            let chunks = self.chunks(1, tokens, &mut cache)?;
-            self.launch(&chunks, &mut cache)?;
+            for others in others.clone() {
+                let mut cache = self.cache(1 + others, tokens)?;
+                let mut chunks = self.chunks(others, 1, &mut cache)?;
+                chunks.extend(self.chunks(1, tokens, &mut cache)?);
+                self.launch(&chunks, &mut cache)?;
+            }
         }
         Ok(())
     }
@@ -78,10 +83,10 @@ impl Steps<'_> {
         Ok(())
     }
 
-    /// A cache for so many requests of so many tokens.
+    /// A cache for so many requests, of one token each but for one of so many.
     fn cache(&self, requests: usize, tokens: usize) -> Result<ModelCache> {
         let page_size = self.options.page_size;
-        let num_pages = requests * tokens.div_ceil(page_size.max(1));
+        let num_pages = requests + tokens.div_ceil(page_size.max(1));
         self.model.new_cache(CacheSize { num_pages, page_size, max_requests: requests, max_tokens: tokens })
     }
 

@@ -1,8 +1,8 @@
 //! Kernels that are compiled before they are needed, on all cores.
 //!
 //! A runtime asks for a kernel when it is launched, waits, and asks for the next one. While a program is [`Collecting`], it gets an
-//! error at once and the kernel goes to a pool: so a pass that launches nothing (`cubecl::dry_run`) names all kernels in no time.
-//! What is asked for later is there, or about to be.
+//! error at once and the kernel goes to a pool: so a pass that launches nothing (`cubecl::dry_run`) names its kernels while others
+//! are compiled. Who asks again waits: a runtime makes the source of a kernel anew each time, which is no faster.
 //!
 //! A tuner's launches are real inside of such a pass, and would find no kernel: Burn's feature `autotune` and this exclude each
 //! other.
@@ -32,7 +32,7 @@ pub fn compiled() -> Compiled {
     Compiled { compiled: COMPILED.load(Ordering::Relaxed), from_disk: FROM_DISK.load(Ordering::Relaxed) }
 }
 
-/// As long as there is one, kernels that are asked for go to the pool, and who asks gets an error.
+/// As long as there is one, kernels go to the pool when they are asked for the first time, and who asks gets an error.
 #[derive(Debug)]
 pub struct Collecting(());
 
@@ -99,13 +99,13 @@ fn wait_for(pool: MutexGuard<'static, Pool>) -> MutexGuard<'static, Pool> {
 /// The code of a source for an architecture.
 ///
 /// # Errors
-/// What the compiler says; while there is a [`Collecting`], that it is being compiled.
+/// What the compiler says; while there is a [`Collecting`], at the first time that it is being compiled.
 pub(crate) fn compile(source: &str, arch: &str) -> Result<Vec<u8>, String> {
     let options = nvrtc::options(arch);
     let key = disk::key(source, &options, nvrtc::version()?);
     let job = Job { key, source: source.into(), options };
     let mut pool = pool();
-    if pool.collecting > 0 {
+    if pool.collecting > 0 && !pool.codes.contains_key(&key) {
         return pool.collect(job);
     }
     while let Some(Code::Pending) = pool.codes.get(&key) {
@@ -128,22 +128,14 @@ pub(crate) fn compile(source: &str, arch: &str) -> Result<Vec<u8>, String> {
 }
 
 impl Pool {
-    /// Sees to it that a kernel is compiled.
+    /// Sees to it that a kernel is compiled that nobody has asked for.
     fn collect(&mut self, job: Job) -> Result<Vec<u8>, String> {
-        match self.codes.remove(&job.key) {
-            Some(Code::Ready(code)) => return code,
-            Some(Code::Pending) => {
-                self.codes.insert(job.key, Code::Pending);
-            }
-            None => {
-                if let Some(code) = from_disk(job.key) {
-                    return Ok(code);
-                }
-                self.codes.insert(job.key, Code::Pending);
-                self.jobs.push_back(job);
-                self.add_worker();
-            }
+        if let Some(code) = from_disk(job.key) {
+            return Ok(code);
         }
+        self.codes.insert(job.key, Code::Pending);
+        self.jobs.push_back(job);
+        self.add_worker();
         Err("the kernel is being compiled".into())
     }
 
