@@ -100,7 +100,7 @@ impl ModelConfig {
     pub(crate) fn layers_of_every_kind(&self, dtype: FloatDType) -> usize {
         let layers = self.layers(dtype);
         let is_new = |&number: &usize| !layers[..number].contains(&layers[number]);
-        (0..layers.len()).filter(is_new).next_back().map_or(0, |last| last + 1)
+        (0..layers.len()).rfind(is_new).map_or(0, |last| last + 1)
     }
 
     /// How the files store weights in 8 bits or fewer, if they do.

@@ -6,7 +6,6 @@ use cubecl::client::Client;
 #[cfg(feature = "_gpu")]
 use mla_kernels::Available;
 
-#[cfg(feature = "_gpu")]
 use super::Path;
 
 /// The sizes and dtypes of a call, as far as they decide which implementation of its operation runs:
