@@ -108,7 +108,8 @@ fn norm_linear_kernel<E: Float, V: Size, N: Size>(
     let is_row = row < rows;
     let row = min(row, rows - 1);
     let output = group * OUTPUTS + UNIT_POS_Y as usize;
-    let weight_row = WeightRow::new(0usize.runtime(), min(output, outputs - 1), weight_vectors.runtime());
+    let weight_row =
+        WeightRow::new(0usize.runtime(), min(output, outputs - 1), weight_vectors.runtime(), 0usize.runtime());
     let mut column = UNIT_POS_X as usize;
     let weights = load(&weight, &weight_row, column, weight_vectors);
 

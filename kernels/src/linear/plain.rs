@@ -112,8 +112,8 @@ fn linear_kernel<X: Float, E: Float, N: Size>(
         let matrix = tile.expert * sizes.matrix_stride;
         // Of a gated output the gate comes first.
         let halves = comptime!(if form.linear.gated { 1usize } else { 0usize });
-        let gate = WeightRow::new(matrix, output, part.vectors);
-        let up = WeightRow::new(matrix, output + halves * part.outputs, part.vectors);
+        let gate = WeightRow::new(matrix, output, part.vectors, 0usize.runtime());
+        let up = WeightRow::new(matrix, output + halves * part.outputs, part.vectors, 0usize.runtime());
         let x_vectors = tile.row(sizes.vectors, sizes.carried);
         if comptime!(form.second) {
             if part.is_second {

@@ -47,21 +47,21 @@ pub(crate) struct DenseRows<E: Float, V: Size> {
 /// Where a row is.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct WeightRow {
-    /// The number of its first vector.
+    /// The number of the vector that columns are counted from.
     first: usize,
 }
 
 #[cube]
 impl WeightRow {
-    /// Row number `row` of `vectors` each, of the matrix that starts at vector `matrix`.
-    pub(crate) fn new(matrix: usize, row: usize, vectors: usize) -> WeightRow {
-        WeightRow { first: matrix + row * vectors }
+    /// Row number `row` of `vectors` each, of the matrix that starts at vector `matrix`, from vector `column` on.
+    pub(crate) fn new(matrix: usize, row: usize, vectors: usize, column: usize) -> WeightRow {
+        WeightRow { first: matrix + row * vectors + column }
     }
 }
 
 #[cube]
 impl<E: Float, V: Size> WeightRows<E, V> {
-    /// Vector number `column` of a row.
+    /// Vector number `column` of a row, from where the row is counted.
     pub(crate) fn load(&self, row: &WeightRow, column: usize) -> Vector<E, V> {
         #[comptime]
         match self {

@@ -49,29 +49,35 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
         part.place(&mut tile, sizes.max_tiles);
     }
     if tile.count > 0 {
+        let size!(NC) = MmaDefinition::<E, E, f32>::new(M, N, K).vector_size(MatrixIdent::Accumulator);
+        let (own, other) = rows_of_unit(&tile, &part, output, sizes.matrix_stride, form);
+        let inputs = inputs_of_unit(order, &tile, &sizes, form);
+        let mut acc = Array::<Vector<f32, NC>>::new(comptime!(2 * form.steps));
+        #[unroll]
+        for i in 0..comptime!(2 * form.steps) {
+            acc[i] = Vector::new(0.0f32);
+        }
+        let chunks = part.vectors / 4;
         if comptime!(form.own_row > 0) {
-            sum_own_row(x, &weight, &second, &tile, &part, output, &sizes, source, &mut sums, form);
+            let mut row = Shared::<[Vector<E, V>]>::new_slice(form.own_row);
+            // The weights are on their way meanwhile.
+            let weights = load_of_part(&part, &weight, &second, &own, &other, UNIT_POS_Y as usize, chunks, form);
+            source.write(x, &mut row, tile.expert, sizes.per_token, sizes.vectors);
+            sync_cube();
+            multiply_row(&row, weights, &part, &weight, &second, &own, &other, &inputs, chunks, &mut acc, form);
         } else if comptime!(form.second) {
             if part.is_second {
-                sum_channels(x, &second, order, &tile, &part, output, &sizes, &mut sums, form);
+                multiply_all(x, &second, &own, &other, &inputs, chunks, &mut acc, form);
             } else {
-                sum_channels(x, &weight, order, &tile, &part, output, &sizes, &mut sums, form);
+                multiply_all(x, &weight, &own, &other, &inputs, chunks, &mut acc, form);
             }
         } else {
-            sum_channels(x, &weight, order, &tile, &part, output, &sizes, &mut sums, form);
+            multiply_all(x, &weight, &own, &other, &inputs, chunks, &mut acc, form);
         }
+        store(&acc, &mut sums, form);
     }
     sync_cube();
-    if comptime!(form.second && form.rows == Rows::Dense) {
-        if part.is_second {
-            write(&sums, order, &tile, &part, output, part.outputs, second_out, limit, form);
-        } else {
-            write(&sums, order, &tile, &part, output, sizes.outputs, out, limit, form);
-        }
-    } else {
-        let width = tile.row(sizes.outputs, sizes.carried * V::value().comptime());
-        write(&sums, order, &tile, &part, output, width, out, limit, form);
-    }
+    write(&sums, order, &tile, &part, output, &sizes, out, second_out, V::value().comptime(), limit, form);
     if comptime!(form.rows == Rows::Heads) {
         let is_first = group == 0;
         if is_first {
@@ -84,8 +90,8 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     }
 }
 
-/// The two rows of the weights that a unit multiplies. Of a gated output they are the gate's and up's; past the last row, that
-/// one again.
+/// The two rows of the weights that a unit multiplies, from its first channels on. Of a gated output they are the gate's and
+/// up's; past the last row, that one again.
 #[cube]
 fn rows_of_unit(
     tile: &Tile,
@@ -94,98 +100,93 @@ fn rows_of_unit(
     matrix_stride: usize,
     #[comptime] form: Form,
 ) -> (WeightRow, WeightRow) {
-    let row = (UNIT_POS_X / 4) as usize;
+    let (row, quad) = ((UNIT_POS_X / 4) as usize, (UNIT_POS_X % 4) as usize);
     let own = min(output + row, part.outputs - 1);
     let mut other = min(output + row + M / 2, part.outputs - 1);
     if comptime!(form.linear.gated) {
         other = part.outputs + own;
     }
     let matrix = tile.expert * matrix_stride;
-    (WeightRow::new(matrix, own, part.vectors), WeightRow::new(matrix, other, part.vectors))
+    (WeightRow::new(matrix, own, part.vectors, quad), WeightRow::new(matrix, other, part.vectors, quad))
 }
 
-/// Writes the sums of each plane's channels, for tokens whose rows are in memory.
+/// Where a unit's first channels of its token of each step are, in x or in the row that the cube writes for itself.
 #[cube]
-#[allow(clippy::too_many_arguments)]
-fn sum_channels<E: Float, V: Size>(
-    x: &[Vector<E, V>],
-    weight: &WeightRows<E, V>,
-    order: &[i32],
-    tile: &Tile,
-    part: &Part,
-    output: usize,
-    sizes: &Sizes,
-    sums: &mut [f32],
-    #[comptime] form: Form,
-) {
-    let size!(NC) = MmaDefinition::<E, E, f32>::new(M, N, K).vector_size(MatrixIdent::Accumulator);
-    let (own, other) = rows_of_unit(tile, part, output, sizes.matrix_stride, form);
+fn inputs_of_unit(order: &[i32], tile: &Tile, sizes: &Sizes, #[comptime] form: Form) -> Sequence<usize> {
+    let (row, quad) = ((UNIT_POS_X / 4) as usize, (UNIT_POS_X % 4) as usize);
     let mut inputs = Sequence::<usize>::new();
     #[unroll]
     for step in 0..form.steps {
-        let token = (UNIT_POS_X / 4) as usize + comptime!(step * N);
-        inputs.push((UNIT_POS_X % 4) as usize + tile.input(order, token) * tile.row(sizes.vectors, sizes.carried));
+        let mut input = quad;
+        if comptime!(form.own_row == 0) {
+            let token = row + comptime!(step * N);
+            input += tile.input(order, token) * tile.row(sizes.vectors, sizes.carried);
+        }
+        inputs.push(input);
     }
-    let mut acc = zeros::<NC>(form);
-    let chunks = part.vectors / 4;
+    inputs
+}
+
+/// Multiplies all chunks of channels of this plane.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn multiply_all<E: Float, V: Size, NC: Size>(
+    x: &[Vector<E, V>],
+    weight: &WeightRows<E, V>,
+    own: &WeightRow,
+    other: &WeightRow,
+    inputs: &Sequence<usize>,
+    chunks: usize,
+    acc: &mut Array<Vector<f32, NC>>,
+    #[comptime] form: Form,
+) {
     let mut chunk = UNIT_POS_Y as usize;
     if comptime!(form.few_cubes) {
         while chunk < chunks {
-            let weights = load_weights(weight, &own, &other, chunk, chunks, form.ahead(), form);
-            multiply::<E, V, NC>(x, &weights, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
+            let weights = load_weights(weight, own, other, chunk, chunks, form.ahead(), form);
+            multiply(x, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
             chunk += comptime!(form.ahead() * PLANES);
         }
     } else {
         while chunk + comptime!((form.ahead() - 1) * PLANES) < chunks {
-            let weights = load_weights(weight, &own, &other, chunk, chunks, form.ahead(), form);
-            multiply::<E, V, NC>(x, &weights, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
+            let weights = load_weights(weight, own, other, chunk, chunks, form.ahead(), form);
+            multiply(x, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
             chunk += comptime!(form.ahead() * PLANES);
         }
         while chunk < chunks {
-            let weights = load_weights(weight, &own, &other, chunk, chunks, 1usize, form);
-            multiply::<E, V, NC>(x, &weights, &inputs, chunk, chunks, &mut acc, 1usize, form);
+            let weights = load_weights(weight, own, other, chunk, chunks, 1usize, form);
+            multiply(x, &weights, inputs, chunk, chunks, acc, 1usize, form);
             chunk += PLANES;
         }
     }
-    store::<NC>(&acc, sums, form);
 }
 
-/// The same for one token whose row the cube writes for itself, while the weights are on their way.
+/// The same for the row that the cube has written; the first weights are there.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-fn sum_own_row<E: Float, V: Size>(
-    x: &[Vector<E, V>],
+fn multiply_row<E: Float, V: Size, NC: Size>(
+    row: &[Vector<E, V>],
+    first: Sequence<Vector<E, V>>,
+    part: &Part,
     weight: &WeightRows<E, V>,
     second: &WeightRows<E, V>,
-    tile: &Tile,
-    part: &Part,
-    output: usize,
-    sizes: &Sizes,
-    source: &mut RowSource<E, V>,
-    sums: &mut [f32],
+    own: &WeightRow,
+    other: &WeightRow,
+    inputs: &Sequence<usize>,
+    chunks: usize,
+    acc: &mut Array<Vector<f32, NC>>,
     #[comptime] form: Form,
 ) {
-    let size!(NC) = MmaDefinition::<E, E, f32>::new(M, N, K).vector_size(MatrixIdent::Accumulator);
-    let (own, other) = rows_of_unit(tile, part, output, sizes.matrix_stride, form);
-    let mut inputs = Sequence::<usize>::new();
-    inputs.push((UNIT_POS_X % 4) as usize);
-    let mut acc = zeros::<NC>(form);
-    let chunks = part.vectors / 4;
-    let mut row = Shared::<[Vector<E, V>]>::new_slice(form.own_row);
     let mut chunk = UNIT_POS_Y as usize;
-    let weights = load_of_part(part, weight, second, &own, &other, chunk, chunks, form);
-    source.write(x, &mut row, tile.expert, sizes.per_token, sizes.vectors);
-    sync_cube();
-    multiply::<E, V, NC>(&row, &weights, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
+    multiply(row, &first, inputs, chunk, chunks, acc, form.ahead(), form);
     if comptime!(form.own_row / 4 > form.ahead() * PLANES) {
         chunk += comptime!(form.ahead() * PLANES);
         while chunk < chunks {
-            let weights = load_of_part(part, weight, second, &own, &other, chunk, chunks, form);
-            multiply::<E, V, NC>(&row, &weights, &inputs, chunk, chunks, &mut acc, form.ahead(), form);
+            let weights = load_of_part(part, weight, second, own, other, chunk, chunks, form);
+            multiply(row, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
             chunk += comptime!(form.ahead() * PLANES);
         }
     }
-    store::<NC>(&acc, sums, form);
 }
 
 /// The weights of the matrix of this part, as [`load_weights`] loads them.
@@ -229,17 +230,6 @@ fn hold<E: Float, V: Size>(weights: Sequence<Vector<E, V>>, held: &mut Array<Vec
     }
 }
 
-/// Sums of nothing.
-#[cube]
-fn zeros<NC: Size>(#[comptime] form: Form) -> Array<Vector<f32, NC>> {
-    let mut acc = Array::<Vector<f32, NC>>::new(comptime!(2 * form.steps));
-    #[unroll]
-    for i in 0..comptime!(2 * form.steps) {
-        acc[i] = Vector::new(0.0f32);
-    }
-    acc
-}
-
 /// Writes the sums of a plane: a unit has rows `row` and `row + 8`, tokens `2 * quad` and the next of each step.
 #[cube]
 fn store<NC: Size>(acc: &Array<Vector<f32, NC>>, sums: &mut [f32], #[comptime] form: Form) {
@@ -253,7 +243,7 @@ fn store<NC: Size>(acc: &Array<Vector<f32, NC>>, sums: &mut [f32], #[comptime] f
     }
 }
 
-/// Adds up the planes, and writes the outputs of a tile into rows of `width`.
+/// Adds up the planes, and writes the outputs of a tile.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn write<E: Float>(
@@ -262,8 +252,10 @@ fn write<E: Float>(
     tile: &Tile,
     part: &Part,
     output: usize,
-    width: usize,
+    sizes: &Sizes,
     out: &mut [E],
+    second_out: &mut [E],
+    #[comptime] lanes: usize,
     limit: f32,
     #[comptime] form: Form,
 ) {
@@ -276,7 +268,17 @@ fn write<E: Float>(
             if comptime!(form.linear.gated) {
                 result = gated(first, sum(sums, row + M / 2, token, form), limit, form.linear.limited);
             }
-            out[tile.output(order, token) * width + output + row] = E::cast_from(result);
+            let to = tile.output(order, token);
+            let result = E::cast_from(result);
+            if comptime!(form.second && form.rows == Rows::Dense) {
+                if part.is_second {
+                    second_out[to * part.outputs + output + row] = result;
+                } else {
+                    out[to * sizes.outputs + output + row] = result;
+                }
+            } else {
+                out[to * tile.row(sizes.outputs, sizes.carried * lanes) + output + row] = result;
+            }
         }
         value += UNITS;
     }

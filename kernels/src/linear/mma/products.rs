@@ -81,7 +81,7 @@ fn load_weight<E: Float, V: Size>(
     chunks: usize,
     #[comptime] checked: bool,
 ) -> Vector<E, V> {
-    let column = at * 4 + (UNIT_POS_X % 4) as usize;
+    let column = at * 4;
     if comptime!(checked) {
         let mut values = Vector::<E, V>::new(E::from_int(0));
         if at < chunks {
