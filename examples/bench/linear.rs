@@ -1,6 +1,6 @@
-//! `linear`: products of rows with dense weights of published sizes.
+//! `linear`: products of rows with dense weights of published sizes, and with routers in f32.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_mla::ops::{Determinism, Weight, linear};
 use rand::RngExt;
 use serde_json::json;
@@ -27,6 +27,8 @@ const WEIGHTS: [(&str, [usize; 2]); 15] = [
     ("v4-flash", [32768, 1024]),
     ("v4-flash", [4096, 8192]),
 ];
+/// Their routers, whose weights are in f32.
+const ROUTERS: [(&str, [usize; 2]); 3] = [("v2-lite", [64, 2048]), ("v3", [256, 7168]), ("v4-flash", [256, 4096])];
 const ROWS: [usize; 6] = [16, 64, 256, 1024, 4096, 16384];
 /// Logits are computed of the last token of each request alone.
 const LOGIT_ROWS: usize = 64;
@@ -35,13 +37,17 @@ const CHECKED: usize = 32;
 
 /// The section.
 pub fn run(bench: &mut Bench) {
-    let weights = if bench.size == Size::Smoke { vec![("tiny", [40, 24])] } else { WEIGHTS.to_vec() };
-    for (model, [n, k]) in weights {
-        bench.case(&format!("linear {model} {n} x {k}: the weight"), |bench| {
-            let w = data::weights([n, k], bench.dtype, &bench.device);
+    let smoke = bench.size == Size::Smoke;
+    let weights = if smoke { vec![("tiny", [40, 24])] } else { WEIGHTS.to_vec() };
+    let routers = if smoke { vec![("tiny", [8, 24])] } else { ROUTERS.to_vec() };
+    let dtype = bench.dtype;
+    let weights = weights.into_iter().map(|weight| (weight, dtype));
+    for ((model, [n, k]), dtype) in weights.chain(routers.into_iter().map(|router| (router, DType::F32))) {
+        bench.case(&format!("linear {model} {n} x {k} {dtype:?}: the weight"), |bench| {
+            let w = data::weights([n, k], dtype, &bench.device);
             for m in bench.pick(&ROWS, 2, &[5]) {
                 if n <= 100_000 || m <= LOGIT_ROWS {
-                    bench.case(&format!("linear {model} {m} x {n} x {k}"), |bench| case(bench, model, m, &w));
+                    bench.case(&format!("linear {model} {m} x {n} x {k} {dtype:?}"), |bench| case(bench, model, m, &w));
                 }
             }
             Ok(())
@@ -57,8 +63,10 @@ fn case(bench: &mut Bench, model: &str, m: usize, w: &Tensor<2>) -> Result<(), S
     let difference = check(bench, &x, w, call()?)?;
     let times = bench.timer.measure(call)?;
     let flops = Some(2.0 * m as f64 * n as f64 * k as f64);
-    let bytes = Some(((m * k + n * k + m * n) * bench.dtype.size()) as f64);
-    let shape = [("model", json!(model)), ("m", json!(m)), ("out", json!(n)), ("in", json!(k))];
+    let bytes = Some((m * k * bench.dtype.size() + (n * k + m * n) * w.dtype().size()) as f64);
+    let weight_dtype = json!(format!("{:?}", w.dtype()).to_lowercase());
+    let shape =
+        [("model", json!(model)), ("m", json!(m)), ("out", json!(n)), ("in", json!(k)), ("weight", weight_dtype)];
     let extra = [("rel_rms", crate::report::rounded(difference, 8))];
     bench.report.row("linear", &shape, &times, Volume { flops, bytes }, &extra);
     Ok(())
@@ -75,5 +83,5 @@ fn check(bench: &Bench, x: &Tensor<2>, w: &Tensor<2>, out: Tensor<2>) -> Result<
     let actual: Vec<f32> = columns.iter().map(|&column| out[column as usize]).collect();
     let mut difference = data::Difference::default();
     difference.add_numbers(&actual, rows.chunks_exact(k).map(|row| data::dot(&x, row)).collect());
-    difference.check(bench.dtype)
+    difference.check(w.dtype())
 }

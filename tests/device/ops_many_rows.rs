@@ -62,6 +62,38 @@ fn ops_many_rows_linear(#[case] sizes: [usize; 3], #[values(DType::BF16, DType::
     });
 }
 
+/// A router: rows in bf16 and weights in f32, whose products are as exact as those of f32. Rows, inputs, outputs; weights of very
+/// different sizes.
+#[rstest]
+#[case([17000, 64, 32])]
+#[case([1100, 200, 160])]
+#[case([130, 4104, 72])]
+fn ops_many_rows_of_a_router(#[case] sizes: [usize; 3]) {
+    let [rows, inputs, outputs] = sizes;
+    on_hopper(|device| {
+        assert_path(LinearProblem::dense(sizes, DType::BF16).with_weight_dtype(DType::F32), device);
+        let mut rng = rng(75);
+        let x = random(&mut rng, rows * inputs, DType::BF16);
+        let scales = [1.0, 1e-3, 30.0];
+        let w: Vec<f64> = random(&mut rng, outputs * inputs, DType::F32)
+            .into_iter()
+            .zip(scales.into_iter().cycle())
+            .map(|(w, scale)| f64::from((w * scale) as f32))
+            .collect();
+        let weight = Weight::from(floats::<2>(&w, [outputs, inputs], DType::F32, device));
+        let out = linear(floats(&x, [rows, inputs], DType::BF16, device), &weight, Fast).expect("legal");
+        assert_eq!((out.dims(), out.dtype()), ([rows, outputs], DType::F32));
+        let out = values(out);
+        for row in (0..rows).step_by(37).chain([rows - 1]) {
+            for (o, w) in w.chunks(inputs).enumerate() {
+                let (expected, size) = dot(&x[row * inputs..][..inputs], w);
+                let off = (f64::from(out[row * outputs + o]) - expected).abs();
+                assert!(off <= 1e-6 * size, "row {row}, output {o}: off by {off:e} of {size:e}");
+            }
+        }
+    });
+}
+
 /// Rows, inputs, outputs.
 #[rstest]
 fn ops_many_rows_swiglu(

@@ -338,7 +338,7 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
         Path::Sm90 => {
             before.launch(client);
             let tiling = sm90::Tiling { tokens: choice.tokens, splits: choice.splits };
-            sm90::launch(client, products, args.work, args.form, tiling, address, elem);
+            sm90::launch(client, products, args.work, args.form, tiling, address, [x_elem, elem]);
         }
         #[cfg(feature = "cuda")]
         Path::Mma => {

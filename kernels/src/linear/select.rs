@@ -17,7 +17,8 @@ pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
         path: Path::Sm90,
-        needs: "TMA and wgmma of a Hopper; f16 or bf16, inputs and outputs of a multiple of 8, more rows than a small batch has",
+        needs: "TMA and wgmma of a Hopper; f16 or bf16, or a weight in f32 of rows in bf16; inputs and outputs of a multiple of 8; more \
+                rows than a small batch has",
         form: sm90_choice,
         #[cfg(feature = "offline")]
         offline: sm90::offline,
@@ -150,11 +151,16 @@ const L2_TILES: usize = 40;
 /// Channels fewer for a pair of cubes that are worth a launch which adds up the parts.
 #[cfg(feature = "cuda")]
 const WORTH_A_LAUNCH: usize = 2048;
+/// Products of numbers that are worth two more launches, where weights are in f32.
+#[cfg(feature = "cuda")]
+const WORTH_TERMS: usize = 1 << 25;
 
 #[cfg(feature = "cuda")]
 fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
-    let &LinearSizes { rows, matrices, outputs, .. } = sizes;
+    let &LinearSizes { rows, matrices, inputs, outputs, .. } = sizes;
+    let terms = sm90::terms(sizes);
     let enough = match sizes.division {
+        Division::Dense if terms > 1 => rows.saturating_mul(inputs * outputs) >= WORTH_TERMS,
         Division::Dense => rows > SMALL_BATCH,
         Division::Heads => rows > SMALL_BATCH_OF_HEADS * matrices,
         Division::Experts => rows >= matrices,
@@ -164,7 +170,7 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
         return None;
     }
     let clusters = (multiprocessors(client) / sm90::CUBES as usize).max(1);
-    let pairs = outputs.div_ceil(sm90::CUBES as usize * sm90::outputs(sizes.form));
+    let pairs = (terms * outputs).div_ceil(sm90::CUBES as usize * sm90::outputs(sizes.form));
     let cost = |(tokens, time): (usize, usize)| match sizes.division {
         // An expert's last tile is half empty, on average; twice their number.
         Division::Experts => (2 * rows / tokens + matrices).max(2 * matrices) * time,
@@ -186,5 +192,6 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
 #[cfg(feature = "cuda")]
 fn splits(sizes: &LinearSizes, most: usize) -> usize {
     let splits = most.clamp(1, sm90::MOST_SPLITS);
-    if sizes.inputs - sizes.inputs / splits >= WORTH_A_LAUNCH { splits } else { 1 }
+    let launches_anyway = sm90::terms(sizes) > 1;
+    if launches_anyway || sizes.inputs - sizes.inputs / splits >= WORTH_A_LAUNCH { splits } else { 1 }
 }

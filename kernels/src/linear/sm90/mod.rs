@@ -9,6 +9,7 @@ mod epilogue;
 mod partial;
 mod ring;
 mod schedule;
+mod wide;
 
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
@@ -21,7 +22,7 @@ use self::schedule::{Place, Schedule};
 use crate::common::launch::{dummy, multiprocessors, share};
 use crate::experts_mlp::gather;
 use crate::experts_mlp::sort::max_tiles;
-use crate::linear::{LinearForm, LinearSizes, PairRows, Products, WeightArg, Work};
+use crate::linear::{Division, LinearForm, LinearSizes, PairRows, Products, WeightArg, Work};
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
 use crate::ptx::{barrier, shared_address, tma, warp};
 
@@ -76,7 +77,7 @@ pub(super) struct Form {
     pub linear: LinearForm,
     /// bf16, otherwise f16.
     pub bf16: bool,
-    /// Whether the channels are split among cubes, each of which writes its sums in f32.
+    /// Whether cubes write their sums in f32, to be added up: the channels are split among them, or weights have several terms.
     pub split: bool,
 }
 
@@ -114,9 +115,20 @@ impl Form {
 pub(super) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
     let &LinearSizes { inputs, outputs, carried, matrix_stride, elems: [x_elem, elem], .. } = sizes;
     let hopper = client.properties().identity.fingerprint == "ptx_sm90";
-    let half = matches!(elem, ElemType::Float(FloatKind::BF16 | FloatKind::F16));
+    let half = matches!(elem, ElemType::Float(FloatKind::BF16 | FloatKind::F16)) && x_elem == elem;
     let vectors = [inputs, outputs, carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR));
-    hopper && half && x_elem == elem && vectors && inputs > 0 && outputs > 0
+    hopper && (half || is_wide(sizes)) && vectors && inputs > 0 && outputs > 0
+}
+
+/// Whether weights in f32 are multiplied as several terms in bf16.
+fn is_wide(sizes: &LinearSizes) -> bool {
+    let elems = [FloatKind::BF16, FloatKind::F32].map(ElemType::Float);
+    sizes.elems == elems && sizes.division == Division::Dense && !sizes.form.gated
+}
+
+/// Rows of the weights for an output.
+pub(super) fn terms(sizes: &LinearSizes) -> usize {
+    if is_wide(sizes) { wide::TERMS } else { 1 }
 }
 
 /// Outputs of a cube.
@@ -124,7 +136,8 @@ pub(super) fn outputs(linear: LinearForm) -> usize {
     if linear.gated { WEIGHT_ROWS / 2 } else { WEIGHT_ROWS }
 }
 
-/// Writes the output of at least one row. Rows of tokens are brought into the order of their experts before.
+/// Writes the output of at least one row, of x in the first element and weights and output in the second. Rows of tokens are
+/// brought into the order of their experts before.
 pub(super) fn launch(
     client: &Client,
     products: Products,
@@ -132,9 +145,12 @@ pub(super) fn launch(
     linear: LinearForm,
     Tiling { tokens, splits }: Tiling,
     address: AddressType,
-    elem: ElemType,
+    [elem, out_elem]: [ElemType; 2],
 ) {
     let Products { x, weight, out, inputs, outputs, carried, matrix_stride, limit } = products;
+    let terms = if elem == out_elem { 1 } else { wide::TERMS };
+    let weight = if terms > 1 { wide::launch(client, weight, outputs * inputs) } else { weight };
+    let weight_rows = terms * outputs;
     let (mut heads, mut carry) = (1, None);
     let (rows, x, order, tiles, [count, matrices, token_tiles]) = match work {
         Work::Experts { order, tiles, pairs, experts, rows } => {
@@ -156,11 +172,11 @@ pub(super) fn launch(
         Work::Token { .. } => unreachable!("the table has no such row for these"),
     };
     let bf16 = elem == ElemType::Float(FloatKind::BF16);
-    let form = Form { tokens, rows, linear, bf16, split: splits > 1 };
-    let partial = Partial::new(client, splits, count, outputs);
+    let form = Form { tokens, rows, linear, bf16, split: splits * terms > 1 };
+    let partial = Partial::new(client, [splits, count, terms, outputs]);
     let x_map = token_map(x, [heads, count, inputs], inputs + carried, elem, form);
-    let weight_map = weight_map(weight, [matrices, outputs, inputs], matrix_stride, elem, form);
-    let pairs_of_cubes = splits * token_tiles * outputs.div_ceil(form.outputs() * CUBES as usize);
+    let weight_map = weight_map(weight, [matrices, weight_rows, inputs], terms * matrix_stride, elem, form);
+    let pairs_of_cubes = splits * token_tiles * weight_rows.div_ceil(form.outputs() * CUBES as usize);
     let clusters = (multiprocessors(client) / CUBES as usize).clamp(1, pairs_of_cubes);
     // SAFETY: the buffers have the sizes that the arguments state. Tile loads outside of the tensors give zeros, and rows and
     // columns past the end are not written. Pairs of cubes share no output.
@@ -178,7 +194,7 @@ pub(super) fn launch(
             share(&out),
             partial.arg(),
             inputs.div_ceil(CHANNELS) as u32,
-            outputs as u32,
+            weight_rows as u32,
             (outputs + carried) as u32,
             count as u32,
             heads as u32,
@@ -189,8 +205,8 @@ pub(super) fn launch(
             elem,
         );
     }
-    if splits > 1 {
-        partial.add_up(client, out, elem);
+    if partial.is_needed() {
+        partial.add_up(client, out, out_elem);
     }
     if let Some((x, out)) = carry {
         carry::launch(client, x, out, [count * heads, inputs, outputs, carried], address, elem);
@@ -370,5 +386,6 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     .into_iter()
     .chain(carry::offline())
     .chain(partial::offline())
+    .chain(wide::offline())
     .collect()
 }
