@@ -337,7 +337,8 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
         #[cfg(feature = "cuda")]
         Path::Sm90 => {
             before.launch(client);
-            let tiling = sm90::Tiling { tokens: choice.tokens, splits: choice.splits };
+            let shares = sm90::Shares::Tokens;
+            let tiling = sm90::Tiling { tokens: choice.tokens, splits: choice.splits, shares };
             sm90::launch(client, products, args.work, args.form, tiling, address, [x_elem, elem]);
         }
         #[cfg(feature = "cuda")]

@@ -5,19 +5,27 @@ use cubecl::prelude::*;
 use super::schedule::Place;
 use super::{Form, GROUP, Rows, WEIGHT_ROWS};
 use crate::linear::activation::gated;
-use crate::ptx::{barrier, math, matrix};
+use crate::ptx::{barrier, fence, math, matrix, tma};
 
 /// Elements of a store: 16 bytes.
 pub(crate) const VECTOR: usize = 8;
 /// Tokens that a warpgroup transposes at a time, at most.
 const CHUNK: usize = 64;
-/// Shared memory of a warpgroup for that.
-pub(super) const STAGING_BYTES: u32 = (CHUNK * WEIGHT_ROWS / 2 * 2) as u32;
 
 impl Form {
     /// Tokens that a warpgroup transposes at a time.
-    fn chunk(self) -> usize {
+    pub(super) fn chunk(self) -> usize {
         self.tokens.min(CHUNK)
+    }
+
+    /// Bytes of a chunk.
+    fn chunk_bytes(self) -> u32 {
+        (self.chunk() * WEIGHT_ROWS / 2 * 2) as u32
+    }
+
+    /// Shared memory of a warpgroup for that: of all chunks, where copies of them are under way.
+    pub(super) fn staging_bytes(self) -> u32 {
+        self.chunk_bytes() * if self.stores_tiles() { self.tokens / self.chunk() } else { 1 } as u32
     }
 
     /// Vectors of a token that a warpgroup has.
@@ -34,7 +42,7 @@ impl Form {
 /// Where a warpgroup's part of a tile goes.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Output {
-    /// Its staging, of [`STAGING_BYTES`].
+    /// Its staging.
     pub staging_at: u32,
     /// Which of the two warpgroups.
     pub group: u32,
@@ -61,12 +69,40 @@ impl Output {
         for chunk in 0..comptime!(form.tokens / form.chunk()) {
             // A tile that is not full has nothing to write past its tokens.
             if work.tokens > comptime!((chunk * form.chunk()) as u32) {
-                self.stage::<A>(acc, chunk, form);
+                self.stage::<A>(acc, self.staging_at, chunk, form);
                 barrier::sync_at(self.group + 1, GROUP);
                 self.store::<E, V>(order, out, work, chunk, form);
                 // What has been read may be written anew.
                 barrier::sync_at(self.group + 1, GROUP);
             }
+        }
+    }
+
+    /// Starts to copy a tile to the output. All units of the warpgroup; the first one has the copies.
+    pub fn copy<A: Size>(&self, acc: Vector<f32, A>, map: u64, work: &Place, #[comptime] form: Form) {
+        let copies = UNIT_POS % GROUP == 0;
+        // The copies of the tile before.
+        if copies {
+            tma::wait_for_stores(0u32);
+        }
+        barrier::sync_at(self.group + 1, GROUP);
+        #[unroll]
+        for chunk in 0..comptime!(form.tokens / form.chunk()) {
+            self.stage::<A>(acc, self.staging_at + comptime!(chunk as u32 * form.chunk_bytes()), chunk, form);
+        }
+        fence::async_shared();
+        barrier::sync_at(self.group + 1, GROUP);
+        if copies {
+            let output = (work.output + self.group * comptime!(WEIGHT_ROWS as u32 / 2)) as i32;
+            #[unroll]
+            for chunk in 0..comptime!(form.tokens / form.chunk()) {
+                let token = comptime!((chunk * form.chunk()) as u32);
+                if work.tokens > token {
+                    let from = self.staging_at + comptime!(chunk as u32 * form.chunk_bytes());
+                    tma::store_2d(map, output, (work.first + token) as i32, from);
+                }
+            }
+            tma::commit_stores();
         }
     }
 
@@ -94,7 +130,7 @@ impl Output {
     }
 
     /// Writes a chunk of tokens to the staging, a token a row.
-    fn stage<A: Size>(&self, acc: Vector<f32, A>, #[comptime] chunk: usize, #[comptime] form: Form) {
+    fn stage<A: Size>(&self, acc: Vector<f32, A>, at: u32, #[comptime] chunk: usize, #[comptime] form: Form) {
         let eights = comptime!(form.eights());
         let warp = UNIT_POS % GROUP / 32;
         let (eight, row) = (UNIT_POS % 32 / 8, UNIT_POS % 8);
@@ -104,7 +140,7 @@ impl Output {
         } else {
             (eight / 2 * 8 + row, warp * 2 + eight % 2)
         };
-        let to = self.staging_at + address(token, vector, form);
+        let to = at + address(token, vector, form);
         #[unroll]
         for i in 0..comptime!(form.chunk() / 8 / eights) {
             let first = comptime!(chunk * form.chunk() / 8 + i * eights);

@@ -14,7 +14,7 @@ mod wide;
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
-use self::epilogue::{Output, STAGING_BYTES, VECTOR};
+use self::epilogue::{Output, VECTOR};
 pub(super) use self::partial::MOST_SPLITS;
 use self::partial::Partial;
 use self::ring::Ring;
@@ -39,8 +39,8 @@ const UNITS: u32 = 2 * GROUP + 32;
 pub(super) const CUBES: u32 = 2;
 /// Bytes of a stage that are weights.
 const WEIGHT_BYTES: u32 = (WEIGHT_ROWS * CHANNELS * 2) as u32;
-/// Shared memory for stages: what is left beside the staging of the output and the barriers.
-const STAGE_BYTES_MAX: u32 = 200 << 10;
+/// Shared memory for stages and the staging of the output: what is left beside the barriers.
+const SHARED_BYTES_MAX: u32 = 224 << 10;
 /// How weights lie, as A.
 const WEIGHTS: Layout = Layout::Terms { rows: WEIGHT_ROWS };
 /// Rows of gate or up that lie side by side: those that a unit has both of.
@@ -59,6 +59,15 @@ pub(super) enum Rows {
     Heads,
 }
 
+/// What the cubes of a cluster have in common: each loads half of it for both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Shares {
+    /// The tokens; their rows of the weights are neighbours.
+    Tokens,
+    /// The rows of the weights; their tiles of tokens are neighbours. For dense rows that are not gated.
+    Weights,
+}
+
 /// How a launch divides the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tiling {
@@ -66,6 +75,7 @@ pub(super) struct Tiling {
     pub tokens: usize,
     /// Parts that the channels are split in, for dense rows that are not gated.
     pub splits: usize,
+    pub shares: Shares,
 }
 
 /// What the kernel's code depends on.
@@ -79,6 +89,7 @@ pub(super) struct Form {
     pub bf16: bool,
     /// Whether cubes write their sums in f32, to be added up: the channels are split among them, or weights have several terms.
     pub split: bool,
+    pub shares: Shares,
 }
 
 impl Form {
@@ -91,6 +102,21 @@ impl Form {
         outputs(self.linear)
     }
 
+    /// Whether tiles of the output are copied by TMA, which goes on under the products of the next tile.
+    fn stores_tiles(self) -> bool {
+        self.rows == Rows::Dense && !self.linear.gated && !self.split
+    }
+
+    /// Tokens of a tile load.
+    fn loaded_tokens(self) -> usize {
+        self.tokens / if self.shares == Shares::Tokens { CUBES as usize } else { 1 }
+    }
+
+    /// Rows of the weights of a tile load.
+    fn loaded_weight_rows(self) -> usize {
+        WEIGHT_ROWS / if self.shares == Shares::Weights { CUBES as usize } else { 1 }
+    }
+
     /// Bytes of the tokens' part of a stage.
     fn token_bytes(self) -> u32 {
         (self.tokens * CHANNELS * 2) as u32
@@ -101,7 +127,7 @@ impl Form {
     }
 
     fn stages(self) -> u32 {
-        STAGE_BYTES_MAX / self.stage_bytes()
+        (SHARED_BYTES_MAX - 2 * self.staging_bytes()) / self.stage_bytes()
     }
 
     /// The products of a warpgroup with one block of channels.
@@ -143,7 +169,7 @@ pub(super) fn launch(
     products: Products,
     work: Work,
     linear: LinearForm,
-    Tiling { tokens, splits }: Tiling,
+    Tiling { tokens, splits, shares }: Tiling,
     address: AddressType,
     [elem, out_elem]: [ElemType; 2],
 ) {
@@ -172,11 +198,12 @@ pub(super) fn launch(
         Work::Token { .. } => unreachable!("the table has no such row for these"),
     };
     let bf16 = elem == ElemType::Float(FloatKind::BF16);
-    let form = Form { tokens, rows, linear, bf16, split: splits * terms > 1 };
+    let form = Form { tokens, rows, linear, bf16, split: splits * terms > 1, shares };
     let partial = Partial::new(client, [splits, count, terms, outputs]);
     let x_map = token_map(x, [heads, count, inputs], inputs + carried, elem, form);
     let weight_map = weight_map(weight, [matrices, weight_rows, inputs], terms * matrix_stride, elem, form);
-    let pairs_of_cubes = splits * token_tiles * weight_rows.div_ceil(form.outputs() * CUBES as usize);
+    let out_map = out_map(&out, [count, outputs], elem, form);
+    let pairs_of_cubes = splits * pairs_of_tiles([token_tiles, weight_rows], linear, shares);
     let clusters = (multiprocessors(client) / CUBES as usize).clamp(1, pairs_of_cubes);
     // SAFETY: the buffers have the sizes that the arguments state. Tile loads outside of the tensors give zeros, and rows and
     // columns past the end are not written. Pairs of cubes share no output.
@@ -189,6 +216,7 @@ pub(super) fn launch(
             VECTOR,
             x_map,
             weight_map,
+            out_map,
             order,
             tiles,
             share(&out),
@@ -222,7 +250,7 @@ fn token_map(
     form: Form,
 ) -> TensorMapArg<Tiled> {
     let (shape, strides) = ([heads, rows, inputs], [width, heads * width, 1]);
-    let tile = [1, form.tokens / CUBES as usize, CHANNELS];
+    let tile = [1, form.loaded_tokens(), CHANNELS];
     // SAFETY: x has as many rows of as many heads, whose channels are `width` apart.
     unsafe { tma::tiled_map(handle(x), &shape, &strides, &tile, elem, TensorMapSwizzle::B128) }
 }
@@ -246,8 +274,33 @@ fn weight_map(
             tma::tiled_map(handle, &shape, &strides, &tile, elem, TensorMapSwizzle::B128)
         } else {
             let (shape, strides) = ([matrices, outputs, inputs], [matrix_stride, inputs, 1]);
-            tma::tiled_map(handle, &shape, &strides, &[1, WEIGHT_ROWS, CHANNELS], elem, TensorMapSwizzle::B128)
+            tma::tiled_map(
+                handle,
+                &shape,
+                &strides,
+                &[1, form.loaded_weight_rows(), CHANNELS],
+                elem,
+                TensorMapSwizzle::B128,
+            )
         }
+    }
+}
+
+/// The output in tiles that a warpgroup copies.
+fn out_map(out: &BufferArg, [rows, outputs]: [usize; 2], elem: ElemType, form: Form) -> TensorMapArg<Tiled> {
+    // Where none are copied, it is only a map.
+    let (shape, chunk) = if form.stores_tiles() { ([rows, outputs], form.chunk()) } else { ([1, VECTOR], 1) };
+    let tile = [chunk, CHANNELS];
+    // SAFETY: the output has as many rows of as many channels, or one vector.
+    unsafe { tma::tiled_map(handle(share(out)), &shape, &[shape[1], 1], &tile, elem, TensorMapSwizzle::B128) }
+}
+
+/// Tiles of pairs of cubes, which compute two tiles of the output each.
+fn pairs_of_tiles([token_tiles, weight_rows]: [usize; 2], linear: LinearForm, shares: Shares) -> usize {
+    let cubes = CUBES as usize;
+    match shares {
+        Shares::Tokens => token_tiles * weight_rows.div_ceil(outputs(linear) * cubes),
+        Shares::Weights => token_tiles.div_ceil(cubes) * weight_rows.div_ceil(outputs(linear)),
     }
 }
 
@@ -270,6 +323,7 @@ fn handle(buffer: BufferArg) -> cubecl::server::BufferBinding {
 fn linear_sm90_kernel<E: Float, V: Size>(
     x_map: &TensorMap<E, Tiled>,
     weight_map: &TensorMap<E, Tiled>,
+    out_map: &TensorMap<E, Tiled>,
     order: &[i32],
     tiles: &[i32],
     out: &mut [Vector<E, V>],
@@ -288,12 +342,15 @@ fn linear_sm90_kernel<E: Float, V: Size>(
     let weights = Shared::<[u32]>::new_aligned_slice(comptime!((form.stages() * WEIGHT_BYTES / 4) as usize), 1024usize);
     let tokens =
         Shared::<[u32]>::new_aligned_slice(comptime!((form.stages() * form.token_bytes() / 4) as usize), 1024usize);
-    let staging = Shared::<[u32]>::new_aligned_slice(comptime!(2 * STAGING_BYTES as usize / 4), 1024usize);
+    let staging = Shared::<[u32]>::new_aligned_slice(comptime!(2 * form.staging_bytes() as usize / 4), 1024usize);
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(2 * form.stages() as usize), 128usize);
     let mut ring = Ring::new(shared_address(&weights), shared_address(&tokens), shared_address(&barriers), form);
     if UNIT_POS == 0 {
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(x_map));
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(weight_map));
+        if comptime!(form.stores_tiles()) {
+            tma::prefetch(tma::tensor_map_address::<E, Tiled>(out_map));
+        }
         ring.init(form);
     }
     // Neither cube may copy to the other, or arrive there, before.
@@ -310,7 +367,7 @@ fn linear_sm90_kernel<E: Float, V: Size>(
             let weight = tma::tensor_map_address::<E, Tiled>(weight_map);
             while number < schedule.count {
                 let place = Place::read(tiles, &schedule, number, rank, form);
-                if place.tokens > 0 {
+                if place.has_work(form) {
                     ring.load(x, weight, &place, rank, form);
                 }
                 number += clusters;
@@ -318,19 +375,24 @@ fn linear_sm90_kernel<E: Float, V: Size>(
         }
     } else {
         let size!(A) = comptime!(form.tokens / 2);
-        let staging_at = shared_address(&staging) + group * STAGING_BYTES;
+        let staging_at = shared_address(&staging) + group * comptime!(form.staging_bytes());
         let output = Output { staging_at, group, outputs, width, heads, limit };
         while number < schedule.count {
             let place = Place::read(tiles, &schedule, number, rank, form);
-            if place.tokens > 0 {
+            if place.has_work(form) {
                 let acc = ring.multiply::<A>(&place, group, form);
                 if comptime!(form.split) {
                     output.write_partial::<A>(acc, partial, &place, rows, form);
+                } else if comptime!(form.stores_tiles()) {
+                    output.copy::<A>(acc, tma::tensor_map_address::<E, Tiled>(out_map), &place, form);
                 } else {
                     output.write::<E, V, A>(acc, order, out, &place, form);
                 }
             }
             number += clusters;
+        }
+        if comptime!(form.stores_tiles()) {
+            tma::wait_for_stores(0u32);
         }
     }
     // A cube stays until the other one's last copies and arrivals have come.
@@ -342,7 +404,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, buffer};
     let entry = |name: &str, kind: FloatKind, rows, gated, tokens| {
         let (elem, bf16) = (ElemType::Float(kind), kind == FloatKind::BF16);
-        let form = Form { tokens, rows, linear: LinearForm { gated, limited: gated }, bf16, split: name == "split.32" };
+        let shares = if name.starts_with("weights") { Shares::Weights } else { Shares::Tokens };
+        let linear = LinearForm { gated, limited: gated };
+        let form = Form { tokens, rows, linear, bf16, split: name == "split.32", shares };
         let name = format!("linear.sm90.{}.{name}", form.elem().name());
         Entry::new(name, move |device, target| {
             linear_sm90_kernel::create_dummy_kernel(
@@ -354,6 +418,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 VECTOR,
                 token_map(buffer(), [1, 256, 64], 64, elem, form),
                 weight_map(WeightArg::Dense(buffer()), [1, 256, 64], 256 * 64, elem, form),
+                out_map(&buffer(), [256, 64], elem, form),
                 buffer(),
                 buffer(),
                 buffer(),
@@ -382,6 +447,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         entry("experts_up.32", bf16, Rows::Sorted, true, 32),
         entry("heads.128", bf16, Rows::Heads, false, 128),
         entry("split.32", bf16, Rows::Dense, false, 32),
+        entry("weights.64", bf16, Rows::Dense, false, 64),
     ]
     .into_iter()
     .chain(carry::offline())

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::schedule::Place;
-use super::{CHANNELS, CUBES, Form, GROUP, INTERLEAVED, WEIGHT_BYTES, WEIGHTS};
+use super::{CHANNELS, CUBES, Form, GROUP, INTERLEAVED, Shares, WEIGHT_BYTES, WEIGHTS};
 use crate::ptx::wgmma::descriptor;
 use crate::ptx::{mbarrier, tma, warp, wgmma};
 
@@ -40,23 +40,29 @@ impl Ring {
 
     /// Loads the blocks of a tile: weights, and this cube's part of the tokens for both cubes. One thread.
     pub fn load(&mut self, x: u64, weight: u64, place: &Place, rank: u32, #[comptime] form: Form) {
-        let first_row = rank * comptime!(form.tokens as u32 / CUBES);
-        let row = (place.first + first_row) as i32;
         let mut block = place.first_block;
         while block < place.end_block {
             let bar = self.full + self.stage * 8;
             let channel = (block * comptime!(CHANNELS as u32)) as i32;
             mbarrier::wait(self.empty + self.stage * 8, self.phase ^ 1);
             mbarrier::arrive_expect(bar, comptime!(form.stage_bytes()));
-            let stage_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
-            let to = stage_at + first_row * comptime!(CHANNELS as u32 * 2);
-            tma::load_3d_multicast(to, x, bar, channel, row, place.head as i32, 3u16);
+            let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
             let to = self.weights_at + self.stage * WEIGHT_BYTES;
-            if comptime!(form.linear.gated) {
-                let eight = place.output / comptime!(INTERLEAVED as u32);
-                tma::load_5d(to, weight, bar, channel, 0i32, 0i32, eight as i32, place.expert as i32);
+            if comptime!(form.shares == Shares::Weights) {
+                tma::load_3d(tokens_at, x, bar, channel, place.first as i32, place.head as i32);
+                let half = rank * comptime!(form.loaded_weight_rows() as u32);
+                let (to, row) = (to + half * comptime!(CHANNELS as u32 * 2), (place.output + half) as i32);
+                tma::load_3d_multicast(to, weight, bar, channel, row, place.expert as i32, 3u16);
             } else {
-                tma::load_3d(to, weight, bar, channel, place.output as i32, place.expert as i32);
+                let half = rank * comptime!(form.loaded_tokens() as u32);
+                let (tokens_to, row) = (tokens_at + half * comptime!(CHANNELS as u32 * 2), (place.first + half) as i32);
+                tma::load_3d_multicast(tokens_to, x, bar, channel, row, place.head as i32, 3u16);
+                if comptime!(form.linear.gated) {
+                    let eight = place.output / comptime!(INTERLEAVED as u32);
+                    tma::load_5d(to, weight, bar, channel, 0i32, 0i32, eight as i32, place.expert as i32);
+                } else {
+                    tma::load_3d(to, weight, bar, channel, place.output as i32, place.expert as i32);
+                }
             }
             self.advance(form);
             block = warp::next(block);

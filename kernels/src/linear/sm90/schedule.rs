@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{CUBES, Form, Rows};
+use super::{CUBES, Form, Rows, Shares};
 use crate::experts_mlp::sort::TILE;
 
 /// Tokens whose tiles meet all weights before the next tiles do: these and the weights that are in use stay in the L2 cache.
@@ -17,6 +17,7 @@ pub(super) struct Schedule {
     pairs: u32,
     rows: u32,
     heads: u32,
+    /// Tiles of tokens, or pairs of tiles that share weights.
     token_tiles: u32,
     blocks: u32,
     splits: u32,
@@ -33,7 +34,9 @@ impl Schedule {
         splits: u32,
         #[comptime] form: Form,
     ) -> Schedule {
-        let pairs = outputs.div_ceil(comptime!(form.outputs() as u32 * CUBES));
+        let shares_tokens = comptime!(form.shares == Shares::Tokens);
+        let pairs = outputs.div_ceil(comptime!(form.outputs() as u32 * if shares_tokens { CUBES } else { 1 }));
+        let token_tiles = token_tiles.div_ceil(comptime!(if shares_tokens { 1u32 } else { CUBES }));
         Schedule { count: splits * token_tiles * pairs, pairs, rows, heads, token_tiles, blocks, splits }
     }
 }
@@ -76,8 +79,14 @@ impl Place {
         let place = number % (together * schedule.pairs);
         let first_tile = super_tile * together;
         let height = min(together, schedule.token_tiles - first_tile);
-        let tile = first_tile + place % height;
-        let output = (place / height * CUBES + rank) * comptime!(form.outputs() as u32);
+        let mut tile = first_tile + place % height;
+        let mut output = place / height;
+        if comptime!(form.shares == Shares::Weights) {
+            tile = tile * CUBES + rank;
+        } else {
+            output = output * CUBES + rank;
+        }
+        let output = output * comptime!(form.outputs() as u32);
         if comptime!(form.rows == Rows::Heads) {
             let tiles_of_head = schedule.token_tiles / schedule.heads;
             let head = tile / tiles_of_head;
@@ -86,7 +95,8 @@ impl Place {
             Place { expert: head, head, output, first, tokens, split, first_block, end_block }
         } else if comptime!(form.rows == Rows::Dense) {
             let first = tile * comptime!(form.tokens as u32);
-            let tokens = min(comptime!(form.tokens as u32), schedule.rows - first);
+            // The second of a pair's tiles may be past the last one.
+            let tokens = min(comptime!(form.tokens as u32), schedule.rows - min(first, schedule.rows));
             Place { expert: 0u32, head: 0u32, output, first, tokens, split, first_block, end_block }
         } else {
             let at = tile as usize * TILE;
@@ -94,5 +104,10 @@ impl Place {
             let (first, tokens) = (tiles[at + 1] as u32, tiles[at + 2] as u32);
             Place { expert, head: 0u32, output, first, tokens, split, first_block, end_block }
         }
+    }
+
+    /// Whether the pair of cubes has anything to compute. Of a pair that shares weights either loads them for both.
+    pub fn has_work(&self, #[comptime] form: Form) -> bool {
+        if comptime!(form.rows == Rows::Dense || form.rows == Rows::Heads) { true.runtime() } else { self.tokens > 0 }
     }
 }
