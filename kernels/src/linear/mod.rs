@@ -333,14 +333,12 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
     let choice = select::choose(client, &sizes);
     let grid =
         |work: Work, chooses: fn(&RouteArgs) -> bool| Grid::new(client, work.listed(client, chooses), choice.tokens);
+    #[cfg(feature = "cuda")]
+    if let Some(tiling) = choice.tiling {
+        before.launch(client);
+        return sm90::launch(client, products, args.work, args.form, tiling, address, [x_elem, elem]);
+    }
     match choice.path {
-        #[cfg(feature = "cuda")]
-        Path::Sm90 => {
-            before.launch(client);
-            let shares = sm90::Shares::Tokens;
-            let tiling = sm90::Tiling { tokens: choice.tokens, splits: choice.splits, shares };
-            sm90::launch(client, products, args.work, args.form, tiling, address, [x_elem, elem]);
-        }
         #[cfg(feature = "cuda")]
         Path::Mma => {
             let grid = grid(args.work, choice::chooses);

@@ -30,7 +30,7 @@ use crate::ptx::{barrier, shared_address, tma, warp};
 /// gate.
 const WEIGHT_ROWS: usize = 128;
 /// Input channels of a block: 128 bytes, the width of the swizzle.
-const CHANNELS: usize = 64;
+pub(super) const CHANNELS: usize = 64;
 /// Units of a warpgroup.
 const GROUP: u32 = 128;
 /// Two warpgroups compute, a warp loads.
@@ -295,8 +295,17 @@ fn out_map(out: &BufferArg, [rows, outputs]: [usize; 2], elem: ElemType, form: F
     unsafe { tma::tiled_map(handle(share(out)), &shape, &[shape[1], 1], &tile, elem, TensorMapSwizzle::B128) }
 }
 
+/// Bytes that a pair of cubes loads for a block of channels.
+pub(super) fn pair_bytes(tiling: Tiling) -> usize {
+    let (weights, tokens) = match tiling.shares {
+        Shares::Tokens => (2 * WEIGHT_ROWS, tiling.tokens),
+        Shares::Weights => (WEIGHT_ROWS, 2 * tiling.tokens),
+    };
+    (weights + tokens) * CHANNELS * 2
+}
+
 /// Tiles of pairs of cubes, which compute two tiles of the output each.
-fn pairs_of_tiles([token_tiles, weight_rows]: [usize; 2], linear: LinearForm, shares: Shares) -> usize {
+pub(super) fn pairs_of_tiles([token_tiles, weight_rows]: [usize; 2], linear: LinearForm, shares: Shares) -> usize {
     let cubes = CUBES as usize;
     match shares {
         Shares::Tokens => token_tiles * weight_rows.div_ceil(outputs(linear) * cubes),
