@@ -80,7 +80,8 @@ impl Output {
 
     /// Starts to copy a tile to the output. All units of the warpgroup; the first one has the copies.
     pub fn copy<A: Size>(&self, acc: Vector<f32, A>, map: u64, work: &Place, #[comptime] form: Form) {
-        let copies = UNIT_POS % GROUP == 0;
+        let unit = UNIT_POS % GROUP;
+        let copies = unit == 0;
         // The copies of the tile before.
         if copies {
             tma::wait_for_stores(0u32);
