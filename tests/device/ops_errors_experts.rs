@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use mla_ops::Determinism::Fast;
 use mla_ops::{
-    ExpertChoice, ExpertGroups, ExpertsMlpArgs, Residual, RouteExpertsArgs, RouteExpertsOptions, Routing,
+    ExpertChoice, ExpertGroups, ExpertsMlpArgs, LocalExperts, Residual, RouteExpertsArgs, RouteExpertsOptions, Routing,
     SharedExperts, experts_mlp, linear, linear_pair, matmul, route_experts, swiglu,
 };
 
@@ -90,15 +90,25 @@ fn ops_errors_experts_residual() {
 fn ops_errors_routing() {
     for_each_device(|device| {
         let args = || Inputs::new([4, 5, 2, 64, 32], DType::F32).args(device);
-        let scored = |logits: [usize; 2], choice| {
+        let routed = |logits: [usize; 2], choice, local| {
             let route = RouteExpertsArgs { logits: zeros(logits, device), choice };
-            experts_mlp(ExpertsMlpArgs { routing: route_experts(route, &PLAIN)?, ..args() }, &limited(None))
+            let routing = route_experts(route, &RouteExpertsOptions { local, ..PLAIN })?;
+            experts_mlp(ExpertsMlpArgs { routing, ..args() }, &limited(None))
         };
+        let scored = |logits, choice| routed(logits, choice, None);
         scored([4, 5], ExpertChoice::Scores(2)).expect("legal before it is changed").materialise();
         assert_refused(scored([3, 5], ExpertChoice::Scores(2)), Shape, "logits");
         assert_refused(scored([4, 6], ExpertChoice::Scores(2)), Shape, "logits");
         assert_refused(scored([4, 5], ExpertChoice::Scores(6)), Value, "choice");
         assert_refused(scored([4, 5], ExpertChoice::BiasedScores(2, zeros([4], device))), Shape, "choice");
+        // Five of nine experts are here.
+        let local = |logits, first, count| routed(logits, ExpertChoice::Scores(2), Some(LocalExperts { first, count }));
+        local([4, 9], 4, 5).expect("legal before it is changed").materialise();
+        assert_refused(local([3, 9], 4, 5), Shape, "logits");
+        assert_refused(local([4, 9], 4, 4), Value, "local");
+        assert_refused(local([4, 9], 5, 5), Value, "local");
+        assert_refused(local([4, 9], 4, 0), Value, "local");
+        assert_refused(local([4, 9], usize::MAX, 5), Value, "local");
 
         let route = |choice, options: RouteExpertsOptions| {
             route_experts(RouteExpertsArgs { logits: zeros([3, 8], device), choice }, &options)

@@ -3,9 +3,9 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use mla_ops::Determinism::{BatchInvariant, Fast};
 use mla_ops::{
-    Addend, ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, Residual,
-    RouteExpertsArgs, RouteExpertsOptions, Routing, SharedExperts, Weight, experts_mlp, linear_pair, residual_norm,
-    route_experts,
+    Addend, ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, LocalExperts,
+    Residual, RouteExpertsArgs, RouteExpertsOptions, Routing, SharedExperts, StackedWeight, Weight, experts_mlp,
+    linear_pair, residual_norm, route_experts,
 };
 use rstest::rstest;
 
@@ -205,7 +205,7 @@ fn ops_experts_mlp_residual_norm(
 #[rstest]
 #[case::v2_lite([64, 6, 64, 32], How::Scores, PLAIN)]
 #[case::v2([161, 6, 96, 32], How::Scores, RouteExpertsOptions { groups: Some(ExpertGroups { count: 7, kept: 3, best: 1 }), scale: 16.0, ..PLAIN })]
-#[case::v3([256, 8, 64, 32], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, groups: Some(ExpertGroups { count: 8, kept: 4, best: 2 }), normalise: true, scale: 2.5 })]
+#[case::v3([256, 8, 64, 32], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, groups: Some(ExpertGroups { count: 8, kept: 4, best: 2 }), normalise: true, scale: 2.5, local: None })]
 #[case::v4([15, 6, 32, 16], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
 #[case::v4_table([15, 6, 32, 16], How::Given, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
 #[case::one_expert([1, 1, 64, 8], How::Scores, PLAIN)]
@@ -252,6 +252,58 @@ fn ops_experts_mlp_of_scores(
         let scored = route_experts(route, &options).expect("legal");
         for (actual, expected) in all(scored).into_iter().zip(expected) {
             assert!(bits(&actual) == bits(&expected), "{sizes:?} {dtype:?} on {device:?}");
+        }
+    });
+}
+
+/// Devices that have some of the experts each: their sums add up to that of all, and a choice where it is used has the bits of one
+/// before.
+#[rstest]
+fn ops_experts_mlp_of_local_experts(
+    #[values(1, 3)] tokens: usize,
+    #[values(How::Scores, How::Biased, How::Given)] how: How,
+) {
+    let ([experts, top_k, hidden, width], mut rng) = ([9, 4, 64, 32], rng(59));
+    let logits = random(&mut rng, tokens * experts, DType::F32);
+    let bias = random(&mut rng, experts, DType::F32);
+    let given: Vec<i32> = (0..tokens * top_k).map(|i| (i * 37 % (experts + 2)) as i32 - 1).collect();
+    for_each_dtype(|device, dtype| {
+        let inputs = Inputs::new([tokens, experts, top_k, hidden, width], dtype);
+        let routing = |local| {
+            let choice = match how {
+                How::Scores => ExpertChoice::Scores(top_k),
+                How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
+                How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+            };
+            let route = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
+            route_experts(route, &RouteExpertsOptions { local, ..PLAIN }).expect("legal")
+        };
+        let ExpertsMlpArgs { gate_up, down, .. } = inputs.args(device);
+        let part =
+            |weight: &StackedWeight, LocalExperts { first, count }| weight.dense().narrow(0, first, count).into();
+        let mut added = vec![0.0f32; tokens * hidden];
+        for (number, local) in
+            [(0, 5), (5, 4)].map(|(first, count)| LocalExperts { first, count }).into_iter().enumerate()
+        {
+            let args = |routing| {
+                let args = inputs.args(device);
+                let (gate_up, down) = (part(&gate_up, local), part(&down, local));
+                // One of them has the shared experts.
+                ExpertsMlpArgs { routing, gate_up, down, shared: args.shared.filter(|_| number == 0), ..args }
+            };
+            let (indices, weights) = routing(Some(local)).materialise();
+            let own = sum(args(routing(Some(local)))).materialise();
+            let before = sum(args(Routing::given(indices, weights))).materialise();
+            assert!(bits(&own) == bits(&before), "{how:?} {dtype:?} on {device:?}");
+            added.iter_mut().zip(values(own)).for_each(|(sum, own)| *sum += own);
+        }
+        let all = values(sum(ExpertsMlpArgs { routing: routing(None), ..inputs.args(device) }).materialise());
+        let most = all.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for (added, all) in added.iter().zip(all) {
+            assert!(
+                (added - all).abs() <= tolerance(dtype) as f32 * most,
+                "{added}, expected {all}; {dtype:?} on {device:?}"
+            );
         }
     });
 }

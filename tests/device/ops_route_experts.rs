@@ -1,15 +1,17 @@
 //! `route_experts` against plain loops.
 
 use burn::tensor::DType;
-use mla_ops::{ExpertChoice, ExpertGroups, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, route_experts};
+use mla_ops::{
+    ExpertChoice, ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsArgs, RouteExpertsOptions, route_experts,
+};
 use rstest::rstest;
 
 use crate::devices::for_each_device;
-use crate::ops_fixture::{floats, int_values, ints, random, rng, values};
+use crate::ops_fixture::{bits, floats, int_values, ints, random, rng, values};
 
 /// Softmax over all experts.
 pub const PLAIN: RouteExpertsOptions =
-    RouteExpertsOptions { scoring: ExpertScoring::Softmax, groups: None, normalise: false, scale: 1.0 };
+    RouteExpertsOptions { scoring: ExpertScoring::Softmax, groups: None, normalise: false, scale: 1.0, local: None };
 
 /// The first `count` places of the values in descending order; of equal ones the first first.
 fn best(values: &[f64], count: usize) -> Vec<usize> {
@@ -57,7 +59,7 @@ pub enum How {
 #[rstest]
 #[case::v2_lite([9, 64, 6], How::Scores, PLAIN)]
 #[case::v2([9, 160, 6], How::Scores, RouteExpertsOptions { groups: Some(ExpertGroups { count: 8, kept: 3, best: 1 }), scale: 16.0, ..PLAIN })]
-#[case::v3([9, 256, 8], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, groups: Some(ExpertGroups { count: 8, kept: 4, best: 2 }), normalise: true, scale: 2.5 })]
+#[case::v3([9, 256, 8], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, groups: Some(ExpertGroups { count: 8, kept: 4, best: 2 }), normalise: true, scale: 2.5, local: None })]
 #[case::v4([9, 256, 6], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
 #[case::v4_table([9, 256, 6], How::Given, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
 #[case::one_expert([3, 1, 1], How::Scores, PLAIN)]
@@ -96,6 +98,40 @@ fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] option
                 assert!(off <= 1e-5 * expected.abs() + 1e-9, "token {token}: {actual}, expected {expected}");
             }
         }
+    });
+}
+
+/// Local experts are numbered from 0, all others are -1, whichever they are; the choice and its weights are those among all.
+#[rstest]
+fn ops_route_experts_local(
+    #[values(How::Scores, How::Biased, How::Given)] how: How,
+    #[values([0, 6], [6, 5], [10, 1], [0, 11])] [first, count]: [usize; 2],
+) {
+    let ([tokens, experts, top_k], mut rng) = ([9, 11, 4], rng(48));
+    let logits = random(&mut rng, tokens * experts, DType::F32);
+    let bias = random(&mut rng, experts, DType::F32);
+    let mut given: Vec<i32> = (0..tokens * top_k).map(|i| (i * 37 % (experts + 2)) as i32 - 1).collect();
+    given[..2].copy_from_slice(&[i32::MIN, i32::MAX]);
+    for_each_device(|device| {
+        let route = |local| {
+            let choice = match how {
+                How::Scores => ExpertChoice::Scores(top_k),
+                How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
+                How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+            };
+            let args = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
+            let options = RouteExpertsOptions { normalise: true, local, ..PLAIN };
+            let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
+            (int_values(indices), bits(&weights))
+        };
+        let (all, weights) = route(None);
+        let (local, local_weights) = route(Some(LocalExperts { first, count }));
+        let number = |&expert: &i32| match (first as i32..(first + count) as i32).contains(&expert) {
+            true => expert - first as i32,
+            false => -1,
+        };
+        assert_eq!(local, all.iter().map(number).collect::<Vec<_>>(), "{how:?} on {device:?}");
+        assert!(local.iter().any(|&expert| expert >= 0) && local_weights == weights, "{how:?} on {device:?}");
     });
 }
 

@@ -112,6 +112,12 @@ pub enum ModelError {
         /// What the backend said.
         reason: String,
     },
+    /// A [`Communicator`](crate::Communicator) could not bring the parts of the ranks together.
+    #[error("the ranks cannot exchange values: {reason}")]
+    Communicator {
+        /// What it said.
+        reason: String,
+    },
     /// An operation refused its inputs.
     #[error(transparent)]
     Ops(#[from] MlaError),
@@ -148,7 +154,7 @@ fn prefix(path: Option<&PathBuf>) -> String {
 /// Every tensor of a checkpoint that does not fit the model, found in one pass over all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WeightReport {
-    /// The checkpoint folder.
+    /// The checkpoint folder; empty for a model without one.
     pub checkpoint: PathBuf,
     /// Tensors that the model needs and no file holds.
     pub missing: Vec<String>,
@@ -228,7 +234,10 @@ const LISTED: usize = 12;
 
 impl fmt::Display for WeightReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the tensors of {} do not fit its config.json", self.checkpoint.display())?;
+        match self.checkpoint.as_os_str().is_empty() {
+            true => write!(f, "the tensors of the configuration do not fit")?,
+            false => write!(f, "the tensors of {} do not fit its config.json", self.checkpoint.display())?,
+        }
         list(f, "missing", &self.missing, |f, name| write!(f, "{name}"))?;
         list(f, "unexpected", &self.unexpected, |f, name| write!(f, "{name}"))?;
         list(f, "wrong shape", &self.wrong_shape, |f, wrong| {

@@ -6,12 +6,13 @@ use std::path::Path;
 use burn::tensor::{Device, FloatDType};
 
 use crate::models::ModelConfig;
+use crate::parallel::Parallel;
 use crate::weights::{Checkpoint, Listed, WeightLoader, WeightSpec};
 use crate::{ModelError, Result, WeightReport};
 
 /// Every tensor that a model of this configuration asks for, in the order of loading, by its published name.
 pub fn weight_specs(config: &ModelConfig) -> Vec<WeightSpec> {
-    let (listed, _) = list(config, None, &for_nothing());
+    let (listed, _) = list(config, None, Parallel::single(), &for_nothing());
     listed.into_iter().map(|listed| listed.spec).collect()
 }
 
@@ -55,7 +56,7 @@ impl Inspection {
     pub fn of(dir: &Path, dtype: FloatDType) -> Result<Self> {
         let config = ModelConfig::read(dir)?;
         let (checkpoint, damaged) = Checkpoint::open_readable(dir)?;
-        let (listed, report) = list(&config, Some(&checkpoint), &for_nothing());
+        let (listed, report) = list(&config, Some(&checkpoint), Parallel::single(), &for_nothing());
         Ok(Self { groups: groups(&listed, dtype), config, damaged, report })
     }
 
@@ -70,21 +71,32 @@ impl Inspection {
     }
 }
 
-/// Whether the headers of the files have what the model asks for, before gigabytes are read.
+/// Every tensor that a rank asks for, if it can have its part of all of them, and the headers of the files have what the model asks
+/// for: before gigabytes are read.
 ///
 /// # Errors
 /// [`ModelError::Weights`] with all that is wrong.
-pub(crate) fn check_headers(config: &ModelConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
-    let (_, report) = list(config, Some(checkpoint), device);
-    if report.is_empty() { Ok(()) } else { Err(ModelError::Weights(Box::new(report))) }
+pub(crate) fn check_headers(
+    config: &ModelConfig,
+    checkpoint: Option<&Checkpoint>,
+    parallel: &Parallel,
+    device: &Device,
+) -> Result<Vec<WeightSpec>> {
+    let (listed, report) = list(config, checkpoint, parallel.clone(), device);
+    match report.is_empty() {
+        true => Ok(listed.into_iter().map(|listed| listed.spec).collect()),
+        false => Err(ModelError::Weights(Box::new(report))),
+    }
 }
 
 fn list<'a>(
     config: &ModelConfig,
     checkpoint: Option<&'a Checkpoint>,
+    parallel: Parallel,
     device: &Device,
 ) -> (Vec<Listed<'a>>, WeightReport) {
-    let mut loader = WeightLoader::listing(checkpoint, device).with_quantization(config.quantization());
+    let loader = WeightLoader::listing(checkpoint, device).with_parallel(parallel);
+    let mut loader = loader.with_quantization(config.quantization());
     config.load(&mut loader, device);
     loader.finish_listing()
 }

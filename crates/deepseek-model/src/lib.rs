@@ -8,6 +8,7 @@
 //! | [`generate`] | prompts in, text out, streaming: an engine for a few requests that are there from the start |
 //! | [`verify()`] | compares a model with results stored beside its checkpoint |
 //! | [`ModelConfig`], [`DeepseekV3Config`], [`DeepseekV4Config`] | `config.json`, validated; [`GenerationDefaults`] for `generation_config.json` |
+//! | [`Parallel`], [`Communicator`], [`Cut`] | ranks: a model divided among devices, see [`DeepseekModel::load_rank`] |
 //! | [`Checkpoint`], [`WeightLoader`] | safetensors files, sharded or not, quantised or not, to tensors on a device |
 //! | [`Inspection`], [`weight_specs`] | what a folder has and what a model asks for, without loading it |
 //! | [`write_checkpoint`] | folders in the published layout: quantised from others, or random |

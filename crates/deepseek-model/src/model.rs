@@ -8,13 +8,14 @@ use mla_ops::{Determinism, PathChoice, explain_path};
 use crate::cache::{CacheSize, ModelCache};
 use crate::config::GenerationDefaults;
 use crate::decode_graph::{DecodeGraphs, GraphSupport};
-use crate::inspection::{check_headers, weight_specs};
+use crate::inspection::check_headers;
 use crate::models::{Capture, Hidden, Model, ModelConfig};
+use crate::parallel::Parallel;
 use crate::step::{Chunk, last_rows};
 use crate::weights::{Checkpoint, LoadProgress, WeightLoader, device_bytes};
 use crate::{ModelError, Result};
 
-/// A model loaded from a checkpoint folder.
+/// A model loaded from a checkpoint folder, or the part of it that one rank has.
 #[derive(Debug)]
 pub struct DeepseekModel {
     config: ModelConfig,
@@ -45,12 +46,29 @@ impl DeepseekModel {
         dtype: FloatDType,
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
+        Self::load_rank(dir, Parallel::single(), device, dtype, on_progress)
+    }
+
+    /// [`Self::load`] of what one of several ranks has: its heads, its experts, its tokens of the head. Every rank loads its own
+    /// model, and all call [`Self::forward`] or [`Self::next_token_logits`] with the same chunks; each gets all logits, the
+    /// same bits. Weights take about `1 / size` of the memory, the KV cache all of it on each rank. Decode steps are not captured.
+    ///
+    /// # Errors
+    /// As [`Self::load`], and heads, experts, channels or blocks of quantised weights that do not divide among the ranks: in the
+    /// same error, before weights are read.
+    pub fn load_rank(
+        dir: &Path,
+        parallel: Parallel,
+        device: &Device,
+        dtype: FloatDType,
+        on_progress: &mut dyn FnMut(LoadProgress<'_>),
+    ) -> Result<Self> {
         check_dtype(device, dtype)?;
         let config = ModelConfig::read(dir)?;
         let defaults = GenerationDefaults::read(dir, config.eos_token_ids())?;
         let checkpoint = Checkpoint::open(dir)?;
-        check_headers(&config, &checkpoint, device)?;
-        let loader = WeightLoader::new(&checkpoint, device, dtype, Some(on_progress));
+        check_headers(&config, Some(&checkpoint), &parallel, device)?;
+        let loader = WeightLoader::new(&checkpoint, device, dtype, Some(on_progress)).with_parallel(parallel);
         let mut loader = loader.with_quantization(config.quantization());
         let model = config.load(&mut loader, device);
         loader.finish()?;
@@ -69,9 +87,26 @@ impl DeepseekModel {
         dtype: FloatDType,
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
+        Self::random_rank(config, seed, Parallel::single(), device, dtype, on_progress)
+    }
+
+    /// [`Self::random`] for what one of several ranks has, which is part of the model that a rank alone has with this seed:
+    /// whole tensors are drawn, one at a time. See [`Self::load_rank`].
+    ///
+    /// # Errors
+    /// As [`Self::random`], and what does not divide among the ranks.
+    pub fn random_rank(
+        config: ModelConfig,
+        seed: u64,
+        parallel: Parallel,
+        device: &Device,
+        dtype: FloatDType,
+        on_progress: &mut dyn FnMut(LoadProgress<'_>),
+    ) -> Result<Self> {
         check_dtype(device, dtype)?;
-        let bytes = device_bytes(&weight_specs(&config), dtype);
-        Self::made(config, WeightLoader::random(seed, device, dtype, bytes, Some(on_progress)), device, dtype)
+        let bytes = device_bytes(&check_headers(&config, None, &parallel, device)?, dtype);
+        let loader = WeightLoader::random(seed, device, dtype, bytes, Some(on_progress)).with_parallel(parallel);
+        Self::made(config, loader, device, dtype)
     }
 
     /// A model whose weights are anything: memory that nobody has written. It shows what a model launches.

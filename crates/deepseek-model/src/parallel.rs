@@ -1,12 +1,26 @@
 //! Ranks: which part of a model one device has, and how the parts meet (Megatron-LM, arXiv 1909.08053, §3; experts are divided
 //! whole, as in expert parallelism, GShard, arXiv 2006.16668).
+//!
+//! | part of a model | a rank has | ranks meet |
+//! |---|---|---|
+//! | embedding | all of it: a lookup reads a row of each token | |
+//! | queries, keys and values of heads (`q_b_proj`, `kv_b_proj`, V4: `wq_b`, `attn_sink`, `wo_a`) | whole heads, V4: whole groups of them | |
+//! | output projection, `down_proj` of dense layers and shared experts | columns | sum, once behind attention and once behind the feed-forward |
+//! | gate and `up` projections of these | rows | |
+//! | router | all of it: every rank chooses among all experts | |
+//! | routed experts | whole ones; those of other ranks are none in its routing | the same sum |
+//! | latent projections, KV cache, indexers, compressors, norms, hyper-connections | all of it, from hidden states that are the same bits on each | |
+//! | head | tokens of the vocabulary | columns side by side |
+//!
+//! What a model does is the same for any number of ranks: the differences are in the sizes of its weights, in the numbers of its
+//! experts, and in what the [`Communicator`] does. That of a rank that is alone returns what it is given.
 
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use mla_ops::Addend;
+use mla_ops::{Addend, LocalExperts};
 
 use crate::{ModelError, Result};
 
@@ -27,16 +41,20 @@ pub enum Cut {
     Vocabulary,
 }
 
-/// What ranks say to one another. Every rank calls the same functions in the same order.
+/// What ranks say to one another. Every rank calls the same functions in the same order, as all take the same steps: the same
+/// requests, in the same chunks, with caches of the same size.
+///
+/// A step that ends with an error has not reached all ranks alike: its requests can only be freed, on all of them. What
+/// is wrong with the connection is [`ModelError::Communicator`].
 pub trait Communicator: Debug + Send + Sync {
-    /// The sum over all ranks of their `x`, the same bits on each: `[N, width]`. It may be a value that is not in memory yet, as
-    /// what comes back may be.
+    /// The sum over all ranks of their `x`, `[N, width]` and of one dtype: the same bits on each, or the ranks will choose
+    /// different experts and tokens. It may be a value that is not in memory yet, as what comes back may be.
     ///
     /// # Errors
-    /// A rank that does not answer.
+    /// A rank that does not answer, as [`ModelError::Communicator`].
     fn all_reduce(&self, x: Addend) -> Result<Addend>;
 
-    /// The ranks' `x`, `[N, columns]` each, side by side.
+    /// The ranks' `x`, `[N, columns]` each, side by side; the last ones may have fewer columns.
     ///
     /// # Errors
     /// As [`Self::all_reduce`].
@@ -96,6 +114,12 @@ impl Parallel {
     /// parts would not be equal.
     pub(crate) fn local(&self, count: usize) -> usize {
         count / self.size
+    }
+
+    /// Those of `count` experts that this rank has, for its routing; `None` where it has all.
+    pub(crate) fn local_experts(&self, count: usize) -> Option<LocalExperts> {
+        let (part, _) = self.part(Cut::Experts, &[count]);
+        (self.size > 1).then_some(LocalExperts { first: part.range.start, count: part.range.len() })
     }
 
     /// What this rank has of a tensor of this shape, and what is wrong where the parts are not equal.

@@ -1,7 +1,7 @@
 //! Where the steps of an engine run: one rank, with its model and its captured steps.
 //!
 //! The engine knows a runner, not a model: with several ranks a step goes to all of them, each with its part of the weights and
-//! a KV cache of its own, for which the same calls give the same pages; the logits are those of the first.
+//! a KV cache of its own, for which the same calls give the same pages; every one has all logits.
 
 use burn::tensor::{Int, Tensor};
 use mla_ops::Determinism;

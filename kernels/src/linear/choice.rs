@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use crate::common::launch::or_dummy;
 use crate::linear::grid::{Part, Tile};
-use crate::route_experts::{Choice, RouteArgs, RouteForm, choose, score, write};
+use crate::route_experts::{Choice, RouteArgs, RouteForm, choose, local_number, score, write};
 
 /// Where the expert of each pair is. Launches make `PairExpertsArgs`.
 #[derive(CubeType, CubeLaunch)]
@@ -70,7 +70,7 @@ impl PairExperts {
 
 #[cube]
 impl RoutedPairs {
-    /// The expert of pair number `number`. The bits are those of [`route`](crate::route_experts).
+    /// The local number of the expert of pair number `number`. The bits are those of [`route`](crate::route_experts).
     fn choose(&mut self, number: usize, writes: bool, #[comptime] units: usize) -> i32 {
         let form = comptime!(self.form);
         let mut scores = Shared::<[f32]>::new_slice(form.experts);
@@ -80,7 +80,7 @@ impl RoutedPairs {
         if writes {
             write(&scores, &chosen, self.indices, self.weights, 0usize, self.scale, form, units);
         }
-        chosen[number]
+        local_number(chosen[number], form)
     }
 }
 

@@ -71,10 +71,10 @@ impl LinearArgs {
         let &Self { inputs, outputs, form, x_elem, elem, batch_invariant, .. } = self;
         let (rows, matrices, division) = match &self.work {
             Work::Dense { rows, second: None } => (*rows, 1, Division::Dense),
-            Work::Dense { rows, second: Some(_) } => (*rows, 1, Division::SmallBatch),
+            Work::Dense { rows, second: Some(_) } => (*rows, 1, Division::Pair),
             Work::Heads { rows, heads, .. } => (rows * heads, *heads, Division::Heads),
             Work::Experts { pairs, experts, .. } => (*pairs, *experts, Division::Experts),
-            Work::Token { pairs, .. } => (*pairs, *pairs, Division::SmallBatch),
+            Work::Token { pairs, .. } => (*pairs, *pairs, Division::Token),
         };
         let (carried, matrix_stride) = match &self.work {
             Work::Heads { carried, matrix_stride, .. } => (*carried, *matrix_stride),

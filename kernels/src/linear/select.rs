@@ -74,12 +74,14 @@ pub struct LinearSizes {
 pub enum Division {
     /// One matrix has them all.
     Dense,
-    /// Each has its own.
+    /// Two matrices have them all.
+    Pair,
+    /// The rows of each head have its own.
     Heads,
-    /// Rows are sorted by expert.
+    /// The rows of each expert have its own, and are sorted by expert.
     Experts,
-    /// A single token's pairs, or with a second matrix.
-    SmallBatch,
+    /// They are a single token's, and each has that of another expert.
+    Token,
 }
 
 impl LinearSizes {
@@ -110,7 +112,7 @@ impl LinearSizes {
     /// Of a single token's pairs, each with a matrix of its own.
     pub fn token([pairs, inputs, outputs]: [usize; 3], form: LinearForm, elem: ElemType) -> Self {
         let dense = Self::dense([pairs, inputs, outputs], form, [elem; 2]);
-        Self { matrices: pairs, division: Division::SmallBatch, ..dense }
+        Self { matrices: pairs, division: Division::Token, ..dense }
     }
 
     /// Rows of a matrix, on average.
@@ -179,7 +181,7 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
         Division::Dense => rows > SMALL_BATCH,
         Division::Heads => rows > SMALL_BATCH_OF_HEADS * matrices,
         Division::Experts => rows >= matrices,
-        Division::SmallBatch => false,
+        Division::Pair | Division::Token => false,
     };
     if !enough || sizes.batch_invariant || !sm90::supported(client, sizes) {
         return None;

@@ -39,6 +39,15 @@ pub struct Groups {
     pub best: usize,
 }
 
+/// Of all experts, those whose weights are in memory; the others are on other devices (expert parallelism).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LocalExperts {
+    /// The number of the first one.
+    pub first: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
 /// Where the experts come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Choice {
@@ -58,7 +67,7 @@ pub struct RouteArgs {
     pub bias: BufferArg,
     /// i32 `[tokens, top_k]`, if the choice is [`Choice::Given`]; otherwise anything.
     pub given: BufferArg,
-    /// i32 `[tokens, top_k]`, written: the chosen experts, the best first.
+    /// i32 `[tokens, top_k]`, written: the chosen experts, the best first; see [`RouteForm::local`].
     pub indices: BufferArg,
     /// f32 `[tokens, top_k]`, written.
     pub weights: BufferArg,
@@ -85,6 +94,9 @@ pub struct RouteForm {
     pub groups: Option<Groups>,
     /// Whether the weights of a token are divided by their sum.
     pub normalise: bool,
+    /// The written numbers are counted from the first of these, and -1 of all others; otherwise they are those of all experts.
+    /// Choice and weights are the same.
+    pub local: Option<LocalExperts>,
 }
 
 impl RouteForm {
@@ -330,9 +342,21 @@ pub(super) fn write(
             }
             weight /= sum;
         }
-        indices[first + place] = chosen[place];
+        indices[first + place] = local_number(chosen[place], form);
         weights[first + place] = weight * scale;
         place += units;
+    }
+}
+
+/// The number that an expert is known by: see [`RouteForm::local`].
+#[cube]
+pub(super) fn local_number(expert: i32, #[comptime] form: RouteForm) -> i32 {
+    if comptime!(form.local.is_some()) {
+        let LocalExperts { first, count } = comptime!(form.local.unwrap());
+        let is_local = expert >= comptime!(first as i32) && expert < comptime!((first + count) as i32);
+        select(is_local, expert - comptime!(first as i32), -1)
+    } else {
+        expert
     }
 }
 
@@ -358,6 +382,7 @@ pub(crate) const V3: RouteForm = RouteForm {
     choice: Choice::BiasedScores,
     groups: Some(Groups { count: 8, kept: 4, best: 2 }),
     normalise: true,
+    local: None,
 };
 /// DeepSeek-V2-Lite's.
 #[cfg(feature = "offline")]
@@ -368,6 +393,7 @@ pub(crate) const V2_LITE: RouteForm = RouteForm {
     choice: Choice::Scores,
     groups: None,
     normalise: false,
+    local: None,
 };
 
 /// DeepSeek-V2-Lite, V3 and V4.
@@ -379,5 +405,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         Entry::new(name, form!(route_kernel, dim, [AddressType::U32, _, _, _, _, _, 1, 1.0, form]))
     };
     let given = RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Given, groups: None, ..V3 };
-    vec![entry("route_experts.v3", V3), entry("route_experts.v2_lite", V2_LITE), entry("route_experts.given", given)]
+    let local = RouteForm { local: Some(LocalExperts { first: 32, count: 32 }), ..V3 };
+    let [v3, local] = [entry("route_experts.v3", V3), entry("route_experts.local", local)];
+    vec![v3, local, entry("route_experts.v2_lite", V2_LITE), entry("route_experts.given", given)]
 }

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use mla_kernels::experts_mlp::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
 use mla_kernels::experts_mlp::sort::{self, SortArgs, TILE, max_tiles};
 use mla_kernels::linear::{self, LinearArgs, LinearForm, LinearSizes, PairRows, WeightArg, Work, tile_tokens};
-use mla_kernels::route_experts::{self as route, Choice, Groups, RouteArgs, RouteForm, Scoring};
+use mla_kernels::route_experts::{self as route, Choice, Groups, LocalExperts, RouteArgs, RouteForm, Scoring};
 use rstest::rstest;
 
 use super::support::{arg, for_each_client, random, read, upload};
@@ -45,7 +45,14 @@ fn routed(logits: &[f32], bias: &[f32], given: &[i32], form: RouteForm, scale: f
     let mut weights: Vec<f64> = chosen.iter().map(|&e| scores[e as usize]).collect();
     let sum = if form.normalise { weights.iter().sum::<f64>() + 1e-20 } else { 1.0 };
     weights.iter_mut().for_each(|w| *w = *w / sum * scale);
-    (chosen, weights)
+    let local = |expert: i32| match form.local {
+        Some(LocalExperts { first, count }) if (0..count as i32).contains(&(expert - first as i32)) => {
+            expert - first as i32
+        }
+        Some(_) => -1,
+        None => expert,
+    };
+    (chosen.into_iter().map(local).collect(), weights)
 }
 
 const LITE: RouteForm = RouteForm {
@@ -55,6 +62,7 @@ const LITE: RouteForm = RouteForm {
     choice: Choice::Scores,
     groups: None,
     normalise: false,
+    local: None,
 };
 const V3: RouteForm = RouteForm {
     experts: 256,
@@ -63,6 +71,7 @@ const V3: RouteForm = RouteForm {
     choice: Choice::BiasedScores,
     groups: Some(Groups { count: 8, kept: 4, best: 2 }),
     normalise: true,
+    local: None,
 };
 
 #[rstest]
@@ -71,6 +80,8 @@ const V3: RouteForm = RouteForm {
 #[case::v3(V3)]
 #[case::v4(RouteForm { scoring: Scoring::SqrtSoftplus, groups: None, ..V3 })]
 #[case::v4_table(RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Given, groups: None, ..V3 })]
+#[case::v3_local(RouteForm { local: Some(LocalExperts { first: 192, count: 64 }), ..V3 })]
+#[case::v4_table_local(RouteForm { choice: Choice::Given, groups: None, local: Some(LocalExperts { first: 0, count: 100 }), ..V3 })]
 #[case::few(RouteForm { experts: 5, top_k: 5, ..LITE })]
 #[case::many(RouteForm { experts: 1000, top_k: 3, ..LITE })]
 fn experts_route(#[case] form: RouteForm) {

@@ -11,8 +11,8 @@ pub(super) struct Asked<'n> {
     pub(super) names: &'n [&'n str],
     /// The shape of each.
     pub(super) each: &'n [usize],
-    /// Whether they are stacked along a new leading axis; otherwise there is one.
-    pub(super) is_stack: bool,
+    /// Where they are stacked along a new leading axis, how many of them are one expert's; otherwise there is one.
+    pub(super) stack: Option<usize>,
     pub(super) role: WeightRole,
     pub(super) cut: Cut,
 }
@@ -28,19 +28,20 @@ pub(super) struct Own {
 impl Asked<'_> {
     /// The shape of what a rank has.
     pub(super) fn shape<const D: usize>(&self, own: &Own) -> [usize; D] {
-        let mut sizes = self.is_stack.then_some(own.names.len()).into_iter().chain(own.part.shape(self.each));
+        let mut sizes = self.stack.map(|_| own.names.len()).into_iter().chain(own.part.shape(self.each));
         std::array::from_fn(|_| sizes.next().unwrap_or(1))
     }
 
     /// What this rank has of them, and what is wrong where the parts of the ranks are not equal.
     pub(super) fn own(&self, parallel: &Parallel) -> (Own, Option<String>) {
         let count = self.names.len();
-        match self.cut {
-            Cut::Experts if self.is_stack => {
-                let (names, wrong) = parallel.part(Cut::Experts, &[count]);
-                (Own { names: names.range, part: Part::whole(self.each) }, wrong)
+        match (self.cut, self.stack) {
+            (Cut::Experts, Some(per_expert)) => {
+                let (Part { range, .. }, wrong) = parallel.part(Cut::Experts, &[count / per_expert]);
+                let names = range.start * per_expert..range.end * per_expert;
+                (Own { names, part: Part::whole(self.each) }, wrong)
             }
-            cut => {
+            (cut, _) => {
                 let (part, wrong) = parallel.part(cut, self.each);
                 (Own { names: 0..count, part }, wrong)
             }

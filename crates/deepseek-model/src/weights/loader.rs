@@ -1,11 +1,12 @@
 //! From mapped bytes to tensors on a device, one at a time.
 
+mod stacks;
 mod tables;
 
 use std::collections::HashSet;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use mla_ops::{StackedWeight, Weight};
+use mla_ops::Weight;
 
 use super::asked::{Asked, Own};
 use super::published::Renaming;
@@ -158,53 +159,14 @@ impl<'a> WeightLoader<'a> {
         self.tensor_f32::<2>(name, shape, cut).into()
     }
 
-    /// Matrices of the same shape `[out, in]` below one another, as one: `shape` is `[names.len() · out, in]`. Each is cut.
-    ///
-    /// # Panics
-    /// As [`Self::stacked`].
-    pub fn joined(&mut self, names: &[String], [rows, columns]: [usize; 2], cut: Cut) -> Weight {
-        let stack: Tensor<3> = self.stacked(names, [names.len(), rows / names.len(), columns], cut);
-        let [count, rows, columns] = stack.dims();
-        self.reshape::<3, 2>(stack, [count * rows, columns]).into()
-    }
-
-    /// Experts `[E, out, in]`, each of which is one matrix, or several of the same shape below one another: as many names each.
-    ///
-    /// # Panics
-    /// If the experts do not have as many names each.
-    pub fn experts(&mut self, names: &[String], [experts, rows, columns]: [usize; 3]) -> StackedWeight {
-        let each = names.len() / experts;
-        assert_eq!(each * experts, names.len(), "as many names for each expert");
-        let stack: Tensor<3> = self.stacked(names, [names.len(), rows / each, columns], Cut::Experts);
-        let [count, rows, columns] = stack.dims();
-        self.reshape::<3, 3>(stack, [count / each, each * rows, columns]).into()
-    }
-
-    /// Experts that are one tensor `[E, out, in]` in the files.
-    pub fn packed_experts(&mut self, name: &str, shape: [usize; 3]) -> StackedWeight {
-        self.tensor::<3>(name, shape, Cut::Experts).into()
-    }
-
     /// What this rank has, by `cut`, of the tensor `name`, which must have `shape`, in the loader's dtype.
     pub fn tensor<const D: usize>(&mut self, name: &str, shape: [usize; D], cut: Cut) -> Tensor<D> {
-        self.load(&Asked { names: &[name], each: &shape, is_stack: false, role: WeightRole::Weight, cut })
+        self.load(&Asked { names: &[name], each: &shape, stack: None, role: WeightRole::Weight, cut })
     }
 
     /// The same in f32 whatever the loader's dtype is (norm weights, `e_score_correction_bias`).
     pub fn tensor_f32<const D: usize>(&mut self, name: &str, shape: [usize; D], cut: Cut) -> Tensor<D> {
-        self.load(&Asked { names: &[name], each: &shape, is_stack: false, role: WeightRole::F32, cut })
-    }
-
-    /// The tensors `names` as one, stacked along a new leading axis: `shape` is that of the result,
-    /// `[names.len(), ...]`, and each tensor must have `shape[1..]`. Of [`Cut::Experts`] a rank has some of the tensors, of other
-    /// cuts a part of each.
-    ///
-    /// # Panics
-    /// If `shape[0]` is not the number of names.
-    pub fn stacked<const D: usize>(&mut self, names: &[String], shape: [usize; D], cut: Cut) -> Tensor<D> {
-        assert_eq!(shape[0], names.len(), "the leading axis of a stack counts its tensors");
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        self.load(&Asked { names: &names, each: &shape[1..], is_stack: true, role: WeightRole::Weight, cut })
+        self.load(&Asked { names: &[name], each: &shape, stack: None, role: WeightRole::F32, cut })
     }
 
     /// A tensor from this loader in another shape. A placeholder stays one.
@@ -339,14 +301,15 @@ impl<'a> WeightLoader<'a> {
         if asked.shape::<D>(own) == whole {
             return tensor;
         }
-        match asked.is_stack {
-            true => tensor.narrow(0, own.names.start, own.names.len()).narrow(
-                1 + own.part.axis,
-                own.part.range.start,
-                own.part.range.len(),
-            ),
-            false => tensor.narrow(own.part.axis, own.part.range.start, own.part.range.len()),
-        }
+        let (axis, range) = (own.part.axis + usize::from(asked.stack.is_some()), own.part.range.clone());
+        let part = match asked.stack {
+            Some(_) => tensor.narrow(0, own.names.start, own.names.len()),
+            None => tensor,
+        };
+        // A copy, for a view would keep the memory of the whole.
+        let part = part.narrow(axis, range.start, range.len());
+        let ranges = part.dims().map(|len| 0..len);
+        Tensor::empty(part.dims(), (&self.device, DType::from(dtype))).slice_assign(ranges, part)
     }
 
     /// The matrices one after the other; `None` after recording what they hold wrongly.
@@ -396,5 +359,8 @@ impl<'a> WeightLoader<'a> {
 
 /// One zero seen from everywhere: a wrong checkpoint must not fill the memory with placeholders.
 fn placeholder<const D: usize>(shape: [usize; D], device: &Device, dtype: DType) -> Tensor<D> {
-    Tensor::<D>::zeros([1; D], (device, dtype)).expand(shape)
+    match shape.contains(&0) {
+        true => Tensor::empty(shape, (device, dtype)),
+        false => Tensor::<D>::zeros([1; D], (device, dtype)).expand(shape),
+    }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Tensor};
-use mla_ops::Addend;
+use mla_ops::{Addend, LocalExperts};
 use rstest::rstest;
 use safetensors::Dtype;
 
@@ -93,6 +93,37 @@ fn a_rank_has_whole_experts() {
         let summary = loader.finish().unwrap();
         assert_eq!(summary.tensors, 5);
     }
+}
+
+/// An expert may be several tensors: a rank has all of them, or the experts do not divide.
+#[test]
+fn the_matrices_of_an_expert_stay_together() {
+    let numbers: Vec<f32> = (0..64u8).map(f32::from).collect();
+    const NAMES: [&str; 8] = ["e0", "e1", "e2", "e3", "e4", "e5", "e6", "e7"];
+    let names = |experts: usize| NAMES[..2 * experts].iter().map(|name| name.to_string()).collect::<Vec<_>>();
+    let tensors = |experts: usize| -> Tensors {
+        NAMES[..2 * experts].iter().zip(numbers.chunks(4)).map(|(name, numbers)| f32s(name, &[2, 2], numbers)).collect()
+    };
+    let (_dir, checkpoint) = single(tensors(4));
+    for rank in 0..2 {
+        let mut loader = of_rank(&checkpoint, rank);
+        let own = loader.experts(&names(4), [4, 4, 2]);
+        assert_eq!(values(own.dense()), ([2, 4, 2], numbers[16 * rank..][..16].to_vec()));
+        loader.finish().unwrap();
+    }
+    // Six tensors divide, three experts do not.
+    let (_dir, checkpoint) = single(tensors(3));
+    let mut loader = of_rank(&checkpoint, 1);
+    assert_eq!(loader.experts(&names(3), [3, 4, 2]).dims(), [1, 4, 2]);
+    assert!(report(loader).to_string().contains("e0 has 3 experts for 2 ranks"));
+}
+
+#[test]
+fn a_routing_has_the_numbers_of_a_ranks_experts() {
+    let local = |rank, size| Parallel::new(rank, size, Arc::new(Silent)).unwrap().local_experts(16);
+    assert_eq!([local(0, 4), local(3, 4)], [0, 12].map(|first| Some(LocalExperts { first, count: 4 })));
+    // A rank that is alone has nothing to tell apart.
+    assert_eq!([local(0, 1), Parallel::single().local_experts(16)], [None; 2]);
 }
 
 /// Random weights of the ranks are parts of one model's.

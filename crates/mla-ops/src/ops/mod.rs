@@ -51,7 +51,8 @@ pub use residual_norm::{Addend, Normed, Residual, Rows, residual_norm};
 pub use rms_norm::rms_norm;
 pub use rope_write::{RopeQuery, RopeWriteArgs, RopeWritten, rope_write};
 pub use route_experts::{
-    ExpertChoice, ExpertGroups, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions, Routing, route_experts,
+    ExpertChoice, ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsArgs, RouteExpertsOptions, Routing,
+    route_experts,
 };
 pub use sparse_mla::{
     SparseMlaArgs, SparseMlaOptions, SparseMlaProblem, SparseParts, SparseScope, sparse_mla, sparse_mla_parts,

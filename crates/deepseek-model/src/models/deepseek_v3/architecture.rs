@@ -94,7 +94,10 @@ impl Model for DeepseekV3 {
     }
 
     fn capture(&self) -> std::result::Result<&dyn Capture, &'static str> {
-        Ok(self)
+        match self.parallel.size() {
+            1 => Ok(self),
+            _ => Err("a captured step has launches alone, and not what ranks say to one another between them"),
+        }
     }
 }
 

@@ -23,12 +23,12 @@ pub(super) struct DeepseekV3 {
     pub(super) config: DeepseekV3Config,
     pub(super) device: Device,
     pub(super) rotary: RotaryEmbedding,
-    /// `[vocab, hidden]`.
+    /// `[vocab, hidden]`, on every rank.
     embed_tokens: Tensor<2>,
     layers: Vec<DecoderLayer>,
     norm: RmsNorm,
     lm_head: Linear,
-    parallel: Parallel,
+    pub(super) parallel: Parallel,
 }
 
 #[derive(Debug)]

@@ -31,8 +31,8 @@ impl Moe {
         }
     }
 
-    /// The normed residual stream h `[N, hidden]` -> the sum of each token's experts and the shared ones, `[N, hidden]`. Rows
-    /// that are `padding`, `[N, 1]`, get no routed expert.
+    /// The normed residual stream h `[N, hidden]` -> the sum of each token's experts and the shared ones, `[N, hidden]`, of which
+    /// ranks have a summand each. Rows that are `padding`, `[N, 1]`, get no routed expert.
     pub(crate) fn forward(
         &self,
         h: &mut Normed<'_>,
@@ -75,6 +75,7 @@ impl Router {
                 // DeepSeek-V2 never renormalises, whatever its config says.
                 normalise: sigmoid && config.norm_topk_prob,
                 scale: config.routed_scaling_factor as f32,
+                local: loader.parallel().local_experts(experts),
             },
         }
     }

@@ -24,7 +24,7 @@ pub(super) struct DeepseekV4 {
     pub(super) device: Device,
     rotary: PartialRotary,
     compress_rotary: PartialRotary,
-    /// `[vocab, hidden]`.
+    /// `[vocab, hidden]`, on every rank.
     embed: Tensor<2>,
     layers: Vec<DecoderLayer>,
     hc_head: HyperHead,

@@ -33,7 +33,7 @@ impl Moe {
         }
     }
 
-    /// x `[N, hidden]` and the tokens' ids i32 `[N]` -> `[N, hidden]`.
+    /// x `[N, hidden]` and the tokens' ids i32 `[N]` -> `[N, hidden]`, of which ranks have a summand each.
     pub(crate) fn forward(
         &self,
         x: Tensor<2>,
@@ -82,6 +82,7 @@ impl Router {
                 groups: None,
                 normalise: true,
                 scale: config.routed_scaling_factor as f32,
+                local: loader.parallel().local_experts(experts),
             },
         }
     }

@@ -39,6 +39,18 @@ pub struct RouteExpertsOptions {
     pub normalise: bool,
     /// Factor of the weights.
     pub scale: f32,
+    /// The experts whose weights this device has, where others have the rest: the [`Routing`](crate::Routing) numbers these from 0,
+    /// and all others -1. Choice and weights are those among all experts. `None`: it has all.
+    pub local: Option<LocalExperts>,
+}
+
+/// Experts with consecutive numbers, which one device has of all (expert parallelism; GShard, arXiv 2006.16668).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalExperts {
+    /// The number of the first one.
+    pub first: usize,
+    /// How many there are.
+    pub count: usize,
 }
 
 /// How a logit becomes a score.
@@ -78,6 +90,9 @@ impl RouteExpertsArgs {
         let [tokens, experts] = self.logits.dims();
         let holds = (1..=MAX_EXPERTS).contains(&experts);
         check.value("logits", holds, format!("{experts} experts"), || format!("1 to {MAX_EXPERTS}"))?;
+        if let Some(local) = options.local {
+            local.check(&check, experts)?;
+        }
         let mut most = match options.groups {
             Some(groups) => groups.check(&check, experts)?,
             None => experts,
@@ -96,6 +111,16 @@ impl RouteExpertsArgs {
         }
         let top_k = self.top_k();
         check.value("choice", (1..=most).contains(&top_k), top_k, || format!("1 to {most} experts for a token"))
+    }
+}
+
+impl LocalExperts {
+    fn check(self, check: &Check, experts: usize) -> Result<(), MlaError> {
+        let Self { first, count } = self;
+        let holds = count > 0 && first.checked_add(count).is_some_and(|end| end <= experts);
+        check.value("local", holds, format!("{count} experts from number {first} on"), || {
+            format!("at least one, all of them among the {experts}")
+        })
     }
 }
 

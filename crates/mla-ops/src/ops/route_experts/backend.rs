@@ -84,7 +84,7 @@ impl RouteExpertsBackend for burn::backend::Flex {
         choice: BackendChoice<Self>,
         options: RouteExpertsOptions,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
-        use super::reference::{choose_experts, weigh_experts};
+        use super::reference::{choose_experts, local_numbers, weigh_experts};
         use crate::reference::{IntoFlex, tensor};
         let (indices, weights) = match choice {
             BackendChoice::Scores(logits, top_k) => choose_experts(tensor(logits), None, top_k, &options),
@@ -93,6 +93,6 @@ impl RouteExpertsBackend for burn::backend::Flex {
             }
             BackendChoice::Given(logits, given) => weigh_experts(tensor(logits), tensor(given), &options),
         };
-        (indices.into_flex(), weights.into_flex())
+        (local_numbers(indices, options.local).into_flex(), weights.into_flex())
     }
 }

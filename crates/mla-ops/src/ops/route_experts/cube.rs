@@ -56,6 +56,7 @@ pub(crate) fn route_args(
             choice: form,
             groups: options.groups.map(|g| Groups { count: g.count, kept: g.kept, best: g.best }),
             normalise: options.normalise,
+            local: options.local.map(|l| route::LocalExperts { first: l.first, count: l.count }),
         },
     };
     (args, (indices, weights))

@@ -9,7 +9,7 @@ mod reference;
 mod routing;
 
 pub(crate) use self::args::MAX_EXPERTS;
-pub use self::args::{ExpertChoice, ExpertGroups, ExpertScoring, RouteExpertsArgs, RouteExpertsOptions};
+pub use self::args::{ExpertChoice, ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsArgs, RouteExpertsOptions};
 pub(crate) use self::backend::*;
 pub use self::routing::Routing;
 use crate::MlaError;
@@ -23,7 +23,8 @@ use crate::MlaError;
 /// groups by their two best).
 ///
 /// # Errors
-/// Wrong shapes, dtypes or devices; groups that do not divide the experts or keep fewer than `k`; more than 1024 experts.
+/// Wrong shapes, dtypes or devices; groups that do not divide the experts or keep fewer than `k`; local experts that there are
+/// not; more than 1024 experts.
 pub fn route_experts(args: RouteExpertsArgs, options: &RouteExpertsOptions) -> Result<Routing, MlaError> {
     args.check(options)?;
     Ok(Routing::chosen_from(args, *options))

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 
-use super::args::{ExpertGroups, ExpertScoring, RouteExpertsOptions};
+use super::args::{ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsOptions};
 
 /// Scores `[N, E]` of logits.
 fn scores(logits: Tensor<2>, scoring: ExpertScoring) -> Tensor<2> {
@@ -49,6 +49,14 @@ pub(super) fn weigh_experts(
     let absent = given.clone().lower_elem(0).bool_or(given.clone().greater_elem(last));
     let scores = scores(logits, options.scoring).gather(1, given.clone().clamp(0, last)).mask_fill(absent, 0.0);
     (given, weights(scores, options))
+}
+
+/// Experts by their numbers among the local ones; -1 for all others.
+pub(super) fn local_numbers(indices: Tensor<2, Int>, local: Option<LocalExperts>) -> Tensor<2, Int> {
+    let Some(LocalExperts { first, count }) = local else { return indices };
+    let (first, end) = (first as i64, (first + count) as i64);
+    let others = indices.clone().lower_elem(first).bool_or(indices.clone().greater_equal_elem(end));
+    (indices - first).mask_fill(others, -1)
 }
 
 fn weights(scores: Tensor<2>, options: &RouteExpertsOptions) -> Tensor<2> {

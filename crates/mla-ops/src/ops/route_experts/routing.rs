@@ -38,7 +38,7 @@ impl Routing {
         Self(Form::Chosen { args, options })
     }
 
-    /// The experts i32 `[N, k]`, the best first, and their weights f32 `[N, k]`.
+    /// The experts i32 `[N, k]`, the best first, by their local numbers, and their weights f32 `[N, k]`.
     pub fn materialise(self) -> (Tensor<2, Int>, Tensor<2>) {
         let (indices, weights) = self.into_backend().materialise();
         (Tensor::from_dispatch(indices), Tensor::from_dispatch(weights))
@@ -91,6 +91,13 @@ impl Routing {
                 check.value("indices", holds, top_k, || format!("1 to {MAX_EXPERTS} experts for a token"))?;
                 let words = || format!("[N, k] = [{tokens}, {top_k}]");
                 check.dims("weights", weights.dims(), [Some(tokens), Some(top_k)], words)
+            }
+            Form::Chosen { args, options: RouteExpertsOptions { local: Some(local), .. } } => {
+                check.float_as("logits", &args.logits, DType::F32, "always")?;
+                check.value("local", local.count == experts, format!("{} experts", local.count), || {
+                    format!("E = {experts}, those of the weights")
+                })?;
+                check.dims("logits", args.logits.dims(), [Some(tokens), None], || format!("[N, ..] with N = {tokens}"))
             }
             Form::Chosen { args, .. } => {
                 check.float_as("logits", &args.logits, DType::F32, "always")?;
