@@ -118,7 +118,7 @@ fn model_ranks_generate_the_same_text(#[values("v3-tiny", "v4-tiny")] name: &str
     let sampled = SamplingParams { seed: 7, temperature: 0.8, ..SamplingParams::greedy() };
     let requests = [request(3..40, SamplingParams::greedy()), request(100..111, sampled)];
     let options = GenerationOptions { token_budget: 16, graphs: true, ..GenerationOptions::default() };
-    let run = |parallel| {
+    let run = |parallel: Parallel| {
         let is_alone = parallel.size() == 1;
         let model = load(name, parallel, &Device::flex());
         let (completions, stats) =
