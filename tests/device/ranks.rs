@@ -1,6 +1,7 @@
 //! Ranks of one process, each on a thread of its own.
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use burn_mla::model::{Communicator, ModelError, Parallel};
 use burn_mla::ops::Addend;
 
-/// How long a rank waits for the others, of which one may have failed.
+/// How long a rank waits for the others, of which one may hang.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Where ranks exchange values, by way of the host.
@@ -16,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 struct Exchange {
     round: Mutex<Round>,
     changed: Condvar,
+    /// Whether a rank has ended, with its last value or without it.
+    has_left: AtomicBool,
 }
 
 /// What the ranks have brought, and how many have taken all of it.
@@ -27,7 +30,11 @@ struct Round {
 
 impl Exchange {
     fn new(size: usize) -> Self {
-        Self { round: Mutex::new(Round { parts: vec![None; size], taken: 0 }), changed: Condvar::new() }
+        Self {
+            round: Mutex::new(Round { parts: vec![None; size], taken: 0 }),
+            changed: Condvar::new(),
+            has_left: AtomicBool::new(false),
+        }
     }
 
     /// What all ranks bring, in their order.
@@ -49,12 +56,12 @@ impl Exchange {
 
     fn wait<'r>(
         &self,
-        round: std::sync::MutexGuard<'r, Round>,
-        is_early: impl Fn(&mut Round) -> bool,
-    ) -> Result<std::sync::MutexGuard<'r, Round>, ModelError> {
-        let (round, waited) =
-            self.changed.wait_timeout_while(round, PATIENCE, is_early).expect("no rank panics in here");
-        match waited.timed_out() {
+        round: MutexGuard<'r, Round>,
+        is_early: impl Fn(&Round) -> bool,
+    ) -> Result<MutexGuard<'r, Round>, ModelError> {
+        let waits = |round: &mut Round| is_early(round) && !self.has_left.load(Ordering::Relaxed);
+        let (round, _) = self.changed.wait_timeout_while(round, PATIENCE, waits).expect("no rank panics in here");
+        match is_early(&round) {
             false => Ok(round),
             true => Err(ModelError::Communicator { reason: "a rank did not answer".into() }),
         }
@@ -66,6 +73,14 @@ impl Exchange {
 struct End {
     rank: usize,
     exchange: Arc<Exchange>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let _round = self.exchange.round.lock();
+        self.exchange.has_left.store(true, Ordering::Relaxed);
+        self.exchange.changed.notify_all();
+    }
 }
 
 impl Communicator for End {
