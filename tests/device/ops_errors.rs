@@ -86,8 +86,10 @@ fn ragged_args(device: &Device) -> RaggedAttentionArgs {
     RaggedAttentionArgs {
         q: zeros([4, 3, 6], device),
         k: zeros([4, 3, 6], device),
+        k_pe: None,
         v: zeros([4, 3, 5], device),
         cu_seqlens: ints(&[0, 1, 4], [3], device),
+        cu_seqlens_k: None,
     }
 }
 
@@ -101,8 +103,15 @@ fn ops_errors_ragged_attention() {
             assert_refused(ragged_attention(args, &RAGGED), kind, argument);
         };
         refuses(Shape, "k", |it, device| it.k = zeros([3, 3, 6], device));
-        refuses(Shape, "k", |it, device| it.k = zeros([4, 1, 6], device));
+        refuses(Value, "k", |it, device| it.k = zeros([4, 2, 6], device));
+        refuses(Value, "k", |it, device| it.k = zeros([4, 0, 6], device));
         refuses(Shape, "k", |it, device| it.k = zeros([4, 3, 5], device));
+        refuses(Shape, "k", |it, device| it.k_pe = Some(zeros([4, 1], device)));
+        refuses(Shape, "k_pe", |it, device| it.k_pe = Some(zeros([5, 1], device)));
+        refuses(Value, "k_pe", |it, device| it.k_pe = Some(zeros([4, 6], device)));
+        refuses(Value, "k_pe", |it, device| it.k_pe = Some(zeros([4, 0], device)));
+        refuses(WrongType, "cu_seqlens_k", |it, _| it.cu_seqlens_k = Some(it.cu_seqlens.clone().cast(IntDType::I64)));
+        refuses(Shape, "cu_seqlens_k", |it, device| it.cu_seqlens_k = Some(ints(&[0, 4], [2], device)));
         refuses(Shape, "v", |it, device| it.v = zeros([5, 3, 5], device));
         refuses(Shape, "v", |it, device| it.v = zeros([4, 1, 5], device));
         refuses(WrongType, "cu_seqlens", |it, _| it.cu_seqlens = it.cu_seqlens.clone().cast(IntDType::I64));
@@ -115,6 +124,10 @@ fn ops_errors_ragged_attention() {
             let args = RaggedAttentionArgs { cu_seqlens: ints(&wrong, [3], device), ..ragged_args(device) };
             let call = || ragged_attention(args.clone(), &RAGGED);
             assert_values_refused(device, args.validate_device_inputs(), call, "cu_seqlens");
+            let cu_seqlens_k = Some(ints(&wrong, [3], device));
+            let args = RaggedAttentionArgs { cu_seqlens_k, ..ragged_args(device) };
+            let call = || ragged_attention(args.clone(), &RAGGED);
+            assert_values_refused(device, args.validate_device_inputs(), call, "cu_seqlens_k");
         }
     });
 }

@@ -30,7 +30,8 @@ fn decode(q: [usize; 4], max_pages: usize, splits: Splits, dtype: DType, device:
 
 fn ragged(tokens: usize, heads: usize, dtype: DType, device: &Device) -> Result<(), MlaError> {
     let part = || empty([tokens, heads, 1], dtype, device);
-    let args = RaggedAttentionArgs { q: part(), k: part(), v: part(), cu_seqlens: ints(&[0], [1], device) };
+    let cu_seqlens = ints(&[0], [1], device);
+    let args = RaggedAttentionArgs { q: part(), k: part(), k_pe: None, v: part(), cu_seqlens, cu_seqlens_k: None };
     ragged_attention(args, &RaggedAttentionOptions { softmax_scale: 1.0, causal: true }).map(|_| ())
 }
 

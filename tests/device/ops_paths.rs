@@ -6,8 +6,8 @@ use burn::tensor::{DType, Device};
 use mla_ops::Determinism::BatchInvariant;
 use mla_ops::Path::{Matmul, Portable, PortableMma, Reference, Sm90, Sm100};
 use mla_ops::{
-    LightningIndexProblem, LinearProblem, MlaDecodeProblem, Path, Problem, SparseMlaProblem, available_paths,
-    explain_path,
+    LightningIndexProblem, LinearProblem, MlaDecodeProblem, Path, Problem, RaggedAttentionProblem, SparseMlaProblem,
+    available_paths, explain_path,
 };
 use rstest::rstest;
 
@@ -25,6 +25,10 @@ fn sparse(dtype: DType) -> SparseMlaProblem {
 
 fn index(heads: usize, width: usize, dtype: DType) -> LightningIndexProblem {
     LightningIndexProblem { batch: 2, query_len: 3, heads, width, dtype }
+}
+
+fn ragged([key_width, value_width, shared_width]: [usize; 3], dtype: DType) -> RaggedAttentionProblem {
+    RaggedAttentionProblem { heads: 16, kv_heads: 16, key_width, value_width, shared_width, dtype }
 }
 
 fn is_half(dtype: DType) -> bool {
@@ -56,6 +60,13 @@ fn ops_paths_of_attention() {
         assert_paths(&sparse(dtype), device, &general);
         assert_paths(&MlaDecodeProblem { page_size: 8, ..decode(dtype) }, device, &general);
         assert_paths(&index(64, 128, dtype), device, &general);
+        let hopper = (Sm90, half && is_hopper(device));
+        for widths in [[192, 128, 0], [192, 128, 64], [128, 128, 0], [64, 64, 0]] {
+            assert_paths(&ragged(widths, dtype), device, &[hopper, (Portable, true)]);
+        }
+        for widths in [[192, 128, 32], [64, 64, 64], [96, 96, 0], [128, 192, 0]] {
+            assert_paths(&ragged(widths, dtype), device, &[(Portable, true)]);
+        }
         assert_paths(&index(3, 33, dtype), device, &[(Portable, true)]);
     });
 }

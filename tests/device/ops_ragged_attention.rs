@@ -1,73 +1,118 @@
 //! `ragged_attention` against the oracle.
 
 use burn::tensor::{DType, Device, Tensor};
-use mla_ops::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
+use mla_ops::{Path, RaggedAttentionArgs, RaggedAttentionOptions, explain_path, ragged_attention};
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype, is_cuda, is_slow};
+use crate::devices::{for_each_device, for_each_dtype, is_cuda, is_hopper, is_slow};
 use crate::ops_fixture::{assert_state, bits, floats, ints, random, restrided, rng};
 use crate::oracle::{self, State};
 
 /// A problem for `ragged_attention`.
 #[derive(Debug, Clone)]
 struct Case {
+    /// Query tokens of each sequence.
     lens: Vec<usize>,
+    /// How many key tokens more each sequence has; fewer, if negative.
+    more_keys: Vec<isize>,
     /// Tokens past the last sequence; all their values are NaN.
     tail: usize,
     heads: usize,
+    kv_heads: usize,
     /// dqk and dv.
     widths: (usize, usize),
     causal: bool,
     dtype: DType,
+    /// The factor of the scores, times the root of dqk.
+    sharpness: f32,
 }
 
 /// The values of a problem.
 struct Inputs {
     case: Case,
     tokens: usize,
+    keys: usize,
     q: Vec<f64>,
     k: Vec<f64>,
     v: Vec<f64>,
     cu_seqlens: Vec<i32>,
+    cu_seqlens_k: Vec<i32>,
+}
+
+impl Default for Case {
+    fn default() -> Self {
+        Self {
+            lens: vec![3, 140],
+            more_keys: Vec::new(),
+            tail: 0,
+            heads: 3,
+            kv_heads: 3,
+            widths: (192, 128),
+            causal: true,
+            dtype: DType::F32,
+            // As in the decode tests: scores at which a wrong key shows.
+            sharpness: 4.0,
+        }
+    }
+}
+
+/// Where sequences begin, and where the last one ends.
+fn ends(lens: impl IntoIterator<Item = usize>) -> Vec<i32> {
+    let mut ends = vec![0];
+    for len in lens {
+        ends.push(ends[ends.len() - 1] + len as i32);
+    }
+    ends
 }
 
 impl Case {
     fn inputs(&self) -> Inputs {
-        let mut cu_seqlens = vec![0];
-        for &len in &self.lens {
-            cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + len as i32);
-        }
-        let held: usize = self.lens.iter().sum();
-        let tokens = held + self.tail;
+        let more = self.more_keys.iter().copied().chain(std::iter::repeat(0));
+        let key_lens = self.lens.iter().zip(more).map(|(&len, more)| len.saturating_add_signed(more));
+        let (cu_seqlens, cu_seqlens_k) = (ends(self.lens.iter().copied()), ends(key_lens));
+        let held = |ends: &[i32]| ends[ends.len() - 1] as usize;
         let mut rng = rng(21);
-        let mut rows = |width: usize| {
-            let mut values = random(&mut rng, held * self.heads * width, self.dtype);
-            values.resize(tokens * self.heads * width, f64::NAN);
+        let mut rows = |held: usize, heads: usize, width: usize| {
+            let mut values = random(&mut rng, held * heads * width, self.dtype);
+            values.resize((held + self.tail) * heads * width, f64::NAN);
             values
         };
-        let (q, k, v) = (rows(self.widths.0), rows(self.widths.0), rows(self.widths.1));
-        Inputs { case: self.clone(), tokens, q, k, v, cu_seqlens }
+        let (queries, keys) = (held(&cu_seqlens), held(&cu_seqlens_k));
+        let q = rows(queries, self.heads, self.widths.0);
+        let k = rows(keys, self.kv_heads, self.widths.0);
+        let v = rows(keys, self.kv_heads, self.widths.1);
+        let (tokens, keys) = (queries + self.tail, keys + self.tail);
+        Inputs { case: self.clone(), tokens, keys, q, k, v, cu_seqlens, cu_seqlens_k }
     }
 
     fn options(&self) -> RaggedAttentionOptions {
-        // As in the decode tests: scores at which a wrong key shows.
-        RaggedAttentionOptions { softmax_scale: 4.0 / (self.widths.0 as f32).sqrt(), causal: self.causal }
+        let softmax_scale = self.sharpness / (self.widths.0 as f32).sqrt();
+        RaggedAttentionOptions { softmax_scale, causal: self.causal }
     }
 }
 
 impl Inputs {
     fn args(&self, device: &Device) -> RaggedAttentionArgs {
-        let Case { heads, widths: (width, value_width), dtype, .. } = self.case;
+        let Case { heads, kv_heads, widths: (width, value_width), dtype, .. } = self.case;
+        let entries = self.cu_seqlens.len();
+        let own_keys = self.cu_seqlens != self.cu_seqlens_k;
         RaggedAttentionArgs {
             q: floats(&self.q, [self.tokens, heads, width], dtype, device),
-            k: floats(&self.k, [self.tokens, heads, width], dtype, device),
-            v: floats(&self.v, [self.tokens, heads, value_width], dtype, device),
-            cu_seqlens: ints(&self.cu_seqlens, [self.cu_seqlens.len()], device),
+            k: floats(&self.k, [self.keys, kv_heads, width], dtype, device),
+            k_pe: None,
+            v: floats(&self.v, [self.keys, kv_heads, value_width], dtype, device),
+            cu_seqlens: ints(&self.cu_seqlens, [entries], device),
+            cu_seqlens_k: own_keys.then(|| ints(&self.cu_seqlens_k, [entries], device)),
         }
     }
 
     fn run(&self, device: &Device) -> (Tensor<3>, Tensor<2>) {
-        let result = ragged_attention(self.args(device), &self.case.options());
+        let args = self.args(device);
+        let fast = matches!(self.case.widths, (192, 128) | (128, 128) | (64, 64)) && self.case.dtype != DType::F32;
+        if fast && is_hopper(device) {
+            assert_eq!(explain_path(&args.problem(), device).path, Path::Sm90, "{:?}", self.case);
+        }
+        let result = ragged_attention(args, &self.case.options());
         result.unwrap_or_else(|error| panic!("{error} ({:?})", self.case))
     }
 
@@ -77,7 +122,9 @@ impl Inputs {
             k: &self.k,
             v: &self.v,
             cu_seqlens: &self.cu_seqlens,
+            cu_seqlens_k: &self.cu_seqlens_k,
             heads: self.case.heads,
+            kv_heads: self.case.kv_heads,
             key_width: self.case.widths.0,
             value_width: self.case.widths.1,
             scale: f64::from(self.case.options().softmax_scale),
@@ -102,7 +149,7 @@ fn ops_ragged_lengths(
     for_each_dtype(|device, dtype| {
         // Empty sequences at the front, in between and at the end.
         let lens = vec![0, 127, 1, 0, 128, 300, 129, 0];
-        Case { lens, tail: 7, heads, widths, causal, dtype }.inputs().check(device);
+        Case { lens, tail: 7, heads, kv_heads: heads, widths, causal, dtype, ..Case::default() }.inputs().check(device);
     });
 }
 
@@ -122,7 +169,7 @@ fn ops_ragged_key_tiles(
     #[case] causal: bool,
 ) {
     for_each_device(|device| {
-        let case = Case { lens: lens.clone(), tail: 0, heads, widths, causal, dtype: DType::F32 };
+        let case = Case { lens: lens.clone(), heads, kv_heads: heads, widths, causal, ..Case::default() };
         case.inputs().check(device);
     });
 }
@@ -136,7 +183,7 @@ fn ops_ragged_of_100_000_tokens() {
             return;
         }
         let widths = if is_cuda(device) { (192, 128) } else { (5, 3) };
-        let case = Case { lens: vec![100_000], tail: 0, heads: 1, widths, causal: true, dtype };
+        let case = Case { lens: vec![100_000], heads: 1, kv_heads: 1, widths, dtype, ..Case::default() };
         let inputs = case.inputs();
         let (out, lse) = inputs.run(device);
         let scale = f64::from(case.options().softmax_scale);
@@ -156,23 +203,137 @@ fn ops_ragged_of_100_000_tokens() {
     });
 }
 
-#[test]
-fn ops_ragged_strided_inputs() {
+/// Lengths around tiles of 64 and 128 queries and keys, with the widths that Hopper's kernel takes.
+#[rstest]
+fn ops_ragged_tiles(
+    #[values((192, 128), (128, 128), (64, 64))] widths: (usize, usize),
+    #[values(false, true)] causal: bool,
+    #[values(vec![1, 0, 63, 64, 65, 0, 127, 129], vec![128, 300, 256])] lens: Vec<usize>,
+) {
     for_each_dtype(|device, dtype| {
-        let case = Case { lens: vec![3, 140], tail: 2, heads: 3, widths: (80, 48), causal: true, dtype };
+        let case = Case { lens: lens.clone(), tail: 5, heads: 2, kv_heads: 2, widths, causal, dtype, ..Case::default() };
+        case.inputs().check(device);
+    });
+}
+
+/// Heads that share keys and values.
+#[rstest]
+#[case::groups(4, 2)]
+#[case::one_for_all(5, 1)]
+fn ops_ragged_grouped_heads(
+    #[case] heads: usize,
+    #[case] kv_heads: usize,
+    #[values((128, 128), (64, 64), (5, 3))] widths: (usize, usize),
+) {
+    for_each_dtype(|device, dtype| {
+        let lens = vec![70, 0, 200];
+        Case { lens, tail: 3, heads, kv_heads, widths, dtype, ..Case::default() }.inputs().check(device);
+    });
+}
+
+/// Sequences with more keys than queries, and fewer: causal is aligned to the ends.
+#[rstest]
+fn ops_ragged_more_keys(
+    #[values((192, 128), (5, 3))] widths: (usize, usize),
+    #[values(false, true)] causal: bool,
+) {
+    for_each_dtype(|device, dtype| {
+        let (lens, more_keys) = (vec![3, 70, 130, 200, 1, 129], vec![200, 0, 127, -150, -1, -128]);
+        let case = Case { lens, more_keys, tail: 9, heads: 2, kv_heads: 1, widths, causal, dtype, ..Case::default() };
+        case.inputs().check(device);
+    });
+}
+
+/// Queries that see no key, and a batch without keys.
+#[test]
+fn ops_ragged_without_keys() {
+    for_each_dtype(|device, dtype| {
+        for (lens, more_keys) in [(vec![130, 2], vec![-130, -2]), (vec![5, 3], vec![-5, 0])] {
+            let case = Case { lens, more_keys, dtype, ..Case::default() };
+            case.inputs().check(device);
+        }
+    });
+}
+
+/// Factors of the scores at which most weights vanish, all are the same, and the least scores count.
+#[rstest]
+fn ops_ragged_scales(#[values(0.0, -4.0, 16.0)] sharpness: f32) {
+    for_each_dtype(|device, dtype| {
+        let case = Case { lens: vec![150, 40], tail: 1, dtype, sharpness, ..Case::default() };
+        case.inputs().check(device);
+    });
+}
+
+/// The bits of a sequence's rows do not depend on what stands beside it.
+#[test]
+fn ops_ragged_alone_as_in_a_batch() {
+    for_each_dtype(|device, dtype| {
+        let inputs = Case { lens: vec![77, 200, 31], dtype, ..Case::default() }.inputs();
+        let (out, lse) = inputs.run(device);
+        let RaggedAttentionArgs { q, k, v, .. } = inputs.args(device);
+        let of_second = |tensor: Tensor<3>| tensor.narrow(0, 77, 200);
+        let cu_seqlens = ints(&[0, 200], [2], device);
+        let (q, k, v) = (of_second(q), of_second(k), of_second(v));
+        let args = RaggedAttentionArgs { q, k, k_pe: None, v, cu_seqlens, cu_seqlens_k: None };
+        let (own_out, own_lse) = ragged_attention(args, &inputs.case.options()).expect("legal");
+        assert_eq!(bits(&own_out), bits(&of_second(out)));
+        assert_eq!(bits(&own_lse), bits(&lse.narrow(0, 77, 200)));
+    });
+}
+
+#[rstest]
+fn ops_ragged_strided_inputs(#[values((80, 48), (192, 128))] widths: (usize, usize)) {
+    for_each_dtype(|device, dtype| {
+        let case = Case { tail: 2, widths, dtype, ..Case::default() };
         let inputs = case.inputs();
         let (out, lse) = inputs.run(device);
-        let RaggedAttentionArgs { q, k, v, cu_seqlens } = inputs.args(device);
+        let args = inputs.args(device);
         // Key and value as a projection gives them: side by side in one row.
-        let kv = Tensor::cat(vec![k, v], 2);
+        let kv = Tensor::cat(vec![args.k.clone(), args.v.clone()], 2);
         let strided = RaggedAttentionArgs {
-            q: restrided(q, 0, 2),
-            k: kv.clone().narrow(2, 0, 80),
-            v: kv.narrow(2, 80, 48),
-            cu_seqlens,
+            q: restrided(args.q.clone(), 0, 1),
+            k: kv.clone().narrow(2, 0, widths.0),
+            v: kv.narrow(2, widths.0, widths.1),
+            ..args.clone()
         };
-        let (strided_out, strided_lse) = ragged_attention(strided, &case.options()).expect("legal");
-        assert_eq!((bits(&strided_out), bits(&strided_lse)), (bits(&out), bits(&lse)));
+        let transposed = RaggedAttentionArgs { q: restrided(args.q.clone(), 0, 2), ..args };
+        for args in [strided, transposed] {
+            let (strided_out, strided_lse) = ragged_attention(args, &case.options()).expect("legal");
+            assert_eq!((bits(&strided_out), bits(&strided_lse)), (bits(&out), bits(&lse)));
+        }
+    });
+}
+
+/// The last channels of the keys are those of one tensor for all heads: the same bits as with whole keys.
+#[rstest]
+#[case::mla((192, 128), 64)]
+#[case::half((128, 128), 64)]
+#[case::any((80, 48), 7)]
+#[case::no_panel((192, 128), 32)]
+fn ops_ragged_shared_channels(#[case] widths: (usize, usize), #[case] shared: usize) {
+    for_each_dtype(|device, dtype| {
+        let case = Case { tail: 2, widths, dtype, ..Case::default() };
+        let inputs = case.inputs();
+        let args = inputs.args(device);
+        let ([keys, heads, _], own) = (args.k.dims(), widths.0 - shared);
+        // Beside a latent, as in the cache's rows.
+        let latent = Tensor::cat(vec![args.v.clone().narrow(1, 0, 1), args.k.clone().narrow(1, 0, 1)], 2);
+        let latent = latent.reshape([keys, widths.1 + widths.0]);
+        let k_pe = latent.narrow(1, widths.1 + own, shared);
+        let k = args.k.clone().narrow(2, 0, own);
+        let pe_of_all = k_pe.clone().unsqueeze_dim::<3>(1).expand([keys, heads, shared]);
+        let whole = RaggedAttentionArgs { k: Tensor::cat(vec![k.clone(), pe_of_all], 2), ..args.clone() };
+        let (out, lse) = ragged_attention(whole, &case.options()).expect("legal");
+        let parts = RaggedAttentionArgs { k, k_pe: Some(k_pe), ..args };
+        if is_hopper(device) && dtype != DType::F32 && shared == 64 {
+            assert_eq!(explain_path(&parts.problem(), device).path, Path::Sm90);
+        }
+        let (own_out, own_lse) = ragged_attention(parts, &case.options()).expect("legal");
+        if is_hopper(device) && widths.0 == 192 && shared != 64 {
+            // Another implementation.
+            return;
+        }
+        assert_eq!((bits(&own_out), bits(&own_lse)), (bits(&out), bits(&lse)));
     });
 }
 
@@ -183,7 +344,7 @@ fn ops_ragged_strided_inputs() {
 #[case::empty_sequences_and_tokens(vec![0, 0], 3)]
 fn ops_ragged_nothing_to_attend(#[case] lens: Vec<usize>, #[case] tail: usize) {
     for_each_dtype(|device, dtype| {
-        let case = Case { lens: lens.clone(), tail, heads: 3, widths: (5, 3), causal: true, dtype };
+        let case = Case { lens: lens.clone(), tail, widths: (5, 3), dtype, ..Case::default() };
         let (out, lse) = case.inputs().run(device);
         assert_eq!((out.dims(), lse.dims()), ([tail, 3, 3], [tail, 3]));
         case.inputs().check(device);

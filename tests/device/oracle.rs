@@ -61,7 +61,9 @@ pub struct Ragged<'a> {
     pub k: &'a [f64],
     pub v: &'a [f64],
     pub cu_seqlens: &'a [i32],
+    pub cu_seqlens_k: &'a [i32],
     pub heads: usize,
+    pub kv_heads: usize,
     pub key_width: usize,
     pub value_width: usize,
     pub scale: f64,
@@ -73,18 +75,23 @@ pub fn ragged_attention(args: &Ragged) -> State {
     let mut state = State::default();
     let tokens = args.q.len() / (args.heads * args.key_width);
     let row = |values: &'static str, token: usize, head: usize| -> &[f64] {
-        let (values, width) = match values {
-            "q" => (args.q, args.key_width),
-            "k" => (args.k, args.key_width),
-            _ => (args.v, args.value_width),
+        let kv_head = head / (args.heads / args.kv_heads);
+        let (values, at, width) = match values {
+            "q" => (args.q, token * args.heads + head, args.key_width),
+            "k" => (args.k, token * args.kv_heads + kv_head, args.key_width),
+            _ => (args.v, token * args.kv_heads + kv_head, args.value_width),
         };
-        &values[(token * args.heads + head) * width..][..width]
+        &values[at * width..][..width]
     };
     for token in 0..tokens {
         // The sequence that the token is in; none for a token past the last one.
-        let home = args.cu_seqlens.windows(2).find(|ends| (ends[0]..ends[1]).contains(&(token as i32)));
-        let (first, end) = home.map_or((0, 0), |ends| (ends[0] as usize, ends[1] as usize));
-        let end = if args.causal { end.min(token + 1) } else { end };
+        let home = args.cu_seqlens.windows(2).position(|ends| (ends[0]..ends[1]).contains(&(token as i32)));
+        let (first, end) = home.map_or((0, 0), |b| {
+            let (first, end) = (args.cu_seqlens_k[b], args.cu_seqlens_k[b + 1]);
+            // The last query is at the position of the last key.
+            let own = end - (args.cu_seqlens[b + 1] - token as i32);
+            (first as usize, if args.causal { end.min(own + 1).max(first) } else { end } as usize)
+        });
         for head in 0..args.heads {
             let keys = (first..end).map(|key| (row("k", key, head), row("v", key, head)));
             state.push(attend(row("q", token, head), keys, |product| args.scale * product, args.value_width));

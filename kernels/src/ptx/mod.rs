@@ -20,6 +20,7 @@
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 
+pub(crate) mod atomic;
 pub(crate) mod barrier;
 pub(crate) mod copy;
 pub(crate) mod fence;

@@ -125,7 +125,7 @@ pub(crate) fn clear_keys(keys: &mut Shared<[u32]>, stage: u32, count: u32, #[com
 }
 
 #[cube]
-fn quad_max(value: f32) -> f32 {
+pub(crate) fn quad_max(value: f32) -> f32 {
     let pair = max(value, warp::shuffle_xor::<f32>(value, 1u32));
     max(pair, warp::shuffle_xor::<f32>(pair, 2u32))
 }

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::DeviceError;
-use mla_kernels::ragged_attention::{RaggedAttentionArgs, RaggedAttentionError, launch};
+use mla_kernels::ragged_attention::{HeadRows, RaggedAttentionArgs, RaggedAttentionError, RaggedAttentionSizes, launch};
+use mla_kernels::{DeviceError, Path};
 use rstest::rstest;
 
 use crate::support::{arg, for_each_client, random, read, upload};
@@ -80,28 +80,39 @@ impl<E: Host> Case<E> {
     }
 
     fn run(&self, client: &Client) -> Result<(Vec<f64>, Vec<f64>), RaggedAttentionError> {
-        let buffer = |values: &[E]| arg(&upload(client, values), values.len());
+        let buffer = |values: &[E], width| {
+            HeadRows::contiguous(arg(&upload(client, values), values.len()), self.heads, width)
+        };
+        let cu_seqlens = || arg(&upload(client, &self.cu_seqlens), self.cu_seqlens.len());
         let rows = self.tokens * self.heads;
         let out = upload(client, &vec![E::from_f32(UNWRITTEN); rows * self.value_width]);
         let lse = upload(client, &vec![UNWRITTEN; rows]);
         launch(
             client,
             RaggedAttentionArgs {
-                q: buffer(&self.q),
-                k: buffer(&self.k),
-                v: buffer(&self.v),
-                cu_seqlens: arg(&upload(client, &self.cu_seqlens), self.cu_seqlens.len()),
+                q: buffer(&self.q, self.key_width),
+                k: buffer(&self.k, self.key_width),
+                k_pe: None,
+                v: buffer(&self.v, self.value_width),
+                cu_seqlens: cu_seqlens(),
+                cu_seqlens_k: cu_seqlens(),
                 out: arg(&out, rows * self.value_width),
                 lse: arg(&lse, rows),
-                tokens: self.tokens,
-                heads: self.heads,
-                key_width: self.key_width,
-                value_width: self.value_width,
-                sequences: self.cu_seqlens.len() - 1,
+                sizes: RaggedAttentionSizes {
+                    tokens: self.tokens,
+                    keys: self.tokens,
+                    heads: self.heads,
+                    kv_heads: self.heads,
+                    key_width: self.key_width,
+                    value_width: self.value_width,
+                    shared_width: 0,
+                    sequences: self.cu_seqlens.len() - 1,
+                    elem: E::elem_type_native(),
+                },
                 softmax_scale: self.softmax_scale,
                 causal: self.causal,
-                elem: E::elem_type_native(),
             },
+            Path::Plain,
         )?;
         let out = read::<E>(client, out).into_iter().map(E::to_f64).collect();
         let lse = read::<f32>(client, lse).into_iter().map(f64::from).collect();
@@ -259,23 +270,26 @@ fn what_the_kernel_cannot_do_is_an_error() {
     for_each_client(|client| {
         let empty = || arg(&upload(client, &[0]), 1);
         let error = |elem, key_width| {
+            let rows = || HeadRows::contiguous(empty(), 1, 1);
+            let (tokens, keys, heads, kv_heads, value_width, shared_width, sequences) = (1, 1, 1, 1, 1, 0, 0);
+            #[rustfmt::skip]
+            let sizes = RaggedAttentionSizes {
+                tokens, keys, heads, kv_heads, key_width, value_width, shared_width, sequences, elem,
+            };
             let args = RaggedAttentionArgs {
-                q: empty(),
-                k: empty(),
-                v: empty(),
+                q: rows(),
+                k: rows(),
+                k_pe: None,
+                v: rows(),
                 cu_seqlens: empty(),
+                cu_seqlens_k: empty(),
                 out: empty(),
                 lse: empty(),
-                tokens: 1,
-                heads: 1,
-                key_width,
-                value_width: 1,
-                sequences: 0,
+                sizes,
                 softmax_scale: 1.0,
                 causal: false,
-                elem,
             };
-            launch(client, args).expect_err("refused")
+            launch(client, args, Path::Plain).expect_err("refused")
         };
         let (float, int) = (f32::elem_type_native(), i32::elem_type_native());
         assert_eq!(error(int, 1), DeviceError::Elem(int).into());

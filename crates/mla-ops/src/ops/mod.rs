@@ -46,7 +46,7 @@ pub use mla_plan::{MlaPlan, MlaPlanArgs, Splits, mla_plan};
 pub use norm_rope::{NormRopeArgs, NormRopeOptions, norm_rope};
 pub use page_table::{PagedBatchArgs, page_table};
 pub use products::LinearProblem;
-pub use ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
+pub use ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, RaggedAttentionProblem, ragged_attention};
 pub use residual_norm::{Addend, Normed, Residual, Rows, residual_norm};
 pub use rms_norm::rms_norm;
 pub use rope_write::{RopeQuery, RopeWriteArgs, RopeWritten, rope_write};

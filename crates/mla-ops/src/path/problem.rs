@@ -9,9 +9,9 @@ use mla_kernels::Available;
 use super::Path;
 
 /// The sizes and dtypes of a call, as far as they decide which implementation of its operation runs:
-/// [`MlaDecodeProblem`](crate::MlaDecodeProblem), [`SparseMlaProblem`](crate::SparseMlaProblem),
-/// [`LightningIndexProblem`](crate::LightningIndexProblem) and [`LinearProblem`](crate::LinearProblem). The other operations have
-/// one implementation on a device.
+/// [`MlaDecodeProblem`](crate::MlaDecodeProblem), [`RaggedAttentionProblem`](crate::RaggedAttentionProblem),
+/// [`SparseMlaProblem`](crate::SparseMlaProblem), [`LightningIndexProblem`](crate::LightningIndexProblem) and
+/// [`LinearProblem`](crate::LinearProblem). The other operations have one implementation on a device.
 pub trait Problem: Sizes {}
 
 impl<P: Sizes> Problem for P {}

@@ -1,6 +1,7 @@
 //! DeepSeek-V2, V2-Lite, V3 and V3.2.
 
 mod architecture;
+mod attention_form;
 mod buffers;
 mod config;
 #[cfg(test)]

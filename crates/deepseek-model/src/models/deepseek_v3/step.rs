@@ -5,10 +5,10 @@ use std::ops::Range;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use mla_ops::cache::{PagedCache, RequestId};
 use mla_ops::{
-    Determinism, MlaDecodeProblem, MlaPlan, MlaPlanArgs, Path, RopeQuery, Splits, WriteLatentArgs, WriteLatentError,
-    explain_path, mla_plan, write_latent,
+    Determinism, MlaPlan, MlaPlanArgs, RopeQuery, Splits, WriteLatentArgs, WriteLatentError, mla_plan, write_latent,
 };
 
+use super::attention_form::{ChunkLengths, is_naive};
 use super::config::DeepseekV3Config;
 use super::rotary::{RotaryEmbedding, Rotation};
 use crate::Result;
@@ -47,7 +47,7 @@ pub(crate) enum Keys {
     Indexed(IndexedKeys),
 }
 
-/// How chunks of new tokens see their keys.
+/// How chunks of new tokens see their keys: see [`is_naive`].
 #[derive(Debug)]
 pub(crate) enum NewKeys {
     /// Each other in the naive form, and what the cache held before in the absorbed form.
@@ -57,7 +57,7 @@ pub(crate) enum NewKeys {
         past: Vec<ChunkKeys>,
     },
     /// All keys, their own among them, in the absorbed form. That has 3.4 times the arithmetic of the naive one in DeepSeek-V3's
-    /// sizes, but runs on Hopper's and Blackwell's tensor cores.
+    /// sizes, but keys and values of every head need not be computed.
     Absorbed(Vec<ChunkKeys>),
 }
 
@@ -200,18 +200,22 @@ fn new_keys(
     if chunks.is_empty() {
         return Ok(None);
     }
-    if is_fast_absorbed(cache, (config, heads), device) {
+    let lengths = |chunk: &Chunk| {
+        let new = chunk.tokens.len();
+        Ok(ChunkLengths { new, past: cache.len(chunk.request)? - new })
+    };
+    let lengths = chunks.iter().map(lengths).collect::<Result<Vec<_>>>()?;
+    if !is_naive(&lengths, cache, (config, heads), device) {
         return Ok(Some(NewKeys::Absorbed(absorbed_keys(chunks, cache, heads, device)?)));
     }
     let mut cu_seqlens = vec![0];
     let mut past = Vec::new();
     let mut first = 0;
-    for chunk in chunks {
-        let tokens = first..first + chunk.tokens.len();
-        let before = cache.len(chunk.request)? - chunk.tokens.len();
-        if before > 0 {
-            let reader = Reader { query_len: tokens.len(), heads, splits: Splits::Auto };
-            let keys = PagedKeys::new(&[chunk.request], vec![before], reader, cache, device)?;
+    for (chunk, lengths) in chunks.iter().zip(lengths) {
+        let tokens = first..first + lengths.new;
+        if lengths.past > 0 {
+            let reader = Reader { query_len: lengths.new, heads, splits: splits(lengths.new, heads) };
+            let keys = PagedKeys::new(&[chunk.request], vec![lengths.past], reader, cache, device)?;
             past.push(ChunkKeys { tokens: tokens.clone(), keys });
         }
         first = tokens.end;
@@ -220,22 +224,13 @@ fn new_keys(
     Ok(Some(NewKeys::Naive { cu_seqlens: ints(cu_seqlens, device), past }))
 }
 
-/// Whether attention in the absorbed form runs on Hopper's or Blackwell's tensor cores.
-fn is_fast_absorbed(cache: &PagedCache, (config, heads): (&DeepseekV3Config, usize), device: &Device) -> bool {
-    let problem = MlaDecodeProblem {
-        batch: 1,
-        query_len: 1,
-        heads,
-        key_width: config.kv_lora_rank + config.qk_rope_head_dim,
-        value_width: config.kv_lora_rank,
-        page_size: cache.config().page_size,
-        dtype: cache.config().dtype.into(),
-    };
-    matches!(explain_path(&problem, device).path, Path::Sm90 | Path::Sm100)
-}
-
 /// Query rows of a request from which keys need not be split for a GPU to have enough to do: 128 tiles of 64.
 const FILLS: usize = 128 * 64;
+
+/// How the keys of so many query tokens are split.
+fn splits(query_len: usize, heads: usize) -> Splits {
+    if query_len * heads >= FILLS { Splits::Count(1) } else { Splits::Auto }
+}
 
 /// The keys of each chunk; of neighbours with as many new tokens together.
 fn absorbed_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device) -> Result<Vec<ChunkKeys>> {
@@ -248,8 +243,7 @@ fn absorbed_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &De
             first = tokens.end;
             let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
             let lens = requests.iter().map(|&request| Ok(cache.len(request)?)).collect::<Result<_>>()?;
-            let splits = if query_len * heads >= FILLS { Splits::Count(1) } else { Splits::Auto };
-            let reader = Reader { query_len, heads, splits };
+            let reader = Reader { query_len, heads, splits: splits(query_len, heads) };
             Ok(ChunkKeys { tokens, keys: PagedKeys::new(&requests, lens, reader, cache, device)? })
         })
         .collect()

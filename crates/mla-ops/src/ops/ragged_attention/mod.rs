@@ -3,13 +3,15 @@
 mod backend;
 #[cfg(feature = "_gpu")]
 mod cube;
+mod problem;
 #[cfg(feature = "flex")]
 mod reference;
 
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
-use self::backend::RaggedAttentionBackend;
+use self::backend::{BackendKeys, RaggedAttentionBackend};
+pub use self::problem::RaggedAttentionProblem;
 use crate::MlaError;
 use crate::check::{Check, check_cu_seqlens};
 use crate::dispatch::tensors;
@@ -21,13 +23,18 @@ const OP: &str = "ragged_attention";
 pub struct RaggedAttentionArgs {
     /// Queries `[N, H, dqk]` (dqk = 192 in DeepSeek-V3), f32, f16 or bf16.
     pub q: Tensor<3>,
-    /// Keys `[N, H, dqk]`.
+    /// Keys `[M, Hkv, dqk]`, or `[M, Hkv, dqk - dr]` beside `k_pe`. H is a multiple of Hkv: query head `h` reads head
+    /// `h / (H / Hkv)`.
     pub k: Tensor<3>,
-    /// Values `[N, H, dv]` (dv = 128 in DeepSeek-V3).
+    /// The last channels of the keys, which all heads share, `[M, dr]`: in MLA the rotary part (dr = 64 in DeepSeek-V3).
+    pub k_pe: Option<Tensor<2>>,
+    /// Values `[M, Hkv, dv]` (dv = 128 in DeepSeek-V3).
     pub v: Tensor<3>,
-    /// i32 `[B + 1]`, ascending, from 0: sequence `b` is the tokens `cu_seqlens[b] .. cu_seqlens[b + 1]`. Tokens past
+    /// i32 `[B + 1]`, ascending, from 0: sequence `b` is the query tokens `cu_seqlens[b] .. cu_seqlens[b + 1]`. Tokens past
     /// the last entry belong to no sequence and may hold anything.
     pub cu_seqlens: Tensor<1, Int>,
+    /// The same of the key tokens. None where they are those of the queries, M = N.
+    pub cu_seqlens_k: Option<Tensor<1, Int>>,
 }
 
 /// Options of [`ragged_attention`].
@@ -35,14 +42,17 @@ pub struct RaggedAttentionArgs {
 pub struct RaggedAttentionOptions {
     /// The factor of the scores before the softmax.
     pub softmax_scale: f32,
-    /// A token sees itself and the tokens of its sequence before it; otherwise its whole sequence.
+    /// Query `i` of a sequence sees the keys up to position `i + keys - queries`: where it has as many of both, itself and what
+    /// precedes it. Otherwise a query sees all keys of its sequence.
     pub causal: bool,
 }
 
-/// Attention of every token over its own sequence.
+/// Attention of every token over the keys of its own sequence.
 ///
 /// Returns `out [N, H, dv]` in the query's dtype and `lse` f32 `[N, H]` (natural logarithm). Sums are in f32, scores
-/// exist for one tile at a time. Tokens that belong to no sequence give `out = 0` and `lse = -inf`.
+/// exist for one tile at a time. Tokens that see no key, or belong to no sequence, give `out = 0` and `lse = -inf`.
+///
+/// [`explain_path`](crate::explain_path) of a [`RaggedAttentionProblem`] says which implementation runs.
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices: nothing is launched.
@@ -56,41 +66,82 @@ pub fn ragged_attention(
     if check.sees_values() {
         args.validate_values()?;
     }
-    Ok(tensors(<Dispatch as RaggedAttentionBackend>::ragged_attention(
-        args.q.into_dispatch(),
-        args.k.into_dispatch(),
-        args.v.into_dispatch(),
-        args.cu_seqlens.into_dispatch(),
-        options.clone(),
-    )))
+    let RaggedAttentionArgs { q, k, k_pe, v, cu_seqlens, cu_seqlens_k } = args;
+    let k = match k_pe {
+        None => BackendKeys::Whole(k.into_dispatch()),
+        Some(k_pe) => BackendKeys::Shared(k.into_dispatch(), k_pe.into_dispatch()),
+    };
+    let cu_seqlens_k = cu_seqlens_k.unwrap_or_else(|| cu_seqlens.clone());
+    let [cu_seqlens, cu_seqlens_k] = [cu_seqlens, cu_seqlens_k].map(Tensor::into_dispatch);
+    let attend = <Dispatch as RaggedAttentionBackend>::ragged_attention;
+    Ok(tensors(attend(q.into_dispatch(), k, v.into_dispatch(), cu_seqlens, cu_seqlens_k, options.clone())))
 }
 
 impl RaggedAttentionArgs {
+    /// What decides which implementation runs.
+    pub fn problem(&self) -> RaggedAttentionProblem {
+        let ([_, heads, key_width], [_, kv_heads, value_width]) = (self.q.dims(), self.v.dims());
+        let shared_width = self.k_pe.as_ref().map_or(0, |k_pe| k_pe.dims()[1]);
+        RaggedAttentionProblem { heads, kv_heads, key_width, value_width, shared_width, dtype: self.q.dtype() }
+    }
+
     fn check_tensors(&self) -> Result<Check, MlaError> {
         let check = Check::new(OP, "q", &self.q)?;
         check.float("q", &self.q)?;
         let dtype = self.q.dtype();
         check.float_as("k", &self.k, dtype, "the dtype of `q`")?;
         check.float_as("v", &self.v, dtype, "the dtype of `q`")?;
-        check.int("cu_seqlens", &self.cu_seqlens)?;
-        let [tokens, heads, width] = self.q.dims();
+        if let Some(k_pe) = &self.k_pe {
+            check.float_as("k_pe", k_pe, dtype, "the dtype of `q`")?;
+        }
+        self.check_shapes(&check)?;
+        self.check_sequences(&check)?;
+        #[cfg(feature = "_gpu")]
+        cube::check_limits(&check, self)?;
+        Ok(check)
+    }
+
+    fn check_shapes(&self, check: &Check) -> Result<(), MlaError> {
+        let ([tokens, heads, width], [keys, kv_heads, _]) = (self.q.dims(), self.k.dims());
         let (value_width, actual) = (self.v.dims()[2], format!("a query of {heads} heads of width {width}"));
         check.value("q", heads > 0 && width > 0, actual, || "at least 1 head, and 1 channel".into())?;
         check.value("v", value_width > 0, format!("values of width {value_width}"), || "at least 1 channel".into())?;
-        let words = || format!("[N, H, dqk] = [{tokens}, {heads}, {width}], the shape of `q`");
-        check.dims("k", self.k.dims(), [Some(tokens), Some(heads), Some(width)], words)?;
-        let words = || format!("[N, H, dv] with N = {tokens}, H = {heads}");
-        check.dims("v", self.v.dims(), [Some(tokens), Some(heads), None], words)?;
+        let divides = kv_heads > 0 && heads.is_multiple_of(kv_heads);
+        check.value("k", divides, format!("keys of {kv_heads} heads"), || {
+            format!("a number of heads that divides the {heads} of `q`")
+        })?;
+        let shared = self.k_pe.as_ref().map_or(0, |k_pe| k_pe.dims()[1]);
+        if let Some(k_pe) = &self.k_pe {
+            let words = || format!("[M, dr] with M = {keys}, as in `k`");
+            check.dims("k_pe", k_pe.dims(), [Some(keys), None], words)?;
+            check.value("k_pe", (1..width).contains(&shared), format!("{shared} channels"), || {
+                format!("fewer than the {width} of `q`, and at least 1")
+            })?;
+        }
+        let own = width - shared;
+        let all = self.cu_seqlens_k.is_none().then_some(tokens);
+        let words = || {
+            let keys = all.map_or("M".into(), |tokens| format!("{tokens}, as in `q`: there is no `cu_seqlens_k`"));
+            format!("[M, Hkv, {own}], the channels of `q` less those of `k_pe`, with M = {keys}")
+        };
+        check.dims("k", self.k.dims(), [all, None, Some(own)], words)?;
+        let words = || format!("[M, Hkv, dv] with M = {keys}, Hkv = {kv_heads}, as in `k`");
+        check.dims("v", self.v.dims(), [Some(keys), Some(kv_heads), None], words)
+    }
+
+    fn check_sequences(&self, check: &Check) -> Result<(), MlaError> {
+        check.int("cu_seqlens", &self.cu_seqlens)?;
         let [entries] = self.cu_seqlens.dims();
         check.value("cu_seqlens", entries > 0, format!("{entries} entries"), || {
             "B + 1 entries: at least the leading 0".into()
         })?;
-        #[cfg(feature = "_gpu")]
-        cube::check_limits(&check, &self.q, value_width, entries - 1)?;
-        Ok(check)
+        let Some(cu_seqlens_k) = &self.cu_seqlens_k else { return Ok(()) };
+        check.int("cu_seqlens_k", cu_seqlens_k)?;
+        let words = || format!("[B + 1] = [{entries}], the length of `cu_seqlens`");
+        check.dims("cu_seqlens_k", cu_seqlens_k.dims(), [Some(entries)], words)
     }
 
-    /// Reads `cu_seqlens` back and checks that it starts at 0, ascends, and ends at `N` at most.
+    /// Reads `cu_seqlens` and `cu_seqlens_k` back and checks that they start at 0, ascend, and end at `N` and `M` at most.
     ///
     /// # Errors
     /// [`MlaError::DeviceValue`] for the first entry that breaks the rule. Before that, wrong shapes and dtypes as in
@@ -101,7 +152,9 @@ impl RaggedAttentionArgs {
     }
 
     fn validate_values(&self) -> Result<(), MlaError> {
-        let [tokens, ..] = self.q.dims();
-        check_cu_seqlens(OP, "cu_seqlens", &self.cu_seqlens, tokens).map(|_| ())
+        let ([tokens, ..], [keys, ..]) = (self.q.dims(), self.k.dims());
+        check_cu_seqlens(OP, "cu_seqlens", &self.cu_seqlens, tokens)?;
+        let Some(cu_seqlens_k) = &self.cu_seqlens_k else { return Ok(()) };
+        check_cu_seqlens(OP, "cu_seqlens_k", cu_seqlens_k, keys).map(|_| ())
     }
 }

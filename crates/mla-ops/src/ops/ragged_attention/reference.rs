@@ -5,7 +5,7 @@ use burn::backend::{
 use burn::tensor::{Bool, DType, FloatDType, Int, Tensor, s};
 
 use super::RaggedAttentionOptions;
-use super::backend::RaggedAttentionBackend;
+use super::backend::{BackendKeys, RaggedAttentionBackend};
 use crate::independent::map_independent;
 use crate::ops::merge_state::reference::merge_state;
 use crate::reference::{IntoFlex, QUERY_TILE, SCORES, host, softmax_values, tensor};
@@ -13,90 +13,144 @@ use crate::reference::{IntoFlex, QUERY_TILE, SCORES, host, softmax_values, tenso
 impl RaggedAttentionBackend for Flex {
     fn ragged_attention(
         q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
+        k: BackendKeys<Self>,
         v: FloatTensor<Self>,
         cu_seqlens: IntTensor<Self>,
+        cu_seqlens_k: IntTensor<Self>,
         options: RaggedAttentionOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        ragged_attention(tensor(q), tensor(k), tensor(v), tensor(cu_seqlens), &options).into_flex()
+        let qkv = [tensor(q), whole(k), tensor(v)];
+        ragged_attention(qkv, tensor(cu_seqlens), tensor(cu_seqlens_k), &options).into_flex()
+    }
+}
+
+/// `[M, Hkv, dqk]`.
+fn whole(k: BackendKeys<Flex>) -> Tensor<3> {
+    match k {
+        BackendKeys::Whole(k) => tensor(k),
+        BackendKeys::Shared(k, k_pe) => {
+            let (k, k_pe): (Tensor<3>, Tensor<2>) = (tensor(k), tensor(k_pe));
+            let ([keys, kv_heads, _], [_, shared]) = (k.dims(), k_pe.dims());
+            Tensor::cat(vec![k, k_pe.unsqueeze_dim::<3>(1).expand([keys, kv_heads, shared])], 2)
+        }
     }
 }
 
 /// out `[N, H, dv]` in the dtype of q, lse f32 `[N, H]`.
 fn ragged_attention(
-    q: Tensor<3>,
-    k: Tensor<3>,
-    v: Tensor<3>,
+    [q, k, v]: [Tensor<3>; 3],
     cu_seqlens: Tensor<1, Int>,
+    cu_seqlens_k: Tensor<1, Int>,
     options: &RaggedAttentionOptions,
 ) -> (Tensor<3>, Tensor<2>) {
-    let [tokens, heads, _] = q.dims();
-    let [_, _, value_width] = v.dims();
+    let ([tokens, heads, _], [keys, _, value_width]) = (q.dims(), v.dims());
     let (dtype, device) = (q.dtype(), q.device());
-    let no_sequence = |tokens: usize| {
+    let no_keys = |tokens: usize| {
         let out = Tensor::<3>::zeros([tokens, heads, value_width], (&device, dtype));
         (out, Tensor::<2>::full([tokens, heads], f32::NEG_INFINITY, (&device, DType::F32)))
     };
     // Head-major, as the batched matmul wants them.
-    let by_head = |tensor: Tensor<3>| tensor.swap_dims(0, 1);
-    let q = by_head(q.cast(FloatDType::F32) * options.softmax_scale);
-    let (k, v) = (by_head(k.cast(FloatDType::F32)), by_head(v.cast(FloatDType::F32)));
+    let by_head = |tensor: Tensor<3>| tensor.cast(FloatDType::F32).swap_dims(0, 1);
+    let q = by_head(q) * options.softmax_scale;
+    let [k, v] = [k, v].map(|tensor| for_heads(by_head(tensor), heads));
 
-    let mut done = 0;
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
-    let ends = host(cu_seqlens).into_iter().map(|end| end.clamp(0, tokens as i32) as usize);
-    for end in ends.filter(|&end| end > 0) {
-        let sequence = Sequence { first: done, end: end.max(done), causal: options.causal };
-        for (out, lse) in sequence.attend(&q, &k, &v) {
-            outs.push(out.swap_dims(0, 1).cast(FloatDType::from(dtype)));
-            lses.push(lse.swap_dims(0, 1).reshape([-1, heads as i32]));
-        }
-        done = sequence.end;
-    }
-    if done < tokens || tokens == 0 {
-        let (out, lse) = no_sequence(tokens - done);
+    let mut push = |(out, lse): (Tensor<3>, Tensor<2>)| {
         outs.push(out);
         lses.push(lse);
+    };
+    let ends = |cu_seqlens, len| ends(host(cu_seqlens), len);
+    let (mut done, mut keys_done) = (0, 0);
+    for (end, end_key) in ends(cu_seqlens, tokens).into_iter().zip(ends(cu_seqlens_k, keys)) {
+        let sequence = Sequence { first: done, end, first_key: keys_done, end_key, causal: options.causal };
+        if sequence.blind() > 0 {
+            push(no_keys(sequence.blind()));
+        }
+        for (out, lse) in sequence.attend(&q, &k, &v) {
+            let out = out.swap_dims(0, 1).cast(FloatDType::from(dtype));
+            push((out, lse.swap_dims(0, 1).reshape([-1, heads as i32])));
+        }
+        (done, keys_done) = (end, end_key);
+    }
+    if done < tokens || tokens == 0 {
+        push(no_keys(tokens - done));
     }
     (Tensor::cat(outs, 0), Tensor::cat(lses, 0))
 }
 
-/// The tokens `first .. end`.
+/// Where sequences end: within the tokens, and ascending.
+fn ends(cu_seqlens: Vec<i32>, tokens: usize) -> Vec<usize> {
+    let mut least = 0;
+    let ends = cu_seqlens.into_iter().skip(1).map(|end| {
+        least = (end.clamp(0, tokens as i32) as usize).max(least);
+        least
+    });
+    ends.collect()
+}
+
+/// `[Hkv, M, d]` for each of the query's heads.
+fn for_heads(tensor: Tensor<3>, heads: usize) -> Tensor<3> {
+    let [kv_heads, keys, width] = tensor.dims();
+    if kv_heads == heads {
+        return tensor;
+    }
+    let group = heads / kv_heads;
+    tensor.unsqueeze_dim::<4>(1).expand([kv_heads, group, keys, width]).reshape([heads, keys, width])
+}
+
+/// The query tokens `first .. end`, and the key tokens.
 struct Sequence {
     first: usize,
     end: usize,
+    first_key: usize,
+    end_key: usize,
     causal: bool,
 }
 
 impl Sequence {
-    /// out `[H, rows, dv]` and lse `[H, rows, 1]` of each query tile; q, k, v head-major f32.
+    /// How many queries, the first ones, see no key.
+    fn blind(&self) -> usize {
+        let (queries, keys) = (self.end - self.first, self.end_key - self.first_key);
+        match keys {
+            0 => queries,
+            _ if self.causal => queries.saturating_sub(keys),
+            _ => 0,
+        }
+    }
+
+    /// out `[H, rows, dv]` and lse `[H, rows, 1]` of each query tile that sees a key; q, k, v head-major f32.
     fn attend(&self, q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>) -> Vec<(Tensor<3>, Tensor<3>)> {
-        let tiles = (self.first..self.end).step_by(QUERY_TILE).collect();
-        let len = self.end - self.first;
-        let work = len * len / 2 * (q.dims()[0] * (q.dims()[2] + v.dims()[2]));
+        let tiles = (self.first + self.blind()..self.end).step_by(QUERY_TILE).collect();
+        let (queries, keys) = (self.end - self.first, self.end_key - self.first_key);
+        let work = queries * keys / 2 * (q.dims()[0] * (q.dims()[2] + v.dims()[2]));
         map_independent(&q.device(), work, tiles, |q_first| self.attend_tile(q_first, q, k, v))
     }
 
     /// out `[H, rows, dv]` and lse `[H, rows, 1]` of the query tile from `q_first` on.
     fn attend_tile(&self, q_first: usize, q: &Tensor<3>, k: &Tensor<3>, v: &Tensor<3>) -> (Tensor<3>, Tensor<3>) {
         let [heads, ..] = q.dims();
-        // Whole query tiles, so that a tile of keys begins no later than the query tile that ends it: every row sees a key.
         let key_tile = (SCORES / (heads * QUERY_TILE) / QUERY_TILE).max(1) * QUERY_TILE;
         let rows = |tensor: &Tensor<3>, from: usize, to: usize| tensor.clone().narrow(1, from, to - from);
         let q_end = (q_first + QUERY_TILE).min(self.end);
         let query = rows(q, q_first, q_end);
-        let seen_end = if self.causal { q_end } else { self.end };
-        let block = |k_first: usize| {
-            let k_end = (k_first + key_tile).min(seen_end);
+        // The key at the position of the first query: its last one.
+        let own = (self.end_key + q_first).saturating_sub(self.end);
+        let seen_end = if self.causal { own + q_end - q_first } else { self.end_key };
+        let block = |k_first: usize, k_end: usize| {
             let mut scores = query.clone().matmul(rows(k, k_first, k_end).transpose());
-            if self.causal && k_end > q_first {
-                scores = hide_future(scores, q_first - k_first);
+            if self.causal && k_end > own {
+                scores = hide_future(scores, own - k_first);
             }
             softmax_values(scores, rows(v, k_first, k_end))
         };
-        let mut state = block(self.first);
-        for k_first in (self.first..seen_end).step_by(key_tile).skip(1) {
-            state = merge_blocks(state, block(k_first));
+        // All but the first begin whole query tiles away from the key at the first query's position, none past it: every row
+        // sees a key of each.
+        let ahead = if self.causal { (own - self.first_key) % QUERY_TILE } else { 0 };
+        let first = if ahead > 0 { ahead } else { key_tile };
+        let first_end = (self.first_key + first).min(seen_end);
+        let mut state = block(self.first_key, first_end);
+        for k_first in (first_end..seen_end).step_by(key_tile) {
+            state = merge_blocks(state, block(k_first, (k_first + key_tile).min(seen_end)));
         }
         state
     }

@@ -1,5 +1,5 @@
-//! Prefill: chunks of new tokens see all keys in the absorbed form where that is fast. Elsewhere they see each other in the naive
-//! form, with keys and values of every head, and what the cache held before in the absorbed form; the two are merged.
+//! Prefill: chunks of new tokens see each other in the naive form, with keys and values of every head, and what the cache held
+//! before in the absorbed form; the two are merged. Or they see all keys in the absorbed form: `step.rs` says when.
 
 use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
@@ -47,14 +47,15 @@ impl MultiHeadLatentAttention {
     ) -> Result<(Tensor<3>, Tensor<2>)> {
         let ([tokens, heads, _], dn) = (q.dims(), self.qk_nope_head_dim);
         let k_pe = latent.clone().narrow(1, self.kv_lora_rank, self.qk_rope_head_dim);
-        let k_pe = k_pe.unsqueeze_dim::<3>(1).expand([tokens, heads, self.qk_rope_head_dim]);
         let latent = latent.narrow(1, 0, self.kv_lora_rank);
         let kv = self.kv_b_proj.forward(latent, step.determinism)?.reshape([tokens, heads, dn + self.v_head_dim]);
         let args = RaggedAttentionArgs {
             q,
-            k: Tensor::cat(vec![kv.clone().narrow(2, 0, dn), k_pe], 2),
+            k: kv.clone().narrow(2, 0, dn),
+            k_pe: Some(k_pe),
             v: kv.narrow(2, dn, self.v_head_dim),
             cu_seqlens: cu_seqlens.clone(),
+            cu_seqlens_k: None,
         };
         let options = RaggedAttentionOptions { softmax_scale: self.softmax_scale, causal: true };
         Ok(ragged_attention(args, &options)?)

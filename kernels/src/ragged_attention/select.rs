@@ -1,0 +1,34 @@
+//! Which kernel computes ragged attention.
+
+use super::plain;
+use super::problem::RaggedAttentionSizes;
+#[cfg(feature = "cuda")]
+use super::sm90;
+use crate::common::select::{Path, Table, Variant};
+
+/// The implementations, the fastest first.
+pub(super) const TABLE: Table<RaggedAttentionSizes, Form> = Table(&[
+    #[cfg(feature = "cuda")]
+    Variant {
+        path: Path::Sm90,
+        needs: "TMA and wgmma of a Hopper; f16 or bf16, heads of 192 / 128, 128 / 128 or 64 / 64 channels, shared by all heads none \
+                or the last 64 of a key of more",
+        form: |client, sizes| sm90::form(client, sizes).map(Form::Sm90),
+        #[cfg(feature = "offline")]
+        offline: sm90::offline,
+    },
+    Variant {
+        path: Path::Plain,
+        needs: "shared memory for a tile of queries and keys",
+        form: |client, sizes| plain::prepare(client, sizes).ok().map(Form::Plain),
+        #[cfg(feature = "offline")]
+        offline: plain::offline,
+    },
+]);
+
+/// How a kernel divides the work.
+pub(super) enum Form {
+    Plain(plain::Grid),
+    #[cfg(feature = "cuda")]
+    Sm90(sm90::Form),
+}

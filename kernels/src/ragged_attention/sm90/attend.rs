@@ -1,0 +1,176 @@
+//! What a computing warpgroup does: both products of its 64 query rows, and the softmax between them.
+
+use cubecl::prelude::*;
+
+use super::form::{Form, GROUP, GROUP_ROWS, KEYS, PANEL, QUERIES, VALUES};
+use super::ring::Ring;
+use super::softmax::{Ends, PAIRS, SCORES, pack, weigh};
+use super::work::{Slot, Work};
+use crate::ptx::wgmma::{Layout, descriptor};
+use crate::ptx::{barrier, mbarrier, warp, wgmma};
+use crate::tiles::form::LOWEST;
+use crate::tiles::output::scale_rows;
+use crate::tiles::softmax::SoftmaxState;
+
+/// How keys lie, seen as rows of terms.
+const KEY_ROWS: Layout = Layout::Terms { rows: KEYS };
+
+/// What a warpgroup works with.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Attention {
+    pub keys: Ring,
+    pub values: Ring,
+    /// The descriptor of its query rows.
+    queries: u64,
+    /// The barrier of blocks of values whose rows past the end of the sequence have been cleared, and how many so far.
+    cleared: u32,
+    tails: u32,
+    /// The factor of the scores, as powers of two.
+    scale: f32,
+    group: u32,
+    #[cube(comptime)]
+    form: Form,
+}
+
+/// The output of a unit before the division by the sum, and what belongs to it.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Attended<A: Size> {
+    pub out: Vector<f32, A>,
+    pub state: SoftmaxState,
+}
+
+#[cube]
+impl<A: Size> Attended<A> {
+    /// Without a key.
+    pub fn nothing() -> Attended<A> {
+        let (lowest, none) = (f32::new(LOWEST), f32::new(0.0));
+        let state = SoftmaxState { highest_a: lowest, highest_b: lowest, sum_a: none, sum_b: none };
+        Attended::<A> { out: Vector::<f32, A>::zeroed(), state }
+    }
+}
+
+#[cube]
+impl Attention {
+    pub fn new(
+        keys: Ring,
+        values: Ring,
+        queries_at: u32,
+        cleared: u32,
+        scale: f32,
+        group: u32,
+        #[comptime] form: Form,
+    ) -> Attention {
+        let queries = descriptor(queries_at + group * comptime!((GROUP_ROWS * PANEL * 2) as u32), QUERIES);
+        // The first warpgroup has the first turn.
+        if comptime!(form.takes_turns()) && group == 1 {
+            barrier::arrive_at(1u32, comptime!(2 * GROUP));
+        }
+        Attention { keys, values, queries, cleared, tails: 0u32, scale, group, form }
+    }
+
+    /// The attention of a tile with at least one block, from the last block to the first. Gives the slot back.
+    ///
+    /// The scores of a block are on the way when the values of the one after it are multiplied, and both while the other warpgroup
+    /// computes its softmax.
+    pub fn attend<A: Size>(&mut self, work: &Work, slot: &mut Slot, attended: &mut Attended<A>) {
+        let lane = UNIT_POS % 32;
+        let first_row = self.group * comptime!(GROUP_ROWS as u32);
+        let own_row = first_row + UNIT_POS % GROUP / 32 * 16 + lane / 4;
+        // Blocks before this one are seen by all rows as a whole.
+        let sees = min(max(work.tile.first_sees + first_row as i32, 0i32) as u32, work.tile.keys);
+        let whole = sees / comptime!(KEYS as u32);
+        let mut block = work.tile.blocks - 1;
+
+        self.keys.wait();
+        let issued = wgmma::mma_ss_zero::<Const<SCORES>>(self.queries, self.key_rows(), comptime!(self.form.scores()));
+        let scores = wgmma::wait::<Const<SCORES>>(issued, 0u32);
+        self.keys.release(lane);
+        let ends = self.ends(work, own_row, block);
+        let first = weigh(scores, &mut attended.state, self.scale, &ends, true, self.form);
+        let mut weights = pack(first.weights, self.form);
+        if work.has_tail() {
+            mbarrier::wait(self.cleared, self.tails % 2);
+            self.tails += 1;
+        }
+        while block > whole {
+            block -= 1;
+            let ends = self.ends(work, own_row, block);
+            weights = self.step::<A>(attended, weights, &ends, lane, true);
+        }
+        let ends = Ends { a: 0i32, b: 0i32 };
+        while block > 0 {
+            block -= 1;
+            weights = self.step::<A>(attended, weights, &ends, lane, false);
+        }
+        slot.release(lane);
+        self.values.wait();
+        let issued = wgmma::mma_rs::<A, Const<PAIRS>>(
+            attended.out,
+            weights,
+            self.value_rows(),
+            comptime!(self.form.output()),
+        );
+        attended.out = wgmma::wait::<A>(issued, 0u32);
+        self.values.release(lane);
+    }
+
+    /// The scores and the softmax of a block, and the values of the one after it, whose weights it takes. Gives its own.
+    fn step<A: Size>(
+        &mut self,
+        attended: &mut Attended<A>,
+        weights: Vector<u32, Const<PAIRS>>,
+        ends: &Ends,
+        lane: u32,
+        #[comptime] masked: bool,
+    ) -> Vector<u32, Const<PAIRS>> {
+        self.keys.wait();
+        self.begin_turn();
+        let scores = wgmma::mma_ss_zero::<Const<SCORES>>(self.queries, self.key_rows(), comptime!(self.form.scores()));
+        self.values.wait();
+        let output = wgmma::mma_rs::<A, Const<PAIRS>>(
+            attended.out,
+            weights,
+            self.value_rows(),
+            comptime!(self.form.output()),
+        );
+        self.end_turn();
+        let scores = wgmma::wait::<Const<SCORES>>(scores, 1u32);
+        self.keys.release(lane);
+        let weighed = weigh(scores, &mut attended.state, self.scale, ends, masked, self.form);
+        let mut out = wgmma::wait::<A>(output, 0u32);
+        self.values.release(lane);
+        if warp::any(weighed.factor_a != 1.0f32 || weighed.factor_b != 1.0f32) {
+            out = scale_rows::<A>(out, weighed.factor_a, weighed.factor_b);
+        }
+        attended.out = out;
+        pack(weighed.weights, self.form)
+    }
+
+    /// Which columns of a block the unit's rows see.
+    fn ends(&self, work: &Work, own_row: u32, block: u32) -> Ends {
+        let first = (block * comptime!(KEYS as u32) + UNIT_POS % 4 * 2) as i32;
+        let (sees, keys) = (work.tile.first_sees + own_row as i32, work.tile.keys as i32);
+        Ends { a: min(sees, keys) - first, b: min(sees + 8, keys) - first }
+    }
+
+    fn key_rows(&self) -> u64 {
+        descriptor(self.keys.stage_at(), KEY_ROWS)
+    }
+
+    fn value_rows(&self) -> u64 {
+        descriptor(self.values.stage_at(), VALUES)
+    }
+
+    /// Waits until the other warpgroup has issued its products: it computes its softmax under those of this one.
+    fn begin_turn(&self) {
+        if comptime!(self.form.takes_turns()) {
+            barrier::sync_at(self.group + 1, comptime!(2 * GROUP));
+        }
+    }
+
+    fn end_turn(&self) {
+        if comptime!(self.form.takes_turns()) {
+            barrier::arrive_at(2 - self.group, comptime!(2 * GROUP));
+        }
+    }
+}
