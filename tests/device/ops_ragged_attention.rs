@@ -211,7 +211,8 @@ fn ops_ragged_tiles(
     #[values(vec![1, 0, 63, 64, 65, 0, 127, 129], vec![128, 300, 256])] lens: Vec<usize>,
 ) {
     for_each_dtype(|device, dtype| {
-        let case = Case { lens: lens.clone(), tail: 5, heads: 2, kv_heads: 2, widths, causal, dtype, ..Case::default() };
+        let case =
+            Case { lens: lens.clone(), tail: 5, heads: 2, kv_heads: 2, widths, causal, dtype, ..Case::default() };
         case.inputs().check(device);
     });
 }
@@ -233,10 +234,7 @@ fn ops_ragged_grouped_heads(
 
 /// Sequences with more keys than queries, and fewer: causal is aligned to the ends.
 #[rstest]
-fn ops_ragged_more_keys(
-    #[values((192, 128), (5, 3))] widths: (usize, usize),
-    #[values(false, true)] causal: bool,
-) {
+fn ops_ragged_more_keys(#[values((192, 128), (5, 3))] widths: (usize, usize), #[values(false, true)] causal: bool) {
     for_each_dtype(|device, dtype| {
         let (lens, more_keys) = (vec![3, 70, 130, 200, 1, 129], vec![200, 0, 127, -150, -1, -128]);
         let case = Case { lens, more_keys, tail: 9, heads: 2, kv_heads: 1, widths, causal, dtype, ..Case::default() };

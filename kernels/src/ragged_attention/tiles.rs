@@ -40,7 +40,13 @@ pub(super) fn boundary(cu_seqlens: &[i32], i: u32, tokens: u32, sequences: u32) 
 /// The query tile of a slot. Segment `i` has the slots from `boundary(i) / tile + i` on: ascending in `i`, so that a
 /// binary search finds the segment, and enough, since `ceil(n / tile) <= floor((b + n) / tile) - floor(b / tile) + 1`.
 #[cube]
-pub(super) fn find_tile(cu_seqlens: &[i32], slot: u32, tokens: u32, sequences: u32, #[comptime] tile: u32) -> QueryTile {
+pub(super) fn find_tile(
+    cu_seqlens: &[i32],
+    slot: u32,
+    tokens: u32,
+    sequences: u32,
+    #[comptime] tile: u32,
+) -> QueryTile {
     let mut low = 0u32;
     let mut high = sequences;
     while low < high {

@@ -2,7 +2,9 @@
 
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::ragged_attention::{HeadRows, RaggedAttentionArgs, RaggedAttentionError, RaggedAttentionSizes, launch};
+use mla_kernels::ragged_attention::{
+    HeadRows, RaggedAttentionArgs, RaggedAttentionError, RaggedAttentionSizes, launch,
+};
 use mla_kernels::{DeviceError, Path};
 use rstest::rstest;
 
@@ -80,9 +82,8 @@ impl<E: Host> Case<E> {
     }
 
     fn run(&self, client: &Client) -> Result<(Vec<f64>, Vec<f64>), RaggedAttentionError> {
-        let buffer = |values: &[E], width| {
-            HeadRows::contiguous(arg(&upload(client, values), values.len()), self.heads, width)
-        };
+        let buffer =
+            |values: &[E], width| HeadRows::contiguous(arg(&upload(client, values), values.len()), self.heads, width);
         let cu_seqlens = || arg(&upload(client, &self.cu_seqlens), self.cu_seqlens.len());
         let rows = self.tokens * self.heads;
         let out = upload(client, &vec![E::from_f32(UNWRITTEN); rows * self.value_width]);

@@ -104,12 +104,8 @@ impl Attention {
         }
         slot.release(lane);
         self.values.wait();
-        let issued = wgmma::mma_rs::<A, Const<PAIRS>>(
-            attended.out,
-            weights,
-            self.value_rows(),
-            comptime!(self.form.output()),
-        );
+        let issued =
+            wgmma::mma_rs::<A, Const<PAIRS>>(attended.out, weights, self.value_rows(), comptime!(self.form.output()));
         attended.out = wgmma::wait::<A>(issued, 0u32);
         self.values.release(lane);
     }
@@ -127,12 +123,8 @@ impl Attention {
         self.begin_turn();
         let scores = wgmma::mma_ss_zero::<Const<SCORES>>(self.queries, self.key_rows(), comptime!(self.form.scores()));
         self.values.wait();
-        let output = wgmma::mma_rs::<A, Const<PAIRS>>(
-            attended.out,
-            weights,
-            self.value_rows(),
-            comptime!(self.form.output()),
-        );
+        let output =
+            wgmma::mma_rs::<A, Const<PAIRS>>(attended.out, weights, self.value_rows(), comptime!(self.form.output()));
         self.end_turn();
         let scores = wgmma::wait::<Const<SCORES>>(scores, 1u32);
         self.keys.release(lane);

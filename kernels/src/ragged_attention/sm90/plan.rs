@@ -75,13 +75,7 @@ pub(super) struct PlannedTile {
 
 #[cube]
 impl PlannedTile {
-    fn of(
-        tile: &QueryTile,
-        cu_seqlens_k: &[i32],
-        keys: u32,
-        sequences: u32,
-        #[comptime] causal: bool,
-    ) -> PlannedTile {
+    fn of(tile: &QueryTile, cu_seqlens_k: &[i32], keys: u32, sequences: u32, #[comptime] causal: bool) -> PlannedTile {
         let (first_key, end_key) = keys_of(cu_seqlens_k, tile, keys, sequences);
         let keys = end_key - first_key;
         let rows = min(tile.end - tile.query, comptime!(ROWS as u32));

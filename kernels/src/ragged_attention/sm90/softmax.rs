@@ -62,7 +62,8 @@ pub(super) fn weigh(
     }
     // Scores may exceed what the weights are relative to, before the output is scaled anew.
     let slack = SLACK / scale;
-    let (top_a, top_b) = (raised(quad_max(top_a), state.highest_a, slack), raised(quad_max(top_b), state.highest_b, slack));
+    let (top_a, top_b) =
+        (raised(quad_max(top_a), state.highest_a, slack), raised(quad_max(top_b), state.highest_b, slack));
     let factor_a = math::exp2((state.highest_a - top_a) * scale);
     let factor_b = math::exp2((state.highest_b - top_b) * scale);
     let (shift_a, shift_b) = (-top_a * scale, -top_b * scale);

@@ -51,8 +51,7 @@ pub(super) struct Work {
 impl Work {
     /// What says that there is no more.
     pub fn none() -> Work {
-        let tile =
-            PlannedTile { query: 0u32, rows: 0u32, first_key: 0u32, keys: 0u32, first_sees: 0i32, blocks: 0u32 };
+        let tile = PlannedTile { query: 0u32, rows: 0u32, first_key: 0u32, keys: 0u32, first_sees: 0i32, blocks: 0u32 };
         Work { tile, head: 0u32 }
     }
 
@@ -143,4 +142,3 @@ pub(super) fn heads_together(heads: usize, kv_heads: usize, head_bytes: usize) -
 pub(super) fn cubes(multiprocessors: usize, tiles: usize, heads: usize) -> usize {
     multiprocessors.min(tiles * heads)
 }
-

@@ -67,9 +67,14 @@ fn head_rows(tensor: CubeTensor, tiled: bool) -> HeadRows {
     let tensor = if tiled && is_tileable(&tensor) { tensor } else { contiguous(tensor) };
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     let (heads, width) = (if shape.len() == 3 { shape[1] } else { 1 }, shape[shape.len() - 1]);
-    // Of a single token or head, any stride will do.
-    let token_stride = if shape[0] > 1 { strides[0] } else { heads * width };
-    let head_stride = if heads > 1 { strides[1] } else { width };
+    // Of a single token or head, and without elements, strides may be any.
+    let (token_stride, head_stride) = match shape[0] {
+        0 => (heads * width, width),
+        tokens => {
+            let token_stride = if tokens > 1 { strides[0] } else { heads * width };
+            (token_stride, if heads > 1 { strides[1] } else { width })
+        }
+    };
     HeadRows { buffer: tensor.into_buffer_arg(), token_stride, head_stride }
 }
 
