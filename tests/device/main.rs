@@ -21,6 +21,7 @@ mod model_read_backs;
 mod model_steps;
 mod ops_argmax;
 mod ops_batch_invariant;
+mod ops_batch_invariant_hopper;
 mod ops_compress_kv;
 mod ops_errors;
 mod ops_errors_compress_kv;

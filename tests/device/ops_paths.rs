@@ -108,10 +108,15 @@ fn ops_paths_of_products(#[case] problem: fn(DType) -> LinearProblem, #[case] ru
             Burns => [&[(Matmul, true)], small_batch.as_slice()].concat(),
             Nothing => vec![(Matmul, true)],
         };
-        assert_paths(&problem, device, &[&[(Sm90, many && half && is_hopper(device))], others.as_slice()].concat());
-        // Only a kernel for a small batch has rows that do not depend on one another.
+        let many = (Sm90, many && half && is_hopper(device));
+        assert_paths(&problem, device, &[&[many], others.as_slice()].concat());
+        // Burn's product has rows that depend on one another.
         if runs != Nothing {
-            assert_paths(&problem.with_determinism(BatchInvariant), device, &small_batch);
+            assert_paths(
+                &problem.with_determinism(BatchInvariant),
+                device,
+                &[&[many], small_batch.as_slice()].concat(),
+            );
         }
     });
 }
@@ -121,8 +126,10 @@ fn ops_paths_of_matmul(#[values(1, 65)] rows: usize) {
     for_each_dtype(|device, dtype| {
         let problem = LinearProblem::matmul([2, rows, 64, 48], dtype);
         assert_paths(&problem, device, &[(Matmul, true)]);
-        let small_batch = [(PortableMma, is_half(dtype) && is_cuda(device)), (Portable, true)];
-        assert_paths(&problem.with_determinism(BatchInvariant), device, &small_batch);
+        let half = is_half(dtype);
+        let many = (Sm90, rows > 64 && half && is_hopper(device));
+        let invariant = [many, (PortableMma, half && is_cuda(device)), (Portable, true)];
+        assert_paths(&problem.with_determinism(BatchInvariant), device, &invariant);
     });
 }
 
@@ -137,8 +144,9 @@ fn ops_paths_of_experts(#[case] tokens: usize, #[case] experts: usize, #[case] m
     for_each_dtype(|device, dtype| {
         let (half, few) = (is_half(dtype), [(PortableMma, is_half(dtype) && is_cuda(device)), (Portable, true)]);
         for problem in LinearProblem::experts([tokens, 2, experts, 64, 96], dtype) {
-            assert_paths(&problem, device, &[&[(Sm90, many && half && is_hopper(device))], few.as_slice()].concat());
-            assert_paths(&problem.with_determinism(BatchInvariant), device, &few);
+            let expected = [&[(Sm90, many && half && is_hopper(device))], few.as_slice()].concat();
+            assert_paths(&problem, device, &expected);
+            assert_paths(&problem.with_determinism(BatchInvariant), device, &expected);
         }
     });
 }

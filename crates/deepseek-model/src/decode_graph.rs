@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
 use burn::tensor::{Device, Graph, Int, Tensor, capture};
+use mla_ops::Determinism;
 
 use crate::cache::ModelCache;
 use crate::models::{BufferedStep, Capture, Model};
@@ -26,8 +27,6 @@ pub enum GraphSupport {
     /// It is off ([`EngineOptions::graphs`](crate::EngineOptions::graphs)).
     #[default]
     NotRequested,
-    /// A captured step computes a batch that is rounded up, which `deterministic` does not allow.
-    Deterministic,
     /// The program is built with the feature `fusion`. Burn's fusion queues operations, and decides when it runs the queue
     /// which buffers their results have: what a captured step writes in place, the KV cache and its own inputs, could be
     /// elsewhere than where the graph reads it.
@@ -43,7 +42,6 @@ impl fmt::Display for GraphSupport {
         f.write_str(match self {
             Self::Captured => "decode steps are captured and replayed",
             Self::NotRequested => "graphs are switched off",
-            Self::Deterministic => "deterministic steps are not captured",
             Self::Fusion => {
                 "the feature `fusion` chooses buffers when it runs its queue, not where a captured step has them"
             }
@@ -57,6 +55,8 @@ impl fmt::Display for GraphSupport {
 pub(crate) struct DecodeGraphs<'a> {
     model: &'a dyn Capture,
     vocab_size: usize,
+    /// Of the steps. Where rows are independent, those that are padding change nothing either.
+    determinism: Determinism,
     /// `None` for a bucket whose step cannot be captured: another try would not do better.
     buckets: HashMap<Bucket, Option<StepGraph<'a>>>,
     /// Graphs belong to the queue of the thread that captured them.
@@ -90,6 +90,7 @@ impl<'a> DecodeGraphs<'a> {
         model: &'a dyn Model,
         vocab_size: usize,
         device: &Device,
+        determinism: Determinism,
     ) -> std::result::Result<Self, GraphSupport> {
         let model = model.capture().map_err(GraphSupport::Model)?;
         if cfg!(feature = "fusion") {
@@ -98,7 +99,7 @@ impl<'a> DecodeGraphs<'a> {
         if !captures(device) {
             return Err(GraphSupport::Device);
         }
-        Ok(Self { model, vocab_size, buckets: HashMap::new(), thread: thread::current().id() })
+        Ok(Self { model, vocab_size, determinism, buckets: HashMap::new(), thread: thread::current().id() })
     }
 
     /// Logits `[chunks, vocab]` of chunks of one token. The buffer belongs to the graph: the next step overwrites it.
@@ -118,9 +119,10 @@ impl<'a> DecodeGraphs<'a> {
         // The pools of another cache lie elsewhere.
         let cache_id = cache.pages().id();
         self.buckets.retain(|_, step| step.as_ref().is_none_or(|step| step.cache_id == cache_id));
-        let model = self.model;
+        let (model, determinism) = (self.model, self.determinism);
         let step = self.buckets.entry(bucket);
-        let step = step.or_insert_with(|| StepGraph::capture(model, bucket, chunks, cache, device));
+        let new_step = |page_size| model.buffered_step(bucket.0, [bucket.1, page_size], determinism);
+        let step = step.or_insert_with(|| StepGraph::capture(model, new_step, chunks, cache, device));
         let Some(graph) = step else {
             return Ok(None);
         };
@@ -165,18 +167,18 @@ fn bucket(requests: usize, pages: usize, cache: &ModelCache) -> Bucket {
 }
 
 impl<'a> StepGraph<'a> {
-    /// Captures the step of a bucket, with these chunks as its first inputs. `None` if that fails, for whatever reason: an
+    /// Captures a new step for pages of a size, with these chunks as its first inputs. `None` if that fails, for whatever reason: an
     /// error of the step itself comes again when it is launched kernel by kernel.
     fn capture(
         model: &'a dyn Capture,
-        (batch, max_pages): Bucket,
+        new_step: impl FnOnce(usize) -> Box<dyn BufferedStep + 'a>,
         chunks: &[Chunk],
         cache: &mut ModelCache,
         device: &Device,
     ) -> Option<Self> {
         let cache_id = cache.pages().id();
         let stand_in = model.stand_in(cache).ok()?;
-        let step = model.buffered_step(batch, max_pages, cache.page_size());
+        let step = new_step(cache.page_size());
         // While the device's own thread makes the buffers it has handles of them, too.
         device.sync().ok()?;
         let lent = Arc::new(Mutex::new(Lent { step, cache: stand_in }));

@@ -172,8 +172,11 @@ impl DeepseekModel {
     }
 
     /// Its captured decode steps, or why it has none.
-    pub(crate) fn decode_graphs(&self) -> std::result::Result<DecodeGraphs<'_>, GraphSupport> {
-        DecodeGraphs::new(&*self.model, self.vocab_size(), &self.device)
+    pub(crate) fn decode_graphs(
+        &self,
+        determinism: Determinism,
+    ) -> std::result::Result<DecodeGraphs<'_>, GraphSupport> {
+        DecodeGraphs::new(&*self.model, self.vocab_size(), &self.device, determinism)
     }
 
     /// Whether a token's logits can be computed in a way that does not depend on the other tokens.

@@ -28,12 +28,8 @@ impl<'a> Runner<'a> {
         if deterministic {
             model.check_deterministic()?;
         }
-        let graphs = match () {
-            _ if !graphs => Err(GraphSupport::NotRequested),
-            _ if deterministic => Err(GraphSupport::Deterministic),
-            _ => model.decode_graphs(),
-        };
         let determinism = if deterministic { Determinism::BatchInvariant } else { Determinism::Fast };
+        let graphs = if graphs { model.decode_graphs(determinism) } else { Err(GraphSupport::NotRequested) };
         Ok(Self { model, determinism, graphs })
     }
 

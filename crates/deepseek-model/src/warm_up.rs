@@ -66,14 +66,14 @@ impl Steps<'_> {
 
     /// One token of each request, of batches of as many requests as captured steps have.
     fn decode(&self) -> Result<()> {
-        let captures = self.options.graphs && !self.options.deterministic && !cfg!(feature = "fusion");
+        let captures = self.options.graphs && !cfg!(feature = "fusion");
         let powers = (0..usize::BITS).map(|power| 1 << power);
         for batch in powers.take_while(|&batch| batch < 2 * self.options.max_batch) {
             let mut cache = self.cache(batch, 1)?;
             let chunks = self.chunks(batch, 1, &mut cache)?;
             match self.model.capture().ok().filter(|_| captures) {
                 Some(model) => {
-                    let mut step = model.buffered_step(batch, 1, cache.page_size());
+                    let mut step = model.buffered_step(batch, [1, cache.page_size()], self.determinism());
                     step.fill(&chunks, &cache)?;
                     argmax(step.logits(&mut cache)?)?;
                 }
@@ -100,9 +100,11 @@ impl Steps<'_> {
     }
 
     fn launch(&self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<()> {
-        let deterministic = self.options.deterministic;
-        let determinism = if deterministic { Determinism::BatchInvariant } else { Determinism::Fast };
-        argmax(self.model.next_token_logits(chunks, cache, determinism)?)?;
+        argmax(self.model.next_token_logits(chunks, cache, self.determinism())?)?;
         Ok(())
+    }
+
+    fn determinism(&self) -> Determinism {
+        if self.options.deterministic { Determinism::BatchInvariant } else { Determinism::Fast }
     }
 }

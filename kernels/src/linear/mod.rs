@@ -13,6 +13,8 @@ mod latents;
 #[cfg(feature = "cuda")]
 pub(crate) mod mma;
 pub mod normed;
+#[cfg(feature = "cuda")]
+mod parts;
 mod plain;
 mod select;
 #[cfg(feature = "cuda")]
@@ -24,6 +26,8 @@ pub(crate) mod weight;
 use cubecl::prelude::*;
 
 use self::grid::Grid;
+#[cfg(feature = "cuda")]
+use self::select::Choice;
 pub use self::select::{Division, LinearSizes};
 pub use self::weight::WeightArg;
 use crate::common::launch::{address_type, share};
@@ -38,6 +42,8 @@ pub(crate) const UNITS: usize = 128;
 pub(crate) const FEW_OUTPUTS: usize = 512;
 /// Channels that every kernel takes at once.
 const JOINED: usize = 32;
+/// Outputs that Hopper's kernel writes at once.
+const VECTOR: usize = 8;
 
 /// Arguments of [`launch`]; X is `x_elem`, E is `elem`.
 pub struct LinearArgs {
@@ -228,12 +234,13 @@ impl LinearForm {
 
 /// Whether one launch with a second matrix computes the same bits as one for each, by the outputs of both.
 pub fn joins(outputs: usize, second_outputs: usize) -> bool {
-    (outputs <= FEW_OUTPUTS) == (second_outputs <= FEW_OUTPUTS)
+    let alike = |is: fn(usize) -> bool| is(outputs) == is(second_outputs);
+    alike(|outputs| outputs <= FEW_OUTPUTS) && alike(|outputs| outputs.is_multiple_of(VECTOR))
 }
 
 /// Whether a shared expert of another width can be in the same launches as a token's own ones, and computes the same bits.
 pub fn joins_experts(width: usize, shared_width: usize) -> bool {
-    shared_width.is_multiple_of(JOINED) && joins(width, shared_width)
+    [width, shared_width].into_iter().all(|width| width.is_multiple_of(JOINED)) && joins(width, shared_width)
 }
 
 /// Tokens of a tile of [`Work::Experts`], for which pairs have to be sorted.
@@ -348,7 +355,7 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
             } else {
                 before.launch(client);
             }
-            mma::launch(client, products, grid, (inside, latents), (args.form, choice.tokens), address, elem);
+            mma::launch(client, products, grid, (inside, latents), (args.form, choice), address, elem);
         }
         _ => {
             let _ = latents;

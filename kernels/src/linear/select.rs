@@ -5,6 +5,8 @@ use cubecl::prelude::*;
 use super::LinearForm;
 #[cfg(feature = "cuda")]
 use super::mma;
+#[cfg(feature = "cuda")]
+use super::parts;
 use super::plain;
 #[cfg(feature = "cuda")]
 use super::sm90;
@@ -28,9 +30,9 @@ pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
         path: Path::Mma,
         needs: "matrix instructions; f16 or bf16, inputs of a multiple of 32, matrices and carried channels of 16 bytes",
         form: |client, sizes| {
-            let takes =
-                mma::supported(client, sizes.inputs, sizes.elems[1]) && mma::fits(sizes.carried, sizes.matrix_stride);
-            takes.then(|| Choice::of(Path::Mma, mma::tile_tokens(sizes.rows_each())))
+            let tokens = mma::tile_tokens(sizes.rows_each());
+            let choice = || Choice { in_parts: parts::applies(client, sizes), ..Choice::of(Path::Mma, tokens) };
+            mma::supported(client, sizes).then(choice)
         },
         #[cfg(feature = "offline")]
         offline: mma::offline,
@@ -65,7 +67,7 @@ pub struct LinearSizes {
     pub form: LinearForm,
     /// Of x, and of weights and output.
     pub elems: [ElemType; 2],
-    /// Whether the choice must not depend on how many rows there are.
+    /// Whether the bits of a row must not depend on how many rows there are.
     pub batch_invariant: bool,
 }
 
@@ -127,6 +129,9 @@ impl LinearSizes {
 pub(super) struct Choice {
     pub path: Path,
     pub tokens: usize,
+    /// Whether sums have the order of `parts.rs`.
+    #[cfg(feature = "cuda")]
+    pub in_parts: bool,
     /// How Hopper's kernel divides the work.
     #[cfg(feature = "cuda")]
     pub tiling: Option<sm90::Tiling>,
@@ -137,6 +142,8 @@ impl Choice {
         Self {
             path,
             tokens,
+            #[cfg(feature = "cuda")]
+            in_parts: false,
             #[cfg(feature = "cuda")]
             tiling: None,
         }
@@ -158,6 +165,9 @@ const SMALL_BATCH_OF_HEADS: usize = 64;
 /// from the L2 cache.
 #[cfg(feature = "cuda")]
 const TILES: [(usize, usize); 4] = [(256, 256), (128, 134), (64, 111), (32, 101)];
+/// Tokens of a tile at most, where sums are in parts: beside the sum of a part, registers have those of all before.
+#[cfg(feature = "cuda")]
+const MOST_IN_PARTS: usize = 128;
 /// Tokens of a tile that has enough arithmetic for the cache, and how many smaller tiles the cache serves in the time of one.
 #[cfg(feature = "cuda")]
 const FULL: usize = 128;
@@ -183,21 +193,22 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
         Division::Experts => rows >= matrices,
         Division::Pair | Division::Token => false,
     };
-    if !enough || sizes.batch_invariant || !sm90::supported(client, sizes) {
+    let in_parts = parts::applies(client, sizes);
+    if !enough || !sm90::supported(client, sizes) || sizes.batch_invariant && !in_parts {
         return None;
     }
     let clusters = (multiprocessors(client) / sm90::CUBES as usize).max(1);
     let tiling = match sizes.division {
-        Division::Dense => dense_tiling(sizes, clusters)?,
-        _ => divided_tiling(sizes, clusters)?,
+        Division::Dense => dense_tiling(sizes, clusters, in_parts)?,
+        _ => divided_tiling(sizes, clusters, in_parts)?,
     };
-    Some(Choice { path: Path::Sm90, tokens: tiling.tokens, tiling: Some(tiling) })
+    Some(Choice { in_parts, tiling: Some(tiling), ..Choice::of(Path::Sm90, tiling.tokens) })
 }
 
 /// The tiling that takes the least time by a model of it, whose constants are fitted to all tilings of 86 products; its choices are
 /// within 2 % of the best ones, on average.
 #[cfg(feature = "cuda")]
-fn dense_tiling(sizes: &LinearSizes, clusters: usize) -> Option<sm90::Tiling> {
+fn dense_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Option<sm90::Tiling> {
     // Nanoseconds of a block of channels of a tile, by its tokens.
     const BLOCK: [(usize, f64); 4] = [(256, 680.0), (128, 340.0), (64, 240.0), (32, 130.0)];
     // Bytes a nanosecond, from the L2 cache and from memory.
@@ -221,13 +232,15 @@ fn dense_tiling(sizes: &LinearSizes, clusters: usize) -> Option<sm90::Tiling> {
         let adds = if tiling.splits > 1 { ADD_UP + parts / PARTS } else { 0.0 };
         products.max(loads) + BESIDE * products.min(loads) + adds
     };
-    let splits =
-        if form.gated || rows > SPLIT_ROWS { 1 } else { (inputs / SPLIT_CHANNELS).clamp(1, sm90::MOST_SPLITS) };
-    let tilings = BLOCK.into_iter().flat_map(|(tokens, block)| {
+    let most = if form.gated || rows > SPLIT_ROWS { 1 } else { (inputs / SPLIT_CHANNELS).clamp(1, sm90::MOST_SPLITS) };
+    // Parts are added up one by one: each has cubes of its own, or none has.
+    let splits: Vec<usize> = (1..=most).filter(|&splits| !in_parts || [1, parts::PARTS].contains(&splits)).collect();
+    let fits = |&(tokens, _): &(usize, f64)| !in_parts || tokens <= MOST_IN_PARTS;
+    let tilings = BLOCK.into_iter().filter(fits).flat_map(|(tokens, block)| {
         // Small tiles wait for the weights, and may share them.
         let shares = tokens < 256 && rows > tokens && !form.gated;
         let shares = if shares { sm90::Shares::Weights } else { sm90::Shares::Tokens };
-        (1..=splits).map(move |splits| (sm90::Tiling { tokens, splits, shares }, block))
+        splits.iter().map(move |&splits| (sm90::Tiling { tokens, splits, shares, in_parts }, block))
     });
     tilings
         .map(|(tiling, block)| (time(tiling, block), tiling))
@@ -237,7 +250,7 @@ fn dense_tiling(sizes: &LinearSizes, clusters: usize) -> Option<sm90::Tiling> {
 
 /// The tiling of rows that experts or heads divide.
 #[cfg(feature = "cuda")]
-fn divided_tiling(sizes: &LinearSizes, clusters: usize) -> Option<sm90::Tiling> {
+fn divided_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Option<sm90::Tiling> {
     let &LinearSizes { rows, matrices, outputs, .. } = sizes;
     let pairs = outputs.div_ceil(sm90::CUBES as usize * sm90::outputs(sizes.form));
     let cost = |(tokens, time): (usize, usize)| match sizes.division {
@@ -251,6 +264,7 @@ fn divided_tiling(sizes: &LinearSizes, clusters: usize) -> Option<sm90::Tiling> 
             (tiles.div_ceil(clusters) * time).max(if waits { tiles * time / L2_TILES } else { 0 })
         }
     };
-    let (tokens, _) = TILES.into_iter().min_by_key(|&tile| cost(tile))?;
-    Some(sm90::Tiling { tokens, splits: 1, shares: sm90::Shares::Tokens })
+    let fits = |&(tokens, _): &(usize, usize)| !in_parts || tokens <= MOST_IN_PARTS;
+    let (tokens, _) = TILES.into_iter().filter(fits).min_by_key(|&tile| cost(tile))?;
+    Some(sm90::Tiling { tokens, splits: 1, shares: sm90::Shares::Tokens, in_parts })
 }

@@ -106,8 +106,9 @@ pub(crate) trait Model: Debug + Send + Sync {
 /// A model whose decode steps can be captured: with their inputs in buffers, they read nothing else from the host, and may run
 /// several times with the same result.
 pub(crate) trait Capture: Send + Sync {
-    /// A step without requests: one token of each of `batch` requests with at most `max_pages` pages.
-    fn buffered_step(&self, batch: usize, max_pages: usize, page_size: usize) -> Box<dyn BufferedStep + '_>;
+    /// A step without requests: one token of each of `batch` requests with at most as many pages, of as many
+    /// tokens, as `pages` says.
+    fn buffered_step(&self, batch: usize, pages: [usize; 2], determinism: Determinism) -> Box<dyn BufferedStep + '_>;
 
     /// A cache with the layout of `cache` and next to no rows, which stands in its place while a step has it.
     ///

@@ -3,7 +3,7 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::products::{load_weights, multiply};
+use super::products::{end_of, load_weights, multiply, place, whole};
 use super::{Form, K, LANES, M, N, PLANES};
 use crate::linear::activation::gated;
 use crate::linear::choice::PairExperts;
@@ -141,21 +141,25 @@ fn multiply_all<E: Float, V: Size, NC: Size>(
     #[comptime] form: Form,
 ) {
     let mut chunk = UNIT_POS_Y as usize;
+    let end = end_of(chunks, form);
     if comptime!(form.few_cubes) {
-        while chunk < chunks {
+        while chunk < end {
             let weights = load_weights(weight, own, other, chunk, chunks, form.ahead(), form);
             multiply(x, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
             chunk += comptime!(form.ahead() * PLANES);
         }
     } else {
-        while chunk + comptime!((form.ahead() - 1) * PLANES) < chunks {
+        let whole = whole(chunks, form);
+        while chunk + comptime!((form.ahead() - 1) * PLANES) < whole {
             let weights = load_weights(weight, own, other, chunk, chunks, form.ahead(), form);
             multiply(x, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
             chunk += comptime!(form.ahead() * PLANES);
         }
-        while chunk < chunks {
-            let weights = load_weights(weight, own, other, chunk, chunks, 1usize, form);
-            multiply(x, &weights, inputs, chunk, chunks, acc, 1usize, form);
+        while chunk < end {
+            if place(chunk, form) < chunks {
+                let weights = load_weights(weight, own, other, chunk, chunks, 1usize, form);
+                multiply(x, &weights, inputs, chunk, chunks, acc, 1usize, form);
+            }
             chunk += PLANES;
         }
     }
@@ -179,9 +183,10 @@ fn multiply_row<E: Float, V: Size, NC: Size>(
 ) {
     let mut chunk = UNIT_POS_Y as usize;
     multiply(row, &first, inputs, chunk, chunks, acc, form.ahead(), form);
-    if comptime!(form.own_row / 4 > form.ahead() * PLANES) {
+    if comptime!(form.turns() > form.ahead()) {
         chunk += comptime!(form.ahead() * PLANES);
-        while chunk < chunks {
+        let end = end_of(chunks, form);
+        while chunk < end {
             let weights = load_of_part(part, weight, second, own, other, chunk, chunks, form);
             multiply(row, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
             chunk += comptime!(form.ahead() * PLANES);

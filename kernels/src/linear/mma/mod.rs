@@ -7,7 +7,8 @@
 //! both. The row of a single token a cube may write for itself before that (`source.rs`), and the expert of a single
 //! token's pair it may choose (`choice.rs`).
 //!
-//! The order of a sum depends on the sizes of the matrix alone: a token's output does not change with the other tokens.
+//! The order of a sum depends on the sizes of the matrix alone: a token's output does not change with the other tokens. Where
+//! `sm90` computes many tokens with the same bits, it is that of `parts.rs`, for which units exchange their channels.
 
 mod kernel;
 pub(crate) mod products;
@@ -21,8 +22,10 @@ use crate::common::launch::multiprocessors;
 use crate::linear::choice::PairExpertsArgs;
 use crate::linear::grid::{Grid, Rows};
 use crate::linear::latents::BesideArgs;
+use crate::linear::parts::BLOCK;
+use crate::linear::select::Choice;
 use crate::linear::source::{self, RowSourceArgs};
-use crate::linear::{Before, LatentRows, LinearForm, Products};
+use crate::linear::{Before, LatentRows, LinearForm, LinearSizes, Products};
 use crate::merge_splits::MergeSplitsArgs;
 use crate::residual_norm::{AddRmsNormArgs, UNITS as NORM_UNITS};
 
@@ -67,6 +70,8 @@ struct Form {
     own_row: usize,
     /// Whether a pair's cube chooses its expert.
     routed: bool,
+    /// Whether sums have the order of `parts.rs`, for Hopper.
+    in_parts: bool,
 }
 
 impl Form {
@@ -83,19 +88,33 @@ impl Form {
     fn ahead(&self) -> usize {
         match self.steps {
             _ if self.own_row > 0 => {
-                let turns = (self.own_row * VECTOR).div_ceil(CHUNK * PLANES);
+                let turns = self.turns();
                 // All, or about as many each time; fewer, since the loop takes registers, too.
-                if turns <= 2 * AHEAD { turns } else { turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2)) }
+                let some = turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2));
+                if turns <= 2 * AHEAD { turns } else { some.next_multiple_of(self.together()) }
             }
             1 if self.few_cubes => 2 * AHEAD,
             1 | 2 => AHEAD,
             _ => AHEAD / 2,
         }
     }
+
+    /// Chunks that a plane takes of the row that a cube writes for itself.
+    fn turns(&self) -> usize {
+        let channels = self.together() * CHUNK;
+        (self.own_row * VECTOR).div_ceil(channels * PLANES) * self.together()
+    }
+
+    /// Chunks that a plane takes one after the other.
+    fn together(&self) -> usize {
+        if self.in_parts { BLOCK / CHUNK } else { 1 }
+    }
 }
 
-/// Whether the device has what the kernel needs, and the channels come out even.
-pub(crate) fn supported(client: &Client, inputs: usize, elem: ElemType) -> bool {
+/// Whether the device has what the kernel needs, the channels come out even, and rows and matrices lie so that 16 bytes can be
+/// loaded at once.
+pub(super) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
+    let &LinearSizes { inputs, carried, matrix_stride, elems: [_, elem], .. } = sizes;
     let (features, float) = (client.features(), ElemType::Float(FloatKind::F32));
     let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
     let hardware = &client.properties().hardware;
@@ -103,11 +122,7 @@ pub(crate) fn supported(client: &Client, inputs: usize, elem: ElemType) -> bool 
         && features.memory_reinterpret
         && (hardware.plane_size_min, hardware.plane_size_max) == (LANES as u32, LANES as u32)
         && inputs.is_multiple_of(CHUNK)
-}
-
-/// Whether rows and matrices lie so that 16 bytes can be loaded at once.
-pub(crate) fn fits(carried: usize, matrix_stride: usize) -> bool {
-    carried.is_multiple_of(VECTOR) && matrix_stride.is_multiple_of(VECTOR)
+        && [carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR))
 }
 
 /// Whether cubes should do this themselves.
@@ -147,12 +162,12 @@ pub(super) fn tile_tokens(rows: usize) -> usize {
 }
 
 /// Writes the output of at least one tile.
-pub(crate) fn launch(
+pub(super) fn launch(
     client: &Client,
     products: Products,
     grid: Grid,
     (before, latents): (Before, Option<LatentRows>),
-    (linear, tokens): (LinearForm, usize),
+    (linear, Choice { tokens, in_parts, .. }): (LinearForm, Choice),
     address: AddressType,
     elem: ElemType,
 ) {
@@ -161,7 +176,7 @@ pub(crate) fn launch(
     let (source, x) = RowSourceArgs::new(client, before, products.x);
     let own_row = if matches!(source, RowSourceArgs::Memory) { 0 } else { products.inputs / VECTOR };
     let routed = grid.route.is_some();
-    let mut form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row, routed };
+    let mut form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row, routed, in_parts };
     let cubes = grid.cubes(products.outputs, form.outputs());
     form.few_cubes |= form.steps == 1 && products.inputs >= DEEP && cubes <= 2 * multiprocessors(client);
     let pairs = PairExpertsArgs::new(client, grid.route);
@@ -214,17 +229,18 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let own_row = match name {
                 "linear.mma.merged_heads" => 512 / VECTOR,
                 "linear.mma.normed_pair" => 2048 / VECTOR,
-                "linear.mma.normed_pair.v3" => 7168 / VECTOR,
+                "linear.mma.normed_pair.v3" | "linear.mma.normed_pair.v3.parts" => 7168 / VECTOR,
                 _ => 0,
             };
             let route = match name {
                 "linear.mma.token_routed_up" => Some(route::V2_LITE),
-                "linear.mma.token_routed_up.v3" => Some(route::V3),
+                "linear.mma.token_routed_up.v3" | "linear.mma.token_routed_up.v3.parts" => Some(route::V3),
                 _ => None,
             };
             let pairs = move || route.map_or(PairExpertsArgs::Listed, choice::offline);
             let (linear, routed) = (LinearForm { gated, limited }, route.is_some());
-            let form = Form { rows, linear, steps, few_cubes, second, own_row, routed };
+            let in_parts = name.ends_with("parts");
+            let form = Form { rows, linear, steps, few_cubes, second, own_row, routed, in_parts };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(
                 linear_mma_kernel,
@@ -248,7 +264,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                     elem
                 ]
             );
-            Entry::of(kind, name, form).on(|arch| arch != Arch::Sm75)
+            // The order of Hopper's other kernel.
+            Entry::of(kind, name, form).on(move |arch| if in_parts { arch == Arch::Sm90a } else { arch != Arch::Sm75 })
         };
         [
             entry("linear.mma.8", Rows::Dense, false, false, 1, false),
@@ -267,6 +284,10 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.token_routed_up", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_routed_up.v3", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_down", Rows::TokenScatter, false, false, 1, false),
+            entry("linear.mma.few.parts", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.64.parts", Rows::Dense, false, false, 8, false),
+            entry("linear.mma.normed_pair.v3.parts", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.token_routed_up.v3.parts", Rows::TokenGather, true, false, 1, false),
         ]
     });
     forms.collect()

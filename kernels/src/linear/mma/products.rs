@@ -3,8 +3,48 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::{Form, K, M, N, PLANES};
+use super::{CHUNK, Form, K, M, N, PLANES};
+use crate::linear::parts::{BLOCK, PARTS};
 use crate::linear::weight::{WeightRow, WeightRows};
+use crate::ptx::warp;
+
+/// Chunks of a block of channels that a plane takes at a time, if its sum is a part.
+const CHUNKS: usize = BLOCK / CHUNK;
+
+const _: () = assert!(CHUNKS == 2 && PARTS == PLANES, "the sum of a plane is a part");
+
+/// Where chunk `number` of those that planes take in turn is among all chunks of channels.
+#[cube]
+pub(super) fn place(number: usize, #[comptime] form: Form) -> usize {
+    if comptime!(form.in_parts) {
+        let (turn, plane) = (number / PLANES, number % PLANES);
+        (turn / CHUNKS * PLANES + plane) * CHUNKS + turn % CHUNKS
+    } else {
+        number
+    }
+}
+
+/// Chunks from that of a turn to that of `turns` turns later. In parts, a plane takes its blocks whole: there are several turns from
+/// an even one on.
+fn turns(turns: usize, form: Form) -> usize {
+    if form.in_parts { turns / CHUNKS * CHUNKS * PLANES + turns % CHUNKS } else { turns * PLANES }
+}
+
+/// The number behind the last one that a plane takes, where some may have no chunk.
+#[cube]
+pub(super) fn end_of(chunks: usize, #[comptime] form: Form) -> usize {
+    if comptime!(form.in_parts) {
+        chunks.div_ceil(comptime!(CHUNKS * PLANES)) * comptime!(CHUNKS * PLANES)
+    } else {
+        chunks
+    }
+}
+
+/// Numbers before this one all have a chunk.
+#[cube]
+pub(super) fn whole(chunks: usize, #[comptime] form: Form) -> usize {
+    if comptime!(form.in_parts) { chunks / comptime!(CHUNKS * PLANES) * comptime!(CHUNKS * PLANES) } else { chunks }
+}
 
 /// A unit's weights of some chunks of channels, one from `chunk` on for each turn of the planes; past the last one, zeros.
 #[cube]
@@ -20,7 +60,7 @@ pub(super) fn load_weights<E: Float, V: Size>(
     let mut weights = Sequence::<Vector<E, V>>::new();
     #[unroll]
     for i in 0..count {
-        let at = chunk + comptime!(i * PLANES);
+        let at = place(chunk, form) + comptime!(turns(i, form));
         weights.push(load_weight(weight, own, at, chunks, form.few_cubes));
         weights.push(load_weight(weight, other, at, chunks, form.few_cubes));
     }
@@ -44,12 +84,12 @@ pub(super) fn multiply<E: Float, V: Size, NC: Size>(
     let size!(NA) = def.vector_size(MatrixIdent::A);
     #[unroll]
     for i in 0..count {
-        let at = chunk + comptime!(i * PLANES);
-        let a = weights[comptime!(2 * i)];
-        let b = weights[comptime!(2 * i + 1)];
+        let at = place(chunk, form) + comptime!(turns(i, form));
+        let a = in_order(weights[comptime!(2 * i)], form);
+        let b = in_order(weights[comptime!(2 * i + 1)], form);
         #[unroll]
         for step in 0..form.steps {
-            let tokens = load::<E, V>(x, inputs[step], at, chunks, form.few_cubes);
+            let tokens = in_order(load::<E, V>(x, inputs[step], at, chunks, form.few_cubes), form);
             let mut part = Array::<Vector<f32, NC>>::new(2usize);
             part[0] = acc[comptime!(2 * step)];
             part[1] = acc[comptime!(2 * step + 1)];
@@ -70,6 +110,36 @@ pub(super) fn multiply<E: Float, V: Size, NC: Size>(
             acc[comptime!(2 * step + 1)] = part[1];
         }
     }
+}
+
+/// What a unit multiplies of a chunk, of which the four units of a row have 16 bytes each. It may be its own 16 bytes. In parts, a
+/// step has to have 16 neighbouring channels: unit `q` gets pair `q` of each of the four.
+#[cube]
+fn in_order<E: Float, V: Size>(own: Vector<E, V>, #[comptime] form: Form) -> Vector<E, V> {
+    if comptime!(form.in_parts) { Vector::<E, V>::reinterpret(transposed(Vector::reinterpret(own))) } else { own }
+}
+
+/// Of four neighbours with four words each: word `q` of each, for unit `q` of them.
+#[cube]
+fn transposed(own: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
+    let (odd, high) = (UNIT_POS_X % 2 == 1, UNIT_POS_X % 4 >= 2);
+    let mut words = Vector::<u32, Const<4>>::new(0u32);
+    #[unroll]
+    for i in 0..2usize {
+        let (even_word, odd_word) = (own.extract(comptime!(2 * i)), own.extract(comptime!(2 * i + 1)));
+        let other = warp::shuffle_xor::<u32>(select(odd, even_word, odd_word), 1u32);
+        words.insert(comptime!(2 * i), select(odd, other, even_word));
+        words.insert(comptime!(2 * i + 1), select(odd, odd_word, other));
+    }
+    let mut result = Vector::<u32, Const<4>>::new(0u32);
+    #[unroll]
+    for i in 0..2usize {
+        let (low_word, high_word) = (words.extract(i), words.extract(comptime!(i + 2)));
+        let other = warp::shuffle_xor::<u32>(select(high, low_word, high_word), 2u32);
+        result.insert(i, select(high, other, low_word));
+        result.insert(comptime!(i + 2), select(high, high_word, other));
+    }
+    result
 }
 
 /// What a unit has of chunk number `at` of a row of the weights; zeros, where there is none and that is `checked`.

@@ -22,6 +22,7 @@ use self::schedule::{Place, Schedule};
 use crate::common::launch::{dummy, multiprocessors, share};
 use crate::experts_mlp::gather;
 use crate::experts_mlp::sort::max_tiles;
+use crate::linear::parts::{BLOCK, PARTS};
 use crate::linear::{Division, LinearForm, LinearSizes, PairRows, Products, WeightArg, Work};
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
 use crate::ptx::{barrier, shared_address, tma, warp};
@@ -73,9 +74,11 @@ pub(super) enum Shares {
 pub(super) struct Tiling {
     /// Tokens of a tile.
     pub tokens: usize,
-    /// Parts that the channels are split in, for dense rows that are not gated.
+    /// Parts that the channels are split in, for dense rows that are not gated; with `in_parts` all of those, or one.
     pub splits: usize,
     pub shares: Shares,
+    /// Whether sums have the order of `parts.rs`.
+    pub in_parts: bool,
 }
 
 /// What the kernel's code depends on.
@@ -90,9 +93,18 @@ pub(super) struct Form {
     /// Whether cubes write their sums in f32, to be added up: the channels are split among them, or weights have several terms.
     pub split: bool,
     pub shares: Shares,
+    /// Whether sums have the order of `parts.rs`.
+    pub in_parts: bool,
 }
 
+const _: () = assert!(CHANNELS == BLOCK && MOST_SPLITS == PARTS, "a split may be a part");
+
 impl Form {
+    /// Whether a cube adds up all parts, in registers.
+    fn all_parts(self) -> bool {
+        self.in_parts && !self.split
+    }
+
     fn elem(self) -> Elem {
         if self.bf16 { Elem::Bf16 } else { Elem::F16 }
     }
@@ -169,7 +181,7 @@ pub(super) fn launch(
     products: Products,
     work: Work,
     linear: LinearForm,
-    Tiling { tokens, splits, shares }: Tiling,
+    Tiling { tokens, splits, shares, in_parts }: Tiling,
     address: AddressType,
     [elem, out_elem]: [ElemType; 2],
 ) {
@@ -198,7 +210,7 @@ pub(super) fn launch(
         Work::Token { .. } => unreachable!("the table has no such row for these"),
     };
     let bf16 = elem == ElemType::Float(FloatKind::BF16);
-    let form = Form { tokens, rows, linear, bf16, split: splits * terms > 1, shares };
+    let form = Form { tokens, rows, linear, bf16, split: splits * terms > 1, shares, in_parts };
     let partial = Partial::new(client, [splits, count, terms, outputs]);
     let x_map = token_map(x, [heads, count, inputs], inputs + carried, elem, form);
     let weight_map = weight_map(weight, [matrices, weight_rows, inputs], terms * matrix_stride, elem, form);
@@ -414,8 +426,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let entry = |name: &str, kind: FloatKind, rows, gated, tokens| {
         let (elem, bf16) = (ElemType::Float(kind), kind == FloatKind::BF16);
         let shares = if name.starts_with("weights") { Shares::Weights } else { Shares::Tokens };
-        let linear = LinearForm { gated, limited: gated };
-        let form = Form { tokens, rows, linear, bf16, split: name == "split.32", shares };
+        let (linear, split) = (LinearForm { gated, limited: gated }, name.starts_with("split"));
+        let form = Form { tokens, rows, linear, bf16, split, shares, in_parts: name.ends_with("parts") };
         let name = format!("linear.sm90.{}.{name}", form.elem().name());
         Entry::new(name, move |device, target| {
             linear_sm90_kernel::create_dummy_kernel(
@@ -457,6 +469,10 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         entry("heads.128", bf16, Rows::Heads, false, 128),
         entry("split.32", bf16, Rows::Dense, false, 32),
         entry("weights.64", bf16, Rows::Dense, false, 64),
+        entry("128.parts", bf16, Rows::Dense, false, 128),
+        entry("gated.128.parts", bf16, Rows::Sorted, true, 128),
+        entry("32.parts", f16, Rows::Dense, false, 32),
+        entry("split.32.parts", bf16, Rows::Dense, false, 32),
     ]
     .into_iter()
     .chain(carry::offline())

@@ -4,8 +4,9 @@ use cubecl::prelude::*;
 
 use super::schedule::Place;
 use super::{CHANNELS, CUBES, Form, GROUP, INTERLEAVED, Shares, WEIGHT_BYTES, WEIGHTS};
+use crate::linear::parts::PARTS;
 use crate::ptx::wgmma::descriptor;
-use crate::ptx::{mbarrier, tma, warp, wgmma};
+use crate::ptx::{math, mbarrier, tma, warp, wgmma};
 
 /// Where stages and their barriers are, and which one is next for this thread.
 #[derive(CubeType, Clone, Copy)]
@@ -40,7 +41,20 @@ impl Ring {
 
     /// Loads the blocks of a tile: weights, and this cube's part of the tokens for both cubes. One thread.
     pub fn load(&mut self, x: u64, weight: u64, place: &Place, rank: u32, #[comptime] form: Form) {
-        let mut block = place.first_block;
+        if comptime!(form.all_parts()) {
+            let mut part = 0u32;
+            while part < comptime!(PARTS as u32) {
+                self.load_blocks(x, weight, place, part, rank, form);
+                part = warp::next(part);
+            }
+        } else {
+            self.load_blocks(x, weight, place, place.first_block, rank, form);
+        }
+    }
+
+    /// Loads those from `first` on.
+    fn load_blocks(&mut self, x: u64, weight: u64, place: &Place, first: u32, rank: u32, #[comptime] form: Form) {
+        let mut block = first;
         while block < place.end_block {
             let bar = self.full + self.stage * 8;
             let channel = (block * comptime!(CHANNELS as u32)) as i32;
@@ -65,16 +79,38 @@ impl Ring {
                 }
             }
             self.advance(form);
-            block = warp::next(block);
+            block = following(block, form);
         }
     }
 
     /// The products of a tile, of the warpgroup's half of the weights. All units of a warpgroup.
     pub fn multiply<A: Size>(&mut self, place: &Place, group: u32, #[comptime] form: Form) -> Vector<f32, A> {
+        if comptime!(form.all_parts()) {
+            let mut total = Vector::<f32, A>::zeroed();
+            let mut part = 0u32;
+            while part < comptime!(PARTS as u32) {
+                let sum = self.multiply_blocks::<A>(place, part, group, form);
+                total = add::<A>(total, sum);
+                part = warp::next(part);
+            }
+            total
+        } else {
+            self.multiply_blocks::<A>(place, place.first_block, group, form)
+        }
+    }
+
+    /// Those of the blocks from `first` on.
+    fn multiply_blocks<A: Size>(
+        &mut self,
+        place: &Place,
+        first: u32,
+        group: u32,
+        #[comptime] form: Form,
+    ) -> Vector<f32, A> {
         let lane = UNIT_POS % 32;
         let half = group * comptime!(WEIGHT_BYTES / 2);
         let mut acc = Vector::<f32, A>::zeroed();
-        let mut block = place.first_block;
+        let mut block = first;
         while block < place.end_block {
             mbarrier::wait(self.full + self.stage * 8, self.phase);
             let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
@@ -89,7 +125,7 @@ impl Ring {
             // One lane for each cube of the cluster.
             mbarrier::arrive_at_after_reads_if(self.empty + self.stage * 8, lane % CUBES, lane < CUBES);
             self.advance(form);
-            block = warp::next(block);
+            block = following(block, form);
         }
         acc
     }
@@ -99,4 +135,22 @@ impl Ring {
         self.stage = select(wraps, 0u32, self.stage + 1);
         self.phase ^= u32::cast_from(wraps);
     }
+}
+
+/// The block behind this one: in parts, of the same part.
+#[cube]
+fn following(block: u32, #[comptime] form: Form) -> u32 {
+    let next = warp::next(block);
+    if comptime!(form.in_parts) { next + comptime!(PARTS as u32 - 1) } else { next }
+}
+
+#[cube]
+fn add<A: Size>(total: Vector<f32, A>, part: Vector<f32, A>) -> Vector<f32, A> {
+    let count = A::value().comptime();
+    let mut sums = Sequence::<f32>::new();
+    #[unroll]
+    for i in 0..count {
+        sums.push(total.extract(i) + part.extract(i));
+    }
+    math::vector::<f32, A>(&sums)
 }

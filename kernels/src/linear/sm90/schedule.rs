@@ -54,7 +54,7 @@ pub(super) struct Place {
     pub first: u32,
     /// How many rows there are; none in a tile past the last one.
     pub tokens: u32,
-    /// The part of the channels, and its blocks.
+    /// The part of the channels, and its blocks: all between these, or every so many, as `parts.rs` deals them.
     pub split: u32,
     pub first_block: u32,
     pub end_block: u32,
@@ -72,8 +72,12 @@ impl Place {
         if comptime!(form.split) {
             split = number % schedule.splits;
             number /= schedule.splits;
-            first_block = split * schedule.blocks / schedule.splits;
-            end_block = (split + 1) * schedule.blocks / schedule.splits;
+            if comptime!(form.in_parts) {
+                first_block = split;
+            } else {
+                first_block = split * schedule.blocks / schedule.splits;
+                end_block = (split + 1) * schedule.blocks / schedule.splits;
+            }
         }
         let super_tile = number / (together * schedule.pairs);
         let place = number % (together * schedule.pairs);

@@ -102,9 +102,9 @@ impl Model for DeepseekV3 {
 }
 
 impl Capture for DeepseekV3 {
-    fn buffered_step(&self, batch: usize, max_pages: usize, page_size: usize) -> Box<dyn BufferedStep + '_> {
-        let buffers = StepBuffers::new(batch, [max_pages, page_size], &self.rotary, &self.device);
-        Box::new(DecodeStep { model: self, buffers })
+    fn buffered_step(&self, batch: usize, pages: [usize; 2], determinism: Determinism) -> Box<dyn BufferedStep + '_> {
+        let buffers = StepBuffers::new(batch, pages, &self.rotary, &self.device);
+        Box::new(DecodeStep { model: self, buffers, determinism })
     }
 
     fn stand_in(&self, cache: &ModelCache) -> Result<ModelCache> {
@@ -118,6 +118,7 @@ impl Capture for DeepseekV3 {
 struct DecodeStep<'m> {
     model: &'m DeepseekV3,
     buffers: StepBuffers,
+    determinism: Determinism,
 }
 
 impl BufferedStep for DecodeStep<'_> {
@@ -134,7 +135,7 @@ impl BufferedStep for DecodeStep<'_> {
     }
 
     fn logits(&self, cache: &mut ModelCache) -> Result<Tensor<2>> {
-        let step = self.buffers.step(&self.model.config, self.model.heads())?;
+        let step = self.buffers.step((&self.model.config, self.model.heads()), self.determinism)?;
         self.model.logits(self.model.forward(&step, cache.get_mut()?, None)?, step.determinism)
     }
 

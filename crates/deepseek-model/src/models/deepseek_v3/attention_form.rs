@@ -2,7 +2,7 @@
 
 use burn::tensor::Device;
 use mla_ops::cache::PagedCache;
-use mla_ops::{MlaDecodeProblem, Path, RaggedAttentionProblem, explain_path};
+use mla_ops::{Determinism, MlaDecodeProblem, Path, RaggedAttentionProblem, explain_path};
 
 use super::config::DeepseekV3Config;
 
@@ -36,20 +36,37 @@ pub(super) fn is_naive(
         shared_width: config.qk_rope_head_dim,
         dtype,
     };
-    let absorbed = MlaDecodeProblem {
+    let is_fast = |path| matches!(path, Path::Sm90 | Path::Sm100);
+    match (is_fast(explain_path(&naive, device).path), is_fast(absorbed_path(cache, (config, heads), device))) {
+        (true, true) => saved(chunks, config) >= 0,
+        (naive, absorbed) => naive || !absorbed,
+    }
+}
+
+/// What computes attention in the absorbed form.
+fn absorbed_path(cache: &PagedCache, (config, heads): (&DeepseekV3Config, usize), device: &Device) -> Path {
+    let problem = MlaDecodeProblem {
         batch: 1,
         query_len: 1,
         heads,
         key_width: config.kv_lora_rank + config.qk_rope_head_dim,
         value_width: config.kv_lora_rank,
         page_size: cache.config().page_size,
-        dtype,
+        dtype: cache.config().dtype.into(),
     };
-    let is_fast = |path| matches!(path, Path::Sm90 | Path::Sm100);
-    match (is_fast(explain_path(&naive, device).path), is_fast(explain_path(&absorbed, device).path)) {
-        (true, true) => saved(chunks, config) >= 0,
-        (naive, absorbed) => naive || !absorbed,
-    }
+    explain_path(&problem, device).path
+}
+
+/// Whether tokens of a prompt have to be decoded one by one for the bits of each to be its own. In the naive form they are others
+/// than in the absorbed one, and kernels may compute another order of sums for other numbers of query tokens; Hopper's does
+/// not.
+pub(super) fn is_one_by_one(
+    cache: &PagedCache,
+    sizes: (&DeepseekV3Config, usize),
+    determinism: Determinism,
+    device: &Device,
+) -> bool {
+    determinism.is_batch_invariant() && absorbed_path(cache, sizes, device) != Path::Sm90
 }
 
 /// Multiplications of a head that the naive form saves.

@@ -2,11 +2,11 @@
 
 use burn::tensor::{Device, Int, Tensor, s};
 use mla_ops::cache::PagedCache;
-use mla_ops::{Determinism, MlaPlanArgs, Splits, mla_plan};
+use mla_ops::{Determinism, MlaPlanArgs, mla_plan};
 
 use super::config::DeepseekV3Config;
 use super::rotary::{RotaryEmbedding, Rotation};
-use super::step::{IndexedKeys, Keys, PagedKeys, Step};
+use super::step::{IndexedKeys, Keys, PagedKeys, Step, is_indexed, splits};
 use crate::Result;
 use crate::step::{Chunk, ints};
 
@@ -76,12 +76,12 @@ impl StepBuffers {
     }
 
     /// The step of a rank with so many heads, made on the device from the buffers alone.
-    pub(crate) fn step(&self, config: &DeepseekV3Config, heads: usize) -> Result<Step> {
+    pub(crate) fn step(&self, (config, heads): (&DeepseekV3Config, usize), determinism: Determinism) -> Result<Step> {
         let Self { batch, max_pages, page_size, .. } = *self;
         let part = |first: usize, len: usize| self.numbers.clone().slice(s![first..first + len]);
         let [input_ids, slots, seq_lens] = [0, 1, 2].map(|field| part(field * batch, batch));
         let page_table = part(3 * batch, batch * max_pages).reshape([batch, max_pages]);
-        let keys = if config.indexer.is_some_and(|indexer| max_pages * page_size > indexer.topk) {
+        let keys = if is_indexed(config, max_pages * page_size, determinism) {
             Keys::Indexed(IndexedKeys { page_table, visible: seq_lens.clone().reshape([batch, 1]) })
         } else {
             let plan = mla_plan(MlaPlanArgs {
@@ -90,14 +90,14 @@ impl StepBuffers {
                 heads,
                 page_size,
                 max_seq_len: max_pages * page_size,
-                splits: Splits::Auto,
+                splits: splits(determinism),
             })?;
             let seq_lens = seq_lens.clone();
             Keys::All { single: Some(PagedKeys { batch, page_table, seq_lens, plan }), new: None }
         };
         let rotation = self.rotations.select(seq_lens.clone());
         let padding = (batch > 1).then(|| seq_lens.equal_elem(0).reshape([batch, 1]));
-        Ok(Step { determinism: Determinism::Fast, input_ids, slots, rotation, keys, padding })
+        Ok(Step { determinism, input_ids, slots, rotation, keys, padding })
     }
 }
 
@@ -151,7 +151,7 @@ mod tests {
             let slots = cache.append(request, 1).unwrap();
             buffers.fill(&[Chunk { request, tokens: vec![token], slots }], &cache, &device).unwrap();
             assert!(buffers.has_only_handles());
-            let step = buffers.step(&config, config.num_attention_heads).unwrap();
+            let step = buffers.step((&config, config.num_attention_heads), Determinism::Fast).unwrap();
             assert_eq!((step.input_ids.dims(), step.slots.dims(), step.padding.is_some()), ([2], [2], true));
             let handles = buffers.clone();
             assert!(!buffers.has_only_handles(), "somebody else has handles");

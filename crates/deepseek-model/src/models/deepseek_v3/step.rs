@@ -8,7 +8,7 @@ use mla_ops::{
     Determinism, MlaPlan, MlaPlanArgs, RopeQuery, Splits, WriteLatentArgs, WriteLatentError, mla_plan, write_latent,
 };
 
-use super::attention_form::{ChunkLengths, is_naive};
+use super::attention_form::{ChunkLengths, is_naive, is_one_by_one};
 use super::config::DeepseekV3Config;
 use super::rotary::{RotaryEmbedding, Rotation};
 use crate::Result;
@@ -107,16 +107,15 @@ impl Step {
         let ids = chunks.iter().flat_map(|chunk| chunk.tokens.iter().map(|&id| id as i32)).collect();
         let slots = chunks.iter().flat_map(|chunk| chunk.slots.iter().copied()).collect();
         let longest = positions.iter().max().map_or(0, |position| position + 1);
-        let one_form = determinism.is_batch_invariant();
-        let keys = if config.indexer.is_some_and(|indexer| one_form || longest > indexer.topk) {
+        let keys = if is_indexed(config, longest, determinism) {
             Keys::Indexed(IndexedKeys::new(chunks, &positions, cache, device)?)
         } else {
-            // A token's result in the absorbed form is another one in its last bits than that in the naive form.
-            let alone = chunks.iter().take_while(|chunk| one_form || chunk.tokens.len() == 1).count();
+            let one_by_one = is_one_by_one(cache, (config, heads), determinism, device);
+            let alone = chunks.iter().take_while(|chunk| one_by_one || chunk.tokens.len() == 1).count();
             let (alone, longer) = chunks.split_at(alone);
             Keys::All {
                 single: single_keys(alone, &positions, cache, (heads, determinism), device)?,
-                new: new_keys(longer, cache, (config, heads), device)?,
+                new: new_keys(longer, cache, (config, heads, determinism), device)?,
             }
         };
         Ok(Self {
@@ -170,6 +169,20 @@ fn put_back<T>(
     }
 }
 
+/// Whether the tokens of a step with requests of so many keys at most read what an indexer picks. A token may not see by its
+/// neighbours whether it picks all keys.
+pub(super) fn is_indexed(config: &DeepseekV3Config, longest: usize, determinism: Determinism) -> bool {
+    config.indexer.is_some_and(|indexer| determinism.is_batch_invariant() || longest > indexer.topk)
+}
+
+/// How the keys of tokens that are decoded one by one are divided.
+pub(super) fn splits(determinism: Determinism) -> Splits {
+    match determinism {
+        Determinism::BatchInvariant => Splits::Tokens(SPLIT_TOKENS),
+        Determinism::Fast => Splits::Auto,
+    }
+}
+
 /// The keys of each token of some chunks, as if it were alone; `positions` begins with theirs.
 fn single_keys(
     chunks: &[Chunk],
@@ -183,18 +196,14 @@ fn single_keys(
         return Ok(None);
     }
     let seq_lens = positions[..owners.len()].iter().map(|&position| position + 1).collect();
-    let splits = match determinism {
-        Determinism::BatchInvariant => Splits::Tokens(SPLIT_TOKENS),
-        Determinism::Fast => Splits::Auto,
-    };
-    let reader = Reader { query_len: 1, heads, splits };
+    let reader = Reader { query_len: 1, heads, splits: splits(determinism) };
     Ok(Some(PagedKeys::new(&owners, seq_lens, reader, cache, device)?))
 }
 
 fn new_keys(
     chunks: &[Chunk],
     cache: &PagedCache,
-    (config, heads): (&DeepseekV3Config, usize),
+    (config, heads, determinism): (&DeepseekV3Config, usize, Determinism),
     device: &Device,
 ) -> Result<Option<NewKeys>> {
     if chunks.is_empty() {
@@ -205,8 +214,8 @@ fn new_keys(
         Ok(ChunkLengths { new, past: cache.len(chunk.request)? - new })
     };
     let lengths = chunks.iter().map(lengths).collect::<Result<Vec<_>>>()?;
-    if !is_naive(&lengths, cache, (config, heads), device) {
-        return Ok(Some(NewKeys::Absorbed(absorbed_keys(chunks, cache, heads, device)?)));
+    if determinism.is_batch_invariant() || !is_naive(&lengths, cache, (config, heads), device) {
+        return Ok(Some(NewKeys::Absorbed(absorbed_keys(chunks, cache, (heads, determinism), device)?)));
     }
     let mut cu_seqlens = vec![0];
     let mut past = Vec::new();
@@ -214,7 +223,7 @@ fn new_keys(
     for (chunk, lengths) in chunks.iter().zip(lengths) {
         let tokens = first..first + lengths.new;
         if lengths.past > 0 {
-            let reader = Reader { query_len: lengths.new, heads, splits: splits(lengths.new, heads) };
+            let reader = Reader { query_len: lengths.new, heads, splits: splits_of(lengths.new, heads, determinism) };
             let keys = PagedKeys::new(&[chunk.request], vec![lengths.past], reader, cache, device)?;
             past.push(ChunkKeys { tokens: tokens.clone(), keys });
         }
@@ -227,23 +236,59 @@ fn new_keys(
 /// Query rows of a request from which keys need not be split for a GPU to have enough to do: 128 tiles of 64.
 const FILLS: usize = 128 * 64;
 
-/// How the keys of so many query tokens are split.
-fn splits(query_len: usize, heads: usize) -> Splits {
-    if query_len * heads >= FILLS { Splits::Count(1) } else { Splits::Auto }
+/// How the keys of so many query tokens are divided.
+fn splits_of(query_len: usize, heads: usize, determinism: Determinism) -> Splits {
+    match determinism {
+        Determinism::Fast if query_len * heads >= FILLS => Splits::Count(1),
+        _ => splits(determinism),
+    }
 }
 
-/// The keys of each chunk; of neighbours with as many new tokens together.
-fn absorbed_keys(chunks: &[Chunk], cache: &PagedCache, heads: usize, device: &Device) -> Result<Vec<ChunkKeys>> {
+/// New tokens of a request, and its keys up to the last of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    request: RequestId,
+    tokens: usize,
+    keys: usize,
+}
+
+/// The tokens of a chunk, of a request with so many keys. Where a token's result must not depend on the others, it has to see as
+/// many splits as it would alone: pieces end where splits do.
+fn pieces(chunk: &Chunk, keys: usize, determinism: Determinism) -> Vec<Piece> {
+    let request = chunk.request;
+    let mut first = keys - chunk.tokens.len();
+    let mut pieces = Vec::new();
+    while first < keys {
+        let end = match determinism {
+            Determinism::Fast => keys,
+            Determinism::BatchInvariant => keys.min((first / SPLIT_TOKENS + 1) * SPLIT_TOKENS),
+        };
+        pieces.push(Piece { request, tokens: end - first, keys: end });
+        first = end;
+    }
+    pieces
+}
+
+/// The keys of each chunk; of neighbours with as many new tokens together, unless each fills a GPU and has several splits.
+fn absorbed_keys(
+    chunks: &[Chunk],
+    cache: &PagedCache,
+    (heads, determinism): (usize, Determinism),
+    device: &Device,
+) -> Result<Vec<ChunkKeys>> {
+    let mut all = Vec::new();
+    for chunk in chunks {
+        all.extend(pieces(chunk, cache.len(chunk.request)?, determinism));
+    }
+    let apart = |tokens| determinism.is_batch_invariant() && tokens * heads >= FILLS;
     let mut first = 0;
-    let alike = chunks.chunk_by(|a, b| a.tokens.len() == b.tokens.len());
-    alike
-        .map(|chunks| {
-            let query_len = chunks[0].tokens.len();
-            let tokens = first..first + chunks.len() * query_len;
+    all.chunk_by(|a, b| a.tokens == b.tokens && !apart(a.tokens))
+        .map(|pieces| {
+            let query_len = pieces[0].tokens;
+            let tokens = first..first + pieces.len() * query_len;
             first = tokens.end;
-            let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
-            let lens = requests.iter().map(|&request| Ok(cache.len(request)?)).collect::<Result<_>>()?;
-            let reader = Reader { query_len, heads, splits: splits(query_len, heads) };
+            let (requests, lens): (Vec<_>, Vec<_>) = pieces.iter().map(|piece| (piece.request, piece.keys)).unzip();
+            let reader = Reader { query_len, heads, splits: splits_of(query_len, heads, determinism) };
             Ok(ChunkKeys { tokens, keys: PagedKeys::new(&requests, lens, reader, cache, device)? })
         })
         .collect()

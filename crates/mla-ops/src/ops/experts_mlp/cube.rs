@@ -165,9 +165,9 @@ impl Outputs {
         let client = self.rows.client.clone();
         let summand = Summand::Experts(self.into_args());
         match reader {
-            BackendReader::LinearPair(first, second) if is_behind && joins(&first, &second) => {
+            BackendReader::LinearPair(first, second, determinism) if is_behind && joins(&first, &second) => {
                 let (norm, [sum, normed]) = residual_norm::launch_args(residual, summand, norm);
-                let (products, (first, second)) = pair_args(normed.clone(), first, second);
+                let (products, (first, second)) = pair_args(normed.clone(), first, second, determinism);
                 linear::launch_normed(&client, norm, products);
                 BackendNormed { sum, normed, products: BackendProducts::Two(first, second) }
             }

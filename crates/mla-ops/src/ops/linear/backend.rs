@@ -21,11 +21,12 @@ pub(crate) trait LinearBackend: Backend {
     ) -> FloatTensor<Self>;
 
     /// x `[N, in]`: the products with both weights, which have its dtype.
-    #[fusion(meta = fusion::linear_pair)]
+    #[fusion(meta = |x, first, second, _| fusion::linear_pair(x, first, second))]
     fn linear_pair(
         x: FloatTensor<Self>,
         #[extension_type] first: BackendWeight<Self>,
         #[extension_type] second: BackendWeight<Self>,
+        determinism: Determinism,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
@@ -63,9 +64,10 @@ impl LinearBackend for burn::backend::Flex {
         x: FloatTensor<Self>,
         first: BackendWeight<Self>,
         second: BackendWeight<Self>,
+        determinism: Determinism,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let [first, second] = [(x.clone(), first), (x, second)]
-            .map(|(x, weight)| <Self as LinearBackend>::linear(x, weight, Determinism::Fast));
+            .map(|(x, weight)| <Self as LinearBackend>::linear(x, weight, determinism));
         (first, second)
     }
 }

@@ -15,15 +15,19 @@ impl LinearBackend for CubeBackend {
         rows(x, weight, outputs, (LinearForm::default(), 0.0), determinism)
     }
 
-    fn linear_pair(x: CubeTensor, first: BackendWeight<Self>, second: BackendWeight<Self>) -> (CubeTensor, CubeTensor) {
+    fn linear_pair(
+        x: CubeTensor,
+        first: BackendWeight<Self>,
+        second: BackendWeight<Self>,
+        determinism: Determinism,
+    ) -> (CubeTensor, CubeTensor) {
         if !joins(&first, &second) {
-            // By the kernels that the joint launch has, whose rows do not depend on one another.
             let [first, second] = [(x.clone(), first), (x, second)]
-                .map(|(x, weight)| <Self as LinearBackend>::linear(x, weight, Determinism::BatchInvariant));
+                .map(|(x, weight)| <Self as LinearBackend>::linear(x, weight, determinism));
             return (first, second);
         }
         let client = x.client.clone();
-        let (args, outs) = pair_args(contiguous(x), first, second);
+        let (args, outs) = pair_args(contiguous(x), first, second, determinism);
         linear::launch(&client, args);
         outs
     }
@@ -69,6 +73,7 @@ pub(crate) fn pair_args(
     x: CubeTensor,
     first: BackendWeight<CubeBackend>,
     second: BackendWeight<CubeBackend>,
+    determinism: Determinism,
 ) -> (LinearArgs, (CubeTensor, CubeTensor)) {
     let ([rows, inputs], [outputs, _], [second_outputs, _]) = (dims(&x), first.dims(), second.dims());
     let elem = dtype_to_elem_type(x.dtype);
@@ -86,7 +91,7 @@ pub(crate) fn pair_args(
         form: LinearForm::default(),
         x_elem: elem,
         elem,
-        batch_invariant: false,
+        batch_invariant: determinism.is_batch_invariant(),
     };
     (args, outs.into())
 }

@@ -31,6 +31,6 @@ pub(crate) fn linear_pair(x: Tensor<2>, [first, second]: [&Weight; 2], determini
         return [linear(x.clone(), first, determinism), linear(x, second, determinism)];
     }
     let [first, second] = [first, second].map(|weight| weight.clone().into_backend());
-    let (first, second) = Dispatch::linear_pair(x.into_dispatch(), first, second);
+    let (first, second) = Dispatch::linear_pair(x.into_dispatch(), first, second, determinism);
     [first, second].map(Tensor::from_dispatch)
 }

@@ -79,7 +79,7 @@ pub fn linear_pair<'a, 'r: 'a>(
     let reads = has_kernels(check.device()) && !first.is_empty() && !second.is_empty();
     if reads && matches!(normed.pending(), Pending::ExpertsOfToken) {
         let [first, second] = [first, second].map(|weight| weight.clone().into_backend());
-        match normed.read_by(BackendReader::LinearPair(first, second)) {
+        match normed.read_by(BackendReader::LinearPair(first, second, determinism)) {
             BackendProducts::Two(first, second) => {
                 return Ok((Tensor::from_dispatch(first), Tensor::from_dispatch(second)));
             }

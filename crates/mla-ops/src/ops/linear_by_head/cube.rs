@@ -16,7 +16,7 @@ impl LinearByHeadBackend for CubeBackend {
     fn linear_by_head(x: BackendHeadRows<Self>, weight: BackendWeight<Self>, determinism: Determinism) -> CubeTensor {
         match x {
             BackendHeadRows::InMemory(x) => in_memory(x, weight, determinism),
-            BackendHeadRows::Decoded(step) => decoded(step, weight),
+            BackendHeadRows::Decoded(step) => decoded(step, weight, determinism),
         }
     }
 }
@@ -25,19 +25,21 @@ fn in_memory(x: CubeTensor, weight: BackendWeight<CubeBackend>, determinism: Det
     let x = contiguous(x);
     let ([rows, heads, width], [_, outputs, inputs]) = (dims(&x), weight.dims());
     let out = empty(&x, [rows, heads, outputs + width - inputs], x.dtype);
-    let batch_invariant = determinism.is_batch_invariant();
-    let args = LinearArgs { batch_invariant, ..by_head_args(&x, weight, &out, [rows, heads, width]) };
-    linear::launch(&x.client, args);
+    linear::launch(&x.client, by_head_args(&x, weight, &out, [rows, heads, width], determinism));
     out
 }
 
 /// The projection merges the splits of the decode step, where it can.
-fn decoded(step: BackendDecode<CubeBackend>, weight: BackendWeight<CubeBackend>) -> CubeTensor {
+fn decoded(
+    step: BackendDecode<CubeBackend>,
+    weight: BackendWeight<CubeBackend>,
+    determinism: Determinism,
+) -> CubeTensor {
     let ([batch, query_len, heads, _], [_, outputs, inputs]) = (dims(&step.q), weight.dims());
     let (rows, width) = (batch * query_len, step.spec.value_width);
     let out = empty(&step.q, [rows, heads, outputs + width - inputs], step.q.dtype);
     let decode = Launch::new(step);
-    let projection = by_head_args(&decode.out, weight, &out, [rows, heads, width]);
+    let projection = by_head_args(&decode.out, weight, &out, [rows, heads, width], determinism);
     launched(mla_decode::launch_projected(&out.client, decode.args, decode.kernel, projection));
     out
 }
@@ -48,6 +50,7 @@ pub(crate) fn by_head_args(
     weight: BackendWeight<CubeBackend>,
     out: &CubeTensor,
     [rows, heads, width]: [usize; 3],
+    determinism: Determinism,
 ) -> LinearArgs {
     let [_, outputs, inputs] = weight.dims();
     let (weight, matrix_stride) = weight.into_stack_arg();
@@ -63,6 +66,6 @@ pub(crate) fn by_head_args(
         form: LinearForm::default(),
         x_elem: elem,
         elem,
-        batch_invariant: false,
+        batch_invariant: determinism.is_batch_invariant(),
     }
 }

@@ -15,7 +15,7 @@ pub enum BackendReader<B: Backend> {
     /// A projection: [`linear`](crate::linear()).
     Linear(#[extension_type] BackendWeight<B>),
     /// Two projections: [`linear_pair`](crate::linear_pair()).
-    LinearPair(#[extension_type] BackendWeight<B>, #[extension_type] BackendWeight<B>),
+    LinearPair(#[extension_type] BackendWeight<B>, #[extension_type] BackendWeight<B>, Determinism),
 }
 
 /// What a [`BackendReader`] made of a norm.
@@ -73,7 +73,7 @@ pub(crate) mod fusion {
         let products = match reader {
             BackendReaderMetadata::None => BackendProductsMetadata::None,
             BackendReaderMetadata::Linear(weight) => BackendProductsMetadata::One(linear(x, weight)),
-            BackendReaderMetadata::LinearPair(first, second) => {
+            BackendReaderMetadata::LinearPair(first, second, _) => {
                 BackendProductsMetadata::Two(linear(x, first), linear(x, second))
             }
         };
@@ -102,8 +102,8 @@ pub(crate) fn read<B: LinearBackend>(normed: &FloatTensor<B>, reader: BackendRea
             // A few rows, whose kernel has no other.
             Determinism::Fast,
         )),
-        BackendReader::LinearPair(first, second) => {
-            let (first, second) = B::linear_pair(normed.clone(), first, second);
+        BackendReader::LinearPair(first, second, determinism) => {
+            let (first, second) = B::linear_pair(normed.clone(), first, second, determinism);
             BackendProducts::Two(first, second)
         }
     }

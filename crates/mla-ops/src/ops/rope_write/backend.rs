@@ -3,6 +3,7 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 
+use crate::Determinism;
 use crate::weight::BackendWeight;
 
 /// Latents and where they go, as in [`RopeWriteArgs`](super::RopeWriteArgs).
@@ -31,7 +32,7 @@ pub(crate) enum BackendRopeQuery<B: Backend> {
     /// `[N, H, d]`.
     Heads(FloatTensor<B>),
     /// `[N, H, dn + dr]` of a few tokens, and what they are absorbed by, `[H, R, dn]`.
-    Absorbed(FloatTensor<B>, #[extension_type] BackendWeight<B>),
+    Absorbed(FloatTensor<B>, #[extension_type] BackendWeight<B>, Determinism),
 }
 
 /// What was computed of them, and the cache's own buffer.
@@ -69,7 +70,7 @@ pub(crate) trait RopeWriteBackend: Backend {
             latent: latents.latent.clone(),
             cache: latents.cache.clone(),
         },
-        BackendRopeQueryMetadata::Absorbed(q, weight) => {
+        BackendRopeQueryMetadata::Absorbed(q, weight, _) => {
             let ([rows, heads, width], [_, outputs, inputs]) = (q.shape.dims(), weight.dims());
             let q = crate::fusion::spec([rows, heads, outputs + width - inputs], q.dtype);
             BackendRopeWrittenMetadata::Absorbed { q, cache: latents.cache.clone() }

@@ -17,8 +17,8 @@ impl RopeWriteBackend for CubeBackend {
                 let (q, latent, cache) = write(contiguous(q), latents);
                 BackendRopeWritten::Heads { q, latent, cache }
             }
-            BackendRopeQuery::Absorbed(q, weight) => {
-                let (q, cache) = write_absorbed(contiguous(q), latents, weight);
+            BackendRopeQuery::Absorbed(q, weight, determinism) => {
+                let (q, cache) = write_absorbed(contiguous(q), latents, weight, determinism);
                 BackendRopeWritten::Absorbed { q, cache }
             }
         }
@@ -46,11 +46,12 @@ fn write_absorbed(
     q: CubeTensor,
     latents: BackendLatents<CubeBackend>,
     weight: BackendWeight<CubeBackend>,
+    determinism: Determinism,
 ) -> (CubeTensor, CubeTensor) {
     let (sizes, [_, outputs, _], [_, pairs]) = (dims(&q), weight.dims(), dims(&latents.cos));
     let [tokens, heads, _] = sizes;
     let out = empty(&q, [tokens, heads, outputs + 2 * pairs], q.dtype);
-    let args = by_head_args(&q, weight.clone(), &out, sizes);
+    let args = by_head_args(&q, weight.clone(), &out, sizes, determinism);
     let rows = latents.rows();
     if turns(&q.client, &rows, &args) {
         launch_turned(&q.client, rows, args);
@@ -58,7 +59,7 @@ fn write_absorbed(
     }
     let (q, _, cache) = write(q, latents);
     let q = BackendHeadRows::InMemory(q);
-    (CubeBackend::linear_by_head(q, weight, Determinism::BatchInvariant), cache)
+    (CubeBackend::linear_by_head(q, weight, determinism), cache)
 }
 
 impl BackendLatents<CubeBackend> {

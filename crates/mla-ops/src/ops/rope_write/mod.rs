@@ -81,8 +81,8 @@ pub fn rope_write(args: RopeWriteArgs) -> Result<RopeWritten, Box<WriteLatentErr
             let RopeWritten { q, cache, .. } = launch(BackendRopeQuery::Heads(q.into_dispatch()), latents);
             RopeWritten { q: linear_by_head::in_memory(q, &weight, determinism), latent: None, cache }
         }
-        RopeQuery::Absorbed { q, weight, .. } => {
-            launch(BackendRopeQuery::Absorbed(q.into_dispatch(), weight.into_backend()), latents)
+        RopeQuery::Absorbed { q, weight, determinism } => {
+            launch(BackendRopeQuery::Absorbed(q.into_dispatch(), weight.into_backend(), determinism), latents)
         }
         RopeQuery::Heads(q) => launch(BackendRopeQuery::Heads(q.into_dispatch()), latents),
     })

@@ -2,7 +2,6 @@ use burn::backend::Flex;
 use burn::tensor::Tensor;
 
 use super::backend::{BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
-use crate::Determinism;
 use crate::ops::linear_by_head::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::ops::norm_rope::reference::{Norm, Rope, norm_rope};
 use crate::ops::write_latent::reference::write_latent;
@@ -15,9 +14,9 @@ impl RopeWriteBackend for Flex {
                 let (q, latent, cache) = rope_write(tensor(q), latents).into_flex();
                 BackendRopeWritten::Heads { q, latent, cache }
             }
-            BackendRopeQuery::Absorbed(q, weight) => {
+            BackendRopeQuery::Absorbed(q, weight, determinism) => {
                 let (q, _, cache) = rope_write(tensor(q), latents).into_flex();
-                let q = Self::linear_by_head(BackendHeadRows::InMemory(q), weight, Determinism::BatchInvariant);
+                let q = Self::linear_by_head(BackendHeadRows::InMemory(q), weight, determinism);
                 BackendRopeWritten::Absorbed { q, cache }
             }
         }
