@@ -27,6 +27,9 @@ pub struct Args {
     /// examples/bench/models. Without --only it is timed by e2e.
     #[arg(long, value_name = "CONFIG_JSON", conflicts_with = "smoke")]
     pub random_weights: Option<PathBuf>,
+    /// Whole models in e2e and prefill: batch-invariant.
+    #[arg(long)]
+    pub deterministic: bool,
     /// Seed of the weights of whole models.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub weights_seed: u64,

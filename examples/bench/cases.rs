@@ -23,6 +23,8 @@ pub struct Bench {
     /// What runs `mla_decode`, where that is not left to the operation.
     pub path: Option<Path>,
     pub weights_seed: u64,
+    /// Whether engines of whole models are.
+    pub deterministic: bool,
     pub size: Size,
     pub timer: Timer,
     pub report: Report,

@@ -34,12 +34,13 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
     let new_tokens = if bench.size == Size::Smoke { 4 } else { 128 };
     for batch in bench.pick(&[1, 8, 64], 1, &[1, 3]) {
         for graphs in [true, false] {
-            let decode = decode(&model, &tokenizer, batch, new_tokens, graphs)?;
+            let decode = decode(&model, &tokenizer, [batch, new_tokens], (graphs, bench.deterministic))?;
             let shape = [
                 ("model", json!(case.name)),
                 ("layers", json!(layers)),
                 ("b", json!(batch)),
                 ("context", json!(PROMPT)),
+                ("deterministic", json!(bench.deterministic)),
             ];
             let (bytes, seconds) = (weights.read_by(batch), decode.seconds / decode.steps as f64);
             let gbps = bytes / seconds / 1e9;
@@ -104,9 +105,8 @@ struct Decode {
 fn decode(
     model: &DeepseekModel,
     tokenizer: &Tokenizer,
-    batch: usize,
-    new_tokens: usize,
-    graphs: bool,
+    [batch, new_tokens]: [usize; 2],
+    (graphs, deterministic): (bool, bool),
 ) -> Result<Decode, String> {
     let max_new_tokens = WARM_UP + new_tokens + AHEAD;
     let options = EngineOptions {
@@ -115,7 +115,7 @@ fn decode(
         max_batch: batch,
         token_budget: 2048,
         prefix_caching: false,
-        deterministic: false,
+        deterministic,
         graphs,
     };
     let mut engine = Engine::new(model, tokenizer, options).map_err(show)?;

@@ -31,13 +31,14 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
     };
     for (batch, len) in shapes {
         bench.case(&format!("prefill {} {batch} x {len}", case.name), |bench| {
-            let ms = prefill(&model, &tokenizer, batch, len)?;
+            let ms = prefill(&model, &tokenizer, [batch, len], bench.deterministic)?;
             let (first, others) = (ms[0], ms[1..].iter().sum::<f64>() / (ms.len() - 1) as f64);
             let shape = [
                 ("model", json!(case.name)),
                 ("layers", json!(model.config().num_layers())),
                 ("b", json!(batch)),
                 ("context", json!(len)),
+                ("deterministic", json!(bench.deterministic)),
             ];
             let tokens = batch * len;
             let least = ms[1..].iter().copied().fold(f64::INFINITY, f64::min);
@@ -57,14 +58,19 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
 
 /// Milliseconds of each of some batches of prompts of random ids, all different, from their submission until their first tokens
 /// are on the host. A batch is one step, whose kernels are launched.
-fn prefill(model: &DeepseekModel, tokenizer: &Tokenizer, batch: usize, len: usize) -> Result<Vec<f64>, String> {
+fn prefill(
+    model: &DeepseekModel,
+    tokenizer: &Tokenizer,
+    [batch, len]: [usize; 2],
+    deterministic: bool,
+) -> Result<Vec<f64>, String> {
     let options = EngineOptions {
         page_size: PAGE,
         cache_pages: batch * (len + 1).div_ceil(PAGE),
         max_batch: batch,
         token_budget: batch * len,
         prefix_caching: false,
-        deterministic: false,
+        deterministic,
         graphs: false,
     };
     let mut engine = Engine::new(model, tokenizer, options).map_err(show)?;

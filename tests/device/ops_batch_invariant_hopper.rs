@@ -1,10 +1,11 @@
 //! `Determinism::BatchInvariant` on Hopper, where a few rows and many are computed by different kernels: the bits are the same.
 
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_mla::ops::Determinism::BatchInvariant;
 use burn_mla::ops::{
-    ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, Path, Residual, RopeQuery, RopeWriteArgs, Routing, SharedExperts,
-    StackedWeight, Weight, experts_mlp, explain_path, linear, linear_by_head, linear_pair, rope_write, swiglu,
+    ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, Path, Residual,
+    RopeQuery, RopeWriteArgs, Routing, SharedExperts, Splits, StackedWeight, Weight, experts_mlp, explain_path, linear,
+    linear_by_head, linear_pair, mla_decode, rope_write, swiglu,
 };
 use rstest::rstest;
 
@@ -169,5 +170,42 @@ fn ops_batch_invariant_hopper_experts(#[values([96, 96, 64], [576, 160, 320])] w
             Tensor::cat(vec![h.tensor(), one, other], 1)
         };
         check("linear_pair behind experts", path, dtype, project);
+    });
+}
+
+/// Attention of the tokens of a prompt, up to the end of a split, and of each of them alone: heads, and the first and last token.
+#[rstest]
+fn ops_batch_invariant_hopper_attention(
+    #[values((3, 0, 70), (16, 200, 256), (5, 256, 290))] piece: (usize, usize, usize),
+) {
+    const SPLIT: usize = 128;
+    let ((heads, first, end), [pages, page, width]) = (piece, [6, 64, 576]);
+    for_each_half_on_hopper(|device, dtype| {
+        let q = matrix(1, [end - first, heads, width], 1.0, dtype, device);
+        let kv_cache: Tensor<3> = matrix(2, [pages, page, width], 1.0, dtype, device);
+        let attend = |token: usize, n: usize| {
+            let args = MlaDecodeArgs {
+                q: MlaQuery::Whole(q.clone().narrow(0, token, n).unsqueeze_dim(0)),
+                kv_cache: kv_cache.clone(),
+                page_table: ints(&[4, 2, 5, 0, 1, 3], [1, pages], device),
+                seq_lens: ints(&[(first + token + n) as i32], [1], device),
+            };
+            let splits = Splits::Tokens(SPLIT);
+            let options = MlaDecodeOptions {
+                value_width: 512,
+                softmax_scale: 0.05,
+                causal: true,
+                splits,
+                path: Some(Path::Sm90),
+            };
+            let (out, lse) = mla_decode(args, &options, None).expect("Hopper has it").materialise();
+            let [out, lse] = [out.cast(FloatDType::F32), lse.unsqueeze_dim(3)];
+            rows(&Tensor::cat(vec![out, lse], 3).squeeze_dim::<3>(0))
+        };
+        let all = attend(0, end - first);
+        let tokens = if is_simulated(device) { vec![0, 1, 33, end - first - 1] } else { (0..end - first).collect() };
+        for token in tokens {
+            assert_eq!(attend(token, 1)[0], all[token], "{piece:?}: token {token}, {dtype:?}");
+        }
     });
 }

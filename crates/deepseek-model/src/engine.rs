@@ -41,7 +41,7 @@ pub struct EngineOptions {
     /// beside its pages belongs to one position of one request.
     pub prefix_caching: bool,
     /// Whether a request's logits are the same, bit for bit, whatever else runs and however its prompt is divided. Costs
-    /// speed, mostly in the prompts. DeepSeek-V4 only on the CPU.
+    /// speed; on GPUs other than Hopper mostly in the prompts. DeepSeek-V4 only on the CPU.
     pub deterministic: bool,
     /// Whether steps with one token of each request are captured, and replayed for batches up to the next power of two, on
     /// devices that have graphs; [`EngineStats::graphs`] says why they are not. While CUDA captures a step, it refuses memory to all

@@ -19,8 +19,8 @@ pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
         path: Path::Sm90,
-        needs: "TMA and wgmma of a Hopper; f16 or bf16, or a weight in f32 of rows in bf16; inputs and outputs of a multiple of 8; more \
-                rows than a small batch has",
+        needs: "TMA and wgmma of a Hopper; f16 or bf16, or a weight in f32 of rows in bf16; inputs and outputs of a multiple of 8 \
+                (batch-invariant: inputs of a multiple of 32); more rows than a small batch has",
         form: sm90_choice,
         #[cfg(feature = "offline")]
         offline: sm90::offline,

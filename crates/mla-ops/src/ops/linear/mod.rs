@@ -20,8 +20,8 @@ use crate::{Determinism, MlaError, Weight};
 ///
 /// On a GPU, a few rows are computed by a small-batch kernel (GEMV), as fast as the weights come from memory; a row's bits do not
 /// depend on the others there. More rows than 8 take Hopper's tensor cores where x and weight are f16 or bf16 and `in` and `out`
-/// multiples of 8; more than 64 are a [`matmul`](crate::matmul) elsewhere, unless they have to be
-/// [batch-invariant](Determinism::BatchInvariant). Sums are f32; the CPU rounds those of f16 to f16 now and then.
+/// multiples of 8 (to be [batch-invariant](Determinism::BatchInvariant): `in` of 32); more than 64 are a
+/// [`matmul`](crate::matmul) elsewhere, unless they have to be batch-invariant. Sums are f32; the CPU rounds those of f16 to f16 now and then.
 /// [`explain_path`](crate::explain_path) says what runs for [`LinearProblem::dense`](crate::LinearProblem::dense).
 ///
 /// `x` may be a [`Normed`](crate::Normed) that is not in memory yet: a small f32 weight (a router) is read in the launch of the
