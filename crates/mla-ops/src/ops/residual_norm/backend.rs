@@ -73,7 +73,7 @@ pub(crate) mod fusion {
         let products = match reader {
             BackendReaderMetadata::None => BackendProductsMetadata::None,
             BackendReaderMetadata::Linear(weight) => BackendProductsMetadata::One(linear(x, weight)),
-            BackendReaderMetadata::LinearPair(first, second, _) => {
+            BackendReaderMetadata::LinearPair(first, second, ..) => {
                 BackendProductsMetadata::Two(linear(x, first), linear(x, second))
             }
         };

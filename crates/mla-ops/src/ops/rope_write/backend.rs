@@ -70,7 +70,7 @@ pub(crate) trait RopeWriteBackend: Backend {
             latent: latents.latent.clone(),
             cache: latents.cache.clone(),
         },
-        BackendRopeQueryMetadata::Absorbed(q, weight, _) => {
+        BackendRopeQueryMetadata::Absorbed(q, weight, ..) => {
             let ([rows, heads, width], [_, outputs, inputs]) = (q.shape.dims(), weight.dims());
             let q = crate::fusion::spec([rows, heads, outputs + width - inputs], q.dtype);
             BackendRopeWrittenMetadata::Absorbed { q, cache: latents.cache.clone() }
