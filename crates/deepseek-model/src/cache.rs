@@ -35,6 +35,11 @@ pub(crate) trait RequestCache: Any + Debug + Send {
     fn free(&mut self, request: RequestId) -> std::result::Result<(), CacheError>;
     /// Bytes that requests hold.
     fn bytes_in_use(&self) -> usize;
+    /// Takes all tokens of a request as computed, where somebody counts them: for steps that compute nothing.
+    fn skip(&mut self, request: RequestId) -> std::result::Result<(), CacheError> {
+        let _ = request;
+        Ok(())
+    }
     /// The pages, which the requests share.
     fn pages(&self) -> &PagedCache;
     /// The same, for prefix caching: a request may begin with pages of others. `None` where pages are not all that a model
@@ -66,6 +71,15 @@ impl ModelCache {
     pub fn append(&mut self, request: RequestId, tokens: &[u32]) -> std::result::Result<Chunk, CacheError> {
         let slots = self.0.append(request, tokens.len())?;
         Ok(Chunk { request, tokens: tokens.to_vec(), slots })
+    }
+
+    /// Makes room for tokens of a request that no model will compute.
+    ///
+    /// # Errors
+    /// As [`Self::append`].
+    pub(crate) fn skip(&mut self, request: RequestId, tokens: usize) -> std::result::Result<(), CacheError> {
+        self.0.append(request, tokens)?;
+        self.0.skip(request)
     }
 
     /// Starts a request with the tokens of `request`, which must all be computed. Full pages are shared.

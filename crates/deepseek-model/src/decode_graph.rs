@@ -64,7 +64,7 @@ pub(crate) struct DecodeGraphs<'a> {
 }
 
 /// Requests, and pages of each.
-type Bucket = (usize, usize);
+pub(crate) type Bucket = (usize, usize);
 type Closure<'a> = Box<dyn FnMut() -> Option<Tensor<2>> + Send + 'a>;
 
 struct StepGraph<'a> {
@@ -160,7 +160,8 @@ impl<'a> DecodeGraphs<'a> {
     }
 }
 
-fn bucket(requests: usize, pages: usize, cache: &ModelCache) -> Bucket {
+/// The sizes that the step of so many requests with so many pages at most is captured for.
+pub(crate) fn bucket(requests: usize, pages: usize, cache: &ModelCache) -> Bucket {
     let config = cache.pages().config();
     let most = config.max_tokens.div_ceil(config.page_size);
     (requests.next_power_of_two(), pages.next_power_of_two().min(most))

@@ -5,6 +5,7 @@ mod prefix_tree;
 mod reply;
 mod scheduler;
 mod stream;
+mod warm_up;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use self::launch::Launched;
 use self::reply::Reply;
 use self::scheduler::{Job, Scheduler};
 pub use self::stream::{Completion, FinishReason, RequestStream, StreamEvent};
+pub use self::warm_up::{compile_ahead, compile_all_ahead};
 use crate::cache::CacheSize;
 use crate::decode_graph::GraphSupport;
 use crate::model::DeepseekModel;
@@ -73,6 +75,18 @@ impl EngineOptions {
         let default = Self::default();
         let large = largest_buffer(device).is_some_and(|bytes| bytes >= LARGE_BUFFER);
         Self { token_budget: if large { 8192 } else { default.token_budget }, ..default }
+    }
+
+    /// The cache of an engine.
+    fn cache_size(&self, model: &DeepseekModel) -> CacheSize {
+        let &Self { page_size, cache_pages, max_batch, .. } = self;
+        CacheSize {
+            num_pages: cache_pages,
+            page_size,
+            max_requests: max_batch,
+            // More than the pages hold, so that it is the pages that run out.
+            max_tokens: cache_pages.saturating_add(1).saturating_mul(page_size).min(model.max_positions()),
+        }
     }
 }
 
@@ -195,19 +209,13 @@ impl<'a> Engine<'a> {
     /// A size that is zero or too large, a page size that is no power of two, a budget below `max_batch`;
     /// `deterministic` where model and device cannot be.
     pub fn new(model: &'a DeepseekModel, tokenizer: &'a Tokenizer, options: EngineOptions) -> Result<Self> {
-        let EngineOptions { page_size, cache_pages, max_batch, token_budget, .. } = options;
+        let EngineOptions { max_batch, token_budget, .. } = options;
         if token_budget < max_batch {
             let expected = format!("at least `max_batch` = {max_batch}, a token for each request that runs");
             return Err(ModelError::request("token_budget", token_budget, expected));
         }
         let runner = Runner::new(model, options.deterministic, options.graphs)?;
-        let cache = runner.new_cache(CacheSize {
-            num_pages: cache_pages,
-            page_size,
-            max_requests: max_batch,
-            // More than the pages hold, so that it is the pages that run out.
-            max_tokens: cache_pages.saturating_add(1).saturating_mul(page_size).min(model.max_positions()),
-        })?;
+        let cache = runner.new_cache(options.cache_size(model))?;
         let cache_bytes_per_token = cache.bytes_per_token();
         let stats = EngineStats { graphs: runner.graphs(), cache_bytes_per_token, ..Default::default() };
         Ok(Self {

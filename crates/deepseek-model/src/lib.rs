@@ -34,13 +34,15 @@ mod sampling;
 mod step;
 mod tokenizer;
 mod verify;
-mod warm_up;
 mod weights;
 
 pub use cache::{CacheSize, ModelCache};
 pub use config::{GenerationDefaults, LayerSummary, Quantization, RopeConfig, YarnConfig};
 pub use decode_graph::GraphSupport;
-pub use engine::{Completion, Engine, EngineOptions, EngineStats, FinishReason, RequestStream, StreamEvent};
+pub use engine::{
+    Completion, Engine, EngineOptions, EngineStats, FinishReason, RequestStream, StreamEvent, compile_ahead,
+    compile_all_ahead,
+};
 pub use error::{ModelError, WeightReport, WrongCut, WrongDType, WrongQuantization, WrongShape};
 pub use generation::{GenerationOptions, generate};
 pub use inspection::{Inspection, WeightGroup, weight_specs};
@@ -54,7 +56,6 @@ pub use sampling::{Sampler, SamplingParams};
 pub use step::Chunk;
 pub use tokenizer::{StopOutcome, StopStrings, TextStream, Tokenizer};
 pub use verify::{Comparison, VerifyOptions, verify};
-pub use warm_up::compile_ahead;
 pub use weights::{
     Checkpoint, LoadProgress, LoadSummary, WeightForm, WeightLoader, WeightRole, WeightSpec, WeightsFrom, WriteSummary,
     device_bytes, write_checkpoint,

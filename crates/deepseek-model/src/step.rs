@@ -24,6 +24,12 @@ pub(crate) fn last_rows(hidden: &Tensor<2>, chunks: &[Chunk]) -> Tensor<2> {
     Tensor::cat(last.collect(), 0)
 }
 
+/// The columns of a table for rows of at most `len` numbers: a multiple of the widest load, whatever the rows are. Kernels that copy
+/// tables are made for what divides their rows: so there is one of each.
+pub(crate) fn padded(len: usize) -> usize {
+    len.next_multiple_of(8)
+}
+
 /// i32 `[n]`.
 pub(crate) fn ints(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
     let shape = [values.len()];

@@ -1,5 +1,7 @@
 //! Kernels that are compiled before they are needed: a program does not wait for compilers at its first token.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::Device;
 
 /// What this process has compiled for CUDA. Kernels of other runtimes are not counted.
@@ -31,6 +33,26 @@ pub fn compile_ahead<T>(device: &Device, pass: impl FnOnce() -> T) -> Option<T> 
     None
 }
 
+/// The same for a pass of steps whose sizes stand for others: beside the kernels that it would launch, those that an operation's
+/// table has for fewer rows and keys, and those of Burn's operations in both forms, which write in place or not. So `pass` is called
+/// twice.
+pub fn compile_all_ahead<E: Send + 'static>(
+    device: &Device,
+    mut pass: impl FnMut() -> Result<(), E> + Send,
+) -> Option<Result<(), E>> {
+    #[cfg(feature = "_gpu")]
+    if let burn::backend::DispatchDevice::Cube(cube) = device.as_dispatch() {
+        let _all_sizes = mla_kernels::compiler::AllSizes::new();
+        return compile_ahead(device, || {
+            pass()?;
+            // A buffer has a second handle until the device's thread has made it, and Burn writes in place where there is one alone:
+            // so which of its kernels are launched depends on how far that thread is. On the thread itself it is never behind.
+            cube.client().exclusive(pass).unwrap_or(Ok(()))
+        });
+    }
+    compile_ahead(device, pass)
+}
+
 /// Waits until everything is compiled that [`compile_ahead`] has begun.
 pub fn wait_for_kernels() {
     #[cfg(feature = "_gpu")]
@@ -46,4 +68,13 @@ pub fn compiled_kernels() -> CompiledKernels {
     }
     #[cfg(not(feature = "_gpu"))]
     CompiledKernels::default()
+}
+
+/// The kernels that `pass` launches, and other threads meanwhile: the name of each under a hash of what its code depends on. On the
+/// CPU there are none.
+pub fn launched_kernels<T>(pass: impl FnOnce() -> T) -> (T, BTreeMap<u128, String>) {
+    #[cfg(feature = "_gpu")]
+    return mla_kernels::compiler::launched(pass);
+    #[cfg(not(feature = "_gpu"))]
+    (pass(), BTreeMap::new())
 }

@@ -59,7 +59,9 @@ mod reference;
 mod tensors;
 mod weight;
 
-pub use compile_ahead::{CompiledKernels, compile_ahead, compiled_kernels, wait_for_kernels};
+pub use compile_ahead::{
+    CompiledKernels, compile_ahead, compile_all_ahead, compiled_kernels, launched_kernels, wait_for_kernels,
+};
 pub use determinism::Determinism;
 pub use device::{DeviceName, largest_buffer};
 pub use error::MlaError;

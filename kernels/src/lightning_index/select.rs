@@ -91,15 +91,23 @@ pub(super) fn units_of(client: &Client, chunk: usize) -> (usize, usize) {
 }
 
 /// Units of a cube at most on a device.
-fn max_units(client: &Client) -> usize {
+pub(super) fn max_units(client: &Client) -> usize {
     let hardware = &client.properties().hardware;
     let available = hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize;
     let available = available.min(hardware.max_shared_memory_size / BYTES_PER_UNIT);
     (1 << available.max(UNITS).ilog2()).min(MAX_UNITS)
 }
 
+/// Those of all chunks of `least` to `most` keys.
+pub(super) fn units_of_fewer(client: &Client, least: usize, most: usize) -> Vec<(usize, usize)> {
+    let ends = (0..usize::BITS).map(|power| 1 << power).take_while(|&keys| keys < most).chain([most]);
+    let mut all: Vec<_> = ends.filter(|&keys| keys >= least).map(|keys| units_of(client, keys)).collect();
+    all.dedup();
+    all
+}
+
 /// Keys of a chunk at least: fewer make no cube faster.
-const MIN_CHUNK: usize = 4096;
+pub(super) const MIN_CHUNK: usize = 4096;
 /// A chunk has so many times `k` keys at least: fewer would leave too much for the next level, and candidates with their
 /// positions have room where ranks were.
 const REDUCTION: usize = 4;

@@ -5,17 +5,18 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
 use super::border::{List, clear_end, find_border, load_tile, number};
-use super::form::{Form, LOAD, Load, MAX_PLANE, Output};
 #[cfg(feature = "offline")]
-use super::form::{MAX_LOADS, MAX_UNITS};
+use super::form::MAX_UNITS;
+use super::form::{Form, LOAD, Load, MAX_LOADS, MAX_PLANE, Output};
 use super::places::Places;
-use super::problem::{LightningIndexArgs, one_each, visible_keys};
-use super::select::{plan, units_of};
+use super::problem::{LightningIndexArgs, LightningIndexSizes, one_each, visible_keys};
+use super::select::{MIN_CHUNK, max_units, plan, units_of, units_of_fewer};
 use super::sums::{FEW, Space};
 #[cfg(feature = "offline")]
 use crate::common::device::UNITS;
 use crate::common::keys::SequencePages;
 use crate::common::launch::share;
+use crate::compiler::names_all_sizes;
 
 /// Units of a plane, if all planes have as many and units are in the order of their planes; otherwise 1.
 fn plane_units(client: &Client) -> usize {
@@ -24,6 +25,26 @@ fn plane_units(client: &Client) -> usize {
     let usable =
         client.features().plane.contains(Plane::Ops) && least == most && least.is_power_of_two() && least <= MAX_PLANE;
     if usable { least } else { 1 }
+}
+
+/// The forms for as many keys as these sizes have, and for fewer.
+fn forms_of_fewer(client: &Client, sizes: &LightningIndexSizes, slots: bool) -> Vec<Form> {
+    let (plane, last) = (plane_units(client), if slots { Output::Slots } else { Output::Positions });
+    let capacity = max_units(client) * MAX_LOADS * LOAD;
+    let forms = |least, most, candidates, output| {
+        let units = units_of_fewer(client, least, most);
+        units.into_iter().map(move |(units, loads)| Form { units, plane, loads, again: false, candidates, output })
+    };
+    let mut all: Vec<_> = forms(1, sizes.max_keys().min(capacity), false, last).collect();
+    if sizes.max_keys() > capacity {
+        // Chunks whose candidates fit, or are cut up once more.
+        all.extend(forms(MIN_CHUNK.min(capacity), capacity, false, Output::Candidates));
+        all.extend(forms(1, capacity, true, last));
+        if plan(client, sizes).lens.len() > 2 {
+            all.extend(forms(MIN_CHUNK.min(capacity), capacity, true, Output::Candidates));
+        }
+    }
+    all
 }
 
 /// Chooses the keys of `rows` query tokens, from `first_row` on: a cube for each of them and chunk of keys.
@@ -43,37 +64,41 @@ pub(super) fn launch(client: &Client, args: &LightningIndexArgs, address: Addres
         let chunk = if next.is_some() { plan.chunk } else { len };
         let chunks = if next.is_some() { len.div_ceil(chunk) } else { 1 };
         let (units, loads) = units_of(client, chunk);
-        let form = Form { units, plane: plane_units(client), loads, again: false, candidates: level > 0, output };
-        let form = Form { again: chunk > form.capacity(), ..form };
-        // SAFETY: the buffers have the sizes that the arguments state, no list is longer than its plan says, and slots are
-        // clamped to the cache.
-        unsafe {
-            select_kernel::launch_unchecked(
-                client,
-                one_each(client, rows * chunks),
-                CubeDim::new_1d(units as u32),
-                address,
-                share(from),
-                share(&args.page_table),
-                share(&args.visible),
-                share(if next.is_some() { to } else { &args.indices }),
-                first_row,
-                rows,
-                sizes.query_len,
-                sizes.max_pages,
-                sizes.max_keys() as u32,
-                sizes.slots() as u32,
-                sizes.page_size.ilog2(),
-                sizes.k as u32,
-                level,
-                plan.chunk,
-                chunks,
-                stride / LOAD,
-                len.div_ceil(LOAD),
-                next_stride,
-                next.map_or(0, |len| len.next_multiple_of(LOAD)),
-                form,
-            );
+        let own = Form { units, plane: plane_units(client), loads, again: false, candidates: level > 0, output };
+        let own = Form { again: chunk > own.capacity(), ..own };
+        // Of fewer keys there are as many levels, or fewer.
+        let others = if names_all_sizes() { forms_of_fewer(client, sizes, args.slots) } else { Vec::new() };
+        for form in others.into_iter().chain([own]) {
+            // SAFETY: the buffers have the sizes that the arguments state, no list is longer than its plan says, and slots are
+            // clamped to the cache.
+            unsafe {
+                select_kernel::launch_unchecked(
+                    client,
+                    one_each(client, rows * chunks),
+                    CubeDim::new_1d(form.units as u32),
+                    address,
+                    share(from),
+                    share(&args.page_table),
+                    share(&args.visible),
+                    share(if next.is_some() { to } else { &args.indices }),
+                    first_row,
+                    rows,
+                    sizes.query_len,
+                    sizes.max_pages,
+                    sizes.max_keys() as u32,
+                    sizes.slots() as u32,
+                    sizes.page_size.ilog2(),
+                    sizes.k as u32,
+                    level,
+                    plan.chunk,
+                    chunks,
+                    stride / LOAD,
+                    len.div_ceil(LOAD),
+                    next_stride,
+                    next.map_or(0, |len| len.next_multiple_of(LOAD)),
+                    form,
+                );
+            }
         }
         (from, to) = (to, from);
         (stride, next_stride) = (next_stride, stride);

@@ -32,6 +32,8 @@ pub use self::select::{Division, LinearSizes};
 pub use self::weight::WeightArg;
 use crate::common::launch::{address_type, share};
 use crate::common::select::{Available, Path};
+#[cfg(feature = "cuda")]
+use crate::compiler::names_all_sizes;
 use crate::merge_splits::{self, MergeSplitsArgs};
 use crate::residual_norm::{self, AddRmsNormArgs, Summand};
 use crate::route_experts::{self, RouteArgs};
@@ -148,6 +150,19 @@ pub enum ExpertsOf {
 }
 
 impl Work {
+    /// The same once more, of many rows.
+    #[cfg(feature = "cuda")]
+    fn share(&self) -> Self {
+        match self {
+            &Work::Dense { rows, .. } => Work::Dense { rows, second: None },
+            &Work::Heads { rows, heads, carried, matrix_stride } => Work::Heads { rows, heads, carried, matrix_stride },
+            &Work::Experts { ref order, ref tiles, pairs, experts, rows } => {
+                Work::Experts { order: share(order), tiles: share(tiles), pairs, experts, rows }
+            }
+            Work::Token { .. } => unreachable!("a single token has not many rows"),
+        }
+    }
+
     /// A choice that is to be made, in a launch of its own, unless the projection's kernel `chooses`.
     fn listed(self, client: &Client, chooses: impl Fn(&RouteArgs) -> bool) -> Self {
         match self {
@@ -343,6 +358,11 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
     #[cfg(feature = "cuda")]
     if let Some(tiling) = choice.tiling {
         before.launch(client);
+        let others = if names_all_sizes() { select::tilings(client, &sizes) } else { Vec::new() };
+        for tiling in others {
+            let (products, work) = (products.share(), args.work.share());
+            sm90::launch(client, products, work, args.form, tiling, address, [x_elem, elem]);
+        }
         return sm90::launch(client, products, args.work, args.form, tiling, address, [x_elem, elem]);
     }
     match choice.path {
@@ -375,6 +395,16 @@ pub(crate) struct Products {
     pub carried: usize,
     pub matrix_stride: usize,
     pub limit: f32,
+}
+
+#[cfg(feature = "cuda")]
+impl Products {
+    /// The same once more.
+    fn share(&self) -> Self {
+        let &Self { inputs, outputs, carried, matrix_stride, limit, .. } = self;
+        let [x, out] = [&self.x, &self.out].map(share);
+        Self { x, weight: self.weight.share(), out, inputs, outputs, carried, matrix_stride, limit }
+    }
 }
 
 #[cfg(feature = "offline")]

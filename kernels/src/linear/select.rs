@@ -168,6 +168,8 @@ const TILES: [(usize, usize); 4] = [(256, 256), (128, 134), (64, 111), (32, 101)
 /// Tokens of a tile at most, where sums are in parts: beside the sum of a part, registers have those of all before.
 #[cfg(feature = "cuda")]
 const MOST_IN_PARTS: usize = 128;
+#[cfg(feature = "cuda")]
+const LEAST: usize = TILES[TILES.len() - 1].0;
 /// Tokens of a tile that has enough arithmetic for the cache, and how many smaller tiles the cache serves in the time of one.
 #[cfg(feature = "cuda")]
 const FULL: usize = 128;
@@ -267,4 +269,19 @@ fn divided_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Optio
     let fits = |&(tokens, _): &(usize, usize)| !in_parts || tokens <= MOST_IN_PARTS;
     let (tokens, _) = TILES.into_iter().filter(fits).min_by_key(|&tile| cost(tile))?;
     Some(sm90::Tiling { tokens, splits: 1, shares: sm90::Shares::Tokens, in_parts })
+}
+
+/// How Hopper's kernel divides these rows, and fewer: of those that have the same code, one.
+#[cfg(feature = "cuda")]
+pub(super) fn tilings(client: &Client, sizes: &LinearSizes) -> Vec<sm90::Tiling> {
+    let mut all: Vec<sm90::Tiling> = Vec::new();
+    let step = LEAST * if sizes.division == Division::Heads { sizes.matrices } else { 1 };
+    // From the one to the other no number of tiles changes.
+    let rows = (0..sizes.rows).step_by(step).flat_map(|rows| [rows + 1, rows + step]);
+    for tiling in rows.filter_map(|rows| sm90_choice(client, &LinearSizes { rows, ..*sizes })?.tiling) {
+        if !all.iter().any(|known| known.has_code_of(tiling)) {
+            all.push(tiling);
+        }
+    }
+    all
 }

@@ -4,6 +4,8 @@
 use cubecl::prelude::*;
 
 use crate::common::launch::dummy;
+#[cfg(feature = "cuda")]
+use crate::common::launch::share;
 
 /// Matrices `[outputs, inputs]`, one or a stack, in the format that they are stored in.
 pub enum WeightArg {
@@ -15,6 +17,14 @@ impl WeightArg {
     /// No matrix.
     pub(crate) fn none(client: &Client) -> Self {
         Self::Dense(dummy(client))
+    }
+
+    /// The same once more.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn share(&self) -> Self {
+        match self {
+            Self::Dense(elements) => Self::Dense(share(elements)),
+        }
     }
 
     /// The largest of its buffers.

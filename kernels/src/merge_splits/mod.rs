@@ -10,7 +10,8 @@
 
 use cubecl::prelude::*;
 
-use crate::common::launch::{address_type, io_vector_size};
+use crate::common::launch::{address_type, io_vector_size, share};
+use crate::compiler::names_all_sizes;
 use crate::merge_state::{EMPTY_LSE, higher, inverse, merged_lse, weight};
 
 /// Units of a cube, at most.
@@ -24,7 +25,8 @@ const CHAIN_SPLITS: usize = MAX_LOADS;
 const BUSY_UNITS: usize = 1 << 17;
 /// Cubes that do, with several rows each. Each cube costs its start, also where there is nothing to merge.
 const BUSY_CUBES: usize = 1 << 11;
-/// Splits that a unit loads at a time, at most.
+/// Splits that a unit loads at a time.
+const MIN_LOADS: usize = 2;
 pub(super) const MAX_LOADS: usize = 8;
 
 /// Arguments of [`launch`].
@@ -53,21 +55,47 @@ pub struct MergeSplitsArgs {
     pub elem: ElemType,
 }
 
-/// How a cube divides its work: some rows, or some columns of one.
+/// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Shape {
+struct Form {
     /// Groups of units, each with every `groups`-th chain.
     groups: usize,
     /// Units of a group, each with one vector of the row.
     columns: usize,
-    /// Cubes that share a row.
-    chunks: usize,
     /// Splits that a unit loads at a time.
     loads: usize,
-    /// Rows of a cube, one after the other.
-    cube_rows: usize,
     /// Whether sequences with one item are left alone.
     single_items_done: bool,
+}
+
+impl Form {
+    fn new(groups: usize, vectors: usize, loads: usize, single_items_done: bool) -> Self {
+        let columns = vectors.next_power_of_two().min(UNITS / groups.max(2));
+        Self { groups, columns, loads, single_items_done }
+    }
+
+    /// That of each number of splits and rows.
+    fn all(vectors: usize, single_items_done: bool) -> Vec<Self> {
+        let powers = |least: usize, most: usize| (least.ilog2()..=most.ilog2()).map(|power| 1 << power);
+        let one_group = powers(MIN_LOADS, MAX_LOADS).map(|loads| (1, loads));
+        // So many chains as to need groups are as long as that.
+        let groups = powers(2, MAX_CHAINS).map(|groups| (groups, MAX_LOADS));
+        one_group.chain(groups).map(|(groups, loads)| Self::new(groups, vectors, loads, single_items_done)).collect()
+    }
+
+    fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.columns as u32, self.groups as u32)
+    }
+}
+
+/// How cubes divide the work: each has some rows, or some columns of one.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    form: Form,
+    /// Cubes that share a row.
+    chunks: usize,
+    /// Rows of a cube, one after the other.
+    cube_rows: usize,
 }
 
 impl Shape {
@@ -77,15 +105,11 @@ impl Shape {
         let free_units = power(BUSY_UNITS / (rows * vectors).max(1));
         let chains = power(splits / CHAIN_SPLITS).min(MAX_CHAINS);
         let groups = chains.min(free_units);
-        let columns = vectors.next_power_of_two().min(UNITS / groups.max(2));
-        let chunks = vectors.div_ceil(columns);
-        let loads = splits.div_ceil(chains).next_power_of_two().clamp(2, MAX_LOADS);
+        let loads = splits.div_ceil(chains).next_power_of_two().clamp(MIN_LOADS, MAX_LOADS);
+        let form = Form::new(groups, vectors, loads, single_items_done);
+        let chunks = vectors.div_ceil(form.columns);
         let cube_rows = if groups == 1 { (rows * chunks).div_ceil(BUSY_CUBES).next_power_of_two() } else { 1 };
-        Self { groups, columns, chunks, loads, cube_rows, single_items_done }
-    }
-
-    fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_2d(self.columns as u32, self.groups as u32)
+        Self { form, chunks, cube_rows }
     }
 }
 
@@ -99,23 +123,34 @@ pub fn launch(client: &Client, args: MergeSplitsArgs) {
     let vector_size = io_vector_size(client.properties(), &[args.width], size_of::<f32>());
     let vectors = args.width / vector_size;
     let shape = Shape::new(rows, vectors, args.items / args.batch, args.single_items_done);
+    if names_all_sizes() {
+        for form in Form::all(vectors, args.single_items_done) {
+            launch_form(client, &args, vector_size, Shape { form, ..shape });
+        }
+    }
+    launch_form(client, &args, vector_size, shape);
+}
+
+fn launch_form(client: &Client, args: &MergeSplitsArgs, vector_size: usize, shape: Shape) {
     let cubes = args.batch * args.rows.div_ceil(shape.cube_rows) * shape.chunks;
     merge_splits_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
-        shape.cube_dim(),
+        shape.form.cube_dim(),
         address_type(client, &[&args.outs, &args.lses, &args.out]),
         vector_size,
-        args.outs,
-        args.lses,
-        args.split_ptr,
-        args.out,
-        args.lse,
+        share(&args.outs),
+        share(&args.lses),
+        share(&args.split_ptr),
+        share(&args.out),
+        share(&args.lse),
         args.batch,
         args.rows,
-        vectors,
+        args.width / vector_size,
+        shape.chunks,
+        shape.cube_rows,
         f32::NEG_INFINITY,
-        shape,
+        shape.form,
         args.elem,
     );
 }
@@ -238,22 +273,24 @@ fn merge_splits_kernel<E: Float, N: Size>(
     batch: usize,
     rows: usize,
     width: usize,
+    chunks: usize,
+    cube_rows: usize,
     neg_inf: f32,
-    #[comptime] shape: Shape,
+    #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
 ) {
-    let mut group_outs = Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.groups * shape.columns));
-    let mut group_highest = Shared::<[f32]>::new_slice(shape.groups);
-    let mut group_sums = Shared::<[f32]>::new_slice(shape.groups);
-    let row_blocks = rows.div_ceil(shape.cube_rows.runtime());
-    let sequence = CUBE_POS / shape.chunks / row_blocks;
+    let mut group_outs = Shared::<[Vector<f32, N>]>::new_slice(comptime!(form.groups * form.columns));
+    let mut group_highest = Shared::<[f32]>::new_slice(form.groups);
+    let mut group_sums = Shared::<[f32]>::new_slice(form.groups);
+    let row_blocks = rows.div_ceil(cube_rows);
+    let sequence = CUBE_POS / chunks / row_blocks;
     if sequence < batch {
         let first = usize::cast_from(split_ptr[sequence]);
         let count = usize::cast_from(split_ptr[sequence + 1]) - first;
-        let column = CUBE_POS % shape.chunks * shape.columns + UNIT_POS_X as usize;
-        let first_row = CUBE_POS / shape.chunks % row_blocks * shape.cube_rows;
-        let mut end_row = min(first_row + shape.cube_rows, rows);
-        if comptime!(shape.single_items_done) && count == 1 {
+        let column = CUBE_POS % chunks * form.columns + UNIT_POS_X as usize;
+        let first_row = CUBE_POS / chunks % row_blocks * cube_rows;
+        let mut end_row = min(first_row + cube_rows, rows);
+        if comptime!(form.single_items_done) && count == 1 {
             end_row = first_row;
         }
         let chains = chains(count);
@@ -268,14 +305,14 @@ fn merge_splits_kernel<E: Float, N: Size>(
                 empty_lse: neg_inf,
             };
             let mut all = Merged::<N>::empty();
-            if comptime!(shape.groups == 1) {
-                all.add_chains(outs, lses, &splits, chains, shape.loads);
+            if comptime!(form.groups == 1) {
+                all.add_chains(outs, lses, &splits, chains, form.loads);
             } else {
                 let mut chain = 0usize;
                 while chain < chains {
                     let mut own = Merged::<N>::empty();
                     let split = select(chain + (UNIT_POS_Y as usize) < chains, chain + UNIT_POS_Y as usize, count);
-                    own.add_chain(outs, lses, &splits, split, chains, shape.loads);
+                    own.add_chain(outs, lses, &splits, split, chains, form.loads);
                     sync_cube();
                     group_outs[UNIT_POS as usize] = own.out;
                     if UNIT_POS_X == 0 {
@@ -284,10 +321,10 @@ fn merge_splits_kernel<E: Float, N: Size>(
                     }
                     sync_cube();
                     #[unroll]
-                    for g in 0..shape.groups {
-                        all.add(group_highest[g], group_sums[g], group_outs[g * shape.columns + UNIT_POS_X as usize]);
+                    for g in 0..form.groups {
+                        all.add(group_highest[g], group_sums[g], group_outs[g * form.columns + UNIT_POS_X as usize]);
                     }
-                    chain += shape.groups;
+                    chain += form.groups;
                 }
             }
             let merged = all.mean();
@@ -310,8 +347,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let entry = |kind, (name, rows, splits, single_items_done)| {
         let (bits, elem) = (AddressType::U32, ElemType::Float(kind));
         let shape = Shape::new(rows, 512 / vector_size, splits, single_items_done);
-        let dim = shape.cube_dim();
-        let form = form!(merge_splits_kernel, dim, [bits, vector_size, _, _, _, _, _, 1, 1, 1, 0.0, shape, elem]);
+        let dim = shape.form.cube_dim();
+        let form =
+            form!(merge_splits_kernel, dim, [bits, vector_size, _, _, _, _, _, 1, 1, 1, 1, 1, 0.0, shape.form, elem]);
         Entry::of(kind, name, form)
     };
     let forms = FLOATS.into_iter().flat_map(|kind| shapes.map(|form| entry(kind, form)));
@@ -326,4 +364,23 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     ];
     let steps = steps.map(|form| entry(FloatKind::BF16, form).on(|arch| arch == Arch::Sm90a));
     forms.chain(steps).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the rows and splits, the form is one of those that a warm-up names.
+    #[test]
+    fn all_forms_are_all() {
+        for vectors in [1, 16, 128, 192] {
+            let all = Form::all(vectors, true);
+            for rows in (0..20).flat_map(|power| [1 << power, (1 << power) + 1, 3 << power]) {
+                for splits in (0..300).chain([1000, 5000]) {
+                    let form = Shape::new(rows, vectors, splits, true).form;
+                    assert!(all.contains(&form), "{rows} rows of {vectors} vectors, {splits} splits: {form:?}");
+                }
+            }
+        }
+    }
 }

@@ -9,6 +9,7 @@ mod code;
 mod config;
 mod device;
 mod driver;
+mod empty;
 mod forward;
 mod gpu;
 mod graph;

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::empty;
+
 /// Names under which the real library is looked for; ours has the one without a version.
 const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
 
 /// `NVRTC_ERROR_INTERNAL_ERROR`.
-const FAILED: c_int = 11;
+pub(crate) const FAILED: c_int = 11;
 
 /// Sources by program, and by the PTX that was made of them.
 #[derive(Default)]
@@ -46,6 +48,10 @@ macro_rules! pass_on {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) $({ $after:expr })?)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
+            if empty::is_asked_for() {
+                // SAFETY: the arguments are the caller's.
+                return unsafe { empty::$name($($arg),*) };
+            }
             type Function = unsafe extern "C" fn($($ty),*) -> c_int;
             // SAFETY: the type is that of nvrtc.h.
             let function = real().and_then(|real| unsafe { real.get::<Function>(stringify!($name).as_bytes()) }.ok());
@@ -61,7 +67,7 @@ macro_rules! pass_on {
     )*};
 }
 
-type Texts = *const *const c_char;
+pub(crate) type Texts = *const *const c_char;
 
 pass_on! {
     fn nvrtcVersion(major: *mut c_int, minor: *mut c_int)

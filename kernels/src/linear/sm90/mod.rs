@@ -81,6 +81,14 @@ pub(super) struct Tiling {
     pub in_parts: bool,
 }
 
+impl Tiling {
+    /// Whether the kernel has the same code.
+    pub(super) fn has_code_of(self, other: Self) -> bool {
+        let code = |tiling: Self| Self { splits: tiling.splits.min(2), ..tiling };
+        code(self) == code(other)
+    }
+}
+
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Form {

@@ -13,7 +13,7 @@ use super::config::DeepseekV3Config;
 use super::rotary::{RotaryEmbedding, Rotation};
 use crate::Result;
 use crate::layers::RmsNorm;
-use crate::step::{Chunk, ints};
+use crate::step::{Chunk, ints, padded};
 
 /// The inputs of a forward pass, on the device.
 #[derive(Debug)]
@@ -297,7 +297,7 @@ fn absorbed_keys(
 impl IndexedKeys {
     fn new(chunks: &[Chunk], positions: &[usize], cache: &PagedCache, device: &Device) -> Result<Self> {
         let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
-        let by_request = cache.page_table(&requests, cache.max_pages(&requests)?)?;
+        let by_request = cache.page_table(&requests, padded(cache.max_pages(&requests)?))?;
         let owners = chunks.iter().enumerate().flat_map(|(i, chunk)| vec![i as i32; chunk.tokens.len()]).collect();
         let visible = positions.iter().map(|&position| position as i32 + 1).collect();
         Ok(Self {
@@ -325,7 +325,7 @@ impl PagedKeys {
         device: &Device,
     ) -> Result<Self> {
         let page_size = cache.config().page_size;
-        let max_pages = seq_lens.iter().map(|len| len.div_ceil(page_size)).max().unwrap_or(0);
+        let max_pages = padded(seq_lens.iter().map(|len| len.div_ceil(page_size)).max().unwrap_or(0));
         let seq_lens = ints(seq_lens.into_iter().map(|len| len as i32).collect(), device);
         let page_table = cache.page_table(requests, max_pages)?;
         let plan = mla_plan(MlaPlanArgs {

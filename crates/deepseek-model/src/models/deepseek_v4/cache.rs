@@ -164,6 +164,12 @@ impl RequestCache for V4Cache {
         self.entries.append(request, n_tokens).map(|_| Vec::new())
     }
 
+    fn skip(&mut self, request: RequestId) -> std::result::Result<(), CacheError> {
+        let len = self.entries.len(request)?;
+        self.computed.insert(request, len);
+        Ok(())
+    }
+
     /// The state is copied, the pages are shared.
     fn fork(&mut self, request: RequestId) -> Result<RequestId> {
         let missing = self.entries.len(request)? - self.computed(request)?;

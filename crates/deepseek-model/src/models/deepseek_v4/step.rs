@@ -11,7 +11,7 @@ use super::config::DeepseekV4Config;
 use super::partial_rotary::{PartialRotary, PartialRotation};
 use super::schedule::{AttentionSpec, CompressorSpec};
 use crate::Result;
-use crate::step::{Chunk, ints};
+use crate::step::{Chunk, ints, padded};
 
 /// The inputs of a forward pass, on the device: `B` sequences with `N` new tokens in all.
 #[derive(Debug)]
@@ -253,7 +253,7 @@ impl Batch<'_> {
 
     /// i32 `[lists.len(), K]`, each list filled up with -1.
     fn lists(&self, lists: &[Vec<i32>]) -> Tensor<2, Int> {
-        let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
+        let longest = padded(lists.iter().map(Vec::len).max().unwrap_or(0));
         let mut values = Vec::with_capacity(lists.len() * longest);
         for (number, list) in lists.iter().enumerate() {
             values.extend_from_slice(list);

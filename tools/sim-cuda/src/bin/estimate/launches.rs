@@ -214,7 +214,8 @@ impl Kernel {
             vec![0; shape.batch * rows * 4],
         ];
         let buffers = buffers.map(|contents| Param::Buffer(memory.alloc(&contents)));
-        let info = [shape.batch as u32, rows as u32, VALUE as u32 / 4, 0, f32::NEG_INFINITY.to_bits()];
+        let sizes = [shape.batch, rows, VALUE / 4, form.chunks, form.cube_rows, 0].map(|size| size as u32);
+        let info = [sizes.as_slice(), &[f32::NEG_INFINITY.to_bits()]].concat();
         let cubes = rows.div_ceil(form.cube_rows) * form.chunks;
         let launch = Launch {
             grid: [(shape.batch * cubes) as u32, 1, 1],
