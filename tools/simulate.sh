@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs tests of the CUDA kernels on a simulated GPU, on a machine that needs neither a GPU nor a driver:
 #
-#     tools/simulate.sh [--arch 75|80|90|100] [--seed N] [--kernels] [--part K/N] TEST_FILTER...
+#     tools/simulate.sh [--arch 75|80|90|100] [--seed N] [--kernels | --models] [--part K/N] TEST_FILTER...
 #
 # The filters are those of the device tests (`cargo test --test device`), for example ops_merge_state, and other
 # arguments of a test program. --kernels: the tests of mla-kernels instead, of kernels (`portable`) and instructions.
+# --models: tests of deepseek-model that ask for kernels and launch none; they are not compiled (SIM_CUDA_KERNELS).
 # --part: of the tests that the filters name every Nth, from the Kth on, counted from 0.
 # MLA_FEATURES: other features than cuda to build the tests with, for a build that is there already.
 # tools/sim-cuda/README.md says how to read what it prints.
@@ -12,19 +13,25 @@ set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 cd "$root"
 
-tests=(--test device)
+tests=(--test device) programs=device options=()
 part=0/1
 while [ $# -gt 0 ]; do
     case "$1" in
         --arch) export SIM_CUDA_ARCH="$2"; shift 2 ;;
         --seed) export SIM_CUDA_SEED="$2"; shift 2 ;;
-        --kernels) tests=(--lib --test portable); shift ;;
+        --kernels) tests=(--lib --test portable) programs='portable\|mla_kernels'; shift ;;
+        --models)
+            tests=(--lib) programs=deepseek_model options=(--ignored --nocapture --test-threads 1)
+            # Of a large GPU: kernels are chosen by it.
+            export SIM_CUDA_KERNELS=empty SIM_CUDA_SMS="${SIM_CUDA_SMS:-132}"
+            shift
+            ;;
         --part) part="$2"; shift 2 ;;
         *) break ;;
     esac
 done
 if [ $# -eq 0 ]; then
-    sed -n '2,11s/^# \?//p' "$0" >&2
+    sed -n '2,12s/^# \?//p' "$0" >&2
     exit 2
 fi
 
@@ -34,9 +41,9 @@ target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
 # ptx-mutate too, for the simulator to be built with the same features.
 cargo build --quiet --release --package sim-cuda --package ptx-mutate --locked
 # These packages in any case, as in CI, for all to be built with the same features.
-programs="$(cargo test --quiet --package mla-kernels --package deepseek-model --package burn-mla "${tests[@]}" \
+found="$(cargo test --quiet --package mla-kernels --package deepseek-model --package burn-mla "${tests[@]}" \
     --features "${MLA_FEATURES:-cuda}" --locked --no-run --message-format json |
-    grep -o '"executable":"[^"]*/deps/\(device\|portable\|mla_kernels\)-[^"]*"' | cut -d '"' -f 4)"
+    grep -o '"executable":"[^"]*/deps/\('"$programs"'\)-[^"]*"' | cut -d '"' -f 4)"
 
 # Under the names that programs look for. Only here: cargo's own folders are in the library path of all tests.
 libraries="$target/sim-cuda"
@@ -51,6 +58,6 @@ export MLA_REQUIRE=cuda,simulated MLA_SKIP=flex,wgpu
 export BURN_MLA_KERNEL_CODE=ptx BURN_MLA_KERNEL_CACHE=off
 # Where CubeCL finds its settings.
 cd tools/sim-cuda/run
-for program in $programs; do
-    "$root/tools/part.sh" "$part" "$program" "$@"
+for program in $found; do
+    "$root/tools/part.sh" "$part" "$program" "${options[@]}" "$@"
 done

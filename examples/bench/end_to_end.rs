@@ -1,10 +1,13 @@
 //! Tokens per second of whole models, by the engine: published sizes, random weights.
 
+use std::collections::HashSet;
+
 use burn::tensor::FloatDType;
 use burn_mla::model::{
-    DeepseekModel, Engine, EngineOptions, GenerationRequest, ModelConfig, SamplingParams, Tokenizer, WeightSpec,
-    weight_specs,
+    CacheSize, DeepseekModel, Engine, EngineOptions, GenerationRequest, ModelConfig, SamplingParams, Tokenizer,
+    WeightSpec, weight_specs,
 };
+use burn_mla::ops::{Determinism, argmax};
 use serde_json::json;
 
 use crate::cases::{Bench, Size};
@@ -33,6 +36,7 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
     let tokenizer = Tokenizer::bytes().map_err(show)?;
     let new_tokens = if bench.size == Size::Smoke { 4 } else { 128 };
     for batch in bench.pick(&[1, 8, 64], 1, &[1, 3]) {
+        let chosen = chosen_experts(&model, batch)?;
         for graphs in [true, false] {
             let decode = decode(&model, &tokenizer, [batch, new_tokens], (graphs, bench.deterministic))?;
             let shape = [
@@ -52,11 +56,42 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
                 ("weights_gb", rounded(bytes / 1e9, 3)),
                 ("gbps", rounded(gbps, 1)),
             ];
+            if let Some(chosen) = chosen {
+                numbers.push(("experts_chosen", rounded(chosen, 1)));
+            }
             numbers.extend(bench.copy_gbps.map(|copy| ("of_copy", rounded(gbps / copy, 3))));
             bench.report.rate("e2e_decode", &shape, &numbers);
         }
     }
     Ok(())
+}
+
+/// The prompt of request number `number`.
+fn prompt(number: usize) -> Vec<u32> {
+    (0..PROMPT).map(|token| ((number * 31 + token * 7) % 256) as u32).collect()
+}
+
+/// Different experts that the first decode step of so many requests chooses, the mean over the layers that have some.
+fn chosen_experts(model: &DeepseekModel, batch: usize) -> Result<Option<f64>, String> {
+    let num_pages = batch * (PROMPT + 1).div_ceil(PAGE);
+    let size = CacheSize { num_pages, page_size: PAGE, max_requests: batch, max_tokens: PROMPT + 1 };
+    let mut cache = model.new_cache(size).map_err(show)?;
+    let mut chunks = Vec::with_capacity(batch);
+    for number in 0..batch {
+        let request = cache.admit().map_err(show)?;
+        let chunk = cache.append(request, &prompt(number)).map_err(show)?;
+        let logits = model.next_token_logits(&[chunk], &mut cache, Determinism::Fast).map_err(show)?;
+        let next = argmax(logits).map_err(show)?.into_scalar::<i32>();
+        let next = u32::try_from(next).map_err(|_| "logits of which none is finite".to_string())?;
+        chunks.push(cache.append(request, &[next]).map_err(show)?);
+    }
+    let layers = model.chosen_experts(&chunks, &mut cache, Determinism::Fast).map_err(show)?;
+    let mut different = 0;
+    for indices in &layers {
+        let chosen = indices.clone().try_into_vec_as::<i32>().map_err(show)?;
+        different += chosen.into_iter().collect::<HashSet<_>>().len();
+    }
+    Ok((!layers.is_empty()).then(|| different as f64 / layers.len() as f64))
 }
 
 /// Bytes of the weights that a decode step reads.
@@ -120,7 +155,7 @@ fn decode(
     };
     let mut engine = Engine::new(model, tokenizer, options).map_err(show)?;
     let request = |number: usize| GenerationRequest {
-        prompt: (0..PROMPT).map(|token| ((number * 31 + token * 7) % 256) as u32).collect(),
+        prompt: prompt(number),
         sampling: SamplingParams::greedy(),
         max_new_tokens,
         stop: Vec::new(),

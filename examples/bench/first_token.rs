@@ -80,7 +80,8 @@ pub fn child(args: &Args) -> Result<(), String> {
     let config = case.config(false)?;
     compile_ahead(&config, &device, dtype, &options, &[PROMPT]).map_err(show)?;
     mark(1)?;
-    let model = DeepseekModel::random(config, args.weights_seed, &device, dtype, &mut |_| {}).map_err(show)?;
+    let model =
+        DeepseekModel::random(config, models::init(args.weights_seed), &device, dtype, &mut |_| {}).map_err(show)?;
     device.sync().map_err(show)?;
     mark(2)?;
     let tokenizer = Tokenizer::bytes().map_err(show)?;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use burn::tensor::FloatDType;
-use burn_mla::model::{DeepseekModel, ModelConfig, ModelError};
+use burn_mla::model::{DeepseekModel, ModelConfig, ModelError, RandomInit};
 use serde_json::{Value, json};
 
 use crate::cases::{Bench, Size};
@@ -89,9 +89,14 @@ impl ModelCase {
     /// The model, its weights drawn on the device.
     pub fn load(&self, bench: &Bench) -> Result<DeepseekModel, String> {
         let (config, dtype) = (self.config(bench.size == Size::Smoke)?, FloatDType::from(bench.dtype));
-        DeepseekModel::random(config, bench.weights_seed, &bench.device, dtype, &mut |_| {})
+        DeepseekModel::random(config, init(bench.weights_seed), &bench.device, dtype, &mut |_| {})
             .map_err(|error: ModelError| error.to_string())
     }
+}
+
+/// Weights as models are trained from, so that a batch chooses its experts like a model that is trained.
+pub fn init(seed: u64) -> RandomInit {
+    RandomInit::normal(seed, 0.02)
 }
 
 /// An error as the report has it.

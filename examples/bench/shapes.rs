@@ -1,13 +1,13 @@
 //! Kernels that are compiled for requests of new sizes, in a process that has been warmed up: there should be none.
 
 use burn::tensor::FloatDType;
-use burn_mla::model::{DeepseekModel, Engine, EngineOptions, Tokenizer, compile_ahead};
+use burn_mla::model::{DeepseekModel, Engine, EngineOptions, Tokenizer, compile_ahead, compile_all_ahead};
 use burn_mla::ops::{compiled_kernels, wait_for_kernels};
 use rand::RngExt;
 use serde_json::json;
 
 use crate::cases::Bench;
-use crate::models::{ModelCase, show};
+use crate::models::{ModelCase, init, show};
 use crate::{data, prefill};
 
 /// Steps of the engine in which requests of random lengths run.
@@ -32,11 +32,10 @@ pub fn run(bench: &mut Bench, case: &ModelCase) {
         let (device, seed) = (bench.device.clone(), bench.weights_seed);
         let before = compiled_kernels();
         // All that most prompts have in common, and then what is left.
-        for sizes in [vec![OPTIONS.token_budget], warm_up_sizes()] {
-            compile_ahead(&config, &device, dtype, &OPTIONS, &sizes).map_err(show)?;
-            wait_for_kernels();
-        }
-        let model = DeepseekModel::random(config, seed, &device, dtype, &mut |_| {}).map_err(show)?;
+        compile_ahead(&config, &device, dtype, &OPTIONS, &[OPTIONS.token_budget]).map_err(show)?;
+        compile_all_ahead(&config, &device, dtype, &OPTIONS).map_err(show)?;
+        wait_for_kernels();
+        let model = DeepseekModel::random(config, init(seed), &device, dtype, &mut |_| {}).map_err(show)?;
         let tokenizer = Tokenizer::bytes().map_err(show)?;
         let mut engine = Engine::new(&model, &tokenizer, OPTIONS).map_err(show)?;
         let mut rng = data::rng(1);
@@ -64,11 +63,4 @@ pub fn run(bench: &mut Bench, case: &ModelCase) {
         bench.report.rate("e2e_shapes", &[("model", json!(case.name)), ("steps", json!(STEPS))], &numbers);
         Ok(())
     });
-}
-
-/// Prompts that the warm-up names: powers of two and their neighbours, for kernels whose code depends on what divides the rows.
-fn warm_up_sizes() -> Vec<usize> {
-    let powers = (0..12).map(|power| 1 << power);
-    let sizes = powers.flat_map(|size: usize| [size.saturating_sub(1), size, size + 1, size + size / 2]);
-    sizes.filter(|&size| (1..=OPTIONS.token_budget).contains(&size)).collect()
 }

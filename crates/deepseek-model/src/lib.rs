@@ -57,8 +57,8 @@ pub use step::Chunk;
 pub use tokenizer::{StopOutcome, StopStrings, TextStream, Tokenizer};
 pub use verify::{Comparison, VerifyOptions, verify};
 pub use weights::{
-    Checkpoint, LoadProgress, LoadSummary, WeightForm, WeightLoader, WeightRole, WeightSpec, WeightsFrom, WriteSummary,
-    device_bytes, write_checkpoint,
+    Checkpoint, LoadProgress, LoadSummary, RandomInit, WeightForm, WeightLoader, WeightRole, WeightSpec, WeightsFrom,
+    WriteSummary, device_bytes, write_checkpoint,
 };
 
 /// What everything here returns.

@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use mla_ops::{Determinism, PathChoice, explain_path};
 
 use crate::cache::{CacheSize, ModelCache};
 use crate::config::GenerationDefaults;
 use crate::decode_graph::{DecodeGraphs, GraphSupport};
 use crate::inspection::check_headers;
-use crate::models::{Capture, Hidden, Model, ModelConfig};
+use crate::models::{Capture, Hidden, Model, ModelConfig, Observer};
 use crate::parallel::Parallel;
 use crate::step::{Chunk, last_rows};
-use crate::weights::{Checkpoint, LoadProgress, WeightLoader, device_bytes};
+use crate::weights::{Checkpoint, LoadProgress, RandomInit, WeightLoader, device_bytes};
 use crate::{ModelError, Result};
 
 /// A model loaded from a checkpoint folder, or the part of it that one rank has.
@@ -75,19 +75,19 @@ impl DeepseekModel {
         Ok(Self { config, model, device: device.clone(), dtype, defaults })
     }
 
-    /// A model with random weights: initialised on the device, by `seed`, of sizes that keep activations finite.
-    /// No token ends a text. `on_progress` sees how far the weights are, in bytes on the device.
+    /// A model with random weights, initialised on the device: by a seed, of sizes that keep activations finite, or as [`RandomInit`]
+    /// says. Norms are 1. No token ends a text. `on_progress` sees how far the weights are, in bytes on the device.
     ///
     /// # Errors
     /// A dtype that the device does not have.
     pub fn random(
         config: ModelConfig,
-        seed: u64,
+        init: impl Into<RandomInit>,
         device: &Device,
         dtype: FloatDType,
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
-        Self::random_rank(config, seed, Parallel::single(), device, dtype, on_progress)
+        Self::random_rank(config, init, Parallel::single(), device, dtype, on_progress)
     }
 
     /// [`Self::random`] for what one of several ranks has, which is part of the model that a rank alone has with this seed:
@@ -97,7 +97,7 @@ impl DeepseekModel {
     /// As [`Self::random`], and what does not divide among the ranks.
     pub fn random_rank(
         config: ModelConfig,
-        seed: u64,
+        init: impl Into<RandomInit>,
         parallel: Parallel,
         device: &Device,
         dtype: FloatDType,
@@ -105,7 +105,7 @@ impl DeepseekModel {
     ) -> Result<Self> {
         check_dtype(device, dtype)?;
         let bytes = device_bytes(&check_headers(&config, None, &parallel, device)?, dtype);
-        let loader = WeightLoader::random(seed, device, dtype, bytes, Some(on_progress)).with_parallel(parallel);
+        let loader = WeightLoader::random(init.into(), device, dtype, bytes, Some(on_progress)).with_parallel(parallel);
         Self::made(config, loader, device, dtype)
     }
 
@@ -206,7 +206,24 @@ impl DeepseekModel {
         determinism: Determinism,
         observe: &mut dyn FnMut(Hidden, &Tensor<2>),
     ) -> Result<Tensor<2>> {
-        self.model.logits(self.model.forward(chunks, cache, determinism, Some(observe))?, determinism)
+        self.model.logits(self.model.forward(chunks, cache, determinism, Some(Observer::Hidden(observe)))?, determinism)
+    }
+
+    /// One forward pass as [`Self::next_token_logits`], for which experts each token chooses: i32 `[N, k]` for each layer that has
+    /// experts, first to last. The cache has taken in the tokens afterwards.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn chosen_experts(
+        &self,
+        chunks: &[Chunk],
+        cache: &mut ModelCache,
+        determinism: Determinism,
+    ) -> Result<Vec<Tensor<2, Int>>> {
+        let mut chosen = Vec::new();
+        let mut observe = |indices| chosen.push(indices);
+        self.model.forward(chunks, cache, determinism, Some(Observer::Experts(&mut observe)))?;
+        Ok(chosen)
     }
 
     /// Logits `[chunks, vocab]` of the last new token of each request.

@@ -28,6 +28,7 @@ use serde::Deserialize;
 
 pub use self::loader::{LoadProgress, LoadSummary, WeightLoader};
 pub(crate) use self::published::{Published, Renaming};
+pub use self::random::RandomInit;
 pub(crate) use self::spec::Listed;
 pub use self::spec::{WeightRole, WeightSpec, device_bytes};
 pub use self::write::{WeightForm, WeightsFrom, WriteSummary, write_checkpoint};

@@ -30,7 +30,7 @@ pub fn compile_ahead(
 ) -> Result<()> {
     let steps = || {
         let model = without_weights(config, device, dtype)?;
-        let steps = Steps { model: &model, options };
+        let mut steps = Steps::new(&model, options)?;
         steps.prompts(prompts)?;
         steps.decode()
     };
@@ -56,7 +56,7 @@ pub fn compile_all_ahead(
             Some(model) => &*model,
             model => &*model.insert(without_weights(config, device, dtype)?),
         };
-        Steps { model, options }.all()
+        Steps::new(model, options)?.all()
     };
     mla_ops::compile_all_ahead(device, steps).unwrap_or(Ok(()))
 }
@@ -74,11 +74,17 @@ const MANY_PAGES: usize = 256;
 struct Steps<'a> {
     model: &'a DeepseekModel,
     options: &'a EngineOptions,
+    /// That of an engine, whose sizes kernels depend on; between steps without requests.
+    cache: ModelCache,
 }
 
 impl<'a> Steps<'a> {
+    fn new(model: &'a DeepseekModel, options: &'a EngineOptions) -> Result<Self> {
+        Ok(Self { model, options, cache: model.new_cache(options.cache_size(model))? })
+    }
+
     /// Prompts of so many tokens: all of each that a step takes, and the rest; alone, and beside requests that generate.
-    fn prompts(&self, prompts: &[usize]) -> Result<()> {
+    fn prompts(&mut self, prompts: &[usize]) -> Result<()> {
         let budget = self.options.token_budget.max(1);
         let mut sizes: Vec<usize> = prompts.iter().flat_map(|&len| [len.min(budget), len % budget]).collect();
         sizes.sort_unstable();
@@ -94,23 +100,25 @@ impl<'a> Steps<'a> {
     }
 
     /// Steps that stand for all.
-    fn all(&self) -> Result<()> {
+    fn all(&mut self) -> Result<()> {
         let &EngineOptions { page_size, cache_pages, max_batch, token_budget, .. } = self.options;
         let most = self.options.cache_size(self.model).max_tokens.min(cache_pages * page_size);
+        // Beside requests of a page each.
         let longest = most.saturating_sub(max_batch * page_size);
-        let contexts = [0].into_iter().chain(powers_below(longest.max(1))).chain([longest]);
-        let others = [0, 1, max_batch.saturating_sub(1)];
-        for tokens in sizes(token_budget.min(most)) {
-            let left = longest.saturating_sub(tokens);
-            for past in [0, page_size, left] {
-                for &others in others.iter().filter(|&&others| others < token_budget) {
-                    self.step(others, tokens, past.min(left))?;
+        let largest = token_budget.min(most);
+        for tokens in sizes(largest) {
+            for others in [0, max_batch.saturating_sub(1)] {
+                for past in [0, longest] {
+                    self.step(others, tokens, past)?;
                 }
             }
         }
-        for past in contexts {
-            for tokens in [1, 3, 64] {
-                self.step(0, tokens, past.min(longest.saturating_sub(tokens)))?;
+        for tokens in [1, 3, 64, largest] {
+            for past in powers_below(longest) {
+                self.step(0, tokens, past)?;
+            }
+            for others in [1, 2, 3] {
+                self.step(others, tokens, page_size)?;
             }
         }
         self.decode()?;
@@ -125,24 +133,37 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    /// A prompt's tokens behind so many, beside other requests that generate.
-    fn step(&self, others: usize, tokens: usize, past: usize) -> Result<()> {
-        let mut cache = self.cache()?;
-        let mut chunks = Vec::new();
-        for _ in 0..others {
-            let request = cache.admit()?;
-            chunks.push(cache.append(request, &[0])?);
+    /// So many tokens of a prompt behind so many others, as far as there are pages, beside other requests that generate.
+    fn step(&mut self, others: usize, tokens: usize, past: usize) -> Result<()> {
+        let pages = self.cache.num_pages().saturating_sub(others);
+        let room = (pages * self.cache.page_size()).min(self.options.cache_size(self.model).max_tokens);
+        let (tokens, past) = (tokens.min(room), past.min(room.saturating_sub(tokens)));
+        if tokens == 0 {
+            return Ok(());
         }
-        let request = cache.admit()?;
+        let mut chunks = (0..others).map(|_| self.chunk(0, 1)).collect::<Result<Vec<Chunk>>>()?;
+        chunks.push(self.chunk(past, tokens)?);
+        let deterministic = self.options.deterministic;
+        let determinism = if deterministic { Determinism::BatchInvariant } else { Determinism::Fast };
+        argmax(self.model.next_token_logits(&chunks, &mut self.cache, determinism)?)?;
+        self.free(&chunks)
+    }
+
+    /// So many tokens of a new request, behind others.
+    fn chunk(&mut self, past: usize, tokens: usize) -> Result<Chunk> {
+        let request = self.cache.admit()?;
         if past > 0 {
-            cache.skip(request, past)?;
+            self.cache.skip(request, past)?;
         }
-        chunks.push(cache.append(request, &vec![0; tokens])?);
-        self.launch(&chunks, &mut cache)
+        Ok(self.cache.append(request, &vec![0; tokens])?)
+    }
+
+    fn free(&mut self, chunks: &[Chunk]) -> Result<()> {
+        chunks.iter().try_for_each(|chunk| Ok(self.cache.free(chunk.request)?))
     }
 
     /// One token of each request, of batches of as many requests as captured steps have.
-    fn decode(&self) -> Result<()> {
+    fn decode(&mut self) -> Result<()> {
         for batch in powers_below(2 * self.options.max_batch) {
             match self.captures() {
                 Some(model) => self.captured(model, batch, 1)?,
@@ -163,26 +184,12 @@ impl<'a> Steps<'a> {
     }
 
     /// A step that would be captured, of a batch with so many pages each.
-    fn captured(&self, model: &dyn Capture, batch: usize, pages: usize) -> Result<()> {
-        let mut cache = self.cache()?;
-        let request = cache.admit()?;
-        let chunk = cache.append(request, &[0])?;
-        let mut step = model.buffered_step(batch, pages, cache.page_size());
-        step.fill(&[chunk], &cache)?;
-        argmax(step.logits(&mut cache)?)?;
-        Ok(())
-    }
-
-    /// That of an engine, whose sizes kernels depend on.
-    fn cache(&self) -> Result<ModelCache> {
-        self.model.new_cache(self.options.cache_size(self.model))
-    }
-
-    fn launch(&self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<()> {
-        let deterministic = self.options.deterministic;
-        let determinism = if deterministic { Determinism::BatchInvariant } else { Determinism::Fast };
-        argmax(self.model.next_token_logits(chunks, cache, determinism)?)?;
-        Ok(())
+    fn captured(&mut self, model: &dyn Capture, batch: usize, pages: usize) -> Result<()> {
+        let chunks = [self.chunk(0, 1)?];
+        let mut step = model.buffered_step(batch, pages, self.cache.page_size());
+        step.fill(&chunks, &self.cache)?;
+        argmax(step.logits(&mut self.cache)?)?;
+        self.free(&chunks)
     }
 }
 

@@ -1,15 +1,17 @@
-//! After a warm-up no step asks for another kernel, whatever requests come.
+//! After a warm-up no step asks for another kernel, whatever requests come. Nothing is launched: a step says which kernels it would
+//! launch, by hashes of what their code depends on. So the models have the published sizes, with a layer of each kind.
+//!
+//! For a simulated GPU that does not compile, in a process of their own: `tools/simulate.sh --models`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use burn::tensor::FloatDType;
 use mla_ops::{DeviceName, launched_kernels};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rstest::rstest;
 
 use super::*;
-use crate::cache::CacheSize;
 use crate::decode_graph::bucket;
 use crate::engine::scheduler::{Job, Plan, Scheduler};
 
@@ -22,128 +24,126 @@ const OPTIONS: EngineOptions = EngineOptions {
     deterministic: false,
     graphs: false,
 };
+const STEPS: usize = 100;
+/// Tokens of the longest prompt.
+const LONGEST: f64 = 20_000.0;
+/// New tokens of a request, at most.
+const NEW_TOKENS: usize = 40;
 
-#[test]
-#[ignore = "a process of its own"]
-fn models() {
-    let device = DeviceName::Cuda(0).open().expect("a device");
-    let models =
-        std::env::var("MODELS").unwrap_or("deepseek-v2-lite,deepseek-v3,deepseek-v32,deepseek-v4-flash".into());
-    // Nobody waits for the queue.
-    mla_ops::compile_ahead(&device, || {
-        let steps: usize = std::env::var("STEPS").ok().and_then(|s| s.parse().ok()).unwrap_or(100);
-        for name in models.split(',') {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../examples/bench/models/{name}.json"));
-            let config = ModelConfig::read_file(&path).expect("a configuration");
-            let dtype = FloatDType::BF16;
-            let config = config.with_layers(config.layers_of_every_kind(dtype)).expect("layers");
-            for graphs in [false, true] {
-                let start = std::time::Instant::now();
-                let options = EngineOptions { graphs, ..OPTIONS };
-                let model = DeepseekModel::without_weights(config.clone(), &device, dtype);
-                let model = model.expect("a model");
-                let made = start.elapsed();
-                let (named, ahead) = launched_kernels(|| {
-                    let steps = || Steps { model: &model, options: &options }.all();
-                    mla_ops::compile_all_ahead(&device, steps).expect("a GPU")
-                });
-                named.expect("a pass");
-                let asked = start.elapsed();
-                let missing = random_steps(&model, &options, &ahead, steps);
-                println!(
-                    "{name} graphs {graphs}: {} kernels ahead in {:?} (model {made:?}), {} more in {:?}",
-                    ahead.len(),
-                    asked - made,
-                    missing.len(),
-                    start.elapsed() - asked
-                );
-                for (name, step) in missing.values() {
-                    println!("    {name}\n        {step}");
-                }
-            }
-        }
-        std::process::exit(0);
+#[rstest]
+#[case::launched_v2_lite("deepseek-v2-lite", false)]
+#[case::captured_v2_lite("deepseek-v2-lite", true)]
+#[case::launched_v3("deepseek-v3", false)]
+#[case::captured_v3("deepseek-v3", true)]
+#[case::launched_v32("deepseek-v32", false)]
+#[case::captured_v32("deepseek-v32", true)]
+#[case::launched_v4("deepseek-v4-flash", false)]
+#[ignore = "for a simulated GPU that does not compile"]
+fn warm_up_names_all_kernels(#[case] name: &str, #[case] graphs: bool) {
+    assert_eq!(std::env::var("SIM_CUDA_KERNELS").as_deref(), Ok("empty"), "see tools/simulate.sh --models");
+    let device = DeviceName::Cuda(0).open().expect("the simulated GPU");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../examples/bench/models/{name}.json"));
+    let (config, dtype) = (ModelConfig::read_file(&path).expect("a configuration"), FloatDType::BF16);
+    let options = EngineOptions { graphs, ..OPTIONS };
+    let (outcome, ahead) = launched_kernels(|| compile_all_ahead(&config, &device, dtype, &options));
+    outcome.expect("legal options");
+    let later = mla_ops::compile_ahead(&device, || {
+        let model = without_weights(&config, &device, dtype).expect("a model");
+        Requests::new(&model, &options).steps(&ahead)
     });
+    let later = later.expect("a GPU");
+    let names: Vec<String> =
+        later.values().map(|(kernel, step)| format!("{kernel}\n    in a step of {step}")).collect();
+    eprintln!("{name}: {} kernels, and {} later", ahead.len(), later.len());
+    assert!(later.is_empty(), "{}", names.join("\n"));
 }
 
-fn random_steps(
-    model: &DeepseekModel,
-    options: &EngineOptions,
-    ahead: &BTreeMap<u128, String>,
-    steps: usize,
-) -> BTreeMap<u128, (String, String)> {
-    let &EngineOptions { page_size, cache_pages, max_batch, token_budget, .. } = options;
-    let size = CacheSize {
-        num_pages: cache_pages,
-        page_size,
-        max_requests: max_batch,
-        max_tokens: (cache_pages + 1) * page_size,
-    };
-    let mut scheduler = Scheduler::new(model.new_cache(size).expect("a cache"), false, max_batch, token_budget);
-    let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let mut missing = BTreeMap::new();
-    let (mut next, mut rate) = (0, 0.3);
-    let mut left: BTreeMap<u64, usize> = BTreeMap::new();
-    for step in 0..steps {
-        if step % 20 == 0 {
-            rate = [0.1, 0.3, 0.9][rng.random_range(0..3)];
-        }
-        while scheduler.waiting() + scheduler.running() < max_batch && rng.random_bool(rate) {
-            let len = 20_000_f64.powf(rng.random_range(0.0..1.0)) as usize;
-            scheduler.push(Job::new(next, vec![0; len.max(1)]));
-            left.insert(next, rng.random_range(1..40));
-            next += 1;
-        }
-        let plan = scheduler.plan().expect("a plan");
-        if plan.chunks.is_empty() {
-            continue;
-        }
-        let (outcome, kernels) = launched_kernels(|| launch(model, options, &plan, &mut scheduler));
-        outcome.expect("a step");
-        let what = describe(&plan, &scheduler);
-        for (hash, name) in kernels {
-            if !ahead.contains_key(&hash) {
-                missing.entry(hash).or_insert_with(|| (name, what.clone()));
+/// Random requests, and the steps that an engine would take for them.
+struct Requests<'a> {
+    model: &'a DeepseekModel,
+    options: &'a EngineOptions,
+    scheduler: Scheduler,
+    /// Tokens that each still gets.
+    left: BTreeMap<u64, usize>,
+    rng: ChaCha8Rng,
+}
+
+impl<'a> Requests<'a> {
+    fn new(model: &'a DeepseekModel, options: &'a EngineOptions) -> Self {
+        let cache = model.new_cache(options.cache_size(model)).expect("a cache");
+        let scheduler = Scheduler::new(cache, false, options.max_batch, options.token_budget);
+        Self { model, options, scheduler, left: BTreeMap::new(), rng: ChaCha8Rng::seed_from_u64(1) }
+    }
+
+    /// Kernels that are launched and were not `ahead`: name, and a step that does.
+    fn steps(mut self, ahead: &BTreeMap<u128, String>) -> BTreeMap<u128, (String, String)> {
+        let (mut later, mut rate) = (BTreeMap::new(), 0.0);
+        for step in 0..STEPS {
+            if step % 20 == 0 {
+                rate = [0.1, 0.3, 0.9][self.rng.random_range(0..3)];
             }
+            self.arrive(rate);
+            let plan = self.scheduler.plan().expect("a plan");
+            if plan.chunks.is_empty() {
+                continue;
+            }
+            let (outcome, kernels) = launched_kernels(|| self.launch(&plan));
+            outcome.expect("a step");
+            let words = self.words(&plan);
+            for (hash, name) in kernels.into_iter().filter(|(hash, _)| !ahead.contains_key(hash)) {
+                later.entry(hash).or_insert_with(|| (name, words.clone()));
+            }
+            self.go_on(&plan);
         }
-        scheduler.computed(&plan).expect("a cache");
+        later
+    }
+
+    fn arrive(&mut self, rate: f64) {
+        let most = self.options.max_batch;
+        while self.scheduler.waiting() + self.scheduler.running() < most && self.rng.random_bool(rate) {
+            let len = LONGEST.powf(self.rng.random_range(0.0..1.0)) as usize;
+            let id = self.left.len() as u64;
+            self.scheduler.push(Job::new(id, vec![0; len.max(1)]));
+            self.left.insert(id, self.rng.random_range(1..NEW_TOKENS));
+        }
+    }
+
+    fn launch(&mut self, plan: &Plan) -> Result<()> {
+        let (options, cache) = (self.options, &mut self.scheduler.cache);
+        let capture = self.model.capture().ok().filter(|_| options.graphs && plan.has_one_token_each());
+        let Some(capture) = capture else {
+            argmax(self.model.next_token_logits(&plan.chunks, cache, Determinism::Fast)?)?;
+            return Ok(());
+        };
+        let requests: Vec<_> = plan.chunks.iter().map(|chunk| chunk.request).collect();
+        let (batch, pages) = bucket(requests.len(), cache.pages().max_pages(&requests)?, cache);
+        let mut step = capture.buffered_step(batch, pages, cache.page_size());
+        step.fill(&plan.chunks, cache)?;
+        argmax(step.logits(cache)?.narrow(0, 0, requests.len()))?;
+        Ok(())
+    }
+
+    /// Requests whose tokens are computed get one more, or end.
+    fn go_on(&mut self, plan: &Plan) {
+        self.scheduler.computed(plan).expect("a cache");
         for &id in &plan.jobs {
-            if scheduler.is_complete(id) {
-                scheduler.running_job_mut(id).expect("runs").tokens.push(0);
-                let left = left.get_mut(&id).expect("known");
-                *left -= 1;
-                if *left == 0 {
-                    scheduler.remove(id).expect("a cache");
-                }
+            if !self.scheduler.is_complete(id) {
+                continue;
+            }
+            let left = self.left.get_mut(&id).expect("a request that arrived");
+            *left -= 1;
+            if *left == 0 {
+                self.scheduler.remove(id).expect("a cache");
+            } else if let Some(job) = self.scheduler.running_job_mut(id) {
+                job.tokens.push(0);
             }
         }
     }
-    missing
-}
 
-fn describe(plan: &Plan, scheduler: &Scheduler) -> String {
-    let chunks: Vec<String> = plan
-        .chunks
-        .iter()
-        .map(|chunk| format!("{}/{}", chunk.tokens.len(), scheduler.cache.len(chunk.request).unwrap_or(0)))
-        .collect();
-    format!("{} chunks: {}", chunks.len(), chunks.join(" "))
-}
-
-fn launch(model: &DeepseekModel, options: &EngineOptions, plan: &Plan, scheduler: &mut Scheduler) -> Result<()> {
-    let cache = &mut scheduler.cache;
-    match model.capture().ok().filter(|_| options.graphs && plan.has_one_token_each()) {
-        Some(model) => {
-            let requests: Vec<_> = plan.chunks.iter().map(|chunk| chunk.request).collect();
-            let (batch, pages) = bucket(requests.len(), cache.pages().max_pages(&requests)?, cache);
-            let mut step = model.buffered_step(batch, pages, cache.page_size());
-            step.fill(&plan.chunks, cache)?;
-            argmax(step.logits(cache)?.narrow(0, 0, requests.len()))?;
-        }
-        None => {
-            let determinism = if options.deterministic { Determinism::BatchInvariant } else { Determinism::Fast };
-            argmax(model.next_token_logits(&plan.chunks, cache, determinism)?)?;
-        }
+    /// New tokens and all tokens of each request.
+    fn words(&self, plan: &Plan) -> String {
+        let len = |chunk: &Chunk| self.scheduler.cache.len(chunk.request).unwrap_or_default();
+        let words = plan.chunks.iter().map(|chunk| format!("{} of {}", chunk.tokens.len(), len(chunk)));
+        words.collect::<Vec<_>>().join(", ")
     }
-    Ok(())
 }

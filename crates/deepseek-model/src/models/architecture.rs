@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use mla_ops::{Determinism, MlaDecodeProblem, Path};
+use mla_ops::{Determinism, MlaDecodeProblem, Path, Routing};
 
 use crate::Result;
 use crate::cache::{CacheSize, ModelCache};
@@ -59,8 +59,30 @@ pub enum Hidden {
     FinalNorm,
 }
 
-/// Sees the hidden states `[N, hidden]` on the way.
-pub(crate) type Observer<'o> = &'o mut dyn FnMut(Hidden, &Tensor<2>);
+/// Sees what is computed on the way.
+pub(crate) enum Observer<'o> {
+    /// The hidden states `[N, hidden]`.
+    Hidden(&'o mut dyn FnMut(Hidden, &Tensor<2>)),
+    /// The experts of each token, i32 `[N, k]`, layer by layer.
+    Experts(&'o mut dyn FnMut(Tensor<2, Int>)),
+}
+
+impl Observer<'_> {
+    /// Shows hidden states, if somebody looks at them.
+    pub(crate) fn hidden(observer: &mut Option<Self>, point: Hidden, states: impl FnOnce() -> Tensor<2>) {
+        if let Some(Self::Hidden(look)) = observer {
+            look(point, &states());
+        }
+    }
+
+    /// Shows a layer's choice of experts, if somebody looks at it. It is then in memory; the bits of what follows are the same.
+    pub(crate) fn experts(observer: &mut Option<Self>, routing: Routing) -> Routing {
+        let Some(Self::Experts(look)) = observer else { return routing };
+        let (indices, weights) = routing.materialise();
+        look(indices.clone());
+        Routing::given(indices, weights)
+    }
+}
 
 /// A model with its weights. A draft model for speculative decoding (multi-token prediction) would be one more.
 pub(crate) trait Model: Debug + Send + Sync {

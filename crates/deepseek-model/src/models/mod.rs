@@ -11,7 +11,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, FloatDType};
 
 pub use self::architecture::Hidden;
-pub(crate) use self::architecture::{Architecture, BufferedStep, Capture, Model};
+pub(crate) use self::architecture::{Architecture, BufferedStep, Capture, Model, Observer};
 use crate::config::{CONFIG_HINT, Fields, LayerSummary, Quantization};
 use crate::weights::{Published, WeightLoader};
 use crate::{ModelError, Result};

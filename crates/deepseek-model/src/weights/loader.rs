@@ -10,7 +10,7 @@ use mla_ops::Weight;
 
 use super::asked::{Asked, Own};
 use super::published::Renaming;
-use super::random;
+use super::random::{self, RandomInit};
 use super::read::{Filling, Matrices};
 use super::spec::Listed;
 use super::stored::Stored;
@@ -44,8 +44,8 @@ pub struct LoadSummary {
 /// Where tensors come from.
 enum Source<'a> {
     Files(&'a Checkpoint),
-    /// Nowhere: they are drawn on the device, by this seed.
-    Random(u64),
+    /// Nowhere: they are drawn on the device.
+    Random(RandomInit),
     /// Nowhere: they are memory that nobody has written.
     Unwritten,
     /// Nowhere, and none is made.
@@ -89,15 +89,15 @@ impl<'a> WeightLoader<'a> {
         Self { progress, report, total_bytes, ..Self::of(Source::Files(checkpoint), device, dtype) }
     }
 
-    /// A loader that draws tensors on `device`, by `seed` and their names; `total_bytes` is what all will take there.
+    /// A loader that draws tensors on `device`, by the seed and their names; `total_bytes` is what all will take there.
     pub(crate) fn random(
-        seed: u64,
+        init: RandomInit,
         device: &Device,
         dtype: FloatDType,
         total_bytes: u64,
         progress: Option<&'a mut dyn FnMut(LoadProgress<'_>)>,
     ) -> Self {
-        Self { progress, total_bytes, ..Self::of(Source::Random(seed), device, dtype) }
+        Self { progress, total_bytes, ..Self::of(Source::Random(init), device, dtype) }
     }
 
     /// A loader that allocates tensors on `device`, and writes nothing into them.
@@ -258,7 +258,7 @@ impl<'a> WeightLoader<'a> {
         let zeros = placeholder(shape, &self.device, dtype.into());
         let checkpoint = match self.source {
             Source::Files(checkpoint) => Some(checkpoint),
-            Source::Random(seed) => return self.draw(seed, asked, &own, dtype),
+            Source::Random(init) => return self.draw(init, asked, &own, dtype),
             Source::Unwritten | Source::Nothing => None,
         };
         // Every name is looked up, so that one bad expert does not hide the next.
@@ -293,10 +293,10 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Random numbers. All of a tensor is drawn, so that the parts of the ranks are those of one tensor.
-    fn draw<const D: usize>(&mut self, seed: u64, asked: &Asked<'_>, own: &Own, dtype: FloatDType) -> Tensor<D> {
+    fn draw<const D: usize>(&mut self, init: RandomInit, asked: &Asked<'_>, own: &Own, dtype: FloatDType) -> Tensor<D> {
         let first = asked.names.first().copied().unwrap_or_default();
         let whole: [usize; D] = asked.shape(&asked.all());
-        let tensor = random::tensor(seed, first, asked.each, whole, &self.device, dtype);
+        let tensor = random::tensor(init, first, asked.each, whole, &self.device, dtype);
         self.advance((whole.iter().product::<usize>() * DType::from(dtype).size()) as u64, first);
         if asked.shape::<D>(own) == whole {
             return tensor;

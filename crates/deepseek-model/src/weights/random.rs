@@ -4,6 +4,35 @@ use std::sync::Mutex;
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, s};
 
+/// How the weights of a model without a checkpoint are drawn. The same seed gives the same weights; `From<u64>` takes a seed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RandomInit {
+    pub(super) seed: u64,
+    /// Of the numbers of matrices, if that is not by their width.
+    std: Option<f32>,
+}
+
+/// Matrices have a variance of `1 / in`, so that a product is as large as what goes into it, however few layers a model has.
+impl From<u64> for RandomInit {
+    fn from(seed: u64) -> Self {
+        Self { seed, std: None }
+    }
+}
+
+impl RandomInit {
+    /// Matrices are normally distributed around 0 with this standard deviation, as DeepSeek initialises its models with 0.006
+    /// (arXiv 2412.19437, section 4.2), and others with 0.02.
+    pub fn normal(seed: u64, std: f32) -> Self {
+        Self { seed, std: Some(std) }
+    }
+
+    /// Of a matrix that would be uniformly distributed within this bound.
+    fn distribution(self, bound: f32) -> Distribution {
+        let uniform = Distribution::Uniform(f64::from(-bound), f64::from(bound));
+        self.std.map_or(uniform, |std| Distribution::Normal(0.0, f64::from(std)))
+    }
+}
+
 /// What a tensor of a model without a checkpoint holds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Initial {
@@ -42,7 +71,7 @@ static GENERATOR: Mutex<()> = Mutex::new(());
 
 /// A tensor of matrices or vectors `each` below one another, initialised at random on the device.
 pub(super) fn tensor<const D: usize>(
-    seed: u64,
+    init: RandomInit,
     name: &str,
     each: &[usize],
     shape: [usize; D],
@@ -54,8 +83,8 @@ pub(super) fn tensor<const D: usize>(
         Initial::Constant(value) => Tensor::full(shape, value, options),
         Initial::Uniform { bound } => {
             let _generator = GENERATOR.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            device.seed(seed_of(seed, name));
-            let distribution = Distribution::Uniform(f64::from(-bound), f64::from(bound));
+            device.seed(seed_of(init.seed, name));
+            let distribution = init.distribution(bound);
             flat(shape.iter().product(), |len| Tensor::random([len], distribution, options)).reshape(shape)
         }
     }

@@ -129,7 +129,8 @@ fn a_routing_has_the_numbers_of_a_ranks_experts() {
 /// Random weights of the ranks are parts of one model's.
 #[test]
 fn the_parts_of_random_weights_are_those_of_one_tensor() {
-    let loader = |parallel| WeightLoader::random(7, &Device::flex(), FloatDType::F32, 0, None).with_parallel(parallel);
+    let loader =
+        |parallel| WeightLoader::random(7.into(), &Device::flex(), FloatDType::F32, 0, None).with_parallel(parallel);
     let whole: Tensor<2> = loader(Parallel::single()).tensor("a.weight", [6, 4], Cut::Rows);
     let parts = [0, 1].map(|rank| {
         let parallel = Parallel::new(rank, 2, Arc::new(Silent)).unwrap();

@@ -80,20 +80,14 @@ impl DeepseekV3 {
         mut observe: Option<Observer<'_>>,
     ) -> Result<Tensor<2>> {
         let embeddings = self.embed_tokens.clone().select(0, step.input_ids.clone());
-        if let Some(observe) = &mut observe {
-            observe(Hidden::Embedding, &embeddings);
-        }
+        Observer::hidden(&mut observe, Hidden::Embedding, || embeddings.clone());
         let mut residual = Residual::new(embeddings);
         for (number, layer) in self.layers.iter().enumerate() {
-            layer.forward(&mut residual, step, cache)?;
-            if let Some(observe) = &mut observe {
-                observe(Hidden::Layer(number), &residual.tensor());
-            }
+            layer.forward(&mut residual, step, cache, &mut observe)?;
+            Observer::hidden(&mut observe, Hidden::Layer(number), || residual.tensor());
         }
         let h = self.norm.forward(&mut residual)?.tensor();
-        if let Some(observe) = &mut observe {
-            observe(Hidden::FinalNorm, &h);
-        }
+        Observer::hidden(&mut observe, Hidden::FinalNorm, || h.clone());
         Ok(h)
     }
 
@@ -122,22 +116,28 @@ impl DecoderLayer {
     }
 
     /// Adds attention and experts to the residual stream `[N, hidden]`.
-    fn forward(&self, residual: &mut Residual, step: &Step, cache: &mut PagedCache) -> Result<()> {
+    fn forward(
+        &self,
+        residual: &mut Residual,
+        step: &Step,
+        cache: &mut PagedCache,
+        observe: &mut Option<Observer<'_>>,
+    ) -> Result<()> {
         let mut h = self.input_layernorm.forward(residual)?;
         let attention = self.self_attn.forward(&mut h, step, cache)?;
         residual.add(self.parallel.all_reduce(attention)?)?;
         let mut h = self.post_attention_layernorm.forward(residual)?;
-        let experts = self.mlp.forward(&mut h, step)?;
+        let experts = self.mlp.forward(&mut h, step, observe)?;
         Ok(residual.add(self.parallel.all_reduce(experts)?)?)
     }
 }
 
 impl FeedForward {
     /// The normed residual stream h `[N, hidden]` -> what is added to the stream.
-    fn forward(&self, h: &mut Normed<'_>, step: &Step) -> Result<Addend> {
+    fn forward(&self, h: &mut Normed<'_>, step: &Step, observe: &mut Option<Observer<'_>>) -> Result<Addend> {
         Ok(match self {
             Self::Dense(mlp) => mlp.forward(h, step.determinism)?.into(),
-            Self::Moe(moe) => moe.forward(h, step.padding.as_ref(), step.determinism)?.into(),
+            Self::Moe(moe) => moe.forward(h, step, observe)?.into(),
         })
     }
 }

@@ -2,13 +2,15 @@
 
 use burn::tensor::{Bool, Tensor};
 use mla_ops::{
-    Determinism, ExpertChoice, ExpertGroups, ExpertScoring, ExpertsSum, Normed, RouteExpertsArgs, RouteExpertsOptions,
-    Routing, Weight, linear, route_experts,
+    ExpertChoice, ExpertGroups, ExpertScoring, ExpertsSum, Normed, RouteExpertsArgs, RouteExpertsOptions, Routing,
+    Weight, linear, route_experts,
 };
 
 use super::config::{DeepseekV3Config, Scoring};
+use super::step::Step;
 use crate::Result;
 use crate::layers::{Experts, Mlp};
+use crate::models::architecture::Observer;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
@@ -32,16 +34,16 @@ impl Moe {
     }
 
     /// The normed residual stream h `[N, hidden]` -> the sum of each token's experts and the shared ones, `[N, hidden]`, of which
-    /// ranks have a summand each. Rows that are `padding`, `[N, 1]`, get no routed expert.
+    /// ranks have a summand each. Rows that are padding get no routed expert.
     pub(crate) fn forward(
         &self,
         h: &mut Normed<'_>,
-        padding: Option<&Tensor<2, Bool>>,
-        determinism: Determinism,
+        step: &Step,
+        observe: &mut Option<Observer<'_>>,
     ) -> Result<ExpertsSum> {
-        let logits = linear(&mut *h, &self.gate.weight, determinism)?;
-        let routing = self.gate.route(logits, padding)?;
-        self.experts.forward(h.tensor(), routing, &self.shared_experts, determinism)
+        let logits = linear(&mut *h, &self.gate.weight, step.determinism)?;
+        let routing = Observer::experts(observe, self.gate.route(logits, step.padding.as_ref())?);
+        self.experts.forward(h.tensor(), routing, &self.shared_experts, step.determinism)
     }
 }
 

@@ -77,24 +77,19 @@ impl DeepseekV4 {
         cache: &mut V4Cache,
         mut observe: Option<Observer<'_>>,
     ) -> Result<Tensor<2>> {
-        let mut look = |point: Hidden, x: &dyn Fn() -> Tensor<2>| {
-            if let Some(observe) = &mut observe {
-                observe(point, &x());
-            }
-        };
         let x = self.embed.clone().select(0, step.input_ids.clone());
-        look(Hidden::Embedding, &|| x.clone());
+        Observer::hidden(&mut observe, Hidden::Embedding, || x.clone());
         let [tokens, hidden] = x.dims();
         let streams = self.config.hc_mult;
         let mut x: Tensor<3> = x.unsqueeze_dim::<3>(1).repeat_dim(1, streams);
         for (number, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(x, step, cache)?;
-            look(Hidden::Layer(number), &|| x.clone().reshape([tokens, streams * hidden]));
+            x = layer.forward(x, step, cache, &mut observe)?;
+            Observer::hidden(&mut observe, Hidden::Layer(number), || x.clone().reshape([tokens, streams * hidden]));
         }
         let x = self.hc_head.forward(x, step.determinism)?;
-        look(Hidden::HyperHead, &|| x.clone());
+        Observer::hidden(&mut observe, Hidden::HyperHead, || x.clone());
         let x = self.norm.apply(x)?;
-        look(Hidden::FinalNorm, &|| x.clone());
+        Observer::hidden(&mut observe, Hidden::FinalNorm, || x.clone());
         Ok(x)
     }
 
@@ -119,13 +114,19 @@ impl DecoderLayer {
         }
     }
 
-    fn forward(&self, x: Tensor<3>, step: &V4Step, cache: &mut V4Cache) -> Result<Tensor<3>> {
+    fn forward(
+        &self,
+        x: Tensor<3>,
+        step: &V4Step,
+        cache: &mut V4Cache,
+        observe: &mut Option<Observer<'_>>,
+    ) -> Result<Tensor<3>> {
         let determinism = step.determinism;
         let (h, mixing) = self.hc_attn.read(&x, determinism)?;
         let attention = self.attn.forward(self.attn_norm.apply(h)?, step, cache)?;
         let x = mixing.write(x, self.parallel.all_reduce(attention)?.materialise(), determinism)?;
         let (h, mixing) = self.hc_ffn.read(&x, determinism)?;
-        let experts = self.ffn.forward(self.ffn_norm.apply(h)?, &step.input_ids, determinism)?;
+        let experts = self.ffn.forward(self.ffn_norm.apply(h)?, step, observe)?;
         mixing.write(x, self.parallel.all_reduce(experts)?.materialise(), determinism)
     }
 }

@@ -8,8 +8,10 @@ use mla_ops::{
 
 use super::config::DeepseekV4Config;
 use super::schedule::MlpSpec;
+use super::step::V4Step;
 use crate::Result;
 use crate::layers::{Experts, Mlp, MlpNames};
+use crate::models::architecture::Observer;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
@@ -33,15 +35,16 @@ impl Moe {
         }
     }
 
-    /// x `[N, hidden]` and the tokens' ids i32 `[N]` -> `[N, hidden]`, of which ranks have a summand each.
+    /// x `[N, hidden]` -> `[N, hidden]`, of which ranks have a summand each.
     pub(crate) fn forward(
         &self,
         x: Tensor<2>,
-        input_ids: &Tensor<1, Int>,
-        determinism: Determinism,
+        step: &V4Step,
+        observe: &mut Option<Observer<'_>>,
     ) -> Result<ExpertsSum> {
-        let routing = self.gate.forward(x.clone(), input_ids, determinism)?;
-        self.experts.forward(x, routing, &self.shared_experts, determinism)
+        let routing = self.gate.forward(x.clone(), &step.input_ids, step.determinism)?;
+        let routing = Observer::experts(observe, routing);
+        self.experts.forward(x, routing, &self.shared_experts, step.determinism)
     }
 }
 
