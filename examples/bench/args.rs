@@ -42,6 +42,11 @@ pub struct Args {
     /// Tiny shapes, which only show that the program works on a device.
     #[arg(long)]
     pub smoke: bool,
+    /// Instead of the sections: measure whether the tables of kernels choose the fastest for `linear`, `experts_mlp` and
+    /// `mla_decode`, on both sides of each size at which the choice changes. Fails where a choice takes over 10 % longer than the
+    /// best.
+    #[arg(long, conflicts_with_all = ["only", "path"])]
+    pub check_tables: bool,
     /// Timed calls per case; slow cases have fewer.
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
     pub iters: u16,

@@ -2,15 +2,15 @@
 
 use burn::tensor::{FloatDType, Int, Tensor};
 use burn_mla::ops::{
-    MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaPlan, MlaPlanArgs, MlaQuery, Splits, explain_path,
-    mla_decode, mla_plan,
+    MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaPlan, MlaPlanArgs, MlaQuery, Splits, available_paths,
+    explain_path, mla_decode, mla_plan,
 };
 use rand::RngExt;
 use serde_json::{Value, json};
 
 use crate::cases::{Bench, Size};
 use crate::report::{Volume, rounded};
-use crate::{data, varlen};
+use crate::{data, tables, varlen};
 
 const D: usize = 576;
 const DV: usize = 512;
@@ -110,6 +110,27 @@ pub fn run(bench: &mut Bench) {
     }
 }
 
+/// Whether the first of the implementations that the device has is the fastest.
+pub fn tables(bench: &mut Bench) {
+    let shape = |b, h_q, s_k| Shape { b, s_q: 1, h_q, s_k, lens: Lens::Fixed };
+    let full = [16, 128].map(|h_q| [shape(1, h_q, 1024), shape(1, h_q, 65536), shape(64, h_q, 4096)]).concat();
+    for shape in bench.pick(&full, 1, &[shape(2, 16, 130)]) {
+        let name = format!("dense {shape:?}");
+        bench.case(&name, |bench| {
+            let pool = data::pool([shape.pages() + 64, PAGE, D], FloatDType::from(bench.dtype), &bench.device);
+            let mut case = Case::new(bench, shape, &pool)?;
+            let plan = case.plan()?;
+            let mut measured = tables::Measured::new();
+            for path in available_paths(&case.problem(bench), &bench.device) {
+                case.options.path = Some(path);
+                let times = bench.timer.measure(|| case.decode(Some(&plan)));
+                measured.push((path.to_string(), times.ok().map(|times| times.us)));
+            }
+            tables::judge(bench, &name, measured)
+        });
+    }
+}
+
 /// One shape with its inputs.
 struct Case {
     shape: Shape,
@@ -156,12 +177,14 @@ impl Case {
         .map_err(|error| error.to_string())
     }
 
+    fn decode(&self, plan: Option<&MlaPlan>) -> Result<(Tensor<4>, Tensor<3>), String> {
+        let step = mla_decode(self.args.clone(), &self.options, plan).map_err(|error| error.to_string())?;
+        Ok(step.materialise())
+    }
+
     fn run(&self, bench: &mut Bench) -> Result<(), String> {
         let plan = self.plan()?;
-        let call = |plan| match mla_decode(self.args.clone(), &self.options, plan) {
-            Ok(step) => Ok(step.materialise()),
-            Err(error) => Err(error.to_string()),
-        };
+        let call = |plan| self.decode(plan);
         let (out, lse) = call(Some(&plan))?;
         let difference = self.check(bench, out, lse)?;
         let extra = [("path", json!(self.path(bench))), ("rel_rms", rounded(difference, 8))];
@@ -182,12 +205,15 @@ impl Case {
         Ok(())
     }
 
-    /// Which kernels run.
-    fn path(&self, bench: &Bench) -> String {
+    fn problem(&self, bench: &Bench) -> MlaDecodeProblem {
         let Shape { b: batch, s_q: query_len, h_q: heads, .. } = self.shape;
         let (key_width, value_width, page_size, dtype) = (D, DV, PAGE, bench.dtype);
-        let problem = MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype };
-        bench.path.unwrap_or_else(|| explain_path(&problem, &bench.device).path).to_string()
+        MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype }
+    }
+
+    /// Which kernels run.
+    fn path(&self, bench: &Bench) -> String {
+        bench.path.unwrap_or_else(|| explain_path(&self.problem(bench), &bench.device).path).to_string()
     }
 
     /// Some heads of one query token against f64.

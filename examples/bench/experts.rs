@@ -1,13 +1,16 @@
 //! `experts_mlp`: routed experts of published sizes, each chosen equally often.
 
+use std::collections::BTreeSet;
+
 use burn::tensor::{DType, Tensor};
-use burn_mla::ops::{Determinism, ExpertsMlpArgs, ExpertsMlpOptions, Routing, experts_mlp};
+use burn_mla::ops::measure::linear_choices;
+use burn_mla::ops::{Determinism, ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, Routing, experts_mlp};
 use rand::seq::SliceRandom;
 use serde_json::json;
 
 use crate::cases::{Bench, Size};
-use crate::data;
 use crate::report::{Volume, rounded};
+use crate::{data, tables};
 
 /// The experts of a layer.
 #[derive(Debug, Clone, Copy)]
@@ -33,16 +36,51 @@ struct Weights {
     down: Tensor<3>,
 }
 
+impl Experts {
+    fn all(size: Size) -> Vec<Self> {
+        if size == Size::Smoke { vec![TINY] } else { vec![V2_LITE, V3, V4_FLASH] }
+    }
+
+    fn weights(self, bench: &Bench) -> Weights {
+        let Experts { experts, width, hidden, .. } = self;
+        Weights {
+            gate_up: data::weights([experts, 2 * width, hidden], bench.dtype, &bench.device),
+            down: data::weights([experts, hidden, width], bench.dtype, &bench.device),
+        }
+    }
+}
+
+/// Whether the tables choose what is the fastest: the same for both products.
+pub fn tables(bench: &mut Bench) {
+    for layer in Experts::all(bench.size) {
+        let Experts { model, experts, width, hidden, top_k } = layer;
+        bench.case(&format!("experts {model}: the weights"), |bench| {
+            let (weights, dtype) = (layer.weights(bench), bench.dtype);
+            let problems = |tokens| LinearProblem::experts([tokens, top_k, experts, hidden, width], dtype);
+            let most = tables::most_rows(bench.size);
+            let borders =
+                [0, 1].map(|product| tables::borders(|tokens| problems(tokens)[product], most, &bench.device));
+            // A token alone has kernels of its own, among which there is no choice.
+            let borders: BTreeSet<usize> = borders.into_iter().flatten().filter(|&tokens| tokens > 1).collect();
+            for tokens in borders {
+                let name = format!("experts {model} {tokens}");
+                bench.case(&name, |bench| {
+                    let args = arguments(bench, layer, tokens, &weights).0;
+                    let choices = linear_choices(&problems(tokens)[0], &bench.device);
+                    let measured = tables::forced(bench, choices, || compute(&args));
+                    tables::judge(bench, &name, measured)
+                });
+            }
+            Ok(())
+        });
+    }
+}
+
 /// The section.
 pub fn run(bench: &mut Bench) {
-    let layers = if bench.size == Size::Smoke { vec![TINY] } else { vec![V2_LITE, V3, V4_FLASH] };
-    for layer in layers {
+    for layer in Experts::all(bench.size) {
         bench.case(&format!("experts {}: the weights", layer.model), |bench| {
-            let Experts { experts, width, hidden, .. } = layer;
-            let weights = Weights {
-                gate_up: data::weights([experts, 2 * width, hidden], bench.dtype, &bench.device),
-                down: data::weights([experts, hidden, width], bench.dtype, &bench.device),
-            };
+            let weights = layer.weights(bench);
             for tokens in bench.pick(&TOKENS, 2, &[5]) {
                 bench.case(&format!("experts {} {tokens}", layer.model), |bench| case(bench, layer, tokens, &weights));
             }
@@ -53,27 +91,9 @@ pub fn run(bench: &mut Bench) {
 
 fn case(bench: &mut Bench, layer: Experts, tokens: usize, weights: &Weights) -> Result<(), String> {
     let Experts { model, experts, width, hidden, top_k } = layer;
-    let device = &bench.device;
-    let x = data::normal([tokens, hidden], bench.dtype, device);
-    let indices = balanced(tokens, layer);
-    let routing = Routing::given(
-        data::ints(indices.clone(), [tokens, top_k], device),
-        Tensor::full([tokens, top_k], 1.0 / top_k as f32, (device, DType::F32)),
-    );
-    let args = ExpertsMlpArgs {
-        x: x.clone(),
-        routing,
-        gate_up: weights.gate_up.clone().into(),
-        down: weights.down.clone().into(),
-        shared: None,
-    };
-    let options = ExpertsMlpOptions { limit: None, determinism: Determinism::Fast };
-    let call = || match experts_mlp(args.clone(), &options) {
-        Ok(sum) => Ok(sum.materialise()),
-        Err(error) => Err(error.to_string()),
-    };
-    let difference = check(bench, layer, weights, &x, &indices[(tokens - 1) * top_k..], call()?)?;
-    let times = bench.timer.measure(call)?;
+    let (args, indices) = arguments(bench, layer, tokens, weights);
+    let difference = check(bench, layer, weights, &args.x, &indices[(tokens - 1) * top_k..], compute(&args)?)?;
+    let times = bench.timer.measure(|| compute(&args))?;
     let chosen = experts.min(tokens * top_k);
     let elements = chosen * 3 * width * hidden + 2 * tokens * hidden;
     let volume = Volume {
@@ -89,6 +109,30 @@ fn case(bench: &mut Bench, layer: Experts, tokens: usize, weights: &Weights) -> 
     ];
     bench.report.row("experts", &shape, &times, volume, &[("rel_rms", rounded(difference, 8))]);
     Ok(())
+}
+
+/// So many tokens, and their experts.
+fn arguments(bench: &Bench, layer: Experts, tokens: usize, weights: &Weights) -> (ExpertsMlpArgs, Vec<i32>) {
+    let (Experts { hidden, top_k, .. }, device) = (layer, &bench.device);
+    let indices = balanced(tokens, layer);
+    let routing = Routing::given(
+        data::ints(indices.clone(), [tokens, top_k], device),
+        Tensor::full([tokens, top_k], 1.0 / top_k as f32, (device, DType::F32)),
+    );
+    let args = ExpertsMlpArgs {
+        x: data::normal([tokens, hidden], bench.dtype, device),
+        routing,
+        gate_up: weights.gate_up.clone().into(),
+        down: weights.down.clone().into(),
+        shared: None,
+    };
+    (args, indices)
+}
+
+fn compute(args: &ExpertsMlpArgs) -> Result<Tensor<2>, String> {
+    let options = ExpertsMlpOptions { limit: None, determinism: Determinism::Fast };
+    let sum = experts_mlp(args.clone(), &options).map_err(|error| error.to_string())?;
+    Ok(sum.materialise())
 }
 
 /// Experts `[tokens, k]`, those of a token all different, in random order: all experts come once before any comes again.

@@ -35,18 +35,26 @@ const LOGIT_ROWS: usize = 64;
 /// Outputs of the last row that are checked.
 const CHECKED: usize = 32;
 
+/// Model and `[out, in]` of each weight.
+pub fn weights(size: Size) -> Vec<(&'static str, [usize; 2])> {
+    if size == Size::Smoke { vec![("tiny", [40, 24])] } else { WEIGHTS.to_vec() }
+}
+
+/// Whether a weight with so many outputs is that of the logits.
+pub fn is_head(outputs: usize) -> bool {
+    outputs > 100_000
+}
+
 /// The section.
 pub fn run(bench: &mut Bench) {
-    let smoke = bench.size == Size::Smoke;
-    let weights = if smoke { vec![("tiny", [40, 24])] } else { WEIGHTS.to_vec() };
-    let routers = if smoke { vec![("tiny", [8, 24])] } else { ROUTERS.to_vec() };
+    let routers = if bench.size == Size::Smoke { vec![("tiny", [8, 24])] } else { ROUTERS.to_vec() };
     let dtype = bench.dtype;
-    let weights = weights.into_iter().map(|weight| (weight, dtype));
+    let weights = weights(bench.size).into_iter().map(|weight| (weight, dtype));
     for ((model, [n, k]), dtype) in weights.chain(routers.into_iter().map(|router| (router, DType::F32))) {
         bench.case(&format!("linear {model} {n} x {k} {dtype:?}: the weight"), |bench| {
             let w = data::weights([n, k], dtype, &bench.device);
             for m in bench.pick(&ROWS, 2, &[5]) {
-                if n <= 100_000 || m <= LOGIT_ROWS {
+                if !is_head(n) || m <= LOGIT_ROWS {
                     bench.case(&format!("linear {model} {m} x {n} x {k} {dtype:?}"), |bench| case(bench, model, m, &w));
                 }
             }

@@ -50,6 +50,10 @@
 //! kernels are compiled. What earlier processes compiled lies on the disk. `e2e_shapes`: kernels that were `compiled` (or read from
 //! the disk) in 196 steps with requests of random lengths, after a warm-up of so many.
 //!
+//! With `--check-tables` there are rows of `table`: what a table chooses (`chosen`, `us`), the best of all that could be chosen
+//! (`best`, `us_best`), and `all`. An implementation has its name, the tokens of its tiles, and in how many parts it splits the
+//! channels.
+//!
 //! `linear` has `2*m*n*k` FLOPs and moves x, the weight and out; `experts` has `6*tokens*top_k*hidden*width` and moves x, out and
 //! the weights of the `chosen` experts.
 
@@ -76,6 +80,7 @@ mod ragged;
 mod report;
 mod shapes;
 mod sparse;
+mod tables;
 mod timing;
 mod varlen;
 
@@ -125,6 +130,10 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         report,
         copy_gbps: None,
     };
+    if args.check_tables {
+        tables::run(&mut bench);
+        return bench.report.finish();
+    }
     sections(&mut bench, &args.only, args.random().as_ref().map(ModelCase::read).transpose()?.as_ref());
     bench.report.finish()
 }
@@ -198,6 +207,23 @@ fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
+
+    /// Each table has rows.
+    #[test]
+    fn tables_are_checked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let out = folder.path().join("bench.json");
+        let words = ["bench", "--device", "flex", "--dtype", "f32", "--smoke", "--iters", "3", "--check-tables"];
+        let mut args = Args::parse_from(words);
+        args.out = Some(out.clone());
+        run(&args).expect("a report");
+        let file: serde_json::Value = serde_json::from_slice(&std::fs::read(out).expect("a file")).expect("JSON");
+        assert_eq!(file["errors"], serde_json::json!([]));
+        for op in ["linear", "experts", "dense"] {
+            let is_of = |row: &serde_json::Value| row["case"].as_str().is_some_and(|case| case.starts_with(op));
+            assert!(file["rows"].as_array().is_some_and(|rows| rows.iter().any(is_of)), "{op}");
+        }
+    }
 
     /// All sections on the CPU: every operation has a row, and results that are wrong would be errors.
     #[test]

@@ -7,6 +7,7 @@
 mod activation;
 #[cfg(feature = "cuda")]
 mod choice;
+mod forced;
 mod grid;
 #[cfg(feature = "cuda")]
 mod latents;
@@ -25,10 +26,9 @@ pub(crate) mod weight;
 
 use cubecl::prelude::*;
 
+pub use self::forced::{Forced, choices};
 use self::grid::Grid;
-#[cfg(feature = "cuda")]
-use self::select::Choice;
-pub use self::select::{Division, LinearSizes};
+pub use self::select::{Choice, Division, LinearSizes, choose};
 pub use self::weight::WeightArg;
 use crate::common::launch::{address_type, share};
 use crate::common::select::{Available, Path};

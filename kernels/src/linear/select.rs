@@ -1,8 +1,9 @@
 //! Which kernel computes products, and how it divides the work. Constants here were measured; the README says where.
 
+use std::fmt;
+
 use cubecl::prelude::*;
 
-use super::LinearForm;
 #[cfg(feature = "cuda")]
 use super::mma;
 #[cfg(feature = "cuda")]
@@ -10,6 +11,7 @@ use super::parts;
 use super::plain;
 #[cfg(feature = "cuda")]
 use super::sm90;
+use super::{LinearForm, forced};
 #[cfg(feature = "cuda")]
 use crate::common::launch::multiprocessors;
 use crate::common::select::{Path, Table, Variant};
@@ -119,26 +121,28 @@ impl LinearSizes {
 
     /// Rows of a matrix, on average.
     #[cfg(feature = "cuda")]
-    fn rows_each(&self) -> usize {
+    pub(super) fn rows_each(&self) -> usize {
         self.rows.div_ceil(self.matrices.max(1))
     }
 }
 
-/// A kernel, and the tokens of its tiles.
+/// A kernel, and how it divides the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Choice {
+pub struct Choice {
+    /// Which one.
     pub path: Path,
+    /// Tokens of a tile.
     pub tokens: usize,
     /// Whether sums have the order of `parts.rs`.
     #[cfg(feature = "cuda")]
-    pub in_parts: bool,
+    pub(super) in_parts: bool,
     /// How Hopper's kernel divides the work.
     #[cfg(feature = "cuda")]
-    pub tiling: Option<sm90::Tiling>,
+    pub(super) tiling: Option<sm90::Tiling>,
 }
 
 impl Choice {
-    fn of(path: Path, tokens: usize) -> Self {
+    pub(super) fn of(path: Path, tokens: usize) -> Self {
         Self {
             path,
             tokens,
@@ -150,8 +154,22 @@ impl Choice {
     }
 }
 
-/// The kernel for a problem, and the tokens of its tiles.
-pub(super) fn choose(client: &Client, sizes: &LinearSizes) -> Choice {
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.tokens)?;
+        #[cfg(feature = "cuda")]
+        if let Some(sm90::Tiling { splits, shares, .. }) = self.tiling {
+            write!(f, " x {splits}, shared {shares:?}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The kernel for a problem, and how it divides the work.
+pub fn choose(client: &Client, sizes: &LinearSizes) -> Choice {
+    if let Some(choice) = forced::choice(client, sizes) {
+        return choice;
+    }
     let (_, choice) = TABLE.choose(client, sizes).expect("the plain kernel takes everything");
     choice
 }
@@ -161,15 +179,27 @@ pub(super) fn choose(client: &Client, sizes: &LinearSizes) -> Choice {
 const SMALL_BATCH: usize = 8;
 #[cfg(feature = "cuda")]
 const SMALL_BATCH_OF_HEADS: usize = 64;
-/// Tokens of a tile on Hopper, and how long it takes, where experts or heads divide the rows. The small ones wait for the weights,
-/// from the L2 cache.
+/// A tile of Hopper's kernel.
 #[cfg(feature = "cuda")]
-const TILES: [(usize, usize); 4] = [(256, 256), (128, 134), (64, 111), (32, 101)];
+struct Tile {
+    tokens: usize,
+    /// How long it takes where experts or heads divide the rows. Small ones wait for the weights, from the L2 cache.
+    divided: usize,
+    /// Nanoseconds of one block of channels, where one matrix has all rows.
+    block: f64,
+}
+#[cfg(feature = "cuda")]
+const TILES: [Tile; 4] = [
+    Tile { tokens: 256, divided: 256, block: 680.0 },
+    Tile { tokens: 128, divided: 134, block: 340.0 },
+    Tile { tokens: 64, divided: 111, block: 240.0 },
+    Tile { tokens: 32, divided: 101, block: 130.0 },
+];
 /// Tokens of a tile at most, where sums are in parts: beside the sum of a part, registers have those of all before.
 #[cfg(feature = "cuda")]
 const MOST_IN_PARTS: usize = 128;
 #[cfg(feature = "cuda")]
-const LEAST: usize = TILES[TILES.len() - 1].0;
+const LEAST: usize = TILES[TILES.len() - 1].tokens;
 /// Tokens of a tile that has enough arithmetic for the cache, and how many smaller tiles the cache serves in the time of one.
 #[cfg(feature = "cuda")]
 const FULL: usize = 128;
@@ -204,15 +234,19 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
         Division::Dense => dense_tiling(sizes, clusters, in_parts)?,
         _ => divided_tiling(sizes, clusters, in_parts)?,
     };
-    Some(Choice { in_parts, tiling: Some(tiling), ..Choice::of(Path::Sm90, tiling.tokens) })
+    Some(of_hopper(tiling))
+}
+
+/// Hopper's kernel.
+#[cfg(feature = "cuda")]
+pub(super) fn of_hopper(tiling: sm90::Tiling) -> Choice {
+    Choice { in_parts: tiling.in_parts, tiling: Some(tiling), ..Choice::of(Path::Sm90, tiling.tokens) }
 }
 
 /// The tiling that takes the least time by a model of it, whose constants are fitted to all tilings of 86 products; its choices are
 /// within 2 % of the best ones, on average.
 #[cfg(feature = "cuda")]
 fn dense_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Option<sm90::Tiling> {
-    // Nanoseconds of a block of channels of a tile, by its tokens.
-    const BLOCK: [(usize, f64); 4] = [(256, 680.0), (128, 340.0), (64, 240.0), (32, 130.0)];
     // Bytes a nanosecond, from the L2 cache and from memory.
     const L2: f64 = 9800.0;
     const MEMORY: f64 = 6200.0;
@@ -224,30 +258,39 @@ fn dense_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Option<
     let &LinearSizes { rows, inputs, outputs, form, .. } = sizes;
     let weight_rows = sm90::terms(sizes) * outputs;
     let blocks = inputs.div_ceil(sm90::CHANNELS);
-    let time = |tiling: sm90::Tiling, block: f64| {
+    let time = |tile: &Tile, tiling: sm90::Tiling| {
         let tiles = sm90::pairs_of_tiles([rows.div_ceil(tiling.tokens), weight_rows], form, tiling.shares);
         let rounds = (tiles * tiling.splits).div_ceil(clusters) * blocks.div_ceil(tiling.splits);
-        let products = rounds as f64 * block;
+        let products = rounds as f64 * tile.block;
         let loaded = (tiles * blocks * sm90::pair_bytes(tiling)) as f64 / L2;
         let loads = loaded.max((sizes.form.matrix(inputs, weight_rows) * 2) as f64 / MEMORY);
         let parts = (tiling.splits * rows * weight_rows * 2 * size_of::<f32>()) as f64;
         let adds = if tiling.splits > 1 { ADD_UP + parts / PARTS } else { 0.0 };
         products.max(loads) + BESIDE * products.min(loads) + adds
     };
-    let most = if form.gated || rows > SPLIT_ROWS { 1 } else { (inputs / SPLIT_CHANNELS).clamp(1, sm90::MOST_SPLITS) };
-    // Parts are added up one by one: each has cubes of its own, or none has.
-    let splits: Vec<usize> = (1..=most).filter(|&splits| !in_parts || [1, parts::PARTS].contains(&splits)).collect();
-    let fits = |&(tokens, _): &(usize, f64)| !in_parts || tokens <= MOST_IN_PARTS;
-    let tilings = BLOCK.into_iter().filter(fits).flat_map(|(tokens, block)| {
+    let tilings = all_tilings(sizes, in_parts).map(|(tile, tiling)| (time(tile, tiling), tiling));
+    tilings.min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, tiling)| tiling)
+}
+
+/// All that there are.
+#[cfg(feature = "cuda")]
+pub(super) fn all_tilings(
+    sizes: &LinearSizes,
+    in_parts: bool,
+) -> impl Iterator<Item = (&'static Tile, sm90::Tiling)> + use<> {
+    let &LinearSizes { rows, inputs, division, form, .. } = sizes;
+    let dense = division == Division::Dense && !form.gated;
+    let most = if dense && rows <= SPLIT_ROWS { (inputs / SPLIT_CHANNELS).clamp(1, sm90::MOST_SPLITS) } else { 1 };
+    let tiles = TILES.iter().filter(move |tile| !in_parts || tile.tokens <= MOST_IN_PARTS);
+    tiles.flat_map(move |tile| {
+        let tokens = tile.tokens;
         // Small tiles wait for the weights, and may share them.
-        let shares = tokens < 256 && rows > tokens && !form.gated;
+        let shares = dense && tokens < 256 && rows > tokens;
         let shares = if shares { sm90::Shares::Weights } else { sm90::Shares::Tokens };
-        splits.iter().map(move |&splits| (sm90::Tiling { tokens, splits, shares, in_parts }, block))
-    });
-    tilings
-        .map(|(tiling, block)| (time(tiling, block), tiling))
-        .min_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, tiling)| tiling)
+        // Parts are added up one by one: each has cubes of its own, or none has.
+        let splits = (1..=most).filter(move |&splits| !in_parts || [1, parts::PARTS].contains(&splits));
+        splits.map(move |splits| (tile, sm90::Tiling { tokens, splits, shares, in_parts }))
+    })
 }
 
 /// The tiling of rows that experts or heads divide.
@@ -255,7 +298,7 @@ fn dense_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Option<
 fn divided_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Option<sm90::Tiling> {
     let &LinearSizes { rows, matrices, outputs, .. } = sizes;
     let pairs = outputs.div_ceil(sm90::CUBES as usize * sm90::outputs(sizes.form));
-    let cost = |(tokens, time): (usize, usize)| match sizes.division {
+    let cost = |&Tile { tokens, divided: time, .. }: &Tile| match sizes.division {
         // An expert's last tile is half empty, on average; twice their number.
         Division::Experts => (2 * rows / tokens + matrices).max(2 * matrices) * time,
         // How often all pairs of cubes have a tile, the last time perhaps not all. Small tiles that share weights wait for the L2
@@ -266,9 +309,7 @@ fn divided_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Optio
             (tiles.div_ceil(clusters) * time).max(if waits { tiles * time / L2_TILES } else { 0 })
         }
     };
-    let fits = |&(tokens, _): &(usize, usize)| !in_parts || tokens <= MOST_IN_PARTS;
-    let (tokens, _) = TILES.into_iter().filter(fits).min_by_key(|&tile| cost(tile))?;
-    Some(sm90::Tiling { tokens, splits: 1, shares: sm90::Shares::Tokens, in_parts })
+    all_tilings(sizes, in_parts).min_by_key(|(tile, _)| cost(tile)).map(|(_, tiling)| tiling)
 }
 
 /// How Hopper's kernel divides these rows, and fewer: of those that have the same code, one.

@@ -46,6 +46,8 @@ pub use mla_plan::{MlaPlan, MlaPlanArgs, Splits, mla_plan};
 pub use norm_rope::{NormRopeArgs, NormRopeOptions, norm_rope};
 pub use page_table::{PagedBatchArgs, page_table};
 pub use products::LinearProblem;
+#[doc(hidden)]
+pub use products::measure;
 pub use ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, RaggedAttentionProblem, ragged_attention};
 pub use residual_norm::{Addend, Normed, Residual, Rows, residual_norm};
 pub use rms_norm::rms_norm;

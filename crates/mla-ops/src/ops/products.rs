@@ -2,6 +2,8 @@
 //! all rows, those for many rows on tensor cores, or Burn's product of matrices. [`LinearProblem`] decides it, for the operations
 //! and for who asks.
 
+pub mod measure;
+
 use burn::tensor::{DType, Device, Tensor};
 #[cfg(feature = "_gpu")]
 use {
@@ -138,6 +140,10 @@ impl LinearProblem {
 
     /// Whether a small-batch kernel computes it, unless there is one for many rows.
     pub(crate) fn has_small_batch_kernel(&self, device: &Device) -> bool {
+        #[cfg(feature = "_gpu")]
+        if let Some(path) = measure::forced().filter(|_| self.can_be_forced()) {
+            return matches!(path, Path::Portable | Path::PortableMma) && has_kernels(device);
+        }
         self.takes_small_batch_kernel() && has_kernels(device)
     }
 
@@ -153,7 +159,23 @@ impl LinearProblem {
 
     #[cfg(feature = "_gpu")]
     fn takes_many_rows_kernel(&self, client: &Client) -> bool {
+        if measure::forced() == Some(Path::Matmul) && self.can_be_forced() {
+            return false;
+        }
         !matches!(self.matrices, Matrices::Tensors { .. }) && !self.is_empty() && takes_many_rows(client, &self.sizes())
+    }
+
+    /// Whether there is a choice.
+    #[cfg(feature = "_gpu")]
+    fn can_be_forced(&self) -> bool {
+        let is_of_weights = matches!(self.matrices, Matrices::One | Matrices::Heads { .. });
+        is_of_weights && !self.is_empty() && !self.determinism.is_batch_invariant()
+    }
+
+    /// Whether rows meet the matrices of their experts.
+    #[cfg(feature = "_gpu")]
+    fn is_of_experts(&self) -> bool {
+        matches!(self.matrices, Matrices::Experts { .. })
     }
 
     fn takes_small_batch_kernel(&self) -> bool {

@@ -1,0 +1,100 @@
+//! Whether the tables choose what is the fastest: on both sides of each number of rows at which a table's choice changes, all that
+//! could be chosen is measured.
+
+use burn::tensor::Device;
+use burn_mla::ops::measure::{ForcedChoice, LinearChoice, linear_choice, linear_choices};
+use burn_mla::ops::{Determinism, LinearProblem, Weight, linear};
+use serde_json::json;
+
+use crate::cases::{Bench, Size};
+use crate::report::rounded;
+use crate::{data, decode, experts, linear as products};
+
+/// How much slower than the best a choice may be.
+const TOLERATED: f64 = 1.1;
+/// Rows up to which tables are read.
+const MOST_ROWS: usize = 16384;
+/// Those of logits, which a step has for each request.
+const MOST_LOGIT_ROWS: usize = 256;
+
+/// What could be chosen, and the microseconds that it takes; none where it fails.
+pub type Measured = Vec<(String, Option<f64>)>;
+
+/// All tables. A choice that is off is an error, so that the program says so when it ends.
+pub fn run(bench: &mut Bench) {
+    for (model, [n, k]) in products::weights(bench.size) {
+        bench.case(&format!("linear {model} {n} x {k}: the weight"), |bench| {
+            let weight = Weight::from(data::weights([n, k], bench.dtype, &bench.device));
+            let dtype = bench.dtype;
+            let problem = |rows| LinearProblem::dense([rows, k, n], dtype);
+            let most = if products::is_head(n) { MOST_LOGIT_ROWS } else { most_rows(bench.size) };
+            for rows in borders(problem, most, &bench.device) {
+                bench.case(&format!("linear {model} {rows} x {n} x {k}"), |bench| {
+                    let x = data::normal([rows, k], dtype, &bench.device);
+                    let call = || linear(x.clone(), &weight, Determinism::Fast).map_err(|error| error.to_string());
+                    let measured = forced(bench, linear_choices(&problem(rows), &bench.device), call);
+                    judge(bench, &format!("linear {model} {rows} x {n} x {k}"), measured)
+                });
+            }
+            Ok(())
+        });
+    }
+    experts::tables(bench);
+    decode::tables(bench);
+}
+
+/// Rows up to which tables are read.
+pub fn most_rows(size: Size) -> usize {
+    if size == Size::Smoke { 8 } else { MOST_ROWS }
+}
+
+/// Numbers of rows on both sides of those at which a table chooses other tiles, and the first and the last.
+pub fn borders(problem: impl Fn(usize) -> LinearProblem, most: usize, device: &Device) -> Vec<usize> {
+    let choice = |rows| linear_choice(&problem(rows), device);
+    let changes = (2..=most).filter(|&rows| !choice(rows).has_tiles_of(&choice(rows - 1)));
+    let mut rows: Vec<usize> = changes.flat_map(|rows| [rows - 1, rows]).chain([1, most]).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
+/// A call with each of these choices.
+pub fn forced<T>(
+    bench: &mut Bench,
+    choices: Vec<LinearChoice>,
+    mut call: impl FnMut() -> Result<T, String> + Send,
+) -> Measured {
+    let measure = |choice| {
+        let _forced = ForcedChoice::new(choice);
+        (choice.to_string(), bench.timer.measure(&mut call).ok().map(|times| times.us))
+    };
+    choices.into_iter().map(measure).collect()
+}
+
+/// Reports what was measured, of which the first is what the table chooses.
+pub fn judge(bench: &mut Bench, name: &str, measured: Measured) -> Result<(), String> {
+    let times = measured.iter().filter_map(|(choice, us)| Some((choice, (*us)?)));
+    let best = times.min_by(|(_, one), (_, other)| one.total_cmp(other));
+    let (Some((own, Some(own_us))), Some((best, us))) = (measured.first(), best) else {
+        return Err("what the table chooses could not be measured".into());
+    };
+    let of_best = own_us / us;
+    let all: Vec<String> = measured
+        .iter()
+        .map(|(choice, us)| format!("{choice}: {}", us.map_or("failed".into(), |us| format!("{us:.1}"))))
+        .collect();
+    let shape = [("case", json!(name))];
+    let numbers = [
+        ("chosen", json!(own)),
+        ("us", rounded(*own_us, 2)),
+        ("best", json!(best)),
+        ("us_best", rounded(us, 2)),
+        ("of_best", rounded(of_best, 3)),
+        ("all", json!(all.join(", "))),
+    ];
+    bench.report.rate("table", &shape, &numbers);
+    if of_best <= TOLERATED || bench.size == Size::Smoke {
+        return Ok(());
+    }
+    Err(format!("the table chooses {own}, {own_us:.1} us, and {best} takes {us:.1} us"))
+}

@@ -1,0 +1,67 @@
+//! A choice in the place of the table's, for programs that measure whether the table is right.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use cubecl::prelude::*;
+
+use super::plain;
+#[cfg(feature = "cuda")]
+use super::select::{self, Division};
+use super::select::{Choice, LinearSizes};
+#[cfg(feature = "cuda")]
+use super::{mma, sm90};
+use crate::common::select::Path;
+
+/// Looked at by every launch.
+static IS_FORCED: AtomicBool = AtomicBool::new(false);
+static FORCED: Mutex<Option<Choice>> = Mutex::new(None);
+
+/// As long as it lives, all products of the program that can be computed so are. There is one at a time.
+#[derive(Debug)]
+pub struct Forced(());
+
+impl Forced {
+    /// Begins.
+    pub fn new(choice: Choice) -> Self {
+        set(Some(choice));
+        Self(())
+    }
+}
+
+impl Drop for Forced {
+    fn drop(&mut self) {
+        set(None);
+    }
+}
+
+fn set(choice: Option<Choice>) {
+    *FORCED.lock().unwrap_or_else(PoisonError::into_inner) = choice;
+    IS_FORCED.store(choice.is_some(), Ordering::Release);
+}
+
+/// What is to compute these, if that is forced and possible.
+pub(super) fn choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
+    if !IS_FORCED.load(Ordering::Acquire) {
+        return None;
+    }
+    let forced = (*FORCED.lock().unwrap_or_else(PoisonError::into_inner))?;
+    choices(client, sizes).into_iter().find(|choice| *choice == forced)
+}
+
+/// All choices that there are for these sizes, and rows that may depend on one another.
+pub fn choices(client: &Client, sizes: &LinearSizes) -> Vec<Choice> {
+    let mut all = vec![Choice::of(Path::Plain, plain::TOKENS)];
+    let _ = (client, sizes);
+    #[cfg(feature = "cuda")]
+    {
+        if mma::supported(client, sizes) {
+            all.push(Choice::of(Path::Mma, mma::tile_tokens(sizes.rows_each())));
+        }
+        if !matches!(sizes.division, Division::Pair | Division::Token) && sm90::supported(client, sizes) {
+            let tilings = select::all_tilings(sizes, false).filter(|(_, tiling)| tiling.splits.is_power_of_two());
+            all.extend(tilings.map(|(_, tiling)| select::of_hopper(tiling)));
+        }
+    }
+    all
+}
