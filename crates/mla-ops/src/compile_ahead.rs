@@ -38,7 +38,7 @@ pub fn compile_ahead<T>(device: &Device, pass: impl FnOnce() -> T) -> Option<T> 
 /// twice.
 pub fn compile_all_ahead<E: Send + 'static>(
     device: &Device,
-    mut pass: impl FnMut() -> Result<(), E> + Send,
+    pass: impl Fn() -> Result<(), E> + Send + Sync,
 ) -> Option<Result<(), E>> {
     #[cfg(feature = "_gpu")]
     if let burn::backend::DispatchDevice::Cube(cube) = device.as_dispatch() {
@@ -47,7 +47,7 @@ pub fn compile_all_ahead<E: Send + 'static>(
             pass()?;
             // A buffer has a second handle until the device's thread has made it, and Burn writes in place where there is one alone:
             // so which of its kernels are launched depends on how far that thread is. On the thread itself it is never behind.
-            cube.client().exclusive(pass).unwrap_or(Ok(()))
+            cube.client().exclusive(&pass).unwrap_or(Ok(()))
         });
     }
     compile_ahead(device, pass)

@@ -42,7 +42,7 @@ fn set(choice: Option<Choice>) {
 
 /// What is to compute these, if that is forced and possible.
 pub(super) fn choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
-    if !IS_FORCED.load(Ordering::Acquire) {
+    if !IS_FORCED.load(Ordering::Acquire) || sizes.batch_invariant {
         return None;
     }
     let forced = (*FORCED.lock().unwrap_or_else(PoisonError::into_inner))?;

@@ -49,14 +49,9 @@ pub fn compile_all_ahead(
     dtype: FloatDType,
     options: &EngineOptions,
 ) -> Result<()> {
-    let mut model = None;
     let steps = || {
-        // Both times the same: making it launches something, too.
-        let model = match &mut model {
-            Some(model) => &*model,
-            model => &*model.insert(without_weights(config, device, dtype)?),
-        };
-        Steps::new(model, options)?.all()
+        let model = without_weights(config, device, dtype)?;
+        Steps::new(&model, options)?.all()
     };
     mla_ops::compile_all_ahead(device, steps).unwrap_or(Ok(()))
 }
