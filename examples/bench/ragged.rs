@@ -121,7 +121,7 @@ fn check(
         let kv_head = h / (heads / kv_heads);
         let mut k = rows(&args.k, kv_head, len);
         if let Some(k_pe) = &args.k_pe {
-            let k_pe = k_pe.clone().slice([tokens - len..tokens]).unsqueeze_dim(1);
+            let k_pe = k_pe.clone().slice(tokens - len..tokens).unsqueeze_dim(1);
             k = Tensor::cat(vec![k, k_pe], 2);
         }
         let (q, k) = (data::floats(rows(&args.q, h, 1))?, data::floats(k)?);

@@ -51,17 +51,23 @@ pub(super) fn choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
 
 /// All choices that there are for these sizes, and rows that may depend on one another.
 pub fn choices(client: &Client, sizes: &LinearSizes) -> Vec<Choice> {
-    let mut all = vec![Choice::of(Path::Plain, plain::TOKENS)];
-    let _ = (client, sizes);
+    let plain = vec![Choice::of(Path::Plain, plain::TOKENS)];
     #[cfg(feature = "cuda")]
-    {
-        if mma::supported(client, sizes) {
-            all.push(Choice::of(Path::Mma, mma::tile_tokens(sizes.rows_each())));
-        }
-        if !matches!(sizes.division, Division::Pair | Division::Token) && sm90::supported(client, sizes) {
-            let tilings = select::all_tilings(sizes, false).filter(|(_, tiling)| tiling.splits.is_power_of_two());
-            all.extend(tilings.map(|(_, tiling)| select::of_hopper(tiling)));
-        }
+    let others = on_tensor_cores(client, sizes);
+    #[cfg(not(feature = "cuda"))]
+    let (others, _) = (Vec::new(), (client, sizes));
+    [plain, others].concat()
+}
+
+#[cfg(feature = "cuda")]
+fn on_tensor_cores(client: &Client, sizes: &LinearSizes) -> Vec<Choice> {
+    let mut all = Vec::new();
+    if mma::supported(client, sizes) {
+        all.push(Choice::of(Path::Mma, mma::tile_tokens(sizes.rows_each())));
+    }
+    if !matches!(sizes.division, Division::Pair | Division::Token) && sm90::supported(client, sizes) {
+        let tilings = select::all_tilings(sizes, false).filter(|(_, tiling)| tiling.splits.is_power_of_two());
+        all.extend(tilings.map(|(_, tiling)| select::of_hopper(tiling)));
     }
     all
 }

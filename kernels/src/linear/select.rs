@@ -181,7 +181,7 @@ const SMALL_BATCH: usize = 8;
 const SMALL_BATCH_OF_HEADS: usize = 64;
 /// A tile of Hopper's kernel.
 #[cfg(feature = "cuda")]
-struct Tile {
+pub(super) struct Tile {
     tokens: usize,
     /// How long it takes where experts or heads divide the rows. Small ones wait for the weights, from the L2 cache.
     divided: usize,

@@ -138,8 +138,7 @@ impl<'a> Steps<'a> {
         }
         let mut chunks = (0..others).map(|_| self.chunk(0, 1)).collect::<Result<Vec<Chunk>>>()?;
         chunks.push(self.chunk(past, tokens)?);
-        let deterministic = self.options.deterministic;
-        let determinism = if deterministic { Determinism::BatchInvariant } else { Determinism::Fast };
+        let determinism = self.determinism();
         argmax(self.model.next_token_logits(&chunks, &mut self.cache, determinism)?)?;
         self.free(&chunks)
     }
@@ -181,7 +180,7 @@ impl<'a> Steps<'a> {
     /// A step that would be captured, of a batch with so many pages each.
     fn captured(&mut self, model: &dyn Capture, batch: usize, pages: usize) -> Result<()> {
         let chunks = [self.chunk(0, 1)?];
-        let mut step = model.buffered_step(batch, pages, self.cache.page_size());
+        let mut step = model.buffered_step(batch, [pages, self.cache.page_size()], self.determinism());
         step.fill(&chunks, &self.cache)?;
         argmax(step.logits(&mut self.cache)?)?;
         self.free(&chunks)

@@ -117,7 +117,7 @@ impl<'a> Requests<'a> {
         };
         let requests: Vec<_> = plan.chunks.iter().map(|chunk| chunk.request).collect();
         let (batch, pages) = bucket(requests.len(), cache.pages().max_pages(&requests)?, cache);
-        let mut step = capture.buffered_step(batch, pages, cache.page_size());
+        let mut step = capture.buffered_step(batch, [pages, cache.page_size()], Determinism::Fast);
         step.fill(&plan.chunks, cache)?;
         argmax(step.logits(cache)?.narrow(0, 0, requests.len()))?;
         Ok(())

@@ -36,8 +36,9 @@ pub(super) fn launch(
     let most = slots(tokens, sequences, ROWS);
     let len = (1 + most) * WORDS;
     let (tiles, taken) = (client.empty(len * size_of::<i32>()), client.empty(size_of::<u32>()));
-    // SAFETY: the buffers have been made for so many numbers.
+    // SAFETY: the buffer has been made for so many numbers.
     let tiles = || unsafe { BufferArg::from_raw_parts(tiles.clone(), len) };
+    // SAFETY: and this one for one.
     let taken = || unsafe { BufferArg::from_raw_parts(taken.clone(), 1) };
     plan_tiles::launch(
         client,
