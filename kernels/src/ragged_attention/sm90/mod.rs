@@ -10,12 +10,11 @@ mod ring;
 mod softmax;
 mod work;
 
-use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
 use self::attend::{Attended, Attention};
 use self::epilogue::{Output, VECTOR};
-use self::form::{COMPUTE_REGISTERS, GROUP, GROUPS, KEYS, LOAD_REGISTERS, PANEL, ROWS, STAGING_BYTES, UNITS};
+use self::form::{COMPUTE_REGISTERS, GROUP, GROUPS, LOAD_REGISTERS, PANEL, ROWS, STAGING_BYTES, UNITS};
 pub(super) use self::form::{Form, form};
 use self::load::{Maps, clear_values, load_all};
 use self::ring::Ring;
@@ -176,6 +175,9 @@ fn ragged_sm90_kernel<E: Float, V: Size>(
 
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use cubecl::ir::FloatKind;
+
+    use self::form::KEYS;
     use crate::offline::{Arch, Entry, buffer};
     let entry = |name: &str, kind: FloatKind, [key_panels, value_panels, shared_panels]: [usize; 3], negative| {
         let (elem, bf16) = (ElemType::Float(kind), kind == FloatKind::BF16);
