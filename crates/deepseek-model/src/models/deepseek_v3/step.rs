@@ -8,7 +8,7 @@ use mla_ops::{
     Determinism, MlaPlan, MlaPlanArgs, RopeQuery, Splits, WriteLatentArgs, WriteLatentError, mla_plan, write_latent,
 };
 
-use super::attention_form::{ChunkLengths, is_naive, is_one_by_one};
+use super::attention_form::{is_naive, is_one_by_one};
 use super::config::DeepseekV3Config;
 use super::rotary::{RotaryEmbedding, Rotation};
 use crate::Result;
@@ -209,22 +209,18 @@ fn new_keys(
     if chunks.is_empty() {
         return Ok(None);
     }
-    let lengths = |chunk: &Chunk| {
-        let new = chunk.tokens.len();
-        Ok(ChunkLengths { new, past: cache.len(chunk.request)? - new })
-    };
-    let lengths = chunks.iter().map(lengths).collect::<Result<Vec<_>>>()?;
-    if determinism.is_batch_invariant() || !is_naive(&lengths, cache, (config, heads), device) {
+    if determinism.is_batch_invariant() || !is_naive(cache, (config, heads), device) {
         return Ok(Some(NewKeys::Absorbed(absorbed_keys(chunks, cache, (heads, determinism), device)?)));
     }
     let mut cu_seqlens = vec![0];
     let mut past = Vec::new();
     let mut first = 0;
-    for (chunk, lengths) in chunks.iter().zip(lengths) {
-        let tokens = first..first + lengths.new;
-        if lengths.past > 0 {
-            let reader = Reader { query_len: lengths.new, heads, splits: splits_of(lengths.new, heads, determinism) };
-            let keys = PagedKeys::new(&[chunk.request], vec![lengths.past], reader, cache, device)?;
+    for chunk in chunks {
+        let new = chunk.tokens.len();
+        let (tokens, before) = (first..first + new, cache.len(chunk.request)? - new);
+        if before > 0 {
+            let reader = Reader { query_len: new, heads, splits: splits_of(new, heads, determinism) };
+            let keys = PagedKeys::new(&[chunk.request], vec![before], reader, cache, device)?;
             past.push(ChunkKeys { tokens: tokens.clone(), keys });
         }
         first = tokens.end;
