@@ -41,16 +41,24 @@ pub fn compile_all_ahead<E: Send + 'static>(
     pass: impl Fn() -> Result<(), E> + Send + Sync,
 ) -> Option<Result<(), E>> {
     #[cfg(feature = "_gpu")]
+    let _all_sizes = mla_kernels::compiler::AllSizes::new();
+    compile_ahead(device, || {
+        pass()?;
+        on_device_thread(device, &pass).unwrap_or(Ok(()))
+    })
+}
+
+/// Runs `pass` on the device's thread; `None` where there is none, or that thread has failed. A buffer has a second handle until
+/// that thread has made it, and Burn writes in place where there is one alone: so which of its kernels are launched elsewhere
+/// depends on how far the thread is. On the thread itself it is never behind.
+#[doc(hidden)]
+pub fn on_device_thread<T: Send + 'static>(device: &Device, pass: impl FnOnce() -> T + Send) -> Option<T> {
+    #[cfg(feature = "_gpu")]
     if let burn::backend::DispatchDevice::Cube(cube) = device.as_dispatch() {
-        let _all_sizes = mla_kernels::compiler::AllSizes::new();
-        return compile_ahead(device, || {
-            pass()?;
-            // A buffer has a second handle until the device's thread has made it, and Burn writes in place where there is one alone:
-            // so which of its kernels are launched depends on how far that thread is. On the thread itself it is never behind.
-            cube.client().exclusive(&pass).unwrap_or(Ok(()))
-        });
+        return cube.client().exclusive(pass).ok();
     }
-    compile_ahead(device, pass)
+    let _ = (device, pass);
+    None
 }
 
 /// Waits until everything is compiled that [`compile_ahead`] has begun.

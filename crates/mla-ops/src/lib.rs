@@ -60,7 +60,8 @@ mod tensors;
 mod weight;
 
 pub use compile_ahead::{
-    CompiledKernels, compile_ahead, compile_all_ahead, compiled_kernels, launched_kernels, wait_for_kernels,
+    CompiledKernels, compile_ahead, compile_all_ahead, compiled_kernels, launched_kernels, on_device_thread,
+    wait_for_kernels,
 };
 pub use determinism::Determinism;
 pub use device::{DeviceName, largest_buffer};

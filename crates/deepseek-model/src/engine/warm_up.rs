@@ -119,8 +119,11 @@ impl<'a> Steps<'a> {
         self.decode()?;
         let Some(model) = self.captures() else { return Ok(()) };
         let pages = most.div_ceil(page_size);
-        for pages in powers_below(pages).chain([pages]) {
-            self.captured(model, 1, pages)?;
+        // Of Burn's kernels, which copy inputs, the form depends on how many numbers there are, and on what divides them: 4 at most.
+        for batch in powers_below(2 * max_batch).take(3) {
+            for pages in powers_below(pages).chain([pages]) {
+                self.captured(model, batch, pages)?;
+            }
         }
         for batch in powers_below(2 * max_batch) {
             self.captured(model, batch, pages.min(MANY_PAGES))?;

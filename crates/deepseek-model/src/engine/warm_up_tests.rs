@@ -47,11 +47,12 @@ fn warm_up_names_all_kernels(#[case] name: &str, #[case] graphs: bool) {
     let options = EngineOptions { graphs, ..OPTIONS };
     let (outcome, ahead) = launched_kernels(|| compile_all_ahead(&config, &device, dtype, &options));
     outcome.expect("legal options");
-    let later = mla_ops::compile_ahead(&device, || {
+    let steps = || {
         let model = without_weights(&config, &device, dtype).expect("a model");
         Requests::new(&model, &options).steps(&ahead)
-    });
-    let later = later.expect("a GPU");
+    };
+    let later = mla_ops::compile_ahead(&device, || mla_ops::on_device_thread(&device, steps));
+    let later = later.flatten().expect("a GPU");
     let names: Vec<String> =
         later.values().map(|(kernel, step)| format!("{kernel}\n    in a step of {step}")).collect();
     eprintln!("{name}: {} kernels, and {} later", ahead.len(), later.len());
