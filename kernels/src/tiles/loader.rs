@@ -17,6 +17,24 @@ pub(crate) struct Tile {
     pub causal: bool,
 }
 
+/// The items that the planner has made of a batch, and the sequences that they are of.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Plan<'a> {
+    /// Rows of four numbers.
+    pub items: &'a [i32],
+    /// The first item of each sequence, and one past the last.
+    pub split_ptr: &'a [i32],
+    pub seq_lens: &'a [i32],
+    pub page_table: &'a [i32],
+}
+
+#[cube]
+impl<'a> Plan<'a> {
+    pub fn new(items: &'a [i32], split_ptr: &'a [i32], seq_lens: &'a [i32], page_table: &'a [i32]) -> Plan<'a> {
+        Plan::<'a> { items, split_ptr, seq_lens, page_table }
+    }
+}
+
 /// Some keys of a sequence.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Item {
@@ -33,9 +51,9 @@ pub(crate) struct Item {
 #[cube]
 impl Tile {
     /// One past the last key of an item that a query row sees.
-    pub fn visible_end(&self, seq_lens: &[i32], sequence: u32, row: u32, end_key: u32) -> u32 {
+    pub fn visible_end(&self, plan: &Plan, sequence: u32, row: u32, end_key: u32) -> u32 {
         let (sequence, row, end_key) = (sequence as usize, row as usize, end_key as usize);
-        visible_end(seq_lens, sequence, row, end_key, self.query_len, self.heads, self.causal) as u32
+        visible_end(plan.seq_lens, sequence, row, end_key, self.query_len, self.heads, self.causal) as u32
     }
 }
 
@@ -46,12 +64,12 @@ impl Item {
     }
 
     /// Row `index` of the plan's items.
-    pub fn read(&mut self, items: &[i32], seq_lens: &[i32], index: u32, tile: &Tile) {
+    pub fn read(&mut self, plan: &Plan, index: u32, tile: &Tile) {
         let at = index as usize * 4;
-        self.sequence = items[at] as u32;
-        self.first_key = items[at + 1] as u32;
-        self.end_key = items[at + 2] as u32;
-        self.tile_end = tile.visible_end(seq_lens, self.sequence, tile.last_row, self.end_key);
+        self.sequence = plan.items[at] as u32;
+        self.first_key = plan.items[at + 1] as u32;
+        self.end_key = plan.items[at + 2] as u32;
+        self.tile_end = tile.visible_end(plan, self.sequence, tile.last_row, self.end_key);
         self.blocks = 0u32;
         if self.tile_end > self.first_key {
             self.blocks = (self.tile_end - self.first_key + comptime!(KEYS as u32 - 1)) / comptime!(KEYS as u32);
@@ -114,18 +132,10 @@ impl Loader {
     }
 
     /// Goes on to the first item with blocks, from this one on.
-    pub fn open(
-        &mut self,
-        items: &[i32],
-        seq_lens: &[i32],
-        page_table: &[i32],
-        tile: &Tile,
-        lane: u32,
-        #[comptime] form: Form,
-    ) {
+    pub fn open(&mut self, plan: &Plan, tile: &Tile, lane: u32, #[comptime] form: Form) {
         let mut blocks = 0u32;
         while blocks == 0 && self.index < self.end_index {
-            self.item.read(items, seq_lens, self.index, tile);
+            self.item.read(plan, self.index, tile);
             blocks = self.item.blocks;
             if blocks == 0 {
                 self.index = warp::next(self.index);
@@ -133,18 +143,18 @@ impl Loader {
         }
         self.block = 0u32;
         if blocks > 0 {
-            self.pages = self.read_pages(page_table, 0u32, lane, form);
-            self.next_pages = self.read_pages(page_table, 32u32, lane, form);
+            self.pages = self.read_pages(plan, 0u32, lane, form);
+            self.next_pages = self.read_pages(plan, 32u32, lane, form);
         }
     }
 
     /// Starts to load half of the next block; first the first half.
-    pub fn load_half(&mut self, page_table: &[i32], #[comptime] half: usize, lane: u32, #[comptime] form: Form) {
+    pub fn load_half(&mut self, plan: &Plan, #[comptime] half: usize, lane: u32, #[comptime] form: Form) {
         let first_box = self.block * comptime!((KEYS / form.box_keys) as u32);
         let place = first_box % 32;
         if comptime!(half == 0) && place == 0 && first_box > 0 {
             self.pages = self.next_pages;
-            self.next_pages = self.read_pages(page_table, first_box + 32, lane, form);
+            self.next_pages = self.read_pages(plan, first_box + 32, lane, form);
         }
         let stage = self.turn % STAGES;
         let full = self.stages.full + stage * 16 + comptime!(half as u32 * 8);
@@ -176,30 +186,22 @@ impl Loader {
     }
 
     /// Both halves have been loaded: goes on to the next block, of this item or a later one.
-    pub fn advance(
-        &mut self,
-        items: &[i32],
-        seq_lens: &[i32],
-        page_table: &[i32],
-        tile: &Tile,
-        lane: u32,
-        #[comptime] form: Form,
-    ) {
+    pub fn advance(&mut self, plan: &Plan, tile: &Tile, lane: u32, #[comptime] form: Form) {
         self.turn += 1;
         self.block = warp::next(self.block);
         if self.block == self.item.blocks {
             self.index = warp::next(self.index);
-            self.open(items, seq_lens, page_table, tile, lane, form);
+            self.open(plan, tile, lane, form);
         }
     }
 
     /// The pages of 32 boxes of the item, one for each lane.
-    fn read_pages(&self, page_table: &[i32], first_box: u32, lane: u32, #[comptime] form: Form) -> u32 {
+    fn read_pages(&self, plan: &Plan, first_box: u32, lane: u32, #[comptime] form: Form) -> u32 {
         let key = self.item.first_key + (first_box + lane) * comptime!(form.box_keys as u32);
         let mut page = 0u32;
         if key < self.item.tile_end {
-            page =
-                page_table[(self.item.sequence * self.keys.max_pages + (key >> self.keys.page_shift)) as usize] as u32;
+            page = plan.page_table[(self.item.sequence * self.keys.max_pages + (key >> self.keys.page_shift)) as usize]
+                as u32;
         }
         page
     }

@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::form::VALUE_WIDTH;
+use super::loader::{Item, Plan};
 use crate::ptx::{math, warp};
 
 /// Columns that a unit writes at once.
@@ -23,15 +24,80 @@ pub(crate) fn scale_rows<N: Size>(acc: Vector<f32, N>, factor_a: f32, factor_b: 
     math::vector::<f32, N>(&scaled)
 }
 
-/// Whether a sequence is a single item, whose result needs no merge.
+/// Where the rows of an item go.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Target {
+    /// Whether the sequence is this item alone, whose result needs no merge.
+    whole: bool,
+    sequence: u32,
+    index: u32,
+}
+
 #[cube]
-pub(crate) fn is_whole(split_ptr: &[i32], sequence: u32) -> bool {
-    split_ptr[sequence as usize + 1] - split_ptr[sequence as usize] == 1
+impl Target {
+    pub fn of(plan: &Plan, item: &Item, index: u32) -> Target {
+        let at = item.sequence as usize;
+        let whole = plan.split_ptr[at + 1] - plan.split_ptr[at] == 1;
+        Target { whole, sequence: item.sequence, index }
+    }
+}
+
+/// The results of whole sequences, and those of splits.
+#[derive(CubeType)]
+pub(crate) struct Results<'a, E: Float, P: Size> {
+    pub out: &'a mut [Vector<E, P>],
+    pub lse: &'a mut [f32],
+    pub partial_out: &'a mut [Vector<f32, P>],
+    pub partial_lse: &'a mut [f32],
+    /// Of a sequence.
+    pub rows: u32,
+}
+
+#[cube]
+impl<'a, E: Float, P: Size> Results<'a, E, P> {
+    pub fn new(
+        out: &'a mut [Vector<E, P>],
+        lse: &'a mut [f32],
+        partial_out: &'a mut [Vector<f32, P>],
+        partial_lse: &'a mut [f32],
+        rows: u32,
+    ) -> Results<'a, E, P> {
+        Results::<'a, E, P> { out, lse, partial_out, partial_lse, rows }
+    }
+
+    /// Writes the lse of one row.
+    pub fn write_lse(&mut self, target: &Target, row: u32, lse: f32) {
+        if target.whole {
+            self.lse[(target.sequence * self.rows + row) as usize] = lse;
+        } else {
+            self.partial_lse[(target.index * self.rows + row) as usize] = lse;
+        }
+    }
+
+    /// Writes the lse of both rows of a unit, of which `row` is the first.
+    pub fn write_lses(&mut self, target: &Target, row: u32, lse_a: f32, lse_b: f32) {
+        if target.whole {
+            write_lses(self.lse, target.sequence * self.rows, row, self.rows, lse_a, lse_b);
+        } else {
+            write_lses(self.partial_lse, target.index * self.rows, row, self.rows, lse_a, lse_b);
+        }
+    }
+
+    /// Writes both rows of a unit's part of the output from `column` on; called by a whole warp. `row` is the first of them.
+    pub fn write_rows<N: Size>(&mut self, acc: Vector<f32, N>, target: &Target, row: u32, column: u32, lane: u32) {
+        if target.whole {
+            let start = target.sequence * self.rows;
+            write_rows::<E, P, N>(acc, self.out, start, row, self.rows, column, lane);
+        } else {
+            let start = target.index * self.rows;
+            write_rows::<f32, P, N>(acc, self.partial_out, start, row, self.rows, column, lane);
+        }
+    }
 }
 
 /// Writes the lse of both rows of a unit; `row` is the first of them, and the sequence's or item's rows start at `start`.
 #[cube]
-pub(crate) fn write_lses(lse: &mut [f32], start: u32, row: u32, rows: u32, lse_a: f32, lse_b: f32) {
+fn write_lses(lse: &mut [f32], start: u32, row: u32, rows: u32, lse_a: f32, lse_b: f32) {
     if row < rows {
         lse[(start + row) as usize] = lse_a;
     }
@@ -43,7 +109,7 @@ pub(crate) fn write_lses(lse: &mut [f32], start: u32, row: u32, rows: u32, lse_a
 /// Writes both rows of a unit's part of some columns of the output, as many as two rows of a quad have; called by a whole
 /// warp. `row` is the first of the rows, and the sequence's or item's rows start at `start`.
 #[cube]
-pub(crate) fn write_rows<T: Float, P: Size, N: Size>(
+fn write_rows<T: Float, P: Size, N: Size>(
     acc: Vector<f32, N>,
     out: &mut [Vector<T, P>],
     start: u32,

@@ -17,6 +17,14 @@ pub(crate) struct SoftmaxState {
     pub sum_b: f32,
 }
 
+#[cube]
+impl SoftmaxState {
+    /// Without a key.
+    pub fn new() -> SoftmaxState {
+        SoftmaxState { highest_a: f32::new(LOWEST), highest_b: f32::new(LOWEST), sum_a: 0.0f32, sum_b: 0.0f32 }
+    }
+}
+
 /// Weights of a block, packed in pairs, and the factors that the output so far is to be multiplied with.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Weighted {

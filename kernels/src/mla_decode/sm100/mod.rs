@@ -1,8 +1,6 @@
 //! MLA decode for Blackwell (sm_100a): tile loads by TMA, products by tcgen05. The README beside this file has the schedule.
 
-mod chunks;
 mod pair;
-mod rows;
 mod single;
 
 use cubecl::prelude::*;

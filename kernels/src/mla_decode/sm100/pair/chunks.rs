@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use crate::ptx::{fence, mbarrier, tma, warp};
 use crate::tiles::form::{Form, ROWS, TILE_BYTES};
-use crate::tiles::loader::{Item, NO_ROW, PagedKeys, Tile};
+use crate::tiles::loader::{Item, NO_ROW, PagedKeys, Plan, Tile};
 
 /// Keys of a block. Half of them lie in each cube as keys; as values all do, of half the channels.
 pub(super) const PAIR_KEYS: u32 = 128;
@@ -41,25 +41,15 @@ impl ChunkLoader {
     }
 
     /// Loads all blocks of an item, in the order of the products: the keys of a block before the values of the one before it.
-    #[allow(clippy::too_many_arguments)]
-    pub fn load_item(
-        &mut self,
-        items: &[i32],
-        seq_lens: &[i32],
-        page_table: &[i32],
-        index: u32,
-        tile: &Tile,
-        lane: u32,
-        #[comptime] form: Form,
-    ) {
-        self.item.read(items, seq_lens, index, tile);
+    pub fn load_item(&mut self, plan: &Plan, index: u32, tile: &Tile, lane: u32, #[comptime] form: Form) {
+        self.item.read(plan, index, tile);
         let blocks = self.item.blocks.div_ceil(2u32);
         let mut value_pages = 0u32;
         // Read a block ahead.
-        let mut key_pages = self.read_pages(page_table, 0u32, lane, form);
+        let mut key_pages = self.read_pages(plan, 0u32, lane, form);
         let mut block = 0u32;
         while block < blocks + comptime!(1u32).runtime() {
-            let next_pages = self.read_pages(page_table, block + 1, lane, form);
+            let next_pages = self.read_pages(plan, block + 1, lane, form);
             if block < blocks {
                 let half = block * 2 + self.rank;
                 #[unroll]
@@ -127,13 +117,13 @@ impl ChunkLoader {
     }
 
     /// The pages of a block, in each lane that of one box of keys.
-    fn read_pages(&self, page_table: &[i32], block: u32, lane: u32, #[comptime] form: Form) -> u32 {
+    fn read_pages(&self, plan: &Plan, block: u32, lane: u32, #[comptime] form: Form) -> u32 {
         let key_in_block = lane * comptime!(form.box_keys as u32);
         let key = self.item.first_key + block * PAIR_KEYS + key_in_block;
         let mut page = 0u32;
         if key_in_block < PAIR_KEYS && key < self.item.tile_end {
-            page =
-                page_table[(self.item.sequence * self.keys.max_pages + (key >> self.keys.page_shift)) as usize] as u32;
+            page = plan.page_table[(self.item.sequence * self.keys.max_pages + (key >> self.keys.page_shift)) as usize]
+                as u32;
         }
         page
     }

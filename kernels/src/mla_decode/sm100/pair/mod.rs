@@ -1,0 +1,144 @@
+//! A pair of cubes for 128 query rows: products of 128 rows, of which each cube has 64, over blocks of 128 keys.
+
+mod chunks;
+mod cube;
+mod loads;
+mod products;
+mod rows;
+mod softmax;
+
+use cubecl::prelude::*;
+
+use self::chunks::{CHUNK_BYTES, PAIR_KEYS, RING};
+use self::cube::{BARRIERS, Barriers, Cube};
+use self::loads::{load_chunks, load_queries, pass_chunks};
+use self::products::Products;
+use self::softmax::Softmax;
+use crate::ptx::tcgen05::{self, Cubes, Layout, Mma, Source};
+use crate::ptx::{barrier, shared_address, tma, warp};
+use crate::tiles::form::{Form, ROWS, VALUE_WIDTH};
+use crate::tiles::loader::{PagedKeys, Plan, Tile};
+use crate::tiles::output::Results;
+
+/// Warps: four for the softmax, then one each for products (of the first cube alone), keys, keys that have come, and queries.
+const PRODUCTS: u32 = 4;
+const KEY_LOADS: u32 = 5;
+const KEYS_COME: u32 = 6;
+const QUERY_LOADS: u32 = 7;
+/// Units of a cube.
+pub(super) const UNITS: u32 = 8 * 32;
+
+/// Words of the weights of a cube's rows.
+const WEIGHT_WORDS: usize = ROWS * PAIR_KEYS as usize / 2;
+
+/// Columns of tensor memory: all. A second cube would have no room in shared memory either.
+const COLUMNS: u32 = 512;
+/// The output, as two products have it: columns 0 to 127 and 256 to 383 of a row in lanes 0 to 63, the others above.
+const OUTPUT_AT: u32 = 0;
+const OUTPUT_COLUMNS: u32 = 128;
+/// Scores of two blocks: of the first 64 keys in lanes 0 to 63, of the others above.
+const SCORES_AT: u32 = 2 * OUTPUT_COLUMNS;
+const SCORES_COLUMNS: u32 = PAIR_KEYS / 2;
+
+/// How queries, keys and weights lie.
+const ROWS_OF_TERMS: Layout = Layout::Terms { rows: ROWS };
+
+/// Scores of a block, over the channels of a chunk.
+fn scores(form: Form, tiles: usize) -> Mma {
+    let (n, steps, elem, a) = (PAIR_KEYS as usize, 4 * tiles, form.elem(), Source::Shared(ROWS_OF_TERMS));
+    Mma { cubes: Cubes::Pair, m: 2 * ROWS, n, steps, elem, a, b: ROWS_OF_TERMS }
+}
+
+/// Half of the output, of 64 keys.
+fn output(form: Form) -> Mma {
+    let (n, elem, a) = (VALUE_WIDTH / 2, form.elem(), Source::Shared(ROWS_OF_TERMS));
+    Mma { cubes: Cubes::Pair, m: 2 * ROWS, n, steps: 4, elem, a, b: Layout::Across { terms: ROWS } }
+}
+
+/// Cubes `(2 * t, c)` and `(2 * t + 1, c)` compute tiles `2 * t` and `2 * t + 1` of the query rows for the items of cube `c` of
+/// the plan.
+#[cube(
+    launch_unchecked,
+    address_type = "dynamic",
+    create_dummy_kernel,
+    cluster_dim = CubeDim::new_3d(2, 1, 1)
+)]
+pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
+    kv_map: &TensorMap<E, Tiled>,
+    q_map: &TensorMap<E, Tiled>,
+    page_table: &[i32],
+    seq_lens: &[i32],
+    items: &[i32],
+    cube_ptr: &[i32],
+    split_ptr: &[i32],
+    partial_out: &mut [Vector<f32, P>],
+    partial_lse: &mut [f32],
+    out: &mut [Vector<E, P>],
+    lse: &mut [f32],
+    query_len: u32,
+    heads: u32,
+    max_pages: u32,
+    page_shift: u32,
+    scale: f32,
+    empty_lse: u32,
+    #[comptime] form: Form,
+    #[define(E)] _elem: ElemType,
+) {
+    let mut chunks = Shared::<[u32]>::new_aligned_slice(comptime!((RING * CHUNK_BYTES / 4) as usize), 1024usize);
+    let query = Shared::<[u32]>::new_aligned_slice(comptime!(form.stage_bytes() as usize / 4), 1024usize);
+    // Two tiles of 64 keys
+    let mut weights = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(WEIGHT_WORDS / 4), 1024usize);
+    // What the units of a row tell each other, for each of two times.
+    let mut told = Shared::<[f32]>::new_aligned_slice(256usize, 128usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(BARRIERS, 128usize);
+    let columns = Shared::<[u32]>::new_aligned_slice(4usize, 16usize);
+    let (chunks_at, query_at, weights_at) = (shared_address(&chunks), shared_address(&query), shared_address(&weights));
+    let barriers = Barriers::new(shared_address(&barriers));
+    let first = cube_ptr[CUBE_POS_Y as usize] as u32;
+    let end = cube_ptr[CUBE_POS_Y as usize + 1] as u32;
+    let (warp, lane, rank) = (warp::uniform(UNIT_POS / 32), UNIT_POS % 32, CUBE_POS_CLUSTER_X);
+    if UNIT_POS == 0 {
+        tma::prefetch(tma::tensor_map_address::<E, Tiled>(kv_map));
+        tma::prefetch(tma::tensor_map_address::<E, Tiled>(q_map));
+        barriers.init();
+    }
+    // Without items both cubes of the pair exit early.
+    if first >= end {
+        terminate!();
+    }
+    if warp == QUERY_LOADS {
+        tcgen05::allocate(shared_address(&columns), COLUMNS, Cubes::Pair);
+    }
+    barrier::sync_cluster();
+    let tensor = columns[0];
+
+    let rows = query_len * heads;
+    let tile_row = CUBE_POS_X * comptime!(ROWS as u32);
+    let last_row = (CUBE_POS_X | 1) * comptime!(ROWS as u32) + comptime!(ROWS as u32 - 1);
+    let tile = Tile { query_len, heads, last_row, causal: form.causal };
+    let cube = Cube { chunks_at, query_at, weights_at, tensor, barriers, warp, lane, rows, tile_row, tile, first, end };
+    let plan = Plan::new(items, split_ptr, seq_lens, page_table);
+    if warp == PRODUCTS {
+        if rank == 0 && warp::elect() {
+            let mut products = Products::new(form);
+            products.run(&cube, &plan);
+        }
+    } else if warp == KEY_LOADS {
+        let paged = PagedKeys { map: tma::tensor_map_address::<E, Tiled>(kv_map), page_shift, max_pages };
+        load_chunks(&cube, &plan, paged, rank, form);
+    } else if warp == KEYS_COME {
+        pass_chunks(&cube, &plan, &mut chunks, form);
+    } else if warp == QUERY_LOADS {
+        load_queries::<E>(&cube, &plan, q_map, form);
+    } else {
+        let mut results = Results::<E, P>::new(out, lse, partial_out, partial_lse, rows);
+        let mut softmax = Softmax::new(&cube, scale, empty_lse, form);
+        softmax.run::<E, P>(&cube, &plan, &mut weights, &mut told, &mut results);
+    }
+    // Nobody leaves while the other cube may arrive here, or products read from here.
+    tcgen05::fence_before();
+    barrier::sync_cluster();
+    if warp == QUERY_LOADS {
+        tcgen05::deallocate(tensor, COLUMNS, Cubes::Pair);
+    }
+}
