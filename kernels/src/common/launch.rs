@@ -36,10 +36,14 @@ impl RowGrid {
     /// For at least one row, whose parts are `widths` elements of `elem_size` bytes.
     pub fn new(client: &Client, rows: usize, widths: &[usize], elem_size: usize) -> Self {
         let (cube_dim, vector_size) = Self::cube(client.properties(), widths, elem_size);
+        Self { cube_count: Self::cubes(client, rows, cube_dim), cube_dim, vector_size }
+    }
+
+    /// Cubes for so many rows.
+    pub fn cubes(client: &Client, rows: usize, cube_dim: CubeDim) -> CubeCount {
         // One unit per row, counted in the cubes that the runtime then spreads over the axes as their limits demand:
         // there may be more cubes than asked for, hence the kernels' bounds checks.
-        let row_units = CubeDim::new_1d(cube_dim.y);
-        Self { cube_count: cubecl::calculate_cube_count_elemwise(client, rows, row_units), cube_dim, vector_size }
+        cubecl::calculate_cube_count_elemwise(client, rows, CubeDim::new_1d(cube_dim.y))
     }
 
     /// The units of a cube and the elements that each loads at once.

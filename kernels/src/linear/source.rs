@@ -4,16 +4,12 @@
 
 use cubecl::prelude::*;
 
-use crate::common::launch::{dummy, multiprocessors};
+use crate::common::launch::dummy;
 use crate::experts_mlp::combine::{Place, TokenExperts};
 use crate::linear::Before;
 use crate::merge_splits::{MAX_LOADS, MergeSplitsArgs, Merged, Splits, chains};
 use crate::residual_norm::{AddRmsNormArgs, Summand, UNITS, add, add_squares, norm, scale_of};
 
-/// Bytes of splits that the cubes of a multiprocessor read in less time than a launch takes, by the speed of an H200's L2 cache.
-const MOST_BYTES: usize = 1 << 16;
-/// The same of the rows of a sum: a launch of its own takes longer, with a single cube.
-const MOST_BYTES_OF_SUM: usize = 1 << 18;
 /// Numbers of a part that a unit loads at once: so that those of 512 channels are work for 256 units.
 const PAIR: usize = 2;
 
@@ -88,26 +84,6 @@ impl<E: Float, V: Size> RowSourceArgs<E, V> {
             }
         }
     }
-}
-
-/// Whether so many cubes, of which each merges a row, are faster than a launch of [`merge_splits`].
-///
-/// [`merge_splits`]: crate::merge_splits
-pub(crate) fn pays(client: &Client, merge: &MergeSplitsArgs, cubes: usize) -> bool {
-    let bytes = merge.items * merge.width * size_of::<f32>();
-    cubes.div_ceil(multiprocessors(client)) * bytes <= MOST_BYTES
-}
-
-/// Whether so many cubes, of which each computes the sum and its norm, are faster than a launch of [`add_rms_norm`].
-///
-/// [`add_rms_norm`]: crate::residual_norm
-pub(crate) fn pays_norm(client: &Client, norm: &AddRmsNormArgs, cubes: usize) -> bool {
-    let rows = match &norm.y {
-        Summand::Rows(_) => 2,
-        Summand::Experts(outputs) => 2 + outputs.top_k,
-    };
-    let bytes = rows * norm.width * norm.elem.size();
-    cubes.div_ceil(multiprocessors(client)) * bytes <= MOST_BYTES_OF_SUM
 }
 
 #[cube]

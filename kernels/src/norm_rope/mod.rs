@@ -3,8 +3,14 @@
 //! Units side by side have a head, a vector of channels each at a time, and go over it twice: for the sum of squares, and to
 //! write it. The second time its channels come from the cache.
 
+mod head;
+mod select;
+
 use cubecl::prelude::*;
 
+pub(crate) use self::head::Head;
+pub(crate) use self::select::Form;
+use self::select::{Heads, Shape};
 use crate::common::launch::{RowGrid, address_type, grid_row, or_dummy};
 
 /// Arguments of [`launch`]; E is `elem`.
@@ -56,57 +62,29 @@ pub fn launch(client: &Client, args: NormRopeArgs) {
     if rows * width == 0 {
         return;
     }
+    let NormRopeArgs { norm, norm_turned, inverse, elem, .. } = args;
     let parts = [width - 2 * args.pairs, 2 * args.pairs];
-    let grid = RowGrid::new(client, rows, &parts, args.elem.size());
+    let heads = Heads { norm, norm_turned, inverse, parts, elem };
+    let Shape { form, cube, vector } = select::choose(client.properties(), &heads);
     norm_rope_kernel::launch(
         client,
-        grid.cube_count,
-        grid.cube_dim,
+        RowGrid::cubes(client, rows, cube),
+        cube,
         address_type(client, &[&args.x]),
-        grid.vector_size,
+        vector,
         args.x,
-        or_dummy(client, args.weight, if args.norm == Norm::Weighted { width } else { 0 }),
+        or_dummy(client, args.weight, if norm == Norm::Weighted { width } else { 0 }),
         or_dummy(client, args.cos, args.pairs),
         or_dummy(client, args.sin, args.pairs),
         args.out,
         rows,
         args.heads,
-        width / grid.vector_size,
+        width / vector,
         args.pairs,
         args.eps,
-        Form {
-            norm: args.norm,
-            norm_turned: args.norm_turned,
-            inverse: args.inverse,
-            columns: grid.cube_dim.x as usize,
-            units: grid.cube_dim.num_elems() as usize,
-        },
-        args.elem,
+        form,
+        elem,
     );
-}
-
-/// What the kernel's code depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Form {
-    pub norm: Norm,
-    pub norm_turned: bool,
-    pub inverse: bool,
-    /// Units of a head.
-    pub columns: usize,
-    /// Units of a cube.
-    pub units: usize,
-}
-
-impl Form {
-    /// Heads of a cube.
-    pub fn heads(&self) -> usize {
-        self.units / self.columns
-    }
-
-    /// Cubes for so many heads.
-    pub fn cubes(&self, heads: usize) -> usize {
-        heads.div_ceil(self.heads())
-    }
 }
 
 /// A row of units per head, of `vectors` vectors.
@@ -136,145 +114,6 @@ fn norm_rope_kernel<E: Float, N: Size>(
     }
 }
 
-/// A head, the scale of its norm, and its rotation.
-#[derive(CubeType)]
-pub(crate) struct Head {
-    /// Its first vector.
-    pub first: usize,
-    /// Its vectors that are normed: the first ones, or all.
-    normed: usize,
-    scale: f32,
-    /// Its channels without RoPE.
-    still: usize,
-    /// The first pair of its token in the tables.
-    rotation: usize,
-    #[cube(comptime)]
-    form: Form,
-}
-
-#[cube]
-impl Head {
-    /// Number `row` of `rows`. Called by all units of a cube; `column` is the place of this one among those of the head.
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn new<E: Float, N: Size>(
-        x: &[Vector<E, N>],
-        row: usize,
-        rows: usize,
-        heads: usize,
-        vectors: usize,
-        pairs: usize,
-        eps: f32,
-        column: usize,
-        #[comptime] form: Form,
-    ) -> Head {
-        let lanes = N::value().comptime();
-        let still = vectors * lanes - 2 * pairs;
-        let mut normed = vectors;
-        if comptime!(!form.norm_turned) {
-            normed = still / lanes;
-        }
-        let first = row * vectors;
-        let mut scale = 1.0f32;
-        if comptime!(form.norm != Norm::None) {
-            let mut squares = 0.0f32;
-            if row < rows {
-                let mut at = column;
-                while at < normed {
-                    let values = Vector::<f32, N>::cast_from(x[first + at]);
-                    #[unroll]
-                    for lane in 0..lanes {
-                        squares += values.extract(lane) * values.extract(lane);
-                    }
-                    at += comptime!(form.columns);
-                }
-            }
-            let mean = sum_of_row(squares, column, form) / f32::cast_from(normed * lanes);
-            scale = 1.0 / (mean + eps).sqrt();
-        }
-        Head { first, normed, scale, still, rotation: row / heads * pairs, form }
-    }
-
-    /// A vector of the head, normed and rotated.
-    pub(crate) fn values<E: Float, N: Size>(
-        &self,
-        x: &[Vector<E, N>],
-        weight: &[f32],
-        cos: &[f32],
-        sin: &[f32],
-        column: usize,
-    ) -> Vector<f32, N> {
-        let lanes = N::value().comptime();
-        let mut values = self.normed::<E, N>(x, weight, column);
-        let channel = column * lanes;
-        if channel >= self.still {
-            let first = channel - self.still;
-            if comptime!(lanes == 1) {
-                let other = self.normed::<E, N>(x, weight, self.still + (first ^ 1)).extract(0usize);
-                let own = values.extract(0usize);
-                let pair = self.rotation + first / 2;
-                let (c, s) = (cos[pair], angle_sine(sin[pair], self.form.inverse));
-                let odd = first % 2 == 1;
-                values.insert(0usize, own * c + other * select(odd, s, -s));
-            } else {
-                #[unroll]
-                for i in 0..comptime!(lanes / 2) {
-                    let pair = self.rotation + first / 2 + i;
-                    let (c, s) = (cos[pair], angle_sine(sin[pair], self.form.inverse));
-                    let (u, v) = (values.extract(comptime!(2 * i)), values.extract(comptime!(2 * i + 1)));
-                    values.insert(comptime!(2 * i), u * c - v * s);
-                    values.insert(comptime!(2 * i + 1), v * c + u * s);
-                }
-            }
-        }
-        values
-    }
-
-    /// A vector of the head after the norm.
-    fn normed<E: Float, N: Size>(&self, x: &[Vector<E, N>], weight: &[f32], column: usize) -> Vector<f32, N> {
-        let lanes = N::value().comptime();
-        let mut values = Vector::<f32, N>::cast_from(x[self.first + column]);
-        if comptime!(self.form.norm != Norm::None) {
-            let is_normed = column < self.normed;
-            if is_normed {
-                #[unroll]
-                for lane in 0..lanes {
-                    let mut scale = self.scale;
-                    if comptime!(self.form.norm == Norm::Weighted) {
-                        scale *= weight[column * lanes + lane];
-                    }
-                    values.insert(lane, values.extract(lane) * scale);
-                }
-            }
-        }
-        values
-    }
-}
-
-/// The sine of an angle, or of its opposite.
-#[cube]
-fn angle_sine(sine: f32, #[comptime] inverse: bool) -> f32 {
-    if comptime!(inverse) { -sine } else { sine }
-}
-
-/// The sum over the units of a row. Called by all units of a cube.
-#[cube]
-fn sum_of_row(own: f32, column: usize, #[comptime] form: Form) -> f32 {
-    let mut sums = Shared::<[f32]>::new_slice(form.units);
-    let unit = UNIT_POS as usize;
-    sums[unit] = own;
-    sync_cube();
-    let mut distance = comptime!(form.columns / 2).runtime();
-    while distance > 0 {
-        if column < distance {
-            let other = sums[unit + distance];
-            sums[unit] += other;
-        }
-        sync_cube();
-        distance /= 2;
-    }
-    sums[unit - column]
-}
-
 /// Queries of DeepSeek-V4, its keys, and its outputs; latents of DeepSeek-V3.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
@@ -282,12 +121,12 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let device = Arch::Sm90a.properties();
     let entry = |name, kind: FloatKind, (norm, norm_turned), inverse, address| {
         let elem = ElemType::Float(kind);
-        let (dim, vector) = RowGrid::cube(&device, &[448, 64], elem.size());
-        let form = Form { norm, norm_turned, inverse, columns: dim.x as usize, units: dim.num_elems() as usize };
+        let heads = Heads { norm, norm_turned, inverse, parts: [448, 64], elem };
+        let Shape { form, cube, vector } = select::choose(&device, &heads);
         Entry::of(
             kind,
             name,
-            form!(norm_rope_kernel, dim, [address, vector, _, _, _, _, _, 1, 1, 1, 1, 1.0, form, elem]),
+            form!(norm_rope_kernel, cube, [address, vector, _, _, _, _, _, 1, 1, 1, 1, 1.0, form, elem]),
         )
     };
     let forms = FLOATS.into_iter().flat_map(|kind| {

@@ -3,13 +3,15 @@
 //! A cube has a row. Its units write the sums of a vector of channels each at a time, and read them again for the norm: by then
 //! they are in the cache.
 
+mod select;
+
 use cubecl::prelude::*;
 
-use crate::common::launch::{address_type, io_vector_size};
+use self::select::Shape;
+pub(crate) use self::select::UNITS;
+use crate::common::launch::address_type;
 use crate::experts_mlp::combine::{ExpertOutputs, Place, TokenExperts};
 
-/// Units of a cube. Every runtime has this many.
-pub(crate) const UNITS: usize = 256;
 /// Partial sums that a unit adds up, and units that do: `UNITS` is its square.
 const SIDE: usize = 16;
 
@@ -49,9 +51,8 @@ pub fn launch(client: &Client, args: AddRmsNormArgs) {
     if rows * width == 0 {
         return;
     }
-    let vector = io_vector_size(client.properties(), &[width], elem.size());
+    let Shape { cube, vector, vectors } = select::choose(client.properties(), width, elem);
     let count = cubecl::calculate_cube_count_elemwise(client, rows, CubeDim::new_single());
-    let cube = CubeDim::new_1d(UNITS as u32);
     match args.y {
         Summand::Rows(y) => add_rms_norm_kernel::launch(
             client,
@@ -65,7 +66,7 @@ pub fn launch(client: &Client, args: AddRmsNormArgs) {
             args.sum,
             args.normed,
             rows,
-            width / vector,
+            vectors,
             eps,
             elem,
         ),
@@ -86,7 +87,7 @@ pub fn launch(client: &Client, args: AddRmsNormArgs) {
                 args.sum,
                 args.normed,
                 rows,
-                width / vector,
+                vectors,
                 outputs.experts,
                 eps,
                 outputs.top_k,
@@ -260,19 +261,20 @@ fn sum_of_cube(own: f32) -> f32 {
     total
 }
 
+/// Rows of DeepSeek-V3.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    use crate::offline::{Entry, FLOATS, form};
-    let cube = CubeDim::new_1d(UNITS as u32);
-    let elem_of = |kind| (ElemType::Float(kind), 16 / ElemType::Float(kind).size());
+    use crate::offline::{Arch, Entry, FLOATS, form};
+    let device = Arch::Sm90a.properties();
+    let shape_of = |kind| (ElemType::Float(kind), select::choose(&device, 7168, ElemType::Float(kind)));
     let rows = FLOATS.map(|kind| {
-        let (elem, vector) = elem_of(kind);
+        let (elem, Shape { cube, vector, .. }) = shape_of(kind);
         let form = form!(add_rms_norm_kernel, cube, [AddressType::U32, vector, _, _, _, _, _, 1, 1, 1.0, elem]);
         Entry::of(kind, "add_rms_norm", form)
     });
     let experts = |name, place| {
         FLOATS.map(|kind| {
-            let (elem, vector) = elem_of(kind);
+            let (elem, Shape { cube, vector, .. }) = shape_of(kind);
             #[rustfmt::skip]
             let form = form!(add_experts_rms_norm_kernel, cube,
                 [AddressType::U32, vector, _, _, _, _, _, _, _, _, 1, 1, 1, 1.0, 6, place, elem]);

@@ -3,10 +3,14 @@
 //!
 //! The first cubes have rows of latents, which take longer, the others heads of queries.
 
+mod select;
+
 use cubecl::prelude::*;
 
-use crate::common::launch::{RowGrid, address_type, io_vector_size, is_row, or_dummy};
-use crate::norm_rope::{Form, Head, Norm};
+pub(crate) use self::select::Forms;
+use self::select::Shape;
+use crate::common::launch::{address_type, is_row, or_dummy};
+use crate::norm_rope::Head;
 
 /// Arguments of [`launch`]; E is `elem`.
 pub struct RopeWriteArgs {
@@ -46,36 +50,13 @@ pub struct RopeWriteArgs {
     pub elem: ElemType,
 }
 
-/// What the kernel's code depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Forms {
-    pub q: Form,
-    pub latent: Form,
-}
-
-impl Forms {
-    /// For rows of so many vectors, and cubes of so many units.
-    pub fn new(q_vectors: usize, latent_vectors: usize, units: usize) -> Self {
-        let form = |vectors: usize, norm| Form {
-            norm,
-            norm_turned: false,
-            inverse: false,
-            columns: RowGrid::columns(vectors),
-            units,
-        };
-        Self { q: form(q_vectors, Norm::None), latent: form(latent_vectors, Norm::Weighted) }
-    }
-}
-
 /// Writes queries, latents and cache. A slot past the end of the cache is skipped like -1. Without tokens nothing is launched.
 pub fn launch(client: &Client, args: RopeWriteArgs) {
     let RopeWriteArgs { tokens, heads, width, cache_width, pairs, elem, .. } = args;
     if tokens * (heads * width + cache_width) == 0 {
         return;
     }
-    let vector = io_vector_size(client.properties(), &[width, cache_width, 2 * pairs], elem.size());
-    let (q_vectors, latent_vectors) = (width / vector, cache_width / vector);
-    let forms = Forms::new(q_vectors, latent_vectors, RowGrid::UNITS);
+    let Shape { cube, vector, forms } = select::choose(client.properties(), [width, cache_width], pairs, elem);
     let q_len = tokens * heads * width;
     rope_write_kernel::launch(
         client,
@@ -84,7 +65,7 @@ pub fn launch(client: &Client, args: RopeWriteArgs) {
             forms.latent.cubes(tokens) + forms.q.cubes(tokens * heads),
             CubeDim::new_single(),
         ),
-        CubeDim::new_1d(RowGrid::UNITS as u32),
+        cube,
         address_type(client, &[&args.q, &args.cache]),
         vector,
         or_dummy(client, args.q, q_len),
@@ -98,8 +79,8 @@ pub fn launch(client: &Client, args: RopeWriteArgs) {
         or_dummy(client, args.cache, args.slot_count * cache_width),
         tokens,
         heads,
-        q_vectors,
-        latent_vectors,
+        width / vector,
+        cache_width / vector,
         pairs,
         args.slot_count,
         args.eps,
@@ -168,13 +149,13 @@ fn rope_write_kernel<E: Float, N: Size>(
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
+    let device = Arch::Sm90a.properties();
     let entry = |name, kind: FloatKind, bits| {
-        let (elem, dim) = (ElemType::Float(kind), CubeDim::new_1d(RowGrid::UNITS as u32));
-        let vector = 16 / elem.size();
-        let forms = Forms::new(192 / vector, 576 / vector, RowGrid::UNITS);
+        let elem = ElemType::Float(kind);
+        let Shape { cube, vector, forms } = select::choose(&device, [192, 576], 32, elem);
         let args = form!(
             rope_write_kernel,
-            dim,
+            cube,
             [bits, vector, _, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1.0, forms, elem]
         );
         Entry::of(kind, name, args)

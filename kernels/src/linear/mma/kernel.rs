@@ -4,7 +4,8 @@ use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
 use super::products::{end_of, load_weights, multiply, place, whole};
-use super::{Form, K, LANES, M, N, PLANES};
+use super::select::Form;
+use super::{K, LANES, M, N, PLANES};
 use crate::linear::activation::gated;
 use crate::linear::choice::PairExperts;
 use crate::linear::grid::{Part, Rows, Sizes, Tile};

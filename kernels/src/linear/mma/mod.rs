@@ -12,22 +12,20 @@
 
 mod kernel;
 pub(crate) mod products;
+mod select;
 
-use cubecl::features::MmaConfig;
-use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
 use self::kernel::linear_mma_kernel;
-use crate::common::launch::multiprocessors;
+use self::select::Form;
+pub(super) use self::select::{supported, takes, takes_latents, tile_tokens};
 use crate::linear::choice::PairExpertsArgs;
-use crate::linear::grid::{Grid, Rows};
+use crate::linear::grid::Grid;
 use crate::linear::latents::BesideArgs;
-use crate::linear::parts::BLOCK;
 use crate::linear::select::Choice;
-use crate::linear::source::{self, RowSourceArgs};
-use crate::linear::{Before, LatentRows, LinearForm, LinearSizes, Products};
-use crate::merge_splits::MergeSplitsArgs;
-use crate::residual_norm::{AddRmsNormArgs, UNITS as NORM_UNITS};
+use crate::linear::source::RowSourceArgs;
+use crate::linear::{Before, LatentRows, LinearForm, Products};
+use crate::residual_norm::UNITS as NORM_UNITS;
 
 /// Units of a plane. The matrix instructions are defined for this number.
 const LANES: usize = 32;
@@ -43,123 +41,8 @@ const K: usize = 16;
 const VECTOR: usize = 8;
 /// Channels that four units load at once.
 const CHUNK: usize = 4 * VECTOR;
-/// Chunks whose loads a plane starts before it computes.
-const AHEAD: usize = 4;
-/// Channels from which all loads of a plane are worth starting at once.
-const DEEP: usize = AHEAD * CHUNK * PLANES;
-/// Groups of 8 tokens in a tile at most.
-const MAX_STEPS: usize = 8;
-/// Channels of a row that a cube writes for itself at most: they are in shared memory.
-const MAX_OWN_ROW: usize = 1 << 14;
-
 const _: () =
     assert!(LANES * PLANES == NORM_UNITS, "a cube computes the norm of a row in the same order as another launch");
-
-/// What the kernel's code depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Form {
-    rows: Rows,
-    linear: LinearForm,
-    /// Groups of 8 tokens.
-    steps: usize,
-    /// Whether a multiprocessor has one cube or two: a plane starts all its loads at once, since no other one fills the time.
-    few_cubes: bool,
-    /// Whether there is a second matrix.
-    second: bool,
-    /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
-    own_row: usize,
-    /// Whether a pair's cube chooses its expert.
-    routed: bool,
-    /// Whether sums have the order of `parts.rs`, for Hopper.
-    in_parts: bool,
-}
-
-impl Form {
-    fn tokens(&self) -> usize {
-        self.steps * N
-    }
-
-    /// Outputs of a cube.
-    fn outputs(&self) -> usize {
-        if self.linear.gated { M / 2 } else { M }
-    }
-
-    /// Chunks whose loads a plane starts before it computes: fewer where the tokens take the registers.
-    fn ahead(&self) -> usize {
-        match self.steps {
-            _ if self.own_row > 0 => {
-                let turns = self.turns();
-                // All, or about as many each time; fewer, since the loop takes registers, too.
-                let some = turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2));
-                if turns <= 2 * AHEAD { turns } else { some.next_multiple_of(self.together()) }
-            }
-            1 if self.few_cubes => 2 * AHEAD,
-            1 | 2 => AHEAD,
-            _ => AHEAD / 2,
-        }
-    }
-
-    /// Chunks that a plane takes of the row that a cube writes for itself.
-    fn turns(&self) -> usize {
-        let channels = self.together() * CHUNK;
-        (self.own_row * VECTOR).div_ceil(channels * PLANES) * self.together()
-    }
-
-    /// Chunks that a plane takes one after the other.
-    fn together(&self) -> usize {
-        if self.in_parts { BLOCK / CHUNK } else { 1 }
-    }
-}
-
-/// Whether the device has what the kernel needs, the channels come out even, and rows and matrices lie so that 16 bytes can be
-/// loaded at once.
-pub(super) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
-    let &LinearSizes { inputs, carried, matrix_stride, elems: [_, elem], .. } = sizes;
-    let (features, float) = (client.features(), ElemType::Float(FloatKind::F32));
-    let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
-    let hardware = &client.properties().hardware;
-    features.matmul.mma.contains(&config)
-        && features.memory_reinterpret
-        && (hardware.plane_size_min, hardware.plane_size_max) == (LANES as u32, LANES as u32)
-        && inputs.is_multiple_of(CHUNK)
-        && [carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR))
-}
-
-/// Whether cubes should do this themselves.
-pub(crate) fn takes(client: &Client, products: &Products, grid: &Grid, before: &Before) -> bool {
-    match before {
-        Before::Nothing => true,
-        Before::Merge(merge) => merges(client, products, grid, merge),
-        Before::Norm(norm) => norms(client, products, grid, norm),
-    }
-}
-
-/// Whether cubes should compute the norm that they multiply: that of a single token.
-fn norms(client: &Client, products: &Products, grid: &Grid, norm: &AddRmsNormArgs) -> bool {
-    let one_token = grid.rows == Rows::Dense && (grid.tokens, norm.rows) == (1, 1) && norm.width == products.inputs;
-    one_token && norm.width <= MAX_OWN_ROW && source::pays_norm(client, norm, grid.cubes(products.outputs, M))
-}
-
-/// Whether cubes should merge the splits of the row that they multiply: those of a token's head, if a unit's weights fit into
-/// registers meanwhile.
-fn merges(client: &Client, products: &Products, grid: &Grid, merge: &MergeSplitsArgs) -> bool {
-    let one_token = grid.rows == Rows::Heads && (grid.tokens, merge.batch, merge.rows) == (1, 1, grid.per_token);
-    let whole_row = products.carried == 0 && merge.width == products.inputs;
-    one_token
-        && whole_row
-        && products.inputs <= 2 * DEEP
-        && source::pays(client, merge, grid.cubes(products.outputs, M))
-}
-
-/// Whether the launch can turn the channels that it carries, and put latents into a cache.
-pub(crate) fn takes_latents(carried: usize, latents: &LatentRows) -> bool {
-    carried == 2 * latents.pairs && latents.cache_width.is_multiple_of(VECTOR)
-}
-
-/// Tokens of a tile for matrices that meet so many rows.
-pub(super) fn tile_tokens(rows: usize) -> usize {
-    rows.div_ceil(N).next_power_of_two().min(MAX_STEPS) * N
-}
 
 /// Writes the output of at least one tile.
 pub(super) fn launch(
@@ -176,9 +59,9 @@ pub(super) fn launch(
     let (source, x) = RowSourceArgs::new(client, before, products.x);
     let own_row = if matches!(source, RowSourceArgs::Memory) { 0 } else { products.inputs / VECTOR };
     let routed = grid.route.is_some();
-    let mut form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row, routed, in_parts };
+    let form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row, routed, in_parts };
     let cubes = grid.cubes(products.outputs, form.outputs());
-    form.few_cubes |= form.steps == 1 && products.inputs >= DEEP && cubes <= 2 * multiprocessors(client);
+    let form = form.for_cubes(client, products.inputs, cubes);
     let pairs = PairExpertsArgs::new(client, grid.route);
     let (mut beside, mut cubes_beside) = (BesideArgs::Nothing, 0);
     if let Some(latents) = latents {
@@ -209,8 +92,10 @@ pub(super) fn launch(
 }
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    use crate::linear::grid::offline_sizes as sizes;
-    use crate::linear::{choice, latents, weight};
+    use cubecl::ir::FloatKind;
+
+    use crate::linear::grid::{Rows, offline_sizes as sizes};
+    use crate::linear::{choice, latents, source, weight};
     use crate::offline::{Arch, Entry, form};
     use crate::route_experts as route;
     let beside = |latents| if latents { latents::offline(LANES * PLANES) } else { BesideArgs::Nothing };

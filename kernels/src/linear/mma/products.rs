@@ -3,7 +3,8 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::{CHUNK, Form, K, M, N, PLANES};
+use super::select::Form;
+use super::{CHUNK, K, M, N, PLANES};
 use crate::linear::parts::{BLOCK, PARTS};
 use crate::linear::weight::{WeightRow, WeightRows};
 use crate::ptx::warp;

@@ -3,7 +3,7 @@
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use mla_kernels::linear::normed::{self as norm_linear, NormLinearArgs};
+use mla_kernels::linear::normed::{self as norm_linear, NormLinearArgs, NormLinearSizes};
 use mla_kernels::residual_norm::{self, AddRmsNormArgs, Summand};
 
 use super::backend::{BackendNormed, BackendProducts, BackendReader, ResidualNormBackend, read};
@@ -19,12 +19,12 @@ impl ResidualNormBackend for CubeBackend {
         eps: f32,
     ) -> BackendNormed<Self> {
         let ([rows, width], elem) = (dims(&x), dtype_to_elem_type(x.dtype));
+        let in_one = |matrix: &BackendWeight<Self>| {
+            let [outputs, _] = matrix.dims();
+            norm_linear::supported(&x.client, &NormLinearSizes { rows, width, outputs, elem })
+        };
         match reader {
-            BackendReader::Linear(matrix)
-                if norm_linear::supported(&x.client, rows, width, matrix.dims::<2>()[0], elem) =>
-            {
-                with_linear([x, y], (weight, eps), matrix)
-            }
+            BackendReader::Linear(matrix) if in_one(&matrix) => with_linear([x, y], (weight, eps), matrix),
             reader => launch(x, Summand::Rows(contiguous(y).into_buffer_arg()), (weight, eps), reader),
         }
     }

@@ -5,18 +5,17 @@
 //! takes less time than another launch. The order of all sums is that of [`add_rms_norm`](crate::residual_norm) and
 //! [`linear`](crate::linear).
 
+mod select;
+
 use cubecl::prelude::*;
 
-use crate::common::launch::{address_type, io_vector_size};
+pub use self::select::{NormLinearSizes, supported};
+use self::select::{OUTPUTS, Shape};
+use crate::common::launch::address_type;
+use crate::linear::UNITS as COLUMNS;
 use crate::linear::plain::{AHEAD, sum_of_row};
 use crate::linear::weight::{WeightArg, WeightRow, WeightRows};
-use crate::linear::{FEW_OUTPUTS, UNITS as COLUMNS};
 use crate::residual_norm::{UNITS, add, add_squares, scale_of};
-
-/// Outputs of a cube.
-const OUTPUTS: usize = UNITS / COLUMNS;
-/// Rows up to which a launch is dearer than the same norm in every cube of a row.
-const FEW_ROWS: usize = 8;
 
 /// Arguments of [`launch`]; E is `elem`.
 pub struct NormLinearArgs {
@@ -46,24 +45,15 @@ pub struct NormLinearArgs {
     pub elem: ElemType,
 }
 
-/// Whether [`launch`] takes matrices of these sizes, and is worth it.
-pub fn supported(client: &Client, rows: usize, width: usize, outputs: usize, elem: ElemType) -> bool {
-    // Beside the row there are sums.
-    let shared = width * elem.size() + (2 * UNITS + COLUMNS) * size_of::<f32>();
-    let hardware = &client.properties().hardware;
-    rows <= FEW_ROWS && outputs <= FEW_OUTPUTS && shared <= hardware.max_shared_memory_size
-}
-
 /// Writes `sum`, `normed` and `out`.
 pub fn launch(client: &Client, args: NormLinearArgs) {
     let NormLinearArgs { rows, width, outputs, elem, .. } = args;
-    let [vector, weight_vector] =
-        [elem.size(), size_of::<f32>()].map(|size| io_vector_size(client.properties(), &[width], size));
+    let Shape { cube, vector, weight_vector } = select::choose(client.properties(), width, elem);
     let cubes = rows * outputs.div_ceil(OUTPUTS);
     norm_linear_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
-        CubeDim::new_2d(COLUMNS as u32, OUTPUTS as u32),
+        cube,
         address_type(client, &[&args.x, args.weight.largest()]),
         vector,
         weight_vector,
@@ -204,15 +194,15 @@ fn multiply<E: Float, N: Size>(
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::linear::weight;
-    use crate::offline::{Entry, FLOATS, form};
-    let cube = CubeDim::new_2d(COLUMNS as u32, OUTPUTS as u32);
+    use crate::offline::{Arch, Entry, FLOATS, form};
+    let device = Arch::Sm90a.properties();
     let entry = |kind, (name, width)| {
         let (elem, bits) = (ElemType::Float(kind), AddressType::U32);
-        let vector = 16 / elem.size();
+        let Shape { cube, vector, weight_vector } = select::choose(&device, width, elem);
         let form = form!(
             norm_linear_kernel,
             cube,
-            [bits, vector, 4, _, _, _, weight::offline(), _, _, _, 1, 1, 1.0, width, elem]
+            [bits, vector, weight_vector, _, _, _, weight::offline(), _, _, _, 1, 1, 1.0, width, elem]
         );
         Entry::of(kind, name, form)
     };

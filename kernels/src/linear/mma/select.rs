@@ -1,0 +1,154 @@
+//! Which products the kernel takes, what it does before and beside them, and how it divides the work. Constants here were measured;
+//! the README of `linear` says where.
+
+use cubecl::features::MmaConfig;
+use cubecl::ir::FloatKind;
+use cubecl::prelude::*;
+
+use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR};
+use crate::common::launch::multiprocessors;
+use crate::linear::grid::{Grid, Rows};
+use crate::linear::parts::BLOCK;
+use crate::linear::{Before, LatentRows, LinearForm, LinearSizes, Products};
+use crate::merge_splits::MergeSplitsArgs;
+use crate::residual_norm::{AddRmsNormArgs, Summand};
+
+/// Chunks whose loads a plane starts before it computes.
+const AHEAD: usize = 4;
+/// Channels from which all loads of a plane are worth starting at once.
+const DEEP: usize = AHEAD * CHUNK * PLANES;
+/// Groups of 8 tokens in a tile at most.
+const MAX_STEPS: usize = 8;
+/// Channels of a row that a cube writes for itself at most: they are in shared memory.
+const MAX_OWN_ROW: usize = 1 << 14;
+
+/// Bytes of splits that the cubes of a multiprocessor read in less time than a launch takes, by the speed of an H200's L2 cache.
+const MOST_BYTES: usize = 1 << 16;
+/// The same of the rows of a sum: a launch of its own takes longer, with a single cube.
+const MOST_BYTES_OF_SUM: usize = 1 << 18;
+
+/// Whether the device has what the kernel needs, the channels come out even, and rows and matrices lie so that 16 bytes can be
+/// loaded at once.
+pub(in crate::linear) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
+    let &LinearSizes { inputs, carried, matrix_stride, elems: [_, elem], .. } = sizes;
+    let (features, float) = (client.features(), ElemType::Float(FloatKind::F32));
+    let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
+    let hardware = &client.properties().hardware;
+    features.matmul.mma.contains(&config)
+        && features.memory_reinterpret
+        && (hardware.plane_size_min, hardware.plane_size_max) == (LANES as u32, LANES as u32)
+        && inputs.is_multiple_of(CHUNK)
+        && [carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR))
+}
+
+/// Whether cubes should do this themselves.
+pub(crate) fn takes(client: &Client, products: &Products, grid: &Grid, before: &Before) -> bool {
+    match before {
+        Before::Nothing => true,
+        Before::Merge(merge) => merges(client, products, grid, merge),
+        Before::Norm(norm) => norms(client, products, grid, norm),
+    }
+}
+
+/// Whether cubes should compute the norm that they multiply: that of a single token.
+fn norms(client: &Client, products: &Products, grid: &Grid, norm: &AddRmsNormArgs) -> bool {
+    let one_token = grid.rows == Rows::Dense && (grid.tokens, norm.rows) == (1, 1) && norm.width == products.inputs;
+    one_token && norm.width <= MAX_OWN_ROW && pays_norm(client, norm, grid.cubes(products.outputs, M))
+}
+
+/// Whether cubes should merge the splits of the row that they multiply: those of a token's head, if a unit's weights fit into
+/// registers meanwhile.
+fn merges(client: &Client, products: &Products, grid: &Grid, merge: &MergeSplitsArgs) -> bool {
+    let one_token = grid.rows == Rows::Heads && (grid.tokens, merge.batch, merge.rows) == (1, 1, grid.per_token);
+    let whole_row = products.carried == 0 && merge.width == products.inputs;
+    one_token && whole_row && products.inputs <= 2 * DEEP && pays(client, merge, grid.cubes(products.outputs, M))
+}
+
+/// Whether the launch can turn the channels that it carries, and put latents into a cache.
+pub(crate) fn takes_latents(carried: usize, latents: &LatentRows) -> bool {
+    carried == 2 * latents.pairs && latents.cache_width.is_multiple_of(VECTOR)
+}
+
+/// Tokens of a tile for matrices that meet so many rows.
+pub(in crate::linear) fn tile_tokens(rows: usize) -> usize {
+    rows.div_ceil(N).next_power_of_two().min(MAX_STEPS) * N
+}
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    pub rows: Rows,
+    pub linear: LinearForm,
+    /// Groups of 8 tokens.
+    pub steps: usize,
+    /// Whether a multiprocessor has one cube or two: a plane starts all its loads at once, since no other one fills the time.
+    pub few_cubes: bool,
+    /// Whether there is a second matrix.
+    pub second: bool,
+    /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
+    pub own_row: usize,
+    /// Whether a pair's cube chooses its expert.
+    pub routed: bool,
+    /// Whether sums have the order of `parts.rs`, for Hopper.
+    pub in_parts: bool,
+}
+
+impl Form {
+    /// The same, where so many cubes multiply rows of so many channels.
+    pub fn for_cubes(self, client: &Client, inputs: usize, cubes: usize) -> Self {
+        let few = self.steps == 1 && inputs >= DEEP && cubes <= 2 * multiprocessors(client);
+        Self { few_cubes: self.few_cubes || few, ..self }
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.steps * N
+    }
+
+    /// Outputs of a cube.
+    pub fn outputs(&self) -> usize {
+        if self.linear.gated { M / 2 } else { M }
+    }
+
+    /// Chunks whose loads a plane starts before it computes: fewer where the tokens take the registers.
+    pub fn ahead(&self) -> usize {
+        match self.steps {
+            _ if self.own_row > 0 => {
+                let turns = self.turns();
+                // All, or about as many each time; fewer, since the loop takes registers, too.
+                let some = turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2));
+                if turns <= 2 * AHEAD { turns } else { some.next_multiple_of(self.together()) }
+            }
+            1 if self.few_cubes => 2 * AHEAD,
+            1 | 2 => AHEAD,
+            _ => AHEAD / 2,
+        }
+    }
+
+    /// Chunks that a plane takes of the row that a cube writes for itself.
+    pub fn turns(&self) -> usize {
+        let channels = self.together() * CHUNK;
+        (self.own_row * VECTOR).div_ceil(channels * PLANES) * self.together()
+    }
+
+    /// Chunks that a plane takes one after the other.
+    pub fn together(&self) -> usize {
+        if self.in_parts { BLOCK / CHUNK } else { 1 }
+    }
+}
+
+/// Whether so many cubes, of which each merges a row, are faster than a launch of [`merge_splits`](crate::merge_splits).
+fn pays(client: &Client, merge: &MergeSplitsArgs, cubes: usize) -> bool {
+    let bytes = merge.items * merge.width * size_of::<f32>();
+    cubes.div_ceil(multiprocessors(client)) * bytes <= MOST_BYTES
+}
+
+/// Whether so many cubes, of which each computes the sum and its norm, are faster than a launch of
+/// [`residual_norm`](crate::residual_norm).
+fn pays_norm(client: &Client, norm: &AddRmsNormArgs, cubes: usize) -> bool {
+    let rows = match &norm.y {
+        Summand::Rows(_) => 2,
+        Summand::Experts(outputs) => 2 + outputs.top_k,
+    };
+    let bytes = rows * norm.width * norm.elem.size();
+    cubes.div_ceil(multiprocessors(client)) * bytes <= MOST_BYTES_OF_SUM
+}

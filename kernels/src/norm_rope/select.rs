@@ -1,0 +1,58 @@
+//! How heads are divided among units.
+
+use cubecl::prelude::*;
+
+use super::Norm;
+use crate::common::launch::RowGrid;
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Form {
+    pub norm: Norm,
+    pub norm_turned: bool,
+    pub inverse: bool,
+    /// Units of a head.
+    pub columns: usize,
+    /// Units of a cube.
+    pub units: usize,
+}
+
+impl Form {
+    /// Heads of a cube.
+    pub fn heads(&self) -> usize {
+        self.units / self.columns
+    }
+
+    /// Cubes for so many heads.
+    pub fn cubes(&self, heads: usize) -> usize {
+        heads.div_ceil(self.heads())
+    }
+}
+
+/// What becomes of a head, and how many channels of it stay and how many turn.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Heads {
+    pub norm: Norm,
+    pub norm_turned: bool,
+    pub inverse: bool,
+    pub parts: [usize; 2],
+    pub elem: ElemType,
+}
+
+/// How the work is divided.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub form: Form,
+    /// Units of a head, and heads.
+    pub cube: CubeDim,
+    /// Channels that a unit loads at once.
+    pub vector: usize,
+}
+
+/// For at least one head.
+pub(super) fn choose(device: &DeviceProperties, heads: &Heads) -> Shape {
+    let &Heads { norm, norm_turned, inverse, parts, elem } = heads;
+    let (cube, vector) = RowGrid::cube(device, &parts, elem.size());
+    let form = Form { norm, norm_turned, inverse, columns: cube.x as usize, units: cube.num_elems() as usize };
+    Shape { form, cube, vector }
+}
