@@ -3,16 +3,12 @@
 //! A cube has a row. Each unit goes over its vectors in order, several loads at a time, and the best of all units is found in
 //! shared memory.
 
+mod select;
+
 use cubecl::prelude::*;
 
-use crate::common::launch::{address_type, io_vector_size};
-
-/// Units of a cube. Every runtime has this many.
-const UNITS: usize = 256;
-/// Units of a cube for rows that have enough for each, where the device has them: a single row has one multiprocessor.
-const MANY_UNITS: usize = 1024;
-/// Vectors that a unit loads before it looks at the first.
-const AHEAD: usize = 8;
+use self::select::{AHEAD, Shape};
+use crate::common::launch::address_type;
 
 /// Arguments of [`launch`]; E is `elem`.
 pub struct ArgmaxArgs {
@@ -34,9 +30,7 @@ pub fn launch(client: &Client, args: ArgmaxArgs) {
     if rows * width == 0 {
         return;
     }
-    let vector = io_vector_size(client.properties(), &[width], elem.size());
-    let has_many = client.properties().hardware.max_units_per_cube as usize >= MANY_UNITS;
-    let units = if has_many && width / vector >= MANY_UNITS * AHEAD { MANY_UNITS } else { UNITS };
+    let Shape { units, vector } = select::choose(client.properties(), width, elem);
     argmax_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, rows, CubeDim::new_single()),
@@ -120,14 +114,15 @@ fn argmax_kernel<E: Float, N: Size>(
     }
 }
 
-/// Vocabularies, and short rows.
+/// The vocabulary of DeepSeek-V3, and short rows.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    use crate::offline::{Entry, FLOATS, form};
+    use crate::offline::{Arch, Entry, FLOATS, form};
+    let device = Arch::Sm90a.properties();
     let forms = FLOATS.into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
-        let vector = 16 / elem.size();
-        [("argmax", MANY_UNITS), ("argmax.short", UNITS)].map(|(name, units)| {
+        [("argmax", 129_280), ("argmax.short", 1024)].map(|(name, width)| {
+            let Shape { units, vector } = select::choose(&device, width, elem);
             let cube = CubeDim::new_1d(units as u32);
             Entry::of(kind, name, form!(argmax_kernel, cube, [AddressType::U32, vector, _, _, 1, 1, units, elem]))
         })
