@@ -70,4 +70,4 @@ pub use independent::map_independent;
 pub use ops::*;
 pub use path::{Path, PathChoice, Problem, UnknownPath, available_paths, explain_path};
 pub use read_beside::read_beside;
-pub use weight::{StackedWeight, Weight};
+pub use weight::{StackedWeight, Weight, WeightFormat};

@@ -1,7 +1,7 @@
 //! [`Weight`] and [`StackedWeight`]: matrices of a checkpoint, in the format that they are stored in.
 //!
 //! Layers and the loader hold these and never look inside. An operation passes [`BackendWeight`] to its backend method; kernels
-//! take it through one reader, the reference dequantises it. A format is a variant here, its reader in the
+//! take it through one reader, the reference dequantises it. A format is a variant here, its reader and a row of the tables in the
 //! kernels, and its reference.
 
 use burn::backend::{Backend, Dispatch, ExtensionType, tensor::FloatTensor};
@@ -22,14 +22,36 @@ pub struct Weight(Format<2>);
 #[derive(Debug, Clone)]
 pub struct StackedWeight(Format<3>);
 
-/// How the elements are stored.
+/// How the elements of a [`Weight`] or [`StackedWeight`] are stored: what the choice of an implementation depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightFormat {
+    /// One number of the dtype for each element.
+    Dense,
+}
+
+#[cfg(feature = "_gpu")]
+impl From<WeightFormat> for mla_kernels::linear::WeightFormat {
+    fn from(format: WeightFormat) -> Self {
+        match format {
+            WeightFormat::Dense => Self::Dense,
+        }
+    }
+}
+
+/// The elements, as they are stored.
 #[derive(Debug, Clone)]
 enum Format<const D: usize> {
-    /// One number of the dtype for each element.
+    /// [`WeightFormat::Dense`].
     Dense(Tensor<D>),
 }
 
 impl<const D: usize> Format<D> {
+    fn kind(&self) -> WeightFormat {
+        match self {
+            Self::Dense(_) => WeightFormat::Dense,
+        }
+    }
+
     fn dims(&self) -> [usize; D] {
         match self {
             Self::Dense(tensor) => tensor.dims(),
@@ -77,6 +99,11 @@ macro_rules! weight {
             #[doc = concat!("`", $shape, "`.")]
             pub fn dims(&self) -> [usize; $rank] {
                 self.0.dims()
+            }
+
+            /// How it is stored.
+            pub fn format(&self) -> WeightFormat {
+                self.0.kind()
             }
 
             /// Of the elements that it stands for: f32, f16 or bf16.
@@ -178,6 +205,13 @@ impl BackendWeight<burn_cubecl::CubeBackend> {
     pub(crate) fn dtype(&self) -> DType {
         match self {
             Self::Dense(tensor) => tensor.dtype,
+        }
+    }
+
+    /// How it is stored.
+    pub(crate) fn format(&self) -> WeightFormat {
+        match self {
+            Self::Dense(_) => WeightFormat::Dense,
         }
     }
 

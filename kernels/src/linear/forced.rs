@@ -5,12 +5,11 @@ use std::sync::{Mutex, PoisonError};
 
 use cubecl::prelude::*;
 
-use super::plain;
 #[cfg(feature = "cuda")]
-use super::select::{self, Division};
-use super::select::{Choice, LinearSizes};
+use super::select::Division;
+use super::select::{self, Choice, LinearSizes};
 #[cfg(feature = "cuda")]
-use super::{mma, sm90};
+use super::sm90;
 use crate::common::select::Path;
 
 /// Looked at by every launch.
@@ -51,20 +50,16 @@ pub(super) fn choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
 
 /// All choices that there are for these sizes, and rows that may depend on one another.
 pub fn choices(client: &Client, sizes: &LinearSizes) -> Vec<Choice> {
-    let plain = vec![Choice::of(Path::Plain, plain::TOKENS)];
+    let others = [Path::Plain, Path::Mma].into_iter().filter_map(|path| select::TABLE.form(path, client, sizes));
     #[cfg(feature = "cuda")]
-    let others = on_tensor_cores(client, sizes);
-    #[cfg(not(feature = "cuda"))]
-    let (others, _) = (Vec::new(), (client, sizes));
-    [plain, others].concat()
+    let others = others.chain(on_hopper(client, sizes));
+    others.collect()
 }
 
+/// All tilings, not only those of the table.
 #[cfg(feature = "cuda")]
-fn on_tensor_cores(client: &Client, sizes: &LinearSizes) -> Vec<Choice> {
+fn on_hopper(client: &Client, sizes: &LinearSizes) -> Vec<Choice> {
     let mut all = Vec::new();
-    if mma::supported(client, sizes) {
-        all.push(Choice::of(Path::Mma, mma::tile_tokens(sizes.rows_each())));
-    }
     if !matches!(sizes.division, Division::Pair | Division::Token) && sm90::supported(client, sizes) {
         let tilings = select::all_tilings(sizes, false).filter(|(_, tiling)| tiling.splits.is_power_of_two());
         all.extend(tilings.map(|(_, tiling)| select::of_hopper(tiling)));

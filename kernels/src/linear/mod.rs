@@ -28,8 +28,9 @@ use cubecl::prelude::*;
 
 pub use self::forced::{Forced, choices};
 use self::grid::Grid;
-pub use self::select::{Choice, Division, LinearSizes, choose};
-pub use self::weight::WeightArg;
+pub(crate) use self::select::FEW_OUTPUTS;
+pub use self::select::{Choice, Division, LinearSizes, choose, joins, joins_experts};
+pub use self::weight::{WeightArg, WeightFormat};
 use crate::common::launch::{address_type, share};
 use crate::common::select::{Available, Path};
 #[cfg(feature = "cuda")]
@@ -40,13 +41,6 @@ use crate::route_experts::{self, RouteArgs};
 
 /// Units of a cube. They share a row of the weights, or each plane's worth of them has its own.
 pub(crate) const UNITS: usize = 128;
-/// Outputs up to which a row has all units of a cube: with more cubes there is enough to do for a GPU (a router's logits).
-pub(crate) const FEW_OUTPUTS: usize = 512;
-/// Channels that every kernel takes at once.
-const JOINED: usize = 32;
-/// Outputs that Hopper's kernel writes at once.
-const VECTOR: usize = 8;
-
 /// Arguments of [`launch`]; X is `x_elem`, E is `elem`.
 pub struct LinearArgs {
     /// X `[.., inputs]`: rows that [`Work`] numbers.
@@ -88,8 +82,9 @@ impl LinearArgs {
             Work::Heads { carried, matrix_stride, .. } => (*carried, *matrix_stride),
             _ => (0, form.matrix(inputs, outputs)),
         };
-        let (elems, carried) = ([x_elem, elem], carried);
-        LinearSizes { rows, matrices, division, inputs, outputs, carried, matrix_stride, form, elems, batch_invariant }
+        let (elems, format) = ([x_elem, elem], self.weight.format());
+        let sizes = LinearSizes::dense([rows, inputs, outputs], form, elems, format);
+        LinearSizes { matrices, division, carried, matrix_stride, batch_invariant, ..sizes }
     }
 }
 
@@ -245,17 +240,6 @@ impl LinearForm {
     fn matrix(self, inputs: usize, outputs: usize) -> usize {
         inputs * outputs * if self.gated { 2 } else { 1 }
     }
-}
-
-/// Whether one launch with a second matrix computes the same bits as one for each, by the outputs of both.
-pub fn joins(outputs: usize, second_outputs: usize) -> bool {
-    let alike = |is: fn(usize) -> bool| is(outputs) == is(second_outputs);
-    alike(|outputs| outputs <= FEW_OUTPUTS) && alike(|outputs| outputs.is_multiple_of(VECTOR))
-}
-
-/// Whether a shared expert of another width can be in the same launches as a token's own ones, and computes the same bits.
-pub fn joins_experts(width: usize, shared_width: usize) -> bool {
-    [width, shared_width].into_iter().all(|width| width.is_multiple_of(JOINED)) && joins(width, shared_width)
 }
 
 /// Tokens of a tile of [`Work::Experts`], for which pairs have to be sorted.

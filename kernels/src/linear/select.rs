@@ -11,10 +11,17 @@ use super::parts;
 use super::plain;
 #[cfg(feature = "cuda")]
 use super::sm90;
-use super::{LinearForm, forced};
+use super::{LinearForm, WeightFormat, forced};
 #[cfg(feature = "cuda")]
 use crate::common::launch::multiprocessors;
 use crate::common::select::{Path, Table, Variant};
+
+/// Outputs up to which a row has all units of a cube: with more cubes there is enough to do for a GPU (a router's logits).
+pub(crate) const FEW_OUTPUTS: usize = 512;
+/// Channels that every kernel takes at once.
+const JOINED: usize = 32;
+/// Outputs that Hopper's kernel writes at once.
+const VECTOR: usize = 8;
 
 /// The implementations, the fastest first.
 pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
@@ -42,7 +49,9 @@ pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
     Variant {
         path: Path::Plain,
         needs: "nothing",
-        form: |_, _| Some(Choice::of(Path::Plain, plain::TOKENS)),
+        form: |_, sizes| match sizes.format {
+            WeightFormat::Dense => Some(Choice::of(Path::Plain, plain::TOKENS)),
+        },
         #[cfg(feature = "offline")]
         offline: plain::offline,
     },
@@ -69,6 +78,8 @@ pub struct LinearSizes {
     pub form: LinearForm,
     /// Of x, and of weights and output.
     pub elems: [ElemType; 2],
+    /// In which format weights are stored.
+    pub format: WeightFormat,
     /// Whether the bits of a row must not depend on how many rows there are.
     pub batch_invariant: bool,
 }
@@ -90,15 +101,24 @@ pub enum Division {
 
 impl LinearSizes {
     /// Of so many rows of one matrix.
-    pub fn dense([rows, inputs, outputs]: [usize; 3], form: LinearForm, elems: [ElemType; 2]) -> Self {
+    pub fn dense(
+        [rows, inputs, outputs]: [usize; 3],
+        form: LinearForm,
+        elems: [ElemType; 2],
+        format: WeightFormat,
+    ) -> Self {
         let (division, matrix_stride) = (Division::Dense, form.matrix(inputs, outputs));
         let (matrices, carried, batch_invariant) = (1, 0, false);
-        Self { rows, matrices, division, inputs, outputs, carried, matrix_stride, form, elems, batch_invariant }
+        Self { rows, matrices, division, inputs, outputs, carried, matrix_stride, form, elems, format, batch_invariant }
     }
 
     /// Of so many rows of heads, with channels that are carried over.
-    pub fn by_head([rows, heads, inputs, outputs, carried]: [usize; 5], elems: [ElemType; 2]) -> Self {
-        let dense = Self::dense([rows * heads, inputs, outputs], LinearForm::default(), elems);
+    pub fn by_head(
+        [rows, heads, inputs, outputs, carried]: [usize; 5],
+        elems: [ElemType; 2],
+        format: WeightFormat,
+    ) -> Self {
+        let dense = Self::dense([rows * heads, inputs, outputs], LinearForm::default(), elems, format);
         Self { matrices: heads, division: Division::Heads, carried, ..dense }
     }
 
@@ -107,15 +127,16 @@ impl LinearSizes {
         [pairs, experts, inputs, outputs]: [usize; 4],
         form: LinearForm,
         elem: ElemType,
+        format: WeightFormat,
         batch_invariant: bool,
     ) -> Self {
-        let dense = Self::dense([pairs, inputs, outputs], form, [elem; 2]);
+        let dense = Self::dense([pairs, inputs, outputs], form, [elem; 2], format);
         Self { matrices: experts, division: Division::Experts, batch_invariant, ..dense }
     }
 
     /// Of a single token's pairs, each with a matrix of its own.
-    pub fn token([pairs, inputs, outputs]: [usize; 3], form: LinearForm, elem: ElemType) -> Self {
-        let dense = Self::dense([pairs, inputs, outputs], form, [elem; 2]);
+    pub fn token([pairs, inputs, outputs]: [usize; 3], form: LinearForm, elem: ElemType, format: WeightFormat) -> Self {
+        let dense = Self::dense([pairs, inputs, outputs], form, [elem; 2], format);
         Self { matrices: pairs, division: Division::Token, ..dense }
     }
 
@@ -172,6 +193,17 @@ pub fn choose(client: &Client, sizes: &LinearSizes) -> Choice {
     }
     let (_, choice) = TABLE.choose(client, sizes).expect("the plain kernel takes everything");
     choice
+}
+
+/// Whether one launch with a second matrix computes the same bits as one for each, by the outputs of both.
+pub fn joins(outputs: usize, second_outputs: usize) -> bool {
+    let alike = |is: fn(usize) -> bool| is(outputs) == is(second_outputs);
+    alike(|outputs| outputs <= FEW_OUTPUTS) && alike(|outputs| outputs.is_multiple_of(VECTOR))
+}
+
+/// Whether a shared expert of another width can be in the same launches as a token's own ones, and computes the same bits.
+pub fn joins_experts(width: usize, shared_width: usize) -> bool {
+    [width, shared_width].into_iter().all(|width| width.is_multiple_of(JOINED)) && joins(width, shared_width)
 }
 
 /// Rows of one matrix, and of each head's, up to which the small-batch kernel is faster.

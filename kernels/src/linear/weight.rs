@@ -1,5 +1,6 @@
-//! Weights in the formats that they are stored in, and how kernels read them. A format is a variant of [`WeightArg`] and of
-//! [`WeightRows`], what a [`WeightRow`] needs of it, and a tile load for `sm90`.
+//! Weights in the formats that they are stored in, and how kernels read them. A format is a variant of [`WeightFormat`], which the rows
+//! of the tables take or do not take (`select.rs`), of [`WeightArg`] and of [`WeightRows`], what a [`WeightRow`] needs of it, and a tile
+//! load for `sm90`.
 
 use cubecl::prelude::*;
 
@@ -13,7 +14,21 @@ pub enum WeightArg {
     Dense(BufferArg),
 }
 
+/// In which format weights are stored: what the choice of a kernel depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightFormat {
+    /// A number for each element.
+    Dense,
+}
+
 impl WeightArg {
+    /// The format.
+    pub fn format(&self) -> WeightFormat {
+        match self {
+            Self::Dense(_) => WeightFormat::Dense,
+        }
+    }
+
     /// No matrix.
     pub(crate) fn none(client: &Client) -> Self {
         Self::Dense(dummy(client))

@@ -5,7 +5,9 @@ use cubecl::prelude::*;
 use half::{bf16, f16};
 use mla_kernels::experts_mlp::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
 use mla_kernels::experts_mlp::sort::{self, SortArgs, TILE, max_tiles};
-use mla_kernels::linear::{self, LinearArgs, LinearForm, LinearSizes, PairRows, WeightArg, Work, tile_tokens};
+use mla_kernels::linear::{
+    self, LinearArgs, LinearForm, LinearSizes, PairRows, WeightArg, WeightFormat, Work, tile_tokens,
+};
 use mla_kernels::route_experts::{self as route, Choice, Groups, LocalExperts, RouteArgs, RouteForm, Scoring};
 use rstest::rstest;
 
@@ -327,7 +329,7 @@ fn experts_mlp<E: Number>(client: &Client, [tokens, experts, top_k]: [usize; 3],
     let sizes = |inputs: usize| {
         let gated = LinearForm { gated: true, limited };
         let (outputs, form) = if inputs == HIDDEN { (WIDTH, gated) } else { (HIDDEN, LinearForm::default()) };
-        LinearSizes::experts([pairs, experts, inputs, outputs], form, elem, false)
+        LinearSizes::experts([pairs, experts, inputs, outputs], form, elem, WeightFormat::Dense, false)
     };
     for inputs in [HIDDEN, WIDTH] {
         let tile = tile_tokens(client, &sizes(inputs));

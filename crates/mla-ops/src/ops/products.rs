@@ -18,7 +18,7 @@ use crate::path::Path;
 #[cfg(feature = "_gpu")]
 use crate::path::problem::Implementation;
 use crate::path::problem::Sizes;
-use crate::{Determinism, StackedWeight, Weight};
+use crate::{Determinism, StackedWeight, Weight, WeightFormat};
 
 /// Rows up to which the small-batch kernels are the fastest; Burn's product of matrices is for more, unless rows have to be
 /// independent: its sums depend on how many rows there are.
@@ -33,8 +33,8 @@ pub(crate) fn is_small_batch(rows: usize, device: &Device) -> bool {
 
 /// What decides which implementation of a product runs: see [`explain_path`](crate::explain_path).
 ///
-/// Each operation has a constructor. Weights are of the dtype of `x`, and rows may depend on one another, unless
-/// [`Self::with_weight_dtype`] and [`Self::with_determinism`] say otherwise.
+/// Each operation has a constructor. Weights are dense and of the dtype of `x`, and rows may depend on one another, unless
+/// [`Self::with_weight_format`], [`Self::with_weight_dtype`] and [`Self::with_determinism`] say otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinearProblem {
     /// Rows of x: tokens.
@@ -46,6 +46,7 @@ pub struct LinearProblem {
     matrices: Matrices,
     dtype: DType,
     weight_dtype: DType,
+    weight_format: WeightFormat,
     determinism: Determinism,
 }
 
@@ -66,8 +67,8 @@ impl LinearProblem {
     /// [`linear`](crate::linear()), and each product of [`linear_pair`](crate::linear_pair()): `x [rows, inputs]`, weight
     /// `[outputs, inputs]`. `dtype` is that of x, f32, f16 or bf16; so in all of these.
     pub fn dense([rows, inputs, outputs]: [usize; 3], dtype: DType) -> Self {
-        let (matrices, determinism) = (Matrices::One, Determinism::Fast);
-        Self { rows, inputs, outputs, gated: false, matrices, dtype, weight_dtype: dtype, determinism }
+        let (matrices, weight_format, determinism) = (Matrices::One, WeightFormat::Dense, Determinism::Fast);
+        Self { rows, inputs, outputs, gated: false, matrices, dtype, weight_dtype: dtype, weight_format, determinism }
     }
 
     /// [`swiglu`](crate::swiglu()): `x [rows, inputs]`, weight `[2 * outputs, inputs]`.
@@ -102,6 +103,11 @@ impl LinearProblem {
         Self { weight_dtype, ..self }
     }
 
+    /// With weights that are stored so.
+    pub fn with_weight_format(self, weight_format: WeightFormat) -> Self {
+        Self { weight_format, ..self }
+    }
+
     /// With rows that may or may not depend on one another.
     pub fn with_determinism(self, determinism: Determinism) -> Self {
         Self { determinism, ..self }
@@ -111,19 +117,21 @@ impl LinearProblem {
     pub(crate) fn of_rows(x: &Tensor<2>, weight: &Weight, determinism: Determinism) -> Self {
         let ([rows, inputs], [outputs, _]) = (x.dims(), weight.dims());
         let dense = Self::dense([rows, inputs, outputs], x.dtype());
-        dense.with_weight_dtype(weight.dtype()).with_determinism(determinism)
+        dense.with_weight_dtype(weight.dtype()).with_weight_format(weight.format()).with_determinism(determinism)
     }
 
     /// Of [`swiglu`](crate::swiglu()).
     pub(crate) fn of_gated_rows(x: &Tensor<2>, gate_up: &Weight, determinism: Determinism) -> Self {
         let ([rows, inputs], [both, _]) = (x.dims(), gate_up.dims());
-        Self::gated([rows, inputs, both / 2], x.dtype()).with_determinism(determinism)
+        let gated = Self::gated([rows, inputs, both / 2], x.dtype());
+        gated.with_weight_format(gate_up.format()).with_determinism(determinism)
     }
 
     /// Of [`linear_by_head`](crate::linear_by_head()).
     pub(crate) fn of_heads(x: &Tensor<3>, weight: &StackedWeight, determinism: Determinism) -> Self {
         let ([rows, heads, width], [_, outputs, inputs]) = (x.dims(), weight.dims());
-        Self::by_head([rows, heads, inputs, outputs, width - inputs], x.dtype()).with_determinism(determinism)
+        let by_head = Self::by_head([rows, heads, inputs, outputs, width - inputs], x.dtype());
+        by_head.with_weight_format(weight.format()).with_determinism(determinism)
     }
 
     /// Of [`matmul`](crate::matmul()), whose sides have two dimensions or more.
@@ -211,16 +219,18 @@ impl LinearProblem {
     fn sizes(&self) -> LinearSizes {
         let &Self { rows, inputs, outputs, gated, matrices, .. } = self;
         let elems = [self.dtype, self.weight_dtype].map(dtype_to_elem_type);
-        let form = LinearForm { gated, limited: false };
+        let (form, format) = (LinearForm { gated, limited: false }, self.weight_format.into());
         let sizes = match matrices {
-            Matrices::One => LinearSizes::dense([rows, inputs, outputs], form, elems),
-            Matrices::Heads { heads, carried } => LinearSizes::by_head([rows, heads, inputs, outputs, carried], elems),
-            Matrices::Tensors { count } => LinearSizes::by_head([rows, count, inputs, outputs, 0], elems),
+            Matrices::One => LinearSizes::dense([rows, inputs, outputs], form, elems, format),
+            Matrices::Heads { heads, carried } => {
+                LinearSizes::by_head([rows, heads, inputs, outputs, carried], elems, format)
+            }
+            Matrices::Tensors { count } => LinearSizes::by_head([rows, count, inputs, outputs, 0], elems, format),
             Matrices::Experts { top_k, .. } if rows == 1 => {
-                LinearSizes::token([top_k, inputs, outputs], form, elems[1])
+                LinearSizes::token([top_k, inputs, outputs], form, elems[1], format)
             }
             Matrices::Experts { top_k, experts } => {
-                LinearSizes::experts([rows * top_k, experts, inputs, outputs], form, elems[1], false)
+                LinearSizes::experts([rows * top_k, experts, inputs, outputs], form, elems[1], format, false)
             }
         };
         LinearSizes { batch_invariant: self.determinism.is_batch_invariant(), ..sizes }
@@ -229,8 +239,11 @@ impl LinearProblem {
 
 impl Sizes for LinearProblem {
     fn words(&self) -> String {
-        let &Self { rows, inputs, outputs, gated, matrices, dtype, weight_dtype, determinism } = self;
-        let weights = if weight_dtype == dtype { String::new() } else { format!(" with weights in {weight_dtype:?}") };
+        let &Self { rows, inputs, outputs, gated, matrices, dtype, weight_dtype, weight_format, determinism } = self;
+        let weights = match weight_format {
+            WeightFormat::Dense if weight_dtype == dtype => String::new(),
+            WeightFormat::Dense => format!(" with weights in {weight_dtype:?}"),
+        };
         let of = match matrices {
             Matrices::One => String::new(),
             Matrices::Heads { heads, .. } => format!(" of {heads} heads"),

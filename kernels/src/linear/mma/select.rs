@@ -9,7 +9,7 @@ use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR};
 use crate::common::launch::multiprocessors;
 use crate::linear::grid::{Grid, Rows};
 use crate::linear::parts::BLOCK;
-use crate::linear::{Before, LatentRows, LinearForm, LinearSizes, Products};
+use crate::linear::{Before, LatentRows, LinearForm, LinearSizes, Products, WeightFormat};
 use crate::merge_splits::MergeSplitsArgs;
 use crate::residual_norm::{AddRmsNormArgs, Summand};
 
@@ -30,7 +30,7 @@ const MOST_BYTES_OF_SUM: usize = 1 << 18;
 /// Whether the device has what the kernel needs, the channels come out even, and rows and matrices lie so that 16 bytes can be
 /// loaded at once.
 pub(in crate::linear) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
-    let &LinearSizes { inputs, carried, matrix_stride, elems: [_, elem], .. } = sizes;
+    let &LinearSizes { inputs, carried, matrix_stride, elems: [_, elem], format: WeightFormat::Dense, .. } = sizes;
     let (features, float) = (client.features(), ElemType::Float(FloatKind::F32));
     let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
     let hardware = &client.properties().hardware;

@@ -23,7 +23,7 @@ use crate::common::launch::{dummy, multiprocessors, share};
 use crate::experts_mlp::gather;
 use crate::experts_mlp::sort::max_tiles;
 use crate::linear::parts::{BLOCK, PARTS};
-use crate::linear::{Division, LinearForm, LinearSizes, PairRows, Products, WeightArg, Work};
+use crate::linear::{Division, LinearForm, LinearSizes, PairRows, Products, WeightArg, WeightFormat, Work};
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
 use crate::ptx::{barrier, shared_address, tma, warp};
 
@@ -159,7 +159,8 @@ impl Form {
 
 /// Whether the device has what the kernel needs, and rows lie so that tile loads take them.
 pub(super) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
-    let &LinearSizes { inputs, outputs, carried, matrix_stride, elems: [x_elem, elem], .. } = sizes;
+    let &LinearSizes { inputs, outputs, carried, matrix_stride, elems, format: WeightFormat::Dense, .. } = sizes;
+    let [x_elem, elem] = elems;
     let hopper = client.properties().identity.fingerprint == "ptx_sm90";
     let half = matches!(elem, ElemType::Float(FloatKind::BF16 | FloatKind::F16)) && x_elem == elem;
     let vectors = [inputs, outputs, carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR));

@@ -81,8 +81,10 @@ impl Experts {
     fn product_sizes(&self, pairs: usize, elem: ElemType) -> [LinearSizes; 2] {
         let [experts, hidden, width] = self.down.dims();
         let invariant = self.options.determinism.is_batch_invariant();
-        [(hidden, width, self.gated()), (width, hidden, LinearForm::default())].map(|(inputs, outputs, form)| {
-            LinearSizes::experts([pairs, experts, inputs, outputs], form, elem, invariant)
+        let up = (hidden, width, self.gated(), &self.gate_up);
+        let down = (width, hidden, LinearForm::default(), &self.down);
+        [up, down].map(|(inputs, outputs, form, weight)| {
+            LinearSizes::experts([pairs, experts, inputs, outputs], form, elem, weight.format().into(), invariant)
         })
     }
 
