@@ -71,6 +71,12 @@ pub fn is_blackwell(device: &Device) -> bool {
     is_generation(device, "ptx_sm100")
 }
 
+/// Whether the device has the kernel for many rows with the matrix instructions of a warp: NVIDIA GPUs from sm_80 on, but Hopper,
+/// which has one of its own.
+pub fn has_tiles(device: &Device) -> bool {
+    is_cuda(device) && !is_hopper(device) && !is_generation(device, "ptx_sm75")
+}
+
 fn is_generation(device: &Device, fingerprint: &str) -> bool {
     #[cfg(feature = "cuda")]
     if let burn::backend::DispatchDevice::Cube(cube) = device.as_dispatch() {

@@ -11,7 +11,7 @@ use mla_ops::{
 };
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype, is_blackwell, is_cuda, is_hopper};
+use crate::devices::{for_each_device, for_each_dtype, has_tiles, is_blackwell, is_cuda, is_hopper};
 
 const BF16: DType = DType::BF16;
 
@@ -78,10 +78,12 @@ enum Runs {
     SmallBatch,
     /// Burn's product, before the kernels for a small batch.
     Burns,
+    /// The same, but for a kernel for many rows of other GPUs than Hopper.
+    BurnsOrTiles,
     /// Burn's product alone, for there is nothing to multiply.
     Nothing,
 }
-use Runs::{Burns, Nothing, SmallBatch};
+use Runs::{Burns, BurnsOrTiles, Nothing, SmallBatch};
 
 /// Of a dtype; what runs, but for Hopper's kernel for many rows; whether that takes them in f16 and bf16. Inputs are a multiple of
 /// 32: with matrix instructions there is a kernel for a small batch.
@@ -97,7 +99,7 @@ use Runs::{Burns, Nothing, SmallBatch};
 #[case::gated(|dtype| LinearProblem::gated([8, 64, 48], dtype), SmallBatch, false)]
 #[case::many_gated(|dtype| LinearProblem::gated([65, 64, 48], dtype), Burns, true)]
 #[case::heads(|dtype| LinearProblem::by_head([64, 2, 64, 48, 16], dtype), SmallBatch, false)]
-#[case::many_of_heads(|dtype| LinearProblem::by_head([65, 2, 64, 48, 16], dtype), Burns, true)]
+#[case::many_of_heads(|dtype| LinearProblem::by_head([65, 2, 64, 48, 16], dtype), BurnsOrTiles, true)]
 #[case::no_heads(|dtype| LinearProblem::by_head([65, 0, 64, 48, 16], dtype), Nothing, false)]
 fn ops_paths_of_products(#[case] problem: fn(DType) -> LinearProblem, #[case] runs: Runs, #[case] many: bool) {
     for_each_dtype(|device, dtype| {
@@ -105,7 +107,8 @@ fn ops_paths_of_products(#[case] problem: fn(DType) -> LinearProblem, #[case] ru
         let small_batch = [(PortableMma, half && is_cuda(device)), (Portable, true)];
         let others = match runs {
             SmallBatch => [small_batch.as_slice(), &[(Matmul, true)]].concat(),
-            Burns => [&[(Matmul, true)], small_batch.as_slice()].concat(),
+            BurnsOrTiles if half && has_tiles(device) => vec![(PortableMma, true), (Matmul, true), (Portable, true)],
+            Burns | BurnsOrTiles => [&[(Matmul, true)], small_batch.as_slice()].concat(),
             Nothing => vec![(Matmul, true)],
         };
         let many = (Sm90, many && half && is_hopper(device));

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use super::select::Division;
 use super::select::{self, Choice, LinearSizes};
 #[cfg(feature = "cuda")]
-use super::sm90;
+use super::{sm90, tiled};
 use crate::common::select::Path;
 
 /// Looked at by every launch.
@@ -50,16 +50,19 @@ pub(super) fn choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
 
 /// All choices that there are for these sizes, and rows that may depend on one another.
 pub fn choices(client: &Client, sizes: &LinearSizes) -> Vec<Choice> {
-    let others = [Path::Plain, Path::Mma].into_iter().filter_map(|path| select::TABLE.form(path, client, sizes));
+    let plain = select::TABLE.form(Path::Plain, client, sizes).into_iter();
     #[cfg(feature = "cuda")]
-    let others = others.chain(on_hopper(client, sizes));
-    others.collect()
+    let plain = plain.chain(on_tensor_cores(client, sizes));
+    plain.collect()
 }
 
 /// All tilings, not only those of the table.
 #[cfg(feature = "cuda")]
-fn on_hopper(client: &Client, sizes: &LinearSizes) -> Vec<Choice> {
-    let mut all = Vec::new();
+fn on_tensor_cores(client: &Client, sizes: &LinearSizes) -> Vec<Choice> {
+    let mut all = Vec::from_iter(select::small_batch_choice(client, sizes));
+    if tiled::supported(client, sizes) {
+        all.extend(tiled::TOKENS.map(select::of_tiles));
+    }
     if !matches!(sizes.division, Division::Pair | Division::Token) && sm90::supported(client, sizes) {
         let tilings = select::all_tilings(sizes, false).filter(|(_, tiling)| tiling.splits.is_power_of_two());
         all.extend(tilings.map(|(_, tiling)| select::of_hopper(tiling)));

@@ -2,7 +2,8 @@
 //!
 //! With few tokens a projection is as fast as its weights come from the memory: `plain.rs`, for all devices and dtypes, and
 //! `mma`, with matrix instructions for f16 and bf16, read each weight once for a tile of tokens. With many tokens it is as fast
-//! as the tensor cores: `sm90`, for Hopper. [`LinearSizes`] decides which one runs (`select.rs`).
+//! as the tensor cores: `sm90`, for Hopper, and `tiled`, with the same instructions as `mma`. [`LinearSizes`] decides which one runs
+//! (`select.rs`).
 
 mod activation;
 #[cfg(feature = "cuda")]
@@ -22,6 +23,8 @@ mod select;
 mod sm90;
 #[cfg(feature = "cuda")]
 mod source;
+#[cfg(feature = "cuda")]
+mod tiled;
 pub(crate) mod weight;
 
 use cubecl::prelude::*;
@@ -252,9 +255,11 @@ pub fn available(client: &Client, sizes: &LinearSizes) -> Vec<Available> {
     select::TABLE.available(client, sizes)
 }
 
-/// Whether rows are multiplied by a kernel that is made for many of them; a small batch always has one.
+/// Whether rows are multiplied by a kernel that is made for many of them, and no other product of matrices may be faster; a small
+/// batch always has a kernel. Tiles of dense rows were not timed against others.
 pub fn takes_many_rows(client: &Client, sizes: &LinearSizes) -> bool {
-    select::choose(client, sizes).path == Path::Sm90
+    let choice = select::choose(client, sizes);
+    choice.path == Path::Sm90 || choice.is_tiled() && sizes.division != Division::Dense
 }
 
 /// Writes `out`. Without rows, inputs or outputs nothing is launched.
@@ -283,7 +288,8 @@ pub fn launch_turned(client: &Client, latents: LatentRows, args: LinearArgs) {
 pub fn turns(client: &Client, latents: &LatentRows, args: &LinearArgs) -> bool {
     #[cfg(feature = "cuda")]
     if let Work::Heads { carried, .. } = args.work {
-        return select::choose(client, &args.sizes()).path == Path::Mma && mma::takes_latents(carried, latents);
+        let choice = select::choose(client, &args.sizes());
+        return choice.path == Path::Mma && !choice.is_tiled() && mma::takes_latents(carried, latents);
     }
     let _ = (client, latents, args);
     false
@@ -348,6 +354,15 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
             sm90::launch(client, products, work, args.form, tiling, address, [x_elem, elem]);
         }
         return sm90::launch(client, products, args.work, args.form, tiling, address, [x_elem, elem]);
+    }
+    #[cfg(feature = "cuda")]
+    if choice.is_tiled() {
+        before.launch(client);
+        let others = if names_all_sizes() { &tiled::TOKENS[..] } else { &[] };
+        for &tokens in others {
+            tiled::launch(client, products.share(), args.work.share(), args.form, tokens, address, elem);
+        }
+        return tiled::launch(client, products, args.work, args.form, choice.tokens, address, elem);
     }
     match choice.path {
         #[cfg(feature = "cuda")]

@@ -9,9 +9,9 @@ use super::mma;
 #[cfg(feature = "cuda")]
 use super::parts;
 use super::plain;
-#[cfg(feature = "cuda")]
-use super::sm90;
 use super::{LinearForm, WeightFormat, forced};
+#[cfg(feature = "cuda")]
+use super::{sm90, tiled};
 #[cfg(feature = "cuda")]
 use crate::common::launch::multiprocessors;
 use crate::common::select::{Path, Table, Variant};
@@ -20,7 +20,7 @@ use crate::common::select::{Path, Table, Variant};
 pub(crate) const FEW_OUTPUTS: usize = 512;
 /// Channels that every kernel takes at once.
 const JOINED: usize = 32;
-/// Outputs that Hopper's kernel writes at once.
+/// Outputs that kernels for many rows write at once.
 const VECTOR: usize = 8;
 
 /// The implementations, the fastest first.
@@ -37,14 +37,11 @@ pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
         path: Path::Mma,
-        needs: "matrix instructions; f16 or bf16, inputs of a multiple of 32, matrices and carried channels of 16 bytes",
-        form: |client, sizes| {
-            let tokens = mma::tile_tokens(sizes.rows_each());
-            let choice = || Choice { in_parts: parts::applies(client, sizes), ..Choice::of(Path::Mma, tokens) };
-            mma::supported(client, sizes).then(choice)
-        },
+        needs: "matrix instructions; f16 or bf16, inputs of a multiple of 32 (with asynchronous copies, for more than 64 rows of a \
+                matrix: inputs and outputs of a multiple of 8), matrices and carried channels of 16 bytes",
+        form: |client, sizes| tiled_choice(client, sizes).or_else(|| small_batch_choice(client, sizes)),
         #[cfg(feature = "offline")]
-        offline: mma::offline,
+        offline: || [mma::offline(), tiled::offline()].into_iter().flatten().collect(),
     },
     Variant {
         path: Path::Plain,
@@ -160,6 +157,9 @@ pub struct Choice {
     /// How Hopper's kernel divides the work.
     #[cfg(feature = "cuda")]
     pub(super) tiling: Option<sm90::Tiling>,
+    /// Whether matrix instructions multiply tiles of many rows in shared memory.
+    #[cfg(feature = "cuda")]
+    pub(super) tiled: bool,
 }
 
 impl Choice {
@@ -171,7 +171,17 @@ impl Choice {
             in_parts: false,
             #[cfg(feature = "cuda")]
             tiling: None,
+            #[cfg(feature = "cuda")]
+            tiled: false,
         }
+    }
+
+    /// Whether the kernel for many rows of GPUs other than Hopper runs.
+    pub(super) fn is_tiled(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return self.tiled;
+        #[cfg(not(feature = "cuda"))]
+        false
     }
 }
 
@@ -181,6 +191,9 @@ impl fmt::Display for Choice {
         #[cfg(feature = "cuda")]
         if let Some(sm90::Tiling { splits, shares, .. }) = self.tiling {
             write!(f, " x {splits}, shared {shares:?}")?;
+        }
+        if self.is_tiled() {
+            write!(f, ", tiled")?;
         }
         Ok(())
     }
@@ -245,6 +258,47 @@ const SPLIT_CHANNELS: usize = 256;
 /// Products of numbers that are worth two more launches, where weights are in f32.
 #[cfg(feature = "cuda")]
 const WORTH_TERMS: usize = 1 << 25;
+
+/// Rows of a matrix, on average, up to which the small-batch kernel has one tile of them: it reads the weights once.
+#[cfg(feature = "cuda")]
+const ONE_TILE: usize = 64;
+/// How long a tile of 128 and of 64 tokens takes: half of the products, but as many weights. Not measured.
+#[cfg(feature = "cuda")]
+const TIMES: [usize; 2] = [10, 6];
+
+#[cfg(feature = "cuda")]
+pub(super) fn small_batch_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
+    let tokens = mma::tile_tokens(sizes.rows_each());
+    let choice = || Choice { in_parts: parts::applies(client, sizes), ..Choice::of(Path::Mma, tokens) };
+    mma::supported(client, sizes).then(choice)
+}
+
+/// Tiles of many rows, on what is no Hopper.
+#[cfg(feature = "cuda")]
+fn tiled_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
+    let &LinearSizes { rows, matrices, outputs, .. } = sizes;
+    let many = rows > ONE_TILE * matrices && !sizes.batch_invariant;
+    if !many || sm90::is_hopper(client) || !tiled::supported(client, sizes) {
+        return None;
+    }
+    let groups = outputs.div_ceil(tiled::outputs(sizes.form));
+    let cost = |tokens: usize, time: usize| {
+        let tiles = match sizes.division {
+            // An expert's last tile is half empty, on average.
+            Division::Experts => rows / tokens + matrices.div_ceil(2),
+            _ => matrices * sizes.rows_each().div_ceil(tokens),
+        };
+        (tiles * groups).div_ceil(multiprocessors(client)) * time
+    };
+    let tokens = tiled::TOKENS.into_iter().zip(TIMES).min_by_key(|&(tokens, time)| cost(tokens, time));
+    tokens.map(|(tokens, _)| of_tiles(tokens))
+}
+
+/// The kernel for tiles of so many tokens.
+#[cfg(feature = "cuda")]
+pub(super) fn of_tiles(tokens: usize) -> Choice {
+    Choice { tiled: true, ..Choice::of(Path::Mma, tokens) }
+}
 
 #[cfg(feature = "cuda")]
 fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {

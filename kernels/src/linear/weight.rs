@@ -2,6 +2,8 @@
 //! of the tables take or do not take (`select.rs`), of [`WeightArg`] and of [`WeightRows`], what a [`WeightRow`] needs of it, and a tile
 //! load for `sm90`.
 
+#[cfg(feature = "cuda")]
+use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use crate::common::launch::dummy;
@@ -91,6 +93,18 @@ impl<E: Float, V: Size> WeightRows<E, V> {
         #[comptime]
         match self {
             WeightRows::Dense(dense) => dense.elements[row.first + column],
+        }
+    }
+
+    /// Starts to copy it to place `at` of shared memory.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn copy(&self, row: &WeightRow, column: usize, to: &mut Shared<[Vector<E, V>]>, at: usize) {
+        let (from, len) = (row.first + column, V::value().comptime());
+        #[comptime]
+        match self {
+            WeightRows::Dense(dense) => {
+                copy_async(&dense.elements[from..from + 1], &mut to[at..at + 1], comptime!(len as u32));
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Matrices between shared memory and the registers of a warp, and 16 bytes at a time.
+//! Matrices between shared memory and the registers of a warp, and 16 or 4 bytes at a time.
 //!
 //! A matrix is 8 rows of 16 bytes, that is of 8 numbers with 16 bits. In registers, thread `t` has numbers
 //! `2 * (t % 4)` and the next of row `t / 4`, which is also how the accumulators of `wgmma` and its register operand
@@ -70,6 +70,19 @@ pub(crate) fn store_16(address: u32, #[comptime] offset: u32, words: Vector<u32,
         "st.shared.v4.b32 [{address} + {offset}], {words};",
         address = in(_) read::<u32>(address),
         words = in(_) read::<Vector<u32, Const<4>>>(words),
+        options(explicit_mem, writes_address_space shared)
+    );
+}
+
+/// Stores 4 bytes: `st.shared` (PTX ISA, "Data Movement and Conversion Instructions: st").
+///
+/// Any thread; the address plus `offset` is divisible by 4.
+#[cube]
+pub(crate) fn store_4(address: u32, #[comptime] offset: u32, word: u32) {
+    gpu_asm!(
+        "st.shared.b32 [{address} + {offset}], {word};",
+        address = in(_) read::<u32>(address),
+        word = in(_) read::<u32>(word),
         options(explicit_mem, writes_address_space shared)
     );
 }

@@ -185,7 +185,8 @@ fn experts_sort(#[values(1, 6, 255, 256, 257, 1000)] pairs: usize, #[values(1, 6
 }
 
 /// A dtype of the tests.
-trait Number: CubeElement + Scalar + Copy {
+/// An element type of the kernels.
+pub trait Number: CubeElement + Scalar + Copy {
     fn of(value: f32) -> Self;
     fn f64(self) -> f64;
     /// What rounding the output costs, relatively.
@@ -209,21 +210,21 @@ number!(f32, |x| x, f64::from, 1e-6);
 number!(f16, f16::from_f32, |x: f16| f64::from(x.to_f32()), 4.9e-4);
 number!(bf16, bf16::from_f32, |x: bf16| f64::from(x.to_f32()), 3.91e-3);
 
-fn values<E: Number>(seed: u32, n: usize, factor: f32) -> Vec<E> {
+pub fn values<E: Number>(seed: u32, n: usize, factor: f32) -> Vec<E> {
     random(seed, n).into_iter().map(|x| E::of(x * factor)).collect()
 }
 
-fn present<E: Number>(client: &Client) -> bool {
+pub fn present<E: Number>(client: &Client) -> bool {
     E::supported_uses(client).contains(TypeUsage::Buffer)
 }
 
 /// The product of a row with a row of weights, and the sum of the absolute products.
-fn dot<E: Number>(x: &[E], w: &[E]) -> (f64, f64) {
+pub fn dot<E: Number>(x: &[E], w: &[E]) -> (f64, f64) {
     let products = x.iter().zip(w).map(|(a, b)| a.f64() * b.f64());
     products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()))
 }
 
-fn silu(gate: f64) -> f64 {
+pub fn silu(gate: f64) -> f64 {
     gate / (1.0 + (-gate).exp())
 }
 

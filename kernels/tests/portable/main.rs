@@ -8,6 +8,7 @@ mod compress_kv;
 mod experts;
 mod kv_indices;
 mod lightning_index;
+mod many_rows;
 mod merge_state;
 mod mla_decode;
 mod mla_plan;

@@ -18,7 +18,7 @@ use cubecl::prelude::*;
 
 use self::kernel::linear_mma_kernel;
 use self::select::Form;
-pub(super) use self::select::{supported, takes, takes_latents, tile_tokens};
+pub(super) use self::select::{has_instruction, supported, takes, takes_latents, tile_tokens};
 use crate::linear::choice::PairExpertsArgs;
 use crate::linear::grid::Grid;
 use crate::linear::latents::BesideArgs;

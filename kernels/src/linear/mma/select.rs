@@ -31,14 +31,19 @@ const MOST_BYTES_OF_SUM: usize = 1 << 18;
 /// loaded at once.
 pub(in crate::linear) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
     let &LinearSizes { inputs, carried, matrix_stride, elems: [_, elem], format: WeightFormat::Dense, .. } = sizes;
+    has_instruction(client, elem)
+        && inputs.is_multiple_of(CHUNK)
+        && [carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR))
+}
+
+/// Whether the device has the matrix instruction for such numbers, and planes of 32 units.
+pub(in crate::linear) fn has_instruction(client: &Client, elem: ElemType) -> bool {
     let (features, float) = (client.features(), ElemType::Float(FloatKind::F32));
     let config = MmaConfig { a_type: elem, b_type: elem, cd_type: float, m: M as u32, n: N as u32, k: K as u32 };
     let hardware = &client.properties().hardware;
     features.matmul.mma.contains(&config)
         && features.memory_reinterpret
         && (hardware.plane_size_min, hardware.plane_size_max) == (LANES as u32, LANES as u32)
-        && inputs.is_multiple_of(CHUNK)
-        && [carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR))
 }
 
 /// Whether cubes should do this themselves.

@@ -161,10 +161,14 @@ impl Form {
 pub(super) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
     let &LinearSizes { inputs, outputs, carried, matrix_stride, elems, format: WeightFormat::Dense, .. } = sizes;
     let [x_elem, elem] = elems;
-    let hopper = client.properties().identity.fingerprint == "ptx_sm90";
     let half = matches!(elem, ElemType::Float(FloatKind::BF16 | FloatKind::F16)) && x_elem == elem;
     let vectors = [inputs, outputs, carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR));
-    hopper && (half || is_wide(sizes)) && vectors && inputs > 0 && outputs > 0
+    is_hopper(client) && (half || is_wide(sizes)) && vectors && inputs > 0 && outputs > 0
+}
+
+/// Whether the device is one.
+pub(super) fn is_hopper(client: &Client) -> bool {
+    client.properties().identity.fingerprint == "ptx_sm90"
 }
 
 /// Whether weights in f32 are multiplied as several terms in bf16.
