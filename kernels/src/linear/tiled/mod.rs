@@ -46,9 +46,9 @@ const INTERLEAVED: usize = N;
 const CHANNELS: usize = 32;
 const VECTORS: usize = CHANNELS / VECTOR;
 const ROW_BYTES: u32 = (CHANNELS * 2) as u32;
-/// Blocks in shared memory: one is multiplied, the others are on their way. Two cubes of a multiprocessor have room, where it has
-/// 164 KiB.
-const STAGES: usize = 4;
+/// Blocks in shared memory: one is multiplied, the others are on their way. Two cubes of a multiprocessor have room, also where it has
+/// 100 KiB.
+const STAGES: usize = 3;
 /// Tokens whose tiles meet all weights before the next tiles do: these and the weights that are in use stay in the L2 cache.
 const TOGETHER: usize = 2048;
 
