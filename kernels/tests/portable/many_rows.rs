@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::linear::{self, Choice, LinearArgs, LinearForm, LinearSizes, WeightArg, Work};
+use mla_kernels::linear::{self, Choice, LinearArgs, LinearForm, LinearSizes, WeightArg, WeightFormat, Work};
 use rstest::rstest;
 
 use super::experts::{Number, dot, present, silu, values};
@@ -38,8 +38,8 @@ impl Case {
     fn choice<E: Number>(&self, client: &Client) -> Choice {
         let (sizes, elems) = ([self.rows, self.inputs, self.outputs], [E::cube_type(); 2]);
         let by_head = |heads| [self.rows, heads, self.inputs, self.outputs, self.carried];
-        let dense = LinearSizes::dense(sizes, self.form, elems);
-        let sizes = self.heads.map_or(dense, |heads| LinearSizes::by_head(by_head(heads), elems));
+        let dense = LinearSizes::dense(sizes, self.form, elems, WeightFormat::Dense);
+        let sizes = self.heads.map_or(dense, |heads| LinearSizes::by_head(by_head(heads), elems, WeightFormat::Dense));
         linear::choose(client, &sizes)
     }
 
