@@ -135,7 +135,8 @@ fn ops_many_rows_swiglu(
 fn ops_many_rows_experts(#[case] sizes: [usize; 5], #[values(DType::BF16, DType::F16)] dtype: DType) {
     let [tokens, experts, top_k, hidden, width] = sizes;
     for_each_device(|device| {
-        if !is_hopper(device) && !(has_tiles(device) && tokens * top_k > 64 * experts) {
+        let many = is_hopper(device) || has_tiles(device) && tokens * top_k > 64 * experts;
+        if !many {
             return;
         }
         for problem in LinearProblem::experts([tokens, top_k, experts, hidden, width], dtype) {

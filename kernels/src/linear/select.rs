@@ -176,8 +176,8 @@ impl Choice {
         }
     }
 
-    /// Whether the kernel for many rows of GPUs other than Hopper runs.
-    pub(super) fn is_tiled(&self) -> bool {
+    /// Whether it is the kernel for many rows of GPUs other than Hopper.
+    pub fn is_tiled(&self) -> bool {
         #[cfg(feature = "cuda")]
         return self.tiled;
         #[cfg(not(feature = "cuda"))]

@@ -35,7 +35,7 @@ impl LinearChoice {
     /// Whether another one has tiles of the same size.
     pub fn has_tiles_of(&self, other: &Self) -> bool {
         #[cfg(feature = "_gpu")]
-        let tokens = |choice: &Self| choice.kernel.map(|kernel| kernel.tokens);
+        let tokens = |choice: &Self| choice.kernel.map(|kernel| (kernel.tokens, kernel.is_tiled()));
         #[cfg(not(feature = "_gpu"))]
         let tokens = |_: &Self| ();
         self.path == other.path && tokens(self) == tokens(other)
