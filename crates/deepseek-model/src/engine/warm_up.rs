@@ -38,8 +38,9 @@ pub fn compile_ahead(
 }
 
 /// The same for all requests that such an engine may get: when these are compiled, none is compiled later, but for what a program
-/// does beside steps (weights, sampling). These are several times as many, and most programs need few of them: call [`compile_ahead`]
-/// before for those that are needed first.
+/// does beside steps (weights, sampling), and on GPUs other than Hopper some of Burn's (products of many rows, copies of chunks).
+/// These are several times as many, and most programs need few of them: call [`compile_ahead`] before for those that are needed
+/// first.
 ///
 /// # Errors
 /// As [`compile_ahead`].
