@@ -64,7 +64,7 @@ fn on_tensor_cores(client: &Client, sizes: &LinearSizes) -> Vec<Choice> {
         all.extend(tiled::TOKENS.map(select::of_tiles));
     }
     if !matches!(sizes.division, Division::Pair | Division::Token) && sm90::supported(client, sizes) {
-        let tilings = select::all_tilings(sizes, false).filter(|(_, tiling)| tiling.splits.is_power_of_two());
+        let tilings = sm90::all_tilings(sizes, false).filter(|(_, tiling)| tiling.splits.is_power_of_two());
         all.extend(tilings.map(|(_, tiling)| select::of_hopper(tiling)));
     }
     all

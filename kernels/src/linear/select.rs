@@ -224,37 +224,6 @@ pub fn joins_experts(width: usize, shared_width: usize) -> bool {
 const SMALL_BATCH: usize = 8;
 #[cfg(feature = "cuda")]
 const SMALL_BATCH_OF_HEADS: usize = 64;
-/// A tile of Hopper's kernel.
-#[cfg(feature = "cuda")]
-pub(super) struct Tile {
-    tokens: usize,
-    /// How long it takes where experts or heads divide the rows. Small ones wait for the weights, from the L2 cache.
-    divided: usize,
-    /// Nanoseconds of one block of channels, where one matrix has all rows.
-    block: f64,
-}
-#[cfg(feature = "cuda")]
-const TILES: [Tile; 4] = [
-    Tile { tokens: 256, divided: 256, block: 680.0 },
-    Tile { tokens: 128, divided: 134, block: 340.0 },
-    Tile { tokens: 64, divided: 111, block: 240.0 },
-    Tile { tokens: 32, divided: 101, block: 130.0 },
-];
-/// Tokens of a tile at most, where sums are in parts: beside the sum of a part, registers have those of all before.
-#[cfg(feature = "cuda")]
-const MOST_IN_PARTS: usize = 128;
-#[cfg(feature = "cuda")]
-const LEAST: usize = TILES[TILES.len() - 1].tokens;
-/// Tokens of a tile that has enough arithmetic for the cache, and how many smaller tiles the cache serves in the time of one.
-#[cfg(feature = "cuda")]
-const FULL: usize = 128;
-#[cfg(feature = "cuda")]
-const L2_TILES: usize = 40;
-/// Rows up to which channels in parts were measured, and channels of a part at least.
-#[cfg(feature = "cuda")]
-const SPLIT_ROWS: usize = 2048;
-#[cfg(feature = "cuda")]
-const SPLIT_CHANNELS: usize = 256;
 /// Products of numbers that are worth two more launches, where weights are in f32.
 #[cfg(feature = "cuda")]
 const WORTH_TERMS: usize = 1 << 25;
@@ -317,8 +286,8 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
     }
     let clusters = (multiprocessors(client) / sm90::CUBES as usize).max(1);
     let tiling = match sizes.division {
-        Division::Dense => dense_tiling(sizes, clusters, in_parts)?,
-        _ => divided_tiling(sizes, clusters, in_parts)?,
+        Division::Dense => sm90::dense_tiling(sizes, clusters, in_parts)?,
+        _ => sm90::divided_tiling(sizes, clusters, in_parts)?,
     };
     Some(of_hopper(tiling))
 }
@@ -329,80 +298,11 @@ pub(super) fn of_hopper(tiling: sm90::Tiling) -> Choice {
     Choice { in_parts: tiling.in_parts, tiling: Some(tiling), ..Choice::of(Path::Sm90, tiling.tokens) }
 }
 
-/// The tiling that takes the least time by a model of it, whose constants are fitted to all tilings of 86 products; its choices are
-/// within 2 % of the best ones, on average.
-#[cfg(feature = "cuda")]
-fn dense_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Option<sm90::Tiling> {
-    // Bytes a nanosecond, from the L2 cache and from memory.
-    const L2: f64 = 9800.0;
-    const MEMORY: f64 = 6200.0;
-    // The part of the shorter one of products and loads that is not hidden under the other.
-    const BESIDE: f64 = 0.07;
-    // Nanoseconds of a launch that adds up parts, and bytes a nanosecond of these.
-    const ADD_UP: f64 = 1500.0;
-    const PARTS: f64 = 4900.0;
-    let &LinearSizes { rows, inputs, outputs, form, .. } = sizes;
-    let weight_rows = sm90::terms(sizes) * outputs;
-    let blocks = inputs.div_ceil(sm90::CHANNELS);
-    let time = |tile: &Tile, tiling: sm90::Tiling| {
-        let tiles = sm90::pairs_of_tiles([rows.div_ceil(tiling.tokens), weight_rows], form, tiling.shares);
-        let rounds = (tiles * tiling.splits).div_ceil(clusters) * blocks.div_ceil(tiling.splits);
-        let products = rounds as f64 * tile.block;
-        let loaded = (tiles * blocks * sm90::pair_bytes(tiling)) as f64 / L2;
-        let loads = loaded.max((sizes.form.matrix(inputs, weight_rows) * 2) as f64 / MEMORY);
-        let parts = (tiling.splits * rows * weight_rows * 2 * size_of::<f32>()) as f64;
-        let adds = if tiling.splits > 1 { ADD_UP + parts / PARTS } else { 0.0 };
-        products.max(loads) + BESIDE * products.min(loads) + adds
-    };
-    let tilings = all_tilings(sizes, in_parts).map(|(tile, tiling)| (time(tile, tiling), tiling));
-    tilings.min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, tiling)| tiling)
-}
-
-/// All that there are.
-#[cfg(feature = "cuda")]
-pub(super) fn all_tilings(
-    sizes: &LinearSizes,
-    in_parts: bool,
-) -> impl Iterator<Item = (&'static Tile, sm90::Tiling)> + use<> {
-    let &LinearSizes { rows, inputs, division, form, .. } = sizes;
-    let dense = division == Division::Dense && !form.gated;
-    let most = if dense && rows <= SPLIT_ROWS { (inputs / SPLIT_CHANNELS).clamp(1, sm90::MOST_SPLITS) } else { 1 };
-    let tiles = TILES.iter().filter(move |tile| !in_parts || tile.tokens <= MOST_IN_PARTS);
-    tiles.flat_map(move |tile| {
-        let tokens = tile.tokens;
-        // Small tiles wait for the weights, and may share them.
-        let shares = dense && tokens < 256 && rows > tokens;
-        let shares = if shares { sm90::Shares::Weights } else { sm90::Shares::Tokens };
-        // Parts are added up one by one: each has cubes of its own, or none has.
-        let splits = (1..=most).filter(move |&splits| !in_parts || [1, parts::PARTS].contains(&splits));
-        splits.map(move |splits| (tile, sm90::Tiling { tokens, splits, shares, in_parts }))
-    })
-}
-
-/// The tiling of rows that experts or heads divide.
-#[cfg(feature = "cuda")]
-fn divided_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Option<sm90::Tiling> {
-    let &LinearSizes { rows, matrices, outputs, .. } = sizes;
-    let pairs = outputs.div_ceil(sm90::CUBES as usize * sm90::outputs(sizes.form));
-    let cost = |&Tile { tokens, divided: time, .. }: &Tile| match sizes.division {
-        // An expert's last tile is half empty, on average; twice their number.
-        Division::Experts => (2 * rows / tokens + matrices).max(2 * matrices) * time,
-        // How often all pairs of cubes have a tile, the last time perhaps not all. Small tiles that share weights wait for the L2
-        // cache.
-        _ => {
-            let tiles = matrices * sizes.rows_each().div_ceil(tokens) * pairs;
-            let waits = tokens < FULL && sizes.rows_each() > tokens;
-            (tiles.div_ceil(clusters) * time).max(if waits { tiles * time / L2_TILES } else { 0 })
-        }
-    };
-    all_tilings(sizes, in_parts).min_by_key(|(tile, _)| cost(tile)).map(|(_, tiling)| tiling)
-}
-
 /// How Hopper's kernel divides these rows, and fewer: of those that have the same code, one.
 #[cfg(feature = "cuda")]
 pub(super) fn tilings(client: &Client, sizes: &LinearSizes) -> Vec<sm90::Tiling> {
     let mut all: Vec<sm90::Tiling> = Vec::new();
-    let step = LEAST * if sizes.division == Division::Heads { sizes.matrices } else { 1 };
+    let step = sm90::LEAST * if sizes.division == Division::Heads { sizes.matrices } else { 1 };
     // From the one to the other no number of tiles changes.
     let rows = (0..sizes.rows).step_by(step).flat_map(|rows| [rows + 1, rows + step]);
     for tiling in rows.filter_map(|rows| sm90_choice(client, &LinearSizes { rows, ..*sizes })?.tiling) {

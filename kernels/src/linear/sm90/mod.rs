@@ -6,186 +6,30 @@
 
 mod carry;
 mod epilogue;
+mod form;
+mod maps;
 mod partial;
 mod ring;
 mod schedule;
+mod tilings;
 mod wide;
 
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
 use self::epilogue::{Output, VECTOR};
-pub(super) use self::partial::MOST_SPLITS;
+pub(super) use self::form::{CHANNELS, CUBES, Shares, Tiling, is_hopper, pairs_of_tiles, supported, terms};
+use self::form::{Form, GROUP, INTERLEAVED, Rows, UNITS, WEIGHT_BYTES, WEIGHT_ROWS, WEIGHTS};
+use self::maps::{out_map, token_map, weight_map};
 use self::partial::Partial;
 use self::ring::Ring;
 use self::schedule::{Place, Schedule};
+pub(super) use self::tilings::{LEAST, all_tilings, dense_tiling, divided_tiling};
 use crate::common::launch::{dummy, multiprocessors, share};
 use crate::experts_mlp::gather;
 use crate::experts_mlp::sort::max_tiles;
-use crate::linear::parts::{BLOCK, PARTS};
-use crate::linear::{Division, LinearForm, LinearSizes, PairRows, Products, WeightArg, WeightFormat, Work};
-use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
+use crate::linear::{LinearForm, PairRows, Products, WeightArg, Work};
 use crate::ptx::{barrier, shared_address, tma, warp};
-
-/// Rows of the weights that a cube multiplies at a time: 64 for each of its warpgroups. Of a gated output half of them are of the
-/// gate.
-const WEIGHT_ROWS: usize = 128;
-/// Input channels of a block: 128 bytes, the width of the swizzle.
-pub(super) const CHANNELS: usize = 64;
-/// Units of a warpgroup.
-const GROUP: u32 = 128;
-/// Two warpgroups compute, a warp loads.
-const UNITS: u32 = 2 * GROUP + 32;
-/// Cubes of a cluster: they have the same tokens and neighbouring rows of the weights.
-pub(super) const CUBES: u32 = 2;
-/// Bytes of a stage that are weights.
-const WEIGHT_BYTES: u32 = (WEIGHT_ROWS * CHANNELS * 2) as u32;
-/// Shared memory for stages and the staging of the output: what is left beside the barriers.
-const SHARED_BYTES_MAX: u32 = 224 << 10;
-/// How weights lie, as A.
-const WEIGHTS: Layout = Layout::Terms { rows: WEIGHT_ROWS };
-/// Rows of gate or up that lie side by side: those that a unit has both of.
-const INTERLEAVED: usize = 8;
-
-/// Where the rows of the tokens are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Rows {
-    /// Rows are their own numbers, and there is one matrix.
-    Dense,
-    /// Rows have the order of the experts, in x and in the output.
-    Sorted,
-    /// Rows of x have the order of the experts, those of the output that of the pairs.
-    Scatter,
-    /// Each head of a row has its own matrix.
-    Heads,
-}
-
-/// What the cubes of a cluster have in common: each loads half of it for both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Shares {
-    /// The tokens; their rows of the weights are neighbours.
-    Tokens,
-    /// The rows of the weights; their tiles of tokens are neighbours. For dense rows that are not gated.
-    Weights,
-}
-
-/// How a launch divides the work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Tiling {
-    /// Tokens of a tile.
-    pub tokens: usize,
-    /// Parts that the channels are split in, for dense rows that are not gated; with `in_parts` all of those, or one.
-    pub splits: usize,
-    pub shares: Shares,
-    /// Whether sums have the order of `parts.rs`.
-    pub in_parts: bool,
-}
-
-impl Tiling {
-    /// Whether the kernel has the same code.
-    pub(super) fn has_code_of(self, other: Self) -> bool {
-        let code = |tiling: Self| Self { splits: tiling.splits.min(2), ..tiling };
-        code(self) == code(other)
-    }
-}
-
-/// What the kernel's code depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Form {
-    /// Tokens of a tile: a multiple of 32 up to 256.
-    pub tokens: usize,
-    pub rows: Rows,
-    pub linear: LinearForm,
-    /// bf16, otherwise f16.
-    pub bf16: bool,
-    /// Whether cubes write their sums in f32, to be added up: the channels are split among them, or weights have several terms.
-    pub split: bool,
-    pub shares: Shares,
-    /// Whether sums have the order of `parts.rs`.
-    pub in_parts: bool,
-}
-
-const _: () = assert!(CHANNELS == BLOCK && MOST_SPLITS == PARTS, "a split may be a part");
-
-impl Form {
-    /// Whether a cube adds up all parts, in registers.
-    fn all_parts(self) -> bool {
-        self.in_parts && !self.split
-    }
-
-    fn elem(self) -> Elem {
-        if self.bf16 { Elem::Bf16 } else { Elem::F16 }
-    }
-
-    /// Outputs of a cube.
-    fn outputs(self) -> usize {
-        outputs(self.linear)
-    }
-
-    /// Whether tiles of the output are copied by TMA, which goes on under the products of the next tile.
-    fn stores_tiles(self) -> bool {
-        self.rows == Rows::Dense && !self.linear.gated && !self.split
-    }
-
-    /// Tokens of a tile load.
-    fn loaded_tokens(self) -> usize {
-        self.tokens / if self.shares == Shares::Tokens { CUBES as usize } else { 1 }
-    }
-
-    /// Rows of the weights of a tile load.
-    fn loaded_weight_rows(self) -> usize {
-        WEIGHT_ROWS / if self.shares == Shares::Weights { CUBES as usize } else { 1 }
-    }
-
-    /// Bytes of the tokens' part of a stage.
-    fn token_bytes(self) -> u32 {
-        (self.tokens * CHANNELS * 2) as u32
-    }
-
-    fn stage_bytes(self) -> u32 {
-        WEIGHT_BYTES + self.token_bytes()
-    }
-
-    fn stages(self) -> u32 {
-        (SHARED_BYTES_MAX - 2 * self.staging_bytes()) / self.stage_bytes()
-    }
-
-    /// The products of a warpgroup with one block of channels.
-    fn products(self) -> Mma {
-        let (a, b) = (Source::Shared(WEIGHTS), Layout::Terms { rows: self.tokens });
-        Mma { n: self.tokens, steps: CHANNELS / 16, elem: self.elem(), a, b, groups: 1 }
-    }
-}
-
-/// Whether the device has what the kernel needs, and rows lie so that tile loads take them.
-pub(super) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
-    let &LinearSizes { inputs, outputs, carried, matrix_stride, elems, format: WeightFormat::Dense, .. } = sizes;
-    let [x_elem, elem] = elems;
-    let half = matches!(elem, ElemType::Float(FloatKind::BF16 | FloatKind::F16)) && x_elem == elem;
-    let vectors = [inputs, outputs, carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR));
-    is_hopper(client) && (half || is_wide(sizes)) && vectors && inputs > 0 && outputs > 0
-}
-
-/// Whether the device is one.
-pub(super) fn is_hopper(client: &Client) -> bool {
-    client.properties().identity.fingerprint == "ptx_sm90"
-}
-
-/// Whether weights in f32 are multiplied as several terms in bf16.
-fn is_wide(sizes: &LinearSizes) -> bool {
-    let elems = [FloatKind::BF16, FloatKind::F32].map(ElemType::Float);
-    sizes.elems == elems && sizes.division == Division::Dense && !sizes.form.gated
-}
-
-/// Rows of the weights for an output.
-pub(super) fn terms(sizes: &LinearSizes) -> usize {
-    if is_wide(sizes) { wide::TERMS } else { 1 }
-}
-
-/// Outputs of a cube.
-pub(super) fn outputs(linear: LinearForm) -> usize {
-    if linear.gated { WEIGHT_ROWS / 2 } else { WEIGHT_ROWS }
-}
 
 /// Writes the output of at least one row, of x in the first element and weights and output in the second. Rows of tokens are
 /// brought into the order of their experts before.
@@ -263,86 +107,6 @@ pub(super) fn launch(
     }
     if let Some((x, out)) = carry {
         carry::launch(client, x, out, [count * heads, inputs, outputs, carried], address, elem);
-    }
-}
-
-/// Tokens in tiles, of which each cube of a cluster loads its part for both.
-fn token_map(
-    x: BufferArg,
-    [heads, rows, inputs]: [usize; 3],
-    width: usize,
-    elem: ElemType,
-    form: Form,
-) -> TensorMapArg<Tiled> {
-    let (shape, strides) = ([heads, rows, inputs], [width, heads * width, 1]);
-    let tile = [1, form.loaded_tokens(), CHANNELS];
-    // SAFETY: x has as many rows of as many heads, whose channels are `width` apart.
-    unsafe { tma::tiled_map(handle(x), &shape, &strides, &tile, elem, TensorMapSwizzle::B128) }
-}
-
-/// Weights in tiles of 128 rows. Of a gated output a tile has 8 rows of the gate, the same 8 of up, and so on.
-fn weight_map(
-    weight: WeightArg,
-    [matrices, outputs, inputs]: [usize; 3],
-    matrix_stride: usize,
-    elem: ElemType,
-    form: Form,
-) -> TensorMapArg<Tiled> {
-    let WeightArg::Dense(elements) = weight;
-    let handle = handle(elements);
-    // SAFETY: there are as many matrices of as many rows and channels.
-    unsafe {
-        if form.linear.gated {
-            let shape = [matrices, outputs / INTERLEAVED, 2, INTERLEAVED, inputs];
-            let strides = [matrix_stride, INTERLEAVED * inputs, outputs * inputs, inputs, 1];
-            let tile = [1, WEIGHT_ROWS / (2 * INTERLEAVED), 2, INTERLEAVED, CHANNELS];
-            tma::tiled_map(handle, &shape, &strides, &tile, elem, TensorMapSwizzle::B128)
-        } else {
-            let (shape, strides) = ([matrices, outputs, inputs], [matrix_stride, inputs, 1]);
-            tma::tiled_map(
-                handle,
-                &shape,
-                &strides,
-                &[1, form.loaded_weight_rows(), CHANNELS],
-                elem,
-                TensorMapSwizzle::B128,
-            )
-        }
-    }
-}
-
-/// The output in tiles that a warpgroup copies.
-fn out_map(out: &BufferArg, [rows, outputs]: [usize; 2], elem: ElemType, form: Form) -> TensorMapArg<Tiled> {
-    // Where none are copied, it is only a map.
-    let (shape, chunk) = if form.stores_tiles() { ([rows, outputs], form.chunk()) } else { ([1, VECTOR], 1) };
-    let tile = [chunk, CHANNELS];
-    // SAFETY: the output has as many rows of as many channels, or one vector.
-    unsafe { tma::tiled_map(handle(share(out)), &shape, &[shape[1], 1], &tile, elem, TensorMapSwizzle::B128) }
-}
-
-/// Bytes that a pair of cubes loads for a block of channels.
-pub(super) fn pair_bytes(tiling: Tiling) -> usize {
-    let (weights, tokens) = match tiling.shares {
-        Shares::Tokens => (2 * WEIGHT_ROWS, tiling.tokens),
-        Shares::Weights => (WEIGHT_ROWS, 2 * tiling.tokens),
-    };
-    (weights + tokens) * CHANNELS * 2
-}
-
-/// Tiles of pairs of cubes, which compute two tiles of the output each.
-pub(super) fn pairs_of_tiles([token_tiles, weight_rows]: [usize; 2], linear: LinearForm, shares: Shares) -> usize {
-    let cubes = CUBES as usize;
-    match shares {
-        Shares::Tokens => token_tiles * weight_rows.div_ceil(outputs(linear) * cubes),
-        Shares::Weights => token_tiles.div_ceil(cubes) * weight_rows.div_ceil(outputs(linear)),
-    }
-}
-
-/// The binding of a buffer that no kernel was given as an alias.
-fn handle(buffer: BufferArg) -> cubecl::server::BufferBinding {
-    match buffer {
-        BufferArg::Handle { handle } => handle.handle,
-        BufferArg::Alias { .. } => unreachable!("launchers pass buffers, not aliases"),
     }
 }
 

@@ -1,0 +1,193 @@
+//! Which products Hopper's kernel takes, how it divides them, and what its code depends on.
+
+use cubecl::ir::{ElemType, FloatKind};
+use cubecl::prelude::*;
+
+use super::epilogue::VECTOR;
+use super::partial::MOST_SPLITS;
+use super::wide;
+use crate::linear::parts::{BLOCK, PARTS};
+use crate::linear::{Division, LinearForm, LinearSizes, WeightFormat};
+use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
+
+/// Rows of the weights that a cube multiplies at a time: 64 for each of its warpgroups. Of a gated output half of them are of the
+/// gate.
+pub(super) const WEIGHT_ROWS: usize = 128;
+/// Input channels of a block: 128 bytes, the width of the swizzle.
+pub(in crate::linear) const CHANNELS: usize = 64;
+/// Units of a warpgroup.
+pub(super) const GROUP: u32 = 128;
+/// Two warpgroups compute, a warp loads.
+pub(super) const UNITS: u32 = 2 * GROUP + 32;
+/// Cubes of a cluster: they have the same tokens and neighbouring rows of the weights.
+pub(in crate::linear) const CUBES: u32 = 2;
+/// Bytes of a stage that are weights.
+pub(super) const WEIGHT_BYTES: u32 = (WEIGHT_ROWS * CHANNELS * 2) as u32;
+/// Shared memory for stages and the staging of the output: what is left beside the barriers.
+pub(super) const SHARED_BYTES_MAX: u32 = 224 << 10;
+/// How weights lie, as A.
+pub(super) const WEIGHTS: Layout = Layout::Terms { rows: WEIGHT_ROWS };
+/// Rows of gate or up that lie side by side: those that a unit has both of.
+pub(super) const INTERLEAVED: usize = 8;
+
+/// Where the rows of the tokens are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Rows {
+    /// Rows are their own numbers, and there is one matrix.
+    Dense,
+    /// Rows have the order of the experts, in x and in the output.
+    Sorted,
+    /// Rows of x have the order of the experts, those of the output that of the pairs.
+    Scatter,
+    /// Each head of a row has its own matrix.
+    Heads,
+}
+
+/// What the cubes of a cluster have in common: each loads half of it for both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::linear) enum Shares {
+    /// The tokens; their rows of the weights are neighbours.
+    Tokens,
+    /// The rows of the weights; their tiles of tokens are neighbours. For dense rows that are not gated.
+    Weights,
+}
+
+/// How a launch divides the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::linear) struct Tiling {
+    /// Tokens of a tile.
+    pub tokens: usize,
+    /// Parts that the channels are split in, for dense rows that are not gated; with `in_parts` all of those, or one.
+    pub splits: usize,
+    pub shares: Shares,
+    /// Whether sums have the order of `parts.rs`.
+    pub in_parts: bool,
+}
+
+impl Tiling {
+    /// Whether the kernel has the same code.
+    pub fn has_code_of(self, other: Self) -> bool {
+        let code = |tiling: Self| Self { splits: tiling.splits.min(2), ..tiling };
+        code(self) == code(other)
+    }
+}
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    /// Tokens of a tile: a multiple of 32 up to 256.
+    pub tokens: usize,
+    pub rows: Rows,
+    pub linear: LinearForm,
+    /// bf16, otherwise f16.
+    pub bf16: bool,
+    /// Whether cubes write their sums in f32, to be added up: the channels are split among them, or weights have several terms.
+    pub split: bool,
+    pub shares: Shares,
+    /// Whether sums have the order of `parts.rs`.
+    pub in_parts: bool,
+}
+
+const _: () = assert!(CHANNELS == BLOCK && MOST_SPLITS == PARTS, "a split may be a part");
+
+impl Form {
+    /// Whether a cube adds up all parts, in registers.
+    pub fn all_parts(self) -> bool {
+        self.in_parts && !self.split
+    }
+
+    pub fn elem(self) -> Elem {
+        if self.bf16 { Elem::Bf16 } else { Elem::F16 }
+    }
+
+    /// Outputs of a cube.
+    pub fn outputs(self) -> usize {
+        outputs(self.linear)
+    }
+
+    /// Whether tiles of the output are copied by TMA, which goes on under the products of the next tile.
+    pub fn stores_tiles(self) -> bool {
+        self.rows == Rows::Dense && !self.linear.gated && !self.split
+    }
+
+    /// Tokens of a tile load.
+    pub fn loaded_tokens(self) -> usize {
+        self.tokens / if self.shares == Shares::Tokens { CUBES as usize } else { 1 }
+    }
+
+    /// Rows of the weights of a tile load.
+    pub fn loaded_weight_rows(self) -> usize {
+        WEIGHT_ROWS / if self.shares == Shares::Weights { CUBES as usize } else { 1 }
+    }
+
+    /// Bytes of the tokens' part of a stage.
+    pub fn token_bytes(self) -> u32 {
+        (self.tokens * CHANNELS * 2) as u32
+    }
+
+    pub fn stage_bytes(self) -> u32 {
+        WEIGHT_BYTES + self.token_bytes()
+    }
+
+    pub fn stages(self) -> u32 {
+        (SHARED_BYTES_MAX - 2 * self.staging_bytes()) / self.stage_bytes()
+    }
+
+    /// The products of a warpgroup with one block of channels.
+    pub fn products(self) -> Mma {
+        let (a, b) = (Source::Shared(WEIGHTS), Layout::Terms { rows: self.tokens });
+        Mma { n: self.tokens, steps: CHANNELS / 16, elem: self.elem(), a, b, groups: 1 }
+    }
+}
+
+/// Whether the device has what the kernel needs, and rows lie so that tile loads take them.
+pub(in crate::linear) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
+    let &LinearSizes { inputs, outputs, carried, matrix_stride, elems, format: WeightFormat::Dense, .. } = sizes;
+    let [x_elem, elem] = elems;
+    let half = matches!(elem, ElemType::Float(FloatKind::BF16 | FloatKind::F16)) && x_elem == elem;
+    let vectors = [inputs, outputs, carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR));
+    is_hopper(client) && (half || is_wide(sizes)) && vectors && inputs > 0 && outputs > 0
+}
+
+/// Whether the device is one.
+pub(in crate::linear) fn is_hopper(client: &Client) -> bool {
+    client.properties().identity.fingerprint == "ptx_sm90"
+}
+
+/// Whether weights in f32 are multiplied as several terms in bf16.
+pub(super) fn is_wide(sizes: &LinearSizes) -> bool {
+    let elems = [FloatKind::BF16, FloatKind::F32].map(ElemType::Float);
+    sizes.elems == elems && sizes.division == Division::Dense && !sizes.form.gated
+}
+
+/// Rows of the weights for an output.
+pub(in crate::linear) fn terms(sizes: &LinearSizes) -> usize {
+    if is_wide(sizes) { wide::TERMS } else { 1 }
+}
+
+/// Outputs of a cube.
+pub(in crate::linear) fn outputs(linear: LinearForm) -> usize {
+    if linear.gated { WEIGHT_ROWS / 2 } else { WEIGHT_ROWS }
+}
+
+/// Bytes that a pair of cubes loads for a block of channels.
+pub(in crate::linear) fn pair_bytes(tiling: Tiling) -> usize {
+    let (weights, tokens) = match tiling.shares {
+        Shares::Tokens => (2 * WEIGHT_ROWS, tiling.tokens),
+        Shares::Weights => (WEIGHT_ROWS, 2 * tiling.tokens),
+    };
+    (weights + tokens) * CHANNELS * 2
+}
+
+/// Tiles of pairs of cubes, which compute two tiles of the output each.
+pub(in crate::linear) fn pairs_of_tiles(
+    [token_tiles, weight_rows]: [usize; 2],
+    linear: LinearForm,
+    shares: Shares,
+) -> usize {
+    let cubes = CUBES as usize;
+    match shares {
+        Shares::Tokens => token_tiles * weight_rows.div_ceil(outputs(linear) * cubes),
+        Shares::Weights => token_tiles.div_ceil(cubes) * weight_rows.div_ceil(outputs(linear)),
+    }
+}
