@@ -1,13 +1,14 @@
-//! A choice in the place of the table's, for programs that measure whether the table is right.
+//! What computes products: what the table chooses, or a choice in its place, for programs that measure whether the table is right.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cubecl::prelude::*;
 
+use super::select::{self, Choice};
 #[cfg(feature = "cuda")]
-use super::select::Division;
-use super::select::{self, Choice, LinearSizes};
+use super::sizes::Division;
+use super::sizes::LinearSizes;
 #[cfg(feature = "cuda")]
 use super::{sm90, tiled};
 use crate::common::select::Path;
@@ -39,8 +40,13 @@ fn set(choice: Option<Choice>) {
     IS_FORCED.store(choice.is_some(), Ordering::Release);
 }
 
+/// The kernel for a problem, and how it divides the work.
+pub fn choose(client: &Client, sizes: &LinearSizes) -> Choice {
+    forced(client, sizes).unwrap_or_else(|| select::by_table(client, sizes))
+}
+
 /// What is to compute these, if that is forced and possible.
-pub(super) fn choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
+fn forced(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
     if !IS_FORCED.load(Ordering::Acquire) || sizes.batch_invariant {
         return None;
     }

@@ -19,6 +19,7 @@ pub mod normed;
 mod parts;
 mod plain;
 mod select;
+mod sizes;
 #[cfg(feature = "cuda")]
 mod sm90;
 #[cfg(feature = "cuda")]
@@ -29,10 +30,11 @@ pub(crate) mod weight;
 
 use cubecl::prelude::*;
 
-pub use self::forced::{Forced, choices};
+pub use self::forced::{Forced, choices, choose};
 use self::grid::Grid;
 pub(crate) use self::select::FEW_OUTPUTS;
-pub use self::select::{Choice, Division, LinearSizes, choose, joins, joins_experts};
+pub use self::select::{Choice, joins, joins_experts};
+pub use self::sizes::{Division, LinearSizes};
 pub use self::weight::{WeightArg, WeightFormat};
 use crate::common::launch::{address_type, share};
 use crate::common::select::{Available, Path};
@@ -247,7 +249,7 @@ impl LinearForm {
 
 /// Tokens of a tile of [`Work::Experts`], for which pairs have to be sorted.
 pub fn tile_tokens(client: &Client, sizes: &LinearSizes) -> usize {
-    select::choose(client, sizes).tokens
+    choose(client, sizes).tokens
 }
 
 /// The implementations that a device has for these sizes, the fastest first.
@@ -258,7 +260,7 @@ pub fn available(client: &Client, sizes: &LinearSizes) -> Vec<Available> {
 /// Whether rows are multiplied by a kernel that is made for many of them, and no other product of matrices may be faster; a small
 /// batch always has a kernel. Tiles of dense rows were not timed against others.
 pub fn takes_many_rows(client: &Client, sizes: &LinearSizes) -> bool {
-    let choice = select::choose(client, sizes);
+    let choice = choose(client, sizes);
     choice.path == Path::Sm90 || choice.is_tiled() && sizes.division != Division::Dense
 }
 
@@ -288,7 +290,7 @@ pub fn launch_turned(client: &Client, latents: LatentRows, args: LinearArgs) {
 pub fn turns(client: &Client, latents: &LatentRows, args: &LinearArgs) -> bool {
     #[cfg(feature = "cuda")]
     if let Work::Heads { carried, .. } = args.work {
-        let choice = select::choose(client, &args.sizes());
+        let choice = choose(client, &args.sizes());
         return choice.path == Path::Mma && !choice.is_tiled() && mma::takes_latents(carried, latents);
     }
     let _ = (client, latents, args);
@@ -342,7 +344,7 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
     buffers.extend(before.largest());
     buffers.extend(latents.as_ref().map(|latents| &latents.cache));
     let address = address_type(client, &buffers);
-    let choice = select::choose(client, &sizes);
+    let choice = choose(client, &sizes);
     let grid =
         |work: Work, chooses: fn(&RouteArgs) -> bool| Grid::new(client, work.listed(client, chooses), choice.tokens);
     #[cfg(feature = "cuda")]
@@ -374,7 +376,15 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
             } else {
                 before.launch(client);
             }
-            mma::launch(client, products, grid, (inside, latents), (args.form, choice), address, elem);
+            mma::launch(
+                client,
+                products,
+                grid,
+                (inside, latents),
+                (args.form, choice.tokens, choice.in_parts),
+                address,
+                elem,
+            );
         }
         _ => {
             let _ = latents;

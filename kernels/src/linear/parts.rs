@@ -6,16 +6,7 @@
 //! and `wgmma` compute the same bits of the same 16 channels (Xie et al., "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores
 //! and Matrix Cores", 2025: both add the aligned products and the sum so far with 25 bits behind the point, and truncate).
 
-use cubecl::prelude::Client;
-
-use super::{LinearSizes, mma, sm90};
-
 /// Parts of the channels.
 pub(super) const PARTS: usize = 8;
 /// Channels of a block.
 pub(super) const BLOCK: usize = 64;
-
-/// Whether products are summed in this order: where both kernels take the matrix. How many rows there are plays no part.
-pub(super) fn applies(client: &Client, sizes: &LinearSizes) -> bool {
-    sizes.batch_invariant && sm90::supported(client, sizes) && mma::supported(client, sizes)
-}

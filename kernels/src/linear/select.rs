@@ -4,12 +4,11 @@ use std::fmt;
 
 use cubecl::prelude::*;
 
+use super::WeightFormat;
 #[cfg(feature = "cuda")]
 use super::mma;
-#[cfg(feature = "cuda")]
-use super::parts;
 use super::plain;
-use super::{LinearForm, WeightFormat, forced};
+use super::sizes::{Division, LinearSizes};
 #[cfg(feature = "cuda")]
 use super::{sm90, tiled};
 #[cfg(feature = "cuda")]
@@ -53,96 +52,6 @@ pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
         offline: plain::offline,
     },
 ]);
-
-/// What the choice depends on.
-#[derive(Debug, Clone, Copy)]
-pub struct LinearSizes {
-    /// Rows of all matrices together.
-    pub rows: usize,
-    /// Matrices that rows are divided among.
-    pub matrices: usize,
-    /// How rows find their matrix.
-    pub division: Division,
-    /// Channels of a row of x.
-    pub inputs: usize,
-    /// Channels of a row of the output.
-    pub outputs: usize,
-    /// Channels of a row of x that are copied behind its products.
-    pub carried: usize,
-    /// Elements from one matrix to the next.
-    pub matrix_stride: usize,
-    /// What becomes of the products.
-    pub form: LinearForm,
-    /// Of x, and of weights and output.
-    pub elems: [ElemType; 2],
-    /// In which format weights are stored.
-    pub format: WeightFormat,
-    /// Whether the bits of a row must not depend on how many rows there are.
-    pub batch_invariant: bool,
-}
-
-/// How rows find their matrix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Division {
-    /// One matrix has them all.
-    Dense,
-    /// Two matrices have them all.
-    Pair,
-    /// The rows of each head have its own.
-    Heads,
-    /// The rows of each expert have its own, and are sorted by expert.
-    Experts,
-    /// They are a single token's, and each has that of another expert.
-    Token,
-}
-
-impl LinearSizes {
-    /// Of so many rows of one matrix.
-    pub fn dense(
-        [rows, inputs, outputs]: [usize; 3],
-        form: LinearForm,
-        elems: [ElemType; 2],
-        format: WeightFormat,
-    ) -> Self {
-        let (division, matrix_stride) = (Division::Dense, form.matrix(inputs, outputs));
-        let (matrices, carried, batch_invariant) = (1, 0, false);
-        Self { rows, matrices, division, inputs, outputs, carried, matrix_stride, form, elems, format, batch_invariant }
-    }
-
-    /// Of so many rows of heads, with channels that are carried over.
-    pub fn by_head(
-        [rows, heads, inputs, outputs, carried]: [usize; 5],
-        elems: [ElemType; 2],
-        format: WeightFormat,
-    ) -> Self {
-        let dense = Self::dense([rows * heads, inputs, outputs], LinearForm::default(), elems, format);
-        Self { matrices: heads, division: Division::Heads, carried, ..dense }
-    }
-
-    /// Of so many pairs of token and expert.
-    pub fn experts(
-        [pairs, experts, inputs, outputs]: [usize; 4],
-        form: LinearForm,
-        elem: ElemType,
-        format: WeightFormat,
-        batch_invariant: bool,
-    ) -> Self {
-        let dense = Self::dense([pairs, inputs, outputs], form, [elem; 2], format);
-        Self { matrices: experts, division: Division::Experts, batch_invariant, ..dense }
-    }
-
-    /// Of a single token's pairs, each with a matrix of its own.
-    pub fn token([pairs, inputs, outputs]: [usize; 3], form: LinearForm, elem: ElemType, format: WeightFormat) -> Self {
-        let dense = Self::dense([pairs, inputs, outputs], form, [elem; 2], format);
-        Self { matrices: pairs, division: Division::Token, ..dense }
-    }
-
-    /// Rows of a matrix, on average.
-    #[cfg(feature = "cuda")]
-    pub(super) fn rows_each(&self) -> usize {
-        self.rows.div_ceil(self.matrices.max(1))
-    }
-}
 
 /// A kernel, and how it divides the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,11 +108,8 @@ impl fmt::Display for Choice {
     }
 }
 
-/// The kernel for a problem, and how it divides the work.
-pub fn choose(client: &Client, sizes: &LinearSizes) -> Choice {
-    if let Some(choice) = forced::choice(client, sizes) {
-        return choice;
-    }
+/// What the table chooses.
+pub(super) fn by_table(client: &Client, sizes: &LinearSizes) -> Choice {
     let (_, choice) = TABLE.choose(client, sizes).expect("the plain kernel takes everything");
     choice
 }
@@ -238,8 +144,15 @@ const TIMES: [usize; 2] = [10, 6];
 #[cfg(feature = "cuda")]
 pub(super) fn small_batch_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
     let tokens = mma::tile_tokens(sizes.rows_each());
-    let choice = || Choice { in_parts: parts::applies(client, sizes), ..Choice::of(Path::Mma, tokens) };
+    let choice = || Choice { in_parts: in_parts(client, sizes), ..Choice::of(Path::Mma, tokens) };
     mma::supported(client, sizes).then(choice)
+}
+
+/// Whether sums have the order of `parts.rs`: where both kernels that have it take the matrix. How many rows there are plays no
+/// part.
+#[cfg(feature = "cuda")]
+fn in_parts(client: &Client, sizes: &LinearSizes) -> bool {
+    sizes.batch_invariant && sm90::supported(client, sizes) && mma::supported(client, sizes)
 }
 
 /// Tiles of many rows, on what is no Hopper.
@@ -280,7 +193,7 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
         Division::Experts => rows >= matrices,
         Division::Pair | Division::Token => false,
     };
-    let in_parts = parts::applies(client, sizes);
+    let in_parts = in_parts(client, sizes);
     if !enough || !sm90::supported(client, sizes) || sizes.batch_invariant && !in_parts {
         return None;
     }

@@ -4,7 +4,11 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::nvrtc::{FAILED, Texts};
+/// `NVRTC_ERROR_INTERNAL_ERROR`.
+pub(crate) const FAILED: c_int = 11;
+
+/// Options, or names of headers.
+pub(crate) type Texts = *const *const c_char;
 
 /// Whether `SIM_CUDA_KERNELS` is `empty`.
 pub fn is_asked_for() -> bool {

@@ -4,13 +4,10 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::empty;
+use crate::empty::{self, FAILED, Texts};
 
 /// Names under which the real library is looked for; ours has the one without a version.
 const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
-
-/// `NVRTC_ERROR_INTERNAL_ERROR`.
-pub(crate) const FAILED: c_int = 11;
 
 /// Sources by program, and by the PTX that was made of them.
 #[derive(Default)]
@@ -66,8 +63,6 @@ macro_rules! pass_on {
         }
     )*};
 }
-
-pub(crate) type Texts = *const *const c_char;
 
 pass_on! {
     fn nvrtcVersion(major: *mut c_int, minor: *mut c_int)

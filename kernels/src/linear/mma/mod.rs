@@ -22,7 +22,6 @@ pub(super) use self::select::{has_instruction, supported, takes, takes_latents, 
 use crate::linear::choice::PairExpertsArgs;
 use crate::linear::grid::Grid;
 use crate::linear::latents::BesideArgs;
-use crate::linear::select::Choice;
 use crate::linear::source::RowSourceArgs;
 use crate::linear::{Before, LatentRows, LinearForm, Products};
 use crate::residual_norm::UNITS as NORM_UNITS;
@@ -50,7 +49,7 @@ pub(super) fn launch(
     products: Products,
     grid: Grid,
     (before, latents): (Before, Option<LatentRows>),
-    (linear, Choice { tokens, in_parts, .. }): (LinearForm, Choice),
+    (linear, tokens, in_parts): (LinearForm, usize, bool),
     address: AddressType,
     elem: ElemType,
 ) {
