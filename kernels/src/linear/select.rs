@@ -8,7 +8,9 @@ use super::WeightFormat;
 #[cfg(feature = "cuda")]
 use super::mma;
 use super::plain;
-use super::sizes::{Division, LinearSizes};
+#[cfg(feature = "cuda")]
+use super::sizes::Division;
+use super::sizes::LinearSizes;
 #[cfg(feature = "cuda")]
 use super::{sm90, tiled};
 #[cfg(feature = "cuda")]
