@@ -31,13 +31,13 @@ const LONGEST: f64 = 20_000.0;
 const NEW_TOKENS: usize = 40;
 
 #[rstest]
-#[case::launched_v2_lite("deepseek-v2-lite", false)]
-#[case::captured_v2_lite("deepseek-v2-lite", true)]
-#[case::launched_v3("deepseek-v3", false)]
-#[case::captured_v3("deepseek-v3", true)]
-#[case::launched_v32("deepseek-v32", false)]
-#[case::captured_v32("deepseek-v32", true)]
-#[case::launched_v4("deepseek-v4-flash", false)]
+#[case::v2_lite_launched("deepseek-v2-lite", false)]
+#[case::v2_lite_captured("deepseek-v2-lite", true)]
+#[case::v3_launched("deepseek-v3", false)]
+#[case::v3_captured("deepseek-v3", true)]
+#[case::v32_launched("deepseek-v32", false)]
+#[case::v32_captured("deepseek-v32", true)]
+#[case::v4_launched("deepseek-v4-flash", false)]
 #[ignore = "for a simulated GPU that does not compile"]
 fn warm_up_names_all_kernels(#[case] name: &str, #[case] graphs: bool) {
     assert_eq!(std::env::var("SIM_CUDA_KERNELS").as_deref(), Ok("empty"), "see tools/simulate.sh --models");
