@@ -1,5 +1,5 @@
 //! Prefill: chunks of new tokens see each other in the naive form, with keys and values of every head, and what the cache held
-//! before in the absorbed form; the two are merged. Or they see all keys in the absorbed form: `step.rs` says when.
+//! before in the absorbed form; the two are merged. Or they see all keys in the absorbed form: `attention_form.rs` says when.
 
 use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
