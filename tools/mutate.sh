@@ -4,8 +4,8 @@
 #
 #     tools/mutate.sh KERNEL [OPTIONS OF ptx-mutate...]
 #
-# KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma or lightning_index.mma. Launches are recorded while device
-# tests run on the simulated GPU, once: remove the folder for new ones.
+# KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma, lightning_index.sm90, lightning_index.mma or ragged_attention.sm90.
+# Launches are recorded while device tests run on the simulated GPU, once: remove the folder for new ones.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 cd "$root"
@@ -18,8 +18,12 @@ case "${1:-}" in
         arch=90 multiprocessors=1 kernel=decode_sm90_kernel tests=ops_mutants_decode why=mla_decode/sm90 ;;
     mla_decode.mma)
         arch=80 multiprocessors=1 kernel=decode_mma_kernel tests=ops_mutants_decode why=mla_decode ;;
+    lightning_index.sm90)
+        arch=90 multiprocessors=1 kernel=score_sm90_kernel tests=ops_mutants_index_tiles why=lightning_index/sm90 ;;
     lightning_index.mma)
         arch=80 multiprocessors=4 kernel=score_mma_kernel tests=ops_mutants_lightning_index why=lightning_index ;;
+    ragged_attention.sm90)
+        arch=90 multiprocessors=1 kernel=ragged_sm90_kernel tests=ops_mutants_ragged why=ragged_attention/sm90 ;;
     *)
         sed -n '2,9s/^# \?//p' "$0" >&2
         exit 2 ;;
@@ -38,8 +42,12 @@ if [ ! -d "$traces" ]; then
     rm -rf "$traces.new"
     mkdir -p "$traces.new"
     record "$multiprocessors" "$tests"
-    # Cubes without items.
-    if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi
+    case "$tests" in
+        # Blocks of a tile in several cubes.
+        ops_mutants_index_tiles | ops_mutants_ragged) record 4 "$tests" ;;
+        # Cubes without items.
+        ops_mutants_decode) if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi ;;
+    esac
     mv "$traces.new" "$traces"
 fi
 exec cargo run --quiet --release --package ptx-mutate --locked -- "$traces" --kernel "$kernel" --explain "kernels/src/$why/mutants.toml" "$@"

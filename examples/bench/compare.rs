@@ -6,8 +6,25 @@ use std::path::Path;
 use serde_json::Value;
 
 /// What makes two rows the same case; absent in both is the same, too.
-const KEY: [&str; 13] =
-    ["op", "format", "b", "s_q", "h_q", "d", "s_k", "topk", "extra_topk", "lens", "causal", "page", "tokens"];
+const KEY: [&str; 17] = [
+    "op",
+    "format",
+    "b",
+    "s_q",
+    "h_q",
+    "h_kv",
+    "d",
+    "dqk",
+    "dv",
+    "shared",
+    "s_k",
+    "topk",
+    "extra_topk",
+    "lens",
+    "causal",
+    "page",
+    "tokens",
+];
 /// Rows with a lower ratio are counted.
 const SLOWER: f64 = 0.95;
 
@@ -92,13 +109,15 @@ struct Summary<'a> {
 
 impl fmt::Display for Comparison<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| case | ours us | best peer us | peer | best peer / ours | ours TFLOP/s | ours GB/s |")?;
-        writeln!(f, "|---|---|---|---|---|---|---|")?;
+        let head = "| case | ours us | best peer us | peer | best peer / ours | ours TFLOP/s | ours GB/s |";
+        writeln!(f, "{head} rel. rms, ours | best peer |")?;
+        writeln!(f, "|---|---|---|---|---|---|---|---|---|")?;
         for Pair { ours, best, ratio } in &self.pairs {
             let (us, best_us) = (us(ours), us(best));
             let (tflops, gbps) = (text(ours, "tflops"), text(ours, "gbps"));
             let peer = text(best, "peer");
-            writeln!(f, "| {} | {us:.1} | {best_us:.1} | {peer} | {ratio:.2} | {tflops} | {gbps} |", case(ours))?;
+            write!(f, "| {} | {us:.1} | {best_us:.1} | {peer} | {ratio:.2} | {tflops} | {gbps} |", case(ours))?;
+            writeln!(f, " {} | {} |", rel_rms(ours), rel_rms(best))?;
         }
         writeln!(f, "\nBest peer / ours: above 1 ours is faster.\n")?;
         writeln!(f, "| op | rows | geometric mean | below {SLOWER} | worst | worst case |")?;
@@ -159,6 +178,11 @@ fn us(row: &Value) -> f64 {
     row["us"].as_f64().unwrap_or(0.0)
 }
 
+/// How far its results are from f64, where that is known.
+fn rel_rms(row: &Value) -> String {
+    row["rel_rms"].as_f64().map_or("".into(), |value| format!("{value:.1e}"))
+}
+
 fn text(row: &Value, key: &str) -> String {
     row.get(key).map_or("".into(), |value| value.as_str().map_or_else(|| value.to_string(), str::to_string))
 }
@@ -185,6 +209,7 @@ mod tests {
                 { "peer": "burn-mla", "op": "dense", "b": 2, "lens": "fixed", "us": 10.0 },
                 { "peer": "burn-mla", "op": "dense", "b": 2, "lens": "var", "us": 10.0 },
                 { "peer": "burn-mla", "op": "merge", "tokens": 3, "us": 4.0 },
+                { "peer": "burn-mla", "op": "ragged", "b": 1, "dqk": 192, "shared": 64, "us": 4.0, "rel_rms": 0.00123 },
             ],
             "ceilings": { "start": { "copy_GBps": 4000.0, "empty_kernel_us": { "us": 3.5 } } },
             "skipped": ["dense, the rest"],
@@ -197,26 +222,30 @@ mod tests {
                 { "peer": "x", "op": "dense", "b": 4, "lens": "fixed", "us": 5.0 },
                 { "peer": "x", "op": "dense", "b": 2, "lens": "var" },
                 { "peer": "z", "op": "merge", "tokens": 3, "us": 32.0 },
+                { "peer": "z", "op": "ragged", "b": 1, "dqk": 192, "shared": 64, "us": 8.0, "rel_rms": 0.002 },
+                { "peer": "z", "op": "ragged", "b": 1, "dqk": 192, "shared": 0, "us": 2.0 },
+                { "peer": "z", "op": "ragged", "b": 1, "dqk": 128, "shared": 64, "us": 2.0 },
             ],
             "checks": [{ "name": "a", "ok": true }, { "name": "b", "ok": false }],
         });
         let comparison = Comparison::new(&ours, &peers).expect("two files");
         let ratios: Vec<f64> = comparison.pairs.iter().map(|pair| pair.ratio).collect();
-        assert_eq!(ratios, [2.0, 0.5, 8.0]);
+        assert_eq!(ratios, [2.0, 0.5, 8.0, 2.0]);
         assert_eq!(text(comparison.pairs[0].best, "peer"), "y");
-        assert_eq!((comparison.ours_alone.len(), comparison.peers_alone.len()), (1, 1));
+        assert_eq!((comparison.ours_alone.len(), comparison.peers_alone.len()), (1, 3));
         assert_eq!(comparison.failures, ["ours: no time left: dense, the rest", "peers: wrong result: b"]);
 
-        assert_eq!(comparison.ops(), ["dense", "merge"]);
+        assert_eq!(comparison.ops(), ["dense", "merge", "ragged"]);
         let dense = comparison.summary(Some("dense")).expect("two rows");
         assert!((dense.mean - 1.0).abs() < 1e-12, "{}", dense.mean);
         assert_eq!((dense.rows, dense.slower, dense.worst.ratio), (2, 1, 0.5));
-        let all = comparison.summary(None).expect("three rows");
+        let all = comparison.summary(None).expect("four rows");
         assert!((all.mean - 2.0).abs() < 1e-12, "{}", all.mean);
 
         assert_eq!(comparison.ceilings, ["ours, start: a copy has 4000.0 GB/s, an empty kernel reads 3.5 us"]);
         let printed = comparison.to_string();
-        assert!(printed.contains("| all | 3 | 2.000 | 1 | 0.50 | dense b 2 lens fixed |"), "{printed}");
-        assert!(printed.contains("Rows of peers without ours: 1\n- x dense b 4 lens fixed"), "{printed}");
+        assert!(printed.contains("| 2.00 |  |  | 1.2e-3 | 2.0e-3 |"), "{printed}");
+        assert!(printed.contains("| all | 4 | 2.000 | 1 | 0.50 | dense b 2 lens fixed |"), "{printed}");
+        assert!(printed.contains("Rows of peers without ours: 3\n- x dense b 4 lens fixed"), "{printed}");
     }
 }

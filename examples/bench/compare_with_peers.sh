@@ -1,18 +1,29 @@
 #!/usr/bin/env bash
-# Times the dense decode of the peers (FlashMLA, FlashInfer) and then ours on one Hopper GPU, and compares them.
+# Times the peers and then ours on one Hopper GPU, section by section, and compares them.
 #
 #     examples/bench/compare_with_peers.sh PEERS OUT [BENCH]
 #
-# PEERS: the folder that peers/prepare.sh made. OUT: where peers.json, ours.json, comparison.md and the logs go.
-# BENCH: the benchmark's program; built with cargo where it is left out. ITERS (30) is how often both time a call.
-# The measurement ends within 560 s; on an H200 it takes about two minutes. Needs what peers/README.md says.
+# SECTIONS ("dense ragged"): dense is dense decode against FlashMLA and FlashInfer, ragged is ragged attention against
+# FlashAttention-3.
+# PEERS: the folder that peers/prepare.sh made. OUT: where peers-SECTION.json, ours-SECTION.json, comparison-SECTION.md
+# and the logs go. BENCH: the benchmark's program; built with cargo where it is left out. ITERS (30) is how often both
+# time a call. The measurement ends within LIMIT (560) seconds; on an H200 dense takes about two minutes. Needs what
+# peers/README.md says.
 set -euo pipefail
 [ $# = 2 ] || [ $# = 3 ] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 peers=$1 out=$(realpath -m "$2") iters=${ITERS:-30}
+read -ra sections <<< "${SECTIONS:-dense ragged}"
+for section in "${sections[@]}"; do
+    case $section in
+    dense | ragged) ;;
+    *)
+        echo "SECTIONS: dense, ragged or both, not $section" >&2
+        exit 2
+        ;;
+    esac
+done
 mkdir -p "$out"
-# Neither an old comparison nor half of one.
-rm -f "$out"/{peers.json,ours.json,comparison.md}
 
 if [ $# = 3 ]; then
     bench=("$(realpath "$3")")
@@ -21,17 +32,35 @@ else
     cargo build "${cargo[@]}"
     bench=(cargo run --quiet "${cargo[@]}" --)
 fi
+end=$((SECONDS + ${LIMIT:-560}))
 
-# Runs a program within so many seconds. Should it fail, what it has measured is compared.
+# Runs a program within so many seconds, of those that are left. Should it fail, what it has measured is compared.
 measure() {
-    local name=$1 seconds=$2 start=$SECONDS
+    local name=$1 seconds=$2 start=$SECONDS left=$((end - SECONDS))
     shift 2
-    timeout -k 5 "$seconds" "$@" > "$out/$name.log" 2>&1 || echo "$name: exit status $?"
+    [ "$seconds" -le "$left" ] || seconds=$left
+    [ "$seconds" -ge 40 ] || { echo "$name: no time left" && return; }
+    timeout -k 5 "$seconds" "$@" --iters "$iters" --limit $((seconds - 15)) --out "$out/$name.json" \
+        > "$out/$name.log" 2>&1 || echo "$name: exit status $?"
     tail -n 3 "$out/$name.log"
     echo "$name: $((SECONDS - start)) s"
 }
-# Inputs of the same deviation: a GPU at its power limit is faster with some numbers than with others.
-measure peers 310 python3 "$peers/bench_peers.py" --only ceilings,check,dense --iters "$iters" --std 1 --limit 300 \
-    --out "$out/peers.json"
-measure ours 235 "${bench[@]}" --only ceilings,dense --iters "$iters" --limit 220 --out "$out/ours.json"
-"${bench[@]}" --compare "$out/ours.json" "$out/peers.json" | tee "$out/comparison.md"
+
+status=0
+for section in "${sections[@]}"; do
+    # Neither an old comparison nor half of one.
+    rm -f "$out"/{peers,ours}-"$section".json "$out/comparison-$section.md"
+    # Inputs of the same deviation: a GPU at its power limit is faster with some numbers than with others.
+    case $section in
+    dense) measure peers-dense 310 python3 "$peers/bench_peers.py" --only ceilings,check,dense --std 1 ;;
+    ragged) measure peers-ragged 180 python3 "$peers/bench_ragged.py" ;;
+    esac
+    measure "ours-$section" 235 "${bench[@]}" --only "ceilings,$section"
+    "${bench[@]}" --compare "$out/ours-$section.json" "$out/peers-$section.json" > "$out/comparison-$section.md" ||
+        status=1
+done
+for section in "${sections[@]}"; do
+    printf '\n## %s\n\n' "$section"
+    cat "$out/comparison-$section.md"
+done
+exit $status

@@ -41,7 +41,8 @@ pub fn normal<const D: usize>(shape: [usize; D], dtype: DType, device: &Device) 
 /// A cache as the operations want it, of normal numbers.
 pub fn pool(shape: [usize; 3], dtype: FloatDType, device: &Device) -> Tensor<3> {
     let len = shape.iter().product();
-    let mut pool = new_pool(shape, dtype, device).reshape([len]);
+    let pool = new_pool(shape, dtype, device).unwrap_or_else(|error| panic!("a cache of {shape:?}: {error}"));
+    let mut pool = pool.reshape([len]);
     for start in (0..len).step_by(CHUNK) {
         let end = len.min(start + CHUNK);
         pool = pool.slice_assign(start..end, random(end - start, dtype.into(), device));

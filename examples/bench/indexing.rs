@@ -86,7 +86,7 @@ fn paged_batch(bench: &Bench, b: usize, len: usize, page: usize) -> (PagedBatchA
 fn page_table_case(bench: &mut Bench, b: usize, len: usize) -> Result<(), String> {
     let (args, pages) = paged_batch(bench, b, len, PAGE);
     let call = || op_page_table(args.clone(), len.div_ceil(PAGE)).map_err(|error| error.to_string());
-    if data::read_ints(call()?)? != pages {
+    if data::read_ints(call()?.table)? != pages {
         return Err("wrong page ids".into());
     }
     let times = bench.timer.measure(call)?;

@@ -3,8 +3,8 @@
 //!     cargo run --release --features cuda --example bench -- --device cuda --out bench.json
 //!     cargo run --release --example bench -- --compare bench.json peers.json
 //!
-//! The folder `peers` times FlashMLA, FlashInfer and vLLM in the same way; `compare_with_peers.sh` runs both programs
-//! and prints the comparison.
+//! The folder `peers` times FlashMLA, FlashInfer, FlashAttention-3 and vLLM in the same way; `compare_with_peers.sh` runs
+//! both programs and prints the comparisons.
 //!
 //! Before every timed call 256 MiB are written, so that L2 has none of its inputs. A row holds, in microseconds:
 //!
@@ -34,7 +34,9 @@
 //! Counted as in FlashMLA's tests: dense decode has `b*h_q*s_q*2*(576+512)*mean_len` FLOPs (a causal mask is not
 //! subtracted) and moves q, the keys and out; causal ragged attention counts half of its square. Sparse decode has
 //! `2*h_q*(d+512)` FLOPs for each key that a query sees, and moves q, each row that any query sees, once, and out; the index
-//! reads its keys. `plan`, `plan_host` and `lightning_index` have no check here.
+//! reads its keys once for each sequence, and has FLOPs for its scores alone. Where Hopper scores many query tokens together, `scores_us`
+//! is how much longer the call takes with twice the heads, which has the same choice of keys, and `of_selection` the part of `us` that
+//! is not scores. `plan` and `plan_host` have no check here.
 //!
 //! `e2e_decode` has no `us`: `tokens_per_s` and `ms_per_step` are by the wall clock, from one generated token to the next, in
 //! `steps` with one token of each request, of which `graph_steps` were replayed: with graphs all of them. `weights_gb` are the
@@ -43,9 +45,9 @@
 //! different routed experts of the first step, the mean over the layers: weights are normally distributed (0.02), as models are
 //! trained from.
 //!
-//! `e2e_prefill`: `b` prompts of `context` random tokens in one step of launched kernels, by the wall clock until their first
-//! tokens are on the host. `ms` and `tokens_per_s` are the mean of 8 such batches, `ms_first` is the one before them, which
-//! compiles and tunes. `e2e_ttft`: `ms` from the start of a process to the first token of one prompt, `ms_from_device` from an open
+//! `e2e_prefill`: `b` prompts of `context` random tokens in steps of 16,384 at most, of launched kernels, by the wall clock until
+//! their first tokens are on the host. `ms` and `tokens_per_s` are the mean of 8 such batches, of 65,536 tokens of 2, `ms_first`
+//! is the one before them, which compiles and tunes. `e2e_ttft`: `ms` from the start of a process to the first token of one prompt, `ms_from_device` from an open
 //! device, `ms_from_weights` from the last weight; `ms_asking` is the pass that names the kernels, `ms_loading` the weights, while
 //! kernels are compiled. What earlier processes compiled lies on the disk. `e2e_shapes`: kernels that were `compiled` (or read from
 //! the disk) in 196 steps with requests of random lengths, after a warm-up of so many.
@@ -194,7 +196,7 @@ fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase
         prefill::run(bench, cases(4));
     }
     if only.contains(&Section::PrefillV4) {
-        prefill::run(bench, vec![models::v4_flash()]);
+        prefill::run(bench, vec![models::v32(), models::v4_flash()]);
     }
     if only.contains(&Section::Shapes) {
         shapes::run(bench, &random.cloned().unwrap_or_else(models::v2_lite));

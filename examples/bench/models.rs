@@ -10,6 +10,7 @@ use crate::cases::{Bench, Size};
 
 const V2_LITE: &str = include_str!("models/deepseek-v2-lite.json");
 const V3: &str = include_str!("models/deepseek-v3.json");
+const V32: &str = include_str!("models/deepseek-v32.json");
 const V4_FLASH: &str = include_str!("models/deepseek-v4-flash.json");
 
 /// A configuration file, and how many of its layers are computed.
@@ -40,6 +41,11 @@ pub fn published(size: Size, v3_layers: usize) -> Vec<ModelCase> {
 /// V2-Lite, whole.
 pub fn v2_lite() -> ModelCase {
     ModelCase::published("v2-lite", V2_LITE, 27)
+}
+
+/// As many layers of V3.2, 3 of them dense.
+pub fn v32() -> ModelCase {
+    ModelCase::published("v32", V32, 4)
 }
 
 /// As many layers of V4-Flash as fit beside their activations, the first 3 with experts by token id.

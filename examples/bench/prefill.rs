@@ -10,8 +10,11 @@ use crate::data;
 use crate::models::{ModelCase, show};
 use crate::report::rounded;
 
-/// Batches of prompts, one after the other; the first compiles and tunes, and is not counted.
+/// Batches of prompts, one after the other; the first compiles and tunes, and is not counted. Fewer of long prompts.
 const BATCHES: usize = 9;
+const LONG_BATCHES: usize = 3;
+/// Tokens of a step, at most: longer prompts take several.
+const STEP: usize = 16384;
 const PAGE: usize = 64;
 
 /// The section.
@@ -25,7 +28,7 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
     let model = case.load(bench)?;
     let tokenizer = Tokenizer::bytes().map_err(show)?;
     let shapes = match bench.size {
-        Size::Full => vec![(1, 2048), (1, 8192), (8, 2048)],
+        Size::Full => vec![(1, 2048), (1, 8192), (8, 2048), (1, 65536)],
         Size::Quick => vec![(1, 2048), (8, 2048)],
         Size::Smoke => vec![(2, 24)],
     };
@@ -57,26 +60,28 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
 }
 
 /// Milliseconds of each of some batches of prompts of random ids, all different, from their submission until their first tokens
-/// are on the host. A batch is one step, whose kernels are launched.
+/// are on the host. A batch is one step, or several of a long prompt, whose kernels are launched.
 fn prefill(
     model: &DeepseekModel,
     tokenizer: &Tokenizer,
     [batch, len]: [usize; 2],
     deterministic: bool,
 ) -> Result<Vec<f64>, String> {
+    let steps = (batch * len).div_ceil(STEP);
+    let batches = if steps > 1 { LONG_BATCHES } else { BATCHES };
     let options = EngineOptions {
         page_size: PAGE,
         cache_pages: batch * (len + 1).div_ceil(PAGE),
         max_batch: batch,
-        token_budget: batch * len,
+        token_budget: STEP.min(batch * len),
         prefix_caching: false,
         deterministic,
         graphs: false,
     };
     let mut engine = Engine::new(model, tokenizer, options).map_err(show)?;
     let mut rng = data::rng(len as u64);
-    let mut ms = Vec::with_capacity(BATCHES);
-    for _ in 0..BATCHES {
+    let mut ms = Vec::with_capacity(batches);
+    for _ in 0..batches {
         let requests: Vec<_> = (0..batch).map(|_| request(len, model.vocab_size(), &mut rng)).collect();
         let start = Instant::now();
         let streams = requests.into_iter().map(|request| engine.submit(request));
@@ -86,9 +91,9 @@ fn prefill(
         ms.push(start.elapsed().as_secs_f64() * 1e3);
     }
     let stats = engine.stats();
-    if stats.steps != BATCHES || stats.generated_tokens != BATCHES * batch {
+    if stats.steps != batches * steps || stats.generated_tokens != batches * batch {
         let (steps, tokens) = (stats.steps, stats.generated_tokens);
-        return Err(format!("{BATCHES} batches of {batch} prompts took {steps} steps and gave {tokens} tokens"));
+        return Err(format!("{batches} batches of {batch} prompts took {steps} steps and gave {tokens} tokens"));
     }
     Ok(ms)
 }

@@ -2,18 +2,17 @@
 
 use burn::tensor::Tensor;
 use burn_mla::ops::{RaggedAttentionArgs, RaggedAttentionOptions, explain_path, ragged_attention};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cases::Bench;
 use crate::data;
 use crate::report::{Volume, rounded};
+use crate::varlen;
 
 /// A row.
 #[derive(Debug, Clone, Copy)]
 struct Row {
-    /// Sequences of as many tokens each.
-    b: usize,
-    len: usize,
+    batch: Batch,
     heads: usize,
     kv_heads: usize,
     dqk: usize,
@@ -23,23 +22,32 @@ struct Row {
     causal: bool,
 }
 
-/// Heads of queries and keys, dqk, dv, shared.
-const MODELS: [[usize; 5]; 6] = [
+/// The sequences of a row.
+#[derive(Debug, Clone, Copy)]
+enum Batch {
+    /// So many, of as many tokens each.
+    Fixed(usize, usize),
+    /// So many, of 128 to 1024 tokens, in no order: [`varlen::ragged`].
+    Varied(usize),
+}
+
+/// Heads of queries and keys, dqk, dv, shared. The peers have the same rows: `peers/bench_ragged.py`.
+const MODELS: [[usize; 5]; 7] = [
     [128, 128, 192, 128, 64],
     [128, 128, 192, 128, 0],
+    [128, 128, 128, 128, 0],
     [16, 16, 192, 128, 64],
     [16, 16, 192, 128, 0],
     [16, 16, 128, 128, 0],
     [32, 8, 128, 128, 0],
 ];
-/// Sequences and their length.
-const BATCHES: [[usize; 2]; 4] = [[1, 4096], [1, 16384], [1, 32768], [16, 2048]];
+const BATCHES: [Batch; 5] =
+    [Batch::Fixed(1, 4096), Batch::Fixed(1, 16384), Batch::Fixed(1, 32768), Batch::Fixed(16, 2048), Batch::Varied(64)];
 
 /// The section.
 pub fn run(bench: &mut Bench) {
-    let row = |[heads, kv_heads, dqk, dv, shared]: [usize; 5], [b, len]: [usize; 2], causal| Row {
-        b,
-        len,
+    let row = |[heads, kv_heads, dqk, dv, shared]: [usize; 5], batch, causal| Row {
+        batch,
         heads,
         kv_heads,
         dqk,
@@ -49,52 +57,103 @@ pub fn run(bench: &mut Bench) {
     };
     let mut full: Vec<Row> =
         MODELS.iter().flat_map(|&model| BATCHES.iter().map(move |&batch| row(model, batch, true))).collect();
-    full.push(row(MODELS[0], [1, 1024], true));
-    full.push(row(MODELS[0], [16, 1024], true));
-    full.push(row([128, 128, 128, 128, 0], [1, 4096], true));
-    full.push(row([16, 16, 64, 64, 0], [1, 16384], true));
-    full.push(row(MODELS[3], [1, 16384], false));
-    full.push(row(MODELS[4], [1, 16384], false));
-    let small = [row([4, 2, 128, 128, 0], [2, 70], true), row([3, 3, 192, 128, 64], [2, 70], true)];
+    let long = Batch::Fixed(1, 16384);
+    full.push(row(MODELS[0], Batch::Fixed(1, 1024), true));
+    full.push(row(MODELS[0], Batch::Fixed(16, 1024), true));
+    full.push(row([16, 16, 64, 64, 0], long, true));
+    full.push(row(MODELS[4], long, false));
+    full.push(row(MODELS[5], long, false));
+    let small = [
+        row([4, 2, 128, 128, 0], Batch::Fixed(2, 70), true),
+        row([3, 3, 192, 128, 64], Batch::Fixed(2, 70), true),
+        row([2, 1, 128, 128, 0], Batch::Varied(2), true),
+    ];
     for row in bench.pick(&full, 4, &small) {
-        let Row { b, len, heads, kv_heads, dqk, dv, .. } = row;
-        bench.case(&format!("ragged {b} x {len}, heads {heads} / {kv_heads}, {dqk} / {dv}"), |bench| case(bench, row));
+        let Row { heads, kv_heads, dqk, dv, .. } = row;
+        let (lens, longest) = (row.batch.lengths(), row.batch.longest());
+        let name = format!("ragged {} x {longest}, heads {heads} / {kv_heads}, {dqk} / {dv}", lens.len());
+        bench.case(&name, |bench| case(bench, row));
+    }
+}
+
+impl Batch {
+    fn lengths(self) -> Vec<usize> {
+        match self {
+            Self::Fixed(b, len) => vec![len; b],
+            Self::Varied(b) => varlen::ragged(b),
+        }
+    }
+
+    fn longest(self) -> usize {
+        self.lengths().into_iter().max().unwrap_or(0)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fixed(..) => "fixed",
+            Self::Varied(_) => "128..1024",
+        }
+    }
+}
+
+impl Row {
+    fn volume(&self, bytes: usize) -> Volume {
+        let Self { heads, kv_heads, dqk, dv, shared, causal, .. } = *self;
+        let lens = self.batch.lengths();
+        let squares: f64 = lens.iter().map(|&len| (len * len) as f64).sum();
+        // A causal query sees half of the keys, on average.
+        let pairs = if causal { squares / 2.0 } else { squares };
+        let flops = 2.0 * heads as f64 * pairs * (dqk + dv) as f64;
+        let rows = heads * (dqk + dv) + kv_heads * (dqk - shared + dv) + shared;
+        let tokens: usize = lens.iter().sum();
+        Volume { flops: Some(flops), bytes: Some((tokens * rows * bytes) as f64) }
+    }
+
+    fn fields(&self) -> [(&'static str, Value); 10] {
+        let lens = self.batch.lengths();
+        let mean = lens.iter().sum::<usize>() as f64 / lens.len() as f64;
+        [
+            ("b", json!(lens.len())),
+            ("s_q", json!(self.batch.longest())),
+            ("lens", json!(self.batch.name())),
+            ("mean_len", rounded(mean, 2)),
+            ("h_q", json!(self.heads)),
+            ("h_kv", json!(self.kv_heads)),
+            ("dqk", json!(self.dqk)),
+            ("dv", json!(self.dv)),
+            ("shared", json!(self.shared)),
+            ("causal", json!(self.causal)),
+        ]
     }
 }
 
 fn case(bench: &mut Bench, row: Row) -> Result<(), String> {
-    let Row { b, len, heads, kv_heads, dqk, dv, shared, causal } = row;
-    let (args, options) =
-        (arguments(bench, row), RaggedAttentionOptions { softmax_scale: (dqk as f32).powf(-0.5), causal });
+    let softmax_scale = (row.dqk as f32).powf(-0.5);
+    let lens = row.batch.lengths();
+    let (args, options) = (
+        arguments(bench, row, &lens),
+        RaggedAttentionOptions { softmax_scale, softcap: None, causal: row.causal, window: None },
+    );
     let path = explain_path(&args.problem(), &bench.device).path.to_string();
     let call = || ragged_attention(args.clone(), &options).map_err(|error| error.to_string());
     let (out, lse) = call()?;
-    let difference = check(bench, &args, &options, len, (out, lse))?;
+    let difference = check(bench, &args, &options, lens[lens.len() - 1], (out, lse))?;
     let times = bench.timer.measure(call)?;
-    // A causal query sees half of the keys, on average.
-    let seen = if causal { len as f64 / 2.0 } else { len as f64 };
-    let flops = 2.0 * (b * heads * len) as f64 * seen * (dqk + dv) as f64;
-    let rows = heads * (dqk + dv) + kv_heads * (dqk - shared + dv) + shared;
-    let bytes = (b * len * rows * bench.dtype.size()) as f64;
-    let volume = Volume { flops: Some(flops), bytes: Some(bytes) };
-    let shape = [
-        ("b", json!(b)),
-        ("s_q", json!(len)),
-        ("h_q", json!(heads)),
-        ("h_kv", json!(kv_heads)),
-        ("dqk", json!(dqk)),
-        ("dv", json!(dv)),
-        ("shared", json!(shared)),
-        ("causal", json!(causal)),
-    ];
-    bench.report.row("ragged", &shape, &times, volume, &[("path", json!(path)), ("rel_rms", rounded(difference, 8))]);
+    let extra = [("path", json!(path)), ("rel_rms", rounded(difference, 8))];
+    bench.report.row("ragged", &row.fields(), &times, row.volume(bench.dtype.size()), &extra);
     Ok(())
 }
 
-fn arguments(bench: &Bench, Row { b, len, heads, kv_heads, dqk, dv, shared, .. }: Row) -> RaggedAttentionArgs {
-    let (device, tokens) = (&bench.device, b * len);
+fn arguments(bench: &Bench, row: Row, lens: &[usize]) -> RaggedAttentionArgs {
+    let Row { heads, kv_heads, dqk, dv, shared, .. } = row;
+    let ends = lens.iter().scan(0_usize, |end, &len| {
+        *end += len;
+        Some(*end)
+    });
+    let cu_seqlens: Vec<i32> = std::iter::once(0).chain(ends).map(|end| end as i32).collect();
+    let (device, tokens) = (&bench.device, lens.iter().sum::<usize>());
+    let cu_seqlens = data::ints(cu_seqlens, [lens.len() + 1], device);
     let rows = |heads: usize, width| data::normal([tokens, heads, width], bench.dtype, device);
-    let cu_seqlens = data::ints((0..=b).map(|i| (i * len) as i32).collect(), [b + 1], device);
     let (k, k_pe, v) = match shared {
         0 => (rows(kv_heads, dqk), None, rows(kv_heads, dv)),
         shared => {

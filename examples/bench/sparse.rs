@@ -5,8 +5,8 @@ use std::collections::HashSet;
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_mla::ops::{
-    IndexForm, LightningIndexArgs, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope,
-    lightning_index, sparse_mla,
+    IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, Path, SparseMlaArgs, SparseMlaOptions,
+    SparseScope, explain_path, lightning_index, sparse_mla,
 };
 use rand::RngExt;
 use rand::seq::index::sample;
@@ -77,11 +77,15 @@ pub fn run(bench: &mut Bench) {
         bench.case(&format!("sparse_decode {shape:?}"), |bench| decode(bench, shape));
     }
     // Query heads and width of the indexer, and the keys that it keeps, in V3.2.
-    let index = |b, s_k| (b, 64, 128, s_k, 2048);
-    let full = [index(1, 32768), index(8, 32768), index(64, 32768), index(1, 131072)];
-    for (b, heads, width, s_k, k) in bench.pick(&full, 2, &[(2, 3, 16, 70, 9)]) {
-        let name = format!("lightning_index b {b} s_k {s_k}");
-        bench.case(&name, |bench| index_case(bench, b, [heads, width], s_k, k));
+    let index = |b, s_q, s_k| IndexShape { b, s_q, heads: 64, width: 128, s_k, k: 2048 };
+    let decode = [(1, 32768), (8, 32768), (64, 32768), (1, 131_072)].map(|(b, s_k)| index(b, 1, s_k));
+    // Prompts: one chunk after a long past, the first chunk, several, and a few tokens.
+    let prompts = [(1, 4096, 32768), (1, 4096, 4096), (8, 512, 32768), (1, 16, 32768)];
+    let full = [&decode[..], &prompts.map(|(b, s_q, s_k)| index(b, s_q, s_k))].concat();
+    let smoke = [(1, 3), (9, 16)].map(|(s_q, heads)| IndexShape { b: 2, s_q, heads, width: 64, s_k: 70, k: 9 });
+    for shape in bench.pick(&full, 2, &smoke) {
+        let IndexShape { b, s_q, s_k, .. } = shape;
+        bench.case(&format!("lightning_index b {b} s_q {s_q} s_k {s_k}"), |bench| index_case(bench, shape));
     }
 }
 
@@ -180,46 +184,98 @@ fn decode(bench: &mut Bench, shape: Shape) -> Result<(), String> {
     Ok(())
 }
 
-fn index_case(bench: &mut Bench, b: usize, [heads, width]: [usize; 2], s_k: usize, k: usize) -> Result<(), String> {
+/// The last `s_q` tokens of sequences with `s_k`.
+#[derive(Debug, Clone, Copy)]
+struct IndexShape {
+    b: usize,
+    s_q: usize,
+    heads: usize,
+    width: usize,
+    s_k: usize,
+    k: usize,
+}
+
+impl IndexShape {
     const PAGE: usize = 64;
-    let (device, per) = (bench.device.clone(), s_k.div_ceil(PAGE));
-    let pages = data::permutation(b * per, &mut data::rng(3));
-    let args = LightningIndexArgs {
-        q: data::normal([b, 1, heads, width], bench.dtype, &device),
-        keys: data::pool([b * per, PAGE, width], FloatDType::from(bench.dtype), &device),
-        page_table: data::ints(pages, [b, per], &device),
-        head_weights: data::normal([b, 1, heads], DType::F32, &device),
-        visible: data::ints(vec![s_k as i32; b], [b, 1], &device),
-    };
+
+    fn args(&self, bench: &Bench) -> LightningIndexArgs {
+        let &Self { b, s_q, heads, width, s_k, .. } = self;
+        let (device, per) = (&bench.device, s_k.div_ceil(Self::PAGE));
+        let pages = data::permutation(b * per, &mut data::rng(3));
+        let visible: Vec<i32> = (s_k + 1 - s_q..=s_k).map(|keys| keys as i32).collect();
+        LightningIndexArgs {
+            q: data::normal([b, s_q, heads, width], bench.dtype, device),
+            keys: data::pool([b * per, Self::PAGE, width], FloatDType::from(bench.dtype), device),
+            page_table: data::ints(pages, [b, per], device),
+            head_weights: data::normal([b, s_q, heads], DType::F32, device),
+            visible: data::ints(visible.repeat(b), [b, s_q], device),
+        }
+    }
+
+    fn path(&self, bench: &Bench) -> Path {
+        let &Self { b: batch, s_q: query_len, heads, width, .. } = self;
+        let problem =
+            LightningIndexProblem { batch, query_len, heads, width, page_size: Self::PAGE, dtype: bench.dtype };
+        explain_path(&problem, &bench.device).path
+    }
+
+    /// Of the scores. A token that sees at most `k` keys has none.
+    fn flops(&self) -> f64 {
+        let seen: usize = (self.s_k + 1 - self.s_q..=self.s_k).filter(|&keys| keys > self.k).sum();
+        2.0 * (self.b * self.heads * self.width) as f64 * seen as f64
+    }
+}
+
+fn index_case(bench: &mut Bench, shape: IndexShape) -> Result<(), String> {
+    let IndexShape { b, s_q, heads, width, s_k, k } = shape;
+    let args = shape.args(bench);
     let options = LightningIndexOptions { k, scale: (width as f32).powf(-0.5), form: IndexForm::Slots };
     let call = || lightning_index(args.clone(), &options).map_err(|error| error.to_string());
-    check_index(&args, &options, call()?, b / 2)?;
+    check_index(&args, &options, call()?, [b / 2, s_q / 2])?;
     let times = bench.timer.measure(call)?;
     let bytes = (b * s_k * width * bench.dtype.size()) as f64;
-    let flops = 2.0 * (b * heads * s_k * width) as f64;
-    let fields =
-        [("b", json!(b)), ("heads", json!(heads)), ("width", json!(width)), ("s_k", json!(s_k)), ("k", json!(k))];
-    let ratio: Vec<_> =
+    let mut extra: Vec<_> =
         bench.copy_gbps.map(|copy| ("of_copy", rounded(bytes / times.us / 1e3 / copy, 3))).into_iter().collect();
-    bench.report.row("lightning_index", &fields, &times, Volume { flops: Some(flops), bytes: Some(bytes) }, &ratio);
+    let twice = IndexShape { heads: 2 * heads, ..shape };
+    if twice.path(bench) == Path::Sm90 {
+        // Twice the heads are twice the products of the same tiles, and the same choice.
+        let args = twice.args(bench);
+        let twice =
+            bench.timer.measure(|| lightning_index(args.clone(), &options).map_err(|error| error.to_string()))?;
+        let scores = twice.us - times.us;
+        extra.push(("scores_us", rounded(scores, 1)));
+        extra.push(("scores_TFLOPs", rounded(shape.flops() / scores / 1e6, 1)));
+        extra.push(("of_selection", rounded(1.0 - scores / times.us, 3)));
+    }
+    let fields = [
+        ("b", json!(b)),
+        ("s_q", json!(s_q)),
+        ("heads", json!(heads)),
+        ("width", json!(width)),
+        ("s_k", json!(s_k)),
+        ("k", json!(k)),
+    ];
+    let volume = Volume { flops: Some(shape.flops()), bytes: Some(bytes) };
+    bench.report.row("lightning_index", &fields, &times, volume, &extra);
     Ok(())
 }
 
-/// All keys of one sequence in f64: no key that was left out is better than one that was chosen.
+/// All keys of one token of a sequence in f64: no key that was left out is better than one that was chosen.
 fn check_index(
     args: &LightningIndexArgs,
     options: &LightningIndexOptions,
     chosen: Tensor<3, Int>,
-    sequence: usize,
+    [sequence, token]: [usize; 2],
 ) -> Result<(), String> {
-    let of = |x: Tensor<4>| data::floats(x.slice(sequence..sequence + 1));
+    let query_len = args.q.dims()[1];
+    let of = |x: Tensor<4>| data::floats(x.slice([sequence..sequence + 1, token..token + 1]));
     let ([_, _, _, width], [_, max_pages]) = (args.q.dims(), args.page_table.dims());
     let (q, weights) = (of(args.q.clone())?, of(args.head_weights.clone().unsqueeze_dim(3))?);
     let pages = args.page_table.clone().slice(sequence..sequence + 1).reshape([max_pages]);
     let slots = data::read_ints(pages.clone())?;
     let keys = data::floats(args.keys.clone().select(0, pages))?;
     let [_, page, _] = args.keys.dims();
-    let visible = data::read_ints(args.visible.clone())?[sequence] as usize;
+    let visible = data::read_ints(args.visible.clone())?[sequence * query_len + token] as usize;
     let score = |key: &[f32]| -> f64 {
         let heads = q.chunks_exact(width).zip(&weights).map(|(q, &weight)| {
             let dot: f64 = q.iter().zip(key).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
@@ -227,8 +283,8 @@ fn check_index(
         });
         heads.sum::<f64>() * f64::from(options.scale)
     };
-    let chosen: HashSet<i32> =
-        data::read_ints(chosen.slice(sequence..sequence + 1))?.into_iter().filter(|&slot| slot >= 0).collect();
+    let chosen = data::read_ints(chosen.slice([sequence..sequence + 1, token..token + 1]))?;
+    let chosen: HashSet<i32> = chosen.into_iter().filter(|&slot| slot >= 0).collect();
     if chosen.len() != options.k.min(visible) {
         return Err(format!("{} keys chosen, expected {}", chosen.len(), options.k.min(visible)));
     }

@@ -135,6 +135,16 @@ impl Timer {
         Ok(median(&us))
     }
 
+    /// The host's time of one call, compiled and on an idle device, in microseconds.
+    pub fn measure_once<T>(&self, mut call: impl FnMut() -> Result<T, String>) -> Result<f64, String> {
+        call()?;
+        self.sync()?;
+        let start = Instant::now();
+        let _output = call()?;
+        self.sync()?;
+        Ok(start.elapsed().as_secs_f64() * 1e6)
+    }
+
     /// Compiles, tunes and warms up; says how often to time the call.
     fn warm_up<T>(&mut self, call: &mut impl FnMut() -> Result<T, String>) -> Result<usize, String> {
         call()?;

@@ -1,10 +1,15 @@
-//! Lengths that vary within a batch: those that FlashMLA's tests draw.
+//! Lengths that vary within a batch: those that FlashMLA's tests draw, and those of packed prompts.
 
 /// The lengths of a batch of 128 around `s_k`, at least `s_q`: `normalvariate(s_k, s_k / 2)` of Python's `random` with
 /// seed 0.
 pub fn lengths(s_k: usize, s_q: usize) -> Vec<usize> {
     let length = |z: &f64| (s_k as f64 + z * (s_k as f64 / 2.0)).max(s_q as f64) as usize;
     NORMAL.iter().map(length).collect()
+}
+
+/// Lengths of so many packed prompts, spread over 128 to 1024 tokens; `peers/bench_ragged.py` has the same.
+pub fn ragged(b: usize) -> Vec<usize> {
+    (0..b).map(|i| 128 + i * 397 % 897).collect()
 }
 
 /// `[random.normalvariate(0, 1) for _ in range(128)]` after `random.seed(0)`; these digits give the same lengths.
@@ -31,6 +36,14 @@ const NORMAL: [f64; 128] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The peers time prompts of the same lengths.
+    #[test]
+    fn packed_prompts_are_those_of_the_peers() {
+        let lengths = ragged(64);
+        assert_eq!((lengths[1], lengths[63], lengths.iter().sum::<usize>()), (525, 920, 37_124));
+        assert_eq!((lengths.iter().min(), lengths.iter().max()), (Some(&128), Some(&1023)));
+    }
 
     /// Sums and maxima of what Python draws.
     #[test]

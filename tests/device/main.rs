@@ -34,6 +34,7 @@ mod ops_experts;
 mod ops_fixture;
 mod ops_fusion;
 mod ops_lightning_index;
+mod ops_lightning_index_tokens;
 mod ops_linear;
 mod ops_many_rows;
 mod ops_merge_state;

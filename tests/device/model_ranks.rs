@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_mla::model::{
-    CacheSize, Communicator, DeepseekModel, GenerationOptions, GenerationRequest, ModelConfig, ModelError, Parallel,
-    SamplingParams, Tokenizer, generate,
+    CacheSize, Communicator, DeepseekModel, Engine, EngineOptions, GenerationOptions, GenerationRequest, ModelConfig,
+    ModelError, Parallel, SamplingParams, Tokenizer, generate,
 };
 use burn_mla::ops::{Addend, Determinism};
 use rstest::rstest;
@@ -175,6 +175,33 @@ impl Communicator for Failing {
     fn all_gather(&self, x: Tensor<2>) -> Result<Tensor<2>, ModelError> {
         Ok(x)
     }
+}
+
+/// An engine whose step has failed would compute the same tokens behind themselves.
+#[rstest]
+fn model_engine_takes_no_step_after_a_failed_one(#[values("v3-tiny", "v4-tiny")] name: &str) {
+    let parallel = Parallel::new(1, 2, Arc::new(Failing)).expect("a rank among them");
+    let model = load(name, parallel, &Device::flex());
+    let tokenizer = Tokenizer::load(&folder("tests/fixtures").join("v3-tiny")).expect("the tokenizer loads");
+    let options = EngineOptions { cache_pages: 4, max_batch: 2, ..EngineOptions::default() };
+    let mut engine = Engine::new(&model, &tokenizer, options).expect("a small cache");
+    let request = || GenerationRequest {
+        prompt: vec![1, 2, 3],
+        sampling: SamplingParams::greedy(),
+        max_new_tokens: 2,
+        stop: Vec::new(),
+    };
+    let mut stream = engine.submit(request()).expect("a legal request");
+    let failed = engine.step().expect_err("nobody answers");
+    assert!(matches!(&failed, ModelError::Communicator { .. }), "{failed}");
+    let held = engine.stats().cache_bytes;
+    for refused in [engine.step().map(|_| ()), engine.submit(request()).map(|_| ()), engine.step().map(|_| ())] {
+        let refused = refused.expect_err("the engine has failed");
+        assert!(matches!(&refused, ModelError::EngineFailed { reason } if reason.contains("cable")), "{refused}");
+    }
+    assert_eq!((engine.stats().cache_bytes, engine.stats().steps), (held, 0), "nothing is appended again");
+    assert!(engine.cancel(stream.id()).expect("a sound cache"));
+    assert!(stream.try_next().is_some(), "the request has ended");
 }
 
 /// What a communicator says is the error of the step.

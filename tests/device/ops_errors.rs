@@ -79,7 +79,8 @@ fn ops_errors_float_types() {
     assert_refused(write_latent(WriteLatentArgs { cache, ..args }).map_err(MlaError::from), WrongType, "cache");
 }
 
-const RAGGED: RaggedAttentionOptions = RaggedAttentionOptions { softmax_scale: 1.0, causal: true };
+const RAGGED: RaggedAttentionOptions =
+    RaggedAttentionOptions { softmax_scale: 1.0, softcap: None, causal: true, window: None };
 
 /// N 4, H 3, dqk 6, dv 5.
 fn ragged_args(device: &Device) -> RaggedAttentionArgs {
@@ -117,8 +118,16 @@ fn ops_errors_ragged_attention() {
         refuses(WrongType, "cu_seqlens", |it, _| it.cu_seqlens = it.cu_seqlens.clone().cast(IntDType::I64));
         refuses(Value, "cu_seqlens", |it, device| it.cu_seqlens = ints(&[], [0], device));
         for softmax_scale in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let options = RaggedAttentionOptions { softmax_scale, causal: true };
+            let options = RaggedAttentionOptions { softmax_scale, ..RAGGED };
             assert_refused(ragged_attention(ragged_args(device), &options), Value, "softmax_scale");
+        }
+        for softcap in [0.0, -0.0, -1.0, f32::NAN, f32::INFINITY].map(Some) {
+            let options = RaggedAttentionOptions { softcap, ..RAGGED };
+            assert_refused(ragged_attention(ragged_args(device), &options), Value, "softcap");
+        }
+        for (causal, window) in [(true, 0), (false, 0), (false, 3)] {
+            let options = RaggedAttentionOptions { causal, window: Some(window), ..RAGGED };
+            assert_refused(ragged_attention(ragged_args(device), &options), Value, "window");
         }
         for wrong in [[1, 1, 4], [-1, 1, 4], [0, 3, 2], [0, 1, 5], [0, -1, 4]] {
             let args = RaggedAttentionArgs { cu_seqlens: ints(&wrong, [3], device), ..ragged_args(device) };
@@ -172,7 +181,7 @@ fn ops_errors_merge_state() {
 #[test]
 fn ops_errors_accumulator() {
     for_each_device(|device| {
-        let mut accumulator = Accumulator::empty(2, 3, 4, device);
+        let mut accumulator = Accumulator::empty(2, 3, 4, device).expect("small");
         let (out, lse) = (Tensor::ones([2, 3, 4], (device, DType::F32)), zeros([2, 3], device));
         accumulator.merge(out.clone(), lse.clone()).expect("legal");
         let before = (bits(&accumulator.out), bits(&accumulator.lse));
@@ -233,6 +242,19 @@ fn ops_errors_paging() {
         values("seq_lens", [0, 1], [0, 0], [1, -1]);
         values("seq_lens", [0, 1], [4, 0], [5, 1]);
         values("seq_lens", [0, 1], [0, 0], [8, 9]);
+
+        // The first token of a page is at its first slot; what lies behind it, or past the end, is not read.
+        for wrong in [-1, 1, 2, i32::MIN, i32::MAX] {
+            let mut map = [5; 24];
+            (map[0], map[16], map[20]) = (4, wrong, 12);
+            let legal = PagedBatchArgs { req_to_token: ints(&map, [3, 8], device), ..paged_args(device) };
+            legal.validate_device_inputs().expect("no entry of the batch is wrong");
+            map[20] = wrong;
+            let args = PagedBatchArgs { req_to_token: ints(&map, [3, 8], device), ..paged_args(device) };
+            let validated = || args.validate_device_inputs();
+            assert_values_refused(device, validated(), || page_table(args.clone(), 4), "req_to_token");
+            assert_values_refused(device, validated(), || kv_indices(args.clone(), 4), "req_to_token");
+        }
     });
 }
 
@@ -243,7 +265,7 @@ fn ops_errors_huge_pages(#[values(1 << 30, 1 << 31, 1 << 32, 1 << 63)] page_size
         let args = PagedBatchArgs { page_size, kv_start: None, ..paged_args(device) };
         // Accepted or refused: page 0 holds everything, or the size is out of range. A panic is neither.
         match page_table(args.clone(), 4) {
-            Ok(table) => assert_eq!(crate::ops_fixture::int_values(table), [0, -1, -1, -1, 0, -1, -1, -1]),
+            Ok(it) => assert_eq!(crate::ops_fixture::int_values(it.table), [0, -1, -1, -1, 0, -1, -1, -1]),
             Err(error) => assert_refused(Err::<(), _>(error), Value, "page_size"),
         }
         match kv_indices(args, 4) {
@@ -264,7 +286,7 @@ fn ops_errors_boundless_capacity() {
 /// P 3, S 4, D 7, Dv 5, N 2.
 fn write_args(device: &Device) -> WriteLatentArgs {
     WriteLatentArgs {
-        cache: new_pool([3, 4, 7], FloatDType::F32, device),
+        cache: new_pool([3, 4, 7], FloatDType::F32, device).expect("small"),
         slots: ints(&[3, 7], [2], device),
         latent: Tensor::ones([2, 5], (device, DType::F32)),
         rope: Some(Tensor::ones([2, 2], (device, DType::F32))),

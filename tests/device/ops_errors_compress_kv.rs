@@ -13,7 +13,7 @@ use crate::refusals::{assert_refused, assert_values_refused, zeros};
 fn args(device: &Device) -> CompressKvArgs {
     CompressKvArgs {
         kv_gates: Tensor::ones([5, 24], (device, DType::F32)),
-        state: new_pool([3, 4, 24], FloatDType::F32, device),
+        state: new_pool([3, 4, 24], FloatDType::F32, device).expect("small"),
         state_rows: ints(&[2, 0], [2], device),
         state_slots: ints(&[9, 10, 0, 1, 2], [5], device),
         cu_seqlens: ints(&[0, 2, 5], [3], device),
@@ -87,7 +87,7 @@ fn ops_errors_compress_kv_without_overlap() {
     for_each_device(|device| {
         let narrow = |device| CompressKvArgs {
             kv_gates: zeros([5, 12], device),
-            state: new_pool([3, 2, 12], FloatDType::F32, device),
+            state: new_pool([3, 2, 12], FloatDType::F32, device).expect("small"),
             state_slots: ints(&[5, 4, -1, 1, 0], [5], device),
             position_bias: zeros([2, 6], device),
             ..args(device)
@@ -95,7 +95,8 @@ fn ops_errors_compress_kv_without_overlap() {
         let options = CompressKvOptions { overlap: false, ..OPTIONS };
         compress_kv(narrow(device), &options).expect("legal before it is changed");
         assert_refused(refused(narrow(device), &OPTIONS), Value, "overlap");
-        let long = CompressKvArgs { state: new_pool([3, 4, 12], FloatDType::F32, device), ..narrow(device) };
+        let long =
+            CompressKvArgs { state: new_pool([3, 4, 12], FloatDType::F32, device).expect("small"), ..narrow(device) };
         assert_refused(refused(long, &options), Shape, "state");
     });
 }
@@ -190,7 +191,7 @@ fn ops_errors_compress_kv_limits() {
         let width = 1 << 14;
         let wide = CompressKvArgs {
             kv_gates: zeros([5, 4 * width], device),
-            state: new_pool([3, 4, 4 * width], FloatDType::F32, device),
+            state: new_pool([3, 4, 4 * width], FloatDType::F32, device).expect("small"),
             position_bias: zeros([2, 2 * width], device),
             norm_weight: zeros([width], device),
             ..args(device)
@@ -203,6 +204,6 @@ fn ops_errors_compress_kv_limits() {
 #[test]
 fn ops_errors_compress_kv_strided_state() {
     let device = &Device::flex();
-    let state = new_pool([4, 3, 24], FloatDType::F32, device).swap_dims(0, 1);
+    let state = new_pool([4, 3, 24], FloatDType::F32, device).expect("small").swap_dims(0, 1);
     assert_refused(refused(CompressKvArgs { state, ..args(device) }, &OPTIONS), Value, "state");
 }

@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
 use mla_ops::{
-    Determinism, MlaError, MlaPlanArgs, MlaQuery, PagedBatchArgs, Path, Splits, linear_by_head, mla_decode, mla_plan,
+    Determinism, MlaError, MlaPlan, MlaPlanArgs, MlaQuery, PagedBatchArgs, Path, Splits, linear_by_head, mla_decode,
+    mla_plan,
 };
 use rstest::rstest;
 
@@ -181,6 +182,73 @@ fn ops_errors_plan_of_another_problem() {
         }
         let plan = Some(mla_plan(legal()).expect("legal"));
         Decode { plan, ..Decode::new(device) }.call().expect("the plan of this problem");
+    });
+}
+
+/// The obvious mistake: not planning again. The plan is of the right shape, and its keys are not those that are there.
+#[rstest]
+#[case::longer([5, 6])]
+#[case::shorter([5, 1])]
+#[case::of_another_sequence([2, 5])]
+#[case::empty([0, 2])]
+#[case::past_the_page_table([200, 2])]
+fn ops_errors_plan_of_other_lengths(#[case] lens: [i32; 2], #[values(false, true)] causal: bool) {
+    for_each_device(|device| {
+        let plan = mla_plan(MlaPlanArgs { seq_lens: ints(&lens, [2], device), max_seq_len: 256, ..plan_args(device) });
+        let plan = plan.expect("legal");
+        let mut decode = Decode::new(device);
+        decode.options.causal = causal;
+        let validated = plan.validate_device_inputs(&decode.args.seq_lens);
+        decode.plan = Some(plan.clone());
+        assert_values_refused(device, validated, || decode.call(), "plan");
+        plan.validate_device_inputs(&ints(&lens, [2], device)).expect("the lengths that it was made for");
+        assert_refused(plan.validate_device_inputs(&ints(&[5], [1], device)), Shape, "seq_lens");
+        assert_refused(
+            plan.validate_device_inputs(&ints(&lens, [2], device).cast(IntDType::I64)),
+            WrongType,
+            "seq_lens",
+        );
+    });
+}
+
+/// Keys past the end are NaN, and a plan for longer sequences names them: they are not read. On the CPU it is an error.
+#[rstest]
+fn ops_errors_plan_for_keys_that_are_not_there(#[values(false, true)] causal: bool) {
+    for_each_device(|device| {
+        if *device == Device::flex() {
+            return;
+        }
+        let decode = |lens: [i32; 2]| {
+            let seq_lens = ints(&lens, [2], device);
+            let plan = Some(mla_plan(MlaPlanArgs { seq_lens, max_seq_len: 16, ..plan_args(device) }).expect("legal"));
+            let mut decode = Decode { plan, ..Decode::new(device) };
+            decode.options.causal = causal;
+            // Page 1 has keys 0 to 3 of sequence 0, page 0 its key 4, page 2 those of sequence 1.
+            let key = |row: usize| if [4, 5, 6, 7, 0, 8, 9].contains(&row) { 0.5 } else { f32::NAN };
+            let rows: Vec<f32> = (0..16).flat_map(|row| [key(row); 7]).collect();
+            decode.args.kv_cache = Tensor::<1>::from_data(rows.as_slice(), (device, DType::F32)).reshape([4, 4, 7]);
+            let (out, lse) = decode.call().expect("its lengths are on the device");
+            [crate::ops_fixture::values(out), crate::ops_fixture::values(lse)]
+        };
+        assert_eq!(decode([8, 8]), decode([5, 2]), "{device:?}");
+    });
+}
+
+/// The tensors of a plan are public.
+#[test]
+fn ops_errors_plan_with_other_tensors() {
+    for_each_device(|device| {
+        let refuses = |kind, argument, change: fn(&mut MlaPlan, &Device)| {
+            let mut plan = mla_plan(plan_args(device)).expect("legal");
+            change(&mut plan, device);
+            assert_refused(Decode { plan: Some(plan), ..Decode::new(device) }.call(), kind, argument);
+        };
+        refuses(Shape, "plan.items", |it, device| it.items = ints(&[0; 3], [1, 3], device));
+        refuses(Shape, "plan.items", |it, device| it.items = ints(&[], [0, 4], device));
+        refuses(Shape, "plan.cube_ptr", |it, device| it.cube_ptr = ints(&[], [0], device));
+        refuses(Shape, "plan.split_ptr", |it, device| it.split_ptr = ints(&[0], [1], device));
+        refuses(WrongType, "plan.items", |it, _| it.items = it.items.clone().cast(IntDType::I64));
+        refuses(WrongType, "plan.cube_ptr", |it, _| it.cube_ptr = it.cube_ptr.clone().cast(IntDType::I64));
     });
 }
 

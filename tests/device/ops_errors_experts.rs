@@ -1,11 +1,12 @@
 //! Wrong arguments of `route_experts`, `experts_mlp` and the projections; how they are compared: `refusals.rs`.
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
-use mla_ops::Determinism::Fast;
+use mla_ops::Determinism::{self, Fast};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertsMlpArgs, LocalExperts, Residual, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    SharedExperts, experts_mlp, linear, linear_pair, matmul, route_experts, swiglu,
+    SharedExperts, experts_mlp, linear, linear_by_head, linear_pair, matmul, route_experts, swiglu,
 };
+use rstest::rstest;
 
 use crate::devices::for_each_device;
 use crate::ops_experts::{Inputs, limited, sum};
@@ -116,6 +117,10 @@ fn ops_errors_routing() {
         let grouped =
             |count, kept, best| RouteExpertsOptions { groups: Some(ExpertGroups { count, kept, best }), ..PLAIN };
         route(ExpertChoice::Scores(4), grouped(4, 2, 2)).expect("legal before it is changed").materialise();
+        for scale in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let options = RouteExpertsOptions { scale, ..PLAIN };
+            assert_refused(route(ExpertChoice::Scores(4), options), Value, "scale");
+        }
         assert_refused(route(ExpertChoice::Scores(0), PLAIN), Value, "choice");
         assert_refused(route(ExpertChoice::Scores(9), PLAIN), Value, "choice");
         assert_refused(route(ExpertChoice::Scores(5), grouped(4, 2, 2)), Value, "choice");
@@ -157,5 +162,35 @@ fn ops_errors_projections() {
         assert_refused(product([2, 3, 8], zeros([1, 8, 4], device)), Shape, "rhs");
         assert_refused(product([2, 3, 8], zeros::<3>([2, 8, 4], device).cast(FloatDType::F16)), WrongType, "rhs");
         assert_refused(matmul(zeros::<1>([8], device), zeros::<1>([8], device), Fast), Value, "lhs");
+    });
+}
+
+/// Sizes of 0 and of 1, of rows and of both sides of a weight: a result of that shape, and no panic.
+#[rstest]
+fn ops_errors_projections_of_nothing(
+    #[values(0, 1, 3)] rows: usize,
+    #[values(0, 1, 8)] inputs: usize,
+    #[values(0, 1, 4)] outputs: usize,
+    #[values(Fast, Determinism::BatchInvariant)] determinism: Determinism,
+) {
+    for_each_device(|device| {
+        let x = || zeros::<2>([rows, inputs], device);
+        let weight = |outputs| zeros::<2>([outputs, inputs], device).into();
+        let out = linear(x(), &weight(outputs), determinism).expect("legal");
+        assert_eq!(out.dims(), [rows, outputs]);
+        let (first, second) = linear_pair(x(), &weight(outputs), &weight(2), determinism).expect("legal");
+        assert_eq!((first.dims(), second.dims()), ([rows, outputs], [rows, 2]));
+        let gated = swiglu(x(), &weight(2 * outputs), None, determinism).expect("legal");
+        assert_eq!(gated.dims(), [rows, outputs]);
+        for heads in [0, 2] {
+            let stacked = zeros::<3>([heads, outputs, inputs], device).into();
+            for carried in [0, 1] {
+                let x = zeros::<3>([rows, heads, inputs + carried], device);
+                let out = linear_by_head(x, &stacked, determinism).expect("legal");
+                assert_eq!(out.dims(), [rows, heads, outputs + carried]);
+            }
+            let (lhs, rhs) = (zeros::<3>([heads, rows, inputs], device), zeros([heads, inputs, outputs], device));
+            assert_eq!(matmul(lhs, rhs, determinism).expect("legal").dims(), [heads, rows, outputs]);
+        }
     });
 }

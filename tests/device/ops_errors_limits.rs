@@ -32,7 +32,8 @@ fn ragged(tokens: usize, heads: usize, dtype: DType, device: &Device) -> Result<
     let part = || empty([tokens, heads, 1], dtype, device);
     let cu_seqlens = ints(&[0], [1], device);
     let args = RaggedAttentionArgs { q: part(), k: part(), k_pe: None, v: part(), cu_seqlens, cu_seqlens_k: None };
-    ragged_attention(args, &RaggedAttentionOptions { softmax_scale: 1.0, causal: true }).map(|_| ())
+    ragged_attention(args, &RaggedAttentionOptions { softmax_scale: 1.0, softcap: None, causal: true, window: None })
+        .map(|_| ())
 }
 
 fn paged(device: &Device) -> PagedBatchArgs {

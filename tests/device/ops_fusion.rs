@@ -45,7 +45,7 @@ fn step(device: &Device, dtype: DType) -> (Tensor<3>, Tensor<2>) {
         kv_start: None,
         page_size: PAGE_SIZE,
     };
-    let table = page_table(paged, 3).expect("legal");
+    let table = page_table(paged, 3).expect("legal").table;
 
     let cache = write_latent(WriteLatentArgs { cache, slots, latent: latent * 0.5 - 0.25, rope: Some(rope * 2.0) });
     let args = MlaDecodeArgs {
@@ -90,15 +90,15 @@ fn ops_fusion_of_page_table() {
     for_each_device(|device| {
         let map: Vec<i32> = (0..64).map(|i| 63 - i).collect();
         let args = PagedBatchArgs {
-            req_to_token: ints(&map, [2, 32], device) * 4 + 1,
+            req_to_token: ints(&map, [2, 32], device) * 8 + 8,
             req_rows: ints(&[2, 1], [2], device) - 1,
             seq_lens: ints(&[4, 8], [2], device) * 2,
             kv_start: Some(ints(&[2, 0], [2], device) * 4),
             page_size: 8,
         };
-        let table = page_table(args, 3).expect("legal") * 2;
+        let table = page_table(args, 3).expect("legal").table * 2;
         // Tokens 0 and 8 of row 1 (slots 31 and 23 of the map), 8 of row 0 (slot 55).
-        let page = |slot: i32| (slot * 4 + 1) / 8 * 2;
+        let page = |slot: i32| (slot + 1) * 2;
         assert_eq!(int_values(table), [page(23), -2, -2, page(63), page(55), -2], "{device:?}");
     });
 }

@@ -13,26 +13,26 @@ use crate::ops_fixture::{UNUSED_PAGE, floats, int_values, ints, restrided, rng, 
 
 /// Index queries, and keys on pages in random order.
 #[derive(Debug, Clone)]
-struct Case {
+pub struct Case {
     /// Keys that each token sees, of each sequence.
-    visible: Vec<Vec<usize>>,
-    heads: usize,
-    width: usize,
-    page_size: usize,
-    k: usize,
-    scale: f32,
-    dtype: DType,
+    pub visible: Vec<Vec<usize>>,
+    pub heads: usize,
+    pub width: usize,
+    pub page_size: usize,
+    pub k: usize,
+    pub scale: f32,
+    pub dtype: DType,
     /// `[B, Sq, Hi, di]`.
-    q: Vec<f64>,
+    pub q: Vec<f64>,
     /// `[B, Sq, Hi]`.
-    head_weights: Vec<f64>,
+    pub head_weights: Vec<f64>,
     /// Of each sequence `[keys, di]`, as far as a token sees them.
-    keys: Vec<Vec<f64>>,
+    pub keys: Vec<Vec<f64>>,
 }
 
 impl Case {
     /// Integers from -2 to 2, and weights from -3 to 3.
-    fn new(visible: &[&[usize]], heads: usize, width: usize, k: usize, dtype: DType) -> Self {
+    pub fn new(visible: &[&[usize]], heads: usize, width: usize, k: usize, dtype: DType) -> Self {
         let mut rng = rng(71);
         let visible: Vec<Vec<usize>> = visible.iter().map(|tokens| tokens.to_vec()).collect();
         let rows = visible.concat().len();
@@ -43,16 +43,16 @@ impl Case {
         Self { visible, heads, width, page_size: 16, k, scale: 0.125, dtype, q, head_weights, keys }
     }
 
-    fn query_len(&self) -> usize {
+    pub fn query_len(&self) -> usize {
         self.visible.first().map_or(0, Vec::len)
     }
 
-    fn options(&self, form: IndexForm) -> LightningIndexOptions {
+    pub fn options(&self, form: IndexForm) -> LightningIndexOptions {
         LightningIndexOptions { k: self.k, scale: self.scale, form }
     }
 
     /// The arguments and, on the host, the page table `[B, maxP]`. Rows of no key hold NaN; some pages are never used.
-    fn args(&self, device: &Device) -> (LightningIndexArgs, Vec<i32>) {
+    pub fn args(&self, device: &Device) -> (LightningIndexArgs, Vec<i32>) {
         let (batch, query_len, (heads, width, page_size)) =
             (self.visible.len(), self.query_len(), (self.heads, self.width, self.page_size));
         let used: Vec<usize> = self.visible.iter().map(|tokens| longest(tokens).div_ceil(page_size)).collect();
@@ -80,7 +80,7 @@ impl Case {
     }
 
     /// The scores of a token with all keys that it sees.
-    fn scores(&self, b: usize, i: usize) -> Vec<f64> {
+    pub fn scores(&self, b: usize, i: usize) -> Vec<f64> {
         let row = (b * self.query_len() + i) * self.heads;
         let dot = |head: usize, key: &[f64]| -> f64 {
             self.q[head * self.width..][..self.width].iter().zip(key).map(|(q, k)| q * k).sum()
@@ -102,7 +102,7 @@ impl Case {
 
     /// Positions are those of the definition, and slots are the slots of these positions.
     #[track_caller]
-    fn check(&self, device: &Device) {
+    pub fn check(&self, device: &Device) {
         let (args, table) = self.args(device);
         let what = format!("{:?}, {} heads of {} on {device:?}", self.visible, self.heads, self.width);
         let run = |form| lightning_index(args.clone(), &self.options(form)).expect("legal");
@@ -121,6 +121,40 @@ impl Case {
         let slots: Vec<i32> = positions.iter().enumerate().map(slot).collect();
         assert_eq!(int_values(run(IndexForm::Slots)), slots, "{what}, pages of {}", self.page_size);
     }
+
+    /// Of random numbers, from two sequences: no key that is left out is better than one that is chosen, but for rounding. Twice
+    /// the same, and the second sequence alone.
+    #[track_caller]
+    pub fn check_random_numbers(mut self, device: &Device) {
+        let (mut rng, dtype, k) = (rng(73), self.dtype, self.k);
+        let mut number = |value: &mut f64| *value = rounded(rng.random_range(-1.0..1.0), dtype);
+        self.q.iter_mut().for_each(&mut number);
+        self.keys.iter_mut().flatten().for_each(&mut number);
+        self.head_weights.iter_mut().for_each(&mut number);
+        let (args, tokens) = (self.args(device).0, self.query_len());
+        let run = |args| int_values(lightning_index(args, &self.options(IndexForm::Positions)).expect("legal"));
+        let actual = run(args.clone());
+        assert_eq!(run(args.clone()), actual, "twice on {device:?}");
+        for (row, chosen) in actual.chunks_exact(k).enumerate() {
+            let scores = self.scores(row / tokens, row % tokens);
+            let chosen: Vec<usize> = chosen.iter().filter_map(|&position| usize::try_from(position).ok()).collect();
+            assert!(chosen.is_sorted_by(|a, b| a < b), "{chosen:?}");
+            assert_eq!(chosen.len(), k.min(scores.len()));
+            let lowest = chosen.iter().map(|&key| scores[key]).fold(f64::INFINITY, f64::min);
+            let left_out = (0..scores.len()).filter(|key| !chosen.contains(key)).map(|key| scores[key]);
+            let highest = left_out.fold(f64::NEG_INFINITY, f64::max);
+            // Scores are sums of 64 terms of about 1 in f32.
+            assert!(highest <= lowest + 1e-4, "{dtype:?} on {device:?}: {highest} left out, {lowest} chosen");
+        }
+        let second = LightningIndexArgs {
+            q: args.q.narrow(0, 1, 1),
+            keys: args.keys,
+            page_table: args.page_table.narrow(0, 1, 1),
+            head_weights: args.head_weights.narrow(0, 1, 1),
+            visible: args.visible.narrow(0, 1, 1),
+        };
+        assert_eq!(run(second), actual[tokens * k..], "alone on {device:?}");
+    }
 }
 
 fn longest(lens: &[usize]) -> usize {
@@ -128,7 +162,7 @@ fn longest(lens: &[usize]) -> usize {
 }
 
 /// The positions of the `k` greatest scores, ascending; of equal ones the first. -1 where there are fewer.
-fn best(scores: &[f64], k: usize) -> Vec<i32> {
+pub fn best(scores: &[f64], k: usize) -> Vec<i32> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].partial_cmp(&scores[a]).expect("numbers").then(a.cmp(&b)));
     order.truncate(k);
@@ -245,35 +279,7 @@ fn ops_lightning_index_of_any_scores() {
 #[test]
 fn ops_lightning_index_of_random_numbers() {
     for_each_dtype(|device, dtype| {
-        let mut case = Case::new(&[&[900, 130], &[40, 2000]], 64, 128, 100, dtype);
-        let mut rng = rng(73);
-        let mut number = |value: &mut f64| *value = rounded(rng.random_range(-1.0..1.0), dtype);
-        case.q.iter_mut().for_each(&mut number);
-        case.keys.iter_mut().flatten().for_each(&mut number);
-        case.head_weights.iter_mut().for_each(&mut number);
-        let args = case.args(device).0;
-        let run = |args| int_values(lightning_index(args, &case.options(IndexForm::Positions)).expect("legal"));
-        let actual = run(args.clone());
-        assert_eq!(run(args.clone()), actual, "twice on {device:?}");
-        for (row, chosen) in actual.chunks_exact(case.k).enumerate() {
-            let scores = case.scores(row / 2, row % 2);
-            let chosen: Vec<usize> = chosen.iter().filter_map(|&position| usize::try_from(position).ok()).collect();
-            assert!(chosen.is_sorted_by(|a, b| a < b), "{chosen:?}");
-            assert_eq!(chosen.len(), case.k.min(scores.len()));
-            let lowest = chosen.iter().map(|&key| scores[key]).fold(f64::INFINITY, f64::min);
-            let left_out = (0..scores.len()).filter(|key| !chosen.contains(key)).map(|key| scores[key]);
-            let highest = left_out.fold(f64::NEG_INFINITY, f64::max);
-            // Scores are sums of 64 terms of about 1 in f32.
-            assert!(highest <= lowest + 1e-4, "{dtype:?} on {device:?}: {highest} left out, {lowest} chosen");
-        }
-        let second = LightningIndexArgs {
-            q: args.q.narrow(0, 1, 1),
-            keys: args.keys,
-            page_table: args.page_table.narrow(0, 1, 1),
-            head_weights: args.head_weights.narrow(0, 1, 1),
-            visible: args.visible.narrow(0, 1, 1),
-        };
-        assert_eq!(run(second), actual[2 * case.k..], "alone on {device:?}");
+        Case::new(&[&[900, 130], &[40, 2000]], 64, 128, 100, dtype).check_random_numbers(device);
     });
 }
 

@@ -84,7 +84,7 @@ fn merge_two(states: &States, device: &Device) -> (Tensor<3>, Tensor<2>) {
 /// All states, one after the other.
 fn accumulate(states: &States, device: &Device) -> (Tensor<3>, Tensor<2>) {
     let [tokens, n, heads, width] = states.dims;
-    let mut accumulator = Accumulator::empty(tokens, heads, width, device);
+    let mut accumulator = Accumulator::empty(tokens, heads, width, device).expect("small");
     for i in 0..n {
         let (out, lse) = states.part(i, device);
         accumulator.merge(out, lse).expect("legal");
@@ -232,7 +232,7 @@ proptest! {
             let one_by_one = parts.iter().cloned().reduce(|(out_a, lse_a), (out_b, lse_b)| {
                 merge_state(MergeStateArgs { out_a, lse_a, out_b, lse_b }).expect("legal")
             });
-            let mut accumulator = Accumulator::empty(batch, heads, width, device);
+            let mut accumulator = Accumulator::empty(batch, heads, width, device).expect("small");
             for (out, lse) in parts {
                 accumulator.merge(out, lse).expect("legal");
             }

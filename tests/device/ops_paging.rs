@@ -1,7 +1,7 @@
 //! `page_table`, `kv_indices` and `write_latent` against brute force, and what permuting pages and batches may change.
 
 use burn::tensor::{DType, Device, Tensor};
-use mla_ops::{KvIndices, MlaError, PagedBatchArgs, WriteLatentArgs, kv_indices, page_table, write_latent};
+use mla_ops::{KvIndices, MlaError, PageTable, PagedBatchArgs, WriteLatentArgs, kv_indices, page_table, write_latent};
 use proptest::prelude::{Just, ProptestConfig, Strategy, prop, proptest};
 use rand::seq::SliceRandom;
 use rstest::rstest;
@@ -74,14 +74,16 @@ fn ops_page_table(#[values(1, 2, 16, 64)] page_size: usize, #[values(false, true
         let batch = Batch::new(page_size, with_start);
         // No column, fewer than the longest sequence needs, as many, and more than the map has pages.
         for max_pages in [0, 3, 5 + 3_usize.div_ceil(page_size), 23] {
-            let mut expected = Vec::new();
+            let (mut expected, mut too_many) = (Vec::new(), Vec::new());
             for mut pages in batch.pages() {
+                too_many.push(i32::from(pages.len() > max_pages));
                 pages.resize(max_pages, -1);
                 expected.extend(pages);
             }
-            let table = page_table(batch.args(device), max_pages).expect("legal");
+            let PageTable { table, overflow } = page_table(batch.args(device), max_pages).expect("legal");
             assert_eq!(table.dims(), [batch.rows.len(), max_pages]);
             assert_eq!(int_values(table), expected, "max_pages {max_pages}");
+            assert_eq!(int_values(overflow), too_many, "max_pages {max_pages}");
         }
     });
 }
@@ -127,14 +129,44 @@ fn ops_kv_indices_of_single_tokens_are_slots() {
 fn ops_paging_of_nothing() {
     for_each_device(|device| {
         let empty = Batch { page_size: 4, map: vec![vec![0; 8]], rows: vec![], starts: vec![], lens: vec![] };
-        assert_eq!(page_table(empty.args(device), 3).expect("legal").dims(), [0, 3]);
+        let none = page_table(empty.args(device), 3).expect("legal");
+        assert_eq!((none.table.dims(), none.overflow.dims()), ([0, 3], [0]));
+        assert_eq!(page_table(empty.args(device), 0).expect("legal").table.dims(), [0, 0]);
         let csr = kv_indices(empty.args(device), 2).expect("legal");
         assert_eq!((int_values(csr.indptr), int_values(csr.indices)), (vec![0], vec![-1, -1]));
         assert_eq!((csr.last_page_len.dims(), int_values(csr.overflow)), ([0], vec![0]));
         // A sequence that starts at the end of the map has no token.
         let at_end = Batch { rows: vec![0], starts: vec![8], lens: vec![0], ..empty };
-        assert_eq!(int_values(page_table(at_end.args(device), 2).expect("legal")), [-1, -1]);
+        assert_eq!(int_values(page_table(at_end.args(device), 2).expect("legal").table), [-1, -1]);
         assert_eq!(int_values(kv_indices(at_end.args(device), 2).expect("legal").indices), [-1, -1]);
+    });
+}
+
+/// A page begins at a slot that is a multiple of its size. What begins elsewhere, or nowhere, has no page: it is not page 0.
+#[test]
+fn ops_paging_of_slots_that_begin_no_page() {
+    for_each_device(|device| {
+        // The first tokens of three pages; of the last row, what lies behind the end may be anything.
+        let rows = [[8, -1, 4], [2, 0, -4], [i32::MIN, 7, 12], [4, -1, 3]];
+        let map: Vec<i32> = rows.iter().flatten().flat_map(|&first| [first, 99, 99, 99]).collect();
+        let args = PagedBatchArgs {
+            req_to_token: ints(&map, [4, 12], device),
+            req_rows: ints(&[0, 1, 2, 3], [4], device),
+            seq_lens: ints(&[12, 9, 12, 4], [4], device),
+            kv_start: None,
+            page_size: 4,
+        };
+        let refused = args.validate_device_inputs().expect_err("slots at which no page begins");
+        let first = matches!(&refused, MlaError::DeviceValue { argument: "req_to_token", index, actual: -1, .. } if *index == [0, 4]);
+        assert!(first, "{refused}");
+        if *device == Device::flex() {
+            assert_eq!(page_table(args.clone(), 3).expect_err("values are checked").to_string(), refused.to_string());
+            assert!(kv_indices(args, 10).is_err());
+            return;
+        }
+        let pages = [2, -1, 1, -1, 0, -1, -1, -1, 3, 1, -1, -1];
+        assert_eq!(int_values(page_table(args.clone(), 3).expect("legal").table), pages);
+        assert_eq!(int_values(kv_indices(args, 10).expect("legal").indices), pages[..10]);
     });
 }
 

@@ -24,7 +24,7 @@ fn sparse(dtype: DType) -> SparseMlaProblem {
 }
 
 fn index(heads: usize, width: usize, dtype: DType) -> LightningIndexProblem {
-    LightningIndexProblem { batch: 2, query_len: 3, heads, width, dtype }
+    LightningIndexProblem { batch: 2, query_len: 3, heads, width, page_size: 16, dtype }
 }
 
 fn ragged([key_width, value_width, shared_width]: [usize; 3], dtype: DType) -> RaggedAttentionProblem {
@@ -61,8 +61,22 @@ fn ops_paths_of_attention() {
         assert_paths(&MlaDecodeProblem { page_size: 8, ..decode(dtype) }, device, &general);
         assert_paths(&index(64, 128, dtype), device, &general);
         let hopper = (Sm90, half && is_hopper(device));
+        // As many query tokens as fill a tile, and pages of 8 tokens or more.
+        for (query_len, heads, width, page_size, has) in [
+            (8, 64, 128, 64, true),
+            (7, 64, 128, 64, false),
+            (4, 128, 64, 8, true),
+            (32, 16, 64, 256, true),
+            (31, 16, 64, 256, false),
+            (8, 64, 128, 4, false),
+            (8, 64, 96, 64, false),
+            (64, 48, 128, 64, false),
+        ] {
+            let problem = LightningIndexProblem { query_len, page_size, ..index(heads, width, dtype) };
+            assert_paths(&problem, device, &[&[(Sm90, hopper.1 && has)][..], &general].concat());
+        }
         for widths in [[192, 128, 0], [192, 128, 64], [128, 128, 0], [64, 64, 0]] {
-            assert_paths(&ragged(widths, dtype), device, &[hopper, (Portable, true)]);
+            assert_paths(&ragged(widths, dtype), device, &[&[hopper][..], &general].concat());
         }
         for widths in [[192, 128, 32], [64, 64, 64], [96, 96, 0], [128, 192, 0]] {
             assert_paths(&ragged(widths, dtype), device, &[(Portable, true)]);
@@ -179,7 +193,7 @@ fn ops_paths_say_why() {
     };
     says(explain_path(&decode(BF16), &flex), "BF16, widths of 576 and 512 and pages of 64");
     says(explain_path(&sparse(DType::F16), &flex), "F16, widths of 576 and 512 and rows that are named one by one");
-    says(explain_path(&index(64, 128, BF16), &flex), "BF16, 64 index heads of width 128");
+    says(explain_path(&index(64, 128, BF16), &flex), "BF16, 3 query tokens, 64 index heads of width 128, pages of 16");
     let linear = |problem: LinearProblem, words| says(explain_path(&problem, &flex), words);
     let dense = LinearProblem::dense([4, 64, 48], BF16);
     linear(dense, "BF16, 4 rows, 64 channels to 48");
@@ -192,8 +206,8 @@ fn ops_paths_say_why() {
     linear(gate_up, "BF16, 4 rows for 6 of 64 experts each, 2048 channels to 1408 gated");
     linear(down, "BF16, 4 rows for 6 of 64 experts each, 1408 channels to 2048");
     let refused = explain_path(&index(64, 128, DType::F64), &flex).to_string();
-    let expected =
-        format!("reference: refused, for {flex:?} has no implementation for F64, 64 index heads of width 128");
+    let words = "F64, 3 query tokens, 64 index heads of width 128, pages of 16";
+    let expected = format!("reference: refused, for {flex:?} has no implementation for {words}");
     assert_eq!(refused, expected);
 }
 

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 use mla_ops::{Path, RaggedAttentionArgs, RaggedAttentionOptions, explain_path, ragged_attention};
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype, is_cuda, is_hopper, is_slow};
+use crate::devices::{for_each_device, for_each_dtype, has_tiles, is_cuda, is_hopper, is_slow};
 use crate::ops_fixture::{assert_state, bits, floats, ints, random, restrided, rng};
 use crate::oracle::{self, State};
 
@@ -25,6 +25,8 @@ struct Case {
     dtype: DType,
     /// The factor of the scores, times the root of dqk.
     sharpness: f32,
+    softcap: Option<f32>,
+    window: Option<usize>,
 }
 
 /// The values of a problem.
@@ -52,6 +54,8 @@ impl Default for Case {
             dtype: DType::F32,
             // As in the decode tests: scores at which a wrong key shows.
             sharpness: 4.0,
+            softcap: None,
+            window: None,
         }
     }
 }
@@ -87,8 +91,14 @@ impl Case {
 
     fn options(&self) -> RaggedAttentionOptions {
         let softmax_scale = self.sharpness / (self.widths.0 as f32).sqrt();
-        RaggedAttentionOptions { softmax_scale, causal: self.causal }
+        RaggedAttentionOptions { softmax_scale, softcap: self.softcap, causal: self.causal, window: self.window }
     }
+}
+
+/// What computes the widths of models in f16 and bf16, where the device has more than the kernel for all.
+fn fast_path(device: &Device) -> Option<Path> {
+    let hopper = is_hopper(device).then_some(Path::Sm90);
+    hopper.or(has_tiles(device).then_some(Path::PortableMma))
 }
 
 impl Inputs {
@@ -109,11 +119,26 @@ impl Inputs {
     fn run(&self, device: &Device) -> (Tensor<3>, Tensor<2>) {
         let args = self.args(device);
         let fast = matches!(self.case.widths, (192, 128) | (128, 128) | (64, 64)) && self.case.dtype != DType::F32;
-        if fast && is_hopper(device) {
-            assert_eq!(explain_path(&args.problem(), device).path, Path::Sm90, "{:?}", self.case);
+        if let Some(path) = fast_path(device).filter(|_| fast) {
+            assert_eq!(explain_path(&args.problem(), device).path, path, "{:?}", self.case);
         }
         let result = ragged_attention(args, &self.case.options());
         result.unwrap_or_else(|error| panic!("{error} ({:?})", self.case))
+    }
+
+    /// Gives the keys of all heads the same last channels, which are an argument of their own then.
+    fn share_last_channels(&mut self, shared: usize, device: &Device) -> RaggedAttentionArgs {
+        let Case { kv_heads, widths: (width, _), dtype, .. } = self.case;
+        for key in self.k.chunks_mut(kv_heads * width) {
+            for head in 1..kv_heads {
+                key.copy_within(width - shared..width, (head + 1) * width - shared);
+            }
+        }
+        let args = self.args(device);
+        let k_pe: Vec<f64> =
+            self.k.chunks(kv_heads * width).flat_map(|key| &key[width - shared..width]).copied().collect();
+        let k_pe = Some(floats(&k_pe, [self.keys, shared], dtype, device));
+        RaggedAttentionArgs { k: args.k.narrow(2, 0, width - shared), k_pe, ..args }
     }
 
     fn expected(&self) -> State {
@@ -128,7 +153,9 @@ impl Inputs {
             key_width: self.case.widths.0,
             value_width: self.case.widths.1,
             scale: f64::from(self.case.options().softmax_scale),
+            softcap: self.case.softcap.map(f64::from),
             causal: self.case.causal,
+            window: self.case.window,
         })
     }
 
@@ -203,7 +230,7 @@ fn ops_ragged_of_100_000_tokens() {
     });
 }
 
-/// Lengths around tiles of 64 and 128 queries and keys, with the widths that Hopper's kernel takes.
+/// Lengths around tiles of 64 and 128 queries and keys, with the widths that the kernels for matrix instructions take.
 #[rstest]
 fn ops_ragged_tiles(
     #[values((192, 128), (128, 128), (64, 64))] widths: (usize, usize),
@@ -259,6 +286,81 @@ fn ops_ragged_scales(#[values(0.0, -4.0, 16.0)] sharpness: f32) {
     for_each_dtype(|device, dtype| {
         let case = Case { lens: vec![150, 40], tail: 1, dtype, sharpness, ..Case::default() };
         case.inputs().check(device);
+    });
+}
+
+/// Queries that see only their last keys: fewer than a tile, tiles, all that there are.
+#[rstest]
+fn ops_ragged_windows(
+    #[values((192, 128), (64, 64), (5, 3))] widths: (usize, usize),
+    #[values(1, 20, 128, 131, 300, usize::MAX)] window: usize,
+) {
+    for_each_dtype(|device, dtype| {
+        let (lens, more_keys) = (vec![3, 70, 300, 20, 129], vec![290, 1, 130, -10, 0]);
+        let window = Some(window);
+        let case = Case { lens, more_keys, tail: 4, heads: 2, kv_heads: 1, widths, dtype, window, ..Case::default() };
+        case.inputs().check(device);
+    });
+}
+
+/// Windows over more keys than the reference looks at together.
+#[test]
+fn ops_ragged_windows_of_long_sequences() {
+    for_each_device(|device| {
+        let window = Some(700);
+        let case = Case { lens: vec![5, 1500], heads: 16, kv_heads: 16, widths: (5, 3), window, ..Case::default() };
+        case.inputs().check(device);
+    });
+}
+
+/// Scores below the cap, around it, and far above it; of both signs.
+#[rstest]
+fn ops_ragged_softcaps(
+    #[values((192, 128), (128, 128), (5, 3))] widths: (usize, usize),
+    #[values((30.0, 4.0), (2.0, -8.0), (0.5, 100.0), (50.0, 0.0))] (softcap, sharpness): (f32, f32),
+    #[values(None, Some(33))] window: Option<usize>,
+) {
+    for_each_dtype(|device, dtype| {
+        let (lens, softcap) = (vec![150, 40], Some(softcap));
+        let case = Case { lens, tail: 1, widths, dtype, sharpness, softcap, window, ..Case::default() };
+        case.inputs().check(device);
+    });
+}
+
+/// Small problems that together reach all of a kernel with tiles of 128: rounds of its rings, sequences that begin and end within
+/// tiles and blocks, fewer keys than queries and more, none; scores whose maximum grows late. Two codes, of which each has what the
+/// other one has not: keys that share their last channels, or a window and a cap.
+#[rstest]
+#[case(&[130, 3, 0, 260], &[5, 200, 0, -150], [2, 1], None)]
+#[case(&[128], &[391], [2, 2], None)]
+#[case(&[1, 2, 128, 1], &[0, -1, 127, 126], [1, 1], None)]
+#[case(&[40, 7], &[-40, 0], [3, 1], None)]
+#[case(&[130, 3, 0, 260], &[5, 200, 0, -150], [2, 1], Some(20))]
+#[case(&[128], &[520], [2, 2], Some(390))]
+#[case(&[1, 2, 128, 1], &[0, -1, 255, 126], [1, 1], Some(140))]
+#[case(&[40, 7], &[-40, 0], [3, 1], Some(1))]
+fn ops_mutants_ragged(
+    #[case] lens: &[usize],
+    #[case] more_keys: &[isize],
+    #[case] [heads, kv_heads]: [usize; 2],
+    #[case] window: Option<usize>,
+) {
+    for_each_device(|device| {
+        let (lens, more_keys, dtype, sharpness) = (lens.to_vec(), more_keys.to_vec(), DType::BF16, 16.0);
+        // Without a tail the tensors end where the last sequence does.
+        let tail = if lens.len() == 1 { 0 } else { 3 };
+        let case = Case { lens, more_keys, tail, heads, kv_heads, dtype, sharpness, window, ..Case::default() };
+        let case = match window {
+            Some(_) => Case { widths: (128, 128), softcap: Some(20.0), ..case },
+            None => Case { widths: (192, 128), ..case },
+        };
+        let mut inputs = case.inputs();
+        let mut args = inputs.args(device);
+        if window.is_none() {
+            args = inputs.share_last_channels(64, device);
+        }
+        let result = ragged_attention(args, &case.options()).expect("legal");
+        assert_state(&format!("ragged_attention on {device:?}: {case:?}"), result, &inputs.expected());
     });
 }
 
@@ -323,11 +425,13 @@ fn ops_ragged_shared_channels(#[case] widths: (usize, usize), #[case] shared: us
         let whole = RaggedAttentionArgs { k: Tensor::cat(vec![k.clone(), pe_of_all], 2), ..args.clone() };
         let (out, lse) = ragged_attention(whole, &case.options()).expect("legal");
         let parts = RaggedAttentionArgs { k, k_pe: Some(k_pe), ..args };
-        if is_hopper(device) && dtype != DType::F32 && shared == 64 {
-            assert_eq!(explain_path(&parts.problem(), device).path, Path::Sm90);
+        let fast = fast_path(device).filter(|_| dtype != DType::F32 && widths.0.is_multiple_of(64));
+        if let Some(path) = fast {
+            let path = if shared == 64 { path } else { Path::Portable };
+            assert_eq!(explain_path(&parts.problem(), device).path, path);
         }
         let (own_out, own_lse) = ragged_attention(parts, &case.options()).expect("legal");
-        if is_hopper(device) && widths.0 == 192 && shared != 64 {
+        if fast.is_some() && shared != 64 {
             // Another implementation.
             return;
         }

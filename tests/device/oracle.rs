@@ -67,7 +67,9 @@ pub struct Ragged<'a> {
     pub key_width: usize,
     pub value_width: usize,
     pub scale: f64,
+    pub softcap: Option<f64>,
     pub causal: bool,
+    pub window: Option<usize>,
 }
 
 /// Attention of packed tokens, each over its own sequence: out `[N, H, dv]`, lse `[N, H]`.
@@ -90,11 +92,15 @@ pub fn ragged_attention(args: &Ragged) -> State {
             let (first, end) = (args.cu_seqlens_k[b], args.cu_seqlens_k[b + 1]);
             // The last query is at the position of the last key.
             let own = end - (args.cu_seqlens[b + 1] - token as i32);
-            (first as usize, if args.causal { end.min(own + 1).max(first) } else { end } as usize)
+            let end = if args.causal { end.min(own + 1).max(first) } else { end } as usize;
+            let first = args.window.map_or(first as usize, |window| end.saturating_sub(window).max(first as usize));
+            (first, end)
         });
         for head in 0..args.heads {
             let keys = (first..end).map(|key| (row("k", key, head), row("v", key, head)));
-            state.push(attend(row("q", token, head), keys, |product| args.scale * product, args.value_width));
+            let score =
+                |product: f64| args.softcap.map_or(args.scale * product, |c| c * (args.scale * product / c).tanh());
+            state.push(attend(row("q", token, head), keys, score, args.value_width));
         }
     }
     state

@@ -197,6 +197,8 @@ pub struct Engine<'a> {
     replies: HashMap<u64, Reply>,
     /// The next step, where it could be launched before the tokens of the last one were known.
     ahead: Option<Launched>,
+    /// The error of the step that failed, if one has.
+    failed: Option<String>,
     next_id: u64,
     stats: EngineStats,
     start: Instant,
@@ -224,6 +226,7 @@ impl<'a> Engine<'a> {
             scheduler: Scheduler::new(cache, options.prefix_caching, max_batch, token_budget),
             replies: HashMap::new(),
             ahead: None,
+            failed: None,
             next_id: 0,
             stats,
             start: Instant::now(),
@@ -233,8 +236,9 @@ impl<'a> Engine<'a> {
     /// Takes a request, which starts with one of the next steps.
     ///
     /// # Errors
-    /// [`ModelError::Request`] naming what is wrong with it; the others go on.
+    /// [`ModelError::Request`] naming what is wrong with it; the others go on. [`ModelError::EngineFailed`] after a step that failed.
     pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestStream> {
+        self.check_works()?;
         let model = self.runner.model();
         request.check(model.max_positions(), model.vocab_size())?;
         let id = self.next_id;
@@ -269,8 +273,20 @@ impl<'a> Engine<'a> {
     /// Logits of which none is finite end their request alone, with [`FinishReason::Failed`].
     ///
     /// # Errors
-    /// A failure of the device: the engine cannot go on.
+    /// A failure of the device, or of a communicator. The tokens of the step may be in the cache or not: every later call
+    /// is [`ModelError::EngineFailed`]. What streams hold can be read, and requests can be cancelled.
     pub fn step(&mut self) -> Result<bool> {
+        self.check_works()?;
+        let outcome = self.try_step();
+        self.failed = outcome.as_ref().err().map(ToString::to_string);
+        outcome
+    }
+
+    fn check_works(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), |reason| Err(ModelError::EngineFailed { reason }))
+    }
+
+    fn try_step(&mut self) -> Result<bool> {
         let start = Instant::now();
         self.cancel_unheard()?;
         let ahead = self.launched_before();

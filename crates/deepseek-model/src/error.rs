@@ -112,6 +112,13 @@ pub enum ModelError {
         /// What the backend said.
         reason: String,
     },
+    /// A step of an [`Engine`](crate::Engine) has failed. What its requests have in the cache is not known since, so that it takes
+    /// no more steps and requests.
+    #[error("the engine has failed and takes no more steps: {reason}")]
+    EngineFailed {
+        /// The error of that step.
+        reason: String,
+    },
     /// A [`Communicator`](crate::Communicator) could not bring the parts of the ranks together.
     #[error("the ranks cannot exchange values: {reason}")]
     Communicator {

@@ -23,6 +23,7 @@ mod decode_graph;
 mod engine;
 mod error;
 mod generation;
+mod index_keys;
 mod inspection;
 mod layers;
 mod model;

@@ -25,9 +25,17 @@ impl Check {
         argument: &'static str,
         tensor: &Tensor<D, K>,
     ) -> Result<Self, MlaError> {
-        let device = tensor.device();
+        Self::of(op, argument, tensor.device())
+    }
+
+    /// Starts with the device itself: of a call that makes its first tensor.
+    pub(crate) fn on(op: &'static str, device: &Device) -> Result<Self, MlaError> {
+        Self::of(op, "device", device.clone())
+    }
+
+    fn of(op: &'static str, like: &'static str, device: Device) -> Result<Self, MlaError> {
         match unsupported(&device) {
-            None => Ok(Self { op, like: argument, device }),
+            None => Ok(Self { op, like, device }),
             Some(reason) => {
                 Err(MlaError::UnsupportedDevice { op, device: format!("{device:?}"), reason: reason.into() })
             }
@@ -65,7 +73,11 @@ impl Check {
     /// A float tensor of one of the supported types, on the device.
     pub(crate) fn float<const D: usize>(&self, argument: &'static str, tensor: &Tensor<D>) -> Result<(), MlaError> {
         self.on_device(argument, tensor.device())?;
-        let actual = tensor.dtype();
+        self.float_type(argument, tensor.dtype())
+    }
+
+    /// One of the supported float types, with which the device can compute.
+    pub(crate) fn float_type(&self, argument: &'static str, actual: DType) -> Result<(), MlaError> {
         if !FLOATS.contains(&actual) {
             return Err(self.dtype(argument, actual, "F32, F16 or BF16"));
         }
@@ -164,7 +176,6 @@ impl Check {
     }
 
     /// The error of a call that is more than the device can do.
-    #[cfg(feature = "_gpu")]
     pub(crate) fn device_limit(&self, argument: &'static str, reason: impl ToString) -> MlaError {
         let device = format!("{:?}", self.device);
         MlaError::DeviceLimit { op: self.op, argument, device, reason: reason.to_string() }
@@ -192,8 +203,7 @@ pub(crate) fn supports(device: &Device, dtype: DType) -> bool {
 /// The largest index.
 const MAX_INDEX: usize = i32::MAX as usize;
 
-const AUTODIFF: &str =
-    "the operations are for inference and have no backward pass: call `.inner()` on the tensors first";
+const AUTODIFF: &str = "the operations are for inference and have no backward pass: call `.inner()` on the tensors, or on the device, first";
 
 /// Why no implementation is registered for this device, if so.
 pub(crate) fn unsupported(device: &Device) -> Option<&'static str> {

@@ -18,8 +18,7 @@ pub enum Determinism {
     /// A row depends on itself and on the weights alone, bit for bit. The CPU computes products in blocks of one size. A GPU
     /// computes them by the small-batch kernel, which reads the weights once for every 64 rows. On Hopper, products in f16 or bf16
     /// of a multiple of 32 channels to a multiple of 8 outputs are computed by that kernel for a few rows and by that for many
-    /// rows otherwise, which add up the channels in the same order (seen on the simulated GPU only). Bits are those of one
-    /// kind of device: another one has others.
+    /// rows otherwise, which add up the channels in the same order. Bits are those of one kind of device: another one has others.
     ///
     /// Attention is batch-invariant over tokens one by one (`query_len` 1) with [`Splits::Tokens`](crate::Splits::Tokens). With the
     /// same splits, [`Path::Sm90`](crate::Path::Sm90) has these bits for several tokens of a sequence, too, where the last of them

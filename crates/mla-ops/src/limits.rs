@@ -38,23 +38,44 @@ impl Check {
         Ok(())
     }
 
-    /// The device can make a tensor of this dtype and shape, which `argument` asks for.
+    /// The device can make a tensor of this dtype and shape, which `argument` asks for; of the CPU, the host has the memory.
     pub(crate) fn allocation<const D: usize>(
         &self,
         argument: &'static str,
         dtype: DType,
         shape: [usize; D],
     ) -> Result<(), MlaError> {
+        let bytes = bytes_of(dtype, shape);
+        // As in `elements`: every device has a megabyte.
+        if bytes <= 1 << 20 {
+            return Ok(());
+        }
         #[cfg(feature = "_gpu")]
         if let Some(client) = self.client() {
-            let bytes = shape.into_iter().fold(dtype.size() as u128, |bytes, size| bytes.saturating_mul(size as u128));
             let most = client.properties().memory.max_page_size;
             if bytes > u128::from(most) {
                 let reason = format!("it takes a buffer of {bytes} bytes, and the largest has {most}");
                 return Err(self.device_limit(argument, reason));
             }
+            return Ok(());
         }
-        let _ = (argument, dtype, shape);
-        Ok(())
+        if host_has(bytes) {
+            return Ok(());
+        }
+        Err(self.device_limit(argument, format!("it takes {bytes} bytes, and the host does not have so many")))
     }
+}
+
+/// Bytes of a tensor of this dtype and shape, in arithmetic that no shape overflows.
+pub(crate) fn bytes_of<const D: usize>(dtype: DType, shape: [usize; D]) -> u128 {
+    match shape.contains(&0) {
+        true => 0,
+        false => shape.into_iter().fold(dtype.size() as u128, |bytes, size| bytes.saturating_mul(size as u128)),
+    }
+}
+
+/// Whether the host gives so many bytes at once. Many are asked for, and given back untouched.
+fn host_has(bytes: u128) -> bool {
+    const MANY: u128 = 1 << 30;
+    bytes < MANY || usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok())
 }

@@ -723,6 +723,33 @@ def smi():
         return f"{type(e).__name__}: {e}"
 
 
+def begin(**meta):
+    """The settings of a run, and what is known of the machine."""
+    faulthandler.dump_traceback_later(A.limit, exit=True)  # JSON saved so far stays
+    torch.set_grad_enabled(False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    R["meta"].update(args=vars(A).copy(), torch=torch.__version__, python=sys.version.split()[0],
+                     smi_start=smi(), argv=sys.argv, date=time.strftime("%Y-%m-%d %H:%M:%S"), **meta)
+    if torch.cuda.is_available():
+        pr = torch.cuda.get_device_properties(0)
+        R["meta"]["gpu"] = dict(name=pr.name, sms=pr.multi_processor_count,
+                                memory=pr.total_memory, l2=getattr(pr, "L2_cache_size", None))
+    say(R["meta"].get("gpu"), R["meta"]["smi_start"])
+
+
+def finish():
+    """Writes the file, and says what was wrong."""
+    R["meta"]["smi_end"] = smi()
+    save()
+    wrong = [c["name"] for c in R["checks"] if not c["ok"]]
+    say(f"{len(R['rows'])} rows, {len(R['checks'])} checks ({len(wrong)} wrong), "
+        f"{len(R['errors'])} errors")
+    for w in wrong:
+        say("WRONG", w)
+    for e in R["errors"]:
+        say("ERROR", e["where"], e["error"][:200])
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--out")
@@ -751,17 +778,7 @@ def main():
         sys.exit(f"--only: unknown {bad}; sections {SECTIONS}, peers {PEERS}")
     sections = [s for s in SECTIONS if s in only or not set(only) & set(SECTIONS)]
     peers = [s for s in PEERS if s in only or not set(only) & set(PEERS)]
-    faulthandler.dump_traceback_later(A.limit, exit=True)  # JSON saved so far stays
-    torch.set_grad_enabled(False)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    R["meta"].update(args=vars(A).copy(), torch=torch.__version__, python=sys.version.split()[0],
-                     sections=sections, peers=peers, smi_start=smi(), argv=sys.argv,
-                     date=time.strftime("%Y-%m-%d %H:%M:%S"))
-    if DEV == "cuda":
-        pr = torch.cuda.get_device_properties(0)
-        R["meta"]["gpu"] = dict(name=pr.name, sms=pr.multi_processor_count,
-                                memory=pr.total_memory, l2=getattr(pr, "L2_cache_size", None))
-    say(R["meta"].get("gpu"), R["meta"]["smi_start"])
+    begin(sections=sections, peers=peers)
     p = Peers(peers, A.direct)
     save()
     if "ceilings" in sections and len(sections) > 1:
@@ -786,15 +803,7 @@ def main():
             break
         torch.cuda.empty_cache()
         save()
-    R["meta"]["smi_end"] = smi()
-    save()
-    wrong = [c["name"] for c in R["checks"] if not c["ok"]]
-    say(f"{len(R['rows'])} rows, {len(R['checks'])} checks ({len(wrong)} wrong), "
-        f"{len(R['errors'])} errors")
-    for w in wrong:
-        say("WRONG", w)
-    for e in R["errors"]:
-        say("ERROR", e["where"], e["error"][:200])
+    finish()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,15 @@ python3 "$here/trim_fatbin.py" x/vllm/_C_stable_libtorch.abi3.so vllm_merge.so \
 strip --strip-all vllm_merge.so
 xz -9e -T2 -c vllm_merge.so > "$out/lib/vllm_merge.so.xz"
 
+# FlashAttention-3 (153 MB -> 3 MB): bf16, no pages, heads of 64/64, 128/128, 192/128; what it starts before and after
+fa3='flash_fwd_combine_cu|flash_prepare_scheduler_cu'
+fa3="$fa3|flash_fwd_hdim(64|128|192_128)_bf16_(packgqa_|split_)?sm90_cu"
+unzip -qo dl/vllm-*.whl 'vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so' -d x
+python3 "$here/trim_fatbin.py" x/vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so vllm_fa3.so \
+  --keep "$fa3" --cuobjdump "$cu/bin/cuobjdump"
+strip --strip-all vllm_fa3.so
+xz -9e -T2 -c vllm_fa3.so > "$out/lib/vllm_fa3.so.xz"
+
 # FlashInfer: its python, without the sources; the modules that we use are compiled here
 rm -rf fi tvm site; unzip -qo dl/flashinfer_python-*.whl -d fi; unzip -qo dl/apache_tvm_ffi-*.whl -d tvm
 python3 "$here/build_flashinfer.py" --flashinfer fi --tvm-ffi tvm --cuda "$cu" --out aot
@@ -37,5 +46,5 @@ done
 find site -name __pycache__ -prune -exec rm -rf {} +
 tar -C site -c . | xz -6 -T2 > "$out/site.tar.xz"
 
-cp "$here"/{bench_peers,flashmla_peer,flashinfer_peer,triton_kernels}.py "$out/"
+cp "$here"/{bench_peers,bench_ragged,fa3_peer,flashmla_peer,flashinfer_peer,triton_kernels}.py "$out/"
 du -sb "$out"; find "$out" -type f -printf '%9s  %P\n' | sort -k2

@@ -21,12 +21,20 @@ struct Options {
     /// Keep what the compilers make of each kernel here: CUDA C++, PTX, machine code and its text.
     #[arg(long)]
     out: Option<PathBuf>,
+    /// Of the kernels for other GPUs than Hopper only every Nth, from the Kth on, counted from 0.
+    #[arg(long, value_name = "K/N", default_value = "0/1", value_parser = part)]
+    part: (usize, usize),
     /// The file of the limits.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/offline-limits.txt"))]
     limits: PathBuf,
     /// Set the limits of registers (rounded up to a multiple of 8) and shared memory to what the kernels use.
-    #[arg(long, conflicts_with = "filter")]
+    #[arg(long, conflicts_with_all = ["filter", "part"])]
     write_limits: bool,
+}
+
+fn part(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    numbers.filter(|(k, n)| k < n).ok_or_else(|| "two numbers K/N, K below N".into())
 }
 
 type Failure = Box<dyn std::error::Error>;
@@ -60,7 +68,9 @@ fn check(options: &Options) -> Result<bool, Failure> {
     let started = Instant::now();
     let entries = entries();
     let chosen = entries.iter().filter(|entry| entry.name().contains(&options.filter));
-    let jobs: Vec<Job> = chosen.flat_map(|entry| entry.archs().iter().map(move |&arch| (entry, arch))).collect();
+    let all = chosen.flat_map(|entry| entry.archs().iter().map(move |&arch| (entry, arch))).enumerate();
+    let (k, n) = options.part;
+    let jobs: Vec<Job> = all.filter(|(i, (_, arch))| *arch == Arch::Sm90a || i % n == k).map(|(_, job)| job).collect();
     let results = compile_all(&jobs, &toolchain, folder);
     print_table(&jobs, &results);
     println!("{} kernels compiled in {:.0} s", jobs.len(), started.elapsed().as_secs_f64());

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-/// One past the last key of an item that a query row sees.
+/// One past the last key of an item that a query row sees: never past the sequence's end, whatever the plan says.
 #[cube]
 pub(crate) fn visible_end(
     seq_lens: &[i32],
@@ -18,7 +18,7 @@ pub(crate) fn visible_end(
         let end = seq_lens[sequence] - query_len as i32 + token + 1;
         min(max(end, 0i32) as usize, end_key)
     } else {
-        end_key
+        min(max(seq_lens[sequence], 0i32) as usize, end_key)
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Two kernels. A cube of the first (`plain.rs`) scores a tile of keys for one query token: products of 16 to 64 heads and
 //! 64 keys in registers, made from slices of channels in shared memory. It writes no scores but their ranks, numbers of 32
-//! bits in the order of the scores.
+//! bits in the order of the scores. `mma.rs` and `sm90` do the same with matrix instructions, the latter for several query tokens
+//! of a sequence.
 //!
 //! A cube of the second (`top_k.rs`) chooses the `k` greatest of up to 32768 ranks, which it keeps in registers. It finds the
 //! rank of the last one that is chosen by counting (`border.rs`): two guesses from a sample, after which so few ranks are left
@@ -25,6 +26,8 @@ mod places;
 mod plain;
 mod problem;
 mod select;
+#[cfg(feature = "cuda")]
+mod sm90;
 mod sums;
 mod top_k;
 
@@ -35,6 +38,7 @@ pub use self::problem::{LightningIndexArgs, LightningIndexError, LightningIndexS
 use crate::common::device::check_device;
 use crate::common::launch::or_dummy;
 use crate::common::select::Available;
+use crate::compiler::names_all_sizes;
 
 impl LightningIndexSizes {
     /// Numbers of a query token in the buffer `candidates`; 0 where no candidates are chosen on a device. Not more than
@@ -92,7 +96,7 @@ pub fn launch(client: &Client, args: LightningIndexArgs) -> Result<(), Lightning
         let rows = args.score_rows.max(1).min(sizes.rows() - first_row);
         // Who sees no more than `k` keys is not scored.
         if sizes.max_keys() > sizes.k {
-            score_keys(client, &args, address, [first_row, rows]);
+            score_keys(client, &args, address, [first_row, rows])?;
         }
         top_k::launch(client, &args, address, first_row, rows);
     }
@@ -100,15 +104,28 @@ pub fn launch(client: &Client, args: LightningIndexArgs) -> Result<(), Lightning
 }
 
 /// Ranks of the keys of `rows` query tokens, from `first_row` on.
-fn score_keys(client: &Client, args: &LightningIndexArgs, address: AddressType, [first_row, rows]: [usize; 2]) {
-    match select::TABLE.choose(client, &args.sizes) {
-        #[cfg(feature = "cuda")]
-        Some((_, select::Form::Mma(form))) => {
-            let shares = select::mma_shares(client, &args.sizes, rows);
-            mma::launch(client, args, form, address, [first_row, rows, shares]);
+fn score_keys(
+    client: &Client,
+    args: &LightningIndexArgs,
+    address: AddressType,
+    [first_row, rows]: [usize; 2],
+) -> Result<(), LightningIndexError> {
+    let sizes = args.sizes;
+    // The numbers of query tokens of other steps.
+    let others = if names_all_sizes() { &select::QUERY_LENS[..] } else { &[] };
+    for query_len in others.iter().copied().chain([sizes.query_len]) {
+        match select::TABLE.choose(client, &LightningIndexSizes { query_len, ..sizes }) {
+            #[cfg(feature = "cuda")]
+            Some((_, select::Form::Sm90(form))) => sm90::launch(client, args, form, address, [first_row, rows])?,
+            #[cfg(feature = "cuda")]
+            Some((_, select::Form::Mma(form))) => {
+                let shares = select::mma_shares(client, &sizes, rows);
+                mma::launch(client, args, form, address, [first_row, rows, shares]);
+            }
+            _ => plain::launch(client, args, address, first_row, rows),
         }
-        _ => plain::launch(client, args, address, first_row, rows),
     }
+    Ok(())
 }
 
 /// The scores and the selection.

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use super::form::LOAD;
 use crate::common::device::DeviceError;
+use crate::common::select::Path;
 
 /// Ranks that exist at a time, if that is more than those of one query token: 256 MiB.
 const MAX_RANKS: usize = 1 << 26;
@@ -77,6 +78,9 @@ pub enum LightningIndexError {
         /// Bytes of the largest buffer.
         available: u64,
     },
+    /// The kernel of this path has to know the buffers, and got an alias.
+    #[error("no kernel of path {0:?} for aliased buffers")]
+    NoKernel(Path),
     /// More slots than 32-bit numbers can count.
     #[error("{0} tokens in the pages, expected at most 2^32 - 1")]
     Slots(usize),

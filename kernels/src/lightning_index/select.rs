@@ -12,6 +12,8 @@ use super::mma;
 #[cfg(feature = "offline")]
 use super::plain;
 use super::problem::LightningIndexSizes;
+#[cfg(feature = "cuda")]
+use super::sm90;
 use super::sums::BYTES_PER_UNIT;
 use crate::common::device::UNITS;
 use crate::common::launch::multiprocessors;
@@ -19,6 +21,15 @@ use crate::common::select::{Path, Table, Variant};
 
 /// The kernels that score, the fastest first.
 pub(super) const TABLE: Table<LightningIndexSizes, Form> = Table(&[
+    #[cfg(feature = "cuda")]
+    Variant {
+        path: Path::Sm90,
+        needs: "TMA and wgmma of a Hopper; f16 or bf16, 16, 32, 64 or 128 heads of 64 or 128 channels, pages of 8 tokens and \
+                more, and of a sequence as many query tokens as have 512 heads together",
+        form: |client, sizes| sm90::form(client, sizes).map(Form::Sm90),
+        #[cfg(feature = "offline")]
+        offline: sm90::offline,
+    },
     #[cfg(feature = "cuda")]
     Variant {
         path: Path::Mma,
@@ -41,7 +52,12 @@ pub(super) enum Form {
     Plain,
     #[cfg(feature = "cuda")]
     Mma(mma::Form),
+    #[cfg(feature = "cuda")]
+    Sm90(sm90::Form),
 }
+
+/// Query tokens of a sequence, few and many: which kernel scores depends on no more of their number.
+pub(super) const QUERY_LENS: [usize; 2] = [1, 512];
 
 /// Vectors of queries that a unit may keep, each in four registers.
 #[cfg(feature = "cuda")]

@@ -127,11 +127,13 @@ pub fn joins_experts(width: usize, shared_width: usize) -> bool {
     [width, shared_width].into_iter().all(|width| width.is_multiple_of(JOINED)) && joins(width, shared_width)
 }
 
-/// Rows of one matrix, and of each head's, up to which the small-batch kernel is faster.
+/// Rows of a matrix up to which the small-batch kernel is faster, and of each head's where there are few heads.
 #[cfg(feature = "cuda")]
 const SMALL_BATCH: usize = 8;
 #[cfg(feature = "cuda")]
-const SMALL_BATCH_OF_HEADS: usize = 64;
+const SMALL_BATCH_OF_HEADS: usize = 16;
+#[cfg(feature = "cuda")]
+const MANY_HEADS: usize = 64;
 /// Products of numbers that are worth two more launches, where weights are in f32.
 #[cfg(feature = "cuda")]
 const WORTH_TERMS: usize = 1 << 25;
@@ -191,7 +193,7 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
     let enough = match sizes.division {
         Division::Dense if terms > 1 => rows.saturating_mul(inputs * outputs) >= WORTH_TERMS,
         Division::Dense => rows > SMALL_BATCH,
-        Division::Heads => rows > SMALL_BATCH_OF_HEADS * matrices,
+        Division::Heads => rows > matrices * if matrices < MANY_HEADS { SMALL_BATCH_OF_HEADS } else { SMALL_BATCH },
         Division::Experts => rows >= matrices,
         Division::Pair | Division::Token => false,
     };

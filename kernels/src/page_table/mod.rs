@@ -26,16 +26,19 @@ pub struct PagedBatch {
 
 /// Writes `table`, i32 `[batch, max_pages]`: entry `p` of sequence `b` is the page of its token
 /// `kv_start + p * page_size`, -1 from the sequence's end on. A token outside the map, from a row, start or length that
-/// is none of the map's, has page -1. With an empty table nothing is launched.
-pub fn launch_page_table(client: &Client, batch: PagedBatch, table: BufferArg, max_pages: usize) {
-    let entries = batch.batch * max_pages;
-    if entries == 0 {
+/// is none of the map's, has page -1; so has one whose slot is no page's first. `overflow`, i32 `[batch]`, gets 0, or 1 where a
+/// sequence has more pages than the table. Without sequences nothing is launched; without pages nothing is written to `table`,
+/// which must not be a buffer of nothing.
+pub fn launch_page_table(client: &Client, batch: PagedBatch, table: BufferArg, overflow: BufferArg, max_pages: usize) {
+    // Where the table is empty, a unit for each sequence says whether that is too few.
+    let units = batch.batch * max_pages.max(1);
+    if units == 0 {
         return;
     }
     let cube_dim = CubeDim::new_1d(UNITS);
     page_table_kernel::launch(
         client,
-        cubecl::calculate_cube_count_elemwise(client, entries, cube_dim),
+        cubecl::calculate_cube_count_elemwise(client, units, cube_dim),
         cube_dim,
         address_type(client, &[&batch.req_to_token, &table]),
         batch.req_to_token,
@@ -43,6 +46,7 @@ pub fn launch_page_table(client: &Client, batch: PagedBatch, table: BufferArg, m
         batch.seq_lens,
         batch.kv_start,
         table,
+        overflow,
         batch.requests,
         batch.tokens,
         batch.batch,
@@ -54,7 +58,7 @@ pub fn launch_page_table(client: &Client, batch: PagedBatch, table: BufferArg, m
 /// Units of a cube where a unit makes one element. Every runtime has this many.
 pub(super) const UNITS: u32 = 128;
 
-/// A unit per entry of the table.
+/// A unit per entry of the table; that of a sequence's first entry says whether the sequence has more.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn page_table_kernel(
     req_to_token: &[i32],
@@ -62,6 +66,7 @@ fn page_table_kernel(
     seq_lens: &[i32],
     kv_start: &[i32],
     table: &mut [i32],
+    overflow: &mut [i32],
     requests: usize,
     tokens: usize,
     batch: usize,
@@ -69,15 +74,22 @@ fn page_table_kernel(
     page_size: usize,
 ) {
     let entry = ABSOLUTE_POS;
-    if entry < batch * max_pages {
-        let sequence = entry / max_pages;
-        let page = entry % max_pages;
-        let mut id = i32::new(-1);
-        if page < page_count(seq_lens[sequence], page_size) {
-            let row = req_rows[sequence];
-            id = page_id(req_to_token, row, kv_start[sequence], page, requests, tokens, page_size);
+    let columns = max(max_pages, 1usize);
+    if entry < batch * columns {
+        let sequence = entry / columns;
+        let page = entry % columns;
+        let pages = page_count(seq_lens[sequence], page_size);
+        if page == 0 {
+            overflow[sequence] = i32::cast_from(pages > max_pages);
         }
-        table[entry] = id;
+        if page < max_pages {
+            let mut id = i32::new(-1);
+            if page < pages {
+                let row = req_rows[sequence];
+                id = page_id(req_to_token, row, kv_start[sequence], page, requests, tokens, page_size);
+            }
+            table[entry] = id;
+        }
     }
 }
 
@@ -92,7 +104,8 @@ pub(super) fn page_count(len: i32, page_size: usize) -> usize {
     pages
 }
 
-/// The page of token `start + page * page_size` of a row of the map, -1 if the map has no such token.
+/// The page of token `start + page * page_size` of a row of the map, -1 if the map has no such token, or if its slot is
+/// negative or not the first of a page.
 ///
 /// `page` must be one of the sequence's, so that the token's number fits in 32 bits.
 #[cube]
@@ -109,7 +122,11 @@ pub(super) fn page_id(
     if is_row(row, requests) && start >= 0 {
         let token = usize::cast_from(start) + page * page_size;
         if token < tokens {
-            id = req_to_token[usize::cast_from(row) * tokens + token] / i32::cast_from(page_size);
+            let slot = req_to_token[usize::cast_from(row) * tokens + token];
+            let size = i32::cast_from(page_size);
+            if slot >= 0 && slot % size == 0 {
+                id = slot / size;
+            }
         }
     }
     id
@@ -119,5 +136,5 @@ pub(super) fn page_id(
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, form};
     let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS));
-    vec![Entry::new("page_table", form!(page_table_kernel, dim, [bits, _, _, _, _, _, 1, 1, 1, 1, 1]))]
+    vec![Entry::new("page_table", form!(page_table_kernel, dim, [bits, _, _, _, _, _, _, 1, 1, 1, 1, 1]))]
 }

@@ -22,6 +22,34 @@ pub(crate) fn exp2(x: f32) -> f32 {
     power
 }
 
+/// The hyperbolic tangent, within 1e-6: `1 - 2 / (1 + exp(2 x))`, by `ex2.approx` and `rcp.approx.ftz.f32` (PTX ISA, "Floating
+/// Point Instructions: rcp"). `tanh.approx` is off by up to 5e-4.
+#[cube]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let above_one = exp2(x * comptime!(2.0 * std::f32::consts::LOG2_E)) + 1.0f32;
+    let inverse: f32;
+    gpu_asm!(
+        "rcp.approx.ftz.f32 {inverse}, {above_one};",
+        inverse = out(_) inverse,
+        above_one = in(_) read::<f32>(above_one),
+        options(pure, nomem)
+    );
+    1.0f32 - 2.0f32 * inverse
+}
+
+/// `x`, and 0 where it is less; of NaN NaN: `max.NaN.f32` (PTX ISA, "Floating Point Instructions: max"). sm_80.
+#[cube]
+pub(crate) fn relu(x: f32) -> f32 {
+    let positive: f32;
+    gpu_asm!(
+        "max.NaN.f32 {positive}, {x}, 0f00000000;",
+        positive = out(_) positive,
+        x = in(_) read::<f32>(x),
+        options(pure, nomem)
+    );
+    positive
+}
+
 /// Two numbers rounded to bf16 or f16, `low` in the lower half: `cvt.rn.bf16x2.f32`, `cvt.rn.f16x2.f32` (PTX ISA, "Data
 /// Movement and Conversion Instructions: cvt").
 ///

@@ -35,7 +35,7 @@ pub(crate) mod tma;
 pub(crate) mod warp;
 pub(crate) mod wgmma;
 
-/// The value of a variable, where assembly would be given its address.
+/// The value of a variable, where assembly would be given its address; of a field, a copy that later assignments do not change.
 #[cube]
 pub(crate) fn read<T: CubePrimitive>(value: T) -> T {
     intrinsic!(|scope| value.read_value(scope).into())

@@ -1,16 +1,24 @@
 //! Prefill attention over packed sequences: a tile of queries at a time is attended to the keys of its sequence that it sees, with
 //! an online softmax; scores are never in memory.
 
+#[cfg(feature = "cuda")]
+mod form;
+#[cfg(feature = "cuda")]
+mod mma;
 mod plain;
 mod problem;
 mod select;
 #[cfg(feature = "cuda")]
 mod sm90;
+#[cfg(feature = "cuda")]
+mod softmax;
 mod tiles;
 
 use cubecl::prelude::*;
 
-pub use self::problem::{HeadRows, RaggedAttentionArgs, RaggedAttentionError, RaggedAttentionSizes};
+pub use self::problem::{
+    HeadRows, RaggedAttentionArgs, RaggedAttentionError, RaggedAttentionOptions, RaggedAttentionSizes,
+};
 use self::select::Form;
 use crate::common::select::{Available, Path};
 
@@ -38,6 +46,8 @@ pub fn launch(client: &Client, args: RaggedAttentionArgs, path: Path) -> Result<
     }
     match form(client, &args.sizes, path)? {
         Form::Plain(grid) => plain::launch(client, args, grid),
+        #[cfg(feature = "cuda")]
+        Form::Mma(form) => mma::launch(client, args, form),
         #[cfg(feature = "cuda")]
         Form::Sm90(form) => sm90::launch(client, args, form),
     }

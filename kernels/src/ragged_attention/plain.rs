@@ -3,11 +3,13 @@
 use cubecl::prelude::*;
 
 use super::problem::{RaggedAttentionArgs, RaggedAttentionError, RaggedAttentionSizes};
-use super::tiles::{QueryTile, find_tile, keys_of, slots};
+use super::tiles::{QueryTile, cube_count, find_tile, keys_of};
 use crate::common::device::{UNITS, check_device};
 use crate::common::launch::or_dummy;
 use crate::common::select::Path;
-use crate::tiles::attention::{NEG_INFINITY_BITS, SHARED_BYTES, TILE, TileAttention, TileKeys, TileKeysExpand, row_of};
+use crate::tiles::attention::{
+    NEG_INFINITY_BITS, SHARED_BYTES, TILE, TileAttention, TileKeys, TileKeysExpand, row_of, soft_capped,
+};
 
 /// Elements that a unit loads at once: one, so that any width will do.
 type Load = Const<1>;
@@ -20,7 +22,7 @@ pub(super) struct Grid {
 
 /// Launches the kernel for at least one token.
 pub(super) fn launch(client: &Client, args: RaggedAttentionArgs, grid: Grid) -> Result<(), RaggedAttentionError> {
-    let RaggedAttentionArgs { q, k, k_pe, v, cu_seqlens, cu_seqlens_k, out, lse, sizes, softmax_scale, causal } = args;
+    let RaggedAttentionArgs { q, k, k_pe, v, cu_seqlens, cu_seqlens_k, out, lse, sizes, options } = args;
     let RaggedAttentionSizes { tokens, keys, heads, kv_heads, key_width, value_width, sequences, elem, .. } = sizes;
     let contiguous = q.is_contiguous(heads, key_width)
         && k.is_contiguous(kv_heads, key_width)
@@ -44,10 +46,13 @@ pub(super) fn launch(client: &Client, args: RaggedAttentionArgs, grid: Grid) -> 
         keys as u32,
         sequences as u32,
         kv_heads as u32,
-        softmax_scale,
+        options.most_seen(),
+        options.softmax_scale,
+        options.softcap.unwrap_or(1.0),
         key_width,
         value_width,
-        causal,
+        options.causal,
+        options.softcap.is_some(),
         elem,
     );
     Ok(())
@@ -56,7 +61,7 @@ pub(super) fn launch(client: &Client, args: RaggedAttentionArgs, grid: Grid) -> 
 /// Whether and how a device runs it.
 pub(super) fn prepare(client: &Client, sizes: &RaggedAttentionSizes) -> Result<Grid, RaggedAttentionError> {
     check_device(client, sizes.elem, SHARED_BYTES)?;
-    Ok(Grid { address: address_type(client, sizes)?, cubes: cube_count(client, sizes)? })
+    Ok(Grid { address: address_type(client, sizes)?, cubes: cube_count(client, sizes, TILE)? })
 }
 
 /// 32-bit offsets where they reach: 64-bit ones are slow, and wgpu has none.
@@ -67,19 +72,6 @@ fn address_type(client: &Client, sizes: &RaggedAttentionSizes) -> Result<Address
         return Err(RaggedAttentionError::Offsets(elements));
     }
     Ok(address)
-}
-
-/// A cube for each slot and head. Slots go over x, and over z where x is too short.
-fn cube_count(client: &Client, sizes: &RaggedAttentionSizes) -> Result<CubeCount, RaggedAttentionError> {
-    let &RaggedAttentionSizes { tokens, sequences, heads, .. } = sizes;
-    let max = client.properties().hardware.max_cube_count;
-    let slots = slots(tokens, sequences, TILE);
-    let x = slots.min(max.0 as usize);
-    let z = slots.div_ceil(x);
-    if heads > max.1 as usize || z > max.2 as usize {
-        return Err(RaggedAttentionError::Cubes { tokens, sequences, heads });
-    }
-    Ok(CubeCount::Static(x as u32, heads as u32, z as u32))
 }
 
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
@@ -95,10 +87,13 @@ fn attend_tiles<E: Float>(
     keys: u32,
     sequences: u32,
     kv_heads: u32,
+    most_seen: i32,
     softmax_scale: f32,
+    softcap: f32,
     #[comptime] key_width: usize,
     #[comptime] value_width: usize,
     #[comptime] causal: bool,
+    #[comptime] capped: bool,
     #[define(E)] _elem: ElemType,
 ) {
     let slot = CUBE_POS_Z * CUBE_COUNT_X + CUBE_POS_X;
@@ -110,7 +105,8 @@ fn attend_tiles<E: Float>(
     if causal {
         first_sees += (tile.query + 1) as i32 - tile.end as i32;
     }
-    let keys = Keys { first, seen_end: end, end, first_sees, key: first, kv_heads, kv_head, softmax_scale };
+    let score = Score { scale: softmax_scale, softcap, capped };
+    let keys = Keys { first, seen_end: end, end, first_sees, most_seen, key: first, kv_heads, kv_head, score };
     // A branch, not a return: the barriers below must be met by all units of a cube, and this says that they are.
     if tile.query < tile.end {
         if end == first || first_sees <= 0 {
@@ -153,10 +149,21 @@ struct Keys {
     end: u32,
     /// How many keys the first query sees, if the sequence has as many; each query sees one more than the one before.
     first_sees: i32,
+    /// How many it sees at most, the last ones of these.
+    most_seen: i32,
     key: u32,
     kv_heads: u32,
     kv_head: u32,
-    softmax_scale: f32,
+    score: Score,
+}
+
+/// What becomes of a product.
+#[derive(CubeType, Clone, Copy)]
+struct Score {
+    scale: f32,
+    softcap: f32,
+    #[cube(comptime)]
+    capped: bool,
 }
 
 #[cube]
@@ -175,11 +182,16 @@ impl TileKeys for Keys {
 
     fn is_visible(&self, query: usize, place: usize) -> bool {
         let key = self.key + place as u32;
-        key < self.end && ((key - self.first) as i32) < self.first_sees + query as i32
+        let (position, sees) = ((key - self.first) as i32, self.first_sees + query as i32);
+        key < self.end && position < sees && position >= sees - self.most_seen
     }
 
     fn score(&self, product: f32) -> f32 {
-        product * self.softmax_scale
+        let mut score = product * self.score.scale;
+        if self.score.capped {
+            score = soft_capped(score, self.score.softcap);
+        }
+        score
     }
 }
 
@@ -200,6 +212,9 @@ fn attend_tile<E: Float>(
     // What the last query of a whole tile sees.
     let seen = max(keys.first_sees + comptime!(TILE as i32 - 1), 0i32) as u32;
     keys.seen_end = min(keys.first + seen, keys.end);
+    // Whole tiles that no query sees.
+    let hidden = max(max(keys.first_sees, 0i32) - keys.most_seen, 0i32) as u32;
+    keys.key += hidden / comptime!(TILE as u32) * comptime!(TILE as u32);
     while keys.key < keys.seen_end {
         attention.add_keys::<E, Load, Keys>(q, k, v, &keys);
         keys.key += comptime!(TILE as u32);
@@ -212,13 +227,18 @@ fn attend_tile<E: Float>(
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
     let dim = CubeDim::new_1d(UNITS as u32);
-    let entry = |name, kind, bits, causal| {
+    let entry = |name, kind, bits, causal, capped| {
         let elem = ElemType::Float(kind);
-        let form = form!(attend_tiles, dim, [bits, _, _, _, _, _, _, _, 1, 1, 1, 1, 1.0, 192, 128, causal, elem]);
+        let form = form!(
+            attend_tiles,
+            dim,
+            [bits, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1.0, 1.0, 192, 128, causal, capped, elem]
+        );
         Entry::of(kind, name, form)
     };
-    let causal = FLOATS.map(|kind| entry("ragged_attention.causal", kind, AddressType::U32, true));
-    let full = entry("ragged_attention.full", FloatKind::F16, AddressType::U32, false);
-    let large = entry("ragged_attention.64_bits", FloatKind::BF16, AddressType::U64, true);
-    causal.into_iter().chain([full, large.on(|arch| arch == Arch::Sm90a)]).collect()
+    let causal = FLOATS.map(|kind| entry("ragged_attention.causal", kind, AddressType::U32, true, false));
+    let full = entry("ragged_attention.full", FloatKind::F16, AddressType::U32, false, false);
+    let large = entry("ragged_attention.64_bits", FloatKind::BF16, AddressType::U64, true, false);
+    let capped = entry("ragged_attention.softcap", FloatKind::F32, AddressType::U32, true, true);
+    causal.into_iter().chain([full, capped, large.on(|arch| arch == Arch::Sm90a)]).collect()
 }

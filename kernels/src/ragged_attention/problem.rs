@@ -30,8 +30,8 @@ impl HeadRows {
 
 /// Arguments of [`launch`](super::launch), with the letters of [`RaggedAttentionSizes`]. E is `elem`.
 ///
-/// [`Path::Plain`] takes contiguous tensors and no `k_pe`. [`Path::Sm90`] takes strides, of multiples of 16 bytes, as is where a
-/// tensor begins in its buffer.
+/// [`Path::Plain`] takes contiguous tensors and no `k_pe`. [`Path::Mma`] and [`Path::Sm90`] take strides, of multiples of 16 bytes, as is
+/// where a tensor begins in its buffer.
 pub struct RaggedAttentionArgs {
     /// E `[N, H, dqk]`.
     pub q: HeadRows,
@@ -53,10 +53,28 @@ pub struct RaggedAttentionArgs {
     pub lse: BufferArg,
     /// Sizes and element type.
     pub sizes: RaggedAttentionSizes,
+    /// Which keys a query sees, and what becomes of their products.
+    pub options: RaggedAttentionOptions,
+}
+
+/// Which keys a query sees, and what becomes of their products.
+#[derive(Debug, Clone, Copy)]
+pub struct RaggedAttentionOptions {
     /// The factor of the scores before the softmax.
     pub softmax_scale: f32,
+    /// `c` > 0: a score `s`, after the factor, becomes `c tanh(s / c)`.
+    pub softcap: Option<f32>,
     /// Query `i` of a sequence sees the keys up to position `i + keys - queries`; otherwise all of them.
     pub causal: bool,
+    /// Only so many keys, the last ones up to that position; at least 1, and only with `causal`.
+    pub window: Option<usize>,
+}
+
+impl RaggedAttentionOptions {
+    /// How many keys a query sees at most.
+    pub(super) fn most_seen(&self) -> i32 {
+        self.window.map_or(i32::MAX, |window| i32::try_from(window).unwrap_or(i32::MAX))
+    }
 }
 
 /// What decides how a device computes it.

@@ -4,6 +4,8 @@ use super::plain;
 use super::problem::RaggedAttentionSizes;
 #[cfg(feature = "cuda")]
 use super::sm90;
+#[cfg(feature = "cuda")]
+use super::{form, mma};
 use crate::common::select::{Path, Table, Variant};
 
 /// The implementations, the fastest first.
@@ -16,6 +18,15 @@ pub(super) const TABLE: Table<RaggedAttentionSizes, Form> = Table(&[
         form: |client, sizes| sm90::form(client, sizes).map(Form::Sm90),
         #[cfg(feature = "offline")]
         offline: sm90::offline,
+    },
+    #[cfg(feature = "cuda")]
+    Variant {
+        path: Path::Mma,
+        needs: "matrix instructions with ldmatrix, asynchronous copies, and shared memory for tiles of queries, keys and values; of \
+                the problem the same",
+        form: |client, sizes| mma::form(client, sizes).map(Form::Mma),
+        #[cfg(feature = "offline")]
+        offline: mma::offline,
     },
     Variant {
         path: Path::Plain,
@@ -30,5 +41,7 @@ pub(super) const TABLE: Table<RaggedAttentionSizes, Form> = Table(&[
 pub(super) enum Form {
     Plain(plain::Grid),
     #[cfg(feature = "cuda")]
-    Sm90(sm90::Form),
+    Mma(form::Form),
+    #[cfg(feature = "cuda")]
+    Sm90(form::Form),
 }

@@ -5,9 +5,28 @@
 
 use cubecl::prelude::*;
 
+use super::problem::{RaggedAttentionError, RaggedAttentionSizes};
+
 /// Slots for so many tokens and sequences.
 pub(super) fn slots(tokens: usize, sequences: usize, tile: usize) -> usize {
     tokens / tile + sequences + 1
+}
+
+/// A cube for each slot and head. Slots go over x, and over z where x is too short.
+pub(super) fn cube_count(
+    client: &Client,
+    sizes: &RaggedAttentionSizes,
+    tile: usize,
+) -> Result<CubeCount, RaggedAttentionError> {
+    let &RaggedAttentionSizes { tokens, sequences, heads, .. } = sizes;
+    let max = client.properties().hardware.max_cube_count;
+    let slots = slots(tokens, sequences, tile);
+    let x = slots.min(max.0 as usize);
+    let z = slots.div_ceil(x);
+    if heads > max.1 as usize || z > max.2 as usize {
+        return Err(RaggedAttentionError::Cubes { tokens, sequences, heads });
+    }
+    Ok(CubeCount::Static(x as u32, heads as u32, z as u32))
 }
 
 /// Query rows of one sequence.

@@ -38,6 +38,15 @@ const HIDDEN: f32 = -1.0e30;
 /// The bits of -inf, for the same reason not written as a number.
 pub(crate) const NEG_INFINITY_BITS: u32 = 0xff80_0000;
 
+/// From here on tanh is 1 in f32. Beyond it, some devices compute it as inf / inf.
+const TANH_IS_ONE: f32 = 10.0;
+
+/// A score `s` that does not exceed a cap `c` > 0: `c tanh(s / c)`.
+#[cube]
+pub(crate) fn soft_capped(score: f32, softcap: f32) -> f32 {
+    softcap * clamp(score / softcap, -TANH_IS_ONE, TANH_IS_ONE).tanh()
+}
+
 /// The keys in the `TILE` places of a tile.
 #[cube]
 pub(crate) trait TileKeys {

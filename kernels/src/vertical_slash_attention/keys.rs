@@ -2,12 +2,10 @@
 
 use cubecl::prelude::*;
 
-use crate::tiles::attention::{TILE, TileKeys, TileKeysExpand};
+use crate::tiles::attention::{TILE, TileKeys, TileKeysExpand, soft_capped};
 
 /// Where there is no key.
 const NO_KEY: i64 = -1;
-/// From here on tanh is 1 in f32. Beyond it, some devices compute it as inf / inf.
-const TANH_IS_ONE: f32 = 10.0;
 
 /// The keys of a block row, in the order in which they are looked at.
 #[derive(CubeType)]
@@ -108,8 +106,7 @@ impl TileKeys for Keys {
     fn score(&self, product: f32) -> f32 {
         let mut score = product * self.softmax_scale;
         if self.capped {
-            let share = clamp(score / self.softcap, -TANH_IS_ONE, TANH_IS_ONE);
-            score = self.softcap * share.tanh();
+            score = soft_capped(score, self.softcap);
         }
         score
     }

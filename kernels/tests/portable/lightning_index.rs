@@ -74,6 +74,83 @@ fn any_number_of_rows_at_a_time() {
     });
 }
 
+/// Query tokens that Hopper scores in tiles, which the blocks of rows cut anywhere. A score is the first channel of a key: the other
+/// heads have no weight. Ranks beside those of a row stay as they were.
+#[test]
+fn any_number_of_rows_of_tiles_at_a_time() {
+    let sizes = LightningIndexSizes {
+        batch: 2,
+        query_len: 35,
+        heads: 16,
+        width: 64,
+        pages: 40,
+        page_size: 8,
+        max_pages: 20,
+        k: 6,
+        elem: ElemType::Float(FloatKind::F16),
+    };
+    let rows = 70;
+    let one = 0x3c00_u16;
+    let firsts = |rows: usize, width: usize, value: &dyn Fn(usize) -> u16| -> Vec<u16> {
+        (0..rows * width).map(|i| if i % width == 0 { value(i / width) } else { 0 }).collect()
+    };
+    // 1, 2, 3 and so on in f16 have bits in the order of the numbers.
+    let number = |slot: usize| one + (slot * 37 % 29) as u16;
+    let visible: Vec<i32> = (0..rows as i32).map(|row| row * 7 % 161).collect();
+    let table: Vec<i32> = (0..40).map(|page| page * 3 % 40).collect();
+    let expected = (0..rows).flat_map(|row| {
+        let key = |position: usize| number(table[row / 35 * 20 + position / 8] as usize * 8 + position % 8);
+        let mut order: Vec<usize> = (0..visible[row] as usize).collect();
+        order.sort_by_key(|&position| (u16::MAX - key(position), position));
+        order.truncate(sizes.k);
+        order.sort_unstable();
+        let mut chosen: Vec<i32> = order.into_iter().map(|position| position as i32).collect();
+        chosen.resize(sizes.k, -1);
+        chosen
+    });
+    let expected: Vec<i32> = expected.collect();
+    for_each_client(|client| {
+        if let Err(error) = check(client, &sizes) {
+            eprintln!("skipped: {error}");
+            return;
+        }
+        for score_rows in [1, 31, 33, 36, 70] {
+            let (stride, candidate_stride) = (sizes.score_stride(), sizes.candidate_stride(client));
+            let weights: Vec<f32> = (0..rows * 16).map(|head| if head % 16 == 0 { 1.0 } else { 0.0 }).collect();
+            let scores = upload(client, &vec![7_u32; score_rows * stride]);
+            let indices = upload(client, &vec![-7; rows * sizes.k]);
+            let args = LightningIndexArgs {
+                q: arg(&upload(client, &firsts(rows * 16, 64, &|_| one)), rows * 16 * 64),
+                keys: arg(&upload(client, &firsts(320, 64, &number)), 320 * 64),
+                page_table: arg(&upload(client, &table), 40),
+                head_weights: arg(&upload(client, &weights), weights.len()),
+                visible: arg(&upload(client, &visible), rows),
+                scores: arg(&scores, score_rows * stride),
+                candidates: arg(
+                    &upload(client, &vec![0_u32; (score_rows * candidate_stride).max(1)]),
+                    candidate_stride,
+                ),
+                score_rows,
+                indices: arg(&indices, rows * sizes.k),
+                sizes,
+                scale: 1.0,
+                slots: false,
+            };
+            launch(client, args).expect("legal");
+            assert_eq!(read::<i32>(client, indices), expected, "{score_rows} at a time");
+            if score_rows == rows {
+                let ranks: Vec<u32> = read(client, scores);
+                for (row, ranks) in ranks.chunks_exact(stride).enumerate() {
+                    let seen = Some(visible[row] as usize).filter(|&seen| seen > sizes.k).unwrap_or(0);
+                    // A kernel may write those of a whole tile of 64.
+                    let kept = ranks[seen.next_multiple_of(64).min(stride)..].iter().all(|&rank| rank == 7);
+                    assert!(kept, "row {row} of {seen} keys");
+                }
+            }
+        }
+    });
+}
+
 /// Query tokens of one sequence with these keys, in pages of one in reverse order. Scores are the keys, which are not negative; NaN is chosen
 /// last.
 struct Many<'a> {

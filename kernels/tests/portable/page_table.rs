@@ -63,14 +63,15 @@ impl HostBatch {
         (0..self.req_rows.len()).map(pages).collect()
     }
 
-    /// The page of a token of a sequence, -1 outside the map.
+    /// The page of a token of a sequence, -1 outside the map and at a slot that begins no page.
     fn page(&self, b: usize, token: i32) -> i32 {
         let (row, start) = (self.req_rows[b], self.kv_start[b]);
         let token = i64::from(start) + i64::from(token);
         if start < 0 || token >= self.tokens as i64 || !(0..self.requests as i32).contains(&row) {
             return -1;
         }
-        self.req_to_token[row as usize * self.tokens + token as usize] / self.page_size as i32
+        let (slot, size) = (self.req_to_token[row as usize * self.tokens + token as usize], self.page_size as i32);
+        if slot >= 0 && slot % size == 0 { slot / size } else { -1 }
     }
 }
 
@@ -85,10 +86,16 @@ pub fn lengths(page_size: usize, count: usize) -> Vec<i32> {
 fn check(batch: &HostBatch, max_pages: usize) {
     for_each_client(|client| {
         let count = batch.req_rows.len();
-        let table = upload(client, &vec![77; count * max_pages]);
-        launch_page_table(client, batch.upload(client), arg(&table, count * max_pages), max_pages);
+        let entries = (count * max_pages).max(1);
+        let table = upload(client, &vec![77; entries]);
+        let overflow = upload(client, &vec![77; count]);
+        let [to_table, to_overflow] = [arg(&table, entries), arg(&overflow, count)];
+        launch_page_table(client, batch.upload(client), to_table, to_overflow, max_pages);
         let table: Vec<i32> = read(client, table);
-        for (b, pages) in batch.pages().iter().enumerate() {
+        let pages_of = batch.pages();
+        let too_many = pages_of.iter().map(|pages| i32::from(pages.len() > max_pages));
+        assert_eq!(read::<i32>(client, overflow), too_many.collect::<Vec<_>>(), "{:?}", batch.seq_lens);
+        for (b, pages) in pages_of.iter().enumerate() {
             let mut wanted = pages.clone();
             wanted.resize(max_pages, -1);
             assert_eq!(table[b * max_pages..][..max_pages], wanted, "sequence {b} of {:?}", batch.seq_lens);
@@ -100,7 +107,7 @@ fn check(batch: &HostBatch, max_pages: usize) {
 #[rstest]
 fn pages_of_a_batch(
     #[values(1, 2, 16, 64)] page_size: usize,
-    #[values(1, 4, 7, 130)] max_pages: usize,
+    #[values(0, 1, 4, 7, 130)] max_pages: usize,
     #[values(1, 9, 31)] batch: usize,
 ) {
     check(&HostBatch::new(page_size, &lengths(page_size, batch)), max_pages);
@@ -125,6 +132,18 @@ fn tokens_outside_the_map() {
     check(&batch, 6);
 }
 
+/// Slots that are negative, or inside of a page: none of them is page 0.
+#[test]
+fn slots_that_begin_no_page() {
+    let mut batch = HostBatch::new(4, &[8, 8, 8, 8]);
+    for (b, slot) in [-1, -4, 6, i32::MIN].into_iter().enumerate() {
+        let (row, start) = (batch.req_rows[b] as usize, batch.kv_start[b] as usize);
+        batch.req_to_token[row * batch.tokens + start + b % 2 * 4] = slot;
+    }
+    assert_eq!(batch.pages().concat().iter().filter(|&&page| page == -1).count(), 4);
+    check(&batch, 3);
+}
+
 /// Pages of one token, so that a sequence ends right behind the last column of the map.
 #[test]
 fn sequences_longer_than_the_map() {
@@ -139,9 +158,11 @@ fn sequences_longer_than_the_map() {
 #[test]
 fn empty_tables() {
     for_each_client(|client| {
-        let table = upload(client, &[77]);
-        launch_page_table(client, HostBatch::new(4, &[3]).upload(client), arg(&table, 0), 0);
-        launch_page_table(client, HostBatch::new(4, &[]).upload(client), arg(&table, 0), 3);
-        assert_eq!(read::<i32>(client, table), [77]);
+        let (table, overflow) = (upload(client, &[77]), upload(client, &[77]));
+        let (to_table, to_overflow) = (|| arg(&table, 1), |len| arg(&overflow, len));
+        launch_page_table(client, HostBatch::new(4, &[]).upload(client), to_table(), to_overflow(1), 3);
+        assert_eq!(read::<i32>(client, overflow.clone()), [77]);
+        launch_page_table(client, HostBatch::new(4, &[3]).upload(client), to_table(), to_overflow(1), 0);
+        assert_eq!((read::<i32>(client, table.clone()), read::<i32>(client, overflow.clone())), (vec![77], vec![1]));
     });
 }

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 use half::{bf16, f16};
 use mla_kernels::ragged_attention::{
-    HeadRows, RaggedAttentionArgs, RaggedAttentionError, RaggedAttentionSizes, launch,
+    HeadRows, RaggedAttentionArgs, RaggedAttentionError, RaggedAttentionOptions, RaggedAttentionSizes, launch,
 };
 use mla_kernels::{DeviceError, Path};
 use rstest::rstest;
@@ -110,8 +110,12 @@ impl<E: Host> Case<E> {
                     sequences: self.cu_seqlens.len() - 1,
                     elem: E::elem_type_native(),
                 },
-                softmax_scale: self.softmax_scale,
-                causal: self.causal,
+                options: RaggedAttentionOptions {
+                    softmax_scale: self.softmax_scale,
+                    softcap: None,
+                    causal: self.causal,
+                    window: None,
+                },
             },
             Path::Plain,
         )?;
@@ -287,8 +291,7 @@ fn what_the_kernel_cannot_do_is_an_error() {
                 out: empty(),
                 lse: empty(),
                 sizes,
-                softmax_scale: 1.0,
-                causal: false,
+                options: RaggedAttentionOptions { softmax_scale: 1.0, softcap: None, causal: false, window: None },
             };
             launch(client, args, Path::Plain).expect_err("refused")
         };

@@ -61,6 +61,18 @@ pub enum CacheError {
         /// How many holders it has.
         holders: u32,
     },
+    /// A list of pages to release names a page more often than it was retained: live requests hold it.
+    #[error(
+        "page {page} would be released {times} times but was retained {retained} times; what requests hold is released by `free` or `truncate`"
+    )]
+    NotRetained {
+        /// The page.
+        page: u32,
+        /// How often the list names it.
+        times: usize,
+        /// How often it was retained and not yet released.
+        retained: usize,
+    },
     /// A pool was taken and is not back yet.
     #[error("pool {pool} is taken; give it back with `put_pool` first")]
     PoolTaken {

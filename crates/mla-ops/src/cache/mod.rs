@@ -7,12 +7,16 @@
 //! - [`RequestToToken`] is the device map from (request row, token position) to slot, `req_to_token` of the paged index ops;
 //! - [`PagedCache`] puts the two together with one pool per layer.
 
+mod config;
 mod error;
+#[cfg(all(test, feature = "flex"))]
+mod misuse_tests;
 mod page_allocator;
 mod paged_cache;
 mod request_to_token;
 
+pub use config::{CacheConfig, PoolConfig, new_pool};
 pub use error::CacheError;
 pub use page_allocator::PageAllocator;
-pub use paged_cache::{CacheConfig, PagedCache, PoolConfig, RequestId, new_pool};
+pub use paged_cache::{PagedCache, RequestId};
 pub use request_to_token::RequestToToken;

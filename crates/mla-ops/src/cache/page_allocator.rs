@@ -8,15 +8,17 @@ use super::CacheError;
 /// of its input before it changes anything.
 #[derive(Debug, Clone)]
 pub struct PageAllocator {
+    num_pages: u32,
+    /// Of the pages that were handed out at least once: what a large cache does not use costs no memory.
     ref_counts: Vec<u32>,
-    /// A stack: the next page to hand out is at the end.
+    /// Those of them that are free again. A stack: the next page to hand out is at the end.
     free: Vec<u32>,
 }
 
 impl PageAllocator {
     /// All pages `0..num_pages`, free.
     pub fn new(num_pages: u32) -> Self {
-        Self { ref_counts: vec![0; num_pages as usize], free: (0..num_pages).rev().collect() }
+        Self { num_pages, ref_counts: Vec::new(), free: Vec::new() }
     }
 
     /// Takes `n` pages, with one holder each.
@@ -24,10 +26,16 @@ impl PageAllocator {
     /// # Errors
     /// [`CacheError::OutOfPages`] if fewer than `n` are free; then none is taken.
     pub fn allocate(&mut self, n: usize) -> Result<Vec<u32>, CacheError> {
-        let Some(kept) = self.free.len().checked_sub(n) else {
+        if n > self.free_pages() {
             return Err(CacheError::OutOfPages { needed: n, free: self.free_pages(), total: self.num_pages() });
-        };
-        let pages: Vec<u32> = self.free.drain(kept..).rev().collect();
+        }
+        let kept = self.free.len().saturating_sub(n);
+        let mut pages: Vec<u32> = self.free.drain(kept..).rev().collect();
+        let fresh = self.ref_counts.len();
+        let known = fresh + n - pages.len();
+        // The casts keep the values: there are `num_pages` at most, a u32.
+        pages.extend(fresh as u32..known as u32);
+        self.ref_counts.resize(known, 0);
         for &page in &pages {
             self.ref_counts[page as usize] = 1;
         }
@@ -76,12 +84,12 @@ impl PageAllocator {
 
     /// Free pages.
     pub fn free_pages(&self) -> usize {
-        self.free.len()
+        self.num_pages() - self.ref_counts.len() + self.free.len()
     }
 
     /// Pages there are.
     pub fn num_pages(&self) -> usize {
-        self.ref_counts.len()
+        self.num_pages as usize
     }
 
     /// Holders of `page`; 0 if it is free or does not exist.

@@ -4,56 +4,28 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
 
+use super::config::{CacheConfig, OP, wrong_value, zeros};
 use super::{CacheError, PageAllocator, RequestToToken};
 use crate::MlaError;
-
-const OP: &str = "PagedCache";
+use crate::check::Check;
 
 /// The [`PagedCache::id`] of the next cache.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
-/// The size of a [`PagedCache`]. Nothing in it may be zero.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CacheConfig {
-    /// The pools, by number. A layer has one or two.
-    pub pools: Vec<PoolConfig>,
-    /// Pages of each pool (P).
-    pub num_pages: usize,
-    /// Tokens of a page, a power of two; P times this must fit into an i32.
-    pub page_size: usize,
-    /// Requests that may live at once (R).
-    pub max_requests: usize,
-    /// Tokens that a request may have (T).
-    pub max_tokens: usize,
-    /// Element type of the pools: f32, f16 or bf16.
-    pub dtype: FloatDType,
-}
-
-/// A pool of a [`PagedCache`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PoolConfig {
-    /// Channels of a row: 576 for MLA (512 latent + 64 rope), 128 for index keys.
-    pub width: usize,
-    /// Tokens that a row stands for, a divisor of the page size: 1 for latents, more for compressed entries.
-    pub tokens_per_row: usize,
-}
-
-impl PoolConfig {
-    /// A row for each token.
-    pub fn per_token(width: usize) -> Self {
-        Self { width, tokens_per_row: 1 }
-    }
-}
-
-/// Names a request of one [`PagedCache`]. Ids are never used again, so a stale one is an error and never another request.
+/// Names a request of one [`PagedCache`]. Ids are never used again, and no two caches of a process give the same, so a stale or
+/// foreign one is an error and never another request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(u64);
+pub struct RequestId {
+    /// [`PagedCache::id`].
+    cache: u64,
+    number: u64,
+}
 
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "request {}", self.0)
+        write!(f, "request {}", self.number)
     }
 }
 
@@ -87,6 +59,8 @@ pub struct PagedCache {
     /// `None` while the pool is taken.
     pools: Vec<Option<Tensor<3>>>,
     allocator: PageAllocator,
+    /// How often the caller holds a page, by [`PagedCache::retain`].
+    retained: HashMap<u32, usize>,
     map: RequestToToken,
     /// Rows of the map, and the first position in each that it does not have yet: most callers take the pages from the host.
     unwritten: BTreeMap<u32, usize>,
@@ -94,26 +68,24 @@ pub struct PagedCache {
     next_id: u64,
 }
 
-/// A cache tensor `[P, S, D]` of zeros as [`write_latent`](crate::write_latent) wants it: row after row in memory. Some
-/// devices pad the rows of what `Tensor::zeros` makes.
-pub fn new_pool(shape: [usize; 3], dtype: FloatDType, device: &Device) -> Tensor<3> {
-    Tensor::<1>::zeros([shape.iter().product::<usize>()], (device, DType::from(dtype))).reshape(shape)
-}
-
 impl PagedCache {
     /// An empty cache; the pools are allocated, and zero.
     ///
     /// # Errors
-    /// [`MlaError::Value`] for a size that is zero or too large, a page size that is no power of two, another dtype.
+    /// [`MlaError::Value`] for a size that is zero or too large, or a page size that is no power of two; [`MlaError::DType`] for
+    /// a dtype that is none of the caches' or of the device's; [`MlaError::DeviceLimit`] for pools or a map that the device has
+    /// no memory for; [`MlaError::UnsupportedDevice`], also for an autodiff device. Nothing is allocated then.
     pub fn new(config: CacheConfig, device: &Device) -> Result<Self, CacheError> {
-        config.validate()?;
-        let pool = |pool: &PoolConfig| new_pool(config.pool_shape(pool), config.dtype, device);
+        config.check(&Check::on(OP, device)?)?;
+        // The casts keep the values: the check bounds both by `i32::MAX`.
+        let map = RequestToToken::new(config.max_requests as u32, config.max_tokens, device)?;
+        let pool = |pool| Some(zeros(config.pool_shape(pool), config.dtype.into(), device));
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            pools: config.pools.iter().map(|config| Some(pool(config))).collect(),
-            // The casts keep the values: `validate` bounds both by `i32::MAX`.
+            pools: config.pools.iter().map(pool).collect(),
             allocator: PageAllocator::new(config.num_pages as u32),
-            map: RequestToToken::new(config.max_requests as u32, config.max_tokens, device),
+            retained: HashMap::new(),
+            map,
             unwritten: BTreeMap::new(),
             requests: HashMap::new(),
             next_id: 0,
@@ -200,9 +172,9 @@ impl PagedCache {
     /// [`CacheError::NotAllocated`], [`CacheError::RequestTooLong`], [`CacheError::OutOfRequests`].
     pub fn admit_with(&mut self, pages: &[u32]) -> Result<RequestId, CacheError> {
         let max = self.config.max_tokens;
-        let len = pages.len() * self.config.page_size;
+        let len = pages.len().saturating_mul(self.config.page_size);
         if len > max {
-            return Err(CacheError::RequestTooLong { request: RequestId(self.next_id), tokens: len, max });
+            return Err(CacheError::RequestTooLong { request: self.next_request(), tokens: len, max });
         }
         self.allocator.retain(pages)?;
         let row = match self.map.take_row() {
@@ -214,6 +186,25 @@ impl PagedCache {
         };
         self.unwritten.insert(row, 0);
         Ok(self.insert(Request { row, len, pages: pages.to_vec() }))
+    }
+
+    /// Takes the last tokens of a request back, those from position `len` on: a step that failed can be rolled back. Pages
+    /// that nobody else holds are free again; a page that is shared and partly kept is copied at the next append.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`] for more tokens than it has.
+    pub fn truncate(&mut self, request: RequestId, len: usize) -> Result<(), CacheError> {
+        let kept = len.div_ceil(self.config.page_size);
+        let state = self.request(request)?;
+        if len > state.len {
+            return Err(wrong_value("len", len, format!("at most {}, the tokens of {request}", state.len)).into());
+        }
+        let cut = state.pages[kept..].to_vec();
+        self.allocator.release(&cut)?;
+        let state = self.request_mut(request)?;
+        state.pages.truncate(kept);
+        state.len = len;
+        Ok(())
     }
 
     /// Ends a request. Pages that no other request holds are free again.
@@ -250,15 +241,40 @@ impl PagedCache {
     /// # Errors
     /// [`CacheError::NotAllocated`]; then nothing changes.
     pub fn retain(&mut self, pages: &[u32]) -> Result<(), CacheError> {
-        self.allocator.retain(pages)
+        self.allocator.retain(pages)?;
+        for &page in pages {
+            *self.retained.entry(page).or_default() += 1;
+        }
+        Ok(())
     }
 
-    /// Takes away what [`Self::retain`] has added.
+    /// Takes away what [`Self::retain`] has added; the holds of live requests stay.
     ///
     /// # Errors
-    /// [`CacheError::NotAllocated`], [`CacheError::DoubleFree`]; then nothing changes.
+    /// [`CacheError::NotAllocated`]; [`CacheError::NotRetained`] for a page that the list names more often than it was
+    /// retained; then nothing changes.
     pub fn release(&mut self, pages: &[u32]) -> Result<(), CacheError> {
-        self.allocator.release(pages)
+        let mut mentions: HashMap<u32, usize> = HashMap::new();
+        for &page in pages {
+            *mentions.entry(page).or_default() += 1;
+        }
+        for &page in pages {
+            let (times, retained) = (mentions[&page], self.retained.get(&page).copied().unwrap_or(0));
+            if self.allocator.ref_count(page) == 0 {
+                return Err(CacheError::NotAllocated { page });
+            }
+            if times > retained {
+                return Err(CacheError::NotRetained { page, times, retained });
+            }
+        }
+        self.allocator.release(pages)?;
+        for (page, times) in mentions {
+            match self.retained.get_mut(&page) {
+                Some(retained) if *retained > times => *retained -= times,
+                _ => drop(self.retained.remove(&page)),
+            }
+        }
+        Ok(())
     }
 
     /// Holders of a page: requests and [`Self::retain`]s.
@@ -300,15 +316,23 @@ impl PagedCache {
     /// Pages, i32 `[B, max_pages]`, -1 behind the last of a request: what the op [`page_table`](crate::page_table) makes of
     /// [`Self::req_to_token`], from the host.
     ///
+    /// No request, or no page for each (as fresh ones need), is an empty table.
+    ///
     /// # Errors
-    /// [`CacheError::UnknownRequest`].
+    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`] or [`MlaError::DeviceLimit`] for a table that is too large.
     pub fn page_table(&self, requests: &[RequestId], max_pages: usize) -> Result<Tensor<2, Int>, CacheError> {
+        let (check, shape) = (Check::on(OP, &self.device)?, [requests.len(), max_pages]);
+        check.index_range("max_pages", requests.len().max(1).saturating_mul(max_pages))?;
+        check.allocation("max_pages", DType::I32, shape)?;
         let mut table = Vec::with_capacity(requests.len() * max_pages);
         for &request in requests {
             let pages = self.request(request)?.pages.iter().map(|&page| page as i32);
             table.extend(pages.chain(std::iter::repeat(-1)).take(max_pages));
         }
-        Ok(self.upload(table).reshape([requests.len(), max_pages]))
+        if table.is_empty() {
+            return Ok(Tensor::empty(shape, (&self.device, DType::I32)));
+        }
+        Ok(self.upload(table).reshape(shape))
     }
 
     /// Lengths, i32 `[B]`.
@@ -459,8 +483,12 @@ impl PagedCache {
         state.ok_or(CacheError::UnknownRequest { request })
     }
 
+    fn next_request(&self) -> RequestId {
+        RequestId { cache: self.id, number: self.next_id }
+    }
+
     fn insert(&mut self, request: Request) -> RequestId {
-        let id = RequestId(self.next_id);
+        let id = self.next_request();
         self.next_id += 1;
         self.requests.insert(id, request);
         id
@@ -493,63 +521,9 @@ impl PagedCache {
     }
 }
 
-impl CacheConfig {
-    fn validate(&self) -> Result<(), MlaError> {
-        let sizes = [
-            ("num_pages", self.num_pages),
-            ("page_size", self.page_size),
-            ("max_requests", self.max_requests),
-            ("max_tokens", self.max_tokens),
-        ];
-        for (argument, size) in sizes.into_iter().chain(self.pools.iter().map(|pool| ("pools.width", pool.width))) {
-            if size == 0 || size > i32::MAX as usize {
-                let expected = format!("1 to {}", i32::MAX);
-                return Err(wrong_value(argument, size, expected));
-            }
-        }
-        if !self.page_size.is_power_of_two() {
-            let expected = "a power of two".to_string();
-            return Err(wrong_value("page_size", self.page_size, expected));
-        }
-        let divides = |rows: usize| rows > 0 && self.page_size.is_multiple_of(rows);
-        if let Some(pool) = self.pools.iter().find(|pool| !divides(pool.tokens_per_row)) {
-            let expected = format!("a divisor of the page size, {}", self.page_size);
-            return Err(wrong_value("pools.tokens_per_row", pool.tokens_per_row, expected));
-        }
-        let slots = self.num_pages.saturating_mul(self.page_size);
-        if slots > i32::MAX as usize {
-            let expected = format!("at most {} (slots are i32)", i32::MAX);
-            return Err(wrong_value("num_pages * page_size", slots, expected));
-        }
-        match self.dtype {
-            FloatDType::F32 | FloatDType::F16 | FloatDType::BF16 => Ok(()),
-            other => Err(MlaError::DType {
-                op: OP,
-                argument: "dtype",
-                actual: other.into(),
-                expected: "F32, F16 or BF16".to_string(),
-            }),
-        }
-    }
-
-    fn pool_shape(&self, pool: &PoolConfig) -> [usize; 3] {
-        [self.num_pages, self.page_size / pool.tokens_per_row, pool.width]
-    }
-
-    /// Of all pools together.
-    fn bytes_per_page(&self) -> usize {
-        let elements = self.pools.iter().map(|pool| self.page_size / pool.tokens_per_row * pool.width);
-        elements.sum::<usize>() * DType::from(self.dtype).size()
-    }
-}
-
 /// Where token `token` of a request with these pages lies. It fits: the config bounds all slots by `i32::MAX`.
 fn slot(pages: &[u32], page_size: usize, token: usize) -> i32 {
     (pages[token / page_size] as usize * page_size + token % page_size) as i32
-}
-
-fn wrong_value(argument: &'static str, actual: usize, expected: String) -> MlaError {
-    MlaError::Value { op: OP, argument, actual: actual.to_string(), expected }
 }
 
 #[cfg(all(test, feature = "flex"))]

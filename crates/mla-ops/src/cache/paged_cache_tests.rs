@@ -1,8 +1,10 @@
 //! Tests of the paged cache: examples, and random programs against a model on the host.
 
 use burn::backend::Flex;
+use burn::tensor::FloatDType;
 use proptest::prelude::*;
 
+use super::super::PoolConfig;
 use super::*;
 
 const LAYERS: usize = 2;
@@ -311,6 +313,7 @@ enum Step {
     Admit,
     Append(usize, usize),
     Fork(usize),
+    Truncate(usize, usize),
     Free(usize),
 }
 
@@ -319,6 +322,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::Admit),
         5 => (0..4usize, 0..9usize).prop_map(|(who, n)| Step::Append(who, n)),
         2 => (0..4usize).prop_map(Step::Fork),
+        2 => (0..4usize, 0..9usize).prop_map(|(who, n)| Step::Truncate(who, n)),
         1 => (0..4usize).prop_map(Step::Free),
     ];
     prop::collection::vec(step, 1..40)
@@ -339,6 +343,11 @@ impl Model {
             _ if live == 0 => {}
             Step::Append(who, n) => self.append(cache, who % live, n),
             Step::Fork(who) => self.fork(cache, who % live),
+            Step::Truncate(who, n) => {
+                let (request, values) = &mut self.requests[who % live];
+                values.truncate(values.len().saturating_sub(n));
+                cache.truncate(*request, values.len()).unwrap();
+            }
             Step::Free(who) => {
                 let (request, _) = self.requests.remove(who % live);
                 cache.free(request).unwrap();

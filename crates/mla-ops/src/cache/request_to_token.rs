@@ -4,6 +4,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::CacheError;
 use crate::MlaError;
+use crate::check::Check;
 
 const OP: &str = "RequestToToken";
 
@@ -15,17 +16,28 @@ const OP: &str = "RequestToToken";
 #[derive(Debug)]
 pub struct RequestToToken {
     map: Tensor<2, Int>,
+    /// Rows from this one on were never taken.
+    fresh: u32,
+    /// Those below that are free again.
     free_rows: Vec<u32>,
 }
 
 impl RequestToToken {
     /// A map with `max_requests` rows (R) of `max_tokens` entries (T), all rows free.
-    pub fn new(max_requests: u32, max_tokens: usize, device: &Device) -> Self {
-        let shape = [max_requests as usize, max_tokens];
-        Self {
-            map: Tensor::<1, Int>::zeros([shape[0] * shape[1]], (device, DType::I32)).reshape(shape),
-            free_rows: (0..max_requests).rev().collect(),
-        }
+    ///
+    /// # Errors
+    /// [`MlaError::UnsupportedDevice`]; [`MlaError::Value`] for a size that i32 does not count; [`MlaError::DeviceLimit`] for a
+    /// map that the device has no memory for: nothing is allocated.
+    pub fn new(max_requests: u32, max_tokens: usize, device: &Device) -> Result<Self, MlaError> {
+        let (check, shape) = (Check::on(OP, device)?, [max_requests as usize, max_tokens]);
+        check.index_range("max_requests", shape[0])?;
+        check.index_range("max_tokens", max_tokens)?;
+        check.allocation("max_requests * max_tokens", DType::I32, shape)?;
+        let map = match shape.contains(&0) {
+            true => Tensor::empty(shape, (device, DType::I32)),
+            false => Tensor::<1, Int>::zeros([shape[0] * shape[1]], (device, DType::I32)).reshape(shape),
+        };
+        Ok(Self { map, fresh: 0, free_rows: Vec::new() })
     }
 
     /// Takes a free row.
@@ -33,8 +45,15 @@ impl RequestToToken {
     /// # Errors
     /// [`CacheError::OutOfRequests`] if there is none.
     pub fn take_row(&mut self) -> Result<u32, CacheError> {
-        let max = self.max_requests();
-        self.free_rows.pop().ok_or(CacheError::OutOfRequests { max })
+        if let Some(row) = self.free_rows.pop() {
+            return Ok(row);
+        }
+        let (row, max) = (self.fresh, self.max_requests());
+        if row as usize >= max {
+            return Err(CacheError::OutOfRequests { max });
+        }
+        self.fresh += 1;
+        Ok(row)
     }
 
     /// Gives a row back.
@@ -87,8 +106,7 @@ impl RequestToToken {
     }
 
     fn check_row(&self, row: u32) -> Result<(), MlaError> {
-        let exists = (row as usize) < self.max_requests();
-        if exists && !self.free_rows.contains(&row) {
+        if row < self.fresh && !self.free_rows.contains(&row) {
             return Ok(());
         }
         Err(MlaError::Value {
@@ -128,7 +146,7 @@ mod tests {
 
     #[test]
     fn writes_land_in_place() {
-        let mut map = RequestToToken::new(3, 4, &Device::flex());
+        let mut map = RequestToToken::new(3, 4, &Device::flex()).unwrap();
         let before = address(&map);
         let (a, b) = (map.take_row().unwrap(), map.take_row().unwrap());
         map.write(a, 0, &[7, 8, 9]).unwrap();
@@ -142,7 +160,7 @@ mod tests {
 
     #[test]
     fn rows_are_bounded_and_reused() {
-        let mut map = RequestToToken::new(2, 4, &Device::flex());
+        let mut map = RequestToToken::new(2, 4, &Device::flex()).unwrap();
         let (a, b) = (map.take_row().unwrap(), map.take_row().unwrap());
         assert_eq!((a, b), (0, 1));
         assert_eq!(map.take_row(), Err(CacheError::OutOfRequests { max: 2 }));
@@ -152,7 +170,7 @@ mod tests {
 
     #[test]
     fn writes_outside_are_errors() {
-        let mut map = RequestToToken::new(2, 4, &Device::flex());
+        let mut map = RequestToToken::new(2, 4, &Device::flex()).unwrap();
         let row = map.take_row().unwrap();
         assert!(map.write(row, 3, &[1, 2]).is_err());
         assert!(map.write(row, usize::MAX, &[1]).is_err());

@@ -28,7 +28,8 @@ pub struct KvIndices {
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, or a page size that is no power of two: nothing is launched. A capacity that is too
-/// small shows in [`KvIndices::overflow`], since the lengths are known on the device only.
+/// small shows in [`KvIndices::overflow`], since the lengths are known on the device only. So are the slots: one that is negative
+/// or no page's first has page -1, and [`PagedBatchArgs::validate_device_inputs`] names it.
 pub fn kv_indices(args: PagedBatchArgs, capacity: usize) -> Result<KvIndices, MlaError> {
     let check = args.check(OP)?;
     check.index_range("capacity", capacity)?;
@@ -120,7 +121,9 @@ mod reference {
             // A token outside the map, from an unchecked row or length, has no page.
             let first_slot = |page: usize| map.get(row as usize * tokens + start as usize + page * page_size);
             let room = capacity - indices.len();
-            let page_id = |page: usize| first_slot(page).map_or(-1, |slot| slot / page_size as i32);
+            let is_first = |slot: &i32| usize::try_from(*slot).is_ok_and(|slot| slot % page_size == 0);
+            let page_id =
+                |page: usize| first_slot(page).filter(|slot| is_first(slot)).map_or(-1, |slot| slot / page_size as i32);
             indices.extend((0..pages.min(room)).map(page_id));
             indptr.push(indptr[indptr.len() - 1] + pages as i32);
             last_page_len.push(if len == 0 { 0 } else { ((len - 1) % page_size + 1) as i32 });

@@ -44,7 +44,7 @@ pub use merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use mla_decode::{Decoded, MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};
 pub use mla_plan::{MlaPlan, MlaPlanArgs, Splits, mla_plan};
 pub use norm_rope::{NormRopeArgs, NormRopeOptions, norm_rope};
-pub use page_table::{PagedBatchArgs, page_table};
+pub use page_table::{PageTable, PagedBatchArgs, page_table};
 pub use products::LinearProblem;
 #[doc(hidden)]
 pub use products::measure;

@@ -2,7 +2,7 @@
 
 use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Int, Tensor, s};
 
 use crate::MlaError;
 use crate::check::{Check, read_i32};
@@ -13,7 +13,8 @@ const OP: &str = "page_table";
 /// Which tokens of which requests a batch reads: arguments of [`page_table`] and [`kv_indices`](crate::kv_indices).
 #[derive(Debug, Clone)]
 pub struct PagedBatchArgs {
-    /// i32 `[R, T]`: the slot (`page * S + offset`) of each token of each request.
+    /// i32 `[R, T]`: the slot (`page * S + offset`) of each token of each request; that of a page's first token is a multiple of
+    /// `S`.
     pub req_to_token: Tensor<2, Int>,
     /// i32 `[B]`: the rows of `req_to_token` that are in the batch.
     pub req_rows: Tensor<1, Int>,
@@ -25,12 +26,22 @@ pub struct PagedBatchArgs {
     pub page_size: usize,
 }
 
-/// Page ids i32 `[B, max_pages]`: entry `p` of sequence `b` is the page of its token `kv_start + p * S`, -1 from the
-/// sequence's end on.
+/// What [`page_table`] gives, all i32.
+#[derive(Debug, Clone)]
+pub struct PageTable {
+    /// `[B, max_pages]`: entry `p` of sequence `b` is the page of its token `kv_start + p * S`, -1 from the sequence's end on.
+    pub table: Tensor<2, Int>,
+    /// `[B]`: 0, or 1 where the sequence has more than `max_pages` pages; then the table has the leading ones.
+    pub overflow: Tensor<1, Int>,
+}
+
+/// Page ids of all sequences, at most `max_pages` of each.
 ///
 /// # Errors
-/// Wrong shapes, dtypes or devices, or a page size that is no power of two: nothing is launched.
-pub fn page_table(args: PagedBatchArgs, max_pages: usize) -> Result<Tensor<2, Int>, MlaError> {
+/// Wrong shapes, dtypes or devices, a page size that is no power of two, or a table that is too large: nothing is launched. A
+/// `max_pages` that is too small shows in [`PageTable::overflow`], since the lengths are known on the device only. So are the
+/// slots: one that is negative or no page's first has page -1, and [`PagedBatchArgs::validate_device_inputs`] names it.
+pub fn page_table(args: PagedBatchArgs, max_pages: usize) -> Result<PageTable, MlaError> {
     let check = args.check(OP)?;
     let entries = max_pages.saturating_mul(args.req_rows.dims()[0].max(1));
     check.index_range("max_pages", entries)?;
@@ -38,7 +49,8 @@ pub fn page_table(args: PagedBatchArgs, max_pages: usize) -> Result<Tensor<2, In
     if check.sees_values() {
         args.validate_values(OP)?;
     }
-    Ok(tensors(<Dispatch as PageTableBackend>::page_table(args.into_backend(), max_pages)))
+    let (table, overflow) = tensors(<Dispatch as PageTableBackend>::page_table(args.into_backend(), max_pages));
+    Ok(PageTable { table, overflow })
 }
 
 impl PagedBatchArgs {
@@ -70,11 +82,12 @@ impl PagedBatchArgs {
         }
     }
 
-    /// Reads rows, starts and lengths back and checks that they name tokens of the map.
+    /// Reads rows, starts, lengths and what they name of the map back and checks that these are slots of whole pages.
     ///
     /// # Errors
-    /// [`MlaError::DeviceValue`] for the first row outside `0 .. R`, start that is negative or inside a page, or length
-    /// that passes the end of the map. Before that, wrong shapes and dtypes as in [`page_table`].
+    /// [`MlaError::DeviceValue`] for the first row outside `0 .. R`, start that is negative or inside a page, length
+    /// that passes the end of the map, or slot of a page's first token that is negative or no multiple of `S`. Before that,
+    /// wrong shapes and dtypes as in [`page_table`].
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
         self.check(OP)?;
         self.validate_values(OP)
@@ -104,6 +117,33 @@ impl PagedBatchArgs {
                 return error("seq_lens", b, len, format!("0 to {most} (the row's tokens from `kv_start` on)"));
             }
         }
+        self.validate_slots(op, &rows, &starts, &lens)
+    }
+
+    /// The first tokens of the pages in the batch have slots at which pages begin. Rows, starts and lengths are in order.
+    fn validate_slots(&self, op: &'static str, rows: &[i32], starts: &[i32], lens: &[i32]) -> Result<(), MlaError> {
+        let ([_, tokens], size) = (self.req_to_token.dims(), self.page_size);
+        if rows.is_empty() || tokens == 0 {
+            return Ok(());
+        }
+        let firsts = self.req_to_token.clone().slice(s![.., 0..tokens as i32;size as i32]);
+        let pages = tokens.div_ceil(size);
+        let slots = read_i32(op, "req_to_token", &firsts.select(0, self.req_rows.clone()))?;
+        for (b, (&start, &len)) in starts.iter().zip(lens).enumerate() {
+            let first = start as usize / size;
+            for page in first..first + (len as usize).div_ceil(size) {
+                let slot = slots[b * pages + page];
+                if slot < 0 || !(slot as usize).is_multiple_of(size) {
+                    return Err(MlaError::DeviceValue {
+                        op,
+                        argument: "req_to_token",
+                        index: vec![rows[b] as usize, page * size],
+                        actual: slot,
+                        expected: format!("the first slot of a page: a multiple of {size}, and not negative"),
+                    });
+                }
+            }
+        }
         Ok(())
     }
 }
@@ -130,9 +170,15 @@ pub(crate) struct BackendPagedBatch<B: Backend> {
     Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
 )]
 pub(crate) trait PageTableBackend: Backend {
-    /// [`page_table`].
-    #[fusion(dtype = DType::I32, shape = [batch.req_rows.shape[0], *max_pages].into())]
-    fn page_table(#[extension_type] batch: BackendPagedBatch<Self>, max_pages: usize) -> IntTensor<Self>;
+    /// [`page_table`]: table, overflow.
+    #[fusion(meta = |batch, max_pages| {
+        let sequences = batch.req_rows.shape[0];
+        (crate::fusion::spec([sequences, *max_pages], DType::I32), crate::fusion::spec([sequences], DType::I32))
+    })]
+    fn page_table(
+        #[extension_type] batch: BackendPagedBatch<Self>,
+        max_pages: usize,
+    ) -> (IntTensor<Self>, IntTensor<Self>);
 }
 
 #[cfg(feature = "_gpu")]
@@ -145,11 +191,15 @@ pub(super) mod cube {
     use crate::tensors::{contiguous, dims, empty};
 
     impl PageTableBackend for CubeBackend {
-        fn page_table(batch: BackendPagedBatch<Self>, max_pages: usize) -> CubeTensor {
+        fn page_table(batch: BackendPagedBatch<Self>, max_pages: usize) -> (CubeTensor, CubeTensor) {
             let [sequences] = dims(&batch.req_rows);
             let table = empty(&batch.req_rows, [sequences, max_pages], DType::I32);
-            launch_page_table(&table.client, batch.into_buffers(), table.clone().into_buffer_arg(), max_pages);
-            table
+            let overflow = empty(&batch.req_rows, [sequences], DType::I32);
+            // A kernel takes no buffer of nothing.
+            let written = if max_pages == 0 { empty(&overflow, [1], DType::I32) } else { table.clone() };
+            let (written, to_overflow) = (written.into_buffer_arg(), overflow.clone().into_buffer_arg());
+            launch_page_table(&table.client, batch.into_buffers(), written, to_overflow, max_pages);
+            (table, overflow)
         }
     }
 
@@ -178,15 +228,19 @@ mod reference {
     use burn::tensor::{DType, Int, Tensor};
 
     use super::{BackendPagedBatch, PageTableBackend};
-    use crate::reference::{IntoFlex, device_i32, tensor};
+    use crate::reference::{IntoFlex, device_i32, host, tensor};
 
     impl PageTableBackend for Flex {
-        fn page_table(batch: BackendPagedBatch<Self>, max_pages: usize) -> IntTensor<Self> {
-            page_table(batch, max_pages).into_flex()
+        fn page_table(batch: BackendPagedBatch<Self>, max_pages: usize) -> (IntTensor<Self>, IntTensor<Self>) {
+            let seq_lens: Tensor<1, Int> = tensor(batch.seq_lens.clone());
+            let (shape, device) = (seq_lens.dims(), seq_lens.device());
+            let room = i32::try_from(max_pages.saturating_mul(batch.page_size)).unwrap_or(i32::MAX);
+            let overflow = host(seq_lens).into_iter().map(|len| i32::from(len > room)).collect();
+            (page_table(batch, max_pages), device_i32::<1>(overflow, shape, &device)).into_flex()
         }
     }
 
-    /// Page ids i32 `[B, max_pages]`, -1 from a sequence's end on.
+    /// Page ids i32 `[B, max_pages]`, -1 from a sequence's end on, and for slots that are no page's first.
     fn page_table(batch: BackendPagedBatch<Flex>, max_pages: usize) -> Tensor<2, Int> {
         let BackendPagedBatch { req_to_token, req_rows, seq_lens, kv_start, page_size } = batch;
         let (req_to_token, req_rows): (Tensor<2, Int>, Tensor<1, Int>) = (tensor(req_to_token), tensor(req_rows));
@@ -203,6 +257,8 @@ mod reference {
         let columns = firsts + kv_start.unsqueeze_dim::<2>(1).expand(shape);
         // Columns past the end of the map belong to pages past the end of the sequence, which the mask replaces.
         let slots = req_to_token.select(0, req_rows).gather(1, columns.clamp_max(tokens as i32 - 1));
-        (slots / page_size as i32).mask_fill(past_end, -1)
+        let no_page =
+            slots.clone().lower_elem(0).bool_or(slots.clone().remainder_scalar(page_size as i32).not_equal_elem(0));
+        (slots / page_size as i32).mask_fill(past_end.bool_or(no_page), -1)
     }
 }

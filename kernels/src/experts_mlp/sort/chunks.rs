@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use super::places::{UNITS, load, place_in_order, write_places};
+use super::places::{UNITS, count_pairs, place_in_order, write_places};
 use super::problem::{SortArgs, max_tiles};
 use crate::common::launch::share;
 
@@ -47,19 +47,9 @@ fn count_kernel(experts_of: &[i32], counts: &mut [u32], pairs: u32, experts: u32
     for e in 0..run {
         own[e] = 0u32;
     }
-    let mut start = CUBE_POS_X * comptime!(CHUNK as u32);
+    let start = CUBE_POS_X * comptime!(CHUNK as u32);
     let end = min(start + comptime!(CHUNK as u32), pairs);
-    while start < end {
-        load(experts_of, &mut loaded, start, end);
-        for i in 0..min(UNITS as u32, end - start) as usize {
-            #[unroll]
-            for e in 0..run {
-                own[e] += u32::cast_from(loaded[i] == (first_expert + e as u32) as i32);
-            }
-        }
-        sync_cube();
-        start += UNITS as u32;
-    }
+    count_pairs(experts_of, &mut loaded, &mut own, start, end, experts, run);
     #[unroll]
     for e in 0..run {
         let expert = first_expert + e as u32;

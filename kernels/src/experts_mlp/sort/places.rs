@@ -7,6 +7,8 @@ use crate::common::scan::sum_before;
 
 /// Units of a cube. Every runtime has this many.
 pub(super) const UNITS: usize = 256;
+/// Loaded pairs that a unit reads before it looks at them: it would wait for each otherwise.
+const AHEAD: usize = 8;
 
 /// Writes the tiles of all experts, of which a unit has a run with so many pairs, and what is behind the last pair in the order.
 /// Where the unit's first pair goes. Called by all units of a cube.
@@ -74,28 +76,79 @@ pub(super) fn place_in_order(
     let mut start = start;
     while start < end {
         load(experts_of, loaded, start, end);
-        for i in 0..min(UNITS as u32, end - start) as usize {
+        let count = select(first_expert < experts, min(UNITS as u32, end - start), 0u32);
+        let mut pair = 0u32;
+        while pair < count {
+            let mut expert_of = Array::<i32>::new(AHEAD);
             #[unroll]
-            for e in 0..run {
-                let expert = first_expert + e as u32;
-                if expert < experts && loaded[i] == expert as i32 {
-                    order[places[e] as usize] = start as i32 + i as i32;
-                    places[e] += 1;
+            for i in 0..AHEAD {
+                expert_of[i] = loaded[pair as usize + i];
+            }
+            #[unroll]
+            for i in 0..AHEAD {
+                #[unroll]
+                for e in 0..run {
+                    let expert = first_expert + e as u32;
+                    if expert < experts && expert_of[i] == expert as i32 {
+                        order[places[e] as usize] = (start + pair + i as u32) as i32;
+                        places[e] += 1;
+                    }
                 }
             }
+            pair += AHEAD as u32;
         }
         sync_cube();
         start += UNITS as u32;
     }
 }
 
-/// Loads the experts of the next pairs. Called by all units of a cube.
+/// Adds how many of the pairs from `start` to `end` each expert of a unit's run has. Called by all units of a cube.
 #[cube]
-pub(super) fn load(experts_of: &[i32], loaded: &mut Shared<[i32]>, start: u32, pairs: u32) {
-    let pair = start + UNIT_POS;
-    if pair < pairs {
-        loaded[UNIT_POS as usize] = experts_of[pair as usize];
+pub(super) fn count_pairs(
+    experts_of: &[i32],
+    loaded: &mut Shared<[i32]>,
+    counts: &mut Array<u32>,
+    start: u32,
+    end: u32,
+    experts: u32,
+    #[comptime] run: usize,
+) {
+    let first_expert = UNIT_POS * run as u32;
+    let mut start = start;
+    while start < end {
+        load(experts_of, loaded, start, end);
+        let count = select(first_expert < experts, min(UNITS as u32, end - start), 0u32);
+        let mut pair = 0u32;
+        while pair < count {
+            let mut expert_of = Array::<i32>::new(AHEAD);
+            #[unroll]
+            for i in 0..AHEAD {
+                expert_of[i] = loaded[pair as usize + i];
+            }
+            #[unroll]
+            for i in 0..AHEAD {
+                #[unroll]
+                for e in 0..run {
+                    let expert = first_expert + e as u32;
+                    counts[e] += u32::cast_from(expert < experts && expert_of[i] == expert as i32);
+                }
+            }
+            pair += AHEAD as u32;
+        }
+        sync_cube();
+        start += UNITS as u32;
     }
+}
+
+/// Loads the experts of the next pairs, none behind the last one. Called by all units of a cube.
+#[cube]
+fn load(experts_of: &[i32], loaded: &mut Shared<[i32]>, start: u32, pairs: u32) {
+    let pair = start + UNIT_POS;
+    let mut expert = (-1i32).runtime();
+    if pair < pairs {
+        expert = experts_of[pair as usize];
+    }
+    loaded[UNIT_POS as usize] = expert;
     sync_cube();
 }
 

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::places::{UNITS, load, place_in_order, write_places};
+use super::places::{UNITS, count_pairs, place_in_order, write_places};
 use super::problem::{SortArgs, max_tiles};
 use crate::common::launch::or_dummy;
 
@@ -37,7 +37,6 @@ fn sort_kernel(
     max_tiles: u32,
     #[comptime] run: usize,
 ) {
-    let first_expert = UNIT_POS * run as u32;
     let mut loaded = Shared::<[i32]>::new_slice(UNITS);
     let mut scratch = Shared::<[u32]>::new_slice(UNITS);
     let mut counts = Array::<u32>::new(run);
@@ -45,24 +44,7 @@ fn sort_kernel(
     for i in 0..run {
         counts[i] = 0u32;
     }
-    let mut start = 0u32;
-    while start < pairs {
-        load(experts_of, &mut loaded, start, pairs);
-        for i in 0..min(UNITS as u32, pairs - start) as usize {
-            #[unroll]
-            for e in 0..run {
-                counts[e] += u32::cast_from(loaded[i] == (first_expert + e as u32) as i32);
-            }
-        }
-        sync_cube();
-        start += UNITS as u32;
-    }
-    #[unroll]
-    for e in 0..run {
-        if first_expert + e as u32 >= experts {
-            counts[e] = 0u32;
-        }
-    }
+    count_pairs(experts_of, &mut loaded, &mut counts, 0u32, pairs, experts, run);
     let mut places = Array::<u32>::new(run);
     places[0] = write_places(order, tiles, &counts, &mut scratch, pairs, tile, max_tiles, run);
     #[unroll]

@@ -28,7 +28,9 @@ pub(super) use self::tilings::{LEAST, all_tilings, dense_tiling, divided_tiling}
 use crate::common::launch::{dummy, multiprocessors, share};
 use crate::experts_mlp::gather;
 use crate::experts_mlp::sort::max_tiles;
-use crate::linear::{LinearForm, PairRows, Products, WeightArg, Work};
+#[cfg(feature = "offline")]
+use crate::linear::WeightArg;
+use crate::linear::{LinearForm, PairRows, Products, Work};
 use crate::ptx::{barrier, shared_address, tma, warp};
 
 /// Writes the output of at least one row, of x in the first element and weights and output in the second. Rows of tokens are

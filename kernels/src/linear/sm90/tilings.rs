@@ -1,6 +1,6 @@
 //! How Hopper's kernel divides its work. Constants here were measured; the README says where.
 
-use super::form::{self, CHANNELS, CUBES, Shares, Tiling, pair_bytes, pairs_of_tiles, terms};
+use super::form::{self, CHANNELS, CUBES, Shares, Tiling, WEIGHT_ROWS, pair_bytes, pairs_of_tiles, terms};
 use super::partial::MOST_SPLITS;
 use crate::linear::{Division, LinearSizes, parts};
 
@@ -45,8 +45,13 @@ pub(in crate::linear) fn dense_tiling(sizes: &LinearSizes, clusters: usize, in_p
     let blocks = inputs.div_ceil(CHANNELS);
     let time = |tile: &Tile, tiling: Tiling| {
         let tiles = pairs_of_tiles([rows.div_ceil(tiling.tokens), weight_rows], form, tiling.shares);
-        let rounds = (tiles * tiling.splits).div_ceil(clusters) * blocks.div_ceil(tiling.splits);
-        let products = rounds as f64 * tile.block;
+        let blocks_of_tile = blocks.div_ceil(tiling.splits);
+        let rounds = (tiles * tiling.splits).div_ceil(clusters) * blocks_of_tile;
+        // Pairs that share weights and do not fill their tiles take half as long again.
+        let is_full = tiling.shares == Shares::Tokens || rows.is_multiple_of(CUBES as usize * tiling.tokens);
+        let not_full = if is_full { 0 } else { weight_rows.div_ceil(WEIGHT_ROWS) * tiling.splits };
+        let more = not_full as f64 / 2.0 / clusters as f64 * blocks_of_tile as f64;
+        let products = (rounds as f64 + more) * tile.block;
         let loaded = (tiles * blocks * pair_bytes(tiling)) as f64 / L2;
         let loads = loaded.max((sizes.form.matrix(inputs, weight_rows) * 2) as f64 / MEMORY);
         let parts = (tiling.splits * rows * weight_rows * 2 * size_of::<f32>()) as f64;

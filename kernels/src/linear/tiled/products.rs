@@ -6,6 +6,7 @@ use cubecl::prelude::*;
 use super::copies::swizzle;
 use super::{CHANNELS, Form, K, LANES, M, N, ROW_BYTES, TOKEN_PLANES, VECTOR, WEIGHT_PLANES, WEIGHT_ROWS};
 use crate::ptx::matrix;
+use crate::tiles::fragments::{fragment, zeros};
 
 /// The tokens and the rows of the weights of a plane: which they are, and where this lane's rows of them start in a stage that
 /// `ldmatrix` loads.
@@ -50,7 +51,7 @@ impl Operands {
             #[unroll]
             for m in 0..form.token_steps() {
                 let words = matrix::load_x4(tokens_at, comptime!((m * M) as u32 * ROW_BYTES), false);
-                a.push(fragment::<E, NA>(words, 0usize, 4usize));
+                a.push(fragment::<E, NA, Const<4>>(words, 0usize, 4usize));
             }
             // Two columns of tiles at a time.
             #[unroll]
@@ -58,7 +59,7 @@ impl Operands {
                 let words = matrix::load_x4(weights_at, comptime!((pair * 2 * N) as u32 * ROW_BYTES), false);
                 #[unroll]
                 for column in 0..2usize {
-                    let b = fragment::<E, NA>(words, comptime!(2 * column), 2usize);
+                    let b = fragment::<E, NA, Const<4>>(words, comptime!(2 * column), 2usize);
                     #[unroll]
                     for m in 0..form.token_steps() {
                         let at = comptime!(m * form.weight_steps() + 2 * pair + column);
@@ -80,28 +81,5 @@ fn row_at(row: usize, vector: usize) -> u32 {
 /// it. They are zero.
 #[cube]
 pub(super) fn sums<NC: Size>(#[comptime] form: Form) -> Sequence<Array<Vector<f32, NC>>> {
-    let mut sums = Sequence::<Array<Vector<f32, NC>>>::new();
-    #[unroll]
-    for _ in 0..comptime!(form.token_steps() * form.weight_steps()) {
-        let mut zeros = Array::new(2usize);
-        zeros[0] = Vector::new(0.0f32);
-        zeros[1] = Vector::new(0.0f32);
-        sums.push(zeros);
-    }
-    sums
-}
-
-/// Some of the matrices that were loaded, as an operand.
-#[cube]
-fn fragment<E: Float, NA: Size>(
-    words: Vector<u32, Const<4>>,
-    #[comptime] first: usize,
-    #[comptime] count: usize,
-) -> Array<Vector<E, NA>> {
-    let mut operand = Array::<Vector<E, NA>>::new(count);
-    #[unroll]
-    for i in 0..count {
-        operand[i] = Vector::<E, NA>::reinterpret(words.extract(comptime!(first + i)));
-    }
-    operand
+    zeros::<NC>(comptime!(form.token_steps() * form.weight_steps()))
 }

@@ -2,14 +2,14 @@
 
 use cubecl::prelude::*;
 
-use super::form::{Form, GROUP, GROUP_ROWS, KEYS, PANEL, QUERIES, VALUES};
-use super::ring::Ring;
-use super::softmax::{Ends, PAIRS, SCORES, pack, weigh};
+use super::form::{Form, GROUP, GROUP_ROWS, KEYS, PAIRS, PANEL, QUERIES, SCORES, VALUES};
 use super::work::{Slot, Work};
 use crate::ptx::wgmma::{Layout, descriptor};
 use crate::ptx::{barrier, mbarrier, warp, wgmma};
+use crate::ragged_attention::softmax::{Mask, Scores, Seen, pack, weigh};
 use crate::tiles::form::LOWEST;
 use crate::tiles::output::scale_rows;
+use crate::tiles::ring::Ring;
 use crate::tiles::softmax::SoftmaxState;
 
 /// How keys lie, seen as rows of terms.
@@ -25,8 +25,7 @@ pub(super) struct Attention {
     /// The barrier of blocks of values whose rows past the end of the sequence have been cleared, and how many so far.
     cleared: u32,
     tails: u32,
-    /// The factor of the scores, as powers of two.
-    scale: f32,
+    scores: Scores,
     group: u32,
     #[cube(comptime)]
     form: Form,
@@ -56,7 +55,7 @@ impl Attention {
         values: Ring,
         queries_at: u32,
         cleared: u32,
-        scale: f32,
+        scores: Scores,
         group: u32,
         #[comptime] form: Form,
     ) -> Attention {
@@ -65,7 +64,7 @@ impl Attention {
         if comptime!(form.takes_turns()) && group == 1 {
             barrier::arrive_at(1u32, comptime!(2 * GROUP));
         }
-        Attention { keys, values, queries, cleared, tails: 0u32, scale, group, form }
+        Attention { keys, values, queries, cleared, tails: 0u32, scores, group, form }
     }
 
     /// The attention of a tile with at least one block, from the last block to the first. Gives the slot back.
@@ -79,28 +78,36 @@ impl Attention {
         // Blocks before this one are seen by all rows as a whole.
         let sees = min(max(work.tile.first_sees + first_row as i32, 0i32) as u32, work.tile.keys);
         let whole = sees / comptime!(KEYS as u32);
+        let first_whole = self.first_whole(work, first_row);
         let mut block = work.tile.blocks - 1;
 
         self.keys.wait();
         let issued = wgmma::mma_ss_zero::<Const<SCORES>>(self.queries, self.key_rows(), comptime!(self.form.scores()));
         let scores = wgmma::wait::<Const<SCORES>>(issued, 0u32);
         self.keys.release(lane);
-        let ends = self.ends(work, own_row, block);
-        let first = weigh(scores, &mut attended.state, self.scale, &ends, true, self.form);
-        let mut weights = pack(first.weights, self.form);
+        let seen = self.seen(work, own_row, block);
+        let first = weigh::<Const<SCORES>>(scores, &mut attended.state, self.scores, &seen, Mask::Ends, self.form);
+        let mut weights = pack::<Const<SCORES>, Const<PAIRS>>(first.weights, self.form);
         if work.has_tail() {
             mbarrier::wait(self.cleared, self.tails % 2);
             self.tails += 1;
         }
-        while block > whole {
+        while block > max(whole, work.tile.hidden_blocks) {
             block -= 1;
-            let ends = self.ends(work, own_row, block);
-            weights = self.step::<A>(attended, weights, &ends, lane, true);
+            let seen = self.seen(work, own_row, block);
+            weights = self.step::<A>(attended, weights, &seen, lane, Mask::Ends);
         }
-        let ends = Ends { a: 0i32, b: 0i32 };
-        while block > 0 {
+        let all = Seen { a: 0i32, b: 0i32 };
+        while block > first_whole {
             block -= 1;
-            weights = self.step::<A>(attended, weights, &ends, lane, false);
+            weights = self.step::<A>(attended, weights, &all, lane, Mask::None);
+        }
+        if comptime!(self.form.windowed) {
+            while block > work.tile.hidden_blocks {
+                block -= 1;
+                let seen = self.seen(work, own_row, block);
+                weights = self.step::<A>(attended, weights, &seen, lane, Mask::Window);
+            }
         }
         slot.release(lane);
         self.values.wait();
@@ -115,9 +122,9 @@ impl Attention {
         &mut self,
         attended: &mut Attended<A>,
         weights: Vector<u32, Const<PAIRS>>,
-        ends: &Ends,
+        seen: &Seen,
         lane: u32,
-        #[comptime] masked: bool,
+        #[comptime] mask: Mask,
     ) -> Vector<u32, Const<PAIRS>> {
         self.keys.wait();
         self.begin_turn();
@@ -128,21 +135,32 @@ impl Attention {
         self.end_turn();
         let scores = wgmma::wait::<Const<SCORES>>(scores, 1u32);
         self.keys.release(lane);
-        let weighed = weigh(scores, &mut attended.state, self.scale, ends, masked, self.form);
+        let weighed = weigh::<Const<SCORES>>(scores, &mut attended.state, self.scores, seen, mask, self.form);
         let mut out = wgmma::wait::<A>(output, 0u32);
         self.values.release(lane);
         if warp::any(weighed.factor_a != 1.0f32 || weighed.factor_b != 1.0f32) {
             out = scale_rows::<A>(out, weighed.factor_a, weighed.factor_b);
         }
         attended.out = out;
-        pack(weighed.weights, self.form)
+        pack::<Const<SCORES>, Const<PAIRS>>(weighed.weights, self.form)
     }
 
     /// Which columns of a block the unit's rows see.
-    fn ends(&self, work: &Work, own_row: u32, block: u32) -> Ends {
+    fn seen(&self, work: &Work, own_row: u32, block: u32) -> Seen {
         let first = (block * comptime!(KEYS as u32) + UNIT_POS % 4 * 2) as i32;
         let (sees, keys) = (work.tile.first_sees + own_row as i32, work.tile.keys as i32);
-        Ends { a: min(sees, keys) - first, b: min(sees + 8, keys) - first }
+        Seen { a: min(sees, keys) - first, b: min(sees + 8, keys) - first }
+    }
+
+    /// The first block whose keys no row of the warpgroup is past: that of the first key that its last row sees.
+    fn first_whole(&self, work: &Work, first_row: u32) -> u32 {
+        let mut block = 0u32;
+        if comptime!(self.form.windowed) {
+            let last_row = (first_row + comptime!(GROUP_ROWS as u32 - 1)) as i32;
+            let hidden = max(max(work.tile.first_sees + last_row, 0i32) - self.scores.most_seen, 0i32) as u32;
+            block = max(hidden.div_ceil(comptime!(KEYS as u32)), work.tile.hidden_blocks);
+        }
+        block
     }
 
     fn key_rows(&self) -> u64 {

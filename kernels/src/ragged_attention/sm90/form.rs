@@ -1,9 +1,9 @@
-//! What the kernel's code depends on, and how shared memory is divided.
+//! How tiles are divided among warpgroups, and shared memory among tiles.
 
-use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
+use crate::ptx::wgmma::{Layout, Mma, Source};
+pub(super) use crate::ragged_attention::form::{Form, PANEL};
 use crate::ragged_attention::problem::RaggedAttentionSizes;
 
 /// Query rows of a warpgroup: what it multiplies at a time.
@@ -14,8 +14,10 @@ pub(super) const GROUPS: u32 = 2;
 pub(super) const ROWS: usize = GROUP_ROWS * GROUPS as usize;
 /// Keys of a block.
 pub(super) const KEYS: usize = 128;
-/// Channels of a panel: 128 bytes, the width of the swizzle.
-pub(super) const PANEL: usize = 64;
+/// Scores of a unit: of two rows (a and b, 8 apart), every other pair of columns.
+pub(super) const SCORES: usize = KEYS / 2;
+/// Pairs of weights of a unit.
+pub(super) const PAIRS: usize = SCORES / 2;
 /// Units of a warpgroup.
 pub(super) const GROUP: u32 = 128;
 /// Warps that compute.
@@ -32,47 +34,13 @@ const TILES_BYTES: u32 = 208 << 10;
 /// Stages at most: more hide no more.
 const MOST_STAGES: u32 = 4;
 
-/// What the kernel's code depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::ragged_attention) struct Form {
-    /// Panels of a query and a key.
-    pub key_panels: usize,
-    /// Panels of a value.
-    pub value_panels: usize,
-    /// Panels of a key, the last ones, that all heads share.
-    pub shared_panels: usize,
-    /// bf16, otherwise f16.
-    pub bf16: bool,
-    /// Whether the factor of the scores is negative.
-    pub negative: bool,
-}
-
 /// The form for a problem, where the device and the kernel take it.
 pub(in crate::ragged_attention) fn form(client: &Client, sizes: &RaggedAttentionSizes) -> Option<Form> {
-    let &RaggedAttentionSizes { heads, kv_heads, key_width, value_width, shared_width, elem, .. } = sizes;
     let hopper = client.properties().identity.fingerprint == "ptx_sm90";
-    let bf16 = match elem {
-        ElemType::Float(FloatKind::BF16) => true,
-        ElemType::Float(FloatKind::F16) => false,
-        _ => return None,
-    };
-    let widths = matches!((key_width, value_width), (192, 128) | (128, 128) | (64, 64));
-    let shared = shared_width == 0 || (shared_width == PANEL && key_width > PANEL);
-    let grouped = kv_heads > 0 && heads.is_multiple_of(kv_heads);
-    (hopper && widths && shared && grouped).then_some(Form {
-        key_panels: key_width / PANEL,
-        value_panels: value_width / PANEL,
-        shared_panels: shared_width / PANEL,
-        bf16,
-        negative: false,
-    })
+    hopper.then(|| Form::of(sizes)).flatten()
 }
 
 impl Form {
-    pub(super) fn elem(self) -> Elem {
-        if self.bf16 { Elem::Bf16 } else { Elem::F16 }
-    }
-
     /// Bytes of a tile of queries.
     pub(super) fn query_bytes(self) -> u32 {
         (ROWS * self.key_panels * PANEL * 2) as u32

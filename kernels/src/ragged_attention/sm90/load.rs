@@ -3,9 +3,9 @@
 use cubecl::prelude::*;
 
 use super::form::{Form, KEYS, PANEL, ROWS};
-use super::ring::Ring;
 use super::work::{Schedule, Slot, Work};
 use crate::ptx::{fence, mbarrier, tma};
+use crate::tiles::ring::Ring;
 
 /// Bytes of a panel, of queries, keys or values.
 const PANEL_BYTES: u32 = (KEYS * PANEL * 2) as u32;
@@ -75,7 +75,7 @@ fn channel(#[comptime] panel: usize) -> i32 {
 
 /// Loads all work of the cube, as far ahead as there are stages. One thread.
 ///
-/// Blocks are loaded from the last one that a row sees to the first. The first block of keys of the next work does not wait for
+/// Blocks are loaded from the last one that a row sees to the first one. The first block of keys of the next work does not wait for
 /// its queries to have room.
 #[cube]
 pub(super) fn load_all(
@@ -107,9 +107,9 @@ pub(super) fn load_all(
         } else {
             mbarrier::arrive(slot.full);
         }
-        while block > 0 {
+        while block > work.tile.hidden_blocks {
             block -= 1;
-            if block > 0 {
+            if block > work.tile.hidden_blocks {
                 maps.load_keys(&mut keys, &work, block - 1, form);
             }
             maps.load_values(&mut values, &work, block, form);
@@ -151,7 +151,7 @@ pub(super) fn clear_values(
             sync_plane();
             mbarrier::arrive_if(cleared, lane == 0);
         }
-        values.skip(work.tile.blocks);
+        values.skip(work.tile.blocks - work.tile.hidden_blocks);
         work = slot.read(words);
     }
 }

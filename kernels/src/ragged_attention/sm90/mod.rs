@@ -6,34 +6,32 @@ mod epilogue;
 mod form;
 mod load;
 mod plan;
-mod ring;
-mod softmax;
 mod work;
 
 use cubecl::prelude::*;
 
 use self::attend::{Attended, Attention};
 use self::epilogue::{Output, VECTOR};
-use self::form::{COMPUTE_REGISTERS, GROUP, GROUPS, LOAD_REGISTERS, PANEL, ROWS, STAGING_BYTES, UNITS};
-pub(super) use self::form::{Form, form};
+use self::form::Form;
+pub(super) use self::form::form;
+use self::form::{COMPUTE_REGISTERS, GROUP, GROUPS, LOAD_REGISTERS, PANEL, ROWS, STAGING_BYTES, UNITS, WARPS};
 use self::load::{Maps, clear_values, load_all};
-use self::ring::Ring;
 use self::work::{SLOT_WORDS, Schedule, Slot, cubes, heads_together};
 use super::problem::{HeadRows, RaggedAttentionArgs, RaggedAttentionError, RaggedAttentionSizes};
+use super::softmax::{Scores, factors};
 use crate::common::launch::{dummy, multiprocessors, or_dummy};
 use crate::common::select::Path;
 use crate::ptx::{mbarrier, registers, shared_address, tma, warp};
-
-/// The least factor of the scores: smaller ones, and 0, make all weights 1 as well.
-const LEAST_SCALE: f32 = 1e-20;
+use crate::tiles::ring::Ring;
 
 /// Launches the kernel for at least one token and head.
 pub(super) fn launch(client: &Client, args: RaggedAttentionArgs, form: Form) -> Result<(), RaggedAttentionError> {
-    let RaggedAttentionArgs { q, k, k_pe, v, cu_seqlens, cu_seqlens_k, out, lse, sizes, softmax_scale, causal } = args;
+    let RaggedAttentionArgs { q, k, k_pe, v, cu_seqlens, cu_seqlens_k, out, lse, sizes, options } = args;
     let RaggedAttentionSizes { tokens, keys, heads, kv_heads, key_width, value_width, shared_width, sequences, elem } =
         sizes;
-    let form = Form { negative: softmax_scale < 0.0, ..form };
-    let plan = plan::launch(client, cu_seqlens, cu_seqlens_k, [tokens, keys, sequences], causal);
+    let form = form.with(&options);
+    let (before_cap, scale) = factors(&options);
+    let plan = plan::launch(client, cu_seqlens, cu_seqlens_k, [tokens, keys, sequences], &options);
     let address = AddressType::from_len(sizes.elements());
     let head_bytes = keys * (key_width + value_width) * elem.size();
     let k_pe = match k_pe {
@@ -61,7 +59,9 @@ pub(super) fn launch(client: &Client, args: RaggedAttentionArgs, form: Form) -> 
             heads as u32,
             (heads / kv_heads) as u32,
             heads_together(heads, kv_heads, head_bytes) as u32,
-            (softmax_scale.abs() * std::f32::consts::LOG2_E).max(LEAST_SCALE),
+            options.most_seen(),
+            before_cap,
+            scale,
             f32::NEG_INFINITY.to_bits(),
             form,
             elem,
@@ -101,6 +101,8 @@ fn ragged_sm90_kernel<E: Float, V: Size>(
     heads: u32,
     group_size: u32,
     heads_together: u32,
+    most_seen: i32,
+    before_cap: f32,
     scale: f32,
     empty_lse: u32,
     #[comptime] form: Form,
@@ -125,8 +127,8 @@ fn ragged_sm90_kernel<E: Float, V: Size>(
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(q_map));
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(k_map));
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(v_map));
-        key_ring.init();
-        value_ring.init();
+        key_ring.init(WARPS);
+        value_ring.init(WARPS);
         slot.init();
         mbarrier::init(cleared, 1u32);
         mbarrier::fence_init();
@@ -157,7 +159,8 @@ fn ragged_sm90_kernel<E: Float, V: Size>(
         registers::more(COMPUTE_REGISTERS);
         let size!(A) = comptime!(form.value_panels * PANEL / 2);
         let queries_at = shared_address(&queries);
-        let mut attention = Attention::new(key_ring, value_ring, queries_at, cleared, scale, group, form);
+        let scores = Scores { most_seen, before_cap, scale };
+        let mut attention = Attention::new(key_ring, value_ring, queries_at, cleared, scores, group, form);
         let output = Output::new(shared_address(&staging), warp, heads, empty_lse);
         let mut work = slot.read(&words);
         while work.is_some() {
@@ -179,9 +182,14 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
 
     use self::form::KEYS;
     use crate::offline::{Arch, Entry, buffer};
-    let entry = |name: &str, kind: FloatKind, [key_panels, value_panels, shared_panels]: [usize; 3], negative| {
+    let entry = |name: &str,
+                 kind: FloatKind,
+                 [key_panels, value_panels, shared_panels]: [usize; 3],
+                 kind_of: fn(Form) -> Form| {
         let (elem, bf16) = (ElemType::Float(kind), kind == FloatKind::BF16);
-        let form = Form { key_panels, value_panels, shared_panels, bf16, negative };
+        let form =
+            Form { key_panels, value_panels, shared_panels, bf16, negative: false, capped: false, windowed: false };
+        let form = kind_of(form);
         let name = format!("ragged_attention.sm90.{}.{name}", form.elem().name());
         Entry::new(name, move |device, target| {
             let map = || {
@@ -208,6 +216,8 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
                 1,
                 1,
                 1,
+                1,
+                1.0,
                 1.0,
                 1,
                 form,
@@ -219,11 +229,13 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     };
     let (bf16, f16) = (FloatKind::BF16, FloatKind::F16);
     vec![
-        entry("192.128", bf16, [3, 2, 0], false),
-        entry("192.128.shared", bf16, [3, 2, 1], false),
-        entry("128.128", bf16, [2, 2, 0], false),
-        entry("64.64", f16, [1, 1, 0], false),
-        entry("negative", f16, [3, 2, 0], true),
+        entry("192.128", bf16, [3, 2, 0], |form| form),
+        entry("192.128.shared", bf16, [3, 2, 1], |form| form),
+        entry("128.128", bf16, [2, 2, 0], |form| form),
+        entry("64.64", f16, [1, 1, 0], |form| form),
+        entry("negative", f16, [3, 2, 0], |form| Form { negative: true, ..form }),
+        entry("window", bf16, [2, 2, 0], |form| Form { windowed: true, ..form }),
+        entry("window.softcap", bf16, [3, 2, 0], |form| Form { windowed: true, capped: true, ..form }),
     ]
     .into_iter()
     .chain(plan::offline())

@@ -6,6 +6,7 @@ use cubecl::prelude::*;
 use super::form::{KEYS, ROWS};
 use crate::common::scan::sum_before;
 use crate::ptx::{atomic, shared_address};
+use crate::ragged_attention::problem::RaggedAttentionOptions;
 use crate::ragged_attention::tiles::{QueryTile, find_tile, keys_of, slots};
 
 /// Numbers that describe a tile: see [`PlannedTile`].
@@ -31,7 +32,7 @@ pub(super) fn launch(
     cu_seqlens: BufferArg,
     cu_seqlens_k: BufferArg,
     [tokens, keys, sequences]: [usize; 3],
-    causal: bool,
+    options: &RaggedAttentionOptions,
 ) -> Plan {
     let most = slots(tokens, sequences, ROWS);
     let len = (1 + most) * WORDS;
@@ -52,7 +53,8 @@ pub(super) fn launch(
         keys as u32,
         sequences as u32,
         most as u32,
-        causal,
+        options.most_seen(),
+        options.causal,
     );
     Plan { tiles: tiles(), taken: taken(), most }
 }
@@ -70,13 +72,22 @@ pub(super) struct PlannedTile {
     pub keys: u32,
     /// How many keys the first row sees, if the sequence has as many; each row sees one more than the one before.
     pub first_sees: i32,
-    /// Blocks of keys that a row sees.
+    /// Blocks of keys up to the last one that a row sees.
     pub blocks: u32,
+    /// Of these the first ones, which no row sees.
+    pub hidden_blocks: u32,
 }
 
 #[cube]
 impl PlannedTile {
-    fn of(tile: &QueryTile, cu_seqlens_k: &[i32], keys: u32, sequences: u32, #[comptime] causal: bool) -> PlannedTile {
+    fn of(
+        tile: &QueryTile,
+        cu_seqlens_k: &[i32],
+        keys: u32,
+        sequences: u32,
+        most_seen: i32,
+        #[comptime] causal: bool,
+    ) -> PlannedTile {
         let (first_key, end_key) = keys_of(cu_seqlens_k, tile, keys, sequences);
         let keys = end_key - first_key;
         let rows = min(tile.end - tile.query, comptime!(ROWS as u32));
@@ -86,12 +97,13 @@ impl PlannedTile {
         }
         let seen = min(max(first_sees + (rows - 1) as i32, 0i32), keys as i32) as u32;
         let blocks = seen.div_ceil(comptime!(KEYS as u32));
-        PlannedTile { query: tile.query, rows, first_key, keys, first_sees, blocks }
+        let hidden_blocks = max(max(first_sees, 0i32) - most_seen, 0i32) as u32 / comptime!(KEYS as u32);
+        PlannedTile { query: tile.query, rows, first_key, keys, first_sees, blocks, hidden_blocks }
     }
 
     /// The class of its number of blocks, less than [`CLASSES`], with the most blocks first.
     fn class(&self) -> u32 {
-        let mut blocks = self.blocks;
+        let mut blocks = self.blocks - self.hidden_blocks;
         let mut class = 0u32;
         while blocks >= comptime!(2 * EXACT) {
             blocks /= 2;
@@ -110,6 +122,7 @@ impl PlannedTile {
             keys: tiles[at + 3] as u32,
             first_sees: tiles[at + 4],
             blocks: tiles[at + 5] as u32,
+            hidden_blocks: tiles[at + 6] as u32,
         }
     }
 
@@ -121,6 +134,7 @@ impl PlannedTile {
         tiles[at + 3] = self.keys as i32;
         tiles[at + 4] = self.first_sees;
         tiles[at + 5] = self.blocks as i32;
+        tiles[at + 6] = self.hidden_blocks as i32;
     }
 }
 
@@ -135,6 +149,7 @@ fn plan_tiles(
     keys: u32,
     sequences: u32,
     slots: u32,
+    most_seen: i32,
     #[comptime] causal: bool,
 ) {
     let unit = UNIT_POS as usize;
@@ -147,7 +162,7 @@ fn plan_tiles(
     while slot < slots {
         let tile = find_tile(cu_seqlens, slot, tokens, sequences, comptime!(ROWS as u32));
         if tile.query < tile.end {
-            let planned = PlannedTile::of(&tile, cu_seqlens_k, keys, sequences, causal);
+            let planned = PlannedTile::of(&tile, cu_seqlens_k, keys, sequences, most_seen, causal);
             atomic::add_shared(places_at + planned.class() * 4, 1u32);
         }
         slot += comptime!(CLASSES as u32);
@@ -166,7 +181,7 @@ fn plan_tiles(
     while slot < slots {
         let tile = find_tile(cu_seqlens, slot, tokens, sequences, comptime!(ROWS as u32));
         if tile.query < tile.end {
-            let planned = PlannedTile::of(&tile, cu_seqlens_k, keys, sequences, causal);
+            let planned = PlannedTile::of(&tile, cu_seqlens_k, keys, sequences, most_seen, causal);
             let place = atomic::add_shared(places_at + planned.class() * 4, 1u32);
             planned.write(tiles, place);
         }
@@ -177,6 +192,6 @@ fn plan_tiles(
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, form};
-    let form = form!(plan_tiles, CubeDim::new_1d(CLASSES as u32), [_, _, _, _, 1, 1, 1, 1, true]);
+    let form = form!(plan_tiles, CubeDim::new_1d(CLASSES as u32), [_, _, _, _, 1, 1, 1, 1, 1, true]);
     vec![Entry::new("ragged_attention.plan", form).on(|arch| arch == Arch::Sm90a)]
 }

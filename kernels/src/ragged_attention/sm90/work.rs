@@ -51,7 +51,15 @@ pub(super) struct Work {
 impl Work {
     /// What says that there is no more.
     pub fn none() -> Work {
-        let tile = PlannedTile { query: 0u32, rows: 0u32, first_key: 0u32, keys: 0u32, first_sees: 0i32, blocks: 0u32 };
+        let tile = PlannedTile {
+            query: 0u32,
+            rows: 0u32,
+            first_key: 0u32,
+            keys: 0u32,
+            first_sees: 0i32,
+            blocks: 0u32,
+            hidden_blocks: 0u32,
+        };
         Work { tile, head: 0u32 }
     }
 
@@ -105,6 +113,7 @@ impl Slot {
         words[4] = work.tile.first_sees as u32;
         words[5] = work.tile.blocks;
         words[6] = work.head;
+        words[7] = work.tile.hidden_blocks;
         self.turn += 1;
     }
 
@@ -118,6 +127,7 @@ impl Slot {
             keys: words[3],
             first_sees: words[4] as i32,
             blocks: words[5],
+            hidden_blocks: words[7],
         };
         Work { tile, head: words[6] }
     }
@@ -131,14 +141,33 @@ impl Slot {
     }
 }
 
-/// Heads whose keys and values stay in the L2 cache together: of so many bytes for each of their heads.
+/// Heads whose keys and values stay in the L2 cache together: of so many bytes for each of their heads. Groups are of one size where
+/// that costs less than half of them: after a small last one many cubes have nothing to do.
 pub(super) fn heads_together(heads: usize, kv_heads: usize, head_bytes: usize) -> usize {
     /// Of 50 MiB, beside queries and outputs.
     const CACHE_BYTES: usize = 32 << 20;
-    (CACHE_BYTES / head_bytes.max(1)).clamp(1, kv_heads) * (heads / kv_heads)
+    let most = (CACHE_BYTES / head_bytes.max(1)).clamp(1, kv_heads);
+    let equal = (most / 2 + 1..=most).rev().find(|&together| kv_heads.is_multiple_of(together));
+    equal.unwrap_or(most) * (heads / kv_heads)
 }
 
 /// Cubes of a launch: one on each multiprocessor, where there is as much work.
 pub(super) fn cubes(multiprocessors: usize, tiles: usize, heads: usize) -> usize {
     multiprocessors.min(tiles * heads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_of_heads_are_of_one_size_where_that_costs_little() {
+        let of_cache = |together: usize| (32 << 20) / together;
+        assert_eq!(heads_together(16, 16, of_cache(12)), 8);
+        assert_eq!(heads_together(16, 16, of_cache(3)), 2);
+        assert_eq!(heads_together(13, 13, of_cache(5)), 5, "13 has no divisor from 3 to 5");
+        assert_eq!(heads_together(32, 8, of_cache(5)), 16, "4 query heads for each of 4");
+        assert_eq!(heads_together(4, 4, usize::MAX), 1);
+        assert_eq!(heads_together(4, 2, 0), 4);
+    }
 }

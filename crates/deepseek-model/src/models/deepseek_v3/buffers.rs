@@ -5,9 +5,11 @@ use mla_ops::cache::PagedCache;
 use mla_ops::{Determinism, MlaPlanArgs, mla_plan};
 
 use super::config::DeepseekV3Config;
+use super::keys::{Keys, PagedKeys, is_indexed, splits};
 use super::rotary::{RotaryEmbedding, Rotation};
-use super::step::{IndexedKeys, Keys, PagedKeys, Step, is_indexed, splits};
+use super::step::Step;
 use crate::Result;
+use crate::index_keys::IndexedKeys;
 use crate::step::{Chunk, ints};
 
 /// One token of each of `B` requests. Rows without a request have length 0 and slot -1: they write nothing and see nothing.
@@ -82,7 +84,8 @@ impl StepBuffers {
         let [input_ids, slots, seq_lens] = [0, 1, 2].map(|field| part(field * batch, batch));
         let page_table = part(3 * batch, batch * max_pages).reshape([batch, max_pages]);
         let keys = if is_indexed(config, max_pages * page_size, determinism) {
-            Keys::Indexed(IndexedKeys { page_table, visible: seq_lens.clone().reshape([batch, 1]) })
+            let visible = seq_lens.clone().reshape([batch, 1]);
+            Keys::Indexed(vec![IndexedKeys { tokens: 0..batch, page_table, visible }])
         } else {
             let plan = mla_plan(MlaPlanArgs {
                 seq_lens: seq_lens.clone(),

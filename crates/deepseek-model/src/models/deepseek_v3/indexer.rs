@@ -2,13 +2,14 @@
 
 use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::cache::PagedCache;
-use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
+use mla_ops::{IndexForm, LightningIndexOptions};
 
 use super::config::{DeepseekV3Config, IndexerConfig};
 use super::layer_norm::LayerNorm;
 use super::rotary::Rotation;
-use super::step::{IndexedKeys, Step};
+use super::step::Step;
 use crate::Result;
+use crate::index_keys::{self, IndexedKeys};
 use crate::layers::Linear;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
@@ -67,7 +68,7 @@ impl Indexer {
         q_latent: Tensor<2>,
         x: Tensor<2>,
         step: &Step,
-        keys: &IndexedKeys,
+        keys: &[IndexedKeys],
         cache: &PagedCache,
     ) -> Result<Tensor<3, Int>> {
         let ([tokens, _], IndexerConfig { heads, head_dim, topk }) = (x.dims(), self.config);
@@ -75,15 +76,9 @@ impl Indexer {
             .rotate(self.wq_b.forward(q_latent, step.determinism)?.reshape([tokens, heads, head_dim]), &step.rotation);
         let head_weights =
             self.weights_proj.forward(x, step.determinism)?.cast(FloatDType::F32).mul_scalar((heads as f64).powf(-0.5));
-        let args = LightningIndexArgs {
-            q: q.reshape([tokens, 1, heads, head_dim]),
-            keys: cache.pool(self.pool)?,
-            page_table: keys.page_table.clone(),
-            head_weights: head_weights.reshape([tokens, 1, heads]),
-            visible: keys.visible.clone(),
-        };
         let scale = (head_dim as f32).powf(-0.5);
-        Ok(lightning_index(args, &LightningIndexOptions { k: topk, scale, form: IndexForm::Slots })?)
+        let options = LightningIndexOptions { k: topk, scale, form: IndexForm::Slots };
+        index_keys::pick(&q, &head_weights, &cache.pool(self.pool)?, keys, &options)
     }
 
     /// Applies RoPE to the leading channels of `[N, heads, di]`: here the rotary part comes first, and is not interleaved.

@@ -11,7 +11,8 @@ use mla_ops::{
 
 use super::config::DeepseekV3Config;
 use super::indexer::Indexer;
-use super::step::{Keys, NewKeys, PagedKeys, Step};
+use super::keys::{Keys, NewKeys, PagedKeys};
+use super::step::Step;
 use crate::Result;
 use crate::layers::{Linear, RmsNorm};
 use crate::parallel::Cut;
@@ -29,6 +30,7 @@ pub(crate) struct MultiHeadLatentAttention {
     indexer: Option<Indexer>,
     kv_a_proj_with_mqa: Linear,
     kv_a_layernorm: RmsNorm,
+    /// Of all heads the keys, and then the values.
     kv_b_proj: Linear,
     /// `[H, R, dn]`: the key half of `kv_b_proj`, absorbed into the query; a copy, for its transposed matrices.
     w_uk: StackedWeight,
@@ -95,7 +97,10 @@ impl MultiHeadLatentAttention {
         let rank = config.kv_lora_rank;
         let kv_b = loader.tensor(&format!("{name}.kv_b_proj.weight"), [heads * (dn + dv), rank], Cut::Heads(heads));
         let local = loader.parallel().local(heads);
-        let by_head: Tensor<3> = loader.reshape(kv_b.clone(), [local, dn + dv, rank]);
+        let by_head: Tensor<3> = loader.reshape(kv_b, [local, dn + dv, rank]);
+        let (keys, values) = (by_head.clone().narrow(1, 0, dn), by_head.narrow(1, dn, dv));
+        let rows = |half: Tensor<3>, width| loader.reshape(loader.contiguous(half), [local * width, rank]);
+        let kv_b: Tensor<2> = loader.cat(vec![rows(keys.clone(), dn), rows(values, dv)]);
         Self {
             pool: layer,
             query: Query::load(loader, name, config),
@@ -109,9 +114,9 @@ impl MultiHeadLatentAttention {
                 Cut::Whole,
             ),
             kv_a_layernorm: RmsNorm::load(loader, &format!("{name}.kv_a_layernorm"), rank, INNER_NORM_EPS),
+            w_uk: loader.contiguous(keys.swap_dims(1, 2)).into(),
+            w_uv: loader.reshape(loader.last_rows(&kv_b, local * dv), [local, dv, rank]).into(),
             kv_b_proj: Linear::new(kv_b),
-            w_uk: loader.contiguous(by_head.clone().narrow(1, 0, dn).swap_dims(1, 2)).into(),
-            w_uv: by_head.narrow(1, dn, dv).into(),
             o_proj: Linear::load(loader, &format!("{name}.o_proj"), [config.hidden_size, heads * dv], Cut::Columns),
             heads: local,
             qk_nope_head_dim: dn,
@@ -218,11 +223,11 @@ impl MultiHeadLatentAttention {
 
     /// Attention of each token's absorbed query over its own paged latents: out `[N, H, dv]`.
     fn absorbed(&self, q: Tensor<3>, keys: &PagedKeys, step: &Step, cache: &PagedCache) -> Result<Tensor<3>> {
-        self.expand(self.decode(q, keys, true, cache)?, step)
+        self.expand(self.decode(q, keys, cache)?, step)
     }
 
     /// A decode step with an absorbed query `[N, H, R + dr]`.
-    fn decode(&self, q: Tensor<3>, keys: &PagedKeys, causal: bool, cache: &PagedCache) -> Result<Decoded> {
+    fn decode(&self, q: Tensor<3>, keys: &PagedKeys, cache: &PagedCache) -> Result<Decoded> {
         let [tokens, heads, _] = q.dims();
         let (batch, rank) = (keys.batch, self.kv_lora_rank);
         let q = q.reshape([batch, tokens / batch, heads, rank + self.qk_rope_head_dim]);
@@ -233,7 +238,7 @@ impl MultiHeadLatentAttention {
             seq_lens: keys.seq_lens.clone(),
         };
         let (softmax_scale, splits) = (self.softmax_scale, Splits::Auto);
-        let options = MlaDecodeOptions { value_width: rank, softmax_scale, causal, splits, path: None };
+        let options = MlaDecodeOptions { value_width: rank, softmax_scale, causal: true, splits, path: None };
         Ok(mla_decode(args, &options, Some(&keys.plan))?)
     }
 }

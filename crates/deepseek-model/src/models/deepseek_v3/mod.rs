@@ -7,6 +7,7 @@ mod config;
 #[cfg(test)]
 mod config_tests;
 mod indexer;
+mod keys;
 mod layer_norm;
 mod mla;
 mod model;

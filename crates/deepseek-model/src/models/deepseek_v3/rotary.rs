@@ -1,18 +1,16 @@
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use mla_ops::{
     RopeQuery, RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, linear_by_head, rms_norm, rope_write,
     write_latent,
 };
 
 use crate::config::RopeConfig;
-use crate::layers::RmsNorm;
+use crate::layers::{RmsNorm, RopeTable};
 
 /// Rotary position embedding of a rotary width `dr` (RoFormer §3.2.2; YaRN through the frequencies).
 #[derive(Debug, Clone)]
 pub(crate) struct RotaryEmbedding {
-    rope: RopeConfig,
-    /// `dr`.
-    width: usize,
+    table: RopeTable,
     /// Interleaved: pairs of channels `(2i, 2i + 1)`; otherwise `(i, i + dr / 2)`.
     interleaved: bool,
 }
@@ -29,16 +27,13 @@ pub(crate) struct Rotation {
 
 impl RotaryEmbedding {
     pub(crate) fn new(rope: &RopeConfig, width: usize, interleaved: bool) -> Self {
-        Self { rope: rope.clone(), width, interleaved }
+        Self { table: RopeTable::new(rope, width), interleaved }
     }
 
     /// The rotations at these positions.
     pub(crate) fn at(&self, positions: &[usize], device: &Device) -> Rotation {
-        let (cos, sin) = self.rope.cos_sin(self.width, positions);
-        let table = |values| {
-            Tensor::from_data(TensorData::new(values, [positions.len(), self.width / 2]), (device, DType::F32))
-        };
-        Rotation { cos: table(cos), sin: table(sin), interleaved: self.interleaved }
+        let [cos, sin] = self.table.at(positions, device);
+        Rotation { cos, sin, interleaved: self.interleaved }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::{
-    Determinism, IndexForm, LightningIndexArgs, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope,
-    StackedWeight, lightning_index, matmul, sparse_mla,
+    Determinism, IndexForm, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope, StackedWeight, matmul,
+    sparse_mla,
 };
 
 use super::cache::{State, V4Cache};
@@ -12,6 +12,7 @@ use super::config::DeepseekV4Config;
 use super::schedule::{AttentionSpec, CompressorSpec};
 use super::step::{EntryStep, SeenEntries, V4Step, WindowKeys};
 use crate::Result;
+use crate::index_keys::{self, IndexedKeys};
 use crate::layers::{Linear, RmsNorm};
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
@@ -180,9 +181,7 @@ impl Compression {
         }
         let (indices, lengths) = match (&entries.seen, indexer) {
             (SeenEntries::All(slots), _) => (slots.clone(), Some(entries.visible.clone())),
-            (SeenEntries::Picked(pages), Some(indexer)) => {
-                (indexer.pick(x, q_latent, step, pages.clone(), entries.visible.clone(), cache)?, None)
-            }
+            (SeenEntries::Picked(keys), Some(indexer)) => (indexer.pick(x, q_latent, step, keys, cache)?, None),
             // A step has none to be picked for layers that have no indexer.
             (SeenEntries::None | SeenEntries::Picked(_), _) => return Ok(None),
         };
@@ -220,22 +219,16 @@ impl Indexer {
         x: Tensor<2>,
         q_latent: Tensor<2>,
         step: &V4Step,
-        page_table: Tensor<2, Int>,
-        visible: Tensor<2, Int>,
+        keys: &[IndexedKeys],
         cache: &V4Cache,
     ) -> Result<Tensor<3, Int>> {
         let [tokens, _] = x.dims();
         let q = self.wq_b.forward(q_latent, step.determinism)?.reshape([tokens, self.heads, self.width]);
         let weights =
             self.weights_proj.forward(x, step.determinism)?.cast(FloatDType::F32) / (self.heads as f64).sqrt();
-        let args = LightningIndexArgs {
-            q: step.compress_rotation.apply(q)?.unsqueeze_dim(1),
-            keys: cache.entries().pool(self.compressor.pool())?,
-            page_table,
-            head_weights: weights.unsqueeze_dim(1),
-            visible,
-        };
         let scale = (self.width as f32).sqrt().recip();
-        Ok(lightning_index(args, &LightningIndexOptions { k: self.top_k, scale, form: IndexForm::Slots })?)
+        let options = LightningIndexOptions { k: self.top_k, scale, form: IndexForm::Slots };
+        let pool = cache.entries().pool(self.compressor.pool())?;
+        index_keys::pick(&step.compress_rotation.apply(q)?, &weights, &pool, keys, &options)
     }
 }

@@ -66,11 +66,14 @@ impl V4Cache {
         };
         let window = [size.max_requests, config.sliding_window, config.head_dim];
         let carried = |spec: &CompressorSpec| [size.max_requests, spec.carried_tokens(), 2 * spec.channels()];
+        let state = |shape, dtype| new_pool(shape, dtype, device).map(Some);
+        let windows = config.layers.iter().map(|_| state(window, dtype));
+        let carried = compressors.iter().map(|spec| state(carried(spec), FloatDType::F32));
         Ok(Self {
             device: device.clone(),
             entries: PagedCache::new(with_whole_entries(pages, config), device)?,
-            windows: config.layers.iter().map(|_| Some(new_pool(window, dtype, device))).collect(),
-            carried: compressors.iter().map(|spec| Some(new_pool(carried(spec), FloatDType::F32, device))).collect(),
+            windows: windows.collect::<std::result::Result<_, _>>()?,
+            carried: carried.collect::<std::result::Result<_, _>>()?,
             computed: HashMap::new(),
             bytes_per_request: config.bytes_per_request(dtype),
         })

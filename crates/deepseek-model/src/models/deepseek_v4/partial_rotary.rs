@@ -1,16 +1,13 @@
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope};
 
 use crate::Result;
 use crate::config::RopeConfig;
+use crate::layers::RopeTable;
 
 /// Rotary embedding of the trailing channels of a head (DeepSeek-V4): in pairs `(2i, 2i + 1)`.
 #[derive(Debug, Clone)]
-pub(crate) struct PartialRotary {
-    rope: RopeConfig,
-    /// `dr`.
-    width: usize,
-}
+pub(crate) struct PartialRotary(RopeTable);
 
 /// The rotations of some tokens.
 #[derive(Debug, Clone)]
@@ -23,21 +20,25 @@ pub(crate) struct PartialRotation {
 
 impl PartialRotary {
     pub(crate) fn new(rope: &RopeConfig, width: usize) -> Self {
-        Self { rope: rope.clone(), width }
+        Self(RopeTable::new(rope, width))
     }
 
     /// The rotations at these positions.
     pub(crate) fn at(&self, positions: &[usize], device: &Device) -> PartialRotation {
-        let (cos, sin) = self.tables(positions, [1, positions.len()], device);
-        PartialRotation { cos: cos.squeeze_dim(0), sin: sin.squeeze_dim(0) }
+        let [cos, sin] = self.0.at(positions, device);
+        PartialRotation { cos, sin }
     }
 
     /// Cosines and sines at these positions, f32 `[shape[0], shape[1], dr / 2]` each.
     pub(crate) fn tables(&self, positions: &[usize], shape: [usize; 2], device: &Device) -> (Tensor<3>, Tensor<3>) {
-        let (cos, sin) = self.rope.cos_sin(self.width, positions);
-        let shape = [shape[0], shape[1], self.width / 2];
-        let tensor = |values| Tensor::from_data(TensorData::new(values, shape), (device, DType::F32));
-        (tensor(cos), tensor(sin))
+        let shape = [shape[0], shape[1], self.0.width() / 2];
+        // A reshape to 0 of something would keep the dimension that is there.
+        let shaped = |rows: Tensor<2>| match positions {
+            [] => Tensor::empty(shape, (device, DType::F32)),
+            _ => rows.reshape(shape),
+        };
+        let [cos, sin] = self.0.at(positions, device).map(shaped);
+        (cos, sin)
     }
 }
 

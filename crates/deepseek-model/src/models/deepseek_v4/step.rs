@@ -11,6 +11,7 @@ use super::config::DeepseekV4Config;
 use super::partial_rotary::{PartialRotary, PartialRotation};
 use super::schedule::{AttentionSpec, CompressorSpec};
 use crate::Result;
+use crate::index_keys::{IndexSizes, IndexedKeys};
 use crate::step::{Chunk, ints, padded};
 
 /// The inputs of a forward pass, on the device: `B` sequences with `N` new tokens in all.
@@ -81,8 +82,8 @@ pub(crate) enum SeenEntries {
     None,
     /// All, in these slots of the pool: i32 `[N, 1, K]`, of which as many count as are visible.
     All(Tensor<3, Int>),
-    /// Those that the indexer picks from these pages, i32 `[N, maxP]`.
-    Picked(Tensor<2, Int>),
+    /// Those that the indexer picks from these.
+    Picked(Vec<IndexedKeys>),
 }
 
 impl V4Step {
@@ -109,9 +110,8 @@ impl V4Step {
             if let (Some(of), false) =
                 (config.layer_compressors(layer).first(), entries.iter().any(|(known, _)| *known == spec))
             {
-                // What the indexer picks is a part of what there is.
-                let most_seen = if of.overlap { config.index_topk } else { usize::MAX };
-                entries.push((spec, batch.entries(of, most_seen, compress_rotary, cache.entries())));
+                let indexer = of.overlap.then(|| Picks::new(config, of, cache.entries(), determinism));
+                entries.push((spec, batch.entries(of, indexer.as_ref(), compress_rotary, cache.entries())));
             }
         }
         Ok(Self {
@@ -130,6 +130,22 @@ impl V4Step {
     /// The entries of a layer of this kind.
     pub(crate) fn entries(&self, spec: AttentionSpec) -> Option<&EntryStep> {
         self.entries.iter().find(|(known, _)| *known == spec).map(|(_, entries)| entries)
+    }
+}
+
+/// What an indexer picks, of what there is.
+struct Picks {
+    /// Entries of a token.
+    most: usize,
+    sizes: IndexSizes,
+    determinism: Determinism,
+}
+
+impl Picks {
+    fn new(config: &DeepseekV4Config, of: &CompressorSpec, cache: &PagedCache, determinism: Determinism) -> Self {
+        let (page_size, dtype) = (cache.config().page_size / of.rate, cache.config().dtype.into());
+        let sizes = IndexSizes { heads: config.index_n_heads, width: config.index_head_dim, page_size, dtype };
+        Self { most: config.index_topk, sizes, determinism }
     }
 }
 
@@ -201,7 +217,13 @@ impl Batch<'_> {
         WindowStep { slots: self.ring_slots(window), keys, seen: self.lists(&seen).unsqueeze_dim(1) }
     }
 
-    fn entries(&self, of: &CompressorSpec, most_seen: usize, rotary: &PartialRotary, cache: &PagedCache) -> EntryStep {
+    fn entries(
+        &self,
+        of: &CompressorSpec,
+        indexer: Option<&Picks>,
+        rotary: &PartialRotary,
+        cache: &PagedCache,
+    ) -> EntryStep {
         let (rate, per_page) = (of.rate, cache.config().page_size / of.rate);
         let completed = self.sequences.iter().map(|sequence| sequence.completed(rate).len()).max().unwrap_or(0);
         let (mut slots, mut positions) = (Vec::new(), Vec::new());
@@ -215,11 +237,9 @@ impl Batch<'_> {
         let visible: Vec<usize> =
             self.sequences.iter().flat_map(Sequence::positions).map(|position| (position + 1) / rate).collect();
         let most = visible.iter().copied().max().unwrap_or(0);
-        let seen = match most {
-            0 => SeenEntries::None,
-            _ if most > most_seen => SeenEntries::Picked(
-                self.of_each_token(|sequence| sequence.pages.iter().map(|&page| page as i32).collect()),
-            ),
+        let seen = match indexer {
+            _ if most == 0 => SeenEntries::None,
+            Some(picks) if most > picks.most => SeenEntries::Picked(self.indexed(picks, &visible)),
             _ => {
                 let slots = |sequence: &Sequence| {
                     let entries = 0..sequence.positions().end / rate;
@@ -236,6 +256,15 @@ impl Batch<'_> {
             visible: self.ints(visible.into_iter()).unsqueeze_dim(1),
             seen,
         }
+    }
+
+    /// The pages of each sequence, from which an indexer picks.
+    fn indexed(&self, picks: &Picks, visible: &[usize]) -> Vec<IndexedKeys> {
+        let pages = |sequence: &Sequence| sequence.pages.iter().map(|&page| page as i32).collect();
+        let page_table = self.lists(&self.sequences.iter().map(pages).collect::<Vec<_>>());
+        let lens: Vec<usize> = self.sequences.iter().map(|sequence| sequence.tokens.len()).collect();
+        let visible: Vec<i32> = visible.iter().map(|&entries| entries as i32).collect();
+        IndexedKeys::of_step(&lens, &page_table, &visible, (&picks.sizes, picks.determinism), self.device)
     }
 
     /// Where the new tokens go in a state with rings of `len` tokens, i32 `[N]`.

@@ -47,7 +47,7 @@ pub(super) fn check_limits(check: &Check, args: &LightningIndexArgs, k: usize) -
     let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem };
     kernels::check(&client, &sizes).map_err(|error| {
         let argument = match &error {
-            LightningIndexError::Device(_) => "q",
+            LightningIndexError::Device(_) | LightningIndexError::NoKernel(_) => "q",
             LightningIndexError::Scores { .. } => "page_table",
             LightningIndexError::Slots(_) => "keys",
             LightningIndexError::Offsets { name, .. } => *name,

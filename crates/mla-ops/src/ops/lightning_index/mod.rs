@@ -63,7 +63,8 @@ pub struct LightningIndexOptions {
 /// position; a token that sees fewer than `k` keys gets all of them, and -1 in the rest of its row. Of equal scores the
 /// lower positions are chosen; +0 and -0 are equal, and NaN is lower than any number.
 ///
-/// The same inputs give the same keys, whatever the other sequences of the batch are. Rows of the pool that no token
+/// The same inputs give the same keys, whatever the other sequences of the batch are; how sums are rounded may depend on how many
+/// query tokens of a sequence there are. Rows of the pool that no token
 /// sees, and entries of the page table past them, are never read into a score. [`explain_path`](crate::explain_path) says what
 /// computes the scores of a [`LightningIndexProblem`].
 ///

@@ -24,14 +24,17 @@ pub struct LightningIndexProblem {
     pub heads: usize,
     /// Channels of a head (`di`).
     pub width: usize,
+    /// Tokens in a page of the keys (`S`).
+    pub page_size: usize,
     /// Of queries and keys: f32, f16 or bf16.
     pub dtype: DType,
 }
 
 impl Sizes for LightningIndexProblem {
     fn words(&self) -> String {
-        let Self { heads, width, dtype, .. } = self;
-        format!("{dtype:?}, {heads} index heads of width {width}")
+        let Self { query_len, heads, width, page_size, dtype, .. } = self;
+        let tokens = if *query_len == 1 { "query token" } else { "query tokens" };
+        format!("{dtype:?}, {query_len} {tokens}, {heads} index heads of width {width}, pages of {page_size}")
     }
 
     fn dtypes(&self) -> Vec<DType> {
@@ -39,16 +42,16 @@ impl Sizes for LightningIndexProblem {
     }
 
     fn shapes(&self) -> Vec<Vec<usize>> {
-        let &Self { batch, query_len, heads, width, .. } = self;
-        vec![vec![batch.max(1), query_len.max(1), heads.max(1), width.max(1)]]
+        let &Self { batch, query_len, heads, width, page_size, .. } = self;
+        vec![vec![batch.max(1), query_len.max(1), heads.max(1), width.max(1)], vec![page_size.max(1), width.max(1)]]
     }
 
     #[cfg(feature = "_gpu")]
     fn on_gpu(&self, client: &Client) -> Vec<Implementation> {
-        let &Self { batch, query_len, heads, width, dtype } = self;
+        let &Self { batch, query_len, heads, width, page_size, dtype } = self;
         let elem = dtype_to_elem_type(dtype);
-        // The sizes of the pool, and how many keys are chosen, decide nothing.
-        let (pages, page_size, max_pages, k) = (1, 1, 1, 1);
+        // The number of pages, and how many keys are chosen, decide nothing.
+        let (pages, max_pages, k) = (1, 1, 1);
         let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem };
         Implementation::of_kernels(available(client, &sizes))
     }

@@ -89,7 +89,7 @@ pub fn linear_by_head(
 
 /// [`linear_by_head`] of checked rows in memory.
 pub(super) fn in_memory(x: Tensor<3>, weight: &StackedWeight, determinism: Determinism) -> Tensor<3> {
-    let ([_, _, width], [_, _, inputs]) = (x.dims(), weight.dims());
+    let ([rows, heads, width], [_, _, inputs]) = (x.dims(), weight.dims());
     if LinearProblem::of_heads(&x, weight, determinism).has_kernel(&x.device()) {
         return launch(BackendHeadRows::InMemory(x.into_dispatch()), weight, determinism);
     }
@@ -99,7 +99,11 @@ pub(super) fn in_memory(x: Tensor<3>, weight: &StackedWeight, determinism: Deter
         0 => by_matmul(x),
         rest => {
             let carried = x.clone().narrow(2, inputs, rest);
-            Tensor::cat(vec![by_matmul(x.narrow(2, 0, inputs)), carried], 2)
+            let read = match inputs {
+                0 => Tensor::empty([rows, heads, 0], (&x.device(), x.dtype())),
+                _ => x.narrow(2, 0, inputs),
+            };
+            Tensor::cat(vec![by_matmul(read), carried], 2)
         }
     }
 }

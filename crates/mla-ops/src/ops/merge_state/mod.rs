@@ -75,11 +75,18 @@ pub struct Accumulator {
 
 impl Accumulator {
     /// The empty state: `out = 0`, `lse = -inf`.
-    pub fn empty(tokens: usize, heads: usize, value_width: usize, device: &Device) -> Self {
-        Self {
-            out: Tensor::zeros([tokens, heads, value_width], (device, DType::F32)),
+    ///
+    /// # Errors
+    /// [`MlaError::UnsupportedDevice`]; [`MlaError::DeviceLimit`] for sizes that the device has no memory for: nothing is
+    /// allocated.
+    pub fn empty(tokens: usize, heads: usize, value_width: usize, device: &Device) -> Result<Self, MlaError> {
+        let (check, out) = (Check::on("Accumulator", device)?, [tokens, heads, value_width]);
+        check.allocation("[tokens, heads, value_width]", DType::F32, out)?;
+        check.allocation("[tokens, heads]", DType::F32, [tokens, heads])?;
+        Ok(Self {
+            out: Tensor::zeros(out, (device, DType::F32)),
             lse: Tensor::full([tokens, heads], f32::NEG_INFINITY, (device, DType::F32)),
-        }
+        })
     }
 
     /// Merges a state of any float dtype into this one. The buffers are reused where this is their only handle.

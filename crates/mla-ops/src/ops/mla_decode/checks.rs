@@ -1,12 +1,14 @@
 //! What the arguments must fulfil.
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Int, Tensor};
 
 use super::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, OP};
 use crate::check::{Check, read_i32};
 use crate::ops::mla_plan::{MlaPlan, check_lengths};
 use crate::path::problem::Sizes;
 use crate::{MlaError, Path, available_paths};
+
+const PLANNED: &str = "what `mla_plan` made";
 
 impl MlaQuery {
     /// Dimensions of the whole rows.
@@ -134,10 +136,11 @@ impl MlaDecodeArgs {
     /// wrong shapes and dtypes as in [`mla_decode`](crate::mla_decode()).
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
         self.check_tensors()?;
-        self.validate_values()
+        self.validate_values().map(drop)
     }
 
-    pub(super) fn validate_values(&self) -> Result<(), MlaError> {
+    /// The lengths, if they and the page table are in order.
+    pub(super) fn validate_values(&self) -> Result<Vec<i32>, MlaError> {
         let [pages, page_size, _] = self.kv_cache.dims();
         let [_, max_pages] = self.page_table.dims();
         let lens = read_i32(OP, "seq_lens", &self.seq_lens)?;
@@ -157,13 +160,19 @@ impl MlaDecodeArgs {
                 }
             }
         }
-        Ok(())
+        Ok(lens)
     }
 }
 
 impl MlaPlan {
-    /// The plan was made for a problem of these dimensions.
-    pub(super) fn check(&self, problem: &MlaDecodeProblem) -> Result<(), MlaError> {
+    /// The plan was made for a problem of these dimensions, and has the tensors that were made.
+    pub(super) fn check(&self, check: &Check, problem: &MlaDecodeProblem) -> Result<(), MlaError> {
+        check.int("plan.items", &self.items)?;
+        check.int("plan.cube_ptr", &self.cube_ptr)?;
+        check.int("plan.split_ptr", &self.split_ptr)?;
+        check.dims("plan.items", self.items.dims(), [Some(self.capacity), Some(4)], || PLANNED.into())?;
+        check.dims("plan.cube_ptr", self.cube_ptr.dims(), [Some(self.cubes + 1)], || PLANNED.into())?;
+        check.dims("plan.split_ptr", self.split_ptr.dims(), [Some(self.batch + 1)], || PLANNED.into())?;
         let made_for = (self.batch, self.query_len, self.heads, self.page_size);
         let asked = (problem.batch, problem.query_len, problem.heads, problem.page_size);
         if made_for == asked {
@@ -176,5 +185,42 @@ impl MlaPlan {
             actual: format!("a plan for {}", words(made_for)),
             expected: format!("one for {}", words(asked)),
         })
+    }
+
+    /// Reads lengths and plan back and checks that they belong together: the plan has each key of each sequence once.
+    ///
+    /// # Errors
+    /// [`MlaError::DeviceValue`] names the first sequence for which the plan was made with another length. Before that, a
+    /// `seq_lens` of another batch or dtype.
+    pub fn validate_device_inputs(&self, seq_lens: &Tensor<1, Int>) -> Result<(), MlaError> {
+        let check = Check::new(OP, "seq_lens", seq_lens)?;
+        check.int("seq_lens", seq_lens)?;
+        check.dims("seq_lens", seq_lens.dims(), [Some(self.batch)], || format!("[B] with B = {}", self.batch))?;
+        self.validate_values(&read_i32(OP, "seq_lens", seq_lens)?)
+    }
+
+    /// The plan has each key of sequences of these lengths once.
+    pub(super) fn validate_values(&self, lens: &[i32]) -> Result<(), MlaError> {
+        let items = read_i32(OP, "plan.items", &self.items)?;
+        let mut items = items.chunks_exact(4).take_while(|item| item[0] >= 0).peekable();
+        for (b, &len) in lens.iter().enumerate() {
+            let mut planned = 0;
+            let mut splits = 0;
+            while let Some(item) =
+                items.next_if(|item| item[0] as usize == b && item[1..] == [planned, item[2], splits])
+            {
+                (planned, splits) = (item[2], splits + 1);
+            }
+            if planned != len || splits == 0 {
+                return Err(MlaError::DeviceValue {
+                    op: OP,
+                    argument: "plan",
+                    index: vec![b],
+                    actual: planned,
+                    expected: format!("{len}, the length in `seq_lens`: plan again when lengths change"),
+                });
+            }
+        }
+        Ok(())
     }
 }

@@ -73,7 +73,8 @@ pub struct MlaDecodeOptions {
 /// its projection. Sums are in f32. A query that may see no key gives `out = 0` and `lse = -inf`.
 ///
 /// Cache rows past a sequence's end and page table entries past it are never read into a sum, whatever they hold.
-/// `plan` is what [`mla_plan`](crate::mla_plan) gave for these `seq_lens`; without it the call plans for itself.
+/// `plan` is what [`mla_plan`](crate::mla_plan) gave for these `seq_lens`; without it the call plans for itself. A plan for other
+/// lengths is an error on the CPU; elsewhere its lengths are on the device, and [`MlaPlan::validate_device_inputs`] looks.
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, a plan made for another problem, a path that the device does not have, or more than the
@@ -87,11 +88,11 @@ pub fn mla_decode(
     let check = args.check_tensors()?;
     let problem = args.check_options(&check, options)?;
     if let Some(plan) = plan {
-        check.int("plan", &plan.items)?;
-        plan.check(&problem)?;
+        plan.check(&check, &problem)?;
     }
     if check.sees_values() {
-        args.validate_values()?;
+        let lens = args.validate_values()?;
+        plan.map_or(Ok(()), |plan| plan.validate_values(&lens))?;
     }
     let plan = match plan {
         Some(plan) => {

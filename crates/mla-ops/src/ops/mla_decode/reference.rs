@@ -70,9 +70,11 @@ fn mla_decode(step: BackendDecode<Flex>) -> (Tensor<4>, Tensor<3>) {
     let sequences: Vec<usize> = items.iter().map(|item| item[0] as usize).collect();
     let keys: usize = items.iter().map(|item| (item[2] - item[1]) as usize).sum();
     let states = map_independent(&device, rows * keys * (width + spec.value_width), items, |item| {
-        let (sequence, first, end) = (item[0] as usize, item[1] as usize, item[2] as usize);
+        let (sequence, seq_len) = (item[0] as usize, lens[item[0] as usize]);
+        // Whatever the plan says, there are no keys past the end.
+        let [first, end] = [item[1], item[2]].map(|key| key.min(seq_len).max(0) as usize);
         let query = q.clone().slice([sequence..sequence + 1, 0..rows, 0..width]).reshape([rows, width]);
-        let block = KeyBlock { first, end, seq_len: lens[sequence], query_len, heads };
+        let block = KeyBlock { first, end, seq_len, query_len, heads };
         let (out, lse) = block.attend(query, &cache, sequence, &spec);
         (out.reshape([query_len, heads, spec.value_width]), lse.reshape([query_len, heads]))
     });

@@ -63,11 +63,16 @@ pub struct MlaPlan {
     pub(super) query_len: usize,
     pub(super) heads: usize,
     pub(super) page_size: usize,
+    /// Rows of `items`, and cubes, as it was made.
+    pub(super) capacity: usize,
+    pub(super) cubes: usize,
 }
 
 /// Divides the keys of all sequences into work items.
 ///
-/// `seq_lens` must be the lengths that the [`mla_decode`](crate::mla_decode) calls of this step see.
+/// `seq_lens` must be the lengths that the [`mla_decode`](crate::mla_decode) calls of this step see. With other lengths the CPU
+/// refuses the plan; elsewhere [`MlaPlan::validate_device_inputs`] does, and every call with `MLA_VALIDATE=1`. Otherwise, keys
+/// past a sequence's end are not read even then, but keys may be missing.
 ///
 /// # Errors
 /// Wrong shapes, dtypes, devices, or a number out of range: nothing is launched.
@@ -109,11 +114,11 @@ impl MlaPlanArgs {
 
     /// Makes the plan that [`spec`](Self::spec) has checked.
     pub(super) fn launch(self, spec: PlanSpec) -> MlaPlan {
-        let [batch] = self.seq_lens.dims();
+        let ([batch], capacity, cubes) = (self.seq_lens.dims(), spec.capacity, spec.cubes);
         let (items, cube_ptr, split_ptr) =
             tensors(<Dispatch as MlaPlanBackend>::mla_plan(self.seq_lens.into_dispatch(), spec));
         let Self { query_len, heads, page_size, .. } = self;
-        MlaPlan { items, cube_ptr, split_ptr, batch, query_len, heads, page_size }
+        MlaPlan { items, cube_ptr, split_ptr, batch, query_len, heads, page_size, capacity, cubes }
     }
 
     /// Reads `seq_lens` back and checks that every length is in `0 ..= max_seq_len`.

@@ -12,10 +12,11 @@ pub enum Splits {
     /// batch (a sixteenth, and at most 8 tiles of keys); otherwise as few as it takes to give every cube the same share.
     #[default]
     Auto,
-    /// This many for every sequence (fewer for one that has fewer tiles), near-equal in size. 0 counts as 1.
+    /// This many for every sequence (fewer for one that has fewer tiles), near-equal in size. 0 is
+    /// refused.
     Count(usize),
     /// Pieces of this many keys, rounded up to whole tiles and counted from key 0. How a sequence is cut, and so its result,
-    /// does not depend on the rest of the batch. 0 counts as 1.
+    /// does not depend on the rest of the batch. 0 is refused.
     Tokens(usize),
 }
 

@@ -3,6 +3,7 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use mla_kernels::ragged_attention::{
     self as kernels, HeadRows, RaggedAttentionArgs as KernelArgs, RaggedAttentionError,
+    RaggedAttentionOptions as KernelOptions,
 };
 
 use super::backend::{BackendKeys, RaggedAttentionBackend};
@@ -44,9 +45,10 @@ impl RaggedAttentionBackend for CubeBackend {
         }
         let [q, k, v] = [q, k, v].map(|rows| head_rows(rows, tiled));
         let k_pe = k_pe.map(|k_pe| head_rows(k_pe, tiled));
-        let RaggedAttentionOptions { softmax_scale, causal } = options;
+        let RaggedAttentionOptions { softmax_scale, softcap, causal, window } = options;
+        let options = KernelOptions { softmax_scale, softcap, causal, window };
         let args = buffers!(cu_seqlens, cu_seqlens_k, out, lse => KernelArgs {
-            q, k, k_pe, v, cu_seqlens, cu_seqlens_k, out, lse, sizes, softmax_scale, causal,
+            q, k, k_pe, v, cu_seqlens, cu_seqlens_k, out, lse, sizes, options,
         });
         launched(kernels::launch(&out.client, args, path));
         (out, lse)

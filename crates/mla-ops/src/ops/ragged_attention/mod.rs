@@ -42,9 +42,14 @@ pub struct RaggedAttentionArgs {
 pub struct RaggedAttentionOptions {
     /// The factor of the scores before the softmax.
     pub softmax_scale: f32,
+    /// `c` > 0: a score `s`, after the factor, becomes `c tanh(s / c)` before the softmax (logit soft-capping, as in Gemma 2).
+    pub softcap: Option<f32>,
     /// Query `i` of a sequence sees the keys up to position `i + keys - queries`: where it has as many of both, itself and what
     /// precedes it. Otherwise a query sees all keys of its sequence.
     pub causal: bool,
+    /// Sliding-window attention: a query sees only so many keys, the last ones up to its position, its own among them. At least
+    /// 1, and only with `causal`.
+    pub window: Option<usize>,
 }
 
 /// Attention of every token over the keys of its own sequence.
@@ -61,8 +66,7 @@ pub fn ragged_attention(
     options: &RaggedAttentionOptions,
 ) -> Result<(Tensor<3>, Tensor<2>), MlaError> {
     let check = args.check_tensors()?;
-    let scale = options.softmax_scale;
-    check.value("softmax_scale", scale.is_finite(), scale, || "a finite number".into())?;
+    options.check(&check)?;
     if check.sees_values() {
         args.validate_values()?;
     }
@@ -75,6 +79,18 @@ pub fn ragged_attention(
     let [cu_seqlens, cu_seqlens_k] = [cu_seqlens, cu_seqlens_k].map(Tensor::into_dispatch);
     let attend = <Dispatch as RaggedAttentionBackend>::ragged_attention;
     Ok(tensors(attend(q.into_dispatch(), k, v.into_dispatch(), cu_seqlens, cu_seqlens_k, options.clone())))
+}
+
+impl RaggedAttentionOptions {
+    fn check(&self, check: &Check) -> Result<(), MlaError> {
+        let &Self { softmax_scale: scale, softcap, causal, window } = self;
+        check.value("softmax_scale", scale.is_finite(), scale, || "a finite number".into())?;
+        let legal = softcap.is_none_or(|softcap| softcap.is_finite() && softcap > 0.0);
+        check.value("softcap", legal, format!("{softcap:?}"), || "None, or a finite number above 0".into())?;
+        let legal = window.is_none_or(|window| window > 0 && causal);
+        let actual = format!("{window:?}{}", if causal { "" } else { " without `causal`" });
+        check.value("window", legal, actual, || "None, or at least 1 with `causal`".into())
+    }
 }
 
 impl RaggedAttentionArgs {

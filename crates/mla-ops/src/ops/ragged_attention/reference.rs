@@ -62,7 +62,7 @@ fn ragged_attention(
     let ends = |cu_seqlens, len| ends(host(cu_seqlens), len);
     let (mut done, mut keys_done) = (0, 0);
     for (end, end_key) in ends(cu_seqlens, tokens).into_iter().zip(ends(cu_seqlens_k, keys)) {
-        let sequence = Sequence { first: done, end, first_key: keys_done, end_key, causal: options.causal };
+        let sequence = Sequence { first: done, end, first_key: keys_done, end_key, options };
         if sequence.blind() > 0 {
             push(no_keys(sequence.blind()));
         }
@@ -99,21 +99,21 @@ fn for_heads(tensor: Tensor<3>, heads: usize) -> Tensor<3> {
 }
 
 /// The query tokens `first .. end`, and the key tokens.
-struct Sequence {
+struct Sequence<'a> {
     first: usize,
     end: usize,
     first_key: usize,
     end_key: usize,
-    causal: bool,
+    options: &'a RaggedAttentionOptions,
 }
 
-impl Sequence {
+impl Sequence<'_> {
     /// How many queries, the first ones, see no key.
     fn blind(&self) -> usize {
         let (queries, keys) = (self.end - self.first, self.end_key - self.first_key);
         match keys {
             0 => queries,
-            _ if self.causal => queries.saturating_sub(keys),
+            _ if self.options.causal => queries.saturating_sub(keys),
             _ => 0,
         }
     }
@@ -135,20 +135,29 @@ impl Sequence {
         let query = rows(q, q_first, q_end);
         // The key at the position of the first query: its last one.
         let own = (self.end_key + q_first).saturating_sub(self.end);
-        let seen_end = if self.causal { own + q_end - q_first } else { self.end_key };
+        let seen_end = if self.options.causal { own + q_end - q_first } else { self.end_key };
         let block = |k_first: usize, k_end: usize| {
             let mut scores = query.clone().matmul(rows(k, k_first, k_end).transpose());
-            if self.causal && k_end > own {
+            if let Some(softcap) = self.options.softcap {
+                scores = (scores / softcap).tanh() * softcap;
+            }
+            if self.options.causal && k_end > own {
                 scores = hide_future(scores, own - k_first);
             }
-            softmax_values(scores, rows(v, k_first, k_end))
+            match self.options.window {
+                // Row r is at position own + r, and sees what is less than a window before.
+                Some(window) => windowed(scores, (own + 1) as i64 - k_first as i64, window, rows(v, k_first, k_end)),
+                None => softmax_values(scores, rows(v, k_first, k_end)),
+            }
         };
-        // All but the first begin whole query tiles away from the key at the first query's position, none past it: every row
-        // sees a key of each.
-        let ahead = if self.causal { (own - self.first_key) % QUERY_TILE } else { 0 };
+        let first_seen = self.options.window.map_or(self.first_key, |window| (own + 1).saturating_sub(window));
+        let first_key = first_seen.max(self.first_key);
+        // All but the first begin whole query tiles away from the key at the first query's position, none past it: without a
+        // window every row sees a key of each.
+        let ahead = if self.options.causal { (own - first_key) % QUERY_TILE } else { 0 };
         let first = if ahead > 0 { ahead } else { key_tile };
-        let first_end = (self.first_key + first).min(seen_end);
-        let mut state = block(self.first_key, first_end);
+        let first_end = (first_key + first).min(seen_end);
+        let mut state = block(first_key, first_end);
         for k_first in (first_end..seen_end).step_by(key_tile) {
             state = merge_blocks(state, block(k_first, (k_first + key_tile).min(seen_end)));
         }
@@ -165,6 +174,19 @@ fn hide_future(scores: Tensor<3>, own: usize) -> Tensor<3> {
     let future = Tensor::<2, Bool>::tril_mask([rows, keys - own], 0, &device);
     let hidden = diagonal.mask_fill(future.unsqueeze::<3>().expand([heads, rows, keys - own]), f32::NEG_INFINITY);
     scores.slice_assign(s![.., .., own..keys], hidden)
+}
+
+/// [`softmax_values`] of rows that see only their last keys, and perhaps none of these: row r those from `r + sees - window` on.
+fn windowed(scores: Tensor<3>, sees: i64, window: usize, values: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
+    let [heads, rows, keys] = scores.dims();
+    // Windows that hide nothing are all the same.
+    let first = (sees - i64::try_from(window).unwrap_or(i64::MAX)).max(-(rows as i64));
+    let past = Tensor::<2, Bool>::triu_mask([rows, keys], first, &scores.device());
+    let scores = scores.mask_fill(past.unsqueeze::<3>().expand([heads, rows, keys]), f32::NEG_INFINITY);
+    let blind = scores.clone().max_dim(2).equal_elem(f32::NEG_INFINITY);
+    let (out, lse) = softmax_values(scores, values);
+    let of_out = blind.clone().expand(out.dims());
+    (out.mask_fill(of_out, 0.0), lse.mask_fill(blind, f32::NEG_INFINITY))
 }
 
 fn merge_blocks(a: (Tensor<3>, Tensor<3>), b: (Tensor<3>, Tensor<3>)) -> (Tensor<3>, Tensor<3>) {

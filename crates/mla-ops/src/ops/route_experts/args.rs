@@ -37,7 +37,7 @@ pub struct RouteExpertsOptions {
     pub groups: Option<ExpertGroups>,
     /// Whether the weights of a token are divided by their sum.
     pub normalise: bool,
-    /// Factor of the weights.
+    /// Factor of the weights, a finite number.
     pub scale: f32,
     /// The experts whose weights this device has, where others have the rest: the [`Routing`](crate::Routing) numbers these from 0,
     /// and all others -1. Choice and weights are those among all experts. `None`: it has all.
@@ -90,6 +90,7 @@ impl RouteExpertsArgs {
         let [tokens, experts] = self.logits.dims();
         let holds = (1..=MAX_EXPERTS).contains(&experts);
         check.value("logits", holds, format!("{experts} experts"), || format!("1 to {MAX_EXPERTS}"))?;
+        check.value("scale", options.scale.is_finite(), options.scale, || "a finite number".into())?;
         if let Some(local) = options.local {
             local.check(&check, experts)?;
         }

@@ -24,7 +24,7 @@ use crate::MlaError;
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices; groups that do not divide the experts or keep fewer than `k`; local experts that there are
-/// not; more than 1024 experts.
+/// not; more than 1024 experts; a scale that is not finite.
 pub fn route_experts(args: RouteExpertsArgs, options: &RouteExpertsOptions) -> Result<Routing, MlaError> {
     args.check(options)?;
     Ok(Routing::chosen_from(args, *options))

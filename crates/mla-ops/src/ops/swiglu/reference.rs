@@ -9,6 +9,9 @@ use crate::{Determinism, Weight};
 pub(crate) fn swiglu(x: Tensor<2>, gate_up: &Weight, limit: Option<f32>, determinism: Determinism) -> Tensor<2> {
     let [rows, _] = gate_up.dims();
     let both = product(x, gate_up.dense().transpose(), determinism);
+    if rows == 0 {
+        return both;
+    }
     let [gate, up] = [0, rows / 2].map(|first| both.clone().narrow(1, first, rows / 2));
     match limit {
         None => silu(gate) * up,

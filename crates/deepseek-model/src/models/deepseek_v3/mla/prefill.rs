@@ -1,5 +1,5 @@
-//! Prefill: chunks of new tokens see each other in the naive form, with keys and values of every head, and what the cache held
-//! before in the absorbed form; the two are merged. Or they see all keys in the absorbed form: `attention_form.rs` says when.
+//! Prefill: chunks of new tokens see their keys in the naive form, with keys and values of every head, or in the absorbed form;
+//! `attention_form.rs` says when.
 
 use burn::tensor::{Int, Tensor, s};
 use mla_ops::cache::PagedCache;
@@ -7,10 +7,11 @@ use mla_ops::{MergeStateArgs, RaggedAttentionArgs, RaggedAttentionOptions, merge
 
 use super::MultiHeadLatentAttention;
 use crate::Result;
-use crate::models::deepseek_v3::step::{ChunkKeys, NewKeys, Step};
+use crate::models::deepseek_v3::keys::{CachedKeys, ChunkKeys, NewKeys};
+use crate::models::deepseek_v3::step::Step;
 
 impl MultiHeadLatentAttention {
-    /// Attention of chunks of new tokens over themselves and what the cache held before: parts of out `[N, H, dv]`, in order.
+    /// Attention of chunks of new tokens over their keys: parts of out `[N, H, dv]`, in order.
     pub(super) fn chunks(
         &self,
         q: Tensor<3>,
@@ -20,10 +21,15 @@ impl MultiHeadLatentAttention {
         cache: &PagedCache,
     ) -> Result<Vec<Tensor<3>>> {
         match keys {
-            NewKeys::Naive { cu_seqlens, past } => {
-                let mut state = self.naive(q.clone(), latent, cu_seqlens, step)?;
-                for chunk in past {
-                    state = self.add_past(state, &q, chunk, step, cache)?;
+            NewKeys::Naive { cu_seqlens, last, before } => {
+                let latent = last.as_ref().map_or(Ok(latent), |keys| self.cached(keys, cache))?;
+                let cu_seqlens_k = last.as_ref().map(|keys| keys.cu_seqlens.clone());
+                let mut state = self.naive((&q, cu_seqlens), (latent, cu_seqlens_k), true, step)?;
+                for keys in before {
+                    let cached = (self.cached(keys, cache)?, Some(keys.cu_seqlens.clone()));
+                    let (out_b, lse_b) = self.naive((&q, cu_seqlens), cached, false, step)?;
+                    let (out_a, lse_a) = state;
+                    state = merge_state(MergeStateArgs { out_a, lse_a, out_b, lse_b })?;
                 }
                 Ok(vec![state.0])
             }
@@ -37,52 +43,112 @@ impl MultiHeadLatentAttention {
         }
     }
 
-    /// Attention of the new tokens over themselves, with keys and values of every head: out `[N, H, dv]`, lse `[N, H]`.
-    fn naive(
-        &self,
-        q: Tensor<3>,
-        latent: Tensor<2>,
-        cu_seqlens: &Tensor<1, Int>,
-        step: &Step,
-    ) -> Result<(Tensor<3>, Tensor<2>)> {
-        let ([tokens, heads, _], dn) = (q.dims(), self.qk_nope_head_dim);
-        let k_pe = latent.clone().narrow(1, self.kv_lora_rank, self.qk_rope_head_dim);
-        let latent = latent.narrow(1, 0, self.kv_lora_rank);
-        let kv = self.kv_b_proj.forward(latent, step.determinism)?.reshape([tokens, heads, dn + self.v_head_dim]);
-        let args = RaggedAttentionArgs {
-            q,
-            k: kv.clone().narrow(2, 0, dn),
-            k_pe: Some(k_pe),
-            v: kv.narrow(2, dn, self.v_head_dim),
-            cu_seqlens: cu_seqlens.clone(),
-            cu_seqlens_k: None,
-        };
-        let options = RaggedAttentionOptions { softmax_scale: self.softmax_scale, causal: true };
-        Ok(ragged_attention(args, &options)?)
+    /// Rows of the cache `[K, R + dr]`.
+    fn cached(&self, keys: &CachedKeys, cache: &PagedCache) -> Result<Tensor<2>> {
+        let pool = cache.pool(self.pool)?;
+        let [pages, page_size, width] = pool.dims();
+        Ok(pool.reshape([pages * page_size, width]).select(0, keys.slots.clone()))
     }
 
-    /// Merges the attention over what the cache already held into that over the new tokens, for one sequence.
-    fn add_past(
+    /// Attention of the new tokens over these latents, with keys and values of every head: out `[N, H, dv]`, lse `[N, H]`.
+    fn naive(
         &self,
-        (out, lse): (Tensor<3>, Tensor<2>),
-        q: &Tensor<3>,
-        chunk: &ChunkKeys,
+        (q, cu_seqlens): (&Tensor<3>, &Tensor<1, Int>),
+        (latent, cu_seqlens_k): (Tensor<2>, Option<Tensor<1, Int>>),
+        causal: bool,
         step: &Step,
-        cache: &PagedCache,
     ) -> Result<(Tensor<3>, Tensor<2>)> {
-        let rows = |x: &Tensor<3>| x.clone().slice(s![chunk.tokens.clone(), .., ..]);
-        let (past_out, past_lse) = self.decode(self.absorb(rows(q), step)?, &chunk.keys, false, cache)?.materialise();
-        let (tokens, heads) = (chunk.tokens.len(), self.heads);
-        let (merged_out, merged_lse) = merge_state(MergeStateArgs {
-            out_a: self.expand(past_out.reshape([tokens, heads, self.kv_lora_rank]), step)?,
-            lse_a: past_lse.reshape([tokens, heads]),
-            out_b: rows(&out),
-            lse_b: lse.clone().slice(s![chunk.tokens.clone(), ..]),
-        })?;
-        if chunk.tokens.len() == out.dims()[0] {
-            return Ok((merged_out, merged_lse));
+        let ([keys, _], dn) = (latent.dims(), self.qk_nope_head_dim);
+        let k_pe = latent.clone().narrow(1, self.kv_lora_rank, self.qk_rope_head_dim);
+        let latent = latent.narrow(1, 0, self.kv_lora_rank);
+        let kv = self.kv_b_proj.forward(latent, step.determinism)?;
+        // The keys of all heads and their values are views of it.
+        let half = |first, width| kv.clone().narrow(1, first, self.heads * width).reshape([keys, self.heads, width]);
+        let args = RaggedAttentionArgs {
+            q: q.clone(),
+            k: half(0, dn),
+            k_pe: Some(k_pe),
+            v: half(self.heads * dn, self.v_head_dim),
+            cu_seqlens: cu_seqlens.clone(),
+            cu_seqlens_k,
+        };
+        let softmax_scale = self.softmax_scale;
+        let options = RaggedAttentionOptions { softmax_scale, softcap: None, causal, window: None };
+        Ok(ragged_attention(args, &options)?)
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use std::path::Path;
+
+    use burn::tensor::{Device, FloatDType};
+    use mla_ops::Determinism;
+
+    use super::*;
+    use crate::cache::CacheSize;
+    use crate::models::architecture::Model;
+    use crate::models::deepseek_v3::DeepseekV3Config;
+    use crate::models::deepseek_v3::keys::Keys;
+    use crate::models::deepseek_v3::model::DeepseekV3;
+    use crate::step::Chunk;
+    use crate::weights::WeightLoader;
+
+    /// Logits of these tokens' requests, behind so many others, with so many numbers of keys and values expanded at once; and how
+    /// many blocks of keys there were before the last.
+    fn logits(model: &DeepseekV3, prompts: &[(&[u32], usize)], most_expanded: usize) -> (Vec<f32>, usize) {
+        let size = CacheSize { num_pages: 64, page_size: 4, max_requests: 3, max_tokens: 100 };
+        let mut cache = model.new_cache(size, FloatDType::F32).expect("a cache");
+        let cache: &mut PagedCache = cache.get_mut().expect("of this model");
+        let ids: Vec<_> = prompts.iter().map(|_| cache.admit().expect("room")).collect();
+        let append = |cache: &mut PagedCache, i: usize, tokens: &[u32]| {
+            let slots = cache.append(ids[i], tokens.len()).expect("room");
+            Chunk { request: ids[i], tokens: tokens.to_vec(), slots }
+        };
+        for (i, &(tokens, past)) in prompts.iter().enumerate().filter(|(_, (_, past))| *past > 0) {
+            let step = model.step(&[append(cache, i, &tokens[..past])], cache, Determinism::Fast).expect("a step");
+            model.forward(&step, cache, None).expect("hidden states");
         }
-        let out = out.slice_assign(s![chunk.tokens.clone(), .., ..], merged_out);
-        Ok((out, lse.slice_assign(s![chunk.tokens.clone(), ..], merged_lse)))
+        let new = prompts.iter().enumerate();
+        let chunks: Vec<Chunk> = new.map(|(i, &(tokens, past))| append(cache, i, &tokens[past..])).collect();
+        let mut step = model.step(&chunks, cache, Determinism::Fast).expect("a step");
+        let sizes = (&model.config, model.heads(), Determinism::Fast);
+        let keys = NewKeys::new(&chunks, cache, sizes, most_expanded, &model.device).expect("keys");
+        let NewKeys::Naive { before, .. } = &keys else { panic!("{keys:?}") };
+        let blocks = before.len();
+        step.keys = Keys::All { single: None, new: Some(keys) };
+        let hidden = model.forward(&step, cache, None).expect("hidden states");
+        let logits = model.logits(hidden, Determinism::Fast).expect("logits");
+        (logits.into_data().try_to_vec().expect("f32"), blocks)
+    }
+
+    #[test]
+    fn long_chunks_see_what_the_cache_held_before_in_blocks() {
+        const LENS: [(usize, usize); 3] = [(40, 60), (0, 50), (30, 64)];
+        let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/v2lite-tiny/config.json"));
+        let config = DeepseekV3Config::read(file).expect("a configuration");
+        let device = Device::flex();
+        let mut loader = WeightLoader::random(1.into(), &device, FloatDType::F32, 0, None);
+        let model = DeepseekV3::load(config, &mut loader, &device);
+        loader.finish().expect("weights");
+        let prompt = |i: usize, len: usize| (0..len).map(|t| ((t * 37 + i * 101) % 512) as u32).collect::<Vec<_>>();
+        let prompts: Vec<_> = LENS.iter().enumerate().map(|(i, (past, new))| prompt(i, past + new)).collect();
+        let requests: Vec<(&[u32], usize)> = prompts.iter().zip(LENS).map(|(p, (past, _))| (&p[..], past)).collect();
+        let (whole, none) = logits(&model, &requests, usize::MAX);
+        let (in_blocks, blocks) = logits(&model, &requests, 1 << 12);
+        assert!(none == 0 && blocks > 1, "{none} and {blocks} blocks");
+        let mut first = 0;
+        for (i, (&(tokens, past), (_, new))) in requests.iter().zip(LENS).enumerate() {
+            let rows = first * 512..(first + new) * 512;
+            first += new;
+            let (alone, _) = logits(&model, &[(tokens, 0)], usize::MAX);
+            let alone = &alone[past * 512..];
+            let largest = alone.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+            for together in [&whole, &in_blocks] {
+                for (a, b) in together[rows.clone()].iter().zip(alone) {
+                    assert!((a - b).abs() <= 1e-5 * largest, "request {i}: {a} and {b}, of {largest}");
+                }
+            }
+        }
     }
 }

@@ -2,13 +2,12 @@
 
 use cubecl::prelude::*;
 
-use super::form::WARPS;
 use crate::ptx::mbarrier;
 
 /// Where stages and their barriers are, and which one is next for this thread.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
-pub(super) struct Ring {
+pub(crate) struct Ring {
     at: u32,
     /// Barriers of stages that have been loaded; behind them those of stages that no warp needs any longer.
     full: u32,
@@ -22,17 +21,17 @@ pub(super) struct Ring {
 
 #[cube]
 impl Ring {
-    /// Of `stages` (a power of two) stages of so many bytes; there are two barriers for each.
+    /// Of so many stages of so many bytes; there are two barriers for each.
     pub fn new(at: u32, barriers_at: u32, #[comptime] bytes: u32, #[comptime] stages: u32) -> Ring {
         Ring { at, full: barriers_at, turn: 0u32, bytes, stages }
     }
 
-    /// Initialises the barriers. One thread, before all synchronise.
-    pub fn init(&self) {
+    /// Initialises the barriers, of which so many warps give a stage back. One thread, before all synchronise.
+    pub fn init(&self, #[comptime] warps: u32) {
         #[unroll]
         for i in 0..self.stages {
             mbarrier::init(self.full + i * 8, 1u32);
-            mbarrier::init(self.full + (self.stages + i) * 8, WARPS);
+            mbarrier::init(self.full + (self.stages + i) * 8, warps);
         }
     }
 

@@ -1,0 +1,337 @@
+//! Which keys the new tokens of a forward pass see, and in which form.
+
+use std::iter;
+use std::ops::Range;
+
+use burn::tensor::{Device, Int, Tensor};
+use mla_ops::cache::{PagedCache, RequestId};
+use mla_ops::{Determinism, MlaPlan, MlaPlanArgs, Splits, mla_plan};
+
+use super::attention_form::{ChunkLengths, is_naive, is_one_by_one};
+use super::config::{DeepseekV3Config, IndexerConfig};
+use crate::Result;
+use crate::index_keys::{IndexSizes, IndexedKeys};
+use crate::step::{Chunk, ints, padded};
+
+/// Keys of a split where the result of a token must not depend on the batch.
+const SPLIT_TOKENS: usize = 1024;
+
+/// Which keys the new tokens see, and in which form.
+#[derive(Debug)]
+pub(crate) enum Keys {
+    /// All that precede them.
+    All {
+        /// The first tokens, one by one: their keys are read from the cache, in the absorbed form.
+        single: Option<PagedKeys>,
+        /// The tokens after those.
+        new: Option<NewKeys>,
+    },
+    /// Some token may see more keys than the indexer picks: all tokens read what it picks, in the absorbed form.
+    Indexed(Vec<IndexedKeys>),
+}
+
+/// How chunks of new tokens see their keys: see [`is_naive`].
+#[derive(Debug)]
+pub(crate) enum NewKeys {
+    /// In the naive form, with keys and values of every head; block by block, for all of them need memory.
+    Naive {
+        /// i32 `[B + 1]`, counted from the first of these tokens.
+        cu_seqlens: Tensor<1, Int>,
+        /// The keys of the new tokens themselves, each request's behind some that the cache held before; `None` if it held none.
+        last: Option<CachedKeys>,
+        /// The keys before those.
+        before: Vec<CachedKeys>,
+    },
+    /// In the absorbed form.
+    Absorbed(Vec<ChunkKeys>),
+}
+
+/// Rows of the cache, some of each request.
+#[derive(Debug)]
+pub(crate) struct CachedKeys {
+    /// i32 `[K]`.
+    pub(crate) slots: Tensor<1, Int>,
+    /// i32 `[B + 1]`: where the rows of each request begin.
+    pub(crate) cu_seqlens: Tensor<1, Int>,
+}
+
+/// Keys in the cache, and the plan for reading them.
+#[derive(Debug)]
+pub(crate) struct PagedKeys {
+    pub(crate) batch: usize,
+    /// i32 `[B, maxP]`.
+    pub(crate) page_table: Tensor<2, Int>,
+    /// i32 `[B]`.
+    pub(crate) seq_lens: Tensor<1, Int>,
+    pub(crate) plan: MlaPlan,
+}
+
+/// The keys of some requests' new tokens, as many of each.
+#[derive(Debug)]
+pub(crate) struct ChunkKeys {
+    /// The new tokens, counted from the first one of [`NewKeys`].
+    pub(crate) tokens: Range<usize>,
+    pub(crate) keys: PagedKeys,
+}
+
+impl Keys {
+    /// Of chunks whose tokens have these positions, for a rank with so many heads.
+    pub(super) fn new(
+        chunks: &[Chunk],
+        positions: &[usize],
+        cache: &PagedCache,
+        (config, heads, determinism): (&DeepseekV3Config, usize, Determinism),
+        device: &Device,
+    ) -> Result<Self> {
+        let longest = positions.iter().max().map_or(0, |position| position + 1);
+        if is_indexed(config, longest, determinism) {
+            return Ok(Self::Indexed(indexed_keys(chunks, positions, cache, (config, determinism), device)?));
+        }
+        let one_by_one = is_one_by_one(cache, (config, heads), determinism, device);
+        let alone = chunks.iter().take_while(|chunk| one_by_one || chunk.tokens.len() == 1).count();
+        let (alone, longer) = chunks.split_at(alone);
+        let sizes = (config, heads, determinism);
+        let new = || NewKeys::new(longer, cache, sizes, MOST_EXPANDED, device);
+        Ok(Self::All {
+            single: single_keys(alone, positions, cache, (heads, determinism), device)?,
+            new: (!longer.is_empty()).then(new).transpose()?,
+        })
+    }
+}
+
+/// Whether the tokens of a step with requests of so many keys at most read what an indexer picks. A token may not see by its
+/// neighbours whether it picks all keys.
+pub(super) fn is_indexed(config: &DeepseekV3Config, longest: usize, determinism: Determinism) -> bool {
+    config.indexer.is_some_and(|indexer| determinism.is_batch_invariant() || longest > indexer.topk)
+}
+
+/// How the keys of tokens that are decoded one by one are divided.
+pub(super) fn splits(determinism: Determinism) -> Splits {
+    match determinism {
+        Determinism::BatchInvariant => Splits::Tokens(SPLIT_TOKENS),
+        Determinism::Fast => Splits::Auto,
+    }
+}
+
+/// The keys of each token of some chunks, as if it were alone; `positions` begins with theirs.
+fn single_keys(
+    chunks: &[Chunk],
+    positions: &[usize],
+    cache: &PagedCache,
+    (heads, determinism): (usize, Determinism),
+    device: &Device,
+) -> Result<Option<PagedKeys>> {
+    let owners: Vec<RequestId> = chunks.iter().flat_map(|chunk| vec![chunk.request; chunk.tokens.len()]).collect();
+    if owners.is_empty() {
+        return Ok(None);
+    }
+    let seq_lens = positions[..owners.len()].iter().map(|&position| position + 1).collect();
+    let reader = Reader { query_len: 1, heads, splits: splits(determinism) };
+    Ok(Some(PagedKeys::new(&owners, seq_lens, reader, cache, device)?))
+}
+
+/// Numbers of keys and values of every head that are in memory at once, unless the new tokens have more.
+const MOST_EXPANDED: usize = 1 << 30;
+
+impl NewKeys {
+    /// Of chunks, one at least; with so many numbers expanded at once.
+    pub(super) fn new(
+        chunks: &[Chunk],
+        cache: &PagedCache,
+        (config, heads, determinism): (&DeepseekV3Config, usize, Determinism),
+        most_expanded: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let lengths = |chunk: &Chunk| {
+            let new = chunk.tokens.len();
+            Ok(ChunkLengths { new, past: cache.len(chunk.request)? - new })
+        };
+        let lengths = chunks.iter().map(lengths).collect::<Result<Vec<_>>>()?;
+        if determinism.is_batch_invariant() || !is_naive(&lengths, cache, (config, heads), device) {
+            return Ok(Self::Absorbed(absorbed_keys(chunks, cache, (heads, determinism), device)?));
+        }
+        let new_tokens: Vec<usize> = lengths.iter().map(|lengths| lengths.new).collect();
+        let cu_seqlens = cumulated(&new_tokens, device);
+        if lengths.iter().all(|lengths| lengths.past == 0) {
+            return Ok(Self::Naive { cu_seqlens, last: None, before: Vec::new() });
+        }
+        let most = most_expanded / (heads * (config.qk_nope_head_dim + config.v_head_dim));
+        let (last, before) = key_blocks(&lengths, most.max(1));
+        let cached = |keys: Vec<Range<usize>>| CachedKeys::new(chunks, keys, cache, device);
+        let before = before.into_iter().map(cached).collect::<Result<_>>()?;
+        Ok(Self::Naive { cu_seqlens, last: Some(cached(last)?), before })
+    }
+}
+
+/// The keys of each request, so many at once: the new ones behind the last ones before them, as far as there is room; and the rest.
+fn key_blocks(lengths: &[ChunkLengths], most: usize) -> (Vec<Range<usize>>, Vec<Vec<Range<usize>>>) {
+    let mut rest: Vec<usize> = lengths.iter().map(|lengths| lengths.past).collect();
+    let mut take = |mut room: usize| -> Vec<Range<usize>> {
+        let last = |end: &mut usize| {
+            let taken = room.min(*end);
+            (room, *end) = (room - taken, *end - taken);
+            *end..*end + taken
+        };
+        rest.iter_mut().map(last).collect()
+    };
+    let new: usize = lengths.iter().map(|lengths| lengths.new).sum();
+    let behind = take(most.saturating_sub(new)).into_iter();
+    let last = behind.zip(lengths).map(|(keys, lengths)| keys.start..lengths.past + lengths.new).collect();
+    let before = iter::from_fn(|| Some(take(most)).filter(|keys| keys.iter().any(|keys| !keys.is_empty())));
+    (last, before.collect())
+}
+
+/// The sums of all before each, and of all.
+fn cumulated(lens: &[usize], device: &Device) -> Tensor<1, Int> {
+    let sums = lens.iter().scan(0, |sum, &len| {
+        *sum += len as i32;
+        Some(*sum)
+    });
+    ints(iter::once(0).chain(sums).collect(), device)
+}
+
+impl CachedKeys {
+    /// Those at these places of each chunk's request.
+    fn new(chunks: &[Chunk], keys: Vec<Range<usize>>, cache: &PagedCache, device: &Device) -> Result<Self> {
+        let lens: Vec<usize> = keys.iter().map(ExactSizeIterator::len).collect();
+        let page_size = cache.config().page_size;
+        let mut slots = Vec::with_capacity(lens.iter().sum());
+        for (chunk, keys) in chunks.iter().zip(keys) {
+            let pages = cache.pages(chunk.request)?;
+            slots.extend(keys.map(|key| (pages[key / page_size] as usize * page_size + key % page_size) as i32));
+        }
+        Ok(Self { slots: ints(slots, device), cu_seqlens: cumulated(&lens, device) })
+    }
+}
+
+/// Query rows of a request from which keys need not be split for a GPU to have enough to do: 128 tiles of 64.
+const FILLS: usize = 128 * 64;
+
+/// How the keys of so many query tokens are divided.
+fn splits_of(query_len: usize, heads: usize, determinism: Determinism) -> Splits {
+    match determinism {
+        Determinism::Fast if query_len * heads >= FILLS => Splits::Count(1),
+        _ => splits(determinism),
+    }
+}
+
+/// New tokens of a request, and its keys up to the last of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    request: RequestId,
+    tokens: usize,
+    keys: usize,
+}
+
+/// The tokens of a chunk, of a request with so many keys. Where a token's result must not depend on the others, it has to see as
+/// many splits as it would alone: pieces end where splits do.
+fn pieces(chunk: &Chunk, keys: usize, determinism: Determinism) -> Vec<Piece> {
+    let request = chunk.request;
+    let mut first = keys - chunk.tokens.len();
+    let mut pieces = Vec::new();
+    while first < keys {
+        let end = match determinism {
+            Determinism::Fast => keys,
+            Determinism::BatchInvariant => keys.min((first / SPLIT_TOKENS + 1) * SPLIT_TOKENS),
+        };
+        pieces.push(Piece { request, tokens: end - first, keys: end });
+        first = end;
+    }
+    pieces
+}
+
+/// The keys of each chunk; of neighbours with as many new tokens together, unless each fills a GPU and has several splits.
+fn absorbed_keys(
+    chunks: &[Chunk],
+    cache: &PagedCache,
+    (heads, determinism): (usize, Determinism),
+    device: &Device,
+) -> Result<Vec<ChunkKeys>> {
+    let mut all = Vec::new();
+    for chunk in chunks {
+        all.extend(pieces(chunk, cache.len(chunk.request)?, determinism));
+    }
+    let apart = |tokens| determinism.is_batch_invariant() && tokens * heads >= FILLS;
+    let mut first = 0;
+    all.chunk_by(|a, b| a.tokens == b.tokens && !apart(a.tokens))
+        .map(|pieces| {
+            let query_len = pieces[0].tokens;
+            let tokens = first..first + pieces.len() * query_len;
+            first = tokens.end;
+            let (requests, lens): (Vec<_>, Vec<_>) = pieces.iter().map(|piece| (piece.request, piece.keys)).unzip();
+            let reader = Reader { query_len, heads, splits: splits_of(query_len, heads, determinism) };
+            Ok(ChunkKeys { tokens, keys: PagedKeys::new(&requests, lens, reader, cache, device)? })
+        })
+        .collect()
+}
+
+/// Where the tokens find the keys that the indexers pick from.
+fn indexed_keys(
+    chunks: &[Chunk],
+    positions: &[usize],
+    cache: &PagedCache,
+    (config, determinism): (&DeepseekV3Config, Determinism),
+    device: &Device,
+) -> Result<Vec<IndexedKeys>> {
+    let Some(IndexerConfig { heads, head_dim: width, .. }) = config.indexer else { return Ok(Vec::new()) };
+    let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
+    let by_request = cache.page_table(&requests, padded(cache.max_pages(&requests)?))?;
+    let lens: Vec<usize> = chunks.iter().map(|chunk| chunk.tokens.len()).collect();
+    let visible: Vec<i32> = positions.iter().map(|&position| position as i32 + 1).collect();
+    let sizes = IndexSizes { heads, width, page_size: cache.config().page_size, dtype: cache.config().dtype.into() };
+    Ok(IndexedKeys::of_step(&lens, &by_request, &visible, (&sizes, determinism), device))
+}
+
+/// How keys in the cache are read.
+struct Reader {
+    /// Tokens of each request.
+    query_len: usize,
+    heads: usize,
+    splits: Splits,
+}
+
+impl PagedKeys {
+    /// The first `seq_lens` keys of each request.
+    fn new(
+        requests: &[RequestId],
+        seq_lens: Vec<usize>,
+        reader: Reader,
+        cache: &PagedCache,
+        device: &Device,
+    ) -> Result<Self> {
+        let page_size = cache.config().page_size;
+        let max_pages = padded(seq_lens.iter().map(|len| len.div_ceil(page_size)).max().unwrap_or(0));
+        let seq_lens = ints(seq_lens.into_iter().map(|len| len as i32).collect(), device);
+        let page_table = cache.page_table(requests, max_pages)?;
+        let plan = mla_plan(MlaPlanArgs {
+            seq_lens: seq_lens.clone(),
+            query_len: reader.query_len,
+            heads: reader.heads,
+            page_size,
+            max_seq_len: max_pages * page_size,
+            splits: reader.splits,
+        })?;
+        Ok(Self { batch: requests.len(), page_table, seq_lens, plan })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_blocks_have_every_key_once_and_the_new_ones_last() {
+        let lengths = [(5, 0), (2, 7), (1, 3)].map(|(new, past)| ChunkLengths { new, past });
+        for most in [1, 4, 9, 12, 100] {
+            let (last, before) = key_blocks(&lengths, most);
+            for (i, &ChunkLengths { new, past }) in lengths.iter().enumerate() {
+                assert!(last[i].start <= past && last[i].end == past + new, "{last:?}");
+                let mut seen: Vec<usize> = before.iter().chain([&last]).flat_map(|block| block[i].clone()).collect();
+                seen.sort_unstable();
+                assert_eq!(seen, (0..past + new).collect::<Vec<_>>(), "at most {most}");
+            }
+            let keys = |block: &[Range<usize>]| block.iter().map(ExactSizeIterator::len).sum::<usize>();
+            assert!(keys(&last) <= most.max(8) && before.iter().all(|block| (1..=most).contains(&keys(block))));
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The size of a paged cache, and its pools.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+use crate::MlaError;
+use crate::check::Check;
+use crate::independent::is_flex;
+use crate::limits::bytes_of;
+
+pub(super) const OP: &str = "PagedCache";
+
+/// The size of a [`PagedCache`](super::PagedCache). Nothing in it may be zero.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// The pools, by number. A layer has one or two.
+    pub pools: Vec<PoolConfig>,
+    /// Pages of each pool (P).
+    pub num_pages: usize,
+    /// Tokens of a page, a power of two; P times this must fit into an i32.
+    pub page_size: usize,
+    /// Requests that may live at once (R).
+    pub max_requests: usize,
+    /// Tokens that a request may have (T).
+    pub max_tokens: usize,
+    /// Element type of the pools: f32, f16 or bf16.
+    pub dtype: FloatDType,
+}
+
+/// A pool of a [`PagedCache`](super::PagedCache).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Channels of a row: 576 for MLA (512 latent + 64 rope), 128 for index keys.
+    pub width: usize,
+    /// Tokens that a row stands for, a divisor of the page size: 1 for latents, more for compressed entries.
+    pub tokens_per_row: usize,
+}
+
+impl PoolConfig {
+    /// A row for each token.
+    pub fn per_token(width: usize) -> Self {
+        Self { width, tokens_per_row: 1 }
+    }
+}
+
+/// A cache tensor `[P, S, D]` of zeros as [`write_latent`](crate::write_latent) wants it: row after row in memory. Some
+/// devices pad the rows of what `Tensor::zeros` makes.
+///
+/// # Errors
+/// [`MlaError::UnsupportedDevice`], also for an autodiff device; [`MlaError::DType`] for another type than f32, f16 or bf16, or
+/// one that the device cannot compute with; [`MlaError::DeviceLimit`] for a shape that the device has no memory for: nothing is
+/// allocated.
+pub fn new_pool(shape: [usize; 3], dtype: FloatDType, device: &Device) -> Result<Tensor<3>, MlaError> {
+    let (check, dtype) = (Check::on("new_pool", device)?, DType::from(dtype));
+    check.float_type("dtype", dtype)?;
+    check.allocation("shape", dtype, shape)?;
+    Ok(zeros(shape, dtype, device))
+}
+
+/// [`new_pool`] of a checked shape.
+pub(super) fn zeros(shape: [usize; 3], dtype: DType, device: &Device) -> Tensor<3> {
+    if shape.contains(&0) {
+        return Tensor::empty(shape, (device, dtype));
+    }
+    Tensor::<1>::zeros([shape.iter().product::<usize>()], (device, dtype)).reshape(shape)
+}
+
+impl CacheConfig {
+    /// The cache can be built on the device of the call.
+    pub(super) fn check(&self, check: &Check) -> Result<(), MlaError> {
+        self.check_sizes()?;
+        check.float_type("dtype", self.dtype.into())?;
+        let dtype = DType::from(self.dtype);
+        let mut bytes = 0_u128;
+        for pool in &self.pools {
+            check.allocation("pools", dtype, self.pool_shape(pool))?;
+            bytes = bytes.saturating_add(bytes_of(dtype, self.pool_shape(pool)));
+        }
+        let most = isize::MAX as usize;
+        check.value("pools", bytes <= most as u128, format!("pools of {bytes} bytes"), || format!("at most {most}"))?;
+        // Of a GPU only the largest buffer is known; the host gives the pools from one memory.
+        if is_flex(check.device()) {
+            check.allocation("pools", DType::U8, [bytes as usize])?;
+        }
+        Ok(())
+    }
+
+    fn check_sizes(&self) -> Result<(), MlaError> {
+        let sizes = [
+            ("num_pages", self.num_pages),
+            ("page_size", self.page_size),
+            ("max_requests", self.max_requests),
+            ("max_tokens", self.max_tokens),
+        ];
+        for (argument, size) in sizes.into_iter().chain(self.pools.iter().map(|pool| ("pools.width", pool.width))) {
+            if size == 0 || size > i32::MAX as usize {
+                let expected = format!("1 to {}", i32::MAX);
+                return Err(wrong_value(argument, size, expected));
+            }
+        }
+        if !self.page_size.is_power_of_two() {
+            let expected = "a power of two".to_string();
+            return Err(wrong_value("page_size", self.page_size, expected));
+        }
+        let divides = |rows: usize| rows > 0 && self.page_size.is_multiple_of(rows);
+        if let Some(pool) = self.pools.iter().find(|pool| !divides(pool.tokens_per_row)) {
+            let expected = format!("a divisor of the page size, {}", self.page_size);
+            return Err(wrong_value("pools.tokens_per_row", pool.tokens_per_row, expected));
+        }
+        let slots = self.num_pages.saturating_mul(self.page_size);
+        if slots > i32::MAX as usize {
+            let expected = format!("at most {} (slots are i32)", i32::MAX);
+            return Err(wrong_value("num_pages * page_size", slots, expected));
+        }
+        Ok(())
+    }
+
+    pub(super) fn pool_shape(&self, pool: &PoolConfig) -> [usize; 3] {
+        [self.num_pages, self.page_size / pool.tokens_per_row, pool.width]
+    }
+
+    /// Of all pools together.
+    pub(super) fn bytes_per_page(&self) -> usize {
+        let elements = self.pools.iter().map(|pool| self.page_size / pool.tokens_per_row * pool.width);
+        elements.sum::<usize>() * DType::from(self.dtype).size()
+    }
+}
+
+pub(super) fn wrong_value(argument: &'static str, actual: usize, expected: String) -> MlaError {
+    MlaError::Value { op: OP, argument, actual: actual.to_string(), expected }
+}
