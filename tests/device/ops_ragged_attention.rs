@@ -342,9 +342,10 @@ fn ops_ragged_softcaps(
 fn ops_mutants_ragged(
     #[case] lens: &[usize],
     #[case] more_keys: &[isize],
-    #[case] [heads, kv_heads]: [usize; 2],
+    #[case] heads: [usize; 2],
     #[case] window: Option<usize>,
 ) {
+    let [heads, kv_heads] = heads;
     for_each_device(|device| {
         let (lens, more_keys, dtype, sharpness) = (lens.to_vec(), more_keys.to_vec(), DType::BF16, 16.0);
         // Without a tail the tensors end where the last sequence does.
