@@ -9,6 +9,7 @@ pub mod argmax;
 pub mod compact_slots;
 pub mod compress_kv;
 pub mod experts_mlp;
+pub mod hyper_connection;
 pub mod kv_indices;
 pub mod lightning_index;
 pub mod linear;
@@ -59,6 +60,7 @@ operations! {
     compact_slots,
     compress_kv,
     experts_mlp,
+    hyper_connection,
     kv_indices,
     lightning_index,
     linear,

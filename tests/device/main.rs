@@ -33,6 +33,7 @@ mod ops_errors_vertical_slash;
 mod ops_experts;
 mod ops_fixture;
 mod ops_fusion;
+mod ops_hyper_connection;
 mod ops_lightning_index;
 mod ops_lightning_index_tokens;
 mod ops_linear;

@@ -248,7 +248,7 @@ impl Drop for Loan<'_, '_> {
 
 impl Lent<'_> {
     /// Puts the inputs of a step into the buffers; whether they can be where they were.
-    fn fill(&mut self, chunks: &[Chunk], cache: &ModelCache) -> Result<bool> {
+    fn fill(&mut self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<bool> {
         let in_place = self.step.is_in_place();
         if in_place {
             self.step.fill(chunks, cache)?;

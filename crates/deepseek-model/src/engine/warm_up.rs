@@ -185,7 +185,7 @@ impl<'a> Steps<'a> {
     fn captured(&mut self, model: &dyn Capture, batch: usize, pages: usize) -> Result<()> {
         let chunks = [self.chunk(0, 1)?];
         let mut step = model.buffered_step(batch, [pages, self.cache.page_size()], self.determinism());
-        step.fill(&chunks, &self.cache)?;
+        step.fill(&chunks, &mut self.cache)?;
         argmax(step.logits(&mut self.cache)?)?;
         self.free(&chunks)
     }

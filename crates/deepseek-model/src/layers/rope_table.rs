@@ -36,11 +36,11 @@ impl RopeTable {
     pub(crate) fn at(&self, positions: &[usize], device: &Device) -> Rows {
         let places = ints(positions.iter().map(|&position| position as i32).collect(), device);
         let end = positions.iter().max().map_or(0, |position| position + 1);
-        self.rows(end, device).map(|rows| rows.select(0, places.clone()))
+        self.first(end, device).map(|rows| rows.select(0, places.clone()))
     }
 
     /// Those of the first positions, as many at least.
-    fn rows(&self, end: usize, device: &Device) -> Rows {
+    pub(crate) fn first(&self, end: usize, device: &Device) -> Rows {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         let known = rows.take().filter(|[cos, _]| cos.dims()[0] >= end && cos.device() == *device);
         rows.insert(known.unwrap_or_else(|| self.computed(end.max(LEAST).next_power_of_two(), device))).clone()

@@ -125,6 +125,10 @@ pub(crate) trait Model: Debug + Send + Sync {
     fn capture(&self) -> std::result::Result<&dyn Capture, &'static str>;
 }
 
+/// Why the steps of a model that several ranks compute cannot be captured.
+pub(crate) const RANKS_TALK: &str =
+    "a captured step has launches alone, and not what ranks say to one another between them";
+
 /// A model whose decode steps can be captured: with their inputs in buffers, they read nothing else from the host, and may run
 /// several times with the same result.
 pub(crate) trait Capture: Send + Sync {
@@ -144,11 +148,12 @@ pub(crate) trait BufferedStep: Send {
     /// Whether these are the only handles of the buffers, so that [`Self::fill`] stays in them.
     fn is_in_place(&self) -> bool;
 
-    /// Takes the inputs of a step: chunks of one token, at most `batch`, of requests with at most `max_pages` pages.
+    /// Takes the inputs of a step: chunks of one token, at most `batch`, of requests with at most `max_pages` pages. Where somebody
+    /// counts them, the tokens are computed from now on.
     ///
     /// # Errors
     /// A cache that is another model's or does not know a request.
-    fn fill(&mut self, chunks: &[Chunk], cache: &ModelCache) -> Result<()>;
+    fn fill(&mut self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<()>;
 
     /// Puts tokens that are still on the device, i32 `[n]`, in the place of those of the first requests. Where there is none
     /// (-1), what follows is not read. The vocabulary has at least two tokens.

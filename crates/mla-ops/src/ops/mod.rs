@@ -8,6 +8,7 @@
 mod argmax;
 mod compress_kv;
 mod experts_mlp;
+mod hyper_connection;
 mod kv_indices;
 mod lightning_index;
 mod linear;
@@ -33,6 +34,7 @@ mod write_latent;
 pub use argmax::argmax;
 pub use compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
 pub use experts_mlp::{ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, SharedExperts, experts_mlp};
+pub use hyper_connection::{MhcOptions, MhcPreArgs, Mixer, Mixing, mhc_head, mhc_post, mhc_pre};
 pub use kv_indices::{KvIndices, kv_indices};
 pub use lightning_index::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, lightning_index,

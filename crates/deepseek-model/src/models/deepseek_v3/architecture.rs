@@ -13,7 +13,7 @@ use super::names;
 use crate::Result;
 use crate::cache::{CacheSize, ModelCache};
 use crate::config::LayerSummary;
-use crate::models::architecture::{Architecture, BufferedStep, Capture, Model, Observer, Sizes};
+use crate::models::architecture::{Architecture, BufferedStep, Capture, Model, Observer, RANKS_TALK, Sizes};
 use crate::step::Chunk;
 use crate::weights::{Published, WeightLoader};
 
@@ -96,7 +96,7 @@ impl Model for DeepseekV3 {
     fn capture(&self) -> std::result::Result<&dyn Capture, &'static str> {
         match self.parallel.size() {
             1 => Ok(self),
-            _ => Err("a captured step has launches alone, and not what ranks say to one another between them"),
+            _ => Err(RANKS_TALK),
         }
     }
 }
@@ -126,7 +126,7 @@ impl BufferedStep for DecodeStep<'_> {
         self.buffers.has_only_handles()
     }
 
-    fn fill(&mut self, chunks: &[Chunk], cache: &ModelCache) -> Result<()> {
+    fn fill(&mut self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<()> {
         self.buffers.fill(chunks, cache.get()?, &self.model.device)
     }
 

@@ -9,7 +9,7 @@ use mla_ops::{
 use super::config::{DeepseekV3Config, Scoring};
 use super::step::Step;
 use crate::Result;
-use crate::layers::{Experts, Mlp};
+use crate::layers::{Experts, Mlp, without_padding};
 use crate::models::architecture::Observer;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
@@ -88,11 +88,7 @@ impl Router {
             Some(bias) => ExpertChoice::BiasedScores(self.top_k, bias.clone()),
             None => ExpertChoice::Scores(self.top_k),
         };
-        let routing = route_experts(RouteExpertsArgs { logits, choice }, &self.options)?;
-        let Some(padding) = padding else { return Ok(routing) };
-        let (indices, weights) = routing.materialise();
-        let padding = padding.clone().expand(indices.dims());
-        Ok(Routing::given(indices.mask_fill(padding, -1), weights))
+        Ok(without_padding(route_experts(RouteExpertsArgs { logits, choice }, &self.options)?, padding))
     }
 }
 

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use mla_ops::{Determinism, MlaDecodeProblem, Path};
 
+use super::buffers::StepBuffers;
 use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::model::DeepseekV4;
 use super::names;
 use crate::cache::{CacheSize, ModelCache};
 use crate::config::LayerSummary;
-use crate::models::architecture::{Architecture, Capture, Model, Observer, Sizes};
+use crate::models::architecture::{Architecture, BufferedStep, Capture, Model, Observer, RANKS_TALK, Sizes};
 use crate::step::Chunk;
 use crate::weights::{Published, WeightLoader};
 use crate::{ModelError, Result};
@@ -92,6 +93,54 @@ impl Model for DeepseekV4 {
     }
 
     fn capture(&self) -> std::result::Result<&dyn Capture, &'static str> {
-        Err("a step of DeepSeek-V4 advances the state of its requests, and a capture runs a step several times")
+        match self.parallel.size() {
+            1 => Ok(self),
+            _ => Err(RANKS_TALK),
+        }
+    }
+}
+
+impl Capture for DeepseekV4 {
+    fn buffered_step(&self, batch: usize, pages: [usize; 2], determinism: Determinism) -> Box<dyn BufferedStep + '_> {
+        let [max_pages, page_size] = pages;
+        let rotations =
+            [&self.rotary, &self.compress_rotary].map(|rotary| rotary.first(max_pages * page_size, &self.device));
+        let buffers = StepBuffers::new(batch, pages, rotations, (&self.config, determinism), &self.device);
+        Box::new(DecodeStep { model: self, buffers })
+    }
+
+    fn stand_in(&self, cache: &ModelCache) -> Result<ModelCache> {
+        Ok(ModelCache::new(cache.get::<V4Cache>()?.stand_in(&self.config)?))
+    }
+}
+
+/// A decode step in buffers. What it writes into the state of a request goes where its position says, so that it may run several
+/// times.
+struct DecodeStep<'m> {
+    model: &'m DeepseekV4,
+    buffers: StepBuffers,
+}
+
+impl BufferedStep for DecodeStep<'_> {
+    fn is_in_place(&self) -> bool {
+        self.buffers.has_only_handles()
+    }
+
+    fn fill(&mut self, chunks: &[Chunk], cache: &mut ModelCache) -> Result<()> {
+        self.buffers.fill(chunks, cache.get_mut()?, &self.model.device)
+    }
+
+    fn feed(&mut self, ids: Tensor<1, Int>) {
+        self.buffers.feed(ids);
+    }
+
+    fn logits(&self, cache: &mut ModelCache) -> Result<Tensor<2>> {
+        let step = self.buffers.step();
+        self.model.logits(self.model.forward(&step, cache.get_mut()?, None)?, step.determinism)
+    }
+
+    #[cfg(all(test, feature = "_gpu"))]
+    fn handles(&self) -> Box<dyn std::any::Any> {
+        Box::new(self.buffers.clone())
     }
 }

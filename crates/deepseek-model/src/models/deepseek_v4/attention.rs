@@ -2,8 +2,8 @@
 
 use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::{
-    Determinism, IndexForm, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope, StackedWeight, matmul,
-    sparse_mla,
+    Determinism, IndexForm, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope, StackedWeight,
+    linear_by_head, sparse_mla,
 };
 
 use super::cache::{State, V4Cache};
@@ -142,8 +142,7 @@ impl SharedKvAttention {
     fn project_output(&self, out: Tensor<3>, determinism: Determinism) -> Result<Tensor<2>> {
         let [tokens, ..] = out.dims();
         let [groups, rank, group_width] = self.wo_a.dims();
-        let by_group = out.reshape([tokens, groups, group_width]).swap_dims(0, 1);
-        let low = matmul(by_group, self.wo_a.dense().swap_dims(1, 2), determinism)?.swap_dims(0, 1);
+        let low = linear_by_head(out.reshape([tokens, groups, group_width]), &self.wo_a, determinism)?;
         self.wo_b.forward(low.reshape([tokens, groups * rank]), determinism)
     }
 }

@@ -93,16 +93,25 @@ impl V4Cache {
     }
 
     /// Begins a forward pass over the last `n_tokens` tokens of a request. The state moves on with every pass, so a token
-    /// cannot be computed twice or left out.
+    /// cannot be left out, or computed twice; but for the last one of all, which finds the state as it left it: what it writes goes
+    /// where it went before, and nothing of that is read by it alone.
     pub(crate) fn begin(&mut self, request: RequestId, n_tokens: usize) -> Result<Place> {
-        let (len, start) = (self.entries.len(request)?, self.computed(request)?);
-        let missing = len - start;
-        if n_tokens == 0 || n_tokens != missing {
+        let (len, computed) = (self.entries.len(request)?, self.computed(request)?);
+        let missing = len - computed;
+        let again = missing == 0 && n_tokens == 1 && len > 0;
+        if !again && (n_tokens == 0 || n_tokens != missing) {
             let expected = format!("the {missing} tokens of {request} that were appended and not computed yet");
             return Err(ModelError::request("chunks", format!("{n_tokens} tokens of {request}"), expected));
         }
         self.computed.insert(request, len);
-        Ok(Place { row: self.entries.row(request)? as usize, start })
+        Ok(Place { row: self.entries.row(request)? as usize, start: len - n_tokens })
+    }
+
+    /// A cache of the same layout, with next to no rows.
+    pub(super) fn stand_in(&self, config: &DeepseekV4Config) -> Result<Self> {
+        let CacheConfig { page_size, dtype, .. } = *self.entries.config();
+        let size = CacheSize { num_pages: 1, page_size, max_requests: 1, max_tokens: 1 };
+        Self::new(config, size, dtype, &self.device)
     }
 
     /// Moves a state out, so that the caller owns the only handle and can write in place; [`Self::put`] gives it back.
@@ -281,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_computed_once_and_in_order() {
+    fn tokens_are_computed_in_order_and_none_but_the_last_twice() {
         let mut cache = cache(SIZE).unwrap();
         let request = cache.admit().unwrap();
         cache.append(request, 3).unwrap();
@@ -292,6 +301,8 @@ mod tests {
         cache.append(request, 2).unwrap();
         assert!(cache.fork(request).unwrap_err().to_string().contains("`request`"));
         assert_eq!(cache.begin(request, 2).unwrap().start, 3);
+        assert_eq!(cache.begin(request, 1).unwrap().start, 4);
+        assert!(cache.begin(request, 2).is_err());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What the layers keep of a request: windows, and the entries of compressors.
 
 use burn::tensor::{DType, FloatDType};
+use mla_ops::Determinism;
 
 use super::config::DeepseekV4Config;
 use super::schedule::{AttentionSpec, CompressorSpec, LayerSpec};
@@ -24,6 +25,25 @@ impl DeepseekV4Config {
     /// The number of a layer's first compressor among those of all layers.
     pub(crate) fn first_compressor(&self, layer: usize) -> usize {
         (0..layer).map(|layer| self.layer_compressors(layer).len()).sum()
+    }
+
+    /// The kinds of layers that have entries, each with what makes them.
+    pub(crate) fn entry_kinds(&self) -> Vec<(AttentionSpec, CompressorSpec)> {
+        let mut kinds: Vec<(AttentionSpec, CompressorSpec)> = Vec::new();
+        for (layer, spec) in self.layers.iter().enumerate() {
+            if let (Some(&of), false) =
+                (self.layer_compressors(layer).first(), kinds.iter().any(|(known, _)| *known == spec.attention))
+            {
+                kinds.push((spec.attention, of));
+            }
+        }
+        kinds
+    }
+
+    /// Whether tokens that see so many entries at most, made by this compressor, attend to those that an indexer picks. A token may
+    /// not see by its neighbours whether it picks all entries.
+    pub(crate) fn picks(&self, of: &CompressorSpec, most: usize, determinism: Determinism) -> bool {
+        of.overlap && (most > self.index_topk || determinism.is_batch_invariant())
     }
 
     /// Tokens whose entries are whole ones in every layer.

@@ -2,6 +2,8 @@
 
 mod architecture;
 mod attention;
+mod batch;
+mod buffers;
 mod cache;
 mod compressor;
 mod config;

@@ -1,7 +1,7 @@
 //! DeepSeek-V4: hyper-connected streams, attention over a window and compressed entries, clamped experts.
 
 use burn::tensor::{Device, Tensor};
-use mla_ops::Determinism;
+use mla_ops::{Determinism, mhc_post};
 
 use super::attention::SharedKvAttention;
 use super::cache::V4Cache;
@@ -22,8 +22,8 @@ use crate::weights::WeightLoader;
 pub(super) struct DeepseekV4 {
     pub(super) config: DeepseekV4Config,
     pub(super) device: Device,
-    rotary: PartialRotary,
-    compress_rotary: PartialRotary,
+    pub(super) rotary: PartialRotary,
+    pub(super) compress_rotary: PartialRotary,
     /// `[vocab, hidden]`, on every rank.
     embed: Tensor<2>,
     layers: Vec<DecoderLayer>,
@@ -37,10 +37,8 @@ pub(super) struct DeepseekV4 {
 struct DecoderLayer {
     parallel: Parallel,
     hc_attn: HyperConnection,
-    attn_norm: RmsNorm,
     attn: SharedKvAttention,
     hc_ffn: HyperConnection,
-    ffn_norm: RmsNorm,
     ffn: Moe,
 }
 
@@ -102,14 +100,11 @@ impl DeepseekV4 {
 impl DecoderLayer {
     fn load(config: &DeepseekV4Config, loader: &mut WeightLoader, layer: usize) -> Self {
         let name = |part: &str| format!("layers.{layer}.{part}");
-        let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
         Self {
             parallel: loader.parallel().clone(),
-            hc_attn: HyperConnection::load(loader, &name("hc_attn"), config),
-            attn_norm: RmsNorm::load(loader, &name("attn_norm"), hidden, eps),
+            hc_attn: HyperConnection::load(loader, &name("hc_attn"), &name("attn_norm"), config),
             attn: SharedKvAttention::load(loader, &name("attn"), layer, config),
-            hc_ffn: HyperConnection::load(loader, &name("hc_ffn"), config),
-            ffn_norm: RmsNorm::load(loader, &name("ffn_norm"), hidden, eps),
+            hc_ffn: HyperConnection::load(loader, &name("hc_ffn"), &name("ffn_norm"), config),
             ffn: Moe::load(loader, &name("ffn"), config, config.layers[layer].mlp),
         }
     }
@@ -123,10 +118,10 @@ impl DecoderLayer {
     ) -> Result<Tensor<3>> {
         let determinism = step.determinism;
         let (h, mixing) = self.hc_attn.read(&x, determinism)?;
-        let attention = self.attn.forward(self.attn_norm.apply(h)?, step, cache)?;
-        let x = mixing.write(x, self.parallel.all_reduce(attention)?.materialise(), determinism)?;
+        let attention = self.attn.forward(h, step, cache)?;
+        let x = mhc_post(x, self.parallel.all_reduce(attention)?.materialise(), mixing)?;
         let (h, mixing) = self.hc_ffn.read(&x, determinism)?;
-        let experts = self.ffn.forward(self.ffn_norm.apply(h)?, step, observe)?;
-        mixing.write(x, self.parallel.all_reduce(experts)?.materialise(), determinism)
+        let experts = self.ffn.forward(h, step, observe)?;
+        Ok(mhc_post(x, self.parallel.all_reduce(experts)?.materialise(), mixing)?)
     }
 }

@@ -2,15 +2,15 @@
 
 use burn::tensor::{Int, Tensor};
 use mla_ops::{
-    Determinism, ExpertChoice, ExpertScoring, ExpertsSum, RouteExpertsArgs, RouteExpertsOptions, Routing, Weight,
-    linear, route_experts,
+    ExpertChoice, ExpertScoring, ExpertsSum, RouteExpertsArgs, RouteExpertsOptions, Routing, Weight, linear,
+    route_experts,
 };
 
 use super::config::DeepseekV4Config;
 use super::schedule::MlpSpec;
 use super::step::V4Step;
 use crate::Result;
-use crate::layers::{Experts, Mlp, MlpNames};
+use crate::layers::{Experts, Mlp, MlpNames, without_padding};
 use crate::models::architecture::Observer;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
@@ -35,14 +35,14 @@ impl Moe {
         }
     }
 
-    /// x `[N, hidden]` -> `[N, hidden]`, of which ranks have a summand each.
+    /// x `[N, hidden]` -> `[N, hidden]`, of which ranks have a summand each. Rows that are padding get no routed expert.
     pub(crate) fn forward(
         &self,
         x: Tensor<2>,
         step: &V4Step,
         observe: &mut Option<Observer<'_>>,
     ) -> Result<ExpertsSum> {
-        let routing = self.gate.forward(x.clone(), &step.input_ids, step.determinism)?;
+        let routing = self.gate.forward(x.clone(), step)?;
         let routing = Observer::experts(observe, routing);
         self.experts.forward(x, routing, &self.shared_experts, step.determinism)
     }
@@ -91,13 +91,13 @@ impl Router {
     }
 
     /// The experts of each token.
-    fn forward(&self, x: Tensor<2>, input_ids: &Tensor<1, Int>, determinism: Determinism) -> Result<Routing> {
-        let logits = linear(x, &self.weight, determinism)?;
+    fn forward(&self, x: Tensor<2>, step: &V4Step) -> Result<Routing> {
+        let logits = linear(x, &self.weight, step.determinism)?;
         let choice = match &self.choice {
-            Choice::Table(table) => ExpertChoice::Given(table.clone().select(0, input_ids.clone())),
+            Choice::Table(table) => ExpertChoice::Given(table.clone().select(0, step.input_ids.clone())),
             Choice::Scores { bias, top_k } => ExpertChoice::BiasedScores(*top_k, bias.clone()),
         };
-        Ok(route_experts(RouteExpertsArgs { logits, choice }, &self.options)?)
+        Ok(without_padding(route_experts(RouteExpertsArgs { logits, choice }, &self.options)?, step.padding.as_ref()))
     }
 }
 

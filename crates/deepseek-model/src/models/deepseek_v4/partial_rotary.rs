@@ -1,9 +1,10 @@
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope};
 
 use crate::Result;
 use crate::config::RopeConfig;
 use crate::layers::RopeTable;
+use crate::step::ints;
 
 /// Rotary embedding of the trailing channels of a head (DeepSeek-V4): in pairs `(2i, 2i + 1)`.
 #[derive(Debug, Clone)]
@@ -29,20 +30,37 @@ impl PartialRotary {
         PartialRotation { cos, sin }
     }
 
+    /// The rotations at the first positions, as many at least: the same tensors for all who ask, unless nobody asked for as many.
+    pub(crate) fn first(&self, positions: usize, device: &Device) -> PartialRotation {
+        let [cos, sin] = self.0.first(positions, device);
+        PartialRotation { cos, sin }
+    }
+
     /// Cosines and sines at these positions, f32 `[shape[0], shape[1], dr / 2]` each.
-    pub(crate) fn tables(&self, positions: &[usize], shape: [usize; 2], device: &Device) -> (Tensor<3>, Tensor<3>) {
-        let shape = [shape[0], shape[1], self.0.width() / 2];
-        // A reshape to 0 of something would keep the dimension that is there.
-        let shaped = |rows: Tensor<2>| match positions {
-            [] => Tensor::empty(shape, (device, DType::F32)),
-            _ => rows.reshape(shape),
+    pub(crate) fn tables(&self, positions: &[i32], shape: [usize; 2], device: &Device) -> (Tensor<3>, Tensor<3>) {
+        let Some(&last) = positions.iter().max() else {
+            // A reshape to 0 of something would keep the dimension that is there.
+            let none = Tensor::empty([shape[0], shape[1], self.0.width() / 2], (device, DType::F32));
+            return (none.clone(), none);
         };
-        let [cos, sin] = self.0.at(positions, device).map(shaped);
-        (cos, sin)
+        self.first(last as usize + 1, device).tables(ints(positions.to_vec(), device), shape)
     }
 }
 
 impl PartialRotation {
+    /// The rotations of these tokens, i32 `[M]`.
+    pub(crate) fn select(&self, tokens: &Tensor<1, Int>) -> Self {
+        let [cos, sin] = [&self.cos, &self.sin].map(|rows| rows.clone().select(0, tokens.clone()));
+        Self { cos, sin }
+    }
+
+    /// Cosines and sines of these tokens, i32 `[M]`, with M the product of `shape`: f32 `[shape[0], shape[1], dr / 2]` each.
+    pub(crate) fn tables(&self, tokens: Tensor<1, Int>, shape: [usize; 2]) -> (Tensor<3>, Tensor<3>) {
+        let Self { cos, sin } = self.select(&tokens);
+        let shape = [shape[0], shape[1], cos.dims()[1]];
+        (cos.reshape(shape), sin.reshape(shape))
+    }
+
     /// Applies RoPE to the trailing channels of `[N, heads, d]`; all channels keep their places.
     pub(crate) fn apply(&self, x: Tensor<3>) -> Result<Tensor<3>> {
         self.rotate(x, None, None, false)

@@ -1,12 +1,10 @@
 //! What one forward pass of DeepSeek-V4 works on: new tokens of some sequences, where they go, and what they see.
 
-use std::ops::Range;
-
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use mla_ops::Determinism;
-use mla_ops::cache::PagedCache;
 
-use super::cache::{Place, V4Cache};
+use super::batch::{Batch, filled_up};
+use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::partial_rotary::{PartialRotary, PartialRotation};
 use super::schedule::{AttentionSpec, CompressorSpec};
@@ -33,7 +31,9 @@ pub(crate) struct V4Step {
     pub(crate) cu_seqlens: Tensor<1, Int>,
     pub(crate) window: WindowStep,
     /// For each kind of layer with entries.
-    entries: Vec<(AttentionSpec, EntryStep)>,
+    pub(super) entries: Vec<(AttentionSpec, EntryStep)>,
+    /// Which tokens are none, `[N, 1]`, where some may be: no expert works for them.
+    pub(crate) padding: Option<Tensor<2, Bool>>,
 }
 
 /// The windows of all layers.
@@ -90,40 +90,29 @@ impl V4Step {
     pub(crate) fn new(
         chunks: &[Chunk],
         cache: &mut V4Cache,
-        [rotary, compress_rotary]: [&PartialRotary; 2],
+        rotary: [&PartialRotary; 2],
         config: &DeepseekV4Config,
         determinism: Determinism,
         device: &Device,
     ) -> Result<Self> {
-        let mut batch = Batch { sequences: Vec::new(), device };
-        for chunk in chunks {
-            let (place, first) = (cache.begin(chunk.request, chunk.tokens.len())?, batch.tokens());
-            let pages = cache.entries().pages(chunk.request)?.to_vec();
-            batch.sequences.push(Sequence { place, tokens: first..first + chunk.tokens.len(), pages });
-        }
-        let positions: Vec<usize> = batch.sequences.iter().flat_map(Sequence::positions).collect();
+        let batch = Batch::begin(chunks, cache)?;
+        let positions = batch.positions();
         let ids = chunks.iter().flat_map(|chunk| chunk.tokens.iter().map(|&id| id as i32)).collect();
-        let per_sequence = |value: fn(&Sequence) -> usize| batch.ints(batch.sequences.iter().map(value));
-        let ends = batch.sequences.iter().map(|sequence| sequence.tokens.end);
-        let mut entries: Vec<(AttentionSpec, EntryStep)> = Vec::new();
-        for (layer, spec) in config.layers.iter().map(|layer| layer.attention).enumerate() {
-            if let (Some(of), false) =
-                (config.layer_compressors(layer).first(), entries.iter().any(|(known, _)| *known == spec))
-            {
-                let indexer = of.overlap.then(|| Picks::new(config, of, cache.entries(), determinism));
-                entries.push((spec, batch.entries(of, indexer.as_ref(), compress_rotary, cache.entries())));
-            }
-        }
+        let page_size = cache.entries().config().page_size;
+        let upload = Upload { batch: &batch, rotary: rotary[1], page_size, determinism, device };
+        let entries = config.entry_kinds().into_iter();
+        let [rotation, compress_rotation] = rotary.map(|rotary| rotary.at(&positions, device));
         Ok(Self {
             determinism,
             input_ids: ints(ids, device),
-            rotation: rotary.at(&positions, device),
-            compress_rotation: compress_rotary.at(&positions, device),
-            state_rows: per_sequence(|sequence| sequence.place.row),
-            starts: per_sequence(|sequence| sequence.place.start),
-            cu_seqlens: batch.ints([0].into_iter().chain(ends)),
-            window: batch.window(config.sliding_window),
-            entries,
+            rotation,
+            compress_rotation,
+            state_rows: ints(batch.state_rows(), device),
+            starts: ints(batch.starts(), device),
+            cu_seqlens: ints(batch.cu_seqlens(), device),
+            window: upload.window(config.sliding_window),
+            entries: entries.map(|(spec, of)| (spec, upload.entries(&of, config, cache))).collect(),
+            padding: None,
         })
     }
 
@@ -133,165 +122,80 @@ impl V4Step {
     }
 }
 
-/// What an indexer picks, of what there is.
-struct Picks {
-    /// Entries of a token.
-    most: usize,
-    sizes: IndexSizes,
+/// Takes the numbers of some sequences to a device.
+struct Upload<'a> {
+    batch: &'a Batch,
+    /// Of the layers with compression.
+    rotary: &'a PartialRotary,
+    page_size: usize,
     determinism: Determinism,
-}
-
-impl Picks {
-    fn new(config: &DeepseekV4Config, of: &CompressorSpec, cache: &PagedCache, determinism: Determinism) -> Self {
-        let (page_size, dtype) = (cache.config().page_size / of.rate, cache.config().dtype.into());
-        let sizes = IndexSizes { heads: config.index_n_heads, width: config.index_head_dim, page_size, dtype };
-        Self { most: config.index_topk, sizes, determinism }
-    }
-}
-
-/// The sequences of a step.
-struct Batch<'a> {
-    sequences: Vec<Sequence>,
     device: &'a Device,
 }
 
-struct Sequence {
-    place: Place,
-    /// Its new tokens among those of the step.
-    tokens: Range<usize>,
-    pages: Vec<u32>,
-}
-
-impl Sequence {
-    /// Of the new tokens.
-    fn positions(&self) -> Range<usize> {
-        self.place.start..self.place.start + self.tokens.len()
-    }
-
-    /// The slots of the new tokens in a state with a ring of `len` tokens for each request; -1 for those that others of
-    /// this step overwrite.
-    fn ring_slots(&self, len: usize) -> impl Iterator<Item = i32> {
-        let (row, end) = (self.place.row, self.positions().end);
-        self.positions().map(
-            move |position| {
-                if position + len < end { -1 } else { (row * len + position % len) as i32 }
-            },
-        )
-    }
-
-    /// The entries that the new tokens complete.
-    fn completed(&self, rate: usize) -> Range<usize> {
-        self.place.start / rate..self.positions().end / rate
-    }
-
-    /// Where the entries of the sequence are in a pool with `per_page` of them in a page.
-    fn entry_slot(&self, entry: usize, per_page: usize) -> i32 {
-        (self.pages[entry / per_page] as usize * per_page + entry % per_page) as i32
-    }
-}
-
-impl Batch<'_> {
-    fn tokens(&self) -> usize {
-        self.sequences.last().map_or(0, |sequence| sequence.tokens.end)
-    }
-
+impl Upload<'_> {
     fn window(&self, window: usize) -> WindowStep {
-        let one_each = self.sequences.iter().all(|sequence| sequence.tokens.len() == 1);
-        let before = !one_each && self.sequences.iter().any(|sequence| sequence.place.start > 0);
-        let first_new = if before { self.sequences.len() * window } else { 0 };
-        let mut seen = Vec::new();
-        for (number, sequence) in self.sequences.iter().enumerate() {
-            // The row of a position: in the state, in a copy of this sequence's window, or among the new keys.
-            let block = if one_each { sequence.place.row } else { number };
-            let start = sequence.place.start;
-            let row = |position: usize| match one_each || position < start {
-                true => block * window + position % window,
-                false => first_new + sequence.tokens.start + position - start,
-            };
-            seen.extend(sequence.positions().map(|own| {
-                let positions = (own + 1).saturating_sub(window)..own + 1;
-                positions.map(|position| row(position) as i32).collect::<Vec<i32>>()
-            }));
+        let keys = match self.batch.has_one_token_each() {
+            true => WindowKeys::State,
+            false => WindowKeys::BeforeAndNew { before: self.batch.goes_on() },
+        };
+        WindowStep {
+            slots: ints(self.batch.ring_slots(window), self.device),
+            keys,
+            seen: self.lists(&self.batch.windows(window)).unsqueeze_dim(1),
         }
-        let keys = if one_each { WindowKeys::State } else { WindowKeys::BeforeAndNew { before } };
-        WindowStep { slots: self.ring_slots(window), keys, seen: self.lists(&seen).unsqueeze_dim(1) }
     }
 
-    fn entries(
-        &self,
-        of: &CompressorSpec,
-        indexer: Option<&Picks>,
-        rotary: &PartialRotary,
-        cache: &PagedCache,
-    ) -> EntryStep {
-        let (rate, per_page) = (of.rate, cache.config().page_size / of.rate);
-        let completed = self.sequences.iter().map(|sequence| sequence.completed(rate).len()).max().unwrap_or(0);
-        let (mut slots, mut positions) = (Vec::new(), Vec::new());
-        for sequence in &self.sequences {
-            let own = sequence.completed(rate);
-            slots.extend(own.clone().map(|entry| sequence.entry_slot(entry, per_page)));
-            slots.resize(slots.len() + completed - own.len(), -1);
-            positions.extend((own.start..own.start + completed).map(|entry| entry * rate));
-        }
-        let (cos, sin) = rotary.tables(&positions, [self.sequences.len(), completed], self.device);
-        let visible: Vec<usize> =
-            self.sequences.iter().flat_map(Sequence::positions).map(|position| (position + 1) / rate).collect();
-        let most = visible.iter().copied().max().unwrap_or(0);
-        let seen = match indexer {
-            _ if most == 0 => SeenEntries::None,
-            Some(picks) if most > picks.most => SeenEntries::Picked(self.indexed(picks, &visible)),
-            _ => {
-                let slots = |sequence: &Sequence| {
-                    let entries = 0..sequence.positions().end / rate;
-                    entries.map(|entry| sequence.entry_slot(entry, per_page)).collect()
-                };
-                SeenEntries::All(self.of_each_token(slots).unsqueeze_dim(1))
+    fn entries(&self, of: &CompressorSpec, config: &DeepseekV4Config, cache: &V4Cache) -> EntryStep {
+        let per_page = self.page_size / of.rate;
+        let numbers = self.batch.entries(of, per_page, 0);
+        let most = numbers.visible.iter().copied().max().unwrap_or(0) as usize;
+        let seen = match () {
+            () if most == 0 => SeenEntries::None,
+            () if config.picks(of, most, self.determinism) => {
+                SeenEntries::Picked(self.indexed(of, config, cache, &numbers.visible))
+            }
+            () => {
+                let slots = self.lists(&self.batch.entry_slots(of.rate, per_page));
+                SeenEntries::All(slots.select(0, ints(self.batch.owners(), self.device)).unsqueeze_dim(1))
             }
         };
+        let shape = [self.batch.lens().len(), numbers.completed];
+        let (cos, sin) = self.rotary.tables(&numbers.positions, shape, self.device);
         EntryStep {
-            carried_slots: self.ring_slots(of.carried_tokens()),
-            slots: ints(slots, self.device),
+            carried_slots: ints(numbers.carried_slots, self.device),
+            slots: ints(numbers.slots, self.device),
             cos,
             sin,
-            visible: self.ints(visible.into_iter()).unsqueeze_dim(1),
+            visible: ints(numbers.visible, self.device).unsqueeze_dim(1),
             seen,
         }
     }
 
     /// The pages of each sequence, from which an indexer picks.
-    fn indexed(&self, picks: &Picks, visible: &[usize]) -> Vec<IndexedKeys> {
-        let pages = |sequence: &Sequence| sequence.pages.iter().map(|&page| page as i32).collect();
-        let page_table = self.lists(&self.sequences.iter().map(pages).collect::<Vec<_>>());
-        let lens: Vec<usize> = self.sequences.iter().map(|sequence| sequence.tokens.len()).collect();
-        let visible: Vec<i32> = visible.iter().map(|&entries| entries as i32).collect();
-        IndexedKeys::of_step(&lens, &page_table, &visible, (&picks.sizes, picks.determinism), self.device)
-    }
-
-    /// Where the new tokens go in a state with rings of `len` tokens, i32 `[N]`.
-    fn ring_slots(&self, len: usize) -> Tensor<1, Int> {
-        ints(self.sequences.iter().flat_map(|sequence| sequence.ring_slots(len)).collect(), self.device)
-    }
-
-    /// A list for each sequence, given to each of its tokens: i32 `[N, K]`.
-    fn of_each_token(&self, list: impl Fn(&Sequence) -> Vec<i32>) -> Tensor<2, Int> {
-        let lists: Vec<Vec<i32>> = self.sequences.iter().map(list).collect();
-        let owners =
-            self.sequences.iter().enumerate().flat_map(|(i, sequence)| sequence.tokens.clone().map(move |_| i));
-        self.lists(&lists).select(0, self.ints(owners))
+    fn indexed(
+        &self,
+        of: &CompressorSpec,
+        config: &DeepseekV4Config,
+        cache: &V4Cache,
+        visible: &[i32],
+    ) -> Vec<IndexedKeys> {
+        let sizes = IndexSizes {
+            heads: config.index_n_heads,
+            width: config.index_head_dim,
+            page_size: self.page_size / of.rate,
+            dtype: cache.entries().config().dtype.into(),
+        };
+        let page_table = self.lists(&self.batch.pages());
+        IndexedKeys::of_step(&self.batch.lens(), &page_table, visible, (&sizes, self.determinism), self.device)
     }
 
     /// i32 `[lists.len(), K]`, each list filled up with -1.
     fn lists(&self, lists: &[Vec<i32>]) -> Tensor<2, Int> {
         let longest = padded(lists.iter().map(Vec::len).max().unwrap_or(0));
-        let mut values = Vec::with_capacity(lists.len() * longest);
-        for (number, list) in lists.iter().enumerate() {
-            values.extend_from_slice(list);
-            values.resize((number + 1) * longest, -1);
+        match longest {
+            // A reshape to 0 of something would keep the dimension that is there.
+            0 => Tensor::empty([lists.len(), 0], (self.device, DType::I32)),
+            _ => ints(filled_up(lists, longest), self.device).reshape([lists.len(), longest]),
         }
-        Tensor::from_data(TensorData::new(values, [lists.len(), longest]), (self.device, DType::I32))
-    }
-
-    fn ints(&self, values: impl Iterator<Item = usize>) -> Tensor<1, Int> {
-        ints(values.map(|value| value as i32).collect(), self.device)
     }
 }

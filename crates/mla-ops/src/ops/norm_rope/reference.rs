@@ -88,14 +88,19 @@ pub(crate) fn norm_rope(x: Tensor<3>, norm: Norm, rope: Rope, norm_turned: bool)
     Tensor::from_data(TensorData::new(x, [tokens, heads, width]), (&device, dtype))
 }
 
-fn normalise(head: &mut [f32], weight: Option<&[f32]>, eps: f32) {
+/// What the norm multiplies a row with.
+pub(crate) fn scale_of(row: &[f32], eps: f32) -> f32 {
     // Several sums, which the CPU adds up side by side.
     let mut sums = [0.0; 16];
-    for values in head.chunks(sums.len()) {
+    for values in row.chunks(sums.len()) {
         sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value * value);
     }
     let squares: f32 = sums.iter().sum();
-    let scale = (squares / head.len() as f32 + eps).sqrt().recip();
+    (squares / row.len() as f32 + eps).sqrt().recip()
+}
+
+fn normalise(head: &mut [f32], weight: Option<&[f32]>, eps: f32) {
+    let scale = scale_of(head, eps);
     match weight {
         Some(weight) => head.iter_mut().zip(weight).for_each(|(value, weight)| *value *= scale * weight),
         None => head.iter_mut().for_each(|value| *value *= scale),

@@ -1,0 +1,193 @@
+//! Where the new tokens of a forward pass of DeepSeek-V4 go and what they see: whole numbers, on the host.
+
+use std::ops::Range;
+
+use super::cache::{Place, V4Cache};
+use super::schedule::CompressorSpec;
+use crate::Result;
+use crate::step::Chunk;
+
+/// New tokens of some sequences.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    sequences: Vec<Sequence>,
+}
+
+/// New tokens of a sequence.
+#[derive(Debug)]
+struct Sequence {
+    place: Place,
+    /// Among the tokens of all sequences.
+    tokens: Range<usize>,
+    pages: Vec<u32>,
+}
+
+/// Of one kind of layer: entries that the new tokens complete, and how many they see.
+#[derive(Debug)]
+pub(super) struct EntryNumbers {
+    /// As [`EntryStep::carried_slots`](super::step::EntryStep::carried_slots).
+    pub(super) carried_slots: Vec<i32>,
+    /// Entries of each sequence, whether it completes them or not: `n`.
+    pub(super) completed: usize,
+    /// As [`EntryStep::slots`](super::step::EntryStep::slots).
+    pub(super) slots: Vec<i32>,
+    /// Positions of the entries, `[B * n]`.
+    pub(super) positions: Vec<i32>,
+    /// Entries that each token sees, `[N]`.
+    pub(super) visible: Vec<i32>,
+}
+
+impl Batch {
+    /// The chunks' tokens; the states of their requests count them as computed.
+    pub(super) fn begin(chunks: &[Chunk], cache: &mut V4Cache) -> Result<Self> {
+        let mut sequences: Vec<Sequence> = Vec::with_capacity(chunks.len());
+        for chunk in chunks {
+            let (place, new) = (cache.begin(chunk.request, chunk.tokens.len())?, chunk.tokens.len());
+            let first = sequences.last().map_or(0, |sequence| sequence.tokens.end);
+            let pages = cache.entries().pages(chunk.request)?.to_vec();
+            sequences.push(Sequence { place, tokens: first..first + new, pages });
+        }
+        Ok(Self { sequences })
+    }
+
+    /// Whether each sequence has one new token.
+    pub(super) fn has_one_token_each(&self) -> bool {
+        self.sequences.iter().all(|sequence| sequence.tokens.len() == 1)
+    }
+
+    /// Whether a sequence has tokens from before.
+    pub(super) fn goes_on(&self) -> bool {
+        self.sequences.iter().any(|sequence| sequence.place.start > 0)
+    }
+
+    /// New tokens of each sequence.
+    pub(super) fn lens(&self) -> Vec<usize> {
+        self.sequences.iter().map(|sequence| sequence.tokens.len()).collect()
+    }
+
+    /// The sequences' rows in the states, `[B]`.
+    pub(super) fn state_rows(&self) -> Vec<i32> {
+        self.sequences.iter().map(|sequence| sequence.place.row as i32).collect()
+    }
+
+    /// Positions of the first new tokens, `[B]`.
+    pub(super) fn starts(&self) -> Vec<i32> {
+        self.sequences.iter().map(|sequence| sequence.place.start as i32).collect()
+    }
+
+    /// Positions of the new tokens, `[N]`.
+    pub(super) fn positions(&self) -> Vec<usize> {
+        self.sequences.iter().flat_map(Sequence::positions).collect()
+    }
+
+    /// `[B + 1]`.
+    pub(super) fn cu_seqlens(&self) -> Vec<i32> {
+        let ends = self.sequences.iter().map(|sequence| sequence.tokens.end as i32);
+        [0].into_iter().chain(ends).collect()
+    }
+
+    /// The slots of the new tokens in a state with rings of `len` tokens, `[N]`; -1 for those that others of this step overwrite.
+    pub(super) fn ring_slots(&self, len: usize) -> Vec<i32> {
+        self.sequences.iter().flat_map(|sequence| sequence.ring_slots(len)).collect()
+    }
+
+    /// The rows that each new token sees of its window: in the state, where each sequence has one new token; otherwise among copies
+    /// of the sequences' windows, if there is anything in them, and the new keys after those.
+    pub(super) fn windows(&self, window: usize) -> Vec<Vec<i32>> {
+        let one_each = self.has_one_token_each();
+        let first_new = if !one_each && self.goes_on() { self.sequences.len() * window } else { 0 };
+        let mut seen = Vec::new();
+        for (number, sequence) in self.sequences.iter().enumerate() {
+            // The row of a position: in the state, in a copy of this sequence's window, or among the new keys.
+            let block = if one_each { sequence.place.row } else { number };
+            let start = sequence.place.start;
+            let row = |position: usize| match one_each || position < start {
+                true => block * window + position % window,
+                false => first_new + sequence.tokens.start + position - start,
+            };
+            seen.extend(sequence.positions().map(|own| {
+                let positions = (own + 1).saturating_sub(window)..own + 1;
+                positions.map(|position| row(position) as i32).collect()
+            }));
+        }
+        seen
+    }
+
+    /// The entries that a compressor makes, so many of each sequence at least, in pages of so many.
+    pub(super) fn entries(&self, of: &CompressorSpec, per_page: usize, least: usize) -> EntryNumbers {
+        let rate = of.rate;
+        let completed = self.sequences.iter().map(|sequence| sequence.completed(rate).len()).max().unwrap_or(0);
+        let completed = completed.max(least);
+        let (mut slots, mut positions) = (Vec::new(), Vec::new());
+        for sequence in &self.sequences {
+            let own = sequence.completed(rate);
+            slots.extend(own.clone().map(|entry| sequence.entry_slot(entry, per_page)));
+            slots.resize(slots.len() + completed - own.len(), -1);
+            positions.extend((own.start..own.start + completed).map(|entry| (entry * rate) as i32));
+        }
+        let visible = self.sequences.iter().flat_map(Sequence::positions);
+        EntryNumbers {
+            carried_slots: self.ring_slots(of.carried_tokens()),
+            completed,
+            slots,
+            positions,
+            visible: visible.map(|position| ((position + 1) / rate) as i32).collect(),
+        }
+    }
+
+    /// The slots of all entries of each sequence.
+    pub(super) fn entry_slots(&self, rate: usize, per_page: usize) -> Vec<Vec<i32>> {
+        let slots = |sequence: &Sequence| {
+            let entries = 0..sequence.positions().end / rate;
+            entries.map(|entry| sequence.entry_slot(entry, per_page)).collect()
+        };
+        self.sequences.iter().map(slots).collect()
+    }
+
+    /// The pages of each sequence.
+    pub(super) fn pages(&self) -> Vec<Vec<i32>> {
+        let pages = |sequence: &Sequence| sequence.pages.iter().map(|&page| page as i32).collect();
+        self.sequences.iter().map(pages).collect()
+    }
+
+    /// The sequence of each new token, `[N]`.
+    pub(super) fn owners(&self) -> Vec<i32> {
+        (0..).zip(&self.sequences).flat_map(|(i, sequence)| sequence.tokens.clone().map(move |_| i)).collect()
+    }
+}
+
+impl Sequence {
+    /// Of the new tokens.
+    fn positions(&self) -> Range<usize> {
+        self.place.start..self.place.start + self.tokens.len()
+    }
+
+    fn ring_slots(&self, len: usize) -> impl Iterator<Item = i32> {
+        let (row, end) = (self.place.row, self.positions().end);
+        self.positions().map(
+            move |position| {
+                if position + len < end { -1 } else { (row * len + position % len) as i32 }
+            },
+        )
+    }
+
+    /// The entries that the new tokens complete.
+    fn completed(&self, rate: usize) -> Range<usize> {
+        self.place.start / rate..self.positions().end / rate
+    }
+
+    /// Where an entry of the sequence is in a pool with `per_page` of them in a page.
+    fn entry_slot(&self, entry: usize, per_page: usize) -> i32 {
+        (self.pages[entry / per_page] as usize * per_page + entry % per_page) as i32
+    }
+}
+
+/// The lists one after the other, each filled up with -1 to so many numbers.
+pub(super) fn filled_up(lists: &[Vec<i32>], len: usize) -> Vec<i32> {
+    let mut values = Vec::with_capacity(lists.len() * len);
+    for (number, list) in lists.iter().enumerate() {
+        values.extend_from_slice(list);
+        values.resize((number + 1) * len, -1);
+    }
+    values
+}

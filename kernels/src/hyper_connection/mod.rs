@@ -1,0 +1,270 @@
+//! Manifold-constrained hyper-connections (mHC): what a block reads of the residual streams, and how its output goes into them.
+//!
+//! Before the block a cube has a token. Its units go over the streams twice, for the sum of their squares and to add them up, and
+//! over the sum once more for its norm: by then all is in the cache. After the block a unit has a vector of channels, in all streams.
+//! Behind the last block the streams are added up, and that is all.
+
+mod mixing;
+mod select;
+
+use cubecl::prelude::*;
+
+use self::mixing::{Logits, doubly_stochastic, sigmoid};
+use self::select::Shape;
+use crate::common::launch::{address_type, dummy};
+use crate::residual_norm::{UNITS, add_squares, norm, scale_of};
+
+/// Sizes of [`PreArgs`] and [`PostArgs`].
+#[derive(Debug, Clone, Copy)]
+pub struct Sizes {
+    /// Tokens.
+    pub tokens: usize,
+    /// Residual streams: `n`. A unit has n² numbers in its registers.
+    pub streams: usize,
+    /// Channels of a stream.
+    pub width: usize,
+    /// E: f32, f16 or bf16.
+    pub elem: ElemType,
+}
+
+/// Arguments of [`launch_pre`].
+pub struct PreArgs {
+    /// E `[tokens, n, width]`.
+    pub streams: BufferArg,
+    /// f32 `[tokens, (2 + n) n]`: the projections of all streams of a token, before any norm. Without a block `[tokens, n]`.
+    pub products: BufferArg,
+    /// f32 `[3]`: factors of the parts for `pre`, `post` and `comb`. Without a block `[1]`.
+    pub scale: BufferArg,
+    /// f32 `[(2 + n) n]`: added to all parts. Without a block `[n]`.
+    pub base: BufferArg,
+    /// E `[tokens, width]`, written: what the block reads.
+    pub input: BufferArg,
+    /// The block, or none behind the last one.
+    pub block: Option<BlockArgs>,
+    /// Sizes.
+    pub sizes: Sizes,
+    /// Added to the mean squares in both norms.
+    pub norm_eps: f32,
+    /// Added to what must not be zero.
+    pub eps: f32,
+}
+
+/// What there is if a block reads the input.
+pub struct BlockArgs {
+    /// f32 `[width]`: of the norm before the block.
+    pub norm_weight: BufferArg,
+    /// f32 `[tokens, n]`, written: how much of the block's output goes into each stream.
+    pub post: BufferArg,
+    /// f32 `[tokens, n, n]`, written: what each stream (first index) gives to each stream.
+    pub comb: BufferArg,
+    /// Times that the columns of `comb` are normalised, at least 1.
+    pub iterations: usize,
+}
+
+/// Writes `input`, and what the block will need. Without elements nothing is launched.
+pub fn launch_pre(client: &Client, args: PreArgs) {
+    let Sizes { tokens, streams, width, elem } = args.sizes;
+    if tokens * width == 0 {
+        return;
+    }
+    let Shape { vector, vectors } = select::choose(client.properties(), width, elem);
+    let before_block = args.block.is_some();
+    let BlockArgs { norm_weight, post, comb, iterations } = args.block.unwrap_or_else(|| BlockArgs {
+        norm_weight: dummy(client),
+        post: dummy(client),
+        comb: dummy(client),
+        iterations: 1,
+    });
+    pre_kernel::launch(
+        client,
+        cubecl::calculate_cube_count_elemwise(client, tokens, CubeDim::new_single()),
+        CubeDim::new_1d(UNITS as u32),
+        address_type(client, &[&args.streams]),
+        vector,
+        args.streams,
+        args.products,
+        args.scale,
+        args.base,
+        norm_weight,
+        args.input,
+        post,
+        comb,
+        tokens,
+        vectors,
+        args.norm_eps,
+        args.eps,
+        iterations,
+        streams,
+        before_block,
+        elem,
+    );
+}
+
+/// A cube per token, of `n` streams of `vectors` vectors.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn pre_kernel<E: Float, N: Size>(
+    streams: &[Vector<E, N>],
+    products: &[f32],
+    scale: &[f32],
+    base: &[f32],
+    norm_weight: &[f32],
+    input: &mut [Vector<E, N>],
+    post: &mut [f32],
+    comb: &mut [f32],
+    tokens: usize,
+    vectors: usize,
+    norm_eps: f32,
+    eps: f32,
+    iterations: usize,
+    #[comptime] n: usize,
+    #[comptime] before_block: bool,
+    #[define(E)] _elem: ElemType,
+) {
+    let (token, unit) = (CUBE_POS, UNIT_POS as usize);
+    let first = token * n * vectors;
+    let mut squares = 0.0f32;
+    if token < tokens {
+        let mut at = unit;
+        while at < n * vectors {
+            squares = add_squares(streams[first + at], squares);
+            at += UNITS;
+        }
+    }
+    let factor = scale_of(squares, n * vectors * N::value().comptime(), norm_eps);
+    let logits = Logits::new(token, factor, n, before_block);
+    let mut pre = Shared::<[f32]>::new_slice(n);
+    if token < tokens && unit < n {
+        pre[unit] = sigmoid(logits.of(products, scale, base, unit, 0usize)) + eps;
+        if comptime!(before_block) {
+            post[token * n + unit] = 2.0 * sigmoid(logits.of(products, scale, base, n + unit, 1usize));
+        }
+    }
+    sync_cube();
+    let mut squares = 0.0f32;
+    if token < tokens {
+        let mut column = unit;
+        while column < vectors {
+            let mut sum = Vector::<f32, N>::new(0.0f32);
+            #[unroll]
+            for k in 0..n {
+                sum += Vector::cast_from(streams[first + k * vectors + column]) * Vector::new(pre[k]);
+            }
+            let rounded = Vector::cast_from(sum);
+            input[token * vectors + column] = rounded;
+            squares = add_squares::<E, N>(rounded, squares);
+            column += UNITS;
+        }
+    }
+    if comptime!(before_block) {
+        let factor_of_sum = scale_of(squares, vectors * N::value().comptime(), norm_eps);
+        if token < tokens {
+            let mut column = unit;
+            while column < vectors {
+                let at = token * vectors + column;
+                input[at] = norm(input[at], norm_weight, column, factor_of_sum);
+                column += UNITS;
+            }
+            if unit == 0 {
+                doubly_stochastic(&logits, products, scale, base, comb, eps, iterations);
+            }
+        }
+    }
+}
+
+/// Arguments of [`launch_post`].
+pub struct PostArgs {
+    /// E `[tokens, n, width]`.
+    pub streams: BufferArg,
+    /// E `[tokens, width]`: what the block computed.
+    pub output: BufferArg,
+    /// f32 `[tokens, n]`.
+    pub post: BufferArg,
+    /// f32 `[tokens, n, n]`.
+    pub comb: BufferArg,
+    /// E `[tokens, n, width]`, written.
+    pub mixed: BufferArg,
+    /// Sizes.
+    pub sizes: Sizes,
+}
+
+/// Writes `mixed`: the streams after the block. Without elements nothing is launched.
+pub fn launch_post(client: &Client, args: PostArgs) {
+    let Sizes { tokens, streams, width, elem } = args.sizes;
+    if tokens * width == 0 {
+        return;
+    }
+    let Shape { vector, vectors } = select::choose(client.properties(), width, elem);
+    let cube = CubeDim::new_1d(UNITS as u32);
+    post_kernel::launch(
+        client,
+        cubecl::calculate_cube_count_elemwise(client, tokens * vectors, cube),
+        cube,
+        address_type(client, &[&args.streams]),
+        vector,
+        args.streams,
+        args.output,
+        args.post,
+        args.comb,
+        args.mixed,
+        tokens,
+        vectors,
+        streams,
+        elem,
+    );
+}
+
+/// A unit per vector of channels of a token.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn post_kernel<E: Float, N: Size>(
+    streams: &[Vector<E, N>],
+    output: &[Vector<E, N>],
+    post: &[f32],
+    comb: &[f32],
+    mixed: &mut [Vector<E, N>],
+    tokens: usize,
+    vectors: usize,
+    #[comptime] n: usize,
+    #[define(E)] _elem: ElemType,
+) {
+    let (token, column) = (ABSOLUTE_POS / vectors, ABSOLUTE_POS % vectors);
+    if token < tokens {
+        let added = Vector::<f32, N>::cast_from(output[ABSOLUTE_POS]);
+        let first = token * n * vectors + column;
+        let mut own = Sequence::<Vector<f32, N>>::new();
+        #[unroll]
+        for k in 0..n {
+            own.push(Vector::cast_from(streams[first + k * vectors]));
+        }
+        #[unroll]
+        for j in 0..n {
+            let mut sum = added * Vector::new(post[token * n + j]);
+            #[unroll]
+            for k in 0..n {
+                sum += own[k] * Vector::new(comb[(token * n + k) * n + j]);
+            }
+            mixed[first + j * vectors] = Vector::cast_from(sum);
+        }
+    }
+}
+
+/// Streams of DeepSeek-V4.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::offline::{Arch, Entry, FLOATS, form};
+    let device = Arch::Sm90a.properties();
+    let entries = |kind| {
+        let elem = ElemType::Float(kind);
+        let Shape { vector, .. } = select::choose(&device, 4096, elem);
+        let cube = CubeDim::new_1d(UNITS as u32);
+        #[rustfmt::skip]
+        let pre = |before_block| form!(pre_kernel, cube,
+            [AddressType::U32, vector, _, _, _, _, _, _, _, _, 1, 1, 1.0, 1.0, 1, 4, before_block, elem]);
+        let post = form!(post_kernel, cube, [AddressType::U32, vector, _, _, _, _, _, 1, 1, 4, elem]);
+        [
+            Entry::of(kind, "hyper_connection.pre", pre(true)),
+            Entry::of(kind, "hyper_connection.head", pre(false)),
+            Entry::of(kind, "hyper_connection.post", post),
+        ]
+    };
+    FLOATS.into_iter().flat_map(entries).collect()
+}
