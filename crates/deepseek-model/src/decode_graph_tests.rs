@@ -75,9 +75,12 @@ fn a_replayed_step_has_the_bits_of_a_launched_one(
 
 /// States advance by a token each, however often the step that computes it runs; some complete entries, and others do not.
 #[rstest]
-fn a_replayed_step_of_v4_has_the_bits_of_a_launched_one(#[values(1, 3)] requests: usize) {
+fn a_replayed_step_of_v4_has_the_bits_of_a_launched_one(
+    #[values(1, 3)] requests: usize,
+    #[values(Fast, BatchInvariant)] determinism: Determinism,
+) {
     for device in gpus() {
-        replay_as_launched("v4-tiny", requests, Fast, &device);
+        replay_as_launched("v4-tiny", requests, determinism, &device);
     }
 }
 

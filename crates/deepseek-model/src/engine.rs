@@ -43,7 +43,7 @@ pub struct EngineOptions {
     /// beside its pages belongs to one position of one request.
     pub prefix_caching: bool,
     /// Whether a request's logits are the same, bit for bit, whatever else runs and however its prompt is divided. Costs
-    /// speed; on GPUs other than Hopper mostly in the prompts. DeepSeek-V4 only on the CPU.
+    /// speed; on GPUs other than Hopper mostly in the prompts.
     pub deterministic: bool,
     /// Whether steps with one token of each request are captured, and replayed for batches up to the next power of two, on
     /// devices that have graphs; [`EngineStats::graphs`] says why they are not. While CUDA captures a step, it refuses memory to all
@@ -209,7 +209,7 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     /// A size that is zero or too large, a page size that is no power of two, a budget below `max_batch`;
-    /// `deterministic` where model and device cannot be.
+    /// `deterministic` where the device cannot be.
     pub fn new(model: &'a DeepseekModel, tokenizer: &'a Tokenizer, options: EngineOptions) -> Result<Self> {
         let EngineOptions { max_batch, token_budget, .. } = options;
         if token_budget < max_batch {

@@ -179,15 +179,6 @@ impl DeepseekModel {
         DecodeGraphs::new(&*self.model, self.vocab_size(), &self.device, determinism)
     }
 
-    /// Whether a token's logits can be computed in a way that does not depend on the other tokens.
-    ///
-    /// # Errors
-    /// [`ModelError::Request`] for DeepSeek-V4 on a GPU, [`ModelError::Ops`] for a device that cannot.
-    pub(crate) fn check_deterministic(&self) -> Result<()> {
-        Determinism::BatchInvariant.check(&self.device)?;
-        self.model.check_deterministic(self.attention_path(1, 1).path)
-    }
-
     /// Which implementation of the decode attention runs for a batch, and why.
     pub fn attention_path(&self, batch: usize, page_size: usize) -> PathChoice {
         let problem = self.model.decode_problem(batch, page_size, self.dtype);

@@ -23,10 +23,10 @@ pub(crate) struct Runner<'a> {
 
 impl<'a> Runner<'a> {
     /// # Errors
-    /// `deterministic` where model and device cannot be.
+    /// `deterministic` where the device cannot be.
     pub(crate) fn new(model: &'a DeepseekModel, deterministic: bool, graphs: bool) -> Result<Self> {
         if deterministic {
-            model.check_deterministic()?;
+            Determinism::BatchInvariant.check(model.device())?;
         }
         let determinism = if deterministic { Determinism::BatchInvariant } else { Determinism::Fast };
         let graphs = if graphs { model.decode_graphs(determinism) } else { Err(GraphSupport::NotRequested) };

@@ -79,23 +79,19 @@ impl<N: Size> Pooled<N> {
         Pooled::<N> { highest: Vector::new(HIDDEN), sum: Vector::new(0.0f32), out: Vector::new(0.0f32) }
     }
 
-    /// Adds this group's of the tokens that are in the state, `rows`, or of the new ones, then `rows` are those.
+    /// Adds this group's of the tokens. Which those are, and what is added up together, does not depend on how many of them are in
+    /// the state and how many are new.
     fn add(
         &mut self,
-        rows: &[Vector<f32, N>],
+        state: &[Vector<f32, N>],
+        kv_gates: &[Vector<f32, N>],
         position_bias: &[Vector<f32, N>],
         tokens: &Tokens,
         column: usize,
-        #[comptime] carried: bool,
         #[comptime] shape: Shape,
     ) {
         let mut token = UNIT_POS_Y as usize;
-        let mut end = tokens.carried;
-        if !carried {
-            token += tokens.carried;
-            end = tokens.count;
-        }
-        while token < end {
+        while token < tokens.count {
             // All loads before the first use: they take far longer than the rest.
             let mut keys = Sequence::<Vector<f32, N>>::new();
             let mut gates = Sequence::<Vector<f32, N>>::new();
@@ -103,13 +99,21 @@ impl<N: Size> Pooled<N> {
             #[unroll]
             for i in 0..shape.loads {
                 let wanted = token + comptime!(i * shape.groups);
-                let other = min(wanted, end - 1);
+                let other = min(wanted, tokens.count - 1);
                 let at = channel_of(tokens, other, column, shape);
-                let row = row_of(tokens, other, carried, shape) * comptime!(2 * shape.channels());
-                let bias = position_bias[other % tokens.window * comptime!(shape.channels()) + at];
-                let gate = rows[row + at + comptime!(shape.channels())] + bias;
-                keys.push(rows[row + at]);
-                gates.push(select(wanted < end, gate, Vector::new(HIDDEN)));
+                // Of a new token in any case, which spares a second branch.
+                let new =
+                    (tokens.new_row + max(other, tokens.carried) - tokens.carried) * comptime!(2 * shape.channels());
+                let mut key = kv_gates[new + at];
+                let mut gate = kv_gates[new + at + comptime!(shape.channels())];
+                if other < tokens.carried {
+                    let row = row_in_state(tokens, other, shape) * comptime!(2 * shape.channels());
+                    key = state[row + at];
+                    gate = state[row + at + comptime!(shape.channels())];
+                }
+                gate += position_bias[other % tokens.window * comptime!(shape.channels()) + at];
+                keys.push(key);
+                gates.push(select(wanted < tokens.count, gate, Vector::new(HIDDEN)));
             }
             #[unroll]
             for i in 0..shape.loads {
@@ -140,18 +144,14 @@ fn channel_of(tokens: &Tokens, token: usize, column: usize, #[comptime] shape: S
     channel
 }
 
-/// The row of a token in the state, or in `kv_gates`.
+/// The row of a token in the state.
 #[cube]
-fn row_of(tokens: &Tokens, token: usize, #[comptime] carried: bool, #[comptime] shape: Shape) -> usize {
-    if carried {
-        let mut rows = tokens.window;
-        if comptime!(shape.overlap) {
-            rows = 2 * tokens.window;
-        }
-        tokens.block_row + (tokens.place + token) % rows
-    } else {
-        tokens.new_row + token - tokens.carried
+fn row_in_state(tokens: &Tokens, token: usize, #[comptime] shape: Shape) -> usize {
+    let mut rows = tokens.window;
+    if comptime!(shape.overlap) {
+        rows = 2 * tokens.window;
     }
+    tokens.block_row + (tokens.place + token) % rows
 }
 
 /// Pools the tokens into `entry`, and gives the sum of its squares. Called by all units of the cube.
@@ -171,8 +171,7 @@ pub(super) fn pool_into<N: Size>(
     let mut column = UNIT_POS_X as usize;
     while column < shape.vectors {
         let mut pooled = Pooled::<N>::empty();
-        pooled.add(state, position_bias, tokens, column, true, shape);
-        pooled.add(kv_gates, position_bias, tokens, column, false, shape);
+        pooled.add(state, kv_gates, position_bias, tokens, column, shape);
         let at = UNIT_POS_Y as usize * shape.vectors + column;
         group_highest[at] = pooled.highest;
         group_sum[at] = pooled.sum;

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use mla_ops::{Determinism, MlaDecodeProblem, Path, Routing};
+use mla_ops::{Determinism, MlaDecodeProblem, Routing};
 
 use crate::Result;
 use crate::cache::{CacheSize, ModelCache};
@@ -113,13 +113,6 @@ pub(crate) trait Model: Debug + Send + Sync {
 
     /// What the attention of a decode step of so many requests is, with a cache of `dtype`.
     fn decode_problem(&self, batch: usize, page_size: usize, dtype: FloatDType) -> MlaDecodeProblem;
-
-    /// Whether a token's logits can be computed in a way that does not depend on the other tokens, where attention runs on
-    /// `path`.
-    ///
-    /// # Errors
-    /// [`ModelError::Request`](crate::ModelError::Request) where they cannot.
-    fn check_deterministic(&self, path: Path) -> Result<()>;
 
     /// What captures its decode steps; why there is none otherwise.
     fn capture(&self) -> std::result::Result<&dyn Capture, &'static str>;

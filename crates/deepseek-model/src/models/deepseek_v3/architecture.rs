@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
-use mla_ops::{Determinism, MlaDecodeProblem, Path};
+use mla_ops::{Determinism, MlaDecodeProblem};
 
 use super::buffers::StepBuffers;
 use super::config::DeepseekV3Config;
@@ -87,10 +87,6 @@ impl Model for DeepseekV3 {
             page_size,
             dtype: dtype.into(),
         }
-    }
-
-    fn check_deterministic(&self, _path: Path) -> Result<()> {
-        Ok(())
     }
 
     fn capture(&self) -> std::result::Result<&dyn Capture, &'static str> {

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use mla_ops::{Determinism, MlaDecodeProblem, Path};
+use mla_ops::{Determinism, MlaDecodeProblem};
 
 use super::buffers::StepBuffers;
 use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::model::DeepseekV4;
 use super::names;
+use crate::Result;
 use crate::cache::{CacheSize, ModelCache};
 use crate::config::LayerSummary;
 use crate::models::architecture::{Architecture, BufferedStep, Capture, Model, Observer, RANKS_TALK, Sizes};
 use crate::step::Chunk;
 use crate::weights::{Published, WeightLoader};
-use crate::{ModelError, Result};
 
 impl Architecture for DeepseekV4Config {
     fn sizes(&self) -> Sizes<'_> {
@@ -79,17 +79,6 @@ impl Model for DeepseekV4 {
             page_size: 1,
             dtype: dtype.into(),
         }
-    }
-
-    fn check_deterministic(&self, path: Path) -> Result<()> {
-        if path == Path::Reference {
-            return Ok(());
-        }
-        Err(ModelError::request(
-            "deterministic",
-            format!("true, for DeepSeek-V4 on {:?}", self.device),
-            "false, or the CPU: on GPUs its logits in f32 are not the same in every batch",
-        ))
     }
 
     fn capture(&self) -> std::result::Result<&dyn Capture, &'static str> {

@@ -86,7 +86,7 @@ impl From<Box<CompressKvError>> for MlaError {
 ///
 /// Tokens before the new ones are read from the state, where only the rows of windows that are now filled are read: others may
 /// hold anything. Afterwards the rows of the new tokens are written into it: the same buffer, in place, never a copy. Any
-/// division of a sequence into calls gives the same entries, but for rounding.
+/// division of a sequence into calls gives the same entries, bit for bit.
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices; a state that is a strided view; [`MlaError::CacheShared`] if another handle of the state
