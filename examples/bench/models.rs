@@ -61,8 +61,7 @@ impl ModelCase {
     /// The model that was asked for.
     pub fn read(weights: &RandomWeights) -> Result<Self, String> {
         let path = &weights.config;
-        let config =
-            std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let config = crate::common::read_text(path)?;
         Ok(Self { name: path.display().to_string(), config, layers: weights.layers })
     }
 
