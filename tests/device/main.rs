@@ -6,6 +6,7 @@
 mod cli_checkpoints;
 mod cli_faults;
 mod cli_limits;
+mod cli_part;
 mod cli_serve_batch;
 mod cli_serve_batch_input;
 mod cli_streams;
