@@ -5,6 +5,7 @@
 
 mod cli_checkpoints;
 mod cli_faults;
+mod cli_fuzz;
 mod cli_limits;
 mod cli_part;
 mod cli_serve_batch;
