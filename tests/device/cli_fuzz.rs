@@ -181,6 +181,32 @@ fn cli_fuzz_of_folders() {
     }
 }
 
+/// The library that reads tokenizers has rules of its own; fewer cases, for a vocabulary takes a millisecond.
+#[test]
+fn cli_fuzz_of_tokenizers() {
+    let (mut rng, dir) = (ChaCha8Rng::seed_from_u64(5), tempfile::tempdir().expect("a temporary folder"));
+    let text = std::fs::read(folder("tests/fixtures/v3-tiny/tokenizer.json")).expect("a tokenizer");
+    let whole: Value = serde_json::from_slice(&text).expect("JSON");
+    let mut read = 0;
+    for case in 0..1000 {
+        let mut text = text.clone();
+        if case % 2 == 0 {
+            let mut changed = whole.clone();
+            (0..rng.random_range(1..3)).for_each(|_| change(&mut changed, &mut rng));
+            text = changed.to_string().into_bytes();
+        } else {
+            let all = 0..text.len();
+            damage(&mut text, all, &mut rng);
+        }
+        write(dir.path(), "tokenizer.json", &text);
+        if let Ok(tokenizer) = Tokenizer::load(dir.path()) {
+            read += 1;
+            let _ = tokenizer.encode_at_most("naïve 漢字 <eos> \n", true, 4).map(|ids| tokenizer.decode(&ids, true));
+        }
+    }
+    assert!(read > 50, "{read} were read: the others say little");
+}
+
 fn write(dir: &Path, name: &str, bytes: &[u8]) {
     std::fs::write(dir.join(name), bytes).expect("written");
 }

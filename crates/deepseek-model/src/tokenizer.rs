@@ -7,6 +7,7 @@ mod stream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 use tokenizers::DecoderWrapper;
 
@@ -34,6 +35,10 @@ impl Tokenizer {
         let hint = "text cannot be encoded without it; download it from the model's page, or pass token ids";
         let text = files::read(&path, hint)?;
         let refused = |reason| ModelError::Tokenizer { path: path.clone(), reason };
+        // Some of the library's readers panic at what is not JSON.
+        if let Err(ModelError::Json { reason, .. }) = files::parse::<IgnoredAny>(&path, &text) {
+            return Err(refused(format!("not JSON: {reason}")));
+        }
         let inner = tokenizers::Tokenizer::from_bytes(text)
             .map_err(|error| refused(format!("not a tokenizer that can be read: {error}")))?;
         match inner.get_decoder() {

@@ -53,3 +53,9 @@ pub(crate) fn product(sizes: &[usize]) -> u128 {
 pub(crate) fn sum(products: impl IntoIterator<Item = u128>) -> u128 {
     products.into_iter().fold(0, u128::saturating_add)
 }
+
+/// Whether a number is finite and above 0, also as the f32 that it is computed with.
+pub(crate) fn is_positive(value: f64) -> bool {
+    let value = value as f32;
+    value.is_finite() && value > 0.0
+}

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use burn::tensor::{DType, FloatDType};
 
+use crate::config::sizes::is_positive;
 use crate::config::{CONFIG_HINT, Contradiction, Fields, LayerSummary, Quantization, RopeConfig, refuse_unimplemented};
 use crate::{ModelError, Result};
 
@@ -232,8 +233,8 @@ impl DeepseekV3Config {
         for (field, value) in
             [("rms_norm_eps", self.rms_norm_eps), ("routed_scaling_factor", self.routed_scaling_factor)]
         {
-            if !(value.is_finite() && value > 0.0) {
-                return found(field, value.to_string(), "a finite number above 0".to_string());
+            if !is_positive(value) {
+                return found(field, value.to_string(), "a finite number above 0, in f32".to_string());
             }
         }
         self.rope.contradiction()

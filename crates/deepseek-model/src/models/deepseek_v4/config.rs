@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::schedule::{AttentionSpec, LayerSpec, MlpSpec};
+use crate::config::sizes::is_positive;
 use crate::config::{CONFIG_HINT, Contradiction, Fields, Quantization, RopeConfig, refuse_unimplemented};
 use crate::{ModelError, Result};
 
@@ -178,10 +179,10 @@ impl DeepseekV4Config {
             ("routed_scaling_factor", self.routed_scaling_factor),
             ("swiglu_limit", self.swiglu_limit),
         ];
-        if let Some((field, value)) = positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
-            return found(field, value, "a finite number above 0");
+        if let Some((field, value)) = positive.into_iter().find(|&(_, value)| !is_positive(value)) {
+            return found(field, value, "a finite number above 0, in f32");
         }
-        if !(self.hc_eps.is_finite() && self.hc_eps >= 0.0) {
+        if !((self.hc_eps as f32).is_finite() && self.hc_eps >= 0.0) {
             return found("hc_eps", self.hc_eps, "a finite number of at least 0");
         }
         self.rope.contradiction().or_else(|| self.compress_rope.contradiction())

@@ -106,7 +106,8 @@ fn check_space(folder: &Path, needed_bytes: u64) -> Result<()> {
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         let Ok(space) = rustix::fs::statvfs(folder) else { return Ok(()) };
         let free = space.f_bavail.saturating_mul(space.f_frsize);
-        if needed_bytes > free {
+        // Some file systems say nothing.
+        if space.f_blocks > 0 && needed_bytes > free {
             let actual = format!("in a file system with {free} bytes free");
             let expected = format!("one with {needed_bytes}, which the weights take");
             return Err(ModelError::request("to", actual, expected));
