@@ -1,13 +1,13 @@
 //! Text to token ids and back, by the `tokenizer.json` of a checkpoint.
 
 mod limit;
+mod read;
 mod stop;
 mod stream;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 use tokenizers::DecoderWrapper;
 
@@ -35,12 +35,7 @@ impl Tokenizer {
         let hint = "text cannot be encoded without it; download it from the model's page, or pass token ids";
         let text = files::read(&path, hint)?;
         let refused = |reason| ModelError::Tokenizer { path: path.clone(), reason };
-        // Some of the library's readers panic at what is not JSON.
-        if let Err(ModelError::Json { reason, .. }) = files::parse::<IgnoredAny>(&path, &text) {
-            return Err(refused(format!("not JSON: {reason}")));
-        }
-        let inner = tokenizers::Tokenizer::from_bytes(text)
-            .map_err(|error| refused(format!("not a tokenizer that can be read: {error}")))?;
+        let inner = read::tokenizer(&path, text).map_err(refused)?;
         match inner.get_decoder() {
             Some(DecoderWrapper::ByteLevel(_)) => Ok(Self::of(inner, path)),
             _ => Err(refused("its `decoder` is not of type \"ByteLevel\", as that of every DeepSeek model is".into())),
