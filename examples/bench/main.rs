@@ -125,7 +125,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     };
     let mut bench = Bench {
         timer: Timer::new(&device, usize::from(args.iters), size == Size::Smoke),
-        end: args.limit.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
+        end: args.limit.and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds))),
         device,
         dtype,
         path: args.path,

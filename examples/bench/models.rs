@@ -69,6 +69,9 @@ impl ModelCase {
     pub fn config(&self, tiny: bool) -> Result<ModelConfig, String> {
         let mut config: Value =
             serde_json::from_str(&self.config).map_err(|error| format!("{}: {error}", self.name))?;
+        if !config.is_object() {
+            return Err(format!("{} has no JSON object, which a configuration is", self.name));
+        }
         if tiny {
             for (field, value) in [
                 ("vocab_size", 256),

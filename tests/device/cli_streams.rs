@@ -271,6 +271,22 @@ fn cli_dry_run_goes_on_after_a_shard_that_is_refused() {
     assert!(stderr.contains("F8_E5M2") && stderr.contains("missing:") && !stderr.contains("panicked"), "{stderr}");
 }
 
+/// Configurations that are no objects, and a limit after which there is no time.
+#[test]
+fn cli_bench_takes_any_limit_and_refuses_other_json() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("config.json");
+    std::fs::write(&path, "[1]").expect("written");
+    let never = u64::MAX.to_string();
+    let args =
+        ["--device", "flex", "--dtype", "f32", "--only", "e2e", "--random-weights", text(&path), "--limit", &never];
+    let output = run("bench", &args);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && !stderr.contains("panicked"), "{stderr}");
+    assert!(said.contains("no JSON object") || stderr.contains("no JSON object"), "{said}{stderr}");
+}
+
 /// A byte order mark, and a file that is wrong under its own name.
 #[test]
 fn cli_says_which_json_is_wrong_and_why() {
