@@ -10,7 +10,7 @@ mod memory;
 #[path = "common/options.rs"]
 mod options;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -20,8 +20,8 @@ use burn_mla::model::{
     Inspection, LayerSummary, ModelConfig, ModelError, SamplingParams, Tokenizer, compile_ahead, generate,
 };
 use clap::Parser;
-use common::{Bar, DTypeArg, fail};
-use options::{EngineArgs, ModelArgs, TextArgs};
+use common::{Bar, DTypeArg, fail, note, print, read_text};
+use options::{EngineArgs, ModelArgs, TextArgs, by_option};
 
 const DEMO_PROMPT: &str = "hacker: n.";
 
@@ -35,7 +35,7 @@ struct Args {
     /// A prompt; may be given several times.
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
     prompt: Vec<String>,
-    /// A file whose whole text is the prompt.
+    /// A file (no pipe) whose whole text is the prompt.
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
     /// Sample as the checkpoint's generation_config.json says; greedy if absent.
@@ -68,26 +68,27 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(code) => code,
-        Err(message) => fail(message),
-    }
+    let outcome = match common::parse() {
+        Ok(args) => run(&args),
+        Err(code) => return code,
+    };
+    outcome.unwrap_or_else(fail)
 }
 
 fn run(args: &Args) -> Result<ExitCode, String> {
-    let show = |error: ModelError| error.to_string();
+    let show = |error: ModelError| by_option(&error);
     let dir = args.model.dir();
     if args.describe {
         let config = match &args.random_weights {
             Some(path) => random_config(path, args.layers),
             None => ModelConfig::read(dir),
         };
-        print(&describe(&config.map_err(show)?, args.model.dtype));
+        print(describe(&config.map_err(show)?, args.model.dtype))?;
         return Ok(ExitCode::SUCCESS);
     }
     let prompts = prompts(args)?;
     if args.dry_run {
-        return dry_run(args, dir, &prompts).map_err(show);
+        return dry_run(args, dir, &prompts);
     }
     let device = args.model.device.open().map_err(|error| error.to_string())?;
     let (config, tokenizer) = match &args.random_weights {
@@ -110,27 +111,29 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     };
 
     let stream = !args.json;
-    if stream && prompts.len() > 1 {
-        heading(0, &prompts);
-    }
+    let mut title = Some(heading(0, &prompts)).filter(|_| stream && prompts.len() > 1);
     let (completions, stats) = generate(&model, &tokenizer, &requests, &options, &mut |request, text| {
         // Two texts cannot stream at once: the first does, the others follow when they are complete.
-        if stream && request == 0 {
-            print(text);
+        if stream
+            && request == 0
+            && let Err(message) = print(title.take().unwrap_or_default() + text)
+        {
+            // Nobody reads what is still to come.
+            fail(message);
+            std::process::exit(common::BAD_INPUT.into());
         }
     })
     .map_err(show)?;
 
     if args.json {
-        println!("{}", json(&prompts, &completions, &stats));
+        print(format_args!("{}\n", json(&prompts, &completions, &stats)))?;
     } else {
-        println!();
+        print(title.unwrap_or_default() + "\n")?;
         for (request, completion) in completions.iter().enumerate().skip(1) {
-            heading(request, &prompts);
-            println!("{}", completion.text);
+            print(format_args!("{}{}\n", heading(request, &prompts), completion.text))?;
         }
     }
-    report(&model, args, &requests, &stats);
+    note(report(&model, args, &requests, &stats));
     Ok(outcome(&completions))
 }
 
@@ -161,7 +164,8 @@ fn compile_kernels(
     prompts: &[String],
     device: &Device,
 ) -> Result<(), ModelError> {
-    let lengths = prompts.iter().map(|prompt| Ok(tokenizer.encode(prompt, true)?.len()));
+    let most = config.max_position_embeddings();
+    let lengths = prompts.iter().map(|prompt| Ok(tokenizer.encode_at_most(prompt, true, most)?.len()));
     let lengths = lengths.collect::<Result<Vec<usize>, ModelError>>()?;
     let options = EngineOptions {
         page_size: args.engine.page_size,
@@ -174,21 +178,23 @@ fn compile_kernels(
 }
 
 /// Prints what the folder has and what the model needs; everything that is wrong with it goes to stderr.
-fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, ModelError> {
+fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, String> {
+    let show = |error: ModelError| by_option(&error);
     let dtype = args.model.dtype.into();
-    let inspection = Inspection::of(dir, dtype)?;
+    let inspection = Inspection::of(dir, dtype).map_err(show)?;
     // Without a tokenizer no prompt has more tokens than bytes.
     let (tokenizer, no_tokenizer) = match Tokenizer::load(dir) {
         Ok(tokenizer) => (tokenizer, None),
-        Err(error) => (Tokenizer::bytes()?, Some(error.to_string())),
+        Err(error) => (Tokenizer::bytes().map_err(show)?, Some(error.to_string())),
     };
+    let most = inspection.config.max_position_embeddings();
     let tokens = |text: &String| {
-        let all = tokenizer.encode(text, true)?.len().saturating_add(args.text.max_new_tokens);
-        Ok::<_, ModelError>(all.min(inspection.config.max_position_embeddings()))
+        let prompt = tokenizer.encode_at_most(text, true, most)?.len();
+        Ok::<_, ModelError>(prompt.saturating_add(args.text.max_new_tokens).min(most))
     };
-    let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>()?;
+    let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>().map_err(show)?;
     let needs = dry_run::Needs { tokens, page_size: args.engine.page_size };
-    print(&dry_run::table(&inspection, dtype, &needs, memory::of(args.model.device)));
+    print(dry_run::table(&inspection, dtype, &needs, memory::of(args.model.device)).map_err(show)?)?;
     let problems: Vec<String> = dry_run::problems(&inspection).into_iter().chain(no_tokenizer).collect();
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { fail(problems.join("\n")) })
 }
@@ -216,8 +222,7 @@ fn describe(config: &ModelConfig, dtype: DTypeArg) -> String {
 /// The texts to continue.
 fn prompts(args: &Args) -> Result<Vec<String>, String> {
     if let Some(path) = &args.prompt_file {
-        let text = std::fs::read_to_string(path);
-        return Ok(vec![text.map_err(|error| format!("cannot read the prompt file {}: {error}", path.display()))?]);
+        return Ok(vec![read_text(path)?]);
     }
     let prompts = if args.prompt.is_empty() { vec![DEMO_PROMPT.to_string()] } else { args.prompt.clone() };
     Ok(prompts)
@@ -248,7 +253,7 @@ fn requests(
             return Err(ModelError::Request { argument: "prompt", actual: "empty".into(), expected });
         }
         Ok(GenerationRequest {
-            prompt: tokenizer.encode(text, true)?,
+            prompt: tokenizer.encode_at_most(text, true, model.max_positions())?,
             sampling: sampling.clone(),
             max_new_tokens: args.text.max_new_tokens,
             stop: args.text.stop.clone(),
@@ -257,14 +262,8 @@ fn requests(
     prompts.iter().map(request).collect()
 }
 
-fn heading(request: usize, prompts: &[String]) {
-    println!("== {}: {}", request + 1, prompts[request]);
-}
-
-/// A reader who has gone away (`| head`) is no reason to panic.
-fn print(text: &str) {
-    let mut out = std::io::stdout();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+fn heading(request: usize, prompts: &[String]) -> String {
+    format!("== {}: {}\n", request + 1, prompts[request])
 }
 
 /// Success, unless the cache was too small for a request.
@@ -282,28 +281,31 @@ fn outcome(completions: &[Completion]) -> ExitCode {
     code
 }
 
-/// Counts and speeds, on stderr.
-fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], stats: &EngineStats) {
-    if std::io::stderr().is_terminal() {
-        eprintln!();
-    }
-    eprintln!("prompt tokens        {}", stats.prompt_tokens);
-    eprintln!("generated tokens     {}", stats.generated_tokens);
+/// Counts and speeds.
+fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], stats: &EngineStats) -> String {
+    // A terminal has the text as well.
+    let mut text = if std::io::stderr().is_terminal() { "\n".to_string() } else { String::new() };
+    let mut line = |name: &str, value: String| text.push_str(&format!("{name:<21}{value}\n"));
+    line("prompt tokens", stats.prompt_tokens.to_string());
+    line("generated tokens", stats.generated_tokens.to_string());
     if let Some(time) = stats.time_to_first_token {
-        eprintln!("time to first token  {:.1} ms", time.as_secs_f64() * 1e3);
+        line("time to first token", format!("{:.1} ms", time.as_secs_f64() * 1e3));
     }
     let prefill_ms = stats.prefill_time.as_secs_f64() * 1e3;
-    eprintln!("prefill              {prefill_ms:.1} ms, {:.0} tokens/s", stats.prefill_rate());
-    eprintln!("decode               {:.0} tokens/s", stats.decode_rate());
-    match stats.graph_steps {
-        0 => eprintln!("graphs               none, every kernel was launched: {}", stats.graphs),
-        steps => eprintln!("graphs               {steps} steps replayed"),
-    }
-    eprintln!(
-        "KV cache             {} bytes/token, peak {} bytes",
-        stats.cache_bytes_per_token, stats.cache_bytes_peak
+    line("prefill", format!("{prefill_ms:.1} ms, {:.0} tokens/s", stats.prefill_rate()));
+    line("decode", format!("{:.0} tokens/s", stats.decode_rate()));
+    line(
+        "graphs",
+        match stats.graph_steps {
+            0 => format!("none, every kernel was launched: {}", stats.graphs),
+            steps => format!("{steps} steps replayed"),
+        },
     );
-    eprintln!("attention            {}", model.attention_path(requests.len(), args.engine.page_size));
+    let (per_token, peak) = (stats.cache_bytes_per_token, stats.cache_bytes_peak);
+    line("KV cache", format!("{per_token} bytes/token, peak {peak} bytes"));
+    line("attention", model.attention_path(requests.len(), args.engine.page_size).to_string());
+    text.truncate(text.trim_end().len());
+    text
 }
 
 fn json(prompts: &[String], completions: &[Completion], stats: &EngineStats) -> serde_json::Value {

@@ -26,7 +26,7 @@ struct Args {
     /// Seed of the random initialisation.
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "from")]
     weights_seed: u64,
-    /// The folder to write.
+    /// The folder to write: all of it, or nothing.
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
     /// Write dequantised weights instead, in this dtype.
@@ -45,12 +45,27 @@ enum Plain {
 }
 
 fn main() -> ExitCode {
-    match write(&Args::parse()) {
-        Ok(WriteSummary { shards, tensors, bytes }) => {
-            println!("{tensors} tensors, {bytes} bytes, {shards} file{}", if shards == 1 { "" } else { "s" });
-            ExitCode::SUCCESS
-        }
-        Err(error) => fail(error),
+    let args = match common::parse::<Args>() {
+        Ok(args) => args,
+        Err(code) => return code,
+    };
+    let WriteSummary { shards, tensors, bytes } = match write(&args) {
+        Ok(summary) => summary,
+        Err(error) => return fail(typed(&error)),
+    };
+    let files = if shards == 1 { "file" } else { "files" };
+    match common::print(format_args!("{tensors} tensors, {bytes} bytes, {shards} {files}\n")) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => fail(message),
+    }
+}
+
+/// The message of an error, with options under the names that were typed.
+fn typed(error: &ModelError) -> String {
+    let message = error.to_string();
+    match error {
+        ModelError::Request { argument: "from" | "to", .. } => message.replacen('`', "`--", 1),
+        _ => message,
     }
 }
 

@@ -3,6 +3,9 @@
 //!     cargo run --release --example verify -- tests/fixtures/v3-tiny
 
 mod common;
+#[allow(dead_code)]
+#[path = "common/options.rs"]
+mod options;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,6 +14,7 @@ use burn_mla::model::{Comparison, ModelError, VerifyOptions, verify};
 use burn_mla::ops::DeviceName;
 use clap::Parser;
 use common::{DTypeArg, fail};
+use options::by_option;
 
 /// Full forward, chunked prefill, cached decode and the ragged batch against stored results; exit code 0 if all agree.
 #[derive(Debug, Parser)]
@@ -29,30 +33,37 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    match compare(&args) {
-        Ok(rows) => {
-            print_table(&rows);
-            // A difference is an answer, not bad input.
-            if rows.iter().all(Comparison::passed) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
+    let args = match common::parse::<Args>() {
+        Ok(args) => args,
+        Err(code) => return code,
+    };
+    let rows = match compare(&args) {
+        Ok(rows) => rows,
+        Err(message) => return fail(message),
+    };
+    match common::print(table(&rows)) {
+        // A difference is an answer, not bad input.
+        Ok(()) if rows.iter().all(Comparison::passed) => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::FAILURE,
         Err(message) => fail(message),
     }
 }
 
 fn compare(args: &Args) -> Result<Vec<Comparison>, String> {
     let device = args.device.open().map_err(|error| error.to_string())?;
-    let show = |error: ModelError| error.to_string();
+    let show = |error: ModelError| by_option(&error);
     let model = common::load(&args.dir, &device, args.dtype).map_err(show)?;
     let options = VerifyOptions { page_size: args.page_size, ..VerifyOptions::default() };
     verify(&model, &args.dir, &options).map_err(show)
 }
 
-fn print_table(rows: &[Comparison]) {
-    println!("{:24} {:>10} {:>10} {:>10}", "", "max error", "allowed", "greedy");
+fn table(rows: &[Comparison]) -> String {
+    let mut text = format!("{:24} {:>10} {:>10} {:>10}\n", "", "max error", "allowed", "greedy");
     for row in rows {
         let greedy = row.greedy.map_or(String::new(), |(agree, of)| format!("{agree}/{of}"));
         let verdict = if row.passed() { "ok" } else { "FAILED" };
-        println!("{:24} {:10.1e} {:10.1e} {:>10}  {verdict}", row.what, row.max_error, row.tolerance, greedy);
+        let Comparison { what, max_error, tolerance, .. } = row;
+        text += &format!("{what:24} {max_error:10.1e} {tolerance:10.1e} {greedy:>10}  {verdict}\n");
     }
+    text
 }

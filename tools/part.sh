@@ -1,16 +1,46 @@
 #!/usr/bin/env bash
-# Runs a part of the tests of a program that cargo built:
+# Runs a part of the tests of programs that cargo built:
 #
 #     tools/part.sh K/N PROGRAM [ARGUMENT...]
 #
-# Of the tests that the arguments name every Nth, from the Kth on, counted from 0.
+# Of the tests that the arguments name every Nth, from the Kth on, counted from 0. PROGRAM may be several, a line each.
+# Fails where a filter names no test of any of them.
 set -euo pipefail
-part="$1" program="$2"
+part="$1"
+mapfile -t programs <<< "$2"
 shift 2
-if [ "$part" = 0/1 ]; then
-    exec "$program" "$@"
-fi
-names="$("$program" "$@" --list --format terse | sed -n 's/: test$//p' |
-    awk -v first="${part%/*}" -v step="${part#*/}" 'NR % step == (first + 1) % step')"
-# Without a name all tests would run.
-[ -z "$names" ] || xargs "$program" --exact <<< "$names"
+
+options=() filters=() words=("$@") exact=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --skip | --test-threads | --format | --color | --logfile | --shuffle-seed | -Z) options+=("$1" "$2"); shift 2 ;;
+        --exact) exact=(-x); shift ;;
+        -*) options+=("$1"); shift ;;
+        *) filters+=("$1"); shift ;;
+    esac
+done
+
+# list PROGRAM [ARGUMENT...]
+list() { "$@" --list --format terse | sed -n 's/: test$//p'; }
+
+all="$(for program in "${programs[@]}"; do list "$program" "${options[@]}"; done)"
+[ -n "$all" ] || { echo "${programs[*]}: no test is left by the arguments ${options[*]}" >&2; exit 1; }
+for filter in "${filters[@]}"; do
+    grep -qF "${exact[@]}" -e "$filter" <<< "$all" ||
+        { echo "${programs[*]}: no test is named by the filter $filter" >&2; exit 1; }
+done
+
+for program in "${programs[@]}"; do
+    if [ "$part" = 0/1 ]; then
+        "$program" "${words[@]}"
+        continue
+    fi
+    names="$(list "$program" "${words[@]}" |
+        awk -v first="${part%/*}" -v step="${part#*/}" 'NR % step == (first + 1) % step')"
+    # Without a name all tests would run.
+    if [ -n "$names" ]; then
+        xargs "$program" "${options[@]}" --exact <<< "$names"
+    else
+        echo "$program: none of its tests is in part $part" >&2
+    fi
+done

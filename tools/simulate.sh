@@ -6,7 +6,7 @@
 # The filters are those of the device tests (`cargo test --test device`), for example ops_merge_state, and other
 # arguments of a test program. --kernels: the tests of mla-kernels instead, of kernels (`portable`) and instructions.
 # --models: tests of deepseek-model that ask for kernels and launch none; they are not compiled (SIM_CUDA_KERNELS).
-# --part: of the tests that the filters name every Nth, from the Kth on, counted from 0.
+# --part: of the tests that the filters name every Nth, from the Kth on, counted from 0. A filter that names none is an error.
 # MLA_FEATURES: other features than cuda to build the tests with, for a build that is there already.
 # tools/sim-cuda/README.md says how to read what it prints.
 set -euo pipefail
@@ -58,6 +58,4 @@ export MLA_REQUIRE=cuda,simulated MLA_SKIP=flex,wgpu
 export BURN_MLA_KERNEL_CODE=ptx BURN_MLA_KERNEL_CACHE=off
 # Where CubeCL finds its settings.
 cd tools/sim-cuda/run
-for program in $found; do
-    "$root/tools/part.sh" "$part" "$program" "${options[@]}" "$@"
-done
+exec "$root/tools/part.sh" "$part" "$found" "${options[@]}" "$@"

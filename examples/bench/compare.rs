@@ -5,6 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::common;
+
 /// What makes two rows the same case; absent in both is the same, too.
 const KEY: [&str; 17] = [
     "op",
@@ -32,7 +34,7 @@ const SLOWER: f64 = 0.95;
 pub fn print(ours: &Path, peers: &Path) -> Result<(), String> {
     let (ours, peers) = (read(ours)?, read(peers)?);
     let comparison = Comparison::new(&ours, &peers)?;
-    println!("{comparison}");
+    common::print(format_args!("{comparison}\n"))?;
     match comparison.pairs.len() {
         0 => Err("the two files have no case in common".into()),
         _ => Ok(()),
@@ -139,7 +141,7 @@ impl fmt::Display for Comparison<'_> {
 
 fn read(path: &Path) -> Result<Value, String> {
     let shown = path.display();
-    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
+    let text = common::read_text(path)?;
     serde_json::from_str(&text).map_err(|error| format!("{shown} is no JSON: {error}"))
 }
 

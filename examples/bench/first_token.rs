@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::args::Args;
 use crate::cases::Bench;
+use crate::common::note;
 use crate::models::{self, ModelCase, show};
 use crate::report::rounded;
 use crate::{data, prefill};
@@ -92,7 +93,7 @@ pub fn child(args: &Args) -> Result<(), String> {
     match engine.stats().generated_tokens {
         1 => {
             let kernels = compiled_kernels();
-            eprintln!("{} kernels compiled, {} from the disk", kernels.compiled, kernels.from_disk);
+            note(format_args!("{} kernels compiled, {} from the disk", kernels.compiled, kernels.from_disk));
             mark(3)
         }
         tokens => Err(format!("the prompt gave {tokens} tokens")),

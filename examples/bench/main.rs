@@ -92,14 +92,16 @@ use std::time::{Duration, Instant};
 use args::{Args, Section};
 use burn::tensor::{DType, FloatDType};
 use cases::{Bench, Size};
-use clap::Parser;
 use common::fail;
 use models::ModelCase;
 use report::Report;
 use timing::Timer;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args: Args = match common::parse() {
+        Ok(args) => args,
+        Err(code) => return code,
+    };
     let outcome = match &args.compare {
         _ if args.ttft_child => first_token::child(&args).map(|()| ExitCode::SUCCESS),
         Some(files) => compare::print(&files[0], &files[1]).map(|()| ExitCode::SUCCESS),
@@ -114,6 +116,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     if !device.supports_dtype(dtype) {
         return Err(format!("{} does not compute in {dtype:?}; choose another --dtype", args.device));
     }
+    let random = args.random().as_ref().map(ModelCase::read).transpose()?;
     let report = Report::create(args.out.clone(), meta::collect(&args.device.to_string(), &device, dtype))?;
     let size = match (args.smoke, args.quick) {
         (true, _) => Size::Smoke,
@@ -122,7 +125,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     };
     let mut bench = Bench {
         timer: Timer::new(&device, usize::from(args.iters), size == Size::Smoke),
-        end: args.limit.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
+        end: args.limit.and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds))),
         device,
         dtype,
         path: args.path,
@@ -136,7 +139,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         tables::run(&mut bench);
         return bench.report.finish();
     }
-    sections(&mut bench, &args.only, args.random().as_ref().map(ModelCase::read).transpose()?.as_ref());
+    sections(&mut bench, &args.only, random.as_ref());
     bench.report.finish()
 }
 
@@ -208,6 +211,8 @@ fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     /// Each table has rows.

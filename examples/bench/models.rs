@@ -61,8 +61,7 @@ impl ModelCase {
     /// The model that was asked for.
     pub fn read(weights: &RandomWeights) -> Result<Self, String> {
         let path = &weights.config;
-        let config =
-            std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let config = crate::common::read_text(path)?;
         Ok(Self { name: path.display().to_string(), config, layers: weights.layers })
     }
 
@@ -70,6 +69,9 @@ impl ModelCase {
     pub fn config(&self, tiny: bool) -> Result<ModelConfig, String> {
         let mut config: Value =
             serde_json::from_str(&self.config).map_err(|error| format!("{}: {error}", self.name))?;
+        if !config.is_object() {
+            return Err(format!("{} has no JSON object, which a configuration is", self.name));
+        }
         if tiny {
             for (field, value) in [
                 ("vocab_size", 256),

@@ -1,11 +1,13 @@
 //! The rows: printed as they come, and written as JSON.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
+use crate::common::print;
 use crate::timing::Times;
 
 /// How old the file may get.
@@ -31,6 +33,8 @@ pub struct Report {
     skipped: Vec<String>,
     started: Instant,
     saved: Instant,
+    /// Why stdout has not all of it.
+    unprinted: Option<String>,
 }
 
 impl Report {
@@ -38,11 +42,14 @@ impl Report {
     pub fn create(out: Option<PathBuf>, meta: Map<String, Value>) -> Result<Self, String> {
         let now = Instant::now();
         let (rows, errors, skipped) = (Vec::new(), Vec::new(), Vec::new());
-        for (key, value) in &meta {
-            println!("{key}: {}", value.as_str().map_or_else(|| value.to_string(), str::to_string));
-        }
-        let report = Self { out, meta, ceilings: Map::new(), rows, errors, skipped, started: now, saved: now };
-        // A file that cannot be written should not show after minutes of work.
+        let line = |(key, value): (&String, &Value)| {
+            format!("{key}: {}\n", value.as_str().map_or_else(|| value.to_string(), str::to_string))
+        };
+        // What cannot be written should not show after minutes of work.
+        print(meta.iter().map(line).collect::<String>())?;
+        let unprinted = None;
+        let report =
+            Self { out, meta, ceilings: Map::new(), rows, errors, skipped, started: now, saved: now, unprinted };
         report.save()?;
         Ok(report)
     }
@@ -118,7 +125,8 @@ impl Report {
 
     /// Prints a line with the time, and writes the file now and then.
     pub fn say(&mut self, line: &str) {
-        println!("[{:7.1}] {line}", self.started.elapsed().as_secs_f64());
+        let seconds = self.started.elapsed().as_secs_f64();
+        self.unprinted = self.unprinted.take().or_else(|| print(format_args!("[{seconds:7.1}] {line}\n")).err());
         if self.saved.elapsed() > SAVE_EVERY {
             self.saved = Instant::now();
             // The last time counts: `finish` reports what is wrong with the file.
@@ -132,7 +140,8 @@ impl Report {
         self.meta.insert("seconds".into(), rounded(self.started.elapsed().as_secs_f64(), 1));
         self.save()?;
         let (rows, errors, skipped) = (self.rows.len(), self.errors.len(), self.skipped.len());
-        println!("{rows} rows, {errors} errors, {skipped} cases skipped for lack of time");
+        let summary = format!("{rows} rows, {errors} errors, {skipped} cases skipped for lack of time\n");
+        self.unprinted.take().map_or_else(|| print(summary), Err)?;
         Ok(if self.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
@@ -145,7 +154,23 @@ impl Report {
             "errors": self.errors,
             "skipped": self.skipped,
         });
-        std::fs::write(path, format!("{all:#}\n")).map_err(|error| format!("cannot write {}: {error}", path.display()))
+        let failed = |error: &dyn Display| format!("cannot write {}: {error}", path.display());
+        // A pipe would wait for somebody who reads it, again and again.
+        if std::fs::metadata(path).is_ok_and(|there| !there.is_file() && !is_device(&there)) {
+            return Err(failed(&"it is no regular file"));
+        }
+        std::fs::write(path, format!("{all:#}\n")).map_err(|error| failed(&error))
+    }
+}
+
+/// Whether something is a device, as `/dev/null` is.
+fn is_device(metadata: &std::fs::Metadata) -> bool {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileTypeExt::is_char_device(&metadata.file_type());
+    #[cfg(not(unix))]
+    {
+        let _ = metadata;
+        false
     }
 }
 

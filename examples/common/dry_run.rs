@@ -3,9 +3,8 @@
 use std::fmt::Write;
 
 use burn::tensor::FloatDType;
-use burn_mla::model::{Inspection, LayerSummary, ModelConfig};
-
-use crate::memory::Memory;
+use burn_mla::model::{CacheSize, Inspection, ModelConfig, ModelError};
+use burn_mla::ops::DeviceMemory;
 
 /// Requests that a cache is needed for.
 pub struct Needs {
@@ -15,7 +14,15 @@ pub struct Needs {
 }
 
 /// The weights of a folder by what they are for, the cache, and the memory of the device beside them.
-pub fn table(inspection: &Inspection, dtype: FloatDType, needs: &Needs, memory: Option<Memory>) -> String {
+///
+/// # Errors
+/// A cache that cannot be.
+pub fn table(
+    inspection: &Inspection,
+    dtype: FloatDType,
+    needs: &Needs,
+    memory: Option<DeviceMemory>,
+) -> Result<String, ModelError> {
     let mut text = String::new();
     let mut row = |cells: [&str; 6]| {
         let [name, tensors, parameters, files, device, stored] = cells;
@@ -34,20 +41,21 @@ pub fn table(inspection: &Inspection, dtype: FloatDType, needs: &Needs, memory: 
     let [a, b, c, d] = sums.map(|number| number.to_string());
     row(["all weights", &a, &b, &c, &d, ""]);
 
-    let (per_token, cache) = cache_bytes(&inspection.config, dtype, needs);
-    let (requests, tokens) = (needs.tokens.len(), needs.tokens.iter().sum::<usize>());
-    let needed = inspection.device_bytes() + cache;
+    let (per_token, cache) = cache_bytes(&inspection.config, dtype, needs)?;
+    let (requests, tokens) = (needs.tokens.len(), needs.tokens.iter().map(|&tokens| tokens as u128).sum::<u128>());
+    let needed = u128::from(inspection.device_bytes()).saturating_add(cache);
     let _ = writeln!(text, "\nKV cache per token  {per_token} bytes");
     let _ = writeln!(text, "KV cache            {cache} bytes for {tokens} tokens of {requests} request(s)");
     let _ = writeln!(text, "weights, KV cache   {needed} bytes, {:.2} GiB", gib(needed));
     let _ = match memory {
         None => writeln!(text, "device memory       unknown"),
-        Some(Memory { total, free }) => {
+        Some(DeviceMemory { total, free }) => {
+            let (total, free) = (u128::from(total), u128::from(free));
             let verdict = if needed <= free { "enough" } else { "NOT ENOUGH" };
             writeln!(text, "device memory       {:.2} GiB, {:.2} GiB of it free: {verdict}", gib(total), gib(free))
         }
     };
-    text
+    Ok(text)
 }
 
 /// Everything that is wrong with the folder.
@@ -63,15 +71,19 @@ pub fn problems(inspection: &Inspection) -> Option<String> {
 }
 
 /// Bytes of a token in all layers, and of whole pages and states for all requests.
-fn cache_bytes(config: &ModelConfig, dtype: FloatDType, needs: &Needs) -> (u64, u64) {
-    let layers = config.layers(dtype);
-    let sum = |value: fn(&LayerSummary) -> usize| layers.iter().map(value).sum::<usize>() as u64;
-    let (per_token, per_request) = (sum(|layer| layer.bytes_per_token), sum(|layer| layer.bytes_per_request));
-    let page = needs.page_size.max(1);
-    let in_pages: usize = needs.tokens.iter().map(|tokens| tokens.div_ceil(page) * page).sum();
-    (per_token, per_token * in_pages as u64 + per_request * needs.tokens.len() as u64)
+fn cache_bytes(config: &ModelConfig, dtype: FloatDType, needs: &Needs) -> Result<(usize, u128), ModelError> {
+    let per_token = config.layers(dtype).iter().map(|layer| layer.bytes_per_token).sum();
+    let page_size = needs.page_size;
+    let pages = needs.tokens.iter().map(|tokens| tokens.div_ceil(page_size.max(1)));
+    let size = CacheSize {
+        num_pages: pages.fold(0, usize::saturating_add).max(1),
+        page_size,
+        max_requests: needs.tokens.len().max(1),
+        max_tokens: config.max_position_embeddings(),
+    };
+    Ok((per_token, config.cache_bytes(size, dtype)?))
 }
 
-fn gib(bytes: u64) -> f64 {
+fn gib(bytes: u128) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }

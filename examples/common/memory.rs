@@ -2,19 +2,12 @@
 
 use std::process::Command;
 
-use burn_mla::ops::DeviceName;
-
-/// Bytes of memory, in all and free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
-    pub total: u64,
-    pub free: u64,
-}
+use burn_mla::ops::{DeviceMemory, DeviceName, host_memory};
 
 /// The memory of a device: of this machine (Linux), or what `nvidia-smi` says of the GPU.
-pub fn of(device: DeviceName) -> Option<Memory> {
+pub fn of(device: DeviceName) -> Option<DeviceMemory> {
     match device {
-        DeviceName::Flex => parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?),
+        DeviceName::Flex => host_memory(),
         DeviceName::Cuda(index) => {
             let query = ["--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits", "-i"];
             let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
@@ -33,16 +26,8 @@ fn gpu(index: usize, visible: Option<&str>) -> Option<String> {
     }
 }
 
-fn parse_meminfo(text: &str) -> Option<Memory> {
-    let kilobytes = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    };
-    Some(Memory { total: kilobytes("MemTotal:")? << 10, free: kilobytes("MemAvailable:")? << 10 })
-}
-
-fn parse_nvidia_smi(text: &str) -> Option<Memory> {
+fn parse_nvidia_smi(text: &str) -> Option<DeviceMemory> {
     let (total, free) = text.trim().split_once(',')?;
-    let megabytes = |text: &str| Some(text.trim().parse::<u64>().ok()? << 20);
-    Some(Memory { total: megabytes(total)?, free: megabytes(free)? })
+    let megabytes = |text: &str| text.trim().parse::<u64>().ok()?.checked_mul(1 << 20);
+    Some(DeviceMemory { total: megabytes(total)?, free: megabytes(free)? })
 }

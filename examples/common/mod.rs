@@ -1,13 +1,13 @@
-//! What the example programs share: choosing a dtype, loading with a progress bar, and exit codes.
+//! What the example programs share: choosing a dtype, loading with a progress bar, reading and printing, and exit codes.
 
 use std::fmt;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
 use burn::tensor::{Device, FloatDType};
 use burn_mla::model::{DeepseekModel, LoadProgress, ModelError};
-use clap::ValueEnum;
+use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
 // A forward pass on the CPU allocates every intermediate tensor. glibc returns the memory to the system each time and
@@ -70,11 +70,61 @@ pub fn load(dir: &Path, device: &Device, dtype: DTypeArg) -> Result<DeepseekMode
     DeepseekModel::load(dir, device, dtype.into(), &mut |progress| bar.show(progress))
 }
 
-/// Exit code of input that cannot be used.
+/// Exit code of input that cannot be used, and of output that cannot be written.
 pub const BAD_INPUT: u8 = 2;
+
+/// The command line; otherwise the exit code, when help or an error is printed.
+pub fn parse<A: Parser>() -> Result<A, ExitCode> {
+    let said = match A::try_parse() {
+        Ok(args) => return Ok(args),
+        Err(said) => said,
+    };
+    if said.use_stderr() {
+        let _ = said.print();
+        return Err(ExitCode::from(BAD_INPUT));
+    }
+    let help = said.render();
+    // Clap would take a full disk for success.
+    let printed = if io::stdout().is_terminal() { print(help.ansi()) } else { print(help) };
+    Err(printed.map_or_else(fail, |()| ExitCode::SUCCESS))
+}
+
+/// Prints to stdout at once. `println!` would panic where nobody reads, or a disk is full.
+pub fn print(text: impl fmt::Display) -> Result<(), String> {
+    let mut out = io::stdout().lock();
+    write!(out, "{text}").and_then(|()| out.flush()).map_err(|error| stdout_failed(&error))
+}
+
+fn stdout_failed(error: &io::Error) -> String {
+    format!("cannot write to stdout: {error}")
+}
+
+/// A line on stderr, if anybody can read it: there is nowhere else to say so.
+pub fn note(line: impl fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
 
 /// Reports why a program cannot go on.
 pub fn fail(message: impl fmt::Display) -> ExitCode {
-    eprintln!("error: {message}");
+    note(format_args!("error: {message}"));
     ExitCode::from(BAD_INPUT)
+}
+
+/// Bytes of a text file that is read whole.
+const MOST: u64 = 256 << 20;
+
+/// The text of a file. A pipe may never end, and is refused.
+#[allow(dead_code)]
+pub fn read_text(path: &Path) -> Result<String, String> {
+    let failed = |error: &dyn fmt::Display| format!("cannot read {}: {error}", path.display());
+    if !std::fs::metadata(path).map_err(|error| failed(&error))?.is_file() {
+        return Err(failed(&"it is no regular file"));
+    }
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(|error| failed(&error))?;
+    file.take(MOST + 1).read_to_string(&mut text).map_err(|error| failed(&error))?;
+    match text.len() as u64 > MOST {
+        true => Err(failed(&format_args!("it has more than {MOST} bytes"))),
+        false => Ok(text),
+    }
 }

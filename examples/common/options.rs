@@ -3,11 +3,53 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use burn_mla::model::{EngineOptions, SamplingParams};
-use burn_mla::ops::DeviceName;
+use burn_mla::model::{EngineOptions, ModelError, SamplingParams};
+use burn_mla::ops::cache::CacheError;
+use burn_mla::ops::{DeviceName, MlaError};
 use clap::{Args, ValueEnum};
 
 use crate::common::DTypeArg;
+
+/// Arguments by their names in code and in messages, and the options that they come from.
+const TYPED: [(&str, &str); 16] = [
+    ("page_size", "--page-size"),
+    ("cache_pages", "--cache-pages"),
+    ("num_pages", "--cache-pages"),
+    ("num_pages * page_size", "--cache-pages * --page-size"),
+    ("pools", "--cache-pages * --page-size"),
+    ("max_batch", "--max-batch"),
+    ("max_requests", "--max-batch"),
+    ("token_budget", "--token-budget"),
+    ("stop", "--stop"),
+    ("temperature", "--temperature"),
+    ("top_k", "--top-k"),
+    ("top_p", "--top-p"),
+    ("min_p", "--min-p"),
+    ("repetition_penalty", "--repetition-penalty"),
+    ("layers", "--layers"),
+    ("dtype", "--dtype"),
+];
+
+/// The message of an error, with options under the names that were typed.
+pub fn by_option(error: &ModelError) -> String {
+    let message = error.to_string();
+    if matches!(error, ModelError::OutOfMemory { what: "a KV cache", .. }) {
+        return format!("{message}; it has --cache-pages of --page-size tokens each");
+    }
+    let of_ops = |error: &MlaError| matches!(error, MlaError::Value { .. } | MlaError::DeviceLimit { .. });
+    let of_options = match error {
+        ModelError::Request { .. } => true,
+        ModelError::Ops(error) | ModelError::Cache(CacheError::Mla(error)) => of_ops(error),
+        _ => false,
+    };
+    // Other messages name fields of files, which may be called the same.
+    match of_options {
+        true => TYPED
+            .iter()
+            .fold(message, |text, (name, option)| text.replace(&format!("`{name}`"), &format!("`{option}`"))),
+        false => message,
+    }
+}
 
 /// A demo checkpoint of this repository.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -52,7 +94,7 @@ impl ModelArgs {
 /// Sizes and modes of the engine, named as in `EngineOptions`.
 #[derive(Debug, Args)]
 pub struct EngineArgs {
-    /// Tokens per KV cache page, a power of two.
+    /// Tokens per KV cache page, a power of two. A cache that the memory has no room for is refused.
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub page_size: usize,
     /// Maximum number of tokens per forward pass: one of each running request, the rest from prompts (chunked prefill). If absent
@@ -77,7 +119,7 @@ pub struct TextArgs {
     /// Maximum number of tokens to generate per prompt.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_new_tokens: usize,
-    /// Stop string; may be given several times.
+    /// Stop string, also one special token; may be given several times.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
     /// Sampling temperature; 0 is greedy.

@@ -6,6 +6,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod file_id;
 mod input;
 #[path = "../common/options.rs"]
 mod options;
@@ -22,20 +23,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::tensor::Device;
 use burn_mla::model::{
     Completion, Engine, EngineOptions, FinishReason, ModelConfig, ModelError, RequestStream, SamplingParams,
-    StreamEvent, Tokenizer, compile_ahead,
+    StopStrings, StreamEvent, Tokenizer, compile_ahead,
 };
 use clap::Parser;
-use common::fail;
+use common::{fail, note};
 use serde::Serialize;
 use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::input::{Input, Next};
-use crate::options::{EngineArgs, ModelArgs, TextArgs};
+use crate::input::{Input, Next, Source};
+use crate::options::{EngineArgs, ModelArgs, TextArgs, by_option};
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::request::{Defaults, Line, LineError};
+use crate::request::{Defaults, Line, LineError, Reader};
 
 /// Exit code after Ctrl-C, as shells have it.
 const INTERRUPTED: u8 = 130;
@@ -46,10 +47,10 @@ const NAMED: usize = 20;
 /// "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty".
 #[derive(Debug, Parser)]
 struct Args {
-    /// File of prompts; - is stdin.
+    /// File or pipe of prompts, a line of at most 16 MiB each; - is stdin.
     #[arg(default_value = "-")]
     input: PathBuf,
-    /// File for the answers, which is emptied; stdout if absent.
+    /// File for the answers, which is emptied, or a pipe that is read; stdout if absent.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -73,18 +74,21 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(code) => code,
-        Err(message) => fail(message),
-    }
+    let outcome = match common::parse() {
+        Ok(args) => run(&args),
+        Err(code) => return code,
+    };
+    outcome.unwrap_or_else(fail)
 }
 
 fn run(args: &Args) -> Result<ExitCode, String> {
-    let show = |error: ModelError| error.to_string();
+    let show = |error: ModelError| by_option(&error);
     let defaults = args.defaults();
     defaults.sampling.validate().map_err(show)?;
-    let input = Input::open(&args.input)?;
-    output::differs(args.output.as_deref(), &args.input)?;
+    StopStrings::new(defaults.stop.clone()).map_err(show)?;
+    let source = Source::new(&args.input)?;
+    let source_id = source.id();
+    output::differs(args.output.as_deref(), source_id)?;
     let device = args.model.device.open().map_err(|error| error.to_string())?;
     let options = args.engine_options(&device);
     let config = ModelConfig::read(args.model.dir()).map_err(show)?;
@@ -93,12 +97,10 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let tokenizer = Tokenizer::load(args.model.dir()).map_err(show)?;
     let engine = Engine::new(&model, &tokenizer, options).map_err(show)?;
     // Nothing is emptied for a model that does not load; until here Ctrl-C ends the program at once.
-    let output = Output::open(args.output.as_deref())?;
+    let output = Output::open(args.output.as_deref(), source_id)?;
     let interrupted = catch_interrupts()?;
     let mut batch = Batch {
         engine,
-        tokenizer: &tokenizer,
-        defaults,
         most_waiting: args.max_batch,
         live: Vec::new(),
         output,
@@ -108,7 +110,8 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         written: 0,
         faults: 0,
     };
-    let outcome = batch.serve(input, &interrupted);
+    let reader = Reader { defaults, tokenizer: tokenizer.clone(), max_positions: model.max_positions() };
+    let outcome = batch.serve(source.read(reader), &interrupted);
     batch.close(outcome, interrupted.load(Ordering::Relaxed), &args.input)
 }
 
@@ -151,8 +154,6 @@ fn catch_interrupts() -> Result<Arc<AtomicBool>, String> {
 /// Requests on their way from the input to the output.
 struct Batch<'a> {
     engine: Engine<'a>,
-    tokenizer: &'a Tokenizer,
-    defaults: Defaults,
     most_waiting: usize,
     live: Vec<Live>,
     output: Output,
@@ -213,26 +214,25 @@ impl Batch<'_> {
                 break;
             }
             match input.next(self.live.is_empty()) {
-                Ok(Next::Line(number, line)) => self.take(number, &line),
-                Ok(Next::Pending) => break,
-                Ok(Next::End) => return Some(Ok(())),
-                Err(error) => return Some(Err(error)),
+                Next::Line(number, line) => self.take(number, *line),
+                Next::Pending => break,
+                Next::End => return Some(Ok(())),
+                Next::Failed(error) => return Some(Err(error)),
             }
         }
         None
     }
 
     /// A line that is no request is reported; the others go on.
-    fn take(&mut self, number: usize, line: &[u8]) {
+    fn take(&mut self, number: usize, line: Result<Line, LineError>) {
         self.lines += 1;
-        match self.submit(number, line) {
+        match line.and_then(|line| self.submit(number, line)) {
             Ok(live) => self.live.push(live),
             Err(error) => self.fault(&format!("line {number}: {error}")),
         }
     }
 
-    fn submit(&mut self, number: usize, line: &[u8]) -> Result<Live, LineError> {
-        let Line { id, request } = Line::parse(line, number, &self.defaults, self.tokenizer)?;
+    fn submit(&mut self, number: usize, Line { id, request }: Line) -> Result<Live, LineError> {
         let name = id.to_string();
         if let Some(&line) = self.ids.get(&name) {
             return Err(LineError::IdInUse { line });
@@ -245,7 +245,7 @@ impl Batch<'_> {
 
     fn fault(&mut self, message: &str) {
         self.faults += 1;
-        self.progress.suspend(|| eprintln!("error: {message}"));
+        self.progress.suspend(|| note(format_args!("error: {message}")));
     }
 
     /// Writes what has become complete.
@@ -303,10 +303,10 @@ impl Batch<'_> {
         }
         self.progress.report(&self.engine, written);
         if interrupted {
-            eprintln!(
-                "interrupted: {written} completions are written{unfinished}; later lines of {} are not read",
-                input.display()
-            );
+            let input = input.display();
+            note(format_args!(
+                "interrupted: {written} completions are written{unfinished}; later lines of {input} are not read"
+            ));
             return Ok(ExitCode::from(INTERRUPTED));
         }
         match self.faults {

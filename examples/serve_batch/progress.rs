@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use burn_mla::model::Engine;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::common::note;
+
 /// Between two updates: stats are counted for each.
 const EVERY: Duration = Duration::from_millis(250);
 
@@ -56,26 +58,27 @@ impl Progress {
     pub fn report(&self, engine: &Engine, written: usize) {
         let stats = engine.stats();
         let rate = stats.generated_tokens as f64 / self.start.elapsed().as_secs_f64().max(1e-9);
-        eprintln!("completions       {written}");
-        eprintln!(
-            "prompt tokens     {} computed, {} from the prefix cache (hit rate {:.0} %)",
-            stats.prompt_tokens,
-            stats.prefix_hits,
-            100.0 * stats.prefix_hit_rate()
+        let line = |name: &str, value: std::fmt::Arguments| note(format_args!("{name:<18}{value}"));
+        line("completions", format_args!("{written}"));
+        let (hits, hit_rate) = (stats.prefix_hits, 100.0 * stats.prefix_hit_rate());
+        let computed = stats.prompt_tokens;
+        line(
+            "prompt tokens",
+            format_args!("{computed} computed, {hits} from the prefix cache (hit rate {hit_rate:.0} %)"),
         );
-        eprintln!("generated tokens  {}, {rate:.0} per second, in {} steps", stats.generated_tokens, stats.steps);
+        let (generated, steps) = (stats.generated_tokens, stats.steps);
+        line("generated tokens", format_args!("{generated}, {rate:.0} per second, in {steps} steps"));
         let (prefill, seconds) = (stats.prefill_rate(), stats.prefill_time.as_secs_f64());
-        eprintln!("prefill           {seconds:.1} s, {prefill:.0} tokens per second");
+        line("prefill", format_args!("{seconds:.1} s, {prefill:.0} tokens per second"));
         match stats.graph_steps {
-            0 => eprintln!("graphs            none, every kernel was launched: {}", stats.graphs),
+            0 => line("graphs", format_args!("none, every kernel was launched: {}", stats.graphs)),
             steps => {
-                eprintln!("graphs            {steps} steps replayed, {} of them launched ahead", stats.ahead_steps);
+                line("graphs", format_args!("{steps} steps replayed, {} of them launched ahead", stats.ahead_steps));
             }
         }
-        eprintln!("preemptions       {}, {} tokens recomputed", stats.preemptions, stats.recomputed_tokens);
-        eprintln!(
-            "KV cache          {} bytes/token, peak {} bytes",
-            stats.cache_bytes_per_token, stats.cache_bytes_peak
-        );
+        let (preemptions, recomputed) = (stats.preemptions, stats.recomputed_tokens);
+        line("preemptions", format_args!("{preemptions}, {recomputed} tokens recomputed"));
+        let (per_token, peak) = (stats.cache_bytes_per_token, stats.cache_bytes_peak);
+        line("KV cache", format_args!("{per_token} bytes/token, peak {peak} bytes"));
     }
 }

@@ -13,6 +13,14 @@ pub struct Defaults {
     pub stop: Vec<String>,
 }
 
+/// What it takes to make requests of lines.
+pub struct Reader {
+    pub defaults: Defaults,
+    pub tokenizer: Tokenizer,
+    /// Tokens that a prompt may have.
+    pub max_positions: usize,
+}
+
 /// A request, and how its answer is named.
 #[derive(Debug)]
 pub struct Line {
@@ -24,7 +32,11 @@ pub struct Line {
 /// Why a line is no request.
 #[derive(Debug)]
 pub enum LineError {
+    TooLong {
+        most: usize,
+    },
     NotText(std::str::Utf8Error),
+    ByteOrderMark,
     NotJson(serde_json::Error),
     NotAnObject(&'static str),
     Missing(&'static str),
@@ -45,7 +57,9 @@ pub enum LineError {
 impl fmt::Display for LineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::TooLong { most } => write!(f, "longer than {most} bytes"),
             Self::NotText(error) => write!(f, "not UTF-8: {error}"),
+            Self::ByteOrderMark => write!(f, "begins with a byte order mark (BOM); save the file as UTF-8 without one"),
             // The parser counts lines too, and sees one.
             Self::NotJson(error) => {
                 write!(f, "not JSON: {}", error.to_string().replace(" at line 1 column", " at column"))
@@ -66,16 +80,19 @@ const FIELDS: [&str; 10] =
 
 impl Line {
     /// Reads line number `number`.
-    pub fn parse(line: &[u8], number: usize, defaults: &Defaults, tokenizer: &Tokenizer) -> Result<Self, LineError> {
+    pub fn parse(line: &[u8], number: usize, reader: &Reader) -> Result<Self, LineError> {
         let text = std::str::from_utf8(line).map_err(LineError::NotText)?;
+        if text.starts_with('\u{FEFF}') {
+            return Err(LineError::ByteOrderMark);
+        }
         let fields = match serde_json::from_str(text).map_err(LineError::NotJson)? {
             Value::Object(fields) => Fields(fields),
             other => return Err(LineError::NotAnObject(kind(&other))),
         };
         if let Some(unknown) = fields.0.keys().find(|key| !FIELDS.contains(&key.as_str())) {
-            return Err(LineError::Unknown(unknown.clone()));
+            return Err(LineError::Unknown(short(unknown)));
         }
-        let Defaults { sampling, max_new_tokens, stop } = defaults;
+        let Reader { defaults: Defaults { sampling, max_new_tokens, stop }, tokenizer, max_positions } = reader;
         let prompt = fields.get("prompt", "a text", Value::as_str)?.ok_or(LineError::Missing("prompt"))?;
         if prompt.is_empty() {
             let (actual, expected) = ("empty".into(), "some text to continue".into());
@@ -93,12 +110,12 @@ impl Line {
             seed: fields.get("seed", whole, Value::as_u64)?.unwrap_or(sampling.seed),
         };
         let request = GenerationRequest {
-            prompt: tokenizer.encode(prompt, true).map_err(LineError::Refused)?,
+            prompt: tokenizer.encode_at_most(prompt, true, *max_positions).map_err(LineError::Refused)?,
             sampling,
             max_new_tokens: fields.get("max_new_tokens", whole, count)?.unwrap_or(*max_new_tokens),
             stop: fields.get("stop", "a text or a list of texts", texts)?.unwrap_or_else(|| stop.clone()),
         };
-        let id = fields.get("id", "a text or a number", |id| (id.is_string() || id.is_number()).then(|| id.clone()))?;
+        let id = fields.get("id", "a text of at most 1024 bytes, or a number", id)?;
         Ok(Self { id: id.unwrap_or_else(|| number.into()), request })
     }
 }
@@ -117,10 +134,15 @@ impl Fields {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match read(value) {
                 Some(read) => Ok(Some(read)),
-                None => Err(LineError::WrongType { field, actual: short(value), expected }),
+                None => Err(LineError::WrongType { field, actual: short(&value.to_string()), expected }),
             },
         }
     }
+}
+
+/// Ids are kept to the end.
+fn id(value: &Value) -> Option<Value> {
+    (value.is_number() || value.as_str().is_some_and(|id| id.len() <= 1024)).then(|| value.clone())
 }
 
 fn float(value: &Value) -> Option<f32> {
@@ -150,11 +172,10 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The beginning of a value that may be long.
-fn short(value: &Value) -> String {
-    let text = value.to_string();
+/// The beginning of a text that may be long.
+fn short(text: &str) -> String {
     match text.char_indices().nth(40) {
         Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
+        None => text.into(),
     }
 }

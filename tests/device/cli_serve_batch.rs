@@ -179,9 +179,9 @@ fn cli_serve_says_that_no_step_was_replayed() {
 #[rstest]
 #[case(&["no/such/file"], &["no/such/file"])]
 #[case(&["-", "--output", "no/such/folder/file"], &["no/such/folder/file"])]
-#[case(&["-", "--token-budget", "3"], &["token_budget", "max_batch"])]
-#[case(&["-", "--page-size", "3"], &["page_size"])]
-#[case(&["-", "--top-p", "0"], &["top_p"])]
+#[case(&["-", "--token-budget", "3"], &["`--token-budget`", "`--max-batch`"])]
+#[case(&["-", "--page-size", "3"], &["`--page-size`"])]
+#[case(&["-", "--top-p", "0"], &["`--top-p`"])]
 #[case(&["-", "--model", "no/such/model"], &["no/such/model"])]
 fn cli_serve_refuses_a_bad_argument(#[case] args: &[&str], #[case] needles: &[&str]) {
     let output = program().args(args).stdin(Stdio::null()).output().expect("the program starts");

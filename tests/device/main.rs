@@ -5,7 +5,12 @@
 
 mod cli_checkpoints;
 mod cli_faults;
+mod cli_fuzz;
+mod cli_limits;
+mod cli_part;
 mod cli_serve_batch;
+mod cli_serve_batch_input;
+mod cli_streams;
 mod devices;
 mod hashes;
 mod model_compile_ahead;

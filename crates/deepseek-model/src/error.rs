@@ -27,6 +27,28 @@ pub enum ModelError {
         /// Who needs it, and what to do.
         hint: String,
     },
+    /// Something else is where a file or a folder should be.
+    #[error("{} is {found}, expected {expected}", path.display())]
+    WrongKind {
+        /// Where.
+        path: PathBuf,
+        /// What is there: a folder, a pipe, a file that is too large, ...
+        found: String,
+        /// What should be there.
+        expected: String,
+    },
+    /// There is less memory than would be taken. Nothing has been allocated.
+    #[error("no room for {what} of {needed_bytes} bytes in the memory of {device}, which has {free_bytes} bytes free")]
+    OutOfMemory {
+        /// What needs it.
+        what: &'static str,
+        /// The device.
+        device: String,
+        /// Bytes that it takes.
+        needed_bytes: u128,
+        /// Bytes that the device has.
+        free_bytes: u64,
+    },
     /// A JSON file cannot be parsed.
     #[error("{} is not valid JSON of the expected form: {reason}", path.display())]
     Json {
@@ -142,6 +164,11 @@ impl ModelError {
     /// A result that could not be read back.
     pub(crate) fn device(error: impl fmt::Display) -> Self {
         Self::Device { reason: error.to_string() }
+    }
+
+    /// What has another kind than the file or folder that is read there.
+    pub(crate) fn wrong_kind(path: impl Into<PathBuf>, found: impl Into<String>, expected: impl Into<String>) -> Self {
+        Self::WrongKind { path: path.into(), found: found.into(), expected: expected.into() }
     }
 
     /// A file that could not be read: missing with `hint`, or refused by the operating system.

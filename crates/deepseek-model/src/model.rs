@@ -12,8 +12,8 @@ use crate::inspection::check_headers;
 use crate::models::{Capture, Hidden, Model, ModelConfig, Observer};
 use crate::parallel::Parallel;
 use crate::step::{Chunk, last_rows};
-use crate::weights::{Checkpoint, LoadProgress, RandomInit, WeightLoader, device_bytes};
-use crate::{ModelError, Result};
+use crate::weights::{Checkpoint, LoadProgress, RandomInit, WeightLoader, WeightSpec, device_bytes};
+use crate::{ModelError, Result, memory};
 
 /// A model loaded from a checkpoint folder, or the part of it that one rank has.
 #[derive(Debug)]
@@ -33,13 +33,19 @@ fn check_dtype(device: &Device, dtype: FloatDType) -> Result<()> {
     Err(ModelError::request("dtype", format!("{dtype:?}"), expected))
 }
 
+/// Refuses weights that the device has no memory for, before any is there. Ranks have equal parts of most of them.
+fn check_memory(specs: &[WeightSpec], parallel: &Parallel, device: &Device, dtype: FloatDType) -> Result<()> {
+    memory::check("weights", u128::from(device_bytes(specs, dtype)) / parallel.size() as u128, device)
+}
+
 impl DeepseekModel {
     /// Loads `config.json`, `generation_config.json` and the weights of a checkpoint folder; `on_progress` sees how far
     /// the weights are. The architecture is that of the config's `model_type`.
     ///
     /// # Errors
     /// Files that are missing or damaged, a config that contradicts itself, tensors that are missing, left over or of the
-    /// wrong shape (all of them in one error), a dtype that the device does not have.
+    /// wrong shape (all of them in one error), a dtype that the device does not have; [`ModelError::OutOfMemory`] for weights that
+    /// do not fit into the memory, where that is known (the CPU on Linux).
     pub fn load(
         dir: &Path,
         device: &Device,
@@ -67,7 +73,8 @@ impl DeepseekModel {
         let config = ModelConfig::read(dir)?;
         let defaults = GenerationDefaults::read(dir, config.eos_token_ids())?;
         let checkpoint = Checkpoint::open(dir)?;
-        check_headers(&config, Some(&checkpoint), &parallel, device)?;
+        let specs = check_headers(&config, Some(&checkpoint), &parallel, device)?;
+        check_memory(&specs, &parallel, device, dtype)?;
         let loader = WeightLoader::new(&checkpoint, device, dtype, Some(on_progress)).with_parallel(parallel);
         let mut loader = loader.with_quantization(config.quantization());
         let model = config.load(&mut loader, device);
@@ -79,7 +86,7 @@ impl DeepseekModel {
     /// says. Norms are 1. No token ends a text. `on_progress` sees how far the weights are, in bytes on the device.
     ///
     /// # Errors
-    /// A dtype that the device does not have.
+    /// A dtype that the device does not have; [`ModelError::OutOfMemory`] as in [`Self::load`].
     pub fn random(
         config: ModelConfig,
         init: impl Into<RandomInit>,
@@ -104,7 +111,9 @@ impl DeepseekModel {
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
         check_dtype(device, dtype)?;
-        let bytes = device_bytes(&check_headers(&config, None, &parallel, device)?, dtype);
+        let specs = check_headers(&config, None, &parallel, device)?;
+        check_memory(&specs, &parallel, device, dtype)?;
+        let bytes = device_bytes(&specs, dtype);
         let loader = WeightLoader::random(init.into(), device, dtype, bytes, Some(on_progress)).with_parallel(parallel);
         Self::made(config, loader, device, dtype)
     }

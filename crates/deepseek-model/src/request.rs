@@ -12,7 +12,8 @@ pub struct GenerationRequest {
     pub sampling: SamplingParams,
     /// Tokens to generate at most.
     pub max_new_tokens: usize,
-    /// Texts that end the generation; they are not part of the result.
+    /// Texts that end the generation; they are not part of the result. One that is a special token ends it with that token; special
+    /// tokens within longer ones do not occur in the text.
     pub stop: Vec<String>,
 }
 

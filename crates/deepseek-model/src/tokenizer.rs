@@ -1,5 +1,7 @@
 //! Text to token ids and back, by the `tokenizer.json` of a checkpoint.
 
+mod limit;
+mod read;
 mod stop;
 mod stream;
 
@@ -11,13 +13,15 @@ use tokenizers::DecoderWrapper;
 
 pub use self::stop::{StopOutcome, StopStrings};
 pub use self::stream::TextStream;
-use crate::{ModelError, Result};
+use crate::{ModelError, Result, files};
 
 /// A byte-level BPE tokenizer. Clones share the vocabulary.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     path: PathBuf,
+    /// In bytes, where that bounds how many tokens a text has at least.
+    longest_token: Option<usize>,
 }
 
 impl Tokenizer {
@@ -29,12 +33,11 @@ impl Tokenizer {
     pub fn load(dir: &Path) -> Result<Self> {
         let path = dir.join("tokenizer.json");
         let hint = "text cannot be encoded without it; download it from the model's page, or pass token ids";
-        let text = std::fs::read(&path).map_err(|source| ModelError::unreadable(&path, source, hint))?;
+        let text = files::read(&path, hint)?;
         let refused = |reason| ModelError::Tokenizer { path: path.clone(), reason };
-        let inner = tokenizers::Tokenizer::from_bytes(text)
-            .map_err(|error| refused(format!("not a tokenizer that can be read: {error}")))?;
+        let inner = read::tokenizer(&path, text).map_err(refused)?;
         match inner.get_decoder() {
-            Some(DecoderWrapper::ByteLevel(_)) => Ok(Self { inner: Arc::new(inner), path }),
+            Some(DecoderWrapper::ByteLevel(_)) => Ok(Self::of(inner, path)),
             _ => Err(refused("its `decoder` is not of type \"ByteLevel\", as that of every DeepSeek model is".into())),
         }
     }
@@ -54,7 +57,18 @@ impl Tokenizer {
         });
         let inner = tokenizers::Tokenizer::from_bytes(tokenizer.to_string());
         let inner = inner.map_err(|error| ModelError::Tokenizer { path: path.clone(), reason: error.to_string() })?;
-        Ok(Self { inner: Arc::new(inner), path })
+        Ok(Self::of(inner, path))
+    }
+
+    fn of(inner: tokenizers::Tokenizer, path: PathBuf) -> Self {
+        let longest_token = limit::longest_token(&inner);
+        Self { inner: Arc::new(inner), path, longest_token }
+    }
+
+    /// The id of a special token, which no text that is decoded without special tokens has.
+    pub(crate) fn special_id(&self, text: &str) -> Option<u32> {
+        let added = self.inner.get_added_vocabulary();
+        added.is_special_token(text).then(|| self.inner.token_to_id(text)).flatten()
     }
 
     /// The ids of `text`; with `add_special_tokens` also those that the tokenizer puts around a text.

@@ -1,6 +1,7 @@
 //! Comparison of a loaded model with the results that are stored beside its checkpoint (`expected.safetensors`).
 
 use std::collections::HashMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{FloatDType, Tensor};
@@ -11,7 +12,7 @@ use crate::cache::{CacheSize, ModelCache};
 use crate::model::DeepseekModel;
 use crate::models::Hidden;
 use crate::step::Chunk;
-use crate::{ModelError, Result};
+use crate::{ModelError, Result, files};
 use mla_ops::Determinism;
 
 /// What is compared, and with which sizes.
@@ -57,6 +58,7 @@ impl Comparison {
 /// Files that are missing or damaged, or a forward pass that fails. A difference is no error but a [`Comparison`].
 pub fn verify(model: &DeepseekModel, dir: &Path, options: &VerifyOptions) -> Result<Vec<Comparison>> {
     let expected = Expected::read(dir)?;
+    expected.check_ids(model.vocab_size())?;
     let run = Run { model, expected: &expected, page_size: options.page_size };
     let mut rows = run.full_forward()?;
     for &chunk in &options.prefill_chunks {
@@ -225,7 +227,9 @@ impl Expected {
     fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("expected.safetensors");
         let hint = "`verify` needs a checkpoint folder with stored results";
-        let bytes = std::fs::read(&path).map_err(|error| ModelError::unreadable(&path, error, hint))?;
+        let mut bytes = Vec::new();
+        let read = files::open(&path, hint)?.read_to_end(&mut bytes);
+        read.map_err(|error| ModelError::unreadable(&path, error, hint))?;
         let damaged = |reason: String| ModelError::Safetensors { path: path.clone(), reason };
         let tensors = SafeTensors::deserialize(&bytes).map_err(|error| damaged(error.to_string()))?;
         let (mut floats, mut ids) = (HashMap::new(), HashMap::new());
@@ -236,9 +240,13 @@ impl Expected {
                     floats.insert(name.to_string(), values.collect());
                 }
                 Dtype::I64 => {
-                    // Token ids fit the low half.
-                    let values = view.data().chunks_exact(8).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-                    ids.insert(name.to_string(), values.collect());
+                    let (numbers, _) = view.data().as_chunks::<8>();
+                    let values = numbers.iter().map(|&bytes| i64::from_le_bytes(bytes));
+                    let values = values.map(|value| {
+                        u32::try_from(value)
+                            .map_err(|_| damaged(format!("tensor `{name}` holds {value}, expected token ids")))
+                    });
+                    ids.insert(name.to_string(), values.collect::<Result<_>>()?);
                 }
                 other => {
                     return Err(damaged(format!("tensor `{name}` has dtype {other:?}, expected F32 or I64")));
@@ -265,6 +273,20 @@ impl Expected {
         self.ids.get(name).cloned().ok_or_else(|| self.missing(name))
     }
 
+    /// Whether a model with such a vocabulary can be asked for what is stored: prompts have tokens, all of them its own.
+    fn check_ids(&self, vocab_size: usize) -> Result<()> {
+        let damaged = |reason| Err(ModelError::Safetensors { path: self.path.clone(), reason });
+        for (name, ids) in &self.ids {
+            if ids.is_empty() && name.ends_with("input_ids") {
+                return damaged(format!("tensor `{name}` is empty, expected the tokens of a prompt"));
+            }
+            if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+                return damaged(format!("tensor `{name}` holds {id}, expected token ids below {vocab_size}"));
+            }
+        }
+        Ok(())
+    }
+
     fn missing(&self, name: &str) -> ModelError {
         let reason = format!("it has no tensor `{name}` of the expected dtype");
         ModelError::Safetensors { path: self.path.clone(), reason }
@@ -279,10 +301,9 @@ fn read_tolerances(dir: &Path) -> Result<(f64, Option<f64>)> {
         hint: "the tolerances are stored there, or in expected.json".into(),
     })?;
     let json = |reason: String| ModelError::Json { path: path.clone(), reason };
-    let text = std::fs::read_to_string(&path).map_err(|error| ModelError::unreadable(&path, error, ""))?;
+    let text = String::from_utf8(files::read(&path, "")?).map_err(|error| json(error.to_string()))?;
     // Python writes an infinite margin as `Infinity`, which JSON does not have.
-    let text = text.replace(": Infinity", ": null");
-    let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| json(error.to_string()))?;
+    let value: serde_json::Value = files::parse(&path, text.replace(": Infinity", ": null").as_bytes())?;
     let tolerance = |name: &str| value["tolerance"][name].as_f64();
     let logits = tolerance("logits").ok_or_else(|| json("it has no number `tolerance.logits`".into()))?;
     Ok((logits, tolerance("hidden")))

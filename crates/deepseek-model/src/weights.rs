@@ -18,8 +18,7 @@ mod tests_ranks;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use memmap2::Mmap;
 use safetensors::tensor::Metadata;
@@ -32,7 +31,7 @@ pub use self::random::RandomInit;
 pub(crate) use self::spec::Listed;
 pub use self::spec::{WeightRole, WeightSpec, device_bytes};
 pub use self::write::{WeightForm, WeightsFrom, WriteSummary, write_checkpoint};
-use crate::{ModelError, Result};
+use crate::{ModelError, Result, files};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -74,7 +73,8 @@ impl Checkpoint {
     /// checks that each file is complete.
     ///
     /// # Errors
-    /// [`ModelError::MissingFile`] (naming the shard and the index that lists it), [`ModelError::Json`] for the index,
+    /// [`ModelError::MissingFile`] (naming the shard and the index that lists it), [`ModelError::Json`] for the index, also one that
+    /// names a file outside the folder, [`ModelError::WrongKind`] for what is no regular file (links are followed),
     /// [`ModelError::Safetensors`] for a truncated or corrupt file, [`ModelError::UnsupportedQuantization`] for a tensor of
     /// 8 bits or fewer that is neither E4M3 nor E8M0, [`ModelError::Io`].
     pub fn open(dir: &Path) -> Result<Self> {
@@ -87,7 +87,8 @@ impl Checkpoint {
     /// The files that can be read, and what is wrong with the others.
     pub(crate) fn open_readable(dir: &Path) -> Result<(Self, Vec<ModelError>)> {
         let mut checkpoint = Self { dir: dir.into(), shards: Vec::new(), tensors: BTreeMap::new() };
-        if dir.join(SINGLE).exists() {
+        // A link into a cache whose file is gone is missing as well, and is named.
+        if dir.join(SINGLE).symlink_metadata().is_ok() {
             let damaged = checkpoint.add_shard(dir.join(SINGLE), "the weights are read from there").err();
             return Ok((checkpoint, damaged.into_iter().collect()));
         }
@@ -109,24 +110,26 @@ impl Checkpoint {
     }
 
     fn add_shard(&mut self, path: PathBuf, missing_hint: &str) -> Result<()> {
-        let unreadable = |source| ModelError::unreadable(&path, source, missing_hint);
-        let file = File::open(&path).map_err(unreadable)?;
+        let file = files::open(&path, missing_hint)?;
         // SAFETY: the mapping is only read. A file that shrinks while it is mapped would fault; the type's documentation
         // asks that this not happen, as for every reader of mapped checkpoints.
-        let bytes = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
+        let bytes =
+            unsafe { Mmap::map(&file) }.map_err(|source| ModelError::unreadable(&path, source, missing_hint))?;
         let corrupt = |reason| ModelError::Safetensors { path: path.clone(), reason };
         let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| corrupt(error.to_string()))?;
-        for (name, entry) in entries(&metadata, self.shards.len(), size_of::<u64>() + header) {
+        let tensors: Vec<(String, Entry)> = entries(&metadata, self.shards.len(), size_of::<u64>() + header).collect();
+        for (name, entry) in &tensors {
             if is_unsupported(entry.dtype) {
                 let what = format!("tensor {name} is {:?}", entry.dtype);
                 return Err(ModelError::UnsupportedQuantization { path, what });
             }
-            if let Some(other) = self.tensors.get(&name) {
+            if let Some(other) = self.tensors.get(name) {
                 let other = self.shards[other.shard].path.display();
                 return Err(corrupt(format!("tensor {name} is also in {other}")));
             }
-            self.tensors.insert(name, entry);
         }
+        // Only now: a file that is refused leaves no tensor behind.
+        self.tensors.extend(tensors);
         self.shards.push(Shard { path, bytes });
         Ok(())
     }
@@ -145,10 +148,19 @@ impl Entry {
 fn listed_shards(dir: &Path) -> Result<BTreeSet<String>> {
     let path = dir.join(INDEX);
     let hint = format!("a checkpoint needs this file or {SINGLE}; download the weights in safetensors form");
-    let text = std::fs::read(&path).map_err(|source| ModelError::unreadable(&path, source, hint))?;
-    let index: Index =
-        serde_json::from_slice(&text).map_err(|error| ModelError::Json { path, reason: error.to_string() })?;
-    Ok(index.weight_map.into_values().collect())
+    let index: Index = files::json(&path, &hint)?;
+    let shards: BTreeSet<String> = index.weight_map.into_values().collect();
+    let is_inside = |shard: &&String| {
+        let mut parts = Path::new(shard).components();
+        parts.clone().next().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
+    };
+    match shards.iter().find(|shard| !is_inside(shard)) {
+        None => Ok(shards),
+        Some(outside) => {
+            let reason = format!("`weight_map` names the file {outside:?}, expected one in the folder");
+            Err(ModelError::Json { path, reason })
+        }
+    }
 }
 
 /// The tensors of one shard, whose data begins `data_start` bytes into the file.

@@ -8,6 +8,7 @@ use cubecl::{client::Client, ir::AddressType};
 
 use crate::MlaError;
 use crate::check::Check;
+use crate::memory::{DeviceMemory, host_memory};
 
 impl Check {
     /// The client of the call's device, which the launchers' own checks ask; none on the CPU, which has no such limits.
@@ -59,10 +60,10 @@ impl Check {
             }
             return Ok(());
         }
-        if host_has(bytes) {
-            return Ok(());
+        match host_lacks(bytes) {
+            None => Ok(()),
+            Some(reason) => Err(self.device_limit(argument, format!("it takes {bytes} bytes, and {reason}"))),
         }
-        Err(self.device_limit(argument, format!("it takes {bytes} bytes, and the host does not have so many")))
     }
 }
 
@@ -74,8 +75,15 @@ pub(crate) fn bytes_of<const D: usize>(dtype: DType, shape: [usize; D]) -> u128 
     }
 }
 
-/// Whether the host gives so many bytes at once. Many are asked for, and given back untouched.
-fn host_has(bytes: u128) -> bool {
+/// What the host lacks for so many bytes. Where its memory is not known, many are asked for, and given back untouched.
+fn host_lacks(bytes: u128) -> Option<String> {
     const MANY: u128 = 1 << 30;
-    bytes < MANY || usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok())
+    if bytes < MANY {
+        return None;
+    }
+    if let Some(DeviceMemory { free, .. }) = host_memory() {
+        return (bytes > u128::from(free)).then(|| format!("the host has {free} free"));
+    }
+    let given = usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+    (!given).then(|| "the host does not have so many".into())
 }

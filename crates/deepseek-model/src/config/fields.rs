@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::{ModelError, Result};
+use super::sizes::MOST;
+use crate::{ModelError, Result, files};
 
 /// The object in a JSON file. A field that is `null` counts as absent, as it does in transformers.
 pub(crate) struct Fields {
@@ -16,10 +17,7 @@ pub(crate) struct Fields {
 impl Fields {
     /// Reads the object in the file `path`; `hint` says what to do when there is no such file.
     pub(crate) fn read(path: &Path, hint: &str) -> Result<Self> {
-        let text = std::fs::read(path).map_err(|source| ModelError::unreadable(path, source, hint))?;
-        let object = serde_json::from_slice(&text)
-            .map_err(|error| ModelError::Json { path: path.into(), reason: error.to_string() })?;
-        Ok(Self { path: path.into(), object })
+        Ok(Self { path: path.into(), object: files::json(path, hint)? })
     }
 
     /// The object in the field `name`, or `None` if it is absent.
@@ -33,7 +31,7 @@ impl Fields {
         match self.object.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
-                T::deserialize(value).map(Some).map_err(|_| self.error(name, value.to_string(), expected.to_string()))
+                T::deserialize(value).map(Some).map_err(|_| self.error(name, short(value), expected.to_string()))
             }
         }
     }
@@ -45,12 +43,21 @@ impl Fields {
 
     /// A count that must be there.
     pub(crate) fn count(&self, name: &str) -> Result<usize> {
-        self.required(name, "a whole number")
+        self.optional_count(name)?.ok_or_else(|| self.error(name, "missing".into(), "a whole number".into()))
     }
 
     /// A count, or `default` if it is absent.
     pub(crate) fn count_or(&self, name: &str, default: usize) -> Result<usize> {
-        Ok(self.optional(name, "a whole number")?.unwrap_or(default))
+        Ok(self.optional_count(name)?.unwrap_or(default))
+    }
+
+    /// A count, or `None` if it is absent. No tensor has a larger size, and the sum of two does not overflow.
+    pub(crate) fn optional_count(&self, name: &str) -> Result<Option<usize>> {
+        let count = self.optional::<usize>(name, "a whole number")?;
+        match count.filter(|&count| count > MOST) {
+            None => Ok(count),
+            Some(count) => Err(self.error(name, count.to_string(), format!("a whole number of at most {MOST}"))),
+        }
     }
 
     /// A number, or `default` if it is absent.
@@ -107,5 +114,14 @@ impl Fields {
     /// The refusal of the field `name`.
     pub(crate) fn error(&self, name: &str, actual: String, expected: String) -> ModelError {
         ModelError::Config { path: Some(self.path.clone()), field: name.to_string(), actual, expected }
+    }
+}
+
+/// The beginning of a value that may be long.
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
     }
 }

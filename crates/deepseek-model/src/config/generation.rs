@@ -25,7 +25,7 @@ impl GenerationDefaults {
     /// `config.json`.
     ///
     /// # Errors
-    /// [`ModelError::Io`], [`ModelError::Json`], or [`ModelError::Config`] naming a field of another type.
+    /// [`ModelError::Io`], [`ModelError::Json`], or [`ModelError::Config`] naming a field of another type or out of range.
     pub fn read(dir: &Path, config_eos_token_ids: &[u32]) -> Result<Self> {
         let fields = match Fields::read(&dir.join("generation_config.json"), "it is optional") {
             Ok(fields) => fields,
@@ -42,9 +42,20 @@ impl GenerationDefaults {
         Ok(Self {
             eos_token_ids,
             do_sample: fields.flag_or("do_sample", false)?,
-            temperature: fields.optional("temperature", "a number")?,
-            top_p: fields.optional("top_p", "a number")?,
+            temperature: in_range(&fields, "temperature", "a finite number of at least 0", |value| {
+                value.is_finite() && value >= 0.0
+            })?,
+            top_p: in_range(&fields, "top_p", "above 0 and at most 1", |value| value > 0.0 && value <= 1.0)?,
             top_k: fields.optional("top_k", "a whole number")?.filter(|&k| k > 0),
         })
+    }
+}
+
+/// A number that may be absent.
+fn in_range(fields: &Fields, name: &str, expected: &str, is_in_range: fn(f32) -> bool) -> Result<Option<f32>> {
+    let value = fields.optional::<f32>(name, "a number")?;
+    match value.filter(|&value| !is_in_range(value)) {
+        None => Ok(value),
+        Some(value) => Err(fields.error(name, value.to_string(), expected.to_string())),
     }
 }

@@ -5,6 +5,7 @@ mod fields;
 mod generation;
 mod quantization;
 mod rope;
+pub(crate) mod sizes;
 
 pub(crate) use self::fields::Fields;
 pub use self::generation::GenerationDefaults;

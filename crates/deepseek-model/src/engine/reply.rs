@@ -15,6 +15,8 @@ pub(crate) struct Reply {
     sampler: Sampler,
     stream: TextStream,
     stop: StopStrings,
+    /// Stop strings that are special tokens, which leave no trace in the text.
+    stop_ids: Vec<u32>,
     text: String,
     max_new_tokens: usize,
     events: Sender<StreamEvent>,
@@ -48,6 +50,7 @@ impl Reply {
             sampler: Sampler::new(request.sampling.clone())?,
             stream: TextStream::new(tokenizer, true),
             stop: StopStrings::new(request.stop.clone())?,
+            stop_ids: request.stop.iter().filter_map(|stop| tokenizer.special_id(stop)).collect(),
             text: String::new(),
             max_new_tokens: request.max_new_tokens,
             events: sender,
@@ -100,6 +103,10 @@ impl Reply {
         if limits.eos_token_ids.contains(&id) {
             return Some(FinishReason::Eos);
         }
+        if self.stop_ids.contains(&id) {
+            self.say_rest();
+            return Some(FinishReason::StopString);
+        }
         let mut stopped = false;
         if let Some(text) = self.stream.push(id) {
             let outcome = self.stop.push(&text);
@@ -115,12 +122,17 @@ impl Reply {
     /// Ends the text: what was held back is certain now.
     pub(crate) fn finish(mut self, token_ids: Vec<u32>, finish: FinishReason) {
         if finish != FinishReason::StopString {
-            let tail = self.stream.clone().finish().unwrap_or_default();
-            let outcome = self.stop.push(&tail);
-            let held_back = if outcome.stopped { String::new() } else { self.stop.clone().finish() };
-            self.say(outcome.emit + &held_back);
+            self.say_rest();
         }
         let _ = self.events.send(StreamEvent::Finished(Completion { token_ids, text: self.text, finish }));
+    }
+
+    /// What was held back, at the end of the text.
+    fn say_rest(&mut self) {
+        let tail = self.stream.clone().finish().unwrap_or_default();
+        let outcome = self.stop.push(&tail);
+        let held_back = if outcome.stopped { String::new() } else { self.stop.clone().finish() };
+        self.say(outcome.emit + &held_back);
     }
 
     fn say(&mut self, text: String) {

@@ -22,6 +22,12 @@ pub(crate) trait Architecture: Any + Debug + Send + Sync {
     /// The layers, first to last, with caches of `dtype`.
     fn layers(&self, dtype: FloatDType) -> Vec<LayerSummary>;
 
+    /// Bytes of a cache of this size: the pools, and what requests have beside them.
+    ///
+    /// # Errors
+    /// As [`Model::new_cache`], but for what a device has no memory for.
+    fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128>;
+
     /// The same model with its first `layers` layers only; there are as many.
     fn with_layers(&self, layers: usize) -> Arc<dyn Architecture>;
 

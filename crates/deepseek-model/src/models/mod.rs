@@ -12,9 +12,10 @@ use burn::tensor::{Device, FloatDType};
 
 pub use self::architecture::Hidden;
 pub(crate) use self::architecture::{Architecture, BufferedStep, Capture, Model, Observer};
+use crate::cache::CacheSize;
 use crate::config::{CONFIG_HINT, Fields, LayerSummary, Quantization};
 use crate::weights::{Published, WeightLoader};
-use crate::{ModelError, Result};
+use crate::{ModelError, Result, files};
 
 /// Models whose `config.json` is read alike.
 struct Family {
@@ -44,13 +45,11 @@ impl ModelConfig {
     /// Reads `config.json` of the checkpoint folder `dir`, by its `model_type`.
     ///
     /// # Errors
-    /// [`ModelError::MissingFile`], [`ModelError::Json`], [`ModelError::UnknownModelType`], and those of
+    /// [`ModelError::MissingFile`], [`ModelError::WrongKind`], [`ModelError::Json`], [`ModelError::UnknownModelType`], and those of
     /// [`DeepseekV3Config::read`](crate::DeepseekV3Config::read).
     pub fn read(dir: &Path) -> Result<Self> {
-        if !dir.is_dir() {
-            let hint = "pass the folder of a downloaded checkpoint (config.json, tokenizer.json, *.safetensors)";
-            return Err(ModelError::MissingFile { path: dir.into(), hint: hint.into() });
-        }
+        let hint = "pass the folder of a downloaded checkpoint (config.json, tokenizer.json, *.safetensors)";
+        files::check_folder(dir, hint)?;
         Self::read_file(&dir.join("config.json"))
     }
 
@@ -89,6 +88,14 @@ impl ModelConfig {
     /// The layers, first to last, with caches of `dtype`.
     pub fn layers(&self, dtype: FloatDType) -> Vec<LayerSummary> {
         self.0.layers(dtype)
+    }
+
+    /// Bytes of a cache of this size and `dtype`, as [`DeepseekModel::new_cache`](crate::DeepseekModel::new_cache) would make it.
+    ///
+    /// # Errors
+    /// A size that is zero or too large, or a page size that is no power of two.
+    pub fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128> {
+        self.0.cache_bytes(size, dtype)
     }
 
     /// Layers, without the multi-token-prediction ones.

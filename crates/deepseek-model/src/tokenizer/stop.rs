@@ -2,6 +2,10 @@
 
 use crate::{ModelError, Result};
 
+/// Stop strings that a text may have, and their bytes.
+const MOST: usize = 1024;
+const MOST_BYTES: usize = 64 << 10;
+
 /// Searches streamed text for the first string of a set, and holds back text that may be the beginning of one.
 ///
 /// The string that is complete first ends the text, whatever pieces the text comes in; of several that end at the same
@@ -27,8 +31,14 @@ impl StopStrings {
     /// A search for `stops`; with none, all text passes through.
     ///
     /// # Errors
-    /// [`ModelError::Request`] if one of them is empty.
+    /// [`ModelError::Request`] if one of them is empty, or there are more than 1024, or they have more than 64 KiB: every piece
+    /// of a text is compared with all.
     pub fn new(stops: Vec<String>) -> Result<Self> {
+        let bytes: usize = stops.iter().map(String::len).sum();
+        if stops.len() > MOST || bytes > MOST_BYTES {
+            let expected = format!("at most {MOST} strings of {MOST_BYTES} bytes together");
+            return Err(ModelError::request("stop", format!("{} strings of {bytes} bytes", stops.len()), expected));
+        }
         match stops.iter().any(String::is_empty) {
             true => {
                 Err(ModelError::request("stop", "an empty string", "at least one character (leave it out instead)"))
@@ -90,6 +100,15 @@ mod tests {
     fn an_empty_stop_string_is_refused() {
         let message = StopStrings::new(vec!["a".into(), String::new()]).unwrap_err().to_string();
         assert!(message.starts_with("`stop` is an empty string"), "{message}");
+    }
+
+    #[test]
+    fn stop_strings_without_bounds_are_refused() {
+        assert!(StopStrings::new(vec!["a".into(); MOST]).is_ok());
+        for stops in [vec!["a".into(); MOST + 1], vec!["a".repeat(MOST_BYTES + 1)]] {
+            let message = StopStrings::new(stops).unwrap_err().to_string();
+            assert!(message.starts_with("`stop` is") && message.contains("at most 1024 strings"), "{message}");
+        }
     }
 
     #[test]

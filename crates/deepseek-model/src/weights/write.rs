@@ -1,6 +1,7 @@
 //! Checkpoint folders in the published layout: quantised from another folder, or with random weights.
 
 mod files;
+mod folder;
 mod item;
 
 use std::path::Path;
@@ -9,7 +10,8 @@ use burn::tensor::FloatDType;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-use self::files::{Writer, assign, prepare, shard_name};
+use self::files::{Writer, assign};
+use self::folder::Folder;
 use self::item::{Blocks, How, Item, Values};
 use super::codes::{BlockWeight, Format};
 use super::stored::{FP4_BLOCK, Stored, is_routed_expert, scale_names};
@@ -17,7 +19,7 @@ use super::{Checkpoint, Entry, LoadProgress, Published, WeightRole, WeightSpec};
 use crate::config::Quantization;
 use crate::inspection::weight_specs;
 use crate::models::ModelConfig;
-use crate::{ModelError, Result, WeightReport};
+use crate::{ModelError, Result, WeightReport, memory};
 
 /// Where the weights of a written checkpoint come from.
 #[derive(Debug, Clone, Copy)]
@@ -61,8 +63,9 @@ pub struct WriteSummary {
 /// embedding, head, router, norms and compressors.
 ///
 /// # Errors
-/// Those of reading `from`; [`ModelError::Request`] for a folder `to` that has weights already;
-/// [`ModelError::Weights`] for numbers that are not finite; [`ModelError::Write`], after which no shard is left.
+/// Those of reading `from`; [`ModelError::Request`] for a folder `to` that has weights already, or is where there is less space than
+/// the weights take; [`ModelError::OutOfMemory`] for rows that do not fit into the memory; [`ModelError::Weights`] for numbers that are
+/// not finite; [`ModelError::Write`]. Nothing of what was written is left then, and what was there before is as it was.
 pub fn write_checkpoint(
     from: WeightsFrom<'_>,
     to: &Path,
@@ -87,14 +90,10 @@ pub fn write_checkpoint(
     };
     let shards = assign(&items, shard_bytes);
     let total_bytes = items.iter().map(Item::bytes).sum();
-    prepare(to)?;
-    let mut writer = Writer { to, total_bytes, written: 0, on_progress };
-    let written = writer.shards(&shards).and_then(|names| writer.finish(&shards, &names, &config_path, layout.config));
-    if let Err(error) = written {
-        // What is there is of no use, and may be what fills the disk.
-        (0..shards.len()).for_each(|shard| drop(std::fs::remove_file(to.join(shard_name(shard, shards.len())))));
-        return Err(error);
-    }
+    memory::check_host("rows of a tensor", items.iter().map(Item::bytes_in_memory).max().unwrap_or(0))?;
+    let mut writer = Writer { folder: Folder::prepare(to, total_bytes)?, total_bytes, written: 0, on_progress };
+    let names = writer.shards(&shards)?;
+    writer.finish(&shards, &names, &config_path, layout.config)?;
     let tensors = items.iter().map(|item| item.stored().len()).sum();
     Ok(WriteSummary { shards: shards.len(), tensors, bytes: total_bytes })
 }
@@ -115,9 +114,7 @@ struct Layout {
 impl Layout {
     fn new(config: &ModelConfig, path: &Path, form: WeightForm) -> Result<Self> {
         let hint = "it describes the model to write";
-        let text = std::fs::read(path).map_err(|source| ModelError::unreadable(path, source, hint))?;
-        let mut json: Map<String, Value> = serde_json::from_slice(&text)
-            .map_err(|error| ModelError::Json { path: path.into(), reason: error.to_string() })?;
+        let mut json: Map<String, Value> = crate::files::json(path, hint)?;
         let published = config.published();
         let source = config.quantization();
         let target = source.unwrap_or(Quantization { block: [128, 128], fp4_experts: published.fp4_experts });

@@ -67,21 +67,34 @@ pub(super) fn zeros(shape: [usize; 3], dtype: DType, device: &Device) -> Tensor<
 impl CacheConfig {
     /// The cache can be built on the device of the call.
     pub(super) fn check(&self, check: &Check) -> Result<(), MlaError> {
-        self.check_sizes()?;
+        let bytes = self.bytes()?;
         check.float_type("dtype", self.dtype.into())?;
-        let dtype = DType::from(self.dtype);
-        let mut bytes = 0_u128;
         for pool in &self.pools {
-            check.allocation("pools", dtype, self.pool_shape(pool))?;
-            bytes = bytes.saturating_add(bytes_of(dtype, self.pool_shape(pool)));
+            check.allocation("pools", self.dtype.into(), self.pool_shape(pool))?;
         }
-        let most = isize::MAX as usize;
-        check.value("pools", bytes <= most as u128, format!("pools of {bytes} bytes"), || format!("at most {most}"))?;
         // Of a GPU only the largest buffer is known; the host gives the pools from one memory.
         if is_flex(check.device()) {
-            check.allocation("pools", DType::U8, [bytes as usize])?;
+            check.allocation("pools", DType::U8, [bytes])?;
         }
         Ok(())
+    }
+
+    /// Bytes of all pools.
+    ///
+    /// # Errors
+    /// [`MlaError::Value`] for a size that [`PagedCache::new`](super::PagedCache::new) refuses, or pools of more bytes than can be
+    /// addressed.
+    pub fn bytes(&self) -> Result<usize, MlaError> {
+        self.check_sizes()?;
+        let pools = self.pools.iter().map(|pool| bytes_of(self.dtype.into(), self.pool_shape(pool)));
+        let bytes = pools.fold(0_u128, u128::saturating_add);
+        let wrong = || MlaError::Value {
+            op: OP,
+            argument: "pools",
+            actual: format!("pools of {bytes} bytes"),
+            expected: format!("at most {}", isize::MAX),
+        };
+        isize::try_from(bytes).map(isize::unsigned_abs).map_err(|_| wrong())
     }
 
     fn check_sizes(&self) -> Result<(), MlaError> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
+use mla_ops::cache::{CacheConfig, CacheError, PagedCache, PoolConfig};
 use mla_ops::{Determinism, MlaDecodeProblem};
 
 use super::buffers::StepBuffers;
@@ -34,6 +34,10 @@ impl Architecture for DeepseekV3Config {
         self.layer_summaries(dtype)
     }
 
+    fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128> {
+        Ok(self.cache_config(size, dtype).bytes().map_err(CacheError::from)? as u128)
+    }
+
     fn with_layers(&self, layers: usize) -> Arc<dyn Architecture> {
         let first_k_dense_replace = self.first_k_dense_replace.min(layers);
         Arc::new(Self { num_hidden_layers: layers, first_k_dense_replace, ..self.clone() })
@@ -49,17 +53,22 @@ impl Architecture for DeepseekV3Config {
     }
 }
 
-impl Model for DeepseekV3 {
-    fn new_cache(&self, size: CacheSize, dtype: FloatDType) -> Result<ModelCache> {
-        let config = CacheConfig {
-            pools: self.config.pool_widths().into_iter().map(PoolConfig::per_token).collect(),
+impl DeepseekV3Config {
+    fn cache_config(&self, size: CacheSize, dtype: FloatDType) -> CacheConfig {
+        CacheConfig {
+            pools: self.pool_widths().into_iter().map(PoolConfig::per_token).collect(),
             dtype,
             num_pages: size.num_pages,
             page_size: size.page_size,
             max_requests: size.max_requests,
             max_tokens: size.max_tokens,
-        };
-        Ok(ModelCache::new(PagedCache::new(config, &self.device)?))
+        }
+    }
+}
+
+impl Model for DeepseekV3 {
+    fn new_cache(&self, size: CacheSize, dtype: FloatDType) -> Result<ModelCache> {
+        Ok(ModelCache::new(PagedCache::new(self.config.cache_config(size, dtype), &self.device)?))
     }
 
     fn forward(

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use burn::tensor::{DType, FloatDType};
 
+use crate::config::sizes::is_positive;
 use crate::config::{CONFIG_HINT, Contradiction, Fields, LayerSummary, Quantization, RopeConfig, refuse_unimplemented};
 use crate::{ModelError, Result};
 
@@ -154,7 +155,7 @@ impl DeepseekV3Config {
             moe_intermediate_size: fields.count("moe_intermediate_size")?,
             num_hidden_layers: fields.count("num_hidden_layers")?,
             num_attention_heads: fields.count("num_attention_heads")?,
-            q_lora_rank: fields.optional("q_lora_rank", "a whole number or null")?,
+            q_lora_rank: fields.optional_count("q_lora_rank")?,
             kv_lora_rank: fields.count("kv_lora_rank")?,
             qk_nope_head_dim: fields.count("qk_nope_head_dim")?,
             qk_rope_head_dim: fields.count("qk_rope_head_dim")?,
@@ -187,7 +188,7 @@ impl DeepseekV3Config {
     /// [`ModelError::Config`] naming the first field that is not.
     pub fn validate(&self) -> Result<()> {
         let contradiction =
-            self.zero_size().or_else(|| self.contradicting_numbers()).or_else(|| self.contradicting_groups());
+            self.impossible_size().or_else(|| self.contradicting_numbers()).or_else(|| self.contradicting_groups());
         match contradiction {
             None => Ok(()),
             Some((field, actual, expected)) => {
@@ -204,33 +205,6 @@ impl DeepseekV3Config {
             fields.schedule("layer_types", layers.clone().map(|_| "indexed_attention"))?;
         }
         fields.schedule("mlp_layer_types", layers.map(mlp))
-    }
-
-    fn zero_size(&self) -> Option<Contradiction> {
-        let sizes = [
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("intermediate_size", self.intermediate_size),
-            ("moe_intermediate_size", self.moe_intermediate_size),
-            ("num_hidden_layers", self.num_hidden_layers),
-            ("num_attention_heads", self.num_attention_heads),
-            ("q_lora_rank", self.q_lora_rank.unwrap_or(1)),
-            ("kv_lora_rank", self.kv_lora_rank),
-            ("qk_nope_head_dim", self.qk_nope_head_dim),
-            ("qk_rope_head_dim", self.qk_rope_head_dim),
-            ("v_head_dim", self.v_head_dim),
-            ("index_n_heads", self.indexer.map_or(1, |indexer| indexer.heads)),
-            ("index_head_dim", self.indexer.map_or(1, |indexer| indexer.head_dim)),
-            ("index_topk", self.indexer.map_or(1, |indexer| indexer.topk)),
-            ("n_routed_experts", self.n_routed_experts),
-            ("n_shared_experts", self.n_shared_experts),
-            ("num_experts_per_tok", self.num_experts_per_tok),
-            ("n_group", self.n_group),
-            ("topk_group", self.topk_group),
-            ("max_position_embeddings", self.max_position_embeddings),
-        ];
-        let (field, _) = sizes.into_iter().find(|&(_, size)| size == 0)?;
-        Some((field, "0".to_string(), "at least 1".to_string()))
     }
 
     fn contradicting_numbers(&self) -> Option<Contradiction> {
@@ -259,8 +233,8 @@ impl DeepseekV3Config {
         for (field, value) in
             [("rms_norm_eps", self.rms_norm_eps), ("routed_scaling_factor", self.routed_scaling_factor)]
         {
-            if !(value.is_finite() && value > 0.0) {
-                return found(field, value.to_string(), "a finite number above 0".to_string());
+            if !is_positive(value) {
+                return found(field, value.to_string(), "a finite number above 0, in f32".to_string());
             }
         }
         self.rope.contradiction()

@@ -14,6 +14,7 @@ mod model;
 mod moe;
 mod names;
 mod rotary;
+mod sizes;
 mod step;
 
 pub(crate) use self::config::MODEL_TYPES;

@@ -34,6 +34,10 @@ impl Architecture for DeepseekV4Config {
         self.layer_summaries(dtype)
     }
 
+    fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128> {
+        V4Cache::bytes(self, size, dtype)
+    }
+
     fn with_layers(&self, layers: usize) -> Arc<dyn Architecture> {
         Arc::new(Self { layers: self.layers[..layers].to_vec(), ..self.clone() })
     }

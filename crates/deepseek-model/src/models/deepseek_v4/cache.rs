@@ -10,7 +10,7 @@ use super::config::DeepseekV4Config;
 use super::schedule::CompressorSpec;
 use crate::cache::{CacheSize, RequestCache};
 use crate::step::ints;
-use crate::{ModelError, Result};
+use crate::{ModelError, Result, memory};
 
 /// A request has a row in the state of every layer and compressor, which is its own as long as it lives, and pages that
 /// it shares with its forks. A page holds the compressed entries and index keys of its tokens, for all layers.
@@ -54,16 +54,9 @@ impl V4Cache {
     /// # Errors
     /// A size that is zero or too large, or a page size that is no power of two.
     pub(crate) fn new(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType, device: &Device) -> Result<Self> {
+        let bytes = Self::bytes(config, size, dtype)?;
+        memory::check("a KV cache", bytes, device)?;
         let compressors = config.compressors();
-        let pool = |spec: &CompressorSpec| PoolConfig { width: spec.width, tokens_per_row: spec.rate };
-        let pages = CacheConfig {
-            pools: compressors.iter().map(pool).collect(),
-            num_pages: size.num_pages,
-            page_size: size.page_size,
-            max_requests: size.max_requests,
-            max_tokens: size.max_tokens,
-            dtype,
-        };
         let window = [size.max_requests, config.sliding_window, config.head_dim];
         let carried = |spec: &CompressorSpec| [size.max_requests, spec.carried_tokens(), 2 * spec.channels()];
         let state = |shape, dtype| new_pool(shape, dtype, device).map(Some);
@@ -71,12 +64,19 @@ impl V4Cache {
         let carried = compressors.iter().map(|spec| state(carried(spec), FloatDType::F32));
         Ok(Self {
             device: device.clone(),
-            entries: PagedCache::new(with_whole_entries(pages, config), device)?,
+            entries: PagedCache::new(entry_pages(config, size, dtype), device)?,
             windows: windows.collect::<std::result::Result<_, _>>()?,
             carried: carried.collect::<std::result::Result<_, _>>()?,
             computed: HashMap::new(),
             bytes_per_request: config.bytes_per_request(dtype),
         })
+    }
+
+    /// Bytes of a cache of this size.
+    pub(super) fn bytes(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType) -> Result<u128> {
+        let pages = entry_pages(config, size, dtype).bytes().map_err(CacheError::from)?;
+        let states = (size.max_requests as u128).saturating_mul(config.bytes_per_request(dtype) as u128);
+        Ok(states.saturating_add(pages as u128))
     }
 
     /// The pages of entries.
@@ -235,6 +235,19 @@ fn written(cache: Tensor<3>, slots: Tensor<1, Int>, latent: Tensor<2>) -> (Tenso
 }
 
 /// Pages that hold whole entries of every compressor.
+fn entry_pages(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType) -> CacheConfig {
+    let pool = |spec: &CompressorSpec| PoolConfig { width: spec.width, tokens_per_row: spec.rate };
+    let pages = CacheConfig {
+        pools: config.compressors().iter().map(pool).collect(),
+        num_pages: size.num_pages,
+        page_size: size.page_size,
+        max_requests: size.max_requests,
+        max_tokens: size.max_tokens,
+        dtype,
+    };
+    with_whole_entries(pages, config)
+}
+
 fn with_whole_entries(size: CacheConfig, config: &DeepseekV4Config) -> CacheConfig {
     let window = config.tokens_per_block();
     if size.page_size >= window || !size.page_size.is_power_of_two() {

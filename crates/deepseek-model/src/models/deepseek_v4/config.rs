@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::schedule::{AttentionSpec, LayerSpec, MlpSpec};
+use crate::config::sizes::is_positive;
 use crate::config::{CONFIG_HINT, Contradiction, Fields, Quantization, RopeConfig, refuse_unimplemented};
 use crate::{ModelError, Result};
 
@@ -134,7 +135,7 @@ impl DeepseekV4Config {
     /// [`ModelError::Config`] naming the first field that is not.
     pub fn validate(&self) -> Result<()> {
         let contradiction = self
-            .zero_size()
+            .impossible_size()
             .or_else(|| self.contradicting_widths())
             .or_else(|| self.contradicting_rates())
             .or_else(|| self.contradicting_numbers());
@@ -144,32 +145,6 @@ impl DeepseekV4Config {
                 Err(ModelError::Config { path: None, field: field.to_string(), actual, expected })
             }
         }
-    }
-
-    fn zero_size(&self) -> Option<Contradiction> {
-        let sizes = [
-            ("num_hidden_layers", self.layers.len()),
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("moe_intermediate_size", self.moe_intermediate_size),
-            ("num_attention_heads", self.num_attention_heads),
-            ("head_dim", self.head_dim),
-            ("qk_rope_head_dim", self.qk_rope_head_dim),
-            ("q_lora_rank", self.q_lora_rank),
-            ("o_groups", self.o_groups),
-            ("o_lora_rank", self.o_lora_rank),
-            ("sliding_window", self.sliding_window),
-            ("index_n_heads", self.index_n_heads),
-            ("index_head_dim", self.index_head_dim),
-            ("index_topk", self.index_topk),
-            ("n_routed_experts", self.n_routed_experts),
-            ("num_experts_per_tok", self.num_experts_per_tok),
-            ("hc_mult", self.hc_mult),
-            ("hc_sinkhorn_iters", self.hc_sinkhorn_iters),
-            ("max_position_embeddings", self.max_position_embeddings),
-        ];
-        let (field, _) = sizes.into_iter().find(|&(_, size)| size == 0)?;
-        Some((field, "0".to_string(), "at least 1".to_string()))
     }
 
     fn contradicting_widths(&self) -> Option<Contradiction> {
@@ -204,10 +179,10 @@ impl DeepseekV4Config {
             ("routed_scaling_factor", self.routed_scaling_factor),
             ("swiglu_limit", self.swiglu_limit),
         ];
-        if let Some((field, value)) = positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
-            return found(field, value, "a finite number above 0");
+        if let Some((field, value)) = positive.into_iter().find(|&(_, value)| !is_positive(value)) {
+            return found(field, value, "a finite number above 0, in f32");
         }
-        if !(self.hc_eps.is_finite() && self.hc_eps >= 0.0) {
+        if !((self.hc_eps as f32).is_finite() && self.hc_eps >= 0.0) {
             return found("hc_eps", self.hc_eps, "a finite number of at least 0");
         }
         self.rope.contradiction().or_else(|| self.compress_rope.contradiction())
@@ -218,7 +193,7 @@ impl DeepseekV4Config {
 fn read_rope_width(fields: &Fields, head_dim: usize) -> Result<usize> {
     let fraction = fields.optional::<f64>("partial_rotary_factor", "a number")?;
     let width = fraction.map(|fraction| (head_dim as f64 * fraction) as usize);
-    match (fields.optional("qk_rope_head_dim", "a whole number")?, width) {
+    match (fields.optional_count("qk_rope_head_dim")?, width) {
         (Some(given), Some(width)) if given != width => {
             let expected = format!("{width}, as `partial_rotary_factor` of `head_dim` = {head_dim} says");
             Err(fields.error("qk_rope_head_dim", given.to_string(), expected))
@@ -259,10 +234,19 @@ fn read_ropes(fields: &Fields) -> Result<(RopeConfig, RopeConfig)> {
 
 fn read_layers(fields: &Fields) -> Result<Vec<LayerSpec>> {
     let layers = fields.count("num_hidden_layers")?;
+    let check_len = |field: &str, len: usize| match len == layers {
+        true => Ok(()),
+        false => {
+            let expected = format!("{layers}, which `num_hidden_layers` says");
+            Err(fields.error(field, format!("for {len} layers"), expected))
+        }
+    };
     let attentions = match fields.optional::<Vec<String>>("layer_types", "a list of layer types")? {
         Some(types) => read_layer_types(fields, &types)?,
         None => read_compress_ratios(fields, layers)?,
     };
+    // Before anything else is made for so many layers.
+    check_len("layer_types", attentions.len())?;
     let mlps = match fields.optional::<Vec<String>>("mlp_layer_types", "a list of layer types")? {
         Some(types) => read_mlp_layer_types(fields, &types)?,
         None => {
@@ -274,12 +258,7 @@ fn read_layers(fields: &Fields) -> Result<Vec<LayerSpec>> {
             (0..layers).map(|layer| if layer < hashed { MlpSpec::HashMoe } else { MlpSpec::Moe }).collect()
         }
     };
-    for (field, len) in [("layer_types", attentions.len()), ("mlp_layer_types", mlps.len())] {
-        if len != layers {
-            let expected = format!("{layers}, which `num_hidden_layers` says");
-            return Err(fields.error(field, format!("for {len} layers"), expected));
-        }
-    }
+    check_len("mlp_layer_types", mlps.len())?;
     Ok(attentions.into_iter().zip(mlps).map(|(attention, mlp)| LayerSpec { attention, mlp }).collect())
 }
 

@@ -16,6 +16,7 @@ mod moe;
 mod names;
 mod partial_rotary;
 mod schedule;
+mod sizes;
 mod step;
 
 pub use self::config::DeepseekV4Config;

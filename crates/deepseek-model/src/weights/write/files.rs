@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
+use super::folder::Folder;
 use super::item::{Item, WriteFault};
 use crate::weights::{INDEX, LoadProgress, SINGLE};
-use crate::{ModelError, Result, WeightReport};
+use crate::{ModelError, Result, WeightReport, files};
 
 /// Files that a checkpoint has beside configuration and weights.
 const COMPANIONS: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"];
@@ -19,7 +20,7 @@ pub(super) fn assign<'i, 'a>(items: &'i [Item<'a>], shard_bytes: u64) -> Vec<Vec
     let mut filled = 0;
     for item in items {
         let bytes = item.bytes();
-        if filled > 0 && filled + bytes > shard_bytes {
+        if filled > 0 && bytes > shard_bytes.saturating_sub(filled) {
             shards.push(Vec::new());
             filled = 0;
         }
@@ -38,22 +39,9 @@ pub(super) fn shard_name(shard: usize, shards: usize) -> String {
     }
 }
 
-/// Makes the folder `to`, which must have no weights yet.
-pub(super) fn prepare(to: &Path) -> Result<()> {
-    let unwritable = |source| ModelError::Write { path: to.into(), source, needed_bytes: 0 };
-    std::fs::create_dir_all(to).map_err(unwritable)?;
-    for entry in std::fs::read_dir(to).map_err(|source| ModelError::Io { path: to.into(), source })? {
-        let path = entry.map_err(|source| ModelError::Io { path: to.into(), source })?.path();
-        if path.extension().is_some_and(|extension| extension == "safetensors") {
-            return Err(ModelError::request("to", format!("a folder with {}", path.display()), "one without weights"));
-        }
-    }
-    Ok(())
-}
-
 /// Writes files, and tells how far it has come.
 pub(super) struct Writer<'a> {
-    pub(super) to: &'a Path,
+    pub(super) folder: Folder,
     pub(super) total_bytes: u64,
     pub(super) written: u64,
     pub(super) on_progress: &'a mut dyn FnMut(LoadProgress<'_>),
@@ -63,16 +51,17 @@ impl Writer<'_> {
     pub(super) fn shards(&mut self, shards: &[Vec<&Item<'_>>]) -> Result<Vec<String>> {
         let names: Vec<String> = (0..shards.len()).map(|shard| shard_name(shard, shards.len())).collect();
         for (name, items) in names.iter().zip(shards) {
-            self.shard(&self.to.join(name), items)?;
+            let (file, path) = self.folder.create(name)?;
+            self.shard(file, &path, items)?;
         }
         Ok(names)
     }
 
     /// One safetensors file: the length of its header, the header, the tensors.
-    fn shard(&mut self, path: &Path, items: &[&Item<'_>]) -> Result<()> {
+    fn shard(&mut self, file: File, path: &Path, items: &[&Item<'_>]) -> Result<()> {
         let needed_bytes = self.total_bytes;
         let unwritable = |source| ModelError::Write { path: path.into(), source, needed_bytes };
-        let mut out = BufWriter::with_capacity(1 << 20, File::create(path).map_err(unwritable)?);
+        let mut out = BufWriter::with_capacity(1 << 20, file);
         let header = header(items);
         out.write_all(&(header.len() as u64).to_le_bytes()).map_err(unwritable)?;
         out.write_all(header.as_bytes()).map_err(unwritable)?;
@@ -80,7 +69,7 @@ impl Writer<'_> {
             item.write(&mut out).map_err(|fault| match fault {
                 WriteFault::Io(source) => unwritable(source),
                 WriteFault::Weight(wrong) => ModelError::Weights(Box::new(WeightReport {
-                    checkpoint: self.to.into(),
+                    checkpoint: path.parent().unwrap_or(path).into(),
                     wrong_quantization: vec![wrong],
                     ..WeightReport::default()
                 })),
@@ -94,9 +83,9 @@ impl Writer<'_> {
         file.sync_all().map_err(unwritable)
     }
 
-    /// The files beside the weights.
+    /// The files beside the weights; all files get their names.
     pub(super) fn finish(
-        &self,
+        mut self,
         shards: &[Vec<&Item<'_>>],
         names: &[String],
         config_path: &Path,
@@ -109,23 +98,16 @@ impl Writer<'_> {
                 map.extend(tensors.map(|(tensor, ..)| (tensor.to_string(), json!(name))));
             }
             let index = json!({"metadata": {"total_size": self.total_bytes}, "weight_map": map});
-            self.file(INDEX, &format!("{index:#}"))?;
+            self.folder.write(INDEX, format!("{index:#}").as_bytes())?;
         }
-        self.file("config.json", &format!("{:#}", Value::from(config)))?;
+        self.folder.write("config.json", format!("{:#}", Value::from(config)).as_bytes())?;
         for name in COMPANIONS {
             let companion: PathBuf = config_path.with_file_name(name);
             if companion.exists() {
-                let path = self.to.join(name);
-                let unwritable = |source| ModelError::Write { path, source, needed_bytes: self.total_bytes };
-                std::fs::copy(companion, self.to.join(name)).map_err(unwritable)?;
+                self.folder.write(name, &files::read(&companion, "it lies beside the configuration")?)?;
             }
         }
-        Ok(())
-    }
-
-    fn file(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.to.join(name);
-        std::fs::write(&path, text).map_err(|source| ModelError::Write { path, source, needed_bytes: self.total_bytes })
+        self.folder.finish()
     }
 }
 
@@ -160,9 +142,11 @@ mod tests {
             let shape = vec![rows, 1000];
             let values = Values::random(1, "w", &shape);
             let item = Item { name: "w".into(), shape, values, how: How::Plain(Dtype::F32) };
-            let mut writer =
-                Writer { to: Path::new("/dev"), total_bytes: 12_345, written: 0, on_progress: &mut |_| {} };
-            let error = writer.shard(Path::new("/dev/full"), &[&item]).unwrap_err();
+            let dir = tempfile::tempdir().unwrap();
+            let folder = Folder::prepare(dir.path(), 12_345).unwrap();
+            let mut writer = Writer { folder, total_bytes: 12_345, written: 0, on_progress: &mut |_| {} };
+            let full = Path::new("/dev/full");
+            let error = writer.shard(File::create(full).unwrap(), full, &[&item]).unwrap_err();
             let message = error.to_string();
             assert!(matches!(error, ModelError::Write { .. }), "{message}");
             assert!(message.contains("/dev/full") && message.contains("No space left"), "{message}");

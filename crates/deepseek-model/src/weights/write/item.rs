@@ -97,6 +97,24 @@ impl Item<'_> {
         self.stored().iter().map(|(.., bytes)| bytes).sum()
     }
 
+    /// Rows that are written at a time: whole blocks.
+    fn rows_at_once(&self) -> usize {
+        let high = match &self.how {
+            How::Plain(_) => 1,
+            How::Codes { blocks, .. } | How::Dequantized(blocks, _) => blocks.block[0],
+        };
+        (AT_ONCE / self.columns() / high).max(1) * high
+    }
+
+    /// Bytes of memory that writing takes, about: the numbers, and what they become.
+    pub(super) fn bytes_in_memory(&self) -> u128 {
+        let at_once = match self.values {
+            Values::Table { .. } => self.rows(),
+            _ => self.rows_at_once().min(self.rows()),
+        };
+        (at_once as u128).saturating_mul(self.columns() as u128).saturating_mul(3 * size_of::<f32>() as u128)
+    }
+
     /// Writes the tensor, some rows at a time, then its scales.
     pub(super) fn write(&self, out: &mut dyn Write) -> std::result::Result<(), WriteFault> {
         if let (Values::Stored { bytes, dtype }, How::Plain(to)) = (&self.values, &self.how)
@@ -108,12 +126,7 @@ impl Item<'_> {
             let table = random::table([self.rows(), self.columns()], below);
             return table.into_iter().try_for_each(|value| Ok(out.write_all(&i64::from(value).to_le_bytes())?));
         }
-        let (rows, columns) = (self.rows(), self.columns());
-        let high = match &self.how {
-            How::Plain(_) => 1,
-            How::Codes { blocks, .. } | How::Dequantized(blocks, _) => blocks.block[0],
-        };
-        let step = (AT_ONCE / columns / high).max(1) * high;
+        let (rows, columns, step) = (self.rows(), self.columns(), self.rows_at_once());
         let mut numbers = Numbers::new(&self.values, columns);
         let mut all_scales = Vec::new();
         for first in (0..rows).step_by(step) {
