@@ -7,7 +7,7 @@ use mla_ops::Determinism::BatchInvariant;
 use mla_ops::Path::{Matmul, Portable, PortableMma, Reference, Sm90, Sm100};
 use mla_ops::{
     LightningIndexProblem, LinearProblem, MlaDecodeProblem, Path, Problem, RaggedAttentionProblem, SparseMlaProblem,
-    available_paths, explain_path,
+    VerticalSlashAttentionProblem, available_paths, explain_path,
 };
 use rstest::rstest;
 
@@ -29,6 +29,10 @@ fn index(heads: usize, width: usize, dtype: DType) -> LightningIndexProblem {
 
 fn ragged([key_width, value_width, shared_width]: [usize; 3], dtype: DType) -> RaggedAttentionProblem {
     RaggedAttentionProblem { heads: 16, kv_heads: 16, key_width, value_width, shared_width, dtype }
+}
+
+fn vertical_slash([key_width, value_width]: [usize; 2], dtype: DType) -> VerticalSlashAttentionProblem {
+    VerticalSlashAttentionProblem { heads: 16, kv_heads: 4, key_width, value_width, dtype }
 }
 
 fn is_half(dtype: DType) -> bool {
@@ -80,6 +84,12 @@ fn ops_paths_of_attention() {
         }
         for widths in [[192, 128, 32], [64, 64, 64], [96, 96, 0], [128, 192, 0]] {
             assert_paths(&ragged(widths, dtype), device, &[(Portable, true)]);
+        }
+        for widths in [[192, 128], [128, 128], [64, 64]] {
+            assert_paths(&vertical_slash(widths, dtype), device, &general);
+        }
+        for widths in [[64, 128], [96, 96], [128, 192]] {
+            assert_paths(&vertical_slash(widths, dtype), device, &[(Portable, true)]);
         }
         assert_paths(&index(3, 33, dtype), device, &[(Portable, true)]);
     });

@@ -29,8 +29,8 @@
 //! read, and an operation that takes [`Rows`] decides whether its own launch computes them. The bits are the same either way.
 //!
 //! Several operations have more than one implementation on a device. [`explain_path`] says which of the [`available_paths`] runs, and
-//! why, for a [`Problem`]: an [`MlaDecodeProblem`], a [`RaggedAttentionProblem`], a [`SparseMlaProblem`], a [`LightningIndexProblem`]
-//! or, for all products of rows and weights, a [`LinearProblem`].
+//! why, for a [`Problem`]: an [`MlaDecodeProblem`], a [`RaggedAttentionProblem`], a [`VerticalSlashAttentionProblem`], a
+//! [`SparseMlaProblem`], a [`LightningIndexProblem`] or, for all products of rows and weights, a [`LinearProblem`].
 //!
 //! A projection takes a [`Weight`] (one matrix) or a [`StackedWeight`] (experts, heads), and a [`Determinism`].
 //!

@@ -2,16 +2,14 @@
 //! an online softmax; scores are never in memory.
 
 #[cfg(feature = "cuda")]
-mod form;
-#[cfg(feature = "cuda")]
 mod mma;
 mod plain;
 mod problem;
+#[cfg(feature = "cuda")]
+mod seen;
 mod select;
 #[cfg(feature = "cuda")]
 mod sm90;
-#[cfg(feature = "cuda")]
-mod softmax;
 mod tiles;
 
 use cubecl::prelude::*;

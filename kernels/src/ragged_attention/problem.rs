@@ -5,6 +5,8 @@ use thiserror::Error;
 
 use crate::common::device::DeviceError;
 use crate::common::select::Path;
+#[cfg(feature = "cuda")]
+use crate::tiles::prefill::form::Form;
 
 /// `[tokens, heads, channels]`, whose channels lie side by side.
 pub struct HeadRows {
@@ -75,6 +77,12 @@ impl RaggedAttentionOptions {
     pub(super) fn most_seen(&self) -> i32 {
         self.window.map_or(i32::MAX, |window| i32::try_from(window).unwrap_or(i32::MAX))
     }
+
+    /// A form of the kernels for matrix instructions with these options.
+    #[cfg(feature = "cuda")]
+    pub(super) fn form(&self, form: Form) -> Form {
+        Form { windowed: self.window.is_some(), ..form.with_scores(self.softmax_scale, self.softcap) }
+    }
 }
 
 /// What decides how a device computes it.
@@ -138,6 +146,14 @@ pub enum RaggedAttentionError {
 }
 
 impl RaggedAttentionSizes {
+    /// The form of the kernels for matrix instructions, where they take the problem.
+    #[cfg(feature = "cuda")]
+    pub(super) fn form(&self, rows: usize) -> Option<Form> {
+        let &Self { heads, kv_heads, key_width, value_width, shared_width, elem, .. } = self;
+        let grouped = kv_heads > 0 && heads.is_multiple_of(kv_heads);
+        if grouped { Form::of(rows, elem, [key_width, value_width, shared_width]) } else { None }
+    }
+
     /// Whether there is nothing to write.
     pub(super) fn is_empty(&self) -> bool {
         self.tokens == 0 || self.heads == 0

@@ -3,10 +3,10 @@
 use super::plain;
 use super::problem::RaggedAttentionSizes;
 #[cfg(feature = "cuda")]
-use super::sm90;
-#[cfg(feature = "cuda")]
-use super::{form, mma};
+use super::{mma, sm90};
 use crate::common::select::{Path, Table, Variant};
+#[cfg(feature = "cuda")]
+use crate::tiles::prefill::form;
 
 /// The implementations, the fastest first.
 pub(super) const TABLE: Table<RaggedAttentionSizes, Form> = Table(&[

@@ -1,5 +1,6 @@
 //! What kernels of several operations or architectures share: the tile of the plain attention kernels, operands of a warp's matrix
-//! instructions, and of Hopper's and Blackwell's kernels the tile loads, the ring of stages, the online softmax and the epilogue.
+//! instructions, attention of prefill with them, and of Hopper's and Blackwell's kernels the tile loads, the ring of stages, the
+//! online softmax and the epilogue.
 
 pub(crate) mod attention;
 #[cfg(feature = "cuda")]
@@ -10,6 +11,8 @@ pub(crate) mod fragments;
 pub(crate) mod loader;
 #[cfg(feature = "cuda")]
 pub(crate) mod output;
+#[cfg(feature = "cuda")]
+pub(crate) mod prefill;
 #[cfg(feature = "cuda")]
 pub(crate) mod ring;
 #[cfg(feature = "cuda")]

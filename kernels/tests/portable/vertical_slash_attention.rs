@@ -1,9 +1,12 @@
 //! Lists of keys that end inside a tile, between blocks and among columns; poisoned rows where nothing may be read.
 
 use cubecl::prelude::*;
+use cubecl::server::Handle;
 use half::{bf16, f16};
-use mla_kernels::DeviceError;
-use mla_kernels::vertical_slash_attention::{AttentionArgs, Layout, VerticalSlashError, launch};
+use mla_kernels::vertical_slash_attention::{
+    AttentionArgs, Layout, VerticalSlashError, VerticalSlashOptions, VerticalSlashSizes, available, launch,
+};
+use mla_kernels::{DeviceError, Path};
 use rstest::rstest;
 
 use crate::ragged_attention::{Host, assert_close};
@@ -127,11 +130,31 @@ impl<E: Host> Case<E> {
         (counts, self.lists.iter().flat_map(padded).collect(), capacity)
     }
 
-    fn run(&self, client: &Client) -> Result<(Vec<f64>, Vec<f64>), VerticalSlashError> {
+    fn sizes(&self) -> VerticalSlashSizes {
+        let [query_tokens, key_tokens] = self.tokens();
+        VerticalSlashSizes {
+            layout: self.layout,
+            batch: self.lengths.len(),
+            query_tokens,
+            key_tokens,
+            heads: self.heads[0],
+            kv_heads: self.heads[1],
+            key_width: self.widths[0],
+            value_width: self.widths[1],
+            rows: self.rows,
+            max_blocks: self.list(0).2,
+            max_columns: self.list(1).2,
+            block_size_m: self.block_size[0],
+            block_size_n: self.block_size[1],
+            elem: E::elem_type_native(),
+        }
+    }
+
+    /// Arguments, and the buffers of out and lse.
+    fn args(&self, client: &Client) -> (AttentionArgs, [Handle; 2]) {
         let buffer = |values: &[E]| arg(&upload(client, values), values.len());
         let ints = |values: &[i32]| arg(&upload(client, values), values.len());
-        let [query_tokens, key_tokens] = self.tokens();
-        let rows = query_tokens * self.heads[0];
+        let rows = self.tokens()[0] * self.heads[0];
         let out = upload(client, &vec![E::from_f32(UNWRITTEN); rows * self.widths[1]]);
         let lse = upload(client, &vec![UNWRITTEN; rows]);
         let bounds = |len: fn(&(usize, usize)) -> usize| {
@@ -146,41 +169,28 @@ impl<E: Host> Case<E> {
                     .collect::<Vec<_>>(),
             }
         };
-        let ((block_count, block_offset, max_blocks), (column_count, column_index, max_columns)) =
-            (self.list(0), self.list(1));
-        launch(
-            client,
-            AttentionArgs {
-                q: buffer(&self.q),
-                k: buffer(&self.k),
-                v: buffer(&self.v),
-                q_bounds: ints(&bounds(|it| it.0)),
-                kv_bounds: ints(&bounds(|it| it.1)),
-                block_count: ints(&block_count),
-                block_offset: ints(&block_offset),
-                column_count: ints(&column_count),
-                column_index: ints(&column_index),
-                out: arg(&out, rows * self.widths[1]),
-                lse: arg(&lse, rows),
-                layout: self.layout,
-                batch: self.lengths.len(),
-                query_tokens,
-                key_tokens,
-                heads: self.heads[0],
-                kv_heads: self.heads[1],
-                key_width: self.widths[0],
-                value_width: self.widths[1],
-                rows: self.rows,
-                max_blocks,
-                max_columns,
-                block_size_m: self.block_size[0],
-                block_size_n: self.block_size[1],
-                softmax_scale: self.scale(),
-                softcap: self.softcap,
-                causal: self.causal,
-                elem: E::elem_type_native(),
-            },
-        )?;
+        let ((block_count, block_offset, _), (column_count, column_index, _)) = (self.list(0), self.list(1));
+        let args = AttentionArgs {
+            q: buffer(&self.q),
+            k: buffer(&self.k),
+            v: buffer(&self.v),
+            q_bounds: ints(&bounds(|it| it.0)),
+            kv_bounds: ints(&bounds(|it| it.1)),
+            block_count: ints(&block_count),
+            block_offset: ints(&block_offset),
+            column_count: ints(&column_count),
+            column_index: ints(&column_index),
+            out: arg(&out, rows * self.widths[1]),
+            lse: arg(&lse, rows),
+            sizes: self.sizes(),
+            options: VerticalSlashOptions { softmax_scale: self.scale(), softcap: self.softcap, causal: self.causal },
+        };
+        (args, [out, lse])
+    }
+
+    fn run(&self, client: &Client, path: Path) -> Result<(Vec<f64>, Vec<f64>), VerticalSlashError> {
+        let (args, [out, lse]) = self.args(client);
+        launch(client, args, path)?;
         let out = read::<E>(client, out).into_iter().map(E::to_f64).collect();
         let lse = read::<f32>(client, lse).into_iter().map(f64::from).collect();
         Ok((out, lse))
@@ -232,22 +242,29 @@ impl<E: Host> Case<E> {
         (out, lse)
     }
 
-    /// On every device that has the type.
+    /// On every device that has the type, with all that it has for it.
     #[track_caller]
     fn check(&self, tolerance: f64) {
-        let (out, lse) = self.expected();
+        self.check_against(self.expected(), tolerance);
+    }
+
+    #[track_caller]
+    fn check_against(&self, (out, lse): (Vec<f64>, Vec<f64>), tolerance: f64) {
         for_each_client(|client| {
-            let (got_out, got_lse) = match self.run(client) {
-                Err(VerticalSlashError::Device(DeviceError::Elem(elem))) => {
-                    // Every device has f32; f16 and bf16 are features.
-                    assert_ne!(elem, f32::elem_type_native(), "refused");
-                    eprintln!("skipped: {} has no {elem}", client.name());
-                    return;
-                }
-                result => result.expect("launches"),
-            };
-            assert_close("out", &got_out, &out, tolerance);
-            assert_close("lse", &got_lse, &lse, 2e-5);
+            let paths = available(client, &self.sizes());
+            if paths.is_empty() {
+                // Every device has f32; f16 and bf16 are features.
+                let elem = E::elem_type_native();
+                assert_ne!(elem, f32::elem_type_native(), "refused");
+                let refused = self.run(client, Path::Plain).map(drop);
+                assert_eq!(refused, Err(DeviceError::Elem(elem).into()));
+                eprintln!("skipped: {} has no {elem}", client.name());
+            }
+            for path in paths {
+                let (got_out, got_lse) = self.run(client, path.path).expect("launches");
+                assert_close(&format!("out, {:?}", path.path), &got_out, &out, tolerance);
+                assert_close(&format!("lse, {:?}", path.path), &got_lse, &lse, 2e-5);
+            }
         });
     }
 }
@@ -295,21 +312,53 @@ fn softcaps(#[values(0.3, 5.0, 50.0)] softcap: f32) {
     case.check(1e-5);
 }
 
+/// The same for the matrix instructions: blocks end inside a tile of 64 places, or fill several.
+#[rstest]
+fn any_block_sizes_in_f16(
+    #[values([1, 1], [16, 64], [63, 65], [200, 7], [65, 300])] block_size: [usize; 2],
+    #[values(false, true)] causal: bool,
+) {
+    let mut case = Case::<f16>::new(LENGTHS, [2, 1], [64, 64], false, causal);
+    case.block_size = block_size;
+    case.make_lists();
+    case.check(6e-4);
+}
+
+/// What a sequence has for keys that none of its lists names may be anything.
+#[rstest]
+fn keys_that_no_list_names(#[values(false, true)] packed: bool, #[values(false, true)] causal: bool) {
+    let mut case = Case::<f16>::new(LENGTHS, [4, 2], [128, 128], packed, causal);
+    // Nor the first one, which is what a place without a key might be taken for.
+    case.lists.iter_mut().flatten().for_each(|list| list.retain(|&key| key > 0));
+    let ([heads, kv_heads], mut poisoned) = (case.heads, 0);
+    for (b, kv_head) in (0..LENGTHS.len()).flat_map(|b| (0..kv_heads).map(move |head| (b, head))) {
+        let (_, (first_key, keys)) = case.spans(b);
+        let group = kv_head * (heads / kv_heads)..(kv_head + 1) * (heads / kv_heads);
+        let lists = group.flat_map(|head| (0..case.rows).map(move |row| (head, row)));
+        let named: Vec<usize> = lists.flat_map(|(head, row)| case.keys(b, head, row)).collect();
+        for key in (0..keys).filter(|key| !named.contains(key)) {
+            let row = (first_key + key) * kv_heads + kv_head;
+            case.k[row * 128..][..128].fill(f16::NAN);
+            case.v[row * 128..][..128].fill(f16::NAN);
+            poisoned += 1;
+        }
+    }
+    assert!(poisoned > 0, "all keys are named");
+    case.check(6e-4);
+}
+
 /// Unchecked counts and bounds are taken as in range, and keys before the first are none.
 #[test]
 fn values_out_of_range() {
-    let mut case = Case::<f32>::new(&[(70, 90), (10, 20)], [2, 2], [8, 8], false, false);
-    case.lists[0] = [vec![-1, -70, i32::MAX - 3], vec![-1, i32::MAX, i32::MIN, 3]];
-    let expected = {
-        let mut case = Case::<f32>::new(&[(70, 90), (10, 20)], [2, 2], [8, 8], false, false);
-        case.lists[0] = [vec![], vec![3]];
-        case.expected()
-    };
-    for_each_client(|client| {
-        let (out, lse) = case.run(client).expect("launches");
-        assert_close("out", &out, &expected.0, 1e-5);
-        assert_close("lse", &lse, &expected.1, 2e-5);
-    });
+    fn check<E: Host>(tolerance: f64) {
+        let new = || Case::<E>::new(&[(70, 90), (10, 20)], [2, 2], [64, 64], false, false);
+        let (mut case, mut legal) = (new(), new());
+        case.lists[0] = [vec![-1, -70, i32::MAX - 3], vec![-1, i32::MAX, i32::MIN, 3]];
+        legal.lists[0] = [vec![], vec![3]];
+        case.check_against(legal.expected(), tolerance);
+    }
+    check::<f32>(1e-5);
+    check::<f16>(6e-4);
 }
 
 #[test]
@@ -323,48 +372,18 @@ fn nothing_to_attend() {
 #[test]
 fn what_the_kernel_cannot_do_is_an_error() {
     for_each_client(|client| {
-        let refused = |change: fn(&mut AttentionArgs)| {
-            let empty = || arg(&upload(client, &[0]), 1);
-            let mut args = AttentionArgs {
-                q: empty(),
-                k: empty(),
-                v: empty(),
-                q_bounds: empty(),
-                kv_bounds: empty(),
-                block_count: empty(),
-                block_offset: empty(),
-                column_count: empty(),
-                column_index: empty(),
-                out: empty(),
-                lse: empty(),
-                layout: Layout::Packed,
-                batch: 0,
-                query_tokens: 1,
-                key_tokens: 0,
-                heads: 1,
-                kv_heads: 1,
-                key_width: 1,
-                value_width: 1,
-                rows: 0,
-                max_blocks: 0,
-                max_columns: 0,
-                block_size_m: 64,
-                block_size_n: 64,
-                softmax_scale: 1.0,
-                softcap: 0.0,
-                causal: false,
-                elem: f32::elem_type_native(),
-            };
-            change(&mut args);
-            launch(client, args).expect_err("refused")
+        let refused = |change: fn(&mut VerticalSlashSizes)| {
+            let (mut args, _) = Case::<f32>::new(&[(1, 1)], [1, 1], [1, 1], true, false).args(client);
+            change(&mut args.sizes);
+            launch(client, args, Path::Plain).expect_err("refused")
         };
         let int = i32::elem_type_native();
-        assert_eq!(refused(|args| args.elem = i32::elem_type_native()), DeviceError::Elem(int).into());
-        let error = refused(|args| args.key_width = 0);
+        assert_eq!(refused(|sizes| sizes.elem = i32::elem_type_native()), DeviceError::Elem(int).into());
+        let error = refused(|sizes| sizes.key_width = 0);
         assert_eq!(error, VerticalSlashError::Width { key_width: 0, value_width: 1 });
-        let error = refused(|args| (args.heads, args.kv_heads) = (3, 2));
+        let error = refused(|sizes| (sizes.heads, sizes.kv_heads) = (3, 2));
         assert_eq!(error, VerticalSlashError::Heads { heads: 3, kv_heads: 2 });
-        let error = refused(|args| args.rows = usize::MAX);
+        let error = refused(|sizes| sizes.rows = usize::MAX);
         assert!(matches!(error, VerticalSlashError::Cubes { .. }), "{error}");
     });
 }

@@ -63,7 +63,7 @@ pub use sparse_mla::{
 };
 pub use swiglu::swiglu;
 pub use vertical_slash_attention::{
-    PackedVerticalSlashArgs, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions,
+    PackedVerticalSlashArgs, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions, VerticalSlashAttentionProblem,
     packed_vertical_slash_attention, vertical_slash_attention,
 };
 pub use vertical_slash_index::{

@@ -10,6 +10,7 @@ use super::Path;
 
 /// The sizes and dtypes of a call, as far as they decide which implementation of its operation runs:
 /// [`MlaDecodeProblem`](crate::MlaDecodeProblem), [`RaggedAttentionProblem`](crate::RaggedAttentionProblem),
+/// [`VerticalSlashAttentionProblem`](crate::VerticalSlashAttentionProblem),
 /// [`SparseMlaProblem`](crate::SparseMlaProblem), [`LightningIndexProblem`](crate::LightningIndexProblem) and
 /// [`LinearProblem`](crate::LinearProblem). The other operations have one implementation on a device.
 pub trait Problem: Sizes {}

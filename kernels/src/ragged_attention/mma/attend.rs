@@ -1,124 +1,84 @@
-//! The attention of a tile: both products of each block, and the softmax between them.
+//! The order in which a tile is attended to the blocks of keys that its rows see.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::form::{Form, KEYS, LANES, PAIRS, SCORES};
-use super::load::Source;
-use super::products::{Operands, outputs, scale_rows};
-use super::tile::Tile;
-use crate::ptx::copy::{commit_copies, wait_for_copies};
-use crate::ptx::warp;
-use crate::ragged_attention::softmax::{Mask, Scores, Seen, pack, weigh};
-use crate::tiles::softmax::SoftmaxState;
-
-/// The output of a unit before the division by the sum, and what belongs to it.
-#[derive(CubeType)]
-pub(super) struct Attended<NC: Size> {
-    pub out: Sequence<Array<Vector<f32, NC>>>,
-    pub state: SoftmaxState,
-}
+use super::tile::{Blocks, BlocksExpand};
+use crate::ragged_attention::seen::{Mask, Seen};
+use crate::tiles::prefill::mma::attend::{Attended, Attention};
+use crate::tiles::prefill::mma::form::{KEYS, LANES, SCORES};
+use crate::tiles::prefill::mma::load::{Consecutive, Source};
+use crate::tiles::prefill::softmax::All;
 
 #[cube]
-impl<NC: Size> Attended<NC> {
-    /// Without a key.
-    pub fn nothing(#[comptime] form: Form) -> Attended<NC> {
-        Attended::<NC> { out: outputs::<NC>(form), state: SoftmaxState::new() }
-    }
-}
-
-/// What a warp works with.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Attention {
-    pub tile: Tile,
-    pub operands: Operands,
-    /// The first of its rows in the tile.
-    pub row: u32,
-    pub scores: Scores,
-    #[cube(comptime)]
-    pub form: Form,
-}
-
-#[cube]
-impl Attention {
+impl Blocks {
     /// From the last block that a row of the tile sees to the first one. All warps of the cube.
     pub fn attend<E: Float, V: Size, NC: Size>(
         &self,
         def: &MmaDefinition<E, E, f32>,
+        attention: &Attention,
         source: &Source<'_, E, V>,
         memory: &mut Shared<[Vector<E, V>]>,
         attended: &mut Attended<NC>,
     ) {
-        let mut block = self.tile.blocks;
+        let windowed = comptime!(attention.form.windowed);
+        let mut block = self.blocks;
         if block > 0 {
-            source.start_queries(memory, &self.tile, self.form);
-            source.start_keys(memory, &self.tile, block - 1, self.form);
+            attention.start::<E, V, Consecutive>(source, memory, &keys_of_block(block - 1));
         }
         // Blocks that some row of the tile does not see as a whole come first, and with a window last.
-        let (whole, hidden) = (self.tile.whole_blocks(), self.tile.hidden_blocks);
+        let (whole, hidden) = (self.whole_blocks(), self.hidden_blocks);
         while block > max(whole, hidden) {
             block -= 1;
-            self.step::<E, V, NC>(def, source, memory, attended, block, Mask::Ends);
+            let products = self.products::<E, V, NC>(def, attention, source, memory, block);
+            let seen = self.seen(attention.row, block, comptime!(Mask::last(windowed)));
+            attention.add_values::<E, NC, Seen>(def, products, attended, &seen);
         }
         let mut first_whole = 0u32.runtime();
-        if comptime!(self.form.windowed) {
-            first_whole = self.tile.first_whole(self.scores.most_seen);
+        if comptime!(windowed) {
+            first_whole = self.first_whole();
         }
         while block > first_whole {
             block -= 1;
-            self.step::<E, V, NC>(def, source, memory, attended, block, Mask::None);
+            let products = self.products::<E, V, NC>(def, attention, source, memory, block);
+            attention.add_values::<E, NC, All>(def, products, attended, &All {});
         }
-        if comptime!(self.form.windowed) {
+        if comptime!(windowed) {
             while block > hidden {
                 block -= 1;
-                self.step::<E, V, NC>(def, source, memory, attended, block, Mask::Window);
+                let products = self.products::<E, V, NC>(def, attention, source, memory, block);
+                let seen = self.seen(attention.row, block, Mask::Start);
+                attention.add_values::<E, NC, Seen>(def, products, attended, &seen);
             }
         }
     }
 
-    /// A block. Its values arrive under its scores, the keys of the next one under its softmax and its values.
-    fn step<E: Float, V: Size, NC: Size>(
+    /// Those of a block. The one before it is on its way then.
+    fn products<E: Float, V: Size, NC: Size>(
         &self,
         def: &MmaDefinition<E, E, f32>,
+        attention: &Attention,
         source: &Source<'_, E, V>,
         memory: &mut Shared<[Vector<E, V>]>,
-        attended: &mut Attended<NC>,
         block: u32,
-        #[comptime] mask: Mask,
-    ) {
-        // This unit's copies of the keys have arrived; after that, all units', and all warps are done with the values before.
-        arrived();
-        source.start_values(memory, &self.tile, block, self.form);
-        commit_copies();
-        let products = self.operands.score::<E, NC>(def, self.form);
-        // The same of the values; all warps are done with the keys.
-        arrived();
-        if block > self.tile.hidden_blocks {
-            source.start_keys(memory, &self.tile, block - 1, self.form);
+    ) -> Vector<f32, Const<SCORES>> {
+        let products = attention.products::<E, V, NC, Consecutive>(def, source, memory, &keys_of_block(block));
+        if block > self.hidden_blocks {
+            attention.start_next::<E, V, Consecutive>(source, memory, &keys_of_block(block - 1));
         }
-        commit_copies();
-        let seen = self.seen(block);
-        let weighed = weigh::<Const<SCORES>>(products, &mut attended.state, self.scores, &seen, mask, self.form);
-        if warp::any(weighed.factor_a != 1.0f32 || weighed.factor_b != 1.0f32) {
-            scale_rows::<NC>(&mut attended.out, weighed.factor_a, weighed.factor_b, self.form);
-        }
-        let weights = pack::<Const<SCORES>, Const<PAIRS>>(weighed.weights, self.form);
-        self.operands.accumulate::<E, NC>(def, weights, &mut attended.out, self.form);
+        products
     }
 
     /// Which columns of a block the unit's rows see.
-    fn seen(&self, block: u32) -> Seen {
+    fn seen(&self, row: u32, block: u32, #[comptime] mask: Mask) -> Seen {
         let lane = UNIT_POS % LANES as u32;
         let first = (block * comptime!(KEYS as u32) + lane % 4 * 2) as i32;
-        let (sees, keys) = (self.tile.first_sees + (self.row + lane / 4) as i32, self.tile.keys as i32);
-        Seen { a: min(sees, keys) - first, b: min(sees + 8, keys) - first }
+        let (sees, keys) = (self.first_sees + (row + lane / 4) as i32, self.keys as i32);
+        Seen { a: min(sees, keys) - first, b: min(sees + 8, keys) - first, most_seen: self.most_seen, mask }
     }
 }
 
-/// Waits until the copies of all units have arrived.
 #[cube]
-fn arrived() {
-    commit_copies();
-    wait_for_copies(0u32);
-    sync_cube();
+fn keys_of_block(block: u32) -> Consecutive {
+    Consecutive { first: block * comptime!(KEYS as u32) }
 }

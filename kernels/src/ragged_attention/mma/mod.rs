@@ -2,37 +2,50 @@
 //! queries, asynchronous copies bring keys and values. The README beside this file has the schedule.
 
 mod attend;
-mod epilogue;
-mod form;
-mod load;
-mod products;
 mod tile;
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use self::attend::{Attended, Attention};
-use self::epilogue::Output;
-pub(super) use self::form::form;
-use self::form::{K, LANES, M, N, PANEL_BYTES, ROWS, UNITS, VECTOR};
-use self::load::{Sizes, SizesLaunch, Source, key_and_value_bytes, vectors};
-use self::products::Operands;
-use self::tile::Tile;
-use super::form::Form;
+use self::tile::tile_of;
 use super::problem::{
     HeadRows, RaggedAttentionArgs, RaggedAttentionError, RaggedAttentionOptions, RaggedAttentionSizes,
 };
-use super::softmax::{Scores, factors};
 use super::tiles::{cube_count, slots};
 use crate::common::launch::{dummy, or_dummy};
-use crate::ptx::{shared_address, warp};
+use crate::ptx::shared_address;
+use crate::tiles::prefill::mma::attend::{Attended, Attention};
+use crate::tiles::prefill::mma::epilogue::Output;
+use crate::tiles::prefill::mma::form::{Form, K, M, N, VECTOR};
+use crate::tiles::prefill::mma::load::{Source, Strides, StridesLaunch, vectors};
+use crate::tiles::prefill::softmax::{Scores, factors};
+
+/// Query rows of a tile: eight warps.
+const ROWS: usize = 128;
+
+/// The sizes of a launch.
+#[derive(CubeType, CubeLaunch)]
+struct Sizes {
+    tokens: u32,
+    keys: u32,
+    sequences: u32,
+    slots: u32,
+    /// How many keys a row sees at most, the last ones.
+    most_seen: i32,
+}
+
+/// The form for a problem, where the device and the kernel take it.
+pub(super) fn form(client: &Client, sizes: &RaggedAttentionSizes) -> Option<Form> {
+    let form = sizes.form(ROWS)?;
+    (form.fits(client, sizes.elem, 0) && cube_count(client, sizes, ROWS).is_ok()).then_some(form)
+}
 
 /// Launches the kernel for at least one token and head.
 pub(super) fn launch(client: &Client, args: RaggedAttentionArgs, form: Form) -> Result<(), RaggedAttentionError> {
     let RaggedAttentionArgs { q, k, k_pe, v, cu_seqlens, cu_seqlens_k, out, lse, sizes, options } = args;
     let RaggedAttentionSizes { keys, elem, .. } = sizes;
-    let form = form.with(&options);
-    let (before_cap, scale) = factors(&options);
+    let form = options.form(form);
+    let (before_cap, scale) = factors(options.softmax_scale, options.softcap);
     // Of no use without shared channels, but a kernel has all its arguments.
     let k_pe = k_pe.unwrap_or_else(|| HeadRows::contiguous(dummy(client), 1, VECTOR));
     // SAFETY: the buffers have the sizes that the arguments state, rows past the end of a sequence are not read, and tiles without a
@@ -41,10 +54,11 @@ pub(super) fn launch(client: &Client, args: RaggedAttentionArgs, form: Form) -> 
         ragged_mma_kernel::launch_unchecked(
             client,
             cube_count(client, &sizes, ROWS)?,
-            CubeDim::new_1d(UNITS as u32),
+            CubeDim::new_1d(form.units() as u32),
             address_type(&sizes, [&q, &k, &k_pe, &v]),
             VECTOR,
-            sizes.of_kernel(&options, [&q, &k, &k_pe, &v]),
+            sizes.of_kernel(&options),
+            sizes.strides([&q, &k, &k_pe, &v]),
             q.buffer,
             or_dummy(client, k.buffer, keys),
             or_dummy(client, k_pe.buffer, keys),
@@ -72,29 +86,18 @@ fn address_type(sizes: &RaggedAttentionSizes, inputs: [&HeadRows; 4]) -> Address
 }
 
 impl RaggedAttentionSizes {
-    fn of_kernel(&self, options: &RaggedAttentionOptions, [q, k, k_pe, v]: [&HeadRows; 4]) -> SizesLaunch {
-        let &Self { tokens, keys, sequences, heads, kv_heads, .. } = self;
+    fn of_kernel(&self, options: &RaggedAttentionOptions) -> SizesLaunch {
+        let &Self { tokens, keys, sequences, .. } = self;
         let slots = slots(tokens, sequences, ROWS);
-        let [tokens, keys, sequences, slots, group_size] =
-            [tokens, keys, sequences, slots, heads / kv_heads].map(|size| size as u32);
+        let [tokens, keys, sequences, slots] = [tokens, keys, sequences, slots].map(|size| size as u32);
+        SizesLaunch::new(tokens, keys, sequences, slots, options.most_seen())
+    }
+
+    fn strides(&self, [q, k, k_pe, v]: [&HeadRows; 4]) -> StridesLaunch {
         let strides = |rows: &HeadRows| (rows.token_stride / VECTOR, rows.head_stride / VECTOR);
         let ((q_token, q_head), (k_token, k_head), (v_token, v_head)) = (strides(q), strides(k), strides(v));
-        let (k_pe_token, _) = strides(k_pe);
-        SizesLaunch::new(
-            tokens,
-            keys,
-            sequences,
-            slots,
-            options.most_seen(),
-            group_size,
-            q_token,
-            q_head,
-            k_token,
-            k_head,
-            k_pe_token,
-            v_token,
-            v_head,
-        )
+        let ((k_pe_token, _), group_size) = (strides(k_pe), (self.heads / self.kv_heads) as u32);
+        StridesLaunch::new(group_size, q_token, q_head, k_token, k_head, k_pe_token, v_token, v_head)
     }
 }
 
@@ -102,6 +105,7 @@ impl RaggedAttentionSizes {
 #[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
 fn ragged_mma_kernel<E: Float, V: Size>(
     sizes: Sizes,
+    strides: Strides,
     q: &[Vector<E, V>],
     k: &[Vector<E, V>],
     k_pe: &[Vector<E, V>],
@@ -120,23 +124,16 @@ fn ragged_mma_kernel<E: Float, V: Size>(
     let mut memory = Shared::<[Vector<E, V>]>::new_aligned_slice(comptime!(vectors(form)), 128usize);
     // Of a cube past the last slot, the number wraps around: it has no tile either.
     let slot = sizes.slots - 1 - (CUBE_POS_Z * CUBE_COUNT_X + CUBE_POS_X);
-    let tile = Tile::find(cu_seqlens, cu_seqlens_k, slot, &sizes, causal);
+    let (tile, blocks) = tile_of(cu_seqlens, cu_seqlens_k, slot, &sizes, causal);
     if tile.rows > 0 {
-        let (head, warp) = (CUBE_POS_Y, warp::uniform(UNIT_POS / LANES as u32));
-        let (memory_at, row) = (shared_address(&memory), warp * comptime!(M as u32));
-        let queries_at = memory_at + row * comptime!(form.key_panels as u32 * PANEL_BYTES);
-        let (keys_at, values_at) = comptime!(key_and_value_bytes(form));
-        let operands = Operands::new(queries_at, memory_at + keys_at, memory_at + values_at, form);
-
         let def = MmaDefinition::<E, E, f32>::new(M, N, K);
         let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
-        let source = Source::new(q, k, k_pe, values, &tile, head, &sizes);
+        let attention = Attention::new(tile, shared_address(&memory), Scores { before_cap, scale }, form);
+        let source = Source::new(q, k, k_pe, values, &tile, CUBE_POS_Y, &strides);
         let mut attended = Attended::<NC>::nothing(form);
-        let scores = Scores { most_seen: sizes.most_seen, before_cap, scale };
-        let attention = Attention { tile, operands, row, scores, form };
-        attention.attend::<E, V, NC>(&def, &source, &mut memory, &mut attended);
-        let output = Output { staging_at: queries_at, row, head, heads: CUBE_COUNT_Y, scale, empty_lse };
-        output.write::<E, V, NC>(&mut attended.out, &attended.state, &tile, out, lse, form);
+        blocks.attend::<E, V, NC>(&def, &attention, &source, &mut memory, &mut attended);
+        let output = Output { head: CUBE_POS_Y, heads: CUBE_COUNT_Y, empty_lse };
+        output.write::<E, V, NC>(&attention, &mut attended, out, lse);
     }
 }
 
@@ -145,16 +142,16 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use cubecl::ir::FloatKind;
 
     use crate::offline::{Arch, Entry, form};
-    let entry = |name: &str, kind: FloatKind, [key_panels, value_panels, shared_panels]: [usize; 3], causal| {
+    let entry = |name: &str, kind: FloatKind, panels: [usize; 3], causal| {
         let (elem, bf16) = (ElemType::Float(kind), kind == FloatKind::BF16);
         let (negative, capped, windowed) = (name == "negative", name.ends_with("softcap"), name.starts_with("window"));
-        let form = Form { key_panels, value_panels, shared_panels, bf16, negative, capped, windowed };
+        let form = Form { negative, capped, windowed, ..Form::plain(ROWS, panels, bf16) };
         let bits = if name == "64_bits" { AddressType::U64 } else { AddressType::U32 };
-        let sizes = || SizesLaunch::new(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1);
-        let cube = CubeDim::new_1d(UNITS as u32);
+        let (sizes, strides) = (|| SizesLaunch::new(1, 1, 1, 1, 1), || StridesLaunch::new(1, 1, 1, 1, 1, 1, 1, 1));
+        let cube = CubeDim::new_1d(form.units() as u32);
         #[rustfmt::skip]
         let kernel = form!(ragged_mma_kernel, cube, [
-            bits, VECTOR, sizes(), _, _, _, _, _, _, _, _, 1.0, 1.0, 1, causal, form, elem
+            bits, VECTOR, sizes(), strides(), _, _, _, _, _, _, _, _, 1.0, 1.0, 1, causal, form, elem
         ]);
         let entry = Entry::of(kind, &format!("ragged_attention.mma.{name}"), kernel).unchecked();
         // Hopper has a kernel of its own.

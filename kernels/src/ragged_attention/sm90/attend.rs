@@ -6,9 +6,10 @@ use super::form::{Form, GROUP, GROUP_ROWS, KEYS, PAIRS, PANEL, QUERIES, SCORES, 
 use super::work::{Slot, Work};
 use crate::ptx::wgmma::{Layout, descriptor};
 use crate::ptx::{barrier, mbarrier, warp, wgmma};
-use crate::ragged_attention::softmax::{Mask, Scores, Seen, pack, weigh};
+use crate::ragged_attention::seen::{Mask, Seen};
 use crate::tiles::form::LOWEST;
 use crate::tiles::output::scale_rows;
+use crate::tiles::prefill::softmax::{All, Scores, Visible, pack, weigh};
 use crate::tiles::ring::Ring;
 use crate::tiles::softmax::SoftmaxState;
 
@@ -26,6 +27,8 @@ pub(super) struct Attention {
     cleared: u32,
     tails: u32,
     scores: Scores,
+    /// How many keys a row sees at most.
+    most_seen: i32,
     group: u32,
     #[cube(comptime)]
     form: Form,
@@ -50,12 +53,13 @@ impl<A: Size> Attended<A> {
 
 #[cube]
 impl Attention {
+    /// With the rings of keys and values.
     pub fn new(
-        keys: Ring,
-        values: Ring,
+        rings: (Ring, Ring),
         queries_at: u32,
         cleared: u32,
         scores: Scores,
+        most_seen: i32,
         group: u32,
         #[comptime] form: Form,
     ) -> Attention {
@@ -64,7 +68,8 @@ impl Attention {
         if comptime!(form.takes_turns()) && group == 1 {
             barrier::arrive_at(1u32, comptime!(2 * GROUP));
         }
-        Attention { keys, values, queries, cleared, tails: 0u32, scores, group, form }
+        let (keys, values) = rings;
+        Attention { keys, values, queries, cleared, tails: 0u32, scores, most_seen, group, form }
     }
 
     /// The attention of a tile with at least one block, from the last block to the first. Gives the slot back.
@@ -85,8 +90,9 @@ impl Attention {
         let issued = wgmma::mma_ss_zero::<Const<SCORES>>(self.queries, self.key_rows(), comptime!(self.form.scores()));
         let scores = wgmma::wait::<Const<SCORES>>(issued, 0u32);
         self.keys.release(lane);
-        let seen = self.seen(work, own_row, block);
-        let first = weigh::<Const<SCORES>>(scores, &mut attended.state, self.scores, &seen, Mask::Ends, self.form);
+        let last = comptime!(Mask::last(self.form.windowed));
+        let seen = self.seen(work, own_row, block, last);
+        let first = weigh::<Const<SCORES>, Seen>(scores, &mut attended.state, self.scores, &seen, self.form);
         let mut weights = pack::<Const<SCORES>, Const<PAIRS>>(first.weights, self.form);
         if work.has_tail() {
             mbarrier::wait(self.cleared, self.tails % 2);
@@ -94,19 +100,18 @@ impl Attention {
         }
         while block > max(whole, work.tile.hidden_blocks) {
             block -= 1;
-            let seen = self.seen(work, own_row, block);
-            weights = self.step::<A>(attended, weights, &seen, lane, Mask::Ends);
+            let seen = self.seen(work, own_row, block, last);
+            weights = self.step::<A, Seen>(attended, weights, &seen, lane);
         }
-        let all = Seen { a: 0i32, b: 0i32 };
         while block > first_whole {
             block -= 1;
-            weights = self.step::<A>(attended, weights, &all, lane, Mask::None);
+            weights = self.step::<A, All>(attended, weights, &All {}, lane);
         }
         if comptime!(self.form.windowed) {
             while block > work.tile.hidden_blocks {
                 block -= 1;
-                let seen = self.seen(work, own_row, block);
-                weights = self.step::<A>(attended, weights, &seen, lane, Mask::Window);
+                let seen = self.seen(work, own_row, block, Mask::Start);
+                weights = self.step::<A, Seen>(attended, weights, &seen, lane);
             }
         }
         slot.release(lane);
@@ -118,13 +123,12 @@ impl Attention {
     }
 
     /// The scores and the softmax of a block, and the values of the one after it, whose weights it takes. Gives its own.
-    fn step<A: Size>(
+    fn step<A: Size, S: Visible>(
         &mut self,
         attended: &mut Attended<A>,
         weights: Vector<u32, Const<PAIRS>>,
-        seen: &Seen,
+        seen: &S,
         lane: u32,
-        #[comptime] mask: Mask,
     ) -> Vector<u32, Const<PAIRS>> {
         self.keys.wait();
         self.begin_turn();
@@ -135,7 +139,7 @@ impl Attention {
         self.end_turn();
         let scores = wgmma::wait::<Const<SCORES>>(scores, 1u32);
         self.keys.release(lane);
-        let weighed = weigh::<Const<SCORES>>(scores, &mut attended.state, self.scores, seen, mask, self.form);
+        let weighed = weigh::<Const<SCORES>, S>(scores, &mut attended.state, self.scores, seen, self.form);
         let mut out = wgmma::wait::<A>(output, 0u32);
         self.values.release(lane);
         if warp::any(weighed.factor_a != 1.0f32 || weighed.factor_b != 1.0f32) {
@@ -146,10 +150,10 @@ impl Attention {
     }
 
     /// Which columns of a block the unit's rows see.
-    fn seen(&self, work: &Work, own_row: u32, block: u32) -> Seen {
+    fn seen(&self, work: &Work, own_row: u32, block: u32, #[comptime] mask: Mask) -> Seen {
         let first = (block * comptime!(KEYS as u32) + UNIT_POS % 4 * 2) as i32;
         let (sees, keys) = (work.tile.first_sees + own_row as i32, work.tile.keys as i32);
-        Seen { a: min(sees, keys) - first, b: min(sees + 8, keys) - first }
+        Seen { a: min(sees, keys) - first, b: min(sees + 8, keys) - first, most_seen: self.most_seen, mask }
     }
 
     /// The first block whose keys no row of the warpgroup is past: that of the first key that its last row sees.
@@ -157,7 +161,7 @@ impl Attention {
         let mut block = 0u32;
         if comptime!(self.form.windowed) {
             let last_row = (first_row + comptime!(GROUP_ROWS as u32 - 1)) as i32;
-            let hidden = max(max(work.tile.first_sees + last_row, 0i32) - self.scores.most_seen, 0i32) as u32;
+            let hidden = max(max(work.tile.first_sees + last_row, 0i32) - self.most_seen, 0i32) as u32;
             block = max(hidden.div_ceil(comptime!(KEYS as u32)), work.tile.hidden_blocks);
         }
         block

@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use crate::ptx::wgmma::{Layout, Mma, Source};
-pub(super) use crate::ragged_attention::form::{Form, PANEL};
 use crate::ragged_attention::problem::RaggedAttentionSizes;
+pub(super) use crate::tiles::prefill::form::{Form, PANEL};
 
 /// Query rows of a warpgroup: what it multiplies at a time.
 pub(super) const GROUP_ROWS: usize = 64;
@@ -37,7 +37,7 @@ const MOST_STAGES: u32 = 4;
 /// The form for a problem, where the device and the kernel take it.
 pub(in crate::ragged_attention) fn form(client: &Client, sizes: &RaggedAttentionSizes) -> Option<Form> {
     let hopper = client.properties().identity.fingerprint == "ptx_sm90";
-    hopper.then(|| Form::of(sizes)).flatten()
+    hopper.then(|| sizes.form(ROWS)).flatten()
 }
 
 impl Form {

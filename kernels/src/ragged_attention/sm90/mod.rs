@@ -18,10 +18,10 @@ use self::form::{COMPUTE_REGISTERS, GROUP, GROUPS, LOAD_REGISTERS, PANEL, ROWS, 
 use self::load::{Maps, clear_values, load_all};
 use self::work::{SLOT_WORDS, Schedule, Slot, cubes, heads_together};
 use super::problem::{HeadRows, RaggedAttentionArgs, RaggedAttentionError, RaggedAttentionSizes};
-use super::softmax::{Scores, factors};
 use crate::common::launch::{dummy, multiprocessors, or_dummy};
 use crate::common::select::Path;
 use crate::ptx::{mbarrier, registers, shared_address, tma, warp};
+use crate::tiles::prefill::softmax::{Scores, factors};
 use crate::tiles::ring::Ring;
 
 /// Launches the kernel for at least one token and head.
@@ -29,8 +29,8 @@ pub(super) fn launch(client: &Client, args: RaggedAttentionArgs, form: Form) -> 
     let RaggedAttentionArgs { q, k, k_pe, v, cu_seqlens, cu_seqlens_k, out, lse, sizes, options } = args;
     let RaggedAttentionSizes { tokens, keys, heads, kv_heads, key_width, value_width, shared_width, sequences, elem } =
         sizes;
-    let form = form.with(&options);
-    let (before_cap, scale) = factors(&options);
+    let form = options.form(form);
+    let (before_cap, scale) = factors(options.softmax_scale, options.softcap);
     let plan = plan::launch(client, cu_seqlens, cu_seqlens_k, [tokens, keys, sequences], &options);
     let address = AddressType::from_len(sizes.elements());
     let head_bytes = keys * (key_width + value_width) * elem.size();
@@ -159,8 +159,9 @@ fn ragged_sm90_kernel<E: Float, V: Size>(
         registers::more(COMPUTE_REGISTERS);
         let size!(A) = comptime!(form.value_panels * PANEL / 2);
         let queries_at = shared_address(&queries);
-        let scores = Scores { most_seen, before_cap, scale };
-        let mut attention = Attention::new(key_ring, value_ring, queries_at, cleared, scores, group, form);
+        let scores = Scores { before_cap, scale };
+        let rings = (key_ring, value_ring);
+        let mut attention = Attention::new(rings, queries_at, cleared, scores, most_seen, group, form);
         let output = Output::new(shared_address(&staging), warp, heads, empty_lse);
         let mut work = slot.read(&words);
         while work.is_some() {
@@ -182,14 +183,9 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
 
     use self::form::KEYS;
     use crate::offline::{Arch, Entry, buffer};
-    let entry = |name: &str,
-                 kind: FloatKind,
-                 [key_panels, value_panels, shared_panels]: [usize; 3],
-                 kind_of: fn(Form) -> Form| {
+    let entry = |name: &str, kind: FloatKind, panels: [usize; 3], kind_of: fn(Form) -> Form| {
         let (elem, bf16) = (ElemType::Float(kind), kind == FloatKind::BF16);
-        let form =
-            Form { key_panels, value_panels, shared_panels, bf16, negative: false, capped: false, windowed: false };
-        let form = kind_of(form);
+        let form = kind_of(Form::plain(ROWS, panels, bf16));
         let name = format!("ragged_attention.sm90.{}.{name}", form.elem().name());
         Entry::new(name, move |device, target| {
             let map = || {

@@ -1,6 +1,6 @@
 use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use mla_kernels::vertical_slash_attention::{AttentionArgs, Layout, launch};
+use mla_kernels::vertical_slash_attention::{AttentionArgs, Layout, VerticalSlashOptions, VerticalSlashSizes, launch};
 
 use super::backend::{AttentionSpec, BackendKeyLists, VerticalSlashAttentionBackend};
 use crate::tensors::{buffers, contiguous, dims, elem, empty, launched};
@@ -31,14 +31,18 @@ impl VerticalSlashAttentionBackend for CubeBackend {
                 None => Layout::Packed,
             },
         );
+        #[rustfmt::skip]
+        let sizes = VerticalSlashSizes {
+            layout, batch, query_tokens, key_tokens, heads, kv_heads, key_width, value_width, rows, max_blocks, max_columns,
+            block_size_m, block_size_n, elem,
+        };
+        let options = VerticalSlashOptions { softmax_scale, softcap, causal };
         let args = buffers!(
             q, k, v, q_bounds, kv_bounds, block_count, block_offset, column_count, column_index, out, lse => AttentionArgs {
-                q, k, v, q_bounds, kv_bounds, block_count, block_offset, column_count, column_index, out, lse,
-                layout, batch, query_tokens, key_tokens, heads, kv_heads, key_width, value_width, rows, max_blocks, max_columns,
-                block_size_m, block_size_n, softmax_scale, softcap, causal, elem,
+                q, k, v, q_bounds, kv_bounds, block_count, block_offset, column_count, column_index, out, lse, sizes, options,
             }
         );
-        launched(launch(&q.client, args));
+        launched(launch(&q.client, args, sizes.path(&q.client)));
         (out, lse)
     }
 }

@@ -3,6 +3,7 @@
 mod backend;
 #[cfg(feature = "_gpu")]
 mod cube;
+mod problem;
 #[cfg(feature = "flex")]
 mod reference;
 
@@ -10,6 +11,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use self::backend::{AttentionSpec, BackendKeyLists, VerticalSlashAttentionBackend};
+pub use self::problem::VerticalSlashAttentionProblem;
 use super::vertical_slash_index::{VerticalSlashIndex, check_each};
 use crate::MlaError;
 use crate::check::{Check, check_cu_seqlens, read_i32};
@@ -74,6 +76,8 @@ pub struct VerticalSlashAttentionOptions {
 /// Returns `out [B, Sq, H, dv]` in the query's dtype and `lse` f32 `[B, Sq, H]` (natural logarithm). Sums are in f32,
 /// scores exist for one tile at a time. A query that sees no key, or is past its sequence's length, gives `out = 0` and
 /// `lse = -inf`.
+///
+/// [`explain_path`](crate::explain_path) of a [`VerticalSlashAttentionProblem`] says which implementation runs.
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, or options out of range: nothing is launched. Where values are not checked, lengths
@@ -152,6 +156,12 @@ impl VerticalSlashAttentionOptions {
 }
 
 impl VerticalSlashAttentionArgs {
+    /// What decides which implementation runs.
+    pub fn problem(&self) -> VerticalSlashAttentionProblem {
+        let ([_, _, heads, key_width], [_, _, kv_heads, value_width]) = (self.q.dims(), self.v.dims());
+        VerticalSlashAttentionProblem { heads, kv_heads, key_width, value_width, dtype: self.q.dtype() }
+    }
+
     fn check(&self) -> Result<Check, MlaError> {
         let check = check_qkv(OP, &self.q, &self.k, &self.v)?;
         let ([batch, _, heads, width], [_, kv_len, kv_heads, _]) = (self.q.dims(), self.k.dims());
@@ -190,6 +200,12 @@ impl VerticalSlashAttentionArgs {
 }
 
 impl PackedVerticalSlashArgs {
+    /// What decides which implementation runs.
+    pub fn problem(&self) -> VerticalSlashAttentionProblem {
+        let ([_, heads, key_width], [_, kv_heads, value_width]) = (self.q.dims(), self.v.dims());
+        VerticalSlashAttentionProblem { heads, kv_heads, key_width, value_width, dtype: self.q.dtype() }
+    }
+
     fn check(&self) -> Result<Check, MlaError> {
         let check = check_qkv(PACKED, &self.q, &self.k, &self.v)?;
         let ([_, heads, width], [keys, kv_heads, _]) = (self.q.dims(), self.k.dims());

@@ -6,14 +6,13 @@
 use cubecl::prelude::*;
 
 use super::form::Form;
-use super::problem::RaggedAttentionOptions;
 use crate::ptx::math;
 use crate::tiles::form::LOWEST;
 use crate::tiles::softmax::{SLACK, SoftmaxState, quad_max};
 
 /// Weights of a block, and the factors that the output so far is to be multiplied with.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Weights<N: Size> {
+pub(crate) struct Weights<N: Size> {
     pub weights: Vector<f32, N>,
     pub factor_a: f32,
     pub factor_b: f32,
@@ -23,10 +22,10 @@ pub(super) struct Weights<N: Size> {
 const LEAST_SCALE: f32 = 1e-20;
 
 /// The factor of a product before the hyperbolic tangent, where there is one; and that of a score, which makes it a power of two.
-pub(super) fn factors(options: &RaggedAttentionOptions) -> (f32, f32) {
-    let (before_cap, scale) = match options.softcap {
-        Some(softcap) => (options.softmax_scale / softcap, softcap),
-        None => (1.0, options.softmax_scale.abs()),
+pub(crate) fn factors(softmax_scale: f32, softcap: Option<f32>) -> (f32, f32) {
+    let (before_cap, scale) = match softcap {
+        Some(softcap) => (softmax_scale / softcap, softcap),
+        None => (1.0, softmax_scale.abs()),
     };
     (before_cap, (scale * std::f32::consts::LOG2_E).max(LEAST_SCALE))
 }
@@ -34,44 +33,43 @@ pub(super) fn factors(options: &RaggedAttentionOptions) -> (f32, f32) {
 /// What becomes of products.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
-pub(super) struct Scores {
-    /// How many keys a row sees at most, where it sees only its last ones.
-    pub most_seen: i32,
+pub(crate) struct Scores {
     /// The factor before the hyperbolic tangent, where scores are capped.
     pub before_cap: f32,
     /// The factor of the scores, positive, which makes them powers of two.
     pub scale: f32,
 }
 
-/// Up to which of the block's keys the two rows see, less the unit's first column: column `i` of a row is seen if it is less, and
-/// not too far before.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Seen {
-    pub a: i32,
-    pub b: i32,
+/// The score of a key that its row does not see.
+pub(crate) const HIDDEN: f32 = 2.0 * LOWEST;
+
+/// Which keys of a block the rows of a unit see.
+#[cube]
+pub(crate) trait Visible {
+    /// The score of element `i`, or [`HIDDEN`] where its row does not see its key.
+    fn visible(&self, score: f32, #[comptime] i: usize) -> f32;
 }
 
-/// Which of a block's keys may be hidden from a row.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mask {
-    /// None.
-    None,
-    /// Those before its window.
-    Window,
-    /// And those past its last one.
-    Ends,
+/// All of them.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct All {}
+
+#[cube]
+impl Visible for All {
+    fn visible(&self, score: f32, #[comptime] _i: usize) -> f32 {
+        score
+    }
 }
 
 /// The weights of a block.
 ///
 /// Maxima are of scores before the scale, so that a weight costs one multiplication and addition, and one power.
 #[cube]
-pub(super) fn weigh<N: Size>(
+pub(crate) fn weigh<N: Size, S: Visible>(
     products: Vector<f32, N>,
     state: &mut SoftmaxState,
     scores: Scores,
-    seen: &Seen,
-    #[comptime] mask: Mask,
+    seen: &S,
     #[comptime] form: Form,
 ) -> Weights<N> {
     let count = N::value().comptime();
@@ -81,7 +79,7 @@ pub(super) fn weigh<N: Size>(
     let mut top_b = f32::new(LOWEST);
     #[unroll]
     for i in 0..count {
-        let (row, column) = comptime!((i / 2 % 2, (i / 4 * 8 + i % 2) as i32));
+        let row = comptime!(i / 2 % 2);
         let mut score = products.extract(i);
         if comptime!(form.capped) {
             score = math::tanh(score * scores.before_cap);
@@ -89,13 +87,7 @@ pub(super) fn weigh<N: Size>(
         if comptime!(form.negative) {
             score = -score;
         }
-        let end = if comptime!(row == 0) { seen.a } else { seen.b };
-        if comptime!(mask == Mask::Ends) {
-            score = select(column < end, score, f32::new(2.0 * LOWEST));
-        }
-        if comptime!(form.windowed && mask != Mask::None) {
-            score = select(column < end - scores.most_seen, f32::new(2.0 * LOWEST), score);
-        }
+        let score = seen.visible(score, i);
         all.push(score);
         if comptime!(row == 0) {
             top_a = max(top_a, score);
@@ -140,7 +132,7 @@ fn raised(top: f32, highest: f32, slack: f32) -> f32 {
 
 /// The weights as the left factor of a product: half as many pairs.
 #[cube]
-pub(super) fn pack<N: Size, P: Size>(weights: Vector<f32, N>, #[comptime] form: Form) -> Vector<u32, P> {
+pub(crate) fn pack<N: Size, P: Size>(weights: Vector<f32, N>, #[comptime] form: Form) -> Vector<u32, P> {
     let count = P::value().comptime();
     let mut pairs = Sequence::<u32>::new();
     #[unroll]

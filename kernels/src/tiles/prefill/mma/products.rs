@@ -12,7 +12,7 @@ const PANEL_STEPS: usize = PANEL / K;
 
 /// Where the rows lie in shared memory that this lane has `ldmatrix` load.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Operands {
+pub(crate) struct Operands {
     queries_at: u32,
     keys_at: u32,
     values_at: u32,
@@ -109,13 +109,13 @@ fn place_of(step: usize) -> (u32, u32) {
 
 /// The output of a warp, `[8 channels]`. It is zero.
 #[cube]
-pub(super) fn outputs<NC: Size>(#[comptime] form: Form) -> Sequence<Array<Vector<f32, NC>>> {
+pub(crate) fn outputs<NC: Size>(#[comptime] form: Form) -> Sequence<Array<Vector<f32, NC>>> {
     zeros::<NC>(comptime!(form.value_panels * PANEL / N))
 }
 
 /// Multiplies both rows of a unit's part of the output.
 #[cube]
-pub(super) fn scale_rows<NC: Size>(
+pub(crate) fn scale_rows<NC: Size>(
     out: &mut Sequence<Array<Vector<f32, NC>>>,
     factor_a: f32,
     factor_b: f32,

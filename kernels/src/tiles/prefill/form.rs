@@ -3,15 +3,16 @@
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-use super::problem::{RaggedAttentionOptions, RaggedAttentionSizes};
 use crate::ptx::wgmma::Elem;
 
 /// Channels of a panel: 128 bytes, all banks of shared memory, and the width of Hopper's swizzle.
-pub(super) const PANEL: usize = 64;
+pub(crate) const PANEL: usize = 64;
 
 /// What a kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Form {
+pub(crate) struct Form {
+    /// Query rows of a tile.
+    pub rows: usize,
     /// Panels of a query and a key.
     pub key_panels: usize,
     /// Panels of a value.
@@ -29,9 +30,9 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// The form for a problem, where the kernels take it.
-    pub(super) fn of(sizes: &RaggedAttentionSizes) -> Option<Self> {
-        let &RaggedAttentionSizes { heads, kv_heads, key_width, value_width, shared_width, elem, .. } = sizes;
+    /// For tiles of so many queries, where the kernels take the type and the channels of keys, of values, and of keys those that all
+    /// heads share.
+    pub fn of(rows: usize, elem: ElemType, [key_width, value_width, shared_width]: [usize; 3]) -> Option<Self> {
         let bf16 = match elem {
             ElemType::Float(FloatKind::BF16) => true,
             ElemType::Float(FloatKind::F16) => false,
@@ -39,25 +40,22 @@ impl Form {
         };
         let widths = matches!((key_width, value_width), (192, 128) | (128, 128) | (64, 64));
         let shared = shared_width == 0 || (shared_width == PANEL && key_width > PANEL);
-        let grouped = kv_heads > 0 && heads.is_multiple_of(kv_heads);
-        (widths && shared && grouped).then_some(Self {
-            key_panels: key_width / PANEL,
-            value_panels: value_width / PANEL,
-            shared_panels: shared_width / PANEL,
-            bf16,
-            negative: false,
-            capped: false,
-            windowed: false,
-        })
+        (widths && shared).then(|| Self::plain(rows, [key_width, value_width, shared_width].map(|it| it / PANEL), bf16))
     }
 
-    /// The same with these options.
-    pub(super) fn with(self, options: &RaggedAttentionOptions) -> Self {
-        let capped = options.softcap.is_some();
-        Self { negative: !capped && options.softmax_scale < 0.0, capped, windowed: options.window.is_some(), ..self }
+    /// With scores that are neither turned around nor capped, of all keys; panels of keys, of values, and those that heads share.
+    pub fn plain(rows: usize, [key_panels, value_panels, shared_panels]: [usize; 3], bf16: bool) -> Self {
+        let (negative, capped, windowed) = (false, false, false);
+        Self { rows, key_panels, value_panels, shared_panels, bf16, negative, capped, windowed }
     }
 
-    pub(super) fn elem(self) -> Elem {
+    /// The same with this factor and cap of the scores.
+    pub fn with_scores(self, softmax_scale: f32, softcap: Option<f32>) -> Self {
+        let capped = softcap.is_some();
+        Self { negative: !capped && softmax_scale < 0.0, capped, ..self }
+    }
+
+    pub fn elem(self) -> Elem {
         if self.bf16 { Elem::Bf16 } else { Elem::F16 }
     }
 }

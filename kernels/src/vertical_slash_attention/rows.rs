@@ -1,0 +1,177 @@
+//! The queries of a cube, and the keys of their block row.
+
+use cubecl::prelude::*;
+
+use super::problem::{Layout, ROWS, VerticalSlashSizes};
+
+/// Where there is no key.
+const NO_KEY: i64 = -1;
+
+/// The sizes of a launch.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Sizes {
+    query_tokens: u32,
+    key_tokens: u32,
+    query_stride: u32,
+    key_stride: u32,
+    rows: u32,
+    max_blocks: u32,
+    max_columns: u32,
+    block_size_m: u32,
+    block_size_n: u32,
+}
+
+impl VerticalSlashSizes {
+    pub(super) fn of_kernel(&self) -> SizesLaunch {
+        let (query_stride, key_stride) = match self.layout {
+            Layout::Padded { query_stride, key_stride } => (query_stride, key_stride),
+            Layout::Packed => (0, 0),
+        };
+        SizesLaunch::new(
+            self.query_tokens as u32,
+            self.key_tokens as u32,
+            query_stride as u32,
+            key_stride as u32,
+            self.rows as u32,
+            self.max_blocks as u32,
+            self.max_columns as u32,
+            self.block_size_m as u32,
+            self.block_size_n as u32,
+        )
+    }
+}
+
+/// Any sizes, for the offline check.
+#[cfg(feature = "offline")]
+pub(super) fn offline_sizes() -> SizesLaunch {
+    SizesLaunch::new(1, 1, 1, 1, 1, 1, 1, 1, 1)
+}
+
+/// Rows of a tensor that belong to a sequence.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Span {
+    pub first: u32,
+    pub len: u32,
+}
+
+#[cube]
+fn span(bounds: &[i32], sequence: u32, stride: u32, tokens: u32, #[comptime] packed: bool) -> Span {
+    let entry = u32::cast_from(max(bounds[sequence as usize], 0));
+    let mut first = sequence * stride;
+    let mut len = min(entry, stride);
+    if packed {
+        first = min(entry, tokens);
+        let end = min(u32::cast_from(max(bounds[sequence as usize + 1], 0)), tokens);
+        len = max(end, first) - first;
+    }
+    Span { first, len }
+}
+
+/// The queries of a cube: those of a block row, or [`ROWS`] of them.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Queries {
+    /// The first one, in the sequence.
+    pub first: u32,
+    /// What is after the last one of the block row; `first` or less where there is none.
+    pub end: u32,
+    /// The block row.
+    pub row: u32,
+    /// The queries and the keys of the sequence.
+    pub all: Span,
+    pub kv: Span,
+}
+
+#[cube]
+impl Queries {
+    /// Parts of block rows are along x, from the last one or the first one on, sequences along z.
+    pub fn of_cube(
+        q_bounds: &[i32],
+        kv_bounds: &[i32],
+        sizes: &Sizes,
+        #[comptime] packed: bool,
+        #[comptime] last_first: bool,
+    ) -> Queries {
+        let sequence = CUBE_POS_Z;
+        let parts = (sizes.block_size_m - 1) / comptime!(ROWS as u32) + 1;
+        let part = if comptime!(last_first) { sizes.rows * parts - 1 - CUBE_POS_X } else { CUBE_POS_X };
+        let row = part / parts;
+        let all = span(q_bounds, sequence, sizes.query_stride, sizes.query_tokens, packed);
+        let kv = span(kv_bounds, sequence, sizes.key_stride, sizes.key_tokens, packed);
+        let first = row * sizes.block_size_m + part % parts * comptime!(ROWS as u32);
+        let end = min((row + 1) * sizes.block_size_m, all.len);
+        Queries { first, end, row, all, kv }
+    }
+
+    /// The key position of the first one.
+    pub fn position(&self) -> i32 {
+        i32::cast_from(self.first) + i32::cast_from(self.kv.len) - i32::cast_from(self.all.len)
+    }
+}
+
+/// The keys of a block row, in the order in which they are looked at: those of its key blocks, then its columns.
+#[derive(CubeType)]
+pub(super) struct KeyList<'a> {
+    block_offset: &'a [i32],
+    column_index: &'a [i32],
+    /// Where in `block_offset` the row's blocks are.
+    first_block: usize,
+    /// Keys in blocks.
+    in_blocks: u32,
+    block_size: u32,
+    /// Where in `column_index` the row's columns are.
+    first_column: usize,
+    columns: u32,
+    /// Keys of the sequence.
+    end: u32,
+}
+
+#[cube]
+impl<'a> KeyList<'a> {
+    /// That of the queries and of this cube's head.
+    pub fn new(
+        queries: &Queries,
+        block_count: &[i32],
+        block_offset: &'a [i32],
+        column_count: &[i32],
+        column_index: &'a [i32],
+        sizes: &Sizes,
+    ) -> KeyList<'a> {
+        let list = CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
+        let at = list * sizes.rows as usize + queries.row as usize;
+        KeyList::<'a> {
+            block_offset,
+            column_index,
+            first_block: at * sizes.max_blocks as usize,
+            in_blocks: min(u32::cast_from(max(block_count[at], 0)), sizes.max_blocks) * sizes.block_size_n,
+            block_size: sizes.block_size_n,
+            first_column: at * sizes.max_columns as usize,
+            columns: min(u32::cast_from(max(column_count[at], 0)), sizes.max_columns),
+            end: queries.kv.len,
+        }
+    }
+
+    /// How many places it has.
+    pub fn places(&self) -> u32 {
+        self.in_blocks + self.columns
+    }
+
+    /// The position of the key in place `place`, -1 if the sequence has no such key.
+    pub fn position(&self, place: u32) -> i32 {
+        let mut position = i32::new(NO_KEY);
+        if place < self.in_blocks {
+            let offset = self.block_offset[self.first_block + (place / self.block_size) as usize];
+            // An offset of -1 marks no block, although some of its keys would be there.
+            if offset >= 0 {
+                position = offset + i32::cast_from(place % self.block_size);
+            }
+        } else if place - self.in_blocks < self.columns {
+            position = self.column_index[self.first_column + (place - self.in_blocks) as usize];
+        }
+        if position < 0 || u32::cast_from(position) >= self.end {
+            position = i32::new(NO_KEY);
+        }
+        position
+    }
+}

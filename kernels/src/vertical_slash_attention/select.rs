@@ -1,0 +1,36 @@
+//! Which kernel computes vertical-slash attention.
+
+#[cfg(feature = "cuda")]
+use super::mma;
+use super::plain;
+use super::problem::VerticalSlashSizes;
+use crate::common::select::{Path, Table, Variant};
+#[cfg(feature = "cuda")]
+use crate::tiles::prefill::form;
+
+/// The implementations, the fastest first.
+pub(super) const TABLE: Table<VerticalSlashSizes, Form> = Table(&[
+    #[cfg(feature = "cuda")]
+    Variant {
+        path: Path::Mma,
+        needs: "matrix instructions with ldmatrix, asynchronous copies, and shared memory for tiles of queries, keys and values; f16 \
+                or bf16, heads of 192 / 128, 128 / 128 or 64 / 64 channels",
+        form: |client, sizes| mma::form(client, sizes).map(Form::Mma),
+        #[cfg(feature = "offline")]
+        offline: mma::offline,
+    },
+    Variant {
+        path: Path::Plain,
+        needs: "shared memory for a tile of queries and keys",
+        form: |client, sizes| plain::check(client, sizes).ok().map(|()| Form::Plain),
+        #[cfg(feature = "offline")]
+        offline: plain::offline,
+    },
+]);
+
+/// How a kernel divides the work.
+pub(super) enum Form {
+    Plain,
+    #[cfg(feature = "cuda")]
+    Mma(form::Form),
+}
