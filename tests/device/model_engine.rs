@@ -165,7 +165,7 @@ fn model_engine_replays_captured_steps(
             assert_eq!(completion.token_ids, *ids, "on {device:?}");
         }
         let stats = engine.stats();
-        eprintln!("{} of {} steps replayed", stats.graph_steps, stats.steps);
+        eprintln!("{} of {} steps replayed, {}", stats.graph_steps, stats.steps, stats.graphs);
         assert_eq!(stats.graph_steps > 0, is_captured(&stats), "on {device:?}: {stats:?}");
         assert!(is_captured(&stats) || !is_wgpu(device) || cfg!(feature = "fusion"), "no graphs on {device:?}");
     });

@@ -100,6 +100,16 @@ pub(crate) fn has_kernels(device: &Device) -> bool {
     false
 }
 
+/// Whether the device is CUDA's.
+pub fn is_cuda(device: &Device) -> bool {
+    #[cfg(feature = "cuda")]
+    if let burn::backend::DispatchDevice::Cube(cubecl::Device::Cuda(_)) = device.as_dispatch() {
+        return true;
+    }
+    let _ = device;
+    false
+}
+
 /// Bytes of the largest tensor that a GPU can hold in one buffer; none for the CPU.
 pub fn largest_buffer(device: &Device) -> Option<u64> {
     #[cfg(feature = "_gpu")]

@@ -66,7 +66,7 @@ pub use compile_ahead::{
     wait_for_kernels,
 };
 pub use determinism::Determinism;
-pub use device::{DeviceName, largest_buffer};
+pub use device::{DeviceName, is_cuda, largest_buffer};
 pub use error::MlaError;
 pub use independent::map_independent;
 pub use memory::{DeviceMemory, device_memory, host_memory};
