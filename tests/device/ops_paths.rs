@@ -122,7 +122,8 @@ use Runs::{Burns, BurnsOrTiles, Nothing, SmallBatch};
 #[case::no_outputs(|dtype| LinearProblem::dense([9, 64, 0], dtype), Nothing, false)]
 #[case::gated(|dtype| LinearProblem::gated([8, 64, 48], dtype), SmallBatch, false)]
 #[case::many_gated(|dtype| LinearProblem::gated([65, 64, 48], dtype), Burns, true)]
-#[case::heads(|dtype| LinearProblem::by_head([64, 2, 64, 48, 16], dtype), SmallBatch, false)]
+#[case::eight_of_heads(|dtype| LinearProblem::by_head([8, 2, 64, 48, 16], dtype), SmallBatch, false)]
+#[case::heads(|dtype| LinearProblem::by_head([64, 2, 64, 48, 16], dtype), SmallBatch, true)]
 #[case::many_of_heads(|dtype| LinearProblem::by_head([65, 2, 64, 48, 16], dtype), BurnsOrTiles, true)]
 #[case::no_heads(|dtype| LinearProblem::by_head([65, 0, 64, 48, 16], dtype), Nothing, false)]
 fn ops_paths_of_products(#[case] problem: fn(DType) -> LinearProblem, #[case] runs: Runs, #[case] many: bool) {
