@@ -15,13 +15,27 @@ fn generate(args: &[&str]) -> Output {
     program("generate", args)
 }
 
-/// An example program, which `cargo test` builds beside this test.
-pub fn command(name: &str) -> Command {
+/// Where an example program is, if it is built.
+fn place(name: &str) -> PathBuf {
     let mut path = std::env::current_exe().expect("this test has a path");
     path.pop();
     path.pop();
     path.extend(["examples", name]);
-    let path = path.with_extension(std::env::consts::EXE_EXTENSION);
+    path.with_extension(std::env::consts::EXE_EXTENSION)
+}
+
+/// Whether there is the program `bench`: of an example that has tests `cargo test` builds those alone.
+pub fn has_bench() -> bool {
+    let built = place("bench").is_file();
+    if !built {
+        eprintln!("skipped for bench: `cargo build --example bench` builds it");
+    }
+    built
+}
+
+/// An example program, which `cargo test` builds beside this test.
+pub fn command(name: &str) -> Command {
+    let path = place(name);
     assert!(path.is_file(), "{} is not built: run `cargo test`, or `cargo build --example {name}`", path.display());
     Command::new(path)
 }

@@ -6,8 +6,9 @@ use crate::config::sizes::{
     Bound, MOST, MOST_CHANNELS, MOST_LAYERS, out_of_range, product, sum, too_many_experts, unaddressable,
 };
 
-/// Residual streams, and rounds of normalisation: every token pays for each.
-const MOST_STREAMS: usize = 64;
+/// Residual streams: as many as the operations on them take.
+const MOST_STREAMS: usize = 8;
+/// Rounds of normalisation: every token pays for each.
 const MOST_ROUNDS: usize = 1024;
 
 impl DeepseekV4Config {
