@@ -89,7 +89,12 @@ pub fn linear_by_head(
 
 /// [`linear_by_head`] of checked rows in memory.
 pub(super) fn in_memory(x: Tensor<3>, weight: &StackedWeight, determinism: Determinism) -> Tensor<3> {
-    let ([rows, heads, width], [_, _, inputs]) = (x.dims(), weight.dims());
+    let ([rows, heads, width], [_, outputs, inputs]) = (x.dims(), weight.dims());
+    let out = [rows, heads, outputs + width - inputs];
+    if out.contains(&0) {
+        // Burn joins no tensors without elements on a GPU.
+        return Tensor::empty(out, (&x.device(), x.dtype()));
+    }
     if LinearProblem::of_heads(&x, weight, determinism).has_kernel(&x.device()) {
         return launch(BackendHeadRows::InMemory(x.into_dispatch()), weight, determinism);
     }
