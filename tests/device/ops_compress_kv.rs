@@ -1,5 +1,7 @@
 //! `compress_kv` against plain loops in f64, with sequences in any chunks.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use mla_ops::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
 use proptest::prelude::{ProptestConfig, prop, proptest};
@@ -17,6 +19,9 @@ const EPS: f64 = 1e-6;
 /// What rounding does to the mean of the tokens, which are below 1: a gate of up to 10 below the highest has an exponential with
 /// so great an error. Where all channels of the mean are small, the norm makes this large.
 const MEAN_ERROR: f64 = 5e-7;
+
+/// The bits of entries, by sequence and window.
+type EntryBits = BTreeMap<(usize, usize), Vec<u32>>;
 
 /// Sequences to be compressed.
 #[derive(Debug, Clone)]
@@ -177,9 +182,9 @@ impl Case {
         (args, after)
     }
 
-    /// Entries of a call: those of full windows are the oracle's, the others 0.
+    /// Entries of a call: those of full windows are the oracle's, the others 0. Adds the bits of the former, by sequence and window.
     #[track_caller]
-    fn assert_entries(&self, what: &str, chunks: &[Chunk], actual: Tensor<3>) {
+    fn assert_entries(&self, what: &str, chunks: &[Chunk], actual: Tensor<3>, all: &mut EntryBits) {
         let ([batch, entries, width], dtype) = (actual.dims(), actual.dtype());
         assert_eq!((batch, width), (chunks.len(), self.width), "{what}");
         let actual = values(actual);
@@ -191,6 +196,8 @@ impl Case {
                     assert!(entry.iter().all(|&value| value == 0.0), "{what}: entry {j} of {chunk:?} is {entry:?}");
                     continue;
                 }
+                let bits = entry.iter().map(|value| value.to_bits()).collect();
+                all.insert((chunk.sequence, full.start + j), bits);
                 let (expected, root) = self.entry(chunk.sequence, full.start + j);
                 let largest = expected.iter().fold(0.0_f64, |max, value| max.max(value.abs()));
                 let bound = tolerance(dtype) * largest + MEAN_ERROR / root;
@@ -204,8 +211,9 @@ impl Case {
     }
 
     /// Calls with these numbers of new tokens of each sequence, in which the sequences stand in any order. Before each call the
-    /// rows of the state that no window needs become NaN.
-    fn check(&self, calls: &[Vec<usize>], device: &Device, dtype: DType) {
+    /// rows of the state that no window needs become NaN. The bits of all entries.
+    fn check(&self, calls: &[Vec<usize>], device: &Device, dtype: DType) -> EntryBits {
+        let mut all = EntryBits::new();
         let (mut rng, mut done) = (rng(82), vec![0; self.sequences.len()]);
         let mut state = vec![f64::NAN; self.state_shape().iter().product()];
         for lens in calls {
@@ -218,12 +226,13 @@ impl Case {
             let what = format!("{} x {} of {dtype:?} on {device:?}, {chunks:?}", self.window, self.width);
             let (actual, written) = compress_kv(args, &self.options(dtype)).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!((actual.dims()[1], actual.dtype()), (entries, dtype), "{what}");
-            self.assert_entries(&what, &chunks, actual);
+            self.assert_entries(&what, &chunks, actual, &mut all);
             let expected = floats(&after, self.state_shape(), DType::F32, &Device::flex());
             assert!(bits(&written) == bits(&expected), "{what}: the state");
             state = after;
             done.iter_mut().zip(lens).for_each(|(done, len)| *done += len);
         }
+        all
     }
 
     /// NaN in all rows of the state that no entry of these sequences will need.
@@ -276,8 +285,9 @@ fn ops_compress_kv(
 ) {
     for_each_dtype(|device, dtype| {
         let case = Case::new(overlap, window, widths, &lens(window));
-        case.check(&case.calls(|left| left), device, dtype);
-        case.check(&case.random_calls(83), device, dtype);
+        let whole = case.check(&case.calls(|left| left), device, dtype);
+        let divided = case.check(&case.random_calls(83), device, dtype);
+        assert!(whole == divided, "the bits of an entry depend on the calls, {dtype:?} on {device:?}");
     });
 }
 
@@ -313,7 +323,7 @@ fn ops_compress_kv_of_fewer_entries(#[values(false, true)] overlap: bool) {
             let args = case.args(&chunks, entries, &state, device).0;
             let (actual, _) = compress_kv(args, &case.options(DType::F32)).expect("legal");
             assert_eq!(actual.dims(), [2, entries, 6]);
-            case.assert_entries(&format!("{entries} entries on {device:?}"), &chunks, actual);
+            case.assert_entries(&format!("{entries} entries on {device:?}"), &chunks, actual, &mut EntryBits::new());
         }
     });
 }
@@ -333,7 +343,7 @@ fn ops_compress_kv_strided() {
             ..args
         };
         let (actual, written) = compress_kv(strided, &case.options(DType::F32)).expect("legal");
-        case.assert_entries(&format!("strided on {device:?}"), &chunks, actual);
+        case.assert_entries(&format!("strided on {device:?}"), &chunks, actual, &mut EntryBits::new());
         let expected = floats(&after, case.state_shape(), DType::F32, &Device::flex());
         assert!(bits(&written) == bits(&expected), "{device:?}");
     });
@@ -380,7 +390,7 @@ fn ops_compress_kv_in_place() {
         for _ in 0..3 {
             let args = CompressKvArgs { state, ..case.args(&whole, 4, &vec![0.0; before.len() / 4], device).0 };
             let (entries, written) = compress_kv(args, &options).expect("the only handle");
-            case.assert_entries(&format!("in place on {device:?}"), &whole, entries);
+            case.assert_entries(&format!("in place on {device:?}"), &whole, entries, &mut EntryBits::new());
             assert_eq!(place(&written), first, "{device:?}");
             state = written;
         }

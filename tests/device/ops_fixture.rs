@@ -121,6 +121,15 @@ pub fn assert_rows(what: &str, dtype: DType, out: &[f32], lse: &[f32], expected:
     }
 }
 
+/// Each number within the tolerance of its size, or of 1 where it is smaller.
+pub fn assert_close(what: &str, dtype: DType, actual: &[f32], expected: &[f64]) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    for (i, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        let off = (f64::from(*actual) - expected).abs();
+        assert!(off <= tolerance(dtype) * expected.abs().max(1.0), "{what}: {actual} at {i}, expected {expected}");
+    }
+}
+
 /// A problem for `mla_decode`.
 #[derive(Debug, Clone)]
 pub struct DecodeCase {

@@ -5,7 +5,7 @@ use mla_ops::{Determinism, MhcOptions, MhcPreArgs, Mixer, Mixing, mhc_head, mhc_
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
-use crate::ops_fixture::{bits, floats, random, restrided, rng, rounded, tolerance, values};
+use crate::ops_fixture::{assert_close, bits, floats, random, restrided, rng, rounded, values};
 use crate::refusals::Kind::{DType as WrongType, Shape, Value};
 use crate::refusals::{assert_refused, zeros};
 
@@ -153,14 +153,6 @@ impl Inputs {
 fn unit(x: &[f64], options: &MhcOptions) -> f64 {
     let mean = x.iter().map(|value| value * value).sum::<f64>() / x.len() as f64;
     (mean + f64::from(options.norm_eps)).sqrt().recip()
-}
-
-fn assert_close(what: &str, dtype: DType, actual: &[f32], expected: &[f64]) {
-    assert_eq!(actual.len(), expected.len(), "{what}");
-    for (i, (actual, expected)) in actual.iter().zip(expected).enumerate() {
-        let off = (f64::from(*actual) - expected).abs();
-        assert!(off <= tolerance(dtype) * expected.abs().max(1.0), "{what}: {actual} at {i}, expected {expected}");
-    }
 }
 
 /// One stream and several, the most; widths that nothing divides, and several rounds of a cube.

@@ -5,7 +5,7 @@ use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope, residual_norm, rms_norm}
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
-use crate::ops_fixture::{floats, random, restrided, rng, tolerance, values};
+use crate::ops_fixture::{assert_close, floats, random, restrided, rng, values};
 use crate::refusals::Kind::{DType as WrongType, Shape, Value};
 use crate::refusals::{assert_refused, zeros};
 
@@ -69,14 +69,6 @@ impl Inputs {
             }
         }
         x
-    }
-}
-
-fn assert_close(what: &str, dtype: DType, actual: &[f32], expected: &[f64]) {
-    assert_eq!(actual.len(), expected.len(), "{what}");
-    for (i, (actual, expected)) in actual.iter().zip(expected).enumerate() {
-        let off = (f64::from(*actual) - expected).abs();
-        assert!(off <= tolerance(dtype) * expected.abs().max(1.0), "{what}: {actual} at {i}, expected {expected}");
     }
 }
 

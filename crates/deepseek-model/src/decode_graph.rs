@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use burn::tensor::{Device, Graph, Int, Tensor, capture};
+use burn::tensor::{DType, Device, Graph, Int, Tensor, capture};
 use mla_ops::Determinism;
 
 use crate::cache::ModelCache;
@@ -122,7 +122,8 @@ impl<'a> DecodeGraphs<'a> {
         let (model, determinism) = (self.model, self.determinism);
         let step = self.buckets.entry(bucket);
         let new_step = |page_size| model.buffered_step(bucket.0, [bucket.1, page_size], determinism);
-        let step = step.or_insert_with(|| StepGraph::capture(model, new_step, chunks, cache, device));
+        let spare = || spare_buffers(bucket.0 * self.vocab_size, device);
+        let step = step.or_insert_with(|| StepGraph::capture(model, new_step, spare, chunks, cache, device));
         let Some(graph) = step else {
             return Ok(None);
         };
@@ -173,6 +174,7 @@ impl<'a> StepGraph<'a> {
     fn capture(
         model: &'a dyn Capture,
         new_step: impl FnOnce(usize) -> Box<dyn BufferedStep + 'a>,
+        spare: impl FnOnce() -> Vec<Tensor<1>>,
         chunks: &[Chunk],
         cache: &mut ModelCache,
         device: &Device,
@@ -184,8 +186,10 @@ impl<'a> StepGraph<'a> {
         device.sync().ok()?;
         let lent = Arc::new(Mutex::new(Lent { step, cache: stand_in }));
         let inside = lent.clone();
+        let mut spare = Some(spare());
         // It writes the same latents into the same slots however often it runs.
         let step: Closure = Box::new(move || {
+            let _beside_the_first_run = spare.take();
             let lent = &mut *lock(&inside);
             lent.step.logits(&mut lent.cache).ok()
         });
@@ -265,6 +269,19 @@ impl fmt::Debug for DecodeGraphs<'_> {
 
 fn lock<'l, 'a>(lent: &'l Mutex<Lent<'a>>) -> MutexGuard<'l, Lent<'a>> {
     lent.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Buffers that are free when a capture begins, if they are held beside the first of the runs before it.
+///
+/// While a step is captured no memory can be had from the device, and what it would have written is lost if it asks for some.
+/// The runs before the capture leave what they needed, which may be less: how early a buffer is free again depends on how far
+/// the device's own thread is behind. CubeCL has buffers of at most 64 KiB in pages of their own, hence two sizes; the largest
+/// of a step are its logits.
+fn spare_buffers(logits: usize, device: &Device) -> Vec<Tensor<1>> {
+    const SMALL: (usize, usize) = (64, 16 * 1024);
+    let large = (4, logits.max(2 * SMALL.1));
+    let buffers = |(count, len)| (0..count).map(move |_| Tensor::empty([len], (device, DType::F32)));
+    [SMALL, large].into_iter().flat_map(buffers).collect()
 }
 
 /// Whether the device captures graphs: one addition shows it.

@@ -80,11 +80,6 @@ fn a_replayed_step_of_v4_has_the_bits_of_a_launched_one(
     #[values(Fast, BatchInvariant)] determinism: Determinism,
 ) {
     for device in gpus() {
-        if mla_ops::is_cuda(&device) {
-            let refused = model("v4-tiny", &device).decode_graphs(determinism).err();
-            assert!(matches!(refused, Some(GraphSupport::Model(_))), "{refused:?}");
-            continue;
-        }
         replay_as_launched("v4-tiny", requests, determinism, &device);
     }
 }

@@ -1,5 +1,8 @@
 //! The paged cache of a model: requests, their pages, and pools of rows.
 
+mod batch;
+mod pools;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +11,6 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
 
 use super::config::{CacheConfig, OP, wrong_value, zeros};
 use super::{CacheError, PageAllocator, RequestToToken};
-use crate::MlaError;
 use crate::check::Check;
 
 /// The [`PagedCache::id`] of the next cache.
@@ -72,9 +74,9 @@ impl PagedCache {
     /// An empty cache; the pools are allocated, and zero.
     ///
     /// # Errors
-    /// [`MlaError::Value`] for a size that is zero or too large, or a page size that is no power of two; [`MlaError::DType`] for
-    /// a dtype that is none of the caches' or of the device's; [`MlaError::DeviceLimit`] for pools or a map that the device has
-    /// no memory for; [`MlaError::UnsupportedDevice`], also for an autodiff device. Nothing is allocated then.
+    /// [`MlaError::Value`](crate::MlaError::Value) for a size that is zero or too large, or a page size that is no power of two; [`MlaError::DType`](crate::MlaError::DType) for
+    /// a dtype that is none of the caches' or of the device's; [`MlaError::DeviceLimit`](crate::MlaError::DeviceLimit) for pools or a map that the device has
+    /// no memory for; [`MlaError::UnsupportedDevice`](crate::MlaError::UnsupportedDevice), also for an autodiff device. Nothing is allocated then.
     pub fn new(config: CacheConfig, device: &Device) -> Result<Self, CacheError> {
         config.check(&Check::on(OP, device)?)?;
         // The casts keep the values: the check bounds both by `i32::MAX`.
@@ -192,7 +194,7 @@ impl PagedCache {
     /// that nobody else holds are free again; a page that is shared and partly kept is copied at the next append.
     ///
     /// # Errors
-    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`] for more tokens than it has.
+    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`](crate::MlaError::Value) for more tokens than it has.
     pub fn truncate(&mut self, request: RequestId, len: usize) -> Result<(), CacheError> {
         let kept = len.div_ceil(self.config.page_size);
         let state = self.request(request)?;
@@ -308,167 +310,6 @@ impl PagedCache {
     /// Bytes of the pages in use, in all pools together.
     pub fn bytes_in_use(&self) -> usize {
         self.pages_in_use() * self.config.bytes_per_page()
-    }
-}
-
-/// What a step of the model needs: pages and lengths, or the inputs of the op `page_table`, one entry per request of the batch.
-impl PagedCache {
-    /// Pages, i32 `[B, max_pages]`, -1 behind the last of a request: what the op [`page_table`](crate::page_table) makes of
-    /// [`Self::req_to_token`], from the host.
-    ///
-    /// No request, or no page for each (as fresh ones need), is an empty table.
-    ///
-    /// # Errors
-    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`] or [`MlaError::DeviceLimit`] for a table that is too large.
-    pub fn page_table(&self, requests: &[RequestId], max_pages: usize) -> Result<Tensor<2, Int>, CacheError> {
-        let (check, shape) = (Check::on(OP, &self.device)?, [requests.len(), max_pages]);
-        check.index_range("max_pages", requests.len().max(1).saturating_mul(max_pages))?;
-        check.allocation("max_pages", DType::I32, shape)?;
-        let mut table = Vec::with_capacity(requests.len() * max_pages);
-        for &request in requests {
-            let pages = self.request(request)?.pages.iter().map(|&page| page as i32);
-            table.extend(pages.chain(std::iter::repeat(-1)).take(max_pages));
-        }
-        if table.is_empty() {
-            return Ok(Tensor::empty(shape, (&self.device, DType::I32)));
-        }
-        Ok(self.upload(table).reshape(shape))
-    }
-
-    /// Lengths, i32 `[B]`.
-    ///
-    /// # Errors
-    /// [`CacheError::UnknownRequest`].
-    pub fn seq_lens(&self, requests: &[RequestId]) -> Result<Tensor<1, Int>, CacheError> {
-        self.per_request(requests, |request| request.len as i32)
-    }
-
-    /// Rows of [`Self::req_to_token`], i32 `[B]`: the op's `req_rows`.
-    ///
-    /// # Errors
-    /// [`CacheError::UnknownRequest`].
-    pub fn rows(&self, requests: &[RequestId]) -> Result<Tensor<1, Int>, CacheError> {
-        self.per_request(requests, |request| request.row as i32)
-    }
-
-    /// The map from (row, token position) to slot, i32 `[R, T]`; entries past a request's length hold anything. What is new since
-    /// the last call is sent to the device now.
-    ///
-    /// # Errors
-    /// Those of [`RequestToToken::write`], which a cache in order does not have.
-    pub fn req_to_token(&mut self) -> Result<Tensor<2, Int>, CacheError> {
-        let page_size = self.config.page_size;
-        for Request { row, len, pages } in self.requests.values() {
-            if let Some(first) = self.unwritten.remove(row) {
-                let slots: Vec<i32> = (first..*len).map(|token| slot(pages, page_size, token)).collect();
-                self.map.write(*row, first, &slots)?;
-            }
-        }
-        Ok(self.map.tensor())
-    }
-
-    /// Pages of the request that has the most; 0 for an empty batch. The op's capacity.
-    ///
-    /// # Errors
-    /// [`CacheError::UnknownRequest`].
-    pub fn max_pages(&self, requests: &[RequestId]) -> Result<usize, CacheError> {
-        let mut most = 0;
-        for &request in requests {
-            most = most.max(self.request(request)?.pages.len());
-        }
-        Ok(most)
-    }
-
-    fn per_request(
-        &self,
-        requests: &[RequestId],
-        value: impl Fn(&Request) -> i32,
-    ) -> Result<Tensor<1, Int>, CacheError> {
-        let values = requests
-            .iter()
-            .map(|&request| Ok(value(self.request(request)?)))
-            .collect::<Result<Vec<i32>, CacheError>>()?;
-        Ok(self.upload(values))
-    }
-}
-
-/// The pools.
-impl PagedCache {
-    /// Pool number `index`, `[P, S, width]`, to read from: another handle of the same buffer.
-    ///
-    /// # Errors
-    /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a pool that does not exist.
-    pub fn pool(&self, index: usize) -> Result<Tensor<3>, CacheError> {
-        self.check_index(index)?;
-        let pool = self.pools[index].as_ref();
-        pool.cloned().ok_or(CacheError::PoolTaken { pool: index })
-    }
-
-    /// Moves a pool out, so that the caller owns the only handle and can write in place. [`Self::put_pool`] gives it back.
-    ///
-    /// # Errors
-    /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a pool that does not exist.
-    pub fn take_pool(&mut self, index: usize) -> Result<Tensor<3>, CacheError> {
-        self.check_index(index)?;
-        let pool = self.pools[index].take();
-        pool.ok_or(CacheError::PoolTaken { pool: index })
-    }
-
-    /// Gives back what [`Self::take_pool`] handed out.
-    ///
-    /// # Errors
-    /// [`CacheError::PoolNotTaken`]; [`MlaError`] for a pool that does not exist, or a tensor of another shape, dtype or
-    /// device.
-    pub fn put_pool(&mut self, index: usize, pool: Tensor<3>) -> Result<(), CacheError> {
-        self.check_index(index)?;
-        if self.pools[index].is_some() {
-            return Err(CacheError::PoolNotTaken { pool: index });
-        }
-        self.check_pool(index, &pool)?;
-        self.pools[index] = Some(pool);
-        Ok(())
-    }
-
-    fn check_index(&self, index: usize) -> Result<(), MlaError> {
-        if index < self.pools.len() {
-            return Ok(());
-        }
-        let expected = format!("below {}, the number of pools", self.pools.len());
-        Err(wrong_value("pool", index, expected))
-    }
-
-    fn check_pool(&self, index: usize, pool: &Tensor<3>) -> Result<(), MlaError> {
-        let (config, argument) = (&self.config, "pool");
-        let shape = config.pool_shape(&config.pools[index]);
-        if pool.dims() != shape {
-            return Err(MlaError::Shape {
-                op: OP,
-                argument,
-                actual: pool.dims().to_vec(),
-                expected: format!("[num_pages, page_size / tokens_per_row, width] = {shape:?}"),
-            });
-        }
-        let dtype = DType::from(config.dtype);
-        if pool.dtype() != dtype {
-            return Err(MlaError::DType { op: OP, argument, actual: pool.dtype(), expected: format!("{dtype:?}") });
-        }
-        if pool.device() != self.device {
-            return Err(MlaError::Device {
-                op: OP,
-                argument,
-                actual: format!("{:?}", pool.device()),
-                expected: format!("{:?}", self.device),
-                like: "cache",
-            });
-        }
-        Ok(())
-    }
-
-    fn check_all_pools_present(&self) -> Result<(), CacheError> {
-        match self.pools.iter().position(Option::is_none) {
-            Some(pool) => Err(CacheError::PoolTaken { pool }),
-            None => Ok(()),
-        }
     }
 }
 

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::super::PoolConfig;
 use super::*;
+use crate::MlaError;
 
 const LAYERS: usize = 2;
 const PAGE: usize = 4;

@@ -1,0 +1,87 @@
+//! The pools of a cache, lent to those who write in them.
+
+use burn::tensor::{DType, Tensor};
+
+use super::{OP, PagedCache, wrong_value};
+use crate::MlaError;
+use crate::cache::CacheError;
+
+/// The pools.
+impl PagedCache {
+    /// Pool number `index`, `[P, S, width]`, to read from: another handle of the same buffer.
+    ///
+    /// # Errors
+    /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a pool that does not exist.
+    pub fn pool(&self, index: usize) -> Result<Tensor<3>, CacheError> {
+        self.check_index(index)?;
+        let pool = self.pools[index].as_ref();
+        pool.cloned().ok_or(CacheError::PoolTaken { pool: index })
+    }
+
+    /// Moves a pool out, so that the caller owns the only handle and can write in place. [`Self::put_pool`] gives it back.
+    ///
+    /// # Errors
+    /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a pool that does not exist.
+    pub fn take_pool(&mut self, index: usize) -> Result<Tensor<3>, CacheError> {
+        self.check_index(index)?;
+        let pool = self.pools[index].take();
+        pool.ok_or(CacheError::PoolTaken { pool: index })
+    }
+
+    /// Gives back what [`Self::take_pool`] handed out.
+    ///
+    /// # Errors
+    /// [`CacheError::PoolNotTaken`]; [`MlaError`] for a pool that does not exist, or a tensor of another shape, dtype or
+    /// device.
+    pub fn put_pool(&mut self, index: usize, pool: Tensor<3>) -> Result<(), CacheError> {
+        self.check_index(index)?;
+        if self.pools[index].is_some() {
+            return Err(CacheError::PoolNotTaken { pool: index });
+        }
+        self.check_pool(index, &pool)?;
+        self.pools[index] = Some(pool);
+        Ok(())
+    }
+
+    fn check_index(&self, index: usize) -> Result<(), MlaError> {
+        if index < self.pools.len() {
+            return Ok(());
+        }
+        let expected = format!("below {}, the number of pools", self.pools.len());
+        Err(wrong_value("pool", index, expected))
+    }
+
+    fn check_pool(&self, index: usize, pool: &Tensor<3>) -> Result<(), MlaError> {
+        let (config, argument) = (&self.config, "pool");
+        let shape = config.pool_shape(&config.pools[index]);
+        if pool.dims() != shape {
+            return Err(MlaError::Shape {
+                op: OP,
+                argument,
+                actual: pool.dims().to_vec(),
+                expected: format!("[num_pages, page_size / tokens_per_row, width] = {shape:?}"),
+            });
+        }
+        let dtype = DType::from(config.dtype);
+        if pool.dtype() != dtype {
+            return Err(MlaError::DType { op: OP, argument, actual: pool.dtype(), expected: format!("{dtype:?}") });
+        }
+        if pool.device() != self.device {
+            return Err(MlaError::Device {
+                op: OP,
+                argument,
+                actual: format!("{:?}", pool.device()),
+                expected: format!("{:?}", self.device),
+                like: "cache",
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_all_pools_present(&self) -> Result<(), CacheError> {
+        match self.pools.iter().position(Option::is_none) {
+            Some(pool) => Err(CacheError::PoolTaken { pool }),
+            None => Ok(()),
+        }
+    }
+}
