@@ -23,6 +23,7 @@ pub mod ragged_attention;
 pub mod residual_norm;
 pub mod rope_write;
 pub mod route_experts;
+pub mod sparse_mla;
 pub mod sparse_parts;
 pub mod vertical_slash_attention;
 pub mod vertical_slash_index;
@@ -74,6 +75,7 @@ operations! {
     residual_norm,
     rope_write,
     route_experts,
+    sparse_mla,
     sparse_parts,
     vertical_slash_attention,
     vertical_slash_index,

@@ -60,6 +60,7 @@ mod ops_rope_write;
 mod ops_route_experts;
 mod ops_sparse_mla;
 mod ops_sparse_parts;
+mod ops_sparse_tiles;
 mod ops_vertical_slash;
 mod ops_vertical_slash_index;
 mod oracle;

@@ -22,8 +22,8 @@ pub(crate) struct Splits {
 /// The merged state of some splits. `sum` is relative to `highest`, and `out` is not yet divided by it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Merged<N: Size> {
-    highest: f32,
-    sum: f32,
+    pub(crate) highest: f32,
+    pub(crate) sum: f32,
     out: Vector<f32, N>,
 }
 

@@ -35,6 +35,11 @@ pub(crate) struct Target {
 
 #[cube]
 impl Target {
+    /// A whole result of a sequence, or what is number `index` of all splits.
+    pub fn new(whole: bool, sequence: u32, index: u32) -> Target {
+        Target { whole, sequence, index }
+    }
+
     pub fn of(plan: &Plan, item: &Item, index: u32) -> Target {
         let at = item.sequence as usize;
         let whole = plan.split_ptr[at + 1] - plan.split_ptr[at] == 1;

@@ -66,8 +66,56 @@ pub(crate) fn weigh(
             top_b = max(top_b, b);
         }
     }
-    top_a = quad_max(top_a);
-    top_b = quad_max(top_b);
+    weigh_masked(&masked, top_a, top_b, state, form)
+}
+
+/// [`weigh`] where a bit of `low` and `high` says for each of the 64 keys whether all rows see it.
+#[cube]
+pub(crate) fn weigh_seen(
+    s: Vector<f32, Const<32>>,
+    state: &mut SoftmaxState,
+    low: u32,
+    high: u32,
+    scale: f32,
+    lane: u32,
+    #[comptime] form: Form,
+) -> Weighted {
+    let own = lane % 4 * 2;
+    let (low, high) = (low >> own, high >> own);
+    let mut masked = Sequence::<f32>::new();
+    let mut top_a = f32::new(LOWEST);
+    let mut top_b = f32::new(LOWEST);
+    #[unroll]
+    for i in 0..comptime!(KEYS / 8) {
+        let bits = if comptime!(i < KEYS / 16) { low } else { high };
+        let first = comptime!((8 * i % 32) as u32);
+        let seen_0 = bits & comptime!(1u32 << first) != 0;
+        let seen_1 = bits & comptime!(2u32 << first) != 0;
+        let a0 = select(seen_0, s.extract(comptime!(4 * i)) * scale, f32::new(2.0 * LOWEST));
+        let a1 = select(seen_1, s.extract(comptime!(4 * i + 1)) * scale, f32::new(2.0 * LOWEST));
+        let b0 = select(seen_0, s.extract(comptime!(4 * i + 2)) * scale, f32::new(2.0 * LOWEST));
+        let b1 = select(seen_1, s.extract(comptime!(4 * i + 3)) * scale, f32::new(2.0 * LOWEST));
+        masked.push(a0);
+        masked.push(a1);
+        masked.push(b0);
+        masked.push(b1);
+        top_a = max(top_a, max(a0, a1));
+        top_b = max(top_b, max(b0, b1));
+    }
+    weigh_masked(&masked, top_a, top_b, state, form)
+}
+
+/// Of scaled scores, of which those that are not seen are below [`LOWEST`], and of the highest that this unit has of each row.
+#[cube]
+fn weigh_masked(
+    masked: &Sequence<f32>,
+    own_a: f32,
+    own_b: f32,
+    state: &mut SoftmaxState,
+    #[comptime] form: Form,
+) -> Weighted {
+    let mut top_a = quad_max(own_a);
+    let mut top_b = quad_max(own_b);
     if top_a < state.highest_a + SLACK {
         top_a = state.highest_a;
     }

@@ -1,7 +1,10 @@
 //! [`sparse_mla`]: attention of each query token over rows that are named one by one.
 
+mod backend;
 mod checks;
 mod compact_slots;
+#[cfg(feature = "_gpu")]
+mod cube;
 mod parts;
 mod problem;
 #[cfg(feature = "flex")]
@@ -10,11 +13,15 @@ mod reference;
 pub use self::parts::{SparseParts, sparse_mla_parts};
 pub use self::problem::SparseMlaProblem;
 
+use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor, activation::sigmoid};
 
+use self::backend::{BackendScope, BackendSecond, BackendSink, SparseMlaBackend};
 use self::compact_slots::compact_slots;
 use super::merge_state::{MergeStateArgs, merge_state};
 use super::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaQuery, mla_decode};
+use crate::check::Check;
+use crate::dispatch::tensors;
 #[cfg(feature = "flex")]
 use crate::independent::is_flex;
 use crate::{Determinism, MlaError, Splits};
@@ -69,8 +76,9 @@ pub struct SparseMlaOptions {
 /// `exp(score)` over all rows of both scopes, without the sink. The sink scales the output: `out * sigmoid(lse - sink)`. A
 /// query token that sees no row gives `out = 0` and `lse = -inf`. Rows without an index are not read.
 ///
-/// On a GPU the slots of a query token are read like the page table of a sequence with pages of one row, by the kernels of
-/// [`mla_decode`](crate::mla_decode()): [`explain_path`](crate::explain_path) says by which one for a [`SparseMlaProblem`].
+/// On a Hopper rows of 512 or 576 channels are one launch, and a second one where few tokens are split. On other GPUs the slots of a
+/// query token are read like the page table of a sequence with pages of one row, by the kernels of
+/// [`mla_decode`](crate::mla_decode()). [`explain_path`](crate::explain_path) says which one runs for a [`SparseMlaProblem`].
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, or more than the device can do ([`MlaError::DeviceLimit`]): nothing is launched. Slots
@@ -91,9 +99,8 @@ pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Te
             Tensor::empty([batch, query_len, heads], (&device, DType::F32)),
         ));
     }
-    #[cfg(feature = "flex")]
-    if is_flex(check.device()) {
-        return Ok(reference::sparse_mla(args, options));
+    if has_own_kernel(&check, &args, options) {
+        return Ok(in_one_piece(args, options));
     }
     let q = args.q.reshape([tokens, 1, heads, width]);
     let mut state = attend(q.clone(), args.scope, options)?;
@@ -109,6 +116,33 @@ pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Te
         out = out.clone() * share.unsqueeze_dim::<3>(2).cast(out.dtype());
     }
     Ok((out.reshape([batch, query_len, heads, options.value_width]), lse.reshape([batch, query_len, heads])))
+}
+
+/// Whether the device computes it by an implementation of its own, not as a decode step.
+fn has_own_kernel(check: &Check, args: &SparseMlaArgs, options: &SparseMlaOptions) -> bool {
+    #[cfg(feature = "flex")]
+    if is_flex(check.device()) {
+        return true;
+    }
+    #[cfg(feature = "_gpu")]
+    if let Some(client) = check.client() {
+        let [batch, query_len, heads, key_width] = args.q.dims();
+        let (value_width, dtype) = (options.value_width, args.q.dtype());
+        let problem = SparseMlaProblem { batch, query_len, heads, key_width, value_width, dtype };
+        return problem.has_own_kernel(&client);
+    }
+    false
+}
+
+fn in_one_piece(args: SparseMlaArgs, options: &SparseMlaOptions) -> (Tensor<4>, Tensor<3>) {
+    let SparseMlaArgs { q, scope, second, sink } = args;
+    tensors(<Dispatch as SparseMlaBackend>::sparse_mla(
+        q.into_dispatch(),
+        scope.into_backend(),
+        second.map_or(BackendSecond::None, |second| BackendSecond::Scope(second.into_backend())),
+        sink.map_or(BackendSink::None, |sink| BackendSink::Sink(sink.into_dispatch())),
+        options.clone(),
+    ))
 }
 
 /// q `[N, 1, H, D]` over one scope: out `[N, H, Dv]`, lse `[N, H]`.
@@ -157,6 +191,14 @@ fn own_error(error: MlaError) -> MlaError {
 }
 
 impl SparseScope {
+    fn into_backend(self) -> BackendScope<Dispatch> {
+        let (rows, slots) = (self.rows.into_dispatch(), self.indices.into_dispatch());
+        match self.lengths {
+            None => BackendScope::Whole(rows, slots),
+            Some(lengths) => BackendScope::Lengths(rows, slots, lengths.into_dispatch()),
+        }
+    }
+
     /// The slots of each of the `tokens` query tokens without gaps, i32 `[tokens, K]`, and how many there are, i32 `[tokens]`.
     fn compact(&self, tokens: usize) -> (Tensor<2, Int>, Tensor<1, Int>) {
         let [_, _, most] = self.indices.dims();

@@ -2,7 +2,11 @@
 
 use burn::tensor::DType;
 #[cfg(feature = "_gpu")]
-use cubecl::client::Client;
+use {
+    burn::backend::cubecl::dtype_to_elem_type,
+    cubecl::client::Client,
+    mla_kernels::sparse_mla::{SparseMlaSizes, available},
+};
 
 use crate::MlaDecodeProblem;
 #[cfg(feature = "_gpu")]
@@ -28,7 +32,20 @@ pub struct SparseMlaProblem {
 }
 
 impl SparseMlaProblem {
-    /// The decode step that it is on a GPU: each query token is a sequence, with pages of one row.
+    /// Whether a GPU has a kernel for it that is not one of decode steps.
+    #[cfg(feature = "_gpu")]
+    pub(super) fn has_own_kernel(&self, client: &Client) -> bool {
+        !available(client, &self.sizes()).is_empty()
+    }
+
+    #[cfg(feature = "_gpu")]
+    fn sizes(&self) -> SparseMlaSizes {
+        let &Self { batch, query_len, heads, key_width, value_width, dtype } = self;
+        let tokens = batch.saturating_mul(query_len);
+        SparseMlaSizes { tokens, heads, key_width, value_width, elem: dtype_to_elem_type(dtype) }
+    }
+
+    /// The decode step that it is on other GPUs: each query token is a sequence, with pages of one row.
     fn as_decode(&self) -> MlaDecodeProblem {
         let &Self { batch, query_len, heads, key_width, value_width, dtype } = self;
         let batch = batch.saturating_mul(query_len);
@@ -52,6 +69,8 @@ impl Sizes for SparseMlaProblem {
 
     #[cfg(feature = "_gpu")]
     fn on_gpu(&self, client: &Client) -> Vec<Implementation> {
-        self.as_decode().on_gpu(client)
+        let mut implementations = Implementation::of_kernels(available(client, &self.sizes()));
+        implementations.extend(self.as_decode().on_gpu(client));
+        implementations
     }
 }

@@ -4,16 +4,48 @@
 use burn::backend::{Flex, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor, TensorData};
 
+use super::backend::{BackendScope, BackendSecond, BackendSink, SparseMlaBackend};
 use super::{SparseMlaArgs, SparseMlaOptions, SparseParts, SparseScope};
 use crate::independent::{map_independent, piece_len};
-use crate::reference::host;
 use crate::reference::rows::{LANES, Rows, dot, primitive, row_by_row, values};
+use crate::reference::{IntoFlex, host, tensor};
 
 /// Rows that are added to the output together, so that it is loaded and stored less often.
 const ROWS: usize = 4;
 
+impl SparseMlaBackend for Flex {
+    fn sparse_mla(
+        q: FloatTensor<Self>,
+        scope: BackendScope<Self>,
+        second: BackendSecond<Self>,
+        sink: BackendSink<Self>,
+        options: SparseMlaOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let second = match second {
+            BackendSecond::None => None,
+            BackendSecond::Scope(second) => Some(second.into_scope()),
+        };
+        let sink = match sink {
+            BackendSink::None => None,
+            BackendSink::Sink(sink) => Some(tensor(sink)),
+        };
+        sparse_mla(SparseMlaArgs { q: tensor(q), scope: scope.into_scope(), second, sink }, &options).into_flex()
+    }
+}
+
+impl BackendScope<Flex> {
+    fn into_scope(self) -> SparseScope {
+        match self {
+            Self::Whole(rows, indices) => SparseScope { rows: tensor(rows), indices: tensor(indices), lengths: None },
+            Self::Lengths(rows, indices, lengths) => {
+                SparseScope { rows: tensor(rows), indices: tensor(indices), lengths: Some(tensor(lengths)) }
+            }
+        }
+    }
+}
+
 /// out `[B, Sq, H, Dv]` in the dtype of q, lse f32 `[B, Sq, H]`.
-pub(super) fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> (Tensor<4>, Tensor<3>) {
+fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> (Tensor<4>, Tensor<3>) {
     let ([batch, query_len, heads, _], dtype, device) = (args.q.dims(), args.q.dtype(), args.q.device());
     let sink: Option<Vec<f32>> = args.sink.map(|sink| sink.try_into_vec_as().expect("computed on the CPU"));
     let scopes = [Some(args.scope), args.second].into_iter().flatten().collect();

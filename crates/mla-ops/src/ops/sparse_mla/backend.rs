@@ -1,0 +1,57 @@
+//! [`sparse_mla`](super::sparse_mla) as a backend extension, for devices that compute it in one piece.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType, backend_extension};
+
+use super::SparseMlaOptions;
+
+/// A scope as a backend takes it: rows `[P, S, D]`, slots i32 `[B, Sq, K]`.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendScope<B: Backend> {
+    /// All entries count.
+    Whole(FloatTensor<B>, IntTensor<B>),
+    /// So many of a token's, i32 `[B, Sq]`.
+    Lengths(FloatTensor<B>, IntTensor<B>, IntTensor<B>),
+}
+
+/// What else a token sees.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendSecond<B: Backend> {
+    /// Nothing.
+    None,
+    /// Rows of another pool.
+    Scope(#[extension_type] BackendScope<B>),
+}
+
+/// What joins the denominators.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendSink<B: Backend> {
+    /// Nothing.
+    None,
+    /// f32 `[H]`.
+    Sink(FloatTensor<B>),
+}
+
+#[backend_extension(
+    Cube: cfg(feature = "_gpu"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
+)]
+pub(crate) trait SparseMlaBackend: Backend {
+    /// [`sparse_mla`](super::sparse_mla): out, lse.
+    #[fusion(meta = |q, _scope, _second, _sink, options| {
+        let [batch, query_len, heads, _] = q.shape.dims();
+        let out = crate::fusion::spec([batch, query_len, heads, options.value_width], q.dtype);
+        (out, crate::fusion::spec([batch, query_len, heads], burn::tensor::DType::F32))
+    })]
+    fn sparse_mla(
+        q: FloatTensor<Self>,
+        #[extension_type] scope: BackendScope<Self>,
+        #[extension_type] second: BackendSecond<Self>,
+        #[extension_type] sink: BackendSink<Self>,
+        options: SparseMlaOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}

@@ -1,0 +1,101 @@
+//! Attention of each query token over rows that are named one by one, in one launch where a device has a kernel for it.
+//!
+//! A query token has one or two lists of slots, each into rows of its own. A tile is 64 heads of a token, a block 64 entries of a
+//! list: those of the first list come first, and no block has entries of both. Where there are fewer tiles than multiprocessors,
+//! the blocks of a tile are split among cubes, and a second launch merges what they have.
+
+#[cfg(feature = "cuda")]
+mod merge;
+mod select;
+#[cfg(feature = "cuda")]
+mod sm90;
+
+use cubecl::prelude::*;
+use thiserror::Error;
+
+use crate::common::select::{Available, Path};
+
+/// Rows, and which of them each query token sees.
+pub struct ScopeArgs {
+    /// E `[rows, D]`: keys, of which the first channels are the value.
+    pub rows: BufferArg,
+    /// i32 `[N, K]`: rows, or negative for none.
+    pub slots: BufferArg,
+    /// i32 `[N]`: only so many entries of a list count. Absent: all.
+    pub lengths: Option<BufferArg>,
+    /// How many rows there are.
+    pub row_count: usize,
+    /// K.
+    pub most: usize,
+}
+
+/// Arguments of [`launch`]. N query tokens, H heads, E is `elem`; buffers start at a multiple of 16 bytes.
+pub struct SparseMlaArgs {
+    /// E `[N, H, D]`.
+    pub q: BufferArg,
+    /// What it sees.
+    pub first: ScopeArgs,
+    /// More that it sees.
+    pub second: Option<ScopeArgs>,
+    /// f32 `[H]`: the logarithm of what joins the denominator of each head.
+    pub sink: Option<BufferArg>,
+    /// E `[N, H, Dv]`, written; 0 where a token sees no row.
+    pub out: BufferArg,
+    /// f32 `[N, H]`, written: the natural logarithm of the sum, without the sink; -inf where a token sees no row.
+    pub lse: BufferArg,
+    /// Their sizes.
+    pub sizes: SparseMlaSizes,
+    /// The factor of the scores.
+    pub softmax_scale: f32,
+    /// Whether the bits of a token must not depend on how many there are: its blocks are not split then.
+    pub batch_invariant: bool,
+}
+
+/// The sizes that decide whether a device has a kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct SparseMlaSizes {
+    /// N: query tokens.
+    pub tokens: usize,
+    /// H.
+    pub heads: usize,
+    /// D: channels of a row.
+    pub key_width: usize,
+    /// Dv: its leading channels that are the value.
+    pub value_width: usize,
+    /// f32, f16 or bf16.
+    pub elem: ElemType,
+}
+
+/// Why nothing is launched.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SparseMlaError {
+    /// The device has no kernel for this: see [`available`].
+    #[error("the device has no kernel that attends to rows named one by one with these sizes and elements")]
+    NoKernel,
+}
+
+/// The kernels that the device has for it, the fastest first; there may be none.
+pub fn available(client: &Client, sizes: &SparseMlaSizes) -> Vec<Available> {
+    select::TABLE.available(client, sizes)
+}
+
+/// Writes `out` and `lse`. Without tokens or heads nothing is launched.
+///
+/// # Errors
+/// [`SparseMlaError`]: nothing has been launched.
+pub fn launch(client: &Client, args: SparseMlaArgs) -> Result<(), SparseMlaError> {
+    if args.sizes.tokens * args.sizes.heads == 0 {
+        return Ok(());
+    }
+    match select::TABLE.choose(client, &args.sizes) {
+        #[cfg(feature = "cuda")]
+        Some((Path::Sm90, form)) => sm90::launch(client, args, form),
+        _ => Err(SparseMlaError::NoKernel),
+    }
+}
+
+/// The kernels of all paths.
+#[cfg(feature = "offline")]
+pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    select::TABLE.offline()
+}

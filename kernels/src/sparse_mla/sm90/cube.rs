@@ -1,0 +1,69 @@
+//! What the warpgroups of a cube have in common: where things lie in shared memory, the barriers, and the range of its work.
+
+use cubecl::prelude::*;
+
+use super::form::Form;
+use crate::ptx::mbarrier;
+use crate::tiles::form::{GROUP, STAGES};
+
+/// Barriers.
+pub(super) const BARRIERS: usize = 2 * STAGES as usize + 4;
+
+/// Where they are.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Barriers {
+    /// Of each half of each stage: its rows have come.
+    pub full: u32,
+    /// Weights and factors of a block, and the slots of the block after the next: there, and no longer needed.
+    pub weighed: u32,
+    pub used: u32,
+    /// The query: there, and no longer needed.
+    pub query_full: u32,
+    pub query_empty: u32,
+}
+
+#[cube]
+impl Barriers {
+    pub fn new(full: u32) -> Barriers {
+        let weighed = full + comptime!(16 * STAGES);
+        let used = weighed + 8;
+        let query_full = used + 8;
+        Barriers { full, weighed, used, query_full, query_empty: query_full + 8 }
+    }
+
+    /// One thread, before all synchronise.
+    pub fn init(&self) {
+        #[unroll]
+        for i in 0..comptime!(2 * STAGES) {
+            mbarrier::init(self.full + i * 8, comptime!(2 * GROUP));
+        }
+        mbarrier::init(self.weighed, GROUP);
+        mbarrier::init(self.used, comptime!(2 * GROUP));
+        mbarrier::init(self.query_full, 1u32);
+        mbarrier::init(self.query_empty, GROUP);
+        mbarrier::fence_init();
+    }
+}
+
+/// A cube, as one of its units sees it.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Cube {
+    /// Where the stages of keys, the query and the weights are.
+    pub keys_at: u32,
+    pub query_at: u32,
+    pub weights_at: u32,
+    pub barriers: Barriers,
+    /// Of the warpgroup.
+    pub warp: u32,
+    pub lane: u32,
+    pub heads: u32,
+    /// The first of the two rows of a tile that this unit has a part of, in scores and output alike.
+    pub own_row: u32,
+    /// Its work: every `step`-th from `first` on.
+    pub first: u32,
+    pub end: u32,
+    pub step: u32,
+    #[cube(comptime)]
+    pub form: Form,
+}

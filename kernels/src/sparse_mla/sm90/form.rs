@@ -1,0 +1,42 @@
+//! What the kernel's code depends on, and its products.
+
+use crate::ptx::wgmma::{Layout, Mma, Source};
+use crate::tiles::form::{Form as TileForm, KEYS, ROWS, VALUE_WIDTH};
+
+/// Blocks whose slots are in shared memory.
+pub(super) const RING: u32 = 4;
+
+/// How queries and keys lie, seen as rows of terms.
+pub(super) const ROWS_OF_TERMS: Layout = Layout::Terms { rows: ROWS };
+/// How keys lie, seen as values: a row is one term for all channels.
+pub(super) const VALUES: Layout = Layout::Across { terms: KEYS };
+/// How weights lie.
+pub(super) const WEIGHTS: Layout = Layout::Cores { rows: ROWS };
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    pub tile: TileForm,
+    /// Whether there is a second list.
+    pub second: bool,
+    /// Whether the lists have lengths.
+    pub lengths: [bool; 2],
+    /// Whether a sink takes a share.
+    pub sink: bool,
+    /// Whether the blocks of a tile are split.
+    pub split: bool,
+}
+
+impl Form {
+    /// Scores of a block.
+    pub fn scores(self) -> Mma {
+        let (steps, elem, b) = (4 * self.tile.tiles, self.tile.elem(), ROWS_OF_TERMS);
+        Mma { n: KEYS, steps, elem, a: Source::Shared(ROWS_OF_TERMS), b, groups: 1 }
+    }
+
+    /// Half of the output of a block: two groups, so that the first half of the keys is done with before the second.
+    pub fn output(self) -> Mma {
+        let (steps, elem, b) = (KEYS / 16, self.tile.elem(), VALUES);
+        Mma { n: VALUE_WIDTH / 2, steps, elem, a: Source::Shared(WEIGHTS), b, groups: 2 }
+    }
+}

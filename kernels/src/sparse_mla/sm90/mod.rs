@@ -1,0 +1,272 @@
+//! Sparse attention for Hopper (sm_90a): rows by asynchronous copies, products by wgmma. The README beside this file has the
+//! schedule.
+
+mod cube;
+mod form;
+mod gather;
+mod output;
+mod scores;
+mod work;
+
+use cubecl::prelude::*;
+
+use self::cube::{BARRIERS, Barriers, Cube};
+use self::form::{Form, RING};
+use self::gather::{Gather, VECTOR};
+use self::output::Output;
+use self::scores::{Exchange, Scores};
+use self::work::{Ahead, Lists};
+use super::merge::{self, MergeArgs};
+use super::select::splits;
+use super::{ScopeArgs, SparseMlaArgs, SparseMlaError};
+use crate::common::launch::{address_type, dummy, multiprocessors, or_dummy, share};
+use crate::compiler::names_all_sizes;
+use crate::ptx::{shared_address, tma, warp};
+use crate::tiles::form::{Form as TileForm, GROUP, KEYS, ROWS, STAGES, TILE_WIDTH, VALUE_WIDTH};
+use crate::tiles::output::{COLUMNS, Results};
+
+/// Units of the cube: a warpgroup each for scores, left half of the output, right half.
+const UNITS: u32 = 3 * GROUP;
+
+/// Launches the kernel, and the merge of its splits if there are some.
+pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Result<(), SparseMlaError> {
+    let (tokens, heads) = (args.sizes.tokens, args.sizes.heads);
+    let head_tiles = heads.div_ceil(ROWS);
+    let most_blocks = [Some(&args.first), args.second.as_ref()]
+        .into_iter()
+        .flatten()
+        .map(|scope| scope.most.div_ceil(KEYS))
+        .sum::<usize>();
+    let multiprocessors = multiprocessors(client);
+    let splits = if args.batch_invariant { 1 } else { splits(tokens * head_tiles, most_blocks, multiprocessors) };
+    let lengths = |scope: Option<&ScopeArgs>| scope.is_some_and(|scope| scope.lengths.is_some());
+    let form = |split| Form {
+        tile,
+        second: args.second.is_some(),
+        lengths: [lengths(Some(&args.first)), lengths(args.second.as_ref())],
+        sink: args.sink.is_some(),
+        split,
+    };
+    let items = (tokens * head_tiles).checked_mul(splits).ok_or(SparseMlaError::NoKernel)?;
+    let (items, splits) = (u32::try_from(items), splits as u32);
+    let items = items.map_err(|_| SparseMlaError::NoKernel)?;
+    let call = Call { items, head_tiles: head_tiles as u32, splits, cubes: items.min(multiprocessors as u32) };
+    if names_all_sizes() && !args.batch_invariant {
+        // Another number of tokens has splits, or none.
+        call.launch(client, &args, form(splits == 1))?;
+    }
+    call.launch(client, &args, form(splits > 1))
+}
+
+/// The grid of a launch.
+struct Call {
+    /// Splits of all tiles.
+    items: u32,
+    head_tiles: u32,
+    splits: u32,
+    cubes: u32,
+}
+
+impl Call {
+    fn launch(&self, client: &Client, args: &SparseMlaArgs, form: Form) -> Result<(), SparseMlaError> {
+        let sizes = &args.sizes;
+        let rows = sizes.tokens * sizes.heads;
+        // Without splits nobody looks at them.
+        let (partial_out, partial_lse) = match form.split {
+            true => {
+                let rows = rows * self.splits as usize;
+                (scratch(client, rows * VALUE_WIDTH), scratch(client, rows))
+            }
+            false => (dummy(client), dummy(client)),
+        };
+        let second = args.second.as_ref().unwrap_or(&args.first);
+        let buffer = |buffer: &BufferArg, len: usize| or_dummy(client, share(buffer), len);
+        let lengths = |scope: &ScopeArgs| scope.lengths.as_ref().map_or_else(|| dummy(client), share);
+        let sink = || args.sink.as_ref().map_or_else(|| dummy(client), share);
+        let entries = |scope: &ScopeArgs| sizes.tokens * scope.most;
+        // SAFETY: the buffers have the sizes that the arguments state, and slots are those of rows.
+        unsafe {
+            sparse_sm90_kernel::launch_unchecked(
+                client,
+                CubeCount::new_1d(self.cubes),
+                CubeDim::new_1d(UNITS),
+                address_type(client, &[&args.first.rows, &second.rows, &args.out, &partial_out]),
+                COLUMNS,
+                VECTOR,
+                query_map(share(&args.q), form.tile, rows, sizes.elem)?,
+                buffer(&args.first.rows, args.first.row_count),
+                buffer(&args.first.slots, entries(&args.first)),
+                lengths(&args.first),
+                buffer(&second.rows, second.row_count),
+                buffer(&second.slots, entries(second)),
+                lengths(second),
+                sink(),
+                share(&partial_out),
+                share(&partial_lse),
+                share(&args.out),
+                share(&args.lse),
+                sizes.heads as u32,
+                args.first.most as u32,
+                second.most as u32,
+                self.head_tiles,
+                self.splits,
+                self.items,
+                args.softmax_scale * std::f32::consts::LOG2_E,
+                f32::NEG_INFINITY.to_bits(),
+                form,
+                sizes.elem,
+            );
+        }
+        if form.split {
+            let (outs, lses, has_sink) = (partial_out, partial_lse, form.sink);
+            let (out, lse) = (share(&args.out), share(&args.lse));
+            let (heads, splits, elem) = (sizes.heads, self.splits as usize, sizes.elem);
+            let args = MergeArgs { outs, lses, sink: sink(), has_sink, out, lse, rows, heads, splits, elem };
+            merge::launch(client, args);
+        }
+        Ok(())
+    }
+}
+
+/// A buffer for so many numbers.
+fn scratch(client: &Client, len: usize) -> BufferArg {
+    // SAFETY: it has room for them.
+    unsafe { BufferArg::from_raw_parts(client.empty(len * size_of::<f32>()), len) }
+}
+
+/// Rows of queries as `[tiles of 64 channels, rows, 64]`: one load brings all tiles of 64 rows.
+fn query_map(q: BufferArg, tile: TileForm, rows: usize, elem: ElemType) -> Result<TensorMapArg<Tiled>, SparseMlaError> {
+    let BufferArg::Handle { handle } = q else { return Err(SparseMlaError::NoKernel) };
+    let (shape, strides) = ([tile.tiles, rows, TILE_WIDTH], [TILE_WIDTH, tile.tiles * TILE_WIDTH, 1]);
+    // SAFETY: the query has as many rows of as many channels.
+    Ok(unsafe {
+        tma::tiled_map(handle.handle, &shape, &strides, &[tile.tiles, ROWS, TILE_WIDTH], elem, TensorMapSwizzle::B128)
+    })
+}
+
+/// A cube computes every so-many-th split of all tiles.
+#[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
+fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
+    q_map: &TensorMap<E, Tiled>,
+    rows_a: &[Vector<E, V>],
+    slots_a: &[i32],
+    lengths_a: &[i32],
+    rows_b: &[Vector<E, V>],
+    slots_b: &[i32],
+    lengths_b: &[i32],
+    sink: &[f32],
+    partial_out: &mut [Vector<f32, P>],
+    partial_lse: &mut [f32],
+    out: &mut [Vector<E, P>],
+    lse: &mut [f32],
+    heads: u32,
+    most_a: u32,
+    most_b: u32,
+    head_tiles: u32,
+    splits: u32,
+    items: u32,
+    scale: f32,
+    empty_lse: u32,
+    #[comptime] form: Form,
+    #[define(E)] _elem: ElemType,
+) {
+    let tile_bytes = comptime!(form.tile.stage_bytes() as usize);
+    let keys = Shared::<[Vector<E, V>]>::new_aligned_slice(comptime!(STAGES as usize * tile_bytes / 16), 1024usize);
+    let query = Shared::<[u32]>::new_aligned_slice(comptime!(tile_bytes / 4), 1024usize);
+    // [keys / 8][rows][8], what wgmma takes without swizzle
+    let weights = Shared::<[u32]>::new_aligned_slice(comptime!(ROWS * KEYS / 2), 1024usize);
+    let factors = Shared::<[f32]>::new_aligned_slice(ROWS, 128usize);
+    let slots = Shared::<[i32]>::new_aligned_slice(comptime!(RING as usize * KEYS), 128usize);
+    let kinds = Shared::<[u32]>::new_aligned_slice(comptime!(RING as usize), 128usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(BARRIERS, 128usize);
+    let (keys_at, query_at, weights_at) = (shared_address(&keys), shared_address(&query), shared_address(&weights));
+    let barriers = Barriers::new(shared_address(&barriers));
+    let mut exchange = Exchange { weights, factors, slots, kinds };
+    let lists = Lists::new(slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, form);
+    let (first, step) = (CUBE_POS as u32, CUBE_COUNT as u32);
+    let group = warp::uniform(UNIT_POS / GROUP);
+    let warp = warp::uniform(UNIT_POS % GROUP / 32);
+    let lane = UNIT_POS % 32;
+    let own_row = warp * 16 + lane / 4;
+    let cube =
+        Cube { keys_at, query_at, weights_at, barriers, warp, lane, heads, own_row, first, end: items, step, form };
+    if UNIT_POS == 0 {
+        tma::prefetch(tma::tensor_map_address::<E, Tiled>(q_map));
+        barriers.init();
+    }
+    let mut results = Results::<E, P>::new(out, lse, partial_out, partial_lse, heads);
+    if group == 0 {
+        let mut ahead = Ahead::new(&lists, first, items, step);
+        #[unroll]
+        for _ in 0..STAGES {
+            ahead.publish(&mut exchange.slots, &mut exchange.kinds);
+            ahead.advance(&lists);
+        }
+        sync_cube();
+        let mut scores = Scores::new(scale, empty_lse);
+        scores.run::<E, P>(&cube, &lists, q_map, sink, &mut ahead, &mut exchange, &mut results);
+    } else {
+        sync_cube();
+        let mut gather = Gather::<E, V>::new(rows_a, rows_b, keys, group - 1);
+        let mut output = Output::new(group - 1);
+        output.run::<E, P, V>(&cube, &lists, &mut gather, &exchange, &mut results);
+    }
+}
+
+#[cfg(feature = "offline")]
+pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use cubecl::ir::{AddressType, FloatKind};
+
+    use crate::offline::{Arch, Entry, buffer};
+    let entry = |name: &str, form: Form| {
+        let elem = ElemType::Float(if form.tile.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
+        Entry::new(format!("sparse_mla.sm90.{}.{name}", form.tile.elem().name()), move |device, target| {
+            sparse_sm90_kernel::create_dummy_kernel(
+                device,
+                target,
+                CubeCount::Static(1, 1, 1),
+                CubeDim::new_1d(UNITS),
+                AddressType::U32,
+                COLUMNS,
+                VECTOR,
+                query_map(buffer(), form.tile, 64, elem).expect("made of a handle"),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1.0,
+                1,
+                form,
+                elem,
+            )
+        })
+        .on(|arch| arch == Arch::Sm90a)
+        .unchecked()
+    };
+    let tile = |tiles, bf16| TileForm { tiles, box_keys: 1, bf16, causal: false };
+    let v32 = Form { tile: tile(9, true), second: false, lengths: [false; 2], sink: false, split: false };
+    let v4 = Form { tile: tile(8, true), second: true, lengths: [false, true], sink: true, split: false };
+    [
+        entry("576", v32),
+        entry("576.split", Form { lengths: [true, false], split: true, ..v32 }),
+        entry("512.two", v4),
+        entry("512.two.split", Form { split: true, ..v4 }),
+        entry("576.two", Form { tile: tile(9, false), lengths: [true; 2], ..v4 }),
+    ]
+    .into_iter()
+    .chain(merge::offline())
+    .collect()
+}

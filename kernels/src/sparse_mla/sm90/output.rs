@@ -1,0 +1,108 @@
+//! The second and the third warpgroup: half of the output each, and the loads of the rows: each of its own channels.
+
+use cubecl::prelude::*;
+
+use super::cube::Cube;
+use super::form::{RING, VALUES, WEIGHTS};
+use super::gather::Gather;
+use super::scores::{Exchange, target};
+use super::work::{Lists, Work};
+use crate::ptx::wgmma::descriptor;
+use crate::ptx::{barrier, fence, mbarrier, warp, wgmma};
+use crate::tiles::form::{GROUP, ROWS, STAGES, TILE_BYTES, VALUE_WIDTH};
+use crate::tiles::output::{Results, scale_rows};
+
+/// Channels of a warpgroup, two rows of which are a unit's: 128 numbers.
+const CHANNELS: u32 = VALUE_WIDTH as u32 / 2;
+
+/// How far a warpgroup is.
+#[derive(CubeType)]
+pub(super) struct Output {
+    /// Which half of the channels.
+    half: u32,
+    /// Blocks and factors so far.
+    turn: u32,
+    round: u32,
+}
+
+#[cube]
+impl Output {
+    pub fn new(half: u32) -> Output {
+        Output { half, turn: 0u32, round: 0u32 }
+    }
+
+    /// The output of all work.
+    pub fn run<E: Float, P: Size, V: Size>(
+        &mut self,
+        cube: &Cube,
+        lists: &Lists,
+        gather: &mut Gather<E, V>,
+        exchange: &Exchange,
+        results: &mut Results<E, P>,
+    ) {
+        #[unroll]
+        for stage in 0..STAGES {
+            gather.load_half(cube, exchange, stage, stage, 0usize);
+            gather.load_half(cube, exchange, stage, stage, 1usize);
+        }
+        let mut index = cube.first;
+        while index < cube.end {
+            let mut work = Work::none();
+            work.read(lists, index);
+            let mut acc = Vector::<f32, Const<128>>::zeroed();
+            let mut block = work.first;
+            while block < work.end {
+                acc = self.add_block::<E, V>(acc, cube, gather, exchange);
+                block = warp::next(block);
+            }
+            mbarrier::wait(cube.barriers.weighed, self.round % 2);
+            let factor_a = exchange.factors[cube.own_row as usize];
+            let factor_b = exchange.factors[cube.own_row as usize + 8];
+            acc = scale_rows::<Const<128>>(acc, factor_a, factor_b);
+            mbarrier::arrive(cube.barriers.used);
+            self.round += 1;
+            let row = work.head_tile * comptime!(ROWS as u32) + cube.own_row;
+            results.write_rows::<Const<128>>(acc, &target(lists, &work, cube), row, self.half * CHANNELS, cube.lane);
+            index += cube.step;
+        }
+    }
+
+    /// Adds the output of a block. The rows of the block after the next take its place, half by half: this warpgroup's channels,
+    /// as soon as all of its warps are done with them.
+    fn add_block<E: Float, V: Size>(
+        &mut self,
+        sum: Vector<f32, Const<128>>,
+        cube: &Cube,
+        gather: &mut Gather<E, V>,
+        exchange: &Exchange,
+    ) -> Vector<f32, Const<128>> {
+        let mut acc = sum;
+        mbarrier::wait(cube.barriers.weighed, self.round % 2);
+        fence::async_shared();
+        let factor_a = exchange.factors[cube.own_row as usize];
+        let factor_b = exchange.factors[cube.own_row as usize + 8];
+        if warp::any(factor_a != 1.0f32 || factor_b != 1.0f32) {
+            acc = scale_rows::<Const<128>>(acc, factor_a, factor_b);
+        }
+        let (stage, next) = (self.turn % STAGES, (self.turn + STAGES) % RING);
+        let form = comptime!(cube.form);
+        let values = cube.keys_at + stage * comptime!(form.tile.stage_bytes()) + self.half * comptime!(4 * TILE_BYTES);
+        let issued = wgmma::mma_ss::<Const<128>>(
+            acc,
+            descriptor(cube.weights_at, WEIGHTS),
+            descriptor(values, VALUES),
+            comptime!(form.output()),
+        );
+        // The first half of the rows is done with while the second is still at work.
+        wgmma::wait_for_reads(1u32);
+        barrier::sync_at(self.half + 1, GROUP);
+        gather.load_half(cube, exchange, next, stage, 0usize);
+        acc = wgmma::wait::<Const<128>>(issued, 0u32);
+        mbarrier::arrive(cube.barriers.used);
+        barrier::sync_at(self.half + 1, GROUP);
+        gather.load_half(cube, exchange, next, stage, 1usize);
+        self.turn += 1;
+        self.round += 1;
+        acc
+    }
+}

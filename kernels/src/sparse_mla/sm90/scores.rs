@@ -1,0 +1,168 @@
+//! The first warpgroup: scores, their softmax, the loads of the queries, and which rows are loaded.
+
+use cubecl::prelude::*;
+
+use super::cube::Cube;
+use super::form::{RING, ROWS_OF_TERMS};
+use super::work::{Ahead, Lists, Work};
+use crate::ptx::wgmma::descriptor;
+use crate::ptx::{fence, mbarrier, warp, wgmma};
+use crate::sparse_mla::merge::share_beside;
+use crate::tiles::form::{KEYS, ROWS, STAGES, load_query};
+use crate::tiles::output::{Results, Target};
+use crate::tiles::softmax::{SoftmaxState, inverse, log_sum, quad_sum, store_weights, weigh_seen};
+
+/// What the scores and the output exchange in shared memory.
+#[derive(CubeType)]
+pub(super) struct Exchange {
+    pub weights: Shared<[u32]>,
+    pub factors: Shared<[f32]>,
+    /// Of the blocks of a ring.
+    pub slots: Shared<[i32]>,
+    /// Of which list they are; 0 where there is no block.
+    pub kinds: Shared<[u32]>,
+}
+
+/// How far it is.
+#[derive(CubeType)]
+pub(super) struct Scores {
+    /// Blocks, weights and queries so far.
+    turn: u32,
+    round: u32,
+    queries: u32,
+    /// Of the scores, as powers of two.
+    scale: f32,
+    /// The bits of -inf.
+    empty_lse: u32,
+}
+
+#[cube]
+impl Scores {
+    pub fn new(scale: f32, empty_lse: u32) -> Scores {
+        Scores { turn: 0u32, round: 0u32, queries: 0u32, scale, empty_lse }
+    }
+
+    /// Weights and factors of all work, and its lse.
+    #[allow(clippy::too_many_arguments)]
+    pub fn run<E: Float, P: Size>(
+        &mut self,
+        cube: &Cube,
+        lists: &Lists,
+        q_map: &TensorMap<E, Tiled>,
+        sink: &[f32],
+        ahead: &mut Ahead,
+        exchange: &mut Exchange,
+        results: &mut Results<E, P>,
+    ) {
+        let mut index = cube.first;
+        if cube.warp == 0 && cube.lane == 0 {
+            self.load_query::<E>(cube, lists, q_map, index);
+        }
+        while index < cube.end {
+            let mut work = Work::none();
+            work.read(lists, index);
+            let state = self.weigh_all(cube, lists, &work, ahead, exchange);
+            mbarrier::arrive(cube.barriers.query_empty);
+            index += cube.step;
+            if cube.warp == 0 && index < cube.end {
+                mbarrier::wait(cube.barriers.query_empty, self.queries % 2);
+                if cube.lane == 0 {
+                    self.load_query::<E>(cube, lists, q_map, index);
+                }
+            }
+            self.queries += 1;
+            self.finish::<E, P>(cube, lists, &work, &state, sink, exchange, results);
+        }
+    }
+
+    /// Starts to load the query of a tile. Past the heads of its token are those of the next, which nobody looks at.
+    fn load_query<E: Float>(&self, cube: &Cube, lists: &Lists, q_map: &TensorMap<E, Tiled>, index: u32) {
+        let token = index / lists.head_tiles / lists.splits;
+        let row = token * cube.heads + index % lists.head_tiles * comptime!(ROWS as u32);
+        load_query::<E>(q_map, cube.query_at, cube.barriers.query_full, row, comptime!(cube.form.tile));
+    }
+
+    /// Weights and factors of the blocks of a tile, one after the other.
+    fn weigh_all(
+        &mut self,
+        cube: &Cube,
+        lists: &Lists,
+        work: &Work,
+        ahead: &mut Ahead,
+        exchange: &mut Exchange,
+    ) -> SoftmaxState {
+        let mut state = SoftmaxState::new();
+        mbarrier::wait(cube.barriers.query_full, self.queries % 2);
+        let mut block = work.first;
+        while block < work.end {
+            let slots_at = self.turn % RING * comptime!(KEYS as u32) + cube.lane;
+            let low = warp::ballot(exchange.slots[slots_at as usize] >= 0);
+            let high = warp::ballot(exchange.slots[slots_at as usize + 32] >= 0);
+            let scores = self.multiply(cube);
+            let weighted = weigh_seen(scores, &mut state, low, high, self.scale, cube.lane, comptime!(cube.form.tile));
+            mbarrier::wait(cube.barriers.used, (self.round % 2) ^ 1);
+            store_weights(&weighted, cube.own_row, cube.lane, &mut exchange.weights, &mut exchange.factors);
+            ahead.publish(&mut exchange.slots, &mut exchange.kinds);
+            fence::async_shared();
+            mbarrier::arrive(cube.barriers.weighed);
+            ahead.advance(lists);
+            self.turn += 1;
+            self.round += 1;
+            block = warp::next(block);
+        }
+        state
+    }
+
+    /// The scores of the next block, once its rows have come. They came by generic copies, whose writes the products see after a
+    /// fence.
+    fn multiply(&self, cube: &Cube) -> Vector<f32, Const<32>> {
+        let stage = self.turn % STAGES;
+        let phase = self.turn / STAGES % 2;
+        mbarrier::wait(cube.barriers.full + stage * 16, phase);
+        mbarrier::wait(cube.barriers.full + stage * 16 + 8, phase);
+        fence::async_shared();
+        let keys = descriptor(cube.keys_at + stage * comptime!(cube.form.tile.stage_bytes()), ROWS_OF_TERMS);
+        let query = descriptor(cube.query_at, ROWS_OF_TERMS);
+        let issued = wgmma::mma_ss_zero::<Const<32>>(query, keys, comptime!(cube.form.scores()));
+        wgmma::wait::<Const<32>>(issued, 0u32)
+    }
+
+    /// The last factors of a tile, which normalise its output, and its lse.
+    #[allow(clippy::too_many_arguments)]
+    fn finish<E: Float, P: Size>(
+        &mut self,
+        cube: &Cube,
+        lists: &Lists,
+        work: &Work,
+        state: &SoftmaxState,
+        sink: &[f32],
+        exchange: &mut Exchange,
+        results: &mut Results<E, P>,
+    ) {
+        let (sum_a, sum_b) = (quad_sum(state.sum_a), quad_sum(state.sum_b));
+        let lse_a = log_sum(sum_a, state.highest_a, self.empty_lse);
+        let lse_b = log_sum(sum_b, state.highest_b, self.empty_lse);
+        let row = work.head_tile * comptime!(ROWS as u32) + cube.own_row;
+        let (mut factor_a, mut factor_b) = (inverse(sum_a), inverse(sum_b));
+        if comptime!(cube.form.sink && !cube.form.split) {
+            let last = cube.heads - 1;
+            factor_a *= share_beside(sink[min(row, last) as usize], lse_a, sum_a);
+            factor_b *= share_beside(sink[min(row + 8, last) as usize], lse_b, sum_b);
+        }
+        mbarrier::wait(cube.barriers.used, (self.round % 2) ^ 1);
+        let corner = cube.lane % 4;
+        if corner == 0 {
+            exchange.factors[cube.own_row as usize] = factor_a;
+            exchange.factors[cube.own_row as usize + 8] = factor_b;
+            results.write_lses(&target(lists, work, cube), row, lse_a, lse_b);
+        }
+        mbarrier::arrive(cube.barriers.weighed);
+        self.round += 1;
+    }
+}
+
+/// Where the rows of a tile go.
+#[cube]
+pub(super) fn target(lists: &Lists, work: &Work, cube: &Cube) -> Target {
+    Target::new(comptime!(!cube.form.split).runtime(), work.token, work.token * lists.splits + work.split)
+}

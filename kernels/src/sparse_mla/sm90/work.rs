@@ -1,0 +1,194 @@
+//! The work: tiles of 64 heads of a query token, the blocks of their lists, and the slots of these.
+
+use cubecl::prelude::*;
+
+use super::form::{Form, RING};
+use crate::ptx::warp;
+use crate::tiles::form::KEYS;
+
+/// The lists of all query tokens.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Lists<'a> {
+    pub slots_a: &'a [i32],
+    pub lengths_a: &'a [i32],
+    pub slots_b: &'a [i32],
+    pub lengths_b: &'a [i32],
+    /// Entries of a list.
+    pub most_a: u32,
+    pub most_b: u32,
+    /// Tiles of a token, and cubes that share the blocks of a tile.
+    pub head_tiles: u32,
+    pub splits: u32,
+    #[cube(comptime)]
+    form: Form,
+}
+
+#[cube]
+impl<'a> Lists<'a> {
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        slots_a: &'a [i32],
+        lengths_a: &'a [i32],
+        slots_b: &'a [i32],
+        lengths_b: &'a [i32],
+        most_a: u32,
+        most_b: u32,
+        head_tiles: u32,
+        splits: u32,
+        #[comptime] form: Form,
+    ) -> Lists<'a> {
+        Lists::<'a> { slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, form }
+    }
+}
+
+/// Some blocks of a tile.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Work {
+    pub token: u32,
+    pub head_tile: u32,
+    pub split: u32,
+    /// Entries of the lists that count.
+    len_a: u32,
+    len_b: u32,
+    /// The blocks, and one past the last: those of the first list and then those of the second.
+    pub first: u32,
+    pub end: u32,
+}
+
+#[cube]
+impl Work {
+    pub fn none() -> Work {
+        Work { token: 0u32, head_tile: 0u32, split: 0u32, len_a: 0u32, len_b: 0u32, first: 0u32, end: 0u32 }
+    }
+
+    /// Number `index` of all tiles' splits. The tiles of a token are neighbours: they read the same rows.
+    pub fn read(&mut self, lists: &Lists, index: u32) {
+        self.head_tile = index % lists.head_tiles;
+        let rest = index / lists.head_tiles;
+        self.split = rest % lists.splits;
+        self.token = rest / lists.splits;
+        self.len_a = lists.most_a;
+        if comptime!(lists.form.lengths[0]) {
+            self.len_a = length(lists.lengths_a[self.token as usize], lists.most_a);
+        }
+        self.len_b = 0u32;
+        if comptime!(lists.form.second) {
+            self.len_b = lists.most_b;
+            if comptime!(lists.form.lengths[1]) {
+                self.len_b = length(lists.lengths_b[self.token as usize], lists.most_b);
+            }
+        }
+        let blocks = blocks_of(self.len_a) + blocks_of(self.len_b);
+        let each = (blocks + lists.splits - 1) / lists.splits;
+        self.first = min(self.split * each, blocks);
+        self.end = min(self.first + each, blocks);
+    }
+
+    /// Which list a block is of: 1 or 2.
+    pub fn list_of(&self, block: u32) -> u32 {
+        select(block < blocks_of(self.len_a), 1u32, 2u32)
+    }
+
+    /// The slot of entry `place` of a block, negative where there is none.
+    pub fn slot(&self, lists: &Lists, block: u32, place: u32) -> i32 {
+        let blocks_a = blocks_of(self.len_a);
+        let mut slot = i32::new(-1);
+        if comptime!(lists.form.second) && block >= blocks_a {
+            let entry = (block - blocks_a) * comptime!(KEYS as u32) + place;
+            if entry < self.len_b {
+                slot = lists.slots_b[self.token as usize * lists.most_b as usize + entry as usize];
+            }
+        } else {
+            let entry = block * comptime!(KEYS as u32) + place;
+            if entry < self.len_a {
+                slot = lists.slots_a[self.token as usize * lists.most_a as usize + entry as usize];
+            }
+        }
+        slot
+    }
+}
+
+/// A length of the device, as far as a list goes.
+#[cube]
+fn length(value: i32, most: u32) -> u32 {
+    min(max(value, 0i32) as u32, most)
+}
+
+#[cube]
+fn blocks_of(len: u32) -> u32 {
+    (len + comptime!(KEYS as u32 - 1)) / comptime!(KEYS as u32)
+}
+
+/// The blocks of all work of a cube, one after the other, two ahead of the scores: their slots, for who loads the rows. Its
+/// functions are called by the whole warpgroup of the scores.
+#[derive(CubeType)]
+pub(super) struct Ahead {
+    index: u32,
+    end: u32,
+    step: u32,
+    work: Work,
+    block: u32,
+    /// Of the next block that is published: this unit's slot, and of which list it is; 0 where there is none.
+    slot: i32,
+    list: u32,
+    /// Blocks that have been published.
+    turn: u32,
+}
+
+#[cube]
+impl Ahead {
+    pub fn new(lists: &Lists, index: u32, end: u32, step: u32) -> Ahead {
+        let work = Work::none();
+        let mut ahead = Ahead { index, end, step, work, block: 0u32, slot: i32::new(-1), list: 0u32, turn: 0u32 };
+        ahead.open(lists);
+        ahead
+    }
+
+    /// Goes on to the first work with blocks, from this one on, and starts to read its first slots.
+    fn open(&mut self, lists: &Lists) {
+        let mut found = false;
+        while !found && self.index < self.end {
+            self.work.read(lists, self.index);
+            found = self.work.end > self.work.first;
+            if !found {
+                self.index += self.step;
+            }
+        }
+        self.block = self.work.first;
+        self.list = 0u32;
+        self.slot = i32::new(-1);
+        if found {
+            self.read(lists);
+        }
+    }
+
+    fn read(&mut self, lists: &Lists) {
+        self.list = self.work.list_of(self.block);
+        self.slot = self.work.slot(lists, self.block, UNIT_POS % comptime!(KEYS as u32));
+    }
+
+    /// Writes the next block's slots where the loads and its scores find them.
+    pub fn publish(&mut self, slots: &mut Shared<[i32]>, kinds: &mut Shared<[u32]>) {
+        let stage = self.turn % RING;
+        if UNIT_POS < comptime!(KEYS as u32) {
+            slots[(stage * comptime!(KEYS as u32) + UNIT_POS) as usize] = self.slot;
+        }
+        if UNIT_POS == 0 {
+            kinds[stage as usize] = self.list;
+        }
+        self.turn += 1;
+    }
+
+    /// Goes on to the next block.
+    pub fn advance(&mut self, lists: &Lists) {
+        if self.list > 0 {
+            self.block = warp::next(self.block);
+            if self.block == self.work.end {
+                self.index += self.step;
+                self.open(lists);
+            } else {
+                self.read(lists);
+            }
+        }
+    }
+}
