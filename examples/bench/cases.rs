@@ -25,6 +25,8 @@ pub struct Bench {
     pub weights_seed: u64,
     /// Whether engines of whole models are.
     pub deterministic: bool,
+    /// Tokens of the prompts before whole models decode.
+    pub context: usize,
     pub size: Size,
     pub timer: Timer,
     pub report: Report,

@@ -3,8 +3,8 @@
 #
 #     examples/bench/compare_with_peers.sh PEERS OUT [BENCH]
 #
-# SECTIONS ("dense ragged"): dense is dense decode against FlashMLA and FlashInfer, ragged is ragged attention against
-# FlashAttention-3.
+# SECTIONS ("dense ragged sparse"): dense is dense decode against FlashMLA and FlashInfer, ragged is ragged attention against
+# FlashAttention-3, sparse is sparse decode (theirs over FP8 rows) and prefill against FlashMLA.
 # PEERS: the folder that peers/prepare.sh made. OUT: where peers-SECTION.json, ours-SECTION.json, comparison-SECTION.md
 # and the logs go. BENCH: the benchmark's program; built with cargo where it is left out. ITERS (30) is how often both
 # time a call. The measurement ends within LIMIT (560) seconds; on an H200 dense takes about two minutes. Needs what
@@ -13,12 +13,12 @@ set -euo pipefail
 [ $# = 2 ] || [ $# = 3 ] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 peers=$1 out=$(realpath -m "$2") iters=${ITERS:-30}
-read -ra sections <<< "${SECTIONS:-dense ragged}"
+read -ra sections <<< "${SECTIONS:-dense ragged sparse}"
 for section in "${sections[@]}"; do
     case $section in
-    dense | ragged) ;;
+    dense | ragged | sparse) ;;
     *)
-        echo "SECTIONS: dense, ragged or both, not $section" >&2
+        echo "SECTIONS: some of dense, ragged and sparse, not $section" >&2
         exit 2
         ;;
     esac
@@ -54,6 +54,7 @@ for section in "${sections[@]}"; do
     case $section in
     dense) measure peers-dense 310 python3 "$peers/bench_peers.py" --only ceilings,check,dense --std 1 ;;
     ragged) measure peers-ragged 180 python3 "$peers/bench_ragged.py" ;;
+    sparse) measure peers-sparse 180 python3 "$peers/bench_peers.py" --only ceilings,sparse_decode,sparse_prefill ;;
     esac
     measure "ours-$section" 235 "${bench[@]}" --only "ceilings,$section"
     "${bench[@]}" --compare "$out/ours-$section.json" "$out/peers-$section.json" > "$out/comparison-$section.md" ||

@@ -14,12 +14,11 @@ use crate::cases::{Bench, Size};
 use crate::models::{ModelCase, show};
 use crate::report::rounded;
 
-/// Tokens of a prompt: 5 pages, and not more than 8 at the end, so that all steps of a batch are one captured step.
-const PROMPT: usize = 264;
 /// Tokens of each request before the clock starts: shapes are compiled and the step is captured by then.
 const WARM_UP: usize = 8;
-/// Tokens that are left when the clock stops: requests whose prompts were computed first are so much ahead.
-const AHEAD: usize = 16;
+/// Tokens of a step of prompts, at most: four long ones.
+const STEP: usize = 2048;
+const LONG_STEP: usize = 16384;
 const PAGE: usize = 64;
 
 /// The section.
@@ -36,14 +35,14 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
     let tokenizer = Tokenizer::bytes().map_err(show)?;
     let new_tokens = if bench.size == Size::Smoke { 4 } else { 128 };
     for batch in bench.pick(&[1, 8, 64], 1, &[1, 3]) {
-        let chosen = chosen_experts(&model, batch)?;
+        let chosen = chosen_experts(&model, [batch, bench.context])?;
         for graphs in [true, false] {
-            let decode = decode(&model, &tokenizer, [batch, new_tokens], (graphs, bench.deterministic))?;
+            let decode = decode(&model, &tokenizer, [batch, bench.context, new_tokens], (graphs, bench.deterministic))?;
             let shape = [
                 ("model", json!(case.name)),
                 ("layers", json!(layers)),
                 ("b", json!(batch)),
-                ("context", json!(PROMPT)),
+                ("context", json!(bench.context)),
                 ("deterministic", json!(bench.deterministic)),
             ];
             let (bytes, seconds) = (weights.read_by(batch), decode.seconds / decode.steps as f64);
@@ -67,19 +66,19 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
 }
 
 /// The prompt of request number `number`.
-fn prompt(number: usize) -> Vec<u32> {
-    (0..PROMPT).map(|token| ((number * 31 + token * 7) % 256) as u32).collect()
+fn prompt(number: usize, len: usize) -> Vec<u32> {
+    (0..len).map(|token| ((number * 31 + token * 7) % 256) as u32).collect()
 }
 
 /// Different experts that the first decode step of so many requests chooses, the mean over the layers that have some.
-fn chosen_experts(model: &DeepseekModel, batch: usize) -> Result<Option<f64>, String> {
-    let num_pages = batch * (PROMPT + 1).div_ceil(PAGE);
-    let size = CacheSize { num_pages, page_size: PAGE, max_requests: batch, max_tokens: PROMPT + 1 };
+fn chosen_experts(model: &DeepseekModel, [batch, context]: [usize; 2]) -> Result<Option<f64>, String> {
+    let num_pages = batch * (context + 1).div_ceil(PAGE);
+    let size = CacheSize { num_pages, page_size: PAGE, max_requests: batch, max_tokens: context + 1 };
     let mut cache = model.new_cache(size).map_err(show)?;
     let mut chunks = Vec::with_capacity(batch);
     for number in 0..batch {
         let request = cache.admit().map_err(show)?;
-        let chunk = cache.append(request, &prompt(number)).map_err(show)?;
+        let chunk = cache.append(request, &prompt(number, context)).map_err(show)?;
         let logits = model.next_token_logits(&[chunk], &mut cache, Determinism::Fast).map_err(show)?;
         let next = argmax(logits).map_err(show)?.into_scalar::<i32>();
         let next = u32::try_from(next).map_err(|_| "logits of which none is finite".to_string())?;
@@ -140,22 +139,25 @@ struct Decode {
 fn decode(
     model: &DeepseekModel,
     tokenizer: &Tokenizer,
-    [batch, new_tokens]: [usize; 2],
+    [batch, context, new_tokens]: [usize; 3],
     (graphs, deterministic): (bool, bool),
 ) -> Result<Decode, String> {
-    let max_new_tokens = WARM_UP + new_tokens + AHEAD;
+    let token_budget = if context > STEP { LONG_STEP } else { STEP };
+    // Requests whose prompts were computed first are ahead, and shall not end before the clock stops.
+    let ahead = 2 + (batch * context).div_ceil(token_budget - batch);
+    let max_new_tokens = WARM_UP + new_tokens + ahead;
     let options = EngineOptions {
         page_size: PAGE,
-        cache_pages: batch * (PROMPT + max_new_tokens).div_ceil(PAGE),
+        cache_pages: batch * (context + max_new_tokens).div_ceil(PAGE),
         max_batch: batch,
-        token_budget: 2048,
+        token_budget,
         prefix_caching: false,
         deterministic,
         graphs,
     };
     let mut engine = Engine::new(model, tokenizer, options).map_err(show)?;
     let request = |number: usize| GenerationRequest {
-        prompt: prompt(number),
+        prompt: prompt(number, context),
         sampling: SamplingParams::greedy(),
         max_new_tokens,
         stop: Vec::new(),
@@ -164,7 +166,7 @@ fn decode(
     // A stream that is dropped cancels its request.
     let _streams = streams.collect::<Result<Vec<_>, _>>().map_err(show)?;
     // A prompt's last chunk gives the first token; after that each request has one in each step.
-    while engine.stats().prompt_tokens < batch * PROMPT {
+    while engine.stats().prompt_tokens < batch * context {
         engine.step().map_err(show)?;
     }
     for _ in 1..WARM_UP {

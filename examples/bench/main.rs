@@ -131,6 +131,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         path: args.path,
         weights_seed: args.weights_seed,
         deterministic: args.deterministic,
+        context: usize::from(args.context),
         size,
         report,
         copy_gbps: None,

@@ -1,4 +1,4 @@
-//! `sparse_mla` over the shapes that FlashMLA's sparse decode is measured with (its cache is FP8, ours is not), and
+//! `sparse_mla` over the shapes that FlashMLA's sparse decode (its cache is FP8, ours is not) and prefill are measured with, and
 //! `lightning_index` in the sizes of DeepSeek-V3.2.
 
 use std::collections::HashSet;
@@ -29,13 +29,22 @@ struct Scope {
 
 #[derive(Debug, Clone, Copy)]
 struct Shape {
-    format: &'static str,
+    /// Of the peer's cache in a decode step; none for a prompt.
+    format: Option<&'static str>,
     b: usize,
     s_q: usize,
     h_q: usize,
     d: usize,
     scope: Scope,
     extra: Option<Scope>,
+    /// Whether each query sees the keys of the first scope that lie behind one another, one further than the query before.
+    window: bool,
+}
+
+impl Shape {
+    fn op(&self) -> &'static str {
+        if self.format.is_some() { "sparse_decode" } else { "sparse_prefill" }
+    }
 }
 
 fn shapes(bench: &Bench) -> Vec<Shape> {
@@ -43,38 +52,71 @@ fn shapes(bench: &Bench) -> Vec<Shape> {
     let long = Scope { s_k: 32768, page: 64, topk: 2048 };
     for h_q in [128, 64] {
         for s_q in [1, 2] {
-            let v32 = |b| Shape { format: "v32", b, s_q, h_q, d: 576, scope: long, extra: None };
+            let format = Some("v32");
+            let v32 = |b| Shape { format, b, s_q, h_q, d: 576, scope: long, extra: None, window: false };
             full.extend([1, 8, 32, 64, 128].map(v32));
         }
     }
     for s_q in [1, 2] {
         full.extend([1, 8, 64, 128].map(|b| Shape {
-            format: "model1",
+            format: Some("model1"),
             b,
             s_q,
             h_q: 128,
             d: 512,
             scope: long,
             extra: None,
+            window: false,
         }));
     }
     for (h_q, topk) in [(64, 512), (128, 1024)] {
         let scope = Scope { s_k: 16384, page: 256, topk: 128 };
         let extra = Some(Scope { s_k: 16384, page: 64, topk });
-        full.extend([2, 64, 128].map(|b| Shape { format: "model1+extra", b, s_q: 2, h_q, d: 512, scope, extra }));
+        let format = Some("model1+extra");
+        full.extend([2, 64, 128].map(|b| Shape { format, b, s_q: 2, h_q, d: 512, scope, extra, window: false }));
     }
+    full.extend(prompts());
     let (near, far) = (Scope { s_k: 64, page: 16, topk: 12 }, Scope { s_k: 32, page: 8, topk: 5 });
     let smoke = [
-        Shape { format: "v32", b: 2, s_q: 1, h_q: 3, d: 576, scope: near, extra: None },
-        Shape { format: "model1+extra", b: 2, s_q: 2, h_q: 5, d: 512, scope: near, extra: Some(far) },
+        Shape { format: Some("v32"), b: 2, s_q: 1, h_q: 3, d: 576, scope: near, extra: None, window: false },
+        Shape {
+            format: Some("model1+extra"),
+            b: 2,
+            s_q: 2,
+            h_q: 5,
+            d: 512,
+            scope: near,
+            extra: Some(far),
+            window: false,
+        },
+        Shape { format: None, b: 1, s_q: 9, h_q: 3, d: 512, scope: near, extra: Some(far), window: true },
     ];
     bench.pick(&full, 4, &smoke)
+}
+
+/// Prompts: those that FlashMLA's prefill is measured with, and DeepSeek-V4's form, a window and entries.
+fn prompts() -> Vec<Shape> {
+    let one = |d, h_q, topk, s_k| {
+        let scope = Scope { s_k, page: 64, topk };
+        Shape { format: None, b: 1, s_q: 4096, h_q, d, scope, extra: None, window: false }
+    };
+    let v4 = |s_q| {
+        let (scope, entries) =
+            (Scope { s_k: s_q + 128, page: 64, topk: 128 }, Scope { s_k: 4096, page: 64, topk: 512 });
+        Shape { format: None, b: 1, s_q, h_q: 64, d: 512, scope, extra: Some(entries), window: true }
+    };
+    let mut prompts = [8192, 16384, 32768].map(|s_k| one(576, 128, 2048, s_k)).to_vec();
+    for (h_q, topk) in [(128, 2048), (64, 512), (128, 1024)] {
+        prompts.extend([8192, 32768].map(|s_k| one(512, h_q, topk, s_k)));
+    }
+    prompts.extend([4096, 16384].map(v4));
+    prompts
 }
 
 /// The section.
 pub fn run(bench: &mut Bench) {
     for shape in shapes(bench) {
-        bench.case(&format!("sparse_decode {shape:?}"), |bench| decode(bench, shape));
+        bench.case(&format!("{} {shape:?}", shape.op()), |bench| attention(bench, shape));
     }
     // Query heads and width of the indexer, and the keys that it keeps, in V3.2.
     let index = |b, s_q, s_k| IndexShape { b, s_q, heads: 64, width: 128, s_k, k: 2048 };
@@ -97,14 +139,19 @@ struct Keys {
 }
 
 impl Keys {
-    fn new(bench: &Bench, shape: &Shape, scope: Scope, seed: u64) -> Self {
+    fn new(bench: &Bench, shape: &Shape, scope: Scope, window: bool, seed: u64) -> Self {
         let (per, mut rng) = (scope.s_k / scope.page, data::rng(seed));
         let pages = data::permutation(shape.b * per, &mut rng);
         let mut slots = Vec::with_capacity(shape.b * shape.s_q * scope.topk);
         for query in 0..shape.b * shape.s_q {
             let own = &pages[query / shape.s_q * per..][..per];
-            let tokens = sample(&mut rng, scope.s_k, scope.topk).into_iter();
-            slots.extend(tokens.map(|t| own[t / scope.page] * scope.page as i32 + (t % scope.page) as i32));
+            let first = query % shape.s_q;
+            let tokens = match window {
+                true => (first..first + scope.topk).collect(),
+                false => sample(&mut rng, scope.s_k, scope.topk).into_vec(),
+            };
+            let slot = |t: usize| own[t / scope.page] * scope.page as i32 + (t % scope.page) as i32;
+            slots.extend(tokens.into_iter().map(slot));
         }
         let rows = data::pool([shape.b * per, scope.page, shape.d], FloatDType::from(bench.dtype), &bench.device);
         Self { rows, slots, topk: scope.topk }
@@ -131,11 +178,11 @@ impl Keys {
     }
 }
 
-fn decode(bench: &mut Bench, shape: Shape) -> Result<(), String> {
-    let Shape { format, b, s_q, h_q, d, scope, extra } = shape;
+fn attention(bench: &mut Bench, shape: Shape) -> Result<(), String> {
+    let Shape { format, b, s_q, h_q, d, scope, extra, window } = shape;
     let q = data::normal([b, s_q, h_q, d], bench.dtype, &bench.device);
-    let keys = Keys::new(bench, &shape, scope, 1);
-    let more = extra.map(|extra| Keys::new(bench, &shape, extra, 2));
+    let keys = Keys::new(bench, &shape, scope, window, 1);
+    let more = extra.map(|extra| Keys::new(bench, &shape, extra, false, 2));
     let args = SparseMlaArgs {
         q: q.clone(),
         scope: keys.scope(&shape),
@@ -170,17 +217,19 @@ fn decode(bench: &mut Bench, shape: Shape) -> Result<(), String> {
     let elements = b * s_q * h_q * (d + DV) + distinct * d;
     let flops = 2.0 * (h_q * b * s_q * topk) as f64 * (d + DV) as f64;
     let volume = Volume { flops: Some(flops), bytes: Some((elements * bench.dtype.size()) as f64) };
-    let mut fields = vec![
-        ("format", json!(format)),
-        ("b", json!(b)),
+    let mut fields = match format {
+        Some(format) => vec![("format", json!(format)), ("b", json!(b))],
+        None => Vec::new(),
+    };
+    fields.extend([
         ("s_q", json!(s_q)),
         ("h_q", json!(h_q)),
         ("d", json!(d)),
         ("s_k", json!(scope.s_k)),
         ("topk", json!(scope.topk)),
-    ];
+    ]);
     fields.extend(extra.map(|extra| ("extra_topk", json!(extra.topk))));
-    bench.report.row("sparse_decode", &fields, &times, volume, &[("rel_rms", rounded(difference, 8))]);
+    bench.report.row(shape.op(), &fields, &times, volume, &[("rel_rms", rounded(difference, 8))]);
     Ok(())
 }
 

@@ -652,7 +652,7 @@ def section_sparse_prefill(p):
     if A.quick:
         cases = cases[::5]
     for d, h, topk, s_q, s_kv in cases:
-        kw = dict(s_q=s_q, h_q=h, d=d, s_kv=s_kv, topk=topk)
+        kw = dict(s_q=s_q, h_q=h, d=d, s_k=s_kv, topk=topk)
         try:
             torch.manual_seed(0)
             q, kv = normal_bf16(s_q, h, d), normal_bf16(s_kv, 1, d)

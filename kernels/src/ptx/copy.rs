@@ -1,8 +1,8 @@
 //! Waiting for asynchronous copies of a thread.
 //!
 //! `cp.async.commit_group`, `cp.async.wait_group` and `cp.async.mbarrier.arrive`, PTX ISA, "Data Movement and Conversion Instructions: Asynchronous
-//! copy". Groups are those of one thread, and complete in the order in which they were made. From `sm_80` on. The copies
-//! are CubeCL's `copy_async`.
+//! copy". Groups are those of one thread, and complete in the order in which they were made. From `sm_80` on. Copies that
+//! are always whole are CubeCL's `copy_async`.
 
 use cubecl::prelude::*;
 
@@ -23,6 +23,23 @@ pub(crate) fn wait_for_copies(#[comptime] pending: u32) {
     gpu_asm!(
         "cp.async.wait_group {pending};",
         options(explicit_mem, reads_address_space shared, writes_address_space shared)
+    );
+}
+
+/// Starts to copy the 16 bytes with which `source` begins to an address of shared memory, or writes as many zeros there: `cp.async`
+/// with so many bytes of the source, 16 or 0.
+///
+/// Any thread. Both addresses are multiples of 16. Without bytes nothing is read. (CubeCL's own form takes the number as an index, which
+/// has 64 bits where buffers are large, and the instruction wants 32.)
+#[cube]
+pub(crate) fn copy_or_zero<T: CubePrimitive>(source: &[T], shared: u32, bytes: u32) {
+    let source = source.as_ptr();
+    gpu_asm!(
+        "cp.async.cg.shared::cta.global [{shared}], [{source}], 16, {bytes};",
+        shared = in(_) read::<u32>(shared),
+        source = mem_in(_) source,
+        bytes = in(_) read::<u32>(bytes),
+        options(explicit_mem, reads_address_space global, writes_address_space shared)
     );
 }
 

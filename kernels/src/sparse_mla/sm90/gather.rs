@@ -1,11 +1,10 @@
 //! The loads of rows: their slots are anywhere, so a unit copies 16 bytes at a time.
 
-use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
 use super::cube::Cube;
 use super::scores::Exchange;
-use crate::ptx::copy::arrive_with_copies;
+use crate::ptx::copy::{arrive_with_copies, copy_or_zero};
 use crate::ptx::warp;
 use crate::tiles::form::{HALF_KEYS, KEYS};
 
@@ -23,32 +22,26 @@ const WARPS: u32 = 4;
 pub(super) struct Gather<'a, E: Float, V: Size> {
     rows_a: &'a [Vector<E, V>],
     rows_b: &'a [Vector<E, V>],
-    keys: Shared<[Vector<E, V>]>,
     /// Which half.
     half: u32,
 }
 
 #[cube]
 impl<'a, E: Float, V: Size> Gather<'a, E, V> {
-    pub fn new(
-        rows_a: &'a [Vector<E, V>],
-        rows_b: &'a [Vector<E, V>],
-        keys: Shared<[Vector<E, V>]>,
-        half: u32,
-    ) -> Gather<'a, E, V> {
-        Gather::<'a, E, V> { rows_a, rows_b, keys, half }
+    pub fn new(rows_a: &'a [Vector<E, V>], rows_b: &'a [Vector<E, V>], half: u32) -> Gather<'a, E, V> {
+        Gather::<'a, E, V> { rows_a, rows_b, half }
     }
 
     /// Starts to copy half of the rows of a block into a stage, if there is such a block. Zeros stand for rows that are none.
-    pub fn load_half(&mut self, cube: &Cube, exchange: &Exchange, place: u32, stage: u32, #[comptime] part: usize) {
+    pub fn load_half(&self, cube: &Cube, exchange: &Exchange, place: u32, stage: u32, #[comptime] part: usize) {
         let list = exchange.kinds[place as usize];
         if list > 0 {
             let slots_at = place * comptime!(KEYS as u32) + comptime!((part * HALF_KEYS) as u32) + cube.lane;
             let slot = exchange.slots[slots_at as usize];
             if comptime!(cube.form.second) && list == 2 {
-                copy_rows::<E, V>(self.rows_b, &mut self.keys, slot, cube, self.half, stage, part);
+                copy_rows::<E, V>(self.rows_b, slot, cube, self.half, stage, part);
             } else {
-                copy_rows::<E, V>(self.rows_a, &mut self.keys, slot, cube, self.half, stage, part);
+                copy_rows::<E, V>(self.rows_a, slot, cube, self.half, stage, part);
             }
             arrive_with_copies(cube.barriers.full + stage * 16 + comptime!(8 * part as u32));
         }
@@ -59,7 +52,6 @@ impl<'a, E: Float, V: Size> Gather<'a, E, V> {
 #[cube]
 fn copy_rows<E: Float, V: Size>(
     rows: &[Vector<E, V>],
-    keys: &mut Shared<[Vector<E, V>]>,
     slot: i32,
     cube: &Cube,
     half: u32,
@@ -67,20 +59,20 @@ fn copy_rows<E: Float, V: Size>(
     #[comptime] part: usize,
 ) {
     let tiles = comptime!(cube.form.tile.tiles);
-    let stage_at = stage * comptime!((tiles * KEYS * VECTORS) as u32);
+    let stage_at = cube.keys_at + stage * comptime!(cube.form.tile.stage_bytes());
     let vector = half * OWN_VECTORS + cube.lane;
     #[unroll]
     for pass in 0..comptime!(HALF_KEYS as u32 / WARPS) {
         let row = cube.warp + comptime!(pass * WARPS);
-        let to = stage_at + place_of(comptime!((part * HALF_KEYS) as u32) + row, vector);
-        copy::<E, V>(rows, keys, warp::shuffle::<i32>(slot, row), vector, to, tiles);
+        let to = stage_at + 16 * place_of(comptime!((part * HALF_KEYS) as u32) + row, vector);
+        copy::<E, V>(rows, warp::shuffle::<i32>(slot, row), vector, to, tiles);
     }
     if comptime!(tiles == 9) {
         // Four rows of a warp, eight lanes each: the ninth tile is shared by both warpgroups.
         let row = half * comptime!(HALF_KEYS as u32 / 2) + cube.warp * 4 + cube.lane / comptime!(VECTORS as u32);
         let vector = comptime!(2 * OWN_VECTORS) + cube.lane % comptime!(VECTORS as u32);
-        let to = stage_at + place_of(comptime!((part * HALF_KEYS) as u32) + row, vector);
-        copy::<E, V>(rows, keys, warp::shuffle::<i32>(slot, row), vector, to, tiles);
+        let to = stage_at + 16 * place_of(comptime!((part * HALF_KEYS) as u32) + row, vector);
+        copy::<E, V>(rows, warp::shuffle::<i32>(slot, row), vector, to, tiles);
     }
 }
 
@@ -92,15 +84,7 @@ fn place_of(row: u32, vector: u32) -> u32 {
 }
 
 #[cube]
-fn copy<E: Float, V: Size>(
-    rows: &[Vector<E, V>],
-    keys: &mut Shared<[Vector<E, V>]>,
-    slot: i32,
-    vector: u32,
-    to: u32,
-    #[comptime] tiles: usize,
-) {
+fn copy<E: Float, V: Size>(rows: &[Vector<E, V>], slot: i32, vector: u32, to: u32, #[comptime] tiles: usize) {
     let from = usize::cast_from(max(slot, 0i32)) * comptime!(tiles * VECTORS) + vector as usize;
-    let end = from + usize::cast_from(slot >= 0);
-    copy_async_checked(&rows[from..end], &mut keys[to as usize..to as usize + 1], comptime!(VECTOR as u32));
+    copy_or_zero(&rows[from..from + 1], to, select(slot >= 0, 16u32, 0u32));
 }

@@ -171,7 +171,7 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     #[define(E)] _elem: ElemType,
 ) {
     let tile_bytes = comptime!(form.tile.stage_bytes() as usize);
-    let keys = Shared::<[Vector<E, V>]>::new_aligned_slice(comptime!(STAGES as usize * tile_bytes / 16), 1024usize);
+    let keys = Shared::<[u32]>::new_aligned_slice(comptime!(STAGES as usize * tile_bytes / 4), 1024usize);
     let query = Shared::<[u32]>::new_aligned_slice(comptime!(tile_bytes / 4), 1024usize);
     // [keys / 8][rows][8], what wgmma takes without swizzle
     let weights = Shared::<[u32]>::new_aligned_slice(comptime!(ROWS * KEYS / 2), 1024usize);
@@ -207,9 +207,9 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         scores.run::<E, P>(&cube, &lists, q_map, sink, &mut ahead, &mut exchange, &mut results);
     } else {
         sync_cube();
-        let mut gather = Gather::<E, V>::new(rows_a, rows_b, keys, group - 1);
+        let gather = Gather::<E, V>::new(rows_a, rows_b, group - 1);
         let mut output = Output::new(group - 1);
-        output.run::<E, P, V>(&cube, &lists, &mut gather, &exchange, &mut results);
+        output.run::<E, P, V>(&cube, &lists, &gather, &exchange, &mut results);
     }
 }
 
@@ -218,7 +218,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use cubecl::ir::{AddressType, FloatKind};
 
     use crate::offline::{Arch, Entry, buffer};
-    let entry = |name: &str, form: Form| {
+    let entry = |name: &str, form: Form, address: AddressType| {
         let elem = ElemType::Float(if form.tile.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
         Entry::new(format!("sparse_mla.sm90.{}.{name}", form.tile.elem().name()), move |device, target| {
             sparse_sm90_kernel::create_dummy_kernel(
@@ -226,7 +226,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
                 target,
                 CubeCount::Static(1, 1, 1),
                 CubeDim::new_1d(UNITS),
-                AddressType::U32,
+                address,
                 COLUMNS,
                 VECTOR,
                 query_map(buffer(), form.tile, 64, elem).expect("made of a handle"),
@@ -260,11 +260,12 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     let v32 = Form { tile: tile(9, true), second: false, lengths: [false; 2], sink: false, split: false };
     let v4 = Form { tile: tile(8, true), second: true, lengths: [false, true], sink: true, split: false };
     [
-        entry("576", v32),
-        entry("576.split", Form { lengths: [true, false], split: true, ..v32 }),
-        entry("512.two", v4),
-        entry("512.two.split", Form { split: true, ..v4 }),
-        entry("576.two", Form { tile: tile(9, false), lengths: [true; 2], ..v4 }),
+        entry("576", v32, AddressType::U32),
+        entry("576.large", v32, AddressType::U64),
+        entry("576.split", Form { lengths: [true, false], split: true, ..v32 }, AddressType::U32),
+        entry("512.two", v4, AddressType::U32),
+        entry("512.two.split", Form { split: true, ..v4 }, AddressType::U32),
+        entry("576.two", Form { tile: tile(9, false), lengths: [true; 2], ..v4 }, AddressType::U64),
     ]
     .into_iter()
     .chain(merge::offline())

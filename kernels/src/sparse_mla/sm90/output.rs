@@ -36,7 +36,7 @@ impl Output {
         &mut self,
         cube: &Cube,
         lists: &Lists,
-        gather: &mut Gather<E, V>,
+        gather: &Gather<E, V>,
         exchange: &Exchange,
         results: &mut Results<E, P>,
     ) {
@@ -73,7 +73,7 @@ impl Output {
         &mut self,
         sum: Vector<f32, Const<128>>,
         cube: &Cube,
-        gather: &mut Gather<E, V>,
+        gather: &Gather<E, V>,
         exchange: &Exchange,
     ) -> Vector<f32, Const<128>> {
         let mut acc = sum;
