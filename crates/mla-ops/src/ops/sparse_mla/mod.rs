@@ -20,10 +20,7 @@ use self::backend::{BackendScope, BackendSecond, BackendSink, SparseMlaBackend};
 use self::compact_slots::compact_slots;
 use super::merge_state::{MergeStateArgs, merge_state};
 use super::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaQuery, mla_decode};
-use crate::check::Check;
 use crate::dispatch::tensors;
-#[cfg(feature = "flex")]
-use crate::independent::is_flex;
 use crate::{Determinism, MlaError, Splits};
 
 const OP: &str = "sparse_mla";
@@ -99,7 +96,9 @@ pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Te
             Tensor::empty([batch, query_len, heads], (&device, DType::F32)),
         ));
     }
-    if has_own_kernel(&check, &args, options) {
+    let (value_width, dtype) = (options.value_width, args.q.dtype());
+    let problem = SparseMlaProblem { batch, query_len, heads, key_width: width, value_width, dtype };
+    if problem.has_own_kernel(&check) {
         return Ok(in_one_piece(args, options));
     }
     let q = args.q.reshape([tokens, 1, heads, width]);
@@ -116,22 +115,6 @@ pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Te
         out = out.clone() * share.unsqueeze_dim::<3>(2).cast(out.dtype());
     }
     Ok((out.reshape([batch, query_len, heads, options.value_width]), lse.reshape([batch, query_len, heads])))
-}
-
-/// Whether the device computes it by an implementation of its own, not as a decode step.
-fn has_own_kernel(check: &Check, args: &SparseMlaArgs, options: &SparseMlaOptions) -> bool {
-    #[cfg(feature = "flex")]
-    if is_flex(check.device()) {
-        return true;
-    }
-    #[cfg(feature = "_gpu")]
-    if let Some(client) = check.client() {
-        let [batch, query_len, heads, key_width] = args.q.dims();
-        let (value_width, dtype) = (options.value_width, args.q.dtype());
-        let problem = SparseMlaProblem { batch, query_len, heads, key_width, value_width, dtype };
-        return problem.has_own_kernel(&client);
-    }
-    false
 }
 
 fn in_one_piece(args: SparseMlaArgs, options: &SparseMlaOptions) -> (Tensor<4>, Tensor<3>) {

@@ -9,6 +9,9 @@ use {
 };
 
 use crate::MlaDecodeProblem;
+use crate::check::Check;
+#[cfg(feature = "flex")]
+use crate::independent::is_flex;
 #[cfg(feature = "_gpu")]
 use crate::path::problem::Implementation;
 use crate::path::problem::Sizes;
@@ -32,10 +35,17 @@ pub struct SparseMlaProblem {
 }
 
 impl SparseMlaProblem {
-    /// Whether a GPU has a kernel for it that is not one of decode steps.
-    #[cfg(feature = "_gpu")]
-    pub(super) fn has_own_kernel(&self, client: &Client) -> bool {
-        !available(client, &self.sizes()).is_empty()
+    /// Whether the call's device has an implementation for it that is none of decode steps.
+    pub(super) fn has_own_kernel(&self, check: &Check) -> bool {
+        #[cfg(feature = "flex")]
+        if is_flex(check.device()) {
+            return true;
+        }
+        #[cfg(feature = "_gpu")]
+        if let Some(client) = check.client() {
+            return !available(&client, &self.sizes()).is_empty();
+        }
+        false
     }
 
     #[cfg(feature = "_gpu")]
