@@ -85,6 +85,9 @@ pub enum Section {
     Ragged,
     /// `sparse_mla` and `lightning_index`.
     Sparse,
+    /// `vertical_slash_attention`, and `vertical_slash_index`.
+    #[value(name = "vertical_slash")]
+    VerticalSlash,
     /// `norm_rope` and `compress_kv`.
     Compression,
     /// Tokens per second of whole models with random weights, with and without graphs; only by name: V2-Lite needs 32 GB, 6

@@ -38,6 +38,11 @@
 //! is how much longer the call takes with twice the heads, which has the same choice of keys, and `of_selection` the part of `us` that
 //! is not scores. `plan` and `plan_host` have no check here.
 //!
+//! `vertical_slash_attention` has columns (`vertical`) and diagonals (`slash`, in runs of neighbours) at random for each head, in blocks
+//! of 64. `of_square` is the part of the causal square that its queries see. It alone is counted as FLOPs, so `tflops` stand beside
+//! those of `ragged` for the same heads; `ragged_us` is how long that takes for the same sequence with all keys. The index is made before,
+//! its time is a row of `vertical_slash_index`, without FLOPs or bytes.
+//!
 //! `e2e_decode` has no `us`: `tokens_per_s` and `ms_per_step` are by the wall clock, from one generated token to the next, in
 //! `steps` with one token of each request, of which `graph_steps` were replayed: with graphs all of them. `weights_gb` are the
 //! weights that a step reads, of the routed experts those that so many tokens choose if all are as likely; `gbps` and
@@ -85,6 +90,7 @@ mod sparse;
 mod tables;
 mod timing;
 mod varlen;
+mod vertical_slash;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -167,6 +173,9 @@ fn sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase>) {
     }
     if wanted(Section::Sparse) {
         sparse::run(bench);
+    }
+    if wanted(Section::VerticalSlash) {
+        vertical_slash::run(bench);
     }
     if wanted(Section::Compression) {
         compression::run(bench);
@@ -255,6 +264,8 @@ mod tests {
             "ragged",
             "sparse_decode",
             "lightning_index",
+            "vertical_slash_attention",
+            "vertical_slash_index",
             "norm_rope",
             "norm_rope_composed",
             "compress_kv",

@@ -60,6 +60,16 @@ fn ops_batch_invariant_products(#[values([192, 4], [576, 72], [33, 7], [64, 520]
     });
 }
 
+/// Of few outputs and many channels, which have more units than others.
+#[test]
+fn ops_batch_invariant_products_of_long_rows() {
+    for_each_dtype(|device, dtype| {
+        let x = matrix(1, [ROWS, 4099], dtype, device);
+        let mixer = Weight::from(matrix::<2>(4, [2, 4099], DType::F32, device));
+        check("a mixer", &x, |x| linear(x, &mixer, BatchInvariant).expect("legal"));
+    });
+}
+
 #[rstest]
 fn ops_batch_invariant_products_of_heads(#[values([3, 64, 16], [2, 7, 5])] sizes: [usize; 3]) {
     let [heads, depth, width] = sizes;

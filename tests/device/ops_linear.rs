@@ -61,11 +61,25 @@ fn ops_linear_pair(
     });
 }
 
-/// A router: weights in f32 whatever the rows are, and products of these numbers as they are.
+/// The first has few outputs of many channels, the second more: not in one launch, whose cubes are all of one size.
+#[test]
+fn ops_linear_pair_of_long_rows() {
+    for_each_dtype(|device, dtype| {
+        let mut rng = rng(63);
+        let mut matrix = |rows: usize| floats::<2>(&random(&mut rng, rows * 4100, dtype), [rows, 4100], dtype, device);
+        let x = matrix(2);
+        let [first, second] = [3, 132].map(|rows| Weight::from(matrix(rows)));
+        let (a, b) = linear_pair(x.clone(), &first, &second, Fast).expect("legal");
+        let [c, d] = [first, second].map(|weight| linear(x.clone(), &weight, Fast).expect("legal"));
+        assert!(values(a) == values(c) && values(b) == values(d), "{dtype:?} on {device:?}");
+    });
+}
+
+/// A router: weights in f32 whatever the rows are, and products of these numbers as they are. Long rows of few outputs.
 #[rstest]
 fn ops_linear_with_weights_in_f32(
     #[values(1, 3, 65)] rows: usize,
-    #[values([64, 48], [2048, 64], [33, 7])] widths: [usize; 2],
+    #[values([64, 48], [2048, 64], [33, 7], [16388, 2], [4099, 2])] widths: [usize; 2],
 ) {
     let [inputs, outputs] = widths;
     for_each_dtype(|device, dtype| {

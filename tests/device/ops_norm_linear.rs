@@ -9,10 +9,11 @@ use crate::ops_fixture::{bits, floats, random, restrided, rng};
 use crate::refusals::Kind::{DType as WrongType, Shape, Value};
 use crate::refusals::{assert_refused, zeros};
 
-/// N, d, outputs: the routers of DeepSeek-V2-Lite and V3, odd sizes, many rows or outputs, nothing.
+/// N, d, outputs: the routers of DeepSeek-V2-Lite and V3, odd sizes, many rows or outputs, long rows of few outputs,
+/// nothing.
 #[rstest]
 fn ops_norm_linear(
-    #[values([1, 2048, 64], [2, 7168, 256], [3, 70, 5], [8, 7, 1], [9, 64, 8], [2, 96, 600], [0, 8, 4], [2, 8, 0])]
+    #[values([1, 2048, 64], [2, 7168, 256], [3, 70, 5], [8, 7, 1], [9, 64, 8], [2, 96, 600], [2, 4100, 3], [0, 8, 4], [2, 8, 0])]
     sizes: [usize; 3],
 ) {
     let [rows, width, outputs] = sizes;

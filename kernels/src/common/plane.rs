@@ -3,14 +3,22 @@
 //! On CUDA, CubeCL's `plane_*` take `__activemask()`: units that have not come back from a branch are left out, and nothing says so.
 //! There these functions name all units of the warp ([`crate::ptx::warp`]). WGSL has no masks: it asks for uniform control flow.
 
+use cubecl::features::Plane;
 use cubecl::prelude::*;
 
 #[cfg(feature = "cuda")]
 use crate::ptx::warp;
 
-/// Whether the kernel becomes PTX.
+/// Units of a plane, if all planes have as many and units are in the order of their planes; otherwise 1.
+pub(crate) fn units(device: &DeviceProperties) -> usize {
+    let (least, most) = (device.hardware.plane_size_min as usize, device.hardware.plane_size_max as usize);
+    let usable = device.features.plane.contains(Plane::Ops) && least == most && least.is_power_of_two();
+    if usable { least } else { 1 }
+}
+
+/// Whether the kernel becomes PTX. Then some planes of a cube may shuffle while others do something else.
 #[cube]
-fn is_ptx() -> comptime_type!(bool) {
+pub(crate) fn is_ptx() -> comptime_type!(bool) {
     let device = comptime::device_properties();
     comptime!(cfg!(feature = "cuda") && device.identity.fingerprint.starts_with("ptx"))
 }

@@ -6,12 +6,14 @@
 
 mod mixing;
 mod select;
+mod sinkhorn;
 
 use cubecl::prelude::*;
 
-use self::mixing::{Logits, doubly_stochastic, sigmoid};
+use self::mixing::{Logits, sigmoid};
 use self::select::Shape;
 use crate::common::launch::{address_type, dummy};
+use crate::common::plane;
 use crate::residual_norm::{UNITS, add_squares, norm, scale_of};
 
 /// Sizes of [`PreArgs`] and [`PostArgs`].
@@ -68,7 +70,8 @@ pub fn launch_pre(client: &Client, args: PreArgs) {
         return;
     }
     let Shape { vector, vectors } = select::choose(client.properties(), width, elem);
-    let before_block = args.block.is_some();
+    let plane = select::plane_of_matrix(client.properties(), streams);
+    let form = Form { streams, before_block: args.block.is_some(), plane };
     let BlockArgs { norm_weight, post, comb, iterations } = args.block.unwrap_or_else(|| BlockArgs {
         norm_weight: dummy(client),
         post: dummy(client),
@@ -94,10 +97,18 @@ pub fn launch_pre(client: &Client, args: PreArgs) {
         args.norm_eps,
         args.eps,
         iterations,
-        streams,
-        before_block,
+        form,
         elem,
     );
+}
+
+/// What the kernel's code depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Form {
+    streams: usize,
+    before_block: bool,
+    /// See [`select::plane_of_matrix`].
+    plane: usize,
 }
 
 /// A cube per token, of `n` streams of `vectors` vectors.
@@ -116,10 +127,10 @@ fn pre_kernel<E: Float, N: Size>(
     norm_eps: f32,
     eps: f32,
     iterations: usize,
-    #[comptime] n: usize,
-    #[comptime] before_block: bool,
+    #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
 ) {
+    let (n, before_block) = comptime!((form.streams, form.before_block));
     let (token, unit) = (CUBE_POS, UNIT_POS as usize);
     let first = token * n * vectors;
     let mut squares = 0.0f32;
@@ -140,35 +151,72 @@ fn pre_kernel<E: Float, N: Size>(
         }
     }
     sync_cube();
+    // The matrix takes longer than all that is left, and depends on none of it: a plane has nothing else to do, where it can.
+    let ptx = plane::is_ptx().comptime();
+    let aside = comptime!(if before_block && ptx { form.plane } else { 0 });
+    let mut first_column = unit - aside;
+    if comptime!(aside > 0) {
+        if unit < aside {
+            first_column = vectors;
+        }
+    }
+    let step = comptime!(UNITS - aside);
     let mut squares = 0.0f32;
     if token < tokens {
-        let mut column = unit;
-        while column < vectors {
-            let mut sum = Vector::<f32, N>::new(0.0f32);
-            #[unroll]
-            for k in 0..n {
-                sum += Vector::cast_from(streams[first + k * vectors + column]) * Vector::new(pre[k]);
+        if comptime!(aside > 0) {
+            if unit < aside {
+                sinkhorn::by_plane(&logits, products, scale, base, comb, eps, iterations);
             }
-            let rounded = Vector::cast_from(sum);
-            input[token * vectors + column] = rounded;
-            squares = add_squares::<E, N>(rounded, squares);
-            column += UNITS;
         }
+        squares = add_streams(streams, &pre, input, token, first_column, vectors, n, step);
     }
     if comptime!(before_block) {
         let factor_of_sum = scale_of(squares, vectors * N::value().comptime(), norm_eps);
         if token < tokens {
-            let mut column = unit;
+            let mut column = first_column;
             while column < vectors {
                 let at = token * vectors + column;
                 input[at] = norm(input[at], norm_weight, column, factor_of_sum);
-                column += UNITS;
+                column += step;
             }
-            if unit == 0 {
-                doubly_stochastic(&logits, products, scale, base, comb, eps, iterations);
+            if comptime!(aside == 0) {
+                if comptime!(form.plane > 0) {
+                    sinkhorn::by_plane(&logits, products, scale, base, comb, eps, iterations);
+                } else if unit == 0 {
+                    sinkhorn::by_unit(&logits, products, scale, base, comb, eps, iterations);
+                }
             }
         }
     }
+}
+
+/// Adds up the streams of a token, every `step`-th vector from `first_column` on. Returns the sum of their squares.
+#[cube]
+fn add_streams<E: Float, N: Size>(
+    streams: &[Vector<E, N>],
+    pre: &Shared<[f32]>,
+    input: &mut [Vector<E, N>],
+    token: usize,
+    first_column: usize,
+    vectors: usize,
+    #[comptime] n: usize,
+    #[comptime] step: usize,
+) -> f32 {
+    let first = token * n * vectors;
+    let mut squares = 0.0f32;
+    let mut column = first_column;
+    while column < vectors {
+        let mut sum = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for k in 0..n {
+            sum += Vector::cast_from(streams[first + k * vectors + column]) * Vector::new(pre[k]);
+        }
+        let rounded = Vector::cast_from(sum);
+        input[token * vectors + column] = rounded;
+        squares = add_squares::<E, N>(rounded, squares);
+        column += step;
+    }
+    squares
 }
 
 /// Arguments of [`launch_post`].
@@ -247,7 +295,7 @@ fn post_kernel<E: Float, N: Size>(
     }
 }
 
-/// Streams of DeepSeek-V4.
+/// Streams of DeepSeek-V4, and so many that one unit has the matrix.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, FLOATS, form};
@@ -256,13 +304,18 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         let elem = ElemType::Float(kind);
         let Shape { vector, .. } = select::choose(&device, 4096, elem);
         let cube = CubeDim::new_1d(UNITS as u32);
-        #[rustfmt::skip]
-        let pre = |before_block| form!(pre_kernel, cube,
-            [AddressType::U32, vector, _, _, _, _, _, _, _, _, 1, 1, 1.0, 1.0, 1, 4, before_block, elem]);
+        let pre = |streams, before_block| {
+            let form = Form { streams, before_block, plane: select::plane_of_matrix(&device, streams) };
+            #[rustfmt::skip]
+            let form = form!(pre_kernel, cube,
+                [AddressType::U32, vector, _, _, _, _, _, _, _, _, 1, 1, 1.0, 1.0, 1, form, elem]);
+            form
+        };
         let post = form!(post_kernel, cube, [AddressType::U32, vector, _, _, _, _, _, 1, 1, 4, elem]);
         [
-            Entry::of(kind, "hyper_connection.pre", pre(true)),
-            Entry::of(kind, "hyper_connection.head", pre(false)),
+            Entry::of(kind, "hyper_connection.pre", pre(4, true)),
+            Entry::of(kind, "hyper_connection.unit", pre(8, true)),
+            Entry::of(kind, "hyper_connection.head", pre(4, false)),
             Entry::of(kind, "hyper_connection.post", post),
         ]
     };

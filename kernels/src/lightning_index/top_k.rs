@@ -1,6 +1,5 @@
 //! The `k` greatest ranks of each query token.
 
-use cubecl::features::Plane;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
@@ -16,15 +15,12 @@ use super::sums::{FEW, Space};
 use crate::common::device::UNITS;
 use crate::common::keys::SequencePages;
 use crate::common::launch::share;
+use crate::common::plane;
 use crate::compiler::names_all_sizes;
 
-/// Units of a plane, if all planes have as many and units are in the order of their planes; otherwise 1.
+/// Units of a plane, or 1 where planes cannot be used.
 fn plane_units(client: &Client) -> usize {
-    let hardware = &client.properties().hardware;
-    let (least, most) = (hardware.plane_size_min as usize, hardware.plane_size_max as usize);
-    let usable =
-        client.features().plane.contains(Plane::Ops) && least == most && least.is_power_of_two() && least <= MAX_PLANE;
-    if usable { least } else { 1 }
+    Some(plane::units(client.properties())).filter(|&units| units <= MAX_PLANE).unwrap_or(1)
 }
 
 /// The forms for as many keys as these sizes have, and for fewer.

@@ -32,8 +32,8 @@ use cubecl::prelude::*;
 
 pub use self::forced::{Forced, choices, choose};
 use self::grid::Grid;
-pub(crate) use self::select::FEW_OUTPUTS;
 pub use self::select::{Choice, joins, joins_experts};
+pub(crate) use self::select::{FEW_OUTPUTS, has_many_units};
 pub use self::sizes::{Division, LinearSizes};
 pub use self::weight::{WeightArg, WeightFormat};
 use crate::common::launch::{address_type, share};
@@ -44,7 +44,7 @@ use crate::merge_splits::{self, MergeSplitsArgs};
 use crate::residual_norm::{self, AddRmsNormArgs, Summand};
 use crate::route_experts::{self, RouteArgs};
 
-/// Units of a cube. They share a row of the weights, or each plane's worth of them has its own.
+/// Units of a cube of the plain kernel, mostly. They share a row of the weights, or each plane's worth of them has its own.
 pub(crate) const UNITS: usize = 128;
 /// Arguments of [`launch`]; X is `x_elem`, E is `elem`.
 pub struct LinearArgs {

@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 
 use super::activation::gated;
 use super::grid::{Grid, Part, Rows, Sizes, Tile};
+use super::select::plain_units;
 use super::weight::{WeightRow, WeightRows};
 use super::{FEW_OUTPUTS, LinearForm, Products, UNITS};
 use crate::common::launch::io_vector_size;
@@ -25,7 +26,7 @@ pub(super) fn launch(
 ) {
     let vector =
         io_vector_size(client.properties(), &[products.inputs, products.carried, products.matrix_stride], elem.size());
-    let form = Form::new(&grid, linear, products.outputs);
+    let form = Form::new(client.properties(), &grid, linear, [products.inputs, products.outputs], elem);
     let cubes = grid.cubes(products.outputs, form.outputs());
     let sizes = grid.sizes(&products, vector);
     linear_kernel::launch(
@@ -54,21 +55,35 @@ pub(super) fn launch(
 struct Form {
     rows: Rows,
     linear: LinearForm,
-    /// Units that share a row of the weights.
+    /// Units of a cube.
+    units: usize,
+    /// Those that share a row of the weights.
     columns: usize,
     /// Whether there is a second matrix.
     second: bool,
 }
 
 impl Form {
-    fn new(grid: &Grid, linear: LinearForm, outputs: usize) -> Self {
-        let columns = if outputs <= FEW_OUTPUTS { UNITS } else { 32 };
-        Self { rows: grid.rows, linear, columns, second: grid.second_width > 0 }
+    fn new(device: &DeviceProperties, grid: &Grid, linear: LinearForm, widths: [usize; 2], elem: ElemType) -> Self {
+        Self::of(device, (grid.rows, grid.second_width > 0), linear, widths, elem)
+    }
+
+    /// For rows of so many inputs and outputs, with or without a second matrix.
+    fn of(
+        device: &DeviceProperties,
+        (rows, second): (Rows, bool),
+        linear: LinearForm,
+        widths: [usize; 2],
+        elem: ElemType,
+    ) -> Self {
+        let units = plain_units(device, widths, elem);
+        let columns = if widths[1] <= FEW_OUTPUTS { units } else { 32 };
+        Self { rows, linear, units, columns, second }
     }
 
     /// Outputs of a cube.
     fn outputs(&self) -> usize {
-        UNITS / self.columns
+        self.units / self.columns
     }
 
     fn cube_dim(&self) -> CubeDim {
@@ -127,13 +142,16 @@ fn linear_kernel<X: Float, E: Float, N: Size>(
     }
     let lanes = N::value().comptime();
     let width = tile.row(sizes.outputs, sizes.carried * lanes);
-    let mut parts = Shared::<[f32]>::new_slice(UNITS);
+    let mut parts = Shared::<[f32]>::new_slice(comptime!(TOKENS * form.units));
+    sum_rows(&mut parts, &mut sums, TOKENS, form.units, form.columns);
+    if comptime!(form.linear.gated) {
+        sum_rows(&mut parts, &mut gates, TOKENS, form.units, form.columns);
+    }
     #[unroll]
     for t in 0..TOKENS {
-        let up = sum_of_row(&mut parts, sums[t], form.columns);
-        let mut value = up;
+        let mut value = sums[t];
         if comptime!(form.linear.gated) {
-            value = gated(sum_of_row(&mut parts, gates[t], form.columns), up, limit, form.linear.limited);
+            value = gated(gates[t], value, limit, form.linear.limited);
         }
         if UNIT_POS_X == 0 && t < tile.count && output < part.outputs {
             let row = tile.output(order, t);
@@ -152,7 +170,7 @@ fn linear_kernel<X: Float, E: Float, N: Size>(
     if comptime!(form.rows == Rows::Heads) {
         let is_first = group == 0;
         if is_first {
-            tile.carry::<X, E, N>(x, out, sizes.vectors, sizes.outputs, sizes.carried, UNITS);
+            tile.carry::<X, E, N>(x, out, sizes.vectors, sizes.outputs, sizes.carried, form.units);
         }
     }
 }
@@ -173,6 +191,35 @@ fn multiply<X: Float, E: Float, N: Size>(
     gates: &mut Array<f32>,
     #[comptime] form: Form,
 ) {
+    if comptime!(form.units > UNITS) {
+        // One token is what many units are for: with fewer loads more of them are under way.
+        if tile.count == 1 {
+            multiply_tokens(x, weight, order, tile, part, gate, up, row_vectors, sums, gates, form, 1usize);
+        } else {
+            multiply_tokens(x, weight, order, tile, part, gate, up, row_vectors, sums, gates, form, TOKENS);
+        }
+    } else {
+        multiply_tokens(x, weight, order, tile, part, gate, up, row_vectors, sums, gates, form, TOKENS);
+    }
+}
+
+/// The same for the first tokens of the tile.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn multiply_tokens<X: Float, E: Float, N: Size>(
+    x: &[Vector<X, N>],
+    weight: &WeightRows<E, N>,
+    order: &[i32],
+    tile: &Tile,
+    part: &Part,
+    gate: &WeightRow,
+    up: &WeightRow,
+    row_vectors: usize,
+    sums: &mut Array<f32>,
+    gates: &mut Array<f32>,
+    #[comptime] form: Form,
+    #[comptime] tokens: usize,
+) {
     let lanes = N::value().comptime();
     let mut column = UNIT_POS_X as usize;
     while column < part.vectors {
@@ -188,7 +235,7 @@ fn multiply<X: Float, E: Float, N: Size>(
                 gate_weights.push(weight.load(gate, at));
             }
             #[unroll]
-            for t in 0..TOKENS {
+            for t in 0..tokens {
                 values.push(x[tile.input(order, t) * row_vectors + at]);
             }
         }
@@ -201,8 +248,8 @@ fn multiply<X: Float, E: Float, N: Size>(
                     gate = Vector::<f32, N>::cast_from(gate_weights[i]);
                 }
                 #[unroll]
-                for t in 0..TOKENS {
-                    let values = Vector::<f32, N>::cast_from(values[comptime!(i * TOKENS + t)]);
+                for t in 0..tokens {
+                    let values = Vector::<f32, N>::cast_from(values[comptime!(i * tokens + t)]);
                     #[unroll]
                     for lane in 0..lanes {
                         sums[t] += values.extract(lane) * weights.extract(lane);
@@ -217,37 +264,53 @@ fn multiply<X: Float, E: Float, N: Size>(
     }
 }
 
-/// The sum over the units of a row, in an order that does not depend on anything. Called by all units of a cube.
+/// Makes of `count` numbers of each unit their sums over the units of its row, in an order that does not depend on anything. Called
+/// by all units of a cube.
 #[cube]
-pub(crate) fn sum_of_row(shared: &mut Shared<[f32]>, own: f32, #[comptime] columns: usize) -> f32 {
+pub(crate) fn sum_rows(
+    shared: &mut Shared<[f32]>,
+    numbers: &mut Array<f32>,
+    #[comptime] count: usize,
+    #[comptime] units: usize,
+    #[comptime] columns: usize,
+) {
     let unit = UNIT_POS as usize;
-    shared[unit] = own;
+    #[unroll]
+    for i in 0..count {
+        shared[comptime!(i * units) + unit] = numbers[i];
+    }
     sync_cube();
     let mut distance = comptime!(columns / 2).runtime();
     while distance > 0 {
         if (UNIT_POS_X as usize) < distance {
-            let other = shared[unit + distance];
-            shared[unit] += other;
+            #[unroll]
+            for i in 0..count {
+                let at = comptime!(i * units) + unit;
+                let other = shared[at + distance];
+                shared[at] += other;
+            }
         }
         sync_cube();
         distance /= 2;
     }
-    let sum = shared[unit - UNIT_POS_X as usize];
+    #[unroll]
+    for i in 0..count {
+        numbers[i] = shared[comptime!(i * units) + unit - UNIT_POS_X as usize];
+    }
     sync_cube();
-    sum
 }
 
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use super::grid::offline_sizes;
     use super::weight;
-    use crate::offline::{Entry, FLOATS, form};
+    use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
+    let device = Arch::Sm90a.properties();
     let forms = FLOATS.into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
-        let vector = 16 / elem.size();
-        let entry = |name, rows, [gated, limited, second]: [bool; 3], outputs| {
-            let columns = if outputs <= FEW_OUTPUTS { UNITS } else { 32 };
-            let form = Form { rows, linear: LinearForm { gated, limited }, columns, second };
+        let entry_of = |name, (rows, elem): (Rows, ElemType), [gated, limited, second]: [bool; 3], widths| {
+            let vector = 16 / elem.size();
+            let form = Form::of(&device, (rows, second), LinearForm { gated, limited }, widths, elem);
             let cube = form.cube_dim();
             let bits = AddressType::U32;
             let form = form!(
@@ -266,16 +329,19 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                     offline_sizes(),
                     1.0,
                     form,
-                    elem,
+                    ElemType::Float(kind),
                     elem
                 ]
             );
             Entry::of(kind, name, form)
         };
+        let entry = |name, rows, flags, outputs| entry_of(name, (rows, elem), flags, [2048, outputs]);
+        let f32 = ElemType::Float(FloatKind::F32);
         [
             entry("linear", Rows::Dense, [false; 3], 2048),
             entry("linear.pair", Rows::Dense, [false, false, true], 2048),
             entry("linear.router", Rows::Dense, [false; 3], 64),
+            entry_of("linear.mixer", (Rows::Dense, f32), [false; 3], [16384, 24]),
             entry("linear.heads", Rows::Heads, [false; 3], 512),
             entry("linear.experts_up", Rows::Gather, [true, true, false], 1408),
             entry("linear.experts_down", Rows::Scatter, [false; 3], 2048),

@@ -4,13 +4,13 @@ use std::fmt;
 
 use cubecl::prelude::*;
 
-use super::WeightFormat;
 #[cfg(feature = "cuda")]
 use super::mma;
 use super::plain;
 #[cfg(feature = "cuda")]
 use super::sizes::Division;
 use super::sizes::LinearSizes;
+use super::{UNITS, WeightFormat};
 #[cfg(feature = "cuda")]
 use super::{sm90, tiled};
 #[cfg(feature = "cuda")]
@@ -19,6 +19,12 @@ use crate::common::select::{Path, Table, Variant};
 
 /// Outputs up to which a row has all units of a cube: with more cubes there is enough to do for a GPU (a router's logits).
 pub(crate) const FEW_OUTPUTS: usize = 512;
+/// Outputs up to which that leaves much of a GPU without work, and channels from which on more units for each row are the faster (the
+/// mixers of DeepSeek-V4's streams). See [`plain_units`].
+const FEWEST_OUTPUTS: usize = 128;
+const LONG: usize = 4096;
+/// Units of a cube there at most, for each byte of an element: 1024 have 64 registers each, in which loads of f32 fit.
+const UNITS_PER_BYTE: usize = 256;
 /// Channels that every kernel takes at once.
 const JOINED: usize = 32;
 /// Outputs that kernels for many rows write at once.
@@ -116,15 +122,37 @@ pub(super) fn by_table(client: &Client, sizes: &LinearSizes) -> Choice {
     choice
 }
 
+/// Units of a cube of the plain kernel. They decide the order of a row's sums: so the matrix and the device decide them, and how many
+/// rows there are plays no part.
+pub(super) fn plain_units(device: &DeviceProperties, [inputs, outputs]: [usize; 2], elem: ElemType) -> usize {
+    if !has_many_units(inputs, outputs) {
+        return UNITS;
+    }
+    // All of a row in one round of loads, of 16 bytes each, but no more than there are registers for.
+    let wanted = (inputs * elem.size()).div_ceil(16 * plain::AHEAD).next_power_of_two();
+    let hardware = &device.hardware;
+    let most = hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize;
+    // Rounded down to a power of two.
+    wanted.min(UNITS_PER_BYTE * elem.size()).min(1 << most.max(UNITS).ilog2()).max(UNITS)
+}
+
+/// Whether a row may have more units than others.
+pub(crate) fn has_many_units(inputs: usize, outputs: usize) -> bool {
+    inputs >= LONG && outputs <= FEWEST_OUTPUTS
+}
+
 /// Whether one launch with a second matrix computes the same bits as one for each, by the outputs of both.
 pub fn joins(outputs: usize, second_outputs: usize) -> bool {
     let alike = |is: fn(usize) -> bool| is(outputs) == is(second_outputs);
-    alike(|outputs| outputs <= FEW_OUTPUTS) && alike(|outputs| outputs.is_multiple_of(VECTOR))
+    let few = alike(|outputs| outputs <= FEW_OUTPUTS) && alike(|outputs| outputs <= FEWEST_OUTPUTS);
+    few && alike(|outputs| outputs.is_multiple_of(VECTOR))
 }
 
 /// Whether a shared expert of another width can be in the same launches as a token's own ones, and computes the same bits.
 pub fn joins_experts(width: usize, shared_width: usize) -> bool {
-    [width, shared_width].into_iter().all(|width| width.is_multiple_of(JOINED)) && joins(width, shared_width)
+    let widths = [width, shared_width];
+    let alike = width == shared_width || widths.into_iter().all(|width| width < LONG);
+    alike && widths.into_iter().all(|width| width.is_multiple_of(JOINED)) && joins(width, shared_width)
 }
 
 /// Rows of a matrix up to which the small-batch kernel is faster, and of each head's where there are few heads.

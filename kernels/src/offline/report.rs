@@ -19,8 +19,9 @@ pub struct Report {
     pub opcodes: [usize; OPCODES.len()],
 }
 
-/// Opcodes that say what a kernel does: matrix products, loads of matrices, copies, register shares, barriers, local memory.
-pub const OPCODES: [&str; 18] = [
+/// Opcodes that say what a kernel does: matrix products, loads of matrices, copies, register shares, barriers, exchanges of
+/// a warp, local memory.
+pub const OPCODES: [&str; 19] = [
     "HMMA",
     "HGMMA",
     "WARPGROUP",
@@ -37,6 +38,7 @@ pub const OPCODES: [&str; 18] = [
     "USETMAXREG",
     "SYNCS",
     "BAR",
+    "SHFL",
     "STL",
     "LDL",
 ];

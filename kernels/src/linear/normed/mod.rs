@@ -13,7 +13,7 @@ pub use self::select::{NormLinearSizes, supported};
 use self::select::{OUTPUTS, Shape};
 use crate::common::launch::address_type;
 use crate::linear::UNITS as COLUMNS;
-use crate::linear::plain::{AHEAD, sum_of_row};
+use crate::linear::plain::{AHEAD, sum_rows};
 use crate::linear::weight::{WeightArg, WeightRow, WeightRows};
 use crate::residual_norm::{UNITS, add, add_squares, scale_of};
 
@@ -144,9 +144,11 @@ fn norm_linear_kernel<E: Float, V: Size, N: Size>(
         column += comptime!(AHEAD * COLUMNS);
     }
     let mut parts = Shared::<[f32]>::new_slice(UNITS);
-    let product = sum_of_row(&mut parts, product, COLUMNS);
+    let mut products = Array::<f32>::new(1usize);
+    products[0] = product;
+    sum_rows(&mut parts, &mut products, 1usize, UNITS, COLUMNS);
     if UNIT_POS_X == 0 && is_row && output < outputs {
-        out[row * outputs + output] = product;
+        out[row * outputs + output] = products[0];
     }
 }
 
