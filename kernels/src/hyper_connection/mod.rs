@@ -154,20 +154,19 @@ fn pre_kernel<E: Float, N: Size>(
     // The matrix takes longer than all that is left, and depends on none of it: a plane has nothing else to do, where it can.
     let ptx = plane::is_ptx().comptime();
     let aside = comptime!(if before_block && ptx { form.plane } else { 0 });
-    let mut first_column = unit - aside;
+    let mut first_column = unit;
     if comptime!(aside > 0) {
+        first_column = unit - aside;
         if unit < aside {
             first_column = vectors;
+            if token < tokens {
+                sinkhorn::by_plane(&logits, products, scale, base, comb, eps, iterations);
+            }
         }
     }
     let step = comptime!(UNITS - aside);
     let mut squares = 0.0f32;
     if token < tokens {
-        if comptime!(aside > 0) {
-            if unit < aside {
-                sinkhorn::by_plane(&logits, products, scale, base, comb, eps, iterations);
-            }
-        }
         squares = add_streams(streams, &pre, input, token, first_column, vectors, n, step);
     }
     if comptime!(before_block) {
