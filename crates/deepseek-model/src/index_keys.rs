@@ -31,18 +31,12 @@ pub(crate) struct IndexedKeys {
     pub(crate) visible: Tensor<2, Int>,
 }
 
-/// Whether the kernel that scores tokens together may be taken. It has been run on a simulated GPU only.
-const IS_TRUSTED: bool = true;
-
 impl IndexSizes {
     /// Whether so many tokens of a sequence are scored faster together. Then a token's bits depend on how many they are.
     fn together(&self, tokens: usize, determinism: Determinism, device: &Device) -> bool {
         let &Self { heads, width, page_size, dtype } = self;
         let problem = LightningIndexProblem { batch: 1, query_len: tokens, heads, width, page_size, dtype };
-        IS_TRUSTED
-            && tokens > 1
-            && !determinism.is_batch_invariant()
-            && explain_path(&problem, device).path == Path::Sm90
+        tokens > 1 && !determinism.is_batch_invariant() && explain_path(&problem, device).path == Path::Sm90
     }
 }
 

@@ -2,18 +2,18 @@
 
 use cubecl::prelude::*;
 
-use super::form::Form;
+use super::form::{Form, PARTS};
 use crate::ptx::mbarrier;
 use crate::tiles::form::{GROUP, STAGES};
 
 /// Barriers.
-pub(super) const BARRIERS: usize = 2 * STAGES as usize + 4;
+pub(super) const BARRIERS: usize = (PARTS * STAGES) as usize + 4;
 
 /// Where they are.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct Barriers {
-    /// Of each half of each stage: its rows have come.
+    /// Of each part of each stage: its rows have come.
     pub full: u32,
     /// Weights and factors of a block, and the slots of the block after the next: there, and no longer needed.
     pub weighed: u32,
@@ -26,7 +26,7 @@ pub(super) struct Barriers {
 #[cube]
 impl Barriers {
     pub fn new(full: u32) -> Barriers {
-        let weighed = full + comptime!(16 * STAGES);
+        let weighed = full + comptime!(8 * PARTS * STAGES);
         let used = weighed + 8;
         let query_full = used + 8;
         Barriers { full, weighed, used, query_full, query_empty: query_full + 8 }
@@ -35,7 +35,7 @@ impl Barriers {
     /// One thread, before all synchronise.
     pub fn init(&self) {
         #[unroll]
-        for i in 0..comptime!(2 * STAGES) {
+        for i in 0..comptime!(PARTS * STAGES) {
             mbarrier::init(self.full + i * 8, comptime!(2 * GROUP));
         }
         mbarrier::init(self.weighed, GROUP);

@@ -5,6 +5,11 @@ use crate::tiles::form::{Form as TileForm, KEYS, ROWS, VALUE_WIDTH};
 
 /// Blocks whose slots are in shared memory.
 pub(super) const RING: u32 = 4;
+/// Parts of a block that are multiplied with their weights one after the other, and loaded anew as soon as that is done: a step of
+/// wgmma each.
+pub(super) const PARTS: u32 = 4;
+/// Rows of a part.
+pub(super) const PART_KEYS: u32 = KEYS as u32 / PARTS;
 
 /// How queries and keys lie, seen as rows of terms.
 pub(super) const ROWS_OF_TERMS: Layout = Layout::Terms { rows: ROWS };
@@ -34,9 +39,9 @@ impl Form {
         Mma { n: KEYS, steps, elem, a: Source::Shared(ROWS_OF_TERMS), b, groups: 1 }
     }
 
-    /// Half of the output of a block: two groups, so that the first half of the keys is done with before the second.
+    /// Half of the output of a block: a group for each part, so that the first parts are done with before the last.
     pub fn output(self) -> Mma {
         let (steps, elem, b) = (KEYS / 16, self.tile.elem(), VALUES);
-        Mma { n: VALUE_WIDTH / 2, steps, elem, a: Source::Shared(WEIGHTS), b, groups: 2 }
+        Mma { n: VALUE_WIDTH / 2, steps, elem, a: Source::Shared(WEIGHTS), b, groups: PARTS as usize }
     }
 }

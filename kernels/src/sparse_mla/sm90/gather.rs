@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
+use super::form::{PART_KEYS, PARTS};
 use super::scores::Exchange;
 use crate::ptx::copy::{arrive_with_copies, copy_or_zero};
 use crate::ptx::warp;
@@ -32,47 +33,53 @@ impl<'a, E: Float, V: Size> Gather<'a, E, V> {
         Gather::<'a, E, V> { rows_a, rows_b, half }
     }
 
-    /// Starts to copy half of the rows of a block into a stage, if there is such a block. Zeros stand for rows that are none.
-    pub fn load_half(&self, cube: &Cube, exchange: &Exchange, place: u32, stage: u32, #[comptime] part: usize) {
+    /// Starts to copy a part of the rows of a block into a stage, if there is such a block. Zeros stand for rows that are none.
+    pub fn load_part(&self, cube: &Cube, exchange: &Exchange, place: u32, stage: u32, #[comptime] part: u32) {
         let list = exchange.kinds[place as usize];
         if list > 0 {
-            let slots_at = place * comptime!(KEYS as u32) + comptime!((part * HALF_KEYS) as u32) + cube.lane;
-            let slot = exchange.slots[slots_at as usize];
             if comptime!(cube.form.second) && list == 2 {
-                copy_rows::<E, V>(self.rows_b, slot, cube, self.half, stage, part);
+                copy_rows::<E, V>(self.rows_b, exchange, cube, self.half, place, stage, part);
             } else {
-                copy_rows::<E, V>(self.rows_a, slot, cube, self.half, stage, part);
+                copy_rows::<E, V>(self.rows_a, exchange, cube, self.half, place, stage, part);
             }
-            arrive_with_copies(cube.barriers.full + stage * 16 + comptime!(8 * part as u32));
+            arrive_with_copies(cube.barriers.full + stage * comptime!(8 * PARTS) + comptime!(8 * part));
         }
     }
 }
 
-/// A lane has the slot of one of the 32 rows.
+/// Of a part. The ninth tile of all rows comes with the first: no product with weights reads it.
 #[cube]
 fn copy_rows<E: Float, V: Size>(
     rows: &[Vector<E, V>],
-    slot: i32,
+    exchange: &Exchange,
     cube: &Cube,
     half: u32,
+    place: u32,
     stage: u32,
-    #[comptime] part: usize,
+    #[comptime] part: u32,
 ) {
     let tiles = comptime!(cube.form.tile.tiles);
     let stage_at = cube.keys_at + stage * comptime!(cube.form.tile.stage_bytes());
+    let slots_at = place * comptime!(KEYS as u32);
+    // A lane has the slot of one of the rows.
+    let slot = exchange.slots[(slots_at + comptime!(part * PART_KEYS) + cube.lane % PART_KEYS) as usize];
     let vector = half * OWN_VECTORS + cube.lane;
     #[unroll]
-    for pass in 0..comptime!(HALF_KEYS as u32 / WARPS) {
+    for pass in 0..comptime!(PART_KEYS / WARPS) {
         let row = cube.warp + comptime!(pass * WARPS);
-        let to = stage_at + 16 * place_of(comptime!((part * HALF_KEYS) as u32) + row, vector);
+        let to = stage_at + 16 * place_of(comptime!(part * PART_KEYS) + row, vector);
         copy::<E, V>(rows, warp::shuffle::<i32>(slot, row), vector, to, tiles);
     }
-    if comptime!(tiles == 9) {
-        // Four rows of a warp, eight lanes each: the ninth tile is shared by both warpgroups.
-        let row = half * comptime!(HALF_KEYS as u32 / 2) + cube.warp * 4 + cube.lane / comptime!(VECTORS as u32);
+    if comptime!(tiles == 9 && part == 0) {
+        // Half of the rows for each warpgroup, four of them for a warp at a time, eight lanes for a row.
+        let slot = exchange.slots[(slots_at + half * comptime!(HALF_KEYS as u32) + cube.lane) as usize];
         let vector = comptime!(2 * OWN_VECTORS) + cube.lane % comptime!(VECTORS as u32);
-        let to = stage_at + 16 * place_of(comptime!((part * HALF_KEYS) as u32) + row, vector);
-        copy::<E, V>(rows, warp::shuffle::<i32>(slot, row), vector, to, tiles);
+        #[unroll]
+        for pass in 0..2u32 {
+            let row = comptime!(16 * pass) + cube.warp * 4 + cube.lane / comptime!(VECTORS as u32);
+            let to = stage_at + 16 * place_of(half * comptime!(HALF_KEYS as u32) + row, vector);
+            copy::<E, V>(rows, warp::shuffle::<i32>(slot, row), vector, to, tiles);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-use super::form::{RING, VALUES, WEIGHTS};
+use super::form::{PARTS, RING, VALUES, WEIGHTS};
 use super::gather::Gather;
 use super::scores::{Exchange, target};
 use super::work::{Lists, Work};
@@ -42,8 +42,10 @@ impl Output {
     ) {
         #[unroll]
         for stage in 0..STAGES {
-            gather.load_half(cube, exchange, stage, stage, 0usize);
-            gather.load_half(cube, exchange, stage, stage, 1usize);
+            #[unroll]
+            for part in 0..PARTS {
+                gather.load_part(cube, exchange, stage, stage, part);
+            }
         }
         let mut index = cube.first;
         while index < cube.end {
@@ -67,7 +69,7 @@ impl Output {
         }
     }
 
-    /// Adds the output of a block. The rows of the block after the next take its place, half by half: this warpgroup's channels,
+    /// Adds the output of a block. The rows of the block after the next take its place, part by part: this warpgroup's channels,
     /// as soon as all of its warps are done with them.
     fn add_block<E: Float, V: Size>(
         &mut self,
@@ -93,14 +95,17 @@ impl Output {
             descriptor(values, VALUES),
             comptime!(form.output()),
         );
-        // The first half of the rows is done with while the second is still at work.
-        wgmma::wait_for_reads(1u32);
-        barrier::sync_at(self.half + 1, GROUP);
-        gather.load_half(cube, exchange, next, stage, 0usize);
+        // The first parts are done with while the last is still at work.
+        #[unroll]
+        for part in 0..comptime!(PARTS - 1) {
+            wgmma::wait_for_reads(comptime!(PARTS - 1 - part));
+            barrier::sync_at(self.half + 1, GROUP);
+            gather.load_part(cube, exchange, next, stage, part);
+        }
         acc = wgmma::wait::<Const<128>>(issued, 0u32);
         mbarrier::arrive(cube.barriers.used);
         barrier::sync_at(self.half + 1, GROUP);
-        gather.load_half(cube, exchange, next, stage, 1usize);
+        gather.load_part(cube, exchange, next, stage, comptime!(PARTS - 1));
         self.turn += 1;
         self.round += 1;
         acc

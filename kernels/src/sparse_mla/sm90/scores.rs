@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-use super::form::{RING, ROWS_OF_TERMS};
+use super::form::{PARTS, RING, ROWS_OF_TERMS};
 use super::work::{Ahead, Lists, Work};
 use crate::ptx::wgmma::descriptor;
 use crate::ptx::{fence, mbarrier, warp, wgmma};
@@ -118,8 +118,10 @@ impl Scores {
     fn multiply(&self, cube: &Cube) -> Vector<f32, Const<32>> {
         let stage = self.turn % STAGES;
         let phase = self.turn / STAGES % 2;
-        mbarrier::wait(cube.barriers.full + stage * 16, phase);
-        mbarrier::wait(cube.barriers.full + stage * 16 + 8, phase);
+        #[unroll]
+        for part in 0..PARTS {
+            mbarrier::wait(cube.barriers.full + stage * comptime!(8 * PARTS) + comptime!(8 * part), phase);
+        }
         fence::async_shared();
         let keys = descriptor(cube.keys_at + stage * comptime!(cube.form.tile.stage_bytes()), ROWS_OF_TERMS);
         let query = descriptor(cube.query_at, ROWS_OF_TERMS);
