@@ -275,11 +275,11 @@ fn lock<'l, 'a>(lent: &'l Mutex<Lent<'a>>) -> MutexGuard<'l, Lent<'a>> {
 ///
 /// While a step is captured no memory can be had from the device, and what it would have written is lost if it asks for some.
 /// The runs before the capture leave what they needed, which may be less: how early a buffer is free again depends on how far
-/// the device's own thread is behind. CubeCL has buffers of at most 64 KiB in pages of their own, hence two sizes; the largest
-/// of a step are its logits.
+/// the device's own thread is behind. CubeCL has buffers of at most 64 KiB in pages of their own of 8 MiB, hence two sizes; the
+/// largest of a step are its logits, or the partial results of split attention, which grow with the multiprocessors.
 fn spare_buffers(logits: usize, device: &Device) -> Vec<Tensor<1>> {
-    const SMALL: (usize, usize) = (64, 16 * 1024);
-    let large = (4, logits.max(2 * SMALL.1));
+    const SMALL: (usize, usize) = (128, 1 << 14);
+    let large = (4, logits.max(1 << 22));
     let buffers = |(count, len)| (0..count).map(move |_| Tensor::empty([len], (device, DType::F32)));
     [SMALL, large].into_iter().flat_map(buffers).collect()
 }
