@@ -345,9 +345,27 @@ fn ops_mutants_ragged(
     #[case] heads: [usize; 2],
     #[case] window: Option<usize>,
 ) {
+    check_mutants(lens, more_keys, heads, window, 16.0);
+}
+
+/// Scores that are nearly the same, of which each shows where it is masked, in each column of a block and each of its places in
+/// the code: the last block, and the one before where a warpgroup sees only a part of it.
+#[rstest]
+#[case(&[128], &[0], None)]
+#[case(&[128], &[1], None)]
+#[case(&[194], &[62], None)]
+#[case(&[128], &[0], Some(2))]
+#[case(&[128], &[1], Some(2))]
+#[case(&[194], &[62], Some(120))]
+fn ops_mutants_ragged_masks(#[case] lens: &[usize], #[case] more_keys: &[isize], #[case] window: Option<usize>) {
+    check_mutants(lens, more_keys, [1, 1], window, 1.0);
+}
+
+/// A case of one of the two codes of [`ops_mutants_ragged`].
+fn check_mutants(lens: &[usize], more_keys: &[isize], heads: [usize; 2], window: Option<usize>, sharpness: f32) {
     let [heads, kv_heads] = heads;
     for_each_device(|device| {
-        let (lens, more_keys, dtype, sharpness) = (lens.to_vec(), more_keys.to_vec(), DType::BF16, 16.0);
+        let (lens, more_keys, dtype) = (lens.to_vec(), more_keys.to_vec(), DType::BF16);
         if !supports(device, dtype) {
             return;
         }
