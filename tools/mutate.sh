@@ -4,7 +4,8 @@
 #
 #     tools/mutate.sh KERNEL [OPTIONS OF ptx-mutate...]
 #
-# KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma, lightning_index.sm90, lightning_index.mma or ragged_attention.sm90.
+# KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma, lightning_index.sm90, lightning_index.mma, ragged_attention.sm90 or
+# sparse_mla.sm90.
 # Launches are recorded while device tests run on the simulated GPU, once: remove the folder for new ones.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
@@ -24,8 +25,10 @@ case "${1:-}" in
         arch=80 multiprocessors=4 kernel=score_mma_kernel tests=ops_mutants_lightning_index why=lightning_index ;;
     ragged_attention.sm90)
         arch=90 multiprocessors=1 kernel=ragged_sm90_kernel tests=ops_mutants_ragged why=ragged_attention/sm90 ;;
+    sparse_mla.sm90)
+        arch=90 multiprocessors=1 kernel=sparse_sm90_kernel tests=ops_mutants_sparse why=sparse_mla/sm90 ;;
     *)
-        sed -n '2,9s/^# \?//p' "$0" >&2
+        sed -n '2,10s/^# \?//p' "$0" >&2
         exit 2 ;;
 esac
 # The tests run in another folder.
@@ -41,10 +44,11 @@ record() {
 if [ ! -d "$traces" ]; then
     rm -rf "$traces.new"
     mkdir -p "$traces.new"
-    record "$multiprocessors" "$tests"
+    # Splits are only made among several multiprocessors.
+    record "$multiprocessors" "$tests" --skip ops_mutants_sparse_splits
     case "$tests" in
         # Blocks of a tile in several cubes.
-        ops_mutants_index_tiles | ops_mutants_ragged) record 4 "$tests" ;;
+        ops_mutants_index_tiles | ops_mutants_ragged | ops_mutants_sparse) record 4 "$tests" ;;
         # Cubes without items.
         ops_mutants_decode) if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi ;;
     esac

@@ -2,11 +2,12 @@
 //! sees which changes of the kernels these notice.
 
 use burn::tensor::DType;
-use mla_ops::{Path, Splits};
+use mla_ops::{Path, Splits, sparse_mla};
 use rstest::rstest;
 
-use crate::devices::for_each_device;
-use crate::ops_fixture::{DecodeCase, DecodeInputs};
+use crate::devices::{for_each_device, is_hopper};
+use crate::ops_fixture::{DecodeCase, DecodeInputs, assert_state, ints, random, rng};
+use crate::ops_sparse_mla::{Case as SparseCase, Inputs as SparseInputs, Pool};
 
 /// One block of keys; an empty sequence, a split in two, a second tile of query rows that is not full; more blocks than
 /// stages and two items for one cube; queries that see nothing; more pages than lanes; pages of more keys than a block.
@@ -107,6 +108,102 @@ fn ops_mutants_decode_rescaling(#[values(8, 20, 40)] heads: usize) {
     let case =
         DecodeCase { lens: vec![66], heads, page_size: 32, splits: Splits::Count(1), sharpness: 1.5, ..latents() };
     check_fastest_of(&case, &ALL, DecodeInputs::with_last_key_as_queries);
+}
+
+/// One list of rows with a ninth tile. No entry; heads of one row of a warp and of all but one; blocks that are full, and one
+/// with a single entry behind them; a second tile of heads; more blocks than slots are kept of.
+#[rstest]
+#[case([1, 1, 1], 5)]
+#[case([2, 1, 12], 0)]
+#[case([3, 1, 63], 64)]
+#[case([1, 1, 64], 129)]
+#[case([3, 1, 65], 65)]
+#[case([3, 1, 16], 330)]
+fn ops_mutants_sparse_ninth_tile(#[case] shape: [usize; 3], #[case] most: usize) {
+    let pools = vec![[9, 16, most]];
+    check_sparse(&SparseCase { shape, widths: [576, 512], pools, ..latent_rows() }, &[]);
+}
+
+/// Two lists that have lengths, with a sink. No entry at all; tokens without rows before, between and behind those with; a first
+/// list alone, a second alone, and both; ends of lists at each side of a block's.
+#[rstest]
+#[case([5, 1, 5], [[9, 16, 128], [3, 64, 150]], [vec![0, 128, 0, 1, 0], vec![0, 150, 0, 63, 0]])]
+#[case([4, 1, 16], [[9, 16, 70], [3, 64, 65]], [vec![64, 0, 65, 3], vec![0, 65, 64, 5]])]
+#[case([2, 1, 1], [[9, 16, 70], [3, 64, 70]], [vec![0, 0], vec![0, 0]])]
+#[case([3, 1, 64], [[9, 16, 0], [3, 64, 70]], [vec![0, 0, 0], vec![70, 0, 1]])]
+#[case([3, 1, 65], [[9, 16, 66], [3, 64, 0]], [vec![66, 0, 1], vec![0, 0, 0]])]
+#[case([3, 1, 63], [[9, 16, 200], [3, 64, 130]], [vec![200, 129, 128], vec![130, 129, 128]])]
+#[case([8, 1, 1], [[9, 16, 128], [3, 64, 128]], [vec![0; 8], vec![0; 8]])]
+#[case([8, 1, 2], [[9, 16, 128], [3, 64, 128]], [vec![0, 3, 0, 0, 0, 0, 0, 0], vec![0; 8]])]
+#[case([8, 1, 3], [[9, 16, 128], [3, 64, 128]], [vec![5, 0, 0, 0, 0, 0, 0, 0], vec![0, 0, 4, 0, 0, 0, 0, 0]])]
+#[case([8, 1, 4], [[9, 16, 128], [3, 64, 128]], [vec![2, 70, 0, 0, 0, 0, 0, 0], vec![70, 0, 0, 0, 0, 0, 0, 0]])]
+fn ops_mutants_sparse_two_lists(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
+    let sink = |head| if head % 8 == 1 { f32::NEG_INFINITY } else { head as f32 / 8.0 - 3.0 };
+    let sink = Some((0..shape[2]).map(sink).collect());
+    let case = SparseCase { shape, widths: [512, 512], pools: pools.to_vec(), lengths: true, sink, ..latent_rows() };
+    check_sparse(&case, &lengths);
+}
+
+/// Lists that are split among four multiprocessors, by how long they may be: splits without blocks, of blocks of both lists, of
+/// several tiles for one cube, of a token without rows.
+#[rstest]
+#[case([1, 1, 16], [[9, 16, 200], [3, 64, 130]], [vec![200], vec![130]])]
+#[case([1, 1, 65], [[9, 16, 130], [3, 64, 256]], [vec![65], vec![200]])]
+#[case([2, 1, 5], [[9, 16, 320], [3, 64, 128]], [vec![60, 0], vec![0, 0]])]
+#[case([5, 1, 9], [[9, 16, 1024], [3, 64, 512]], [vec![200, 0, 64, 0, 3], vec![64, 0, 0, 65, 5]])]
+#[case([5, 1, 10], [[9, 16, 1024], [3, 64, 512]], [vec![128, 64, 0, 129, 128], vec![64, 130, 192, 64, 128]])]
+fn ops_mutants_sparse_splits(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
+    let case = SparseCase { shape, widths: [576, 512], pools: pools.to_vec(), lengths: true, ..latent_rows() };
+    check_sparse(&case, &lengths);
+}
+
+/// Checks a case whose lists have these lengths on GPUs that have a kernel of their own for it.
+fn check_sparse(case: &SparseCase, lengths: &[Vec<i32>]) {
+    for_each_device(|device| {
+        if is_hopper(device) {
+            let mut inputs = case.inputs();
+            for (scope, lengths) in inputs.scopes.iter_mut().zip(lengths) {
+                scope.lengths = Some(lengths.clone());
+            }
+            fill(&mut inputs, case);
+            let mut args = inputs.args(device);
+            // Behind the lengths are others, and behind such lists no memory: nothing is read there.
+            for (scope, lengths) in [Some(&mut args.scope), args.second.as_mut()].into_iter().flatten().zip(lengths) {
+                let more = [lengths.as_slice(), &[i32::MAX; 4]].concat();
+                let tensor = ints(&more, [more.len(), 1], device);
+                scope.lengths = Some(tensor.narrow(0, 0, lengths.len()));
+            }
+            let state = sparse_mla(args, &case.options()).expect("legal");
+            assert_state(&format!("{case:?} with {lengths:?} on {device:?}"), state, &inputs.expected());
+        }
+    });
+}
+
+/// New rows for the slots that tokens see, NaN for all others, of which slot 0 is always one: it would be read for a gap. The last
+/// rows that the last of several tokens sees are its queries: their scores are by far the highest, and what was added before is
+/// scaled down.
+fn fill(inputs: &mut SparseInputs, case: &SparseCase) {
+    let ([batch, query_len, heads], width, mut rng) = (case.shape, case.widths[0], rng(31));
+    let tokens = batch * query_len;
+    for scope in &mut inputs.scopes {
+        scope.indices.iter_mut().filter(|slot| **slot == 0).for_each(|slot| *slot = -1);
+        scope.rows.fill(f64::NAN);
+        for token in 0..tokens {
+            for slot in scope.slots(token) {
+                scope.rows[slot * width..][..width].copy_from_slice(&random(&mut rng, width, case.dtype));
+            }
+        }
+        if tokens > 1 {
+            for (head, slot) in scope.slots(tokens - 1).into_iter().rev().take(heads).enumerate() {
+                let query = &inputs.q[((tokens - 1) * heads + head) * width..][..width];
+                scope.rows[slot * width..][..width].copy_from_slice(query);
+            }
+        }
+    }
+}
+
+fn latent_rows() -> SparseCase {
+    SparseCase { dtype: DType::BF16, ..Default::default() }
 }
 
 /// Kernels that load by TMA.

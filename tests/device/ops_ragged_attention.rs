@@ -339,20 +339,42 @@ fn ops_ragged_softcaps(
 #[case(&[128], &[520], [2, 2], Some(390))]
 #[case(&[1, 2, 128, 1], &[0, -1, 255, 126], [1, 1], Some(140))]
 #[case(&[40, 7], &[-40, 0], [3, 1], Some(1))]
+#[case(&[128], &[256], [2, 2], Some(130))]
 fn ops_mutants_ragged(
     #[case] lens: &[usize],
     #[case] more_keys: &[isize],
     #[case] heads: [usize; 2],
     #[case] window: Option<usize>,
 ) {
+    check_mutants(lens, more_keys, heads, window, 16.0);
+}
+
+/// Scores that are nearly the same, of which each shows where it is masked, in each column of a block and each of its places in
+/// the code: the last block, and the one before where a warpgroup sees only a part of it. Four rows of a block behind the last key.
+#[rstest]
+#[case(&[128], &[0], None)]
+#[case(&[128], &[1], None)]
+#[case(&[194], &[62], None)]
+#[case(&[128], &[0], Some(2))]
+#[case(&[128], &[1], Some(2))]
+#[case(&[128], &[9], Some(2))]
+#[case(&[194], &[62], Some(120))]
+#[case(&[14, 2], &[0, 122], None)]
+#[case(&[14, 2], &[0, 122], Some(200))]
+fn ops_mutants_ragged_masks(#[case] lens: &[usize], #[case] more_keys: &[isize], #[case] window: Option<usize>) {
+    check_mutants(lens, more_keys, [1, 1], window, 1.0);
+}
+
+/// A case of one of the two codes of [`ops_mutants_ragged`].
+fn check_mutants(lens: &[usize], more_keys: &[isize], heads: [usize; 2], window: Option<usize>, sharpness: f32) {
     let [heads, kv_heads] = heads;
     for_each_device(|device| {
-        let (lens, more_keys, dtype, sharpness) = (lens.to_vec(), more_keys.to_vec(), DType::BF16, 16.0);
+        let (lens, more_keys, dtype) = (lens.to_vec(), more_keys.to_vec(), DType::BF16);
         if !supports(device, dtype) {
             return;
         }
         // Without a tail the tensors end where the last sequence does.
-        let tail = if lens.len() == 1 { 0 } else { 3 };
+        let tail = if lens.len() == 1 { 0 } else { 9 };
         let case = Case { lens, more_keys, tail, heads, kv_heads, dtype, sharpness, window, ..Case::default() };
         let case = match window {
             Some(_) => Case { widths: (128, 128), softcap: Some(20.0), ..case },

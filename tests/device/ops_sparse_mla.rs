@@ -39,8 +39,8 @@ impl Default for Case {
 pub struct Scope {
     pool: Pool,
     pub rows: Vec<f64>,
-    indices: Vec<i32>,
-    lengths: Option<Vec<i32>>,
+    pub indices: Vec<i32>,
+    pub lengths: Option<Vec<i32>>,
 }
 
 impl Scope {
