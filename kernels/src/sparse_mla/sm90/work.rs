@@ -79,7 +79,7 @@ impl Work {
             }
         }
         let blocks = blocks_of(self.len_a) + blocks_of(self.len_b);
-        let each = (blocks + lists.splits - 1) / lists.splits;
+        let each = blocks.div_ceil(lists.splits);
         self.first = min(self.split * each, blocks);
         self.end = min(self.first + each, blocks);
     }
