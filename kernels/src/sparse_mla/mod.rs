@@ -13,7 +13,7 @@ mod sm90;
 use cubecl::prelude::*;
 use thiserror::Error;
 
-use crate::common::select::{Available, Path};
+use crate::common::select::Available;
 
 /// Rows, and which of them each query token sees.
 pub struct ScopeArgs {
@@ -89,7 +89,7 @@ pub fn launch(client: &Client, args: SparseMlaArgs) -> Result<(), SparseMlaError
     }
     match select::TABLE.choose(client, &args.sizes) {
         #[cfg(feature = "cuda")]
-        Some((Path::Sm90, form)) => sm90::launch(client, args, form),
+        Some((_, form)) => sm90::launch(client, args, form),
         _ => Err(SparseMlaError::NoKernel),
     }
 }

@@ -1,5 +1,6 @@
 //! Which kernel attends, and among how many cubes the blocks of a tile are split.
 
+#[cfg(feature = "cuda")]
 use cubecl::prelude::*;
 
 use super::SparseMlaSizes;

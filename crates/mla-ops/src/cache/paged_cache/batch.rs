@@ -50,7 +50,7 @@ impl PagedCache {
     /// the last call is sent to the device now.
     ///
     /// # Errors
-    /// Those of [`RequestToToken::write`], which a cache in order does not have.
+    /// Those of [`RequestToToken::write`](crate::cache::RequestToToken::write), which a cache in order does not have.
     pub fn req_to_token(&mut self) -> Result<Tensor<2, Int>, CacheError> {
         let page_size = self.config.page_size;
         for Request { row, len, pages } in self.requests.values() {
