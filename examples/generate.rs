@@ -17,10 +17,12 @@ use std::process::ExitCode;
 use burn::tensor::Device;
 use burn_mla::model::{
     Completion, DeepseekModel, EngineOptions, EngineStats, FinishReason, GenerationOptions, GenerationRequest,
-    Inspection, LayerSummary, ModelConfig, ModelError, SamplingParams, Tokenizer, compile_ahead, generate,
+    Inspection, LayerSummary, LoadAs, ModelConfig, ModelError, PrefixSupport, SamplingParams, Tokenizer, compile_ahead,
+    generate, weight_sizes,
 };
+use burn_mla::ops::DeviceName;
 use clap::Parser;
-use common::{Bar, DTypeArg, fail, note, print, read_text};
+use common::{Bar, fail, note, print, read_text};
 use options::{EngineArgs, ModelArgs, TextArgs, by_option};
 
 const DEMO_PROMPT: &str = "hacker: n.";
@@ -49,7 +51,7 @@ struct Args {
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
-    /// Print the layers and the KV cache bytes of each, from the config alone, and exit.
+    /// Print the layers and the KV cache bytes of each, and those of the longest request, from the config alone, and exit.
     #[arg(long)]
     describe: bool,
     /// Compare the folder's files with what the model needs, print tensors and memory, and exit. Loads nothing.
@@ -83,7 +85,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
             Some(path) => random_config(path, args.layers),
             None => ModelConfig::read(dir),
         };
-        print(describe(&config.map_err(show)?, args.model.dtype))?;
+        print(describe(&config.map_err(show)?, args.model.load_as()))?;
         return Ok(ExitCode::SUCCESS);
     }
     let prompts = prompts(args)?;
@@ -99,7 +101,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     compile_kernels(args, &config, &tokenizer, &prompts, &device).map_err(show)?;
     let model = match &args.random_weights {
         Some(_) => random(config, args, &device),
-        None => common::load(dir, &device, args.model.dtype),
+        None => common::load(dir, &device, args.model.load_as()),
     }
     .map_err(show)?;
     let requests = requests(args, &prompts, &model, &tokenizer).map_err(show)?;
@@ -152,8 +154,8 @@ fn tokenizer_beside(path: &Path) -> Result<Tokenizer, ModelError> {
 /// A model with random weights.
 fn random(config: ModelConfig, args: &Args, device: &Device) -> Result<DeepseekModel, ModelError> {
     let bar = Bar::new("initialising");
-    let (seed, dtype) = (args.weights_seed, args.model.dtype.into());
-    DeepseekModel::random(config, seed, device, dtype, &mut |step| bar.show(step))
+    let (seed, load_as) = (args.weights_seed, args.model.load_as());
+    DeepseekModel::random(config, seed, device, load_as, &mut |step| bar.show(step))
 }
 
 /// Has the kernels compiled that these prompts need, while the weights are loaded.
@@ -171,17 +173,18 @@ fn compile_kernels(
         page_size: args.engine.page_size,
         max_batch: prompts.len(),
         token_budget: args.engine.token_budget(device),
+        prefix_caching: false,
         graphs: !args.engine.no_graphs,
         ..EngineOptions::default()
     };
-    compile_ahead(config, device, args.model.dtype.into(), &options, &lengths)
+    compile_ahead(config, device, args.model.load_as(), &options, &lengths)
 }
 
 /// Prints what the folder has and what the model needs; everything that is wrong with it goes to stderr.
 fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, String> {
     let show = |error: ModelError| by_option(&error);
     let dtype = args.model.dtype.into();
-    let inspection = Inspection::of(dir, dtype).map_err(show)?;
+    let inspection = Inspection::of(dir, args.model.load_as()).map_err(show)?;
     // Without a tokenizer no prompt has more tokens than bytes.
     let (tokenizer, no_tokenizer) = match Tokenizer::load(dir) {
         Ok(tokenizer) => (tokenizer, None),
@@ -193,15 +196,16 @@ fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, Stri
         Ok::<_, ModelError>(prompt.saturating_add(args.text.max_new_tokens).min(most))
     };
     let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>().map_err(show)?;
-    let needs = dry_run::Needs { tokens, page_size: args.engine.page_size };
+    let graphs = !args.engine.no_graphs && args.model.device != DeviceName::Flex;
+    let needs = dry_run::Needs { tokens, page_size: args.engine.page_size, graphs };
     print(dry_run::table(&inspection, dtype, &needs, memory::of(args.model.device)).map_err(show)?)?;
     let problems: Vec<String> = dry_run::problems(&inspection).into_iter().chain(no_tokenizer).collect();
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { fail(problems.join("\n")) })
 }
 
-/// The layer schedule: layers that follow one another and are alike in one line.
-fn describe(config: &ModelConfig, dtype: DTypeArg) -> String {
-    let layers = config.layers(dtype.into());
+/// The layer schedule, layers that follow one another and are alike in one line; what a request needs, and what the weights take.
+fn describe(config: &ModelConfig, load_as: LoadAs) -> String {
+    let layers = config.layers(load_as.dtype);
     let mut lines = format!(
         "{:<8}{:<36}{:<14}{:>12}{:>15}\n",
         "layer", "attention", "feed-forward", "bytes/token", "bytes/request"
@@ -216,7 +220,16 @@ fn describe(config: &ModelConfig, dtype: DTypeArg) -> String {
     }
     let sum = |value: fn(&LayerSummary) -> usize| layers.iter().map(value).sum::<usize>();
     let (per_token, per_request) = (sum(|layer| layer.bytes_per_token), sum(|layer| layer.bytes_per_request));
-    lines + &format!("{:<58}{per_token:>12}{per_request:>15}\n", format!("{} layers", layers.len()))
+    lines += &format!("{:<58}{per_token:>12}{per_request:>15}\n", format!("{} layers", layers.len()));
+    let positions = config.max_position_embeddings();
+    let longest = (per_token as u128).saturating_mul(positions as u128).saturating_add(per_request as u128);
+    lines += &format!("a request of {positions} tokens, the most there are: {longest} bytes\n");
+    lines += &match config.prefix_support(load_as.dtype) {
+        PrefixSupport::Pages => "prefix caching: by whole pages\n".to_string(),
+        PrefixSupport::Snapshots { bytes } => format!("prefix caching: up to a snapshot, of {bytes} bytes each\n"),
+    };
+    let weights: u64 = weight_sizes(config, load_as).iter().map(|(_, bytes)| bytes).sum();
+    lines + &format!("weights: {weights} bytes on the device\n")
 }
 
 /// The texts to continue.
@@ -294,6 +307,10 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
     let prefill_ms = stats.prefill_time.as_secs_f64() * 1e3;
     line("prefill", format!("{prefill_ms:.1} ms, {:.0} tokens/s", stats.prefill_rate()));
     line("decode", format!("{:.0} tokens/s", stats.decode_rate()));
+    if let (Some(p50), Some(p99)) = (stats.inter_token_p50, stats.inter_token_p99) {
+        let [p50, p99] = [p50, p99].map(|time| time.as_secs_f64() * 1e3);
+        line("inter-token latency", format!("{p50:.1} ms (p50), {p99:.1} ms (p99)"));
+    }
     line(
         "graphs",
         match stats.graph_steps {
@@ -327,6 +344,8 @@ fn json(prompts: &[String], completions: &[Completion], stats: &EngineStats) -> 
         "decode_tokens": stats.decode_tokens,
         "decode_ms": stats.decode_time.as_secs_f64() * 1e3,
         "decode_tokens_per_s": stats.decode_rate(),
+        "inter_token_p50_ms": stats.inter_token_p50.map(|time| time.as_secs_f64() * 1e3),
+        "inter_token_p99_ms": stats.inter_token_p99.map(|time| time.as_secs_f64() * 1e3),
         "graphs": stats.graphs.to_string(),
         "graph_steps": stats.graph_steps,
         "cache_bytes_per_token": stats.cache_bytes_per_token,

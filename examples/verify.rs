@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use burn_mla::model::{Comparison, ModelError, VerifyOptions, verify};
 use burn_mla::ops::DeviceName;
 use clap::Parser;
-use common::{DTypeArg, fail};
+use common::{DTypeArg, WeightsArg, fail};
 use options::by_option;
 
 /// Full forward, chunked prefill, cached decode and the ragged batch against stored results; exit code 0 if all agree.
@@ -27,6 +27,9 @@ struct Args {
     /// dtype of weights, activations and KV cache; the tolerances hold for f32.
     #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
     dtype: DTypeArg,
+    /// Weights in FP8 or FP4: as they are stored, or dequantised to --dtype.
+    #[arg(long, value_enum, default_value_t = WeightsArg::Stored)]
+    weights: WeightsArg,
     /// Tokens per KV cache page, a power of two.
     #[arg(long, value_name = "N", default_value_t = 64)]
     page_size: usize,
@@ -52,7 +55,7 @@ fn main() -> ExitCode {
 fn compare(args: &Args) -> Result<Vec<Comparison>, String> {
     let device = args.device.open().map_err(|error| error.to_string())?;
     let show = |error: ModelError| by_option(&error);
-    let model = common::load(&args.dir, &device, args.dtype).map_err(show)?;
+    let model = common::load(&args.dir, &device, args.weights.of(args.dtype)).map_err(show)?;
     let options = VerifyOptions { page_size: args.page_size, ..VerifyOptions::default() };
     verify(&model, &args.dir, &options).map_err(show)
 }

@@ -4,7 +4,7 @@
 #     tools/part.sh K/N PROGRAM [ARGUMENT...]
 #
 # Of the tests that the arguments name every Nth, from the Kth on, counted from 0. PROGRAM may be several, a line each.
-# Fails where a filter names no test of any of them.
+# Fails where a filter names no test of any of them. In the end it says how many cases the tests have left out, and why.
 set -euo pipefail
 part="$1"
 mapfile -t programs <<< "$2"
@@ -29,6 +29,20 @@ for filter in "${filters[@]}"; do
     grep -qF "${exact[@]}" -e "$filter" <<< "$all" ||
         { echo "${programs[*]}: no test is named by the filter $filter" >&2; exit 1; }
 done
+
+# A line for each case that is not run: the test, the device, the reason.
+MLA_SKIPPED="$(mktemp)"
+export MLA_SKIPPED
+count_skipped() {
+    local status=$?
+    if [ -s "$MLA_SKIPPED" ]; then
+        echo "skipped: $(wc -l < "$MLA_SKIPPED") cases of $(cut -f 1 "$MLA_SKIPPED" | sort -u | wc -l) tests"
+        cut -f 2- "$MLA_SKIPPED" | sort | uniq -c | sort -rn | sed -n '1,20s/\t/: /p'
+    fi
+    rm -f "$MLA_SKIPPED"
+    exit "$status"
+}
+trap count_skipped EXIT
 
 for program in "${programs[@]}"; do
     if [ "$part" = 0/1 ]; then

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use burn_mla::model::SamplingParams;
 use burn_mla::ops::{DeviceName, Path};
 use clap::{Parser, ValueEnum};
 
-use crate::common::DTypeArg;
+use crate::common::{DTypeArg, WeightsArg};
 use crate::models::RandomWeights;
 
 /// Time the operations on a device.
@@ -33,9 +34,22 @@ pub struct Args {
     /// Tokens of the prompts of e2e. With 264 all steps of a batch are one captured step.
     #[arg(long, value_name = "N", default_value_t = 264, value_parser = clap::value_parser!(u16).range(1..))]
     pub context: u16,
+    /// Whole models in e2e: a sampling temperature; 0 is greedy.
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temperature: f32,
+    /// The same: sample from the most probable tokens whose probabilities sum to P.
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f32,
+    /// The same: sample from the K most probable tokens.
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
     /// Seed of the weights of whole models.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub weights_seed: u64,
+    /// Weights of the models of e2e and prefill: in FP8 and FP4 as they are published (`stored`), or `dense`; if absent as the
+    /// configuration says, which those of this program leave open.
+    #[arg(long, value_enum)]
+    pub weights: Option<WeightsArg>,
     /// Layers of that model; all if absent.
     #[arg(long, value_name = "N", requires = "random_weights")]
     pub layers: Option<usize>,
@@ -101,6 +115,9 @@ pub enum Section {
     Prefill,
     /// The same of 6 layers of V4-Flash; only by name.
     PrefillV4,
+    /// Inter-token latency (p50, p99) of requests that generate while prompts arrive, by the token budget, of V2-Lite and 4 layers of
+    /// V3; only by name.
+    Mixed,
     /// Time to first token of a prompt of 2048 tokens in a fresh process, of V2-Lite; only by name.
     Ttft,
     /// Kernels compiled for requests of random lengths after a warm-up, of V2-Lite; only by name.
@@ -112,6 +129,16 @@ pub enum Section {
 }
 
 impl Args {
+    /// How whole models choose tokens.
+    ///
+    /// # Errors
+    /// A number out of its range.
+    pub fn sampling(&self) -> Result<SamplingParams, String> {
+        let &Self { temperature, top_k, top_p, .. } = self;
+        let sampling = SamplingParams { temperature, top_k, top_p, ..SamplingParams::greedy() };
+        sampling.validate().map_err(|error| error.to_string()).map(|()| sampling)
+    }
+
     /// The model that was asked for.
     pub fn random(&self) -> Option<RandomWeights> {
         self.random_weights.clone().map(|config| RandomWeights { config, layers: self.layers })

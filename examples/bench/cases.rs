@@ -3,8 +3,10 @@
 use std::time::Instant;
 
 use burn::tensor::{DType, Device};
+use burn_mla::model::SamplingParams;
 use burn_mla::ops::Path;
 
+use crate::common::WeightsArg;
 use crate::report::Report;
 use crate::timing::{Timer, caught};
 
@@ -23,8 +25,12 @@ pub struct Bench {
     /// What runs `mla_decode`, where that is not left to the operation.
     pub path: Option<Path>,
     pub weights_seed: u64,
+    /// In blocks or dense, where that is not left to the configuration.
+    pub weights: Option<WeightsArg>,
     /// Whether engines of whole models are.
     pub deterministic: bool,
+    /// How whole models choose tokens; each request has another seed.
+    pub sampling: SamplingParams,
     /// Tokens of the prompts before whole models decode.
     pub context: usize,
     pub size: Size,

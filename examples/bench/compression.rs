@@ -30,7 +30,7 @@ fn norm_rope_case(bench: &mut Bench, [tokens, heads, width]: [usize; 3]) -> Resu
     let (cos, sin) = (angles().cos(), angles().sin());
     let x = data::normal([tokens, heads, width], bench.dtype, &device);
     let args = NormRopeArgs { x: x.clone(), weight: None, cos: cos.clone(), sin: sin.clone() };
-    let options = NormRopeOptions { norm_eps: Some(EPS), norm_turned: true, inverse: false };
+    let options = NormRopeOptions { norm_eps: Some(EPS), norm_whole_head: true, inverse: false };
     let call = || norm_rope(args.clone(), &options).map_err(|error| error.to_string());
     let composed = || Ok::<_, String>(in_tensor_operations(&x, &cos, &sin));
     let of_last = |x: Tensor<3>| data::floats(x.slice(tokens - 1..tokens));

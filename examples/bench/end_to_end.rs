@@ -2,16 +2,15 @@
 
 use std::collections::HashSet;
 
-use burn::tensor::FloatDType;
 use burn_mla::model::{
-    CacheSize, DeepseekModel, Engine, EngineOptions, GenerationRequest, ModelConfig, SamplingParams, Tokenizer,
-    WeightSpec, weight_specs,
+    CacheSize, DeepseekModel, Engine, EngineOptions, GenerationRequest, LoadAs, ModelConfig, SamplingParams, Tokenizer,
+    weight_sizes,
 };
 use burn_mla::ops::{Determinism, argmax};
 use serde_json::json;
 
 use crate::cases::{Bench, Size};
-use crate::models::{ModelCase, show};
+use crate::models::{ModelCase, load_as, show};
 use crate::report::rounded;
 
 /// Tokens of each request before the clock starts: shapes are compiled and the step is captured by then.
@@ -31,19 +30,23 @@ pub fn run(bench: &mut Bench, cases: Vec<ModelCase>) {
 fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
     let model = case.load(bench)?;
     let layers = model.config().num_layers();
-    let weights = Weights::of(model.config(), FloatDType::from(bench.dtype));
+    let weights = Weights::of(model.config(), load_as(bench));
     let tokenizer = Tokenizer::bytes().map_err(show)?;
     let new_tokens = if bench.size == Size::Smoke { 4 } else { 128 };
     for batch in bench.pick(&[1, 8, 64], 1, &[1, 3]) {
         let chosen = chosen_experts(&model, [batch, bench.context])?;
         for graphs in [true, false] {
-            let decode = decode(&model, &tokenizer, [batch, bench.context, new_tokens], (graphs, bench.deterministic))?;
+            let how = How { graphs, deterministic: bench.deterministic, sampling: bench.sampling.clone() };
+            let decode = decode(&model, &tokenizer, [batch, bench.context, new_tokens], &how)?;
             let shape = [
                 ("model", json!(case.name)),
                 ("layers", json!(layers)),
                 ("b", json!(batch)),
                 ("context", json!(bench.context)),
                 ("deterministic", json!(bench.deterministic)),
+                ("temperature", json!(bench.sampling.temperature)),
+                ("top_k", json!(bench.sampling.top_k)),
+                ("top_p", json!(bench.sampling.top_p)),
             ];
             let (bytes, seconds) = (weights.read_by(batch), decode.seconds / decode.steps as f64);
             let gbps = bytes / seconds / 1e9;
@@ -104,17 +107,17 @@ struct Weights {
 }
 
 impl Weights {
-    fn of(config: &ModelConfig, dtype: FloatDType) -> Self {
-        let bytes = |spec: &WeightSpec| (spec.len() * spec.role.dtype(dtype).size() as u64) as f64;
+    fn of(config: &ModelConfig, load_as: LoadAs) -> Self {
         let (all, chosen) = (config.n_routed_experts(), config.num_experts_per_tok());
         let mut weights = Self { always: 0.0, experts: 0.0, chosen: chosen as f64 / all.max(1) as f64 };
-        for spec in weight_specs(config) {
+        for (spec, bytes) in weight_sizes(config, load_as) {
+            let bytes = bytes as f64;
             // Of the embedding a token reads a row.
             let is_embedding = spec.name.starts_with("model.embed_tokens.") || spec.name.starts_with("embed.");
             if spec.name.contains(".experts.") {
-                weights.experts += bytes(&spec);
+                weights.experts += bytes;
             } else if !is_embedding {
-                weights.always += bytes(&spec);
+                weights.always += bytes;
             }
         }
         weights
@@ -134,13 +137,20 @@ struct Decode {
     seconds: f64,
 }
 
-/// Greedy tokens of so many requests at once, by the wall clock: the forward pass, the choice, and its way to the host. With graphs
+/// How an engine runs.
+struct How {
+    graphs: bool,
+    deterministic: bool,
+    sampling: SamplingParams,
+}
+
+/// Tokens of so many requests at once, by the wall clock: the forward pass, the choice, and its way to the host. With graphs
 /// the next step does not wait for that.
 fn decode(
     model: &DeepseekModel,
     tokenizer: &Tokenizer,
     [batch, context, new_tokens]: [usize; 3],
-    (graphs, deterministic): (bool, bool),
+    how: &How,
 ) -> Result<Decode, String> {
     let token_budget = if context > STEP { LONG_STEP } else { STEP };
     // Requests whose prompts were computed first are ahead, and shall not end before the clock stops.
@@ -152,13 +162,14 @@ fn decode(
         max_batch: batch,
         token_budget,
         prefix_caching: false,
-        deterministic,
-        graphs,
+        snapshot_spacing: 1024,
+        deterministic: how.deterministic,
+        graphs: how.graphs,
     };
     let mut engine = Engine::new(model, tokenizer, options).map_err(show)?;
     let request = |number: usize| GenerationRequest {
         prompt: prompt(number, context),
-        sampling: SamplingParams::greedy(),
+        sampling: SamplingParams { seed: number as u64, ..how.sampling.clone() },
         max_new_tokens,
         stop: Vec::new(),
     };

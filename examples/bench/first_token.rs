@@ -75,6 +75,7 @@ pub fn child(args: &Args) -> Result<(), String> {
         max_batch: 1,
         token_budget: PROMPT,
         prefix_caching: false,
+        snapshot_spacing: 1024,
         deterministic: false,
         graphs: false,
     };

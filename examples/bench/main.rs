@@ -48,7 +48,7 @@
 //! weights that a step reads, of the routed experts those that so many tokens choose if all are as likely; `gbps` and
 //! `of_copy` count them alone. With `--deterministic` the engine is, and its prompts of `e2e_prefill`, too. `experts_chosen` are the
 //! different routed experts of the first step, the mean over the layers: weights are normally distributed (0.02), as models are
-//! trained from.
+//! trained from. `--temperature`, `--top-p` and `--top-k` sample the tokens of `e2e_decode`, by default they are greedy.
 //!
 //! `e2e_prefill`: `b` prompts of `context` random tokens in steps of 16,384 at most, of launched kernels, by the wall clock until
 //! their first tokens are on the host. `ms` and `tokens_per_s` are the mean of 8 such batches, of 65,536 tokens of 2, `ms_first`
@@ -81,6 +81,7 @@ mod first_token;
 mod indexing;
 mod linear;
 mod meta;
+mod mixed;
 mod models;
 mod prefill;
 mod ragged;
@@ -136,7 +137,9 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         dtype,
         path: args.path,
         weights_seed: args.weights_seed,
+        weights: args.weights,
         deterministic: args.deterministic,
+        sampling: args.sampling()?,
         context: usize::from(args.context),
         size,
         report,
@@ -198,7 +201,8 @@ fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase
     if wanted(Section::Experts) {
         experts::run(bench);
     }
-    let other = [Section::Prefill, Section::Ttft, Section::Shapes].iter().any(|section| only.contains(section));
+    let other =
+        [Section::Prefill, Section::Mixed, Section::Ttft, Section::Shapes].iter().any(|section| only.contains(section));
     if wanted(Section::EndToEnd) || (random.is_some() && !other) {
         end_to_end::run(bench, cases(if size == Size::Quick { 4 } else { 6 }));
     }
@@ -210,6 +214,9 @@ fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase
     }
     if only.contains(&Section::PrefillV4) {
         prefill::run(bench, vec![models::v32(), models::v4_flash()]);
+    }
+    if wanted(Section::Mixed) {
+        mixed::run(bench, cases(4));
     }
     if only.contains(&Section::Shapes) {
         shapes::run(bench, &random.cloned().unwrap_or_else(models::v2_lite));
@@ -273,6 +280,7 @@ mod tests {
             "experts",
             "e2e_decode",
             "e2e_prefill",
+            "e2e_mixed",
         ];
         for op in ops {
             assert!(file["rows"].as_array().is_some_and(|rows| rows.iter().any(|row| row["op"] == op)), "{op}");

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use burn::tensor::FloatDType;
-use burn_mla::model::{DeepseekModel, ModelConfig, ModelError, RandomInit};
+use burn_mla::model::{DeepseekModel, LoadAs, ModelConfig, ModelError, RandomInit, WeightStorage};
 use serde_json::{Value, json};
 
 use crate::cases::{Bench, Size};
+use crate::common::WeightsArg;
 
 const V2_LITE: &str = include_str!("models/deepseek-v2-lite.json");
 const V3: &str = include_str!("models/deepseek-v3.json");
@@ -96,10 +97,37 @@ impl ModelCase {
 
     /// The model, its weights drawn on the device.
     pub fn load(&self, bench: &Bench) -> Result<DeepseekModel, String> {
-        let (config, dtype) = (self.config(bench.size == Size::Smoke)?, FloatDType::from(bench.dtype));
-        DeepseekModel::random(config, init(bench.weights_seed), &bench.device, dtype, &mut |_| {})
+        let case = match bench.weights {
+            Some(WeightsArg::Stored) => self.in_blocks()?,
+            Some(WeightsArg::Dense) | None => self.clone(),
+        };
+        let config = case.config(bench.size == Size::Smoke)?;
+        DeepseekModel::random(config, init(bench.weights_seed), &bench.device, load_as(bench), &mut |_| {})
             .map_err(|error: ModelError| error.to_string())
     }
+
+    /// The same, whose configuration says that weights are in blocks as DeepSeek publishes them: FP8, the experts of V4 in FP4.
+    fn in_blocks(&self) -> Result<Self, String> {
+        let mut config: Value =
+            serde_json::from_str(&self.config).map_err(|error| format!("{}: {error}", self.name))?;
+        if config["quantization_config"].is_null() {
+            config["quantization_config"] = json!({"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                "weight_block_size": [128, 128]});
+            if config["model_type"] == "deepseek_v4" {
+                config["expert_dtype"] = json!("fp4");
+            }
+        }
+        Ok(Self { config: config.to_string(), ..self.clone() })
+    }
+}
+
+/// What the weights of whole models become.
+pub fn load_as(bench: &Bench) -> LoadAs {
+    let storage = match bench.weights {
+        Some(WeightsArg::Dense) => WeightStorage::Dense,
+        Some(WeightsArg::Stored) | None => WeightStorage::Stored,
+    };
+    LoadAs { dtype: FloatDType::from(bench.dtype), storage }
 }
 
 /// Weights as models are trained from, so that a batch chooses its experts like a model that is trained.

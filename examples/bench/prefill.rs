@@ -75,6 +75,7 @@ fn prefill(
         max_batch: batch,
         token_budget: STEP.min(batch * len),
         prefix_caching: false,
+        snapshot_spacing: 1024,
         deterministic,
         graphs: false,
     };

@@ -20,6 +20,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     max_batch: 16,
     token_budget: 2048,
     prefix_caching: false,
+    snapshot_spacing: 1024,
     deterministic: false,
     graphs: false,
 };

@@ -11,6 +11,8 @@ pub struct Needs {
     /// Tokens of each, its generated ones included.
     pub tokens: Vec<usize>,
     pub page_size: usize,
+    /// Whether decode steps are captured.
+    pub graphs: bool,
 }
 
 /// The weights of a folder by what they are for, the cache, and the memory of the device beside them.
@@ -41,12 +43,15 @@ pub fn table(
     let [a, b, c, d] = sums.map(|number| number.to_string());
     row(["all weights", &a, &b, &c, &d, ""]);
 
-    let (per_token, cache) = cache_bytes(&inspection.config, dtype, needs)?;
+    let (per_token, cache, captured) = cache_bytes(&inspection.config, dtype, needs)?;
     let (requests, tokens) = (needs.tokens.len(), needs.tokens.iter().map(|&tokens| tokens as u128).sum::<u128>());
-    let needed = u128::from(inspection.device_bytes()).saturating_add(cache);
+    let needed = u128::from(inspection.device_bytes()).saturating_add(cache).saturating_add(captured);
     let _ = writeln!(text, "\nKV cache per token  {per_token} bytes");
     let _ = writeln!(text, "KV cache            {cache} bytes for {tokens} tokens of {requests} request(s)");
-    let _ = writeln!(text, "weights, KV cache   {needed} bytes, {:.2} GiB", gib(needed));
+    if needs.graphs {
+        let _ = writeln!(text, "captured steps      {captured} bytes at most");
+    }
+    let _ = writeln!(text, "together            {needed} bytes, {:.2} GiB", gib(needed));
     let _ = match memory {
         None => writeln!(text, "device memory       unknown"),
         Some(DeviceMemory { total, free }) => {
@@ -70,8 +75,8 @@ pub fn problems(inspection: &Inspection) -> Option<String> {
     Some(lines.join("\n"))
 }
 
-/// Bytes of a token in all layers, and of whole pages and states for all requests.
-fn cache_bytes(config: &ModelConfig, dtype: FloatDType, needs: &Needs) -> Result<(usize, u128), ModelError> {
+/// Bytes of a token in all layers, of whole pages and states for all requests, and of the steps that are captured for them.
+fn cache_bytes(config: &ModelConfig, dtype: FloatDType, needs: &Needs) -> Result<(usize, u128, u128), ModelError> {
     let per_token = config.layers(dtype).iter().map(|layer| layer.bytes_per_token).sum();
     let page_size = needs.page_size;
     let pages = needs.tokens.iter().map(|tokens| tokens.div_ceil(page_size.max(1)));
@@ -81,7 +86,9 @@ fn cache_bytes(config: &ModelConfig, dtype: FloatDType, needs: &Needs) -> Result
         max_requests: needs.tokens.len().max(1),
         max_tokens: config.max_position_embeddings(),
     };
-    Ok((per_token, config.cache_bytes(size, dtype)?))
+    let longest = needs.tokens.iter().max().copied().unwrap_or(0);
+    let captured = if needs.graphs { config.captured_bytes(CacheSize { max_tokens: longest, ..size }) } else { 0 };
+    Ok((per_token, config.cache_bytes(size, dtype)?, captured))
 }
 
 fn gib(bytes: u128) -> f64 {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use burn::tensor::{Device, FloatDType};
-use burn_mla::model::{DeepseekModel, LoadProgress, ModelError};
+use burn_mla::model::{DeepseekModel, LoadAs, LoadProgress, ModelError, WeightStorage};
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -31,6 +31,28 @@ impl From<DTypeArg> for FloatDType {
             DTypeArg::F16 => FloatDType::F16,
             DTypeArg::Bf16 => FloatDType::BF16,
         }
+    }
+}
+
+/// What becomes of weights that are stored in blocks of codes (FP8, FP4).
+#[allow(dead_code)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WeightsArg {
+    /// They stay so, and take as much memory as in the files.
+    Stored,
+    /// They are dequantised to --dtype.
+    Dense,
+}
+
+impl WeightsArg {
+    /// Weights of this dtype, stored so.
+    #[allow(dead_code)]
+    pub fn of(self, dtype: DTypeArg) -> LoadAs {
+        let storage = match self {
+            Self::Stored => WeightStorage::Stored,
+            Self::Dense => WeightStorage::Dense,
+        };
+        LoadAs { dtype: dtype.into(), storage }
     }
 }
 
@@ -65,9 +87,9 @@ impl Drop for Bar {
 
 /// Loads a model; on a terminal a bar shows how far.
 #[allow(dead_code)]
-pub fn load(dir: &Path, device: &Device, dtype: DTypeArg) -> Result<DeepseekModel, ModelError> {
+pub fn load(dir: &Path, device: &Device, load_as: LoadAs) -> Result<DeepseekModel, ModelError> {
     let bar = Bar::new("loading");
-    DeepseekModel::load(dir, device, dtype.into(), &mut |progress| bar.show(progress))
+    DeepseekModel::load(dir, device, load_as, &mut |progress| bar.show(progress))
 }
 
 /// Exit code of input that cannot be used, and of output that cannot be written.

@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use burn_mla::model::{EngineOptions, ModelError, SamplingParams};
+use burn_mla::model::{EngineOptions, LoadAs, ModelError, SamplingParams};
 use burn_mla::ops::cache::CacheError;
 use burn_mla::ops::{DeviceName, MlaError};
 use clap::{Args, ValueEnum};
 
-use crate::common::DTypeArg;
+use crate::common::{DTypeArg, WeightsArg};
 
 /// Arguments by their names in code and in messages, and the options that they come from.
-const TYPED: [(&str, &str); 16] = [
+const TYPED: [(&str, &str); 17] = [
     ("page_size", "--page-size"),
     ("cache_pages", "--cache-pages"),
     ("num_pages", "--cache-pages"),
@@ -20,6 +20,7 @@ const TYPED: [(&str, &str); 16] = [
     ("max_batch", "--max-batch"),
     ("max_requests", "--max-batch"),
     ("token_budget", "--token-budget"),
+    ("snapshot_spacing", "--snapshot-spacing"),
     ("stop", "--stop"),
     ("temperature", "--temperature"),
     ("top_k", "--top-k"),
@@ -35,6 +36,9 @@ pub fn by_option(error: &ModelError) -> String {
     let message = error.to_string();
     if matches!(error, ModelError::OutOfMemory { what: "a KV cache", .. }) {
         return format!("{message}; it has --cache-pages of --page-size tokens each");
+    }
+    if matches!(error, ModelError::OutOfMemory { what: "snapshots of requests' states", .. }) {
+        return format!("{message}; there is one for every --snapshot-spacing tokens of the pages");
     }
     let of_ops = |error: &MlaError| matches!(error, MlaError::Value { .. } | MlaError::DeviceLimit { .. });
     let of_options = match error {
@@ -82,9 +86,17 @@ pub struct ModelArgs {
     /// dtype of weights, activations and KV cache.
     #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
     pub dtype: DTypeArg,
+    /// Weights in FP8 or FP4: as they are stored, or dequantised to --dtype.
+    #[arg(long, value_enum, default_value_t = WeightsArg::Stored)]
+    weights: WeightsArg,
 }
 
 impl ModelArgs {
+    /// What weights become.
+    pub fn load_as(&self) -> LoadAs {
+        self.weights.of(self.dtype)
+    }
+
     /// The checkpoint folder.
     pub fn dir(&self) -> &Path {
         self.model.as_deref().unwrap_or(self.demo.folder())
@@ -152,6 +164,7 @@ impl TextArgs {
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
             seed: self.seed,
+            logprobs: otherwise.logprobs,
         }
     }
 }

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::tensor::Device;
 use burn_mla::model::{
     Completion, Engine, EngineOptions, FinishReason, ModelConfig, ModelError, RequestStream, SamplingParams,
-    StopStrings, StreamEvent, Tokenizer, compile_ahead,
+    StopStrings, StreamEvent, TokenLogprobs, Tokenizer, compile_ahead,
 };
 use clap::Parser;
 use common::{fail, note};
@@ -44,7 +44,8 @@ const INTERRUPTED: u8 = 130;
 const NAMED: usize = 20;
 
 /// Answer prompts from JSON lines: {"prompt": TEXT} and, if they differ from the options below, "id", "max_new_tokens", "stop",
-/// "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty".
+/// "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", and "logprobs": of each token and of so many most
+/// probable ones, at most 20.
 #[derive(Debug, Parser)]
 struct Args {
     /// File or pipe of prompts, a line of at most 16 MiB each; - is stdin.
@@ -66,6 +67,9 @@ struct Args {
     /// No prefix caching: compute every prompt from its beginning.
     #[arg(long)]
     no_prefix_caching: bool,
+    /// Tokens between two snapshots of a request's state, which prefix caching needs for DeepSeek-V4: a multiple of the pages.
+    #[arg(long, value_name = "N", default_value_t = EngineOptions::default().snapshot_spacing)]
+    snapshot_spacing: usize,
     /// Batch-invariant: an answer depends on no other request, bit for bit. Slower; no step is captured.
     #[arg(long)]
     deterministic: bool,
@@ -92,8 +96,8 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let device = args.model.device.open().map_err(|error| error.to_string())?;
     let options = args.engine_options(&device);
     let config = ModelConfig::read(args.model.dir()).map_err(show)?;
-    compile_ahead(&config, &device, args.model.dtype.into(), &options, &prompt_sizes(&options)).map_err(show)?;
-    let model = common::load(args.model.dir(), &device, args.model.dtype).map_err(show)?;
+    compile_ahead(&config, &device, args.model.load_as(), &options, &prompt_sizes(&options)).map_err(show)?;
+    let model = common::load(args.model.dir(), &device, args.model.load_as()).map_err(show)?;
     let tokenizer = Tokenizer::load(args.model.dir()).map_err(show)?;
     let engine = Engine::new(&model, &tokenizer, options).map_err(show)?;
     // Nothing is emptied for a model that does not load; until here Ctrl-C ends the program at once.
@@ -133,6 +137,7 @@ impl Args {
             max_batch: self.max_batch,
             token_budget: self.engine.token_budget(device),
             prefix_caching: !self.no_prefix_caching,
+            snapshot_spacing: self.snapshot_spacing,
             deterministic: self.deterministic,
             graphs: !self.engine.no_graphs,
         }
@@ -184,6 +189,29 @@ struct Answer<'a> {
     finish_reason: &'static str,
     prompt_tokens: usize,
     completion_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Vec<TokenAnswer>>,
+}
+
+/// A token, and the logarithm of its probability.
+#[derive(Serialize)]
+struct TokenAnswer {
+    token_id: u32,
+    logprob: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top: Option<Vec<TokenAnswer>>,
+}
+
+/// Those of a completion's tokens, if they were asked for.
+fn logprobs(completion: &Completion) -> Option<Vec<TokenAnswer>> {
+    if completion.logprobs.is_empty() {
+        return None;
+    }
+    let of = |(&token_id, all): (&u32, &TokenLogprobs)| {
+        let top = all.top.iter().map(|&(token_id, logprob)| TokenAnswer { token_id, logprob, top: None });
+        TokenAnswer { token_id, logprob: all.logprob, top: Some(top.collect()) }
+    };
+    Some(completion.token_ids.iter().zip(&completion.logprobs).map(of).collect())
 }
 
 impl Batch<'_> {
@@ -275,6 +303,7 @@ impl Batch<'_> {
             finish_reason: completion.finish.name(),
             prompt_tokens: *prompt_tokens,
             completion_tokens: completion.token_ids.len(),
+            logprobs: logprobs(completion),
         };
         let line = *line;
         let answer = serde_json::to_string(&answer).map_err(|error| error.to_string())?;

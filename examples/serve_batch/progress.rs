@@ -66,10 +66,18 @@ impl Progress {
             "prompt tokens",
             format_args!("{computed} computed, {hits} from the prefix cache (hit rate {hit_rate:.0} %)"),
         );
+        if stats.snapshot_slots > 0 {
+            let (snapshots, slots) = (stats.snapshots, stats.snapshot_slots);
+            line("snapshots", format_args!("{snapshots} kept, of {slots} at most"));
+        }
         let (generated, steps) = (stats.generated_tokens, stats.steps);
         line("generated tokens", format_args!("{generated}, {rate:.0} per second, in {steps} steps"));
         let (prefill, seconds) = (stats.prefill_rate(), stats.prefill_time.as_secs_f64());
         line("prefill", format_args!("{seconds:.1} s, {prefill:.0} tokens per second"));
+        if let (Some(p50), Some(p99)) = (stats.inter_token_p50, stats.inter_token_p99) {
+            let [p50, p99] = [p50, p99].map(|time| time.as_secs_f64() * 1e3);
+            line("inter-token", format_args!("{p50:.1} ms (p50), {p99:.1} ms (p99)"));
+        }
         match stats.graph_steps {
             0 => line("graphs", format_args!("none, every kernel was launched: {}", stats.graphs)),
             steps => {

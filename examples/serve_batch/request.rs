@@ -75,8 +75,19 @@ impl fmt::Display for LineError {
 }
 
 /// The fields that a line may have.
-const FIELDS: [&str; 10] =
-    ["id", "prompt", "max_new_tokens", "stop", "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"];
+const FIELDS: [&str; 11] = [
+    "id",
+    "prompt",
+    "max_new_tokens",
+    "stop",
+    "seed",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "logprobs",
+];
 
 impl Line {
     /// Reads line number `number`.
@@ -108,6 +119,7 @@ impl Line {
                 .get("repetition_penalty", number_of, float)?
                 .unwrap_or(sampling.repetition_penalty),
             seed: fields.get("seed", whole, Value::as_u64)?.unwrap_or(sampling.seed),
+            logprobs: fields.get("logprobs", whole, count)?.or(sampling.logprobs),
         };
         let request = GenerationRequest {
             prompt: tokenizer.encode_at_most(prompt, true, *max_positions).map_err(LineError::Refused)?,

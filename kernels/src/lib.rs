@@ -13,6 +13,7 @@ pub mod hyper_connection;
 pub mod kv_indices;
 pub mod lightning_index;
 pub mod linear;
+pub mod log_probs;
 pub mod merge_splits;
 pub mod merge_state;
 pub mod mla_decode;
@@ -23,6 +24,7 @@ pub mod ragged_attention;
 pub mod residual_norm;
 pub mod rope_write;
 pub mod route_experts;
+pub mod sample;
 pub mod sparse_mla;
 pub mod sparse_parts;
 pub mod vertical_slash_attention;
@@ -65,6 +67,7 @@ operations! {
     kv_indices,
     lightning_index,
     linear,
+    log_probs,
     merge_splits,
     merge_state,
     mla_decode,
@@ -75,6 +78,7 @@ operations! {
     residual_norm,
     rope_write,
     route_experts,
+    sample,
     sparse_mla,
     sparse_parts,
     vertical_slash_attention,

@@ -94,12 +94,19 @@ fn cli_describes_the_layers() {
     let window = 8 * 32 * 4;
     let (csa, hca) = (window + 2 * 8 * 128 * 4, window + 16 * 64 * 4);
     let end = |row: usize| rows[row][rows[row].len() - 2..].join(" ");
-    assert_eq!(rows.len(), 7, "{text}");
+    assert_eq!(rows.len(), 10, "{text}");
     assert_eq!((rows[1][0], end(1)), ("0", format!("0 {window}")));
     assert_eq!((rows[2][0], end(2)), ("1", format!("64 {csa}")));
     assert_eq!((rows[3][0], end(3)), ("2", format!("8 {hca}")));
     assert_eq!(end(6), format!("144 {}", window + 2 * (csa + hca)));
+    assert!(text.contains("bytes on the device"), "{text}");
     assert!(text.contains("window + HCA, 16 tokens per entry") && text.contains("hash MoE"), "{text}");
+    let state = window + 2 * (csa + hca);
+    assert_eq!(
+        rows[7].join(" "),
+        format!("a request of 1024 tokens, the most there are: {} bytes", 1024 * 144 + state)
+    );
+    assert!(rows[8].join(" ").contains(&format!("a snapshot, of {state} bytes")), "{text}");
 }
 
 #[test]

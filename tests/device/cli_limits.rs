@@ -107,6 +107,26 @@ fn cli_dry_run_counts_whole_pages() {
     assert!(String::from_utf8_lossy(&large.stdout).contains("NOT ENOUGH"));
 }
 
+/// On a device that has graphs: one of 8 MiB and 4 buffers of 16 for each size of the batch and number of pages, and no more than 16.
+#[rstest]
+#[case(&["a"], "16", Some(72))]
+#[case(&["a"; 3], "16", Some(3 * 72))]
+#[case(&["a"; 5], "1", Some(16 * 72))]
+#[case(&["a", "--no-graphs"], "16", None)]
+fn cli_dry_run_counts_captured_steps(
+    #[case] prompts: &[&str],
+    #[case] page_size: &str,
+    #[case] mebibytes: Option<u64>,
+) {
+    let prompts = prompts.iter().flat_map(|&text| if text == "a" { vec!["--prompt", text] } else { vec![text] });
+    let options = ["--dry-run", "--device", "wgpu", "--max-new-tokens", "8", "--page-size", page_size];
+    let table = program("generate", &options.into_iter().chain(prompts).collect::<Vec<_>>());
+    let table = String::from_utf8_lossy(&table.stdout);
+    let row = table.lines().find_map(|line| line.strip_prefix("captured steps"));
+    let bytes = row.map(|row| row.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0));
+    assert_eq!(bytes, mebibytes.map(|mebibytes| mebibytes << 20), "{table}");
+}
+
 #[rstest]
 #[case("generate", &["--token-budget", "0"], "`--token-budget`")]
 #[case("generate", &["--layers", "99999999999"], "--random-weights")]
@@ -115,6 +135,7 @@ fn cli_dry_run_counts_whole_pages() {
 #[case("serve_batch", &["--max-batch", "0"], "`--max-batch`")]
 #[case("serve_batch", &["--cache-pages", "18446744073709551615"], "`--cache-pages`")]
 #[case("serve_batch", &["--stop", ""], "`--stop`")]
+#[case("serve_batch", &["--demo", "v4", "--snapshot-spacing", "1000"], "`--snapshot-spacing` is 1000, expected a multiple of 64")]
 #[case("serve_batch", &["--top-p", "7"], "`--top-p`")]
 fn cli_names_options_as_they_are_typed(#[case] name: &str, #[case] args: &[&str], #[case] needle: &str) {
     refused(&program(name, args), &[needle]);

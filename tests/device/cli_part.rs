@@ -4,6 +4,10 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use burn::tensor::Device;
+
+use crate::devices::skip;
+
 fn part(part: &str, args: &[&str]) -> Output {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/part.sh");
     let program = std::env::current_exe().expect("this test has a path");
@@ -34,6 +38,22 @@ fn cli_part_runs_what_the_filters_name() {
     }
     let output = part("5/7", &["cli_part_of_"]);
     assert!(output.status.success() && String::from_utf8_lossy(&output.stderr).contains("none of its tests"));
+}
+
+/// Leaves something out.
+#[test]
+fn cli_part_that_skips() {
+    skip(&Device::flex(), "nothing to do here");
+}
+
+/// What tests leave out is counted where it can be seen.
+#[test]
+fn cli_part_counts_what_is_skipped() {
+    let said = |output: Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    let some = said(part("0/1", &["cli_part_that_skips", "cli_part_of_one"]));
+    assert!(some.contains("skipped: 1 cases of 1 tests") && some.contains("nothing to do here"), "{some}");
+    let none = said(part("0/1", &["cli_part_of_one"]));
+    assert!(!none.contains("skipped: "), "{none}");
 }
 
 #[test]

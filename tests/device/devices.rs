@@ -3,8 +3,12 @@
 //! Flex is always there; the features `wgpu` and `cuda` add one device each. An absent one is skipped, and says so,
 //! unless `MLA_REQUIRE` (a comma-separated list, e.g. `wgpu,cuda`) names it: then its absence is a failure, and so is a
 //! wgpu that has fallen back to OpenGL. `lavapipe` in the list: wgpu, on Mesa's Vulkan driver for the CPU; `simulated`:
-//! cuda, on a simulated GPU. One that `MLA_SKIP` names is left out.
+//! cuda, on a simulated GPU. One that `MLA_SKIP` names is left out. Cases that a device does not run call [`skip`].
 
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use burn::tensor::{DType, Device, Tensor};
@@ -35,9 +39,39 @@ pub fn for_each_dtype(test: impl Fn(&Device, DType)) {
 pub fn supports(device: &Device, dtype: DType) -> bool {
     let supported = device.supports_dtype(dtype);
     if !supported {
-        eprintln!("skipped: no {dtype:?} on {device:?}");
+        skip(device, format_args!("no {dtype:?}"));
     }
     supported
+}
+
+/// Says that a case, or the rest of it, is not run on a device, and why. `MLA_SKIPPED` names a file that gets a line for each, for
+/// whoever counts them (`tools/part.sh`).
+pub fn skip(device: &Device, why: impl Display) {
+    let name = present().iter().find(|(_, present)| present == device).map_or("device", |(name, _)| name);
+    eprintln!("skipped: {why} ({name})");
+    if let Some(file) = std::env::var_os("MLA_SKIPPED") {
+        note(file.as_ref(), name, why);
+    }
+}
+
+/// Adds a line: the test, the device, the reason.
+fn note(file: &Path, device: &str, why: impl Display) {
+    let thread = std::thread::current();
+    let line = format!("{}\t{device}\t{why}\n", thread.name().unwrap_or("a test"));
+    let mut file = OpenOptions::new().create(true).append(true).open(file).expect("the file that MLA_SKIPPED names");
+    // In one piece: other tests write, too.
+    file.write_all(line.as_bytes()).expect("a line");
+}
+
+#[test]
+fn skipped_cases_are_counted() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    for why in ["no BF16", "takes minutes"] {
+        note(file.path(), "wgpu", why);
+    }
+    let lines = std::fs::read_to_string(file.path()).expect("lines");
+    let name = "devices::skipped_cases_are_counted";
+    assert_eq!(lines, format!("{name}\twgpu\tno BF16\n{name}\twgpu\ttakes minutes\n"));
 }
 
 /// Whether the device is wgpu's. On a machine without a GPU that is the CPU by way of Vulkan.

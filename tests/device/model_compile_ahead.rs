@@ -22,6 +22,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     max_batch: 1,
     token_budget: 8,
     prefix_caching: false,
+    snapshot_spacing: 1024,
     deterministic: false,
     graphs: false,
 };

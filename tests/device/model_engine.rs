@@ -2,10 +2,9 @@
 
 use burn::tensor::{Device, FloatDType};
 use burn_mla::model::{
-    CacheSize, Completion, DeepseekModel, Engine, EngineOptions, EngineStats, FinishReason, GenerationRequest,
-    GraphSupport, RequestStream, SamplingParams, StreamEvent, Tokenizer,
+    Completion, DeepseekModel, Engine, EngineOptions, EngineStats, FinishReason, GenerationRequest, GraphSupport,
+    RequestStream, SamplingParams, StreamEvent, Tokenizer,
 };
-use burn_mla::ops::Determinism;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
@@ -14,11 +13,11 @@ use safetensors::tensor::TensorView;
 use tempfile::TempDir;
 
 use crate::cli_faults::copy;
-use crate::devices::{for_each_device, is_slow, is_wgpu};
+use crate::devices::{for_each_device, is_slow, skip};
 use crate::model_parity::{Stored, folder, load};
 
 pub const V3: &str = "assets/demo-v3";
-const V4: &str = "assets/demo-v4";
+pub const V4: &str = "assets/demo-v4";
 
 pub struct Loaded {
     pub model: DeepseekModel,
@@ -30,7 +29,7 @@ impl Loaded {
         Self::on(&Device::flex(), name)
     }
 
-    fn on(device: &Device, name: &str) -> Self {
+    pub fn on(device: &Device, name: &str) -> Self {
         let tokenizer = Tokenizer::load(&folder(name)).expect("the tokenizer loads");
         Self { model: load(name, device), tokenizer }
     }
@@ -48,7 +47,7 @@ pub fn greedy(prompt: Vec<u32>, max_new_tokens: usize) -> GenerationRequest {
     GenerationRequest { prompt, sampling: SamplingParams::greedy(), max_new_tokens, stop: Vec::new() }
 }
 
-fn is_captured(stats: &EngineStats) -> bool {
+pub fn is_captured(stats: &EngineStats) -> bool {
     stats.graphs == GraphSupport::Captured
 }
 
@@ -88,10 +87,11 @@ fn model_engine_gives_the_stored_tokens(
 ) {
     for_each_device(|device| {
         let on_cpu = *device == Device::flex();
-        // A model is enough to see it work where that takes long.
         let enough = !is_slow(device) || (!exact && name.ends_with("v3-tiny"));
         if on_cpu || enough {
             gives_the_stored_tokens(name, page_size, exact, device);
+        } else {
+            skip(device, "a model is enough where that takes long");
         }
     });
 }
@@ -106,6 +106,7 @@ fn gives_the_stored_tokens(name: &str, page_size: usize, exact: bool, device: &D
         cache_pages: (longest * 5 / 3).div_ceil(page_size),
         max_batch: 5,
         token_budget: 24,
+        snapshot_spacing: 2 * page_size,
         deterministic: exact,
         graphs: true,
         ..Default::default()
@@ -136,160 +137,10 @@ fn gives_the_stored_tokens(name: &str, page_size: usize, exact: bool, device: &D
     eprintln!("{name} on {device:?}: {stats:?}");
     assert_eq!(stats.graph_steps > 0, is_captured(&stats), "{stats:?}");
     assert!(stats.preemptions > 0 && stats.recomputed_tokens > 0, "nobody lost pages: {stats:?}");
-    assert_eq!(stats.prefix_hits > 0, !name.contains("v4"), "{stats:?}");
+    assert!(stats.prefix_hits > 0, "{stats:?}");
     engine.reset_prefix_cache().expect("pages are given back");
     let stats = engine.stats();
-    assert_eq!((stats.pages_in_use, stats.pages_idle, stats.cache_bytes), (0, 0, 0));
-}
-
-/// On devices that have graphs, decode steps are captured and replayed, and the tokens are the stored ones.
-#[rstest]
-fn model_engine_replays_captured_steps(
-    #[values("tests/fixtures/v3-tiny", "tests/fixtures/v32-tiny", "tests/fixtures/v4-tiny")] name: &str,
-) {
-    let tokenizer = Tokenizer::load(&folder(name)).expect("the tokenizer loads");
-    let mut cases = Stored::greedy(name);
-    cases.iter_mut().for_each(|(_, ids)| ids.truncate(10));
-    for_each_device(|device| {
-        let model = load(name, device);
-        let options =
-            EngineOptions { page_size: 16, cache_pages: 64, max_batch: 3, graphs: true, ..Default::default() };
-        let mut engine = Engine::new(&model, &tokenizer, options).expect("a small cache");
-        let submit = |(prompt, ids): &(Vec<u32>, Vec<u32>)| {
-            engine.submit(greedy(prompt.clone(), ids.len())).expect("a sound request")
-        };
-        let streams: Vec<RequestStream> = cases.iter().map(submit).collect();
-        while engine.step().expect("a step") {}
-        for (mut stream, (_, ids)) in streams.into_iter().zip(&cases) {
-            let completion = drain(&mut stream, &mut String::new()).expect("an end");
-            assert_eq!(completion.token_ids, *ids, "on {device:?}");
-        }
-        let stats = engine.stats();
-        eprintln!("{} of {} steps replayed, {}", stats.graph_steps, stats.steps, stats.graphs);
-        assert_eq!(stats.graph_steps > 0, is_captured(&stats), "on {device:?}: {stats:?}");
-        assert!(is_captured(&stats) || !is_wgpu(device) || cfg!(feature = "fusion"), "no graphs on {device:?}");
-    });
-}
-
-/// A step is launched before the tokens of the one before are known: with them a request fails, another one is cancelled, one
-/// arrives. The tokens of the rest are the stored ones.
-#[test]
-fn model_engine_replays_ahead_of_requests_that_come_and_go() {
-    const FIXTURE: &str = "tests/fixtures/v3-tiny";
-    let cases = Stored::greedy(FIXTURE);
-    let [(whole, whole_ids), (failing, failing_ids)] = [0, 1].map(|case: usize| &cases[case]);
-    let (whole_ids, n) = (&whole_ids[..10], 4);
-    let is_free = |id: &u32| ![whole, failing].iter().any(|prompt| prompt.contains(id)) && !whole_ids.contains(id);
-    let bad = failing_ids.iter().position(is_free).expect("a token that nobody else has");
-    let folder = with_a_token_that_is_nan(FIXTURE, failing_ids[bad]);
-    let tokenizer = Tokenizer::load(folder.path()).expect("the tokenizer loads");
-    for_each_device(|device| {
-        let model = DeepseekModel::load(folder.path(), device, FloatDType::F32, &mut |_| {}).expect("it loads");
-        let options =
-            EngineOptions { page_size: 4, cache_pages: 128, max_batch: 3, graphs: true, ..Default::default() };
-        let mut engine = Engine::new(&model, &tokenizer, options).expect("a small cache");
-        let submit = |engine: &mut Engine, prompt: &[u32], n| engine.submit(greedy(prompt.to_vec(), n)).expect("sound");
-        let mut first = submit(&mut engine, whole, whole_ids.len());
-        let mut failing = submit(&mut engine, failing, failing_ids.len());
-        let mut cancelled = submit(&mut engine, whole, whole_ids.len());
-        for _ in 0..n {
-            engine.step().expect("a step");
-        }
-        engine.cancel(cancelled.id()).expect("it is there");
-        let mut last = submit(&mut engine, whole, whole_ids.len());
-        while engine.step().expect("a step") {}
-        let end = |stream: &mut RequestStream| drain(stream, &mut String::new()).expect("it has ended");
-        let (failed, cancelled) = (end(&mut failing), end(&mut cancelled));
-        assert!(matches!(failed.finish, FinishReason::Failed(_)), "{failed:?} on {device:?}");
-        assert_eq!(failed.token_ids, failing_ids[..=bad], "on {device:?}");
-        assert_eq!(
-            (cancelled.finish, &*cancelled.token_ids),
-            (FinishReason::Cancelled, &whole_ids[..n]),
-            "on {device:?}"
-        );
-        for stream in [&mut first, &mut last] {
-            assert_eq!(end(stream).token_ids, *whole_ids, "on {device:?}");
-        }
-        let stats = engine.stats();
-        eprintln!("{stats:?}");
-        assert_eq!(stats.ahead_steps > 0, is_captured(&stats), "on {device:?}: {stats:?}");
-        engine.reset_prefix_cache().expect("pages are given back");
-        let stats = engine.stats();
-        assert_eq!((stats.pages_in_use, stats.pages_idle), (0, 0), "on {device:?}");
-    });
-}
-
-/// Logits of a prompt's tokens, bit for bit: alone, among 6 and among 63 others, in any chunks, token by token.
-#[rstest]
-#[case("tests/fixtures/v2lite-tiny", FloatDType::F32)]
-#[case("tests/fixtures/v3-tiny", FloatDType::F32)]
-#[case("tests/fixtures/v3-tiny", FloatDType::BF16)]
-#[case("tests/fixtures/v32-tiny", FloatDType::F32)]
-#[case("tests/fixtures/v4-tiny", FloatDType::F32)]
-#[case("tests/fixtures/v4-tiny", FloatDType::BF16)]
-#[case("tests/fixtures/v3-realdims", FloatDType::F32)]
-#[case(V3, FloatDType::F32)]
-#[case(V4, FloatDType::F32)]
-fn model_logits_do_not_depend_on_the_batch(#[case] name: &str, #[case] dtype: FloatDType) {
-    for_each_device(|device| {
-        // Two models are enough to see it work where that takes long.
-        let is_small = name.ends_with("v3-tiny") || name.ends_with("v4-tiny");
-        if !is_slow(device) || (is_small && dtype == FloatDType::F32) {
-            logits_do_not_depend_on_the_batch(name, dtype, device);
-        }
-    });
-}
-
-fn logits_do_not_depend_on_the_batch(name: &str, dtype: FloatDType, device: &Device) {
-    let model = DeepseekModel::load(&folder(name), device, dtype, &mut |_| {}).expect("it loads");
-    let ids = Stored::read(name).input_ids;
-    let prompt = &ids[..ids.len().min(45)];
-    let run = |invariant: bool, others: usize, chunks: &[usize]| {
-        let size = CacheSize { num_pages: 8 * (others + 1), page_size: 16, max_requests: 64, max_tokens: 64 };
-        let mut cache = model.new_cache(size).expect("a small cache");
-        let own = cache.admit().expect("room");
-        let mut rng = ChaCha8Rng::seed_from_u64(others as u64);
-        let (mut logits, mut done) = (Vec::new(), 0);
-        for &chunk in chunks {
-            let mut batch = vec![cache.append(own, &prompt[done..done + chunk]).expect("room")];
-            done += chunk;
-            // Others come and go with every step, before and behind.
-            let mut guests = Vec::new();
-            for _ in 0..others {
-                let guest = cache.admit().expect("room");
-                let len = rng.random_range(1..12);
-                let tokens: Vec<u32> = (0..len).map(|_| rng.random_range(3..200)).collect();
-                let place = if rng.random_bool(0.5) { 0 } else { batch.len() };
-                batch.insert(place, cache.append(guest, &tokens).expect("room"));
-                guests.push(guest);
-            }
-            let determinism = if invariant { Determinism::BatchInvariant } else { Determinism::Fast };
-            determinism.check(device).expect("it can");
-            let all = model.forward(&batch, &mut cache, determinism, &mut |_, _| {}).expect("a forward pass");
-            let before: usize =
-                batch.iter().take_while(|chunk| chunk.request != own).map(|chunk| chunk.tokens.len()).sum();
-            let rows = all.narrow(0, before, chunk).cast(FloatDType::F32);
-            logits.extend(rows.try_into_vec_as::<f32>().expect("reads back").into_iter().map(f32::to_bits));
-            for guest in guests {
-                cache.free(guest).expect("it lives");
-            }
-        }
-        logits
-    };
-    let alone = run(true, 0, &[prompt.len()]);
-    let halves = [prompt.len() / 2, prompt.len() - prompt.len() / 2];
-    let mut companies = vec![(6, halves.to_vec()), (63, vec![prompt.len() - 3, 1, 1, 1])];
-    if !is_slow(device) {
-        companies.extend([(0, vec![1; prompt.len()]), (6, vec![prompt.len()]), (63, vec![prompt.len()])]);
-    }
-    for (others, chunks) in &companies {
-        let same = run(true, *others, chunks) == alone;
-        assert!(same, "{name}, {dtype:?} on {device:?}: {others} others, chunks {chunks:?}");
-    }
-    // Otherwise they do: the comparison above is one that can fail.
-    let alone = run(false, 0, &[prompt.len()]);
-    let differs = companies.iter().any(|(others, chunks)| run(false, *others, chunks) != alone);
-    assert!(differs, "{name}, {dtype:?} on {device:?}");
+    assert_eq!((stats.pages_in_use, stats.pages_idle, stats.snapshots, stats.cache_bytes), (0, 0, 0, 0));
 }
 
 #[rstest]
@@ -323,7 +174,7 @@ fn model_engine_cancels_and_keeps_the_rest(#[values(V3, V4)] name: &str) {
     assert!(cancelled.text.trim_start().starts_with("[originally"), "{}", cancelled.text);
 }
 
-/// Somebody goes away before anything is computed: nothing is.
+/// A stream is dropped before anything is computed: nothing is.
 #[test]
 fn model_engine_does_no_work_for_a_stream_that_is_dropped() {
     let loaded = Loaded::new(V3);

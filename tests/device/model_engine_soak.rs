@@ -1,5 +1,5 @@
-//! Random traffic on the demo model in deterministic mode: arrivals, cancellations, readers that go away, more tokens than
-//! pages. Every completion is the one of its solo run, and no page is lost.
+//! Random traffic on the demo models in deterministic mode: arrivals, cancellations, readers that go away, more tokens than
+//! pages. Every completion is the one of its solo run, and no page is lost, nor a row of a state.
 //!
 //! `cargo test --test device -- --ignored --nocapture model_engine_soak` runs 2,000 requests and reports.
 
@@ -11,8 +11,9 @@ use burn_mla::model::{
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rstest::rstest;
 
-use crate::model_engine::{Loaded, V3, drain};
+use crate::model_engine::{Loaded, V3, V4, drain};
 use crate::model_parity::Stored;
 
 /// Tokens of prompts, and tokens to generate: so few different ones that a solo run serves several requests.
@@ -25,19 +26,27 @@ const OPTIONS: EngineOptions = EngineOptions {
     max_batch: 8,
     token_budget: 24,
     prefix_caching: true,
+    snapshot_spacing: 1024,
     deterministic: true,
     graphs: false,
 };
 
-#[test]
-fn model_engine_stands_random_traffic() {
-    Soak::run(60, 3, 12);
+/// DeepSeek-V4 has larger pages: with whole entries of every layer. Snapshots are few, so that they make room for one another.
+const OPTIONS_V4: EngineOptions = EngineOptions { page_size: 16, cache_pages: 32, snapshot_spacing: 32, ..OPTIONS };
+
+#[rstest]
+#[case(V3, OPTIONS, 12)]
+#[case(V4, OPTIONS_V4, 8)]
+fn model_engine_stands_random_traffic(#[case] name: &str, #[case] options: EngineOptions, #[case] cache_pages: usize) {
+    Soak::run(name, EngineOptions { cache_pages, ..options }, options, 60, 3);
 }
 
-#[test]
-#[ignore = "5 minutes on two cores; the 60 requests above run always"]
-fn model_engine_soak() {
-    Soak::run(2000, 1, 24);
+#[rstest]
+#[case(V3, OPTIONS, 24)]
+#[case(V4, OPTIONS_V4, 14)]
+#[ignore = "5 minutes on two cores, 10 for V4; the 60 requests above run always"]
+fn model_engine_soak(#[case] name: &str, #[case] options: EngineOptions, #[case] cache_pages: usize) {
+    Soak::run(name, EngineOptions { cache_pages, ..options }, options, 2000, 1);
 }
 
 struct Soak<'a> {
@@ -56,13 +65,14 @@ struct Live {
 }
 
 impl Soak<'_> {
-    /// With so few pages that requests lose theirs.
-    fn run(requests: usize, seed: u64, cache_pages: usize) {
+    /// With so few pages that requests lose theirs; `solo` are the options for one request.
+    fn run(name: &str, options: EngineOptions, solo: EngineOptions, requests: usize, seed: u64) {
         let start = Instant::now();
-        let loaded = Loaded::new(V3);
-        let texts: Vec<Vec<u32>> = Stored::greedy(V3).into_iter().map(|(prompt, ids)| [prompt, ids].concat()).collect();
+        let loaded = Loaded::new(name);
+        let texts = Stored::greedy(name).into_iter().map(|(prompt, ids)| [prompt, ids].concat());
+        let texts: Vec<Vec<u32>> = texts.collect();
         let mut soak = Soak {
-            engine: loaded.engine(EngineOptions { cache_pages, ..OPTIONS }),
+            engine: loaded.engine(options),
             rng: ChaCha8Rng::seed_from_u64(seed),
             texts,
             live: Vec::new(),
@@ -88,13 +98,14 @@ impl Soak<'_> {
         let stats = soak.engine.stats();
         soak.engine.reset_prefix_cache().expect("pages are given back");
         let after = soak.engine.stats();
-        let leaked = after.pages_in_use + after.pages_idle;
-        assert_eq!((leaked, after.cache_bytes), (0, 0), "pages are lost");
-        let reasons = compare_with_solo_runs(&loaded, &soak.ended, cache_pages * OPTIONS.page_size);
+        let leaked = after.pages_in_use + after.pages_idle + after.snapshots;
+        // The bytes are those of states, too.
+        assert_eq!((leaked, after.cache_bytes), (0, 0), "pages, snapshots or rows of states are lost");
+        let reasons = compare_with_solo_runs(&loaded, &soak.ended, &solo, options.cache_pages * options.page_size);
         eprintln!(
-            "{requests} requests in {:.0} s: {reasons:?}, {} dropped; {} steps, {most_waiting} waiting at most, {} preemptions, \
-             {} tokens computed again, {:.0} % of {} looked up tokens found in shared pages, {leaked} pages lost; every \
-             completion equals its solo run",
+            "{name}: {requests} requests in {:.0} s: {reasons:?}, {} dropped; {} steps, {most_waiting} waiting at most, {} preemptions, \
+             {} tokens computed again, {:.0} % of {} looked up tokens found in shared pages, {} snapshots in the end, {leaked} pages \
+             and snapshots lost; every completion equals its solo run",
             start.elapsed().as_secs_f64(),
             soak.dropped,
             stats.steps,
@@ -102,6 +113,7 @@ impl Soak<'_> {
             stats.recomputed_tokens,
             100.0 * stats.prefix_hit_rate(),
             stats.prefix_queries,
+            stats.snapshots,
         );
         assert!(stats.preemptions > 0 && stats.prefix_hits > 0 && most_waiting > 3, "too little traffic: {stats:?}");
         for reason in ["max_new_tokens", "stop_string", "cancelled", "out_of_cache"] {
@@ -113,12 +125,17 @@ impl Soak<'_> {
         let rng = &mut self.rng;
         let text = &self.texts[rng.random_range(0..self.texts.len())];
         // Around the ends of pages, so that many begin alike; one in twenty is more than the cache holds.
-        let (prompt, new) = match number % 20 {
-            7 => (40, 400),
-            _ => (LENGTHS[rng.random_range(0..LENGTHS.len())], NEW[rng.random_range(0..NEW.len())]),
+        let too_long = number % 20 == 7;
+        let (prompt, new) = match too_long {
+            true => (40, 400),
+            false => (LENGTHS[rng.random_range(0..LENGTHS.len())], NEW[rng.random_range(0..NEW.len())]),
         };
         let prompt = text[..prompt.min(text.len())].to_vec();
         let sampling = match rng.random_bool(0.5) {
+            // So hot that hardly any text ends before its pages do.
+            _ if too_long => {
+                SamplingParams { temperature: 5.0, seed: rng.random_range(0..3), ..SamplingParams::greedy() }
+            }
             true => SamplingParams::greedy(),
             false => SamplingParams {
                 temperature: 0.9,
@@ -127,7 +144,7 @@ impl Soak<'_> {
                 ..SamplingParams::greedy()
             },
         };
-        let stop = if rng.random_bool(0.2) { vec![" the".into(), "ing".into()] } else { Vec::new() };
+        let stop = if rng.random_bool(0.4) && !too_long { vec![" the".into(), "ing".into()] } else { Vec::new() };
         let request = GenerationRequest { prompt, sampling, max_new_tokens: new, stop };
         let stream = self.engine.submit(request.clone()).expect("a sound request");
         self.live.push(Live { request, stream, text: String::new() });
@@ -162,13 +179,14 @@ impl Soak<'_> {
 fn compare_with_solo_runs(
     loaded: &Loaded,
     ended: &[(GenerationRequest, Completion)],
+    options: &EngineOptions,
     capacity: usize,
 ) -> HashMap<&'static str, usize> {
     let mut solo = HashMap::<String, Completion>::new();
     let mut reasons = HashMap::new();
     for (request, completion) in ended {
         let alone = solo.entry(format!("{request:?}")).or_insert_with(|| {
-            let mut engine = loaded.engine(EngineOptions { token_budget: 512, ..OPTIONS });
+            let mut engine = loaded.engine(EngineOptions { token_budget: 512, ..*options });
             let mut stream = engine.submit(request.clone()).expect("a sound request");
             while engine.step().expect("a step") {}
             drain(&mut stream, &mut String::new()).expect("an end")

@@ -6,7 +6,7 @@ use burn_mla::model::{
 };
 use rstest::rstest;
 
-use crate::devices::{for_each_device, is_wgpu};
+use crate::devices::{for_each_device, is_wgpu, skip};
 use crate::model_parity::{folder, load};
 
 const V3: &str = "assets/demo-v3";
@@ -52,7 +52,7 @@ impl Demo {
 fn model_recites_an_entry(#[values(V3, V4)] name: &str) {
     for_each_device(|device| {
         if is_wgpu(device) && name == V4 {
-            eprintln!("skipped: {name} on wgpu, where the parity tests run DeepSeek-V4");
+            skip(device, format_args!("{name}: the parity tests run DeepSeek-V4 here"));
             return;
         }
         let demo = Demo::on(name, device);
@@ -89,7 +89,8 @@ fn model_draws_the_same_text_for_a_seed(#[values(V3, V4)] name: &str) {
         demo.text(GenerationRequest { sampling, ..demo.request("foo", 40) })
     };
     assert_eq!(draw(1), draw(1));
-    assert_ne!(draw(1), draw(2));
+    // They have learnt their text by heart, so that two seeds may well agree.
+    assert!((2..10).any(|seed| draw(seed) != draw(1)));
 }
 
 #[rstest]

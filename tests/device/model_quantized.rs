@@ -4,13 +4,14 @@ use std::path::Path;
 
 use burn::tensor::{DType, Device, FloatDType};
 use burn_mla::model::{
-    DeepseekModel, Inspection, ModelError, WeightForm, WeightsFrom, WriteSummary, weight_specs, write_checkpoint,
+    DeepseekModel, Inspection, LoadAs, ModelError, WeightForm, WeightStorage, WeightsFrom, WriteSummary, weight_specs,
+    write_checkpoint,
 };
 use rstest::rstest;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 
-use crate::devices::{for_each_device, supports};
+use crate::devices::{for_each_device, is_wgpu, supports};
 use crate::model_parity::{Stored, folder, load, logits_in_steps};
 
 /// A copy of a folder of this repository in another form, in files of at most `shard_bytes`.
@@ -21,8 +22,13 @@ fn written(name: &str, form: WeightForm, shard_bytes: u64) -> (TempDir, WriteSum
     (dir, summary.expect("the folder is written"))
 }
 
+/// With weights that are dequantised when they are loaded.
 fn logits(dir: &Path, name: &str, device: &Device, dtype: FloatDType) -> Vec<f32> {
-    let model = DeepseekModel::load(dir, device, dtype, &mut |_| {}).expect("the checkpoint loads");
+    logits_as(LoadAs { dtype, storage: WeightStorage::Dense }, dir, name, device)
+}
+
+fn logits_as(load_as: LoadAs, dir: &Path, name: &str, device: &Device) -> Vec<f32> {
+    let model = DeepseekModel::load(dir, device, load_as, &mut |_| {}).expect("the checkpoint loads");
     let mut ids = Stored::read(name).input_ids;
     ids.truncate(24);
     logits_in_steps(&model, &ids, 16)
@@ -51,6 +57,43 @@ fn model_in_fp8_computes_what_its_numbers_do(
         let ids = &Stored::read(&name).input_ids[..24];
         assert_ne!(bits(&logits_in_steps(&unrounded, ids, 16)), bits(&expected));
     });
+}
+
+/// Weights that stay in blocks: the bits of the same model dequantised where the kernels are the portable ones, and as close as
+/// another order of sums is elsewhere.
+#[rstest]
+fn model_in_blocks_computes_what_its_numbers_do(
+    #[values("v3-tiny", "v32-tiny", "v3-realdims", "v2lite-tiny", "v4-tiny", "v4-realdims")] fixture: &str,
+) {
+    let name = format!("tests/fixtures/{fixture}");
+    let (quantized, _) = written(&name, WeightForm::Quantized, 300_000);
+    for_each_device(|device| {
+        let expected = logits(quantized.path(), &name, device, FloatDType::F32);
+        let actual = logits_as(FloatDType::F32.into(), quantized.path(), &name, device);
+        if is_wgpu(device) {
+            assert_eq!(bits(&actual), bits(&expected), "{name} on {device:?}");
+        }
+        let off = actual.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(off <= 2e-4, "{name} on {device:?}: off by {off}");
+    });
+}
+
+/// Projections and experts take as much memory as in the files, and the rest is what it is without blocks.
+#[rstest]
+fn model_in_blocks_takes_the_memory_of_the_files(#[values("v3-realdims", "v4-realdims")] fixture: &str) {
+    let name = format!("tests/fixtures/{fixture}");
+    let (quantized, _) = written(&name, WeightForm::Quantized, u64::MAX);
+    let groups = |storage| {
+        let load_as = LoadAs { dtype: FloatDType::BF16, storage };
+        Inspection::of(quantized.path(), load_as).expect("it is read").groups
+    };
+    for (group, dense) in groups(WeightStorage::Stored).into_iter().zip(groups(WeightStorage::Dense)) {
+        let in_blocks = group.stored_as.iter().all(|stored| stored.contains(" x "));
+        assert!(group.device_bytes <= dense.device_bytes, "{group:?}");
+        if in_blocks {
+            assert!(group.device_bytes as f64 <= 1.03 * group.file_bytes as f64, "{group:?}");
+        }
+    }
 }
 
 /// The product is rounded to f32, then to bf16, in either case.

@@ -1,7 +1,7 @@
 //! What a decode step asks of the driver: nothing comes back to the host but the logits. Counted by the simulated driver, for
 //! the whole process: tests beside this one would be counted, too.
 
-use crate::devices::{for_each_device, is_simulated};
+use crate::devices::{for_each_device, is_simulated, skip};
 use crate::model_parity::load;
 use burn::tensor::Device;
 use burn_mla::model::{CacheSize, Chunk, DeepseekModel, ModelCache};
@@ -44,7 +44,7 @@ fn logits(model: &DeepseekModel, chunks: &[Chunk], cache: &mut ModelCache) -> Ve
 fn model_step_reads_back_its_logits_alone() {
     for_each_device(|device| {
         if !is_simulated(device) {
-            eprintln!("skipped: calls are counted on the simulated GPU only");
+            skip(device, "calls are counted on the simulated GPU only");
             return;
         }
         for name in ["v2lite-tiny", "v3-tiny", "v32-tiny", "v4-tiny"] {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use rstest::rstest;
 
-use crate::devices::{for_each_device, is_wgpu};
+use crate::devices::{for_each_device, is_wgpu, skip};
 use crate::model_parity::{Stored, load};
 
 /// What the fixtures allow for logits of another order of sums.
@@ -44,6 +44,9 @@ fn model_in_any_steps_equals_one_forward_pass(#[case] name: &str) {
         });
         // Where wgpu is the CPU, a step takes a tenth of a second.
         let cases = if is_wgpu(device) { 1 } else { 24 };
+        if is_wgpu(device) {
+            skip(device, "23 of 24 programs");
+        }
         let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
         let result = runner.run(&programs(), |program| {
             let run = run(&model, &prompts, &program);

@@ -9,7 +9,7 @@ use burn_mla::ops::{
 };
 use rstest::rstest;
 
-use crate::devices::{for_each_dtype, is_hopper, is_simulated};
+use crate::devices::{for_each_dtype, is_hopper, is_simulated, skip};
 use crate::ops_fixture::{bits, floats, ints, random, rng};
 
 /// The most rows, and others: those of one tile or several, full or not, of both kernels.
@@ -23,10 +23,9 @@ fn matrix<const D: usize>(seed: u64, shape: [usize; D], scale: f64, dtype: DType
 }
 
 fn for_each_half_on_hopper(test: impl Fn(&Device, DType)) {
-    for_each_dtype(|device, dtype| {
-        if is_hopper(device) && dtype != DType::F32 {
-            test(device, dtype);
-        }
+    for_each_dtype(|device, dtype| match is_hopper(device) && dtype != DType::F32 {
+        true => test(device, dtype),
+        false => skip(device, format_args!("{dtype:?} here has one kernel")),
     });
 }
 
@@ -61,8 +60,8 @@ fn ops_batch_invariant_hopper_products(
     for_each_half_on_hopper(|device, dtype| {
         let [inputs, mut outputs] = widths;
         if is_simulated(device) {
-            // The odd ones are enough there.
             if inputs == 2048 {
+                skip(device, "the odd widths are enough on a simulated GPU");
                 return;
             }
             outputs = outputs.min(88);

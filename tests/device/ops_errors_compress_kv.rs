@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
 use mla_ops::cache::new_pool;
 use mla_ops::{CompressKvArgs, CompressKvOptions, MlaError, compress_kv};
 
-use crate::devices::{FLOATS, for_each_device, is_wgpu};
+use crate::devices::{FLOATS, for_each_device, is_wgpu, skip};
 use crate::ops_fixture::{bits, ints};
 use crate::refusals::Kind::{DType as WrongType, Shape, Value};
 use crate::refusals::{assert_refused, assert_values_refused, zeros};
@@ -150,6 +150,7 @@ fn ops_errors_compress_kv_another_device() {
     for_each_device(|device| {
         let flex = args(&Device::flex());
         if *device == Device::flex() {
+            skip(device, "there is no other device");
             return;
         }
         let named = |argument: &str, change: fn(&mut CompressKvArgs, &CompressKvArgs)| {
@@ -179,7 +180,7 @@ fn ops_errors_compress_kv_limits() {
             assert_refused(refused(args(device), &options), Value, "dtype");
         }
         if !is_wgpu(device) {
-            eprintln!("skipped: {device:?} may have room");
+            skip(device, "it may have room");
             return;
         }
         let limited = |args, argument: &str| {

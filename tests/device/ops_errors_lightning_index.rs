@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
 use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, MlaError, lightning_index};
 
-use crate::devices::{FLOATS, for_each_device, is_wgpu};
+use crate::devices::{FLOATS, for_each_device, is_wgpu, skip};
 use crate::ops_fixture::ints;
 use crate::refusals::Kind::{DType as WrongType, Shape, Value};
 use crate::refusals::{assert_refused, assert_values_refused, zeros};
@@ -108,6 +108,7 @@ fn ops_errors_lightning_index_another_device() {
     for_each_device(|device| {
         let flex = args(&Device::flex());
         if *device == Device::flex() {
+            skip(device, "there is no other device");
             return;
         }
         let named = |changed: LightningIndexArgs, argument: &str| {
@@ -130,7 +131,7 @@ fn ops_errors_lightning_index_limits() {
             assert_refused(lightning_index(LightningIndexArgs { q, ..args(device) }, &OPTIONS), WrongType, "q");
         }
         if !is_wgpu(device) {
-            eprintln!("skipped: {device:?} may have room");
+            skip(device, "it may have room");
             return;
         }
         let limited = |args, options: &LightningIndexOptions, argument: &str| {

@@ -7,7 +7,7 @@ use mla_ops::{
     write_latent,
 };
 
-use crate::devices::{FLOATS, for_each_device, is_cuda, is_wgpu};
+use crate::devices::{FLOATS, for_each_device, is_cuda, is_wgpu, skip};
 use crate::ops_fixture::{ints, values};
 
 fn empty<const D: usize>(shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
@@ -103,7 +103,7 @@ fn ops_limits_of_cubes() {
 fn ops_limits_of_buffers() {
     for_each_device(|device| {
         if !is_wgpu(device) {
-            eprintln!("skipped: {device:?} may have room");
+            skip(device, "it may have room");
             return;
         }
         let most = i32::MAX as usize;

@@ -8,7 +8,7 @@ use mla_ops::{
 };
 use rstest::rstest;
 
-use crate::devices::{for_each_device, has_tiles, is_hopper, is_simulated};
+use crate::devices::{for_each_device, has_tiles, is_hopper, is_simulated, skip};
 use crate::ops_fixture::{floats, ints, random, rng, tolerance, values};
 
 /// Runs a test on Hopper alone: the other devices have no kernel for many dense rows, or Burn's product in its place.
@@ -137,6 +137,7 @@ fn ops_many_rows_experts(#[case] sizes: [usize; 5], #[values(DType::BF16, DType:
     for_each_device(|device| {
         let many = is_hopper(device) || has_tiles(device) && tokens * top_k > 64 * experts;
         if !many {
+            skip(device, "no kernel for many rows of these experts");
             return;
         }
         for problem in LinearProblem::experts([tokens, top_k, experts, hidden, width], dtype) {
@@ -198,7 +199,7 @@ fn ops_many_rows_of_prompts(#[case] sizes: [usize; 3]) {
     let [rows, inputs, outputs] = sizes;
     on_hopper(|device| {
         if is_simulated(device) {
-            return eprintln!("skipped: takes too long on a simulated GPU");
+            return skip(device, "takes too long on a simulated GPU");
         }
         let dtype = DType::BF16;
         assert_path(LinearProblem::dense(sizes, dtype), device);

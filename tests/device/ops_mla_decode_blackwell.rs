@@ -9,7 +9,7 @@ use std::io::Write;
 use burn::tensor::{DType, Device};
 use mla_ops::{Path, Splits};
 
-use crate::devices::{for_each_device, is_blackwell};
+use crate::devices::{for_each_device, is_blackwell, skip};
 use crate::ops_fixture::DecodeCase;
 
 const HEADS: [usize; 5] = [1, 16, 64, 65, 128];
@@ -58,7 +58,7 @@ fn case(point: &Point) -> DecodeCase {
 fn on_blackwell(test: impl Fn(&Device)) {
     for_each_device(|device| match is_blackwell(device) {
         true => test(device),
-        false => eprintln!("skipped: {device:?} is no Blackwell GPU"),
+        false => skip(device, "it is no Blackwell GPU"),
     });
 }
 

@@ -9,7 +9,7 @@ use rand::seq::{IndexedRandom, index};
 use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype, is_blackwell, is_cuda, is_hopper, is_simulated};
+use crate::devices::{for_each_device, for_each_dtype, is_blackwell, is_cuda, is_hopper, is_simulated, skip};
 use crate::ops_fixture::{DecodeCase, pick_rows, rng, values};
 
 const WIDTHS: [(usize, usize); 2] = [(576, 512), (512, 512)];
@@ -125,7 +125,7 @@ fn ops_decode_accuracy(
     let (query_len, causal) = tokens_and_mask;
     for_each_dtype(|device, dtype| {
         if is_simulated(device) {
-            eprintln!("skipped: the accuracy of a simulated GPU");
+            skip(device, "the accuracy of a simulated GPU");
             return;
         }
         let lens = match dtype {

@@ -9,7 +9,7 @@ use crate::ops_fixture::{assert_close, floats, random, restrided, rng, values};
 use crate::refusals::Kind::{DType as WrongType, Shape, Value};
 use crate::refusals::{assert_refused, zeros};
 
-/// N, H, d and the pairs that turn.
+/// N, H, d and the pairs that RoPE is applied to.
 type Sizes = [usize; 4];
 
 struct Inputs {
@@ -37,9 +37,9 @@ impl Inputs {
         }
     }
 
-    fn args(&self, weighted: bool, norm_turned: bool, device: &Device) -> NormRopeArgs {
+    fn args(&self, weighted: bool, norm_whole_head: bool, device: &Device) -> NormRopeArgs {
         let [tokens, heads, width, pairs] = self.sizes;
-        let normed = if norm_turned { width } else { width - 2 * pairs };
+        let normed = if norm_whole_head { width } else { width - 2 * pairs };
         let table = |values: &[f64]| floats(values, [tokens, pairs], DType::F32, device);
         NormRopeArgs {
             x: floats(&self.x, [tokens, heads, width], self.dtype, device),
@@ -54,7 +54,7 @@ impl Inputs {
         let mut x = self.x.clone();
         for (row, head) in x.chunks_exact_mut(width).enumerate() {
             if let Some(eps) = options.norm_eps {
-                let normed = if options.norm_turned { width } else { width - 2 * pairs };
+                let normed = if options.norm_whole_head { width } else { width - 2 * pairs };
                 let mean = head[..normed].iter().map(|value| value * value).sum::<f64>() / normed as f64;
                 for (channel, value) in head[..normed].iter_mut().enumerate() {
                     *value /= (mean + f64::from(eps)).sqrt();
@@ -72,19 +72,19 @@ impl Inputs {
     }
 }
 
-/// DeepSeek-V4's heads and keys, widths that nothing divides, heads that turn as a whole or not at all.
+/// DeepSeek-V4's heads and keys, widths that nothing divides, RoPE of whole heads or none.
 #[rstest]
 fn ops_norm_rope(
     #[values([3, 8, 512, 32], [5, 1, 64, 16], [1, 3, 7, 2], [70, 2, 6, 3], [2, 5, 130, 1], [4, 2, 9, 0], [2, 1, 1, 0])]
     sizes: Sizes,
     #[values((None, false), (Some(1e-6), false), (Some(0.3), true))] (norm_eps, weighted): (Option<f32>, bool),
-    #[values(false, true)] norm_turned: bool,
+    #[values(false, true)] norm_whole_head: bool,
     #[values(false, true)] inverse: bool,
 ) {
-    let options = NormRopeOptions { norm_eps, norm_turned, inverse };
+    let options = NormRopeOptions { norm_eps, norm_whole_head, inverse };
     for_each_dtype(|device, dtype| {
         let inputs = Inputs::new(sizes, dtype);
-        let out = norm_rope(inputs.args(weighted, norm_turned, device), &options).expect("legal");
+        let out = norm_rope(inputs.args(weighted, norm_whole_head, device), &options).expect("legal");
         let [tokens, heads, width, _] = sizes;
         assert_eq!((out.dims(), out.dtype()), ([tokens, heads, width], dtype));
         let what = format!("{sizes:?} {options:?} {dtype:?} on {device:?}");
@@ -95,7 +95,7 @@ fn ops_norm_rope(
 /// Pieces of work on several threads, or many cubes.
 #[test]
 fn ops_norm_rope_of_many_tokens() {
-    let options = NormRopeOptions { norm_eps: Some(1e-6), norm_turned: true, inverse: false };
+    let options = NormRopeOptions { norm_eps: Some(1e-6), norm_whole_head: true, inverse: false };
     for_each_device(|device| {
         let inputs = Inputs::new([2311, 3, 96, 8], DType::F32);
         let out = norm_rope(inputs.args(true, true, device), &options).expect("legal");
@@ -105,7 +105,7 @@ fn ops_norm_rope_of_many_tokens() {
 
 #[test]
 fn ops_norm_rope_of_views_and_of_nothing() {
-    let options = NormRopeOptions { norm_eps: Some(1e-6), norm_turned: true, inverse: true };
+    let options = NormRopeOptions { norm_eps: Some(1e-6), norm_whole_head: true, inverse: true };
     for_each_device(|device| {
         let inputs = Inputs::new([4, 3, 10, 2], DType::F32);
         let args = inputs.args(true, true, device);
@@ -128,7 +128,7 @@ fn ops_norm_rope_of_views_and_of_nothing() {
 #[test]
 fn ops_errors_norm_rope() {
     for_each_device(|device| {
-        let normed = NormRopeOptions { norm_eps: Some(1e-6), norm_turned: true, inverse: false };
+        let normed = NormRopeOptions { norm_eps: Some(1e-6), norm_whole_head: true, inverse: false };
         let args = || Inputs::new([4, 3, 10, 2], DType::F32).args(true, true, device);
         norm_rope(args(), &normed).expect("legal before it is changed");
         let refuses = |kind, argument, change: fn(&mut NormRopeArgs, &Device)| {
@@ -142,7 +142,7 @@ fn ops_errors_norm_rope() {
         refuses(Value, "cos", |it, device| it.cos = zeros([4, 6], device));
         refuses(Value, "sin", |it, device| it.sin = zeros([4, 1], device));
         refuses(WrongType, "cos", |it, _| it.cos = it.cos.clone().cast(FloatDType::F16));
-        let still = NormRopeOptions { norm_turned: false, ..normed.clone() };
+        let still = NormRopeOptions { norm_whole_head: false, ..normed.clone() };
         assert_refused(norm_rope(args(), &still), Shape, "weight");
         let half: fn(Tensor<1>) -> Tensor<1> = |weight| weight.cast(FloatDType::F16);
         let args_with_half = NormRopeArgs { weight: args().weight.map(half), ..args() };
@@ -161,7 +161,7 @@ fn ops_rms_norm(#[values([3, 2048], [1, 7168], [65, 7], [2, 1], [0, 8])] sizes: 
     let [tokens, width] = sizes;
     for_each_dtype(|device, dtype| {
         let inputs = Inputs::new([tokens, 1, width, 0], dtype);
-        let options = NormRopeOptions { norm_eps: Some(1e-6), norm_turned: true, inverse: false };
+        let options = NormRopeOptions { norm_eps: Some(1e-6), norm_whole_head: true, inverse: false };
         let x = floats(&inputs.x, sizes, dtype, device);
         let out = rms_norm(x, floats(&inputs.weight, [width], DType::F32, device), 1e-6).expect("legal");
         assert_eq!((out.dims(), out.dtype()), (sizes, dtype));
@@ -195,7 +195,7 @@ fn ops_residual_norm(#[values([3, 2048], [1, 7168], [65, 7], [2, 1], [300, 24], 
     let [tokens, width] = sizes;
     for_each_dtype(|device, dtype| {
         let mut inputs = Inputs::new([tokens, 1, width, 0], dtype);
-        let options = NormRopeOptions { norm_eps: Some(1e-6), norm_turned: true, inverse: false };
+        let options = NormRopeOptions { norm_eps: Some(1e-6), norm_whole_head: true, inverse: false };
         let what = format!("{sizes:?} {dtype:?} on {device:?}");
         let x = floats(&inputs.x, sizes, dtype, device);
         let y = floats(&random(&mut rng(32), tokens * width, dtype), sizes, dtype, device);

@@ -12,7 +12,7 @@ use crate::ops_fixture::{bits, floats, ints, random, restrided, rng};
 use crate::refusals::Kind::{DType as WrongType, Shape, Value};
 use crate::refusals::{assert_refused, zeros};
 
-/// H, d, D and the pairs that turn.
+/// H, d, D and the pairs that RoPE is applied to.
 type Sizes = [usize; 4];
 
 /// For as many tokens as slots, and a cache of 24 tokens.
@@ -49,7 +49,7 @@ fn absorbed(args: RopeWriteArgs, weight: StackedWeight) -> RopeWriteArgs {
     RopeWriteArgs { query, ..args }
 }
 
-/// DeepSeek-V2-Lite's and V3's sizes, odd ones, channels that all turn or none, no heads; slots that are skipped; views.
+/// DeepSeek-V2-Lite's and V3's sizes, odd ones, RoPE of all channels or none, no heads; slots that are skipped; views.
 #[rstest]
 fn ops_rope_write(
     #[values([16, 192, 576, 32], [3, 7, 9, 2], [5, 4, 70, 2], [1, 8, 130, 0], [2, 6, 4, 2], [0, 8, 16, 2])]
@@ -61,13 +61,13 @@ fn ops_rope_write(
         let new = || args(sizes, slots, dtype, device);
         let RopeWriteArgs { query, latent, norm_weight, norm_eps, cos, sin, cache, slots } = new();
         let q = heads_of(query);
-        let turn = |x: Tensor<3>, weight: Option<Tensor<1>>| {
+        let apply = |x: Tensor<3>, weight: Option<Tensor<1>>| {
             let norm_eps = weight.is_some().then_some(norm_eps);
-            let options = NormRopeOptions { norm_eps, norm_turned: false, inverse: false };
+            let options = NormRopeOptions { norm_eps, norm_whole_head: false, inverse: false };
             norm_rope(NormRopeArgs { x, weight, cos: cos.clone(), sin: sin.clone() }, &options).expect("legal")
         };
-        let q = turn(q, None);
-        let latent = turn(latent.unsqueeze_dim(1), Some(norm_weight)).squeeze_dim::<2>(1);
+        let q = apply(q, None);
+        let latent = apply(latent.unsqueeze_dim(1), Some(norm_weight)).squeeze_dim::<2>(1);
         let write = WriteLatentArgs { cache, slots, latent: latent.clone(), rope: None };
         let cache = write_latent(write).expect("legal");
 

@@ -8,7 +8,7 @@ use mla_ops::{
 use rand::RngExt;
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype, is_slow};
+use crate::devices::{for_each_device, for_each_dtype, is_slow, skip};
 use crate::ops_fixture::{assert_state, bits, floats, int_values, ints, random, restrided, rng};
 use crate::oracle::{State, attend};
 use crate::refusals::{Kind, assert_refused, assert_values_refused, zeros};
@@ -148,7 +148,7 @@ fn ops_sparse_heads_and_widths(
 ) {
     for_each_dtype(|device, dtype| {
         if is_slow(device) && heads > 63 && widths[0] > 80 {
-            eprintln!("skipped: {heads} heads of {widths:?} on {device:?}");
+            skip(device, format_args!("{heads} heads of {widths:?}"));
             return;
         }
         Case { shape: [2, 1, heads], widths, dtype, ..Default::default() }.check_on(device);

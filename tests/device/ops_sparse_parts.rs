@@ -1,14 +1,21 @@
 //! `sparse_mla_parts`: with `sparse_mla` it agrees by definition, so that the oracle of that one is the oracle here.
 
 use burn::tensor::{DType, Device, Tensor};
-use mla_ops::{SparseMlaArgs, SparseParts, sparse_mla_parts};
+use mla_ops::{Path, SparseMlaArgs, SparseMlaProblem, SparseParts, explain_path, sparse_mla_parts};
 use proptest::prelude::{ProptestConfig, proptest};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
 use crate::ops_fixture::{assert_rows, ints, values};
-use crate::ops_sparse_mla::{Case, Inputs};
+use crate::ops_sparse_mla::{Case, Inputs, Pool};
 use crate::refusals::{Kind, assert_refused, assert_values_refused, zeros};
+
+/// What the weights of the rows are rounded to: tensor cores multiply numbers of the query's type.
+fn weights_dtype(case: &Case, device: &Device) -> DType {
+    let ([batch, query_len, heads], [key_width, value_width], dtype) = (case.shape, case.widths, case.dtype);
+    let problem = SparseMlaProblem { batch, query_len, heads, key_width, value_width, dtype };
+    if explain_path(&problem, device).path == Path::Sm90 { dtype } else { DType::F32 }
+}
 
 /// Parts on the host.
 struct Parts {
@@ -46,14 +53,14 @@ impl Parts {
     }
 
     /// The quotients are output and lse of attention, the maxima those of all scores, and without rows there is nothing.
-    fn check(&self, what: &str, inputs: &Inputs, maxima: &[f64]) {
+    fn check(&self, what: &str, weights: DType, inputs: &Inputs, maxima: &[f64]) {
         let quotient = |(at, acc): (usize, &f32)| match self.row_sum[at / self.width] {
             0.0 => *acc,
             row_sum => acc / row_sum,
         };
         let out: Vec<f32> = self.acc.iter().enumerate().map(quotient).collect();
         let lse: Vec<f32> = self.max.iter().zip(&self.row_sum).map(|(max, sum)| max + sum.ln()).collect();
-        assert_rows(what, DType::F32, &out, &lse, &inputs.expected());
+        assert_rows(what, weights, &out, &lse, &inputs.expected());
         for (row, (&max, &expected)) in self.max.iter().zip(maxima).enumerate() {
             let close = f64::from(max) == expected || (f64::from(max) - expected).abs() <= 1e-4;
             assert!(close, "{what}: the maximum of row {row} is {max}, expected {expected}");
@@ -82,7 +89,8 @@ fn maxima(inputs: &Inputs, case: &Case) -> Vec<f64> {
 fn check_on(case: &Case, device: &Device) {
     let inputs = case.inputs();
     let parts = Parts::new(inputs.args(device), case);
-    parts.check(&format!("{case:?} on {device:?}"), &inputs, &maxima(&inputs, case));
+    let what = format!("{case:?} on {device:?}");
+    parts.check(&what, weights_dtype(case, device), &inputs, &maxima(&inputs, case));
 }
 
 #[rstest]
@@ -114,8 +122,25 @@ fn ops_sparse_parts_of_two_scopes(#[values(0, 3, 100)] first: usize, #[values(0,
             let args = inputs.args(device);
             let [first, second] = [args.scope.clone(), args.second.clone().expect("two scopes")]
                 .map(|scope| Parts::new(SparseMlaArgs { scope, second: None, ..args.clone() }, &case));
-            first.and(&second).check(&format!("by hand: {case:?}"), &inputs, &maxima(&inputs, &case));
+            let what = format!("by hand: {case:?}");
+            first.and(&second).check(&what, weights_dtype(&case, device), &inputs, &maxima(&inputs, &case));
         }
+    });
+}
+
+/// Rows of DeepSeek's widths, in lists of several blocks.
+#[rstest]
+#[case([1, 2, 65], [576, 512], vec![[20, 16, 130]])]
+#[case([2, 1, 16], [512, 512], vec![[9, 16, 128], [3, 64, 150]])]
+#[case([2, 1, 16], [512, 512], vec![[9, 16, 0], [3, 64, 70]])]
+fn ops_sparse_parts_of_tiles(
+    #[case] shape: [usize; 3],
+    #[case] widths: [usize; 2],
+    #[case] pools: Vec<Pool>,
+    #[values(false, true)] lengths: bool,
+) {
+    for_each_dtype(|device, dtype| {
+        check_on(&Case { shape, widths, pools: pools.clone(), lengths, sink: None, dtype }, device);
     });
 }
 

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device};
 use mla_ops::{Determinism, SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla};
 use rstest::rstest;
 
-use crate::devices::{for_each_dtype, is_simulated, is_wgpu};
+use crate::devices::{for_each_dtype, is_simulated, is_wgpu, skip};
 use crate::ops_fixture::{assert_state, bits};
 use crate::ops_sparse_mla::{Case, Pool};
 
@@ -35,6 +35,7 @@ fn ops_sparse_tiles(
 ) {
     for_each_dtype(|device, dtype| {
         if !has_tiles(device, dtype) {
+            skip(device, format_args!("no kernel with tiles for {dtype:?}"));
             return;
         }
         let sink = (pools.len() > 1).then(|| sink(shape[2])).flatten();
@@ -50,6 +51,7 @@ fn ops_sparse_tiles(
 fn ops_sparse_tiles_alone_and_together() {
     for_each_dtype(|device, dtype| {
         if !has_tiles(device, dtype) {
+            skip(device, format_args!("no kernel with tiles for {dtype:?}"));
             return;
         }
         let tokens = if is_simulated(device) { 3 } else { 150 };

@@ -42,9 +42,35 @@ pub(crate) trait RequestCache: Any + Debug + Send {
     }
     /// The pages, which the requests share.
     fn pages(&self) -> &PagedCache;
-    /// The same, for prefix caching: a request may begin with pages of others. `None` where pages are not all that a model
-    /// keeps of a beginning.
-    fn shared_pages(&mut self) -> Option<&mut PagedCache>;
+    /// The same, for whoever holds pages that no request needs.
+    fn pages_mut(&mut self) -> &mut PagedCache;
+    /// Starts a request whose first tokens are these whole pages, which somebody holds, and have the state in `snapshot` after them,
+    /// where requests have one.
+    fn admit_with(&mut self, pages: &[u32], snapshot: Option<Snapshot>) -> Result<RequestId>;
+    /// Snapshots of the state that a request has beside its pages; `None` where it has none.
+    fn snapshots(&mut self) -> Option<&mut dyn Snapshots>;
+}
+
+/// Names a snapshot of one cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Snapshot(pub(crate) u32);
+
+/// Copies of the states that requests have had, on the device: others may go on from there.
+pub(crate) trait Snapshots {
+    /// Allocates so many slots; there are no others.
+    ///
+    /// # Errors
+    /// [`ModelError::OutOfMemory`], or slots that are too many for the device.
+    fn reserve(&mut self, slots: usize) -> Result<()>;
+
+    /// Copies the state of a request, whose tokens must all be computed; `None` if every slot is taken.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`], or tokens that are not computed.
+    fn keep(&mut self, request: RequestId) -> Result<Option<Snapshot>>;
+
+    /// Gives the slot back.
+    fn discard(&mut self, snapshot: Snapshot);
 }
 
 /// What a model remembers of its requests: the KV cache, made by [`DeepseekModel::new_cache`](crate::DeepseekModel::new_cache).
@@ -136,9 +162,22 @@ impl ModelCache {
         self.0.pages()
     }
 
-    /// The same, where prefix caching is possible.
-    pub(crate) fn shared_pages(&mut self) -> Option<&mut PagedCache> {
-        self.0.shared_pages()
+    /// The same, for whoever holds pages that no request needs.
+    pub(crate) fn pages_mut(&mut self) -> &mut PagedCache {
+        self.0.pages_mut()
+    }
+
+    /// Starts a request whose first tokens are these whole pages, as [`RequestCache::admit_with`] says.
+    ///
+    /// # Errors
+    /// Those of [`PagedCache::admit_with`]; a snapshot that is not there, or of another position.
+    pub(crate) fn admit_with(&mut self, pages: &[u32], snapshot: Option<Snapshot>) -> Result<RequestId> {
+        self.0.admit_with(pages, snapshot)
+    }
+
+    /// Snapshots of the state that a request has beside its pages, if it has one.
+    pub(crate) fn snapshots(&mut self) -> Option<&mut dyn Snapshots> {
+        self.0.snapshots()
     }
 
     /// The cache as its model knows it.
@@ -195,7 +234,15 @@ impl RequestCache for PagedCache {
         self
     }
 
-    fn shared_pages(&mut self) -> Option<&mut PagedCache> {
-        Some(self)
+    fn pages_mut(&mut self) -> &mut PagedCache {
+        self
+    }
+
+    fn admit_with(&mut self, pages: &[u32], _: Option<Snapshot>) -> Result<RequestId> {
+        Ok(self.admit_with(pages)?)
+    }
+
+    fn snapshots(&mut self) -> Option<&mut dyn Snapshots> {
+        None
     }
 }

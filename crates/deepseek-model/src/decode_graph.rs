@@ -5,7 +5,8 @@
 //! of two. Rows that no request has are padding of length 0: they read no key, write no latent and use no routed expert. What
 //! is left for them are the other products, which read the same weights for one row or for several.
 
-use std::collections::HashMap;
+mod buckets;
+
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -13,7 +14,9 @@ use std::thread::{self, ThreadId};
 use burn::tensor::{DType, Device, Graph, Int, Tensor, capture};
 use mla_ops::Determinism;
 
-use crate::cache::ModelCache;
+use self::buckets::Buckets;
+pub(crate) use self::buckets::{Bucket, MAX_GRAPHS};
+use crate::cache::{CacheSize, ModelCache};
 use crate::models::{BufferedStep, Capture, Model};
 use crate::step::Chunk;
 use crate::{ModelError, Result};
@@ -57,14 +60,11 @@ pub(crate) struct DecodeGraphs<'a> {
     vocab_size: usize,
     /// Of the steps. Where rows are independent, those that are padding change nothing either.
     determinism: Determinism,
-    /// `None` for a bucket whose step cannot be captured: another try would not do better.
-    buckets: HashMap<Bucket, Option<StepGraph<'a>>>,
+    buckets: Buckets<StepGraph<'a>>,
     /// Graphs belong to the queue of the thread that captured them.
     thread: ThreadId,
 }
 
-/// Requests, and pages of each.
-pub(crate) type Bucket = (usize, usize);
 type Closure<'a> = Box<dyn FnMut() -> Option<Tensor<2>> + Send + 'a>;
 
 struct StepGraph<'a> {
@@ -99,7 +99,7 @@ impl<'a> DecodeGraphs<'a> {
         if !captures(device) {
             return Err(GraphSupport::Device);
         }
-        Ok(Self { model, vocab_size, determinism, buckets: HashMap::new(), thread: thread::current().id() })
+        Ok(Self { model, vocab_size, determinism, buckets: Buckets::new(MAX_GRAPHS), thread: thread::current().id() })
     }
 
     /// Logits `[chunks, vocab]` of chunks of one token. The buffer belongs to the graph: the next step overwrites it.
@@ -118,25 +118,27 @@ impl<'a> DecodeGraphs<'a> {
         let bucket = bucket(chunks.len(), cache.pages().max_pages(&requests)?, cache);
         // The pools of another cache lie elsewhere.
         let cache_id = cache.pages().id();
-        self.buckets.retain(|_, step| step.as_ref().is_none_or(|step| step.cache_id == cache_id));
-        let (model, determinism) = (self.model, self.determinism);
-        let step = self.buckets.entry(bucket);
-        let new_step = |page_size| model.buffered_step(bucket.0, [bucket.1, page_size], determinism);
-        let spare = || spare_buffers(bucket.0 * self.vocab_size, device);
-        let step = step.or_insert_with(|| StepGraph::capture(model, new_step, spare, chunks, cache, device));
-        let Some(graph) = step else {
+        self.buckets.retain(|step| step.cache_id == cache_id);
+        if !self.buckets.is_known(bucket) {
+            self.buckets.make_room();
+            let (model, determinism) = (self.model, self.determinism);
+            let new_step = |page_size| model.buffered_step(bucket.0, [bucket.1, page_size], determinism);
+            let spare = || spare_buffers(bucket.0 * self.vocab_size, device);
+            self.buckets.insert(bucket, StepGraph::capture(model, new_step, spare, chunks, cache, device));
+        }
+        let Some(graph) = self.buckets.use_mut(bucket) else {
             return Ok(None);
         };
         let logits = graph.replay(chunks, None, cache)?;
         if logits.is_none() {
-            *step = None;
+            self.buckets.insert(bucket, None);
         }
         Ok(logits.map(|logits| logits.narrow(0, 0, chunks.len())))
     }
 
     /// Whether [`Self::logits_after`] can be asked for a step of so many requests with so many pages at most.
     pub(crate) fn can_follow(&self, requests: usize, pages: usize, cache: &ModelCache) -> bool {
-        let step = self.buckets.get(&bucket(requests, pages, cache)).and_then(Option::as_ref);
+        let step = self.buckets.get(bucket(requests, pages, cache));
         let is_ready = |step: &StepGraph| step.cache_id == cache.pages().id() && lock(&step.lent).step.is_in_place();
         // `BufferedStep::feed` needs a second token.
         let has_tokens = self.vocab_size > 1;
@@ -152,7 +154,7 @@ impl<'a> DecodeGraphs<'a> {
     ) -> Result<Tensor<2>> {
         let requests: Vec<_> = chunks.iter().map(|chunk| chunk.request).collect();
         let bucket = bucket(chunks.len(), cache.pages().max_pages(&requests)?, cache);
-        let step = self.buckets.get_mut(&bucket).and_then(Option::as_mut);
+        let step = self.buckets.use_mut(bucket);
         let step =
             step.ok_or_else(|| ModelError::device("a decode step that is not captured cannot follow another"))?;
         let logits = step.replay(chunks, Some(ids), cache)?;
@@ -263,7 +265,7 @@ impl Lent<'_> {
 
 impl fmt::Debug for DecodeGraphs<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DecodeGraphs").field("buckets", &self.buckets.keys()).finish_non_exhaustive()
+        f.debug_struct("DecodeGraphs").field("buckets", &self.buckets).finish_non_exhaustive()
     }
 }
 
@@ -275,13 +277,29 @@ fn lock<'l, 'a>(lent: &'l Mutex<Lent<'a>>) -> MutexGuard<'l, Lent<'a>> {
 ///
 /// While a step is captured no memory can be had from the device, and what it would have written is lost if it asks for some.
 /// The runs before the capture leave what they needed, which may be less: how early a buffer is free again depends on how far
-/// the device's own thread is behind. CubeCL has buffers of at most 64 KiB in pages of their own of 8 MiB, hence two sizes; the
-/// largest of a step are its logits, or the partial results of split attention, which grow with the multiprocessors.
+/// the device's own thread is behind.
 fn spare_buffers(logits: usize, device: &Device) -> Vec<Tensor<1>> {
-    const SMALL: (usize, usize) = (128, 1 << 14);
-    let large = (4, logits.max(1 << 22));
     let buffers = |(count, len)| (0..count).map(move |_| Tensor::empty([len], (device, DType::F32)));
-    [SMALL, large].into_iter().flat_map(buffers).collect()
+    spare_sizes(logits).into_iter().flat_map(buffers).collect()
+}
+
+/// How many buffers are spare, and their f32. CubeCL has buffers of at most 64 KiB in pages of their own of 8 MiB, hence two sizes;
+/// the largest of a step are its logits, or the partial results of split attention, which grow with the multiprocessors.
+fn spare_sizes(logits: usize) -> [(usize, usize); 2] {
+    [(128, 1 << 14), (4, logits.max(1 << 22))]
+}
+
+/// Device memory that captured steps take at most, in bytes: a graph keeps the pages of memory that its step ran in, and no one else
+/// gets any of them. That is what was spare when it was captured; the largest graphs that may be kept at a time count.
+pub(crate) fn captured_bytes(vocab_size: usize, size: CacheSize) -> u128 {
+    let buckets = |most: usize| (0..=most.max(1).next_power_of_two().ilog2()).rev();
+    let pages = buckets(size.max_tokens.div_ceil(size.page_size.max(1))).count();
+    let of_batch = |log: u32| {
+        let sizes = spare_sizes(vocab_size.saturating_mul(1 << log));
+        let bytes = sizes.map(|(count, len)| (count as u128) * (len as u128) * size_of::<f32>() as u128);
+        std::iter::repeat_n(bytes.iter().sum::<u128>(), pages)
+    };
+    buckets(size.max_requests).flat_map(of_batch).take(MAX_GRAPHS).sum()
 }
 
 /// Whether the device captures graphs: one addition shows it.

@@ -107,7 +107,7 @@ fn replay_as_launched(fixture: &str, requests: usize, determinism: Determinism, 
             live.push(admit(&model, &mut cache, &[8; 20]));
         }
     }
-    assert!(graphs.buckets.len() > 1, "{graphs:?}");
+    assert!(graphs.buckets.captured() > 1, "{graphs:?}");
 }
 
 /// A graph writes into the pools of the cache that it was captured with, so another cache gets one of its own.
@@ -150,9 +150,32 @@ fn refuse_shared_buffers(device: &Device) {
         graphs.next_token_logits(&chunks, &mut cache, device).unwrap().is_some()
     };
     assert!(has_graph(&mut graphs, &requests[..1]) && has_graph(&mut graphs, &requests));
-    let step = graphs.buckets.get(&(1, 1)).and_then(Option::as_ref).expect("it was captured");
+    let step = graphs.buckets.get((1, 1)).expect("it was captured");
     let handles = lock(&step.lent).step.handles();
     assert!(!has_graph(&mut graphs, &requests[..1]));
     drop(handles);
     assert!(!has_graph(&mut graphs, &requests[..1]) && has_graph(&mut graphs, &requests));
+}
+
+/// Where there is room for one graph, a step of another size takes it; the first size is captured anew.
+#[test]
+fn a_graph_that_made_room_is_captured_anew() {
+    gpus().iter().for_each(capture_in_turns);
+}
+
+fn capture_in_turns(device: &Device) {
+    let model = model("v3-tiny", device);
+    let mut graphs = model.decode_graphs(Fast).expect("GPUs have graphs");
+    graphs.buckets = Buckets::new(1);
+    let mut cache = model.new_cache(SIZE).unwrap();
+    let requests = [0, 1].map(|_| admit(&model, &mut cache, &[7, 8, 9]));
+    for (step, batch) in [1, 2, 1, 1, 2].into_iter().enumerate() {
+        let id = 5 + step as u32;
+        let chunks: Vec<Chunk> =
+            requests[..batch].iter().map(|&request| cache.append(request, &[id]).unwrap()).collect();
+        let replayed = graphs.next_token_logits(&chunks, &mut cache, device).unwrap().expect("it was captured");
+        let replayed = bits(replayed);
+        assert_eq!(replayed, launched(&graphs, &chunks, &mut cache), "step {step}");
+        assert_eq!(graphs.buckets.captured(), 1, "{graphs:?}");
+    }
 }

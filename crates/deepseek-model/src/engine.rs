@@ -1,161 +1,38 @@
 //! Many requests on one model: continuous batching, chunked prefill, prefix caching, preemption and recomputation.
 
+mod choice;
+mod latency;
 mod launch;
+mod options;
+mod prefix_cache;
 mod prefix_tree;
 mod reply;
 mod scheduler;
+mod stats;
 mod stream;
 mod warm_up;
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
 
-use burn::tensor::Device;
 use mla_ops::cache::CacheError;
-use mla_ops::largest_buffer;
 
+use self::choice::Seen;
+use self::latency::InterTokenLatency;
 use self::launch::Launched;
+pub use self::options::EngineOptions;
+use self::prefix_cache::PrefixCache;
 use self::reply::Reply;
 use self::scheduler::{Job, Scheduler};
-pub use self::stream::{Completion, FinishReason, RequestStream, StreamEvent};
+pub use self::stats::EngineStats;
+pub use self::stream::{Completion, FinishReason, RequestStream, StreamEvent, TokenLogprobs};
 pub use self::warm_up::{compile_ahead, compile_all_ahead};
-use crate::cache::CacheSize;
-use crate::decode_graph::GraphSupport;
 use crate::model::DeepseekModel;
 use crate::request::GenerationRequest;
 use crate::runner::Runner;
 use crate::tokenizer::Tokenizer;
 use crate::{ModelError, Result};
-
-/// Sizes and modes of an [`Engine`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EngineOptions {
-    /// Tokens in a cache page, a power of two.
-    pub page_size: usize,
-    /// Pages of the cache: what all running requests share.
-    pub cache_pages: usize,
-    /// Requests that run at once at most.
-    pub max_batch: usize,
-    /// Tokens in a forward pass at most: one of each request that generates, the rest from prompts. At least `max_batch`,
-    /// so that no request waits for ever.
-    pub token_budget: usize,
-    /// Prefix caching: whether requests that begin alike share pages. Not DeepSeek-V4's: the state that it keeps of a request
-    /// beside its pages belongs to one position of one request.
-    pub prefix_caching: bool,
-    /// Whether a request's logits are the same, bit for bit, whatever else runs and however its prompt is divided. Costs
-    /// speed; on GPUs other than Hopper mostly in the prompts.
-    pub deterministic: bool,
-    /// Whether steps with one token of each request are captured, and replayed for batches up to the next power of two, on
-    /// devices that have graphs; [`EngineStats::graphs`] says why they are not. While CUDA captures a step, it refuses memory to all
-    /// other threads of the program that ask for some on the device.
-    pub graphs: bool,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        Self {
-            page_size: 64,
-            cache_pages: 512,
-            max_batch: 64,
-            token_budget: 512,
-            prefix_caching: true,
-            deterministic: false,
-            graphs: false,
-        }
-    }
-}
-
-/// Buffers from which on a device takes steps of many tokens: V3's activations of as many fit into one.
-const LARGE_BUFFER: u64 = 4 << 30;
-
-impl EngineOptions {
-    /// The default for a device: a `token_budget` of 8192 where a tensor may have 4 GiB (data-centre GPUs), else of 512. More tokens
-    /// in a step make prefill faster, and take more memory.
-    pub fn on(device: &Device) -> Self {
-        let default = Self::default();
-        let large = largest_buffer(device).is_some_and(|bytes| bytes >= LARGE_BUFFER);
-        Self { token_budget: if large { 8192 } else { default.token_budget }, ..default }
-    }
-
-    /// The cache of an engine.
-    fn cache_size(&self, model: &DeepseekModel) -> CacheSize {
-        let &Self { page_size, cache_pages, max_batch, .. } = self;
-        CacheSize {
-            num_pages: cache_pages,
-            page_size,
-            max_requests: max_batch,
-            // More than the pages hold, so that it is the pages that run out.
-            max_tokens: cache_pages.saturating_add(1).saturating_mul(page_size).min(model.max_positions()),
-        }
-    }
-}
-
-/// Counts and times since an engine began.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EngineStats {
-    /// Forward passes.
-    pub steps: usize,
-    /// Whether decode steps are captured and replayed, and why not.
-    pub graphs: GraphSupport,
-    /// Those of the forward passes that were replayed from a captured graph.
-    pub graph_steps: usize,
-    /// Those that were launched before the tokens of the step before were on the host.
-    pub ahead_steps: usize,
-    /// Prompt tokens that were computed, without the hits of the prefix cache; each once.
-    pub prompt_tokens: usize,
-    /// Tokens that were recomputed after a preemption.
-    pub recomputed_tokens: usize,
-    /// Tokens with which requests began to run, or ran again: what was looked up in the prefix cache.
-    pub prefix_queries: usize,
-    /// Those of them whose rows were found there.
-    pub prefix_hits: usize,
-    /// Times that a request was preempted: it gave up its pages, and is recomputed later.
-    pub preemptions: usize,
-    /// Tokens generated.
-    pub generated_tokens: usize,
-    /// Those of them that were generated in steps with nothing but one token of each request.
-    pub decode_tokens: usize,
-    /// Time of those steps, until their tokens are on the host.
-    pub decode_time: Duration,
-    /// Time of all other steps, until their tokens are on the host. A step that completes no prompt gives none: on a GPU its time is
-    /// that of its launches, and the step that completes the prompt, which counts here, too, waits for both.
-    pub prefill_time: Duration,
-    /// From the engine's beginning until the first token of any request.
-    pub time_to_first_token: Option<Duration>,
-    /// Cache memory of a token, all layers, in bytes.
-    pub cache_bytes_per_token: usize,
-    /// Cache memory in use, pages of former requests included, in bytes.
-    pub cache_bytes: usize,
-    /// The most that it has been.
-    pub cache_bytes_peak: usize,
-    /// Pages of the cache.
-    pub pages: usize,
-    /// Pages that requests hold.
-    pub pages_in_use: usize,
-    /// Pages that only the prefix cache holds; they are evicted when a request needs them.
-    pub pages_idle: usize,
-}
-
-impl EngineStats {
-    /// Tokens of prompts that were computed, and recomputed, per second of [`Self::prefill_time`]; 0 where there were none.
-    pub fn prefill_rate(&self) -> f64 {
-        rate(self.prompt_tokens + self.recomputed_tokens, self.prefill_time)
-    }
-
-    /// Tokens per second of [`Self::decode_time`]; 0 where there were none.
-    pub fn decode_rate(&self) -> f64 {
-        rate(self.decode_tokens, self.decode_time)
-    }
-
-    /// The hit rate of the prefix cache, 0 to 1.
-    pub fn prefix_hit_rate(&self) -> f64 {
-        self.prefix_hits as f64 / self.prefix_queries.max(1) as f64
-    }
-}
-
-fn rate(tokens: usize, time: Duration) -> f64 {
-    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
-}
 
 /// Runs requests together, a step at a time (continuous batching; Yu et al., Orca, OSDI 2022).
 ///
@@ -164,7 +41,7 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 /// preempted: it gives up its own and waits; its tokens are kept and recomputed later, so that nothing of its text is lost. A text ends with
 /// [`FinishReason::OutOfCache`] only if the whole cache is too small for it.
 ///
-/// Where steps are captured ([`EngineOptions::graphs`]) and all requests are greedy, the next step is launched
+/// Tokens are chosen on the device, where logits stay. Where steps are captured ([`EngineOptions::graphs`]), the next step is launched
 /// before the tokens of the last one are on the host: the device does not wait for it. A request that ends with a token that
 /// was not foreseen has then computed one too many, which is discarded; a new one begins a step later.
 ///
@@ -195,11 +72,16 @@ pub struct Engine<'a> {
     tokenizer: &'a Tokenizer,
     scheduler: Scheduler,
     replies: HashMap<u64, Reply>,
+    seen: Seen,
+    max_batch: usize,
+    /// The ids of streams that were dropped.
+    dropped: (Sender<u64>, Receiver<u64>),
     /// The next step, where it could be launched before the tokens of the last one were known.
     ahead: Option<Launched>,
     /// The error of the step that failed, if one has.
     failed: Option<String>,
     next_id: u64,
+    latency: InterTokenLatency,
     stats: EngineStats,
     start: Instant,
 }
@@ -208,8 +90,8 @@ impl<'a> Engine<'a> {
     /// An engine without requests; its cache is allocated.
     ///
     /// # Errors
-    /// A size that is zero or too large, a page size that is no power of two, a budget below `max_batch`;
-    /// `deterministic` where the device cannot be.
+    /// A size that is zero or too large, a page size that is no power of two, a budget below `max_batch`, snapshots that are not at
+    /// ends of pages; `deterministic` where the device cannot be.
     pub fn new(model: &'a DeepseekModel, tokenizer: &'a Tokenizer, options: EngineOptions) -> Result<Self> {
         let EngineOptions { max_batch, token_budget, .. } = options;
         if token_budget < max_batch {
@@ -217,17 +99,22 @@ impl<'a> Engine<'a> {
             return Err(ModelError::request("token_budget", token_budget, expected));
         }
         let runner = Runner::new(model, options.deterministic, options.graphs)?;
-        let cache = runner.new_cache(options.cache_size(model))?;
+        let mut cache = runner.new_cache(options.cache_size(model))?;
+        let prefixes = PrefixCache::of_engine(&options, model.prefix_support(), &mut cache)?;
         let cache_bytes_per_token = cache.bytes_per_token();
         let stats = EngineStats { graphs: runner.graphs(), cache_bytes_per_token, ..Default::default() };
         Ok(Self {
             runner,
             tokenizer,
-            scheduler: Scheduler::new(cache, options.prefix_caching, max_batch, token_budget),
+            scheduler: Scheduler::new(cache, prefixes, max_batch, token_budget),
             replies: HashMap::new(),
+            seen: Seen::default(),
+            max_batch,
+            dropped: channel(),
             ahead: None,
             failed: None,
             next_id: 0,
+            latency: InterTokenLatency::default(),
             stats,
             start: Instant::now(),
         })
@@ -242,7 +129,7 @@ impl<'a> Engine<'a> {
         let model = self.runner.model();
         request.check(model.max_positions(), model.vocab_size())?;
         let id = self.next_id;
-        let (reply, stream) = Reply::new(id, &request, self.tokenizer)?;
+        let (reply, stream) = Reply::new(id, &request, self.tokenizer, self.dropped.0.clone())?;
         self.next_id += 1;
         if request.max_new_tokens == 0 {
             reply.finish(Vec::new(), FinishReason::MaxNewTokens);
@@ -288,7 +175,7 @@ impl<'a> Engine<'a> {
 
     fn try_step(&mut self) -> Result<bool> {
         let start = Instant::now();
-        self.cancel_unheard()?;
+        self.cancel_dropped()?;
         let ahead = self.launched_before();
         let is_ahead = ahead.is_some();
         if let Some(launched) = ahead.map_or_else(|| self.launch(), |ahead| Ok(Some(ahead)))? {
@@ -328,16 +215,21 @@ impl<'a> Engine<'a> {
     pub fn stats(&self) -> EngineStats {
         let (counts, cache) = (self.scheduler.counts, &self.scheduler.cache);
         let pages_idle = self.scheduler.idle_pages();
+        let [snapshots, snapshot_slots] = self.scheduler.snapshots();
         EngineStats {
             prompt_tokens: counts.prompt_tokens,
             recomputed_tokens: counts.recomputed_tokens,
             prefix_queries: counts.prefix_queries,
             prefix_hits: counts.prefix_hits,
             preemptions: counts.preemptions,
+            inter_token_p50: self.latency.percentile(50),
+            inter_token_p99: self.latency.percentile(99),
             cache_bytes: cache.bytes_in_use(),
             pages: cache.num_pages(),
             pages_in_use: cache.num_pages() - cache.free_pages() - pages_idle,
             pages_idle,
+            snapshot_slots,
+            snapshots,
             ..self.stats
         }
     }
@@ -358,9 +250,8 @@ impl<'a> Engine<'a> {
     }
 
     /// Ends the requests whose streams were dropped.
-    fn cancel_unheard(&mut self) -> Result<()> {
-        let unheard = self.replies.iter().filter(|(_, reply)| !reply.is_heard());
-        let mut ids: Vec<u64> = unheard.map(|(&id, _)| id).collect();
+    fn cancel_dropped(&mut self) -> Result<()> {
+        let mut ids: Vec<u64> = self.dropped.1.try_iter().collect();
         ids.sort_unstable();
         for id in ids {
             self.cancel(id)?;
@@ -369,6 +260,7 @@ impl<'a> Engine<'a> {
     }
 
     fn finish(&mut self, job: Job, reason: FinishReason) {
+        self.latency.ended(job.id);
         if let Some(reply) = self.replies.remove(&job.id) {
             reply.finish(job.tokens[job.prompt_len..].to_vec(), reason);
         }
@@ -378,21 +270,6 @@ impl<'a> Engine<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rates_are_of_the_tokens_that_were_computed() {
-        let (prefill_time, decode_time) = (Duration::from_millis(500), Duration::from_secs(2));
-        let stats = EngineStats {
-            prompt_tokens: 90,
-            recomputed_tokens: 10,
-            decode_tokens: 30,
-            prefill_time,
-            decode_time,
-            ..Default::default()
-        };
-        assert_eq!((stats.prefill_rate(), stats.decode_rate()), (200.0, 15.0));
-        assert_eq!(EngineStats::default().prefill_rate(), 0.0);
-    }
 
     /// A server may build its engine on one thread and run it on another.
     #[test]

@@ -97,8 +97,8 @@ impl GenerationOptions {
             max_batch: requests.len().clamp(1, self.token_budget),
             token_budget: self.token_budget,
             prefix_caching: false,
-            deterministic: false,
             graphs: self.graphs,
+            ..EngineOptions::default()
         }
     }
 }

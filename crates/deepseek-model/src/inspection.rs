@@ -3,17 +3,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 
 use crate::models::ModelConfig;
 use crate::parallel::Parallel;
-use crate::weights::{Checkpoint, Listed, WeightLoader, WeightSpec};
+use crate::weights::{Checkpoint, Listed, LoadAs, WeightLoader, WeightSpec};
 use crate::{ModelError, Result, WeightReport};
 
 /// Every tensor that a model of this configuration asks for, in the order of loading, by its published name.
 pub fn weight_specs(config: &ModelConfig) -> Vec<WeightSpec> {
     let (listed, _) = list(config, None, Parallel::single(), &for_nothing());
     listed.into_iter().map(|listed| listed.spec).collect()
+}
+
+/// Every tensor that a model of this configuration asks for, and its bytes on a device: of what is published in blocks, if the
+/// configuration has a `quantization_config`, those of codes and scales, unless `load_as` says otherwise.
+pub fn weight_sizes(config: &ModelConfig, load_as: impl Into<LoadAs>) -> Vec<(WeightSpec, u64)> {
+    let load_as = load_as.into();
+    let (listed, _) = list(config, None, Parallel::single(), &for_nothing());
+    listed
+        .into_iter()
+        .map(|listed| {
+            let bytes = listed.device_bytes(load_as);
+            (listed.spec, bytes)
+        })
+        .collect()
 }
 
 /// What a checkpoint folder holds for its model.
@@ -47,17 +61,17 @@ pub struct WeightGroup {
 }
 
 impl Inspection {
-    /// Compares the headers of the files in `dir` with what its `config.json` asks for, for a model of `dtype`. The weights
+    /// Compares the headers of the files in `dir` with what its `config.json` asks for, loaded as this says. The weights
     /// themselves are not read: scales are looked up, and their shapes checked, not their numbers.
     ///
     /// # Errors
     /// A configuration that cannot be used, a folder without weights or with an unreadable index. What is wrong with files
     /// and tensors is in the result.
-    pub fn of(dir: &Path, dtype: FloatDType) -> Result<Self> {
+    pub fn of(dir: &Path, load_as: impl Into<LoadAs>) -> Result<Self> {
         let config = ModelConfig::read(dir)?;
         let (checkpoint, damaged) = Checkpoint::open_readable(dir)?;
         let (listed, report) = list(&config, Some(&checkpoint), Parallel::single(), &for_nothing());
-        Ok(Self { groups: groups(&listed, dtype), config, damaged, report })
+        Ok(Self { groups: groups(&listed, load_as.into()), config, damaged, report })
     }
 
     /// Whether nothing is wrong.
@@ -76,15 +90,15 @@ impl Inspection {
 ///
 /// # Errors
 /// [`ModelError::Weights`] with all that is wrong.
-pub(crate) fn check_headers(
+pub(crate) fn check_headers<'a>(
     config: &ModelConfig,
-    checkpoint: Option<&Checkpoint>,
+    checkpoint: Option<&'a Checkpoint>,
     parallel: &Parallel,
     device: &Device,
-) -> Result<Vec<WeightSpec>> {
+) -> Result<Vec<Listed<'a>>> {
     let (listed, report) = list(config, checkpoint, parallel.clone(), device);
     match report.is_empty() {
-        true => Ok(listed.into_iter().map(|listed| listed.spec).collect()),
+        true => Ok(listed),
         false => Err(ModelError::Weights(Box::new(report))),
     }
 }
@@ -96,7 +110,7 @@ fn list<'a>(
     device: &Device,
 ) -> (Vec<Listed<'a>>, WeightReport) {
     let loader = WeightLoader::listing(checkpoint, device).with_parallel(parallel);
-    let mut loader = loader.with_quantization(config.quantization());
+    let mut loader = loader.with_quantization(config.quantization()).with_published(config.published());
     config.load(&mut loader, device);
     loader.finish_listing()
 }
@@ -109,7 +123,7 @@ fn for_nothing() -> Device {
     Device::default()
 }
 
-fn groups(listed: &[Listed<'_>], dtype: FloatDType) -> Vec<WeightGroup> {
+fn groups(listed: &[Listed<'_>], load_as: LoadAs) -> Vec<WeightGroup> {
     let mut places = BTreeMap::new();
     let mut groups: Vec<WeightGroup> = Vec::new();
     for listed in listed {
@@ -123,7 +137,7 @@ fn groups(listed: &[Listed<'_>], dtype: FloatDType) -> Vec<WeightGroup> {
         let group = &mut groups[place];
         group.tensors += 1;
         group.parameters += spec.len();
-        group.device_bytes += spec.len() * spec.role.dtype(dtype).size() as u64;
+        group.device_bytes += listed.device_bytes(load_as);
         group.file_bytes += listed.file_bytes();
         group.stored_as.extend(listed.stored_as());
     }
@@ -150,6 +164,7 @@ fn group_of(name: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::FloatDType;
     use rstest::rstest;
     use serde_json::{Value, json};
 

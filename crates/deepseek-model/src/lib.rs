@@ -13,7 +13,7 @@
 //! | [`Inspection`], [`weight_specs`] | what a folder has and what a model asks for, without loading it |
 //! | [`write_checkpoint`] | folders in the published layout: quantised from others, or random |
 //! | [`Tokenizer`], [`TextStream`], [`StopStrings`] | text to ids, and ids to text as they come |
-//! | [`SamplingParams`], [`Sampler`] | logits to the next id |
+//! | [`SamplingParams`] | how the next id is chosen of the logits |
 //!
 //! Everything that can fail returns [`ModelError`], which names the file or field, what it is and what it should be.
 
@@ -43,25 +43,25 @@ pub use cache::{CacheSize, ModelCache};
 pub use config::{GenerationDefaults, LayerSummary, Quantization, RopeConfig, YarnConfig};
 pub use decode_graph::GraphSupport;
 pub use engine::{
-    Completion, Engine, EngineOptions, EngineStats, FinishReason, RequestStream, StreamEvent, compile_ahead,
-    compile_all_ahead,
+    Completion, Engine, EngineOptions, EngineStats, FinishReason, RequestStream, StreamEvent, TokenLogprobs,
+    compile_ahead, compile_all_ahead,
 };
 pub use error::{ModelError, WeightReport, WrongCut, WrongDType, WrongQuantization, WrongShape};
 pub use generation::{GenerationOptions, generate};
-pub use inspection::{Inspection, WeightGroup, weight_specs};
+pub use inspection::{Inspection, WeightGroup, weight_sizes, weight_specs};
 pub use model::DeepseekModel;
 pub use models::deepseek_v3::{DeepseekV3Config, IndexerConfig, ModelType, Scoring};
 pub use models::deepseek_v4::{AttentionSpec, DeepseekV4Config, LayerSpec, MlpSpec};
-pub use models::{Hidden, ModelConfig};
+pub use models::{Hidden, ModelConfig, PrefixSupport};
 pub use parallel::{Communicator, Cut, Parallel};
 pub use request::GenerationRequest;
-pub use sampling::{Sampler, SamplingParams};
+pub use sampling::{MAX_LOGPROBS, SamplingParams};
 pub use step::Chunk;
 pub use tokenizer::{StopOutcome, StopStrings, TextStream, Tokenizer};
 pub use verify::{Comparison, VerifyOptions, verify};
 pub use weights::{
-    Checkpoint, LoadProgress, LoadSummary, RandomInit, WeightForm, WeightLoader, WeightRole, WeightSpec, WeightsFrom,
-    WriteSummary, device_bytes, write_checkpoint,
+    Checkpoint, LoadAs, LoadProgress, LoadSummary, RandomInit, WeightForm, WeightLoader, WeightRole, WeightSpec,
+    WeightStorage, WeightsFrom, WriteSummary, device_bytes, write_checkpoint,
 };
 
 /// What everything here returns.

@@ -9,10 +9,10 @@ use crate::cache::{CacheSize, ModelCache};
 use crate::config::GenerationDefaults;
 use crate::decode_graph::{DecodeGraphs, GraphSupport};
 use crate::inspection::check_headers;
-use crate::models::{Capture, Hidden, Model, ModelConfig, Observer};
+use crate::models::{Capture, Hidden, Model, ModelConfig, Observer, PrefixSupport};
 use crate::parallel::Parallel;
 use crate::step::{Chunk, last_rows};
-use crate::weights::{Checkpoint, LoadProgress, RandomInit, WeightLoader, WeightSpec, device_bytes};
+use crate::weights::{Checkpoint, LoadAs, LoadProgress, RandomInit, WeightLoader};
 use crate::{ModelError, Result, memory};
 
 /// A model loaded from a checkpoint folder, or the part of it that one rank has.
@@ -34,13 +34,14 @@ fn check_dtype(device: &Device, dtype: FloatDType) -> Result<()> {
 }
 
 /// Refuses weights that the device has no memory for, before any is there. Ranks have equal parts of most of them.
-fn check_memory(specs: &[WeightSpec], parallel: &Parallel, device: &Device, dtype: FloatDType) -> Result<()> {
-    memory::check("weights", u128::from(device_bytes(specs, dtype)) / parallel.size() as u128, device)
+fn check_memory(bytes: u64, parallel: &Parallel, device: &Device) -> Result<()> {
+    memory::check("weights", u128::from(bytes) / parallel.size() as u128, device)
 }
 
 impl DeepseekModel {
     /// Loads `config.json`, `generation_config.json` and the weights of a checkpoint folder; `on_progress` sees how far
-    /// the weights are. The architecture is that of the config's `model_type`.
+    /// the weights are. The architecture is that of the config's `model_type`. Weights in blocks of codes stay as the files have
+    /// them, unless `load_as` says otherwise; a dtype says nothing of that.
     ///
     /// # Errors
     /// Files that are missing or damaged, a config that contradicts itself, tensors that are missing, left over or of the
@@ -49,10 +50,10 @@ impl DeepseekModel {
     pub fn load(
         dir: &Path,
         device: &Device,
-        dtype: FloatDType,
+        load_as: impl Into<LoadAs>,
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
-        Self::load_rank(dir, Parallel::single(), device, dtype, on_progress)
+        Self::load_rank(dir, Parallel::single(), device, load_as, on_progress)
     }
 
     /// [`Self::load`] of what one of several ranks has: its heads, its experts, its tokens of the head. Every rank loads its own
@@ -66,24 +67,26 @@ impl DeepseekModel {
         dir: &Path,
         parallel: Parallel,
         device: &Device,
-        dtype: FloatDType,
+        load_as: impl Into<LoadAs>,
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
+        let load_as = load_as.into();
+        let LoadAs { dtype, storage } = load_as;
         check_dtype(device, dtype)?;
         let config = ModelConfig::read(dir)?;
         let defaults = GenerationDefaults::read(dir, config.eos_token_ids())?;
         let checkpoint = Checkpoint::open(dir)?;
-        let specs = check_headers(&config, Some(&checkpoint), &parallel, device)?;
-        check_memory(&specs, &parallel, device, dtype)?;
+        let listed = check_headers(&config, Some(&checkpoint), &parallel, device)?;
+        check_memory(listed.iter().map(|listed| listed.device_bytes(load_as)).sum(), &parallel, device)?;
         let loader = WeightLoader::new(&checkpoint, device, dtype, Some(on_progress)).with_parallel(parallel);
-        let mut loader = loader.with_quantization(config.quantization());
+        let mut loader = loader.with_quantization(config.quantization()).with_storage(storage);
         let model = config.load(&mut loader, device);
         loader.finish()?;
         Ok(Self { config, model, device: device.clone(), dtype, defaults })
     }
 
     /// A model with random weights, initialised on the device: by a seed, of sizes that keep activations finite, or as [`RandomInit`]
-    /// says. Norms are 1. No token ends a text. `on_progress` sees how far the weights are, in bytes on the device.
+    /// says; codes and scales where the configuration names blocks, unless `load_as` says otherwise. Norms are 1. No token ends a text. `on_progress` sees how far the weights are, in bytes on the device.
     ///
     /// # Errors
     /// A dtype that the device does not have; [`ModelError::OutOfMemory`] as in [`Self::load`].
@@ -91,10 +94,10 @@ impl DeepseekModel {
         config: ModelConfig,
         init: impl Into<RandomInit>,
         device: &Device,
-        dtype: FloatDType,
+        load_as: impl Into<LoadAs>,
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
-        Self::random_rank(config, init, Parallel::single(), device, dtype, on_progress)
+        Self::random_rank(config, init, Parallel::single(), device, load_as, on_progress)
     }
 
     /// [`Self::random`] for what one of several ranks has, which is part of the model that a rank alone has with this seed:
@@ -107,28 +110,33 @@ impl DeepseekModel {
         init: impl Into<RandomInit>,
         parallel: Parallel,
         device: &Device,
-        dtype: FloatDType,
+        load_as: impl Into<LoadAs>,
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
+        let load_as = load_as.into();
+        let dtype = load_as.dtype;
         check_dtype(device, dtype)?;
-        let specs = check_headers(&config, None, &parallel, device)?;
-        check_memory(&specs, &parallel, device, dtype)?;
-        let bytes = device_bytes(&specs, dtype);
+        let listed = check_headers(&config, None, &parallel, device)?;
+        let bytes = listed.iter().map(|listed| listed.device_bytes(load_as)).sum();
+        check_memory(bytes, &parallel, device)?;
         let loader = WeightLoader::random(init.into(), device, dtype, bytes, Some(on_progress)).with_parallel(parallel);
-        Self::made(config, loader, device, dtype)
+        Self::made(config, loader.with_storage(load_as.storage), device, dtype)
     }
 
     /// A model whose weights are anything: memory that nobody has written. It shows what a model launches.
     ///
     /// # Errors
     /// A dtype that the device does not have.
-    pub(crate) fn without_weights(config: ModelConfig, device: &Device, dtype: FloatDType) -> Result<Self> {
+    pub(crate) fn without_weights(config: ModelConfig, device: &Device, load_as: LoadAs) -> Result<Self> {
+        let LoadAs { dtype, storage } = load_as;
         check_dtype(device, dtype)?;
-        Self::made(config, WeightLoader::unwritten(device, dtype), device, dtype)
+        Self::made(config, WeightLoader::unwritten(device, dtype).with_storage(storage), device, dtype)
     }
 
     /// A model whose weights come from no files, with defaults that nobody published.
-    fn made(config: ModelConfig, mut loader: WeightLoader, device: &Device, dtype: FloatDType) -> Result<Self> {
+    fn made(config: ModelConfig, loader: WeightLoader, device: &Device, dtype: FloatDType) -> Result<Self> {
+        let loader = loader.with_quantization(config.quantization());
+        let mut loader = loader.with_published(config.published());
         let model = config.load(&mut loader, device);
         loader.finish()?;
         let eos_token_ids = Vec::new();
@@ -173,6 +181,11 @@ impl DeepseekModel {
     /// A size that is zero or too large, or a page size that is no power of two.
     pub fn new_cache(&self, size: CacheSize) -> Result<ModelCache> {
         self.model.new_cache(size, self.dtype)
+    }
+
+    /// What requests that begin alike can share.
+    pub(crate) fn prefix_support(&self) -> PrefixSupport {
+        self.config.prefix_support(self.dtype)
     }
 
     /// What captures its decode steps.

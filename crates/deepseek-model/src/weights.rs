@@ -4,6 +4,7 @@ mod asked;
 mod codes;
 mod loader;
 mod numbers;
+mod packed;
 mod published;
 mod random;
 mod read;
@@ -11,6 +12,8 @@ mod spec;
 mod stored;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_packed;
 #[cfg(test)]
 mod tests_quantized;
 #[cfg(test)]
@@ -26,6 +29,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 pub use self::loader::{LoadProgress, LoadSummary, WeightLoader};
+pub use self::packed::{LoadAs, WeightStorage};
 pub(crate) use self::published::{Published, Renaming};
 pub use self::random::RandomInit;
 pub(crate) use self::spec::Listed;

@@ -52,6 +52,22 @@ impl Check {
         is_flex(&self.device) || validate_always()
     }
 
+    /// Words of a weight on the call's device.
+    pub(crate) fn on_device_of(&self, argument: &'static str, words: &Tensor<1, Int>) -> Result<(), MlaError> {
+        self.on_device(argument, words.device())
+    }
+
+    /// The dtype that a weight stands for.
+    pub(crate) fn same_dtype(
+        &self,
+        argument: &'static str,
+        actual: DType,
+        dtype: DType,
+        why: &str,
+    ) -> Result<(), MlaError> {
+        if actual == dtype { Ok(()) } else { Err(self.dtype(argument, actual, &format!("{dtype:?} ({why})"))) }
+    }
+
     /// Same device as the first argument.
     fn on_device(&self, argument: &'static str, device: Device) -> Result<(), MlaError> {
         if device.is_autodiff() {
@@ -140,10 +156,10 @@ impl Check {
     }
 
     /// A tensor without another handle: it is about to be written.
-    pub(crate) fn only_handle<const D: usize>(
+    pub(crate) fn only_handle<const D: usize, K: Basic>(
         &self,
         argument: &'static str,
-        tensor: &Tensor<D>,
+        tensor: &Tensor<D, K>,
     ) -> Result<(), MlaError> {
         // While a GPU's own thread makes the buffer of a new tensor it has a handle of it, too, for a moment. What looks shared is
         // looked at again after that; what the wait itself says is for the next read to report.

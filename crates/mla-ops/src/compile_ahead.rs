@@ -35,7 +35,10 @@ pub fn compile_ahead<T>(device: &Device, pass: impl FnOnce() -> T) -> Option<T> 
 
 /// The same for a pass of steps whose sizes stand for others: beside the kernels that it would launch, those that an operation's
 /// table has for fewer rows and keys, and those of Burn's operations in both forms, which write in place or not. So `pass` is called
-/// twice.
+/// twice. `None` where [`compile_ahead`] gives none.
+///
+/// # Errors
+/// The first that `pass` gives.
 pub fn compile_all_ahead<E: Send + 'static>(
     device: &Device,
     pass: impl Fn() -> Result<(), E> + Send + Sync,

@@ -21,6 +21,8 @@
 //! | [`mhc_pre`], [`mhc_post`], [`mhc_head`] | several residual streams before and after a block, and behind the last |
 //! | [`rope_write`] | RoPE on queries, which may be absorbed; norm and RoPE on latents, which go into the cache: one launch |
 //! | [`argmax()`] | the greedy token of each row |
+//! | [`sample()`] | the token of each row, drawn at random behind temperature, top-k, top-p, min-p and repetition penalty |
+//! | [`log_probs()`] | logarithms of the probabilities of the tokens chosen, and of the most probable ones |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |
 //!
@@ -73,4 +75,4 @@ pub use memory::{DeviceMemory, device_memory, host_memory};
 pub use ops::*;
 pub use path::{Path, PathChoice, Problem, UnknownPath, available_paths, explain_path};
 pub use read_beside::read_beside;
-pub use weight::{StackedWeight, Weight, WeightFormat};
+pub use weight::{BlockFormat, StackedWeight, Weight, WeightBlocks, WeightFormat};

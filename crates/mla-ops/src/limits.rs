@@ -2,7 +2,7 @@
 
 #[cfg(feature = "_gpu")]
 use burn::backend::DispatchDevice;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, kind::Basic};
 #[cfg(feature = "_gpu")]
 use cubecl::{client::Client, ir::AddressType};
 
@@ -22,8 +22,16 @@ impl Check {
     }
 
     /// The device's kernels reach all elements of a tensor.
-    pub(crate) fn elements<const D: usize>(&self, argument: &'static str, tensor: &Tensor<D>) -> Result<(), MlaError> {
-        let elements = tensor.shape().num_elements();
+    pub(crate) fn elements<const D: usize, K: Basic>(
+        &self,
+        argument: &'static str,
+        tensor: &Tensor<D, K>,
+    ) -> Result<(), MlaError> {
+        self.element_count(argument, tensor.shape().num_elements())
+    }
+
+    /// They reach so many elements.
+    pub(crate) fn element_count(&self, argument: &'static str, elements: usize) -> Result<(), MlaError> {
         // What 32 bits count, every device reaches: asking for its properties would cost each call a microsecond.
         if u32::try_from(elements).is_ok() {
             return Ok(());

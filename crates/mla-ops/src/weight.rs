@@ -1,14 +1,24 @@
 //! [`Weight`] and [`StackedWeight`]: matrices of a checkpoint, in the format that they are stored in.
 //!
 //! Layers and the loader hold these and never look inside. An operation passes [`BackendWeight`] to its backend method; kernels
-//! take it through one reader, the reference dequantises it. A format is a variant here, its reader and a row of the tables in the
-//! kernels, and its reference.
+//! take it through one reader, the reference decodes it block by block. A format is a variant here, its reader and a row of the
+//! tables in the kernels, and its reference.
 
-use burn::backend::{Backend, Dispatch, ExtensionType, tensor::FloatTensor};
+mod blocks;
+mod dequantize;
+
+use burn::backend::{
+    Backend, Dispatch, ExtensionType,
+    tensor::{FloatTensor, IntTensor},
+};
 use burn::tensor::{DType, Device, Tensor};
 #[cfg(feature = "_gpu")]
 use mla_kernels::linear::WeightArg;
 
+pub use self::blocks::{BlockFormat, WeightBlocks};
+pub(crate) use self::blocks::{Blocks, Packing};
+#[cfg(feature = "_gpu")]
+pub(crate) use self::dequantize::cube::dequantized;
 use crate::MlaError;
 use crate::check::Check;
 #[cfg(feature = "_gpu")]
@@ -27,6 +37,18 @@ pub struct StackedWeight(Format<3>);
 pub enum WeightFormat {
     /// One number of the dtype for each element.
     Dense,
+    /// Codes in blocks with a scale each.
+    Blocks(BlockFormat),
+}
+
+impl WeightFormat {
+    /// Whether it has one number of the dtype for each element.
+    pub fn is_dense(self) -> bool {
+        match self {
+            Self::Dense => true,
+            Self::Blocks(_) => false,
+        }
+    }
 }
 
 #[cfg(feature = "_gpu")]
@@ -34,6 +56,8 @@ impl From<WeightFormat> for mla_kernels::linear::WeightFormat {
     fn from(format: WeightFormat) -> Self {
         match format {
             WeightFormat::Dense => Self::Dense,
+            WeightFormat::Blocks(BlockFormat::Fp8) => Self::Fp8,
+            WeightFormat::Blocks(BlockFormat::Fp4) => Self::Fp4,
         }
     }
 }
@@ -43,36 +67,50 @@ impl From<WeightFormat> for mla_kernels::linear::WeightFormat {
 enum Format<const D: usize> {
     /// [`WeightFormat::Dense`].
     Dense(Tensor<D>),
+    /// [`WeightFormat::Blocks`].
+    Blocks(Blocks),
 }
 
 impl<const D: usize> Format<D> {
     fn kind(&self) -> WeightFormat {
         match self {
             Self::Dense(_) => WeightFormat::Dense,
+            Self::Blocks(blocks) => WeightFormat::Blocks(blocks.packing.format),
         }
     }
 
     fn dims(&self) -> [usize; D] {
         match self {
             Self::Dense(tensor) => tensor.dims(),
+            Self::Blocks(blocks) => blocks.packing.dims(),
         }
     }
 
     fn dtype(&self) -> DType {
         match self {
             Self::Dense(tensor) => tensor.dtype(),
+            Self::Blocks(blocks) => blocks.packing.dtype,
         }
     }
 
     fn device(&self) -> Device {
         match self {
             Self::Dense(tensor) => tensor.device(),
+            Self::Blocks(blocks) => blocks.codes.device(),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Dense(tensor) => tensor.shape().num_elements() as u64 * tensor.dtype().size() as u64,
+            Self::Blocks(blocks) => blocks.bytes(),
         }
     }
 
     fn dense(&self) -> Tensor<D> {
         match self {
             Self::Dense(tensor) => tensor.clone(),
+            Self::Blocks(blocks) => blocks.dense().reshape(self.dims()),
         }
     }
 
@@ -82,12 +120,20 @@ impl<const D: usize> Format<D> {
                 check.float_as(argument, tensor, dtype, why)?;
                 check.elements(argument, tensor)
             }
+            Self::Blocks(blocks) => {
+                check.on_device_of(argument, &blocks.codes)?;
+                check.same_dtype(argument, blocks.packing.dtype, dtype, why)?;
+                check.element_count(argument, blocks.packing.len())
+            }
         }
     }
 
     fn into_backend(self) -> BackendWeight<Dispatch> {
         match self {
             Self::Dense(tensor) => BackendWeight::Dense(tensor.into_dispatch()),
+            Self::Blocks(Blocks { codes, scales, packing }) => {
+                BackendWeight::Blocks(codes.into_dispatch(), scales.into_dispatch(), packing)
+            }
         }
     }
 }
@@ -116,9 +162,24 @@ macro_rules! weight {
                 self.0.device()
             }
 
+            /// Its bytes on the device.
+            pub fn bytes(&self) -> u64 {
+                self.0.bytes()
+            }
+
             #[doc = concat!("The elements `", $shape, "`, dequantised; of a dense weight the tensor itself.")]
             pub fn dense(&self) -> Tensor<$rank> {
                 self.0.dense()
+            }
+
+            #[doc = concat!("A weight `", $shape, "` that stays as codes and scales.")]
+            ///
+            /// # Errors
+            /// [`MlaError`] where `blocks` are not those of such a weight: their lengths, the rows of a block, dtypes, devices.
+            pub fn from_blocks(blocks: WeightBlocks, dims: [usize; $rank]) -> Result<Self, MlaError> {
+                let mut all = [1; 3];
+                all[3 - $rank..].copy_from_slice(&dims);
+                Ok(Self(Format::Blocks(Blocks::new(blocks, all)?)))
             }
 
             /// On the call's device, of this dtype, and no larger than kernels can address.
@@ -163,6 +224,18 @@ impl StackedWeight {
     pub(crate) fn get(&self, index: usize) -> Weight {
         match &self.0 {
             Format::Dense(tensor) => tensor.clone().narrow(0, index, 1).squeeze_dim::<2>(0).into(),
+            Format::Blocks(blocks) => Weight(Format::Blocks(blocks.get(index))),
+        }
+    }
+}
+
+#[cfg(feature = "flex")]
+impl Weight {
+    /// Codes and scales, where it has any.
+    pub(crate) fn blocks(&self) -> Option<&Blocks> {
+        match &self.0 {
+            Format::Dense(_) => None,
+            Format::Blocks(blocks) => Some(blocks),
         }
     }
 }
@@ -173,21 +246,29 @@ impl StackedWeight {
 pub enum BackendWeight<B: Backend> {
     /// One number of the dtype for each element.
     Dense(FloatTensor<B>),
+    /// Words of codes and of scales, i32.
+    Blocks(IntTensor<B>, IntTensor<B>, Packing),
 }
 
 #[cfg(feature = "flex")]
 impl BackendWeight<burn::backend::Flex> {
     /// The weight again.
     pub(crate) fn weight(self) -> Weight {
-        match self {
-            Self::Dense(primitive) => Weight(Format::Dense(crate::reference::tensor(primitive))),
-        }
+        Weight(self.format())
     }
 
     /// The stacked weight again.
     pub(crate) fn stacked(self) -> StackedWeight {
+        StackedWeight(self.format())
+    }
+
+    fn format<const D: usize>(self) -> Format<D> {
+        use crate::reference::tensor;
         match self {
-            Self::Dense(primitive) => StackedWeight(Format::Dense(crate::reference::tensor(primitive))),
+            Self::Dense(primitive) => Format::Dense(tensor(primitive)),
+            Self::Blocks(codes, scales, packing) => {
+                Format::Blocks(Blocks { codes: tensor(codes), scales: tensor(scales), packing })
+            }
         }
     }
 }
@@ -198,6 +279,7 @@ impl BackendWeight<burn_cubecl::CubeBackend> {
     pub(crate) fn dims<const D: usize>(&self) -> [usize; D] {
         match self {
             Self::Dense(tensor) => tensor.meta.shape().dims(),
+            Self::Blocks(_, _, packing) => packing.dims(),
         }
     }
 
@@ -205,6 +287,7 @@ impl BackendWeight<burn_cubecl::CubeBackend> {
     pub(crate) fn dtype(&self) -> DType {
         match self {
             Self::Dense(tensor) => tensor.dtype,
+            Self::Blocks(_, _, packing) => packing.dtype,
         }
     }
 
@@ -212,6 +295,7 @@ impl BackendWeight<burn_cubecl::CubeBackend> {
     pub(crate) fn format(&self) -> WeightFormat {
         match self {
             Self::Dense(_) => WeightFormat::Dense,
+            Self::Blocks(_, _, packing) => WeightFormat::Blocks(packing.format),
         }
     }
 
@@ -219,6 +303,7 @@ impl BackendWeight<burn_cubecl::CubeBackend> {
     pub(crate) fn into_arg(self) -> WeightArg {
         match self {
             Self::Dense(tensor) => WeightArg::Dense(contiguous(tensor).into_buffer_arg()),
+            Self::Blocks(codes, scales, packing) => packing.arg(codes, scales),
         }
     }
 
@@ -231,6 +316,7 @@ impl BackendWeight<burn_cubecl::CubeBackend> {
                 Some(stride) => (WeightArg::Dense(tensor.into_buffer_arg()), stride),
                 None => (WeightArg::Dense(contiguous(tensor).into_buffer_arg()), outputs * inputs),
             },
+            Self::Blocks(codes, scales, packing) => (packing.arg(codes, scales), outputs * inputs),
         }
     }
 }
@@ -241,6 +327,7 @@ impl BackendWeightMetadata {
     pub(crate) fn dims<const D: usize>(&self) -> [usize; D] {
         match self {
             Self::Dense(spec) => spec.shape.dims(),
+            Self::Blocks(_, _, packing) => packing.dims(),
         }
     }
 
@@ -248,6 +335,7 @@ impl BackendWeightMetadata {
     pub(crate) fn dtype(&self) -> DType {
         match self {
             Self::Dense(spec) => spec.dtype,
+            Self::Blocks(_, _, packing) => packing.dtype,
         }
     }
 }

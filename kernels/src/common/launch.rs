@@ -78,7 +78,11 @@ pub(crate) fn grid_row() -> usize {
 /// on: half of what fits, so that sums of two indices and the overhang of a grid fit too. Runtimes that know 32 bits
 /// only (WGSL) do not bind buffers of that many elements.
 pub(crate) fn address_type(client: &Client, buffers: &[&BufferArg]) -> AddressType {
-    let len = buffers.iter().map(|buffer| buffer.len()).max().unwrap_or(0);
+    address_type_of(client, buffers.iter().map(|buffer| buffer.len()).max().unwrap_or(0))
+}
+
+/// The same for kernels that count so many elements, whatever their buffers hold.
+pub(crate) fn address_type_of(client: &Client, len: usize) -> AddressType {
     let wanted = AddressType::from_len_signed(len);
     if client.properties().supports_address(wanted) { wanted } else { AddressType::U32 }
 }

@@ -5,16 +5,15 @@
 //! stays for its norm and for its rotation.
 
 mod pool;
+mod select;
 
 use cubecl::prelude::*;
 use thiserror::Error;
 
 use self::pool::{Tokens, pool_into};
-use crate::common::device::{DeviceError, UNITS, check_device};
+use self::select::Shape;
+use crate::common::device::{DeviceError, check_device};
 use crate::common::launch::{address_type, io_vector_size, or_dummy};
-
-/// Tokens that a unit loads at a time, at most.
-const MAX_LOADS: usize = 8;
 
 /// Arguments of [`launch`]; letters as in [`CompressKvSizes`], C is d, or 2 d with overlap, and L is m, or 2 m with overlap.
 pub struct CompressKvArgs {
@@ -97,50 +96,6 @@ impl CompressKvSizes {
             ("state", self.blocks * windows * self.window * row),
             ("entries", self.batch * self.entries * self.width),
         ]
-    }
-}
-
-/// The units of a cube.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Shape {
-    /// Units of a group, side by side along the channels.
-    columns: usize,
-    /// Groups, which share the tokens.
-    groups: usize,
-    /// Tokens that a unit loads at a time.
-    loads: usize,
-    /// Channels of an entry, in vectors.
-    vectors: usize,
-    /// Channels of an entry.
-    width: usize,
-    overlap: bool,
-}
-
-impl Shape {
-    fn new(sizes: &CompressKvSizes, vector_size: usize) -> Self {
-        let (vectors, tokens) = (sizes.width / vector_size, sizes.windows() * sizes.window);
-        let columns = vectors.next_power_of_two().min(UNITS);
-        let groups = (UNITS / columns).min(tokens.next_power_of_two());
-        let loads = tokens.div_ceil(groups).next_power_of_two().min(MAX_LOADS);
-        Self { columns, groups, loads, vectors, width: sizes.width, overlap: sizes.overlap }
-    }
-
-    fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_2d(self.columns as u32, self.groups as u32)
-    }
-
-    fn units(&self) -> usize {
-        self.columns * self.groups
-    }
-
-    /// Keys of a token, in vectors.
-    fn channels(&self) -> usize {
-        if self.overlap { 2 * self.vectors } else { self.vectors }
-    }
-
-    /// The softmax of each group, the entry, and a number of each unit.
-    fn shared_bytes(&self) -> usize {
-        (3 * self.groups * self.width + self.width + self.units()) * size_of::<f32>()
     }
 }
 
@@ -269,7 +224,7 @@ fn write_entry<E: Float>(
             let other = 2 * first + 1 - channel;
             let partner = entry[other] * scale * norm_weight[other];
             let angle = CUBE_POS * pairs + pair;
-            value = value * cos[angle] + select(channel == first, -partner, partner) * sin[angle];
+            value = value * cos[angle] + cubecl::prelude::select(channel == first, -partner, partner) * sin[angle];
         }
         entries[CUBE_POS * shape.width + channel] = E::cast_from(value);
         channel += comptime!(shape.units());

@@ -5,7 +5,7 @@
 
 use cubecl::prelude::*;
 
-use super::Shape;
+use super::select::Shape;
 
 /// A gate that weighs nothing, and the maximum before the first gate. Finite: WGSL may assume that no infinity occurs.
 const HIDDEN: f32 = -1.0e30;

@@ -1,4 +1,4 @@
-//! What a projection of heads can do beside its products, to save a launch: the channels that it carries turn, and cubes behind
+//! What a projection of heads can do beside its products, to save a launch: RoPE applied to the channels that it carries, and cubes behind
 //! its own put latents into the cache. The bits are those of [`rope_write`](crate::rope_write).
 
 use cubecl::prelude::*;
@@ -15,11 +15,11 @@ use crate::rope_write::Forms;
 pub(crate) enum Beside<E: Float, V: Size> {
     /// Nothing.
     Nothing,
-    /// Carried channels turn, and there are cubes for latents.
+    /// RoPE is applied to carried channels, and there are cubes for latents.
     Latents(Latents<E, V>),
 }
 
-/// How they turn, and the latents with what their norm needs: see [`LatentRows`].
+/// The rotations, and the latents with what their norm needs: see [`LatentRows`].
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Latents<E: Float, V: Size> {
     latent: &'static [Vector<E, V>],
@@ -70,7 +70,7 @@ impl<E: Float, V: Size> Beside<E, V> {
         #[comptime]
         match self {
             Beside::Nothing => tile.carry::<E, E, V>(x, out, vectors, outputs, carried, units),
-            Beside::Latents(latents) => latents.turn(tile, x, out, vectors, outputs, carried, units),
+            Beside::Latents(latents) => latents.apply_rope(tile, x, out, vectors, outputs, carried, units),
         }
     }
 
@@ -87,7 +87,7 @@ impl<E: Float, V: Size> Beside<E, V> {
 #[cube]
 impl<E: Float, V: Size> Latents<E, V> {
     #[allow(clippy::too_many_arguments)]
-    fn turn(
+    fn apply_rope(
         &self,
         tile: &Tile,
         x: &[Vector<E, V>],

@@ -36,8 +36,8 @@ pub(super) fn launch(
         address,
         vector,
         products.x,
-        products.weight.rows(),
-        grid.second.rows(),
+        products.weight.rows(client),
+        grid.second.rows(client),
         grid.order,
         grid.tiles,
         products.out,
@@ -127,8 +127,9 @@ fn linear_kernel<X: Float, E: Float, N: Size>(
         let matrix = tile.expert * sizes.matrix_stride;
         // Of a gated output the gate comes first.
         let halves = comptime!(if form.linear.gated { 1usize } else { 0usize });
-        let gate = WeightRow::new(matrix, output, part.vectors, 0usize.runtime());
-        let up = WeightRow::new(matrix, output + halves * part.outputs, part.vectors, 0usize.runtime());
+        let gate = WeightRow::new(tile.expert, matrix, output, part.vectors, 0usize.runtime());
+        let row = output + halves * part.outputs;
+        let up = WeightRow::new(tile.expert, matrix, row, part.vectors, 0usize.runtime());
         let x_vectors = tile.row(sizes.vectors, sizes.carried);
         if comptime!(form.second) {
             if part.is_second {
@@ -309,6 +310,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let forms = FLOATS.into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
         let entry_of = |name, (rows, elem): (Rows, ElemType), [gated, limited, second]: [bool; 3], widths| {
+            let format = weight::format_of(name);
             let vector = 16 / elem.size();
             let form = Form::of(&device, (rows, second), LinearForm { gated, limited }, widths, elem);
             let cube = form.cube_dim();
@@ -320,8 +322,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                     bits,
                     vector,
                     _,
-                    weight::offline(),
-                    weight::offline(),
+                    weight::offline_packed(format),
+                    weight::offline_packed(format),
                     _,
                     _,
                     _,
@@ -347,6 +349,12 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.experts_down", Rows::Scatter, [false; 3], 2048),
             entry("linear.token_up", Rows::TokenGather, [true, false, true], 1408),
             entry("linear.token_down", Rows::TokenScatter, [false, false, true], 2048),
+            entry("linear.fp8", Rows::Dense, [false; 3], 2048),
+            entry("linear.heads.fp8", Rows::Heads, [false; 3], 512),
+            entry("linear.experts_up.fp8", Rows::Gather, [true, true, false], 1408),
+            entry("linear.token_up.fp4", Rows::TokenGather, [true, false, true], 1408),
+            entry("linear.experts_up.fp4", Rows::Gather, [true, true, false], 1408),
+            entry("linear.experts_down.fp4", Rows::Scatter, [false; 3], 2048),
         ]
     });
     forms.collect()

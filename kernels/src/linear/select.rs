@@ -54,7 +54,7 @@ pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
         path: Path::Plain,
         needs: "nothing",
         form: |_, sizes| match sizes.format {
-            WeightFormat::Dense => Some(Choice::of(Path::Plain, plain::TOKENS)),
+            WeightFormat::Dense | WeightFormat::Fp8 | WeightFormat::Fp4 => Some(Choice::of(Path::Plain, plain::TOKENS)),
         },
         #[cfg(feature = "offline")]
         offline: plain::offline,

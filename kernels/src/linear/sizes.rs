@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{LinearForm, WeightFormat};
+use super::weight::WeightFormat;
 
 /// What the choice of a kernel depends on.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +29,22 @@ pub struct LinearSizes {
     pub format: WeightFormat,
     /// Whether the bits of a row must not depend on how many rows there are.
     pub batch_invariant: bool,
+}
+
+/// What becomes of the products; by default nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct LinearForm {
+    /// The output is `silu(gate) * up` of two products.
+    pub gated: bool,
+    /// `up` is clamped both ways and the gate from above.
+    pub limited: bool,
+}
+
+impl LinearForm {
+    /// Elements of a matrix.
+    pub(super) fn matrix(self, inputs: usize, outputs: usize) -> usize {
+        inputs * outputs * if self.gated { 2 } else { 1 }
+    }
 }
 
 /// How rows find their matrix.

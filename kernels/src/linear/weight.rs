@@ -1,11 +1,14 @@
 //! Weights in the formats that they are stored in, and how kernels read them. A format is a variant of [`WeightFormat`], which the rows
 //! of the tables take or do not take (`select.rs`), of [`WeightArg`] and of [`WeightRows`], what a [`WeightRow`] needs of it, and a tile
-//! load for `sm90`.
+//! load for `sm90`. Blocks of codes are read in `packed.rs`.
 
 #[cfg(feature = "cuda")]
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
+#[cfg(feature = "offline")]
+use super::packed::BlockLayout;
+use super::packed::{Fp4Rows, Fp4RowsLaunch, Fp8Rows, Fp8RowsLaunch, PackedArg, decodes_pairs};
 use crate::common::launch::dummy;
 #[cfg(feature = "cuda")]
 use crate::common::launch::share;
@@ -14,6 +17,10 @@ use crate::common::launch::share;
 pub enum WeightArg {
     /// A number for each element; rows without gaps.
     Dense(BufferArg),
+    /// E4M3 codes, four in a word, and an f32 scale for each block.
+    Fp8(PackedArg),
+    /// E2M1 codes, eight in a word, and an E8M0 scale for every 32 of a row, four in a word.
+    Fp4(PackedArg),
 }
 
 /// In which format weights are stored: what the choice of a kernel depends on.
@@ -21,6 +28,20 @@ pub enum WeightArg {
 pub enum WeightFormat {
     /// A number for each element.
     Dense,
+    /// FP8 E4M3 with a scale for every 128 columns of some rows.
+    Fp8,
+    /// FP4 E2M1 with a power of two for every 32 columns of a row.
+    Fp4,
+}
+
+impl WeightFormat {
+    /// Whether there is a number for each element.
+    pub fn is_dense(self) -> bool {
+        match self {
+            Self::Dense => true,
+            Self::Fp8 | Self::Fp4 => false,
+        }
+    }
 }
 
 impl WeightArg {
@@ -28,6 +49,17 @@ impl WeightArg {
     pub fn format(&self) -> WeightFormat {
         match self {
             Self::Dense(_) => WeightFormat::Dense,
+            Self::Fp8(_) => WeightFormat::Fp8,
+            Self::Fp4(_) => WeightFormat::Fp4,
+        }
+    }
+
+    /// Elements that it stands for, or a few more.
+    pub(crate) fn elements(&self) -> usize {
+        match self {
+            Self::Dense(elements) => elements.len(),
+            Self::Fp8(packed) => 4 * packed.codes.len(),
+            Self::Fp4(packed) => 8 * packed.codes.len(),
         }
     }
 
@@ -41,6 +73,17 @@ impl WeightArg {
     pub(crate) fn share(&self) -> Self {
         match self {
             Self::Dense(elements) => Self::Dense(share(elements)),
+            Self::Fp8(packed) => Self::Fp8(packed.share()),
+            Self::Fp4(packed) => Self::Fp4(packed.share()),
+        }
+    }
+
+    /// The numbers of a dense one, for kernels whose table takes no other.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn into_dense(self) -> BufferArg {
+        match self {
+            Self::Dense(elements) => elements,
+            Self::Fp8(_) | Self::Fp4(_) => unreachable!("the table takes dense weights only"),
         }
     }
 
@@ -48,13 +91,27 @@ impl WeightArg {
     pub(crate) fn largest(&self) -> &BufferArg {
         match self {
             Self::Dense(elements) => elements,
+            Self::Fp8(packed) | Self::Fp4(packed) => &packed.codes,
         }
     }
 
     /// For a kernel that reads rows.
-    pub(crate) fn rows<E: Float, V: Size>(self) -> WeightRowsArgs<E, V> {
+    pub(crate) fn rows<E: Float, V: Size>(self, client: &Client) -> WeightRowsArgs<E, V> {
+        self.decoded(decodes_pairs(client))
+    }
+
+    fn decoded<E: Float, V: Size>(self, pairs: bool) -> WeightRowsArgs<E, V> {
         match self {
             Self::Dense(elements) => WeightRowsArgs::Dense(DenseRowsLaunch::new(elements)),
+            Self::Fp8(packed) => {
+                let PackedArg { codes, scales, layout } = packed;
+                let launch = Fp8RowsLaunch::new(codes, scales, layout.rows_log2, layout.across, layout.matrix, pairs);
+                WeightRowsArgs::Fp8(launch)
+            }
+            Self::Fp4(packed) => {
+                let PackedArg { codes, scales, layout } = packed;
+                WeightRowsArgs::Fp4(Fp4RowsLaunch::new(codes, scales, layout.across, layout.matrix, pairs))
+            }
         }
     }
 }
@@ -64,6 +121,8 @@ impl WeightArg {
 #[allow(dead_code, reason = "kernels alone have values of it")]
 pub(crate) enum WeightRows<E: Float, V: Size> {
     Dense(DenseRows<E, V>),
+    Fp8(Fp8Rows),
+    Fp4(Fp4Rows),
 }
 
 #[derive(CubeType, CubeLaunch)]
@@ -75,14 +134,20 @@ pub(crate) struct DenseRows<E: Float, V: Size> {
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct WeightRow {
     /// The number of the vector that columns are counted from.
-    first: usize,
+    pub(super) first: usize,
+    /// The number of the matrix.
+    pub(super) matrix: usize,
+    /// The number of the row in it.
+    pub(super) row: usize,
+    /// The number of that vector in the row.
+    pub(super) column: usize,
 }
 
 #[cube]
 impl WeightRow {
-    /// Row number `row` of `vectors` each, of the matrix that starts at vector `matrix`, from vector `column` on.
-    pub(crate) fn new(matrix: usize, row: usize, vectors: usize, column: usize) -> WeightRow {
-        WeightRow { first: matrix + row * vectors + column }
+    /// Row number `row` of `vectors` each, of matrix number `number`, which starts at vector `matrix`, from vector `column` on.
+    pub(crate) fn new(number: usize, matrix: usize, row: usize, vectors: usize, column: usize) -> WeightRow {
+        WeightRow { first: matrix + row * vectors + column, matrix: number, row, column }
     }
 }
 
@@ -93,6 +158,8 @@ impl<E: Float, V: Size> WeightRows<E, V> {
         #[comptime]
         match self {
             WeightRows::Dense(dense) => dense.elements[row.first + column],
+            WeightRows::Fp8(packed) => packed.load::<E, V>(row, column),
+            WeightRows::Fp4(packed) => packed.load::<E, V>(row, column),
         }
     }
 
@@ -105,6 +172,9 @@ impl<E: Float, V: Size> WeightRows<E, V> {
             WeightRows::Dense(dense) => {
                 copy_async(&dense.elements[from..from + 1], &mut to[at..at + 1], comptime!(len as u32));
             }
+            // Codes are decoded on the way to registers: the table has no such launch.
+            WeightRows::Fp8(_) => {}
+            WeightRows::Fp4(_) => {}
         }
     }
 }
@@ -112,5 +182,30 @@ impl<E: Float, V: Size> WeightRows<E, V> {
 /// A dense matrix, with nothing to launch.
 #[cfg(feature = "offline")]
 pub(crate) fn offline<E: Float, V: Size>() -> WeightRowsArgs<E, V> {
-    WeightArg::Dense(crate::offline::buffer()).rows()
+    WeightArg::Dense(crate::offline::buffer()).decoded(true)
+}
+
+/// The format of the weights of a kernel in the offline list, by its name.
+#[cfg(feature = "offline")]
+pub(crate) fn format_of(name: &str) -> WeightFormat {
+    match name {
+        _ if name.ends_with(".fp8") => WeightFormat::Fp8,
+        _ if name.ends_with(".fp4") => WeightFormat::Fp4,
+        _ => WeightFormat::Dense,
+    }
+}
+
+/// Codes and scales, with nothing to launch.
+#[cfg(feature = "offline")]
+pub(crate) fn offline_packed<E: Float, V: Size>(format: WeightFormat) -> WeightRowsArgs<E, V> {
+    let packed = || PackedArg {
+        codes: crate::offline::buffer(),
+        scales: crate::offline::buffer(),
+        layout: BlockLayout::default(),
+    };
+    match format {
+        WeightFormat::Dense => offline(),
+        WeightFormat::Fp8 => WeightArg::Fp8(packed()).decoded(true),
+        WeightFormat::Fp4 => WeightArg::Fp4(packed()).decoded(true),
+    }
 }

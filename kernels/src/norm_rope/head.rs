@@ -38,7 +38,7 @@ impl Head {
         let lanes = N::value().comptime();
         let still = vectors * lanes - 2 * pairs;
         let mut normed = vectors;
-        if comptime!(!form.norm_turned) {
+        if comptime!(!form.norm_whole_head) {
             normed = still / lanes;
         }
         let first = row * vectors;

@@ -36,7 +36,7 @@ pub struct NormRopeArgs {
     /// What comes before the rotation.
     pub norm: Norm,
     /// Whether the norm is that of all channels, not only of those without RoPE.
-    pub norm_turned: bool,
+    pub norm_whole_head: bool,
     /// Added to the mean square in the norm.
     pub eps: f32,
     /// Inverse RoPE.
@@ -62,9 +62,9 @@ pub fn launch(client: &Client, args: NormRopeArgs) {
     if rows * width == 0 {
         return;
     }
-    let NormRopeArgs { norm, norm_turned, inverse, elem, .. } = args;
+    let NormRopeArgs { norm, norm_whole_head, inverse, elem, .. } = args;
     let parts = [width - 2 * args.pairs, 2 * args.pairs];
-    let heads = Heads { norm, norm_turned, inverse, parts, elem };
+    let heads = Heads { norm, norm_whole_head, inverse, parts, elem };
     let Shape { form, cube, vector } = select::choose(client.properties(), &heads);
     norm_rope_kernel::launch(
         client,
@@ -119,9 +119,9 @@ fn norm_rope_kernel<E: Float, N: Size>(
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
     let device = Arch::Sm90a.properties();
-    let entry = |name, kind: FloatKind, (norm, norm_turned), inverse, address| {
+    let entry = |name, kind: FloatKind, (norm, norm_whole_head), inverse, address| {
         let elem = ElemType::Float(kind);
-        let heads = Heads { norm, norm_turned, inverse, parts: [448, 64], elem };
+        let heads = Heads { norm, norm_whole_head, inverse, parts: [448, 64], elem };
         let Shape { form, cube, vector } = select::choose(&device, &heads);
         Entry::of(
             kind,

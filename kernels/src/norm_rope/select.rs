@@ -9,7 +9,7 @@ use crate::common::launch::RowGrid;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Form {
     pub norm: Norm,
-    pub norm_turned: bool,
+    pub norm_whole_head: bool,
     pub inverse: bool,
     /// Units of a head.
     pub columns: usize,
@@ -29,11 +29,11 @@ impl Form {
     }
 }
 
-/// What becomes of a head, and how many channels of it stay and how many turn.
+/// What becomes of a head, and to how many of its channels RoPE is not applied, and to how many it is.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Heads {
     pub norm: Norm,
-    pub norm_turned: bool,
+    pub norm_whole_head: bool,
     pub inverse: bool,
     pub parts: [usize; 2],
     pub elem: ElemType,
@@ -51,8 +51,8 @@ pub(super) struct Shape {
 
 /// For at least one head.
 pub(super) fn choose(device: &DeviceProperties, heads: &Heads) -> Shape {
-    let &Heads { norm, norm_turned, inverse, parts, elem } = heads;
+    let &Heads { norm, norm_whole_head, inverse, parts, elem } = heads;
     let (cube, vector) = RowGrid::cube(device, &parts, elem.size());
-    let form = Form { norm, norm_turned, inverse, columns: cube.x as usize, units: cube.num_elems() as usize };
+    let form = Form { norm, norm_whole_head, inverse, columns: cube.x as usize, units: cube.num_elems() as usize };
     Shape { form, cube, vector }
 }

@@ -17,7 +17,7 @@ impl Forms {
     pub fn new(q_vectors: usize, latent_vectors: usize, units: usize) -> Self {
         let form = |vectors: usize, norm| Form {
             norm,
-            norm_turned: false,
+            norm_whole_head: false,
             inverse: false,
             columns: RowGrid::columns(vectors),
             units,
@@ -35,7 +35,7 @@ pub(super) struct Shape {
     pub forms: Forms,
 }
 
-/// For heads and rows of the cache of so many channels, of which so many pairs turn.
+/// For heads and rows of the cache of so many channels, with RoPE applied to so many pairs.
 pub(super) fn choose(device: &DeviceProperties, widths: [usize; 2], pairs: usize, elem: ElemType) -> Shape {
     let [width, cache_width] = widths;
     let vector = io_vector_size(device, &[width, cache_width, 2 * pairs], elem.size());

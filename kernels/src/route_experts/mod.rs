@@ -4,16 +4,18 @@
 //! time, and every place is taken once whatever the scores are. A projection behind the choice can make it by itself
 //! (`linear/choice.rs`).
 
+mod choice;
+mod scores;
+mod select;
+
 use cubecl::prelude::*;
 
+pub(crate) use self::choice::choose;
+pub(crate) use self::scores::score;
 use crate::common::launch::{address_type, or_dummy};
 
-/// Units of a cube at most. Every runtime has this many.
-const MAX_UNITS: usize = 256;
 /// Experts at most: their scores lie in shared memory, with room for those of the groups.
 pub const MAX_EXPERTS: usize = 1024;
-/// What hides an expert: not more than any score. (WGSL has no infinity.)
-const HIDDEN: f32 = f32::MIN;
 /// Added to the sum that weights are divided by.
 const EPSILON: f32 = 1e-20;
 
@@ -99,13 +101,6 @@ pub struct RouteForm {
     pub local: Option<LocalExperts>,
 }
 
-impl RouteForm {
-    /// Units of a cube.
-    fn units(&self) -> usize {
-        self.experts.next_power_of_two().clamp(32, MAX_UNITS)
-    }
-}
-
 /// Writes `indices` and `weights`. Without tokens nothing is launched.
 pub fn launch(client: &Client, args: RouteArgs) {
     let RouteForm { experts, top_k, choice, .. } = args.form;
@@ -115,7 +110,7 @@ pub fn launch(client: &Client, args: RouteArgs) {
     route_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(client, args.tokens, CubeDim::new_single()),
-        CubeDim::new_1d(args.form.units() as u32),
+        CubeDim::new_1d(select::units(&args.form) as u32),
         address_type(client, &[&args.logits]),
         args.logits,
         or_dummy(client, args.bias, if choice == Choice::BiasedScores { experts } else { 0 }),
@@ -141,7 +136,7 @@ fn route_kernel(
 ) {
     let token = CUBE_POS;
     if token < tokens {
-        let units = comptime!(form.units());
+        let units = comptime!(select::units(&form));
         let mut scores = Shared::<[f32]>::new_slice(form.experts);
         let mut chosen = Shared::<[i32]>::new_slice(form.top_k);
         score(logits, &mut scores, token, form, units);
@@ -158,164 +153,6 @@ fn route_kernel(
         }
         write(&scores, &chosen, indices, weights, first, scale, form, units);
     }
-}
-
-/// The scores of a token's logits. Called by all of a cube's `units`, which have waited for each other then.
-#[cube]
-pub(super) fn score(
-    logits: &[f32],
-    scores: &mut Shared<[f32]>,
-    token: usize,
-    #[comptime] form: RouteForm,
-    #[comptime] units: usize,
-) {
-    let unit = UNIT_POS as usize;
-    let mut expert = unit;
-    while expert < form.experts {
-        scores[expert] = logits[token * form.experts + expert];
-        expert += units;
-    }
-    sync_cube();
-    let mut sum = 0.0f32;
-    if comptime!(form.scoring == Scoring::Softmax) {
-        sum = exponentials(scores, form.experts, units);
-    }
-    let mut expert = unit;
-    while expert < form.experts {
-        let x = scores[expert];
-        scores[expert] = match comptime!(form.scoring) {
-            Scoring::Softmax => x / sum,
-            Scoring::Sigmoid => 1.0 / (1.0 + (-x).exp()),
-            Scoring::SqrtSoftplus => softplus(x).sqrt(),
-        };
-        expert += units;
-    }
-    sync_cube();
-}
-
-/// Replaces logits by their exponentials, the largest of which is 1; returns the sum to units that have a logit.
-#[cube]
-fn exponentials(scores: &mut Shared<[f32]>, #[comptime] experts: usize, #[comptime] units: usize) -> f32 {
-    let unit = UNIT_POS as usize;
-    let mut most = scores[0usize];
-    let mut sum = 0.0f32;
-    // Each unit by itself: a few hundred numbers, which it reads together with all others.
-    if unit < experts {
-        for expert in 1..experts {
-            most = max(most, scores[expert]);
-        }
-    }
-    sync_cube();
-    let mut expert = unit;
-    while expert < experts {
-        let x = scores[expert];
-        scores[expert] = (x - most).exp();
-        expert += units;
-    }
-    sync_cube();
-    if unit < experts {
-        for expert in 0..experts {
-            sum += scores[expert];
-        }
-    }
-    sync_cube();
-    sum
-}
-
-/// The experts with the best scores, the best first. Called by all of a cube's `units`, which have waited for each other then.
-#[cube]
-pub(super) fn choose(
-    bias: &[f32],
-    scores: &[f32],
-    chosen: &mut Shared<[i32]>,
-    #[comptime] form: RouteForm,
-    #[comptime] units: usize,
-) {
-    let unit = UNIT_POS as usize;
-    // What the choice goes by: of two experts with the same, the first one is better.
-    let mut ranked = Shared::<[f32]>::new_slice(form.experts);
-    let mut expert = unit;
-    while expert < form.experts {
-        let mut value = scores[expert];
-        if comptime!(form.choice == Choice::BiasedScores) {
-            value += bias[expert];
-        }
-        // What is not a number is the worst.
-        ranked[expert] = select(value > HIDDEN, value, HIDDEN);
-        expert += units;
-    }
-    sync_cube();
-    if comptime!(form.groups.is_some()) {
-        keep_best_groups(&mut ranked, comptime!(form.groups.unwrap()), form.experts, units);
-    }
-    let mut expert = unit;
-    while expert < form.experts {
-        let place = place_of(&ranked, expert, form.experts);
-        if place < form.top_k {
-            chosen[place] = expert as i32;
-        }
-        expert += units;
-    }
-    sync_cube();
-}
-
-/// `ln(1 + e^x)` for any size of x.
-#[cube]
-fn softplus(x: f32) -> f32 {
-    let small = (-x.abs()).exp();
-    // The sum with 1 would lose what a small number has.
-    let series = small * (1.0 - small * (0.5 - small * (1.0f32 / 3.0)));
-    max(x, 0.0) + select(small < 1e-2, series, (1.0 + small).ln())
-}
-
-/// How many experts are better than this one.
-#[allow(clippy::needless_range_loop, reason = "kernels have no iterators of slices")]
-#[cube]
-fn place_of(ranked: &[f32], expert: usize, #[comptime] experts: usize) -> usize {
-    let own = ranked[expert];
-    let mut place = 0usize.runtime();
-    for other in 0..experts {
-        let value = ranked[other];
-        place += usize::cast_from(value > own || (value == own && other < expert));
-    }
-    place
-}
-
-/// Hides the experts outside the best groups. Called by all units of a cube.
-#[cube]
-fn keep_best_groups(
-    ranked: &mut Shared<[f32]>,
-    #[comptime] groups: Groups,
-    #[comptime] experts: usize,
-    #[comptime] units: usize,
-) {
-    let unit = UNIT_POS as usize;
-    let size = comptime!(experts / groups.count);
-    let mut group_scores = Shared::<[f32]>::new_slice(groups.count);
-    let mut group = unit;
-    while group < groups.count {
-        let mut best = HIDDEN.runtime();
-        let mut second = HIDDEN.runtime();
-        for i in 0..size {
-            let value = ranked[group * size + i];
-            second = max(second, min(best, value));
-            best = max(best, value);
-        }
-        if comptime!(groups.best == 2) {
-            best += second;
-        }
-        group_scores[group] = best;
-        group += units;
-    }
-    sync_cube();
-    let mut expert = unit;
-    while expert < experts {
-        if place_of(&group_scores, expert / size, groups.count) >= groups.kept {
-            ranked[expert] = HIDDEN;
-        }
-        expert += units;
-    }
-    sync_cube();
 }
 
 /// Writes a token's experts and weights. Called by all of a cube's `units`.
@@ -354,7 +191,7 @@ pub(super) fn local_number(expert: i32, #[comptime] form: RouteForm) -> i32 {
     if comptime!(form.local.is_some()) {
         let LocalExperts { first, count } = comptime!(form.local.unwrap());
         let is_local = expert >= comptime!(first as i32) && expert < comptime!((first + count) as i32);
-        select(is_local, expert - comptime!(first as i32), -1)
+        cubecl::prelude::select(is_local, expert - comptime!(first as i32), -1)
     } else {
         expert
     }
@@ -401,7 +238,7 @@ pub(crate) const V2_LITE: RouteForm = RouteForm {
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, form};
     let entry = |name, form: RouteForm| {
-        let dim = CubeDim::new_1d(form.units() as u32);
+        let dim = CubeDim::new_1d(select::units(&form) as u32);
         Entry::new(name, form!(route_kernel, dim, [AddressType::U32, _, _, _, _, _, 1, 1.0, form]))
     };
     let given = RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Given, groups: None, ..V3 };

@@ -37,18 +37,36 @@ pub struct SparseMlaArgs {
     pub first: ScopeArgs,
     /// More that it sees.
     pub second: Option<ScopeArgs>,
-    /// f32 `[H]`: the logarithm of what joins the denominator of each head.
-    pub sink: Option<BufferArg>,
-    /// E `[N, H, Dv]`, written; 0 where a token sees no row.
-    pub out: BufferArg,
-    /// f32 `[N, H]`, written: the natural logarithm of the sum, without the sink; -inf where a token sees no row.
-    pub lse: BufferArg,
+    /// What is wanted of it.
+    pub results: SparseMlaResults,
     /// Their sizes.
     pub sizes: SparseMlaSizes,
     /// The factor of the scores.
     pub softmax_scale: f32,
     /// Whether the bits of a token must not depend on how many there are: its blocks are not split then.
     pub batch_invariant: bool,
+}
+
+/// What [`launch`] writes.
+pub enum SparseMlaResults {
+    /// The mean of the values.
+    Output {
+        /// E `[N, H, Dv]`, written; 0 where a token sees no row.
+        out: BufferArg,
+        /// f32 `[N, H]`, written: the natural logarithm of the sum, without the sink; -inf where a token sees no row.
+        lse: BufferArg,
+        /// f32 `[H]`: the logarithm of what joins the denominator of each head.
+        sink: Option<BufferArg>,
+    },
+    /// The sums before they are divided. The blocks of a tile are not split.
+    Parts {
+        /// f32 `[N, H, Dv]`, written: the sum of `exp(score - max) * value`.
+        acc: BufferArg,
+        /// f32 `[N, H]`, written: the largest score; -inf where a token sees no row.
+        max: BufferArg,
+        /// f32 `[N, H]`, written: the sum of `exp(score - max)`.
+        row_sum: BufferArg,
+    },
 }
 
 /// The sizes that decide whether a device has a kernel.
@@ -79,7 +97,7 @@ pub fn available(client: &Client, sizes: &SparseMlaSizes) -> Vec<Available> {
     select::TABLE.available(client, sizes)
 }
 
-/// Writes `out` and `lse`. Without tokens or heads nothing is launched.
+/// Writes the results. Without tokens or heads nothing is launched.
 ///
 /// # Errors
 /// [`SparseMlaError`]: nothing has been launched.

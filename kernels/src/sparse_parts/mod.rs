@@ -6,14 +6,12 @@
 //! A cube has a query token and a few of its heads. It looks at as many entries of the list as it has units: each unit computes
 //! the scores of one row, then each adds its channels of all these rows.
 
+mod select;
+
 use cubecl::prelude::*;
 
+use self::select::{HEADS, UNITS, columns, cubes};
 use crate::common::launch::{address_type, is_row, or_dummy};
-
-/// Units of a cube, and entries of a list that it looks at together.
-const UNITS: usize = 128;
-/// Heads of a cube: how often a row that was read is used.
-const HEADS: usize = 4;
 
 /// A score of no row, and the maximum before the first. Finite: WGSL may assume that no infinity occurs.
 const LOWEST: f32 = -1.0e30;
@@ -54,7 +52,7 @@ pub struct SparsePartsArgs {
 
 /// Computes `acc`, `max` and `row_sum`. Without query tokens or heads nothing is launched.
 pub fn launch(client: &Client, args: SparsePartsArgs) {
-    let cubes = args.tokens * args.heads.div_ceil(HEADS);
+    let cubes = cubes(args.tokens, args.heads);
     if cubes == 0 {
         return;
     }
@@ -119,7 +117,7 @@ fn sparse_parts_kernel<E: Float>(
     #[comptime] value_width: usize,
     #[define(E)] _elem: ElemType,
 ) {
-    let columns = comptime!(value_width.div_ceil(UNITS));
+    let columns = comptime!(columns(value_width));
     let unit = UNIT_POS as usize;
     let tiles = heads.div_ceil(HEADS);
     let token = CUBE_POS / tiles;
@@ -221,7 +219,7 @@ fn write(
     neg_inf: f32,
     #[comptime] value_width: usize,
 ) {
-    let columns = comptime!(value_width.div_ceil(UNITS));
+    let columns = comptime!(columns(value_width));
     let unit = UNIT_POS as usize;
     #[unroll]
     for head in 0..HEADS {
@@ -237,7 +235,7 @@ fn write(
             if unit == 0 {
                 // The weight of the largest score is 1.
                 let empty = sums[head] == 0.0;
-                max_score[row] = select(empty, neg_inf, highest[head]);
+                max_score[row] = cubecl::prelude::select(empty, neg_inf, highest[head]);
                 row_sum[row] = sums[head];
             }
         }

@@ -66,11 +66,12 @@ pub(crate) fn weigh(
             top_b = max(top_b, b);
         }
     }
-    weigh_masked(&masked, top_a, top_b, state, form)
+    weigh_masked(&masked, top_a, top_b, state, SLACK, form)
 }
 
-/// [`weigh`] where a bit of `low` and `high` says for each of the 64 keys whether all rows see it.
+/// [`weigh`] where a bit of `low` and `high` says for each of the 64 keys whether all rows see it, and with a slack of its own.
 #[cube]
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn weigh_seen(
     s: Vector<f32, Const<32>>,
     state: &mut SoftmaxState,
@@ -78,6 +79,7 @@ pub(crate) fn weigh_seen(
     high: u32,
     scale: f32,
     lane: u32,
+    #[comptime] slack: f32,
     #[comptime] form: Form,
 ) -> Weighted {
     let own = lane % 4 * 2;
@@ -102,7 +104,7 @@ pub(crate) fn weigh_seen(
         top_a = max(top_a, max(a0, a1));
         top_b = max(top_b, max(b0, b1));
     }
-    weigh_masked(&masked, top_a, top_b, state, form)
+    weigh_masked(&masked, top_a, top_b, state, slack, form)
 }
 
 /// Of scaled scores, of which those that are not seen are below [`LOWEST`], and of the highest that this unit has of each row.
@@ -112,14 +114,15 @@ fn weigh_masked(
     own_a: f32,
     own_b: f32,
     state: &mut SoftmaxState,
+    #[comptime] slack: f32,
     #[comptime] form: Form,
 ) -> Weighted {
     let mut top_a = quad_max(own_a);
     let mut top_b = quad_max(own_b);
-    if top_a < state.highest_a + SLACK {
+    if top_a < state.highest_a + slack {
         top_a = state.highest_a;
     }
-    if top_b < state.highest_b + SLACK {
+    if top_b < state.highest_b + slack {
         top_b = state.highest_b;
     }
     let factor_a = math::exp2(state.highest_a - top_a);

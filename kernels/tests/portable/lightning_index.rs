@@ -5,7 +5,7 @@ use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 use mla_kernels::lightning_index::{LightningIndexArgs, LightningIndexError, LightningIndexSizes, check, launch};
 
-use crate::support::{arg, for_each_client, read, upload};
+use crate::support::{arg, for_each_client, read, skip, upload};
 
 const SIZES: LightningIndexSizes = LightningIndexSizes {
     batch: 3,
@@ -111,7 +111,7 @@ fn any_number_of_rows_of_tiles_at_a_time() {
     let expected: Vec<i32> = expected.collect();
     for_each_client(|client| {
         if let Err(error) = check(client, &sizes) {
-            eprintln!("skipped: {error}");
+            skip(error);
             return;
         }
         for score_rows in [1, 31, 33, 36, 70] {

@@ -7,7 +7,7 @@ use mla_kernels::linear::{self, Choice, LinearArgs, LinearForm, LinearSizes, Wei
 use rstest::rstest;
 
 use super::experts::{Number, dot, present, silu, values};
-use super::support::{arg, for_each_client, read, upload};
+use super::support::{arg, for_each_client, read, skip, upload};
 
 const LIMIT: f32 = 0.75;
 
@@ -174,7 +174,7 @@ fn many_rows_by_head(#[case] sizes: [usize; 5], #[values(0, 8)] between: usize) 
 fn many_rows_are_independent(#[values(PLAIN, GATED)] form: LinearForm) {
     for_each_client(|client| {
         if !has_tiles(client) {
-            return eprintln!("skipped: no tiles of rows");
+            return skip("no tiles of rows");
         }
         let cases = [512, 100].map(|rows| Case::dense([rows, 104, 64], form));
         let choices = cases.map(|case| case.choice::<bf16>(client));

@@ -4,17 +4,16 @@
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
-use mla_kernels::merge_splits::{self, MergeSplitsArgs};
 use mla_kernels::merge_state::{
     MergeStateArgs, MergeStateIntoArgs, MergeStatesArgs, launch_merge_state, launch_merge_state_into,
     launch_merge_states,
 };
 use rstest::rstest;
 
-use super::support::{arg, for_each_client, random, read, upload};
+use super::support::{arg, for_each_client, random, read, skip, upload};
 
 /// An element type of the kernels.
-trait Elem: CubeElement + Scalar + Copy {
+pub trait Elem: CubeElement + Scalar + Copy {
     /// Rounding a number of magnitude 1 or less to this type and back, and for f32 what the device's `exp` is off by.
     const TOLERANCE: f64;
     fn of(value: f32) -> Self;
@@ -52,25 +51,25 @@ impl Elem for bf16 {
 }
 
 /// Whether a device computes with this type; says so where it does not.
-fn supported<E: Elem>(client: &Client) -> bool {
+pub fn supported<E: Elem>(client: &Client) -> bool {
     let uses = E::supported_uses(client);
     let supported = uses.contains(TypeUsage::Conversion) && uses.contains(TypeUsage::Buffer);
     if !supported {
-        eprintln!("skipped: this device has no {}", E::type_name());
+        skip(format_args!("this device has no {}", E::type_name()));
     }
     supported
 }
 
 /// Parts of a merge: `lses`, and for each `width` values.
-struct Parts<E> {
-    outs: Vec<E>,
-    lses: Vec<f32>,
+pub struct Parts<E> {
+    pub outs: Vec<E>,
+    pub lses: Vec<f32>,
     width: usize,
 }
 
 impl<E: Elem> Parts<E> {
     /// Random states, some of them empty, alternately marked with -inf and +inf, and others of very different weight.
-    fn random(seed: u32, count: usize, width: usize) -> Self {
+    pub fn random(seed: u32, count: usize, width: usize) -> Self {
         let mut outs: Vec<E> = random(seed, count * width).into_iter().map(E::of).collect();
         let kinds = random(seed + 1, count);
         let mut lses = random(seed + 2, count);
@@ -93,7 +92,7 @@ impl<E: Elem> Parts<E> {
     }
 
     /// The parts of these numbers merged in f64.
-    fn merged(&self, parts: impl Iterator<Item = usize>) -> (Vec<f64>, f64) {
+    pub fn merged(&self, parts: impl Iterator<Item = usize>) -> (Vec<f64>, f64) {
         let present: Vec<usize> = parts.filter(|&part| self.lses[part].is_finite()).collect();
         let highest = present.iter().map(|&part| f64::from(self.lses[part])).fold(f64::NEG_INFINITY, f64::max);
         let weight = |part: usize| (f64::from(self.lses[part]) - highest).exp();
@@ -110,7 +109,7 @@ impl<E: Elem> Parts<E> {
 
 /// Compares the rows of a result with what `expected` gives for each.
 #[track_caller]
-fn check<E: Elem>(out: &[E], lse: &[f32], width: usize, expected: impl Fn(usize) -> (Vec<f64>, f64)) {
+pub fn check<E: Elem>(out: &[E], lse: &[f32], width: usize, expected: impl Fn(usize) -> (Vec<f64>, f64)) {
     for (row, &lse) in lse.iter().enumerate() {
         let (wanted_out, wanted_lse) = expected(row);
         let close = (f64::from(lse) - wanted_lse).abs() <= 1e-5 * wanted_lse.abs().max(1.0);
@@ -123,10 +122,10 @@ fn check<E: Elem>(out: &[E], lse: &[f32], width: usize, expected: impl Fn(usize)
 }
 
 /// What buffers to be written hold before.
-const UNWRITTEN: f32 = 77.0;
+pub const UNWRITTEN: f32 = 77.0;
 
 /// Two buffers for a result of `rows` rows.
-fn results<E: Elem>(client: &Client, rows: usize, width: usize) -> [cubecl::server::Handle; 2] {
+pub fn results<E: Elem>(client: &Client, rows: usize, width: usize) -> [cubecl::server::Handle; 2] {
     [upload(client, &vec![E::of(UNWRITTEN); rows * width]), upload(client, &vec![UNWRITTEN; rows])]
 }
 
@@ -247,101 +246,6 @@ fn many_states(#[case] shape: [usize; 4]) {
         merge_many::<f32>(client, shape);
         merge_many::<f16>(client, shape);
         merge_many::<bf16>(client, shape);
-    });
-}
-
-/// `expected` is how many items the launcher is told of: it shapes the kernel for more or fewer of them.
-fn merge_items<E: Elem>(client: &Client, rows: usize, width: usize, expected: usize, single_items_done: bool) {
-    if !supported::<E>(client) {
-        return;
-    }
-    // Sequences with no item, also first and last, and with many.
-    let split_ptr = [0i32, 0, 1, 4, 4, 5, 23, 25, 25];
-    let (batch, items) = (split_ptr.len() - 1, 25);
-    let parts = Parts::<f32>::random(13, items * rows, width);
-    let [out, lse] = results::<E>(client, batch * rows, width);
-    merge_splits::launch(
-        client,
-        MergeSplitsArgs {
-            outs: arg(&upload(client, &parts.outs), items * rows * width),
-            lses: arg(&upload(client, &parts.lses), items * rows),
-            split_ptr: arg(&upload(client, &split_ptr), split_ptr.len()),
-            out: arg(&out, batch * rows * width),
-            lse: arg(&lse, batch * rows),
-            batch,
-            items: expected,
-            rows,
-            width,
-            single_items_done,
-            elem: E::cube_type(),
-        },
-    );
-    check::<E>(&read(client, out), &read(client, lse), width, |at| {
-        let items = split_ptr[at / rows] as usize..split_ptr[at / rows + 1] as usize;
-        match single_items_done && items.len() == 1 {
-            true => (vec![f64::from(UNWRITTEN); width], f64::from(UNWRITTEN)),
-            false => parts.merged(items.map(|item| item * rows + at % rows)),
-        }
-    });
-}
-
-#[rstest]
-#[case(1, 1)]
-#[case(3, 512)]
-#[case(127, 10)]
-#[case(16, 31)]
-#[case(2, 1030)]
-#[case(2000, 4)]
-fn splits(#[case] rows: usize, #[case] width: usize) {
-    for_each_client(|client| {
-        for expected in [8, 25, 100, 800] {
-            for single_items_done in [false, true] {
-                merge_items::<f32>(client, rows, width, expected, single_items_done);
-                merge_items::<f16>(client, rows, width, expected, single_items_done);
-                merge_items::<bf16>(client, rows, width, expected, single_items_done);
-            }
-        }
-    });
-}
-
-/// The bits of a sequence depend on its own splits, not on what its batch makes of the kernel.
-#[rstest]
-fn splits_ignore_neighbours(#[values(1, 2, 3, 7, 16, 31, 90)] count: usize, #[values(1, 16, 300)] rows: usize) {
-    const WIDTH: usize = 72;
-    for_each_client(|client| {
-        let parts = Parts::<f32>::random(19, count * rows, WIDTH);
-        // Among so many others, each with one split, with `expected` items in all.
-        let merged = |others: usize, expected: usize| {
-            let (batch, items) = (others + 1, others + count);
-            let [mut outs, mut lses] = [vec![0.0; others * rows * WIDTH], vec![0.0; others * rows]];
-            outs.extend_from_slice(&parts.outs);
-            lses.extend_from_slice(&parts.lses);
-            let split_ptr: Vec<i32> = (0..=others as i32).chain([items as i32]).collect();
-            let [out, lse] = results::<f32>(client, batch * rows, WIDTH);
-            merge_splits::launch(
-                client,
-                MergeSplitsArgs {
-                    outs: arg(&upload(client, &outs), outs.len()),
-                    lses: arg(&upload(client, &lses), lses.len()),
-                    split_ptr: arg(&upload(client, &split_ptr), split_ptr.len()),
-                    out: arg(&out, batch * rows * WIDTH),
-                    lse: arg(&lse, batch * rows),
-                    batch,
-                    items: expected,
-                    rows,
-                    width: WIDTH,
-                    single_items_done: false,
-                    elem: f32::cube_type(),
-                },
-            );
-            let (out, lse): (Vec<f32>, Vec<f32>) = (read(client, out), read(client, lse));
-            let bits = |values: &[f32]| values.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
-            (bits(&out[others * rows * WIDTH..]), bits(&lse[others * rows..]))
-        };
-        let alone = merged(0, count);
-        for (others, expected) in [(0, 4), (0, 200), (5, count + 5), (40, 41 * 30), (40, 41)] {
-            assert!(merged(others, expected) == alone, "{others} neighbours, {expected} items");
-        }
     });
 }
 

@@ -8,7 +8,7 @@ use mla_kernels::ragged_attention::{
 use mla_kernels::{DeviceError, Path};
 use rstest::rstest;
 
-use crate::support::{arg, for_each_client, random, read, upload};
+use crate::support::{arg, for_each_client, random, read, skip, upload};
 
 /// What an output holds that was not written.
 const UNWRITTEN: f32 = 77.0;
@@ -166,7 +166,7 @@ impl<E: Host> Case<E> {
                 Err(RaggedAttentionError::Device(DeviceError::Elem(elem))) => {
                     // Every device has f32; f16 and bf16 are features.
                     assert_ne!(elem, f32::elem_type_native(), "refused");
-                    eprintln!("skipped: {} has no {elem}", client.name());
+                    skip(format_args!("{} has no {elem}", client.name()));
                     return;
                 }
                 result => result.expect("launches"),

@@ -1,5 +1,9 @@
 //! Devices, buffers and random inputs.
 
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Write;
+
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use mla_kernels::Runtime;
@@ -28,9 +32,23 @@ pub fn for_each_client(test: impl Fn(&Client)) {
             }
             Err(error) => {
                 assert!(!named("MLA_REQUIRE", &name), "no {name}: {error}");
-                eprintln!("skipped: no {name}: {error}");
+                skip(format_args!("no {name}: {error}"));
             }
         }
+    }
+}
+
+/// Says that a case is not run on a device, and why. `MLA_SKIPPED` names a file that gets a line for each, for whoever counts them
+/// (`tools/part.sh`).
+pub fn skip(why: impl Display) {
+    eprintln!("skipped: {why}");
+    if let Some(file) = std::env::var_os("MLA_SKIPPED") {
+        let thread = std::thread::current();
+        let line = format!("{}\tkernels\t{why}\n", thread.name().unwrap_or("a test"));
+        let mut file =
+            OpenOptions::new().create(true).append(true).open(file).expect("the file that MLA_SKIPPED names");
+        // In one piece: other tests write, too.
+        file.write_all(line.as_bytes()).expect("a line");
     }
 }
 

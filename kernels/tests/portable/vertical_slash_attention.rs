@@ -10,7 +10,7 @@ use mla_kernels::{DeviceError, Path};
 use rstest::rstest;
 
 use crate::ragged_attention::{Host, assert_close};
-use crate::support::{arg, for_each_client, random, read, upload};
+use crate::support::{arg, for_each_client, random, read, skip, upload};
 
 /// What an output holds that was not written.
 const UNWRITTEN: f32 = 77.0;
@@ -258,7 +258,7 @@ impl<E: Host> Case<E> {
                 assert_ne!(elem, f32::elem_type_native(), "refused");
                 let refused = self.run(client, Path::Plain).map(drop);
                 assert_eq!(refused, Err(DeviceError::Elem(elem).into()));
-                eprintln!("skipped: {} has no {elem}", client.name());
+                skip(format_args!("{} has no {elem}", client.name()));
             }
             for path in paths {
                 let (got_out, got_lse) = self.run(client, path.path).expect("launches");

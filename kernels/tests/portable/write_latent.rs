@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use mla_kernels::write_latent::{WriteLatentArgs, WriteRowsArgs, launch_write_latent, launch_write_rows};
 use rstest::rstest;
 
-use super::support::{arg, for_each_client, random, read, upload};
+use super::support::{arg, for_each_client, random, read, skip, upload};
 
 /// A buffer of the type, as words: numbers that differ everywhere.
 fn values<E: CubeElement + Scalar>(seed: u32, len: usize, of: fn(f32) -> E) -> Vec<E> {
@@ -17,7 +17,7 @@ fn values<E: CubeElement + Scalar>(seed: u32, len: usize, of: fn(f32) -> E) -> V
 fn supported<E: CubeElement + Scalar>(client: &Client) -> bool {
     let supported = E::supported_uses(client).contains(TypeUsage::Buffer);
     if !supported {
-        eprintln!("skipped: this device has no {}", E::type_name());
+        skip(format_args!("this device has no {}", E::type_name()));
     }
     supported
 }

@@ -1,14 +1,17 @@
 //! A step of the engine: it is launched, then its tokens are sampled, and in between the next one is launched where that can be
 //! done without knowing them.
 
-use burn::tensor::{FloatDType, Int, Tensor};
-use mla_ops::{argmax, read_beside};
+use std::time::Instant;
+
+use burn::tensor::{Int, Tensor};
+use mla_ops::read_beside;
 
 use super::Engine;
-use super::reply::{Limits, Next, Reply};
+use super::choice::{Chosen, HostLogprobs};
+use super::reply::Limits;
 use super::scheduler::Plan;
 use super::stream::FinishReason;
-use crate::{ModelError, Result};
+use crate::Result;
 
 /// A step that the device works on, or has done.
 #[derive(Debug)]
@@ -16,18 +19,8 @@ pub(super) struct Launched {
     pub(super) plan: Plan,
     /// Whether it was replayed from a graph.
     pub(super) is_replayed: bool,
-    choice: Choice,
-}
-
-/// What the next tokens are sampled from, on the device.
-#[derive(Debug)]
-enum Choice {
-    /// No request is complete.
-    Nothing,
-    /// The greedy tokens, i32 `[chunks]`: the logits of a large batch would take longer to the host than a step takes.
-    Greedy(Tensor<1, Int>),
-    /// Logits `[chunks, vocab]`.
-    Logits(Tensor<2>),
+    /// The next tokens. Absent where no request is complete.
+    chosen: Option<Chosen>,
 }
 
 impl<'a> Engine<'a> {
@@ -41,9 +34,9 @@ impl<'a> Engine<'a> {
 
     /// Waits for a step whose tokens are not used, on whichever thread: what it reads and writes may be freed afterwards.
     fn await_ahead(&mut self) {
-        if let Some(Launched { choice: Choice::Greedy(ids), .. }) = self.ahead.take() {
+        if let Some(Launched { chosen: Some(chosen), .. }) = self.ahead.take() {
             // A device that fails says so again to the next who asks.
-            let _ = ids.try_into_vec_as::<i32>();
+            let _ = chosen.tokens.try_into_vec_as::<i32>();
         }
     }
 
@@ -59,13 +52,11 @@ impl<'a> Engine<'a> {
         self.note_cache_use();
         let (logits, is_replayed) = self.runner.step(&plan.chunks, &mut self.scheduler.cache)?;
         let complete = self.scheduler.completed_by(&plan);
-        let is_greedy = |id: &u64| self.replies.get(id).is_none_or(Reply::is_greedy);
-        let choice = match () {
-            _ if complete.is_empty() => Choice::Nothing,
-            _ if complete.iter().all(is_greedy) => Choice::Greedy(argmax(logits)?),
-            _ => Choice::Logits(logits),
+        let chosen = match complete.is_empty() {
+            true => None,
+            false => Some(self.choose(logits, &plan, &complete, 0)?),
         };
-        Ok(Some(Launched { plan, is_replayed, choice }))
+        Ok(Some(Launched { plan, is_replayed, chosen }))
     }
 
     /// Launches the step after one whose tokens, i32 `[chunks]`, are still on the device, where that can be done: the step is
@@ -83,31 +74,25 @@ impl<'a> Engine<'a> {
         let plan = self.scheduler.plan_after(before)?;
         let logits = self.runner.step_after(&plan.chunks, ids, &mut self.scheduler.cache)?;
         self.note_cache_use();
-        Ok(Some(Launched { plan, is_replayed: true, choice: Choice::Greedy(argmax(logits)?) }))
+        let chosen = self.choose(logits, &plan, &plan.jobs, 1)?;
+        Ok(Some(Launched { plan, is_replayed: true, chosen: Some(chosen) }))
     }
 
     /// Samples the tokens of a step, and launches the next one before if it can; returns how many were sampled.
     pub(super) fn sample_all(&mut self, launched: Launched) -> Result<usize> {
-        let Launched { plan, choice, .. } = launched;
-        let (mut greedy, mut logits) = (Vec::new(), Vec::new());
-        match choice {
-            Choice::Nothing => {}
-            Choice::Greedy(ids) => {
-                let (numbers, next) = read_beside(ids.clone(), || self.launch_after(&plan, &ids))?;
-                (greedy, self.ahead) = (numbers, next?);
-            }
-            Choice::Logits(rows) => logits = to_host(rows)?,
+        let Launched { plan, chosen, .. } = launched;
+        let (mut tokens, mut logprobs) = (Vec::new(), None);
+        if let Some(Chosen { tokens: ids, logprobs: wanted }) = chosen {
+            let (numbers, next) = read_beside(ids.clone(), || self.launch_after(&plan, &ids))?;
+            (tokens, self.ahead) = (numbers, next?);
+            logprobs = wanted.map(HostLogprobs::read).transpose()?;
         }
         self.scheduler.computed(&plan)?;
-        let (mut sampled, vocab) = (0, self.runner.model().vocab_size());
-        for (row, &id) in plan.jobs.iter().enumerate() {
-            // A request whose prompt is not complete yet has no use for the logits.
+        let mut sampled = 0;
+        for (row, (&token, &id)) in tokens.iter().zip(&plan.jobs).enumerate() {
+            // A request whose prompt is not complete yet has no use for its token.
             if self.scheduler.is_complete(id) {
-                let next = match greedy.get(row) {
-                    Some(&id) => Next::Greedy { id, vocab },
-                    None => Next::Logits(&mut logits[row * vocab..(row + 1) * vocab]),
-                };
-                sampled += usize::from(self.sample(id, next)?);
+                sampled += usize::from(self.sample(id, token, logprobs.as_ref().map(|all| (all, row)))?);
             }
         }
         if sampled > 0 {
@@ -117,13 +102,18 @@ impl<'a> Engine<'a> {
     }
 
     /// The next token of a request, and its end if that has come; whether there was a token.
-    fn sample(&mut self, id: u64, next: Next) -> Result<bool> {
+    fn sample(&mut self, id: u64, token: i32, logprobs: Option<(&HostLogprobs, usize)>) -> Result<bool> {
         let limits = self.limits();
         let (Some(job), Some(reply)) = (self.scheduler.running_job_mut(id), self.replies.get_mut(&id)) else {
             return Ok(false);
         };
-        let end = reply.sample(next, &mut job.tokens, job.prompt_len, &limits);
+        let top = reply.sampling().logprobs;
+        let logprobs = logprobs.zip(top).map(|((all, row), top)| all.of_row(row, top));
+        let end = reply.push(token, logprobs, &mut job.tokens, job.prompt_len, &limits);
         let sampled = !matches!(end, Some(FinishReason::Failed(_)));
+        if sampled {
+            self.latency.token(id, Instant::now());
+        }
         if let Some(reason) = end
             && let Some(job) = self.scheduler.remove(id)?
         {
@@ -143,7 +133,11 @@ impl<'a> Engine<'a> {
 
     fn limits(&self) -> Limits<'a> {
         let model = self.runner.model();
-        Limits { eos_token_ids: model.eos_token_ids(), max_positions: model.max_positions() }
+        Limits {
+            eos_token_ids: model.eos_token_ids(),
+            max_positions: model.max_positions(),
+            vocab_size: model.vocab_size(),
+        }
     }
 
     fn note_cache_use(&mut self) {
@@ -155,9 +149,4 @@ impl Drop for Engine<'_> {
     fn drop(&mut self) {
         self.await_ahead();
     }
-}
-
-/// Logits as f32, on the host.
-fn to_host(logits: Tensor<2>) -> Result<Vec<f32>> {
-    logits.cast(FloatDType::F32).try_into_vec_as::<f32>().map_err(ModelError::device)
 }

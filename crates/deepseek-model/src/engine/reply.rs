@@ -1,72 +1,63 @@
 //! The text of a request on its way: from logits to tokens to text.
 
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Weak};
 
-use super::stream::{Completion, FinishReason, RequestStream, StreamEvent};
+use super::stream::{Completion, FinishReason, RequestStream, StreamEvent, TokenLogprobs};
 use crate::Result;
 use crate::request::GenerationRequest;
-use crate::sampling::{Sampler, no_finite_logit};
+use crate::sampling::{SamplingParams, no_finite_logit};
 use crate::tokenizer::{StopStrings, TextStream, Tokenizer};
 
 /// The tokens and the text so far. It stays when the request is preempted.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    sampler: Sampler,
+    sampling: SamplingParams,
     stream: TextStream,
     stop: StopStrings,
     /// Stop strings that are special tokens, which leave no trace in the text.
     stop_ids: Vec<u32>,
     text: String,
+    logprobs: Vec<TokenLogprobs>,
     max_new_tokens: usize,
     events: Sender<StreamEvent>,
-    /// Gone when the stream is dropped.
-    alive: Weak<()>,
-}
-
-/// What the model says of the next token.
-pub(crate) enum Next<'l> {
-    /// The argmax of so many logits; negative if none was finite.
-    Greedy { id: i32, vocab: usize },
-    /// All logits, which are overwritten.
-    Logits(&'l mut [f32]),
 }
 
 /// The ends of a text that the model sets.
 pub(crate) struct Limits<'a> {
     pub(crate) eos_token_ids: &'a [u32],
     pub(crate) max_positions: usize,
+    pub(crate) vocab_size: usize,
 }
 
 impl Reply {
-    /// The reply to a request, and the stream where it is heard.
+    /// The reply to a request, and the stream where it is heard; when that is dropped, `dropped` gets the id.
     ///
     /// # Errors
     /// A sampling parameter or stop string that cannot be.
-    pub(crate) fn new(id: u64, request: &GenerationRequest, tokenizer: &Tokenizer) -> Result<(Self, RequestStream)> {
+    pub(crate) fn new(
+        id: u64,
+        request: &GenerationRequest,
+        tokenizer: &Tokenizer,
+        dropped: Sender<u64>,
+    ) -> Result<(Self, RequestStream)> {
+        request.sampling.validate()?;
         let (sender, events) = channel();
-        let alive = Arc::new(());
         let reply = Self {
-            sampler: Sampler::new(request.sampling.clone())?,
+            sampling: request.sampling.clone(),
             stream: TextStream::new(tokenizer, true),
             stop: StopStrings::new(request.stop.clone())?,
             stop_ids: request.stop.iter().filter_map(|stop| tokenizer.special_id(stop)).collect(),
             text: String::new(),
+            logprobs: Vec::new(),
             max_new_tokens: request.max_new_tokens,
             events: sender,
-            alive: Arc::downgrade(&alive),
         };
-        Ok((reply, RequestStream { id, events, _alive: alive }))
+        Ok((reply, RequestStream { id, events, dropped }))
     }
 
-    /// Whether somebody listens.
-    pub(crate) fn is_heard(&self) -> bool {
-        self.alive.strong_count() > 0
-    }
-
-    /// Whether the argmax is all that it needs of the logits.
-    pub(crate) fn is_greedy(&self) -> bool {
-        self.sampler.params().is_greedy()
+    /// How its tokens are chosen.
+    pub(crate) fn sampling(&self) -> &SamplingParams {
+        &self.sampling
     }
 
     /// Whether a text of so many tokens, of which `prompt_len` are the prompt, is at its end.
@@ -83,23 +74,21 @@ impl Reply {
         self.end_by_length(tokens + 1, prompt_len, limits).is_none()
     }
 
-    /// Samples the next token of `tokens` and says what is certain; the reason, if there is none or it was the last one.
-    pub(crate) fn sample(
+    /// Takes the next token of `tokens`, negative if no logit was finite, and says what is certain; the reason, if there is none or
+    /// it was the last one.
+    pub(crate) fn push(
         &mut self,
-        next: Next,
+        token: i32,
+        logprobs: Option<TokenLogprobs>,
         tokens: &mut Vec<u32>,
         prompt_len: usize,
         limits: &Limits,
     ) -> Option<FinishReason> {
-        let id = match next {
-            Next::Greedy { id, vocab } => u32::try_from(id).map_err(|_| no_finite_logit(vocab)),
-            Next::Logits(logits) => self.sampler.sample(logits, tokens),
-        };
-        let id = match id {
-            Ok(id) => id,
-            Err(error) => return Some(FinishReason::Failed(error.to_string())),
+        let Ok(id) = u32::try_from(token) else {
+            return Some(FinishReason::Failed(no_finite_logit(limits.vocab_size).to_string()));
         };
         tokens.push(id);
+        self.logprobs.extend(logprobs);
         if limits.eos_token_ids.contains(&id) {
             return Some(FinishReason::Eos);
         }
@@ -124,7 +113,12 @@ impl Reply {
         if finish != FinishReason::StopString {
             self.say_rest();
         }
-        let _ = self.events.send(StreamEvent::Finished(Completion { token_ids, text: self.text, finish }));
+        let _ = self.events.send(StreamEvent::Finished(Completion {
+            token_ids,
+            text: self.text,
+            finish,
+            logprobs: self.logprobs,
+        }));
     }
 
     /// What was held back, at the end of the text.

@@ -1,10 +1,11 @@
 //! Which requests compute how many tokens in the next step, and who gives up pages for it.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 
 use mla_ops::cache::{CacheError, RequestId};
 
-use super::prefix_tree::PrefixTree;
+use super::prefix_cache::{Prefix, PrefixCache};
+use super::prefix_tree::Found;
 use crate::Result;
 use crate::cache::ModelCache;
 use crate::step::Chunk;
@@ -22,11 +23,14 @@ pub(crate) struct Job {
     most_cached: usize,
     /// Its place in the cache, while it runs.
     place: Option<RequestId>,
+    /// How far its tokens were found among those of others.
+    found: Found,
 }
 
 impl Job {
     pub(crate) fn new(id: u64, prompt: Vec<u32>) -> Self {
-        Self { id, prompt_len: prompt.len(), tokens: prompt, cached: 0, most_cached: 0, place: None }
+        let (cached, most_cached, place, found) = Default::default();
+        Self { id, prompt_len: prompt.len(), tokens: prompt, cached, most_cached, place, found }
     }
 
     fn missing(&self) -> usize {
@@ -41,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) chunks: Vec<Chunk>,
     /// The job of each chunk.
     pub(crate) jobs: Vec<u64>,
+    /// Tokens of all chunks.
+    tokens: usize,
     /// Jobs that can have no page for their next token, though they have the cache for themselves.
     pub(crate) ended: Vec<(Job, CacheError)>,
 }
@@ -73,10 +79,11 @@ pub(crate) struct Counts {
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     pub(crate) cache: ModelCache,
-    /// Absent where pages cannot be shared.
-    tree: Option<PrefixTree>,
-    waiting: VecDeque<Job>,
-    /// The oldest first.
+    /// Where requests that begin alike share what they begin with.
+    prefixes: Option<PrefixCache>,
+    /// By their ids: the oldest first. All are younger than those that run.
+    waiting: BTreeMap<u64, Job>,
+    /// The oldest first, that is by their ids.
     running: Vec<Job>,
     max_batch: usize,
     token_budget: usize,
@@ -85,15 +92,14 @@ pub(crate) struct Scheduler {
 
 impl Scheduler {
     /// A request holds a row of the cache while it runs: the cache has `max_batch` of them.
-    pub(crate) fn new(mut cache: ModelCache, prefix_caching: bool, max_batch: usize, token_budget: usize) -> Self {
-        let page_size = cache.page_size();
-        let tree = cache.shared_pages().filter(|_| prefix_caching).map(|_| PrefixTree::new(page_size));
+    pub(crate) fn new(cache: ModelCache, prefixes: Option<PrefixCache>, max_batch: usize, token_budget: usize) -> Self {
         let (waiting, running, counts) = Default::default();
-        Self { cache, tree, waiting, running, max_batch, token_budget, counts }
+        Self { cache, prefixes, waiting, running, max_batch, token_budget, counts }
     }
 
+    /// Takes a job that is younger than all others: its id is larger.
     pub(crate) fn push(&mut self, job: Job) {
-        self.waiting.push_back(job);
+        self.waiting.insert(job.id, job);
     }
 
     pub(crate) fn running(&self) -> usize {
@@ -106,7 +112,13 @@ impl Scheduler {
 
     /// Pages that only wait for a request that begins with them.
     pub(crate) fn idle_pages(&self) -> usize {
-        self.tree.as_ref().map_or(0, |tree| tree.evictable(|page| is_idle(&self.cache, page)))
+        // Pages before one that is in use are in use, too (`PrefixTree::insert`): so all of these could leave the tree.
+        self.cache.pages().idle_pages()
+    }
+
+    /// Snapshots that are kept, and slots for them.
+    pub(crate) fn snapshots(&self) -> [usize; 2] {
+        self.prefixes.as_ref().map_or([0; 2], PrefixCache::snapshots)
     }
 
     /// Makes room for the tokens of the next step: one of each request that generates, then chunks of prompts as far as the
@@ -117,11 +129,11 @@ impl Scheduler {
             let ids: Vec<u64> = self.running.iter().map(|job| job.id).collect();
             for id in ids {
                 // Those before it may have taken its pages, or have ended it.
-                let Some(index) = self.running.iter().position(|job| job.id == id) else {
+                let Some(index) = self.index_of(id) else {
                     continue;
                 };
                 let n = self.running[index].missing();
-                if (n == 1) == generating && !plan.jobs.contains(&id) {
+                if (n == 1) == generating {
                     self.give(index, n, &mut plan)?;
                 }
             }
@@ -165,7 +177,7 @@ impl Scheduler {
         self.evict(new.saturating_sub(self.cache.free_pages()))?;
         let chunks = plan.chunks.iter().map(|chunk| self.cache.append(chunk.request, &[0]));
         let chunks = chunks.collect::<std::result::Result<Vec<Chunk>, CacheError>>()?;
-        Ok(Plan { chunks, jobs: plan.jobs.clone(), ended: Vec::new() })
+        Ok(Plan { tokens: chunks.len(), chunks, jobs: plan.jobs.clone(), ended: Vec::new() })
     }
 
     /// Pages of the longest request with one more token, and how many of all these requests' pages would be new.
@@ -183,9 +195,10 @@ impl Scheduler {
     /// The tokens of the plan are in the cache.
     pub(crate) fn computed(&mut self, plan: &Plan) -> Result<()> {
         for (chunk, &id) in plan.chunks.iter().zip(&plan.jobs) {
-            let Some(job) = self.running.iter_mut().find(|job| job.id == id) else {
+            let Some(index) = self.index_of(id) else {
                 continue;
             };
+            let job = &mut self.running[index];
             let (before, after) = (job.cached, job.cached + chunk.tokens.len());
             let new = after.saturating_sub(job.most_cached.max(before));
             let new_of_prompt = after.min(job.prompt_len).saturating_sub(job.most_cached.max(before));
@@ -193,9 +206,9 @@ impl Scheduler {
             self.counts.recomputed_tokens += chunk.tokens.len() - new;
             job.most_cached = job.most_cached.max(after);
             job.cached = after;
-            // Pages that generated tokens fill are offered when the request ends.
-            if chunk.tokens.len() > 1 {
-                offer(&mut self.tree, &mut self.cache, job, true)?;
+            if let (Some(prefixes), Some(place)) = (&mut self.prefixes, job.place) {
+                let parts = job.tokens.split_at(job.cached);
+                prefixes.computed(&mut self.cache, place, parts, &mut job.found, chunk.tokens.len())?;
             }
         }
         Ok(())
@@ -215,22 +228,25 @@ impl Scheduler {
     }
 
     pub(crate) fn running_job(&self, id: u64) -> Option<&Job> {
-        self.running.iter().find(|job| job.id == id)
+        self.index_of(id).map(|index| &self.running[index])
     }
 
     pub(crate) fn running_job_mut(&mut self, id: u64) -> Option<&mut Job> {
-        self.running.iter_mut().find(|job| job.id == id)
+        self.index_of(id).map(|index| &mut self.running[index])
+    }
+
+    fn index_of(&self, id: u64) -> Option<usize> {
+        self.running.binary_search_by_key(&id, |job| job.id).ok()
     }
 
     /// Takes a request out, whether it runs or waits.
     pub(crate) fn remove(&mut self, id: u64) -> Result<Option<Job>> {
-        if let Some(index) = self.running.iter().position(|job| job.id == id) {
+        if let Some(index) = self.index_of(id) {
             let mut job = self.running.remove(index);
             self.leave(&mut job)?;
             return Ok(Some(job));
         }
-        let index = self.waiting.iter().position(|job| job.id == id);
-        Ok(index.and_then(|index| self.waiting.remove(index)))
+        Ok(self.waiting.remove(&id))
     }
 
     /// Frees the pages that no request uses.
@@ -240,12 +256,14 @@ impl Scheduler {
     }
 
     fn budget_left(&self, plan: &Plan) -> usize {
-        self.token_budget.saturating_sub(plan.chunks.iter().map(|chunk| chunk.tokens.len()).sum())
+        self.token_budget.saturating_sub(plan.tokens)
     }
 
     /// Room for up to `n` more tokens of a running request; where there is none, the youngest give up theirs.
     fn give(&mut self, index: usize, n: usize, plan: &mut Plan) -> Result<()> {
-        let n = n.min(self.budget_left(plan));
+        let Job { tokens, cached, .. } = &self.running[index];
+        let stop = self.prefixes.as_ref().and_then(|prefixes| prefixes.next_stop(*cached, tokens.len()));
+        let n = n.min(self.budget_left(plan)).min(stop.map_or(n, |stop| stop - cached));
         if n == 0 {
             return Ok(());
         }
@@ -257,6 +275,7 @@ impl Scheduler {
             let error = match self.cache.append(place, &job.tokens[job.cached..job.cached + n]) {
                 Ok(chunk) => {
                     plan.jobs.push(job.id);
+                    plan.tokens += n;
                     plan.chunks.push(chunk);
                     return Ok(());
                 }
@@ -284,37 +303,36 @@ impl Scheduler {
     /// The request waits again, before all others.
     fn preempt(&mut self, index: usize, plan: &mut Plan) -> Result<()> {
         let mut job = self.running.remove(index);
-        if let Some(planned) = plan.jobs.iter().position(|&id| id == job.id) {
+        if let Some(planned) = plan.jobs.iter().rposition(|&id| id == job.id) {
             plan.jobs.remove(planned);
-            plan.chunks.remove(planned);
+            plan.tokens -= plan.chunks.remove(planned).tokens.len();
         }
         self.leave(&mut job)?;
         self.counts.preemptions += 1;
-        self.waiting.push_front(job);
+        self.waiting.insert(job.id, job);
         Ok(())
     }
 
     /// Starts the first waiting request, if there are pages for all of its tokens and one more; if none runs, in any case.
     fn admit(&mut self) -> Result<bool> {
-        let Some(job) = self.waiting.front() else {
+        let Some(mut first) = self.waiting.first_entry() else {
             return Ok(false);
         };
-        let page_size = self.cache.page_size();
+        let (job, page_size) = (first.get_mut(), self.cache.page_size());
         // The last token is computed in any case: its logits are wanted.
         let sharable = &job.tokens[..job.tokens.len() - 1];
-        let shared = self.tree.as_mut().map_or_else(Vec::new, |tree| tree.longest_prefix(sharable));
-        let needed = (job.tokens.len() + 1).div_ceil(page_size) - shared.len();
+        let longest = |prefixes: &mut PrefixCache| prefixes.longest(sharable, &mut job.found);
+        let shared = self.prefixes.as_mut().map_or_else(Prefix::default, longest);
+        let needed = (job.tokens.len() + 1).div_ceil(page_size) - shared.pages.len();
         // Asked first: a place is written on the device, and a request may wait for many steps.
-        if !self.running.is_empty() && !self.has_room_beside(&shared, needed)? {
+        if !self.running.is_empty() && !self.has_room_beside(&shared.pages, needed) {
             return Ok(false);
         }
-        let place = match self.cache.shared_pages() {
-            Some(cache) => cache.admit_with(&shared)?,
-            None => self.cache.admit()?,
-        };
-        if let Some(mut job) = self.waiting.pop_front() {
+        let place = self.cache.admit_with(&shared.pages, shared.snapshot)?;
+        if let Some((_, mut job)) = self.waiting.pop_first() {
             job.place = Some(place);
-            job.cached = shared.len() * page_size;
+            job.found.truncate(shared.pages.len());
+            job.cached = shared.pages.len() * page_size;
             self.counts.prefix_queries += job.tokens.len();
             self.counts.prefix_hits += job.cached;
             self.running.push(job);
@@ -323,25 +341,18 @@ impl Scheduler {
     }
 
     /// Whether `needed` pages are free, or could be, while `shared` stay where they are.
-    fn has_room_beside(&mut self, shared: &[u32], needed: usize) -> Result<bool> {
-        if needed <= self.cache.free_pages() {
-            return Ok(true);
-        }
-        // With a holder more they do not count as idle.
-        if let Some(cache) = self.cache.shared_pages() {
-            cache.retain(shared)?;
-        }
-        let room = self.cache.free_pages() + self.idle_pages();
-        if let Some(cache) = self.cache.shared_pages() {
-            cache.release(shared)?;
-        }
-        Ok(needed <= room)
+    fn has_room_beside(&self, shared: &[u32], needed: usize) -> bool {
+        let free = self.cache.free_pages();
+        let kept = || shared.iter().filter(|&&page| self.cache.pages().holders(page) == 1).count();
+        needed <= free || needed <= free + self.idle_pages() - kept()
     }
 
     /// Preempts the request; its whole pages stay as long as they are not needed.
     fn leave(&mut self, job: &mut Job) -> Result<()> {
-        offer(&mut self.tree, &mut self.cache, job, false)?;
         if let Some(place) = job.place.take() {
+            if let Some(prefixes) = &mut self.prefixes {
+                prefixes.left(&mut self.cache, place, &job.tokens[..job.cached], &mut job.found)?;
+            }
             self.cache.free(place)?;
         }
         job.cached = 0;
@@ -350,27 +361,11 @@ impl Scheduler {
 
     /// Frees up to `n` unused pages, the longest unused first; returns how many.
     fn evict(&mut self, n: usize) -> Result<usize> {
-        let (Some(tree), Some(cache)) = (&mut self.tree, self.cache.shared_pages()) else {
-            return Ok(0);
-        };
-        let evicted = tree.evict(n, |page| cache.holders(page) == 1);
-        cache.release(&evicted)?;
-        Ok(evicted.len())
+        match &mut self.prefixes {
+            Some(prefixes) => prefixes.evict(&mut self.cache, n),
+            None => Ok(0),
+        }
     }
-}
-
-/// Puts the whole pages of a request into the tree; `runs`, if it goes on holding them.
-fn offer(tree: &mut Option<PrefixTree>, cache: &mut ModelCache, job: &Job, runs: bool) -> Result<()> {
-    if let (Some(tree), Some(cache), Some(place)) = (tree, cache.shared_pages(), job.place) {
-        let added = tree.insert(&job.tokens[..job.cached], cache.pages(place)?, runs);
-        cache.retain(&added)?;
-    }
-    Ok(())
-}
-
-/// Whether the tree is the only holder.
-fn is_idle(cache: &ModelCache, page: u32) -> bool {
-    cache.pages().holders(page) == 1
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! loses one.
 
 use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
@@ -9,22 +10,52 @@ use proptest::prelude::*;
 
 use super::*;
 
+#[path = "stateful_cache.rs"]
+mod stateful_cache;
+
+use self::stateful_cache::StatefulCache;
+
 const PAGE: usize = 4;
 const PAGES: usize = 10;
 const MAX_BATCH: usize = 3;
 const BUDGET: usize = 9;
 
-fn scheduler(prefix_caching: bool) -> Scheduler {
+/// Tokens between two snapshots.
+const SPACING: usize = 2 * PAGE;
+
+/// What requests share of their beginnings.
+#[derive(Debug, Clone, Copy)]
+enum Sharing {
+    Nothing,
+    Pages,
+    /// Pages up to one of so many snapshots.
+    Snapshots(usize),
+}
+
+fn sharings() -> impl Strategy<Value = Sharing> {
+    prop_oneof![Just(Sharing::Nothing), Just(Sharing::Pages), (1..5usize).prop_map(Sharing::Snapshots)]
+}
+
+fn scheduler(sharing: Sharing) -> Scheduler {
+    let mut cache = new_cache(PAGES, MAX_BATCH);
+    let prefixes = match sharing {
+        Sharing::Nothing => None,
+        Sharing::Pages => Some(PrefixCache::of_pages(&cache)),
+        Sharing::Snapshots(slots) => Some(PrefixCache::with_snapshots(&mut cache, SPACING, slots).unwrap()),
+    };
+    Scheduler::new(cache, prefixes, MAX_BATCH, BUDGET)
+}
+
+fn new_cache(num_pages: usize, max_requests: usize) -> ModelCache {
     let config = CacheConfig {
         pools: vec![PoolConfig::per_token(1)],
-        num_pages: PAGES,
+        num_pages,
         page_size: PAGE,
-        max_requests: MAX_BATCH,
-        max_tokens: (PAGES + 1) * PAGE,
+        max_requests,
+        max_tokens: (num_pages + 1) * PAGE,
         dtype: FloatDType::F32,
     };
-    let cache = PagedCache::new(config, &Device::flex()).unwrap();
-    Scheduler::new(ModelCache::new(cache), prefix_caching, MAX_BATCH, BUDGET)
+    ModelCache::new(StatefulCache::new(PagedCache::new(config, &Device::flex()).unwrap()))
 }
 
 /// What stands in for the row of the last of some tokens: it depends on all of them, and f32 holds it exactly.
@@ -32,18 +63,18 @@ fn row(tokens: &[u32]) -> f32 {
     tokens.iter().fold(7, |hash, &token| (hash * 31 + token + 1) % 16_777_213) as f32
 }
 
-fn latent(scheduler: &mut Scheduler) -> &mut PagedCache {
+fn cache(scheduler: &mut Scheduler) -> &mut StatefulCache {
     scheduler.cache.get_mut().expect("made so")
 }
 
-/// What a model would do: writes the rows of the new tokens.
+/// What a model would do: goes on from the state, and writes the rows of the new tokens.
 fn compute(scheduler: &mut Scheduler, plan: &Plan) {
     for (chunk, id) in plan.chunks.iter().zip(&plan.jobs) {
         let job = scheduler.running_job(*id).expect("a job of the plan runs");
-        let next = job.cached..job.cached + chunk.tokens.len();
-        assert_eq!(chunk.tokens, job.tokens[next.clone()]);
-        let rows: Vec<f32> = next.map(|position| row(&job.tokens[..=position])).collect();
-        write(scheduler, &chunk.slots, &rows);
+        let (tokens, cached) = (job.tokens.clone(), job.cached);
+        let end = cached + chunk.tokens.len();
+        assert_eq!(chunk.tokens, tokens[cached..end]);
+        compute_tokens(scheduler, chunk, &tokens[..end]);
     }
 }
 
@@ -51,9 +82,23 @@ fn compute(scheduler: &mut Scheduler, plan: &Plan) {
 fn compute_after(scheduler: &mut Scheduler, plan: &Plan) {
     for (chunk, id) in plan.chunks.iter().zip(&plan.jobs) {
         let job = scheduler.running_job(*id).expect("a job of the plan runs");
-        let row = row(&[job.tokens.as_slice(), &[sampled(*id)]].concat());
-        write(scheduler, &chunk.slots, &[row]);
+        let tokens = [job.tokens.as_slice(), &[sampled(*id)]].concat();
+        compute_tokens(scheduler, chunk, &tokens);
     }
+}
+
+/// The last of these tokens are those of the chunk.
+fn compute_tokens(scheduler: &mut Scheduler, chunk: &Chunk, tokens: &[u32]) {
+    let before = tokens.len() - chunk.tokens.len();
+    let rows: Vec<f32> = (before..tokens.len()).map(|position| row(&tokens[..=position])).collect();
+    let keeps_pages_alone = scheduler.prefixes.is_some() && scheduler.snapshots() == [0; 2];
+    let states = &mut cache(scheduler).states;
+    // Where pages are all that is kept, there is no state to go on from.
+    let state = states.insert(chunk.request, rows[rows.len() - 1]);
+    if before > 0 && !keeps_pages_alone {
+        assert_eq!(state, Some(row(&tokens[..before])), "the state of {} after {before} tokens", chunk.request);
+    }
+    write(scheduler, &chunk.slots, &rows);
 }
 
 /// The tokens of a request are all the same.
@@ -62,7 +107,7 @@ fn sampled(id: u64) -> u32 {
 }
 
 fn write(scheduler: &mut Scheduler, slots: &[i32], rows: &[f32]) {
-    let cache = latent(scheduler);
+    let cache = &mut cache(scheduler).pages;
     let mut pool = cache.take_pool(0).unwrap();
     for (&slot, &value) in slots.iter().zip(rows) {
         let (page, offset) = (slot as usize / PAGE, slot as usize % PAGE);
@@ -72,9 +117,10 @@ fn write(scheduler: &mut Scheduler, slots: &[i32], rows: &[f32]) {
     cache.put_pool(0, pool).unwrap();
 }
 
-/// Every running request finds its own rows in its pages, and pages have the holders that they should have.
+/// Every running request finds its own rows in its pages, pages have the holders that they should have, and snapshots are known.
 fn check(scheduler: &Scheduler) {
-    let cache: &PagedCache = scheduler.cache.get().expect("made so");
+    let StatefulCache { pages: cache, kept, .. } = scheduler.cache.get().expect("made so");
+    assert_eq!(scheduler.snapshots(), [kept.iter().flatten().count(), kept.len()]);
     let rows: Vec<f32> = cache.pool(0).unwrap().into_data().try_into_vec().unwrap();
     let mut holders = HashMap::<u32, u32>::new();
     for job in &scheduler.running {
@@ -86,9 +132,13 @@ fn check(scheduler: &Scheduler) {
         pages.iter().for_each(|&page| *holders.entry(page).or_default() += 1);
     }
     let held_by_tree = (0..PAGES as u32).filter(|page| cache.holders(*page) > holders.get(page).copied().unwrap_or(0));
-    assert_eq!(held_by_tree.count(), scheduler.tree.as_ref().map_or(0, PrefixTree::len));
+    assert_eq!(held_by_tree.count(), scheduler.prefixes.as_ref().map_or(0, PrefixCache::pages));
+    let evictable = |prefixes: &PrefixCache| prefixes.evictable_pages(cache);
+    assert_eq!(scheduler.idle_pages(), scheduler.prefixes.as_ref().map_or(0, evictable));
+    let ids = || scheduler.running.iter().map(|job| job.id).chain(scheduler.waiting.keys().copied());
+    assert!(ids().is_sorted(), "{:?}", ids().collect::<Vec<_>>());
     assert!(scheduler.running.len() <= MAX_BATCH);
-    assert!(scheduler.waiting.iter().all(|job| job.place.is_none()));
+    assert!(scheduler.waiting.values().all(|job| job.place.is_none()));
 }
 
 fn check_plan(plan: &Plan) {
@@ -195,8 +245,8 @@ impl World {
 
 proptest! {
     #[test]
-    fn random_programs_keep_rows_and_pages(actions in actions(), prefix_caching: bool, looks_ahead: bool) {
-        let mut scheduler = scheduler(prefix_caching);
+    fn random_programs_keep_rows_and_pages(actions in actions(), sharing in sharings(), looks_ahead: bool) {
+        let mut scheduler = scheduler(sharing);
         let mut world = World { looks_ahead, ..World::default() };
         for action in &actions {
             world.act(&mut scheduler, action);
@@ -211,6 +261,8 @@ proptest! {
         scheduler.reset_prefix_cache().unwrap();
         prop_assert_eq!(scheduler.cache.free_pages(), PAGES);
         prop_assert_eq!((scheduler.running(), scheduler.waiting(), scheduler.idle_pages()), (0, 0, 0));
+        let StatefulCache { states, kept, .. } = cache(&mut scheduler);
+        prop_assert!(states.is_empty() && kept.iter().all(Option::is_none), "{states:?} {kept:?}");
     }
 }
 
@@ -218,7 +270,7 @@ proptest! {
 /// keep it: alone, the second needs the whole cache.
 #[test]
 fn a_copy_of_a_page_keeps_no_other_one_from_being_evicted() {
-    let (mut scheduler, mut world) = (scheduler(true), World::default());
+    let (mut scheduler, mut world) = (scheduler(Sharing::Pages), World::default());
     for (len, n) in [(PAGE, 1), (25, 13)] {
         world.act(&mut scheduler, &Action::Submit(0, len, n));
     }
@@ -230,7 +282,7 @@ fn a_copy_of_a_page_keeps_no_other_one_from_being_evicted() {
 
 #[test]
 fn requests_that_begin_alike_share_pages_and_compute_them_once() {
-    let mut scheduler = scheduler(true);
+    let mut scheduler = scheduler(Sharing::Pages);
     let prompt: Vec<u32> = (0..9).collect();
     for id in 0..2 {
         scheduler.push(Job::new(id, prompt.clone()));
@@ -248,7 +300,7 @@ fn requests_that_begin_alike_share_pages_and_compute_them_once() {
 
 #[test]
 fn the_youngest_gives_up_its_pages_and_is_the_next_to_run() {
-    let mut scheduler = scheduler(false);
+    let mut scheduler = scheduler(Sharing::Nothing);
     for id in 0..3 {
         scheduler.push(Job::new(id, vec![id as u32; 2 * PAGE]));
     }
@@ -257,7 +309,7 @@ fn the_youngest_gives_up_its_pages_and_is_the_next_to_run() {
         let plan = scheduler.plan().unwrap();
         compute(&mut scheduler, &plan);
         scheduler.computed(&plan).unwrap();
-        preempted = scheduler.waiting.iter().map(|job| (job.id, job.cached)).collect();
+        preempted = scheduler.waiting.values().map(|job| (job.id, job.cached)).collect();
         for id in plan.jobs {
             if scheduler.is_complete(id) {
                 scheduler.running_job_mut(id).unwrap().tokens.push(5);
@@ -276,7 +328,7 @@ fn the_youngest_gives_up_its_pages_and_is_the_next_to_run() {
 /// Alone, a request is always one step ahead: over the ends of pages, and where pages of a former request have to go for it.
 #[test]
 fn a_request_alone_is_always_a_step_ahead() {
-    let (mut scheduler, mut world) = (scheduler(true), World { looks_ahead: true, ..World::default() });
+    let (mut scheduler, mut world) = (scheduler(Sharing::Pages), World { looks_ahead: true, ..World::default() });
     let mut steps = 0;
     for (kind, len, n) in [(2, 2 * PAGE, PAGE), (0, 5, PAGES * PAGE - 5)] {
         world.act(&mut scheduler, &Action::Submit(kind, len, n));
@@ -292,7 +344,7 @@ fn a_request_alone_is_always_a_step_ahead() {
 /// A place costs writes on the device: a request for which there are no pages takes none, in however many steps.
 #[test]
 fn a_request_that_waits_for_pages_takes_no_place() {
-    let mut scheduler = scheduler(true);
+    let mut scheduler = scheduler(Sharing::Pages);
     scheduler.push(Job::new(0, vec![1; 7 * PAGE]));
     // Shares 6 pages and takes one; then 2 are free, and the third request, which shares them too, needs 4.
     scheduler.push(Job::new(1, vec![1; 6 * PAGE + 1]));
@@ -310,3 +362,57 @@ fn a_request_that_waits_for_pages_takes_no_place() {
     let place = scheduler.running_job_mut(2).and_then(|job| job.place).expect("it runs");
     assert_eq!(place.to_string(), "request 2");
 }
+
+/// How many pages of prompts 100 steps compare, and how long a step takes at least, beside so many requests that wait for pages, the
+/// first of them with a long prompt that begins like another one, and beside a prefix cache of many pages.
+fn step_beside(waiting: usize) -> (usize, Duration) {
+    const LONG: usize = 1000;
+    let cache = new_cache(2 * LONG + 2, 2);
+    let prefixes = PrefixCache::of_pages(&cache);
+    let mut scheduler = Scheduler::new(cache, Some(prefixes), 2, 4 * LONG * PAGE);
+    let alike: Vec<u32> = (0..(LONG * PAGE) as u32).collect();
+    let step = |scheduler: &mut Scheduler| {
+        let plan = scheduler.plan().unwrap();
+        let _ = scheduler.pages_after(&plan).unwrap();
+        scheduler.computed(&plan).unwrap();
+        for &id in plan.jobs.iter().filter(|&&id| scheduler.is_complete(id)).collect::<Vec<_>>() {
+            scheduler.running_job_mut(id).expect("it runs").tokens.push(sampled(id));
+        }
+    };
+    for (id, prompt) in [(0, alike.clone()), (1, vec![1; PAGE])] {
+        scheduler.push(Job::new(id, prompt));
+        step(&mut scheduler);
+    }
+    // Nobody needs the long one any more; the other one goes on.
+    scheduler.remove(0).unwrap();
+    // It shares the long one, and there are not as many pages more as it needs.
+    let prompt = [alike, vec![7; 2 * LONG * PAGE]].concat();
+    scheduler.push(Job::new(2, prompt));
+    (1..waiting as u64).for_each(|id| scheduler.push(Job::new(2 + id, vec![9; 30])));
+    step(&mut scheduler);
+    let compared = |scheduler: &Scheduler| scheduler.prefixes.as_ref().expect("it shares pages").compared();
+    let before = compared(&scheduler);
+    let mut least = Duration::MAX;
+    for _ in 0..STEPS {
+        let start = Instant::now();
+        step(&mut scheduler);
+        assert_eq!((scheduler.running(), scheduler.waiting()), (1, waiting));
+        assert!(scheduler.idle_pages() >= LONG - 1);
+        least = least.min(start.elapsed());
+    }
+    (compared(&scheduler) - before, least)
+}
+
+const STEPS: usize = 100;
+
+/// A step compares no prompt that waits a second time, and goes through no list of what waits.
+#[test]
+fn a_step_costs_the_same_whatever_waits() {
+    let [(few, short), (many, long)] = [10, 10_000].map(step_beside);
+    eprintln!("a step without a model: {short:?} beside 10 requests that wait, {long:?} beside 10,000");
+    // The page that might follow.
+    assert_eq!((few, many), (STEPS, STEPS));
+    assert!(long <= short + Duration::from_micros(50), "{short:?} and {long:?}");
+}
+#[path = "prefix_cache_tests.rs"]
+mod snapshots;

@@ -1,7 +1,6 @@
 //! What a request's owner sees of it.
 
-use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 
 use mla_ops::cache::CacheError;
 
@@ -20,7 +19,7 @@ pub enum FinishReason {
     OutOfCache(CacheError),
     /// No token can be sampled, for this reason: the model has computed no finite logit. The text up to there is kept.
     Failed(String),
-    /// Somebody lost interest; the text up to there is kept.
+    /// Cancelled by the client; the text up to there is kept.
     Cancelled,
 }
 
@@ -48,6 +47,17 @@ pub struct Completion {
     pub text: String,
     /// Why it ended.
     pub finish: FinishReason,
+    /// One for each of `token_ids` where [`SamplingParams::logprobs`](crate::SamplingParams::logprobs) asks for them, otherwise none.
+    pub logprobs: Vec<TokenLogprobs>,
+}
+
+/// What the model says of a token, as natural logarithms of probabilities.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the token itself.
+    pub logprob: f32,
+    /// The most probable tokens, the best first, of equal ones the lowest id: as many as were asked for, or as have a probability.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// News of a request.
@@ -68,8 +78,8 @@ pub enum StreamEvent {
 pub struct RequestStream {
     pub(super) id: u64,
     pub(super) events: Receiver<StreamEvent>,
-    /// The engine looks whether it is still there: a channel only tells when something is sent.
-    pub(super) _alive: Arc<()>,
+    /// Where the engine hears that the stream is dropped: its own channel only tells it when something is sent.
+    pub(super) dropped: Sender<u64>,
 }
 
 impl RequestStream {
@@ -89,5 +99,12 @@ impl Iterator for RequestStream {
 
     fn next(&mut self) -> Option<StreamEvent> {
         self.events.recv().ok()
+    }
+}
+
+impl Drop for RequestStream {
+    fn drop(&mut self) {
+        // An engine that is gone has no use for it.
+        let _ = self.dropped.send(self.id);
     }
 }

@@ -1,14 +1,17 @@
 //! The kernels of a model, compiled before its weights are there.
 
-use burn::tensor::{Device, FloatDType};
-use mla_ops::{Determinism, argmax};
+use burn::tensor::Device;
+use mla_ops::Determinism;
 
 use super::EngineOptions;
+use super::choice;
+use super::prefix_cache::PrefixCache;
 use crate::Result;
 use crate::cache::ModelCache;
 use crate::model::DeepseekModel;
 use crate::models::{Capture, ModelConfig};
 use crate::step::Chunk;
+use crate::weights::LoadAs;
 
 /// Has the kernels compiled that an engine of these options launches for prompts of so many tokens, and for batches that generate, before
 /// there is a model: on CUDA in the background, on all cores, while the weights are loaded; from the disk where they have been
@@ -24,12 +27,13 @@ use crate::step::Chunk;
 pub fn compile_ahead(
     config: &ModelConfig,
     device: &Device,
-    dtype: FloatDType,
+    load_as: impl Into<LoadAs>,
     options: &EngineOptions,
     prompts: &[usize],
 ) -> Result<()> {
+    let load_as = load_as.into();
     let steps = || {
-        let model = without_weights(config, device, dtype)?;
+        let model = without_weights(config, device, load_as)?;
         let mut steps = Steps::new(&model, options)?;
         steps.prompts(prompts)?;
         steps.decode()
@@ -38,7 +42,7 @@ pub fn compile_ahead(
 }
 
 /// The same for all requests that such an engine may get: when these are compiled, none is compiled later, but for what a program
-/// does beside steps (weights, sampling), and on GPUs other than Hopper some of Burn's (products of many rows, copies of chunks).
+/// does beside steps (weights, a repetition penalty's prompt), and on GPUs other than Hopper some of Burn's (products of many rows, copies of chunks).
 /// These are several times as many, and most programs need few of them: call [`compile_ahead`] before for those that are needed
 /// first.
 ///
@@ -47,20 +51,21 @@ pub fn compile_ahead(
 pub fn compile_all_ahead(
     config: &ModelConfig,
     device: &Device,
-    dtype: FloatDType,
+    load_as: impl Into<LoadAs>,
     options: &EngineOptions,
 ) -> Result<()> {
+    let load_as = load_as.into();
     let steps = || {
-        let model = without_weights(config, device, dtype)?;
+        let model = without_weights(config, device, load_as)?;
         Steps::new(&model, options)?.all()
     };
     mla_ops::compile_all_ahead(device, steps).unwrap_or(Ok(()))
 }
 
 /// A model that launches what this one does, without its weights.
-fn without_weights(config: &ModelConfig, device: &Device, dtype: FloatDType) -> Result<DeepseekModel> {
-    let config = config.with_layers(config.layers_of_every_kind(dtype))?;
-    DeepseekModel::without_weights(config, device, dtype)
+fn without_weights(config: &ModelConfig, device: &Device, load_as: LoadAs) -> Result<DeepseekModel> {
+    let config = config.with_layers(config.layers_of_every_kind(load_as.dtype))?;
+    DeepseekModel::without_weights(config, device, load_as)
 }
 
 /// Pages of a request that are as good as more: the tables of a batch are large.
@@ -92,7 +97,7 @@ impl<'a> Steps<'a> {
                 self.step(others, tokens, 0)?;
             }
         }
-        Ok(())
+        self.snapshot()
     }
 
     /// Steps that stand for all.
@@ -117,6 +122,7 @@ impl<'a> Steps<'a> {
                 self.step(others, tokens, page_size)?;
             }
         }
+        self.snapshot()?;
         self.decode()?;
         let Some(model) = self.captures() else { return Ok(()) };
         let pages = most.div_ceil(page_size);
@@ -143,8 +149,28 @@ impl<'a> Steps<'a> {
         let mut chunks = (0..others).map(|_| self.chunk(0, 1)).collect::<Result<Vec<Chunk>>>()?;
         chunks.push(self.chunk(past, tokens)?);
         let determinism = self.determinism();
-        argmax(self.model.next_token_logits(&chunks, &mut self.cache, determinism)?)?;
+        choice::warm_up(self.model.next_token_logits(&chunks, &mut self.cache, determinism)?)?;
         self.free(&chunks)
+    }
+
+    /// The copies of a snapshot, where there are some: one is taken, and a request goes on from there.
+    fn snapshot(&mut self) -> Result<()> {
+        let page = self.cache.page_size();
+        if page > self.options.cache_size(self.model).max_tokens {
+            return Ok(());
+        }
+        PrefixCache::of_engine(self.options, self.model.prefix_support(), &mut self.cache)?;
+        let request = self.cache.admit()?;
+        self.cache.skip(request, page)?;
+        let pages = self.cache.pages().pages(request)?.to_vec();
+        let snapshot = self.cache.snapshots().map(|snapshots| snapshots.keep(request)).transpose()?.flatten();
+        self.cache.pages_mut().retain(&pages)?;
+        self.cache.free(request)?;
+        if let Some(snapshot) = snapshot {
+            let request = self.cache.admit_with(&pages, Some(snapshot))?;
+            self.cache.free(request)?;
+        }
+        Ok(self.cache.pages_mut().release(&pages)?)
     }
 
     /// So many tokens of a new request, behind others.
@@ -186,7 +212,7 @@ impl<'a> Steps<'a> {
         let chunks = [self.chunk(0, 1)?];
         let mut step = model.buffered_step(batch, [pages, self.cache.page_size()], self.determinism());
         step.fill(&chunks, &mut self.cache)?;
-        argmax(step.logits(&mut self.cache)?)?;
+        choice::warm_up(step.logits(&mut self.cache)?)?;
         self.free(&chunks)
     }
 }

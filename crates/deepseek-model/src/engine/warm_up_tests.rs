@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use burn::tensor::FloatDType;
 use mla_ops::{DeviceName, launched_kernels};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -21,6 +22,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     max_batch: 64,
     token_budget: 2048,
     prefix_caching: false,
+    snapshot_spacing: 1024,
     deterministic: false,
     graphs: false,
 };
@@ -48,7 +50,7 @@ fn warm_up_names_all_kernels(#[case] name: &str, #[case] graphs: bool) {
     let (outcome, ahead) = launched_kernels(|| compile_all_ahead(&config, &device, dtype, &options));
     outcome.expect("legal options");
     let steps = || {
-        let model = without_weights(&config, &device, dtype).expect("a model");
+        let model = without_weights(&config, &device, dtype.into()).expect("a model");
         Requests::new(&model, &options).steps(&ahead)
     };
     let later = mla_ops::compile_ahead(&device, || mla_ops::on_device_thread(&device, steps));
@@ -72,7 +74,7 @@ struct Requests<'a> {
 impl<'a> Requests<'a> {
     fn new(model: &'a DeepseekModel, options: &'a EngineOptions) -> Self {
         let cache = model.new_cache(options.cache_size(model)).expect("a cache");
-        let scheduler = Scheduler::new(cache, false, options.max_batch, options.token_budget);
+        let scheduler = Scheduler::new(cache, None, options.max_batch, options.token_budget);
         Self { model, options, scheduler, left: BTreeMap::new(), rng: ChaCha8Rng::seed_from_u64(1) }
     }
 
@@ -113,15 +115,13 @@ impl<'a> Requests<'a> {
         let (options, cache) = (self.options, &mut self.scheduler.cache);
         let capture = self.model.capture().ok().filter(|_| options.graphs && plan.has_one_token_each());
         let Some(capture) = capture else {
-            argmax(self.model.next_token_logits(&plan.chunks, cache, Determinism::Fast)?)?;
-            return Ok(());
+            return choice::warm_up(self.model.next_token_logits(&plan.chunks, cache, Determinism::Fast)?);
         };
         let requests: Vec<_> = plan.chunks.iter().map(|chunk| chunk.request).collect();
         let (batch, pages) = bucket(requests.len(), cache.pages().max_pages(&requests)?, cache);
         let mut step = capture.buffered_step(batch, [pages, cache.page_size()], Determinism::Fast);
         step.fill(&plan.chunks, cache)?;
-        argmax(step.logits(cache)?.narrow(0, 0, requests.len()))?;
-        Ok(())
+        choice::warm_up(step.logits(cache)?.narrow(0, 0, requests.len()))
     }
 
     /// Requests whose tokens are computed get one more, or end.

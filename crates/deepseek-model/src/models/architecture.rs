@@ -28,6 +28,9 @@ pub(crate) trait Architecture: Any + Debug + Send + Sync {
     /// As [`Model::new_cache`], but for what a device has no memory for.
     fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128>;
 
+    /// What requests that begin alike can share, with caches of `dtype`.
+    fn prefix_support(&self, dtype: FloatDType) -> PrefixSupport;
+
     /// The same model with its first `layers` layers only; there are as many.
     fn with_layers(&self, layers: usize) -> Arc<dyn Architecture>;
 
@@ -37,6 +40,19 @@ pub(crate) trait Architecture: Any + Debug + Send + Sync {
     /// Takes the weights out of a loader; what is missing or wrong shows when the loader is finished. A loader that lists
     /// what is asked for gives the specs of all weights.
     fn load(&self, loader: &mut WeightLoader, device: &Device) -> Box<dyn Model>;
+}
+
+/// What requests that begin alike can share (prefix caching).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefixSupport {
+    /// Whole pages, wherever they part: a request has nothing beside its pages.
+    Pages,
+    /// Whole pages up to a position where a snapshot was taken of the state that a request has beside them, which belongs to that
+    /// position.
+    Snapshots {
+        /// Of a snapshot.
+        bytes: usize,
+    },
 }
 
 /// Sizes that every model has, by their names in `config.json`.

@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
 
-pub use self::architecture::Hidden;
 pub(crate) use self::architecture::{Architecture, BufferedStep, Capture, Model, Observer};
+pub use self::architecture::{Hidden, PrefixSupport};
 use crate::cache::CacheSize;
 use crate::config::{CONFIG_HINT, Fields, LayerSummary, Quantization};
+use crate::decode_graph::captured_bytes;
 use crate::weights::{Published, WeightLoader};
 use crate::{ModelError, Result, files};
 
@@ -96,6 +97,17 @@ impl ModelConfig {
     /// A size that is zero or too large, or a page size that is no power of two.
     pub fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128> {
         self.0.cache_bytes(size, dtype)
+    }
+
+    /// Device memory that the captured decode steps of an engine with a cache of this size take at most, in bytes: see
+    /// [`EngineOptions::graphs`](crate::EngineOptions::graphs). Nothing on devices that capture none.
+    pub fn captured_bytes(&self, size: CacheSize) -> u128 {
+        captured_bytes(self.vocab_size(), size)
+    }
+
+    /// What requests that begin alike can share, with caches of `dtype`.
+    pub fn prefix_support(&self, dtype: FloatDType) -> PrefixSupport {
+        self.0.prefix_support(dtype)
     }
 
     /// Layers, without the multi-token-prediction ones.

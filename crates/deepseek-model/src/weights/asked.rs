@@ -15,6 +15,30 @@ pub(super) struct Asked<'n> {
     pub(super) stack: Option<usize>,
     pub(super) role: WeightRole,
     pub(super) cut: Cut,
+    /// How they become matrices that may stay in blocks, if they may.
+    pub(super) matrices: Option<MatrixRows>,
+}
+
+/// Rows of a matrix that is made of tensors `[rows, columns]` below one another.
+#[derive(Clone, Copy)]
+pub(super) enum MatrixRows {
+    /// Those of all tensors.
+    All,
+    /// Those of so many tensors.
+    Tensors(usize),
+    /// So many of a tensor.
+    Rows(usize),
+}
+
+impl MatrixRows {
+    /// How many, where there are so many tensors of so many rows.
+    pub(super) fn count(self, tensors: usize, rows: usize) -> usize {
+        match self {
+            Self::All => tensors * rows,
+            Self::Tensors(each) => each * rows,
+            Self::Rows(rows) => rows,
+        }
+    }
 }
 
 /// What a rank has of them.

@@ -1,15 +1,18 @@
 //! From mapped bytes to tensors on a device, one at a time.
 
+mod blocks;
 mod stacks;
 mod tables;
+mod views;
 
 use std::collections::HashSet;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use mla_ops::Weight;
 
-use super::asked::{Asked, Own};
-use super::published::Renaming;
+use super::asked::{Asked, MatrixRows, Own};
+use super::packed::WeightStorage;
+use super::published::{Published, Renaming};
 use super::random::{self, RandomInit};
 use super::read::{Filling, Matrices};
 use super::spec::Listed;
@@ -63,6 +66,9 @@ pub struct WeightLoader<'a> {
     device: Device,
     dtype: FloatDType,
     quantization: Option<Quantization>,
+    storage: WeightStorage,
+    /// What is in blocks where no files say it.
+    published: Option<Published>,
     parallel: Parallel,
     progress: Option<&'a mut dyn FnMut(LoadProgress<'_>)>,
     /// From the names that are asked for to those in the files, where they differ.
@@ -120,6 +126,8 @@ impl<'a> WeightLoader<'a> {
             device: device.clone(),
             dtype,
             quantization: None,
+            storage: WeightStorage::default(),
+            published: None,
             parallel: Parallel::single(),
             progress: None,
             rename: None,
@@ -138,6 +146,18 @@ impl<'a> WeightLoader<'a> {
         self
     }
 
+    /// Without files, what is published in blocks is so, if there is a `quantization`.
+    pub(crate) fn with_published(mut self, published: Published) -> Self {
+        self.published = Some(published);
+        self
+    }
+
+    /// Whether weights in blocks stay so.
+    pub fn with_storage(mut self, storage: WeightStorage) -> Self {
+        self.storage = storage;
+        self
+    }
+
     /// Loads what one rank has.
     pub fn with_parallel(mut self, parallel: Parallel) -> Self {
         self.parallel = parallel;
@@ -149,9 +169,15 @@ impl<'a> WeightLoader<'a> {
         &self.parallel
     }
 
-    /// What this rank has, by `cut`, of the matrix `name` `[out, in]`, in the loader's dtype.
+    /// What this rank has, by `cut`, of the matrix `name` `[out, in]`: as it is stored, or in the loader's dtype.
     pub fn weight(&mut self, name: &str, shape: [usize; 2], cut: Cut) -> Weight {
-        self.tensor::<2>(name, shape, cut).into()
+        let matrices = Some(MatrixRows::All);
+        let asked = Asked { names: &[name], each: &shape, stack: None, role: WeightRole::Weight, cut, matrices };
+        match self.load_blocks(&asked) {
+            Some((blocks, [_, rows, columns])) => self.of_blocks(name, Weight::from_blocks(blocks, [rows, columns])),
+            None => None,
+        }
+        .unwrap_or_else(|| self.load::<2>(&asked).into())
     }
 
     /// The same in f32 whatever the loader's dtype is (routers).
@@ -161,52 +187,14 @@ impl<'a> WeightLoader<'a> {
 
     /// What this rank has, by `cut`, of the tensor `name`, which must have `shape`, in the loader's dtype.
     pub fn tensor<const D: usize>(&mut self, name: &str, shape: [usize; D], cut: Cut) -> Tensor<D> {
-        self.load(&Asked { names: &[name], each: &shape, stack: None, role: WeightRole::Weight, cut })
+        let (stack, role, matrices) = (None, WeightRole::Weight, None);
+        self.load(&Asked { names: &[name], each: &shape, stack, role, cut, matrices })
     }
 
     /// The same in f32 whatever the loader's dtype is (norm weights, `e_score_correction_bias`).
     pub fn tensor_f32<const D: usize>(&mut self, name: &str, shape: [usize; D], cut: Cut) -> Tensor<D> {
-        self.load(&Asked { names: &[name], each: &shape, stack: None, role: WeightRole::F32, cut })
-    }
-
-    /// A tensor from this loader in another shape. A placeholder stays one.
-    pub fn reshape<const D: usize, const E: usize>(&self, tensor: Tensor<D>, shape: [usize; E]) -> Tensor<E> {
-        match self.listing.is_some() || !self.report.is_empty() {
-            true => placeholder(shape, &self.device, tensor.dtype()),
-            false => tensor.reshape(shape),
-        }
-    }
-
-    /// Tensors from this loader, the rows of one behind those of another. Placeholders give one.
-    pub(crate) fn cat<const D: usize>(&self, tensors: Vec<Tensor<D>>) -> Tensor<D> {
-        match self.listing.is_some() || !self.report.is_empty() {
-            true => {
-                let (mut shape, dtype) = (tensors[0].dims(), tensors[0].dtype());
-                shape[0] = tensors.iter().map(|tensor| tensor.dims()[0]).sum();
-                placeholder(shape, &self.device, dtype)
-            }
-            false => Tensor::cat(tensors, 0),
-        }
-    }
-
-    /// The last rows of a matrix from this loader. A placeholder gives one.
-    pub(crate) fn last_rows(&self, matrix: &Tensor<2>, count: usize) -> Tensor<2> {
-        let [rows, width] = matrix.dims();
-        match self.listing.is_some() || !self.report.is_empty() {
-            true => placeholder([count, width], &self.device, matrix.dtype()),
-            false => matrix.clone().narrow(0, rows - count, count),
-        }
-    }
-
-    /// A tensor from this loader, row after row in memory. A placeholder stays one.
-    pub(crate) fn contiguous<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
-        match self.listing.is_some() || !self.report.is_empty() {
-            true => tensor,
-            false => {
-                let (shape, len) = (tensor.dims(), tensor.shape().num_elements());
-                tensor.reshape([len]).reshape(shape)
-            }
-        }
+        let (stack, role, matrices) = (None, WeightRole::F32, None);
+        self.load(&Asked { names: &[name], each: &shape, stack, role, cut, matrices })
     }
 
     /// Whether the files have a tensor `name`.
@@ -286,10 +274,11 @@ impl<'a> WeightLoader<'a> {
         let found: Vec<Option<Stored<'a>>> =
             asked.names.iter().map(|name| self.find(name, asked.each, &own.part)).collect();
         if self.listing.is_some() {
+            let format = blocks::one_format(asked, &found).or_else(|| self.format_without_files(asked));
             for (name, stored) in asked.names.iter().zip(found) {
                 let Asked { each, role, cut, .. } = *asked;
                 let spec = WeightSpec { name: (*name).into(), shape: each.to_vec(), role, cut };
-                self.note(spec, stored, ());
+                self.note(Listed { spec, stored, format }, ());
             }
             return zeros;
         }
@@ -346,7 +335,10 @@ impl<'a> WeightLoader<'a> {
                 }
                 Ok(_) => {}
                 Err(wrong) => {
-                    self.report.wrong_quantization.push(wrong);
+                    // It may have been looked at before.
+                    if !self.report.wrong_quantization.contains(&wrong) {
+                        self.report.wrong_quantization.push(wrong);
+                    }
                     sound = false;
                 }
             }
@@ -365,8 +357,8 @@ impl<'a> WeightLoader<'a> {
         stored.is_sound.then_some(stored)
     }
 
-    fn note<T>(&mut self, spec: WeightSpec, stored: Option<Stored<'a>>, result: T) -> T {
-        self.listing.get_or_insert_default().push(Listed { spec, stored });
+    fn note<T>(&mut self, listed: Listed<'a>, result: T) -> T {
+        self.listing.get_or_insert_default().push(listed);
         result
     }
 

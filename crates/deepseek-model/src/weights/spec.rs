@@ -1,7 +1,9 @@
 //! What a model asks for: names, shapes, and what tensors are loaded as.
 
 use burn::tensor::{DType, FloatDType};
+use mla_ops::BlockFormat;
 
+use super::packed::{LoadAs, WeightStorage};
 use super::stored::Stored;
 use crate::parallel::Cut;
 
@@ -61,12 +63,33 @@ impl WeightSpec {
 pub(crate) struct Listed<'a> {
     pub(crate) spec: WeightSpec,
     pub(super) stored: Option<Stored<'a>>,
+    /// The format in which it may stay on a device.
+    pub(super) format: Option<BlockFormat>,
 }
 
 impl Listed<'_> {
     /// Its bytes in the files, scales included; 0 where it is missing.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.stored.as_ref().map_or(0, Stored::len)
+    }
+
+    /// Its bytes on a device.
+    pub(crate) fn device_bytes(&self, load_as: LoadAs) -> u64 {
+        let format = self.format.filter(|_| load_as.storage == WeightStorage::Stored);
+        let (Some(format), [rows, columns]) = (format, self.spec.shape.as_slice()) else {
+            return self.spec.len() * self.spec.role.dtype(load_as.dtype).size() as u64;
+        };
+        Self::block_bytes(format, &[*rows, *columns])
+    }
+
+    /// Bytes of a matrix in blocks.
+    pub(super) fn block_bytes(format: BlockFormat, &[rows, columns]: &[usize; 2]) -> u64 {
+        let codes = rows as u64 * columns as u64 / format.codes_per_byte() as u64;
+        let across = columns.div_ceil(format.block_columns()) as u64;
+        match format {
+            BlockFormat::Fp8 => codes + rows.div_ceil(128) as u64 * across * size_of::<f32>() as u64,
+            BlockFormat::Fp4 => codes + rows as u64 * across,
+        }
     }
 
     /// Its dtypes in the files.

@@ -2,6 +2,7 @@
 
 use burn::tensor::FloatDType;
 use half::{bf16, f16};
+use mla_ops::BlockFormat;
 use safetensors::Dtype;
 
 use super::codes::{BlockWeight, Format, find_nan, read_scales};
@@ -142,6 +143,15 @@ impl<'a> Stored<'a> {
         let axis = if part.axis == 0 { "rows" } else { "columns" };
         let actual = format!("is cut at its {axis} {} and {}", part.range.start, part.range.end);
         Some(WrongCut { name: self.name.into(), actual, expected: format!("whole blocks of {block}") })
+    }
+
+    /// The format in which it can stay on a device, if it can: kernels read blocks of 128 by 128 and powers of two as FP4's scales.
+    pub(super) fn block_format(&self) -> Option<BlockFormat> {
+        let scale = self.scale.as_ref().filter(|_| self.is_sound)?;
+        match scale.format {
+            Format::E4m3 => (scale.block == [128, 128]).then_some(BlockFormat::Fp8),
+            Format::E2m1 => (scale.entry.dtype == Dtype::F8_E8M0).then_some(BlockFormat::Fp4),
+        }
     }
 
     /// Its bytes in the files.

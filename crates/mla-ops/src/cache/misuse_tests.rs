@@ -223,6 +223,30 @@ fn truncated_requests_write_no_shared_page() {
     assert_eq!(cache.pages_in_use(), 0);
 }
 
+/// Two requests have computed the same tokens: one goes on with the pages of the other, and the map on the device follows.
+#[test]
+fn first_pages_are_replaced() {
+    let mut cache = cache();
+    let [first, second] = [(); 2].map(|()| cache.admit().unwrap());
+    cache.append(first, 8).unwrap();
+    cache.append(second, 9).unwrap();
+    cache.req_to_token().unwrap();
+    assert_eq!(cache.pages(second).unwrap(), [2, 3, 4]);
+    cache.replace_first_pages(second, &[0, 1]).unwrap();
+    assert_eq!((cache.pages(second).unwrap(), cache.holders(1), cache.pages_in_use()), (&[0, 1, 4][..], 2, 3));
+    let map: Tensor<2, burn::tensor::Int> = cache.req_to_token().unwrap();
+    let slots = [0, 1, 2, 3, 4, 5, 6, 7, 16];
+    assert_eq!(map.slice([1..2, 0..9]).into_data().try_into_vec::<i32>().unwrap(), slots);
+    cache.replace_first_pages(second, &[0, 1]).unwrap();
+    // The third page is not full, and page 7 nobody has.
+    assert!(matches!(cache.replace_first_pages(second, &[0, 1, 4]), Err(CacheError::Mla(MlaError::Value { .. }))));
+    assert_eq!(cache.replace_first_pages(second, &[7]), Err(CacheError::NotAllocated { page: 7 }));
+    assert_eq!((cache.pages(second).unwrap(), cache.holders(0)), (&[0, 1, 4][..], 2));
+    cache.free(first).unwrap();
+    cache.free(second).unwrap();
+    assert_eq!(cache.pages_in_use(), 0);
+}
+
 /// The list of free pages takes no memory before it is used, however many there are.
 #[test]
 fn allocators_of_any_size() {

@@ -1,6 +1,7 @@
 //! The paged cache of a model: requests, their pages, and pools of rows.
 
 mod batch;
+mod holders;
 mod pools;
 
 use std::collections::{BTreeMap, HashMap};
@@ -63,6 +64,8 @@ pub struct PagedCache {
     allocator: PageAllocator,
     /// How often the caller holds a page, by [`PagedCache::retain`].
     retained: HashMap<u32, usize>,
+    /// Pages that nobody else holds.
+    idle: usize,
     map: RequestToToken,
     /// Rows of the map, and the first position in each that it does not have yet: most callers take the pages from the host.
     unwritten: BTreeMap<u32, usize>,
@@ -87,6 +90,7 @@ impl PagedCache {
             pools: config.pools.iter().map(pool).collect(),
             allocator: PageAllocator::new(config.num_pages as u32),
             retained: HashMap::new(),
+            idle: 0,
             map,
             unwritten: BTreeMap::new(),
             requests: HashMap::new(),
@@ -143,7 +147,7 @@ impl PagedCache {
         if let Some(page) = shared {
             let copy = new_pages[0];
             self.copy_page(page, copy);
-            self.allocator.release(&[page])?;
+            self.let_go(&[page])?;
             self.request_mut(request)?.pages.pop();
             first_changed = len - len % page_size;
         }
@@ -163,7 +167,7 @@ impl PagedCache {
         let parent = self.request(request)?;
         let (len, pages) = (parent.len, parent.pages.clone());
         let row = self.map.take_row()?;
-        self.allocator.retain(&pages)?;
+        self.hold(&pages)?;
         self.unwritten.insert(row, 0);
         Ok(self.insert(Request { row, len, pages }))
     }
@@ -178,11 +182,11 @@ impl PagedCache {
         if len > max {
             return Err(CacheError::RequestTooLong { request: self.next_request(), tokens: len, max });
         }
-        self.allocator.retain(pages)?;
+        self.hold(pages)?;
         let row = match self.map.take_row() {
             Ok(row) => row,
             Err(error) => {
-                self.allocator.release(pages)?;
+                self.let_go(pages)?;
                 return Err(error);
             }
         };
@@ -202,10 +206,33 @@ impl PagedCache {
             return Err(wrong_value("len", len, format!("at most {}, the tokens of {request}", state.len)).into());
         }
         let cut = state.pages[kept..].to_vec();
-        self.allocator.release(&cut)?;
+        self.let_go(&cut)?;
         let state = self.request_mut(request)?;
         state.pages.truncate(kept);
         state.len = len;
+        Ok(())
+    }
+
+    /// Gives a request these pages, which somebody holds, in the place of its first ones, which it releases: they have the same rows.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`], [`CacheError::NotAllocated`]; [`MlaError::Value`](crate::MlaError::Value) for more pages than its
+    /// tokens fill.
+    pub fn replace_first_pages(&mut self, request: RequestId, pages: &[u32]) -> Result<(), CacheError> {
+        let Request { row, len, pages: held } = self.request(request)?;
+        let (row, filled) = (*row, len / self.config.page_size);
+        if pages.len() > filled {
+            return Err(wrong_value("pages", pages.len(), format!("at most {filled}, which {request} fills")).into());
+        }
+        let Some(changed) = pages.iter().zip(held).position(|(new, old)| new != old) else {
+            return Ok(());
+        };
+        let old = held[changed..pages.len()].to_vec();
+        self.hold(&pages[changed..])?;
+        self.let_go(&old)?;
+        self.request_mut(request)?.pages[changed..pages.len()].copy_from_slice(&pages[changed..]);
+        let first = changed * self.config.page_size;
+        self.unwritten.entry(row).and_modify(|other| *other = first.min(*other)).or_insert(first);
         Ok(())
     }
 
@@ -217,7 +244,7 @@ impl PagedCache {
         let Some(state) = self.requests.remove(&request) else {
             return Err(CacheError::UnknownRequest { request });
         };
-        self.allocator.release(&state.pages)?;
+        self.let_go(&state.pages)?;
         self.unwritten.remove(&state.row);
         self.map.free_row(state.row)
     }
@@ -236,52 +263,6 @@ impl PagedCache {
     /// [`CacheError::UnknownRequest`].
     pub fn pages(&self, request: RequestId) -> Result<&[u32], CacheError> {
         Ok(&self.request(request)?.pages)
-    }
-
-    /// Adds a holder to pages, one per mention: they outlive their requests, until [`Self::release`].
-    ///
-    /// # Errors
-    /// [`CacheError::NotAllocated`]; then nothing changes.
-    pub fn retain(&mut self, pages: &[u32]) -> Result<(), CacheError> {
-        self.allocator.retain(pages)?;
-        for &page in pages {
-            *self.retained.entry(page).or_default() += 1;
-        }
-        Ok(())
-    }
-
-    /// Takes away what [`Self::retain`] has added; the holds of live requests stay.
-    ///
-    /// # Errors
-    /// [`CacheError::NotAllocated`]; [`CacheError::NotRetained`] for a page that the list names more often than it was
-    /// retained; then nothing changes.
-    pub fn release(&mut self, pages: &[u32]) -> Result<(), CacheError> {
-        let mut mentions: HashMap<u32, usize> = HashMap::new();
-        for &page in pages {
-            *mentions.entry(page).or_default() += 1;
-        }
-        for &page in pages {
-            let (times, retained) = (mentions[&page], self.retained.get(&page).copied().unwrap_or(0));
-            if self.allocator.ref_count(page) == 0 {
-                return Err(CacheError::NotAllocated { page });
-            }
-            if times > retained {
-                return Err(CacheError::NotRetained { page, times, retained });
-            }
-        }
-        self.allocator.release(pages)?;
-        for (page, times) in mentions {
-            match self.retained.get_mut(&page) {
-                Some(retained) if *retained > times => *retained -= times,
-                _ => drop(self.retained.remove(&page)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Holders of a page: requests and [`Self::retain`]s.
-    pub fn holders(&self, page: u32) -> u32 {
-        self.allocator.ref_count(page)
     }
 
     /// Free pages.
@@ -367,6 +348,9 @@ fn slot(pages: &[u32], page_size: usize, token: usize) -> i32 {
     (pages[token / page_size] as usize * page_size + token % page_size) as i32
 }
 
+#[cfg(all(test, feature = "flex"))]
+#[path = "paged_cache_program_tests.rs"]
+mod program_tests;
 #[cfg(all(test, feature = "flex"))]
 #[path = "paged_cache_tests.rs"]
 mod tests;

@@ -1,15 +1,14 @@
-//! Tests of the paged cache: examples, and random programs against a model on the host.
+//! Tests of the paged cache by examples.
 
 use burn::backend::Flex;
 use burn::tensor::FloatDType;
-use proptest::prelude::*;
 
 use super::super::PoolConfig;
 use super::*;
 use crate::MlaError;
 
 const LAYERS: usize = 2;
-const PAGE: usize = 4;
+pub(super) const PAGE: usize = 4;
 const WIDTH: usize = 3;
 
 fn config() -> CacheConfig {
@@ -23,7 +22,7 @@ fn config() -> CacheConfig {
     }
 }
 
-fn cache() -> PagedCache {
+pub(super) fn cache() -> PagedCache {
     PagedCache::new(config(), &Device::flex()).unwrap()
 }
 
@@ -32,7 +31,7 @@ fn row(value: f32, layer: usize) -> [f32; WIDTH] {
     [value, layer as f32, -value]
 }
 
-fn write_rows(cache: &mut PagedCache, slots: &[i32], values: &[f32]) {
+pub(super) fn write_rows(cache: &mut PagedCache, slots: &[i32], values: &[f32]) {
     for layer in 0..LAYERS {
         let mut pool = cache.take_pool(layer).unwrap();
         for (&slot, &value) in slots.iter().zip(values) {
@@ -74,7 +73,7 @@ fn expected_rows(values: &[f32], layer: usize) -> Vec<f32> {
     values.iter().flat_map(|&v| row(v, layer)).collect()
 }
 
-fn assert_holds(cache: &mut PagedCache, request: RequestId, values: &[f32]) {
+pub(super) fn assert_holds(cache: &mut PagedCache, request: RequestId, values: &[f32]) {
     assert_eq!(cache.len(request), Ok(values.len()));
     for layer in 0..LAYERS {
         let rows = read_rows(cache, request, layer);
@@ -307,132 +306,4 @@ fn pools_may_have_fewer_rows_than_tokens() {
     assert_ne!(copied, page);
     let row = cache.pool(0).unwrap().slice([copied..copied + 1, 0..1, 0..5]);
     assert_eq!(row.into_data().try_into_vec::<f32>().unwrap(), [7.0; 5]);
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Admit,
-    Append(usize, usize),
-    Fork(usize),
-    Truncate(usize, usize),
-    Free(usize),
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let step = prop_oneof![
-        2 => Just(Step::Admit),
-        5 => (0..4usize, 0..9usize).prop_map(|(who, n)| Step::Append(who, n)),
-        2 => (0..4usize).prop_map(Step::Fork),
-        2 => (0..4usize, 0..9usize).prop_map(|(who, n)| Step::Truncate(who, n)),
-        1 => (0..4usize).prop_map(Step::Free),
-    ];
-    prop::collection::vec(step, 1..40)
-}
-
-/// Live requests in the order of their birth, each with the value written for each of its tokens.
-#[derive(Default)]
-struct Model {
-    requests: Vec<(RequestId, Vec<f32>)>,
-    written: f32,
-}
-
-impl Model {
-    fn run(&mut self, cache: &mut PagedCache, step: &Step) {
-        let live = self.requests.len();
-        match *step {
-            Step::Admit => self.admit(cache),
-            _ if live == 0 => {}
-            Step::Append(who, n) => self.append(cache, who % live, n),
-            Step::Fork(who) => self.fork(cache, who % live),
-            Step::Truncate(who, n) => {
-                let (request, values) = &mut self.requests[who % live];
-                values.truncate(values.len().saturating_sub(n));
-                cache.truncate(*request, values.len()).unwrap();
-            }
-            Step::Free(who) => {
-                let (request, _) = self.requests.remove(who % live);
-                cache.free(request).unwrap();
-                let unknown = CacheError::UnknownRequest { request };
-                assert_eq!(cache.free(request), Err(unknown));
-            }
-        }
-    }
-
-    fn admit(&mut self, cache: &mut PagedCache) {
-        match cache.admit() {
-            Ok(request) => self.requests.push((request, Vec::new())),
-            Err(error) => {
-                assert_eq!(error, CacheError::OutOfRequests { max: 4 });
-                assert_eq!(self.requests.len(), 4);
-            }
-        }
-    }
-
-    fn fork(&mut self, cache: &mut PagedCache, who: usize) {
-        let (request, values) = self.requests[who].clone();
-        match cache.fork(request) {
-            Ok(child) => self.requests.push((child, values)),
-            Err(error) => {
-                assert_eq!(error, CacheError::OutOfRequests { max: 4 });
-                assert_eq!(self.requests.len(), 4);
-            }
-        }
-    }
-
-    fn append(&mut self, cache: &mut PagedCache, who: usize, n: usize) {
-        let (request, values) = &mut self.requests[who];
-        let (len, free) = (values.len(), cache.free_pages());
-        match cache.append(*request, n) {
-            Ok(slots) => {
-                assert_eq!(slots.len(), n);
-                let new: Vec<f32> = (1..=n).map(|i| self.written + i as f32).collect();
-                self.written += n as f32;
-                write_rows(cache, &slots, &new);
-                values.extend(new);
-            }
-            Err(CacheError::RequestTooLong { tokens, max, .. }) => {
-                assert_eq!((tokens, max), (len + n, 18));
-                assert!(tokens > max);
-            }
-            Err(error) => {
-                let held = len.div_ceil(PAGE);
-                let grow = (len + n).div_ceil(PAGE) - held;
-                assert!(grow + 1 > free, "{error} though {free} are free");
-            }
-        }
-    }
-
-    fn check(&self, cache: &mut PagedCache) {
-        let mut holders = vec![0; cache.config().num_pages];
-        for (request, values) in &self.requests {
-            assert_holds(cache, *request, values);
-            let pages = cache.pages(*request).unwrap();
-            assert_eq!(pages.len(), values.len().div_ceil(PAGE));
-            for &page in pages {
-                holders[page as usize] += 1;
-            }
-        }
-        for (page, &count) in holders.iter().enumerate() {
-            assert_eq!(cache.allocator.ref_count(page as u32), count);
-        }
-        let used = holders.iter().filter(|&&count| count > 0).count();
-        assert_eq!(cache.pages_in_use(), used);
-    }
-}
-
-proptest! {
-    // Every token gets a value of its own, so reading back the right values also shows that no request wrote into a slot of
-    // another one.
-    #[test]
-    fn random_programs_agree_with_the_model(steps in steps()) {
-        let (mut cache, mut model) = (cache(), Model::default());
-        for step in &steps {
-            model.run(&mut cache, step);
-            model.check(&mut cache);
-        }
-        for (request, _) in model.requests {
-            cache.free(request).unwrap();
-        }
-        prop_assert_eq!(cache.pages_in_use(), 0);
-    }
 }

@@ -13,7 +13,8 @@ mod kv_indices;
 mod lightning_index;
 mod linear;
 mod linear_by_head;
-mod matmul;
+mod log_probs;
+pub(crate) mod matmul;
 mod merge_state;
 mod mla_decode;
 mod mla_plan;
@@ -25,6 +26,7 @@ mod residual_norm;
 mod rms_norm;
 mod rope_write;
 mod route_experts;
+mod sample;
 mod sparse_mla;
 mod swiglu;
 mod vertical_slash_attention;
@@ -41,6 +43,7 @@ pub use lightning_index::{
 };
 pub use linear::{linear, linear_pair};
 pub use linear_by_head::{HeadRows, linear_by_head};
+pub use log_probs::{LogProbs, log_probs};
 pub use matmul::matmul;
 pub use merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};
 pub use mla_decode::{Decoded, MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, mla_decode};
@@ -58,6 +61,7 @@ pub use route_experts::{
     ExpertChoice, ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsArgs, RouteExpertsOptions, Routing,
     route_experts,
 };
+pub use sample::{SampleArgs, SampleParams, SampleRows, Sampled, sample};
 pub use sparse_mla::{
     SparseMlaArgs, SparseMlaOptions, SparseMlaProblem, SparseParts, SparseScope, sparse_mla, sparse_mla_parts,
 };

@@ -18,7 +18,7 @@ use crate::path::Path;
 #[cfg(feature = "_gpu")]
 use crate::path::problem::Implementation;
 use crate::path::problem::Sizes;
-use crate::{Determinism, StackedWeight, Weight, WeightFormat};
+use crate::{BlockFormat, Determinism, StackedWeight, Weight, WeightFormat};
 
 /// Rows up to which the small-batch kernels are the fastest; Burn's product of matrices is for more, unless rows have to be
 /// independent: its sums depend on how many rows there are.
@@ -146,6 +146,12 @@ impl LinearProblem {
         self.has_small_batch_kernel(device) || self.has_many_rows_kernel(device)
     }
 
+    /// Whether weights in blocks become a scratch of numbers, for the kernels that many rows of dense weights have. A decode step
+    /// makes none.
+    pub(crate) fn dequantises(&self, device: &Device) -> bool {
+        !self.weight_format.is_dense() && !self.is_empty() && !self.takes_small_batch_kernel() && has_kernels(device)
+    }
+
     /// Whether a small-batch kernel computes it, unless there is one for many rows.
     pub(crate) fn has_small_batch_kernel(&self, device: &Device) -> bool {
         #[cfg(feature = "_gpu")]
@@ -243,6 +249,8 @@ impl Sizes for LinearProblem {
         let weights = match weight_format {
             WeightFormat::Dense if weight_dtype == dtype => String::new(),
             WeightFormat::Dense => format!(" with weights in {weight_dtype:?}"),
+            WeightFormat::Blocks(BlockFormat::Fp8) => " with weights in FP8".into(),
+            WeightFormat::Blocks(BlockFormat::Fp4) => " with weights in FP4".into(),
         };
         let of = match matrices {
             Matrices::One => String::new(),
@@ -278,6 +286,11 @@ impl Sizes for LinearProblem {
 
     #[cfg(feature = "_gpu")]
     fn on_gpu(&self, client: &Client) -> Vec<Implementation> {
+        let is_scratch = !self.weight_format.is_dense() && !self.is_empty() && !self.takes_small_batch_kernel();
+        if is_scratch {
+            // The kernels of the numbers that a launch before has dequantised.
+            return self.with_weight_format(WeightFormat::Dense).on_gpu(client);
+        }
         let burns = |needs| Implementation { path: Path::Matmul, needs };
         let (invariant, of_tensors) =
             (self.determinism.is_batch_invariant(), matches!(self.matrices, Matrices::Tensors { .. }));

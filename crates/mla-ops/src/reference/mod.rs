@@ -4,6 +4,8 @@
 //! Inputs are validated by the public functions. Lengths and page lists are read back to the host, so that only the
 //! pages in use are touched; each sequence is computed on its own, so that its result does not depend on its neighbours.
 
+#[cfg(feature = "flex")]
+pub(crate) mod blocks;
 pub(crate) mod rows;
 mod softmax;
 

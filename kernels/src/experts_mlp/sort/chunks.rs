@@ -3,17 +3,15 @@
 
 use cubecl::prelude::*;
 
-use super::places::{UNITS, count_pairs, place_in_order, write_places};
+use super::places::{count_pairs, place_in_order, write_places};
 use super::problem::{SortArgs, max_tiles};
+use super::select::{self, CHUNK, UNITS};
 use crate::common::launch::share;
-
-/// Pairs of a cube.
-const CHUNK: usize = 512;
 
 /// Writes `order` and `tiles`.
 pub(super) fn launch(client: &Client, args: SortArgs) {
     let SortArgs { experts_of, order, tiles, pairs, experts, tile } = args;
-    let (chunks, run) = (pairs.div_ceil(CHUNK), experts.div_ceil(UNITS));
+    let (chunks, run) = (pairs.div_ceil(CHUNK), select::run(experts));
     let counts = client.empty(chunks * experts * size_of::<u32>());
     // SAFETY: the buffer has been made for so many numbers.
     let counts = || unsafe { BufferArg::from_raw_parts(counts.clone(), chunks * experts) };

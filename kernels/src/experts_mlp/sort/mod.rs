@@ -3,21 +3,20 @@
 mod chunks;
 mod places;
 mod problem;
+mod select;
 mod single;
 
 use cubecl::prelude::*;
 
 pub use self::problem::{SortArgs, TILE, max_tiles};
-
-/// Pairs up to which one cube is faster than many.
-const FEW: usize = 1024;
+use self::select::{Variant, choose};
 
 /// Writes `order` and `tiles`. Without pairs nothing is launched.
 pub fn launch(client: &Client, args: SortArgs) {
-    match args.pairs {
-        0 => {}
-        1..=FEW => single::launch(client, args),
-        _ => chunks::launch(client, args),
+    match choose(args.pairs) {
+        None => {}
+        Some(Variant::Single) => single::launch(client, args),
+        Some(Variant::Chunks) => chunks::launch(client, args),
     }
 }
 

@@ -3,12 +3,8 @@
 use cubecl::prelude::*;
 
 use super::problem::TILE;
+use super::select::{AHEAD, UNITS};
 use crate::common::scan::sum_before;
-
-/// Units of a cube. Every runtime has this many.
-pub(super) const UNITS: usize = 256;
-/// Loaded pairs that a unit reads before it looks at them: it would wait for each otherwise.
-const AHEAD: usize = 8;
 
 /// Writes the tiles of all experts, of which a unit has a run with so many pairs, and what is behind the last pair in the order.
 /// Where the unit's first pair goes. Called by all units of a cube.

@@ -2,14 +2,15 @@
 
 use cubecl::prelude::*;
 
-use super::places::{UNITS, count_pairs, place_in_order, write_places};
+use super::places::{count_pairs, place_in_order, write_places};
 use super::problem::{SortArgs, max_tiles};
+use super::select::{self, UNITS};
 use crate::common::launch::or_dummy;
 
 /// Writes `order` and `tiles`.
 pub(super) fn launch(client: &Client, args: SortArgs) {
     let SortArgs { pairs, experts, tile, .. } = args;
-    let run = experts.div_ceil(UNITS);
+    let run = select::run(experts);
     sort_kernel::launch(
         client,
         CubeCount::new_single(),

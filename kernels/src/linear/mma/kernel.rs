@@ -108,7 +108,8 @@ fn rows_of_unit(
         other = part.outputs + own;
     }
     let matrix = tile.expert * matrix_stride;
-    (WeightRow::new(matrix, own, part.vectors, quad), WeightRow::new(matrix, other, part.vectors, quad))
+    let number = tile.expert;
+    (WeightRow::new(number, matrix, own, part.vectors, quad), WeightRow::new(number, matrix, other, part.vectors, quad))
 }
 
 /// Where a unit's first channels of its token of each step are, in x or in the row that the cube writes for itself.
@@ -184,7 +185,7 @@ fn multiply_row<E: Float, V: Size, NC: Size>(
 ) {
     let mut chunk = UNIT_POS_Y as usize;
     multiply(row, &first, inputs, chunk, chunks, acc, form.ahead(), form);
-    if comptime!(form.turns() > form.ahead()) {
+    if comptime!(form.takes_rope() > form.ahead()) {
         chunk += comptime!(form.ahead() * PLANES);
         let end = end_of(chunks, form);
         while chunk < end {

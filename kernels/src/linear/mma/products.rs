@@ -27,7 +27,7 @@ pub(super) fn place(number: usize, #[comptime] form: Form) -> usize {
 
 /// Chunks from that of a turn to that of `turns` turns later. In parts, a plane takes its blocks whole: there are several turns from
 /// an even one on.
-fn turns(turns: usize, form: Form) -> usize {
+fn takes_rope(turns: usize, form: Form) -> usize {
     if form.in_parts { turns / CHUNKS * CHUNKS * PLANES + turns % CHUNKS } else { turns * PLANES }
 }
 
@@ -61,7 +61,7 @@ pub(super) fn load_weights<E: Float, V: Size>(
     let mut weights = Sequence::<Vector<E, V>>::new();
     #[unroll]
     for i in 0..count {
-        let at = place(chunk, form) + comptime!(turns(i, form));
+        let at = place(chunk, form) + comptime!(takes_rope(i, form));
         weights.push(load_weight(weight, own, at, chunks, form.few_cubes));
         weights.push(load_weight(weight, other, at, chunks, form.few_cubes));
     }
@@ -85,7 +85,7 @@ pub(super) fn multiply<E: Float, V: Size, NC: Size>(
     let size!(NA) = def.vector_size(MatrixIdent::A);
     #[unroll]
     for i in 0..count {
-        let at = place(chunk, form) + comptime!(turns(i, form));
+        let at = place(chunk, form) + comptime!(takes_rope(i, form));
         let a = in_order(weights[comptime!(2 * i)], form);
         let b = in_order(weights[comptime!(2 * i + 1)], form);
         #[unroll]

@@ -30,8 +30,13 @@ const MOST_BYTES_OF_SUM: usize = 1 << 18;
 /// Whether the device has what the kernel needs, the channels come out even, and rows and matrices lie so that 16 bytes can be
 /// loaded at once.
 pub(in crate::linear) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
-    let &LinearSizes { inputs, carried, matrix_stride, elems: [_, elem], format: WeightFormat::Dense, .. } = sizes;
-    has_instruction(client, elem)
+    let &LinearSizes { inputs, carried, matrix_stride, elems: [_, elem], format, .. } = sizes;
+    // Blocks of codes end with a vector, so that a load is of one block.
+    let reads = match format {
+        WeightFormat::Dense | WeightFormat::Fp8 | WeightFormat::Fp4 => true,
+    };
+    reads
+        && has_instruction(client, elem)
         && inputs.is_multiple_of(CHUNK)
         && [carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR))
 }
@@ -118,7 +123,7 @@ impl Form {
     pub fn ahead(&self) -> usize {
         match self.steps {
             _ if self.own_row > 0 => {
-                let turns = self.turns();
+                let turns = self.takes_rope();
                 // All, or about as many each time; fewer, since the loop takes registers, too.
                 let some = turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2));
                 if turns <= 2 * AHEAD { turns } else { some.next_multiple_of(self.together()) }
@@ -130,7 +135,7 @@ impl Form {
     }
 
     /// Chunks that a plane takes of the row that a cube writes for itself.
-    pub fn turns(&self) -> usize {
+    pub fn takes_rope(&self) -> usize {
         let channels = self.together() * CHUNK;
         (self.own_row * VECTOR).div_ceil(channels * PLANES) * self.together()
     }

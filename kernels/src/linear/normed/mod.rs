@@ -60,7 +60,7 @@ pub fn launch(client: &Client, args: NormLinearArgs) {
         args.x,
         args.y,
         args.norm_weight,
-        args.weight.rows(),
+        args.weight.rows(client),
         args.sum,
         args.normed,
         args.out,
@@ -98,8 +98,8 @@ fn norm_linear_kernel<E: Float, V: Size, N: Size>(
     let is_row = row < rows;
     let row = min(row, rows - 1);
     let output = group * OUTPUTS + UNIT_POS_Y as usize;
-    let weight_row =
-        WeightRow::new(0usize.runtime(), min(output, outputs - 1), weight_vectors.runtime(), 0usize.runtime());
+    let (matrix, own) = (0usize.runtime(), min(output, outputs - 1));
+    let weight_row = WeightRow::new(matrix, matrix, own, weight_vectors.runtime(), 0usize.runtime());
     let mut column = UNIT_POS_X as usize;
     let weights = load(&weight, &weight_row, column, weight_vectors);
 

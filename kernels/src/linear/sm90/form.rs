@@ -7,7 +7,7 @@ use super::epilogue::VECTOR;
 use super::partial::MOST_SPLITS;
 use super::wide;
 use crate::linear::parts::{BLOCK, PARTS};
-use crate::linear::{Division, LinearForm, LinearSizes, WeightFormat};
+use crate::linear::{Division, LinearForm, LinearSizes};
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
 
 /// Rows of the weights that a cube multiplies at a time: 64 for each of its warpgroups. Of a gated output half of them are of the
@@ -142,11 +142,11 @@ impl Form {
 
 /// Whether the device has what the kernel needs, and rows lie so that tile loads take them.
 pub(in crate::linear) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
-    let &LinearSizes { inputs, outputs, carried, matrix_stride, elems, format: WeightFormat::Dense, .. } = sizes;
+    let &LinearSizes { inputs, outputs, carried, matrix_stride, elems, format, .. } = sizes;
     let [x_elem, elem] = elems;
     let half = matches!(elem, ElemType::Float(FloatKind::BF16 | FloatKind::F16)) && x_elem == elem;
     let vectors = [inputs, outputs, carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR));
-    is_hopper(client) && (half || is_wide(sizes)) && vectors && inputs > 0 && outputs > 0
+    format.is_dense() && is_hopper(client) && (half || is_wide(sizes)) && vectors && inputs > 0 && outputs > 0
 }
 
 /// Whether the device is one.

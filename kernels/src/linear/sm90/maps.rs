@@ -30,8 +30,7 @@ pub(super) fn weight_map(
     elem: ElemType,
     form: Form,
 ) -> TensorMapArg<Tiled> {
-    let WeightArg::Dense(elements) = weight;
-    let handle = handle(elements);
+    let handle = handle(weight.into_dense());
     // SAFETY: there are as many matrices of as many rows and channels.
     unsafe {
         if form.linear.gated {

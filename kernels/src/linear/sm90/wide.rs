@@ -14,7 +14,7 @@ const UNITS: u32 = 128;
 
 /// From f32 of a whole number of vectors to bf16 `[TERMS, len]`, the greatest terms first.
 pub(super) fn launch(client: &Client, weight: WeightArg, len: usize) -> WeightArg {
-    let WeightArg::Dense(weight) = weight;
+    let weight = weight.into_dense();
     let bf16 = ElemType::Float(FloatKind::BF16);
     // SAFETY: the buffer is made for so many numbers.
     let terms = unsafe { BufferArg::from_raw_parts(client.empty(TERMS * len * bf16.size()), TERMS * len) };

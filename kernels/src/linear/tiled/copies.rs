@@ -41,7 +41,7 @@ impl Copies {
             let number = row + comptime!(pass * ROWS);
             let matrix = tile.expert * sizes.matrix_stride;
             let own = weight_row(number, group * form.outputs(), sizes.outputs, form);
-            weights.push(WeightRow::new(matrix, own, sizes.vectors, vector));
+            weights.push(WeightRow::new(tile.expert, matrix, own, sizes.vectors, vector));
         }
         let to = row * VECTORS + (vector ^ swizzle(row));
         Copies { tokens, weights, vector, vectors: sizes.vectors, to }

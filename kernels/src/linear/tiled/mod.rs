@@ -17,7 +17,7 @@ use self::epilogue::Output;
 use self::products::{Operands, sums};
 use crate::linear::grid::{Grid, Rows, Sizes, Tile};
 use crate::linear::weight::WeightRows;
-use crate::linear::{Division, LinearForm, LinearSizes, Products, WeightFormat, Work, mma};
+use crate::linear::{Division, LinearForm, LinearSizes, Products, Work, mma};
 use crate::ptx::copy::{commit_copies, wait_for_copies};
 use crate::ptx::shared_address;
 use crate::ptx::wgmma::Elem;
@@ -96,11 +96,12 @@ pub(super) fn outputs(linear: LinearForm) -> usize {
 
 /// Whether the device has what the kernel needs, and rows and matrices lie so that 16 bytes can be copied at once.
 pub(super) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
-    let &LinearSizes { inputs, outputs, carried, matrix_stride, elems, format: WeightFormat::Dense, .. } = sizes;
+    let &LinearSizes { inputs, outputs, carried, matrix_stride, elems, format, .. } = sizes;
     let ([x_elem, elem], division) = (elems, sizes.division);
     let vectors = [inputs, outputs, carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR));
     let bytes = STAGES * (TOKENS[0] + WEIGHT_ROWS) * CHANNELS * elem.size();
-    mma::has_instruction(client, elem)
+    format.is_dense()
+        && mma::has_instruction(client, elem)
         && client.features().copy_async
         && bytes <= client.properties().hardware.max_shared_memory_size
         && x_elem == elem
@@ -134,7 +135,7 @@ pub(super) fn launch(
             address,
             VECTOR,
             products.x,
-            products.weight.rows(),
+            products.weight.rows(client),
             grid.order,
             grid.tiles,
             products.out,

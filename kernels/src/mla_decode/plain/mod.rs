@@ -6,17 +6,20 @@
 //! each (29.0 KiB), or with 4 rows and 8 keys of f32 (28.4 KiB). The tiles are halved until they fit; a single row and key
 //! of more than 32 KiB are refused.
 
+mod loads;
+mod products;
 mod tile;
 
 use cubecl::prelude::*;
 
+use self::loads::{find_slots, load_keys, load_queries};
+use self::products::{accumulate, score, score_of, write_out};
 use self::tile::UNITS;
 #[cfg(feature = "offline")]
 use self::tile::largest_plain_tile;
 pub(super) use self::tile::{PLAIN_ROWS, Tile, plain_tile};
 use super::problem::{DecodeArgs, Grid, KernelSizes, LOWEST};
 use super::row::RowEnd;
-use crate::common::keys::SequencePages;
 use crate::common::launch::or_dummy;
 
 /// Bytes of a key at most: beside it, a query row and the scores fit into the shared memory.
@@ -199,195 +202,6 @@ fn weigh(
     state.highest = top;
     weights[UNIT_POS as usize] = weight;
     factor
-}
-
-/// The rows of a tile, zeros past the last one.
-#[cube]
-fn load_queries<E: Float, V: Size>(
-    q: &[Vector<E, V>],
-    queries: &mut Shared<[Vector<E, V>]>,
-    sequence_row: usize,
-    first_row: usize,
-    rows: usize,
-    #[comptime] tile: Tile,
-) {
-    let mut i = UNIT_POS as usize;
-    while i < comptime!(tile.rows * tile.key_vectors) {
-        let row = i / tile.key_vectors;
-        let vector = i % tile.key_vectors;
-        let at = row * comptime!(tile.stride()) + vector;
-        if first_row + row < rows {
-            queries[at] = q[(sequence_row + first_row + row) * tile.key_vectors + vector];
-        } else {
-            queries[at] = Vector::new(E::from_int(0));
-        }
-        i += UNITS;
-    }
-}
-
-/// Looks up where the keys `base ..` of a sequence are; those from `end` on are left alone.
-#[cube]
-fn find_slots(
-    page_table: &[i32],
-    slots: &mut Shared<[u32]>,
-    pages: &SequencePages,
-    base: usize,
-    end: usize,
-    #[comptime] tile: Tile,
-) {
-    let unit = UNIT_POS as usize;
-    if unit < tile.keys && base + unit < end {
-        slots[unit] = pages.slot(page_table, base + unit);
-    }
-}
-
-/// A tile of keys, zeros from `end` on: what is there is not read.
-#[cube]
-fn load_keys<E: Float, V: Size>(
-    kv_cache: &[Vector<E, V>],
-    keys: &mut Shared<[Vector<E, V>]>,
-    slots: &Shared<[u32]>,
-    base: usize,
-    end: usize,
-    #[comptime] tile: Tile,
-) {
-    let mut i = UNIT_POS as usize;
-    while i < comptime!(tile.keys * tile.key_vectors) {
-        let key = i / tile.key_vectors;
-        let vector = i % tile.key_vectors;
-        let at = key * comptime!(tile.stride()) + vector;
-        if base + key < end {
-            keys[at] = kv_cache[slots[key] as usize * tile.key_vectors + vector];
-        } else {
-            keys[at] = Vector::new(E::from_int(0));
-        }
-        i += UNITS;
-    }
-}
-
-/// Scores of the whole tile, not yet scaled. Each unit has one key, a few rows and a slice of the channels.
-#[cube]
-fn score<E: Float, V: Size>(
-    queries: &Shared<[Vector<E, V>]>,
-    keys: &Shared<[Vector<E, V>]>,
-    scores: &mut Shared<[f32]>,
-    #[comptime] tile: Tile,
-) {
-    let unit = UNIT_POS as usize;
-    let key = unit % tile.keys;
-    let first_row = unit / tile.keys % comptime!(tile.rows / tile.score_rows) * tile.score_rows;
-    let slice = unit / comptime!(tile.keys * (tile.rows / tile.score_rows));
-    let mut sums = Array::<Vector<f32, V>>::new(tile.score_rows);
-    #[unroll]
-    for r in 0..tile.score_rows {
-        sums[r] = Vector::new(0.0f32);
-    }
-    let mut vector = slice;
-    while vector < tile.key_vectors {
-        let key_part = Vector::<f32, V>::cast_from(keys[key * comptime!(tile.stride()) + vector]);
-        #[unroll]
-        for r in 0..tile.score_rows {
-            let query_part = queries[(first_row + r) * comptime!(tile.stride()) + vector];
-            sums[r] += Vector::<f32, V>::cast_from(query_part) * key_part;
-        }
-        vector += tile.slices;
-    }
-    #[unroll]
-    for r in 0..tile.score_rows {
-        let lanes = sums[r];
-        let mut total = lanes.extract(0usize);
-        #[unroll]
-        for i in 1..tile.vector {
-            total += lanes.extract(i);
-        }
-        scores[(slice * tile.rows + first_row + r) * tile.keys + key] = total;
-    }
-}
-
-/// A score, from its slices.
-#[cube]
-fn score_of(scores: &Shared<[f32]>, row: usize, key: usize, #[comptime] tile: Tile) -> f32 {
-    let mut total = 0.0f32;
-    #[unroll]
-    for slice in 0..tile.slices {
-        total += scores[(slice * tile.rows + row) * tile.keys + key];
-    }
-    total
-}
-
-/// Shrinks the accumulators and adds the first `count` keys of the tile, times their weights.
-#[cube]
-fn accumulate<E: Float, V: Size>(
-    keys: &Shared<[Vector<E, V>]>,
-    weights: &Shared<[f32]>,
-    factors: &Shared<[f32]>,
-    acc: &mut Array<Vector<f32, V>>,
-    count: usize,
-    #[comptime] tile: Tile,
-) {
-    let unit = UNIT_POS as usize;
-    let column = unit % tile.value_units;
-    let group = unit / tile.value_units;
-    if group < tile.row_groups {
-        let group_rows = comptime!(tile.group_rows());
-        let first_row = group * group_rows;
-        #[unroll]
-        for r in 0..group_rows {
-            let factor = Vector::<f32, V>::new(factors[first_row + r]);
-            #[unroll]
-            for c in 0..comptime!(tile.unit_vectors()) {
-                acc[c * group_rows + r] *= factor;
-            }
-        }
-        for key in 0..count {
-            #[unroll]
-            for c in 0..comptime!(tile.unit_vectors()) {
-                let vector = column + c * tile.value_units;
-                if vector < tile.value_vectors {
-                    let value = Vector::<f32, V>::cast_from(keys[key * comptime!(tile.stride()) + vector]);
-                    #[unroll]
-                    for r in 0..group_rows {
-                        let weight = Vector::<f32, V>::new(weights[(first_row + r) * tile.keys + key]);
-                        acc[c * group_rows + r] += value * weight;
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Writes the accumulators, times the factors.
-#[cube]
-fn write_out<V: Size>(
-    acc: &Array<Vector<f32, V>>,
-    factors: &Shared<[f32]>,
-    partial_out: &mut [Vector<f32, V>],
-    item_row: usize,
-    tile_row: usize,
-    rows: usize,
-    #[comptime] tile: Tile,
-) {
-    let unit = UNIT_POS as usize;
-    let column = unit % tile.value_units;
-    let group = unit / tile.value_units;
-    if group < tile.row_groups {
-        let group_rows = comptime!(tile.group_rows());
-        #[unroll]
-        for r in 0..group_rows {
-            let row = group * group_rows + r;
-            if tile_row + row < rows {
-                let factor = Vector::<f32, V>::new(factors[row]);
-                #[unroll]
-                for c in 0..comptime!(tile.unit_vectors()) {
-                    let vector = column + c * tile.value_units;
-                    if vector < tile.value_vectors {
-                        let at = (item_row + tile_row + row) * tile.value_vectors + vector;
-                        partial_out[at] = acc[c * group_rows + r] * factor;
-                    }
-                }
-            }
-        }
-    }
 }
 
 /// V3's rows: any number of heads from 8 on has the same tile.

@@ -2,6 +2,7 @@
 
 use crate::ptx::wgmma::{Layout, Mma, Source};
 use crate::tiles::form::{Form as TileForm, KEYS, ROWS, VALUE_WIDTH};
+use crate::tiles::softmax::SLACK;
 
 /// Blocks whose slots are in shared memory.
 pub(super) const RING: u32 = 4;
@@ -28,11 +29,26 @@ pub(super) struct Form {
     pub lengths: [bool; 2],
     /// Whether a sink takes a share.
     pub sink: bool,
-    /// Whether the blocks of a tile are split.
-    pub split: bool,
+    pub writes: Writes,
+}
+
+/// What becomes of the sums of a tile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Writes {
+    /// Divided by the sum of the weights, the result.
+    Whole,
+    /// The same of one of several splits, in f32.
+    Split,
+    /// As they are, with the largest score and the sum of the weights.
+    Parts,
 }
 
 impl Form {
+    /// By how much scores may exceed what the weights are relative to. Parts are relative to the largest.
+    pub fn slack(self) -> f32 {
+        if self.writes == Writes::Parts { 0.0 } else { SLACK }
+    }
+
     /// Scores of a block.
     pub fn scores(self) -> Mma {
         let (steps, elem, b) = (4 * self.tile.tiles, self.tile.elem(), ROWS_OF_TERMS);

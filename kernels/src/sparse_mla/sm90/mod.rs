@@ -11,14 +11,14 @@ mod work;
 use cubecl::prelude::*;
 
 use self::cube::{BARRIERS, Barriers, Cube};
-use self::form::{Form, RING};
+use self::form::{Form, RING, Writes};
 use self::gather::{Gather, VECTOR};
 use self::output::Output;
 use self::scores::{Exchange, Scores};
 use self::work::{Ahead, Lists};
 use super::merge::{self, MergeArgs};
 use super::select::splits;
-use super::{ScopeArgs, SparseMlaArgs, SparseMlaError};
+use super::{ScopeArgs, SparseMlaArgs, SparseMlaError, SparseMlaResults};
 use crate::common::launch::{address_type, dummy, multiprocessors, or_dummy, share};
 use crate::compiler::names_all_sizes;
 use crate::ptx::{shared_address, tma, warp};
@@ -38,24 +38,33 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
         .map(|scope| scope.most.div_ceil(KEYS))
         .sum::<usize>();
     let multiprocessors = multiprocessors(client);
-    let splits = if args.batch_invariant { 1 } else { splits(tokens * head_tiles, most_blocks, multiprocessors) };
+    let (sink, splits_of_tiles) = match &args.results {
+        SparseMlaResults::Output { sink, .. } => (sink.is_some(), !args.batch_invariant),
+        SparseMlaResults::Parts { .. } => (false, false),
+    };
+    let splits = if splits_of_tiles { splits(tokens * head_tiles, most_blocks, multiprocessors) } else { 1 };
     let lengths = |scope: Option<&ScopeArgs>| scope.is_some_and(|scope| scope.lengths.is_some());
-    let form = |split| Form {
+    let form = |writes| Form {
         tile,
         second: args.second.is_some(),
         lengths: [lengths(Some(&args.first)), lengths(args.second.as_ref())],
-        sink: args.sink.is_some(),
-        split,
+        sink,
+        writes,
     };
     let items = (tokens * head_tiles).checked_mul(splits).ok_or(SparseMlaError::NoKernel)?;
     let (items, splits) = (u32::try_from(items), splits as u32);
     let items = items.map_err(|_| SparseMlaError::NoKernel)?;
     let call = Call { items, head_tiles: head_tiles as u32, splits, cubes: items.min(multiprocessors as u32) };
-    if names_all_sizes() && !args.batch_invariant {
+    let of_splits = |split| if split { Writes::Split } else { Writes::Whole };
+    if names_all_sizes() && splits_of_tiles {
         // Another number of tokens has splits, or none.
-        call.launch(client, &args, form(splits == 1))?;
+        call.launch(client, &args, form(of_splits(splits == 1)))?;
     }
-    call.launch(client, &args, form(splits > 1))
+    let writes = match args.results {
+        SparseMlaResults::Output { .. } => of_splits(splits > 1),
+        SparseMlaResults::Parts { .. } => Writes::Parts,
+    };
+    call.launch(client, &args, form(writes))
 }
 
 /// The grid of a launch.
@@ -71,18 +80,22 @@ impl Call {
     fn launch(&self, client: &Client, args: &SparseMlaArgs, form: Form) -> Result<(), SparseMlaError> {
         let sizes = &args.sizes;
         let rows = sizes.tokens * sizes.heads;
-        // Without splits nobody looks at them.
-        let (partial_out, partial_lse) = match form.split {
-            true => {
+        let (partial_out, partial_lse, out, lse) = match &args.results {
+            SparseMlaResults::Parts { acc, max, row_sum } => (share(acc), share(max), dummy(client), share(row_sum)),
+            SparseMlaResults::Output { out, lse, .. } if form.writes == Writes::Split => {
                 let rows = rows * self.splits as usize;
-                (scratch(client, rows * VALUE_WIDTH), scratch(client, rows))
+                (scratch(client, rows * VALUE_WIDTH), scratch(client, rows), share(out), share(lse))
             }
-            false => (dummy(client), dummy(client)),
+            // Without splits nobody looks at them.
+            SparseMlaResults::Output { out, lse, .. } => (dummy(client), dummy(client), share(out), share(lse)),
         };
         let second = args.second.as_ref().unwrap_or(&args.first);
         let buffer = |buffer: &BufferArg, len: usize| or_dummy(client, share(buffer), len);
         let lengths = |scope: &ScopeArgs| scope.lengths.as_ref().map_or_else(|| dummy(client), share);
-        let sink = || args.sink.as_ref().map_or_else(|| dummy(client), share);
+        let sink = || match &args.results {
+            SparseMlaResults::Output { sink: Some(sink), .. } => share(sink),
+            _ => dummy(client),
+        };
         let entries = |scope: &ScopeArgs| sizes.tokens * scope.most;
         // SAFETY: the buffers have the sizes that the arguments state, and slots are those of rows.
         unsafe {
@@ -90,7 +103,7 @@ impl Call {
                 client,
                 CubeCount::new_1d(self.cubes),
                 CubeDim::new_1d(UNITS),
-                address_type(client, &[&args.first.rows, &second.rows, &args.out, &partial_out]),
+                address_type(client, &[&args.first.rows, &second.rows, &out, &partial_out]),
                 COLUMNS,
                 VECTOR,
                 query_map(share(&args.q), form.tile, rows, sizes.elem)?,
@@ -103,8 +116,8 @@ impl Call {
                 sink(),
                 share(&partial_out),
                 share(&partial_lse),
-                share(&args.out),
-                share(&args.lse),
+                share(&out),
+                share(&lse),
                 sizes.heads as u32,
                 args.first.most as u32,
                 second.most as u32,
@@ -117,9 +130,8 @@ impl Call {
                 sizes.elem,
             );
         }
-        if form.split {
+        if form.writes == Writes::Split {
             let (outs, lses, has_sink) = (partial_out, partial_lse, form.sink);
-            let (out, lse) = (share(&args.out), share(&args.lse));
             let (heads, splits, elem) = (sizes.heads, self.splits as usize, sizes.elem);
             let args = MergeArgs { outs, lses, sink: sink(), has_sink, out, lse, rows, heads, splits, elem };
             merge::launch(client, args);
@@ -257,14 +269,15 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         .unchecked()
     };
     let tile = |tiles, bf16| TileForm { tiles, box_keys: 1, bf16, causal: false };
-    let v32 = Form { tile: tile(9, true), second: false, lengths: [false; 2], sink: false, split: false };
-    let v4 = Form { tile: tile(8, true), second: true, lengths: [false, true], sink: true, split: false };
+    let v32 = Form { tile: tile(9, true), second: false, lengths: [false; 2], sink: false, writes: Writes::Whole };
+    let v4 = Form { tile: tile(8, true), second: true, lengths: [false, true], sink: true, writes: Writes::Whole };
     [
         entry("576", v32, AddressType::U32),
         entry("576.large", v32, AddressType::U64),
-        entry("576.split", Form { lengths: [true, false], split: true, ..v32 }, AddressType::U32),
+        entry("576.split", Form { lengths: [true, false], writes: Writes::Split, ..v32 }, AddressType::U32),
         entry("512.two", v4, AddressType::U32),
-        entry("512.two.split", Form { split: true, ..v4 }, AddressType::U32),
+        entry("512.two.split", Form { writes: Writes::Split, ..v4 }, AddressType::U32),
+        entry("512.two.parts", Form { sink: false, writes: Writes::Parts, ..v4 }, AddressType::U32),
         entry("576.two", Form { tile: tile(9, false), lengths: [true; 2], ..v4 }, AddressType::U64),
     ]
     .into_iter()

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-use super::form::{PARTS, RING, ROWS_OF_TERMS};
+use super::form::{PARTS, RING, ROWS_OF_TERMS, Writes};
 use super::work::{Ahead, Lists, Work};
 use crate::ptx::wgmma::descriptor;
 use crate::ptx::{fence, mbarrier, warp, wgmma};
@@ -99,7 +99,16 @@ impl Scores {
             let low = warp::ballot(exchange.slots[slots_at as usize] >= 0);
             let high = warp::ballot(exchange.slots[slots_at as usize + 32] >= 0);
             let scores = self.multiply(cube);
-            let weighted = weigh_seen(scores, &mut state, low, high, self.scale, cube.lane, comptime!(cube.form.tile));
+            let weighted = weigh_seen(
+                scores,
+                &mut state,
+                low,
+                high,
+                self.scale,
+                cube.lane,
+                comptime!(cube.form.slack()),
+                comptime!(cube.form.tile),
+            );
             mbarrier::wait(cube.barriers.used, (self.round % 2) ^ 1);
             store_weights(&weighted, cube.own_row, cube.lane, &mut exchange.weights, &mut exchange.factors);
             ahead.publish(&mut exchange.slots, &mut exchange.kinds);
@@ -129,7 +138,7 @@ impl Scores {
         wgmma::wait::<Const<32>>(issued, 0u32)
     }
 
-    /// The last factors of a tile, which normalise its output, and its lse.
+    /// The last factors of a tile, which normalise its output if that is wanted, and its lse.
     #[allow(clippy::too_many_arguments)]
     fn finish<E: Float, P: Size>(
         &mut self,
@@ -146,7 +155,11 @@ impl Scores {
         let lse_b = log_sum(sum_b, state.highest_b, self.empty_lse);
         let row = work.head_tile * comptime!(ROWS as u32) + cube.own_row;
         let (mut factor_a, mut factor_b) = (inverse(sum_a), inverse(sum_b));
-        if comptime!(cube.form.sink && !cube.form.split) {
+        if comptime!(cube.form.writes == Writes::Parts) {
+            factor_a = 1.0f32;
+            factor_b = 1.0f32;
+        }
+        if comptime!(cube.form.sink && cube.form.writes == Writes::Whole) {
             let last = cube.heads - 1;
             factor_a *= share_beside(sink[min(row, last) as usize], lse_a, sum_a);
             factor_b *= share_beside(sink[min(row + 8, last) as usize], lse_b, sum_b);
@@ -156,7 +169,17 @@ impl Scores {
         if corner == 0 {
             exchange.factors[cube.own_row as usize] = factor_a;
             exchange.factors[cube.own_row as usize + 8] = factor_b;
-            results.write_lses(&target(lists, work, cube), row, lse_a, lse_b);
+            let target = target(lists, work, cube);
+            if comptime!(cube.form.writes == Writes::Parts) {
+                // The lse of a single weight of 1 is the largest score.
+                let (one_a, one_b) = (min(sum_a, 1.0f32), min(sum_b, 1.0f32));
+                let max_a = log_sum(one_a, state.highest_a, self.empty_lse);
+                let max_b = log_sum(one_b, state.highest_b, self.empty_lse);
+                results.write_lses(&target, row, max_a, max_b);
+                results.write_lses(&Target::new(true.runtime(), work.token, 0u32), row, sum_a, sum_b);
+            } else {
+                results.write_lses(&target, row, lse_a, lse_b);
+            }
         }
         mbarrier::arrive(cube.barriers.weighed);
         self.round += 1;
@@ -166,5 +189,9 @@ impl Scores {
 /// Where the rows of a tile go.
 #[cube]
 pub(super) fn target(lists: &Lists, work: &Work, cube: &Cube) -> Target {
-    Target::new(comptime!(!cube.form.split).runtime(), work.token, work.token * lists.splits + work.split)
+    Target::new(
+        comptime!(cube.form.writes == Writes::Whole).runtime(),
+        work.token,
+        work.token * lists.splits + work.split,
+    )
 }

@@ -1,5 +1,7 @@
 //! Runs a few instructions on the registers of whole warps.
 #![allow(dead_code, reason = "each test target uses a part")]
+pub mod shared;
+
 use ptx_sim::{Launch, Memory, Param, SimError, Stats, parse};
 
 /// Threads, and 32-bit registers `%i0` and on that each gets, `%o0` and on that each gives.

@@ -13,7 +13,9 @@ use super::names;
 use crate::Result;
 use crate::cache::{CacheSize, ModelCache};
 use crate::config::LayerSummary;
-use crate::models::architecture::{Architecture, BufferedStep, Capture, Model, Observer, RANKS_TALK, Sizes};
+use crate::models::architecture::{
+    Architecture, BufferedStep, Capture, Model, Observer, PrefixSupport, RANKS_TALK, Sizes,
+};
 use crate::step::Chunk;
 use crate::weights::{Published, WeightLoader};
 
@@ -36,6 +38,10 @@ impl Architecture for DeepseekV3Config {
 
     fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128> {
         Ok(self.cache_config(size, dtype).bytes().map_err(CacheError::from)? as u128)
+    }
+
+    fn prefix_support(&self, _dtype: FloatDType) -> PrefixSupport {
+        PrefixSupport::Pages
     }
 
     fn with_layers(&self, layers: usize) -> Arc<dyn Architecture> {

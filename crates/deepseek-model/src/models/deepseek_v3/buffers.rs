@@ -20,9 +20,9 @@ pub(crate) struct StepBuffers {
     batch: usize,
     max_pages: usize,
     page_size: usize,
-    /// i32: ids `[B]`, slots `[B]`, lengths `[B]` with the new token, pages `[B, maxP]`.
+    /// i32: ids `[B]`, slots `[B]`, lengths `[B]` with the new token, positions `[B]` of it, pages `[B, maxP]`.
     numbers: Tensor<1, Int>,
-    /// Of the last token of each length on these pages.
+    /// At all positions of these pages, and more: all steps have the same table.
     rotations: Rotation,
 }
 
@@ -35,8 +35,7 @@ impl StepBuffers {
         device: &Device,
     ) -> Self {
         let numbers = ints(Numbers::new(batch, max_pages).concat(), device);
-        let positions: Vec<usize> = (0..=max_pages * page_size).map(|len| len.saturating_sub(1)).collect();
-        Self { batch, max_pages, page_size, numbers, rotations: rotary.at(&positions, device) }
+        Self { batch, max_pages, page_size, numbers, rotations: rotary.first(max_pages * page_size, device) }
     }
 
     /// Whether this is the only handle of the buffer, so that [`Self::fill`] stays in it.
@@ -54,6 +53,7 @@ impl StepBuffers {
             numbers.ids[i] = chunk.tokens[0] as i32;
             numbers.slots[i] = chunk.slots[0];
             numbers.lens[i] = len as i32;
+            numbers.positions[i] = len as i32 - 1;
             for (entry, &page) in
                 numbers.pages[i * max_pages..][..max_pages].iter_mut().zip(cache.pages(chunk.request)?)
             {
@@ -81,8 +81,8 @@ impl StepBuffers {
     pub(crate) fn step(&self, (config, heads): (&DeepseekV3Config, usize), determinism: Determinism) -> Result<Step> {
         let Self { batch, max_pages, page_size, .. } = *self;
         let part = |first: usize, len: usize| self.numbers.clone().slice(s![first..first + len]);
-        let [input_ids, slots, seq_lens] = [0, 1, 2].map(|field| part(field * batch, batch));
-        let page_table = part(3 * batch, batch * max_pages).reshape([batch, max_pages]);
+        let [input_ids, slots, seq_lens, positions] = [0, 1, 2, 3].map(|field| part(field * batch, batch));
+        let page_table = part(4 * batch, batch * max_pages).reshape([batch, max_pages]);
         let keys = if is_indexed(config, max_pages * page_size, determinism) {
             let visible = seq_lens.clone().reshape([batch, 1]);
             Keys::Indexed(vec![IndexedKeys { tokens: 0..batch, page_table, visible }])
@@ -98,7 +98,7 @@ impl StepBuffers {
             let seq_lens = seq_lens.clone();
             Keys::All { single: Some(PagedKeys { batch, page_table, seq_lens, plan }), new: None }
         };
-        let rotation = self.rotations.select(seq_lens.clone());
+        let rotation = self.rotations.select(positions);
         let padding = (batch > 1).then(|| seq_lens.equal_elem(0).reshape([batch, 1]));
         Ok(Step { determinism, input_ids, slots, rotation, keys, padding })
     }
@@ -109,18 +109,19 @@ struct Numbers {
     ids: Vec<i32>,
     slots: Vec<i32>,
     lens: Vec<i32>,
+    positions: Vec<i32>,
     pages: Vec<i32>,
 }
 
 impl Numbers {
     /// Of a step without requests.
     fn new(batch: usize, max_pages: usize) -> Self {
-        let [ids, slots, lens] = [0, -1, 0].map(|nothing| vec![nothing; batch]);
-        Self { ids, slots, lens, pages: vec![-1; batch * max_pages] }
+        let [ids, slots, lens, positions] = [0, -1, 0, 0].map(|nothing| vec![nothing; batch]);
+        Self { ids, slots, lens, positions, pages: vec![-1; batch * max_pages] }
     }
 
     fn concat(self) -> Vec<i32> {
-        [self.ids, self.slots, self.lens, self.pages].concat()
+        [self.ids, self.slots, self.lens, self.positions, self.pages].concat()
     }
 }
 
@@ -161,5 +162,16 @@ mod tests {
             drop((step, handles));
             assert!(buffers.has_only_handles());
         }
+    }
+
+    /// Steps of all sizes read one table, as long as none needs more positions than it has.
+    #[test]
+    fn steps_of_different_sizes_share_the_rotations() {
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/v3-tiny/config.json");
+        let config = DeepseekV3Config::read(Path::new(fixture)).unwrap();
+        let device = Device::flex();
+        let rotary = RotaryEmbedding::new(&config.rope, config.qk_rope_head_dim, config.rope_interleave);
+        let [small, large] = [4, 64].map(|pages| StepBuffers::new(2, [pages, 8], &rotary, &device).rotations);
+        assert_eq!(small.addresses(), large.addresses());
     }
 }

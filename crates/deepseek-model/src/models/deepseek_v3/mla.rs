@@ -162,7 +162,7 @@ impl MultiHeadLatentAttention {
         cache: &mut PagedCache,
     ) -> Result<Tensor<3>> {
         let query = RopeQuery::Absorbed { q, weight: self.w_uk.clone(), determinism: step.determinism };
-        let (q, _) = step.turn_and_write(cache, self.pool, query, latent, &self.kv_a_layernorm)?;
+        let (q, _) = step.rope_and_write(cache, self.pool, query, latent, &self.kv_a_layernorm)?;
         self.write_keys(x, step, cache)?;
         Ok(q)
     }
@@ -180,7 +180,7 @@ impl MultiHeadLatentAttention {
         step: &Step,
         cache: &mut PagedCache,
     ) -> Result<Tensor<3>> {
-        let (q, latent) = step.turn_and_write(cache, self.pool, RopeQuery::Heads(q), latent, &self.kv_a_layernorm)?;
+        let (q, latent) = step.rope_and_write(cache, self.pool, RopeQuery::Heads(q), latent, &self.kv_a_layernorm)?;
         let latent = latent.expect("of queries that are not absorbed");
         self.write_keys(x, step, cache)?;
         let ([tokens, ..], alone) = (q.dims(), single.map_or(0, |keys| keys.batch));

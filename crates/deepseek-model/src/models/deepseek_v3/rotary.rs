@@ -35,6 +35,12 @@ impl RotaryEmbedding {
         let [cos, sin] = self.table.at(positions, device);
         Rotation { cos, sin, interleaved: self.interleaved }
     }
+
+    /// The rotations at the first positions, as many at least: the same tensors for all who ask, unless nobody asked for as many.
+    pub(crate) fn first(&self, positions: usize, device: &Device) -> Rotation {
+        let [cos, sin] = self.table.first(positions, device);
+        Rotation { cos, sin, interleaved: self.interleaved }
+    }
 }
 
 impl Rotation {
@@ -44,10 +50,19 @@ impl Rotation {
         Self { cos, sin, ..*self }
     }
 
+    /// Where the tables are.
+    #[cfg(all(test, feature = "flex"))]
+    pub(crate) fn addresses(&self) -> [*const u8; 2] {
+        [&self.cos, &self.sin].map(|table| {
+            let primitive = table.clone().try_into_primitive::<burn::backend::Flex>();
+            primitive.expect("on the CPU").bytes().as_ptr()
+        })
+    }
+
     /// Applies RoPE to queries `[N, heads, d]` and absorbs them where asked to, norms latents `[N, D]` and applies RoPE to their
     /// rotary keys, and puts the latents into these slots of the cache. Which of the last `dr` channels a pair ends up in is the
     /// same for all tensors of a layer: queries and keys only ever meet in dot products, so that any order of the channels serves.
-    pub(crate) fn turn_and_write(
+    pub(crate) fn rope_and_write(
         &self,
         query: RopeQuery,
         latent: Tensor<2>,

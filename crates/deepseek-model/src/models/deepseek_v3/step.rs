@@ -63,7 +63,7 @@ impl Step {
 
     /// Applies RoPE to the queries and to the rotary keys of the new tokens, norms their latents `[N, D]`, and puts these into a
     /// pool of the cache.
-    pub(crate) fn turn_and_write(
+    pub(crate) fn rope_and_write(
         &self,
         cache: &mut PagedCache,
         pool: usize,
@@ -72,7 +72,7 @@ impl Step {
         norm: &RmsNorm,
     ) -> Result<(Tensor<3>, Option<Tensor<2>>)> {
         let target = (cache.take_pool(pool)?, self.slots.clone());
-        let written = self.rotation.turn_and_write(query, latent, norm, target);
+        let written = self.rotation.rope_and_write(query, latent, norm, target);
         put_back(cache, pool, written.map(|written| (written.cache, (written.q, written.latent))))
     }
 }

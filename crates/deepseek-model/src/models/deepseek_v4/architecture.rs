@@ -13,7 +13,9 @@ use super::names;
 use crate::Result;
 use crate::cache::{CacheSize, ModelCache};
 use crate::config::LayerSummary;
-use crate::models::architecture::{Architecture, BufferedStep, Capture, Model, Observer, RANKS_TALK, Sizes};
+use crate::models::architecture::{
+    Architecture, BufferedStep, Capture, Model, Observer, PrefixSupport, RANKS_TALK, Sizes,
+};
 use crate::step::Chunk;
 use crate::weights::{Published, WeightLoader};
 
@@ -36,6 +38,10 @@ impl Architecture for DeepseekV4Config {
 
     fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128> {
         V4Cache::bytes(self, size, dtype)
+    }
+
+    fn prefix_support(&self, dtype: FloatDType) -> PrefixSupport {
+        PrefixSupport::Snapshots { bytes: self.bytes_per_request(dtype) }
     }
 
     fn with_layers(&self, layers: usize) -> Arc<dyn Architecture> {

@@ -6,10 +6,11 @@ use mla_ops::{
     linear_by_head, sparse_mla,
 };
 
-use super::cache::{State, V4Cache};
+use super::cache::V4Cache;
 use super::compressor::Compressor;
 use super::config::DeepseekV4Config;
 use super::schedule::{AttentionSpec, CompressorSpec};
+use super::states::State;
 use super::step::{EntryStep, SeenEntries, V4Step, WindowKeys};
 use crate::Result;
 use crate::index_keys::{self, IndexedKeys};
@@ -71,9 +72,7 @@ impl SharedKvAttention {
         let (rank, eps) = (config.q_lora_rank, config.rms_norm_eps);
         let (groups, group_rank) = (config.o_groups, config.o_lora_rank);
         let group_width = heads / groups * width;
-        let wo_a: Tensor<2> =
-            loader.tensor(&format!("{name}.wo_a.weight"), [groups * group_rank, group_width], Cut::Heads(groups));
-        let (local_heads, local_groups) = (loader.parallel().local(heads), loader.parallel().local(groups));
+        let local_heads = loader.parallel().local(heads);
         Self {
             layer,
             wq_a: Linear::load(loader, &format!("{name}.wq_a"), [rank, hidden], Cut::Whole),
@@ -83,7 +82,7 @@ impl SharedKvAttention {
             kv_norm: loader.tensor_f32(&format!("{name}.kv_norm.weight"), [width], Cut::Whole),
             compression: Compression::load(loader, name, layer, config),
             attn_sink: loader.tensor_f32(&format!("{name}.attn_sink"), [heads], Cut::Heads(heads)),
-            wo_a: loader.reshape(wo_a, [local_groups, group_rank, group_width]).into(),
+            wo_a: loader.by_head(&format!("{name}.wo_a.weight"), [groups, group_rank, group_width]),
             wo_b: Linear::load(loader, &format!("{name}.wo_b"), [hidden, groups * group_rank], Cut::Columns),
             spec: config.layers[layer].attention,
             heads: local_heads,
@@ -223,9 +222,8 @@ impl Indexer {
     ) -> Result<Tensor<3, Int>> {
         let [tokens, _] = x.dims();
         let q = self.wq_b.forward(q_latent, step.determinism)?.reshape([tokens, self.heads, self.width]);
-        let weights =
-            self.weights_proj.forward(x, step.determinism)?.cast(FloatDType::F32) / (self.heads as f64).sqrt();
-        let scale = (self.width as f32).sqrt().recip();
+        let weights = self.weights_proj.forward(x, step.determinism)?.cast(FloatDType::F32);
+        let scale = ((self.width * self.heads) as f32).sqrt().recip();
         let options = LightningIndexOptions { k: self.top_k, scale, form: IndexForm::Slots };
         let pool = cache.entries().pool(self.compressor.pool())?;
         index_keys::pick(&step.compress_rotation.apply(q)?, &weights, &pool, keys, &options)

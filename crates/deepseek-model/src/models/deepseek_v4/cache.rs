@@ -2,27 +2,29 @@
 
 use std::collections::HashMap;
 
-use burn::tensor::{Device, FloatDType, Int, Tensor, s};
-use mla_ops::cache::{CacheConfig, CacheError, PagedCache, PoolConfig, RequestId, new_pool};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use mla_ops::cache::{CacheConfig, CacheError, PagedCache, PoolConfig, RequestId};
 use mla_ops::{WriteLatentArgs, write_latent};
 
 use super::config::DeepseekV4Config;
 use super::schedule::CompressorSpec;
-use crate::cache::{CacheSize, RequestCache};
-use crate::step::ints;
+use super::snapshots::SnapshotRows;
+use super::states::{State, States};
+use crate::cache::{CacheSize, RequestCache, Snapshot, Snapshots};
 use crate::{ModelError, Result, memory};
 
 /// A request has a row in the state of every layer and compressor, which is its own as long as it lives, and pages that
-/// it shares with its forks. A page holds the compressed entries and index keys of its tokens, for all layers.
+/// it shares with its forks, and with requests that begin like it. A page holds the compressed entries and index keys of its
+/// tokens, for all layers.
 #[derive(Debug)]
 pub(crate) struct V4Cache {
     device: Device,
     /// A pool for each compressor.
     entries: PagedCache,
-    /// Of each layer the last tokens' keys, `[R, W, d]`: the key of position `p` at `p % W`. `None` while it is taken.
-    windows: Vec<Option<Tensor<3>>>,
-    /// Of each compressor the last tokens' keys and gates, f32 `[R, L, 2 C]`: those of position `p` at `p % L`.
-    carried: Vec<Option<Tensor<3>>>,
+    /// A row for each request.
+    states: States,
+    /// Rows for snapshots, once there is room for some.
+    snapshots: Option<SnapshotRows>,
     /// How many of a request's tokens a forward pass has taken in.
     computed: HashMap<RequestId, usize>,
     bytes_per_request: usize,
@@ -37,15 +39,6 @@ pub(crate) struct Place {
     pub(crate) start: usize,
 }
 
-/// A part of the states.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum State {
-    /// The window of a layer.
-    Window(usize),
-    /// What a compressor carries.
-    Carried(usize),
-}
-
 impl V4Cache {
     /// An empty cache for a model of this configuration, computing in `dtype`. A page covers at least the tokens of the
     /// longest compressed window; where that is more than `size.page_size`, there is room for as many tokens as `size`
@@ -56,17 +49,11 @@ impl V4Cache {
     pub(crate) fn new(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType, device: &Device) -> Result<Self> {
         let bytes = Self::bytes(config, size, dtype)?;
         memory::check("a KV cache", bytes, device)?;
-        let compressors = config.compressors();
-        let window = [size.max_requests, config.sliding_window, config.head_dim];
-        let carried = |spec: &CompressorSpec| [size.max_requests, spec.carried_tokens(), 2 * spec.channels()];
-        let state = |shape, dtype| new_pool(shape, dtype, device).map(Some);
-        let windows = config.layers.iter().map(|_| state(window, dtype));
-        let carried = compressors.iter().map(|spec| state(carried(spec), FloatDType::F32));
         Ok(Self {
             device: device.clone(),
             entries: PagedCache::new(entry_pages(config, size, dtype), device)?,
-            windows: windows.collect::<std::result::Result<_, _>>()?,
-            carried: carried.collect::<std::result::Result<_, _>>()?,
+            states: States::new(config, size.max_requests, dtype, device)?,
+            snapshots: None,
             computed: HashMap::new(),
             bytes_per_request: config.bytes_per_request(dtype),
         })
@@ -116,13 +103,12 @@ impl V4Cache {
 
     /// Moves a state out, so that the caller owns the only handle and can write in place; [`Self::put`] gives it back.
     pub(crate) fn take(&mut self, state: State) -> Result<Tensor<3>> {
-        let taken = self.state(state).take();
-        taken.ok_or_else(|| ModelError::request("cache", format!("{state:?}, taken"), "a state that is there"))
+        self.states.take(state)
     }
 
     /// Gives back what [`Self::take`] handed out.
     pub(crate) fn put(&mut self, state: State, tensor: Tensor<3>) {
-        *self.state(state) = Some(tensor);
+        self.states.put(state, tensor);
     }
 
     /// Another handle of a state.
@@ -140,23 +126,18 @@ impl V4Cache {
         outcome
     }
 
-    fn state(&mut self, state: State) -> &mut Option<Tensor<3>> {
-        match state {
-            State::Window(layer) => &mut self.windows[layer],
-            State::Carried(compressor) => &mut self.carried[compressor],
-        }
-    }
-
     fn computed(&self, request: RequestId) -> std::result::Result<usize, CacheError> {
         self.computed.get(&request).copied().ok_or(CacheError::UnknownRequest { request })
     }
 
-    /// A state that an operation took and could not give back is lost, and with it the cache.
-    fn check_all_present(&self) -> Result<()> {
-        if self.windows.iter().chain(&self.carried).all(Option::is_some) {
-            return Ok(());
+    /// The state of a request whose tokens are all computed: a copy.
+    fn state_of(&self, request: RequestId) -> Result<Vec<Tensor<3>>> {
+        let missing = self.entries.len(request)? - self.computed(request)?;
+        if missing > 0 {
+            let actual = format!("{request}, with {missing} tokens that were appended and not computed yet");
+            return Err(ModelError::request("request", actual, "one whose tokens are all computed"));
         }
-        Err(ModelError::request("cache", "one with a state that is taken", "one with all its states"))
+        self.states.row(self.entries.row(request)? as usize, &self.device)
     }
 }
 
@@ -184,23 +165,9 @@ impl RequestCache for V4Cache {
 
     /// The state is copied, the pages are shared.
     fn fork(&mut self, request: RequestId) -> Result<RequestId> {
-        let missing = self.entries.len(request)? - self.computed(request)?;
-        if missing > 0 {
-            let actual = format!("{request}, with {missing} tokens that were appended and not computed yet");
-            return Err(ModelError::request("request", actual, "one whose tokens are all computed"));
-        }
-        self.check_all_present()?;
+        let state = self.state_of(request)?;
         let fork = self.entries.fork(request)?;
-        let (from, to) = (self.entries.row(request)?, self.entries.row(fork)? as usize);
-        let from = ints(vec![from as i32], &self.device);
-        for entry in self.windows.iter_mut().chain(&mut self.carried) {
-            // Moved out, so that the write has the only handle and stays in place; `select` copies the row, where a slice
-            // could be a view of everything.
-            if let Some(state) = entry.take() {
-                let row = state.clone().select(0, from.clone());
-                *entry = Some(state.slice_assign(s![to..to + 1, .., ..], row));
-            }
-        }
+        self.states.set_row(self.entries.row(fork)? as usize, state);
         self.computed.insert(fork, self.computed(request)?);
         Ok(fork)
     }
@@ -211,18 +178,65 @@ impl RequestCache for V4Cache {
         Ok(())
     }
 
-    /// Bytes of the live requests' states, and of the pages in use.
+    /// Bytes of the live requests' states, of the snapshots that are kept, and of the pages in use.
     fn bytes_in_use(&self) -> usize {
-        self.computed.len() * self.bytes_per_request + self.entries.bytes_in_use()
+        let snapshots = self.snapshots.as_ref().map_or(0, SnapshotRows::kept);
+        (self.computed.len() + snapshots) * self.bytes_per_request + self.entries.bytes_in_use()
     }
 
     fn pages(&self) -> &PagedCache {
         &self.entries
     }
 
-    /// The state belongs to one position of one request.
-    fn shared_pages(&mut self) -> Option<&mut PagedCache> {
-        None
+    fn pages_mut(&mut self) -> &mut PagedCache {
+        &mut self.entries
+    }
+
+    /// The state of a snapshot is copied, the pages are shared.
+    fn admit_with(&mut self, pages: &[u32], snapshot: Option<Snapshot>) -> Result<RequestId> {
+        let Some(snapshot) = snapshot.filter(|_| !pages.is_empty()) else {
+            return match pages {
+                [] => Ok(self.admit()?),
+                _ => Err(ModelError::request("snapshot", "none", "one of the state after these pages")),
+            };
+        };
+        let len = pages.len().saturating_mul(self.entries.config().page_size);
+        let rows = self.snapshots.as_ref().ok_or_else(|| SnapshotRows::unknown(snapshot))?;
+        let state = rows.state_after(snapshot, len, &self.device)?;
+        let request = self.entries.admit_with(pages)?;
+        self.states.set_row(self.entries.row(request)? as usize, state);
+        self.computed.insert(request, len);
+        Ok(request)
+    }
+
+    fn snapshots(&mut self) -> Option<&mut dyn Snapshots> {
+        Some(self)
+    }
+}
+
+impl Snapshots for V4Cache {
+    fn reserve(&mut self, slots: usize) -> Result<()> {
+        let bytes = (slots as u128).saturating_mul(self.bytes_per_request as u128);
+        memory::check("snapshots of requests' states", bytes, &self.device)?;
+        self.snapshots = Some(SnapshotRows::new(self.states.like(slots, &self.device)?, slots));
+        Ok(())
+    }
+
+    fn keep(&mut self, request: RequestId) -> Result<Option<Snapshot>> {
+        let len = self.entries.len(request)?;
+        match self.snapshots.as_ref().is_some_and(SnapshotRows::has_room) {
+            true => {
+                let state = self.state_of(request)?;
+                Ok(self.snapshots.as_mut().and_then(|rows| rows.keep(len, state)))
+            }
+            false => Ok(None),
+        }
+    }
+
+    fn discard(&mut self, snapshot: Snapshot) {
+        if let Some(rows) = &mut self.snapshots {
+            rows.discard(snapshot);
+        }
     }
 }
 
@@ -262,6 +276,8 @@ fn with_whole_entries(size: CacheConfig, config: &DeepseekV4Config) -> CacheConf
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
+
+    use burn::tensor::s;
 
     use super::*;
 

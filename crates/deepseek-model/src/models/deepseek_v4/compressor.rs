@@ -3,9 +3,10 @@
 use burn::tensor::{FloatDType, Tensor};
 use mla_ops::{CompressKvArgs, CompressKvOptions, compress_kv};
 
-use super::cache::{State, V4Cache};
+use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::schedule::CompressorSpec;
+use super::states::State;
 use super::step::{EntryStep, V4Step};
 use crate::Result;
 use crate::layers::Linear;

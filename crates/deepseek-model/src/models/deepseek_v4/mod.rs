@@ -17,6 +17,10 @@ mod names;
 mod partial_rotary;
 mod schedule;
 mod sizes;
+#[cfg(all(test, feature = "flex"))]
+mod snapshot_tests;
+mod snapshots;
+mod states;
 mod step;
 
 pub use self::config::DeepseekV4Config;

@@ -83,7 +83,7 @@ impl PartialRotation {
         norm_eps: Option<f32>,
         inverse: bool,
     ) -> Result<Tensor<3>> {
-        let options = NormRopeOptions { norm_eps, norm_turned: true, inverse };
+        let options = NormRopeOptions { norm_eps, norm_whole_head: true, inverse };
         Ok(norm_rope(NormRopeArgs { x, weight, cos: self.cos.clone(), sin: self.sin.clone() }, &options)?)
     }
 }

@@ -6,7 +6,7 @@ use mla_ops::{StackedWeight, Weight};
 use super::WeightLoader;
 use crate::parallel::Cut;
 use crate::weights::WeightRole;
-use crate::weights::asked::Asked;
+use crate::weights::asked::{Asked, MatrixRows};
 
 impl WeightLoader<'_> {
     /// Matrices of the same shape `[out, in]` below one another, as one: `shape` is `[names.len() · out, in]`. Each is cut.
@@ -14,7 +14,15 @@ impl WeightLoader<'_> {
     /// # Panics
     /// As [`Self::stacked`].
     pub fn joined(&mut self, names: &[String], [rows, columns]: [usize; 2], cut: Cut) -> Weight {
-        let stack: Tensor<3> = self.stacked(names, [names.len(), rows / names.len(), columns], cut);
+        let (each, strs) = ([rows / names.len(), columns], strs(names));
+        let (stack, role, matrices) = (Some(1), WeightRole::Weight, Some(MatrixRows::All));
+        let asked = Asked { names: &strs, each: &each, stack, role, cut, matrices };
+        if let Some((blocks, [_, rows, columns])) = self.load_blocks(&asked)
+            && let Some(weight) = self.of_blocks(strs[0], Weight::from_blocks(blocks, [rows, columns]))
+        {
+            return weight;
+        }
+        let stack: Tensor<3> = self.load(&asked);
         let [count, rows, columns] = stack.dims();
         self.reshape::<3, 2>(stack, [count * rows, columns]).into()
     }
@@ -26,9 +34,33 @@ impl WeightLoader<'_> {
     pub fn experts(&mut self, names: &[String], [experts, rows, columns]: [usize; 3]) -> StackedWeight {
         let each = names.len() / experts;
         assert_eq!(each * experts, names.len(), "as many names for each expert");
-        let stack: Tensor<3> = self.stacked_by(each, names, &[rows / each, columns], Cut::Experts);
+        let (shape, strs) = ([rows / each, columns], strs(names));
+        let (stack, role, cut) = (Some(each), WeightRole::Weight, Cut::Experts);
+        let asked = Asked { names: &strs, each: &shape, stack, role, cut, matrices: Some(MatrixRows::Tensors(each)) };
+        if let Some((blocks, dims)) = self.load_blocks(&asked)
+            && let Some(weight) = self.of_blocks(strs[0], StackedWeight::from_blocks(blocks, dims))
+        {
+            return weight;
+        }
+        let stack: Tensor<3> = self.load(&asked);
         let [count, rows, columns] = stack.dims();
         self.reshape::<3, 3>(stack, [count / each, each * rows, columns]).into()
+    }
+
+    /// Matrices `[H, out, in]` that are one tensor `[H * out, in]` in the files, those of heads or of groups of them; a rank has whole
+    /// ones.
+    pub fn by_head(&mut self, name: &str, [heads, rows, columns]: [usize; 3]) -> StackedWeight {
+        let (each, matrices) = ([heads * rows, columns], Some(MatrixRows::Rows(rows)));
+        let (stack, role, cut) = (None, WeightRole::Weight, Cut::Heads(heads));
+        let asked = Asked { names: &[name], each: &each, stack, role, cut, matrices };
+        if let Some((blocks, dims)) = self.load_blocks(&asked)
+            && let Some(weight) = self.of_blocks(name, StackedWeight::from_blocks(blocks, dims))
+        {
+            return weight;
+        }
+        let matrix: Tensor<2> = self.load(&asked);
+        let [all, columns] = matrix.dims();
+        self.reshape::<2, 3>(matrix, [all / rows, rows, columns]).into()
     }
 
     /// Experts that are one tensor `[E, out, in]` in the files.
@@ -44,18 +76,11 @@ impl WeightLoader<'_> {
     /// If `shape[0]` is not the number of names.
     pub fn stacked<const D: usize>(&mut self, names: &[String], shape: [usize; D], cut: Cut) -> Tensor<D> {
         assert_eq!(shape[0], names.len(), "the leading axis of a stack counts its tensors");
-        self.stacked_by(1, names, &shape[1..], cut)
+        let (names, stack, role) = (strs(names), Some(1), WeightRole::Weight);
+        self.load(&Asked { names: &names, each: &shape[1..], stack, role, cut, matrices: None })
     }
+}
 
-    /// [`Self::stacked`] of experts that have so many names each.
-    fn stacked_by<const D: usize>(
-        &mut self,
-        per_expert: usize,
-        names: &[String],
-        each: &[usize],
-        cut: Cut,
-    ) -> Tensor<D> {
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        self.load(&Asked { names: &names, each, stack: Some(per_expert), role: WeightRole::Weight, cut })
-    }
+fn strs(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
 }

@@ -5,6 +5,7 @@ use safetensors::Dtype;
 
 use super::{Source, WeightLoader};
 use crate::parallel::Cut;
+use crate::weights::spec::Listed;
 use crate::weights::stored::Stored;
 use crate::weights::{Entry, WeightRole, WeightSpec, random};
 
@@ -24,10 +25,11 @@ impl<'a> WeightLoader<'a> {
                 return Tensor::from_data(TensorData::new(random::table(shape, below), shape), options);
             }
             Source::Unwritten => return Tensor::empty(shape, options),
-            Source::Nothing => return self.note(spec, None, placeholder),
+            Source::Nothing => return self.note(Listed { spec, stored: None, format: None }, placeholder),
         };
         if self.listing.is_some() {
-            return self.note(spec, entry.map(Stored::plain), placeholder);
+            let stored = entry.map(Stored::plain);
+            return self.note(Listed { spec, stored, format: None }, placeholder);
         }
         let Some(entry) = entry else { return placeholder };
         let (wide, _) = checkpoint.bytes(entry).as_chunks::<8>();

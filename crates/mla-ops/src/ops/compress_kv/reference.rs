@@ -92,7 +92,7 @@ impl Compressor {
             let sequence = &tokens.sequences[b];
             let first = self.full_windows(sequence).start;
             let pooled = self.pool(tokens, sequence, first..first + full(sequence));
-            (b, self.normed_and_turned(pooled, b).cast(self.options.dtype))
+            (b, self.norm_and_rope(pooled, b).cast(self.options.dtype))
         });
         let zeros = Tensor::<3>::zeros([batch, entries, width], (&device, DType::from(self.options.dtype)));
         computed.into_iter().fold(zeros, |all, (b, own)| {
@@ -145,7 +145,7 @@ impl Compressor {
     }
 
     /// The entries of sequence `b`, `[windows, d]`, normed, with RoPE applied to their last channels.
-    fn normed_and_turned(&self, x: Tensor<2>, b: usize) -> Tensor<2> {
+    fn norm_and_rope(&self, x: Tensor<2>, b: usize) -> Tensor<2> {
         let ([windows, _], [_, _, pairs]) = (x.dims(), self.cos.dims());
         let of_entries = |angles: &Tensor<3>| match pairs {
             // Burn reshapes no tensor without elements.

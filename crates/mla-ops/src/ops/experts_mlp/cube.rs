@@ -1,7 +1,7 @@
 //! [`experts_mlp`](super::experts_mlp) by kernels: both products of each pair of token and expert, and their weighted sum.
 
-use burn::backend::cubecl::dtype_to_elem_type;
-use burn::tensor::DType;
+use burn::backend::{cubecl::dtype_to_elem_type, ops::IntTensorOps};
+use burn::tensor::{DType, Scalar};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
@@ -17,12 +17,17 @@ use super::backend::{BackendEpilogue, BackendExpertsOut, BackendShared, ExpertsM
 use crate::Determinism;
 use crate::ops::linear::LinearBackend;
 use crate::ops::linear::cube::{joins, pair_args};
+use crate::ops::products::measure::scratch_bytes;
 use crate::ops::residual_norm::{BackendNormed, BackendProducts, BackendReader, cube as residual_norm};
 use crate::ops::route_experts::cube::route_args;
 use crate::ops::route_experts::{BackendChoice, BackendRouting};
 use crate::ops::swiglu::SwigluBackend;
 use crate::tensors::{contiguous, dims, empty};
-use crate::weight::BackendWeight;
+use crate::weight::{BackendWeight, dequantized};
+
+/// Pairs of token and expert, for each expert on average, from which on experts in blocks become a scratch of numbers: fewer read
+/// the codes.
+const MANY_PAIRS: usize = 16;
 
 impl ExpertsMlpBackend for CubeBackend {
     fn experts_mlp(
@@ -100,6 +105,10 @@ impl Experts {
         let (pairs, elem) = (tokens * top_k, dtype_to_elem_type(x.dtype));
         let activations = empty(&x, [pairs, width], x.dtype);
         let rows = empty(&x, [pairs, hidden], x.dtype);
+        if self.dequantises(pairs) {
+            self.products_in_ranges(&x, &indices, [&activations, &rows]);
+            return Outputs { rows, indices, weights, shared, experts };
+        }
         let work = match tokens {
             1 => pairs_of_token(&indices, ExpertsOf::Listed(indices.clone().into_buffer_arg()), experts, [None, None]),
             _ => sorted(&x.client, &indices, experts, self.product_sizes(pairs, elem)),
@@ -117,7 +126,10 @@ impl Experts {
         [gate_up, down]: [BackendWeight<CubeBackend>; 2],
     ) -> Outputs {
         let ([experts, width], [hidden, shared_width]) = (self.sizes(), down.dims());
-        if !linear::joins_experts(width, shared_width) {
+        // Each format has its own kernels, with their order of sums.
+        let alike = self.gate_up.format().is_dense() == gate_up.format().is_dense()
+            && self.down.format().is_dense() == down.format().is_dense();
+        if !alike || !linear::joins_experts(width, shared_width) {
             let activations = CubeBackend::swiglu(x.clone(), gate_up, self.options.limit, self.options.determinism);
             let shared = <CubeBackend as LinearBackend>::linear(activations, down, self.options.determinism);
             return self.outputs(x, routing, SharedRows::Apart(contiguous(shared).into_buffer_arg()));
@@ -132,6 +144,35 @@ impl Experts {
         let work = pairs_of_token(&indices, experts_of, experts, shared);
         self.products(&x, &activations, &rows, work);
         Outputs { rows, indices, weights, shared: SharedRows::Behind, experts }
+    }
+
+    /// Whether there are enough pairs for a scratch of numbers in the place of blocks. The order of sums is another one then.
+    fn dequantises(&self, pairs: usize) -> bool {
+        let [experts, _] = self.sizes();
+        let in_blocks = [&self.gate_up, &self.down].into_iter().any(|weight| !weight.format().is_dense());
+        in_blocks && pairs > MANY_PAIRS * experts && !self.options.determinism.is_batch_invariant()
+    }
+
+    /// Both products with experts that are dequantised some at a time: the scratch has no more than [`scratch_bytes`], or one
+    /// expert. Pairs are sorted for each range anew; those of other experts are none there.
+    fn products_in_ranges(&self, x: &CubeTensor, indices: &CubeTensor, [activations, rows]: [&CubeTensor; 2]) {
+        let ([experts, hidden, width], [pairs, _]) = (self.down.dims(), dims(rows));
+        let elem = dtype_to_elem_type(x.dtype);
+        let each = (scratch_bytes() / (3 * hidden * width * elem.size()).max(1)).clamp(1, experts);
+        for first in (0..experts).step_by(each) {
+            let count = each.min(experts - first);
+            let [gate_up, down] = [&self.gate_up, &self.down]
+                .map(|weight| BackendWeight::Dense(dequantized(weight.clone(), first, count)));
+            let range = Self { gate_up, down, options: self.options };
+            let own = <CubeBackend as IntTensorOps<CubeBackend>>::int_sub_scalar(
+                indices.clone(),
+                Scalar::new(first as i64, &DType::I32),
+            );
+            // Burn pads the rows of what it computes on CUDA.
+            let own = contiguous(own);
+            let work = sorted(&x.client, &own, count, range.product_sizes(pairs, elem));
+            range.products(x, activations, rows, work);
+        }
     }
 
     /// The gated products of x, and those of the activations.

@@ -65,7 +65,8 @@ pub(crate) fn rows(
 /// Whether one launch has both products.
 pub(crate) fn joins(first: &BackendWeight<CubeBackend>, second: &BackendWeight<CubeBackend>) -> bool {
     let ([outputs, _], [second_outputs, _]) = (first.dims(), second.dims());
-    linear::joins(outputs, second_outputs)
+    // Each format has its own kernels, with their order of sums.
+    first.format().is_dense() == second.format().is_dense() && linear::joins(outputs, second_outputs)
 }
 
 /// What one launch takes for both products of contiguous x, and what it writes.

@@ -10,7 +10,11 @@ use crate::{Determinism, Weight};
 
 /// Checked x `[N, in]`: `[N, out]`.
 pub(crate) fn linear(x: Tensor<2>, weight: &Weight, determinism: Determinism) -> Tensor<2> {
-    if !LinearProblem::of_rows(&x, weight, determinism).has_kernel(&x.device()) {
+    let (problem, device) = (LinearProblem::of_rows(&x, weight, determinism), x.device());
+    if problem.dequantises(&device) {
+        return linear(x, &weight.dense().into(), determinism);
+    }
+    if !problem.has_kernel(&device) {
         return reference::linear(x, weight, determinism);
     }
     Tensor::from_dispatch(<Dispatch as LinearBackend>::linear(

@@ -47,6 +47,8 @@ mod reference {
     use burn::tensor::Tensor;
 
     use super::{BackendHeadRows, BackendWeight, Determinism, LinearByHeadBackend};
+    use crate::WeightFormat;
+    use crate::ops::linear_by_head::head_by_head;
     use crate::ops::mla_decode::backend::MlaDecodeBackend;
     use crate::reference::{IntoFlex, tensor};
 
@@ -54,15 +56,19 @@ mod reference {
         fn linear_by_head(
             x: BackendHeadRows<Self>,
             weight: BackendWeight<Self>,
-            _determinism: Determinism,
+            determinism: Determinism,
         ) -> FloatTensor<Self> {
             let x: Tensor<3> = match x {
                 BackendHeadRows::InMemory(x) => tensor(x),
                 BackendHeadRows::Decoded(step) => tensor::<Tensor<4>>(Self::mla_decode(step).0).flatten(0, 1),
             };
-            let weight = weight.stacked().dense();
+            let weight = weight.stacked();
             let ([_, _, width], [_, _, inputs]) = (x.dims(), weight.dims());
-            let product = x.clone().narrow(2, 0, inputs).swap_dims(0, 1).matmul(weight.swap_dims(1, 2)).swap_dims(0, 1);
+            let read = x.clone().narrow(2, 0, inputs);
+            let product = match weight.format() {
+                WeightFormat::Dense => read.swap_dims(0, 1).matmul(weight.dense().swap_dims(1, 2)).swap_dims(0, 1),
+                WeightFormat::Blocks(_) => head_by_head(read, &weight, determinism),
+            };
             Tensor::cat(vec![product, x.narrow(2, inputs, width - inputs)], 2).into_flex()
         }
     }

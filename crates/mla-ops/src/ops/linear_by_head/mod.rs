@@ -95,11 +95,14 @@ pub(super) fn in_memory(x: Tensor<3>, weight: &StackedWeight, determinism: Deter
         // Burn joins no tensors without elements on a GPU.
         return Tensor::empty(out, (&x.device(), x.dtype()));
     }
-    if LinearProblem::of_heads(&x, weight, determinism).has_kernel(&x.device()) {
+    let (problem, device) = (LinearProblem::of_heads(&x, weight, determinism), x.device());
+    if problem.dequantises(&device) {
+        return in_memory(x, &weight.dense().into(), determinism);
+    }
+    if problem.has_kernel(&device) {
         return launch(BackendHeadRows::InMemory(x.into_dispatch()), weight, determinism);
     }
-    let by_matmul =
-        |x: Tensor<3>| product(x.swap_dims(0, 1), weight.dense().swap_dims(1, 2), determinism).swap_dims(0, 1);
+    let by_matmul = |x: Tensor<3>| by_matmul(x, weight, determinism);
     match width - inputs {
         0 => by_matmul(x),
         rest => {
@@ -115,4 +118,25 @@ pub(super) fn in_memory(x: Tensor<3>, weight: &StackedWeight, determinism: Deter
 
 fn launch(x: BackendHeadRows<Dispatch>, weight: &StackedWeight, determinism: Determinism) -> Tensor<3> {
     tensors(<Dispatch as LinearByHeadBackend>::linear_by_head(x, weight.clone().into_backend(), determinism))
+}
+
+/// All channels of each head of x `[N, H, in]` with its matrix.
+fn by_matmul(x: Tensor<3>, weight: &StackedWeight, determinism: Determinism) -> Tensor<3> {
+    #[cfg(feature = "flex")]
+    if !weight.format().is_dense() && crate::independent::is_flex(&x.device()) {
+        return head_by_head(x, weight, determinism);
+    }
+    product(x.swap_dims(0, 1), weight.dense().swap_dims(1, 2), determinism).swap_dims(0, 1)
+}
+
+/// The same with weights in blocks on the CPU, which decodes where it multiplies.
+#[cfg(feature = "flex")]
+fn head_by_head(x: Tensor<3>, weight: &StackedWeight, determinism: Determinism) -> Tensor<3> {
+    use super::linear::reference::times;
+    let [_, heads, _] = x.dims();
+    let products = (0..heads).map(|head| {
+        let x: Tensor<2> = x.clone().narrow(1, head, 1).squeeze_dim(1);
+        times(x, &weight.get(head), determinism).unsqueeze_dim::<3>(1)
+    });
+    Tensor::cat(products.collect(), 1)
 }

@@ -37,12 +37,12 @@ pub enum BackendRope<B: Backend> {
     Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
 )]
 pub(crate) trait NormRopeBackend: Backend {
-    /// x `[N, H, d]`; `norm_turned` is [`NormRopeOptions::norm_turned`](crate::NormRopeOptions::norm_turned).
-    #[fusion(meta = |x, _norm, _rope, _norm_turned| x.clone())]
+    /// x `[N, H, d]`; `norm_whole_head` is [`NormRopeOptions::norm_whole_head`](crate::NormRopeOptions::norm_whole_head).
+    #[fusion(meta = |x, _norm, _rope, _norm_whole_head| x.clone())]
     fn norm_rope(
         x: FloatTensor<Self>,
         #[extension_type] norm: BackendNorm<Self>,
         #[extension_type] rope: BackendRope<Self>,
-        norm_turned: bool,
+        norm_whole_head: bool,
     ) -> FloatTensor<Self>;
 }

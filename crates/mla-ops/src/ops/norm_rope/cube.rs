@@ -7,7 +7,7 @@ use super::backend::{BackendNorm, BackendRope, NormRopeBackend};
 use crate::tensors::{buffers, contiguous, dims, elem, empty};
 
 impl NormRopeBackend for CubeBackend {
-    fn norm_rope(x: CubeTensor, norm: BackendNorm<Self>, rope: BackendRope<Self>, norm_turned: bool) -> CubeTensor {
+    fn norm_rope(x: CubeTensor, norm: BackendNorm<Self>, rope: BackendRope<Self>, norm_whole_head: bool) -> CubeTensor {
         let (norm, weight, eps) = match norm {
             BackendNorm::None => (Norm::None, None, 0.0),
             BackendNorm::Plain(eps) => (Norm::Plain, None, eps),
@@ -28,7 +28,7 @@ impl NormRopeBackend for CubeBackend {
         let ([tokens, heads, width], elem) = (dims(&x), elem(&x));
         let out = empty(&x, [tokens, heads, width], x.dtype);
         let args = buffers!(x, weight, cos, sin, out => NormRopeArgs {
-            x, weight, cos, sin, out, tokens, heads, width, pairs, norm, norm_turned, eps, inverse, elem,
+            x, weight, cos, sin, out, tokens, heads, width, pairs, norm, norm_whole_head, eps, inverse, elem,
         });
         launch(&out.client, args);
         out

@@ -35,7 +35,7 @@ pub struct NormRopeOptions {
     /// Added to the mean square in the norm; none for no norm.
     pub norm_eps: Option<f32>,
     /// Whether the norm is that of the whole head; otherwise it is of the first `d - dr` channels, and the others only get RoPE.
-    pub norm_turned: bool,
+    pub norm_whole_head: bool,
     /// Apply inverse RoPE: by the opposite angles.
     pub inverse: bool,
 }
@@ -54,7 +54,7 @@ pub fn norm_rope(args: NormRopeArgs, options: &NormRopeOptions) -> Result<Tensor
     if args.x.shape().num_elements() == 0 {
         return Ok(args.x);
     }
-    let NormRopeOptions { norm_eps, norm_turned, inverse } = *options;
+    let NormRopeOptions { norm_eps, norm_whole_head, inverse } = *options;
     let norm = match (norm_eps, args.weight) {
         (None, _) => BackendNorm::None,
         (Some(eps), None) => BackendNorm::Plain(eps),
@@ -62,7 +62,7 @@ pub fn norm_rope(args: NormRopeArgs, options: &NormRopeOptions) -> Result<Tensor
     };
     let [cos, sin] = [args.cos, args.sin].map(Tensor::into_dispatch);
     let rope = BackendRope::Tables { cos, sin, inverse };
-    Ok(tensors(<Dispatch as NormRopeBackend>::norm_rope(args.x.into_dispatch(), norm, rope, norm_turned)))
+    Ok(tensors(<Dispatch as NormRopeBackend>::norm_rope(args.x.into_dispatch(), norm, rope, norm_whole_head)))
 }
 
 impl NormRopeArgs {
@@ -76,7 +76,7 @@ impl NormRopeArgs {
         let pairs = check_tables(&check, [&self.cos, &self.sin], tokens, width)?;
         if let Some(weight) = &self.weight {
             check.float_as("weight", weight, DType::F32, "always")?;
-            let (normed, name) = if options.norm_turned { (width, "d") } else { (width - 2 * pairs, "d - dr") };
+            let (normed, name) = if options.norm_whole_head { (width, "d") } else { (width - 2 * pairs, "d - dr") };
             check.dims("weight", weight.dims(), [Some(normed)], || format!("[{name}] = [{normed}]"))?;
             check.value("weight", options.norm_eps.is_some(), "a weight", || "none, without `norm_eps`".into())?;
         }

@@ -12,7 +12,7 @@ impl NormRopeBackend for Flex {
         x: FloatTensor<Self>,
         norm: BackendNorm<Self>,
         rope: BackendRope<Self>,
-        norm_turned: bool,
+        norm_whole_head: bool,
     ) -> FloatTensor<Self> {
         let norm = match norm {
             BackendNorm::None => Norm::None,
@@ -23,7 +23,7 @@ impl NormRopeBackend for Flex {
             BackendRope::None => Rope::None,
             BackendRope::Tables { cos, sin, inverse } => Rope::Tables([tensor(cos), tensor(sin)], inverse),
         };
-        norm_rope(tensor(x), norm, rope, norm_turned).into_flex()
+        norm_rope(tensor(x), norm, rope, norm_whole_head).into_flex()
     }
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, eps: f32) -> Tensor<2> {
 }
 
 /// x `[N, H, d]`: `[N, H, d]` in the dtype of x. The norm is that of all channels, or of those alone that RoPE leaves out.
-pub(crate) fn norm_rope(x: Tensor<3>, norm: Norm, rope: Rope, norm_turned: bool) -> Tensor<3> {
+pub(crate) fn norm_rope(x: Tensor<3>, norm: Norm, rope: Rope, norm_whole_head: bool) -> Tensor<3> {
     let ([tokens, heads, width], dtype, device) = (x.dims(), x.dtype(), x.device());
     if tokens * heads * width == 0 {
         return x;
@@ -65,7 +65,7 @@ pub(crate) fn norm_rope(x: Tensor<3>, norm: Norm, rope: Rope, norm_turned: bool)
         Rope::None => (0, [vec![], vec![]], false),
         Rope::Tables(tables, inverse) => (tables[0].dims()[1], tables.map(values), inverse),
     };
-    let normed = if norm_turned { width } else { width - 2 * pairs };
+    let normed = if norm_whole_head { width } else { width - 2 * pairs };
     let sign = if inverse { -1.0 } else { 1.0 };
     let mut x = values(x.cast(FloatDType::F32));
 

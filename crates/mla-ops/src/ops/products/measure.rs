@@ -130,3 +130,42 @@ impl Drop for ForcedChoice {
 pub(super) fn forced() -> Option<Path> {
     Path::ALL.get(FORCED.load(Ordering::Acquire).checked_sub(1)?).copied()
 }
+
+/// Bytes of the scratch of dequantised experts at most, unless [`ForcedScratch`] says otherwise: a few hundred megabytes are
+/// enough experts for the launches to be few.
+#[cfg(feature = "_gpu")]
+const SCRATCH_BYTES: usize = 1 << 30;
+
+/// That of a [`ForcedScratch`]; 0 where there is none.
+#[cfg(feature = "_gpu")]
+static FORCED_SCRATCH: AtomicUsize = AtomicUsize::new(0);
+
+/// As long as it lives, the scratch of dequantised experts has so many bytes at most, or one expert. There is one at a time.
+#[derive(Debug)]
+pub struct ForcedScratch(());
+
+impl ForcedScratch {
+    /// Begins.
+    pub fn new(bytes: usize) -> Self {
+        #[cfg(feature = "_gpu")]
+        FORCED_SCRATCH.store(bytes.max(1), Ordering::Release);
+        let _ = bytes;
+        Self(())
+    }
+}
+
+impl Drop for ForcedScratch {
+    fn drop(&mut self) {
+        #[cfg(feature = "_gpu")]
+        FORCED_SCRATCH.store(0, Ordering::Release);
+    }
+}
+
+/// Bytes of the scratch of dequantised experts at most.
+#[cfg(feature = "_gpu")]
+pub(crate) fn scratch_bytes() -> usize {
+    match FORCED_SCRATCH.load(Ordering::Acquire) {
+        0 => SCRATCH_BYTES,
+        bytes => bytes,
+    }
+}

@@ -1,5 +1,5 @@
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use mla_kernels::linear::{LatentRows, launch_turned, turns};
+use mla_kernels::linear::{LatentRows, launch_with_rope, takes_rope};
 use mla_kernels::rope_write::{RopeWriteArgs, launch};
 
 use super::backend::{BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
@@ -53,8 +53,8 @@ fn write_absorbed(
     let out = empty(&q, [tokens, heads, outputs + 2 * pairs], q.dtype);
     let args = by_head_args(&q, weight.clone(), &out, sizes, determinism);
     let rows = latents.rows();
-    if turns(&q.client, &rows, &args) {
-        launch_turned(&q.client, rows, args);
+    if takes_rope(&q.client, &rows, &args) {
+        launch_with_rope(&q.client, rows, args);
         return (out, latents.cache);
     }
     let (q, _, cache) = write(q, latents);
@@ -70,7 +70,7 @@ impl BackendLatents<CubeBackend> {
         Self { latent, norm_weight, cos, sin, cache: own(contiguous(cache)), slots, norm_eps }
     }
 
-    /// What [`launch_turned`] takes.
+    /// What [`launch_with_rope`] takes.
     fn rows(&self) -> LatentRows {
         let Self { latent, norm_weight: weight, cos, sin, cache, slots, norm_eps: eps } = self;
         let ([pages, page_size, cache_width], [_, pairs]) = (dims(cache), dims(cos));

@@ -1,4 +1,4 @@
-//! [`sparse_mla`](super::sparse_mla) as a backend extension, for devices that compute it in one piece.
+//! [`sparse_mla`](super::sparse_mla) and its parts as a backend extension, for devices that compute it in one piece.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
@@ -54,4 +54,18 @@ pub(crate) trait SparseMlaBackend: Backend {
         #[extension_type] sink: BackendSink<Self>,
         options: SparseMlaOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// [`sparse_mla_parts`](super::sparse_mla_parts()): acc, max, row_sum.
+    #[fusion(meta = |q, _scope, _second, options| {
+        let [batch, query_len, heads, _] = q.shape.dims();
+        let number = crate::fusion::spec([batch, query_len, heads], burn::tensor::DType::F32);
+        let acc = crate::fusion::spec([batch, query_len, heads, options.value_width], burn::tensor::DType::F32);
+        (acc, number.clone(), number)
+    })]
+    fn sparse_mla_parts(
+        q: FloatTensor<Self>,
+        #[extension_type] scope: BackendScope<Self>,
+        #[extension_type] second: BackendSecond<Self>,
+        options: SparseMlaOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }

@@ -1,7 +1,7 @@
 use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::prelude::BufferArg;
-use mla_kernels::sparse_mla::{ScopeArgs, SparseMlaArgs, SparseMlaSizes, launch};
+use mla_kernels::sparse_mla::{ScopeArgs, SparseMlaArgs, SparseMlaResults, SparseMlaSizes, launch};
 
 use super::SparseMlaOptions;
 use super::backend::{BackendScope, BackendSecond, BackendSink, SparseMlaBackend};
@@ -16,31 +16,61 @@ impl SparseMlaBackend for CubeBackend {
         options: SparseMlaOptions,
     ) -> (CubeTensor, CubeTensor) {
         let q = contiguous(q);
-        let ([batch, query_len, heads, key_width], SparseMlaOptions { value_width, softmax_scale, determinism }) =
-            (dims(&q), options);
-        let out = empty(&q, [batch, query_len, heads, value_width], q.dtype);
+        let [batch, query_len, heads, _] = dims(&q);
+        let out = empty(&q, [batch, query_len, heads, options.value_width], q.dtype);
         let lse = empty(&q, [batch, query_len, heads], DType::F32);
-        let buffer = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
-        let args = SparseMlaArgs {
-            q: buffer(&q),
-            first: scope_args(scope),
-            second: match second {
-                BackendSecond::None => None,
-                BackendSecond::Scope(scope) => Some(scope_args(scope)),
-            },
-            sink: match sink {
-                BackendSink::None => None,
-                BackendSink::Sink(sink) => Some(buffer(&contiguous(sink))),
-            },
-            out: buffer(&out),
-            lse: buffer(&lse),
-            sizes: SparseMlaSizes { tokens: batch * query_len, heads, key_width, value_width, elem: elem(&q) },
-            softmax_scale,
-            batch_invariant: determinism.is_batch_invariant(),
+        let sink = match sink {
+            BackendSink::None => None,
+            BackendSink::Sink(sink) => Some(contiguous(sink).into_buffer_arg()),
         };
-        launched(launch(&q.client, args));
+        let results = SparseMlaResults::Output { out: buffer(&out), lse: buffer(&lse), sink };
+        attend(q, scope, second, results, options);
         (out, lse)
     }
+
+    fn sparse_mla_parts(
+        q: CubeTensor,
+        scope: BackendScope<Self>,
+        second: BackendSecond<Self>,
+        options: SparseMlaOptions,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let q = contiguous(q);
+        let [batch, query_len, heads, _] = dims(&q);
+        let acc = empty(&q, [batch, query_len, heads, options.value_width], DType::F32);
+        let [max, row_sum] = [(); 2].map(|()| empty(&q, [batch, query_len, heads], DType::F32));
+        let results = SparseMlaResults::Parts { acc: buffer(&acc), max: buffer(&max), row_sum: buffer(&row_sum) };
+        attend(q, scope, second, results, options);
+        (acc, max, row_sum)
+    }
+}
+
+/// Launches the kernel, where the device has one.
+fn attend(
+    q: CubeTensor,
+    scope: BackendScope<CubeBackend>,
+    second: BackendSecond<CubeBackend>,
+    results: SparseMlaResults,
+    options: SparseMlaOptions,
+) {
+    let ([batch, query_len, heads, key_width], SparseMlaOptions { value_width, softmax_scale, determinism }) =
+        (dims(&q), options);
+    let args = SparseMlaArgs {
+        q: buffer(&q),
+        first: scope_args(scope),
+        second: match second {
+            BackendSecond::None => None,
+            BackendSecond::Scope(scope) => Some(scope_args(scope)),
+        },
+        results,
+        sizes: SparseMlaSizes { tokens: batch * query_len, heads, key_width, value_width, elem: elem(&q) },
+        softmax_scale,
+        batch_invariant: determinism.is_batch_invariant(),
+    };
+    launched(launch(&q.client, args));
+}
+
+fn buffer(tensor: &CubeTensor) -> BufferArg {
+    tensor.clone().into_buffer_arg()
 }
 
 fn scope_args(scope: BackendScope<CubeBackend>) -> ScopeArgs {
@@ -50,11 +80,10 @@ fn scope_args(scope: BackendScope<CubeBackend>) -> ScopeArgs {
     };
     let [rows, slots] = [rows, slots].map(contiguous);
     let ([pages, page_size, _], [.., most]) = (dims::<3>(&rows), dims::<3>(&slots));
-    let buffer = |tensor: CubeTensor| -> BufferArg { tensor.into_buffer_arg() };
     ScopeArgs {
-        rows: buffer(rows),
-        slots: buffer(slots),
-        lengths: lengths.map(|lengths| buffer(contiguous(lengths))),
+        rows: buffer(&rows),
+        slots: buffer(&slots),
+        lengths: lengths.map(|lengths| buffer(&contiguous(lengths))),
         row_count: pages * page_size,
         most,
     }

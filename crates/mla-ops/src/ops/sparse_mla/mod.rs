@@ -96,9 +96,7 @@ pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Te
             Tensor::empty([batch, query_len, heads], (&device, DType::F32)),
         ));
     }
-    let (value_width, dtype) = (options.value_width, args.q.dtype());
-    let problem = SparseMlaProblem { batch, query_len, heads, key_width: width, value_width, dtype };
-    if problem.has_own_kernel(&check) {
+    if args.problem(options).has_own_kernel(&check) {
         return Ok(in_one_piece(args, options));
     }
     let q = args.q.reshape([tokens, 1, heads, width]);
@@ -122,10 +120,14 @@ fn in_one_piece(args: SparseMlaArgs, options: &SparseMlaOptions) -> (Tensor<4>, 
     tensors(<Dispatch as SparseMlaBackend>::sparse_mla(
         q.into_dispatch(),
         scope.into_backend(),
-        second.map_or(BackendSecond::None, |second| BackendSecond::Scope(second.into_backend())),
+        second_into_backend(second),
         sink.map_or(BackendSink::None, |sink| BackendSink::Sink(sink.into_dispatch())),
         options.clone(),
     ))
+}
+
+fn second_into_backend(second: Option<SparseScope>) -> BackendSecond<Dispatch> {
+    second.map_or(BackendSecond::None, |second| BackendSecond::Scope(second.into_backend()))
 }
 
 /// q `[N, 1, H, D]` over one scope: out `[N, H, Dv]`, lse `[N, H]`.
@@ -170,6 +172,14 @@ fn own_error(error: MlaError) -> MlaError {
             MlaError::DeviceLimit { op: OP, argument, device, reason }
         }
         other => other,
+    }
+}
+
+impl SparseMlaArgs {
+    fn problem(&self, options: &SparseMlaOptions) -> SparseMlaProblem {
+        let [batch, query_len, heads, key_width] = self.q.dims();
+        let (value_width, dtype) = (options.value_width, self.q.dtype());
+        SparseMlaProblem { batch, query_len, heads, key_width, value_width, dtype }
     }
 }
 

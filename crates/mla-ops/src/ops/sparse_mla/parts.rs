@@ -4,11 +4,10 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{DType, Tensor};
 
-use super::{SparseMlaArgs, SparseMlaOptions, SparseScope};
+use super::backend::SparseMlaBackend;
+use super::{SparseMlaArgs, SparseMlaOptions, SparseScope, second_into_backend};
 use crate::MlaError;
 use crate::dispatch::tensors;
-#[cfg(feature = "flex")]
-use crate::independent::is_flex;
 
 const OP: &str = "sparse_mla_parts";
 
@@ -27,8 +26,9 @@ pub struct SparseParts {
 /// [`sparse_mla`](crate::sparse_mla()) before the division by the sum of the weights: for who continues the softmax over keys
 /// that are elsewhere. There must be no sink.
 ///
-/// The general form, not the fast one: on a GPU a kernel of plain arithmetic reads the named rows once for every four heads. Two
-/// scopes are two launches, and some elementwise operations.
+/// On a Hopper rows of 512 or 576 channels are one launch of the kernel of [`sparse_mla`](crate::sparse_mla()), without splits. On
+/// other GPUs this is the general form, not the fast one: a kernel of plain arithmetic reads the named rows once for every four heads.
+/// Two scopes are two launches there, and some elementwise operations.
 ///
 /// # Errors
 /// As [`sparse_mla`](crate::sparse_mla()); and a sink.
@@ -36,18 +36,25 @@ pub fn sparse_mla_parts(args: SparseMlaArgs, options: &SparseMlaOptions) -> Resu
     let check = args.check_tensors(OP)?;
     args.check_options(&check, options)?;
     check.value("sink", args.sink.is_none(), "a sink", || "none: it belongs to the quotient".into())?;
-    check.elements("q", &args.q)?;
-    check.elements("scope.rows", &args.scope.rows)?;
-    args.second.as_ref().map_or(Ok(()), |second| check.elements("second.rows", &second.rows))?;
     let [batch, query_len, heads, _] = args.q.dims();
     check.allocation("q", DType::F32, [batch, query_len, heads, options.value_width])?;
+    let in_one_piece = args.problem(options).has_own_kernel(&check);
+    if !in_one_piece {
+        check.elements("q", &args.q)?;
+        check.elements("scope.rows", &args.scope.rows)?;
+        args.second.as_ref().map_or(Ok(()), |second| check.elements("second.rows", &second.rows))?;
+    }
     if check.sees_values() {
         args.validate_values(OP)?;
     }
-    #[cfg(feature = "flex")]
-    if is_flex(check.device()) {
-        let scopes = [Some(args.scope), args.second].into_iter().flatten().collect();
-        return Ok(super::reference::sparse_mla_parts(args.q, scopes, options));
+    if in_one_piece {
+        let (acc, max, row_sum) = tensors(<Dispatch as SparseMlaBackend>::sparse_mla_parts(
+            args.q.into_dispatch(),
+            args.scope.into_backend(),
+            second_into_backend(args.second),
+            options.clone(),
+        ));
+        return Ok(SparseParts { acc, max, row_sum });
     }
     let first = parts(args.q.clone(), args.scope, options);
     Ok(args.second.into_iter().fold(first, |first, second| first.and(parts(args.q.clone(), second, options))))

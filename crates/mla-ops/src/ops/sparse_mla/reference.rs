@@ -21,15 +21,23 @@ impl SparseMlaBackend for Flex {
         sink: BackendSink<Self>,
         options: SparseMlaOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let second = match second {
-            BackendSecond::None => None,
-            BackendSecond::Scope(second) => Some(second.into_scope()),
-        };
+        let second = second.into_scope();
         let sink = match sink {
             BackendSink::None => None,
             BackendSink::Sink(sink) => Some(tensor(sink)),
         };
         sparse_mla(SparseMlaArgs { q: tensor(q), scope: scope.into_scope(), second, sink }, &options).into_flex()
+    }
+
+    fn sparse_mla_parts(
+        q: FloatTensor<Self>,
+        scope: BackendScope<Self>,
+        second: BackendSecond<Self>,
+        options: SparseMlaOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let scopes = [Some(scope.into_scope()), second.into_scope()].into_iter().flatten().collect();
+        let SparseParts { acc, max, row_sum } = sparse_mla_parts(tensor(q), scopes, &options);
+        (acc, max, row_sum).into_flex()
     }
 }
 
@@ -40,6 +48,15 @@ impl BackendScope<Flex> {
             Self::Lengths(rows, indices, lengths) => {
                 SparseScope { rows: tensor(rows), indices: tensor(indices), lengths: Some(tensor(lengths)) }
             }
+        }
+    }
+}
+
+impl BackendSecond<Flex> {
+    fn into_scope(self) -> Option<SparseScope> {
+        match self {
+            Self::None => None,
+            Self::Scope(scope) => Some(scope.into_scope()),
         }
     }
 }

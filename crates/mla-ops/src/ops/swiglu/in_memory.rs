@@ -15,7 +15,11 @@ pub(crate) fn swiglu(x: Tensor<2>, gate_up: &Weight, limit: Option<f32>, determi
         // Burn's functions of numbers take no tensors without elements on a GPU.
         return Tensor::empty([rows, outputs / 2], (&x.device(), x.dtype()));
     }
-    if !LinearProblem::of_gated_rows(&x, gate_up, determinism).has_kernel(&x.device()) {
+    let (problem, device) = (LinearProblem::of_gated_rows(&x, gate_up, determinism), x.device());
+    if problem.dequantises(&device) {
+        return swiglu(x, &gate_up.dense().into(), limit, determinism);
+    }
+    if !problem.has_kernel(&device) {
         return reference::swiglu(x, gate_up, limit, determinism);
     }
     Tensor::from_dispatch(Dispatch::swiglu(x.into_dispatch(), gate_up.clone().into_backend(), limit, determinism))

@@ -2,13 +2,13 @@
 
 use burn::tensor::{Tensor, activation::silu};
 
-use crate::ops::matmul::product;
+use crate::ops::linear::reference::times;
 use crate::{Determinism, Weight};
 
 /// x `[N, in]`, gate and up `[2 I, in]`: `[N, I]`.
 pub(crate) fn swiglu(x: Tensor<2>, gate_up: &Weight, limit: Option<f32>, determinism: Determinism) -> Tensor<2> {
     let [rows, _] = gate_up.dims();
-    let both = product(x, gate_up.dense().transpose(), determinism);
+    let both = times(x, gate_up, determinism);
     if rows == 0 {
         return both;
     }

@@ -1,0 +1,174 @@
+//! Weights that stay in the blocks of codes in which files have them: from mapped bytes to the words that kernels read.
+
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
+use mla_ops::{BlockFormat, WeightBlocks};
+
+use super::codes::{BlockWeight, e8m0_of};
+
+/// How a model has those of its weights that files have in blocks of codes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WeightStorage {
+    /// As the files have them, where kernels read that: E4M3 in blocks of 128 by 128, and E2M1 with E8M0 scales. They take the
+    /// memory that they take in the files.
+    #[default]
+    Stored,
+    /// Dequantised: a number of the model's dtype for each code.
+    Dense,
+}
+
+/// What a model's weights become on a device. A dtype alone leaves blocks as they are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadAs {
+    /// Of activations, caches, and weights that are plain numbers: f32, f16 or bf16. What a block stands for is rounded to it.
+    pub dtype: FloatDType,
+    /// Of weights in blocks.
+    pub storage: WeightStorage,
+}
+
+impl From<FloatDType> for LoadAs {
+    fn from(dtype: FloatDType) -> Self {
+        Self { dtype, storage: WeightStorage::Stored }
+    }
+}
+
+/// Codes and scales as they fill up, tensor after tensor of one shape.
+pub(super) struct BlockFilling {
+    device: Device,
+    format: BlockFormat,
+    /// How many there will be, and their rows and columns.
+    sizes: [usize; 3],
+    codes: CodeWords,
+    /// Of all tensors so far.
+    scales: Vec<f32>,
+    taken: usize,
+}
+
+/// Words of codes.
+enum CodeWords {
+    /// On the device, where every tensor has whole words.
+    There(Option<Tensor<1, Int>>),
+    /// Bytes that still have to go there.
+    Here(Vec<u8>),
+}
+
+impl BlockFilling {
+    /// For so many tensors of so many rows and columns.
+    pub(super) fn new(device: &Device, format: BlockFormat, sizes: [usize; 3]) -> Self {
+        let [count, rows, columns] = sizes;
+        let whole = count == 1 || (rows * columns / format.codes_per_byte()).is_multiple_of(4);
+        let codes = if whole { CodeWords::There(None) } else { CodeWords::Here(Vec::new()) };
+        Self { device: device.clone(), format, sizes, codes, scales: Vec::new(), taken: 0 }
+    }
+
+    /// Takes in the next one.
+    pub(super) fn take(&mut self, weight: BlockWeight<'_>) {
+        let (number, [count, ..]) = (self.taken, self.sizes);
+        self.taken += 1;
+        self.scales.extend(&weight.scales);
+        let there = match &mut self.codes {
+            CodeWords::Here(bytes) => return bytes.extend_from_slice(&weight.bytes),
+            CodeWords::There(there) => there,
+        };
+        let words = on_device(words_of(&weight.bytes), &self.device);
+        let [len] = words.dims();
+        *there = match count {
+            1 => Some(words),
+            _ => {
+                let empty = || Tensor::empty([count * len], (&self.device, DType::I32));
+                // The tensor has no other handle, so that this writes in place.
+                let whole = there.take().unwrap_or_else(empty);
+                Some(whole.slice_assign(s![number * len..(number + 1) * len], words))
+            }
+        };
+    }
+
+    /// What they have become, as matrices of so many rows each, and the sizes of these.
+    pub(super) fn finish(self, matrix_rows: usize, dtype: FloatDType) -> Option<(WeightBlocks, [usize; 3])> {
+        let [count, rows, columns] = self.sizes;
+        let codes = match self.codes {
+            CodeWords::There(words) => words?,
+            CodeWords::Here(bytes) => on_device(words_of(&bytes), &self.device),
+        };
+        let matrices = count * rows / matrix_rows.max(1);
+        let block_rows = self.format.block_rows(rows, matrix_rows);
+        let across = columns.div_ceil(self.format.block_columns());
+        let of_tensor = rows.div_ceil(self.format.stored_rows());
+        let mut scales = Vec::with_capacity(self.scales.len());
+        for first in (0..matrices)
+            .flat_map(|matrix| (0..matrix_rows).step_by(block_rows).map(move |row| matrix * matrix_rows + row))
+        {
+            let block = first / rows * of_tensor + first % rows / self.format.stored_rows();
+            scales.extend_from_slice(&self.scales[block * across..(block + 1) * across]);
+        }
+        let scales = match self.format {
+            BlockFormat::Fp8 => scales.into_iter().map(|scale| scale.to_bits() as i32).collect(),
+            BlockFormat::Fp4 => words_of(&scales.into_iter().map(e8m0_of).collect::<Vec<_>>()),
+        };
+        let scales = on_device(scales, &self.device);
+        let blocks = WeightBlocks { format: self.format, codes, scales, block_rows, dtype: dtype.into() };
+        Some((blocks, [matrices, matrix_rows, columns]))
+    }
+}
+
+/// These words of codes, of tensors of so many rows and columns that make matrices of so many rows, with one scale for all.
+pub(super) fn with_scale(
+    codes: Tensor<1, Int>,
+    scale: f32,
+    (format, [count, rows, columns]): (BlockFormat, [usize; 3]),
+    matrix_rows: usize,
+    dtype: FloatDType,
+) -> (WeightBlocks, [usize; 3]) {
+    let matrices = count * rows / matrix_rows.max(1);
+    let block_rows = format.block_rows(rows, matrix_rows);
+    let blocks = matrices * matrix_rows.div_ceil(block_rows) * columns.div_ceil(format.block_columns());
+    let (words, word) = match format {
+        BlockFormat::Fp8 => (blocks, scale.to_bits()),
+        BlockFormat::Fp4 => (blocks.div_ceil(4), u32::from(e8m0_of(scale)) * 0x0101_0101),
+    };
+    let scales = Tensor::full([words], word as i32, (&codes.device(), DType::I32));
+    (WeightBlocks { format, codes, scales, block_rows, dtype: dtype.into() }, [matrices, matrix_rows, columns])
+}
+
+/// Rows of blocks.
+trait BlockRows {
+    /// In the files.
+    fn stored_rows(self) -> usize;
+    /// On the device, where tensors of so many rows make matrices of so many: every matrix begins with a block, and so does every
+    /// tensor. What lies below another tensor has blocks of fewer rows, with the same scales.
+    fn block_rows(self, rows: usize, matrix_rows: usize) -> usize;
+}
+
+impl BlockRows for BlockFormat {
+    fn stored_rows(self) -> usize {
+        match self {
+            Self::Fp8 => 128,
+            Self::Fp4 => 1,
+        }
+    }
+
+    fn block_rows(self, rows: usize, matrix_rows: usize) -> usize {
+        let stored = self.stored_rows();
+        match rows == matrix_rows {
+            true => stored,
+            false => stored.min(1 << rows.trailing_zeros().min(matrix_rows.trailing_zeros()).min(16)),
+        }
+    }
+}
+
+/// Bytes as words, the first in the low bits; zeros behind the last one.
+fn words_of(bytes: &[u8]) -> Vec<i32> {
+    let (whole, rest) = bytes.as_chunks::<4>();
+    let mut words: Vec<i32> = Vec::with_capacity(bytes.len().div_ceil(4));
+    words.extend(whole.iter().map(|&word| i32::from_le_bytes(word)));
+    if !rest.is_empty() {
+        let mut last = [0; 4];
+        last[..rest.len()].copy_from_slice(rest);
+        words.push(i32::from_le_bytes(last));
+    }
+    words
+}
+
+fn on_device(words: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+    let len = words.len();
+    Tensor::from_data(TensorData::new(words, [len]), (device, DType::I32))
+}

@@ -1,0 +1,53 @@
+//! How a cube's units share the channels and the tokens of an entry.
+
+use cubecl::prelude::*;
+
+use super::CompressKvSizes;
+use crate::common::device::UNITS;
+
+/// Tokens that a unit loads at a time, at most.
+const MAX_LOADS: usize = 8;
+
+/// The units of a cube.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Shape {
+    /// Units of a group, side by side along the channels.
+    pub(super) columns: usize,
+    /// Groups, which share the tokens.
+    pub(super) groups: usize,
+    /// Tokens that a unit loads at a time.
+    pub(super) loads: usize,
+    /// Channels of an entry, in vectors.
+    pub(super) vectors: usize,
+    /// Channels of an entry.
+    pub(super) width: usize,
+    pub(super) overlap: bool,
+}
+
+impl Shape {
+    pub(super) fn new(sizes: &CompressKvSizes, vector_size: usize) -> Self {
+        let (vectors, tokens) = (sizes.width / vector_size, sizes.windows() * sizes.window);
+        let columns = vectors.next_power_of_two().min(UNITS);
+        let groups = (UNITS / columns).min(tokens.next_power_of_two());
+        let loads = tokens.div_ceil(groups).next_power_of_two().min(MAX_LOADS);
+        Self { columns, groups, loads, vectors, width: sizes.width, overlap: sizes.overlap }
+    }
+
+    pub(super) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.columns as u32, self.groups as u32)
+    }
+
+    pub(super) fn units(&self) -> usize {
+        self.columns * self.groups
+    }
+
+    /// Keys of a token, in vectors.
+    pub(super) fn channels(&self) -> usize {
+        if self.overlap { 2 * self.vectors } else { self.vectors }
+    }
+
+    /// The softmax of each group, the entry, and a number of each unit.
+    pub(super) fn shared_bytes(&self) -> usize {
+        (3 * self.groups * self.width + self.width + self.units()) * size_of::<f32>()
+    }
+}

@@ -1,0 +1,262 @@
+//! Blocks of codes with a scale each, decoded in registers: FP8 E4M3 and FP4 E2M1.
+//!
+//! A code becomes an f32 by moving its exponent and fraction to where f32 has them, with the difference of the biases added to
+//! the exponent: no table is read. Codes below the smallest normal number have no hidden bit; they take the exponent one above,
+//! and what that adds is subtracted again. All of it is exact. The product with the scale is f32, rounded to the dtype of the
+//! weight: the bits that a dequantised weight has.
+//!
+//! NVIDIA's GPUs decode two codes in one instruction each: as a pair of f16, whose exponent is wider than that of either format, and
+//! which has no need of a hidden bit, since it knows numbers without one and does not flush them. That is half of the work, and
+//! makes kernels wait for the memory.
+//!
+//! Sources: OCP 8-bit floating point specification 1.0, table 1; OCP microscaling specification 1.0, sections 5.3 and 5.4.
+
+use cubecl::prelude::*;
+use half::f16;
+
+#[cfg(feature = "cuda")]
+use crate::common::launch::share;
+use crate::linear::weight::WeightRow;
+
+/// Columns of a block of FP8.
+pub const FP8_COLUMNS: usize = 128;
+/// Columns of a block of FP4.
+pub const FP4_COLUMNS: usize = 32;
+
+/// Matrices `[outputs, inputs]`, one or a stack, as codes and scales.
+pub struct PackedArg {
+    /// u32: the codes of all rows one after the other, the first of a word in its low bits.
+    pub codes: BufferArg,
+    /// One for each block, as the format has them.
+    pub scales: BufferArg,
+    /// Where they are.
+    pub layout: BlockLayout,
+}
+
+impl PackedArg {
+    /// The same once more.
+    #[cfg(feature = "cuda")]
+    pub(super) fn share(&self) -> Self {
+        Self { codes: share(&self.codes), scales: share(&self.scales), layout: self.layout }
+    }
+}
+
+/// Where the scales of blocks are: rows of blocks one after the other, matrix after matrix.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct BlockLayout {
+    /// The logarithm of the rows of a block, to base 2. A matrix begins with a block.
+    pub rows_log2: u32,
+    /// Blocks of a row.
+    pub across: usize,
+    /// Blocks of a matrix.
+    pub matrix: usize,
+}
+
+/// E4M3 codes in a kernel.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Fp8Rows {
+    codes: &'static [u32],
+    scales: &'static [f32],
+    rows_log2: u32,
+    across: usize,
+    matrix: usize,
+    /// Whether codes are decoded in pairs.
+    #[cube(comptime)]
+    pairs: bool,
+}
+
+/// E2M1 codes in a kernel; a block is part of one row.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Fp4Rows {
+    codes: &'static [u32],
+    scales: &'static [u32],
+    across: usize,
+    matrix: usize,
+    /// Whether codes are decoded in pairs.
+    #[cube(comptime)]
+    pairs: bool,
+}
+
+#[cube]
+impl Fp8Rows {
+    /// A vector of a row, which lies in one block, decoded.
+    pub(crate) fn load<E: Float, V: Size>(&self, row: &WeightRow, column: usize) -> Vector<E, V> {
+        let lanes = V::value().comptime();
+        let block = (row.column + column) * lanes / FP8_COLUMNS;
+        let row_of_blocks = row.row >> self.rows_log2 as usize;
+        let scale = self.scales[row.matrix * self.matrix + row_of_blocks * self.across + block];
+        let vector = row.first + column;
+        let mut values = Vector::<E, V>::new(E::from_int(0));
+        if comptime!(lanes >= 4 && self.pairs) {
+            #[unroll]
+            for word in 0..comptime!(lanes / 4) {
+                let codes = self.codes[vector * comptime!(lanes / 4) + word];
+                #[unroll]
+                for i in 0..2usize {
+                    let pair = e4m3_pair(codes << comptime!(8 - 8 * i as u32));
+                    let (low, high) = (f32::cast_from(pair.extract(0usize)), f32::cast_from(pair.extract(1usize)));
+                    values.insert(comptime!(4 * word + i), E::cast_from(low * scale));
+                    values.insert(comptime!(4 * word + i + 2), E::cast_from(high * scale));
+                }
+            }
+        } else if comptime!(lanes >= 4) {
+            #[unroll]
+            for word in 0..comptime!(lanes / 4) {
+                let codes = self.codes[vector * comptime!(lanes / 4) + word];
+                #[unroll]
+                for i in 0..4usize {
+                    let value = e4m3(codes >> comptime!(8 * i as u32)) * scale;
+                    values.insert(comptime!(4 * word + i), E::cast_from(value));
+                }
+            }
+        } else {
+            let first = vector * lanes;
+            let codes = self.codes[first / 4] >> (u32::cast_from(first % 4) * 8);
+            #[unroll]
+            for i in 0..lanes {
+                let value = e4m3(codes >> comptime!(8 * i as u32)) * scale;
+                values.insert(i, E::cast_from(value));
+            }
+        }
+        values
+    }
+}
+
+#[cube]
+impl Fp4Rows {
+    /// A vector of a row, which lies in one block, decoded.
+    pub(crate) fn load<E: Float, V: Size>(&self, row: &WeightRow, column: usize) -> Vector<E, V> {
+        let lanes = V::value().comptime();
+        let block = (row.column + column) * lanes / FP4_COLUMNS;
+        let place = row.matrix * self.matrix + row.row * self.across + block;
+        let scale = e8m0(self.scales[place / 4] >> (u32::cast_from(place % 4) * 8));
+        let first = (row.first + column) * lanes;
+        let mut values = Vector::<E, V>::new(E::from_int(0));
+        if comptime!(lanes >= 8 && self.pairs) {
+            #[unroll]
+            for word in 0..comptime!(lanes / 8) {
+                let codes = self.codes[first / 8 + word];
+                #[unroll]
+                for i in 0..4usize {
+                    let pair = e2m1_pair(codes >> comptime!(4 * i as u32));
+                    let (low, high) = (f32::cast_from(pair.extract(0usize)), f32::cast_from(pair.extract(1usize)));
+                    values.insert(comptime!(8 * word + i), E::cast_from(low * scale));
+                    values.insert(comptime!(8 * word + i + 4), E::cast_from(high * scale));
+                }
+            }
+        } else if comptime!(lanes >= 8) {
+            #[unroll]
+            for word in 0..comptime!(lanes / 8) {
+                let codes = self.codes[first / 8 + word];
+                #[unroll]
+                for i in 0..8usize {
+                    let value = e2m1(codes >> comptime!(4 * i as u32)) * scale;
+                    values.insert(comptime!(8 * word + i), E::cast_from(value));
+                }
+            }
+        } else {
+            let codes = self.codes[first / 8] >> (u32::cast_from(first % 8) * 4);
+            #[unroll]
+            for i in 0..lanes {
+                let value = e2m1(codes >> comptime!(4 * i as u32)) * scale;
+                values.insert(i, E::cast_from(value));
+            }
+        }
+        values
+    }
+}
+
+/// The number of the E4M3 code in the low 8 bits.
+#[cube]
+fn e4m3(code: u32) -> f32 {
+    let magnitude = code & 0x7f;
+    let is_small = magnitude < 8;
+    let bits = (magnitude << 20) + select(is_small, comptime!(121u32 << 23), comptime!(120u32 << 23));
+    let value = f32::reinterpret(bits) - select(is_small, 0.015625f32, 0.0f32);
+    f32::reinterpret(u32::reinterpret(value) | ((code & 0x80) << 24))
+}
+
+/// The number of the E2M1 code in the low 4 bits.
+#[cube]
+fn e2m1(code: u32) -> f32 {
+    let magnitude = code & 0x7;
+    let is_small = magnitude < 2;
+    let bits = (magnitude << 22) + select(is_small, comptime!(127u32 << 23), comptime!(126u32 << 23));
+    let value = f32::reinterpret(bits) - select(is_small, 1.0f32, 0.0f32);
+    f32::reinterpret(u32::reinterpret(value) | ((code & 0x8) << 28))
+}
+
+/// The power of two of the E8M0 code in the low 8 bits; the smallest has no hidden bit.
+#[cube]
+fn e8m0(code: u32) -> f32 {
+    let exponent = code & 0xff;
+    f32::reinterpret(select(exponent == 0, comptime!(1u32 << 22), exponent << 23))
+}
+
+/// The numbers of the E4M3 codes in the upper 8 bits of each half of a word.
+#[cube]
+fn e4m3_pair(codes: u32) -> Vector<f16, Const<2>> {
+    let pair = Vector::<f16, Const<2>>::reinterpret(e4m3_halves(codes));
+    pair * Vector::<f16, Const<2>>::new(f16::from_int(E4M3_FACTOR))
+}
+
+/// The numbers of the E2M1 codes in the lowest 4 bits of each half of a word.
+#[cube]
+fn e2m1_pair(codes: u32) -> Vector<f16, Const<2>> {
+    let pair = Vector::<f16, Const<2>>::reinterpret(e2m1_halves(codes));
+    pair * Vector::<f16, Const<2>>::new(f16::from_int(E2M1_FACTOR))
+}
+
+/// What the codes are multiplied by: the difference between the bias of f16 and that of the format.
+const E4M3_FACTOR: i64 = 1 << (15 - 7);
+const E2M1_FACTOR: i64 = 1 << (15 - 1);
+
+/// E4M3 codes as two f16 whose exponents have the bias of the codes.
+#[cube]
+fn e4m3_halves(codes: u32) -> u32 {
+    (codes & 0x8000_8000) | ((codes & 0x7f00_7f00) >> 1)
+}
+
+/// The same of E2M1 codes.
+#[cube]
+fn e2m1_halves(codes: u32) -> u32 {
+    ((codes & 0x0008_0008) << 12) | ((codes & 0x0007_0007) << 9)
+}
+
+/// Whether a device decodes in pairs: where the compiler keeps numbers of f16 below its normal ones.
+pub(super) fn decodes_pairs(client: &Client) -> bool {
+    client.properties().identity.fingerprint.starts_with("ptx_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(code: u32, [exponent_bits, fraction_bits]: [u32; 2], bias: i32) -> f32 {
+        let (exponent, fraction) =
+            (code >> fraction_bits & ((1 << exponent_bits) - 1), code & ((1 << fraction_bits) - 1));
+        let fraction = fraction as f32 / (1 << fraction_bits) as f32;
+        let magnitude = match exponent {
+            0 => fraction * 2f32.powi(1 - bias),
+            _ => (1.0 + fraction) * 2f32.powi(exponent as i32 - bias),
+        };
+        if code >> (exponent_bits + fraction_bits) == 1 { -magnitude } else { magnitude }
+    }
+
+    /// Multiplied as f16, pairs are the numbers of their codes, to the bit.
+    #[test]
+    fn pairs_are_exact() {
+        let halves = |word: u32| [word as u16, (word >> 16) as u16].map(f16::from_bits);
+        let times = |half: f16, factor: i64| (half * f16::from_f32(factor as f32)).to_f32().to_bits();
+        for (low, high) in (0..256).flat_map(|low| [0x38, 0x81, 255 - low].map(|high| (low, high))) {
+            let codes = [low, high];
+            if codes.iter().all(|code| code & 0x7f != 0x7f) {
+                let pair = halves(e4m3_halves(low << 8 | high << 24)).map(|half| times(half, E4M3_FACTOR));
+                assert_eq!(pair, codes.map(|code| number(code, [4, 3], 7).to_bits()), "{codes:?}");
+            }
+            let codes = [low % 16, high % 16];
+            let pair = halves(e2m1_halves(codes[0] | codes[1] << 16)).map(|half| times(half, E2M1_FACTOR));
+            assert_eq!(pair, codes.map(|code| number(code, [2, 1], 1).to_bits()), "{codes:?}");
+        }
+    }
+}
