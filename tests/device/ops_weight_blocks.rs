@@ -8,14 +8,15 @@ use half::{bf16, f16};
 use mla_ops::Determinism::{BatchInvariant, Fast};
 use mla_ops::measure::ForcedScratch;
 use mla_ops::{
-    BlockFormat, ExpertsMlpArgs, ExpertsMlpOptions, MlaError, Routing, SharedExperts, StackedWeight, Weight,
-    WeightBlocks, WeightFormat, experts_mlp, linear, linear_by_head, linear_pair, swiglu,
+    BlockFormat, ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, MlaError, Path, Routing, SharedExperts,
+    StackedWeight, Weight, WeightBlocks, WeightFormat, experts_mlp, explain_path, linear, linear_by_head, linear_pair,
+    swiglu,
 };
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype, is_wgpu};
+use crate::devices::{for_each_device, for_each_dtype, is_hopper, is_wgpu};
 use crate::ops_fixture::{bits, floats, ints, random, rng, tolerance, values};
 
 /// Codes and scales of matrices, on the host.
@@ -111,8 +112,16 @@ fn value(format: BlockFormat, code: u8) -> f32 {
 }
 
 /// Sizes that are no multiple of a block, and some that are; rows of a block that FP8 may have.
-const SIZES: [([usize; 2], usize); 6] =
-    [([128, 256], 128), ([5, 34], 128), ([130, 132], 128), ([48, 512], 16), ([3, 2], 1), ([257, 130], 1)];
+const SIZES: [([usize; 2], usize); 7] = [
+    ([128, 256], 128),
+    ([5, 34], 128),
+    ([130, 132], 128),
+    ([48, 512], 16),
+    ([3, 2], 1),
+    ([257, 130], 1),
+    // The last blocks of rows and of channels are not whole, also where tensor cores take them.
+    ([200, 416], 64),
+];
 
 fn block_rows(format: BlockFormat, rows: usize) -> usize {
     if format == BlockFormat::Fp4 { 1 } else { rows }
@@ -150,7 +159,7 @@ fn ops_blocks_are_their_numbers(#[values(BlockFormat::Fp8, BlockFormat::Fp4)] fo
     });
 }
 
-/// Rows for the kernels of few, and for a scratch of numbers.
+/// Rows for the kernels of few and of many, and for a scratch of numbers.
 #[rstest]
 fn ops_linear_in_blocks(
     #[values(BlockFormat::Fp8, BlockFormat::Fp4)] format: BlockFormat,
@@ -168,6 +177,63 @@ fn ops_linear_in_blocks(
             let all = linear(x.clone(), &weight, BatchInvariant).expect("legal");
             let first = linear(x.narrow(0, 0, 1), &weight, BatchInvariant).expect("legal");
             assert!(bits(&first) == bits(&all.narrow(0, 0, 1)), "{what}: a row depends on others");
+        }
+    });
+}
+
+/// Many rows on Hopper, whose tensor cores take what codes become in registers: against plain loops over the numbers that they stand
+/// for. Every size of tile, rows, channels and outputs that end within one, channels in parts.
+#[rstest]
+#[case([9, 416, 200])]
+#[case([40, 256, 128])]
+#[case([130, 96, 264])]
+#[case([300, 160, 136])]
+#[case([33, 4160, 24])]
+fn ops_many_rows_in_blocks(
+    #[case] sizes: [usize; 3],
+    #[values((BlockFormat::Fp8, 128), (BlockFormat::Fp8, 16), (BlockFormat::Fp4, 1))] kind: (BlockFormat, usize),
+    #[values(DType::BF16, DType::F16)] dtype: DType,
+    #[values(false, true)] gated: bool,
+) {
+    let ([rows, inputs, outputs], (format, height)) = (sizes, kind);
+    for_each_device(|device| {
+        if !is_hopper(device) {
+            return;
+        }
+        let problem = if gated { LinearProblem::gated(sizes, dtype) } else { LinearProblem::dense(sizes, dtype) };
+        let choice = explain_path(&problem.with_weight_format(WeightFormat::Blocks(format)), device);
+        assert_eq!(choice.path, Path::Sm90, "{choice}");
+
+        let (mut rng, both) = (rng(74), if gated { 2 * outputs } else { outputs });
+        let blocks = Blocks::random(&mut rng, format, [1, both, inputs], height);
+        let (numbers, x) = (blocks.numbers(dtype), random(&mut rng, rows * inputs, dtype));
+        let weight = blocks.weight(dtype, device);
+        let rows_there = floats(&x, [rows, inputs], dtype, device);
+        let out = match gated {
+            true => swiglu(rows_there, &weight, None, Fast),
+            false => linear(rows_there, &weight, Fast),
+        };
+        let out = values(out.expect("legal"));
+        for (row, x) in x.chunks(inputs).enumerate() {
+            // The product with a row of the weights, and the sum of its terms' sizes.
+            let dot = |of: usize| {
+                let products = || x.iter().zip(&numbers[of * inputs..]).map(|(a, &b)| a * f64::from(b));
+                (products().sum::<f64>(), products().map(f64::abs).sum::<f64>())
+            };
+            for o in 0..outputs {
+                let ((first, first_size), (up, up_size)) =
+                    if gated { (dot(o), dot(outputs + o)) } else { (dot(o), (1.0, 0.0)) };
+                let (expected, sums) = match gated {
+                    true => {
+                        let sums = first_size * (up.abs() + 1e-3) + up_size * (first.abs() + 1e-3);
+                        (first / (1.0 + (-first).exp()) * up, sums)
+                    }
+                    false => (first, first_size),
+                };
+                let off = (f64::from(out[row * outputs + o]) - expected).abs();
+                let allowed = 2.0 * tolerance(dtype) * expected.abs() + 1e-6 * sums;
+                assert!(off <= allowed, "row {row}, output {o}: off by {off:e}, allowed {allowed:e}");
+            }
         }
     });
 }

@@ -11,8 +11,9 @@
 //!
 //! Sources: OCP 8-bit floating point specification 1.0, table 1; OCP microscaling specification 1.0, sections 5.3 and 5.4.
 
+use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
-use half::f16;
+use half::{bf16, f16};
 
 #[cfg(feature = "cuda")]
 use crate::common::launch::share;
@@ -77,48 +78,92 @@ pub(crate) struct Fp4Rows {
     pairs: bool,
 }
 
+/// Columns that the words of a load stand for, where codes are fetched before they are decoded.
+pub(super) const FETCHED: usize = 8;
+
 #[cube]
 impl Fp8Rows {
     /// A vector of a row, which lies in one block, decoded.
     pub(crate) fn load<E: Float, V: Size>(&self, row: &WeightRow, column: usize) -> Vector<E, V> {
         let lanes = V::value().comptime();
-        let block = (row.column + column) * lanes / FP8_COLUMNS;
-        let row_of_blocks = row.row >> self.rows_log2 as usize;
-        let scale = self.scales[row.matrix * self.matrix + row_of_blocks * self.across + block];
-        let vector = row.first + column;
-        let mut values = Vector::<E, V>::new(E::from_int(0));
-        if comptime!(lanes >= 4 && self.pairs) {
-            #[unroll]
-            for word in 0..comptime!(lanes / 4) {
-                let codes = self.codes[vector * comptime!(lanes / 4) + word];
-                #[unroll]
-                for i in 0..2usize {
-                    let pair = e4m3_pair(codes << comptime!(8 - 8 * i as u32));
-                    let (low, high) = (f32::cast_from(pair.extract(0usize)), f32::cast_from(pair.extract(1usize)));
-                    values.insert(comptime!(4 * word + i), E::cast_from(low * scale));
-                    values.insert(comptime!(4 * word + i + 2), E::cast_from(high * scale));
-                }
-            }
-        } else if comptime!(lanes >= 4) {
-            #[unroll]
-            for word in 0..comptime!(lanes / 4) {
-                let codes = self.codes[vector * comptime!(lanes / 4) + word];
-                #[unroll]
-                for i in 0..4usize {
-                    let value = e4m3(codes >> comptime!(8 * i as u32)) * scale;
-                    values.insert(comptime!(4 * word + i), E::cast_from(value));
-                }
-            }
+        if comptime!(lanes == FETCHED) {
+            self.decode::<E, V>(self.words(row, column), self.scale::<V>(row, column))
         } else {
-            let first = vector * lanes;
-            let codes = self.codes[first / 4] >> (u32::cast_from(first % 4) * 8);
-            #[unroll]
-            for i in 0..lanes {
-                let value = e4m3(codes >> comptime!(8 * i as u32)) * scale;
-                values.insert(i, E::cast_from(value));
+            let scale = self.scale::<V>(row, column);
+            let vector = row.first + column;
+            let mut values = Vector::<E, V>::new(E::from_int(0));
+            if comptime!(lanes >= 4) {
+                #[unroll]
+                for word in 0..comptime!(lanes / 4) {
+                    let codes = self.codes[vector * comptime!(lanes / 4) + word];
+                    decode_e4m3::<E, V>(&mut values, codes, scale, comptime!(4 * word), self.pairs);
+                }
+            } else {
+                let first = vector * lanes;
+                let codes = self.codes[first / 4] >> (u32::cast_from(first % 4) * 8);
+                #[unroll]
+                for i in 0..lanes {
+                    let value = e4m3(codes >> comptime!(8 * i as u32)) * scale;
+                    values.insert(i, E::cast_from(value));
+                }
             }
+            values
+        }
+    }
+
+    /// The codes of 8 columns, by one load where the device decodes in pairs.
+    pub(crate) fn words(&self, row: &WeightRow, column: usize) -> Vector<u32, Const<2>> {
+        let vector = row.first + column;
+        if comptime!(self.pairs) {
+            self.codes.as_vectorized().with_vector_size::<Const<2>>()[vector]
+        } else {
+            let mut words = Vector::<u32, Const<2>>::new(self.codes[vector * 2]);
+            words.insert(1usize, self.codes[vector * 2 + 1]);
+            words
+        }
+    }
+
+    /// Their scale.
+    pub(crate) fn scale<V: Size>(&self, row: &WeightRow, column: usize) -> f32 {
+        let block = (row.column + column) * V::value().comptime() / FP8_COLUMNS;
+        let row_of_blocks = row.row >> self.rows_log2 as usize;
+        self.scales[row.matrix * self.matrix + row_of_blocks * self.across + block]
+    }
+
+    /// What these codes stand for.
+    pub(crate) fn decode<E: Float, V: Size>(&self, words: Vector<u32, Const<2>>, scale: f32) -> Vector<E, V> {
+        let mut values = Vector::<E, V>::new(E::from_int(0));
+        #[unroll]
+        for word in 0..2usize {
+            decode_e4m3::<E, V>(&mut values, words.extract(word), scale, comptime!(4 * word), self.pairs);
         }
         values
+    }
+}
+
+/// The numbers of a word of E4M3 codes, from place `first` of a vector on.
+#[cube]
+fn decode_e4m3<E: Float, V: Size>(
+    values: &mut Vector<E, V>,
+    codes: u32,
+    scale: f32,
+    #[comptime] first: usize,
+    #[comptime] pairs: bool,
+) {
+    if comptime!(pairs) {
+        #[unroll]
+        for i in 0..2usize {
+            let pair = e4m3_pair(codes << comptime!(8 - 8 * i as u32));
+            let (low, high) = (f32::cast_from(pair.extract(0usize)), f32::cast_from(pair.extract(1usize)));
+            values.insert(comptime!(first + i), E::cast_from(low * scale));
+            values.insert(comptime!(first + i + 2), E::cast_from(high * scale));
+        }
+    } else {
+        #[unroll]
+        for i in 0..4usize {
+            let value = e4m3(codes >> comptime!(8 * i as u32)) * scale;
+            values.insert(comptime!(first + i), E::cast_from(value));
+        }
     }
 }
 
@@ -127,43 +172,70 @@ impl Fp4Rows {
     /// A vector of a row, which lies in one block, decoded.
     pub(crate) fn load<E: Float, V: Size>(&self, row: &WeightRow, column: usize) -> Vector<E, V> {
         let lanes = V::value().comptime();
-        let block = (row.column + column) * lanes / FP4_COLUMNS;
-        let place = row.matrix * self.matrix + row.row * self.across + block;
-        let scale = e8m0(self.scales[place / 4] >> (u32::cast_from(place % 4) * 8));
-        let first = (row.first + column) * lanes;
-        let mut values = Vector::<E, V>::new(E::from_int(0));
-        if comptime!(lanes >= 8 && self.pairs) {
-            #[unroll]
-            for word in 0..comptime!(lanes / 8) {
-                let codes = self.codes[first / 8 + word];
-                #[unroll]
-                for i in 0..4usize {
-                    let pair = e2m1_pair(codes >> comptime!(4 * i as u32));
-                    let (low, high) = (f32::cast_from(pair.extract(0usize)), f32::cast_from(pair.extract(1usize)));
-                    values.insert(comptime!(8 * word + i), E::cast_from(low * scale));
-                    values.insert(comptime!(8 * word + i + 4), E::cast_from(high * scale));
-                }
-            }
-        } else if comptime!(lanes >= 8) {
-            #[unroll]
-            for word in 0..comptime!(lanes / 8) {
-                let codes = self.codes[first / 8 + word];
-                #[unroll]
-                for i in 0..8usize {
-                    let value = e2m1(codes >> comptime!(4 * i as u32)) * scale;
-                    values.insert(comptime!(8 * word + i), E::cast_from(value));
-                }
-            }
+        if comptime!(lanes == FETCHED) {
+            self.decode::<E, V>(self.word(row, column), self.scale_code::<V>(row, column))
         } else {
+            let scale = e8m0(self.scale_code::<V>(row, column));
+            let first = (row.first + column) * lanes;
             let codes = self.codes[first / 8] >> (u32::cast_from(first % 8) * 4);
+            let mut values = Vector::<E, V>::new(E::from_int(0));
             #[unroll]
             for i in 0..lanes {
+                let value = e2m1(codes >> comptime!(4 * i as u32)) * scale;
+                values.insert(i, E::cast_from(value));
+            }
+            values
+        }
+    }
+
+    /// The codes of 8 columns.
+    pub(crate) fn word(&self, row: &WeightRow, column: usize) -> u32 {
+        self.codes[row.first + column]
+    }
+
+    /// The code of their scale, in the low 8 bits.
+    pub(crate) fn scale_code<V: Size>(&self, row: &WeightRow, column: usize) -> u32 {
+        let block = (row.column + column) * V::value().comptime() / FP4_COLUMNS;
+        let place = row.matrix * self.matrix + row.row * self.across + block;
+        self.scales[place / 4] >> (u32::cast_from(place % 4) * 8)
+    }
+
+    /// What these codes stand for.
+    pub(crate) fn decode<E: Float, V: Size>(&self, codes: u32, scale: u32) -> Vector<E, V> {
+        let scale = e8m0(scale);
+        let in_bf16 = is_bf16::<E>();
+        let mut values = Vector::<E, V>::new(E::from_int(0));
+        if comptime!(self.pairs && in_bf16) {
+            let scale = twice_in_bf16(scale);
+            #[unroll]
+            for i in 0..4usize {
+                let pair = e2m1_pair_bf16(codes >> comptime!(4 * i as u32)) * scale;
+                values.insert(i, E::cast_from(pair.extract(0usize)));
+                values.insert(comptime!(i + 4), E::cast_from(pair.extract(1usize)));
+            }
+        } else if comptime!(self.pairs) {
+            #[unroll]
+            for i in 0..4usize {
+                let pair = e2m1_pair(codes >> comptime!(4 * i as u32));
+                let (low, high) = (f32::cast_from(pair.extract(0usize)), f32::cast_from(pair.extract(1usize)));
+                values.insert(i, E::cast_from(low * scale));
+                values.insert(comptime!(i + 4), E::cast_from(high * scale));
+            }
+        } else {
+            #[unroll]
+            for i in 0..8usize {
                 let value = e2m1(codes >> comptime!(4 * i as u32)) * scale;
                 values.insert(i, E::cast_from(value));
             }
         }
         values
     }
+}
+
+/// Whether numbers are bf16.
+#[cube]
+fn is_bf16<E: Float>() -> comptime_type!(bool) {
+    intrinsic!(|scope| E::elem_type(scope) == ElemType::Float(FloatKind::BF16))
 }
 
 /// The number of the E4M3 code in the low 8 bits.
@@ -188,7 +260,7 @@ fn e2m1(code: u32) -> f32 {
 
 /// The power of two of the E8M0 code in the low 8 bits; the smallest has no hidden bit.
 #[cube]
-fn e8m0(code: u32) -> f32 {
+pub(super) fn e8m0(code: u32) -> f32 {
     let exponent = code & 0xff;
     f32::reinterpret(select(exponent == 0, comptime!(1u32 << 22), exponent << 23))
 }
@@ -202,18 +274,36 @@ fn e4m3_pair(codes: u32) -> Vector<f16, Const<2>> {
 
 /// The numbers of the E2M1 codes in the lowest 4 bits of each half of a word.
 #[cube]
-fn e2m1_pair(codes: u32) -> Vector<f16, Const<2>> {
+pub(super) fn e2m1_pair(codes: u32) -> Vector<f16, Const<2>> {
     let pair = Vector::<f16, Const<2>>::reinterpret(e2m1_halves(codes));
     pair * Vector::<f16, Const<2>>::new(f16::from_int(E2M1_FACTOR))
 }
 
+/// The same as bf16, whose exponent is wide enough for the product with a power of two to be exact.
+#[cube]
+pub(super) fn e2m1_pair_bf16(codes: u32) -> Vector<bf16, Const<2>> {
+    let halves = ((codes & 0x0008_0008) << 12) | ((codes & 0x0007_0007) << 6);
+    let pair = Vector::<bf16, Const<2>>::reinterpret(halves);
+    pair * Vector::<bf16, Const<2>>::reinterpret(comptime!(E2M1_FACTOR_BF16).runtime())
+}
+
+/// A power of two of f32 in both halves of a pair, exact also below the normal numbers.
+#[cube]
+pub(super) fn twice_in_bf16(power: f32) -> Vector<bf16, Const<2>> {
+    let bits = u32::reinterpret(power);
+    Vector::<bf16, Const<2>>::reinterpret((bits & 0xffff_0000) | (bits >> 16))
+}
+
+/// 2^126 twice: the difference between the bias of bf16 and that of E2M1.
+const E2M1_FACTOR_BF16: u32 = 0x7e80_7e80;
+
 /// What the codes are multiplied by: the difference between the bias of f16 and that of the format.
-const E4M3_FACTOR: i64 = 1 << (15 - 7);
+pub(super) const E4M3_FACTOR: i64 = 1 << (15 - 7);
 const E2M1_FACTOR: i64 = 1 << (15 - 1);
 
 /// E4M3 codes as two f16 whose exponents have the bias of the codes.
 #[cube]
-fn e4m3_halves(codes: u32) -> u32 {
+pub(super) fn e4m3_halves(codes: u32) -> u32 {
     (codes & 0x8000_8000) | ((codes & 0x7f00_7f00) >> 1)
 }
 

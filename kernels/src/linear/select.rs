@@ -36,7 +36,7 @@ pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
     Variant {
         path: Path::Sm90,
         needs: "TMA and wgmma of a Hopper; f16 or bf16, or a weight in f32 of rows in bf16; inputs and outputs of a multiple of 8 \
-                (batch-invariant: inputs of a multiple of 32); more rows than a small batch has",
+                (batch-invariant, and weights in blocks, which are not: inputs of a multiple of 32); more rows than a small batch has",
         form: sm90_choice,
         #[cfg(feature = "offline")]
         offline: sm90::offline,
@@ -162,6 +162,16 @@ const SMALL_BATCH: usize = 8;
 const SMALL_BATCH_OF_HEADS: usize = 16;
 #[cfg(feature = "cuda")]
 const MANY_HEADS: usize = 64;
+/// Rows of a matrix, on average, up to which a kernel that decodes weights in blocks is faster than one that dequantises them first:
+/// for experts that is a scratch of many, whose pairs are sorted range by range.
+#[cfg(feature = "cuda")]
+fn most_rows_of_codes(division: Division) -> usize {
+    match division {
+        Division::Experts => 1024,
+        _ => 256,
+    }
+}
+
 /// Products of numbers that are worth two more launches, where weights are in f32.
 #[cfg(feature = "cuda")]
 const WORTH_TERMS: usize = 1 << 25;
@@ -226,6 +236,8 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
         Division::Pair | Division::Token => false,
     };
     let in_parts = in_parts(client, sizes);
+    // Each tile of tokens decodes the weights anew: many are worth a scratch of numbers.
+    let enough = enough && (sizes.format.is_dense() || sizes.rows_each() <= most_rows_of_codes(sizes.division));
     if !enough || !sm90::supported(client, sizes) || sizes.batch_invariant && !in_parts {
         return None;
     }

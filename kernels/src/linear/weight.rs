@@ -130,6 +130,30 @@ pub(crate) struct DenseRows<E: Float, V: Size> {
     elements: &'static [Vector<E, V>],
 }
 
+/// A vector of 8 columns as it is stored: its numbers, or codes and what tells their scale. What the format lacks is zero, and takes
+/// no registers.
+#[cfg(feature = "cuda")]
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Fetched<E: Float, V: Size> {
+    pub(super) values: Vector<E, V>,
+    pub(super) codes: Vector<u32, Const<2>>,
+    pub(super) scale: f32,
+    pub(super) scale_code: u32,
+}
+
+#[cfg(feature = "cuda")]
+#[cube]
+impl<E: Float, V: Size> Fetched<E, V> {
+    fn nothing() -> Fetched<E, V> {
+        Fetched::<E, V> {
+            values: Vector::new(E::from_int(0)),
+            codes: Vector::new(0u32),
+            scale: 0.0f32.runtime(),
+            scale_code: 0u32.runtime(),
+        }
+    }
+}
+
 /// Where a row is.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct WeightRow {
@@ -160,6 +184,51 @@ impl<E: Float, V: Size> WeightRows<E, V> {
             WeightRows::Dense(dense) => dense.elements[row.first + column],
             WeightRows::Fp8(packed) => packed.load::<E, V>(row, column),
             WeightRows::Fp4(packed) => packed.load::<E, V>(row, column),
+        }
+    }
+
+    /// The same before it is decoded: several of these are under way at once, where decoding is not between them.
+    #[cfg(feature = "cuda")]
+    pub(super) fn fetch(&self, row: &WeightRow, column: usize) -> Fetched<E, V> {
+        let mut fetched = Fetched::nothing();
+        self.fetch_to(&mut fetched, row, column);
+        fetched
+    }
+
+    /// The same where that is in the row; otherwise zeros.
+    #[cfg(feature = "cuda")]
+    pub(super) fn fetch_if(&self, is_there: bool, row: &WeightRow, column: usize) -> Fetched<E, V> {
+        let mut fetched = Fetched::nothing();
+        if is_there {
+            self.fetch_to(&mut fetched, row, column);
+        }
+        fetched
+    }
+
+    #[cfg(feature = "cuda")]
+    fn fetch_to(&self, fetched: &mut Fetched<E, V>, row: &WeightRow, column: usize) {
+        #[comptime]
+        match self {
+            WeightRows::Dense(dense) => fetched.values = dense.elements[row.first + column],
+            WeightRows::Fp8(packed) => {
+                fetched.codes = packed.words(row, column);
+                fetched.scale = packed.scale::<V>(row, column);
+            }
+            WeightRows::Fp4(packed) => {
+                fetched.codes = Vector::new(packed.word(row, column));
+                fetched.scale_code = packed.scale_code::<V>(row, column);
+            }
+        }
+    }
+
+    /// What has been fetched of a matrix in this format.
+    #[cfg(feature = "cuda")]
+    pub(super) fn decode(&self, fetched: &Fetched<E, V>) -> Vector<E, V> {
+        #[comptime]
+        match self {
+            WeightRows::Dense(_) => fetched.values,
+            WeightRows::Fp8(packed) => packed.decode::<E, V>(fetched.codes, fetched.scale),
+            WeightRows::Fp4(packed) => packed.decode::<E, V>(fetched.codes.extract(0usize), fetched.scale_code),
         }
     }
 

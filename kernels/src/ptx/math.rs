@@ -69,6 +69,20 @@ pub(crate) fn pack(low: f32, high: f32, #[comptime] elem: Elem) -> u32 {
     pair
 }
 
+/// The bytes of a word in another order: byte `i` of the result is the one that digit `i` of `selector` names, 4 is a byte of zero:
+/// `prmt.b32` (PTX ISA, "Data Movement and Conversion Instructions: prmt").
+#[cube]
+pub(crate) fn permute(word: u32, #[comptime] selector: u32) -> u32 {
+    let permuted: u32;
+    gpu_asm!(
+        "prmt.b32 {permuted}, {word}, 0, {selector};",
+        permuted = out(_) permuted,
+        word = in(_) read::<u32>(word),
+        options(pure, nomem)
+    );
+    permuted
+}
+
 /// A vector of the values of a sequence, made at once.
 ///
 /// `Vector::insert` would copy the vector for every element, which takes the compiler very long for 128 of them.

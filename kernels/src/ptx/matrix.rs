@@ -61,6 +61,23 @@ pub(crate) fn load_16(address: u32, #[comptime] offset: u32) -> Vector<u32, Cons
     words
 }
 
+/// Loads 2 bytes, or one, into the low bits of a word, the others are zero: `ld.shared.u16`, `ld.shared.u8` (PTX ISA, "Data Movement
+/// and Conversion Instructions: ld").
+///
+/// Any thread; the address plus `offset` is divisible by `bytes`.
+#[cube]
+pub(crate) fn load_low(address: u32, #[comptime] offset: u32, #[comptime] bytes: u32) -> u32 {
+    let bits = comptime!(8 * bytes);
+    let word: u32;
+    gpu_asm!(
+        "ld.shared.u{bits} {word}, [{address} + {offset}];",
+        word = out(_) word,
+        address = in(_) read::<u32>(address),
+        options(explicit_mem, reads_address_space shared)
+    );
+    word
+}
+
 /// Stores 16 bytes: `st.shared.v4` (PTX ISA, "Data Movement and Conversion Instructions: st").
 ///
 /// As [`load_16()`].

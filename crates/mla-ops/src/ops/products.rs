@@ -149,7 +149,8 @@ impl LinearProblem {
     /// Whether weights in blocks become a scratch of numbers, for the kernels that many rows of dense weights have. A decode step
     /// makes none.
     pub(crate) fn dequantises(&self, device: &Device) -> bool {
-        !self.weight_format.is_dense() && !self.is_empty() && !self.takes_small_batch_kernel() && has_kernels(device)
+        let has_kernel = self.takes_small_batch_kernel() || self.has_many_rows_kernel(device);
+        !self.weight_format.is_dense() && !self.is_empty() && !has_kernel && has_kernels(device)
     }
 
     /// Whether a small-batch kernel computes it, unless there is one for many rows.
@@ -286,7 +287,8 @@ impl Sizes for LinearProblem {
 
     #[cfg(feature = "_gpu")]
     fn on_gpu(&self, client: &Client) -> Vec<Implementation> {
-        let is_scratch = !self.weight_format.is_dense() && !self.is_empty() && !self.takes_small_batch_kernel();
+        let has_kernel = self.takes_small_batch_kernel() || self.takes_many_rows_kernel(client);
+        let is_scratch = !self.weight_format.is_dense() && !self.is_empty() && !has_kernel;
         if is_scratch {
             // The kernels of the numbers that a launch before has dequantised.
             return self.with_weight_format(WeightFormat::Dense).on_gpu(client);

@@ -3,7 +3,7 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::products::{end_of, load_weights, multiply, place, whole};
+use super::products::{Held, end_of, load_weights, multiply, place, whole};
 use super::select::Form;
 use super::{K, LANES, M, N, PLANES};
 use crate::linear::activation::gated;
@@ -11,7 +11,7 @@ use crate::linear::choice::PairExperts;
 use crate::linear::grid::{Part, Rows, Sizes, Tile};
 use crate::linear::latents::Beside;
 use crate::linear::source::RowSource;
-use crate::linear::weight::{WeightRow, WeightRows};
+use crate::linear::weight::{Fetched, WeightRow, WeightRows};
 
 /// Units of a cube.
 const UNITS: usize = LANES * PLANES;
@@ -144,23 +144,23 @@ fn multiply_all<E: Float, V: Size, NC: Size>(
 ) {
     let mut chunk = UNIT_POS_Y as usize;
     let end = end_of(chunks, form);
-    if comptime!(form.few_cubes) {
+    if comptime!(form.at_once) {
         while chunk < end {
             let weights = load_weights(weight, own, other, chunk, chunks, form.ahead(), form);
-            multiply(x, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
+            multiply(x, weight, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
             chunk += comptime!(form.ahead() * PLANES);
         }
     } else {
         let whole = whole(chunks, form);
         while chunk + comptime!((form.ahead() - 1) * PLANES) < whole {
             let weights = load_weights(weight, own, other, chunk, chunks, form.ahead(), form);
-            multiply(x, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
+            multiply(x, weight, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
             chunk += comptime!(form.ahead() * PLANES);
         }
         while chunk < end {
             if place(chunk, form) < chunks {
                 let weights = load_weights(weight, own, other, chunk, chunks, 1usize, form);
-                multiply(x, &weights, inputs, chunk, chunks, acc, 1usize, form);
+                multiply(x, weight, &weights, inputs, chunk, chunks, acc, 1usize, form);
             }
             chunk += PLANES;
         }
@@ -172,7 +172,7 @@ fn multiply_all<E: Float, V: Size, NC: Size>(
 #[allow(clippy::too_many_arguments)]
 fn multiply_row<E: Float, V: Size, NC: Size>(
     row: &[Vector<E, V>],
-    first: Sequence<Vector<E, V>>,
+    first: Sequence<Fetched<E, V>>,
     part: &Part,
     weight: &WeightRows<E, V>,
     second: &WeightRows<E, V>,
@@ -184,19 +184,19 @@ fn multiply_row<E: Float, V: Size, NC: Size>(
     #[comptime] form: Form,
 ) {
     let mut chunk = UNIT_POS_Y as usize;
-    multiply(row, &first, inputs, chunk, chunks, acc, form.ahead(), form);
+    multiply(row, weight, &first, inputs, chunk, chunks, acc, form.ahead(), form);
     if comptime!(form.takes_rope() > form.ahead()) {
         chunk += comptime!(form.ahead() * PLANES);
         let end = end_of(chunks, form);
         while chunk < end {
             let weights = load_of_part(part, weight, second, own, other, chunk, chunks, form);
-            multiply(row, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
+            multiply(row, weight, &weights, inputs, chunk, chunks, acc, form.ahead(), form);
             chunk += comptime!(form.ahead() * PLANES);
         }
     }
 }
 
-/// The weights of the matrix of this part, as [`load_weights`] loads them.
+/// The weights of the matrix of this part, as [`load_weights`] loads them. Both matrices have the same format.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn load_of_part<E: Float, V: Size>(
@@ -208,33 +208,19 @@ fn load_of_part<E: Float, V: Size>(
     chunk: usize,
     chunks: usize,
     #[comptime] form: Form,
-) -> Sequence<Vector<E, V>> {
+) -> Sequence<Fetched<E, V>> {
     let count = comptime!(form.ahead());
-    let mut held = Array::<Vector<E, V>>::new(comptime!(2 * count));
+    let mut held = Held::<E, V>::new(comptime!(2 * count));
     if comptime!(form.second) {
         if part.is_second {
-            hold(load_weights(second, own, other, chunk, chunks, count, form), &mut held, count);
+            held.keep(&load_weights(second, own, other, chunk, chunks, count, form), comptime!(2 * count));
         } else {
-            hold(load_weights(weight, own, other, chunk, chunks, count, form), &mut held, count);
+            held.keep(&load_weights(weight, own, other, chunk, chunks, count, form), comptime!(2 * count));
         }
     } else {
-        hold(load_weights(weight, own, other, chunk, chunks, count, form), &mut held, count);
+        held.keep(&load_weights(weight, own, other, chunk, chunks, count, form), comptime!(2 * count));
     }
-    let mut weights = Sequence::<Vector<E, V>>::new();
-    #[unroll]
-    for i in 0..comptime!(2 * count) {
-        weights.push(held[i]);
-    }
-    weights
-}
-
-/// Keeps weights past the end of a branch.
-#[cube]
-fn hold<E: Float, V: Size>(weights: Sequence<Vector<E, V>>, held: &mut Array<Vector<E, V>>, #[comptime] count: usize) {
-    #[unroll]
-    for i in 0..comptime!(2 * count) {
-        held[i] = weights[i];
-    }
+    held.all(comptime!(2 * count))
 }
 
 /// Writes the sums of a plane: a unit has rows `row` and `row + 8`, tokens `2 * quad` and the next of each step.

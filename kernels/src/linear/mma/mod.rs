@@ -58,9 +58,9 @@ pub(super) fn launch(
     let (source, x) = RowSourceArgs::new(client, before, products.x);
     let own_row = if matches!(source, RowSourceArgs::Memory) { 0 } else { products.inputs / VECTOR };
     let routed = grid.route.is_some();
-    let form = Form { rows: grid.rows, linear, steps, few_cubes: own_row > 0, second, own_row, routed, in_parts };
+    let form = Form { rows: grid.rows, linear, steps, at_once: own_row > 0, second, own_row, routed, in_parts };
     let cubes = grid.cubes(products.outputs, form.outputs());
-    let form = form.for_cubes(client, products.inputs, cubes);
+    let form = form.for_cubes(client, products.inputs, cubes, products.weight.format());
     let pairs = PairExpertsArgs::new(client, grid.route);
     let (mut beside, mut cubes_beside) = (BesideArgs::Nothing, 0);
     if let Some(latents) = latents {
@@ -108,7 +108,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
-        let entry = |name: &'static str, rows, gated, limited, steps, few_cubes| {
+        let entry = |name: &'static str, rows, gated, limited, steps, at_once| {
             let second = matches!(rows, Rows::TokenGather | Rows::TokenScatter) || name.contains("pair");
             let own_row = match name {
                 "linear.mma.merged_heads" => 512 / VECTOR,
@@ -124,7 +124,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let pairs = move || route.map_or(PairExpertsArgs::Listed, choice::offline);
             let (linear, routed) = (LinearForm { gated, limited }, route.is_some());
             let in_parts = name.ends_with("parts");
-            let form = Form { rows, linear, steps, few_cubes, second, own_row, routed, in_parts };
+            let form = Form { rows, linear, steps, at_once, second, own_row, routed, in_parts };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(
                 linear_mma_kernel,
@@ -168,16 +168,15 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.token_routed_up", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_routed_up.v3", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_down", Rows::TokenScatter, false, false, 1, false),
-            entry("linear.mma.8.fp8", Rows::Dense, false, false, 1, false),
-            entry("linear.mma.few.fp8", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.8.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64.fp8", Rows::Dense, false, false, 8, false),
-            entry("linear.mma.heads.fp8", Rows::Heads, false, false, 1, false),
-            entry("linear.mma.experts_up.fp8", Rows::Gather, true, true, 1, false),
-            entry("linear.mma.experts_up.fp4", Rows::Gather, true, true, 1, false),
-            entry("linear.mma.experts_down.fp4", Rows::Scatter, false, false, 1, false),
-            entry("linear.mma.token_up.fp8", Rows::TokenGather, true, false, 1, false),
-            entry("linear.mma.token_up.fp4", Rows::TokenGather, true, false, 1, false),
-            entry("linear.mma.token_down.fp4", Rows::TokenScatter, false, false, 1, false),
+            entry("linear.mma.heads.fp8", Rows::Heads, false, false, 1, true),
+            entry("linear.mma.experts_up.fp8", Rows::Gather, true, true, 1, true),
+            entry("linear.mma.experts_up.fp4", Rows::Gather, true, true, 1, true),
+            entry("linear.mma.experts_down.fp4", Rows::Scatter, false, false, 1, true),
+            entry("linear.mma.token_up.fp8", Rows::TokenGather, true, false, 1, true),
+            entry("linear.mma.token_up.fp4", Rows::TokenGather, true, false, 1, true),
+            entry("linear.mma.token_down.fp4", Rows::TokenScatter, false, false, 1, true),
             entry("linear.mma.few.parts", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64.parts", Rows::Dense, false, false, 8, false),
             entry("linear.mma.normed_pair.v3.parts", Rows::Dense, false, false, 1, true),

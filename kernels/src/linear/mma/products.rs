@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use super::select::Form;
 use super::{CHUNK, K, M, N, PLANES};
 use crate::linear::parts::{BLOCK, PARTS};
-use crate::linear::weight::{WeightRow, WeightRows};
+use crate::linear::weight::{Fetched, WeightRow, WeightRows};
 use crate::ptx::warp;
 
 /// Chunks of a block of channels that a plane takes at a time, if its sum is a part.
@@ -47,7 +47,8 @@ pub(super) fn whole(chunks: usize, #[comptime] form: Form) -> usize {
     if comptime!(form.in_parts) { chunks / comptime!(CHUNKS * PLANES) * comptime!(CHUNKS * PLANES) } else { chunks }
 }
 
-/// A unit's weights of some chunks of channels, one from `chunk` on for each turn of the planes; past the last one, zeros.
+/// A unit's weights of some chunks of channels, one from `chunk` on for each turn of the planes; past the last one, zeros. None is
+/// decoded before all loads have been started.
 #[cube]
 pub(super) fn load_weights<E: Float, V: Size>(
     weight: &WeightRows<E, V>,
@@ -57,15 +58,61 @@ pub(super) fn load_weights<E: Float, V: Size>(
     chunks: usize,
     #[comptime] count: usize,
     #[comptime] form: Form,
-) -> Sequence<Vector<E, V>> {
-    let mut weights = Sequence::<Vector<E, V>>::new();
+) -> Sequence<Fetched<E, V>> {
+    let mut weights = Sequence::<Fetched<E, V>>::new();
     #[unroll]
     for i in 0..count {
         let at = place(chunk, form) + comptime!(takes_rope(i, form));
-        weights.push(load_weight(weight, own, at, chunks, form.few_cubes));
-        weights.push(load_weight(weight, other, at, chunks, form.few_cubes));
+        weights.push(fetch_weight(weight, own, at, chunks, form.at_once));
+        weights.push(fetch_weight(weight, other, at, chunks, form.at_once));
     }
     weights
+}
+
+/// Weights that are kept past the end of a branch.
+#[derive(CubeType)]
+pub(super) struct Held<E: Float, V: Size> {
+    values: Array<Vector<E, V>>,
+    codes: Array<Vector<u32, Const<2>>>,
+    scales: Array<f32>,
+    scale_codes: Array<u32>,
+}
+
+#[cube]
+impl<E: Float, V: Size> Held<E, V> {
+    pub fn new(#[comptime] count: usize) -> Held<E, V> {
+        Held::<E, V> {
+            values: Array::new(count),
+            codes: Array::new(count),
+            scales: Array::new(count),
+            scale_codes: Array::new(count),
+        }
+    }
+
+    pub fn keep(&mut self, weights: &Sequence<Fetched<E, V>>, #[comptime] count: usize) {
+        #[unroll]
+        for i in 0..count {
+            let weight = &weights[i];
+            self.values[i] = weight.values;
+            self.codes[i] = weight.codes;
+            self.scales[i] = weight.scale;
+            self.scale_codes[i] = weight.scale_code;
+        }
+    }
+
+    pub fn all(&self, #[comptime] count: usize) -> Sequence<Fetched<E, V>> {
+        let mut weights = Sequence::<Fetched<E, V>>::new();
+        #[unroll]
+        for i in 0..count {
+            weights.push(Fetched::<E, V> {
+                values: self.values[i],
+                codes: self.codes[i],
+                scale: self.scales[i],
+                scale_code: self.scale_codes[i],
+            });
+        }
+        weights
+    }
 }
 
 /// Multiplies the chunks of these weights, which are loaded first: they are the longer way.
@@ -73,7 +120,8 @@ pub(super) fn load_weights<E: Float, V: Size>(
 #[allow(clippy::too_many_arguments)]
 pub(super) fn multiply<E: Float, V: Size, NC: Size>(
     x: &[Vector<E, V>],
-    weights: &Sequence<Vector<E, V>>,
+    weight: &WeightRows<E, V>,
+    weights: &Sequence<Fetched<E, V>>,
     inputs: &Sequence<usize>,
     chunk: usize,
     chunks: usize,
@@ -86,11 +134,11 @@ pub(super) fn multiply<E: Float, V: Size, NC: Size>(
     #[unroll]
     for i in 0..count {
         let at = place(chunk, form) + comptime!(takes_rope(i, form));
-        let a = in_order(weights[comptime!(2 * i)], form);
-        let b = in_order(weights[comptime!(2 * i + 1)], form);
+        let a = in_order(weight.decode(&weights[comptime!(2 * i)]), form);
+        let b = in_order(weight.decode(&weights[comptime!(2 * i + 1)]), form);
         #[unroll]
         for step in 0..form.steps {
-            let tokens = in_order(load::<E, V>(x, inputs[step], at, chunks, form.few_cubes), form);
+            let tokens = in_order(load::<E, V>(x, inputs[step], at, chunks, form.at_once), form);
             let mut part = Array::<Vector<f32, NC>>::new(2usize);
             part[0] = acc[comptime!(2 * step)];
             part[1] = acc[comptime!(2 * step + 1)];
@@ -145,23 +193,15 @@ fn transposed(own: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
 
 /// What a unit has of chunk number `at` of a row of the weights; zeros, where there is none and that is `checked`.
 #[cube]
-fn load_weight<E: Float, V: Size>(
+fn fetch_weight<E: Float, V: Size>(
     weight: &WeightRows<E, V>,
     row: &WeightRow,
     at: usize,
     chunks: usize,
     #[comptime] checked: bool,
-) -> Vector<E, V> {
+) -> Fetched<E, V> {
     let column = at * 4;
-    if comptime!(checked) {
-        let mut values = Vector::<E, V>::new(E::from_int(0));
-        if at < chunks {
-            values = weight.load(row, column);
-        }
-        values
-    } else {
-        weight.load(row, column)
-    }
+    if comptime!(checked) { weight.fetch_if(at < chunks, row, column) } else { weight.fetch(row, column) }
 }
 
 /// What a unit has of chunk number `at` of a row of tokens; zeros, where there is none and that is `checked`.

@@ -63,7 +63,9 @@ pub(crate) fn takes(client: &Client, products: &Products, grid: &Grid, before: &
 /// Whether cubes should compute the norm that they multiply: that of a single token.
 fn norms(client: &Client, products: &Products, grid: &Grid, norm: &AddRmsNormArgs) -> bool {
     let one_token = grid.rows == Rows::Dense && (grid.tokens, norm.rows) == (1, 1) && norm.width == products.inputs;
-    one_token && norm.width <= MAX_OWN_ROW && pays_norm(client, norm, grid.cubes(products.outputs, M))
+    // A cube keeps the weights of either matrix while it computes the norm.
+    let one_format = grid.second_width == 0 || grid.second.format() == products.weight.format();
+    one_token && one_format && norm.width <= MAX_OWN_ROW && pays_norm(client, norm, grid.cubes(products.outputs, M))
 }
 
 /// Whether cubes should merge the splits of the row that they multiply: those of a token's head, if a unit's weights fit into
@@ -91,8 +93,8 @@ pub(super) struct Form {
     pub linear: LinearForm,
     /// Groups of 8 tokens.
     pub steps: usize,
-    /// Whether a multiprocessor has one cube or two: a plane starts all its loads at once, since no other one fills the time.
-    pub few_cubes: bool,
+    /// Whether a plane starts all its loads at once: where a multiprocessor has one cube or two, no other one fills the time.
+    pub at_once: bool,
     /// Whether there is a second matrix.
     pub second: bool,
     /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
@@ -104,10 +106,12 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// The same, where so many cubes multiply rows of so many channels.
-    pub fn for_cubes(self, client: &Client, inputs: usize, cubes: usize) -> Self {
-        let few = self.steps == 1 && inputs >= DEEP && cubes <= 2 * multiprocessors(client);
-        Self { few_cubes: self.few_cubes || few, ..self }
+    /// The same, where so many cubes multiply rows of so many channels. Codes are half of the bytes or less, and what decodes them
+    /// would come between their loads: a plane starts all of those at once, too.
+    pub fn for_cubes(self, client: &Client, inputs: usize, cubes: usize, format: WeightFormat) -> Self {
+        let few = inputs >= DEEP && cubes <= 2 * multiprocessors(client);
+        let at_once = self.steps == 1 && (few || !format.is_dense());
+        Self { at_once: self.at_once || at_once, ..self }
     }
 
     pub fn tokens(&self) -> usize {
@@ -128,7 +132,7 @@ impl Form {
                 let some = turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2));
                 if turns <= 2 * AHEAD { turns } else { some.next_multiple_of(self.together()) }
             }
-            1 if self.few_cubes => 2 * AHEAD,
+            1 if self.at_once => 2 * AHEAD,
             1 | 2 => AHEAD,
             _ => AHEAD / 2,
         }

@@ -7,7 +7,7 @@ use super::epilogue::VECTOR;
 use super::partial::MOST_SPLITS;
 use super::wide;
 use crate::linear::parts::{BLOCK, PARTS};
-use crate::linear::{Division, LinearForm, LinearSizes};
+use crate::linear::{Division, LinearForm, LinearSizes, WeightFormat};
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
 
 /// Rows of the weights that a cube multiplies at a time: 64 for each of its warpgroups. Of a gated output half of them are of the
@@ -21,8 +21,6 @@ pub(super) const GROUP: u32 = 128;
 pub(super) const UNITS: u32 = 2 * GROUP + 32;
 /// Cubes of a cluster: they have the same tokens and neighbouring rows of the weights.
 pub(in crate::linear) const CUBES: u32 = 2;
-/// Bytes of a stage that are weights.
-pub(super) const WEIGHT_BYTES: u32 = (WEIGHT_ROWS * CHANNELS * 2) as u32;
 /// Shared memory for stages and the staging of the output: what is left beside the barriers.
 pub(super) const SHARED_BYTES_MAX: u32 = 224 << 10;
 /// How weights lie, as A.
@@ -86,6 +84,8 @@ pub(super) struct Form {
     pub shares: Shares,
     /// Whether sums have the order of `parts.rs`.
     pub in_parts: bool,
+    /// In which format weights are stored.
+    pub format: WeightFormat,
 }
 
 const _: () = assert!(CHANNELS == BLOCK && MOST_SPLITS == PARTS, "a split may be a part");
@@ -125,8 +125,28 @@ impl Form {
         (self.tokens * CHANNELS * 2) as u32
     }
 
+    /// Bytes of a row of the weights in a stage.
+    pub fn weight_row_bytes(self) -> u32 {
+        let bits = match self.format {
+            WeightFormat::Dense => 16,
+            WeightFormat::Fp8 => 8,
+            WeightFormat::Fp4 => 4,
+        };
+        (CHANNELS * bits / 8) as u32
+    }
+
+    /// Elements of the weights' tile map from one block of channels to the next: numbers, or bytes of codes.
+    pub fn weight_columns(self) -> u32 {
+        if self.format.is_dense() { CHANNELS as u32 } else { self.weight_row_bytes() }
+    }
+
+    /// Bytes of the weights' part of a stage.
+    pub fn weight_bytes(self) -> u32 {
+        WEIGHT_ROWS as u32 * self.weight_row_bytes()
+    }
+
     pub fn stage_bytes(self) -> u32 {
-        WEIGHT_BYTES + self.token_bytes()
+        self.weight_bytes() + self.token_bytes()
     }
 
     pub fn stages(self) -> u32 {
@@ -135,7 +155,8 @@ impl Form {
 
     /// The products of a warpgroup with one block of channels.
     pub fn products(self) -> Mma {
-        let (a, b) = (Source::Shared(WEIGHTS), Layout::Terms { rows: self.tokens });
+        let a = if self.format.is_dense() { Source::Shared(WEIGHTS) } else { Source::Registers };
+        let b = Layout::Terms { rows: self.tokens };
         Mma { n: self.tokens, steps: CHANNELS / 16, elem: self.elem(), a, b, groups: 1 }
     }
 }
@@ -146,7 +167,12 @@ pub(in crate::linear) fn supported(client: &Client, sizes: &LinearSizes) -> bool
     let [x_elem, elem] = elems;
     let half = matches!(elem, ElemType::Float(FloatKind::BF16 | FloatKind::F16)) && x_elem == elem;
     let vectors = [inputs, outputs, carried, matrix_stride].into_iter().all(|len| len.is_multiple_of(VECTOR));
-    format.is_dense() && is_hopper(client) && (half || is_wide(sizes)) && vectors && inputs > 0 && outputs > 0
+    // Rows of codes have a multiple of 16 bytes. Their products have an order of sums that no other kernel has.
+    let of_format = match format {
+        WeightFormat::Dense => half || is_wide(sizes),
+        WeightFormat::Fp8 | WeightFormat::Fp4 => half && inputs.is_multiple_of(32) && !sizes.batch_invariant,
+    };
+    is_hopper(client) && of_format && vectors && inputs > 0 && outputs > 0
 }
 
 /// Whether the device is one.
@@ -157,7 +183,7 @@ pub(in crate::linear) fn is_hopper(client: &Client) -> bool {
 /// Whether weights in f32 are multiplied as several terms in bf16.
 pub(super) fn is_wide(sizes: &LinearSizes) -> bool {
     let elems = [FloatKind::BF16, FloatKind::F32].map(ElemType::Float);
-    sizes.elems == elems && sizes.division == Division::Dense && !sizes.form.gated
+    sizes.elems == elems && sizes.format.is_dense() && sizes.division == Division::Dense && !sizes.form.gated
 }
 
 /// Rows of the weights for an output.

@@ -1,11 +1,12 @@
 //! Tensors as tile loads and stores see them.
 
+use cubecl::ir::UIntKind;
 use cubecl::prelude::*;
 
 use super::epilogue::VECTOR;
 use super::form::{CHANNELS, Form, INTERLEAVED, WEIGHT_ROWS};
 use crate::common::launch::share;
-use crate::linear::WeightArg;
+use crate::linear::WeightFormat;
 use crate::ptx::tma;
 
 /// Tokens in tiles, of which each cube of a cluster loads its part for both.
@@ -22,32 +23,32 @@ pub(super) fn token_map(
     unsafe { tma::tiled_map(handle(x), &shape, &strides, &tile, elem, TensorMapSwizzle::B128) }
 }
 
-/// Weights in tiles of 128 rows. Of a gated output a tile has 8 rows of the gate, the same 8 of up, and so on.
+/// Weights in tiles of 128 rows: numbers, or bytes of codes. Of a gated output a tile has 8 rows of the gate, the same 8 of up, and so
+/// on.
 pub(super) fn weight_map(
-    weight: WeightArg,
+    weight: BufferArg,
     [matrices, outputs, inputs]: [usize; 3],
     matrix_stride: usize,
     elem: ElemType,
     form: Form,
 ) -> TensorMapArg<Tiled> {
-    let handle = handle(weight.into_dense());
+    let handle = handle(weight);
+    let (elem, codes, swizzle) = match form.format {
+        WeightFormat::Dense => (elem, 1, TensorMapSwizzle::B128),
+        WeightFormat::Fp8 => (ElemType::UInt(UIntKind::U8), 1, TensorMapSwizzle::B64),
+        WeightFormat::Fp4 => (ElemType::UInt(UIntKind::U8), 2, TensorMapSwizzle::B32),
+    };
+    let ([inputs, matrix_stride], columns) = ([inputs, matrix_stride].map(|len| len / codes), form.weight_columns());
     // SAFETY: there are as many matrices of as many rows and channels.
     unsafe {
         if form.linear.gated {
             let shape = [matrices, outputs / INTERLEAVED, 2, INTERLEAVED, inputs];
             let strides = [matrix_stride, INTERLEAVED * inputs, outputs * inputs, inputs, 1];
-            let tile = [1, WEIGHT_ROWS / (2 * INTERLEAVED), 2, INTERLEAVED, CHANNELS];
-            tma::tiled_map(handle, &shape, &strides, &tile, elem, TensorMapSwizzle::B128)
+            let tile = [1, WEIGHT_ROWS / (2 * INTERLEAVED), 2, INTERLEAVED, columns as usize];
+            tma::tiled_map(handle, &shape, &strides, &tile, elem, swizzle)
         } else {
             let (shape, strides) = ([matrices, outputs, inputs], [matrix_stride, inputs, 1]);
-            tma::tiled_map(
-                handle,
-                &shape,
-                &strides,
-                &[1, form.loaded_weight_rows(), CHANNELS],
-                elem,
-                TensorMapSwizzle::B128,
-            )
+            tma::tiled_map(handle, &shape, &strides, &[1, form.loaded_weight_rows(), columns as usize], elem, swizzle)
         }
     }
 }

@@ -8,6 +8,7 @@ mod carry;
 mod epilogue;
 mod form;
 mod maps;
+mod packed;
 mod partial;
 mod ring;
 mod schedule;
@@ -19,8 +20,9 @@ use cubecl::prelude::*;
 
 use self::epilogue::{Output, VECTOR};
 pub(super) use self::form::{CHANNELS, CUBES, Shares, Tiling, is_hopper, pairs_of_tiles, supported, terms};
-use self::form::{Form, GROUP, INTERLEAVED, Rows, UNITS, WEIGHT_BYTES, WEIGHT_ROWS, WEIGHTS};
+use self::form::{Form, GROUP, INTERLEAVED, Rows, UNITS, WEIGHT_ROWS, WEIGHTS};
 use self::maps::{out_map, token_map, weight_map};
+use self::packed::{Codes, Scales, ScalesArgs};
 use self::partial::Partial;
 use self::ring::Ring;
 use self::schedule::{Place, Schedule};
@@ -28,8 +30,6 @@ pub(super) use self::tilings::{LEAST, all_tilings, dense_tiling, divided_tiling}
 use crate::common::launch::{dummy, multiprocessors, share};
 use crate::experts_mlp::gather;
 use crate::experts_mlp::sort::max_tiles;
-#[cfg(feature = "offline")]
-use crate::linear::WeightArg;
 use crate::linear::{LinearForm, PairRows, Products, Work};
 use crate::ptx::{barrier, shared_address, tma, warp};
 
@@ -47,7 +47,8 @@ pub(super) fn launch(
     let Products { x, weight, out, inputs, outputs, carried, matrix_stride, limit } = products;
     let terms = if elem == out_elem { 1 } else { wide::TERMS };
     let weight = if terms > 1 { wide::launch(client, weight, outputs * inputs) } else { weight };
-    let weight_rows = terms * outputs;
+    let (weight_rows, format) = (terms * outputs, weight.format());
+    let (weight, scales) = ScalesArgs::of(weight);
     let (mut heads, mut carry) = (1, None);
     let (rows, x, order, tiles, [count, matrices, token_tiles]) = match work {
         Work::Experts { order, tiles, pairs, experts, rows } => {
@@ -69,7 +70,7 @@ pub(super) fn launch(
         Work::Token { .. } => unreachable!("the table has no such row for these"),
     };
     let bf16 = elem == ElemType::Float(FloatKind::BF16);
-    let form = Form { tokens, rows, linear, bf16, split: splits * terms > 1, shares, in_parts };
+    let form = Form { tokens, rows, linear, bf16, split: splits * terms > 1, shares, in_parts, format };
     let partial = Partial::new(client, [splits, count, terms, outputs]);
     let x_map = token_map(x, [heads, count, inputs], inputs + carried, elem, form);
     let weight_map = weight_map(weight, [matrices, weight_rows, inputs], terms * matrix_stride, elem, form);
@@ -92,6 +93,7 @@ pub(super) fn launch(
             tiles,
             share(&out),
             partial.arg(),
+            scales,
             inputs.div_ceil(CHANNELS) as u32,
             weight_rows as u32,
             (outputs + carried) as u32,
@@ -128,6 +130,7 @@ fn linear_sm90_kernel<E: Float, V: Size>(
     tiles: &[i32],
     out: &mut [Vector<E, V>],
     partial: &mut [f32],
+    scales: &Scales,
     blocks: u32,
     outputs: u32,
     width: u32,
@@ -139,7 +142,8 @@ fn linear_sm90_kernel<E: Float, V: Size>(
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
 ) {
-    let weights = Shared::<[u32]>::new_aligned_slice(comptime!((form.stages() * WEIGHT_BYTES / 4) as usize), 1024usize);
+    let weights =
+        Shared::<[u32]>::new_aligned_slice(comptime!((form.stages() * form.weight_bytes() / 4) as usize), 1024usize);
     let tokens =
         Shared::<[u32]>::new_aligned_slice(comptime!((form.stages() * form.token_bytes() / 4) as usize), 1024usize);
     let staging = Shared::<[u32]>::new_aligned_slice(comptime!(2 * form.staging_bytes() as usize / 4), 1024usize);
@@ -180,7 +184,8 @@ fn linear_sm90_kernel<E: Float, V: Size>(
         while number < schedule.count {
             let place = Place::read(tiles, &schedule, number, rank, form);
             if place.has_work(form) {
-                let acc = ring.multiply::<A>(&place, group, form);
+                let codes = Codes::new(scales, &place, group, outputs, form);
+                let acc = ring.multiply::<A>(scales, &codes, &place, group, form);
                 if comptime!(form.split) {
                     output.write_partial::<A>(acc, partial, &place, rows, form);
                 } else if comptime!(form.stores_tiles()) {
@@ -201,12 +206,14 @@ fn linear_sm90_kernel<E: Float, V: Size>(
 
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::linear::weight;
     use crate::offline::{Arch, Entry, buffer};
     let entry = |name: &str, kind: FloatKind, rows, gated, tokens| {
         let (elem, bf16) = (ElemType::Float(kind), kind == FloatKind::BF16);
         let shares = if name.starts_with("weights") { Shares::Weights } else { Shares::Tokens };
         let (linear, split) = (LinearForm { gated, limited: gated }, name.starts_with("split"));
-        let form = Form { tokens, rows, linear, bf16, split, shares, in_parts: name.ends_with("parts") };
+        let (in_parts, format) = (name.ends_with("parts"), weight::format_of(name));
+        let form = Form { tokens, rows, linear, bf16, split, shares, in_parts, format };
         let name = format!("linear.sm90.{}.{name}", form.elem().name());
         Entry::new(name, move |device, target| {
             linear_sm90_kernel::create_dummy_kernel(
@@ -217,12 +224,13 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 AddressType::U32,
                 VECTOR,
                 token_map(buffer(), [1, 256, 64], 64, elem, form),
-                weight_map(WeightArg::Dense(buffer()), [1, 256, 64], 256 * 64, elem, form),
+                weight_map(buffer(), [1, 256, 64], 256 * 64, elem, form),
                 out_map(&buffer(), [256, 64], elem, form),
                 buffer(),
                 buffer(),
                 buffer(),
                 buffer(),
+                packed::offline(format),
                 1,
                 1,
                 1,
@@ -252,6 +260,14 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         entry("gated.128.parts", bf16, Rows::Sorted, true, 128),
         entry("32.parts", f16, Rows::Dense, false, 32),
         entry("split.32.parts", bf16, Rows::Dense, false, 32),
+        entry("64.fp8", bf16, Rows::Dense, false, 64),
+        entry("gated.128.fp8", bf16, Rows::Dense, true, 128),
+        entry("128.fp8", bf16, Rows::Dense, false, 128),
+        entry("heads.64.fp8", bf16, Rows::Heads, false, 64),
+        entry("split.32.fp8", f16, Rows::Dense, false, 32),
+        entry("experts_up.32.fp4", bf16, Rows::Sorted, true, 32),
+        entry("experts_up.128.fp4", f16, Rows::Sorted, true, 128),
+        entry("experts_down.64.fp4", bf16, Rows::Scatter, false, 64),
     ]
     .into_iter()
     .chain(carry::offline())

@@ -2,8 +2,9 @@
 
 use cubecl::prelude::*;
 
+use super::packed::{Codes, Scales};
 use super::schedule::Place;
-use super::{CHANNELS, CUBES, Form, GROUP, INTERLEAVED, Shares, WEIGHT_BYTES, WEIGHTS};
+use super::{CHANNELS, CUBES, Form, GROUP, INTERLEAVED, Shares, WEIGHTS};
 use crate::linear::parts::PARTS;
 use crate::ptx::wgmma::descriptor;
 use crate::ptx::{math, mbarrier, tma, warp, wgmma};
@@ -58,24 +59,26 @@ impl Ring {
         while block < place.end_block {
             let bar = self.full + self.stage * 8;
             let channel = (block * comptime!(CHANNELS as u32)) as i32;
+            // Of codes in bytes.
+            let column = (block * comptime!(form.weight_columns())) as i32;
             mbarrier::wait(self.empty + self.stage * 8, self.phase ^ 1);
             mbarrier::arrive_expect(bar, comptime!(form.stage_bytes()));
             let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
-            let to = self.weights_at + self.stage * WEIGHT_BYTES;
+            let to = self.weights_at + self.stage * comptime!(form.weight_bytes());
             if comptime!(form.shares == Shares::Weights) {
                 tma::load_3d(tokens_at, x, bar, channel, place.first as i32, place.head as i32);
                 let half = rank * comptime!(form.loaded_weight_rows() as u32);
-                let (to, row) = (to + half * comptime!(CHANNELS as u32 * 2), (place.output + half) as i32);
-                tma::load_3d_multicast(to, weight, bar, channel, row, place.expert as i32, 3u16);
+                let (to, row) = (to + half * comptime!(form.weight_row_bytes()), (place.output + half) as i32);
+                tma::load_3d_multicast(to, weight, bar, column, row, place.expert as i32, 3u16);
             } else {
                 let half = rank * comptime!(form.loaded_tokens() as u32);
                 let (tokens_to, row) = (tokens_at + half * comptime!(CHANNELS as u32 * 2), (place.first + half) as i32);
                 tma::load_3d_multicast(tokens_to, x, bar, channel, row, place.head as i32, 3u16);
                 if comptime!(form.linear.gated) {
                     let eight = place.output / comptime!(INTERLEAVED as u32);
-                    tma::load_5d(to, weight, bar, channel, 0i32, 0i32, eight as i32, place.expert as i32);
+                    tma::load_5d(to, weight, bar, column, 0i32, 0i32, eight as i32, place.expert as i32);
                 } else {
-                    tma::load_3d(to, weight, bar, channel, place.output as i32, place.expert as i32);
+                    tma::load_3d(to, weight, bar, column, place.output as i32, place.expert as i32);
                 }
             }
             self.advance(form);
@@ -84,44 +87,59 @@ impl Ring {
     }
 
     /// The products of a tile, of the warpgroup's half of the weights. All units of a warpgroup.
-    pub fn multiply<A: Size>(&mut self, place: &Place, group: u32, #[comptime] form: Form) -> Vector<f32, A> {
+    pub fn multiply<A: Size>(
+        &mut self,
+        scales: &Scales,
+        codes: &Codes,
+        place: &Place,
+        group: u32,
+        #[comptime] form: Form,
+    ) -> Vector<f32, A> {
         if comptime!(form.all_parts()) {
             let mut total = Vector::<f32, A>::zeroed();
             let mut part = 0u32;
             while part < comptime!(PARTS as u32) {
-                let sum = self.multiply_blocks::<A>(place, part, group, form);
+                let sum = self.multiply_blocks::<A>(scales, codes, place, part, group, form);
                 total = add::<A>(total, sum);
                 part = warp::next(part);
             }
             total
         } else {
-            self.multiply_blocks::<A>(place, place.first_block, group, form)
+            self.multiply_blocks::<A>(scales, codes, place, place.first_block, group, form)
         }
     }
 
     /// Those of the blocks from `first` on.
     fn multiply_blocks<A: Size>(
         &mut self,
+        scales: &Scales,
+        codes: &Codes,
         place: &Place,
         first: u32,
         group: u32,
         #[comptime] form: Form,
     ) -> Vector<f32, A> {
         let lane = UNIT_POS % 32;
-        let half = group * comptime!(WEIGHT_BYTES / 2);
+        let half = group * comptime!(form.weight_bytes() / 2);
         let mut acc = Vector::<f32, A>::zeroed();
         let mut block = first;
         while block < place.end_block {
+            // On their way while this waits.
+            let factors = codes.factors(scales, block, form);
             mbarrier::wait(self.full + self.stage * 8, self.phase);
             let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
-            let issued = wgmma::mma_ss::<A>(
-                acc,
-                descriptor(self.weights_at + self.stage * WEIGHT_BYTES + half, comptime!(WEIGHTS)),
-                descriptor(tokens_at, comptime!(form.products().b)),
-                comptime!(form.products()),
-            );
-            // The other warpgroup's products fill the tensor cores until this one has issued the next.
-            acc = wgmma::wait::<A>(issued, 0u32);
+            let tokens = descriptor(tokens_at, comptime!(form.products().b));
+            let weights_at = self.weights_at + self.stage * comptime!(form.weight_bytes()) + half;
+            if comptime!(form.format.is_dense()) {
+                let weights = descriptor(weights_at, comptime!(WEIGHTS));
+                let issued = wgmma::mma_ss::<A>(acc, weights, tokens, comptime!(form.products()));
+                // The other warpgroup's products fill the tensor cores until this one has issued the next.
+                acc = wgmma::wait::<A>(issued, 0u32);
+            } else {
+                let weights = codes.decode(weights_at, &factors, form);
+                let issued = wgmma::mma_rs::<A, Const<16>>(acc, weights, tokens, comptime!(form.products()));
+                acc = wgmma::wait::<A>(issued, 0u32);
+            }
             // One lane for each cube of the cluster.
             mbarrier::arrive_at_after_reads_if(self.empty + self.stage * 8, lane % CUBES, lane < CUBES);
             self.advance(form);

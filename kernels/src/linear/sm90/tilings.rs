@@ -18,8 +18,8 @@ const TILES: [Tile; 4] = [
     Tile { tokens: 64, divided: 111, block: 240.0 },
     Tile { tokens: 32, divided: 101, block: 130.0 },
 ];
-/// Tokens of a tile at most, where sums are in parts: beside the sum of a part, registers have those of all before.
-const MOST_IN_PARTS: usize = 128;
+/// Tokens of a tile at most, where registers have more than its sums: those of all parts before, or the weights that codes become.
+const MOST_BESIDE_OTHERS: usize = 128;
 /// Rows between which the number of tiles may change.
 pub(in crate::linear) const LEAST: usize = TILES[TILES.len() - 1].tokens;
 /// Tokens of a tile that has enough arithmetic for the cache, and how many smaller tiles the cache serves in the time of one.
@@ -67,10 +67,11 @@ pub(in crate::linear) fn all_tilings(
     sizes: &LinearSizes,
     in_parts: bool,
 ) -> impl Iterator<Item = (&'static Tile, Tiling)> + use<> {
-    let &LinearSizes { rows, inputs, division, form, .. } = sizes;
+    let &LinearSizes { rows, inputs, division, form, format, .. } = sizes;
     let dense = division == Division::Dense && !form.gated;
     let most = if dense && rows <= SPLIT_ROWS { (inputs / SPLIT_CHANNELS).clamp(1, MOST_SPLITS) } else { 1 };
-    let tiles = TILES.iter().filter(move |tile| !in_parts || tile.tokens <= MOST_IN_PARTS);
+    let only_sums = !in_parts && format.is_dense();
+    let tiles = TILES.iter().filter(move |tile| only_sums || tile.tokens <= MOST_BESIDE_OTHERS);
     tiles.flat_map(move |tile| {
         let tokens = tile.tokens;
         // Small tiles wait for the weights, and may share them.

@@ -8,7 +8,7 @@ use cubecl::ir::ElemType;
 use mla_kernels::experts_mlp::combine::{self, CombineArgs, ExpertOutputs, SharedRows};
 use mla_kernels::experts_mlp::sort::{self, SortArgs, TILE, max_tiles};
 use mla_kernels::linear::{
-    self, ExpertsOf, LinearArgs, LinearForm, LinearSizes, PairRows, SharedMatrix, Work, tile_tokens,
+    self, ExpertsOf, LinearArgs, LinearForm, LinearSizes, PairRows, SharedMatrix, Work, takes_many_rows, tile_tokens,
 };
 use mla_kernels::residual_norm::Summand;
 
@@ -105,7 +105,7 @@ impl Experts {
         let (pairs, elem) = (tokens * top_k, dtype_to_elem_type(x.dtype));
         let activations = empty(&x, [pairs, width], x.dtype);
         let rows = empty(&x, [pairs, hidden], x.dtype);
-        if self.dequantises(pairs) {
+        if self.dequantises(&x.client, pairs, elem) {
             self.products_in_ranges(&x, &indices, [&activations, &rows]);
             return Outputs { rows, indices, weights, shared, experts };
         }
@@ -146,11 +146,13 @@ impl Experts {
         Outputs { rows, indices, weights, shared: SharedRows::Behind, experts }
     }
 
-    /// Whether there are enough pairs for a scratch of numbers in the place of blocks. The order of sums is another one then.
-    fn dequantises(&self, pairs: usize) -> bool {
+    /// Whether there are enough pairs for a scratch of numbers in the place of blocks, and no kernel that decodes them for as many.
+    /// The order of sums is another one then.
+    fn dequantises(&self, client: &Client, pairs: usize, elem: ElemType) -> bool {
         let [experts, _] = self.sizes();
         let in_blocks = [&self.gate_up, &self.down].into_iter().any(|weight| !weight.format().is_dense());
-        in_blocks && pairs > MANY_PAIRS * experts && !self.options.determinism.is_batch_invariant()
+        let many = in_blocks && pairs > MANY_PAIRS * experts && !self.options.determinism.is_batch_invariant();
+        many && !self.product_sizes(pairs, elem).iter().all(|sizes| takes_many_rows(client, sizes))
     }
 
     /// Both products with experts that are dequantised some at a time: the scratch has no more than [`scratch_bytes`], or one
