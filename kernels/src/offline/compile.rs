@@ -12,7 +12,8 @@ use cubecl_cpp::{ComputeKernel, register_supported_types};
 use cubecl_runtime::compiler::Compiler;
 use cubecl_runtime::runtime::Runtime;
 
-use super::{Report, Toolchain, ToolchainError};
+use super::sass::Program;
+use super::{Report, Toolchain, ToolchainError, convergence, masks};
 
 /// A GPU architecture, with the instructions of that generation alone where there are any (`a`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -124,17 +125,23 @@ pub(super) fn target_properties() -> Arc<TargetProperties> {
     Arc::new(<cubecl_cuda::CudaRuntime as Runtime>::target_properties())
 }
 
+/// A kernel as CUDA C++.
+pub(super) struct Lowered {
+    kernel: ComputeKernel,
+    /// Units of a plane differ in the first dimension of the cube alone, in its lowest five bits.
+    rows_are_planes: bool,
+}
+
 /// Lowers a kernel to CUDA C++.
-pub(super) fn to_cuda<K: CubeKernel>(
-    kernel: &K,
-    arch: Arch,
-    mode: ExecutionMode,
-) -> Result<ComputeKernel, ToolchainError> {
-    let lower = || -> Result<ComputeKernel, String> {
+pub(super) fn to_cuda<K: CubeKernel>(kernel: &K, arch: Arch, mode: ExecutionMode) -> Result<Lowered, ToolchainError> {
+    let lower = || -> Result<Lowered, String> {
         let mut definition = cubecl_core::define_kernel(kernel).map_err(|error| format!("{error:?}"))?;
         // A kernel made without a client is always a checked one.
         definition.settings.execution_mode = mode;
-        CppCompiler::<Cuda>::default().compile(definition, &arch.options()).map_err(|error| format!("{error:?}"))
+        let dim = definition.settings.cube_dim;
+        let rows_are_planes = dim.x % 32 == 0 || dim.y * dim.z == 1;
+        let compiled = CppCompiler::<Cuda>::default().compile(definition, &arch.options());
+        compiled.map(|kernel| Lowered { kernel, rows_are_planes }).map_err(|error| format!("{error:?}"))
     };
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(lower));
     caught.unwrap_or_else(|_| Err("the compiler panicked".into())).map_err(ToolchainError::Lower)
@@ -142,7 +149,7 @@ pub(super) fn to_cuda<K: CubeKernel>(
 
 /// Compiles and assembles a kernel; its text in each form stays in `folder`, named `stem`.
 pub(super) fn compile(
-    kernel: &ComputeKernel,
+    Lowered { kernel, rows_are_planes }: &Lowered,
     arch: Arch,
     toolchain: &Toolchain,
     folder: &Path,
@@ -155,10 +162,13 @@ pub(super) fn compile(
     let ptx = toolchain.nvrtc(&kernel.source, arch)?;
     std::fs::write(path("ptx"), &ptx)?;
     let log = toolchain.ptxas(&path("ptx"), &path("cubin"), arch)?;
-    let sass = toolchain.disassemble(&path("cubin"))?;
-    std::fs::write(path("sass"), &sass)?;
-    let mut report = Report::read(&log, &sass);
+    let text = toolchain.disassemble(&path("cubin"))?;
+    std::fs::write(path("sass"), &text)?;
+    let mut report = Report::read(&log, &text);
     // CubeCL's shared memory is given at launch; ptxas knows nothing of it.
     report.shared_bytes += kernel.shared_memory_size;
+    report.warnings.extend(masks::partial(&ptx));
+    let convergence = convergence::check(&Program::read(&text), *rows_are_planes);
+    (report.exchanges, report.parted) = (convergence.exchanges, convergence.violations);
     Ok(report)
 }

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
-use cubecl_cpp::ComputeKernel;
 use cubecl_runtime::memory_management::ManagedMemoryHandle;
 use cubecl_runtime::server::Handle;
 
-use super::compile::{compile, target_properties, to_cuda};
+use super::compile::{Lowered, compile, target_properties, to_cuda};
 use super::{Arch, Report, Toolchain, ToolchainError};
 
 /// All kernels that are compiled.
@@ -20,7 +19,7 @@ pub fn entries() -> Vec<Entry> {
 /// The element types of the operations.
 pub(crate) const FLOATS: [FloatKind; 3] = [FloatKind::F32, FloatKind::F16, FloatKind::BF16];
 
-type Lower = dyn Fn(Arch, ExecutionMode) -> Result<ComputeKernel, ToolchainError> + Send + Sync;
+type Lower = dyn Fn(Arch, ExecutionMode) -> Result<Lowered, ToolchainError> + Send + Sync;
 
 /// A kernel in one of its forms.
 pub struct Entry {

@@ -6,6 +6,9 @@
 //! At the top are lines for several kernels: a name that ends in `*` stands for all that begin so, `*` as an architecture for
 //! all. Below, each kernel has a line for each of its architectures. Where two lines limit the same figure in the same
 //! direction, the later one counts.
+//!
+//! What allows local memory ([`EXCEPTIONS`]), or exchanges of lanes that may have parted, has its reason in a comment above it, or
+//! above the first of several such lines that follow each other.
 
 use super::Report;
 
@@ -22,7 +25,7 @@ pub struct Limits {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
-    /// Lines of comment directly above.
+    /// Lines of comment directly above; of an exception those above the first of several.
     notes: Vec<String>,
     kernel: String,
     arch: String,
@@ -42,6 +45,8 @@ struct Condition {
 const REGISTERS: usize = 8;
 /// The most that a thread has.
 const MAX_REGISTERS: usize = 255;
+/// Figures that no kernel should have.
+const EXCEPTIONS: [&str; 5] = ["spills", "stack", "STL", "LDL", "parted"];
 
 impl Limits {
     /// Reads the text of a file.
@@ -51,6 +56,8 @@ impl Limits {
     pub fn read(text: &str) -> Result<Self, String> {
         let mut limits = Self { head: String::new(), rules: Vec::new(), kernels: Vec::new() };
         let mut notes = Vec::new();
+        // Of the line above, if that is an exception.
+        let mut reason = Vec::new();
         for (number, line) in text.lines().enumerate() {
             if line.starts_with('#') {
                 notes.push(line.to_string());
@@ -60,9 +67,19 @@ impl Limits {
                 "" => None,
                 line => Some(Rule::read(line).map_err(|error| format!("line {}: {error}", number + 1))?),
             };
+            let is_exception = rule.as_ref().is_some_and(Rule::is_exception);
+            if is_exception && notes.is_empty() && reason.is_empty() {
+                return Err(format!("line {}: an exception without a reason above it", number + 1));
+            }
+            reason = match is_exception {
+                true if notes.is_empty() => reason,
+                true => notes.clone(),
+                false => Vec::new(),
+            };
             match rule {
                 Some(rule) if !rule.is_general() => {
-                    limits.kernels.push(Rule { notes: std::mem::take(&mut notes), ..rule })
+                    let own = std::mem::take(&mut notes);
+                    limits.kernels.push(Rule { notes: if is_exception { reason.clone() } else { own }, ..rule })
                 }
                 _ if limits.kernels.is_empty() => {
                     for line in notes.drain(..).chain([line.to_string()]) {
@@ -80,7 +97,8 @@ impl Limits {
     /// What a compiled kernel violates.
     pub fn violations(&self, kernel: &str, arch: &str, report: &Report) -> Vec<String> {
         // Held even where no line says so.
-        let mut conditions = vec![Condition { figure: "spills".into(), most: true, value: 0 }];
+        let none = |figure: &str| Condition { figure: figure.into(), most: true, value: 0 };
+        let mut conditions = vec![none("spills"), none("parted")];
         let lines = self.rules.iter().chain(&self.kernels);
         for condition in lines.filter(|line| line.is_of(kernel, arch)).flat_map(|line| &line.conditions) {
             conditions.retain(|other| (&other.figure, other.most) != (&condition.figure, condition.most));
@@ -88,6 +106,9 @@ impl Limits {
         }
         let mut violations: Vec<String> =
             conditions.iter().filter_map(|condition| condition.violation(report)).collect();
+        if violations.iter().any(|violation| violation.starts_with("parted")) {
+            violations.extend(report.parted.iter().cloned());
+        }
         violations.extend(report.warnings.iter().cloned());
         if self.line_of(kernel, arch).is_none() {
             violations.push("has no limits: add a line (--write-limits does)".into());
@@ -124,8 +145,12 @@ impl Limits {
     /// The text of the file.
     pub fn write(&self) -> String {
         let mut text = self.head.clone();
+        let mut above: Option<&Rule> = None;
         for line in &self.kernels {
-            for note in &line.notes {
+            let has_reason =
+                line.is_exception() && above.is_some_and(|above| above.is_exception() && above.notes == line.notes);
+            above = Some(line);
+            for note in line.notes.iter().filter(|_| !has_reason) {
                 text += &format!("{note}\n");
             }
             let conditions: Vec<String> = line.conditions.iter().map(Condition::text).collect();
@@ -147,6 +172,11 @@ impl Rule {
         };
         let conditions = words.map(Condition::read).collect::<Result<_, _>>()?;
         Ok(Self { notes: Vec::new(), kernel: kernel.into(), arch: arch.into(), conditions })
+    }
+
+    /// Whether it allows what no kernel should have.
+    fn is_exception(&self) -> bool {
+        self.conditions.iter().any(|one| one.most && one.value > 0 && EXCEPTIONS.contains(&&*one.figure))
     }
 
     fn is_general(&self) -> bool {
@@ -239,6 +269,31 @@ merge sm_90a registers<=40 shared<=16 stack<=8
         assert!(violations[1].contains("no limits"), "{violations:?}");
         let unused: Vec<_> = limits.unused(&[("merge", "sm_80"), ("mla_decode.mma.1", "sm_80")]).collect();
         assert_eq!(unused, ["merge sm_90a: a line without a kernel"]);
+    }
+
+    #[test]
+    fn exceptions_have_a_reason() {
+        for (text, error) in [
+            ("merge sm_80 spills<=8", Some("line 1: an exception")),
+            ("# Why.\nmerge sm_80 LDL<=1", None),
+            ("# Why.\nmerge sm_80 spills<=8\nmerge sm_90a spills<=8", None),
+            ("# Why.\nmerge sm_80 spills<=8\nmerge sm_90a STL<=0\nnew sm_80 STL<=1", Some("line 4: an exception")),
+            ("# Why.\n\nmerge sm_80 spills<=8", Some("line 3: an exception")),
+            ("merge* * parted<=1\n", Some("line 1: an exception")),
+        ] {
+            let read = Limits::read(text);
+            match error {
+                Some(error) => assert!(read.as_ref().is_err_and(|it| it.starts_with(error)), "{text}: {read:?}"),
+                None => assert_eq!(read.expect(text).write().trim_end(), text),
+            }
+        }
+    }
+
+    #[test]
+    fn lanes_that_part_are_named() {
+        let limits = Limits::read(TEXT).expect("all lines are right");
+        let parted = Report { parted: vec!["0x0010: SHFL".into()], ..report(1) };
+        assert_eq!(limits.violations("merge", "sm_80", &parted), ["parted is 1, expected parted<=0", "0x0010: SHFL"]);
     }
 
     #[test]

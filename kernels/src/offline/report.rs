@@ -11,8 +11,12 @@ pub struct Report {
     pub stack_bytes: usize,
     /// Shared memory of a cube in bytes.
     pub shared_bytes: usize,
-    /// Warnings of ptxas, such as C7510 (serialised wgmma).
+    /// Warnings of ptxas, such as C7510 (serialised wgmma), and exchanges that do not name all lanes.
     pub warnings: Vec<String>,
+    /// Exchanges of a warp's lanes.
+    pub exchanges: usize,
+    /// Those to which lanes may come apart: where, and why.
+    pub parted: Vec<String>,
     /// Machine instructions.
     pub instructions: usize,
     /// How often each of [`OPCODES`] occurs.
@@ -70,13 +74,16 @@ impl Report {
         report
     }
 
-    /// A figure by its name in the limits: `registers`, `spills`, `stack`, `shared`, `instructions` or an opcode.
+    /// A figure by its name in the limits: `registers`, `spills`, `stack`, `shared`, `exchanges`, `parted`, `instructions` or
+    /// an opcode.
     pub fn figure(&self, name: &str) -> Option<usize> {
         Some(match name {
             "registers" => self.registers,
             "spills" => self.spill_bytes,
             "stack" => self.stack_bytes,
             "shared" => self.shared_bytes,
+            "exchanges" => self.exchanges,
+            "parted" => self.parted.len(),
             "instructions" => self.instructions,
             opcode => self.opcodes[OPCODES.iter().position(|known| *known == opcode)?],
         })
