@@ -4,7 +4,7 @@
 
 use burn::tensor::{Device, FloatDType};
 use burn_mla::model::{DeepseekModel, Engine, EngineOptions, ModelError, Tokenizer};
-use burn_mla::ops::{DeviceMemory, device_memory};
+use burn_mla::ops::{DeviceMemory, compile_ahead, device_memory};
 
 use crate::devices::{for_each_device, is_simulated, skip};
 use crate::model_engine::{drain, greedy};
@@ -62,6 +62,7 @@ fn model_out_of_memory_is_known_before() {
         let all = memory(device);
         assert_eq!(all.total, 16 << 30);
         assert!(all.free <= all.total && all.free > 15 << 30, "{all:?}");
+        assert_eq!(compile_ahead(device, || device_memory(device)), Some(None), "nothing is taken then");
         let model = load(DEMO, device);
         device.sync().expect("no error");
         let loaded = memory(device);

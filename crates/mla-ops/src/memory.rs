@@ -21,7 +21,8 @@ pub struct DeviceMemory {
 
 /// The memory of a device: for the CPU that of the machine, its swap included, within the limit of the control group (Linux); for
 /// CUDA what the driver says, where free is also what this program's pools of memory hold and nobody uses. A buffer that is larger
-/// than the gaps of the pools may find less. `None` where it is not known, as of wgpu, whose adapters do not tell.
+/// than the gaps of the pools may find less. `None` where it is not known, as of wgpu, whose adapters do not tell, and in a pass of
+/// [`compile_ahead`](crate::compile_ahead), which takes none.
 pub fn device_memory(device: &Device) -> Option<DeviceMemory> {
     if is_flex(device) {
         return host_memory();
@@ -29,6 +30,7 @@ pub fn device_memory(device: &Device) -> Option<DeviceMemory> {
     #[cfg(feature = "cuda")]
     if let burn::backend::DispatchDevice::Cube(cube) = device.as_dispatch()
         && let cubecl::Device::Cuda(gpu) = cube
+        && !cubecl::dry_run::launch_mode().is_skipped()
     {
         return cuda::with_pools(cuda::memory(gpu.index)?, &cube.client());
     }
