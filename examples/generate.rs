@@ -5,8 +5,6 @@
 mod common;
 #[path = "common/dry_run.rs"]
 mod dry_run;
-#[path = "common/memory.rs"]
-mod memory;
 #[path = "common/options.rs"]
 mod options;
 
@@ -198,7 +196,7 @@ fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, Stri
     let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>().map_err(show)?;
     let graphs = !args.engine.no_graphs && args.model.device != DeviceName::Flex;
     let needs = dry_run::Needs { tokens, page_size: args.engine.page_size, graphs };
-    print(dry_run::table(&inspection, dtype, &needs, memory::of(args.model.device)).map_err(show)?)?;
+    print(dry_run::table(&inspection, dtype, &needs, args.model.device.memory()).map_err(show)?)?;
     let problems: Vec<String> = dry_run::problems(&inspection).into_iter().chain(no_tokenizer).collect();
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { fail(problems.join("\n")) })
 }
@@ -319,7 +317,7 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
         },
     );
     let (per_token, peak) = (stats.cache_bytes_per_token, stats.cache_bytes_peak);
-    line("KV cache", format!("{per_token} bytes/token, peak {peak} bytes"));
+    line("KV cache", format!("{} pages, {per_token} bytes/token, peak {peak} bytes", stats.pages));
     line("attention", model.attention_path(requests.len(), args.engine.page_size).to_string());
     text.truncate(text.trim_end().len());
     text

@@ -61,9 +61,10 @@ struct Args {
     /// Maximum number of running requests.
     #[arg(long, value_name = "N", default_value_t = 16)]
     max_batch: usize,
-    /// KV cache pages.
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    cache_pages: usize,
+    /// KV cache pages. If absent as many as the free memory has room for beside the weights and a step, on the CPU at most an eighth
+    /// of it and 32768 tokens; never more than --max-batch requests of all positions need.
+    #[arg(long, value_name = "N")]
+    cache_pages: Option<usize>,
     /// No prefix caching: compute every prompt from its beginning.
     #[arg(long)]
     no_prefix_caching: bool,
@@ -99,6 +100,8 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     compile_ahead(&config, &device, args.model.load_as(), &options, &prompt_sizes(&options)).map_err(show)?;
     let model = common::load(args.model.dir(), &device, args.model.load_as()).map_err(show)?;
     let tokenizer = Tokenizer::load(args.model.dir()).map_err(show)?;
+    // Only now it is known what the weights leave.
+    let options = if args.cache_pages.is_some() { options } else { options.fit_cache(&model).map_err(show)? };
     let engine = Engine::new(&model, &tokenizer, options).map_err(show)?;
     // Nothing is emptied for a model that does not load; until here Ctrl-C ends the program at once.
     let output = Output::open(args.output.as_deref(), source_id)?;
@@ -133,7 +136,7 @@ impl Args {
     fn engine_options(&self, device: &Device) -> EngineOptions {
         EngineOptions {
             page_size: self.engine.page_size,
-            cache_pages: self.cache_pages,
+            cache_pages: self.cache_pages.unwrap_or_else(|| EngineOptions::default().cache_pages),
             max_batch: self.max_batch,
             token_budget: self.engine.token_budget(device),
             prefix_caching: !self.no_prefix_caching,

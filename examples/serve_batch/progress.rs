@@ -87,6 +87,7 @@ impl Progress {
         let (preemptions, recomputed) = (stats.preemptions, stats.recomputed_tokens);
         line("preemptions", format_args!("{preemptions}, {recomputed} tokens recomputed"));
         let (per_token, peak) = (stats.cache_bytes_per_token, stats.cache_bytes_peak);
-        line("KV cache", format_args!("{per_token} bytes/token, peak {peak} bytes"));
+        let pages = stats.pages;
+        line("KV cache", format_args!("{pages} pages, {per_token} bytes/token, peak {peak} bytes"));
     }
 }

@@ -92,6 +92,19 @@ fn cli_refuses_pages_that_cannot_be(#[case] args: &[&str]) {
     }
 }
 
+/// What the cache got is in the report: as many pages as the requests can fill, or as many as the option says.
+#[test]
+fn cli_says_how_many_pages_there_are() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let prompts = dir.path().join("prompts.jsonl");
+    std::fs::write(&prompts, "{\"prompt\": \"a\", \"max_new_tokens\": 1}\n").expect("written");
+    for (args, pages) in [(vec!["--max-batch", "1"], 64), (vec!["--cache-pages", "7"], 7), (vec![], 512)] {
+        let output = program("serve_batch", &[vec![text(&prompts)], args].concat());
+        let report = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && report.contains(&format!(" {pages} pages, ")), "{report}");
+    }
+}
+
 /// The cache of a dry run is that of the run.
 #[test]
 fn cli_dry_run_counts_whole_pages() {

@@ -20,6 +20,7 @@ mod model_engine_soak;
 mod model_generate;
 mod model_logits;
 mod model_long_prompt;
+mod model_out_of_memory;
 mod model_parity;
 mod model_prefix;
 mod model_quantized;

@@ -47,6 +47,24 @@ pub fn greedy(prompt: Vec<u32>, max_new_tokens: usize) -> GenerationRequest {
     GenerationRequest { prompt, sampling: SamplingParams::greedy(), max_new_tokens, stop: Vec::new() }
 }
 
+/// The default has room for what the requests can be, and on the CPU for no more than 512 pages of 64 tokens.
+#[test]
+fn model_engine_cache_fits_the_requests() {
+    let loaded = Loaded::new(V3);
+    let pages = |options: EngineOptions| options.fit_cache(&loaded.model).map(|fitted| fitted.cache_pages);
+    let of_model = EngineOptions::of_model(&loaded.model).expect("room for a small cache");
+    assert_eq!(of_model, EngineOptions { cache_pages: 512, ..EngineOptions::on(loaded.model.device()) });
+    let positions = loaded.model.max_positions();
+    for (max_batch, page_size) in [(1, 64), (2, 64), (3, 128)] {
+        let options = EngineOptions { max_batch, page_size, ..EngineOptions::default() };
+        assert_eq!(pages(options).expect("room"), max_batch * positions / page_size);
+    }
+    for page_size in [0, 3, 1 << 63] {
+        let error = pages(EngineOptions { page_size, ..EngineOptions::default() }).expect_err("no such pages");
+        assert!(error.to_string().contains("page_size"), "{error}");
+    }
+}
+
 pub fn is_captured(stats: &EngineStats) -> bool {
     stats.graphs == GraphSupport::Captured
 }

@@ -195,6 +195,8 @@ fn model_engine_takes_no_step_after_a_failed_one(#[values("v3-tiny", "v4-tiny")]
     let failed = engine.step().expect_err("nobody answers");
     assert!(matches!(&failed, ModelError::Communicator { .. }), "{failed}");
     let held = engine.stats().cache_bytes;
+    // Of DeepSeek-V4 the state has moved on, and its tokens stay.
+    assert_eq!(engine.stats().pages_in_use, usize::from(name == "v4-tiny"), "the step is rolled back");
     for refused in [engine.step().map(|_| ()), engine.submit(request()).map(|_| ()), engine.step().map(|_| ())] {
         let refused = refused.expect_err("the engine has failed");
         assert!(matches!(&refused, ModelError::EngineFailed { reason } if reason.contains("cable")), "{refused}");

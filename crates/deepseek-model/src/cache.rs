@@ -31,6 +31,10 @@ pub(crate) trait RequestCache: Any + Debug + Send {
     fn append(&mut self, request: RequestId, n_tokens: usize) -> std::result::Result<Vec<i32>, CacheError>;
     /// Starts a request with the tokens of another.
     fn fork(&mut self, request: RequestId) -> Result<RequestId>;
+    /// Takes the tokens of a request from position `len` on back, which may be computed or not; whether that can be done.
+    fn truncate(&mut self, request: RequestId, len: usize) -> std::result::Result<bool, CacheError> {
+        self.pages_mut().truncate(request, len).map(|()| true)
+    }
     /// Ends a request.
     fn free(&mut self, request: RequestId) -> std::result::Result<(), CacheError>;
     /// Bytes that requests hold.
@@ -114,6 +118,15 @@ impl ModelCache {
     /// [`CacheError`] for an unknown request, or one too many; for DeepSeek-V4 also tokens that are not computed.
     pub fn fork(&mut self, request: RequestId) -> Result<RequestId> {
         self.0.fork(request)
+    }
+
+    /// Takes the tokens of a request from position `len` on back, those of a step that has failed; whether that can be done. It cannot
+    /// where they are in a state that the request has beside its pages.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`], or more tokens than it has.
+    pub(crate) fn truncate(&mut self, request: RequestId, len: usize) -> std::result::Result<bool, CacheError> {
+        self.0.truncate(request, len)
     }
 
     /// Ends a request.

@@ -7,7 +7,9 @@
 
 mod buckets;
 
+use std::any::Any;
 use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
@@ -227,10 +229,18 @@ impl<'a> StepGraph<'a> {
         // - intermediate tensors: the runtime keeps their memory for the graph;
         // - order: captures, refreshes, steps without a graph and reads of the output are on the queue of one thread
         //   (`DecodeGraphs::thread`); the engine waits for a step that still runs before it gives anything back.
-        let logits = unsafe { self.graph.replay() }.clone();
+        let replay = || unsafe { self.graph.replay() }.clone();
+        // Burn panics where the device takes no graph, for instance for want of memory: that is an error of the step.
+        let logits = panic::catch_unwind(AssertUnwindSafe(replay));
         drop(loan);
-        Ok(logits)
+        logits.map_err(|payload| ModelError::device(panic_message(&*payload)))
     }
+}
+
+/// What a panic said.
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message").to_string()
 }
 
 /// The cache is with the closure as long as this lives.

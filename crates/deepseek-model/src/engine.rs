@@ -1,5 +1,6 @@
 //! Many requests on one model: continuous batching, chunked prefill, prefix caching, preemption and recomputation.
 
+mod cache_pages;
 mod choice;
 mod latency;
 mod launch;
@@ -32,7 +33,7 @@ use crate::model::DeepseekModel;
 use crate::request::GenerationRequest;
 use crate::runner::Runner;
 use crate::tokenizer::Tokenizer;
-use crate::{ModelError, Result};
+use crate::{ModelError, Result, memory};
 
 /// Runs requests together, a step at a time (continuous batching; Yu et al., Orca, OSDI 2022).
 ///
@@ -160,12 +161,18 @@ impl<'a> Engine<'a> {
     /// Logits of which none is finite end their request alone, with [`FinishReason::Failed`].
     ///
     /// # Errors
-    /// A failure of the device, or of a communicator. The tokens of the step may be in the cache or not: every later call
-    /// is [`ModelError::EngineFailed`]. What streams hold can be read, and requests can be cancelled.
+    /// [`ModelError::OutOfMemory`] and other failures of the device, or of a communicator. The tokens of the step are no longer in
+    /// the cache, but in DeepSeek-V4's states they may be, and on a GPU the pools are then without numbers: every later call is
+    /// [`ModelError::EngineFailed`]. A new engine on the same model can be used. What streams hold can be read, and requests can be cancelled.
     pub fn step(&mut self) -> Result<bool> {
         self.check_works()?;
-        let outcome = self.try_step();
-        self.failed = outcome.as_ref().err().map(ToString::to_string);
+        let device = self.runner.model().device();
+        let outcome = self.try_step().map_err(|error| memory::of_failure("a buffer of a step", error, device));
+        if let Err(error) = &outcome {
+            self.failed = Some(error.to_string());
+            // The step's own error says more than one of these pages would.
+            let _ = self.scheduler.roll_back();
+        }
         outcome
     }
 

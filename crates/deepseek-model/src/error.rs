@@ -37,16 +37,17 @@ pub enum ModelError {
         /// What should be there.
         expected: String,
     },
-    /// There is less memory than would be taken. Nothing has been allocated.
+    /// There is less memory than would be taken. Where it is known before, nothing has been allocated; otherwise it is one buffer that
+    /// could not be, of weights, of a KV cache or of a step. The device can be used further.
     #[error("no room for {what} of {needed_bytes} bytes in the memory of {device}, which has {free_bytes} bytes free")]
     OutOfMemory {
         /// What needs it.
         what: &'static str,
         /// The device.
         device: String,
-        /// Bytes that it takes.
+        /// Bytes that it takes, or that buffer.
         needed_bytes: u128,
-        /// Bytes that the device has.
+        /// Bytes that the device has free, as it says; they may be in parts. 0 where it does not say.
         free_bytes: u64,
     },
     /// A JSON file cannot be parsed.

@@ -46,7 +46,7 @@ impl DeepseekModel {
     /// # Errors
     /// Files that are missing or damaged, a config that contradicts itself, tensors that are missing, left over or of the
     /// wrong shape (all of them in one error), a dtype that the device does not have; [`ModelError::OutOfMemory`] for weights that
-    /// do not fit into the memory, where that is known (the CPU on Linux).
+    /// do not fit into the memory, where that is known (the CPU on Linux, CUDA).
     pub fn load(
         dir: &Path,
         device: &Device,
@@ -178,9 +178,15 @@ impl DeepseekModel {
     /// An empty cache for this model.
     ///
     /// # Errors
-    /// A size that is zero or too large, or a page size that is no power of two.
+    /// A size that is zero or too large, or a page size that is no power of two; [`ModelError::OutOfMemory`].
     pub fn new_cache(&self, size: CacheSize) -> Result<ModelCache> {
-        self.model.new_cache(size, self.dtype)
+        let cache = self.model.new_cache(size, self.dtype);
+        cache.map_err(|error| memory::of_failure("a KV cache", error, &self.device))
+    }
+
+    /// Of activations and KV cache.
+    pub(crate) fn dtype(&self) -> FloatDType {
+        self.dtype
     }
 
     /// What requests that begin alike can share.

@@ -26,6 +26,8 @@
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
 //! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |
 //!
+//! [`device_memory`] says how much memory is free, [`check_written`] and [`failed_allocation`] that it was too little.
+//!
 //! What follows an operation may be computed in its launch. So [`route_experts()`] and [`experts_mlp()`] return values that are not
 //! in memory yet ([`Routing`], [`ExpertsSum`]), a model's [`Residual`] stream waits with a summand until its [`Normed`] rows are
 //! read, and an operation that takes [`Rows`] decides whether its own launch computes them. The bits are the same either way.
@@ -44,6 +46,7 @@
 
 pub mod cache;
 mod check;
+mod check_written;
 mod compile_ahead;
 mod determinism;
 mod device;
@@ -63,6 +66,7 @@ mod reference;
 mod tensors;
 mod weight;
 
+pub use check_written::check_written;
 pub use compile_ahead::{
     CompiledKernels, compile_ahead, compile_all_ahead, compiled_kernels, launched_kernels, on_device_thread,
     wait_for_kernels,
@@ -71,7 +75,7 @@ pub use determinism::Determinism;
 pub use device::{DeviceName, is_cuda, largest_buffer};
 pub use error::MlaError;
 pub use independent::map_independent;
-pub use memory::{DeviceMemory, device_memory, host_memory};
+pub use memory::{DeviceMemory, device_memory, failed_allocation, host_memory};
 pub use ops::*;
 pub use path::{Path, PathChoice, Problem, UnknownPath, available_paths, explain_path};
 pub use read_beside::read_beside;

@@ -1,9 +1,13 @@
-//! How much memory there is, asked before much of it is taken.
+//! How much memory there is, asked before much of it is taken, and allocations that have failed.
+
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 
+use crate::DeviceName;
 use crate::independent::is_flex;
 
 /// Bytes of memory that a device has.
@@ -15,10 +19,45 @@ pub struct DeviceMemory {
     pub free: u64,
 }
 
-/// The memory of a device: for the CPU that of the machine, its swap included, within the limit of the control group (Linux);
-/// `None` where that is not known, as it is of GPUs.
+/// The memory of a device: for the CPU that of the machine, its swap included, within the limit of the control group (Linux); for
+/// CUDA what the driver says, where free is also what this program's pools of memory hold and nobody uses. A buffer that is larger
+/// than the gaps of the pools may find less. `None` where it is not known, as of wgpu, whose adapters do not tell, and in a pass of
+/// [`compile_ahead`](crate::compile_ahead), which takes none.
 pub fn device_memory(device: &Device) -> Option<DeviceMemory> {
-    if is_flex(device) { host_memory() } else { None }
+    if is_flex(device) {
+        return host_memory();
+    }
+    #[cfg(feature = "cuda")]
+    if let burn::backend::DispatchDevice::Cube(cube) = device.as_dispatch()
+        && let cubecl::Device::Cuda(gpu) = cube
+        && !cubecl::dry_run::launch_mode().is_skipped()
+    {
+        return cuda::with_pools(cuda::memory(gpu.index)?, &cube.client());
+    }
+    None
+}
+
+impl DeviceName {
+    /// The memory of the device, which is not opened: as [`device_memory`], but without what this program's pools hold. `None` too
+    /// of a device that this build has no backend for.
+    pub fn memory(self) -> Option<DeviceMemory> {
+        match self {
+            Self::Flex => host_memory(),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(index) => cuda::memory(index),
+            _ => None,
+        }
+    }
+}
+
+/// Bytes of the buffer that a device had no memory for, if that is why its work has failed: what Burn reports of a failure is text,
+/// and names the first cause last. `None` for other failures.
+pub fn failed_allocation(report: &str) -> Option<u64> {
+    // CubeCL's `IoError::OutOfMemory`, and a buffer that is larger than any that the device has.
+    let named = ["out of device memory allocating ", "can't allocate buffer of size: "];
+    let sizes = named.iter().filter_map(|before| report.split_once(before));
+    let digits = |text: &str| text.split(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok());
+    sizes.filter_map(|(_, after)| digits(after)).next()
 }
 
 /// The memory of the machine, its swap included, within the limit of the control group; `None` on others than Linux.
@@ -68,6 +107,15 @@ mod tests {
         assert_eq!(parse_meminfo(text), Some(DeviceMemory { total: 1050 << 10, free: 620 << 10 }));
         assert_eq!(parse_meminfo("MemTotal: 1 kB"), None);
         assert_eq!(parse_meminfo("MemTotal: 1 kB\nMemAvailable: 99999999999999999999 kB"), None);
+    }
+
+    #[test]
+    fn a_failed_allocation_is_found_in_what_is_reported() {
+        let report = "The bytes were never written\nCaused by:\n  An IO error happened\n  out of device memory allocating 4096 bytes\n0: f";
+        assert_eq!(failed_allocation(report), Some(4096));
+        assert_eq!(failed_allocation("can't allocate buffer of size: 77\nat"), Some(77));
+        assert_eq!(failed_allocation("CUDA_ERROR_LAUNCH_FAILED"), None);
+        assert_eq!(failed_allocation("out of device memory allocating many bytes"), None);
     }
 
     #[test]

@@ -10,6 +10,8 @@ pub type CuResult = c_uint;
 pub enum Code {
     /// An argument that cannot be.
     InvalidValue = 1,
+    /// The device has no memory left.
+    OutOfMemory = 2,
     /// An argument names no device.
     InvalidDevice = 101,
     /// PTX that does not parse, or has instructions that the simulator does not know.
@@ -53,8 +55,9 @@ pub enum Code {
 }
 
 impl Code {
-    const ALL: [Self; 21] = [
+    const ALL: [Self; 22] = [
         Self::InvalidValue,
+        Self::OutOfMemory,
         Self::InvalidDevice,
         Self::InvalidPtx,
         Self::InvalidHandle,
@@ -84,6 +87,7 @@ impl Code {
         }
         Some(match Self::ALL.into_iter().find(|code| *code as u32 == result)? {
             Self::InvalidValue => (c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
+            Self::OutOfMemory => (c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
             Self::InvalidDevice => (c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
             Self::InvalidPtx => (c"CUDA_ERROR_INVALID_PTX", c"PTX that the simulator does not know"),
             Self::InvalidHandle => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),

@@ -8,6 +8,8 @@ pub struct Config {
     pub arch: u32,
     /// `SIM_CUDA_SMS`: multiprocessors that the device says it has.
     pub multiprocessors: u32,
+    /// `SIM_CUDA_MEMORY_MIB`: bytes of memory that the device has; pages are taken from the machine as they are allocated.
+    pub memory: u64,
     /// `SIM_CUDA_SEED`: how warps interleave.
     pub seed: u64,
     /// `SIM_CUDA_FORWARD`: a driver that gets all calls instead of the simulator.
@@ -53,6 +55,10 @@ impl Config {
         if !(1..=1024).contains(&multiprocessors) {
             return Err(format!("SIM_CUDA_SMS is {multiprocessors}, expected 1 to 1024"));
         }
+        let mebibytes = number("SIM_CUDA_MEMORY_MIB", 16 << 10)?;
+        if !(1..=1 << 20).contains(&mebibytes) {
+            return Err(format!("SIM_CUDA_MEMORY_MIB is {mebibytes}, expected 1 to {}", 1 << 20));
+        }
         let filter = get("SIM_CUDA_TRACE_FILTER").unwrap_or_default();
         let trace = |folder: String| -> Result<_, String> {
             Ok(TraceConfig {
@@ -66,6 +72,7 @@ impl Config {
         Ok(Self {
             arch: arch as u32,
             multiprocessors: multiprocessors as u32,
+            memory: mebibytes << 20,
             seed: number("SIM_CUDA_SEED", 1)?,
             forward: get("SIM_CUDA_FORWARD").map(PathBuf::from),
             trace: get("SIM_CUDA_TRACE").map(trace).transpose()?,
@@ -85,12 +92,15 @@ mod tests {
     fn the_default_is_a_small_hopper() {
         let config = config(&[]).unwrap();
         assert_eq!((config.arch, config.multiprocessors, config.seed), (90, 4, 1));
+        assert_eq!(config.memory, 16 << 30);
         assert!(config.forward.is_none() && config.trace.is_none());
     }
 
     #[test]
     fn values_that_cannot_be_are_named() {
-        for (name, value) in [("SIM_CUDA_ARCH", "89"), ("SIM_CUDA_SMS", "0"), ("SIM_CUDA_SEED", "x")] {
+        for (name, value) in
+            [("SIM_CUDA_ARCH", "89"), ("SIM_CUDA_SMS", "0"), ("SIM_CUDA_SEED", "x"), ("SIM_CUDA_MEMORY_MIB", "0")]
+        {
             let error = config(&[(name, value)]).unwrap_err();
             assert!(error.starts_with(name) && error.contains("expected"), "{error}");
         }

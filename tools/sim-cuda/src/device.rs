@@ -1,9 +1,6 @@
 //! What the simulated device says of itself.
 use crate::config::Config;
 
-/// Bytes of memory that the device says it has; pages are taken from the machine as they are allocated.
-pub const MEMORY: u64 = 16 << 30;
-
 /// The limits of a compute capability (CUDA C++ Programming Guide, table of technical specifications).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -89,7 +86,7 @@ mod tests {
     #[test]
     fn the_capability_splits_into_major_and_minor() {
         for (arch, major, minor, shared) in [(75, 7, 5, 64), (80, 8, 0, 163), (90, 9, 0, 227), (100, 10, 0, 227)] {
-            let config = Config { arch, multiprocessors: 4, seed: 1, forward: None, trace: None };
+            let config = Config { arch, multiprocessors: 4, memory: 1 << 30, seed: 1, forward: None, trace: None };
             assert_eq!([75, 76, 97, 16].map(|a| attribute(&config, a)), [major, minor, shared << 10, 4].map(Some));
         }
     }

@@ -2,7 +2,7 @@
 use crate::capture::{Captures, Event};
 use crate::code::Code;
 use crate::config::Config;
-use crate::device::{Limits, MEMORY};
+use crate::device::Limits;
 use crate::graph::{self, Graphs, Node};
 use crate::host::Pinned;
 use crate::module::{Call, Loaded, Registry};
@@ -45,6 +45,8 @@ pub struct Gpu {
     pub counts: Counts,
     recorder: Option<Recorder>,
     allocated: u64,
+    /// Bytes that this program may allocate in all.
+    capacity: u64,
     handles: usize,
     failed: Option<Code>,
     reported: HashSet<String>,
@@ -56,6 +58,7 @@ impl Gpu {
         let device = format!("ptx-sim sm_{}", config.arch);
         Self {
             recorder: config.trace.clone().map(|trace| Recorder::new(trace, device)),
+            capacity: config.memory,
             config,
             memory: Memory::new(),
             registry: Registry::default(),
@@ -102,10 +105,13 @@ impl Gpu {
     /// Allocates memory.
     ///
     /// # Errors
-    /// [`Code::InvalidValue`] for no bytes, or for more than the device has.
+    /// [`Code::InvalidValue`] for no bytes, [`Code::OutOfMemory`] for more than are free.
     pub fn alloc(&mut self, bytes: usize) -> Result<u64, Code> {
-        if bytes == 0 || self.allocated + bytes as u64 > MEMORY {
+        if bytes == 0 {
             return Err(Code::InvalidValue);
+        }
+        if bytes as u64 > self.free_bytes() {
+            return Err(Code::OutOfMemory);
         }
         let buffer = self.memory.alloc(&vec![FRESH; bytes]);
         self.allocated += bytes as u64;
@@ -127,9 +133,14 @@ impl Gpu {
         }
     }
 
-    /// Bytes that are not allocated.
+    /// Bytes that can be allocated.
     pub fn free_bytes(&self) -> u64 {
-        MEMORY - self.allocated
+        self.capacity.saturating_sub(self.allocated)
+    }
+
+    /// Leaves so many bytes free, or as many as there are: the rest is somebody else's, until the next call.
+    pub fn leave(&mut self, bytes: u64) {
+        self.capacity = self.allocated.saturating_add(bytes).min(self.config.memory);
     }
 
     /// Loads PTX.

@@ -3,15 +3,12 @@
 use burn::tensor::Device;
 use mla_ops::largest_buffer;
 
-use crate::cache::CacheSize;
-use crate::model::DeepseekModel;
-
 /// Sizes and modes of an [`Engine`](super::Engine).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
     /// Tokens in a cache page, a power of two.
     pub page_size: usize,
-    /// Pages of the cache: what all running requests share.
+    /// Pages of the cache: what all running requests share. [`Self::fit_cache`] has as many as the memory has room for.
     pub cache_pages: usize,
     /// Requests that run at once at most.
     pub max_batch: usize,
@@ -60,17 +57,5 @@ impl EngineOptions {
         let default = Self::default();
         let large = largest_buffer(device).is_some_and(|bytes| bytes >= LARGE_BUFFER);
         Self { token_budget: if large { 8192 } else { default.token_budget }, ..default }
-    }
-
-    /// The cache of an engine.
-    pub(super) fn cache_size(&self, model: &DeepseekModel) -> CacheSize {
-        let &Self { page_size, cache_pages, max_batch, .. } = self;
-        CacheSize {
-            num_pages: cache_pages,
-            page_size,
-            max_requests: max_batch,
-            // More than the pages hold, so that it is the pages that run out.
-            max_tokens: cache_pages.saturating_add(1).saturating_mul(page_size).min(model.max_positions()),
-        }
     }
 }

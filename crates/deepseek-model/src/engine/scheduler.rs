@@ -214,6 +214,20 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Takes back what was planned and not computed, in a step that has failed: the cache has as many tokens of each request as the
+    /// request knows of, where that is possible.
+    ///
+    /// # Errors
+    /// A cache that is damaged.
+    pub(crate) fn roll_back(&mut self) -> Result<()> {
+        for job in &self.running {
+            if let Some(place) = job.place {
+                self.cache.truncate(place, job.cached)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether all tokens of a running request are computed, so that the next one can be sampled.
     pub(crate) fn is_complete(&self, id: u64) -> bool {
         self.running_job(id).is_some_and(|job| job.missing() == 0)

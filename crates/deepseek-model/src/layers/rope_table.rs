@@ -1,6 +1,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use mla_ops::check_written;
 
 use crate::config::RopeConfig;
 use crate::step::ints;
@@ -43,7 +44,15 @@ impl RopeTable {
     pub(crate) fn first(&self, end: usize, device: &Device) -> Rows {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         let known = rows.take().filter(|[cos, _]| cos.dims()[0] >= end && cos.device() == *device);
-        rows.insert(known.unwrap_or_else(|| self.computed(end.max(LEAST).next_power_of_two(), device))).clone()
+        if known.is_some() {
+            *rows = known.clone();
+        }
+        known.unwrap_or_else(|| {
+            let new = self.computed(end.max(LEAST).next_power_of_two(), device);
+            // A table that the device had no memory for would be without numbers for ever.
+            *rows = new.iter().all(|rows| check_written("rows", rows).is_ok()).then(|| new.clone());
+            new
+        })
     }
 
     fn computed(&self, positions: usize, device: &Device) -> Rows {

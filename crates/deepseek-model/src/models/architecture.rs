@@ -28,6 +28,9 @@ pub(crate) trait Architecture: Any + Debug + Send + Sync {
     /// As [`Model::new_cache`], but for what a device has no memory for.
     fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128>;
 
+    /// Numbers that a layer computes for a token, all of them together.
+    fn activations_per_token(&self) -> usize;
+
     /// What requests that begin alike can share, with caches of `dtype`.
     fn prefix_support(&self, dtype: FloatDType) -> PrefixSupport;
 

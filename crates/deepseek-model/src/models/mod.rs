@@ -105,6 +105,11 @@ impl ModelConfig {
         captured_bytes(self.vocab_size(), size)
     }
 
+    /// Numbers that a layer computes for a token, all of them together: more than are there at once.
+    pub(crate) fn activations_per_token(&self) -> usize {
+        self.0.activations_per_token()
+    }
+
     /// What requests that begin alike can share, with caches of `dtype`.
     pub fn prefix_support(&self, dtype: FloatDType) -> PrefixSupport {
         self.0.prefix_support(dtype)

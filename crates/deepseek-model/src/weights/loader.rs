@@ -1,6 +1,7 @@
 //! From mapped bytes to tensors on a device, one at a time.
 
 mod blocks;
+mod failures;
 mod stacks;
 mod tables;
 mod views;
@@ -78,6 +79,8 @@ pub struct WeightLoader<'a> {
     loaded_bytes: u64,
     total_bytes: u64,
     report: WeightReport,
+    /// What the device had no memory for first.
+    failed: Option<ModelError>,
     /// What was asked for; then nothing is loaded.
     listing: Option<Vec<Listed<'a>>>,
 }
@@ -136,6 +139,7 @@ impl<'a> WeightLoader<'a> {
             loaded_bytes: 0,
             total_bytes: 0,
             report: WeightReport::default(),
+            failed: None,
             listing: None,
         }
     }
@@ -234,8 +238,10 @@ impl<'a> WeightLoader<'a> {
     /// Ends the loading.
     ///
     /// # Errors
-    /// [`ModelError::Weights`] listing every tensor that was missing or wrong, and every one that nobody asked for.
+    /// [`ModelError::Weights`] listing every tensor that was missing or wrong, and every one that nobody asked for;
+    /// [`ModelError::OutOfMemory`] if the device had no memory for one.
     pub fn finish(mut self) -> Result<LoadSummary> {
+        self.failed.take().map_or(Ok(()), Err)?;
         self.report.unexpected = self.unexpected();
         match self.report.is_empty() {
             true => {
@@ -267,7 +273,10 @@ impl<'a> WeightLoader<'a> {
         let zeros = placeholder(shape, &self.device, dtype.into());
         let checkpoint = match self.source {
             Source::Files(checkpoint) => Some(checkpoint),
-            Source::Random(init) => return self.draw(init, asked, &own, dtype),
+            Source::Random(init) => {
+                let drawn = self.draw(init, asked, &own, dtype);
+                return self.checked(drawn);
+            }
             Source::Unwritten | Source::Nothing => None,
         };
         // Every name is looked up, so that one bad expert does not hide the next.
@@ -289,7 +298,8 @@ impl<'a> WeightLoader<'a> {
         self.total_bytes -= others.map(|(_, stored)| stored.len()).sum::<u64>();
         let stored = &stored[own.names.clone()];
         let tensor = self.read(&Matrices { checkpoint, stored, each: asked.each, part: &own.part }, dtype);
-        tensor.map_or(zeros, |tensor| tensor.reshape(shape))
+        let tensor = tensor.map_or(zeros, |tensor| tensor.reshape(shape));
+        self.checked(tensor)
     }
 
     /// What this rank has of the tensors that are asked for; parts that are not equal are recorded.

@@ -2,10 +2,10 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use crate::MlaError;
 use crate::check::Check;
 use crate::independent::is_flex;
 use crate::limits::bytes_of;
+use crate::{MlaError, check_written};
 
 pub(super) const OP: &str = "PagedCache";
 
@@ -48,12 +48,14 @@ impl PoolConfig {
 /// # Errors
 /// [`MlaError::UnsupportedDevice`], also for an autodiff device; [`MlaError::DType`] for another type than f32, f16 or bf16, or
 /// one that the device cannot compute with; [`MlaError::DeviceLimit`] for a shape that the device has no memory for: nothing is
-/// allocated.
+/// allocated. [`MlaError::Read`] if a GPU turns out to have no memory for it.
 pub fn new_pool(shape: [usize; 3], dtype: FloatDType, device: &Device) -> Result<Tensor<3>, MlaError> {
     let (check, dtype) = (Check::on("new_pool", device)?, DType::from(dtype));
     check.float_type("dtype", dtype)?;
     check.allocation("shape", dtype, shape)?;
-    Ok(zeros(shape, dtype, device))
+    let pool = zeros(shape, dtype, device);
+    check_written("shape", &pool)?;
+    Ok(pool)
 }
 
 /// [`new_pool`] of a checked shape.

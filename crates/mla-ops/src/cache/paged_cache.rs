@@ -13,6 +13,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
 use super::config::{CacheConfig, OP, wrong_value, zeros};
 use super::{CacheError, PageAllocator, RequestToToken};
 use crate::check::Check;
+use crate::{MlaError, check_written};
 
 /// The [`PagedCache::id`] of the next cache.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
@@ -77,17 +78,22 @@ impl PagedCache {
     /// An empty cache; the pools are allocated, and zero.
     ///
     /// # Errors
-    /// [`MlaError::Value`](crate::MlaError::Value) for a size that is zero or too large, or a page size that is no power of two; [`MlaError::DType`](crate::MlaError::DType) for
-    /// a dtype that is none of the caches' or of the device's; [`MlaError::DeviceLimit`](crate::MlaError::DeviceLimit) for pools or a map that the device has
-    /// no memory for; [`MlaError::UnsupportedDevice`](crate::MlaError::UnsupportedDevice), also for an autodiff device. Nothing is allocated then.
+    /// [`MlaError::Value`] for a size that is zero or too large, or a page size that is no power of two; [`MlaError::DType`] for
+    /// a dtype that is none of the caches' or of the device's; [`MlaError::DeviceLimit`] for pools or a map that the device has
+    /// no memory for; [`MlaError::UnsupportedDevice`], also for an autodiff device. Nothing is
+    /// allocated then. [`MlaError::Read`] if a GPU runs out of memory on the way.
     pub fn new(config: CacheConfig, device: &Device) -> Result<Self, CacheError> {
         config.check(&Check::on(OP, device)?)?;
         // The casts keep the values: the check bounds both by `i32::MAX`.
         let map = RequestToToken::new(config.max_requests as u32, config.max_tokens, device)?;
-        let pool = |pool| Some(zeros(config.pool_shape(pool), config.dtype.into(), device));
+        let pool = |pool| {
+            let zeros = zeros(config.pool_shape(pool), config.dtype.into(), device);
+            check_written("pools", &zeros)?;
+            Ok(Some(zeros))
+        };
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            pools: config.pools.iter().map(pool).collect(),
+            pools: config.pools.iter().map(pool).collect::<Result<_, MlaError>>()?,
             allocator: PageAllocator::new(config.num_pages as u32),
             retained: HashMap::new(),
             idle: 0,
@@ -198,7 +204,7 @@ impl PagedCache {
     /// that nobody else holds are free again; a page that is shared and partly kept is copied at the next append.
     ///
     /// # Errors
-    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`](crate::MlaError::Value) for more tokens than it has.
+    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`] for more tokens than it has.
     pub fn truncate(&mut self, request: RequestId, len: usize) -> Result<(), CacheError> {
         let kept = len.div_ceil(self.config.page_size);
         let state = self.request(request)?;
@@ -216,7 +222,7 @@ impl PagedCache {
     /// Gives a request these pages, which somebody holds, in the place of its first ones, which it releases: they have the same rows.
     ///
     /// # Errors
-    /// [`CacheError::UnknownRequest`], [`CacheError::NotAllocated`]; [`MlaError::Value`](crate::MlaError::Value) for more pages than its
+    /// [`CacheError::UnknownRequest`], [`CacheError::NotAllocated`]; [`MlaError::Value`] for more pages than its
     /// tokens fill.
     pub fn replace_first_pages(&mut self, request: RequestId, pages: &[u32]) -> Result<(), CacheError> {
         let Request { row, len, pages: held } = self.request(request)?;

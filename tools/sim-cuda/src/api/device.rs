@@ -1,6 +1,6 @@
 //! Devices, contexts, errors.
 use crate::code::{Code, CuResult};
-use crate::device::{MEMORY, attribute};
+use crate::device::attribute;
 use crate::driver::{api, put};
 use crate::gpu::Counts;
 use std::ffi::{CStr, c_char, c_int, c_uint};
@@ -14,6 +14,8 @@ const VERSION: c_int = 13000;
 api! {
     /// No function of CUDA: what the simulated GPU has done so far, for tests that count.
     fn simCudaCounts(counts: *mut Counts) { |gpu| put(counts, gpu.counts) }
+    /// No function of CUDA: leaves so many bytes of memory free, for tests of programs that want more.
+    fn simCudaLeave(bytes: u64) { |gpu| { gpu.leave(bytes); Ok(()) } }
     fn cuInit(_flags: c_uint) { |_| Ok(()) }
     fn cuDriverGetVersion(version: *mut c_int) { |_| put(version, VERSION) }
     fn cuDeviceGetCount(count: *mut c_int) { |_| put(count, 1) }
@@ -39,7 +41,7 @@ api! {
             }
         }
     }
-    fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { |_| put(bytes, MEMORY as usize) }
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { |gpu| put(bytes, gpu.config.memory as usize) }
     fn cuDeviceGetPCIBusId(_id: *mut c_char, _length: c_int, _device: c_int) { |_| Err(Code::NotSupported) }
     fn cuDevicePrimaryCtxRetain(context: *mut usize, _device: c_int) { |_| put(context, CONTEXT) }
     fn cuDevicePrimaryCtxRelease_v2(_device: c_int) { |_| Ok(()) }
@@ -50,7 +52,7 @@ api! {
         |_| { put(least, 0)?; put(greatest, 0) }
     }
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
-        |gpu| { put(free, gpu.free_bytes() as usize)?; put(total, MEMORY as usize) }
+        |gpu| { put(free, gpu.free_bytes() as usize)?; put(total, gpu.config.memory as usize) }
     }
 }
 

@@ -59,6 +59,8 @@ macro_rules! functions {
 functions! {
     fn cuCtxSynchronize();
     fn simCudaCounts(counts: &mut [u64; 2]);
+    fn simCudaLeave(bytes: u64);
+    fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
     fn cuStreamCreate(stream: &mut usize, flags: u32);
     fn cuStreamSynchronize(stream: usize);
     fn cuStreamQuery(stream: usize);

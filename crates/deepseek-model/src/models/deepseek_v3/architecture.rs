@@ -10,7 +10,6 @@ use super::buffers::StepBuffers;
 use super::config::DeepseekV3Config;
 use super::model::DeepseekV3;
 use super::names;
-use crate::Result;
 use crate::cache::{CacheSize, ModelCache};
 use crate::config::LayerSummary;
 use crate::models::architecture::{
@@ -18,6 +17,7 @@ use crate::models::architecture::{
 };
 use crate::step::Chunk;
 use crate::weights::{Published, WeightLoader};
+use crate::{Result, memory};
 
 impl Architecture for DeepseekV3Config {
     fn sizes(&self) -> Sizes<'_> {
@@ -38,6 +38,18 @@ impl Architecture for DeepseekV3Config {
 
     fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128> {
         Ok(self.cache_config(size, dtype).bytes().map_err(CacheError::from)? as u128)
+    }
+
+    fn activations_per_token(&self) -> usize {
+        let (key, latent) = (self.qk_nope_head_dim + self.qk_rope_head_dim, self.kv_lora_rank);
+        // Queries, keys, values and outputs, and both ends of the absorbed form.
+        let head = 2 * key + 2 * self.v_head_dim + 2 * latent + self.qk_rope_head_dim;
+        let low_rank = self.q_lora_rank.unwrap_or(0) + latent + self.qk_rope_head_dim;
+        let index = self.indexer.as_ref().map_or(0, |index| index.heads * (index.head_dim + 1) + index.topk);
+        // Gate, the other factor and their product; of routed experts the outputs, too.
+        let experts = self.num_experts_per_tok * (3 * self.moe_intermediate_size + self.hidden_size);
+        let mlp = (experts + 3 * self.n_shared_experts * self.moe_intermediate_size).max(3 * self.intermediate_size);
+        4 * self.hidden_size + low_rank + self.num_attention_heads * head + index + mlp
     }
 
     fn prefix_support(&self, _dtype: FloatDType) -> PrefixSupport {
@@ -74,6 +86,7 @@ impl DeepseekV3Config {
 
 impl Model for DeepseekV3 {
     fn new_cache(&self, size: CacheSize, dtype: FloatDType) -> Result<ModelCache> {
+        memory::check("a KV cache", self.config.cache_bytes(size, dtype)?, &self.device)?;
         Ok(ModelCache::new(PagedCache::new(self.config.cache_config(size, dtype), &self.device)?))
     }
 

@@ -40,6 +40,16 @@ impl Architecture for DeepseekV4Config {
         V4Cache::bytes(self, size, dtype)
     }
 
+    fn activations_per_token(&self) -> usize {
+        // Queries before and after the rotation, outputs, and what is gathered of them.
+        let heads = 4 * self.num_attention_heads * self.head_dim + self.o_groups * self.o_lora_rank;
+        let index = self.index_n_heads * (self.index_head_dim + 1) + self.index_topk;
+        // Gate, the other factor and their product; of routed experts the outputs, too.
+        let experts = self.num_experts_per_tok * (3 * self.moe_intermediate_size + self.hidden_size);
+        let streams = (3 * self.hc_mult + 4) * self.hidden_size;
+        streams + self.q_lora_rank + heads + index + experts + 3 * self.moe_intermediate_size
+    }
+
     fn prefix_support(&self, dtype: FloatDType) -> PrefixSupport {
         PrefixSupport::Snapshots { bytes: self.bytes_per_request(dtype) }
     }

@@ -172,6 +172,15 @@ impl RequestCache for V4Cache {
         Ok(fork)
     }
 
+    /// A forward pass that has begun with these tokens has moved the state on.
+    fn truncate(&mut self, request: RequestId, len: usize) -> std::result::Result<bool, CacheError> {
+        let possible = self.computed(request)? <= len;
+        if possible {
+            self.entries.truncate(request, len)?;
+        }
+        Ok(possible)
+    }
+
     fn free(&mut self, request: RequestId) -> std::result::Result<(), CacheError> {
         self.entries.free(request)?;
         self.computed.remove(&request);
@@ -217,8 +226,11 @@ impl RequestCache for V4Cache {
 impl Snapshots for V4Cache {
     fn reserve(&mut self, slots: usize) -> Result<()> {
         let bytes = (slots as u128).saturating_mul(self.bytes_per_request as u128);
-        memory::check("snapshots of requests' states", bytes, &self.device)?;
-        self.snapshots = Some(SnapshotRows::new(self.states.like(slots, &self.device)?, slots));
+        const WHAT: &str = "snapshots of requests' states";
+        memory::check(WHAT, bytes, &self.device)?;
+        let states = self.states.like(slots, &self.device);
+        let states = states.map_err(|error| memory::of_failure(WHAT, error, &self.device))?;
+        self.snapshots = Some(SnapshotRows::new(states, slots));
         Ok(())
     }
 

@@ -66,7 +66,8 @@ impl<'a> WeightLoader<'a> {
             return None;
         }
         let matrix_rows = asked.matrices?.count(own.names.len(), rows);
-        filling.finish(matrix_rows, self.dtype)
+        let (blocks, sizes) = filling.finish(matrix_rows, self.dtype)?;
+        Some((self.checked_blocks(blocks), sizes))
     }
 
     /// The format of what no files have: as it is published, where the configuration has blocks and rows are whole words.
@@ -108,11 +109,13 @@ impl<'a> WeightLoader<'a> {
         let scale = init.map_or(1.0, |init| init.block_scale(format, whole[2]));
         let matrix_rows = asked.matrices?.count(sizes[0], sizes[1]);
         let drawn = with_scale(codes, scale, (format, sizes), matrix_rows, self.dtype);
-        if init.is_some() {
-            let all = Listed::block_bytes(format, &[whole[1], whole[2]]) * whole[0] as u64;
-            self.advance(all, first);
+        if init.is_none() {
+            return Some(drawn);
         }
-        Some(drawn)
+        let all = Listed::block_bytes(format, &[whole[1], whole[2]]) * whole[0] as u64;
+        self.advance(all, first);
+        let (blocks, sizes) = drawn;
+        Some((self.checked_blocks(blocks), sizes))
     }
 
     /// A weight of blocks. What is wrong with them is recorded.

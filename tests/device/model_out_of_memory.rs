@@ -1,0 +1,187 @@
+//! Memory that runs out on a GPU: whatever asks for it gets an error with the numbers, and the device works afterwards. On the
+//! simulated GPU, which can leave a program as much as a test wants: for the whole process, so that other tests would fail beside
+//! these.
+
+use burn::tensor::{Device, FloatDType};
+use burn_mla::model::{DeepseekModel, Engine, EngineOptions, ModelError, Tokenizer};
+use burn_mla::ops::{DeviceMemory, compile_ahead, device_memory};
+
+use crate::devices::{for_each_device, is_simulated, skip};
+use crate::model_engine::{drain, greedy};
+use crate::model_parity::{Stored, folder, load};
+
+const V3: &str = "tests/fixtures/v3-tiny";
+const V4: &str = "tests/fixtures/v4-tiny";
+const DEMO: &str = "assets/demo-v3";
+
+/// The device has as little memory as [`leave`] says, for as long as this lives.
+struct Short;
+
+/// Leaves so many bytes.
+fn leave(bytes: u64) -> Short {
+    // SAFETY: the simulated driver is loaded, and this is what it exports.
+    unsafe {
+        let driver = libloading::Library::new("libcuda.so").expect("the driver that is in use");
+        let leave: libloading::Symbol<unsafe extern "C" fn(u64) -> u32> =
+            driver.get(b"simCudaLeave").expect("a driver that runs out of memory");
+        leave(bytes);
+    }
+    Short
+}
+
+impl Drop for Short {
+    fn drop(&mut self) {
+        std::mem::forget(leave(u64::MAX));
+    }
+}
+
+fn on_the_simulated_gpu(test: impl Fn(&Device)) {
+    for_each_device(|device| match is_simulated(device) {
+        true => test(device),
+        false => skip(device, "memory runs out on the simulated GPU only"),
+    });
+}
+
+/// Whether an error is that of memory that ran out, for this; what was asked, and what was there.
+fn lacked(error: &ModelError, wanted: &str) -> (u128, u64) {
+    eprintln!("{error}");
+    match error {
+        &ModelError::OutOfMemory { what, needed_bytes, free_bytes, .. } if what == wanted => (needed_bytes, free_bytes),
+        other => panic!("expected no room for {wanted}, not: {other}"),
+    }
+}
+
+fn memory(device: &Device) -> DeviceMemory {
+    device_memory(device).expect("CUDA says how much there is")
+}
+
+/// What the driver has free, and what the pools of the program hold without use.
+#[test]
+fn model_out_of_memory_is_known_before() {
+    on_the_simulated_gpu(|device| {
+        let all = memory(device);
+        assert_eq!(all.total, 16 << 30);
+        assert!(all.free <= all.total && all.free > 15 << 30, "{all:?}");
+        assert_eq!(compile_ahead(device, || device_memory(device)), Some(None), "nothing is taken then");
+        let model = load(DEMO, device);
+        device.sync().expect("no error");
+        let loaded = memory(device);
+        let taken = all.free - loaded.free;
+        assert!(taken > 1 << 20, "the weights are there: {taken}");
+        drop(model);
+        device.sync().expect("no error");
+        assert!(memory(device).free >= loaded.free + taken / 2, "what nobody uses is free: {:?}", memory(device));
+    });
+}
+
+#[test]
+fn model_out_of_memory_for_weights() {
+    on_the_simulated_gpu(|device| {
+        // Known before anything is loaded.
+        let short = leave(1 << 20);
+        let from = folder(DEMO);
+        let mut steps = 0;
+        let error = DeepseekModel::load(&from, device, FloatDType::F32, &mut |_| steps += 1).expect_err("too many");
+        let (needed, free) = lacked(&error, "weights");
+        assert!(needed > u128::from(free) && steps == 0, "{needed} {free} {steps}");
+        drop(short);
+        // Somebody else takes it meanwhile.
+        let mut short = None;
+        let error = DeepseekModel::load(&from, device, FloatDType::F32, &mut |_| {
+            short.get_or_insert_with(|| leave(0));
+        })
+        .expect_err("too many");
+        let (needed, _) = lacked(&error, "weights");
+        assert!(needed > 0);
+        drop(short);
+        load(DEMO, device);
+    });
+}
+
+#[test]
+fn model_out_of_memory_for_a_cache() {
+    on_the_simulated_gpu(|device| {
+        for name in [V3, V4] {
+            let (model, tokenizer) = (load(name, device), Tokenizer::load(&folder(name)).expect("it loads"));
+            let short = leave(1 << 20);
+            let options = EngineOptions { cache_pages: 1 << 14, ..Default::default() };
+            let error = Engine::new(&model, &tokenizer, options).expect_err("too many pages");
+            let (needed, free) = lacked(&error, "a KV cache");
+            assert!(needed > u128::from(free), "{name}: {needed} {free}");
+            drop(short);
+            // So little is not asked for before: the first pool is missing.
+            device.memory_cleanup();
+            let short = leave(0);
+            let options = EngineOptions { cache_pages: 3, page_size: 32, max_batch: 2, ..Default::default() };
+            let error = Engine::new(&model, &tokenizer, options).expect_err("no memory");
+            lacked(&error, "a KV cache");
+            drop(short);
+            Engine::new(&model, &tokenizer, options).expect("room for a cache");
+        }
+    });
+}
+
+/// What is left to a step is enough for the largest one, with a cache as large as the default.
+#[test]
+fn model_out_of_memory_is_not_what_the_default_is_for() {
+    let tokenizer = Tokenizer::load(&folder(V3)).expect("the tokenizer loads");
+    on_the_simulated_gpu(|device| {
+        let model = load(V3, device);
+        device.memory_cleanup();
+        let options = EngineOptions { max_batch: 4, token_budget: 64, ..Default::default() };
+        let all = options.fit_cache(&model).expect("room").cache_pages;
+        assert_eq!(all, 4 * model.max_positions() / options.page_size, "all that can be used");
+        let reserve = options.reserved_bytes(&model);
+        let short = leave(u64::try_from(reserve).expect("megabytes") + (4 << 20));
+        let free = u128::from(memory(device).free);
+        let fitted = options.fit_cache(&model).expect("room for some");
+        let page = 4 * 80 * 4 * options.page_size as u128;
+        let room = (free - reserve) / 10 * 9;
+        assert_eq!(fitted.cache_pages as u128, room / page, "{free} {reserve}");
+        let mut engine = Engine::new(&model, &tokenizer, fitted).expect("room for the cache");
+        let prompt = (0..fitted.token_budget as u32).map(|token| 3 + token % 500).collect();
+        let mut stream = engine.submit(greedy(prompt, 3)).expect("a sound request");
+        while engine.step().expect("room for the step") {}
+        assert_eq!(drain(&mut stream, &mut String::new()).expect("an end").token_ids.len(), 3);
+        drop((engine, short));
+        device.memory_cleanup();
+        let _short = leave(1 << 20);
+        let error = options.fit_cache(&model).expect_err("no room");
+        let (needed, free) = lacked(&error, "a page of the KV cache beside a step");
+        assert!(needed > reserve && needed > u128::from(free), "{needed} {free}");
+    });
+}
+
+/// A prompt whose activations have no room, and then a decode step, launched or captured.
+#[test]
+fn model_out_of_memory_in_a_step() {
+    let (prompt, ids) = Stored::greedy(V3).swap_remove(0);
+    let tokenizer = Tokenizer::load(&folder(V3)).expect("the tokenizer loads");
+    on_the_simulated_gpu(|device| {
+        let model = load(V3, device);
+        for (steps_before, graphs) in [(0, false), (1, false), (1, true)] {
+            let options = EngineOptions { page_size: 16, cache_pages: 64, max_batch: 2, graphs, ..Default::default() };
+            let mut engine = Engine::new(&model, &tokenizer, options).expect("a small cache");
+            let mut stream = engine.submit(greedy(prompt.clone(), 4)).expect("a sound request");
+            for _ in 0..steps_before {
+                engine.step().expect("room for a step");
+            }
+            device.memory_cleanup();
+            let short = leave(0);
+            let error = engine.step().expect_err("no memory");
+            let (needed, _) = lacked(&error, "a buffer of a step");
+            assert!(needed > 0);
+            let again = engine.step().expect_err("it has failed");
+            assert!(matches!(again, ModelError::EngineFailed { .. }), "{again}");
+            drop(short);
+            assert!(engine.cancel(stream.id()).expect("a sound cache"));
+            drain(&mut stream, &mut String::new()).expect("an end");
+        }
+        let options = EngineOptions { page_size: 16, cache_pages: 64, max_batch: 2, ..Default::default() };
+        let mut engine = Engine::new(&model, &tokenizer, options).expect("a small cache");
+        let mut stream = engine.submit(greedy(prompt.clone(), 4)).expect("a sound request");
+        while engine.step().expect("the device works") {}
+        let completion = drain(&mut stream, &mut String::new()).expect("an end");
+        assert_eq!(completion.token_ids, ids[..4]);
+    });
+}
