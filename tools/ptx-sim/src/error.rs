@@ -210,6 +210,12 @@ pub enum Fault {
         /// What is wrong.
         problem: String,
     },
+    /// A `tcgen05` operation of a pair of CTAs that this CTA cannot issue.
+    #[error(".cta_group::2: {problem}")]
+    CtaGroup {
+        /// What is wrong.
+        problem: &'static str,
+    },
     /// A write to memory that cannot be written.
     #[error("write to read-only memory at {address:#x}")]
     ReadOnly {

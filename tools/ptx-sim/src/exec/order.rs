@@ -59,6 +59,8 @@ pub(super) struct Stamp {
 pub(crate) struct Clock {
     seen: Vec<u32>,
     fenced: Vec<u32>,
+    /// Up to where reads are over, though nothing else need have been seen: see [`Clock::join_reads`].
+    read: Vec<u32>,
 }
 
 fn raise(to: &mut Vec<u32>, from: &[u32]) {
@@ -82,6 +84,13 @@ impl Clock {
     pub fn join(&mut self, other: &Self) {
         raise(&mut self.seen, &other.seen);
         raise(&mut self.fenced, &other.fenced);
+        raise(&mut self.read, &other.read);
+    }
+
+    /// Knows only that the other's reads are over.
+    pub fn join_reads(&mut self, other: &Self) {
+        raise(&mut self.read, &other.seen);
+        raise(&mut self.read, &other.read);
     }
 }
 
@@ -114,7 +123,7 @@ pub(crate) struct Order {
 impl Order {
     pub fn new(warps: usize) -> Self {
         let actor = |index: usize| {
-            let mut clock = Clock { seen: vec![0; warps], fenced: vec![0; warps] };
+            let mut clock = Clock { seen: vec![0; warps], fenced: vec![0; warps], read: Vec::new() };
             clock.seen[index] = 1;
             let starts = vec![0, 0];
             let apart = Apart::default();
@@ -139,6 +148,11 @@ impl Order {
     /// Whether what the stamp stands for is ordered before what the agent does now.
     pub(super) fn seen(&self, by: Agent, stamp: Stamp) -> bool {
         stamp.agent == by || covers(&self.actors[by.index()].clock.seen, stamp)
+    }
+
+    /// Whether a read is over before what the agent does now.
+    pub(super) fn read(&self, by: Agent, stamp: Stamp) -> bool {
+        self.seen(by, stamp) || covers(&self.actors[by.index()].clock.read, stamp)
     }
 
     /// Whether the async proxy sees the stamp's writes, as far as the agent knows.
@@ -232,6 +246,18 @@ impl Order {
         let clock = self.known(agent);
         self.actor(operation).clock.join(&clock);
         self.next(agent);
+    }
+
+    /// Something that a warp does at once, in another CTA's memory: its stamp, and the clock of those who know of it and of nothing
+    /// else. The warp itself does.
+    pub fn event(&mut self, by: Agent, what: &'static str) -> (Agent, Clock) {
+        let event = self.begin_async(by, Proxy::Generic, what);
+        let epoch = self.end_async(event).seen[event.index()];
+        let mut clock = Clock::default();
+        clock.seen.resize(event.index() + 1, 0);
+        clock.seen[event.index()] = epoch;
+        self.acquire(by, &clock);
+        (event, clock)
     }
 
     /// What an agent knows, itself included.

@@ -182,7 +182,7 @@ impl Shadow {
             }
         }
         let writes = !matches!(access, Access::Read | Access::StrongRead);
-        if writes && let Some(stamp) = old.reads.iter().find(|stamp| !order.seen(by, **stamp)) {
+        if writes && let Some(stamp) = old.reads.iter().find(|stamp| !order.read(by, **stamp)) {
             return Err(Conflict::Unordered { earlier: "read", stamp: *stamp });
         }
         let now = order.now(by);

@@ -1,6 +1,13 @@
 //! The operations.
 use super::*;
 
+/// For whom an operation on an mbarrier is a release or an acquire (PTX ISA, "Scope").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Cta,
+    Cluster,
+}
+
 /// Operations. The names are those of PTX; PTX ISA 9.7 has the semantics.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
@@ -240,7 +247,7 @@ pub(crate) enum Op {
         addr: Addr,
         count: Option<Slot>,
         expect: Option<Slot>,
-        releases: bool,
+        releases: Option<Scope>,
     },
     /// Bytes that are announced have come without a copy.
     MbarrierComplete {
@@ -259,7 +266,7 @@ pub(crate) enum Op {
         addr: Addr,
         parity: Slot,
         blocks: bool,
-        acquires: bool,
+        acquires: Option<Scope>,
     },
     /// Arrives once the thread's earlier `cp.async` copies are done.
     MbarrierArriveCopies {

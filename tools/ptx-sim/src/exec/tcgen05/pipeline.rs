@@ -116,6 +116,7 @@ pub(super) fn commit(warp: &Warp, env: &mut Env, lane: usize, mbarrier: Addr, ma
     // The operation uses the mbarrier by the generic proxy (PTX ISA, tcgen05.commit).
     let by = warp.agent;
     for address in &addresses {
+        env.shared.reach("tcgen05.commit", *address)?;
         env.mbarriers.get(&env.shared.order, by, *address)?;
     }
     let thread = Thread { warp: by.index(), lane };
