@@ -242,6 +242,14 @@ pub enum Fault {
         /// The executing lanes.
         executing: u32,
     },
+    /// An `.aligned` instruction that a part of a warp comes to, where nothing brings the other lanes there.
+    #[error(
+        "lanes {missing:#010x} of the warp are elsewhere, and all its lanes must execute this together: no bar.warp.sync since they parted"
+    )]
+    LanesApart {
+        /// The lanes that are not there.
+        missing: u32,
+    },
     /// The kernel gave up.
     #[error("trap")]
     Trap,

@@ -20,10 +20,13 @@ impl Decoder<'_, '_> {
                     ["relaxed"] | ["relaxed", "aligned"] => false,
                     _ => return Ok(None),
                 };
-                Op::ClusterArrive { releases }
+                Op::ClusterArrive { releases, aligned: rest.contains(&"aligned") }
             }
-            ["barrier", "cluster", "wait"] | ["barrier", "cluster", "wait", "aligned" | "acquire"] => Op::ClusterWait,
-            ["barrier", "cluster", "wait", "acquire", "aligned"] => Op::ClusterWait,
+            ["barrier", "cluster", "wait", rest @ ..]
+                if matches!(rest, [] | ["aligned" | "acquire"] | ["acquire", "aligned"]) =>
+            {
+                Op::ClusterWait { aligned: rest.contains(&"aligned") }
+            }
             ["bar" | "barrier", rest @ ..] if matches!(rest.first(), Some(&"sync" | &"arrive" | &"cta" | &"warp")) => {
                 return self.barrier(rest);
             }

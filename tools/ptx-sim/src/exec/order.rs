@@ -80,6 +80,16 @@ impl Clock {
         covers(&self.seen, stamp)
     }
 
+    /// Whether it knows nothing.
+    pub fn is_empty(&self) -> bool {
+        self.seen.is_empty()
+    }
+
+    /// Whether it knows all that the other has seen.
+    pub fn covers(&self, other: &Self) -> bool {
+        other.seen.iter().enumerate().all(|(agent, epoch)| self.seen.get(agent).copied().unwrap_or(0) >= *epoch)
+    }
+
     /// Knows what the other knows, too.
     pub fn join(&mut self, other: &Self) {
         raise(&mut self.seen, &other.seen);

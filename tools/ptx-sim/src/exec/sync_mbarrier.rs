@@ -1,9 +1,9 @@
 //! Operations on mbarriers (PTX ISA, "mbarrier" and `cp.async.mbarrier.arrive`).
 use super::address::shared_address;
 use super::copies::{self, Issued};
-use super::env::{Env, Work};
+use super::env::{Env, Random, Work};
 use super::order::{Agent, Clock};
-use super::registers::{LaneResult, lanes};
+use super::registers::{LANES, LaneResult, lanes};
 use super::shared::rank_and_offset;
 use super::warp::{Flow, Wait, Warp};
 use crate::error::Fault;
@@ -136,6 +136,10 @@ fn wait(
             waits = waits.or(Some(Wait::Mbarrier { address, parity, phase: barrier.phase }));
         }
     }
+    if blocks && gives_up(warp, env, &clock) {
+        warp.regs.set_pred(mask, dst, 0);
+        return Ok(Flow::Next);
+    }
     // A thread that waits sleeps here until its phase is over: nothing could come of asking again.
     if let (true, 0, Some(wait)) = (blocks, done, waits) {
         return Ok(Flow::Retry(wait));
@@ -147,9 +151,38 @@ fn wait(
     Ok(Flow::Next)
 }
 
+/// The time limit of a `try_wait` is the system's, and who has not learnt otherwise that a phase is over cannot tell when it came to
+/// be: the wait may have been before. The lanes of one instruction get one answer.
+fn gives_up(warp: &Warp, env: &mut Env, done: &Clock) -> bool {
+    if !env.adversary.waits {
+        return false;
+    }
+    let known = !done.is_empty() && env.shared.order.clock(warp.agent).covers(done);
+    !known && env.random.below(4) == 0
+}
+
 /// The copies that the lanes have started come later, and the arrival after them. Without `.noinc` the operation first
 /// counts itself in.
 fn arrive_copies(warp: &mut Warp, env: &mut Env, mask: u32, addr: Addr, counted: bool) -> LaneResult<()> {
+    // Each thread's copies are its own, and so is the arrival behind them.
+    let some = if env.adversary.arrivals { apart(&mut env.random) } else { u32::MAX };
+    for part in [mask & some, mask & !some].into_iter().filter(|part| *part != 0) {
+        arrive_together(warp, env, part, addr, counted)?;
+    }
+    Ok(())
+}
+
+/// Lanes that are served before or after the others: any, or one of them.
+fn apart(random: &mut Random) -> u32 {
+    match random.below(3) {
+        0 => 1 << random.below(LANES as u64),
+        1 => !(1 << random.below(LANES as u64)),
+        _ => random.below(1 << 32) as u32,
+    }
+}
+
+/// The arrivals of lanes whose copies come at one time.
+fn arrive_together(warp: &mut Warp, env: &mut Env, mask: u32, addr: Addr, counted: bool) -> LaneResult<()> {
     let (mut clock, mut all, mut barriers): (_, Vec<Issued>, Vec<u64>) = (Clock::default(), Vec::new(), Vec::new());
     for l in lanes(mask) {
         let at = place(warp, addr, l);

@@ -199,8 +199,11 @@ pub(crate) enum Op {
     },
     ClusterArrive {
         releases: bool,
+        aligned: bool,
     },
-    ClusterWait,
+    ClusterWait {
+        aligned: bool,
+    },
     /// `fence.proxy.async`.
     ProxyFence,
     /// `fence.mbarrier_init`.
