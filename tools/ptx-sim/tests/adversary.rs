@@ -156,3 +156,19 @@ fn copies_of_lanes_arrive_apart(#[case] adversary: Adversary, #[case] count: u32
     let expected: Vec<u32> = (0..32).map(|i| cell(0, i)).collect();
     assert_eq!(all(&run, &body).into_iter().any(|out| out.unwrap()[..32] != expected), wrong);
 }
+
+/// Some lanes write, all arrive, each for itself: those that wrote after those that did not.
+#[rstest]
+fn parted_lanes_arrive_one_after_the_other(#[values(LANES, Adversary::default())] adversary: Adversary) {
+    let body = format!(
+        "@%p1 mbarrier.init.shared::cta.b64 [%r2], 32; shl.b32 %r5, %r1, 2; add.s32 %r4, %r3, %r5; setp.ge.u32 %p4, %r1, 32;\n\
+         @!%p4 st.shared.u32 [%r4+1024], %r5; bar.sync 0; @%p4 bra READ; ld.shared.u32 %r6, [%r4+1024]; and.b32 %r7, %r1, 3;\n\
+         setp.ne.u32 %p5, %r7, 0; @%p5 bra COME; st.shared.u32 [%r4], %r6;\n\
+         COME: mbarrier.arrive.release.cta.shared::cta.b64 _, [%r2]; bra END;\n\
+         READ: {WAIT} @%p5 bra END; sub.s32 %r4, %r4, 128; and.b32 %r7, %r1, 3; setp.ne.u32 %p5, %r7, 0; @%p5 bra END;\n\
+         ld.shared.u32 %r6, [%r4]; st.global.u32 [%rd1], %r6; END:"
+    );
+    for result in all(&Run { threads: 64, adversary, ..Run::default() }, &body) {
+        assert!(result.is_ok(), "{result:?}");
+    }
+}

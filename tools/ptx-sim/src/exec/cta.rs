@@ -251,6 +251,9 @@ fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Resul
     env.shared.order.line = inst.line;
     // Lanes that are gone do nothing apart any more.
     env.shared.order.lanes = mask | !warp.live();
+    // Where groups release one after the other, the clocks of a warp cannot tell what each has released: they are not checked.
+    let parted = warp.stays_apart && warp.groups.len() > 1;
+    env.shared.order.speak_for = if parted { u32::MAX } else { env.shared.order.lanes };
     let warp_number = warp.agent.index();
     let located = |(fault, lanes)| (fault, Origin { warp: warp_number, lanes, pc });
     if !inst.touches.is_empty() {

@@ -124,8 +124,9 @@ pub(crate) struct Order {
     warps: usize,
     /// Line of the instruction that runs.
     pub line: u32,
-    /// The lanes that run it.
+    /// The lanes that run it, and those that they speak for when they release.
     pub lanes: u32,
+    pub speak_for: u32,
     /// Changes with every clock.
     pub(super) version: u32,
 }
@@ -139,7 +140,14 @@ impl Order {
             let apart = Apart::default();
             Actor { clock, proxy: Proxy::Generic, busy: false, what: "warp", warp: index, starts, apart }
         };
-        Self { actors: (0..warps).map(actor).collect(), warps, line: 0, lanes: u32::MAX, version: 1 }
+        Self {
+            actors: (0..warps).map(actor).collect(),
+            warps,
+            line: 0,
+            lanes: u32::MAX,
+            speak_for: u32::MAX,
+            version: 1,
+        }
     }
 
     fn actor(&mut self, agent: Agent) -> &mut Actor {
@@ -197,7 +205,7 @@ impl Order {
     /// What the lanes that run know of what their agent has done and seen.
     fn known(&self, agent: Agent) -> Clock {
         let actor = &self.actors[agent.index()];
-        let (mut clock, until) = (actor.clock.clone(), actor.apart.until(self.lanes));
+        let (mut clock, until) = (actor.clock.clone(), actor.apart.until(self.speak_for));
         for epochs in [&mut clock.seen, &mut clock.fenced] {
             epochs.iter_mut().skip(agent.index()).take(1).for_each(|epoch| *epoch = (*epoch).min(until));
         }
