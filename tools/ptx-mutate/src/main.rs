@@ -32,7 +32,7 @@ struct Args {
     /// Schedules to try.
     #[arg(long, default_value_t = 3)]
     seeds: u64,
-    /// What launches do that hardware may do but rarely does: all, or some of lanes, waits, arrivals.
+    /// What launches of every second schedule do that hardware may do but rarely does: all, or some of lanes, waits, arrivals.
     #[arg(long, default_value = "")]
     adversary: Adversary,
     /// Runs so many mutants only.
@@ -91,6 +91,7 @@ impl Case for Recorded {
     }
 
     fn run(&self, run: &Run) -> Result<Outcome, SimError> {
+        let adversary = if run.seed.is_multiple_of(2) { self.adversary } else { Adversary::default() };
         let mut memory = Memory::new();
         let allocations = self.trace.launch.allocations.iter().zip(&self.trace.before);
         let buffers: Result<Vec<_>, _> =
@@ -103,14 +104,8 @@ impl Case for Recorded {
         {
             launch.params[param] = Param::Bytes(bytes.to_vec());
         }
-        let stats = Launch {
-            seed: run.seed,
-            adversary: self.adversary,
-            max_instructions: run.limit,
-            coverage: run.coverage,
-            ..launch
-        }
-        .run(&memory)?;
+        let stats = Launch { seed: run.seed, adversary, max_instructions: run.limit, coverage: run.coverage, ..launch }
+            .run(&memory)?;
         let memory = buffers.into_iter().map(|buffer| memory.read(buffer)).collect();
         Ok(Outcome { memory, instructions: stats.warp_instructions, longest: stats.longest_cta })
     }

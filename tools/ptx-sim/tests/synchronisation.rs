@@ -197,7 +197,7 @@ fn scopes_of_arrivals(#[case] arrive: &str, #[case] wait: &str, #[case] written:
         )
     };
     let writes = body("st.shared::cluster.u32 [%r10], 7;", "ld.shared.u32 %r5, [%r3]; st.global.u32 [%rd1], %r5;");
-    let reads = body("ld.shared.u32 %r5, [%r3];", "st.shared::cluster.u32 [%r10], 8;");
+    let reads = body("st.shared.u32 [%r3], 6; ld.shared.u32 %r5, [%r3];", "st.shared::cluster.u32 [%r10], 8;");
     for seed in SEEDS {
         let run = |body: &str| Run { ctas: 2, threads: 1, seed, ..Run::default() }.both(body);
         for (result, works) in [(run(&writes), written), (run(&reads), read)] {

@@ -2,8 +2,8 @@
 //!
 //! A phase is complete when no arrival is pending and the transaction count is zero. Arrivals release, and a wait that
 //! sees the phase complete acquires. Between CTAs of a cluster both need `.cluster` (PTX ISA, "Scope"): what a release of
-//! `.cta` has done in another CTA is not visible. That its reads are over is taken from it all the same, as CUTLASS does where
-//! consumers give a stage back; so only what it wrote is missing. Copies and `tcgen05.commit` release to the cluster by themselves,
+//! `.cta` has done in another CTA is not visible. That it is over is taken from it all the same, as CUTLASS does where
+//! consumers give a stage back: a copy may overwrite what was read, but nobody may read what was written. Copies and `tcgen05.commit` release to the cluster by themselves,
 //! and their bytes are there for who has waited with either scope.
 use super::order::{Agent, Clock, Order, Proxy, Stamp};
 use super::shared::Shared;
@@ -86,7 +86,7 @@ impl Mbarrier {
     /// What threads of another CTA release with the arrival that follows, to this scope.
     pub fn release_far(&mut self, scope: Option<Scope>, clock: &Clock) {
         if scope.is_some() {
-            self.clock.join_reads(clock);
+            self.clock.join_over(clock);
         }
         if scope == Some(Scope::Cluster) {
             self.far.join(clock);

@@ -59,8 +59,8 @@ pub(super) struct Stamp {
 pub(crate) struct Clock {
     seen: Vec<u32>,
     fenced: Vec<u32>,
-    /// Up to where reads are over, though nothing else need have been seen: see [`Clock::join_reads`].
-    read: Vec<u32>,
+    /// Up to where accesses are over, though what they wrote need not be seen: a write may follow, and no read.
+    over: Vec<u32>,
 }
 
 fn raise(to: &mut Vec<u32>, from: &[u32]) {
@@ -94,13 +94,13 @@ impl Clock {
     pub fn join(&mut self, other: &Self) {
         raise(&mut self.seen, &other.seen);
         raise(&mut self.fenced, &other.fenced);
-        raise(&mut self.read, &other.read);
+        raise(&mut self.over, &other.over);
     }
 
-    /// Knows only that the other's reads are over.
-    pub fn join_reads(&mut self, other: &Self) {
-        raise(&mut self.read, &other.seen);
-        raise(&mut self.read, &other.read);
+    /// Knows only that what the other knows of is over.
+    pub fn join_over(&mut self, other: &Self) {
+        raise(&mut self.over, &other.seen);
+        raise(&mut self.over, &other.over);
     }
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct Order {
 impl Order {
     pub fn new(warps: usize) -> Self {
         let actor = |index: usize| {
-            let mut clock = Clock { seen: vec![0; warps], fenced: vec![0; warps], read: Vec::new() };
+            let mut clock = Clock { seen: vec![0; warps], fenced: vec![0; warps], over: Vec::new() };
             clock.seen[index] = 1;
             let starts = vec![0, 0];
             let apart = Apart::default();
@@ -168,9 +168,9 @@ impl Order {
         stamp.agent == by || covers(&self.actors[by.index()].clock.seen, stamp)
     }
 
-    /// Whether a read is over before what the agent does now.
-    pub(super) fn read(&self, by: Agent, stamp: Stamp) -> bool {
-        self.seen(by, stamp) || covers(&self.actors[by.index()].clock.read, stamp)
+    /// Whether it is over, at least, before what the agent does now.
+    pub(super) fn over(&self, by: Agent, stamp: Stamp) -> bool {
+        self.seen(by, stamp) || covers(&self.actors[by.index()].clock.over, stamp)
     }
 
     /// Whether the async proxy sees the stamp's writes, as far as the agent knows.
