@@ -124,10 +124,10 @@ impl Softmax {
         mbarrier::wait(cube.barriers.summed, (self.turn - 1) % 2);
         tcgen05::fence_after();
         let (factor_a, factor_b) = (inverse(sum_a), inverse(sum_b));
+        // Tensor memory is read by whole warps.
+        sync_plane();
         #[unroll]
         for side in 0..2u32 {
-            // Tensor memory is read by whole warps.
-            sync_plane();
             let mut acc = Vector::<f32, Const<128>>::zeroed();
             if blocks > 0 {
                 let at = self.own + comptime!(side * RIGHT + OUTPUT_AT);
@@ -137,7 +137,6 @@ impl Softmax {
             let column = comptime!(side * VALUE_WIDTH as u32 / 2);
             results.write_rows::<Const<128>>(acc, target, self.own_row, column, cube.lane);
         }
-        sync_plane();
     }
 }
 
