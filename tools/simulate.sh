@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs tests of the CUDA kernels on a simulated GPU, on a machine that needs neither a GPU nor a driver:
 #
-#     tools/simulate.sh [--arch 75|80|90|100] [--seed N] [--kernels | --models] [--part K/N] TEST_FILTER...
+#     tools/simulate.sh [--arch 75|80|90|100] [--seed N] [--adversary PARTS] [--kernels | --models] [--part K/N] TEST_FILTER...
 #
 # The filters are those of the device tests (`cargo test --test device`), for example ops_merge_state, and other
 # arguments of a test program. --kernels: the tests of mla-kernels instead, of kernels (`portable`) and instructions.
+# --adversary: launches do what hardware may do but rarely does: all, or some of lanes,waits,arrivals.
 # --models: tests of deepseek-model that ask for kernels and launch none; they are not compiled (SIM_CUDA_KERNELS).
 # --part: of the tests that the filters name every Nth, from the Kth on, counted from 0. A filter that names none is an error.
 # MLA_FEATURES: other features than cuda to build the tests with, for a build that is there already.
@@ -19,6 +20,7 @@ while [ $# -gt 0 ]; do
     case "$1" in
         --arch) export SIM_CUDA_ARCH="$2"; shift 2 ;;
         --seed) export SIM_CUDA_SEED="$2"; shift 2 ;;
+        --adversary) export SIM_CUDA_ADVERSARY="$2"; shift 2 ;;
         --kernels) tests=(--lib --test portable) programs='portable\|mla_kernels'; shift ;;
         --models)
             tests=(--lib) programs=deepseek_model options=(--ignored --nocapture --test-threads 1)
@@ -31,7 +33,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 if [ $# -eq 0 ]; then
-    sed -n '2,12s/^# \?//p' "$0" >&2
+    sed -n '2,13s/^# \?//p' "$0" >&2
     exit 2
 fi
 

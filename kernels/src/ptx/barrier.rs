@@ -54,11 +54,12 @@ pub(crate) fn arrive_at(id: u32, #[comptime] threads: u32) {
 
 /// Waits for all threads of the cluster: `barrier.cluster.arrive` and `barrier.cluster.wait`.
 ///
-/// All threads of all its cubes.
+/// All threads of all its cubes. Those of a warp wait for each other before: the barrier needs them together, and PTX does not
+/// promise that they are behind a branch.
 #[cube]
 pub(crate) fn sync_cluster() {
     gpu_asm!(
-        "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;",
+        "bar.warp.sync 0xffffffff;\nbarrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;",
         options(explicit_mem, reads_address_space shared, writes_address_space shared)
     );
 }

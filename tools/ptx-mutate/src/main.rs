@@ -5,7 +5,7 @@ use ptx_mutate::{
     Case, Judged, MapEdit, Mutant, Outcome, Reference, Run, Verdict, Verdicts, fingerprint, judge, map_mutants,
     mutants, report, sample,
 };
-use ptx_sim::{Launch, Memory, Module, Param, ParseError, SimError, TensorMap, parse};
+use ptx_sim::{Adversary, Launch, Memory, Module, Param, ParseError, SimError, TensorMap, parse};
 use ptx_sim::{Trace, TraceError};
 use rayon::prelude::*;
 use regex::Regex;
@@ -32,6 +32,9 @@ struct Args {
     /// Schedules to try.
     #[arg(long, default_value_t = 3)]
     seeds: u64,
+    /// What launches of every second schedule do that hardware may do but rarely does: all, or some of lanes, waits, arrivals.
+    #[arg(long, default_value = "")]
+    adversary: Adversary,
     /// Runs so many mutants only.
     #[arg(long)]
     sample: Option<usize>,
@@ -72,6 +75,7 @@ enum Error {
 struct Recorded {
     name: String,
     trace: Trace,
+    adversary: Adversary,
 }
 
 impl Case for Recorded {
@@ -87,6 +91,7 @@ impl Case for Recorded {
     }
 
     fn run(&self, run: &Run) -> Result<Outcome, SimError> {
+        let adversary = if run.seed.is_multiple_of(2) { self.adversary } else { Adversary::default() };
         let mut memory = Memory::new();
         let allocations = self.trace.launch.allocations.iter().zip(&self.trace.before);
         let buffers: Result<Vec<_>, _> =
@@ -99,8 +104,8 @@ impl Case for Recorded {
         {
             launch.params[param] = Param::Bytes(bytes.to_vec());
         }
-        let stats =
-            Launch { seed: run.seed, max_instructions: run.limit, coverage: run.coverage, ..launch }.run(&memory)?;
+        let stats = Launch { seed: run.seed, adversary, max_instructions: run.limit, coverage: run.coverage, ..launch }
+            .run(&memory)?;
         let memory = buffers.into_iter().map(|buffer| memory.read(buffer)).collect();
         Ok(Outcome { memory, instructions: stats.warp_instructions, longest: stats.longest_cta })
     }
@@ -235,7 +240,7 @@ fn kernels(args: &Args) -> Result<Vec<Kernel>, Error> {
         if args.kernel.is_match(&trace.launch.entry) {
             let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
             let key = (trace.launch.entry.clone(), trace.ptx.clone());
-            found.entry(key).or_default().push(Recorded { name, trace });
+            found.entry(key).or_default().push(Recorded { name, trace, adversary: args.adversary });
         }
     }
     if found.is_empty() {
@@ -283,7 +288,7 @@ fn prepare<'a>(kernel: &'a Kernel, seeds: &[u64], args: &Args) -> Result<Prepare
     mutants.extend(map_mutants(&kernel.cases.first().map(Case::maps).unwrap_or_default()));
     mutants.retain(|m| args.only.is_match(&m.id));
     let names = cases.iter().map(|case| case.name().as_bytes());
-    let count = seeds.len().to_le_bytes();
-    let fingerprint = fingerprint(names.chain([kernel.text.as_bytes(), &count]));
+    let (count, adversary) = (seeds.len().to_le_bytes(), args.adversary.to_string());
+    let fingerprint = fingerprint(names.chain([kernel.text.as_bytes(), &count, adversary.as_bytes()]));
     Ok(Prepared { kernel, module, entry, mutants, cases, fingerprint })
 }

@@ -210,6 +210,12 @@ pub enum Fault {
         /// What is wrong.
         problem: String,
     },
+    /// A `tcgen05` operation of a pair of CTAs that this CTA cannot issue.
+    #[error(".cta_group::2: {problem}")]
+    CtaGroup {
+        /// What is wrong.
+        problem: &'static str,
+    },
     /// A write to memory that cannot be written.
     #[error("write to read-only memory at {address:#x}")]
     ReadOnly {
@@ -235,6 +241,14 @@ pub enum Fault {
     NotAligned {
         /// The executing lanes.
         executing: u32,
+    },
+    /// An `.aligned` instruction that a part of a warp comes to, where nothing brings the other lanes there.
+    #[error(
+        "lanes {missing:#010x} of the warp are elsewhere, and all its lanes must execute this together: no bar.warp.sync since they parted"
+    )]
+    LanesApart {
+        /// The lanes that are not there.
+        missing: u32,
     },
     /// The kernel gave up.
     #[error("trap")]

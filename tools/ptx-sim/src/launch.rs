@@ -1,4 +1,5 @@
 //! Launches a kernel: checks the arguments, runs the CTAs on all cores.
+use crate::adversary::Adversary;
 use crate::coverage::Coverage;
 use crate::decode::decode;
 use crate::error::{Fault, SimError};
@@ -44,6 +45,8 @@ pub struct Launch<'a> {
     pub dynamic_shared: u64,
     /// How warps interleave.
     pub seed: u64,
+    /// What it does that hardware may do but rarely does.
+    pub adversary: Adversary,
     /// Lets shared memory be read that nothing wrote (it reads as zeros).
     pub initialised_shared: bool,
     /// Warp instructions of a CTA, in the mean over its cluster, before [`Fault::TooLong`].
@@ -74,6 +77,7 @@ impl<'a> Launch<'a> {
             params: Vec::new(),
             dynamic_shared: 0,
             seed: 1,
+            adversary: Adversary::default(),
             initialised_shared: false,
             max_instructions: 1 << 32,
             coverage: None,
@@ -118,6 +122,7 @@ impl<'a> Launch<'a> {
                 cluster: index as u32,
                 shared: kernel.static_shared + self.dynamic_shared,
                 initialised: self.initialised_shared,
+                adversary: self.adversary,
                 seed: (self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9),
                 instructions: self.max_instructions,
             };

@@ -2,6 +2,7 @@
 //!
 //! [`parse`] reads what NVRTC wrote, [`Launch`] runs a kernel of it on [`Memory`]. The README says what is checked on
 //! the way and what is missing.
+mod adversary;
 mod coverage;
 mod decode;
 mod error;
@@ -15,6 +16,7 @@ mod tensor;
 pub mod timing;
 mod trace;
 
+pub use adversary::Adversary;
 pub use coverage::Coverage;
 pub use decode::unknown_instructions;
 pub use error::{CudaLine, Fault, ParseError, Place, SimError};

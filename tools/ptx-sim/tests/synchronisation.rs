@@ -3,7 +3,7 @@
 mod common;
 
 use common::shared::{INIT, LOAD, Run, SEEDS, WAIT, cell};
-use ptx_sim::Fault;
+use ptx_sim::{Fault, SimError};
 use rstest::rstest;
 
 /// CTA 0 multicasts a box to both CTAs of the cluster; each waits for its own bytes.
@@ -174,4 +174,56 @@ fn one_lane_is_elected() {
     assert_eq!(out[..32].iter().filter(|v| **v & 1 == 1).count(), 1);
     let leader = out[..32].iter().position(|v| v & 1 == 1).unwrap() as u32;
     assert!(out[..32].iter().all(|v| v >> 3 == leader));
+}
+
+/// CTA 0 writes into CTA 1, or reads its own memory, and arrives there; CTA 1 reads what came, or has a copy overwrite what was
+/// read (PTX ISA, "Scope": a release to the own CTA, and an acquire from it, order nothing for another one).
+#[rstest]
+#[case::cluster(".release.cluster", ".acquire.cluster", true, true)]
+#[case::release_of_the_cta(".release.cta", ".acquire.cluster", false, true)]
+#[case::acquire_of_the_cta(".release.cluster", ".acquire.cta", false, true)]
+#[case::nothing_said("", "", false, true)]
+#[case::relaxed(".relaxed.cluster", ".acquire.cluster", false, false)]
+fn scopes_of_arrivals(#[case] arrive: &str, #[case] wait: &str, #[case] written: bool, #[case] read: bool) {
+    let body = |first: &str, then: &str| {
+        format!(
+            "@%p1 mbarrier.init.shared::cta.b64 [%r2], 1; @%p1 fence.mbarrier_init.release.cluster; @%p1 st.shared.u32 [%r3], 5;\n\
+             barrier.cluster.arrive.release; barrier.cluster.wait.acquire;\n\
+             mov.u32 %r4, 0; mapa.shared::cluster.u32 %r10, %r3, 1; mapa.shared::cluster.u32 %r11, %r2, 1;\n\
+             setp.eq.u32 %p4, %r39, 1; @%p4 bra ONE; {first} mbarrier.arrive{arrive}.shared::cluster.b64 _, [%r11]; bra END;\n\
+             ONE: mapa.shared::cluster.u32 %r10, %r3, 0;\n\
+             TRY: mbarrier.try_wait.parity{wait}.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra TRY; {then}\n\
+             END: barrier.cluster.arrive.relaxed; barrier.cluster.wait;"
+        )
+    };
+    let writes = body("st.shared::cluster.u32 [%r10], 7;", "ld.shared.u32 %r5, [%r3]; st.global.u32 [%rd1], %r5;");
+    let reads = body("st.shared.u32 [%r3], 6; ld.shared.u32 %r5, [%r3];", "st.shared::cluster.u32 [%r10], 8;");
+    for seed in SEEDS {
+        let run = |body: &str| Run { ctas: 2, threads: 1, seed, ..Run::default() }.both(body);
+        for (result, works) in [(run(&writes), written), (run(&reads), read)] {
+            assert_eq!(result.is_ok(), works, "{result:?}");
+            assert!(result.err().is_none_or(|error| matches!(error.kind, Fault::Race { .. })));
+        }
+    }
+}
+
+/// Nobody in CTA 1 waits for the arrival: with other timing the CTA would be gone.
+#[rstest]
+#[case::waited_for("TRY: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra TRY;", "", true)]
+#[case::a_barrier_at_the_end("", "END: barrier.cluster.arrive; barrier.cluster.wait;", true)]
+#[case::neither("", "END:", false)]
+fn a_cta_ends_after_the_arrivals_of_others(#[case] wait: &str, #[case] end: &str, #[case] works: bool) {
+    let end = if end.is_empty() { "END:" } else { end };
+    let body = format!(
+        "@%p1 mbarrier.init.shared::cta.b64 [%r2], 1; @%p1 fence.mbarrier_init.release.cluster;\n\
+         barrier.cluster.arrive.release; barrier.cluster.wait.acquire; mapa.shared::cluster.u32 %r11, %r2, 1;\n\
+         setp.eq.u32 %p4, %r39, 1; @%p4 bra ONE; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r11]; bra END;\n\
+         ONE: {wait} {end}"
+    );
+    for seed in SEEDS {
+        let result = Run { ctas: 2, threads: 1, seed, ..Run::default() }.both(&body);
+        assert_eq!(result.is_ok(), works, "{result:?}");
+        let late = |error: &SimError| matches!(error.kind, Fault::UnfinishedCopy | Fault::OutOfBounds { .. });
+        assert!(result.err().is_none_or(|error| late(&error)));
+    }
 }

@@ -299,3 +299,23 @@ fn pairs_share_their_operands(
     let error = error(&p, &text.replacen(line, instead, 1)).to_string();
     assert!(error.contains(problem), "{error}");
 }
+
+/// One thread of the leading CTA issues for the pair, while the other CTA is there.
+#[rstest]
+#[case(
+    "add.s32 %r17, %r15, %r1; setp.ne.u32 %p4, %r17, 0;",
+    "xor.b32 %r17, %r15, 1; or.b32 %r17, %r17, %r1; setp.ne.u32 %p4, %r17, 0;",
+    "odd rank"
+)]
+#[case(
+    "END: ret;",
+    "END: setp.eq.u32 %p6, %r17, 0; @!%p6 bra OVER; mov.u32 %r18, 0;\nSPIN: add.s32 %r18, %r18, 1; setp.lt.u32 %p6, %r18, 3000;\n@%p6 bra SPIN; tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.b64 [%r11];\nOVER: ret;",
+    "has exited"
+)]
+fn the_leading_cta_issues_for_its_pair(#[case] line: &str, #[case] instead: &str, #[case] problem: &str) {
+    let p = Product { group: 2, ..Product::new(256, 64) };
+    let text = p.text();
+    assert!(text.contains(line), "{line}");
+    let error = error(&p, &text.replacen(line, instead, 1)).to_string();
+    assert!(error.contains(problem), "{error}");
+}

@@ -1,4 +1,5 @@
 //! Settings: environment variables.
+use ptx_sim::Adversary;
 use std::path::PathBuf;
 
 /// Settings of the simulated device and of recording.
@@ -12,6 +13,8 @@ pub struct Config {
     pub memory: u64,
     /// `SIM_CUDA_SEED`: how warps interleave.
     pub seed: u64,
+    /// `SIM_CUDA_ADVERSARY`: what launches do that hardware may do but rarely does.
+    pub adversary: Adversary,
     /// `SIM_CUDA_FORWARD`: a driver that gets all calls instead of the simulator.
     pub forward: Option<PathBuf>,
     /// Recording, if `SIM_CUDA_TRACE` is set.
@@ -59,6 +62,7 @@ impl Config {
         if !(1..=1 << 20).contains(&mebibytes) {
             return Err(format!("SIM_CUDA_MEMORY_MIB is {mebibytes}, expected 1 to {}", 1 << 20));
         }
+        let adversary = get("SIM_CUDA_ADVERSARY").unwrap_or_default();
         let filter = get("SIM_CUDA_TRACE_FILTER").unwrap_or_default();
         let trace = |folder: String| -> Result<_, String> {
             Ok(TraceConfig {
@@ -74,6 +78,7 @@ impl Config {
             multiprocessors: multiprocessors as u32,
             memory: mebibytes << 20,
             seed: number("SIM_CUDA_SEED", 1)?,
+            adversary: adversary.parse().map_err(|error| format!("SIM_CUDA_ADVERSARY has {error}"))?,
             forward: get("SIM_CUDA_FORWARD").map(PathBuf::from),
             trace: get("SIM_CUDA_TRACE").map(trace).transpose()?,
         })
@@ -93,17 +98,29 @@ mod tests {
         let config = config(&[]).unwrap();
         assert_eq!((config.arch, config.multiprocessors, config.seed), (90, 4, 1));
         assert_eq!(config.memory, 16 << 30);
+        assert_eq!(config.adversary, Adversary::default());
         assert!(config.forward.is_none() && config.trace.is_none());
     }
 
     #[test]
     fn values_that_cannot_be_are_named() {
-        for (name, value) in
-            [("SIM_CUDA_ARCH", "89"), ("SIM_CUDA_SMS", "0"), ("SIM_CUDA_SEED", "x"), ("SIM_CUDA_MEMORY_MIB", "0")]
-        {
+        for (name, value) in [
+            ("SIM_CUDA_ARCH", "89"),
+            ("SIM_CUDA_SMS", "0"),
+            ("SIM_CUDA_MEMORY_MIB", "0"),
+            ("SIM_CUDA_SEED", "x"),
+            ("SIM_CUDA_ADVERSARY", "lane"),
+        ] {
             let error = config(&[(name, value)]).unwrap_err();
             assert!(error.starts_with(name) && error.contains("expected"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_adversary_has_parts() {
+        let adversary = |text| config(&[("SIM_CUDA_ADVERSARY", text)]).unwrap().adversary;
+        assert_eq!(adversary("all"), Adversary::ALL);
+        assert_eq!(adversary("waits,arrivals"), Adversary { waits: true, arrivals: true, ..Adversary::default() });
     }
 
     #[test]

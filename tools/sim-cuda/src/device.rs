@@ -86,7 +86,9 @@ mod tests {
     #[test]
     fn the_capability_splits_into_major_and_minor() {
         for (arch, major, minor, shared) in [(75, 7, 5, 64), (80, 8, 0, 163), (90, 9, 0, 227), (100, 10, 0, 227)] {
-            let config = Config { arch, multiprocessors: 4, memory: 1 << 30, seed: 1, forward: None, trace: None };
+            let adversary = Default::default();
+            let config =
+                Config { arch, multiprocessors: 4, memory: 1 << 30, seed: 1, adversary, forward: None, trace: None };
             assert_eq!([75, 76, 97, 16].map(|a| attribute(&config, a)), [major, minor, shared << 10, 4].map(Some));
         }
     }

@@ -39,8 +39,8 @@ fn open() -> Result<Driver, String> {
         config.trace = None;
     }
     eprintln!(
-        "sim-cuda: simulated GPU, sm_{}, {} multiprocessors, seed {}",
-        config.arch, config.multiprocessors, config.seed
+        "sim-cuda: simulated GPU, sm_{}, {} multiprocessors, seed {}{}",
+        config.arch, config.multiprocessors, config.seed, config.adversary
     );
     Ok(Driver::Simulated(Mutex::new(Gpu::new(config))))
 }

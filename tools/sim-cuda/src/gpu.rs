@@ -316,6 +316,7 @@ impl Gpu {
             params: call.params.iter().cloned().map(Param::Bytes).collect(),
             dynamic_shared: u64::from(call.dynamic_shared),
             seed: config.seed,
+            adversary: config.adversary,
             ..Launch::new(&call.function.module.module, &call.function.entry().name)
         };
         let result = launch.run(memory);
@@ -327,7 +328,7 @@ impl Gpu {
 
     /// Reports an error and keeps it, if hardware would.
     fn fail(&mut self, call: &Call, error: &SimError) -> Code {
-        let text = report::text(call, error, self.config.seed);
+        let text = report::text(call, error, &self.config);
         if self.reported.insert(text.clone()) {
             eprintln!("{text}");
         }

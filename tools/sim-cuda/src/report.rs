@@ -1,19 +1,22 @@
 //! What a failed launch prints.
+use crate::config::Config;
 use crate::module::Call;
 use crate::nvrtc;
 use ptx_sim::{CudaLine, SimError};
 use std::fmt::Write;
 
 /// The launch, what went wrong, and the lines of PTX and CUDA where it did.
-pub fn text(call: &Call, error: &SimError, seed: u64) -> String {
+pub fn text(call: &Call, error: &SimError, config: &Config) -> String {
     let module = &call.function.module;
     let extent = |[x, y, z]: [u32; 3]| format!("{x},{y},{z}");
     let mut text = format!(
-        "\nsim-cuda: kernel {} failed (grid {}, block {}, {} bytes of dynamic shared memory, seed {seed})\n  {error}\n",
+        "\nsim-cuda: kernel {} failed (grid {}, block {}, {} bytes of dynamic shared memory, seed {}{})\n  {error}\n",
         call.function.entry().name,
         extent(call.grid),
         extent(call.block),
-        call.dynamic_shared
+        call.dynamic_shared,
+        config.seed,
+        config.adversary
     );
     let mut add = |label: String, line: Option<&str>| {
         if let Some(line) = line {

@@ -59,6 +59,8 @@ impl Output {
                 lse[self.row_of(work, row + 8)] = log_sum(sum_b, state.highest_b * scale, self.empty_lse);
             }
         }
+        // Whole warps store matrices, and begin the next products.
+        sync_plane();
         let rows = scale_rows::<A>(attended.out, inverse(sum_a), inverse(sum_b));
         // Rows past the end of a sequence are none of the tile's.
         if self.row < work.tile.rows {

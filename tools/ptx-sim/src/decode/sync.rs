@@ -2,9 +2,9 @@
 use super::Decoder;
 use super::atomic::atom;
 use crate::error::Fault;
-use crate::ir::{Atom, Op, ShuffleMode, VoteMode};
+use crate::ir::{Atom, Op, Scope, ShuffleMode, VoteMode};
 
-/// What may stand between an mbarrier operation's name and its type. A CTA's memory is one sequence of accesses here.
+/// What may stand between an mbarrier operation's name and its type.
 fn is_order(name: &str) -> bool {
     matches!(name, "shared" | "shared::cta" | "shared::cluster" | "release" | "acquire" | "relaxed" | "cta" | "cluster")
 }
@@ -20,10 +20,13 @@ impl Decoder<'_, '_> {
                     ["relaxed"] | ["relaxed", "aligned"] => false,
                     _ => return Ok(None),
                 };
-                Op::ClusterArrive { releases }
+                Op::ClusterArrive { releases, aligned: rest.contains(&"aligned") }
             }
-            ["barrier", "cluster", "wait"] | ["barrier", "cluster", "wait", "aligned" | "acquire"] => Op::ClusterWait,
-            ["barrier", "cluster", "wait", "acquire", "aligned"] => Op::ClusterWait,
+            ["barrier", "cluster", "wait", rest @ ..]
+                if matches!(rest, [] | ["aligned" | "acquire"] | ["acquire", "aligned"]) =>
+            {
+                Op::ClusterWait { aligned: rest.contains(&"aligned") }
+            }
             ["bar" | "barrier", rest @ ..] if matches!(rest.first(), Some(&"sync" | &"arrive" | &"cta" | &"warp")) => {
                 return self.barrier(rest);
             }
@@ -117,7 +120,9 @@ impl Decoder<'_, '_> {
             [name @ ("init" | "inval" | "arrive" | "expect_tx" | "complete_tx"), rest @ ..] => (*name, rest),
             _ => return Ok(None),
         };
-        let relaxed = rest.contains(&"relaxed");
+        // What is left out is a release, or an acquire, of the CTA.
+        let scope = if rest.contains(&"cluster") { Scope::Cluster } else { Scope::Cta };
+        let order = (!rest.contains(&"relaxed")).then_some(scope);
         while let [first, more @ ..] = rest {
             if !is_order(first) {
                 return Ok(None);
@@ -132,11 +137,11 @@ impl Decoder<'_, '_> {
             "arrive" => {
                 let (dst, addr) = (self.dest()?, self.address()?);
                 let count = if self.remaining() > 0 { Some(self.source(32)?) } else { None };
-                Op::MbarrierArrive { dst, addr, count, expect: None, releases: !relaxed }
+                Op::MbarrierArrive { dst, addr, count, expect: None, releases: order }
             }
             "arrive.expect_tx" => {
                 let (dst, addr) = (self.dest()?, self.address()?);
-                Op::MbarrierArrive { dst, addr, count: None, expect: Some(self.source(32)?), releases: !relaxed }
+                Op::MbarrierArrive { dst, addr, count: None, expect: Some(self.source(32)?), releases: order }
             }
             "try_wait" | "test_wait" => {
                 let (dst, addr, parity) = (self.pred()?.slot, self.address()?, self.source(32)?);
@@ -144,7 +149,7 @@ impl Decoder<'_, '_> {
                 if self.remaining() > 0 {
                     self.source(32)?;
                 }
-                Op::MbarrierWait { dst, addr, parity, blocks: name == "try_wait", acquires: !relaxed }
+                Op::MbarrierWait { dst, addr, parity, blocks: name == "try_wait", acquires: order }
             }
             _ => return Ok(None),
         }))

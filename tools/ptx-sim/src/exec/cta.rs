@@ -17,6 +17,7 @@ use super::time::{self, Plan, Time};
 use super::warp::{Flow, Geometry, Group, Wait, Warp};
 use super::warpgroup::Warpgroup;
 use super::{alu, mem, sync};
+use crate::adversary::Adversary;
 use crate::coverage::Coverage;
 use crate::decode::cuda_lines;
 use crate::error::{Fault, Place, SimError};
@@ -56,6 +57,7 @@ pub(crate) struct Limits {
     /// Bytes of shared memory of a CTA.
     pub shared: u64,
     pub initialised: bool,
+    pub adversary: Adversary,
     pub seed: u64,
     /// Warp instructions of a CTA.
     pub instructions: u64,
@@ -64,7 +66,7 @@ pub(crate) struct Limits {
 /// Runs a cluster to its end: what it did. The CTAs are in the order of their ranks.
 pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<Stats, SimError> {
     let each = ctas[0].threads().div_ceil(LANES as u32) as usize;
-    let of = |geometry| (0..each).map(move |w| Warp::new(setup.kernel, geometry, w));
+    let of = |geometry| (0..each).map(move |w| Warp::new(setup.kernel, geometry, w, limits.adversary.lanes));
     let mut warps: Vec<Warp> = ctas.iter().flat_map(of).collect();
     let cta = |geometry: &Geometry| Cta {
         position: geometry.cta,
@@ -90,6 +92,8 @@ pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<S
         warpgroups: (0..ctas.len() * each.div_ceil(4)).map(|_| Warpgroup::default()).collect(),
         origin: Origin::default(),
         random: Random::new(limits.seed),
+        adversary: limits.adversary,
+        election: limits.seed >> 8,
         time: setup.plan.map(|plan| Box::new(Time::new(plan, ctas.len(), &warps))),
     };
     let most = limits.instructions.saturating_mul(ctas.len() as u64);
@@ -187,7 +191,8 @@ fn advance(warp: &mut Warp, env: &mut Env, kernel: &Kernel, quantum: u64) -> Res
         // Lanes that spin must not keep those away that they wait for. Not before it has taken long: hardware brings lanes
         // together at the join, and a shuffle there among the active lanes needs them all.
         warp.apart = if warp.groups.len() > 1 { warp.apart + 1 } else { 0 };
-        if warp.apart > PATIENCE && env.random.below(8) == 0 {
+        let any = if warp.stays_apart { warp.apart > 0 } else { warp.apart > PATIENCE };
+        if any && env.random.below(8) == 0 {
             let other = env.random.below(warp.groups.len() as u64) as usize;
             if can_run(&warp.groups[other], warp, env) {
                 chosen = other;
@@ -246,6 +251,9 @@ fn step(warp: &mut Warp, env: &mut Env, kernel: &Kernel, chosen: usize) -> Resul
     env.shared.order.line = inst.line;
     // Lanes that are gone do nothing apart any more.
     env.shared.order.lanes = mask | !warp.live();
+    // Where groups release one after the other, the clocks of a warp cannot tell what each has released: they are not checked.
+    let parted = warp.stays_apart && warp.groups.len() > 1;
+    env.shared.order.speak_for = if parted { u32::MAX } else { env.shared.order.lanes };
     let warp_number = warp.agent.index();
     let located = |(fault, lanes)| (fault, Origin { warp: warp_number, lanes, pc });
     if !inst.touches.is_empty() {

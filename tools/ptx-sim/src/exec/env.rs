@@ -8,6 +8,7 @@ use super::shared::Shared;
 use super::tcgen05::cores::TensorCores;
 use super::time::Time;
 use super::warpgroup::Warpgroup;
+use crate::adversary::Adversary;
 use crate::coverage::Coverage;
 use crate::error::Fault;
 use crate::memory::VARIABLES;
@@ -51,6 +52,9 @@ pub(super) struct Env<'a> {
     /// The instruction that runs.
     pub origin: Origin,
     pub random: Random,
+    pub adversary: Adversary,
+    /// Which lane is elected, by its place among the members.
+    pub election: u64,
     /// Where the time is estimated.
     pub time: Option<Box<Time<'a>>>,
 }
@@ -81,6 +85,13 @@ impl<'a> Env<'a> {
         }
     }
 
+    /// The lane that is elected among these.
+    pub fn leader(&self, members: u32) -> usize {
+        let mut lanes = (0..32).filter(|lane| members >> lane & 1 == 1);
+        let skip = if self.adversary.lanes { self.election % u64::from(members.count_ones().max(1)) } else { 0 };
+        lanes.nth(skip as usize).unwrap_or(0)
+    }
+
     /// What comes now is one of the flights.
     pub fn arrive(&mut self, index: usize) {
         if let Some(time) = &mut self.time {
@@ -91,7 +102,11 @@ impl<'a> Env<'a> {
     /// Does one of the flights.
     pub fn deliver(&mut self, index: usize) -> Result<(), (Fault, Origin)> {
         let flight = self.flights.take(index);
-        (flight.work)(self).map_err(|fault| (fault, flight.from))
+        // What it has done later comes from the same instruction.
+        let running = std::mem::replace(&mut self.origin, flight.from);
+        let done = (flight.work)(self);
+        self.origin = running;
+        done.map_err(|fault| (fault, flight.from))
     }
 
     /// Does what must be done for the flight of this number to be over.

@@ -1,10 +1,14 @@
 //! mbarrier objects (PTX ISA, "mbarrier").
 //!
 //! A phase is complete when no arrival is pending and the transaction count is zero. Arrivals release, and a wait that
-//! sees the phase complete acquires.
+//! sees the phase complete acquires. Between CTAs of a cluster both need `.cluster` (PTX ISA, "Scope"): what a release of
+//! `.cta` has done in another CTA is not visible. That it is over is taken from it all the same, as CUTLASS does where
+//! consumers give a stage back: a copy may overwrite what was read, but nobody may read what was written. Copies and `tcgen05.commit` release to the cluster by themselves,
+//! and their bytes are there for who has waited with either scope.
 use super::order::{Agent, Clock, Order, Proxy, Stamp};
 use super::shared::Shared;
 use crate::error::Fault;
+use crate::ir::Scope;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -22,6 +26,9 @@ pub(crate) struct Mbarrier {
     /// What the arrivals of the current phase release, and those of the completed ones.
     clock: Clock,
     done: Clock,
+    /// What an acquire of the cluster gets besides: releases of threads of other CTAs.
+    far: Clock,
+    far_done: Clock,
     /// Who initialised it, and whether the async proxy and other CTAs know.
     born: Stamp,
     announced: bool,
@@ -33,6 +40,7 @@ impl Mbarrier {
             self.pending = self.expected;
             self.phase += 1;
             self.done.join(&self.clock);
+            self.far_done.join(&self.far);
         }
     }
 
@@ -75,14 +83,27 @@ impl Mbarrier {
         Ok(())
     }
 
+    /// What threads of another CTA release with the arrival that follows, to this scope.
+    pub fn release_far(&mut self, scope: Option<Scope>, clock: &Clock) {
+        if scope.is_some() {
+            self.clock.join_over(clock);
+        }
+        if scope == Some(Scope::Cluster) {
+            self.far.join(clock);
+        }
+    }
+
     /// Whether the phase of this parity is the one before the current one.
     pub fn passed(&self, parity: u64) -> bool {
         self.phase & 1 != parity
     }
 
     /// What a wait that succeeded acquires.
-    pub fn done(&self) -> &Clock {
-        &self.done
+    pub fn acquire(&self, scope: Scope, into: &mut Clock) {
+        into.join(&self.done);
+        if scope == Scope::Cluster {
+            into.join(&self.far_done);
+        }
     }
 }
 
@@ -107,6 +128,8 @@ impl Mbarriers {
                 phase: 0,
                 clock: Clock::default(),
                 done: Clock::default(),
+                far: Clock::default(),
+                far_done: Clock::default(),
                 born: shared.order.now(by),
                 announced: false,
             });

@@ -59,6 +59,8 @@ pub(super) struct Stamp {
 pub(crate) struct Clock {
     seen: Vec<u32>,
     fenced: Vec<u32>,
+    /// Up to where accesses are over, though what they wrote need not be seen: a write may follow, and no read.
+    over: Vec<u32>,
 }
 
 fn raise(to: &mut Vec<u32>, from: &[u32]) {
@@ -78,10 +80,27 @@ impl Clock {
         covers(&self.seen, stamp)
     }
 
+    /// Whether it knows nothing.
+    pub fn is_empty(&self) -> bool {
+        self.seen.is_empty()
+    }
+
+    /// Whether it knows all that the other has seen.
+    pub fn covers(&self, other: &Self) -> bool {
+        other.seen.iter().enumerate().all(|(agent, epoch)| self.seen.get(agent).copied().unwrap_or(0) >= *epoch)
+    }
+
     /// Knows what the other knows, too.
     pub fn join(&mut self, other: &Self) {
         raise(&mut self.seen, &other.seen);
         raise(&mut self.fenced, &other.fenced);
+        raise(&mut self.over, &other.over);
+    }
+
+    /// Knows only that what the other knows of is over.
+    pub fn join_over(&mut self, other: &Self) {
+        raise(&mut self.over, &other.seen);
+        raise(&mut self.over, &other.over);
     }
 }
 
@@ -105,8 +124,9 @@ pub(crate) struct Order {
     warps: usize,
     /// Line of the instruction that runs.
     pub line: u32,
-    /// The lanes that run it.
+    /// The lanes that run it, and those that they speak for when they release.
     pub lanes: u32,
+    pub speak_for: u32,
     /// Changes with every clock.
     pub(super) version: u32,
 }
@@ -114,13 +134,20 @@ pub(crate) struct Order {
 impl Order {
     pub fn new(warps: usize) -> Self {
         let actor = |index: usize| {
-            let mut clock = Clock { seen: vec![0; warps], fenced: vec![0; warps] };
+            let mut clock = Clock { seen: vec![0; warps], fenced: vec![0; warps], over: Vec::new() };
             clock.seen[index] = 1;
             let starts = vec![0, 0];
             let apart = Apart::default();
             Actor { clock, proxy: Proxy::Generic, busy: false, what: "warp", warp: index, starts, apart }
         };
-        Self { actors: (0..warps).map(actor).collect(), warps, line: 0, lanes: u32::MAX, version: 1 }
+        Self {
+            actors: (0..warps).map(actor).collect(),
+            warps,
+            line: 0,
+            lanes: u32::MAX,
+            speak_for: u32::MAX,
+            version: 1,
+        }
     }
 
     fn actor(&mut self, agent: Agent) -> &mut Actor {
@@ -139,6 +166,11 @@ impl Order {
     /// Whether what the stamp stands for is ordered before what the agent does now.
     pub(super) fn seen(&self, by: Agent, stamp: Stamp) -> bool {
         stamp.agent == by || covers(&self.actors[by.index()].clock.seen, stamp)
+    }
+
+    /// Whether it is over, at least, before what the agent does now.
+    pub(super) fn over(&self, by: Agent, stamp: Stamp) -> bool {
+        self.seen(by, stamp) || covers(&self.actors[by.index()].clock.over, stamp)
     }
 
     /// Whether the async proxy sees the stamp's writes, as far as the agent knows.
@@ -173,7 +205,7 @@ impl Order {
     /// What the lanes that run know of what their agent has done and seen.
     fn known(&self, agent: Agent) -> Clock {
         let actor = &self.actors[agent.index()];
-        let (mut clock, until) = (actor.clock.clone(), actor.apart.until(self.lanes));
+        let (mut clock, until) = (actor.clock.clone(), actor.apart.until(self.speak_for));
         for epochs in [&mut clock.seen, &mut clock.fenced] {
             epochs.iter_mut().skip(agent.index()).take(1).for_each(|epoch| *epoch = (*epoch).min(until));
         }
@@ -232,6 +264,18 @@ impl Order {
         let clock = self.known(agent);
         self.actor(operation).clock.join(&clock);
         self.next(agent);
+    }
+
+    /// Something that a warp does at once, in another CTA's memory: its stamp, and the clock of those who know of it and of nothing
+    /// else. The warp itself does.
+    pub fn event(&mut self, by: Agent, what: &'static str) -> (Agent, Clock) {
+        let event = self.begin_async(by, Proxy::Generic, what);
+        let epoch = self.end_async(event).seen[event.index()];
+        let mut clock = Clock::default();
+        clock.seen.resize(event.index() + 1, 0);
+        clock.seen[event.index()] = epoch;
+        self.acquire(by, &clock);
+        (event, clock)
     }
 
     /// What an agent knows, itself included.

@@ -174,7 +174,8 @@ impl Shadow {
         let strong = !matches!(access, Access::Read | Access::Write);
         let atomics = old.atomics.iter().filter(|_| !strong);
         for stamp in old.write.iter().chain(atomics) {
-            if !order.seen(by, *stamp) {
+            let ordered = if access == Access::Write { order.over(by, *stamp) } else { order.seen(by, *stamp) };
+            if !ordered {
                 return Err(Conflict::Unordered { earlier: "write", stamp: *stamp });
             }
             if order.proxy(by) == Proxy::Async && !order.fenced(by, *stamp) {
@@ -182,7 +183,7 @@ impl Shadow {
             }
         }
         let writes = !matches!(access, Access::Read | Access::StrongRead);
-        if writes && let Some(stamp) = old.reads.iter().find(|stamp| !order.seen(by, **stamp)) {
+        if writes && let Some(stamp) = old.reads.iter().find(|stamp| !order.over(by, **stamp)) {
             return Err(Conflict::Unordered { earlier: "read", stamp: *stamp });
         }
         let now = order.now(by);

@@ -48,6 +48,16 @@ impl Shared {
         self.ended[rank] = true;
     }
 
+    /// Whether an address is one of a CTA that has not ended.
+    pub fn reach(&self, access: &str, address: u64) -> Result<(), Fault> {
+        self.range(access, address, 1).map(|_| ())
+    }
+
+    /// Whether a CTA has ended.
+    pub fn has_ended(&self, rank: usize) -> bool {
+        self.ended.get(rank).copied().unwrap_or(true)
+    }
+
     fn range(&self, access: &str, address: u64, bytes: u64) -> Result<std::ops::Range<usize>, Fault> {
         let (rank, offset) = rank_and_offset(address);
         let nearest = match self.ended.get(rank) {

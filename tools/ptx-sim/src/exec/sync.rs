@@ -5,7 +5,7 @@ use super::collect;
 use super::env::Env;
 use super::registers::{LANES, LaneResult};
 use super::sync_mbarrier;
-use super::warp::{Flow, Wait, Warp};
+use super::warp::{Flow, Wait, Warp, aligned};
 use crate::error::Fault;
 use crate::ir::{Op, PredSource, ShuffleMode, Slot, VoteMode};
 
@@ -36,16 +36,26 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Op
         Op::Matrix(ref op) if op.is_async() => return super::wgmma::run(warp, env, group, mask, op),
         Op::Matrix(ref op) => return super::matrix::run(warp, env, group, mask, op),
         Op::BarSync { id, count, waits } => return barrier(warp, env, group, mask, (id, count, waits)),
-        Op::ClusterArrive { releases } => cluster_arrive(warp, env, mask, releases)?,
-        Op::ClusterWait => return cluster_wait(warp, env, mask),
+        Op::ClusterArrive { releases, aligned } => {
+            if let Some(flow) = at_cluster_barrier(warp, group, aligned)? {
+                return Ok(flow);
+            }
+            cluster_arrive(warp, env, mask, releases)?;
+        }
+        Op::ClusterWait { aligned } => {
+            if let Some(flow) = at_cluster_barrier(warp, group, aligned)? {
+                return Ok(flow);
+            }
+            return cluster_wait(warp, env, mask);
+        }
         Op::Tcgen05(ref op) => return super::tcgen05::run(warp, env, group, mask, op),
         Op::Registers { count, more } => return registers(warp, env, (group, mask), count, more),
         Op::Elect { dst, elected, mask: members } => {
             if let Some(flow) = gather(warp, group, mask, members)? {
                 return Ok(flow);
             }
-            // Which lane it is hardware does not say.
-            let leader = first_lane(mask);
+            // Which lane it is hardware does not say, but it is always the same of these members.
+            let leader = env.leader(mask);
             warp.regs.map(mask, dst, dst, |_| leader as u64);
             warp.regs.set_pred(mask, elected, 1 << leader);
         }
@@ -101,7 +111,9 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Op
     Ok(Flow::Next)
 }
 
-/// `bar.sync` and `bar.arrive` are `.aligned`: the warp's lanes execute them together, each warp counts 32.
+/// `bar.sync` and `bar.arrive`: the warp's lanes execute them together, each warp counts 32. They are `.aligned`, but no
+/// [`aligned`] instructions: since Volta each thread counts for itself, and the warp passes when all of its lanes have come (CUDA
+/// Programming Guide, `__syncthreads()`).
 fn barrier(
     warp: &mut Warp,
     env: &mut Env,
@@ -123,8 +135,8 @@ fn barrier(
 
 /// `setmaxnreg`: the warps of a CTA share what it was launched with; an increase waits for what others give back.
 fn registers(warp: &mut Warp, env: &mut Env, (group, mask): (u32, u32), count: u32, more: bool) -> LaneResult<Flow> {
-    if warp.live() & !group != 0 {
-        return Ok(Flow::Retry(Wait::Lanes(warp.live())));
+    if let Some(flow) = aligned(warp, group)? {
+        return Ok(flow);
     }
     let bad = |problem: String| Err((Fault::Registers { count, problem }, mask));
     if !(24..=256).contains(&count) || !count.is_multiple_of(8) {
@@ -145,6 +157,11 @@ fn registers(warp: &mut Warp, env: &mut Env, (group, mask): (u32, u32), count: u
     }
     warp.registers = Some(count);
     Ok(Flow::Next)
+}
+
+/// Lanes that come without the others do so by themselves, unless the instruction is `.aligned`.
+fn at_cluster_barrier(warp: &Warp, group: u32, is_aligned: bool) -> LaneResult<Option<Flow>> {
+    if is_aligned && warp.stays_apart { aligned(warp, group) } else { Ok(None) }
 }
 
 /// `barrier.cluster.arrive`: each thread does it once before each of its waits.

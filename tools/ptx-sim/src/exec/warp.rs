@@ -5,6 +5,8 @@
 //! lanes reconverge at the join; where one does not, only speed suffers. Unlike a stack of joins this lets lanes of one
 //! warp wait for each other (PTX ISA 3.1, independent thread scheduling): after long, another group that can go on runs
 //! now and then instead.
+//!
+//! With [`Adversary::lanes`](crate::Adversary::lanes) groups meet only where they wait for each other, and any of them runs.
 use super::order::Agent;
 use super::registers::{LANES, LaneResult, Registers};
 use super::shared::address_in;
@@ -67,6 +69,8 @@ pub(crate) struct Warp {
     pub groups: Vec<Group>,
     /// Instructions since all lanes stood together.
     pub apart: u64,
+    /// Groups meet only where they wait for each other.
+    pub stays_apart: bool,
     pub copies: super::copies::Copies,
     /// Registers that a `tcgen05.ld` has yet to fill.
     pub loading: Vec<Slot>,
@@ -123,7 +127,7 @@ fn special(special: Special, geometry: &Geometry, thread: u32) -> u64 {
 }
 
 impl Warp {
-    pub fn new(kernel: &Kernel, geometry: &Geometry, index: usize) -> Self {
+    pub fn new(kernel: &Kernel, geometry: &Geometry, index: usize, stays_apart: bool) -> Self {
         let mut rows = vec![[0; LANES]; kernel.slots];
         for (slot, bits) in &kernel.constants {
             rows[*slot as usize] = [*bits; LANES];
@@ -145,6 +149,7 @@ impl Warp {
             regs,
             groups: vec![Group { pc: 0, mask, wait: None }],
             apart: 0,
+            stays_apart,
             copies: Default::default(),
             loading: Vec::new(),
             bulk: Default::default(),
@@ -164,7 +169,13 @@ impl Warp {
         let mut i = 0;
         while i < self.groups.len() {
             let here = &self.groups[i];
-            let joins = |g: &Group| g.pc == here.pc && !g.at_barrier() && !here.at_barrier();
+            let live = self.live();
+            let meets = |g: &Group| match (&g.wait, &here.wait) {
+                _ if !self.stays_apart => !g.at_barrier() && !here.at_barrier(),
+                (Some(Wait::Lanes(theirs)), Some(Wait::Lanes(members))) => theirs & live == members & live,
+                _ => false,
+            };
+            let joins = |g: &Group| g.pc == here.pc && meets(g);
             match (i + 1..self.groups.len()).find(|&j| joins(&self.groups[j])) {
                 Some(j) => {
                     let other = self.groups.swap_remove(j);
@@ -183,10 +194,19 @@ impl Group {
     }
 }
 
+/// An `.aligned` instruction: the warp's other lanes come, too, or need not come.
+pub(super) fn aligned(warp: &Warp, group: u32) -> LaneResult<Option<Flow>> {
+    let missing = warp.live() & !group;
+    if missing != 0 && warp.stays_apart {
+        return Err((Fault::LanesApart { missing }, group));
+    }
+    Ok((missing != 0).then_some(Flow::Retry(Wait::Lanes(warp.live()))))
+}
+
 /// Waits for the warp's other lanes; all 32 must come, and execute.
 pub(super) fn whole_warp(warp: &Warp, group: u32, mask: u32) -> LaneResult<Option<Flow>> {
-    if warp.live() & !group != 0 {
-        return Ok(Some(Flow::Retry(Wait::Lanes(warp.live()))));
+    if let Some(flow) = aligned(warp, group)? {
+        return Ok(Some(flow));
     }
     if mask != u32::MAX {
         return Err((Fault::NotAligned { executing: mask }, mask));

@@ -14,7 +14,7 @@ pub(crate) use lane::{
     Carry, CarryKind, Clamp, Class, Conversion, DoubleKind, Fp8, HalfKind, HalfOp, IntOp, LaneOp, RoundedKind, Set,
 };
 pub(crate) use matrix::{AsyncProduct, Elem, Layout, MatrixOp, Product, Rows, Shape, SourceA, WmmaAccess};
-pub(crate) use op::Op;
+pub(crate) use op::{Op, Scope};
 
 use crate::parse::Loc;
 

@@ -1,6 +1,13 @@
 //! The operations.
 use super::*;
 
+/// For whom an operation on an mbarrier is a release or an acquire (PTX ISA, "Scope").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Cta,
+    Cluster,
+}
+
 /// Operations. The names are those of PTX; PTX ISA 9.7 has the semantics.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
@@ -192,8 +199,11 @@ pub(crate) enum Op {
     },
     ClusterArrive {
         releases: bool,
+        aligned: bool,
     },
-    ClusterWait,
+    ClusterWait {
+        aligned: bool,
+    },
     /// `fence.proxy.async`.
     ProxyFence,
     /// `fence.mbarrier_init`.
@@ -240,7 +250,7 @@ pub(crate) enum Op {
         addr: Addr,
         count: Option<Slot>,
         expect: Option<Slot>,
-        releases: bool,
+        releases: Option<Scope>,
     },
     /// Bytes that are announced have come without a copy.
     MbarrierComplete {
@@ -259,7 +269,7 @@ pub(crate) enum Op {
         addr: Addr,
         parity: Slot,
         blocks: bool,
-        acquires: bool,
+        acquires: Option<Scope>,
     },
     /// Arrives once the thread's earlier `cp.async` copies are done.
     MbarrierArriveCopies {

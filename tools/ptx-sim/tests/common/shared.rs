@@ -1,6 +1,6 @@
 //! Launches of a body with shared memory, mbarriers and a tensor map.
 #![allow(dead_code, reason = "each test target uses a part")]
-use ptx_sim::{Fault, Launch, Memory, Param, SimError, TensorElem, TensorMap, TensorSwizzle, parse};
+use ptx_sim::{Adversary, Fault, Launch, Memory, Param, SimError, TensorElem, TensorMap, TensorSwizzle, parse};
 
 /// A launch of a body. `%rd1` is the output of 4096 words, `%rd9` the address of the tensor map, `%r1` the thread, `buf`
 /// 8 KB, `bar` 4 mbarriers, `%r2` the first of them and `%r3` the buffer.
@@ -10,6 +10,7 @@ pub struct Run {
     pub seed: u64,
     pub map: TensorMap,
     pub registers: Option<u32>,
+    pub adversary: Adversary,
 }
 
 pub const TENSOR: u64 = 0x4_0000_0000;
@@ -34,7 +35,7 @@ pub fn cell(row: i64, column: i64) -> u32 {
 
 impl Default for Run {
     fn default() -> Self {
-        Self { threads: 32, ctas: 1, seed: 1, map: matrix(), registers: None }
+        Self { threads: 32, ctas: 1, seed: 1, map: matrix(), registers: None, adversary: Adversary::default() }
     }
 }
 
@@ -63,6 +64,7 @@ impl Run {
             cluster: [self.ctas, 1, 1],
             params,
             seed: self.seed,
+            adversary: self.adversary,
             max_instructions: 100_000,
             ..Launch::new(&module, "k")
         };

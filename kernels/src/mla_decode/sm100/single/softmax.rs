@@ -124,6 +124,8 @@ impl Softmax {
         mbarrier::wait(cube.barriers.summed, (self.turn - 1) % 2);
         tcgen05::fence_after();
         let (factor_a, factor_b) = (inverse(sum_a), inverse(sum_b));
+        // Tensor memory is read by whole warps.
+        sync_plane();
         #[unroll]
         for side in 0..2u32 {
             let mut acc = Vector::<f32, Const<128>>::zeroed();

@@ -56,11 +56,25 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Tc
     Ok(Flow::Next)
 }
 
+/// Whether this CTA may issue for its pair. The ISA has a single thread of the pair do it, while the peer has not exited (Issue
+/// Granularity); which CTA's thread it leaves open, and all known programs take the even one, which CUTLASS calls the leader.
+fn leads(warp: &Warp, env: &Env) -> Result<(), &'static str> {
+    if peer(warp.rank) >= env.tensor.ctas.len() {
+        return Err("it needs a cluster with a pair of CTAs");
+    }
+    if warp.rank % 2 == 1 {
+        return Err("the CTA with the odd rank issues it, expected the even one, which leads the pair");
+    }
+    if env.shared.has_ended(peer(warp.rank)) {
+        return Err("the other CTA of the pair has exited");
+    }
+    Ok(())
+}
+
 /// Operations that a single thread issues (PTX ISA, Issue Granularity).
 fn single(warp: &Warp, env: &mut Env, lane: usize, op: &Tcgen05) -> Result<(), Fault> {
-    if op.group() == Some(2) && peer(warp.rank) >= env.tensor.ctas.len() {
-        let problem = ".cta_group::2 needs a cluster with a pair of CTAs".to_string();
-        return Err(Fault::TensorAllocation { columns: 0, problem });
+    if op.group() == Some(2) {
+        leads(warp, env).map_err(|problem| Fault::CtaGroup { problem })?;
     }
     match *op {
         Tcgen05::Mma(ref op) => mma::issue(warp, env, lane, op),

@@ -8,13 +8,16 @@ use super::history::{Issued, Operation, Thread};
 use crate::error::Fault;
 use crate::exec::address::{self, shared_address};
 use crate::exec::env::{Env, Work};
-use crate::exec::order::{Agent, Proxy};
+use crate::exec::order::{Agent, Clock, Proxy};
 use crate::exec::shared::{address_in, rank_and_offset};
 use crate::exec::warp::Warp;
 use crate::ir::{Addr, Slot};
 
 /// Queues of flights from this on are those of pairs of CTAs.
 const QUEUES: u64 = 1 << 32;
+
+/// Those of commits' arrivals, for each pair and each CTA that they come to: one waits for another only there.
+const ARRIVALS: u64 = 1 << 34;
 
 /// The agent that stands for a row of operations; each is ordered after what the warp has done so far.
 fn extend(env: &mut Env, warp: &Warp, open: Option<Agent>, what: &'static str) -> Agent {
@@ -102,6 +105,11 @@ pub(super) fn fence_after(warp: &Warp, env: &mut Env) {
     env.tensor.warps[warp.agent.index()].known.join(env.shared.order.clock(warp.agent));
 }
 
+fn arrive(env: &mut Env, by: Agent, address: u64, clock: &Clock) -> Result<(), Fault> {
+    env.shared.reach("tcgen05.commit", address)?;
+    env.mbarriers.get(&env.shared.order, by, address)?.arrive(address, 1, clock)
+}
+
 /// `.commit`: an arrival at mbarriers once the thread's earlier operations are over.
 pub(super) fn commit(warp: &Warp, env: &mut Env, lane: usize, mbarrier: Addr, mask: Option<Slot>) -> Result<(), Fault> {
     let address = shared_address(address::address(warp, mbarrier, lane));
@@ -116,25 +124,31 @@ pub(super) fn commit(warp: &Warp, env: &mut Env, lane: usize, mbarrier: Addr, ma
     // The operation uses the mbarrier by the generic proxy (PTX ISA, tcgen05.commit).
     let by = warp.agent;
     for address in &addresses {
+        env.shared.reach("tcgen05.commit", *address)?;
         env.mbarriers.get(&env.shared.order, by, *address)?;
     }
-    let thread = Thread { warp: by.index(), lane };
+    let (thread, rank) = (Thread { warp: by.index(), lane }, warp.rank);
     let open = env.tensor.pipelines.entry(thread).or_default().open.take();
     let ctas = addresses.iter().fold(0, |ctas, address| ctas | 1 << rank_and_offset(*address).0);
-    let arrive = Box::new(move |env: &mut Env| {
+    let work = Box::new(move |env: &mut Env| {
         let pipeline = env.tensor.pipelines.entry(thread).or_default();
         if let Some(agent) = open {
             pipeline.over.join(&env.shared.order.end_async(agent));
         }
         let clock = pipeline.over.clone();
+        if !env.adversary.arrivals || addresses.len() == 1 {
+            return addresses.iter().try_for_each(|address| arrive(env, by, *address, &clock));
+        }
         for address in addresses {
-            env.mbarriers.get(&env.shared.order, by, address)?.arrive(address, 1, &clock)?;
+            let (to, clock) = (rank_and_offset(address).0, clock.clone());
+            let queue = ARRIVALS + (rank as u64 / 2 * 16 + to as u64);
+            env.later(1 << to, Some(queue), Box::new(move |env| arrive(env, by, address, &clock)));
         }
         Ok(())
     });
     if let Some(time) = &mut env.time {
         time.tensor_commit(warp.rank);
     }
-    enqueue(warp, env, ctas, arrive);
+    enqueue(warp, env, ctas, work);
     Ok(())
 }

@@ -229,7 +229,7 @@ fn kind(op: &Op, rates: &Rates) -> Kind {
         | Op::CpAsyncWait { .. }
         | Op::BarSync { .. }
         | Op::ClusterArrive { .. }
-        | Op::ClusterWait
+        | Op::ClusterWait { .. }
         | Op::MbarrierInitFence
         | Op::WarpSync { .. }
         | Op::MbarrierInit { .. }
