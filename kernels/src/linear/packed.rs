@@ -234,6 +234,7 @@ impl Fp4Rows {
 
 /// Whether numbers are bf16.
 #[cube]
+#[allow(clippy::extra_unused_type_parameters, reason = "its expansion looks at the type")]
 fn is_bf16<E: Float>() -> comptime_type!(bool) {
     intrinsic!(|scope| E::elem_type(scope) == ElemType::Float(FloatKind::BF16))
 }

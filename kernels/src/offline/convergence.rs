@@ -268,6 +268,7 @@ fn branch(program: &Program, index: usize, warp: &mut Warp) -> Next {
     let conditions = one.guard.iter().chain(one.operands.iter().filter(|operand| operand.kind == Kind::Predicate));
     let conditions: Vec<&Operand> = conditions.filter(|condition| !condition.is_fixed()).collect();
     let is_conditional = !conditions.is_empty() || one.has("DIV");
+    let is_uniform = conditions.iter().all(|condition| warp.values.is_uniform(condition)) && is_direct(one, warp);
     if one.has("DIV") {
         // Taken by lanes that have parted, or if some have ended.
         if all_named(one, warp) {
@@ -279,9 +280,7 @@ fn branch(program: &Program, index: usize, warp: &mut Warp) -> Next {
         let all = if value == condition.negated { &mut onward } else { &mut taken };
         all.parted.clear();
         all.is_full = true;
-    } else if !one.has("U")
-        && !(conditions.iter().all(|condition| warp.values.is_uniform(condition)) && is_direct(one, warp))
-    {
+    } else if !one.has("U") && !is_uniform {
         taken.part(one.address);
         onward.part(one.address);
     }
