@@ -38,6 +38,16 @@ fn reads_of_shared_memory_that_nothing_wrote_are_errors() {
     );
 }
 
+/// `atomicExch` whose result nobody uses is how compilers store atomically.
+#[test]
+fn an_exchange_is_a_store() {
+    let exchange =
+        "mov.b32 %r2, buf; atom.shared.exch.b32 %r3, [%r2], 7; ld.shared.u32 %r3, [%r2]; st.global.u32 [%rd1], %r3;";
+    assert_eq!(run(exchange, 1, 1).unwrap(), [7]);
+    let addition = "mov.b32 %r2, buf; atom.shared.add.u32 %r3, [%r2], 7;";
+    assert_eq!(fault(addition, 1), Fault::Uninitialised { address: 0 });
+}
+
 #[test]
 fn what_a_load_does_not_use_may_be_unwritten() {
     let load = |bytes: &str| {

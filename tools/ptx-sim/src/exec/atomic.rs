@@ -61,7 +61,8 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &AtomOp) -> Lan
             let (x, y) = (warp.regs.row(*a)[l], warp.regs.row(op.b)[l]);
             let address = start + i as u64 * bytes;
             let new = |old| combine(op.op, op.ty, old, x, y);
-            let old = at(l, update(warp, env, (space, address), bytes, new))?;
+            let reads = op.op != Atom::Exch;
+            let old = at(l, update(warp, env, (space, address, reads), bytes, new))?;
             let dst = op.dsts.get(i).copied().unwrap_or(SINK);
             warp.regs.row_mut(dst)[l] = old;
         }
@@ -72,7 +73,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &AtomOp) -> Lan
 fn update(
     warp: &Warp,
     env: &mut Env,
-    (space, address): (Space, u64),
+    (space, address, reads): (Space, u64, bool),
     bytes: u64,
     new: impl Fn(u64) -> u64,
 ) -> Result<u64, Fault> {
@@ -80,7 +81,7 @@ fn update(
         Space::Global | Space::Generic => env.memory(address).update(address, bytes, new),
         Space::Shared | Space::Cluster => {
             own(warp, space, "shared atomic", address, bytes)?;
-            env.shared.update(warp.agent, address, bytes, new)
+            env.shared.update(warp.agent, (address, reads), bytes, new)
         }
         Space::Param | Space::Local => Err(Fault::ReadOnly { address }),
     }

@@ -126,9 +126,16 @@ impl Shared {
         Ok(())
     }
 
-    /// An atomic update of 4 or 8 bytes: the old value.
-    pub fn update(&mut self, by: Agent, address: u64, bytes: u64, f: impl Fn(u64) -> u64) -> Result<u64, Fault> {
-        let range = self.touch(by, Access::Atomic, address, bytes)?;
+    /// An atomic update of 4 or 8 bytes: the old value. One that does not look at it is a store, and compilers make atomic stores so.
+    pub fn update(
+        &mut self,
+        by: Agent,
+        (address, reads): (u64, bool),
+        bytes: u64,
+        f: impl Fn(u64) -> u64,
+    ) -> Result<u64, Fault> {
+        let access = if reads { Access::Atomic } else { Access::StrongWrite };
+        let range = self.touch(by, access, address, bytes)?;
         let mut old = [0; 8];
         old[..range.len()].copy_from_slice(&self.bytes[range.clone()]);
         let old = u64::from_le_bytes(old);
