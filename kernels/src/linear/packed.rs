@@ -123,6 +123,12 @@ impl Fp8Rows {
         }
     }
 
+    /// The codes of 16 columns.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn words_of_16(&self, row: &WeightRow, column: usize) -> Vector<u32, Const<4>> {
+        self.codes.as_vectorized().with_vector_size::<Const<4>>()[(row.first + column) / 2]
+    }
+
     /// Their scale.
     pub(crate) fn scale<V: Size>(&self, row: &WeightRow, column: usize) -> f32 {
         let block = (row.column + column) * V::value().comptime() / FP8_COLUMNS;
@@ -193,6 +199,12 @@ impl Fp4Rows {
         self.codes[row.first + column]
     }
 
+    /// The codes of 16 columns.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn words_of_16(&self, row: &WeightRow, column: usize) -> Vector<u32, Const<2>> {
+        self.codes.as_vectorized().with_vector_size::<Const<2>>()[(row.first + column) / 2]
+    }
+
     /// The code of their scale, in the low 8 bits.
     pub(crate) fn scale_code<V: Size>(&self, row: &WeightRow, column: usize) -> u32 {
         let block = (row.column + column) * V::value().comptime() / FP4_COLUMNS;
@@ -235,7 +247,7 @@ impl Fp4Rows {
 /// Whether numbers are bf16.
 #[cube]
 #[allow(clippy::extra_unused_type_parameters, reason = "its expansion looks at the type")]
-fn is_bf16<E: Float>() -> comptime_type!(bool) {
+pub(super) fn is_bf16<E: Float>() -> comptime_type!(bool) {
     intrinsic!(|scope| E::elem_type(scope) == ElemType::Float(FloatKind::BF16))
 }
 
@@ -268,7 +280,7 @@ pub(super) fn e8m0(code: u32) -> f32 {
 
 /// The numbers of the E4M3 codes in the upper 8 bits of each half of a word.
 #[cube]
-fn e4m3_pair(codes: u32) -> Vector<f16, Const<2>> {
+pub(super) fn e4m3_pair(codes: u32) -> Vector<f16, Const<2>> {
     let pair = Vector::<f16, Const<2>>::reinterpret(e4m3_halves(codes));
     pair * Vector::<f16, Const<2>>::new(f16::from_int(E4M3_FACTOR))
 }
@@ -278,6 +290,15 @@ fn e4m3_pair(codes: u32) -> Vector<f16, Const<2>> {
 pub(super) fn e2m1_pair(codes: u32) -> Vector<f16, Const<2>> {
     let pair = Vector::<f16, Const<2>>::reinterpret(e2m1_halves(codes));
     pair * Vector::<f16, Const<2>>::new(f16::from_int(E2M1_FACTOR))
+}
+
+/// The same of E4M3 codes in the upper 8 bits of each half of a word, as bf16.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(super) fn e4m3_pair_bf16(codes: u32) -> Vector<bf16, Const<2>> {
+    let halves = (codes & 0x8000_8000) | ((codes & 0x7f00_7f00) >> 4);
+    Vector::<bf16, Const<2>>::reinterpret(halves)
+        * Vector::<bf16, Const<2>>::reinterpret(comptime!(E4M3_FACTOR_BF16).runtime())
 }
 
 /// The same as bf16, whose exponent is wide enough for the product with a power of two to be exact.
@@ -295,6 +316,9 @@ pub(super) fn twice_in_bf16(power: f32) -> Vector<bf16, Const<2>> {
     Vector::<bf16, Const<2>>::reinterpret((bits & 0xffff_0000) | (bits >> 16))
 }
 
+/// 2^120 twice: the difference between the bias of bf16 and that of E4M3.
+#[cfg(feature = "cuda")]
+const E4M3_FACTOR_BF16: u32 = 0x7b80_7b80;
 /// 2^126 twice: the difference between the bias of bf16 and that of E2M1.
 const E2M1_FACTOR_BF16: u32 = 0x7e80_7e80;
 

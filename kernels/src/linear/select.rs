@@ -27,6 +27,8 @@ const LONG: usize = 4096;
 const UNITS_PER_BYTE: usize = 256;
 /// Channels that every kernel takes at once.
 const JOINED: usize = 32;
+/// The same of codes, where rows have a multiple of as many.
+const JOINED_CODES: usize = 64;
 /// Outputs that kernels for many rows write at once.
 const VECTOR: usize = 8;
 
@@ -148,9 +150,14 @@ pub fn joins(outputs: usize, second_outputs: usize) -> bool {
     few && alike(|outputs| outputs.is_multiple_of(VECTOR))
 }
 
-/// Whether a shared expert of another width can be in the same launches as a token's own ones, and computes the same bits.
-pub fn joins_experts(width: usize, shared_width: usize) -> bool {
+/// Whether a shared expert of another width can be in the same launches as a token's own ones, and computes the same bits: of weights that
+/// are numbers, or in blocks.
+pub fn joins_experts(width: usize, shared_width: usize, in_blocks: bool) -> bool {
     let widths = [width, shared_width];
+    let [whole, shared_whole] = widths.map(|width| width.is_multiple_of(JOINED_CODES));
+    if in_blocks && whole != shared_whole {
+        return false;
+    }
     let alike = width == shared_width || widths.into_iter().all(|width| width < LONG);
     alike && widths.into_iter().all(|width| width.is_multiple_of(JOINED)) && joins(width, shared_width)
 }

@@ -130,13 +130,13 @@ pub(crate) struct DenseRows<E: Float, V: Size> {
     elements: &'static [Vector<E, V>],
 }
 
-/// A vector of 8 columns as it is stored: its numbers, or codes and what tells their scale. What the format lacks is zero, and takes
-/// no registers.
+/// A vector of 8 columns as it is stored: its numbers, or codes and what tells their scale; or 16 codes. What the format lacks is zero,
+/// and takes no registers.
 #[cfg(feature = "cuda")]
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Fetched<E: Float, V: Size> {
     pub(super) values: Vector<E, V>,
-    pub(super) codes: Vector<u32, Const<2>>,
+    pub(super) codes: Vector<u32, Const<4>>,
     pub(super) scale: f32,
     pub(super) scale_code: u32,
 }
@@ -205,17 +205,42 @@ impl<E: Float, V: Size> WeightRows<E, V> {
         fetched
     }
 
+    /// 16 codes from a multiple of 16 columns on, of a matrix in blocks, where those are in the row; otherwise zeros.
+    #[cfg(feature = "cuda")]
+    pub(super) fn fetch_codes(&self, is_there: bool, row: &WeightRow, column: usize) -> Fetched<E, V> {
+        let mut fetched = Fetched::nothing();
+        if is_there {
+            #[comptime]
+            match self {
+                WeightRows::Dense(_) => {}
+                WeightRows::Fp8(packed) => {
+                    fetched.codes = packed.words_of_16(row, column);
+                    fetched.scale = packed.scale::<V>(row, column);
+                }
+                WeightRows::Fp4(packed) => {
+                    let words = packed.words_of_16(row, column);
+                    fetched.codes.insert(0usize, words.extract(0usize));
+                    fetched.codes.insert(1usize, words.extract(1usize));
+                    fetched.scale_code = packed.scale_code::<V>(row, column);
+                }
+            }
+        }
+        fetched
+    }
+
     #[cfg(feature = "cuda")]
     fn fetch_to(&self, fetched: &mut Fetched<E, V>, row: &WeightRow, column: usize) {
         #[comptime]
         match self {
             WeightRows::Dense(dense) => fetched.values = dense.elements[row.first + column],
             WeightRows::Fp8(packed) => {
-                fetched.codes = packed.words(row, column);
+                let words = packed.words(row, column);
+                fetched.codes.insert(0usize, words.extract(0usize));
+                fetched.codes.insert(1usize, words.extract(1usize));
                 fetched.scale = packed.scale::<V>(row, column);
             }
             WeightRows::Fp4(packed) => {
-                fetched.codes = Vector::new(packed.word(row, column));
+                fetched.codes.insert(0usize, packed.word(row, column));
                 fetched.scale_code = packed.scale_code::<V>(row, column);
             }
         }
@@ -227,7 +252,11 @@ impl<E: Float, V: Size> WeightRows<E, V> {
         #[comptime]
         match self {
             WeightRows::Dense(_) => fetched.values,
-            WeightRows::Fp8(packed) => packed.decode::<E, V>(fetched.codes, fetched.scale),
+            WeightRows::Fp8(packed) => {
+                let mut words = Vector::<u32, Const<2>>::new(fetched.codes.extract(0usize));
+                words.insert(1usize, fetched.codes.extract(1usize));
+                packed.decode::<E, V>(words, fetched.scale)
+            }
             WeightRows::Fp4(packed) => packed.decode::<E, V>(fetched.codes.extract(0usize), fetched.scale_code),
         }
     }

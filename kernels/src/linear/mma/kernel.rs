@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::products::{Held, end_of, load_weights, multiply, place, whole};
 use super::select::Form;
-use super::{K, LANES, M, N, PLANES};
+use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR};
 use crate::linear::activation::gated;
 use crate::linear::choice::PairExperts;
 use crate::linear::grid::{Part, Rows, Sizes, Tile};
@@ -58,7 +58,7 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
         for i in 0..comptime!(2 * form.steps) {
             acc[i] = Vector::new(0.0f32);
         }
-        let chunks = part.vectors / 4;
+        let chunks = part.vectors / comptime!(form.chunk() / VECTOR);
         if comptime!(form.own_row > 0) {
             let mut row = Shared::<[Vector<E, V>]>::new_slice(form.own_row);
             // The weights are on their way meanwhile.
@@ -101,7 +101,7 @@ fn rows_of_unit(
     matrix_stride: usize,
     #[comptime] form: Form,
 ) -> (WeightRow, WeightRow) {
-    let (row, quad) = ((UNIT_POS_X / 4) as usize, (UNIT_POS_X % 4) as usize);
+    let (row, quad) = ((UNIT_POS_X / 4) as usize, (UNIT_POS_X % 4) as usize * comptime!(form.chunk() / CHUNK));
     let own = min(output + row, part.outputs - 1);
     let mut other = min(output + row + M / 2, part.outputs - 1);
     if comptime!(form.linear.gated) {
@@ -115,7 +115,7 @@ fn rows_of_unit(
 /// Where a unit's first channels of its token of each step are, in x or in the row that the cube writes for itself.
 #[cube]
 fn inputs_of_unit(order: &[i32], tile: &Tile, sizes: &Sizes, #[comptime] form: Form) -> Sequence<usize> {
-    let (row, quad) = ((UNIT_POS_X / 4) as usize, (UNIT_POS_X % 4) as usize);
+    let (row, quad) = ((UNIT_POS_X / 4) as usize, (UNIT_POS_X % 4) as usize * comptime!(form.chunk() / CHUNK));
     let mut inputs = Sequence::<usize>::new();
     #[unroll]
     for step in 0..form.steps {

@@ -10,6 +10,7 @@
 //! The order of a sum depends on the sizes of the matrix alone: a token's output does not change with the other tokens. Where
 //! `sm90` computes many tokens with the same bits, it is that of `parts.rs`, for which units exchange their channels.
 
+mod codes;
 mod kernel;
 pub(crate) mod products;
 mod select;
@@ -54,11 +55,13 @@ pub(super) fn launch(
     elem: ElemType,
 ) {
     let (steps, second) = (tokens / N, grid.second_width > 0);
+    let in_codes = select::takes_codes(&products, &grid);
     let sizes = grid.sizes(&products, VECTOR);
     let (source, x) = RowSourceArgs::new(client, before, products.x);
     let own_row = if matches!(source, RowSourceArgs::Memory) { 0 } else { products.inputs / VECTOR };
     let routed = grid.route.is_some();
-    let form = Form { rows: grid.rows, linear, steps, at_once: own_row > 0, second, own_row, routed, in_parts };
+    let form =
+        Form { rows: grid.rows, linear, steps, at_once: own_row > 0, in_codes, second, own_row, routed, in_parts };
     let cubes = grid.cubes(products.outputs, form.outputs());
     let form = form.for_cubes(client, products.inputs, cubes, products.weight.format());
     let pairs = PairExpertsArgs::new(client, grid.route);
@@ -113,7 +116,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let own_row = match name {
                 "linear.mma.merged_heads" => 512 / VECTOR,
                 "linear.mma.normed_pair" => 2048 / VECTOR,
-                "linear.mma.normed_pair.v3" | "linear.mma.normed_pair.v3.parts" => 7168 / VECTOR,
+                "linear.mma.normed_pair.v3" | "linear.mma.normed_pair.v3.parts" | "linear.mma.normed_pair.v3.fp8" => {
+                    7168 / VECTOR
+                }
                 _ => 0,
             };
             let route = match name {
@@ -124,7 +129,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let pairs = move || route.map_or(PairExpertsArgs::Listed, choice::offline);
             let (linear, routed) = (LinearForm { gated, limited }, route.is_some());
             let in_parts = name.ends_with("parts");
-            let form = Form { rows, linear, steps, at_once, second, own_row, routed, in_parts };
+            let in_codes = !weight::format_of(name).is_dense() && !name.contains("eights");
+            let form = Form { rows, linear, steps, at_once, in_codes, second, own_row, routed, in_parts };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(
                 linear_mma_kernel,
@@ -169,7 +175,11 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.token_routed_up.v3", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_down", Rows::TokenScatter, false, false, 1, false),
             entry("linear.mma.8.fp8", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.eights.fp8", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.eights.fp4", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64.fp8", Rows::Dense, false, false, 8, false),
+            entry("linear.mma.64.fp4", Rows::Dense, false, false, 8, false),
+            entry("linear.mma.normed_pair.v3.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.heads.fp8", Rows::Heads, false, false, 1, true),
             entry("linear.mma.experts_up.fp8", Rows::Gather, true, true, 1, true),
             entry("linear.mma.experts_up.fp4", Rows::Gather, true, true, 1, true),

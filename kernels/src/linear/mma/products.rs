@@ -3,8 +3,9 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
+use super::codes::multiply_codes;
 use super::select::Form;
-use super::{CHUNK, K, M, N, PLANES};
+use super::{CHUNK, K, M, N, PLANES, VECTOR};
 use crate::linear::parts::{BLOCK, PARTS};
 use crate::linear::weight::{Fetched, WeightRow, WeightRows};
 use crate::ptx::warp;
@@ -63,8 +64,8 @@ pub(super) fn load_weights<E: Float, V: Size>(
     #[unroll]
     for i in 0..count {
         let at = place(chunk, form) + comptime!(takes_rope(i, form));
-        weights.push(fetch_weight(weight, own, at, chunks, form.at_once));
-        weights.push(fetch_weight(weight, other, at, chunks, form.at_once));
+        weights.push(fetch_weight(weight, own, at, chunks, form));
+        weights.push(fetch_weight(weight, other, at, chunks, form));
     }
     weights
 }
@@ -73,7 +74,7 @@ pub(super) fn load_weights<E: Float, V: Size>(
 #[derive(CubeType)]
 pub(super) struct Held<E: Float, V: Size> {
     values: Array<Vector<E, V>>,
-    codes: Array<Vector<u32, Const<2>>>,
+    codes: Array<Vector<u32, Const<4>>>,
     scales: Array<f32>,
     scale_codes: Array<u32>,
 }
@@ -129,35 +130,67 @@ pub(super) fn multiply<E: Float, V: Size, NC: Size>(
     #[comptime] count: usize,
     #[comptime] form: Form,
 ) {
-    let def = MmaDefinition::<E, E, f32>::new(M, N, K);
-    let size!(NA) = def.vector_size(MatrixIdent::A);
     #[unroll]
     for i in 0..count {
         let at = place(chunk, form) + comptime!(takes_rope(i, form));
-        let a = in_order(weight.decode(&weights[comptime!(2 * i)]), form);
-        let b = in_order(weight.decode(&weights[comptime!(2 * i + 1)]), form);
-        #[unroll]
-        for step in 0..form.steps {
-            let tokens = in_order(load::<E, V>(x, inputs[step], at, chunks, form.at_once), form);
-            let mut part = Array::<Vector<f32, NC>>::new(2usize);
-            part[0] = acc[comptime!(2 * step)];
-            part[1] = acc[comptime!(2 * step + 1)];
-            #[unroll]
-            for half in 0..2usize {
-                let first_pair = comptime!(2 * half);
-                let mut rows = Array::<Vector<E, NA>>::new(4usize);
-                rows[0] = pair::<E, V, NA>(a, first_pair);
-                rows[1] = pair::<E, V, NA>(b, first_pair);
-                rows[2] = pair::<E, V, NA>(a, comptime!(first_pair + 1));
-                rows[3] = pair::<E, V, NA>(b, comptime!(first_pair + 1));
-                let mut columns = Array::<Vector<E, NA>>::new(2usize);
-                columns[0] = pair::<E, V, NA>(tokens, first_pair);
-                columns[1] = pair::<E, V, NA>(tokens, comptime!(first_pair + 1));
-                def.execute_inplace(&rows, &columns, &mut part);
-            }
-            acc[comptime!(2 * step)] = part[0];
-            acc[comptime!(2 * step + 1)] = part[1];
+        if comptime!(form.in_codes) {
+            let (first, second) = (&weights[comptime!(2 * i)], &weights[comptime!(2 * i + 1)]);
+            multiply_codes(x, weight, first, second, inputs, at, chunks, acc, form);
+        } else {
+            multiply_chunk(
+                x,
+                weight,
+                &weights[comptime!(2 * i)],
+                &weights[comptime!(2 * i + 1)],
+                inputs,
+                at,
+                chunks,
+                acc,
+                form,
+            );
         }
+    }
+}
+
+/// Multiplies chunk number `at`, of which `first` and `second` are a unit's weights of its two rows.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn multiply_chunk<E: Float, V: Size, NC: Size>(
+    x: &[Vector<E, V>],
+    weight: &WeightRows<E, V>,
+    first: &Fetched<E, V>,
+    second: &Fetched<E, V>,
+    inputs: &Sequence<usize>,
+    at: usize,
+    chunks: usize,
+    acc: &mut Array<Vector<f32, NC>>,
+    #[comptime] form: Form,
+) {
+    let def = MmaDefinition::<E, E, f32>::new(M, N, K);
+    let size!(NA) = def.vector_size(MatrixIdent::A);
+    let a = in_order(weight.decode(first), form);
+    let b = in_order(weight.decode(second), form);
+    #[unroll]
+    for step in 0..form.steps {
+        let tokens = in_order(tokens_at(x, inputs[step], at * 4, at < chunks, form), form);
+        let mut part = Array::<Vector<f32, NC>>::new(2usize);
+        part[0] = acc[comptime!(2 * step)];
+        part[1] = acc[comptime!(2 * step + 1)];
+        #[unroll]
+        for half in 0..2usize {
+            let first_pair = comptime!(2 * half);
+            let mut rows = Array::<Vector<E, NA>>::new(4usize);
+            rows[0] = pair::<E, V, NA>(a, first_pair);
+            rows[1] = pair::<E, V, NA>(b, first_pair);
+            rows[2] = pair::<E, V, NA>(a, comptime!(first_pair + 1));
+            rows[3] = pair::<E, V, NA>(b, comptime!(first_pair + 1));
+            let mut columns = Array::<Vector<E, NA>>::new(2usize);
+            columns[0] = pair::<E, V, NA>(tokens, first_pair);
+            columns[1] = pair::<E, V, NA>(tokens, comptime!(first_pair + 1));
+            def.execute_inplace(&rows, &columns, &mut part);
+        }
+        acc[comptime!(2 * step)] = part[0];
+        acc[comptime!(2 * step + 1)] = part[1];
     }
 }
 
@@ -191,36 +224,42 @@ fn transposed(own: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
     result
 }
 
-/// What a unit has of chunk number `at` of a row of the weights; zeros, where there is none and that is `checked`.
+/// What a unit has of chunk number `at` of a row of the weights; zeros, where there is none and that is to be checked.
 #[cube]
 fn fetch_weight<E: Float, V: Size>(
     weight: &WeightRows<E, V>,
     row: &WeightRow,
     at: usize,
     chunks: usize,
-    #[comptime] checked: bool,
+    #[comptime] form: Form,
 ) -> Fetched<E, V> {
-    let column = at * 4;
-    if comptime!(checked) { weight.fetch_if(at < chunks, row, column) } else { weight.fetch(row, column) }
+    let column = at * comptime!(form.chunk() / VECTOR);
+    if comptime!(form.in_codes) {
+        weight.fetch_codes(at < chunks, row, column)
+    } else if comptime!(form.at_once) {
+        weight.fetch_if(at < chunks, row, column)
+    } else {
+        weight.fetch(row, column)
+    }
 }
 
-/// What a unit has of chunk number `at` of a row of tokens; zeros, where there is none and that is `checked`.
+/// Vector number `vector` of a row of tokens, from the unit's first on; zeros, where there is none and that is to be checked.
 #[cube]
-fn load<E: Float, V: Size>(
+pub(super) fn tokens_at<E: Float, V: Size>(
     rows: &[Vector<E, V>],
     row: usize,
-    at: usize,
-    chunks: usize,
-    #[comptime] checked: bool,
+    vector: usize,
+    is_there: bool,
+    #[comptime] form: Form,
 ) -> Vector<E, V> {
-    if comptime!(checked) {
+    if comptime!(form.at_once) {
         let mut values = Vector::<E, V>::new(E::from_int(0));
-        if at < chunks {
-            values = rows[row + at * 4];
+        if is_there {
+            values = rows[row + vector];
         }
         values
     } else {
-        rows[row + at * 4]
+        rows[row + vector]
     }
 }
 

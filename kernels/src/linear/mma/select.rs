@@ -5,7 +5,7 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR};
+use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR, codes};
 use crate::common::launch::multiprocessors;
 use crate::linear::grid::{Grid, Rows};
 use crate::linear::parts::BLOCK;
@@ -95,6 +95,8 @@ pub(super) struct Form {
     pub steps: usize,
     /// Whether a plane starts all its loads at once: where a multiprocessor has one cube or two, no other one fills the time.
     pub at_once: bool,
+    /// Whether a unit takes 16 codes of a row at a time: of weights in blocks, where rows have a multiple of 64 channels.
+    pub in_codes: bool,
     /// Whether there is a second matrix.
     pub second: bool,
     /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
@@ -112,6 +114,11 @@ impl Form {
         let few = inputs >= DEEP && cubes <= 2 * multiprocessors(client);
         let at_once = self.steps == 1 && (few || !format.is_dense());
         Self { at_once: self.at_once || at_once, ..self }
+    }
+
+    /// Channels that four units load at once.
+    pub fn chunk(&self) -> usize {
+        if self.in_codes { codes::CHUNK } else { CHUNK }
     }
 
     pub fn tokens(&self) -> usize {
@@ -132,6 +139,14 @@ impl Form {
                 let some = turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2));
                 if turns <= 2 * AHEAD { turns } else { some.next_multiple_of(self.together()) }
             }
+            // As many bytes.
+            _ if self.in_codes => {
+                if self.steps <= 2 {
+                    AHEAD
+                } else {
+                    1
+                }
+            }
             1 if self.at_once => 2 * AHEAD,
             1 | 2 => AHEAD,
             _ => AHEAD / 2,
@@ -140,7 +155,7 @@ impl Form {
 
     /// Chunks that a plane takes of the row that a cube writes for itself.
     pub fn takes_rope(&self) -> usize {
-        let channels = self.together() * CHUNK;
+        let channels = self.together() * self.chunk();
         (self.own_row * VECTOR).div_ceil(channels * PLANES) * self.together()
     }
 
@@ -148,6 +163,15 @@ impl Form {
     pub fn together(&self) -> usize {
         if self.in_parts { BLOCK / CHUNK } else { 1 }
     }
+}
+
+/// Whether units take 16 codes of each row at a time.
+pub(super) fn takes_codes(products: &Products, grid: &Grid) -> bool {
+    let second = grid.second_width > 0;
+    // Of a token's second product the shared experts' rows have a width of their own.
+    let inputs = if grid.rows == Rows::TokenScatter && second { grid.second_width } else { products.inputs };
+    let in_blocks = !products.weight.format().is_dense() && (!second || !grid.second.format().is_dense());
+    in_blocks && [products.inputs, inputs].into_iter().all(|inputs| inputs.is_multiple_of(codes::CHUNK))
 }
 
 /// Whether so many cubes, of which each merges a row, are faster than a launch of [`merge_splits`](crate::merge_splits).

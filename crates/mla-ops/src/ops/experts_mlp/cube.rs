@@ -129,7 +129,8 @@ impl Experts {
         // Each format has its own kernels, with their order of sums.
         let alike = self.gate_up.format().is_dense() == gate_up.format().is_dense()
             && self.down.format().is_dense() == down.format().is_dense();
-        if !alike || !linear::joins_experts(width, shared_width) {
+        let in_blocks = !self.down.format().is_dense();
+        if !alike || !linear::joins_experts(width, shared_width, in_blocks) {
             let activations = CubeBackend::swiglu(x.clone(), gate_up, self.options.limit, self.options.determinism);
             let shared = <CubeBackend as LinearBackend>::linear(activations, down, self.options.determinism);
             return self.outputs(x, routing, SharedRows::Apart(contiguous(shared).into_buffer_arg()));
