@@ -133,21 +133,11 @@ pub(super) fn multiply<E: Float, V: Size, NC: Size>(
     #[unroll]
     for i in 0..count {
         let at = place(chunk, form) + comptime!(takes_rope(i, form));
+        let (first, second) = (&weights[comptime!(2 * i)], &weights[comptime!(2 * i + 1)]);
         if comptime!(form.in_codes) {
-            let (first, second) = (&weights[comptime!(2 * i)], &weights[comptime!(2 * i + 1)]);
             multiply_codes(x, weight, first, second, inputs, at, chunks, acc, form);
         } else {
-            multiply_chunk(
-                x,
-                weight,
-                &weights[comptime!(2 * i)],
-                &weights[comptime!(2 * i + 1)],
-                inputs,
-                at,
-                chunks,
-                acc,
-                form,
-            );
+            multiply_chunk(x, weight, first, second, inputs, at, chunks, acc, form);
         }
     }
 }
