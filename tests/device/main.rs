@@ -74,6 +74,7 @@ mod ops_sparse_tiles;
 mod ops_vertical_slash;
 mod ops_vertical_slash_index;
 mod ops_weight_blocks;
+mod ops_weight_blocks_row;
 mod oracle;
 mod ranks;
 mod refusals;

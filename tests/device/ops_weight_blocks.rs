@@ -20,7 +20,7 @@ use crate::devices::{for_each_device, for_each_dtype, is_hopper, is_wgpu};
 use crate::ops_fixture::{bits, floats, ints, random, rng, tolerance, values};
 
 /// Codes and scales of matrices, on the host.
-struct Blocks {
+pub struct Blocks {
     format: BlockFormat,
     dims: [usize; 3],
     block_rows: usize,
@@ -31,7 +31,7 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn random(rng: &mut ChaCha8Rng, format: BlockFormat, dims: [usize; 3], block_rows: usize) -> Self {
+    pub fn random(rng: &mut ChaCha8Rng, format: BlockFormat, dims: [usize; 3], block_rows: usize) -> Self {
         let [count, rows, columns] = dims;
         let across = columns.div_ceil(format.block_columns());
         let scales = (0..count * rows.div_ceil(block_rows) * across).map(|_| match format {
@@ -49,7 +49,7 @@ impl Blocks {
     }
 
     /// What they stand for, rounded to the dtype.
-    fn numbers(&self, dtype: DType) -> Vec<f32> {
+    pub fn numbers(&self, dtype: DType) -> Vec<f32> {
         let [_, rows, columns] = self.dims;
         let (across, below) = (columns.div_ceil(self.format.block_columns()), rows.div_ceil(self.block_rows));
         let number = |(at, &code): (usize, &u8)| {
@@ -88,11 +88,11 @@ impl Blocks {
         WeightBlocks { format, codes: words(codes), scales: words(scales), block_rows, dtype }
     }
 
-    fn stacked(&self, dtype: DType, device: &Device) -> StackedWeight {
+    pub fn stacked(&self, dtype: DType, device: &Device) -> StackedWeight {
         StackedWeight::from_blocks(self.there(dtype, device), self.dims).expect("sizes that are right")
     }
 
-    fn weight(&self, dtype: DType, device: &Device) -> Weight {
+    pub fn weight(&self, dtype: DType, device: &Device) -> Weight {
         let [_, rows, columns] = self.dims;
         Weight::from_blocks(self.there(dtype, device), [rows, columns]).expect("sizes that are right")
     }
@@ -123,7 +123,7 @@ const SIZES: [([usize; 2], usize); 7] = [
     ([200, 416], 64),
 ];
 
-fn block_rows(format: BlockFormat, rows: usize) -> usize {
+pub fn block_rows(format: BlockFormat, rows: usize) -> usize {
     if format == BlockFormat::Fp4 { 1 } else { rows }
 }
 
@@ -303,8 +303,9 @@ fn ops_experts_in_blocks(
     #[case] one_by_one: bool,
     #[values([BlockFormat::Fp8, BlockFormat::Fp8], [BlockFormat::Fp4, BlockFormat::Fp8])] formats: [BlockFormat; 2],
     #[values(false, true)] shared_in_blocks: bool,
+    #[values([160, 48], [256, 128])] sizes: [usize; 2],
 ) {
-    let (experts, top_k, hidden, width) = (5, 2, 160, 48);
+    let (experts, top_k, [hidden, width]) = (5, 2, sizes);
     let _scratch = one_by_one.then(|| ForcedScratch::new(1));
     for_each_dtype(|device, dtype| {
         let mut rng = rng(75);

@@ -177,7 +177,8 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
     match choice.path {
         #[cfg(feature = "cuda")]
         Path::Mma => {
-            let grid = grid(args.work, choice::chooses);
+            let is_dense = products.weight.format().is_dense();
+            let grid = grid(args.work, if is_dense { choice::chooses } else { |_| false });
             let mut inside = Before::Nothing;
             if mma::takes(client, &products, &grid, &before) {
                 inside = before;
@@ -189,7 +190,7 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
                 products,
                 grid,
                 (inside, latents),
-                (args.form, choice.tokens, choice.in_parts),
+                (args.form, choice, sizes.batch_invariant),
                 address,
                 elem,
             );

@@ -205,6 +205,19 @@ impl Fp4Rows {
         self.codes.as_vectorized().with_vector_size::<Const<2>>()[(row.first + column) / 2]
     }
 
+    /// The codes of 32 columns.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn words_of_32(&self, row: &WeightRow, column: usize) -> Vector<u32, Const<4>> {
+        self.codes.as_vectorized().with_vector_size::<Const<4>>()[(row.first + column) / 4]
+    }
+
+    /// The codes of the scales of four blocks, of which one has this column, in rows of a multiple of 128 columns.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn scale_codes<V: Size>(&self, row: &WeightRow, column: usize) -> u32 {
+        let block = (row.column + column) * V::value().comptime() / FP4_COLUMNS;
+        self.scales[(row.matrix * self.matrix + row.row * self.across + block) / 4]
+    }
+
     /// The code of their scale, in the low 8 bits.
     pub(crate) fn scale_code<V: Size>(&self, row: &WeightRow, column: usize) -> u32 {
         let block = (row.column + column) * V::value().comptime() / FP4_COLUMNS;
@@ -324,7 +337,7 @@ const E2M1_FACTOR_BF16: u32 = 0x7e80_7e80;
 
 /// What the codes are multiplied by: the difference between the bias of f16 and that of the format.
 pub(super) const E4M3_FACTOR: i64 = 1 << (15 - 7);
-const E2M1_FACTOR: i64 = 1 << (15 - 1);
+pub(super) const E2M1_FACTOR: i64 = 1 << (15 - 1);
 
 /// E4M3 codes as two f16 whose exponents have the bias of the codes.
 #[cube]
@@ -334,7 +347,7 @@ pub(super) fn e4m3_halves(codes: u32) -> u32 {
 
 /// The same of E2M1 codes.
 #[cube]
-fn e2m1_halves(codes: u32) -> u32 {
+pub(super) fn e2m1_halves(codes: u32) -> u32 {
     ((codes & 0x0008_0008) << 12) | ((codes & 0x0007_0007) << 9)
 }
 

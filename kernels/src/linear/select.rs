@@ -27,8 +27,8 @@ const LONG: usize = 4096;
 const UNITS_PER_BYTE: usize = 256;
 /// Channels that every kernel takes at once.
 const JOINED: usize = 32;
-/// The same of codes, where rows have a multiple of as many.
-const JOINED_CODES: usize = 64;
+/// The same of codes, where rows have a multiple of as many: of some rows, and of a single one.
+const JOINED_CODES: [usize; 2] = [64, 128];
 /// Outputs that kernels for many rows write at once.
 const VECTOR: usize = 8;
 
@@ -154,8 +154,8 @@ pub fn joins(outputs: usize, second_outputs: usize) -> bool {
 /// are numbers, or in blocks.
 pub fn joins_experts(width: usize, shared_width: usize, in_blocks: bool) -> bool {
     let widths = [width, shared_width];
-    let [whole, shared_whole] = widths.map(|width| width.is_multiple_of(JOINED_CODES));
-    if in_blocks && whole != shared_whole {
+    let differ = |codes| width.is_multiple_of(codes) != shared_width.is_multiple_of(codes);
+    if in_blocks && JOINED_CODES.into_iter().any(differ) {
         return false;
     }
     let alike = width == shared_width || widths.into_iter().all(|width| width < LONG);

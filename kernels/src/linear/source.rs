@@ -88,6 +88,16 @@ impl<E: Float, V: Size> RowSourceArgs<E, V> {
 
 #[cube]
 impl<E: Float, V: Size> RowSource<E, V> {
+    /// Whether rows are in `x`.
+    pub(crate) fn is_memory(&self) -> comptime_type!(bool) {
+        #[comptime]
+        match self {
+            RowSource::Memory => comptime!(true),
+            RowSource::Splits(_) => comptime!(false),
+            RowSource::Normed(_) => comptime!(false),
+        }
+    }
+
     /// Writes row number `number` of the token's `count`, of so many vectors; nothing, where it is in `x`. Called by all units
     /// of a cube, which then wait for each other.
     pub(crate) fn write(

@@ -141,6 +141,17 @@ pub(super) struct Fetched<E: Float, V: Size> {
     pub(super) scale_code: u32,
 }
 
+/// 16 bytes of codes of a row as they are stored, and what tells their scales. What the format lacks is zero, and takes no registers.
+#[cfg(feature = "cuda")]
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Codes {
+    pub(super) words: Vector<u32, Const<4>>,
+    /// Of FP8: the scale of the block that has them all.
+    pub(super) scale: f32,
+    /// Of FP4: those of four blocks, from that of the nearest multiple of 128 columns on.
+    pub(super) scale_codes: u32,
+}
+
 #[cfg(feature = "cuda")]
 #[cube]
 impl<E: Float, V: Size> Fetched<E, V> {
@@ -226,6 +237,38 @@ impl<E: Float, V: Size> WeightRows<E, V> {
             }
         }
         fetched
+    }
+
+    /// In which format the matrix is stored.
+    #[cfg(feature = "cuda")]
+    pub(super) fn format(&self) -> comptime_type!(WeightFormat) {
+        #[comptime]
+        match self {
+            WeightRows::Dense(_) => comptime!(WeightFormat::Dense),
+            WeightRows::Fp8(_) => comptime!(WeightFormat::Fp8),
+            WeightRows::Fp4(_) => comptime!(WeightFormat::Fp4),
+        }
+    }
+
+    /// 16 bytes of codes of a matrix in blocks, whose rows have a multiple of 128 columns, where those are in the row; otherwise zeros.
+    #[cfg(feature = "cuda")]
+    pub(super) fn codes_if(&self, is_there: bool, row: &WeightRow, column: usize) -> Codes {
+        let mut codes = Codes { words: Vector::new(0u32), scale: 0.0f32.runtime(), scale_codes: 0u32.runtime() };
+        if is_there {
+            #[comptime]
+            match self {
+                WeightRows::Dense(_) => {}
+                WeightRows::Fp8(packed) => {
+                    codes.words = packed.words_of_16(row, column);
+                    codes.scale = packed.scale::<V>(row, column);
+                }
+                WeightRows::Fp4(packed) => {
+                    codes.words = packed.words_of_32(row, column);
+                    codes.scale_codes = packed.scale_codes::<V>(row, column);
+                }
+            }
+        }
+        codes
     }
 
     #[cfg(feature = "cuda")]

@@ -69,6 +69,21 @@ pub(crate) fn pack(low: f32, high: f32, #[comptime] elem: Elem) -> u32 {
     pair
 }
 
+/// Two E4M3 codes of a word as f16, those of its lower half or of its upper one, exact: `cvt.rn.f16x2.e4m3x2` (PTX ISA, "Data Movement and
+/// Conversion Instructions: cvt"). sm_89.
+#[cube]
+pub(crate) fn e4m3_pair(word: u32, #[comptime] upper: bool) -> u32 {
+    let half = comptime!(if upper { "upper" } else { "lower" });
+    let pair: u32;
+    gpu_asm!(
+        "{{\n.reg .b16 lower, upper;\nmov.b32 {{lower, upper}}, {word};\ncvt.rn.f16x2.e4m3x2 {pair}, {half};\n}}",
+        pair = out(_) pair,
+        word = in(_) read::<u32>(word),
+        options(pure, nomem)
+    );
+    pair
+}
+
 /// The bytes of a word in another order: byte `i` of the result is the one that digit `i` of `selector` names, 4 is a byte of zero:
 /// `prmt.b32` (PTX ISA, "Data Movement and Conversion Instructions: prmt").
 #[cube]

@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 
 use super::products::{Held, end_of, load_weights, multiply, place, whole};
 use super::select::Form;
+use super::single::{RowPlace, chunk_channels, multiply_single, shared_vectors};
 use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR};
 use crate::linear::activation::gated;
 use crate::linear::choice::PairExperts;
@@ -50,32 +51,45 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
         part.place(&mut tile, sizes.max_tiles);
     }
     if tile.count > 0 {
-        let size!(NC) = MmaDefinition::<E, E, f32>::new(M, N, K).vector_size(MatrixIdent::Accumulator);
-        let (own, other) = rows_of_unit(&tile, &part, output, sizes.matrix_stride, form);
-        let inputs = inputs_of_unit(order, &tile, &sizes, form);
-        let mut acc = Array::<Vector<f32, NC>>::new(comptime!(2 * form.steps));
-        #[unroll]
-        for i in 0..comptime!(2 * form.steps) {
-            acc[i] = Vector::new(0.0f32);
-        }
-        let chunks = part.vectors / comptime!(form.chunk() / VECTOR);
-        if comptime!(form.own_row > 0) {
-            let mut row = Shared::<[Vector<E, V>]>::new_slice(form.own_row);
-            // The weights are on their way meanwhile.
-            let weights = load_of_part(&part, &weight, &second, &own, &other, UNIT_POS_Y as usize, chunks, form);
-            source.write(x, &mut row, tile.expert, sizes.per_token, sizes.vectors);
-            sync_cube();
-            multiply_row(&row, weights, &part, &weight, &second, &own, &other, &inputs, chunks, &mut acc, form);
-        } else if comptime!(form.second) {
-            if part.is_second {
-                multiply_all(x, &second, &own, &other, &inputs, chunks, &mut acc, form);
+        if comptime!(form.single) {
+            let mut row = Shared::<[Vector<E, V>]>::new_slice(comptime!(shared_vectors(form.own_row)));
+            if comptime!(form.second) {
+                if part.is_second {
+                    multiply_one(x, source, &mut row, &second, order, &tile, &part, output, &sizes, &mut sums, form);
+                } else {
+                    multiply_one(x, source, &mut row, &weight, order, &tile, &part, output, &sizes, &mut sums, form);
+                }
+            } else {
+                multiply_one(x, source, &mut row, &weight, order, &tile, &part, output, &sizes, &mut sums, form);
+            }
+        } else {
+            let size!(NC) = MmaDefinition::<E, E, f32>::new(M, N, K).vector_size(MatrixIdent::Accumulator);
+            let (own, other) = rows_of_unit(&tile, &part, output, sizes.matrix_stride, form.chunk(), form);
+            let inputs = inputs_of_unit(order, &tile, &sizes, form);
+            let mut acc = Array::<Vector<f32, NC>>::new(comptime!(2 * form.steps));
+            #[unroll]
+            for i in 0..comptime!(2 * form.steps) {
+                acc[i] = Vector::new(0.0f32);
+            }
+            let chunks = part.vectors / comptime!(form.chunk() / VECTOR);
+            if comptime!(form.own_row > 0) {
+                let mut row = Shared::<[Vector<E, V>]>::new_slice(form.own_row);
+                // The weights are on their way meanwhile.
+                let weights = load_of_part(&part, &weight, &second, &own, &other, UNIT_POS_Y as usize, chunks, form);
+                source.write(x, &mut row, tile.expert, sizes.per_token, sizes.vectors);
+                sync_cube();
+                multiply_row(&row, weights, &part, &weight, &second, &own, &other, &inputs, chunks, &mut acc, form);
+            } else if comptime!(form.second) {
+                if part.is_second {
+                    multiply_all(x, &second, &own, &other, &inputs, chunks, &mut acc, form);
+                } else {
+                    multiply_all(x, &weight, &own, &other, &inputs, chunks, &mut acc, form);
+                }
             } else {
                 multiply_all(x, &weight, &own, &other, &inputs, chunks, &mut acc, form);
             }
-        } else {
-            multiply_all(x, &weight, &own, &other, &inputs, chunks, &mut acc, form);
+            store(&acc, &mut sums, form);
         }
-        store(&acc, &mut sums, form);
     }
     sync_cube();
     write(&sums, order, &tile, &part, output, &sizes, out, second_out, V::value().comptime(), limit, form);
@@ -99,9 +113,10 @@ fn rows_of_unit(
     part: &Part,
     output: usize,
     matrix_stride: usize,
+    #[comptime] chunk: usize,
     #[comptime] form: Form,
 ) -> (WeightRow, WeightRow) {
-    let (row, quad) = ((UNIT_POS_X / 4) as usize, (UNIT_POS_X % 4) as usize * comptime!(form.chunk() / CHUNK));
+    let (row, quad) = ((UNIT_POS_X / 4) as usize, (UNIT_POS_X % 4) as usize * comptime!(chunk / CHUNK));
     let own = min(output + row, part.outputs - 1);
     let mut other = min(output + row + M / 2, part.outputs - 1);
     if comptime!(form.linear.gated) {
@@ -110,6 +125,29 @@ fn rows_of_unit(
     let matrix = tile.expert * matrix_stride;
     let number = tile.expert;
     (WeightRow::new(number, matrix, own, part.vectors, quad), WeightRow::new(number, matrix, other, part.vectors, quad))
+}
+
+/// Multiplies the row of a tile by a matrix in blocks of codes.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn multiply_one<E: Float, V: Size>(
+    x: &[Vector<E, V>],
+    source: &mut RowSource<E, V>,
+    row: &mut [Vector<E, V>],
+    weight: &WeightRows<E, V>,
+    order: &[i32],
+    tile: &Tile,
+    part: &Part,
+    output: usize,
+    sizes: &Sizes,
+    sums: &mut [f32],
+    #[comptime] form: Form,
+) {
+    let format = weight.format();
+    let (own, other) = rows_of_unit(tile, part, output, sizes.matrix_stride, comptime!(chunk_channels(format)), form);
+    let from = tile.input(order, 0usize) * tile.row(sizes.vectors, sizes.carried);
+    let place = RowPlace { from, number: tile.expert, count: sizes.per_token };
+    multiply_single(x, source, row, weight, &own, &other, &place, part.vectors, sums, form);
 }
 
 /// Where a unit's first channels of its token of each step are, in x or in the row that the cube writes for itself.

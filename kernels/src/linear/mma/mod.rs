@@ -14,6 +14,7 @@ mod codes;
 mod kernel;
 pub(crate) mod products;
 mod select;
+mod single;
 
 use cubecl::prelude::*;
 
@@ -24,7 +25,7 @@ use crate::linear::choice::PairExpertsArgs;
 use crate::linear::grid::Grid;
 use crate::linear::latents::BesideArgs;
 use crate::linear::source::RowSourceArgs;
-use crate::linear::{Before, LatentRows, LinearForm, Products};
+use crate::linear::{Before, Choice, LatentRows, LinearForm, Products};
 use crate::residual_norm::UNITS as NORM_UNITS;
 
 /// Units of a plane. The matrix instructions are defined for this number.
@@ -50,18 +51,35 @@ pub(super) fn launch(
     products: Products,
     grid: Grid,
     (before, latents): (Before, Option<LatentRows>),
-    (linear, tokens, in_parts): (LinearForm, usize, bool),
+    (linear, choice, batch_invariant): (LinearForm, Choice, bool),
     address: AddressType,
     elem: ElemType,
 ) {
-    let (steps, second) = (tokens / N, grid.second_width > 0);
+    let (steps, second, in_parts) = (choice.tokens / N, grid.second_width > 0, choice.in_parts);
     let in_codes = select::takes_codes(&products, &grid);
     let sizes = grid.sizes(&products, VECTOR);
+    let single = !batch_invariant && select::takes_single(&products, &grid);
+    let longest = select::longest_row(&products, &grid);
     let (source, x) = RowSourceArgs::new(client, before, products.x);
-    let own_row = if matches!(source, RowSourceArgs::Memory) { 0 } else { products.inputs / VECTOR };
+    let own_row = match source {
+        _ if single => longest / VECTOR,
+        RowSourceArgs::Memory => 0,
+        _ => products.inputs / VECTOR,
+    };
     let routed = grid.route.is_some();
-    let form =
-        Form { rows: grid.rows, linear, steps, at_once: own_row > 0, in_codes, second, own_row, routed, in_parts };
+    let form = Form {
+        rows: grid.rows,
+        linear,
+        steps,
+        at_once: own_row > 0,
+        in_codes,
+        single,
+        many_cubes: false,
+        second,
+        own_row,
+        routed,
+        in_parts,
+    };
     let cubes = grid.cubes(products.outputs, form.outputs());
     let form = form.for_cubes(client, products.inputs, cubes, products.weight.format());
     let pairs = PairExpertsArgs::new(client, grid.route);
@@ -97,16 +115,16 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use cubecl::ir::FloatKind;
 
     use crate::linear::grid::{Rows, offline_sizes as sizes};
-    use crate::linear::{choice, latents, source, weight};
+    use crate::linear::{WeightFormat, choice, latents, source, weight};
     use crate::offline::{Arch, Entry, form};
     use crate::route_experts as route;
     let beside = |latents| if latents { latents::offline(LANES * PLANES) } else { BesideArgs::Nothing };
     // Rows of a token's head, of V2-Lite, and of V3.
-    let source = |own_row| match own_row * VECTOR {
-        0 => RowSourceArgs::Memory,
-        512 => source::offline_splits(),
-        2048 => source::offline_normed(6),
-        _ => source::offline_normed(8),
+    let source = |name: &str| match name {
+        "linear.mma.merged_heads" => source::offline_splits(),
+        "linear.mma.normed_pair" => source::offline_normed(6),
+        _ if name.contains("normed_pair") => source::offline_normed(8),
+        _ => RowSourceArgs::Memory,
     };
     let cube = CubeDim::new_2d(LANES as u32, PLANES as u32);
     let forms = [FloatKind::F16, FloatKind::BF16].into_iter().flat_map(|kind| {
@@ -116,21 +134,24 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let own_row = match name {
                 "linear.mma.merged_heads" => 512 / VECTOR,
                 "linear.mma.normed_pair" => 2048 / VECTOR,
-                "linear.mma.normed_pair.v3" | "linear.mma.normed_pair.v3.parts" | "linear.mma.normed_pair.v3.fp8" => {
-                    7168 / VECTOR
-                }
+                _ if name.contains("normed_pair") => 7168 / VECTOR,
+                "linear.mma.single_up.fp8" | "linear.mma.single_down.fp4" => 2048 / VECTOR,
+                _ if name.contains("single") => 4096 / VECTOR,
                 _ => 0,
             };
             let route = match name {
-                "linear.mma.token_routed_up" => Some(route::V2_LITE),
-                "linear.mma.token_routed_up.v3" | "linear.mma.token_routed_up.v3.parts" => Some(route::V3),
+                "linear.mma.token_routed_up" | "linear.mma.token_routed_up.parts" => Some(route::V2_LITE),
                 _ => None,
             };
             let pairs = move || route.map_or(PairExpertsArgs::Listed, choice::offline);
             let (linear, routed) = (LinearForm { gated, limited }, route.is_some());
             let in_parts = name.ends_with("parts");
             let in_codes = !weight::format_of(name).is_dense() && !name.contains("eights");
-            let form = Form { rows, linear, steps, at_once, in_codes, second, own_row, routed, in_parts };
+            let single = name.contains("single");
+            let many_cubes = single && rows != Rows::Dense;
+            let form =
+                Form { rows, linear, steps, at_once, in_codes, single, many_cubes, second, own_row, routed, in_parts };
+            let second_format = if name.contains("mixed") { WeightFormat::Fp8 } else { weight::format_of(name) };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(
                 linear_mma_kernel,
@@ -140,14 +161,14 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                     VECTOR,
                     _,
                     weight::offline_packed(weight::format_of(name)),
-                    weight::offline_packed(weight::format_of(name)),
+                    weight::offline_packed(second_format),
                     _,
                     _,
                     _,
                     _,
                     sizes(),
                     1.0,
-                    source(own_row),
+                    source(name),
                     beside(latents),
                     pairs(),
                     form,
@@ -172,7 +193,6 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.experts_down", Rows::Scatter, false, false, 1, false),
             entry("linear.mma.token_up", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_routed_up", Rows::TokenGather, true, false, 1, false),
-            entry("linear.mma.token_routed_up.v3", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_down", Rows::TokenScatter, false, false, 1, false),
             entry("linear.mma.8.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.eights.fp8", Rows::Dense, false, false, 1, true),
@@ -187,10 +207,16 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.token_up.fp8", Rows::TokenGather, true, false, 1, true),
             entry("linear.mma.token_up.fp4", Rows::TokenGather, true, false, 1, true),
             entry("linear.mma.token_down.fp4", Rows::TokenScatter, false, false, 1, true),
+            entry("linear.mma.single.fp8", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.single_heads.fp8", Rows::Heads, false, false, 1, true),
+            entry("linear.mma.single_normed_pair.fp8", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.single_up.fp8", Rows::TokenGather, true, false, 1, true),
+            entry("linear.mma.single_mixed_up.fp4", Rows::TokenGather, true, true, 1, true),
+            entry("linear.mma.single_down.fp4", Rows::TokenScatter, false, false, 1, true),
             entry("linear.mma.few.parts", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64.parts", Rows::Dense, false, false, 8, false),
             entry("linear.mma.normed_pair.v3.parts", Rows::Dense, false, false, 1, true),
-            entry("linear.mma.token_routed_up.v3.parts", Rows::TokenGather, true, false, 1, false),
+            entry("linear.mma.token_routed_up.parts", Rows::TokenGather, true, false, 1, false),
         ]
     });
     forms.collect()

@@ -5,7 +5,7 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR, codes};
+use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR, codes, single};
 use crate::common::launch::multiprocessors;
 use crate::linear::grid::{Grid, Rows};
 use crate::linear::parts::BLOCK;
@@ -17,6 +17,8 @@ use crate::residual_norm::{AddRmsNormArgs, Summand};
 const AHEAD: usize = 4;
 /// Channels from which all loads of a plane are worth starting at once.
 const DEEP: usize = AHEAD * CHUNK * PLANES;
+/// Cubes of a single row that a multiprocessor has at a time, at most.
+const CUBES_AT_A_TIME: usize = 4;
 /// Groups of 8 tokens in a tile at most.
 const MAX_STEPS: usize = 8;
 /// Channels of a row that a cube writes for itself at most: they are in shared memory.
@@ -97,6 +99,10 @@ pub(super) struct Form {
     pub at_once: bool,
     /// Whether a unit takes 16 codes of a row at a time: of weights in blocks, where rows have a multiple of 64 channels.
     pub in_codes: bool,
+    /// Whether the one row is multiplied as `single.rs` does.
+    pub single: bool,
+    /// The same, where there are more cubes than multiprocessors can have at a time.
+    pub many_cubes: bool,
     /// Whether there is a second matrix.
     pub second: bool,
     /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
@@ -113,7 +119,8 @@ impl Form {
     pub fn for_cubes(self, client: &Client, inputs: usize, cubes: usize, format: WeightFormat) -> Self {
         let few = inputs >= DEEP && cubes <= 2 * multiprocessors(client);
         let at_once = self.steps == 1 && (few || !format.is_dense());
-        Self { at_once: self.at_once || at_once, ..self }
+        let many_cubes = self.single && cubes > CUBES_AT_A_TIME * multiprocessors(client);
+        Self { at_once: self.at_once || at_once, many_cubes, ..self }
     }
 
     /// Channels that four units load at once.
@@ -167,11 +174,31 @@ impl Form {
 
 /// Whether units take 16 codes of each row at a time.
 pub(super) fn takes_codes(products: &Products, grid: &Grid) -> bool {
-    let second = grid.second_width > 0;
-    // Of a token's second product the shared experts' rows have a width of their own.
-    let inputs = if grid.rows == Rows::TokenScatter && second { grid.second_width } else { products.inputs };
-    let in_blocks = !products.weight.format().is_dense() && (!second || !grid.second.format().is_dense());
-    in_blocks && [products.inputs, inputs].into_iter().all(|inputs| inputs.is_multiple_of(codes::CHUNK))
+    let in_blocks =
+        !products.weight.format().is_dense() && (grid.second_width == 0 || !grid.second.format().is_dense());
+    in_blocks && row_lengths(products, grid).into_iter().all(|inputs| inputs.is_multiple_of(codes::CHUNK))
+}
+
+/// Whether all weights are in blocks and each cube has one row of x, which is multiplied as `single.rs` does.
+pub(super) fn takes_single(products: &Products, grid: &Grid) -> bool {
+    let one_row = match grid.rows {
+        Rows::Dense | Rows::Heads => grid.tokens == 1,
+        Rows::TokenGather | Rows::TokenScatter => true,
+        Rows::Gather | Rows::Scatter => false,
+    };
+    let fits = |inputs: usize| inputs.is_multiple_of(single::CHANNELS) && inputs <= single::MAX_ROW;
+    one_row && takes_codes(products, grid) && row_lengths(products, grid).into_iter().all(fits)
+}
+
+/// Channels of the longest row.
+pub(super) fn longest_row(products: &Products, grid: &Grid) -> usize {
+    row_lengths(products, grid).into_iter().max().unwrap_or(products.inputs)
+}
+
+/// Channels of the rows of x: of a token's second product the shared experts' have a width of their own.
+fn row_lengths(products: &Products, grid: &Grid) -> [usize; 2] {
+    let has_own = grid.rows == Rows::TokenScatter && grid.second_width > 0;
+    [products.inputs, if has_own { grid.second_width } else { products.inputs }]
 }
 
 /// Whether so many cubes, of which each merges a row, are faster than a launch of [`merge_splits`](crate::merge_splits).

@@ -1,0 +1,147 @@
+//! A single row of x and weights in blocks of codes, which has a kernel of its own where there are matrix instructions: against plain
+//! f64 loops over what the codes stand for.
+
+use burn::tensor::{DType, Device, Tensor};
+use mla_ops::Determinism::Fast;
+use mla_ops::{
+    BlockFormat, LinearProblem, Path, WeightFormat, explain_path, linear, linear_by_head, linear_pair, swiglu,
+};
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+use rstest::rstest;
+
+use crate::devices::for_each_dtype;
+use crate::ops_fixture::{bits, floats, random, rng, rounded, tolerance, values};
+use crate::ops_weight_blocks::{Blocks, block_rows};
+
+/// Whether sums take the scales of FP8, so that weights are not rounded to the dtype: where matrix instructions multiply codes.
+fn multiplies_codes(sizes: [usize; 3], dtype: DType, format: BlockFormat, device: &Device) -> bool {
+    let problem = LinearProblem::dense(sizes, dtype).with_weight_format(WeightFormat::Blocks(format));
+    explain_path(&problem, device).path == Path::PortableMma
+}
+
+/// The product with a row of numbers, and the sum of its terms' sizes.
+fn dot(x: &[f64], numbers: &[f32]) -> (f64, f64) {
+    let products = || x.iter().zip(numbers).map(|(a, &b)| a * f64::from(b));
+    (products().sum::<f64>(), products().map(f64::abs).sum::<f64>())
+}
+
+/// How far a product may be off: weights are rounded to the dtype unless their codes are multiplied.
+fn assert_products(out: &[f32], x: &[f64], numbers: &[f32], dtype: DType, codes: bool, what: &str) {
+    let rounding = if codes { 1e-6 } else { tolerance(dtype) };
+    for (place, (&out, numbers)) in out.iter().zip(numbers.chunks(x.len())).enumerate() {
+        let (expected, size) = dot(x, numbers);
+        let off = (f64::from(out) - expected).abs();
+        let allowed = 2.0 * tolerance(dtype) * expected.abs() + rounding * size + f64::from(f32::MIN_POSITIVE);
+        assert!(off <= allowed, "{what}, {dtype:?}, output {place}: {out}, not {expected}; allowed {allowed:e}");
+    }
+}
+
+/// Numbers whose sizes go over as many powers of two, as x has them in the dtype.
+fn spread(rng: &mut ChaCha8Rng, len: usize, powers: std::ops::Range<i32>, dtype: DType) -> Vec<f64> {
+    let values = random(rng, len, dtype);
+    values.into_iter().map(|value| rounded(value * 2f64.powi(rng.random_range(powers.clone())), dtype)).collect()
+}
+
+/// Fewer chunks than planes, one turn, several, and a last one that is not whole; outputs that end within a tile.
+const SIZES: [[usize; 2]; 5] = [[16, 128], [40, 256], [24, 1152], [16, 4224], [130, 2048]];
+
+#[rstest]
+fn ops_one_row_in_blocks(#[values(BlockFormat::Fp8, BlockFormat::Fp4)] format: BlockFormat) {
+    for_each_dtype(|device, dtype| {
+        for [outputs, inputs] in SIZES {
+            let mut rng = rng(80);
+            let blocks = Blocks::random(&mut rng, format, [1, outputs, inputs], block_rows(format, 16));
+            let (weight, numbers) = (blocks.weight(dtype, device), blocks.numbers(DType::F32));
+            let codes = multiplies_codes([1, inputs, outputs], dtype, format, device);
+            // Around 1, of very different sizes, all of them small.
+            for powers in [0..1, -30..8, -14..-12] {
+                let x = spread(&mut rng, inputs, powers.clone(), dtype);
+                let there: Tensor<2> = floats(&x, [1, inputs], dtype, device);
+                let out = values(linear(there, &weight, Fast).expect("legal"));
+                let what = format!("{inputs} x {outputs}, 2^{powers:?} on {device:?}");
+                assert_products(&out, &x, &numbers, dtype, codes, &what);
+            }
+        }
+    });
+}
+
+/// Rows that are all zeros, that have nothing but the smallest and the largest numbers of the dtype, or one that is infinite or NaN.
+#[rstest]
+fn ops_one_row_in_blocks_of_unusual_numbers(#[values(BlockFormat::Fp8, BlockFormat::Fp4)] format: BlockFormat) {
+    for_each_dtype(|device, dtype| {
+        let (outputs, inputs) = (24, 384);
+        let mut rng = rng(81);
+        let blocks = Blocks::random(&mut rng, format, [1, outputs, inputs], block_rows(format, 128));
+        let (weight, numbers) = (blocks.weight(dtype, device), blocks.numbers(DType::F32));
+        let codes = multiplies_codes([1, inputs, outputs], dtype, format, device);
+        let (least, most) = if dtype == DType::F16 { (2f64.powi(-14), 2f64.powi(6)) } else { (1e-36, 1e30) };
+        let run = |x: &[f64]| values(linear(floats(x, [1, inputs], dtype, device), &weight, Fast).expect("legal"));
+        let zeros = run(&vec![0.0; inputs]);
+        assert!(zeros.iter().all(|&out| out == 0.0), "{dtype:?} on {device:?}: {zeros:?}");
+        for size in [least, most] {
+            let x: Vec<f64> =
+                random(&mut rng, inputs, dtype).iter().map(|value| rounded(value * size, dtype)).collect();
+            assert_products(&run(&x), &x, &numbers, dtype, codes, &format!("{size:e} on {device:?}"));
+        }
+        for unusual in [f64::INFINITY, f64::NAN] {
+            let mut x = random(&mut rng, inputs, dtype);
+            x[200] = unusual;
+            let out = run(&x);
+            assert!(out.iter().all(|out| !out.is_finite()), "{dtype:?} on {device:?}: {out:?}");
+        }
+    });
+}
+
+/// A row of each head, with channels that are carried; two matrices in one launch; a gated output.
+#[rstest]
+fn ops_one_row_in_blocks_of_heads_pairs_and_gates(
+    #[values(BlockFormat::Fp8, BlockFormat::Fp4)] format: BlockFormat,
+    #[values(0, 8)] carried: usize,
+) {
+    for_each_dtype(|device, dtype| {
+        let mut rng = rng(82);
+        let (heads, outputs, inputs) = (3, 40, 256);
+        let blocks = Blocks::random(&mut rng, format, [heads, outputs, inputs], block_rows(format, 16));
+        let (weight, numbers) = (blocks.stacked(dtype, device), blocks.numbers(DType::F32));
+        let codes = multiplies_codes([1, inputs, outputs], dtype, format, device);
+        let width = inputs + carried;
+        let x = random(&mut rng, heads * width, dtype);
+        let out = linear_by_head(floats(&x, [1, heads, width], dtype, device), &weight, Fast).expect("legal");
+        let (out, row) = (values(out), outputs + carried);
+        for head in 0..heads {
+            let (x, out) = (&x[head * width..][..width], &out[head * row..][..row]);
+            let numbers = &numbers[head * outputs * inputs..][..outputs * inputs];
+            assert_products(
+                &out[..outputs],
+                &x[..inputs],
+                numbers,
+                dtype,
+                codes,
+                &format!("head {head} on {device:?}"),
+            );
+            assert!(out[outputs..].iter().zip(&x[inputs..]).all(|(&out, &x)| f64::from(out) == x), "carried");
+        }
+
+        let x: Tensor<2> = floats(&random(&mut rng, inputs, dtype), [1, inputs], dtype, device);
+        let mut matrix = |format, rows, height| {
+            Blocks::random(&mut rng, format, [1, rows, inputs], block_rows(format, height)).weight(dtype, device)
+        };
+        let (first, second) = (matrix(format, 144, 128), matrix(BlockFormat::Fp8, 40, 16));
+        let (a, b) = linear_pair(x.clone(), &first, &second, Fast).expect("legal");
+        for (pair, weight) in [(a, &first), (b, &second)] {
+            let alone = linear(x.clone(), weight, Fast).expect("legal");
+            assert!(bits(&pair) == bits(&alone), "{dtype:?} on {device:?}: a pair differs");
+        }
+
+        let gate_up = matrix(format, 2 * 24, 8);
+        let products = values(linear(x.clone(), &gate_up, Fast).expect("legal"));
+        let out = values(swiglu(x, &gate_up, Some(0.3), Fast).expect("legal"));
+        for (place, &out) in out.iter().enumerate() {
+            let (gate, up) = (f64::from(products[place]).min(0.3), f64::from(products[24 + place]).clamp(-0.3, 0.3));
+            let expected = gate / (1.0 + (-gate).exp()) * up;
+            let off = (f64::from(out) - expected).abs();
+            assert!(off <= 8.0 * tolerance(dtype) * (1e-2 + expected.abs()), "{dtype:?}: {out}, not {expected}");
+        }
+    });
+}
