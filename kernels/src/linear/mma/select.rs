@@ -5,7 +5,7 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR, codes, single};
+use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR, codes, few_rows};
 use crate::common::launch::multiprocessors;
 use crate::linear::grid::{Grid, Rows};
 use crate::linear::parts::BLOCK;
@@ -99,8 +99,8 @@ pub(super) struct Form {
     pub at_once: bool,
     /// Whether a unit takes 16 codes of a row at a time: of weights in blocks, where rows have a multiple of 64 channels.
     pub in_codes: bool,
-    /// Whether the one row is multiplied as `single.rs` does.
-    pub single: bool,
+    /// Rows of x at a time, where `few_rows.rs` multiplies them, otherwise 0.
+    pub few_rows: usize,
     /// The same, where there are more cubes than multiprocessors can have at a time.
     pub many_cubes: bool,
     /// Whether there is a second matrix.
@@ -119,7 +119,7 @@ impl Form {
     pub fn for_cubes(self, client: &Client, inputs: usize, cubes: usize, format: WeightFormat) -> Self {
         let few = inputs >= DEEP && cubes <= 2 * multiprocessors(client);
         let at_once = self.steps == 1 && (few || !format.is_dense());
-        let many_cubes = self.single && cubes > CUBES_AT_A_TIME * multiprocessors(client);
+        let many_cubes = self.few_rows > 0 && cubes > CUBES_AT_A_TIME * multiprocessors(client);
         Self { at_once: self.at_once || at_once, many_cubes, ..self }
     }
 
@@ -179,15 +179,19 @@ pub(super) fn takes_codes(products: &Products, grid: &Grid) -> bool {
     in_blocks && row_lengths(products, grid).into_iter().all(|inputs| inputs.is_multiple_of(codes::CHUNK))
 }
 
-/// Whether all weights are in blocks and each cube has one row of x, which is multiplied as `single.rs` does.
-pub(super) fn takes_single(products: &Products, grid: &Grid) -> bool {
-    let one_row = match grid.rows {
-        Rows::Dense | Rows::Heads => grid.tokens == 1,
-        Rows::TokenGather | Rows::TokenScatter => true,
-        Rows::Gather | Rows::Scatter => false,
+/// Rows of x that a cube multiplies at a time as `few_rows.rs` does, in tiles of so many groups of 8 tokens: one where there is a single
+/// one, several of experts in FP4; 0 where it is another's work.
+pub(super) fn few_rows(products: &Products, grid: &Grid, steps: usize) -> usize {
+    let rows = match grid.rows {
+        Rows::Dense | Rows::Heads => usize::from(grid.tokens == 1),
+        Rows::TokenGather | Rows::TokenScatter => 1,
+        // Tiles of FP8 are limited by memory as it is.
+        Rows::Gather | Rows::Scatter if products.weight.format() == WeightFormat::Fp4 && steps == 1 => few_rows::ROWS,
+        Rows::Gather | Rows::Scatter => 0,
     };
-    let fits = |inputs: usize| inputs.is_multiple_of(single::CHANNELS) && inputs <= single::MAX_ROW;
-    one_row && takes_codes(products, grid) && row_lengths(products, grid).into_iter().all(fits)
+    let fits = |inputs: usize| inputs.is_multiple_of(few_rows::CHANNELS) && inputs * rows <= few_rows::MAX_ROWS;
+    let takes = takes_codes(products, grid) && row_lengths(products, grid).into_iter().all(fits);
+    if takes { rows } else { 0 }
 }
 
 /// Channels of the longest row.
