@@ -3,7 +3,7 @@
 use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::{
     Determinism, IndexForm, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope, StackedWeight,
-    linear_by_head, sparse_mla,
+    linear_by_head, linear_pair, sparse_mla,
 };
 
 use super::cache::V4Cache;
@@ -99,11 +99,11 @@ impl SharedKvAttention {
             _ => &step.compress_rotation,
         };
         let determinism = step.determinism;
-        let q_latent = self.q_norm.apply(self.wq_a.forward(x.clone(), determinism)?)?;
+        let (q_latent, kv) = linear_pair(x.clone(), self.wq_a.weight(), self.wkv.weight(), determinism)?;
+        let q_latent = self.q_norm.apply(q_latent)?;
         let q = self.wq_b.forward(q_latent.clone(), determinism)?.reshape([tokens, self.heads, self.head_dim]);
         let q = rotation.norm_and_apply(q, None, self.norm_eps)?;
-        let kv = self.wkv.forward(x.clone(), determinism)?.unsqueeze_dim(1);
-        let kv = rotation.norm_and_apply(kv, Some(self.kv_norm.clone()), self.norm_eps)?.squeeze_dim(1);
+        let kv = rotation.norm_and_apply(kv.unsqueeze_dim(1), Some(self.kv_norm.clone()), self.norm_eps)?.squeeze_dim(1);
         let scope = self.window(kv, step, cache)?;
         let second = match step.entries(self.spec) {
             Some(entries) => self.compression.entries(x, q_latent, step, entries, cache)?,
