@@ -118,14 +118,6 @@ impl V4Cache {
         Ok(tensor)
     }
 
-    /// Writes rows `[N, width]` into a state.
-    pub(crate) fn write(&mut self, state: State, slots: Tensor<1, Int>, rows: Tensor<2>) -> Result<()> {
-        let tensor = self.take(state)?;
-        let (tensor, outcome) = written(tensor, slots, rows);
-        self.put(state, tensor);
-        outcome
-    }
-
     fn computed(&self, request: RequestId) -> std::result::Result<usize, CacheError> {
         self.computed.get(&request).copied().ok_or(CacheError::UnknownRequest { request })
     }
