@@ -42,7 +42,7 @@ pub use lightning_index::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, lightning_index,
 };
 pub use linear::{linear, linear_pair};
-pub use linear_by_head::{HeadRows, linear_by_head};
+pub use linear_by_head::{HeadRows, InverseRope, linear_by_head};
 pub use log_probs::{LogProbs, log_probs};
 pub use matmul::matmul;
 pub use merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};

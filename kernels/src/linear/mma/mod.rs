@@ -57,7 +57,7 @@ pub(super) fn launch(
     let (steps, second) = (tokens / N, grid.second_width > 0);
     let in_codes = select::takes_codes(&products, &grid);
     let sizes = grid.sizes(&products, VECTOR);
-    let (source, x) = RowSourceArgs::new(client, before, products.x);
+    let (source, x) = RowSourceArgs::new(client, before, products.x, [products.inputs, LANES * PLANES]);
     let own_row = if matches!(source, RowSourceArgs::Memory) { 0 } else { products.inputs / VECTOR };
     let routed = grid.route.is_some();
     let form =
@@ -98,12 +98,16 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
 
     use crate::linear::grid::{Rows, offline_sizes as sizes};
     use crate::linear::{choice, latents, source, weight};
+    use crate::norm_rope::Norm;
     use crate::offline::{Arch, Entry, form};
     use crate::route_experts as route;
     let beside = |latents| if latents { latents::offline(LANES * PLANES) } else { BesideArgs::Nothing };
     // Rows of a token's head, of V2-Lite, and of V3.
     let source = |own_row| match own_row * VECTOR {
         0 => RowSourceArgs::Memory,
+        // V4-Flash's groups of heads, and latent of the query.
+        4096 => source::offline_heads(Norm::None, LANES * PLANES),
+        1024 => source::offline_heads(Norm::Weighted, LANES * PLANES),
         512 => source::offline_splits(),
         2048 => source::offline_normed(6),
         _ => source::offline_normed(8),
@@ -115,6 +119,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let second = matches!(rows, Rows::TokenGather | Rows::TokenScatter) || name.contains("pair");
             let own_row = match name {
                 "linear.mma.merged_heads" => 512 / VECTOR,
+                "linear.mma.rope_heads" | "linear.mma.rope_heads.fp8" => 4096 / VECTOR,
+                "linear.mma.rms_normed" | "linear.mma.rms_normed_pair.fp8" => 1024 / VECTOR,
                 "linear.mma.normed_pair" => 2048 / VECTOR,
                 "linear.mma.normed_pair.v3" | "linear.mma.normed_pair.v3.parts" | "linear.mma.normed_pair.v3.fp8" => {
                     7168 / VECTOR
@@ -168,6 +174,10 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.heads", Rows::Heads, false, false, 1, false),
             entry("linear.mma.turned_heads", Rows::Heads, false, false, 1, false),
             entry("linear.mma.merged_heads", Rows::Heads, false, false, 1, true),
+            entry("linear.mma.rope_heads", Rows::Heads, false, false, 1, true),
+            entry("linear.mma.rope_heads.fp8", Rows::Heads, false, false, 1, true),
+            entry("linear.mma.rms_normed", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.rms_normed_pair.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.experts_up", Rows::Gather, true, true, 1, false),
             entry("linear.mma.experts_down", Rows::Scatter, false, false, 1, false),
             entry("linear.mma.token_up", Rows::TokenGather, true, false, 1, false),

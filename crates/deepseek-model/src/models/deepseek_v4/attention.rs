@@ -2,8 +2,8 @@
 
 use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::{
-    Determinism, IndexForm, LightningIndexOptions, RopeWritten, SparseMlaArgs, SparseMlaOptions, SparseScope,
-    StackedWeight, linear_by_head, linear_pair, sparse_mla,
+    Determinism, IndexForm, InverseRope, LightningIndexOptions, RopeWritten, SparseMlaArgs, SparseMlaOptions,
+    SparseScope, StackedWeight, linear_by_head, linear_pair, sparse_mla,
 };
 
 use super::cache::V4Cache;
@@ -122,7 +122,7 @@ impl SharedKvAttention {
         let softmax_scale = (self.head_dim as f32).sqrt().recip();
         let options = SparseMlaOptions { value_width: self.head_dim, softmax_scale, determinism };
         let (out, _) = sparse_mla(args, &options)?;
-        self.project_output(rotation.invert(out.squeeze_dim(1))?, determinism)
+        self.project_output(rotation.invert(out.squeeze_dim(1)), determinism)
     }
 
     /// Norms and RoPE of the heads q `[N, H, d]`, RoPE of those of an indexer, and of the keys kv `[N, d]`, which go into the state.
@@ -166,10 +166,9 @@ impl SharedKvAttention {
     }
 
     /// Heads in groups, each group through a projection of its own, then all through one: `[N, H, d]` -> `[N, hidden]`.
-    fn project_output(&self, out: Tensor<3>, determinism: Determinism) -> Result<Tensor<2>> {
-        let [tokens, ..] = out.dims();
-        let [groups, rank, group_width] = self.wo_a.dims();
-        let low = linear_by_head(out.reshape([tokens, groups, group_width]), &self.wo_a, determinism)?;
+    fn project_output(&self, out: InverseRope, determinism: Determinism) -> Result<Tensor<2>> {
+        let low = linear_by_head(out, &self.wo_a, determinism)?;
+        let [tokens, groups, rank] = low.dims();
         self.wo_b.forward(low.reshape([tokens, groups * rank]), determinism)
     }
 }

@@ -1,9 +1,6 @@
 use burn::tensor::{DType, Device, Int, Tensor};
-use mla_ops::{
-    NormRopeArgs, NormRopeOptions, RopeQuery, RopeWriteArgs, RopeWritten, WriteLatentError, norm_rope, rope_write,
-};
+use mla_ops::{InverseRope, RopeQuery, RopeWriteArgs, RopeWritten, WriteLatentError, rope_write};
 
-use crate::Result;
 use crate::config::RopeConfig;
 use crate::layers::RopeTable;
 use crate::step::ints;
@@ -86,9 +83,8 @@ impl PartialRotation {
         })
     }
 
-    /// Applies the inverse RoPE to the trailing channels of `[N, heads, d]`: the values that attention sums are keys with RoPE applied.
-    pub(crate) fn invert(&self, x: Tensor<3>) -> Result<Tensor<3>> {
-        let options = NormRopeOptions { norm_eps: None, norm_whole_head: true, inverse: true };
-        Ok(norm_rope(NormRopeArgs { x, weight: None, cos: self.cos.clone(), sin: self.sin.clone() }, &options)?)
+    /// Heads `[N, heads, d]` before the inverse RoPE of their trailing channels: the values that attention sums are keys with RoPE applied.
+    pub(crate) fn invert(&self, x: Tensor<3>) -> InverseRope {
+        InverseRope { x, cos: self.cos.clone(), sin: self.sin.clone() }
     }
 }
