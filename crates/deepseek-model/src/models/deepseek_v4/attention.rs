@@ -2,7 +2,7 @@
 
 use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::{
-    Determinism, IndexForm, InverseRope, LightningIndexOptions, RopeWritten, SparseMlaArgs, SparseMlaOptions,
+    Determinism, IndexForm, InverseRope, LightningIndexOptions, Residual, RopeWritten, SparseMlaArgs, SparseMlaOptions,
     SparseScope, StackedWeight, linear_by_head, linear_pair, sparse_mla,
 };
 
@@ -101,15 +101,16 @@ impl SharedKvAttention {
         };
         let determinism = step.determinism;
         let (q_latent, kv) = linear_pair(x.clone(), self.wq_a.weight(), self.wkv.weight(), determinism)?;
-        let q_latent = self.q_norm.apply(q_latent)?;
+        let mut q_latent = Residual::new(q_latent);
+        let mut q_latent = self.q_norm.forward(&mut q_latent)?;
         let entries = step.entries(self.spec);
         let indexer = entries.and_then(|entries| self.compression.indexer(entries));
         let (q, index_q) = match indexer {
             Some(indexer) => {
-                let (q, index_q) = linear_pair(q_latent, self.wq_b.weight(), indexer.wq_b.weight(), determinism)?;
+                let (q, index_q) = linear_pair(&mut q_latent, self.wq_b.weight(), indexer.wq_b.weight(), determinism)?;
                 (q, Some(index_q.reshape([tokens, indexer.heads, indexer.width])))
             }
-            None => (self.wq_b.forward(q_latent, determinism)?, None),
+            None => (self.wq_b.forward(&mut q_latent, determinism)?, None),
         };
         let q = q.reshape([tokens, self.heads, self.head_dim]);
         let (q, index_q, scope) = self.write_window((q, index_q), kv, rotation, step, cache)?;

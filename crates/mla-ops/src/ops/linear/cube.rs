@@ -38,13 +38,26 @@ pub(crate) fn rows(
     x: CubeTensor,
     weight: BackendWeight<CubeBackend>,
     outputs: usize,
-    (form, limit): (LinearForm, f32),
+    form: (LinearForm, f32),
     determinism: Determinism,
 ) -> CubeTensor {
-    let x = contiguous(x);
+    let client = x.client.clone();
+    let (args, out) = rows_args(contiguous(x), weight, outputs, form, determinism);
+    linear::launch(&client, args);
+    out
+}
+
+/// What a launch takes for the product of contiguous x, and what it writes.
+pub(crate) fn rows_args(
+    x: CubeTensor,
+    weight: BackendWeight<CubeBackend>,
+    outputs: usize,
+    (form, limit): (LinearForm, f32),
+    determinism: Determinism,
+) -> (LinearArgs, CubeTensor) {
     let [rows, inputs] = dims(&x);
     let [x_elem, elem] = [x.dtype, weight.dtype()].map(dtype_to_elem_type);
-    let (out, client) = (empty(&x, [rows, outputs], weight.dtype()), x.client.clone());
+    let out = empty(&x, [rows, outputs], weight.dtype());
     let args = LinearArgs {
         x: x.into_buffer_arg(),
         weight: weight.into_arg(),
@@ -58,8 +71,7 @@ pub(crate) fn rows(
         elem,
         batch_invariant: determinism.is_batch_invariant(),
     };
-    linear::launch(&client, args);
-    out
+    (args, out)
 }
 
 /// Whether one launch has both products.
