@@ -83,7 +83,7 @@ impl<N: Size> Pooled<N> {
     /// the state and how many are new.
     fn add<G: Float>(
         &mut self,
-        state: &[Vector<f32, N>],
+        state: &mut [Vector<f32, N>],
         kv_gates: &[Vector<G, N>],
         position_bias: &[Vector<f32, N>],
         tokens: &Tokens,
@@ -160,7 +160,7 @@ fn row_in_state(tokens: &Tokens, token: usize, #[comptime] shape: Shape) -> usiz
 pub(super) fn pool_into<G: Float, N: Size>(
     entry: &mut Shared<[f32]>,
     kv_gates: &[Vector<G, N>],
-    state: &[Vector<f32, N>],
+    state: &mut [Vector<f32, N>],
     position_bias: &[Vector<f32, N>],
     tokens: &Tokens,
     #[comptime] shape: Shape,
