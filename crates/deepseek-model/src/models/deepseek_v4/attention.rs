@@ -1,6 +1,6 @@
 //! Attention with one key that is also the value, over a window and compressed entries (DeepSeek-V4).
 
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use mla_ops::{
     Determinism, IndexForm, InverseRope, LightningIndexOptions, Residual, RopeWritten, SparseMlaArgs, SparseMlaOptions,
     SparseScope, StackedWeight, linear_by_head, linear_pair, sparse_mla,
@@ -257,7 +257,7 @@ impl Indexer {
         keys: &[IndexedKeys],
         cache: &V4Cache,
     ) -> Result<Tensor<3, Int>> {
-        let weights = self.weights_proj.forward(x, step.determinism)?.cast(FloatDType::F32);
+        let weights = self.weights_proj.forward(x, step.determinism)?;
         let scale = ((self.width * self.heads) as f32).sqrt().recip();
         let options = LightningIndexOptions { k: self.top_k, scale, form: IndexForm::Slots };
         let pool = cache.entries().pool(self.compressor.pool())?;
