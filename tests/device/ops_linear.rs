@@ -49,7 +49,8 @@ fn ops_linear(
 #[rstest]
 fn ops_linear_pair(
     #[values(1, 2, 9, 64, 65)] rows: usize,
-    #[values([64, 48, 16], [2048, 16, 600], [96, 520, 1000], [33, 7, 1])] widths: [usize; 3],
+    #[values([64, 48, 16], [2048, 16, 600], [96, 520, 1000], [33, 7, 1], [4096, 1040, 24], [64, 12, 600])]
+    widths: [usize; 3],
 ) {
     let [inputs, outputs, second_outputs] = widths;
     for_each_dtype(|device, dtype| {

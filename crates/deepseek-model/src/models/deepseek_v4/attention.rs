@@ -210,9 +210,15 @@ impl Compression {
             Self::Heavy(compressor) => (compressor, None),
             Self::Sparse { compressor, indexer } => (compressor, Some(indexer)),
         };
-        compressor.advance(x.clone(), step, entries, cache)?;
-        if let Some(indexer) = indexer {
-            indexer.compressor.advance(x.clone(), step, entries, cache)?;
+        let (kv_gates, determinism) = (compressor.kv_gates(), step.determinism);
+        match indexer {
+            None => compressor.advance(kv_gates.forward(x.clone(), determinism)?, step, entries, cache)?,
+            Some(indexer) => {
+                let index_gates = indexer.compressor.kv_gates().weight();
+                let (own, index) = linear_pair(x.clone(), kv_gates.weight(), index_gates, determinism)?;
+                compressor.advance(own, step, entries, cache)?;
+                indexer.compressor.advance(index, step, entries, cache)?;
+            }
         }
         let (indices, lengths) = match (&entries.seen, indexer.zip(index_q)) {
             (SeenEntries::All(slots), _) => (slots.clone(), Some(entries.visible.clone())),

@@ -54,10 +54,20 @@ impl Compressor {
         self.number
     }
 
-    /// Takes in the new tokens x `[N, hidden]`; the windows that they fill become entries in the cache.
-    pub(crate) fn advance(&self, x: Tensor<2>, step: &V4Step, entries: &EntryStep, cache: &mut V4Cache) -> Result<()> {
-        let dtype = FloatDType::from(x.dtype());
-        let kv_gates = self.kv_gates.forward(x, step.determinism)?;
+    /// What makes [`Self::advance`]'s keys and gates of tokens.
+    pub(crate) fn kv_gates(&self) -> &Linear {
+        &self.kv_gates
+    }
+
+    /// Takes in the keys and gates `[N, 2 C]` of the new tokens; the windows that they fill become entries in the cache.
+    pub(crate) fn advance(
+        &self,
+        kv_gates: Tensor<2>,
+        step: &V4Step,
+        entries: &EntryStep,
+        cache: &mut V4Cache,
+    ) -> Result<()> {
+        let dtype = FloatDType::from(kv_gates.dtype());
         let state = State::Carried(self.number);
         let pool = cache.take_entries(self.number)?;
         let args = CompressKvArgs {

@@ -2,7 +2,7 @@
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use mla_kernels::linear::{self, LinearArgs, LinearForm, SecondMatrix, Work};
+use mla_kernels::linear::{self, LinearArgs, LinearForm, LinearSizes, SecondMatrix, Work};
 
 use super::backend::LinearBackend;
 use crate::Determinism;
@@ -76,9 +76,12 @@ pub(crate) fn rows_args(
 
 /// Whether one launch has both products.
 pub(crate) fn joins(first: &BackendWeight<CubeBackend>, second: &BackendWeight<CubeBackend>) -> bool {
-    let ([outputs, _], [second_outputs, _]) = (first.dims(), second.dims());
+    let ([outputs, inputs], [second_outputs, _]) = (first.dims(), second.dims());
+    let elem = dtype_to_elem_type(first.dtype());
     // Each format has its own kernels, with their order of sums.
-    first.format().is_dense() == second.format().is_dense() && linear::joins(outputs, second_outputs)
+    let alike = first.format().is_dense() == second.format().is_dense();
+    let sizes = LinearSizes::dense([1, inputs, outputs], LinearForm::default(), [elem; 2], first.format().into());
+    alike && linear::joins(first.client(), &sizes, second_outputs)
 }
 
 /// What one launch takes for both products of contiguous x, and what it writes.
