@@ -16,7 +16,8 @@ use thiserror::Error;
 use self::pool::{Tokens, pool_into};
 use self::select::Shape;
 use crate::common::device::{DeviceError, check_device};
-use crate::common::launch::{address_type, dummy, io_vector_size, is_row, or_dummy};
+use crate::common::launch::{address_type, dummy, io_vector_size, is_row, or_dummy, share};
+use crate::compiler::names_all_sizes;
 
 /// Arguments of [`launch`]; letters as in [`CompressKvSizes`], C is d, or 2 d with overlap, and L is m, or 2 m with overlap.
 pub struct CompressKvArgs {
@@ -162,31 +163,43 @@ pub fn launch(client: &Client, args: CompressKvArgs) -> Result<(), CompressKvErr
         return Ok(());
     }
     let vector_size = prepare(client, &sizes)?;
-    let (writes, cache) = match args.writes {
-        Some(Writes { state_slots, cache }) => (Some(state_slots), cache),
-        None => (None, None),
+    let caches = args.writes.as_ref().is_some_and(|writes| writes.cache.is_some());
+    let shape = Shape { writes: args.writes.is_some(), caches, ..Shape::new(&sizes, vector_size) };
+    if names_all_sizes() && !shape.writes {
+        // A decode step's: keys and gates are of the dtype of the entries then.
+        launch_form(client, &args, Shape { writes: true, caches: true, ..shape }, vector_size, sizes.elem);
+    }
+    launch_form(client, &args, shape, vector_size, sizes.gates_elem);
+    Ok(())
+}
+
+fn launch_form(client: &Client, args: &CompressKvArgs, shape: Shape, vector_size: usize, gates_elem: ElemType) {
+    let sizes = &args.sizes;
+    let buffer = |buffer: &BufferArg, len: usize| or_dummy(client, share(buffer), len);
+    let (writes, none) = (args.writes.as_ref(), || dummy(client));
+    let state_slots = writes.map_or_else(none, |writes| buffer(&writes.state_slots, sizes.tokens));
+    let [cache, slots] = match writes.and_then(|writes| writes.cache.as_ref()) {
+        Some(EntryCache { cache, slots, .. }) => [cache, slots].map(share),
+        None => [(); 2].map(|()| none()),
     };
-    let shape = Shape { writes: writes.is_some(), caches: cache.is_some(), ..Shape::new(&sizes, vector_size) };
-    let EntryCache { cache, slots, rows } =
-        cache.unwrap_or_else(|| EntryCache { cache: dummy(client), slots: dummy(client), rows: 0 });
-    let address = address_type(client, &[&args.kv_gates, &args.state, &args.entries, &cache]);
+    let cache_rows = writes.and_then(|writes| writes.cache.as_ref()).map_or(0, |cache| cache.rows);
     compress_kernel::launch(
         client,
-        cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
+        cubecl::calculate_cube_count_elemwise(client, sizes.batch * sizes.entries, CubeDim::new_single()),
         shape.cube_dim(),
-        address,
+        address_type(client, &[&args.kv_gates, &args.state, &args.entries, &cache]),
         vector_size,
-        or_dummy(client, args.kv_gates, sizes.tokens),
-        or_dummy(client, args.state, sizes.blocks),
-        args.state_rows,
-        args.cu_seqlens,
-        args.starts,
-        args.position_bias,
-        args.norm_weight,
-        or_dummy(client, args.cos, sizes.pairs),
-        or_dummy(client, args.sin, sizes.pairs),
-        args.entries,
-        writes.map_or_else(|| dummy(client), |slots| or_dummy(client, slots, sizes.tokens)),
+        buffer(&args.kv_gates, sizes.tokens),
+        buffer(&args.state, sizes.blocks),
+        share(&args.state_rows),
+        share(&args.cu_seqlens),
+        share(&args.starts),
+        share(&args.position_bias),
+        share(&args.norm_weight),
+        buffer(&args.cos, sizes.pairs),
+        buffer(&args.sin, sizes.pairs),
+        share(&args.entries),
+        state_slots,
         cache,
         slots,
         sizes.batch,
@@ -194,13 +207,12 @@ pub fn launch(client: &Client, args: CompressKvArgs) -> Result<(), CompressKvErr
         sizes.window,
         sizes.pairs,
         sizes.state_rows(),
-        rows,
+        cache_rows,
         args.norm_eps,
         shape,
-        sizes.gates_elem,
+        gates_elem,
         sizes.elem,
     );
-    Ok(())
 }
 
 /// Cube `i` has entry `i` of `[B, n]`.
