@@ -128,12 +128,20 @@ fn ops_compress_kv_in_place() {
         let is_gpu = is_wgpu(device) || is_cuda(device);
         let place = |state: &Tensor<3>| if is_gpu { Err(buffer(state)) } else { Ok(address(state)) };
         let first = place(&state);
-        for _ in 0..3 {
-            let args = CompressKvArgs { state, ..case.args(&whole, 4, &vec![0.0; before.len() / 4], device).0 };
-            let CompressedKv { entries, state: written, .. } = compress_kv(args, &options).expect("the only handle");
-            case.assert_entries(&format!("in place on {device:?}"), &whole, entries, &mut EntryBits::new());
-            assert_eq!(place(&written), first, "{device:?}");
-            state = written;
+        let mut cache = new_pool([2, 4, 6], FloatDType::F32, device).expect("small");
+        let first_cached = place(&cache);
+        let step = [Chunk { sequence: 0, start: 7, len: 1 }];
+        for (chunks, entries) in [(&whole, 4), (&step, 1), (&step, 0), (&step, 3), (&whole, 4)] {
+            let args = case.args(chunks, entries, &vec![0.0; before.len() / 4], device).0;
+            let slots: Vec<i32> = (0..entries as i32).collect();
+            let to = EntryCache { cache, slots: ints(&slots, [slots.len()], device) };
+            let compressed = compress_kv(CompressKvArgs { state, cache: Some(to), ..args }, &options);
+            let CompressedKv { entries, state: written, cache: cached } = compressed.expect("the only handle");
+            if chunks[0].len > 1 {
+                case.assert_entries(&format!("in place on {device:?}"), &whole, entries, &mut EntryBits::new());
+            }
+            (state, cache) = (written, cached.expect("the one that it was given"));
+            assert_eq!((place(&state), place(&cache)), (first, first_cached), "{device:?}");
         }
         assert!(bits(&state) != before);
     });

@@ -158,7 +158,9 @@ impl CompressKvArgs {
         let ([batch, entries, _], [width]) = (self.cos.dims(), self.norm_weight.dims());
         let kv_gates = self.kv_gates.clone().cast(FloatDType::F32);
         let (state, state_slots, cache) = (self.state.clone(), self.state_slots.clone(), self.cache.clone());
+        // What is written must have no other handle by then.
         let pooled = if batch * entries == 0 {
+            drop(self);
             Tensor::empty([batch, entries, width], (&state.device(), DType::from(options.dtype)))
         } else {
             let (tokens, compressor, ..) = Self { kv_gates: kv_gates.clone(), ..self }.into_backend(options);
