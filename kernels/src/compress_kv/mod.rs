@@ -291,7 +291,7 @@ impl Places {
     fn find(&mut self, slot: i32, rows: usize) {
         if is_row(slot, rows) {
             self.is_cached = true;
-            self.cached = usize::cast_from(slot) * self.shape.width;
+            self.cached = usize::cast_from(slot) * comptime!(self.shape.width);
         }
     }
 
