@@ -94,10 +94,11 @@ fn compress_case(bench: &mut Bench, b: usize, window: usize, overlap: bool, widt
             norm_weight: weight.clone(),
             cos: cos.clone(),
             sin: sin.clone(),
+            cache: None,
         };
-        let (entries, written) = compress_kv(args, &options).map_err(|refused| refused.error.to_string())?;
-        state = Some(written);
-        Ok(entries)
+        let written = compress_kv(args, &options).map_err(|refused| refused.error.to_string())?;
+        state = Some(written.state);
+        Ok(written.entries)
     })?;
     let bytes = Some((b * carried * 2 * channels * 4) as f64);
     let shape = [("b", json!(b)), ("window", json!(window)), ("overlap", json!(overlap)), ("d", json!(width))];

@@ -115,6 +115,8 @@ fn ops_batch_invariant_hopper_heads(#[values([2, 128, 512], [3, 96, 40], [2, 512
                 latent: latents.clone().narrow(0, first, n),
                 norm_weight: matrix(6, [cache_width - turned], 1.0, DType::F32, device),
                 norm_eps: 1e-6,
+                q_norm_eps: None,
+                index_q: None,
                 cos,
                 sin,
                 cache: Tensor::zeros([ROWS, 1, cache_width], (device, dtype)),

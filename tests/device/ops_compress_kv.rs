@@ -1,13 +1,14 @@
 //! `compress_kv` against plain loops in f64, with sequences in any chunks.
 
-use burn::tensor::{DType, Device, Tensor};
-use mla_ops::{CompressKvArgs, CompressKvError, compress_kv};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use mla_ops::cache::new_pool;
+use mla_ops::{CompressKvArgs, CompressKvError, CompressedKv, EntryCache, compress_kv};
 use proptest::prelude::{ProptestConfig, prop, proptest};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype, is_cuda, is_wgpu};
 use crate::ops_compress_kv_fixture::{Case, Chunk, EntryBits};
-use crate::ops_fixture::{bits, floats, restrided, values};
+use crate::ops_fixture::{bits, floats, ints, random, restrided, rng, values};
 use crate::ops_fusion::buffer;
 use crate::ops_paging::address;
 
@@ -59,7 +60,7 @@ fn ops_compress_kv_of_fewer_entries(#[values(false, true)] overlap: bool) {
         let state = vec![f64::NAN; case.state_shape().iter().product()];
         for entries in 0..5 {
             let args = case.args(&chunks, entries, &state, device).0;
-            let (actual, _) = compress_kv(args, &case.options(DType::F32)).expect("legal");
+            let actual = compress_kv(args, &case.options(DType::F32)).expect("legal").entries;
             assert_eq!(actual.dims(), [2, entries, 6]);
             case.assert_entries(&format!("{entries} entries on {device:?}"), &chunks, actual, &mut EntryBits::new());
         }
@@ -80,7 +81,8 @@ fn ops_compress_kv_strided() {
             sin: restrided(args.sin, 0, 2),
             ..args
         };
-        let (actual, written) = compress_kv(strided, &case.options(DType::F32)).expect("legal");
+        let CompressedKv { entries: actual, state: written, .. } =
+            compress_kv(strided, &case.options(DType::F32)).expect("legal");
         case.assert_entries(&format!("strided on {device:?}"), &chunks, actual, &mut EntryBits::new());
         let expected = floats(&after, case.state_shape(), DType::F32, &Device::flex());
         assert!(bits(&written) == bits(&expected), "{device:?}");
@@ -100,7 +102,8 @@ fn ops_compress_kv_of_nothing() {
                 args.state = Tensor::empty([0, case.carried(), case.row()], (device, DType::F32));
             }
             let shape = args.state.dims();
-            let (actual, state) = compress_kv(args, &case.options(DType::F32)).expect("legal");
+            let CompressedKv { entries: actual, state, .. } =
+                compress_kv(args, &case.options(DType::F32)).expect("legal");
             assert_eq!((actual.dims(), state.dims()), ([lens.len(), entries, 6], shape), "{device:?}");
             assert!(values(actual).iter().all(|&value| value == 0.0), "{device:?}");
         }
@@ -125,14 +128,77 @@ fn ops_compress_kv_in_place() {
         let is_gpu = is_wgpu(device) || is_cuda(device);
         let place = |state: &Tensor<3>| if is_gpu { Err(buffer(state)) } else { Ok(address(state)) };
         let first = place(&state);
-        for _ in 0..3 {
-            let args = CompressKvArgs { state, ..case.args(&whole, 4, &vec![0.0; before.len() / 4], device).0 };
-            let (entries, written) = compress_kv(args, &options).expect("the only handle");
-            case.assert_entries(&format!("in place on {device:?}"), &whole, entries, &mut EntryBits::new());
-            assert_eq!(place(&written), first, "{device:?}");
-            state = written;
+        let mut cache = new_pool([2, 4, 6], FloatDType::F32, device).expect("small");
+        let first_cached = place(&cache);
+        let step = [Chunk { sequence: 0, start: 7, len: 1 }];
+        for (chunks, entries) in [(&whole, 4), (&step, 1), (&step, 0), (&step, 3), (&whole, 4)] {
+            let args = case.args(chunks, entries, &vec![0.0; before.len() / 4], device).0;
+            let slots: Vec<i32> = (0..entries as i32).collect();
+            let to = EntryCache { cache, slots: ints(&slots, [slots.len()], device) };
+            let compressed = compress_kv(CompressKvArgs { state, cache: Some(to), ..args }, &options);
+            let CompressedKv { entries, state: written, cache: cached } = compressed.expect("the only handle");
+            if chunks[0].len > 1 {
+                case.assert_entries(&format!("in place on {device:?}"), &whole, entries, &mut EntryBits::new());
+            }
+            (state, cache) = (written, cached.expect("the one that it was given"));
+            assert_eq!((place(&state), place(&cache)), (first, first_cached), "{device:?}");
         }
         assert!(bits(&state) != before);
+    });
+}
+
+/// Keys and gates of the model's dtype are read as they are: bit for bit as in f32, in steps of one launch and of several.
+#[rstest]
+#[case(false, 4, [512, 32])]
+#[case(true, 4, [512, 32])]
+#[case(true, 2, [7, 3])]
+fn ops_compress_kv_of_dtypes(#[case] overlap: bool, #[case] window: usize, #[case] widths: [usize; 2]) {
+    for_each_dtype(|device, dtype| {
+        let case = Case::new(overlap, window, widths, &[3 * window, 2 * window + 1, 1]);
+        let state = random(&mut rng(86), case.state_shape().iter().product(), DType::F32);
+        // The last tokens of windows, and of none; and several of a sequence.
+        let steps = [window - 1, 2 * window - 1, 0].map(|start| (start, 1));
+        for (starts, entries) in [(steps, 1), ([(1, window), (window, window + 1), (0, 1)], 2)] {
+            let chunks: Vec<Chunk> =
+                (0..).zip(starts).map(|(sequence, (start, len))| Chunk { sequence, start, len }).collect();
+            let run = |gates_in_f32: bool| {
+                let args = case.args(&chunks, entries, &state, device).0;
+                let kv_gates = args.kv_gates.cast(FloatDType::from(dtype));
+                let kv_gates = if gates_in_f32 { kv_gates.cast(FloatDType::F32) } else { kv_gates };
+                compress_kv(CompressKvArgs { kv_gates, ..args }, &case.options(dtype)).expect("legal")
+            };
+            let [exact, actual] = [true, false].map(run);
+            let what = format!("{starts:?} {dtype:?} on {device:?}");
+            assert!(bits(&actual.entries) == bits(&exact.entries), "{what}");
+            assert!(bits(&actual.state) == bits(&exact.state), "{what}: the state");
+        }
+    });
+}
+
+/// One launch that writes everything, and one for each thing that is written: room for another entry, which is empty, divides them.
+#[rstest]
+fn ops_compress_kv_step_as_apart(#[values(false, true)] overlap: bool, #[values(1, 2, 4, 128)] window: usize) {
+    for_each_dtype(|device, dtype| {
+        let case = Case::new(overlap, window, [40, 8], &[3 * window + 2, 2 * window, window, 2]);
+        let state = random(&mut rng(87), case.state_shape().iter().product(), DType::F32);
+        for starts in [[3 * window - 1, 2 * window - 1, window - 1, 0], [2 * window, window, 0, 1]] {
+            let chunks: Vec<Chunk> =
+                (0..).zip(starts).map(|(sequence, start)| Chunk { sequence, start, len: 1 }).collect();
+            let run = |entries| {
+                let args = case.args(&chunks, entries, &state, device).0;
+                let of_sequence = |sequence| (0..entries).map(move |j| if j == 0 { 4 * sequence } else { -1 });
+                let slots: Vec<i32> = (0..4).flat_map(of_sequence).collect();
+                let cache = new_pool([4, 4, 40], FloatDType::from(dtype), device).expect("small");
+                let cache = EntryCache { cache, slots: ints(&slots, [slots.len()], device) };
+                compress_kv(CompressKvArgs { cache: Some(cache), ..args }, &case.options(dtype)).expect("legal")
+            };
+            let [step, apart] = [1, 2].map(run);
+            let what = format!("{starts:?} {dtype:?} on {device:?}");
+            assert!(bits(&step.state) == bits(&apart.state), "{what}: the state");
+            let [step, apart] = [step, apart].map(|it| bits(&it.cache.expect("the one that it was given")));
+            let is_any_full = starts.iter().any(|start| (start + 1) % window == 0);
+            assert!(step == apart && step.iter().any(|&bits| bits != 0) == is_any_full, "{what}: the cache");
+        }
     });
 }
 

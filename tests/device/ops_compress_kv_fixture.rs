@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use mla_ops::{CompressKvArgs, CompressKvOptions, compress_kv};
+use mla_ops::cache::new_pool;
+use mla_ops::{CompressKvArgs, CompressKvOptions, CompressedKv, EntryCache, compress_kv};
 use rand::RngExt;
 use rand::seq::{IndexedRandom, SliceRandom};
 
@@ -173,6 +174,7 @@ impl Case {
             norm_weight: floats(&self.norm, [self.width], DType::F32, device),
             cos: angles(&cos),
             sin: angles(&sin),
+            cache: None,
         };
         (args, after)
     }
@@ -218,9 +220,13 @@ impl Case {
             let entries = chunks.iter().map(|chunk| self.full(chunk).len()).max().unwrap_or(0) + rng.random_range(0..2);
             self.forget(&done, &mut state);
             let (args, after) = self.args(&chunks, entries, &state, device);
+            let (cache, slots) = self.cache(&chunks, entries, dtype, device);
+            let args = CompressKvArgs { cache: Some(cache), ..args };
             let what = format!("{} x {} of {dtype:?} on {device:?}, {chunks:?}", self.window, self.width);
-            let (actual, written) = compress_kv(args, &self.options(dtype)).unwrap_or_else(|error| panic!("{error}"));
+            let compressed = compress_kv(args, &self.options(dtype)).unwrap_or_else(|error| panic!("{error}"));
+            let CompressedKv { entries: actual, state: written, cache } = compressed;
             assert_eq!((actual.dims()[1], actual.dtype()), (entries, dtype), "{what}");
+            self.assert_cached(&what, &slots, &actual, cache.expect("the one that it was given"));
             self.assert_entries(&what, &chunks, actual, &mut all);
             let expected = floats(&after, self.state_shape(), DType::F32, &Device::flex());
             assert!(bits(&written) == bits(&expected), "{what}: the state");
@@ -228,6 +234,29 @@ impl Case {
             done.iter_mut().zip(lens).for_each(|(done, len)| *done += len);
         }
         all
+    }
+
+    /// An empty cache of entries, and where those of these chunks go: in any order, those of windows that are not full nowhere.
+    fn cache(&self, chunks: &[Chunk], entries: usize, dtype: DType, device: &Device) -> (EntryCache, Vec<i32>) {
+        let rows = 4 * (chunks.len() * entries + 1);
+        let mut places: Vec<i32> = (0..rows as i32).collect();
+        places.shuffle(&mut rng(85));
+        let full = chunks.iter().flat_map(|chunk| (0..entries).map(|j| j < self.full(chunk).len()));
+        let slots: Vec<i32> = full.zip(places).map(|(is_full, slot)| if is_full { slot } else { -1 }).collect();
+        let cache = new_pool([rows / 4, 4, self.width], FloatDType::from(dtype), device).expect("small");
+        (EntryCache { cache, slots: ints(&slots, [slots.len()], device) }, slots)
+    }
+
+    /// Rows of the cache are the entries that went there, and else as they were.
+    #[track_caller]
+    fn assert_cached(&self, what: &str, slots: &[i32], entries: &Tensor<3>, cache: Tensor<3>) {
+        let (entries, cache) = (bits(entries), bits(&cache));
+        for (row, cached) in cache.chunks_exact(self.width).enumerate() {
+            match slots.iter().position(|&slot| slot == row as i32) {
+                Some(entry) => assert!(cached == &entries[entry * self.width..][..self.width], "{what}: row {row}"),
+                None => assert!(cached.iter().all(|&bits| bits == 0), "{what}: row {row}"),
+            }
+        }
     }
 
     /// NaN in all rows of the state that no entry of these sequences will need.

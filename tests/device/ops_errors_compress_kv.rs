@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
 use mla_ops::cache::new_pool;
-use mla_ops::{CompressKvArgs, CompressKvOptions, MlaError, compress_kv};
+use mla_ops::{CompressKvArgs, CompressKvOptions, EntryCache, MlaError, compress_kv};
 
 use crate::devices::{FLOATS, for_each_device, is_wgpu, skip};
 use crate::ops_fixture::{bits, ints};
@@ -22,16 +22,25 @@ fn args(device: &Device) -> CompressKvArgs {
         norm_weight: zeros([6], device),
         cos: zeros([2, 2, 2], device),
         sin: zeros([2, 2, 2], device),
+        cache: Some(EntryCache {
+            cache: new_pool([2, 4, 6], FloatDType::F32, device).expect("small"),
+            slots: ints(&[3, -1, 7, 0], [4], device),
+        }),
     }
+}
+
+fn change_cache(args: &mut CompressKvArgs, change: impl FnOnce(&mut EntryCache)) {
+    args.cache.as_mut().map(change).expect("there is one");
 }
 
 const OPTIONS: CompressKvOptions = CompressKvOptions { overlap: true, norm_eps: 1e-6, dtype: FloatDType::F32 };
 
-/// The error, after a look at the state that comes back with it: it must be as it was.
+/// The error, after a look at state and cache that come back with it: they must be as they were.
 fn refused(args: CompressKvArgs, options: &CompressKvOptions) -> Result<(), MlaError> {
-    let before = bits(&args.state);
+    let seen = |state: &Tensor<3>, cache: Option<&Tensor<3>>| (bits(state), cache.map(bits));
+    let before = seen(&args.state, args.cache.as_ref().map(|to| &to.cache));
     let Err(refused) = compress_kv(args, options) else { return Ok(()) };
-    assert!(bits(&refused.state) == before, "{refused}: the state has changed");
+    assert!(seen(&refused.state, refused.cache.as_ref()) == before, "{refused}: they have changed");
     Err(refused.error)
 }
 
@@ -64,6 +73,11 @@ fn ops_errors_compress_kv() {
         refuses(Shape, "cos", |it, device| it.cos = zeros([2, 2, 4], device));
         refuses(Shape, "sin", |it, device| it.sin = zeros([2, 2, 1], device));
         refuses(Shape, "sin", |it, device| it.sin = zeros([2, 3, 2], device));
+        refuses(Shape, "cache", |it, device| change_cache(it, |to| to.cache = zeros([2, 4, 5], device)));
+        refuses(Shape, "cache_slots", |it, device| change_cache(it, |to| to.slots = ints(&[0; 2], [2], device)));
+        refuses(WrongType, "cache_slots", |it, _| {
+            change_cache(it, |to| to.slots = to.slots.clone().cast(IntDType::I64));
+        });
         refuses(WrongType, "state_rows", |it, _| it.state_rows = it.state_rows.clone().cast(IntDType::I64));
         refuses(WrongType, "state_slots", |it, _| it.state_slots = it.state_slots.clone().cast(IntDType::I64));
         refuses(WrongType, "cu_seqlens", |it, _| it.cu_seqlens = it.cu_seqlens.clone().cast(IntDType::I64));
@@ -109,7 +123,8 @@ fn ops_errors_compress_kv_float_types() {
         change(&mut args);
         assert_refused(refused(args, &OPTIONS), WrongType, argument);
     };
-    refuses("kv_gates", |it| it.kv_gates = it.kv_gates.clone().cast(FloatDType::BF16));
+    refuses("kv_gates", |it| it.kv_gates = it.kv_gates.clone().cast(FloatDType::F64));
+    refuses("cache", |it| change_cache(it, |to| to.cache = to.cache.clone().cast(FloatDType::F16)));
     refuses("state", |it| it.state = it.state.clone().cast(FloatDType::F16));
     refuses("position_bias", |it| it.position_bias = it.position_bias.clone().cast(FloatDType::F64));
     refuses("norm_weight", |it| it.norm_weight = it.norm_weight.clone().cast(FloatDType::BF16));
@@ -133,6 +148,8 @@ fn ops_errors_compress_kv_values() {
         values("state_slots", |it, device| it.state_slots = ints(&[9, 10, 0, 1, 12], [5], device));
         values("state_slots", |it, device| it.state_slots = ints(&[9, 10, 0, -2, 2], [5], device));
         values("state_slots", |it, device| it.state_slots = ints(&[9, 10, 9, 1, 2], [5], device));
+        values("cache_slots", |it, device| change_cache(it, |to| to.slots = ints(&[3, -1, 8, 0], [4], device)));
+        values("cache_slots", |it, device| change_cache(it, |to| to.slots = ints(&[3, -1, 3, 0], [4], device)));
         values("cu_seqlens", |it, device| it.cu_seqlens = ints(&[1, 2, 5], [3], device));
         values("cu_seqlens", |it, device| it.cu_seqlens = ints(&[0, -1, 5], [3], device));
         values("cu_seqlens", |it, device| it.cu_seqlens = ints(&[0, 6, 5], [3], device));
@@ -188,13 +205,14 @@ fn ops_errors_compress_kv_limits() {
             assert!(matches!(&error, MlaError::DeviceLimit { argument: name, .. } if *name == argument), "{error}");
         };
         let angles = || Tensor::empty([2, i32::MAX as usize, 0], (device, DType::F32));
-        limited(CompressKvArgs { cos: angles(), sin: angles(), ..args(device) }, "cos");
+        limited(CompressKvArgs { cos: angles(), sin: angles(), cache: None, ..args(device) }, "cos");
         let width = 1 << 14;
         let wide = CompressKvArgs {
             kv_gates: zeros([5, 4 * width], device),
             state: new_pool([3, 4, 4 * width], FloatDType::F32, device).expect("small"),
             position_bias: zeros([2, 2 * width], device),
             norm_weight: zeros([width], device),
+            cache: None,
             ..args(device)
         };
         limited(wide, "norm_weight");

@@ -1,7 +1,7 @@
 //! `lightning_index` against scores in f64. Inputs are small integers: all sums are exact on every device and in every
 //! dtype, equal scores are frequent, and the chosen keys must be exactly those of the definition.
 
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
 use proptest::prelude::{ProptestConfig, prop, proptest};
 use rand::RngExt;
@@ -107,6 +107,13 @@ impl Case {
         let what = format!("{:?}, {} heads of {} on {device:?}", self.visible, self.heads, self.width);
         let run = |form| lightning_index(args.clone(), &self.options(form)).expect("legal");
         let positions = run(IndexForm::Positions);
+        // Weights of the query's dtype are those numbers in f32.
+        let own = args.head_weights.clone().cast(FloatDType::from(self.dtype));
+        let [wide, narrow] = [own.clone().cast(FloatDType::F32), own].map(|head_weights| {
+            let args = LightningIndexArgs { head_weights, ..args.clone() };
+            lightning_index(args, &self.options(IndexForm::Positions)).expect("legal").into_data()
+        });
+        assert_eq!(narrow, wide, "{what}");
         assert_eq!(positions.dims(), [self.visible.len(), self.query_len(), self.k], "{what}");
         let positions = int_values(positions);
         assert_eq!(positions, self.expected(), "{what}, pages of {}", self.page_size);

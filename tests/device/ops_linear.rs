@@ -1,12 +1,16 @@
 //! `linear`, `linear_pair`, `swiglu` and `linear_by_head` against plain loops.
 
-use burn::tensor::{DType, Device};
-use mla_ops::Determinism::Fast;
-use mla_ops::{Weight, linear, linear_by_head, linear_pair, swiglu};
+use burn::tensor::{DType, Device, Tensor};
+use mla_ops::Determinism::{BatchInvariant, Fast};
+use mla_ops::{
+    InverseRope, NormRopeArgs, NormRopeOptions, Weight, linear, linear_by_head, linear_pair, norm_rope, swiglu,
+};
 use rstest::rstest;
 
-use crate::devices::for_each_dtype;
-use crate::ops_fixture::{floats, random, rng, tolerance, values};
+use crate::devices::{for_each_device, for_each_dtype};
+use crate::ops_fixture::{bits, floats, random, rng, tolerance, values};
+use crate::refusals::Kind::{Shape, Value};
+use crate::refusals::{assert_refused, zeros};
 
 /// Rows for the kernel of few, and for the product of matrices.
 #[rstest]
@@ -45,7 +49,8 @@ fn ops_linear(
 #[rstest]
 fn ops_linear_pair(
     #[values(1, 2, 9, 64, 65)] rows: usize,
-    #[values([64, 48, 16], [2048, 16, 600], [96, 520, 1000], [33, 7, 1])] widths: [usize; 3],
+    #[values([64, 48, 16], [2048, 16, 600], [96, 520, 1000], [33, 7, 1], [4096, 1040, 24], [64, 12, 600])]
+    widths: [usize; 3],
 ) {
     let [inputs, outputs, second_outputs] = widths;
     for_each_dtype(|device, dtype| {
@@ -162,5 +167,56 @@ fn ops_linear_by_head(
             let rest = out[outputs..].iter().map(|&value| f64::from(value));
             assert!(rest.eq(x[inputs..].iter().copied()), "{sizes:?} {dtype:?} on {device:?}");
         }
+    });
+}
+
+/// Heads that get inverse RoPE and are projected in groups: the bits are those of one after the other. DeepSeek-V4's sizes, odd
+/// ones, RoPE of all channels or none, a group for each head, nothing.
+#[rstest]
+fn ops_linear_by_head_after_inverse_rope(
+    #[values(0, 1, 2, 70)] tokens: usize,
+    #[values([16, 512, 32, 2, 40], [8, 64, 16, 4, 24], [3, 40, 4, 1, 9], [6, 7, 3, 2, 5], [4, 8, 0, 2, 3], [2, 96, 48, 2, 16], [4, 8, 2, 2, 0])]
+    sizes: [usize; 5],
+) {
+    let [heads, width, pairs, groups, outputs] = sizes;
+    for_each_dtype(|device, dtype| {
+        let mut rng = rng(64);
+        let mut draw = |len, dtype| random(&mut rng, len, dtype);
+        let x: Tensor<3> = floats(&draw(tokens * heads * width, dtype), [tokens, heads, width], dtype, device);
+        let [cos, sin] =
+            [(); 2].map(|()| floats(&draw(tokens * pairs, DType::F32), [tokens, pairs], DType::F32, device));
+        let inputs = heads / groups * width;
+        let weight = floats(&draw(groups * outputs * inputs, dtype), [groups, outputs, inputs], dtype, device).into();
+        let rows = InverseRope { x: x.clone(), cos: cos.clone(), sin: sin.clone() };
+        for determinism in [Fast, BatchInvariant] {
+            let out = linear_by_head(rows.clone(), &weight, determinism).expect("legal");
+            assert_eq!((out.dims(), out.dtype()), ([tokens, groups, outputs], dtype));
+            if tokens * outputs == 0 {
+                continue;
+            }
+            let options = NormRopeOptions { norm_eps: None, norm_whole_head: true, inverse: true };
+            let args = NormRopeArgs { x: x.clone(), weight: None, cos: cos.clone(), sin: sin.clone() };
+            let rotated = norm_rope(args, &options).expect("legal").reshape([tokens, groups, inputs]);
+            let expected = linear_by_head(rotated, &weight, determinism).expect("legal");
+            assert_eq!(bits(&out), bits(&expected), "{tokens} {sizes:?} {dtype:?} {determinism:?} on {device:?}");
+        }
+    });
+}
+
+#[test]
+fn ops_errors_linear_by_head_after_inverse_rope() {
+    for_each_device(|device| {
+        let call = |angles: [[usize; 2]; 2], weight: [usize; 3]| {
+            let [cos, sin] = angles.map(|shape| zeros(shape, device));
+            let rows = InverseRope { x: zeros([3, 4, 6], device), cos, sin };
+            linear_by_head(rows, &zeros::<3>(weight, device).into(), Fast)
+        };
+        call([[3, 2]; 2], [2, 5, 12]).expect("legal before it is changed");
+        assert_refused(call([[3, 2]; 2], [2, 5, 6]), Shape, "weight");
+        // Groups of half heads.
+        assert_refused(call([[3, 2]; 2], [8, 5, 3]), Shape, "weight");
+        assert_refused(call([[2, 2], [3, 2]], [2, 5, 12]), Shape, "cos");
+        assert_refused(call([[3, 4]; 2], [2, 5, 12]), Value, "cos");
+        assert_refused(call([[3, 2], [3, 1]], [2, 5, 12]), Value, "sin");
     });
 }

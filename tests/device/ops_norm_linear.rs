@@ -1,7 +1,8 @@
 //! A small projection of the norm of a residual sum against the operations that it joins.
 
 use burn::tensor::{DType, FloatDType};
-use mla_ops::{Determinism::Fast, Residual, Weight, linear, residual_norm};
+use mla_ops::Determinism::{self, BatchInvariant, Fast};
+use mla_ops::{Residual, Weight, linear, linear_pair, residual_norm, rms_norm};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
@@ -38,6 +39,42 @@ fn ops_norm_linear(
         let its_norm = h.tensor();
         let actual = [residual.tensor(), its_norm, joined].map(|tensor| bits(&tensor));
         assert!(actual == expected, "{sizes:?} {dtype:?} on {device:?}");
+    });
+}
+
+/// A projection or two of the norm of rows to which nothing was added: DeepSeek-V4's query, odd sizes, several rows, matrices that are
+/// not in one launch, long rows, whose norm has a launch of its own.
+#[rstest]
+fn ops_norm_linear_without_a_sum(
+    #[values(0, 1, 2)] rows: usize,
+    #[values([1024, 600, 520], [1536, 48, 40], [70, 5, 600], [64, 16, 24], [33, 1, 3], [20480, 16, 24], [64, 8, 0])]
+    sizes: [usize; 3],
+    #[values(Fast, BatchInvariant)] determinism: Determinism,
+) {
+    let [width, outputs, second_outputs] = sizes;
+    for_each_dtype(|device, dtype| {
+        let mut rng = rng(65);
+        let mut draw =
+            |shape: [usize; 2], dtype| floats(&random(&mut rng, shape[0] * shape[1], dtype), shape, dtype, device);
+        let (x, norm_weight) = (draw([rows, width], dtype), draw([1, width], DType::F32).squeeze_dim::<1>(0));
+        let [first, second] = [outputs, second_outputs].map(|outputs| Weight::from(draw([outputs, width], dtype)));
+        let router = Weight::from(draw([outputs, width], DType::F32));
+        let normed = rms_norm(x.clone(), norm_weight.clone(), 1e-6).expect("legal");
+        let product = |weight| linear(normed.clone(), weight, determinism).expect("legal");
+        let mut residual = Residual::new(x);
+        let mut h = residual.norm(&norm_weight, 1e-6).expect("legal");
+        let alone = linear(&mut h, &first, determinism).expect("legal");
+        let (a, b) = linear_pair(&mut h, &first, &second, determinism).expect("legal");
+        let logits = linear(&mut h, &router, determinism).expect("legal");
+        let what = format!("{rows} x {sizes:?} {dtype:?} {determinism:?} on {device:?}");
+        assert_eq!((a.dims(), b.dims()), ([rows, outputs], [rows, second_outputs]), "{what}");
+        for (actual, weight) in [(alone, &first), (a, &first), (b, &second), (logits, &router)] {
+            let expected = product(weight);
+            assert_eq!((actual.dims(), actual.dtype()), (expected.dims(), expected.dtype()), "{what}");
+            let is_empty = expected.shape().num_elements() == 0;
+            assert!(is_empty || bits(&actual) == bits(&expected), "{what}");
+        }
+        assert!(rows == 0 || bits(&h.tensor()) == bits(&normed), "{what}");
     });
 }
 

@@ -30,6 +30,8 @@ fn args([heads, width, cache_width, pairs]: Sizes, slots: &[i32], dtype: DType, 
         latent: floats(&draw(tokens * cache_width, dtype), [tokens, cache_width], dtype, device),
         norm_weight: floats(&draw(normed, f32), [normed], f32, device),
         norm_eps: 1e-6,
+        q_norm_eps: None,
+        index_q: None,
         cos: table(f64::cos),
         sin: table(f64::sin),
         // Some devices pad the rows of a tensor that is made with this shape.
@@ -59,7 +61,7 @@ fn ops_rope_write(
 ) {
     for_each_dtype(|device, dtype| {
         let new = || args(sizes, slots, dtype, device);
-        let RopeWriteArgs { query, latent, norm_weight, norm_eps, cos, sin, cache, slots } = new();
+        let RopeWriteArgs { query, latent, norm_weight, norm_eps, cos, sin, cache, slots, .. } = new();
         let q = heads_of(query);
         let apply = |x: Tensor<3>, weight: Option<Tensor<1>>| {
             let norm_eps = weight.is_some().then_some(norm_eps);
@@ -85,6 +87,49 @@ fn ops_rope_write(
         {
             assert!(actual == expected, "{what}");
         }
+    });
+}
+
+/// DeepSeek-V4's queries, keys and index queries: heads are normed, and whole keys.
+#[rstest]
+fn ops_rope_write_normed(
+    #[values(([64, 512, 512, 32], Some([64, 128])), ([3, 24, 40, 4], Some([5, 8])), ([2, 7, 9, 2], Some([1, 5])), ([5, 8, 24, 0], None),
+             ([0, 8, 16, 2], Some([2, 4])), ([2, 8, 16, 2], Some([0, 8])))]
+    (sizes, index): (Sizes, Option<[usize; 2]>),
+    #[values(&[7], &[], &[3, -1, 23, 0, 11])] slots: &[i32],
+) {
+    for_each_dtype(|device, dtype| {
+        let new = || {
+            let ([_, _, cache_width, _], tokens, mut rng) = (sizes, slots.len(), rng(53));
+            let norm_weight = floats(&random(&mut rng, cache_width, DType::F32), [cache_width], DType::F32, device);
+            let index_q = index.map(|[heads, width]| {
+                floats(&random(&mut rng, tokens * heads * width, dtype), [tokens, heads, width], dtype, device)
+            });
+            let args = args(sizes, slots, dtype, device);
+            RopeWriteArgs { norm_weight, q_norm_eps: Some(1e-5), index_q, ..args }
+        };
+        let RopeWriteArgs { query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache, slots } = new();
+        let apply = |x: Tensor<3>, weight: Option<Tensor<1>>, norm_eps| {
+            let options = NormRopeOptions { norm_eps, norm_whole_head: true, inverse: false };
+            norm_rope(NormRopeArgs { x, weight, cos: cos.clone(), sin: sin.clone() }, &options).expect("legal")
+        };
+        let q = apply(heads_of(query), None, q_norm_eps);
+        let latent = apply(latent.unsqueeze_dim(1), Some(norm_weight), Some(norm_eps)).squeeze_dim::<2>(1);
+        let index_q = index_q.map(|q| apply(q, None, None));
+        let write = WriteLatentArgs { cache, slots, latent: latent.clone(), rope: None };
+        let cache = write_latent(write).expect("legal");
+
+        let written = rope_write(new()).expect("legal");
+        let what = format!("{sizes:?}, {index:?} {dtype:?} on {device:?}");
+        let written_latent = written.latent.expect("of queries that are not absorbed");
+        assert_eq!((written.q.dims(), written_latent.dims()), (q.dims(), latent.dims()), "{what}");
+        for (actual, expected) in
+            [(bits(&written.q), bits(&q)), (bits(&written_latent), bits(&latent)), (bits(&written.cache), bits(&cache))]
+        {
+            assert!(actual == expected, "{what}");
+        }
+        assert_eq!(written.index_q.as_ref().map(Tensor::dims), index_q.as_ref().map(Tensor::dims), "{what}");
+        assert!(written.index_q.map(|q| bits(&q)) == index_q.map(|q| bits(&q)), "{what}");
     });
 }
 
@@ -136,8 +181,14 @@ fn ops_errors_rope_write() {
             it.query = RopeQuery::Heads(heads_of(it.query.clone()).cast(FloatDType::F16));
         });
         refuses(Shape, "latent", |it, device| it.latent = zeros([2, 9], device));
-        refuses(Shape, "norm_weight", |it, device| it.norm_weight = zeros([10], device));
+        refuses(Shape, "norm_weight", |it, device| it.norm_weight = zeros([8], device));
         refuses(Value, "norm_eps", |it, _| it.norm_eps = -1.0);
+        refuses(Value, "q_norm_eps", |it, _| it.q_norm_eps = Some(f32::NAN));
+        refuses(Shape, "index_q", |it, device| it.index_q = Some(zeros([3, 2, 8], device)));
+        refuses(Shape, "index_q", |it, device| it.index_q = Some(zeros([2, 2, 3], device)));
+        refuses(WrongType, "index_q", |it, device| {
+            it.index_q = Some(zeros::<3>([2, 2, 8], device).cast(FloatDType::F16));
+        });
         refuses(Shape, "cos", |it, device| it.cos = zeros([1, 2], device));
         refuses(Value, "cos", |it, device| it.cos = zeros([2, 5], device));
         refuses(Value, "sin", |it, device| it.sin = zeros([2, 1], device));
@@ -145,6 +196,13 @@ fn ops_errors_rope_write() {
         absorb(zeros([3, 5, 4], device)).expect("legal before it is changed");
         assert_refused(absorb(zeros([3, 5, 8], device)), Shape, "weight");
         assert_refused(absorb(zeros::<3>([3, 5, 4], device).cast(FloatDType::F16)), WrongType, "weight");
+        let with = |change: fn(&mut RopeWriteArgs, &Device)| {
+            let mut args = absorbed(new(), zeros([3, 5, 4], device).into());
+            change(&mut args, device);
+            rope_write(args).map_err(MlaError::from)
+        };
+        assert_refused(with(|it, _| it.q_norm_eps = Some(1e-6)), Value, "q_norm_eps");
+        assert_refused(with(|it, device| it.index_q = Some(zeros([2, 2, 8], device))), Value, "index_q");
         let (shared, args) = (new(), new());
         let other = shared.cache.clone();
         let refused = rope_write(RopeWriteArgs { cache: shared.cache, ..args }).expect_err("another handle is alive");

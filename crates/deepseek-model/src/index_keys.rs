@@ -77,7 +77,7 @@ fn groups(lens: &[usize], together: impl Fn(usize) -> bool) -> Vec<(Vec<i32>, us
     groups
 }
 
-/// The best keys of each token, i32 `[N, 1, k]`, from its index queries `[N, Hi, di]`, the weights of these f32 `[N, Hi]` and the
+/// The best keys of each token, i32 `[N, 1, k]`, from its index queries `[N, Hi, di]`, the weights of these `[N, Hi]` (f32 or of its dtype) and the
 /// pool of index keys; -1 where there are fewer.
 pub(crate) fn pick(
     q: &Tensor<3>,

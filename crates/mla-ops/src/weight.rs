@@ -299,6 +299,13 @@ impl BackendWeight<burn_cubecl::CubeBackend> {
         }
     }
 
+    /// Of its device.
+    pub(crate) fn client(&self) -> &cubecl::client::Client {
+        match self {
+            Self::Dense(tensor) | Self::Blocks(tensor, ..) => &tensor.client,
+        }
+    }
+
     /// As kernels take it.
     pub(crate) fn into_arg(self) -> WeightArg {
         match self {

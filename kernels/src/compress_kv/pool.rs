@@ -81,10 +81,10 @@ impl<N: Size> Pooled<N> {
 
     /// Adds this group's of the tokens. Which those are, and what is added up together, does not depend on how many of them are in
     /// the state and how many are new.
-    fn add(
+    fn add<G: Float>(
         &mut self,
-        state: &[Vector<f32, N>],
-        kv_gates: &[Vector<f32, N>],
+        state: &mut [Vector<f32, N>],
+        kv_gates: &[Vector<G, N>],
         position_bias: &[Vector<f32, N>],
         tokens: &Tokens,
         column: usize,
@@ -104,8 +104,8 @@ impl<N: Size> Pooled<N> {
                 // Of a new token in any case, which spares a second branch.
                 let new =
                     (tokens.new_row + max(other, tokens.carried) - tokens.carried) * comptime!(2 * shape.channels());
-                let mut key = kv_gates[new + at];
-                let mut gate = kv_gates[new + at + comptime!(shape.channels())];
+                let mut key = Vector::<f32, N>::cast_from(kv_gates[new + at]);
+                let mut gate = Vector::<f32, N>::cast_from(kv_gates[new + at + comptime!(shape.channels())]);
                 if other < tokens.carried {
                     let row = row_in_state(tokens, other, shape) * comptime!(2 * shape.channels());
                     key = state[row + at];
@@ -154,12 +154,13 @@ fn row_in_state(tokens: &Tokens, token: usize, #[comptime] shape: Shape) -> usiz
     tokens.block_row + (tokens.place + token) % rows
 }
 
-/// Pools the tokens into `entry`, and gives the sum of its squares. Called by all units of the cube.
+/// Pools the tokens into `entry`, and gives the sum of its squares. Called by all units of the cube; behind its first barrier the state
+/// is not read.
 #[cube]
-pub(super) fn pool_into<N: Size>(
+pub(super) fn pool_into<G: Float, N: Size>(
     entry: &mut Shared<[f32]>,
-    kv_gates: &[Vector<f32, N>],
-    state: &[Vector<f32, N>],
+    kv_gates: &[Vector<G, N>],
+    state: &mut [Vector<f32, N>],
     position_bias: &[Vector<f32, N>],
     tokens: &Tokens,
     #[comptime] shape: Shape,
@@ -171,7 +172,7 @@ pub(super) fn pool_into<N: Size>(
     let mut column = UNIT_POS_X as usize;
     while column < shape.vectors {
         let mut pooled = Pooled::<N>::empty();
-        pooled.add(state, kv_gates, position_bias, tokens, column, shape);
+        pooled.add::<G>(state, kv_gates, position_bias, tokens, column, shape);
         let at = UNIT_POS_Y as usize * shape.vectors + column;
         group_highest[at] = pooled.highest;
         group_sum[at] = pooled.sum;

@@ -22,15 +22,21 @@ pub(super) struct Shape {
     /// Channels of an entry.
     pub(super) width: usize,
     pub(super) overlap: bool,
+    /// Whether the cube of a sequence writes its new tokens into the state.
+    pub(super) writes: bool,
+    /// Whether entries go into a cache, too.
+    pub(super) caches: bool,
 }
 
 impl Shape {
+    /// Of a launch that writes entries alone.
     pub(super) fn new(sizes: &CompressKvSizes, vector_size: usize) -> Self {
         let (vectors, tokens) = (sizes.width / vector_size, sizes.windows() * sizes.window);
         let columns = vectors.next_power_of_two().min(UNITS);
         let groups = (UNITS / columns).min(tokens.next_power_of_two());
         let loads = tokens.div_ceil(groups).next_power_of_two().min(MAX_LOADS);
-        Self { columns, groups, loads, vectors, width: sizes.width, overlap: sizes.overlap }
+        let (width, overlap) = (sizes.width, sizes.overlap);
+        Self { columns, groups, loads, vectors, width, overlap, writes: false, caches: false }
     }
 
     pub(super) fn cube_dim(&self) -> CubeDim {

@@ -100,6 +100,7 @@ pub(super) fn launch(
             args.scale,
             form,
             sizes.elem,
+            args.weights_elem,
         );
     }
 }
@@ -107,17 +108,18 @@ pub(super) fn launch(
 /// Cube `r * shares + s` takes every `shares`-th group of keys of query token `r`, from group `s` on; each of its planes has 16
 /// keys of a group.
 #[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
-fn score_mma_kernel<E: Float, V: Size>(
+fn score_mma_kernel<E: Float, W: Float, V: Size>(
     q: &[Vector<E, V>],
     keys: &[Vector<E, V>],
     page_table: &[i32],
-    head_weights: &[f32],
+    head_weights: &[W],
     visible: &[i32],
     scores: &mut [u32],
     sizes: ScoreSizes,
     scale: f32,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
+    #[define(W)] _weights_elem: ElemType,
 ) {
     let def = MmaDefinition::<E, E, f32>::new(M, N, K);
     // [planes, stages, pieces, units]
@@ -162,7 +164,7 @@ fn score_mma_kernel<E: Float, V: Size>(
         let mut own_page = pages[comptime!(2 * form.stages - 2)];
         let mut other_page = pages[comptime!(2 * form.stages - 1)];
 
-        let queries = Queries::<E, V>::load(q, head_weights, token, form);
+        let queries = Queries::<E, V>::load::<W>(q, head_weights, token, form);
         // Groups of keys computed so far.
         let mut turn = 0u32;
         while first < count {
@@ -235,7 +237,7 @@ struct Scores {
 
 #[cube]
 impl<E: Float, V: Size> Queries<E, V> {
-    fn load(q: &[Vector<E, V>], head_weights: &[f32], token: usize, #[comptime] form: Form) -> Queries<E, V> {
+    fn load<W: Float>(q: &[Vector<E, V>], head_weights: &[W], token: usize, #[comptime] form: Form) -> Queries<E, V> {
         let vectors = comptime!(4 * form.chunks);
         let row = (UNIT_POS_X / 4) as usize;
         let quad = (UNIT_POS_X % 4) as usize;
@@ -249,8 +251,8 @@ impl<E: Float, V: Size> Queries<E, V> {
                 queries.push(q[(head + row) * vectors + quad + comptime!(4 * chunk)]);
             }
             // The two heads of this unit's part of a product.
-            weights.push(head_weights[head + 2 * quad]);
-            weights.push(head_weights[head + 2 * quad + 1]);
+            weights.push(f32::cast_from(head_weights[head + 2 * quad]));
+            weights.push(f32::cast_from(head_weights[head + 2 * quad + 1]));
         }
         Queries::<E, V> { vectors: queries, weights }
     }
@@ -383,7 +385,21 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         let form = form!(
             score_mma_kernel,
             dim,
-            [bits, VECTOR, _, _, _, _, _, _, ScoreSizesLaunch::new(0, 1, 1, 1, 1, 64, 64, 64, 6, 1), 1.0, form, elem]
+            [
+                bits,
+                VECTOR,
+                _,
+                _,
+                _,
+                _,
+                _,
+                _,
+                ScoreSizesLaunch::new(0, 1, 1, 1, 1, 64, 64, 64, 6, 1),
+                1.0,
+                form,
+                elem,
+                elem
+            ]
         );
         Entry::of(kind, "lightning_index.score_mma", form).on(|arch| arch != Arch::Sm75).unchecked()
     });

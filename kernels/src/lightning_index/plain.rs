@@ -85,16 +85,17 @@ pub(super) fn launch(client: &Client, args: &LightningIndexArgs, address: Addres
         args.scale,
         unit_heads(sizes),
         sizes.elem,
+        args.weights_elem,
     );
 }
 
 /// Ranks of the scores of a tile of keys, for one query token.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
-fn score_kernel<E: Float, V: Size>(
+fn score_kernel<E: Float, W: Float, V: Size>(
     q: &[Vector<E, V>],
     keys: &[Vector<E, V>],
     page_table: &[i32],
-    head_weights: &[f32],
+    head_weights: &[W],
     visible: &[i32],
     scores: &mut [u32],
     first_row: usize,
@@ -112,6 +113,7 @@ fn score_kernel<E: Float, V: Size>(
     scale: f32,
     #[comptime] unit_heads: usize,
     #[define(E)] _elem: ElemType,
+    #[define(W)] _weights_elem: ElemType,
 ) {
     let row = first_row + CUBE_POS / tiles;
     let first_key = CUBE_POS % tiles * TILE;
@@ -143,7 +145,7 @@ fn score_kernel<E: Float, V: Size>(
                 let own = y + comptime!(i * SIDE);
                 // Not even with a weight of 0: where there is no head, the product with an infinite key is NaN.
                 if own < block.heads {
-                    let weight = head_weights[block.query + own];
+                    let weight = f32::cast_from(head_weights[block.query + own]);
                     #[unroll]
                     for j in 0..UNIT_KEYS {
                         let product = products[comptime!(i * UNIT_KEYS + j)];
@@ -302,7 +304,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         let n = LOAD_BYTES / elem.size();
         #[rustfmt::skip]
         let form = form!(score_kernel, dim, [
-            bits, n, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, unit_heads, elem
+            bits, n, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, unit_heads, elem, elem
         ]);
         Entry::of(kind, name, form)
     };

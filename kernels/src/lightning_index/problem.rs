@@ -19,7 +19,7 @@ pub struct LightningIndexArgs {
     pub keys: BufferArg,
     /// Page ids i32 `[batch, max_pages]`. Entries past the last key that is seen are not read.
     pub page_table: BufferArg,
-    /// f32 `[batch, query_len, heads]`.
+    /// W `[batch, query_len, heads]`.
     pub head_weights: BufferArg,
     /// i32 `[batch, query_len]`: a query token sees the keys before this one; taken as within the page table.
     pub visible: BufferArg,
@@ -33,6 +33,8 @@ pub struct LightningIndexArgs {
     pub indices: BufferArg,
     /// Their sizes.
     pub sizes: LightningIndexSizes,
+    /// W: f32, or E.
+    pub weights_elem: ElemType,
     /// The factor of the scores.
     pub scale: f32,
     /// Write slots `page * page_size + offset` in place of positions.

@@ -48,6 +48,7 @@ use crate::common::select::{Available, Path};
 #[cfg(feature = "cuda")]
 use crate::compiler::names_all_sizes;
 use crate::merge_splits::{self, MergeSplitsArgs};
+use crate::norm_rope::{self, NormRopeArgs};
 use crate::residual_norm::{self, AddRmsNormArgs, Summand};
 use crate::route_experts::RouteArgs;
 
@@ -88,6 +89,12 @@ pub fn launch_normed(client: &Client, norm: AddRmsNormArgs, args: LinearArgs) {
     launch_with(client, Before::Norm(norm), None, args);
 }
 
+/// The same for rows that get a norm of their heads, or RoPE: `x` is their `out`. Bit for bit [`norm_rope`] and [`launch`]; for a single
+/// token it may be one launch, and `x` is not written.
+pub fn launch_norm_roped(client: &Client, norm_rope: NormRopeArgs, args: LinearArgs) {
+    launch_with(client, Before::NormRope(norm_rope), None, args);
+}
+
 /// The same with RoPE applied to the carried channels of the heads, and puts latents into a cache. The launch must be one that [`takes_rope`].
 pub fn launch_with_rope(client: &Client, latents: LatentRows, args: LinearArgs) {
     launch_with(client, Before::Nothing, Some(latents), args);
@@ -110,6 +117,7 @@ pub(crate) enum Before {
     Nothing,
     Merge(MergeSplitsArgs),
     Norm(AddRmsNormArgs),
+    NormRope(NormRopeArgs),
 }
 
 impl Before {
@@ -118,6 +126,7 @@ impl Before {
             Self::Nothing => {}
             Self::Merge(merge) => merge_splits::launch(client, merge),
             Self::Norm(norm) => residual_norm::launch(client, norm),
+            Self::NormRope(norm_rope) => norm_rope::launch(client, norm_rope),
         }
     }
 
@@ -126,6 +135,7 @@ impl Before {
         match self {
             Self::Nothing => None,
             Self::Merge(merge) => Some(&merge.outs),
+            Self::NormRope(norm_rope) => Some(&norm_rope.x),
             Self::Norm(AddRmsNormArgs { y: Summand::Rows(rows), .. }) => Some(rows),
             Self::Norm(AddRmsNormArgs { y: Summand::Experts(outputs), .. }) => Some(&outputs.rows),
         }

@@ -10,7 +10,7 @@ use super::plain;
 #[cfg(feature = "cuda")]
 use super::sizes::Division;
 use super::sizes::LinearSizes;
-use super::{UNITS, WeightFormat};
+use super::{UNITS, WeightFormat, choose};
 #[cfg(feature = "cuda")]
 use super::{sm90, tiled};
 #[cfg(feature = "cuda")]
@@ -143,8 +143,17 @@ pub(crate) fn has_many_units(inputs: usize, outputs: usize) -> bool {
     inputs >= LONG && outputs <= FEWEST_OUTPUTS
 }
 
-/// Whether one launch with a second matrix computes the same bits as one for each, by the outputs of both.
-pub fn joins(outputs: usize, second_outputs: usize) -> bool {
+/// Whether one launch with a second matrix of so many outputs computes the same bits as one for each. Of rows that have a small
+/// batch's kernel; how many there are plays no part.
+pub fn joins(client: &Client, first: &LinearSizes, second_outputs: usize) -> bool {
+    // With matrix instructions the outputs do not decide the order of a sum, but for where Hopper's other kernel has it, too.
+    let is_plain = choose(client, first).path == Path::Plain;
+    let in_whole_vectors = [first.outputs, second_outputs].map(|outputs| outputs.is_multiple_of(VECTOR));
+    if is_plain { have_same_order(first.outputs, second_outputs) } else { in_whole_vectors[0] == in_whole_vectors[1] }
+}
+
+/// Whether every kernel has one order of sums for matrices of so many outputs.
+fn have_same_order(outputs: usize, second_outputs: usize) -> bool {
     let alike = |is: fn(usize) -> bool| is(outputs) == is(second_outputs);
     let few = alike(|outputs| outputs <= FEW_OUTPUTS) && alike(|outputs| outputs <= FEWEST_OUTPUTS);
     few && alike(|outputs| outputs.is_multiple_of(VECTOR))
@@ -159,7 +168,7 @@ pub fn joins_experts(width: usize, shared_width: usize, in_blocks: bool) -> bool
         return false;
     }
     let alike = width == shared_width || widths.into_iter().all(|width| width < LONG);
-    alike && widths.into_iter().all(|width| width.is_multiple_of(JOINED)) && joins(width, shared_width)
+    alike && widths.into_iter().all(|width| width.is_multiple_of(JOINED)) && have_same_order(width, shared_width)
 }
 
 /// Rows of a matrix up to which the small-batch kernel is faster, and of each head's where there are few heads.

@@ -1,13 +1,14 @@
 //! Where a projection finds the row of a single token: in memory, or in what it is computed from, by each cube for itself: the
-//! splits of an attention, or a residual sum and its norm. That saves a launch, which takes longer than reading a few rows
+//! splits of an attention, a residual sum and its norm, or heads before their norm or RoPE. That saves a launch, which takes longer than reading a few rows
 //! several times.
 
 use cubecl::prelude::*;
 
-use crate::common::launch::dummy;
+use crate::common::launch::{dummy, or_dummy};
 use crate::experts_mlp::combine::{Place, TokenExperts};
 use crate::linear::Before;
 use crate::merge_splits::{MAX_LOADS, MergeSplitsArgs, Merged, Splits, chains};
+use crate::norm_rope::{Form, Head, Norm, Shape};
 use crate::residual_norm::{AddRmsNormArgs, Summand, UNITS, add, add_squares, norm, scale_of};
 
 /// Numbers of a part that a unit loads at once: so that those of 512 channels are work for 256 units.
@@ -23,6 +24,22 @@ pub(crate) enum RowSource<E: Float, V: Size> {
     Splits(SplitRows),
     /// The norm of a sum of `x` and others.
     Normed(NormedRow<E, V>),
+    /// Heads in `x` before their norm or RoPE.
+    Heads(HeadsRow),
+}
+
+/// What becomes of the heads of a row: see [`NormRopeArgs`].
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct HeadsRow {
+    weight: &'static [f32],
+    cos: &'static [f32],
+    sin: &'static [f32],
+    /// Of a row.
+    heads: usize,
+    pairs: usize,
+    eps: f32,
+    #[cube(comptime)]
+    form: Form,
 }
 
 /// The splits of one query token: see [`MergeSplitsArgs`].
@@ -57,8 +74,24 @@ pub(crate) struct NormedRow<E: Float, V: Size> {
 
 impl<E: Float, V: Size> RowSourceArgs<E, V> {
     /// What the kernel does of this, and its `x`, in place of what would be written before.
-    pub(crate) fn new(client: &Client, before: Before, x: BufferArg) -> (Self, BufferArg) {
+    ///
+    /// It is for rows of so many channels, and cubes of so many units.
+    pub(crate) fn new(client: &Client, before: Before, x: BufferArg, [inputs, units]: [usize; 2]) -> (Self, BufferArg) {
         match before {
+            Before::NormRope(args) => {
+                let Shape { form, .. } = args.shape(client.properties());
+                let weight_len = if form.norm == Norm::Weighted { args.width } else { 0 };
+                let row = HeadsRowLaunch::new(
+                    or_dummy(client, args.weight, weight_len),
+                    or_dummy(client, args.cos, args.pairs),
+                    or_dummy(client, args.sin, args.pairs),
+                    inputs / args.width,
+                    args.pairs,
+                    args.eps,
+                    Form { units, ..form },
+                );
+                (Self::Heads(row), args.x)
+            }
             Before::Nothing => (Self::Memory, x),
             Before::Merge(merge) => {
                 let MergeSplitsArgs { outs, lses, split_ptr, single_items_done, .. } = merge;
@@ -113,6 +146,7 @@ impl<E: Float, V: Size> RowSource<E, V> {
             RowSource::Memory => {}
             RowSource::Splits(splits) => splits.merge::<E, V>(x, row, number, count, vectors),
             RowSource::Normed(normed) => normed.write(x, row, vectors),
+            RowSource::Heads(heads) => heads.write::<E, V>(x, row, number, count, vectors),
         }
     }
 }
@@ -150,6 +184,41 @@ impl<E: Float, V: Size> NormedRow<E, V> {
                 self.normed[column] = normed;
             }
             column += UNITS;
+        }
+    }
+}
+
+#[cube]
+impl HeadsRow {
+    /// The bits are those of [`norm_rope`](crate::norm_rope). As many heads at a time as the units of the cube have.
+    fn write<E: Float, V: Size>(
+        &self,
+        x: &[Vector<E, V>],
+        row: &mut [Vector<E, V>],
+        number: usize,
+        rows: usize,
+        vectors: usize,
+    ) {
+        let form = comptime!(self.form);
+        let (unit, width, first) = (UNIT_POS as usize, vectors / self.heads, number * self.heads);
+        let (end, of_token) = (first + self.heads, rows * self.heads);
+        let mut done = 0usize.runtime();
+        while done < self.heads {
+            let own = done + unit / form.columns;
+            let mut column = unit % form.columns;
+            let head = Head::new::<E, V>(x, first + own, end, of_token, width, self.pairs, self.eps, column, form);
+            if own < self.heads {
+                while column < width {
+                    let values = head.values::<E, V>(x, self.weight, self.cos, self.sin, column);
+                    row[own * width + column] = Vector::cast_from(values);
+                    column += form.columns;
+                }
+            }
+            if comptime!(form.norm != Norm::None) {
+                // The next heads' sums take the same place.
+                sync_cube();
+            }
+            done += comptime!(form.heads());
         }
     }
 }
@@ -203,4 +272,14 @@ pub(crate) fn offline_normed<E: Float, V: Size>(top_k: usize) -> RowSourceArgs<E
     use crate::offline::buffer as any;
     let (place, one) = (Place::Behind, 1);
     RowSourceArgs::Normed(NormedRowLaunch::new(any(), any(), any(), any(), any(), any(), any(), one, 1.0, top_k, place))
+}
+
+/// Heads of 512 channels that get inverse RoPE, or a row that gets a norm, with nothing to launch.
+#[cfg(feature = "offline")]
+pub(crate) fn offline_heads<E: Float, V: Size>(norm: Norm, units: usize) -> RowSourceArgs<E, V> {
+    use crate::offline::buffer;
+    let inverse = norm == Norm::None;
+    let columns = if inverse { 64 } else { 128 };
+    let form = Form { norm, norm_whole_head: true, inverse, columns, units };
+    RowSourceArgs::Heads(HeadsRowLaunch::new(buffer(), buffer(), buffer(), 1, 1, 1.0, form))
 }

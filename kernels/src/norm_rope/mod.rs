@@ -10,7 +10,8 @@ use cubecl::prelude::*;
 
 pub(crate) use self::head::Head;
 pub(crate) use self::select::Form;
-use self::select::{Heads, Shape};
+use self::select::Heads;
+pub(crate) use self::select::Shape;
 use crate::common::launch::{RowGrid, address_type, grid_row, or_dummy};
 
 /// Arguments of [`launch`]; E is `elem`.
@@ -56,16 +57,24 @@ pub enum Norm {
     Weighted,
 }
 
+impl NormRopeArgs {
+    /// How the work is divided. The order of a norm's sum depends on the vectors and the units of a head alone.
+    pub(crate) fn shape(&self, device: &DeviceProperties) -> Shape {
+        let &Self { width, pairs, norm, norm_whole_head, inverse, elem, .. } = self;
+        let parts = [width - 2 * pairs, 2 * pairs];
+        select::choose(device, &Heads { norm, norm_whole_head, inverse, parts, elem })
+    }
+}
+
 /// Writes `out`. Without elements nothing is launched.
 pub fn launch(client: &Client, args: NormRopeArgs) {
     let (rows, width) = (args.tokens * args.heads, args.width);
     if rows * width == 0 {
         return;
     }
-    let NormRopeArgs { norm, norm_whole_head, inverse, elem, .. } = args;
-    let parts = [width - 2 * args.pairs, 2 * args.pairs];
-    let heads = Heads { norm, norm_whole_head, inverse, parts, elem };
-    let Shape { form, cube, vector } = select::choose(client.properties(), &heads);
+    let Shape { form, cube, vector } = args.shape(client.properties());
+    let (elem, [weight, cos, sin]) = (args.elem, [args.weight, args.cos, args.sin]);
+    let weight = or_dummy(client, weight, if form.norm == Norm::Weighted { width } else { 0 });
     norm_rope_kernel::launch(
         client,
         RowGrid::cubes(client, rows, cube),
@@ -73,9 +82,9 @@ pub fn launch(client: &Client, args: NormRopeArgs) {
         address_type(client, &[&args.x]),
         vector,
         args.x,
-        or_dummy(client, args.weight, if norm == Norm::Weighted { width } else { 0 }),
-        or_dummy(client, args.cos, args.pairs),
-        or_dummy(client, args.sin, args.pairs),
+        weight,
+        or_dummy(client, cos, args.pairs),
+        or_dummy(client, sin, args.pairs),
         args.out,
         rows,
         args.heads,

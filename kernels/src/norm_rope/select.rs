@@ -41,7 +41,7 @@ pub(super) struct Heads {
 
 /// How the work is divided.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     pub form: Form,
     /// Units of a head, and heads.
     pub cube: CubeDim,

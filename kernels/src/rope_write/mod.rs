@@ -1,16 +1,16 @@
-//! What stands between the projections of multi-head latent attention and the attention: RoPE of the queries, norm of the
-//! latents, RoPE of their rotary keys, and the write of both into the paged cache.
+//! What stands between the projections of an attention with one key for all heads and the attention: norm, if there is one, and RoPE
+//! of the queries, norm of the latents, RoPE of their rotary keys, and the write of both into the cache; RoPE of an indexer's queries.
 //!
-//! The first cubes have rows of latents, which take longer, the others heads of queries.
+//! The first cubes have rows of latents, which take longer, the next ones heads of queries, and the last ones heads of the indexer.
 
 mod select;
 
 use cubecl::prelude::*;
 
 pub(crate) use self::select::Forms;
-use self::select::Shape;
-use crate::common::launch::{address_type, is_row, or_dummy};
-use crate::norm_rope::Head;
+use self::select::{Rows, Shape};
+use crate::common::launch::{address_type, dummy, is_row, or_dummy};
+use crate::norm_rope::{Form, Head, Norm};
 
 /// Arguments of [`launch`]; E is `elem`.
 pub struct RopeWriteArgs {
@@ -18,7 +18,7 @@ pub struct RopeWriteArgs {
     pub q: BufferArg,
     /// E `[tokens, cache_width]`: a latent, and behind it the rotary key.
     pub latent: BufferArg,
-    /// f32 `[cache_width - 2 * pairs]`: the weight of the latent's norm.
+    /// f32 `[cache_width - 2 * pairs]`, or `[cache_width]` if `norm_whole_row`: the weight of the latent's norm.
     pub weight: BufferArg,
     /// f32 `[tokens, pairs]`; without pairs anything.
     pub cos: BufferArg,
@@ -46,44 +46,77 @@ pub struct RopeWriteArgs {
     pub slot_count: usize,
     /// Added to the mean square in the norm.
     pub eps: f32,
+    /// Whether the norm is that of the whole row, with the rotary key.
+    pub norm_whole_row: bool,
+    /// Added to the mean square in the norm of whole heads, if they have one: it has no weight.
+    pub q_eps: Option<f32>,
+    /// Queries of an indexer.
+    pub index: Option<IndexHeads>,
     /// f32, f16 or bf16.
     pub elem: ElemType,
+}
+
+/// Heads that get RoPE alone.
+pub struct IndexHeads {
+    /// E `[tokens, heads, width]`.
+    pub q: BufferArg,
+    /// E `[tokens, heads, width]`, written.
+    pub q_out: BufferArg,
+    /// Heads of a token.
+    pub heads: usize,
+    /// Channels of a head, at least `2 * pairs`.
+    pub width: usize,
 }
 
 /// Writes queries, latents and cache. A slot past the end of the cache is skipped like -1. Without tokens nothing is launched.
 pub fn launch(client: &Client, args: RopeWriteArgs) {
     let RopeWriteArgs { tokens, heads, width, cache_width, pairs, elem, .. } = args;
-    if tokens * (heads * width + cache_width) == 0 {
+    let [index_heads, index_width] = args.index.as_ref().map_or([0; 2], |index| [index.heads, index.width]);
+    if tokens * (heads * width + index_heads * index_width + cache_width) == 0 {
         return;
     }
-    let Shape { cube, vector, forms } = select::choose(client.properties(), [width, cache_width], pairs, elem);
-    let q_len = tokens * heads * width;
+    let (norm_whole_row, q_norm) = (args.norm_whole_row, if args.q_eps.is_some() { Norm::Plain } else { Norm::None });
+    let index = args.index.is_some().then_some(index_width);
+    let rows = Rows { widths: [width, cache_width], index, pairs, q_norm, norm_whole_row };
+    let Shape { cube, vector, forms } = select::choose(client.properties(), &rows, elem);
+    let [q_len, index_len] = [heads * width, index_heads * index_width].map(|len| tokens * len);
+    let weight_len = if norm_whole_row { cache_width } else { cache_width - 2 * pairs };
+    let index_cubes = forms.index.map_or(0, |form| form.cubes(tokens * index_heads));
+    let [index_q, index_q_out] = match args.index {
+        Some(index) => [index.q, index.q_out].map(|q| or_dummy(client, q, index_len)),
+        None => [(); 2].map(|()| dummy(client)),
+    };
     rope_write_kernel::launch(
         client,
         cubecl::calculate_cube_count_elemwise(
             client,
-            forms.latent.cubes(tokens) + forms.q.cubes(tokens * heads),
+            forms.latent.cubes(tokens) + forms.q.cubes(tokens * heads) + index_cubes,
             CubeDim::new_single(),
         ),
         cube,
-        address_type(client, &[&args.q, &args.cache]),
+        address_type(client, &[&args.q, &index_q, &args.cache]),
         vector,
         or_dummy(client, args.q, q_len),
+        index_q,
         or_dummy(client, args.latent, cache_width),
-        or_dummy(client, args.weight, cache_width - 2 * pairs),
+        or_dummy(client, args.weight, weight_len),
         or_dummy(client, args.cos, pairs),
         or_dummy(client, args.sin, pairs),
         args.slots,
         or_dummy(client, args.q_out, q_len),
+        index_q_out,
         or_dummy(client, args.latent_out, cache_width),
         or_dummy(client, args.cache, args.slot_count * cache_width),
         tokens,
         heads,
         width / vector,
+        index_heads,
+        index_width / vector,
         cache_width / vector,
         pairs,
         args.slot_count,
         args.eps,
+        args.q_eps.unwrap_or(0.0),
         forms,
         elem,
     );
@@ -93,21 +126,26 @@ pub fn launch(client: &Client, args: RopeWriteArgs) {
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn rope_write_kernel<E: Float, N: Size>(
     q: &[Vector<E, N>],
+    index_q: &[Vector<E, N>],
     latent: &[Vector<E, N>],
     weight: &[f32],
     cos: &[f32],
     sin: &[f32],
     slots: &[i32],
     q_out: &mut [Vector<E, N>],
+    index_q_out: &mut [Vector<E, N>],
     latent_out: &mut [Vector<E, N>],
     cache: &mut [Vector<E, N>],
     tokens: usize,
     heads: usize,
     width: usize,
+    index_heads: usize,
+    index_width: usize,
     cache_width: usize,
     pairs: usize,
     slot_count: usize,
     eps: f32,
+    q_eps: f32,
     #[comptime] forms: Forms,
     #[define(E)] _elem: ElemType,
 ) {
@@ -132,34 +170,81 @@ fn rope_write_kernel<E: Float, N: Size>(
             }
         }
     } else {
-        let form = comptime!(forms.q);
-        let row = (CUBE_POS - latent_cubes) * comptime!(form.heads()) + unit / form.columns;
-        let mut column = unit % form.columns;
-        let head = Head::new::<E, N>(q, row, tokens * heads, heads, width, pairs, eps, column, form);
-        if row < tokens * heads {
-            while column < width {
-                q_out[head.first + column] = Vector::cast_from(head.values::<E, N>(q, weight, cos, sin, column));
-                column += form.columns;
+        let (cube, form) = (CUBE_POS - latent_cubes, comptime!(forms.q));
+        if comptime!(forms.index.is_some()) {
+            let q_cubes = (tokens * heads).div_ceil(comptime!(form.heads()).runtime());
+            if cube < q_cubes {
+                write_heads::<E, N>(q, q_out, weight, cos, sin, tokens, heads, width, pairs, q_eps, cube, form);
+            } else {
+                let (cube, form) = (cube - q_cubes, comptime!(forms.index.unwrap_or(forms.q)));
+                let (heads, width) = (index_heads, index_width);
+                write_heads::<E, N>(
+                    index_q,
+                    index_q_out,
+                    weight,
+                    cos,
+                    sin,
+                    tokens,
+                    heads,
+                    width,
+                    pairs,
+                    0.0f32,
+                    cube,
+                    form,
+                );
             }
+        } else {
+            write_heads::<E, N>(q, q_out, weight, cos, sin, tokens, heads, width, pairs, q_eps, cube, form);
         }
     }
 }
 
-/// DeepSeek-V2 and V3.
+/// Writes the heads of cube number `cube` of those that have heads. Called by all units of it; a norm has no weight.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn write_heads<E: Float, N: Size>(
+    q: &[Vector<E, N>],
+    out: &mut [Vector<E, N>],
+    weight: &[f32],
+    cos: &[f32],
+    sin: &[f32],
+    tokens: usize,
+    heads: usize,
+    width: usize,
+    pairs: usize,
+    eps: f32,
+    cube: usize,
+    #[comptime] form: Form,
+) {
+    let unit = UNIT_POS as usize;
+    let row = cube * comptime!(form.heads()) + unit / form.columns;
+    let mut column = unit % form.columns;
+    let head = Head::new::<E, N>(q, row, tokens * heads, heads, width, pairs, eps, column, form);
+    if row < tokens * heads {
+        while column < width {
+            out[head.first + column] = Vector::cast_from(head.values::<E, N>(q, weight, cos, sin, column));
+            column += form.columns;
+        }
+    }
+}
+
+/// DeepSeek-V2 and V3; V4, with an indexer.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
     let device = Arch::Sm90a.properties();
-    let entry = |name, kind: FloatKind, bits| {
+    let entry = |name, kind: FloatKind, rows: Rows, bits| {
         let elem = ElemType::Float(kind);
-        let Shape { cube, vector, forms } = select::choose(&device, [192, 576], 32, elem);
-        let args = form!(
-            rope_write_kernel,
-            cube,
-            [bits, vector, _, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1.0, forms, elem]
-        );
+        let Shape { cube, vector, forms } = select::choose(&device, &rows, elem);
+        #[rustfmt::skip]
+        let args = form!(rope_write_kernel, cube,
+            [bits, vector, _, _, _, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, 1.0, forms, elem]);
         Entry::of(kind, name, args)
     };
-    let large = entry("rope_write.64_bits", FloatKind::BF16, AddressType::U64).on(|arch| arch == Arch::Sm90a);
-    FLOATS.map(|kind| entry("rope_write", kind, AddressType::U32)).into_iter().chain([large]).collect()
+    let v3 = Rows { widths: [192, 576], index: None, pairs: 32, q_norm: Norm::None, norm_whole_row: false };
+    let v4 = Rows { widths: [512; 2], index: Some(128), pairs: 32, q_norm: Norm::Plain, norm_whole_row: true };
+    let large = entry("rope_write.64_bits", FloatKind::BF16, v3, AddressType::U64).on(|arch| arch == Arch::Sm90a);
+    let forms = [("rope_write", v3), ("rope_write.index", v4)];
+    let each = |kind| forms.map(|(name, rows)| entry(name, kind, rows, AddressType::U32));
+    FLOATS.into_iter().flat_map(each).chain([large]).collect()
 }

@@ -30,8 +30,18 @@ impl Inputs {
     fn new(window: usize, width: usize, pairs: usize, overlap: bool) -> Self {
         let (tokens, batch) = (LENS.iter().sum(), LENS.len());
         let elem = f32::cube_type();
-        let sizes =
-            CompressKvSizes { tokens, batch, entries: ENTRIES, blocks: BLOCKS, window, width, pairs, overlap, elem };
+        let sizes = CompressKvSizes {
+            tokens,
+            batch,
+            entries: ENTRIES,
+            blocks: BLOCKS,
+            window,
+            width,
+            pairs,
+            overlap,
+            gates_elem: elem,
+            elem,
+        };
         let channels = width * if overlap { 2 } else { 1 };
         let tokens = |b: usize| random(b as u32 + 1, (STARTS[b] + LENS[b]) * 2 * channels);
         let angles = random(7, batch * ENTRIES * pairs);
@@ -86,6 +96,7 @@ impl Inputs {
             cos: floats(&self.cos),
             sin: floats(&self.sin),
             entries: arg(&entries, unwritten.len()),
+            writes: None,
             sizes: self.sizes,
             norm_eps: EPS,
         };

@@ -34,6 +34,7 @@ fn indices(client: &Client, score_rows: usize) -> Vec<i32> {
         keys: arg(&upload(client, &keys), keys.len()),
         page_table: arg(&upload(client, &table), table.len()),
         head_weights: arg(&upload(client, &ones), 6),
+        weights_elem: f32::cube_type(),
         visible: arg(&upload(client, &visible), 6),
         scores: arg(&scores, score_rows * SIZES.score_stride()),
         candidates: arg(&candidates, score_rows * candidate_stride),
@@ -124,6 +125,7 @@ fn any_number_of_rows_of_tiles_at_a_time() {
                 keys: arg(&upload(client, &firsts(320, 64, &number)), 320 * 64),
                 page_table: arg(&upload(client, &table), 40),
                 head_weights: arg(&upload(client, &weights), weights.len()),
+                weights_elem: f32::cube_type(),
                 visible: arg(&upload(client, &visible), rows),
                 scores: arg(&scores, score_rows * stride),
                 candidates: arg(
@@ -181,6 +183,7 @@ impl Many<'_> {
             keys: arg(&upload(client, &reversed), len),
             page_table: arg(&upload(client, &table), len),
             head_weights: arg(&upload(client, &ones), rows),
+            weights_elem: f32::cube_type(),
             visible: arg(&upload(client, &visible), rows),
             scores: arg(&scores, strides[0]),
             candidates: arg(&candidates, strides[1]),

@@ -34,7 +34,7 @@ mod vertical_slash_index;
 mod write_latent;
 
 pub use argmax::argmax;
-pub use compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
+pub use compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, CompressedKv, EntryCache, compress_kv};
 pub use experts_mlp::{ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, SharedExperts, experts_mlp};
 pub use hyper_connection::{MhcOptions, MhcPreArgs, Mixer, Mixing, mhc_head, mhc_post, mhc_pre};
 pub use kv_indices::{KvIndices, kv_indices};
@@ -42,7 +42,7 @@ pub use lightning_index::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, lightning_index,
 };
 pub use linear::{linear, linear_pair};
-pub use linear_by_head::{HeadRows, linear_by_head};
+pub use linear_by_head::{HeadRows, InverseRope, linear_by_head};
 pub use log_probs::{LogProbs, log_probs};
 pub use matmul::matmul;
 pub use merge_state::{Accumulator, MergeStateArgs, merge_state, merge_states};

@@ -64,6 +64,7 @@ pub(super) fn launch(
             args.scale,
             form,
             sizes.elem,
+            args.weights_elem,
         );
     }
     Ok(())
@@ -85,11 +86,11 @@ fn map(
 
 /// A warp loads, two warpgroups compute the blocks of the cube, each for half of a tile's query tokens.
 #[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
-fn score_sm90_kernel<E: Float>(
+fn score_sm90_kernel<E: Float, W: Float>(
     q_map: &TensorMap<E, Tiled>,
     key_map: &TensorMap<E, Tiled>,
     page_table: &[i32],
-    head_weights: &[f32],
+    head_weights: &[W],
     visible: &[i32],
     scores: &mut [u32],
     rows: Rows,
@@ -99,6 +100,7 @@ fn score_sm90_kernel<E: Float>(
     scale: f32,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
+    #[define(W)] _weights_elem: ElemType,
 ) {
     let stages = comptime!(form.stages());
     let query_words = comptime!((GROUPS * form.query_bytes()) as usize / 4);
@@ -139,7 +141,7 @@ fn score_sm90_kernel<E: Float>(
         let output = Output { first_row: rows.first_row, stride, scale };
         while share.left > 0 {
             let part = share.next(&rows, visible, form);
-            computes.prepare(&rows, visible, head_weights, &part.tile, &mut words);
+            computes.prepare::<W>(&rows, visible, head_weights, &part.tile, &mut words);
             computes.score(&part, &words, &output, scores);
         }
     }
@@ -180,6 +182,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
                 6,
                 1.0,
                 form,
+                elem,
                 elem,
             )
         })

@@ -45,7 +45,14 @@ impl Group {
     }
 
     /// Puts the weights of a tile, and how many ranks each of its query tokens has, into shared memory.
-    pub fn prepare(&self, rows: &Rows, visible: &[i32], head_weights: &[f32], tile: &Tile, words: &mut Shared<[u32]>) {
+    pub fn prepare<W: Float>(
+        &self,
+        rows: &Rows,
+        visible: &[i32],
+        head_weights: &[W],
+        tile: &Tile,
+        words: &mut Shared<[u32]>,
+    ) {
         let form = self.form.comptime();
         let (unit, first) = (UNIT_POS % GROUP, tile.row_of(self.number, form));
         // All have read those of the tile before.
@@ -56,7 +63,7 @@ impl Group {
             let head = first * comptime!(form.heads as u32) + column;
             let mut weight = 0.0f32;
             if head < tile.end * comptime!(form.heads as u32) {
-                weight = head_weights[head as usize];
+                weight = f32::cast_from(head_weights[head as usize]);
             }
             words[(self.number * comptime!(COLUMNS as u32) + place_of(column)) as usize] = weight.to_bits();
         }

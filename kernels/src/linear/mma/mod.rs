@@ -60,7 +60,7 @@ pub(super) fn launch(
     let sizes = grid.sizes(&products, VECTOR);
     let few_rows = if batch_invariant { 0 } else { select::few_rows(&products, &grid, steps) };
     let longest = select::longest_row(&products, &grid);
-    let (source, x) = RowSourceArgs::new(client, before, products.x);
+    let (source, x) = RowSourceArgs::new(client, before, products.x, [products.inputs, LANES * PLANES]);
     let own_row = match source {
         _ if few_rows > 0 => longest / VECTOR,
         RowSourceArgs::Memory => 0,
@@ -116,6 +116,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
 
     use crate::linear::grid::{Rows, offline_sizes as sizes};
     use crate::linear::{WeightFormat, choice, latents, source, weight};
+    use crate::norm_rope::Norm;
     use crate::offline::{Arch, Entry, form};
     use crate::route_experts as route;
     let beside = |latents| if latents { latents::offline(LANES * PLANES) } else { BesideArgs::Nothing };
@@ -123,6 +124,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     let source = |name: &str| match name {
         "linear.mma.merged_heads" => source::offline_splits(),
         "linear.mma.normed_pair" => source::offline_normed(6),
+        // V4-Flash's groups of heads, and latent of the query.
+        _ if name.contains("rope_heads") => source::offline_heads(Norm::None, LANES * PLANES),
+        _ if name.contains("rms_normed") => source::offline_heads(Norm::Weighted, LANES * PLANES),
         _ if name.contains("normed_pair") => source::offline_normed(8),
         _ => RowSourceArgs::Memory,
     };
@@ -133,6 +137,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let second = matches!(rows, Rows::TokenGather | Rows::TokenScatter) || name.contains("pair");
             let own_row = match name {
                 "linear.mma.merged_heads" => 512 / VECTOR,
+                _ if name.contains("rope_heads") => 4096 / VECTOR,
+                _ if name.contains("rms_normed") => 1024 / VECTOR,
                 "linear.mma.normed_pair" => 2048 / VECTOR,
                 _ if name.contains("normed_pair") => 7168 / VECTOR,
                 "linear.mma.single_up.fp8" | "linear.mma.single_down.fp4" => 2048 / VECTOR,
@@ -203,6 +209,10 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.heads", Rows::Heads, false, false, 1, false),
             entry("linear.mma.turned_heads", Rows::Heads, false, false, 1, false),
             entry("linear.mma.merged_heads", Rows::Heads, false, false, 1, true),
+            entry("linear.mma.rope_heads", Rows::Heads, false, false, 1, true),
+            entry("linear.mma.single_rope_heads.fp8", Rows::Heads, false, false, 1, true),
+            entry("linear.mma.rms_normed", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.single_rms_normed_pair.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.experts_up", Rows::Gather, true, true, 1, false),
             entry("linear.mma.experts_down", Rows::Scatter, false, false, 1, false),
             entry("linear.mma.token_up", Rows::TokenGather, true, false, 1, false),

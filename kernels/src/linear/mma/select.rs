@@ -11,6 +11,7 @@ use crate::linear::grid::{Grid, Rows};
 use crate::linear::parts::BLOCK;
 use crate::linear::{Before, LatentRows, LinearForm, LinearSizes, Products, WeightFormat};
 use crate::merge_splits::MergeSplitsArgs;
+use crate::norm_rope::NormRopeArgs;
 use crate::residual_norm::{AddRmsNormArgs, Summand};
 
 /// Chunks whose loads a plane starts before it computes.
@@ -59,6 +60,7 @@ pub(crate) fn takes(client: &Client, products: &Products, grid: &Grid, before: &
         Before::Nothing => true,
         Before::Merge(merge) => merges(client, products, grid, merge),
         Before::Norm(norm) => norms(client, products, grid, norm),
+        Before::NormRope(norm_rope) => norm_ropes(client, products, grid, norm_rope),
     }
 }
 
@@ -76,6 +78,19 @@ fn merges(client: &Client, products: &Products, grid: &Grid, merge: &MergeSplits
     let one_token = grid.rows == Rows::Heads && (grid.tokens, merge.batch, merge.rows) == (1, 1, grid.per_token);
     let whole_row = products.carried == 0 && merge.width == products.inputs;
     one_token && whole_row && products.inputs <= 2 * DEEP && pays(client, merge, grid.cubes(products.outputs, M))
+}
+
+/// Whether cubes should apply norm and RoPE to the row that they multiply: that of a single token, or one of its groups of heads. The
+/// order of the sums is that of vectors as this kernel loads them.
+fn norm_ropes(client: &Client, products: &Products, grid: &Grid, args: &NormRopeArgs) -> bool {
+    let (inputs, whole) = (products.inputs, args.heads * args.width);
+    let one_token = matches!(grid.rows, Rows::Dense | Rows::Heads) && (grid.tokens, args.tokens) == (1, 1);
+    let rows_of_heads = args.width > 0 && inputs.is_multiple_of(args.width) && grid.per_token * inputs == whole;
+    let one_format = grid.second_width == 0 || grid.second.format() == products.weight.format();
+    let same_order = args.shape(client.properties()).vector == VECTOR;
+    let cubes = grid.cubes(products.outputs, M).div_ceil(multiprocessors(client));
+    let pays = cubes * inputs * args.elem.size() <= MOST_BYTES;
+    one_token && rows_of_heads && products.carried == 0 && one_format && same_order && inputs <= MAX_OWN_ROW && pays
 }
 
 /// Whether the launch can turn the channels that it carries, and put latents into a cache.

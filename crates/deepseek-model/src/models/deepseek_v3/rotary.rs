@@ -72,7 +72,11 @@ impl Rotation {
         if self.interleaved {
             let [cos, sin] = [&self.cos, &self.sin].map(Tensor::clone);
             let (norm_weight, norm_eps) = (norm.weight.clone(), norm.eps);
-            return rope_write(RopeWriteArgs { query, latent, norm_weight, norm_eps, cos, sin, cache, slots });
+            let (q_norm_eps, index_q) = (None, None);
+            #[rustfmt::skip]
+            return rope_write(RopeWriteArgs {
+                query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache, slots,
+            });
         }
         let [still, rotary] = self.split(&latent.unsqueeze_dim(1));
         let latent = rms_norm(still.squeeze_dim(1), norm.weight.clone(), norm.eps)
@@ -90,7 +94,7 @@ impl Rotation {
             (Err(error), _) | (_, Err(error)) => return Err(Box::new(WriteLatentError { error, cache })),
         };
         let cache = write_latent(WriteLatentArgs { cache, slots, latent: latent.clone(), rope: None })?;
-        Ok(RopeWritten { q, latent: Some(latent), cache })
+        Ok(RopeWritten { q, latent: Some(latent), index_q: None, cache })
     }
 
     /// The channels before the last `dr`, and those.

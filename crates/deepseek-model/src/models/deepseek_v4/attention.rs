@@ -1,14 +1,15 @@
 //! Attention with one key that is also the value, over a window and compressed entries (DeepSeek-V4).
 
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use mla_ops::{
-    Determinism, IndexForm, LightningIndexOptions, SparseMlaArgs, SparseMlaOptions, SparseScope, StackedWeight,
-    linear_by_head, sparse_mla,
+    Determinism, IndexForm, InverseRope, LightningIndexOptions, Residual, RopeWritten, SparseMlaArgs, SparseMlaOptions,
+    SparseScope, StackedWeight, linear_by_head, linear_pair, sparse_mla,
 };
 
 use super::cache::V4Cache;
 use super::compressor::Compressor;
 use super::config::DeepseekV4Config;
+use super::partial_rotary::PartialRotation;
 use super::schedule::{AttentionSpec, CompressorSpec};
 use super::states::State;
 use super::step::{EntryStep, SeenEntries, V4Step, WindowKeys};
@@ -99,14 +100,22 @@ impl SharedKvAttention {
             _ => &step.compress_rotation,
         };
         let determinism = step.determinism;
-        let q_latent = self.q_norm.apply(self.wq_a.forward(x.clone(), determinism)?)?;
-        let q = self.wq_b.forward(q_latent.clone(), determinism)?.reshape([tokens, self.heads, self.head_dim]);
-        let q = rotation.norm_and_apply(q, None, self.norm_eps)?;
-        let kv = self.wkv.forward(x.clone(), determinism)?.unsqueeze_dim(1);
-        let kv = rotation.norm_and_apply(kv, Some(self.kv_norm.clone()), self.norm_eps)?.squeeze_dim(1);
-        let scope = self.window(kv, step, cache)?;
-        let second = match step.entries(self.spec) {
-            Some(entries) => self.compression.entries(x, q_latent, step, entries, cache)?,
+        let (q_latent, kv) = linear_pair(x.clone(), self.wq_a.weight(), self.wkv.weight(), determinism)?;
+        let mut q_latent = Residual::new(q_latent);
+        let mut q_latent = self.q_norm.forward(&mut q_latent)?;
+        let entries = step.entries(self.spec);
+        let indexer = entries.and_then(|entries| self.compression.indexer(entries));
+        let (q, index_q) = match indexer {
+            Some(indexer) => {
+                let (q, index_q) = linear_pair(&mut q_latent, self.wq_b.weight(), indexer.wq_b.weight(), determinism)?;
+                (q, Some(index_q.reshape([tokens, indexer.heads, indexer.width])))
+            }
+            None => (self.wq_b.forward(&mut q_latent, determinism)?, None),
+        };
+        let q = q.reshape([tokens, self.heads, self.head_dim]);
+        let (q, index_q, scope) = self.write_window((q, index_q), kv, rotation, step, cache)?;
+        let second = match entries {
+            Some(entries) => self.compression.entries(x, index_q, step, entries, cache)?,
             None => None,
         };
         let q = q.unsqueeze_dim(1);
@@ -114,34 +123,53 @@ impl SharedKvAttention {
         let softmax_scale = (self.head_dim as f32).sqrt().recip();
         let options = SparseMlaOptions { value_width: self.head_dim, softmax_scale, determinism };
         let (out, _) = sparse_mla(args, &options)?;
-        self.project_output(rotation.invert(out.squeeze_dim(1))?, determinism)
+        self.project_output(rotation.invert(out.squeeze_dim(1)), determinism)
     }
 
-    /// The last tokens and the new ones, whose keys kv `[N, d]` go into the state.
-    fn window(&self, kv: Tensor<2>, step: &V4Step, cache: &mut V4Cache) -> Result<SparseScope> {
+    /// Norms and RoPE of the heads q `[N, H, d]`, RoPE of those of an indexer, and of the keys kv `[N, d]`, which go into the state.
+    /// Returns the heads, and the last tokens with the new ones.
+    fn write_window(
+        &self,
+        (q, index_q): (Tensor<3>, Option<Tensor<3>>),
+        kv: Tensor<2>,
+        rotation: &PartialRotation,
+        step: &V4Step,
+        cache: &mut V4Cache,
+    ) -> Result<(Tensor<3>, Option<Tensor<3>>, SparseScope)> {
         let (state, window) = (State::Window(self.layer), &step.window);
-        let beside = match window.keys {
-            WindowKeys::State => None,
-            WindowKeys::BeforeAndNew { before: false } => Some(kv.clone()),
+        // The new keys may overwrite them.
+        let before = match window.keys {
             WindowKeys::BeforeAndNew { before: true } => {
                 let before = cache.read(state)?.select(0, step.state_rows.clone());
                 let [sequences, per_request, width] = before.dims();
-                Some(Tensor::cat(vec![before.reshape([sequences * per_request, width]), kv.clone()], 0))
+                Some(before.reshape([sequences * per_request, width]))
+            }
+            _ => None,
+        };
+        let norm = (self.kv_norm.clone(), self.norm_eps as f32);
+        let target = (cache.take(state)?, window.slots.clone());
+        let (q, index_q, kv) = match rotation.norm_and_write((q, index_q), kv, norm, target) {
+            Ok(RopeWritten { q, latent, index_q, cache: written }) => {
+                cache.put(state, written);
+                (q, index_q, latent.expect("of queries that are not absorbed"))
+            }
+            Err(refused) => {
+                cache.put(state, refused.cache);
+                return Err(refused.error.into());
             }
         };
-        cache.write(state, window.slots.clone(), kv)?;
-        let rows = match beside {
-            Some(rows) => rows.unsqueeze(),
-            None => cache.read(state)?,
+        let rows = match (&window.keys, before) {
+            (WindowKeys::State, _) => cache.read(state)?,
+            (_, Some(before)) => Tensor::cat(vec![before, kv], 0).unsqueeze(),
+            (_, None) => kv.unsqueeze(),
         };
-        Ok(SparseScope { rows, indices: window.seen.clone(), lengths: None })
+        Ok((q, index_q, SparseScope { rows, indices: window.seen.clone(), lengths: None }))
     }
 
     /// Heads in groups, each group through a projection of its own, then all through one: `[N, H, d]` -> `[N, hidden]`.
-    fn project_output(&self, out: Tensor<3>, determinism: Determinism) -> Result<Tensor<2>> {
-        let [tokens, ..] = out.dims();
-        let [groups, rank, group_width] = self.wo_a.dims();
-        let low = linear_by_head(out.reshape([tokens, groups, group_width]), &self.wo_a, determinism)?;
+    fn project_output(&self, out: InverseRope, determinism: Determinism) -> Result<Tensor<2>> {
+        let low = linear_by_head(out, &self.wo_a, determinism)?;
+        let [tokens, groups, rank] = low.dims();
         self.wo_b.forward(low.reshape([tokens, groups * rank]), determinism)
     }
 }
@@ -159,11 +187,20 @@ impl Compression {
         }
     }
 
-    /// Takes in the new tokens x `[N, hidden]` (q_latent `[N, q_lora_rank]`); the entries that they see, once there are any.
+    /// What picks from these entries, if something has to.
+    fn indexer(&self, entries: &EntryStep) -> Option<&Indexer> {
+        match (self, &entries.seen) {
+            (Self::Sparse { indexer, .. }, SeenEntries::Picked(_)) => Some(indexer),
+            _ => None,
+        }
+    }
+
+    /// Takes in the new tokens x `[N, hidden]` (index_q `[N, Hi, di]`, with RoPE applied, where an indexer picks); the entries that they
+    /// see, once there are any.
     fn entries(
         &self,
         x: Tensor<2>,
-        q_latent: Tensor<2>,
+        index_q: Option<Tensor<3>>,
         step: &V4Step,
         entries: &EntryStep,
         cache: &mut V4Cache,
@@ -173,13 +210,19 @@ impl Compression {
             Self::Heavy(compressor) => (compressor, None),
             Self::Sparse { compressor, indexer } => (compressor, Some(indexer)),
         };
-        compressor.advance(x.clone(), step, entries, cache)?;
-        if let Some(indexer) = indexer {
-            indexer.compressor.advance(x.clone(), step, entries, cache)?;
+        let (kv_gates, determinism) = (compressor.kv_gates(), step.determinism);
+        match indexer {
+            None => compressor.advance(kv_gates.forward(x.clone(), determinism)?, step, entries, cache)?,
+            Some(indexer) => {
+                let index_gates = indexer.compressor.kv_gates().weight();
+                let (own, index) = linear_pair(x.clone(), kv_gates.weight(), index_gates, determinism)?;
+                compressor.advance(own, step, entries, cache)?;
+                indexer.compressor.advance(index, step, entries, cache)?;
+            }
         }
-        let (indices, lengths) = match (&entries.seen, indexer) {
+        let (indices, lengths) = match (&entries.seen, indexer.zip(index_q)) {
             (SeenEntries::All(slots), _) => (slots.clone(), Some(entries.visible.clone())),
-            (SeenEntries::Picked(keys), Some(indexer)) => (indexer.pick(x, q_latent, step, keys, cache)?, None),
+            (SeenEntries::Picked(keys), Some((indexer, q))) => (indexer.pick(x, q, step, keys, cache)?, None),
             // A step has none to be picked for layers that have no indexer.
             (SeenEntries::None | SeenEntries::Picked(_), _) => return Ok(None),
         };
@@ -211,21 +254,19 @@ impl Indexer {
         }
     }
 
-    /// The slots of the best entries for each token, i32 `[N, 1, top_k]`; -1 where there are fewer.
+    /// The slots of the best entries for each token, i32 `[N, 1, top_k]`; -1 where there are fewer. q `[N, Hi, di]` is with RoPE applied.
     fn pick(
         &self,
         x: Tensor<2>,
-        q_latent: Tensor<2>,
+        q: Tensor<3>,
         step: &V4Step,
         keys: &[IndexedKeys],
         cache: &V4Cache,
     ) -> Result<Tensor<3, Int>> {
-        let [tokens, _] = x.dims();
-        let q = self.wq_b.forward(q_latent, step.determinism)?.reshape([tokens, self.heads, self.width]);
-        let weights = self.weights_proj.forward(x, step.determinism)?.cast(FloatDType::F32);
+        let weights = self.weights_proj.forward(x, step.determinism)?;
         let scale = ((self.width * self.heads) as f32).sqrt().recip();
         let options = LightningIndexOptions { k: self.top_k, scale, form: IndexForm::Slots };
         let pool = cache.entries().pool(self.compressor.pool())?;
-        index_keys::pick(&step.compress_rotation.apply(q)?, &weights, &pool, keys, &options)
+        index_keys::pick(&q, &weights, &pool, keys, &options)
     }
 }

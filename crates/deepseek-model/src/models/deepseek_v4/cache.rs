@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use mla_ops::cache::{CacheConfig, CacheError, PagedCache, PoolConfig, RequestId};
-use mla_ops::{WriteLatentArgs, write_latent};
 
 use super::config::DeepseekV4Config;
 use super::schedule::CompressorSpec;
@@ -71,12 +70,14 @@ impl V4Cache {
         &self.entries
     }
 
-    /// Writes rows `[N, width]` into the pool of a compressor.
-    pub(crate) fn write_entries(&mut self, pool: usize, slots: Tensor<1, Int>, rows: Tensor<2>) -> Result<()> {
-        let cache = self.entries.take_pool(pool)?;
-        let (cache, outcome) = written(cache, slots, rows);
-        self.entries.put_pool(pool, cache)?;
-        outcome
+    /// Moves the pool of a compressor out; [`Self::put_entries`] gives it back.
+    pub(crate) fn take_entries(&mut self, pool: usize) -> Result<Tensor<3>> {
+        Ok(self.entries.take_pool(pool)?)
+    }
+
+    /// Gives back what [`Self::take_entries`] handed out.
+    pub(crate) fn put_entries(&mut self, pool: usize, tensor: Tensor<3>) -> Result<()> {
+        Ok(self.entries.put_pool(pool, tensor)?)
     }
 
     /// Begins a forward pass over the last `n_tokens` tokens of a request. The state moves on with every pass, so a token
@@ -116,14 +117,6 @@ impl V4Cache {
         let tensor = self.take(state)?;
         self.put(state, tensor.clone());
         Ok(tensor)
-    }
-
-    /// Writes rows `[N, width]` into a state.
-    pub(crate) fn write(&mut self, state: State, slots: Tensor<1, Int>, rows: Tensor<2>) -> Result<()> {
-        let tensor = self.take(state)?;
-        let (tensor, outcome) = written(tensor, slots, rows);
-        self.put(state, tensor);
-        outcome
     }
 
     fn computed(&self, request: RequestId) -> std::result::Result<usize, CacheError> {
@@ -249,14 +242,6 @@ impl Snapshots for V4Cache {
         if let Some(rows) = &mut self.snapshots {
             rows.discard(snapshot);
         }
-    }
-}
-
-/// The cache with these rows, or as it was.
-fn written(cache: Tensor<3>, slots: Tensor<1, Int>, latent: Tensor<2>) -> (Tensor<3>, Result<()>) {
-    match write_latent(WriteLatentArgs { cache, slots, latent, rope: None }) {
-        Ok(cache) => (cache, Ok(())),
-        Err(refused) => (refused.cache, Err(refused.error.into())),
     }
 }
 

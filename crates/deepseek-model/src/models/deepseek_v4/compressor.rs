@@ -1,7 +1,7 @@
 //! Compression of windows of tokens into single entries (DeepSeek-V4).
 
 use burn::tensor::{FloatDType, Tensor};
-use mla_ops::{CompressKvArgs, CompressKvOptions, compress_kv};
+use mla_ops::{CompressKvArgs, CompressKvOptions, CompressedKv, EntryCache, compress_kv};
 
 use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
@@ -54,12 +54,24 @@ impl Compressor {
         self.number
     }
 
-    /// Takes in the new tokens x `[N, hidden]`; the windows that they fill become entries in the cache.
-    pub(crate) fn advance(&self, x: Tensor<2>, step: &V4Step, entries: &EntryStep, cache: &mut V4Cache) -> Result<()> {
-        let dtype = FloatDType::from(x.dtype());
+    /// What makes [`Self::advance`]'s keys and gates of tokens.
+    pub(crate) fn kv_gates(&self) -> &Linear {
+        &self.kv_gates
+    }
+
+    /// Takes in the keys and gates `[N, 2 C]` of the new tokens; the windows that they fill become entries in the cache.
+    pub(crate) fn advance(
+        &self,
+        kv_gates: Tensor<2>,
+        step: &V4Step,
+        entries: &EntryStep,
+        cache: &mut V4Cache,
+    ) -> Result<()> {
+        let dtype = FloatDType::from(kv_gates.dtype());
         let state = State::Carried(self.number);
+        let pool = cache.take_entries(self.number)?;
         let args = CompressKvArgs {
-            kv_gates: self.kv_gates.forward(x, step.determinism)?.cast(FloatDType::F32),
+            kv_gates,
             state: cache.take(state)?,
             state_rows: step.state_rows.clone(),
             state_slots: entries.carried_slots.clone(),
@@ -69,22 +81,15 @@ impl Compressor {
             norm_weight: self.norm.clone(),
             cos: entries.cos.clone(),
             sin: entries.sin.clone(),
+            cache: Some(EntryCache { cache: pool, slots: entries.slots.clone() }),
         };
         let options = CompressKvOptions { overlap: self.spec.overlap, norm_eps: self.norm_eps, dtype };
-        match compress_kv(args, &options) {
-            Ok((completed, carried)) => {
-                cache.put(state, carried);
-                let [sequences, count, width] = completed.dims();
-                if count == 0 {
-                    return Ok(());
-                }
-                let completed = completed.reshape([sequences * count, width]);
-                cache.write_entries(self.number, entries.slots.clone(), completed)
-            }
-            Err(refused) => {
-                cache.put(state, refused.state);
-                Err(refused.error.into())
-            }
-        }
+        let (carried, pool, outcome) = match compress_kv(args, &options) {
+            Ok(CompressedKv { state, cache, .. }) => (state, cache, Ok(())),
+            Err(refused) => (refused.state, refused.cache, Err(refused.error.into())),
+        };
+        cache.put(state, carried);
+        cache.put_entries(self.number, pool.expect("the one that it was given"))?;
+        outcome
     }
 }

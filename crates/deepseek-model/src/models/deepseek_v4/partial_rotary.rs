@@ -1,7 +1,6 @@
 use burn::tensor::{DType, Device, Int, Tensor};
-use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope};
+use mla_ops::{InverseRope, RopeQuery, RopeWriteArgs, RopeWritten, WriteLatentError, rope_write};
 
-use crate::Result;
 use crate::config::RopeConfig;
 use crate::layers::RopeTable;
 use crate::step::ints;
@@ -61,29 +60,31 @@ impl PartialRotation {
         (cos.reshape(shape), sin.reshape(shape))
     }
 
-    /// Applies RoPE to the trailing channels of `[N, heads, d]`; all channels keep their places.
-    pub(crate) fn apply(&self, x: Tensor<3>) -> Result<Tensor<3>> {
-        self.rotate(x, None, None, false)
-    }
-
-    /// Applies the inverse RoPE: the values that attention sums are keys with RoPE applied.
-    pub(crate) fn invert(&self, x: Tensor<3>) -> Result<Tensor<3>> {
-        self.rotate(x, None, None, true)
-    }
-
-    /// Norms each head, with a weight f32 `[d]` if there is one, and applies RoPE.
-    pub(crate) fn norm_and_apply(&self, x: Tensor<3>, weight: Option<Tensor<1>>, eps: f64) -> Result<Tensor<3>> {
-        self.rotate(x, weight, Some(eps as f32), false)
-    }
-
-    fn rotate(
+    /// Norms each head of q `[N, H, d]`, and keys kv `[N, d]` with a weight f32 `[d]`, applies RoPE to their trailing channels and to those
+    /// of an indexer's heads `[N, Hi, di]`, and puts the keys into these slots of a cache. All channels keep their places.
+    pub(crate) fn norm_and_write(
         &self,
-        x: Tensor<3>,
-        weight: Option<Tensor<1>>,
-        norm_eps: Option<f32>,
-        inverse: bool,
-    ) -> Result<Tensor<3>> {
-        let options = NormRopeOptions { norm_eps, norm_whole_head: true, inverse };
-        Ok(norm_rope(NormRopeArgs { x, weight, cos: self.cos.clone(), sin: self.sin.clone() }, &options)?)
+        (q, index_q): (Tensor<3>, Option<Tensor<3>>),
+        kv: Tensor<2>,
+        (norm_weight, norm_eps): (Tensor<1>, f32),
+        (cache, slots): (Tensor<3>, Tensor<1, Int>),
+    ) -> std::result::Result<RopeWritten, Box<WriteLatentError>> {
+        rope_write(RopeWriteArgs {
+            query: RopeQuery::Heads(q),
+            latent: kv,
+            norm_weight,
+            norm_eps,
+            q_norm_eps: Some(norm_eps),
+            index_q,
+            cos: self.cos.clone(),
+            sin: self.sin.clone(),
+            cache,
+            slots,
+        })
+    }
+
+    /// Heads `[N, heads, d]` before the inverse RoPE of their trailing channels: the values that attention sums are keys with RoPE applied.
+    pub(crate) fn invert(&self, x: Tensor<3>) -> InverseRope {
+        InverseRope { x, cos: self.cos.clone(), sin: self.sin.clone() }
     }
 }

@@ -9,9 +9,9 @@ use super::CompressKvOptions;
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
 pub(crate) struct BackendTokens<B: Backend> {
-    /// f32 `[N, 2 C]`.
+    /// `[N, 2 C]`.
     pub(super) kv_gates: FloatTensor<B>,
-    /// f32 `[R, L, 2 C]`, read.
+    /// f32 `[R, L, 2 C]`.
     pub(super) state: FloatTensor<B>,
     /// i32 `[B]`.
     pub(super) state_rows: IntTensor<B>,
@@ -36,6 +36,38 @@ pub(crate) struct BackendCompressor<B: Backend> {
     pub(super) options: CompressKvOptions,
 }
 
+/// Where entries go.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendEntryCache<B: Backend> {
+    /// Into no cache.
+    None,
+    /// Into slots i32 `[B]` of a cache `[P, S, d]`.
+    Slots(FloatTensor<B>, IntTensor<B>),
+}
+
+/// What [`CompressKvBackend::compress_and_write`] gives: the state and the cache are the buffers that it got.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) struct BackendCompressed<B: Backend> {
+    /// `[B, 1, d]`.
+    pub(super) entries: FloatTensor<B>,
+    /// f32 `[R, L, 2 C]`.
+    pub(super) state: FloatTensor<B>,
+    #[extension_type]
+    pub(super) cache: BackendWrittenCache<B>,
+}
+
+/// A cache with new entries.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendWrittenCache<B: Backend> {
+    /// There is none.
+    None,
+    /// `[P, S, d]`.
+    Cache(FloatTensor<B>),
+}
+
 #[backend_extension(
     Cube: cfg(feature = "_gpu"),
     Flex: cfg(feature = "flex"),
@@ -51,4 +83,23 @@ pub(crate) trait CompressKvBackend: Backend {
         #[extension_type] tokens: BackendTokens<Self>,
         #[extension_type] compressor: BackendCompressor<Self>,
     ) -> FloatTensor<Self>;
+
+    /// The same of one entry of each sequence; the new tokens go into the slots i32 `[N]` of the state, and the entries into a cache.
+    #[fusion(meta = |tokens, _state_slots, cache, compressor| {
+        let ([batch, entries, _], [width]) = (compressor.cos.shape.dims(), compressor.norm_weight.shape.dims());
+        BackendCompressedMetadata {
+            entries: crate::fusion::spec([batch, entries, width], compressor.options.dtype.into()),
+            state: tokens.state.clone(),
+            cache: match cache {
+                BackendEntryCacheMetadata::None => BackendWrittenCacheMetadata::None,
+                BackendEntryCacheMetadata::Slots(cache, _) => BackendWrittenCacheMetadata::Cache(cache.clone()),
+            },
+        }
+    })]
+    fn compress_and_write(
+        #[extension_type] tokens: BackendTokens<Self>,
+        state_slots: IntTensor<Self>,
+        #[extension_type] cache: BackendEntryCache<Self>,
+        #[extension_type] compressor: BackendCompressor<Self>,
+    ) -> BackendCompressed<Self>;
 }

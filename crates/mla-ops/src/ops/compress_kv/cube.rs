@@ -3,38 +3,74 @@ use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use mla_kernels::DeviceError;
 use mla_kernels::compress_kv::{
-    self as kernels, CompressKvArgs as KernelArgs, CompressKvError as KernelError, CompressKvSizes,
+    self as kernels, CompressKvArgs as KernelArgs, CompressKvError as KernelError, CompressKvSizes, EntryCache, Writes,
 };
 
-use super::backend::{BackendCompressor, BackendTokens, CompressKvBackend};
+use super::backend::{
+    BackendCompressed, BackendCompressor, BackendEntryCache, BackendTokens, BackendWrittenCache, CompressKvBackend,
+};
 use super::{CompressKvArgs, CompressKvOptions};
 use crate::MlaError;
 use crate::check::Check;
-use crate::tensors::{buffers, contiguous, dims, empty, launched};
+use crate::tensors::{buffers, contiguous, dims, empty, launched, own};
 
 impl CompressKvBackend for CubeBackend {
     fn compress_kv(tokens: BackendTokens<Self>, compressor: BackendCompressor<Self>) -> CubeTensor {
-        let BackendTokens { kv_gates, state, state_rows, cu_seqlens, starts } = tokens;
-        let BackendCompressor { position_bias, norm_weight, cos, sin, options } = compressor;
-        let [kv_gates, state, position_bias, norm_weight, cos, sin] =
-            [kv_gates, state, position_bias, norm_weight, cos, sin].map(contiguous);
-        let [state_rows, cu_seqlens, starts] = [state_rows, cu_seqlens, starts].map(contiguous);
-        let ([tokens, _], [blocks, _, _], [window, _]) = (dims(&kv_gates), dims(&state), dims(&position_bias));
-        let ([batch, entries, pairs], [width]) = (dims(&cos), dims(&norm_weight));
-        let CompressKvOptions { overlap, norm_eps, dtype } = options;
-        let dtype = DType::from(dtype);
-        let elem = dtype_to_elem_type(dtype);
-        let sizes = CompressKvSizes { tokens, batch, entries, blocks, window, width, pairs, overlap, elem };
-        let entries = empty(&cos, [batch, entries, width], dtype);
-        let args = buffers!(
-            kv_gates, state, state_rows, cu_seqlens, starts, position_bias, norm_weight, cos, sin, entries => KernelArgs {
-                kv_gates, state, state_rows, cu_seqlens, starts, position_bias, norm_weight, cos, sin, entries,
-                sizes, norm_eps,
-            }
-        );
-        launched(kernels::launch(&entries.client, args));
-        entries
+        let BackendTokens { state, .. } = tokens;
+        let tokens = BackendTokens { state: contiguous(state), ..tokens };
+        pool(&tokens, None, compressor)
     }
+
+    fn compress_and_write(
+        tokens: BackendTokens<Self>,
+        state_slots: CubeTensor,
+        cache: BackendEntryCache<Self>,
+        compressor: BackendCompressor<Self>,
+    ) -> BackendCompressed<Self> {
+        let BackendTokens { state, .. } = tokens;
+        let tokens = BackendTokens { state: own(contiguous(state)), ..tokens };
+        let (written, cache) = match cache {
+            BackendEntryCache::None => (BackendWrittenCache::None, None),
+            BackendEntryCache::Slots(cache, slots) => {
+                let cache = own(contiguous(cache));
+                let [pages, page_size, _] = dims(&cache);
+                let (slots, rows) = (contiguous(slots).into_buffer_arg(), pages * page_size);
+                let target = EntryCache { cache: cache.clone().into_buffer_arg(), slots, rows };
+                (BackendWrittenCache::Cache(cache), Some(target))
+            }
+        };
+        let writes = Writes { state_slots: contiguous(state_slots).into_buffer_arg(), cache };
+        let entries = pool(&tokens, Some(writes), compressor);
+        BackendCompressed { entries, state: tokens.state, cache: written }
+    }
+}
+
+/// The entries; the state is as the kernel takes it.
+fn pool(
+    tokens: &BackendTokens<CubeBackend>,
+    writes: Option<Writes>,
+    compressor: BackendCompressor<CubeBackend>,
+) -> CubeTensor {
+    let BackendCompressor { position_bias, norm_weight, cos, sin, options } = compressor;
+    let [position_bias, norm_weight, cos, sin] = [position_bias, norm_weight, cos, sin].map(contiguous);
+    let BackendTokens { kv_gates, state, state_rows, cu_seqlens, starts } = tokens;
+    let [kv_gates, state_rows, cu_seqlens, starts] =
+        [kv_gates, state_rows, cu_seqlens, starts].map(|tensor| contiguous(tensor.clone()));
+    let ([tokens, _], [blocks, _, _], [window, _]) = (dims(&kv_gates), dims(state), dims(&position_bias));
+    let ([batch, entries, pairs], [width]) = (dims(&cos), dims(&norm_weight));
+    let CompressKvOptions { overlap, norm_eps, dtype } = options;
+    let (dtype, gates_elem) = (DType::from(dtype), dtype_to_elem_type(kv_gates.dtype));
+    let elem = dtype_to_elem_type(dtype);
+    let sizes = CompressKvSizes { tokens, batch, entries, blocks, window, width, pairs, overlap, gates_elem, elem };
+    let entries = empty(&cos, [batch, entries, width], dtype);
+    let args = buffers!(
+        kv_gates, state, state_rows, cu_seqlens, starts, position_bias, norm_weight, cos, sin, entries => KernelArgs {
+            kv_gates, state, state_rows, cu_seqlens, starts, position_bias, norm_weight, cos, sin, entries,
+            writes, sizes, norm_eps,
+        }
+    );
+    launched(kernels::launch(&entries.client, args));
+    entries
 }
 
 /// The device pools these windows.
@@ -44,9 +80,10 @@ pub(super) fn check_limits(check: &Check, args: &CompressKvArgs, options: &Compr
     let ([batch, entries, pairs], [width]) = (args.cos.dims(), args.norm_weight.dims());
     let dtype = DType::from(options.dtype);
     let (overlap, elem) = (options.overlap, dtype_to_elem_type(dtype));
+    let gates_elem = dtype_to_elem_type(args.kv_gates.dtype());
     // What there are too many of to count has no room, either.
     check.allocation("cos", dtype, [batch, entries, width])?;
-    let sizes = CompressKvSizes { tokens, batch, entries, blocks, window, width, pairs, overlap, elem };
+    let sizes = CompressKvSizes { tokens, batch, entries, blocks, window, width, pairs, overlap, gates_elem, elem };
     kernels::check(&client, &sizes).map_err(|error| {
         let argument = match &error {
             KernelError::Device(DeviceError::Elem(_)) => "dtype",

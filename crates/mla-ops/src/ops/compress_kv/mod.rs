@@ -10,7 +10,9 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use thiserror::Error;
 
-use self::backend::{BackendCompressor, BackendTokens, CompressKvBackend};
+use self::backend::{
+    BackendCompressed, BackendCompressor, BackendEntryCache, BackendTokens, BackendWrittenCache, CompressKvBackend,
+};
 use super::write_latent::{BackendRows, write_rows};
 use crate::MlaError;
 use crate::check::{Check, check_cu_seqlens, check_slots, read_i32};
@@ -22,13 +24,13 @@ const OP: &str = "compress_kv";
 /// `L = m`, or `2 m` with overlap.
 #[derive(Debug, Clone)]
 pub struct CompressKvArgs {
-    /// Keys and gates of the new tokens before they are pooled, side by side, f32 `[N, 2 C]`; the tokens of a sequence one
-    /// after the other.
+    /// Keys and gates of the new tokens before they are pooled, side by side, `[N, 2 C]` in f32, f16 or bf16; the tokens of a sequence
+    /// one after the other.
     pub kv_gates: Tensor<2>,
     /// What is carried of each sequence: the rows of its last `L` tokens, f32 `[R, L, 2 C]`, row after row in memory; that of
     /// position `p` is row `p % L` of the sequence's block. This must be its only handle.
     pub state: Tensor<3>,
-    /// i32 `[B]`: the block of `state` of each sequence.
+    /// i32 `[B]`: the block of `state` of each sequence: a sequence with new tokens has one of its own.
     pub state_rows: Tensor<1, Int>,
     /// i32 `[N]`: where the row of each new token goes, `block * L + position % L`; -1 for a token that `L` or more others of
     /// its sequence follow. No slot occurs twice.
@@ -46,6 +48,28 @@ pub struct CompressKvArgs {
     pub cos: Tensor<3>,
     /// f32 `[B, n, dr / 2]`, as `cos`.
     pub sin: Tensor<3>,
+    /// Where entries go, if they are to be kept.
+    pub cache: Option<EntryCache>,
+}
+
+/// A cache of entries.
+#[derive(Debug, Clone)]
+pub struct EntryCache {
+    /// `[P, S, d]` of the dtype of the entries, as [`write_latent`](crate::write_latent) wants it.
+    pub cache: Tensor<3>,
+    /// i32 `[B n]`: where each entry goes, `page * S + offset`; -1 skips it. No slot occurs twice.
+    pub slots: Tensor<1, Int>,
+}
+
+/// What [`compress_kv`] computed.
+#[derive(Debug, Clone)]
+pub struct CompressedKv {
+    /// `[B, n, d]`.
+    pub entries: Tensor<3>,
+    /// The state's own buffer.
+    pub state: Tensor<3>,
+    /// The own buffer of the cache of entries, if there is one.
+    pub cache: Option<Tensor<3>>,
 }
 
 /// Options of [`compress_kv`].
@@ -60,7 +84,7 @@ pub struct CompressKvOptions {
     pub dtype: FloatDType,
 }
 
-/// A refused [`compress_kv`], with the state as it was.
+/// A refused [`compress_kv`], with state and cache as they were.
 #[derive(Debug, Error)]
 #[error("{error}")]
 pub struct CompressKvError {
@@ -68,6 +92,8 @@ pub struct CompressKvError {
     pub error: MlaError,
     /// The state, unchanged.
     pub state: Tensor<3>,
+    /// The cache of entries, unchanged.
+    pub cache: Option<Tensor<3>>,
 }
 
 impl From<Box<CompressKvError>> for MlaError {
@@ -85,46 +111,98 @@ impl From<Box<CompressKvError>> for MlaError {
 /// of the last ones. All in f32. With overlap the window before joins in, with its first channels; window 0 has none.
 ///
 /// Tokens before the new ones are read from the state, where only the rows of windows that are now filled are read: others may
-/// hold anything. Afterwards the rows of the new tokens are written into it: the same buffer, in place, never a copy. Any
-/// division of a sequence into calls gives the same entries, bit for bit.
+/// hold anything. Afterwards the rows of the new tokens are written into it, and entries into the cache: the same buffers, in place,
+/// never a copy. Any division of a sequence into calls gives the same entries, bit for bit. On a GPU a decode step, with an entry and
+/// about a token of each sequence, is one launch.
 ///
 /// # Errors
-/// Wrong shapes, dtypes or devices; a state that is a strided view; [`MlaError::CacheShared`] if another handle of the state
-/// exists; more than the device can do ([`MlaError::DeviceLimit`]). The state comes back in the error, unchanged. Blocks, slots,
+/// Wrong shapes, dtypes or devices; a state or cache that is a strided view; [`MlaError::CacheShared`] if another handle of either
+/// exists; more than the device can do ([`MlaError::DeviceLimit`]). Both come back in the error, unchanged. Blocks, slots,
 /// lengths and positions that are out of range are on the device and cannot be seen;
 /// [`CompressKvArgs::validate_device_inputs`] looks.
-pub fn compress_kv(
-    args: CompressKvArgs,
-    options: &CompressKvOptions,
-) -> Result<(Tensor<3>, Tensor<3>), Box<CompressKvError>> {
+pub fn compress_kv(args: CompressKvArgs, options: &CompressKvOptions) -> Result<CompressedKv, Box<CompressKvError>> {
     if let Err(error) = args.check_call(options) {
-        return Err(Box::new(CompressKvError { error, state: args.state }));
+        let (state, cache) = (args.state, args.cache.map(|to| to.cache));
+        return Err(Box::new(CompressKvError { error, state, cache }));
     }
-    let ([batch, entries, _], [width]) = (args.cos.dims(), args.norm_weight.dims());
-    let pooled = if batch * entries == 0 {
-        Tensor::empty([batch, entries, width], (&args.state.device(), DType::from(options.dtype)))
-    } else {
+    Ok(if args.is_step() { args.in_one_launch(options) } else { args.apart(options) })
+}
+
+impl CompressKvArgs {
+    /// Whether a cube of each sequence could write all that there is to write, after it has read what it needs: with more entries of a
+    /// sequence others would still read; more tokens are too many for one.
+    fn is_step(&self) -> bool {
+        let ([batch, entries, _], [tokens, row]) = (self.cos.dims(), self.kv_gates.dims());
+        let empty = |cache: &Tensor<3>| cache.shape().num_elements() == 0;
+        let is_empty =
+            tokens * row == 0 || empty(&self.state) || self.cache.as_ref().is_some_and(|to| empty(&to.cache));
+        entries == 1 && tokens <= batch && !is_empty
+    }
+
+    fn in_one_launch(self, options: &CompressKvOptions) -> CompressedKv {
+        let (tokens, compressor, state_slots, cache) = self.into_backend(options);
+        let cache = match cache {
+            None => BackendEntryCache::None,
+            Some(EntryCache { cache, slots }) => BackendEntryCache::Slots(cache.into_dispatch(), slots.into_dispatch()),
+        };
+        let BackendCompressed { entries, state, cache } =
+            <Dispatch as CompressKvBackend>::compress_and_write(tokens, state_slots.into_dispatch(), cache, compressor);
+        let cache = match cache {
+            BackendWrittenCache::None => None,
+            BackendWrittenCache::Cache(cache) => Some(tensors(cache)),
+        };
+        CompressedKv { entries: tensors(entries), state: tensors(state), cache }
+    }
+
+    fn apart(self, options: &CompressKvOptions) -> CompressedKv {
+        let ([batch, entries, _], [width]) = (self.cos.dims(), self.norm_weight.dims());
+        let kv_gates = self.kv_gates.clone().cast(FloatDType::F32);
+        let (state, state_slots, cache) = (self.state.clone(), self.state_slots.clone(), self.cache.clone());
+        // What is written must have no other handle by then.
+        let pooled = if batch * entries == 0 {
+            drop(self);
+            Tensor::empty([batch, entries, width], (&state.device(), DType::from(options.dtype)))
+        } else {
+            let (tokens, compressor, ..) = Self { kv_gates: kv_gates.clone(), ..self }.into_backend(options);
+            tensors(<Dispatch as CompressKvBackend>::compress_kv(tokens, compressor))
+        };
+        let state = written(state, state_slots, kv_gates);
+        let cache = cache.map(|EntryCache { cache, slots }| match batch * entries {
+            0 => cache,
+            count => written(cache, slots, pooled.clone().reshape([count, width])),
+        });
+        CompressedKv { entries: pooled, state, cache }
+    }
+
+    /// Tokens, what makes entries of them, and where they go.
+    fn into_backend(
+        self,
+        options: &CompressKvOptions,
+    ) -> (BackendTokens<Dispatch>, BackendCompressor<Dispatch>, Tensor<1, Int>, Option<EntryCache>) {
         let tokens = BackendTokens {
-            kv_gates: args.kv_gates.clone().into_dispatch(),
-            state: args.state.clone().into_dispatch(),
-            state_rows: args.state_rows.into_dispatch(),
-            cu_seqlens: args.cu_seqlens.into_dispatch(),
-            starts: args.starts.into_dispatch(),
+            kv_gates: self.kv_gates.into_dispatch(),
+            state: self.state.into_dispatch(),
+            state_rows: self.state_rows.into_dispatch(),
+            cu_seqlens: self.cu_seqlens.into_dispatch(),
+            starts: self.starts.into_dispatch(),
         };
         let compressor = BackendCompressor {
-            position_bias: args.position_bias.into_dispatch(),
-            norm_weight: args.norm_weight.into_dispatch(),
-            cos: args.cos.into_dispatch(),
-            sin: args.sin.into_dispatch(),
+            position_bias: self.position_bias.into_dispatch(),
+            norm_weight: self.norm_weight.into_dispatch(),
+            cos: self.cos.into_dispatch(),
+            sin: self.sin.into_dispatch(),
             options: options.clone(),
         };
-        tensors(<Dispatch as CompressKvBackend>::compress_kv(tokens, compressor))
-    };
-    if args.kv_gates.shape().num_elements() == 0 || args.state.shape().num_elements() == 0 {
-        return Ok((pooled, args.state));
+        (tokens, compressor, self.state_slots, self.cache)
     }
-    let rows = BackendRows::Whole(args.kv_gates.into_dispatch());
-    Ok((pooled, write_rows(args.state, args.state_slots, rows)))
+}
+
+/// A state or a cache with these rows.
+fn written(cache: Tensor<3>, slots: Tensor<1, Int>, rows: Tensor<2>) -> Tensor<3> {
+    if cache.shape().num_elements() == 0 || rows.shape().num_elements() == 0 {
+        return cache;
+    }
+    write_rows(cache, slots, BackendRows::Whole(rows.into_dispatch()))
 }
 
 impl CompressKvArgs {
@@ -136,15 +214,21 @@ impl CompressKvArgs {
         cube::check_limits(&check, self, options)?;
         check.contiguous("state", &self.state)?;
         check.only_handle("state", &self.state)?;
+        if let Some(EntryCache { cache, .. }) = &self.cache {
+            let dtype = DType::from(options.dtype);
+            check.float_as("cache", cache, dtype, "the `dtype` of the options")?;
+            check.elements("cache", cache)?;
+            check.contiguous("cache", cache)?;
+            check.only_handle("cache", cache)?;
+        }
         if check.sees_values() { self.validate_values() } else { Ok(()) }
     }
 
     /// Dtypes, devices, and that the tensors fit together.
     fn check_tensors(&self) -> Result<Check, MlaError> {
         let check = Check::new(OP, "kv_gates", &self.kv_gates)?;
-        for (name, float) in [("kv_gates", &self.kv_gates), ("position_bias", &self.position_bias)] {
-            check.float_as(name, float, DType::F32, "always")?;
-        }
+        check.float("kv_gates", &self.kv_gates)?;
+        check.float_as("position_bias", &self.position_bias, DType::F32, "always")?;
         for (name, float) in [("state", &self.state), ("cos", &self.cos), ("sin", &self.sin)] {
             check.float_as(name, float, DType::F32, "always")?;
         }
@@ -191,7 +275,13 @@ impl CompressKvArgs {
         check.dims("cos", self.cos.dims(), [Some(batch), None, Some(pairs.min(width / 2))], words)?;
         check.index_range("cos", entries)?;
         let words = || format!("[B, n, dr / 2] = [{batch}, {entries}, {pairs}], as `cos`");
-        check.dims("sin", self.sin.dims(), [Some(batch), Some(entries), Some(pairs)], words)
+        check.dims("sin", self.sin.dims(), [Some(batch), Some(entries), Some(pairs)], words)?;
+        let Some(EntryCache { cache, slots }) = &self.cache else { return Ok(()) };
+        check.float("cache", cache)?;
+        check.int("cache_slots", slots)?;
+        check.dims("cache", cache.dims(), [None, None, Some(width)], || format!("[P, S, d] with d = {width}"))?;
+        let count = batch.saturating_mul(entries);
+        check.dims("cache_slots", slots.dims(), [Some(count)], || format!("[B n] = [{count}]"))
     }
 
     fn check_options(&self, check: &Check, options: &CompressKvOptions) -> Result<(), MlaError> {
@@ -232,6 +322,10 @@ impl CompressKvArgs {
             return refused("state_rows", at, rows[at], format!("a block of `state`, 0 to {}", blocks as i64 - 1));
         }
         check_slots(OP, "state_slots", &self.state_slots, blocks * carried)?;
+        if let Some(EntryCache { cache, slots }) = &self.cache {
+            let [pages, page_size, _] = cache.dims();
+            check_slots(OP, "cache_slots", slots, pages * page_size)?;
+        }
         let ends = check_cu_seqlens(OP, "cu_seqlens", &self.cu_seqlens, tokens)?;
         if let Some((&last, before)) = ends.split_last().filter(|(last, _)| **last as usize != tokens) {
             return refused("cu_seqlens", before.len(), last, format!("{tokens}, the rows of `kv_gates`"));

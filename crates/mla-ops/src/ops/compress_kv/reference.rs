@@ -1,28 +1,48 @@
 use std::ops::Range;
 
-use burn::backend::{Flex, tensor::FloatTensor};
+use burn::backend::Flex;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::activation::softmax;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::CompressKvOptions;
-use super::backend::{BackendCompressor, BackendTokens, CompressKvBackend};
+use super::backend::{
+    BackendCompressed, BackendCompressor, BackendEntryCache, BackendTokens, BackendWrittenCache, CompressKvBackend,
+};
 use crate::independent::map_independent;
 use crate::ops::norm_rope::reference::{Norm, Rope, norm_rope};
+use crate::ops::write_latent::reference::write_latent;
 use crate::reference::{IntoFlex, host, tensor};
 
 impl CompressKvBackend for Flex {
     fn compress_kv(tokens: BackendTokens<Self>, compressor: BackendCompressor<Self>) -> FloatTensor<Self> {
-        let BackendCompressor { position_bias, norm_weight, cos, sin, options } = compressor;
-        let (position_bias, norm_weight, cos, sin) =
-            (tensor(position_bias), tensor(norm_weight), tensor(cos), tensor(sin));
-        let compressor = Compressor { position_bias, norm_weight, cos, sin, options };
-        compressor.entries(&Tokens::new(tokens)).into_flex()
+        Compressor::new(compressor).entries(&Tokens::new(tokens)).into_flex()
+    }
+
+    fn compress_and_write(
+        tokens: BackendTokens<Self>,
+        state_slots: IntTensor<Self>,
+        cache: BackendEntryCache<Self>,
+        compressor: BackendCompressor<Self>,
+    ) -> BackendCompressed<Self> {
+        let tokens = Tokens::new(tokens);
+        let entries = Compressor::new(compressor).entries(&tokens);
+        let Tokens { new, state, .. } = tokens;
+        let state = write_latent(state, tensor(state_slots), &[new]);
+        let cache = match cache {
+            BackendEntryCache::None => BackendWrittenCache::None,
+            BackendEntryCache::Slots(cache, slots) => {
+                let rows = entries.clone().squeeze_dim::<2>(1);
+                BackendWrittenCache::Cache(write_latent(tensor(cache), tensor(slots), &[rows]).into_flex())
+            }
+        };
+        BackendCompressed { entries: entries.into_flex(), state: state.into_flex(), cache }
     }
 }
 
 /// Rows of tokens: their keys and their gates.
 struct Tokens {
-    /// The new ones, `[N, 2 C]`.
+    /// The new ones, f32 `[N, 2 C]`.
     new: Tensor<2>,
     /// Those before them, `[R, L, 2 C]`.
     state: Tensor<3>,
@@ -50,7 +70,8 @@ impl Tokens {
             start: start as usize,
         };
         let sequences = blocks.iter().zip(ends.windows(2)).zip(&starts).map(sequence).collect();
-        Self { new: tensor(kv_gates), state: tensor(state), sequences }
+        let new: Tensor<2> = tensor(kv_gates);
+        Self { new: new.cast(FloatDType::F32), state: tensor(state), sequences }
     }
 
     /// The rows of the positions `first .. end` of a sequence: of the state those before its new tokens.
@@ -81,6 +102,12 @@ struct Compressor {
 }
 
 impl Compressor {
+    fn new(compressor: BackendCompressor<Flex>) -> Self {
+        let BackendCompressor { position_bias, norm_weight, cos, sin, options } = compressor;
+        let (position_bias, norm_weight) = (tensor(position_bias), tensor(norm_weight));
+        Self { position_bias, norm_weight, cos: tensor(cos), sin: tensor(sin), options }
+    }
+
     /// `[B, n, d]`.
     fn entries(&self, tokens: &Tokens) -> Tensor<3> {
         let ([batch, entries, _], width) = (self.cos.dims(), self.width());

@@ -29,9 +29,9 @@ impl LightningIndexBackend for CubeBackend {
         let scores = empty(&q, [score_rows, sizes.score_stride()], DType::U32);
         let candidates = empty(&q, [score_rows, sizes.candidate_stride(&q.client)], DType::U32);
         let indices = empty(&q, [batch, query_len, k], DType::I32);
-        let slots = form == IndexForm::Slots;
+        let (slots, weights_elem) = (form == IndexForm::Slots, dtype_to_elem_type(head_weights.dtype));
         let args = buffers!(q, keys, page_table, head_weights, visible, scores, candidates, indices => KernelArgs {
-            q, keys, page_table, head_weights, visible, scores, candidates, score_rows, indices, sizes, scale, slots,
+            q, keys, page_table, head_weights, visible, scores, candidates, score_rows, indices, sizes, weights_elem, scale, slots,
         });
         launched(kernels::launch(&q.client, args));
         indices

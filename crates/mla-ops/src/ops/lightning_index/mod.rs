@@ -30,7 +30,7 @@ pub struct LightningIndexArgs {
     /// Page ids i32 `[B, maxP]`: key `j` of sequence `b` is row `j % S` of page `page_table[b, j / S]`. Entries past the
     /// last key that is seen may hold anything.
     pub page_table: Tensor<2, Int>,
-    /// The weight of each head for each query token, f32 `[B, Sq, Hi]`, already scaled.
+    /// The weight of each head for each query token, `[B, Sq, Hi]` in f32 or the dtype of `q`, already scaled.
     pub head_weights: Tensor<3>,
     /// i32 `[B, Sq]`: query token `i` sees the keys `0 .. visible[b, i]`.
     pub visible: Tensor<2, Int>,
@@ -127,7 +127,11 @@ impl LightningIndexArgs {
         check.float("q", &self.q)?;
         check.float_as("keys", &self.keys, self.q.dtype(), "the dtype of `q`")?;
         check.int("page_table", &self.page_table)?;
-        check.float_as("head_weights", &self.head_weights, DType::F32, "always")?;
+        if self.head_weights.dtype() == self.q.dtype() {
+            check.float("head_weights", &self.head_weights)?;
+        } else {
+            check.float_as("head_weights", &self.head_weights, DType::F32, "always, or the dtype of `q`")?;
+        }
         check.int("visible", &self.visible)?;
         let [batch, query_len, heads, width] = self.q.dims();
         let actual = format!("a query of {heads} heads of width {width}");

@@ -2,7 +2,7 @@
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use mla_kernels::linear::{self, LinearArgs, LinearForm, SecondMatrix, Work};
+use mla_kernels::linear::{self, LinearArgs, LinearForm, LinearSizes, SecondMatrix, Work};
 
 use super::backend::LinearBackend;
 use crate::Determinism;
@@ -38,13 +38,26 @@ pub(crate) fn rows(
     x: CubeTensor,
     weight: BackendWeight<CubeBackend>,
     outputs: usize,
-    (form, limit): (LinearForm, f32),
+    form: (LinearForm, f32),
     determinism: Determinism,
 ) -> CubeTensor {
-    let x = contiguous(x);
+    let client = x.client.clone();
+    let (args, out) = rows_args(contiguous(x), weight, outputs, form, determinism);
+    linear::launch(&client, args);
+    out
+}
+
+/// What a launch takes for the product of contiguous x, and what it writes.
+pub(crate) fn rows_args(
+    x: CubeTensor,
+    weight: BackendWeight<CubeBackend>,
+    outputs: usize,
+    (form, limit): (LinearForm, f32),
+    determinism: Determinism,
+) -> (LinearArgs, CubeTensor) {
     let [rows, inputs] = dims(&x);
     let [x_elem, elem] = [x.dtype, weight.dtype()].map(dtype_to_elem_type);
-    let (out, client) = (empty(&x, [rows, outputs], weight.dtype()), x.client.clone());
+    let out = empty(&x, [rows, outputs], weight.dtype());
     let args = LinearArgs {
         x: x.into_buffer_arg(),
         weight: weight.into_arg(),
@@ -58,15 +71,17 @@ pub(crate) fn rows(
         elem,
         batch_invariant: determinism.is_batch_invariant(),
     };
-    linear::launch(&client, args);
-    out
+    (args, out)
 }
 
 /// Whether one launch has both products.
 pub(crate) fn joins(first: &BackendWeight<CubeBackend>, second: &BackendWeight<CubeBackend>) -> bool {
-    let ([outputs, _], [second_outputs, _]) = (first.dims(), second.dims());
+    let ([outputs, inputs], [second_outputs, _]) = (first.dims(), second.dims());
+    let elem = dtype_to_elem_type(first.dtype());
     // Each format has its own kernels, with their order of sums.
-    first.format().is_dense() == second.format().is_dense() && linear::joins(outputs, second_outputs)
+    let alike = first.format().is_dense() == second.format().is_dense();
+    let sizes = LinearSizes::dense([1, inputs, outputs], LinearForm::default(), [elem; 2], first.format().into());
+    alike && linear::joins(first.client(), &sizes, second_outputs)
 }
 
 /// What one launch takes for both products of contiguous x, and what it writes.

@@ -6,13 +6,15 @@ pub(crate) mod cube;
 pub(crate) mod in_memory;
 pub(crate) mod reference;
 
+use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
 pub(crate) use self::backend::*;
 use super::products::is_small_batch;
-use super::residual_norm::{BackendProducts, BackendReader, Pending, Rows};
+use super::residual_norm::{BackendProducts, BackendReader, Normed, Pending, ResidualNormBackend, Rows};
 use crate::check::Check;
 use crate::device::has_kernels;
+use crate::weight::BackendWeight;
 use crate::{Determinism, MlaError, Weight};
 
 /// The product of `x [N, in]` and the transpose of a weight `[out, in]` of the dtype of `x`, or of f32: `[N, out]` of the dtype of
@@ -25,7 +27,8 @@ use crate::{Determinism, MlaError, Weight};
 /// [`explain_path`](crate::explain_path) says what runs for [`LinearProblem::dense`](crate::LinearProblem::dense).
 ///
 /// `x` may be a [`Normed`](crate::Normed) that is not in memory yet: a small f32 weight (a router) is read in the launch of the
-/// residual sum and its norm. The bits are the same, and the norm is in memory afterwards.
+/// residual sum and its norm. The bits are the same, and the norm is in memory afterwards. Where no sum waits, the launch for a single
+/// row may compute the norm for itself, and it is not.
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, or more than the device can do: nothing is launched.
@@ -41,12 +44,17 @@ pub fn linear<'a, 'r: 'a>(
         Rows::InMemory(x) => return Ok(in_memory::linear(x, weight, determinism)),
         Rows::Normed(normed) => normed,
     };
+    if let Some(BackendProducts::One(out)) =
+        of_single_row(normed, &check, [weight], |[weight]| BackendReader::Linear(weight, determinism))
+    {
+        return Ok(Tensor::from_dispatch(out));
+    }
     let ([rows, _], device) = (normed.dims(), check.device());
     // The launch of a sum and its norm reads a matrix for a few rows alone, also where rows have to be independent.
     let few = is_small_batch(rows, device);
     let reads = few && weight.dtype() == DType::F32 && !weight.is_empty();
     if reads && matches!(normed.pending(), Pending::Rows) {
-        match normed.read_by(BackendReader::Linear(weight.clone().into_backend())) {
+        match normed.read_by(BackendReader::Linear(weight.clone().into_backend(), determinism)) {
             BackendProducts::One(out) => return Ok(Tensor::from_dispatch(out)),
             _ => unreachable!("a reader has its products"),
         }
@@ -76,6 +84,13 @@ pub fn linear_pair<'a, 'r: 'a>(
         Rows::InMemory(x) => return Ok(in_memory::linear_pair(x, [first, second], determinism).into()),
         Rows::Normed(normed) => normed,
     };
+    if let Some(BackendProducts::Two(first, second)) =
+        of_single_row(normed, &check, [first, second], |[first, second]| {
+            BackendReader::LinearPair(first, second, determinism)
+        })
+    {
+        return Ok((Tensor::from_dispatch(first), Tensor::from_dispatch(second)));
+    }
     let reads = has_kernels(check.device()) && !first.is_empty() && !second.is_empty();
     if reads && matches!(normed.pending(), Pending::ExpertsOfToken) {
         let [first, second] = [first, second].map(|weight| weight.clone().into_backend());
@@ -87,6 +102,21 @@ pub fn linear_pair<'a, 'r: 'a>(
         }
     }
     Ok(in_memory::linear_pair(normed.tensor(), [first, second], determinism).into())
+}
+
+/// What a reader of these weights makes of the norm of a single row that waits for no sum, on a device with kernels.
+fn of_single_row<const N: usize>(
+    normed: &Normed<'_>,
+    check: &Check,
+    weights: [&Weight; N],
+    reader: impl FnOnce([BackendWeight<Dispatch>; N]) -> BackendReader<Dispatch>,
+) -> Option<BackendProducts<Dispatch>> {
+    let (x, norm_weight, eps) = normed.single_row()?;
+    if !has_kernels(check.device()) || weights.iter().any(|weight| weight.is_empty()) {
+        return None;
+    }
+    let reader = reader(weights.map(|weight| weight.clone().into_backend()));
+    Some(Dispatch::norm_linear(x.into_dispatch(), norm_weight.into_dispatch(), eps, reader))
 }
 
 /// A weight `[out, in]` of the dtype of x, or of f32 where that may be.

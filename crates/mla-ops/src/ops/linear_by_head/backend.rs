@@ -14,6 +14,15 @@ pub(crate) enum BackendHeadRows<B: Backend> {
     InMemory(FloatTensor<B>),
     /// What a decode step gives, as `[B Sq, H, Dv]`.
     Decoded(#[extension_type] BackendDecode<B>),
+    /// Heads of one token before their inverse RoPE.
+    InverseRope {
+        /// `[1, heads, d]`, as `[1, H, heads / H · d]`.
+        x: FloatTensor<B>,
+        /// f32 `[1, dr / 2]`.
+        cos: FloatTensor<B>,
+        /// f32 `[1, dr / 2]`.
+        sin: FloatTensor<B>,
+    },
 }
 
 #[backend_extension(
@@ -29,6 +38,10 @@ pub(crate) trait LinearByHeadBackend: Backend {
             BackendHeadRowsMetadata::Decoded(step) => {
                 let [batch, query_len, heads, _] = step.q.shape.dims();
                 ([batch * query_len, heads, step.spec.value_width], step.q.dtype)
+            }
+            BackendHeadRowsMetadata::InverseRope { x, .. } => {
+                let ([tokens, ..], [groups, _, inputs]) = (x.shape.dims::<3>(), weight.dims());
+                ([tokens, groups, inputs], x.dtype)
             }
         };
         let [_, outputs, inputs] = weight.dims();
@@ -50,6 +63,7 @@ mod reference {
     use crate::WeightFormat;
     use crate::ops::linear_by_head::head_by_head;
     use crate::ops::mla_decode::backend::MlaDecodeBackend;
+    use crate::ops::norm_rope::reference::{Norm, Rope, norm_rope};
     use crate::reference::{IntoFlex, tensor};
 
     impl LinearByHeadBackend for Flex {
@@ -58,12 +72,19 @@ mod reference {
             weight: BackendWeight<Self>,
             determinism: Determinism,
         ) -> FloatTensor<Self> {
+            let weight = weight.stacked();
+            let [groups, _, inputs] = weight.dims();
             let x: Tensor<3> = match x {
                 BackendHeadRows::InMemory(x) => tensor(x),
                 BackendHeadRows::Decoded(step) => tensor::<Tensor<4>>(Self::mla_decode(step).0).flatten(0, 1),
+                BackendHeadRows::InverseRope { x, cos, sin } => {
+                    let rope = Rope::Tables([tensor(cos), tensor(sin)], true);
+                    let x = norm_rope(tensor(x), Norm::None, rope, true);
+                    let [tokens, ..] = x.dims();
+                    x.reshape([tokens, groups, inputs])
+                }
             };
-            let weight = weight.stacked();
-            let ([_, _, width], [_, _, inputs]) = (x.dims(), weight.dims());
+            let [_, _, width] = x.dims();
             let read = x.clone().narrow(2, 0, inputs);
             let product = match weight.format() {
                 WeightFormat::Dense => read.swap_dims(0, 1).matmul(weight.dense().swap_dims(1, 2)).swap_dims(0, 1),

@@ -4,12 +4,13 @@ use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use mla_kernels::linear::{self, LinearArgs, LinearForm, Work};
 use mla_kernels::mla_decode;
+use mla_kernels::norm_rope::{Norm, NormRopeArgs};
 
 use super::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::Determinism;
 use crate::ops::mla_decode::backend::BackendDecode;
 use crate::ops::mla_decode::cube::Launch;
-use crate::tensors::{contiguous, dims, empty, launched};
+use crate::tensors::{buffers, contiguous, dims, elem, empty, launched};
 use crate::weight::BackendWeight;
 
 impl LinearByHeadBackend for CubeBackend {
@@ -17,6 +18,7 @@ impl LinearByHeadBackend for CubeBackend {
         match x {
             BackendHeadRows::InMemory(x) => in_memory(x, weight, determinism),
             BackendHeadRows::Decoded(step) => decoded(step, weight, determinism),
+            BackendHeadRows::InverseRope { x, cos, sin } => by_group(x, [cos, sin], weight, determinism),
         }
     }
 }
@@ -41,6 +43,28 @@ fn decoded(
     let decode = Launch::new(step);
     let projection = by_head_args(&decode.out, weight, &out, [rows, heads, width], determinism);
     launched(mla_decode::launch_projected(&out.client, decode.args, decode.kernel, projection));
+    out
+}
+
+/// The projection applies inverse RoPE, where it can.
+fn by_group(
+    x: CubeTensor,
+    tables: [CubeTensor; 2],
+    weight: BackendWeight<CubeBackend>,
+    determinism: Determinism,
+) -> CubeTensor {
+    let (x, [cos, sin]) = (contiguous(x), tables.map(contiguous));
+    let ([tokens, heads, width], [_, pairs]) = (dims(&x), dims(&cos));
+    let ([groups, outputs, inputs], elem) = (weight.dims(), elem(&x));
+    let rotated = empty(&x, [tokens, heads, width], x.dtype);
+    let out = empty(&x, [tokens, groups, outputs], x.dtype);
+    let projection = by_head_args(&rotated, weight, &out, [tokens, groups, inputs], determinism);
+    let (weight, norm, eps) = (cos.clone(), Norm::None, 0.0);
+    let (norm_whole_head, inverse) = (true, true);
+    let args = buffers!(x, weight, cos, sin, rotated => NormRopeArgs {
+        x, weight, cos, sin, out: rotated, tokens, heads, width, pairs, norm, norm_whole_head, eps, inverse, elem,
+    });
+    linear::launch_norm_roped(&out.client, args, projection);
     out
 }
 

@@ -10,6 +10,8 @@ use burn::tensor::Tensor;
 use self::backend::{BackendHeadRows, LinearByHeadBackend};
 use super::matmul::product;
 use super::mla_decode::Decoded;
+use super::norm_rope::checks::check_tables;
+use super::norm_rope::{NormRopeArgs, NormRopeOptions, norm_rope};
 use super::products::LinearProblem;
 use crate::check::Check;
 use crate::device::has_kernels;
@@ -18,7 +20,7 @@ use crate::{Determinism, MlaError, StackedWeight};
 
 const OP: &str = "linear_by_head";
 
-/// Rows `[N, H, d]` that [`linear_by_head`] reads: in memory, or those that a decode step gives.
+/// Rows `[N, H, d]` that [`linear_by_head`] reads: in memory, those that a decode step gives, or heads before their inverse RoPE.
 #[derive(Debug, Clone)]
 pub struct HeadRows(Source);
 
@@ -26,6 +28,19 @@ pub struct HeadRows(Source);
 enum Source {
     InMemory(Tensor<3>),
     Decoded(Decoded),
+    InverseRope(InverseRope),
+}
+
+/// Heads to which inverse RoPE is not applied yet, and which are projected in groups of neighbours (DeepSeek-V4: the output of an
+/// attention whose values are keys with RoPE applied).
+#[derive(Debug, Clone)]
+pub struct InverseRope {
+    /// `[N, heads, d]`, f32, f16 or bf16: for [`linear_by_head`] rows `[N, H, heads / H · d]`.
+    pub x: Tensor<3>,
+    /// f32 `[N, dr / 2]`: RoPE's cosines for the last `dr` channels of each head, in pairs of neighbours.
+    pub cos: Tensor<2>,
+    /// f32 `[N, dr / 2]`, as `cos`.
+    pub sin: Tensor<2>,
 }
 
 /// In memory.
@@ -42,12 +57,20 @@ impl From<Decoded> for HeadRows {
     }
 }
 
+/// As `[N, H, heads / H · d]`, for a weight of `H` matrices.
+impl From<InverseRope> for HeadRows {
+    fn from(heads: InverseRope) -> Self {
+        Self(Source::InverseRope(heads))
+    }
+}
+
 /// The product of each head of `x [N, H, d]`, f32, f16 or bf16, with the transpose of its own matrix of `weight [H, out, in]`, of
 /// the same dtype, and behind it the head's channels past the first `in`, as they are: `[N, H, out + d - in]`.
 ///
 /// MLA's absorbed projections (DeepSeek-V2 §2.1): the query against the latents, with its rotary part carried over, and the values
 /// of attended latents. As fast as [`linear`](crate::linear()) for a few tokens on a GPU, where matrices may lie apart. Of a
-/// [`Decoded`] step of one token on a GPU, the launch of the projection merges the splits; the bits are the same.
+/// [`Decoded`] step of one token on a GPU, the launch of the projection merges the splits, and with matrix instructions it applies
+/// [`InverseRope`] to the heads of one token; the bits are the same.
 /// [`explain_path`](crate::explain_path) says what runs for [`LinearProblem::by_head`](crate::LinearProblem::by_head).
 ///
 /// # Errors
@@ -59,6 +82,7 @@ pub fn linear_by_head(
 ) -> Result<Tensor<3>, MlaError> {
     let HeadRows(x) = x.into();
     match x {
+        Source::InverseRope(heads) => by_group(heads, weight, determinism),
         Source::InMemory(x) => {
             let check = Check::new(OP, "x", &x)?;
             check.float("x", &x)?;
@@ -85,6 +109,32 @@ pub fn linear_by_head(
             Ok(in_memory(out.reshape([batch * query_len, heads, width]), weight, determinism))
         }
     }
+}
+
+/// [`linear_by_head`] of groups of heads, after their inverse RoPE.
+fn by_group(heads: InverseRope, weight: &StackedWeight, determinism: Determinism) -> Result<Tensor<3>, MlaError> {
+    let InverseRope { x, cos, sin } = heads;
+    let check = Check::new(OP, "x", &x)?;
+    check.float("x", &x)?;
+    weight.check(&check, "weight", x.dtype(), "that of `x`")?;
+    let ([tokens, heads, width], [groups, outputs, inputs]) = (x.dims(), weight.dims());
+    check_tables(&check, [&cos, &sin], tokens, width)?;
+    let words =
+        || format!("[H, out, in] with H · in = {heads} · {width}, the channels of `x`, and whole heads in each group");
+    let whole = groups * inputs == heads * width && (width == 0 || inputs.is_multiple_of(width));
+    check.dims("weight", weight.dims(), [None, None, Some(if whole { inputs } else { inputs + 1 })], words)?;
+    check.elements("x", &x)?;
+    let is_empty = [tokens, groups, outputs, inputs].contains(&0);
+    if tokens == 1 && !is_empty && has_kernels(check.device()) {
+        let [x, cos, sin] = [x.into_dispatch(), cos.into_dispatch(), sin.into_dispatch()];
+        return Ok(launch(BackendHeadRows::InverseRope { x, cos, sin }, weight, determinism));
+    }
+    if is_empty {
+        return Ok(Tensor::zeros([tokens, groups, outputs], (&x.device(), x.dtype())));
+    }
+    let options = NormRopeOptions { norm_eps: None, norm_whole_head: true, inverse: true };
+    let x = norm_rope(NormRopeArgs { x, weight: None, cos, sin }, &options)?;
+    Ok(in_memory(x.reshape([tokens, groups, inputs]), weight, determinism))
 }
 
 /// [`linear_by_head`] of checked rows in memory.

@@ -13,7 +13,7 @@ pub enum BackendReader<B: Backend> {
     /// Nothing.
     None,
     /// A projection: [`linear`](crate::linear()).
-    Linear(#[extension_type] BackendWeight<B>),
+    Linear(#[extension_type] BackendWeight<B>, Determinism),
     /// Two projections: [`linear_pair`](crate::linear_pair()).
     LinearPair(#[extension_type] BackendWeight<B>, #[extension_type] BackendWeight<B>, Determinism),
 }
@@ -59,6 +59,15 @@ pub(crate) trait ResidualNormBackend: Backend {
         #[extension_type] reader: BackendReader<Self>,
         eps: f32,
     ) -> BackendNormed<Self>;
+
+    /// What the reader, which is not [`BackendReader::None`], makes of the [`rms_norm`](crate::rms_norm) of a single row x `[1, d]`.
+    #[fusion(meta = |x, _weight, _eps, reader| fusion::products(x, reader))]
+    fn norm_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        eps: f32,
+        #[extension_type] reader: BackendReader<Self>,
+    ) -> BackendProducts<Self>;
 }
 
 #[cfg(all(feature = "fusion", feature = "_gpu"))]
@@ -70,14 +79,18 @@ pub(crate) mod fusion {
 
     /// Of a residual stream like x.
     pub(crate) fn normed(x: &TensorSpec, reader: &BackendReaderMetadata) -> BackendNormedMetadata {
-        let products = match reader {
+        BackendNormedMetadata { sum: x.clone(), normed: x.clone(), products: products(x, reader) }
+    }
+
+    /// Of rows like x.
+    pub(super) fn products(x: &TensorSpec, reader: &BackendReaderMetadata) -> BackendProductsMetadata {
+        match reader {
             BackendReaderMetadata::None => BackendProductsMetadata::None,
-            BackendReaderMetadata::Linear(weight) => BackendProductsMetadata::One(linear(x, weight)),
+            BackendReaderMetadata::Linear(weight, ..) => BackendProductsMetadata::One(linear(x, weight)),
             BackendReaderMetadata::LinearPair(first, second, ..) => {
                 BackendProductsMetadata::Two(linear(x, first), linear(x, second))
             }
-        };
-        BackendNormedMetadata { sum: x.clone(), normed: x.clone(), products }
+        }
     }
 
     pub(super) fn residual_norm(
@@ -96,12 +109,9 @@ pub(crate) mod fusion {
 pub(crate) fn read<B: LinearBackend>(normed: &FloatTensor<B>, reader: BackendReader<B>) -> BackendProducts<B> {
     match reader {
         BackendReader::None => BackendProducts::None,
-        BackendReader::Linear(weight) => BackendProducts::One(<B as LinearBackend>::linear(
-            normed.clone(),
-            weight,
-            // A few rows, whose kernel has no other.
-            Determinism::Fast,
-        )),
+        BackendReader::Linear(weight, determinism) => {
+            BackendProducts::One(<B as LinearBackend>::linear(normed.clone(), weight, determinism))
+        }
         BackendReader::LinearPair(first, second, determinism) => {
             let (first, second) = B::linear_pair(normed.clone(), first, second, determinism);
             BackendProducts::Two(first, second)
@@ -126,5 +136,16 @@ impl ResidualNormBackend for burn::backend::Flex {
         let normed = normed.into_flex();
         let products = read(&normed, reader);
         BackendNormed { sum: sum.into_flex(), normed, products }
+    }
+
+    fn norm_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        eps: f32,
+        reader: BackendReader<Self>,
+    ) -> BackendProducts<Self> {
+        use crate::reference::{IntoFlex, tensor};
+        let normed = crate::ops::norm_rope::reference::rms_norm(tensor(x), tensor(weight), eps);
+        read(&normed.into_flex(), reader)
     }
 }

@@ -4,10 +4,13 @@ use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use mla_kernels::linear::normed::{self as norm_linear, NormLinearArgs, NormLinearSizes};
+use mla_kernels::linear::{self, LinearForm};
+use mla_kernels::norm_rope::{self, Norm, NormRopeArgs};
 use mla_kernels::residual_norm::{self, AddRmsNormArgs, Summand};
 
 use super::backend::{BackendNormed, BackendProducts, BackendReader, ResidualNormBackend, read};
-use crate::tensors::{contiguous, dims, empty};
+use crate::ops::linear::cube::{joins, pair_args, rows_args};
+use crate::tensors::{buffers, contiguous, dims, empty};
 use crate::weight::BackendWeight;
 
 impl ResidualNormBackend for CubeBackend {
@@ -24,10 +27,45 @@ impl ResidualNormBackend for CubeBackend {
             norm_linear::supported(&x.client, &NormLinearSizes { rows, width, outputs, elem })
         };
         match reader {
-            BackendReader::Linear(matrix) if in_one(&matrix) => with_linear([x, y], (weight, eps), matrix),
+            BackendReader::Linear(matrix, _) if in_one(&matrix) => with_linear([x, y], (weight, eps), matrix),
             reader => launch(x, Summand::Rows(contiguous(y).into_buffer_arg()), (weight, eps), reader),
         }
     }
+
+    /// The launch of the products computes the norm, where it can.
+    fn norm_linear(x: CubeTensor, weight: CubeTensor, eps: f32, reader: BackendReader<Self>) -> BackendProducts<Self> {
+        let [x, weight] = [x, weight].map(contiguous);
+        let ([rows, width], client) = (dims(&x), x.client.clone());
+        let normed = empty(&x, [rows, width], x.dtype);
+        let norm = rms_norm_args(&x, &weight, &normed, eps);
+        match reader {
+            BackendReader::Linear(matrix, determinism) => {
+                let ([outputs, _], form) = (matrix.dims(), (LinearForm::default(), 0.0));
+                let (args, out) = rows_args(normed, matrix, outputs, form, determinism);
+                linear::launch_norm_roped(&client, norm, args);
+                BackendProducts::One(out)
+            }
+            BackendReader::LinearPair(first, second, determinism) if joins(&first, &second) => {
+                let (args, (first, second)) = pair_args(normed, first, second, determinism);
+                linear::launch_norm_roped(&client, norm, args);
+                BackendProducts::Two(first, second)
+            }
+            reader => {
+                norm_rope::launch(&client, norm);
+                read(&normed, reader)
+            }
+        }
+    }
+}
+
+/// The norm of rows as [`rms_norm`](crate::rms_norm) computes it.
+fn rms_norm_args(x: &CubeTensor, weight: &CubeTensor, out: &CubeTensor, eps: f32) -> NormRopeArgs {
+    let ([tokens, width], elem) = (dims(x), dtype_to_elem_type(x.dtype));
+    let (heads, pairs, norm, norm_whole_head, inverse) = (1, 0, Norm::Weighted, true, false);
+    let (cos, sin) = (weight, weight);
+    buffers!(x, weight, cos, sin, out => NormRopeArgs {
+        x, weight, cos, sin, out, tokens, heads, width, pairs, norm, norm_whole_head, eps, inverse, elem,
+    })
 }
 
 /// Sum, norm and products of a few rows with a small f32 matrix, in one launch.

@@ -199,6 +199,13 @@ impl Normed<'_> {
         self.rows.insert(rows).clone()
     }
 
+    /// The row, where it is a single one, whose norm is not in memory and waits for no sum; with the weight of the norm.
+    pub(crate) fn single_row(&self) -> Option<(Tensor<2>, Tensor<1>, f32)> {
+        let [rows, width] = self.dims();
+        let waits = self.rows.is_some() || self.residual.pending.is_some();
+        (!waits && rows == 1 && width > 0).then(|| (self.residual.stream.clone(), self.weight.clone(), self.eps))
+    }
+
     /// What has to be added before the norm can be computed; nothing where it was.
     pub(crate) fn pending(&self) -> Pending {
         match self.rows {

@@ -4,6 +4,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 
 use crate::Determinism;
+use crate::ops::norm_rope::BackendNorm;
 use crate::weight::BackendWeight;
 
 /// Latents and where they go, as in [`RopeWriteArgs`](super::RopeWriteArgs).
@@ -12,7 +13,7 @@ use crate::weight::BackendWeight;
 pub(crate) struct BackendLatents<B: Backend> {
     /// `[N, D]`.
     pub(super) latent: FloatTensor<B>,
-    /// f32 `[D - dr]`.
+    /// f32 `[D - dr]` or `[D]`.
     pub(super) norm_weight: FloatTensor<B>,
     /// f32 `[N, dr / 2]`.
     pub(super) cos: FloatTensor<B>,
@@ -25,12 +26,30 @@ pub(crate) struct BackendLatents<B: Backend> {
     pub(super) norm_eps: f32,
 }
 
+/// Queries of an indexer.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendIndexHeads<B: Backend> {
+    /// There are none.
+    None,
+    /// `[N, Hi, di]`.
+    Heads(FloatTensor<B>),
+}
+
 /// Queries.
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
 pub(crate) enum BackendRopeQuery<B: Backend> {
-    /// `[N, H, d]`.
-    Heads(FloatTensor<B>),
+    /// Normed whole, and what else RoPE is applied to.
+    Heads {
+        /// `[N, H, d]`.
+        q: FloatTensor<B>,
+        /// None, or one without a weight.
+        #[extension_type]
+        norm: BackendNorm<B>,
+        #[extension_type]
+        index: BackendIndexHeads<B>,
+    },
     /// `[N, H, dn + dr]` of a few tokens, and what they are absorbed by, `[H, R, dn]`.
     Absorbed(FloatTensor<B>, #[extension_type] BackendWeight<B>, Determinism),
 }
@@ -43,6 +62,8 @@ pub(crate) enum BackendRopeWritten<B: Backend> {
     Heads {
         /// `[N, H, d]`.
         q: FloatTensor<B>,
+        #[extension_type]
+        index: BackendIndexHeads<B>,
         /// `[N, D]`.
         latent: FloatTensor<B>,
         /// `[P, S, D]`.
@@ -65,8 +86,12 @@ pub(crate) enum BackendRopeWritten<B: Backend> {
 pub(crate) trait RopeWriteBackend: Backend {
     /// [`rope_write`](super::rope_write()).
     #[fusion(meta = |query, latents| match query {
-        BackendRopeQueryMetadata::Heads(q) => BackendRopeWrittenMetadata::Heads {
+        BackendRopeQueryMetadata::Heads { q, index, .. } => BackendRopeWrittenMetadata::Heads {
             q: q.clone(),
+            index: match index {
+                BackendIndexHeadsMetadata::None => BackendIndexHeadsMetadata::None,
+                BackendIndexHeadsMetadata::Heads(q) => BackendIndexHeadsMetadata::Heads(q.clone()),
+            },
             latent: latents.latent.clone(),
             cache: latents.cache.clone(),
         },

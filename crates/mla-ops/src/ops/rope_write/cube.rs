@@ -1,11 +1,12 @@
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use mla_kernels::linear::{LatentRows, launch_with_rope, takes_rope};
-use mla_kernels::rope_write::{RopeWriteArgs, launch};
+use mla_kernels::rope_write::{IndexHeads, RopeWriteArgs, launch};
 
-use super::backend::{BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
+use super::backend::{BackendIndexHeads, BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
 use crate::Determinism;
 use crate::ops::linear_by_head::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::ops::linear_by_head::cube::by_head_args;
+use crate::ops::norm_rope::BackendNorm;
 use crate::tensors::{buffers, contiguous, dims, elem, empty, own};
 use crate::weight::BackendWeight;
 
@@ -13,9 +14,16 @@ impl RopeWriteBackend for CubeBackend {
     fn rope_write(query: BackendRopeQuery<Self>, latents: BackendLatents<Self>) -> BackendRopeWritten<Self> {
         let latents = latents.in_memory();
         match query {
-            BackendRopeQuery::Heads(q) => {
-                let (q, latent, cache) = write(contiguous(q), latents);
-                BackendRopeWritten::Heads { q, latent, cache }
+            BackendRopeQuery::Heads { q, norm, index } => {
+                let q_eps = match norm {
+                    BackendNorm::Plain(eps) => Some(eps),
+                    BackendNorm::None | BackendNorm::Weighted(..) => None,
+                };
+                let index_q = match index {
+                    BackendIndexHeads::Heads(q) => Some(contiguous(q)),
+                    BackendIndexHeads::None => None,
+                };
+                write(contiguous(q), q_eps, index_q, latents)
             }
             BackendRopeQuery::Absorbed(q, weight, determinism) => {
                 let (q, cache) = write_absorbed(contiguous(q), latents, weight, determinism);
@@ -25,20 +33,32 @@ impl RopeWriteBackend for CubeBackend {
     }
 }
 
-/// Queries, latents, the cache.
-fn write(q: CubeTensor, latents: BackendLatents<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTensor) {
+/// Heads as they are given here are not absorbed.
+fn write(
+    q: CubeTensor,
+    q_eps: Option<f32>,
+    index_q: Option<CubeTensor>,
+    latents: BackendLatents<CubeBackend>,
+) -> BackendRopeWritten<CubeBackend> {
+    let norm_whole_row = latents.norms_whole_rows();
     let BackendLatents { latent, norm_weight: weight, cos, sin, cache, slots, norm_eps: eps } = latents;
     let ([tokens, heads, width], [_, pairs]) = (dims(&q), dims(&cos));
     let ([pages, page_size, cache_width], elem) = (dims(&cache), elem(&cache));
     let q_out = empty(&q, [tokens, heads, width], q.dtype);
     let latent_out = empty(&q, [tokens, cache_width], q.dtype);
+    let index_q_out = index_q.as_ref().map(|q| empty(q, dims::<3>(q), q.dtype));
+    let index = index_q.zip(index_q_out.clone()).map(|(q, q_out)| {
+        let [_, heads, width] = dims(&q);
+        IndexHeads { q: q.into_buffer_arg(), q_out: q_out.into_buffer_arg(), heads, width }
+    });
     let slot_count = pages * page_size;
     let args = buffers!(q, latent, weight, cos, sin, slots, q_out, latent_out, cache => RopeWriteArgs {
         q, latent, weight, cos, sin, slots, q_out, latent_out, cache,
-        tokens, heads, width, cache_width, pairs, slot_count, eps, elem,
+        tokens, heads, width, cache_width, pairs, slot_count, eps, norm_whole_row, q_eps, index, elem,
     });
     launch(&cache.client, args);
-    (q_out, latent_out, cache)
+    let index = index_q_out.map_or(BackendIndexHeads::None, BackendIndexHeads::Heads);
+    BackendRopeWritten::Heads { q: q_out, index, latent: latent_out, cache }
 }
 
 /// Absorbed queries, the cache.
@@ -53,11 +73,12 @@ fn write_absorbed(
     let out = empty(&q, [tokens, heads, outputs + 2 * pairs], q.dtype);
     let args = by_head_args(&q, weight.clone(), &out, sizes, determinism);
     let rows = latents.rows();
-    if takes_rope(&q.client, &rows, &args) {
+    if !latents.norms_whole_rows() && takes_rope(&q.client, &rows, &args) {
         launch_with_rope(&q.client, rows, args);
         return (out, latents.cache);
     }
-    let (q, _, cache) = write(q, latents);
+    let (BackendRopeWritten::Heads { q, cache, .. } | BackendRopeWritten::Absorbed { q, cache }) =
+        write(q, None, None, latents);
     let q = BackendHeadRows::InMemory(q);
     (CubeBackend::linear_by_head(q, weight, determinism), cache)
 }
@@ -68,6 +89,12 @@ impl BackendLatents<CubeBackend> {
         let Self { latent, norm_weight, cos, sin, cache, slots, norm_eps } = self;
         let [latent, norm_weight, cos, sin, slots] = [latent, norm_weight, cos, sin, slots].map(contiguous);
         Self { latent, norm_weight, cos, sin, cache: own(contiguous(cache)), slots, norm_eps }
+    }
+
+    /// Whether the norm has the rotary keys in it.
+    fn norms_whole_rows(&self) -> bool {
+        let ([normed], [_, pairs], [_, _, cache_width]) = (dims(&self.norm_weight), dims(&self.cos), dims(&self.cache));
+        pairs > 0 && normed == cache_width
     }
 
     /// What [`launch_with_rope`] takes.

@@ -9,8 +9,9 @@ mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
-use self::backend::{BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
+use self::backend::{BackendIndexHeads, BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
 use super::linear_by_head;
+use super::norm_rope::BackendNorm;
 use super::norm_rope::checks::{check_eps, check_tables};
 use super::products::is_small_batch;
 use super::write_latent::{WriteLatentArgs, WriteLatentError};
@@ -26,10 +27,14 @@ pub struct RopeWriteArgs {
     pub query: RopeQuery,
     /// `[N, D]` of the dtype of `cache`: latents, each with its rotary key behind it.
     pub latent: Tensor<2>,
-    /// f32 `[D - dr]`: the weight of the latents' norm.
+    /// f32 `[D - dr]`: the weight of the latents' norm; or `[D]`, where that is one of whole rows, with their rotary keys.
     pub norm_weight: Tensor<1>,
     /// Added to the mean square in the norm.
     pub norm_eps: f32,
+    /// Added to the mean square in the norm of each whole head of the queries, which has no weight (DeepSeek-V4); none for no norm.
+    pub q_norm_eps: Option<f32>,
+    /// Queries of an indexer, `[N, Hi, di]` of the dtype of `cache`: RoPE is applied to their last `dr` channels.
+    pub index_q: Option<Tensor<3>>,
     /// f32 `[N, dr / 2]`: RoPE's cosines for the last `dr` channels of a token's heads and of its latent, in pairs of neighbours.
     pub cos: Tensor<2>,
     /// f32 `[N, dr / 2]`, as `cos`.
@@ -45,7 +50,7 @@ pub struct RopeWriteArgs {
 pub enum RopeQuery {
     /// `[N, H, d]`: RoPE is applied.
     Heads(Tensor<3>),
-    /// Then they are absorbed into the latent space.
+    /// Then they are absorbed into the latent space. There is no norm, and there are no queries of an indexer.
     Absorbed {
         /// `[N, H, dn + dr]`.
         q: Tensor<3>,
@@ -63,28 +68,36 @@ pub struct RopeWritten {
     pub q: Tensor<3>,
     /// `[N, D]`: the normed latents with their rotary keys, as they are in the cache; not where queries are absorbed.
     pub latent: Option<Tensor<2>>,
+    /// `[N, Hi, di]`, of queries of an indexer.
+    pub index_q: Option<Tensor<3>>,
     /// The cache's own buffer.
     pub cache: Tensor<3>,
 }
 
-/// Applies RoPE to queries; norms latents, applies RoPE to the rotary keys behind them and writes both into the cache, in place.
-/// As [`norm_rope`](crate::norm_rope()) twice, [`write_latent`](crate::write_latent) and
-/// [`linear_by_head`](crate::linear_by_head()) of absorbed queries, bit for bit. It is one launch, for absorbed queries of a few
-/// tokens on a GPU with matrix instructions.
+/// Norms queries where asked to, and applies RoPE to them; norms latents, applies RoPE to the rotary keys behind them and writes both
+/// into the cache, in place. As [`norm_rope`](crate::norm_rope()) of each, [`write_latent`](crate::write_latent) and
+/// [`linear_by_head`](crate::linear_by_head()) of absorbed queries, bit for bit (where the widths differ in the largest power of two
+/// that divides them, up to 16 bytes, the sums of norms are rounded otherwise). It is one launch, for absorbed queries of a few tokens
+/// on a GPU with matrix instructions.
 ///
 /// # Errors
 /// As those: nothing is launched, and the cache comes back in the error, unchanged.
 pub fn rope_write(args: RopeWriteArgs) -> Result<RopeWritten, Box<WriteLatentError>> {
-    let (query, latents) = checked(args)?;
+    let (query, norm_eps, index_q, latents) = checked(args)?;
+    let heads = |q: Tensor<3>| {
+        let norm = norm_eps.map_or(BackendNorm::None, BackendNorm::Plain);
+        let index = index_q.map_or(BackendIndexHeads::None, |q| BackendIndexHeads::Heads(q.into_dispatch()));
+        BackendRopeQuery::Heads { q: q.into_dispatch(), norm, index }
+    };
     Ok(match query {
         RopeQuery::Absorbed { q, weight, determinism } if !has_launch(&q, &weight) => {
-            let RopeWritten { q, cache, .. } = launch(BackendRopeQuery::Heads(q.into_dispatch()), latents);
-            RopeWritten { q: linear_by_head::in_memory(q, &weight, determinism), latent: None, cache }
+            let RopeWritten { q, cache, .. } = launch(heads(q), latents);
+            RopeWritten { q: linear_by_head::in_memory(q, &weight, determinism), latent: None, index_q: None, cache }
         }
         RopeQuery::Absorbed { q, weight, determinism } => {
             launch(BackendRopeQuery::Absorbed(q.into_dispatch(), weight.into_backend(), determinism), latents)
         }
-        RopeQuery::Heads(q) => launch(BackendRopeQuery::Heads(q.into_dispatch()), latents),
+        RopeQuery::Heads(q) => launch(heads(q), latents),
     })
 }
 
@@ -96,18 +109,28 @@ fn has_launch(q: &Tensor<3>, weight: &StackedWeight) -> bool {
 
 fn launch(query: BackendRopeQuery<Dispatch>, latents: BackendLatents<Dispatch>) -> RopeWritten {
     match <Dispatch as RopeWriteBackend>::rope_write(query, latents) {
-        BackendRopeWritten::Heads { q, latent, cache } => {
-            RopeWritten { q: tensors(q), latent: Some(tensors(latent)), cache: tensors(cache) }
+        BackendRopeWritten::Heads { q, index, latent, cache } => {
+            let index_q = match index {
+                BackendIndexHeads::None => None,
+                BackendIndexHeads::Heads(q) => Some(tensors(q)),
+            };
+            RopeWritten { q: tensors(q), latent: Some(tensors(latent)), index_q, cache: tensors(cache) }
         }
-        BackendRopeWritten::Absorbed { q, cache } => RopeWritten { q: tensors(q), latent: None, cache: tensors(cache) },
+        BackendRopeWritten::Absorbed { q, cache } => {
+            RopeWritten { q: tensors(q), latent: None, index_q: None, cache: tensors(cache) }
+        }
     }
 }
 
+/// Queries, the epsilon of their norm, those of an indexer, and latents.
+type Checked = (RopeQuery, Option<f32>, Option<Tensor<3>>, BackendLatents<Dispatch>);
+
 /// The arguments as a backend takes them, if they fulfil what a call must.
-fn checked(args: RopeWriteArgs) -> Result<(RopeQuery, BackendLatents<Dispatch>), Box<WriteLatentError>> {
-    let RopeWriteArgs { query, latent, norm_weight, norm_eps, cos, sin, cache, slots } = args;
+fn checked(args: RopeWriteArgs) -> Result<Checked, Box<WriteLatentError>> {
+    let RopeWriteArgs { query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache, slots } = args;
     let write = WriteLatentArgs { cache, slots, latent, rope: None };
-    if let Err(error) = check(&write, &query, (&norm_weight, norm_eps), [&cos, &sin]) {
+    let norms = (&norm_weight, norm_eps, q_norm_eps);
+    if let Err(error) = check(&write, (&query, index_q.as_ref()), norms, [&cos, &sin]) {
         return Err(Box::new(WriteLatentError { error, cache: write.cache }));
     }
     let latents = BackendLatents {
@@ -119,13 +142,13 @@ fn checked(args: RopeWriteArgs) -> Result<(RopeQuery, BackendLatents<Dispatch>),
         slots: write.slots.into_dispatch(),
         norm_eps,
     };
-    Ok((query, latents))
+    Ok((query, q_norm_eps, index_q, latents))
 }
 
 fn check(
     write: &WriteLatentArgs,
-    query: &RopeQuery,
-    (norm_weight, norm_eps): (&Tensor<1>, f32),
+    (query, index_q): (&RopeQuery, Option<&Tensor<3>>),
+    (norm_weight, norm_eps, q_norm_eps): (&Tensor<1>, f32, Option<f32>),
     tables: [&Tensor<2>; 2],
 ) -> Result<(), MlaError> {
     let check = write.check_call(OP)?;
@@ -137,9 +160,22 @@ fn check(
     let pairs = check_tables(&check, tables, tokens, width.min(cache_width))?;
     let normed = cache_width - 2 * pairs;
     check.float_as("norm_weight", norm_weight, DType::F32, "always")?;
-    check.dims("norm_weight", norm_weight.dims(), [Some(normed)], || format!("[D - dr] = [{normed}]"))?;
+    let expected = if norm_weight.dims() == [cache_width] { cache_width } else { normed };
+    let words = || format!("[D - dr] = [{normed}], or [D] = [{cache_width}]");
+    check.dims("norm_weight", norm_weight.dims(), [Some(expected)], words)?;
     check_eps(&check, "norm_eps", norm_eps)?;
+    q_norm_eps.map_or(Ok(()), |eps| check_eps(&check, "q_norm_eps", eps))?;
+    if let Some(index_q) = index_q {
+        check.float_as("index_q", index_q, write.cache.dtype(), "the dtype of `cache`")?;
+        let [_, _, width] = index_q.dims();
+        let words = || format!("[N, Hi, di] with N = {tokens} and di at least {}, as RoPE has channels", 2 * pairs);
+        check.dims("index_q", index_q.dims(), [Some(tokens), None, Some(width.max(2 * pairs))], words)?;
+        check.elements("index_q", index_q)?;
+    }
     if let RopeQuery::Absorbed { weight, .. } = query {
+        let words = || "none, where queries are absorbed".to_string();
+        check.value("q_norm_eps", q_norm_eps.is_none(), "a norm", words)?;
+        check.value("index_q", index_q.is_none(), "queries of an indexer", words)?;
         weight.check(&check, "weight", q.dtype(), "that of `q`")?;
         let still = width - 2 * pairs;
         check.dims("weight", weight.dims(), [Some(heads), None, Some(still)], || {
