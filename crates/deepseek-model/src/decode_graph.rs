@@ -13,8 +13,8 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use burn::tensor::{Device, Graph, Int, Tensor, capture};
-use mla_ops::{Determinism, on_device_thread};
+use burn::tensor::{Device, Graph, Int, Tensor};
+use mla_ops::{Determinism, capture};
 
 use self::buckets::Buckets;
 pub(crate) use self::buckets::{Bucket, MAX_GRAPHS};
@@ -202,7 +202,7 @@ impl<'a> StepGraph<'a> {
             return None;
         }
         let loan = Loan::new(&lent, cache);
-        let graph = capture_on_its_thread(device, step);
+        let graph = capture(device, step);
         drop(loan);
         let graph = graph?;
         (graph.is_hardware() && graph.output().is_some()).then_some(Self { lent, graph, cache_id })
@@ -285,21 +285,6 @@ fn lock<'l, 'a>(lent: &'l Mutex<Lent<'a>>) -> MutexGuard<'l, Lent<'a>> {
     lent.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// [`capture`] on the device's own thread; `None` where it has none.
-///
-/// While a step is captured no memory can be had from the device: each buffer has to fit where one was in the runs before. From
-/// another thread that is not certain. How early a buffer is free again, and whether it has a second handle, so that Burn does
-/// not write in place, depend on how far the device's thread is behind, and it is less so while it captures than while it
-/// launches. On that thread itself every call is done before the next one is made: each run makes and frees the same buffers in
-/// the same order.
-fn capture_on_its_thread<T: Send, F: FnMut() -> T + Send>(device: &Device, step: F) -> Option<Graph<T, F>> {
-    let mut graph = None;
-    let run = || graph = Some(panic::catch_unwind(AssertUnwindSafe(|| capture(device, step))));
-    on_device_thread(device, run)?;
-    // A panic is the caller's, as if it were its own thread's.
-    graph.map(|graph| graph.unwrap_or_else(|payload| panic::resume_unwind(payload)))
-}
-
 /// Bytes of the memory of a step with so many logits. CubeCL has buffers of at most 64 KiB in pages of their own of 8 MiB, of which
 /// it takes one; of the others, four as large as the largest: logits, or the partial results of split attention, which grow with
 /// the multiprocessors.
@@ -319,7 +304,7 @@ pub(crate) fn captured_bytes(vocab_size: usize, size: CacheSize) -> u128 {
 /// Whether the device captures graphs: one addition shows it.
 fn captures(device: &Device) -> bool {
     let one = Tensor::<1>::ones([1], device);
-    capture_on_its_thread(device, move || one.clone() + 1.0).is_some_and(|graph| graph.is_hardware())
+    capture(device, move || one.clone() + 1.0).is_some_and(|graph| graph.is_hardware())
 }
 
 #[cfg(all(test, feature = "_gpu", not(feature = "fusion")))]
