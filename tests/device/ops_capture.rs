@@ -8,9 +8,9 @@ use burn_mla::ops::{capture, on_device_thread};
 
 use crate::devices::for_each_device;
 
-/// The device's thread is kept busy in the runs before the recording, and not while it is recorded. Runs on another thread would be far
-/// ahead of it: a run's first buffer would be free when its third is made, so that two were enough, and the recording, which goes
-/// slowly, would lack one.
+/// The device's thread is kept busy in the runs before the recording, and waited for while it is recorded. Runs on another thread would
+/// be far ahead of it: a run's first buffer would be free when its third is made, so that two were enough, and the recording would lack
+/// one.
 #[test]
 fn ops_capture_finds_the_buffers_of_the_runs_before() {
     // As no other test has, for no other buffer to be in the place of one.
@@ -21,7 +21,7 @@ fn ops_capture_finds_the_buffers_of_the_runs_before() {
         let step = || {
             runs += 1;
             let is_recorded = runs == 4;
-            let pause = || thread::sleep(Duration::from_millis(if is_recorded { 20 } else { 0 }));
+            let wait = || is_recorded.then(|| on_device_thread(device, || ()));
             if !is_recorded {
                 let device = device.clone();
                 busy.push(thread::spawn(move || {
@@ -30,11 +30,11 @@ fn ops_capture_finds_the_buffers_of_the_runs_before() {
                 thread::sleep(Duration::from_millis(50));
             }
             let first = x.clone() + 1.0;
-            pause();
+            wait();
             let second = first.clone() + 1.0;
-            pause();
+            wait();
             let third = second.clone() + 1.0;
-            pause();
+            wait();
             third
         };
         let Some(mut graph) = capture(device, step) else {
