@@ -309,13 +309,7 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
         let [p50, p99] = [p50, p99].map(|time| time.as_secs_f64() * 1e3);
         line("inter-token latency", format!("{p50:.1} ms (p50), {p99:.1} ms (p99)"));
     }
-    line(
-        "graphs",
-        match stats.graph_steps {
-            0 => format!("none, every kernel was launched: {}", stats.graphs),
-            steps => format!("{steps} steps replayed"),
-        },
-    );
+    line("graphs", stats.graphs_in_words());
     let (per_token, peak) = (stats.cache_bytes_per_token, stats.cache_bytes_peak);
     line("KV cache", format!("{} pages, {per_token} bytes/token, peak {peak} bytes", stats.pages));
     line("attention", model.attention_path(requests.len(), args.engine.page_size).to_string());
@@ -346,6 +340,7 @@ fn json(prompts: &[String], completions: &[Completion], stats: &EngineStats) -> 
         "inter_token_p99_ms": stats.inter_token_p99.map(|time| time.as_secs_f64() * 1e3),
         "graphs": stats.graphs.to_string(),
         "graph_steps": stats.graph_steps,
+        "uncaptured_sizes": stats.uncaptured_sizes,
         "cache_bytes_per_token": stats.cache_bytes_per_token,
         "cache_bytes_peak": stats.cache_bytes_peak,
     })

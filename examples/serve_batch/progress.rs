@@ -78,12 +78,7 @@ impl Progress {
             let [p50, p99] = [p50, p99].map(|time| time.as_secs_f64() * 1e3);
             line("inter-token", format_args!("{p50:.1} ms (p50), {p99:.1} ms (p99)"));
         }
-        match stats.graph_steps {
-            0 => line("graphs", format_args!("none, every kernel was launched: {}", stats.graphs)),
-            steps => {
-                line("graphs", format_args!("{steps} steps replayed, {} of them launched ahead", stats.ahead_steps));
-            }
-        }
+        line("graphs", format_args!("{}", stats.graphs_in_words()));
         let (preemptions, recomputed) = (stats.preemptions, stats.recomputed_tokens);
         line("preemptions", format_args!("{preemptions}, {recomputed} tokens recomputed"));
         let (per_token, peak) = (stats.cache_bytes_per_token, stats.cache_bytes_peak);

@@ -32,6 +32,7 @@ mod model_steps;
 mod ops_argmax;
 mod ops_batch_invariant;
 mod ops_batch_invariant_hopper;
+mod ops_capture;
 mod ops_compress_kv;
 mod ops_compress_kv_fixture;
 mod ops_errors;

@@ -154,6 +154,7 @@ fn gives_the_stored_tokens(name: &str, page_size: usize, exact: bool, device: &D
     let stats = engine.stats();
     eprintln!("{name} on {device:?}: {stats:?}");
     assert_eq!(stats.graph_steps > 0, is_captured(&stats), "{stats:?}");
+    assert_eq!(stats.uncaptured_sizes, 0, "{stats:?}");
     assert!(stats.preemptions > 0 && stats.recomputed_tokens > 0, "nobody lost pages: {stats:?}");
     assert!(stats.prefix_hits > 0, "{stats:?}");
     engine.reset_prefix_cache().expect("pages are given back");

@@ -32,6 +32,7 @@ fn model_engine_replays_captured_steps(
         }
         let stats = engine.stats();
         eprintln!("{} of {} steps replayed, {}", stats.graph_steps, stats.steps, stats.graphs);
+        assert_eq!(stats.uncaptured_sizes, 0, "on {device:?}: {stats:?}");
         assert_eq!(stats.graph_steps > 0, is_captured(&stats), "on {device:?}: {stats:?}");
         assert!(is_captured(&stats) || !is_wgpu(device) || cfg!(feature = "fusion"), "no graphs on {device:?}");
     });
@@ -78,6 +79,7 @@ fn model_engine_replays_ahead_of_requests_that_come_and_go() {
         }
         let stats = engine.stats();
         eprintln!("{stats:?}");
+        assert_eq!(stats.uncaptured_sizes, 0, "on {device:?}: {stats:?}");
         assert_eq!(stats.ahead_steps > 0, is_captured(&stats), "on {device:?}: {stats:?}");
         engine.reset_prefix_cache().expect("pages are given back");
         let stats = engine.stats();

@@ -73,6 +73,7 @@ fn model_sampling_depends_on_no_neighbour() {
         let (together, stats) = run(device, &requests, exact(8));
         assert_eq!(together, alone, "together on {device:?}");
         assert_eq!(stats.ahead_steps > 0, is_captured(&stats), "steps ahead on {device:?}: {stats:?}");
+        assert_eq!(stats.uncaptured_sizes, 0, "on {device:?}: {stats:?}");
 
         // Several begin together, and there are pages for one.
         let short = |request: &GenerationRequest| GenerationRequest {

@@ -13,8 +13,8 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use burn::tensor::{DType, Device, Graph, Int, Tensor, capture};
-use mla_ops::Determinism;
+use burn::tensor::{Device, Graph, Int, Tensor};
+use mla_ops::{Determinism, capture};
 
 use self::buckets::Buckets;
 pub(crate) use self::buckets::{Bucket, MAX_GRAPHS};
@@ -125,8 +125,7 @@ impl<'a> DecodeGraphs<'a> {
             self.buckets.make_room();
             let (model, determinism) = (self.model, self.determinism);
             let new_step = |page_size| model.buffered_step(bucket.0, [bucket.1, page_size], determinism);
-            let spare = || spare_buffers(bucket.0 * self.vocab_size, device);
-            self.buckets.insert(bucket, StepGraph::capture(model, new_step, spare, chunks, cache, device));
+            self.buckets.insert(bucket, StepGraph::capture(model, new_step, chunks, cache, device));
         }
         let Some(graph) = self.buckets.use_mut(bucket) else {
             return Ok(None);
@@ -136,6 +135,11 @@ impl<'a> DecodeGraphs<'a> {
             self.buckets.insert(bucket, None);
         }
         Ok(logits.map(|logits| logits.narrow(0, 0, chunks.len())))
+    }
+
+    /// Sizes of steps that could not be captured.
+    pub(crate) fn uncaptured_sizes(&self) -> usize {
+        self.buckets.uncaptured()
     }
 
     /// Whether [`Self::logits_after`] can be asked for a step of so many requests with so many pages at most.
@@ -178,7 +182,6 @@ impl<'a> StepGraph<'a> {
     fn capture(
         model: &'a dyn Capture,
         new_step: impl FnOnce(usize) -> Box<dyn BufferedStep + 'a>,
-        spare: impl FnOnce() -> Vec<Tensor<1>>,
         chunks: &[Chunk],
         cache: &mut ModelCache,
         device: &Device,
@@ -190,10 +193,8 @@ impl<'a> StepGraph<'a> {
         device.sync().ok()?;
         let lent = Arc::new(Mutex::new(Lent { step, cache: stand_in }));
         let inside = lent.clone();
-        let mut spare = Some(spare());
         // It writes the same latents into the same slots however often it runs.
         let step: Closure = Box::new(move || {
-            let _beside_the_first_run = spare.take();
             let lent = &mut *lock(&inside);
             lent.step.logits(&mut lent.cache).ok()
         });
@@ -203,6 +204,7 @@ impl<'a> StepGraph<'a> {
         let loan = Loan::new(&lent, cache);
         let graph = capture(device, step);
         drop(loan);
+        let graph = graph?;
         (graph.is_hardware() && graph.output().is_some()).then_some(Self { lent, graph, cache_id })
     }
 
@@ -283,39 +285,26 @@ fn lock<'l, 'a>(lent: &'l Mutex<Lent<'a>>) -> MutexGuard<'l, Lent<'a>> {
     lent.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Buffers that are free when a capture begins, if they are held beside the first of the runs before it.
-///
-/// While a step is captured no memory can be had from the device, and what it would have written is lost if it asks for some.
-/// The runs before the capture leave what they needed, which may be less: how early a buffer is free again depends on how far
-/// the device's own thread is behind.
-fn spare_buffers(logits: usize, device: &Device) -> Vec<Tensor<1>> {
-    let buffers = |(count, len)| (0..count).map(move |_| Tensor::empty([len], (device, DType::F32)));
-    spare_sizes(logits).into_iter().flat_map(buffers).collect()
-}
-
-/// How many buffers are spare, and their f32. CubeCL has buffers of at most 64 KiB in pages of their own of 8 MiB, hence two sizes;
-/// the largest of a step are its logits, or the partial results of split attention, which grow with the multiprocessors.
-fn spare_sizes(logits: usize) -> [(usize, usize); 2] {
-    [(128, 1 << 14), (4, logits.max(1 << 22))]
+/// Bytes of the memory of a step with so many logits. CubeCL has buffers of at most 64 KiB in pages of their own of 8 MiB, of which
+/// it takes one; of the others, four as large as the largest: logits, or the partial results of split attention, which grow with
+/// the multiprocessors.
+fn step_bytes(logits: usize) -> u128 {
+    (8 << 20) + 4 * (logits as u128 * size_of::<f32>() as u128).max(16 << 20)
 }
 
 /// Device memory that captured steps take at most, in bytes: a graph keeps the pages of memory that its step ran in, and no one else
-/// gets any of them. That is what was spare when it was captured; the largest graphs that may be kept at a time count.
+/// gets any of them. The largest graphs that may be kept at a time count.
 pub(crate) fn captured_bytes(vocab_size: usize, size: CacheSize) -> u128 {
     let buckets = |most: usize| (0..=most.max(1).next_power_of_two().ilog2()).rev();
     let pages = buckets(size.max_tokens.div_ceil(size.page_size.max(1))).count();
-    let of_batch = |log: u32| {
-        let sizes = spare_sizes(vocab_size.saturating_mul(1 << log));
-        let bytes = sizes.map(|(count, len)| (count as u128) * (len as u128) * size_of::<f32>() as u128);
-        std::iter::repeat_n(bytes.iter().sum::<u128>(), pages)
-    };
+    let of_batch = |log: u32| std::iter::repeat_n(step_bytes(vocab_size.saturating_mul(1 << log)), pages);
     buckets(size.max_requests).flat_map(of_batch).take(MAX_GRAPHS).sum()
 }
 
 /// Whether the device captures graphs: one addition shows it.
 fn captures(device: &Device) -> bool {
     let one = Tensor::<1>::ones([1], device);
-    capture(device, move || one.clone() + 1.0).is_hardware()
+    capture(device, move || one.clone() + 1.0).is_some_and(|graph| graph.is_hardware())
 }
 
 #[cfg(all(test, feature = "_gpu", not(feature = "fusion")))]

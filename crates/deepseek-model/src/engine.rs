@@ -224,6 +224,7 @@ impl<'a> Engine<'a> {
         let pages_idle = self.scheduler.idle_pages();
         let [snapshots, snapshot_slots] = self.scheduler.snapshots();
         EngineStats {
+            uncaptured_sizes: self.runner.uncaptured_sizes(),
             prompt_tokens: counts.prompt_tokens,
             recomputed_tokens: counts.recomputed_tokens,
             prefix_queries: counts.prefix_queries,

@@ -43,6 +43,11 @@ impl<'a> Runner<'a> {
         self.graphs.as_ref().err().copied().unwrap_or(GraphSupport::Captured)
     }
 
+    /// Sizes of steps that could not be captured.
+    pub(crate) fn uncaptured_sizes(&self) -> usize {
+        self.graphs.as_ref().map_or(0, DecodeGraphs::uncaptured_sizes)
+    }
+
     /// An empty cache.
     ///
     /// # Errors

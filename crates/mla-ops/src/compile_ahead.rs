@@ -51,9 +51,10 @@ pub fn compile_all_ahead<E: Send + 'static>(
     })
 }
 
-/// Runs `pass` on the device's thread; `None` where there is none, or that thread has failed. A buffer has a second handle until
-/// that thread has made it, and Burn writes in place where there is one alone: so which of its kernels are launched elsewhere
-/// depends on how far the thread is. On the thread itself it is never behind.
+/// Runs `pass` on the device's thread, while other threads that use the device wait; `None` where there is none, or that thread has
+/// failed. A buffer has a second handle until that thread has made it, and Burn writes in place where there is one alone: so which of
+/// its kernels are launched elsewhere depends on how far the thread is, as does how early a buffer is free again. On the thread
+/// itself it is never behind. `pass` must not wait for another thread that uses the device.
 #[doc(hidden)]
 pub fn on_device_thread<T: Send + 'static>(device: &Device, pass: impl FnOnce() -> T + Send) -> Option<T> {
     #[cfg(feature = "_gpu")]

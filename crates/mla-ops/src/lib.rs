@@ -24,6 +24,7 @@
 //! | [`sample()`] | the token of each row, drawn at random behind temperature, top-k, top-p, min-p and repetition penalty |
 //! | [`log_probs()`] | logarithms of the probabilities of the tokens chosen, and of the most probable ones |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
+//! | [`capture()`] | a computation that is recorded once and replayed |
 //! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |
 //!
 //! [`device_memory`] says how much memory is free, [`check_written`] and [`failed_allocation`] that it was too little.
@@ -45,6 +46,7 @@
 //! The operations are for inference: they have no backward pass.
 
 pub mod cache;
+mod capture;
 mod check;
 mod check_written;
 mod compile_ahead;
@@ -66,6 +68,7 @@ mod reference;
 mod tensors;
 mod weight;
 
+pub use capture::capture;
 pub use check_written::check_written;
 pub use compile_ahead::{
     CompiledKernels, compile_ahead, compile_all_ahead, compiled_kernels, launched_kernels, on_device_thread,

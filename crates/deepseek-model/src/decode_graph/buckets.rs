@@ -39,6 +39,11 @@ impl<G> Buckets<G> {
         self.known.values().filter(|known| known.graph.is_some()).count()
     }
 
+    /// Sizes whose steps cannot be captured, as a try has shown.
+    pub(super) fn uncaptured(&self) -> usize {
+        self.known.len() - self.captured()
+    }
+
     /// Drops those that were not used for the longest time, until one more may come: before it is captured, for it to have their
     /// memory.
     pub(super) fn make_room(&mut self) {
@@ -109,7 +114,7 @@ mod tests {
         buckets.insert((4, 1), None);
         buckets.make_room();
         buckets.insert((8, 1), Some(8));
-        assert_eq!(captured(&buckets), [(2, 1), (8, 1)]);
+        assert_eq!((captured(&buckets), buckets.uncaptured()), (vec![(2, 1), (8, 1)], 1));
         assert!(buckets.is_known((4, 1)) && buckets.use_mut((4, 1)).is_none() && !buckets.is_known((1, 1)));
         assert_eq!(buckets.use_mut((2, 1)), Some(&mut 7));
         buckets.make_room();

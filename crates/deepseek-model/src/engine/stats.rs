@@ -13,7 +13,9 @@ pub struct EngineStats {
     pub graphs: GraphSupport,
     /// Those of the forward passes that were replayed from a captured graph.
     pub graph_steps: usize,
-    /// Those that were launched before the tokens of the step before were on the host.
+    /// Sizes of steps, in requests and pages, that could not be captured, and are launched. 0 unless memory ran out.
+    pub uncaptured_sizes: usize,
+    /// Those of the forward passes that were launched before the tokens of the step before were on the host.
     pub ahead_steps: usize,
     /// Prompt tokens that were computed, without the hits of the prefix cache; each once.
     pub prompt_tokens: usize,
@@ -69,6 +71,23 @@ impl EngineStats {
         rate(self.decode_tokens, self.decode_time)
     }
 
+    /// How many steps were replayed, or why none was, and of how many sizes none can be, in words.
+    pub fn graphs_in_words(&self) -> String {
+        let uncaptured = match self.uncaptured_sizes {
+            0 => None,
+            1 => Some("steps of one size could not be captured".to_string()),
+            sizes => Some(format!("steps of {sizes} sizes could not be captured")),
+        };
+        match (self.graph_steps, uncaptured) {
+            (0, None) => format!("none, every kernel was launched: {}", self.graphs),
+            (0, Some(uncaptured)) => format!("none, every kernel was launched: {uncaptured}"),
+            (steps, uncaptured) => {
+                let others = uncaptured.map(|uncaptured| format!("; {uncaptured}")).unwrap_or_default();
+                format!("{steps} steps replayed, {} of them launched ahead{others}", self.ahead_steps)
+            }
+        }
+    }
+
     /// The hit rate of the prefix cache, 0 to 1.
     pub fn prefix_hit_rate(&self) -> f64 {
         self.prefix_hits as f64 / self.prefix_queries.max(1) as f64
@@ -96,5 +115,21 @@ mod tests {
         };
         assert_eq!((stats.prefill_rate(), stats.decode_rate()), (200.0, 15.0));
         assert_eq!(EngineStats::default().prefill_rate(), 0.0);
+    }
+
+    #[test]
+    fn steps_that_cannot_be_captured_are_named() {
+        let words = |graph_steps, uncaptured_sizes| {
+            let graphs = GraphSupport::Captured;
+            EngineStats { graphs, graph_steps, ahead_steps: 4, uncaptured_sizes, ..Default::default() }
+                .graphs_in_words()
+        };
+        assert_eq!(
+            EngineStats::default().graphs_in_words(),
+            "none, every kernel was launched: graphs are switched off"
+        );
+        assert_eq!(words(0, 2), "none, every kernel was launched: steps of 2 sizes could not be captured");
+        assert_eq!(words(9, 0), "9 steps replayed, 4 of them launched ahead");
+        assert_eq!(words(9, 1), "9 steps replayed, 4 of them launched ahead; steps of one size could not be captured");
     }
 }
