@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
 
 use crate::devices::for_each_dtype;
-use crate::ops_fixture::{bits, floats, random, rng, rounded, tolerance, values};
+use crate::ops_fixture::{bits, floats, ints, random, rng, rounded, tolerance, values};
 use crate::ops_weight_blocks::{Blocks, block_rows};
 
 /// Whether sums take the scales of FP8, so that weights are not rounded to the dtype: where matrix instructions multiply codes.
@@ -144,6 +144,44 @@ fn ops_one_row_in_blocks_of_heads_pairs_and_gates(
             let expected = gate / (1.0 + (-gate).exp()) * up;
             let off = (f64::from(out) - expected).abs();
             assert!(off <= 8.0 * tolerance(dtype) * (1e-2 + expected.abs()), "{dtype:?}: {out}, not {expected}");
+        }
+    });
+}
+
+/// Several rows of an expert in FP4, as many as the kernel takes at a time, fewer, and more: each is what it is with the same weights
+/// dequantised, and the same row has the same bits at any place of a tile.
+#[rstest]
+fn ops_few_rows_of_experts_in_blocks(#[values(2, 4, 5, 7)] tokens: usize) {
+    let (experts, top_k, hidden, width) = (32, 2, 256, 128);
+    for_each_dtype(|device, dtype| {
+        let mut rng = rng(83);
+        let mut stack = |dims| Blocks::random(&mut rng, BlockFormat::Fp4, dims, 1).stacked(dtype, device);
+        let (gate_up, down) = (stack([experts, 2 * width, hidden]), stack([experts, hidden, width]));
+        let row = random(&mut rng, hidden, dtype);
+        let other = random(&mut rng, hidden, dtype);
+        // All tokens go to expert 7, and each to another one. The last token is the first once more.
+        let x: Vec<f64> =
+            (0..tokens).flat_map(|token| if token % (tokens - 1) == 0 { &row } else { &other }).copied().collect();
+        let chosen: Vec<i32> = (0..tokens as i32).flat_map(|token| [7, 9 + token % (tokens as i32 - 1)]).collect();
+        let weights: Vec<f64> = vec![0.5; tokens * top_k];
+        let run = |gate_up: StackedWeight, down: StackedWeight| {
+            let routing = Routing::given(
+                ints(&chosen, [tokens, top_k], device),
+                floats(&weights, [tokens, top_k], DType::F32, device),
+            );
+            let x = floats(&x, [tokens, hidden], dtype, device);
+            let args = ExpertsMlpArgs { x, routing, gate_up, down, shared: None };
+            experts_mlp(args, &ExpertsMlpOptions::default()).expect("legal").materialise()
+        };
+        let expected = values(run(gate_up.dense().into(), down.dense().into()));
+        let out = run(gate_up, down);
+        let (first, last) = (out.clone().narrow(0, 0, 1), out.clone().narrow(0, tokens - 1, 1));
+        assert!(bits(&first) == bits(&last), "{tokens} {dtype:?} on {device:?}: a row depends on its place");
+        let largest = expected.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        for (place, (out, expected)) in values(out).iter().zip(&expected).enumerate() {
+            let allowed = 2.0 * tolerance(dtype) * f64::from(largest);
+            let off = f64::from((out - expected).abs());
+            assert!(off <= allowed, "{tokens} {dtype:?} on {device:?}, {place}: {out}, not {expected}");
         }
     });
 }

@@ -128,6 +128,7 @@ impl<E: Float, V: Size> RowSource<E, V> {
             RowSource::Memory => comptime!(true),
             RowSource::Splits(_) => comptime!(false),
             RowSource::Normed(_) => comptime!(false),
+            RowSource::Heads(_) => comptime!(false),
         }
     }
 
