@@ -4,7 +4,8 @@
 use burn::tensor::{DType, Device, Tensor};
 use mla_ops::Determinism::Fast;
 use mla_ops::{
-    BlockFormat, LinearProblem, Path, WeightFormat, explain_path, linear, linear_by_head, linear_pair, swiglu,
+    BlockFormat, ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, Path, Routing, StackedWeight, WeightFormat,
+    experts_mlp, explain_path, linear, linear_by_head, linear_pair, swiglu,
 };
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
