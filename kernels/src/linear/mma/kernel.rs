@@ -147,25 +147,47 @@ fn multiply_codes_of<E: Float, V: Size>(
     sums: &mut [f32],
     #[comptime] form: Form,
 ) {
-    let format = weight.format();
-    let (own, other) = rows_of_unit(tile, part, output, sizes.matrix_stride, comptime!(chunk_channels(format)), form);
-    let row = tile.row(sizes.vectors, sizes.carried);
-    let mut first = 0usize.runtime();
-    while first < tile.count {
-        let mut from = Array::<usize>::new(form.few_rows);
-        #[unroll]
-        for i in 0..form.few_rows {
-            from[i] = tile.input(order, first + i) * row;
-        }
-        let count = min(tile.count - first, form.few_rows);
-        let places = RowPlaces { from, count, number: tile.expert, of_token: sizes.per_token };
-        multiply_few(x, source, rows, weight, &own, &other, &places, part.vectors, sums, first, form);
-        first += form.few_rows;
-        if comptime!(form.few_rows > 1) {
+    if comptime!(form.few_rows == 1) {
+        multiply_codes_at(x, source, rows, weight, order, tile, part, output, sizes, sums, 0usize.runtime(), form);
+    } else {
+        let mut first = 0usize.runtime();
+        while first < tile.count {
+            multiply_codes_at(x, source, rows, weight, order, tile, part, output, sizes, sums, first, form);
+            first += form.few_rows;
             // Others still read the rows.
             sync_cube();
         }
     }
+}
+
+/// The same for the rows from place `first` of the tile on.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn multiply_codes_at<E: Float, V: Size>(
+    x: &[Vector<E, V>],
+    source: &mut RowSource<E, V>,
+    rows: &mut [Vector<E, V>],
+    weight: &WeightRows<E, V>,
+    order: &[i32],
+    tile: &Tile,
+    part: &Part,
+    output: usize,
+    sizes: &Sizes,
+    sums: &mut [f32],
+    first: usize,
+    #[comptime] form: Form,
+) {
+    let format = weight.format();
+    let (own, other) = rows_of_unit(tile, part, output, sizes.matrix_stride, comptime!(chunk_channels(format)), form);
+    let row = tile.row(sizes.vectors, sizes.carried);
+    let mut from = Array::<usize>::new(form.few_rows);
+    #[unroll]
+    for i in 0..form.few_rows {
+        from[i] = tile.input(order, first + i) * row;
+    }
+    let count = min(tile.count - first, form.few_rows);
+    let places = RowPlaces { from, count, number: tile.expert, of_token: sizes.per_token };
+    multiply_few(x, source, rows, weight, &own, &other, &places, part.vectors, sums, first, form);
 }
 
 /// Where a unit's first channels of its token of each step are, in x or in the row that the cube writes for itself.

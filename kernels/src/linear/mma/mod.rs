@@ -74,7 +74,6 @@ pub(super) fn launch(
         at_once: own_row > 0,
         in_codes,
         few_rows,
-        many_cubes: false,
         second,
         own_row,
         routed,
@@ -157,7 +156,6 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 _ if name.contains("few_rows") => few_rows::ROWS,
                 _ => usize::from(name.contains("single")),
             };
-            let many_cubes = few_rows > 0 && rows != Rows::Dense;
             let form = Form {
                 rows,
                 linear,

@@ -18,7 +18,7 @@ use crate::residual_norm::{AddRmsNormArgs, Summand};
 const AHEAD: usize = 4;
 /// Channels from which all loads of a plane are worth starting at once.
 const DEEP: usize = AHEAD * CHUNK * PLANES;
-/// Cubes of a single row that a multiprocessor has at a time, at most.
+/// Cubes that a multiprocessor has at a time, at most: more of them norm a row one after the other, which takes longer than a launch.
 const CUBES_AT_A_TIME: usize = 4;
 /// Groups of 8 tokens in a tile at most.
 const MAX_STEPS: usize = 8;
@@ -89,7 +89,7 @@ fn norm_ropes(client: &Client, products: &Products, grid: &Grid, args: &NormRope
     let one_format = grid.second_width == 0 || grid.second.format() == products.weight.format();
     let same_order = args.shape(client.properties()).vector == VECTOR;
     let cubes = grid.cubes(products.outputs, M).div_ceil(multiprocessors(client));
-    let pays = cubes * inputs * args.elem.size() <= MOST_BYTES;
+    let pays = cubes <= CUBES_AT_A_TIME && cubes * inputs * args.elem.size() <= MOST_BYTES;
     one_token && rows_of_heads && products.carried == 0 && one_format && same_order && inputs <= MAX_OWN_ROW && pays
 }
 
@@ -114,10 +114,8 @@ pub(super) struct Form {
     pub at_once: bool,
     /// Whether a unit takes 16 codes of a row at a time: of weights in blocks, where rows have a multiple of 64 channels.
     pub in_codes: bool,
-    /// Rows of x at a time, where `few_rows.rs` multiplies them, otherwise 0.
+    /// Rows of x at a time, where `few_rows` multiplies them, otherwise 0.
     pub few_rows: usize,
-    /// The same, where there are more cubes than multiprocessors can have at a time.
-    pub many_cubes: bool,
     /// Whether there is a second matrix.
     pub second: bool,
     /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
@@ -134,8 +132,7 @@ impl Form {
     pub fn for_cubes(self, client: &Client, inputs: usize, cubes: usize, format: WeightFormat) -> Self {
         let few = inputs >= DEEP && cubes <= 2 * multiprocessors(client);
         let at_once = self.steps == 1 && (few || !format.is_dense());
-        let many_cubes = self.few_rows > 0 && cubes > CUBES_AT_A_TIME * multiprocessors(client);
-        Self { at_once: self.at_once || at_once, many_cubes, ..self }
+        Self { at_once: self.at_once || at_once, ..self }
     }
 
     /// Channels that four units load at once.
@@ -194,7 +191,7 @@ pub(super) fn takes_codes(products: &Products, grid: &Grid) -> bool {
     in_blocks && row_lengths(products, grid).into_iter().all(|inputs| inputs.is_multiple_of(codes::CHUNK))
 }
 
-/// Rows of x that a cube multiplies at a time as `few_rows.rs` does, in tiles of so many groups of 8 tokens: one where there is a single
+/// Rows of x that a cube multiplies at a time as `few_rows` does, in tiles of so many groups of 8 tokens: one where there is a single
 /// one, several of experts in FP4; 0 where it is another's work.
 pub(super) fn few_rows(products: &Products, grid: &Grid, steps: usize) -> usize {
     let rows = match grid.rows {

@@ -10,17 +10,21 @@
 //! Of FP8 there is one row; of FP4 there may be [`ROWS`] at a time, two for each instruction, and a cube reads the codes anew for the next
 //! ones. Batch-invariant products are not computed here: many rows have another order of sums.
 
+mod decode;
+mod rows;
+
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 use half::f16;
 
+use self::decode::{decoded, factor, has_conversion};
+use self::rows::write_rows;
 use super::select::Form;
 use super::{K, LANES, M, N, PLANES, VECTOR};
-use crate::linear::packed::{E2M1_FACTOR, E4M3_FACTOR, e2m1_halves, e4m3_halves, e8m0, is_bf16};
+use crate::linear::packed::e8m0;
 use crate::linear::source::RowSource;
 use crate::linear::weight::{Codes, WeightFormat, WeightRow, WeightRows};
-use crate::ptx::wgmma::Elem;
-use crate::ptx::{math, warp};
+use crate::ptx::warp;
 
 /// Channels of all rows that a cube writes into shared memory at most.
 pub(super) const MAX_ROWS: usize = 1 << 15;
@@ -28,19 +32,11 @@ pub(super) const MAX_ROWS: usize = 1 << 15;
 pub(super) const ROWS: usize = 4;
 /// Vectors of zeros behind the rows: for units without channels of their own.
 const ZEROS: usize = 4;
-/// Loads of 16 bytes of each of its two rows that a unit starts before it decodes any, of FP8 and of FP4: where there are more cubes than
-/// multiprocessors can have at a time, fewer, for more cubes to have the registers.
+/// Loads of 16 bytes of each of its two rows that a unit starts before it decodes any, of FP8 and of FP4. Half of them leave registers for
+/// another cube, and take 5 to 40 % longer.
 const AHEAD: [usize; 2] = [4, 2];
-const AHEAD_OF_MANY: [usize; 2] = [2, 1];
-/// Vectors of the row that a unit keeps in registers while it looks for the largest number; the others it reads twice.
-const KEPT: usize = 2;
 /// Units of a cube.
 const UNITS: usize = LANES * PLANES;
-
-/// Exponent of the largest number of a row, biased: 14.
-const TOP: u32 = 127 + 14;
-/// The largest biased exponent of the factor, so that its inverse is a normal number.
-const LARGEST: u32 = 253;
 
 /// Channels that a row has a multiple of: blocks of either format are whole.
 pub(super) const CHANNELS: usize = 128;
@@ -65,18 +61,9 @@ pub(super) fn chunk_channels(format: WeightFormat) -> usize {
 
 /// Chunks whose loads a plane starts before it decodes any.
 fn ahead(format: WeightFormat, form: Form) -> usize {
-    let of_formats = if form.many_cubes { AHEAD_OF_MANY } else { AHEAD };
-    let most = of_formats[usize::from(format == WeightFormat::Fp4)];
+    let most = AHEAD[usize::from(format == WeightFormat::Fp4)];
     let turns = (form.own_row * VECTOR).div_ceil(chunk_channels(format) * PLANES);
     turns.clamp(1, most)
-}
-
-/// Whether the GPU has an instruction that makes f16 of E4M3: from sm_89 on.
-#[cube]
-fn has_conversion() -> comptime_type!(bool) {
-    let device = comptime::device_properties();
-    let arch = comptime!(device.identity.fingerprint.strip_prefix("ptx_sm").and_then(|arch| arch.parse::<u32>().ok()));
-    comptime!(arch.is_some_and(|arch| arch >= 89))
 }
 
 /// Which rows of x.
@@ -157,17 +144,6 @@ pub(super) fn multiply_few<E: Float, V: Size>(
 /// Pairs of rows that one instruction multiplies.
 fn pairs(form: Form) -> usize {
     form.few_rows.div_ceil(2)
-}
-
-/// What decoded numbers are multiplied by.
-fn factor(format: WeightFormat, has_conversion: bool) -> f32 {
-    match format {
-        // E2M1 as E4M3, whose bias is larger by 6.
-        WeightFormat::Fp4 if has_conversion => 64.0,
-        WeightFormat::Fp4 => E2M1_FACTOR as f32,
-        WeightFormat::Fp8 if has_conversion => 1.0,
-        WeightFormat::Fp8 | WeightFormat::Dense => E4M3_FACTOR as f32,
-    }
 }
 
 /// The codes of two rows, a pair of loads for each turn of the planes from chunk `at` on; past the last chunk, zeros.
@@ -315,185 +291,4 @@ fn scaled<NC: Size>(sums: Vector<f32, NC>, codes: &Codes, #[comptime] format: We
     } else {
         sums.extract(0usize) * codes.scale
     }
-}
-
-/// The numbers of a word of codes in f16, but for [`factor`], two in a word, in the order of [`order`].
-#[cube]
-fn decoded(word: u32, #[comptime] format: WeightFormat) -> Sequence<u32> {
-    let has_conversion = has_conversion();
-    let mut pairs = Sequence::<u32>::new();
-    if comptime!(format == WeightFormat::Fp4 && has_conversion) {
-        // As E4M3: sign, and exponent and fraction at the lower end of the exponent.
-        let even = ((word << 4) & 0x8080_8080) | ((word << 2) & 0x1c1c_1c1c);
-        let odd = (word & 0x8080_8080) | ((word >> 2) & 0x1c1c_1c1c);
-        pairs.push(math::e4m3_pair(even, false));
-        pairs.push(math::e4m3_pair(even, true));
-        pairs.push(math::e4m3_pair(odd, false));
-        pairs.push(math::e4m3_pair(odd, true));
-    } else if comptime!(format == WeightFormat::Fp4) {
-        #[unroll]
-        for i in 0..4u32 {
-            pairs.push(e2m1_halves(word >> comptime!(4 * i)));
-        }
-    } else if comptime!(has_conversion) {
-        pairs.push(math::e4m3_pair(word, false));
-        pairs.push(math::e4m3_pair(word, true));
-    } else {
-        // Two codes, each in the upper byte of a half.
-        pairs.push(e4m3_halves(math::permute(word, 0x1404u32)));
-        pairs.push(e4m3_halves(math::permute(word, 0x3424u32)));
-    }
-    pairs
-}
-
-/// Where the numbers of a vector are in the row, in the order in which codes are decoded.
-fn order(format: WeightFormat, has_conversion: bool) -> [usize; VECTOR] {
-    match format {
-        WeightFormat::Fp4 if has_conversion => [0, 2, 4, 6, 1, 3, 5, 7],
-        WeightFormat::Fp4 => [0, 4, 1, 5, 2, 6, 3, 7],
-        WeightFormat::Fp8 | WeightFormat::Dense => [0, 1, 2, 3, 4, 5, 6, 7],
-    }
-}
-
-/// Writes rows in f16, each times a power of two, and zeros behind them; the inverses of those powers. Called by all units of a cube.
-#[cube]
-fn write_rows<E: Float, V: Size>(
-    x: &[Vector<E, V>],
-    source: &mut RowSource<E, V>,
-    rows: &mut [Vector<E, V>],
-    places: &RowPlaces,
-    vectors: usize,
-    #[comptime] format: WeightFormat,
-    #[comptime] form: Form,
-) -> Array<f32> {
-    let in_memory = source.is_memory();
-    let in_bf16 = is_bf16::<E>();
-    let turns = comptime!(form.own_row.div_ceil(UNITS));
-    source.write(x, rows, places.number, places.of_token, vectors);
-    if comptime!(!in_memory) {
-        sync_cube();
-    }
-    // The only row may stay in registers.
-    let kept = comptime!(if form.few_rows == 1 { turns.min(KEPT) } else { 0 });
-    let mut values = Array::<Vector<E, V>>::new(comptime!(kept.max(1)));
-    let mut of_planes = Shared::<[u32]>::new_slice(comptime!(form.few_rows * PLANES));
-    #[unroll]
-    for row in 0..form.few_rows {
-        let mut largest = 0u32.runtime();
-        if row < places.count {
-            #[unroll]
-            for turn in 0..turns {
-                let column = UNIT_POS as usize + comptime!(turn * UNITS);
-                let value = read(x, &*rows, places.from[row], column, vectors, in_memory);
-                if comptime!(turn < kept) {
-                    values[turn] = value;
-                }
-                largest = larger(largest, value);
-            }
-        }
-        if comptime!(in_bf16) {
-            let largest = largest_of_plane(largest);
-            if UNIT_POS_X == 0 {
-                of_planes[UNIT_POS_Y as usize + comptime!(row * PLANES)] = largest;
-            }
-        }
-    }
-    if comptime!(in_bf16) {
-        sync_cube();
-    }
-    let mut inverses = Array::<f32>::new(form.few_rows);
-    #[unroll]
-    for row in 0..form.few_rows {
-        let mut factor = 1.0f32.runtime();
-        inverses[row] = 1.0f32;
-        if comptime!(in_bf16) {
-            let mut largest = 0u32.runtime();
-            #[unroll]
-            for plane in 0..PLANES {
-                largest = max(largest, of_planes[comptime!(row * PLANES + plane)]);
-            }
-            let biased = min(comptime!(TOP + 127) - (largest >> 7), LARGEST);
-            factor = f32::reinterpret(biased << 23);
-            inverses[row] = f32::reinterpret((254 - biased) << 23);
-        }
-        if row < places.count {
-            #[unroll]
-            for turn in 0..turns {
-                let column = UNIT_POS as usize + comptime!(turn * UNITS);
-                let value = if comptime!(turn < kept) {
-                    values[turn]
-                } else {
-                    read(x, &*rows, places.from[row], column, vectors, in_memory)
-                };
-                if column < vectors {
-                    rows[column + comptime!(row * stride(form))] = in_f16(value, factor, format);
-                }
-            }
-        }
-    }
-    if UNIT_POS < comptime!(ZEROS as u32) {
-        rows[comptime!(form.few_rows * stride(form)) + UNIT_POS as usize] = Vector::new(E::from_int(0));
-    }
-    sync_cube();
-    inverses
-}
-
-/// A vector times a factor in f16, in the order in which codes are decoded.
-#[cube]
-fn in_f16<E: Float, V: Size>(value: Vector<E, V>, factor: f32, #[comptime] format: WeightFormat) -> Vector<E, V> {
-    let has_conversion = has_conversion();
-    let order = comptime!(order(format, has_conversion));
-    let mut words = Vector::<u32, Const<4>>::new(0u32);
-    #[unroll]
-    for pair in 0..4usize {
-        let low = f32::cast_from(value.extract(comptime!(order[2 * pair])));
-        let high = f32::cast_from(value.extract(comptime!(order[2 * pair + 1])));
-        words.insert(pair, math::pack(low * factor, high * factor, Elem::F16));
-    }
-    Vector::<E, V>::reinterpret(words)
-}
-
-/// A vector of the row where it is; zeros past its end.
-#[cube]
-fn read<E: Float, V: Size>(
-    x: &[Vector<E, V>],
-    row: &[Vector<E, V>],
-    from: usize,
-    column: usize,
-    vectors: usize,
-    #[comptime] in_memory: bool,
-) -> Vector<E, V> {
-    let mut value = Vector::<E, V>::new(E::from_int(0));
-    if column < vectors {
-        if comptime!(in_memory) {
-            value = x[from + column];
-        } else {
-            value = row[column];
-        }
-    }
-    value
-}
-
-/// The larger of some bits of bf16 without a sign, and those of a vector.
-#[cube]
-fn larger<E: Float, V: Size>(bits: u32, value: Vector<E, V>) -> u32 {
-    let words = Vector::<u32, Const<4>>::reinterpret(value);
-    let mut largest = bits;
-    #[unroll]
-    for word in 0..4usize {
-        let pair = words.extract(word);
-        largest = max(largest, max(pair & 0x7fff, (pair >> 16) & 0x7fff));
-    }
-    largest
-}
-
-/// The largest number of the units of a plane.
-#[cube]
-fn largest_of_plane(of_unit: u32) -> u32 {
-    let mut largest = of_unit;
-    #[unroll]
-    for step in 0..5u32 {
-        largest = max(largest, warp::shuffle_xor::<u32>(largest, comptime!(1u32 << step)));
-    }
-    largest
 }
