@@ -156,19 +156,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 _ if name.contains("few_rows") => few_rows::ROWS,
                 _ => usize::from(name.contains("single")),
             };
-            let form = Form {
-                rows,
-                linear,
-                steps,
-                at_once,
-                in_codes,
-                few_rows,
-                many_cubes,
-                second,
-                own_row,
-                routed,
-                in_parts,
-            };
+            let form = Form { rows, linear, steps, at_once, in_codes, few_rows, second, own_row, routed, in_parts };
             let second_format = if name.contains("mixed") { WeightFormat::Fp8 } else { weight::format_of(name) };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(
