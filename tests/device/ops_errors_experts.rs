@@ -10,6 +10,7 @@ use rstest::rstest;
 
 use crate::devices::for_each_device;
 use crate::ops_experts::{Inputs, limited, sum};
+use crate::ops_fixture::ints;
 use crate::ops_route_experts::PLAIN;
 use crate::refusals::Kind::{DType as WrongType, Shape, Value};
 use crate::refusals::{assert_refused, zeros};
@@ -92,7 +93,7 @@ fn ops_errors_routing() {
     for_each_device(|device| {
         let args = || Inputs::new([4, 5, 2, 64, 32], DType::F32).args(device);
         let routed = |logits: [usize; 2], choice, local| {
-            let route = RouteExpertsArgs { logits: zeros(logits, device), choice };
+            let route = RouteExpertsArgs { logits: zeros(logits, device), choice, slots: None };
             let routing = route_experts(route, &RouteExpertsOptions { local, ..PLAIN })?;
             experts_mlp(ExpertsMlpArgs { routing, ..args() }, &limited(None))
         };
@@ -112,7 +113,7 @@ fn ops_errors_routing() {
         assert_refused(local([4, 9], usize::MAX, 5), Value, "local");
 
         let route = |choice, options: RouteExpertsOptions| {
-            route_experts(RouteExpertsArgs { logits: zeros([3, 8], device), choice }, &options)
+            route_experts(RouteExpertsArgs { logits: zeros([3, 8], device), choice, slots: None }, &options)
         };
         let grouped =
             |count, kept, best| RouteExpertsOptions { groups: Some(ExpertGroups { count, kept, best }), ..PLAIN };
@@ -129,8 +130,19 @@ fn ops_errors_routing() {
         assert_refused(route(ExpertChoice::Scores(1), grouped(4, 5, 2)), Value, "groups.kept");
         assert_refused(route(ExpertChoice::Scores(1), grouped(8, 2, 2)), Value, "groups.best");
         assert_refused(route(ExpertChoice::BiasedScores(2, zeros([7], device)), PLAIN), Shape, "choice");
+        let table = |[count, top_k]: [usize; 2], rows| {
+            let experts = ints(&vec![0; count * top_k], [count, top_k], device);
+            route(ExpertChoice::Table { experts, rows: ints(&vec![0; rows], [rows], device) }, PLAIN)
+        };
+        table([5, 2], 3).expect("legal before it is changed").materialise();
+        assert_refused(table([5, 2], 4), Shape, "choice.rows");
+        assert_refused(table([5, 0], 3), Value, "choice");
+        assert_refused(table([0, 2], 3), Value, "choice.experts");
+        let slots = Some(ints(&[0; 4], [4], device));
+        let padded = RouteExpertsArgs { logits: zeros([3, 8], device), choice: ExpertChoice::Scores(2), slots };
+        assert_refused(route_experts(padded, &PLAIN), Shape, "slots");
         let logits: Tensor<2> = zeros([3, 1025], device);
-        let many = RouteExpertsArgs { logits, choice: ExpertChoice::Scores(2) };
+        let many = RouteExpertsArgs { logits, choice: ExpertChoice::Scores(2), slots: None };
         assert_refused(route_experts(many, &PLAIN), Value, "logits");
     });
 }

@@ -1,6 +1,6 @@
 //! `route_experts` against plain loops.
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsArgs, RouteExpertsOptions, route_experts,
 };
@@ -53,6 +53,16 @@ pub enum How {
     Scores,
     Biased,
     Given,
+    /// Given by a table.
+    Table,
+}
+
+/// A table in which token `t` has row `2 t`, and its experts are those given; the rows between have others.
+pub fn in_table(given: &[i32], top_k: usize, device: &Device) -> ExpertChoice {
+    let tokens = given.len() / top_k;
+    let table: Vec<i32> = given.chunks(top_k).flat_map(|row| [row.to_vec(), vec![0; top_k]]).flatten().collect();
+    let rows: Vec<i32> = (0..tokens as i32).map(|token| 2 * token).collect();
+    ExpertChoice::Table { experts: ints(&table, [2 * tokens, top_k], device), rows: ints(&rows, [tokens], device) }
 }
 
 /// The routers of DeepSeek-V2-Lite, V2, V3 and V4, and odd sizes.
@@ -62,6 +72,7 @@ pub enum How {
 #[case::v3([9, 256, 8], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, groups: Some(ExpertGroups { count: 8, kept: 4, best: 2 }), normalise: true, scale: 2.5, local: None })]
 #[case::v4([9, 256, 6], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
 #[case::v4_table([9, 256, 6], How::Given, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
+#[case::v4_rows([9, 256, 6], How::Table, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
 #[case::one_expert([3, 1, 1], How::Scores, PLAIN)]
 #[case::all([70, 7, 7], How::Biased, PLAIN)]
 fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] options: RouteExpertsOptions) {
@@ -75,15 +86,17 @@ fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] option
             How::Scores => ExpertChoice::Scores(top_k),
             How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
             How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+            How::Table => in_table(&given, top_k, device),
         };
-        let args = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
+        let args =
+            RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice, slots: None };
         let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
         let (indices, weights) = (int_values(indices), values(weights));
         for (token, logits) in logits.chunks(experts).enumerate() {
             let scores = scores(logits, options.scoring);
             let places = token * top_k..(token + 1) * top_k;
             let chosen: Vec<i32> = match how {
-                How::Given => given[places.clone()].to_vec(),
+                How::Given | How::Table => given[places.clone()].to_vec(),
                 _ => {
                     let bias = matches!(how, How::Biased).then_some(bias.as_slice());
                     best(&ranked(&scores, bias, options.groups), top_k).iter().map(|&e| e as i32).collect()
@@ -104,7 +117,7 @@ fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] option
 /// Local experts are numbered from 0, all others are -1, whichever they are; the choice and its weights are those among all.
 #[rstest]
 fn ops_route_experts_local(
-    #[values(How::Scores, How::Biased, How::Given)] how: How,
+    #[values(How::Scores, How::Biased, How::Given, How::Table)] how: How,
     #[values([0, 6], [6, 5], [10, 1], [0, 11])] own: [usize; 2],
 ) {
     let ([tokens, experts, top_k], [first, count], mut rng) = ([9, 11, 6], own, rng(48));
@@ -118,8 +131,13 @@ fn ops_route_experts_local(
                 How::Scores => ExpertChoice::Scores(top_k),
                 How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
                 How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+                How::Table => in_table(&given, top_k, device),
             };
-            let args = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
+            let args = RouteExpertsArgs {
+                logits: floats(&logits, [tokens, experts], DType::F32, device),
+                choice,
+                slots: None,
+            };
             let options = RouteExpertsOptions { normalise: true, local, ..PLAIN };
             let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
             (int_values(indices), bits(&weights))
@@ -136,6 +154,59 @@ fn ops_route_experts_local(
     });
 }
 
+/// Tokens without a slot are padding, and get no expert, whichever way the others get theirs; the weights are those of tokens.
+#[rstest]
+fn ops_route_experts_padding(
+    #[values(How::Scores, How::Biased, How::Given, How::Table)] how: How,
+    #[values(None, Some(LocalExperts { first: 3, count: 4 }))] local: Option<LocalExperts>,
+) {
+    let ([tokens, experts, top_k], mut rng) = ([9, 11, 6], rng(49));
+    let logits = random(&mut rng, tokens * experts, DType::F32);
+    let bias = random(&mut rng, experts, DType::F32);
+    let given: Vec<i32> = (0..tokens * top_k).map(|i| (i * 37 % experts) as i32).collect();
+    let slots = [7, -1, 0, -1, -5, i32::MIN, i32::MAX, 3, -1];
+    for_each_device(|device| {
+        let route = |slots| {
+            let choice = match how {
+                How::Scores => ExpertChoice::Scores(top_k),
+                How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
+                How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+                How::Table => in_table(&given, top_k, device),
+            };
+            let args =
+                RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice, slots };
+            let (indices, weights) =
+                route_experts(args, &RouteExpertsOptions { local, ..PLAIN }).expect("legal").materialise();
+            (int_values(indices), bits(&weights))
+        };
+        let (mut expected, weights) = route(None);
+        for (experts, slot) in expected.chunks_mut(top_k).zip(slots) {
+            if slot < 0 {
+                experts.fill(-1);
+            }
+        }
+        let padded = route(Some(ints(&slots, [tokens], device)));
+        assert!(padded == (expected, weights), "{how:?} {local:?} on {device:?}");
+    });
+}
+
+/// A row that the table does not have: no expert, and nothing is read.
+#[test]
+fn ops_route_experts_rows_that_there_are_not() {
+    let options = RouteExpertsOptions { normalise: true, ..PLAIN };
+    for_each_device(|device| {
+        let rows = ints(&[1, -1, 2, i32::MAX, i32::MIN], [5], device);
+        let choice = ExpertChoice::Table { experts: ints(&[3, 0, 2, 1], [2, 2], device), rows };
+        let args = RouteExpertsArgs { logits: floats(&[0.5; 20], [5, 4], DType::F32, device), choice, slots: None };
+        let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
+        assert_eq!(int_values(indices), [2, 1, -1, -1, -1, -1, -1, -1, -1, -1], "{device:?}");
+        let weights = values(weights);
+        let (own, others) = weights.split_at(2);
+        assert!(own.iter().all(|weight| (weight - 0.5).abs() < 1e-6), "{own:?} on {device:?}");
+        assert!(others.iter().all(|weight| *weight == 0.0), "{others:?} on {device:?}");
+    });
+}
+
 /// Of equal scores the first counts more, and what is no number less than all others.
 #[test]
 fn ops_route_experts_ties() {
@@ -148,9 +219,10 @@ fn ops_route_experts_ties() {
     let options = RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, ..PLAIN };
     for_each_device(|device| {
         let logits = floats(&logits, [2, 64], DType::F32, device);
-        let (indices, _) = route_experts(RouteExpertsArgs { logits, choice: ExpertChoice::Scores(40) }, &options)
-            .expect("legal")
-            .materialise();
+        let (indices, _) =
+            route_experts(RouteExpertsArgs { logits, choice: ExpertChoice::Scores(40), slots: None }, &options)
+                .expect("legal")
+                .materialise();
         assert_eq!(int_values(indices), expected.concat(), "on {device:?}");
     });
 }

@@ -1,11 +1,12 @@
 //! Where a projection finds the experts of a single token: in memory, or in the router's logits, from which each cube of a pair
-//! then chooses for itself. That saves a launch, which takes longer than ranking a few hundred scores several times.
+//! then chooses for itself. That saves a launch, which takes longer than ranking a few hundred scores several times. Of experts that are
+//! given, or in a table, a cube reads its own, and only the one that writes the weights looks at the logits.
 
 use cubecl::prelude::*;
 
 use crate::common::launch::or_dummy;
 use crate::linear::grid::{Part, Tile};
-use crate::route_experts::{Choice, RouteArgs, RouteForm, choose, local_number, score, write};
+use crate::route_experts::{Choice, RouteArgs, RouteForm, choose, given_expert, local_number, score, take, write};
 
 /// Where the expert of each pair is. Launches make `PairExpertsArgs`.
 #[derive(CubeType, CubeLaunch)]
@@ -22,8 +23,11 @@ pub(crate) enum PairExperts {
 pub(crate) struct RoutedPairs {
     logits: &'static [f32],
     bias: &'static [f32],
+    given: &'static [i32],
+    rows: &'static [i32],
     indices: &'static mut [i32],
     weights: &'static mut [f32],
+    table_rows: usize,
     scale: f32,
     #[cube(comptime)]
     form: RouteForm,
@@ -32,20 +36,24 @@ pub(crate) struct RoutedPairs {
 impl PairExpertsArgs {
     /// This choice, if there is one to make.
     pub(crate) fn new(client: &Client, route: Option<RouteArgs>) -> Self {
-        let Some(RouteArgs { logits, bias, indices, weights, scale, form, .. }) = route else { return Self::Listed };
+        let Some(route) = route else { return Self::Listed };
+        let RouteArgs { logits, bias, given, rows, indices, weights, table_rows, scale, form, .. } = route;
         let bias = or_dummy(client, bias, if form.choice == Choice::BiasedScores { form.experts } else { 0 });
-        Self::Routed(RoutedPairsLaunch::new(logits, bias, indices, weights, scale, form))
+        let given = or_dummy(client, given, if form.choice.is_given() { form.top_k } else { 0 });
+        let rows = or_dummy(client, rows, if form.choice == Choice::Table { 1 } else { 0 });
+        Self::Routed(RoutedPairsLaunch::new(logits, bias, given, rows, indices, weights, table_rows, scale, form))
     }
 }
 
-/// Experts up to which each cube may choose for itself. Ranking takes time with the square of their number: with 64 of them the launch
+/// Experts up to which each cube may rank them for itself. That takes time with the square of their number: with 64 of them the launch
 /// of V2-Lite's gate and up takes 1 us longer, with 256 V3's takes 80 us longer and V4-Flash's 46; a launch of its own takes 2. Cubes that
 /// read codes have half of the time, and never choose.
 const MOST_EXPERTS: usize = 64;
 
-/// Whether cubes should make this choice: that of the best scores of one token.
+/// Whether cubes should make this choice: that of one token, which is no padding.
 pub(crate) fn chooses(route: &RouteArgs) -> bool {
-    route.tokens == 1 && route.form.choice != Choice::Given && route.form.experts <= MOST_EXPERTS
+    let is_fast = route.form.choice == Choice::Given || route.form.experts <= MOST_EXPERTS;
+    route.tokens == 1 && !route.form.padded && is_fast
 }
 
 #[cube]
@@ -80,12 +88,21 @@ impl RoutedPairs {
         let form = comptime!(self.form);
         let mut scores = Shared::<[f32]>::new_slice(form.experts);
         let mut chosen = Shared::<[i32]>::new_slice(form.top_k);
-        score(self.logits, &mut scores, 0usize, form, units);
-        choose(self.bias, &scores, &mut chosen, form, units);
-        if writes {
-            write(&scores, &chosen, self.indices, self.weights, 0usize, self.scale, form, units);
+        if comptime!(form.choice.is_given()) {
+            if writes {
+                score(self.logits, &mut scores, 0usize, form, units);
+                take(self.given, self.rows, &mut chosen, 0usize, self.table_rows, form, units);
+                write(&scores, &chosen, self.indices, self.weights, 0usize, false, self.scale, form, units);
+            }
+            local_number(given_expert(self.given, self.rows, 0usize, number, self.table_rows, form), form)
+        } else {
+            score(self.logits, &mut scores, 0usize, form, units);
+            choose(self.bias, &scores, &mut chosen, form, units);
+            if writes {
+                write(&scores, &chosen, self.indices, self.weights, 0usize, false, self.scale, form, units);
+            }
+            local_number(chosen[number], form)
         }
-        local_number(chosen[number], form)
     }
 }
 
@@ -93,5 +110,6 @@ impl RoutedPairs {
 #[cfg(feature = "offline")]
 pub(crate) fn offline(form: RouteForm) -> PairExpertsArgs {
     use crate::offline::buffer;
-    PairExpertsArgs::Routed(RoutedPairsLaunch::new(buffer(), buffer(), buffer(), buffer(), 1.0, form))
+    let any = buffer;
+    PairExpertsArgs::Routed(RoutedPairsLaunch::new(any(), any(), any(), any(), any(), any(), 1, 1.0, form))
 }

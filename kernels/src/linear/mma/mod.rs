@@ -146,6 +146,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             };
             let route = match name {
                 "linear.mma.token_routed_up" | "linear.mma.token_routed_up.parts" => Some(route::V2_LITE),
+                "linear.mma.token_routed_up.table" => Some(route::V4_TABLE),
                 _ => None,
             };
             let pairs = move || route.map_or(PairExpertsArgs::Listed, choice::offline);
@@ -203,6 +204,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.experts_down", Rows::Scatter, false, false, 1, false),
             entry("linear.mma.token_up", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_routed_up", Rows::TokenGather, true, false, 1, false),
+            entry("linear.mma.token_routed_up.table", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_down", Rows::TokenScatter, false, false, 1, false),
             entry("linear.mma.8.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.eights.fp8", Rows::Dense, false, false, 1, true),

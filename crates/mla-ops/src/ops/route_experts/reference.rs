@@ -51,12 +51,27 @@ pub(super) fn weigh_experts(
     (given, weights(scores, options))
 }
 
+/// The rows of a table i32 `[T, k]` with these numbers `[N]`; -1 where there is none.
+pub(super) fn in_table(experts: Tensor<2, Int>, rows: Tensor<1, Int>) -> Tensor<2, Int> {
+    let [count, top_k] = experts.dims();
+    let ([tokens], last) = (rows.dims(), count as i64 - 1);
+    let absent = rows.clone().lower_elem(0).bool_or(rows.clone().greater_elem(last));
+    let absent = absent.unsqueeze_dim::<2>(1).expand([tokens, top_k]);
+    experts.select(0, rows.clamp(0, last)).mask_fill(absent, -1)
+}
+
 /// Experts by their numbers among the local ones; -1 for all others.
 pub(super) fn local_numbers(indices: Tensor<2, Int>, local: Option<LocalExperts>) -> Tensor<2, Int> {
     let Some(LocalExperts { first, count }) = local else { return indices };
     let (first, end) = (first as i64, (first + count) as i64);
     let others = indices.clone().lower_elem(first).bool_or(indices.clone().greater_equal_elem(end));
     (indices - first).mask_fill(others, -1)
+}
+
+/// Experts `[N, k]`; -1 of tokens with a slot below 0, `[N]`.
+pub(super) fn without_padding(indices: Tensor<2, Int>, slots: Tensor<1, Int>) -> Tensor<2, Int> {
+    let padding = slots.lower_elem(0).unsqueeze_dim::<2>(1).expand(indices.dims());
+    indices.mask_fill(padding, -1)
 }
 
 fn weights(scores: Tensor<2>, options: &RouteExpertsOptions) -> Tensor<2> {

@@ -4,7 +4,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use super::args::{ExpertChoice, MAX_EXPERTS, RouteExpertsArgs, RouteExpertsOptions};
-use super::backend::{BackendChoice, BackendRouting};
+use super::backend::{BackendChoice, BackendPadding, BackendRouting};
 use crate::MlaError;
 use crate::check::Check;
 
@@ -57,8 +57,12 @@ impl Routing {
             ExpertChoice::Scores(top_k) => BackendChoice::Scores(logits, top_k),
             ExpertChoice::BiasedScores(top_k, bias) => BackendChoice::BiasedScores(logits, bias.into_dispatch(), top_k),
             ExpertChoice::Given(given) => BackendChoice::Given(logits, given.into_dispatch()),
+            ExpertChoice::Table { experts, rows } => {
+                BackendChoice::Table(logits, experts.into_dispatch(), rows.into_dispatch())
+            }
         };
-        BackendRouting::Chosen(choice, options)
+        let padding = args.slots.map_or(BackendPadding::None, |slots| BackendPadding::Slots(slots.into_dispatch()));
+        BackendRouting::Chosen(choice, padding, options)
     }
 
     /// Experts of a token.
