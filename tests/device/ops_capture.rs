@@ -8,9 +8,9 @@ use burn_mla::ops::{capture, on_device_thread};
 
 use crate::devices::for_each_device;
 
-/// The device's thread is kept busy in the runs before the recording, and waited for while it is recorded. Runs on another thread would
-/// be far ahead of it: a run's first buffer would be free when its third is made, so that two were enough, and the recording would lack
-/// one.
+/// The device's thread is kept busy in the runs before the recording, and waited for while it is recorded. Runs on another thread
+/// would be far ahead of it: a run's first buffer would be free when its third is made, so that two were enough, and the recording
+/// would lack one.
 #[test]
 fn ops_capture_finds_the_buffers_of_the_runs_before() {
     // As no other test has, for no other buffer to be in the place of one.

@@ -292,8 +292,8 @@ fn step_bytes(logits: usize) -> u128 {
     (8 << 20) + 4 * (logits as u128 * size_of::<f32>() as u128).max(16 << 20)
 }
 
-/// Device memory that captured steps take at most, in bytes: a graph keeps the pages of memory that its step ran in, and no one else
-/// gets any of them. The largest graphs that may be kept at a time count.
+/// Device memory that captured steps take at most, in bytes, as far as sizes tell: a graph keeps the pages of memory that its step
+/// ran in, and no one else gets any of them. The largest graphs that may be kept at a time count.
 pub(crate) fn captured_bytes(vocab_size: usize, size: CacheSize) -> u128 {
     let buckets = |most: usize| (0..=most.max(1).next_power_of_two().ilog2()).rev();
     let pages = buckets(size.max_tokens.div_ceil(size.page_size.max(1))).count();

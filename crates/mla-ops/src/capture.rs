@@ -6,11 +6,11 @@ use burn::tensor::{Device, Graph};
 
 use crate::compile_ahead::on_device_thread;
 
-/// Burn's [`capture`](burn::tensor::capture) on the device's own thread. `None` on the CPU and under Fusion. What cannot be recorded is a
-/// graph without [hardware](Graph::is_hardware).
+/// Burn's [`capture`](burn::tensor::capture) on the device's own thread. `None` on the CPU and under Fusion. What cannot be recorded
+/// is a graph without [hardware](Graph::is_hardware).
 ///
-/// While a computation is recorded no memory can be had from the device: each buffer has to fit where one was in the runs before. From
-/// another thread that is not certain. How early a buffer is free again, and whether it has a second handle, so that Burn does
+/// While a computation is recorded no memory can be had from the device: each buffer has to fit where one was in the runs before.
+/// From another thread that is not certain. How early a buffer is free again, and whether it has a second handle, so that Burn does
 /// not write in place, depend on how far the device's thread is behind, and it is less so while it records than while it
 /// launches. On that thread itself every call is done before the next one is made: each run makes and frees the same buffers in
 /// the same order.

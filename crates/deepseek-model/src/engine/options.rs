@@ -27,7 +27,7 @@ pub struct EngineOptions {
     pub deterministic: bool,
     /// Whether steps with one token of each request are captured, and replayed for batches up to the next power of two, on
     /// devices that have graphs; [`EngineStats::graphs`](super::EngineStats::graphs) says why they are not. 16 graphs are kept at a time,
-    /// those used last; [`ModelConfig::captured_bytes`](crate::ModelConfig::captured_bytes) bounds their memory. While a step is captured, other
+    /// those used last; [`ModelConfig::captured_bytes`](crate::ModelConfig::captured_bytes) estimates their memory. While a step is captured, other
     /// threads of the program that use the device wait, and CUDA refuses memory to those that ask for some on another one.
     pub graphs: bool,
 }

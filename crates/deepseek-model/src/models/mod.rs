@@ -99,8 +99,8 @@ impl ModelConfig {
         self.0.cache_bytes(size, dtype)
     }
 
-    /// Device memory that the captured decode steps of an engine with a cache of this size take at most, in bytes: see
-    /// [`EngineOptions::graphs`](crate::EngineOptions::graphs). Nothing on devices that capture none.
+    /// Device memory that the captured decode steps of an engine with a cache of this size take at most, in bytes, as far as
+    /// sizes tell: see [`EngineOptions::graphs`](crate::EngineOptions::graphs). Nothing on devices that capture none.
     pub fn captured_bytes(&self, size: CacheSize) -> u128 {
         captured_bytes(self.vocab_size(), size)
     }
