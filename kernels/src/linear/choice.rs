@@ -5,6 +5,7 @@
 use cubecl::prelude::*;
 
 use crate::common::launch::or_dummy;
+use crate::linear::WeightFormat;
 use crate::linear::grid::{Part, Tile};
 use crate::route_experts::{Choice, RouteArgs, RouteForm, choose, given_expert, local_number, score, take, write};
 
@@ -46,13 +47,16 @@ impl PairExpertsArgs {
 }
 
 /// Experts up to which each cube may rank them for itself. That takes time with the square of their number: with 64 of them the launch
-/// of V2-Lite's gate and up takes 1 us longer, with 256 V3's takes 80 us longer and V4-Flash's 46; a launch of its own takes 2. Cubes that
-/// read codes have half of the time, and never choose.
-const MOST_EXPERTS: usize = 64;
+/// of V2-Lite's gate and up takes 1 us longer, with 256 V3's takes 80 us longer and V4-Flash's 46; a launch of its own takes 2.
+const MOST_RANKED: usize = 64;
 
-/// Whether cubes should make this choice: that of one token, which is no padding.
-pub(crate) fn chooses(route: &RouteArgs) -> bool {
-    let is_fast = route.form.choice == Choice::Given || route.form.experts <= MOST_EXPERTS;
+/// Whether cubes should make this choice: that of one token, which is no padding. Cubes that read codes have half of the time, and rank
+/// none.
+pub(crate) fn chooses(route: &RouteArgs, weights: WeightFormat) -> bool {
+    let is_fast = match route.form.choice {
+        Choice::Given | Choice::Table => true,
+        Choice::Scores | Choice::BiasedScores => weights.is_dense() && route.form.experts <= MOST_RANKED,
+    };
     route.tokens == 1 && !route.form.padded && is_fast
 }
 

@@ -163,8 +163,9 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
     buffers.extend(latents.as_ref().map(|latents| &latents.cache));
     let address = address_type(client, &buffers).max(address_type_of(client, elements));
     let choice = choose(client, &sizes);
-    let grid =
-        |work: Work, chooses: fn(&RouteArgs) -> bool| Grid::new(client, work.listed(client, chooses), choice.tokens);
+    let grid = |work: Work, chooses: &dyn Fn(&RouteArgs) -> bool| {
+        Grid::new(client, work.listed(client, chooses), choice.tokens)
+    };
     #[cfg(feature = "cuda")]
     if let Some(tiling) = choice.tiling {
         before.launch(client);
@@ -187,8 +188,8 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
     match choice.path {
         #[cfg(feature = "cuda")]
         Path::Mma => {
-            let is_dense = products.weight.format().is_dense();
-            let grid = grid(args.work, if is_dense { choice::chooses } else { |_| false });
+            let format = products.weight.format();
+            let grid = grid(args.work, &|route| choice::chooses(route, format));
             let mut inside = Before::Nothing;
             if mma::takes(client, &products, &grid, &before) {
                 inside = before;
@@ -208,7 +209,7 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
         _ => {
             let _ = latents;
             before.launch(client);
-            plain::launch(client, products, grid(args.work, |_| false), args.form, address, [x_elem, elem]);
+            plain::launch(client, products, grid(args.work, &|_| false), args.form, address, [x_elem, elem]);
         }
     }
 }
