@@ -1,7 +1,7 @@
 //! `mhc_pre`, `mhc_post` and `mhc_head` against plain loops.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use mla_ops::{Determinism, MhcOptions, MhcPreArgs, Mixer, Mixing, mhc_head, mhc_post, mhc_pre};
+use mla_ops::{Determinism, MhcOptions, MhcPreArgs, Mixer, Mixing, Streams, mhc_head, mhc_post, mhc_pre};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
@@ -58,10 +58,14 @@ impl Inputs {
         let f32s = |values: &[f64]| floats(values, [values.len()], DType::F32, device);
         let weight = floats(&self.weight, [(2 + n) * n, n * width], DType::F32, device).into();
         MhcPreArgs {
-            streams: floats(&self.streams, self.sizes, self.dtype, device),
+            streams: self.streams(device).into(),
             mixer: Mixer { weight, scale: f32s(&self.scale), base: f32s(&self.base) },
             norm_weight: f32s(&self.norm_weight),
         }
+    }
+
+    fn streams(&self, device: &Device) -> Tensor<3> {
+        floats(&self.streams, self.sizes, self.dtype, device)
     }
 
     /// Its first rows alone.
@@ -139,7 +143,8 @@ impl Inputs {
         assert_eq!((mixing.post.dims(), mixing.comb.dims()), ([tokens, n], [tokens, n, n]), "{what}");
         let head = mhc_head(args.streams.clone(), self.head(device), options).expect("legal");
         assert_eq!((head.dims(), head.dtype()), ([tokens, width], self.dtype), "{what}");
-        let mixed = mhc_post(args.streams, self.output(device), mixing.clone()).expect("legal");
+        assert_eq!(bits(&mixing.streams), bits(&self.streams(device)), "{what}");
+        let mixed = mhc_post(self.output(device), mixing.clone()).expect("legal").tensor();
         assert_eq!((mixed.dims(), mixed.dtype()), (self.sizes, self.dtype), "{what}");
         assert_close(&format!("input, {what}"), self.dtype, &values(input), &expected.input);
         assert_close(&format!("head, {what}"), self.dtype, &values(head), &expected.sums);
@@ -169,20 +174,49 @@ fn ops_hyper_connection_options(#[values(0.0, 0.3)] eps: f32, #[values(1, 2, 20)
     for_each_device(|device| Inputs::new([3, 4, 10], DType::F32).check(&options, device));
 }
 
-/// A token's bits are the same in every batch.
-#[test]
-fn ops_hyper_connection_alone_as_in_a_batch() {
+/// Streams after a block that are not in memory: what the next block reads of them has the bits that it has of streams in memory, and the
+/// values that plain loops give. From one token to tiles of them, some of which are not full, and more than one launch has.
+#[rstest]
+fn ops_hyper_connection_streams_after_a_block(
+    #[values([1, 4, 64], [1, 4, 4096], [3, 3, 5], [5, 1, 33], [8, 4, 40], [13, 2, 100], [9, 8, 72], [64, 4, 36], [65, 4, 36])]
+    sizes: [usize; 3],
+    #[values(Determinism::Fast, Determinism::BatchInvariant)] determinism: Determinism,
+) {
+    let options = MhcOptions { determinism, ..OPTIONS };
+    for_each_dtype(|device, dtype| {
+        let inputs = Inputs::new(sizes, dtype);
+        let what = format!("{sizes:?} {determinism:?} {dtype:?} on {device:?}");
+        let args = inputs.args(device);
+        let (_, mixing) = mhc_pre(args.clone(), &options).expect("legal");
+        let streams = mhc_post(inputs.output(device), mixing).expect("legal");
+        let in_memory = streams.clone().tensor();
+        let read = |streams| mhc_pre(MhcPreArgs { streams, ..args.clone() }, &options).expect("legal");
+        let [(input, mixing), (expected_input, expected)] = [streams.clone(), in_memory.clone().into()].map(read);
+        assert_eq!(bits(&mixing.streams), bits(&in_memory), "streams, {what}");
+        assert_eq!(bits(&input), bits(&expected_input), "input, {what}");
+        assert_eq!(bits(&mixing.post), bits(&expected.post), "post, {what}");
+        assert_eq!(bits(&mixing.comb), bits(&expected.comb), "comb, {what}");
+        let head = |streams: Streams| mhc_head(streams, inputs.head(device), &options).expect("legal");
+        assert_eq!(bits(&head(streams)), bits(&head(in_memory.clone().into())), "head, {what}");
+        let after = Inputs { streams: values(in_memory).into_iter().map(f64::from).collect(), ..inputs };
+        after.check(&options, device);
+    });
+}
+
+/// A token's bits are the same in every batch: also in one that several launches would have, if its tokens did not have to be independent.
+#[rstest]
+fn ops_hyper_connection_alone_as_in_a_batch(#[values(11, 70)] tokens: usize) {
     let options = MhcOptions { determinism: Determinism::BatchInvariant, ..OPTIONS };
     for_each_dtype(|device, dtype| {
-        let inputs = Inputs::new([11, 4, 64], dtype);
+        let inputs = Inputs::new([tokens, 4, 64], dtype);
         let args = inputs.args(device);
         let (input, mixing) = mhc_pre(args.clone(), &options).expect("legal");
-        let streams = args.streams.clone().narrow(0, 7, 1);
+        let streams = inputs.streams(device).narrow(0, 7, 1);
         let head = inputs.head(device);
-        let [heads, own_head] =
-            [&args.streams, &streams].map(|streams| mhc_head(streams.clone(), head.clone(), &options).expect("legal"));
+        let [heads, own_head] = [args.streams.clone(), streams.clone().into()]
+            .map(|streams| mhc_head(streams, head.clone(), &options).expect("legal"));
         assert_eq!(bits(&own_head), bits(&heads.narrow(0, 7, 1)), "{dtype:?} on {device:?}");
-        let (own_input, own_mixing) = mhc_pre(MhcPreArgs { streams, ..args }, &options).expect("legal");
+        let (own_input, own_mixing) = mhc_pre(MhcPreArgs { streams: streams.into(), ..args }, &options).expect("legal");
         assert_eq!(bits(&own_input), bits(&input.narrow(0, 7, 1)), "{dtype:?} on {device:?}");
         assert_eq!(bits(&own_mixing.post), bits(&mixing.post.narrow(0, 7, 1)));
         assert_eq!(bits(&own_mixing.comb), bits(&mixing.comb.narrow(0, 7, 1)));
@@ -194,18 +228,24 @@ fn ops_hyper_connection_of_views_and_of_nothing() {
     for_each_device(|device| {
         let inputs = Inputs::new([4, 3, 10], DType::F32);
         let (args, expected) = (inputs.args(device), inputs.expected(&OPTIONS));
-        let streams = restrided(args.streams.clone(), 0, 2);
+        let streams = restrided(inputs.streams(device), 0, 2);
         let (input, mixing) =
-            mhc_pre(MhcPreArgs { streams: streams.clone(), ..args.clone() }, &OPTIONS).expect("legal");
+            mhc_pre(MhcPreArgs { streams: streams.clone().into(), ..args.clone() }, &OPTIONS).expect("legal");
         assert_close("views", DType::F32, &values(input), &expected.input);
-        let views = Mixing { post: restrided(mixing.post, 0, 1), comb: restrided(mixing.comb, 1, 2) };
-        let mixed = mhc_post(streams, restrided(inputs.output(device), 0, 1), views).expect("legal");
+        let views = Mixing { streams, post: restrided(mixing.post, 0, 1), comb: restrided(mixing.comb, 1, 2) };
+        let mixed = mhc_post(restrided(inputs.output(device), 0, 1), views).expect("legal");
+        let (next, _) = mhc_pre(MhcPreArgs { streams: mixed.clone(), ..args.clone() }, &OPTIONS).expect("legal");
+        let mixed = mixed.clone().tensor();
+        let (expected_next, _) =
+            mhc_pre(MhcPreArgs { streams: mixed.clone().into(), ..args }, &OPTIONS).expect("legal");
+        assert_eq!(bits(&next), bits(&expected_next), "views on {device:?}");
         assert_close("views", DType::F32, &values(mixed), &expected.mixed);
-        let none = zeros([0, 3, 10], device);
-        let (input, mixing) =
-            mhc_pre(MhcPreArgs { streams: none.clone(), ..inputs.args(device) }, &OPTIONS).expect("legal");
+        let none: Tensor<3> = zeros([0, 3, 10], device);
+        let pre = |streams| mhc_pre(MhcPreArgs { streams, ..inputs.args(device) }, &OPTIONS).expect("legal");
+        let (input, mixing) = pre(none.clone().into());
         assert_eq!((input.dims(), mixing.post.dims(), mixing.comb.dims()), ([0, 10], [0, 3], [0, 3, 3]));
-        assert_eq!(mhc_post(none.clone(), zeros([0, 10], device), mixing).expect("legal").dims(), [0, 3, 10]);
+        let mut mixed = mhc_post(zeros::<2>([0, 10], device), mixing).expect("legal");
+        assert_eq!((mixed.dims(), mixed.tensor().dims(), pre(mixed).0.dims()), ([0, 3, 10], [0, 3, 10], [0, 10]));
         assert_eq!(mhc_head(none, inputs.head(device), &OPTIONS).expect("legal").dims(), [0, 10]);
     });
 }
@@ -219,9 +259,9 @@ fn ops_errors_hyper_connection_pre() {
             change(&mut args, device);
             assert_refused(mhc_pre(args, &OPTIONS), kind, argument);
         };
-        refuses(Value, "streams", |it, device| it.streams = zeros([4, 9, 10], device));
-        refuses(Value, "streams", |it, device| it.streams = zeros([4, 0, 10], device));
-        refuses(Value, "streams", |it, device| it.streams = zeros([4, 3, 0], device));
+        refuses(Value, "streams", |it, device| it.streams = zeros::<3>([4, 9, 10], device).into());
+        refuses(Value, "streams", |it, device| it.streams = zeros::<3>([4, 0, 10], device).into());
+        refuses(Value, "streams", |it, device| it.streams = zeros::<3>([4, 3, 0], device).into());
         refuses(Shape, "mixer.weight", |it, device| it.mixer.weight = zeros::<2>([15, 29], device).into());
         refuses(Shape, "mixer.weight", |it, device| it.mixer.weight = zeros::<2>([14, 30], device).into());
         refuses(WrongType, "mixer.weight", |it, device| {
@@ -251,12 +291,14 @@ fn ops_errors_hyper_connection_post_and_head() {
         let options = MhcOptions { norm_eps: -1.0, ..OPTIONS };
         assert_refused(mhc_head(args.streams.clone(), inputs.head(device), &options), Value, "norm_eps");
         let (_, mixing) = mhc_pre(args.clone(), &OPTIONS).expect("legal before it is changed");
-        let call = |output, mixing| mhc_post(args.streams.clone(), output, mixing);
+        let call = |output: Tensor<2>, mixing| mhc_post(output, mixing);
         assert_refused(call(zeros([4, 9], device), mixing.clone()), Shape, "output");
         assert_refused(call(inputs.output(device).cast(FloatDType::F16), mixing.clone()), WrongType, "output");
         let post = zeros([3, 3], device);
         assert_refused(call(inputs.output(device), Mixing { post, ..mixing.clone() }), Shape, "mixing.post");
         let comb = zeros([4, 3, 2], device);
-        assert_refused(call(inputs.output(device), Mixing { comb, ..mixing }), Shape, "mixing.comb");
+        assert_refused(call(inputs.output(device), Mixing { comb, ..mixing.clone() }), Shape, "mixing.comb");
+        let streams = zeros([4, 9, 10], device);
+        assert_refused(call(inputs.output(device), Mixing { streams, ..mixing }), Value, "streams");
     });
 }

@@ -18,7 +18,7 @@
 //! | [`linear()`], [`linear_pair`], [`swiglu()`], [`linear_by_head()`] | projections; small batches as fast as the weights come |
 //! | [`norm_rope()`], [`rms_norm`] | norms and RoPE in one pass |
 //! | [`residual_norm()`] | a residual sum and its norm |
-//! | [`mhc_pre`], [`mhc_post`], [`mhc_head`] | several residual streams before and after a block, and behind the last |
+//! | [`mhc_pre`], [`mhc_post`], [`mhc_head`], [`Streams`] | several residual streams before and after a block, and behind the last |
 //! | [`rope_write`] | RoPE on queries, which may be absorbed; norm and RoPE on latents, which go into the cache: one launch |
 //! | [`argmax()`] | the greedy token of each row |
 //! | [`sample()`] | the token of each row, drawn at random behind temperature, top-k, top-p, min-p and repetition penalty |

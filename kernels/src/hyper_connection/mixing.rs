@@ -10,22 +10,17 @@ pub(super) struct Logits {
     /// Streams.
     #[cube(comptime)]
     pub n: usize,
-    /// Whether there are more than those of the sum.
-    #[cube(comptime)]
-    before_block: bool,
 }
 
 #[cube]
 impl Logits {
-    pub(super) fn new(token: usize, factor: f32, #[comptime] n: usize, #[comptime] before_block: bool) -> Logits {
-        Logits { token, factor, n, before_block }
+    pub(super) fn new(token: usize, factor: f32, #[comptime] n: usize) -> Logits {
+        Logits { token, factor, n }
     }
 
-    /// Number `at`, in part `part`.
+    /// Number `at`, in part `part`, of the token's products.
     pub(super) fn of(&self, products: &[f32], scale: &[f32], base: &[f32], at: usize, part: usize) -> f32 {
-        let (n, before_block) = (self.n.comptime(), self.before_block.comptime());
-        products[self.token * comptime!(if before_block { (2 + n) * n } else { n }) + at] * self.factor * scale[part]
-            + base[at]
+        products[at] * self.factor * scale[part] + base[at]
     }
 }
 

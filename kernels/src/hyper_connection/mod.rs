@@ -1,22 +1,29 @@
 //! Manifold-constrained hyper-connections (mHC): what a block reads of the residual streams, and how its output goes into them.
 //!
-//! Before the block a cube has a token. Its units go over the streams twice, for the sum of their squares and to add them up, and
-//! over the sum once more for its norm: by then all is in the cache. After the block a unit has a vector of channels, in all streams.
-//! Behind the last block the streams are added up, and that is all.
+//! Before the block a cube has a token. Its units add up the streams, and go over the sum once more for its norm: by then it is in
+//! the cache. The products that say how are there, and the norm before them is a factor: of a few tokens they come with the sum of
+//! squares (`project.rs`), of many the units go over the streams once more for that. After the block a unit has a vector of channels,
+//! in all streams (`post.rs`). Behind the last block the streams are added up, and that is all.
 
 mod mixing;
+mod post;
+mod project;
 mod select;
 mod sinkhorn;
 
 use cubecl::prelude::*;
 
 use self::mixing::{Logits, sigmoid};
+pub use self::post::{PostArgs, launch_post};
+use self::project::sum_parts;
+pub use self::project::{ProjectArgs, launch_project};
 use self::select::Shape;
+pub use self::select::slices;
 use crate::common::launch::{address_type, dummy};
 use crate::common::plane;
-use crate::residual_norm::{UNITS, add_squares, norm, scale_of};
+use crate::residual_norm::{Summand, UNITS, add_squares, norm, scale_of};
 
-/// Sizes of [`PreArgs`] and [`PostArgs`].
+/// Sizes of [`PreArgs`], [`PostArgs`] and [`ProjectArgs`].
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
     /// Tokens.
@@ -33,8 +40,8 @@ pub struct Sizes {
 pub struct PreArgs {
     /// E `[tokens, n, width]`.
     pub streams: BufferArg,
-    /// f32 `[tokens, (2 + n) n]`: the projections of all streams of a token, before any norm. Without a block `[tokens, n]`.
-    pub products: BufferArg,
+    /// The projections of all streams of a token, before any norm.
+    pub products: Products,
     /// f32 `[3]`: factors of the parts for `pre`, `post` and `comb`. Without a block `[1]`.
     pub scale: BufferArg,
     /// f32 `[(2 + n) n]`: added to all parts. Without a block `[n]`.
@@ -49,6 +56,26 @@ pub struct PreArgs {
     pub norm_eps: f32,
     /// Added to what must not be zero.
     pub eps: f32,
+}
+
+/// Projections of all streams of a token: `m = (2 + n) n` of them, without a block `n`.
+pub enum Products {
+    /// f32 `[tokens, m]`.
+    Whole(BufferArg),
+    /// f32 `[tokens, slices, m + 1]`, as [`launch_project`] writes them.
+    InParts(BufferArg),
+}
+
+/// What a block computed, and how it goes into the streams: see [`PostArgs`].
+pub struct MixArgs {
+    /// E `[tokens, width]`.
+    pub output: Summand,
+    /// f32 `[tokens, n]`.
+    pub post: BufferArg,
+    /// f32 `[tokens, n, n]`.
+    pub comb: BufferArg,
+    /// E `[tokens, n, width]`, written.
+    pub mixed: BufferArg,
 }
 
 /// What there is if a block reads the input.
@@ -71,7 +98,11 @@ pub fn launch_pre(client: &Client, args: PreArgs) {
     }
     let Shape { vector, vectors } = select::choose(client.properties(), width, elem);
     let plane = select::plane_of_matrix(client.properties(), streams);
-    let form = Form { streams, before_block: args.block.is_some(), plane };
+    let (products, in_parts) = match args.products {
+        Products::Whole(products) => (products, false),
+        Products::InParts(parts) => (parts, true),
+    };
+    let form = Form { streams, before_block: args.block.is_some(), in_parts, plane };
     let BlockArgs { norm_weight, post, comb, iterations } = args.block.unwrap_or_else(|| BlockArgs {
         norm_weight: dummy(client),
         post: dummy(client),
@@ -85,7 +116,7 @@ pub fn launch_pre(client: &Client, args: PreArgs) {
         address_type(client, &[&args.streams]),
         vector,
         args.streams,
-        args.products,
+        products,
         args.scale,
         args.base,
         norm_weight,
@@ -94,6 +125,7 @@ pub fn launch_pre(client: &Client, args: PreArgs) {
         comb,
         tokens,
         vectors,
+        select::slices(width),
         args.norm_eps,
         args.eps,
         iterations,
@@ -107,6 +139,8 @@ pub fn launch_pre(client: &Client, args: PreArgs) {
 struct Form {
     streams: usize,
     before_block: bool,
+    /// See [`Products`].
+    in_parts: bool,
     /// See [`select::plane_of_matrix`].
     plane: usize,
 }
@@ -124,6 +158,7 @@ fn pre_kernel<E: Float, N: Size>(
     comb: &mut [f32],
     tokens: usize,
     vectors: usize,
+    slices: usize,
     norm_eps: f32,
     eps: f32,
     iterations: usize,
@@ -132,22 +167,22 @@ fn pre_kernel<E: Float, N: Size>(
 ) {
     let (n, before_block) = comptime!((form.streams, form.before_block));
     let (token, unit) = (CUBE_POS, UNIT_POS as usize);
-    let first = token * n * vectors;
-    let mut squares = 0.0f32;
-    if token < tokens {
-        let mut at = unit;
-        while at < n * vectors {
-            squares = add_squares(streams[first + at], squares);
-            at += UNITS;
-        }
-    }
-    let factor = scale_of(squares, n * vectors * N::value().comptime(), norm_eps);
-    let logits = Logits::new(token, factor, n, before_block);
+    let count = comptime!(if before_block { (2 + n) * n } else { n });
+    let mut numbers = Shared::<[f32]>::new_slice(comptime!(count + 1));
+    let width = n * vectors * N::value().comptime();
+    let factor = if comptime!(form.in_parts) {
+        sum_parts(products, &mut numbers, min(token, tokens - 1), slices, comptime!(count + 1));
+        1.0 / (numbers[count] / f32::cast_from(width) + norm_eps).sqrt()
+    } else {
+        let squares = read_whole(streams, products, &mut numbers, token, tokens, n * vectors, count);
+        scale_of(squares, width, norm_eps)
+    };
+    let logits = Logits::new(token, factor, n);
     let mut pre = Shared::<[f32]>::new_slice(n);
     if token < tokens && unit < n {
-        pre[unit] = sigmoid(logits.of(products, scale, base, unit, 0usize)) + eps;
+        pre[unit] = sigmoid(logits.of(&numbers, scale, base, unit, 0usize)) + eps;
         if comptime!(before_block) {
-            post[token * n + unit] = 2.0 * sigmoid(logits.of(products, scale, base, n + unit, 1usize));
+            post[token * n + unit] = 2.0 * sigmoid(logits.of(&numbers, scale, base, n + unit, 1usize));
         }
     }
     sync_cube();
@@ -160,7 +195,7 @@ fn pre_kernel<E: Float, N: Size>(
         if unit < aside {
             first_column = vectors;
             if token < tokens {
-                sinkhorn::by_plane(&logits, products, scale, base, comb, eps, iterations);
+                sinkhorn::by_plane(&logits, &numbers, scale, base, comb, eps, iterations);
             }
         }
     }
@@ -180,13 +215,39 @@ fn pre_kernel<E: Float, N: Size>(
             }
             if comptime!(aside == 0) {
                 if comptime!(form.plane > 0) {
-                    sinkhorn::by_plane(&logits, products, scale, base, comb, eps, iterations);
+                    sinkhorn::by_plane(&logits, &numbers, scale, base, comb, eps, iterations);
                 } else if unit == 0 {
-                    sinkhorn::by_unit(&logits, products, scale, base, comb, eps, iterations);
+                    sinkhorn::by_unit(&logits, &numbers, scale, base, comb, eps, iterations);
                 }
             }
         }
     }
+}
+
+/// Takes over the products of a token. Returns the squares of a unit's channels of its streams, which are so many vectors.
+#[cube]
+fn read_whole<E: Float, N: Size>(
+    streams: &[Vector<E, N>],
+    products: &[f32],
+    numbers: &mut Shared<[f32]>,
+    token: usize,
+    tokens: usize,
+    vectors: usize,
+    #[comptime] count: usize,
+) -> f32 {
+    let unit = UNIT_POS as usize;
+    let mut squares = 0.0f32;
+    if token < tokens {
+        let mut at = unit;
+        while at < vectors {
+            squares = add_squares(streams[token * vectors + at], squares);
+            at += UNITS;
+        }
+        if unit < count {
+            numbers[unit] = products[token * count + unit];
+        }
+    }
+    squares
 }
 
 /// Adds up the streams of a token, every `step`-th vector from `first_column` on. Returns the sum of their squares.
@@ -218,82 +279,6 @@ fn add_streams<E: Float, N: Size>(
     squares
 }
 
-/// Arguments of [`launch_post`].
-pub struct PostArgs {
-    /// E `[tokens, n, width]`.
-    pub streams: BufferArg,
-    /// E `[tokens, width]`: what the block computed.
-    pub output: BufferArg,
-    /// f32 `[tokens, n]`.
-    pub post: BufferArg,
-    /// f32 `[tokens, n, n]`.
-    pub comb: BufferArg,
-    /// E `[tokens, n, width]`, written.
-    pub mixed: BufferArg,
-    /// Sizes.
-    pub sizes: Sizes,
-}
-
-/// Writes `mixed`: the streams after the block. Without elements nothing is launched.
-pub fn launch_post(client: &Client, args: PostArgs) {
-    let Sizes { tokens, streams, width, elem } = args.sizes;
-    if tokens * width == 0 {
-        return;
-    }
-    let Shape { vector, vectors } = select::choose(client.properties(), width, elem);
-    let cube = CubeDim::new_1d(UNITS as u32);
-    post_kernel::launch(
-        client,
-        cubecl::calculate_cube_count_elemwise(client, tokens * vectors, cube),
-        cube,
-        address_type(client, &[&args.streams]),
-        vector,
-        args.streams,
-        args.output,
-        args.post,
-        args.comb,
-        args.mixed,
-        tokens,
-        vectors,
-        streams,
-        elem,
-    );
-}
-
-/// A unit per vector of channels of a token.
-#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
-fn post_kernel<E: Float, N: Size>(
-    streams: &[Vector<E, N>],
-    output: &[Vector<E, N>],
-    post: &[f32],
-    comb: &[f32],
-    mixed: &mut [Vector<E, N>],
-    tokens: usize,
-    vectors: usize,
-    #[comptime] n: usize,
-    #[define(E)] _elem: ElemType,
-) {
-    let (token, column) = (ABSOLUTE_POS / vectors, ABSOLUTE_POS % vectors);
-    if token < tokens {
-        let added = Vector::<f32, N>::cast_from(output[ABSOLUTE_POS]);
-        let first = token * n * vectors + column;
-        let mut own = Sequence::<Vector<f32, N>>::new();
-        #[unroll]
-        for k in 0..n {
-            own.push(Vector::cast_from(streams[first + k * vectors]));
-        }
-        #[unroll]
-        for j in 0..n {
-            let mut sum = added * Vector::new(post[token * n + j]);
-            #[unroll]
-            for k in 0..n {
-                sum += own[k] * Vector::new(comb[(token * n + k) * n + j]);
-            }
-            mixed[first + j * vectors] = Vector::cast_from(sum);
-        }
-    }
-}
-
 /// Streams of DeepSeek-V4, and so many that one unit has the matrix.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
@@ -303,20 +288,21 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         let elem = ElemType::Float(kind);
         let Shape { vector, .. } = select::choose(&device, 4096, elem);
         let cube = CubeDim::new_1d(UNITS as u32);
-        let pre = |streams, before_block| {
-            let form = Form { streams, before_block, plane: select::plane_of_matrix(&device, streams) };
+        let pre = |streams, before_block, in_parts| {
+            let form = Form { streams, before_block, in_parts, plane: select::plane_of_matrix(&device, streams) };
             #[rustfmt::skip]
             let form = form!(pre_kernel, cube,
-                [AddressType::U32, vector, _, _, _, _, _, _, _, _, 1, 1, 1.0, 1.0, 1, form, elem]);
+                [AddressType::U32, vector, _, _, _, _, _, _, _, _, 1, 1, 1, 1.0, 1.0, 1, form, elem]);
             form
         };
-        let post = form!(post_kernel, cube, [AddressType::U32, vector, _, _, _, _, _, 1, 1, 4, elem]);
         [
-            Entry::of(kind, "hyper_connection.pre", pre(4, true)),
-            Entry::of(kind, "hyper_connection.unit", pre(8, true)),
-            Entry::of(kind, "hyper_connection.head", pre(4, false)),
-            Entry::of(kind, "hyper_connection.post", post),
+            Entry::of(kind, "hyper_connection.pre", pre(4, true, false)),
+            Entry::of(kind, "hyper_connection.pre.parts", pre(4, true, true)),
+            Entry::of(kind, "hyper_connection.unit", pre(8, true, false)),
+            Entry::of(kind, "hyper_connection.unit.parts", pre(8, true, true)),
+            Entry::of(kind, "hyper_connection.head", pre(4, false, false)),
+            Entry::of(kind, "hyper_connection.head.parts", pre(4, false, true)),
         ]
     };
-    FLOATS.into_iter().flat_map(entries).collect()
+    FLOATS.into_iter().flat_map(entries).chain(post::offline()).chain(project::offline()).collect()
 }

@@ -36,7 +36,7 @@ mod write_latent;
 pub use argmax::argmax;
 pub use compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, compress_kv};
 pub use experts_mlp::{ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, SharedExperts, experts_mlp};
-pub use hyper_connection::{MhcOptions, MhcPreArgs, Mixer, Mixing, mhc_head, mhc_post, mhc_pre};
+pub use hyper_connection::{MhcOptions, MhcPreArgs, Mixer, Mixing, Streams, mhc_head, mhc_post, mhc_pre};
 pub use kv_indices::{KvIndices, kv_indices};
 pub use lightning_index::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, lightning_index,

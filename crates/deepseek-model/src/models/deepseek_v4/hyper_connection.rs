@@ -1,7 +1,7 @@
 //! Manifold-constrained hyper-connections: several residual streams, mixed by doubly stochastic matrices (DeepSeek-V4).
 
 use burn::tensor::Tensor;
-use mla_ops::{Determinism, MhcOptions, MhcPreArgs, Mixer, Mixing, mhc_head, mhc_pre};
+use mla_ops::{Determinism, MhcOptions, MhcPreArgs, Mixer, Mixing, Streams, mhc_head, mhc_pre};
 
 use super::config::DeepseekV4Config;
 use crate::Result;
@@ -36,9 +36,9 @@ impl HyperConnection {
     }
 
     /// The block's input `[N, D]` from the streams `[N, n, D]`, normed, and how its output will be mixed in.
-    pub(crate) fn read(&self, streams: &Tensor<3>, determinism: Determinism) -> Result<(Tensor<2>, Mixing)> {
+    pub(crate) fn read(&self, streams: Streams, determinism: Determinism) -> Result<(Tensor<2>, Mixing)> {
         let Self { mixer, norm, options } = self.clone();
-        let args = MhcPreArgs { streams: streams.clone(), mixer, norm_weight: norm };
+        let args = MhcPreArgs { streams, mixer, norm_weight: norm };
         Ok(mhc_pre(args, &MhcOptions { determinism, ..options })?)
     }
 }
@@ -50,7 +50,7 @@ impl HyperHead {
     }
 
     /// `[N, n, D]` -> `[N, D]`.
-    pub(crate) fn forward(&self, streams: Tensor<3>, determinism: Determinism) -> Result<Tensor<2>> {
+    pub(crate) fn forward(&self, streams: Streams, determinism: Determinism) -> Result<Tensor<2>> {
         Ok(mhc_head(streams, self.mixer.clone(), &MhcOptions { determinism, ..self.options })?)
     }
 }

@@ -1,7 +1,7 @@
 //! DeepSeek-V4: hyper-connected streams, attention over a window and compressed entries, clamped experts.
 
 use burn::tensor::{Device, Tensor};
-use mla_ops::{Determinism, mhc_post};
+use mla_ops::{Determinism, Streams, mhc_post};
 
 use super::attention::SharedKvAttention;
 use super::cache::V4Cache;
@@ -78,13 +78,13 @@ impl DeepseekV4 {
         let x = self.embed.clone().select(0, step.input_ids.clone());
         Observer::hidden(&mut observe, Hidden::Embedding, || x.clone());
         let [tokens, hidden] = x.dims();
-        let streams = self.config.hc_mult;
-        let mut x: Tensor<3> = x.unsqueeze_dim::<3>(1).repeat_dim(1, streams);
+        let n = self.config.hc_mult;
+        let mut streams: Streams = x.unsqueeze_dim::<3>(1).repeat_dim(1, n).into();
         for (number, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(x, step, cache, &mut observe)?;
-            Observer::hidden(&mut observe, Hidden::Layer(number), || x.clone().reshape([tokens, streams * hidden]));
+            streams = layer.forward(streams, step, cache, &mut observe)?;
+            Observer::hidden(&mut observe, Hidden::Layer(number), || streams.tensor().reshape([tokens, n * hidden]));
         }
-        let x = self.hc_head.forward(x, step.determinism)?;
+        let x = self.hc_head.forward(streams, step.determinism)?;
         Observer::hidden(&mut observe, Hidden::HyperHead, || x.clone());
         let x = self.norm.apply(x)?;
         Observer::hidden(&mut observe, Hidden::FinalNorm, || x.clone());
@@ -111,17 +111,17 @@ impl DecoderLayer {
 
     fn forward(
         &self,
-        x: Tensor<3>,
+        streams: Streams,
         step: &V4Step,
         cache: &mut V4Cache,
         observe: &mut Option<Observer<'_>>,
-    ) -> Result<Tensor<3>> {
+    ) -> Result<Streams> {
         let determinism = step.determinism;
-        let (h, mixing) = self.hc_attn.read(&x, determinism)?;
+        let (h, mixing) = self.hc_attn.read(streams, determinism)?;
         let attention = self.attn.forward(h, step, cache)?;
-        let x = mhc_post(x, self.parallel.all_reduce(attention)?.materialise(), mixing)?;
-        let (h, mixing) = self.hc_ffn.read(&x, determinism)?;
+        let streams = mhc_post(self.parallel.all_reduce(attention)?, mixing)?;
+        let (h, mixing) = self.hc_ffn.read(streams, determinism)?;
         let experts = self.ffn.forward(h, step, observe)?;
-        Ok(mhc_post(x, self.parallel.all_reduce(experts)?.materialise(), mixing)?)
+        Ok(mhc_post(self.parallel.all_reduce(experts)?, mixing)?)
     }
 }

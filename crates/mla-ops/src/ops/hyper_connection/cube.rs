@@ -2,10 +2,14 @@
 
 use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use mla_kernels::hyper_connection::{BlockArgs, PostArgs, PreArgs, Sizes, launch_post, launch_pre};
+use mla_kernels::hyper_connection::{
+    BlockArgs, MixArgs, PostArgs, PreArgs, Products, ProjectArgs, Sizes, launch_post, launch_pre, launch_project,
+    slices,
+};
+use mla_kernels::residual_norm::Summand;
 
 use super::MhcOptions;
-use super::backend::{BackendMixer, HyperConnectionBackend};
+use super::backend::{BackendMixer, BackendMixerProducts, BackendMixing, BackendStreams, HyperConnectionBackend};
 use crate::tensors::{buffers, contiguous, dims, elem, empty};
 
 fn sizes(streams: &CubeTensor) -> Sizes {
@@ -14,9 +18,22 @@ fn sizes(streams: &CubeTensor) -> Sizes {
 }
 
 impl HyperConnectionBackend for CubeBackend {
+    fn mhc_project(streams: BackendStreams<Self>, weight: CubeTensor) -> (CubeTensor, CubeTensor) {
+        match streams {
+            BackendStreams::InMemory(streams) => {
+                let streams = contiguous(streams);
+                let parts = project(&streams, None, weight);
+                (streams, parts)
+            }
+            BackendStreams::Mixed(output, mixing) => {
+                project_mixed(Summand::Rows(contiguous(output).into_buffer_arg()), mixing, weight)
+            }
+        }
+    }
+
     fn mhc_pre(
         streams: CubeTensor,
-        products: CubeTensor,
+        products: BackendMixerProducts<Self>,
         norm_weight: CubeTensor,
         mixer: BackendMixer<Self>,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
@@ -28,11 +45,12 @@ impl HyperConnectionBackend for CubeBackend {
         (sum(streams, products, mixer, Some(block)), post, comb)
     }
 
-    fn mhc_head(streams: CubeTensor, products: CubeTensor, mixer: BackendMixer<Self>) -> CubeTensor {
+    fn mhc_head(streams: CubeTensor, products: BackendMixerProducts<Self>, mixer: BackendMixer<Self>) -> CubeTensor {
         sum(streams, products, mixer, None)
     }
 
-    fn mhc_post(streams: CubeTensor, output: CubeTensor, post: CubeTensor, comb: CubeTensor) -> CubeTensor {
+    fn mhc_post(output: CubeTensor, mixing: BackendMixing<Self>) -> CubeTensor {
+        let BackendMixing { streams, post, comb } = mixing;
         let [streams, output, post, comb] = [streams, output, post, comb].map(contiguous);
         let sizes = sizes(&streams);
         let mixed = empty(&streams, [sizes.tokens, sizes.streams, sizes.width], streams.dtype);
@@ -43,18 +61,46 @@ impl HyperConnectionBackend for CubeBackend {
     }
 }
 
+/// The streams after a block, and their products in parts.
+pub(crate) fn project_mixed(
+    output: Summand,
+    mixing: BackendMixing<CubeBackend>,
+    weight: CubeTensor,
+) -> (CubeTensor, CubeTensor) {
+    let BackendMixing { streams, post, comb } = mixing;
+    let [streams, post, comb] = [streams, post, comb].map(contiguous);
+    let mixed = empty(&streams, dims::<3>(&streams), streams.dtype);
+    let mix = buffers!(post, comb, mixed => MixArgs { output, post, comb, mixed });
+    let parts = project(&streams, Some(mix), weight);
+    (mixed, parts)
+}
+
+/// Products in parts of contiguous streams, after something is mixed into them.
+fn project(streams: &CubeTensor, mix: Option<MixArgs>, weight: CubeTensor) -> CubeTensor {
+    let (weight, sizes) = (contiguous(weight), sizes(streams));
+    let [rows, _] = dims(&weight);
+    let parts = empty(streams, [sizes.tokens, slices(sizes.width), rows + 1], DType::F32);
+    let args = buffers!(streams, weight, parts => ProjectArgs { streams, mix, weight, parts, rows, sizes });
+    launch_project(&parts.client, args);
+    parts
+}
+
 /// The sum of the streams, before a block or behind the last one.
 fn sum(
     streams: CubeTensor,
-    products: CubeTensor,
+    products: BackendMixerProducts<CubeBackend>,
     mixer: BackendMixer<CubeBackend>,
     block: Option<BlockArgs>,
 ) -> CubeTensor {
     let BackendMixer { scale, base, options } = mixer;
-    let [streams, products, scale, base] = [streams, products, scale, base].map(contiguous);
+    let products = match products {
+        BackendMixerProducts::Whole(products) => Products::Whole(contiguous(products).into_buffer_arg()),
+        BackendMixerProducts::InParts(parts) => Products::InParts(contiguous(parts).into_buffer_arg()),
+    };
+    let [streams, scale, base] = [streams, scale, base].map(contiguous);
     let (sizes, MhcOptions { norm_eps, eps, .. }) = (sizes(&streams), options);
     let input = empty(&streams, [sizes.tokens, sizes.width], streams.dtype);
-    let args = buffers!(streams, products, scale, base, input => PreArgs {
+    let args = buffers!(streams, scale, base, input => PreArgs {
         streams, products, scale, base, input, block, sizes, norm_eps, eps,
     });
     launch_pre(&input.client, args);

@@ -5,13 +5,16 @@ mod backend;
 mod cube;
 #[cfg(feature = "flex")]
 mod reference;
+mod streams;
 
-use burn::backend::{Dispatch, tensor::FloatTensor};
+use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
 pub(crate) use self::backend::*;
-use super::linear::linear;
+pub use self::streams::Streams;
+use self::streams::check_parts;
 use super::norm_rope::checks::{check_eps, check_norm};
+use super::residual_norm::Addend;
 use crate::check::Check;
 use crate::dispatch::tensors;
 use crate::{Determinism, MlaError, Weight};
@@ -22,8 +25,8 @@ const MAX_STREAMS: usize = 8;
 /// Arguments of [`mhc_pre`].
 #[derive(Debug, Clone)]
 pub struct MhcPreArgs {
-    /// The residual streams `[N, n, d]`, f32, f16 or bf16; `n` from 1 to 8.
-    pub streams: Tensor<3>,
+    /// The residual streams `[N, n, d]`, f32, f16 or bf16; `n` from 1 to 8. Those of [`mhc_post`] may not be computed yet.
+    pub streams: Streams,
     /// What mixes them: rows for `pre`, `post` and the rows of `comb`, a scale of each of the three.
     pub mixer: Mixer,
     /// f32 `[d]`: the weight of the norm before the block.
@@ -58,6 +61,8 @@ pub struct MhcOptions {
 /// How the output of a block goes into the streams: made by [`mhc_pre`] for [`mhc_post`].
 #[derive(Debug, Clone)]
 pub struct Mixing {
+    /// The streams that the block has read, `[N, n, d]`, in memory.
+    pub streams: Tensor<3>,
     /// f32 `[N, n]`: how much of the output goes into each stream.
     pub post: Tensor<2>,
     /// f32 `[N, n, n]`: what each stream (first index) gives to each stream. Rows and columns sum up to about 1.
@@ -72,31 +77,37 @@ pub struct Mixing {
 /// the dtype of the streams before that norm; `post` is `2 sigmoid`; `comb` is the softmax of its rows plus `eps`, whose columns
 /// and rows are then divided by their sums plus `eps`, alternately, columns first and last (Sinkhorn-Knopp). All in f32.
 ///
-/// On a GPU that is two launches for a few tokens: the projection, and the rest.
+/// Streams that [`mhc_post`] has left uncomputed are computed in the same launches: on a GPU, for up to 64 tokens, or where tokens have to be
+/// independent, there are two. One has the streams after the block before, and their products with the weight in parts, of some channels
+/// each; the other one has the rest. With more tokens the streams, their [`linear`](crate::linear()) projection and the rest are a launch
+/// each; the products are sums in another order then.
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, more than 8 streams, an epsilon that is negative or not finite, no iteration, or more than the
 /// device can do ([`MlaError::DeviceLimit`]): nothing is launched.
 pub fn mhc_pre(args: MhcPreArgs, options: &MhcOptions) -> Result<(Tensor<2>, Mixing), MlaError> {
-    let MhcPreArgs { streams, mixer, norm_weight } = args;
-    let check = check_streams("mhc_pre", &streams)?;
+    let MhcPreArgs { mut streams, mixer, norm_weight } = args;
+    let check = check_streams("mhc_pre", streams.like())?;
     let [tokens, n, width] = streams.dims();
     mixer.check(&check, [n, width], [(2 + n) * n, 3], options)?;
     check_norm(&check, "norm_weight", &norm_weight, width, options.norm_eps)?;
     let iterations = options.sinkhorn_iters;
     check.value("sinkhorn_iters", iterations > 0, iterations, || "at least 1".into())?;
     check.index_range("sinkhorn_iters", iterations)?;
+    check_parts(&check, &streams, &mixer, options)?;
     if tokens == 0 {
-        let (device, input) = (streams.device(), Tensor::empty([0, width], (check.device(), streams.dtype())));
-        let post = Tensor::empty([0, n], (&device, DType::F32));
-        return Ok((input, Mixing { post, comb: Tensor::empty([0, n, n], (&device, DType::F32)) }));
+        let (device, streams) = (check.device(), streams.tensor());
+        let input = Tensor::empty([0, width], (device, streams.dtype()));
+        let (post, comb) =
+            (Tensor::empty([0, n], (device, DType::F32)), Tensor::empty([0, n, n], (device, DType::F32)));
+        return Ok((input, Mixing { streams, post, comb }));
     }
-    let (products, mixer) = mixer.products(&streams, options)?;
-    let norm_weight = norm_weight.into_dispatch();
-    let (input, post, comb) =
-        <Dispatch as HyperConnectionBackend>::mhc_pre(streams.into_dispatch(), products, norm_weight, mixer);
-    let mixing = Mixing { post: Tensor::from_dispatch(post), comb: Tensor::from_dispatch(comb) };
-    Ok((Tensor::from_dispatch(input), mixing))
+    let (streams, products) = streams.project(&mixer, options)?;
+    let (mixer, norm_weight) = (mixer.into_backend(options), norm_weight.into_dispatch());
+    let rows = streams.clone().into_dispatch();
+    let read = <Dispatch as HyperConnectionBackend>::mhc_pre(rows, products, norm_weight, mixer);
+    let (input, post, comb) = tensors(read);
+    Ok((input, Mixing { streams, post, comb }))
 }
 
 /// The sum of the residual streams behind the last block, `[N, d]` in their dtype: `Σ_k (sigmoid(z_k) + eps) stream_k`, with `z` as
@@ -104,41 +115,41 @@ pub fn mhc_pre(args: MhcPreArgs, options: &MhcOptions) -> Result<(Tensor<2>, Mix
 ///
 /// # Errors
 /// As [`mhc_pre`].
-pub fn mhc_head(streams: Tensor<3>, mixer: Mixer, options: &MhcOptions) -> Result<Tensor<2>, MlaError> {
-    let check = check_streams("mhc_head", &streams)?;
+pub fn mhc_head(streams: impl Into<Streams>, mixer: Mixer, options: &MhcOptions) -> Result<Tensor<2>, MlaError> {
+    let streams: Streams = streams.into();
+    let check = check_streams("mhc_head", streams.like())?;
     let [tokens, n, width] = streams.dims();
     mixer.check(&check, [n, width], [n, 1], options)?;
     check_eps(&check, "norm_eps", options.norm_eps)?;
+    check_parts(&check, &streams, &mixer, options)?;
     if tokens == 0 {
-        return Ok(Tensor::empty([0, width], (check.device(), streams.dtype())));
+        return Ok(Tensor::empty([0, width], (check.device(), streams.like().dtype())));
     }
-    let (products, mixer) = mixer.products(&streams, options)?;
+    let (streams, products) = streams.project(&mixer, options)?;
+    let mixer = mixer.into_backend(options);
     Ok(tensors(<Dispatch as HyperConnectionBackend>::mhc_head(streams.into_dispatch(), products, mixer)))
 }
 
 /// The residual streams `[N, n, d]` after a block with the output `[N, d]`: stream `j` becomes
 /// `post_j · output + Σ_k comb_kj · stream_k`, in f32, rounded to the dtype of the streams.
 ///
+/// Nothing is launched before the [`Streams`] are read: by [`mhc_pre`] or [`mhc_head`], or by [`Streams::tensor`]. The bits are the
+/// same.
+///
 /// # Errors
-/// Wrong shapes, dtypes or devices, more than 8 streams, or more than the device can do ([`MlaError::DeviceLimit`]): nothing is
-/// launched.
-pub fn mhc_post(streams: Tensor<3>, output: Tensor<2>, mixing: Mixing) -> Result<Tensor<3>, MlaError> {
-    let check = check_streams("mhc_post", &streams)?;
+/// Wrong shapes, dtypes or devices, more than 8 streams, or more than the device can do ([`MlaError::DeviceLimit`]).
+pub fn mhc_post(output: impl Into<Addend>, mixing: Mixing) -> Result<Streams, MlaError> {
+    let output: Addend = output.into();
+    let Mixing { streams, post, comb } = &mixing;
+    let check = check_streams("mhc_post", streams)?;
     let [tokens, n, width] = streams.dims();
-    check.float_as("output", &output, streams.dtype(), "that of `streams`")?;
+    check.float_as("output", output.like(), streams.dtype(), "that of the streams")?;
     check.dims("output", output.dims(), [Some(tokens), Some(width)], || format!("[N, d] = [{tokens}, {width}]"))?;
-    let Mixing { post, comb } = mixing;
-    check.float_as("mixing.post", &post, DType::F32, "always")?;
+    check.float_as("mixing.post", post, DType::F32, "always")?;
     check.dims("mixing.post", post.dims(), [Some(tokens), Some(n)], || format!("[N, n] = [{tokens}, {n}]"))?;
-    check.float_as("mixing.comb", &comb, DType::F32, "always")?;
+    check.float_as("mixing.comb", comb, DType::F32, "always")?;
     check.dims("mixing.comb", comb.dims(), [tokens, n, n].map(Some), || format!("[N, n, n] = [{tokens}, {n}, {n}]"))?;
-    if streams.shape().num_elements() == 0 {
-        return Ok(streams);
-    }
-    let [output, post] = [output, post].map(Tensor::into_dispatch);
-    let mixed =
-        <Dispatch as HyperConnectionBackend>::mhc_post(streams.into_dispatch(), output, post, comb.into_dispatch());
-    Ok(tensors(mixed))
+    Ok(Streams::mixed(output, mixing))
 }
 
 fn check_streams(op: &'static str, streams: &Tensor<3>) -> Result<Check, MlaError> {
@@ -171,16 +182,9 @@ impl Mixer {
         check_eps(check, "eps", options.eps)
     }
 
-    /// f32 `[N, m]`: the projections of all streams of a token, before their norm.
-    fn products(
-        self,
-        streams: &Tensor<3>,
-        options: &MhcOptions,
-    ) -> Result<(FloatTensor<Dispatch>, BackendMixer<Dispatch>), MlaError> {
-        let [tokens, n, width] = streams.dims();
-        let rows = streams.clone().reshape([tokens, n * width]);
-        let products = linear(rows, &self.weight, options.determinism)?.into_dispatch();
+    /// What a backend takes beside the products.
+    fn into_backend(self, options: &MhcOptions) -> BackendMixer<Dispatch> {
         let [scale, base] = [self.scale, self.base].map(Tensor::into_dispatch);
-        Ok((products, BackendMixer { scale, base, options: *options }))
+        BackendMixer { scale, base, options: *options }
     }
 }

@@ -4,23 +4,33 @@ use burn::backend::{Flex, tensor::FloatTensor};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 use super::MhcOptions;
-use super::backend::{BackendMixer, HyperConnectionBackend};
+use super::backend::{BackendMixer, BackendMixerProducts, BackendMixing, BackendStreams, HyperConnectionBackend};
 use crate::independent::{map_independent, piece_len};
 use crate::ops::norm_rope::reference::{rms_norm, scale_of};
 use crate::reference::{IntoFlex, tensor};
 
 impl HyperConnectionBackend for Flex {
+    /// In one part.
+    fn mhc_project(streams: BackendStreams<Self>, weight: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let streams: Tensor<3> = tensor(match streams {
+            BackendStreams::InMemory(streams) => streams,
+            BackendStreams::Mixed(output, mixing) => Self::mhc_post(output, mixing),
+        });
+        let parts = projected(streams.clone(), tensor(weight));
+        (streams.into_flex(), parts.into_flex())
+    }
+
     fn mhc_pre(
         streams: FloatTensor<Self>,
-        products: FloatTensor<Self>,
+        products: BackendMixerProducts<Self>,
         norm_weight: FloatTensor<Self>,
         mixer: BackendMixer<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let streams: Tensor<3> = tensor(streams);
         let ([tokens, n, _], device, mixer) = (streams.dims(), streams.device(), Mixer::new(mixer));
-        let (input, numbers) = mixer.read(streams, values::<2>(tensor(products)));
+        let (input, numbers) = mixer.read(streams, products);
         let part = |first: usize, len: usize| -> Vec<f32> {
-            numbers.chunks_exact((2 + n) * n).flat_map(|token| &token[first..first + len]).copied().collect()
+            numbers.chunks_exact(mixer.base.len() + 1).flat_map(|token| &token[first..first + len]).copied().collect()
         };
         let post = TensorData::new(part(n, n), [tokens, n]);
         let comb = TensorData::new(part(2 * n, n * n), [tokens, n, n]);
@@ -33,21 +43,28 @@ impl HyperConnectionBackend for Flex {
 
     fn mhc_head(
         streams: FloatTensor<Self>,
-        products: FloatTensor<Self>,
+        products: BackendMixerProducts<Self>,
         mixer: BackendMixer<Self>,
     ) -> FloatTensor<Self> {
-        let (input, _) = Mixer::new(mixer).read(tensor(streams), values::<2>(tensor(products)));
+        let (input, _) = Mixer::new(mixer).read(tensor(streams), products);
         input.into_flex()
     }
 
-    fn mhc_post(
-        streams: FloatTensor<Self>,
-        output: FloatTensor<Self>,
-        post: FloatTensor<Self>,
-        comb: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn mhc_post(output: FloatTensor<Self>, mixing: BackendMixing<Self>) -> FloatTensor<Self> {
+        let BackendMixing { streams, post, comb } = mixing;
         mixed(tensor(streams), tensor(output), &values::<2>(tensor(post)), &values::<3>(tensor(comb))).into_flex()
     }
+}
+
+/// Products of the streams `[N, n, d]` with a weight f32 `[m, n d]`, and the sum of their squares: f32 `[N, 1, m + 1]`.
+fn projected(streams: Tensor<3>, weight: Tensor<2>) -> Tensor<3> {
+    let ([tokens, ..], [rows, inputs], device) = (streams.dims(), weight.dims(), streams.device());
+    let (x, weight, work) = (values(streams), values(weight), tokens * (rows + 1) * inputs);
+    let tokens: Vec<&[f32]> = x.chunks_exact(inputs).collect();
+    let parts = map_independent(&device, work, tokens.clone(), |x| -> Vec<f32> {
+        weight.chunks_exact(inputs).chain([x]).map(|row| product(row, x)).collect()
+    });
+    Tensor::from_data(TensorData::new(parts.concat(), [tokens.len(), 1, rows + 1]), (&device, DType::F32))
 }
 
 struct Mixer {
@@ -62,12 +79,13 @@ impl Mixer {
         Self { scale: values::<1>(tensor(scale)), base: values::<1>(tensor(base)), options }
     }
 
-    /// The sums of the streams `[N, n, d]`, before any norm; their products, f32 `[N, (2 + n) n]` or `[N, n]`, as what becomes of
-    /// them: pre, post and comb.
-    fn read(&self, streams: Tensor<3>, mut products: Vec<f32>) -> (Tensor<2>, Vec<f32>) {
+    /// The sums of the streams `[N, n, d]`, before any norm; of their products what becomes of them, and a number behind: pre, post and
+    /// comb, `[N, m + 1]`.
+    fn read(&self, streams: Tensor<3>, products: BackendMixerProducts<Flex>) -> (Tensor<2>, Vec<f32>) {
         let ([tokens, n, width], dtype, device) = (streams.dims(), streams.dtype(), streams.device());
         let (x, work) = (values(streams), 3 * tokens * n * width);
-        let (piece, count) = (piece_len(tokens, work), self.base.len());
+        let (piece, count) = (piece_len(tokens, work), self.base.len() + 1);
+        let mut products = self.with_factors(products, &x);
         let numbers = products.chunks_mut(piece * count).zip(x.chunks(piece * n * width)).collect();
         let inputs = map_independent(&device, work, numbers, |(numbers, x): (&mut [f32], &[f32])| {
             let tokens = numbers.chunks_exact_mut(count).zip(x.chunks_exact(n * width));
@@ -77,12 +95,36 @@ impl Mixer {
         (Tensor::from_data(inputs, (&device, dtype)), products)
     }
 
-    /// The sum of a token's streams `x`; its products become pre, post and comb, if they are there.
+    /// The products of each token, and behind them the factor of their norm: `[N, m + 1]`.
+    fn with_factors(&self, products: BackendMixerProducts<Flex>, x: &[f32]) -> Vec<f32> {
+        let (rows, eps) = (self.base.len(), self.options.norm_eps);
+        match products {
+            BackendMixerProducts::Whole(products) => {
+                let products = values::<2>(tensor(products));
+                let inputs = x.len() / (products.len() / rows);
+                let tokens = products.chunks_exact(rows).zip(x.chunks_exact(inputs));
+                tokens.flat_map(|(products, x)| products.iter().copied().chain([scale_of(x, eps)])).collect()
+            }
+            BackendMixerProducts::InParts(parts) => {
+                let parts: Tensor<3> = tensor(parts);
+                let [tokens, ..] = parts.dims();
+                let mut sums = values(parts.sum_dim(1));
+                let inputs = (x.len() / tokens) as f32;
+                for squares in sums.iter_mut().skip(rows).step_by(rows + 1) {
+                    *squares = (*squares / inputs + eps).sqrt().recip();
+                }
+                sums
+            }
+        }
+    }
+
+    /// The sum of a token's streams `x`; its products become pre, post and comb, if they are there. The number behind them is the
+    /// factor of their norm.
     fn read_token(&self, numbers: &mut [f32], x: &[f32], n: usize) -> Vec<f32> {
-        let MhcOptions { norm_eps, eps, .. } = self.options;
-        let factor = scale_of(x, norm_eps);
+        let eps = self.options.eps;
+        let (factor, numbers) = numbers.split_last_mut().expect("there is a factor");
         for (at, (number, base)) in numbers.iter_mut().zip(&self.base).enumerate() {
-            *number = *number * factor * self.scale[(at / n).min(2)] + base;
+            *number = *number * *factor * self.scale[(at / n).min(2)] + base;
         }
         let (pre, rest) = numbers.split_at_mut(n);
         pre.iter_mut().for_each(|pre| *pre = sigmoid(*pre) + eps);
@@ -146,6 +188,16 @@ fn mixed(streams: Tensor<3>, output: Tensor<2>, post: &[f32], comb: &[f32]) -> T
         }
     });
     Tensor::from_data(TensorData::new(out, [tokens, n, width]), (&device, dtype))
+}
+
+/// The sum of products of two rows.
+fn product(x: &[f32], y: &[f32]) -> f32 {
+    // Several sums, which the CPU adds up side by side.
+    let mut sums = [0.0; 16];
+    for (x, y) in x.chunks(sums.len()).zip(y.chunks(sums.len())) {
+        sums.iter_mut().zip(x.iter().zip(y)).for_each(|(sum, (x, y))| *sum += x * y);
+    }
+    sums.iter().sum()
 }
 
 fn sigmoid(x: f32) -> f32 {

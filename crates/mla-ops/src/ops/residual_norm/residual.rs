@@ -45,6 +45,18 @@ impl From<Tensor<2>> for Addend {
 }
 
 impl Addend {
+    pub(crate) fn dims(&self) -> [usize; 2] {
+        self.0.dims()
+    }
+
+    /// A tensor of its dtype and device.
+    pub(crate) fn like(&self) -> &Tensor<2> {
+        match &self.0 {
+            Summand::Rows(rows) => rows,
+            Summand::Experts(sum) => sum.like(),
+        }
+    }
+
     /// The rows `[N, hidden]`.
     pub fn materialise(self) -> Tensor<2> {
         self.0.materialise()
@@ -90,21 +102,17 @@ impl Residual {
     /// # Errors
     /// Another shape, dtype or device.
     pub fn add(&mut self, addend: impl Into<Addend>) -> Result<(), MlaError> {
-        let Addend(summand) = addend.into();
+        let addend = addend.into();
         let check = Check::new("residual_add", "residual", &self.stream)?;
         check.float("residual", &self.stream)?;
-        let like = match &summand {
-            Summand::Rows(rows) => rows,
-            Summand::Experts(sum) => sum.like(),
-        };
-        check.float_as("addend", like, self.stream.dtype(), "that of the residual stream")?;
+        check.float_as("addend", addend.like(), self.stream.dtype(), "that of the residual stream")?;
         let [rows, width] = self.dims();
         let words = || format!("[N, hidden] = [{rows}, {width}]");
-        check.dims("addend", summand.dims(), [Some(rows), Some(width)], words)?;
+        check.dims("addend", addend.dims(), [Some(rows), Some(width)], words)?;
         if let Some(before) = self.pending.take() {
             self.stream = self.stream.clone() + before.materialise();
         }
-        self.pending = Some(summand);
+        self.pending = Some(addend.0);
         Ok(())
     }
 
