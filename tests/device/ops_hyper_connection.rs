@@ -1,10 +1,11 @@
 //! `mhc_pre`, `mhc_post` and `mhc_head` against plain loops.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use mla_ops::{Determinism, MhcOptions, MhcPreArgs, Mixer, Mixing, Streams, mhc_head, mhc_post, mhc_pre};
+use mla_ops::{Addend, Determinism, MhcOptions, MhcPreArgs, Mixer, Mixing, Streams, mhc_head, mhc_post, mhc_pre};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
+use crate::ops_experts::{Inputs as Experts, sum};
 use crate::ops_fixture::{assert_close, bits, floats, random, restrided, rng, rounded, values};
 use crate::refusals::Kind::{DType as WrongType, Shape, Value};
 use crate::refusals::{assert_refused, zeros};
@@ -200,6 +201,32 @@ fn ops_hyper_connection_streams_after_a_block(
         assert_eq!(bits(&head(streams)), bits(&head(in_memory.clone().into())), "head, {what}");
         let after = Inputs { streams: values(in_memory).into_iter().map(f64::from).collect(), ..inputs };
         after.check(&options, device);
+    });
+}
+
+/// Experts that are summed up where they go into the streams: the bits of a sum in memory. One token, whose launches have its shared
+/// experts or not, several, more than one launch has, none.
+#[rstest]
+fn ops_hyper_connection_of_experts(
+    #[values([0, 5, 2, 64, 32], [1, 8, 3, 64, 32], [1, 5, 3, 4104, 32], [1, 3, 2, 33, 7], [5, 6, 2, 2056, 8], [41, 3, 2, 64, 32], [4, 5, 5, 33, 7], [70, 3, 2, 64, 32])]
+    sizes: [usize; 5],
+) {
+    let [tokens, .., hidden, _] = sizes;
+    for_each_dtype(|device, dtype| {
+        let (experts, inputs) = (Experts::new(sizes, dtype), Inputs::new([tokens, 4, hidden], dtype));
+        let args = inputs.args(device);
+        let (_, mixing) = mhc_pre(args.clone(), &OPTIONS).expect("legal");
+        let all = |output: Addend| {
+            let mut streams = mhc_post(output, mixing.clone()).expect("legal");
+            let read = MhcPreArgs { streams: streams.clone(), ..args.clone() };
+            let (input, next) = mhc_pre(read, &OPTIONS).expect("legal");
+            let head = mhc_head(streams.clone(), inputs.head(device), &OPTIONS).expect("legal");
+            let tensors = [bits(&input), bits(&head), bits(&next.post), bits(&next.comb)];
+            (bits(&streams.tensor()), bits(&next.streams), tensors)
+        };
+        let experts = || sum(experts.args(device));
+        let [expected, actual] = [experts().materialise().into(), experts().into()].map(all);
+        assert!(actual == expected, "{sizes:?} {dtype:?} on {device:?}");
     });
 }
 

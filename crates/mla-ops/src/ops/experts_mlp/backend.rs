@@ -3,6 +3,7 @@
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
 
 use super::args::ExpertsMlpOptions;
+use crate::ops::hyper_connection::BackendMixing;
 use crate::ops::residual_norm::{BackendNormed, BackendReader};
 use crate::ops::route_experts::BackendRouting;
 use crate::weight::BackendWeight;
@@ -37,6 +38,14 @@ pub enum BackendEpilogue<B: Backend> {
         /// Added to the mean square.
         eps: f32,
     },
+    /// The streams `[N, n, hidden]` after a block with this sum as its output, and parts of their products with a mixer.
+    Streams {
+        /// How the sum goes into them.
+        #[extension_type]
+        mixing: BackendMixing<B>,
+        /// f32 `[m, n hidden]`.
+        weight: FloatTensor<B>,
+    },
 }
 
 /// What an epilogue leaves.
@@ -47,6 +56,8 @@ pub enum BackendExpertsOut<B: Backend> {
     Sum(FloatTensor<B>),
     /// The residual sum, its norm, and what read that.
     Normed(#[extension_type] BackendNormed<B>),
+    /// The streams, and parts of their products, f32 `[N, S, m + 1]`.
+    Streams(FloatTensor<B>, FloatTensor<B>),
 }
 
 /// [`experts_mlp`](crate::experts_mlp()) on backend primitives.
@@ -74,6 +85,7 @@ mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
 
     use super::{BackendEpilogueMetadata, BackendExpertsOutMetadata, BackendSharedMetadata, ExpertsMlpOptions};
+    use crate::ops::hyper_connection::fusion::projected;
     use crate::ops::residual_norm::fusion::normed;
     use crate::ops::route_experts::BackendRoutingMetadata;
     use crate::weight::BackendWeightMetadata;
@@ -92,6 +104,10 @@ mod fusion {
             BackendEpilogueMetadata::ResidualNorm { reader, .. } => {
                 BackendExpertsOutMetadata::Normed(normed(x, reader))
             }
+            BackendEpilogueMetadata::Streams { mixing, weight } => {
+                let (streams, parts) = projected(&mixing.streams, weight);
+                BackendExpertsOutMetadata::Streams(streams, parts)
+            }
         }
     }
 }
@@ -107,6 +123,7 @@ impl ExpertsMlpBackend for burn::backend::Flex {
         epilogue: BackendEpilogue<Self>,
         options: ExpertsMlpOptions,
     ) -> BackendExpertsOut<Self> {
+        use crate::ops::hyper_connection::{BackendStreams, HyperConnectionBackend};
         use crate::ops::residual_norm::ResidualNormBackend;
         use crate::ops::{linear, swiglu};
         use crate::reference::{IntoFlex, tensor};
@@ -128,6 +145,10 @@ impl ExpertsMlpBackend for burn::backend::Flex {
             BackendEpilogue::None => BackendExpertsOut::Sum(sum),
             BackendEpilogue::ResidualNorm { residual, weight, reader, eps } => {
                 BackendExpertsOut::Normed(Self::residual_norm(residual, sum, weight, reader, eps))
+            }
+            BackendEpilogue::Streams { mixing, weight } => {
+                let (streams, parts) = Self::mhc_project(BackendStreams::Mixed(sum, mixing), weight);
+                BackendExpertsOut::Streams(streams, parts)
             }
         }
     }

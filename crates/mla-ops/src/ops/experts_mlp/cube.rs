@@ -15,6 +15,7 @@ use mla_kernels::residual_norm::Summand;
 use super::args::ExpertsMlpOptions;
 use super::backend::{BackendEpilogue, BackendExpertsOut, BackendShared, ExpertsMlpBackend};
 use crate::Determinism;
+use crate::ops::hyper_connection::cube::project_mixed;
 use crate::ops::linear::LinearBackend;
 use crate::ops::linear::cube::{joins, pair_args};
 use crate::ops::products::measure::scratch_bytes;
@@ -51,6 +52,10 @@ impl ExpertsMlpBackend for CubeBackend {
             BackendEpilogue::None => BackendExpertsOut::Sum(outputs.combine()),
             BackendEpilogue::ResidualNorm { residual, weight, reader, eps } => {
                 BackendExpertsOut::Normed(outputs.residual_norm(residual, (weight, eps), reader))
+            }
+            BackendEpilogue::Streams { mixing, weight } => {
+                let (streams, parts) = project_mixed(Summand::Experts(outputs.into_args()), mixing, weight);
+                BackendExpertsOut::Streams(streams, parts)
             }
         }
     }

@@ -15,8 +15,9 @@ use crate::MlaError;
 /// The weighted sum of the experts of each token, `down(silu(gate(x)) ⊙ up(x))`, and of the shared ones: `[N, hidden]` of the
 /// dtype of `x`.
 ///
-/// Nothing is launched before the [`ExpertsSum`] is read: by [`ExpertsSum::materialise`], or as a summand of a
-/// [`Residual`](crate::Residual), whose norm may be in the launch of the last step.
+/// Nothing is launched before the [`ExpertsSum`] is read: by [`ExpertsSum::materialise`], as a summand of a
+/// [`Residual`](crate::Residual), whose norm may be in the launch of the last step, or as an output that goes into
+/// [`Streams`](crate::Streams), whose products may be in that launch.
 ///
 /// On a GPU nothing comes back to the host on the way: the pairs of several tokens are sorted by expert on the device (a grouped
 /// GEMM), and a single token's shared experts are in the launches of its own. Products and the weighted sum are f32; activations

@@ -5,6 +5,7 @@ use burn::tensor::{DispatchTensor, Tensor};
 
 use super::args::{ExpertsMlpArgs, ExpertsMlpOptions};
 use super::backend::{BackendEpilogue, BackendExpertsOut, BackendShared, ExpertsMlpBackend};
+use crate::ops::hyper_connection::BackendMixing;
 use crate::ops::linear::in_memory::linear;
 use crate::ops::residual_norm::{BackendNormed, BackendReader};
 use crate::ops::swiglu::in_memory::swiglu;
@@ -30,7 +31,7 @@ impl ExpertsSum {
         }
         match self.run(BackendEpilogue::None) {
             BackendExpertsOut::Sum(sum) => Tensor::from_dispatch(sum),
-            BackendExpertsOut::Normed(_) => unreachable!("without an epilogue there is a sum"),
+            _ => unreachable!("without an epilogue there is a sum"),
         }
     }
 
@@ -54,7 +55,20 @@ impl ExpertsSum {
     ) -> BackendNormed<Dispatch> {
         match self.run(BackendEpilogue::ResidualNorm { residual, weight, reader, eps }) {
             BackendExpertsOut::Normed(normed) => normed,
-            BackendExpertsOut::Sum(_) => unreachable!("the epilogue has a norm"),
+            _ => unreachable!("the epilogue has a norm"),
+        }
+    }
+
+    /// The streams `[N, n, hidden]` after a block with the sum as its output, and parts of their products with a weight f32
+    /// `[m, n hidden]`. There are elements.
+    pub(crate) fn project(
+        self,
+        mixing: BackendMixing<Dispatch>,
+        weight: DispatchTensor,
+    ) -> (DispatchTensor, DispatchTensor) {
+        match self.run(BackendEpilogue::Streams { mixing, weight }) {
+            BackendExpertsOut::Streams(streams, parts) => (streams, parts),
+            _ => unreachable!("the epilogue has streams"),
         }
     }
 

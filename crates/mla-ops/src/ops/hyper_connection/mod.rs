@@ -2,7 +2,7 @@
 
 mod backend;
 #[cfg(feature = "_gpu")]
-mod cube;
+pub(crate) mod cube;
 #[cfg(feature = "flex")]
 mod reference;
 mod streams;
@@ -134,7 +134,7 @@ pub fn mhc_head(streams: impl Into<Streams>, mixer: Mixer, options: &MhcOptions)
 /// `post_j · output + Σ_k comb_kj · stream_k`, in f32, rounded to the dtype of the streams.
 ///
 /// Nothing is launched before the [`Streams`] are read: by [`mhc_pre`] or [`mhc_head`], or by [`Streams::tensor`]. The bits are the
-/// same.
+/// same. An output of experts that is not in memory yet ([`ExpertsSum`](crate::ExpertsSum)) is summed up there, too.
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, more than 8 streams, or more than the device can do ([`MlaError::DeviceLimit`]).

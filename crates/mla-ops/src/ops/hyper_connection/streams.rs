@@ -8,7 +8,7 @@ use super::{MhcOptions, Mixer, Mixing};
 use crate::MlaError;
 use crate::check::Check;
 use crate::ops::linear::linear;
-use crate::ops::residual_norm::Addend;
+use crate::ops::residual_norm::{Addend, Summand};
 
 /// Tokens up to which streams are mixed and multiplied in one launch, which is spread over the whole device however few there are;
 /// more are enough for the kernels that products of many rows have.
@@ -102,8 +102,13 @@ impl Mixed {
 
     /// The streams, and their products in parts.
     fn project(self, weight: FloatTensor<Dispatch>) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>) {
-        let (output, mixing) = (self.output.materialise().into_dispatch(), self.mixing.into_backend());
-        Dispatch::mhc_project(BackendStreams::Mixed(output, mixing), weight)
+        let mixing = self.mixing.into_backend();
+        match self.output {
+            Addend(Summand::Rows(rows)) => {
+                Dispatch::mhc_project(BackendStreams::Mixed(rows.into_dispatch(), mixing), weight)
+            }
+            Addend(Summand::Experts(sum)) => sum.project(mixing, weight),
+        }
     }
 }
 

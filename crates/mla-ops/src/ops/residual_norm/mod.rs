@@ -10,8 +10,8 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 pub(crate) use self::backend::*;
-pub(crate) use self::residual::Pending;
 pub use self::residual::{Addend, Normed, Residual};
+pub(crate) use self::residual::{Pending, Summand};
 pub use self::rows::Rows;
 use super::norm_rope::checks::check_norm;
 use crate::MlaError;

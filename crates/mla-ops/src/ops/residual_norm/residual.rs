@@ -18,12 +18,12 @@ pub struct Residual {
     pending: Option<Summand>,
 }
 
-/// What a part of a layer adds to the residual stream: rows `[N, hidden]` in memory, or an [`ExpertsSum`].
+/// What a part of a layer adds to the residual stream, or to several: rows `[N, hidden]` in memory, or an [`ExpertsSum`].
 #[derive(Debug, Clone)]
-pub struct Addend(Summand);
+pub struct Addend(pub(crate) Summand);
 
 #[derive(Debug, Clone)]
-enum Summand {
+pub(crate) enum Summand {
     Rows(Tensor<2>),
     Experts(Box<ExpertsSum>),
 }
