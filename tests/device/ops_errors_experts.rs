@@ -10,6 +10,7 @@ use rstest::rstest;
 
 use crate::devices::for_each_device;
 use crate::ops_experts::{Inputs, limited, sum};
+use crate::ops_fixture::ints;
 use crate::ops_route_experts::PLAIN;
 use crate::refusals::Kind::{DType as WrongType, Shape, Value};
 use crate::refusals::{assert_refused, zeros};
@@ -129,6 +130,14 @@ fn ops_errors_routing() {
         assert_refused(route(ExpertChoice::Scores(1), grouped(4, 5, 2)), Value, "groups.kept");
         assert_refused(route(ExpertChoice::Scores(1), grouped(8, 2, 2)), Value, "groups.best");
         assert_refused(route(ExpertChoice::BiasedScores(2, zeros([7], device)), PLAIN), Shape, "choice");
+        let table = |[count, top_k]: [usize; 2], rows| {
+            let experts = ints(&vec![0; count * top_k], [count, top_k], device);
+            route(ExpertChoice::Table { experts, rows: ints(&vec![0; rows], [rows], device) }, PLAIN)
+        };
+        table([5, 2], 3).expect("legal before it is changed").materialise();
+        assert_refused(table([5, 2], 4), Shape, "choice.rows");
+        assert_refused(table([5, 0], 3), Value, "choice");
+        assert_refused(table([0, 2], 3), Value, "choice.experts");
         let logits: Tensor<2> = zeros([3, 1025], device);
         let many = RouteExpertsArgs { logits, choice: ExpertChoice::Scores(2) };
         assert_refused(route_experts(many, &PLAIN), Value, "logits");

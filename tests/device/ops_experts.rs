@@ -11,7 +11,7 @@ use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
 use crate::ops_fixture::{bits, floats, ints, random, restrided, rng, tolerance, values};
-use crate::ops_route_experts::{How, PLAIN};
+use crate::ops_route_experts::{How, PLAIN, in_table};
 use crate::refusals::zeros;
 
 /// N, experts, k, hidden, I.
@@ -208,6 +208,7 @@ fn ops_experts_mlp_residual_norm(
 #[case::v3([256, 8, 64, 32], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, groups: Some(ExpertGroups { count: 8, kept: 4, best: 2 }), normalise: true, scale: 2.5, local: None })]
 #[case::v4([15, 6, 32, 16], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
 #[case::v4_table([15, 6, 32, 16], How::Given, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
+#[case::v4_rows([15, 6, 32, 16], How::Table, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
 #[case::one_expert([1, 1, 64, 8], How::Scores, PLAIN)]
 #[case::more_experts_than_units([301, 2, 32, 8], How::Scores, PLAIN)]
 #[case::odd_channels([5, 2, 33, 7], How::Biased, PLAIN)]
@@ -232,6 +233,7 @@ fn ops_experts_mlp_of_scores(
             How::Scores => ExpertChoice::Scores(top_k),
             How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
             How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+            How::Table => in_table(&given, top_k, device),
         };
         let route = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
         let (indices, weights) = route_experts(route.clone(), &options).expect("legal").materialise();
@@ -261,7 +263,7 @@ fn ops_experts_mlp_of_scores(
 #[rstest]
 fn ops_experts_mlp_of_local_experts(
     #[values(1, 3)] tokens: usize,
-    #[values(How::Scores, How::Biased, How::Given)] how: How,
+    #[values(How::Scores, How::Biased, How::Given, How::Table)] how: How,
 ) {
     let ([experts, top_k, hidden, width], mut rng) = ([9, 4, 64, 32], rng(59));
     let logits = random(&mut rng, tokens * experts, DType::F32);
@@ -274,6 +276,7 @@ fn ops_experts_mlp_of_local_experts(
                 How::Scores => ExpertChoice::Scores(top_k),
                 How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
                 How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+                How::Table => in_table(&given, top_k, device),
             };
             let route = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
             route_experts(route, &RouteExpertsOptions { local, ..PLAIN }).expect("legal")

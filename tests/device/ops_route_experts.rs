@@ -1,6 +1,6 @@
 //! `route_experts` against plain loops.
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsArgs, RouteExpertsOptions, route_experts,
 };
@@ -53,6 +53,16 @@ pub enum How {
     Scores,
     Biased,
     Given,
+    /// Given by a table.
+    Table,
+}
+
+/// A table in which token `t` has row `2 t`, and its experts are those given; the rows between have others.
+pub fn in_table(given: &[i32], top_k: usize, device: &Device) -> ExpertChoice {
+    let tokens = given.len() / top_k;
+    let table: Vec<i32> = given.chunks(top_k).flat_map(|row| [row.to_vec(), vec![0; top_k]]).flatten().collect();
+    let rows: Vec<i32> = (0..tokens as i32).map(|token| 2 * token).collect();
+    ExpertChoice::Table { experts: ints(&table, [2 * tokens, top_k], device), rows: ints(&rows, [tokens], device) }
 }
 
 /// The routers of DeepSeek-V2-Lite, V2, V3 and V4, and odd sizes.
@@ -62,6 +72,7 @@ pub enum How {
 #[case::v3([9, 256, 8], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, groups: Some(ExpertGroups { count: 8, kept: 4, best: 2 }), normalise: true, scale: 2.5, local: None })]
 #[case::v4([9, 256, 6], How::Biased, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
 #[case::v4_table([9, 256, 6], How::Given, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
+#[case::v4_rows([9, 256, 6], How::Table, RouteExpertsOptions { scoring: ExpertScoring::SqrtSoftplus, normalise: true, scale: 1.5, ..PLAIN })]
 #[case::one_expert([3, 1, 1], How::Scores, PLAIN)]
 #[case::all([70, 7, 7], How::Biased, PLAIN)]
 fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] options: RouteExpertsOptions) {
@@ -75,6 +86,7 @@ fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] option
             How::Scores => ExpertChoice::Scores(top_k),
             How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
             How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+            How::Table => in_table(&given, top_k, device),
         };
         let args = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
         let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
@@ -83,7 +95,7 @@ fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] option
             let scores = scores(logits, options.scoring);
             let places = token * top_k..(token + 1) * top_k;
             let chosen: Vec<i32> = match how {
-                How::Given => given[places.clone()].to_vec(),
+                How::Given | How::Table => given[places.clone()].to_vec(),
                 _ => {
                     let bias = matches!(how, How::Biased).then_some(bias.as_slice());
                     best(&ranked(&scores, bias, options.groups), top_k).iter().map(|&e| e as i32).collect()
@@ -104,7 +116,7 @@ fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] option
 /// Local experts are numbered from 0, all others are -1, whichever they are; the choice and its weights are those among all.
 #[rstest]
 fn ops_route_experts_local(
-    #[values(How::Scores, How::Biased, How::Given)] how: How,
+    #[values(How::Scores, How::Biased, How::Given, How::Table)] how: How,
     #[values([0, 6], [6, 5], [10, 1], [0, 11])] own: [usize; 2],
 ) {
     let ([tokens, experts, top_k], [first, count], mut rng) = ([9, 11, 6], own, rng(48));
@@ -118,6 +130,7 @@ fn ops_route_experts_local(
                 How::Scores => ExpertChoice::Scores(top_k),
                 How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
                 How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+                How::Table => in_table(&given, top_k, device),
             };
             let args = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
             let options = RouteExpertsOptions { normalise: true, local, ..PLAIN };
@@ -133,6 +146,23 @@ fn ops_route_experts_local(
         assert_eq!(local, all.iter().map(number).collect::<Vec<_>>(), "{how:?} on {device:?}");
         assert!(local.iter().any(|&expert| expert >= 0), "some are chosen");
         assert!(local_weights == weights, "{how:?} on {device:?}");
+    });
+}
+
+/// A row that the table does not have: no expert, and nothing is read.
+#[test]
+fn ops_route_experts_rows_that_there_are_not() {
+    let options = RouteExpertsOptions { normalise: true, ..PLAIN };
+    for_each_device(|device| {
+        let rows = ints(&[1, -1, 2, i32::MAX, i32::MIN], [5], device);
+        let choice = ExpertChoice::Table { experts: ints(&[3, 0, 2, 1], [2, 2], device), rows };
+        let args = RouteExpertsArgs { logits: floats(&[0.5; 20], [5, 4], DType::F32, device), choice };
+        let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
+        assert_eq!(int_values(indices), [2, 1, -1, -1, -1, -1, -1, -1, -1, -1], "{device:?}");
+        let weights = values(weights);
+        let (own, others) = weights.split_at(2);
+        assert!(own.iter().all(|weight| (weight - 0.5).abs() < 1e-6), "{own:?} on {device:?}");
+        assert!(others.iter().all(|weight| *weight == 0.0), "{others:?} on {device:?}");
     });
 }
 

@@ -1,11 +1,12 @@
 //! Where a projection finds the experts of a single token: in memory, or in the router's logits, from which each cube of a pair
-//! then chooses for itself. That saves a launch, which takes longer than ranking a few hundred scores several times.
+//! then chooses for itself. That saves a launch, which takes longer than ranking a few hundred scores several times. Of experts that are
+//! given, or in a table, a cube reads its own, and only the one that writes the weights looks at the logits.
 
 use cubecl::prelude::*;
 
 use crate::common::launch::or_dummy;
 use crate::linear::grid::{Part, Tile};
-use crate::route_experts::{Choice, RouteArgs, RouteForm, choose, local_number, score, write};
+use crate::route_experts::{Choice, RouteArgs, RouteForm, choose, given_expert, local_number, score, take, write};
 
 /// Where the expert of each pair is. Launches make `PairExpertsArgs`.
 #[derive(CubeType, CubeLaunch)]
@@ -22,8 +23,11 @@ pub(crate) enum PairExperts {
 pub(crate) struct RoutedPairs {
     logits: &'static [f32],
     bias: &'static [f32],
+    given: &'static [i32],
+    rows: &'static [i32],
     indices: &'static mut [i32],
     weights: &'static mut [f32],
+    table_rows: usize,
     scale: f32,
     #[cube(comptime)]
     form: RouteForm,
@@ -32,15 +36,18 @@ pub(crate) struct RoutedPairs {
 impl PairExpertsArgs {
     /// This choice, if there is one to make.
     pub(crate) fn new(client: &Client, route: Option<RouteArgs>) -> Self {
-        let Some(RouteArgs { logits, bias, indices, weights, scale, form, .. }) = route else { return Self::Listed };
+        let Some(route) = route else { return Self::Listed };
+        let RouteArgs { logits, bias, given, rows, indices, weights, table_rows, scale, form, .. } = route;
         let bias = or_dummy(client, bias, if form.choice == Choice::BiasedScores { form.experts } else { 0 });
-        Self::Routed(RoutedPairsLaunch::new(logits, bias, indices, weights, scale, form))
+        let given = or_dummy(client, given, if form.choice.is_given() { form.top_k } else { 0 });
+        let rows = or_dummy(client, rows, if form.choice == Choice::Table { 1 } else { 0 });
+        Self::Routed(RoutedPairsLaunch::new(logits, bias, given, rows, indices, weights, table_rows, scale, form))
     }
 }
 
-/// Whether cubes can make this choice: that of the best scores of one token.
+/// Whether cubes can make this choice: that of one token.
 pub(crate) fn chooses(route: &RouteArgs) -> bool {
-    route.tokens == 1 && route.form.choice != Choice::Given
+    route.tokens == 1
 }
 
 #[cube]
@@ -75,12 +82,21 @@ impl RoutedPairs {
         let form = comptime!(self.form);
         let mut scores = Shared::<[f32]>::new_slice(form.experts);
         let mut chosen = Shared::<[i32]>::new_slice(form.top_k);
-        score(self.logits, &mut scores, 0usize, form, units);
-        choose(self.bias, &scores, &mut chosen, form, units);
-        if writes {
-            write(&scores, &chosen, self.indices, self.weights, 0usize, self.scale, form, units);
+        if comptime!(form.choice.is_given()) {
+            if writes {
+                score(self.logits, &mut scores, 0usize, form, units);
+                take(self.given, self.rows, &mut chosen, 0usize, self.table_rows, form, units);
+                write(&scores, &chosen, self.indices, self.weights, 0usize, self.scale, form, units);
+            }
+            local_number(given_expert(self.given, self.rows, 0usize, number, self.table_rows, form), form)
+        } else {
+            score(self.logits, &mut scores, 0usize, form, units);
+            choose(self.bias, &scores, &mut chosen, form, units);
+            if writes {
+                write(&scores, &chosen, self.indices, self.weights, 0usize, self.scale, form, units);
+            }
+            local_number(chosen[number], form)
         }
-        local_number(chosen[number], form)
     }
 }
 
@@ -88,5 +104,6 @@ impl RoutedPairs {
 #[cfg(feature = "offline")]
 pub(crate) fn offline(form: RouteForm) -> PairExpertsArgs {
     use crate::offline::buffer;
-    PairExpertsArgs::Routed(RoutedPairsLaunch::new(buffer(), buffer(), buffer(), buffer(), 1.0, form))
+    let any = buffer;
+    PairExpertsArgs::Routed(RoutedPairsLaunch::new(any(), any(), any(), any(), any(), any(), 1, 1.0, form))
 }

@@ -12,7 +12,7 @@ use cubecl::prelude::*;
 
 pub(crate) use self::choice::choose;
 pub(crate) use self::scores::score;
-use crate::common::launch::{address_type, or_dummy};
+use crate::common::launch::{address_type, is_row, or_dummy};
 
 /// Experts at most: their scores lie in shared memory, with room for those of the groups.
 pub const MAX_EXPERTS: usize = 1024;
@@ -59,6 +59,15 @@ pub enum Choice {
     BiasedScores,
     /// They are given; the scores only weigh them.
     Given,
+    /// They are those of a row of a table; the scores only weigh them.
+    Table,
+}
+
+impl Choice {
+    /// Whether scores only weigh what is chosen.
+    pub(crate) fn is_given(self) -> bool {
+        matches!(self, Self::Given | Self::Table)
+    }
 }
 
 /// Arguments of [`launch`].
@@ -67,8 +76,14 @@ pub struct RouteArgs {
     pub logits: BufferArg,
     /// f32 `[experts]`, if the choice is [`Choice::BiasedScores`]; otherwise anything.
     pub bias: BufferArg,
-    /// i32 `[tokens, top_k]`, if the choice is [`Choice::Given`]; otherwise anything.
+    /// i32 `[tokens, top_k]`, if the choice is [`Choice::Given`], and `[table_rows, top_k]`, if it is [`Choice::Table`]; otherwise
+    /// anything.
     pub given: BufferArg,
+    /// i32 `[tokens]`, if the choice is [`Choice::Table`]: the row of each token; of one that there is not, no expert is chosen.
+    /// Otherwise anything.
+    pub rows: BufferArg,
+    /// Rows of the table.
+    pub table_rows: usize,
     /// i32 `[tokens, top_k]`, written: the chosen experts, the best first; see [`RouteForm::local`].
     pub indices: BufferArg,
     /// f32 `[tokens, top_k]`, written.
@@ -114,10 +129,12 @@ pub fn launch(client: &Client, args: RouteArgs) {
         address_type(client, &[&args.logits]),
         args.logits,
         or_dummy(client, args.bias, if choice == Choice::BiasedScores { experts } else { 0 }),
-        or_dummy(client, args.given, if choice == Choice::Given { top_k } else { 0 }),
+        or_dummy(client, args.given, if choice.is_given() { top_k } else { 0 }),
+        or_dummy(client, args.rows, if choice == Choice::Table { args.tokens } else { 0 }),
         args.indices,
         args.weights,
         args.tokens,
+        args.table_rows,
         args.scale,
         args.form,
     );
@@ -128,9 +145,11 @@ fn route_kernel(
     logits: &[f32],
     bias: &[f32],
     given: &[i32],
+    rows: &[i32],
     indices: &mut [i32],
     weights: &mut [f32],
     tokens: usize,
+    table_rows: usize,
     scale: f32,
     #[comptime] form: RouteForm,
 ) {
@@ -140,18 +159,53 @@ fn route_kernel(
         let mut scores = Shared::<[f32]>::new_slice(form.experts);
         let mut chosen = Shared::<[i32]>::new_slice(form.top_k);
         score(logits, &mut scores, token, form, units);
-        let first = token * form.top_k;
-        if comptime!(form.choice == Choice::Given) {
-            let mut place = UNIT_POS as usize;
-            while place < form.top_k {
-                chosen[place] = given[first + place];
-                place += units;
-            }
-            sync_cube();
+        if comptime!(form.choice.is_given()) {
+            take(given, rows, &mut chosen, token, table_rows, form, units);
         } else {
             choose(bias, &scores, &mut chosen, form, units);
         }
-        write(&scores, &chosen, indices, weights, first, scale, form, units);
+        write(&scores, &chosen, indices, weights, token * form.top_k, scale, form, units);
+    }
+}
+
+/// The experts that a token is given. Called by all of a cube's `units`, which have waited for each other then.
+#[cube]
+pub(crate) fn take(
+    given: &[i32],
+    rows: &[i32],
+    chosen: &mut Shared<[i32]>,
+    token: usize,
+    table_rows: usize,
+    #[comptime] form: RouteForm,
+    #[comptime] units: usize,
+) {
+    let mut place = UNIT_POS as usize;
+    while place < form.top_k {
+        chosen[place] = given_expert(given, rows, token, place, table_rows, form);
+        place += units;
+    }
+    sync_cube();
+}
+
+/// One of the experts that a token is given.
+#[cube]
+pub(crate) fn given_expert(
+    given: &[i32],
+    rows: &[i32],
+    token: usize,
+    place: usize,
+    table_rows: usize,
+    #[comptime] form: RouteForm,
+) -> i32 {
+    if comptime!(form.choice == Choice::Table) {
+        let row = rows[token];
+        let mut expert = i32::new(-1);
+        if is_row(row, table_rows) {
+            expert = given[usize::cast_from(row) * form.top_k + place];
+        }
+        expert
+    } else {
+        given[token * form.top_k + place]
     }
 }
 
@@ -221,6 +275,10 @@ pub(crate) const V3: RouteForm = RouteForm {
     normalise: true,
     local: None,
 };
+/// That of DeepSeek-V4's first layers.
+#[cfg(feature = "offline")]
+pub(crate) const V4_TABLE: RouteForm =
+    RouteForm { top_k: 6, scoring: Scoring::SqrtSoftplus, choice: Choice::Table, groups: None, ..V3 };
 /// DeepSeek-V2-Lite's.
 #[cfg(feature = "offline")]
 pub(crate) const V2_LITE: RouteForm = RouteForm {
@@ -239,10 +297,11 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, form};
     let entry = |name, form: RouteForm| {
         let dim = CubeDim::new_1d(select::units(&form) as u32);
-        Entry::new(name, form!(route_kernel, dim, [AddressType::U32, _, _, _, _, _, 1, 1.0, form]))
+        Entry::new(name, form!(route_kernel, dim, [AddressType::U32, _, _, _, _, _, _, 1, 1, 1.0, form]))
     };
     let given = RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Given, groups: None, ..V3 };
     let local = RouteForm { local: Some(LocalExperts { first: 32, count: 32 }), ..V3 };
     let [v3, local] = [entry("route_experts.v3", V3), entry("route_experts.local", local)];
-    vec![v3, local, entry("route_experts.v2_lite", V2_LITE), entry("route_experts.given", given)]
+    let [given, table] = [entry("route_experts.given", given), entry("route_experts.table", V4_TABLE)];
+    vec![v3, local, entry("route_experts.v2_lite", V2_LITE), given, table]
 }

@@ -15,7 +15,7 @@ fn routed(logits: &[f32], bias: &[f32], given: &[i32], form: RouteForm, scale: f
         Scoring::SqrtSoftplus => (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt(),
     };
     let scores: Vec<f64> = logits.iter().map(|&x| score(x)).collect();
-    let chosen = if form.choice == Choice::Given {
+    let chosen = if matches!(form.choice, Choice::Given | Choice::Table) {
         given.to_vec()
     } else {
         let biased = form.choice == Choice::BiasedScores;
@@ -74,6 +74,7 @@ const V3: RouteForm = RouteForm {
 #[case::v3(V3)]
 #[case::v4(RouteForm { scoring: Scoring::SqrtSoftplus, groups: None, ..V3 })]
 #[case::v4_table(RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Given, groups: None, ..V3 })]
+#[case::v4_rows(RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Table, groups: None, ..V3 })]
 #[case::v3_local(RouteForm { local: Some(LocalExperts { first: 192, count: 64 }), ..V3 })]
 #[case::v4_table_local(RouteForm { choice: Choice::Given, groups: None, local: Some(LocalExperts { first: 0, count: 100 }), ..V3 })]
 #[case::few(RouteForm { experts: 5, top_k: 5, ..LITE })]
@@ -86,11 +87,18 @@ fn experts_route(#[case] form: RouteForm) {
         let logits: Vec<f32> = random(7, TOKENS * experts).iter().map(|x| 8.0 * x).collect();
         let bias = random(8, experts);
         let given: Vec<i32> = (0..TOKENS * top_k).map(|i| (i * 31 % experts) as i32).collect();
+        // Of a table these are rows in another order.
+        let rows: Vec<i32> = match form.choice {
+            Choice::Table => (0..TOKENS).map(|token| (token * 5 % TOKENS) as i32).collect(),
+            _ => (0..TOKENS as i32).collect(),
+        };
         let (indices, weights) = (client.empty(4 * given.len()), client.empty(4 * given.len()));
         let args = RouteArgs {
             logits: arg(&upload(client, &logits), logits.len()),
             bias: arg(&upload(client, &bias), experts),
             given: arg(&upload(client, &given), given.len()),
+            rows: arg(&upload(client, &rows), TOKENS),
+            table_rows: TOKENS,
             indices: arg(&indices, given.len()),
             weights: arg(&weights, given.len()),
             tokens: TOKENS,
@@ -100,7 +108,7 @@ fn experts_route(#[case] form: RouteForm) {
         route::launch(client, args);
         let (indices, weights) = (read::<i32>(client, indices), read::<f32>(client, weights));
         for (token, logits) in logits.chunks(experts).enumerate() {
-            let (chosen, expected) = routed(logits, &bias, &given[token * top_k..][..top_k], form, 2.5);
+            let (chosen, expected) = routed(logits, &bias, &given[rows[token] as usize * top_k..][..top_k], form, 2.5);
             assert_eq!(indices[token * top_k..][..top_k], chosen, "token {token}");
             for (weight, expected) in weights[token * top_k..].iter().zip(expected) {
                 let error = (f64::from(*weight) - expected).abs();
@@ -123,6 +131,8 @@ fn experts_route_ties() {
             logits: arg(&upload(client, &logits), 80),
             bias: arg(&unused, 1),
             given: arg(&unused, 1),
+            rows: arg(&unused, 1),
+            table_rows: 0,
             indices: arg(&indices, 80),
             weights: arg(&weights, 80),
             tokens: 2,

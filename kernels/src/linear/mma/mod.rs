@@ -123,6 +123,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             };
             let route = match name {
                 "linear.mma.token_routed_up" => Some(route::V2_LITE),
+                "linear.mma.token_routed_up.table" => Some(route::V4_TABLE),
                 "linear.mma.token_routed_up.v3" | "linear.mma.token_routed_up.v3.parts" => Some(route::V3),
                 _ => None,
             };
@@ -173,6 +174,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.token_up", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_routed_up", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_routed_up.v3", Rows::TokenGather, true, false, 1, false),
+            entry("linear.mma.token_routed_up.table", Rows::TokenGather, true, false, 1, false),
             entry("linear.mma.token_down", Rows::TokenScatter, false, false, 1, false),
             entry("linear.mma.8.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.eights.fp8", Rows::Dense, false, false, 1, true),

@@ -94,7 +94,7 @@ impl Router {
     fn forward(&self, x: Tensor<2>, step: &V4Step) -> Result<Routing> {
         let logits = linear(x, &self.weight, step.determinism)?;
         let choice = match &self.choice {
-            Choice::Table(table) => ExpertChoice::Given(table.clone().select(0, step.input_ids.clone())),
+            Choice::Table(table) => ExpertChoice::Table { experts: table.clone(), rows: step.input_ids.clone() },
             Choice::Scores { bias, top_k } => ExpertChoice::BiasedScores(*top_k, bias.clone()),
         };
         Ok(without_padding(route_experts(RouteExpertsArgs { logits, choice }, &self.options)?, step.padding.as_ref()))

@@ -20,8 +20,8 @@ use crate::ops::linear::LinearBackend;
 use crate::ops::linear::cube::{joins, pair_args};
 use crate::ops::products::measure::scratch_bytes;
 use crate::ops::residual_norm::{BackendNormed, BackendProducts, BackendReader, cube as residual_norm};
+use crate::ops::route_experts::BackendRouting;
 use crate::ops::route_experts::cube::route_args;
-use crate::ops::route_experts::{BackendChoice, BackendRouting};
 use crate::ops::swiglu::SwigluBackend;
 use crate::tensors::{contiguous, dims, empty};
 use crate::weight::{BackendWeight, dequantized};
@@ -243,12 +243,11 @@ impl Outputs {
 /// Contiguous experts and weights, which the launch that takes the other result may have to write.
 fn chosen_or_to_choose(routing: BackendRouting<CubeBackend>) -> ((CubeTensor, CubeTensor), ExpertsOf) {
     match routing {
-        BackendRouting::Chosen(choice, options) if !matches!(choice, BackendChoice::Given(..)) => {
+        BackendRouting::Chosen(choice, options) => {
             let (args, chosen) = route_args(choice, &options);
             (chosen, ExpertsOf::Routed(Box::new(args)))
         }
-        routing => {
-            let (indices, weights) = routing.materialise();
+        BackendRouting::Given(indices, weights) => {
             let [indices, weights] = [indices, weights].map(contiguous);
             let listed = ExpertsOf::Listed(indices.clone().into_buffer_arg());
             ((indices, weights), listed)

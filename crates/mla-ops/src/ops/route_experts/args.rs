@@ -26,6 +26,13 @@ pub enum ExpertChoice {
     BiasedScores(usize, Tensor<1>),
     /// These, i32 `[N, k]`; one that does not exist has weight 0.
     Given(Tensor<2, Int>),
+    /// Those of a row of a table for each token (DeepSeek-V4's hash layers).
+    Table {
+        /// i32 `[T, k]`; an expert that does not exist has weight 0.
+        experts: Tensor<2, Int>,
+        /// i32 `[N]`: the row of each token; one that does not exist has no experts, each of them -1 with weight 0.
+        rows: Tensor<1, Int>,
+    },
 }
 
 /// Options of [`route_experts`](crate::route_experts()).
@@ -80,7 +87,7 @@ impl RouteExpertsArgs {
     pub(super) fn top_k(&self) -> usize {
         match &self.choice {
             ExpertChoice::Scores(top_k) | ExpertChoice::BiasedScores(top_k, _) => *top_k,
-            ExpertChoice::Given(given) => given.dims()[1],
+            ExpertChoice::Given(experts) | ExpertChoice::Table { experts, .. } => experts.dims()[1],
         }
     }
 
@@ -107,6 +114,15 @@ impl RouteExpertsArgs {
             ExpertChoice::Given(given) => {
                 check.int("choice", given)?;
                 check.dims("choice", given.dims(), [Some(tokens), None], || format!("[N, k] with N = {tokens}"))?;
+                most = MAX_EXPERTS;
+            }
+            ExpertChoice::Table { experts, rows } => {
+                check.int("choice.experts", experts)?;
+                check.int("choice.rows", rows)?;
+                check.elements("choice.experts", experts)?;
+                check.dims("choice.rows", rows.dims(), [Some(tokens)], || format!("[N] = [{tokens}]"))?;
+                let [table_rows, _] = experts.dims();
+                check.value("choice.experts", table_rows > 0, "no rows", || "at least one".into())?;
                 most = MAX_EXPERTS;
             }
         }

@@ -17,6 +17,8 @@ pub enum BackendChoice<B: Backend> {
     BiasedScores(FloatTensor<B>, FloatTensor<B>, usize),
     /// Logits; these, i32 `[N, k]`.
     Given(FloatTensor<B>, IntTensor<B>),
+    /// Logits; those of a table i32 `[T, k]`, in the row of each token, i32 `[N]`.
+    Table(FloatTensor<B>, IntTensor<B>, IntTensor<B>),
 }
 
 /// The experts of tokens and their weights, or what they are chosen from.
@@ -70,7 +72,9 @@ mod fusion {
             BackendChoiceMetadata::Scores(logits, top_k) | BackendChoiceMetadata::BiasedScores(logits, _, top_k) => {
                 (logits, *top_k)
             }
-            BackendChoiceMetadata::Given(logits, given) => (logits, given.shape.dims::<2>()[1]),
+            BackendChoiceMetadata::Given(logits, experts) | BackendChoiceMetadata::Table(logits, experts, _) => {
+                (logits, experts.shape.dims::<2>()[1])
+            }
         };
         let [tokens, _] = logits.shape.dims();
         let spec = |dtype| TensorSpec::new(Shape::new([tokens, top_k]), dtype);
@@ -84,7 +88,7 @@ impl RouteExpertsBackend for burn::backend::Flex {
         choice: BackendChoice<Self>,
         options: RouteExpertsOptions,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
-        use super::reference::{choose_experts, local_numbers, weigh_experts};
+        use super::reference::{choose_experts, in_table, local_numbers, weigh_experts};
         use crate::reference::{IntoFlex, tensor};
         let (indices, weights) = match choice {
             BackendChoice::Scores(logits, top_k) => choose_experts(tensor(logits), None, top_k, &options),
@@ -92,6 +96,9 @@ impl RouteExpertsBackend for burn::backend::Flex {
                 choose_experts(tensor(logits), Some(tensor(bias)), top_k, &options)
             }
             BackendChoice::Given(logits, given) => weigh_experts(tensor(logits), tensor(given), &options),
+            BackendChoice::Table(logits, experts, rows) => {
+                weigh_experts(tensor(logits), in_table(tensor(experts), tensor(rows)), &options)
+            }
         };
         (local_numbers(indices, options.local).into_flex(), weights.into_flex())
     }

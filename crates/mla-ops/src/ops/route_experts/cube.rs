@@ -12,7 +12,8 @@ impl RouteExpertsBackend for CubeBackend {
     fn route_experts(choice: BackendChoice<Self>, options: RouteExpertsOptions) -> (CubeTensor, CubeTensor) {
         let (BackendChoice::Scores(logits, _)
         | BackendChoice::BiasedScores(logits, _, _)
-        | BackendChoice::Given(logits, _)) = &choice;
+        | BackendChoice::Given(logits, _)
+        | BackendChoice::Table(logits, _, _)) = &choice;
         let client = logits.client.clone();
         let (args, chosen) = route_args(choice, &options);
         route::launch(&client, args);
@@ -25,22 +26,31 @@ pub(crate) fn route_args(
     choice: BackendChoice<CubeBackend>,
     options: &RouteExpertsOptions,
 ) -> (RouteArgs, (CubeTensor, CubeTensor)) {
-    // The kernel has a slot for a bias and one for given experts, and does not look at those that its form has no use for.
-    let (logits, bias, given, form, top_k) = match choice {
-        BackendChoice::Scores(logits, top_k) => (logits.clone(), logits.clone(), logits, Choice::Scores, top_k),
-        BackendChoice::BiasedScores(logits, bias, top_k) => (logits, bias.clone(), bias, Choice::BiasedScores, top_k),
+    // The kernel has a slot for each of these tensors, and does not look at those that its form has no use for.
+    let (form, logits, others, top_k) = match choice {
+        BackendChoice::Scores(logits, top_k) => (Choice::Scores, logits, [None, None, None], top_k),
+        BackendChoice::BiasedScores(logits, bias, top_k) => {
+            (Choice::BiasedScores, logits, [Some(bias), None, None], top_k)
+        }
         BackendChoice::Given(logits, given) => {
             let [_, top_k] = dims(&given);
-            (logits.clone(), logits, given, Choice::Given, top_k)
+            (Choice::Given, logits, [None, Some(given), None], top_k)
+        }
+        BackendChoice::Table(logits, table, rows) => {
+            let [_, top_k] = dims(&table);
+            (Choice::Table, logits, [None, Some(table), Some(rows)], top_k)
         }
     };
-    let [logits, bias, given] = [logits, bias, given].map(contiguous);
-    let [tokens, experts] = dims(&logits);
+    let logits = contiguous(logits);
+    let [bias, given, rows] = others.map(|other| other.map_or_else(|| logits.clone(), contiguous));
+    let ([tokens, experts], [table_rows, _]) = (dims(&logits), dims(&given));
     let (indices, weights) = (empty(&logits, [tokens, top_k], DType::I32), empty(&logits, [tokens, top_k], DType::F32));
     let args = RouteArgs {
         logits: logits.into_buffer_arg(),
         bias: bias.into_buffer_arg(),
         given: given.into_buffer_arg(),
+        rows: rows.into_buffer_arg(),
+        table_rows,
         indices: indices.clone().into_buffer_arg(),
         weights: weights.clone().into_buffer_arg(),
         tokens,

@@ -51,6 +51,15 @@ pub(super) fn weigh_experts(
     (given, weights(scores, options))
 }
 
+/// The rows of a table i32 `[T, k]` with these numbers `[N]`; -1 where there is none.
+pub(super) fn in_table(experts: Tensor<2, Int>, rows: Tensor<1, Int>) -> Tensor<2, Int> {
+    let [count, top_k] = experts.dims();
+    let ([tokens], last) = (rows.dims(), count as i64 - 1);
+    let absent = rows.clone().lower_elem(0).bool_or(rows.clone().greater_elem(last));
+    let absent = absent.unsqueeze_dim::<2>(1).expand([tokens, top_k]);
+    experts.select(0, rows.clamp(0, last)).mask_fill(absent, -1)
+}
+
 /// Experts by their numbers among the local ones; -1 for all others.
 pub(super) fn local_numbers(indices: Tensor<2, Int>, local: Option<LocalExperts>) -> Tensor<2, Int> {
     let Some(LocalExperts { first, count }) = local else { return indices };

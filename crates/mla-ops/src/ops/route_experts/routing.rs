@@ -57,6 +57,9 @@ impl Routing {
             ExpertChoice::Scores(top_k) => BackendChoice::Scores(logits, top_k),
             ExpertChoice::BiasedScores(top_k, bias) => BackendChoice::BiasedScores(logits, bias.into_dispatch(), top_k),
             ExpertChoice::Given(given) => BackendChoice::Given(logits, given.into_dispatch()),
+            ExpertChoice::Table { experts, rows } => {
+                BackendChoice::Table(logits, experts.into_dispatch(), rows.into_dispatch())
+            }
         };
         BackendRouting::Chosen(choice, options)
     }
