@@ -235,7 +235,8 @@ fn ops_experts_mlp_of_scores(
             How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
             How::Table => in_table(&given, top_k, device),
         };
-        let route = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
+        let route =
+            RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice, slots: None };
         let (indices, weights) = route_experts(route.clone(), &options).expect("legal").materialise();
         let residual = floats(&inputs.x, [tokens, hidden], dtype, device);
         let norm_weight = floats(&random(&mut rng(55), hidden, DType::F32), [hidden], DType::F32, device);
@@ -278,7 +279,11 @@ fn ops_experts_mlp_of_local_experts(
                 How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
                 How::Table => in_table(&given, top_k, device),
             };
-            let route = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
+            let route = RouteExpertsArgs {
+                logits: floats(&logits, [tokens, experts], DType::F32, device),
+                choice,
+                slots: None,
+            };
             route_experts(route, &RouteExpertsOptions { local, ..PLAIN }).expect("legal")
         };
         let ExpertsMlpArgs { gate_up, down, .. } = inputs.args(device);

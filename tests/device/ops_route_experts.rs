@@ -88,7 +88,8 @@ fn ops_route_experts(#[case] sizes: [usize; 3], #[case] how: How, #[case] option
             How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
             How::Table => in_table(&given, top_k, device),
         };
-        let args = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
+        let args =
+            RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice, slots: None };
         let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
         let (indices, weights) = (int_values(indices), values(weights));
         for (token, logits) in logits.chunks(experts).enumerate() {
@@ -132,7 +133,11 @@ fn ops_route_experts_local(
                 How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
                 How::Table => in_table(&given, top_k, device),
             };
-            let args = RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice };
+            let args = RouteExpertsArgs {
+                logits: floats(&logits, [tokens, experts], DType::F32, device),
+                choice,
+                slots: None,
+            };
             let options = RouteExpertsOptions { normalise: true, local, ..PLAIN };
             let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
             (int_values(indices), bits(&weights))
@@ -149,6 +154,42 @@ fn ops_route_experts_local(
     });
 }
 
+/// Tokens without a slot are padding, and get no expert, whichever way the others get theirs; the weights are those of tokens.
+#[rstest]
+fn ops_route_experts_padding(
+    #[values(How::Scores, How::Biased, How::Given, How::Table)] how: How,
+    #[values(None, Some(LocalExperts { first: 3, count: 4 }))] local: Option<LocalExperts>,
+) {
+    let ([tokens, experts, top_k], mut rng) = ([9, 11, 6], rng(49));
+    let logits = random(&mut rng, tokens * experts, DType::F32);
+    let bias = random(&mut rng, experts, DType::F32);
+    let given: Vec<i32> = (0..tokens * top_k).map(|i| (i * 37 % experts) as i32).collect();
+    let slots = [7, -1, 0, -1, -5, i32::MIN, i32::MAX, 3, -1];
+    for_each_device(|device| {
+        let route = |slots| {
+            let choice = match how {
+                How::Scores => ExpertChoice::Scores(top_k),
+                How::Biased => ExpertChoice::BiasedScores(top_k, floats(&bias, [experts], DType::F32, device)),
+                How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
+                How::Table => in_table(&given, top_k, device),
+            };
+            let args =
+                RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice, slots };
+            let (indices, weights) =
+                route_experts(args, &RouteExpertsOptions { local, ..PLAIN }).expect("legal").materialise();
+            (int_values(indices), bits(&weights))
+        };
+        let (mut expected, weights) = route(None);
+        for (experts, slot) in expected.chunks_mut(top_k).zip(slots) {
+            if slot < 0 {
+                experts.fill(-1);
+            }
+        }
+        let padded = route(Some(ints(&slots, [tokens], device)));
+        assert!(padded == (expected, weights), "{how:?} {local:?} on {device:?}");
+    });
+}
+
 /// A row that the table does not have: no expert, and nothing is read.
 #[test]
 fn ops_route_experts_rows_that_there_are_not() {
@@ -156,7 +197,7 @@ fn ops_route_experts_rows_that_there_are_not() {
     for_each_device(|device| {
         let rows = ints(&[1, -1, 2, i32::MAX, i32::MIN], [5], device);
         let choice = ExpertChoice::Table { experts: ints(&[3, 0, 2, 1], [2, 2], device), rows };
-        let args = RouteExpertsArgs { logits: floats(&[0.5; 20], [5, 4], DType::F32, device), choice };
+        let args = RouteExpertsArgs { logits: floats(&[0.5; 20], [5, 4], DType::F32, device), choice, slots: None };
         let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
         assert_eq!(int_values(indices), [2, 1, -1, -1, -1, -1, -1, -1, -1, -1], "{device:?}");
         let weights = values(weights);
@@ -178,9 +219,10 @@ fn ops_route_experts_ties() {
     let options = RouteExpertsOptions { scoring: ExpertScoring::Sigmoid, ..PLAIN };
     for_each_device(|device| {
         let logits = floats(&logits, [2, 64], DType::F32, device);
-        let (indices, _) = route_experts(RouteExpertsArgs { logits, choice: ExpertChoice::Scores(40) }, &options)
-            .expect("legal")
-            .materialise();
+        let (indices, _) =
+            route_experts(RouteExpertsArgs { logits, choice: ExpertChoice::Scores(40), slots: None }, &options)
+                .expect("legal")
+                .materialise();
         assert_eq!(int_values(indices), expected.concat(), "on {device:?}");
     });
 }

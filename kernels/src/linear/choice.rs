@@ -45,9 +45,9 @@ impl PairExpertsArgs {
     }
 }
 
-/// Whether cubes can make this choice: that of one token.
+/// Whether cubes can make this choice: that of one token, which is no padding.
 pub(crate) fn chooses(route: &RouteArgs) -> bool {
-    route.tokens == 1
+    route.tokens == 1 && !route.form.padded
 }
 
 #[cube]
@@ -86,14 +86,14 @@ impl RoutedPairs {
             if writes {
                 score(self.logits, &mut scores, 0usize, form, units);
                 take(self.given, self.rows, &mut chosen, 0usize, self.table_rows, form, units);
-                write(&scores, &chosen, self.indices, self.weights, 0usize, self.scale, form, units);
+                write(&scores, &chosen, self.indices, self.weights, 0usize, false, self.scale, form, units);
             }
             local_number(given_expert(self.given, self.rows, 0usize, number, self.table_rows, form), form)
         } else {
             score(self.logits, &mut scores, 0usize, form, units);
             choose(self.bias, &scores, &mut chosen, form, units);
             if writes {
-                write(&scores, &chosen, self.indices, self.weights, 0usize, self.scale, form, units);
+                write(&scores, &chosen, self.indices, self.weights, 0usize, false, self.scale, form, units);
             }
             local_number(chosen[number], form)
         }

@@ -84,6 +84,8 @@ pub struct RouteArgs {
     pub rows: BufferArg,
     /// Rows of the table.
     pub table_rows: usize,
+    /// i32 `[tokens]`, if [`RouteForm::padded`]; otherwise anything. A token with a number below 0 is padding: all its experts are -1.
+    pub slots: BufferArg,
     /// i32 `[tokens, top_k]`, written: the chosen experts, the best first; see [`RouteForm::local`].
     pub indices: BufferArg,
     /// f32 `[tokens, top_k]`, written.
@@ -114,11 +116,13 @@ pub struct RouteForm {
     /// The written numbers are counted from the first of these, and -1 of all others; otherwise they are those of all experts.
     /// Choice and weights are the same.
     pub local: Option<LocalExperts>,
+    /// Whether some tokens may be padding.
+    pub padded: bool,
 }
 
 /// Writes `indices` and `weights`. Without tokens nothing is launched.
 pub fn launch(client: &Client, args: RouteArgs) {
-    let RouteForm { experts, top_k, choice, .. } = args.form;
+    let RouteForm { experts, top_k, choice, padded, .. } = args.form;
     if args.tokens * top_k == 0 {
         return;
     }
@@ -131,6 +135,7 @@ pub fn launch(client: &Client, args: RouteArgs) {
         or_dummy(client, args.bias, if choice == Choice::BiasedScores { experts } else { 0 }),
         or_dummy(client, args.given, if choice.is_given() { top_k } else { 0 }),
         or_dummy(client, args.rows, if choice == Choice::Table { args.tokens } else { 0 }),
+        or_dummy(client, args.slots, if padded { args.tokens } else { 0 }),
         args.indices,
         args.weights,
         args.tokens,
@@ -146,6 +151,7 @@ fn route_kernel(
     bias: &[f32],
     given: &[i32],
     rows: &[i32],
+    slots: &[i32],
     indices: &mut [i32],
     weights: &mut [f32],
     tokens: usize,
@@ -164,7 +170,11 @@ fn route_kernel(
         } else {
             choose(bias, &scores, &mut chosen, form, units);
         }
-        write(&scores, &chosen, indices, weights, token * form.top_k, scale, form, units);
+        let mut is_padding = false.runtime();
+        if comptime!(form.padded) {
+            is_padding = slots[token] < 0;
+        }
+        write(&scores, &chosen, indices, weights, token * form.top_k, is_padding, scale, form, units);
     }
 }
 
@@ -219,6 +229,7 @@ pub(super) fn write(
     indices: &mut [i32],
     weights: &mut [f32],
     first: usize,
+    is_padding: bool,
     scale: f32,
     #[comptime] form: RouteForm,
     #[comptime] units: usize,
@@ -233,7 +244,7 @@ pub(super) fn write(
             }
             weight /= sum;
         }
-        indices[first + place] = local_number(chosen[place], form);
+        indices[first + place] = cubecl::prelude::select(is_padding, -1, local_number(chosen[place], form));
         weights[first + place] = weight * scale;
         place += units;
     }
@@ -274,6 +285,7 @@ pub(crate) const V3: RouteForm = RouteForm {
     groups: Some(Groups { count: 8, kept: 4, best: 2 }),
     normalise: true,
     local: None,
+    padded: false,
 };
 /// That of DeepSeek-V4's first layers.
 #[cfg(feature = "offline")]
@@ -289,6 +301,7 @@ pub(crate) const V2_LITE: RouteForm = RouteForm {
     groups: None,
     normalise: false,
     local: None,
+    padded: false,
 };
 
 /// DeepSeek-V2-Lite, V3 and V4.
@@ -297,10 +310,10 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, form};
     let entry = |name, form: RouteForm| {
         let dim = CubeDim::new_1d(select::units(&form) as u32);
-        Entry::new(name, form!(route_kernel, dim, [AddressType::U32, _, _, _, _, _, _, 1, 1, 1.0, form]))
+        Entry::new(name, form!(route_kernel, dim, [AddressType::U32, _, _, _, _, _, _, _, 1, 1, 1.0, form]))
     };
     let given = RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Given, groups: None, ..V3 };
-    let local = RouteForm { local: Some(LocalExperts { first: 32, count: 32 }), ..V3 };
+    let local = RouteForm { local: Some(LocalExperts { first: 32, count: 32 }), padded: true, ..V3 };
     let [v3, local] = [entry("route_experts.v3", V3), entry("route_experts.local", local)];
     let [given, table] = [entry("route_experts.given", given), entry("route_experts.table", V4_TABLE)];
     vec![v3, local, entry("route_experts.v2_lite", V2_LITE), given, table]

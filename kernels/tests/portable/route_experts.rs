@@ -57,6 +57,7 @@ const LITE: RouteForm = RouteForm {
     groups: None,
     normalise: false,
     local: None,
+    padded: false,
 };
 const V3: RouteForm = RouteForm {
     experts: 256,
@@ -66,6 +67,7 @@ const V3: RouteForm = RouteForm {
     groups: Some(Groups { count: 8, kept: 4, best: 2 }),
     normalise: true,
     local: None,
+    padded: false,
 };
 
 #[rstest]
@@ -77,6 +79,7 @@ const V3: RouteForm = RouteForm {
 #[case::v4_rows(RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Table, groups: None, ..V3 })]
 #[case::v3_local(RouteForm { local: Some(LocalExperts { first: 192, count: 64 }), ..V3 })]
 #[case::v4_table_local(RouteForm { choice: Choice::Given, groups: None, local: Some(LocalExperts { first: 0, count: 100 }), ..V3 })]
+#[case::v4_padded(RouteForm { scoring: Scoring::SqrtSoftplus, choice: Choice::Table, groups: None, padded: true, ..V3 })]
 #[case::few(RouteForm { experts: 5, top_k: 5, ..LITE })]
 #[case::many(RouteForm { experts: 1000, top_k: 3, ..LITE })]
 fn experts_route(#[case] form: RouteForm) {
@@ -92,6 +95,8 @@ fn experts_route(#[case] form: RouteForm) {
             Choice::Table => (0..TOKENS).map(|token| (token * 5 % TOKENS) as i32).collect(),
             _ => (0..TOKENS as i32).collect(),
         };
+        // Every third token is none.
+        let slots: Vec<i32> = (0..TOKENS as i32).map(|token| if token % 3 == 1 { -1 } else { 5 * token }).collect();
         let (indices, weights) = (client.empty(4 * given.len()), client.empty(4 * given.len()));
         let args = RouteArgs {
             logits: arg(&upload(client, &logits), logits.len()),
@@ -99,6 +104,7 @@ fn experts_route(#[case] form: RouteForm) {
             given: arg(&upload(client, &given), given.len()),
             rows: arg(&upload(client, &rows), TOKENS),
             table_rows: TOKENS,
+            slots: arg(&upload(client, &slots), TOKENS),
             indices: arg(&indices, given.len()),
             weights: arg(&weights, given.len()),
             tokens: TOKENS,
@@ -108,7 +114,11 @@ fn experts_route(#[case] form: RouteForm) {
         route::launch(client, args);
         let (indices, weights) = (read::<i32>(client, indices), read::<f32>(client, weights));
         for (token, logits) in logits.chunks(experts).enumerate() {
-            let (chosen, expected) = routed(logits, &bias, &given[rows[token] as usize * top_k..][..top_k], form, 2.5);
+            let given = &given[rows[token] as usize * top_k..][..top_k];
+            let (mut chosen, expected) = routed(logits, &bias, given, form, 2.5);
+            if form.padded && slots[token] < 0 {
+                chosen.fill(-1);
+            }
             assert_eq!(indices[token * top_k..][..top_k], chosen, "token {token}");
             for (weight, expected) in weights[token * top_k..].iter().zip(expected) {
                 let error = (f64::from(*weight) - expected).abs();
@@ -133,6 +143,7 @@ fn experts_route_ties() {
             given: arg(&unused, 1),
             rows: arg(&unused, 1),
             table_rows: 0,
+            slots: arg(&unused, 1),
             indices: arg(&indices, 80),
             weights: arg(&weights, 80),
             tokens: 2,

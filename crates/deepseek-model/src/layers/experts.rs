@@ -1,4 +1,4 @@
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::Tensor;
 use mla_ops::{Determinism, ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, Routing, StackedWeight, experts_mlp};
 
 use super::Mlp;
@@ -28,12 +28,4 @@ impl Experts {
         let args = ExpertsMlpArgs { x, routing, gate_up, down, shared: Some(shared.weights()) };
         Ok(experts_mlp(args, &ExpertsMlpOptions { limit: self.swiglu_limit, determinism })?)
     }
-}
-
-/// The experts of each token, of padding, `[N, 1]`, none.
-pub(crate) fn without_padding(routing: Routing, padding: Option<&Tensor<2, Bool>>) -> Routing {
-    let Some(padding) = padding else { return routing };
-    let (indices, weights) = routing.materialise();
-    let padding = padding.clone().expand(indices.dims());
-    Routing::given(indices.mask_fill(padding, -1), weights)
 }

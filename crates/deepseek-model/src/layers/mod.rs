@@ -6,7 +6,7 @@ mod mlp;
 mod rms_norm;
 mod rope_table;
 
-pub(crate) use experts::{Experts, without_padding};
+pub(crate) use experts::Experts;
 pub(crate) use linear::Linear;
 pub(crate) use mlp::{Mlp, MlpNames};
 pub(crate) use rms_norm::RmsNorm;

@@ -95,12 +95,11 @@ impl StepBuffers {
                 max_seq_len: max_pages * page_size,
                 splits: splits(determinism),
             })?;
-            let seq_lens = seq_lens.clone();
             Keys::All { single: Some(PagedKeys { batch, page_table, seq_lens, plan }), new: None }
         };
         let rotation = self.rotations.select(positions);
-        let padding = (batch > 1).then(|| seq_lens.equal_elem(0).reshape([batch, 1]));
-        Ok(Step { determinism, input_ids, slots, rotation, keys, padding })
+        let padded_slots = (batch > 1).then(|| slots.clone());
+        Ok(Step { determinism, input_ids, slots, rotation, keys, padded_slots })
     }
 }
 
@@ -156,7 +155,7 @@ mod tests {
             buffers.fill(&[Chunk { request, tokens: vec![token], slots }], &cache, &device).unwrap();
             assert!(buffers.has_only_handles());
             let step = buffers.step((&config, config.num_attention_heads), Determinism::Fast).unwrap();
-            assert_eq!((step.input_ids.dims(), step.slots.dims(), step.padding.is_some()), ([2], [2], true));
+            assert_eq!((step.input_ids.dims(), step.slots.dims(), step.padded_slots.is_some()), ([2], [2], true));
             let handles = buffers.clone();
             assert!(!buffers.has_only_handles(), "somebody else has handles");
             drop((step, handles));

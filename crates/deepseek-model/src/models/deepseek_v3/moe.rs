@@ -1,6 +1,6 @@
 //! Mixture of experts (DeepSeekMoE; DeepSeek-V3 §2.1.2).
 
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::{Int, Tensor};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertScoring, ExpertsSum, Normed, RouteExpertsArgs, RouteExpertsOptions, Routing,
     Weight, linear, route_experts,
@@ -9,7 +9,7 @@ use mla_ops::{
 use super::config::{DeepseekV3Config, Scoring};
 use super::step::Step;
 use crate::Result;
-use crate::layers::{Experts, Mlp, without_padding};
+use crate::layers::{Experts, Mlp};
 use crate::models::architecture::Observer;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
@@ -42,7 +42,7 @@ impl Moe {
         observe: &mut Option<Observer<'_>>,
     ) -> Result<ExpertsSum> {
         let logits = linear(&mut *h, &self.gate.weight, step.determinism)?;
-        let routing = Observer::experts(observe, self.gate.route(logits, step.padding.as_ref())?);
+        let routing = Observer::experts(observe, self.gate.route(logits, step.padded_slots.clone())?);
         self.experts.forward(h.tensor(), routing, &self.shared_experts, step.determinism)
     }
 }
@@ -82,13 +82,13 @@ impl Router {
         }
     }
 
-    /// Logits f32 `[N, E]`: the experts of each token, of `padding` none.
-    fn route(&self, logits: Tensor<2>, padding: Option<&Tensor<2, Bool>>) -> Result<Routing> {
+    /// Logits f32 `[N, E]`: the experts of each token; of those without a slot, where that may be, none.
+    fn route(&self, logits: Tensor<2>, slots: Option<Tensor<1, Int>>) -> Result<Routing> {
         let choice = match &self.bias {
             Some(bias) => ExpertChoice::BiasedScores(self.top_k, bias.clone()),
             None => ExpertChoice::Scores(self.top_k),
         };
-        Ok(without_padding(route_experts(RouteExpertsArgs { logits, choice }, &self.options)?, padding))
+        Ok(route_experts(RouteExpertsArgs { logits, choice, slots }, &self.options)?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What one forward pass works on: new tokens of some requests, where they go, and which keys they see.
 
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use mla_ops::cache::PagedCache;
 use mla_ops::{Determinism, RopeQuery, WriteLatentArgs, WriteLatentError, write_latent};
 
@@ -22,8 +22,8 @@ pub(crate) struct Step {
     pub(crate) slots: Tensor<1, Int>,
     pub(crate) rotation: Rotation,
     pub(crate) keys: Keys,
-    /// Which tokens are none, `[N, 1]`, where some may be: no expert works for them.
-    pub(crate) padding: Option<Tensor<2, Bool>>,
+    /// i32 `[N]`, where some tokens may be padding: those have none, and no expert works for them.
+    pub(crate) padded_slots: Option<Tensor<1, Int>>,
 }
 
 impl Step {
@@ -50,7 +50,7 @@ impl Step {
             slots: ints(slots, device),
             rotation: rotary.at(&positions, device),
             keys,
-            padding: None,
+            padded_slots: None,
         })
     }
 

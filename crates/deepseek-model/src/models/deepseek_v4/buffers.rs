@@ -99,7 +99,7 @@ impl StepBuffers {
         let state_rows = parts.take([batch]);
         let cu_seqlens = parts.take([batch + 1]);
         let slots: Tensor<1, Int> = parts.take([batch]);
-        let padding = (batch > 1).then(|| slots.clone().equal_elem(-1).reshape([batch, 1]));
+        let padded_slots = (batch > 1).then(|| slots.clone());
         let seen = parts.take([batch, 1, padded(window)]);
         let pages: Tensor<2, Int> = parts.take([batch, padded(max_pages)]);
         let entries = kinds.iter().map(|&EntryKind { spec, of, picked }| {
@@ -125,7 +125,7 @@ impl StepBuffers {
             starts,
             cu_seqlens,
             window: WindowStep { slots, keys: WindowKeys::State, seen },
-            padding,
+            padded_slots,
         }
     }
 }

@@ -10,7 +10,7 @@ use super::config::DeepseekV4Config;
 use super::schedule::MlpSpec;
 use super::step::V4Step;
 use crate::Result;
-use crate::layers::{Experts, Mlp, MlpNames, without_padding};
+use crate::layers::{Experts, Mlp, MlpNames};
 use crate::models::architecture::Observer;
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
@@ -97,7 +97,8 @@ impl Router {
             Choice::Table(table) => ExpertChoice::Table { experts: table.clone(), rows: step.input_ids.clone() },
             Choice::Scores { bias, top_k } => ExpertChoice::BiasedScores(*top_k, bias.clone()),
         };
-        Ok(without_padding(route_experts(RouteExpertsArgs { logits, choice }, &self.options)?, step.padding.as_ref()))
+        let slots = step.padded_slots.clone();
+        Ok(route_experts(RouteExpertsArgs { logits, choice, slots }, &self.options)?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What one forward pass of DeepSeek-V4 works on: new tokens of some sequences, where they go, and what they see.
 
-use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use mla_ops::Determinism;
 
 use super::batch::{Batch, filled_up};
@@ -32,8 +32,8 @@ pub(crate) struct V4Step {
     pub(crate) window: WindowStep,
     /// For each kind of layer with entries.
     pub(super) entries: Vec<(AttentionSpec, EntryStep)>,
-    /// Which tokens are none, `[N, 1]`, where some may be: no expert works for them.
-    pub(crate) padding: Option<Tensor<2, Bool>>,
+    /// i32 `[N]`, where some tokens may be padding: those have none, and no expert works for them.
+    pub(crate) padded_slots: Option<Tensor<1, Int>>,
 }
 
 /// The windows of all layers.
@@ -112,7 +112,7 @@ impl V4Step {
             cu_seqlens: ints(batch.cu_seqlens(), device),
             window: upload.window(config.sliding_window),
             entries: entries.map(|(spec, of)| (spec, upload.entries(&of, config, cache))).collect(),
-            padding: None,
+            padded_slots: None,
         })
     }
 

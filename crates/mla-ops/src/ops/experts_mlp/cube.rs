@@ -243,8 +243,8 @@ impl Outputs {
 /// Contiguous experts and weights, which the launch that takes the other result may have to write.
 fn chosen_or_to_choose(routing: BackendRouting<CubeBackend>) -> ((CubeTensor, CubeTensor), ExpertsOf) {
     match routing {
-        BackendRouting::Chosen(choice, options) => {
-            let (args, chosen) = route_args(choice, &options);
+        BackendRouting::Chosen(choice, padding, options) => {
+            let (args, chosen) = route_args(choice, padding, &options);
             (chosen, ExpertsOf::Routed(Box::new(args)))
         }
         BackendRouting::Given(indices, weights) => {

@@ -15,6 +15,8 @@ pub struct RouteExpertsArgs {
     pub logits: Tensor<2>,
     /// Which experts a token gets.
     pub choice: ExpertChoice,
+    /// i32 `[N]`, where some tokens may be padding: those whose slot in a cache is below 0. They get no expert: all are -1.
+    pub slots: Option<Tensor<1, Int>>,
 }
 
 /// Which experts a token gets.
@@ -100,6 +102,10 @@ impl RouteExpertsArgs {
         check.value("scale", options.scale.is_finite(), options.scale, || "a finite number".into())?;
         if let Some(local) = options.local {
             local.check(&check, experts)?;
+        }
+        if let Some(slots) = &self.slots {
+            check.int("slots", slots)?;
+            check.dims("slots", slots.dims(), [Some(tokens)], || format!("[N] = [{tokens}]"))?;
         }
         let mut most = match options.groups {
             Some(groups) => groups.check(&check, experts)?,

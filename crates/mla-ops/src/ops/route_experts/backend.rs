@@ -21,6 +21,16 @@ pub enum BackendChoice<B: Backend> {
     Table(FloatTensor<B>, IntTensor<B>, IntTensor<B>),
 }
 
+/// Which tokens are padding.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub enum BackendPadding<B: Backend> {
+    /// None.
+    None,
+    /// Those with a slot below 0, i32 `[N]`.
+    Slots(IntTensor<B>),
+}
+
 /// The experts of tokens and their weights, or what they are chosen from.
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
@@ -28,7 +38,7 @@ pub enum BackendRouting<B: Backend> {
     /// Experts i32 `[N, k]` and weights f32 `[N, k]`.
     Given(IntTensor<B>, FloatTensor<B>),
     /// What [`RouteExpertsBackend::route_experts`] takes.
-    Chosen(#[extension_type] BackendChoice<B>, RouteExpertsOptions),
+    Chosen(#[extension_type] BackendChoice<B>, #[extension_type] BackendPadding<B>, RouteExpertsOptions),
 }
 
 impl<B: RouteExpertsBackend> BackendRouting<B> {
@@ -36,7 +46,7 @@ impl<B: RouteExpertsBackend> BackendRouting<B> {
     pub fn materialise(self) -> (IntTensor<B>, FloatTensor<B>) {
         match self {
             Self::Given(indices, weights) => (indices, weights),
-            Self::Chosen(choice, options) => B::route_experts(choice, options),
+            Self::Chosen(choice, padding, options) => B::route_experts(choice, padding, options),
         }
     }
 }
@@ -52,6 +62,7 @@ pub(crate) trait RouteExpertsBackend: Backend {
     #[fusion(meta = fusion::route_experts)]
     fn route_experts(
         #[extension_type] choice: BackendChoice<Self>,
+        #[extension_type] padding: BackendPadding<Self>,
         options: RouteExpertsOptions,
     ) -> (IntTensor<Self>, FloatTensor<Self>);
 }
@@ -61,11 +72,12 @@ mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::{DType, Shape};
 
-    use super::{BackendChoiceMetadata, RouteExpertsOptions};
+    use super::{BackendChoiceMetadata, BackendPaddingMetadata, RouteExpertsOptions};
 
     /// Shapes and dtypes of what is computed.
     pub(super) fn route_experts(
         choice: &BackendChoiceMetadata,
+        _padding: &BackendPaddingMetadata,
         _options: &RouteExpertsOptions,
     ) -> (TensorSpec, TensorSpec) {
         let (logits, top_k) = match choice {
@@ -86,9 +98,10 @@ mod fusion {
 impl RouteExpertsBackend for burn::backend::Flex {
     fn route_experts(
         choice: BackendChoice<Self>,
+        padding: BackendPadding<Self>,
         options: RouteExpertsOptions,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
-        use super::reference::{choose_experts, in_table, local_numbers, weigh_experts};
+        use super::reference::{choose_experts, in_table, local_numbers, weigh_experts, without_padding};
         use crate::reference::{IntoFlex, tensor};
         let (indices, weights) = match choice {
             BackendChoice::Scores(logits, top_k) => choose_experts(tensor(logits), None, top_k, &options),
@@ -100,6 +113,10 @@ impl RouteExpertsBackend for burn::backend::Flex {
                 weigh_experts(tensor(logits), in_table(tensor(experts), tensor(rows)), &options)
             }
         };
-        (local_numbers(indices, options.local).into_flex(), weights.into_flex())
+        let mut indices = local_numbers(indices, options.local);
+        if let BackendPadding::Slots(slots) = padding {
+            indices = without_padding(indices, tensor(slots));
+        }
+        (indices.into_flex(), weights.into_flex())
     }
 }

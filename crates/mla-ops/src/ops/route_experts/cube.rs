@@ -5,17 +5,21 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use mla_kernels::route_experts::{self as route, Choice, Groups, RouteArgs, RouteForm, Scoring};
 
 use super::args::{ExpertScoring, RouteExpertsOptions};
-use super::backend::{BackendChoice, RouteExpertsBackend};
+use super::backend::{BackendChoice, BackendPadding, RouteExpertsBackend};
 use crate::tensors::{contiguous, dims, empty};
 
 impl RouteExpertsBackend for CubeBackend {
-    fn route_experts(choice: BackendChoice<Self>, options: RouteExpertsOptions) -> (CubeTensor, CubeTensor) {
+    fn route_experts(
+        choice: BackendChoice<Self>,
+        padding: BackendPadding<Self>,
+        options: RouteExpertsOptions,
+    ) -> (CubeTensor, CubeTensor) {
         let (BackendChoice::Scores(logits, _)
         | BackendChoice::BiasedScores(logits, _, _)
         | BackendChoice::Given(logits, _)
         | BackendChoice::Table(logits, _, _)) = &choice;
         let client = logits.client.clone();
-        let (args, chosen) = route_args(choice, &options);
+        let (args, chosen) = route_args(choice, padding, &options);
         route::launch(&client, args);
         chosen
     }
@@ -24,6 +28,7 @@ impl RouteExpertsBackend for CubeBackend {
 /// What the kernel takes, and the experts and weights that it writes.
 pub(crate) fn route_args(
     choice: BackendChoice<CubeBackend>,
+    padding: BackendPadding<CubeBackend>,
     options: &RouteExpertsOptions,
 ) -> (RouteArgs, (CubeTensor, CubeTensor)) {
     // The kernel has a slot for each of these tensors, and does not look at those that its form has no use for.
@@ -42,7 +47,13 @@ pub(crate) fn route_args(
         }
     };
     let logits = contiguous(logits);
-    let [bias, given, rows] = others.map(|other| other.map_or_else(|| logits.clone(), contiguous));
+    let slots = match padding {
+        BackendPadding::None => None,
+        BackendPadding::Slots(slots) => Some(slots),
+    };
+    let padded = slots.is_some();
+    let or_any = |other: Option<CubeTensor>| other.map_or_else(|| logits.clone(), contiguous);
+    let ([bias, given, rows], slots) = (others.map(or_any), or_any(slots));
     let ([tokens, experts], [table_rows, _]) = (dims(&logits), dims(&given));
     let (indices, weights) = (empty(&logits, [tokens, top_k], DType::I32), empty(&logits, [tokens, top_k], DType::F32));
     let args = RouteArgs {
@@ -51,6 +62,7 @@ pub(crate) fn route_args(
         given: given.into_buffer_arg(),
         rows: rows.into_buffer_arg(),
         table_rows,
+        slots: slots.into_buffer_arg(),
         indices: indices.clone().into_buffer_arg(),
         weights: weights.clone().into_buffer_arg(),
         tokens,
@@ -67,6 +79,7 @@ pub(crate) fn route_args(
             groups: options.groups.map(|g| Groups { count: g.count, kept: g.kept, best: g.best }),
             normalise: options.normalise,
             local: options.local.map(|l| route::LocalExperts { first: l.first, count: l.count }),
+            padded,
         },
     };
     (args, (indices, weights))

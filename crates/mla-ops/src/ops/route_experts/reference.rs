@@ -68,6 +68,12 @@ pub(super) fn local_numbers(indices: Tensor<2, Int>, local: Option<LocalExperts>
     (indices - first).mask_fill(others, -1)
 }
 
+/// Experts `[N, k]`; -1 of tokens with a slot below 0, `[N]`.
+pub(super) fn without_padding(indices: Tensor<2, Int>, slots: Tensor<1, Int>) -> Tensor<2, Int> {
+    let padding = slots.lower_elem(0).unsqueeze_dim::<2>(1).expand(indices.dims());
+    indices.mask_fill(padding, -1)
+}
+
 fn weights(scores: Tensor<2>, options: &RouteExpertsOptions) -> Tensor<2> {
     let scores = if options.normalise { scores.clone() / (scores.sum_dim(1) + 1e-20) } else { scores };
     scores * options.scale

@@ -4,7 +4,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
 
 use super::args::{ExpertChoice, MAX_EXPERTS, RouteExpertsArgs, RouteExpertsOptions};
-use super::backend::{BackendChoice, BackendRouting};
+use super::backend::{BackendChoice, BackendPadding, BackendRouting};
 use crate::MlaError;
 use crate::check::Check;
 
@@ -61,7 +61,8 @@ impl Routing {
                 BackendChoice::Table(logits, experts.into_dispatch(), rows.into_dispatch())
             }
         };
-        BackendRouting::Chosen(choice, options)
+        let padding = args.slots.map_or(BackendPadding::None, |slots| BackendPadding::Slots(slots.into_dispatch()));
+        BackendRouting::Chosen(choice, padding, options)
     }
 
     /// Experts of a token.
