@@ -166,7 +166,7 @@ fn project_kernel<E: Float, V: Size, N: Size>(
         if number >= count {
             #[unroll]
             for k in 0..n {
-                store::<V, N>(&mut values, Vector::new(0.0f32), to + k * of_stream);
+                store::<V, N>(&mut values, Vector::<f32, V>::new(0.0f32), to + k * of_stream);
             }
         } else if column < vectors {
             let from = token * n * vectors + column;
@@ -187,7 +187,7 @@ fn project_kernel<E: Float, V: Size, N: Size>(
                 for j in 0..n {
                     let stream = mixed_stream::<E, V>(&own, added, post, comb, token, j, n);
                     mixed[from + j * vectors] = stream;
-                    store::<V, N>(&mut values, Vector::cast_from(stream), to + j * of_stream);
+                    store::<V, N>(&mut values, Vector::<f32, V>::cast_from(stream), to + j * of_stream);
                 }
             } else {
                 #[unroll]
