@@ -250,10 +250,11 @@ impl Case {
     /// Rows of the cache are the entries that went there, and else as they were.
     #[track_caller]
     fn assert_cached(&self, what: &str, slots: &[i32], entries: &Tensor<3>, cache: Tensor<3>) {
+        let bytes = self.width * entries.dtype().size();
         let (entries, cache) = (bits(entries), bits(&cache));
-        for (row, cached) in cache.chunks_exact(self.width).enumerate() {
+        for (row, cached) in cache.chunks_exact(bytes).enumerate() {
             match slots.iter().position(|&slot| slot == row as i32) {
-                Some(entry) => assert!(cached == &entries[entry * self.width..][..self.width], "{what}: row {row}"),
+                Some(entry) => assert!(cached == &entries[entry * bytes..][..bytes], "{what}: row {row}"),
                 None => assert!(cached.iter().all(|&bits| bits == 0), "{what}: row {row}"),
             }
         }
