@@ -3,9 +3,9 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::few_rows::{RowPlaces, chunk_channels, multiply_few, shared_vectors};
 use super::products::{Held, end_of, load_weights, multiply, place, whole};
 use super::select::Form;
+use super::single::{RowPlace, chunk_channels, multiply_single, shared_vectors};
 use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR};
 use crate::linear::activation::gated;
 use crate::linear::choice::PairExperts;
@@ -51,20 +51,16 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
         part.place(&mut tile, sizes.max_tiles);
     }
     if tile.count > 0 {
-        if comptime!(form.few_rows > 0) {
-            let mut rows = Shared::<[Vector<E, V>]>::new_slice(comptime!(shared_vectors(form)));
+        if comptime!(form.single) {
+            let mut row = Shared::<[Vector<E, V>]>::new_slice(comptime!(shared_vectors(form.own_row)));
             if comptime!(form.second) {
                 if part.is_second {
-                    multiply_codes_of(
-                        x, source, &mut rows, &second, order, &tile, &part, output, &sizes, &mut sums, form,
-                    );
+                    multiply_one(x, source, &mut row, &second, order, &tile, &part, output, &sizes, &mut sums, form);
                 } else {
-                    multiply_codes_of(
-                        x, source, &mut rows, &weight, order, &tile, &part, output, &sizes, &mut sums, form,
-                    );
+                    multiply_one(x, source, &mut row, &weight, order, &tile, &part, output, &sizes, &mut sums, form);
                 }
             } else {
-                multiply_codes_of(x, source, &mut rows, &weight, order, &tile, &part, output, &sizes, &mut sums, form);
+                multiply_one(x, source, &mut row, &weight, order, &tile, &part, output, &sizes, &mut sums, form);
             }
         } else {
             let size!(NC) = MmaDefinition::<E, E, f32>::new(M, N, K).vector_size(MatrixIdent::Accumulator);
@@ -131,13 +127,13 @@ fn rows_of_unit(
     (WeightRow::new(number, matrix, own, part.vectors, quad), WeightRow::new(number, matrix, other, part.vectors, quad))
 }
 
-/// Multiplies the rows of a tile by a matrix in blocks of codes, some at a time.
+/// Multiplies the row of a tile by a matrix in blocks of codes.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-fn multiply_codes_of<E: Float, V: Size>(
+fn multiply_one<E: Float, V: Size>(
     x: &[Vector<E, V>],
     source: &mut RowSource<E, V>,
-    rows: &mut [Vector<E, V>],
+    row: &mut [Vector<E, V>],
     weight: &WeightRows<E, V>,
     order: &[i32],
     tile: &Tile,
@@ -145,49 +141,13 @@ fn multiply_codes_of<E: Float, V: Size>(
     output: usize,
     sizes: &Sizes,
     sums: &mut [f32],
-    #[comptime] form: Form,
-) {
-    if comptime!(form.few_rows == 1) {
-        multiply_codes_at(x, source, rows, weight, order, tile, part, output, sizes, sums, 0usize.runtime(), form);
-    } else {
-        let mut first = 0usize.runtime();
-        while first < tile.count {
-            multiply_codes_at(x, source, rows, weight, order, tile, part, output, sizes, sums, first, form);
-            first += form.few_rows;
-            // Others still read the rows.
-            sync_cube();
-        }
-    }
-}
-
-/// The same for the rows from place `first` of the tile on.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn multiply_codes_at<E: Float, V: Size>(
-    x: &[Vector<E, V>],
-    source: &mut RowSource<E, V>,
-    rows: &mut [Vector<E, V>],
-    weight: &WeightRows<E, V>,
-    order: &[i32],
-    tile: &Tile,
-    part: &Part,
-    output: usize,
-    sizes: &Sizes,
-    sums: &mut [f32],
-    first: usize,
     #[comptime] form: Form,
 ) {
     let format = weight.format();
     let (own, other) = rows_of_unit(tile, part, output, sizes.matrix_stride, comptime!(chunk_channels(format)), form);
-    let row = tile.row(sizes.vectors, sizes.carried);
-    let mut from = Array::<usize>::new(form.few_rows);
-    #[unroll]
-    for i in 0..form.few_rows {
-        from[i] = tile.input(order, first + i) * row;
-    }
-    let count = min(tile.count - first, form.few_rows);
-    let places = RowPlaces { from, count, number: tile.expert, of_token: sizes.per_token };
-    multiply_few(x, source, rows, weight, &own, &other, &places, part.vectors, sums, first, form);
+    let from = tile.input(order, 0usize) * tile.row(sizes.vectors, sizes.carried);
+    let place = RowPlace { from, number: tile.expert, count: sizes.per_token };
+    multiply_single(x, source, row, weight, &own, &other, &place, part.vectors, sums, form);
 }
 
 /// Where a unit's first channels of its token of each step are, in x or in the row that the cube writes for itself.

@@ -11,10 +11,10 @@
 //! `sm90` computes many tokens with the same bits, it is that of `parts.rs`, for which units exchange their channels.
 
 mod codes;
-mod few_rows;
 mod kernel;
 pub(crate) mod products;
 mod select;
+mod single;
 
 use cubecl::prelude::*;
 
@@ -58,11 +58,11 @@ pub(super) fn launch(
     let (steps, second, in_parts) = (choice.tokens / N, grid.second_width > 0, choice.in_parts);
     let in_codes = select::takes_codes(&products, &grid);
     let sizes = grid.sizes(&products, VECTOR);
-    let few_rows = if batch_invariant { 0 } else { select::few_rows(&products, &grid, steps) };
+    let single = !batch_invariant && select::takes_single(&products, &grid);
     let longest = select::longest_row(&products, &grid);
     let (source, x) = RowSourceArgs::new(client, before, products.x, [products.inputs, LANES * PLANES]);
     let own_row = match source {
-        _ if few_rows > 0 => longest / VECTOR,
+        _ if single => longest / VECTOR,
         RowSourceArgs::Memory => 0,
         _ => products.inputs / VECTOR,
     };
@@ -73,7 +73,7 @@ pub(super) fn launch(
         steps,
         at_once: own_row > 0,
         in_codes,
-        few_rows,
+        single,
         second,
         own_row,
         routed,
@@ -141,7 +141,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 "linear.mma.normed_pair" => 2048 / VECTOR,
                 _ if name.contains("normed_pair") => 7168 / VECTOR,
                 "linear.mma.single_up.fp8" | "linear.mma.single_down.fp4" => 2048 / VECTOR,
-                _ if name.contains("single") || name.contains("few_rows") => 4096 / VECTOR,
+                _ if name.contains("single") => 4096 / VECTOR,
                 _ => 0,
             };
             let route = match name {
@@ -153,11 +153,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let (linear, routed) = (LinearForm { gated, limited }, route.is_some());
             let in_parts = name.ends_with("parts");
             let in_codes = !weight::format_of(name).is_dense() && !name.contains("eights");
-            let few_rows = match name {
-                _ if name.contains("few_rows") => few_rows::ROWS,
-                _ => usize::from(name.contains("single")),
-            };
-            let form = Form { rows, linear, steps, at_once, in_codes, few_rows, second, own_row, routed, in_parts };
+            let single = name.contains("single");
+            let form = Form { rows, linear, steps, at_once, in_codes, single, second, own_row, routed, in_parts };
             let second_format = if name.contains("mixed") { WeightFormat::Fp8 } else { weight::format_of(name) };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(
@@ -224,8 +221,6 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.single_normed_pair.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.single_up.fp8", Rows::TokenGather, true, false, 1, true),
             entry("linear.mma.single_mixed_up.fp4", Rows::TokenGather, true, true, 1, true),
-            entry("linear.mma.few_rows_up.fp4", Rows::Gather, true, true, 1, true),
-            entry("linear.mma.few_rows_down.fp4", Rows::Scatter, false, false, 1, true),
             entry("linear.mma.single_down.fp4", Rows::TokenScatter, false, false, 1, true),
             entry("linear.mma.few.parts", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64.parts", Rows::Dense, false, false, 8, false),

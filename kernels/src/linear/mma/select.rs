@@ -5,7 +5,7 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR, codes, few_rows};
+use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR, codes, single};
 use crate::common::launch::multiprocessors;
 use crate::linear::grid::{Grid, Rows};
 use crate::linear::parts::BLOCK;
@@ -114,8 +114,8 @@ pub(super) struct Form {
     pub at_once: bool,
     /// Whether a unit takes 16 codes of a row at a time: of weights in blocks, where rows have a multiple of 64 channels.
     pub in_codes: bool,
-    /// Rows of x at a time, where `few_rows` multiplies them, otherwise 0.
-    pub few_rows: usize,
+    /// Whether the one row is multiplied as `single.rs` does.
+    pub single: bool,
     /// Whether there is a second matrix.
     pub second: bool,
     /// Vectors of the row that a cube writes for itself; 0 if rows are in memory.
@@ -191,19 +191,15 @@ pub(super) fn takes_codes(products: &Products, grid: &Grid) -> bool {
     in_blocks && row_lengths(products, grid).into_iter().all(|inputs| inputs.is_multiple_of(codes::CHUNK))
 }
 
-/// Rows of x that a cube multiplies at a time as `few_rows` does, in tiles of so many groups of 8 tokens: one where there is a single
-/// one, several of experts in FP4; 0 where it is another's work.
-pub(super) fn few_rows(products: &Products, grid: &Grid, steps: usize) -> usize {
-    let rows = match grid.rows {
-        Rows::Dense | Rows::Heads => usize::from(grid.tokens == 1),
-        Rows::TokenGather | Rows::TokenScatter => 1,
-        // Tiles of FP8 are limited by memory as it is.
-        Rows::Gather | Rows::Scatter if products.weight.format() == WeightFormat::Fp4 && steps == 1 => few_rows::ROWS,
-        Rows::Gather | Rows::Scatter => 0,
+/// Whether all weights are in blocks and each cube has one row of x, which is multiplied as `single.rs` does.
+pub(super) fn takes_single(products: &Products, grid: &Grid) -> bool {
+    let one_row = match grid.rows {
+        Rows::Dense | Rows::Heads => grid.tokens == 1,
+        Rows::TokenGather | Rows::TokenScatter => true,
+        Rows::Gather | Rows::Scatter => false,
     };
-    let fits = |inputs: usize| inputs.is_multiple_of(few_rows::CHANNELS) && inputs * rows <= few_rows::MAX_ROWS;
-    let takes = takes_codes(products, grid) && row_lengths(products, grid).into_iter().all(fits);
-    if takes { rows } else { 0 }
+    let fits = |inputs: usize| inputs.is_multiple_of(single::CHANNELS) && inputs <= single::MAX_ROW;
+    one_row && takes_codes(products, grid) && row_lengths(products, grid).into_iter().all(fits)
 }
 
 /// Channels of the longest row.
