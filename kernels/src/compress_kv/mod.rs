@@ -297,10 +297,8 @@ impl Places {
 
     fn put<E: Float>(&self, entries: &mut [E], cache: &mut [E], channel: usize, value: E) {
         entries[self.first + channel] = value;
-        if comptime!(self.shape.caches) {
-            if self.is_cached {
-                cache[self.cached + channel] = value;
-            }
+        if comptime!(self.shape.caches) && self.is_cached {
+            cache[self.cached + channel] = value;
         }
     }
 }

@@ -118,7 +118,8 @@ pub(super) fn multiply_single<E: Float, V: Size>(
             // The first unit has the columns of two blocks, its neighbour those of the others.
             total += warp::shuffle_xor::<f32>(total, 1u32);
         }
-        if UNIT_POS_X % 4 == 0 {
+        let quad = UNIT_POS_X % 4;
+        if quad == 0 {
             let at = UNIT_POS_Y as usize * M + (UNIT_POS_X / 4) as usize + comptime!(i * (M / 2));
             sums[at * comptime!(form.tokens())] = total;
         }
