@@ -149,7 +149,7 @@ fn ops_one_row_in_blocks_of_heads_pairs_and_gates(
     });
 }
 
-/// Several rows of an expert in FP4, as many as the kernel takes at a time, fewer, and more: each is what it is with the same weights
+/// Several rows of an expert in FP4, within a tile: each is what it is with the same weights
 /// dequantised, and the same row has the same bits at any place of a tile.
 #[rstest]
 fn ops_few_rows_of_experts_in_blocks(#[values(2, 4, 5, 7)] tokens: usize) {
