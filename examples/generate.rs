@@ -15,8 +15,8 @@ use std::process::ExitCode;
 use burn::tensor::Device;
 use burn_mla::model::{
     Completion, DeepseekModel, EngineOptions, EngineStats, FinishReason, GenerationOptions, GenerationRequest,
-    Inspection, LayerSummary, LoadAs, ModelConfig, ModelError, PrefixSupport, SamplingParams, Tokenizer, compile_ahead,
-    generate, weight_sizes,
+    Inspection, LayerSummary, LoadAs, ModelConfig, ModelError, ModelRanks, PrefixSupport, SamplingParams, Tokenizer,
+    compile_ranks_ahead, generate, weight_sizes,
 };
 use burn_mla::ops::DeviceName;
 use clap::Parser;
@@ -90,23 +90,23 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     if args.dry_run {
         return dry_run(args, dir, &prompts);
     }
-    let device = args.model.device.open().map_err(|error| error.to_string())?;
+    let devices = args.model.devices()?;
     let (config, tokenizer) = match &args.random_weights {
         Some(path) => random_config(path, args.layers).and_then(|config| Ok((config, tokenizer_beside(path)?))),
         None => ModelConfig::read(dir).and_then(|config| Ok((config, Tokenizer::load(dir)?))),
     }
     .map_err(show)?;
-    compile_kernels(args, &config, &tokenizer, &prompts, &device).map_err(show)?;
+    compile_kernels(args, &config, &tokenizer, &prompts, &devices).map_err(show)?;
     let model = match &args.random_weights {
-        Some(_) => random(config, args, &device),
-        None => common::load(dir, &device, args.model.load_as()),
+        Some(_) => random(&config, args, &devices),
+        None => common::load(dir, &devices, args.model.load_as()),
     }
     .map_err(show)?;
-    let requests = requests(args, &prompts, &model, &tokenizer).map_err(show)?;
+    let requests = requests(args, &prompts, model.first(), &tokenizer).map_err(show)?;
     let options = GenerationOptions {
         page_size: args.engine.page_size,
         cache_pages: args.cache_pages,
-        token_budget: args.engine.token_budget(&device),
+        token_budget: args.engine.token_budget(&devices[0]),
         graphs: !args.engine.no_graphs,
     };
 
@@ -133,7 +133,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
             print(format_args!("{}{}\n", heading(request, &prompts), completion.text))?;
         }
     }
-    note(report(&model, args, &requests, &stats));
+    note(report(model.first(), args, &requests, &stats));
     Ok(outcome(&completions))
 }
 
@@ -150,10 +150,10 @@ fn tokenizer_beside(path: &Path) -> Result<Tokenizer, ModelError> {
 }
 
 /// A model with random weights.
-fn random(config: ModelConfig, args: &Args, device: &Device) -> Result<DeepseekModel, ModelError> {
+fn random(config: &ModelConfig, args: &Args, devices: &[Device]) -> Result<ModelRanks, ModelError> {
     let bar = Bar::new("initialising");
     let (seed, load_as) = (args.weights_seed, args.model.load_as());
-    DeepseekModel::random(config, seed, device, load_as, &mut |step| bar.show(step))
+    ModelRanks::random(config, seed, devices, load_as, &mut |step| bar.show(step))
 }
 
 /// Has the kernels compiled that these prompts need, while the weights are loaded.
@@ -162,7 +162,7 @@ fn compile_kernels(
     config: &ModelConfig,
     tokenizer: &Tokenizer,
     prompts: &[String],
-    device: &Device,
+    devices: &[Device],
 ) -> Result<(), ModelError> {
     let most = config.max_position_embeddings();
     let lengths = prompts.iter().map(|prompt| Ok(tokenizer.encode_at_most(prompt, true, most)?.len()));
@@ -170,19 +170,20 @@ fn compile_kernels(
     let options = EngineOptions {
         page_size: args.engine.page_size,
         max_batch: prompts.len(),
-        token_budget: args.engine.token_budget(device),
+        token_budget: args.engine.token_budget(&devices[0]),
         prefix_caching: false,
         graphs: !args.engine.no_graphs,
         ..EngineOptions::default()
     };
-    compile_ahead(config, device, args.model.load_as(), &options, &lengths)
+    compile_ranks_ahead(config, devices, args.model.load_as(), &options, &lengths)
 }
 
 /// Prints what the folder has and what the model needs; everything that is wrong with it goes to stderr.
 fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, String> {
     let show = |error: ModelError| by_option(&error);
     let dtype = args.model.dtype.into();
-    let inspection = Inspection::of(dir, args.model.load_as()).map_err(show)?;
+    let ranks = args.model.device.len();
+    let inspection = Inspection::of_ranks(dir, args.model.load_as(), ranks).map_err(show)?;
     // Without a tokenizer no prompt has more tokens than bytes.
     let (tokenizer, no_tokenizer) = match Tokenizer::load(dir) {
         Ok(tokenizer) => (tokenizer, None),
@@ -194,9 +195,9 @@ fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, Stri
         Ok::<_, ModelError>(prompt.saturating_add(args.text.max_new_tokens).min(most))
     };
     let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>().map_err(show)?;
-    let graphs = !args.engine.no_graphs && args.model.device != DeviceName::Flex;
-    let needs = dry_run::Needs { tokens, page_size: args.engine.page_size, graphs };
-    print(dry_run::table(&inspection, dtype, &needs, args.model.device.memory()).map_err(show)?)?;
+    let graphs = !args.engine.no_graphs && !args.model.device.contains(&DeviceName::Flex);
+    let needs = dry_run::Needs { tokens, page_size: args.engine.page_size, graphs, ranks };
+    print(dry_run::table(&inspection, dtype, &needs, dry_run::least_memory(&args.model.device)).map_err(show)?)?;
     let problems: Vec<String> = dry_run::problems(&inspection).into_iter().chain(no_tokenizer).collect();
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { fail(problems.join("\n")) })
 }
@@ -309,6 +310,9 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
         let [p50, p99] = [p50, p99].map(|time| time.as_secs_f64() * 1e3);
         line("inter-token latency", format!("{p50:.1} ms (p50), {p99:.1} ms (p99)"));
     }
+    if stats.ranks > 1 {
+        line("devices", stats.ranks.to_string());
+    }
     line("graphs", stats.graphs_in_words());
     let (per_token, peak) = (stats.cache_bytes_per_token, stats.cache_bytes_peak);
     line("KV cache", format!("{} pages, {per_token} bytes/token, peak {peak} bytes", stats.pages));
@@ -338,6 +342,7 @@ fn json(prompts: &[String], completions: &[Completion], stats: &EngineStats) -> 
         "decode_tokens_per_s": stats.decode_rate(),
         "inter_token_p50_ms": stats.inter_token_p50.map(|time| time.as_secs_f64() * 1e3),
         "inter_token_p99_ms": stats.inter_token_p99.map(|time| time.as_secs_f64() * 1e3),
+        "ranks": stats.ranks,
         "graphs": stats.graphs.to_string(),
         "graph_steps": stats.graph_steps,
         "uncaptured_sizes": stats.uncaptured_sizes,

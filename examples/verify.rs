@@ -21,9 +21,9 @@ use options::by_option;
 struct Args {
     /// Checkpoint folder with expected.safetensors.
     dir: PathBuf,
-    /// flex (CPU), wgpu, cuda or cuda:N.
-    #[arg(long, default_value_t = DeviceName::Flex)]
-    device: DeviceName,
+    /// flex (CPU), wgpu, cuda or cuda:N; several with commas between them, among which the model is divided.
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = "flex")]
+    device: Vec<DeviceName>,
     /// dtype of weights, activations and KV cache; the tolerances hold for f32.
     #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
     dtype: DTypeArg,
@@ -53,9 +53,9 @@ fn main() -> ExitCode {
 }
 
 fn compare(args: &Args) -> Result<Vec<Comparison>, String> {
-    let device = args.device.open().map_err(|error| error.to_string())?;
+    let devices = options::open(&args.device)?;
     let show = |error: ModelError| by_option(&error);
-    let model = common::load(&args.dir, &device, args.weights.of(args.dtype)).map_err(show)?;
+    let model = common::load(&args.dir, &devices, args.weights.of(args.dtype)).map_err(show)?;
     let options = VerifyOptions { page_size: args.page_size, ..VerifyOptions::default() };
     verify(&model, &args.dir, &options).map_err(show)
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use burn::tensor::Device;
 use burn_mla::model::SamplingParams;
 use burn_mla::ops::{DeviceName, Path};
 use clap::{Parser, ValueEnum};
@@ -15,9 +16,10 @@ pub struct Args {
     /// Sections to run, separated by commas; all if absent.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS")]
     pub only: Vec<Section>,
-    /// cuda, cuda:N, wgpu or flex (the CPU).
-    #[arg(long, default_value_t = DeviceName::Cuda(0))]
-    pub device: DeviceName,
+    /// cuda, cuda:N, wgpu or flex (the CPU). Whole models are divided among several, with commas between them; operations run on
+    /// the first.
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = "cuda")]
+    device: Vec<DeviceName>,
     /// Of queries, caches and states.
     #[arg(long, value_enum, default_value_t = DTypeArg::Bf16)]
     pub dtype: DTypeArg,
@@ -129,6 +131,16 @@ pub enum Section {
 }
 
 impl Args {
+    /// The devices, opened.
+    pub fn devices(&self) -> Result<Vec<Device>, String> {
+        self.device.iter().map(|name| name.open().map_err(|error| error.to_string())).collect()
+    }
+
+    /// Their names.
+    pub fn device_names(&self) -> String {
+        self.device.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    }
+
     /// How whole models choose tokens.
     ///
     /// # Errors

@@ -21,6 +21,8 @@ pub enum Size {
 /// What the sections share.
 pub struct Bench {
     pub device: Device,
+    /// Those that whole models are divided among; the one above is the first.
+    pub devices: Vec<Device>,
     pub dtype: DType,
     /// What runs `mla_decode`, where that is not left to the operation.
     pub path: Option<Path>,

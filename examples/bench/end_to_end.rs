@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use burn_mla::model::{
-    CacheSize, DeepseekModel, Engine, EngineOptions, GenerationRequest, LoadAs, ModelConfig, SamplingParams, Tokenizer,
-    weight_sizes,
+    CacheSize, DeepseekModel, Engine, EngineOptions, GenerationRequest, LoadAs, ModelConfig, ModelError, ModelRanks,
+    SamplingParams, Tokenizer, weight_sizes,
 };
 use burn_mla::ops::{Determinism, argmax};
 use serde_json::json;
@@ -29,18 +29,19 @@ pub fn run(bench: &mut Bench, cases: Vec<ModelCase>) {
 
 fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
     let model = case.load(bench)?;
-    let layers = model.config().num_layers();
-    let weights = Weights::of(model.config(), load_as(bench));
+    let config = model.first().config();
+    let (layers, weights) = (config.num_layers(), Weights::of(config, load_as(bench)));
     let tokenizer = Tokenizer::bytes().map_err(show)?;
     let new_tokens = if bench.size == Size::Smoke { 4 } else { 128 };
     for batch in bench.pick(&[1, 8, 64], 1, &[1, 3]) {
-        let chosen = chosen_experts(&model, [batch, bench.context])?;
+        let chosen = model.on_each(|rank| chosen_experts(rank, [batch, bench.context])).map_err(show)?;
         for graphs in [true, false] {
             let how = How { graphs, deterministic: bench.deterministic, sampling: bench.sampling.clone() };
             let decode = decode(&model, &tokenizer, [batch, bench.context, new_tokens], &how)?;
             let shape = [
                 ("model", json!(case.name)),
                 ("layers", json!(layers)),
+                ("ranks", json!(model.size())),
                 ("b", json!(batch)),
                 ("context", json!(bench.context)),
                 ("deterministic", json!(bench.deterministic)),
@@ -74,23 +75,24 @@ fn prompt(number: usize, len: usize) -> Vec<u32> {
 }
 
 /// Different experts that the first decode step of so many requests chooses, the mean over the layers that have some.
-fn chosen_experts(model: &DeepseekModel, [batch, context]: [usize; 2]) -> Result<Option<f64>, String> {
+fn chosen_experts(model: &DeepseekModel, [batch, context]: [usize; 2]) -> Result<Option<f64>, ModelError> {
+    let failed = |reason: &str| ModelError::Device { reason: reason.into() };
     let num_pages = batch * (context + 1).div_ceil(PAGE);
     let size = CacheSize { num_pages, page_size: PAGE, max_requests: batch, max_tokens: context + 1 };
-    let mut cache = model.new_cache(size).map_err(show)?;
+    let mut cache = model.new_cache(size)?;
     let mut chunks = Vec::with_capacity(batch);
     for number in 0..batch {
-        let request = cache.admit().map_err(show)?;
-        let chunk = cache.append(request, &prompt(number, context)).map_err(show)?;
-        let logits = model.next_token_logits(&[chunk], &mut cache, Determinism::Fast).map_err(show)?;
-        let next = argmax(logits).map_err(show)?.into_scalar::<i32>();
-        let next = u32::try_from(next).map_err(|_| "logits of which none is finite".to_string())?;
-        chunks.push(cache.append(request, &[next]).map_err(show)?);
+        let request = cache.admit()?;
+        let chunk = cache.append(request, &prompt(number, context))?;
+        let logits = model.next_token_logits(&[chunk], &mut cache, Determinism::Fast)?;
+        let next = argmax(logits)?.into_scalar::<i32>();
+        let next = u32::try_from(next).map_err(|_| failed("logits of which none is finite"))?;
+        chunks.push(cache.append(request, &[next])?);
     }
-    let layers = model.chosen_experts(&chunks, &mut cache, Determinism::Fast).map_err(show)?;
+    let layers = model.chosen_experts(&chunks, &mut cache, Determinism::Fast)?;
     let mut different = 0;
     for indices in &layers {
-        let chosen = indices.clone().try_into_vec_as::<i32>().map_err(show)?;
+        let chosen = indices.clone().try_into_vec_as::<i32>().map_err(|error| failed(&error.to_string()))?;
         different += chosen.into_iter().collect::<HashSet<_>>().len();
     }
     Ok((!layers.is_empty()).then(|| different as f64 / layers.len() as f64))
@@ -147,7 +149,7 @@ struct How {
 /// Tokens of so many requests at once, by the wall clock: the forward pass, the choice, and its way to the host. With graphs
 /// the next step does not wait for that.
 fn decode(
-    model: &DeepseekModel,
+    model: &ModelRanks,
     tokenizer: &Tokenizer,
     [batch, context, new_tokens]: [usize; 3],
     how: &How,

@@ -64,7 +64,7 @@ fn marks() -> Result<[f64; 4], String> {
 
 /// The other process: loads the model and computes one prompt.
 pub fn child(args: &Args) -> Result<(), String> {
-    let device = args.device.open().map_err(show)?;
+    let device = args.devices()?.swap_remove(0);
     device.sync().map_err(show)?;
     mark(0)?;
     let case = args.random().as_ref().map_or_else(|| Ok(models::v2_lite()), ModelCase::read)?;

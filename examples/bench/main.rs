@@ -118,13 +118,14 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<ExitCode, String> {
-    let device = args.device.open().map_err(|error| error.to_string())?;
+    let devices = args.devices()?;
+    let device = devices[0].clone();
     let dtype = DType::from(FloatDType::from(args.dtype));
     if !device.supports_dtype(dtype) {
-        return Err(format!("{} does not compute in {dtype:?}; choose another --dtype", args.device));
+        return Err(format!("{} does not compute in {dtype:?}; choose another --dtype", args.device_names()));
     }
     let random = args.random().as_ref().map(ModelCase::read).transpose()?;
-    let report = Report::create(args.out.clone(), meta::collect(&args.device.to_string(), &device, dtype))?;
+    let report = Report::create(args.out.clone(), meta::collect(&args.device_names(), &device, dtype))?;
     let size = match (args.smoke, args.quick) {
         (true, _) => Size::Smoke,
         (_, true) => Size::Quick,
@@ -134,6 +135,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         timer: Timer::new(&device, usize::from(args.iters), size == Size::Smoke),
         end: args.limit.and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds))),
         device,
+        devices,
         dtype,
         path: args.path,
         weights_seed: args.weights_seed,

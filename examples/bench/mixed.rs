@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use burn_mla::model::{DeepseekModel, Engine, EngineOptions, GenerationRequest, SamplingParams, Tokenizer};
+use burn_mla::model::{Engine, EngineOptions, GenerationRequest, ModelRanks, SamplingParams, Tokenizer};
 use rand::RngExt;
 use serde_json::json;
 
@@ -51,7 +51,7 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
         bench.case(&format!("mixed {} {token_budget}", case.name), |bench| {
             let shape = [
                 ("model", json!(case.name)),
-                ("layers", json!(model.config().num_layers())),
+                ("layers", json!(model.first().config().num_layers())),
                 ("b", json!(load.running)),
                 ("token_budget", json!(token_budget)),
                 ("deterministic", json!(bench.deterministic)),
@@ -67,7 +67,7 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
 /// Runs the load once as a warm-up, for kernels and captured steps, and once by the clock, each with an engine of its own: percentiles
 /// are those of an engine's whole life.
 fn mixed(
-    model: &DeepseekModel,
+    model: &ModelRanks,
     tokenizer: &Tokenizer,
     load: &Load,
     token_budget: usize,
@@ -88,7 +88,7 @@ fn mixed(
     for _ in 0..2 {
         let mut engine = Engine::new(model, tokenizer, options).map_err(show)?;
         let start = Instant::now();
-        run_load(&mut engine, load, model.vocab_size())?;
+        run_load(&mut engine, load, model.first().vocab_size())?;
         let (stats, seconds) = (engine.stats(), start.elapsed().as_secs_f64());
         let ms = |time: Option<std::time::Duration>| time.map_or(0.0, |time| time.as_secs_f64() * 1e3);
         let [p50, p99] = [stats.inter_token_p50, stats.inter_token_p99].map(ms);

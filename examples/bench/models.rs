@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use burn::tensor::FloatDType;
-use burn_mla::model::{DeepseekModel, LoadAs, ModelConfig, ModelError, RandomInit, WeightStorage};
+use burn_mla::model::{LoadAs, ModelConfig, ModelError, ModelRanks, RandomInit, WeightStorage};
 use serde_json::{Value, json};
 
 use crate::cases::{Bench, Size};
@@ -95,14 +95,14 @@ impl ModelCase {
         config.with_layers(layers).map_err(show)
     }
 
-    /// The model, its weights drawn on the device.
-    pub fn load(&self, bench: &Bench) -> Result<DeepseekModel, String> {
+    /// The model, its weights drawn on the devices.
+    pub fn load(&self, bench: &Bench) -> Result<ModelRanks, String> {
         let case = match bench.weights {
             Some(WeightsArg::Stored) => self.in_blocks()?,
             Some(WeightsArg::Dense) | None => self.clone(),
         };
         let config = case.config(bench.size == Size::Smoke)?;
-        DeepseekModel::random(config, init(bench.weights_seed), &bench.device, load_as(bench), &mut |_| {})
+        ModelRanks::random(&config, init(bench.weights_seed), &bench.devices, load_as(bench), &mut |_| {})
             .map_err(|error: ModelError| error.to_string())
     }
 

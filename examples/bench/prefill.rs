@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use burn_mla::model::{DeepseekModel, Engine, EngineOptions, GenerationRequest, SamplingParams, Tokenizer};
+use burn_mla::model::{Engine, EngineOptions, GenerationRequest, ModelRanks, SamplingParams, Tokenizer};
 use serde_json::json;
 
 use crate::cases::{Bench, Size};
@@ -38,7 +38,7 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
             let (first, others) = (ms[0], ms[1..].iter().sum::<f64>() / (ms.len() - 1) as f64);
             let shape = [
                 ("model", json!(case.name)),
-                ("layers", json!(model.config().num_layers())),
+                ("layers", json!(model.first().config().num_layers())),
                 ("b", json!(batch)),
                 ("context", json!(len)),
                 ("deterministic", json!(bench.deterministic)),
@@ -62,7 +62,7 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
 /// Milliseconds of each of some batches of prompts of random ids, all different, from their submission until their first tokens
 /// are on the host. A batch is one step, or several of a long prompt, whose kernels are launched.
 fn prefill(
-    model: &DeepseekModel,
+    model: &ModelRanks,
     tokenizer: &Tokenizer,
     [batch, len]: [usize; 2],
     deterministic: bool,
@@ -83,7 +83,7 @@ fn prefill(
     let mut rng = data::rng(len as u64);
     let mut ms = Vec::with_capacity(batches);
     for _ in 0..batches {
-        let requests: Vec<_> = (0..batch).map(|_| request(len, model.vocab_size(), &mut rng)).collect();
+        let requests: Vec<_> = (0..batch).map(|_| request(len, model.first().vocab_size(), &mut rng)).collect();
         let start = Instant::now();
         let streams = requests.into_iter().map(|request| engine.submit(request));
         // A stream that is dropped cancels its request.

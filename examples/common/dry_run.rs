@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use burn::tensor::FloatDType;
 use burn_mla::model::{CacheSize, Inspection, ModelConfig, ModelError};
-use burn_mla::ops::DeviceMemory;
+use burn_mla::ops::{DeviceMemory, DeviceName};
 
 /// Requests that a cache is needed for.
 pub struct Needs {
@@ -13,6 +13,17 @@ pub struct Needs {
     pub page_size: usize,
     /// Whether decode steps are captured.
     pub graphs: bool,
+    /// Devices that the model is divided among. Each has all of the cache.
+    pub ranks: usize,
+}
+
+/// The memory of the device that has the least of it free. Devices that are named several times have it once.
+pub fn least_memory(names: &[DeviceName]) -> Option<DeviceMemory> {
+    let memory = |name: &DeviceName| {
+        let times = names.iter().filter(|other| *other == name).count() as u64;
+        name.memory().map(|memory| DeviceMemory { free: memory.free / times, ..memory })
+    };
+    names.iter().filter_map(memory).min_by_key(|memory| memory.free)
 }
 
 /// The weights of a folder by what they are for, the cache, and the memory of the device beside them.
@@ -31,7 +42,8 @@ pub fn table(
         let line = format!("{name:<20}{tensors:>9}{parameters:>17}{files:>17}{device:>17}  {stored}");
         let _ = writeln!(text, "{}", line.trim_end());
     };
-    row(["weights", "tensors", "parameters", "bytes in files", "bytes on device", "stored as"]);
+    let on_device = if needs.ranks > 1 { "bytes per rank" } else { "bytes on device" };
+    row(["weights", "tensors", "parameters", "bytes in files", on_device, "stored as"]);
     let mut sums = [0; 4];
     for group in &inspection.groups {
         let numbers = [group.tensors as u64, group.parameters, group.file_bytes, group.device_bytes];
@@ -52,6 +64,9 @@ pub fn table(
         let _ = writeln!(text, "captured steps      {captured} bytes at most");
     }
     let _ = writeln!(text, "together            {needed} bytes, {:.2} GiB", gib(needed));
+    if needs.ranks > 1 {
+        let _ = writeln!(text, "                    on each of {} devices", needs.ranks);
+    }
     let _ = match memory {
         None => writeln!(text, "device memory       unknown"),
         Some(DeviceMemory { total, free }) => {

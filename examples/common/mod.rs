@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use burn::tensor::{Device, FloatDType};
-use burn_mla::model::{DeepseekModel, LoadAs, LoadProgress, ModelError, WeightStorage};
+use burn_mla::model::{LoadAs, LoadProgress, ModelError, ModelRanks, WeightStorage};
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -85,11 +85,11 @@ impl Drop for Bar {
     }
 }
 
-/// Loads a model; on a terminal a bar shows how far.
+/// Loads a model onto one device or several; on a terminal a bar shows how far.
 #[allow(dead_code)]
-pub fn load(dir: &Path, device: &Device, load_as: LoadAs) -> Result<DeepseekModel, ModelError> {
+pub fn load(dir: &Path, devices: &[Device], load_as: LoadAs) -> Result<ModelRanks, ModelError> {
     let bar = Bar::new("loading");
-    DeepseekModel::load(dir, device, load_as, &mut |progress| bar.show(progress))
+    ModelRanks::load(dir, devices, load_as, &mut |progress| bar.show(progress))
 }
 
 /// Exit code of input that cannot be used, and of output that cannot be written.

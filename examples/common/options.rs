@@ -55,6 +55,11 @@ pub fn by_option(error: &ModelError) -> String {
     }
 }
 
+/// Opens devices; one at least.
+pub fn open(names: &[DeviceName]) -> Result<Vec<Device>, String> {
+    names.iter().map(|name| name.open().map_err(|error| error.to_string())).collect()
+}
+
 /// A demo checkpoint of this repository.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Demo {
@@ -80,9 +85,9 @@ pub struct ModelArgs {
     /// Demo checkpoint, if there is no --model.
     #[arg(long, value_enum, default_value_t = Demo::V3, conflicts_with = "model")]
     demo: Demo,
-    /// flex (CPU), wgpu, cuda or cuda:N.
-    #[arg(long, default_value_t = DeviceName::Flex)]
-    pub device: DeviceName,
+    /// flex (CPU), wgpu, cuda or cuda:N; several with commas between them, among which the model is divided, as in cuda:0,cuda:1.
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = "flex")]
+    pub device: Vec<DeviceName>,
     /// dtype of weights, activations and KV cache.
     #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
     pub dtype: DTypeArg,
@@ -95,6 +100,11 @@ impl ModelArgs {
     /// What weights become.
     pub fn load_as(&self) -> LoadAs {
         self.weights.of(self.dtype)
+    }
+
+    /// The devices, opened.
+    pub fn devices(&self) -> Result<Vec<Device>, String> {
+        open(&self.device)
     }
 
     /// The checkpoint folder.

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::tensor::Device;
 use burn_mla::model::{
     Completion, Engine, EngineOptions, FinishReason, ModelConfig, ModelError, RequestStream, SamplingParams,
-    StopStrings, StreamEvent, TokenLogprobs, Tokenizer, compile_ahead,
+    StopStrings, StreamEvent, TokenLogprobs, Tokenizer, compile_ranks_ahead,
 };
 use clap::Parser;
 use common::{fail, note};
@@ -94,11 +94,11 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let source = Source::new(&args.input)?;
     let source_id = source.id();
     output::differs(args.output.as_deref(), source_id)?;
-    let device = args.model.device.open().map_err(|error| error.to_string())?;
-    let options = args.engine_options(&device);
+    let devices = args.model.devices()?;
+    let options = args.engine_options(&devices[0]);
     let config = ModelConfig::read(args.model.dir()).map_err(show)?;
-    compile_ahead(&config, &device, args.model.load_as(), &options, &prompt_sizes(&options)).map_err(show)?;
-    let model = common::load(args.model.dir(), &device, args.model.load_as()).map_err(show)?;
+    compile_ranks_ahead(&config, &devices, args.model.load_as(), &options, &prompt_sizes(&options)).map_err(show)?;
+    let model = common::load(args.model.dir(), &devices, args.model.load_as()).map_err(show)?;
     let tokenizer = Tokenizer::load(args.model.dir()).map_err(show)?;
     // Only now it is known what the weights leave.
     let options = if args.cache_pages.is_some() { options } else { options.fit_cache(&model).map_err(show)? };
@@ -117,7 +117,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         written: 0,
         faults: 0,
     };
-    let reader = Reader { defaults, tokenizer: tokenizer.clone(), max_positions: model.max_positions() };
+    let reader = Reader { defaults, tokenizer: tokenizer.clone(), max_positions: model.first().max_positions() };
     let outcome = batch.serve(source.read(reader), &interrupted);
     batch.close(outcome, interrupted.load(Ordering::Relaxed), &args.input)
 }

@@ -28,6 +28,7 @@ mod model_random;
 mod model_ranks;
 mod model_read_backs;
 mod model_sampling;
+mod model_several_devices;
 mod model_steps;
 mod ops_argmax;
 mod ops_batch_invariant;

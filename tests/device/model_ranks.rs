@@ -172,9 +172,15 @@ impl Communicator for Failing {
         Err(ModelError::Communicator { reason: "the cable is out".into() })
     }
 
-    fn all_gather(&self, x: Tensor<2>) -> Result<Tensor<2>, ModelError> {
+    fn all_gather(&self, x: Tensor<2>, _columns: usize) -> Result<Tensor<2>, ModelError> {
         Ok(x)
     }
+
+    fn agree(&self, yes: bool) -> Result<bool, ModelError> {
+        Ok(yes)
+    }
+
+    fn leave(&self, _reason: &str) {}
 }
 
 /// An engine whose step has failed would compute the same tokens behind themselves.

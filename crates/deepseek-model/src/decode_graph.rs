@@ -14,12 +14,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
 use burn::tensor::{Device, Graph, Int, Tensor};
-use mla_ops::{Determinism, capture};
+use mla_ops::{Determinism, capture, on_device_thread};
 
 use self::buckets::Buckets;
 pub(crate) use self::buckets::{Bucket, MAX_GRAPHS};
 use crate::cache::{CacheSize, ModelCache};
 use crate::models::{BufferedStep, Capture, Model};
+use crate::parallel::Parallel;
 use crate::step::Chunk;
 use crate::{ModelError, Result};
 
@@ -60,12 +61,17 @@ impl fmt::Display for GraphSupport {
 pub(crate) struct DecodeGraphs<'a> {
     model: &'a dyn Capture,
     vocab_size: usize,
+    /// All ranks capture a step, or none.
+    parallel: Parallel,
     /// Of the steps. Where rows are independent, those that are padding change nothing either.
     determinism: Determinism,
     buckets: Buckets<StepGraph<'a>>,
     /// Graphs belong to the queue of the thread that captured them.
     thread: ThreadId,
 }
+
+/// Runs of a step before ranks capture it: a second one has the buffers that the first has given back.
+const WARM_UPS: usize = 3;
 
 type Closure<'a> = Box<dyn FnMut() -> Option<Tensor<2>> + Send + 'a>;
 
@@ -92,6 +98,7 @@ impl<'a> DecodeGraphs<'a> {
         model: &'a dyn Model,
         vocab_size: usize,
         device: &Device,
+        parallel: &Parallel,
         determinism: Determinism,
     ) -> std::result::Result<Self, GraphSupport> {
         let model = model.capture().map_err(GraphSupport::Model)?;
@@ -101,7 +108,8 @@ impl<'a> DecodeGraphs<'a> {
         if !captures(device) {
             return Err(GraphSupport::Device);
         }
-        Ok(Self { model, vocab_size, determinism, buckets: Buckets::new(MAX_GRAPHS), thread: thread::current().id() })
+        let (buckets, thread) = (Buckets::new(MAX_GRAPHS), thread::current().id());
+        Ok(Self { model, vocab_size, parallel: parallel.clone(), determinism, buckets, thread })
     }
 
     /// Logits `[chunks, vocab]` of chunks of one token. The buffer belongs to the graph: the next step overwrites it.
@@ -125,12 +133,15 @@ impl<'a> DecodeGraphs<'a> {
             self.buckets.make_room();
             let (model, determinism) = (self.model, self.determinism);
             let new_step = |page_size| model.buffered_step(bucket.0, [bucket.1, page_size], determinism);
-            self.buckets.insert(bucket, StepGraph::capture(model, new_step, chunks, cache, device));
+            let graph = StepGraph::capture((model, &self.parallel), new_step, chunks, cache, device)?;
+            self.buckets.insert(bucket, graph);
         }
         let Some(graph) = self.buckets.use_mut(bucket) else {
             return Ok(None);
         };
-        let logits = graph.replay(chunks, None, cache)?;
+        // One rank cannot launch what another one replays: their sums would not meet.
+        let all_in_place = self.parallel.agree(lock(&graph.lent).step.is_in_place())?;
+        let logits = if all_in_place { graph.replay(chunks, None, cache)? } else { None };
         if logits.is_none() {
             self.buckets.insert(bucket, None);
         }
@@ -142,13 +153,16 @@ impl<'a> DecodeGraphs<'a> {
         self.buckets.uncaptured()
     }
 
-    /// Whether [`Self::logits_after`] can be asked for a step of so many requests with so many pages at most.
-    pub(crate) fn can_follow(&self, requests: usize, pages: usize, cache: &ModelCache) -> bool {
+    /// Whether [`Self::logits_after`] can be asked for a step of so many requests with so many pages at most, on all ranks.
+    ///
+    /// # Errors
+    /// Ranks that do not answer.
+    pub(crate) fn can_follow(&self, requests: usize, pages: usize, cache: &ModelCache) -> Result<bool> {
         let step = self.buckets.get(bucket(requests, pages, cache));
         let is_ready = |step: &StepGraph| step.cache_id == cache.pages().id() && lock(&step.lent).step.is_in_place();
         // `BufferedStep::feed` needs a second token.
         let has_tokens = self.vocab_size > 1;
-        has_tokens && self.thread == thread::current().id() && step.is_some_and(is_ready)
+        self.parallel.agree(has_tokens && self.thread == thread::current().id() && step.is_some_and(is_ready))
     }
 
     /// [`Self::next_token_logits`] of chunks whose tokens are still on the device: i32 `[chunks]`, negative where there is none.
@@ -177,35 +191,50 @@ pub(crate) fn bucket(requests: usize, pages: usize, cache: &ModelCache) -> Bucke
 }
 
 impl<'a> StepGraph<'a> {
-    /// Captures a new step for pages of a size, with these chunks as its first inputs. `None` if that fails, for whatever reason: an
-    /// error of the step itself comes again when it is launched kernel by kernel.
+    /// Captures a new step for pages of a size, with these chunks as its first inputs. `None` if that fails on any rank, for
+    /// whatever reason: an error of the step itself comes again when it is launched kernel by kernel.
+    ///
+    /// # Errors
+    /// Ranks that do not answer.
     fn capture(
+        (model, parallel): (&'a dyn Capture, &Parallel),
+        new_step: impl FnOnce(usize) -> Box<dyn BufferedStep + 'a>,
+        chunks: &[Chunk],
+        cache: &mut ModelCache,
+        device: &Device,
+    ) -> Result<Option<Self>> {
+        let lent = Self::prepare(model, new_step, chunks, cache, device);
+        // While one rank records, CUDA gives no other one memory: each has its buffers before.
+        let is_ready = lent.as_ref().is_some_and(|lent| parallel.size() == 1 || warm_up(lent, cache, device));
+        if !parallel.agree(is_ready)? {
+            return Ok(None);
+        }
+        let step = lent.and_then(|lent| {
+            let loan = Loan::new(&lent, cache);
+            let graph = capture(device, closure(&lent));
+            drop(loan);
+            let graph = graph.filter(|graph| graph.is_hardware() && graph.output().is_some())?;
+            Some(Self { lent, graph, cache_id: cache.pages().id() })
+        });
+        let all = parallel.agree(step.is_some())?;
+        Ok(step.filter(|_| all))
+    }
+
+    /// A step with its inputs.
+    fn prepare(
         model: &'a dyn Capture,
         new_step: impl FnOnce(usize) -> Box<dyn BufferedStep + 'a>,
         chunks: &[Chunk],
         cache: &mut ModelCache,
         device: &Device,
-    ) -> Option<Self> {
-        let cache_id = cache.pages().id();
+    ) -> Option<Arc<Mutex<Lent<'a>>>> {
         let stand_in = model.stand_in(cache).ok()?;
         let step = new_step(cache.page_size());
         // While the device's own thread makes the buffers it has handles of them, too.
         device.sync().ok()?;
         let lent = Arc::new(Mutex::new(Lent { step, cache: stand_in }));
-        let inside = lent.clone();
-        // It writes the same latents into the same slots however often it runs.
-        let step: Closure = Box::new(move || {
-            let lent = &mut *lock(&inside);
-            lent.step.logits(&mut lent.cache).ok()
-        });
-        if !lock(&lent).fill(chunks, cache).ok()? {
-            return None;
-        }
-        let loan = Loan::new(&lent, cache);
-        let graph = capture(device, step);
-        drop(loan);
-        let graph = graph?;
-        (graph.is_hardware() && graph.output().is_some()).then_some(Self { lent, graph, cache_id })
+        let filled = lock(&lent).fill(chunks, cache).ok()?;
+        filled.then_some(lent)
     }
 
     /// Logits `[B, vocab]` of the step with these chunks as its inputs, or with `ids` in the place of their tokens. `None` if
@@ -237,6 +266,24 @@ impl<'a> StepGraph<'a> {
         drop(loan);
         logits.map_err(|payload| ModelError::device(panic_message(&*payload)))
     }
+}
+
+/// Runs a step that is to be captured, as it will run then; whether it could.
+fn warm_up(lent: &Arc<Mutex<Lent<'_>>>, cache: &mut ModelCache, device: &Device) -> bool {
+    let loan = Loan::new(lent, cache);
+    let mut step = closure(lent);
+    let ran = on_device_thread(device, || (0..WARM_UPS).all(|_| step().is_some()));
+    drop(loan);
+    ran == Some(true) && device.sync().is_ok()
+}
+
+/// What is captured. It writes the same latents into the same slots however often it runs.
+fn closure<'a>(lent: &Arc<Mutex<Lent<'a>>>) -> Closure<'a> {
+    let inside = lent.clone();
+    Box::new(move || {
+        let lent = &mut *lock(&inside);
+        lent.step.logits(&mut lent.cache).ok()
+    })
 }
 
 /// What a panic said.

@@ -7,33 +7,24 @@ mod launch;
 mod options;
 mod prefix_cache;
 mod prefix_tree;
+mod rank_engine;
+mod ranked;
 mod reply;
 mod scheduler;
 mod stats;
 mod stream;
 mod warm_up;
 
-use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Instant;
-
-use mla_ops::cache::CacheError;
-
-use self::choice::Seen;
-use self::latency::InterTokenLatency;
-use self::launch::Launched;
 pub use self::options::EngineOptions;
-use self::prefix_cache::PrefixCache;
-use self::reply::Reply;
-use self::scheduler::{Job, Scheduler};
+use self::rank_engine::RankEngine;
+use self::ranked::RankedEngine;
 pub use self::stats::EngineStats;
 pub use self::stream::{Completion, FinishReason, RequestStream, StreamEvent, TokenLogprobs};
-pub use self::warm_up::{compile_ahead, compile_all_ahead};
-use crate::model::DeepseekModel;
+pub use self::warm_up::{compile_ahead, compile_all_ahead, compile_ranks_ahead};
+use crate::Result;
+use crate::ranks::ModelRef;
 use crate::request::GenerationRequest;
-use crate::runner::Runner;
 use crate::tokenizer::Tokenizer;
-use crate::{ModelError, Result, memory};
 
 /// Runs requests together, a step at a time (continuous batching; Yu et al., Orca, OSDI 2022).
 ///
@@ -68,79 +59,38 @@ use crate::{ModelError, Result, memory};
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Engine<'a> {
-    runner: Runner<'a>,
-    tokenizer: &'a Tokenizer,
-    scheduler: Scheduler,
-    replies: HashMap<u64, Reply>,
-    seen: Seen,
-    max_batch: usize,
-    /// The ids of streams that were dropped.
-    dropped: (Sender<u64>, Receiver<u64>),
-    /// The next step, where it could be launched before the tokens of the last one were known.
-    ahead: Option<Launched>,
-    /// The error of the step that failed, if one has.
-    failed: Option<String>,
-    next_id: u64,
-    latency: InterTokenLatency,
-    stats: EngineStats,
-    start: Instant,
+pub struct Engine<'a>(Inner<'a>);
+
+#[derive(Debug)]
+enum Inner<'a> {
+    /// On the thread of whoever calls.
+    Alone(Box<RankEngine<'a>>),
+    Ranks(RankedEngine),
 }
 
 impl<'a> Engine<'a> {
-    /// An engine without requests; its cache is allocated.
+    /// An engine without requests; its cache is allocated, on every device.
     ///
     /// # Errors
     /// A size that is zero or too large, a page size that is no power of two, a budget below `max_batch`, snapshots that are not at
     /// ends of pages; `deterministic` where the device cannot be.
-    pub fn new(model: &'a DeepseekModel, tokenizer: &'a Tokenizer, options: EngineOptions) -> Result<Self> {
-        let EngineOptions { max_batch, token_budget, .. } = options;
-        if token_budget < max_batch {
-            let expected = format!("at least `max_batch` = {max_batch}, a token for each request that runs");
-            return Err(ModelError::request("token_budget", token_budget, expected));
-        }
-        let runner = Runner::new(model, options.deterministic, options.graphs)?;
-        let mut cache = runner.new_cache(options.cache_size(model))?;
-        let prefixes = PrefixCache::of_engine(&options, model.prefix_support(), &mut cache)?;
-        let cache_bytes_per_token = cache.bytes_per_token();
-        let stats = EngineStats { graphs: runner.graphs(), cache_bytes_per_token, ..Default::default() };
-        Ok(Self {
-            runner,
-            tokenizer,
-            scheduler: Scheduler::new(cache, prefixes, max_batch, token_budget),
-            replies: HashMap::new(),
-            seen: Seen::default(),
-            max_batch,
-            dropped: channel(),
-            ahead: None,
-            failed: None,
-            next_id: 0,
-            latency: InterTokenLatency::default(),
-            stats,
-            start: Instant::now(),
-        })
+    pub fn new(model: impl Into<ModelRef<'a>>, tokenizer: &'a Tokenizer, options: EngineOptions) -> Result<Self> {
+        Ok(Self(match model.into() {
+            ModelRef::One(model) => Inner::Alone(Box::new(RankEngine::new(model, tokenizer, options)?)),
+            ModelRef::Ranks(ranks) => Inner::Ranks(RankedEngine::new(ranks, tokenizer, options)?),
+        }))
     }
 
     /// Takes a request, which starts with one of the next steps.
     ///
     /// # Errors
-    /// [`ModelError::Request`] naming what is wrong with it; the others go on. [`ModelError::EngineFailed`] after a step that failed.
+    /// [`ModelError::Request`](crate::ModelError::Request) naming what is wrong with it; the others go on.
+    /// [`ModelError::EngineFailed`](crate::ModelError::EngineFailed) after a step that failed.
     pub fn submit(&mut self, request: GenerationRequest) -> Result<RequestStream> {
-        self.check_works()?;
-        let model = self.runner.model();
-        request.check(model.max_positions(), model.vocab_size())?;
-        let id = self.next_id;
-        let (reply, stream) = Reply::new(id, &request, self.tokenizer, self.dropped.0.clone())?;
-        self.next_id += 1;
-        if request.max_new_tokens == 0 {
-            reply.finish(Vec::new(), FinishReason::MaxNewTokens);
-        } else if let Some(error) = self.never_fits(&request.prompt) {
-            reply.finish(Vec::new(), FinishReason::OutOfCache(error));
-        } else {
-            self.scheduler.push(Job::new(id, request.prompt));
-            self.replies.insert(id, reply);
+        match &mut self.0 {
+            Inner::Alone(engine) => engine.submit(request),
+            Inner::Ranks(engine) => engine.submit(request),
         }
-        Ok(stream)
     }
 
     /// Ends a request at once; its stream finishes with [`FinishReason::Cancelled`]. Whether it was there.
@@ -148,12 +98,10 @@ impl<'a> Engine<'a> {
     /// # Errors
     /// A cache that is damaged.
     pub fn cancel(&mut self, id: u64) -> Result<bool> {
-        let job = self.scheduler.remove(id)?;
-        let found = job.is_some();
-        if let Some(job) = job {
-            self.finish(job, FinishReason::Cancelled);
+        match &mut self.0 {
+            Inner::Alone(engine) => engine.cancel(id),
+            Inner::Ranks(engine) => engine.cancel(id),
         }
-        Ok(found)
     }
 
     /// One forward pass, and a token of each request whose prompt is complete. Whether requests are left.
@@ -161,46 +109,15 @@ impl<'a> Engine<'a> {
     /// Logits of which none is finite end their request alone, with [`FinishReason::Failed`].
     ///
     /// # Errors
-    /// [`ModelError::OutOfMemory`] and other failures of the device, or of a communicator. The tokens of the step are no longer in
-    /// the cache, but in DeepSeek-V4's states they may be, and on a GPU the pools are then without numbers: every later call is
-    /// [`ModelError::EngineFailed`]. A new engine on the same model can be used. What streams hold can be read, and requests can be cancelled.
+    /// [`ModelError::OutOfMemory`](crate::ModelError::OutOfMemory) and other failures of the device, or of a communicator. The tokens
+    /// of the step are no longer in the cache, but in DeepSeek-V4's states they may be, and on a GPU the pools are then without
+    /// numbers: every later call is [`ModelError::EngineFailed`](crate::ModelError::EngineFailed). A new engine on the same model can be
+    /// used, unless it is one of several ranks. What streams hold can be read, and requests can be cancelled.
     pub fn step(&mut self) -> Result<bool> {
-        self.check_works()?;
-        let device = self.runner.model().device();
-        let outcome = self.try_step().map_err(|error| memory::of_failure("a buffer of a step", error, device));
-        if let Err(error) = &outcome {
-            self.failed = Some(error.to_string());
-            // The step's own error says more than one of these pages would.
-            let _ = self.scheduler.roll_back();
+        match &mut self.0 {
+            Inner::Alone(engine) => engine.step(),
+            Inner::Ranks(engine) => engine.step(),
         }
-        outcome
-    }
-
-    fn check_works(&self) -> Result<()> {
-        self.failed.clone().map_or(Ok(()), |reason| Err(ModelError::EngineFailed { reason }))
-    }
-
-    fn try_step(&mut self) -> Result<bool> {
-        let start = Instant::now();
-        self.cancel_dropped()?;
-        let ahead = self.launched_before();
-        let is_ahead = ahead.is_some();
-        if let Some(launched) = ahead.map_or_else(|| self.launch(), |ahead| Ok(Some(ahead)))? {
-            let (decodes, is_replayed) = (launched.plan.has_one_token_each(), launched.is_replayed);
-            let sampled = self.sample_all(launched)?;
-            self.stats.steps += 1;
-            self.stats.graph_steps += usize::from(is_replayed);
-            self.stats.ahead_steps += usize::from(is_ahead);
-            self.stats.generated_tokens += sampled;
-            match decodes {
-                true => {
-                    self.stats.decode_tokens += sampled;
-                    self.stats.decode_time += start.elapsed();
-                }
-                false => self.stats.prefill_time += start.elapsed(),
-            }
-        }
-        Ok(self.requests() > 0)
     }
 
     /// Requests that run or wait.
@@ -210,35 +127,25 @@ impl<'a> Engine<'a> {
 
     /// Requests that run.
     pub fn running(&self) -> usize {
-        self.scheduler.running()
+        match &self.0 {
+            Inner::Alone(engine) => engine.running(),
+            Inner::Ranks(engine) => engine.running(),
+        }
     }
 
     /// Requests that wait for a place in the batch or for pages.
     pub fn waiting(&self) -> usize {
-        self.scheduler.waiting()
+        match &self.0 {
+            Inner::Alone(engine) => engine.waiting(),
+            Inner::Ranks(engine) => engine.waiting(),
+        }
     }
 
-    /// Counts and times so far.
+    /// Counts and times so far; of several ranks those of the first, which has as many pages as the others.
     pub fn stats(&self) -> EngineStats {
-        let (counts, cache) = (self.scheduler.counts, &self.scheduler.cache);
-        let pages_idle = self.scheduler.idle_pages();
-        let [snapshots, snapshot_slots] = self.scheduler.snapshots();
-        EngineStats {
-            uncaptured_sizes: self.runner.uncaptured_sizes(),
-            prompt_tokens: counts.prompt_tokens,
-            recomputed_tokens: counts.recomputed_tokens,
-            prefix_queries: counts.prefix_queries,
-            prefix_hits: counts.prefix_hits,
-            preemptions: counts.preemptions,
-            inter_token_p50: self.latency.percentile(50),
-            inter_token_p99: self.latency.percentile(99),
-            cache_bytes: cache.bytes_in_use(),
-            pages: cache.num_pages(),
-            pages_in_use: cache.num_pages() - cache.free_pages() - pages_idle,
-            pages_idle,
-            snapshot_slots,
-            snapshots,
-            ..self.stats
+        match &self.0 {
+            Inner::Alone(engine) => engine.stats(),
+            Inner::Ranks(engine) => engine.stats(),
         }
     }
 
@@ -247,30 +154,9 @@ impl<'a> Engine<'a> {
     /// # Errors
     /// A cache that is damaged.
     pub fn reset_prefix_cache(&mut self) -> Result<()> {
-        self.scheduler.reset_prefix_cache()
-    }
-
-    /// Why the whole cache is too small for a prompt, if it is.
-    fn never_fits(&self, prompt: &[u32]) -> Option<CacheError> {
-        let cache = &self.scheduler.cache;
-        let (needed, total) = (prompt.len().div_ceil(cache.page_size()), cache.num_pages());
-        (needed > total).then_some(CacheError::OutOfPages { needed, free: total, total })
-    }
-
-    /// Ends the requests whose streams were dropped.
-    fn cancel_dropped(&mut self) -> Result<()> {
-        let mut ids: Vec<u64> = self.dropped.1.try_iter().collect();
-        ids.sort_unstable();
-        for id in ids {
-            self.cancel(id)?;
-        }
-        Ok(())
-    }
-
-    fn finish(&mut self, job: Job, reason: FinishReason) {
-        self.latency.ended(job.id);
-        if let Some(reply) = self.replies.remove(&job.id) {
-            reply.finish(job.tokens[job.prompt_len..].to_vec(), reason);
+        match &mut self.0 {
+            Inner::Alone(engine) => engine.reset_prefix_cache(),
+            Inner::Ranks(engine) => engine.reset_prefix_cache(),
         }
     }
 }

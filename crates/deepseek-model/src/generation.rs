@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 
 use crate::engine::{Completion, Engine, EngineOptions, EngineStats, StreamEvent};
-use crate::model::DeepseekModel;
+use crate::ranks::ModelRef;
 use crate::request::GenerationRequest;
 use crate::tokenizer::Tokenizer;
 use crate::{ModelError, Result};
@@ -30,7 +30,7 @@ impl Default for GenerationOptions {
     }
 }
 
-/// Continues all requests; `on_text(request, text)` sees every piece of text as soon as it is certain.
+/// Continues all requests, on one device or on [several](crate::ModelRanks); `on_text(request, text)` sees every piece of text as soon as it is certain.
 ///
 /// All of them run together on an [`Engine`]; prompts are computed in chunks beside the tokens of those that generate already.
 /// But for rounding, requests do not influence one another's text. The chunks of a request's text are valid UTF-8 and add up to
@@ -40,9 +40,9 @@ impl Default for GenerationOptions {
 /// A request or option that cannot be carried out, before anything is computed; or a failure of the device. A cache that is
 /// too small for a request, or logits without a finite number, are no error of the call: they end the request, see
 /// [`FinishReason`](crate::FinishReason).
-pub fn generate(
-    model: &DeepseekModel,
-    tokenizer: &Tokenizer,
+pub fn generate<'a>(
+    model: impl Into<ModelRef<'a>>,
+    tokenizer: &'a Tokenizer,
     requests: &[GenerationRequest],
     options: &GenerationOptions,
     on_text: &mut dyn FnMut(usize, &str),
@@ -50,10 +50,12 @@ pub fn generate(
     if options.token_budget == 0 {
         return Err(ModelError::request("token_budget", 0, "at least 1 token"));
     }
+    let model = model.into();
+    let (max_positions, vocab_size) = (model.first().max_positions(), model.first().vocab_size());
     for request in requests {
-        request.check(model.max_positions(), model.vocab_size())?;
+        request.check(max_positions, vocab_size)?;
     }
-    let mut engine = Engine::new(model, tokenizer, options.engine(requests, model.max_positions()))?;
+    let mut engine = Engine::new(model, tokenizer, options.engine(requests, max_positions))?;
     let streams = requests.iter().map(|request| engine.submit(request.clone()));
     let mut streams = streams.collect::<Result<Vec<_>>>()?;
     let mut completions = vec![None; requests.len()];

@@ -54,7 +54,7 @@ pub struct WeightGroup {
     pub parameters: u64,
     /// Their bytes in the files, scales included; 0 for those that are missing.
     pub file_bytes: u64,
-    /// Their bytes on a device.
+    /// Their bytes on a device; of several ranks on that of the first, which has as much as any.
     pub device_bytes: u64,
     /// What they are stored as in the files.
     pub stored_as: BTreeSet<String>,
@@ -68,10 +68,18 @@ impl Inspection {
     /// A configuration that cannot be used, a folder without weights or with an unreadable index. What is wrong with files
     /// and tensors is in the result.
     pub fn of(dir: &Path, load_as: impl Into<LoadAs>) -> Result<Self> {
+        Self::of_ranks(dir, load_as, 1)
+    }
+
+    /// [`Self::of`] for a model that is divided among so many ranks. What does not divide is in the report.
+    ///
+    /// # Errors
+    /// As [`Self::of`].
+    pub fn of_ranks(dir: &Path, load_as: impl Into<LoadAs>, ranks: usize) -> Result<Self> {
         let config = ModelConfig::read(dir)?;
         let (checkpoint, damaged) = Checkpoint::open_readable(dir)?;
-        let (listed, report) = list(&config, Some(&checkpoint), Parallel::single(), &for_nothing());
-        Ok(Self { groups: groups(&listed, load_as.into()), config, damaged, report })
+        let (listed, report) = list(&config, Some(&checkpoint), Parallel::pretended(0, ranks), &for_nothing());
+        Ok(Self { groups: groups(&listed, load_as.into(), ranks), config, damaged, report })
     }
 
     /// Whether nothing is wrong.
@@ -79,7 +87,7 @@ impl Inspection {
         self.damaged.is_empty() && self.report.is_empty()
     }
 
-    /// Bytes of all weights on a device.
+    /// Bytes of all weights on a device, or on that of a rank.
     pub fn device_bytes(&self) -> u64 {
         self.groups.iter().map(|group| group.device_bytes).sum()
     }
@@ -123,7 +131,7 @@ fn for_nothing() -> Device {
     Device::default()
 }
 
-fn groups(listed: &[Listed<'_>], load_as: LoadAs) -> Vec<WeightGroup> {
+fn groups(listed: &[Listed<'_>], load_as: LoadAs, ranks: usize) -> Vec<WeightGroup> {
     let mut places = BTreeMap::new();
     let mut groups: Vec<WeightGroup> = Vec::new();
     for listed in listed {
@@ -137,7 +145,7 @@ fn groups(listed: &[Listed<'_>], load_as: LoadAs) -> Vec<WeightGroup> {
         let group = &mut groups[place];
         group.tensors += 1;
         group.parameters += spec.len();
-        group.device_bytes += listed.device_bytes(load_as);
+        group.device_bytes += listed.rank_bytes(load_as, ranks);
         group.file_bytes += listed.file_bytes();
         group.stored_as.extend(listed.stored_as());
     }

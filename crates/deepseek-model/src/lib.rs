@@ -8,7 +8,8 @@
 //! | [`generate`] | prompts in, text out, streaming: an engine for a few requests that are there from the start |
 //! | [`verify()`] | compares a model with results stored beside its checkpoint |
 //! | [`ModelConfig`], [`DeepseekV3Config`], [`DeepseekV4Config`] | `config.json`, validated; [`GenerationDefaults`] for `generation_config.json` |
-//! | [`Parallel`], [`Communicator`], [`Cut`] | ranks: a model divided among devices, see [`DeepseekModel::load_rank`] |
+//! | [`ModelRanks`] | a model divided among several devices of this process; engines, [`generate`] and [`verify()`] take it as they take a model |
+//! | [`Parallel`], [`Communicator`], [`Cut`] | one rank among others, and what it says to them, see [`DeepseekModel::load_rank`] |
 //! | [`Checkpoint`], [`WeightLoader`] | safetensors files, sharded or not, quantised or not, to tensors on a device |
 //! | [`Inspection`], [`weight_specs`] | what a folder has and what a model asks for, without loading it |
 //! | [`write_checkpoint`] | folders in the published layout: quantised from others, or random |
@@ -31,6 +32,7 @@ mod memory;
 mod model;
 mod models;
 mod parallel;
+mod ranks;
 mod request;
 mod runner;
 mod sampling;
@@ -44,7 +46,7 @@ pub use config::{GenerationDefaults, LayerSummary, Quantization, RopeConfig, Yar
 pub use decode_graph::GraphSupport;
 pub use engine::{
     Completion, Engine, EngineOptions, EngineStats, FinishReason, RequestStream, StreamEvent, TokenLogprobs,
-    compile_ahead, compile_all_ahead,
+    compile_ahead, compile_all_ahead, compile_ranks_ahead,
 };
 pub use error::{ModelError, WeightReport, WrongCut, WrongDType, WrongQuantization, WrongShape};
 pub use generation::{GenerationOptions, generate};
@@ -53,7 +55,8 @@ pub use model::DeepseekModel;
 pub use models::deepseek_v3::{DeepseekV3Config, IndexerConfig, ModelType, Scoring};
 pub use models::deepseek_v4::{AttentionSpec, DeepseekV4Config, LayerSpec, MlpSpec};
 pub use models::{Hidden, ModelConfig, PrefixSupport};
-pub use parallel::{Communicator, Cut, Parallel};
+pub use parallel::{Communicator, Cut, HostCommunicator, Parallel};
+pub use ranks::{ModelRanks, ModelRef};
 pub use request::GenerationRequest;
 pub use sampling::{MAX_LOGPROBS, SamplingParams};
 pub use step::Chunk;

@@ -12,7 +12,7 @@ use crate::inspection::check_headers;
 use crate::models::{Capture, Hidden, Model, ModelConfig, Observer, PrefixSupport};
 use crate::parallel::Parallel;
 use crate::step::{Chunk, last_rows};
-use crate::weights::{Checkpoint, LoadAs, LoadProgress, RandomInit, WeightLoader};
+use crate::weights::{Checkpoint, Listed, LoadAs, LoadProgress, RandomInit, WeightLoader};
 use crate::{ModelError, Result, memory};
 
 /// A model loaded from a checkpoint folder, or the part of it that one rank has.
@@ -20,6 +20,7 @@ use crate::{ModelError, Result, memory};
 pub struct DeepseekModel {
     config: ModelConfig,
     model: Box<dyn Model>,
+    parallel: Parallel,
     device: Device,
     dtype: FloatDType,
     defaults: GenerationDefaults,
@@ -33,9 +34,10 @@ fn check_dtype(device: &Device, dtype: FloatDType) -> Result<()> {
     Err(ModelError::request("dtype", format!("{dtype:?}"), expected))
 }
 
-/// Refuses weights that the device has no memory for, before any is there. Ranks have equal parts of most of them.
-fn check_memory(bytes: u64, parallel: &Parallel, device: &Device) -> Result<()> {
-    memory::check("weights", u128::from(bytes) / parallel.size() as u128, device)
+/// Refuses weights that the device has no memory for, before any is there.
+fn check_memory(listed: &[Listed<'_>], load_as: LoadAs, parallel: &Parallel, device: &Device) -> Result<()> {
+    let bytes = listed.iter().map(|listed| u128::from(listed.rank_bytes(load_as, parallel.size())));
+    memory::check("weights", bytes.sum(), device)
 }
 
 impl DeepseekModel {
@@ -58,7 +60,7 @@ impl DeepseekModel {
 
     /// [`Self::load`] of what one of several ranks has: its heads, its experts, its tokens of the head. Every rank loads its own
     /// model, and all call [`Self::forward`] or [`Self::next_token_logits`] with the same chunks; each gets all logits, the
-    /// same bits. Weights take about `1 / size` of the memory, the KV cache all of it on each rank. Decode steps are not captured.
+    /// same bits. Weights take about `1 / size` of the memory, the KV cache all of it on each rank.
     ///
     /// # Errors
     /// As [`Self::load`], and heads, experts, channels or blocks of quantised weights that do not divide among the ranks: in the
@@ -77,12 +79,12 @@ impl DeepseekModel {
         let defaults = GenerationDefaults::read(dir, config.eos_token_ids())?;
         let checkpoint = Checkpoint::open(dir)?;
         let listed = check_headers(&config, Some(&checkpoint), &parallel, device)?;
-        check_memory(listed.iter().map(|listed| listed.device_bytes(load_as)).sum(), &parallel, device)?;
-        let loader = WeightLoader::new(&checkpoint, device, dtype, Some(on_progress)).with_parallel(parallel);
+        check_memory(&listed, load_as, &parallel, device)?;
+        let loader = WeightLoader::new(&checkpoint, device, dtype, Some(on_progress)).with_parallel(parallel.clone());
         let mut loader = loader.with_quantization(config.quantization()).with_storage(storage);
         let model = config.load(&mut loader, device);
         loader.finish()?;
-        Ok(Self { config, model, device: device.clone(), dtype, defaults })
+        Ok(Self { config, model, parallel, device: device.clone(), dtype, defaults })
     }
 
     /// A model with random weights, initialised on the device: by a seed, of sizes that keep activations finite, or as [`RandomInit`]
@@ -117,32 +119,41 @@ impl DeepseekModel {
         let dtype = load_as.dtype;
         check_dtype(device, dtype)?;
         let listed = check_headers(&config, None, &parallel, device)?;
+        check_memory(&listed, load_as, &parallel, device)?;
         let bytes = listed.iter().map(|listed| listed.device_bytes(load_as)).sum();
-        check_memory(bytes, &parallel, device)?;
         let loader = WeightLoader::random(init.into(), device, dtype, bytes, Some(on_progress)).with_parallel(parallel);
         Self::made(config, loader.with_storage(load_as.storage), device, dtype)
     }
 
-    /// A model whose weights are anything: memory that nobody has written. It shows what a model launches.
+    /// A model, or one of so many ranks, whose weights are anything: memory that nobody has written. It shows what is launched.
     ///
     /// # Errors
-    /// A dtype that the device does not have.
-    pub(crate) fn without_weights(config: ModelConfig, device: &Device, load_as: LoadAs) -> Result<Self> {
+    /// A dtype that the device does not have, and what does not divide among the ranks.
+    pub(crate) fn without_weights(config: ModelConfig, ranks: usize, device: &Device, load_as: LoadAs) -> Result<Self> {
         let LoadAs { dtype, storage } = load_as;
         check_dtype(device, dtype)?;
-        Self::made(config, WeightLoader::unwritten(device, dtype).with_storage(storage), device, dtype)
+        let parallel = Parallel::pretended(0, ranks);
+        check_headers(&config, None, &parallel, device)?;
+        let loader = WeightLoader::unwritten(device, dtype).with_parallel(parallel);
+        Self::made(config, loader.with_storage(storage), device, dtype)
     }
 
     /// A model whose weights come from no files, with defaults that nobody published.
     fn made(config: ModelConfig, loader: WeightLoader, device: &Device, dtype: FloatDType) -> Result<Self> {
         let loader = loader.with_quantization(config.quantization());
         let mut loader = loader.with_published(config.published());
+        let parallel = loader.parallel().clone();
         let model = config.load(&mut loader, device);
         loader.finish()?;
         let eos_token_ids = Vec::new();
         let defaults =
             GenerationDefaults { eos_token_ids, do_sample: false, temperature: None, top_p: None, top_k: None };
-        Ok(Self { config, model, device: device.clone(), dtype, defaults })
+        Ok(Self { config, model, parallel, device: device.clone(), dtype, defaults })
+    }
+
+    /// Which rank it is; alone, unless it was loaded as one of several.
+    pub fn parallel(&self) -> &Parallel {
+        &self.parallel
     }
 
     /// Where the model computes.
@@ -204,7 +215,7 @@ impl DeepseekModel {
         &self,
         determinism: Determinism,
     ) -> std::result::Result<DecodeGraphs<'_>, GraphSupport> {
-        DecodeGraphs::new(&*self.model, self.vocab_size(), &self.device, determinism)
+        DecodeGraphs::new(&*self.model, self.vocab_size(), &self.device, &self.parallel, determinism)
     }
 
     /// Which implementation of the decode attention runs for a batch, and why.

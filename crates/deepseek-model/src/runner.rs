@@ -1,7 +1,4 @@
-//! Where the steps of an engine run: one rank, with its model and its captured steps.
-//!
-//! The engine knows a runner, not a model: with several ranks a step goes to all of them, each with its part of the weights and
-//! a KV cache of its own, for which the same calls give the same pages; every one has all logits.
+//! Where the steps of an engine run: a model, or one rank of it, and its captured steps.
 
 use burn::tensor::{Int, Tensor};
 use mla_ops::Determinism;
@@ -12,7 +9,7 @@ use crate::decode_graph::{DecodeGraphs, GraphSupport};
 use crate::model::DeepseekModel;
 use crate::step::Chunk;
 
-/// One rank.
+/// One rank, which may be alone.
 #[derive(Debug)]
 pub(crate) struct Runner<'a> {
     model: &'a DeepseekModel,
@@ -71,9 +68,12 @@ impl<'a> Runner<'a> {
         Ok((model.next_token_logits(chunks, cache, self.determinism)?, false))
     }
 
-    /// Whether [`Self::step_after`] can be asked for a step of so many requests with so many pages at most.
-    pub(crate) fn can_follow(&self, requests: usize, pages: usize, cache: &ModelCache) -> bool {
-        self.graphs.as_ref().is_ok_and(|graphs| graphs.can_follow(requests, pages, cache))
+    /// Whether [`Self::step_after`] can be asked for a step of so many requests with so many pages at most, on all ranks.
+    ///
+    /// # Errors
+    /// Ranks that do not answer.
+    pub(crate) fn can_follow(&self, requests: usize, pages: usize, cache: &ModelCache) -> Result<bool> {
+        self.graphs.as_ref().map_or(Ok(false), |graphs| graphs.can_follow(requests, pages, cache))
     }
 
     /// [`Self::step`] of chunks whose tokens are still on the device: i32 `[chunks]`, negative where there is none.

@@ -11,6 +11,7 @@ use safetensors::{Dtype, SafeTensors};
 use crate::cache::{CacheSize, ModelCache};
 use crate::model::DeepseekModel;
 use crate::models::Hidden;
+use crate::ranks::ModelRef;
 use crate::step::Chunk;
 use crate::{ModelError, Result, files};
 use mla_ops::Determinism;
@@ -56,7 +57,15 @@ impl Comparison {
 ///
 /// # Errors
 /// Files that are missing or damaged, or a forward pass that fails. A difference is no error but a [`Comparison`].
-pub fn verify(model: &DeepseekModel, dir: &Path, options: &VerifyOptions) -> Result<Vec<Comparison>> {
+pub fn verify<'a>(model: impl Into<ModelRef<'a>>, dir: &Path, options: &VerifyOptions) -> Result<Vec<Comparison>> {
+    match model.into() {
+        ModelRef::One(model) => verify_rank(model, dir, options),
+        ModelRef::Ranks(ranks) => ranks.on_each(|rank| verify_rank(rank, dir, options)),
+    }
+}
+
+/// All ranks take the stored tokens, so that they take the same steps.
+fn verify_rank(model: &DeepseekModel, dir: &Path, options: &VerifyOptions) -> Result<Vec<Comparison>> {
     let expected = Expected::read(dir)?;
     expected.check_ids(model.vocab_size())?;
     let run = Run { model, expected: &expected, page_size: options.page_size };

@@ -59,6 +59,8 @@ mod fusion;
 mod independent;
 mod limits;
 mod memory;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod ops;
 mod path;
 mod read_beside;
@@ -79,6 +81,8 @@ pub use device::{DeviceName, is_cuda, largest_buffer};
 pub use error::MlaError;
 pub use independent::map_independent;
 pub use memory::{DeviceMemory, device_memory, failed_allocation, host_memory};
+#[cfg(feature = "cuda")]
+pub use nccl::{find_nccl, nccl_all_reduce};
 pub use ops::*;
 pub use path::{Path, PathChoice, Problem, UnknownPath, available_paths, explain_path};
 pub use read_beside::read_beside;

@@ -6,6 +6,7 @@ use super::EngineOptions;
 use crate::cache::CacheSize;
 use crate::model::DeepseekModel;
 use crate::models::PrefixSupport;
+use crate::ranks::ModelRef;
 use crate::{ModelError, Result};
 
 /// Tokens of a cache in the memory of the host, which other programs need, too; and of devices that do not say what is free.
@@ -22,8 +23,9 @@ impl EngineOptions {
     ///
     /// # Errors
     /// As [`Self::fit_cache`].
-    pub fn of_model(model: &DeepseekModel) -> Result<Self> {
-        Self::on(model.device()).fit_cache(model)
+    pub fn of_model<'a>(model: impl Into<ModelRef<'a>>) -> Result<Self> {
+        let model = model.into();
+        Self::on(model.first().device()).fit_cache(model)
     }
 
     /// These options with as many `cache_pages` as the free memory has room for beside the weights, which are there:
@@ -33,12 +35,18 @@ impl EngineOptions {
     /// - the CPU: an eighth of what is free, and 32,768 tokens at most;
     /// - devices that do not say what is free (wgpu): 32,768 tokens.
     ///
-    /// DeepSeek-V4's states and snapshots count.
+    /// DeepSeek-V4's states and snapshots count. Of several ranks each has that many pages: as many as the one with the least room.
     ///
     /// # Errors
     /// [`ModelError::OutOfMemory`] if there is no room for one page; a size that is zero or too large, a page size that is no power
     /// of two.
-    pub fn fit_cache(self, model: &DeepseekModel) -> Result<Self> {
+    pub fn fit_cache<'a>(self, model: impl Into<ModelRef<'a>>) -> Result<Self> {
+        let fits = model.into().each().into_iter().map(|rank| self.fit_rank(rank)).collect::<Result<Vec<_>>>()?;
+        // All have as many: of devices with different memory the least.
+        Ok(fits.into_iter().min_by_key(|options| options.cache_pages).unwrap_or(self))
+    }
+
+    fn fit_rank(self, model: &DeepseekModel) -> Result<Self> {
         let page_size = self.page_size.max(1);
         let longest = model.max_positions().div_ceil(page_size).max(1);
         let mut most = self.max_batch.max(1).saturating_mul(longest);

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Int, Tensor, TensorData, s};
 use mla_ops::{LogProbs, SampleArgs, SampleParams, SampleRows, Sampled, argmax, log_probs, sample};
 
-use super::Engine;
+use super::rank_engine::RankEngine;
 use super::scheduler::{Job, Plan};
 use super::stream::TokenLogprobs;
 use crate::{ModelError, Result};
@@ -26,7 +26,7 @@ pub(super) struct Chosen {
     pub(super) logprobs: Option<LogProbs>,
 }
 
-impl Engine<'_> {
+impl RankEngine<'_> {
     /// The tokens that follow the logits `[chunks, vocab]` of a plan: i32 `[chunks]`, -1 where no logit is finite. Of requests
     /// which the plan does not complete it is any token. `ahead`: tokens of each request that are chosen, but not on the host.
     pub(super) fn choose(&mut self, logits: Tensor<2>, plan: &Plan, complete: &[u64], ahead: usize) -> Result<Chosen> {

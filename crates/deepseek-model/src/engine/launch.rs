@@ -6,8 +6,8 @@ use std::time::Instant;
 use burn::tensor::{Int, Tensor};
 use mla_ops::read_beside;
 
-use super::Engine;
 use super::choice::{Chosen, HostLogprobs};
+use super::rank_engine::RankEngine;
 use super::reply::Limits;
 use super::scheduler::Plan;
 use super::stream::FinishReason;
@@ -23,7 +23,7 @@ pub(super) struct Launched {
     chosen: Option<Chosen>,
 }
 
-impl<'a> Engine<'a> {
+impl<'a> RankEngine<'a> {
     /// The step that was launched beside the last one, if somebody still waits for its tokens.
     pub(super) fn launched_before(&mut self) -> Option<Launched> {
         if self.scheduler.running() == 0 {
@@ -68,7 +68,7 @@ impl<'a> Engine<'a> {
         let Some(pages) = self.scheduler.pages_after(before)? else {
             return Ok(None);
         };
-        if !self.runner.can_follow(before.jobs.len(), pages, &self.scheduler.cache) {
+        if !self.runner.can_follow(before.jobs.len(), pages, &self.scheduler.cache)? {
             return Ok(None);
         }
         let plan = self.scheduler.plan_after(before)?;
@@ -103,6 +103,7 @@ impl<'a> Engine<'a> {
 
     /// The next token of a request, and its end if that has come; whether there was a token.
     fn sample(&mut self, id: u64, token: i32, logprobs: Option<(&HostLogprobs, usize)>) -> Result<bool> {
+        self.note_sampled(id, token);
         let limits = self.limits();
         let (Some(job), Some(reply)) = (self.scheduler.running_job_mut(id), self.replies.get_mut(&id)) else {
             return Ok(false);
@@ -145,7 +146,7 @@ impl<'a> Engine<'a> {
     }
 }
 
-impl Drop for Engine<'_> {
+impl Drop for RankEngine<'_> {
     fn drop(&mut self) {
         self.await_ahead();
     }

@@ -7,6 +7,8 @@ use crate::decode_graph::GraphSupport;
 /// Counts and times since an engine began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineStats {
+    /// Devices that the model is divided among.
+    pub ranks: usize,
     /// Forward passes.
     pub steps: usize,
     /// Whether decode steps are captured and replayed, and why not.

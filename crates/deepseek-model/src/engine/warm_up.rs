@@ -32,8 +32,34 @@ pub fn compile_ahead(
     prompts: &[usize],
 ) -> Result<()> {
     let load_as = load_as.into();
+    compile_rank_ahead(config, 1, device, load_as, options, prompts)
+}
+
+/// [`compile_ahead`] on every device that the model will be divided among: a rank of fewer heads and channels has other kernels.
+///
+/// # Errors
+/// As [`compile_ahead`], and what does not divide among the devices.
+pub fn compile_ranks_ahead(
+    config: &ModelConfig,
+    devices: &[Device],
+    load_as: impl Into<LoadAs>,
+    options: &EngineOptions,
+    prompts: &[usize],
+) -> Result<()> {
+    let (load_as, ranks) = (load_as.into(), devices.len());
+    devices.iter().try_for_each(|device| compile_rank_ahead(config, ranks, device, load_as, options, prompts))
+}
+
+fn compile_rank_ahead(
+    config: &ModelConfig,
+    ranks: usize,
+    device: &Device,
+    load_as: LoadAs,
+    options: &EngineOptions,
+    prompts: &[usize],
+) -> Result<()> {
     let steps = || {
-        let model = without_weights(config, device, load_as)?;
+        let model = without_weights(config, ranks, device, load_as)?;
         let mut steps = Steps::new(&model, options)?;
         steps.prompts(prompts)?;
         steps.decode()
@@ -56,16 +82,16 @@ pub fn compile_all_ahead(
 ) -> Result<()> {
     let load_as = load_as.into();
     let steps = || {
-        let model = without_weights(config, device, load_as)?;
+        let model = without_weights(config, 1, device, load_as)?;
         Steps::new(&model, options)?.all()
     };
     mla_ops::compile_all_ahead(device, steps).unwrap_or(Ok(()))
 }
 
 /// A model that launches what this one does, without its weights.
-fn without_weights(config: &ModelConfig, device: &Device, load_as: LoadAs) -> Result<DeepseekModel> {
+fn without_weights(config: &ModelConfig, ranks: usize, device: &Device, load_as: LoadAs) -> Result<DeepseekModel> {
     let config = config.with_layers(config.layers_of_every_kind(load_as.dtype))?;
-    DeepseekModel::without_weights(config, device, load_as)
+    DeepseekModel::without_weights(config, ranks, device, load_as)
 }
 
 /// Pages of a request that are as good as more: the tables of a batch are large.

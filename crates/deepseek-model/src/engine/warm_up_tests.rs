@@ -50,7 +50,7 @@ fn warm_up_names_all_kernels(#[case] name: &str, #[case] graphs: bool) {
     let (outcome, ahead) = launched_kernels(|| compile_all_ahead(&config, &device, dtype, &options));
     outcome.expect("legal options");
     let steps = || {
-        let model = without_weights(&config, &device, dtype.into()).expect("a model");
+        let model = without_weights(&config, 1, &device, dtype.into()).expect("a model");
         Requests::new(&model, &options).steps(&ahead)
     };
     let later = mla_ops::compile_ahead(&device, || mla_ops::on_device_thread(&device, steps));

@@ -73,7 +73,16 @@ impl Listed<'_> {
         self.stored.as_ref().map_or(0, Stored::len)
     }
 
-    /// Its bytes on a device.
+    /// Its bytes on the device of one of so many ranks.
+    pub(crate) fn rank_bytes(&self, load_as: LoadAs, ranks: usize) -> u64 {
+        let all = self.device_bytes(load_as);
+        match self.spec.cut {
+            Cut::Whole => all,
+            _ => all.div_ceil(ranks.max(1) as u64),
+        }
+    }
+
+    /// Its bytes on a device that has all of it.
     pub(crate) fn device_bytes(&self, load_as: LoadAs) -> u64 {
         let format = self.format.filter(|_| load_as.storage == WeightStorage::Stored);
         let (Some(format), [rows, columns]) = (format, self.spec.shape.as_slice()) else {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Tensor};
-use mla_ops::{Addend, LocalExperts};
+use mla_ops::LocalExperts;
 use rstest::rstest;
 use safetensors::Dtype;
 
@@ -12,26 +12,12 @@ use super::tests::{Tensors, f32s, report, single};
 use super::*;
 use crate::config::Quantization;
 use crate::models::ModelConfig;
-use crate::parallel::{Communicator, Cut, Parallel};
-
-/// Nobody is at the other end.
-#[derive(Debug)]
-struct Silent;
-
-impl Communicator for Silent {
-    fn all_reduce(&self, x: Addend) -> Result<Addend> {
-        Ok(x)
-    }
-
-    fn all_gather(&self, x: Tensor<2>) -> Result<Tensor<2>> {
-        Ok(x)
-    }
-}
+use crate::parallel::{Cut, HostCommunicator, Parallel};
 
 fn of_rank(checkpoint: &Checkpoint, rank: usize) -> WeightLoader<'_> {
     let blocks = Quantization { block: [128, 128], fp4_experts: false };
     let loader = WeightLoader::new(checkpoint, &Device::flex(), FloatDType::F32, None).with_quantization(Some(blocks));
-    loader.with_parallel(Parallel::new(rank, 2, Arc::new(Silent)).unwrap())
+    loader.with_parallel(Parallel::pretended(rank, 2))
 }
 
 fn values<const D: usize>(tensor: Tensor<D>) -> ([usize; D], Vec<f32>) {
@@ -120,7 +106,7 @@ fn the_matrices_of_an_expert_stay_together() {
 
 #[test]
 fn a_routing_has_the_numbers_of_a_ranks_experts() {
-    let local = |rank, size| Parallel::new(rank, size, Arc::new(Silent)).unwrap().local_experts(16);
+    let local = |rank, size| Parallel::pretended(rank, size).local_experts(16);
     assert_eq!([local(0, 4), local(3, 4)], [0, 12].map(|first| Some(LocalExperts { first, count: 4 })));
     // A rank that is alone has nothing to tell apart.
     assert_eq!([local(0, 1), Parallel::single().local_experts(16)], [None; 2]);
@@ -133,7 +119,7 @@ fn the_parts_of_random_weights_are_those_of_one_tensor() {
         |parallel| WeightLoader::random(7.into(), &Device::flex(), FloatDType::F32, 0, None).with_parallel(parallel);
     let whole: Tensor<2> = loader(Parallel::single()).tensor("a.weight", [6, 4], Cut::Rows);
     let parts = [0, 1].map(|rank| {
-        let parallel = Parallel::new(rank, 2, Arc::new(Silent)).unwrap();
+        let parallel = Parallel::pretended(rank, 2);
         loader(parallel).tensor::<2>("a.weight", [6, 4], Cut::Rows)
     });
     assert_eq!(values(Tensor::cat(parts.to_vec(), 0)), values(whole));
@@ -199,7 +185,8 @@ fn parts_that_are_not_equal_are_refused(#[case] cut: Cut, #[case] expected: &str
 
 #[test]
 fn a_rank_is_below_their_number() {
-    assert!(Parallel::new(2, 2, Arc::new(Silent)).unwrap_err().to_string().contains("`rank` is 2"));
+    let communicator = Arc::new(HostCommunicator::group(2).remove(0));
+    assert!(Parallel::new(2, 2, communicator).unwrap_err().to_string().contains("`rank` is 2"));
 }
 
 /// Every layer names cuts that divide, and knows its own sizes: a rank of two of the tiny models loads.

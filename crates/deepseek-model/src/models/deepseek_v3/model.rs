@@ -93,7 +93,7 @@ impl DeepseekV3 {
 
     /// Logits `[N, vocab]` of final hidden states `[N, hidden]`.
     pub(super) fn logits(&self, hidden: Tensor<2>, determinism: Determinism) -> Result<Tensor<2>> {
-        self.parallel.all_gather(self.lm_head.forward(hidden, determinism)?)
+        self.parallel.all_gather(self.lm_head.forward(hidden, determinism)?, self.config.vocab_size)
     }
 }
 

@@ -102,9 +102,9 @@ impl Model for DeepseekV4 {
     }
 
     fn capture(&self) -> std::result::Result<&dyn Capture, &'static str> {
-        match self.parallel.size() {
-            1 => Ok(self),
-            _ => Err(RANKS_TALK),
+        match self.parallel.can_be_captured() {
+            true => Ok(self),
+            false => Err(RANKS_TALK),
         }
     }
 }

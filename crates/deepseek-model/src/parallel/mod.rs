@@ -15,13 +15,18 @@
 //! What a model does is the same for any number of ranks: the differences are in the sizes of its weights, in the numbers of its
 //! experts, and in what the [`Communicator`] does. That of a rank that is alone returns what it is given.
 
+mod host;
+#[cfg(feature = "cuda")]
+mod nccl;
+
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use mla_ops::{Addend, LocalExperts};
 
+pub use self::host::HostCommunicator;
 use crate::{ModelError, Result};
 
 /// How a tensor is divided among ranks; each has a part of one axis. Layers name the cut of every tensor that they ask for.
@@ -54,11 +59,27 @@ pub trait Communicator: Debug + Send + Sync {
     /// A rank that does not answer, as [`ModelError::Communicator`].
     fn all_reduce(&self, x: Addend) -> Result<Addend>;
 
-    /// The ranks' `x`, `[N, columns]` each, side by side; the last ones may have fewer columns.
+    /// The ranks' `x` side by side, `[N, columns]`. All have as many columns as the first, but for the last ones, which may have
+    /// fewer.
     ///
     /// # Errors
     /// As [`Self::all_reduce`].
-    fn all_gather(&self, x: Tensor<2>) -> Result<Tensor<2>>;
+    fn all_gather(&self, x: Tensor<2>, columns: usize) -> Result<Tensor<2>>;
+
+    /// Whether all ranks say yes. None returns before all have called.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    fn agree(&self, yes: bool) -> Result<bool>;
+
+    /// Says that this rank takes part no more, for this reason: the others get an error instead of waiting, as far as the
+    /// connection permits.
+    fn leave(&self, reason: &str);
+
+    /// Whether sums and gathered values can be part of captured steps. They can where they are launches alone.
+    fn can_be_captured(&self) -> bool {
+        false
+    }
 }
 
 /// One rank alone: it has all there is.
@@ -70,8 +91,43 @@ impl Communicator for Alone {
         Ok(x)
     }
 
-    fn all_gather(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+    fn all_gather(&self, x: Tensor<2>, _columns: usize) -> Result<Tensor<2>> {
         Ok(x)
+    }
+
+    fn agree(&self, yes: bool) -> Result<bool> {
+        Ok(yes)
+    }
+
+    fn leave(&self, _reason: &str) {}
+
+    fn can_be_captured(&self) -> bool {
+        true
+    }
+}
+
+/// A rank whose sums and logits mean nothing, but have their shapes: it shows what one among others launches.
+#[derive(Debug)]
+struct Pretended;
+
+impl Communicator for Pretended {
+    fn all_reduce(&self, x: Addend) -> Result<Addend> {
+        Ok(x.materialise().into())
+    }
+
+    fn all_gather(&self, x: Tensor<2>, columns: usize) -> Result<Tensor<2>> {
+        let copies = columns.div_ceil(x.dims()[1].max(1));
+        Ok(Tensor::cat(vec![x; copies], 1).narrow(1, 0, columns))
+    }
+
+    fn agree(&self, yes: bool) -> Result<bool> {
+        Ok(yes)
+    }
+
+    fn leave(&self, _reason: &str) {}
+
+    fn can_be_captured(&self) -> bool {
+        true
     }
 }
 
@@ -98,6 +154,35 @@ impl Parallel {
             return Err(ModelError::request("rank", rank, format!("a rank below the number of ranks, {size}")));
         }
         Ok(Self { rank, size, communicator })
+    }
+
+    /// The ranks of one process, one on each device, in their order: one device is alone; those of several CUDA devices exchange
+    /// values through NCCL, others, and one device that is named twice, by way of the host.
+    ///
+    /// # Errors
+    /// [`ModelError::Request`] for no device; [`ModelError::Communicator`] where there is no NCCL.
+    pub fn group(devices: &[Device]) -> Result<Vec<Self>> {
+        let size = devices.len();
+        match size {
+            0 => return Err(ModelError::request("devices", "empty", "at least one device")),
+            1 => return Ok(vec![Self::single()]),
+            _ => {}
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(group) = nccl::DeviceCommunicator::group(devices)? {
+            let ranks = group.into_iter().enumerate();
+            return ranks.map(|(rank, one)| Self::new(rank, size, Arc::new(one))).collect();
+        }
+        let ranks = HostCommunicator::group(size).into_iter().enumerate();
+        ranks.map(|(rank, one)| Self::new(rank, size, Arc::new(one))).collect()
+    }
+
+    /// A rank that hears nothing of the others.
+    pub(crate) fn pretended(rank: usize, size: usize) -> Self {
+        match size {
+            0 | 1 => Self::single(),
+            _ => Self { rank, size, communicator: Arc::new(Pretended) },
+        }
     }
 
     /// Which rank it is.
@@ -150,12 +235,27 @@ impl Parallel {
         self.communicator.all_reduce(x.into())
     }
 
-    /// The ranks' columns side by side.
+    /// The ranks' columns side by side, so many in all.
     ///
     /// # Errors
     /// As [`Communicator::all_gather`].
-    pub(crate) fn all_gather(&self, x: Tensor<2>) -> Result<Tensor<2>> {
-        self.communicator.all_gather(x)
+    pub(crate) fn all_gather(&self, x: Tensor<2>, columns: usize) -> Result<Tensor<2>> {
+        self.communicator.all_gather(x, columns)
+    }
+
+    /// Whether all ranks say yes; see [`Communicator::agree`].
+    pub(crate) fn agree(&self, yes: bool) -> Result<bool> {
+        self.communicator.agree(yes)
+    }
+
+    /// Takes part no more; see [`Communicator::leave`].
+    pub(crate) fn leave(&self, reason: &str) {
+        self.communicator.leave(reason);
+    }
+
+    /// Whether steps can be captured; see [`Communicator::can_be_captured`].
+    pub(crate) fn can_be_captured(&self) -> bool {
+        self.communicator.can_be_captured()
     }
 }
 

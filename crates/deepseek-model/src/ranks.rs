@@ -1,0 +1,200 @@
+//! A model on one or several devices: a rank on each.
+
+use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use burn::tensor::Device;
+
+use crate::model::DeepseekModel;
+use crate::models::ModelConfig;
+use crate::parallel::Parallel;
+use crate::weights::{LoadAs, LoadProgress, RandomInit};
+use crate::{ModelError, Result};
+
+/// The ranks of a model in one process: each has its part of the weights on a device of its own, and a thread while it computes.
+/// With one device it is the whole model. Clones share the weights.
+#[derive(Debug, Clone)]
+pub struct ModelRanks {
+    ranks: Vec<Arc<DeepseekModel>>,
+}
+
+/// A model, whole on one device or divided among several.
+#[derive(Debug, Clone, Copy)]
+pub enum ModelRef<'a> {
+    /// Whole, or one rank among others that somebody else runs.
+    One(&'a DeepseekModel),
+    /// All ranks.
+    Ranks(&'a ModelRanks),
+}
+
+impl<'a> From<&'a DeepseekModel> for ModelRef<'a> {
+    fn from(model: &'a DeepseekModel) -> Self {
+        Self::One(model)
+    }
+}
+
+impl<'a> From<&'a ModelRanks> for ModelRef<'a> {
+    fn from(ranks: &'a ModelRanks) -> Self {
+        if ranks.size() == 1 { Self::One(ranks.first()) } else { Self::Ranks(ranks) }
+    }
+}
+
+impl<'a> ModelRef<'a> {
+    /// The model itself, or its first rank: configuration, defaults and limits are the same on all.
+    pub fn first(self) -> &'a DeepseekModel {
+        match self {
+            Self::One(model) => model,
+            Self::Ranks(ranks) => ranks.first(),
+        }
+    }
+
+    /// On which devices it is.
+    pub(crate) fn each(self) -> Vec<&'a DeepseekModel> {
+        match self {
+            Self::One(model) => vec![model],
+            Self::Ranks(ranks) => ranks.ranks.iter().map(|rank| &**rank).collect(),
+        }
+    }
+}
+
+impl ModelRanks {
+    /// [`DeepseekModel::load`] onto these devices, on all at once; each reads what its rank has. `on_progress` sees the first.
+    ///
+    /// # Errors
+    /// As [`DeepseekModel::load_rank`] and [`Parallel::group`]: of the first rank that fails.
+    pub fn load(
+        dir: &Path,
+        devices: &[Device],
+        load_as: impl Into<LoadAs>,
+        on_progress: &mut dyn FnMut(LoadProgress<'_>),
+    ) -> Result<Self> {
+        let load_as = load_as.into();
+        Self::on_all(devices, on_progress, |parallel, device, on_progress| {
+            DeepseekModel::load_rank(dir, parallel, device, load_as, on_progress)
+        })
+    }
+
+    /// [`DeepseekModel::random`] on these devices: parts of the model that one device has with this seed.
+    ///
+    /// # Errors
+    /// As [`DeepseekModel::random_rank`] and [`Parallel::group`]: of the first rank that fails.
+    pub fn random(
+        config: &ModelConfig,
+        init: impl Into<RandomInit>,
+        devices: &[Device],
+        load_as: impl Into<LoadAs>,
+        on_progress: &mut dyn FnMut(LoadProgress<'_>),
+    ) -> Result<Self> {
+        let (init, load_as) = (init.into(), load_as.into());
+        Self::on_all(devices, on_progress, |parallel, device, on_progress| {
+            DeepseekModel::random_rank(config.clone(), init, parallel, device, load_as, on_progress)
+        })
+    }
+
+    /// These ranks, which were loaded one by one, with a communicator of the caller's own.
+    ///
+    /// # Errors
+    /// [`ModelError::Request`] unless they are all ranks of a group, in their order.
+    pub fn of(ranks: Vec<DeepseekModel>) -> Result<Self> {
+        let found: Vec<[usize; 2]> =
+            ranks.iter().map(|rank| [rank.parallel().rank(), rank.parallel().size()]).collect();
+        let sound = found.iter().enumerate().all(|(number, &[rank, size])| rank == number && size == found.len());
+        if !sound || found.is_empty() {
+            let actual = found.iter().map(|[rank, size]| format!("{rank} of {size}")).collect::<Vec<_>>().join(", ");
+            return Err(ModelError::request("ranks", format!("[{actual}]"), "all ranks of a group, from 0 on"));
+        }
+        Ok(Self { ranks: ranks.into_iter().map(Arc::new).collect() })
+    }
+
+    /// A rank on each device, made on a thread of its own but for the first.
+    fn on_all(
+        devices: &[Device],
+        on_progress: &mut dyn FnMut(LoadProgress<'_>),
+        make: impl Fn(Parallel, &Device, &mut dyn FnMut(LoadProgress<'_>)) -> Result<DeepseekModel> + Sync,
+    ) -> Result<Self> {
+        let group = Parallel::group(devices)?;
+        let make = &make;
+        let mut pairs = group.into_iter().zip(devices);
+        let first = pairs.next();
+        let ranks: Vec<Result<DeepseekModel>> = thread::scope(|scope| {
+            let others: Vec<_> =
+                pairs.map(|(parallel, device)| scope.spawn(move || make(parallel, device, &mut |_| {}))).collect();
+            let first = first.map(|(parallel, device)| make(parallel, device, on_progress));
+            first.into_iter().chain(others.into_iter().map(|rank| rank.join().unwrap_or_else(panicked))).collect()
+        });
+        let ranks = ranks.into_iter().map(|rank| rank.map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        Ok(Self { ranks })
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The first rank: configuration, defaults and limits are the same on all.
+    pub fn first(&self) -> &DeepseekModel {
+        &self.ranks[0]
+    }
+
+    /// All of them, in their order.
+    pub(crate) fn shared(&self) -> &[Arc<DeepseekModel>] {
+        &self.ranks
+    }
+
+    /// What the first rank computes, while all compute the same: every rank runs `compute` on a thread of its own, with the same
+    /// steps in the same order.
+    ///
+    /// # Errors
+    /// That of the rank that failed first, as far as that can be told: others then fail for want of it.
+    pub fn on_each<T: Send>(&self, compute: impl Fn(&DeepseekModel) -> Result<T> + Sync) -> Result<T> {
+        if let [alone] = &self.ranks[..] {
+            return compute(alone);
+        }
+        let run = |rank: &DeepseekModel| {
+            let outcome = panic::catch_unwind(AssertUnwindSafe(|| compute(rank))).unwrap_or_else(panicked);
+            if let Err(error) = &outcome {
+                rank.parallel().leave(&error.to_string());
+            }
+            outcome
+        };
+        let run = &run;
+        let outcomes: Vec<Result<T>> = thread::scope(|scope| {
+            let threads: Vec<_> = self.ranks.iter().map(|rank| scope.spawn(move || run(rank))).collect();
+            threads.into_iter().map(|rank| rank.join().unwrap_or_else(panicked)).collect()
+        });
+        first_or_cause(outcomes)
+    }
+}
+
+/// What the first rank gives, or the error that the others' errors follow from.
+pub(crate) fn first_or_cause<T>(outcomes: Vec<Result<T>>) -> Result<T> {
+    let mut first = None;
+    let mut cause: Option<ModelError> = None;
+    for outcome in outcomes {
+        match outcome {
+            Ok(value) => first = first.or(Some(value)),
+            // What a communicator says follows from another rank's error, if there is one.
+            Err(error) => {
+                let explains = !matches!(error, ModelError::Communicator { .. });
+                let follows = matches!(cause, Some(ModelError::Communicator { .. }));
+                if cause.is_none() || (explains && follows) {
+                    cause = Some(error);
+                }
+            }
+        }
+    }
+    match (cause, first) {
+        (None, Some(value)) => Ok(value),
+        (Some(error), _) => Err(error),
+        (None, None) => Err(ModelError::Communicator { reason: "there is no rank".into() }),
+    }
+}
+
+/// A rank whose thread has panicked.
+pub(crate) fn panicked<T>(payload: Box<dyn std::any::Any + Send>) -> Result<T> {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("without a message");
+    Err(ModelError::Communicator { reason: format!("a rank has panicked: {text}") })
+}
