@@ -29,6 +29,7 @@ mod model_ranks;
 mod model_read_backs;
 mod model_sampling;
 mod model_steps;
+mod ops_all_reduce;
 mod ops_argmax;
 mod ops_batch_invariant;
 mod ops_batch_invariant_hopper;

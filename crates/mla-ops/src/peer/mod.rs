@@ -75,11 +75,11 @@ impl PeerRank {
 
     #[cfg(feature = "cuda")]
     fn of(devices: &[Device]) -> Result<Vec<Self>, MlaError> {
-        let bytes = mla_kernels::all_reduce::mailbox_bytes(devices.len()).map_err(|error| MlaError::Value {
+        let bytes = mla_kernels::all_reduce::mailbox_bytes(devices.len()).map_err(|_| MlaError::Value {
             op: GROUP,
             argument: "devices",
             actual: format!("{} devices", devices.len()),
-            expected: error.to_string(),
+            expected: "2 to 8".to_string(),
         })?;
         let memory = memory::allocate(devices, bytes)?;
         let words: Vec<_> = (0..devices.len()).map(|rank| memory::words(&memory, rank)).collect();
