@@ -5,6 +5,8 @@
 //! `sm100`). Buffers are contiguous, row-major, and of the sizes that the launchers' arguments state; launchers check what they
 //! can without reading from the device.
 
+#[cfg(feature = "cuda")]
+pub mod all_reduce;
 pub mod argmax;
 pub mod compact_slots;
 pub mod compress_kv;
@@ -59,6 +61,7 @@ macro_rules! operations {
 }
 
 operations! {
+    all_reduce,
     argmax,
     compact_slots,
     compress_kv,

@@ -30,6 +30,7 @@ mod model_read_backs;
 mod model_sampling;
 mod model_several_devices;
 mod model_steps;
+mod ops_all_reduce;
 mod ops_argmax;
 mod ops_batch_invariant;
 mod ops_batch_invariant_hopper;

@@ -24,6 +24,7 @@
 //! | [`sample()`] | the token of each row, drawn at random behind temperature, top-k, top-p, min-p and repetition penalty |
 //! | [`log_probs()`] | logarithms of the probabilities of the tokens chosen, and of the most probable ones |
 //! | [`matmul`] | Burn's product of matrices, without TF32 |
+//! | [`PeerRank::all_reduce`] | the sum over the devices of one process, by way of one another's memory |
 //! | [`capture()`] | a computation that is recorded once and replayed |
 //! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |
 //!
@@ -63,6 +64,7 @@ mod memory;
 mod nccl;
 mod ops;
 mod path;
+mod peer;
 mod read_beside;
 #[cfg(feature = "flex")]
 mod reference;
@@ -85,5 +87,6 @@ pub use memory::{DeviceMemory, device_memory, failed_allocation, host_memory};
 pub use nccl::{find_nccl, nccl_all_reduce};
 pub use ops::*;
 pub use path::{Path, PathChoice, Problem, UnknownPath, available_paths, explain_path};
+pub use peer::PeerRank;
 pub use read_beside::read_beside;
 pub use weight::{BlockFormat, StackedWeight, Weight, WeightBlocks, WeightFormat};

@@ -27,6 +27,7 @@ pub(crate) mod fence;
 pub(crate) mod math;
 pub(crate) mod matrix;
 pub(crate) mod mbarrier;
+pub(crate) mod peer;
 pub(crate) mod registers;
 pub(crate) mod tcgen05;
 #[cfg(test)]

@@ -162,6 +162,16 @@ pub enum Fault {
         /// "read" or "wrote".
         other: &'static str,
     },
+    /// An access to memory that kernels of several devices access, by which it is no synchronisation between them.
+    #[error(
+        "data race: global {access} at {address:#x}, which kernels of several devices access, is not strong with the scope .sys"
+    )]
+    PeerRace {
+        /// "load", "store" or "atomic".
+        access: &'static str,
+        /// The address.
+        address: u64,
+    },
     /// An access by a bulk copy or a matrix instruction after a generic write without `fence.proxy.async` between.
     #[error(
         "no fence.proxy.async between the write at shared address {address:#x} by {write} and its use by the async proxy"

@@ -10,6 +10,7 @@ use crate::parse::Module;
 use crate::stats::Stats;
 use crate::timing::Rates;
 use rayon::prelude::*;
+use std::time::Instant;
 
 /// Shared memory that a CTA can have at most (compute capability 9.0).
 const MAX_SHARED: u64 = 227 * 1024;
@@ -58,6 +59,9 @@ pub struct Launch<'a> {
     pub rates: Option<&'a Rates>,
     /// Runs only this cluster, counted through the grid.
     pub only: Option<u64>,
+    /// Other threads run launches of other devices, which this one may wait for: its clusters run in order, timers count
+    /// nanoseconds from here on, and warps pause now and then.
+    pub beside: Option<Instant>,
 }
 
 fn bad(argument: &str, actual: impl ToString, expected: impl ToString) -> SimError {
@@ -83,6 +87,7 @@ impl<'a> Launch<'a> {
             coverage: None,
             rates: None,
             only: None,
+            beside: None,
         }
     }
 
@@ -125,6 +130,7 @@ impl<'a> Launch<'a> {
                 adversary: self.adversary,
                 seed: (self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9),
                 instructions: self.max_instructions,
+                beside: self.beside,
             };
             exec::run(&setup, &ctas, &limits)
         };
@@ -132,7 +138,12 @@ impl<'a> Launch<'a> {
             return one(index);
         }
         let count = across.iter().map(|&n| u64::from(n)).product();
-        if ordered { (0..count).map(one).sum() } else { (0..count).into_par_iter().map(one).sum() }
+        // A cluster that waits must not keep the threads from those that it waits for.
+        if ordered || self.beside.is_some() {
+            (0..count).map(one).sum()
+        } else {
+            (0..count).into_par_iter().map(one).sum()
+        }
     }
 
     /// The cluster's CTAs (PTX ISA, `.reqnctapercluster`): the grid is a multiple of it.

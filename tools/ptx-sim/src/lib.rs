@@ -21,7 +21,7 @@ pub use coverage::Coverage;
 pub use decode::unknown_instructions;
 pub use error::{CudaLine, Fault, ParseError, Place, SimError};
 pub use launch::{Launch, Param};
-pub use memory::{Buffer, Memory};
+pub use memory::{Buffer, Memory, Shared};
 pub use parse::{Entry, Guard, Instr, Loc, Module, Operand, Parameter, RegType, Scope, Variable, parse};
 pub use stats::Stats;
 pub use tensor::{TENSOR_MAP_BYTES, TensorElem, TensorMap, TensorMapError, TensorSwizzle};

@@ -2,8 +2,8 @@
 use crate::error::Fault;
 use crate::parse::Variable;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where shared memory lies in generic addresses (PTX ISA 5.1 and `cvta`).
 pub(crate) const SHARED_WINDOW: u64 = 0x0000_1000_0000_0000;
@@ -15,6 +15,8 @@ pub(crate) const LOCAL_WINDOW: u64 = 0x0000_3000_0000_0000;
 pub(crate) const VARIABLES: u64 = 0x0000_4000_0000_0000;
 /// Where the first allocation starts.
 const GLOBAL_BASE: u64 = 0x0000_7000_0000_0000;
+/// The addresses of a device are so many bits.
+const DEVICE_BITS: u32 = 40;
 /// Bytes between allocations.
 const GAP: u64 = 1 << 20;
 /// Freed allocations that error messages can still name.
@@ -39,12 +41,38 @@ pub(crate) fn variable_addresses(variables: &[Variable]) -> Vec<u64> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffer(u64);
 
+#[derive(Clone)]
 struct Allocation {
     base: u64,
     bytes: u64,
     /// Empty after the allocation was freed.
-    words: Vec<AtomicU32>,
+    words: Arc<[AtomicU32]>,
     freed: bool,
+    /// Whether it is another device's.
+    foreign: bool,
+    /// Whether a kernel of another device than its own has accessed it.
+    reached: Arc<AtomicBool>,
+}
+
+/// An allocation that kernels of other devices may access, too.
+#[derive(Clone)]
+pub struct Shared(Allocation);
+
+/// How an access is ordered (PTX ISA, "Memory Consistency Model").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Strength {
+    /// It orders nothing.
+    Weak,
+    /// A strong one within the device.
+    Device,
+    /// A strong one of the scope of the system.
+    System,
+}
+
+impl Strength {
+    pub fn is_strong(self) -> bool {
+        self != Self::Weak
+    }
 }
 
 impl Allocation {
@@ -58,9 +86,12 @@ impl Allocation {
 pub struct Memory {
     /// Sorted by address; freed ones stay for the error messages.
     allocations: Vec<Allocation>,
-    /// Taken for atomics of 64 bits, which span two words.
-    wide: Mutex<()>,
+    /// Whether allocations of other devices are among them.
+    has_foreign: bool,
 }
+
+/// Taken for atomics and strong accesses of 64 bits, which span two words. One for all, since memories share allocations.
+static WIDE: Mutex<()> = Mutex::new(());
 
 impl Memory {
     /// Memory without allocations.
@@ -81,7 +112,13 @@ impl Memory {
 
     /// Allocates a copy of `bytes`, aligned as `cudaMalloc` does (256 bytes). Its end is exact.
     pub fn alloc(&mut self, bytes: &[u8]) -> Buffer {
-        let base = self.allocations.last().map_or(GLOBAL_BASE, |a| align_up(a.end() + GAP, 256));
+        self.alloc_after(0, bytes)
+    }
+
+    /// The same, at an address of its own for each device: the first allocation of a memory decides.
+    pub fn alloc_after(&mut self, device: u64, bytes: &[u8]) -> Buffer {
+        let first = GLOBAL_BASE + (device << DEVICE_BITS);
+        let base = self.allocations.last().map_or(first, |a| align_up(a.end() + GAP, 256));
         self.insert(self.allocations.len(), base, bytes)
     }
 
@@ -115,15 +152,68 @@ impl Memory {
             AtomicU32::new(u32::from_le_bytes(word))
         };
         let words = bytes.chunks(4).map(word).collect();
-        self.allocations.insert(at, Allocation { base, bytes: bytes.len() as u64, words, freed: false });
+        self.allocations.insert(
+            at,
+            Allocation {
+                base,
+                bytes: bytes.len() as u64,
+                words,
+                freed: false,
+                foreign: false,
+                reached: Arc::default(),
+            },
+        );
         Buffer(base)
+    }
+
+    /// An allocation for the memory of another device.
+    pub fn share(&self, buffer: Buffer) -> Option<Shared> {
+        let at = self.allocations.binary_search_by_key(&buffer.0, |a| a.base).ok()?;
+        Some(Shared(Allocation { foreign: true, ..self.allocations[at].clone() }))
+    }
+
+    /// Adds allocations of other devices, whose addresses are others.
+    pub fn borrow_from(&mut self, shared: impl IntoIterator<Item = Shared>) {
+        let before = self.allocations.len();
+        self.allocations.extend(shared.into_iter().map(|shared| shared.0));
+        self.has_foreign = self.allocations.len() > before;
+        if self.has_foreign {
+            self.allocations.sort_by_key(|a| a.base);
+        }
+    }
+
+    /// Forgets those of other devices.
+    pub fn give_back(&mut self) {
+        if self.has_foreign {
+            self.allocations.retain(|a| !a.foreign);
+            self.has_foreign = false;
+        }
+    }
+
+    /// Whether there are allocations of other devices.
+    pub(crate) fn has_foreign(&self) -> bool {
+        self.has_foreign
+    }
+
+    /// Notes an access by a kernel. What kernels of two devices access, all of them access with the scope of the system: nothing
+    /// else makes their accesses morally strong, and they run beside one another.
+    pub(crate) fn reach(&self, access: &'static str, address: u64, strength: Strength) -> Result<(), Fault> {
+        let after = self.allocations.partition_point(|a| a.base <= address);
+        let Some(a) = self.allocations[..after].last() else { return Ok(()) };
+        match strength {
+            Strength::System if a.foreign => a.reached.store(true, Ordering::Relaxed),
+            Strength::System => {}
+            _ if a.foreign || a.reached.load(Ordering::Relaxed) => return Err(Fault::PeerRace { access, address }),
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Frees an allocation: an access to it is an error from now on.
     pub fn free(&mut self, buffer: Buffer) {
         if let Ok(i) = self.allocations.binary_search_by_key(&buffer.0, |a| a.base) {
             self.allocations[i].freed = true;
-            self.allocations[i].words = Vec::new();
+            self.allocations[i].words = Arc::default();
         }
         let mut surplus = self.allocations.iter().filter(|a| a.freed).count().saturating_sub(MOST_FREED);
         self.allocations.retain(|a| {
@@ -254,6 +344,18 @@ impl Memory {
         Ok(())
     }
 
+    /// As [`load`](Self::load), at once for 8 bytes.
+    pub(crate) fn load_strong(&self, address: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let _guard = (into.len() == 8).then(|| WIDE.lock().unwrap_or_else(PoisonError::into_inner));
+        self.load(address, into)
+    }
+
+    /// As [`store`](Self::store), at once for 8 bytes.
+    pub(crate) fn store_strong(&self, address: u64, from: &[u8]) -> Result<(), Fault> {
+        let _guard = (from.len() == 8).then(|| WIDE.lock().unwrap_or_else(PoisonError::into_inner));
+        self.store(address, from)
+    }
+
     /// Replaces a value of 2, 4 or 8 bytes atomically and returns the old one.
     pub(crate) fn update(&self, address: u64, bytes: u64, f: impl Fn(u64) -> u64) -> Result<u64, Fault> {
         let (a, at) = self.find("global atomic", address, bytes)?;
@@ -275,7 +377,7 @@ impl Memory {
             let old = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, new).unwrap_or_default();
             return Ok(u64::from(old >> shift & 0xffff));
         }
-        let _guard = self.wide.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = WIDE.lock().unwrap_or_else(PoisonError::into_inner);
         let mut old = [0; 8];
         self.load(address, &mut old)?;
         let old = u64::from_le_bytes(old);

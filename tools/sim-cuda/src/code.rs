@@ -14,6 +14,8 @@ pub enum Code {
     OutOfMemory = 2,
     /// An argument names no device.
     InvalidDevice = 101,
+    /// No context, or none that is there.
+    InvalidContext = 201,
     /// PTX that does not parse, or has instructions that the simulator does not know.
     InvalidPtx = 218,
     /// A handle that names nothing.
@@ -28,6 +30,10 @@ pub enum Code {
     IllegalAddress = 700,
     /// A launch needs more than the device has.
     OutOfResources = 701,
+    /// The device accesses that other's memory already.
+    PeerAccessAlreadyEnabled = 704,
+    /// The device does not access that other's memory.
+    PeerAccessNotEnabled = 705,
     /// A kernel accessed memory that is misaligned.
     MisalignedAddress = 716,
     /// A kernel failed.
@@ -55,10 +61,11 @@ pub enum Code {
 }
 
 impl Code {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 25] = [
         Self::InvalidValue,
         Self::OutOfMemory,
         Self::InvalidDevice,
+        Self::InvalidContext,
         Self::InvalidPtx,
         Self::InvalidHandle,
         Self::IllegalState,
@@ -66,6 +73,8 @@ impl Code {
         Self::NotReady,
         Self::IllegalAddress,
         Self::OutOfResources,
+        Self::PeerAccessAlreadyEnabled,
+        Self::PeerAccessNotEnabled,
         Self::MisalignedAddress,
         Self::LaunchFailed,
         Self::NotSupported,
@@ -89,6 +98,7 @@ impl Code {
             Self::InvalidValue => (c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
             Self::OutOfMemory => (c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
             Self::InvalidDevice => (c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+            Self::InvalidContext => (c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
             Self::InvalidPtx => (c"CUDA_ERROR_INVALID_PTX", c"PTX that the simulator does not know"),
             Self::InvalidHandle => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
             Self::IllegalState => (c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in this state"),
@@ -96,6 +106,10 @@ impl Code {
             Self::NotReady => (c"CUDA_ERROR_NOT_READY", c"device not ready"),
             Self::IllegalAddress => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
             Self::OutOfResources => (c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"too many resources for a launch"),
+            Self::PeerAccessAlreadyEnabled => {
+                (c"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", c"peer access is already enabled")
+            }
+            Self::PeerAccessNotEnabled => (c"CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", c"peer access has not been enabled"),
             Self::MisalignedAddress => (c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
             Self::LaunchFailed => (c"CUDA_ERROR_LAUNCH_FAILED", c"the simulator found an error in a kernel"),
             Self::NotSupported => (c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported by the simulator"),

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 pub struct Config {
     /// `SIM_CUDA_ARCH`: compute capability, 75, 80, 90 or 100.
     pub arch: u32,
+    /// `SIM_CUDA_DEVICES`: devices that there are, all of them alike.
+    pub devices: usize,
     /// `SIM_CUDA_SMS`: multiprocessors that the device says it has.
     pub multiprocessors: u32,
     /// `SIM_CUDA_MEMORY_MIB`: bytes of memory that the device has; pages are taken from the machine as they are allocated.
@@ -58,6 +60,10 @@ impl Config {
         if !(1..=1024).contains(&multiprocessors) {
             return Err(format!("SIM_CUDA_SMS is {multiprocessors}, expected 1 to 1024"));
         }
+        let devices = number("SIM_CUDA_DEVICES", 1)?;
+        if !(1..=8).contains(&devices) {
+            return Err(format!("SIM_CUDA_DEVICES is {devices}, expected 1 to 8"));
+        }
         let mebibytes = number("SIM_CUDA_MEMORY_MIB", 16 << 10)?;
         if !(1..=1 << 20).contains(&mebibytes) {
             return Err(format!("SIM_CUDA_MEMORY_MIB is {mebibytes}, expected 1 to {}", 1 << 20));
@@ -75,6 +81,7 @@ impl Config {
         };
         Ok(Self {
             arch: arch as u32,
+            devices: devices as usize,
             multiprocessors: multiprocessors as u32,
             memory: mebibytes << 20,
             seed: number("SIM_CUDA_SEED", 1)?,
@@ -96,7 +103,7 @@ mod tests {
     #[test]
     fn the_default_is_a_small_hopper() {
         let config = config(&[]).unwrap();
-        assert_eq!((config.arch, config.multiprocessors, config.seed), (90, 4, 1));
+        assert_eq!((config.arch, config.multiprocessors, config.seed, config.devices), (90, 4, 1, 1));
         assert_eq!(config.memory, 16 << 30);
         assert_eq!(config.adversary, Adversary::default());
         assert!(config.forward.is_none() && config.trace.is_none());
@@ -106,6 +113,7 @@ mod tests {
     fn values_that_cannot_be_are_named() {
         for (name, value) in [
             ("SIM_CUDA_ARCH", "89"),
+            ("SIM_CUDA_DEVICES", "0"),
             ("SIM_CUDA_SMS", "0"),
             ("SIM_CUDA_MEMORY_MIB", "0"),
             ("SIM_CUDA_SEED", "x"),

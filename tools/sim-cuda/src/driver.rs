@@ -3,15 +3,14 @@ use crate::code::{Code, CuResult, status};
 use crate::config::Config;
 use crate::forward::Real;
 use crate::gpu::Gpu;
+use crate::peers::Devices;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// The driver behind the functions.
-// One for the whole program.
-#[allow(clippy::large_enum_variant)]
 pub enum Driver {
     /// The simulator.
-    Simulated(Mutex<Gpu>),
+    Simulated(Devices),
     /// Another driver.
     Real(Real),
 }
@@ -39,38 +38,53 @@ fn open() -> Result<Driver, String> {
         config.trace = None;
     }
     eprintln!(
-        "sim-cuda: simulated GPU, sm_{}, {} multiprocessors, seed {}{}",
-        config.arch, config.multiprocessors, config.seed, config.adversary
+        "sim-cuda: {}simulated GPU, sm_{}, {} multiprocessors, seed {}{}",
+        if config.devices > 1 { format!("{} times a ", config.devices) } else { String::new() },
+        config.arch,
+        config.multiprocessors,
+        config.seed,
+        config.adversary
     );
-    Ok(Driver::Simulated(Mutex::new(Gpu::new(config))))
+    Ok(Driver::Simulated(Devices::new(config)))
 }
 
-/// Runs a function on the simulated GPU, unless a launch has failed before.
-pub fn simulate(gpu: &Mutex<Gpu>, body: impl FnOnce(&mut Gpu) -> Result<(), Code>) -> CuResult {
-    let run = || {
-        let mut gpu = gpu.lock().unwrap_or_else(PoisonError::into_inner);
+/// Runs a function on the simulated GPU of a handle, or of the current context, unless a launch has failed there before.
+pub fn simulate(devices: &Devices, handle: Option<usize>, body: impl FnOnce(&mut Gpu) -> Result<(), Code>) -> CuResult {
+    of_all(devices, handle, |devices| {
+        let mut gpu = devices.lock(handle)?;
         gpu.check()?;
         body(&mut gpu)
-    };
+    })
+}
+
+/// Runs a function that waits for no device.
+pub fn of_all(devices: &Devices, _handle: Option<usize>, body: impl FnOnce(&Devices) -> Result<(), Code>) -> CuResult {
     // Panics must not leave a C function.
-    status(catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(Code::Unknown)))
+    status(catch_unwind(AssertUnwindSafe(|| body(devices))).unwrap_or(Err(Code::Unknown)))
 }
 
 /// Defines functions of the driver API: what each does on the simulated GPU and, where recording needs to know of the
-/// call, what is done besides calling the real driver.
+/// call, what is done besides calling the real driver. `of handle`: on the device of the handle, whose context need not be current.
+/// Behind `all devices:` functions get the devices, and wait for none of them.
 macro_rules! api {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) { $simulated:expr } $(forward { $forwarded:expr })?)*) => {$(
+    (all devices: $($rest:tt)*) => { $crate::driver::api! { @of_all $($rest)* } };
+    (@$how:ident $($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(of $handle:ident)? { $simulated:expr }
+        $(forward { $forwarded:expr })?)*) => {$(
         $(#[$doc])*
         // Some bodies need it, others do not.
         #[allow(unused_unsafe)]
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $ty),*) -> $crate::code::CuResult {
             use $crate::code::Code;
-            use $crate::driver::{Driver, driver, simulate};
+            use $crate::driver::{Driver, driver, $how};
             type CFunction = unsafe extern "C" fn($($ty),*) -> $crate::code::CuResult;
             match driver() {
-                // SAFETY: the caller's pointers are what cuda.h asks for.
-                Some(Driver::Simulated(gpu)) => unsafe { simulate(gpu, $simulated) },
+                Some(Driver::Simulated(devices)) => {
+                    let handle: Option<usize> = None;
+                    $(let handle = handle.or(Some($handle));)?
+                    // SAFETY: the caller's pointers are what cuda.h asks for.
+                    unsafe { $how(devices, handle, $simulated) }
+                }
                 Some(Driver::Real(real)) => {
                     // SAFETY: the type is that of cuda.h.
                     let Some(function) = (unsafe { real.symbol::<CFunction>(stringify!($name)) }) else {
@@ -87,6 +101,7 @@ macro_rules! api {
             }
         }
     )*};
+    ($($rest:tt)*) => { $crate::driver::api! { @simulate $($rest)* } };
 }
 pub(crate) use api;
 

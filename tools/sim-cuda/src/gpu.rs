@@ -6,11 +6,13 @@ use crate::device::Limits;
 use crate::graph::{self, Graphs, Node};
 use crate::host::Pinned;
 use crate::module::{Call, Loaded, Registry};
+use crate::peers::{self, Peers};
 use crate::record::Recorder;
 use crate::report;
 use crate::work::{self, Place, Work};
 use ptx_sim::{Fault, Launch, Memory, Param, SimError};
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// What fresh memory holds: NaN in every float type of ours, and as an index out of bounds.
 const FRESH: u8 = 0xff;
@@ -43,6 +45,9 @@ pub struct Gpu {
     pub pinned: Pinned,
     /// What it has done.
     pub counts: Counts,
+    /// Its number.
+    device: usize,
+    peers: Arc<Peers>,
     recorder: Option<Recorder>,
     allocated: u64,
     /// Bytes that this program may allocate in all.
@@ -54,10 +59,12 @@ pub struct Gpu {
 
 impl Gpu {
     /// A GPU on which nothing has happened.
-    pub fn new(config: Config) -> Self {
-        let device = format!("ptx-sim sm_{}", config.arch);
+    pub fn new(config: Config, device: usize, peers: Arc<Peers>) -> Self {
+        let name = format!("ptx-sim sm_{}", config.arch);
         Self {
-            recorder: config.trace.clone().map(|trace| Recorder::new(trace, device)),
+            recorder: config.trace.clone().map(|trace| Recorder::new(trace, name)),
+            device,
+            peers,
             capacity: config.memory,
             config,
             memory: Memory::new(),
@@ -68,7 +75,7 @@ impl Gpu {
             pinned: Pinned::default(),
             counts: Counts::default(),
             allocated: 0,
-            handles: 0,
+            handles: peers::first_handle(device),
             failed: None,
             reported: HashSet::new(),
         }
@@ -113,9 +120,11 @@ impl Gpu {
         if bytes as u64 > self.free_bytes() {
             return Err(Code::OutOfMemory);
         }
-        let buffer = self.memory.alloc(&vec![FRESH; bytes]);
+        let buffer = self.memory.alloc_after(self.device as u64, &vec![FRESH; bytes]);
         self.allocated += bytes as u64;
-        Ok(self.memory.address(buffer))
+        let address = self.memory.address(buffer);
+        self.peers.allocated(self.device, address, self.memory.share(buffer));
+        Ok(address)
     }
 
     /// Frees memory.
@@ -127,6 +136,7 @@ impl Gpu {
             Some((buffer, bytes)) if self.memory.address(buffer) == address => {
                 self.allocated -= bytes;
                 self.memory.free(buffer);
+                self.peers.freed(self.device, address);
                 Ok(())
             }
             _ => Err(Code::InvalidValue),
@@ -307,6 +317,11 @@ impl Gpu {
     /// What the launch would leave behind on hardware; the report is on the standard error output.
     pub fn launch(&mut self, call: &Call) -> Result<(), Code> {
         self.counts.launches += 1;
+        let beside = self.peers.beside();
+        if beside.is_some() {
+            self.memory.borrow_from(self.peers.reachable(self.device));
+        }
+        let seed = self.seed();
         let Self { memory, recorder, config, .. } = self;
         let read = |range: &ptx_sim::Range| memory.copy_from(range.address, range.bytes);
         let recording = recorder.as_mut().and_then(|recorder| recorder.start(call, memory.ranges(), read));
@@ -315,15 +330,24 @@ impl Gpu {
             block: call.block,
             params: call.params.iter().cloned().map(Param::Bytes).collect(),
             dynamic_shared: u64::from(call.dynamic_shared),
-            seed: config.seed,
+            seed,
             adversary: config.adversary,
+            beside,
             ..Launch::new(&call.function.module.module, &call.function.entry().name)
         };
         let result = launch.run(memory);
         if let (Some(recorder), Some(recording)) = (recorder, recording) {
             recorder.finish(recording, read);
         }
+        memory.give_back();
         result.map(|_| ()).map_err(|error| self.fail(call, &error))
+    }
+
+    /// How warps interleave. Of several devices in another way in each launch: in the same one they would wait for each other at the
+    /// same places.
+    fn seed(&self) -> u64 {
+        let salt = (self.counts.launches << 8 | self.device as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        if self.peers.beside().is_some() { self.config.seed ^ salt } else { self.config.seed }
     }
 
     /// Reports an error and keeps it, if hardware would.

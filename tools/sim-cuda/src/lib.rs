@@ -16,6 +16,7 @@ mod graph;
 mod host;
 mod module;
 mod nvrtc;
+mod peers;
 mod real_graphs;
 mod record;
 mod replay;

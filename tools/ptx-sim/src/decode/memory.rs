@@ -3,11 +3,12 @@ use super::Decoder;
 use super::alu::ty;
 use crate::error::Fault;
 use crate::ir::{Addr, Op, SINK, Slot, Space};
+use crate::memory::Strength;
 
-/// What an access's modifiers say: the space, whether it is a strong one, the elements of a vector. The scope and how
+/// What an access's modifiers say: the space, how strong it is, the elements of a vector. Scopes below that of the system and how
 /// the access is cached change nothing here.
-pub(super) fn access(names: &[&str]) -> Option<(Space, bool, usize)> {
-    let (mut space, mut strong, mut vector) = (Space::Generic, false, 1);
+pub(super) fn access(names: &[&str]) -> Option<(Space, Strength, usize)> {
+    let (mut space, mut strength, mut vector) = (Space::Generic, Strength::Weak, 1);
     for name in names {
         match *name {
             "global" => space = Space::Global,
@@ -20,31 +21,35 @@ pub(super) fn access(names: &[&str]) -> Option<(Space, bool, usize)> {
             "v2" => vector = 2,
             "v4" => vector = 4,
             "v8" => vector = 8,
-            "volatile" | "relaxed" | "acquire" | "release" | "acq_rel" => strong = true,
+            // A volatile access is a relaxed one of the scope of the system.
+            "volatile" => strength = Strength::System,
+            "relaxed" | "acquire" | "release" | "acq_rel" => {
+                strength = if names.contains(&"sys") { Strength::System } else { Strength::Device }
+            }
             "nc" | "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt" | "weak" | "cta" | "cluster" | "gpu" | "sys" => {}
             hint if hint.starts_with("L1::") || hint.starts_with("L2::") => {}
             _ => return None,
         }
     }
-    Some((space, strong, vector))
+    Some((space, strength, vector))
 }
 
 impl Decoder<'_, '_> {
     pub(super) fn memory(&mut self, parts: &[&str]) -> Result<Option<Op>, Fault> {
         match parts {
             ["ld" | "ldu", rest @ .., t] => {
-                let (Some((space, strong, vector)), Some(ty)) = (access(rest), ty(t)) else { return Ok(None) };
+                let (Some((space, strength, vector)), Some(ty)) = (access(rest), ty(t)) else { return Ok(None) };
                 let (dsts, addr) = (self.dests()?, self.address()?);
                 self.check_parts(&dsts, vector)?;
                 let bits = dsts.iter().map(|dst| self.names.width(*dst)).max().unwrap_or(64);
                 let used = self.instr.used_bytes.unwrap_or(u32::MAX);
-                Ok(Some(Op::Load { space, strong, ty, bits, used, dsts, addr }))
+                Ok(Some(Op::Load { space, strength, ty, bits, used, dsts, addr }))
             }
             ["st", rest @ .., t] => {
-                let (Some((space, strong, vector)), Some(ty)) = (access(rest), ty(t)) else { return Ok(None) };
+                let (Some((space, strength, vector)), Some(ty)) = (access(rest), ty(t)) else { return Ok(None) };
                 let (addr, srcs) = (self.address()?, self.sources(64)?);
                 self.check_parts(&srcs, vector)?;
-                Ok(Some(Op::Store { space, strong, ty, srcs, addr }))
+                Ok(Some(Op::Store { space, strength, ty, srcs, addr }))
             }
             ["cp", "async", rest @ ..] => self.copy(rest),
             ["cp", "reduce", "async", "bulk", rest @ ..] => self.bulk(rest, true),

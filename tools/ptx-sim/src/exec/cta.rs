@@ -25,6 +25,7 @@ use crate::ir::{Kernel, Op, Space};
 use crate::memory::Memory;
 use crate::stats::Stats;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// Instructions that a warp runs at most before another may.
 const QUANTUM: u64 = 64;
@@ -61,6 +62,7 @@ pub(crate) struct Limits {
     pub seed: u64,
     /// Warp instructions of a CTA.
     pub instructions: u64,
+    pub beside: Option<Instant>,
 }
 
 /// Runs a cluster to its end: what it did. The CTAs are in the order of their ranks.
@@ -94,6 +96,8 @@ pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<S
         random: Random::new(limits.seed),
         adversary: limits.adversary,
         election: limits.seed >> 8,
+        beside: limits.beside,
+        touches_peers: false,
         time: setup.plan.map(|plan| Box::new(Time::new(plan, ctas.len(), &warps))),
     };
     let most = limits.instructions.saturating_mul(ctas.len() as u64);
@@ -105,7 +109,9 @@ pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<S
             None => return finish(setup, &warps, &env),
             Some(Next::Warp(index)) => {
                 let quantum = if env.time.is_some() { 1 } else { 1 + env.random.below(QUANTUM) };
-                advance(&mut warps[index], &mut env, setup.kernel, quantum)
+                let advanced = advance(&mut warps[index], &mut env, setup.kernel, quantum);
+                env.pause();
+                advanced
             }
             Some(Next::Flight(index)) => {
                 env.arrive(index);

@@ -12,6 +12,13 @@ use crate::adversary::Adversary;
 use crate::coverage::Coverage;
 use crate::error::Fault;
 use crate::memory::VARIABLES;
+use std::time::{Duration, Instant};
+
+/// Of so many turns of a warp that accesses what other devices see one is followed by a pause.
+const PAUSES: u64 = 64;
+
+/// Microseconds of a pause at most.
+const MOST_PAUSE: u64 = 1000;
 
 /// What is to be done beside the warps.
 pub(super) type Work = Box<dyn for<'e, 'a> FnOnce(&'e mut Env<'a>) -> Result<(), Fault>>;
@@ -55,11 +62,32 @@ pub(super) struct Env<'a> {
     pub adversary: Adversary,
     /// Which lane is elected, by its place among the members.
     pub election: u64,
+    /// Since when there are other launches beside this one, on the clock of this machine.
+    pub beside: Option<Instant>,
+    /// Whether memory was accessed with the scope of the system since this was last looked at.
+    pub touches_peers: bool,
     /// Where the time is estimated.
     pub time: Option<Box<Time<'a>>>,
 }
 
 impl<'a> Env<'a> {
+    /// What timers say: warp instructions; beside other launches, whose instructions are not counted together, nanoseconds.
+    pub fn timer(&self) -> u64 {
+        self.beside.map_or(self.executed, |since| since.elapsed().as_nanos() as u64)
+    }
+
+    /// Between two accesses that others see, time passes: now and then so much that a launch on another device gets far.
+    pub fn pause(&mut self) {
+        if self.beside.is_none() || !std::mem::take(&mut self.touches_peers) {
+            return;
+        }
+        if self.random.below(PAUSES) == 0 {
+            std::thread::sleep(Duration::from_micros(self.random.below(MOST_PAUSE)));
+        } else {
+            std::thread::yield_now();
+        }
+    }
+
     /// The memory of a global address: the module's variables have one of their own.
     pub fn memory(&self, address: u64) -> &Global<'a> {
         if address >> 44 == VARIABLES >> 44 { &self.variables } else { &self.global }

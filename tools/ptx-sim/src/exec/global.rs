@@ -2,7 +2,7 @@
 //! them (PTX ISA, "Memory Consistency Model"; what could give them one is an atomic), so what one of them writes no other
 //! may touch.
 use crate::error::Fault;
-use crate::memory::Memory;
+use crate::memory::{Memory, Strength};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,13 +30,27 @@ pub(crate) struct Global<'a> {
 
 impl Global<'_> {
     pub fn load(&self, address: u64, into: &mut [u8]) -> Result<(), Fault> {
-        self.memory.load(address, into)?;
+        self.load_as(Strength::Weak, address, into)
+    }
+
+    pub fn load_as(&self, strength: Strength, address: u64, into: &mut [u8]) -> Result<(), Fault> {
+        self.reach("load", address, strength)?;
+        if strength.is_strong() {
+            self.memory.load_strong(address, into)?
+        } else {
+            self.memory.load(address, into)?
+        }
         let bytes = into.len() as u64;
         self.touched.map_or(Ok(()), |t| t.read(self.cluster, address, bytes).map_err(|c| c.fault("load")))
     }
 
-    pub fn store(&self, address: u64, from: &[u8]) -> Result<(), Fault> {
-        self.memory.store(address, from)?;
+    pub fn store_as(&self, strength: Strength, address: u64, from: &[u8]) -> Result<(), Fault> {
+        self.reach("store", address, strength)?;
+        if strength.is_strong() {
+            self.memory.store_strong(address, from)?
+        } else {
+            self.memory.store(address, from)?
+        }
         // Elements of one byte lie closer together than states.
         let bytes = if from.len() == 1 { 0 } else { from.len() as u64 };
         self.touched.map_or(Ok(()), |t| t.write(self.cluster, address, bytes).map_err(|c| c.fault("store")))
@@ -44,19 +58,27 @@ impl Global<'_> {
 
     /// Bytes of a bulk copy.
     pub fn copy_from(&self, address: u64, bytes: u64) -> Result<Vec<u8>, Fault> {
+        self.reach("load", address, Strength::Weak)?;
         let found = self.memory.copy_from(address, bytes)?;
         self.touched.map_or(Ok(()), |t| t.read(self.cluster, address, bytes).map_err(|c| c.fault("load")))?;
         Ok(found)
     }
 
     pub fn copy_to(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.reach("store", address, Strength::Weak)?;
         self.memory.copy_to(address, bytes)?;
         let count = bytes.len() as u64;
         self.touched.map_or(Ok(()), |t| t.write(self.cluster, address, count).map_err(|c| c.fault("store")))
     }
 
     pub fn update(&self, address: u64, bytes: u64, f: impl Fn(u64) -> u64) -> Result<u64, Fault> {
+        // Scopes of atomics are not known here.
+        self.reach("atomic", address, Strength::Weak)?;
         self.memory.update(address, bytes, f)
+    }
+
+    fn reach(&self, access: &'static str, address: u64, strength: Strength) -> Result<(), Fault> {
+        if self.memory.has_foreign() { self.memory.reach(access, address, strength) } else { Ok(()) }
     }
 }
 

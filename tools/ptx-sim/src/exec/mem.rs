@@ -8,6 +8,7 @@ use super::shared::{address_in, rank_and_offset};
 use super::warp::Warp;
 use crate::error::Fault;
 use crate::ir::{Int, Op, Space, Ty};
+use crate::memory::Strength;
 
 /// Bytes of the widest load or store (`.v8.b32`, `.v4.b64`).
 const MOST_BYTES: usize = 32;
@@ -23,7 +24,7 @@ fn little(bytes: &[u8]) -> u64 {
 fn load(
     warp: &Warp,
     env: &mut Env,
-    (space, strong): (Space, bool),
+    (space, strength): (Space, Strength),
     address: u64,
     into: &mut [u8],
 ) -> Result<(), Fault> {
@@ -31,7 +32,7 @@ fn load(
     match space {
         Space::Shared | Space::Cluster => {
             own(warp, space, "shared load", address, bytes)?;
-            if strong {
+            if strength.is_strong() {
                 return env.shared.read_strong(warp.agent, address, into);
             }
             env.shared.read(warp.agent, address, into)
@@ -46,7 +47,10 @@ fn load(
             Ok(())
         }
         Space::Local => Err(Fault::ReadOnly { address }),
-        Space::Global | Space::Generic => env.memory(address).load(address, into),
+        Space::Global | Space::Generic => {
+            env.touches_peers |= strength == Strength::System;
+            env.memory(address).load_as(strength, address, into)
+        }
     }
 }
 
@@ -54,7 +58,7 @@ fn load(
 fn load_used(
     warp: &Warp,
     env: &mut Env,
-    space: (Space, bool),
+    space: (Space, Strength),
     address: u64,
     (into, used): (&mut [u8], u32),
 ) -> Result<(), Fault> {
@@ -68,27 +72,30 @@ fn load_used(
 pub(super) fn store(
     warp: &Warp,
     env: &mut Env,
-    (space, strong): (Space, bool),
+    (space, strength): (Space, Strength),
     address: u64,
     from: &[u8],
 ) -> Result<(), Fault> {
     match space {
         Space::Shared | Space::Cluster => {
             own(warp, space, "shared store", address, from.len() as u64)?;
-            if strong {
+            if strength.is_strong() {
                 return env.shared.write_strong(warp.agent, address, from);
             }
             env.shared.write(warp.agent, address, from)
         }
         Space::Param | Space::Local => Err(Fault::ReadOnly { address }),
-        Space::Global | Space::Generic => env.memory(address).store(address, from),
+        Space::Global | Space::Generic => {
+            env.touches_peers |= strength == Strength::System;
+            env.memory(address).store_as(strength, address, from)
+        }
     }
 }
 
 /// Loads a number of up to 8 bytes.
 pub(super) fn load_value(warp: &Warp, env: &mut Env, space: Space, address: u64, bytes: u64) -> Result<u64, Fault> {
     let mut value = [0; 8];
-    load(warp, env, (space, false), address, &mut value[..bytes as usize])?;
+    load(warp, env, (space, Strength::Weak), address, &mut value[..bytes as usize])?;
     Ok(u64::from_le_bytes(value))
 }
 
@@ -100,7 +107,7 @@ pub(super) fn store_value(
     address: u64,
     (bytes, value): (u64, u64),
 ) -> Result<(), Fault> {
-    store(warp, env, (space, false), address, &value.to_le_bytes()[..bytes as usize])
+    store(warp, env, (space, Strength::Weak), address, &value.to_le_bytes()[..bytes as usize])
 }
 
 /// A loaded value as its register of this many bits holds it: signed values fill it with their sign.
@@ -117,7 +124,7 @@ fn extend(ty: Ty, bits: u32, value: u64) -> u64 {
 /// Runs a memory operation; `false` if it is of another kind.
 pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneResult<bool> {
     match *op {
-        Op::Load { space, strong, ty, bits, used, ref dsts, addr } => {
+        Op::Load { space, strength, ty, bits, used, ref dsts, addr } => {
             let bytes = size(ty);
             let total = bytes as usize * dsts.len();
             let mut loaded = [0; MOST_BYTES];
@@ -127,8 +134,8 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneRes
                 let into = &mut loaded[..total];
                 let done = match space {
                     Space::Local => warp.local.load(l, start, into),
-                    _ if used != u32::MAX => load_used(warp, env, (space, strong), start, (into, used)),
-                    _ => load(warp, env, (space, strong), start, into),
+                    _ if used != u32::MAX => load_used(warp, env, (space, strength), start, (into, used)),
+                    _ => load(warp, env, (space, strength), start, into),
                 };
                 at(l, done)?;
                 for (value, dst) in loaded.chunks_exact(bytes as usize).zip(dsts) {
@@ -136,7 +143,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneRes
                 }
             }
         }
-        Op::Store { space, strong, ty, ref srcs, addr } => {
+        Op::Store { space, strength, ty, ref srcs, addr } => {
             let bytes = size(ty) as usize;
             let total = bytes * srcs.len();
             let mut stored = [0; MOST_BYTES];
@@ -148,7 +155,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, mask: u32, op: &Op) -> LaneRes
                 }
                 let done = match space {
                     Space::Local => warp.local.store(l, start, &stored[..total]),
-                    _ => store(warp, env, (space, strong), start, &stored[..total]),
+                    _ => store(warp, env, (space, strength), start, &stored[..total]),
                 };
                 at(l, done)?;
             }

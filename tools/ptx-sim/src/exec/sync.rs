@@ -29,7 +29,7 @@ pub(super) fn run(warp: &mut Warp, env: &mut Env, group: u32, mask: u32, op: &Op
         Op::Branch { target } => return Ok(Flow::Jump(target, mask)),
         Op::Exit => return Ok(Flow::Exit(mask)),
         Op::Timer { dst } => {
-            let now = env.executed;
+            let now = env.timer();
             warp.regs.map(mask, dst, dst, |_| now);
         }
         Op::ActiveMask { dst } => warp.regs.map(mask, dst, dst, |_| u64::from(mask)),

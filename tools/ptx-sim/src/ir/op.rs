@@ -1,5 +1,6 @@
 //! The operations.
 use super::*;
+use crate::memory::Strength;
 
 /// For whom an operation on an mbarrier is a release or an acquire (PTX ISA, "Scope").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +144,7 @@ pub(crate) enum Op {
     },
     Load {
         space: Space,
-        strong: bool,
+        strength: Strength,
         ty: Ty,
         /// Width of the registers, which a signed value fills with its sign.
         bits: u32,
@@ -154,7 +155,7 @@ pub(crate) enum Op {
     },
     Store {
         space: Space,
-        strong: bool,
+        strength: Strength,
         ty: Ty,
         srcs: Box<[Slot]>,
         addr: Addr,

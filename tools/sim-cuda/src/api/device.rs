@@ -5,9 +5,6 @@ use crate::driver::{api, put};
 use crate::gpu::Counts;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
-/// The context of the only device.
-const CONTEXT: usize = 0xc0de;
-
 /// The version of the driver API (13.0).
 const VERSION: c_int = 13000;
 
@@ -16,15 +13,23 @@ api! {
     fn simCudaCounts(counts: *mut Counts) { |gpu| put(counts, gpu.counts) }
     /// No function of CUDA: leaves so many bytes of memory free, for tests of programs that want more.
     fn simCudaLeave(bytes: u64) { |gpu| { gpu.leave(bytes); Ok(()) } }
+    fn cuCtxSynchronize() { |gpu| gpu.captures.context_on_host() }
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        |gpu| { put(free, gpu.free_bytes() as usize)?; put(total, gpu.config.memory as usize) }
+    }
+}
+
+api! {
+    all devices:
     fn cuInit(_flags: c_uint) { |_| Ok(()) }
     fn cuDriverGetVersion(version: *mut c_int) { |_| put(version, VERSION) }
-    fn cuDeviceGetCount(count: *mut c_int) { |_| put(count, 1) }
+    fn cuDeviceGetCount(count: *mut c_int) { |devices| put(count, devices.config.devices as c_int) }
     fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
-        |_| if ordinal == 0 { put(device, 0) } else { Err(Code::InvalidDevice) }
+        |devices| put(device, devices.number(ordinal)? as c_int)
     }
     fn cuDeviceGetName(name: *mut c_char, length: c_int, _device: c_int) {
-        |gpu| {
-            let text = format!("Simulated GPU sm_{}\0", gpu.config.arch);
+        |devices| {
+            let text = format!("Simulated GPU sm_{}\0", devices.config.arch);
             if text.len() > length as usize {
                 return Err(Code::InvalidValue);
             }
@@ -33,7 +38,7 @@ api! {
         }
     }
     fn cuDeviceGetAttribute(value: *mut c_int, which: c_uint, _device: c_int) {
-        |gpu| match attribute(&gpu.config, which) {
+        |devices| match attribute(&devices.config, which) {
             Some(found) => put(value, found),
             None => {
                 eprintln!("sim-cuda: the simulated GPU has no value of attribute {which}");
@@ -41,19 +46,26 @@ api! {
             }
         }
     }
-    fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { |gpu| put(bytes, gpu.config.memory as usize) }
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { |devices| put(bytes, devices.config.memory as usize) }
     fn cuDeviceGetPCIBusId(_id: *mut c_char, _length: c_int, _device: c_int) { |_| Err(Code::NotSupported) }
-    fn cuDevicePrimaryCtxRetain(context: *mut usize, _device: c_int) { |_| put(context, CONTEXT) }
+    fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) {
+        |devices| put(context, devices.context(devices.number(device)?))
+    }
     fn cuDevicePrimaryCtxRelease_v2(_device: c_int) { |_| Ok(()) }
-    fn cuCtxSetCurrent(_context: usize) { |_| Ok(()) }
-    fn cuCtxGetCurrent(context: *mut usize) { |_| put(context, CONTEXT) }
-    fn cuCtxSynchronize() { |gpu| gpu.captures.context_on_host() }
+    fn cuCtxSetCurrent(context: usize) { |devices| devices.set_current(context) }
+    fn cuCtxGetCurrent(context: *mut usize) {
+        |devices| put(context, devices.current().map_or(0, |device| devices.context(device)))
+    }
     fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
         |_| { put(least, 0)?; put(greatest, 0) }
     }
-    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
-        |gpu| { put(free, gpu.free_bytes() as usize)?; put(total, gpu.config.memory as usize) }
+    fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
+        |devices| put(can, c_int::from(devices.number(device)? != devices.number(peer)?))
     }
+    fn cuCtxEnablePeerAccess(context: usize, flags: c_uint) {
+        |devices| if flags == 0 { devices.enable_peer(context) } else { Err(Code::InvalidValue) }
+    }
+    fn cuCtxDisablePeerAccess(context: usize) { |devices| devices.disable_peer(context) }
 }
 
 /// Writes one of the two texts of a result; they are asked for after a failure, too.

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_uint};
 api! {
     fn cuStreamCreate(stream: *mut usize, _flags: c_uint) { |gpu| put(stream, gpu.handle()) }
     fn cuStreamCreateWithPriority(stream: *mut usize, _flags: c_uint, _priority: c_int) { |gpu| put(stream, gpu.handle()) }
-    fn cuStreamDestroy_v2(stream: usize) {
+    fn cuStreamDestroy_v2(stream: usize) of stream {
         |gpu| {
             gpu.captures.destroyed(stream);
             Ok(())
@@ -29,7 +29,7 @@ api! {
             put(event, handle)
         }
     }
-    fn cuEventDestroy_v2(event: usize) { |gpu| gpu.events.remove(&event).map(|_| ()).ok_or(Code::InvalidHandle) }
+    fn cuEventDestroy_v2(event: usize) of event { |gpu| gpu.events.remove(&event).map(|_| ()).ok_or(Code::InvalidHandle) }
     fn cuEventRecord(event: usize, stream: usize) {
         |gpu| {
             gpu.event(event)?;
@@ -37,13 +37,13 @@ api! {
             Ok(())
         }
     }
-    fn cuEventSynchronize(event: usize) {
+    fn cuEventSynchronize(event: usize) of event {
         |gpu| {
             let event = gpu.event(event)?;
             gpu.captures.event_on_host(&event)
         }
     }
-    fn cuEventQuery(event: usize) {
+    fn cuEventQuery(event: usize) of event {
         |gpu| {
             let event = gpu.event(event)?;
             gpu.captures.event_on_host(&event)?;

@@ -57,6 +57,12 @@ macro_rules! functions {
 }
 
 functions! {
+    fn cuDeviceGetCount(count: &mut i32);
+    fn cuDevicePrimaryCtxRetain(context: &mut usize, device: i32);
+    fn cuCtxSetCurrent(context: usize);
+    fn cuCtxGetCurrent(context: &mut usize);
+    fn cuDeviceCanAccessPeer(can: &mut i32, device: i32, peer: i32);
+    fn cuCtxEnablePeerAccess(context: usize, flags: u32);
     fn cuCtxSynchronize();
     fn simCudaCounts(counts: &mut [u64; 2]);
     fn simCudaLeave(bytes: u64);

@@ -12,6 +12,7 @@ use crate::exec::mem::{self};
 use crate::exec::registers::LaneResult;
 use crate::exec::warp::{Flow, Wait, Warp, whole_warp};
 use crate::ir::{Addr, Slot, Space};
+use crate::memory::Strength;
 
 /// `.alloc`: the address goes to shared memory, by the generic proxy.
 pub(super) fn alloc(
@@ -48,7 +49,8 @@ pub(super) fn alloc(
         return Err((Fault::OutOfBounds { access: "tcgen05.alloc".to_string(), address, bytes: 4, nearest }, mask));
     }
     // The lane is 0: an allocation has all lanes of its columns.
-    mem::store(warp, env, (Space::Shared, false), address, &first.to_le_bytes()).map_err(|fault| (fault, mask))?;
+    mem::store(warp, env, (Space::Shared, Strength::Weak), address, &first.to_le_bytes())
+        .map_err(|fault| (fault, mask))?;
     Ok(Flow::Next)
 }
 
