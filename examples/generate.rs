@@ -311,7 +311,7 @@ fn report(model: &DeepseekModel, args: &Args, requests: &[GenerationRequest], st
         line("inter-token latency", format!("{p50:.1} ms (p50), {p99:.1} ms (p99)"));
     }
     if stats.ranks > 1 {
-        line("devices", stats.ranks.to_string());
+        line("devices", format!("{}, {}", stats.ranks, model.parallel().describe()));
     }
     line("graphs", stats.graphs_in_words());
     let (per_token, peak) = (stats.cache_bytes_per_token, stats.cache_bytes_peak);

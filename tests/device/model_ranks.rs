@@ -181,6 +181,10 @@ impl Communicator for Failing {
     }
 
     fn leave(&self, _reason: &str) {}
+
+    fn describe(&self) -> String {
+        "nobody answers".into()
+    }
 }
 
 /// An engine whose step has failed would compute the same tokens behind themselves.

@@ -74,10 +74,14 @@ fn model_ranks_generate_what_one_device_does(#[case] name: &str, #[case] size: u
     for_each_device(|device| {
         let options = GenerationOptions { token_budget: 16, graphs: true, ..GenerationOptions::default() };
         let run = |ranks: usize| {
-            let model = load(name, &devices(device, ranks));
+            let devices = devices(device, ranks);
+            let are_gpus = is_cuda(device) && (ranks == 1 || devices[0] != devices[1]);
+            let model = load(name, &devices);
             let (completions, stats) =
                 generate(&model, &tokenizer, &requests, &options, &mut |_, _| {}).expect("the requests are sound");
             assert_eq!((stats.ranks, stats.generated_tokens), (ranks, 16));
+            // Under Fusion none is captured.
+            assert!(!are_gpus || cfg!(feature = "fusion") || stats.graph_steps > 0, "{}", stats.graphs_in_words());
             let ids = |completion: Completion| {
                 assert!(completion.logprobs.len() == completion.token_ids.len() || completion.logprobs.is_empty());
                 (completion.token_ids, completion.text)
@@ -184,6 +188,10 @@ impl Communicator for Faulty {
 
     fn leave(&self, reason: &str) {
         self.inner.leave(reason);
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
     }
 }
 

@@ -77,6 +77,10 @@ impl Communicator for HostCommunicator {
     fn leave(&self, reason: &str) {
         self.meeting.leave(self.rank, reason);
     }
+
+    fn describe(&self) -> String {
+        "sums by way of the host".into()
+    }
 }
 
 /// A call has ended on one rank alone, or the ranks were given different requests.

@@ -15,9 +15,9 @@
 //! What a model does is the same for any number of ranks: the differences are in the sizes of its weights, in the numbers of its
 //! experts, and in what the [`Communicator`] does. That of a rank that is alone returns what it is given.
 
-mod host;
 #[cfg(feature = "cuda")]
-mod nccl;
+mod devices;
+mod host;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -80,6 +80,9 @@ pub trait Communicator: Debug + Send + Sync {
     fn can_be_captured(&self) -> bool {
         false
     }
+
+    /// How values are exchanged, in words.
+    fn describe(&self) -> String;
 }
 
 /// One rank alone: it has all there is.
@@ -103,6 +106,10 @@ impl Communicator for Alone {
 
     fn can_be_captured(&self) -> bool {
         true
+    }
+
+    fn describe(&self) -> String {
+        "alone".into()
     }
 }
 
@@ -128,6 +135,10 @@ impl Communicator for Pretended {
 
     fn can_be_captured(&self) -> bool {
         true
+    }
+
+    fn describe(&self) -> String {
+        "nobody answers".into()
     }
 }
 
@@ -156,11 +167,13 @@ impl Parallel {
         Ok(Self { rank, size, communicator })
     }
 
-    /// The ranks of one process, one on each device, in their order: one device is alone; those of several CUDA devices exchange
-    /// values through NCCL, others, and one device that is named twice, by way of the host.
+    /// The ranks of one process, one on each device, in their order: one device is alone; different CUDA devices write small sums into
+    /// one another's memory, and use NCCL for large ones; others, and a device that is named twice, exchange values by way of the
+    /// host.
     ///
     /// # Errors
-    /// [`ModelError::Request`] for no device; [`ModelError::Communicator`] where there is no NCCL.
+    /// [`ModelError::Request`] for no device; [`ModelError::Communicator`] of CUDA devices without access to one another's memory and
+    /// without NCCL.
     pub fn group(devices: &[Device]) -> Result<Vec<Self>> {
         let size = devices.len();
         match size {
@@ -169,7 +182,7 @@ impl Parallel {
             _ => {}
         }
         #[cfg(feature = "cuda")]
-        if let Some(group) = nccl::DeviceCommunicator::group(devices)? {
+        if let Some(group) = devices::DeviceCommunicator::group(devices)? {
             let ranks = group.into_iter().enumerate();
             return ranks.map(|(rank, one)| Self::new(rank, size, Arc::new(one))).collect();
         }
@@ -251,6 +264,11 @@ impl Parallel {
     /// Takes part no more; see [`Communicator::leave`].
     pub(crate) fn leave(&self, reason: &str) {
         self.communicator.leave(reason);
+    }
+
+    /// How ranks exchange values, in words.
+    pub fn describe(&self) -> String {
+        self.communicator.describe()
     }
 
     /// Whether steps can be captured; see [`Communicator::can_be_captured`].

@@ -71,7 +71,8 @@ pub(super) fn allocate(devices: &[Device], mailbox_bytes: usize) -> Result<Vec<R
         }
     }
     let memory = |(context, device): (&Arc<CudaContext>, &Device)| {
-        let mailbox = Allocation::zeros(context, mailbox_bytes).map_err(|error| failed(device, mailbox_bytes, error))?;
+        let mailbox =
+            Allocation::zeros(context, mailbox_bytes).map_err(|error| failed(device, mailbox_bytes, error))?;
         let epochs = Allocation::zeros(context, EPOCHS_BYTES).map_err(|error| failed(device, EPOCHS_BYTES, error))?;
         Ok(RankMemory { context: context.clone(), mailbox, epochs })
     };
