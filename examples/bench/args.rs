@@ -128,6 +128,9 @@ pub enum Section {
     Linear,
     /// `experts_mlp` with the experts of a layer of V2-Lite, V3 and V4-Flash; only by name: V3's are 23 GB.
     Experts,
+    /// `PeerRank::all_reduce` over the first two GPUs, and NCCL's; only by name.
+    #[value(name = "all_reduce")]
+    AllReduce,
 }
 
 impl Args {

@@ -61,9 +61,13 @@
 //! (`best`, `us_best`), and `all`. An implementation has its name, the tokens of its tiles, and in how many parts it splits the
 //! channels.
 //!
+//! `all_reduce` (two GPUs) has no `us`: `us_each` is what each of the 20 sums of a graph takes, with a product before it, by the wall
+//! clock over 50 replays; `all_reduce_nccl` the same by Burn's, which needs `libnccl.so`.
+//!
 //! `linear` has `2*m*n*k` FLOPs and moves x, the weight and out; `experts` has `6*tokens*top_k*hidden*width` and moves x, out and
 //! the weights of the `chosen` experts.
 
+mod all_reduce;
 mod args;
 mod cases;
 mod ceilings;
@@ -202,6 +206,9 @@ fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase
     }
     if wanted(Section::Experts) {
         experts::run(bench);
+    }
+    if only.contains(&Section::AllReduce) {
+        all_reduce::run(bench);
     }
     let other =
         [Section::Prefill, Section::Mixed, Section::Ttft, Section::Shapes].iter().any(|section| only.contains(section));

@@ -8,7 +8,7 @@ pub(super) const MOST_CUBES: usize = 64;
 /// Packets of a cube at most.
 pub(super) const REGION: usize = 2048;
 /// Ranks at most: devices of one machine.
-pub(super) const MOST_RANKS: usize = 8;
+pub const MOST_RANKS: usize = 8;
 /// Bytes of `x` in a packet.
 pub(super) const PAYLOAD: usize = 4;
 /// Bytes of a packet: the payload, and the epoch.

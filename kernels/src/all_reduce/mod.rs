@@ -8,7 +8,8 @@ mod layout;
 use cubecl::prelude::*;
 use thiserror::Error;
 
-use self::layout::{BUFFERS, MOST_CUBES, MOST_RANKS, PACKET, PAYLOAD, REGION, UNITS};
+pub use self::layout::MOST_RANKS;
+use self::layout::{BUFFERS, MOST_CUBES, PACKET, PAYLOAD, REGION, UNITS};
 use crate::ptx::peer;
 
 /// Bytes of `x` at most.
@@ -53,11 +54,12 @@ pub enum AllReduceError {
 pub struct AllReduceArgs {
     /// E `[elements]`.
     pub x: BufferArg,
-    /// u32 `[2 + 2 * ranks]`: the address of this rank's epochs, then those of all mailboxes in the order of the ranks, as this device
-    /// sees them; of each the lower half first.
-    pub addresses: BufferArg,
     /// E `[elements]`, written: the sum over all ranks, in their order, in f32; NaN where a rank did not come in time.
     pub out: BufferArg,
+    /// The address of this rank's epochs, [`EPOCHS_BYTES`] of them.
+    pub epochs: u64,
+    /// The addresses of the mailboxes of all ranks, as this device sees them; zeros behind them.
+    pub mailboxes: [u64; MOST_RANKS],
     /// Elements, the same on all ranks.
     pub elements: usize,
     /// The number of this rank.
@@ -75,7 +77,7 @@ pub struct AllReduceArgs {
 /// # Errors
 /// [`AllReduceError`]; then nothing is launched.
 pub fn launch(client: &Client, args: AllReduceArgs) -> Result<(), AllReduceError> {
-    let AllReduceArgs { elements, rank, ranks, patience, elem, .. } = args;
+    let AllReduceArgs { epochs, mailboxes, elements, rank, ranks, patience, elem, .. } = args;
     mailbox_bytes(ranks)?;
     let bytes = elements * elem.size();
     if bytes > CAPACITY {
@@ -93,8 +95,16 @@ pub fn launch(client: &Client, args: AllReduceArgs) -> Result<(), AllReduceError
         AddressType::U32,
         vector,
         args.x,
-        args.addresses,
         args.out,
+        epochs,
+        mailboxes[0],
+        mailboxes[1],
+        mailboxes[2],
+        mailboxes[3],
+        mailboxes[4],
+        mailboxes[5],
+        mailboxes[6],
+        mailboxes[7],
         packets,
         elements / vector,
         patience,
@@ -112,11 +122,22 @@ fn lanes(elem: ElemType) -> usize {
 }
 
 /// A unit has every packet that lies a grid behind its last one, of `lanes` elements each.
+///
+/// Addresses are arguments of their own: in a buffer they would be read before the first packet could be sent, and a buffer that
+/// another stream has made cannot be waited for in a capture.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn all_reduce_kernel<E: Float, N: Size>(
     x: &[Vector<E, N>],
-    addresses: &[u32],
     out: &mut [Vector<E, N>],
+    epochs: u64,
+    mailbox_0: u64,
+    mailbox_1: u64,
+    mailbox_2: u64,
+    mailbox_3: u64,
+    mailbox_4: u64,
+    mailbox_5: u64,
+    mailbox_6: u64,
+    mailbox_7: u64,
     packets: usize,
     vectors: usize,
     patience: u32,
@@ -128,7 +149,16 @@ fn all_reduce_kernel<E: Float, N: Size>(
     let start = peer::time();
     let cube = CUBE_POS as u32;
     let unit = UNIT_POS as usize;
-    let counter = address(addresses, 0usize) + u64::cast_from(cube * 4);
+    let mut mailboxes = Sequence::<u64>::new();
+    mailboxes.push(mailbox_0);
+    mailboxes.push(mailbox_1);
+    mailboxes.push(mailbox_2);
+    mailboxes.push(mailbox_3);
+    mailboxes.push(mailbox_4);
+    mailboxes.push(mailbox_5);
+    mailboxes.push(mailbox_6);
+    mailboxes.push(mailbox_7);
+    let counter = epochs + u64::cast_from(cube * 4);
     let epoch = next_epoch(peer::load_word(counter));
     let step = CUBE_COUNT * UNITS;
     let first = CUBE_POS * UNITS + unit;
@@ -142,7 +172,7 @@ fn all_reduce_kernel<E: Float, N: Size>(
         #[unroll]
         for to in 0..ranks {
             if comptime!(to != rank) {
-                let region = address(addresses, to + 1) + u64::cast_from(place + region_of(rank));
+                let region = mailboxes[to] + u64::cast_from(place + region_of(rank));
                 peer::store_pair(region, bits, epoch);
             }
         }
@@ -160,7 +190,7 @@ fn all_reduce_kernel<E: Float, N: Size>(
         for from in 0..ranks {
             let mut bits = own;
             if comptime!(from != rank) {
-                let region = address(addresses, comptime!(rank + 1)) + u64::cast_from(place + region_of(from));
+                let region = mailboxes[rank] + u64::cast_from(place + region_of(from));
                 bits = receive(region, epoch, start, patience);
             }
             let terms = terms::<E>(bits, lanes);
@@ -192,12 +222,6 @@ fn next_epoch(last: u32) -> u32 {
     select(last == u32::MAX, 2u32, last + 1)
 }
 
-/// An address of the list.
-#[cube]
-fn address(addresses: &[u32], #[comptime] index: usize) -> u64 {
-    u64::cast_from(addresses[comptime!(2 * index)]) | (u64::cast_from(addresses[comptime!(2 * index + 1)]) << 32u64)
-}
-
 /// Bytes from a buffer's start to the region of a sender.
 #[cube]
 fn region_of(#[comptime] sender: usize) -> u32 {
@@ -207,7 +231,8 @@ fn region_of(#[comptime] sender: usize) -> u32 {
 /// The payload of a packet; zeros behind the last element.
 #[cube]
 fn load<E: Float, N: Size>(x: &[Vector<E, N>], packet: usize, vectors: usize, #[comptime] lanes: usize) -> u32 {
-    if comptime!(N::value() == lanes) {
+    let width = N::value().comptime();
+    if comptime!(width == lanes) {
         u32::reinterpret(x[packet])
     } else {
         let mut bits = u32::cast_from(u16::reinterpret(x[packet * 2]));
@@ -254,9 +279,10 @@ fn store<E: Float, N: Size>(
     high: f32,
     #[comptime] lanes: usize,
 ) {
+    let width = N::value().comptime();
     if comptime!(lanes == 1) {
         out[packet] = Vector::cast_from(low);
-    } else if comptime!(N::value() == lanes) {
+    } else if comptime!(width == lanes) {
         let mut pair = Vector::<E, N>::cast_from(low);
         pair.insert(1usize, E::cast_from(high));
         out[packet] = pair;
@@ -281,8 +307,11 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         }
         forms.into_iter().map(move |(name, ranks, vector)| {
             let cube = CubeDim::new_1d(UNITS as u32);
-            let form =
-                form!(all_reduce_kernel, cube, [AddressType::U32, vector, _, _, _, 1, 1, 1, 0, ranks, lanes, elem]);
+            let form = form!(
+                all_reduce_kernel,
+                cube,
+                [AddressType::U32, vector, _, _, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, ranks, lanes, elem]
+            );
             Entry::of(kind, name, form)
         })
     });

@@ -50,6 +50,11 @@ impl Drop for Allocation {
 }
 
 impl RankMemory {
+    /// The addresses of the mailbox and of the epochs.
+    pub(super) fn addresses(&self) -> [u64; 2] {
+        [self.mailbox.address, self.epochs.address]
+    }
+
     /// Makes every cube's last epoch this one.
     pub(super) fn set_epoch(&self, epoch: u32) -> Result<(), DriverError> {
         self.context.bind_to_thread()?;
@@ -77,12 +82,6 @@ pub(super) fn allocate(devices: &[Device], mailbox_bytes: usize) -> Result<Vec<R
         Ok(RankMemory { context: context.clone(), mailbox, epochs })
     };
     contexts.iter().zip(devices).map(memory).collect()
-}
-
-/// What the kernel of a rank gets: the address of its epochs, those of all mailboxes; of each the lower half first.
-pub(super) fn words(memory: &[RankMemory], rank: usize) -> Vec<i32> {
-    let addresses = std::iter::once(memory[rank].epochs.address).chain(memory.iter().map(|rank| rank.mailbox.address));
-    addresses.flat_map(|address| [address as u32 as i32, (address >> 32) as u32 as i32]).collect()
 }
 
 /// The primary context of a device.

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 
 use crate::MlaError;
 use crate::check::Check;
@@ -37,9 +37,7 @@ const LEAST_PATIENCE: Duration = Duration::from_micros(10);
 pub struct PeerRank {
     group: Arc<Group>,
     rank: usize,
-    /// i32 `[2 + 2 * ranks]`: what the kernel asks for.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the kernel's"))]
-    addresses: Tensor<1, Int>,
     patience: Duration,
 }
 
@@ -82,13 +80,8 @@ impl PeerRank {
             expected: "2 to 8".to_string(),
         })?;
         let memory = memory::allocate(devices, bytes)?;
-        let words: Vec<_> = (0..devices.len()).map(|rank| memory::words(&memory, rank)).collect();
         let group = Arc::new(Group { devices: devices.to_vec(), memory });
-        let rank = |(rank, words): (usize, Vec<i32>)| {
-            let addresses = Tensor::from_data(words.as_slice(), (&devices[rank], burn::tensor::DType::I32));
-            Self { group: group.clone(), rank, addresses, patience: PATIENCE }
-        };
-        Ok(words.into_iter().enumerate().map(rank).collect())
+        Ok((0..devices.len()).map(|rank| Self { group: group.clone(), rank, patience: PATIENCE }).collect())
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -134,7 +127,7 @@ impl PeerRank {
     /// before the next one begins there: the calls of a rank come from one thread, whose work CubeCL keeps in order. It may be recorded
     /// by [`capture`](crate::capture()); then the graph is replayed by all ranks, as one call.
     ///
-    /// The device waits for the other ranks, not the host. Where one does not come within the patience, the sum is NaN, and so may be
+    /// The device waits for the other ranks, not the host, which hands over at once what it has launched. Where one does not come within the patience, the sum is NaN, and so may be
     /// later ones: the group is of no use any more.
     ///
     /// # Errors
@@ -160,8 +153,13 @@ impl PeerRank {
     fn launch(&self, x: Tensor<2>) -> Tensor<2> {
         // At most 30 minutes, which the units of 1024 ns of the kernel have room for.
         let patience = (self.patience.as_nanos() >> 10).clamp(1, u128::from(u32::MAX >> 1)) as u32;
-        let call = backend::Call { rank: self.rank, ranks: self.ranks(), patience };
-        backend::all_reduce(x, self.addresses.clone(), call)
+        let mut mailboxes = [0; mla_kernels::all_reduce::MOST_RANKS];
+        for (address, memory) in mailboxes.iter_mut().zip(&self.group.memory) {
+            [*address, _] = memory.addresses();
+        }
+        let [_, epochs] = self.group.memory[self.rank].addresses();
+        let call = backend::Call { epochs, mailboxes, rank: self.rank, ranks: self.ranks(), patience };
+        backend::all_reduce(x, call)
     }
 
     #[cfg(not(feature = "cuda"))]

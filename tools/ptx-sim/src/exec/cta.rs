@@ -98,6 +98,7 @@ pub(crate) fn run(setup: &Setup, ctas: &[Geometry], limits: &Limits) -> Result<S
         election: limits.seed >> 8,
         beside: limits.beside,
         touches_peers: false,
+        waiting: 0,
         time: setup.plan.map(|plan| Box::new(Time::new(plan, ctas.len(), &warps))),
     };
     let most = limits.instructions.saturating_mul(ctas.len() as u64);

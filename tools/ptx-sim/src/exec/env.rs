@@ -15,7 +15,10 @@ use crate::memory::VARIABLES;
 use std::time::{Duration, Instant};
 
 /// Of so many turns of a warp that accesses what other devices see one is followed by a pause.
-const PAUSES: u64 = 64;
+const PAUSES: u64 = 256;
+
+/// Such turns, one after the other, that are not yet thought to be a wait.
+const PATIENCE: u64 = 512;
 
 /// Microseconds of a pause at most.
 const MOST_PAUSE: u64 = 1000;
@@ -66,6 +69,8 @@ pub(super) struct Env<'a> {
     pub beside: Option<Instant>,
     /// Whether memory was accessed with the scope of the system since this was last looked at.
     pub touches_peers: bool,
+    /// Turns of warps, one after the other, in each of which it was.
+    pub waiting: u64,
     /// Where the time is estimated.
     pub time: Option<Box<Time<'a>>>,
 }
@@ -76,15 +81,17 @@ impl<'a> Env<'a> {
         self.beside.map_or(self.executed, |since| since.elapsed().as_nanos() as u64)
     }
 
-    /// Between two accesses that others see, time passes: now and then so much that a launch on another device gets far.
+    /// Between two accesses that others see, time passes: now and then so much that a launch on another device gets far. Warps that
+    /// have nothing but such accesses for long wait for one, which may need the processor.
     pub fn pause(&mut self) {
-        if self.beside.is_none() || !std::mem::take(&mut self.touches_peers) {
+        if self.beside.is_none() {
             return;
         }
-        if self.random.below(PAUSES) == 0 {
-            std::thread::sleep(Duration::from_micros(self.random.below(MOST_PAUSE)));
-        } else {
+        self.waiting = if std::mem::take(&mut self.touches_peers) { self.waiting + 1 } else { 0 };
+        if self.waiting > PATIENCE {
             std::thread::yield_now();
+        } else if self.waiting > 0 && self.random.below(PAUSES) == 0 {
+            std::thread::sleep(Duration::from_micros(self.random.below(MOST_PAUSE)));
         }
     }
 
