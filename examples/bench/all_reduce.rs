@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::distributed::{ReduceOperation, all_reduce};
 use burn::tensor::{Device, Tensor};
-use burn_mla::ops::{DeviceName, PeerRank, capture, is_cuda};
+use burn_mla::ops::{DeviceName, PeerRank, capture, find_nccl, is_cuda};
 use serde_json::json;
 
 use crate::cases::Bench;
@@ -17,6 +17,8 @@ use crate::timing::caught;
 const CALLS: usize = 20;
 /// Replays that are timed together.
 const REPLAYS: usize = 50;
+/// How often Burn runs a computation before it records it.
+const WARM_UPS: usize = 3;
 /// How long a rank waits for the other between its steps.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -41,6 +43,11 @@ pub fn run(bench: &mut Bench) {
             let sum = |rank: usize, x| ranks[rank].all_reduce(x).map_err(|error| error.to_string());
             row(bench, "all_reduce", kib, &devices, &sum)
         });
+    }
+    let mut has_nccl = false;
+    bench.case("all_reduce_nccl", |_| find_nccl().map(|()| has_nccl = true).map_err(|error| error.to_string()));
+    if !has_nccl {
+        return;
     }
     for &kib in &sizes {
         bench.case(&format!("all_reduce_nccl {kib} KiB"), |bench| {
@@ -78,24 +85,35 @@ fn row(bench: &mut Bench, op: &str, kib: usize, devices: &[Device], sum: &Sum) -
 
 /// Microseconds of each sum of a graph. Of two ranks with 0.5 each the sum of halves is 0.5 again.
 fn time(rank: usize, device: &Device, x: Tensor<2>, sum: &Sum, meeting: &Meeting) -> Result<f64, String> {
-    let mut failure = None;
+    let (mut failure, mut runs) = (None, 0);
     let step = || {
-        (0..CALLS).fold(x.clone(), |x, _| {
+        let out = (0..CALLS).fold(x.clone(), |x, _| {
             let half = x * 0.5;
             sum(rank, half.clone()).unwrap_or_else(|error| {
                 failure = Some(error);
                 half
             })
-        })
+        });
+        runs += 1;
+        if runs == WARM_UPS {
+            // Both have their memory; then one records after the other, as CUDA gives none meanwhile.
+            meeting.arrive();
+            meeting.until(2 + rank);
+        }
+        out
     };
-    let mut graph = capture(device, step).ok_or("nothing is captured under Fusion")?;
+    let graph = capture(device, step);
+    meeting.arrive();
+    meeting.until(4);
+    let mut graph = graph.ok_or("nothing is captured under Fusion")?;
     let sync = || device.sync().map_err(|error| format!("{error:?}"));
     for _ in 0..5 {
         // SAFETY: all that the graph reads and writes is here.
         unsafe { graph.replay() };
     }
     sync()?;
-    meeting.wait(2)?;
+    meeting.arrive();
+    meeting.until(6);
     let start = Instant::now();
     for _ in 0..REPLAYS {
         // SAFETY: as above.
@@ -121,15 +139,15 @@ fn time(rank: usize, device: &Device, x: Tensor<2>, sum: &Sum, meeting: &Meeting
 struct Meeting(AtomicUsize);
 
 impl Meeting {
-    fn wait(&self, ranks: usize) -> Result<(), String> {
-        let start = Instant::now();
+    fn arrive(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
-        while self.0.load(Ordering::SeqCst) < ranks {
-            if start.elapsed() > PATIENCE {
-                return Err("the other rank has not come".into());
-            }
+    }
+
+    /// Waits until there were so many arrivals, or too long: then what follows fails.
+    fn until(&self, arrivals: usize) {
+        let start = Instant::now();
+        while self.0.load(Ordering::SeqCst) < arrivals && start.elapsed() < PATIENCE {
             thread::yield_now();
         }
-        Ok(())
     }
 }

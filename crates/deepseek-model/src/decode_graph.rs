@@ -14,13 +14,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
 use burn::tensor::{Device, Graph, Int, Tensor};
-use mla_ops::{Determinism, capture, on_device_thread};
+use mla_ops::Determinism;
 
 use self::buckets::Buckets;
 pub(crate) use self::buckets::{Bucket, MAX_GRAPHS};
 use crate::cache::{CacheSize, ModelCache};
 use crate::models::{BufferedStep, Capture, Model};
-use crate::parallel::Parallel;
+use crate::parallel::{Parallel, Step};
 use crate::step::Chunk;
 use crate::{ModelError, Result};
 
@@ -70,10 +70,7 @@ pub(crate) struct DecodeGraphs<'a> {
     thread: ThreadId,
 }
 
-/// Runs of a step before ranks capture it: a second one has the buffers that the first has given back.
-const WARM_UPS: usize = 3;
-
-type Closure<'a> = Box<dyn FnMut() -> Option<Tensor<2>> + Send + 'a>;
+type Closure<'a> = Step<'a, Option<Tensor<2>>>;
 
 struct StepGraph<'a> {
     lent: Arc<Mutex<Lent<'a>>>,
@@ -105,7 +102,7 @@ impl<'a> DecodeGraphs<'a> {
         if cfg!(feature = "fusion") {
             return Err(GraphSupport::Fusion);
         }
-        if !captures(device) {
+        if !captures(device, parallel) {
             return Err(GraphSupport::Device);
         }
         let (buckets, thread) = (Buckets::new(MAX_GRAPHS), thread::current().id());
@@ -204,20 +201,16 @@ impl<'a> StepGraph<'a> {
         device: &Device,
     ) -> Result<Option<Self>> {
         let lent = Self::prepare(model, new_step, chunks, cache, device);
-        // While one rank records, CUDA gives no other one memory: each has its buffers before.
-        let is_ready = lent.as_ref().is_some_and(|lent| parallel.size() == 1 || warm_up(lent, cache, device));
-        if !parallel.agree(is_ready)? {
+        let all_are = parallel.agree(lent.is_some())?;
+        let Some(lent) = lent.filter(|_| all_are) else {
             return Ok(None);
-        }
-        let step = lent.and_then(|lent| {
-            let loan = Loan::new(&lent, cache);
-            let graph = capture(device, closure(&lent));
-            drop(loan);
-            let graph = graph.filter(|graph| graph.is_hardware() && graph.output().is_some())?;
-            Some(Self { lent, graph, cache_id: cache.pages().id() })
-        });
-        let all = parallel.agree(step.is_some())?;
-        Ok(step.filter(|_| all))
+        };
+        let loan = Loan::new(&lent, cache);
+        let graph = parallel.capture(device, closure(&lent));
+        drop(loan);
+        let graph = graph?.filter(|graph| graph.is_hardware() && graph.output().is_some());
+        let all_are = parallel.agree(graph.is_some())?;
+        Ok(graph.filter(|_| all_are).map(|graph| Self { lent, graph, cache_id: cache.pages().id() }))
     }
 
     /// A step with its inputs.
@@ -266,15 +259,6 @@ impl<'a> StepGraph<'a> {
         drop(loan);
         logits.map_err(|payload| ModelError::device(panic_message(&*payload)))
     }
-}
-
-/// Runs a step that is to be captured, as it will run then; whether it could.
-fn warm_up(lent: &Arc<Mutex<Lent<'_>>>, cache: &mut ModelCache, device: &Device) -> bool {
-    let loan = Loan::new(lent, cache);
-    let mut step = closure(lent);
-    let ran = on_device_thread(device, || (0..WARM_UPS).all(|_| step().is_some()));
-    drop(loan);
-    ran == Some(true) && device.sync().is_ok()
 }
 
 /// What is captured. It writes the same latents into the same slots however often it runs.
@@ -348,10 +332,12 @@ pub(crate) fn captured_bytes(vocab_size: usize, size: CacheSize) -> u128 {
     buckets(size.max_requests).flat_map(of_batch).take(MAX_GRAPHS).sum()
 }
 
-/// Whether the device captures graphs: one addition shows it.
-fn captures(device: &Device) -> bool {
+/// Whether the devices of all ranks capture graphs: one addition shows it.
+fn captures(device: &Device, parallel: &Parallel) -> bool {
     let one = Tensor::<1>::ones([1], device);
-    capture(device, move || one.clone() + 1.0).is_some_and(|graph| graph.is_hardware())
+    let graph = parallel.capture(device, Box::new(move || one.clone() + 1.0));
+    let captures = graph.is_ok_and(|graph| graph.is_some_and(|graph| graph.is_hardware()));
+    parallel.agree(captures).unwrap_or(false)
 }
 
 #[cfg(all(test, feature = "_gpu", not(feature = "fusion")))]

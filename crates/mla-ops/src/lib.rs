@@ -60,7 +60,6 @@ mod fusion;
 mod independent;
 mod limits;
 mod memory;
-#[cfg(feature = "cuda")]
 mod nccl;
 mod ops;
 mod path;
@@ -83,8 +82,9 @@ pub use device::{DeviceName, is_cuda, largest_buffer};
 pub use error::MlaError;
 pub use independent::map_independent;
 pub use memory::{DeviceMemory, device_memory, failed_allocation, host_memory};
+pub use nccl::find_nccl;
 #[cfg(feature = "cuda")]
-pub use nccl::{find_nccl, nccl_all_reduce};
+pub use nccl::nccl_all_reduce;
 pub use ops::*;
 pub use path::{Path, PathChoice, Problem, UnknownPath, available_paths, explain_path};
 pub use peer::PeerRank;

@@ -15,6 +15,7 @@
 //! What a model does is the same for any number of ranks: the differences are in the sizes of its weights, in the numbers of its
 //! experts, and in what the [`Communicator`] does. That of a rank that is alone returns what it is given.
 
+mod capture;
 #[cfg(feature = "cuda")]
 mod devices;
 mod host;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use mla_ops::{Addend, LocalExperts};
 
+pub(crate) use self::capture::Step;
 pub use self::host::HostCommunicator;
 use crate::{ModelError, Result};
 
