@@ -262,7 +262,8 @@ fn receive(address: u64, epoch: u32, start: u32, patience: u32) -> u32 {
     while pair.extract(1usize) != epoch && !is_late {
         pair = peer::load_pair(address);
         polls += 1;
-        if polls % POLLS == 0 {
+        let since_the_clock = polls % POLLS;
+        if since_the_clock == 0 {
             is_late = peer::time() - start > patience;
         }
     }
