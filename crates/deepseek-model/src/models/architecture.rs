@@ -143,9 +143,9 @@ pub(crate) trait Model: Debug + Send + Sync {
     fn capture(&self) -> std::result::Result<&dyn Capture, &'static str>;
 }
 
-/// Why the steps of ranks that talk by way of the host cannot be captured.
-pub(crate) const RANKS_TALK: &str =
-    "a captured step has launches alone, and not what ranks say to one another by way of the host";
+/// Why the steps of ranks are not captured.
+pub(crate) const RANKS_TALK: &str = "a captured step has launches alone, and not what ranks say to one another by way of the host; \
+     on several GPUs steps are captured with BURN_MLA_RANK_GRAPHS=1, which is experimental";
 
 /// A model whose decode steps can be captured: with their inputs in buffers, they read nothing else from the host, and may run
 /// several times with the same result.

@@ -1,0 +1,17 @@
+//! NCCL, which sums large tensors over several NVIDIA GPUs.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+
+#[cfg(feature = "cuda")]
+pub use self::cuda::{find_nccl, nccl_all_reduce};
+
+/// Looks for NCCL, which builds without the feature `cuda` have no use for.
+///
+/// # Errors
+/// [`MlaError::UnsupportedDevice`](crate::MlaError::UnsupportedDevice), always.
+#[cfg(not(feature = "cuda"))]
+pub fn find_nccl() -> Result<(), crate::MlaError> {
+    let reason = "this build has no cuda backend; build it with `--features cuda`".into();
+    Err(crate::MlaError::UnsupportedDevice { op: "all_reduce", device: "cuda".into(), reason })
+}
