@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, StreamId};
 
 use crate::model::DeepseekModel;
 use crate::models::ModelConfig;
@@ -13,11 +13,22 @@ use crate::parallel::Parallel;
 use crate::weights::{LoadAs, LoadProgress, RandomInit};
 use crate::{ModelError, Result};
 
+/// Sees how far weights are.
+type OnProgress<'p> = &'p mut dyn FnMut(LoadProgress<'_>);
+
 /// The ranks of a model in one process: each has its part of the weights on a device of its own, and a thread while it computes.
 /// With one device it is the whole model. Clones share the weights.
 #[derive(Debug, Clone)]
 pub struct ModelRanks {
-    ranks: Vec<Arc<DeepseekModel>>,
+    ranks: Vec<Rank>,
+}
+
+/// A rank.
+#[derive(Debug, Clone)]
+pub(crate) struct Rank {
+    pub(crate) model: Arc<DeepseekModel>,
+    /// The queue of its device for whichever thread works for it: a captured step must have to do with no other one.
+    pub(crate) stream: StreamId,
 }
 
 /// A model, whole on one device or divided among several.
@@ -54,7 +65,7 @@ impl<'a> ModelRef<'a> {
     pub(crate) fn each(self) -> Vec<&'a DeepseekModel> {
         match self {
             Self::One(model) => vec![model],
-            Self::Ranks(ranks) => ranks.ranks.iter().map(|rank| &**rank).collect(),
+            Self::Ranks(ranks) => ranks.ranks.iter().map(|rank| &*rank.model).collect(),
         }
     }
 }
@@ -105,27 +116,35 @@ impl ModelRanks {
             let actual = found.iter().map(|[rank, size]| format!("{rank} of {size}")).collect::<Vec<_>>().join(", ");
             return Err(ModelError::request("ranks", format!("[{actual}]"), "all ranks of a group, from 0 on"));
         }
-        Ok(Self { ranks: ranks.into_iter().map(Arc::new).collect() })
+        let rank = |model| Rank { model: Arc::new(model), stream: StreamId::allocate() };
+        Ok(Self { ranks: ranks.into_iter().map(rank).collect() })
     }
 
     /// A rank on each device, made on a thread of its own but for the first.
     fn on_all(
         devices: &[Device],
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
-        make: impl Fn(Parallel, &Device, &mut dyn FnMut(LoadProgress<'_>)) -> Result<DeepseekModel> + Sync,
+        make: impl Fn(Parallel, &Device, OnProgress<'_>) -> Result<DeepseekModel> + Sync,
     ) -> Result<Self> {
         let group = Parallel::group(devices)?;
+        if let ([alone], [device]) = (&group[..], devices) {
+            let model = Arc::new(make(alone.clone(), device, on_progress)?);
+            return Ok(Self { ranks: vec![Rank { model, stream: StreamId::current() }] });
+        }
+        let streams: Vec<StreamId> = devices.iter().map(|_| StreamId::allocate()).collect();
         let make = &make;
-        let mut pairs = group.into_iter().zip(devices);
-        let first = pairs.next();
-        let ranks: Vec<Result<DeepseekModel>> = thread::scope(|scope| {
-            let others: Vec<_> =
-                pairs.map(|(parallel, device)| scope.spawn(move || make(parallel, device, &mut |_| {}))).collect();
-            let first = first.map(|(parallel, device)| make(parallel, device, on_progress));
+        let mut places = group.into_iter().zip(devices).zip(streams);
+        let first = places.next();
+        let ranks: Vec<Result<Rank>> = thread::scope(|scope| {
+            let rank = |((parallel, device), stream): ((Parallel, &Device), StreamId), on_progress: OnProgress<'_>| {
+                let model = stream.executes(|| make(parallel, device, on_progress))?;
+                Ok(Rank { model: Arc::new(model), stream })
+            };
+            let others: Vec<_> = places.map(|place| scope.spawn(move || rank(place, &mut |_| {}))).collect();
+            let first = first.map(|place| rank(place, on_progress));
             first.into_iter().chain(others.into_iter().map(|rank| rank.join().unwrap_or_else(panicked))).collect()
         });
-        let ranks = ranks.into_iter().map(|rank| rank.map(Arc::new)).collect::<Result<Vec<_>>>()?;
-        Ok(Self { ranks })
+        Ok(Self { ranks: ranks.into_iter().collect::<Result<Vec<_>>>()? })
     }
 
     /// How many ranks there are.
@@ -135,11 +154,11 @@ impl ModelRanks {
 
     /// The first rank: configuration, defaults and limits are the same on all.
     pub fn first(&self) -> &DeepseekModel {
-        &self.ranks[0]
+        &self.ranks[0].model
     }
 
     /// All of them, in their order.
-    pub(crate) fn shared(&self) -> &[Arc<DeepseekModel>] {
+    pub(crate) fn ranks(&self) -> &[Rank] {
         &self.ranks
     }
 
@@ -150,12 +169,13 @@ impl ModelRanks {
     /// That of the rank that failed first, as far as that can be told: others then fail for want of it.
     pub fn on_each<T: Send>(&self, compute: impl Fn(&DeepseekModel) -> Result<T> + Sync) -> Result<T> {
         if let [alone] = &self.ranks[..] {
-            return compute(alone);
+            return compute(&alone.model);
         }
-        let run = |rank: &DeepseekModel| {
-            let outcome = panic::catch_unwind(AssertUnwindSafe(|| compute(rank))).unwrap_or_else(panicked);
+        let run = |rank: &Rank| {
+            let compute = || rank.stream.executes(|| compute(&rank.model));
+            let outcome = panic::catch_unwind(AssertUnwindSafe(compute)).unwrap_or_else(panicked);
             if let Err(error) = &outcome {
-                rank.parallel().leave(&error.to_string());
+                rank.model.parallel().leave(&error.to_string());
             }
             outcome
         };

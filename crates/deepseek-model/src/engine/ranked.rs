@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::rank_engine::RankEngine;
 use super::{EngineOptions, EngineStats, RequestStream, StreamEvent};
 use crate::model::DeepseekModel;
-use crate::ranks::{ModelRanks, first_or_cause, panicked};
+use crate::ranks::{ModelRanks, Rank, first_or_cause, panicked};
 use crate::request::GenerationRequest;
 use crate::tokenizer::Tokenizer;
 use crate::{ModelError, Result};
@@ -76,13 +76,15 @@ impl RankedEngine {
         let tokenizer = Arc::new(tokenizer.clone());
         let (sender, answers) = channel();
         let mut threads = Vec::new();
-        for (rank, model) in ranks.shared().iter().enumerate() {
+        for (rank, Rank { model, stream }) in ranks.ranks().iter().cloned().enumerate() {
             let (commands, received) = channel();
-            let (model, tokenizer, sender) = (model.clone(), tokenizer.clone(), sender.clone());
-            let run = move || run(rank, &model, &tokenizer, options, &received, &sender);
+            let (tokenizer, sender) = (tokenizer.clone(), sender.clone());
+            let run = move || stream.executes(|| run(rank, &model, &tokenizer, options, &received, &sender));
             let thread = thread::Builder::new().name(format!("rank {rank}")).spawn(run);
             threads.push((commands, thread.map_err(ModelError::device)?));
         }
+        // Threads that have all ended are heard of.
+        drop(sender);
         let view = View::default();
         let mut engine = Self { threads, answers, dropped: channel(), view, failed: None, is_stuck: false };
         first_or_cause(engine.collect())?;
