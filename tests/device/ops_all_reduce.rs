@@ -160,6 +160,7 @@ fn ops_all_reduce_captured() {
                 replayed.push(bits(&unsafe { graph.replay() }.clone()));
                 replayed.push(bits(&rank.all_reduce(tensor(6, rank, wide, DType::F32)).expect("legal")));
             }
+            // SAFETY: as above.
             let last = unsafe { graph.replay() }.clone();
             (replayed, values(last))
         });
