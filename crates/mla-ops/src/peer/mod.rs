@@ -19,6 +19,7 @@ const OP: &str = "all_reduce";
 const GROUP: &str = "PeerRank::group";
 
 /// How long a rank waits for the others, unless it is told otherwise.
+#[cfg(feature = "cuda")]
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long it can be told to wait at most, and at least.
 const MOST_PATIENCE: Duration = Duration::from_secs(1800);
