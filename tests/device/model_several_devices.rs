@@ -70,7 +70,8 @@ fn sampled(seed: u64) -> SamplingParams {
 #[case("tests/fixtures/v4-tiny", 2)]
 fn model_ranks_generate_what_one_device_does(#[case] name: &str, #[case] size: usize) {
     let tokenizer = Tokenizer::load(&folder(name)).expect("the tokenizer loads");
-    let requests = [request(3..40, 8, SamplingParams::greedy()), request(100..111, 8, sampled(7))];
+    // Few, for simulated GPUs.
+    let requests = [request(3..24, 5, SamplingParams::greedy()), request(100..107, 5, sampled(7))];
     for_each_device(|device| {
         let options = GenerationOptions { token_budget: 16, graphs: true, ..GenerationOptions::default() };
         let run = |ranks: usize| {
@@ -80,7 +81,7 @@ fn model_ranks_generate_what_one_device_does(#[case] name: &str, #[case] size: u
             let model = load(name, &devices);
             let (completions, stats) =
                 generate(&model, &tokenizer, &requests, &options, &mut |_, _| {}).expect("the requests are sound");
-            assert_eq!((stats.ranks, stats.generated_tokens), (ranks, 16));
+            assert_eq!((stats.ranks, stats.generated_tokens), (ranks, 10));
             // Under Fusion none is captured, and on several GPUs those that are asked for.
             let asked = ranks == 1 || std::env::var("BURN_MLA_RANK_GRAPHS").is_ok_and(|value| value == "1");
             let captured = are_gpus && asked && !cfg!(feature = "fusion");
