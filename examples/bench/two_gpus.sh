@@ -9,7 +9,7 @@ set -uo pipefail
 bench=$1 generate=$2 out=${3:-two-gpus}
 cd "$(dirname "$0")/../.."
 mkdir -p "$out"
-models=examples/bench/models both=cuda:0,cuda:1
+models=examples/bench/models both=cuda:0,cuda:1 failed=0
 export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}"
 
 # The same text on one GPU, on two whose steps are launched, and on two whose steps are captured.
@@ -19,7 +19,7 @@ for demo in v3 v4; do
     for graphs in 0 1; do
         two=$(BURN_MLA_RANK_GRAPHS=$graphs text --device "$both")
         verdict=DIFFERS
-        [ "$one" = "$two" ] && verdict="the same text"
+        if [ -n "$one" ] && [ "$one" = "$two" ]; then verdict="the same text"; else failed=1; fi
         echo "demo $demo, captured: $graphs: $verdict"
     done
 done
@@ -43,3 +43,4 @@ if [ "$memory" -ge 120000 ]; then
 else
     echo "V4-Flash whole: skipped, a GPU has $memory MiB"
 fi
+exit "$failed"

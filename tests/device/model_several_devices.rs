@@ -241,7 +241,12 @@ fn model_ranks_end_with_the_one_that_fails(#[values(Fault::Error, Fault::Panic, 
         let refused = refused.expect_err("the engine has failed");
         assert!(matches!(&refused, ModelError::EngineFailed { reason } if reason.contains("cable")), "{refused}");
     }
-    drop(long);
+    // One that is silent cannot be told.
+    let cancelled = engine.cancel(long.id());
+    assert_eq!(cancelled.ok(), (fault != Fault::Silence).then_some(true));
+    if fault != Fault::Silence {
+        assert_eq!(finished(long).map(|completion| completion.finish), Some(FinishReason::Cancelled));
+    }
     drop(engine);
     // Nothing but a new group helps: the ranks know of the failure.
     if fault != Fault::Silence {

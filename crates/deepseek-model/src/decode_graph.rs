@@ -271,7 +271,7 @@ fn closure<'a>(lent: &Arc<Mutex<Lent<'a>>>) -> Closure<'a> {
 }
 
 /// What a panic said.
-fn panic_message(payload: &(dyn Any + Send)) -> String {
+pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message").to_string()
 }

@@ -112,7 +112,8 @@ impl<'a> Engine<'a> {
     /// [`ModelError::OutOfMemory`](crate::ModelError::OutOfMemory) and other failures of the device, or of a communicator. The tokens
     /// of the step are no longer in the cache, but in DeepSeek-V4's states they may be, and on a GPU the pools are then without
     /// numbers: every later call is [`ModelError::EngineFailed`](crate::ModelError::EngineFailed). A new engine on the same model can be
-    /// used, unless it is one of several ranks. What streams hold can be read, and requests can be cancelled.
+    /// used, unless there are several ranks. What streams hold can be read, and requests can be cancelled, but for ranks of which one
+    /// does not answer.
     pub fn step(&mut self) -> Result<bool> {
         match &mut self.0 {
             Inner::Alone(engine) => engine.step(),

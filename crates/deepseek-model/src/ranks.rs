@@ -1,5 +1,6 @@
 //! A model on one or several devices: a rank on each.
 
+use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::thread;
 
 use burn::tensor::{Device, StreamId};
 
+use crate::decode_graph::panic_message;
 use crate::model::DeepseekModel;
 use crate::models::ModelConfig;
 use crate::parallel::Parallel;
@@ -166,7 +168,8 @@ impl ModelRanks {
     /// steps in the same order.
     ///
     /// # Errors
-    /// That of the rank that failed first, as far as that can be told: others then fail for want of it.
+    /// That of the rank that failed first, as far as that can be told: others then fail for want of it, and none of them can be used
+    /// again.
     pub fn on_each<T: Send>(&self, compute: impl Fn(&DeepseekModel) -> Result<T> + Sync) -> Result<T> {
         if let [alone] = &self.ranks[..] {
             return compute(&alone.model);
@@ -213,8 +216,36 @@ pub(crate) fn first_or_cause<T>(outcomes: Vec<Result<T>>) -> Result<T> {
 }
 
 /// A rank whose thread has panicked.
-pub(crate) fn panicked<T>(payload: Box<dyn std::any::Any + Send>) -> Result<T> {
-    let text = payload.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("without a message");
-    Err(ModelError::Communicator { reason: format!("a rank has panicked: {text}") })
+pub(crate) fn panicked<T>(payload: Box<dyn Any + Send>) -> Result<T> {
+    Err(ModelError::Communicator { reason: format!("a rank has panicked: {}", panic_message(&*payload)) })
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use std::path::PathBuf;
+
+    use burn::tensor::FloatDType;
+    use mla_ops::Determinism;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::cache::CacheSize;
+
+    /// What is compiled ahead for a rank: no other one is there, and the shapes are those of all.
+    #[rstest]
+    #[case("v3-tiny", 4)]
+    #[case("v4-tiny", 2)]
+    fn a_rank_that_nobody_answers_has_all_shapes(#[case] name: &str, #[case] ranks: usize) {
+        let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
+        let config = ModelConfig::read(&dir).unwrap();
+        let load_as = FloatDType::F32.into();
+        let model = DeepseekModel::without_weights(config.clone(), ranks, &Device::flex(), load_as).unwrap();
+        let size = CacheSize { num_pages: 1, page_size: 16, max_requests: 1, max_tokens: 16 };
+        let mut cache = model.new_cache(size).unwrap();
+        let request = cache.admit().unwrap();
+        let chunk = cache.append(request, &[1, 2, 3]).unwrap();
+        let logits = model.next_token_logits(&[chunk], &mut cache, Determinism::Fast).unwrap();
+        assert_eq!(logits.dims(), [1, config.vocab_size()]);
+        assert!(DeepseekModel::without_weights(config, 3, &Device::flex(), load_as).is_err());
+    }
 }

@@ -212,6 +212,11 @@ impl<'a> RankEngine<'a> {
         self.scheduler.reset_prefix_cache()
     }
 
+    /// Has the other ranks know that this one takes no more steps.
+    pub(super) fn leave(&self, reason: &str) {
+        self.runner.model().parallel().leave(reason);
+    }
+
     /// All tokens that were sampled, as one number.
     pub(super) fn sampled(&self) -> u64 {
         self.sampled

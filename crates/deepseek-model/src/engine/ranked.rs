@@ -34,6 +34,8 @@ struct Answer {
     outcome: Result<Done>,
     /// Of the first rank.
     view: Option<View>,
+    /// Its thread has ended, and answers no more.
+    is_last: bool,
 }
 
 #[derive(Debug)]
@@ -55,10 +57,18 @@ struct View {
     stats: EngineStats,
 }
 
+/// The thread of a rank.
+#[derive(Debug)]
+struct RankThread {
+    /// None once it has ended.
+    commands: Option<Sender<Command>>,
+    thread: JoinHandle<()>,
+}
+
 /// The ranks' engines.
 #[derive(Debug)]
 pub(super) struct RankedEngine {
-    threads: Vec<(Sender<Command>, JoinHandle<()>)>,
+    threads: Vec<RankThread>,
     answers: Receiver<Answer>,
     /// The ids of streams that were dropped. All ranks are told at the same time.
     dropped: (Sender<u64>, Receiver<u64>),
@@ -81,7 +91,7 @@ impl RankedEngine {
             let (tokenizer, sender) = (tokenizer.clone(), sender.clone());
             let run = move || stream.executes(|| run(rank, &model, &tokenizer, options, &received, &sender));
             let thread = thread::Builder::new().name(format!("rank {rank}")).spawn(run);
-            threads.push((commands, thread.map_err(ModelError::device)?));
+            threads.push(RankThread { commands: Some(commands), thread: thread.map_err(ModelError::device)? });
         }
         // Threads that have all ended are heard of.
         drop(sender);
@@ -151,13 +161,13 @@ impl RankedEngine {
         self.failed.clone().map_or(Ok(()), |reason| Err(ModelError::EngineFailed { reason }))
     }
 
-    /// Tells all ranks, and waits for all of them.
+    /// Tells all ranks that are left, and waits for all of them.
     fn tell(&mut self, command: &Command) -> Result<Done> {
         if self.is_stuck {
             return Err(ModelError::EngineFailed { reason: self.failed.clone().unwrap_or_else(|| no_answer(GRACE)) });
         }
-        for (commands, _) in &self.threads {
-            // A rank that is gone has said why.
+        for commands in self.threads.iter().flat_map(|rank| &rank.commands) {
+            // It is heard of when it has ended.
             let _ = commands.send(command.clone());
         }
         let outcomes = self.collect();
@@ -175,35 +185,39 @@ impl RankedEngine {
         }
     }
 
-    /// An answer of each rank, in their order. Once one has failed, the others are not waited for without end.
+    /// An answer of each rank that is left, in their order. Once one has failed, the others are not waited for without end.
     fn collect(&mut self) -> Vec<Result<Done>> {
+        let asked: Vec<usize> = (0..self.threads.len()).filter(|&rank| self.threads[rank].commands.is_some()).collect();
         let mut outcomes: Vec<Option<Result<Done>>> = self.threads.iter().map(|_| None).collect();
         let mut deadline = None;
-        while outcomes.iter().any(Option::is_none) {
+        while asked.iter().any(|&rank| outcomes[rank].is_none()) {
             let answer = match deadline {
                 None => self.answers.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(deadline) => {
                     self.answers.recv_timeout(Instant::saturating_duration_since(&deadline, Instant::now()))
                 }
             };
-            let Ok(Answer { rank, outcome, view }) = answer else {
+            let Ok(Answer { rank, outcome, view, is_last }) = answer else {
                 self.is_stuck = true;
                 break;
             };
             if outcome.is_err() {
                 deadline = deadline.or(Some(Instant::now() + GRACE));
             }
+            if is_last {
+                self.threads[rank].commands = None;
+            }
             self.view = view.unwrap_or(self.view);
             outcomes[rank] = Some(outcome);
         }
         let silent = || Err(ModelError::Communicator { reason: no_answer(GRACE) });
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(silent)).collect()
+        asked.into_iter().map(|rank| outcomes[rank].take().unwrap_or_else(silent)).collect()
     }
 }
 
 impl Drop for RankedEngine {
     fn drop(&mut self) {
-        for (commands, thread) in self.threads.drain(..) {
+        for RankThread { commands, thread } in self.threads.drain(..) {
             drop(commands);
             if !self.is_stuck {
                 let _ = thread.join();
@@ -221,7 +235,7 @@ fn unexpected() -> ModelError {
     ModelError::Communicator { reason: "they are at different calls".into() }
 }
 
-/// The thread of a rank: until nobody tells it anything, or its engine has failed.
+/// What the thread of a rank does, until nobody tells it anything.
 fn run(
     rank: usize,
     model: &DeepseekModel,
@@ -231,7 +245,7 @@ fn run(
     answers: &Sender<Answer>,
 ) {
     // Nobody listens if the engine is gone.
-    let end = |error| drop(answers.send(Answer { rank, outcome: Err(error), view: None }));
+    let end = |error| drop(answers.send(Answer { rank, outcome: Err(error), view: None, is_last: true }));
     let new = || RankEngine::new(model, tokenizer, options);
     let mut engine = match panic::catch_unwind(AssertUnwindSafe(new)).unwrap_or_else(panicked) {
         Ok(engine) => engine,
@@ -239,27 +253,20 @@ fn run(
         Err(error) => return end(error),
     };
     let serve = || serve(rank, &mut engine, commands, answers);
-    let ended = panic::catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(panicked);
-    if let Err(error) = ended {
+    if let Err(error) = panic::catch_unwind(AssertUnwindSafe(serve)).or_else(panicked) {
         model.parallel().leave(&error.to_string());
         end(error);
     }
 }
 
-/// # Errors
-/// A step that failed.
-fn serve(
-    rank: usize,
-    engine: &mut RankEngine<'_>,
-    commands: &Receiver<Command>,
-    answers: &Sender<Answer>,
-) -> Result<()> {
+/// Does what it is told, also after a step that failed: requests can be cancelled then.
+fn serve(rank: usize, engine: &mut RankEngine<'_>, commands: &Receiver<Command>, answers: &Sender<Answer>) {
     // A stream that is dropped would cancel its request, on this rank alone.
     let mut streams = HashMap::new();
     let answer = |engine: &RankEngine<'_>, outcome| {
         let view = || View { running: engine.running(), waiting: engine.waiting(), stats: engine.stats() };
         let view = (rank == 0).then(view);
-        let _ = answers.send(Answer { rank, outcome, view });
+        let _ = answers.send(Answer { rank, outcome, view, is_last: false });
     };
     answer(engine, Ok(Done::Ready));
     for command in commands {
@@ -273,15 +280,14 @@ fn serve(
             }),
             Command::Cancel(id) => engine.cancel(id).map(Done::Cancelled),
             Command::Step => {
-                let more = engine.step()?;
+                let stepped = engine.step().inspect_err(|error| engine.leave(&error.to_string()));
                 streams.retain(|_, stream| !is_finished(stream));
-                Ok(Done::Stepped(more, engine.sampled()))
+                stepped.map(|more| Done::Stepped(more, engine.sampled()))
             }
             Command::ResetPrefixCache => engine.reset_prefix_cache().map(|()| Done::Reset),
         };
         answer(engine, outcome);
     }
-    Ok(())
 }
 
 /// Whether a stream is at its end; what it had to say is forgotten.

@@ -7,11 +7,9 @@ use burn::tensor::{Device, Tensor};
 use mla_ops::{Addend, PeerRank, find_nccl, is_cuda, nccl_all_reduce};
 
 use super::Communicator;
-use super::host::Meeting;
+use super::host::{Meeting, PATIENCE};
 use crate::{ModelError, Result};
 
-/// How long a rank waits for the others where they meet on the host, before and after a capture.
-const PATIENCE: Duration = Duration::from_secs(600);
 /// How long a device waits for another one. Ranks do the same at the same time, but each has its kernels compiled.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(120);
 

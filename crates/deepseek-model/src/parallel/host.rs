@@ -9,9 +9,9 @@ use mla_ops::Addend;
 use super::Communicator;
 use crate::{ModelError, Result};
 
-/// How long a rank waits for the others. All compute the same sizes, so that none is much later than another; a rank that ends
+/// How long a rank waits on the host for the others. All compute the same sizes, so that none is much later than another; a rank that ends
 /// says so at once ([`Communicator::leave`]). This is for one that hangs.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A rank's end of an exchange within this process, each on a thread of its own.
 #[derive(Debug)]

@@ -87,44 +87,22 @@ pub trait Communicator: Debug + Send + Sync {
     fn describe(&self) -> String;
 }
 
-/// One rank alone: it has all there is.
+/// Nobody answers: a rank alone, which has all there is; or one whose sums and logits mean nothing, but have their shapes, and which
+/// shows what one among others launches.
 #[derive(Debug)]
-struct Alone;
-
-impl Communicator for Alone {
-    fn all_reduce(&self, x: Addend) -> Result<Addend> {
-        Ok(x)
-    }
-
-    fn all_gather(&self, x: Tensor<2>, _columns: usize) -> Result<Tensor<2>> {
-        Ok(x)
-    }
-
-    fn agree(&self, yes: bool) -> Result<bool> {
-        Ok(yes)
-    }
-
-    fn leave(&self, _reason: &str) {}
-
-    fn can_be_captured(&self) -> bool {
-        true
-    }
-
-    fn describe(&self) -> String {
-        "alone".into()
-    }
+struct Nobody {
+    is_alone: bool,
 }
 
-/// A rank whose sums and logits mean nothing, but have their shapes: it shows what one among others launches.
-#[derive(Debug)]
-struct Pretended;
-
-impl Communicator for Pretended {
+impl Communicator for Nobody {
     fn all_reduce(&self, x: Addend) -> Result<Addend> {
-        Ok(x.materialise().into())
+        Ok(if self.is_alone { x } else { x.materialise().into() })
     }
 
     fn all_gather(&self, x: Tensor<2>, columns: usize) -> Result<Tensor<2>> {
+        if self.is_alone {
+            return Ok(x);
+        }
         let copies = columns.div_ceil(x.dims()[1].max(1));
         Ok(Tensor::cat(vec![x; copies], 1).narrow(1, 0, columns))
     }
@@ -155,7 +133,7 @@ pub struct Parallel {
 impl Parallel {
     /// A rank that is alone: every part is the whole, and what ranks say to one another costs nothing.
     pub fn single() -> Self {
-        Self { rank: 0, size: 1, communicator: Arc::new(Alone) }
+        Self { rank: 0, size: 1, communicator: Arc::new(Nobody { is_alone: true }) }
     }
 
     /// Rank `rank` of `size`.
@@ -196,7 +174,7 @@ impl Parallel {
     pub(crate) fn pretended(rank: usize, size: usize) -> Self {
         match size {
             0 | 1 => Self::single(),
-            _ => Self { rank, size, communicator: Arc::new(Pretended) },
+            _ => Self { rank, size, communicator: Arc::new(Nobody { is_alone: false }) },
         }
     }
 
