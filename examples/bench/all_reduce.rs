@@ -36,8 +36,8 @@ pub fn run(bench: &mut Bench) {
     if devices.is_empty() {
         return;
     }
-    let sizes = bench.pick(&[4, 8, 14, 32, 64, 128, 256, 512, 1024, 4096], 3, &[4]);
-    for &kib in sizes.iter().filter(|kib| **kib <= 512) {
+    let sizes = bench.pick(&[4, 8, 14, 32, 64, 128, 256, 512, 1024, 2048, 4096], 3, &[4]);
+    for &kib in sizes.iter().filter(|kib| **kib <= 2048) {
         bench.case(&format!("all_reduce {kib} KiB"), |bench| {
             let ranks = PeerRank::group(&devices).map_err(|error| error.to_string())?;
             let sum = |rank: usize, x| ranks[rank].all_reduce(x).map_err(|error| error.to_string());

@@ -9,7 +9,7 @@ use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -22,6 +22,12 @@ pub fn for_each_device(test: impl Fn(&Device)) {
         eprintln!("device: {name}");
         test(device);
     }
+}
+
+/// GPUs that wait for each other are used by one test at a time: two could each have one of them.
+pub fn alone(device: &Device) -> Option<MutexGuard<'static, ()>> {
+    static GPUS: Mutex<()> = Mutex::new(());
+    is_cuda(device).then(|| GPUS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Runs a test on every device, with every float type that the device can compute with.

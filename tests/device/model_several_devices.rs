@@ -16,7 +16,7 @@ use burn_mla::ops::{Addend, DeviceName, is_cuda};
 use rstest::rstest;
 
 use crate::cli_faults::{program, refused};
-use crate::devices::for_each_device;
+use crate::devices::{alone, for_each_device};
 use crate::model_parity::folder;
 
 /// So many devices like this one: different GPUs where there are as many, otherwise the same one several times.
@@ -45,6 +45,7 @@ fn load(name: &str, devices: &[Device]) -> ModelRanks {
 #[case("assets/demo-v4", 2)]
 fn model_ranks_equal_the_stored_results(#[case] name: &str, #[case] size: usize) {
     for_each_device(|device| {
+        let _alone = alone(device);
         let model = load(name, &devices(device, size));
         let options = VerifyOptions { page_size: 64, prefill_chunks: vec![16] };
         let rows = verify(&model, &folder(name), &options).expect("the stored results are complete");
@@ -73,8 +74,9 @@ fn model_ranks_generate_what_one_device_does(#[case] name: &str, #[case] size: u
     // Few, for simulated GPUs.
     let requests = [request(3..24, 5, SamplingParams::greedy()), request(100..107, 5, sampled(7))];
     for_each_device(|device| {
-        let options = GenerationOptions { token_budget: 16, graphs: true, ..GenerationOptions::default() };
-        let run = |ranks: usize| {
+        let _alone = alone(device);
+        let run = |ranks: usize, graphs: bool| {
+            let options = GenerationOptions { token_budget: 16, graphs, ..GenerationOptions::default() };
             let devices = devices(device, ranks);
             let distinct = (1..ranks).all(|rank| !devices[..rank].contains(&devices[rank]));
             let are_gpus = is_cuda(device) && distinct;
@@ -82,9 +84,8 @@ fn model_ranks_generate_what_one_device_does(#[case] name: &str, #[case] size: u
             let (completions, stats) =
                 generate(&model, &tokenizer, &requests, &options, &mut |_, _| {}).expect("the requests are sound");
             assert_eq!((stats.ranks, stats.generated_tokens), (ranks, 10));
-            // Under Fusion none is captured, and on several GPUs those that are asked for.
-            let asked = ranks == 1 || std::env::var("BURN_MLA_RANK_GRAPHS").is_ok_and(|value| value == "1");
-            let captured = are_gpus && asked && !cfg!(feature = "fusion");
+            // Under Fusion none is captured.
+            let captured = are_gpus && graphs && !cfg!(feature = "fusion");
             assert_eq!(stats.graph_steps > 0, captured, "{}", stats.graphs_in_words());
             let ids = |completion: Completion| {
                 assert!(completion.logprobs.len() == completion.token_ids.len() || completion.logprobs.is_empty());
@@ -92,7 +93,11 @@ fn model_ranks_generate_what_one_device_does(#[case] name: &str, #[case] size: u
             };
             completions.into_iter().map(ids).collect::<Vec<_>>()
         };
-        assert_eq!(run(size), run(1), "{name} on {size} of {device:?}");
+        let one = run(1, true);
+        assert_eq!(run(size, true), one, "{name} on {size} of {device:?}");
+        if is_cuda(device) {
+            assert_eq!(run(size, false), one, "{name} on {size} of {device:?}, launched");
+        }
     });
 }
 

@@ -4,9 +4,9 @@
 /// Units of a cube.
 pub(super) const UNITS: usize = 256;
 /// Cubes at most. All of them have to be there at once, or two ranks could each run those that the other has yet to start.
-pub(super) const MOST_CUBES: usize = 64;
+pub(super) const MOST_CUBES: usize = 128;
 /// Packets of a cube at most.
-pub(super) const REGION: usize = 2048;
+pub(super) const REGION: usize = 4096;
 /// Ranks at most: devices of one machine.
 pub const MOST_RANKS: usize = 8;
 /// Bytes of `x` in a packet.

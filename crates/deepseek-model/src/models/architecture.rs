@@ -144,8 +144,8 @@ pub(crate) trait Model: Debug + Send + Sync {
 }
 
 /// Why the steps of ranks are not captured.
-pub(crate) const RANKS_TALK: &str = "a captured step has launches alone, and not what ranks say to one another by way of the host; \
-     on several GPUs steps are captured with BURN_MLA_RANK_GRAPHS=1, which is experimental";
+pub(crate) const RANKS_TALK: &str =
+    "a captured step has launches alone, and not what ranks say to one another by way of the host";
 
 /// A model whose decode steps can be captured: with their inputs in buffers, they read nothing else from the host, and may run
 /// several times with the same result.

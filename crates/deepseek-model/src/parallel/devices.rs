@@ -13,9 +13,6 @@ use crate::{ModelError, Result};
 /// How long a device waits for another one. Ranks do the same at the same time, but each has its kernels compiled.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(120);
 
-/// Environment variable: 1 for captured steps on several GPUs.
-const RANK_GRAPHS: &str = "BURN_MLA_RANK_GRAPHS";
-
 /// A rank's end of what connects GPUs.
 #[derive(Debug)]
 pub(super) struct DeviceCommunicator {
@@ -55,11 +52,16 @@ impl DeviceCommunicator {
     fn sum(&self, x: Tensor<2>) -> Result<Tensor<2>> {
         let bytes = x.shape().num_elements().saturating_mul(x.dtype().size());
         match &self.peer {
-            Some(peer) if bytes <= peer.capacity() => Ok(peer.all_reduce(x)?),
+            Some(peer) if bytes <= small(peer) => Ok(peer.all_reduce(x)?),
             Some(peer) if !self.has_nccl => in_pieces(x, peer),
             _ => Ok(nccl_all_reduce(x, &self.devices)),
         }
     }
+}
+
+/// Bytes of the largest sum that ranks write into one another's memory although there is NCCL: each sends all of it to every other.
+fn small(peer: &PeerRank) -> usize {
+    peer.capacity() / (peer.ranks() - 1).max(1)
 }
 
 /// A sum that is too large for one call.
@@ -110,15 +112,14 @@ impl Communicator for DeviceCommunicator {
         self.meeting.leave(self.rank, reason);
     }
 
-    /// Not unless it is asked for: captured sums run on simulated GPUs, and were not seen to work on hardware yet.
     fn can_be_captured(&self) -> bool {
-        std::env::var(RANK_GRAPHS).is_ok_and(|value| value == "1")
+        true
     }
 
     fn describe(&self) -> String {
         match (&self.peer, self.has_nccl) {
             (Some(peer), true) => {
-                format!("sums of up to {} KiB in one another's memory, others by NCCL", peer.capacity() >> 10)
+                format!("sums of up to {} KiB in one another's memory, others by NCCL", small(peer) >> 10)
             }
             (Some(_), false) => "sums in one another's memory; there is no NCCL, which is faster for large ones".into(),
             (None, _) => "sums by NCCL: the devices do not access one another's memory".into(),

@@ -326,10 +326,12 @@ impl<'a> WeightLoader<'a> {
             Some(_) => tensor.narrow(0, own.names.start, own.names.len()),
             None => tensor,
         };
-        // A copy, for a view would keep the memory of the whole.
+        // A copy, for a view would keep the memory of the whole; and of one axis, for GPUs pad the rows of matrices, which kernels would
+        // copy in every step.
         let part = part.narrow(axis, range.start, range.len());
-        let ranges = part.dims().map(|len| 0..len);
-        Tensor::empty(part.dims(), (&self.device, DType::from(dtype))).slice_assign(ranges, part)
+        let (shape, len) = (part.dims(), part.shape().num_elements());
+        let copy = Tensor::<1>::empty([len], (&self.device, DType::from(dtype)));
+        copy.slice_assign([0..len], part.reshape([len])).reshape(shape)
     }
 
     /// The matrices one after the other; `None` after recording what they hold wrongly.

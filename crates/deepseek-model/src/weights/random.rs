@@ -195,7 +195,15 @@ fn random_words(device: &Device, len: usize, format: BlockFormat) -> Tensor<1, I
     all
 }
 
-/// Choices `[rows, k]` of numbers below `below`, all different in a row where that is possible, all equally often.
+/// Choices `[rows, k]` of numbers below `below`, all different in a row where that is possible, all equally often. Those of a row lie
+/// apart, for ranks that have neighbouring experts to have about as many of them each.
 pub(super) fn table([rows, k]: [usize; 2], below: usize) -> Vec<i32> {
-    (0..rows * k).map(|place| (place % below) as i32).collect()
+    let coprime = |step: &usize| gcd(*step, below) == 1;
+    // About the golden section of the numbers.
+    let step = (below * 382 / 1000..=below).find(coprime).unwrap_or(1);
+    (0..rows * k).map(|place| (place % below * step % below) as i32).collect()
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -52,7 +52,7 @@ struct Group {
 
 impl PeerRank {
     /// The ranks of these devices, in their order: 2 to 8 CUDA devices, each once, all of which may access the memory of all others.
-    /// Each gets a mailbox of 2 MiB for each rank, which CubeCL's pools do not count.
+    /// Each gets a mailbox of 8 MiB for each rank, which CubeCL's pools do not count.
     ///
     /// # Errors
     /// [`MlaError::Value`] of another number of devices, or of one that is there twice; [`MlaError::UnsupportedDevice`] of one that is
@@ -107,7 +107,7 @@ impl PeerRank {
         &self.group.devices[self.rank]
     }
 
-    /// The most bytes of `x` that [`all_reduce`](Self::all_reduce) takes: 512 KiB.
+    /// The most bytes of `x` that [`all_reduce`](Self::all_reduce) takes: 2 MiB.
     pub fn capacity(&self) -> usize {
         #[cfg(feature = "cuda")]
         return mla_kernels::all_reduce::CAPACITY;

@@ -1,6 +1,6 @@
 //! Tables of whole numbers.
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use safetensors::Dtype;
 
 use super::{Source, WeightLoader};
@@ -22,9 +22,9 @@ impl<'a> WeightLoader<'a> {
             Source::Files(checkpoint) => (checkpoint, self.find_table(name, &shape)),
             Source::Random(_) => {
                 self.advance((shape[0] * shape[1] * DType::I32.size()) as u64, name);
-                return Tensor::from_data(TensorData::new(random::table(shape, below), shape), options);
+                return on_device(random::table(shape, below), shape, &self.device);
             }
-            Source::Unwritten => return Tensor::empty(shape, options),
+            Source::Unwritten => return Tensor::<1, Int>::empty([shape[0] * shape[1]], options).reshape(shape),
             Source::Nothing => return self.note(Listed { spec, stored: None, format: None }, placeholder),
         };
         if self.listing.is_some() {
@@ -46,8 +46,7 @@ impl<'a> WeightLoader<'a> {
             ));
         }
         self.advance(entry.len(), name);
-        let values = values.into_iter().map(|value| value as i32).collect::<Vec<_>>();
-        Tensor::from_data(TensorData::new(values, shape), options)
+        on_device(values.into_iter().map(|value| value as i32).collect(), shape, &self.device)
     }
 
     /// Where the table `name` lies, or `None` after recording what is wrong with it.
@@ -59,4 +58,10 @@ impl<'a> WeightLoader<'a> {
             && self.report.check_shape(name, &entry.shape, shape.to_vec());
         sound.then_some(entry)
     }
+}
+
+/// A table by way of one axis: GPUs pad the rows of matrices, which each step would copy.
+fn on_device(values: Vec<i32>, shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
+    let len = values.len();
+    Tensor::<1, Int>::from_data(TensorData::new(values, [len]), (device, DType::I32)).reshape(shape)
 }
