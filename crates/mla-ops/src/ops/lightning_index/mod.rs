@@ -68,6 +68,24 @@ pub struct LightningIndexOptions {
 /// sees, and entries of the page table past them, are never read into a score. [`explain_path`](crate::explain_path) says what
 /// computes the scores of a [`LightningIndexProblem`].
 ///
+/// ```
+/// use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+/// use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
+///
+/// let device = Device::flex();
+/// // A token with one index head sees 3 of 4 keys, which score 1, 5, 3 (and 9).
+/// let args = LightningIndexArgs {
+///     q: Tensor::ones([1, 1, 1, 1], &device),
+///     keys: Tensor::from_data([[[3.0], [9.0]], [[1.0], [5.0]]], &device), // pages of 2 keys
+///     page_table: Tensor::from_data([[1, 0]], (&device, DType::I32)),
+///     head_weights: Tensor::ones([1, 1, 1], &device),
+///     visible: Tensor::<2, Int>::from_data([[3]], (&device, DType::I32)),
+/// };
+/// let options = LightningIndexOptions { k: 2, scale: 1.0, form: IndexForm::Positions };
+/// assert_eq!(lightning_index(args, &options)?.into_data(), TensorData::from([[[1, 2]]]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices, a `k` of 0, a scale that is not finite, or more than the device can do
 /// ([`MlaError::DeviceLimit`]): nothing is launched. Numbers of keys and page ids that are out of range are on the device
