@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    #[allow(clippy::reversed_empty_ranges, reason = "they are refused")]
+    #[allow(clippy::reversed_empty_ranges, clippy::single_range_in_vec_init, reason = "they are refused")]
     fn what_i32_does_not_count_is_refused_by_name() {
         let named = |error: MlaError| match error {
             MlaError::Value { op, argument, .. } => (op, argument),

@@ -107,7 +107,7 @@ impl PagedCache {
     /// ```
     ///
     /// # Errors
-    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`] for more tokens than it has.
+    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`](crate::MlaError::Value) for more tokens than it has.
     pub fn truncate(&mut self, request: RequestId, len: usize) -> Result<(), CacheError> {
         let kept = len.div_ceil(self.config.page_size);
         let state = self.request(request)?;
@@ -125,7 +125,7 @@ impl PagedCache {
     /// Gives a request these pages, which somebody holds, in the place of its first ones, which it releases: they have the same rows.
     ///
     /// # Errors
-    /// [`CacheError::UnknownRequest`], [`CacheError::NotAllocated`]; [`MlaError::Value`] for more pages than its
+    /// [`CacheError::UnknownRequest`], [`CacheError::NotAllocated`]; [`MlaError::Value`](crate::MlaError::Value) for more pages than its
     /// tokens fill.
     pub fn replace_first_pages(&mut self, request: RequestId, pages: &[u32]) -> Result<(), CacheError> {
         let Request { row, len, pages: held } = self.request(request)?;
