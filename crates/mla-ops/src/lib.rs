@@ -45,7 +45,8 @@
 //! pages, `S` page size, `N` tokens of all sequences, `T` tokens. Index tensors are i32; floats are f32, f16 or bf16,
 //! sums and log-sum-exps f32.
 //!
-//! The operations are for inference: they have no backward pass.
+//! The operations are for inference: they have no backward pass. `docs/guide.md` of the repository builds a layer with a paged cache
+//! from them.
 
 pub mod batch;
 pub mod cache;

@@ -119,7 +119,7 @@ impl From<Box<CompressKvError>> for MlaError {
 /// use burn::tensor::{Device, FloatDType, Tensor};
 /// use mla_ops::batch::index_tensor;
 /// use mla_ops::cache::new_pool;
-/// use mla_ops::{CompressKvArgs, CompressKvOptions, MlaError, compress_kv};
+/// use mla_ops::{CompressKvArgs, CompressKvOptions, compress_kv};
 ///
 /// let device = Device::flex();
 /// // Windows of 4 tokens, entries of 8 channels. A sequence begins with 5 tokens, which fill one window.
@@ -137,7 +137,7 @@ impl From<Box<CompressKvError>> for MlaError {
 ///     cache: None,
 /// };
 /// let options = CompressKvOptions { overlap: false, norm_eps: 0.0, dtype: FloatDType::F32 };
-/// let compressed = compress_kv(args, &options).map_err(MlaError::from)?;
+/// let compressed = compress_kv(args, &options)?;
 /// assert_eq!(compressed.entries.dims(), [1, 1, 8]);
 /// assert!((compressed.entries.min().into_scalar::<f32>() - 1.0).abs() < 1e-6);
 /// # Ok::<(), mla_ops::MlaError>(())

@@ -112,6 +112,20 @@ impl LightningIndexArgs {
     /// The keys of each sequence on their own, `[B, T, di]`, in place of a pool: pages of one row. Key `j` of sequence `b` has
     /// the slot `b * T + j`, its row in `[B * T, di]`. The others are as in the struct.
     ///
+    /// ```
+    /// use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+    /// use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
+    ///
+    /// let device = Device::flex();
+    /// let keys = Tensor::<3>::from_data([[[3.0], [9.0], [5.0]]], &device); // [B, T, di]
+    /// let (q, head_weights) = (Tensor::ones([1, 1, 1, 1], &device), Tensor::ones([1, 1, 1], &device));
+    /// let visible = Tensor::<2, Int>::from_data([[3]], (&device, DType::I32));
+    /// let args = LightningIndexArgs::dense(q, keys, head_weights, visible)?;
+    /// let options = LightningIndexOptions { k: 1, scale: 1.0, form: IndexForm::Slots };
+    /// assert_eq!(lightning_index(args, &options)?.into_data(), TensorData::from([[[1]]]));
+    /// # Ok::<(), mla_ops::MlaError>(())
+    /// ```
+    ///
     /// # Errors
     /// Keys that are on another device than `q`, or of another number of sequences, or more than i32 slots can name.
     pub fn dense(

@@ -84,7 +84,7 @@ pub struct RopeWritten {
 /// use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 /// use mla_ops::batch::index_tensor;
 /// use mla_ops::cache::new_pool;
-/// use mla_ops::{Determinism, MlaError, RopeConfig, RopeQuery, RopeWriteArgs, StackedWeight, rope_write};
+/// use mla_ops::{Determinism, RopeConfig, RopeQuery, RopeWriteArgs, StackedWeight, rope_write};
 ///
 /// let device = Device::flex();
 /// // A latent of 8 channels and 4 rotary ones; 2 heads with 6 channels beside the rotary ones. Tokens 5 and 6 of a sequence.
@@ -103,7 +103,7 @@ pub struct RopeWritten {
 ///     cache: new_pool([4, 4, 8 + 4], FloatDType::F32, &device)?,
 ///     slots: index_tensor(vec![9, 10], &device),
 /// };
-/// let written = rope_write(args).map_err(MlaError::from)?;
+/// let written = rope_write(args)?;
 /// assert_eq!((written.q.dims(), written.cache.dims()), ([2, 2, 8 + 4], [4, 4, 8 + 4])); // q is for `mla_decode`
 /// # Ok::<(), mla_ops::MlaError>(())
 /// ```
