@@ -195,7 +195,7 @@ impl<'a> StepGraph<'a> {
     /// Ranks that do not answer.
     fn capture(
         (model, parallel): (&'a dyn Capture, &Parallel),
-        new_step: impl FnOnce(usize) -> Box<dyn BufferedStep + 'a>,
+        new_step: impl FnOnce(usize) -> Result<Box<dyn BufferedStep + 'a>>,
         chunks: &[Chunk],
         cache: &mut ModelCache,
         device: &Device,
@@ -216,13 +216,13 @@ impl<'a> StepGraph<'a> {
     /// A step with its inputs.
     fn prepare(
         model: &'a dyn Capture,
-        new_step: impl FnOnce(usize) -> Box<dyn BufferedStep + 'a>,
+        new_step: impl FnOnce(usize) -> Result<Box<dyn BufferedStep + 'a>>,
         chunks: &[Chunk],
         cache: &mut ModelCache,
         device: &Device,
     ) -> Option<Arc<Mutex<Lent<'a>>>> {
         let stand_in = model.stand_in(cache).ok()?;
-        let step = new_step(cache.page_size());
+        let step = new_step(cache.page_size()).ok()?;
         // While the device's own thread makes the buffers it has handles of them, too.
         device.sync().ok()?;
         let lent = Arc::new(Mutex::new(Lent { step, cache: stand_in }));

@@ -53,7 +53,7 @@ fn launched(graphs: &DecodeGraphs, chunks: &[Chunk], cache: &mut ModelCache) -> 
     let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
     let pages = cache.pages().max_pages(&requests).unwrap().next_power_of_two();
     let sizes = [pages, cache.page_size()];
-    let mut step = graphs.model.buffered_step(chunks.len().next_power_of_two(), sizes, graphs.determinism);
+    let mut step = graphs.model.buffered_step(chunks.len().next_power_of_two(), sizes, graphs.determinism).unwrap();
     step.fill(chunks, cache).unwrap();
     bits(step.logits(cache).unwrap().narrow(0, 0, chunks.len()))
 }

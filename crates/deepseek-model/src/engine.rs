@@ -37,10 +37,10 @@ use crate::tokenizer::Tokenizer;
 /// before the tokens of the last one are on the host: the device does not wait for it. A request that ends with a token that
 /// was not foreseen has then computed one too many, which is discarded; a new one begins a step later.
 ///
-/// ```no_run
+/// ```
 /// # fn main() -> deepseek_model::Result<()> {
 /// # let device = burn::tensor::Device::flex();
-/// # let dir = std::path::Path::new("assets/demo-v3");
+/// # let dir = std::path::Path::new("../../assets/demo-v3");
 /// # let dtype = burn::tensor::FloatDType::F32;
 /// use deepseek_model::{DeepseekModel, Engine, EngineOptions, GenerationRequest, SamplingParams, StreamEvent, Tokenizer};
 ///
@@ -49,7 +49,7 @@ use crate::tokenizer::Tokenizer;
 /// let mut engine = Engine::new(&model, &tokenizer, EngineOptions::default())?;
 /// let prompt = tokenizer.encode("hacker: n.", true)?;
 /// let sampling = SamplingParams::greedy();
-/// let mut stream = engine.submit(GenerationRequest { prompt, sampling, max_new_tokens: 60, stop: vec![] })?;
+/// let mut stream = engine.submit(GenerationRequest { prompt, sampling, max_new_tokens: 8, stop: vec![] })?;
 /// while engine.step()? {
 ///     while let Some(StreamEvent::Text(text)) = stream.try_next() {
 ///         print!("{text}");

@@ -42,7 +42,7 @@ mod verify;
 mod weights;
 
 pub use cache::{CacheSize, ModelCache};
-pub use config::{GenerationDefaults, LayerSummary, Quantization, RopeConfig, YarnConfig};
+pub use config::{GenerationDefaults, LayerSummary, Quantization};
 pub use decode_graph::GraphSupport;
 pub use engine::{
     Completion, Engine, EngineOptions, EngineStats, FinishReason, RequestStream, StreamEvent, TokenLogprobs,
@@ -51,6 +51,7 @@ pub use engine::{
 pub use error::{ModelError, WeightReport, WrongCut, WrongDType, WrongQuantization, WrongShape};
 pub use generation::{GenerationOptions, generate};
 pub use inspection::{Inspection, WeightGroup, weight_sizes, weight_specs};
+pub use mla_ops::{RopeConfig, YarnConfig};
 pub use model::DeepseekModel;
 pub use models::deepseek_v3::{DeepseekV3Config, IndexerConfig, ModelType, Scoring};
 pub use models::deepseek_v4::{AttentionSpec, DeepseekV4Config, LayerSpec, MlpSpec};

@@ -1,7 +1,12 @@
 //! What the steps of all models begin and end with: new tokens of some requests, and the rows of their last ones.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
-use mla_ops::cache::RequestId;
+use std::ops::Range;
+
+use burn::tensor::{Tensor, s};
+pub(crate) use mla_ops::batch::index_tensor as ints;
+use mla_ops::cache::{PagedCache, RequestId};
+
+use crate::Result;
 
 /// New tokens of one request, for which [`ModelCache::append`](crate::ModelCache::append) has made room.
 #[derive(Debug, Clone)]
@@ -30,8 +35,11 @@ pub(crate) fn padded(len: usize) -> usize {
     len.next_multiple_of(8)
 }
 
-/// i32 `[n]`.
-pub(crate) fn ints(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
-    let shape = [values.len()];
-    Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
+/// Positions of each chunk's tokens.
+pub(crate) fn positions_of(chunks: &[Chunk], cache: &PagedCache) -> Result<Vec<Range<usize>>> {
+    let range = |chunk: &Chunk| {
+        let len = cache.len(chunk.request)?;
+        Ok(len - chunk.tokens.len()..len)
+    };
+    chunks.iter().map(range).collect()
 }

@@ -17,6 +17,22 @@ use crate::compile_ahead::on_device_thread;
 ///
 /// Other threads that use the device wait meanwhile, so `step` must not wait for them.
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::capture;
+///
+/// let device = Device::flex();
+/// let x = Tensor::<1>::ones([4], &device);
+/// let mut step = || x.clone() * 2.0;
+/// let out = match capture(&device, &mut step) {
+///     // SAFETY: `x` lives, and nobody else uses what the step reads and writes.
+///     Some(mut graph) if graph.is_hardware() => unsafe { graph.replay() }.clone(),
+///     // The CPU has no graphs: the step is launched.
+///     _ => step(),
+/// };
+/// assert_eq!(out.max().into_scalar::<f32>(), 2.0);
+/// ```
+///
 /// # Panics
 /// Where `step` does.
 pub fn capture<T: Send, F: FnMut() -> T + Send>(device: &Device, step: F) -> Option<Graph<T, F>> {

@@ -8,6 +8,15 @@ use crate::MlaError;
 /// are read. It waits for the calls before to reach the device, and not for the device: a kernel that fails later shows later.
 /// Nothing is found out under Fusion, which defers the calls.
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::check_written;
+///
+/// let weights = Tensor::<2>::ones([4, 4], &Device::flex());
+/// check_written("weights", &weights)?; // an error where a GPU had no memory for them
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// [`MlaError::Read`] with the first cause, for instance an allocation ([`failed_allocation`](crate::failed_allocation)).
 pub fn check_written<const D: usize, K: Basic>(argument: &'static str, tensor: &Tensor<D, K>) -> Result<(), MlaError> {

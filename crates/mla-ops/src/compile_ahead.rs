@@ -20,6 +20,14 @@ pub struct CompiledKernels {
 /// What `pass` reads from the device means nothing, and the memory that it allocates there is not taken, unless it writes
 /// to it. **Nothing that other threads launch meanwhile reaches a device either**: call it while nobody else uses one, as a
 /// program does that is about to load its model.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use mla_ops::compile_ahead;
+///
+/// // The CPU has no kernels to compile.
+/// assert_eq!(compile_ahead(&Device::flex(), || "launches what a first step will launch"), None);
+/// ```
 pub fn compile_ahead<T>(device: &Device, pass: impl FnOnce() -> T) -> Option<T> {
     #[cfg(feature = "_gpu")]
     if let burn::backend::DispatchDevice::Cube(_) = device.as_dispatch() {

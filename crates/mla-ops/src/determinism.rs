@@ -10,6 +10,20 @@ use crate::independent::is_flex;
 ///
 /// Matrix libraries choose a kernel, and with it the order of sums, by the number of rows. A request then gets other bits in a
 /// batch of eight than alone, and a greedy token may differ. (He et al., "Defeating Nondeterminism in LLM Inference", 2025.)
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use mla_ops::{Determinism, Weight, linear};
+///
+/// let device = Device::flex();
+/// let random = |shape| Tensor::<2>::random(shape, Distribution::Default, &device);
+/// let (x, weight) = (random([40, 33]), Weight::from(random([7, 33])));
+/// // The bits of a row are the same alone and among others.
+/// let all = linear(x.clone(), &weight, Determinism::BatchInvariant)?;
+/// let alone = linear(x.narrow(0, 39, 1), &weight, Determinism::BatchInvariant)?;
+/// assert_eq!(all.narrow(0, 39, 1).into_data(), alone.into_data());
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Determinism {
     /// The fastest kernel for each number of rows. On a GPU, the rows of a launch of up to 64 are independent all the same.

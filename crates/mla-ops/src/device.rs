@@ -8,6 +8,15 @@ use burn::tensor::Device;
 use crate::MlaError;
 
 /// A device that the operations run on: `flex`, `wgpu`, `cuda` or `cuda:N`.
+///
+/// ```
+/// use mla_ops::DeviceName;
+///
+/// let name: DeviceName = "flex".parse()?;
+/// let device = name.open().map_err(|error| error.to_string())?;
+/// assert_eq!("cuda:1".parse(), Ok(DeviceName::Cuda(1)));
+/// # Ok::<(), String>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceName {
     /// The CPU.

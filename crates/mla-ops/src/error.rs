@@ -4,6 +4,16 @@ use burn::tensor::DType;
 use thiserror::Error;
 
 /// A call that cannot be carried out. Nothing was launched and nothing was changed.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::{MlaError, rms_norm};
+///
+/// let device = Device::flex();
+/// let error = rms_norm(Tensor::ones([2, 8], &device), Tensor::ones([7], &device), 1e-6).unwrap_err();
+/// assert!(matches!(error, MlaError::Shape { argument: "weight", .. }));
+/// assert_eq!(error.to_string(), "rms_norm: `weight` has shape [7], expected [d] = [8]");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MlaError {

@@ -9,6 +9,17 @@ const WORK_PER_THREAD: usize = 1 << 18;
 /// Maps pieces that do not depend on one another, of `work` multiply-adds together: side by side on the CPU, whose
 /// tensor operations are serial for small tensors; one after the other on a GPU, which has its own queue, or where the
 /// pieces are too small.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::map_independent;
+///
+/// let device = Device::flex();
+/// let sums = map_independent(&device, 1 << 20, vec![1.0, 2.0], |value| {
+///     Tensor::<1>::full([4], value, &device).sum().into_scalar::<f32>()
+/// });
+/// assert_eq!(sums, [4.0, 8.0]);
+/// ```
 pub fn map_independent<I: Send, T: Send>(
     device: &Device,
     work: usize,

@@ -28,7 +28,8 @@
 //! | [`capture()`] | a computation that is recorded once and replayed |
 //! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |
 //!
-//! [`device_memory`] says how much memory is free, [`check_written`] and [`failed_allocation`] that it was too little.
+//! Beside them: [`batch`], where the tokens of a step are, in which slots, and where sequences begin; [`RopeConfig`], tables of RoPE,
+//! with YaRN; [`cache`], the paged KV cache. [`device_memory`] says how much memory is free, [`check_written`] and [`failed_allocation`] that it was too little.
 //!
 //! What follows an operation may be computed in its launch. So [`route_experts()`] and [`experts_mlp()`] return values that are not
 //! in memory yet ([`Routing`], [`ExpertsSum`]), a model's [`Residual`] stream waits with a summand until its [`Normed`] rows are
@@ -44,8 +45,10 @@
 //! pages, `S` page size, `N` tokens of all sequences, `T` tokens. Index tensors are i32; floats are f32, f16 or bf16,
 //! sums and log-sum-exps f32.
 //!
-//! The operations are for inference: they have no backward pass.
+//! The operations are for inference: they have no backward pass. `docs/guide.md` of the repository builds a layer with a paged cache
+//! from them.
 
+pub mod batch;
 pub mod cache;
 mod capture;
 mod check;
@@ -67,6 +70,7 @@ mod peer;
 mod read_beside;
 #[cfg(feature = "flex")]
 mod reference;
+mod rope;
 #[cfg(feature = "_gpu")]
 mod tensors;
 mod weight;
@@ -89,4 +93,5 @@ pub use ops::*;
 pub use path::{Path, PathChoice, Problem, UnknownPath, available_paths, explain_path};
 pub use peer::PeerRank;
 pub use read_beside::read_beside;
+pub use rope::{RopeConfig, YarnConfig};
 pub use weight::{BlockFormat, StackedWeight, Weight, WeightBlocks, WeightFormat};

@@ -23,6 +23,15 @@ pub struct DeviceMemory {
 /// CUDA what the driver says, where free is also what this program's pools of memory hold and nobody uses. A buffer that is larger
 /// than the gaps of the pools may find less. `None` where it is not known, as of wgpu, whose adapters do not tell, and in a pass of
 /// [`compile_ahead`](crate::compile_ahead), which takes none.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use mla_ops::device_memory;
+///
+/// if let Some(memory) = device_memory(&Device::flex()) {
+///     assert!(memory.free <= memory.total);
+/// }
+/// ```
 pub fn device_memory(device: &Device) -> Option<DeviceMemory> {
     if is_flex(device) {
         return host_memory();
@@ -52,6 +61,13 @@ impl DeviceName {
 
 /// Bytes of the buffer that a device had no memory for, if that is why its work has failed: what Burn reports of a failure is text,
 /// and names the first cause last. `None` for other failures.
+///
+/// ```
+/// use mla_ops::failed_allocation;
+///
+/// assert_eq!(failed_allocation("out of device memory allocating 4096 bytes"), Some(4096));
+/// assert_eq!(failed_allocation("a launch failed"), None);
+/// ```
 pub fn failed_allocation(report: &str) -> Option<u64> {
     // CubeCL's `IoError::OutOfMemory`, and a buffer that is larger than any that the device has.
     let named = ["out of device memory allocating ", "can't allocate buffer of size: "];

@@ -10,6 +10,18 @@ use crate::MlaError;
 /// asked for, then `launch_next` runs, and only then are they waited for: what it launches runs while the host looks at them.
 /// On the CPU, and under Fusion, `launch_next` runs first.
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::read_beside;
+///
+/// let device = Device::flex();
+/// let tokens = index_tensor(vec![3, 1], &device);
+/// let (tokens, next) = read_beside(tokens, || Tensor::<1>::ones([2], &device) * 2.0)?; // the next step
+/// assert_eq!((tokens, next.dims()), (vec![3, 1], [2]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// [`MlaError::Read`] where the device fails, now or in what it was asked before; then what `launch_next` gave is lost.
 pub fn read_beside<T>(numbers: Tensor<1, Int>, launch_next: impl FnOnce() -> T) -> Result<(Vec<i32>, T), MlaError> {

@@ -25,10 +25,41 @@ use crate::check::Check;
 use crate::tensors::{contiguous, matrix_stride};
 
 /// A matrix `[out, in]` of a projection, in the format that it is stored in. Clones share memory.
+///
+/// ```
+/// use burn::tensor::{DType, Device, Tensor};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::{BlockFormat, Determinism, Weight, WeightBlocks, linear};
+///
+/// let device = Device::flex();
+/// // A dense weight is a tensor.
+/// let dense = Weight::from(Tensor::<2>::ones([2, 128], &device));
+/// // The same in FP8: the code of 1 is 0x38, and there is a scale for 128 columns of 128 rows.
+/// let blocks = WeightBlocks {
+///     format: BlockFormat::Fp8,
+///     codes: index_tensor(vec![0x3838_3838; 2 * 128 / 4], &device),
+///     scales: index_tensor(vec![1f32.to_bits() as i32], &device),
+///     block_rows: 128,
+///     dtype: DType::F32,
+/// };
+/// let fp8 = Weight::from_blocks(blocks, [2, 128])?;
+/// assert_eq!((dense.bytes(), fp8.bytes()), (1024, 260));
+/// let x = Tensor::<2>::ones([1, 128], &device);
+/// assert_eq!(linear(x, &fp8, Determinism::Fast)?.max().into_scalar::<f32>(), 128.0);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Weight(Format<2>);
 
 /// Matrices `[E, out, in]` of one shape and format: experts, or heads. Clones share memory.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::StackedWeight;
+///
+/// let experts = StackedWeight::from(Tensor::<3>::ones([8, 16, 32], &Device::flex()));
+/// assert_eq!((experts.dims(), experts.format().is_dense()), ([8, 16, 32], true));
+/// ```
 #[derive(Debug, Clone)]
 pub struct StackedWeight(Format<3>);
 

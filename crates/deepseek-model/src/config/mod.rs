@@ -10,7 +10,7 @@ pub(crate) mod sizes;
 pub(crate) use self::fields::Fields;
 pub use self::generation::GenerationDefaults;
 pub use self::quantization::Quantization;
-pub use self::rope::{RopeConfig, YarnConfig};
+pub(crate) use self::rope::{read_rope, read_rope_section, rope_contradiction};
 use crate::Result;
 
 /// Where a configuration comes from, when there is none.

@@ -236,7 +236,7 @@ impl<'a> Steps<'a> {
     /// A step that would be captured, of a batch with so many pages each.
     fn captured(&mut self, model: &dyn Capture, batch: usize, pages: usize) -> Result<()> {
         let chunks = [self.chunk(0, 1)?];
-        let mut step = model.buffered_step(batch, [pages, self.cache.page_size()], self.determinism());
+        let mut step = model.buffered_step(batch, [pages, self.cache.page_size()], self.determinism())?;
         step.fill(&chunks, &mut self.cache)?;
         choice::warm_up(step.logits(&mut self.cache)?)?;
         self.free(&chunks)

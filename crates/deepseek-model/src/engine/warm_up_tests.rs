@@ -119,7 +119,7 @@ impl<'a> Requests<'a> {
         };
         let requests: Vec<_> = plan.chunks.iter().map(|chunk| chunk.request).collect();
         let (batch, pages) = bucket(requests.len(), cache.pages().max_pages(&requests)?, cache);
-        let mut step = capture.buffered_step(batch, [pages, cache.page_size()], Determinism::Fast);
+        let mut step = capture.buffered_step(batch, [pages, cache.page_size()], Determinism::Fast)?;
         step.fill(&plan.chunks, cache)?;
         choice::warm_up(step.logits(cache)?.narrow(0, 0, requests.len()))
     }

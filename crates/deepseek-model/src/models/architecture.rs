@@ -152,7 +152,12 @@ pub(crate) const RANKS_TALK: &str =
 pub(crate) trait Capture: Send + Sync {
     /// A step without requests: one token of each of `batch` requests with at most as many pages, of as many
     /// tokens, as `pages` says.
-    fn buffered_step(&self, batch: usize, pages: [usize; 2], determinism: Determinism) -> Box<dyn BufferedStep + '_>;
+    fn buffered_step(
+        &self,
+        batch: usize,
+        pages: [usize; 2],
+        determinism: Determinism,
+    ) -> Result<Box<dyn BufferedStep + '_>>;
 
     /// A cache with the layout of `cache` and next to no rows, which stands in its place while a step has it.
     ///

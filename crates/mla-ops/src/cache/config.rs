@@ -10,6 +10,23 @@ use crate::{MlaError, check_written};
 pub(super) const OP: &str = "PagedCache";
 
 /// The size of a [`PagedCache`](super::PagedCache). Nothing in it may be zero.
+///
+/// ```
+/// use burn::tensor::FloatDType;
+/// use mla_ops::cache::{CacheConfig, PoolConfig};
+///
+/// // DeepSeek-V3: 61 layers, latents of 512 channels with 64 rotary ones behind each, in bf16.
+/// let config = CacheConfig {
+///     pools: vec![PoolConfig::per_token(512 + 64); 61],
+///     num_pages: 1024,
+///     page_size: 64,
+///     max_requests: 32,
+///     max_tokens: 4096,
+///     dtype: FloatDType::BF16,
+/// };
+/// assert_eq!(config.bytes()? / (1024 * 64), 70_272); // for each token
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {
     /// The pools, by number. A layer has one or two.
@@ -44,6 +61,15 @@ impl PoolConfig {
 
 /// A cache tensor `[P, S, D]` of zeros as [`write_latent`](crate::write_latent) wants it: row after row in memory. Some
 /// devices pad the rows of what `Tensor::zeros` makes.
+///
+/// ```
+/// use burn::tensor::{Device, FloatDType};
+/// use mla_ops::cache::new_pool;
+///
+/// let pool = new_pool([16, 64, 576], FloatDType::BF16, &Device::flex())?;
+/// assert_eq!(pool.dims(), [16, 64, 576]);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 ///
 /// # Errors
 /// [`MlaError::UnsupportedDevice`], also for an autodiff device; [`MlaError::DType`] for another type than f32, f16 or bf16, or

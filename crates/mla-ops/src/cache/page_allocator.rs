@@ -6,6 +6,17 @@ use super::CacheError;
 ///
 /// Pages come lowest first from a fresh allocator; later, the page released last is handed out first. Every call checks all
 /// of its input before it changes anything.
+///
+/// ```
+/// use mla_ops::cache::PageAllocator;
+///
+/// let mut allocator = PageAllocator::new(8);
+/// let pages = allocator.allocate(3)?;
+/// allocator.retain(&pages[..1])?; // a second request shares the first page
+/// allocator.release(&pages)?; // the first one ends
+/// assert_eq!((allocator.free_pages(), allocator.ref_count(pages[0])), (7, 1));
+/// # Ok::<(), mla_ops::cache::CacheError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct PageAllocator {
     num_pages: u32,

@@ -3,6 +3,7 @@
 mod batch;
 mod holders;
 mod pools;
+mod sharing;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -55,6 +56,39 @@ struct Request {
 /// and goes stale.
 ///
 /// A call that fails leaves the cache as it was.
+///
+/// ```
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
+/// use mla_ops::{WriteLatentArgs, write_latent};
+///
+/// let device = Device::flex();
+/// let config = CacheConfig {
+///     pools: vec![PoolConfig::per_token(12)], // one for each layer
+///     num_pages: 8,
+///     page_size: 4,
+///     max_requests: 2,
+///     max_tokens: 16,
+///     dtype: FloatDType::F32,
+/// };
+/// let mut cache = PagedCache::new(config, &device)?;
+/// let request = cache.admit()?;
+/// let slots = cache.append(request, 3)?; // room for three tokens
+/// let slots = index_tensor(slots, &device);
+/// for layer in 0..1 {
+///     let latent = Tensor::ones([3, 12], &device);
+///     cache.write_pool(layer, |cache| {
+///         let args = WriteLatentArgs { cache, slots: slots.clone(), latent, rope: None };
+///         Ok((write_latent(args)?, ()))
+///     })?;
+/// }
+/// // The arguments of `mla_decode`.
+/// let (table, lens) = (cache.page_table(&[request], 1)?, cache.seq_lens(&[request])?);
+/// assert_eq!((table.dims(), lens.dims(), cache.pool(0)?.dims()), ([1, 1], [1], [8, 4, 12]));
+/// cache.free(request)?;
+/// # Ok::<(), mla_ops::cache::CacheError>(())
+/// ```
 #[derive(Debug)]
 pub struct PagedCache {
     id: u64,
@@ -163,83 +197,6 @@ impl PagedCache {
         let changed: Vec<i32> = (first_changed..tokens).map(|token| slot(&state.pages, page_size, token)).collect();
         self.unwritten.entry(row).and_modify(|first| *first = first_changed.min(*first)).or_insert(first_changed);
         Ok(changed[len - first_changed..].to_vec())
-    }
-
-    /// Starts a request with the tokens of `request`, sharing all its pages.
-    ///
-    /// # Errors
-    /// [`CacheError::UnknownRequest`], [`CacheError::OutOfRequests`].
-    pub fn fork(&mut self, request: RequestId) -> Result<RequestId, CacheError> {
-        let parent = self.request(request)?;
-        let (len, pages) = (parent.len, parent.pages.clone());
-        let row = self.map.take_row()?;
-        self.hold(&pages)?;
-        self.unwritten.insert(row, 0);
-        Ok(self.insert(Request { row, len, pages }))
-    }
-
-    /// Starts a request whose first tokens are these whole pages, which somebody holds: their rows are written already.
-    ///
-    /// # Errors
-    /// [`CacheError::NotAllocated`], [`CacheError::RequestTooLong`], [`CacheError::OutOfRequests`].
-    pub fn admit_with(&mut self, pages: &[u32]) -> Result<RequestId, CacheError> {
-        let max = self.config.max_tokens;
-        let len = pages.len().saturating_mul(self.config.page_size);
-        if len > max {
-            return Err(CacheError::RequestTooLong { request: self.next_request(), tokens: len, max });
-        }
-        self.hold(pages)?;
-        let row = match self.map.take_row() {
-            Ok(row) => row,
-            Err(error) => {
-                self.let_go(pages)?;
-                return Err(error);
-            }
-        };
-        self.unwritten.insert(row, 0);
-        Ok(self.insert(Request { row, len, pages: pages.to_vec() }))
-    }
-
-    /// Takes the last tokens of a request back, those from position `len` on: a step that failed can be rolled back. Pages
-    /// that nobody else holds are free again; a page that is shared and partly kept is copied at the next append.
-    ///
-    /// # Errors
-    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`] for more tokens than it has.
-    pub fn truncate(&mut self, request: RequestId, len: usize) -> Result<(), CacheError> {
-        let kept = len.div_ceil(self.config.page_size);
-        let state = self.request(request)?;
-        if len > state.len {
-            return Err(wrong_value("len", len, format!("at most {}, the tokens of {request}", state.len)).into());
-        }
-        let cut = state.pages[kept..].to_vec();
-        self.let_go(&cut)?;
-        let state = self.request_mut(request)?;
-        state.pages.truncate(kept);
-        state.len = len;
-        Ok(())
-    }
-
-    /// Gives a request these pages, which somebody holds, in the place of its first ones, which it releases: they have the same rows.
-    ///
-    /// # Errors
-    /// [`CacheError::UnknownRequest`], [`CacheError::NotAllocated`]; [`MlaError::Value`] for more pages than its
-    /// tokens fill.
-    pub fn replace_first_pages(&mut self, request: RequestId, pages: &[u32]) -> Result<(), CacheError> {
-        let Request { row, len, pages: held } = self.request(request)?;
-        let (row, filled) = (*row, len / self.config.page_size);
-        if pages.len() > filled {
-            return Err(wrong_value("pages", pages.len(), format!("at most {filled}, which {request} fills")).into());
-        }
-        let Some(changed) = pages.iter().zip(held).position(|(new, old)| new != old) else {
-            return Ok(());
-        };
-        let old = held[changed..pages.len()].to_vec();
-        self.hold(&pages[changed..])?;
-        self.let_go(&old)?;
-        self.request_mut(request)?.pages[changed..pages.len()].copy_from_slice(&pages[changed..]);
-        let first = changed * self.config.page_size;
-        self.unwritten.entry(row).and_modify(|other| *other = first.min(*other)).or_insert(first);
-        Ok(())
     }
 
     /// Ends a request. Pages that no other request holds are free again.

@@ -13,6 +13,18 @@ const OP: &str = "RequestToToken";
 /// A request owns one row. Entries past a request's length hold anything. Writes send only the new entries to the device and
 /// change the tensor in place, as long as there is no handle of an earlier [`Self::tensor`]; a kept handle makes
 /// the next write copy the map, and goes on showing the old one.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use mla_ops::cache::RequestToToken;
+///
+/// let mut map = RequestToToken::new(2, 8, &Device::flex())?;
+/// let row = map.take_row()?;
+/// map.write(row, 0, &[12, 13, 14])?; // the slots of its first three tokens
+/// assert_eq!(map.tensor().dims(), [2, 8]);
+/// map.free_row(row)?;
+/// # Ok::<(), mla_ops::cache::CacheError>(())
+/// ```
 #[derive(Debug)]
 pub struct RequestToToken {
     map: Tensor<2, Int>,

@@ -8,6 +8,13 @@ pub use self::cuda::{find_nccl, nccl_all_reduce};
 
 /// Looks for NCCL, which builds without the feature `cuda` have no use for.
 ///
+/// ```
+/// // Without it, sums of several GPUs go through their memory alone.
+/// if let Err(reason) = mla_ops::find_nccl() {
+///     println!("{reason}");
+/// }
+/// ```
+///
 /// # Errors
 /// [`MlaError::UnsupportedDevice`](crate::MlaError::UnsupportedDevice), always.
 #[cfg(not(feature = "cuda"))]

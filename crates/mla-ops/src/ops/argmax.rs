@@ -14,6 +14,15 @@ use crate::dispatch::tensors;
 /// Of several that are as large it is the first. NaN is left out, and plus infinity is as large as the largest f32. The index is
 /// -1 in a row of nothing but minus infinity and NaN.
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use mla_ops::argmax;
+///
+/// let logits = Tensor::<2>::from_data([[0.1, 2.0, -1.0], [5.0, 0.0, 5.0]], &Device::flex());
+/// assert_eq!(argmax(logits)?.into_data(), TensorData::from([1, 0]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Another dtype; rows without numbers; more than the device can do ([`MlaError::DeviceLimit`]).
 pub fn argmax(x: Tensor<2>) -> Result<Tensor<1, Int>, MlaError> {

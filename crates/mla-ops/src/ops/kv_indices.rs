@@ -26,6 +26,22 @@ pub struct KvIndices {
 
 /// Page ids of all sequences, one after the other, at most `capacity` of them.
 ///
+/// ```
+/// use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::{PagedBatchArgs, kv_indices};
+///
+/// let device = Device::flex();
+/// // Pages of 2 tokens: request 0 has its tokens in the pages 3 and 1, request 1 in page 0.
+/// let req_to_token = Tensor::<2, Int>::from_data([[6, 7, 2, 3], [0, 1, 0, 0]], (&device, DType::I32));
+/// let (rows, lens) = (index_tensor(vec![1, 0], &device), index_tensor(vec![2, 3], &device));
+/// let list = kv_indices(PagedBatchArgs::new(req_to_token, rows, lens, 2), 4)?;
+/// assert_eq!(list.indptr.into_data(), TensorData::from([0, 1, 3]));
+/// assert_eq!(list.indices.into_data(), TensorData::from([0, 3, 1, -1]));
+/// assert_eq!(list.last_page_len.into_data(), TensorData::from([2, 1]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices, or a page size that is no power of two: nothing is launched. A capacity that is too
 /// small shows in [`KvIndices::overflow`], since the lengths are known on the device only. So are the slots: one that is negative

@@ -37,6 +37,21 @@ pub struct PageTable {
 
 /// Page ids of all sequences, at most `max_pages` of each.
 ///
+/// ```
+/// use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::{PagedBatchArgs, page_table};
+///
+/// let device = Device::flex();
+/// // Pages of 2 tokens: request 0 has its tokens in the pages 3 and 1, request 1 in page 0.
+/// let req_to_token = Tensor::<2, Int>::from_data([[6, 7, 2, 3], [0, 1, 0, 0]], (&device, DType::I32));
+/// let (rows, lens) = (index_tensor(vec![1, 0], &device), index_tensor(vec![2, 3], &device));
+/// let pages = page_table(PagedBatchArgs::new(req_to_token, rows, lens, 2), 2)?;
+/// assert_eq!(pages.table.into_data(), TensorData::from([[0, -1], [3, 1]]));
+/// assert_eq!(pages.overflow.into_data(), TensorData::from([0, 0]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices, a page size that is no power of two, or a table that is too large: nothing is launched. A
 /// `max_pages` that is too small shows in [`PageTable::overflow`], since the lengths are known on the device only. So are the
@@ -54,6 +69,16 @@ pub fn page_table(args: PagedBatchArgs, max_pages: usize) -> Result<PageTable, M
 }
 
 impl PagedBatchArgs {
+    /// Sequences from their first token on: no `kv_start`.
+    pub fn new(
+        req_to_token: Tensor<2, Int>,
+        req_rows: Tensor<1, Int>,
+        seq_lens: Tensor<1, Int>,
+        page_size: usize,
+    ) -> Self {
+        Self { req_to_token, req_rows, seq_lens, kv_start: None, page_size }
+    }
+
     pub(super) fn check(&self, op: &'static str) -> Result<Check, MlaError> {
         let check = Check::new(op, "req_to_token", &self.req_to_token)?;
         check.int("req_to_token", &self.req_to_token)?;

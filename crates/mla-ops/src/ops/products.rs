@@ -35,6 +35,15 @@ pub(crate) fn is_small_batch(rows: usize, device: &Device) -> bool {
 ///
 /// Each operation has a constructor. Weights are dense and of the dtype of `x`, and rows may depend on one another, unless
 /// [`Self::with_weight_format`], [`Self::with_weight_dtype`] and [`Self::with_determinism`] say otherwise.
+///
+/// ```
+/// use burn::tensor::{DType, Device};
+/// use mla_ops::{Determinism, LinearProblem, explain_path};
+///
+/// // 4 rows of 512 channels, 1,024 outputs.
+/// let problem = LinearProblem::dense([4, 512, 1024], DType::F32).with_determinism(Determinism::BatchInvariant);
+/// println!("{}", explain_path(&problem, &Device::flex()));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinearProblem {
     /// Rows of x: tokens.

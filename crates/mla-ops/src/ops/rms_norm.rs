@@ -13,6 +13,17 @@ use crate::check::Check;
 ///
 /// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::rms_norm;
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::from_data([[3.0, 4.0, 0.0, 0.0]], &device);
+/// let normed = rms_norm(x, Tensor::ones([4], &device), 0.0)?; // the root of the mean square is 2.5
+/// assert!((normed.max().into_scalar::<f32>() - 1.6).abs() < 1e-6);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices, an epsilon that is negative or not finite, or more than the device can do: nothing is
 /// launched.

@@ -46,6 +46,22 @@ impl From<Box<WriteLatentError>> for MlaError {
 /// Under Burn's fusing backend (feature `fusion`) a view of the cache that is still alive, and strides, show only when the
 /// deferred call is carried out. The result is right then too, but made in a copy: views keep their values.
 ///
+/// ```
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::cache::new_pool;
+/// use mla_ops::{WriteLatentArgs, write_latent};
+///
+/// let device = Device::flex();
+/// let cache = new_pool([2, 4, 6], FloatDType::F32, &device)?; // [P, S, D]
+/// // Of three tokens the first two are written, at the end of page 0 and the beginning of page 1.
+/// let (slots, latent) = (index_tensor(vec![3, 4, -1], &device), Tensor::<2>::ones([3, 4], &device));
+/// let rope = Some(Tensor::zeros([3, 2], &device));
+/// let cache = write_latent(WriteLatentArgs { cache, slots, latent, rope })?;
+/// assert_eq!(cache.sum().into_scalar::<f32>(), 8.0);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices; a cache that is a strided view; [`MlaError::CacheShared`] if another handle of the
 /// cache exists. The cache comes back in the error, unchanged. A slot out of range is on the device and cannot be seen;

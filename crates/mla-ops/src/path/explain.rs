@@ -14,6 +14,18 @@ use crate::device::has_kernels;
 ///
 /// It reads the table that the operation's launch reads. Nothing is launched. Where the device has no implementation, the operation
 /// refuses the call with an error, and the reason says so; the path is then the most general one of the device.
+///
+/// ```
+/// use burn::tensor::{DType, Device};
+/// use mla_ops::{Path, RaggedAttentionProblem, available_paths, explain_path};
+///
+/// let problem = RaggedAttentionProblem {
+///     heads: 128, kv_heads: 128, key_width: 192, value_width: 128, shared_width: 64, dtype: DType::BF16,
+/// };
+/// let choice = explain_path(&problem, &Device::flex());
+/// println!("{}: {}", choice.path, choice.reason);
+/// assert_eq!(available_paths(&problem, &Device::flex()), [Path::Reference]);
+/// ```
 pub fn explain_path(problem: &impl Problem, device: &Device) -> PathChoice {
     let (words, found) = (problem.words(), implementations(problem, device));
     let Some(&Implementation { path, needs }) = found.first() else {

@@ -34,6 +34,15 @@ const LEAST_PATIENCE: Duration = Duration::from_micros(10);
 ///
 /// Clones are the same rank. The mailboxes go with the last rank of the group, when its devices have done what was launched; graphs
 /// with such sums must have gone before.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use mla_ops::{MlaError, PeerRank};
+///
+/// // Two CUDA devices would give two ranks, of which each calls `all_reduce` on its own thread.
+/// let refused = PeerRank::group(&[Device::flex(), Device::flex()]);
+/// assert!(matches!(refused, Err(MlaError::UnsupportedDevice { .. })));
+/// ```
 #[derive(Clone)]
 pub struct PeerRank {
     group: Arc<Group>,

@@ -126,9 +126,14 @@ impl Model for DeepseekV3 {
 }
 
 impl Capture for DeepseekV3 {
-    fn buffered_step(&self, batch: usize, pages: [usize; 2], determinism: Determinism) -> Box<dyn BufferedStep + '_> {
-        let buffers = StepBuffers::new(batch, pages, &self.rotary, &self.device);
-        Box::new(DecodeStep { model: self, buffers, determinism })
+    fn buffered_step(
+        &self,
+        batch: usize,
+        pages: [usize; 2],
+        determinism: Determinism,
+    ) -> Result<Box<dyn BufferedStep + '_>> {
+        let buffers = StepBuffers::new(batch, pages, &self.rotary, &self.device)?;
+        Ok(Box::new(DecodeStep { model: self, buffers, determinism }))
     }
 
     fn stand_in(&self, cache: &ModelCache) -> Result<ModelCache> {

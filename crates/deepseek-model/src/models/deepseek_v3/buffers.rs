@@ -33,9 +33,10 @@ impl StepBuffers {
         [max_pages, page_size]: [usize; 2],
         rotary: &RotaryEmbedding,
         device: &Device,
-    ) -> Self {
+    ) -> Result<Self> {
         let numbers = ints(Numbers::new(batch, max_pages).concat(), device);
-        Self { batch, max_pages, page_size, numbers, rotations: rotary.first(max_pages * page_size, device) }
+        let rotations = rotary.first(max_pages * page_size, device)?;
+        Ok(Self { batch, max_pages, page_size, numbers, rotations })
     }
 
     /// Whether this is the only handle of the buffer, so that [`Self::fill`] stays in it.
@@ -139,7 +140,7 @@ mod tests {
         let config = DeepseekV3Config::read(Path::new(fixture)).unwrap();
         let device = Device::flex();
         let rotary = RotaryEmbedding::new(&config.rope, config.qk_rope_head_dim, config.rope_interleave);
-        let mut buffers = StepBuffers::new(2, [4, 8], &rotary, &device);
+        let mut buffers = StepBuffers::new(2, [4, 8], &rotary, &device).unwrap();
         let size = CacheConfig {
             pools: vec![PoolConfig::per_token(8)],
             num_pages: 4,
@@ -170,7 +171,7 @@ mod tests {
         let config = DeepseekV3Config::read(Path::new(fixture)).unwrap();
         let device = Device::flex();
         let rotary = RotaryEmbedding::new(&config.rope, config.qk_rope_head_dim, config.rope_interleave);
-        let [small, large] = [4, 64].map(|pages| StepBuffers::new(2, [pages, 8], &rotary, &device).rotations);
+        let [small, large] = [4, 64].map(|pages| StepBuffers::new(2, [pages, 8], &rotary, &device).unwrap().rotations);
         assert_eq!(small.addresses(), large.addresses());
     }
 }

@@ -4,9 +4,12 @@ use std::fmt;
 use std::path::Path;
 
 use burn::tensor::{DType, FloatDType};
+use mla_ops::RopeConfig;
 
 use crate::config::sizes::is_positive;
-use crate::config::{CONFIG_HINT, Contradiction, Fields, LayerSummary, Quantization, RopeConfig, refuse_unimplemented};
+use crate::config::{
+    CONFIG_HINT, Contradiction, Fields, LayerSummary, Quantization, read_rope, refuse_unimplemented, rope_contradiction,
+};
 use crate::{ModelError, Result};
 
 /// A model family, by the `model_type` of its `config.json`.
@@ -173,7 +176,7 @@ impl DeepseekV3Config {
             group_limited: read_group_limited(fields, v3)?,
             rms_norm_eps: fields.number_or("rms_norm_eps", 1e-6)?,
             max_position_embeddings: fields.count_or("max_position_embeddings", if v3 { 4096 } else { 2048 })?,
-            rope: RopeConfig::read(fields)?,
+            rope: read_rope(fields)?,
             rope_interleave: !v3 || fields.flag_or("rope_interleave", true)?,
             eos_token_ids: fields.token_ids("eos_token_id")?,
             bos_token_id: fields.optional("bos_token_id", "a token id")?,
@@ -237,7 +240,7 @@ impl DeepseekV3Config {
                 return found(field, value.to_string(), "a finite number above 0, in f32".to_string());
             }
         }
-        self.rope.contradiction()
+        rope_contradiction(&self.rope)
     }
 
     fn contradicting_groups(&self) -> Option<Contradiction> {

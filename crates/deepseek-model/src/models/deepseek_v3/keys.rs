@@ -4,6 +4,7 @@ use std::iter;
 use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor};
+use mla_ops::batch::{cu_seqlens, slots};
 use mla_ops::cache::{PagedCache, RequestId};
 use mla_ops::{Determinism, MlaPlan, MlaPlanArgs, Splits, mla_plan};
 
@@ -151,7 +152,7 @@ impl NewKeys {
             return Ok(Self::Absorbed(absorbed_keys(chunks, cache, (heads, determinism), device)?));
         }
         let new_tokens: Vec<usize> = lengths.iter().map(|lengths| lengths.new).collect();
-        let cu_seqlens = cumulated(&new_tokens, device);
+        let cu_seqlens = ints(cu_seqlens(&new_tokens)?, device);
         if lengths.iter().all(|lengths| lengths.past == 0) {
             return Ok(Self::Naive { cu_seqlens, last: None, before: Vec::new() });
         }
@@ -181,26 +182,13 @@ fn key_blocks(lengths: &[ChunkLengths], most: usize) -> (Vec<Range<usize>>, Vec<
     (last, before.collect())
 }
 
-/// The sums of all before each, and of all.
-fn cumulated(lens: &[usize], device: &Device) -> Tensor<1, Int> {
-    let sums = lens.iter().scan(0, |sum, &len| {
-        *sum += len as i32;
-        Some(*sum)
-    });
-    ints(iter::once(0).chain(sums).collect(), device)
-}
-
 impl CachedKeys {
     /// Those at these places of each chunk's request.
     fn new(chunks: &[Chunk], keys: Vec<Range<usize>>, cache: &PagedCache, device: &Device) -> Result<Self> {
         let lens: Vec<usize> = keys.iter().map(ExactSizeIterator::len).collect();
-        let page_size = cache.config().page_size;
-        let mut slots = Vec::with_capacity(lens.iter().sum());
-        for (chunk, keys) in chunks.iter().zip(keys) {
-            let pages = cache.pages(chunk.request)?;
-            slots.extend(keys.map(|key| (pages[key / page_size] as usize * page_size + key % page_size) as i32));
-        }
-        Ok(Self { slots: ints(slots, device), cu_seqlens: cumulated(&lens, device) })
+        let pages = chunks.iter().map(|chunk| Ok(cache.pages(chunk.request)?)).collect::<Result<Vec<_>>>()?;
+        let slots = slots(&keys, &pages, cache.config().page_size)?;
+        Ok(Self { slots: ints(slots, device), cu_seqlens: ints(cu_seqlens(&lens)?, device) })
     }
 }
 

@@ -5,8 +5,8 @@ mod prefill;
 use burn::tensor::{Int, Tensor};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
-    Decoded, Determinism, HeadRows, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, Normed, RopeQuery, SparseMlaArgs,
-    SparseMlaOptions, SparseScope, Splits, StackedWeight, linear_by_head, linear_pair, mla_decode, sparse_mla,
+    Decoded, Determinism, HeadRows, MlaDecodeArgs, MlaDecodeOptions, Normed, RopeQuery, SparseMlaArgs,
+    SparseMlaOptions, SparseScope, StackedWeight, linear_by_head, linear_pair, mla_decode, sparse_mla,
 };
 
 use super::config::DeepseekV3Config;
@@ -209,12 +209,7 @@ impl MultiHeadLatentAttention {
     fn picked(&self, q: Tensor<3>, slots: Tensor<3, Int>, step: &Step, cache: &PagedCache) -> Result<Tensor<3>> {
         let [tokens, heads, _] = q.dims();
         let rank = self.kv_lora_rank;
-        let args = SparseMlaArgs {
-            q: q.unsqueeze_dim(1),
-            scope: SparseScope { rows: cache.pool(self.pool)?, indices: slots, lengths: None },
-            second: None,
-            sink: None,
-        };
+        let args = SparseMlaArgs::new(q.unsqueeze_dim(1), SparseScope::new(cache.pool(self.pool)?, slots));
         let (softmax_scale, determinism) = (self.softmax_scale, step.determinism);
         let options = SparseMlaOptions { value_width: rank, softmax_scale, determinism };
         let (out, _) = sparse_mla(args, &options)?;
@@ -231,14 +226,7 @@ impl MultiHeadLatentAttention {
         let [tokens, heads, _] = q.dims();
         let (batch, rank) = (keys.batch, self.kv_lora_rank);
         let q = q.reshape([batch, tokens / batch, heads, rank + self.qk_rope_head_dim]);
-        let args = MlaDecodeArgs {
-            q: MlaQuery::Whole(q),
-            kv_cache: cache.pool(self.pool)?,
-            page_table: keys.page_table.clone(),
-            seq_lens: keys.seq_lens.clone(),
-        };
-        let (softmax_scale, splits) = (self.softmax_scale, Splits::Auto);
-        let options = MlaDecodeOptions { value_width: rank, softmax_scale, causal: true, splits, path: None };
-        Ok(mla_decode(args, &options, Some(&keys.plan))?)
+        let args = MlaDecodeArgs::new(q, cache.pool(self.pool)?, keys.page_table.clone(), keys.seq_lens.clone());
+        Ok(mla_decode(args, &MlaDecodeOptions::new(rank, self.softmax_scale), Some(&keys.plan))?)
     }
 }

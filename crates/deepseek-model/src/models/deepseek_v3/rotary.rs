@@ -1,10 +1,9 @@
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use mla_ops::{
-    RopeQuery, RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, linear_by_head, rms_norm, rope_write,
-    write_latent,
+    MlaError, RopeConfig, RopeQuery, RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, linear_by_head,
+    rms_norm, rope_write, write_latent,
 };
 
-use crate::config::RopeConfig;
 use crate::layers::{RmsNorm, RopeTable};
 
 /// Rotary position embedding of a rotary width `dr` (RoFormer §3.2.2; YaRN through the frequencies).
@@ -31,15 +30,15 @@ impl RotaryEmbedding {
     }
 
     /// The rotations at these positions.
-    pub(crate) fn at(&self, positions: &[usize], device: &Device) -> Rotation {
-        let [cos, sin] = self.table.at(positions, device);
-        Rotation { cos, sin, interleaved: self.interleaved }
+    pub(crate) fn at(&self, positions: &[usize], device: &Device) -> Result<Rotation, MlaError> {
+        let [cos, sin] = self.table.at(positions, device)?;
+        Ok(Rotation { cos, sin, interleaved: self.interleaved })
     }
 
     /// The rotations at the first positions, as many at least: the same tensors for all who ask, unless nobody asked for as many.
-    pub(crate) fn first(&self, positions: usize, device: &Device) -> Rotation {
-        let [cos, sin] = self.table.first(positions, device);
-        Rotation { cos, sin, interleaved: self.interleaved }
+    pub(crate) fn first(&self, positions: usize, device: &Device) -> Result<Rotation, MlaError> {
+        let [cos, sin] = self.table.first(positions, device)?;
+        Ok(Rotation { cos, sin, interleaved: self.interleaved })
     }
 }
 

@@ -10,6 +10,7 @@ use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::model::DeepseekV4;
 use super::names;
+use super::partial_rotary::PartialRotary;
 use crate::Result;
 use crate::cache::{CacheSize, ModelCache};
 use crate::config::LayerSummary;
@@ -110,12 +111,17 @@ impl Model for DeepseekV4 {
 }
 
 impl Capture for DeepseekV4 {
-    fn buffered_step(&self, batch: usize, pages: [usize; 2], determinism: Determinism) -> Box<dyn BufferedStep + '_> {
+    fn buffered_step(
+        &self,
+        batch: usize,
+        pages: [usize; 2],
+        determinism: Determinism,
+    ) -> Result<Box<dyn BufferedStep + '_>> {
         let [max_pages, page_size] = pages;
-        let rotations =
-            [&self.rotary, &self.compress_rotary].map(|rotary| rotary.first(max_pages * page_size, &self.device));
+        let first = |rotary: &PartialRotary| rotary.first(max_pages * page_size, &self.device);
+        let rotations = [first(&self.rotary)?, first(&self.compress_rotary)?];
         let buffers = StepBuffers::new(batch, pages, rotations, (&self.config, determinism), &self.device);
-        Box::new(DecodeStep { model: self, buffers })
+        Ok(Box::new(DecodeStep { model: self, buffers }))
     }
 
     fn stand_in(&self, cache: &ModelCache) -> Result<ModelCache> {

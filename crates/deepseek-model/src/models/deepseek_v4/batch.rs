@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use mla_ops::batch::{cu_seqlens, positions};
+
 use super::cache::{Place, V4Cache};
 use super::schedule::CompressorSpec;
 use crate::Result;
@@ -76,14 +78,14 @@ impl Batch {
     }
 
     /// Positions of the new tokens, `[N]`.
-    pub(super) fn positions(&self) -> Vec<usize> {
-        self.sequences.iter().flat_map(Sequence::positions).collect()
+    pub(super) fn positions(&self) -> Result<Vec<usize>> {
+        let tokens: Vec<Range<usize>> = self.sequences.iter().map(Sequence::positions).collect();
+        Ok(positions(&tokens)?)
     }
 
     /// `[B + 1]`.
-    pub(super) fn cu_seqlens(&self) -> Vec<i32> {
-        let ends = self.sequences.iter().map(|sequence| sequence.tokens.end as i32);
-        [0].into_iter().chain(ends).collect()
+    pub(super) fn cu_seqlens(&self) -> Result<Vec<i32>> {
+        Ok(cu_seqlens(&self.lens())?)
     }
 
     /// The slots of the new tokens in a state with rings of `len` tokens, `[N]`; -1 for those that others of this step overwrite.

@@ -211,7 +211,7 @@ mod tests {
         for token in 0..18 {
             let chunks = requests.map(|request| cache.append(request, &[20 + token]).expect("room"));
             let pages = if token < 2 { 1 } else { 2 };
-            let mut step = capture.buffered_step(4, [pages, 16], Determinism::Fast);
+            let mut step = capture.buffered_step(4, [pages, 16], Determinism::Fast).unwrap();
             let twice = [(); 2].map(|()| {
                 step.fill(&chunks, &mut cache).expect("the cache of the model");
                 assert!(step.is_in_place());

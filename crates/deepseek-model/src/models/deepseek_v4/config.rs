@@ -2,9 +2,13 @@
 
 use std::path::Path;
 
+use mla_ops::RopeConfig;
+
 use super::schedule::{AttentionSpec, LayerSpec, MlpSpec};
 use crate::config::sizes::is_positive;
-use crate::config::{CONFIG_HINT, Contradiction, Fields, Quantization, RopeConfig, refuse_unimplemented};
+use crate::config::{
+    CONFIG_HINT, Contradiction, Fields, Quantization, read_rope_section, refuse_unimplemented, rope_contradiction,
+};
 use crate::{ModelError, Result};
 
 /// The `model_type`s of the files that are read here.
@@ -185,7 +189,7 @@ impl DeepseekV4Config {
         if !((self.hc_eps as f32).is_finite() && self.hc_eps >= 0.0) {
             return found("hc_eps", self.hc_eps, "a finite number of at least 0");
         }
-        self.rope.contradiction().or_else(|| self.compress_rope.contradiction())
+        rope_contradiction(&self.rope).or_else(|| rope_contradiction(&self.compress_rope))
     }
 }
 
@@ -211,7 +215,7 @@ fn read_ropes(fields: &Fields) -> Result<(RopeConfig, RopeConfig)> {
     let (main, mut compress) = match fields.object("rope_parameters")? {
         Some(sections) => {
             let section = |name: &str, theta| match sections.object(name)? {
-                Some(section) => RopeConfig::read_section(&section, &format!("rope_parameters.{name}"), theta),
+                Some(section) => read_rope_section(&section, &format!("rope_parameters.{name}"), theta),
                 None => Err(fields.error(&format!("rope_parameters.{name}"), "missing".into(), "an object".into())),
             };
             (section("main", thetas.0)?, section("compress", thetas.1)?)
@@ -219,7 +223,7 @@ fn read_ropes(fields: &Fields) -> Result<(RopeConfig, RopeConfig)> {
         None => {
             let plain = |rope_theta| RopeConfig { rope_theta, yarn: None };
             let compress = match fields.object("rope_scaling")? {
-                Some(scaling) => RopeConfig::read_section(&scaling, "rope_scaling", thetas.1)?,
+                Some(scaling) => read_rope_section(&scaling, "rope_scaling", thetas.1)?,
                 None => plain(thetas.1),
             };
             (plain(thetas.0), compress)

@@ -1,9 +1,8 @@
 use burn::tensor::{DType, Device, Int, Tensor};
-use mla_ops::{InverseRope, RopeQuery, RopeWriteArgs, RopeWritten, WriteLatentError, rope_write};
+use mla_ops::batch::index_tensor;
+use mla_ops::{InverseRope, MlaError, RopeConfig, RopeQuery, RopeWriteArgs, RopeWritten, WriteLatentError, rope_write};
 
-use crate::config::RopeConfig;
 use crate::layers::RopeTable;
-use crate::step::ints;
 
 /// Rotary embedding of the trailing channels of a head (DeepSeek-V4): in pairs `(2i, 2i + 1)`.
 #[derive(Debug, Clone)]
@@ -24,25 +23,30 @@ impl PartialRotary {
     }
 
     /// The rotations at these positions.
-    pub(crate) fn at(&self, positions: &[usize], device: &Device) -> PartialRotation {
-        let [cos, sin] = self.0.at(positions, device);
-        PartialRotation { cos, sin }
+    pub(crate) fn at(&self, positions: &[usize], device: &Device) -> Result<PartialRotation, MlaError> {
+        let [cos, sin] = self.0.at(positions, device)?;
+        Ok(PartialRotation { cos, sin })
     }
 
     /// The rotations at the first positions, as many at least: the same tensors for all who ask, unless nobody asked for as many.
-    pub(crate) fn first(&self, positions: usize, device: &Device) -> PartialRotation {
-        let [cos, sin] = self.0.first(positions, device);
-        PartialRotation { cos, sin }
+    pub(crate) fn first(&self, positions: usize, device: &Device) -> Result<PartialRotation, MlaError> {
+        let [cos, sin] = self.0.first(positions, device)?;
+        Ok(PartialRotation { cos, sin })
     }
 
     /// Cosines and sines at these positions, f32 `[shape[0], shape[1], dr / 2]` each.
-    pub(crate) fn tables(&self, positions: &[i32], shape: [usize; 2], device: &Device) -> (Tensor<3>, Tensor<3>) {
+    pub(crate) fn tables(
+        &self,
+        positions: &[i32],
+        shape: [usize; 2],
+        device: &Device,
+    ) -> Result<(Tensor<3>, Tensor<3>), MlaError> {
         let Some(&last) = positions.iter().max() else {
             // A reshape to 0 of something would keep the dimension that is there.
             let none = Tensor::empty([shape[0], shape[1], self.0.width() / 2], (device, DType::F32));
-            return (none.clone(), none);
+            return Ok((none.clone(), none));
         };
-        self.first(last as usize + 1, device).tables(ints(positions.to_vec(), device), shape)
+        Ok(self.first(last as usize + 1, device)?.tables(index_tensor(positions.to_vec(), device), shape))
     }
 }
 

@@ -96,12 +96,13 @@ impl V4Step {
         device: &Device,
     ) -> Result<Self> {
         let batch = Batch::begin(chunks, cache)?;
-        let positions = batch.positions();
+        let positions = batch.positions()?;
         let ids = chunks.iter().flat_map(|chunk| chunk.tokens.iter().map(|&id| id as i32)).collect();
         let page_size = cache.entries().config().page_size;
         let upload = Upload { batch: &batch, rotary: rotary[1], page_size, determinism, device };
-        let entries = config.entry_kinds().into_iter();
-        let [rotation, compress_rotation] = rotary.map(|rotary| rotary.at(&positions, device));
+        let kinds = config.entry_kinds().into_iter();
+        let entries = kinds.map(|(spec, of)| Ok((spec, upload.entries(&of, config, cache)?))).collect::<Result<_>>()?;
+        let [rotation, compress_rotation] = [rotary[0].at(&positions, device)?, rotary[1].at(&positions, device)?];
         Ok(Self {
             determinism,
             input_ids: ints(ids, device),
@@ -109,9 +110,9 @@ impl V4Step {
             compress_rotation,
             state_rows: ints(batch.state_rows(), device),
             starts: ints(batch.starts(), device),
-            cu_seqlens: ints(batch.cu_seqlens(), device),
+            cu_seqlens: ints(batch.cu_seqlens()?, device),
             window: upload.window(config.sliding_window),
-            entries: entries.map(|(spec, of)| (spec, upload.entries(&of, config, cache))).collect(),
+            entries,
             padded_slots: None,
         })
     }
@@ -145,7 +146,7 @@ impl Upload<'_> {
         }
     }
 
-    fn entries(&self, of: &CompressorSpec, config: &DeepseekV4Config, cache: &V4Cache) -> EntryStep {
+    fn entries(&self, of: &CompressorSpec, config: &DeepseekV4Config, cache: &V4Cache) -> Result<EntryStep> {
         let per_page = self.page_size / of.rate;
         let numbers = self.batch.entries(of, per_page, 0);
         let most = numbers.visible.iter().copied().max().unwrap_or(0) as usize;
@@ -160,15 +161,15 @@ impl Upload<'_> {
             }
         };
         let shape = [self.batch.lens().len(), numbers.completed];
-        let (cos, sin) = self.rotary.tables(&numbers.positions, shape, self.device);
-        EntryStep {
+        let (cos, sin) = self.rotary.tables(&numbers.positions, shape, self.device)?;
+        Ok(EntryStep {
             carried_slots: ints(numbers.carried_slots, self.device),
             slots: ints(numbers.slots, self.device),
             cos,
             sin,
             visible: ints(numbers.visible, self.device).unsqueeze_dim(1),
             seen,
-        }
+        })
     }
 
     /// The pages of each sequence, from which an indexer picks.

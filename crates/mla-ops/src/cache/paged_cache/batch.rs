@@ -49,6 +49,29 @@ impl PagedCache {
     /// The map from (row, token position) to slot, i32 `[R, T]`; entries past a request's length hold anything. What is new since
     /// the last call is sent to the device now.
     ///
+    /// ```
+    /// # use burn::tensor::{Device, FloatDType};
+    /// # use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
+    /// use mla_ops::{PagedBatchArgs, page_table};
+    ///
+    /// # let config = CacheConfig {
+    /// #     pools: vec![PoolConfig::per_token(12)],
+    /// #     num_pages: 8,
+    /// #     page_size: 4,
+    /// #     max_requests: 2,
+    /// #     max_tokens: 16,
+    /// #     dtype: FloatDType::F32,
+    /// # };
+    /// let mut cache = PagedCache::new(config, &Device::flex())?;
+    /// let request = cache.admit()?;
+    /// cache.append(request, 5)?;
+    /// // The page table, made on the device.
+    /// let (rows, lens) = (cache.rows(&[request])?, cache.seq_lens(&[request])?);
+    /// let pages = page_table(PagedBatchArgs::new(cache.req_to_token()?, rows, lens, 4), 2)?;
+    /// assert_eq!(pages.table.into_data(), cache.page_table(&[request], 2)?.into_data());
+    /// # Ok::<(), mla_ops::cache::CacheError>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`RequestToToken::write`](crate::cache::RequestToToken::write), which a cache in order does not have.
     pub fn req_to_token(&mut self) -> Result<Tensor<2, Int>, CacheError> {

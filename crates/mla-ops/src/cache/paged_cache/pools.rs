@@ -3,8 +3,8 @@
 use burn::tensor::{DType, Tensor};
 
 use super::{OP, PagedCache, wrong_value};
-use crate::MlaError;
 use crate::cache::CacheError;
+use crate::{MlaError, WriteLatentError};
 
 /// The pools.
 impl PagedCache {
@@ -41,6 +41,55 @@ impl PagedCache {
         self.check_pool(index, &pool)?;
         self.pools[index] = Some(pool);
         Ok(())
+    }
+
+    /// Writes into a pool: takes it, and gives it back, written or refused. What else `write` returns is the result:
+    /// `Ok((write_latent(args)?, ()))`, or `rope_write(args).map(|written| (written.cache, written.q))`.
+    ///
+    /// ```
+    /// # use burn::tensor::{Device, FloatDType, Tensor};
+    /// # use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig};
+    /// use mla_ops::batch::index_tensor;
+    /// use mla_ops::{WriteLatentArgs, write_latent};
+    ///
+    /// # let device = Device::flex();
+    /// # let config = CacheConfig {
+    /// #     pools: vec![PoolConfig::per_token(12)],
+    /// #     num_pages: 8,
+    /// #     page_size: 4,
+    /// #     max_requests: 2,
+    /// #     max_tokens: 16,
+    /// #     dtype: FloatDType::F32,
+    /// # };
+    /// let mut cache = PagedCache::new(config, &device)?;
+    /// let request = cache.admit()?;
+    /// let slots = index_tensor(cache.append(request, 1)?, &device);
+    /// let latent = Tensor::<2>::ones([2, 12], &device); // a row too many
+    /// let refused = cache.write_pool(0, |cache| {
+    ///     Ok((write_latent(WriteLatentArgs { cache, slots, latent, rope: None })?, ()))
+    /// });
+    /// assert!(refused.is_err() && cache.pool(0).is_ok());
+    /// # Ok::<(), mla_ops::cache::CacheError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a pool that does not exist; what `write` returns; those of
+    /// [`Self::put_pool`] for another tensor than the pool.
+    pub fn write_pool<T>(
+        &mut self,
+        index: usize,
+        write: impl FnOnce(Tensor<3>) -> Result<(Tensor<3>, T), Box<WriteLatentError>>,
+    ) -> Result<T, CacheError> {
+        match write(self.take_pool(index)?) {
+            Ok((pool, rest)) => {
+                self.put_pool(index, pool)?;
+                Ok(rest)
+            }
+            Err(refused) => {
+                self.put_pool(index, refused.cache)?;
+                Err(refused.error.into())
+            }
+        }
     }
 
     fn check_index(&self, index: usize) -> Result<(), MlaError> {

@@ -115,6 +115,34 @@ impl From<Box<CompressKvError>> for MlaError {
 /// never a copy. Any division of a sequence into calls gives the same entries, bit for bit. On a GPU a decode step, with an entry and
 /// about a token of each sequence, is one launch.
 ///
+/// ```
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::cache::new_pool;
+/// use mla_ops::{CompressKvArgs, CompressKvOptions, compress_kv};
+///
+/// let device = Device::flex();
+/// // Windows of 4 tokens, entries of 8 channels. A sequence begins with 5 tokens, which fill one window.
+/// let args = CompressKvArgs {
+///     kv_gates: Tensor::ones([5, 2 * 8], &device),
+///     state: new_pool([1, 4, 2 * 8], FloatDType::F32, &device)?,
+///     state_rows: index_tensor(vec![0], &device),
+///     state_slots: index_tensor(vec![-1, 1, 2, 3, 0], &device), // of the fifth token, where the first one would be
+///     cu_seqlens: index_tensor(vec![0, 5], &device),
+///     starts: index_tensor(vec![0], &device),
+///     position_bias: Tensor::zeros([4, 8], &device),
+///     norm_weight: Tensor::ones([8], &device),
+///     cos: Tensor::ones([1, 1, 2], &device),
+///     sin: Tensor::zeros([1, 1, 2], &device),
+///     cache: None,
+/// };
+/// let options = CompressKvOptions { overlap: false, norm_eps: 0.0, dtype: FloatDType::F32 };
+/// let compressed = compress_kv(args, &options)?;
+/// assert_eq!(compressed.entries.dims(), [1, 1, 8]);
+/// assert!((compressed.entries.min().into_scalar::<f32>() - 1.0).abs() < 1e-6);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices; a state or cache that is a strided view; [`MlaError::CacheShared`] if another handle of either
 /// exists; more than the device can do ([`MlaError::DeviceLimit`]). Both come back in the error, unchanged. Blocks, slots,

@@ -41,6 +41,16 @@ pub struct ExpertsMlpOptions {
 }
 
 impl ExpertsMlpArgs {
+    /// No shared experts. A dense weight may be a tensor.
+    pub fn new(
+        x: Tensor<2>,
+        routing: Routing,
+        gate_up: impl Into<StackedWeight>,
+        down: impl Into<StackedWeight>,
+    ) -> Self {
+        Self { x, routing, gate_up: gate_up.into(), down: down.into(), shared: None }
+    }
+
     pub(super) fn check(&self, options: &ExpertsMlpOptions) -> Result<(), MlaError> {
         let check = Check::new("experts_mlp", "x", &self.x)?;
         check.float("x", &self.x)?;

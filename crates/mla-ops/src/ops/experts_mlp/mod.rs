@@ -26,6 +26,21 @@ use crate::MlaError;
 ///
 /// Source: DeepSeekMoE (Dai et al., 2024) §3; DeepSeek-V3 §2.1.2.
 ///
+/// ```
+/// use burn::tensor::{DType, Device, Int, Tensor};
+/// use mla_ops::{ExpertsMlpArgs, ExpertsMlpOptions, Routing, experts_mlp};
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::ones([2, 8], &device);
+/// let experts = Tensor::<2, Int>::from_data([[0, 2], [1, 0]], (&device, DType::I32));
+/// let routing = Routing::given(experts, Tensor::from_data([[0.7, 0.3], [0.5, 0.5]], &device)); // or from `route_experts`
+/// let (gate_up, down) = (Tensor::<3>::ones([3, 2 * 4, 8], &device), Tensor::<3>::zeros([3, 8, 4], &device));
+/// let args = ExpertsMlpArgs::new(x, routing, gate_up, down);
+/// let y = experts_mlp(args, &ExpertsMlpOptions::default())?.materialise();
+/// assert_eq!(y.dims(), [2, 8]);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices, a limit that is not above 0, or more than the device can do.
 pub fn experts_mlp(args: ExpertsMlpArgs, options: &ExpertsMlpOptions) -> Result<ExpertsSum, MlaError> {

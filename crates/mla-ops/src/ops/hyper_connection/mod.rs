@@ -82,6 +82,32 @@ pub struct Mixing {
 /// each; the other one has the rest. With more tokens the streams, their [`linear`](crate::linear()) projection and the rest are a launch
 /// each; the products are sums in another order then.
 ///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use mla_ops::{Determinism, MhcOptions, MhcPreArgs, Mixer, mhc_post, mhc_pre};
+///
+/// let device = Device::flex();
+/// let (n, d) = (4, 16); // streams and channels
+/// let m = (2 + n) * n;
+/// let mixer = Mixer {
+///     weight: Tensor::<2>::random([m, n * d], Distribution::Default, &device).into(),
+///     scale: Tensor::ones([3], &device),
+///     base: Tensor::zeros([m], &device),
+/// };
+/// let options = MhcOptions { norm_eps: 1e-6, eps: 1e-6, sinkhorn_iters: 20, determinism: Determinism::Fast };
+/// let streams = Tensor::<3>::random([2, n, d], Distribution::Default, &device);
+/// let args = MhcPreArgs { streams: streams.into(), mixer, norm_weight: Tensor::ones([d], &device) };
+/// let (input, mixing) = mhc_pre(args, &options)?;
+/// assert_eq!(input.dims(), [2, d]);
+/// // The columns of the matrix that mixes the streams sum up to 1.
+/// let sums = mixing.comb.clone().sum_dim(1);
+/// assert!((sums.max().into_scalar::<f32>() - 1.0).abs() < 1e-3);
+/// let block = input; // attention, or experts
+/// let mut streams = mhc_post(block, mixing)?;
+/// assert_eq!(streams.tensor().dims(), [2, n, d]);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices, more than 8 streams, an epsilon that is negative or not finite, no iteration, or more than the
 /// device can do ([`MlaError::DeviceLimit`]): nothing is launched.
@@ -113,6 +139,24 @@ pub fn mhc_pre(args: MhcPreArgs, options: &MhcOptions) -> Result<(Tensor<2>, Mix
 /// The sum of the residual streams behind the last block, `[N, d]` in their dtype: `Σ_k (sigmoid(z_k) + eps) stream_k`, with `z` as
 /// in [`mhc_pre`].
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::{Determinism, MhcOptions, Mixer, mhc_head};
+///
+/// let device = Device::flex();
+/// let (n, d) = (4, 16);
+/// let mixer = Mixer {
+///     weight: Tensor::<2>::zeros([n, n * d], &device).into(),
+///     scale: Tensor::ones([1], &device),
+///     base: Tensor::zeros([n], &device),
+/// };
+/// let options = MhcOptions { norm_eps: 1e-6, eps: 0.0, sinkhorn_iters: 1, determinism: Determinism::Fast };
+/// let hidden = mhc_head(Tensor::<3>::ones([2, n, d], &device), mixer, &options)?;
+/// // Half of each of four streams.
+/// assert_eq!((hidden.dims(), hidden.max().into_scalar::<f32>()), ([2, d], 2.0));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// As [`mhc_pre`].
 pub fn mhc_head(streams: impl Into<Streams>, mixer: Mixer, options: &MhcOptions) -> Result<Tensor<2>, MlaError> {
@@ -135,6 +179,22 @@ pub fn mhc_head(streams: impl Into<Streams>, mixer: Mixer, options: &MhcOptions)
 ///
 /// Nothing is launched before the [`Streams`] are read: by [`mhc_pre`] or [`mhc_head`], or by [`Streams::tensor`]. The bits are the
 /// same. An output of experts that is not in memory yet ([`ExpertsSum`](crate::ExpertsSum)) is summed up there, too.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::{Mixing, mhc_post};
+///
+/// let device = Device::flex();
+/// let mixing = Mixing {
+///     streams: Tensor::ones([1, 2, 8], &device),
+///     post: Tensor::from_data([[1.0, 0.5]], &device),
+///     comb: Tensor::from_data([[[1.0, 0.0], [0.0, 1.0]]], &device), // streams stay apart
+/// };
+/// let output = Tensor::<2>::ones([1, 8], &device) * 4.0;
+/// let streams = mhc_post(output, mixing)?.tensor();
+/// assert_eq!((streams.clone().max().into_scalar::<f32>(), streams.min().into_scalar::<f32>()), (5.0, 3.0));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, more than 8 streams, or more than the device can do ([`MlaError::DeviceLimit`]).

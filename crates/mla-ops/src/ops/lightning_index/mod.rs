@@ -68,6 +68,24 @@ pub struct LightningIndexOptions {
 /// sees, and entries of the page table past them, are never read into a score. [`explain_path`](crate::explain_path) says what
 /// computes the scores of a [`LightningIndexProblem`].
 ///
+/// ```
+/// use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+/// use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
+///
+/// let device = Device::flex();
+/// // A token with one index head sees 3 of 4 keys, which score 1, 5, 3 (and 9).
+/// let args = LightningIndexArgs {
+///     q: Tensor::ones([1, 1, 1, 1], &device),
+///     keys: Tensor::from_data([[[3.0], [9.0]], [[1.0], [5.0]]], &device), // pages of 2 keys
+///     page_table: Tensor::from_data([[1, 0]], (&device, DType::I32)),
+///     head_weights: Tensor::ones([1, 1, 1], &device),
+///     visible: Tensor::<2, Int>::from_data([[3]], (&device, DType::I32)),
+/// };
+/// let options = LightningIndexOptions { k: 2, scale: 1.0, form: IndexForm::Positions };
+/// assert_eq!(lightning_index(args, &options)?.into_data(), TensorData::from([[[1, 2]]]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices, a `k` of 0, a scale that is not finite, or more than the device can do
 /// ([`MlaError::DeviceLimit`]): nothing is launched. Numbers of keys and page ids that are out of range are on the device
@@ -93,6 +111,20 @@ pub fn lightning_index(args: LightningIndexArgs, options: &LightningIndexOptions
 impl LightningIndexArgs {
     /// The keys of each sequence on their own, `[B, T, di]`, in place of a pool: pages of one row. Key `j` of sequence `b` has
     /// the slot `b * T + j`, its row in `[B * T, di]`. The others are as in the struct.
+    ///
+    /// ```
+    /// use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+    /// use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
+    ///
+    /// let device = Device::flex();
+    /// let keys = Tensor::<3>::from_data([[[3.0], [9.0], [5.0]]], &device); // [B, T, di]
+    /// let (q, head_weights) = (Tensor::ones([1, 1, 1, 1], &device), Tensor::ones([1, 1, 1], &device));
+    /// let visible = Tensor::<2, Int>::from_data([[3]], (&device, DType::I32));
+    /// let args = LightningIndexArgs::dense(q, keys, head_weights, visible)?;
+    /// let options = LightningIndexOptions { k: 1, scale: 1.0, form: IndexForm::Slots };
+    /// assert_eq!(lightning_index(args, &options)?.into_data(), TensorData::from([[[1]]]));
+    /// # Ok::<(), mla_ops::MlaError>(())
+    /// ```
     ///
     /// # Errors
     /// Keys that are on another device than `q`, or of another number of sequences, or more than i32 slots can name.

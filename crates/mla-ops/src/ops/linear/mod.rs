@@ -30,6 +30,18 @@ use crate::{Determinism, MlaError, Weight};
 /// residual sum and its norm. The bits are the same, and the norm is in memory afterwards. Where no sum waits, the launch for a single
 /// row may compute the norm for itself, and it is not.
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::{Determinism, Weight, linear};
+///
+/// let device = Device::flex();
+/// let weight = Weight::from(Tensor::<2>::ones([4, 3], &device)); // [out, in]
+/// let x = Tensor::<2>::ones([2, 3], &device); // [N, in]
+/// let y = linear(x, &weight, Determinism::Fast)?;
+/// assert_eq!((y.dims(), y.max().into_scalar::<f32>()), ([2, 4], 3.0));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices, or more than the device can do: nothing is launched.
 pub fn linear<'a, 'r: 'a>(
@@ -67,6 +79,19 @@ pub fn linear<'a, 'r: 'a>(
 ///
 /// `x` may be a [`Normed`](crate::Normed) that is not in memory yet. Where it waits for the experts of a single token with shared
 /// experts, their weighted sum, the residual sum, its norm and both products are one launch on a GPU with matrix instructions.
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use mla_ops::{Determinism, Weight, linear_pair};
+///
+/// let device = Device::flex();
+/// let random = |shape| Tensor::<2>::random(shape, Distribution::Default, &device);
+/// // The first projections of MLA read the same rows.
+/// let (q_a_proj, kv_a_proj) = (Weight::from(random([24, 16])), Weight::from(random([40, 16])));
+/// let (q, kv) = linear_pair(random([3, 16]), &q_a_proj, &kv_a_proj, Determinism::Fast)?;
+/// assert_eq!((q.dims(), kv.dims()), ([3, 24], [3, 40]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 ///
 /// # Errors
 /// As [`linear`].

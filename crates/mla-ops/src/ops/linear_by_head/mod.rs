@@ -33,6 +33,19 @@ enum Source {
 
 /// Heads to which inverse RoPE is not applied yet, and which are projected in groups of neighbours (DeepSeek-V4: the output of an
 /// attention whose values are keys with RoPE applied).
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::{Determinism, InverseRope, RopeConfig, StackedWeight, linear_by_head};
+///
+/// let device = Device::flex();
+/// let [cos, sin] = RopeConfig { rope_theta: 10_000.0, yarn: None }.tables(4, &[0, 1, 2], &device)?;
+/// // 4 heads of 8 channels, projected in 2 groups.
+/// let heads = InverseRope { x: Tensor::ones([3, 4, 8], &device), cos, sin };
+/// let wo_a = StackedWeight::from(Tensor::<3>::ones([2, 5, 16], &device));
+/// assert_eq!(linear_by_head(heads, &wo_a, Determinism::Fast)?.dims(), [3, 2, 5]);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct InverseRope {
     /// `[N, heads, d]`, f32, f16 or bf16: for [`linear_by_head`] rows `[N, H, heads / H · d]`.
@@ -72,6 +85,18 @@ impl From<InverseRope> for HeadRows {
 /// [`Decoded`] step of one token on a GPU, the launch of the projection merges the splits, and with matrix instructions it applies
 /// [`InverseRope`] to the heads of one token; the bits are the same.
 /// [`explain_path`](crate::explain_path) says what runs for [`LinearProblem::by_head`](crate::LinearProblem::by_head).
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::{Determinism, StackedWeight, linear_by_head};
+///
+/// let device = Device::flex();
+/// // Queries of 2 heads with 4 channels and 2 rotary ones behind them, absorbed into a latent space of 8 channels.
+/// let (q, w_uk) = (Tensor::<3>::ones([5, 2, 4 + 2], &device), Tensor::<3>::ones([2, 8, 4], &device));
+/// let absorbed = linear_by_head(q, &StackedWeight::from(w_uk), Determinism::Fast)?;
+/// assert_eq!(absorbed.dims(), [5, 2, 8 + 2]);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices; a [`Decoded`] step whose `Dv` is not `in`: nothing is launched.

@@ -35,6 +35,20 @@ pub struct LogProbs {
 /// plus infinity as the largest finite number. The sum of a row does not depend on the order in which it is made: a row's results
 /// depend on nothing but the row.
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::{LogProbs, log_probs};
+///
+/// let device = Device::flex();
+/// // Four tokens that are equally probable; asked for are token 2 and the two best.
+/// let logits = Tensor::<2>::zeros([1, 4], &device);
+/// let LogProbs { chosen, ids, values } = log_probs(logits, index_tensor(vec![2], &device), 2)?;
+/// assert!((chosen.into_scalar::<f32>() - 0.25f32.ln()).abs() < 1e-6);
+/// assert_eq!((ids.into_data(), values.dims()), (TensorData::from([[0, 1]]), [1, 2]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Another dtype; shapes that do not fit together; a `top` of 0; more than the device can do ([`MlaError::DeviceLimit`]).
 pub fn log_probs(logits: Tensor<2>, tokens: Tensor<1, Int>, top: usize) -> Result<LogProbs, MlaError> {

@@ -26,6 +26,17 @@ use crate::{Determinism, MlaError, StackedWeight};
 /// those of other programs. With [`Determinism::BatchInvariant`], a row of the result depends on no other row.
 /// [`explain_path`](crate::explain_path) says what runs for [`LinearProblem::matmul`](crate::LinearProblem::matmul).
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::{Determinism, matmul};
+///
+/// let device = Device::flex();
+/// let (lhs, rhs) = (Tensor::<3>::ones([2, 5, 8], &device), Tensor::<3>::ones([2, 8, 3], &device));
+/// let product = matmul(lhs, rhs, Determinism::BatchInvariant)?;
+/// assert_eq!((product.dims(), product.max().into_scalar::<f32>()), ([2, 5, 3], 8.0));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Fewer than two dimensions; wrong shapes, dtypes or devices: nothing is launched.
 pub fn matmul<const D: usize>(lhs: Tensor<D>, rhs: Tensor<D>, determinism: Determinism) -> Result<Tensor<D>, MlaError> {

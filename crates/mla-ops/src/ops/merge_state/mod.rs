@@ -34,6 +34,20 @@ pub struct MergeStateArgs {
 
 /// Merges two states: `out [T, H, Dv]` in the dtype of the inputs, `lse` f32 `[T, H]`.
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::{MergeStateArgs, merge_state};
+///
+/// let device = Device::flex();
+/// // The second part has three times the weight of the first.
+/// let (out_a, lse_a) = (Tensor::zeros([1, 1, 8], &device), Tensor::zeros([1, 1], &device));
+/// let (out_b, lse_b) = (Tensor::ones([1, 1, 8], &device), Tensor::full([1, 1], 3f32.ln(), &device));
+/// let (out, lse) = merge_state(MergeStateArgs { out_a, lse_a, out_b, lse_b })?;
+/// assert!((out.max().into_scalar::<f32>() - 0.75).abs() < 1e-6);
+/// assert!((lse.into_scalar::<f32>() - 4f32.ln()).abs() < 1e-6);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices: nothing is launched.
 pub fn merge_state(args: MergeStateArgs) -> Result<(Tensor<3>, Tensor<2>), MlaError> {
@@ -51,6 +65,18 @@ pub fn merge_state(args: MergeStateArgs) -> Result<(Tensor<3>, Tensor<2>), MlaEr
 /// Merges `n` states at once: `outs [T, n, H, Dv]`, `lses` f32 `[T, n, H]` -> `out [T, H, Dv]` in the dtype of `outs`,
 /// `lse` f32 `[T, H]`. With `n = 0` the result is empty states.
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::merge_states;
+///
+/// let device = Device::flex();
+/// // 4 parts of 2 tokens and 3 heads.
+/// let (out, lse) = merge_states(Tensor::ones([2, 4, 3, 8], &device), Tensor::zeros([2, 4, 3], &device))?;
+/// assert_eq!((out.dims(), lse.dims()), ([2, 3, 8], [2, 3]));
+/// assert!((lse.max().into_scalar::<f32>() - 4f32.ln()).abs() < 1e-6);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices: nothing is launched.
 pub fn merge_states(outs: Tensor<4>, lses: Tensor<3>) -> Result<(Tensor<3>, Tensor<2>), MlaError> {
@@ -65,6 +91,19 @@ pub fn merge_states(outs: Tensor<4>, lses: Tensor<3>) -> Result<(Tensor<3>, Tens
 }
 
 /// A state in f32 that others are merged into, one after the other, without rounding in between.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::Accumulator;
+///
+/// let device = Device::flex();
+/// let mut sum = Accumulator::empty(1, 1, 8, &device)?;
+/// for value in [1.0, 2.0, 6.0] {
+///     sum.merge(Tensor::full([1, 1, 8], value, &device), Tensor::zeros([1, 1], &device))?;
+/// }
+/// assert!((sum.out.max().into_scalar::<f32>() - 3.0).abs() < 1e-5);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Accumulator {
     /// f32 `[T, H, Dv]`.

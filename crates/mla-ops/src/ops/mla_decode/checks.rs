@@ -131,6 +131,19 @@ impl MlaDecodeArgs {
 
     /// Reads lengths and page table back and checks every entry that the call would use.
     ///
+    /// ```
+    /// use burn::tensor::{DType, Device, Int, Tensor};
+    /// use mla_ops::batch::index_tensor;
+    /// use mla_ops::MlaDecodeArgs;
+    ///
+    /// let device = Device::flex();
+    /// let (q, kv_cache) = (Tensor::<4>::ones([1, 1, 4, 12], &device), Tensor::<3>::ones([3, 2, 12], &device));
+    /// let page_table = Tensor::<2, Int>::from_data([[2, 7]], (&device, DType::I32)); // there are 3 pages
+    /// let args = MlaDecodeArgs::new(q, kv_cache, page_table, index_tensor(vec![3], &device));
+    /// let error = args.validate_device_inputs().unwrap_err();
+    /// assert_eq!(error.to_string(), "mla_decode: `page_table`[0, 1] is 7, expected a page of the cache, 0 to 2");
+    /// ```
+    ///
     /// # Errors
     /// [`MlaError::DeviceValue`] names the first length outside `0 ..= maxP * S` or page id outside `0 .. P`. Before that,
     /// wrong shapes and dtypes as in [`mla_decode`](crate::mla_decode()).

@@ -35,6 +35,12 @@ pub enum MlaQuery {
     },
 }
 
+impl From<Tensor<4>> for MlaQuery {
+    fn from(q: Tensor<4>) -> Self {
+        Self::Whole(q)
+    }
+}
+
 /// Arguments of [`mla_decode`].
 #[derive(Debug, Clone)]
 pub struct MlaDecodeArgs {
@@ -65,6 +71,13 @@ pub struct MlaDecodeOptions {
     pub path: Option<Path>,
 }
 
+impl MlaDecodeOptions {
+    /// Causal attention, split and computed as is the fastest.
+    pub fn new(value_width: usize, softmax_scale: f32) -> Self {
+        Self { value_width, softmax_scale, causal: true, splits: Splits::Auto, path: None }
+    }
+}
+
 /// Attention over the paged latent cache (DeepSeek-V2 §2.1, in the absorbed form): one key-value head that all query
 /// heads share.
 ///
@@ -75,6 +88,22 @@ pub struct MlaDecodeOptions {
 /// Cache rows past a sequence's end and page table entries past it are never read into a sum, whatever they hold.
 /// `plan` is what [`mla_plan`](crate::mla_plan) gave for these `seq_lens`; without it the call plans for itself. A plan for other
 /// lengths is an error on the CPU; elsewhere its lengths are on the device, and [`MlaPlan::validate_device_inputs`] looks.
+///
+/// ```
+/// use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::{MlaDecodeArgs, MlaDecodeOptions, mla_decode};
+///
+/// let device = Device::flex();
+/// // A sequence of 3 tokens, in the pages 2 and 0 of 2 tokens; 4 heads, latents of 8 channels with 4 rotary ones.
+/// let q = Tensor::<4>::random([1, 1, 4, 12], Distribution::Default, &device);
+/// let kv_cache = Tensor::<3>::random([3, 2, 12], Distribution::Default, &device);
+/// let page_table = Tensor::<2, Int>::from_data([[2, 0]], (&device, DType::I32));
+/// let args = MlaDecodeArgs::new(q, kv_cache, page_table, index_tensor(vec![3], &device));
+/// let (out, lse) = mla_decode(args, &MlaDecodeOptions::new(8, 0.3), None)?.materialise();
+/// assert_eq!((out.dims(), lse.dims()), ([1, 1, 4, 8], [1, 1, 4]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, a plan made for another problem, a path that the device does not have, or more than the
@@ -118,6 +147,16 @@ pub fn mla_decode(
 }
 
 impl MlaDecodeArgs {
+    /// The fields in their order; whole query rows may be a tensor `[B, Sq, H, D]`.
+    pub fn new(
+        q: impl Into<MlaQuery>,
+        kv_cache: Tensor<3>,
+        page_table: Tensor<2, Int>,
+        seq_lens: Tensor<1, Int>,
+    ) -> Self {
+        Self { q: q.into(), kv_cache, page_table, seq_lens }
+    }
+
     /// The device that the call runs on.
     pub fn device(&self) -> Device {
         self.kv_cache.device()

@@ -13,6 +13,16 @@ use crate::path::problem::Implementation;
 use crate::path::problem::Sizes;
 
 /// What decides which implementation of [`mla_decode`](crate::mla_decode()) runs: see [`explain_path`](crate::explain_path).
+///
+/// ```
+/// use burn::tensor::{DType, Device};
+/// use mla_ops::{MlaDecodeProblem, Path, explain_path};
+///
+/// let problem = MlaDecodeProblem {
+///     batch: 8, query_len: 1, heads: 128, key_width: 576, value_width: 512, page_size: 64, dtype: DType::BF16,
+/// };
+/// assert_eq!(explain_path(&problem, &Device::flex()).path, Path::Reference);
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MlaDecodeProblem {
     /// Sequences (`B`).

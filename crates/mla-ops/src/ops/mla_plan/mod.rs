@@ -74,6 +74,24 @@ pub struct MlaPlan {
 /// refuses the plan; elsewhere [`MlaPlan::validate_device_inputs`] does, and every call with `MLA_VALIDATE=1`. Otherwise, keys
 /// past a sequence's end are not read even then, but keys may be missing.
 ///
+/// ```
+/// use burn::tensor::{Device, TensorData};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::{MlaPlanArgs, Splits, mla_plan};
+///
+/// // 300 keys are 5 tiles of 64, 40 are one: three splits of the first sequence, one of the second.
+/// let plan = mla_plan(MlaPlanArgs {
+///     seq_lens: index_tensor(vec![300, 40], &Device::flex()),
+///     query_len: 1,
+///     heads: 16,
+///     page_size: 64,
+///     max_seq_len: 5 * 64, // columns of the page table, times the page size
+///     splits: Splits::Count(3),
+/// })?;
+/// assert_eq!(plan.split_ptr.into_data(), TensorData::from([0, 3, 4]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes, devices, or a number out of range: nothing is launched.
 pub fn mla_plan(args: MlaPlanArgs) -> Result<MlaPlan, MlaError> {

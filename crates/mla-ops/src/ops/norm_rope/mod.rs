@@ -29,8 +29,8 @@ pub struct NormRopeArgs {
     pub sin: Tensor<2>,
 }
 
-/// Options of [`norm_rope`].
-#[derive(Debug, Clone, PartialEq)]
+/// Options of [`norm_rope`]. The default is RoPE alone.
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct NormRopeOptions {
     /// Added to the mean square in the norm; none for no norm.
     pub norm_eps: Option<f32>,
@@ -45,6 +45,19 @@ pub struct NormRopeOptions {
 ///
 /// Returns `[N, H, d]` of the dtype of `x`. Norm first, `x / sqrt(mean(x²) + eps) · weight`; then the pairs `(u, v)` of the last
 /// `dr` channels become `(u cos - v sin, v cos + u sin)`. All in f32.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use mla_ops::{NormRopeArgs, NormRopeOptions, norm_rope};
+///
+/// let device = Device::flex();
+/// // RoPE alone, by a right angle: the pair (3, 4) of the last two channels becomes (-4, 3).
+/// let x = Tensor::<3>::from_data([[[1.0, 2.0, 3.0, 4.0]]], &device);
+/// let (cos, sin) = (Tensor::zeros([1, 1], &device), Tensor::ones([1, 1], &device));
+/// let turned = norm_rope(NormRopeArgs { x, weight: None, cos, sin }, &NormRopeOptions::default())?;
+/// assert_eq!(turned.into_data(), TensorData::from([[[1.0f32, 2.0, -4.0, 3.0]]]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, a weight without a norm, an epsilon that is negative or not finite, or more than the device

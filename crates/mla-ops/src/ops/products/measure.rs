@@ -37,7 +37,7 @@ impl LinearChoice {
         #[cfg(feature = "_gpu")]
         let tokens = |choice: &Self| choice.kernel.map(|kernel| (kernel.tokens, kernel.is_tiled()));
         #[cfg(not(feature = "_gpu"))]
-        let tokens = |_: &Self| ();
+        let tokens = |_: &Self| 0;
         self.path == other.path && tokens(self) == tokens(other)
     }
 }

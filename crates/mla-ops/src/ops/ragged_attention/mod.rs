@@ -52,12 +52,38 @@ pub struct RaggedAttentionOptions {
     pub window: Option<usize>,
 }
 
+impl RaggedAttentionOptions {
+    /// Causal attention over whole sequences, without a cap.
+    pub fn new(softmax_scale: f32) -> Self {
+        Self { softmax_scale, softcap: None, causal: true, window: None }
+    }
+}
+
 /// Attention of every token over the keys of its own sequence.
 ///
 /// Returns `out [N, H, dv]` in the query's dtype and `lse` f32 `[N, H]` (natural logarithm). Sums are in f32, scores
 /// exist for one tile at a time. Tokens that see no key, or belong to no sequence, give `out = 0` and `lse = -inf`.
 ///
 /// [`explain_path`](crate::explain_path) of a [`RaggedAttentionProblem`] says which implementation runs.
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use mla_ops::batch::{cu_seqlens, index_tensor};
+/// use mla_ops::{RaggedAttentionArgs, RaggedAttentionOptions, ragged_attention};
+///
+/// let device = Device::flex();
+/// // Prompts of 3 and 2 tokens, 2 heads.
+/// let random = |width| Tensor::<3>::random([5, 2, width], Distribution::Default, &device);
+/// let (q, k, v) = (random(12), random(12), random(8));
+/// let cu_seqlens = index_tensor(cu_seqlens(&[3, 2])?, &device);
+/// let args = RaggedAttentionArgs::new(q, k, v.clone(), cu_seqlens);
+/// let (out, lse) = ragged_attention(args, &RaggedAttentionOptions::new(0.3))?;
+/// assert_eq!((out.dims(), lse.dims()), ([5, 2, 8], [5, 2]));
+/// // The first token of a prompt sees itself alone.
+/// let difference = (out.narrow(0, 3, 1) - v.narrow(0, 3, 1)).abs().max();
+/// assert!(difference.into_scalar::<f32>() < 1e-6);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices: nothing is launched.
@@ -94,6 +120,11 @@ impl RaggedAttentionOptions {
 }
 
 impl RaggedAttentionArgs {
+    /// As many keys as queries, each head with keys of its own width: neither `k_pe` nor `cu_seqlens_k`.
+    pub fn new(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>, cu_seqlens: Tensor<1, Int>) -> Self {
+        Self { q, k, k_pe: None, v, cu_seqlens, cu_seqlens_k: None }
+    }
+
     /// What decides which implementation runs.
     pub fn problem(&self) -> RaggedAttentionProblem {
         let ([_, heads, key_width], [_, kv_heads, value_width]) = (self.q.dims(), self.v.dims());

@@ -22,6 +22,18 @@ use crate::check::Check;
 ///
 /// A model keeps a [`Residual`], which calls this when a part of a layer reads the norm.
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::residual_norm;
+///
+/// let device = Device::flex();
+/// let ones = Tensor::<2>::ones([2, 8], &device);
+/// let (sum, normed) = residual_norm(ones.clone(), ones, Tensor::ones([8], &device), 1e-6)?;
+/// assert_eq!(sum.max().into_scalar::<f32>(), 2.0);
+/// assert!((normed.max().into_scalar::<f32>() - 1.0).abs() < 1e-6);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices, an epsilon that is negative or not finite, or more than the device can do: nothing is
 /// launched.

@@ -12,6 +12,20 @@ use crate::ops::rms_norm;
 
 /// The residual stream `[N, hidden]` of a model, f32, f16 or bf16, and at most one summand that waits for the norm behind it:
 /// one launch has the sum and the norm, and that of experts their weighted sum, too.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::{Determinism, Residual, Weight, linear};
+///
+/// let device = Device::flex();
+/// let (norm_weight, proj) = (Tensor::ones([8], &device), Weight::from(Tensor::<2>::ones([4, 8], &device)));
+/// let mut residual = Residual::new(Tensor::ones([3, 8], &device));
+/// residual.add(Tensor::<2>::ones([3, 8], &device))?; // not added yet
+/// let mut normed = residual.norm(&norm_weight, 1e-6)?; // not computed yet
+/// let y = linear(&mut normed, &proj, Determinism::Fast)?; // on a GPU, sum and norm may be in this launch
+/// assert_eq!((y.dims(), residual.tensor().max().into_scalar::<f32>()), ([3, 4], 2.0));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Residual {
     stream: Tensor<2>,

@@ -80,6 +80,34 @@ pub struct RopeWritten {
 /// that divides them, up to 16 bytes, the sums of norms are rounded otherwise). It is one launch, for absorbed queries of a few tokens
 /// on a GPU with matrix instructions.
 ///
+/// ```
+/// use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::cache::new_pool;
+/// use mla_ops::{Determinism, RopeConfig, RopeQuery, RopeWriteArgs, StackedWeight, rope_write};
+///
+/// let device = Device::flex();
+/// // A latent of 8 channels and 4 rotary ones; 2 heads with 6 channels beside the rotary ones. Tokens 5 and 6 of a sequence.
+/// let random = |shape| Tensor::<3>::random(shape, Distribution::Default, &device);
+/// let w_uk = StackedWeight::from(random([2, 8, 6]));
+/// let [cos, sin] = RopeConfig { rope_theta: 10_000.0, yarn: None }.tables(4, &[5, 6], &device)?;
+/// let args = RopeWriteArgs {
+///     query: RopeQuery::Absorbed { q: random([2, 2, 6 + 4]), weight: w_uk, determinism: Determinism::Fast },
+///     latent: random([1, 2, 8 + 4]).squeeze_dim(0),
+///     norm_weight: Tensor::ones([8], &device),
+///     norm_eps: 1e-6,
+///     q_norm_eps: None,
+///     index_q: None,
+///     cos,
+///     sin,
+///     cache: new_pool([4, 4, 8 + 4], FloatDType::F32, &device)?,
+///     slots: index_tensor(vec![9, 10], &device),
+/// };
+/// let written = rope_write(args)?;
+/// assert_eq!((written.q.dims(), written.cache.dims()), ([2, 2, 8 + 4], [4, 4, 8 + 4])); // q is for `mla_decode`
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// As those: nothing is launched, and the cache comes back in the error, unchanged.
 pub fn rope_write(args: RopeWriteArgs) -> Result<RopeWritten, Box<WriteLatentError>> {

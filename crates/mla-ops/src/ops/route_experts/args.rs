@@ -53,6 +53,13 @@ pub struct RouteExpertsOptions {
     pub local: Option<LocalExperts>,
 }
 
+impl RouteExpertsOptions {
+    /// The weights are the scores, all groups are open, and the device has all experts.
+    pub fn new(scoring: ExpertScoring) -> Self {
+        Self { scoring, groups: None, normalise: false, scale: 1.0, local: None }
+    }
+}
+
 /// Experts with consecutive numbers, which one device has of all (expert parallelism; GShard, arXiv 2006.16668).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalExperts {

@@ -65,6 +65,20 @@ pub struct Sampled {
 /// counter. The token is the one at which that part of the whole weight is reached, from the most probable one on, of equal ones
 /// from the lowest id on.
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor, TensorData};
+/// use mla_ops::{SampleArgs, SampleParams, SampleRows, sample};
+///
+/// let device = Device::flex();
+/// // The first row is greedy, the second one is drawn: of the token 2 alone, as the others are out of its top-p.
+/// let logits = Tensor::<2>::from_data([[0.0, 3.0, 1.0], [0.0, 1.0, 9.0]], &device);
+/// let drawn = SampleParams { temperature: 0.8, top_p: 0.9, seed: 7, position: 12, ..SampleParams::GREEDY };
+/// let rows = SampleRows::new(&[SampleParams::GREEDY, drawn], &device)?;
+/// let sampled = sample(SampleArgs { logits, rows: &rows, seen: None })?;
+/// assert_eq!(sampled.tokens.into_data(), TensorData::from([1, 2]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Another dtype; shapes that do not fit together; `seen` with another handle ([`MlaError::CacheShared`]), or absent where a row
 /// names it; more than the device can do ([`MlaError::DeviceLimit`]).

@@ -6,7 +6,7 @@ use super::OP;
 use crate::MlaError;
 use crate::check::Check;
 
-/// How the token of a row is chosen.
+/// How the token of a row is chosen; [`Self::GREEDY`] by default.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampleParams {
     /// Divides the logits; 0 is greedy. Finite, at least 0. Below 1e-37 it counts as 0, and above 1e37 as that.
@@ -27,6 +27,12 @@ pub struct SampleParams {
     /// The row of [`SampleArgs::seen`](super::SampleArgs::seen) with the tokens that the penalty is for, to which the token chosen
     /// is added.
     pub seen_row: Option<u32>,
+}
+
+impl Default for SampleParams {
+    fn default() -> Self {
+        Self::GREEDY
+    }
 }
 
 impl SampleParams {

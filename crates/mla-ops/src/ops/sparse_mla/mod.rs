@@ -67,6 +67,27 @@ pub struct SparseMlaOptions {
     pub determinism: Determinism,
 }
 
+impl SparseScope {
+    /// All entries of `indices` count.
+    pub fn new(rows: Tensor<3>, indices: Tensor<3, Int>) -> Self {
+        Self { rows, indices, lengths: None }
+    }
+}
+
+impl SparseMlaArgs {
+    /// One scope, and no sink.
+    pub fn new(q: Tensor<4>, scope: SparseScope) -> Self {
+        Self { q, scope, second: None, sink: None }
+    }
+}
+
+impl SparseMlaOptions {
+    /// The fastest kernel, whose bits may depend on the other query tokens.
+    pub fn new(value_width: usize, softmax_scale: f32) -> Self {
+        Self { value_width, softmax_scale, determinism: Determinism::Fast }
+    }
+}
+
 /// Attention of each query token over the rows that it is given (DeepSeek-V3.2, sparse attention; DeepSeek-V4).
 ///
 /// Returns `out [B, Sq, H, Dv]` in the query's dtype and `lse` f32 `[B, Sq, H]`, the natural logarithm of the sum of
@@ -76,6 +97,22 @@ pub struct SparseMlaOptions {
 /// On a Hopper rows of 512 or 576 channels are one launch, and a second one where few tokens are split. On other GPUs the slots of a
 /// query token are read like the page table of a sequence with pages of one row, by the kernels of
 /// [`mla_decode`](crate::mla_decode()). [`explain_path`](crate::explain_path) says which one runs for a [`SparseMlaProblem`].
+///
+/// ```
+/// use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+/// use mla_ops::{SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla};
+///
+/// let device = Device::flex();
+/// let q = Tensor::<4>::random([1, 1, 4, 12], Distribution::Default, &device);
+/// let rows = Tensor::<3>::random([3, 2, 12], Distribution::Default, &device); // [P, S, D]
+/// // The token sees one row: that at offset 1 of page 2.
+/// let indices = Tensor::<3, Int>::from_data([[[5, -1]]], (&device, DType::I32));
+/// let args = SparseMlaArgs::new(q, SparseScope::new(rows.clone(), indices));
+/// let (out, _) = sparse_mla(args, &SparseMlaOptions::new(8, 0.3))?;
+/// let row = rows.reshape([1, 1, 6, 12]).narrow(2, 5, 1).narrow(3, 0, 8);
+/// assert!((out - row).abs().max().into_scalar::<f32>() < 1e-6);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, or more than the device can do ([`MlaError::DeviceLimit`]): nothing is launched. Slots

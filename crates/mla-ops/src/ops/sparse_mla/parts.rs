@@ -30,6 +30,20 @@ pub struct SparseParts {
 /// other GPUs this is the general form, not the fast one: a kernel of plain arithmetic reads the named rows once for every four heads.
 /// Two scopes are two launches there, and some elementwise operations.
 ///
+/// ```
+/// use burn::tensor::{DType, Device, Int, Tensor};
+/// use mla_ops::{SparseMlaArgs, SparseMlaOptions, SparseScope, sparse_mla_parts};
+///
+/// let device = Device::flex();
+/// let (q, rows) = (Tensor::<4>::ones([1, 1, 4, 12], &device), Tensor::<3>::ones([3, 2, 12], &device));
+/// let indices = Tensor::<3, Int>::from_data([[[5, 0, 3]]], (&device, DType::I32));
+/// let parts = sparse_mla_parts(SparseMlaArgs::new(q, SparseScope::new(rows, indices)), &SparseMlaOptions::new(8, 0.5))?;
+/// // Three rows that score alike: 12 channels, times 0.5.
+/// assert_eq!((parts.acc.dims(), parts.row_sum.max().into_scalar::<f32>()), ([1, 1, 4, 8], 3.0));
+/// assert_eq!(parts.max.max().into_scalar::<f32>(), 6.0);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// As [`sparse_mla`](crate::sparse_mla()); and a sink.
 pub fn sparse_mla_parts(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<SparseParts, MlaError> {

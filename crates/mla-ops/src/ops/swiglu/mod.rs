@@ -20,6 +20,19 @@ use crate::{Determinism, MlaError, Weight};
 ///
 /// Source: Shazeer, "GLU Variants Improve Transformer" (2020).
 ///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use mla_ops::{Determinism, Weight, swiglu};
+///
+/// let device = Device::flex();
+/// let gate_up = Weight::from(Tensor::<2>::ones([2 * 6, 4], &device)); // the gate rows, then those of `up`
+/// let y = swiglu(Tensor::<2>::ones([3, 4], &device), &gate_up, None, Determinism::Fast)?;
+/// // Gate and up are 4 each: 4 sigmoid(4) times 4.
+/// assert_eq!(y.dims(), [3, 6]);
+/// assert!((y.max().into_scalar::<f32>() - 15.712).abs() < 1e-3);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices; an odd number of rows of `gate_up`; a limit that is not above 0; more than the device can do:
 /// nothing is launched.

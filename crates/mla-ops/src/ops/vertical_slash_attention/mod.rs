@@ -66,6 +66,13 @@ pub struct VerticalSlashAttentionOptions {
     pub causal: bool,
 }
 
+impl VerticalSlashAttentionOptions {
+    /// Causal attention without a cap.
+    pub fn new(softmax_scale: f32) -> Self {
+        Self { softmax_scale, softcap: None, causal: true }
+    }
+}
+
 /// Attention of every query to the keys of its block row (MInference, arXiv 2407.02490, appendix C.4.2).
 ///
 /// Query `i` of a sequence is in block row `i / M` of the index and attends to all keys of that row's key blocks and
@@ -78,6 +85,28 @@ pub struct VerticalSlashAttentionOptions {
 /// `lse = -inf`.
 ///
 /// [`explain_path`](crate::explain_path) of a [`VerticalSlashAttentionProblem`] says which implementation runs.
+///
+/// ```
+/// use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::{
+///     VerticalSlashAttentionArgs, VerticalSlashAttentionOptions, VerticalSlashIndexArgs, VerticalSlashIndexOptions,
+///     vertical_slash_attention, vertical_slash_index,
+/// };
+///
+/// let device = Device::flex();
+/// // A sequence of 8 tokens, 2 heads: the keys near each query, and the first key.
+/// let lens = index_tensor(vec![8], &device);
+/// let both = |value| Tensor::<3, Int>::full([1, 2, 1], value, (&device, DType::I32));
+/// let options = VerticalSlashIndexOptions { max_query_len: 8, block_size_m: 4, block_size_n: 4, causal: true };
+/// let index = vertical_slash_index(VerticalSlashIndexArgs::new(lens.clone(), lens.clone(), both(0), both(0)), &options)?;
+/// let q = Tensor::<4>::random([1, 8, 2, 16], Distribution::Default, &device);
+/// let (k, v, kv_lens) = (q.clone(), q.clone(), lens.clone());
+/// let args = VerticalSlashAttentionArgs { q, k, v, q_lens: lens, kv_lens, index };
+/// let (out, lse) = vertical_slash_attention(args, &VerticalSlashAttentionOptions::new(0.25))?;
+/// assert_eq!((out.dims(), lse.dims()), ([1, 8, 2, 16], [1, 8, 2]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 ///
 /// # Errors
 /// Wrong shapes, dtypes or devices, or options out of range: nothing is launched. Where values are not checked, lengths
@@ -103,6 +132,29 @@ pub fn vertical_slash_attention(
 }
 
 /// [`vertical_slash_attention`] over packed sequences: `out [Nq, H, dv]` in the query's dtype, `lse` f32 `[Nq, H]`.
+///
+/// ```
+/// use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+/// use mla_ops::batch::{cu_seqlens, index_tensor};
+/// use mla_ops::{
+///     PackedVerticalSlashArgs, VerticalSlashAttentionOptions, VerticalSlashIndexArgs, VerticalSlashIndexOptions,
+///     packed_vertical_slash_attention, vertical_slash_index,
+/// };
+///
+/// let device = Device::flex();
+/// // A sequence of 8 tokens, 2 heads: the keys near each query, and the first key.
+/// let lens = index_tensor(vec![8], &device);
+/// let both = |value| Tensor::<3, Int>::full([1, 2, 1], value, (&device, DType::I32));
+/// let options = VerticalSlashIndexOptions { max_query_len: 8, block_size_m: 4, block_size_n: 4, causal: true };
+/// let index = vertical_slash_index(VerticalSlashIndexArgs::new(lens.clone(), lens, both(0), both(0)), &options)?;
+/// let cu_seqlens_q = index_tensor(cu_seqlens(&[8])?, &device);
+/// let q = Tensor::<3>::random([8, 2, 16], Distribution::Default, &device);
+/// let (k, v, cu_seqlens_k) = (q.clone(), q.clone(), cu_seqlens_q.clone());
+/// let args = PackedVerticalSlashArgs { q, k, v, cu_seqlens_q, cu_seqlens_k, index };
+/// let (out, lse) = packed_vertical_slash_attention(args, &VerticalSlashAttentionOptions::new(0.25))?;
+/// assert_eq!((out.dims(), lse.dims()), ([8, 2, 16], [8, 2]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
 ///
 /// # Errors
 /// As there.

@@ -107,6 +107,21 @@ pub struct VerticalSlashIndex {
 /// | 1 | 4..8 | 0..2, 4..8 | 2 | `[0, 4]` | 0 | `[-1, -1, -1]` |
 /// | 2 | 8..12 | 2..6, 8..12 | 2 | `[2, 8]` | 2 | `[0, 7, -1]` |
 ///
+/// ```
+/// use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::{VerticalSlashIndexArgs, VerticalSlashIndexOptions, vertical_slash_index};
+///
+/// let device = Device::flex();
+/// let lens = index_tensor(vec![12], &device);
+/// let vertical = Tensor::<3, Int>::from_data([[[5, 0, 7]]], (&device, DType::I32));
+/// let slash = Tensor::<3, Int>::from_data([[[0, 6]]], (&device, DType::I32));
+/// let options = VerticalSlashIndexOptions { max_query_len: 12, block_size_m: 4, block_size_n: 4, causal: true };
+/// let index = vertical_slash_index(VerticalSlashIndexArgs::new(lens.clone(), lens, vertical, slash), &options)?;
+/// assert_eq!(index.block_offset.into_data(), TensorData::from([[[[0, -1], [0, 4], [2, 8]]]]));
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
 /// # Errors
 /// Wrong shapes, dtypes or devices, or sizes out of range: nothing is launched. Where values are not checked, lengths
 /// and counts out of range are taken as the nearest that is in range.
@@ -150,6 +165,16 @@ impl VerticalSlashIndexOptions {
 }
 
 impl VerticalSlashIndexArgs {
+    /// Each head uses all of its columns and diagonals.
+    pub fn new(
+        q_lens: Tensor<1, Int>,
+        kv_lens: Tensor<1, Int>,
+        vertical: Tensor<3, Int>,
+        slash: Tensor<3, Int>,
+    ) -> Self {
+        Self { q_lens, kv_lens, vertical, slash, vertical_counts: None, slash_counts: None }
+    }
+
     fn check(&self, options: &VerticalSlashIndexOptions) -> Result<Check, MlaError> {
         let check = Check::new(OP, "q_lens", &self.q_lens)?;
         check.int("q_lens", &self.q_lens)?;

@@ -72,8 +72,7 @@ impl MultiHeadLatentAttention {
             cu_seqlens: cu_seqlens.clone(),
             cu_seqlens_k,
         };
-        let softmax_scale = self.softmax_scale;
-        let options = RaggedAttentionOptions { softmax_scale, softcap: None, causal, window: None };
+        let options = RaggedAttentionOptions { causal, ..RaggedAttentionOptions::new(self.softmax_scale) };
         Ok(ragged_attention(args, &options)?)
     }
 }
