@@ -7,8 +7,8 @@ use burn::tensor::{DType, Device, FloatDType};
 use burn_mla::model::{CacheSize, DeepseekModel, VerifyOptions, verify};
 use burn_mla::ops::{Determinism, Path};
 use rstest::rstest;
-use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 
 use crate::devices::{for_each_device, is_blackwell, is_hopper, is_wgpu, skip, supports};
 
@@ -155,6 +155,38 @@ fn model_parity_sees_a_wrong_model(#[case] name: &str, #[case] from: &str, #[cas
     let model = DeepseekModel::load(copy.path(), &device, FloatDType::F32, &mut |_| {}).expect("the checkpoint loads");
     let rows = verify(&model, copy.path(), &VerifyOptions::default()).expect("the stored results are complete");
     assert!(rows.iter().all(|row| !row.passed()), "{rows:?}");
+}
+
+/// Of a prompt's logits the last rows may be stored only: those are compared, and there has to be one.
+#[rstest]
+#[case(5, None, true)]
+#[case(5, Some(2), false)]
+#[case(0, None, false)]
+#[case(1000, None, false)]
+fn model_parity_of_the_last_rows(#[case] rows: usize, #[case] altered: Option<usize>, #[case] passes: bool) {
+    let (name, copy) = ("tests/fixtures/v3-tiny", tempfile::tempdir().expect("a temporary folder"));
+    std::fs::copy(folder(name).join("meta.json"), copy.path().join("meta.json")).expect("a copy");
+    let bytes = std::fs::read(folder(name).join("expected.safetensors")).expect("stored results");
+    let tensors = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let logits = tensors.tensor("logits").expect("logits");
+    let row = logits.shape()[1] * size_of::<f32>();
+    // More rows than the prompt has tokens: the first ones twice.
+    let mut data = [logits.data(), logits.data()].concat().repeat(rows.div_ceil(logits.shape()[0]).max(1));
+    data.drain(..data.len() - rows * row);
+    if let Some(altered) = altered {
+        data[altered * row + 3] ^= 0x01;
+    }
+    let stored = TensorView::new(Dtype::F32, vec![rows, logits.shape()[1]], &data).expect("as many bytes");
+    let all = tensors.iter().map(|(name, view)| (name, if name == "logits" { stored.clone() } else { view }));
+    safetensors::serialize_to_file(all, None, &copy.path().join("expected.safetensors")).expect("it is written");
+    let device = Device::flex();
+    let model =
+        DeepseekModel::load(&folder(name), &device, FloatDType::F32, &mut |_| {}).expect("the checkpoint loads");
+    let options = VerifyOptions { prefill_chunks: vec![16], ..VerifyOptions::default() };
+    let rows = verify(&model, copy.path(), &options).expect("the stored results are complete");
+    let of_prompt = rows.iter().filter(|row| row.what == "full forward" || row.what == "prefill by 16");
+    assert_eq!(of_prompt.clone().count(), 2);
+    assert!(of_prompt.clone().all(|row| row.passed() == passes), "{rows:?}");
 }
 
 /// In bf16 single logits may be far off, since close choices of experts flip; the bulk may not: within twice of what

@@ -11,16 +11,18 @@
 //!
 //! What a copy needs first, the slots of its keys, is looked up one step before.
 
-use cubecl::cmma::{MatrixIdent, MmaDefinition};
+mod queries;
+
+use cubecl::cmma::MmaDefinition;
 use cubecl::ir::AddressType;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
+use self::queries::Queries;
 use super::form::LOAD;
 use super::plain::rank;
 use super::problem::{LightningIndexArgs, one_each, visible_keys};
 use crate::common::launch::share;
-use crate::linear::mma::products::pair;
 use crate::ptx::copy::{commit_copies, wait_for_copies};
 use crate::ptx::warp;
 
@@ -217,96 +219,6 @@ struct ScoreSizes {
     /// The logarithm of the page size.
     page_shift: u32,
     k: u32,
-}
-
-/// This unit's part of a token's queries, and the weights of its heads.
-#[derive(CubeType)]
-struct Queries<E: Float, V: Size> {
-    /// `[head_steps, chunks]`.
-    vectors: Sequence<Vector<E, V>>,
-    /// Of the two heads of this unit's part of each product.
-    weights: Sequence<f32>,
-}
-
-/// Of this unit's two keys, summed over the heads of its parts of the products.
-#[derive(CubeType, Clone, Copy)]
-struct Scores {
-    own: f32,
-    other: f32,
-}
-
-#[cube]
-impl<E: Float, V: Size> Queries<E, V> {
-    fn load<W: Float>(q: &[Vector<E, V>], head_weights: &[W], token: usize, #[comptime] form: Form) -> Queries<E, V> {
-        let vectors = comptime!(4 * form.chunks);
-        let row = (UNIT_POS_X / 4) as usize;
-        let quad = (UNIT_POS_X % 4) as usize;
-        let mut queries = Sequence::<Vector<E, V>>::new();
-        let mut weights = Sequence::<f32>::new();
-        #[unroll]
-        for step in 0..form.head_steps {
-            let head = token * comptime!(form.head_steps * N) + comptime!(step * N);
-            #[unroll]
-            for chunk in 0..form.chunks {
-                queries.push(q[(head + row) * vectors + quad + comptime!(4 * chunk)]);
-            }
-            // The two heads of this unit's part of a product.
-            weights.push(f32::cast_from(head_weights[head + 2 * quad]));
-            weights.push(f32::cast_from(head_weights[head + 2 * quad + 1]));
-        }
-        Queries::<E, V> { vectors: queries, weights }
-    }
-
-    /// The scores of the keys of a turn, which have come.
-    fn weigh(
-        &self,
-        def: &MmaDefinition<E, E, f32>,
-        ring: &Shared<[Vector<E, V>]>,
-        turn: u32,
-        #[comptime] form: Form,
-    ) -> Scores {
-        let size!(NA) = def.vector_size(MatrixIdent::A);
-        let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
-        let from = first_piece(turn, form);
-        let mut loaded = Sequence::<Vector<E, V>>::new();
-        #[unroll]
-        for i in 0..comptime!(form.pieces()) {
-            loaded.push(ring[from + comptime!(i * LANES)]);
-        }
-        let mut score = 0.0f32;
-        let mut other_score = 0.0f32;
-        #[unroll]
-        for step in 0..form.head_steps {
-            let mut acc = Array::<Vector<f32, NC>>::new(2usize);
-            acc[0] = Vector::new(0.0f32);
-            acc[1] = Vector::new(0.0f32);
-            #[unroll]
-            for i in 0..comptime!(2 * form.chunks) {
-                let (chunk, first_pair) = comptime!((i / 2, i % 2 * 2));
-                let a = loaded[comptime!(2 * chunk)];
-                let b = loaded[comptime!(2 * chunk + 1)];
-                let query = self.vectors[comptime!(step * form.chunks + chunk)];
-                let mut key_pairs = Array::<Vector<E, NA>>::new(4usize);
-                key_pairs[0] = pair::<E, V, NA>(a, first_pair);
-                key_pairs[1] = pair::<E, V, NA>(b, first_pair);
-                key_pairs[2] = pair::<E, V, NA>(a, comptime!(first_pair + 1));
-                key_pairs[3] = pair::<E, V, NA>(b, comptime!(first_pair + 1));
-                let mut query_pairs = Array::<Vector<E, NA>>::new(2usize);
-                query_pairs[0] = pair::<E, V, NA>(query, first_pair);
-                query_pairs[1] = pair::<E, V, NA>(query, comptime!(first_pair + 1));
-                def.execute_inplace(&key_pairs, &query_pairs, &mut acc);
-            }
-            #[unroll]
-            for i in 0..2usize {
-                let weight = self.weights[comptime!(2 * step + i)];
-                // Not the maximum with 0, which of NaN would be 0.
-                let (product, other) = (acc[0].extract(i), acc[1].extract(i));
-                score += weight * select(product < 0.0f32, 0.0f32, product);
-                other_score += weight * select(other < 0.0f32, 0.0f32, other);
-            }
-        }
-        Scores { own: score, other: other_score }
-    }
 }
 
 /// Where a sequence's keys are.
