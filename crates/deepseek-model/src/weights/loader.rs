@@ -8,7 +8,7 @@ mod views;
 
 use std::collections::HashSet;
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor, s};
 use mla_ops::Weight;
 
 use super::asked::{Asked, MatrixRows, Own};
@@ -331,7 +331,7 @@ impl<'a> WeightLoader<'a> {
         let part = part.narrow(axis, range.start, range.len());
         let (shape, len) = (part.dims(), part.shape().num_elements());
         let copy = Tensor::<1>::empty([len], (&self.device, DType::from(dtype)));
-        copy.slice_assign([0..len], part.reshape([len])).reshape(shape)
+        copy.slice_assign(s![..], part.reshape([len])).reshape(shape)
     }
 
     /// The matrices one after the other; `None` after recording what they hold wrongly.
