@@ -122,6 +122,7 @@ const NESTED: &str = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% 
 #[case::minus("{{ ".to_string() + &"-".repeat(60_000) + "1 }}", "")]
 #[case::chained("{{ ".to_string() + &"1+".repeat(30_000) + "1 }}", "")]
 #[case::exponential(format!("{NESTED}{{{{ ns.x }}}}"), "")]
+#[case::exponential_concatenated(format!("{NESTED}{{{{ (ns.x ~ '') | length }}}}"), "not rendered after")]
 #[case::exponential_json(format!("{NESTED}{{{{ ns.x | tojson }}}}"), "")]
 fn hostile_templates_end(#[case] source: String, #[case] needle: &str) {
     let start = Instant::now();
@@ -133,18 +134,15 @@ fn hostile_templates_end(#[case] source: String, #[case] needle: &str) {
     assert!(start.elapsed() < 4 * super::jinja::TIME, "{:?}", start.elapsed());
 }
 
-/// Deep values take stack where they are printed.
+/// Deep values take stack where they are printed, compared and dropped: there is enough for all that fuel pays.
 #[test]
 fn values_nested_as_deeply_as_fuel_allows_print() {
-    let source =
-        "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = [[[[[[[[ns.x]]]]]]]] %}{% endfor %}";
-    for end in ["", "{{ ns.x | string | length }}", "{{ ns.x == [ns.x] }}", "{{ ns.x | tojson | length }}"] {
-        let _ = render(&format!("{source}{end}"), &[]);
-    }
-    let source =
-        "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [[[[[[[[ns.x]]]]]]]] %}{% endfor %}";
-    for end in ["", "{{ ns.x | string | length }}", "{{ ns.x == [ns.x] }}", "{{ ns.x | tojson | length }}"] {
-        let _ = render(&format!("{source}{end}"), &[]);
+    let (open, close) = ("[".repeat(100), "]".repeat(100));
+    for turns in [1_000, 3_000, 9_000, 99_999] {
+        let turn = format!("{{% for i in range({turns}) %}}{{% set ns.x = {open}ns.x{close} %}}{{% endfor %}}");
+        for end in ["ns.x | string", "ns.x == [ns.x]", "ns.x | tojson", "1 in ns.x", "ns.x"] {
+            let _ = render(&format!("{{% set ns = namespace(x=[]) %}}{turn}{{{{ {end} }}}}"), &[]);
+        }
     }
 }
 
