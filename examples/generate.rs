@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release --example generate -- --prompt "kluge: /klooj/" --max-new-tokens 100
 
+#[path = "common/chat.rs"]
+mod chat;
 mod common;
 #[path = "common/dry_run.rs"]
 mod dry_run;
@@ -19,6 +21,7 @@ use burn_mla::model::{
     compile_ranks_ahead, generate, weight_sizes,
 };
 use burn_mla::ops::DeviceName;
+use chat::ChatArgs;
 use clap::Parser;
 use common::{Bar, fail, note, print, read_text};
 use options::{EngineArgs, ModelArgs, TextArgs, by_option};
@@ -65,6 +68,8 @@ struct Args {
     /// Seed of the random initialisation.
     #[arg(long, value_name = "N", default_value_t = 0, requires = "random_weights")]
     weights_seed: u64,
+    #[command(flatten)]
+    chat: ChatArgs,
 }
 
 fn main() -> ExitCode {
@@ -85,6 +90,16 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         };
         print(describe(&config.map_err(show)?, args.model.load_as()))?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if args.chat.chat {
+        let options = chat::Options {
+            model: &args.model,
+            engine: &args.engine,
+            text: &args.text,
+            cache_pages: args.cache_pages,
+            sampling: &|model| recommended(args, model),
+        };
+        return chat::run(&args.chat, &options);
     }
     let prompts = prompts(args)?;
     if args.dry_run {
@@ -240,15 +255,11 @@ fn prompts(args: &Args) -> Result<Vec<String>, String> {
     Ok(prompts)
 }
 
-fn requests(
-    args: &Args,
-    prompts: &[String],
-    model: &DeepseekModel,
-    tokenizer: &Tokenizer,
-) -> Result<Vec<GenerationRequest>, ModelError> {
+/// How tokens are drawn where no option says so.
+fn recommended(args: &Args, model: &DeepseekModel) -> SamplingParams {
     let defaults = model.generation_defaults();
     let recommended = args.sample && defaults.do_sample;
-    let otherwise = SamplingParams {
+    SamplingParams {
         temperature: match (args.sample, defaults.temperature) {
             (true, Some(temperature)) if recommended => temperature,
             (true, _) => 1.0,
@@ -257,8 +268,16 @@ fn requests(
         top_k: defaults.top_k.filter(|_| recommended),
         top_p: defaults.top_p.filter(|_| recommended).unwrap_or(1.0),
         ..SamplingParams::greedy()
-    };
-    let sampling = args.text.sampling(&otherwise);
+    }
+}
+
+fn requests(
+    args: &Args,
+    prompts: &[String],
+    model: &DeepseekModel,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<GenerationRequest>, ModelError> {
+    let sampling = args.text.sampling(&recommended(args, model));
     let request = |text: &String| {
         if text.is_empty() {
             let expected = "some text to continue".to_string();

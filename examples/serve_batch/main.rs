@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Device;
 use burn_mla::model::{
-    Completion, Engine, EngineOptions, FinishReason, ModelConfig, ModelError, RequestStream, SamplingParams,
-    StopStrings, StreamEvent, TokenLogprobs, Tokenizer, compile_ranks_ahead,
+    ChatTemplate, Completion, Engine, EngineOptions, FinishReason, ModelConfig, ModelError, RequestStream,
+    SamplingParams, StopStrings, StreamEvent, TokenLogprobs, Tokenizer, compile_ranks_ahead,
 };
 use clap::Parser;
 use common::{fail, note};
@@ -43,7 +43,8 @@ const INTERRUPTED: u8 = 130;
 /// Unfinished requests that are named.
 const NAMED: usize = 20;
 
-/// Answer prompts from JSON lines: {"prompt": TEXT} and, if they differ from the options below, "id", "max_new_tokens", "stop",
+/// Answer prompts from JSON lines: {"prompt": TEXT}, or {"messages": [{"role": ROLE, "content": TEXT}, ...]} with the checkpoint's chat
+/// template, and, if they differ from the options below, "id", "max_new_tokens", "stop",
 /// "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", and "logprobs": of each token and of so many most
 /// probable ones, at most 20.
 #[derive(Debug, Parser)]
@@ -117,7 +118,8 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         written: 0,
         faults: 0,
     };
-    let reader = Reader { defaults, tokenizer: tokenizer.clone(), max_positions: model.first().max_positions() };
+    let chat = ChatTemplate::load(args.model.dir(), &tokenizer).map_err(show);
+    let reader = Reader { defaults, tokenizer: tokenizer.clone(), chat, max_positions: model.first().max_positions() };
     let outcome = batch.serve(source.read(reader), &interrupted);
     batch.close(outcome, interrupted.load(Ordering::Relaxed), &args.input)
 }

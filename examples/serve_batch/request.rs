@@ -1,8 +1,9 @@
-//! A line of the input: a prompt, and what it wants otherwise than the others.
+//! A line of the input: a prompt or a conversation, and what it wants otherwise than the others.
 
 use std::fmt;
 
-use burn_mla::model::{GenerationRequest, ModelError, SamplingParams, Tokenizer};
+use burn_mla::model::{ChatTemplate, GenerationRequest, Message, ModelError, SamplingParams, Tokenizer};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 /// What a line says nothing about.
@@ -17,6 +18,8 @@ pub struct Defaults {
 pub struct Reader {
     pub defaults: Defaults,
     pub tokenizer: Tokenizer,
+    /// The chat template, or why there is none.
+    pub chat: Result<ChatTemplate, String>,
     /// Tokens that a prompt may have.
     pub max_positions: usize,
 }
@@ -46,6 +49,12 @@ pub enum LineError {
         actual: String,
         expected: &'static str,
     },
+    /// Something in `messages` is none.
+    Messages(serde_json::Error),
+    /// A line is continued or answered.
+    Both,
+    /// `messages` without a chat template, and why there is none.
+    NoTemplate(String),
     /// Answers are told apart by their ids; a line without one has its number.
     IdInUse {
         line: usize,
@@ -68,6 +77,9 @@ impl fmt::Display for LineError {
             Self::Missing(field) => write!(f, "`{field}` is missing"),
             Self::Unknown(field) => write!(f, "`{field}` is no field; there are {}", FIELDS.join(", ")),
             Self::WrongType { field, actual, expected } => write!(f, "`{field}` is {actual}, expected {expected}"),
+            Self::Messages(error) => write!(f, "`messages`: {}", short(&error.to_string())),
+            Self::Both => write!(f, "`messages` is beside `prompt`, expected one of them"),
+            Self::NoTemplate(why) => write!(f, "`messages` need a chat template: {why}"),
             Self::IdInUse { line } => write!(f, "`id` is already used by line {line}"),
             Self::Refused(error) => write!(f, "{error}"),
         }
@@ -75,9 +87,10 @@ impl fmt::Display for LineError {
 }
 
 /// The fields that a line may have.
-const FIELDS: [&str; 11] = [
+const FIELDS: [&str; 12] = [
     "id",
     "prompt",
+    "messages",
     "max_new_tokens",
     "stop",
     "seed",
@@ -103,12 +116,7 @@ impl Line {
         if let Some(unknown) = fields.0.keys().find(|key| !FIELDS.contains(&key.as_str())) {
             return Err(LineError::Unknown(short(unknown)));
         }
-        let Reader { defaults: Defaults { sampling, max_new_tokens, stop }, tokenizer, max_positions } = reader;
-        let prompt = fields.get("prompt", "a text", Value::as_str)?.ok_or(LineError::Missing("prompt"))?;
-        if prompt.is_empty() {
-            let (actual, expected) = ("empty".into(), "some text to continue".into());
-            return Err(LineError::Refused(ModelError::Request { argument: "prompt", actual, expected }));
-        }
+        let Defaults { sampling, max_new_tokens, stop } = &reader.defaults;
         let (whole, number_of) = ("a whole number of at least 0", "a number");
         let sampling = SamplingParams {
             temperature: fields.get("temperature", number_of, float)?.unwrap_or(sampling.temperature),
@@ -122,7 +130,7 @@ impl Line {
             logprobs: fields.get("logprobs", whole, count)?.or(sampling.logprobs),
         };
         let request = GenerationRequest {
-            prompt: tokenizer.encode_at_most(prompt, true, *max_positions).map_err(LineError::Refused)?,
+            prompt: fields.prompt(reader)?,
             sampling,
             max_new_tokens: fields.get("max_new_tokens", whole, count)?.unwrap_or(*max_new_tokens),
             stop: fields.get("stop", "a text or a list of texts", texts)?.unwrap_or_else(|| stop.clone()),
@@ -135,6 +143,28 @@ impl Line {
 struct Fields(Map<String, Value>);
 
 impl Fields {
+    /// The tokens of `prompt`, or of `messages`.
+    fn prompt(&self, Reader { tokenizer, chat, max_positions, .. }: &Reader) -> Result<Vec<u32>, LineError> {
+        let expected = "a list of objects with `role` and `content`";
+        let list = |value: &Value| Some(Vec::<Message>::deserialize(value));
+        let messages = self.get("messages", expected, list)?.transpose().map_err(LineError::Messages)?;
+        let prompt = self.get("prompt", "a text", Value::as_str)?;
+        match (prompt, messages) {
+            (Some(_), Some(_)) => Err(LineError::Both),
+            (None, None) => Err(LineError::Missing("prompt")),
+            (Some(""), None) => {
+                let (actual, expected) = ("empty".into(), "some text to continue".into());
+                Err(LineError::Refused(ModelError::Request { argument: "prompt", actual, expected }))
+            }
+            (Some(text), None) => tokenizer.encode_at_most(text, true, *max_positions).map_err(LineError::Refused),
+            (None, Some(messages)) => {
+                let template = chat.as_ref().map_err(|why| LineError::NoTemplate(why.clone()))?;
+                let prompt = template.prompt(&messages, tokenizer, *max_positions).map_err(LineError::Refused)?;
+                Ok(prompt.ids)
+            }
+        }
+    }
+
     /// A field that may be absent or null.
     fn get<'a, T>(
         &'a self,

@@ -3,6 +3,7 @@
 //! `cargo test --test device -- ops_` runs the tests of the operations, `model_` those of the models, `cli_` those of the
 //! programs. Which devices they run on: `devices.rs`.
 
+mod cli_chat;
 mod cli_checkpoints;
 mod cli_faults;
 mod cli_fuzz;

@@ -119,6 +119,14 @@ pub enum ModelError {
         /// What is wrong.
         reason: String,
     },
+    /// A folder has no chat template, or it cannot be parsed, or it does not render a conversation.
+    #[error("{}: {reason}", path.display())]
+    ChatTemplate {
+        /// The file that has or should have the template.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// A prompt or an option of a request is unusable.
     #[error("`{argument}` is {actual}, expected {expected}")]
     Request {

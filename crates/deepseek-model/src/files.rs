@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::{ModelError, Result};
 
 /// Bytes of a file that is read whole. `tokenizer.json` of DeepSeek-V3 has 8 MB, the index of its shards 9 MB.
-const MOST: u64 = 256 << 20;
+const MOST: usize = 256 << 20;
 
 /// What Windows editors put before the text.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -26,11 +26,16 @@ pub(crate) fn open(path: &Path, hint: &str) -> Result<File> {
 
 /// All of a file that is no larger than such files are.
 pub(crate) fn read(path: &Path, hint: &str) -> Result<Vec<u8>> {
+    read_at_most(path, hint, MOST)
+}
+
+/// All of a file of at most so many bytes.
+pub(crate) fn read_at_most(path: &Path, hint: &str, most: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let file = open(path, hint)?;
-    file.take(MOST + 1).read_to_end(&mut bytes).map_err(|source| ModelError::unreadable(path, source, hint))?;
-    match bytes.len() as u64 > MOST {
-        true => Err(ModelError::wrong_kind(path, "a larger file", format!("at most {MOST} bytes"))),
+    let mut file = open(path, hint)?.take(most as u64 + 1);
+    file.read_to_end(&mut bytes).map_err(|source| ModelError::unreadable(path, source, hint))?;
+    match bytes.len() > most {
+        true => Err(ModelError::wrong_kind(path, "a larger file", format!("at most {most} bytes"))),
         false => Ok(bytes),
     }
 }

@@ -14,11 +14,13 @@
 //! | [`Inspection`], [`weight_specs`] | what a folder has and what a model asks for, without loading it |
 //! | [`write_checkpoint`] | folders in the published layout: quantised from others, or random |
 //! | [`Tokenizer`], [`TextStream`], [`StopStrings`] | text to ids, and ids to text as they come |
+//! | [`ChatTemplate`], [`Message`] | conversations to prompts |
 //! | [`SamplingParams`] | how the next id is chosen of the logits |
 //!
 //! Everything that can fail returns [`ModelError`], which names the file or field, what it is and what it should be.
 
 mod cache;
+mod chat;
 mod config;
 mod decode_graph;
 mod engine;
@@ -42,6 +44,7 @@ mod verify;
 mod weights;
 
 pub use cache::{CacheSize, ModelCache};
+pub use chat::{ChatPrompt, ChatTemplate, Message, Role, read_conversation};
 pub use config::{GenerationDefaults, LayerSummary, Quantization};
 pub use decode_graph::GraphSupport;
 pub use engine::{

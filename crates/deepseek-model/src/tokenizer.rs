@@ -71,6 +71,11 @@ impl Tokenizer {
         added.is_special_token(text).then(|| self.inner.token_to_id(text)).flatten()
     }
 
+    /// Whether `text` is an added token.
+    pub(crate) fn has_token(&self, text: &str) -> bool {
+        self.inner.get_added_vocabulary().get_vocab().contains_key(text)
+    }
+
     /// The ids of `text`; with `add_special_tokens` also those that the tokenizer puts around a text.
     ///
     /// # Errors
@@ -94,10 +99,10 @@ impl Tokenizer {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    pub(super) fn fixture() -> Tokenizer {
+    pub(crate) fn fixture() -> Tokenizer {
         Tokenizer::load(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/v3-tiny"))).unwrap()
     }
 
