@@ -221,6 +221,7 @@ fn cli_fuzz_of_serve_batch_lines() {
     let reader = Reader {
         defaults: Defaults { sampling: SamplingParams::greedy(), max_new_tokens: 5, stop: Vec::new() },
         tokenizer: Tokenizer::load(&folder("assets/demo-v3")).expect("a tokenizer"),
+        chat: Err("none here".into()),
         max_positions: 4096,
     };
     let mut read = 0;
