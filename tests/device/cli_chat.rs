@@ -13,9 +13,7 @@ use crate::cli_faults::{command, refused};
 use crate::model_parity::folder;
 
 /// The template of these tests: the messages as lines of the Jargon File, which the demo checkpoint has learnt.
-const TEMPLATE: &str =
-    "{{ bos_token }}{% for message in messages %}{{ message.content }}{% if message.role == 'assistant' %}\n\n
-{%- endif %}{% endfor %}";
+const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% if message.role == 'assistant' %}{{ '\\n\\n' }}{% endif %}{% endfor %}";
 
 /// The demo checkpoint with a chat template.
 fn model(template: &str) -> TempDir {
