@@ -222,6 +222,7 @@ impl<'a> StepGraph<'a> {
         device: &Device,
     ) -> Option<Arc<Mutex<Lent<'a>>>> {
         let stand_in = model.stand_in(cache).ok()?;
+        // An error comes again where the step is launched instead.
         let step = new_step(cache.page_size()).ok()?;
         // While the device's own thread makes the buffers it has handles of them, too.
         device.sync().ok()?;

@@ -196,7 +196,7 @@ fn random_words(device: &Device, len: usize, format: BlockFormat) -> Tensor<1, I
 }
 
 /// Choices `[rows, k]` of numbers below `below`, all different in a row where that is possible, all equally often. Those of a row lie
-/// apart, for ranks that have neighbouring experts to have about as many of them each.
+/// apart: ranks have neighbouring experts, and should have some of each row.
 pub(super) fn table([rows, k]: [usize; 2], below: usize) -> Vec<i32> {
     let coprime = |step: &usize| gcd(*step, below) == 1;
     // About the golden section of the numbers.

@@ -112,6 +112,24 @@ fn a_routing_has_the_numbers_of_a_ranks_experts() {
     assert_eq!([local(0, 1), Parallel::single().local_experts(16)], [None; 2]);
 }
 
+/// Experts of a random table: in a row of three or more all different, and some of either half; in all equally often.
+#[test]
+fn random_tables_choose_among_all_ranks() {
+    for (rows, k, experts) in [(512, 6, 256), (64, 6, 8), (128, 3, 64), (30, 4, 97)] {
+        let table = random::table([rows, k], experts);
+        let mut count = vec![0; experts];
+        for row in table.chunks(k) {
+            let first = row.iter().filter(|&&expert| (expert as usize) < experts / 2).count();
+            assert!((1..k).contains(&first), "{row:?} of {experts}");
+            assert!((1..k).all(|at| !row[..at].contains(&row[at])), "{row:?}");
+            row.iter().for_each(|&expert| count[expert as usize] += 1);
+        }
+        let (least, most) = (count.iter().min().unwrap(), count.iter().max().unwrap());
+        assert!(most - least <= 1, "{least} to {most} of {experts}");
+    }
+    assert_eq!(random::table([2, 2], 1), [0; 4]);
+}
+
 /// Random weights of the ranks are parts of one model's.
 #[test]
 fn the_parts_of_random_weights_are_those_of_one_tensor() {
