@@ -117,6 +117,11 @@ pub enum Section {
     Prefill,
     /// The same of 6 layers of V4-Flash; only by name.
     PrefillV4,
+    /// Time to first token of a prompt and of another one that begins with the same 8192 tokens, of 6 layers of V4-Flash; only by
+    /// name.
+    Prefix,
+    /// Prompts of up to 500,000 tokens and decode steps behind them, of 6 layers of V4-Flash; only by name.
+    Long,
     /// Inter-token latency (p50, p99) of requests that generate while prompts arrive, by the token budget, of V2-Lite and 4 layers of
     /// V3; only by name.
     Mixed,

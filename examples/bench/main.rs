@@ -88,6 +88,7 @@ mod meta;
 mod mixed;
 mod models;
 mod prefill;
+mod prefix;
 mod ragged;
 mod report;
 mod shapes;
@@ -210,8 +211,9 @@ fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase
     if only.contains(&Section::AllReduce) {
         all_reduce::run(bench);
     }
-    let other =
-        [Section::Prefill, Section::Mixed, Section::Ttft, Section::Shapes].iter().any(|section| only.contains(section));
+    let other = [Section::Prefill, Section::Prefix, Section::Long, Section::Mixed, Section::Ttft, Section::Shapes]
+        .iter()
+        .any(|section| only.contains(section));
     if wanted(Section::EndToEnd) || (random.is_some() && !other) {
         end_to_end::run(bench, cases(if size == Size::Quick { 4 } else { 6 }));
     }
@@ -223,6 +225,13 @@ fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase
     }
     if only.contains(&Section::PrefillV4) {
         prefill::run(bench, vec![models::v32(), models::v4_flash()]);
+    }
+    let v4_cases = || random.map_or_else(|| models::small_or(size, models::v4_flash()), |case| vec![case.clone()]);
+    if wanted(Section::Prefix) {
+        prefix::run(bench, v4_cases());
+    }
+    if wanted(Section::Long) {
+        prefix::run_long(bench, v4_cases());
     }
     if wanted(Section::Mixed) {
         mixed::run(bench, cases(4));

@@ -39,6 +39,11 @@ pub fn published(size: Size, v3_layers: usize) -> Vec<ModelCase> {
     }
 }
 
+/// This model, or where the program is only tried, a small one.
+pub fn small_or(size: Size, case: ModelCase) -> Vec<ModelCase> {
+    if size == Size::Smoke { published(size, 0) } else { vec![case] }
+}
+
 /// V2-Lite, whole.
 pub fn v2_lite() -> ModelCase {
     ModelCase::published("v2-lite", V2_LITE, 27)
