@@ -36,6 +36,9 @@ pub struct Args {
     /// Tokens of the prompts of e2e. With 264 all steps of a batch are one captured step.
     #[arg(long, value_name = "N", default_value_t = 264, value_parser = clap::value_parser!(u16).range(1..))]
     pub context: u16,
+    /// Requests that generate at a time in e2e; 1, 8 and 64 if absent.
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub batches: Vec<usize>,
     /// Whole models in e2e: a sampling temperature; 0 is greedy.
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     pub temperature: f32,

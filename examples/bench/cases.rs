@@ -35,6 +35,8 @@ pub struct Bench {
     pub sampling: SamplingParams,
     /// Tokens of the prompts before whole models decode.
     pub context: usize,
+    /// Batches of whole models in e2e; its own if there are none.
+    pub batches: Vec<usize>,
     pub size: Size,
     pub timer: Timer,
     pub report: Report,

@@ -148,6 +148,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         deterministic: args.deterministic,
         sampling: args.sampling()?,
         context: usize::from(args.context),
+        batches: args.batches.clone(),
         size,
         report,
         copy_gbps: None,

@@ -48,7 +48,8 @@ fn prefix(model: &ModelRanks, [common, own]: [usize; 2], deterministic: bool) ->
         cache_pages: PAIRS * 2 * (common + own + PAGE).div_ceil(PAGE),
         max_batch: 1,
         deterministic,
-        ..EngineOptions::default()
+        graphs: true,
+        ..EngineOptions::on(model.first().device())
     };
     let mut engine = Engine::new(model, &tokenizer, options).map_err(show)?;
     let (vocab, mut rng) = (model.first().vocab_size(), data::rng(common as u64));
@@ -120,7 +121,8 @@ fn long(model: &ModelRanks, len: usize, deterministic: bool) -> Result<[f64; 3],
         max_batch: 1,
         prefix_caching: false,
         deterministic,
-        ..EngineOptions::default()
+        graphs: true,
+        ..EngineOptions::on(model.first().device())
     };
     let mut engine = Engine::new(model, &tokenizer, options).map_err(show)?;
     let prompt = data::token_ids(len, model.first().vocab_size(), &mut data::rng(len as u64));

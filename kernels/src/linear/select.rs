@@ -178,6 +178,12 @@ const SMALL_BATCH: usize = 8;
 const SMALL_BATCH_OF_HEADS: usize = 16;
 #[cfg(feature = "cuda")]
 const MANY_HEADS: usize = 64;
+/// The same of weights in blocks, which Hopper's kernel decodes between its products, for 64 rows at least.
+#[cfg(feature = "cuda")]
+const SMALL_BATCH_OF_CODES: usize = 32;
+/// Rows of an expert, on average, from which on Hopper's kernel is faster: where weights are numbers, and where they are in blocks.
+#[cfg(feature = "cuda")]
+const ROWS_OF_EXPERT: [usize; 2] = [1, 8];
 /// Rows of a matrix, on average, up to which a kernel that decodes weights in blocks is faster than one that dequantises them first:
 /// for experts that is a scratch of many, whose pairs are sorted range by range.
 #[cfg(feature = "cuda")]
@@ -244,16 +250,18 @@ pub(super) fn of_tiles(tokens: usize) -> Choice {
 fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
     let &LinearSizes { rows, matrices, inputs, outputs, .. } = sizes;
     let terms = sm90::terms(sizes);
+    let in_blocks = !sizes.format.is_dense();
     let enough = match sizes.division {
         Division::Dense if terms > 1 => rows.saturating_mul(inputs * outputs) >= WORTH_TERMS,
+        Division::Dense | Division::Heads if in_blocks => rows > matrices * SMALL_BATCH_OF_CODES,
         Division::Dense => rows > SMALL_BATCH,
         Division::Heads => rows > matrices * if matrices < MANY_HEADS { SMALL_BATCH_OF_HEADS } else { SMALL_BATCH },
-        Division::Experts => rows >= matrices,
+        Division::Experts => rows >= matrices * ROWS_OF_EXPERT[usize::from(in_blocks)],
         Division::Pair | Division::Token => false,
     };
     let in_parts = in_parts(client, sizes);
     // Each tile of tokens decodes the weights anew: many are worth a scratch of numbers.
-    let enough = enough && (sizes.format.is_dense() || sizes.rows_each() <= most_rows_of_codes(sizes.division));
+    let enough = enough && (!in_blocks || sizes.rows_each() <= most_rows_of_codes(sizes.division));
     if !enough || !sm90::supported(client, sizes) || sizes.batch_invariant && !in_parts {
         return None;
     }
