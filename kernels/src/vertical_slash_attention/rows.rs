@@ -135,6 +135,7 @@ pub(super) fn parts(sizes: &Sizes) -> u32 {
 
 /// The keys of a block row, in the order in which they are looked at: those of its key blocks, then its columns.
 #[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub(super) struct KeyList<'a> {
     block_offset: &'a [i32],
     column_index: &'a [i32],

@@ -32,6 +32,7 @@ pub(super) struct Attention {
 
 /// A tile that has come, or the end.
 #[derive(CubeTypeMut, CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 struct Found {
     stage: u32,
     is_tile: bool,
@@ -46,76 +47,40 @@ impl Attention {
     }
 
     /// The attention of a work's rows to all of their tiles.
-    ///
-    /// The scores of a tile are on the way when the values of the one before it are multiplied.
     pub fn attend<A: Size>(&mut self, sight: &Sight, notes: &Notes, attended: &mut Attended<A>) {
         let mut tile = self.find(notes);
         mbarrier::wait(self.room.full, self.works % 2);
         self.works += 1;
-        if tile.is_tile {
-            let bits = sight.bits(&listed(notes, tile.stage), self.row);
-            let issued = wgmma::mma_ss_zero::<Const<SCORES>>(
-                self.queries,
-                self.key_rows(tile.stage),
-                comptime!(scores(self.form)),
-            );
-            let products = wgmma::wait::<Const<SCORES>>(issued, 0u32);
-            let first =
-                weigh::<Const<SCORES>, Seen>(products, &mut attended.state, self.scores, &Seen { bits }, self.form);
-            let mut weights = pack::<Const<SCORES>, Const<PAIRS>>(first.weights, self.form);
-            let mut next = self.find(notes);
-            while next.is_tile {
-                let list = listed(notes, next.stage);
-                // The same for all of the warpgroup, which multiplies together.
-                if warp::any(sight.hides_some(&list, 0u32)) {
-                    let seen = Seen { bits: sight.bits(&list, self.row) };
-                    weights = self.step::<A, Seen>(attended, weights, &seen, &tile, &next);
-                } else {
-                    weights = self.step::<A, All>(attended, weights, &All {}, &tile, &next);
-                }
-                tile = next;
-                next = self.find(notes);
+        while tile.is_tile {
+            let list = listed(notes, tile.stage);
+            // The same for all of the warpgroup, which multiplies together.
+            if warp::any(sight.hides_some(&list, 0u32)) {
+                let seen = Seen { bits: sight.bits(&list, self.row) };
+                self.add::<A, Seen>(attended, &seen, tile.stage);
+            } else {
+                self.add::<A, All>(attended, &All {}, tile.stage);
             }
-            self.release_queries();
-            let issued = wgmma::mma_rs::<A, Const<PAIRS>>(
-                attended.out,
-                weights,
-                self.value_rows(tile.stage),
-                comptime!(output(self.form)),
-            );
-            attended.out = wgmma::wait::<A>(issued, 0u32);
             self.stages.release(tile.stage);
-        } else {
-            self.release_queries();
+            tile = self.find(notes);
         }
+        // All products with the queries are done.
+        mbarrier::arrive_if(self.room.empty, UNIT_POS % 32 == 0);
     }
 
-    /// The scores and the softmax of a tile, and the values of the one before it, whose weights it takes. Gives its own.
-    fn step<A: Size, S: Visible>(
-        &self,
-        attended: &mut Attended<A>,
-        weights: Vector<u32, Const<PAIRS>>,
-        seen: &S,
-        tile: &Found,
-        next: &Found,
-    ) -> Vector<u32, Const<PAIRS>> {
-        let scores =
-            wgmma::mma_ss_zero::<Const<SCORES>>(self.queries, self.key_rows(next.stage), comptime!(scores(self.form)));
-        let output = wgmma::mma_rs::<A, Const<PAIRS>>(
-            attended.out,
-            weights,
-            self.value_rows(tile.stage),
-            comptime!(output(self.form)),
-        );
-        let scores = wgmma::wait::<Const<SCORES>>(scores, 1u32);
-        let weighed = weigh::<Const<SCORES>, S>(scores, &mut attended.state, self.scores, seen, self.form);
-        let mut out = wgmma::wait::<A>(output, 0u32);
-        self.stages.release(tile.stage);
+    /// Adds a tile. The other warpgroup multiplies while this one computes its softmax.
+    fn add<A: Size, S: Visible>(&self, attended: &mut Attended<A>, seen: &S, stage: u32) {
+        let keys = descriptor(self.stages.keys_at(stage), KEY_ROWS);
+        let issued = wgmma::mma_ss_zero::<Const<SCORES>>(self.queries, keys, comptime!(scores(self.form)));
+        let products = wgmma::wait::<Const<SCORES>>(issued, 0u32);
+        let weighed = weigh::<Const<SCORES>, S>(products, &mut attended.state, self.scores, seen, self.form);
+        let mut out = attended.out;
         if warp::any(weighed.factor_a != 1.0f32 || weighed.factor_b != 1.0f32) {
             out = scale_rows::<A>(out, weighed.factor_a, weighed.factor_b);
         }
-        attended.out = out;
-        pack::<Const<SCORES>, Const<PAIRS>>(weighed.weights, self.form)
+        let weights = pack::<Const<SCORES>, Const<PAIRS>>(weighed.weights, self.form);
+        let values = descriptor(self.stages.values_at(stage), VALUES);
+        let issued = wgmma::mma_rs::<A, Const<PAIRS>>(out, weights, values, comptime!(output(self.form)));
+        attended.out = wgmma::wait::<A>(issued, 0u32);
     }
 
     /// Waits for the next tile of this warpgroup, or the end. Gives back what is the other's.
@@ -140,19 +105,6 @@ impl Attention {
             fence::async_shared();
         }
         Found { stage, is_tile }
-    }
-
-    /// All products with the queries are done.
-    fn release_queries(&self) {
-        mbarrier::arrive_if(self.room.empty, UNIT_POS % 32 == 0);
-    }
-
-    fn key_rows(&self, stage: u32) -> u64 {
-        descriptor(self.stages.keys_at(stage), KEY_ROWS)
-    }
-
-    fn value_rows(&self, stage: u32) -> u64 {
-        descriptor(self.stages.values_at(stage), VALUES)
     }
 }
 

@@ -47,6 +47,12 @@ pub(in crate::vertical_slash_attention) fn form(client: &Client, sizes: &Vertica
     (is_hopper(client) && legal).then_some(form)
 }
 
+/// Whether registers are moved to the warps that compute. With values of 64 channels these need no more than all have, and ptxas does
+/// not know how many that are.
+pub(super) fn moves_registers(form: Form) -> bool {
+    form.value_panels > 1
+}
+
 /// Bytes of the queries of a warpgroup.
 pub(super) fn query_bytes(form: Form) -> u32 {
     form.key_panels as u32 * PANEL_BYTES

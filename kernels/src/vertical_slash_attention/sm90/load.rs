@@ -34,6 +34,21 @@ pub(super) struct Sources<'a, E: Float, V: Size> {
     pub group_size: u32,
 }
 
+#[cube]
+impl<'a, E: Float, V: Size> Sources<'a, E, V> {
+    /// With the maps of queries, keys and values.
+    pub fn new(
+        maps: (u64, u64, u64),
+        keys: &'a [Vector<E, V>],
+        values: &'a [Vector<E, V>],
+        kv_heads: u32,
+        group_size: u32,
+    ) -> Sources<'a, E, V> {
+        let (q, k, v) = maps;
+        Sources::<'a, E, V> { q, k, v, keys, values, kv_heads, group_size }
+    }
+}
+
 /// The room for queries, and the barriers that say that they have come, and that nobody needs them any longer.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]

@@ -13,8 +13,8 @@ use cubecl::prelude::*;
 use self::attend::Attention;
 pub(super) use self::form::form;
 use self::form::{
-    COMPUTE_REGISTERS, Form, GROUP, GROUPS, KEYS, LOAD_REGISTERS, LOADERS, STAGING_BYTES, UNITS, WARPS, query_bytes,
-    stage_bytes, stages,
+    COMPUTE_REGISTERS, Form, GROUP, GROUPS, KEYS, LOAD_REGISTERS, LOADERS, STAGING_BYTES, UNITS, WARPS,
+    moves_registers, query_bytes, stage_bytes, stages,
 };
 use self::load::{Loader, QueryRoom, Sources};
 use self::stages::{Notes, Stages};
@@ -142,20 +142,21 @@ fn vertical_slash_sm90_kernel<E: Float, V: Size>(
     let group = warp::uniform(UNIT_POS / GROUP);
     let warp = warp::uniform(UNIT_POS / 32);
     if group == GROUPS {
-        registers::fewer(LOAD_REGISTERS);
-        let sources = Sources::<'_, E, V> {
-            q: tma::tensor_map_address::<E, Tiled>(q_map),
-            k: tma::tensor_map_address::<E, Tiled>(k_map),
-            v: tma::tensor_map_address::<E, Tiled>(v_map),
-            keys: k,
-            values,
-            kv_heads,
-            group_size: heads / kv_heads,
-        };
+        if comptime!(moves_registers(form)) {
+            registers::fewer(LOAD_REGISTERS);
+        }
+        let maps = (
+            tma::tensor_map_address::<E, Tiled>(q_map),
+            tma::tensor_map_address::<E, Tiled>(k_map),
+            tma::tensor_map_address::<E, Tiled>(v_map),
+        );
+        let sources = Sources::new(maps, k, values, kv_heads, heads / kv_heads);
         let mut loader = Loader::new(sources, room, ring, warp % LOADERS, form);
         loader.run(&schedule, &index, &sizes, &mut notes, aligned, causal);
     } else {
-        registers::more(COMPUTE_REGISTERS);
+        if comptime!(moves_registers(form)) {
+            registers::more(COMPUTE_REGISTERS);
+        }
         let size!(A) = comptime!(form.value_panels * PANEL / 2);
         let mut attention = Attention::new(ring, room, Scores { before_cap, scale }, group, form);
         let output = Output::new(shared_address(&staging), warp, heads, empty_lse, comptime!(GROUP / 32));

@@ -114,8 +114,10 @@ impl Stages {
         mbarrier::wait(self.full_at(), self.phase());
     }
 
-    /// Gives a stage back. A warp that computes, all of whose lanes are done with it.
+    /// Gives a stage back, and its notes. A warp that computes.
     pub fn release(&self, stage: u32) {
+        // All lanes have read the notes.
+        sync_plane();
         mbarrier::arrive_if(self.empty_at(stage), UNIT_POS % 32 == 0);
     }
 

@@ -43,25 +43,27 @@ pub(super) struct Schedule {
     pub count: u32,
     pairs: u32,
     heads: u32,
+    cube: u32,
+    cubes: u32,
 }
 
 #[cube]
 impl Schedule {
     pub fn new(sizes: &Sizes, heads: u32, sequences: u32) -> Schedule {
         let pairs = parts(sizes).div_ceil(GROUPS);
-        Schedule { count: pairs * heads * sequences, pairs, heads }
+        Schedule { count: pairs * heads * sequences, pairs, heads, cube: CUBE_POS_X, cubes: CUBE_COUNT_X }
     }
 
     /// Whether there is work in a round, in which each cube has one.
     pub fn has_round(&self, round: u32) -> bool {
-        round * CUBE_COUNT_X < self.count
+        round * self.cubes < self.count
     }
 
     /// The number of this cube's work in a round; none in the last one if it is not less than [`count`](Schedule::count).
     ///
     /// Every other round goes backwards: the rows that a cube has are not always the longest of a round.
     pub fn number(&self, round: u32) -> u32 {
-        round * CUBE_COUNT_X + select(round % 2 == 0, CUBE_POS_X, CUBE_COUNT_X - 1 - CUBE_POS_X)
+        round * self.cubes + select(round % 2 == 0, self.cube, self.cubes - 1 - self.cube)
     }
 }
 
