@@ -97,7 +97,7 @@ impl Queries {
         Queries::of_part(q_bounds, kv_bounds, sizes, CUBE_POS_Z, part, packed)
     }
 
-    /// Part `part` of a sequence's block rows; none where there is no such part.
+    /// Part `part` of a sequence's block rows.
     pub fn of_part(
         q_bounds: &[i32],
         kv_bounds: &[i32],
@@ -112,7 +112,7 @@ impl Queries {
         let kv = span(kv_bounds, sequence, sizes.key_stride, sizes.key_tokens, packed);
         let first = row * sizes.block_size_m + part % of_row * comptime!(ROWS as u32);
         let end = min((row + 1) * sizes.block_size_m, all.len);
-        Queries { first, end: select(part < parts(sizes), end, first), row, all, kv }
+        Queries { first, end, row, all, kv }
     }
 
     /// The key position of the first one.
@@ -146,7 +146,7 @@ pub(super) struct KeyList<'a> {
     block_size: u32,
     /// Where in `column_index` the row's columns are.
     first_column: usize,
-    columns: u32,
+    pub columns: u32,
     /// Keys of the sequence.
     end: u32,
 }
@@ -166,7 +166,7 @@ impl<'a> KeyList<'a> {
         KeyList::new(queries, lists, block_count, block_offset, column_count, column_index, sizes)
     }
 
-    /// That of a head; `lists` is the number of the head among those of all sequences. Without queries it is empty.
+    /// That of a head; `lists` is the number of the head among those of all sequences.
     #[allow(clippy::too_many_arguments)]
     pub fn new(
         queries: &Queries,
@@ -177,17 +177,15 @@ impl<'a> KeyList<'a> {
         column_index: &'a [i32],
         sizes: &Sizes,
     ) -> KeyList<'a> {
-        let at = lists * sizes.rows as usize + min(queries.row, sizes.rows - 1) as usize;
-        let (blocks, columns) = (max(block_count[at], 0) as u32, max(column_count[at], 0) as u32);
-        let any = queries.first < queries.end;
+        let at = lists * sizes.rows as usize + queries.row as usize;
         KeyList::<'a> {
             block_offset,
             column_index,
             first_block: at * sizes.max_blocks as usize,
-            in_blocks: select(any, min(blocks, sizes.max_blocks) * sizes.block_size_n, 0u32),
+            in_blocks: min(u32::cast_from(max(block_count[at], 0)), sizes.max_blocks) * sizes.block_size_n,
             block_size: sizes.block_size_n,
             first_column: at * sizes.max_columns as usize,
-            columns: select(any, min(columns, sizes.max_columns), 0u32),
+            columns: min(u32::cast_from(max(column_count[at], 0)), sizes.max_columns),
             end: queries.kv.len,
         }
     }

@@ -89,14 +89,21 @@ impl Work {
         Work { head: lists % schedule.heads, lists, sequence: lists / schedule.heads, part: pair * GROUPS }
     }
 
-    /// The queries of a warpgroup.
+    /// The queries of a warpgroup; none past the last part.
     pub fn queries(&self, index: &Index<'_>, sizes: &Sizes, group: u32) -> Queries {
-        Queries::of_part(index.q_bounds, index.kv_bounds, sizes, self.sequence, self.part + group, index.packed)
+        let part = self.part + group;
+        let mut queries = Queries::of_part(index.q_bounds, index.kv_bounds, sizes, self.sequence, part, index.packed);
+        if part >= parts(sizes) {
+            queries.end = queries.first;
+            // One that has lists.
+            queries.row = 0u32;
+        }
+        queries
     }
 
-    /// The keys of a warpgroup.
+    /// The keys of a warpgroup; none without queries.
     pub fn list<'a>(&self, queries: &Queries, index: &Index<'a>, sizes: &Sizes) -> KeyList<'a> {
-        KeyList::new(
+        let mut list = KeyList::new(
             queries,
             self.lists as usize,
             index.block_count,
@@ -104,7 +111,12 @@ impl Work {
             index.column_count,
             index.column_index,
             sizes,
-        )
+        );
+        if queries.first >= queries.end {
+            list.in_blocks = 0u32;
+            list.columns = 0u32;
+        }
+        list
     }
 }
 
