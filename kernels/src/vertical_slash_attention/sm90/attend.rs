@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::form::{Form, GROUP, KEY_ROWS, KEYS, PAIRS, QUERIES, SCORES, VALUES, output, query_bytes, scores};
+use super::form::{Form, GROUP, KEY_ROWS, KEYS, PAIRS, QUERIES, SCORES, VALUES, output, scores};
 use super::load::QueryRoom;
 use super::stages::{END, GATHERED, Notes, Stages, mark_of};
 use crate::ptx::wgmma::descriptor;
@@ -41,7 +41,7 @@ struct Found {
 #[cube]
 impl Attention {
     pub fn new(stages: Stages, room: QueryRoom, scores: Scores, group: u32, #[comptime] form: Form) -> Attention {
-        let queries = descriptor(room.at + group * comptime!(query_bytes(form)), QUERIES);
+        let queries = descriptor(room.at, QUERIES);
         let (own, row) = (mark_of(group) | END, warp::uniform(UNIT_POS % GROUP / 32) * 16);
         Attention { stages, room, queries, scores, own, row, works: 0u32, form }
     }
@@ -64,7 +64,8 @@ impl Attention {
             tile = self.find(notes);
         }
         // All products with the queries are done.
-        mbarrier::arrive_if(self.room.empty, UNIT_POS % 32 == 0);
+        let lane = UNIT_POS % 32;
+        mbarrier::arrive_if(self.room.empty, lane == 0);
     }
 
     /// Adds a tile. The other warpgroup multiplies while this one computes its softmax.

@@ -65,7 +65,8 @@ impl<'a> Blocks<'a> {
     pub fn advance_if(&mut self, condition: bool) {
         if condition {
             self.next += 1;
-            if self.next % LOOKED_UP == 0 {
+            let place = self.next % LOOKED_UP;
+            if place == 0 {
                 self.chunk = self.ahead;
                 self.ahead = self.look_up(self.next + LOOKED_UP + UNIT_POS % 32);
             }

@@ -4,7 +4,7 @@
 
 use cubecl::prelude::*;
 
-use super::form::{Form, GROUPS, KEYS, LOADERS, PANEL_BYTES, WARP_KEYS, query_bytes, stage_bytes};
+use super::form::{Form, GROUP, GROUPS, KEYS, LOADERS, PANEL_BYTES, WARP_KEYS, query_bytes, stage_bytes, stages};
 use super::list::{Blocks, Others, PAST};
 use super::stages::{END, GATHERED, Notes, OF_FIRST, OF_SECOND, Stages};
 use super::work::{Index, Schedule, Work, rows};
@@ -49,13 +49,28 @@ impl<'a, E: Float, V: Size> Sources<'a, E, V> {
     }
 }
 
-/// The room for queries, and the barriers that say that they have come, and that nobody needs them any longer.
+/// The room for the queries of a warpgroup, and the barriers that say that they have come, and that it needs them no longer.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct QueryRoom {
     pub at: u32,
     pub full: u32,
     pub empty: u32,
+}
+
+#[cube]
+impl QueryRoom {
+    /// That of a warpgroup among those of all, which have two barriers each.
+    pub fn of_group(all_at: u32, barriers_at: u32, group: u32, #[comptime] form: Form) -> QueryRoom {
+        let full = barriers_at + group * 16;
+        QueryRoom { at: all_at + group * comptime!(query_bytes(form)), full, empty: full + 8 }
+    }
+
+    /// Initialises the barriers. One thread, before all synchronise.
+    pub fn init(&self) {
+        mbarrier::init(self.full, 1u32);
+        mbarrier::init(self.empty, comptime!(GROUP / 32));
+    }
 }
 
 /// A loading warp.
@@ -68,9 +83,11 @@ pub(super) struct Loader<'a, E: Float, V: Size> {
     /// The head of the keys, and the token that is key 0 of the sequence.
     kv_head: u32,
     first_key: u32,
-    /// Works so far, and whether the queries of the last one are yet to be loaded.
+    /// Works so far, and after how many tiles of the last one its queries are loaded; 0 where they have been.
     works: u32,
-    queries_due: bool,
+    until_queries: u32,
+    /// A bit for each stage to which single rows have been copied last.
+    copied: u32,
     #[cube(comptime)]
     form: Form,
 }
@@ -84,8 +101,8 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
         warp: u32,
         #[comptime] form: Form,
     ) -> Loader<'a, E, V> {
-        let (kv_head, first_key, works, queries_due) = (0u32, 0u32, 0u32, false);
-        Loader::<'a, E, V> { sources, room, stages, warp, kv_head, first_key, works, queries_due, form }
+        let (kv_head, first_key, works, copied) = (0u32, 0u32, 0u32, 0u32);
+        Loader::<'a, E, V> { sources, room, stages, warp, kv_head, first_key, works, until_queries: 0u32, copied, form }
     }
 
     /// Loads all work of the cube, as far ahead as there are stages.
@@ -112,7 +129,8 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
         }
     }
 
-    /// The tiles of a work and its queries, which come behind the first tile: they may have to wait for their room.
+    /// The tiles of a work, and its queries behind the first of them: they may have to wait for their room.
+    #[allow(clippy::too_many_arguments)]
     fn load(
         &mut self,
         work: &Work,
@@ -127,15 +145,19 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
         let (list_a, list_b) = (work.list(first, index, sizes), work.list(&second, index, sizes));
         self.kv_head = work.head / self.sources.group_size;
         self.first_key = first.kv.first;
-        self.queries_due = true;
+        // As many tiles as have room without those of this work being used.
+        self.until_queries = comptime!(stages(self.form) - 1).runtime();
         let mut blocks_a = Blocks::new(list_a, sees(first, causal), aligned);
         let mut blocks_b = Blocks::new(list_b, sees(&second, causal), aligned);
         let mut others_a = Others::new(list_a, self.warp, aligned);
         let mut others_b = Others::new(list_b, self.warp, aligned);
         let past = i32::new(comptime!(PAST as i64));
-        let mut tile = min(blocks_a.first(), blocks_b.first());
-        while tile < past {
-            let (of_a, of_b) = (blocks_a.first() == tile, blocks_b.first() == tile);
+        // Lanes have looked up entries of their own.
+        sync_plane();
+        let (mut next_a, mut next_b) = (blocks_a.first(), blocks_b.first());
+        while min(next_a, next_b) < past {
+            let tile = min(next_a, next_b);
+            let (of_a, of_b) = (next_a == tile, next_b == tile);
             if tile >= 0 {
                 let mark = u32::cast_from(of_a) * OF_FIRST + u32::cast_from(of_b) * OF_SECOND;
                 self.load_block(tile as u32, first.kv.len, mark, notes);
@@ -143,7 +165,9 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
             }
             blocks_a.advance_if(of_a);
             blocks_b.advance_if(of_b);
-            tile = min(blocks_a.first(), blocks_b.first());
+            sync_plane();
+            next_a = blocks_a.first();
+            next_b = blocks_b.first();
         }
         // Parts of a row have one list.
         let same = first.row == second.row && second.first < second.end;
@@ -166,6 +190,7 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
             self.stages.close();
         }
         self.stages.advance();
+        self.until_queries = min(self.until_queries, 1u32);
         self.load_due_queries(work, first, &second);
     }
 
@@ -181,13 +206,18 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
 
     fn load_whole(&mut self, first: u32, position: u32, mark: u32, notes: &mut Notes) {
         self.stages.open(notes, position, mark, self.warp);
+        let stage = self.stages.stage();
+        let copied = self.copied & (1u32 << stage);
+        self.copied ^= copied;
         if warp::elect() {
             if self.warp == 0 {
-                let (stage, bar) = (self.stages.stage(), self.stages.full_at());
+                let bar = self.stages.full_at();
                 let (head, row) = (self.kv_head as i32, (self.first_key + first) as i32);
                 let (keys_at, values_at) = (self.stages.keys_at(stage), self.stages.values_at(stage));
-                // Copies may have written to the stage before.
-                fence::async_shared();
+                // The copies of all warps, which have been waited for.
+                if copied != 0 {
+                    fence::async_shared();
+                }
                 mbarrier::expect(bar, comptime!(stage_bytes(self.form)).runtime());
                 load_panels(keys_at, self.sources.k, bar, head, row, comptime!(self.form.key_panels));
                 load_panels(values_at, self.sources.v, bar, head, row, comptime!(self.form.value_panels));
@@ -201,6 +231,7 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
     fn gather(&mut self, position: u32, mark: u32, notes: &mut Notes) {
         self.stages.open(notes, position, mark | GATHERED, self.warp);
         let stage = self.stages.stage();
+        self.copied |= 1u32 << stage;
         let (keys_at, values_at) = (self.stages.keys_at(stage), self.stages.values_at(stage));
         let own = UNIT_POS % PANEL_VECTORS;
         #[unroll]
@@ -220,23 +251,23 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
         self.stages.advance();
     }
 
-    /// Loads the queries of both warpgroups once, when those of the work before are no longer needed.
+    /// After a tile: loads the queries if it was the last one before them. The first warps have a warpgroup's each.
     fn load_due_queries(&mut self, work: &Work, first: &Queries, second: &Queries) {
-        if self.queries_due {
-            self.queries_due = false;
-            if self.warp == 0 {
-                mbarrier::wait(self.room.empty, (self.works % 2) ^ 1);
-                if warp::elect() {
-                    let bytes = comptime!(query_bytes(self.form));
-                    let (map, bar, head) = (self.sources.q, self.room.full, work.head as i32);
-                    mbarrier::arrive_expect(bar, comptime!(GROUPS * bytes).runtime());
-                    let panels = comptime!(self.form.key_panels);
-                    load_panels(self.room.at, map, bar, head, (first.all.first + first.first) as i32, panels);
-                    let row = (second.all.first + second.first) as i32;
-                    load_panels(self.room.at + bytes, map, bar, head, row, panels);
+        if self.until_queries > 0 {
+            self.until_queries -= 1;
+            if self.until_queries == 0 {
+                if self.warp < GROUPS {
+                    mbarrier::wait(self.room.empty, (self.works % 2) ^ 1);
+                    sync_plane();
+                    if warp::elect() {
+                        let row = first.all.first + select(self.warp == 0, first.first, second.first);
+                        let (map, bar, head) = (self.sources.q, self.room.full, work.head as i32);
+                        mbarrier::arrive_expect(bar, comptime!(query_bytes(self.form)).runtime());
+                        load_panels(self.room.at, map, bar, head, row as i32, comptime!(self.form.key_panels));
+                    }
                 }
+                self.works += 1;
             }
-            self.works += 1;
         }
     }
 }

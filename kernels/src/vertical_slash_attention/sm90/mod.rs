@@ -13,8 +13,8 @@ use cubecl::prelude::*;
 use self::attend::Attention;
 pub(super) use self::form::form;
 use self::form::{
-    COMPUTE_REGISTERS, Form, GROUP, GROUPS, KEYS, LOAD_REGISTERS, LOADERS, STAGING_BYTES, UNITS, WARPS,
-    moves_registers, query_bytes, stage_bytes, stages,
+    COMPUTE_REGISTERS, Form, GROUP, GROUPS, KEYS, LOAD_REGISTERS, LOADERS, STAGING_BYTES, UNITS, moves_registers,
+    query_bytes, stage_bytes, stages,
 };
 use self::load::{Loader, QueryRoom, Sources};
 use self::stages::{Notes, Stages};
@@ -120,19 +120,21 @@ fn vertical_slash_sm90_kernel<E: Float, V: Size>(
     let staging = Shared::<[u32]>::new_aligned_slice(comptime!(STAGING_BYTES as usize / 4), 1024usize);
     let positions = Shared::<[u32]>::new_aligned_slice(comptime!(count * KEYS), 128usize);
     let marks = Shared::<[u32]>::new_aligned_slice(count, 128usize);
-    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(2 * count + 2), 128usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(2 * count + 2 * GROUPS as usize), 128usize);
     let mut notes = Notes { positions, marks };
     let barriers_at = shared_address(&barriers);
     let ring = Stages::new(shared_address(&tiles), barriers_at, form);
     let room_barriers = barriers_at + comptime!(16 * count as u32);
-    let room = QueryRoom { at: shared_address(&queries), full: room_barriers, empty: room_barriers + 8 };
+    let queries_at = shared_address(&queries);
     if UNIT_POS == 0 {
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(q_map));
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(k_map));
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(v_map));
         ring.init();
-        mbarrier::init(room.full, 1u32);
-        mbarrier::init(room.empty, WARPS);
+        #[unroll]
+        for group in 0..GROUPS {
+            QueryRoom::of_group(queries_at, room_barriers, group, form).init();
+        }
         mbarrier::fence_init();
     }
     sync_cube();
@@ -151,13 +153,16 @@ fn vertical_slash_sm90_kernel<E: Float, V: Size>(
             tma::tensor_map_address::<E, Tiled>(v_map),
         );
         let sources = Sources::new(maps, k, values, kv_heads, heads / kv_heads);
-        let mut loader = Loader::new(sources, room, ring, warp % LOADERS, form);
+        let loading = warp % LOADERS;
+        let room = QueryRoom::of_group(queries_at, room_barriers, loading % GROUPS, form);
+        let mut loader = Loader::new(sources, room, ring, loading, form);
         loader.run(&schedule, &index, &sizes, &mut notes, aligned, causal);
     } else {
         if comptime!(moves_registers(form)) {
             registers::more(COMPUTE_REGISTERS);
         }
         let size!(A) = comptime!(form.value_panels * PANEL / 2);
+        let room = QueryRoom::of_group(queries_at, room_barriers, group, form);
         let mut attention = Attention::new(ring, room, Scores { before_cap, scale }, group, form);
         let output = Output::new(shared_address(&staging), warp, heads, empty_lse, comptime!(GROUP / 32));
         let mut round = 0u32;

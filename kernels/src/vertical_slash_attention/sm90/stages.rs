@@ -106,19 +106,22 @@ impl Stages {
     /// Arrives for a warp when its copies have come. All lanes.
     pub fn close_with_copies(&self) {
         copy::arrive_with_copies(self.full_at());
-        mbarrier::arrive_if(self.full_at(), UNIT_POS % 32 == 0);
+        let lane = UNIT_POS % 32;
+        mbarrier::arrive_if(self.full_at(), lane == 0);
     }
 
     /// Waits until the stage has been loaded.
     pub fn wait(&self) {
         mbarrier::wait(self.full_at(), self.phase());
+        sync_plane();
     }
 
     /// Gives a stage back, and its notes. A warp that computes.
     pub fn release(&self, stage: u32) {
         // All lanes have read the notes.
         sync_plane();
-        mbarrier::arrive_if(self.empty_at(stage), UNIT_POS % 32 == 0);
+        let lane = UNIT_POS % 32;
+        mbarrier::arrive_if(self.empty_at(stage), lane == 0);
     }
 
     /// Goes on to the next one.

@@ -63,7 +63,8 @@ impl Schedule {
     ///
     /// Every other round goes backwards: the rows that a cube has are not always the longest of a round.
     pub fn number(&self, round: u32) -> u32 {
-        round * self.cubes + select(round % 2 == 0, self.cube, self.cubes - 1 - self.cube)
+        let backwards = round % 2;
+        round * self.cubes + select(backwards == 0, self.cube, self.cubes - 1 - self.cube)
     }
 }
 
