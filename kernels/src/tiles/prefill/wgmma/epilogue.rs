@@ -68,9 +68,10 @@ impl Output {
                 lse[self.row_of(tile, row + 8)] = log_sum(sum_b, state.highest_b * scale, self.empty_lse);
             }
         }
-        // Whole warps store matrices, and begin the next products.
+        let (factor_a, factor_b) = (inverse(sum_a), inverse(sum_b));
+        // Whole warps store matrices, and begin the next products. Some lanes may have had a row without a key.
         sync_plane();
-        let rows = scale_rows::<A>(attended.out, inverse(sum_a), inverse(sum_b));
+        let rows = scale_rows::<A>(attended.out, factor_a, factor_b);
         // Rows past the end of a sequence are none of the tile's.
         if self.row < tile.count {
             #[unroll]
