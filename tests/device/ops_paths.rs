@@ -59,12 +59,12 @@ fn ops_paths_of_attention() {
         let half = is_half(dtype);
         let generations = [(Sm100, half && is_blackwell(device)), (Sm90, half && is_hopper(device))];
         let general = [(PortableMma, half && is_cuda(device)), (Portable, true)];
+        let hopper = (Sm90, half && is_hopper(device));
         assert_paths(&decode(dtype), device, &[generations, general].concat());
+        assert_paths(&sparse(dtype), device, &[&[hopper][..], &general].concat());
         // Tile loads take pages of 16 rows or more.
-        assert_paths(&sparse(dtype), device, &general);
         assert_paths(&MlaDecodeProblem { page_size: 8, ..decode(dtype) }, device, &general);
         assert_paths(&index(64, 128, dtype), device, &general);
-        let hopper = (Sm90, half && is_hopper(device));
         // As many query tokens as fill a tile, and pages of 8 tokens or more.
         for (query_len, heads, width, page_size, has) in [
             (8, 64, 128, 64, true),
@@ -86,7 +86,7 @@ fn ops_paths_of_attention() {
             assert_paths(&ragged(widths, dtype), device, &[(Portable, true)]);
         }
         for widths in [[192, 128], [128, 128], [64, 64]] {
-            assert_paths(&vertical_slash(widths, dtype), device, &general);
+            assert_paths(&vertical_slash(widths, dtype), device, &[&[hopper][..], &general].concat());
         }
         for widths in [[64, 128], [96, 96], [128, 192]] {
             assert_paths(&vertical_slash(widths, dtype), device, &[(Portable, true)]);

@@ -54,6 +54,19 @@ pub(crate) fn arrive(bar: u32) {
     );
 }
 
+/// [`arrive()`] so many times at once, for others that have nothing more to say: `mbarrier.arrive` with a count.
+///
+/// Any thread. No more than are still expected in this phase. What the others have written is not seen by that: they synchronise with
+/// this thread before.
+#[cube]
+pub(crate) fn arrive_times(bar: u32, #[comptime] times: u32) {
+    gpu_asm!(
+        "mbarrier.arrive.release.cta.shared::cta.b64 _, [{bar}], {times};",
+        bar = in(_) read::<u32>(bar),
+        options(explicit_mem, reads_address_space shared, writes_address_space shared)
+    );
+}
+
 /// Arrives if the condition holds, without a branch.
 ///
 /// Any thread. A branch between `wgmma` and the wait for it can make ptxas serialise them, hence this form for "one

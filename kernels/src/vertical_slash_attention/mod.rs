@@ -10,7 +10,11 @@ mod mma;
 mod plain;
 mod problem;
 mod rows;
+#[cfg(feature = "cuda")]
+mod seen;
 mod select;
+#[cfg(feature = "cuda")]
+mod sm90;
 
 use cubecl::prelude::*;
 
@@ -44,6 +48,8 @@ pub fn launch(client: &Client, args: AttentionArgs, path: Path) -> Result<(), Ve
         Form::Plain => plain::launch(client, args, grid),
         #[cfg(feature = "cuda")]
         Form::Mma(form) => mma::launch(client, args, grid, form),
+        #[cfg(feature = "cuda")]
+        Form::Sm90(form) => sm90::launch(client, args, grid, form)?,
     }
     Ok(())
 }

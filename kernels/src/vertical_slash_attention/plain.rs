@@ -96,7 +96,7 @@ fn attend_rows<E: Float, W: Size>(
     let queries = Queries::of_cube(q_bounds, kv_bounds, &sizes, packed, false);
     // A branch, not a return: the barriers below must be met by all units of a cube, and this says that they are.
     if queries.first < queries.end {
-        let list = KeyList::new(&queries, block_count, block_offset, column_count, column_index, &sizes);
+        let list = KeyList::of_cube(&queries, block_count, block_offset, column_count, column_index, &sizes);
         let mut attention = TileAttention::new(
             queries.all.first + queries.first,
             queries.all.first + queries.end,

@@ -93,13 +93,24 @@ impl Queries {
         #[comptime] packed: bool,
         #[comptime] last_first: bool,
     ) -> Queries {
-        let sequence = CUBE_POS_Z;
-        let parts = (sizes.block_size_m - 1) / comptime!(ROWS as u32) + 1;
-        let part = if comptime!(last_first) { sizes.rows * parts - 1 - CUBE_POS_X } else { CUBE_POS_X };
-        let row = part / parts;
+        let part = if comptime!(last_first) { parts(sizes) - 1 - CUBE_POS_X } else { CUBE_POS_X };
+        Queries::of_part(q_bounds, kv_bounds, sizes, CUBE_POS_Z, part, packed)
+    }
+
+    /// Part `part` of a sequence's block rows.
+    pub fn of_part(
+        q_bounds: &[i32],
+        kv_bounds: &[i32],
+        sizes: &Sizes,
+        sequence: u32,
+        part: u32,
+        #[comptime] packed: bool,
+    ) -> Queries {
+        let of_row = parts_of_row(sizes);
+        let row = part / of_row;
         let all = span(q_bounds, sequence, sizes.query_stride, sizes.query_tokens, packed);
         let kv = span(kv_bounds, sequence, sizes.key_stride, sizes.key_tokens, packed);
-        let first = row * sizes.block_size_m + part % parts * comptime!(ROWS as u32);
+        let first = row * sizes.block_size_m + part % of_row * comptime!(ROWS as u32);
         let end = min((row + 1) * sizes.block_size_m, all.len);
         Queries { first, end, row, all, kv }
     }
@@ -110,19 +121,32 @@ impl Queries {
     }
 }
 
+/// Parts of a block row.
+#[cube]
+fn parts_of_row(sizes: &Sizes) -> u32 {
+    (sizes.block_size_m - 1) / comptime!(ROWS as u32) + 1
+}
+
+/// Those of all block rows of a sequence.
+#[cube]
+pub(super) fn parts(sizes: &Sizes) -> u32 {
+    sizes.rows * parts_of_row(sizes)
+}
+
 /// The keys of a block row, in the order in which they are looked at: those of its key blocks, then its columns.
-#[derive(CubeType)]
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub(super) struct KeyList<'a> {
     block_offset: &'a [i32],
     column_index: &'a [i32],
     /// Where in `block_offset` the row's blocks are.
     first_block: usize,
     /// Keys in blocks.
-    in_blocks: u32,
+    pub in_blocks: u32,
     block_size: u32,
     /// Where in `column_index` the row's columns are.
     first_column: usize,
-    columns: u32,
+    pub columns: u32,
     /// Keys of the sequence.
     end: u32,
 }
@@ -130,7 +154,7 @@ pub(super) struct KeyList<'a> {
 #[cube]
 impl<'a> KeyList<'a> {
     /// That of the queries and of this cube's head.
-    pub fn new(
+    pub fn of_cube(
         queries: &Queries,
         block_count: &[i32],
         block_offset: &'a [i32],
@@ -138,8 +162,22 @@ impl<'a> KeyList<'a> {
         column_index: &'a [i32],
         sizes: &Sizes,
     ) -> KeyList<'a> {
-        let list = CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
-        let at = list * sizes.rows as usize + queries.row as usize;
+        let lists = CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
+        KeyList::new(queries, lists, block_count, block_offset, column_count, column_index, sizes)
+    }
+
+    /// That of a head; `lists` is the number of the head among those of all sequences.
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        queries: &Queries,
+        lists: usize,
+        block_count: &[i32],
+        block_offset: &'a [i32],
+        column_count: &[i32],
+        column_index: &'a [i32],
+        sizes: &Sizes,
+    ) -> KeyList<'a> {
+        let at = lists * sizes.rows as usize + queries.row as usize;
         KeyList::<'a> {
             block_offset,
             column_index,

@@ -1,9 +1,9 @@
 //! Which kernel computes vertical-slash attention.
 
-#[cfg(feature = "cuda")]
-use super::mma;
 use super::plain;
 use super::problem::VerticalSlashSizes;
+#[cfg(feature = "cuda")]
+use super::{mma, sm90};
 use crate::common::select::{Path, Table, Variant};
 #[cfg(feature = "cuda")]
 use crate::tiles::prefill::form;
@@ -12,9 +12,17 @@ use crate::tiles::prefill::form;
 pub(super) const TABLE: Table<VerticalSlashSizes, Form> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
+        path: Path::Sm90,
+        needs: "TMA and wgmma of a Hopper; f16 or bf16, heads of 192 / 128, 128 / 128 or 64 / 64 channels",
+        form: |client, sizes| sm90::form(client, sizes).map(Form::Sm90),
+        #[cfg(feature = "offline")]
+        offline: sm90::offline,
+    },
+    #[cfg(feature = "cuda")]
+    Variant {
         path: Path::Mma,
-        needs: "matrix instructions with ldmatrix, asynchronous copies, and shared memory for tiles of queries, keys and values; f16 \
-                or bf16, heads of 192 / 128, 128 / 128 or 64 / 64 channels",
+        needs: "matrix instructions with ldmatrix, asynchronous copies, and shared memory for tiles of queries, keys and values; of \
+                the problem the same",
         form: |client, sizes| mma::form(client, sizes).map(Form::Mma),
         #[cfg(feature = "offline")]
         offline: mma::offline,
@@ -33,4 +41,6 @@ pub(super) enum Form {
     Plain,
     #[cfg(feature = "cuda")]
     Mma(form::Form),
+    #[cfg(feature = "cuda")]
+    Sm90(form::Form),
 }

@@ -324,6 +324,43 @@ fn any_block_sizes_in_f16(
     case.check(6e-4);
 }
 
+/// All widths of the matrix instructions, in rows of queries that have one list, or neighbouring ones of their own.
+#[rstest]
+fn all_widths_in_bf16(
+    #[values([192, 128], [128, 128], [64, 64])] widths: [usize; 2],
+    #[values([64, 64], [128, 64], [200, 128], [100, 48])] block_size: [usize; 2],
+    #[values(false, true)] causal: bool,
+) {
+    let mut case = Case::<bf16>::new(&[(129, 200), (1, 70), (0, 5), (260, 300)], [2, 1], widths, true, causal);
+    case.block_size = block_size;
+    case.make_lists();
+    case.check(5e-3);
+}
+
+/// More key blocks than are looked up at once, of which neighbouring rows have some in common, in any order and with gaps.
+#[rstest]
+fn long_lists_in_f16(#[values(false, true)] causal: bool, #[values(false, true)] ascending: bool) {
+    let mut case = Case::<f16>::new(&[(130, 6500)], [2, 1], [64, 64], false, causal);
+    for (at, list) in case.lists.iter_mut().enumerate() {
+        let draws = random(7 + at as u32, 100);
+        let mut blocks: Vec<i32> = (0..100).filter(|&i| draws[i as usize] < 0.7).map(|i| i * 64).collect();
+        if !ascending {
+            blocks.rotate_left(30 + at);
+            blocks[40] = -1;
+            blocks[41] = -1;
+        }
+        let columns = (0..90).filter(|i| draws[*i as usize] > 0.2).map(|i| 6400 + i).collect();
+        *list = [blocks, columns];
+    }
+    let mut legal = Case::<f16>::new(&[(130, 6500)], [2, 1], [64, 64], false, causal);
+    legal.lists = case.lists.iter().map(|list| [without_none(&list[0]), list[1].clone()]).collect();
+    case.check_against(legal.expected(), 6e-4);
+}
+
+fn without_none(list: &[i32]) -> Vec<i32> {
+    list.iter().copied().filter(|&first| first >= 0).collect()
+}
+
 /// What a sequence has for keys that none of its lists names may be anything.
 #[rstest]
 fn keys_that_no_list_names(#[values(false, true)] packed: bool, #[values(false, true)] causal: bool) {

@@ -7,11 +7,10 @@ use super::work::{Slot, Work};
 use crate::ptx::wgmma::{Layout, descriptor};
 use crate::ptx::{barrier, mbarrier, warp, wgmma};
 use crate::ragged_attention::seen::{Mask, Seen};
-use crate::tiles::form::LOWEST;
 use crate::tiles::output::scale_rows;
 use crate::tiles::prefill::softmax::{All, Scores, Visible, pack, weigh};
+use crate::tiles::prefill::wgmma::Attended;
 use crate::tiles::ring::Ring;
-use crate::tiles::softmax::SoftmaxState;
 
 /// How keys lie, seen as rows of terms.
 const KEY_ROWS: Layout = Layout::Terms { rows: KEYS };
@@ -32,23 +31,6 @@ pub(super) struct Attention {
     group: u32,
     #[cube(comptime)]
     form: Form,
-}
-
-/// The output of a unit before the division by the sum, and what belongs to it.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Attended<A: Size> {
-    pub out: Vector<f32, A>,
-    pub state: SoftmaxState,
-}
-
-#[cube]
-impl<A: Size> Attended<A> {
-    /// Without a key.
-    pub fn nothing() -> Attended<A> {
-        let (lowest, none) = (f32::new(LOWEST), f32::new(0.0));
-        let state = SoftmaxState { highest_a: lowest, highest_b: lowest, sum_a: none, sum_b: none };
-        Attended::<A> { out: Vector::<f32, A>::zeroed(), state }
-    }
 }
 
 #[cube]

@@ -5,11 +5,9 @@ use cubecl::prelude::*;
 use crate::ptx::wgmma::{Layout, Mma, Source};
 use crate::ragged_attention::problem::RaggedAttentionSizes;
 pub(super) use crate::tiles::prefill::form::{Form, PANEL};
+use crate::tiles::prefill::wgmma::is_hopper;
+pub(super) use crate::tiles::prefill::wgmma::{GROUP, GROUP_ROWS, GROUPS, STAGING_BYTES, UNITS, WARPS};
 
-/// Query rows of a warpgroup: what it multiplies at a time.
-pub(super) const GROUP_ROWS: usize = 64;
-/// Warpgroups that compute.
-pub(super) const GROUPS: u32 = 2;
 /// Query rows of a tile.
 pub(super) const ROWS: usize = GROUP_ROWS * GROUPS as usize;
 /// Keys of a block.
@@ -18,17 +16,9 @@ pub(super) const KEYS: usize = 128;
 pub(super) const SCORES: usize = KEYS / 2;
 /// Pairs of weights of a unit.
 pub(super) const PAIRS: usize = SCORES / 2;
-/// Units of a warpgroup.
-pub(super) const GROUP: u32 = 128;
-/// Warps that compute.
-pub(super) const WARPS: u32 = GROUPS * GROUP / 32;
-/// Units of a cube: one warpgroup more, which loads.
-pub(super) const UNITS: u32 = (GROUPS + 1) * GROUP;
 /// Registers of a unit that computes, and of one of the loading warpgroup. Together what a cube is launched with, 168 for each.
 pub(super) const COMPUTE_REGISTERS: u32 = 240;
 pub(super) const LOAD_REGISTERS: u32 = 24;
-/// Shared memory for outputs on their way: 64 channels of a tile.
-pub(super) const STAGING_BYTES: u32 = (ROWS * PANEL * 2) as u32;
 /// Shared memory for queries, keys and values: what is left beside the outputs and the barriers.
 const TILES_BYTES: u32 = 208 << 10;
 /// Stages at most: more hide no more.
@@ -36,8 +26,7 @@ const MOST_STAGES: u32 = 4;
 
 /// The form for a problem, where the device and the kernel take it.
 pub(in crate::ragged_attention) fn form(client: &Client, sizes: &RaggedAttentionSizes) -> Option<Form> {
-    let hopper = client.properties().identity.fingerprint == "ptx_sm90";
-    hopper.then(|| sizes.form(ROWS)).flatten()
+    is_hopper(client).then(|| sizes.form(ROWS)).flatten()
 }
 
 impl Form {

@@ -2,7 +2,6 @@
 //! the schedule.
 
 mod attend;
-mod epilogue;
 mod form;
 mod load;
 mod plan;
@@ -10,8 +9,7 @@ mod work;
 
 use cubecl::prelude::*;
 
-use self::attend::{Attended, Attention};
-use self::epilogue::{Output, VECTOR};
+use self::attend::Attention;
 use self::form::Form;
 pub(super) use self::form::form;
 use self::form::{COMPUTE_REGISTERS, GROUP, GROUPS, LOAD_REGISTERS, PANEL, ROWS, STAGING_BYTES, UNITS, WARPS};
@@ -22,6 +20,8 @@ use crate::common::launch::{dummy, multiprocessors, or_dummy};
 use crate::common::select::Path;
 use crate::ptx::{mbarrier, registers, shared_address, tma, warp};
 use crate::tiles::prefill::softmax::{Scores, factors};
+use crate::tiles::prefill::wgmma::epilogue::{Output, Rows, VECTOR};
+use crate::tiles::prefill::wgmma::{Attended, panels_map};
 use crate::tiles::ring::Ring;
 
 /// Launches the kernel for at least one token and head.
@@ -77,14 +77,10 @@ fn map(
     [tokens, heads, width]: [usize; 3],
     elem: ElemType,
 ) -> Result<TensorMapArg<Tiled>, RaggedAttentionError> {
-    let BufferArg::Handle { handle } = or_dummy(client, rows.buffer, tokens) else {
-        return Err(RaggedAttentionError::NoKernel(Path::Sm90));
-    };
-    // A map has no dimension of 0; without tokens nothing is loaded. The stride of a single head may be any.
-    let head_stride = if heads == 1 { width } else { rows.head_stride };
-    let (shape, strides) = ([tokens.max(1), heads, width], [rows.token_stride, head_stride, 1]);
+    let (shape, strides) = ([tokens, heads, width], [rows.token_stride, rows.head_stride]);
     // SAFETY: there are so many rows, so far apart.
-    Ok(unsafe { tma::tiled_map(handle.handle, &shape, &strides, &[ROWS, 1, PANEL], elem, TensorMapSwizzle::B128) })
+    let map = unsafe { panels_map(or_dummy(client, rows.buffer, tokens), shape, strides, ROWS, elem) };
+    map.ok_or(RaggedAttentionError::NoKernel(Path::Sm90))
 }
 
 /// A warpgroup loads, two compute the tiles that the cube takes, each 64 rows of a tile.
@@ -162,7 +158,7 @@ fn ragged_sm90_kernel<E: Float, V: Size>(
         let scores = Scores { before_cap, scale };
         let rings = (key_ring, value_ring);
         let mut attention = Attention::new(rings, queries_at, cleared, scores, most_seen, group, form);
-        let output = Output::new(shared_address(&staging), warp, heads, empty_lse);
+        let output = Output::new(shared_address(&staging), warp, heads, empty_lse, WARPS);
         let mut work = slot.read(&words);
         while work.is_some() {
             let mut attended = Attended::<A>::nothing();
@@ -171,7 +167,8 @@ fn ragged_sm90_kernel<E: Float, V: Size>(
             } else {
                 slot.release(UNIT_POS % 32);
             }
-            output.write::<E, V, A>(&attended, &work, out, lse, scale, form);
+            let rows = Rows { query: work.tile.query, count: work.tile.rows, head: work.head };
+            output.write::<E, V, A>(&attended, &rows, out, lse, scale, form);
             work = slot.read(&words);
         }
     }

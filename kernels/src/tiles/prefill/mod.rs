@@ -4,3 +4,4 @@
 pub(crate) mod form;
 pub(crate) mod mma;
 pub(crate) mod softmax;
+pub(crate) mod wgmma;

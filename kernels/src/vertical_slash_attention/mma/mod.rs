@@ -9,6 +9,7 @@ use cubecl::prelude::*;
 use self::keys::{Keys, PLACES, Positions};
 use super::problem::{AttentionArgs, Grid, Layout, ROWS, VerticalSlashSizes};
 use super::rows::{KeyList, Queries, Sizes};
+use super::seen::Sight;
 use crate::ptx::shared_address;
 use crate::tiles::prefill::mma::attend::{Attended, Attention};
 use crate::tiles::prefill::mma::epilogue::Output;
@@ -108,8 +109,8 @@ fn vertical_slash_mma_kernel<E: Float, V: Size>(
         // No channels of a key are those of all heads.
         let source = Source::new(q, k, k, values, &tile, CUBE_POS_Y, &strides);
         let attention = Attention::new(tile, shared_address(&memory), Scores { before_cap, scale }, form);
-        let list = KeyList::new(&queries, block_count, block_offset, column_count, column_index, &sizes);
-        let keys = Keys::new(list, queries.position(), causal);
+        let list = KeyList::of_cube(&queries, block_count, block_offset, column_count, column_index, &sizes);
+        let keys = Keys::new(list, Sight::new(queries.position(), causal));
         let mut attended = Attended::<NC>::nothing(form);
         keys.attend::<E, V, NC>(&def, &attention, &source, &mut memory, &mut positions, &mut attended);
         let output = Output { head: CUBE_POS_Y, heads: CUBE_COUNT_Y, empty_lse };

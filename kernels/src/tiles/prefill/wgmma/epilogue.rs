@@ -3,23 +3,32 @@
 
 use cubecl::prelude::*;
 
-use super::attend::Attended;
-use super::form::{Form, GROUP_ROWS, PANEL};
-use super::work::Work;
+use super::{Attended, GROUP_ROWS};
 use crate::ptx::{math, matrix};
 use crate::tiles::output::scale_rows;
+use crate::tiles::prefill::form::{Form, PANEL};
 use crate::tiles::softmax::{inverse, log_sum, quad_sum};
 
 /// Elements of a store: 16 bytes.
-pub(super) const VECTOR: usize = 8;
+pub(crate) const VECTOR: usize = 8;
 /// Stores of a row of a panel.
 const UNITS_OF_ROW: u32 = (PANEL / VECTOR) as u32;
 /// Rows of a warp.
 const WARP_ROWS: u32 = 16;
 
+/// The query rows of a tile, of one head.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Rows {
+    /// The first query token.
+    pub query: u32,
+    /// Query tokens.
+    pub count: u32,
+    pub head: u32,
+}
+
 /// Where a warp's part of a tile goes.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Output {
+pub(crate) struct Output {
     /// Shared memory of the warp: 16 rows of a panel.
     pub staging_at: u32,
     /// The first of its rows in the tile.
@@ -31,17 +40,17 @@ pub(super) struct Output {
 
 #[cube]
 impl Output {
-    /// The warp with this number among those that compute.
-    pub fn new(staging_at: u32, warp: u32, heads: u32, empty_lse: u32) -> Output {
+    /// The warp with this number among those that compute, of tiles of so many warps.
+    pub fn new(staging_at: u32, warp: u32, heads: u32, empty_lse: u32, #[comptime] tile_warps: u32) -> Output {
         let warp_bytes = comptime!(WARP_ROWS * PANEL as u32 * 2);
-        Output { staging_at: staging_at + warp * warp_bytes, row: warp * WARP_ROWS, heads, empty_lse }
+        Output { staging_at: staging_at + warp * warp_bytes, row: warp % tile_warps * WARP_ROWS, heads, empty_lse }
     }
 
     /// Divides by the sums, and writes output and lse. A warp.
     pub fn write<E: Float, V: Size, A: Size>(
         &self,
         attended: &Attended<A>,
-        work: &Work,
+        tile: &Rows,
         out: &mut [Vector<E, V>],
         lse: &mut [f32],
         scale: f32,
@@ -52,23 +61,24 @@ impl Output {
         let corner = lane % 4;
         if corner == 0 {
             let row = self.row + lane / 4;
-            if row < work.tile.rows {
-                lse[self.row_of(work, row)] = log_sum(sum_a, state.highest_a * scale, self.empty_lse);
+            if row < tile.count {
+                lse[self.row_of(tile, row)] = log_sum(sum_a, state.highest_a * scale, self.empty_lse);
             }
-            if row + 8 < work.tile.rows {
-                lse[self.row_of(work, row + 8)] = log_sum(sum_b, state.highest_b * scale, self.empty_lse);
+            if row + 8 < tile.count {
+                lse[self.row_of(tile, row + 8)] = log_sum(sum_b, state.highest_b * scale, self.empty_lse);
             }
         }
-        // Whole warps store matrices, and begin the next products.
+        let (factor_a, factor_b) = (inverse(sum_a), inverse(sum_b));
+        // Whole warps store matrices, and begin the next products. Some lanes may have had a row without a key.
         sync_plane();
-        let rows = scale_rows::<A>(attended.out, inverse(sum_a), inverse(sum_b));
+        let rows = scale_rows::<A>(attended.out, factor_a, factor_b);
         // Rows past the end of a sequence are none of the tile's.
-        if self.row < work.tile.rows {
+        if self.row < tile.count {
             #[unroll]
             for panel in 0..form.value_panels {
                 self.stage::<A>(rows, panel, form);
                 sync_plane();
-                self.store::<E, V>(work, out, panel, form);
+                self.store::<E, V>(tile, out, panel, form);
                 // What has been read may be written anew.
                 sync_plane();
             }
@@ -96,7 +106,7 @@ impl Output {
     /// Writes a panel to the output, as far as there are such rows.
     fn store<E: Float, V: Size>(
         &self,
-        work: &Work,
+        tile: &Rows,
         out: &mut [Vector<E, V>],
         #[comptime] panel: usize,
         #[comptime] form: Form,
@@ -105,17 +115,17 @@ impl Output {
         for i in 0..comptime!(WARP_ROWS * UNITS_OF_ROW / 32) {
             let place = UNIT_POS % 32 + comptime!(i * 32);
             let (row, unit) = (place / UNITS_OF_ROW, place % UNITS_OF_ROW);
-            if self.row + row < work.tile.rows {
+            if self.row + row < tile.count {
                 let words = matrix::load_16(self.staging_at + address(row, unit), 0u32);
-                let at = self.row_of(work, self.row + row) * comptime!(form.value_panels * PANEL / VECTOR);
+                let at = self.row_of(tile, self.row + row) * comptime!(form.value_panels * PANEL / VECTOR);
                 out[at + (comptime!(panel as u32) * UNITS_OF_ROW + unit) as usize] = Vector::<E, V>::reinterpret(words);
             }
         }
     }
 
     /// The row of out and lse for a row of the tile.
-    fn row_of(&self, work: &Work, row: u32) -> usize {
-        (work.tile.query + row) as usize * self.heads as usize + work.head as usize
+    fn row_of(&self, tile: &Rows, row: u32) -> usize {
+        (tile.query + row) as usize * self.heads as usize + tile.head as usize
     }
 }
 
