@@ -136,5 +136,5 @@ fn long(model: &ModelRanks, len: usize, deterministic: bool) -> Result<[f64; 3],
     let prompt = generated_by(1)?;
     let warm = generated_by(1 + TOKENS[0])?;
     let end = generated_by(max_new_tokens)?;
-    Ok([prompt, (end - warm) * 1e3 / TOKENS[1] as f64, engine.stats().cache_bytes as f64])
+    Ok([prompt, (end - warm) * 1e3 / TOKENS[1] as f64, engine.stats().cache_bytes_peak as f64])
 }
