@@ -33,7 +33,8 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
     let (layers, weights) = (config.num_layers(), Weights::of(config, load_as(bench)));
     let tokenizer = Tokenizer::bytes().map_err(show)?;
     let new_tokens = if bench.size == Size::Smoke { 4 } else { 128 };
-    for batch in if bench.batches.is_empty() { bench.pick(&[1, 8, 64], 1, &[1, 3]) } else { bench.batches.clone() } {
+    let batches = if bench.batches.is_empty() { bench.pick(&[1, 8, 64], 1, &[1, 3]) } else { bench.batches.clone() };
+    for batch in batches {
         let chosen = model.on_each(|rank| chosen_experts(rank, [batch, bench.context])).map_err(show)?;
         for graphs in [true, false] {
             let how = How { graphs, deterministic: bench.deterministic, sampling: bench.sampling.clone() };

@@ -92,7 +92,7 @@ mod meta;
 mod mixed;
 mod models;
 mod prefill;
-mod prefix;
+mod prompts;
 mod ragged;
 mod report;
 mod shapes;
@@ -233,10 +233,10 @@ fn named_sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase
     }
     let v4_cases = || random.map_or_else(|| models::small_or(size, models::v4_flash()), |case| vec![case.clone()]);
     if wanted(Section::Prefix) {
-        prefix::run(bench, v4_cases());
+        prompts::run_prefix(bench, v4_cases());
     }
     if wanted(Section::Long) {
-        prefix::run_long(bench, v4_cases());
+        prompts::run_long(bench, v4_cases());
     }
     if wanted(Section::Mixed) {
         mixed::run(bench, cases(4));

@@ -1,5 +1,5 @@
-//! What a prompt costs that begins like a former one (prefix caching), and what tokens cost behind a long prompt: whole models, by the
-//! engine, random weights.
+//! Prompts that begin like a former one (prefix caching), and long ones with the tokens behind them: whole models, by the engine, random
+//! weights.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ const PAIRS: usize = 4;
 const PAGE: usize = 64;
 
 /// Time to first token of a prompt, and of another one with the same beginning.
-pub fn run(bench: &mut Bench, cases: Vec<ModelCase>) {
+pub fn run_prefix(bench: &mut Bench, cases: Vec<ModelCase>) {
     for case in cases {
         bench.case(&format!("prefix {}", case.name), |bench| {
             let model = case.load(bench)?;
