@@ -164,6 +164,7 @@ fn decode(
         cache_pages: batch * (context + max_new_tokens).div_ceil(PAGE),
         max_batch: batch,
         token_budget,
+        mixed_prompt_tokens: token_budget,
         prefix_caching: false,
         snapshot_spacing: 1024,
         deterministic: how.deterministic,

@@ -74,6 +74,7 @@ pub fn child(args: &Args) -> Result<(), String> {
         cache_pages: (PROMPT + 1).div_ceil(PAGE),
         max_batch: 1,
         token_budget: PROMPT,
+        mixed_prompt_tokens: PROMPT,
         prefix_caching: false,
         snapshot_spacing: 1024,
         deterministic: false,

@@ -74,6 +74,7 @@ fn prefill(
         cache_pages: batch * (len + 1).div_ceil(PAGE),
         max_batch: batch,
         token_budget: STEP.min(batch * len),
+        mixed_prompt_tokens: STEP,
         prefix_caching: false,
         snapshot_spacing: 1024,
         deterministic,

@@ -19,6 +19,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     cache_pages: 512,
     max_batch: 16,
     token_budget: 2048,
+    mixed_prompt_tokens: 2048,
     prefix_caching: false,
     snapshot_spacing: 1024,
     deterministic: false,

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use crate::common::{DTypeArg, WeightsArg};
 
 /// Arguments by their names in code and in messages, and the options that they come from.
-const TYPED: [(&str, &str); 17] = [
+const TYPED: [(&str, &str); 18] = [
     ("page_size", "--page-size"),
     ("cache_pages", "--cache-pages"),
     ("num_pages", "--cache-pages"),
@@ -20,6 +20,7 @@ const TYPED: [(&str, &str); 17] = [
     ("max_batch", "--max-batch"),
     ("max_requests", "--max-batch"),
     ("token_budget", "--token-budget"),
+    ("mixed_prompt_tokens", "--mixed-prompt-tokens"),
     ("snapshot_spacing", "--snapshot-spacing"),
     ("stop", "--stop"),
     ("temperature", "--temperature"),

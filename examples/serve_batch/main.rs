@@ -69,6 +69,10 @@ struct Args {
     /// No prefix caching: compute every prompt from its beginning.
     #[arg(long)]
     no_prefix_caching: bool,
+    /// Tokens of prompts per forward pass at most where other requests generate in it, of --token-budget: fewer have their readers wait
+    /// less, and prompts more.
+    #[arg(long, value_name = "N", default_value_t = EngineOptions::default().mixed_prompt_tokens)]
+    mixed_prompt_tokens: usize,
     /// Tokens between two snapshots of a request's state, which prefix caching needs for DeepSeek-V4: a multiple of the pages.
     #[arg(long, value_name = "N", default_value_t = EngineOptions::default().snapshot_spacing)]
     snapshot_spacing: usize,
@@ -126,7 +130,10 @@ fn run(args: &Args) -> Result<ExitCode, String> {
 
 /// Prompts whose kernels are compiled while the model is loaded: of as many tokens as a step takes, and of fewer.
 fn prompt_sizes(options: &EngineOptions) -> Vec<usize> {
-    [options.token_budget, 512, 128, 32].into_iter().filter(|&tokens| tokens <= options.token_budget).collect()
+    [options.token_budget, options.mixed_prompt_tokens, 512, 128, 32]
+        .into_iter()
+        .filter(|&tokens| tokens <= options.token_budget)
+        .collect()
 }
 
 impl Args {
@@ -141,6 +148,7 @@ impl Args {
             cache_pages: self.cache_pages.unwrap_or_else(|| EngineOptions::default().cache_pages),
             max_batch: self.max_batch,
             token_budget: self.engine.token_budget(device),
+            mixed_prompt_tokens: self.mixed_prompt_tokens,
             prefix_caching: !self.no_prefix_caching,
             snapshot_spacing: self.snapshot_spacing,
             deterministic: self.deterministic,

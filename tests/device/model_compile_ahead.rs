@@ -21,6 +21,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     cache_pages: 1,
     max_batch: 1,
     token_budget: 8,
+    mixed_prompt_tokens: 8,
     prefix_caching: false,
     snapshot_spacing: 1024,
     deterministic: false,

@@ -25,6 +25,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     cache_pages: 64,
     max_batch: 8,
     token_budget: 24,
+    mixed_prompt_tokens: 16,
     prefix_caching: true,
     snapshot_spacing: 1024,
     deterministic: true,

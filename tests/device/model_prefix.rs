@@ -15,6 +15,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     cache_pages: 40,
     max_batch: 4,
     token_budget: 64,
+    mixed_prompt_tokens: 64,
     prefix_caching: true,
     snapshot_spacing: 32,
     deterministic: false,

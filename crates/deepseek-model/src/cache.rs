@@ -67,11 +67,24 @@ pub(crate) trait Snapshots {
     /// [`ModelError::OutOfMemory`], or slots that are too many for the device.
     fn reserve(&mut self, slots: usize) -> Result<()>;
 
-    /// Copies the state of a request, whose tokens must all be computed; `None` if every slot is taken.
+    /// Whether a slot is free.
+    fn has_room(&self) -> bool;
+
+    /// Takes a slot for the state of a request after its first `len` tokens, which the forward pass that computes them is to write on its
+    /// way. `false` if every slot is taken, and where only a pass that ends there has that state.
     ///
     /// # Errors
-    /// [`CacheError::UnknownRequest`], or tokens that are not computed.
-    fn keep(&mut self, request: RequestId) -> Result<Option<Snapshot>>;
+    /// [`CacheError::UnknownRequest`].
+    fn mark(&mut self, request: RequestId, len: usize) -> Result<bool>;
+
+    /// Keeps the state of a request after its first `len` tokens: what was marked, or a copy of what it has. `None` if every slot is taken.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`], tokens that are not computed, or a state that has moved on.
+    fn keep(&mut self, request: RequestId, len: usize) -> Result<Option<Snapshot>>;
+
+    /// Gives back the slots of a request's marks of which nothing was kept.
+    fn unmark(&mut self, request: RequestId);
 
     /// Gives the slot back.
     fn discard(&mut self, snapshot: Snapshot);

@@ -28,8 +28,8 @@ use crate::tokenizer::Tokenizer;
 
 /// Runs requests together, a step at a time (continuous batching; Yu et al., Orca, OSDI 2022).
 ///
-/// A step takes one token of each request that generates, and fills up `token_budget` with chunks of prompts: those of running
-/// requests first, then of waiting ones, in the order of their arrival. When the pages run out, the youngest request is
+/// A step takes one token of each request that generates, and fills up `token_budget` with chunks of prompts, `mixed_prompt_tokens` of
+/// them beside requests that generate: those of running requests first, then of waiting ones, in the order of their arrival. When the pages run out, the youngest request is
 /// preempted: it gives up its own and waits; its tokens are kept and recomputed later, so that nothing of its text is lost. A text ends with
 /// [`FinishReason::OutOfCache`] only if the whole cache is too small for it.
 ///
@@ -159,6 +159,18 @@ impl<'a> Engine<'a> {
             Inner::Alone(engine) => engine.reset_prefix_cache(),
             Inner::Ranks(engine) => engine.reset_prefix_cache(),
         }
+    }
+
+    /// Forgets the times between tokens so far: the percentiles of [`Self::stats`] are those of what follows, without a warm-up.
+    ///
+    /// # Errors
+    /// Of several ranks, one that has failed.
+    pub fn reset_latency(&mut self) -> Result<()> {
+        match &mut self.0 {
+            Inner::Alone(engine) => engine.reset_latency(),
+            Inner::Ranks(engine) => return engine.reset_latency(),
+        }
+        Ok(())
     }
 }
 

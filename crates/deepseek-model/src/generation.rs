@@ -98,6 +98,8 @@ impl GenerationOptions {
             cache_pages: self.cache_pages.map_or(needed, |pages| pages.min(needed)),
             max_batch: requests.len().clamp(1, self.token_budget),
             token_budget: self.token_budget,
+            // Nobody reads the texts before all have ended.
+            mixed_prompt_tokens: self.token_budget,
             prefix_caching: false,
             graphs: self.graphs,
             ..EngineOptions::default()

@@ -22,7 +22,7 @@ pub use self::problem::{AttentionArgs, Layout, VerticalSlashError, VerticalSlash
 use self::select::Form;
 use crate::common::select::{Available, Path};
 
-/// The implementations that a device has for a problem, the first choice first.
+/// The implementations that a device has for a problem, the fastest first.
 pub fn available(client: &Client, sizes: &VerticalSlashSizes) -> Vec<Available> {
     select::TABLE.available(client, sizes)
 }
@@ -65,7 +65,7 @@ fn form(client: &Client, sizes: &VerticalSlashSizes, path: Path) -> Result<Form,
 }
 
 impl VerticalSlashSizes {
-    /// The first choice of a device: the fastest of what has been timed.
+    /// The fastest implementation that a device has.
     pub fn path(&self, client: &Client) -> Path {
         select::TABLE.choose(client, self).map_or(Path::Plain, |(path, _)| path)
     }

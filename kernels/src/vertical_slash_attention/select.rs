@@ -12,21 +12,20 @@ use crate::tiles::prefill::form;
 pub(super) const TABLE: Table<VerticalSlashSizes, Form> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
+        path: Path::Sm90,
+        needs: "TMA and wgmma of a Hopper; of the problem what `mma` needs",
+        form: |client, sizes| sm90::form(client, sizes).map(Form::Sm90),
+        #[cfg(feature = "offline")]
+        offline: sm90::offline,
+    },
+    #[cfg(feature = "cuda")]
+    Variant {
         path: Path::Mma,
         needs: "matrix instructions with ldmatrix, asynchronous copies, and shared memory for tiles of queries, keys and values; \
                 f16 or bf16, heads of 192 / 128, 128 / 128 or 64 / 64 channels",
         form: |client, sizes| mma::form(client, sizes).map(Form::Mma),
         #[cfg(feature = "offline")]
         offline: mma::offline,
-    },
-    // Behind the kernel that takes the same problems, for it has not been timed: chosen where it is asked for alone.
-    #[cfg(feature = "cuda")]
-    Variant {
-        path: Path::Sm90,
-        needs: "TMA and wgmma of a Hopper; of the problem the same",
-        form: |client, sizes| sm90::form(client, sizes).map(Form::Sm90),
-        #[cfg(feature = "offline")]
-        offline: sm90::offline,
     },
     Variant {
         path: Path::Plain,

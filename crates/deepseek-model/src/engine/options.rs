@@ -15,11 +15,13 @@ pub struct EngineOptions {
     /// Tokens in a forward pass at most: one of each request that generates, the rest from prompts. At least `max_batch`,
     /// so that no request waits for ever.
     pub token_budget: usize,
+    /// Of these, tokens of prompts at most where other requests generate in the same forward pass: their readers wait for it. At least 1.
+    pub mixed_prompt_tokens: usize,
     /// Prefix caching: whether requests that begin alike share pages.
     pub prefix_caching: bool,
     /// Tokens between two snapshots, a multiple of the cache's pages, for models with a state beside the pages
     /// ([`PrefixSupport::Snapshots`](crate::PrefixSupport::Snapshots)): requests share pages up to a snapshot. One is taken at the last
-    /// whole page of each prompt, too, and prompts are computed in chunks that end there. The cache has a slot for each time that
+    /// whole page of each prompt, too, by the forward pass that computes the tokens before it. The cache has a slot for each time that
     /// its pages hold as many tokens; of snapshots that are more, the longest unused give up theirs.
     pub snapshot_spacing: usize,
     /// Whether a request's logits are the same, bit for bit, whatever else runs and however its prompt is divided. Costs
@@ -39,6 +41,7 @@ impl Default for EngineOptions {
             cache_pages: 512,
             max_batch: 64,
             token_budget: 512,
+            mixed_prompt_tokens: 2048,
             prefix_caching: true,
             snapshot_spacing: 1024,
             deterministic: false,

@@ -124,9 +124,37 @@ impl PrefixCache {
         Prefix { pages, snapshot }
     }
 
-    /// Where the chunk of a request behind `cached` tokens of `len` has to end at the latest, for a snapshot to be taken: at the next
-    /// multiple of the spacing, or at the end of the last whole page. The last token is never before that.
-    pub(crate) fn next_stop(&self, cached: usize, len: usize) -> Option<usize> {
+    /// How many of the next `n` tokens of a request, behind `cached` of `len`, its chunk has: all, where the pass that computes them
+    /// takes the snapshots within them.
+    ///
+    /// # Errors
+    /// A cache that is damaged.
+    pub(crate) fn chunk_len(
+        &mut self,
+        cache: &mut ModelCache,
+        request: RequestId,
+        [cached, n, len]: [usize; 3],
+    ) -> Result<usize> {
+        let mut end = cached + n;
+        if self.snapshots.is_some() && end < len {
+            // What follows begins with a page, and the state before the next snapshot is all its own.
+            let whole = end / self.page_size * self.page_size;
+            end = if whole > cached { whole } else { end };
+        }
+        let mut before = cached;
+        while let Some(stop) = self.next_stop(before, len).filter(|&stop| stop < end) {
+            let marked = self.snapshots.as_mut().map_or(Ok(false), |kept| kept.mark(request, stop, cache))?;
+            if !marked {
+                return Ok(stop - cached);
+            }
+            before = stop;
+        }
+        Ok(end - cached)
+    }
+
+    /// Where the next snapshot of a request of `len` tokens is taken, behind `cached`: at the next multiple of the spacing, or at the end
+    /// of the last whole page. The last token is never before that.
+    fn next_stop(&self, cached: usize, len: usize) -> Option<usize> {
         let kept = self.snapshots.as_ref()?;
         let last = len.saturating_sub(1) / self.page_size * self.page_size;
         let stop = ((cached / kept.spacing + 1) * kept.spacing).min(last);
@@ -147,9 +175,15 @@ impl PrefixCache {
             None if chunk_len > 1 => self.insert(cache, request, tokens, found, true),
             None => Ok(()),
             Some(_) => {
-                let before = tokens.len() - chunk_len;
-                let stop = self.next_stop(before, tokens.len() + missing.len());
-                if stop == Some(tokens.len()) { self.keep(cache, request, tokens, found) } else { Ok(()) }
+                let (mut before, len) = (tokens.len() - chunk_len, tokens.len() + missing.len());
+                while let Some(stop) = self.next_stop(before, len).filter(|&stop| stop <= tokens.len()) {
+                    self.keep(cache, request, &tokens[..stop], found)?;
+                    before = stop;
+                }
+                if let Some(snapshots) = cache.snapshots() {
+                    snapshots.unmark(request);
+                }
+                Ok(())
             }
         }
     }
@@ -197,7 +231,7 @@ impl PrefixCache {
         self.insert(cache, request, tokens, found, true)?;
         let last = cache.pages().pages(request)?.get((tokens.len() / self.page_size).wrapping_sub(1)).copied();
         match (&mut self.snapshots, last) {
-            (Some(kept), Some(page)) => kept.keep(page, request, cache),
+            (Some(kept), Some(page)) => kept.keep(page, (request, tokens.len()), cache),
             _ => Ok(()),
         }
     }
@@ -212,23 +246,36 @@ impl KeptSnapshots {
         Some(kept.snapshot)
     }
 
-    /// Takes one of a request at the end of a page, if there is none. The longest unused makes room.
-    fn keep(&mut self, page: u32, request: RequestId, cache: &mut ModelCache) -> Result<()> {
+    /// Whether the pass that computes the first `len` tokens of a request takes one behind them.
+    fn mark(&mut self, request: RequestId, len: usize, cache: &mut ModelCache) -> Result<bool> {
+        self.make_room(cache);
+        cache.snapshots().map_or(Ok(false), |snapshots| snapshots.mark(request, len))
+    }
+
+    /// Keeps one of a request behind its first `len` tokens, at the end of a page, if there is none.
+    fn keep(&mut self, page: u32, (request, len): (RequestId, usize), cache: &mut ModelCache) -> Result<()> {
         if self.used(page).is_some() {
             return Ok(());
-        }
-        let oldest = self.at.iter().min_by_key(|(_, kept)| kept.used).map(|(&page, _)| page);
-        if let Some(oldest) = oldest.filter(|_| self.at.len() >= self.slots) {
-            self.discard(oldest, cache);
         }
         let Some(snapshots) = cache.snapshots() else {
             return Ok(());
         };
-        if let Some(snapshot) = snapshots.keep(request)? {
+        let mut kept = snapshots.keep(request, len)?;
+        if kept.is_none() && self.make_room(cache) {
+            kept = cache.snapshots().map(|snapshots| snapshots.keep(request, len)).transpose()?.flatten();
+        }
+        if let Some(snapshot) = kept {
             self.clock += 1;
             self.at.insert(page, Kept { snapshot, used: self.clock });
         }
         Ok(())
+    }
+
+    /// Where every slot is taken, the longest unused gives up its own; whether it did.
+    fn make_room(&mut self, cache: &mut ModelCache) -> bool {
+        let full = cache.snapshots().is_some_and(|snapshots| !snapshots.has_room());
+        let oldest = self.at.iter().filter(|_| full).min_by_key(|(_, kept)| kept.used).map(|(&page, _)| page);
+        oldest.map(|page| self.discard(page, cache)).is_some()
     }
 
     fn discard(&mut self, page: u32, cache: &mut ModelCache) {

@@ -47,13 +47,16 @@ impl<'a> RankEngine<'a> {
     /// An engine without requests; its cache is allocated.
     ///
     /// # Errors
-    /// A size that is zero or too large, a page size that is no power of two, a budget below `max_batch`, snapshots that are not at
+    /// A size that is zero or too large, a page size that is no power of two, a budget below `max_batch` or of no prompts, snapshots that are not at
     /// ends of pages; `deterministic` where the device cannot be.
     pub(super) fn new(model: &'a DeepseekModel, tokenizer: &'a Tokenizer, options: EngineOptions) -> Result<Self> {
-        let EngineOptions { max_batch, token_budget, .. } = options;
+        let EngineOptions { max_batch, token_budget, mixed_prompt_tokens, .. } = options;
         if token_budget < max_batch {
             let expected = format!("at least `max_batch` = {max_batch}, a token for each request that runs");
             return Err(ModelError::request("token_budget", token_budget, expected));
+        }
+        if mixed_prompt_tokens == 0 {
+            return Err(ModelError::request("mixed_prompt_tokens", 0, "at least 1 token"));
         }
         let runner = Runner::new(model, options.deterministic, options.graphs)?;
         let mut cache = runner.new_cache(options.cache_size(model))?;
@@ -68,7 +71,7 @@ impl<'a> RankEngine<'a> {
         Ok(Self {
             runner,
             tokenizer,
-            scheduler: Scheduler::new(cache, prefixes, max_batch, token_budget),
+            scheduler: Scheduler::new(cache, prefixes, max_batch, [token_budget, mixed_prompt_tokens]),
             replies: HashMap::new(),
             seen: Seen::default(),
             max_batch,
@@ -210,6 +213,11 @@ impl<'a> RankEngine<'a> {
     /// A cache that is damaged.
     pub(super) fn reset_prefix_cache(&mut self) -> Result<()> {
         self.scheduler.reset_prefix_cache()
+    }
+
+    /// Forgets the times between tokens so far.
+    pub(super) fn reset_latency(&mut self) {
+        self.latency = InterTokenLatency::default();
     }
 
     /// Has the other ranks know that this one takes no more steps.

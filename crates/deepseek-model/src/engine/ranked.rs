@@ -25,6 +25,7 @@ enum Command {
     Cancel(u64),
     Step,
     ResetPrefixCache,
+    ResetLatency,
 }
 
 /// What a rank answers.
@@ -143,6 +144,10 @@ impl RankedEngine {
 
     pub(super) fn reset_prefix_cache(&mut self) -> Result<()> {
         self.tell(&Command::ResetPrefixCache).map(|_| ())
+    }
+
+    pub(super) fn reset_latency(&mut self) -> Result<()> {
+        self.tell(&Command::ResetLatency).map(|_| ())
     }
 
     pub(super) fn running(&self) -> usize {
@@ -285,6 +290,10 @@ fn serve(rank: usize, engine: &mut RankEngine<'_>, commands: &Receiver<Command>,
                 stepped.map(|more| Done::Stepped(more, engine.sampled()))
             }
             Command::ResetPrefixCache => engine.reset_prefix_cache().map(|()| Done::Reset),
+            Command::ResetLatency => {
+                engine.reset_latency();
+                Ok(Done::Reset)
+            }
         };
         answer(engine, outcome);
     }

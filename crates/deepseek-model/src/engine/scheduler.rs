@@ -47,6 +47,8 @@ pub(crate) struct Plan {
     pub(crate) jobs: Vec<u64>,
     /// Tokens of all chunks.
     tokens: usize,
+    /// Those of requests that generate.
+    generated: usize,
     /// Jobs that can have no page for their next token, though they have the cache for themselves.
     pub(crate) ended: Vec<(Job, CacheError)>,
 }
@@ -87,14 +89,22 @@ pub(crate) struct Scheduler {
     running: Vec<Job>,
     max_batch: usize,
     token_budget: usize,
+    /// Of the budget, where requests generate.
+    mixed_prompt_tokens: usize,
     pub(crate) counts: Counts,
 }
 
 impl Scheduler {
-    /// A request holds a row of the cache while it runs: the cache has `max_batch` of them.
-    pub(crate) fn new(cache: ModelCache, prefixes: Option<PrefixCache>, max_batch: usize, token_budget: usize) -> Self {
+    /// A request holds a row of the cache while it runs: the cache has `max_batch` of them. Budgets are those of a step, and of prompts in
+    /// one in which requests generate.
+    pub(crate) fn new(
+        cache: ModelCache,
+        prefixes: Option<PrefixCache>,
+        max_batch: usize,
+        [token_budget, mixed_prompt_tokens]: [usize; 2],
+    ) -> Self {
         let (waiting, running, counts) = Default::default();
-        Self { cache, prefixes, waiting, running, max_batch, token_budget, counts }
+        Self { cache, prefixes, waiting, running, max_batch, token_budget, mixed_prompt_tokens, counts }
     }
 
     /// Takes a job that is younger than all others: its id is larger.
@@ -122,7 +132,7 @@ impl Scheduler {
     }
 
     /// Makes room for the tokens of the next step: one of each request that generates, then chunks of prompts as far as the
-    /// budget goes, of the running requests and then of waiting ones.
+    /// budgets go, of the running requests and then of waiting ones.
     pub(crate) fn plan(&mut self) -> Result<Plan> {
         let mut plan = Plan::default();
         for generating in [true, false] {
@@ -137,6 +147,7 @@ impl Scheduler {
                     self.give(index, n, &mut plan)?;
                 }
             }
+            plan.generated = if generating { plan.tokens } else { plan.generated };
         }
         // Whoever has just given up pages must not take them back.
         let preempted = self.counts.preemptions;
@@ -177,7 +188,8 @@ impl Scheduler {
         self.evict(new.saturating_sub(self.cache.free_pages()))?;
         let chunks = plan.chunks.iter().map(|chunk| self.cache.append(chunk.request, &[0]));
         let chunks = chunks.collect::<std::result::Result<Vec<Chunk>, CacheError>>()?;
-        Ok(Plan { tokens: chunks.len(), chunks, jobs: plan.jobs.clone(), ended: Vec::new() })
+        let tokens = chunks.len();
+        Ok(Plan { tokens, generated: tokens, chunks, jobs: plan.jobs.clone(), ended: Vec::new() })
     }
 
     /// Pages of the longest request with one more token, and how many of all these requests' pages would be new.
@@ -270,16 +282,22 @@ impl Scheduler {
     }
 
     fn budget_left(&self, plan: &Plan) -> usize {
-        self.token_budget.saturating_sub(plan.tokens)
+        let most = match plan.generated {
+            0 => self.token_budget,
+            generated => generated.saturating_add(self.mixed_prompt_tokens).min(self.token_budget),
+        };
+        most.saturating_sub(plan.tokens)
     }
 
     /// Room for up to `n` more tokens of a running request; where there is none, the youngest give up theirs.
     fn give(&mut self, index: usize, n: usize, plan: &mut Plan) -> Result<()> {
-        let Job { tokens, cached, .. } = &self.running[index];
-        let stop = self.prefixes.as_ref().and_then(|prefixes| prefixes.next_stop(*cached, tokens.len()));
-        let n = n.min(self.budget_left(plan)).min(stop.map_or(n, |stop| stop - cached));
+        let Job { tokens, cached, place, .. } = &self.running[index];
+        let mut n = n.min(self.budget_left(plan));
         if n == 0 {
             return Ok(());
+        }
+        if let (Some(prefixes), Some(place)) = (&mut self.prefixes, *place) {
+            n = prefixes.chunk_len(&mut self.cache, place, [*cached, n, tokens.len()])?;
         }
         loop {
             let job = &self.running[index];

@@ -13,12 +13,14 @@ use super::*;
 #[path = "stateful_cache.rs"]
 mod stateful_cache;
 
-use self::stateful_cache::StatefulCache;
+use self::stateful_cache::{FIRST_MARK, StatefulCache};
 
 const PAGE: usize = 4;
 const PAGES: usize = 10;
 const MAX_BATCH: usize = 3;
 const BUDGET: usize = 9;
+/// Of prompts, where requests generate.
+const MIXED: usize = 5;
 
 /// Tokens between two snapshots.
 const SPACING: usize = 2 * PAGE;
@@ -43,7 +45,7 @@ fn scheduler(sharing: Sharing) -> Scheduler {
         Sharing::Pages => Some(PrefixCache::of_pages(&cache)),
         Sharing::Snapshots(slots) => Some(PrefixCache::with_snapshots(&mut cache, SPACING, slots).unwrap()),
     };
-    Scheduler::new(cache, prefixes, MAX_BATCH, BUDGET)
+    Scheduler::new(cache, prefixes, MAX_BATCH, [BUDGET, MIXED])
 }
 
 fn new_cache(num_pages: usize, max_requests: usize) -> ModelCache {
@@ -92,7 +94,13 @@ fn compute_tokens(scheduler: &mut Scheduler, chunk: &Chunk, tokens: &[u32]) {
     let before = tokens.len() - chunk.tokens.len();
     let rows: Vec<f32> = (before..tokens.len()).map(|position| row(&tokens[..=position])).collect();
     let keeps_pages_alone = scheduler.prefixes.is_some() && scheduler.snapshots() == [0; 2];
-    let states = &mut cache(scheduler).states;
+    let StatefulCache { states, marks, computed, .. } = cache(scheduler);
+    computed.insert(chunk.request, tokens.len());
+    for ((request, len), mark) in marks.iter_mut() {
+        if *request == chunk.request && (before + FIRST_MARK..=tokens.len()).contains(len) {
+            *mark = Some(rows[len - before - 1]);
+        }
+    }
     // Where pages are all that is kept, there is no state to go on from.
     let state = states.insert(chunk.request, rows[rows.len() - 1]);
     if before > 0 && !keeps_pages_alone {
@@ -119,8 +127,9 @@ fn write(scheduler: &mut Scheduler, slots: &[i32], rows: &[f32]) {
 
 /// Every running request finds its own rows in its pages, pages have the holders that they should have, and snapshots are known.
 fn check(scheduler: &Scheduler) {
-    let StatefulCache { pages: cache, kept, .. } = scheduler.cache.get().expect("made so");
+    let StatefulCache { pages: cache, kept, marks, .. } = scheduler.cache.get().expect("made so");
     assert_eq!(scheduler.snapshots(), [kept.iter().flatten().count(), kept.len()]);
+    assert!(marks.is_empty(), "nothing is left of the last step: {marks:?}");
     let rows: Vec<f32> = cache.pool(0).unwrap().into_data().try_into_vec().unwrap();
     let mut holders = HashMap::<u32, u32>::new();
     for job in &scheduler.running {
@@ -369,7 +378,7 @@ fn step_beside(waiting: usize) -> (usize, Duration) {
     const LONG: usize = 1000;
     let cache = new_cache(2 * LONG + 2, 2);
     let prefixes = PrefixCache::of_pages(&cache);
-    let mut scheduler = Scheduler::new(cache, Some(prefixes), 2, 4 * LONG * PAGE);
+    let mut scheduler = Scheduler::new(cache, Some(prefixes), 2, [4 * LONG * PAGE; 2]);
     let alike: Vec<u32> = (0..(LONG * PAGE) as u32).collect();
     let step = |scheduler: &mut Scheduler| {
         let plan = scheduler.plan().unwrap();

@@ -14,11 +14,18 @@ pub(super) struct StatefulCache {
     pub(super) states: HashMap<RequestId, f32>,
     /// Snapshots by their slots.
     pub(super) kept: Vec<Option<f32>>,
+    /// What passes have to write, and how many tokens these have computed of each request.
+    pub(super) marks: HashMap<(RequestId, usize), Option<f32>>,
+    pub(super) computed: HashMap<RequestId, usize>,
 }
+
+/// A pass has the state behind so many of its tokens, and behind more.
+pub(super) const FIRST_MARK: usize = 3;
 
 impl StatefulCache {
     pub(super) fn new(pages: PagedCache) -> Self {
-        Self { pages, states: HashMap::new(), kept: Vec::new() }
+        let (states, kept, marks, computed) = Default::default();
+        Self { pages, states, kept, marks, computed }
     }
 }
 
@@ -41,6 +48,8 @@ impl RequestCache for StatefulCache {
 
     fn free(&mut self, request: RequestId) -> std::result::Result<(), CacheError> {
         self.states.remove(&request);
+        self.computed.remove(&request);
+        self.unmark(request);
         self.pages.free(request)
     }
 
@@ -60,6 +69,7 @@ impl RequestCache for StatefulCache {
         let request = self.pages.admit_with(pages)?;
         if let Some(Snapshot(slot)) = snapshot {
             self.states.insert(request, self.kept[slot as usize].expect("it is kept"));
+            self.computed.insert(request, self.pages.len(request)?);
         }
         Ok(request)
     }
@@ -75,12 +85,35 @@ impl Snapshots for StatefulCache {
         Ok(())
     }
 
-    fn keep(&mut self, request: RequestId) -> Result<Option<Snapshot>> {
-        let slot = self.kept.iter().position(Option::is_none);
-        Ok(slot.map(|slot| {
-            self.kept[slot] = Some(self.states[&request]);
-            Snapshot(slot as u32)
-        }))
+    fn has_room(&self) -> bool {
+        self.kept.iter().flatten().count() + self.marks.len() < self.kept.len()
+    }
+
+    fn mark(&mut self, request: RequestId, len: usize) -> Result<bool> {
+        let computed = self.computed.get(&request).copied().unwrap_or(0);
+        let possible = self.has_room() && len >= computed + FIRST_MARK;
+        if possible {
+            assert_eq!(self.marks.insert((request, len), None), None, "a mark of its own");
+        }
+        Ok(possible)
+    }
+
+    fn keep(&mut self, request: RequestId, len: usize) -> Result<Option<Snapshot>> {
+        let state = match self.marks.remove(&(request, len)) {
+            Some(written) => written.expect("a pass has written it"),
+            None if !self.has_room() => return Ok(None),
+            None => {
+                assert_eq!(self.computed[&request], len, "the state has moved on");
+                self.states[&request]
+            }
+        };
+        let slot = self.kept.iter().position(Option::is_none).expect("that of the mark, or room");
+        self.kept[slot] = Some(state);
+        Ok(Some(Snapshot(slot as u32)))
+    }
+
+    fn unmark(&mut self, request: RequestId) {
+        self.marks.retain(|(of, _), _| *of != request);
     }
 
     fn discard(&mut self, Snapshot(slot): Snapshot) {

@@ -120,7 +120,8 @@ impl<'a> Steps<'a> {
         others.dedup();
         for tokens in sizes.into_iter().filter(|&tokens| tokens > 0) {
             for others in others.clone() {
-                self.step(others, tokens, 0)?;
+                let most = if others == 0 { budget } else { self.options.mixed_prompt_tokens };
+                self.step(others, tokens.min(most), 0)?;
             }
         }
         self.snapshot()
@@ -179,17 +180,27 @@ impl<'a> Steps<'a> {
         self.free(&chunks)
     }
 
-    /// The copies of a snapshot, where there are some: one is taken, and a request goes on from there.
+    /// The copies of snapshots, where there are some: a pass writes one, a request's state is another, and a request goes on from there.
     fn snapshot(&mut self) -> Result<()> {
         let page = self.cache.page_size();
         if page > self.options.cache_size(self.model).max_tokens {
             return Ok(());
         }
         PrefixCache::of_engine(self.options, self.model.prefix_support(), &mut self.cache)?;
-        let request = self.cache.admit()?;
-        self.cache.skip(request, page)?;
+        if self.cache.snapshots().is_none() {
+            return Ok(());
+        }
+        let chunk = self.chunk(0, page)?;
+        let request = chunk.request;
+        self.cache.snapshots().map(|snapshots| snapshots.mark(request, page)).transpose()?;
+        let determinism = self.determinism();
+        self.model.next_token_logits(&[chunk], &mut self.cache, determinism)?;
         let pages = self.cache.pages().pages(request)?.to_vec();
-        let snapshot = self.cache.snapshots().map(|snapshots| snapshots.keep(request)).transpose()?.flatten();
+        let mut snapshot = None;
+        for _ in 0..2 {
+            let kept = self.cache.snapshots().map(|snapshots| snapshots.keep(request, page)).transpose()?;
+            snapshot = kept.flatten().or(snapshot);
+        }
         self.cache.pages_mut().retain(&pages)?;
         self.cache.free(request)?;
         if let Some(snapshot) = snapshot {

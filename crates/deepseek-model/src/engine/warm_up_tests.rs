@@ -21,6 +21,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     cache_pages: 2048,
     max_batch: 64,
     token_budget: 2048,
+    mixed_prompt_tokens: 2048,
     prefix_caching: false,
     snapshot_spacing: 1024,
     deterministic: false,
@@ -74,7 +75,8 @@ struct Requests<'a> {
 impl<'a> Requests<'a> {
     fn new(model: &'a DeepseekModel, options: &'a EngineOptions) -> Self {
         let cache = model.new_cache(options.cache_size(model)).expect("a cache");
-        let scheduler = Scheduler::new(cache, None, options.max_batch, options.token_budget);
+        let scheduler =
+            Scheduler::new(cache, None, options.max_batch, [options.token_budget, options.mixed_prompt_tokens]);
         Self { model, options, scheduler, left: BTreeMap::new(), rng: ChaCha8Rng::seed_from_u64(1) }
     }
 

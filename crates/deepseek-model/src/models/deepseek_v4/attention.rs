@@ -158,6 +158,9 @@ impl SharedKvAttention {
                 return Err(refused.error.into());
             }
         };
+        if let Some(marked) = &window.marked {
+            cache.write_marked(state, &kv, marked)?;
+        }
         let rows = match (&window.keys, before) {
             (WindowKeys::State, _) => cache.read(state)?,
             (_, Some(before)) => Tensor::cat(vec![before, kv], 0).unsqueeze(),

@@ -22,6 +22,8 @@ struct Sequence {
     /// Among the tokens of all sequences.
     tokens: Range<usize>,
     pages: Vec<u32>,
+    /// Snapshots of the state within the new tokens: the tokens of the sequence before each, and its row.
+    marks: Vec<(usize, usize)>,
 }
 
 /// Of one kind of layer: entries that the new tokens complete, and how many they see.
@@ -47,7 +49,8 @@ impl Batch {
             let (place, new) = (cache.begin(chunk.request, chunk.tokens.len())?, chunk.tokens.len());
             let first = sequences.last().map_or(0, |sequence| sequence.tokens.end);
             let pages = cache.entries().pages(chunk.request)?.to_vec();
-            sequences.push(Sequence { place, tokens: first..first + new, pages });
+            let marks = cache.marked(chunk.request, place.start..place.start + new);
+            sequences.push(Sequence { place, tokens: first..first + new, pages, marks });
         }
         Ok(Self { sequences })
     }
@@ -91,6 +94,20 @@ impl Batch {
     /// The slots of the new tokens in a state with rings of `len` tokens, `[N]`; -1 for those that others of this step overwrite.
     pub(super) fn ring_slots(&self, len: usize) -> Vec<i32> {
         self.sequences.iter().flat_map(|sequence| sequence.ring_slots(len)).collect()
+    }
+
+    /// Of the new tokens those that snapshots take into rings of `len` tokens, and the slots there.
+    pub(super) fn marked(&self, len: usize) -> [Vec<i32>; 2] {
+        let of_sequence = |sequence: &'_ Sequence| {
+            let (first, start) = (sequence.tokens.start, sequence.place.start);
+            let of_mark = move |&(end, row): &(usize, usize)| {
+                (end - len..end)
+                    .map(move |position| ((first + position - start) as i32, (row * len + position % len) as i32))
+            };
+            sequence.marks.iter().flat_map(of_mark).collect::<Vec<_>>()
+        };
+        let (tokens, slots) = self.sequences.iter().flat_map(of_sequence).unzip();
+        [tokens, slots]
     }
 
     /// The rows that each new token sees of its window: in the state, where each sequence has one new token; otherwise among copies

@@ -113,7 +113,7 @@ impl StepBuffers {
             } else {
                 SeenEntries::All(parts.take([batch, 1, padded(max_pages * (page_size / of.rate))]))
             };
-            (spec, EntryStep { carried_slots, slots, cos, sin, visible, seen })
+            (spec, EntryStep { carried_slots, marked: None, slots, cos, sin, visible, seen })
         });
         V4Step {
             determinism: self.determinism,
@@ -124,7 +124,7 @@ impl StepBuffers {
             state_rows,
             starts,
             cu_seqlens,
-            window: WindowStep { slots, keys: WindowKeys::State, seen },
+            window: WindowStep { slots, keys: WindowKeys::State, seen, marked: None },
             padded_slots,
         }
     }

@@ -1,6 +1,7 @@
 //! The cache of DeepSeek-V4: for each request a state of fixed size, and pages of compressed entries.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use mla_ops::cache::{CacheConfig, CacheError, PagedCache, PoolConfig, RequestId};
@@ -8,7 +9,7 @@ use mla_ops::cache::{CacheConfig, CacheError, PagedCache, PoolConfig, RequestId}
 use super::config::DeepseekV4Config;
 use super::schedule::CompressorSpec;
 use super::snapshots::SnapshotRows;
-use super::states::{State, States};
+use super::states::{MarkedRows, State, States};
 use crate::cache::{CacheSize, RequestCache, Snapshot, Snapshots};
 use crate::{ModelError, Result, memory};
 
@@ -26,6 +27,8 @@ pub(crate) struct V4Cache {
     snapshots: Option<SnapshotRows>,
     /// How many of a request's tokens a forward pass has taken in.
     computed: HashMap<RequestId, usize>,
+    /// Tokens that a state has something of, at most.
+    state_tokens: usize,
     bytes_per_request: usize,
 }
 
@@ -54,6 +57,7 @@ impl V4Cache {
             states: States::new(config, size.max_requests, dtype, device)?,
             snapshots: None,
             computed: HashMap::new(),
+            state_tokens: config.state_tokens(),
             bytes_per_request: config.bytes_per_request(dtype),
         })
     }
@@ -119,6 +123,17 @@ impl V4Cache {
         Ok(tensor)
     }
 
+    /// The snapshots that a forward pass over new tokens of a request writes: the tokens before each, and its row.
+    pub(super) fn marked(&self, request: RequestId, new: Range<usize>) -> Vec<(usize, usize)> {
+        let marked = self.snapshots.iter().flat_map(|rows| rows.marked(request));
+        marked.filter(|(len, _)| (new.start + self.state_tokens..=new.end).contains(len)).collect()
+    }
+
+    /// Of the rows `[N, C]` of new tokens, what the snapshots take that this pass writes.
+    pub(crate) fn write_marked(&mut self, state: State, rows: &Tensor<2>, marked: &MarkedRows) -> Result<()> {
+        self.snapshots.as_mut().map_or(Ok(()), |snapshots| snapshots.write_marked(state, rows, marked))
+    }
+
     fn computed(&self, request: RequestId) -> std::result::Result<usize, CacheError> {
         self.computed.get(&request).copied().ok_or(CacheError::UnknownRequest { request })
     }
@@ -170,6 +185,7 @@ impl RequestCache for V4Cache {
         let possible = self.computed(request)? <= len;
         if possible {
             self.entries.truncate(request, len)?;
+            self.unmark(request);
         }
         Ok(possible)
     }
@@ -177,6 +193,7 @@ impl RequestCache for V4Cache {
     fn free(&mut self, request: RequestId) -> std::result::Result<(), CacheError> {
         self.entries.free(request)?;
         self.computed.remove(&request);
+        self.unmark(request);
         Ok(())
     }
 
@@ -227,14 +244,36 @@ impl Snapshots for V4Cache {
         Ok(())
     }
 
-    fn keep(&mut self, request: RequestId) -> Result<Option<Snapshot>> {
-        let len = self.entries.len(request)?;
-        match self.snapshots.as_ref().is_some_and(SnapshotRows::has_room) {
-            true => {
-                let state = self.state_of(request)?;
-                Ok(self.snapshots.as_mut().and_then(|rows| rows.keep(len, state)))
-            }
-            false => Ok(None),
+    fn has_room(&self) -> bool {
+        self.snapshots.as_ref().is_some_and(SnapshotRows::has_room)
+    }
+
+    /// A pass has the last rows of all states among its own tokens if there are as many before the mark.
+    fn mark(&mut self, request: RequestId, len: usize) -> Result<bool> {
+        let has_all = len >= self.computed(request)?.saturating_add(self.state_tokens);
+        Ok(has_all && self.snapshots.as_mut().is_some_and(|rows| rows.mark(request, len)))
+    }
+
+    fn keep(&mut self, request: RequestId, len: usize) -> Result<Option<Snapshot>> {
+        let computed = self.computed(request)?;
+        let marked = self.snapshots.as_mut().filter(|_| len <= computed);
+        if let Some(snapshot) = marked.and_then(|rows| rows.keep_marked(request, len)) {
+            return Ok(Some(snapshot));
+        }
+        if !self.has_room() {
+            return Ok(None);
+        }
+        let (state, of) = (self.state_of(request)?, self.entries.len(request)?);
+        if of != len {
+            let expected = format!("{of}: the state after fewer was not marked");
+            return Err(ModelError::request("len", len, expected));
+        }
+        Ok(self.snapshots.as_mut().and_then(|rows| rows.keep(len, state)))
+    }
+
+    fn unmark(&mut self, request: RequestId) {
+        if let Some(rows) = &mut self.snapshots {
+            rows.unmark(request);
         }
     }
 

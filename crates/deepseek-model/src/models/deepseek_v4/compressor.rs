@@ -69,6 +69,9 @@ impl Compressor {
     ) -> Result<()> {
         let dtype = FloatDType::from(kv_gates.dtype());
         let state = State::Carried(self.number);
+        if let Some(marked) = &entries.marked {
+            cache.write_marked(state, &kv_gates, marked)?;
+        }
         let pool = cache.take_entries(self.number)?;
         let args = CompressKvArgs {
             kv_gates,

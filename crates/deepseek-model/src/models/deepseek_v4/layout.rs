@@ -52,6 +52,11 @@ impl DeepseekV4Config {
         self.layers.iter().filter_map(|layer| layer.attention.rate()).max().unwrap_or(1)
     }
 
+    /// Tokens that the state of a request has something of, at most.
+    pub(crate) fn state_tokens(&self) -> usize {
+        self.compressors().iter().map(CompressorSpec::carried_tokens).fold(self.sliding_window, usize::max)
+    }
+
     /// Bytes of the states of a request, in all layers together.
     pub(crate) fn bytes_per_request(&self, dtype: FloatDType) -> usize {
         self.layer_summaries(dtype).iter().map(|layer| layer.bytes_per_request).sum()

@@ -8,7 +8,7 @@ use mla_ops::cache::RequestId;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::cache::Snapshot;
+use crate::cache::{Snapshot, Snapshots};
 use crate::{CacheSize, DeepseekModel, ModelCache};
 
 /// Tokens of a page: those of the longest compressed window.
@@ -46,7 +46,7 @@ struct Live {
 enum Action {
     /// A new request for a text: from the longest snapshot that it can go on from, if that is wished.
     Begin(usize, bool),
-    /// So many tokens of a request, with a snapshot where they end with a page.
+    /// So many tokens of a request, with a snapshot at the ends of pages among them, and where they end with a page.
     Compute(usize, usize),
     Fork(usize),
     End(usize),
@@ -73,6 +73,7 @@ struct World<'a> {
     live: Vec<Live>,
     kept: Vec<(Snapshot, usize, Vec<u32>)>,
     resumed: usize,
+    marked: usize,
 }
 
 impl World<'_> {
@@ -104,33 +105,53 @@ impl World<'_> {
 
     fn compute(&mut self, which: usize, tokens: usize) {
         let Live { request, text, done } = self.live[which];
-        // At most to the end of a page.
-        let end = done.saturating_add(tokens).min((done / PAGE + 1) * PAGE).min(LEN);
+        let end = done.saturating_add(tokens).min(LEN);
         if end == done {
             return;
         }
+        let ends_of_pages = (done + 1..=end).filter(|len| len % PAGE == 0);
+        let marks: Vec<usize> = ends_of_pages.filter(|&len| len == end || self.mark(request, len)).collect();
         let chunk = self.cache.append(request, &self.texts[text][done..end]).expect("room");
         let logits = self.model.next_token_logits(&[chunk], &mut self.cache, Determinism::BatchInvariant);
         assert_eq!(bits(logits.expect("a step")), self.logits[text][end - 1], "text {text}, token {}", end - 1);
         self.live[which].done = end;
-        if end % PAGE == 0 {
-            self.keep(request, text);
+        for len in marks {
+            self.keep(request, text, len);
+        }
+        // What is marked beyond the end of a pass, or not kept, takes no slot for ever.
+        self.snapshots().unmark(request);
+    }
+
+    fn mark(&mut self, request: RequestId, len: usize) -> bool {
+        self.make_room();
+        let marked = self.snapshots().mark(request, len).expect("it lives");
+        self.marked += usize::from(marked);
+        marked
+    }
+
+    /// The state behind so many tokens, in a slot that was marked, or in another one.
+    fn keep(&mut self, request: RequestId, text: usize, len: usize) {
+        let mut snapshot = self.snapshots().keep(request, len).expect("it lives");
+        if snapshot.is_none() {
+            self.make_room();
+            snapshot = self.snapshots().keep(request, len).expect("it lives");
+        }
+        let pages = self.cache.pages().pages(request).expect("it lives")[..len / PAGE].to_vec();
+        self.cache.pages_mut().retain(&pages).expect("they are held");
+        self.kept.push((snapshot.expect("a slot is free"), text, pages));
+    }
+
+    /// Where there is none, the first snapshot makes room.
+    fn make_room(&mut self) {
+        if !self.snapshots().has_room() && !self.kept.is_empty() {
+            let (snapshot, _, pages) = self.kept.remove(0);
+            self.snapshots().discard(snapshot);
+            self.cache.pages_mut().release(&pages).expect("they are held");
         }
     }
 
-    /// The first one makes room.
-    fn keep(&mut self, request: RequestId, text: usize) {
-        if self.kept.len() == SLOTS {
-            let full = self.cache.snapshots().expect("a state").keep(request).expect("it lives");
-            assert_eq!(full, None);
-            let (snapshot, _, pages) = self.kept.remove(0);
-            self.cache.snapshots().expect("a state").discard(snapshot);
-            self.cache.pages_mut().release(&pages).expect("they are held");
-        }
-        let pages = self.cache.pages().pages(request).expect("it lives").to_vec();
-        self.cache.pages_mut().retain(&pages).expect("they are held");
-        let snapshot = self.cache.snapshots().expect("a state").keep(request).expect("it lives");
-        self.kept.push((snapshot.expect("a slot is free"), text, pages));
+    fn snapshots(&mut self) -> &mut dyn Snapshots {
+        self.cache.snapshots().expect("a state")
     }
 }
 
@@ -145,14 +166,16 @@ fn random_programs_have_the_bits_of_whole_requests() {
         bits(all.expect("a step")).chunks(model.vocab_size()).map(<[u32]>::to_vec).collect::<Vec<_>>()
     });
     let mut runner = TestRunner::new(Config { cases: 24, failure_persistence: None, ..Config::default() });
-    let resumed = std::cell::Cell::new(0);
+    let (resumed, marked) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
     let outcome = runner.run(&actions(), |actions| {
         let mut cache = model.new_cache(SIZE).expect("a small cache");
         cache.snapshots().expect("a state").reserve(SLOTS).expect("a little memory");
         let (live, kept) = Default::default();
-        let mut world = World { model: &model, texts: texts.clone(), logits: &logits, cache, live, kept, resumed: 0 };
+        let mut world =
+            World { model: &model, texts: texts.clone(), logits: &logits, cache, live, kept, resumed: 0, marked: 0 };
         actions.iter().for_each(|action| world.act(action));
         resumed.set(resumed.get() + world.resumed);
+        marked.set(marked.get() + world.marked);
         let World { mut cache, live, kept, .. } = world;
         live.iter().for_each(|live| cache.free(live.request).expect("it lives"));
         for (snapshot, _, pages) in kept {
@@ -164,6 +187,7 @@ fn random_programs_have_the_bits_of_whole_requests() {
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
     assert!(resumed.get() > 10, "only {} requests went on from a snapshot", resumed.get());
+    assert!(marked.get() > 10, "only {} snapshots were written on the way", marked.get());
 }
 
 /// Snapshots are counted in the cache's bytes, and refused where they do not fit the pages or the request.
@@ -173,7 +197,7 @@ fn snapshots_are_checked_and_counted() {
     let mut cache = model.new_cache(SIZE).expect("a small cache");
     let request = cache.admit().expect("room");
     let chunk = cache.append(request, &[5; 2 * PAGE]).expect("room");
-    let keep = |cache: &mut ModelCache| cache.snapshots().expect("a state").keep(request);
+    let keep = |cache: &mut ModelCache| cache.snapshots().expect("a state").keep(request, 2 * PAGE);
     assert_eq!(keep(&mut cache).expect("no slots, no error"), None);
     cache.snapshots().expect("a state").reserve(1).expect("a little memory");
     assert!(keep(&mut cache).unwrap_err().to_string().contains("not computed"));

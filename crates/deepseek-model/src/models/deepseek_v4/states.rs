@@ -1,7 +1,8 @@
 //! The states of DeepSeek-V4: what a request has of a fixed size, whatever its length.
 
-use burn::tensor::{Device, FloatDType, Tensor, s};
+use burn::tensor::{Device, FloatDType, Int, Tensor, s};
 use mla_ops::cache::new_pool;
+use mla_ops::{WriteLatentArgs, write_latent};
 
 use super::config::DeepseekV4Config;
 use crate::step::ints;
@@ -23,6 +24,15 @@ pub(crate) enum State {
     Window(usize),
     /// What a compressor carries.
     Carried(usize),
+}
+
+/// Rows of the tokens of a forward pass that snapshots take, for all states that are rings of as many tokens.
+#[derive(Debug)]
+pub(crate) struct MarkedRows {
+    /// Which of the new tokens, i32 `[M]`.
+    pub(crate) tokens: Tensor<1, Int>,
+    /// Where they go, i32 `[M]`: `row * L + p % L` for the token of position `p`.
+    pub(crate) slots: Tensor<1, Int>,
 }
 
 impl States {
@@ -79,6 +89,18 @@ impl States {
             // Moved out, so that the write has the only handle and stays in place.
             *entry = entry.take().map(|state| state.slice_assign(s![row..row + 1, .., ..], values));
         }
+    }
+
+    /// Writes `rows` `[M, C]` of tokens to slots `[M]` of a state.
+    pub(super) fn write(&mut self, state: State, rows: Tensor<2>, slots: Tensor<1, Int>) -> Result<()> {
+        let cache = self.take(state)?;
+        let latent = rows.cast(FloatDType::from(cache.dtype()));
+        let (cache, outcome) = match write_latent(WriteLatentArgs { cache, slots, latent, rope: None }) {
+            Ok(written) => (written, Ok(())),
+            Err(refused) => (refused.cache, Err(refused.error.into())),
+        };
+        self.put(state, cache);
+        outcome
     }
 
     fn entry(&mut self, state: State) -> &mut Option<Tensor<3>> {

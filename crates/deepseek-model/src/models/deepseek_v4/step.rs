@@ -8,6 +8,7 @@ use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::partial_rotary::{PartialRotary, PartialRotation};
 use super::schedule::{AttentionSpec, CompressorSpec};
+use super::states::MarkedRows;
 use crate::Result;
 use crate::index_keys::{IndexSizes, IndexedKeys};
 use crate::step::{Chunk, ints, padded};
@@ -44,6 +45,8 @@ pub(crate) struct WindowStep {
     pub(crate) keys: WindowKeys,
     /// The rows that each token sees, among [`Self::keys`], i32 `[N, 1, K]`.
     pub(crate) seen: Tensor<3, Int>,
+    /// What snapshots take of the new keys.
+    pub(crate) marked: Option<MarkedRows>,
 }
 
 /// Where the keys of the windows are when the new tokens look at them.
@@ -64,6 +67,8 @@ pub(crate) enum WindowKeys {
 pub(crate) struct EntryStep {
     /// Where the new keys and gates go in what the compressor carries, i32 `[N]`; -1 for those that no later entry needs.
     pub(crate) carried_slots: Tensor<1, Int>,
+    /// What snapshots take of them.
+    pub(crate) marked: Option<MarkedRows>,
     /// Where the entries go in the pool, as many of each sequence as one of them completes, i32 `[B * n]`; -1 where a
     /// sequence completes fewer.
     pub(crate) slots: Tensor<1, Int>,
@@ -143,6 +148,7 @@ impl Upload<'_> {
             slots: ints(self.batch.ring_slots(window), self.device),
             keys,
             seen: self.lists(&self.batch.windows(window)).unsqueeze_dim(1),
+            marked: self.marked(window),
         }
     }
 
@@ -164,12 +170,19 @@ impl Upload<'_> {
         let (cos, sin) = self.rotary.tables(&numbers.positions, shape, self.device)?;
         Ok(EntryStep {
             carried_slots: ints(numbers.carried_slots, self.device),
+            marked: self.marked(of.carried_tokens()),
             slots: ints(numbers.slots, self.device),
             cos,
             sin,
             visible: ints(numbers.visible, self.device).unsqueeze_dim(1),
             seen,
         })
+    }
+
+    fn marked(&self, len: usize) -> Option<MarkedRows> {
+        let [tokens, slots] = self.batch.marked(len);
+        let upload = |numbers| ints(numbers, self.device);
+        (!tokens.is_empty()).then(|| MarkedRows { tokens: upload(tokens), slots: upload(slots) })
     }
 
     /// The pages of each sequence, from which an indexer picks.
