@@ -149,21 +149,29 @@ fn ops_one_row_in_blocks_of_heads_pairs_and_gates(
     });
 }
 
-/// Several rows of an expert in FP4, within a tile: each is what it is with the same weights
-/// dequantised, and the same row has the same bits at any place of a tile.
+/// Several rows of an expert in FP4, within a tile: each is what it is with the same weights dequantised, and the same row has the same bits
+/// at any place of a tile. With wide rows units take 32 codes at a time; where there are many cubes for a device, each takes several groups
+/// of outputs, the last one fewer.
 #[rstest]
-fn ops_few_rows_of_experts_in_blocks(#[values(2, 4, 5, 7)] tokens: usize) {
-    let (experts, top_k, hidden, width) = (32, 2, 256, 128);
+#[case::narrow(2, [32, 256, 128])]
+#[case::narrow(4, [32, 256, 128])]
+#[case::narrow(5, [32, 256, 128])]
+#[case::narrow(7, [32, 256, 128])]
+#[case::wide(3, [3, 1024, 1024])]
+#[case::wide(7, [3, 1024, 1024])]
+fn ops_few_rows_of_experts_in_blocks(#[case] tokens: usize, #[case] sizes: [usize; 3]) {
+    let ([experts, hidden, width], top_k) = (sizes, 2);
     for_each_dtype(|device, dtype| {
         let mut rng = rng(83);
         let mut stack = |dims| Blocks::random(&mut rng, BlockFormat::Fp4, dims, 1).stacked(dtype, device);
         let (gate_up, down) = (stack([experts, 2 * width, hidden]), stack([experts, hidden, width]));
         let row = random(&mut rng, hidden, dtype);
         let other = random(&mut rng, hidden, dtype);
-        // All tokens go to expert 7, and each to another one. The last token is the first once more.
+        // All tokens go to expert 0, and each to another one. The last token is the first once more.
         let x: Vec<f64> =
             (0..tokens).flat_map(|token| if token % (tokens - 1) == 0 { &row } else { &other }).copied().collect();
-        let chosen: Vec<i32> = (0..tokens as i32).flat_map(|token| [7, 9 + token % (tokens as i32 - 1)]).collect();
+        let chosen: Vec<i32> =
+            (0..tokens as i32).flat_map(|token| [0, 1 + token % (tokens as i32 - 1) % (experts as i32 - 1)]).collect();
         let weights: Vec<f64> = vec![0.5; tokens * top_k];
         let run = |gate_up: StackedWeight, down: StackedWeight| {
             let routing = Routing::given(

@@ -45,6 +45,8 @@ pub(crate) struct Grid {
     pub second_out: BufferArg,
     /// Its width, where it has another one than the others; 0 without one.
     pub second_width: usize,
+    /// Groups of outputs that a cube takes one after the other.
+    pub groups: usize,
 }
 
 impl Grid {
@@ -61,6 +63,7 @@ impl Grid {
             second: WeightArg::none(client),
             second_out: dummy(client),
             second_width: 0,
+            groups: 1,
         };
         match work {
             Work::Dense { rows, second } => {
@@ -124,6 +127,7 @@ impl Grid {
             self.tokens,
             self.max_tiles,
             second_width,
+            self.groups,
         )
     }
 }
@@ -147,12 +151,15 @@ pub(crate) struct Sizes {
     pub max_tiles: usize,
     /// Outputs of the second matrix, or its vectors, where it has another number than the others; 0 without one.
     pub second_width: usize,
+    /// See [`Grid::groups`].
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only kernels with matrix instructions read it"))]
+    pub groups: usize,
 }
 
 /// Of nothing to launch.
 #[cfg(feature = "offline")]
 pub(super) fn offline_sizes() -> SizesLaunch {
-    SizesLaunch::new(1, 1, 1, 1, 1, 1, 1, 1)
+    SizesLaunch::new(1, 1, 1, 1, 1, 1, 1, 1, 1)
 }
 
 /// The matrix of a cube, and which cube of those for such matrices it is. Those for a second matrix come first: for a shared

@@ -226,12 +226,12 @@ impl Fp4Rows {
     }
 
     /// What these codes stand for.
-    pub(crate) fn decode<E: Float, V: Size>(&self, codes: u32, scale: u32) -> Vector<E, V> {
-        let scale = e8m0(scale);
+    pub(crate) fn decode<E: Float, V: Size>(&self, codes: u32, scale_code: u32) -> Vector<E, V> {
+        let scale = e8m0(scale_code);
         let in_bf16 = is_bf16::<E>();
         let mut values = Vector::<E, V>::new(E::from_int(0));
         if comptime!(self.pairs && in_bf16) {
-            let scale = twice_in_bf16(scale);
+            let scale = e8m0_pair_bf16(scale_code);
             #[unroll]
             for i in 0..4usize {
                 let pair = e2m1_pair_bf16(codes >> comptime!(4 * i as u32)) * scale;
@@ -322,11 +322,45 @@ pub(super) fn e2m1_pair_bf16(codes: u32) -> Vector<bf16, Const<2>> {
     pair * Vector::<bf16, Const<2>>::reinterpret(comptime!(E2M1_FACTOR_BF16).runtime())
 }
 
-/// A power of two of f32 in both halves of a pair, exact also below the normal numbers.
+/// The numbers of code `i` of a word of E2M1 and of code `i + 4`, as bf16.
+#[cfg(feature = "cuda")]
 #[cube]
-pub(super) fn twice_in_bf16(power: f32) -> Vector<bf16, Const<2>> {
-    let bits = u32::reinterpret(power);
-    Vector::<bf16, Const<2>>::reinterpret((bits & 0xffff_0000) | (bits >> 16))
+pub(super) fn e2m1_pair_of_word(word: u32, #[comptime] i: usize) -> Vector<bf16, Const<2>> {
+    Vector::<bf16, Const<2>>::reinterpret(e2m1_halves_of_word(word, i))
+        * Vector::<bf16, Const<2>>::reinterpret(comptime!(E2M1_FACTOR_BF16).runtime())
+}
+
+/// The numbers of the two codes of a byte, as bf16.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(super) fn e2m1_pair_of_byte(byte: u32) -> Vector<bf16, Const<2>> {
+    Vector::<bf16, Const<2>>::reinterpret(e2m1_halves_of_word((byte * 0x1001) & 0x000f_000f, 0usize))
+        * Vector::<bf16, Const<2>>::reinterpret(comptime!(E2M1_FACTOR_BF16).runtime())
+}
+
+/// The halves of [`e2m1_pair_of_word`], whose exponents have the bias of the codes. Sign and exponent are moved by one product with two powers of two: products have
+/// pipes of their own, and what limits kernels that decode are shifts and masks.
+#[cfg(any(feature = "cuda", test))]
+#[cube]
+fn e2m1_halves_of_word(word: u32, #[comptime] i: usize) -> u32 {
+    let mut codes = word;
+    if comptime!(i >= 2) {
+        codes = word >> 8;
+    }
+    let own = codes & comptime!(0x000f_000fu32 << (4 * (i as u32 % 2)));
+    (own * comptime!(0x1040u32 >> (4 * (i as u32 % 2)))) & 0x81c0_81c0
+}
+
+/// The power of two of the E8M0 code in the low 8 bits, in both halves of a pair.
+#[cube]
+pub(super) fn e8m0_pair_bf16(code: u32) -> Vector<bf16, Const<2>> {
+    Vector::<bf16, Const<2>>::reinterpret(e8m0_halves(code))
+}
+
+/// Its bits. The smallest has no hidden bit.
+#[cube]
+fn e8m0_halves(code: u32) -> u32 {
+    max((code & 0xff) * 0x0080_0080, 0x0040_0040u32)
 }
 
 /// 2^120 twice: the difference between the bias of bf16 and that of E4M3.
@@ -385,6 +419,25 @@ mod tests {
             let codes = [low % 16, high % 16];
             let pair = halves(e2m1_halves(codes[0] | codes[1] << 16)).map(|half| times(half, E2M1_FACTOR));
             assert_eq!(pair, codes.map(|code| number(code, [2, 1], 1).to_bits()), "{codes:?}");
+        }
+    }
+
+    /// Each code at each place of a word, with others about it, and each scale.
+    #[test]
+    fn pairs_of_a_word_and_scales_are_exact() {
+        let halves = |word: u32| [word as u16, (word >> 16) as u16].map(|half| bf16::from_bits(half).to_f32());
+        for (place, code, others) in (0..4usize).flat_map(|place| {
+            (0..16u32).flat_map(move |code| [0, 0x5a5a_5a5a, u32::MAX].map(|others| (place, code, others)))
+        }) {
+            let codes = [code, 15 - code];
+            let hole = 0x000f_000fu32 << (4 * place);
+            let word = others & !hole | (codes[0] | codes[1] << 16) << (4 * place);
+            let pair = halves(e2m1_halves_of_word(word, place)).map(|half| (half * 2f32.powi(126)).to_bits());
+            assert_eq!(pair, codes.map(|code| number(code, [2, 1], 1).to_bits()), "{codes:?} at {place}");
+        }
+        for code in 0..255u32 {
+            let power = 2f64.powi(code as i32 - 127) as f32;
+            assert_eq!(halves(e8m0_halves(code | 0xab00)), [power; 2], "{code}");
         }
     }
 }

@@ -178,7 +178,7 @@ const SMALL_BATCH: usize = 8;
 const SMALL_BATCH_OF_HEADS: usize = 16;
 #[cfg(feature = "cuda")]
 const MANY_HEADS: usize = 64;
-/// The same of weights in blocks, which Hopper's kernel decodes between its products, for few rows as for many.
+/// The same of weights in blocks, which Hopper's kernel decodes for each tile of rows anew.
 #[cfg(feature = "cuda")]
 const SMALL_BATCH_OF_CODES: usize = 32;
 /// Rows of an expert, on average, from which on Hopper's kernel is faster: where weights are numbers, and where they are in blocks.

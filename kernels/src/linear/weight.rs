@@ -216,9 +216,15 @@ impl<E: Float, V: Size> WeightRows<E, V> {
         fetched
     }
 
-    /// 16 codes from a multiple of 16 columns on, of a matrix in blocks, where those are in the row; otherwise zeros.
+    /// 16 codes, or 32 of FP4, from a multiple of as many columns on, of a matrix in blocks, where those are in the row; otherwise zeros.
     #[cfg(feature = "cuda")]
-    pub(super) fn fetch_codes(&self, is_there: bool, row: &WeightRow, column: usize) -> Fetched<E, V> {
+    pub(super) fn fetch_codes(
+        &self,
+        is_there: bool,
+        row: &WeightRow,
+        column: usize,
+        #[comptime] count: usize,
+    ) -> Fetched<E, V> {
         let mut fetched = Fetched::nothing();
         if is_there {
             #[comptime]
@@ -229,9 +235,13 @@ impl<E: Float, V: Size> WeightRows<E, V> {
                     fetched.scale = packed.scale::<V>(row, column);
                 }
                 WeightRows::Fp4(packed) => {
-                    let words = packed.words_of_16(row, column);
-                    fetched.codes.insert(0usize, words.extract(0usize));
-                    fetched.codes.insert(1usize, words.extract(1usize));
+                    if comptime!(count == crate::linear::FP4_COLUMNS) {
+                        fetched.codes = packed.words_of_32(row, column);
+                    } else {
+                        let words = packed.words_of_16(row, column);
+                        fetched.codes.insert(0usize, words.extract(0usize));
+                        fetched.codes.insert(1usize, words.extract(1usize));
+                    }
                     fetched.scale_code = packed.scale_code::<V>(row, column);
                 }
             }

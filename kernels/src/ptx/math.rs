@@ -84,15 +84,22 @@ pub(crate) fn e4m3_pair(word: u32, #[comptime] upper: bool) -> u32 {
     pair
 }
 
-/// The bytes of a word in another order: byte `i` of the result is the one that digit `i` of `selector` names, 4 is a byte of zero:
-/// `prmt.b32` (PTX ISA, "Data Movement and Conversion Instructions: prmt").
+/// The bytes of a word in another order: byte `i` of the result is the one that digit `i` of `selector` names, 4 is a byte of zero.
 #[cube]
 pub(crate) fn permute(word: u32, #[comptime] selector: u32) -> u32 {
+    permute_two(word, 0u32, selector)
+}
+
+/// Bytes of two words, in any order: byte `i` of the result is the one that digit `i` of `selector` names, those of the second from 4 on:
+/// `prmt.b32` (PTX ISA, "Data Movement and Conversion Instructions: prmt").
+#[cube]
+pub(crate) fn permute_two(first: u32, second: u32, #[comptime] selector: u32) -> u32 {
     let permuted: u32;
     gpu_asm!(
-        "prmt.b32 {permuted}, {word}, 0, {selector};",
+        "prmt.b32 {permuted}, {first}, {second}, {selector};",
         permuted = out(_) permuted,
-        word = in(_) read::<u32>(word),
+        first = in(_) read::<u32>(first),
+        second = in(_) read::<u32>(second),
         options(pure, nomem)
     );
     permuted

@@ -1,5 +1,5 @@
-//! Products with weights in blocks, 16 codes of a row at a time: a load of 16 bytes of FP8, or of 8 of FP4, needs one address and one
-//! scale, and decoding is what limits the kernel.
+//! Products with weights in blocks, 16 codes of a row at a time, or 32: a load of 16 bytes of FP8, or of 8 or 16 of FP4, needs one address
+//! and one scale, and decoding is what limits the kernel.
 //!
 //! FP8 codes are multiplied as they are, exact in bf16 and f16, and the sum over a chunk takes the scale: four products in the place of
 //! sixteen, and more exact than rounded weights. FP4's blocks are narrower than a chunk; a product with a power of two is exact.
@@ -9,15 +9,18 @@ use cubecl::prelude::*;
 
 use super::products::{pair, tokens_at};
 use super::select::Form;
-use super::{K, M, N};
-use crate::linear::packed::{e2m1_pair, e2m1_pair_bf16, e4m3_pair, e4m3_pair_bf16, e8m0, is_bf16, twice_in_bf16};
+use super::{K, M, N, VECTOR};
+use crate::linear::WeightFormat;
+use crate::linear::packed::{e2m1_pair, e2m1_pair_of_word, e4m3_pair, e4m3_pair_bf16, e8m0, e8m0_pair_bf16, is_bf16};
 use crate::linear::weight::{Fetched, WeightRows, WeightRowsExpand};
 use crate::ptx::math;
 
-/// Channels that four units load at once.
-pub(super) const CHUNK: usize = 64;
-/// Steps of a chunk.
-const STEPS: usize = CHUNK / K;
+/// Codes of a row that a unit takes at a time: 16, or, of FP4 alone, 32, which have a scale.
+pub(super) const LEAST_CODES: usize = 16;
+pub(super) const MOST_CODES: usize = 32;
+/// Pairs of the channels that four units have in a vector of a token each, and products with them.
+const PAIRS: usize = VECTOR / 2;
+const PRODUCTS: usize = 4 * VECTOR / K;
 
 /// Multiplies chunk number `at`, of which `first` and `second` are a unit's codes of its two rows.
 #[cube]
@@ -36,8 +39,8 @@ pub(super) fn multiply_codes<E: Float, V: Size, NC: Size>(
     let def = MmaDefinition::<E, E, f32>::new(M, N, K);
     let size!(NA) = def.vector_size(MatrixIdent::A);
     let is_scaled_after = scaled_after(weight);
-    let own = decoded(weight, first);
-    let other = decoded(weight, second);
+    let own = decoded(weight, first, form.codes);
+    let other = decoded(weight, second, form.codes);
     #[unroll]
     for step in 0..form.steps {
         let mut part = Array::<Vector<f32, NC>>::new(2usize);
@@ -49,19 +52,19 @@ pub(super) fn multiply_codes<E: Float, V: Size, NC: Size>(
             part[1] = acc[comptime!(2 * step + 1)];
         }
         #[unroll]
-        for half in 0..2usize {
-            let tokens = tokens_at(x, inputs[step], 2 * (4 * at) + half, at < chunks, form);
+        for vector in 0..comptime!(form.codes / VECTOR) {
+            let tokens = tokens_at(x, inputs[step], at * comptime!(form.chunk() / VECTOR) + vector, at < chunks, form);
             #[unroll]
-            for within in 0..comptime!(STEPS / 2) {
-                let pairs = comptime!(half * STEPS + 2 * within);
+            for within in 0..PRODUCTS {
+                let pairs = comptime!(vector * PAIRS + 2 * within);
                 let mut rows = Array::<Vector<E, NA>>::new(4usize);
                 rows[0] = Vector::<E, NA>::reinterpret(own[pairs]);
                 rows[1] = Vector::<E, NA>::reinterpret(other[pairs]);
                 rows[2] = Vector::<E, NA>::reinterpret(own[comptime!(pairs + 1)]);
                 rows[3] = Vector::<E, NA>::reinterpret(other[comptime!(pairs + 1)]);
                 let mut columns = Array::<Vector<E, NA>>::new(2usize);
-                columns[0] = pair::<E, V, NA>(tokens, comptime!(2 * within));
-                columns[1] = pair::<E, V, NA>(tokens, comptime!(2 * within + 1));
+                columns[0] = of_pair::<E, V, NA>(weight, tokens, comptime!(2 * within));
+                columns[1] = of_pair::<E, V, NA>(weight, tokens, comptime!(2 * within + 1));
                 def.execute_inplace(&rows, &columns, &mut part);
             }
         }
@@ -72,6 +75,24 @@ pub(super) fn multiply_codes<E: Float, V: Size, NC: Size>(
             acc[comptime!(2 * step)] = part[0];
             acc[comptime!(2 * step + 1)] = part[1];
         }
+    }
+}
+
+/// The numbers of a vector of a token that meet pair `i` of the codes.
+#[cube]
+fn of_pair<E: Float, V: Size, NA: Size>(
+    weight: &WeightRows<E, V>,
+    tokens: Vector<E, V>,
+    #[comptime] i: usize,
+) -> Vector<E, NA> {
+    let (format, in_bf16) = (weight.format(), is_bf16::<E>());
+    if comptime!(format == WeightFormat::Fp4 && in_bf16) {
+        let words = Vector::<u32, Const<4>>::reinterpret(tokens);
+        let (low, high) = (words.extract(comptime!(i / 2)), words.extract(comptime!(i / 2 + 2)));
+        let halves = math::permute_two(low, high, comptime!(if i.is_multiple_of(2) { 0x5410u32 } else { 0x7632u32 }));
+        Vector::<E, NA>::reinterpret(halves)
+    } else {
+        pair::<E, V, NA>(tokens, i)
     }
 }
 
@@ -86,9 +107,13 @@ fn scaled_after<E: Float, V: Size>(weight: &WeightRows<E, V>) -> comptime_type!(
     }
 }
 
-/// The numbers of 16 codes, in pairs.
+/// The numbers of so many codes, in pairs: neighbours, but of FP4 in bf16 each with the one four further ([`of_pair`]).
 #[cube]
-fn decoded<E: Float, V: Size>(weight: &WeightRows<E, V>, fetched: &Fetched<E, V>) -> Sequence<u32> {
+fn decoded<E: Float, V: Size>(
+    weight: &WeightRows<E, V>,
+    fetched: &Fetched<E, V>,
+    #[comptime] count: usize,
+) -> Sequence<u32> {
     let in_bf16 = is_bf16::<E>();
     let mut pairs = Sequence::<u32>::new();
     #[comptime]
@@ -96,7 +121,7 @@ fn decoded<E: Float, V: Size>(weight: &WeightRows<E, V>, fetched: &Fetched<E, V>
         WeightRows::Dense(_) => {}
         WeightRows::Fp8(_) => {
             #[unroll]
-            for i in 0..8usize {
+            for i in 0..comptime!(count / 2) {
                 // Two codes, each in the upper byte of a half.
                 let selector = comptime!(if i % 2 == 0 { 0x1404u32 } else { 0x3424u32 });
                 let codes = math::permute(fetched.codes.extract(comptime!(i / 2)), selector);
@@ -108,17 +133,16 @@ fn decoded<E: Float, V: Size>(weight: &WeightRows<E, V>, fetched: &Fetched<E, V>
             }
         }
         WeightRows::Fp4(_) => {
-            let scale = e8m0(fetched.scale_code);
-            let twice = twice_in_bf16(scale);
+            let (scale, scale_pair) = (e8m0(fetched.scale_code), e8m0_pair_bf16(fetched.scale_code));
             #[unroll]
-            for i in 0..8usize {
-                let byte = math::permute(fetched.codes.extract(comptime!(i / 4)), comptime!(0x4440u32 + i as u32 % 4));
-                // The codes of a byte, each in a half of the word.
-                let codes = byte | (byte << 12);
+            for i in 0..comptime!(count / 2) {
+                let word = fetched.codes.extract(comptime!(i / 4));
                 if comptime!(in_bf16) {
-                    pairs.push(u32::reinterpret(e2m1_pair_bf16(codes) * twice));
+                    pairs.push(u32::reinterpret(e2m1_pair_of_word(word, comptime!(i % 4)) * scale_pair));
                 } else {
-                    let numbers = e2m1_pair(codes);
+                    // The codes of a byte, each in a half of the word.
+                    let byte = math::permute(word, comptime!(0x4440u32 + i as u32 % 4));
+                    let numbers = e2m1_pair(byte | (byte << 12));
                     let (low, high) =
                         (f32::cast_from(numbers.extract(0usize)), f32::cast_from(numbers.extract(1usize)));
                     pairs.push(math::pack(low * scale, high * scale, crate::ptx::wgmma::Elem::F16));

@@ -3,6 +3,7 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
+use super::groups::multiply_groups;
 use super::products::{Held, end_of, load_weights, multiply, place, whole};
 use super::select::Form;
 use super::single::{RowPlace, chunk_channels, multiply_single, shared_vectors};
@@ -35,10 +36,13 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
 ) {
-    // [planes, rows, tokens]
-    let mut sums = Shared::<[f32]>::new_slice(comptime!(PLANES * M * form.tokens()));
+    // [planes, rows, tokens], of several groups twice
+    let mut sums = Shared::<[f32]>::new_slice(comptime!(form.sums() * if form.several { 2 } else { 1 }));
     let part = Part::new(&sizes, form.outputs(), form.second, form.rows);
-    let groups = part.outputs.div_ceil(form.outputs());
+    let mut groups = part.outputs.div_ceil(form.outputs());
+    if comptime!(form.several) {
+        groups = groups.div_ceil(sizes.groups);
+    }
     let number = part.cube / groups;
     let group = part.cube % groups;
     let output = group * form.outputs();
@@ -50,7 +54,9 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     if comptime!(form.second && form.rows != Rows::Dense) {
         part.place(&mut tile, sizes.max_tiles);
     }
-    if tile.count > 0 {
+    if comptime!(form.several) {
+        multiply_groups(x, &weight, order, &tile, &part, group, &sizes, &mut sums, out, second_out, limit, form);
+    } else if tile.count > 0 {
         if comptime!(form.single) {
             let mut row = Shared::<[Vector<E, V>]>::new_slice(comptime!(shared_vectors(form.own_row)));
             if comptime!(form.second) {
@@ -91,8 +97,10 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
             store(&acc, &mut sums, form);
         }
     }
-    sync_cube();
-    write(&sums, order, &tile, &part, output, &sizes, out, second_out, V::value().comptime(), limit, form);
+    if comptime!(!form.several) {
+        sync_cube();
+        write(&sums, order, &tile, &part, output, &sizes, out, second_out, V::value().comptime(), limit, form);
+    }
     if comptime!(form.rows == Rows::Heads) {
         let is_first = group == 0;
         if is_first {
@@ -108,7 +116,7 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
 /// The two rows of the weights that a unit multiplies, from its first channels on. Of a gated output they are the gate's and
 /// up's; past the last row, that one again.
 #[cube]
-fn rows_of_unit(
+pub(super) fn rows_of_unit(
     tile: &Tile,
     part: &Part,
     output: usize,
@@ -152,7 +160,7 @@ fn multiply_one<E: Float, V: Size>(
 
 /// Where a unit's first channels of its token of each step are, in x or in the row that the cube writes for itself.
 #[cube]
-fn inputs_of_unit(order: &[i32], tile: &Tile, sizes: &Sizes, #[comptime] form: Form) -> Sequence<usize> {
+pub(super) fn inputs_of_unit(order: &[i32], tile: &Tile, sizes: &Sizes, #[comptime] form: Form) -> Sequence<usize> {
     let (row, quad) = ((UNIT_POS_X / 4) as usize, (UNIT_POS_X % 4) as usize * comptime!(form.chunk() / CHUNK));
     let mut inputs = Sequence::<usize>::new();
     #[unroll]
@@ -170,7 +178,7 @@ fn inputs_of_unit(order: &[i32], tile: &Tile, sizes: &Sizes, #[comptime] form: F
 /// Multiplies all chunks of channels of this plane.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-fn multiply_all<E: Float, V: Size, NC: Size>(
+pub(super) fn multiply_all<E: Float, V: Size, NC: Size>(
     x: &[Vector<E, V>],
     weight: &WeightRows<E, V>,
     own: &WeightRow,
@@ -263,7 +271,7 @@ fn load_of_part<E: Float, V: Size>(
 
 /// Writes the sums of a plane: a unit has rows `row` and `row + 8`, tokens `2 * quad` and the next of each step.
 #[cube]
-fn store<NC: Size>(acc: &Array<Vector<f32, NC>>, sums: &mut [f32], #[comptime] form: Form) {
+pub(super) fn store<NC: Size>(acc: &Array<Vector<f32, NC>>, sums: &mut [f32], #[comptime] form: Form) {
     let (row, quad) = ((UNIT_POS_X / 4) as usize, (UNIT_POS_X % 4) as usize);
     let at = (UNIT_POS_Y as usize * M + row) * form.tokens() + 2 * quad;
     #[unroll]
@@ -277,7 +285,7 @@ fn store<NC: Size>(acc: &Array<Vector<f32, NC>>, sums: &mut [f32], #[comptime] f
 /// Adds up the planes, and writes the outputs of a tile.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-fn write<E: Float>(
+pub(super) fn write<E: Float>(
     sums: &[f32],
     order: &[i32],
     tile: &Tile,

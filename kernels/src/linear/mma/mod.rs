@@ -11,6 +11,7 @@
 //! `sm90` computes many tokens with the same bits, it is that of `parts.rs`, for which units exchange their channels.
 
 mod codes;
+mod groups;
 mod kernel;
 pub(crate) mod products;
 mod select;
@@ -49,16 +50,20 @@ const _: () =
 pub(super) fn launch(
     client: &Client,
     products: Products,
-    grid: Grid,
+    mut grid: Grid,
     (before, latents): (Before, Option<LatentRows>),
     (linear, choice, batch_invariant): (LinearForm, Choice, bool),
     address: AddressType,
     elem: ElemType,
 ) {
     let (steps, second, in_parts) = (choice.tokens / N, grid.second_width > 0, choice.in_parts);
-    let in_codes = select::takes_codes(&products, &grid);
+    let codes = select::codes_at_once(&products, &grid, elem);
+    let several = select::takes_several(&grid, codes);
+    if several {
+        grid.groups = select::groups_of_cube(client, grid.cubes(products.outputs, select::outputs(linear)));
+    }
     let sizes = grid.sizes(&products, VECTOR);
-    let single = !batch_invariant && select::takes_single(&products, &grid);
+    let single = !batch_invariant && select::takes_single(&products, &grid, elem);
     let longest = select::longest_row(&products, &grid);
     let (source, x) = RowSourceArgs::new(client, before, products.x, [products.inputs, LANES * PLANES]);
     let own_row = match source {
@@ -72,14 +77,15 @@ pub(super) fn launch(
         linear,
         steps,
         at_once: own_row > 0,
-        in_codes,
+        codes,
+        several,
         single,
         second,
         own_row,
         routed,
         in_parts,
     };
-    let cubes = grid.cubes(products.outputs, form.outputs());
+    let cubes = grid.cubes(products.outputs, form.outputs() * grid.groups);
     let form = form.for_cubes(client, products.inputs, cubes, products.weight.format());
     let pairs = PairExpertsArgs::new(client, grid.route);
     let (mut beside, mut cubes_beside) = (BesideArgs::Nothing, 0);
@@ -152,9 +158,16 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             let pairs = move || route.map_or(PairExpertsArgs::Listed, choice::offline);
             let (linear, routed) = (LinearForm { gated, limited }, route.is_some());
             let in_parts = name.ends_with("parts");
-            let in_codes = !weight::format_of(name).is_dense() && !name.contains("eights");
+            let codes = match weight::format_of(name) {
+                _ if name.contains("eights") => 0,
+                WeightFormat::Dense => 0,
+                // V4-Flash's experts.
+                WeightFormat::Fp4 if name.contains("experts") && kind == FloatKind::BF16 => codes::MOST_CODES,
+                _ => codes::LEAST_CODES,
+            };
             let single = name.contains("single");
-            let form = Form { rows, linear, steps, at_once, in_codes, single, second, own_row, routed, in_parts };
+            let several = codes > 0 && matches!(rows, Rows::Gather | Rows::Scatter);
+            let form = Form { rows, linear, steps, at_once, codes, several, single, second, own_row, routed, in_parts };
             let second_format = if name.contains("mixed") { WeightFormat::Fp8 } else { weight::format_of(name) };
             let (bits, latents) = (AddressType::U32, name == "linear.mma.turned_heads");
             let form = form!(

@@ -134,7 +134,7 @@ pub(super) fn multiply<E: Float, V: Size, NC: Size>(
     for i in 0..count {
         let at = place(chunk, form) + comptime!(takes_rope(i, form));
         let (first, second) = (&weights[comptime!(2 * i)], &weights[comptime!(2 * i + 1)]);
-        if comptime!(form.in_codes) {
+        if comptime!(form.codes > 0) {
             multiply_codes(x, weight, first, second, inputs, at, chunks, acc, form);
         } else {
             multiply_chunk(x, weight, first, second, inputs, at, chunks, acc, form);
@@ -224,8 +224,8 @@ fn fetch_weight<E: Float, V: Size>(
     #[comptime] form: Form,
 ) -> Fetched<E, V> {
     let column = at * comptime!(form.chunk() / VECTOR);
-    if comptime!(form.in_codes) {
-        weight.fetch_codes(at < chunks, row, column)
+    if comptime!(form.codes > 0) {
+        weight.fetch_codes(at < chunks, row, column, form.codes)
     } else if comptime!(form.at_once) {
         weight.fetch_if(at < chunks, row, column)
     } else {

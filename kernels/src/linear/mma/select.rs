@@ -5,7 +5,8 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR, codes, single};
+use super::codes::{LEAST_CODES, MOST_CODES};
+use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR, single};
 use crate::common::launch::multiprocessors;
 use crate::linear::grid::{Grid, Rows};
 use crate::linear::parts::BLOCK;
@@ -20,6 +21,9 @@ const AHEAD: usize = 4;
 const DEEP: usize = AHEAD * CHUNK * PLANES;
 /// Cubes that a multiprocessor has at a time, at most: more of them norm a row one after the other, which takes longer than a launch.
 const CUBES_AT_A_TIME: usize = 4;
+/// Groups of outputs that a cube takes one after the other, at most, and how often all multiprocessors have new cubes, at least.
+const MOST_GROUPS: usize = 8;
+const LEAST_ROUNDS: usize = 8;
 /// Groups of 8 tokens in a tile at most.
 const MAX_STEPS: usize = 8;
 /// Channels of a row that a cube writes for itself at most: they are in shared memory.
@@ -112,8 +116,10 @@ pub(super) struct Form {
     pub steps: usize,
     /// Whether a plane starts all its loads at once: where a multiprocessor has one cube or two, no other one fills the time.
     pub at_once: bool,
-    /// Whether a unit takes 16 codes of a row at a time: of weights in blocks, where rows have a multiple of 64 channels.
-    pub in_codes: bool,
+    /// Codes of a row that a unit takes at a time, of weights in blocks: 16, or 32; otherwise 0.
+    pub codes: usize,
+    /// Whether a cube takes several groups of outputs, one after the other (`groups.rs`).
+    pub several: bool,
     /// Whether the one row is multiplied as `single.rs` does.
     pub single: bool,
     /// Whether there is a second matrix.
@@ -137,16 +143,21 @@ impl Form {
 
     /// Channels that four units load at once.
     pub fn chunk(&self) -> usize {
-        if self.in_codes { codes::CHUNK } else { CHUNK }
+        if self.codes > 0 { 4 * self.codes } else { CHUNK }
     }
 
     pub fn tokens(&self) -> usize {
         self.steps * N
     }
 
+    /// Sums of a group, of all planes.
+    pub fn sums(&self) -> usize {
+        PLANES * M * self.tokens()
+    }
+
     /// Outputs of a cube.
     pub fn outputs(&self) -> usize {
-        if self.linear.gated { M / 2 } else { M }
+        outputs(self.linear)
     }
 
     /// Chunks whose loads a plane starts before it computes: fewer where the tokens take the registers.
@@ -158,14 +169,12 @@ impl Form {
                 let some = turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2));
                 if turns <= 2 * AHEAD { turns } else { some.next_multiple_of(self.together()) }
             }
-            // As many bytes.
-            _ if self.in_codes => {
-                if self.steps <= 2 {
-                    AHEAD
-                } else {
-                    1
-                }
-            }
+            // Of FP8 as many bytes; between groups there are other planes' loads.
+            _ if self.codes > 0 => match self.steps {
+                1 | 2 if self.several => AHEAD / 2,
+                1 | 2 => AHEAD,
+                _ => 1,
+            },
             1 if self.at_once => 2 * AHEAD,
             1 | 2 => AHEAD,
             _ => AHEAD / 2,
@@ -184,22 +193,46 @@ impl Form {
     }
 }
 
-/// Whether units take 16 codes of each row at a time.
-pub(super) fn takes_codes(products: &Products, grid: &Grid) -> bool {
-    let in_blocks =
-        !products.weight.format().is_dense() && (grid.second_width == 0 || !grid.second.format().is_dense());
-    in_blocks && row_lengths(products, grid).into_iter().all(|inputs| inputs.is_multiple_of(codes::CHUNK))
+/// Codes of each row that units take at a time: where all weights are in blocks and rows have a multiple of 64 channels 16, or, of FP4
+/// in bf16, 32 where each plane has as many of these: half of the loads. Otherwise 0.
+pub(super) fn codes_at_once(products: &Products, grid: &Grid, elem: ElemType) -> usize {
+    let has_second = grid.second_width > 0;
+    let formats = [products.weight.format(), if has_second { grid.second.format() } else { products.weight.format() }];
+    let all = |channels: usize| row_lengths(products, grid).into_iter().all(|inputs| inputs.is_multiple_of(channels));
+    let bf16 = elem == ElemType::Float(FloatKind::BF16);
+    match formats {
+        _ if formats.into_iter().any(WeightFormat::is_dense) || !all(4 * LEAST_CODES) => 0,
+        [WeightFormat::Fp4, WeightFormat::Fp4] if bf16 && all(4 * MOST_CODES * PLANES) => MOST_CODES,
+        _ => LEAST_CODES,
+    }
+}
+
+/// Whether cubes take several groups of outputs: those of experts, whose tiles are listed on the device. Of decoding rows a cube is short, so
+/// that what it does before and behind that counts, and there are cubes for more tiles than there turn out to be.
+pub(super) fn takes_several(grid: &Grid, codes: usize) -> bool {
+    codes > 0 && matches!(grid.rows, Rows::Gather | Rows::Scatter)
+}
+
+/// Outputs of a group.
+pub(super) fn outputs(linear: LinearForm) -> usize {
+    if linear.gated { M / 2 } else { M }
+}
+
+/// How many, where there would be so many cubes with one: fewer where there are few, so that all multiprocessors end together.
+pub(super) fn groups_of_cube(client: &Client, cubes: usize) -> usize {
+    let at_a_time = CUBES_AT_A_TIME * multiprocessors(client);
+    (cubes / (LEAST_ROUNDS * at_a_time)).clamp(1, MOST_GROUPS)
 }
 
 /// Whether all weights are in blocks and each cube has one row of x, which is multiplied as `single.rs` does.
-pub(super) fn takes_single(products: &Products, grid: &Grid) -> bool {
+pub(super) fn takes_single(products: &Products, grid: &Grid, elem: ElemType) -> bool {
     let one_row = match grid.rows {
         Rows::Dense | Rows::Heads => grid.tokens == 1,
         Rows::TokenGather | Rows::TokenScatter => true,
         Rows::Gather | Rows::Scatter => false,
     };
     let fits = |inputs: usize| inputs.is_multiple_of(single::CHANNELS) && inputs <= single::MAX_ROW;
-    one_row && takes_codes(products, grid) && row_lengths(products, grid).into_iter().all(fits)
+    one_row && codes_at_once(products, grid, elem) > 0 && row_lengths(products, grid).into_iter().all(fits)
 }
 
 /// Channels of the longest row.

@@ -9,10 +9,13 @@ use half::{bf16, f16};
 use super::schedule::Place;
 use super::{CHANNELS, Form, GROUP};
 use crate::linear::packed::{
-    BlockLayout, E4M3_FACTOR, FP4_COLUMNS, FP8_COLUMNS, e2m1_pair, e2m1_pair_bf16, e4m3_halves, e8m0, twice_in_bf16,
+    BlockLayout, E4M3_FACTOR, FP4_COLUMNS, FP8_COLUMNS, e2m1_pair, e2m1_pair_of_byte, e4m3_halves, e8m0, e8m0_pair_bf16,
 };
 use crate::linear::{WeightArg, WeightFormat};
 use crate::ptx::{math, matrix};
+
+/// Registers of A for a block: two neighbouring channels each.
+pub(super) const PAIRS: usize = 16;
 
 /// Where the scales of weights are. Launches make `ScalesArgs`.
 #[derive(CubeType, CubeLaunch)]
@@ -72,12 +75,6 @@ pub(super) struct Codes {
     swizzle: u32,
 }
 
-/// Scales of a unit's two rows in a block of channels: f32 of FP8; of FP4 pairs in bf16, or f32 for f16, for each half of the block.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Factors {
-    words: Vector<u32, Const<4>>,
-}
-
 #[cube]
 impl Codes {
     /// Those of a tile. `outputs` are rows of a matrix; of a gated output, of each half.
@@ -113,8 +110,8 @@ impl Codes {
         codes
     }
 
-    /// The scales of a block of channels.
-    pub fn factors(&self, scales: &Scales, block: u32, #[comptime] form: Form) -> Factors {
+    /// The scales of the unit's two rows in a block of channels: f32 of FP8; codes of FP4, for each half of the block.
+    pub fn factors(&self, scales: &Scales, block: u32, #[comptime] form: Form) -> Vector<u32, Const<4>> {
         let mut words = Vector::<u32, Const<4>>::new(0u32);
         #[comptime]
         match scales {
@@ -136,12 +133,17 @@ impl Codes {
                 }
             }
         }
-        Factors { words }
+        words
     }
 
-    /// A for the products with a block of channels, from the codes of the warpgroup's rows.
-    pub fn decode(&self, rows_at: u32, factors: &Factors, #[comptime] form: Form) -> Vector<u32, Const<16>> {
-        let mut pairs = Sequence::<u32>::new();
+    /// Decodes the codes of the warpgroup's rows of a block of channels, up to what [`finished`] does.
+    pub fn decode<D: Size>(
+        &self,
+        rows_at: u32,
+        factors: Vector<u32, Const<4>>,
+        #[comptime] form: Form,
+    ) -> Vector<u32, D> {
+        let mut words = Sequence::<u32>::new();
         #[unroll]
         for step in 0..4usize {
             // 16 channels are 16 bytes of FP8, and 8 of FP4.
@@ -155,12 +157,46 @@ impl Codes {
                     let within = comptime!(step as u32 * bytes % 16 + eight as u32 * bytes / 2);
                     let offset = comptime!(within + row as u32 * 8 * form.weight_row_bytes());
                     let codes = matrix::load_low(at, offset, comptime!(bytes / 8));
-                    pairs.push(pair(codes, factors, comptime!(step / 2), row, form));
+                    decode_pair(&mut words, codes, factors, comptime!(step / 2), row, form);
                 }
             }
         }
-        math::vector::<u32, Const<16>>(&pairs)
+        math::vector::<u32, D>(&words)
     }
+}
+
+/// Whether pairs are decoded to bf16, and lack the scale alone; otherwise they are f32, and are to be rounded.
+fn in_pairs(form: Form) -> bool {
+    form.format == WeightFormat::Fp4 && form.bf16
+}
+
+/// Words that a unit decodes of a block.
+pub(super) fn decoded_words(form: Form) -> usize {
+    if in_pairs(form) { PAIRS } else { 2 * PAIRS }
+}
+
+/// A for the products with a block of channels. The compiler wants the registers of A written when no product is under way: so this is what
+/// is left for then.
+#[cube]
+pub(super) fn finished<D: Size>(
+    words: Vector<u32, D>,
+    factors: Vector<u32, Const<4>>,
+    #[comptime] form: Form,
+) -> Vector<u32, Const<PAIRS>> {
+    let mut pairs = Sequence::<u32>::new();
+    #[unroll]
+    for i in 0..PAIRS {
+        if comptime!(in_pairs(form)) {
+            let scale = e8m0_pair_bf16(factors.extract(comptime!(i / (PAIRS / 2) * 2 + i % 2)));
+            let numbers: Vector<bf16, Const<2>> = Vector::<bf16, Const<2>>::reinterpret(words.extract(i)) * scale;
+            pairs.push(u32::reinterpret(numbers));
+        } else {
+            let low = f32::reinterpret(words.extract(comptime!(2 * i)));
+            let high = f32::reinterpret(words.extract(comptime!(2 * i + 1)));
+            pairs.push(math::pack(low, high, comptime!(form.elem())));
+        }
+    }
+    math::vector::<u32, Const<PAIRS>>(&pairs)
 }
 
 /// The code of an exponent, in the low 8 bits.
@@ -169,30 +205,33 @@ fn exponent(blocks: &BlockScales, place: usize) -> u32 {
     blocks.words[place / 4] >> (u32::cast_from(place % 4) * 8)
 }
 
-/// The numbers of two neighbouring codes of a row, the first in the low half.
+/// The numbers of two neighbouring codes of a row.
 #[cube]
-fn pair(codes: u32, factors: &Factors, #[comptime] half: usize, #[comptime] row: usize, #[comptime] form: Form) -> u32 {
-    if comptime!(form.format == WeightFormat::Fp8) {
-        let scale = f32::reinterpret(factors.words.extract(row));
+fn decode_pair(
+    words: &mut Sequence<u32>,
+    codes: u32,
+    factors: Vector<u32, Const<4>>,
+    #[comptime] half: usize,
+    #[comptime] row: usize,
+    #[comptime] form: Form,
+) {
+    if comptime!(in_pairs(form)) {
+        words.push(u32::reinterpret(e2m1_pair_of_byte(codes)));
+    } else if comptime!(form.format == WeightFormat::Fp8) {
         let halves = e4m3_halves(math::permute(codes, 0x1404u32));
         let numbers = Vector::<f16, Const<2>>::reinterpret(halves);
-        scaled(numbers * Vector::<f16, Const<2>>::new(f16::from_int(E4M3_FACTOR)), scale, form)
+        let numbers = numbers * Vector::<f16, Const<2>>::new(f16::from_int(E4M3_FACTOR));
+        push_scaled(words, numbers, f32::reinterpret(factors.extract(row)));
     } else {
-        let scale = e8m0(factors.words.extract(comptime!(2 * half + row)));
         // The codes of a byte, each in a half of the word.
-        let apart = codes | (codes << 12);
-        if comptime!(form.bf16) {
-            let numbers: Vector<bf16, Const<2>> = e2m1_pair_bf16(apart) * twice_in_bf16(scale);
-            u32::reinterpret(numbers)
-        } else {
-            scaled(e2m1_pair(apart), scale, form)
-        }
+        let numbers = e2m1_pair(codes | (codes << 12));
+        push_scaled(words, numbers, e8m0(factors.extract(comptime!(2 * half + row))));
     }
 }
 
-/// Products with the scale, rounded.
+/// Products with the scale.
 #[cube]
-fn scaled(numbers: Vector<f16, Const<2>>, scale: f32, #[comptime] form: Form) -> u32 {
-    let (low, high) = (f32::cast_from(numbers.extract(0usize)), f32::cast_from(numbers.extract(1usize)));
-    math::pack(low * scale, high * scale, comptime!(form.elem()))
+fn push_scaled(words: &mut Sequence<u32>, numbers: Vector<f16, Const<2>>, scale: f32) {
+    words.push(u32::reinterpret(f32::cast_from(numbers.extract(0usize)) * scale));
+    words.push(u32::reinterpret(f32::cast_from(numbers.extract(1usize)) * scale));
 }

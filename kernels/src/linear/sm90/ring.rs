@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::packed::{Codes, Scales};
+use super::packed::{Codes, PAIRS, Scales, decoded_words, finished};
 use super::schedule::Place;
 use super::{CHANNELS, CUBES, Form, GROUP, INTERLEAVED, Shares, WEIGHTS};
 use crate::linear::parts::PARTS;
@@ -99,53 +99,95 @@ impl Ring {
             let mut total = Vector::<f32, A>::zeroed();
             let mut part = 0u32;
             while part < comptime!(PARTS as u32) {
-                let sum = self.multiply_blocks::<A>(scales, codes, place, part, group, form);
+                let sum = self.multiply_blocks::<A>(place, part, group, form);
                 total = add::<A>(total, sum);
                 part = warp::next(part);
             }
             total
+        } else if comptime!(form.format.is_dense()) {
+            self.multiply_blocks::<A>(place, place.first_block, group, form)
         } else {
-            self.multiply_blocks::<A>(scales, codes, place, place.first_block, group, form)
+            self.multiply_codes::<A>(scales, codes, place, group, form)
         }
     }
 
     /// Those of the blocks from `first` on.
     fn multiply_blocks<A: Size>(
         &mut self,
-        scales: &Scales,
-        codes: &Codes,
         place: &Place,
         first: u32,
         group: u32,
         #[comptime] form: Form,
     ) -> Vector<f32, A> {
-        let lane = UNIT_POS % 32;
-        let half = group * comptime!(form.weight_bytes() / 2);
         let mut acc = Vector::<f32, A>::zeroed();
         let mut block = first;
         while block < place.end_block {
-            // On their way while this waits.
-            let factors = codes.factors(scales, block, form);
             mbarrier::wait(self.full + self.stage * 8, self.phase);
-            let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
-            let tokens = descriptor(tokens_at, comptime!(form.products().b));
-            let weights_at = self.weights_at + self.stage * comptime!(form.weight_bytes()) + half;
-            if comptime!(form.format.is_dense()) {
-                let weights = descriptor(weights_at, comptime!(WEIGHTS));
-                let issued = wgmma::mma_ss::<A>(acc, weights, tokens, comptime!(form.products()));
-                // The other warpgroup's products fill the tensor cores until this one has issued the next.
-                acc = wgmma::wait::<A>(issued, 0u32);
-            } else {
-                let weights = codes.decode(weights_at, &factors, form);
-                let issued = wgmma::mma_rs::<A, Const<16>>(acc, weights, tokens, comptime!(form.products()));
-                acc = wgmma::wait::<A>(issued, 0u32);
-            }
-            // One lane for each cube of the cluster.
-            mbarrier::arrive_at_after_reads_if(self.empty + self.stage * 8, lane % CUBES, lane < CUBES);
+            let weights = descriptor(self.rows_at(group, form), comptime!(WEIGHTS));
+            let issued = wgmma::mma_ss::<A>(acc, weights, self.tokens(form), comptime!(form.products()));
+            // The other warpgroup's products fill the tensor cores until this one has issued the next.
+            acc = wgmma::wait::<A>(issued, 0u32);
+            release(self.empty_at());
             self.advance(form);
             block = following(block, form);
         }
         acc
+    }
+
+    /// Those of a tile with at least one block, whose weights are in blocks of codes: a block is decoded under the products of the one
+    /// before, and the scales of the one after it are on their way.
+    fn multiply_codes<A: Size>(
+        &mut self,
+        scales: &Scales,
+        codes: &Codes,
+        place: &Place,
+        group: u32,
+        #[comptime] form: Form,
+    ) -> Vector<f32, A> {
+        let size!(D) = comptime!(decoded_words(form));
+        let last = place.end_block - 1;
+        let mut block = place.first_block;
+        let mut acc = Vector::<f32, A>::zeroed();
+        let factors = codes.factors(scales, block, form);
+        let mut coming = codes.factors(scales, min(block + 1, last), form);
+        mbarrier::wait(self.full + self.stage * 8, self.phase);
+        let decoded = codes.decode::<D>(self.rows_at(group, form), factors, form);
+        let mut weights = finished::<D>(decoded, factors, form);
+        while block < last {
+            let issued = wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, self.tokens(form), comptime!(form.products()));
+            let empty = self.empty_at();
+            self.advance(form);
+            let after = codes.factors(scales, min(block + 2, last), form);
+            mbarrier::wait(self.full + self.stage * 8, self.phase);
+            let decoded = codes.decode::<D>(self.rows_at(group, form), coming, form);
+            acc = wgmma::wait::<A>(issued, 0u32);
+            release(empty);
+            weights = finished::<D>(decoded, coming, form);
+            coming = after;
+            block = warp::next(block);
+        }
+        let issued = wgmma::mma_rs::<A, Const<PAIRS>>(acc, weights, self.tokens(form), comptime!(form.products()));
+        acc = wgmma::wait::<A>(issued, 0u32);
+        release(self.empty_at());
+        self.advance(form);
+        acc
+    }
+
+    /// The tokens of this stage.
+    fn tokens(&self, #[comptime] form: Form) -> u64 {
+        let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
+        descriptor(tokens_at, comptime!(form.products().b))
+    }
+
+    /// A warpgroup's rows of the weights of this stage.
+    fn rows_at(&self, group: u32, #[comptime] form: Form) -> u32 {
+        let half = group * comptime!(form.weight_bytes() / 2);
+        self.weights_at + self.stage * comptime!(form.weight_bytes()) + half
+    }
+
+    /// The barrier at which this stage is given back.
+    fn empty_at(&self) -> u32 {
+        self.empty + self.stage * 8
     }
 
     fn advance(&mut self, #[comptime] form: Form) {
@@ -153,6 +195,13 @@ impl Ring {
         self.stage = select(wraps, 0u32, self.stage + 1);
         self.phase ^= u32::cast_from(wraps);
     }
+}
+
+/// Gives a stage back, at its barriers in both cubes of the cluster: one lane for each.
+#[cube]
+fn release(empty: u32) {
+    let lane = UNIT_POS % 32;
+    mbarrier::arrive_at_after_reads_if(empty, lane % CUBES, lane < CUBES);
 }
 
 /// The block behind this one: in parts, of the same part.
