@@ -76,7 +76,7 @@ struct Args {
     /// Tokens between two snapshots of a request's state, which prefix caching needs for DeepSeek-V4: a multiple of the pages.
     #[arg(long, value_name = "N", default_value_t = EngineOptions::default().snapshot_spacing)]
     snapshot_spacing: usize,
-    /// Batch-invariant: an answer depends on no other request, bit for bit. Slower; no step is captured.
+    /// Batch-invariant: an answer depends on no other request, bit for bit. Slower.
     #[arg(long)]
     deterministic: bool,
     #[command(flatten)]

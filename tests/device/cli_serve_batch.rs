@@ -180,6 +180,7 @@ fn cli_serve_says_that_no_step_was_replayed() {
 #[case(&["no/such/file"], &["no/such/file"])]
 #[case(&["-", "--output", "no/such/folder/file"], &["no/such/folder/file"])]
 #[case(&["-", "--token-budget", "3"], &["`--token-budget`", "`--max-batch`"])]
+#[case(&["-", "--mixed-prompt-tokens", "0"], &["`--mixed-prompt-tokens`"])]
 #[case(&["-", "--page-size", "3"], &["`--page-size`"])]
 #[case(&["-", "--top-p", "0"], &["`--top-p`"])]
 #[case(&["-", "--model", "no/such/model"], &["no/such/model"])]

@@ -157,8 +157,11 @@ fn gives_the_stored_tokens(name: &str, page_size: usize, exact: bool, device: &D
     assert_eq!(stats.uncaptured_sizes, 0, "{stats:?}");
     assert!(stats.preemptions > 0 && stats.recomputed_tokens > 0, "nobody lost pages: {stats:?}");
     assert!(stats.prefix_hits > 0, "{stats:?}");
+    assert!(stats.inter_token_p50.is_some() && stats.inter_token_p99 >= stats.inter_token_p50, "{stats:?}");
     engine.reset_prefix_cache().expect("pages are given back");
+    engine.reset_latency().expect("a single rank");
     let stats = engine.stats();
+    assert_eq!((stats.inter_token_p50, stats.inter_token_p99), (None, None));
     assert_eq!((stats.pages_in_use, stats.pages_idle, stats.snapshots, stats.cache_bytes), (0, 0, 0, 0));
 }
 

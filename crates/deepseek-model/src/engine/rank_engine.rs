@@ -47,8 +47,8 @@ impl<'a> RankEngine<'a> {
     /// An engine without requests; its cache is allocated.
     ///
     /// # Errors
-    /// A size that is zero or too large, a page size that is no power of two, a budget below `max_batch` or of no prompts, snapshots that are not at
-    /// ends of pages; `deterministic` where the device cannot be.
+    /// A size that is zero or too large, a page size that is no power of two, a budget below `max_batch` or of no prompts, snapshots
+    /// that are not at ends of pages; `deterministic` where the device cannot be.
     pub(super) fn new(model: &'a DeepseekModel, tokenizer: &'a Tokenizer, options: EngineOptions) -> Result<Self> {
         let EngineOptions { max_batch, token_budget, mixed_prompt_tokens, .. } = options;
         if token_budget < max_batch {

@@ -372,6 +372,26 @@ fn a_request_that_waits_for_pages_takes_no_place() {
     assert_eq!(place.to_string(), "request 2");
 }
 
+/// A prompt beside a request that generates has a budget of its own, and all of the step's without one.
+#[test]
+fn prompts_beside_requests_that_generate_have_their_own_budget() {
+    let mut scheduler = scheduler(Sharing::Nothing);
+    let lens = |scheduler: &mut Scheduler| -> Vec<usize> {
+        let plan = scheduler.plan().unwrap();
+        compute(scheduler, &plan);
+        scheduler.computed(&plan).unwrap();
+        plan.chunks.iter().map(|chunk| chunk.tokens.len()).collect()
+    };
+    scheduler.push(Job::new(0, vec![1; 2 * BUDGET]));
+    assert_eq!(lens(&mut scheduler), [BUDGET]);
+    assert_eq!(lens(&mut scheduler), [BUDGET]);
+    scheduler.running_job_mut(0).expect("it runs").tokens.push(sampled(0));
+    scheduler.push(Job::new(1, vec![2; BUDGET]));
+    assert_eq!(lens(&mut scheduler), [1, MIXED]);
+    scheduler.running_job_mut(0).expect("it runs").tokens.push(sampled(0));
+    assert_eq!(lens(&mut scheduler), [1, BUDGET - MIXED]);
+}
+
 /// How many pages of prompts 100 steps compare, and how long a step takes at least, beside so many requests that wait for pages, the
 /// first of them with a long prompt that begins like another one, and beside a prefix cache of many pages.
 fn step_beside(waiting: usize) -> (usize, Duration) {
