@@ -125,8 +125,8 @@ pub enum Section {
     Prefix,
     /// Prompts of up to 500,000 tokens and decode steps behind them, of 6 layers of V4-Flash; only by name.
     Long,
-    /// Inter-token latency (p50, p99) of requests that generate while prompts arrive, by the token budget, of V2-Lite and 4 layers of
-    /// V3; only by name.
+    /// Inter-token latency (p50, p99) of requests that generate while prompts arrive, by the tokens of prompts in a step beside them, of
+    /// V2-Lite and 4 layers of V3; only by name.
     Mixed,
     /// Time to first token of a prompt of 2048 tokens in a fresh process, of V2-Lite; only by name.
     Ttft,

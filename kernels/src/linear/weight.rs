@@ -130,7 +130,7 @@ pub(crate) struct DenseRows<E: Float, V: Size> {
     elements: &'static [Vector<E, V>],
 }
 
-/// A vector of 8 columns as it is stored: its numbers, or codes and what tells their scale; or 16 codes. What the format lacks is zero,
+/// A vector of 8 columns as it is stored: its numbers, or codes and what tells their scale; or 16 or 32 codes. What the format lacks is zero,
 /// and takes no registers.
 #[cfg(feature = "cuda")]
 #[derive(CubeType, Clone, Copy)]

@@ -169,7 +169,7 @@ impl Form {
                 let some = turns.div_ceil(turns.div_ceil(AHEAD + AHEAD / 2));
                 if turns <= 2 * AHEAD { turns } else { some.next_multiple_of(self.together()) }
             }
-            // Of FP8 as many bytes; between groups there are other planes' loads.
+            // Of FP8 as many bytes as of numbers. A loop over groups takes registers: with fewer loads as many cubes fit.
             _ if self.codes > 0 => match self.steps {
                 1 | 2 if self.several => AHEAD / 2,
                 1 | 2 => AHEAD,
