@@ -54,7 +54,7 @@ for section in "${sections[@]}"; do
     case $section in
     dense) measure peers-dense 310 python3 "$peers/bench_peers.py" --only ceilings,check,dense --std 1 ;;
     ragged) measure peers-ragged 180 python3 "$peers/bench_ragged.py" ;;
-    sparse) measure peers-sparse 180 python3 "$peers/bench_peers.py" --only ceilings,sparse_decode,sparse_prefill ;;
+    sparse) measure peers-sparse 180 python3 "$peers/bench_peers.py" --only ceilings,sparse_decode,sparse_prefill --std 1 ;;
     esac
     measure "ours-$section" 235 "${bench[@]}" --only "ceilings,$section"
     "${bench[@]}" --compare "$out/ours-$section.json" "$out/peers-$section.json" > "$out/comparison-$section.md" ||

@@ -655,7 +655,7 @@ def section_sparse_prefill(p):
         kw = dict(s_q=s_q, h_q=h, d=d, s_k=s_kv, topk=topk)
         try:
             torch.manual_seed(0)
-            q, kv = normal_bf16(s_q, h, d), normal_bf16(s_kv, 1, d)
+            q, kv = normal_bf16(s_q, h, d, std=A.std), normal_bf16(s_kv, 1, d, std=A.std)
             idx = torch.empty(s_q, 1, topk, dtype=torch.int32, device=DEV)
             for i in range(0, s_q, 1024):
                 n = min(1024, s_q - i)

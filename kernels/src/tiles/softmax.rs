@@ -82,27 +82,39 @@ pub(crate) fn weigh_seen(
     #[comptime] slack: f32,
     #[comptime] form: Form,
 ) -> Weighted {
-    let own = lane % 4 * 2;
-    let (low, high) = (low >> own, high >> own);
+    let mut scaled = Sequence::<f32>::new();
+    #[unroll]
+    for i in 0..32usize {
+        scaled.push(s.extract(i) * scale);
+    }
+    let mut scores = math::vector::<f32, Const<32>>(&scaled);
+    // Almost always all are seen.
+    if low & high != u32::MAX {
+        let own = lane % 4 * 2;
+        let (low, high) = (low >> own, high >> own);
+        let mut masked = Sequence::<f32>::new();
+        #[unroll]
+        for i in 0..comptime!(KEYS / 8) {
+            let bits = if comptime!(i < KEYS / 16) { low } else { high };
+            #[unroll]
+            for j in 0..4usize {
+                let seen = bits & comptime!(1u32 << (8 * i % 32 + j % 2)) != 0;
+                masked.push(select(seen, scores.extract(comptime!(4 * i + j)), f32::new(2.0 * LOWEST)));
+            }
+        }
+        scores = math::vector::<f32, Const<32>>(&masked);
+    }
     let mut masked = Sequence::<f32>::new();
     let mut top_a = f32::new(LOWEST);
     let mut top_b = f32::new(LOWEST);
     #[unroll]
     for i in 0..comptime!(KEYS / 8) {
-        let bits = if comptime!(i < KEYS / 16) { low } else { high };
-        let first = comptime!((8 * i % 32) as u32);
-        let seen_0 = bits & comptime!(1u32 << first) != 0;
-        let seen_1 = bits & comptime!(2u32 << first) != 0;
-        let a0 = select(seen_0, s.extract(comptime!(4 * i)) * scale, f32::new(2.0 * LOWEST));
-        let a1 = select(seen_1, s.extract(comptime!(4 * i + 1)) * scale, f32::new(2.0 * LOWEST));
-        let b0 = select(seen_0, s.extract(comptime!(4 * i + 2)) * scale, f32::new(2.0 * LOWEST));
-        let b1 = select(seen_1, s.extract(comptime!(4 * i + 3)) * scale, f32::new(2.0 * LOWEST));
-        masked.push(a0);
-        masked.push(a1);
-        masked.push(b0);
-        masked.push(b1);
-        top_a = max(top_a, max(a0, a1));
-        top_b = max(top_b, max(b0, b1));
+        #[unroll]
+        for j in 0..4usize {
+            masked.push(scores.extract(comptime!(4 * i + j)));
+        }
+        top_a = max(top_a, max(masked[comptime!(4 * i)], masked[comptime!(4 * i + 1)]));
+        top_b = max(top_b, max(masked[comptime!(4 * i + 2)], masked[comptime!(4 * i + 3)]));
     }
     weigh_masked(&masked, top_a, top_b, state, slack, form)
 }

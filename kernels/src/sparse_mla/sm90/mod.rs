@@ -219,7 +219,8 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         scores.run::<E, P>(&cube, &lists, q_map, sink, &mut ahead, &mut exchange, &mut results);
     } else {
         sync_cube();
-        let gather = Gather::<E, V>::new(rows_a, rows_b, group - 1);
+        let slots_at = shared_address(&exchange.slots);
+        let gather = Gather::<E, V>::new(rows_a, rows_b, slots_at, group - 1, warp, lane);
         let mut output = Output::new(group - 1);
         output.run::<E, P, V>(&cube, &lists, &gather, &exchange, &mut results);
     }

@@ -44,7 +44,8 @@ impl Output {
         for stage in 0..STAGES {
             #[unroll]
             for part in 0..PARTS {
-                gather.load_part(cube, exchange, stage, stage, part);
+                let list = exchange.kinds[stage as usize];
+                gather.load_part(cube, list, gather.slots(cube, stage, part), stage, part);
             }
         }
         let mut index = cube.first;
@@ -95,17 +96,20 @@ impl Output {
             descriptor(values, VALUES),
             comptime!(form.output()),
         );
+        let list = exchange.kinds[next as usize];
         // The first parts are done with while the last is still at work.
         #[unroll]
         for part in 0..comptime!(PARTS - 1) {
+            let slots = gather.slots(cube, next, part);
             wgmma::wait_for_reads(comptime!(PARTS - 1 - part));
             barrier::sync_at(self.half + 1, GROUP);
-            gather.load_part(cube, exchange, next, stage, part);
+            gather.load_part(cube, list, slots, stage, part);
         }
+        let slots = gather.slots(cube, next, comptime!(PARTS - 1));
         acc = wgmma::wait::<Const<128>>(issued, 0u32);
         mbarrier::arrive(cube.barriers.used);
         barrier::sync_at(self.half + 1, GROUP);
-        gather.load_part(cube, exchange, next, stage, comptime!(PARTS - 1));
+        gather.load_part(cube, list, slots, stage, comptime!(PARTS - 1));
         self.turn += 1;
         self.round += 1;
         acc

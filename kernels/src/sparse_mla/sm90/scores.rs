@@ -96,9 +96,13 @@ impl Scores {
         let mut block = work.first;
         while block < work.end {
             let slots_at = self.turn % RING * comptime!(KEYS as u32) + cube.lane;
+            let issued = self.multiply(cube);
+            // All that needs no scores, while they are computed.
             let low = warp::ballot(exchange.slots[slots_at as usize] >= 0);
             let high = warp::ballot(exchange.slots[slots_at as usize + 32] >= 0);
-            let scores = self.multiply(cube);
+            ahead.publish(&mut exchange.slots, &mut exchange.kinds);
+            ahead.advance(lists);
+            let scores = wgmma::wait::<Const<32>>(issued, 0u32);
             let weighted = weigh_seen(
                 scores,
                 &mut state,
@@ -111,10 +115,8 @@ impl Scores {
             );
             mbarrier::wait(cube.barriers.used, (self.round % 2) ^ 1);
             store_weights(&weighted, cube.own_row, cube.lane, &mut exchange.weights, &mut exchange.factors);
-            ahead.publish(&mut exchange.slots, &mut exchange.kinds);
             fence::async_shared();
             mbarrier::arrive(cube.barriers.weighed);
-            ahead.advance(lists);
             self.turn += 1;
             self.round += 1;
             block = warp::next(block);
@@ -122,8 +124,8 @@ impl Scores {
         state
     }
 
-    /// The scores of the next block, once its rows have come. They came by generic copies, whose writes the products see after a
-    /// fence.
+    /// Begins the scores of the next block, once its rows have come. They came by generic copies, whose writes the products see
+    /// after a fence.
     fn multiply(&self, cube: &Cube) -> Vector<f32, Const<32>> {
         let stage = self.turn % STAGES;
         let phase = self.turn / STAGES % 2;
@@ -134,8 +136,7 @@ impl Scores {
         fence::async_shared();
         let keys = descriptor(cube.keys_at + stage * comptime!(cube.form.tile.stage_bytes()), ROWS_OF_TERMS);
         let query = descriptor(cube.query_at, ROWS_OF_TERMS);
-        let issued = wgmma::mma_ss_zero::<Const<32>>(query, keys, comptime!(cube.form.scores()));
-        wgmma::wait::<Const<32>>(issued, 0u32)
+        wgmma::mma_ss_zero::<Const<32>>(query, keys, comptime!(cube.form.scores()))
     }
 
     /// The last factors of a tile, which normalise its output if that is wanted, and its lse.
