@@ -41,7 +41,7 @@ impl Default for EngineOptions {
             cache_pages: 512,
             max_batch: 64,
             token_budget: 512,
-            mixed_prompt_tokens: 2048,
+            mixed_prompt_tokens: 1024,
             prefix_caching: true,
             snapshot_spacing: 1024,
             deterministic: false,
