@@ -1,7 +1,8 @@
 //! Random traffic on the demo models in deterministic mode: arrivals, cancellations, readers that go away, more tokens than
 //! pages. Every completion is the one of its solo run, and no page is lost, nor a row of a state.
 //!
-//! `cargo test --test device -- --ignored --nocapture model_engine_soak` runs 2,000 requests and reports.
+//! `cargo test --test device -- --ignored --nocapture model_engine_soak` runs 2,000 requests on each model and reports;
+//! `SOAK_REQUESTS=10000` before it runs that many.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -47,7 +48,11 @@ fn model_engine_stands_random_traffic(#[case] name: &str, #[case] options: Engin
 #[case(V4, OPTIONS_V4, 14)]
 #[ignore = "5 minutes on two cores, 10 for V4; the 60 requests above run always"]
 fn model_engine_soak(#[case] name: &str, #[case] options: EngineOptions, #[case] cache_pages: usize) {
-    Soak::run(name, EngineOptions { cache_pages, ..options }, options, 2000, 1);
+    let requests = match std::env::var("SOAK_REQUESTS") {
+        Ok(text) => text.parse().expect("SOAK_REQUESTS: a number of requests"),
+        Err(_) => 2000,
+    };
+    Soak::run(name, EngineOptions { cache_pages, ..options }, options, requests, 1);
 }
 
 struct Soak<'a> {
