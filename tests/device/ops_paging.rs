@@ -1,6 +1,7 @@
 //! `page_table`, `kv_indices` and `write_latent` against brute force, and what permuting pages and batches may change.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use mla_ops::cache::new_pool;
 use mla_ops::{KvIndices, MlaError, PageTable, PagedBatchArgs, WriteLatentArgs, kv_indices, page_table, write_latent};
 use proptest::prelude::{Just, ProptestConfig, Strategy, prop, proptest};
 use rand::seq::SliceRandom;
@@ -231,6 +232,18 @@ fn ops_write_latent_in_place(#[values(false, true)] with_rope: bool, #[values(DT
     let before = address(&args.cache);
     let cache = write_latent(args).expect("legal");
     assert_eq!(address(&cache), before);
+}
+
+/// No pages, pages of no rows, rows of no channels.
+#[rstest]
+fn ops_write_latent_into_nothing(#[values([0, 4, 3], [4, 0, 3], [4, 4, 0])] shape: [usize; 3]) {
+    for_each_device(|device| {
+        let slots = if shape[2] == 0 { [9, -1] } else { [-1; 2] };
+        let cache = new_pool(shape, FloatDType::F32, device).expect("nothing");
+        let latent = floats(&[1.0; 6][..2 * shape[2]], [2, shape[2]], DType::F32, device);
+        let args = WriteLatentArgs { cache, slots: ints(&slots, [2], device), latent, rope: None };
+        assert_eq!(write_latent(args).expect("legal").dims(), shape, "on {device:?}");
+    });
 }
 
 #[test]
