@@ -207,6 +207,25 @@ fn ops_route_experts_rows_that_there_are_not() {
     });
 }
 
+#[test]
+fn ops_route_experts_of_no_tokens() {
+    let groups = Some(ExpertGroups { count: 2, kept: 1, best: 2 });
+    for_each_device(|device| {
+        for choice in [
+            ExpertChoice::Scores(2),
+            ExpertChoice::BiasedScores(2, floats(&[0.0; 8], [8], DType::F32, device)),
+            ExpertChoice::Given(ints(&[], [0, 2], device)),
+            ExpertChoice::Table { experts: ints(&[0, 1], [1, 2], device), rows: ints(&[], [0], device) },
+        ] {
+            let (logits, slots) = (floats(&[], [0, 8], DType::F32, device), Some(ints(&[], [0], device)));
+            let args = RouteExpertsArgs { logits, choice, slots };
+            let options = RouteExpertsOptions { groups, normalise: true, ..PLAIN };
+            let (indices, weights) = route_experts(args, &options).expect("legal").materialise();
+            assert_eq!((indices.dims(), weights.dims()), ([0, 2], [0, 2]), "on {device:?}");
+        }
+    });
+}
+
 /// Of equal scores the first counts more, and what is no number less than all others.
 #[test]
 fn ops_route_experts_ties() {

@@ -55,6 +55,9 @@ pub(super) fn weigh_experts(
 pub(super) fn in_table(experts: Tensor<2, Int>, rows: Tensor<1, Int>) -> Tensor<2, Int> {
     let [count, top_k] = experts.dims();
     let ([tokens], last) = (rows.dims(), count as i64 - 1);
+    if tokens == 0 {
+        return Tensor::empty([0, top_k], (&experts.device(), DType::I32));
+    }
     let absent = rows.clone().lower_elem(0).bool_or(rows.clone().greater_elem(last));
     let absent = absent.unsqueeze_dim::<2>(1).expand([tokens, top_k]);
     experts.select(0, rows.clamp(0, last)).mask_fill(absent, -1)
@@ -70,6 +73,9 @@ pub(super) fn local_numbers(indices: Tensor<2, Int>, local: Option<LocalExperts>
 
 /// Experts `[N, k]`; -1 of tokens with a slot below 0, `[N]`.
 pub(super) fn without_padding(indices: Tensor<2, Int>, slots: Tensor<1, Int>) -> Tensor<2, Int> {
+    if indices.dims().contains(&0) {
+        return indices;
+    }
     let padding = slots.lower_elem(0).unsqueeze_dim::<2>(1).expand(indices.dims());
     indices.mask_fill(padding, -1)
 }
@@ -97,6 +103,10 @@ fn best(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
 fn keep_best_groups(choice: Tensor<2>, groups: ExpertGroups) -> Tensor<2> {
     let ExpertGroups { count, kept, best } = groups;
     let [tokens, experts] = choice.dims();
+    // No tensor is expanded to nothing.
+    if tokens == 0 {
+        return choice;
+    }
     let grouped = choice.reshape([tokens, count, experts / count]);
     let group_scores = grouped.clone().topk(best, 2).sum_dim(2);
     let best = self::best(group_scores.reshape([tokens, count]), kept);
