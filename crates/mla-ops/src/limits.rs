@@ -54,6 +54,10 @@ impl Check {
         dtype: DType,
         shape: [usize; D],
     ) -> Result<(), MlaError> {
+        // Of a tensor without elements, too, strides are computed.
+        if shape.contains(&0) && bytes_of(dtype, shape.map(|len| len.max(1))) > isize::MAX as u128 {
+            return Err(self.device_limit(argument, format!("{shape:?} is more than can be addressed")));
+        }
         let bytes = bytes_of(dtype, shape);
         // As in `elements`: every device has a megabyte.
         if bytes <= 1 << 20 {

@@ -37,6 +37,7 @@ fn assert_too_large<T>(result: Result<T, MlaError>, argument: &str) {
 #[case::overflow([usize::MAX, 2, 2])]
 #[case::overflow_of_bytes([1 << 62, 1, 1])]
 #[case::no_memory([1 << 20, 1 << 20, 1 << 18])]
+#[case::overflow_of_strides([0, usize::MAX, 2])]
 fn tensors_larger_than_memory_are_refused(#[case] shape: [usize; 3]) {
     let device = Device::flex();
     assert_too_large(new_pool(shape, FloatDType::F32, &device), "shape");
@@ -47,7 +48,8 @@ fn tensors_larger_than_memory_are_refused(#[case] shape: [usize; 3]) {
 #[test]
 fn accumulators_without_channels_have_sizes_too() {
     let device = Device::flex();
-    assert_too_large(Accumulator::empty(usize::MAX, usize::MAX, 0, &device), "[tokens, heads]");
+    assert_too_large(Accumulator::empty(usize::MAX, usize::MAX, 0, &device), "[tokens, heads, value_width]");
+    assert_too_large(Accumulator::empty(1 << 30, 1 << 30, 0, &device), "[tokens, heads]");
     let empty = Accumulator::empty(0, 2, 3, &device).unwrap();
     assert_eq!((empty.out.dims(), empty.lse.dims()), ([0, 2, 3], [0, 2]));
 }
