@@ -42,6 +42,7 @@ mod ops_errors;
 mod ops_errors_compress_kv;
 mod ops_errors_decode;
 mod ops_errors_experts;
+mod ops_errors_fuzz;
 mod ops_errors_lightning_index;
 mod ops_errors_limits;
 mod ops_errors_sample;
