@@ -261,3 +261,7 @@ impl<'a> RankEngine<'a> {
         }
     }
 }
+
+#[cfg(all(test, feature = "flex"))]
+#[path = "failed_step_tests.rs"]
+mod tests;
