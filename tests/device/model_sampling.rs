@@ -93,7 +93,9 @@ fn model_sampling_depends_on_no_neighbour() {
 #[test]
 fn model_sampling_penalises_every_token_seen() {
     let penalty = SamplingParams { repetition_penalty: 1e6, ..SamplingParams::greedy() };
-    let prompts: Vec<Vec<u32>> = Stored::greedy(FIXTURE).into_iter().map(|(prompt, _)| prompt).collect();
+    let mut prompts: Vec<Vec<u32>> = Stored::greedy(FIXTURE).into_iter().map(|(prompt, _)| prompt).collect();
+    // A quarter of the vocabulary: without a penalty some of the next tokens would be among these.
+    prompts.push((2..130).collect());
     let requests: Vec<_> = prompts.iter().map(|prompt| sampled(prompt, penalty.clone())).collect();
     for_each_device(|device| {
         for max_batch in [1, 3] {

@@ -288,6 +288,12 @@ fn ops_sample_penalises_tokens_seen() {
             assert_eq!(int_values(seen.clone()), [7, after, 1], "on {device:?}");
             seen = ints(&[7, after, 1], [3, 1], device);
         }
+        // Negative ones become smaller, too: -1 is -1.75 then.
+        let params = SampleParams { repetition_penalty: 1.75, seen_row: Some(0), ..GREEDY };
+        let rows = SampleRows::new(&[params], device).expect("legal");
+        let (logits, seen) = (f32_rows(&[&[-1.0, -3.0, -1.5]], device), Some(ints(&[1], [1, 1], device)));
+        let sampled = sample(SampleArgs { logits, rows: &rows, seen }).expect("legal");
+        assert_eq!(int_values(sampled.tokens), [2], "on {device:?}");
     });
 }
 
