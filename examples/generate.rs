@@ -46,7 +46,7 @@ struct Args {
     sample: bool,
     #[command(flatten)]
     text: TextArgs,
-    /// Maximum number of KV cache pages; never more than the prompts need.
+    /// Maximum number of KV cache pages; never more than the prompts need. If absent, no more than a GPU's memory has room for.
     #[arg(long, value_name = "N")]
     cache_pages: Option<usize>,
     /// Print one JSON object at the end instead of the text.

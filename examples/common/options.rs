@@ -38,6 +38,9 @@ pub fn by_option(error: &ModelError) -> String {
     if matches!(error, ModelError::OutOfMemory { what: "a KV cache", .. }) {
         return format!("{message}; it has --cache-pages of --page-size tokens each");
     }
+    if matches!(error, ModelError::OutOfMemory { what: "the KV cache of the longest request beside a step", .. }) {
+        return format!("{message}; it has the tokens of a prompt and --max-new-tokens");
+    }
     if matches!(error, ModelError::OutOfMemory { what: "snapshots of requests' states", .. }) {
         return format!("{message}; there is one for every --snapshot-spacing tokens of the pages");
     }

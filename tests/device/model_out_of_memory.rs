@@ -3,7 +3,9 @@
 //! these.
 
 use burn::tensor::{Device, FloatDType};
-use burn_mla::model::{DeepseekModel, Engine, EngineOptions, ModelError, Tokenizer};
+use burn_mla::model::{
+    DeepseekModel, Engine, EngineOptions, FinishReason, GenerationOptions, ModelError, Tokenizer, generate,
+};
 use burn_mla::ops::{DeviceMemory, compile_ahead, device_memory};
 
 use crate::devices::{for_each_device, is_simulated, skip};
@@ -149,6 +151,39 @@ fn model_out_of_memory_is_not_what_the_default_is_for() {
         let error = options.fit_cache(&model).expect_err("no room");
         let (needed, free) = lacked(&error, "a page of the KV cache beside a step");
         assert!(needed > reserve && needed > u128::from(free), "{needed} {free}");
+    });
+}
+
+/// Requests that do not fit all at once take turns; one that does not fit alone is refused, with what would have to be free.
+#[test]
+fn model_out_of_memory_is_not_what_requests_together_are_for() {
+    let tokenizer = Tokenizer::load(&folder(V3)).expect("the tokenizer loads");
+    on_the_simulated_gpu(|device| {
+        let model = load(V3, device);
+        let requests: Vec<_> = (0..3).map(|first| greedy((3 + first..43 + first).collect(), 3)).collect();
+        let options = GenerationOptions { page_size: 16, graphs: false, ..GenerationOptions::on(device) };
+        let run = || generate(&model, &tokenizer, &requests, &options, &mut |_, _| {});
+        let (all, stats) = run().expect("room for all");
+        assert_eq!(stats.pages, 3 * 3);
+        let step = EngineOptions { page_size: 16, max_batch: 3, token_budget: 3 * 42, ..Default::default() };
+        let (reserve, page) = (step.reserved_bytes(&model), 4 * 80 * 4 * 16);
+        let room = |pages: u128| u64::try_from(reserve + page * pages * 10 / 9 + 10).expect("megabytes");
+        device.memory_cleanup();
+        // What the pools hold is free, too.
+        let short = leave(0);
+        let idle = memory(device).free;
+        drop(short);
+        let short = leave(room(4) - idle);
+        let (some, stats) = run().expect("room for one after the other");
+        assert_eq!(stats.pages, 4);
+        for (some, all) in some.iter().zip(&all) {
+            assert_eq!((&some.token_ids, &some.finish), (&all.token_ids, &FinishReason::MaxNewTokens));
+        }
+        drop(short);
+        device.memory_cleanup();
+        let _short = leave(room(2) - idle);
+        let (needed, free) = lacked(&run().expect_err("no room"), "the KV cache of the longest request beside a step");
+        assert!(needed > u128::from(free) && needed <= u128::from(room(3)), "{needed} {free}");
     });
 }
 

@@ -14,7 +14,8 @@ use crate::{ModelError, Result};
 pub struct GenerationOptions {
     /// Tokens in a cache page, a power of two.
     pub page_size: usize,
-    /// Pages of the cache at most; never more than the requests can need.
+    /// Pages of the cache at most; never more than the requests can need. `None`: as many as they can need, on GPUs that say what
+    /// is free no more than [`EngineOptions::fit_cache`] finds, unless others run the model's other ranks, which must have as many.
     pub cache_pages: Option<usize>,
     /// Tokens in a forward pass at most: one of each request that generates, the rest from prompts (chunked prefill). At least
     /// 1; no more requests than that run at once.
@@ -37,9 +38,9 @@ impl Default for GenerationOptions {
 /// [`Completion::text`].
 ///
 /// # Errors
-/// A request or option that cannot be carried out, before anything is computed; or a failure of the device. A cache that is
-/// too small for a request, or logits without a finite number, are no error of the call: they end the request, see
-/// [`FinishReason`](crate::FinishReason).
+/// A request or option that cannot be carried out, before anything is computed: [`ModelError::OutOfMemory`] for one that the free
+/// memory of a GPU has no room for. Or a failure of the device. `cache_pages` that are too few for a request, or logits without a
+/// finite number, are no error of the call: they end the request, see [`FinishReason`](crate::FinishReason).
 pub fn generate<'a>(
     model: impl Into<ModelRef<'a>>,
     tokenizer: &'a Tokenizer,
@@ -55,7 +56,7 @@ pub fn generate<'a>(
     for request in requests {
         request.check(max_positions, vocab_size)?;
     }
-    let mut engine = Engine::new(model, tokenizer, options.engine(requests, max_positions))?;
+    let mut engine = Engine::new(model, tokenizer, options.engine(model, requests)?)?;
     let streams = requests.iter().map(|request| engine.submit(request.clone()));
     let mut streams = streams.collect::<Result<Vec<_>>>()?;
     let mut completions = vec![None; requests.len()];
@@ -88,12 +89,14 @@ impl GenerationOptions {
         Self { page_size, cache_pages: None, token_budget, graphs }
     }
 
-    /// An engine for all requests at once, whose cache has room for what they can need, or the size that was asked for.
-    fn engine(&self, requests: &[GenerationRequest], max_positions: usize) -> EngineOptions {
-        let page_size = self.page_size.max(1);
-        let pages = requests.iter().map(|request| request.cached_tokens(max_positions).div_ceil(page_size));
-        let needed = pages.sum::<usize>().max(1);
-        EngineOptions {
+    /// An engine for all requests at once, whose cache has room for what they can need, or the size that was asked for, or that there
+    /// is memory for.
+    fn engine(&self, model: ModelRef<'_>, requests: &[GenerationRequest]) -> Result<EngineOptions> {
+        let (page_size, max_positions) = (self.page_size.max(1), model.first().max_positions());
+        let tokens = requests.iter().map(|request| request.cached_tokens(max_positions));
+        let pages = tokens.clone().map(|tokens| tokens.div_ceil(page_size));
+        let needed = pages.clone().sum::<usize>().max(1);
+        let options = EngineOptions {
             page_size: self.page_size,
             cache_pages: self.cache_pages.map_or(needed, |pages| pages.min(needed)),
             max_batch: requests.len().clamp(1, self.token_budget),
@@ -103,6 +106,11 @@ impl GenerationOptions {
             prefix_caching: false,
             graphs: self.graphs,
             ..EngineOptions::default()
+        };
+        let is_whole = model.each().len() == model.first().parallel().size();
+        match self.cache_pages.is_none() && is_whole {
+            true => options.limit_cache(model, pages.max().unwrap_or(1), tokens.sum()),
+            false => Ok(options),
         }
     }
 }

@@ -41,34 +41,50 @@ impl EngineOptions {
     /// [`ModelError::OutOfMemory`] if there is no room for one page; a size that is zero or too large, a page size that is no power
     /// of two.
     pub fn fit_cache<'a>(self, model: impl Into<ModelRef<'a>>) -> Result<Self> {
-        let fits = model.into().each().into_iter().map(|rank| self.fit_rank(rank)).collect::<Result<Vec<_>>>()?;
+        let fit = |rank| self.fit_rank(rank, 1, "a page of the KV cache beside a step");
+        let fits = model.into().each().into_iter().map(fit).collect::<Result<Vec<_>>>()?;
         // All have as many: of devices with different memory the least.
         Ok(fits.into_iter().min_by_key(|options| options.cache_pages).unwrap_or(self))
     }
 
-    fn fit_rank(self, model: &DeepseekModel) -> Result<Self> {
+    /// These options with no more `cache_pages` than [`Self::fit_cache`] finds on GPUs, for requests of so many `tokens` together, the
+    /// longest of which takes `longest` pages.
+    ///
+    /// # Errors
+    /// As [`Self::fit_cache`], and if there is no room for the longest.
+    pub(crate) fn limit_cache(self, model: ModelRef<'_>, longest: usize, tokens: usize) -> Result<Self> {
+        // No step has more.
+        let step = Self { token_budget: self.token_budget.min(tokens), ..self };
+        let mut cache_pages = self.cache_pages;
+        for rank in model.each().into_iter().filter(|rank| is_cuda(rank.device())) {
+            let fits = step.fit_rank(rank, longest, "the KV cache of the longest request beside a step")?;
+            cache_pages = cache_pages.min(fits.cache_pages);
+        }
+        Ok(Self { cache_pages, ..self })
+    }
+
+    /// The most pages that fit; an error unless `least` do, which are `what`.
+    fn fit_rank(self, model: &DeepseekModel, least: usize, what: &'static str) -> Result<Self> {
         let page_size = self.page_size.max(1);
         let longest = model.max_positions().div_ceil(page_size).max(1);
-        let mut most = self.max_batch.max(1).saturating_mul(longest);
+        let mut most = self.max_batch.max(1).saturating_mul(longest).max(least);
         let memory = device_memory(model.device());
         if !is_cuda(model.device()) {
             most = most.min(TOKENS.div_ceil(page_size));
         }
         let needed = |cache_pages| Self { cache_pages, ..self }.bytes_of_cache(model);
-        // What cannot be with one page is an error with its name; with more pages it is too many.
-        let least = needed(1)?;
+        // What cannot be with so few pages is an error with its name; with more pages it is too many.
+        let least = needed(least)?;
         let room = memory.map(|memory| self.room(memory, model)).unwrap_or(u128::MAX);
         if least > room {
             let device = format!("{:?}", model.device());
-            let reserve = if is_cuda(model.device()) { self.reserved_bytes(model) } else { 0 };
             let free_bytes = memory.map_or(0, |memory| memory.free);
-            let needed_bytes = least.saturating_add(reserve);
-            return Err(ModelError::OutOfMemory {
-                what: "a page of the KV cache beside a step",
-                device,
-                needed_bytes,
-                free_bytes,
-            });
+            // So many would have to be free.
+            let needed_bytes = match is_cuda(model.device()) {
+                true => least.div_ceil(9).saturating_mul(10).saturating_add(self.reserved_bytes(model)),
+                false => least,
+            };
+            return Err(ModelError::OutOfMemory { what, device, needed_bytes, free_bytes });
         }
         let fits = |pages| needed(pages).is_ok_and(|bytes| bytes <= room);
         Ok(Self { cache_pages: largest(most, fits), ..self })
