@@ -2,6 +2,8 @@
 //! simulated GPU, which can leave a program as much as a test wants: for the whole process, so that other tests would fail beside
 //! these.
 
+use std::process::Command;
+
 use burn::tensor::{Device, FloatDType};
 use burn_mla::model::{
     DeepseekModel, Engine, EngineOptions, FinishReason, GenerationOptions, ModelError, Tokenizer, generate,
@@ -219,4 +221,45 @@ fn model_out_of_memory_in_a_step() {
         let completion = drain(&mut stream, &mut String::new()).expect("an end");
         assert_eq!(completion.token_ids, ids[..4]);
     });
+}
+
+/// Others have all of the memory, so that CUDA makes no context. In a process of its own: a device is opened once.
+#[test]
+fn model_out_of_memory_for_a_context() {
+    on_the_simulated_gpu(|_| {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "model_out_of_memory::on_a_full_gpu", "--ignored", "--nocapture"]);
+        let output = command.env("SIM_CUDA_FULL", "1").output().expect("this program runs once more");
+        let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && text.contains("1 passed"), "{text}\n{errors}");
+        assert!(!errors.contains("panicked"), "{errors}");
+    });
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "a process of its own: see model_out_of_memory_for_a_context"]
+fn on_a_full_gpu() {
+    use burn_mla::model::{ModelConfig, Parallel, compile_ahead, compile_all_ahead};
+    use burn_mla::ops::{DeviceName, MlaError};
+
+    let refused = |error: ModelError| {
+        let ModelError::Ops(MlaError::UnsupportedDevice { op: "open", device, reason }) = &error else {
+            panic!("expected a device that does not open, not: {error}");
+        };
+        assert_eq!(device, "cuda:0");
+        assert!(reason.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+    };
+    refused(DeviceName::Cuda(0).open().expect_err("no context").into());
+    assert_eq!(DeviceName::Cuda(0).memory(), None);
+    // Not opened by its name.
+    let device = Device::cuda(0);
+    refused(DeepseekModel::load(&folder(V3), &device, FloatDType::F32, &mut |_| {}).expect_err("no context"));
+    let config = ModelConfig::read(&folder(V3)).expect("a configuration");
+    let random = DeepseekModel::random(config.clone(), 1, &device, FloatDType::F32, &mut |_| {});
+    refused(random.expect_err("no context"));
+    let options = EngineOptions::default();
+    refused(compile_ahead(&config, &device, FloatDType::F32, &options, &[8]).expect_err("no context"));
+    refused(compile_all_ahead(&config, &device, FloatDType::F32, &options).expect_err("no context"));
+    refused(Parallel::group(&[device.clone(), Device::flex()]).expect_err("no context"));
 }

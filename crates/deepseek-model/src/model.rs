@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use mla_ops::{Determinism, PathChoice, explain_path};
+use mla_ops::{Determinism, PathChoice, check_opens, explain_path};
 
 use crate::cache::{CacheSize, ModelCache};
 use crate::config::GenerationDefaults;
@@ -26,7 +26,9 @@ pub struct DeepseekModel {
     defaults: GenerationDefaults,
 }
 
-fn check_dtype(device: &Device, dtype: FloatDType) -> Result<()> {
+/// Refuses a device that does not open, and a dtype that it does not have.
+fn check_device(device: &Device, dtype: FloatDType) -> Result<()> {
+    check_opens(device)?;
     if device.supports_dtype(dtype) {
         return Ok(());
     }
@@ -47,8 +49,8 @@ impl DeepseekModel {
     ///
     /// # Errors
     /// Files that are missing or damaged, a config that contradicts itself, tensors that are missing, left over or of the
-    /// wrong shape (all of them in one error), a dtype that the device does not have; [`ModelError::OutOfMemory`] for weights that
-    /// do not fit into the memory, where that is known (the CPU on Linux, CUDA).
+    /// wrong shape (all of them in one error), a device that does not open, a dtype that it does not have;
+    /// [`ModelError::OutOfMemory`] for weights that do not fit into the memory, where that is known (the CPU on Linux, CUDA).
     pub fn load(
         dir: &Path,
         device: &Device,
@@ -74,7 +76,7 @@ impl DeepseekModel {
     ) -> Result<Self> {
         let load_as = load_as.into();
         let LoadAs { dtype, storage } = load_as;
-        check_dtype(device, dtype)?;
+        check_device(device, dtype)?;
         let config = ModelConfig::read(dir)?;
         let defaults = GenerationDefaults::read(dir, config.eos_token_ids())?;
         let checkpoint = Checkpoint::open(dir)?;
@@ -91,7 +93,7 @@ impl DeepseekModel {
     /// says; codes and scales where the configuration names blocks, unless `load_as` says otherwise. Norms are 1. No token ends a text. `on_progress` sees how far the weights are, in bytes on the device.
     ///
     /// # Errors
-    /// A dtype that the device does not have; [`ModelError::OutOfMemory`] as in [`Self::load`].
+    /// A device that does not open, a dtype that it does not have; [`ModelError::OutOfMemory`] as in [`Self::load`].
     pub fn random(
         config: ModelConfig,
         init: impl Into<RandomInit>,
@@ -117,7 +119,7 @@ impl DeepseekModel {
     ) -> Result<Self> {
         let load_as = load_as.into();
         let dtype = load_as.dtype;
-        check_dtype(device, dtype)?;
+        check_device(device, dtype)?;
         let listed = check_headers(&config, None, &parallel, device)?;
         check_memory(&listed, load_as, &parallel, device)?;
         let bytes = listed.iter().map(|listed| listed.device_bytes(load_as)).sum();
@@ -128,10 +130,10 @@ impl DeepseekModel {
     /// A model, or one of so many ranks, whose weights are anything: memory that nobody has written. It shows what is launched.
     ///
     /// # Errors
-    /// A dtype that the device does not have, and what does not divide among the ranks.
+    /// A device that does not open, a dtype that it does not have, and what does not divide among the ranks.
     pub(crate) fn without_weights(config: ModelConfig, ranks: usize, device: &Device, load_as: LoadAs) -> Result<Self> {
         let LoadAs { dtype, storage } = load_as;
-        check_dtype(device, dtype)?;
+        check_device(device, dtype)?;
         let parallel = Parallel::pretended(0, ranks);
         check_headers(&config, None, &parallel, device)?;
         let loader = WeightLoader::unwritten(device, dtype).with_parallel(parallel);

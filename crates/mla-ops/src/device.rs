@@ -31,7 +31,8 @@ impl DeviceName {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`MlaError::UnsupportedDevice`] if this build has no backend for it, or this machine no such device.
+    /// [`MlaError::UnsupportedDevice`] if this build has no backend for it, or this machine no such device, or its driver has
+    /// no memory for a context.
     pub fn open(self) -> Result<Device, MlaError> {
         match self {
             #[cfg(feature = "flex")]
@@ -44,6 +45,7 @@ impl DeviceName {
             #[cfg(feature = "cuda")]
             Self::Cuda(index) => {
                 self.check(mla_kernels::Runtime::Cuda(index))?;
+                crate::memory::cuda::keep_context(index).map_err(|reason| self.unsupported(reason))?;
                 Ok(Device::new(burn_cuda::CudaDevice::new(index)))
             }
             #[allow(unreachable_patterns)]
@@ -117,6 +119,28 @@ pub fn is_cuda(device: &Device) -> bool {
     }
     let _ = device;
     false
+}
+
+/// Whether the device can be used for the first time: of a CUDA device that was not opened by [`DeviceName::open`] that would panic
+/// where there is no driver, or no memory for its context. The others are not asked.
+///
+/// ```
+/// use burn::tensor::Device;
+///
+/// mla_ops::check_opens(&Device::flex())?;
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+///
+/// # Errors
+/// [`MlaError::UnsupportedDevice`] with what the driver says.
+pub fn check_opens(device: &Device) -> Result<(), MlaError> {
+    #[cfg(feature = "cuda")]
+    if let burn::backend::DispatchDevice::Cube(cubecl::Device::Cuda(gpu)) = device.as_dispatch() {
+        let name = DeviceName::Cuda(gpu.index);
+        return crate::memory::cuda::keep_context(gpu.index).map_err(|reason| name.unsupported(reason));
+    }
+    let _ = device;
+    Ok(())
 }
 
 /// Bytes of the largest tensor that a GPU can hold in one buffer; none for the CPU.

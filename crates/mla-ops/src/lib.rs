@@ -82,7 +82,7 @@ pub use compile_ahead::{
     wait_for_kernels,
 };
 pub use determinism::Determinism;
-pub use device::{DeviceName, is_cuda, largest_buffer};
+pub use device::{DeviceName, check_opens, is_cuda, largest_buffer};
 pub use error::MlaError;
 pub use independent::map_independent;
 pub use memory::{DeviceMemory, device_memory, failed_allocation, host_memory};

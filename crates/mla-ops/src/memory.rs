@@ -1,7 +1,7 @@
 //! How much memory there is, asked before much of it is taken, and allocations that have failed.
 
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(crate) mod cuda;
 
 use std::path::{Path, PathBuf};
 

@@ -13,6 +13,8 @@ pub struct Config {
     pub multiprocessors: u32,
     /// `SIM_CUDA_MEMORY_MIB`: bytes of memory that the device has; pages are taken from the machine as they are allocated.
     pub memory: u64,
+    /// `SIM_CUDA_FULL`: whether others have all of that memory, so that no context can be made.
+    pub full: bool,
     /// `SIM_CUDA_SEED`: how warps interleave.
     pub seed: u64,
     /// `SIM_CUDA_ADVERSARY`: what launches do that hardware may do but rarely does.
@@ -68,6 +70,10 @@ impl Config {
         if !(1..=1 << 20).contains(&mebibytes) {
             return Err(format!("SIM_CUDA_MEMORY_MIB is {mebibytes}, expected 1 to {}", 1 << 20));
         }
+        let full = number("SIM_CUDA_FULL", 0)?;
+        if full > 1 {
+            return Err(format!("SIM_CUDA_FULL is {full}, expected 0 or 1"));
+        }
         let adversary = get("SIM_CUDA_ADVERSARY").unwrap_or_default();
         let filter = get("SIM_CUDA_TRACE_FILTER").unwrap_or_default();
         let trace = |folder: String| -> Result<_, String> {
@@ -84,6 +90,7 @@ impl Config {
             devices: devices as usize,
             multiprocessors: multiprocessors as u32,
             memory: mebibytes << 20,
+            full: full == 1,
             seed: number("SIM_CUDA_SEED", 1)?,
             adversary: adversary.parse().map_err(|error| format!("SIM_CUDA_ADVERSARY has {error}"))?,
             forward: get("SIM_CUDA_FORWARD").map(PathBuf::from),
@@ -104,7 +111,7 @@ mod tests {
     fn the_default_is_a_small_hopper() {
         let config = config(&[]).unwrap();
         assert_eq!((config.arch, config.multiprocessors, config.seed, config.devices), (90, 4, 1, 1));
-        assert_eq!(config.memory, 16 << 30);
+        assert_eq!((config.memory, config.full), (16 << 30, false));
         assert_eq!(config.adversary, Adversary::default());
         assert!(config.forward.is_none() && config.trace.is_none());
     }
@@ -116,6 +123,7 @@ mod tests {
             ("SIM_CUDA_DEVICES", "0"),
             ("SIM_CUDA_SMS", "0"),
             ("SIM_CUDA_MEMORY_MIB", "0"),
+            ("SIM_CUDA_FULL", "2"),
             ("SIM_CUDA_SEED", "x"),
             ("SIM_CUDA_ADVERSARY", "lane"),
         ] {

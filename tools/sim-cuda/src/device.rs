@@ -87,9 +87,18 @@ mod tests {
     fn the_capability_splits_into_major_and_minor() {
         for (arch, major, minor, shared) in [(75, 7, 5, 64), (80, 8, 0, 163), (90, 9, 0, 227), (100, 10, 0, 227)] {
             let adversary = Default::default();
-            let (forward, trace) = (None, None);
-            let config =
-                Config { arch, devices: 1, multiprocessors: 4, memory: 1 << 30, seed: 1, adversary, forward, trace };
+            let (full, forward, trace) = (false, None, None);
+            let config = Config {
+                arch,
+                devices: 1,
+                multiprocessors: 4,
+                memory: 1 << 30,
+                full,
+                seed: 1,
+                adversary,
+                forward,
+                trace,
+            };
             assert_eq!([75, 76, 97, 16].map(|a| attribute(&config, a)), [major, minor, shared << 10, 4].map(Some));
         }
     }

@@ -23,7 +23,7 @@ use crate::weights::LoadAs;
 /// neighbours.
 ///
 /// # Errors
-/// Options that an [`Engine`](crate::Engine) refuses, too, or an operation that refuses its arguments.
+/// A device that does not open, options that an [`Engine`](crate::Engine) refuses, too, or an operation that refuses its arguments.
 pub fn compile_ahead(
     config: &ModelConfig,
     device: &Device,
@@ -64,6 +64,7 @@ fn compile_rank_ahead(
         steps.prompts(prompts)?;
         steps.decode()
     };
+    mla_ops::check_opens(device)?;
     mla_ops::compile_ahead(device, steps).unwrap_or(Ok(()))
 }
 
@@ -85,6 +86,7 @@ pub fn compile_all_ahead(
         let model = without_weights(config, 1, device, load_as)?;
         Steps::new(&model, options)?.all()
     };
+    mla_ops::check_opens(device)?;
     mla_ops::compile_all_ahead(device, steps).unwrap_or(Ok(()))
 }
 

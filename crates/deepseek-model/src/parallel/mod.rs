@@ -152,8 +152,8 @@ impl Parallel {
     /// host.
     ///
     /// # Errors
-    /// [`ModelError::Request`] for no device; [`ModelError::Communicator`] of CUDA devices without access to one another's memory and
-    /// without NCCL.
+    /// [`ModelError::Request`] for no device; one of several that does not open; [`ModelError::Communicator`] of CUDA devices without
+    /// access to one another's memory and without NCCL.
     pub fn group(devices: &[Device]) -> Result<Vec<Self>> {
         let size = devices.len();
         match size {
@@ -161,6 +161,7 @@ impl Parallel {
             1 => return Ok(vec![Self::single()]),
             _ => {}
         }
+        devices.iter().try_for_each(mla_ops::check_opens)?;
         #[cfg(feature = "cuda")]
         if let Some(group) = devices::DeviceCommunicator::group(devices)? {
             let ranks = group.into_iter().enumerate();

@@ -49,7 +49,10 @@ api! {
     fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { |devices| put(bytes, devices.config.memory as usize) }
     fn cuDeviceGetPCIBusId(_id: *mut c_char, _length: c_int, _device: c_int) { |_| Err(Code::NotSupported) }
     fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) {
-        |devices| put(context, devices.context(devices.number(device)?))
+        |devices| match devices.config.full {
+            true => Err(Code::OutOfMemory),
+            false => put(context, devices.context(devices.number(device)?)),
+        }
     }
     fn cuDevicePrimaryCtxRelease_v2(_device: c_int) { |_| Ok(()) }
     fn cuCtxSetCurrent(context: usize) { |devices| devices.set_current(context) }
