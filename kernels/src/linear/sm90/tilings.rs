@@ -14,7 +14,7 @@ pub(in crate::linear) struct Tile {
 }
 const TILES: [Tile; 4] = [
     Tile { tokens: 256, divided: 256, block: 646.0 },
-    Tile { tokens: 128, divided: 134, block: 340.0 },
+    Tile { tokens: 128, divided: 144, block: 340.0 },
     Tile { tokens: 64, divided: 111, block: 213.0 },
     Tile { tokens: 32, divided: 101, block: 158.0 },
 ];
