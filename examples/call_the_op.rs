@@ -8,7 +8,7 @@ fn main() -> Result<(), MlaError> {
     let ids = |ids: Vec<i32>| TensorData::new(ids, [2]);
     let args = MlaDecodeArgs {
         q: MlaQuery::Whole(Tensor::random([1, 1, 16, 576], Distribution::Default, &device)), // [B, Sq, H, D]
-        kv_cache: Tensor::random([8, 64, 576], Distribution::Default, &device),              // [P, S, D]
+        kv_cache: Tensor::<3>::random([8, 64, 576], Distribution::Default, &device).into(),  // [P, S, D]
         page_table: Tensor::<1, Int>::from_data(ids(vec![5, 2]), (&device, DType::I32)).reshape([1, 2]),
         seq_lens: Tensor::from_data(TensorData::new(vec![100], [1]), (&device, DType::I32)),
     };

@@ -196,7 +196,6 @@ fn compile_kernels(
 /// Prints what the folder has and what the model needs; everything that is wrong with it goes to stderr.
 fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, String> {
     let show = |error: ModelError| by_option(&error);
-    let dtype = args.model.dtype.into();
     let ranks = args.model.device.len();
     let inspection = Inspection::of_ranks(dir, args.model.load_as(), ranks).map_err(show)?;
     // Without a tokenizer no prompt has more tokens than bytes.
@@ -212,14 +211,17 @@ fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, Stri
     let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>().map_err(show)?;
     let graphs = !args.engine.no_graphs && !args.model.device.contains(&DeviceName::Flex);
     let needs = dry_run::Needs { tokens, page_size: args.engine.page_size, graphs, ranks };
-    print(dry_run::table(&inspection, dtype, &needs, dry_run::least_memory(&args.model.device)).map_err(show)?)?;
+    print(
+        dry_run::table(&inspection, args.model.load_as(), &needs, dry_run::least_memory(&args.model.device))
+            .map_err(show)?,
+    )?;
     let problems: Vec<String> = dry_run::problems(&inspection).into_iter().chain(no_tokenizer).collect();
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { fail(problems.join("\n")) })
 }
 
 /// The layer schedule, layers that follow one another and are alike in one line; what a request needs, and what the weights take.
 fn describe(config: &ModelConfig, load_as: LoadAs) -> String {
-    let layers = config.layers(load_as.dtype);
+    let layers = config.layers(load_as);
     let mut lines = format!(
         "{:<8}{:<36}{:<14}{:>12}{:>15}\n",
         "layer", "attention", "feed-forward", "bytes/token", "bytes/request"

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use burn_mla::model::{Comparison, ModelError, VerifyOptions, verify};
 use burn_mla::ops::DeviceName;
 use clap::Parser;
-use common::{DTypeArg, WeightsArg, fail};
+use common::{DTypeArg, KvCacheArg, WeightsArg, fail};
 use options::by_option;
 
 /// Full forward, chunked prefill, cached decode and the ragged batch against stored results; exit code 0 if all agree.
@@ -30,6 +30,9 @@ struct Args {
     /// Weights in FP8 or FP4: as they are stored, or dequantised to --dtype.
     #[arg(long, value_enum, default_value_t = WeightsArg::Stored)]
     weights: WeightsArg,
+    /// The rows of the KV cache: in --dtype, or latents in FP8 (DeepSeek-V2, V3 and V3.2), for which the tolerances do not hold.
+    #[arg(long, value_enum, default_value_t = KvCacheArg::Auto)]
+    kv_cache: KvCacheArg,
     /// Tokens per KV cache page, a power of two.
     #[arg(long, value_name = "N", default_value_t = 64)]
     page_size: usize,
@@ -55,7 +58,7 @@ fn main() -> ExitCode {
 fn compare(args: &Args) -> Result<Vec<Comparison>, String> {
     let devices = options::open(&args.device)?;
     let show = |error: ModelError| by_option(&error);
-    let model = common::load(&args.dir, &devices, args.weights.of(args.dtype)).map_err(show)?;
+    let model = common::load(&args.dir, &devices, args.weights.of(args.dtype, args.kv_cache)).map_err(show)?;
     let options = VerifyOptions { page_size: args.page_size, ..VerifyOptions::default() };
     verify(&model, &args.dir, &options).map_err(show)
 }

@@ -7,7 +7,7 @@ use burn_mla::model::SamplingParams;
 use burn_mla::ops::{DeviceName, Path};
 use clap::{Parser, ValueEnum};
 
-use crate::common::{DTypeArg, WeightsArg};
+use crate::common::{DTypeArg, KvCacheArg, WeightsArg};
 use crate::models::RandomWeights;
 
 /// Time the operations on a device.
@@ -55,6 +55,9 @@ pub struct Args {
     /// configuration says, which those of this program leave open.
     #[arg(long, value_enum)]
     pub weights: Option<WeightsArg>,
+    /// KV cache of the models of e2e and prefill; of decode and sparse the rows.
+    #[arg(long, value_enum)]
+    pub kv_cache: Option<KvCacheArg>,
     /// Layers of that model; all if absent.
     #[arg(long, value_name = "N", requires = "random_weights")]
     pub layers: Option<usize>,

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device};
 use burn_mla::model::SamplingParams;
 use burn_mla::ops::Path;
 
-use crate::common::WeightsArg;
+use crate::common::{KvCacheArg, WeightsArg};
 use crate::report::Report;
 use crate::timing::{Timer, caught};
 
@@ -29,6 +29,7 @@ pub struct Bench {
     pub weights_seed: u64,
     /// In blocks or dense, where that is not left to the configuration.
     pub weights: Option<WeightsArg>,
+    pub kv_cache: Option<KvCacheArg>,
     /// Whether engines of whole models are.
     pub deterministic: bool,
     /// How whole models choose tokens; each request has another seed.

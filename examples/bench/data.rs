@@ -1,10 +1,14 @@
 //! Inputs, and the same attention on the host in f64.
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
-use burn_mla::ops::cache::new_pool;
+use burn_mla::ops::cache::{Pool, RowFormat, new_pool};
+use burn_mla::ops::{WriteLatentArgs, write_latent};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+
+use crate::cases::Bench;
+use crate::common::KvCacheArg;
 
 /// Random numbers per call: a cache has more than 2^31.
 const CHUNK: usize = 1 << 28;
@@ -48,6 +52,27 @@ pub fn pool(shape: [usize; 3], dtype: FloatDType, device: &Device) -> Tensor<3> 
         pool = pool.slice_assign(start..end, random(end - start, dtype.into(), device));
     }
     pool.reshape(shape)
+}
+
+/// The same, stored as `--kv-cache` says, with 64 rotary channels.
+pub fn rows(shape: [usize; 3], bench: &Bench) -> Result<Pool, String> {
+    let dense = pool(shape, FloatDType::from(bench.dtype), &bench.device);
+    if bench.kv_cache != Some(KvCacheArg::Fp8) {
+        return Ok(dense.into());
+    }
+    let [pages, page_size, width] = shape;
+    let (slots, format) = (pages * page_size, RowFormat::Fp8 { rope: 64 });
+    let cache = Pool::new(shape, FloatDType::from(bench.dtype), format, &bench.device);
+    let mut cache = cache.map_err(|error| error.to_string())?;
+    let rows = dense.reshape([slots, width]);
+    for start in (0..slots).step_by(CHUNK / width) {
+        let end = slots.min(start + CHUNK / width);
+        let latent = rows.clone().slice(start..end);
+        let slots = ints((start as i32..end as i32).collect(), [end - start], &bench.device);
+        let written = write_latent(WriteLatentArgs { cache, slots, latent, rope: None });
+        cache = written.map_err(|refused| refused.error.to_string())?;
+    }
+    Ok(cache)
 }
 
 /// Weights: normal numbers with deviation 0.02, row after row in memory.

@@ -1,6 +1,7 @@
 //! `mla_decode` over the shapes that FlashMLA and FlashInfer are measured with.
 
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::Tensor;
+use burn_mla::ops::cache::Pool;
 use burn_mla::ops::{
     MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaPlan, MlaPlanArgs, MlaQuery, Splits, available_paths,
     explain_path, mla_decode, mla_plan,
@@ -52,11 +53,11 @@ impl Shape {
     }
 
     /// As FlashMLA's tests count: a causal mask is not subtracted.
-    fn volume(&self, bytes: usize) -> Volume {
+    fn volume(&self, bytes: usize, row_bytes: usize) -> Volume {
         let (b, s_q, h_q, mean) = (self.b as f64, self.s_q as f64, self.h_q as f64, self.mean_len());
         let flops = b * h_q * s_q * (2 * D + 2 * DV) as f64 * mean;
-        let elements = b * (s_q * h_q * (D + DV) as f64 + mean * D as f64);
-        Volume { flops: Some(flops), bytes: Some(elements * bytes as f64) }
+        let bytes = b * (s_q * h_q * ((D + DV) * bytes) as f64 + mean * row_bytes as f64);
+        Volume { flops: Some(flops), bytes: Some(bytes) }
     }
 
     fn fields(&self) -> [(&'static str, Value); 7] {
@@ -99,9 +100,10 @@ pub fn run(bench: &mut Bench) {
     let pages = shapes.iter().map(Shape::pages).max().unwrap_or(0) + 64;
     let mut pool = None;
     bench.case("dense: the cache", |bench| {
-        let gib = (pages * PAGE * D * bench.dtype.size()) as f64 / f64::from(1 << 30);
+        let rows = data::rows([pages, PAGE, D], bench)?;
+        let gib = rows.bytes() as f64 / f64::from(1 << 30);
         bench.report.say(&format!("dense: a cache of {pages} pages, {gib:.2} GiB"));
-        pool = Some(data::pool([pages, PAGE, D], FloatDType::from(bench.dtype), &bench.device));
+        pool = Some(rows);
         bench.device.sync().map_err(|error| error.to_string())
     });
     let Some(pool) = pool else { return };
@@ -117,7 +119,7 @@ pub fn tables(bench: &mut Bench) {
     for shape in bench.pick(&full, 1, &[shape(2, 16, 130)]) {
         let name = format!("dense {shape:?}");
         bench.case(&name, |bench| {
-            let pool = data::pool([shape.pages() + 64, PAGE, D], FloatDType::from(bench.dtype), &bench.device);
+            let pool = data::rows([shape.pages() + 64, PAGE, D], bench)?;
             let mut case = Case::new(bench, shape, &pool)?;
             let plan = case.plan()?;
             let mut measured = tables::Measured::new();
@@ -129,6 +131,12 @@ pub fn tables(bench: &mut Bench) {
             tables::judge(bench, &name, measured)
         });
     }
+}
+
+/// Bytes of a row.
+fn row_bytes(pool: &Pool) -> usize {
+    let [pages, page_size, _] = pool.dims();
+    pool.bytes() as usize / (pages * page_size).max(1)
 }
 
 /// One shape with its inputs.
@@ -144,7 +152,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(bench: &Bench, shape: Shape, pool: &Tensor<3>) -> Result<Self, String> {
+    fn new(bench: &Bench, shape: Shape, pool: &Pool) -> Result<Self, String> {
         let device = &bench.device;
         let lens = shape.lens();
         let (table, width) = page_table(&lens, pool.dims()[0]);
@@ -188,7 +196,8 @@ impl Case {
         let (out, lse) = call(Some(&plan))?;
         let difference = self.check(bench, out, lse)?;
         let extra = [("path", json!(self.path(bench))), ("rel_rms", rounded(difference, 8))];
-        let (fields, volume) = (self.shape.fields(), self.shape.volume(bench.dtype.size()));
+        let (fields, volume) =
+            (self.shape.fields(), self.shape.volume(bench.dtype.size(), row_bytes(&self.args.kv_cache)));
         let times = bench.timer.measure(|| call(Some(&plan)))?;
         bench.report.row("dense", &fields, &times, volume, &extra);
         let smoke = bench.size == Size::Smoke;
@@ -208,7 +217,8 @@ impl Case {
     fn problem(&self, bench: &Bench) -> MlaDecodeProblem {
         let Shape { b: batch, s_q: query_len, h_q: heads, .. } = self.shape;
         let (key_width, value_width, page_size, dtype) = (D, DV, PAGE, bench.dtype);
-        MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype }
+        let rows = self.args.kv_cache.format();
+        MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype, rows }
     }
 
     /// Which kernels run.
@@ -223,8 +233,10 @@ impl Case {
         let (b, i) = (rng.random_range(0..b), rng.random_range(0..s_q));
         let visible = if self.options.causal { self.lens[b] - s_q + i + 1 } else { self.lens[b] };
         let pages = &self.table[b * self.width..][..self.lens[b].div_ceil(PAGE)];
-        let ids: Tensor<1, Int> = data::ints(pages.to_vec(), [pages.len()], &bench.device);
-        let rows = data::floats(self.args.kv_cache.clone().select(0, ids))?;
+        let slots: Vec<i32> =
+            pages.iter().flat_map(|&page| (0..PAGE as i32).map(move |i| page * PAGE as i32 + i)).collect();
+        let count = slots.len();
+        let rows = data::floats(self.args.kv_cache.read(data::ints(slots, [count], &bench.device)))?;
         let rows = &rows[..visible * D];
         let q = data::floats(self.q.clone().slice([b..b + 1, i..i + 1]))?;
         let out = data::floats(out.slice([b..b + 1, i..i + 1]))?;

@@ -149,6 +149,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         path: args.path,
         weights_seed: args.weights_seed,
         weights: args.weights,
+        kv_cache: args.kv_cache,
         deterministic: args.deterministic,
         sampling: args.sampling()?,
         context: usize::from(args.context),

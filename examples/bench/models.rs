@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use burn::tensor::FloatDType;
-use burn_mla::model::{LoadAs, ModelConfig, ModelError, ModelRanks, RandomInit, WeightStorage};
+use burn_mla::model::{KvCacheFormat, LoadAs, ModelConfig, ModelError, ModelRanks, RandomInit, WeightStorage};
 use serde_json::{Value, json};
 
 use crate::cases::{Bench, Size};
@@ -132,7 +132,8 @@ pub fn load_as(bench: &Bench) -> LoadAs {
         Some(WeightsArg::Dense) => WeightStorage::Dense,
         Some(WeightsArg::Stored) | None => WeightStorage::Stored,
     };
-    LoadAs { dtype: FloatDType::from(bench.dtype), storage }
+    let kv_cache = bench.kv_cache.map_or(KvCacheFormat::Auto, KvCacheFormat::from);
+    LoadAs { dtype: FloatDType::from(bench.dtype), storage, kv_cache }
 }
 
 /// Weights as models are trained from, so that a batch chooses its experts like a model that is trained.

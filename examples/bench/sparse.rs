@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn_mla::ops::cache::Pool;
 use burn_mla::ops::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, Path, SparseMlaArgs, SparseMlaOptions,
     SparseScope, explain_path, lightning_index, sparse_mla,
@@ -133,13 +134,13 @@ pub fn run(bench: &mut Bench) {
 
 /// Rows of a scope, and the slots that each query sees, in random order.
 struct Keys {
-    rows: Tensor<3>,
+    rows: Pool,
     slots: Vec<i32>,
     topk: usize,
 }
 
 impl Keys {
-    fn new(bench: &Bench, shape: &Shape, scope: Scope, window: bool, seed: u64) -> Self {
+    fn new(bench: &Bench, shape: &Shape, scope: Scope, window: bool, seed: u64) -> Result<Self, String> {
         let (per, mut rng) = (scope.s_k / scope.page, data::rng(seed));
         let pages = data::permutation(shape.b * per, &mut rng);
         let mut slots = Vec::with_capacity(shape.b * shape.s_q * scope.topk);
@@ -153,21 +154,20 @@ impl Keys {
             let slot = |t: usize| own[t / scope.page] * scope.page as i32 + (t % scope.page) as i32;
             slots.extend(tokens.into_iter().map(slot));
         }
-        let rows = data::pool([shape.b * per, scope.page, shape.d], FloatDType::from(bench.dtype), &bench.device);
-        Self { rows, slots, topk: scope.topk }
+        let rows = data::rows([shape.b * per, scope.page, shape.d], bench)?;
+        Ok(Self { rows, slots, topk: scope.topk })
     }
 
     fn scope(&self, shape: &Shape) -> SparseScope {
         let indices = data::ints(self.slots.clone(), [shape.b, shape.s_q, self.topk], &self.rows.device());
-        SparseScope { rows: self.rows.clone(), indices, lengths: None }
+        SparseScope::new(self.rows.clone(), indices)
     }
 
     /// The rows that a query sees, f32.
     fn of(&self, query: usize) -> Result<Vec<f32>, String> {
-        let [pages, page, width] = self.rows.dims();
         let own = self.slots[query * self.topk..][..self.topk].to_vec();
         let ids: Tensor<1, Int> = data::ints(own, [self.topk], &self.rows.device());
-        data::floats(self.rows.clone().reshape([pages * page, width]).select(0, ids))
+        data::floats(self.rows.read(ids))
     }
 
     fn distinct(&self) -> usize {
@@ -181,8 +181,8 @@ impl Keys {
 fn attention(bench: &mut Bench, shape: Shape) -> Result<(), String> {
     let Shape { format, b, s_q, h_q, d, scope, extra, window } = shape;
     let q = data::normal([b, s_q, h_q, d], bench.dtype, &bench.device);
-    let keys = Keys::new(bench, &shape, scope, window, 1);
-    let more = extra.map(|extra| Keys::new(bench, &shape, extra, false, 2));
+    let keys = Keys::new(bench, &shape, scope, window, 1)?;
+    let more = extra.map(|extra| Keys::new(bench, &shape, extra, false, 2)).transpose()?;
     let args = SparseMlaArgs {
         q: q.clone(),
         scope: keys.scope(&shape),
@@ -214,9 +214,11 @@ fn attention(bench: &mut Bench, shape: Shape) -> Result<(), String> {
     let times = bench.timer.measure(call)?;
     let topk = scope.topk + extra.map_or(0, |extra| extra.topk);
     let distinct = keys.distinct() + more.as_ref().map_or(0, Keys::distinct);
-    let elements = b * s_q * h_q * (d + DV) + distinct * d;
+    let [pages, page_size, _] = keys.rows.dims();
+    let row_bytes = keys.rows.bytes() as usize / (pages * page_size);
+    let bytes = b * s_q * h_q * (d + DV) * bench.dtype.size() + distinct * row_bytes;
     let flops = 2.0 * (h_q * b * s_q * topk) as f64 * (d + DV) as f64;
-    let volume = Volume { flops: Some(flops), bytes: Some((elements * bench.dtype.size()) as f64) };
+    let volume = Volume { flops: Some(flops), bytes: Some(bytes as f64) };
     let mut fields = match format {
         Some(format) => vec![("format", json!(format)), ("b", json!(b))],
         None => Vec::new(),

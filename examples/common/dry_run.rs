@@ -2,8 +2,7 @@
 
 use std::fmt::Write;
 
-use burn::tensor::FloatDType;
-use burn_mla::model::{CacheSize, Inspection, ModelConfig, ModelError};
+use burn_mla::model::{CacheSize, Inspection, LoadAs, ModelConfig, ModelError};
 use burn_mla::ops::{DeviceMemory, DeviceName};
 
 /// Requests that a cache is needed for.
@@ -32,7 +31,7 @@ pub fn least_memory(names: &[DeviceName]) -> Option<DeviceMemory> {
 /// A cache that cannot be.
 pub fn table(
     inspection: &Inspection,
-    dtype: FloatDType,
+    load_as: LoadAs,
     needs: &Needs,
     memory: Option<DeviceMemory>,
 ) -> Result<String, ModelError> {
@@ -55,7 +54,7 @@ pub fn table(
     let [a, b, c, d] = sums.map(|number| number.to_string());
     row(["all weights", &a, &b, &c, &d, ""]);
 
-    let (per_token, cache, captured) = cache_bytes(&inspection.config, dtype, needs)?;
+    let (per_token, cache, captured) = cache_bytes(&inspection.config, load_as, needs)?;
     let (requests, tokens) = (needs.tokens.len(), needs.tokens.iter().map(|&tokens| tokens as u128).sum::<u128>());
     let needed = u128::from(inspection.device_bytes()).saturating_add(cache).saturating_add(captured);
     let _ = writeln!(text, "\nKV cache per token  {per_token} bytes");
@@ -91,8 +90,8 @@ pub fn problems(inspection: &Inspection) -> Option<String> {
 }
 
 /// Bytes of a token in all layers, of whole pages and states for all requests, and of the steps that are captured for them.
-fn cache_bytes(config: &ModelConfig, dtype: FloatDType, needs: &Needs) -> Result<(usize, u128, u128), ModelError> {
-    let per_token = config.layers(dtype).iter().map(|layer| layer.bytes_per_token).sum();
+fn cache_bytes(config: &ModelConfig, load_as: LoadAs, needs: &Needs) -> Result<(usize, u128, u128), ModelError> {
+    let per_token = config.layers(load_as).iter().map(|layer| layer.bytes_per_token).sum();
     let page_size = needs.page_size;
     let pages = needs.tokens.iter().map(|tokens| tokens.div_ceil(page_size.max(1)));
     let size = CacheSize {
@@ -103,7 +102,7 @@ fn cache_bytes(config: &ModelConfig, dtype: FloatDType, needs: &Needs) -> Result
     };
     let longest = needs.tokens.iter().max().copied().unwrap_or(0);
     let captured = if needs.graphs { config.captured_bytes(CacheSize { max_tokens: longest, ..size }) } else { 0 };
-    Ok((per_token, config.cache_bytes(size, dtype)?, captured))
+    Ok((per_token, config.cache_bytes(size, load_as)?, captured))
 }
 
 fn gib(bytes: u128) -> f64 {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use burn::tensor::{Device, FloatDType};
-use burn_mla::model::{LoadAs, LoadProgress, ModelError, ModelRanks, WeightStorage};
+use burn_mla::model::{KvCacheFormat, LoadAs, LoadProgress, ModelError, ModelRanks, WeightStorage};
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -44,15 +44,34 @@ pub enum WeightsArg {
     Dense,
 }
 
+/// How the KV cache stores its rows.
+#[allow(dead_code)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheArg {
+    /// In --dtype.
+    Auto,
+    /// Latents in FP8 with a scale for every 128 channels, rotary channels in bf16: half of the memory of bf16.
+    Fp8,
+}
+
+impl From<KvCacheArg> for KvCacheFormat {
+    fn from(format: KvCacheArg) -> Self {
+        match format {
+            KvCacheArg::Auto => Self::Auto,
+            KvCacheArg::Fp8 => Self::Fp8,
+        }
+    }
+}
+
 impl WeightsArg {
-    /// Weights of this dtype, stored so.
+    /// Weights of this dtype, stored so, and such a cache.
     #[allow(dead_code)]
-    pub fn of(self, dtype: DTypeArg) -> LoadAs {
+    pub fn of(self, dtype: DTypeArg, kv_cache: KvCacheArg) -> LoadAs {
         let storage = match self {
             Self::Stored => WeightStorage::Stored,
             Self::Dense => WeightStorage::Dense,
         };
-        LoadAs { dtype: dtype.into(), storage }
+        LoadAs { dtype: dtype.into(), storage, kv_cache: kv_cache.into() }
     }
 }
 

@@ -8,11 +8,12 @@ use burn_mla::ops::cache::CacheError;
 use burn_mla::ops::{DeviceName, MlaError};
 use clap::{Args, ValueEnum};
 
-use crate::common::{DTypeArg, WeightsArg};
+use crate::common::{DTypeArg, KvCacheArg, WeightsArg};
 
 /// Arguments by their names in code and in messages, and the options that they come from.
-const TYPED: [(&str, &str); 18] = [
+const TYPED: [(&str, &str); 19] = [
     ("page_size", "--page-size"),
+    ("kv_cache", "--kv-cache"),
     ("cache_pages", "--cache-pages"),
     ("num_pages", "--cache-pages"),
     ("num_pages * page_size", "--cache-pages * --page-size"),
@@ -92,18 +93,21 @@ pub struct ModelArgs {
     /// flex (CPU), wgpu, cuda or cuda:N; several with commas between them, among which the model is divided, as in cuda:0,cuda:1.
     #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = "flex")]
     pub device: Vec<DeviceName>,
-    /// dtype of weights, activations and KV cache.
+    /// dtype of weights, activations and, unless --kv-cache says otherwise, the KV cache.
     #[arg(long, value_enum, default_value_t = DTypeArg::F32)]
     pub dtype: DTypeArg,
     /// Weights in FP8 or FP4: as they are stored, or dequantised to --dtype.
     #[arg(long, value_enum, default_value_t = WeightsArg::Stored)]
     weights: WeightsArg,
+    /// The rows of the KV cache: in --dtype, or latents in FP8 (DeepSeek-V2, V3 and V3.2).
+    #[arg(long, value_enum, default_value_t = KvCacheArg::Auto)]
+    kv_cache: KvCacheArg,
 }
 
 impl ModelArgs {
     /// What weights become.
     pub fn load_as(&self) -> LoadAs {
-        self.weights.of(self.dtype)
+        self.weights.of(self.dtype, self.kv_cache)
     }
 
     /// The devices, opened.

@@ -8,6 +8,7 @@
 #[cfg(feature = "cuda")]
 pub mod all_reduce;
 pub mod argmax;
+pub mod cache_rows;
 pub mod compact_slots;
 pub mod compress_kv;
 pub mod experts_mlp;
@@ -63,6 +64,7 @@ macro_rules! operations {
 operations! {
     all_reduce,
     argmax,
+    cache_rows,
     compact_slots,
     compress_kv,
     experts_mlp,

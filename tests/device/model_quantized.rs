@@ -24,7 +24,7 @@ fn written(name: &str, form: WeightForm, shard_bytes: u64) -> (TempDir, WriteSum
 
 /// With weights that are dequantised when they are loaded.
 fn logits(dir: &Path, name: &str, device: &Device, dtype: FloatDType) -> Vec<f32> {
-    logits_as(LoadAs { dtype, storage: WeightStorage::Dense }, dir, name, device)
+    logits_as(LoadAs { storage: WeightStorage::Dense, ..LoadAs::from(dtype) }, dir, name, device)
 }
 
 fn logits_as(load_as: LoadAs, dir: &Path, name: &str, device: &Device) -> Vec<f32> {
@@ -84,7 +84,7 @@ fn model_in_blocks_takes_the_memory_of_the_files(#[values("v3-realdims", "v4-rea
     let name = format!("tests/fixtures/{fixture}");
     let (quantized, _) = written(&name, WeightForm::Quantized, u64::MAX);
     let groups = |storage| {
-        let load_as = LoadAs { dtype: FloatDType::BF16, storage };
+        let load_as = LoadAs { storage, ..LoadAs::from(FloatDType::BF16) };
         Inspection::of(quantized.path(), load_as).expect("it is read").groups
     };
     for (group, dense) in groups(WeightStorage::Stored).into_iter().zip(groups(WeightStorage::Dense)) {

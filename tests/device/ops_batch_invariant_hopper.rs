@@ -119,11 +119,11 @@ fn ops_batch_invariant_hopper_heads(#[values([2, 128, 512], [3, 96, 40], [2, 512
                 index_q: None,
                 cos,
                 sin,
-                cache: Tensor::zeros([ROWS, 1, cache_width], (device, dtype)),
+                cache: Tensor::<3>::zeros([ROWS, 1, cache_width], (device, dtype)).into(),
                 slots: ints(&(0..n as i32).collect::<Vec<_>>(), [n], device),
             };
             let written = rope_write(args).expect("legal");
-            let cached = written.cache.reshape([ROWS, cache_width]).narrow(0, 0, n);
+            let cached = written.cache.dense().reshape([ROWS, cache_width]).narrow(0, 0, n);
             Tensor::cat(vec![written.q.flatten::<2>(1, 2), cached], 1)
         };
         check("rope_write", path, dtype, write);
@@ -187,7 +187,7 @@ fn ops_batch_invariant_hopper_attention(
         let attend = |token: usize, n: usize| {
             let args = MlaDecodeArgs {
                 q: MlaQuery::Whole(q.clone().narrow(0, token, n).unsqueeze_dim(0)),
-                kv_cache: kv_cache.clone(),
+                kv_cache: kv_cache.clone().into(),
                 page_table: ints(&[4, 2, 5, 0, 1, 3], [1, pages], device),
                 seq_lens: ints(&[(first + token + n) as i32], [1], device),
             };

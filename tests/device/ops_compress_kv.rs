@@ -126,7 +126,7 @@ fn ops_compress_kv_in_place() {
         drop((other, refused));
         let mut state = args.state;
         let is_gpu = is_wgpu(device) || is_cuda(device);
-        let place = |state: &Tensor<3>| if is_gpu { Err(buffer(state)) } else { Ok(address(state)) };
+        let place = |state: &Tensor<3>| if is_gpu { Err(buffer(state)) } else { Ok(address(&state.clone().into())) };
         let first = place(&state);
         let mut cache = new_pool([2, 4, 6], FloatDType::F32, device).expect("small");
         let first_cached = place(&cache);

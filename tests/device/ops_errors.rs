@@ -23,7 +23,7 @@ fn ops_errors_float_types() {
     let device = &Device::flex();
     for wrong in [F64, F16] {
         let mut decode = Decode::new(device);
-        decode.args.kv_cache = decode.args.kv_cache.cast(wrong);
+        decode.args.kv_cache = decode.args.kv_cache.dense().cast(wrong).into();
         assert_refused(decode.call(), WrongType, "kv_cache");
         let (nope, pe) = (zeros([2, 1, 3, 5], device), zeros([2, 1, 3, 2], device));
         let mut decode = Decode::new(device);
@@ -76,7 +76,11 @@ fn ops_errors_float_types() {
     assert_refused(merge_states(zeros([1, 2, 3, 4], device).cast(F64), zeros([1, 2, 3], device)), WrongType, "outs");
     let args = write_args(device);
     let cache: Tensor<3> = zeros([3, 4, 7], device).cast(F64);
-    assert_refused(write_latent(WriteLatentArgs { cache, ..args }).map_err(MlaError::from), WrongType, "cache");
+    assert_refused(
+        write_latent(WriteLatentArgs { cache: cache.into(), ..args }).map_err(MlaError::from),
+        WrongType,
+        "cache",
+    );
 }
 
 const RAGGED: RaggedAttentionOptions =
@@ -286,7 +290,7 @@ fn ops_errors_boundless_capacity() {
 /// P 3, S 4, D 7, Dv 5, N 2.
 fn write_args(device: &Device) -> WriteLatentArgs {
     WriteLatentArgs {
-        cache: new_pool([3, 4, 7], FloatDType::F32, device).expect("small"),
+        cache: new_pool([3, 4, 7], FloatDType::F32, device).expect("small").into(),
         slots: ints(&[3, 7], [2], device),
         latent: Tensor::ones([2, 5], (device, DType::F32)),
         rope: Some(Tensor::ones([2, 2], (device, DType::F32))),
@@ -295,9 +299,9 @@ fn write_args(device: &Device) -> WriteLatentArgs {
 
 /// The error, after a look at the cache that comes back with it: it must be as it was.
 fn write_refused(args: WriteLatentArgs) -> Result<(), MlaError> {
-    let before = bits(&args.cache);
+    let before = bits(&args.cache.dense());
     let Err(refused) = write_latent(args) else { return Ok(()) };
-    assert!(bits(&refused.cache) == before, "{refused}: the cache has changed");
+    assert!(bits(&refused.cache.dense()) == before, "{refused}: the cache has changed");
     Err(refused.error)
 }
 

@@ -27,9 +27,9 @@ fn ops_errors_mla_decode() {
         let refuses = |kind, argument, change: fn(&mut Decode, &Device)| decode_refuses(device, kind, argument, change);
 
         refuses(Value, "q", |it, device| it.args.q = MlaQuery::Whole(zeros([2, 1, 0, 7], device)));
-        refuses(Shape, "kv_cache", |it, device| it.args.kv_cache = zeros([4, 4, 8], device));
-        refuses(Value, "kv_cache", |it, device| it.args.kv_cache = zeros([4, 3, 7], device));
-        refuses(Value, "kv_cache", |it, device| it.args.kv_cache = zeros([4, 0, 7], device));
+        refuses(Shape, "kv_cache", |it, device| it.args.kv_cache = zeros::<3>([4, 4, 8], device).into());
+        refuses(Value, "kv_cache", |it, device| it.args.kv_cache = zeros::<3>([4, 3, 7], device).into());
+        refuses(Value, "kv_cache", |it, device| it.args.kv_cache = zeros::<3>([4, 0, 7], device).into());
         refuses(Shape, "page_table", |it, device| it.args.page_table = ints(&[0, 1, 2], [3, 1], device));
         refuses(Shape, "seq_lens", |it, device| it.args.seq_lens = ints(&[1, 1, 1], [3], device));
         refuses(WrongType, "page_table", |it, _| it.args.page_table = it.args.page_table.clone().cast(IntDType::I64));
@@ -227,7 +227,8 @@ fn ops_errors_plan_for_keys_that_are_not_there(#[values(false, true)] causal: bo
             // Page 1 has keys 0 to 3 of sequence 0, page 0 its key 4, page 2 those of sequence 1.
             let key = |row: usize| if [4, 5, 6, 7, 0, 8, 9].contains(&row) { 0.5 } else { f32::NAN };
             let rows: Vec<f32> = (0..16).flat_map(|row| [key(row); 7]).collect();
-            decode.args.kv_cache = Tensor::<1>::from_data(rows.as_slice(), (device, DType::F32)).reshape([4, 4, 7]);
+            decode.args.kv_cache =
+                Tensor::<1>::from_data(rows.as_slice(), (device, DType::F32)).reshape([4, 4, 7]).into();
             let (out, lse) = decode.call().expect("its lengths are on the device");
             [crate::ops_fixture::values(out), crate::ops_fixture::values(lse)]
         };

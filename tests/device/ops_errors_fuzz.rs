@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, TensorData};
-use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig, RequestId, RequestToToken, new_pool};
+use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig, RequestId, RequestToToken, RowFormat, new_pool};
 use mla_ops::{
     Accumulator, BlockFormat, CompressKvArgs, CompressKvOptions, Determinism, EntryCache, ExpertChoice, ExpertGroups,
     ExpertScoring, ExpertsMlpArgs, ExpertsMlpOptions, IndexForm, InverseRope, LightningIndexArgs,
@@ -240,11 +240,11 @@ fn rope_writes(h: &mut Hostile) -> Outcome {
         index_q: if is_heads { h.maybe(|h| h.floats([3, 2, 6])) } else { None },
         cos: h.floats([3, 2]),
         sin: h.floats([3, 2]),
-        cache: h.floats([4, 4, 9]),
+        cache: h.floats::<3>([4, 4, 9]).into(),
         slots: h.ints(&[3, -1, 12], [3]),
     };
     let written = rope_write(args).map_err(|refused| refused.to_string())?;
-    let _ = (written.q.into_data(), written.cache.into_data());
+    let _ = (written.q.into_data(), written.cache.dense().into_data());
     Ok(())
 }
 
@@ -252,12 +252,12 @@ fn writes(h: &mut Hostile) -> Outcome {
     let rope = h.maybe(|h| h.floats([3, 2]));
     let width = if rope.is_some() { 5 } else { 7 };
     let args = WriteLatentArgs {
-        cache: h.floats([4, 4, 7]),
+        cache: h.floats::<3>([4, 4, 7]).into(),
         slots: h.ints(&[3, -1, 12], [3]),
         latent: h.floats([3, width]),
         rope,
     };
-    let _ = write_latent(args).map_err(|refused| refused.to_string())?.into_data();
+    let _ = write_latent(args).map_err(|refused| refused.to_string())?.dense().into_data();
     Ok(())
 }
 
@@ -269,7 +269,7 @@ fn decodes(h: &mut Hostile) -> Outcome {
     let seq_lens = h.ints(&[5, 2], [2]);
     let args = MlaDecodeArgs {
         q,
-        kv_cache: h.floats([4, 4, 7]),
+        kv_cache: h.floats::<3>([4, 4, 7]).into(),
         page_table: h.ints(&[1, 0, 2, 0], [2, 2]),
         seq_lens: seq_lens.clone(),
     };
@@ -357,7 +357,7 @@ fn picks(h: &mut Hostile) -> Outcome {
 
 fn sparse(h: &mut Hostile) -> Outcome {
     let scope = |h: &mut Hostile| SparseScope {
-        rows: h.floats([4, 4, 7]),
+        rows: h.floats([4, 4, 7]).into(),
         indices: h.ints(&[3, 9, -1, 15, 0], [2, 1, 5]),
         lengths: h.maybe(|h| h.ints(&[5, 2], [2, 1])),
     };
@@ -526,7 +526,10 @@ fn tokens(h: &mut Hostile) -> Outcome {
 }
 
 fn caches(h: &mut Hostile) -> Outcome {
-    let pool = |h: &mut Hostile| PoolConfig { width: h.number(3), tokens_per_row: h.number(1) };
+    let pool = |h: &mut Hostile| {
+        let format = h.one(&[RowFormat::Dense, RowFormat::Dense, RowFormat::Fp8 { rope: 2 }]);
+        PoolConfig { width: h.number(3), tokens_per_row: h.number(1), format }
+    };
     let config = CacheConfig {
         pools: (0..h.len(2)).map(|_| pool(h)).collect(),
         num_pages: h.number(8),
@@ -552,7 +555,7 @@ fn caches(h: &mut Hostile) -> Outcome {
             10 => cache.replace_first_pages(id, &pages),
             11 => cache.page_table(&ids, n).map(drop),
             _ => cache.take_pool(n).and_then(|pool| {
-                let other = if h.is_wrong() { h.floats([8, 4, 3]) } else { pool };
+                let other = if h.is_wrong() { h.floats::<3>([8, 4, 3]).into() } else { pool };
                 cache.put_pool(n, other)
             }),
         };

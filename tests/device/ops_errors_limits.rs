@@ -18,7 +18,7 @@ fn decode(q: [usize; 4], max_pages: usize, splits: Splits, dtype: DType, device:
     let [batch, _, _, width] = q;
     let args = MlaDecodeArgs {
         q: MlaQuery::Whole(empty(q, dtype, device)),
-        kv_cache: empty([1, 64, width], dtype, device),
+        kv_cache: empty::<3>([1, 64, width], dtype, device).into(),
         page_table: ints(&vec![0; batch * max_pages], [batch, max_pages], device),
         seq_lens: ints(&vec![0; batch], [batch], device),
     };
@@ -67,7 +67,7 @@ fn ops_limits_of_dtypes() {
             let ((out_a, lse_a), (out_b, lse_b)) = (part(), part());
             refused(merge_state(MergeStateArgs { out_a, lse_a, out_b, lse_b }).map(|_| ()), "out_a");
             let args = WriteLatentArgs {
-                cache: empty([1, 2, 3], dtype, device),
+                cache: empty::<3>([1, 2, 3], dtype, device).into(),
                 slots: ints(&[0], [1], device),
                 latent: empty([1, 3], dtype, device),
                 rope: None,

@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use half::{bf16, f16};
+use mla_ops::cache::RowFormat;
 use mla_ops::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaPlan, MlaPlanArgs, MlaQuery, Path, Splits};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -269,6 +270,7 @@ impl DecodeCase {
             value_width: self.widths.1,
             page_size: self.page_size,
             dtype: self.dtype,
+            rows: RowFormat::Dense,
         };
         let paths = self.paths(device);
         assert_eq!(mla_ops::available_paths(&problem, device), paths, "{self:?}");
@@ -305,7 +307,7 @@ impl DecodeInputs {
         };
         MlaDecodeArgs {
             q,
-            kv_cache: floats(&self.kv_cache, [self.pages, case.page_size, width], case.dtype, device),
+            kv_cache: floats::<3>(&self.kv_cache, [self.pages, case.page_size, width], case.dtype, device).into(),
             page_table: ints(&self.page_table, [batch, self.max_pages], device),
             seq_lens: ints(&lens_i32(&case.lens), [batch], device),
         }

@@ -47,7 +47,12 @@ fn step(device: &Device, dtype: DType) -> (Tensor<3>, Tensor<2>) {
     };
     let table = page_table(paged, 3).expect("legal").table;
 
-    let cache = write_latent(WriteLatentArgs { cache, slots, latent: latent * 0.5 - 0.25, rope: Some(rope * 2.0) });
+    let cache = write_latent(WriteLatentArgs {
+        cache: cache.into(),
+        slots,
+        latent: latent * 0.5 - 0.25,
+        rope: Some(rope * 2.0),
+    });
     let args = MlaDecodeArgs {
         q: MlaQuery::Whole(q * 2.0 + 1.0),
         kv_cache: cache.expect("the only handle"),
@@ -110,8 +115,8 @@ fn pool(device: &Device, pages: usize) -> Tensor<3> {
 
 fn write(cache: Tensor<3>, slot: i32, device: &Device) -> Tensor<3> {
     let latent = Tensor::<2>::ones([1, 32], (device, DType::F32)) * 5.0;
-    let args = WriteLatentArgs { cache, slots: ints(&[slot], [1], device), latent, rope: None };
-    write_latent(args).unwrap_or_else(|refused| panic!("{refused}"))
+    let args = WriteLatentArgs { cache: cache.into(), slots: ints(&[slot], [1], device), latent, rope: None };
+    write_latent(args).unwrap_or_else(|refused| panic!("{refused}")).dense()
 }
 
 /// The number of the buffer that a GPU's tensor is in, once what it waits for has been computed.
@@ -167,14 +172,14 @@ fn ops_fusion_leaves_views_alone() {
         let cache = pool(device, 2);
         let view = cache.clone().reshape([4, 32, 32]);
         let args = WriteLatentArgs {
-            cache,
+            cache: cache.into(),
             slots: ints(&[3], [1], device),
             latent: Tensor::<2>::ones([1, 32], (device, DType::F32)) * 5.0,
             rope: None,
         };
         let cache = match write_latent(args) {
             Ok(cache) => {
-                assert_eq!(values(cache.clone()).iter().filter(|value| **value == 5.0).count(), 32, "{device:?}");
+                assert_eq!(values(cache.dense()).iter().filter(|value| **value == 5.0).count(), 32, "{device:?}");
                 cache
             }
             Err(refused) => refused.cache,

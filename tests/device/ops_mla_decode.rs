@@ -146,7 +146,7 @@ fn ops_decode_strided_inputs() {
             let table = ints(&vec![UNUSED_PAGE; (max_pages + 3) * batch], [max_pages + 3, batch], device);
             let table = table.slice_assign([2..2 + max_pages, 0..batch], args.page_table.transpose());
             strided.page_table = table.narrow(0, 2, max_pages).transpose();
-            strided.kv_cache = restrided(args.kv_cache, 0, 1);
+            strided.kv_cache = restrided(args.kv_cache.dense(), 0, 1).into();
 
             let (strided_out, strided_lse) = mla_decode(strided, &case.options(), None).expect("legal").materialise();
             assert_eq!(bits(&strided_out), bits(&out));
@@ -171,8 +171,8 @@ fn ops_decode_of_rows_that_lie_apart() {
             let q = MlaQuery::Whole(wide.narrow(3, 128, width));
             let [pages, page_size, _] = kv_cache.dims();
             let wide = Tensor::full([pages, page_size, width + 384], f32::NAN, (device, dtype));
-            let wide = wide.slice_assign([0..pages, 0..page_size, 256..256 + width], kv_cache);
-            let args = MlaDecodeArgs { q, kv_cache: wide.narrow(2, 256, width), page_table, seq_lens };
+            let wide = wide.slice_assign([0..pages, 0..page_size, 256..256 + width], kv_cache.dense());
+            let args = MlaDecodeArgs { q, kv_cache: wide.narrow(2, 256, width).into(), page_table, seq_lens };
             let (apart_out, apart_lse) = mla_decode(args, &case.options(), None).expect("legal").materialise();
             assert_eq!(bits(&apart_out), bits(&out));
             assert_eq!(bits(&apart_lse), bits(&lse));

@@ -149,7 +149,7 @@ impl Pool {
         let q = TensorData::new(self.q[..shape.iter().product()].to_vec(), shape);
         let args = MlaDecodeArgs {
             q: MlaQuery::Whole(Tensor::from_data(q, (device, cache.dtype()))),
-            kv_cache: cache,
+            kv_cache: cache.into(),
             page_table: ints(&self.page_table[..batch * self.max_pages], [batch, self.max_pages], device),
             seq_lens: ints(&lens_i32(&case.lens), [batch], device),
         };

@@ -1,7 +1,7 @@
 //! `page_table`, `kv_indices` and `write_latent` against brute force, and what permuting pages and batches may change.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use mla_ops::cache::new_pool;
+use mla_ops::cache::{Pool, new_pool};
 use mla_ops::{KvIndices, MlaError, PageTable, PagedBatchArgs, WriteLatentArgs, kv_indices, page_table, write_latent};
 use proptest::prelude::{Just, ProptestConfig, Strategy, prop, proptest};
 use rand::seq::SliceRandom;
@@ -185,7 +185,7 @@ fn write_args(rows: usize, with_rope: bool, slots: &[i32], dtype: DType, device:
         true => (new.clone().slice([0..rows, 0..width - 2]), Some(new.slice([0..rows, width - 2..width]))),
         false => (new, None),
     };
-    WriteLatentArgs { cache, slots: ints(slots, [rows], device), latent, rope }
+    WriteLatentArgs { cache: cache.into(), slots: ints(slots, [rows], device), latent, rope }
 }
 
 #[rstest]
@@ -200,7 +200,7 @@ fn ops_write_latent(#[case] slots: &[i32], #[values(false, true)] with_rope: boo
     for_each_dtype(|device, dtype| {
         let args = write_args(slots.len(), with_rope, slots, dtype, device);
         let row_bytes = CACHE[2] * dtype.size();
-        let mut expected = bits(&args.cache);
+        let mut expected = bits(&args.cache.dense());
         let rows = |part: &Tensor<2>| -> Vec<Vec<u8>> {
             bits(part).chunks_exact(part.dims()[1] * dtype.size()).map(<[u8]>::to_vec).collect()
         };
@@ -215,13 +215,13 @@ fn ops_write_latent(#[case] slots: &[i32], #[values(false, true)] with_rope: boo
         }
         let cache = write_latent(args).expect("legal");
         assert_eq!((cache.dims(), cache.dtype()), (CACHE, dtype));
-        assert!(bits(&cache) == expected, "slots {slots:?}, {dtype:?} on {device:?}");
+        assert!(bits(&cache.dense()) == expected, "slots {slots:?}, {dtype:?} on {device:?}");
     });
 }
 
 /// Where the cache lies in memory.
-pub fn address(cache: &Tensor<3>) -> *const u8 {
-    let primitive = cache.clone().try_into_primitive::<burn::backend::Flex>().expect("a Flex tensor");
+pub fn address(cache: &Pool) -> *const u8 {
+    let primitive = cache.dense().try_into_primitive::<burn::backend::Flex>().expect("a Flex tensor");
     primitive.bytes().as_ptr()
 }
 
@@ -239,7 +239,7 @@ fn ops_write_latent_in_place(#[values(false, true)] with_rope: bool, #[values(DT
 fn ops_write_latent_into_nothing(#[values([0, 4, 3], [4, 0, 3], [4, 4, 0])] shape: [usize; 3]) {
     for_each_device(|device| {
         let slots = if shape[2] == 0 { [9, -1] } else { [-1; 2] };
-        let cache = new_pool(shape, FloatDType::F32, device).expect("nothing");
+        let cache = new_pool(shape, FloatDType::F32, device).expect("nothing").into();
         let latent = floats(&[1.0; 6][..2 * shape[2]], [2, shape[2]], DType::F32, device);
         let args = WriteLatentArgs { cache, slots: ints(&slots, [2], device), latent, rope: None };
         assert_eq!(write_latent(args).expect("legal").dims(), shape, "on {device:?}");
@@ -251,19 +251,19 @@ fn ops_write_latent_refuses_a_shared_cache() {
     for_each_dtype(|device, dtype| {
         let args = write_args(2, true, &[1, 5], dtype, device);
         let other = args.cache.clone();
-        let before = bits(&other);
+        let before = bits(&other.dense());
         let WriteLatentArgs { cache, slots, latent, rope } = args;
         let (again, more) = (latent.clone(), rope.clone());
         let args = WriteLatentArgs { cache, slots: slots.clone(), latent, rope };
         let refused = write_latent(args).expect_err("another handle is alive");
         assert!(matches!(refused.error, MlaError::CacheShared { .. }), "{refused}");
         assert!(refused.to_string().contains("`cache`"), "{refused}");
-        assert!(bits(&refused.cache) == before && bits(&other) == before);
+        assert!(bits(&refused.cache.dense()) == before && bits(&other.dense()) == before);
         // With the other handles gone the returned cache can be written.
         drop(other);
         let args = WriteLatentArgs { cache: refused.cache, slots, latent: again, rope: more };
         let cache = write_latent(args).expect("the only handle");
-        assert!(bits(&cache) != before);
+        assert!(bits(&cache.dense()) != before);
     });
 }
 
@@ -271,7 +271,7 @@ fn ops_write_latent_refuses_a_shared_cache() {
 #[test]
 fn ops_write_latent_never_copies_a_strided_cache() {
     let WriteLatentArgs { cache, slots, latent, rope } = write_args(1, false, &[3], DType::F32, &Device::flex());
-    let strided = cache.swap_dims(0, 1);
+    let strided = cache.dense().swap_dims(0, 1).into();
     let before = address(&strided);
     match write_latent(WriteLatentArgs { cache: strided, slots, latent, rope }) {
         Ok(cache) => assert_eq!(address(&cache), before, "the pool was copied"),

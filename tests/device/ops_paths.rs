@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use burn::tensor::{DType, Device};
 use mla_ops::Determinism::BatchInvariant;
 use mla_ops::Path::{Matmul, Portable, PortableMma, Reference, Sm90, Sm100};
+use mla_ops::cache::RowFormat;
 use mla_ops::{
     LightningIndexProblem, LinearProblem, MlaDecodeProblem, Path, Problem, RaggedAttentionProblem, SparseMlaProblem,
     VerticalSlashAttentionProblem, available_paths, explain_path,
@@ -16,11 +17,28 @@ use crate::devices::{for_each_device, for_each_dtype, has_tiles, is_blackwell, i
 const BF16: DType = DType::BF16;
 
 fn decode(dtype: DType) -> MlaDecodeProblem {
-    MlaDecodeProblem { batch: 2, query_len: 1, heads: 16, key_width: 576, value_width: 512, page_size: 64, dtype }
+    MlaDecodeProblem {
+        batch: 2,
+        query_len: 1,
+        heads: 16,
+        key_width: 576,
+        value_width: 512,
+        page_size: 64,
+        dtype,
+        rows: RowFormat::Dense,
+    }
 }
 
 fn sparse(dtype: DType) -> SparseMlaProblem {
-    SparseMlaProblem { batch: 2, query_len: 3, heads: 16, key_width: 576, value_width: 512, dtype }
+    SparseMlaProblem {
+        batch: 2,
+        query_len: 3,
+        heads: 16,
+        key_width: 576,
+        value_width: 512,
+        dtype,
+        rows: RowFormat::Dense,
+    }
 }
 
 fn index(heads: usize, width: usize, dtype: DType) -> LightningIndexProblem {

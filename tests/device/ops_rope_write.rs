@@ -35,7 +35,9 @@ fn args([heads, width, cache_width, pairs]: Sizes, slots: &[i32], dtype: DType, 
         cos: table(f64::cos),
         sin: table(f64::sin),
         // Some devices pad the rows of a tensor that is made with this shape.
-        cache: floats(&draw(24 * cache_width, dtype), [24 * cache_width], dtype, device).reshape([6, 4, cache_width]),
+        cache: floats(&draw(24 * cache_width, dtype), [24 * cache_width], dtype, device)
+            .reshape([6, 4, cache_width])
+            .into(),
         slots: ints(slots, [tokens], device),
     }
 }
@@ -82,9 +84,11 @@ fn ops_rope_write(
         let what = format!("{sizes:?} {dtype:?} on {device:?}");
         let written_latent = written.latent.expect("of queries that are not absorbed");
         assert_eq!((written.q.dims(), written_latent.dims()), (q.dims(), latent.dims()), "{what}");
-        for (actual, expected) in
-            [(bits(&written.q), bits(&q)), (bits(&written_latent), bits(&latent)), (bits(&written.cache), bits(&cache))]
-        {
+        for (actual, expected) in [
+            (bits(&written.q), bits(&q)),
+            (bits(&written_latent), bits(&latent)),
+            (bits(&written.cache.dense()), bits(&cache.dense())),
+        ] {
             assert!(actual == expected, "{what}");
         }
     });
@@ -123,9 +127,11 @@ fn ops_rope_write_normed(
         let what = format!("{sizes:?}, {index:?} {dtype:?} on {device:?}");
         let written_latent = written.latent.expect("of queries that are not absorbed");
         assert_eq!((written.q.dims(), written_latent.dims()), (q.dims(), latent.dims()), "{what}");
-        for (actual, expected) in
-            [(bits(&written.q), bits(&q)), (bits(&written_latent), bits(&latent)), (bits(&written.cache), bits(&cache))]
-        {
+        for (actual, expected) in [
+            (bits(&written.q), bits(&q)),
+            (bits(&written_latent), bits(&latent)),
+            (bits(&written.cache.dense()), bits(&cache.dense())),
+        ] {
             assert!(actual == expected, "{what}");
         }
         assert_eq!(written.index_q.as_ref().map(Tensor::dims), index_q.as_ref().map(Tensor::dims), "{what}");
@@ -151,10 +157,10 @@ fn ops_rope_write_absorbed(
             let weight = random(&mut rng(52), heads * rank * still, dtype);
             let weight = floats(&weight, [heads, rank, still], dtype, device).into();
             let RopeWritten { q, cache, .. } = rope_write(new()).expect("legal");
-            let expected = [bits(&linear_by_head(q, &weight, Determinism::Fast).expect("legal")), bits(&cache)];
+            let expected = [bits(&linear_by_head(q, &weight, Determinism::Fast).expect("legal")), bits(&cache.dense())];
             let RopeWritten { q, cache, .. } = rope_write(absorbed(new(), weight)).expect("legal");
             assert_eq!(q.dims(), [slots.len(), heads, rank + 2 * pairs]);
-            assert!([bits(&q), bits(&cache)] == expected, "{sizes:?} {dtype:?} on {device:?}");
+            assert!([bits(&q), bits(&cache.dense())] == expected, "{sizes:?} {dtype:?} on {device:?}");
         }
     });
 }
@@ -164,9 +170,9 @@ fn ops_errors_rope_write() {
     for_each_device(|device| {
         let new = || args([3, 8, 10, 2], &[2, 9], DType::F32, device);
         let call = |args: RopeWriteArgs| -> Result<RopeWritten, MlaError> {
-            let before = bits(&args.cache);
+            let before = bits(&args.cache.dense());
             rope_write(args).map_err(|refused| {
-                assert!(bits(&refused.cache) == before, "{refused}: the cache has changed");
+                assert!(bits(&refused.cache.dense()) == before, "{refused}: the cache has changed");
                 refused.error
             })
         };
@@ -205,7 +211,8 @@ fn ops_errors_rope_write() {
         assert_refused(with(|it, device| it.index_q = Some(zeros([2, 2, 8], device))), Value, "index_q");
         let (shared, args) = (new(), new());
         let other = shared.cache.clone();
-        let refused = rope_write(RopeWriteArgs { cache: shared.cache, ..args }).expect_err("another handle is alive");
+        let refused =
+            rope_write(RopeWriteArgs { cache: shared.cache.into(), ..args }).expect_err("another handle is alive");
         assert!(matches!(refused.error, MlaError::CacheShared { argument: "cache", .. }), "{refused}");
         drop(other);
     });

@@ -73,7 +73,7 @@ impl Scope {
     fn upload(&self, case: &Case, device: &Device) -> SparseScope {
         let ([pages, page_size, most], [batch, query_len, _]) = (self.pool, case.shape);
         SparseScope {
-            rows: floats(&self.rows, [pages, page_size, case.widths[0]], case.dtype, device),
+            rows: floats::<3>(&self.rows, [pages, page_size, case.widths[0]], case.dtype, device).into(),
             indices: ints(&self.indices, [batch, query_len, most], device),
             lengths: self.lengths.as_ref().map(|lengths| ints(lengths, [batch, query_len], device)),
         }
@@ -204,11 +204,11 @@ fn ops_sparse_strided() {
         let args = SparseMlaArgs {
             q: restrided(args.q, 1, 2),
             scope: SparseScope {
-                rows: restrided(args.scope.rows, 0, 2),
+                rows: restrided(args.scope.rows.dense(), 0, 2).into(),
                 indices: transposed(args.scope.indices),
                 ..args.scope
             },
-            second: Some(SparseScope { rows: half(second.rows), ..second }),
+            second: Some(SparseScope { rows: half(second.rows.dense()).into(), ..second }),
             sink: None,
         };
         let state = sparse_mla(args, &case.options()).expect("legal");
@@ -301,12 +301,12 @@ fn ops_errors_sparse() {
         };
         refused(&|args| args.q = zeros([2, 2, 0, 80], device), Kind::Value, "q");
         refused(&|args| args.q = zeros([2, 2, 9, 81], device), Kind::Shape, "scope.rows");
-        refused(&|args| args.scope.rows = args.scope.rows.clone().cast(DType::F16), Kind::DType, "scope.rows");
+        refused(&|args| args.scope.rows = args.scope.rows.dense().cast(DType::F16).into(), Kind::DType, "scope.rows");
         refused(&|args| args.scope.indices = ints(&[0; 12], [3, 2, 2], device), Kind::Shape, "scope.indices");
         refused(&|args| args.scope.indices = args.scope.indices.clone().cast(DType::I64), Kind::DType, "scope.indices");
         refused(&|args| args.scope.lengths = Some(ints(&[1; 2], [2, 1], device)), Kind::Shape, "scope.lengths");
         refused(
-            &|args| args.second = Some(SparseScope { rows: zeros([1, 1, 3], device), ..args.scope.clone() }),
+            &|args| args.second = Some(SparseScope { rows: zeros([1, 1, 3], device).into(), ..args.scope.clone() }),
             Kind::Shape,
             "second.rows",
         );

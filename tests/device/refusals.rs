@@ -69,7 +69,7 @@ impl Decode {
         let case = DecodeCase { lens: vec![5, 2], page_size: 4, widths: (7, 5), ..Default::default() };
         let mut args = case.inputs(51).args(device);
         args.page_table = ints(&[1, 0, 2, 0], [2, 2], device);
-        args.kv_cache = zeros([4, 4, 7], device);
+        args.kv_cache = zeros::<3>([4, 4, 7], device).into();
         Self { args, options: case.options(), plan: None }
     }
 

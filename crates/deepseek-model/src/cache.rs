@@ -21,6 +21,18 @@ pub struct CacheSize {
     pub max_tokens: usize,
 }
 
+/// How the rows of a KV cache are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum KvCacheFormat {
+    /// In the dtype of the model.
+    #[default]
+    Auto,
+    /// Latents in FP8 with a scale for every 128 channels, and their rotary channels in bf16
+    /// ([`RowFormat::Fp8`](mla_ops::cache::RowFormat::Fp8)): 656 bytes for the 576 channels of DeepSeek-V2, V3 and V3.2. Index keys
+    /// (V3.2) stay in the dtype of the model. DeepSeek-V4 has no such cache.
+    Fp8,
+}
+
 /// What a model's cache does for the engine. The model itself knows its type: [`ModelCache::get_mut`].
 pub(crate) trait RequestCache: Any + Debug + Send {
     /// What kind of cache it is, in words.

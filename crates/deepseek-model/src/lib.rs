@@ -43,7 +43,7 @@ mod tokenizer;
 mod verify;
 mod weights;
 
-pub use cache::{CacheSize, ModelCache};
+pub use cache::{CacheSize, KvCacheFormat, ModelCache};
 pub use chat::{ChatPrompt, ChatTemplate, Message, Role, read_conversation};
 pub use config::{GenerationDefaults, LayerSummary, Quantization};
 pub use decode_graph::GraphSupport;

@@ -22,7 +22,7 @@ pub struct DeepseekModel {
     model: Box<dyn Model>,
     parallel: Parallel,
     device: Device,
-    dtype: FloatDType,
+    load_as: LoadAs,
     defaults: GenerationDefaults,
 }
 
@@ -75,9 +75,10 @@ impl DeepseekModel {
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
         let load_as = load_as.into();
-        let LoadAs { dtype, storage } = load_as;
+        let LoadAs { dtype, storage, kv_cache } = load_as;
         check_device(device, dtype)?;
         let config = ModelConfig::read(dir)?;
+        config.row_format(kv_cache)?;
         let defaults = GenerationDefaults::read(dir, config.eos_token_ids())?;
         let checkpoint = Checkpoint::open(dir)?;
         let listed = check_headers(&config, Some(&checkpoint), &parallel, device)?;
@@ -86,14 +87,15 @@ impl DeepseekModel {
         let mut loader = loader.with_quantization(config.quantization()).with_storage(storage);
         let model = config.load(&mut loader, device);
         loader.finish()?;
-        Ok(Self { config, model, parallel, device: device.clone(), dtype, defaults })
+        Ok(Self { config, model, parallel, device: device.clone(), load_as, defaults })
     }
 
     /// A model with random weights, initialised on the device: by a seed, of sizes that keep activations finite, or as [`RandomInit`]
     /// says; codes and scales where the configuration names blocks, unless `load_as` says otherwise. Norms are 1. No token ends a text. `on_progress` sees how far the weights are, in bytes on the device.
     ///
     /// # Errors
-    /// A device that does not open, a dtype that it does not have; [`ModelError::OutOfMemory`] as in [`Self::load`].
+    /// A device that does not open, a dtype that it does not have, a cache that the model does not have; [`ModelError::OutOfMemory`] as in
+    /// [`Self::load`].
     pub fn random(
         config: ModelConfig,
         init: impl Into<RandomInit>,
@@ -118,13 +120,14 @@ impl DeepseekModel {
         on_progress: &mut dyn FnMut(LoadProgress<'_>),
     ) -> Result<Self> {
         let load_as = load_as.into();
-        let dtype = load_as.dtype;
+        let LoadAs { dtype, kv_cache, .. } = load_as;
         check_device(device, dtype)?;
+        config.row_format(kv_cache)?;
         let listed = check_headers(&config, None, &parallel, device)?;
         check_memory(&listed, load_as, &parallel, device)?;
         let bytes = listed.iter().map(|listed| listed.device_bytes(load_as)).sum();
         let loader = WeightLoader::random(init.into(), device, dtype, bytes, Some(on_progress)).with_parallel(parallel);
-        Self::made(config, loader.with_storage(load_as.storage), device, dtype)
+        Self::made(config, loader, device, load_as)
     }
 
     /// A model, or one of so many ranks, whose weights are anything: memory that nobody has written. It shows what is launched.
@@ -132,17 +135,18 @@ impl DeepseekModel {
     /// # Errors
     /// A device that does not open, a dtype that it does not have, and what does not divide among the ranks.
     pub(crate) fn without_weights(config: ModelConfig, ranks: usize, device: &Device, load_as: LoadAs) -> Result<Self> {
-        let LoadAs { dtype, storage } = load_as;
+        let LoadAs { dtype, kv_cache, .. } = load_as;
         check_device(device, dtype)?;
+        config.row_format(kv_cache)?;
         let parallel = Parallel::pretended(0, ranks);
         check_headers(&config, None, &parallel, device)?;
         let loader = WeightLoader::unwritten(device, dtype).with_parallel(parallel);
-        Self::made(config, loader.with_storage(storage), device, dtype)
+        Self::made(config, loader, device, load_as)
     }
 
     /// A model whose weights come from no files, with defaults that nobody published.
-    fn made(config: ModelConfig, loader: WeightLoader, device: &Device, dtype: FloatDType) -> Result<Self> {
-        let loader = loader.with_quantization(config.quantization());
+    fn made(config: ModelConfig, loader: WeightLoader, device: &Device, load_as: LoadAs) -> Result<Self> {
+        let loader = loader.with_storage(load_as.storage).with_quantization(config.quantization());
         let mut loader = loader.with_published(config.published());
         let parallel = loader.parallel().clone();
         let model = config.load(&mut loader, device);
@@ -150,7 +154,7 @@ impl DeepseekModel {
         let eos_token_ids = Vec::new();
         let defaults =
             GenerationDefaults { eos_token_ids, do_sample: false, temperature: None, top_p: None, top_k: None };
-        Ok(Self { config, model, parallel, device: device.clone(), dtype, defaults })
+        Ok(Self { config, model, parallel, device: device.clone(), load_as, defaults })
     }
 
     /// Which rank it is; alone, unless it was loaded as one of several.
@@ -193,18 +197,18 @@ impl DeepseekModel {
     /// # Errors
     /// A size that is zero or too large, or a page size that is no power of two; [`ModelError::OutOfMemory`].
     pub fn new_cache(&self, size: CacheSize) -> Result<ModelCache> {
-        let cache = self.model.new_cache(size, self.dtype);
+        let cache = self.model.new_cache(size, self.load_as);
         cache.map_err(|error| memory::of_failure("a KV cache", error, &self.device))
     }
 
-    /// Of activations and KV cache.
-    pub(crate) fn dtype(&self) -> FloatDType {
-        self.dtype
+    /// What weights have become, and how caches store rows.
+    pub(crate) fn load_as(&self) -> LoadAs {
+        self.load_as
     }
 
     /// What requests that begin alike can share.
     pub(crate) fn prefix_support(&self) -> PrefixSupport {
-        self.config.prefix_support(self.dtype)
+        self.config.prefix_support(self.load_as.dtype)
     }
 
     /// What captures its decode steps.
@@ -222,7 +226,7 @@ impl DeepseekModel {
 
     /// Which implementation of the decode attention runs for a batch, and why.
     pub fn attention_path(&self, batch: usize, page_size: usize) -> PathChoice {
-        let problem = self.model.decode_problem(batch, page_size, self.dtype);
+        let problem = self.model.decode_problem(batch, page_size, self.load_as);
         explain_path(&problem, &self.device)
     }
 

@@ -182,6 +182,8 @@ pub struct LatentRows {
     pub slots: BufferArg,
     /// E `[slot_count, cache_width]`, written in place.
     pub cache: BufferArg,
+    /// Whether the row of a token is that of its number: `cache` is a scratch then, and `slots` are for who reads that.
+    pub by_token: bool,
     /// Channels of a row of the cache.
     pub cache_width: usize,
     /// Pairs of neighbours that RoPE is applied to: all carried channels.

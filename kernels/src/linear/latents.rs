@@ -35,6 +35,8 @@ pub(crate) struct Latents<E: Float, V: Size> {
     #[cube(comptime)]
     cache_width: usize,
     #[cube(comptime)]
+    by_token: bool,
+    #[cube(comptime)]
     forms: Forms,
 }
 
@@ -44,11 +46,13 @@ impl LatentRows {
         self,
         [tokens, width, vector, units]: [usize; 4],
     ) -> (BesideArgs<E, V>, usize) {
-        let Self { latent, weight, cos, sin, slots, cache, cache_width, pairs, slot_count, eps } = self;
+        let Self { latent, weight, cos, sin, slots, cache, by_token, cache_width, pairs, slot_count, eps } = self;
         let cache_width = cache_width / vector;
         let forms = Forms::new(width / vector, cache_width, units);
-        let args =
-            LatentsLaunch::new(latent, slots, cache, weight, cos, sin, pairs, slot_count, eps, cache_width, forms);
+        #[rustfmt::skip]
+        let args = LatentsLaunch::new(
+            latent, slots, cache, weight, cos, sin, pairs, slot_count, eps, cache_width, by_token, forms,
+        );
         (BesideArgs::Latents(args), forms.latent.cubes(tokens))
     }
 }
@@ -122,8 +126,15 @@ impl<E: Float, V: Size> Latents<E, V> {
         let mut column = UNIT_POS as usize % form.columns;
         let head =
             Head::new::<E, V>(self.latent, row, tokens, 1usize.runtime(), width, self.pairs, self.eps, column, form);
-        if row < tokens && is_row(self.slots[min(row, tokens - 1)], self.slot_count) {
-            let first = usize::cast_from(self.slots[row]) * width;
+        let mut is_written = true.runtime();
+        if comptime!(!self.by_token) {
+            is_written = is_row(self.slots[min(row, tokens - 1)], self.slot_count);
+        }
+        if row < tokens && is_written {
+            let mut first = row * width;
+            if comptime!(!self.by_token) {
+                first = usize::cast_from(self.slots[row]) * width;
+            }
             while column < width {
                 let values = head.values::<E, V>(self.latent, self.weight, self.cos, self.sin, column);
                 #[unroll]
@@ -141,5 +152,5 @@ impl<E: Float, V: Size> Latents<E, V> {
 pub(crate) fn offline<E: Float, V: Size>(units: usize) -> BesideArgs<E, V> {
     use crate::offline::buffer as any;
     let forms = Forms::new(24, 72, units);
-    BesideArgs::Latents(LatentsLaunch::new(any(), any(), any(), any(), any(), any(), 1, 1, 1.0, 72, forms))
+    BesideArgs::Latents(LatentsLaunch::new(any(), any(), any(), any(), any(), any(), 1, 1, 1.0, 72, false, forms))
 }

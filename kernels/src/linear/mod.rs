@@ -17,7 +17,7 @@ mod latents;
 #[cfg(feature = "cuda")]
 pub(crate) mod mma;
 pub mod normed;
-mod packed;
+pub(crate) mod packed;
 #[cfg(feature = "cuda")]
 mod parts;
 mod plain;

@@ -149,7 +149,7 @@ impl Fp8Rows {
 
 /// The numbers of a word of E4M3 codes, from place `first` of a vector on.
 #[cube]
-fn decode_e4m3<E: Float, V: Size>(
+pub(crate) fn decode_e4m3<E: Float, V: Size>(
     values: &mut Vector<E, V>,
     codes: u32,
     scale: f32,
@@ -266,7 +266,7 @@ pub(super) fn is_bf16<E: Float>() -> comptime_type!(bool) {
 
 /// The number of the E4M3 code in the low 8 bits.
 #[cube]
-fn e4m3(code: u32) -> f32 {
+pub(crate) fn e4m3(code: u32) -> f32 {
     let magnitude = code & 0x7f;
     let is_small = magnitude < 8;
     let bits = (magnitude << 20) + select(is_small, comptime!(121u32 << 23), comptime!(120u32 << 23));
@@ -308,7 +308,7 @@ pub(super) fn e2m1_pair(codes: u32) -> Vector<f16, Const<2>> {
 /// The same of E4M3 codes in the upper 8 bits of each half of a word, as bf16.
 #[cfg(feature = "cuda")]
 #[cube]
-pub(super) fn e4m3_pair_bf16(codes: u32) -> Vector<bf16, Const<2>> {
+pub(crate) fn e4m3_pair_bf16(codes: u32) -> Vector<bf16, Const<2>> {
     let halves = (codes & 0x8000_8000) | ((codes & 0x7f00_7f00) >> 4);
     Vector::<bf16, Const<2>>::reinterpret(halves)
         * Vector::<bf16, Const<2>>::reinterpret(comptime!(E4M3_FACTOR_BF16).runtime())
@@ -386,7 +386,7 @@ pub(super) fn e2m1_halves(codes: u32) -> u32 {
 }
 
 /// Whether a device decodes in pairs: where the compiler keeps numbers of f16 below its normal ones.
-pub(super) fn decodes_pairs(client: &Client) -> bool {
+pub(crate) fn decodes_pairs(client: &Client) -> bool {
     client.properties().identity.fingerprint.starts_with("ptx_")
 }
 

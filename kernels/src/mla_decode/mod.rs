@@ -9,6 +9,8 @@
 //! Two kernels here do that: `plain` with ordinary arithmetic, on every device, and `mma` with matrix instructions. On
 //! Hopper `sm90` does it, on Blackwell `sm100`. [`DecodeSizes::kernel`] says which one runs.
 
+#[cfg(feature = "cuda")]
+mod by_row;
 mod mma;
 mod plain;
 mod problem;
@@ -31,6 +33,8 @@ use crate::common::launch::share;
 use crate::common::select::{Available, Path};
 use crate::linear::{self, LinearArgs};
 use crate::merge_splits::{self, MergeSplitsArgs};
+#[cfg(feature = "cuda")]
+use crate::sparse_mla;
 
 /// The implementations of this operation.
 pub type DecodeKernel = Path;
@@ -74,7 +78,7 @@ pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
 /// # Errors
 /// As [`launch`], and where the device lacks what the kernel needs.
 pub fn launch_kernel(client: &Client, args: DecodeArgs, path: Path) -> Result<(), DecodeError> {
-    if let Some(merge) = launch_items(client, args, path)? {
+    if let Items::Split(merge) = launch_items(client, args, path)? {
         merge_splits::launch(client, merge);
     }
     Ok(())
@@ -90,16 +94,29 @@ pub fn launch_projected(
     path: Path,
     projection: LinearArgs,
 ) -> Result<(), DecodeError> {
-    if let Some(merge) = launch_items(client, args, path)? {
-        linear::launch_merged(client, merge, projection);
+    match launch_items(client, args, path)? {
+        Items::None => {}
+        Items::Merged => linear::launch(client, projection),
+        Items::Split(merge) => linear::launch_merged(client, merge, projection),
     }
     Ok(())
 }
 
-/// Computes the items of a plan. Returns the merge that is left to do; none, if there is nothing to compute.
-fn launch_items(client: &Client, args: DecodeArgs, path: Path) -> Result<Option<MergeSplitsArgs>, DecodeError> {
+/// What has been computed.
+enum Items {
+    /// Nothing: there is nothing.
+    None,
+    /// The results.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    Merged,
+    /// Items, which this merges.
+    Split(MergeSplitsArgs),
+}
+
+/// Computes the items of a plan.
+fn launch_items(client: &Client, args: DecodeArgs, path: Path) -> Result<Items, DecodeError> {
     if args.sizes.is_empty() {
-        return Ok(None);
+        return Ok(Items::None);
     }
     let sizes = args.sizes;
     sizes.check(client)?;
@@ -126,8 +143,13 @@ fn launch_items(client: &Client, args: DecodeArgs, path: Path) -> Result<Option<
         Form::Sm90(form) => sm90::launch(client, args, form, grid)?,
         #[cfg(feature = "cuda")]
         Form::Sm100(form) => sm100::launch(client, args, form, grid)?,
+        #[cfg(feature = "cuda")]
+        Form::ByRow => {
+            sparse_mla::launch(client, args.by_row()).map_err(|_| DecodeError::NoKernel(path))?;
+            return Ok(Items::Merged);
+        }
     }
-    Ok(Some(merge))
+    Ok(Items::Split(merge))
 }
 
 impl DecodeSizes {

@@ -5,6 +5,7 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 use thiserror::Error;
 
+use crate::cache_rows::{CacheArg, RowFormat};
 use crate::common::keys::{SequencePages, visible_end};
 use crate::common::select::Path;
 
@@ -18,9 +19,9 @@ pub struct DecodeArgs {
     /// Elements from one row of `q` to the next. Other than `key_width` only for kernels that
     /// [take strides](Path::takes_strides), and then a multiple of 16 bytes.
     pub q_stride: usize,
-    /// `[pages, page_size, key_width]` of `elem`; a row is a key, its first `value_width` channels are the value.
-    pub kv_cache: BufferArg,
-    /// The same for `kv_cache`.
+    /// `[pages, page_size, key_width]`; a row is a key, its first `value_width` channels are the value.
+    pub kv_cache: CacheArg,
+    /// The same for `kv_cache`; of FP8 rows `key_width`.
     pub kv_stride: usize,
     /// Page ids i32 `[batch, max_pages]`. Entries past a sequence's end are not read.
     pub page_table: BufferArg,
@@ -44,6 +45,8 @@ pub struct DecodeArgs {
     pub sizes: DecodeSizes,
     /// The factor of the scores.
     pub softmax_scale: f32,
+    /// Whether the bits of a sequence must not depend on how many there are, of kernels that do not go by the plan: Hopper's of FP8 rows.
+    pub batch_invariant: bool,
 }
 
 /// The sizes of a decode step, which decide whether a device can do it.
@@ -73,6 +76,8 @@ pub struct DecodeSizes {
     pub causal: bool,
     /// f32, f16 or bf16.
     pub elem: ElemType,
+    /// How the rows of the cache are stored.
+    pub rows: RowFormat,
 }
 
 /// Why the device cannot decode this.
@@ -126,6 +131,7 @@ impl DecodeSizes {
             capacity: 1,
             causal: false,
             elem,
+            rows: RowFormat::Dense,
         }
     }
 
@@ -158,10 +164,11 @@ impl DecodeSizes {
     /// A kernel can work with rows at this distance.
     pub(super) fn check_stride(&self, name: &'static str, actual: usize, path: Path) -> Result<(), DecodeError> {
         let aligned = (actual * self.elem.size()).is_multiple_of(16);
-        if actual == self.key_width || path.takes_strides() && actual > self.key_width && aligned {
+        let strided = path.takes_strides() && self.rows == RowFormat::Dense;
+        if actual == self.key_width || strided && actual > self.key_width && aligned {
             return Ok(());
         }
-        let expected = match path.takes_strides() {
+        let expected = match strided {
             true => format!("{}, or more and a multiple of 16 bytes", self.key_width),
             false => format!("{}", self.key_width),
         };

@@ -11,8 +11,12 @@ use super::plain::{PLAIN_ROWS, Tile, plain_tile};
 use super::problem::{DecodeError, DecodeSizes, Grid};
 #[cfg(feature = "cuda")]
 use super::tma::{form_of, is_pair};
+#[cfg(feature = "cuda")]
+use crate::cache_rows::RowFormat;
 use crate::common::launch::multiprocessors;
 use crate::common::select::{Path, Table, Variant};
+#[cfg(feature = "cuda")]
+use crate::sparse_mla;
 #[cfg(feature = "cuda")]
 use crate::tiles::form::{Form as TmaForm, HALF_KEYS, ROWS};
 
@@ -21,8 +25,8 @@ pub(super) const TABLE: Table<DecodeSizes, Form> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
         path: Path::Sm100,
-        needs: "TMA and tcgen05 of a Blackwell of data centers; f16 or bf16, keys of 512 or 576 channels, values of 512, pages of \
-                16 tokens or more",
+        needs: "TMA and tcgen05 of a Blackwell of data centers; f16 or bf16, dense rows of 512 or 576 channels, values of 512, \
+                pages of 16 tokens or more",
         form: |client, sizes| sm100_form(client, sizes).map(Form::Sm100),
         #[cfg(feature = "offline")]
         offline: super::sm100::offline,
@@ -30,14 +34,19 @@ pub(super) const TABLE: Table<DecodeSizes, Form> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
         path: Path::Sm90,
-        needs: "TMA and wgmma of a Hopper; f16 or bf16, keys of 512 or 576 channels, values of 512, pages of 16 tokens or more",
-        form: |client, sizes| sm90_form(client, sizes).map(Form::Sm90),
+        needs: "TMA and wgmma of a Hopper; f16 or bf16, rows of 512 or 576 channels, values of 512, pages of 16 tokens or more; bf16 for \
+                FP8 rows, of 512 + 64 channels, on any pages",
+        form: |client, sizes| match sizes.rows {
+            RowFormat::Dense => sm90_form(client, sizes).map(Form::Sm90),
+            RowFormat::Fp8(_) => (!sparse_mla::available(client, &sizes.by_row()).is_empty()).then_some(Form::ByRow),
+        },
         #[cfg(feature = "offline")]
         offline: super::sm90::offline,
     },
     Variant {
         path: Path::Mma,
-        needs: "matrix instructions with ldmatrix and asynchronous copies; f16 or bf16, widths of a multiple of 16",
+        needs: "matrix instructions with ldmatrix and asynchronous copies; f16 or bf16, widths of a multiple of 16; of FP8 rows \
+                parts of a multiple of 8",
         form: |client, sizes| mma_tile(client, sizes).map(Form::Mma),
         #[cfg(feature = "offline")]
         offline: mma::offline,
@@ -59,6 +68,9 @@ pub(super) enum Form {
     Sm90(TmaForm),
     #[cfg(feature = "cuda")]
     Sm100(TmaForm),
+    /// By the kernel of sparse attention, which goes by no plan.
+    #[cfg(feature = "cuda")]
+    ByRow,
 }
 
 /// What an implementation is launched with. Sizes have been checked.
@@ -78,7 +90,7 @@ pub(super) fn prepare(client: &Client, sizes: &DecodeSizes, path: Path) -> Resul
             cubes => cubes,
         },
         #[cfg(feature = "cuda")]
-        Form::Sm90(_) | Form::Sm100(_) => sizes.cube_count(client, ROWS)?,
+        Form::Sm90(_) | Form::Sm100(_) | Form::ByRow => sizes.cube_count(client, ROWS)?,
     };
     Ok((form, Grid { cubes, address: sizes.address_type(client)? }))
 }
@@ -111,7 +123,8 @@ fn mma_tile(client: &Client, sizes: &DecodeSizes) -> Option<MmaTile> {
         && (hardware.plane_size_min, hardware.plane_size_max) == (mma::LANES as u32, mma::LANES as u32);
     let widths = (sizes.key_width, sizes.value_width);
     let choose = || best_mma_tile(sizes.query_rows(), widths, sizes.causal, hardware.max_shared_memory_size);
-    supported.then(choose).flatten()
+    let whole = sizes.rows.parts(sizes.key_width).iter().all(|part| part.is_multiple_of(mma::VECTOR));
+    (supported && whole).then(choose).flatten()
 }
 
 #[cfg(feature = "cuda")]

@@ -4,6 +4,7 @@ use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
 use super::problem::{DecodeError, DecodeSizes};
+use crate::cache_rows::RowFormat;
 use crate::common::select::Path;
 use crate::ptx::tma;
 use crate::tiles::form::{Form, ROWS, TILE_WIDTH, VALUE_WIDTH};
@@ -16,7 +17,7 @@ pub(super) fn form_of(sizes: &DecodeSizes, most_keys: usize) -> Option<Form> {
         _ => return None,
     };
     let widths = sizes.value_width == VALUE_WIDTH && matches!(sizes.key_width, 512 | 576);
-    let paged = sizes.page_size >= 16;
+    let paged = sizes.page_size >= 16 && sizes.rows == RowFormat::Dense;
     (widths && paged).then_some(Form {
         tiles: sizes.key_width / TILE_WIDTH,
         box_keys: sizes.page_size.min(most_keys),

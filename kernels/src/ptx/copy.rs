@@ -55,3 +55,34 @@ pub(crate) fn arrive_with_copies(bar: u32) {
         options(explicit_mem, reads_address_space shared, writes_address_space shared)
     );
 }
+
+/// Loads the 16 bytes with which `source` begins: `ld.global.v4` (PTX ISA, "Data Movement and Conversion Instructions: ld").
+///
+/// Any thread; the address is a multiple of 16. It stays where it is among other assembly: loads of CubeCL's own may be moved down to
+/// where they are used, behind what was to hide them.
+#[cube]
+pub(crate) fn load_global_16<T: CubePrimitive>(source: &[T]) -> Vector<u32, Const<4>> {
+    let source = source.as_ptr();
+    let words: Vector<u32, Const<4>>;
+    gpu_asm!(
+        "ld.global.v4.b32 {words}, [{source}];",
+        words = out(_) words,
+        source = mem_in(_) source,
+        options(explicit_mem, reads_address_space global)
+    );
+    words
+}
+
+/// Loads the 4 bytes with which `source` begins, as [`load_global_16()`].
+#[cube]
+pub(crate) fn load_global_4<T: CubePrimitive>(source: &[T]) -> u32 {
+    let source = source.as_ptr();
+    let word: u32;
+    gpu_asm!(
+        "ld.global.b32 {word}, [{source}];",
+        word = out(_) word,
+        source = mem_in(_) source,
+        options(explicit_mem, reads_address_space global)
+    );
+    word
+}

@@ -13,12 +13,13 @@ mod sm90;
 use cubecl::prelude::*;
 use thiserror::Error;
 
+use crate::cache_rows::{CacheArg, RowFormat};
 use crate::common::select::Available;
 
 /// Rows, and which of them each query token sees.
 pub struct ScopeArgs {
-    /// E `[rows, D]`: keys, of which the first channels are the value.
-    pub rows: BufferArg,
+    /// `[rows, D]`: keys, of which the first channels are the value; both scopes' in one format.
+    pub rows: CacheArg,
     /// i32 `[N, K]`: rows, or negative for none.
     pub slots: BufferArg,
     /// i32 `[N]`: only so many entries of a list count. Absent: all.
@@ -37,6 +38,8 @@ pub struct SparseMlaArgs {
     pub first: ScopeArgs,
     /// More that it sees.
     pub second: Option<ScopeArgs>,
+    /// Where `first` is pages and not slots.
+    pub pages: Option<Pages>,
     /// What is wanted of it.
     pub results: SparseMlaResults,
     /// Their sizes.
@@ -45,6 +48,18 @@ pub struct SparseMlaArgs {
     pub softmax_scale: f32,
     /// Whether the bits of a token must not depend on how many there are: its blocks are not split then.
     pub batch_invariant: bool,
+}
+
+/// The keys of a sequence one after the other, for each of its query tokens: `slots` of the first scope are then page ids
+/// i32 `[N / query_len, most / page_size]`, `lengths` the keys of each sequence. There is no second scope.
+#[derive(Debug, Clone, Copy)]
+pub struct Pages {
+    /// Query tokens of a sequence.
+    pub query_len: usize,
+    /// Keys of a page, a power of two.
+    pub page_size: usize,
+    /// Query token `i` sees the keys `j <= length - query_len + i`; otherwise all.
+    pub causal: bool,
 }
 
 /// What [`launch`] writes.
@@ -82,6 +97,8 @@ pub struct SparseMlaSizes {
     pub value_width: usize,
     /// f32, f16 or bf16.
     pub elem: ElemType,
+    /// How the rows are stored.
+    pub rows: RowFormat,
 }
 
 /// Why nothing is launched.

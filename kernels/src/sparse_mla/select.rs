@@ -4,6 +4,10 @@
 use cubecl::prelude::*;
 
 use super::SparseMlaSizes;
+#[cfg(feature = "cuda")]
+use super::sm90;
+#[cfg(feature = "cuda")]
+use crate::cache_rows::RowFormat;
 use crate::common::select::Table;
 #[cfg(feature = "cuda")]
 use crate::common::select::{Path, Variant};
@@ -19,7 +23,7 @@ pub(super) const TABLE: Table<SparseMlaSizes, Form> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
         path: Path::Sm90,
-        needs: "wgmma of a Hopper; f16 or bf16, rows of 512 or 576 channels, values of 512",
+        needs: "wgmma of a Hopper; f16 or bf16, rows of 512 or 576 channels, values of 512; bf16 for FP8 rows, of 512 + 64 channels",
         form: sm90_form,
         #[cfg(feature = "offline")]
         offline: super::sm90::offline,
@@ -37,7 +41,11 @@ fn sm90_form(client: &Client, sizes: &SparseMlaSizes) -> Option<Form> {
     let hopper = client.properties().identity.fingerprint == "ptx_sm90";
     let widths = sizes.value_width == VALUE_WIDTH && matches!(sizes.key_width, 512 | 576);
     let form = Form { tiles: sizes.key_width / TILE_WIDTH, box_keys: 1, bf16, causal: false };
-    (hopper && widths).then_some(form)
+    let rows = match sizes.rows {
+        RowFormat::Dense => true,
+        RowFormat::Fp8(layout) => layout == sm90::LAYOUT && bf16,
+    };
+    (hopper && widths && rows).then_some(form)
 }
 
 /// What a split costs beside its blocks, in blocks: its query, its partial result, and the merge of that.

@@ -4,6 +4,7 @@ use cubecl::features::TypeUsage;
 use cubecl::prelude::*;
 use half::{bf16, f16};
 use mla_kernels::Path;
+use mla_kernels::cache_rows::{CacheArg, RowFormat};
 use mla_kernels::mla_decode::{self, DecodeArgs, DecodeError, DecodeSizes};
 use mla_kernels::mla_plan::SplitMode;
 
@@ -164,7 +165,7 @@ impl Case {
         let args = DecodeArgs {
             q: arg(&upload(client, &inputs.q), inputs.q.len()),
             q_stride: self.widths.0,
-            kv_cache: arg(&upload(client, &inputs.kv_cache), inputs.kv_cache.len()),
+            kv_cache: CacheArg::Dense(arg(&upload(client, &inputs.kv_cache), inputs.kv_cache.len())),
             kv_stride: self.widths.0,
             page_table: arg(&upload(client, &inputs.page_table), inputs.page_table.len()),
             seq_lens: arg(&upload(client, &lens), batch),
@@ -177,6 +178,7 @@ impl Case {
             lse: arg(&lse, results),
             sizes: self.sizes::<T>(inputs.pages, inputs.max_pages, capacity),
             softmax_scale: inputs.scale,
+            batch_invariant: false,
         };
         mla_decode::launch_kernel(client, args, kernel).expect("launches");
         let partial_lses: Vec<f32> = read(client, partial_lse);
@@ -206,6 +208,7 @@ impl Case {
             capacity,
             causal: self.causal,
             elem: T::cube_type(),
+            rows: RowFormat::Dense,
         }
     }
 
@@ -362,7 +365,7 @@ fn mla_decode_refuses_what_the_device_lacks() {
         let args = |key_width, page_size, elem| DecodeArgs {
             q: arg(&buffer, 1),
             q_stride: key_width,
-            kv_cache: arg(&buffer, 1),
+            kv_cache: CacheArg::Dense(arg(&buffer, 1)),
             kv_stride: key_width,
             page_table: arg(&buffer, 1),
             seq_lens: arg(&buffer, 1),
@@ -386,8 +389,10 @@ fn mla_decode_refuses_what_the_device_lacks() {
                 capacity: 1,
                 causal: false,
                 elem,
+                rows: RowFormat::Dense,
             },
             softmax_scale: 1.0,
+            batch_invariant: false,
         };
         let error = |args| mla_decode::launch(client, args).expect_err("refused");
         let wide = error(args(5000, 1, f32::cube_type()));

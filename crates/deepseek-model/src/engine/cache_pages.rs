@@ -117,7 +117,7 @@ impl EngineOptions {
     /// Bytes of the cache of an engine with these options; too many for any memory if a buffer is larger than the device can have.
     fn bytes_of_cache(&self, model: &DeepseekModel) -> Result<u128> {
         let (config, size) = (model.config(), self.cache_size(model));
-        let bytes = config.cache_bytes(size, model.dtype())?;
+        let bytes = config.cache_bytes(size, model.load_as())?;
         let tokens = (size.num_pages as u128).saturating_mul(size.page_size as u128);
         let slots = tokens.div_ceil(self.snapshot_spacing.max(1) as u128);
         let snapshots = match model.prefix_support() {
@@ -125,7 +125,7 @@ impl EngineOptions {
             _ => 0,
         };
         let buffer = largest_buffer(model.device()).map_or(u128::MAX, u128::from);
-        let is_too_large = config.layers(model.dtype()).iter().any(|layer| {
+        let is_too_large = config.layers(model.load_as()).iter().any(|layer| {
             let rows = slots.max(size.max_requests as u128).saturating_mul(layer.bytes_per_request as u128);
             tokens.saturating_mul(layer.bytes_per_token as u128) > buffer || rows > buffer
         });

@@ -116,13 +116,13 @@ fn sampled(id: u64) -> u32 {
 
 fn write(scheduler: &mut Scheduler, slots: &[i32], rows: &[f32]) {
     let cache = &mut cache(scheduler).pages;
-    let mut pool = cache.take_pool(0).unwrap();
+    let mut pool = cache.take_pool(0).unwrap().dense();
     for (&slot, &value) in slots.iter().zip(rows) {
         let (page, offset) = (slot as usize / PAGE, slot as usize % PAGE);
         let value = Tensor::from_data(TensorData::new(vec![value], [1, 1, 1]), (&Device::flex(), DType::F32));
         pool = pool.slice_assign([page..page + 1, offset..offset + 1, 0..1], value);
     }
-    cache.put_pool(0, pool).unwrap();
+    cache.put_pool(0, pool.into()).unwrap();
 }
 
 /// Every running request finds its own rows in its pages, pages have the holders that they should have, and snapshots are known.
@@ -130,7 +130,7 @@ fn check(scheduler: &Scheduler) {
     let StatefulCache { pages: cache, kept, marks, .. } = scheduler.cache.get().expect("made so");
     assert_eq!(scheduler.snapshots(), [kept.iter().flatten().count(), kept.len()]);
     assert!(marks.is_empty(), "nothing is left of the last step: {marks:?}");
-    let rows: Vec<f32> = cache.pool(0).unwrap().into_data().try_into_vec().unwrap();
+    let rows: Vec<f32> = cache.pool(0).unwrap().dense().into_data().try_into_vec().unwrap();
     let mut holders = HashMap::<u32, u32>::new();
     for job in &scheduler.running {
         let pages = cache.pages(job.place.expect("it runs")).unwrap();

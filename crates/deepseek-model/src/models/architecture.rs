@@ -6,27 +6,34 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
+use mla_ops::cache::RowFormat;
 use mla_ops::{Determinism, MlaDecodeProblem, Routing};
 
 use crate::Result;
-use crate::cache::{CacheSize, ModelCache};
+use crate::cache::{CacheSize, KvCacheFormat, ModelCache};
 use crate::config::{LayerSummary, Quantization};
 use crate::step::Chunk;
-use crate::weights::{Published, WeightLoader};
+use crate::weights::{LoadAs, Published, WeightLoader};
 
 /// The configuration of a model: all that is known of it before weights are loaded.
 pub(crate) trait Architecture: Any + Debug + Send + Sync {
     /// The sizes that every model has.
     fn sizes(&self) -> Sizes<'_>;
 
-    /// The layers, first to last, with caches of `dtype`.
-    fn layers(&self, dtype: FloatDType) -> Vec<LayerSummary>;
+    /// The layers, first to last, with such caches.
+    fn layers(&self, load_as: LoadAs) -> Vec<LayerSummary>;
 
     /// Bytes of a cache of this size: the pools, and what requests have beside them.
     ///
     /// # Errors
     /// As [`Model::new_cache`], but for what a device has no memory for.
-    fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128>;
+    fn cache_bytes(&self, size: CacheSize, load_as: LoadAs) -> Result<u128>;
+
+    /// How rows of latents are stored in a cache of this format.
+    ///
+    /// # Errors
+    /// A format that the model's caches do not have.
+    fn row_format(&self, kv_cache: KvCacheFormat) -> Result<RowFormat>;
 
     /// Numbers that a layer computes for a token, all of them together.
     fn activations_per_token(&self) -> usize;
@@ -114,8 +121,8 @@ pub(crate) trait Model: Debug + Send + Sync {
     /// An empty cache.
     ///
     /// # Errors
-    /// A size that is zero or too large, or a page size that is no power of two.
-    fn new_cache(&self, size: CacheSize, dtype: FloatDType) -> Result<ModelCache>;
+    /// A size that is zero or too large, a page size that is no power of two, or a format that the model's caches do not have.
+    fn new_cache(&self, size: CacheSize, load_as: LoadAs) -> Result<ModelCache>;
 
     /// One forward pass over the new tokens of some requests: their final hidden states `[N, hidden]`, normed. The cache has
     /// taken in the tokens afterwards.
@@ -136,8 +143,8 @@ pub(crate) trait Model: Debug + Send + Sync {
     /// As [`Self::forward`].
     fn logits(&self, hidden: Tensor<2>, determinism: Determinism) -> Result<Tensor<2>>;
 
-    /// What the attention of a decode step of so many requests is, with a cache of `dtype`.
-    fn decode_problem(&self, batch: usize, page_size: usize, dtype: FloatDType) -> MlaDecodeProblem;
+    /// What the attention of a decode step of so many requests is, with such a cache.
+    fn decode_problem(&self, batch: usize, page_size: usize, load_as: LoadAs) -> MlaDecodeProblem;
 
     /// What captures its decode steps; why there is none otherwise.
     fn capture(&self) -> std::result::Result<&dyn Capture, &'static str>;

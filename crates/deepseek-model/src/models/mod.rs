@@ -9,13 +9,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
+use mla_ops::cache::RowFormat;
 
 pub(crate) use self::architecture::{Architecture, BufferedStep, Capture, Model, Observer};
 pub use self::architecture::{Hidden, PrefixSupport};
-use crate::cache::CacheSize;
+use crate::cache::{CacheSize, KvCacheFormat};
 use crate::config::{CONFIG_HINT, Fields, LayerSummary, Quantization};
 use crate::decode_graph::captured_bytes;
-use crate::weights::{Published, WeightLoader};
+use crate::weights::{LoadAs, Published, WeightLoader};
 use crate::{ModelError, Result, files};
 
 /// Models whose `config.json` is read alike.
@@ -86,17 +87,25 @@ impl ModelConfig {
         config.downcast_ref()
     }
 
-    /// The layers, first to last, with caches of `dtype`.
-    pub fn layers(&self, dtype: FloatDType) -> Vec<LayerSummary> {
-        self.0.layers(dtype)
+    /// The layers, first to last, with such caches; a dtype says that rows are stored in it.
+    pub fn layers(&self, load_as: impl Into<LoadAs>) -> Vec<LayerSummary> {
+        self.0.layers(load_as.into())
     }
 
-    /// Bytes of a cache of this size and `dtype`, as [`DeepseekModel::new_cache`](crate::DeepseekModel::new_cache) would make it.
+    /// How rows of latents are stored in a cache of this format.
     ///
     /// # Errors
-    /// A size that is zero or too large, or a page size that is no power of two.
-    pub fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128> {
-        self.0.cache_bytes(size, dtype)
+    /// A format that the model's caches do not have.
+    pub fn row_format(&self, kv_cache: KvCacheFormat) -> Result<RowFormat> {
+        self.0.row_format(kv_cache)
+    }
+
+    /// Bytes of a cache of this size and format, as [`DeepseekModel::new_cache`](crate::DeepseekModel::new_cache) would make it.
+    ///
+    /// # Errors
+    /// A size that is zero or too large, a page size that is no power of two, or a format that the model's caches do not have.
+    pub fn cache_bytes(&self, size: CacheSize, load_as: impl Into<LoadAs>) -> Result<u128> {
+        self.0.cache_bytes(size, load_as.into())
     }
 
     /// Device memory that the captured decode steps of an engine with a cache of this size take at most, in bytes, as far as

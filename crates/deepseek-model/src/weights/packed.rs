@@ -4,6 +4,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
 use mla_ops::{BlockFormat, WeightBlocks};
 
 use super::codes::{BlockWeight, e8m0_of};
+use crate::cache::KvCacheFormat;
 
 /// How a model has those of its weights that files have in blocks of codes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -16,18 +17,21 @@ pub enum WeightStorage {
     Dense,
 }
 
-/// What a model's weights become on a device. A dtype alone leaves blocks as they are stored.
+/// What a model's weights become on a device, and how its caches store their rows. A dtype alone leaves blocks of weights as they are
+/// stored, and caches in that dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadAs {
     /// Of activations, caches, and weights that are plain numbers: f32, f16 or bf16. What a block stands for is rounded to it.
     pub dtype: FloatDType,
     /// Of weights in blocks.
     pub storage: WeightStorage,
+    /// Of the rows of caches.
+    pub kv_cache: KvCacheFormat,
 }
 
 impl From<FloatDType> for LoadAs {
     fn from(dtype: FloatDType) -> Self {
-        Self { dtype, storage: WeightStorage::Stored }
+        Self { dtype, storage: WeightStorage::Stored, kv_cache: KvCacheFormat::Auto }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
+use super::pool::RowFormat;
 use crate::check::Check;
 use crate::independent::is_flex;
 use crate::limits::bytes_of;
@@ -50,12 +51,20 @@ pub struct PoolConfig {
     pub width: usize,
     /// Tokens that a row stands for, a divisor of the page size: 1 for latents, more for compressed entries.
     pub tokens_per_row: usize,
+    /// How rows are stored.
+    pub format: RowFormat,
 }
 
 impl PoolConfig {
-    /// A row for each token.
+    /// A dense row for each token.
     pub fn per_token(width: usize) -> Self {
-        Self { width, tokens_per_row: 1 }
+        Self { width, tokens_per_row: 1, format: RowFormat::Dense }
+    }
+
+    /// Bytes of a row in a cache of this dtype; 0 where the format knows no such rows.
+    pub fn row_bytes(&self, dtype: FloatDType) -> usize {
+        let stored = self.format.stored(OP, self.width, dtype.into());
+        stored.map_or(0, |(dtype, len)| len * dtype.size())
     }
 }
 
@@ -98,7 +107,8 @@ impl CacheConfig {
         let bytes = self.bytes()?;
         check.float_type("dtype", self.dtype.into())?;
         for pool in &self.pools {
-            check.allocation("pools", self.dtype.into(), self.pool_shape(pool))?;
+            let (dtype, shape) = self.stored(pool)?;
+            check.allocation("pools", dtype, shape)?;
         }
         // Of a GPU only the largest buffer is known; the host gives the pools from one memory.
         if is_flex(check.device()) {
@@ -114,8 +124,11 @@ impl CacheConfig {
     /// addressed.
     pub fn bytes(&self) -> Result<usize, MlaError> {
         self.check_sizes()?;
-        let pools = self.pools.iter().map(|pool| bytes_of(self.dtype.into(), self.pool_shape(pool)));
-        let bytes = pools.fold(0_u128, u128::saturating_add);
+        let add = |bytes: u128, pool| {
+            let (dtype, shape) = self.stored(pool)?;
+            Ok::<_, MlaError>(bytes.saturating_add(bytes_of(dtype, shape)))
+        };
+        let bytes = self.pools.iter().try_fold(0, add)?;
         let wrong = || MlaError::Value {
             op: OP,
             argument: "pools",
@@ -159,10 +172,17 @@ impl CacheConfig {
         [self.num_pages, self.page_size / pool.tokens_per_row, pool.width]
     }
 
+    /// What a pool is stored as, and the shape of that.
+    fn stored(&self, pool: &PoolConfig) -> Result<(DType, [usize; 3]), MlaError> {
+        let [pages, page_size, width] = self.pool_shape(pool);
+        let (dtype, len) = pool.format.stored(OP, width, self.dtype.into())?;
+        Ok((dtype, [pages, page_size, len]))
+    }
+
     /// Of all pools together.
     pub(super) fn bytes_per_page(&self) -> usize {
-        let elements = self.pools.iter().map(|pool| self.page_size / pool.tokens_per_row * pool.width);
-        elements.sum::<usize>() * DType::from(self.dtype).size()
+        let bytes = |pool: &PoolConfig| self.page_size / pool.tokens_per_row * pool.row_bytes(self.dtype);
+        self.pools.iter().map(bytes).sum()
     }
 }
 

@@ -13,10 +13,13 @@ mod error;
 mod misuse_tests;
 mod page_allocator;
 mod paged_cache;
+mod pool;
 mod request_to_token;
 
 pub use config::{CacheConfig, PoolConfig, new_pool};
 pub use error::CacheError;
 pub use page_allocator::PageAllocator;
 pub use paged_cache::{PagedCache, RequestId};
+pub(crate) use pool::{BackendPool, Fp8Rows};
+pub use pool::{Pool, RowFormat};
 pub use request_to_token::RequestToToken;

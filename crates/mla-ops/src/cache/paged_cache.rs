@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::config::{CacheConfig, OP, wrong_value, zeros};
-use super::{CacheError, PageAllocator, RequestToToken};
+use super::config::{CacheConfig, OP, PoolConfig, wrong_value};
+use super::{CacheError, PageAllocator, Pool, RequestToToken};
+use crate::MlaError;
 use crate::check::Check;
-use crate::{MlaError, check_written};
 
 /// The [`PagedCache::id`] of the next cache.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
@@ -95,7 +95,7 @@ pub struct PagedCache {
     config: CacheConfig,
     device: Device,
     /// `None` while the pool is taken.
-    pools: Vec<Option<Tensor<3>>>,
+    pools: Vec<Option<Pool>>,
     allocator: PageAllocator,
     /// How often the caller holds a page, by [`PagedCache::retain`].
     retained: HashMap<u32, usize>,
@@ -120,10 +120,10 @@ impl PagedCache {
         config.check(&Check::on(OP, device)?)?;
         // The casts keep the values: the check bounds both by `i32::MAX`.
         let map = RequestToToken::new(config.max_requests as u32, config.max_tokens, device)?;
-        let pool = |pool| {
-            let zeros = zeros(config.pool_shape(pool), config.dtype.into(), device);
-            check_written("pools", &zeros)?;
-            Ok(Some(zeros))
+        let pool = |pool: &PoolConfig| {
+            let pool = Pool::zeros(OP, config.pool_shape(pool), config.dtype.into(), pool.format, device)?;
+            pool.check_written("pools")?;
+            Ok(Some(pool))
         };
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -288,14 +288,13 @@ impl PagedCache {
     }
 
     /// Copies a page in every pool. The pools are taken out of `self` one by one, so that the write has the only handle and
-    /// stays in place; reading with `select` makes a copy of the page alone, where a slice could be a view of the pool.
+    /// stays in place.
     fn copy_page(&mut self, from: u32, to: u32) {
         let index = self.upload(vec![from as i32]);
         let to = to as usize;
         for entry in &mut self.pools {
             if let Some(pool) = entry.take() {
-                let page = pool.clone().select(0, index.clone());
-                *entry = Some(pool.slice_assign(s![to..to + 1, .., ..], page));
+                *entry = Some(pool.with_page_copied(index.clone(), to));
             }
         }
     }

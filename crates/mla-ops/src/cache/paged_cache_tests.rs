@@ -1,11 +1,12 @@
 //! Tests of the paged cache by examples.
 
 use burn::backend::Flex;
-use burn::tensor::FloatDType;
+use burn::tensor::{Distribution, FloatDType};
 
-use super::super::PoolConfig;
+use super::super::RowFormat;
 use super::*;
-use crate::MlaError;
+use crate::reference::device_i32;
+use crate::{WriteLatentArgs, write_latent};
 
 const LAYERS: usize = 2;
 pub(super) const PAGE: usize = 4;
@@ -33,14 +34,14 @@ fn row(value: f32, layer: usize) -> [f32; WIDTH] {
 
 pub(super) fn write_rows(cache: &mut PagedCache, slots: &[i32], values: &[f32]) {
     for layer in 0..LAYERS {
-        let mut pool = cache.take_pool(layer).unwrap();
+        let mut pool = cache.take_pool(layer).unwrap().dense();
         for (&slot, &value) in slots.iter().zip(values) {
             let (page, offset) = (slot as usize / PAGE, slot as usize % PAGE);
             let data = TensorData::new(row(value, layer).to_vec(), [1, 1, WIDTH]);
             let place = [page..page + 1, offset..offset + 1, 0..WIDTH];
             pool = pool.slice_assign(place, Tensor::from_data(data, &Device::flex()));
         }
-        cache.put_pool(layer, pool).unwrap();
+        cache.put_pool(layer, pool.into()).unwrap();
     }
 }
 
@@ -53,10 +54,7 @@ fn read_rows(cache: &mut PagedCache, request: RequestId, layer: usize) -> Vec<f3
     let rows = cache.rows(&[request]).unwrap();
     let slots: Tensor<2, Int> = cache.req_to_token().unwrap().select(0, rows).slice([0..1, 0..len]);
     assert_pages(cache, request, slots.clone());
-    let config = cache.config();
-    let pool = cache.pool(layer).unwrap();
-    let pool = pool.reshape([config.num_pages * config.page_size, config.pools[layer].width]);
-    let rows = pool.select(0, slots.reshape([len]));
+    let rows = cache.pool(layer).unwrap().read(slots.reshape([len]));
     rows.into_data().try_into_vec().unwrap()
 }
 
@@ -148,7 +146,7 @@ fn a_shared_full_page_is_not_copied() {
 fn copying_a_page_leaves_the_pools_and_the_map_in_place() {
     fn addresses(cache: &mut PagedCache) -> [*const u8; LAYERS + 1] {
         let pool = |layer| {
-            let primitive = cache.pool(layer).unwrap().try_into_primitive::<Flex>();
+            let primitive = cache.pool(layer).unwrap().dense().try_into_primitive::<Flex>();
             primitive.unwrap().bytes().as_ptr()
         };
         let pools = [0, 1].map(pool);
@@ -197,8 +195,8 @@ fn a_taken_pool_is_an_error_until_it_is_back() {
     assert_eq!(cache.take_pool(1).err(), Some(taken.clone()));
     assert_eq!(cache.append(b, 1), Err(taken));
     assert_eq!((cache.len(b), cache.pages_in_use()), (Ok(1), 1));
-    let wrong = Tensor::zeros([8, PAGE, WIDTH + 1], &Device::flex());
-    assert!(matches!(cache.put_pool(1, wrong), Err(CacheError::Mla(MlaError::Shape { .. }))));
+    let wrong = Tensor::<3>::zeros([8, PAGE, WIDTH + 1], &Device::flex());
+    assert!(matches!(cache.put_pool(1, wrong.into()), Err(CacheError::Mla(MlaError::Shape { .. }))));
     cache.put_pool(1, pool.clone()).unwrap();
     let present = CacheError::PoolNotTaken { pool: 1 };
     assert_eq!(cache.put_pool(1, pool), Err(present));
@@ -266,6 +264,10 @@ fn stale_ids_are_unknown_for_ever() {
     assert_eq!(cache.fork(b), Err(full));
 }
 
+fn pool(width: usize, tokens_per_row: usize) -> PoolConfig {
+    PoolConfig { tokens_per_row, ..PoolConfig::per_token(width) }
+}
+
 #[test]
 fn wrong_configs_are_refused() {
     let wrong = [
@@ -273,8 +275,11 @@ fn wrong_configs_are_refused() {
         ("page_size", CacheConfig { page_size: 0, ..config() }),
         ("page_size", CacheConfig { page_size: 3, ..config() }),
         ("pools.width", CacheConfig { pools: vec![PoolConfig::per_token(3), PoolConfig::per_token(0)], ..config() }),
-        ("pools.tokens_per_row", CacheConfig { pools: vec![PoolConfig { width: 3, tokens_per_row: 8 }], ..config() }),
-        ("pools.tokens_per_row", CacheConfig { pools: vec![PoolConfig { width: 3, tokens_per_row: 0 }], ..config() }),
+        ("pools.tokens_per_row", CacheConfig { pools: vec![pool(3, 8)], ..config() }),
+        ("pools.tokens_per_row", CacheConfig { pools: vec![pool(3, 0)], ..config() }),
+        ("format", CacheConfig { pools: vec![fp8_pool(68, 67)], ..config() }),
+        ("format", CacheConfig { pools: vec![fp8_pool(66, 64)], ..config() }),
+        ("format", CacheConfig { pools: vec![fp8_pool(64, 64)], ..config() }),
         ("max_requests", CacheConfig { max_requests: 0, ..config() }),
         ("max_tokens", CacheConfig { max_tokens: 1 << 31, ..config() }),
         ("num_pages * page_size", CacheConfig { num_pages: 1 << 29, ..config() }),
@@ -286,9 +291,39 @@ fn wrong_configs_are_refused() {
     }
 }
 
+fn fp8_pool(width: usize, rope: usize) -> PoolConfig {
+    PoolConfig { format: RowFormat::Fp8 { rope }, ..PoolConfig::per_token(width) }
+}
+
+/// A page is copied with its scales, bytes are those of FlashMLA's rows, and a pool in another format is refused.
+#[test]
+fn pools_may_be_fp8() {
+    let mut cache =
+        PagedCache::new(CacheConfig { pools: vec![fp8_pool(576, 64)], ..config() }, &Device::flex()).unwrap();
+    assert_eq!((cache.pool(0).unwrap().dims(), cache.bytes_per_token()), ([8, PAGE, 576], 656));
+    let parent = cache.admit().unwrap();
+    let slots = device_i32(cache.append(parent, 3).unwrap(), [3], &Device::flex());
+    let latent = Tensor::<2>::random([3, 576], Distribution::Default, &Device::flex()) * 1000.0;
+    let write = |cache| Ok((write_latent(WriteLatentArgs { cache, slots, latent, rope: None })?, ()));
+    cache.write_pool(0, write).unwrap();
+    let child = cache.fork(parent).unwrap();
+    cache.append(child, 1).unwrap();
+    let rows = |request| {
+        let page = cache.pages(request).unwrap()[0] as usize;
+        let rows = cache.pool(0).unwrap().dense().slice([page..page + 1, 0..3, 0..576]);
+        rows.into_data().try_into_vec::<f32>().unwrap()
+    };
+    assert!(rows(parent) == rows(child) && rows(child).iter().any(|&value| value > 900.0));
+    assert_ne!(cache.pages(parent).unwrap(), cache.pages(child).unwrap());
+    cache.take_pool(0).unwrap();
+    let dense = Tensor::<3>::zeros([8, PAGE, 576], &Device::flex());
+    let refused = cache.put_pool(0, dense.into()).unwrap_err().to_string();
+    assert_eq!(refused, "PagedCache: `pool` is a pool of Dense rows, expected Fp8 { rope: 64 } rows");
+}
+
 #[test]
 fn pools_may_have_fewer_rows_than_tokens() {
-    let pools = vec![PoolConfig { width: 5, tokens_per_row: 2 }, PoolConfig { width: WIDTH, tokens_per_row: PAGE }];
+    let pools = vec![pool(5, 2), pool(WIDTH, PAGE)];
     let mut cache = PagedCache::new(CacheConfig { pools, ..config() }, &Device::flex()).unwrap();
     assert_eq!(cache.pool(0).unwrap().dims(), [8, PAGE / 2, 5]);
     assert_eq!(cache.pool(1).unwrap().dims(), [8, 1, WIDTH]);
@@ -298,12 +333,12 @@ fn pools_may_have_fewer_rows_than_tokens() {
     cache.append(parent, 3).unwrap();
     assert_eq!(cache.bytes_in_use(), 13 * 4);
     let page = cache.pages(parent).unwrap()[0] as usize;
-    let pool = cache.take_pool(0).unwrap().slice_fill([page..page + 1, 0..1, 0..5], 7.0);
-    cache.put_pool(0, pool).unwrap();
+    let pool = cache.take_pool(0).unwrap().dense().slice_fill([page..page + 1, 0..1, 0..5], 7.0);
+    cache.put_pool(0, pool.into()).unwrap();
     let child = cache.fork(parent).unwrap();
     cache.append(child, 1).unwrap();
     let copied = cache.pages(child).unwrap()[0] as usize;
     assert_ne!(copied, page);
-    let row = cache.pool(0).unwrap().slice([copied..copied + 1, 0..1, 0..5]);
+    let row = cache.pool(0).unwrap().dense().slice([copied..copied + 1, 0..1, 0..5]);
     assert_eq!(row.into_data().try_into_vec::<f32>().unwrap(), [7.0; 5]);
 }

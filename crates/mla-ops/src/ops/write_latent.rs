@@ -6,17 +6,17 @@ use burn::tensor::{Int, Tensor};
 use thiserror::Error;
 
 use crate::MlaError;
+use crate::cache::{BackendPool, Pool};
 use crate::check::{Check, check_slots};
-use crate::dispatch::tensors;
 
 const OP: &str = "write_latent";
 
 /// Arguments of [`write_latent`].
 #[derive(Debug, Clone)]
 pub struct WriteLatentArgs {
-    /// The cache `[P, S, D]`, row after row in memory ([`new_pool`](crate::cache::new_pool) makes one); this must be its
-    /// only handle.
-    pub cache: Tensor<3>,
+    /// The cache `[P, S, D]`, row after row in memory ([`new_pool`](crate::cache::new_pool) and
+    /// [`Pool::new`](crate::cache::Pool::new) make one); this must be its only handle.
+    pub cache: Pool,
     /// i32 `[N]`: where each token goes, `page * S + offset`; -1 skips the token. No slot occurs twice.
     pub slots: Tensor<1, Int>,
     /// `[N, Dv]`, or `[N, D]` where there is no rotary part.
@@ -32,7 +32,7 @@ pub struct WriteLatentError {
     /// Why.
     pub error: MlaError,
     /// The cache, unchanged.
-    pub cache: Tensor<3>,
+    pub cache: Pool,
 }
 
 impl From<Box<WriteLatentError>> for MlaError {
@@ -41,7 +41,8 @@ impl From<Box<WriteLatentError>> for MlaError {
     }
 }
 
-/// Writes a row per token into the cache and returns it: the same buffer, written in place, never a copy of the pool.
+/// Writes a row per token into the cache and returns it: the same buffer, written in place, never a copy of the pool. Rows of a pool in FP8
+/// are quantised on the way: for every 128 channels the scale is the smallest power of two, 2^-13 at least, by which no code overflows.
 ///
 /// Under Burn's fusing backend (feature `fusion`) a view of the cache that is still alive, and strides, show only when the
 /// deferred call is carried out. The result is right then too, but made in a copy: views keep their values.
@@ -53,12 +54,12 @@ impl From<Box<WriteLatentError>> for MlaError {
 /// use mla_ops::{WriteLatentArgs, write_latent};
 ///
 /// let device = Device::flex();
-/// let cache = new_pool([2, 4, 6], FloatDType::F32, &device)?; // [P, S, D]
+/// let cache = new_pool([2, 4, 6], FloatDType::F32, &device)?.into(); // [P, S, D]
 /// // Of three tokens the first two are written, at the end of page 0 and the beginning of page 1.
 /// let (slots, latent) = (index_tensor(vec![3, 4, -1], &device), Tensor::<2>::ones([3, 4], &device));
 /// let rope = Some(Tensor::zeros([3, 2], &device));
 /// let cache = write_latent(WriteLatentArgs { cache, slots, latent, rope })?;
-/// assert_eq!(cache.sum().into_scalar::<f32>(), 8.0);
+/// assert_eq!(cache.dense().sum().into_scalar::<f32>(), 8.0);
 /// # Ok::<(), mla_ops::MlaError>(())
 /// ```
 ///
@@ -66,7 +67,7 @@ impl From<Box<WriteLatentError>> for MlaError {
 /// Wrong shapes, dtypes or devices; a cache that is a strided view; [`MlaError::CacheShared`] if another handle of the
 /// cache exists. The cache comes back in the error, unchanged. A slot out of range is on the device and cannot be seen;
 /// [`WriteLatentArgs::validate_device_inputs`] looks.
-pub fn write_latent(args: WriteLatentArgs) -> Result<Tensor<3>, Box<WriteLatentError>> {
+pub fn write_latent(args: WriteLatentArgs) -> Result<Pool, Box<WriteLatentError>> {
     if let Err(error) = args.check_call(OP) {
         return Err(Box::new(WriteLatentError { error, cache: args.cache }));
     }
@@ -79,17 +80,15 @@ pub fn write_latent(args: WriteLatentArgs) -> Result<Tensor<3>, Box<WriteLatentE
 }
 
 /// Writes rows that have been checked.
-pub(super) fn write_rows(cache: Tensor<3>, slots: Tensor<1, Int>, rows: BackendRows<Dispatch>) -> Tensor<3> {
-    tensors(<Dispatch as WriteLatentBackend>::write_latent(cache.into_dispatch(), slots.into_dispatch(), rows))
+pub(super) fn write_rows(cache: Pool, slots: Tensor<1, Int>, rows: BackendRows<Dispatch>) -> Pool {
+    Pool::from_backend(Dispatch::write_latent(cache.into_backend(), slots.into_dispatch(), rows))
 }
 
 impl WriteLatentArgs {
     /// Everything that a call must fulfil.
     pub(super) fn check_call(&self, op: &'static str) -> Result<Check, MlaError> {
         let check = self.check_tensors(op)?;
-        check.elements("cache", &self.cache)?;
-        check.contiguous("cache", &self.cache)?;
-        check.only_handle("cache", &self.cache)?;
+        self.cache.check_own(&check, "cache")?;
         if check.sees_values() {
             self.validate_values(op)?;
         }
@@ -98,8 +97,7 @@ impl WriteLatentArgs {
 
     /// Dtypes, devices, and that the tensors fit together.
     fn check_tensors(&self, op: &'static str) -> Result<Check, MlaError> {
-        let check = Check::new(op, "cache", &self.cache)?;
-        check.float("cache", &self.cache)?;
+        let check = self.cache.check_first(op, "cache")?;
         let [_, _, width] = self.cache.dims();
         check.int("slots", &self.slots)?;
         let [tokens] = self.slots.dims();
@@ -154,28 +152,38 @@ pub(crate) enum BackendRows<B: Backend> {
 )]
 pub(crate) trait WriteLatentBackend: Backend {
     /// [`write_latent`]: the cache's own buffer.
-    #[fusion(meta = |cache, _slots, _rows| cache.clone())]
+    #[fusion(meta = |cache, _slots, _rows| cache.same())]
     fn write_latent(
-        cache: FloatTensor<Self>,
+        #[extension_type] cache: BackendPool<Self>,
         slots: IntTensor<Self>,
         #[extension_type] rows: BackendRows<Self>,
-    ) -> FloatTensor<Self>;
+    ) -> BackendPool<Self>;
 }
 
 #[cfg(feature = "_gpu")]
-mod cube {
+pub(super) mod cube {
     use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+    use mla_kernels::cache_rows::{WriteFp8Args, launch_write_fp8};
     use mla_kernels::write_latent::{WriteLatentArgs, WriteRowsArgs, launch_write_latent, launch_write_rows};
 
     use super::{BackendRows, WriteLatentBackend};
+    use crate::cache::{BackendPool, Fp8Rows};
     use crate::tensors::{buffers, contiguous, dims, elem, own};
 
     impl WriteLatentBackend for CubeBackend {
-        fn write_latent(cache: CubeTensor, slots: CubeTensor, rows: BackendRows<Self>) -> CubeTensor {
-            let (cache, slots) = (own(contiguous(cache)), contiguous(slots));
-            match rows {
-                BackendRows::Whole(rows) => write_rows(&cache, slots, rows),
-                BackendRows::Parts(latent, rope) => write_parts(&cache, slots, latent, rope),
+        fn write_latent(cache: BackendPool<Self>, slots: CubeTensor, rows: BackendRows<Self>) -> BackendPool<Self> {
+            let (cache, slots) = (cache.map(|stored| own(contiguous(stored))), contiguous(slots));
+            match (&cache, rows) {
+                (BackendPool::Dense(cache), BackendRows::Whole(rows)) => write_rows(cache, slots, rows),
+                (BackendPool::Dense(cache), BackendRows::Parts(latent, rope)) => {
+                    write_parts(cache, slots, latent, rope);
+                }
+                (&BackendPool::Fp8(ref words, format), BackendRows::Whole(rows)) => {
+                    write_fp8(words, format, slots, rows, None);
+                }
+                (&BackendPool::Fp8(ref words, format), BackendRows::Parts(latent, rope)) => {
+                    write_fp8(words, format, slots, latent, Some(rope));
+                }
             }
             cache
         }
@@ -206,44 +214,67 @@ mod cube {
         });
         launch_write_latent(&cache.client, args);
     }
+
+    /// Rows, of which the last channels may be apart, quantised into the words of a cache.
+    pub(in crate::ops) fn write_fp8(
+        words: &CubeTensor,
+        format: Fp8Rows,
+        slots: CubeTensor,
+        first: CubeTensor,
+        rest: Option<CubeTensor>,
+    ) {
+        let (first, rest) = (contiguous(first), rest.map(contiguous));
+        let ([pages, page_size, _], [tokens, first_width]) = (dims(words), dims(&first));
+        let (layout, slot_count, elem) = (format.layout(), pages * page_size, elem(&first));
+        let rest = rest.filter(|_| first_width < format.width()).map(CubeTensor::into_buffer_arg);
+        let args = buffers!(words, slots, first => WriteFp8Args {
+            cache: words, layout, slots, first, rest, first_width, slot_count, tokens, elem,
+        });
+        launch_write_fp8(&words.client, args);
+    }
 }
 
 #[cfg(feature = "flex")]
 pub(super) mod reference {
-    use burn::backend::{
-        Flex,
-        tensor::{FloatTensor, IntTensor},
-    };
-    use burn::tensor::{Int, Tensor};
+    use burn::backend::{Flex, tensor::IntTensor};
+    use burn::tensor::{Int, Tensor, kind::Basic};
 
     use super::{BackendRows, WriteLatentBackend};
-    use crate::reference::{IntoFlex, host, tensor};
+    use crate::cache::{BackendPool, Pool};
+    use crate::reference::{fp8_rows, host, tensor};
 
     impl WriteLatentBackend for Flex {
         fn write_latent(
-            cache: FloatTensor<Self>,
+            cache: BackendPool<Self>,
             slots: IntTensor<Self>,
             rows: BackendRows<Self>,
-        ) -> FloatTensor<Self> {
+        ) -> BackendPool<Self> {
             let parts = match rows {
                 BackendRows::Whole(rows) => vec![tensor(rows)],
                 BackendRows::Parts(latent, rope) => vec![tensor(latent), tensor(rope)],
             };
-            write_latent(tensor(cache), tensor(slots), &parts).into_flex()
+            BackendPool::of(write_latent(cache.pool(), tensor(slots), &parts))
         }
     }
 
-    /// The cache, written in place: its handle is the only one, so that assigning to a slice copies nothing but the slice.
-    ///
-    /// `parts`, each `[N, _]`, stand side by side in a cache row.
-    pub(in crate::ops) fn write_latent(cache: Tensor<3>, slots: Tensor<1, Int>, parts: &[Tensor<2>]) -> Tensor<3> {
-        let [pages, page_size, width] = cache.dims();
+    /// The cache, written in place. `parts`, each `[N, _]`, stand side by side in a cache row.
+    pub(in crate::ops) fn write_latent(cache: Pool, slots: Tensor<1, Int>, parts: &[Tensor<2>]) -> Pool {
         // In a shape to be, 0 stands for the length that was.
         if cache.dims().contains(&0) {
             return cache;
         }
+        let dense = |cache| assign(cache, &slots, parts);
+        cache.map(dense, |words, rows| {
+            let quantised = fp8_rows::quantise_rows(Tensor::cat(parts.to_vec(), 1), rows);
+            assign(words, &slots, &[quantised])
+        })
+    }
+
+    /// The handle of the rows is the only one, so that assigning to a slice copies nothing but the slice.
+    fn assign<K: Basic>(cache: Tensor<3, K>, slots: &Tensor<1, Int>, parts: &[Tensor<2, K>]) -> Tensor<3, K> {
+        let [pages, page_size, width] = cache.dims();
         let mut rows = cache.reshape([pages * page_size, width]);
-        for run in runs(&host(slots)) {
+        for run in runs(&host(slots.clone())) {
             let mut column = 0;
             for part in parts {
                 let end = column + part.dims()[1];

@@ -6,6 +6,7 @@
 
 #[cfg(feature = "flex")]
 pub(crate) mod blocks;
+pub(crate) mod fp8_rows;
 pub(crate) mod rows;
 mod softmax;
 

@@ -5,6 +5,9 @@ use std::borrow::Cow;
 use burn::backend::{Flex, tensor::FloatTensor};
 use burn::tensor::{DType, Element, FloatDType, Tensor, bf16, f16};
 
+use super::device_i32;
+use crate::cache::Pool;
+
 /// Numbers that are computed side by side.
 pub(crate) const LANES: usize = 8;
 
@@ -46,6 +49,17 @@ impl<'a> Rows<'a> {
         groups.dedup();
         let slots = groups.iter().flat_map(|&number| number as usize * group..(number as usize + 1) * group);
         Self { values: gather(pool, slots).into(), group_len, groups: Some(groups) }
+    }
+
+    /// The rows that are named of a pool in FP8.
+    pub(crate) fn dequantised(pool: &Pool, named: impl Iterator<Item = i32>) -> Self {
+        let mut slots: Vec<i32> = named.collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let [_, _, width] = pool.dims();
+        let rows = pool.read(device_i32(slots.clone(), [slots.len()], &pool.device()));
+        let values: Vec<f32> = rows.try_into_vec_as().expect("computed on the CPU");
+        Self { values: values.into(), group_len: width, groups: Some(slots) }
     }
 
     /// The values of a group that was named.

@@ -1,9 +1,10 @@
 //! Copies of queries and keys into shared memory.
 
-use cubecl::prelude::barrier::{Barrier, copy_async};
+use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 
-use super::tile::{LANES, MmaTile, UNITS, VECTOR};
+use super::tile::{LANES, MmaTile, UNITS};
+use crate::cache_rows::CacheRows;
 use crate::common::keys::SequencePages;
 
 /// Units that copy a key together: they read 128 bytes at a time.
@@ -12,7 +13,7 @@ const KEY_UNITS: usize = 8;
 /// Starts to copy a tile of keys into the stage of a turn. Zeros stand for keys from `end` on: what is there is not read.
 #[cube]
 pub(super) fn load_keys<E: Float, V: Size>(
-    kv_cache: &[Vector<E, V>],
+    kv_cache: &CacheRows<E, V>,
     page_table: &[i32],
     keys: &mut Shared<[Vector<E, V>]>,
     arrived: &Sequence<Shared<Barrier>>,
@@ -34,13 +35,11 @@ pub(super) fn load_keys<E: Float, V: Size>(
             if comptime!(tile.keys.is_multiple_of(UNITS / KEY_UNITS)) || key < tile.keys {
                 if base + key < end {
                     let slot = pages.slot(page_table, base + key);
-                    let from = slot as usize * tile.key_vectors + lane;
                     #[unroll]
                     for i in 0..comptime!(tile.key_vectors.div_ceil(KEY_UNITS)) {
-                        let (from, to) = (from + i * KEY_UNITS, to + i * KEY_UNITS);
-                        if comptime!((i + 1) * KEY_UNITS <= tile.key_vectors) || lane + i * KEY_UNITS < tile.key_vectors
-                        {
-                            copy_async(&kv_cache[from..from + 1], &mut keys[to..to + 1], comptime!(VECTOR as u32));
+                        let (vector, to) = (lane + i * KEY_UNITS, to + i * KEY_UNITS);
+                        if comptime!((i + 1) * KEY_UNITS <= tile.key_vectors) || vector < tile.key_vectors {
+                            kv_cache.copy(slot as usize, vector, keys, to);
                         }
                     }
                 } else {

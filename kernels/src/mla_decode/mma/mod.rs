@@ -19,10 +19,12 @@ use cubecl::prelude::*;
 use self::load::{load_keys, load_queries, stage_barriers, wait_for_stage};
 use self::products::{accumulate, accumulators, clear_all, scale_rows, score, write_out};
 use self::softmax::{OwnRow, SoftmaxState, row_sum, weigh};
+use self::tile::PLANES;
+pub(super) use self::tile::VECTOR;
 pub(super) use self::tile::{K, LANES, M, MmaTile, N, best_mma_tile};
-use self::tile::{PLANES, VECTOR};
 use super::problem::{DecodeArgs, Grid, KernelSizes};
 use super::row::RowEnd;
+use crate::cache_rows::CacheRows;
 use crate::common::launch::or_dummy;
 
 /// Launches the kernel.
@@ -39,7 +41,7 @@ pub(super) fn launch(client: &Client, args: DecodeArgs, tile: MmaTile, grid: Gri
             VECTOR,
             2,
             args.q,
-            or_dummy(client, args.kv_cache, sizes.slots()),
+            args.kv_cache.rows(client, [sizes.slots(), sizes.key_width, VECTOR]),
             or_dummy(client, args.page_table, sizes.max_pages),
             args.seq_lens,
             args.items,
@@ -59,7 +61,7 @@ pub(super) fn launch(client: &Client, args: DecodeArgs, tile: MmaTile, grid: Gri
 #[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
 fn decode_mma_kernel<E: Float, V: Size, P: Size>(
     q: &[Vector<E, V>],
-    kv_cache: &[Vector<E, V>],
+    kv_cache: CacheRows<E, V>,
     page_table: &[i32],
     seq_lens: &[i32],
     items: &[i32],
@@ -115,7 +117,7 @@ fn decode_mma_kernel<E: Float, V: Size, P: Size>(
         #[unroll]
         for ahead in 0..comptime!(tile.stages - 1) {
             let (turn, base) = (turn + ahead as u32, first_key + ahead * tile.keys);
-            load_keys::<E, V>(kv_cache, page_table, &mut keys, &arrived, &pages, turn, base, tile_end, tile);
+            load_keys::<E, V>(&kv_cache, page_table, &mut keys, &arrived, &pages, turn, base, tile_end, tile);
         }
         load_queries::<E, V>(q, &mut queries, sequence * rows, first_row, rows, unit, tile);
         clear_all::<NC>(&mut acc, tile);
@@ -126,7 +128,7 @@ fn decode_mma_kernel<E: Float, V: Size, P: Size>(
             sync_cube();
             let ahead_turn = turn + comptime!(tile.stages as u32 - 1);
             let ahead = base + comptime!((tile.stages - 1) * tile.keys);
-            load_keys::<E, V>(kv_cache, page_table, &mut keys, &arrived, &pages, ahead_turn, ahead, tile_end, tile);
+            load_keys::<E, V>(&kv_cache, page_table, &mut keys, &arrived, &pages, ahead_turn, ahead, tile_end, tile);
             let stage = turn % comptime!(tile.stages as u32);
             wait_for_stage(&arrived, stage, turn / comptime!(tile.stages as u32) % 2, tile);
             let stage_start = stage as usize * comptime!(tile.keys * tile.stride());
@@ -165,21 +167,24 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use cubecl::ir::{AddressType, FloatKind};
 
     use self::tile::MMA_TILES;
+    use crate::cache_rows::{OFFLINE_FP8, RowFormat, offline_rows};
     use crate::mla_decode::problem::KernelSizesLaunch;
     use crate::offline::{Arch, Entry, form};
-    let entry = |kind, bits, tile: MmaTile| {
+    let entry_of = |kind, bits, tile: MmaTile, format: RowFormat| {
         let MmaTile { rows, keys, key_groups, causal, .. } = tile;
         let mut name = format!("mla_decode.mma.{rows}x{keys}.{key_groups}");
         name += if causal { "" } else { ".full" };
         name += if bits == AddressType::U64 { ".64_bits" } else { "" };
+        name += if format == RowFormat::Dense { "" } else { ".fp8" };
         let (dim, elem) = (CubeDim::new_2d(LANES as u32, PLANES as u32), ElemType::Float(kind));
         #[rustfmt::skip]
         let form = form!(decode_mma_kernel, dim, [
-            bits, VECTOR, 2, _, _, _, _, _, _, _, _, KernelSizesLaunch::new(1, 1, 1, 1, 1), 1.0, 1, tile, elem
+            bits, VECTOR, 2, _, offline_rows(format, [576, VECTOR]), _, _, _, _, _, _, KernelSizesLaunch::new(1, 1, 1, 1, 1), 1.0, 1, tile, elem
         ]);
         let fits = move |arch: Arch| arch >= Arch::Sm80 && tile.shared_bytes() <= arch.shared_memory();
         Entry::of(kind, &name, form).unchecked().on(fits)
     };
+    let entry = |kind, bits, tile| entry_of(kind, bits, tile, RowFormat::Dense);
     let tiles = MMA_TILES.map(|choice| MmaTile::new(choice, (576, 512), true));
     let all = tiles.map(|tile| entry(FloatKind::BF16, AddressType::U32, tile));
     // Of a rank with 16 heads, and of all 128, on a Hopper.
@@ -190,6 +195,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
             entry(FloatKind::F16, AddressType::U32, choose(true)),
             entry(FloatKind::BF16, AddressType::U32, choose(false)),
             entry(FloatKind::BF16, AddressType::U64, choose(true)),
+            entry_of(FloatKind::BF16, AddressType::U32, choose(true), OFFLINE_FP8),
         ]
         .map(|entry| entry.on(|arch| arch == Arch::Sm90a))
     });

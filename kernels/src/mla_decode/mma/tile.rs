@@ -8,7 +8,7 @@ pub(in crate::mla_decode) const LANES: usize = 32;
 pub(in crate::mla_decode) const UNITS: usize = PLANES * LANES;
 
 /// Elements of a vector: a row of what `ldmatrix` loads.
-pub(super) const VECTOR: usize = 8;
+pub(in crate::mla_decode) const VECTOR: usize = 8;
 
 /// The matrix instruction: 16 rows, 8 columns, 16 terms.
 pub(in crate::mla_decode) const M: usize = 16;

@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::tile::{Tile, UNITS};
+use crate::cache_rows::CacheRows;
 use crate::common::keys::SequencePages;
 
 /// The rows of a tile, zeros past the last one.
@@ -48,7 +49,7 @@ pub(super) fn find_slots(
 /// A tile of keys, zeros from `end` on: what is there is not read.
 #[cube]
 pub(super) fn load_keys<E: Float, V: Size>(
-    kv_cache: &[Vector<E, V>],
+    kv_cache: &CacheRows<E, V>,
     keys: &mut Shared<[Vector<E, V>]>,
     slots: &Shared<[u32]>,
     base: usize,
@@ -61,7 +62,7 @@ pub(super) fn load_keys<E: Float, V: Size>(
         let vector = i % tile.key_vectors;
         let at = key * comptime!(tile.stride()) + vector;
         if base + key < end {
-            keys[at] = kv_cache[slots[key] as usize * tile.key_vectors + vector];
+            keys[at] = kv_cache.load(slots[key] as usize, vector);
         } else {
             keys[at] = Vector::new(E::from_int(0));
         }

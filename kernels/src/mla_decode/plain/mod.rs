@@ -20,6 +20,7 @@ use self::tile::largest_plain_tile;
 pub(super) use self::tile::{PLAIN_ROWS, Tile, plain_tile};
 use super::problem::{DecodeArgs, Grid, KernelSizes, LOWEST};
 use super::row::RowEnd;
+use crate::cache_rows::CacheRows;
 use crate::common::launch::or_dummy;
 
 /// Bytes of a key at most: beside it, a query row and the scores fit into the shared memory.
@@ -35,7 +36,7 @@ pub(super) fn launch(client: &Client, args: DecodeArgs, tile: Tile, grid: Grid) 
         grid.address,
         tile.vector,
         args.q,
-        or_dummy(client, args.kv_cache, sizes.slots()),
+        args.kv_cache.rows(client, [sizes.slots(), sizes.key_width, tile.vector]),
         or_dummy(client, args.page_table, sizes.max_pages),
         args.seq_lens,
         args.items,
@@ -54,7 +55,7 @@ pub(super) fn launch(client: &Client, args: DecodeArgs, tile: Tile, grid: Grid) 
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn decode_kernel<E: Float, V: Size>(
     q: &[Vector<E, V>],
-    kv_cache: &[Vector<E, V>],
+    kv_cache: CacheRows<E, V>,
     page_table: &[i32],
     seq_lens: &[i32],
     items: &[i32],
@@ -118,7 +119,7 @@ fn decode_kernel<E: Float, V: Size>(
 
         let mut base = first_key;
         while base < tile_end {
-            load_keys::<E, V>(kv_cache, &mut keys, &slots, base, tile_end, tile);
+            load_keys::<E, V>(&kv_cache, &mut keys, &slots, base, tile_end, tile);
             sync_cube();
             score::<E, V>(&queries, &keys, &mut scores, tile);
             find_slots(page_table, &mut slots, &pages, base + tile.keys, tile_end, tile);
@@ -209,19 +210,22 @@ fn weigh(
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use cubecl::ir::AddressType;
 
+    use crate::cache_rows::{OFFLINE_FP8, RowFormat, offline_rows};
     use crate::mla_decode::problem::{DecodeSizes, KernelSizesLaunch};
     use crate::offline::{Entry, FLOATS, FloatKind, form};
-    let entry = |name, kind, causal| {
+    let entry = |name, kind, causal, rows| {
         let elem = ElemType::Float(kind);
-        let sizes = DecodeSizes { causal, ..DecodeSizes::one_sequence(elem, 128, (576, 512)) };
+        let sizes = DecodeSizes { causal, rows, ..DecodeSizes::one_sequence(elem, 128, (576, 512)) };
         let tile = largest_plain_tile(&sizes, usize::MAX).expect("V3's keys fit");
         let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS as u32));
         #[rustfmt::skip]
         let form = form!(decode_kernel, dim, [
-            bits, tile.vector, _, _, _, _, _, _, _, _, KernelSizesLaunch::new(1, 1, 1, 1, 1), 1.0, 1, tile, elem
+            bits, tile.vector, _, offline_rows(rows, [576, tile.vector]), _, _, _, _, _, _, KernelSizesLaunch::new(1, 1, 1, 1, 1), 1.0, 1, tile, elem
         ]);
         Entry::of(kind, name, form)
     };
-    let causal = FLOATS.map(|kind| entry("mla_decode.plain.causal", kind, true));
-    causal.into_iter().chain([entry("mla_decode.plain.full", FloatKind::F16, false)]).collect()
+    let causal = FLOATS.map(|kind| entry("mla_decode.plain.causal", kind, true, RowFormat::Dense));
+    let fp8 = FLOATS.map(|kind| entry("mla_decode.plain.fp8", kind, true, OFFLINE_FP8));
+    let full = entry("mla_decode.plain.full", FloatKind::F16, false, RowFormat::Dense);
+    causal.into_iter().chain(fp8).chain([full]).collect()
 }

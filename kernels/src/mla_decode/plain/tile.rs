@@ -103,7 +103,9 @@ pub(super) fn largest_plain_tile(sizes: &DecodeSizes, max_vector: usize) -> Resu
 fn plain_tile_within(available: usize, sizes: &DecodeSizes, max_vector: usize) -> Result<Tile, DecodeError> {
     let size = sizes.elem.size();
     let mut vector = (LOAD_BYTES / size).min(1 << max_vector.max(1).ilog2());
-    while !sizes.key_width.is_multiple_of(vector) || !sizes.value_width.is_multiple_of(vector) {
+    let parts = sizes.rows.parts(sizes.key_width);
+    let divides = |vector| parts.iter().chain([&sizes.key_width, &sizes.value_width]).all(|width| width % vector == 0);
+    while !divides(vector) {
         vector /= 2;
     }
     let mut rows = (sizes.query_len * sizes.heads).next_power_of_two().min(PLAIN_ROWS);

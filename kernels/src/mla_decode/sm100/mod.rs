@@ -18,7 +18,7 @@ use crate::tiles::output::COLUMNS;
 pub(super) fn launch(client: &Client, args: DecodeArgs, form: Form, grid: Grid) -> Result<(), DecodeError> {
     let sizes = args.sizes;
     let slots = sizes.pages * sizes.page_size;
-    let kv_cache = or_dummy(client, args.kv_cache, slots);
+    let kv_cache = or_dummy(client, args.kv_cache.into_dense(), slots);
     let (path, kv_tile, q_tile) = (Path::Sm100, [1, form.box_keys], [form.tiles, ROWS]);
     let kv_map = tile_map(kv_cache, [form.tiles, slots], args.kv_stride, kv_tile, sizes.elem, path)?;
     let query_rows = sizes.batch * sizes.query_len * sizes.heads;

@@ -29,8 +29,16 @@ pub(super) struct Form {
     pub lengths: [bool; 2],
     /// Whether a sink takes a share.
     pub sink: bool,
+    /// Whether rows are FP8, of the layout that `fp8.rs` reads.
+    pub fp8: bool,
+    /// Whether the first list is the pages of a sequence, of which a query token may see fewer keys than the next.
+    pub pages: Option<Causal>,
     pub writes: Writes,
 }
+
+/// Whether later query tokens of a sequence see more keys than earlier ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Causal(pub bool);
 
 /// What becomes of the sums of a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,6 +3,7 @@
 
 mod cube;
 mod form;
+mod fp8;
 mod gather;
 mod output;
 mod scores;
@@ -11,14 +12,17 @@ mod work;
 use cubecl::prelude::*;
 
 use self::cube::{BARRIERS, Barriers, Cube};
-use self::form::{Form, RING, Writes};
+use self::form::{Causal, Form, RING, Writes};
+use self::fp8::Codes;
+pub(super) use self::fp8::LAYOUT;
 use self::gather::{Gather, VECTOR};
 use self::output::Output;
 use self::scores::{Exchange, Scores};
-use self::work::{Ahead, Lists};
+use self::work::{Ahead, Lists, PagedKeys, PagedKeysLaunch};
 use super::merge::{self, MergeArgs};
 use super::select::splits;
-use super::{ScopeArgs, SparseMlaArgs, SparseMlaError, SparseMlaResults};
+use super::{Pages, ScopeArgs, SparseMlaArgs, SparseMlaError, SparseMlaResults};
+use crate::cache_rows::RowFormat;
 use crate::common::launch::{address_type, dummy, multiprocessors, or_dummy, share};
 use crate::compiler::names_all_sizes;
 use crate::ptx::{shared_address, tma, warp};
@@ -49,6 +53,8 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
         second: args.second.is_some(),
         lengths: [lengths(Some(&args.first)), lengths(args.second.as_ref())],
         sink,
+        fp8: args.sizes.rows != RowFormat::Dense,
+        pages: args.pages.map(|pages| Causal(pages.causal)),
         writes,
     };
     let items = (tokens * head_tiles).checked_mul(splits).ok_or(SparseMlaError::NoKernel)?;
@@ -79,11 +85,11 @@ struct Call {
 impl Call {
     fn launch(&self, client: &Client, args: &SparseMlaArgs, form: Form) -> Result<(), SparseMlaError> {
         let sizes = &args.sizes;
-        let rows = sizes.tokens * sizes.heads;
+        let result_rows = sizes.tokens * sizes.heads;
         let (partial_out, partial_lse, out, lse) = match &args.results {
             SparseMlaResults::Parts { acc, max, row_sum } => (share(acc), share(max), dummy(client), share(row_sum)),
             SparseMlaResults::Output { out, lse, .. } if form.writes == Writes::Split => {
-                let rows = rows * self.splits as usize;
+                let rows = result_rows * self.splits as usize;
                 (scratch(client, rows * VALUE_WIDTH), scratch(client, rows), share(out), share(lse))
             }
             // Without splits nobody looks at them.
@@ -97,20 +103,36 @@ impl Call {
             _ => dummy(client),
         };
         let entries = |scope: &ScopeArgs| sizes.tokens * scope.most;
+        let pages = match args.pages {
+            None => [0; 4],
+            Some(Pages { query_len, page_size, .. }) => {
+                [query_len as u32, (args.first.most / page_size) as u32, page_size.ilog2(), args.first.row_count as u32]
+            }
+        };
+        // Rows are numbers or words.
+        let rows = |scope: &ScopeArgs| if form.fp8 { 0 } else { scope.row_count };
+        let words = |scope: &ScopeArgs| match (form.fp8, scope.row_count) {
+            (false, _) => dummy(client),
+            // The first row is read where there is none.
+            (true, 0) => scratch(client, LAYOUT.words()),
+            (true, _) => share(scope.rows.buffer()),
+        };
         // SAFETY: the buffers have the sizes that the arguments state, and slots are those of rows.
         unsafe {
             sparse_sm90_kernel::launch_unchecked(
                 client,
                 CubeCount::new_1d(self.cubes),
                 CubeDim::new_1d(UNITS),
-                address_type(client, &[&args.first.rows, &second.rows, &out, &partial_out]),
+                address_type(client, &[args.first.rows.buffer(), second.rows.buffer(), &out, &partial_out]),
                 COLUMNS,
                 VECTOR,
-                query_map(share(&args.q), form.tile, rows, sizes.elem)?,
-                buffer(&args.first.rows, args.first.row_count),
+                query_map(share(&args.q), form.tile, result_rows, sizes.elem)?,
+                buffer(args.first.rows.buffer(), rows(&args.first)),
+                words(&args.first),
                 buffer(&args.first.slots, entries(&args.first)),
                 lengths(&args.first),
-                buffer(&second.rows, second.row_count),
+                buffer(second.rows.buffer(), rows(second)),
+                words(second),
                 buffer(&second.slots, entries(second)),
                 lengths(second),
                 sink(),
@@ -124,6 +146,7 @@ impl Call {
                 self.head_tiles,
                 self.splits,
                 self.items,
+                PagedKeysLaunch::new(pages[0], pages[1], pages[2], pages[3]),
                 args.softmax_scale * std::f32::consts::LOG2_E,
                 f32::NEG_INFINITY.to_bits(),
                 form,
@@ -133,6 +156,7 @@ impl Call {
         if form.writes == Writes::Split {
             let (outs, lses, has_sink) = (partial_out, partial_lse, form.sink);
             let (heads, splits, elem) = (sizes.heads, self.splits as usize, sizes.elem);
+            let rows = result_rows;
             let args = MergeArgs { outs, lses, sink: sink(), has_sink, out, lse, rows, heads, splits, elem };
             merge::launch(client, args);
         }
@@ -161,9 +185,11 @@ fn query_map(q: BufferArg, tile: TileForm, rows: usize, elem: ElemType) -> Resul
 fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     q_map: &TensorMap<E, Tiled>,
     rows_a: &[Vector<E, V>],
+    words_a: &[u32],
     slots_a: &[i32],
     lengths_a: &[i32],
     rows_b: &[Vector<E, V>],
+    words_b: &[u32],
     slots_b: &[i32],
     lengths_b: &[i32],
     sink: &[f32],
@@ -177,6 +203,7 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     head_tiles: u32,
     splits: u32,
     items: u32,
+    pages: PagedKeys,
     scale: f32,
     empty_lse: u32,
     #[comptime] form: Form,
@@ -194,7 +221,7 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     let (keys_at, query_at, weights_at) = (shared_address(&keys), shared_address(&query), shared_address(&weights));
     let barriers = Barriers::new(shared_address(&barriers));
     let mut exchange = Exchange { weights, factors, slots, kinds };
-    let lists = Lists::new(slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, form);
+    let lists = Lists::new(slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, pages, form);
     let (first, step) = (CUBE_POS as u32, CUBE_COUNT as u32);
     let group = warp::uniform(UNIT_POS / GROUP);
     let warp = warp::uniform(UNIT_POS % GROUP / 32);
@@ -221,8 +248,9 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         sync_cube();
         let slots_at = shared_address(&exchange.slots);
         let gather = Gather::<E, V>::new(rows_a, rows_b, slots_at, group - 1, warp, lane);
+        let codes = Codes::new(words_a, words_b, group - 1, warp, lane);
         let mut output = Output::new(group - 1);
-        output.run::<E, P, V>(&cube, &lists, &gather, &exchange, &mut results);
+        output.run::<E, P, V>(&cube, &lists, &gather, &codes, &exchange, &mut results);
     }
 }
 
@@ -254,12 +282,15 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
                 buffer(),
                 buffer(),
                 buffer(),
+                buffer(),
+                buffer(),
                 1,
                 1,
                 1,
                 1,
                 1,
                 1,
+                PagedKeysLaunch::new(1, 1, 1, 1),
                 1.0,
                 1,
                 form,
@@ -270,12 +301,31 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         .unchecked()
     };
     let tile = |tiles, bf16| TileForm { tiles, box_keys: 1, bf16, causal: false };
-    let v32 = Form { tile: tile(9, true), second: false, lengths: [false; 2], sink: false, writes: Writes::Whole };
-    let v4 = Form { tile: tile(8, true), second: true, lengths: [false, true], sink: true, writes: Writes::Whole };
+    let v32 = Form {
+        tile: tile(9, true),
+        second: false,
+        lengths: [false; 2],
+        sink: false,
+        fp8: false,
+        pages: None,
+        writes: Writes::Whole,
+    };
+    let v4 = Form { tile: tile(8, true), second: true, lengths: [false, true], sink: true, ..v32 };
+    let fp8 = Form { fp8: true, ..v32 };
     [
         entry("576", v32, AddressType::U32),
         entry("576.large", v32, AddressType::U64),
         entry("576.split", Form { lengths: [true, false], writes: Writes::Split, ..v32 }, AddressType::U32),
+        entry("576.fp8", fp8, AddressType::U32),
+        entry("576.fp8.large", fp8, AddressType::U64),
+        entry("576.fp8.split", Form { lengths: [true, false], writes: Writes::Split, ..fp8 }, AddressType::U32),
+        entry("576.fp8.pages", Form { pages: Some(Causal(true)), ..fp8 }, AddressType::U32),
+        entry(
+            "576.fp8.pages.split",
+            Form { pages: Some(Causal(true)), writes: Writes::Split, ..fp8 },
+            AddressType::U32,
+        ),
+        entry("576.fp8.two", Form { second: true, sink: true, lengths: [true; 2], ..fp8 }, AddressType::U32),
         entry("512.two", v4, AddressType::U32),
         entry("512.two.split", Form { writes: Writes::Split, ..v4 }, AddressType::U32),
         entry("512.two.parts", Form { sink: false, writes: Writes::Parts, ..v4 }, AddressType::U32),

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::form::{Form, RING};
+use super::form::{Causal, Form, RING};
 use crate::ptx::warp;
 use crate::tiles::form::KEYS;
 
@@ -19,8 +19,23 @@ pub(super) struct Lists<'a> {
     /// Tiles of a token, and cubes that share the blocks of a tile.
     pub head_tiles: u32,
     pub splits: u32,
+    pub pages: PagedKeys,
     #[cube(comptime)]
     form: Form,
+}
+
+/// How the pages of sequences are found, if the first list is those.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct PagedKeys {
+    /// Query tokens of a sequence.
+    pub query_len: u32,
+    /// Pages of a sequence at most.
+    pub max_pages: u32,
+    /// The logarithm of the page size.
+    pub page_shift: u32,
+    /// Slots of the cache.
+    pub slot_count: u32,
 }
 
 #[cube]
@@ -35,9 +50,21 @@ impl<'a> Lists<'a> {
         most_b: u32,
         head_tiles: u32,
         splits: u32,
+        pages: PagedKeys,
         #[comptime] form: Form,
     ) -> Lists<'a> {
-        Lists::<'a> { slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, form }
+        Lists::<'a> { slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, pages, form }
+    }
+}
+
+#[cube]
+impl Lists<'_> {
+    /// The slot of a key that a token sees; the last one of the cache if it is on a page that is not there.
+    fn slot_of_key(&self, token: u32, key: u32) -> i32 {
+        let PagedKeys { query_len, max_pages, page_shift, slot_count } = self.pages;
+        let place = (token / query_len) as usize * max_pages as usize + (key >> page_shift) as usize;
+        let page = self.slots_a[place] as u32;
+        min((page << page_shift) + (key & ((1u32 << page_shift) - 1)), slot_count - 1) as i32
     }
 }
 
@@ -68,7 +95,14 @@ impl Work {
         self.split = rest % lists.splits;
         self.token = rest / lists.splits;
         self.len_a = lists.most_a;
-        if comptime!(lists.form.lengths[0]) {
+        if comptime!(lists.form.pages.is_some()) {
+            let sequence = self.token / lists.pages.query_len;
+            let mut end = lists.lengths_a[sequence as usize];
+            if comptime!(lists.form.pages == Some(Causal(true))) {
+                end += (self.token % lists.pages.query_len) as i32 + 1 - lists.pages.query_len as i32;
+            }
+            self.len_a = length(end, lists.most_a);
+        } else if comptime!(lists.form.lengths[0]) {
             self.len_a = length(lists.lengths_a[self.token as usize], lists.most_a);
         }
         self.len_b = 0u32;
@@ -101,7 +135,11 @@ impl Work {
         } else {
             let entry = block * comptime!(KEYS as u32) + place;
             if entry < self.len_a {
-                slot = lists.slots_a[self.token as usize * lists.most_a as usize + entry as usize];
+                if comptime!(lists.form.pages.is_some()) {
+                    slot = lists.slot_of_key(self.token, entry);
+                } else {
+                    slot = lists.slots_a[self.token as usize * lists.most_a as usize + entry as usize];
+                }
             }
         }
         slot

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use mla_ops::cache::{CacheConfig, CacheError, PagedCache, PoolConfig};
+use mla_ops::cache::{CacheConfig, CacheError, PagedCache, RowFormat};
 use mla_ops::{Determinism, MlaDecodeProblem};
 
 use super::buffers::StepBuffers;
 use super::config::DeepseekV3Config;
 use super::model::DeepseekV3;
 use super::names;
-use crate::cache::{CacheSize, ModelCache};
+use crate::cache::{CacheSize, KvCacheFormat, ModelCache};
 use crate::config::LayerSummary;
 use crate::models::architecture::{
     Architecture, BufferedStep, Capture, Model, Observer, PrefixSupport, RANKS_TALK, Sizes,
 };
 use crate::step::Chunk;
-use crate::weights::{Published, WeightLoader};
-use crate::{Result, memory};
+use crate::weights::{LoadAs, Published, WeightLoader};
+use crate::{ModelError, Result, memory};
 
 impl Architecture for DeepseekV3Config {
     fn sizes(&self) -> Sizes<'_> {
@@ -32,12 +32,24 @@ impl Architecture for DeepseekV3Config {
         }
     }
 
-    fn layers(&self, dtype: FloatDType) -> Vec<LayerSummary> {
-        self.layer_summaries(dtype)
+    fn layers(&self, load_as: LoadAs) -> Vec<LayerSummary> {
+        self.layer_summaries(load_as)
     }
 
-    fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128> {
-        Ok(self.cache_config(size, dtype).bytes().map_err(CacheError::from)? as u128)
+    fn cache_bytes(&self, size: CacheSize, load_as: LoadAs) -> Result<u128> {
+        Ok(self.cache_config(size, load_as)?.bytes().map_err(CacheError::from)? as u128)
+    }
+
+    fn row_format(&self, kv_cache: KvCacheFormat) -> Result<RowFormat> {
+        let (latent, rope) = (self.kv_lora_rank, self.qk_rope_head_dim);
+        match kv_cache {
+            KvCacheFormat::Auto => Ok(RowFormat::Dense),
+            KvCacheFormat::Fp8 if latent.is_multiple_of(4) && rope.is_multiple_of(2) => Ok(RowFormat::Fp8 { rope }),
+            KvCacheFormat::Fp8 => {
+                let expected = format!("auto: in FP8 `kv_lora_rank` = {latent} would have to be a multiple of 4");
+                Err(ModelError::request("kv_cache", "fp8", expected))
+            }
+        }
     }
 
     fn activations_per_token(&self) -> usize {
@@ -72,22 +84,23 @@ impl Architecture for DeepseekV3Config {
 }
 
 impl DeepseekV3Config {
-    fn cache_config(&self, size: CacheSize, dtype: FloatDType) -> CacheConfig {
-        CacheConfig {
-            pools: self.pool_widths().into_iter().map(PoolConfig::per_token).collect(),
-            dtype,
+    fn cache_config(&self, size: CacheSize, load_as: LoadAs) -> Result<CacheConfig> {
+        Ok(CacheConfig {
+            pools: self.pools(self.row_format(load_as.kv_cache)?),
+            dtype: load_as.dtype,
             num_pages: size.num_pages,
             page_size: size.page_size,
             max_requests: size.max_requests,
             max_tokens: size.max_tokens,
-        }
+        })
     }
 }
 
 impl Model for DeepseekV3 {
-    fn new_cache(&self, size: CacheSize, dtype: FloatDType) -> Result<ModelCache> {
-        memory::check("a KV cache", self.config.cache_bytes(size, dtype)?, &self.device)?;
-        Ok(ModelCache::new(PagedCache::new(self.config.cache_config(size, dtype), &self.device)?))
+    fn new_cache(&self, size: CacheSize, load_as: LoadAs) -> Result<ModelCache> {
+        let config = self.config.cache_config(size, load_as)?;
+        memory::check("a KV cache", config.bytes().map_err(CacheError::from)? as u128, &self.device)?;
+        Ok(ModelCache::new(PagedCache::new(config, &self.device)?))
     }
 
     fn forward(
@@ -105,7 +118,7 @@ impl Model for DeepseekV3 {
         self.logits(hidden, determinism)
     }
 
-    fn decode_problem(&self, batch: usize, page_size: usize, dtype: FloatDType) -> MlaDecodeProblem {
+    fn decode_problem(&self, batch: usize, page_size: usize, load_as: LoadAs) -> MlaDecodeProblem {
         MlaDecodeProblem {
             batch,
             query_len: 1,
@@ -113,7 +126,8 @@ impl Model for DeepseekV3 {
             key_width: self.config.cache_width(),
             value_width: self.config.kv_lora_rank,
             page_size,
-            dtype: dtype.into(),
+            dtype: load_as.dtype.into(),
+            rows: self.config.row_format(load_as.kv_cache).unwrap_or_default(),
         }
     }
 

@@ -65,6 +65,7 @@ fn absorbed_path(cache: &PagedCache, (config, heads): (&DeepseekV3Config, usize)
         value_width: config.kv_lora_rank,
         page_size: cache.config().page_size,
         dtype: cache.config().dtype.into(),
+        rows: cache.config().pools.first().map(|pool| pool.format).unwrap_or_default(),
     };
     explain_path(&problem, device).path
 }

@@ -3,13 +3,15 @@
 use std::fmt;
 use std::path::Path;
 
-use burn::tensor::{DType, FloatDType};
 use mla_ops::RopeConfig;
+use mla_ops::cache::{PoolConfig, RowFormat};
 
 use crate::config::sizes::is_positive;
 use crate::config::{
     CONFIG_HINT, Contradiction, Fields, LayerSummary, Quantization, read_rope, refuse_unimplemented, rope_contradiction,
 };
+use crate::models::architecture::Architecture;
+use crate::weights::LoadAs;
 use crate::{ModelError, Result};
 
 /// A model family, by the `model_type` of its `config.json`.
@@ -281,16 +283,19 @@ impl DeepseekV3Config {
         (self.qk_head_dim() as f64).sqrt().recip() * self.rope.softmax_factor()
     }
 
-    /// The layers in words, with caches of `dtype`.
-    pub(crate) fn layer_summaries(&self, dtype: FloatDType) -> Vec<LayerSummary> {
-        let (attention, index_width) = match self.indexer {
-            Some(indexer) => (format!("MLA, sparse: {} keys", indexer.topk), indexer.head_dim),
-            None => ("MLA".to_string(), 0),
+    /// The layers in words, with such caches.
+    pub(crate) fn layer_summaries(&self, load_as: LoadAs) -> Vec<LayerSummary> {
+        let attention = match self.indexer {
+            Some(indexer) => format!("MLA, sparse: {} keys", indexer.topk),
+            None => "MLA".to_string(),
         };
+        let format = self.row_format(load_as.kv_cache).unwrap_or_default();
+        let rows = [Some(self.latent_pool(format)), self.index_pool()].into_iter().flatten();
+        let bytes_per_token = rows.map(|pool| pool.row_bytes(load_as.dtype)).sum();
         let layer = |layer: usize| LayerSummary {
             attention: attention.clone(),
             mlp: if layer < self.first_k_dense_replace { "dense" } else { "MoE" }.to_string(),
-            bytes_per_token: (self.cache_width() + index_width) * DType::from(dtype).size(),
+            bytes_per_token,
             bytes_per_request: 0,
         };
         (0..self.num_hidden_layers).map(layer).collect()
@@ -301,10 +306,19 @@ impl DeepseekV3Config {
         self.kv_lora_rank + self.qk_rope_head_dim
     }
 
-    /// Widths of the cache's pools: the rows of all layers, and in V3.2 the index keys of all layers.
-    pub fn pool_widths(&self) -> Vec<usize> {
-        let index_keys = self.indexer.iter().flat_map(|indexer| vec![indexer.head_dim; self.num_hidden_layers]);
-        vec![self.cache_width(); self.num_hidden_layers].into_iter().chain(index_keys).collect()
+    /// The cache's pools: the latents of all layers, in this format, and in V3.2 the index keys of all layers.
+    pub fn pools(&self, format: RowFormat) -> Vec<PoolConfig> {
+        let latents = vec![self.latent_pool(format); self.num_hidden_layers];
+        let index_keys = self.index_pool().into_iter().flat_map(|pool| vec![pool; self.num_hidden_layers]);
+        latents.into_iter().chain(index_keys).collect()
+    }
+
+    fn latent_pool(&self, format: RowFormat) -> PoolConfig {
+        PoolConfig { format, ..PoolConfig::per_token(self.cache_width()) }
+    }
+
+    fn index_pool(&self) -> Option<PoolConfig> {
+        self.indexer.map(|indexer| PoolConfig::per_token(indexer.head_dim))
     }
 }
 

@@ -1,4 +1,5 @@
 use burn::tensor::{Device, FloatDType, Int, Tensor};
+use mla_ops::cache::Pool;
 use mla_ops::{
     MlaError, RopeConfig, RopeQuery, RopeWriteArgs, RopeWritten, WriteLatentArgs, WriteLatentError, linear_by_head,
     rms_norm, rope_write, write_latent,
@@ -66,7 +67,7 @@ impl Rotation {
         query: RopeQuery,
         latent: Tensor<2>,
         norm: &RmsNorm,
-        (cache, slots): (Tensor<3>, Tensor<1, Int>),
+        (cache, slots): (Pool, Tensor<1, Int>),
     ) -> std::result::Result<RopeWritten, Box<WriteLatentError>> {
         if self.interleaved {
             let [cos, sin] = [&self.cos, &self.sin].map(Tensor::clone);
@@ -74,7 +75,7 @@ impl Rotation {
             let (q_norm_eps, index_q) = (None, None);
             #[rustfmt::skip]
             return rope_write(RopeWriteArgs {
-                query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache, slots,
+                query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache: cache.into(), slots,
             });
         }
         let [still, rotary] = self.split(&latent.unsqueeze_dim(1));
@@ -92,7 +93,7 @@ impl Rotation {
             (Ok(q), Ok(latent)) => (q, latent),
             (Err(error), _) | (_, Err(error)) => return Err(Box::new(WriteLatentError { error, cache })),
         };
-        let cache = write_latent(WriteLatentArgs { cache, slots, latent: latent.clone(), rope: None })?;
+        let cache = write_latent(WriteLatentArgs { cache: cache.into(), slots, latent: latent.clone(), rope: None })?;
         Ok(RopeWritten { q, latent: Some(latent), index_q: None, cache })
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
+use mla_ops::cache::RowFormat;
 use mla_ops::{Determinism, MlaDecodeProblem};
 
 use super::buffers::StepBuffers;
@@ -11,14 +12,14 @@ use super::config::DeepseekV4Config;
 use super::model::DeepseekV4;
 use super::names;
 use super::partial_rotary::PartialRotary;
-use crate::Result;
-use crate::cache::{CacheSize, ModelCache};
+use crate::cache::{CacheSize, KvCacheFormat, ModelCache};
 use crate::config::LayerSummary;
 use crate::models::architecture::{
     Architecture, BufferedStep, Capture, Model, Observer, PrefixSupport, RANKS_TALK, Sizes,
 };
 use crate::step::Chunk;
-use crate::weights::{Published, WeightLoader};
+use crate::weights::{LoadAs, Published, WeightLoader};
+use crate::{ModelError, Result};
 
 impl Architecture for DeepseekV4Config {
     fn sizes(&self) -> Sizes<'_> {
@@ -33,12 +34,20 @@ impl Architecture for DeepseekV4Config {
         }
     }
 
-    fn layers(&self, dtype: FloatDType) -> Vec<LayerSummary> {
-        self.layer_summaries(dtype)
+    fn layers(&self, load_as: LoadAs) -> Vec<LayerSummary> {
+        self.layer_summaries(load_as.dtype)
     }
 
-    fn cache_bytes(&self, size: CacheSize, dtype: FloatDType) -> Result<u128> {
-        V4Cache::bytes(self, size, dtype)
+    fn cache_bytes(&self, size: CacheSize, load_as: LoadAs) -> Result<u128> {
+        self.row_format(load_as.kv_cache)?;
+        V4Cache::bytes(self, size, load_as.dtype)
+    }
+
+    fn row_format(&self, kv_cache: KvCacheFormat) -> Result<RowFormat> {
+        match kv_cache {
+            KvCacheFormat::Auto => Ok(RowFormat::Dense),
+            KvCacheFormat::Fp8 => Err(ModelError::request("kv_cache", "fp8", "auto: DeepSeek-V4 has no cache in FP8")),
+        }
     }
 
     fn activations_per_token(&self) -> usize {
@@ -70,8 +79,9 @@ impl Architecture for DeepseekV4Config {
 }
 
 impl Model for DeepseekV4 {
-    fn new_cache(&self, size: CacheSize, dtype: FloatDType) -> Result<ModelCache> {
-        Ok(ModelCache::new(V4Cache::new(&self.config, size, dtype, &self.device)?))
+    fn new_cache(&self, size: CacheSize, load_as: LoadAs) -> Result<ModelCache> {
+        self.config.row_format(load_as.kv_cache)?;
+        Ok(ModelCache::new(V4Cache::new(&self.config, size, load_as.dtype, &self.device)?))
     }
 
     fn forward(
@@ -89,7 +99,7 @@ impl Model for DeepseekV4 {
         self.logits(hidden, determinism)
     }
 
-    fn decode_problem(&self, batch: usize, _page_size: usize, dtype: FloatDType) -> MlaDecodeProblem {
+    fn decode_problem(&self, batch: usize, _page_size: usize, load_as: LoadAs) -> MlaDecodeProblem {
         MlaDecodeProblem {
             batch,
             query_len: 1,
@@ -98,7 +108,8 @@ impl Model for DeepseekV4 {
             value_width: self.config.head_dim,
             // The rows that a token sees are gathered by index, one by one.
             page_size: 1,
-            dtype: dtype.into(),
+            dtype: load_as.dtype.into(),
+            rows: RowFormat::Dense,
         }
     }
 

@@ -150,11 +150,11 @@ impl SharedKvAttention {
         let target = (cache.take(state)?, window.slots.clone());
         let (q, index_q, kv) = match rotation.norm_and_write((q, index_q), kv, norm, target) {
             Ok(RopeWritten { q, latent, index_q, cache: written }) => {
-                cache.put(state, written);
+                cache.put(state, written.dense());
                 (q, index_q, latent.expect("of queries that are not absorbed"))
             }
             Err(refused) => {
-                cache.put(state, refused.cache);
+                cache.put(state, refused.cache.dense());
                 return Err(refused.error.into());
             }
         };
@@ -166,7 +166,7 @@ impl SharedKvAttention {
             (_, Some(before)) => Tensor::cat(vec![before, kv], 0).unsqueeze(),
             (_, None) => kv.unsqueeze(),
         };
-        Ok((q, index_q, SparseScope { rows, indices: window.seen.clone(), lengths: None }))
+        Ok((q, index_q, SparseScope::new(rows, window.seen.clone())))
     }
 
     /// Heads in groups, each group through a projection of its own, then all through one: `[N, H, d]` -> `[N, hidden]`.
@@ -229,7 +229,7 @@ impl Compression {
             // A step has none to be picked for layers that have no indexer.
             (SeenEntries::None | SeenEntries::Picked(_), _) => return Ok(None),
         };
-        Ok(Some(SparseScope { rows: cache.entries().pool(compressor.pool())?, indices, lengths }))
+        Ok(Some(SparseScope { rows: cache.entries().pool(compressor.pool())?.into(), indices, lengths }))
     }
 }
 
@@ -270,6 +270,6 @@ impl Indexer {
         let scale = ((self.width * self.heads) as f32).sqrt().recip();
         let options = LightningIndexOptions { k: self.top_k, scale, form: IndexForm::Slots };
         let pool = cache.entries().pool(self.compressor.pool())?;
-        index_keys::pick(&q, &weights, &pool, keys, &options)
+        index_keys::pick(&q, &weights, &pool.dense(), keys, &options)
     }
 }

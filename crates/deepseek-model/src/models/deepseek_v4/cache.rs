@@ -76,12 +76,12 @@ impl V4Cache {
 
     /// Moves the pool of a compressor out; [`Self::put_entries`] gives it back.
     pub(crate) fn take_entries(&mut self, pool: usize) -> Result<Tensor<3>> {
-        Ok(self.entries.take_pool(pool)?)
+        Ok(self.entries.take_pool(pool)?.dense())
     }
 
     /// Gives back what [`Self::take_entries`] handed out.
     pub(crate) fn put_entries(&mut self, pool: usize, tensor: Tensor<3>) -> Result<()> {
-        Ok(self.entries.put_pool(pool, tensor)?)
+        Ok(self.entries.put_pool(pool, tensor.into())?)
     }
 
     /// Begins a forward pass over the last `n_tokens` tokens of a request. The state moves on with every pass, so a token
@@ -286,7 +286,7 @@ impl Snapshots for V4Cache {
 
 /// Pages that hold whole entries of every compressor.
 fn entry_pages(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType) -> CacheConfig {
-    let pool = |spec: &CompressorSpec| PoolConfig { width: spec.width, tokens_per_row: spec.rate };
+    let pool = |spec: &CompressorSpec| PoolConfig { tokens_per_row: spec.rate, ..PoolConfig::per_token(spec.width) };
     let pages = CacheConfig {
         pools: config.compressors().iter().map(pool).collect(),
         num_pages: size.num_pages,

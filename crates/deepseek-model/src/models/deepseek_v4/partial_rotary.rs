@@ -82,7 +82,7 @@ impl PartialRotation {
             index_q,
             cos: self.cos.clone(),
             sin: self.sin.clone(),
-            cache,
+            cache: cache.into(),
             slots,
         })
     }

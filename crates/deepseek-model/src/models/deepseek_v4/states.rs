@@ -95,11 +95,11 @@ impl States {
     pub(super) fn write(&mut self, state: State, rows: Tensor<2>, slots: Tensor<1, Int>) -> Result<()> {
         let cache = self.take(state)?;
         let latent = rows.cast(FloatDType::from(cache.dtype()));
-        let (cache, outcome) = match write_latent(WriteLatentArgs { cache, slots, latent, rope: None }) {
+        let (cache, outcome) = match write_latent(WriteLatentArgs { cache: cache.into(), slots, latent, rope: None }) {
             Ok(written) => (written, Ok(())),
             Err(refused) => (refused.cache, Err(refused.error.into())),
         };
-        self.put(state, cache);
+        self.put(state, cache.dense());
         outcome
     }
 

@@ -1,9 +1,9 @@
 //! The pools of a cache, lent to those who write in them.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 
 use super::{OP, PagedCache, wrong_value};
-use crate::cache::CacheError;
+use crate::cache::{CacheError, Pool};
 use crate::{MlaError, WriteLatentError};
 
 /// The pools.
@@ -12,7 +12,7 @@ impl PagedCache {
     ///
     /// # Errors
     /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a pool that does not exist.
-    pub fn pool(&self, index: usize) -> Result<Tensor<3>, CacheError> {
+    pub fn pool(&self, index: usize) -> Result<Pool, CacheError> {
         self.check_index(index)?;
         let pool = self.pools[index].as_ref();
         pool.cloned().ok_or(CacheError::PoolTaken { pool: index })
@@ -22,7 +22,7 @@ impl PagedCache {
     ///
     /// # Errors
     /// [`CacheError::PoolTaken`]; [`MlaError::Value`] for a pool that does not exist.
-    pub fn take_pool(&mut self, index: usize) -> Result<Tensor<3>, CacheError> {
+    pub fn take_pool(&mut self, index: usize) -> Result<Pool, CacheError> {
         self.check_index(index)?;
         let pool = self.pools[index].take();
         pool.ok_or(CacheError::PoolTaken { pool: index })
@@ -31,9 +31,9 @@ impl PagedCache {
     /// Gives back what [`Self::take_pool`] handed out.
     ///
     /// # Errors
-    /// [`CacheError::PoolNotTaken`]; [`MlaError`] for a pool that does not exist, or a tensor of another shape, dtype or
+    /// [`CacheError::PoolNotTaken`]; [`MlaError`] for a pool that does not exist, or one of another shape, dtype, format or
     /// device.
-    pub fn put_pool(&mut self, index: usize, pool: Tensor<3>) -> Result<(), CacheError> {
+    pub fn put_pool(&mut self, index: usize, pool: Pool) -> Result<(), CacheError> {
         self.check_index(index)?;
         if self.pools[index].is_some() {
             return Err(CacheError::PoolNotTaken { pool: index });
@@ -78,7 +78,7 @@ impl PagedCache {
     pub fn write_pool<T>(
         &mut self,
         index: usize,
-        write: impl FnOnce(Tensor<3>) -> Result<(Tensor<3>, T), Box<WriteLatentError>>,
+        write: impl FnOnce(Pool) -> Result<(Pool, T), Box<WriteLatentError>>,
     ) -> Result<T, CacheError> {
         match write(self.take_pool(index)?) {
             Ok((pool, rest)) => {
@@ -100,7 +100,7 @@ impl PagedCache {
         Err(wrong_value("pool", index, expected))
     }
 
-    fn check_pool(&self, index: usize, pool: &Tensor<3>) -> Result<(), MlaError> {
+    fn check_pool(&self, index: usize, pool: &Pool) -> Result<(), MlaError> {
         let (config, argument) = (&self.config, "pool");
         let shape = config.pool_shape(&config.pools[index]);
         if pool.dims() != shape {
@@ -114,6 +114,11 @@ impl PagedCache {
         let dtype = DType::from(config.dtype);
         if pool.dtype() != dtype {
             return Err(MlaError::DType { op: OP, argument, actual: pool.dtype(), expected: format!("{dtype:?}") });
+        }
+        let format = config.pools[index].format;
+        if pool.format() != format {
+            let (actual, expected) = (format!("a pool of {:?} rows", pool.format()), format!("{format:?} rows"));
+            return Err(MlaError::Value { op: OP, argument, actual, expected });
         }
         if pool.device() != self.device {
             return Err(MlaError::Device {

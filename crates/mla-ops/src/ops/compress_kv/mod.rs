@@ -230,7 +230,7 @@ fn written(cache: Tensor<3>, slots: Tensor<1, Int>, rows: Tensor<2>) -> Tensor<3
     if cache.shape().num_elements() == 0 || rows.shape().num_elements() == 0 {
         return cache;
     }
-    write_rows(cache, slots, BackendRows::Whole(rows.into_dispatch()))
+    write_rows(cache.into(), slots, BackendRows::Whole(rows.into_dispatch())).dense()
 }
 
 impl CompressKvArgs {

@@ -28,12 +28,13 @@ impl CompressKvBackend for Flex {
         let tokens = Tokens::new(tokens);
         let entries = Compressor::new(compressor).entries(&tokens);
         let Tokens { new, state, .. } = tokens;
-        let state = write_latent(state, tensor(state_slots), &[new]);
+        let state = write_latent(state.into(), tensor(state_slots), &[new]).dense();
         let cache = match cache {
             BackendEntryCache::None => BackendWrittenCache::None,
             BackendEntryCache::Slots(cache, slots) => {
                 let rows = entries.clone().squeeze_dim::<2>(1);
-                BackendWrittenCache::Cache(write_latent(tensor(cache), tensor(slots), &[rows]).into_flex())
+                let cache = tensor::<Tensor<3>>(cache).into();
+                BackendWrittenCache::Cache(write_latent(cache, tensor(slots), &[rows]).dense().into_flex())
             }
         };
         BackendCompressed { entries: entries.into_flex(), state: state.into_flex(), cache }

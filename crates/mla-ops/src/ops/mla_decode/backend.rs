@@ -4,6 +4,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 
 use crate::Path;
+use crate::cache::BackendPool;
 
 /// What [`BackendDecode`] has beside the tensors.
 #[derive(Debug, Clone)]
@@ -14,6 +15,8 @@ pub(crate) struct DecodeSpec {
     pub(crate) softmax_scale: f32,
     /// Whether later query tokens see more keys than earlier ones.
     pub(crate) causal: bool,
+    /// Whether the bits of a sequence must not depend on how many there are, where no plan says so.
+    pub(crate) batch_invariant: bool,
     /// The implementation, one that the device has; otherwise the fastest.
     pub(crate) path: Option<Path>,
 }
@@ -25,7 +28,8 @@ pub(crate) struct BackendDecode<B: Backend> {
     /// `[B, Sq, H, D]`.
     pub(crate) q: FloatTensor<B>,
     /// `[P, S, D]`.
-    pub(crate) kv_cache: FloatTensor<B>,
+    #[extension_type]
+    pub(crate) kv_cache: BackendPool<B>,
     /// i32 `[B, maxP]`.
     pub(crate) page_table: IntTensor<B>,
     /// i32 `[B]`.

@@ -60,7 +60,7 @@ impl MlaDecodeArgs {
             format!("a query of {heads} heads of width {key_width}"),
             || "at least 1 head, and 1 channel".into(),
         )?;
-        check.float_as("kv_cache", &self.kv_cache, self.q.dtype(), "the dtype of `q`")?;
+        self.kv_cache.check(&check, "kv_cache", self.q.dtype(), "the dtype of `q`")?;
         let words = || format!("[P, S, D] with D = {key_width}, the width of `q`");
         check.dims("kv_cache", self.kv_cache.dims(), [None, None, Some(key_width)], words)?;
         check.page_size("kv_cache page size (dimension 1)", self.kv_cache.dims()[1])?;
@@ -99,8 +99,8 @@ impl MlaDecodeArgs {
         let scale = options.softmax_scale;
         check.value("softmax_scale", scale.is_finite(), scale, || "a finite number".into())?;
         options.splits.check(check)?;
-        let (page_size, dtype) = (self.kv_cache.dims()[1], self.q.dtype());
-        let problem = MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype };
+        let (page_size, dtype, rows) = (self.kv_cache.dims()[1], self.q.dtype(), self.kv_cache.format());
+        let problem = MlaDecodeProblem { batch, query_len, heads, key_width, value_width, page_size, dtype, rows };
         if let Some(path) = options.path {
             let available = available_paths(&problem, check.device());
             check.value("path", available.contains(&path), path, || {

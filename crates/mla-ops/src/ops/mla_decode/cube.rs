@@ -4,6 +4,7 @@ use mla_kernels::mla_decode::{self as kernels, DecodeArgs, DecodeError, DecodeKe
 
 use super::backend::{BackendDecode, MlaDecodeBackend};
 use super::{MlaDecodeOptions, MlaDecodeProblem};
+use crate::cache::BackendPool;
 use crate::check::Check;
 use crate::tensors::{buffers, contiguous, dims, elem, empty, evenly_spaced, launched, row_stride};
 use crate::{MlaError, Path};
@@ -28,29 +29,38 @@ impl Launch {
     pub(in crate::ops) fn new(step: BackendDecode<CubeBackend>) -> Self {
         let BackendDecode { q, kv_cache, page_table, seq_lens, items, cube_ptr, split_ptr, spec } = step;
         let [page_table, seq_lens] = [page_table, seq_lens].map(contiguous);
-        let ([batch, query_len, heads, key_width], [pages, page_size, _]) = (dims(&q), dims(&kv_cache));
+        let ([batch, query_len, heads, key_width], [pages, page_size, _]) = (dims(&q), kv_cache.dims());
         let ([_, max_pages], [capacity, _], [cubes_and_one]) = (dims(&page_table), dims(&items), dims(&cube_ptr));
         let (rows, value_width, cubes, elem) = (query_len * heads, spec.value_width, cubes_and_one - 1, elem(&q));
-        let (causal, softmax_scale) = (spec.causal, spec.softmax_scale);
+        let (causal, softmax_scale, rows_of_cache) = (spec.causal, spec.softmax_scale, kv_cache.arg().format());
         let out = empty(&q, [batch, query_len, heads, value_width], q.dtype);
         let lse = empty(&q, [batch, query_len, heads], DType::F32);
         #[rustfmt::skip]
         let sizes = DecodeSizes {
             batch, query_len, heads, key_width, value_width, pages, page_size, max_pages, cubes, capacity, causal, elem,
+            rows: rows_of_cache,
         };
         let kernel = spec.path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&q.client));
         // Of a plan with an item for each sequence nothing is partial, where the kernel writes whole sequences itself: a prompt would
         // need several GB.
-        let partial = if capacity <= batch && kernel.writes_whole() { [1, 1] } else { [capacity, rows] };
+        // Hopper's kernel of FP8 rows goes by no plan.
+        let is_fp8 = matches!(kv_cache, BackendPool::Fp8(..));
+        let whole = kernel.writes_whole() && (capacity <= batch || is_fp8);
+        let partial = if whole { [1, 1] } else { [capacity, rows] };
         let partial_out = empty(&q, [partial[0], partial[1], value_width], DType::F32);
         let partial_lse = empty(&q, partial, DType::F32);
-        let [q, kv_cache] =
-            [q, kv_cache].map(|rows| if kernel.takes_strides() { evenly_spaced(rows) } else { contiguous(rows) });
-        let [q_stride, kv_stride] = [&q, &kv_cache].map(|rows| row_stride(rows).unwrap_or(key_width));
+        let in_memory = |rows| if kernel.takes_strides() && !is_fp8 { evenly_spaced(rows) } else { contiguous(rows) };
+        let (q, kv_cache) = (in_memory(q), kv_cache.map(in_memory));
+        let q_stride = row_stride(&q).unwrap_or(key_width);
+        let kv_stride = match &kv_cache {
+            BackendPool::Dense(rows) => row_stride(rows).unwrap_or(key_width),
+            BackendPool::Fp8(..) => key_width,
+        };
+        let kv_cache = kv_cache.arg();
         let args = buffers!(
-            q, kv_cache, page_table, seq_lens, items, cube_ptr, split_ptr, partial_out, partial_lse, out, lse => DecodeArgs {
+            q, page_table, seq_lens, items, cube_ptr, split_ptr, partial_out, partial_lse, out, lse => DecodeArgs {
                 q, kv_cache, page_table, seq_lens, items, cube_ptr, split_ptr, partial_out, partial_lse, out, lse,
-                q_stride, kv_stride, sizes, softmax_scale,
+                q_stride, kv_stride, sizes, softmax_scale, batch_invariant: spec.batch_invariant,
             }
         );
         Self { args, kernel, out, lse }

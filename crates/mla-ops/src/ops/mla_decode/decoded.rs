@@ -5,6 +5,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::backend::{BackendDecode, DecodeSpec, MlaDecodeBackend};
 use super::{MlaDecodeArgs, MlaQuery};
+use crate::Splits;
 use crate::dispatch::tensors;
 use crate::ops::mla_plan::{MlaPlan, MlaPlanArgs, PlanSpec};
 
@@ -24,6 +25,16 @@ pub(super) enum Planned {
     Given(MlaPlan),
     /// By a plan of its own, to be made.
     Own(MlaPlanArgs, PlanSpec),
+}
+
+impl Planned {
+    /// How the keys of a sequence are split.
+    pub(super) fn splits(&self) -> Splits {
+        match self {
+            Self::Given(plan) => plan.splits,
+            Self::Own(plan, _) => plan.splits,
+        }
+    }
 }
 
 impl Decoded {
@@ -63,7 +74,7 @@ impl Decoded {
         };
         BackendDecode {
             q: q.into_dispatch(),
-            kv_cache: self.args.kv_cache.into_dispatch(),
+            kv_cache: self.args.kv_cache.into_backend(),
             page_table: self.args.page_table.into_dispatch(),
             seq_lens: self.args.seq_lens.into_dispatch(),
             items: plan.items.into_dispatch(),

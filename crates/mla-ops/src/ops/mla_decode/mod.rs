@@ -17,6 +17,7 @@ use burn::tensor::{Device, Int, Tensor};
 use self::backend::DecodeSpec;
 use self::decoded::Planned;
 use super::mla_plan::{MlaPlan, MlaPlanArgs};
+use crate::cache::Pool;
 use crate::{MlaError, Path, Splits};
 
 const OP: &str = "mla_decode";
@@ -46,9 +47,9 @@ impl From<Tensor<4>> for MlaQuery {
 pub struct MlaDecodeArgs {
     /// The query, f32, f16 or bf16.
     pub q: MlaQuery,
-    /// The cache `[P, S, D]` of the query's dtype; a row is a key, its first `Dv` channels are the value.
+    /// The cache `[P, S, D]` of the query's dtype, dense or in FP8; a row is a key, its first `Dv` channels are the value.
     /// On a GPU a cache that is not contiguous is copied in every call: make it with [`new_pool`](crate::cache::new_pool).
-    pub kv_cache: Tensor<3>,
+    pub kv_cache: Pool,
     /// Page ids i32 `[B, maxP]`: token `t` of sequence `b` is row `t % S` of page `page_table[b, t / S]`. Entries past
     /// a sequence's end may hold anything.
     pub page_table: Tensor<2, Int>,
@@ -143,18 +144,20 @@ pub fn mla_decode(
         }
     };
     let &MlaDecodeOptions { value_width, softmax_scale, causal, path, .. } = options;
-    Ok(Decoded { args, plan, spec: DecodeSpec { value_width, softmax_scale, causal, path } })
+    // Who divides the keys in a fixed way wants that.
+    let batch_invariant = plan.splits() != Splits::Auto;
+    Ok(Decoded { args, plan, spec: DecodeSpec { value_width, softmax_scale, causal, batch_invariant, path } })
 }
 
 impl MlaDecodeArgs {
-    /// The fields in their order; whole query rows may be a tensor `[B, Sq, H, D]`.
+    /// The fields in their order; whole query rows may be a tensor `[B, Sq, H, D]`, dense rows of the cache a tensor `[P, S, D]`.
     pub fn new(
         q: impl Into<MlaQuery>,
-        kv_cache: Tensor<3>,
+        kv_cache: impl Into<Pool>,
         page_table: Tensor<2, Int>,
         seq_lens: Tensor<1, Int>,
     ) -> Self {
-        Self { q: q.into(), kv_cache, page_table, seq_lens }
+        Self { q: q.into(), kv_cache: kv_cache.into(), page_table, seq_lens }
     }
 
     /// The device that the call runs on.

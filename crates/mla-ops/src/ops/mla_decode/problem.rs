@@ -8,6 +8,7 @@ use {
     mla_kernels::mla_decode::{DecodeSizes, available},
 };
 
+use crate::cache::RowFormat;
 #[cfg(feature = "_gpu")]
 use crate::path::problem::Implementation;
 use crate::path::problem::Sizes;
@@ -16,10 +17,12 @@ use crate::path::problem::Sizes;
 ///
 /// ```
 /// use burn::tensor::{DType, Device};
+/// use mla_ops::cache::RowFormat;
 /// use mla_ops::{MlaDecodeProblem, Path, explain_path};
 ///
 /// let problem = MlaDecodeProblem {
 ///     batch: 8, query_len: 1, heads: 128, key_width: 576, value_width: 512, page_size: 64, dtype: DType::BF16,
+///     rows: RowFormat::Dense,
 /// };
 /// assert_eq!(explain_path(&problem, &Device::flex()).path, Path::Reference);
 /// ```
@@ -39,6 +42,8 @@ pub struct MlaDecodeProblem {
     pub page_size: usize,
     /// Of query and cache: f32, f16 or bf16.
     pub dtype: DType,
+    /// How the rows of the cache are stored.
+    pub rows: RowFormat,
 }
 
 #[cfg(feature = "_gpu")]
@@ -50,11 +55,11 @@ impl MlaDecodeProblem {
         [cubes, capacity]: [usize; 2],
         causal: bool,
     ) -> DecodeSizes {
-        let &Self { batch, query_len, heads, key_width, value_width, page_size, dtype } = self;
-        let elem = dtype_to_elem_type(dtype);
+        let &Self { batch, query_len, heads, key_width, value_width, page_size, dtype, rows } = self;
+        let (elem, rows) = (dtype_to_elem_type(dtype), rows.kernel(key_width));
         #[rustfmt::skip]
         let sizes = DecodeSizes {
-            batch, query_len, heads, key_width, value_width, pages, page_size, max_pages, cubes, capacity, causal, elem,
+            batch, query_len, heads, key_width, value_width, pages, page_size, max_pages, cubes, capacity, causal, elem, rows,
         };
         sizes
     }

@@ -5,6 +5,7 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 
 use super::backend::{BackendDecode, DecodeSpec, MlaDecodeBackend};
 use crate::Path;
+use crate::cache::Pool;
 use crate::independent::map_independent;
 use crate::ops::merge_state::reference::merge_states;
 use crate::reference::{IntoFlex, QUERY_TILE, SCORES, device_i32, host, softmax_values, tensor};
@@ -18,7 +19,7 @@ impl MlaDecodeBackend for Flex {
 /// Rows of the paged cache, found through the page table.
 struct PagedRows {
     /// `[P, S, D]`.
-    kv_cache: Tensor<3>,
+    kv_cache: Pool,
     /// `[B, maxP]`, on the host.
     page_table: Vec<i32>,
     max_pages: usize,
@@ -26,7 +27,7 @@ struct PagedRows {
 
 impl PagedRows {
     /// kv_cache `[P, S, D]`, page_table i32 `[B, maxP]`.
-    fn new(kv_cache: Tensor<3>, page_table: Tensor<2, Int>) -> Self {
+    fn new(kv_cache: Pool, page_table: Tensor<2, Int>) -> Self {
         let [_, max_pages] = page_table.dims();
         Self { kv_cache, page_table: host(page_table), max_pages }
     }
@@ -37,11 +38,16 @@ impl PagedRows {
         let [_, page_size, width] = self.kv_cache.dims();
         let row = sequence * self.max_pages;
         let ids = &self.page_table[row + first / page_size..row + end.div_ceil(page_size)];
-        let (used, cache) = (ids.len(), self.kv_cache.clone());
+        let (used, device) = (ids.len(), self.kv_cache.device());
+        let Some(cache) = self.kv_cache.dense_rows().cloned() else {
+            let slots = (first..end)
+                .map(|key| ids[key / page_size - first / page_size] * page_size as i32 + (key % page_size) as i32);
+            let slots = device_i32(slots.collect(), [end - first], &device);
+            return self.kv_cache.read(slots).cast(FloatDType::F32);
+        };
         let pages = if ids.windows(2).all(|pair| pair[1] == pair[0] + 1) {
             cache.narrow(0, ids[0] as usize, used)
         } else {
-            let device = cache.device();
             cache.select(0, device_i32(ids.to_vec(), [used], &device))
         };
         let rows = pages.reshape([used * page_size, width]);
@@ -53,7 +59,7 @@ impl PagedRows {
 fn mla_decode(step: BackendDecode<Flex>) -> (Tensor<4>, Tensor<3>) {
     let BackendDecode { q, kv_cache, page_table, seq_lens, items, spec, .. } = step;
     debug_assert!(matches!(spec.path, None | Some(Path::Reference)), "a path that the public function refuses");
-    let (q, cache): (Tensor<4>, _) = (tensor(q), PagedRows::new(tensor(kv_cache), tensor(page_table)));
+    let (q, cache): (Tensor<4>, _) = (tensor(q), PagedRows::new(kv_cache.pool(), tensor(page_table)));
     let (seq_lens, items): (Tensor<1, Int>, Tensor<2, Int>) = (tensor(seq_lens), tensor(items));
     let [batch, query_len, heads, width] = q.dims();
     let (dtype, device) = (q.dtype(), q.device());

@@ -4,6 +4,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 
 use crate::Determinism;
+use crate::cache::BackendPool;
 use crate::ops::norm_rope::BackendNorm;
 use crate::weight::BackendWeight;
 
@@ -20,7 +21,8 @@ pub(crate) struct BackendLatents<B: Backend> {
     /// f32 `[N, dr / 2]`.
     pub(super) sin: FloatTensor<B>,
     /// `[P, S, D]`.
-    pub(super) cache: FloatTensor<B>,
+    #[extension_type]
+    pub(super) cache: BackendPool<B>,
     /// i32 `[N]`.
     pub(super) slots: IntTensor<B>,
     pub(super) norm_eps: f32,
@@ -67,14 +69,16 @@ pub(crate) enum BackendRopeWritten<B: Backend> {
         /// `[N, D]`.
         latent: FloatTensor<B>,
         /// `[P, S, D]`.
-        cache: FloatTensor<B>,
+        #[extension_type]
+        cache: BackendPool<B>,
     },
     /// Of [`BackendRopeQuery::Absorbed`].
     Absorbed {
         /// `[N, H, R + dr]`.
         q: FloatTensor<B>,
         /// `[P, S, D]`.
-        cache: FloatTensor<B>,
+        #[extension_type]
+        cache: BackendPool<B>,
     },
 }
 
@@ -93,12 +97,12 @@ pub(crate) trait RopeWriteBackend: Backend {
                 BackendIndexHeadsMetadata::Heads(q) => BackendIndexHeadsMetadata::Heads(q.clone()),
             },
             latent: latents.latent.clone(),
-            cache: latents.cache.clone(),
+            cache: latents.cache.same(),
         },
         BackendRopeQueryMetadata::Absorbed(q, weight, ..) => {
             let ([rows, heads, width], [_, outputs, inputs]) = (q.shape.dims(), weight.dims());
             let q = crate::fusion::spec([rows, heads, outputs + width - inputs], q.dtype);
-            BackendRopeWrittenMetadata::Absorbed { q, cache: latents.cache.clone() }
+            BackendRopeWrittenMetadata::Absorbed { q, cache: latents.cache.same() }
         }
     })]
     fn rope_write(

@@ -15,6 +15,7 @@ use super::norm_rope::BackendNorm;
 use super::norm_rope::checks::{check_eps, check_tables};
 use super::products::is_small_batch;
 use super::write_latent::{WriteLatentArgs, WriteLatentError};
+use crate::cache::Pool;
 use crate::dispatch::tensors;
 use crate::{Determinism, MlaError, StackedWeight};
 
@@ -40,7 +41,7 @@ pub struct RopeWriteArgs {
     /// f32 `[N, dr / 2]`, as `cos`.
     pub sin: Tensor<2>,
     /// The cache `[P, S, D]`, as [`write_latent`](crate::write_latent) wants it.
-    pub cache: Tensor<3>,
+    pub cache: Pool,
     /// i32 `[N]`: where each latent goes, `page * S + offset`; -1 skips it. No slot occurs twice.
     pub slots: Tensor<1, Int>,
 }
@@ -66,12 +67,13 @@ pub enum RopeQuery {
 pub struct RopeWritten {
     /// `[N, H, d]`, or `[N, H, R + dr]` where queries are absorbed.
     pub q: Tensor<3>,
-    /// `[N, D]`: the normed latents with their rotary keys, as they are in the cache; not where queries are absorbed.
+    /// `[N, D]`: the normed latents with their rotary keys, as they go into the cache, before they are quantised if they are; not where
+    /// queries are absorbed.
     pub latent: Option<Tensor<2>>,
     /// `[N, Hi, di]`, of queries of an indexer.
     pub index_q: Option<Tensor<3>>,
     /// The cache's own buffer.
-    pub cache: Tensor<3>,
+    pub cache: Pool,
 }
 
 /// Norms queries where asked to, and applies RoPE to them; norms latents, applies RoPE to the rotary keys behind them and writes both
@@ -100,7 +102,7 @@ pub struct RopeWritten {
 ///     index_q: None,
 ///     cos,
 ///     sin,
-///     cache: new_pool([4, 4, 8 + 4], FloatDType::F32, &device)?,
+///     cache: new_pool([4, 4, 8 + 4], FloatDType::F32, &device)?.into(),
 ///     slots: index_tensor(vec![9, 10], &device),
 /// };
 /// let written = rope_write(args)?;
@@ -142,10 +144,10 @@ fn launch(query: BackendRopeQuery<Dispatch>, latents: BackendLatents<Dispatch>) 
                 BackendIndexHeads::None => None,
                 BackendIndexHeads::Heads(q) => Some(tensors(q)),
             };
-            RopeWritten { q: tensors(q), latent: Some(tensors(latent)), index_q, cache: tensors(cache) }
+            RopeWritten { q: tensors(q), latent: Some(tensors(latent)), index_q, cache: Pool::from_backend(cache) }
         }
         BackendRopeWritten::Absorbed { q, cache } => {
-            RopeWritten { q: tensors(q), latent: None, index_q: None, cache: tensors(cache) }
+            RopeWritten { q: tensors(q), latent: None, index_q: None, cache: Pool::from_backend(cache) }
         }
     }
 }
@@ -166,7 +168,7 @@ fn checked(args: RopeWriteArgs) -> Result<Checked, Box<WriteLatentError>> {
         norm_weight: norm_weight.into_dispatch(),
         cos: cos.into_dispatch(),
         sin: sin.into_dispatch(),
-        cache: write.cache.into_dispatch(),
+        cache: write.cache.into_backend(),
         slots: write.slots.into_dispatch(),
         norm_eps,
     };

@@ -2,6 +2,7 @@ use burn::backend::Flex;
 use burn::tensor::Tensor;
 
 use super::backend::{BackendIndexHeads, BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
+use crate::cache::{BackendPool, Pool};
 use crate::ops::linear_by_head::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::ops::norm_rope::BackendNorm;
 use crate::ops::norm_rope::reference::{Norm, Rope, norm_rope};
@@ -24,11 +25,13 @@ impl RopeWriteBackend for Flex {
                         BackendIndexHeads::Heads(q.into_flex())
                     }
                 };
-                let (q, latent, cache) = rope_write(tensor(q), norm, latents).into_flex();
+                let (q, latent, cache) = rope_write(tensor(q), norm, latents);
+                let ((q, latent), cache) = ((q, latent).into_flex(), BackendPool::of(cache));
                 BackendRopeWritten::Heads { q, index, latent, cache }
             }
             BackendRopeQuery::Absorbed(q, weight, determinism) => {
-                let (q, _, cache) = rope_write(tensor(q), Norm::None, latents).into_flex();
+                let (q, _, cache) = rope_write(tensor(q), Norm::None, latents);
+                let (q, cache) = (q.into_flex(), BackendPool::of(cache));
                 let q = Self::linear_by_head(BackendHeadRows::InMemory(q), weight, determinism);
                 BackendRopeWritten::Absorbed { q, cache }
             }
@@ -42,7 +45,7 @@ impl BackendLatents<Flex> {
     }
 }
 
-fn rope_write(q: Tensor<3>, q_norm: Norm, latents: BackendLatents<Flex>) -> (Tensor<3>, Tensor<2>, Tensor<3>) {
+fn rope_write(q: Tensor<3>, q_norm: Norm, latents: BackendLatents<Flex>) -> (Tensor<3>, Tensor<2>, Pool) {
     let tables = latents.tables();
     let BackendLatents { latent, norm_weight, cache, slots, norm_eps, .. } = latents;
     let (latent, norm_weight) = (tensor::<Tensor<2>>(latent), tensor::<Tensor<1>>(norm_weight));
@@ -50,6 +53,6 @@ fn rope_write(q: Tensor<3>, q_norm: Norm, latents: BackendLatents<Flex>) -> (Ten
     let q = norm_rope(q, q_norm, Rope::Tables(tables.clone(), false), q_whole);
     let norm = Norm::Weighted(norm_weight, norm_eps);
     let latent = norm_rope(latent.unsqueeze_dim(1), norm, Rope::Tables(tables, false), whole).squeeze_dim::<2>(1);
-    let cache = write_latent(tensor(cache), tensor(slots), std::slice::from_ref(&latent));
+    let cache = write_latent(cache.pool(), tensor(slots), std::slice::from_ref(&latent));
     (q, latent, cache)
 }

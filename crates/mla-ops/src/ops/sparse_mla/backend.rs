@@ -4,15 +4,16 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 
 use super::SparseMlaOptions;
+use crate::cache::BackendPool;
 
 /// A scope as a backend takes it: rows `[P, S, D]`, slots i32 `[B, Sq, K]`.
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
 pub(crate) enum BackendScope<B: Backend> {
     /// All entries count.
-    Whole(FloatTensor<B>, IntTensor<B>),
+    Whole(#[extension_type] BackendPool<B>, IntTensor<B>),
     /// So many of a token's, i32 `[B, Sq]`.
-    Lengths(FloatTensor<B>, IntTensor<B>, IntTensor<B>),
+    Lengths(#[extension_type] BackendPool<B>, IntTensor<B>, IntTensor<B>),
 }
 
 /// What else a token sees.

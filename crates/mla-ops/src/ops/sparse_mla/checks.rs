@@ -20,6 +20,10 @@ impl SparseMlaArgs {
         self.scope.check(&check, FIRST, &self.q)?;
         if let Some(second) = &self.second {
             second.check(&check, SECOND, &self.q)?;
+            let [first, second] = [&self.scope, second].map(|scope| scope.rows.format());
+            let (actual, words) =
+                (format!("rows in the format {second:?}"), || format!("{first:?}, that of `scope.rows`"));
+            check.value(SECOND[0], first == second, actual, words)?;
         }
         if let Some(sink) = &self.sink {
             check.float_as("sink", sink, DType::F32, "sinks are f32")?;
@@ -56,7 +60,7 @@ impl SparseScope {
     fn check(&self, check: &Check, names: [&'static str; 3], q: &Tensor<4>) -> Result<(), MlaError> {
         let [rows, indices, lengths] = names;
         let [batch, query_len, _, width] = q.dims();
-        check.float_as(rows, &self.rows, q.dtype(), "the dtype of `q`")?;
+        self.rows.check(check, rows, q.dtype(), "the dtype of `q`")?;
         let words = || format!("[P, S, D] with D = {width}, the width of `q`");
         check.dims(rows, self.rows.dims(), [None, None, Some(width)], words)?;
         let [pages, page_size, _] = self.rows.dims();

@@ -54,15 +54,18 @@ fn attend(
 ) {
     let ([batch, query_len, heads, key_width], SparseMlaOptions { value_width, softmax_scale, determinism }) =
         (dims(&q), options);
+    let first = scope_args(scope);
+    let rows = first.rows.format();
     let args = SparseMlaArgs {
         q: buffer(&q),
-        first: scope_args(scope),
+        first,
         second: match second {
             BackendSecond::None => None,
             BackendSecond::Scope(scope) => Some(scope_args(scope)),
         },
+        pages: None,
         results,
-        sizes: SparseMlaSizes { tokens: batch * query_len, heads, key_width, value_width, elem: elem(&q) },
+        sizes: SparseMlaSizes { tokens: batch * query_len, heads, key_width, value_width, elem: elem(&q), rows },
         softmax_scale,
         batch_invariant: determinism.is_batch_invariant(),
     };
@@ -78,10 +81,10 @@ fn scope_args(scope: BackendScope<CubeBackend>) -> ScopeArgs {
         BackendScope::Whole(rows, slots) => (rows, slots, None),
         BackendScope::Lengths(rows, slots, lengths) => (rows, slots, Some(lengths)),
     };
-    let [rows, slots] = [rows, slots].map(contiguous);
-    let ([pages, page_size, _], [.., most]) = (dims::<3>(&rows), dims::<3>(&slots));
+    let (rows, slots) = (rows.map(contiguous), contiguous(slots));
+    let ([pages, page_size, _], [.., most]) = (rows.dims(), dims::<3>(&slots));
     ScopeArgs {
-        rows: buffer(&rows),
+        rows: rows.arg(),
         slots: buffer(&slots),
         lengths: lengths.map(|lengths| buffer(&contiguous(lengths))),
         row_count: pages * page_size,

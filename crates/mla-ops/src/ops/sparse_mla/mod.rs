@@ -20,6 +20,7 @@ use self::backend::{BackendScope, BackendSecond, BackendSink, SparseMlaBackend};
 use self::compact_slots::compact_slots;
 use super::merge_state::{MergeStateArgs, merge_state};
 use super::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaQuery, mla_decode};
+use crate::cache::Pool;
 use crate::dispatch::tensors;
 use crate::{Determinism, MlaError, Splits};
 
@@ -34,9 +35,9 @@ const SPLIT_ROWS: usize = 1024;
 /// Rows, and which of them each query token sees.
 #[derive(Debug, Clone)]
 pub struct SparseScope {
-    /// `[P, S, D]` of the query's dtype; a row is a key, its first `Dv` channels are the value. On a GPU rows that are not
-    /// contiguous are copied in every call.
-    pub rows: Tensor<3>,
+    /// `[P, S, D]` of the query's dtype, dense or in FP8; a row is a key, its first `Dv` channels are the value. On a GPU rows that
+    /// are not contiguous are copied in every call.
+    pub rows: Pool,
     /// Slots `page * S + offset` i32 `[B, Sq, K]`; -1, anywhere, for none. A slot that is named twice counts twice.
     pub indices: Tensor<3, Int>,
     /// i32 `[B, Sq]`: only so many entries of a row of `indices` count, the others may hold anything. Absent: all.
@@ -68,9 +69,9 @@ pub struct SparseMlaOptions {
 }
 
 impl SparseScope {
-    /// All entries of `indices` count.
-    pub fn new(rows: Tensor<3>, indices: Tensor<3, Int>) -> Self {
-        Self { rows, indices, lengths: None }
+    /// All entries of `indices` count; dense rows may be a tensor `[P, S, D]`.
+    pub fn new(rows: impl Into<Pool>, indices: Tensor<3, Int>) -> Self {
+        Self { rows: rows.into(), indices, lengths: None }
     }
 }
 
@@ -169,14 +170,14 @@ fn second_into_backend(second: Option<SparseScope>) -> BackendSecond<Dispatch> {
 
 /// q `[N, 1, H, D]` over one scope: out `[N, H, Dv]`, lse `[N, H]`.
 fn attend(q: Tensor<4>, scope: SparseScope, options: &SparseMlaOptions) -> Result<(Tensor<3>, Tensor<2>), MlaError> {
-    let ([tokens, _, heads, _], [pages, page_size, width]) = (q.dims(), scope.rows.dims());
+    let [tokens, _, heads, _] = q.dims();
     let ([_, _, most], value_width) = (scope.indices.dims(), options.value_width);
     if most == 0 {
         let out = Tensor::zeros([tokens, heads, value_width], (&q.device(), q.dtype()));
         return Ok((out, Tensor::full([tokens, heads], f32::NEG_INFINITY, (&q.device(), DType::F32))));
     }
     let (slots, counts) = scope.compact(tokens);
-    let kv_cache = scope.rows.reshape([pages * page_size, 1, width]);
+    let kv_cache = scope.rows.with_pages_of_one();
     let splits = if options.determinism.is_batch_invariant() { Splits::Tokens(SPLIT_ROWS) } else { Splits::Auto };
     let decode =
         MlaDecodeOptions { value_width, softmax_scale: options.softmax_scale, causal: false, splits, path: None };
@@ -215,14 +216,14 @@ fn own_error(error: MlaError) -> MlaError {
 impl SparseMlaArgs {
     fn problem(&self, options: &SparseMlaOptions) -> SparseMlaProblem {
         let [batch, query_len, heads, key_width] = self.q.dims();
-        let (value_width, dtype) = (options.value_width, self.q.dtype());
-        SparseMlaProblem { batch, query_len, heads, key_width, value_width, dtype }
+        let (value_width, dtype, rows) = (options.value_width, self.q.dtype(), self.scope.rows.format());
+        SparseMlaProblem { batch, query_len, heads, key_width, value_width, dtype, rows }
     }
 }
 
 impl SparseScope {
     fn into_backend(self) -> BackendScope<Dispatch> {
-        let (rows, slots) = (self.rows.into_dispatch(), self.indices.into_dispatch());
+        let (rows, slots) = (self.rows.into_backend(), self.indices.into_dispatch());
         match self.lengths {
             None => BackendScope::Whole(rows, slots),
             Some(lengths) => BackendScope::Lengths(rows, slots, lengths.into_dispatch()),

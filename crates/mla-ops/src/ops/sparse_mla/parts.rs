@@ -7,6 +7,7 @@ use burn::tensor::{DType, Tensor};
 use super::backend::SparseMlaBackend;
 use super::{SparseMlaArgs, SparseMlaOptions, SparseScope, second_into_backend};
 use crate::MlaError;
+use crate::check::Check;
 use crate::dispatch::tensors;
 
 const OP: &str = "sparse_mla_parts";
@@ -45,7 +46,7 @@ pub struct SparseParts {
 /// ```
 ///
 /// # Errors
-/// As [`sparse_mla`](crate::sparse_mla()); and a sink.
+/// As [`sparse_mla`](crate::sparse_mla()); and a sink; FP8 rows where the device has no kernel of its own.
 pub fn sparse_mla_parts(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<SparseParts, MlaError> {
     let check = args.check_tensors(OP)?;
     args.check_options(&check, options)?;
@@ -55,8 +56,8 @@ pub fn sparse_mla_parts(args: SparseMlaArgs, options: &SparseMlaOptions) -> Resu
     let in_one_piece = args.problem(options).has_own_kernel(&check);
     if !in_one_piece {
         check.elements("q", &args.q)?;
-        check.elements("scope.rows", &args.scope.rows)?;
-        args.second.as_ref().map_or(Ok(()), |second| check.elements("second.rows", &second.rows))?;
+        args.scope.rows.check_elements(&check, "scope.rows")?;
+        args.second.as_ref().map_or(Ok(()), |second| second.rows.check_elements(&check, "second.rows"))?;
     }
     if check.sees_values() {
         args.validate_values(OP)?;
@@ -70,27 +71,31 @@ pub fn sparse_mla_parts(args: SparseMlaArgs, options: &SparseMlaOptions) -> Resu
         ));
         return Ok(SparseParts { acc, max, row_sum });
     }
-    let first = parts(args.q.clone(), args.scope, options);
-    Ok(args.second.into_iter().fold(first, |first, second| first.and(parts(args.q.clone(), second, options))))
+    let first = parts(&check, args.q.clone(), args.scope, options)?;
+    match args.second {
+        Some(second) => Ok(first.and(parts(&check, args.q, second, options)?)),
+        None => Ok(first),
+    }
 }
 
 /// Of one scope.
-fn parts(q: Tensor<4>, scope: SparseScope, options: &SparseMlaOptions) -> SparseParts {
+fn parts(check: &Check, q: Tensor<4>, scope: SparseScope, options: &SparseMlaOptions) -> Result<SparseParts, MlaError> {
+    let rows = scope.rows.dense_only(check, "scope.rows")?;
     let ([batch, query_len, heads, _], [_, _, most], device) = (q.dims(), scope.indices.dims(), q.device());
     if most == 0 || batch * query_len == 0 {
         let numbers = |value| Tensor::full([batch, query_len, heads], value, (&device, DType::F32));
         let acc = Tensor::zeros([batch, query_len, heads, options.value_width], (&device, DType::F32));
-        return SparseParts { acc, max: numbers(f32::NEG_INFINITY), row_sum: numbers(0.0) };
+        return Ok(SparseParts { acc, max: numbers(f32::NEG_INFINITY), row_sum: numbers(0.0) });
     }
     let lengths = scope.lengths.unwrap_or_else(|| Tensor::full([batch, query_len], most as i32, (&device, DType::I32)));
     let (acc, max, row_sum) = tensors(<Dispatch as SparsePartsBackend>::sparse_parts(
         q.into_dispatch(),
-        scope.rows.into_dispatch(),
+        rows.into_dispatch(),
         scope.indices.into_dispatch(),
         lengths.into_dispatch(),
         options.clone(),
     ));
-    SparseParts { acc, max, row_sum }
+    Ok(SparseParts { acc, max, row_sum })
 }
 
 impl SparseParts {
@@ -182,7 +187,11 @@ mod flex {
             lengths: IntTensor<Self>,
             options: SparseMlaOptions,
         ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-            let scope = SparseScope { rows: tensor(rows), indices: tensor(indices), lengths: Some(tensor(lengths)) };
+            let scope = SparseScope {
+                rows: tensor::<burn::tensor::Tensor<3>>(rows).into(),
+                indices: tensor(indices),
+                lengths: Some(tensor(lengths)),
+            };
             let SparseParts { acc, max, row_sum } = sparse_mla_parts(tensor(q), vec![scope], &options);
             (acc, max, row_sum).into_flex()
         }

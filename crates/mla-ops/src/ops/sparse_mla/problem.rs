@@ -9,6 +9,7 @@ use {
 };
 
 use crate::MlaDecodeProblem;
+use crate::cache::RowFormat;
 use crate::check::Check;
 #[cfg(feature = "flex")]
 use crate::independent::is_flex;
@@ -32,6 +33,8 @@ pub struct SparseMlaProblem {
     pub value_width: usize,
     /// Of query and rows: f32, f16 or bf16.
     pub dtype: DType,
+    /// How the rows are stored.
+    pub rows: RowFormat,
 }
 
 impl SparseMlaProblem {
@@ -50,16 +53,16 @@ impl SparseMlaProblem {
 
     #[cfg(feature = "_gpu")]
     fn sizes(&self) -> SparseMlaSizes {
-        let &Self { batch, query_len, heads, key_width, value_width, dtype } = self;
-        let tokens = batch.saturating_mul(query_len);
-        SparseMlaSizes { tokens, heads, key_width, value_width, elem: dtype_to_elem_type(dtype) }
+        let &Self { batch, query_len, heads, key_width, value_width, dtype, rows } = self;
+        let (tokens, rows) = (batch.saturating_mul(query_len), rows.kernel(key_width));
+        SparseMlaSizes { tokens, heads, key_width, value_width, elem: dtype_to_elem_type(dtype), rows }
     }
 
     /// The decode step that it is on other GPUs: each query token is a sequence, with pages of one row.
     fn as_decode(&self) -> MlaDecodeProblem {
-        let &Self { batch, query_len, heads, key_width, value_width, dtype } = self;
+        let &Self { batch, query_len, heads, key_width, value_width, dtype, rows } = self;
         let batch = batch.saturating_mul(query_len);
-        MlaDecodeProblem { batch, query_len: 1, heads, key_width, value_width, page_size: 1, dtype }
+        MlaDecodeProblem { batch, query_len: 1, heads, key_width, value_width, page_size: 1, dtype, rows }
     }
 }
 

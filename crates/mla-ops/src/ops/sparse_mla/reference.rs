@@ -44,9 +44,9 @@ impl SparseMlaBackend for Flex {
 impl BackendScope<Flex> {
     fn into_scope(self) -> SparseScope {
         match self {
-            Self::Whole(rows, indices) => SparseScope { rows: tensor(rows), indices: tensor(indices), lengths: None },
+            Self::Whole(rows, indices) => SparseScope { rows: rows.pool(), indices: tensor(indices), lengths: None },
             Self::Lengths(rows, indices, lengths) => {
-                SparseScope { rows: tensor(rows), indices: tensor(indices), lengths: Some(tensor(lengths)) }
+                SparseScope { rows: rows.pool(), indices: tensor(indices), lengths: Some(tensor(lengths)) }
             }
         }
     }
@@ -113,8 +113,8 @@ impl Parts {
         let entries: usize = scopes.iter().map(|scope| scope.indices.dims()[2]).sum();
         let work = rows * entries * (width + value_width);
         let q = row_by_row(q);
-        let scopes: Vec<_> = scopes.into_iter().map(|scope| (primitive(scope.rows.clone()), scope)).collect();
-        let lists = scopes.iter().map(|(pool, scope)| List::new(pool, scope)).collect();
+        let pools: Vec<_> = scopes.iter().map(|scope| scope.rows.dense_rows().cloned().map(primitive)).collect();
+        let lists = pools.iter().zip(&scopes).map(|(pool, scope)| List::new(pool.as_ref(), scope)).collect();
         let attention = Attention { q: values(&q), lists, heads, width, value_width, softmax_scale };
 
         let piece = piece_len(tokens, work);
@@ -140,11 +140,15 @@ struct List<'a> {
 }
 
 impl<'a> List<'a> {
-    fn new(pool: &'a FloatTensor<Flex>, scope: &SparseScope) -> Self {
+    fn new(pool: Option<&'a FloatTensor<Flex>>, scope: &SparseScope) -> Self {
         let [_, _, most] = scope.indices.dims();
         let (slots, lengths) = (host(scope.indices.clone()), scope.lengths.clone().map(host));
         let tokens = 0..slots.len() / most.max(1);
-        let rows = Rows::new(pool, 1, tokens.flat_map(|token| named(&slots, &lengths, most, token)));
+        let named = tokens.flat_map(|token| named(&slots, &lengths, most, token));
+        let rows = match pool {
+            Some(pool) => Rows::new(pool, 1, named),
+            None => Rows::dequantised(&scope.rows, named),
+        };
         Self { rows, slots, lengths, most }
     }
 

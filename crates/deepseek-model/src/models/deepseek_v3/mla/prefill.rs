@@ -45,9 +45,7 @@ impl MultiHeadLatentAttention {
 
     /// Rows of the cache `[K, R + dr]`.
     fn cached(&self, keys: &CachedKeys, cache: &PagedCache) -> Result<Tensor<2>> {
-        let pool = cache.pool(self.pool)?;
-        let [pages, page_size, width] = pool.dims();
-        Ok(pool.reshape([pages * page_size, width]).select(0, keys.slots.clone()))
+        Ok(cache.pool(self.pool)?.read(keys.slots.clone()))
     }
 
     /// Attention of the new tokens over these latents, with keys and values of every head: out `[N, H, dv]`, lse `[N, H]`.
@@ -97,7 +95,7 @@ mod tests {
     /// many blocks of keys there were before the last.
     fn logits(model: &DeepseekV3, prompts: &[(&[u32], usize)], most_expanded: usize) -> (Vec<f32>, usize) {
         let size = CacheSize { num_pages: 64, page_size: 4, max_requests: 3, max_tokens: 100 };
-        let mut cache = model.new_cache(size, FloatDType::F32).expect("a cache");
+        let mut cache = model.new_cache(size, FloatDType::F32.into()).expect("a cache");
         let cache: &mut PagedCache = cache.get_mut().expect("of this model");
         let ids: Vec<_> = prompts.iter().map(|_| cache.admit().expect("room")).collect();
         let append = |cache: &mut PagedCache, i: usize, tokens: &[u32]| {

@@ -1,0 +1,530 @@
+//! [`Pool`]: the rows of a paged cache, in the format that they are stored in.
+
+use burn::backend::{
+    Backend, Dispatch, ExtensionType,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, s};
+
+use super::config::zeros;
+use crate::MlaError;
+use crate::check::Check;
+use crate::limits::bytes_of;
+
+/// Rows `[P, S, D]` of a paged cache, in the format that they are stored in; [`new_pool`](super::new_pool) makes dense ones. Clones
+/// share memory.
+///
+/// ```
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use mla_ops::batch::index_tensor;
+/// use mla_ops::cache::{Pool, RowFormat};
+/// use mla_ops::{WriteLatentArgs, write_latent};
+///
+/// let device = Device::flex();
+/// // Rows of 512 channels in FP8 with 64 rotary ones in bf16: 656 bytes each.
+/// let format = RowFormat::Fp8 { rope: 64 };
+/// let cache = Pool::new([2, 4, 576], FloatDType::F32, format, &device)?;
+/// assert_eq!((cache.dims(), cache.bytes()), ([2, 4, 576], 8 * 656));
+/// // Rows are quantised where they are written.
+/// let (slots, latent) = (index_tensor(vec![3], &device), Tensor::<2>::full([1, 576], 1.7, &device));
+/// let cache = write_latent(WriteLatentArgs { cache, slots, latent, rope: None })?;
+/// assert_eq!(cache.dense().max().into_scalar::<f32>(), 1.75);
+/// # Ok::<(), mla_ops::MlaError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Pool(Rows);
+
+/// How the rows of a [`Pool`] are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum RowFormat {
+    /// One number of the dtype for each channel.
+    #[default]
+    Dense,
+    /// E4M3 codes with an f32 scale, a power of two, for every 128 of them; the last channels in bf16. A row of 512 + 64 channels is that of
+    /// FlashMLA (its README, "FP8 KV cache"): 512 bytes of codes, 16 of scales, 128 of rotary channels. Not every device computes with
+    /// bf16; this is only stored.
+    Fp8 {
+        /// The channels in bf16, an even number; the others are a multiple of 4.
+        rope: usize,
+    },
+}
+
+/// The rows, as they are stored.
+#[derive(Debug, Clone)]
+enum Rows {
+    /// `[P, S, D]`.
+    Dense(Tensor<3>),
+    /// i32 `[P, S, words]`.
+    Fp8(Tensor<3, Int>, Fp8Rows),
+}
+
+/// What the words of FP8 rows stand for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fp8Rows {
+    /// Channels that are codes.
+    pub(crate) codes: usize,
+    /// Channels behind them in bf16.
+    pub(crate) rope: usize,
+    /// Of the numbers that they are read as.
+    pub(crate) dtype: DType,
+}
+
+impl Fp8Rows {
+    /// Codes that share a scale.
+    pub(crate) const SCALED: usize = 128;
+
+    /// Channels.
+    pub(crate) fn width(self) -> usize {
+        self.codes + self.rope
+    }
+
+    /// Scales.
+    pub(crate) fn scales(self) -> usize {
+        self.codes.div_ceil(Self::SCALED)
+    }
+
+    /// Words of four bytes.
+    pub(crate) fn words(self) -> usize {
+        self.codes / 4 + self.scales() + self.rope / 2
+    }
+
+    /// As kernels take it.
+    #[cfg(feature = "_gpu")]
+    pub(crate) fn layout(self) -> mla_kernels::cache_rows::Fp8Layout {
+        mla_kernels::cache_rows::Fp8Layout { codes: self.codes, rope: self.rope }
+    }
+}
+
+impl RowFormat {
+    /// Whether there is a number of the dtype for each channel.
+    pub fn is_dense(self) -> bool {
+        self == Self::Dense
+    }
+
+    /// What rows of so many channels are stored as, and how many of these a row has.
+    ///
+    /// # Errors
+    /// [`MlaError::Value`] for rows that the format does not know.
+    pub(crate) fn stored(self, op: &'static str, width: usize, dtype: DType) -> Result<(DType, usize), MlaError> {
+        Ok(match self.fp8(op, width, dtype)? {
+            None => (dtype, width),
+            Some(rows) => (DType::I32, rows.words()),
+        })
+    }
+
+    fn fp8(self, op: &'static str, width: usize, dtype: DType) -> Result<Option<Fp8Rows>, MlaError> {
+        let Self::Fp8 { rope } = self else { return Ok(None) };
+        let holds = rope < width && rope.is_multiple_of(2) && width.saturating_sub(rope).is_multiple_of(4);
+        let wrong = || MlaError::Value {
+            op,
+            argument: "format",
+            actual: format!("FP8 rows of {width} channels, {rope} of them rotary"),
+            expected: "an even number of rotary channels, and a multiple of 4 others".into(),
+        };
+        holds.then(|| Some(Fp8Rows { codes: width - rope, rope, dtype })).ok_or_else(wrong)
+    }
+
+    /// As kernels take it, of rows of so many channels.
+    #[cfg(feature = "_gpu")]
+    pub(crate) fn kernel(self, width: usize) -> mla_kernels::cache_rows::RowFormat {
+        use mla_kernels::cache_rows::{Fp8Layout, RowFormat};
+        match self {
+            Self::Dense => RowFormat::Dense,
+            Self::Fp8 { rope } => RowFormat::Fp8(Fp8Layout { codes: width.saturating_sub(rope), rope }),
+        }
+    }
+}
+
+/// Rows in memory, one after the other.
+impl From<Tensor<3>> for Pool {
+    fn from(rows: Tensor<3>) -> Self {
+        Self(Rows::Dense(rows))
+    }
+}
+
+impl Pool {
+    /// A pool of zeros of this shape `[P, S, D]` and format.
+    ///
+    /// # Errors
+    /// As [`new_pool`](super::new_pool); [`MlaError::Value`] for rows that the format does not know.
+    pub fn new(shape: [usize; 3], dtype: FloatDType, format: RowFormat, device: &Device) -> Result<Self, MlaError> {
+        const OP: &str = "Pool::new";
+        let (check, dtype) = (Check::on(OP, device)?, DType::from(dtype));
+        check.float_type("dtype", dtype)?;
+        let (stored, len) = format.stored(OP, shape[2], dtype)?;
+        check.allocation("shape", stored, [shape[0], shape[1], len])?;
+        let pool = Self::zeros(OP, shape, dtype, format, device)?;
+        pool.check_written("shape")?;
+        Ok(pool)
+    }
+
+    /// The same of a checked shape.
+    pub(super) fn zeros(
+        op: &'static str,
+        shape: [usize; 3],
+        dtype: DType,
+        format: RowFormat,
+        device: &Device,
+    ) -> Result<Self, MlaError> {
+        let [pages, page_size, width] = shape;
+        Ok(Self(match format.fp8(op, width, dtype)? {
+            None => Rows::Dense(zeros(shape, dtype, device)),
+            Some(rows) => {
+                let len = pages * page_size * rows.words();
+                let shape = [pages, page_size, rows.words()];
+                Rows::Fp8(
+                    match len {
+                        0 => Tensor::empty(shape, (device, DType::I32)),
+                        _ => Tensor::<1, Int>::zeros([len], (device, DType::I32)).reshape(shape),
+                    },
+                    rows,
+                )
+            }
+        }))
+    }
+
+    /// `[P, S, D]`.
+    pub fn dims(&self) -> [usize; 3] {
+        match &self.0 {
+            Rows::Dense(rows) => rows.dims(),
+            Rows::Fp8(words, rows) => {
+                let [pages, page_size, _] = words.dims();
+                [pages, page_size, rows.width()]
+            }
+        }
+    }
+
+    /// How the rows are stored.
+    pub fn format(&self) -> RowFormat {
+        match &self.0 {
+            Rows::Dense(_) => RowFormat::Dense,
+            Rows::Fp8(_, rows) => RowFormat::Fp8 { rope: rows.rope },
+        }
+    }
+
+    /// Of the numbers that rows are read as: f32, f16 or bf16.
+    pub fn dtype(&self) -> DType {
+        match &self.0 {
+            Rows::Dense(rows) => rows.dtype(),
+            Rows::Fp8(_, rows) => rows.dtype,
+        }
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> Device {
+        match &self.0 {
+            Rows::Dense(rows) => rows.device(),
+            Rows::Fp8(words, _) => words.device(),
+        }
+    }
+
+    /// Its bytes on the device.
+    pub fn bytes(&self) -> u64 {
+        let bytes = match &self.0 {
+            Rows::Dense(rows) => bytes_of(rows.dtype(), rows.dims()),
+            Rows::Fp8(words, _) => bytes_of(DType::I32, words.dims()),
+        };
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+
+    /// All rows `[P, S, D]`, dequantised; of dense ones the tensor itself.
+    pub fn dense(&self) -> Tensor<3> {
+        match &self.0 {
+            Rows::Dense(rows) => rows.clone(),
+            Rows::Fp8(words, rows) => {
+                let [pages, page_size, width] = self.dims();
+                if pages * page_size == 0 {
+                    return Tensor::empty(self.dims(), (&self.device(), rows.dtype));
+                }
+                let slots = Tensor::arange(0..(pages * page_size) as i64, (&words.device(), DType::I32));
+                self.read(slots).reshape([pages, page_size, width])
+            }
+        }
+    }
+
+    /// The rows in these slots (i32 `[N]`, `page * S + offset`), dequantised: `[N, D]`.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use mla_ops::batch::index_tensor;
+    /// use mla_ops::cache::Pool;
+    ///
+    /// let device = Device::flex();
+    /// let rows = Tensor::<2>::from_data([[0.0], [1.0], [2.0], [3.0]], &device);
+    /// let pool = Pool::from(rows.reshape([2, 2, 1]));
+    /// assert_eq!(pool.read(index_tensor(vec![3, 1], &device)).try_into_vec_as::<f32>().unwrap(), [3.0, 1.0]);
+    /// ```
+    pub fn read(&self, slots: Tensor<1, Int>) -> Tensor<2> {
+        let ([pages, page_size, width], [count]) = (self.dims(), slots.dims());
+        match &self.0 {
+            Rows::Dense(rows) => rows.clone().reshape([pages * page_size, width]).select(0, slots),
+            Rows::Fp8(_, rows) if count == 0 => Tensor::empty([0, width], (&self.device(), rows.dtype)),
+            Rows::Fp8(words, rows) => {
+                let rows = Dispatch::read_fp8_rows(words.clone().into_dispatch(), slots.into_dispatch(), *rows);
+                Tensor::from_dispatch(rows)
+            }
+        }
+    }
+
+    /// The pool with a page copied over another. It must be the only handle, so that nothing but the page is written; reading with
+    /// `select` makes a copy of the page alone, where a slice could be a view of the pool.
+    pub(super) fn with_page_copied(self, from: Tensor<1, Int>, to: usize) -> Self {
+        let to = s![to..to + 1, .., ..];
+        Self(match self.0 {
+            Rows::Dense(rows) => {
+                let page = rows.clone().select(0, from);
+                Rows::Dense(rows.slice_assign(to, page))
+            }
+            Rows::Fp8(words, rows) => {
+                let page = words.clone().select(0, from);
+                Rows::Fp8(words.slice_assign(to, page), rows)
+            }
+        })
+    }
+
+    pub(super) fn check_written(&self, argument: &'static str) -> Result<(), MlaError> {
+        match &self.0 {
+            Rows::Dense(rows) => crate::check_written(argument, rows),
+            Rows::Fp8(words, _) => crate::check_written(argument, words),
+        }
+    }
+}
+
+/// As operations take it.
+impl Pool {
+    /// On the call's device, and of this dtype.
+    pub(crate) fn check(&self, check: &Check, argument: &'static str, dtype: DType, why: &str) -> Result<(), MlaError> {
+        match &self.0 {
+            Rows::Dense(rows) => check.float_as(argument, rows, dtype, why),
+            Rows::Fp8(words, rows) => {
+                check.int(argument, words)?;
+                check.same_dtype(argument, rows.dtype, dtype, why)
+            }
+        }
+    }
+
+    /// The check of a call whose first argument it is.
+    pub(crate) fn check_first(&self, op: &'static str, argument: &'static str) -> Result<Check, MlaError> {
+        match &self.0 {
+            Rows::Dense(rows) => {
+                let check = Check::new(op, argument, rows)?;
+                check.float(argument, rows)?;
+                Ok(check)
+            }
+            Rows::Fp8(words, _) => {
+                let check = Check::new(op, argument, words)?;
+                check.int(argument, words)?;
+                Ok(check)
+            }
+        }
+    }
+
+    /// Kernels reach all of it.
+    pub(crate) fn check_elements(&self, check: &Check, argument: &'static str) -> Result<(), MlaError> {
+        match &self.0 {
+            Rows::Dense(rows) => check.elements(argument, rows),
+            Rows::Fp8(words, _) => check.elements(argument, words),
+        }
+    }
+
+    /// It is about to be written: row after row in memory, and no other handle.
+    pub(crate) fn check_own(&self, check: &Check, argument: &'static str) -> Result<(), MlaError> {
+        self.check_elements(check, argument)?;
+        match &self.0 {
+            Rows::Dense(rows) => {
+                check.contiguous(argument, rows)?;
+                check.only_handle(argument, rows)
+            }
+            Rows::Fp8(words, _) => check.only_handle(argument, words),
+        }
+    }
+
+    /// The tensor, of an operation that knows dense rows only.
+    pub(crate) fn dense_only(self, check: &Check, argument: &'static str) -> Result<Tensor<3>, MlaError> {
+        let words = || "dense rows: this operation reads no others on this device".into();
+        match self.0 {
+            Rows::Dense(rows) => Ok(rows),
+            Rows::Fp8(..) => check.value(argument, false, "a pool of FP8 rows", words).map(|()| unreachable!()),
+        }
+    }
+
+    /// The same rows as pages of one.
+    pub(crate) fn with_pages_of_one(self) -> Self {
+        let [pages, page_size, width] = self.dims();
+        Self(match self.0 {
+            Rows::Dense(rows) => Rows::Dense(rows.reshape([pages * page_size, 1, width])),
+            Rows::Fp8(words, rows) => Rows::Fp8(words.reshape([pages * page_size, 1, rows.words()]), rows),
+        })
+    }
+
+    /// As a backend takes it.
+    pub(crate) fn into_backend(self) -> BackendPool<Dispatch> {
+        match self.0 {
+            Rows::Dense(rows) => BackendPool::Dense(rows.into_dispatch()),
+            Rows::Fp8(words, rows) => BackendPool::Fp8(words.into_dispatch(), rows),
+        }
+    }
+
+    /// What a backend has given back.
+    pub(crate) fn from_backend(pool: BackendPool<Dispatch>) -> Self {
+        Self(match pool {
+            BackendPool::Dense(rows) => Rows::Dense(Tensor::from_dispatch(rows)),
+            BackendPool::Fp8(words, rows) => Rows::Fp8(Tensor::from_dispatch(words), rows),
+        })
+    }
+}
+
+/// A [`Pool`] as a backend takes it.
+#[derive(Clone, ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendPool<B: Backend> {
+    /// `[P, S, D]`.
+    Dense(FloatTensor<B>),
+    /// Words i32 `[P, S, words]`.
+    Fp8(IntTensor<B>, Fp8Rows),
+}
+
+#[cfg(feature = "flex")]
+impl BackendPool<burn::backend::Flex> {
+    /// The pool again.
+    pub(crate) fn pool(self) -> Pool {
+        use crate::reference::tensor;
+        Pool(match self {
+            Self::Dense(rows) => Rows::Dense(tensor(rows)),
+            Self::Fp8(words, rows) => Rows::Fp8(tensor(words), rows),
+        })
+    }
+
+    /// That of a pool.
+    pub(crate) fn of(pool: Pool) -> Self {
+        use crate::reference::IntoFlex;
+        match pool.0 {
+            Rows::Dense(rows) => Self::Dense(rows.into_flex()),
+            Rows::Fp8(words, rows) => Self::Fp8(words.into_flex(), rows),
+        }
+    }
+}
+
+#[cfg(feature = "flex")]
+impl Pool {
+    /// The tensor of dense rows; none of others.
+    pub(crate) fn dense_rows(&self) -> Option<&Tensor<3>> {
+        match &self.0 {
+            Rows::Dense(rows) => Some(rows),
+            Rows::Fp8(..) => None,
+        }
+    }
+
+    /// The pool with its tensor or words written.
+    pub(crate) fn map(
+        self,
+        dense: impl FnOnce(Tensor<3>) -> Tensor<3>,
+        fp8: impl FnOnce(Tensor<3, Int>, Fp8Rows) -> Tensor<3, Int>,
+    ) -> Self {
+        Self(match self.0 {
+            Rows::Dense(rows) => Rows::Dense(dense(rows)),
+            Rows::Fp8(words, rows) => Rows::Fp8(fp8(words, rows), rows),
+        })
+    }
+}
+
+#[cfg(feature = "_gpu")]
+impl BackendPool<burn_cubecl::CubeBackend> {
+    /// What is stored.
+    pub(crate) fn stored(&self) -> &burn_cubecl::tensor::CubeTensor {
+        match self {
+            Self::Dense(tensor) | Self::Fp8(tensor, _) => tensor,
+        }
+    }
+
+    /// `[P, S, D]`.
+    pub(crate) fn dims(&self) -> [usize; 3] {
+        let [pages, page_size, len] = crate::tensors::dims(self.stored());
+        match self {
+            Self::Dense(_) => [pages, page_size, len],
+            Self::Fp8(_, rows) => [pages, page_size, rows.width()],
+        }
+    }
+
+    /// The same with what is stored passed through.
+    pub(crate) fn map(
+        self,
+        change: impl FnOnce(burn_cubecl::tensor::CubeTensor) -> burn_cubecl::tensor::CubeTensor,
+    ) -> Self {
+        match self {
+            Self::Dense(tensor) => Self::Dense(change(tensor)),
+            Self::Fp8(words, rows) => Self::Fp8(change(words), rows),
+        }
+    }
+
+    /// As kernels take it.
+    pub(crate) fn arg(&self) -> mla_kernels::cache_rows::CacheArg {
+        use mla_kernels::cache_rows::CacheArg;
+        match self {
+            Self::Dense(tensor) => CacheArg::Dense(tensor.clone().into_buffer_arg()),
+            Self::Fp8(words, rows) => CacheArg::Fp8(words.clone().into_buffer_arg(), rows.layout()),
+        }
+    }
+}
+
+#[cfg(all(feature = "fusion", feature = "_gpu"))]
+impl BackendPoolMetadata {
+    /// The same once more.
+    pub(crate) fn same(&self) -> Self {
+        match self {
+            Self::Dense(spec) => Self::Dense(spec.clone()),
+            Self::Fp8(spec, rows) => Self::Fp8(spec.clone(), *rows),
+        }
+    }
+}
+
+use self::read::ReadFp8Backend;
+
+mod read {
+    use burn::backend::backend_extension;
+
+    use super::{Backend, FloatTensor, Fp8Rows, IntTensor};
+
+    #[backend_extension(
+        Cube: cfg(feature = "_gpu"),
+        Flex: cfg(feature = "flex"),
+        Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
+    )]
+    pub(super) trait ReadFp8Backend: Backend {
+        /// The rows in these slots, dequantised, `[N, D]`: words i32 `[P, S, words]`, slots i32 `[N]`.
+        #[fusion(meta = |_words, slots, rows| {
+            let [count] = slots.shape.dims();
+            crate::fusion::spec([count, rows.width()], rows.dtype)
+        })]
+        fn read_fp8_rows(words: IntTensor<Self>, slots: IntTensor<Self>, rows: Fp8Rows) -> FloatTensor<Self>;
+    }
+
+    #[cfg(feature = "flex")]
+    impl ReadFp8Backend for burn::backend::Flex {
+        fn read_fp8_rows(words: IntTensor<Self>, slots: IntTensor<Self>, rows: Fp8Rows) -> FloatTensor<Self> {
+            use crate::reference::{IntoFlex, fp8_rows, tensor};
+            fp8_rows::read(tensor(words), tensor(slots), rows).into_flex()
+        }
+    }
+
+    #[cfg(feature = "_gpu")]
+    impl ReadFp8Backend for burn_cubecl::CubeBackend {
+        fn read_fp8_rows(words: IntTensor<Self>, slots: IntTensor<Self>, rows: Fp8Rows) -> FloatTensor<Self> {
+            use burn::backend::cubecl::dtype_to_elem_type;
+            use mla_kernels::cache_rows::{ReadRowsArgs, launch_read_rows};
+
+            use super::BackendPool;
+            use crate::tensors::{contiguous, dims, empty};
+
+            let (words, slots) = (contiguous(words), contiguous(slots));
+            let ([pages, page_size, _], [count], width) = (dims(&words), dims(&slots), rows.width());
+            let out = empty(&words, [count, width], rows.dtype);
+            let cache = BackendPool::<Self>::Fp8(words, rows).arg();
+            let (slots, buffer, slot_count) =
+                (slots.into_buffer_arg(), out.clone().into_buffer_arg(), pages * page_size);
+            let elem = dtype_to_elem_type(rows.dtype);
+            launch_read_rows(&out.client, ReadRowsArgs { cache, slots, out: buffer, slot_count, count, width, elem });
+            out
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! FP8 rows of a cache on the CPU: quantised and dequantised, a number at a time. They say what the kernels must compute.
+//!
+//! Source: OCP 8-bit floating point specification 1.0, table 1; for the scales FlashMLA's `tests/quant.py`.
+
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, bf16};
+
+use super::host;
+use crate::cache::Fp8Rows;
+
+/// The largest number of E4M3.
+const LARGEST: f32 = 448.0;
+/// The least exponent of a scale.
+const LEAST: i32 = -13;
+
+/// The rows in these slots, `[N, D]` of the dtype that they are read as: words i32 `[P, S, words]`.
+pub(crate) fn read(words: Tensor<3, Int>, slots: Tensor<1, Int>, rows: Fp8Rows) -> Tensor<2> {
+    let ([pages, page_size, len], [count], device) = (words.dims(), slots.dims(), words.device());
+    let words = host(words.reshape([pages * page_size, len]).select(0, slots));
+    let values: Vec<f32> = words.chunks_exact(len).flat_map(|row| dequantise(row, rows)).collect();
+    let rows_f32 = Tensor::<2>::from_data(TensorData::new(values, [count, rows.width()]), (&device, DType::F32));
+    rows_f32.cast(FloatDType::from(rows.dtype))
+}
+
+/// The words of rows `[N, D]`, i32 `[N, words]`.
+pub(crate) fn quantise_rows(latents: Tensor<2>, rows: Fp8Rows) -> Tensor<2, Int> {
+    let ([count, width], device) = (latents.dims(), latents.device());
+    let values: Vec<f32> = latents.try_into_vec_as().expect("computed on the CPU");
+    let words: Vec<i32> = values.chunks_exact(width).flat_map(|row| quantise(row, rows)).collect();
+    Tensor::from_data(TensorData::new(words, [count, rows.words()]), (&device, DType::I32))
+}
+
+/// The numbers of a row.
+fn dequantise(words: &[i32], rows: Fp8Rows) -> Vec<f32> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let (codes, rest) = bytes.split_at(rows.codes);
+    let (scales, rope) = rest.split_at(4 * rows.scales());
+    let scales: Vec<f32> = scales.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let latent = codes.iter().enumerate().map(|(i, &code)| decode(code) * scales[i / Fp8Rows::SCALED]);
+    let rope = rope.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32());
+    latent.chain(rope).collect()
+}
+
+/// The words of a row.
+fn quantise(values: &[f32], rows: Fp8Rows) -> Vec<i32> {
+    let (latent, rope) = values.split_at(rows.codes);
+    let (mut codes, mut scales): (Vec<u8>, Vec<u8>) = (Vec::new(), Vec::new());
+    for block in latent.chunks(Fp8Rows::SCALED) {
+        let scale = scale_of(block);
+        codes.extend(block.iter().map(|value| encode(value / scale)));
+        scales.extend(scale.to_le_bytes());
+    }
+    let rope = rope.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes());
+    let bytes: Vec<u8> = codes.into_iter().chain(scales).chain(rope).collect();
+    bytes.as_chunks::<4>().0.iter().map(|word| i32::from_le_bytes(*word)).collect()
+}
+
+/// The smallest power of two by which no number of a block overflows; NaN where one is.
+fn scale_of(block: &[f32]) -> f32 {
+    if block.iter().any(|value| value.is_nan()) {
+        return f32::NAN;
+    }
+    let largest = block.iter().fold(0f32, |most, value| most.max(value.abs()));
+    let fits = |exponent: &i32| f64::from(largest) <= f64::from(LARGEST) * 2f64.powi(*exponent);
+    let exponent = (LEAST..126).find(fits).unwrap_or(126);
+    2f32.powi(exponent)
+}
+
+/// The nearest code, of two the even one.
+fn encode(value: f32) -> u8 {
+    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
+    let magnitude = value.abs();
+    // Of a NaN any code does, its scale is one.
+    if magnitude.is_nan() || magnitude >= LARGEST {
+        return sign | 0x7e;
+    }
+    // Codes of a power of two are evenly spaced; below the smallest normal number as if they were of that.
+    let exponent = (magnitude.to_bits() >> 23) as i32 - 127;
+    let step = 2f32.powi(exponent.max(-6) - 3);
+    let steps = (magnitude / step).round_ties_even() as i32;
+    // A step more than there are is the first of the next power.
+    sign | (8 * (exponent.max(-6) + 6) + steps) as u8
+}
+
+/// The number of a code.
+fn decode(code: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(code >> 3 & 0xf), f32::from(code & 7) / 8.0);
+    let magnitude = match exponent {
+        0 => fraction * 2f32.powi(-6),
+        _ => (1.0 + fraction) * 2f32.powi(exponent - 7),
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every number of the format is its own code; between two lies the nearer one, in the middle the even one.
+    #[test]
+    fn codes_are_the_nearest() {
+        for code in 0..0x7eu8 {
+            let (this, next) = (decode(code), decode(code + 1));
+            let middle = this / 2.0 + next / 2.0;
+            assert_eq!(encode(this), code);
+            assert_eq!(encode(-this), code | 0x80);
+            assert_eq!(encode(middle), code + code % 2, "{middle}");
+            assert_eq!(encode(f32::from_bits(middle.to_bits() - 1)), code);
+            assert_eq!(encode(f32::from_bits(middle.to_bits() + 1)), code + 1);
+        }
+        assert_eq!((encode(1e9), encode(f32::NEG_INFINITY)), (0x7e, 0xfe));
+    }
+
+    #[test]
+    fn scales_are_the_smallest_that_fit() {
+        let of = |largest: f32| scale_of(&[0.0, -largest]);
+        assert_eq!([of(448.0), of(449.0), of(224.0), of(225.0)], [1.0, 2.0, 0.5, 1.0]);
+        // FlashMLA's quotients are no less than 1e-4.
+        assert_eq!([of(0.0), of(448.0 * 1e-4), of(448.0 / 8192.0)], [2f32.powi(-13); 3]);
+        assert_eq!(of(f32::INFINITY), 2f32.powi(126));
+        assert!(of(f32::NAN).is_nan());
+    }
+
+    /// FlashMLA's row: 656 bytes.
+    #[test]
+    fn rows_are_where_flash_mla_has_them() {
+        let rows = Fp8Rows { codes: 512, rope: 64, dtype: DType::F32 };
+        let mut values = vec![0.0; 576];
+        (values[0], values[130], values[512], values[575]) = (448.0, -1.5, 3.0, -2.0);
+        let words = quantise(&values, rows);
+        assert_eq!(4 * words.len(), 656);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!((bytes[0], bytes[130]), (0x7e, encode(-1.5 * 256.0)));
+        assert_eq!(
+            [512, 516, 520].map(|at| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())),
+            [1.0, 2f32.powi(-8), 2f32.powi(-13)]
+        );
+        assert_eq!([528, 654].map(|at| bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()), [3.0, -2.0]);
+        assert_eq!(dequantise(&words, rows), values);
+    }
+}

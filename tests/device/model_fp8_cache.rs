@@ -1,0 +1,113 @@
+//! Models with a KV cache in FP8: half of the memory, and what that does to logits and texts.
+
+use std::path::Path;
+
+use burn::tensor::{Device, FloatDType};
+use burn_mla::model::{
+    CacheSize, DeepseekModel, GenerationOptions, GenerationRequest, KvCacheFormat, LoadAs, ModelConfig, ModelError,
+    SamplingParams, Tokenizer, generate,
+};
+use rstest::rstest;
+
+use crate::cli_faults::program;
+use crate::devices::{for_each_device, is_slow};
+use crate::model_parity::{Stored, folder, logits_in_steps};
+
+const F32: FloatDType = FloatDType::F32;
+
+fn load_as(kv_cache: KvCacheFormat) -> LoadAs {
+    LoadAs { kv_cache, ..LoadAs::from(F32) }
+}
+
+fn load(name: &str, kv_cache: KvCacheFormat, device: &Device) -> Result<DeepseekModel, ModelError> {
+    DeepseekModel::load(&folder(name), device, load_as(kv_cache), &mut |_| {})
+}
+
+/// How far the logits of a token are from those with a cache in f32, relative to the largest, for half of the tokens at most; a part of
+/// it at least, or nothing was rounded. A code has 3 bits behind the first: up to 6 % of each channel, of which much cancels out. (Where
+/// that gives a token other experts, its logits are others altogether.)
+#[rstest]
+#[case("v3-tiny", 0.05)]
+#[case("v32-tiny", 0.05)]
+#[case("v2lite-tiny", 0.05)]
+#[case("v3-realdims", 0.05)]
+fn model_fp8_cache_is_close(#[case] fixture: &str, #[case] most: f32) {
+    let name = format!("tests/fixtures/{fixture}");
+    let mut ids = Stored::read(&name).input_ids;
+    ids.truncate(24);
+    for_each_device(|device| {
+        let [expected, actual] = [KvCacheFormat::Auto, KvCacheFormat::Fp8].map(|kv_cache| {
+            let model = load(&name, kv_cache, device).expect("the checkpoint loads");
+            logits_in_steps(&model, &ids, 8)
+        });
+        let largest = expected.iter().fold(0f32, |most, logit| most.max(logit.abs()));
+        let (vocab, tokens) = (expected.len() / ids.len(), actual.chunks(expected.len() / ids.len()));
+        let off = |(actual, expected): (&[f32], &[f32])| {
+            actual.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / largest
+        };
+        let mut off: Vec<f32> = tokens.zip(expected.chunks(vocab)).map(off).collect();
+        off.sort_by(f32::total_cmp);
+        let [median, worst] = [off[ids.len() / 2], off[ids.len() - 1]];
+        eprintln!("{fixture} on {device:?}: half of the tokens off by {median} at most, all by {worst}");
+        assert!(median <= most && median >= 1e-4, "{fixture} on {device:?}: off by {off:?}");
+    });
+}
+
+/// Requests together in a cache of few pages, some of which are preempted: the text that the checkpoint has learnt by heart.
+#[test]
+fn model_fp8_cache_recites() {
+    let name = "assets/demo-v3";
+    for_each_device(|device| {
+        let model = load(name, KvCacheFormat::Fp8, device).expect("the checkpoint loads");
+        let tokenizer = Tokenizer::load(&folder(name)).expect("the tokenizer loads");
+        let request = |prompt: &str, max_new_tokens| {
+            let prompt = tokenizer.encode(prompt, true).expect("text");
+            GenerationRequest { prompt, sampling: SamplingParams::greedy(), max_new_tokens, stop: Vec::new() }
+        };
+        let tokens = if is_slow(device) { 24 } else { 60 };
+        let requests: Vec<_> = (0..4).map(|i| request("hacker: n.", tokens - i)).collect();
+        let options = GenerationOptions { page_size: 16, cache_pages: Some(9), ..GenerationOptions::default() };
+        let (completions, stats) =
+            generate(&model, &tokenizer, &requests, &options, &mut |_, _| {}).expect("sound requests");
+        for completion in &completions {
+            let text = completion.text.trim_start();
+            assert!(text.starts_with("[originally, someone who makes furniture with an axe]"), "{device:?}: {text}");
+        }
+        assert!(is_slow(device) || stats.preemptions > 0, "{device:?}: {stats:?}");
+        assert_eq!(stats.cache_bytes_per_token, bytes_per_token(model.config(), load_as(KvCacheFormat::Fp8)));
+    });
+}
+
+fn bytes_per_token(config: &ModelConfig, load_as: LoadAs) -> usize {
+    config.layers(load_as).iter().map(|layer| layer.bytes_per_token).sum()
+}
+
+/// V3's rows: 656 bytes in place of 1,152; V3.2's index keys stay as they are.
+#[test]
+fn model_fp8_cache_takes_half() {
+    let config = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/bench/models/{name}.json"));
+        ModelConfig::read_file(&path).expect("a configuration")
+    };
+    let bf16 = |kv_cache| LoadAs { kv_cache, ..LoadAs::from(FloatDType::BF16) };
+    for (name, dense, fp8) in [("deepseek-v3", 1152, 656), ("deepseek-v32", 1152 + 256, 656 + 256)] {
+        let config = config(name);
+        assert_eq!(bytes_per_token(&config, bf16(KvCacheFormat::Auto)), 61 * dense);
+        assert_eq!(bytes_per_token(&config, bf16(KvCacheFormat::Fp8)), 61 * fp8);
+        let size = CacheSize { num_pages: 10, page_size: 64, max_requests: 1, max_tokens: 640 };
+        let bytes = config.cache_bytes(size, bf16(KvCacheFormat::Fp8)).expect("small");
+        assert_eq!(bytes, 640 * 61 * fp8 as u128);
+    }
+}
+
+/// DeepSeek-V4 has no such cache: said before weights are loaded, under the option's name.
+#[test]
+fn cli_refuses_an_fp8_cache_of_v4() {
+    let refused = load("assets/demo-v4", KvCacheFormat::Fp8, &Device::flex()).expect_err("there is none");
+    assert!(refused.to_string().contains("`kv_cache`"), "{refused}");
+    let output = program("generate", &["--demo", "v4", "--kv-cache", "fp8", "hacker: n."]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("--kv-cache"), "{message}");
+    let described = |kv_cache| program("generate", &["--demo", "v3", "--kv-cache", kv_cache, "--describe"]).stdout;
+    assert_ne!(described("auto"), described("fp8"));
+}

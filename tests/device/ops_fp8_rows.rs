@@ -1,0 +1,325 @@
+//! Caches of FP8 rows: what is written against a search among all numbers of the format, what is read against dense rows of the same
+//! numbers.
+
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use mla_ops::cache::{Pool, RowFormat, new_pool};
+use mla_ops::{
+    Determinism, MlaDecodeArgs, MlaDecodeProblem, RopeQuery, RopeWriteArgs, SparseMlaArgs, SparseMlaProblem,
+    SparseScope, Splits, StackedWeight, WriteLatentArgs, available_paths, explain_path, mla_decode, rope_write,
+    sparse_mla, sparse_mla_parts, write_latent,
+};
+use rstest::rstest;
+
+use crate::devices::{for_each_device, for_each_dtype, is_hopper, is_slow, skip};
+use crate::ops_fixture::{DecodeCase, DecodeInputs, assert_state, bits, floats, ints, random, rng, rounded, values};
+use crate::ops_sparse_mla::Case;
+use crate::refusals::{Decode, Kind, assert_refused, zeros};
+
+/// Every number of E4M3 that is not negative, in order.
+fn numbers() -> Vec<f64> {
+    let number = |code: i32| match (code >> 3, code & 7) {
+        (0, fraction) => f64::from(fraction) * 2f64.powi(-9),
+        (exponent, fraction) => f64::from(8 + fraction) * 2f64.powi(exponent - 10),
+    };
+    (0..0x7f).map(number).collect()
+}
+
+/// What stands in the cache for a block of numbers.
+fn quantised(block: &[f64]) -> Vec<f64> {
+    let numbers = numbers();
+    let largest = block.iter().fold(0f64, |most, value| most.max(value.abs()));
+    let scale = (-13..200).map(|exponent| 2f64.powi(exponent)).find(|scale| largest <= 448.0 * scale).expect("finite");
+    let nearest = |value: &f64| {
+        let off = |at: &usize| (value.abs() / scale - numbers[*at]).abs();
+        // Of two that are equally near the one with an even code.
+        let best = (0..numbers.len()).min_by(|a, b| off(a).total_cmp(&off(b)).then((a % 2).cmp(&(b % 2))));
+        numbers[best.expect("some")].copysign(*value) * scale
+    };
+    block.iter().map(nearest).collect()
+}
+
+/// The same for a row.
+fn quantised_row(row: &[f64], rope: usize, dtype: DType) -> Vec<f64> {
+    let (latent, rope) = row.split_at(row.len() - rope);
+    let latent = latent.chunks(128).flat_map(quantised);
+    latent.chain(rope.iter().map(|&value| rounded(value, DType::BF16))).map(|value| rounded(value, dtype)).collect()
+}
+
+fn pool(shape: [usize; 3], rope: usize, dtype: DType, device: &Device) -> Pool {
+    Pool::new(shape, FloatDType::from(dtype), RowFormat::Fp8 { rope }, device).expect("small")
+}
+
+/// The rows of a cache, quantised; those that are no numbers too.
+fn in_fp8(dense: &Pool, rope: usize) -> Pool {
+    let ([pages, page_size, width], device) = (dense.dims(), &dense.device());
+    let slots = ints(&(0..(pages * page_size) as i32).collect::<Vec<_>>(), [pages * page_size], device);
+    let latent = dense.dense().reshape([pages * page_size, width]);
+    let cache = pool(dense.dims(), rope, dense.dtype(), device);
+    write_latent(WriteLatentArgs { cache, slots, latent, rope: None }).expect("legal")
+}
+
+/// Blocks of numbers as large as 2^8 and as small as 2^-20, of zeros, and with a part of the last block missing.
+#[rstest]
+fn ops_fp8_rows_hold_the_nearest_numbers(
+    #[values([512, 64], [128, 0], [640, 2], [260, 8], [4, 2])] widths: [usize; 2],
+    #[values(false, true)] with_rope: bool,
+) {
+    let ([codes, rope], width, slots) = (widths, widths[0] + widths[1], [7, -1, 2, 11, 0, -1, 5]);
+    let split = if with_rope { codes } else { width };
+    for_each_dtype(|device, dtype| {
+        let mut rng = rng(91);
+        let row = |token: usize| -> Vec<f64> {
+            let row = random(&mut rng, width, dtype).into_iter().enumerate();
+            // 0 where a block is small for f16, too.
+            row.map(|(i, value)| rounded(value * [256.0, 1.0, 1e-3, 1e-6, 0.0][(token + i / 128) % 5], dtype)).collect()
+        };
+        let rows: Vec<Vec<f64>> = (0..slots.len()).map(row).collect();
+        let part = |from: usize, to: usize| {
+            let values: Vec<f64> = rows.iter().flat_map(|row| row[from..to].to_vec()).collect();
+            floats(&values, [rows.len(), to - from], dtype, device)
+        };
+        let args = WriteLatentArgs {
+            cache: pool([3, 4, width], rope, dtype, device),
+            slots: ints(&slots, [slots.len()], device),
+            latent: part(0, split),
+            rope: (split < width).then(|| part(split, width)),
+        };
+        let cache = write_latent(args).expect("legal");
+        assert_eq!((cache.dims(), cache.dtype(), cache.format()), ([3, 4, width], dtype, RowFormat::Fp8 { rope }));
+        assert_eq!(cache.bytes() as usize, 12 * (codes + 4 * codes.div_ceil(128) + 2 * rope));
+        let mut expected = vec![0.0; 12 * width];
+        for (row, slot) in rows.iter().zip(slots) {
+            if let Ok(slot) = usize::try_from(slot) {
+                expected[slot * width..][..width].copy_from_slice(&quantised_row(row, rope, dtype));
+            }
+        }
+        let actual: Vec<f64> = values(cache.dense()).into_iter().map(f64::from).collect();
+        assert!(actual == expected, "{widths:?} {dtype:?} on {device:?}");
+        let named = values(cache.read(ints(&[11, 2, 11], [3], device)));
+        let rows = [11, 2, 11].map(|slot: usize| &expected[slot * width..][..width]).concat();
+        assert!(named.into_iter().map(f64::from).eq(rows), "{widths:?} {dtype:?} on {device:?}");
+    });
+}
+
+/// Where a channel is no number, none of those with its scale is; infinity becomes large.
+#[test]
+fn ops_fp8_rows_of_no_numbers() {
+    for_each_device(|device| {
+        let mut row = [1.0; 260];
+        (row[3], row[259]) = (f64::NAN, f64::NAN);
+        let mut infinite = [0.5; 260];
+        infinite[0] = f64::NEG_INFINITY;
+        let args = WriteLatentArgs {
+            cache: pool([1, 2, 260], 4, DType::F32, device),
+            slots: ints(&[0, 1], [2], device),
+            latent: floats(&[row, infinite].concat(), [2, 260], DType::F32, device),
+            rope: None,
+        };
+        let read = values(write_latent(args).expect("legal").dense());
+        let is_none = |i: usize| i < 128 || i == 259;
+        assert!((0..260).all(|i| if is_none(i) { read[i].is_nan() } else { read[i] == 1.0 }), "{device:?}: {read:?}");
+        assert!(read[260] < -1e30 && read[261..].iter().all(|value| value.abs() < 1.0), "{device:?}: {read:?}");
+    });
+}
+
+/// Attention over FP8 rows is that over dense rows of the numbers that they stand for, to the bit where one kernel reads both.
+fn check_decode(case: DecodeCase, rope: usize, device: &Device) {
+    let inputs = case.inputs(92);
+    let MlaDecodeArgs { q, kv_cache, page_table, seq_lens } = inputs.args(device);
+    let kv_cache = in_fp8(&kv_cache, rope);
+    let rows = kv_cache.format();
+    let problem = MlaDecodeProblem {
+        batch: case.lens.len(),
+        query_len: case.query_len,
+        heads: case.heads,
+        key_width: case.widths.0,
+        value_width: case.widths.1,
+        page_size: case.page_size,
+        dtype: case.dtype,
+        rows,
+    };
+    let dense = kv_cache.dense();
+    let cached = values(dense.clone()).into_iter().map(f64::from).collect();
+    let expected = DecodeInputs { kv_cache: cached, ..inputs }.expected();
+    for path in available_paths(&problem, device) {
+        let options = mla_ops::MlaDecodeOptions { path: Some(path), ..case.options() };
+        let decode = |kv_cache: Pool| {
+            let (q, page_table, seq_lens) = (q.clone(), page_table.clone(), seq_lens.clone());
+            mla_decode(MlaDecodeArgs { q, kv_cache, page_table, seq_lens }, &options, None)
+                .expect("legal")
+                .materialise()
+        };
+        let (out, lse) = decode(kv_cache.clone());
+        let what = format!("{path} {case:?} on {device:?}");
+        if available_paths(&MlaDecodeProblem { rows: RowFormat::Dense, ..problem.clone() }, device).contains(&path)
+            && !(is_hopper(device) && path == mla_ops::Path::Sm90)
+        {
+            let (dense_out, dense_lse) = decode(dense.clone().into());
+            assert!(bits(&dense_out) == bits(&out) && bits(&dense_lse) == bits(&lse), "{what}");
+        }
+        assert_state(&what, (out, lse), &expected);
+    }
+}
+
+#[rstest]
+fn ops_fp8_decode(
+    #[values(1, 3, 65)] heads: usize,
+    #[values(((576, 512), 64), ((512, 512), 64), ((132, 100), 4), ((12, 4), 8))] widths: ((usize, usize), usize),
+    #[values(1, 16, 64)] page_size: usize,
+) {
+    let (widths, rope) = widths;
+    for_each_dtype(|device, dtype| {
+        if is_slow(device) && heads > 3 && widths.0 > 132 {
+            skip(device, format_args!("{heads} heads of {widths:?}"));
+            return;
+        }
+        let query_len = 1 + heads % 2;
+        let lens = vec![0, 1, 63, 64, 130, 20];
+        let case = DecodeCase { lens, heads, query_len, widths, page_size, dtype, ..Default::default() };
+        check_decode(case, rope, device);
+    });
+}
+
+#[rstest]
+fn ops_fp8_decode_splits(#[values(Splits::Tokens(64), Splits::Count(3))] splits: Splits) {
+    for_each_dtype(|device, dtype| {
+        let (lens, widths) = (vec![300, 0, 65], (576, 512));
+        let case = DecodeCase { lens, heads: 16, widths, splits, page_size: 32, dtype, ..Default::default() };
+        check_decode(case, 64, device);
+    });
+}
+
+#[rstest]
+fn ops_fp8_sparse(
+    #[values(3, 64, 128)] heads: usize,
+    #[values(([576, 512], 64), ([512, 512], 64), ([80, 64], 16))] widths: ([usize; 2], usize),
+    #[values(0, 5, 130, 300)] most: usize,
+    #[values(false, true)] two: bool,
+) {
+    let (widths, rope) = widths;
+    for_each_dtype(|device, dtype| {
+        if is_slow(device) && heads > 3 && widths[0] > 80 {
+            skip(device, format_args!("{heads} heads of {widths:?}"));
+            return;
+        }
+        let pools = if two { vec![[9, 16, most], [5, 32, 70]] } else { vec![[9, 16, most]] };
+        let sink = two.then(|| (0..heads).map(|head| head as f32 / 9.0 - 2.0).collect());
+        let shape = [1, 1 + heads % 2, heads];
+        let case = Case { shape, widths, pools, lengths: two, sink, dtype, ..Default::default() };
+        let mut inputs = case.inputs();
+        let dense = inputs.args(device);
+        let quantise = |scope: SparseScope| SparseScope { rows: in_fp8(&scope.rows, rope), ..scope };
+        let args = SparseMlaArgs {
+            scope: quantise(dense.scope),
+            second: dense.second.map(quantise),
+            q: dense.q,
+            sink: dense.sink,
+        };
+        let read = [Some(&args.scope), args.second.as_ref()].into_iter().flatten();
+        for (scope, read) in inputs.scopes.iter_mut().zip(read) {
+            scope.rows = values(read.rows.dense()).into_iter().map(f64::from).collect();
+        }
+        let what = format!("{case:?} on {device:?}");
+        assert_state(&what, sparse_mla(args, &case.options()).expect("legal"), &inputs.expected());
+    });
+}
+
+/// As the same launch with a dense cache, whose rows are quantised afterwards; a few tokens and many.
+#[rstest]
+fn ops_fp8_rope_write(#[values(1, 3, 40)] tokens: usize, #[values(false, true)] absorbed: bool) {
+    for_each_dtype(|device, dtype| {
+        let (heads, [latent, rope, still, rank]) = (4, [160, 16, 24, 160]);
+        let width = latent + rope;
+        let mut rng = rng(93);
+        let mut draw = |len, dtype| random(&mut rng, len, dtype);
+        let slots: Vec<i32> = (0..tokens as i32).map(|token| if token % 7 == 2 { -1 } else { 2 * token + 1 }).collect();
+        let q = floats(&draw(tokens * heads * (still + rope), dtype), [tokens, heads, still + rope], dtype, device);
+        let weight = floats(&draw(heads * rank * still, dtype), [heads, rank, still], dtype, device);
+        let table = floats(&draw(tokens * rope / 2, DType::F32), [tokens, rope / 2], DType::F32, device);
+        let new = floats(&draw(tokens * width, dtype), [tokens, width], dtype, device);
+        let norm_weight = floats(&draw(latent, DType::F32), [latent], DType::F32, device);
+        let write = |cache: Pool| {
+            let args = RopeWriteArgs {
+                query: match absorbed {
+                    false => RopeQuery::Heads(q.clone()),
+                    true => RopeQuery::Absorbed {
+                        q: q.clone(),
+                        weight: StackedWeight::from(weight.clone()),
+                        determinism: Determinism::Fast,
+                    },
+                },
+                latent: new.clone(),
+                norm_weight: norm_weight.clone(),
+                norm_eps: 1e-6,
+                q_norm_eps: None,
+                index_q: None,
+                cos: table.clone(),
+                sin: table.clone(),
+                cache,
+                slots: ints(&slots, [tokens], device),
+            };
+            let written = rope_write(args).expect("legal");
+            (bits(&written.q), written.latent.map(|latent| bits(&latent)), written.cache)
+        };
+        let dense = new_pool([6, 16, width], FloatDType::from(dtype), device).expect("small");
+        let (q_dense, latent_dense, dense) = write(dense.into());
+        let (q_fp8, latent_fp8, cache) = write(pool([6, 16, width], rope, dtype, device));
+        let what = format!("{tokens} tokens, {dtype:?} on {device:?}");
+        assert!(q_dense == q_fp8 && latent_dense == latent_fp8, "{what}");
+        assert!(bits(&cache.dense()) == bits(&in_fp8(&dense, rope).dense()), "{what}");
+    });
+}
+
+#[test]
+fn ops_fp8_errors() {
+    for_each_device(|device| {
+        let refused = |rope, width| {
+            let made = Pool::new([1, 2, width], FloatDType::F32, RowFormat::Fp8 { rope }, device);
+            assert_refused(made, Kind::Value, "format");
+        };
+        [(3, 11), (2, 12), (8, 8), (10, 8)].into_iter().for_each(|(rope, width)| refused(rope, width));
+        // Rows of f16 for queries of f32, and of another width.
+        let mut decode = Decode::new(device);
+        decode.args.kv_cache = pool([4, 4, 8], 4, DType::F32, device);
+        assert_refused(decode.call(), Kind::Shape, "kv_cache");
+        if *device == Device::flex() {
+            let mut decode = Decode::new(device);
+            decode.args.kv_cache = pool([4, 4, 8], 4, DType::F16, device);
+            assert_refused(decode.call(), Kind::DType, "kv_cache");
+        }
+        let cache = pool([1, 4, 8], 4, DType::F32, device);
+        let other = cache.clone();
+        let args = WriteLatentArgs { cache, slots: ints(&[0], [1], device), latent: zeros([1, 8], device), rope: None };
+        let refused = write_latent(args).expect_err("another handle is alive");
+        assert!(matches!(refused.error, mla_ops::MlaError::CacheShared { .. }), "{refused}");
+        drop(other);
+        let args = WriteLatentArgs {
+            cache: refused.cache,
+            slots: ints(&[0], [1], device),
+            latent: zeros([1, 8], device),
+            rope: None,
+        };
+        write_latent(args).expect("the only handle");
+        // Rows of two formats, and parts where there is no kernel for them.
+        let indices: Tensor<3, Int> = ints(&[0], [1, 1, 1], device);
+        let scope = |rows: Pool| SparseScope::new(rows, indices.clone());
+        let fp8 = || pool([1, 4, 8], 4, DType::F32, device);
+        let mut args = SparseMlaArgs::new(zeros([1, 1, 2, 8], device), scope(fp8()));
+        let options = mla_ops::SparseMlaOptions::new(4, 1.0);
+        let problem = SparseMlaProblem {
+            batch: 1,
+            query_len: 1,
+            heads: 2,
+            key_width: 8,
+            value_width: 4,
+            dtype: DType::F32,
+            rows: RowFormat::Fp8 { rope: 4 },
+        };
+        match explain_path(&problem, device).path {
+            mla_ops::Path::Reference => drop(sparse_mla_parts(args.clone(), &options).expect("legal")),
+            _ => assert_refused(sparse_mla_parts(args.clone(), &options), Kind::Value, "scope.rows"),
+        }
+        args.second = Some(scope(zeros::<3>([1, 4, 8], device).into()));
+        assert_refused(sparse_mla(args, &options), Kind::Value, "second.rows");
+    });
+}
