@@ -41,15 +41,15 @@ impl IndexSizes {
 }
 
 impl IndexedKeys {
-    /// For sequences with so many tokens, whose pages are the rows of a table i32 `[B, maxP]`; `visible` has a number for each
-    /// token.
+    /// For sequences with so many tokens; `pages` gives a table i32 `[n, maxP]` of the pages of `n` sequences, which it is given by
+    /// their numbers, and `visible` has a number for each token.
     pub(crate) fn of_step(
         lens: &[usize],
-        page_table: &Tensor<2, Int>,
+        pages: impl Fn(Vec<i32>) -> Result<Tensor<2, Int>>,
         visible: &[i32],
         (sizes, determinism): (&IndexSizes, Determinism),
         device: &Device,
-    ) -> Vec<Self> {
+    ) -> Result<Vec<Self>> {
         let mut first = 0;
         let groups = groups(lens, |tokens| sizes.together(tokens, determinism, device));
         let keys = |(owners, query_len): (Vec<i32>, usize)| {
@@ -57,7 +57,7 @@ impl IndexedKeys {
             let tokens = first..first + batch * query_len;
             first = tokens.end;
             let visible = ints(visible[tokens.clone()].to_vec(), device).reshape([batch, query_len]);
-            Self { tokens, page_table: page_table.clone().select(0, ints(owners, device)), visible }
+            Ok(Self { tokens, page_table: pages(owners)?, visible })
         };
         groups.into_iter().map(keys).collect()
     }
@@ -128,7 +128,9 @@ mod tests {
         let (device, sizes) = (Device::flex(), IndexSizes { heads: 64, width: 128, page_size: 64, dtype: DType::BF16 });
         for determinism in [Determinism::Fast, Determinism::BatchInvariant] {
             let page_table = ints(vec![4, 5, 6, 7], &device).reshape([2, 2]);
-            let keys = IndexedKeys::of_step(&[3, 1], &page_table, &[1, 2, 3, 9], (&sizes, determinism), &device);
+            let pages = |owners| Ok(page_table.clone().select(0, ints(owners, &device)));
+            let keys =
+                IndexedKeys::of_step(&[3, 1], pages, &[1, 2, 3, 9], (&sizes, determinism), &device).expect("keys");
             assert_eq!(keys.len(), 1);
             let values =
                 |tensor: &Tensor<2, Int>| tensor.to_data().convert::<i32>().try_to_vec::<i32>().expect("numbers");

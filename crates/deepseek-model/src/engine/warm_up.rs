@@ -151,6 +151,11 @@ impl<'a> Steps<'a> {
                 self.step(others, tokens, page_size)?;
             }
         }
+        // An indexer works on groups of tokens: requests with few, and each that has more. Where the weights of a group do not
+        // begin at a multiple of 512 bytes, Burn copies them, by a kernel that depends on how many there are.
+        for others in powers_below(max_batch) {
+            self.step(others, 65, longest)?;
+        }
         self.snapshot()?;
         self.decode()?;
         let Some(model) = self.captures() else { return Ok(()) };

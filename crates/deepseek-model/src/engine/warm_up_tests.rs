@@ -41,7 +41,7 @@ const NEW_TOKENS: usize = 40;
 #[case::v32_launched("deepseek-v32", false)]
 #[case::v32_captured("deepseek-v32", true)]
 #[case::v4_launched("deepseek-v4-flash", false)]
-#[ignore = "for a simulated GPU that does not compile: tools/simulate.sh --models runs it, in CI V2-Lite and V3, a case a day"]
+#[ignore = "for a simulated GPU that does not compile: tools/simulate.sh --models runs it, in CI a case a day"]
 fn warm_up_names_all_kernels(#[case] name: &str, #[case] graphs: bool) {
     assert_eq!(std::env::var("SIM_CUDA_KERNELS").as_deref(), Ok("empty"), "see tools/simulate.sh --models");
     let device = DeviceName::Cuda(0).open().expect("the simulated GPU");

@@ -263,11 +263,16 @@ fn indexed_keys(
 ) -> Result<Vec<IndexedKeys>> {
     let Some(IndexerConfig { heads, head_dim: width, .. }) = config.indexer else { return Ok(Vec::new()) };
     let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
-    let by_request = cache.page_table(&requests, padded(cache.max_pages(&requests)?))?;
+    let most = padded(cache.max_pages(&requests)?);
+    // Of each group from the cache: rows of a table of all would be a copy by Burn, which has a kernel for every size of them.
+    let pages = |owners: Vec<i32>| {
+        let owners: Vec<RequestId> = owners.into_iter().map(|owner| requests[owner as usize]).collect();
+        Ok(cache.page_table(&owners, most)?)
+    };
     let lens: Vec<usize> = chunks.iter().map(|chunk| chunk.tokens.len()).collect();
     let visible: Vec<i32> = positions.iter().map(|&position| position as i32 + 1).collect();
     let sizes = IndexSizes { heads, width, page_size: cache.config().page_size, dtype: cache.config().dtype.into() };
-    Ok(IndexedKeys::of_step(&lens, &by_request, &visible, (&sizes, determinism), device))
+    IndexedKeys::of_step(&lens, pages, &visible, (&sizes, determinism), device)
 }
 
 /// How keys in the cache are read.

@@ -159,7 +159,7 @@ impl Upload<'_> {
         let seen = match () {
             () if most == 0 => SeenEntries::None,
             () if config.picks(of, most, self.determinism) => {
-                SeenEntries::Picked(self.indexed(of, config, cache, &numbers.visible))
+                SeenEntries::Picked(self.indexed(of, config, cache, &numbers.visible)?)
             }
             () => {
                 let slots = self.lists(&self.batch.entry_slots(of.rate, per_page));
@@ -192,7 +192,7 @@ impl Upload<'_> {
         config: &DeepseekV4Config,
         cache: &V4Cache,
         visible: &[i32],
-    ) -> Vec<IndexedKeys> {
+    ) -> Result<Vec<IndexedKeys>> {
         let sizes = IndexSizes {
             heads: config.index_n_heads,
             width: config.index_head_dim,
@@ -200,7 +200,8 @@ impl Upload<'_> {
             dtype: cache.entries().config().dtype.into(),
         };
         let page_table = self.lists(&self.batch.pages());
-        IndexedKeys::of_step(&self.batch.lens(), &page_table, visible, (&sizes, self.determinism), self.device)
+        let pages = |owners| Ok(page_table.clone().select(0, ints(owners, self.device)));
+        IndexedKeys::of_step(&self.batch.lens(), pages, visible, (&sizes, self.determinism), self.device)
     }
 
     /// i32 `[lists.len(), K]`, each list filled up with -1.
