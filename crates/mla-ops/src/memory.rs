@@ -1,12 +1,14 @@
 //! How much memory there is, asked before much of it is taken, and allocations that have failed.
 
+mod control_group;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::tensor::Device;
 
+use self::control_group::group_memory;
 use crate::DeviceName;
 use crate::independent::is_flex;
 
@@ -19,8 +21,15 @@ pub struct DeviceMemory {
     pub free: u64,
 }
 
-/// The memory of a device: for the CPU that of the machine, its swap included, within the limit of the control group (Linux); for
-/// CUDA what the driver says, where free is also what this program's pools of memory hold and nobody uses. A buffer that is larger
+impl DeviceMemory {
+    /// What fits into both.
+    fn least(self, other: Self) -> Self {
+        Self { total: self.total.min(other.total), free: self.free.min(other.free) }
+    }
+}
+
+/// The memory of a device: for the CPU that of the machine, its swap included, within the limits of its control groups (Linux);
+/// for CUDA what the driver says, where free is also what this program's pools of memory hold and nobody uses. A buffer that is larger
 /// than the gaps of the pools may find less. `None` where it is not known, as of wgpu, whose adapters do not tell, and in a pass of
 /// [`compile_ahead`](crate::compile_ahead), which takes none.
 ///
@@ -76,14 +85,12 @@ pub fn failed_allocation(report: &str) -> Option<u64> {
     sizes.filter_map(|(_, after)| digits(after)).next()
 }
 
-/// The memory of the machine, its swap included, within the limit of the control group; `None` on others than Linux.
+/// The memory of the machine, its swap included, within the limits of the control groups that this process is in; `None` on others
+/// than Linux.
 pub fn host_memory() -> Option<DeviceMemory> {
-    let machine = parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
-    let group = std::fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| group_memory(&group_folder(&text)?));
-    Some(group.map_or(machine, |group| DeviceMemory {
-        total: machine.total.min(group.total),
-        free: machine.free.min(group.free),
-    }))
+    let root = Path::new("/");
+    let machine = parse_meminfo(&std::fs::read_to_string(root.join("proc/meminfo")).ok()?)?;
+    Some(group_memory(root).map_or(machine, |group| machine.least(group)))
 }
 
 /// What `/proc/meminfo` says.
@@ -97,20 +104,6 @@ fn parse_meminfo(text: &str) -> Option<DeviceMemory> {
         total: bytes("MemTotal:")?.saturating_add(swap("SwapTotal:")),
         free: bytes("MemAvailable:")?.saturating_add(swap("SwapFree:")),
     })
-}
-
-/// Where the limits of this process are, by its `/proc/self/cgroup` (version 2).
-fn group_folder(text: &str) -> Option<PathBuf> {
-    let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Some(Path::new("/sys/fs/cgroup").join(path))
-}
-
-/// The limit of a control group, where it has one. What its processes keep of files is not counted: it goes when memory is short.
-fn group_memory(folder: &Path) -> Option<DeviceMemory> {
-    let read = |name| std::fs::read_to_string(folder.join(name)).ok();
-    let total = read("memory.max")?.trim().parse::<u64>().ok()?;
-    let taken = read("memory.stat")?.lines().find_map(|line| line.strip_prefix("anon ")?.trim().parse::<u64>().ok())?;
-    Some(DeviceMemory { total, free: total.saturating_sub(taken) })
 }
 
 #[cfg(test)]
@@ -132,17 +125,5 @@ mod tests {
         assert_eq!(failed_allocation("can't allocate buffer of size: 77\nat"), Some(77));
         assert_eq!(failed_allocation("CUDA_ERROR_LAUNCH_FAILED"), None);
         assert_eq!(failed_allocation("out of device memory allocating many bytes"), None);
-    }
-
-    #[test]
-    fn a_control_group_bounds_the_memory() {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("memory.max"), "4096\n").expect("written");
-        std::fs::write(folder.path().join("memory.stat"), "anon 1000\nfile 3000\n").expect("written");
-        assert_eq!(group_memory(folder.path()), Some(DeviceMemory { total: 4096, free: 3096 }));
-        std::fs::write(folder.path().join("memory.max"), "max\n").expect("written");
-        assert_eq!(group_memory(folder.path()), None);
-        assert_eq!(group_folder("1:cpu:/a\n0::/b/c\n"), Some("/sys/fs/cgroup/b/c".into()));
-        assert_eq!(group_folder("1:cpu:/a\n"), None);
     }
 }
