@@ -90,7 +90,7 @@ pub fn failed_allocation(report: &str) -> Option<u64> {
 pub fn host_memory() -> Option<DeviceMemory> {
     let root = Path::new("/");
     let machine = parse_meminfo(&std::fs::read_to_string(root.join("proc/meminfo")).ok()?)?;
-    Some(group_memory(root).map_or(machine, |group| machine.least(group)))
+    Some(group_memory(root, machine.total).map_or(machine, |group| machine.least(group)))
 }
 
 /// What `/proc/meminfo` says.

@@ -106,7 +106,8 @@ impl CacheConfig {
     pub(super) fn check(&self, check: &Check) -> Result<(), MlaError> {
         let bytes = self.bytes()?;
         check.float_type("dtype", self.dtype.into())?;
-        for pool in &self.pools {
+        // Of equal pools once: a host is asked for its memory.
+        for pool in self.pools.chunk_by(PartialEq::eq).filter_map(|equal| equal.first()) {
             let (dtype, shape) = self.stored(pool)?;
             check.allocation("pools", dtype, shape)?;
         }

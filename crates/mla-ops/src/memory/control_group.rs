@@ -27,11 +27,12 @@ const V2: Version = Version {
     files: ["inactive_file ", "active_file "],
 };
 
-/// The least that a group of the process, or one above it, has in all and free, where one has a limit. `root` is `/`.
-pub(super) fn group_memory(root: &Path) -> Option<DeviceMemory> {
+/// The least that a group of the process, or one above it, has in all and free, where one has a limit below `most` bytes. `root`
+/// is `/`.
+pub(super) fn group_memory(root: &Path, most: u64) -> Option<DeviceMemory> {
     // A name that is no text belongs to one group, and the others are to be found.
     let groups = String::from_utf8_lossy(&std::fs::read(root.join("proc/self/cgroup")).ok()?).into_owned();
-    let least = |(version, path)| version_memory(root, version, path);
+    let least = |(version, path)| version_memory(root, version, path, most);
     groups.lines().filter_map(group).filter_map(least).reduce(DeviceMemory::least)
 }
 
@@ -47,20 +48,21 @@ fn group(line: &str) -> Option<(&'static Version, &str)> {
     Some((version, path.trim_start_matches('/')))
 }
 
-fn version_memory(root: &Path, version: &Version, path: &str) -> Option<DeviceMemory> {
+fn version_memory(root: &Path, version: &Version, path: &str, most: u64) -> Option<DeviceMemory> {
     let path = Path::new(path);
     // In a container the path may be that outside of it, or lead out of it (`..`): what is mounted is the container's own group.
     let inside = path.components().all(|part| matches!(part, Component::Normal(_)));
     let path = if inside { path } else { Path::new("") };
     let folders = path.ancestors().map(|group| root.join(version.mount).join(group));
-    folders.filter_map(|folder| folder_memory(&folder, version)).reduce(DeviceMemory::least)
+    folders.filter_map(|folder| folder_memory(&folder, version, most)).reduce(DeviceMemory::least)
 }
 
-/// What a group has, where it has a limit. What its processes keep of files is not counted: it goes when memory is short.
-fn folder_memory(folder: &Path, version: &Version) -> Option<DeviceMemory> {
+/// What a group has, where it has such a limit: version 1 has always one, mostly above any memory. What its processes keep of files
+/// is not counted: it goes when memory is short.
+fn folder_memory(folder: &Path, version: &Version, most: u64) -> Option<DeviceMemory> {
     let read = |name| std::fs::read_to_string(folder.join(name)).ok();
     let number = |name| read(name)?.trim().parse::<u64>().ok();
-    let total = number(version.limit)?;
+    let total = number(version.limit).filter(|&limit| limit < most)?;
     let stat = read("memory.stat").unwrap_or_default();
     let field = |name| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
     let files = version.files.into_iter().filter_map(field).fold(0, u64::saturating_add);
@@ -84,7 +86,7 @@ mod tests {
     }
 
     fn memory_of(files: &[(&str, &str)]) -> Option<[u64; 2]> {
-        group_memory(root(files).path()).map(|DeviceMemory { total, free }| [total, free])
+        group_memory(root(files).path(), 1 << 20).map(|DeviceMemory { total, free }| [total, free])
     }
 
     /// The least of each, which need not be of one group.
@@ -154,7 +156,7 @@ mod tests {
     #[test]
     fn rubbish_is_no_limit() {
         let lines = ("proc/self/cgroup", "0::/a\n");
-        for limit in ["", "\n", "-1\n", "many\n", "99999999999999999999\n", "1 2\n"] {
+        for limit in ["", "\n", "-1\n", "many\n", "99999999999999999999\n", "1 2\n", "1048576\n"] {
             assert_eq!(memory_of(&[lines, ("sys/fs/cgroup/a/memory.max", limit)]), None, "{limit:?}");
         }
         for lines in ["", "\n", "memory\n", "0:/a\n", "4:memory\n", "::::\n"] {
@@ -181,6 +183,6 @@ mod tests {
     fn a_name_that_is_no_text_hides_no_other() {
         let root = root(&[("sys/fs/cgroup/memory.max", "1000\n"), ("proc/self/cgroup", "")]);
         std::fs::write(root.path().join("proc/self/cgroup"), b"7:cpu:/\xff\n0::/\xfe\n").expect("written");
-        assert_eq!(group_memory(root.path()), Some(DeviceMemory { total: 1000, free: 1000 }));
+        assert_eq!(group_memory(root.path(), 1 << 20), Some(DeviceMemory { total: 1000, free: 1000 }));
     }
 }
