@@ -80,6 +80,8 @@ impl PairExperts {
                 if !part.is_second && number < pairs {
                     tile.take(routed.choose(number, part.cube == 0, units), experts);
                 }
+                // All lanes execute the products together, also of the warp that has written the choice.
+                sync_plane();
             }
         }
     }

@@ -160,6 +160,7 @@ fn weigh_masked(
     Weighted { weights: math::vector::<u32, Const<16>>(&packed), factor_a, factor_b }
 }
 
+/// Stores them where the output's warpgroups find them. A whole warp, whose lanes are together behind it.
 #[cube]
 pub(crate) fn store_weights(
     weighted: &Weighted,
@@ -180,6 +181,8 @@ pub(crate) fn store_weights(
         factors[own_row as usize] = weighted.factor_a;
         factors[own_row as usize + 8] = weighted.factor_b;
     }
+    // `wgmma` is next, which all lanes execute together.
+    sync_plane();
 }
 
 /// Zeros for the keys of a block from `count` on: their weights are zero, but what is there may be NaN.

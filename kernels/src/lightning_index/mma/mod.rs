@@ -196,6 +196,8 @@ fn score_mma_kernel<E: Float, W: Float, V: Size>(
             if quad == 1 && load + M / 2 < count {
                 scores[at + M / 2] = rank(other_score);
             }
+            // All lanes execute the products together.
+            sync_plane();
             first += jump;
             turn += 1;
         }

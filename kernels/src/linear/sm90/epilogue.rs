@@ -105,6 +105,8 @@ impl Output {
             }
             tma::commit_stores();
         }
+        // `wgmma` of the next tile is next, which all lanes execute together.
+        sync_plane();
     }
 
     /// Writes the sums of a tile over a part of the channels, `[splits, rows, outputs]`, as they lie in the registers: eight units have

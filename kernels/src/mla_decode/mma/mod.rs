@@ -129,6 +129,8 @@ fn decode_mma_kernel<E: Float, V: Size, P: Size>(
             let ahead_turn = turn + comptime!(tile.stages as u32 - 1);
             let ahead = base + comptime!((tile.stages - 1) * tile.keys);
             load_keys::<E, V>(&kv_cache, page_table, &mut keys, &arrived, &pages, ahead_turn, ahead, tile_end, tile);
+            // All lanes execute `ldmatrix` together, whichever keys there were for them to copy.
+            sync_plane();
             let stage = turn % comptime!(tile.stages as u32);
             wait_for_stage(&arrived, stage, turn / comptime!(tile.stages as u32) % 2, tile);
             let stage_start = stage as usize * comptime!(tile.keys * tile.stride());

@@ -48,6 +48,8 @@ impl Scores {
         if index < cube.end && cube.warp == 0 && cube.lane == 0 {
             self.load_query::<E>(cube, q_map, plan.items[index as usize * 4]);
         }
+        // All lanes execute `wgmma` together.
+        sync_plane();
         while index < cube.end {
             let mut item = Item::none();
             item.read(plan, index, &cube.tile);
@@ -138,6 +140,7 @@ impl Scores {
             let lse_b = log_sum(sum_b, state.highest_b, self.empty_lse);
             results.write_lses(target, cube.tile_row + cube.own_row, lse_a, lse_b);
         }
+        sync_plane();
         mbarrier::arrive(cube.barriers.weighed);
         self.round += 1;
     }

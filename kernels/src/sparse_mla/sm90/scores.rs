@@ -58,6 +58,8 @@ impl Scores {
         if cube.warp == 0 && cube.lane == 0 {
             self.load_query::<E>(cube, lists, q_map, index);
         }
+        // All lanes execute `wgmma` together.
+        sync_plane();
         while index < cube.end {
             let mut work = Work::none();
             work.read(lists, index);
@@ -102,6 +104,8 @@ impl Scores {
             let high = warp::ballot(exchange.slots[slots_at as usize + 32] >= 0);
             ahead.publish(&mut exchange.slots, &mut exchange.kinds);
             ahead.advance(lists);
+            // All lanes execute the wait together, whichever slots there were for them to read.
+            sync_plane();
             let scores = wgmma::wait::<Const<32>>(issued, 0u32);
             let weighted = weigh_seen(
                 scores,
@@ -182,6 +186,7 @@ impl Scores {
                 results.write_lses(&target, row, lse_a, lse_b);
             }
         }
+        sync_plane();
         mbarrier::arrive(cube.barriers.weighed);
         self.round += 1;
     }

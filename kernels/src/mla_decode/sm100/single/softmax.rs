@@ -136,6 +136,8 @@ impl Softmax {
             acc = scale_rows::<Const<128>>(acc, factor_a, factor_b);
             let column = comptime!(side * VALUE_WIDTH as u32 / 2);
             results.write_rows::<Const<128>>(acc, target, self.own_row, column, cube.lane);
+            // The same of what is read next.
+            sync_plane();
         }
     }
 }

@@ -74,6 +74,8 @@ impl Attention {
         arrived();
         source.start_values::<R>(memory, &self.tile, block, self.form);
         commit_copies();
+        // All lanes execute `ldmatrix` together, whichever rows there were for them to copy.
+        sync_plane();
         let products = self.operands.score::<E, NC>(def, self.form);
         // The same of the values; all warps are done with the keys.
         arrived();
