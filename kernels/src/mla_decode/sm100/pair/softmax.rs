@@ -144,6 +144,8 @@ impl Softmax {
                 acc = scale_rows::<Const<64>>(acc, factor_a, factor_b);
                 let column = comptime!(side * VALUE_WIDTH as u32 / 2) + self.half * comptime!(VALUE_WIDTH as u32 / 4);
                 results.write_rows::<Const<64>>(acc, target, self.warp_row + group_row, column, cube.lane);
+                // Tensor memory is read by whole warps.
+                sync_plane();
             }
         }
     }
