@@ -205,7 +205,7 @@ fn ops_fp8_sparse(
         let pools = if two { vec![[9, 16, most], [5, 32, 70]] } else { vec![[9, 16, most]] };
         let sink = two.then(|| (0..heads).map(|head| head as f32 / 9.0 - 2.0).collect());
         let shape = [1, 1 + heads % 2, heads];
-        let case = Case { shape, widths, pools, lengths: two, sink, dtype, ..Default::default() };
+        let case = Case { shape, widths, pools, lengths: two, sink, dtype };
         let mut inputs = case.inputs();
         let dense = inputs.args(device);
         let quantise = |scope: SparseScope| SparseScope { rows: in_fp8(&scope.rows, rope), ..scope };

@@ -211,8 +211,7 @@ fn ops_errors_rope_write() {
         assert_refused(with(|it, device| it.index_q = Some(zeros([2, 2, 8], device))), Value, "index_q");
         let (shared, args) = (new(), new());
         let other = shared.cache.clone();
-        let refused =
-            rope_write(RopeWriteArgs { cache: shared.cache.into(), ..args }).expect_err("another handle is alive");
+        let refused = rope_write(RopeWriteArgs { cache: shared.cache, ..args }).expect_err("another handle is alive");
         assert!(matches!(refused.error, MlaError::CacheShared { argument: "cache", .. }), "{refused}");
         drop(other);
     });

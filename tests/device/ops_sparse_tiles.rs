@@ -71,7 +71,7 @@ fn ops_sparse_tiles_alone_and_together() {
 /// The call with one sequence alone.
 fn token_of(args: &SparseMlaArgs, token: usize) -> SparseMlaArgs {
     let scope = |scope: &SparseScope| SparseScope {
-        rows: scope.rows.clone().into(),
+        rows: scope.rows.clone(),
         indices: scope.indices.clone().narrow(0, token, 1),
         lengths: scope.lengths.clone().map(|lengths| lengths.narrow(0, token, 1)),
     };

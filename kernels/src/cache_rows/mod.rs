@@ -84,6 +84,7 @@ impl CacheArg {
     }
 
     /// The numbers of dense rows, for kernels whose table takes no others.
+    #[cfg(feature = "cuda")]
     pub(crate) fn into_dense(self) -> BufferArg {
         match self {
             Self::Dense(rows) => rows,

@@ -117,7 +117,8 @@ fn write_fp8_kernel<E: Float>(
                     codes |= encode(values[i] * inverse) << comptime!(8 * i as u32);
                 }
                 cache[row + word] = codes;
-                if unit % SHARING == 0 {
+                let place = unit % SHARING;
+                if place == 0 {
                     cache[row + comptime!(layout.scales_at()) + word / SHARING] =
                         select(most > 0x7f80_0000, NO_NUMBER, exponent << 23);
                 }

@@ -75,7 +75,7 @@ impl Rotation {
             let (q_norm_eps, index_q) = (None, None);
             #[rustfmt::skip]
             return rope_write(RopeWriteArgs {
-                query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache: cache.into(), slots,
+                query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache, slots,
             });
         }
         let [still, rotary] = self.split(&latent.unsqueeze_dim(1));
@@ -93,7 +93,7 @@ impl Rotation {
             (Ok(q), Ok(latent)) => (q, latent),
             (Err(error), _) | (_, Err(error)) => return Err(Box::new(WriteLatentError { error, cache })),
         };
-        let cache = write_latent(WriteLatentArgs { cache: cache.into(), slots, latent: latent.clone(), rope: None })?;
+        let cache = write_latent(WriteLatentArgs { cache, slots, latent: latent.clone(), rope: None })?;
         Ok(RopeWritten { q, latent: Some(latent), index_q: None, cache })
     }
 

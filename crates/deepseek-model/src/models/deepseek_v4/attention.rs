@@ -229,7 +229,7 @@ impl Compression {
             // A step has none to be picked for layers that have no indexer.
             (SeenEntries::None | SeenEntries::Picked(_), _) => return Ok(None),
         };
-        Ok(Some(SparseScope { rows: cache.entries().pool(compressor.pool())?.into(), indices, lengths }))
+        Ok(Some(SparseScope { rows: cache.entries().pool(compressor.pool())?, indices, lengths }))
     }
 }
 
