@@ -1,5 +1,5 @@
 //! Rows of a paged cache in the formats that they are stored in, and how kernels read and write them. A format is a variant of
-//! [`RowFormat`], of [`CacheArg`] and of [`CacheRows`]; which kernels take it, the tables of the operations say.
+//! [`RowFormat`], of [`CacheArg`] and of `CacheRows`; which kernels take it, the tables of the operations say.
 //!
 //! An FP8 row of 512 + 64 channels is that of FlashMLA (its README, "FP8 KV cache"): 512 bytes of E4M3 codes, an f32 scale for every
 //! 128 of them, and 64 rotary channels in bf16: 656 bytes. Scales are powers of two, so that in bf16 what a code stands for is exact.
