@@ -26,7 +26,7 @@ fn decode([q, cache, table, lens]: [&Device; 4]) -> Result<(), MlaError> {
 
 /// Two tokens into a cache, with each tensor on a device of its own: cache, slots, latents.
 fn write([cache, slots, latent]: [&Device; 3]) -> Result<(), MlaError> {
-    let (cache, latent) = (Tensor::<3>::zeros([1, 2, 6], cache), Tensor::<2>::ones([2, 6], latent));
+    let (cache, latent) = (Tensor::<3>::zeros([1, 2, 6], cache).into(), Tensor::<2>::ones([2, 6], latent));
     let args = WriteLatentArgs { cache, slots: index_tensor(vec![0, 1], slots), latent, rope: None };
     Ok(write_latent(args).map(drop)?)
 }
