@@ -105,7 +105,7 @@ fn model_fp8_cache_takes_half() {
 fn cli_refuses_an_fp8_cache_of_v4() {
     let refused = load("assets/demo-v4", KvCacheFormat::Fp8, &Device::flex()).expect_err("there is none");
     assert!(refused.to_string().contains("`kv_cache`"), "{refused}");
-    let output = program("generate", &["--demo", "v4", "--kv-cache", "fp8", "hacker: n."]);
+    let output = program("generate", &["--demo", "v4", "--kv-cache", "fp8", "--prompt", "hacker: n."]);
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && message.contains("--kv-cache"), "{message}");
     let described = |kv_cache| program("generate", &["--demo", "v3", "--kv-cache", kv_cache, "--describe"]).stdout;

@@ -29,7 +29,8 @@ pub enum KvCacheFormat {
     Auto,
     /// Latents in FP8 with a scale for every 128 channels, and their rotary channels in bf16
     /// ([`RowFormat::Fp8`](mla_ops::cache::RowFormat::Fp8)): 656 bytes for the 576 channels of DeepSeek-V2, V3 and V3.2. Index keys
-    /// (V3.2) stay in the dtype of the model. DeepSeek-V4 has no such cache.
+    /// (V3.2) stay in the dtype of the model. The new tokens of a prompt attend to each other before they are rounded, unless results
+    /// are batch-invariant; later ones see what the cache holds. DeepSeek-V4 has no such cache.
     Fp8,
 }
 
