@@ -32,7 +32,7 @@ impl Launch {
         let ([batch, query_len, heads, key_width], [pages, page_size, _]) = (dims(&q), kv_cache.dims());
         let ([_, max_pages], [capacity, _], [cubes_and_one]) = (dims(&page_table), dims(&items), dims(&cube_ptr));
         let (rows, value_width, cubes, elem) = (query_len * heads, spec.value_width, cubes_and_one - 1, elem(&q));
-        let (causal, softmax_scale, rows_of_cache) = (spec.causal, spec.softmax_scale, kv_cache.arg().format());
+        let (causal, softmax_scale, rows_of_cache) = (spec.causal, spec.softmax_scale, kv_cache.format());
         let out = empty(&q, [batch, query_len, heads, value_width], q.dtype);
         let lse = empty(&q, [batch, query_len, heads], DType::F32);
         #[rustfmt::skip]

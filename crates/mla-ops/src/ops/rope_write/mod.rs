@@ -80,7 +80,7 @@ pub struct RopeWritten {
 /// into the cache, in place. As [`norm_rope`](crate::norm_rope()) of each, [`write_latent`](crate::write_latent) and
 /// [`linear_by_head`](crate::linear_by_head()) of absorbed queries, bit for bit (where the widths differ in the largest power of two
 /// that divides them, up to 16 bytes, the sums of norms are rounded otherwise). It is one launch, for absorbed queries of a few tokens
-/// on a GPU with matrix instructions.
+/// on a GPU with matrix instructions; one more where the rows of the cache are FP8.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, FloatDType, Tensor};
