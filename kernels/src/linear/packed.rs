@@ -18,6 +18,8 @@ use half::{bf16, f16};
 #[cfg(feature = "cuda")]
 use crate::common::launch::share;
 use crate::linear::weight::WeightRow;
+#[cfg(feature = "cuda")]
+use crate::ptx::math;
 
 /// Columns of a block of FP8.
 pub const FP8_COLUMNS: usize = 128;
@@ -312,6 +314,19 @@ pub(crate) fn e4m3_pair_bf16(codes: u32) -> Vector<bf16, Const<2>> {
     let halves = (codes & 0x8000_8000) | ((codes & 0x7f00_7f00) >> 4);
     Vector::<bf16, Const<2>>::reinterpret(halves)
         * Vector::<bf16, Const<2>>::reinterpret(comptime!(E4M3_FACTOR_BF16).runtime())
+}
+
+/// The numbers of the four E4M3 codes of a word, as bf16.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(crate) fn e4m3_pairs_bf16(codes: u32) -> (Vector<bf16, Const<2>>, Vector<bf16, Const<2>>) {
+    // Upper and lower bytes of all four: a code is a sign, four bits of exponent and three of mantissa, a bf16 a sign, eight bits and seven.
+    let upper = (codes & 0x8080_8080) | ((codes >> 4) & 0x0707_0707);
+    let lower = (codes << 4) & 0xf0f0_f0f0;
+    let factor = Vector::<bf16, Const<2>>::reinterpret(comptime!(E4M3_FACTOR_BF16).runtime());
+    let low = Vector::<bf16, Const<2>>::reinterpret(math::permute_two(lower, upper, 0x5140u32));
+    let high = Vector::<bf16, Const<2>>::reinterpret(math::permute_two(lower, upper, 0x7362u32));
+    (low * factor, high * factor)
 }
 
 /// The same as bf16, whose exponent is wide enough for the product with a power of two to be exact.

@@ -56,16 +56,17 @@ pub(crate) fn arrive_with_copies(bar: u32) {
     );
 }
 
-/// Loads the 16 bytes with which `source` begins: `ld.global.v4` (PTX ISA, "Data Movement and Conversion Instructions: ld").
+/// Loads the 16 bytes with which `source` begins, or those `offset` bytes on: `ld.global.v4` (PTX ISA, "Data Movement and Conversion
+/// Instructions: ld").
 ///
 /// Any thread; the address is a multiple of 16. It stays where it is among other assembly: loads of CubeCL's own may be moved down to
 /// where they are used, behind what was to hide them.
 #[cube]
-pub(crate) fn load_global_16<T: CubePrimitive>(source: &[T]) -> Vector<u32, Const<4>> {
+pub(crate) fn load_global_16<T: CubePrimitive>(source: &[T], #[comptime] offset: u32) -> Vector<u32, Const<4>> {
     let source = source.as_ptr();
     let words: Vector<u32, Const<4>>;
     gpu_asm!(
-        "ld.global.v4.b32 {words}, [{source}];",
+        "ld.global.v4.b32 {words}, [{source} + {offset}];",
         words = out(_) words,
         source = mem_in(_) source,
         options(explicit_mem, reads_address_space global)
@@ -73,15 +74,16 @@ pub(crate) fn load_global_16<T: CubePrimitive>(source: &[T]) -> Vector<u32, Cons
     words
 }
 
-/// Loads the 4 bytes with which `source` begins, as [`load_global_16()`].
+/// The same of 4 bytes, or zero without reading anything.
 #[cube]
-pub(crate) fn load_global_4<T: CubePrimitive>(source: &[T]) -> u32 {
+pub(crate) fn load_global_4_or_zero<T: CubePrimitive>(source: &[T], #[comptime] offset: u32, reads: bool) -> u32 {
     let source = source.as_ptr();
     let word: u32;
     gpu_asm!(
-        "ld.global.b32 {word}, [{source}];",
+        "{{\n.reg .pred p;\nsetp.ne.u32 p, {reads}, 0;\nmov.b32 {word}, 0;\n@p ld.global.b32 {word}, [{source} + {offset}];\n}}",
         word = out(_) word,
         source = mem_in(_) source,
+        reads = in(_) read::<u32>(u32::cast_from(reads)),
         options(explicit_mem, reads_address_space global)
     );
     word

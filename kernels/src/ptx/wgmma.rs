@@ -77,6 +77,15 @@ impl Layout {
         }
     }
 
+    /// Bytes from the first column of B to this one, a multiple of 64.
+    const fn columns(self, column: usize) -> usize {
+        match self {
+            Layout::Terms { .. } => column * 128,
+            Layout::Across { terms } => column / 64 * terms * 128,
+            Layout::Cores { .. } => column * 16,
+        }
+    }
+
     /// The immediate operand that says which of the two it is.
     const fn transposed(self) -> usize {
         match self {
@@ -127,14 +136,19 @@ pub(crate) struct Mma {
     /// Into how many groups of equally many steps the products go, the first together with earlier ones that are in
     /// none. With 0, [`commit()`] has to follow.
     pub(crate) groups: usize,
+    /// Instructions of a step, each for equally many columns. One of 256 columns names 154 registers, which a thread may
+    /// have from a cube of three warpgroups on downwards, whatever `setmaxnreg` gives it.
+    pub(crate) per_step: usize,
 }
 
 impl Mma {
     /// The instructions. Operands are the new accumulators, the old ones unless it starts at zero, A (a descriptor or
     /// four registers for each step), and B's descriptor. `lanes` is the number of accumulators.
     fn text(&self, lanes: usize, zero: bool) -> String {
-        let Mma { n, steps, elem, a, b, groups } = *self;
+        let Mma { n, steps, elem, a, b, groups, per_step } = *self;
         assert!(n.is_multiple_of(8) && n <= 256 && lanes == n / 2, "{n} columns in {lanes} registers");
+        let width = n / per_step;
+        assert!(per_step == 1 || width * per_step == n && width.is_multiple_of(64), "{n} columns in {per_step}");
         let range =
             |first: usize, count: usize| (first..first + count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
         let mut text = String::from("{\n.reg .pred zero, more;\n.reg .b64 a, b;\n");
@@ -153,18 +167,22 @@ impl Mma {
         };
         text += "wgmma.fence.sync.aligned;\n";
         for step in 0..steps {
-            text += &format!("add.s64 b, %{}, {};\n", first_a + a_count, b.offset(step) >> 4);
-            let (a, transposed) = match a {
-                Source::Shared(layout) => {
-                    text += &format!("add.s64 a, %{first_a}, {};\n", layout.offset(step) >> 4);
-                    ("a".into(), format!("{}, {}", layout.transposed(), b.transposed()))
-                }
-                Source::Registers => (format!("{{{}}}", range(first_a + 4 * step, 4)), b.transposed().to_string()),
-            };
-            let kind = elem.name();
-            let accumulate = if zero && step == 0 { "zero" } else { "more" };
-            text += &format!("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} ");
-            text += &format!("{{{}}}, {a}, b, {accumulate}, 1, 1, {transposed};\n", range(0, lanes));
+            for part in 0..per_step {
+                let (first_b, column) = (first_a + a_count, part * width);
+                text += &format!("add.s64 b, %{first_b}, {};\n", (b.offset(step) + b.columns(column)) >> 4);
+                let (a, transposed) = match a {
+                    Source::Shared(layout) => {
+                        text += &format!("add.s64 a, %{first_a}, {};\n", layout.offset(step) >> 4);
+                        ("a".into(), format!("{}, {}", layout.transposed(), b.transposed()))
+                    }
+                    Source::Registers => (format!("{{{}}}", range(first_a + 4 * step, 4)), b.transposed().to_string()),
+                };
+                let kind = elem.name();
+                let accumulate = if zero && step == 0 { "zero" } else { "more" };
+                text += &format!("wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} ");
+                let sums = range(column / 2, width / 2);
+                text += &format!("{{{sums}}}, {a}, b, {accumulate}, 1, 1, {transposed};\n");
+            }
             if groups > 0 && (step + 1).is_multiple_of(steps / groups) {
                 text += "wgmma.commit_group.sync.aligned;\n";
             }
@@ -352,7 +370,7 @@ mod tests {
     #[test]
     fn the_text_numbers_its_operands() {
         let b = Layout::Across { terms: 32 };
-        let mma = Mma { n: 8, steps: 2, elem: Elem::F16, a: Source::Registers, b, groups: 1 };
+        let mma = Mma { n: 8, steps: 2, elem: Elem::F16, a: Source::Registers, b, groups: 1, per_step: 1 };
         let text = mma.text(4, false);
         assert!(text.contains("mov.b32 %3, %7;"));
         assert!(text.contains("add.s64 b, %16, 128;"));
@@ -362,5 +380,10 @@ mod tests {
         assert!(text.contains("add.s64 a, %4, 2;") && text.contains("add.s64 b, %5, 128;"));
         assert!(text.contains("{%0, %1, %2, %3}, a, b, zero, 1, 1, 0, 1;"));
         assert!(!text.contains("mov") && !text.contains("commit"));
+        let two = Mma { n: 128, a, per_step: 2, ..mma }.text(64, true);
+        assert!(two.contains("m64n64k16") && !two.contains("m64n128k16"));
+        assert!(two.contains("add.s64 b, %65, 0;") && two.contains("add.s64 b, %65, 256;"), "64 columns: 32 terms on");
+        assert!(two.contains("add.s64 b, %65, 128;") && two.contains("add.s64 b, %65, 384;"));
+        assert!(two.contains("{%32, ") && two.contains(", %63}, a, b"));
     }
 }

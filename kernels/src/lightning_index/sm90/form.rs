@@ -109,6 +109,6 @@ impl Form {
     /// Products of half a block with the heads of a warpgroup.
     pub(super) fn products(self) -> Mma {
         let steps = self.panels * PANEL / 16;
-        Mma { n: COLUMNS, steps, elem: self.elem(), a: Source::Shared(BLOCK), b: HEADS, groups: 1 }
+        Mma { n: COLUMNS, steps, elem: self.elem(), a: Source::Shared(BLOCK), b: HEADS, groups: 1, per_step: 1 }
     }
 }

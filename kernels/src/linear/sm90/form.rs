@@ -157,7 +157,7 @@ impl Form {
     pub fn products(self) -> Mma {
         let a = if self.format.is_dense() { Source::Shared(WEIGHTS) } else { Source::Registers };
         let b = Layout::Terms { rows: self.tokens };
-        Mma { n: self.tokens, steps: CHANNELS / 16, elem: self.elem(), a, b, groups: 1 }
+        Mma { n: self.tokens, steps: CHANNELS / 16, elem: self.elem(), a, b, groups: 1, per_step: 1 }
     }
 }
 

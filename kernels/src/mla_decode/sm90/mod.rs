@@ -33,13 +33,13 @@ impl Form {
     /// Scores of a block.
     fn scores(self) -> Mma {
         let (steps, elem, b) = (4 * self.tiles, self.elem(), ROWS_OF_TERMS);
-        Mma { n: KEYS, steps, elem, a: Source::Shared(ROWS_OF_TERMS), b, groups: 1 }
+        Mma { n: KEYS, steps, elem, a: Source::Shared(ROWS_OF_TERMS), b, groups: 1, per_step: 1 }
     }
 
     /// Half of the output of a block: two groups, so that the first half of the keys is done with before the second.
     fn output(self) -> Mma {
         let (steps, elem, b) = (KEYS / 16, self.elem(), VALUES);
-        Mma { n: VALUE_WIDTH / 2, steps, elem, a: Source::Shared(WEIGHTS), b, groups: 2 }
+        Mma { n: VALUE_WIDTH / 2, steps, elem, a: Source::Shared(WEIGHTS), b, groups: 2, per_step: 1 }
     }
 }
 

@@ -20,6 +20,7 @@ const STEP: Mma = Mma {
     a: Source::Shared(Layout::Terms { rows: 64 }),
     b: Layout::Terms { rows: N },
     groups: 1,
+    per_step: 1,
 };
 
 /// A[64, 64 k] B[256, 64 k] (transposed).

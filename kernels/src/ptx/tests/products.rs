@@ -143,6 +143,7 @@ fn chain_kernel(a_words: &[u32], b_words: &[u32], v_words: &[u32], out: &mut [f3
         a: Source::Shared(Layout::Terms { rows: 64 }),
         b: Layout::Terms { rows: 64 },
         groups: 0,
+        per_step: 1,
     });
     let a_at = shared_address::<u32>(&a);
     let b_at = shared_address::<u32>(&b);
@@ -211,7 +212,7 @@ fn forms() -> Vec<(String, Mma)> {
             let terms = |rows: usize| Layout::Terms { rows };
             let across = Layout::Across { terms: TERMS };
             let mut push = |name: &str, a: Source, b: Layout| {
-                let mma = Mma { n, steps: TERMS / 16, elem, a, b, groups: 1 };
+                let mma = Mma { n, steps: TERMS / 16, elem, a, b, groups: 1, per_step: 1 };
                 forms.push((format!("{name}.{}.{n}", elem.name()), mma));
             };
             push("ss", Source::Shared(terms(64)), terms(n));

@@ -60,13 +60,13 @@ impl Form {
     /// Scores of a block.
     pub(super) fn scores(self) -> Mma {
         let (a, b) = (Source::Shared(QUERIES), Layout::Terms { rows: KEYS });
-        Mma { n: KEYS, steps: self.key_panels * PANEL / 16, elem: self.elem(), a, b, groups: 1 }
+        Mma { n: KEYS, steps: self.key_panels * PANEL / 16, elem: self.elem(), a, b, groups: 1, per_step: 1 }
     }
 
     /// Output of a block.
     pub(super) fn output(self) -> Mma {
         let (a, b) = (Source::Registers, VALUES);
-        Mma { n: self.value_panels * PANEL, steps: KEYS / 16, elem: self.elem(), a, b, groups: 1 }
+        Mma { n: self.value_panels * PANEL, steps: KEYS / 16, elem: self.elem(), a, b, groups: 1, per_step: 1 }
     }
 }
 

@@ -2,12 +2,15 @@
 
 use cubecl::prelude::*;
 
-use super::form::{Form, PARTS};
+use super::form::Form;
 use crate::ptx::mbarrier;
 use crate::tiles::form::{GROUP, STAGES};
 
-/// Barriers.
-pub(super) const BARRIERS: usize = (PARTS * STAGES) as usize + 4;
+/// How many barriers there are.
+pub(super) fn barrier_count(form: Form) -> usize {
+    let empty = if form.fp8 { STAGES } else { 0 };
+    (form.parts() * STAGES + empty) as usize + 4
+}
 
 /// Where they are.
 #[derive(CubeType, Clone, Copy)]
@@ -21,22 +24,32 @@ pub(super) struct Barriers {
     /// The query: there, and no longer needed.
     pub query_full: u32,
     pub query_empty: u32,
+    /// Of each stage of FP8 rows: it is no longer needed.
+    pub empty: u32,
 }
 
 #[cube]
 impl Barriers {
-    pub fn new(full: u32) -> Barriers {
-        let weighed = full + comptime!(8 * PARTS * STAGES);
+    pub fn new(full: u32, #[comptime] form: Form) -> Barriers {
+        let weighed = full + comptime!(8 * form.parts() * STAGES);
         let used = weighed + 8;
         let query_full = used + 8;
-        Barriers { full, weighed, used, query_full, query_empty: query_full + 8 }
+        let query_empty = query_full + 8;
+        Barriers { full, weighed, used, query_full, query_empty, empty: query_empty + 8 }
     }
 
     /// One thread, before all synchronise.
-    pub fn init(&self) {
+    pub fn init(&self, #[comptime] form: Form) {
+        // Of FP8 rows each unit arrives twice.
         #[unroll]
-        for i in 0..comptime!(PARTS * STAGES) {
+        for i in 0..comptime!(form.parts() * STAGES) {
             mbarrier::init(self.full + i * 8, comptime!(2 * GROUP));
+        }
+        if comptime!(form.fp8) {
+            #[unroll]
+            for i in 0..STAGES {
+                mbarrier::init(self.empty + i * 8, comptime!(2 * GROUP));
+            }
         }
         mbarrier::init(self.weighed, GROUP);
         mbarrier::init(self.used, comptime!(2 * GROUP));

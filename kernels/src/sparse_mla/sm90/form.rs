@@ -1,7 +1,7 @@
 //! What the kernel's code depends on, and its products.
 
 use crate::ptx::wgmma::{Layout, Mma, Source};
-use crate::tiles::form::{Form as TileForm, KEYS, ROWS, VALUE_WIDTH};
+use crate::tiles::form::{Form as TileForm, GROUP, KEYS, ROWS, VALUE_WIDTH};
 use crate::tiles::softmax::SLACK;
 
 /// Blocks whose slots are in shared memory.
@@ -57,15 +57,26 @@ impl Form {
         if self.writes == Writes::Parts { 0.0 } else { SLACK }
     }
 
+    /// Units of the cube: a warpgroup each for scores, left half of the output, right half, and FP8 rows.
+    pub fn units(self) -> u32 {
+        if self.fp8 { 4 * GROUP } else { 3 * GROUP }
+    }
+
+    /// Parts of a block that have a barrier each, which says that their rows have come.
+    pub fn parts(self) -> u32 {
+        if self.fp8 { 1 } else { PARTS }
+    }
+
     /// Scores of a block.
     pub fn scores(self) -> Mma {
         let (steps, elem, b) = (4 * self.tile.tiles, self.tile.elem(), ROWS_OF_TERMS);
-        Mma { n: KEYS, steps, elem, a: Source::Shared(ROWS_OF_TERMS), b, groups: 1 }
+        Mma { n: KEYS, steps, elem, a: Source::Shared(ROWS_OF_TERMS), b, groups: 1, per_step: 1 }
     }
 
-    /// Half of the output of a block: a group for each part, so that the first parts are done with before the last.
+    /// Half of the output of a block. Of dense rows a group for each part, so that the first parts are done with before the last.
     pub fn output(self) -> Mma {
-        let (steps, elem, b) = (KEYS / 16, self.tile.elem(), VALUES);
-        Mma { n: VALUE_WIDTH / 2, steps, elem, a: Source::Shared(WEIGHTS), b, groups: PARTS as usize }
+        let (n, steps, elem, b) = (VALUE_WIDTH / 2, KEYS / 16, self.tile.elem(), VALUES);
+        let (groups, per_step) = (self.parts() as usize, if self.fp8 { 2 } else { 1 });
+        Mma { n, steps, elem, a: Source::Shared(WEIGHTS), b, groups, per_step }
     }
 }

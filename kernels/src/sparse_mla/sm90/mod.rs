@@ -11,10 +11,10 @@ mod work;
 
 use cubecl::prelude::*;
 
-use self::cube::{BARRIERS, Barriers, Cube};
+use self::cube::{Barriers, Cube, barrier_count};
 use self::form::{Causal, Form, RING, Writes};
-use self::fp8::Codes;
 pub(super) use self::fp8::LAYOUT;
+use self::fp8::Rows;
 use self::gather::{Gather, VECTOR};
 use self::output::Output;
 use self::scores::{Exchange, Scores};
@@ -25,12 +25,15 @@ use super::{Pages, ScopeArgs, SparseMlaArgs, SparseMlaError, SparseMlaResults};
 use crate::cache_rows::RowFormat;
 use crate::common::launch::{address_type, dummy, multiprocessors, or_dummy, share};
 use crate::compiler::names_all_sizes;
-use crate::ptx::{shared_address, tma, warp};
+use crate::ptx::{registers, shared_address, tma, warp};
 use crate::tiles::form::{Form as TileForm, GROUP, KEYS, ROWS, STAGES, TILE_WIDTH, VALUE_WIDTH};
 use crate::tiles::output::{COLUMNS, Results};
 
-/// Units of the cube: a warpgroup each for scores, left half of the output, right half.
-const UNITS: u32 = 3 * GROUP;
+/// Registers of a unit, where there are FP8 rows: of the warpgroup of the scores, of those of the output, of that of the rows. Four have
+/// 512 in all.
+const SCORE_REGISTERS: u32 = 104;
+const OUTPUT_REGISTERS: u32 = 160;
+const ROW_REGISTERS: u32 = 88;
 
 /// Launches the kernel, and the merge of its splits if there are some.
 pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Result<(), SparseMlaError> {
@@ -122,7 +125,7 @@ impl Call {
             sparse_sm90_kernel::launch_unchecked(
                 client,
                 CubeCount::new_1d(self.cubes),
-                CubeDim::new_1d(UNITS),
+                CubeDim::new_1d(form.units()),
                 address_type(client, &[args.first.rows.buffer(), second.rows.buffer(), &out, &partial_out]),
                 COLUMNS,
                 VECTOR,
@@ -217,9 +220,9 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     let factors = Shared::<[f32]>::new_aligned_slice(ROWS, 128usize);
     let slots = Shared::<[i32]>::new_aligned_slice(comptime!(RING as usize * KEYS), 128usize);
     let kinds = Shared::<[u32]>::new_aligned_slice(comptime!(RING as usize), 128usize);
-    let barriers = Shared::<[u64]>::new_aligned_slice(BARRIERS, 128usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(barrier_count(form)), 128usize);
     let (keys_at, query_at, weights_at) = (shared_address(&keys), shared_address(&query), shared_address(&weights));
-    let barriers = Barriers::new(shared_address(&barriers));
+    let barriers = Barriers::new(shared_address(&barriers), form);
     let mut exchange = Exchange { weights, factors, slots, kinds };
     let lists = Lists::new(slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, pages, form);
     let (first, step) = (CUBE_POS as u32, CUBE_COUNT as u32);
@@ -231,26 +234,39 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         Cube { keys_at, query_at, weights_at, barriers, warp, lane, heads, own_row, first, end: items, step, form };
     if UNIT_POS == 0 {
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(q_map));
-        barriers.init();
+        barriers.init(form);
     }
     let mut results = Results::<E, P>::new(out, lse, partial_out, partial_lse, heads);
     if group == 0 {
-        let mut ahead = Ahead::new(&lists, first, items, step);
-        #[unroll]
-        for _ in 0..STAGES {
-            ahead.publish(&mut exchange.slots, &mut exchange.kinds);
-            ahead.advance(&lists);
+        let place = UNIT_POS % comptime!(KEYS as u32);
+        let mut ahead = Ahead::new(&lists, first, items, step, place, UNIT_POS < comptime!(KEYS as u32));
+        if comptime!(form.fp8) {
+            registers::fewer(SCORE_REGISTERS);
+        } else {
+            #[unroll]
+            for _ in 0..STAGES {
+                ahead.publish(&lists, &mut exchange.slots, &mut exchange.kinds);
+                ahead.advance(&lists);
+            }
         }
         sync_cube();
         let mut scores = Scores::new(scale, empty_lse);
         scores.run::<E, P>(&cube, &lists, q_map, sink, &mut ahead, &mut exchange, &mut results);
+    } else if comptime!(form.fp8) && group == 3 {
+        registers::fewer(ROW_REGISTERS);
+        let rows = Rows::new(words_a, words_b, warp, lane);
+        let mut ahead = rows.ahead(&cube, &lists);
+        sync_cube();
+        rows.run(&cube, &lists, &mut ahead, &mut exchange);
     } else {
+        if comptime!(form.fp8) {
+            registers::more(OUTPUT_REGISTERS);
+        }
         sync_cube();
         let slots_at = shared_address(&exchange.slots);
         let gather = Gather::<E, V>::new(rows_a, rows_b, slots_at, group - 1, warp, lane);
-        let codes = Codes::new(words_a, words_b, group - 1, warp, lane);
         let mut output = Output::new(group - 1);
-        output.run::<E, P, V>(&cube, &lists, &gather, &codes, &exchange, &mut results);
+        output.run::<E, P, V>(&cube, &lists, &gather, &exchange, &mut results);
     }
 }
 
@@ -266,7 +282,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
                 device,
                 target,
                 CubeCount::Static(1, 1, 1),
-                CubeDim::new_1d(UNITS),
+                CubeDim::new_1d(form.units()),
                 address,
                 COLUMNS,
                 VECTOR,

@@ -1,10 +1,9 @@
-//! The second and the third warpgroup: half of the output each, and the loads of the rows: each of its own channels.
+//! The second and the third warpgroup: half of the output each, and the loads of dense rows, each of its own channels.
 
 use cubecl::prelude::*;
 
 use super::cube::Cube;
 use super::form::{PARTS, RING, VALUES, WEIGHTS};
-use super::fp8::Codes;
 use super::gather::Gather;
 use super::scores::{Exchange, target};
 use super::work::{Lists, Work};
@@ -38,21 +37,15 @@ impl Output {
         cube: &Cube,
         lists: &Lists,
         gather: &Gather<E, V>,
-        codes: &Codes,
         exchange: &Exchange,
         results: &mut Results<E, P>,
     ) {
-        #[unroll]
-        for stage in 0..STAGES {
+        if comptime!(!cube.form.fp8) {
             #[unroll]
-            for part in 0..PARTS {
-                let (list, slots) = (exchange.kinds[stage as usize], gather.slots(cube, stage, part));
-                if comptime!(cube.form.fp8) {
-                    if list > 0 {
-                        let fetched = codes.fetch(cube, list, slots, part);
-                        codes.store(cube, &fetched, slots, stage, part);
-                    }
-                } else {
+            for stage in 0..STAGES {
+                #[unroll]
+                for part in 0..PARTS {
+                    let (list, slots) = (exchange.kinds[stage as usize], gather.slots(cube, stage, part));
                     gather.load_part(cube, list, slots, stage, part);
                 }
             }
@@ -64,7 +57,7 @@ impl Output {
             let mut acc = Vector::<f32, Const<128>>::zeroed();
             let mut block = work.first;
             while block < work.end {
-                acc = self.add_block::<E, V>(acc, cube, gather, codes, exchange);
+                acc = self.add_block::<E, V>(acc, cube, gather, exchange);
                 block = warp::next(block);
             }
             mbarrier::wait(cube.barriers.weighed, self.round % 2);
@@ -79,14 +72,13 @@ impl Output {
         }
     }
 
-    /// Adds the output of a block. The rows of the block after the next take its place, part by part: this warpgroup's channels,
+    /// Adds the output of a block. Dense rows of the block after the next take its place, part by part: this warpgroup's channels,
     /// as soon as all of its warps are done with them.
     fn add_block<E: Float, V: Size>(
         &mut self,
         sum: Vector<f32, Const<128>>,
         cube: &Cube,
         gather: &Gather<E, V>,
-        codes: &Codes,
         exchange: &Exchange,
     ) -> Vector<f32, Const<128>> {
         let mut acc = sum;
@@ -97,7 +89,7 @@ impl Output {
         if warp::any(factor_a != 1.0f32 || factor_b != 1.0f32) {
             acc = scale_rows::<Const<128>>(acc, factor_a, factor_b);
         }
-        let (stage, next) = (self.turn % STAGES, (self.turn + STAGES) % RING);
+        let stage = self.turn % STAGES;
         let form = comptime!(cube.form);
         let values = cube.keys_at + stage * comptime!(form.tile.stage_bytes()) + self.half * comptime!(4 * TILE_BYTES);
         let issued = wgmma::mma_ss::<Const<128>>(
@@ -106,10 +98,13 @@ impl Output {
             descriptor(values, VALUES),
             comptime!(form.output()),
         );
-        let list = exchange.kinds[next as usize];
         if comptime!(form.fp8) {
-            acc = self.refill(issued, cube, gather, codes, list, next, stage);
+            acc = wgmma::wait::<Const<128>>(issued, 0u32);
+            mbarrier::arrive(cube.barriers.used);
+            mbarrier::arrive(cube.barriers.empty + stage * 8);
         } else {
+            let next = (self.turn + STAGES) % RING;
+            let list = exchange.kinds[next as usize];
             // The first parts are done with while the last is still at work.
             #[unroll]
             for part in 0..comptime!(PARTS - 1) {
@@ -126,43 +121,6 @@ impl Output {
         }
         self.turn += 1;
         self.round += 1;
-        acc
-    }
-
-    /// Waits for the products of a block, and puts the FP8 rows of the block after the next into its stage: the codes of a part come while
-    /// those of the part before are written. Loads do not move down behind a barrier.
-    #[allow(clippy::too_many_arguments)]
-    fn refill<E: Float, V: Size>(
-        &self,
-        issued: Vector<f32, Const<128>>,
-        cube: &Cube,
-        gather: &Gather<E, V>,
-        codes: &Codes,
-        list: u32,
-        next: u32,
-        stage: u32,
-    ) -> Vector<f32, Const<128>> {
-        let fetched_0 = codes.fetch(cube, list, gather.slots(cube, next, 0u32), 0u32);
-        let fetched_1 = codes.fetch(cube, list, gather.slots(cube, next, 1u32), 1u32);
-        wgmma::wait_for_reads(3u32);
-        barrier::sync_at(self.half + 1, GROUP);
-        if list > 0 {
-            codes.store(cube, &fetched_0, gather.slots(cube, next, 0u32), stage, 0u32);
-        }
-        let fetched_2 = codes.fetch(cube, list, gather.slots(cube, next, 2u32), 2u32);
-        wgmma::wait_for_reads(2u32);
-        barrier::sync_at(self.half + 1, GROUP);
-        if list > 0 {
-            codes.store(cube, &fetched_1, gather.slots(cube, next, 1u32), stage, 1u32);
-        }
-        let fetched_3 = codes.fetch(cube, list, gather.slots(cube, next, 3u32), 3u32);
-        let acc = wgmma::wait::<Const<128>>(issued, 0u32);
-        mbarrier::arrive(cube.barriers.used);
-        barrier::sync_at(self.half + 1, GROUP);
-        if list > 0 {
-            codes.store(cube, &fetched_2, gather.slots(cube, next, 2u32), stage, 2u32);
-            codes.store(cube, &fetched_3, gather.slots(cube, next, 3u32), stage, 3u32);
-        }
         acc
     }
 }

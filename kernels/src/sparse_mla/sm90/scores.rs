@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-use super::form::{PARTS, RING, ROWS_OF_TERMS, Writes};
+use super::form::{RING, ROWS_OF_TERMS, Writes};
 use super::work::{Ahead, Lists, Work};
 use crate::ptx::wgmma::descriptor;
 use crate::ptx::{fence, mbarrier, warp, wgmma};
@@ -102,8 +102,10 @@ impl Scores {
             // All that needs no scores, while they are computed.
             let low = warp::ballot(exchange.slots[slots_at as usize] >= 0);
             let high = warp::ballot(exchange.slots[slots_at as usize + 32] >= 0);
-            ahead.publish(&mut exchange.slots, &mut exchange.kinds);
-            ahead.advance(lists);
+            if comptime!(!cube.form.fp8) {
+                ahead.publish(lists, &mut exchange.slots, &mut exchange.kinds);
+                ahead.advance(lists);
+            }
             // All lanes execute the wait together, whichever slots there were for them to read.
             sync_plane();
             let scores = wgmma::wait::<Const<32>>(issued, 0u32);
@@ -128,14 +130,14 @@ impl Scores {
         state
     }
 
-    /// Begins the scores of the next block, once its rows have come. They came by generic copies, whose writes the products see
-    /// after a fence.
+    /// Begins the scores of the next block, once its rows have come. They came by generic copies and stores, which the products
+    /// see after a fence.
     fn multiply(&self, cube: &Cube) -> Vector<f32, Const<32>> {
         let stage = self.turn % STAGES;
         let phase = self.turn / STAGES % 2;
         #[unroll]
-        for part in 0..PARTS {
-            mbarrier::wait(cube.barriers.full + stage * comptime!(8 * PARTS) + comptime!(8 * part), phase);
+        for part in 0..comptime!(cube.form.parts()) {
+            mbarrier::wait(cube.barriers.full + stage * comptime!(8 * cube.form.parts()) + comptime!(8 * part), phase);
         }
         fence::async_shared();
         let keys = descriptor(cube.keys_at + stage * comptime!(cube.form.tile.stage_bytes()), ROWS_OF_TERMS);

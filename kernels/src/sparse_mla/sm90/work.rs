@@ -59,12 +59,55 @@ impl<'a> Lists<'a> {
 
 #[cube]
 impl Lists<'_> {
-    /// The slot of a key that a token sees; the last one of the cache if it is on a page that is not there.
-    fn slot_of_key(&self, token: u32, key: u32) -> i32 {
-        let PagedKeys { query_len, max_pages, page_shift, slot_count } = self.pages;
-        let place = (token / query_len) as usize * max_pages as usize + (key >> page_shift) as usize;
-        let page = self.slots_a[place] as u32;
-        min((page << page_shift) + (key & ((1u32 << page_shift) - 1)), slot_count - 1) as i32
+    /// The slot of what was found; that of a key on a page that is not there is the last one of the cache.
+    fn slot_of(&self, found: &Found) -> i32 {
+        let mut slot = found.value;
+        if comptime!(self.form.pages.is_some()) {
+            let PagedKeys { page_shift, slot_count, .. } = self.pages;
+            let slot_on_page = found.key & ((1u32 << page_shift) - 1);
+            slot = min(((found.value as u32) << page_shift) + slot_on_page, slot_count - 1) as i32;
+        }
+        select(found.there, slot, i32::new(-1))
+    }
+}
+
+/// What a list has for an entry, as it was read: nothing waits for it before it is looked at.
+#[derive(CubeType, Clone, Copy)]
+struct Found {
+    /// Whether there is such an entry.
+    there: bool,
+    /// A slot, negative for none, or the page of a key.
+    value: i32,
+    key: u32,
+}
+
+#[cube]
+impl Found {
+    fn nothing() -> Found {
+        Found { there: false.runtime(), value: i32::new(-1), key: 0u32 }
+    }
+
+    /// Reads entry `place` of a block.
+    fn read(&mut self, lists: &Lists, work: &Work, block: u32, place: u32) {
+        let blocks_a = blocks_of(work.len_a);
+        let keys = comptime!(KEYS as u32);
+        if comptime!(lists.form.second) && block >= blocks_a {
+            self.key = (block - blocks_a) * keys + place;
+            self.there = self.key < work.len_b;
+            if self.there {
+                self.value = lists.slots_b[work.token as usize * lists.most_b as usize + self.key as usize];
+            }
+        } else {
+            self.key = block * keys + place;
+            self.there = self.key < work.len_a;
+            if self.there {
+                let mut at = self.key;
+                if comptime!(lists.form.pages.is_some()) {
+                    at = self.key >> lists.pages.page_shift;
+                }
+                self.value = lists.slots_a[work.list_a + at as usize];
+            }
+        }
     }
 }
 
@@ -74,6 +117,8 @@ pub(super) struct Work {
     pub token: u32,
     pub head_tile: u32,
     pub split: u32,
+    /// Where the first list begins, or the pages of the sequence.
+    list_a: usize,
     /// Entries of the lists that count.
     len_a: u32,
     len_b: u32,
@@ -85,7 +130,16 @@ pub(super) struct Work {
 #[cube]
 impl Work {
     pub fn none() -> Work {
-        Work { token: 0u32, head_tile: 0u32, split: 0u32, len_a: 0u32, len_b: 0u32, first: 0u32, end: 0u32 }
+        Work {
+            token: 0u32,
+            head_tile: 0u32,
+            split: 0u32,
+            list_a: 0usize,
+            len_a: 0u32,
+            len_b: 0u32,
+            first: 0u32,
+            end: 0u32,
+        }
     }
 
     /// Number `index` of all tiles' splits. The tiles of a token are neighbours: they read the same rows.
@@ -94,9 +148,11 @@ impl Work {
         let rest = index / lists.head_tiles;
         self.split = rest % lists.splits;
         self.token = rest / lists.splits;
+        self.list_a = self.token as usize * lists.most_a as usize;
         self.len_a = lists.most_a;
         if comptime!(lists.form.pages.is_some()) {
             let sequence = self.token / lists.pages.query_len;
+            self.list_a = sequence as usize * lists.pages.max_pages as usize;
             let mut end = lists.lengths_a[sequence as usize];
             if comptime!(lists.form.pages == Some(Causal(true))) {
                 end += (self.token % lists.pages.query_len) as i32 + 1 - lists.pages.query_len as i32;
@@ -122,28 +178,6 @@ impl Work {
     pub fn list_of(&self, block: u32) -> u32 {
         select(block < blocks_of(self.len_a), 1u32, 2u32)
     }
-
-    /// The slot of entry `place` of a block, negative where there is none.
-    pub fn slot(&self, lists: &Lists, block: u32, place: u32) -> i32 {
-        let blocks_a = blocks_of(self.len_a);
-        let mut slot = i32::new(-1);
-        if comptime!(lists.form.second) && block >= blocks_a {
-            let entry = (block - blocks_a) * comptime!(KEYS as u32) + place;
-            if entry < self.len_b {
-                slot = lists.slots_b[self.token as usize * lists.most_b as usize + entry as usize];
-            }
-        } else {
-            let entry = block * comptime!(KEYS as u32) + place;
-            if entry < self.len_a {
-                if comptime!(lists.form.pages.is_some()) {
-                    slot = lists.slot_of_key(self.token, entry);
-                } else {
-                    slot = lists.slots_a[self.token as usize * lists.most_a as usize + entry as usize];
-                }
-            }
-        }
-        slot
-    }
 }
 
 /// A length of the device, as far as a list goes.
@@ -157,8 +191,8 @@ fn blocks_of(len: u32) -> u32 {
     (len + comptime!(KEYS as u32 - 1)) / comptime!(KEYS as u32)
 }
 
-/// The blocks of all work of a cube, one after the other, two ahead of the scores: their slots, for who loads the rows. Its
-/// functions are called by the whole warpgroup of the scores.
+/// The blocks of all work of a cube, one after the other, ahead of the scores: their slots, for who loads the rows. Its functions are
+/// called by the whole warpgroup of the scores, or by a warp of that of the FP8 rows.
 #[derive(CubeType)]
 pub(super) struct Ahead {
     index: u32,
@@ -166,18 +200,21 @@ pub(super) struct Ahead {
     step: u32,
     work: Work,
     block: u32,
-    /// Of the next block that is published: this unit's slot, and of which list it is; 0 where there is none.
-    slot: i32,
-    list: u32,
+    /// This unit's entry of a block, and whether it is the one that publishes it.
+    place: u32,
+    publishes: bool,
+    /// Of the next block that is published: what was found for this unit, and of which list it is; 0 where there is none.
+    found: Found,
+    pub list: u32,
     /// Blocks that have been published.
     turn: u32,
 }
 
 #[cube]
 impl Ahead {
-    pub fn new(lists: &Lists, index: u32, end: u32, step: u32) -> Ahead {
-        let work = Work::none();
-        let mut ahead = Ahead { index, end, step, work, block: 0u32, slot: i32::new(-1), list: 0u32, turn: 0u32 };
+    pub fn new(lists: &Lists, index: u32, end: u32, step: u32, place: u32, publishes: bool) -> Ahead {
+        let (work, found) = (Work::none(), Found::nothing());
+        let mut ahead = Ahead { index, end, step, work, block: 0u32, place, publishes, found, list: 0u32, turn: 0u32 };
         ahead.open(lists);
         ahead
     }
@@ -194,7 +231,7 @@ impl Ahead {
         }
         self.block = self.work.first;
         self.list = 0u32;
-        self.slot = i32::new(-1);
+        self.found.there = false;
         if found {
             self.read(lists);
         }
@@ -202,16 +239,21 @@ impl Ahead {
 
     fn read(&mut self, lists: &Lists) {
         self.list = self.work.list_of(self.block);
-        self.slot = self.work.slot(lists, self.block, UNIT_POS % comptime!(KEYS as u32));
+        self.found.read(lists, &self.work, self.block, self.place);
+    }
+
+    /// This unit's slot of the next block.
+    pub fn slot(&self, lists: &Lists) -> i32 {
+        lists.slot_of(&self.found)
     }
 
     /// Writes the next block's slots where the loads and its scores find them.
-    pub fn publish(&mut self, slots: &mut Shared<[i32]>, kinds: &mut Shared<[u32]>) {
+    pub fn publish(&mut self, lists: &Lists, slots: &mut Shared<[i32]>, kinds: &mut Shared<[u32]>) {
         let stage = self.turn % RING;
-        if UNIT_POS < comptime!(KEYS as u32) {
-            slots[(stage * comptime!(KEYS as u32) + UNIT_POS) as usize] = self.slot;
+        if self.publishes {
+            slots[(stage * comptime!(KEYS as u32) + self.place) as usize] = self.slot(lists);
         }
-        if UNIT_POS == 0 {
+        if self.publishes && self.place == 0 {
             kinds[stage as usize] = self.list;
         }
         self.turn += 1;

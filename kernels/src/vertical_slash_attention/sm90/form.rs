@@ -76,11 +76,11 @@ pub(super) fn stages(form: Form) -> u32 {
 /// Scores of a tile.
 pub(super) fn scores(form: Form) -> Mma {
     let (a, steps) = (Source::Shared(QUERIES), form.key_panels * PANEL / 16);
-    Mma { n: KEYS, steps, elem: form.elem(), a, b: KEY_ROWS, groups: 1 }
+    Mma { n: KEYS, steps, elem: form.elem(), a, b: KEY_ROWS, groups: 1, per_step: 1 }
 }
 
 /// Output of a tile.
 pub(super) fn output(form: Form) -> Mma {
     let (a, n) = (Source::Registers, form.value_panels * PANEL);
-    Mma { n, steps: KEYS / 16, elem: form.elem(), a, b: VALUES, groups: 1 }
+    Mma { n, steps: KEYS / 16, elem: form.elem(), a, b: VALUES, groups: 1, per_step: 1 }
 }
