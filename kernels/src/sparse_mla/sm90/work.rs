@@ -192,7 +192,7 @@ fn blocks_of(len: u32) -> u32 {
 }
 
 /// The blocks of all work of a cube, one after the other, ahead of the scores: their slots, for who loads the rows. Its functions are
-/// called by the whole warpgroup of the scores, or by a warp of that of the FP8 rows.
+/// called by the whole warpgroup of the scores, or by each warp of that of the FP8 rows, for its own.
 #[derive(CubeType)]
 pub(super) struct Ahead {
     index: u32,
