@@ -74,7 +74,7 @@ pub(crate) fn load_global_16<T: CubePrimitive>(source: &[T], #[comptime] offset:
     words
 }
 
-/// The same of 4 bytes, or zero without reading anything.
+/// [`load_global_16()`] of 4 bytes, whose address is a multiple of 4; zero without reading anything if not `reads`: `ld.global`.
 #[cube]
 pub(crate) fn load_global_4_or_zero<T: CubePrimitive>(source: &[T], #[comptime] offset: u32, reads: bool) -> u32 {
     let source = source.as_ptr();

@@ -42,7 +42,7 @@ pub(super) struct Rows<'a> {
 }
 
 /// The slots of a warp's rows of a block, one in each of 16 lanes, two for each part.
-#[derive(CubeType, Clone, Copy)]
+#[derive(CubeType)]
 struct Slots {
     slot: i32,
     /// Of which list they are, 0 if there is no block.
@@ -117,7 +117,8 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Starts to copy the rotary channels of this warp's rows of a block, eight lanes for a row. Zeros stand for rows that are none.
+    /// Starts to copy the rotary channels of this warp's rows of a block, eight lanes for a row: when their stage is free, for nobody
+    /// converts them. Zeros stand for rows that are none.
     fn copy_rope(&self, cube: &Cube, slots: &Slots, stage_at: u32) {
         let vector = cube.lane % 8;
         #[unroll]
@@ -143,7 +144,7 @@ impl Slots {
         Slots { slot: i32::new(-1), list: 0u32 }
     }
 
-    /// Those of the next block.
+    /// Those of another block. Fields, for CubeCL assigns no structures.
     fn set(&mut self, slot: i32, list: u32) {
         self.slot = slot;
         self.list = list;
