@@ -26,16 +26,22 @@ pub(crate) fn wait_for_copies(#[comptime] pending: u32) {
     );
 }
 
-/// Starts to copy the 16 bytes with which `source` begins to an address of shared memory, or writes as many zeros there: `cp.async`
-/// with so many bytes of the source, 16 or 0.
+/// Starts to copy the 16 bytes that are `from` bytes behind the beginning of `source` to `to` bytes behind an address of shared memory,
+/// or writes as many zeros there: `cp.async` with so many bytes of the source, 16 or 0.
 ///
 /// Any thread. Both addresses are multiples of 16. Without bytes nothing is read. (CubeCL's own form takes the number as an index, which
 /// has 64 bits where buffers are large, and the instruction wants 32.)
 #[cube]
-pub(crate) fn copy_or_zero<T: CubePrimitive>(source: &[T], shared: u32, bytes: u32) {
+pub(crate) fn copy_or_zero<T: CubePrimitive>(
+    source: &[T],
+    #[comptime] from: u32,
+    shared: u32,
+    #[comptime] to: u32,
+    bytes: u32,
+) {
     let source = source.as_ptr();
     gpu_asm!(
-        "cp.async.cg.shared::cta.global [{shared}], [{source}], 16, {bytes};",
+        "cp.async.cg.shared::cta.global [{shared} + {to}], [{source} + {from}], 16, {bytes};",
         shared = in(_) read::<u32>(shared),
         source = mem_in(_) source,
         bytes = in(_) read::<u32>(bytes),

@@ -130,9 +130,9 @@ impl<'a> Rows<'a> {
             let at = first_of(slot) + ROPE + vector as usize * 4;
             let bytes = select(slot >= 0, 16u32, 0u32);
             if comptime!(cube.form.second) && slots.list == 2 {
-                copy_or_zero(&self.rows_b[at..at + 4], to, bytes);
+                copy_or_zero(&self.rows_b[at..at + 4], 0u32, to, 0u32, bytes);
             } else {
-                copy_or_zero(&self.rows_a[at..at + 4], to, bytes);
+                copy_or_zero(&self.rows_a[at..at + 4], 0u32, to, 0u32, bytes);
             }
         }
     }

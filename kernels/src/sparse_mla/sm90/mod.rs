@@ -263,8 +263,7 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
             registers::more(OUTPUT_REGISTERS);
         }
         sync_cube();
-        let slots_at = shared_address(&exchange.slots);
-        let gather = Gather::<E, V>::new(rows_a, rows_b, slots_at, group - 1, warp, lane);
+        let gather = Gather::<E, V>::new(rows_a, rows_b, group - 1, warp, lane);
         let mut output = Output::new(group - 1);
         output.run::<E, P, V>(&cube, &lists, &gather, &exchange, &mut results);
     }

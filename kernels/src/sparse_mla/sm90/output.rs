@@ -8,7 +8,7 @@ use super::gather::Gather;
 use super::scores::{Exchange, target};
 use super::work::{Lists, Work};
 use crate::ptx::wgmma::descriptor;
-use crate::ptx::{barrier, fence, mbarrier, warp, wgmma};
+use crate::ptx::{barrier, mbarrier, warp, wgmma};
 use crate::tiles::form::{GROUP, ROWS, STAGES, TILE_BYTES, VALUE_WIDTH};
 use crate::tiles::output::{Results, scale_rows};
 
@@ -45,8 +45,8 @@ impl Output {
             for stage in 0..STAGES {
                 #[unroll]
                 for part in 0..PARTS {
-                    let (list, slots) = (exchange.kinds[stage as usize], gather.slots(cube, stage, part));
-                    gather.load_part(cube, list, slots, stage, part);
+                    let (list, slot) = (exchange.kinds[stage as usize], gather.slot(&exchange.slots, stage, part));
+                    gather.load_part(cube, list, slot, stage, part);
                 }
             }
         }
@@ -83,7 +83,6 @@ impl Output {
     ) -> Vector<f32, Const<128>> {
         let mut acc = sum;
         mbarrier::wait(cube.barriers.weighed, self.round % 2);
-        fence::async_shared();
         let factor_a = exchange.factors[cube.own_row as usize];
         let factor_b = exchange.factors[cube.own_row as usize + 8];
         if warp::any(factor_a != 1.0f32 || factor_b != 1.0f32) {
@@ -108,16 +107,16 @@ impl Output {
             // The first parts are done with while the last is still at work.
             #[unroll]
             for part in 0..comptime!(PARTS - 1) {
-                let slots = gather.slots(cube, next, part);
+                let slot = gather.slot(&exchange.slots, next, part);
                 wgmma::wait_for_reads(comptime!(PARTS - 1 - part));
                 barrier::sync_at(self.half + 1, GROUP);
-                gather.load_part(cube, list, slots, stage, part);
+                gather.load_part(cube, list, slot, stage, part);
             }
-            let slots = gather.slots(cube, next, comptime!(PARTS - 1));
+            let slot = gather.slot(&exchange.slots, next, comptime!(PARTS - 1));
             acc = wgmma::wait::<Const<128>>(issued, 0u32);
             mbarrier::arrive(cube.barriers.used);
             barrier::sync_at(self.half + 1, GROUP);
-            gather.load_part(cube, list, slots, stage, comptime!(PARTS - 1));
+            gather.load_part(cube, list, slot, stage, comptime!(PARTS - 1));
         }
         self.turn += 1;
         self.round += 1;

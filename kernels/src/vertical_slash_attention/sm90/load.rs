@@ -299,7 +299,7 @@ fn copy_row<E: Float, V: Size>(rows: &[Vector<E, V>], row: usize, to: u32, bytes
     #[unroll]
     for panel in 0..panels {
         let from = start + comptime!(panel * PANEL_VECTORS as usize);
-        copy_or_zero(&rows[from..from + 1], to + comptime!(panel as u32 * PANEL_BYTES), bytes);
+        copy_or_zero(&rows[from..from + 1], 0u32, to, comptime!(panel as u32 * PANEL_BYTES), bytes);
     }
 }
 
