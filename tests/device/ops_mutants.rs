@@ -111,7 +111,8 @@ fn ops_mutants_decode_rescaling(#[values(8, 20, 40)] heads: usize) {
 }
 
 /// One list of rows with a ninth tile. No entry; heads of one row of a warp and of all but one; blocks that are full, and one
-/// with a single entry behind them; a second tile of heads; more blocks than slots are kept of.
+/// with a single entry behind them; a second tile of heads; more blocks than slots are kept of; several tokens whose lists end within
+/// a block.
 #[rstest]
 #[case([1, 1, 1], 5)]
 #[case([2, 1, 12], 0)]
@@ -119,13 +120,16 @@ fn ops_mutants_decode_rescaling(#[values(8, 20, 40)] heads: usize) {
 #[case([1, 1, 64], 129)]
 #[case([3, 1, 65], 65)]
 #[case([3, 1, 16], 330)]
+#[case([6, 1, 1], 5)]
+#[case([5, 1, 2], 70)]
+#[case([4, 1, 3], 135)]
 fn ops_mutants_sparse_ninth_tile(#[case] shape: [usize; 3], #[case] most: usize) {
     let pools = vec![[9, 16, most]];
     check_sparse(&SparseCase { shape, widths: [576, 512], pools, ..latent_rows() }, &[]);
 }
 
 /// Two lists that have lengths, with a sink. No entry at all; tokens without rows before, between and behind those with; a first
-/// list alone, a second alone, and both; ends of lists at each side of a block's.
+/// list alone, a second alone, and both; ends of lists at each side of a block's, and within.
 #[rstest]
 #[case([5, 1, 5], [[9, 16, 128], [3, 64, 150]], [vec![0, 128, 0, 1, 0], vec![0, 150, 0, 63, 0]])]
 #[case([4, 1, 16], [[9, 16, 70], [3, 64, 65]], [vec![64, 0, 65, 3], vec![0, 65, 64, 5]])]
@@ -137,6 +141,13 @@ fn ops_mutants_sparse_ninth_tile(#[case] shape: [usize; 3], #[case] most: usize)
 #[case([8, 1, 2], [[9, 16, 128], [3, 64, 128]], [vec![0, 3, 0, 0, 0, 0, 0, 0], vec![0; 8]])]
 #[case([8, 1, 3], [[9, 16, 128], [3, 64, 128]], [vec![5, 0, 0, 0, 0, 0, 0, 0], vec![0, 0, 4, 0, 0, 0, 0, 0]])]
 #[case([8, 1, 4], [[9, 16, 128], [3, 64, 128]], [vec![2, 70, 0, 0, 0, 0, 0, 0], vec![70, 0, 0, 0, 0, 0, 0, 0]])]
+#[case([8, 1, 2], [[9, 16, 130], [3, 64, 130]], [vec![5, 70, 0, 3, 129, 1, 66, 64], vec![7, 0, 9, 70, 0, 130, 2, 1]])]
+#[case([8, 1, 2], [[9, 16, 130], [3, 64, 130]], [vec![0, 130, 1, 0, 70, 9, 0, 7], vec![1, 66, 129, 3, 0, 70, 5, 0]])]
+#[case([8, 1, 2], [[9, 16, 130], [3, 64, 130]], [vec![5, 0, 3, 70, 0, 0, 9, 130], vec![0, 9, 0, 5, 130, 0, 70, 0]])]
+#[case([8, 1, 2], [[9, 16, 130], [3, 64, 130]], [vec![5, 9, 0, 3, 0, 0, 9, 130], vec![0, 0, 9, 0, 130, 0, 70, 0]])]
+#[case([8, 1, 2], [[9, 16, 130], [3, 64, 130]], [vec![70, 0, 3, 70, 0, 0, 9, 5], vec![0, 9, 0, 5, 130, 0, 70, 0]])]
+#[case([8, 1, 1], [[9, 16, 128], [3, 64, 128]], [vec![0, 0, 0, 0, 0, 0, 0, 5], vec![0; 8]])]
+#[case([8, 1, 1], [[9, 16, 128], [3, 64, 128]], [vec![0, 0, 0, 0, 0, 0, 0, 70], vec![0, 0, 0, 0, 0, 0, 0, 128]])]
 fn ops_mutants_sparse_two_lists(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
     let sink = |head| if head % 8 == 1 { f32::NEG_INFINITY } else { head as f32 / 8.0 - 3.0 };
     let sink = Some((0..shape[2]).map(sink).collect());
@@ -152,6 +163,12 @@ fn ops_mutants_sparse_two_lists(#[case] shape: [usize; 3], #[case] pools: [Pool;
 #[case([2, 1, 5], [[9, 16, 320], [3, 64, 128]], [vec![60, 0], vec![0, 0]])]
 #[case([5, 1, 9], [[9, 16, 1024], [3, 64, 512]], [vec![200, 0, 64, 0, 3], vec![64, 0, 0, 65, 5]])]
 #[case([5, 1, 10], [[9, 16, 1024], [3, 64, 512]], [vec![128, 64, 0, 129, 128], vec![64, 130, 192, 64, 128]])]
+#[case([5, 1, 2], [[9, 16, 1024], [3, 64, 512]], [vec![1000, 1, 517, 63, 100], vec![3, 500, 0, 129, 65]])]
+#[case([5, 1, 3], [[9, 16, 1024], [3, 64, 512]], [vec![5, 0, 700, 65, 33], vec![130, 1, 0, 511, 3]])]
+#[case([5, 1, 2], [[9, 16, 1024], [3, 64, 512]], [vec![1000, 64, 0, 3, 70], vec![500, 0, 0, 0, 65]])]
+#[case([5, 1, 2], [[9, 16, 1024], [3, 64, 512]], [vec![9, 13, 22, 17, 5], vec![11, 7, 3, 21, 30]])]
+#[case([5, 1, 2], [[9, 16, 1024], [3, 64, 512]], [vec![90, 0, 22, 170, 0], vec![0, 70, 133, 21, 0]])]
+#[case([5, 1, 2], [[9, 16, 1024], [3, 64, 512]], [vec![0, 9, 70, 0, 33], vec![130, 200, 0, 65, 0]])]
 fn ops_mutants_sparse_splits(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
     let case = SparseCase { shape, widths: [576, 512], pools: pools.to_vec(), lengths: true, ..latent_rows() };
     check_sparse(&case, &lengths);
@@ -164,6 +181,12 @@ fn check_sparse(case: &SparseCase, lengths: &[Vec<i32>]) {
             let mut inputs = case.inputs();
             for (scope, lengths) in inputs.scopes.iter_mut().zip(lengths) {
                 scope.lengths = Some(lengths.clone());
+                let most = scope.indices.len() / lengths.len();
+                for (token, length) in lengths.iter().enumerate() {
+                    // Behind a length are slots of rows, too.
+                    let behind = &mut scope.indices[token * most..(token + 1) * most][*length as usize..];
+                    behind.iter_mut().filter(|slot| **slot < 0).for_each(|slot| *slot = 1);
+                }
             }
             fill(&mut inputs, case);
             let mut args = inputs.args(device);

@@ -298,8 +298,8 @@ fn copy_row<E: Float, V: Size>(rows: &[Vector<E, V>], row: usize, to: u32, bytes
     let start = row * comptime!(panels * PANEL_VECTORS as usize) + (UNIT_POS % PANEL_VECTORS) as usize;
     #[unroll]
     for panel in 0..panels {
-        let from = start + comptime!(panel * PANEL_VECTORS as usize);
-        copy_or_zero(&rows[from..from + 1], 0u32, to, comptime!(panel as u32 * PANEL_BYTES), bytes);
+        let (from, place) = comptime!((panel as u32 * PANEL_VECTORS * 16, panel as u32 * PANEL_BYTES));
+        copy_or_zero(&rows[start..start + 1], from, to, place, bytes);
     }
 }
 
