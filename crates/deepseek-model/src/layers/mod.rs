@@ -32,7 +32,7 @@ pub(crate) use rms_norm::RmsNorm;
 pub(crate) use rope_table::RopeTable;
 
 use crate::Result;
-use crate::config::Quantization;
+use crate::config::{Contradiction, Quantization, refuse};
 use crate::model::{check_device, check_memory};
 pub use crate::models::deepseek_v3::{Indexer, MlaConfig, MlaStep, MultiHeadLatentAttention};
 pub use crate::models::deepseek_v4::{
@@ -46,21 +46,23 @@ pub(crate) fn param<T: ParameterValue>(tensor: T) -> Param<T> {
     Param::initialized(ParamId::new(), tensor)
 }
 
-/// A layer whose weights are drawn, quantised where they are published so; `load` takes them out of a loader.
+/// A layer whose weights are drawn, unless something is wrong with its config; quantised where they are published so. `load` takes
+/// them out of a loader.
 pub(crate) fn initialised<T>(
-    init: RandomInit,
-    device: &Device,
-    dtype: FloatDType,
+    wrong: Option<Contradiction>,
+    init: impl Into<RandomInit>,
+    (device, dtype): (&Device, FloatDType),
     (quantization, published): (Option<Quantization>, Published),
     load: impl Fn(&mut WeightLoader) -> T,
 ) -> Result<T> {
+    refuse(wrong)?;
     check_device(device, dtype)?;
     let format = |loader: WeightLoader<'static>| loader.with_quantization(quantization).with_published(published);
     let mut listing = format(WeightLoader::listing(None, device));
     load(&mut listing);
     let (listed, _) = listing.finish_listing();
     check_memory(&listed, dtype.into(), &Parallel::single(), device)?;
-    let mut loader = format(WeightLoader::random(init, device, dtype, 0, None));
+    let mut loader = format(WeightLoader::random(init.into(), device, dtype, 0, None));
     let layer = load(&mut loader);
     loader.finish()?;
     Ok(layer)

@@ -9,8 +9,8 @@ use mla_ops::{
 };
 
 use super::{Experts, Mlp, initialised, param};
-use crate::config::sizes::{Bound, MOST, is_positive, out_of_range, product, sum, too_many_experts, unaddressable};
-use crate::config::{Contradiction, Quantization, refuse};
+use crate::config::sizes::{MOST, impossible_size, is_positive, product, sum, too_many_experts};
+use crate::config::{Contradiction, Quantization};
 use crate::models::{Observer, deepseek_v3};
 use crate::parallel::Cut;
 use crate::weights::{RandomInit, WeightLoader};
@@ -58,39 +58,27 @@ impl MoeConfig {
     /// # Errors
     /// As there.
     pub fn init(&self, init: impl Into<RandomInit>, device: &Device, dtype: FloatDType) -> Result<Moe> {
-        self.validate()?;
         let load = |loader: &mut WeightLoader| deepseek_v3::load_moe(loader, "model.layers.0.mlp", self);
-        initialised(init.into(), device, dtype, (self.quantization, deepseek_v3::PUBLISHED), load)
+        initialised(self.wrong(), init, (device, dtype), (self.quantization, deepseek_v3::PUBLISHED), load)
     }
 
-    /// Whether the fields are in range and agree with one another.
-    ///
-    /// # Errors
-    /// [`ModelError::Config`] naming the first field that is not.
-    pub fn validate(&self) -> Result<()> {
-        let bounds = self.bounds();
-        let impossible = out_of_range(&bounds)
-            .or_else(|| too_many_experts(1, self.n_routed_experts))
-            .or_else(|| unaddressable(&bounds, "the weights", self.most_parameters()));
-        refuse(impossible.or_else(|| self.contradicting_numbers()).or_else(|| self.contradicting_groups()))
-    }
-
-    fn bounds(&self) -> [Bound; 7] {
-        [
-            ("hidden_size", self.hidden_size, MOST),
-            ("moe_intermediate_size", self.moe_intermediate_size, MOST),
-            ("n_routed_experts", self.n_routed_experts, MOST),
+    fn wrong(&self) -> Option<Contradiction> {
+        let (experts, hidden, width) = (self.n_routed_experts, self.hidden_size, self.moe_intermediate_size);
+        let bounds = [
+            ("hidden_size", hidden, MOST),
+            ("moe_intermediate_size", width, MOST),
+            ("n_routed_experts", experts, MOST),
             ("num_experts_per_tok", self.num_experts_per_tok, MOST),
             ("n_shared_experts", self.n_shared_experts, MOST),
             ("n_group", self.n_group, MOST),
             ("topk_group", self.topk_group, MOST),
-        ]
-    }
-
-    fn most_parameters(&self) -> u128 {
-        let (experts, hidden, width) = (self.n_routed_experts, self.hidden_size, self.moe_intermediate_size);
+        ];
         let mlp = |count| product(&[3, count, hidden, width]);
-        sum([product(&[experts, hidden + 1]), mlp(experts), mlp(self.n_shared_experts)])
+        let numbers = || sum([product(&[experts, hidden + 1]), mlp(experts), mlp(self.n_shared_experts)]);
+        impossible_size(&bounds, numbers)
+            .or_else(|| too_many_experts(1, experts))
+            .or_else(|| self.contradicting_numbers())
+            .or_else(|| self.contradicting_groups())
     }
 
     fn contradicting_numbers(&self) -> Option<Contradiction> {

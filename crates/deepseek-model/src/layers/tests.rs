@@ -208,22 +208,24 @@ fn records_of_other_layers_are_refused() {
 #[test]
 fn contradicting_configs_name_the_field() {
     let (device, huge) = (Device::flex(), i32::MAX as usize);
-    let experts = || MoeConfig::new(8, 8, 4, 1);
-    let configs: [(&str, Result<()>); 9] = [
-        ("kv_lora_rank", MlaConfig { kv_lora_rank: 0, ..mla(None) }.init(1, &device, F32).map(drop)),
-        ("qk_rope_head_dim", MlaConfig { qk_rope_head_dim: 7, ..mla(None) }.validate()),
-        ("q_lora_rank", mla(None).with_q_lora_rank(None).init_indexer(1, &device, F32).map(drop)),
+    let attention = |config: MlaConfig| config.init(1, &device, F32).map(drop);
+    let experts = |config: MoeConfig| config.init(1, &device, F32).map(drop);
+    let compressor = |config: CompressorConfig| config.init(1, &device, F32).map(drop);
+    let moe = || MoeConfig::new(8, 8, 4, 1);
+    for (name, result) in [
+        ("kv_lora_rank", attention(MlaConfig { kv_lora_rank: 0, ..mla(None) })),
+        ("qk_rope_head_dim", attention(MlaConfig { qk_rope_head_dim: 7, ..mla(None) })),
         (
             "num_attention_heads",
-            MlaConfig { num_attention_heads: huge, kv_lora_rank: huge / 2, ..mla(None) }.validate(),
+            attention(MlaConfig { num_attention_heads: huge, kv_lora_rank: huge / 2, ..mla(None) }),
         ),
-        ("n_group", experts().with_n_group(3).init(1, &device, F32).map(drop)),
-        ("swiglu_limit", experts().with_swiglu_limit(Some(f64::NAN)).validate()),
+        ("q_lora_rank", mla(None).with_q_lora_rank(None).init_indexer(1, &device, F32).map(drop)),
+        ("n_group", experts(moe().with_n_group(3))),
+        ("swiglu_limit", experts(moe().with_swiglu_limit(Some(f64::NAN)))),
         ("hc_mult", HyperConnectionConfig::new(8).with_hc_mult(9).init(1, &device).map(drop)),
-        ("compress_rate", CompressorConfig::new(8, 8, 3, 2).init(1, &device, F32).map(drop)),
-        ("qk_rope_head_dim", CompressorConfig::new(8, 8, 4, 10).validate()),
-    ];
-    for (name, result) in configs {
+        ("compress_rate", compressor(CompressorConfig::new(8, 8, 3, 2))),
+        ("qk_rope_head_dim", compressor(CompressorConfig::new(8, 8, 4, 10))),
+    ] {
         assert!(matches!(&result, Err(ModelError::Config { field, .. }) if field == name), "{name}: {result:?}");
     }
 }

@@ -8,11 +8,11 @@ use mla_ops::cache::{PoolConfig, RowFormat};
 use super::config::IndexerConfig;
 use super::indexer::Indexer;
 use super::mla::MultiHeadLatentAttention;
-use super::names;
+use super::names::PUBLISHED;
 use super::rotary::RotaryEmbedding;
 use crate::Result;
-use crate::config::sizes::{Bound, MOST, MOST_CHANNELS, out_of_range, product, sum, unaddressable};
-use crate::config::{Contradiction, Quantization, refuse, rope_contradiction};
+use crate::config::sizes::{Bound, MOST, MOST_CHANNELS, impossible_size, product, sum};
+use crate::config::{Contradiction, Quantization, rope_contradiction};
 use crate::layers::initialised;
 use crate::weights::{RandomInit, WeightLoader};
 
@@ -51,8 +51,8 @@ impl MlaConfig {
     /// another seed. Its pools are those of [`Self::pools`].
     ///
     /// # Errors
-    /// As [`Self::validate`]; a device that does not open, or a dtype other than f32, f16 and bf16 that it computes with;
-    /// [`ModelError::OutOfMemory`](crate::ModelError::OutOfMemory).
+    /// [`ModelError::Config`](crate::ModelError::Config) naming the first field that is out of range or contradicts another one; a
+    /// device that does not open, or a dtype that it does not have; [`ModelError::OutOfMemory`](crate::ModelError::OutOfMemory).
     pub fn init(
         &self,
         init: impl Into<RandomInit>,
@@ -60,7 +60,7 @@ impl MlaConfig {
         dtype: FloatDType,
     ) -> Result<MultiHeadLatentAttention> {
         let load = |loader: &mut WeightLoader| MultiHeadLatentAttention::load(loader, "model.layers.0.self_attn", self);
-        self.initialised(init.into(), device, dtype, load)
+        initialised(self.wrong(), init, (device, dtype), (self.quantization, PUBLISHED), load)
     }
 
     /// The indexer alone, `None` where there is none; its pool is the first one.
@@ -74,29 +74,12 @@ impl MlaConfig {
         dtype: FloatDType,
     ) -> Result<Option<Indexer>> {
         let load = |loader: &mut WeightLoader| Indexer::load(loader, "model.layers.0.self_attn.indexer", self);
-        Ok(self.initialised(init.into(), device, dtype, load)?.map(|indexer| indexer.with_pool(0)))
+        let indexer = initialised(self.wrong(), init, (device, dtype), (self.quantization, PUBLISHED), load)?;
+        Ok(indexer.map(|indexer| indexer.with_pool(0)))
     }
 
-    fn initialised<T>(
-        &self,
-        init: RandomInit,
-        device: &Device,
-        dtype: FloatDType,
-        load: impl Fn(&mut WeightLoader) -> T,
-    ) -> Result<T> {
-        self.validate()?;
-        initialised(init, device, dtype, (self.quantization, names::PUBLISHED), load)
-    }
-
-    /// Whether the fields are in range and agree with one another.
-    ///
-    /// # Errors
-    /// [`ModelError::Config`](crate::ModelError::Config) naming the first field that is not.
-    pub fn validate(&self) -> Result<()> {
-        let bounds = self.bounds();
-        let impossible =
-            out_of_range(&bounds).or_else(|| unaddressable(&bounds, "the weights", self.most_parameters()));
-        refuse(impossible.or_else(|| self.contradiction()))
+    fn wrong(&self) -> Option<Contradiction> {
+        impossible_size(&self.bounds(), || self.most_parameters()).or_else(|| self.contradiction())
     }
 
     /// Sizes of which none may be zero.

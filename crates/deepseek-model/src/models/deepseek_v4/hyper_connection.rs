@@ -7,8 +7,8 @@ use mla_ops::{Determinism, MhcOptions, MhcPreArgs, Mixer, Mixing, Streams, Weigh
 
 use super::names::PUBLISHED;
 use crate::Result;
-use crate::config::sizes::{Bound, MOST, is_positive, out_of_range, product, sum, unaddressable};
-use crate::config::{Contradiction, refuse};
+use crate::config::Contradiction;
+use crate::config::sizes::{Bound, MOST, impossible_size, is_positive, product, sum};
 use crate::layers::{initialised, param};
 use crate::parallel::Cut;
 use crate::weights::{RandomInit, WeightLoader};
@@ -92,9 +92,9 @@ impl HyperConnectionConfig {
     /// # Errors
     /// As there.
     pub fn init(&self, init: impl Into<RandomInit>, device: &Device) -> Result<HyperConnection> {
-        let load =
-            |loader: &mut WeightLoader| HyperConnection::load(loader, "layers.0.hc_attn", "layers.0.attn_norm", self);
-        self.initialised(init.into(), device, load)
+        let (norm, dtype) = ("layers.0.attn_norm", FloatDType::F32);
+        let load = |loader: &mut WeightLoader| HyperConnection::load(loader, "layers.0.hc_attn", norm, self);
+        initialised(self.wrong(), init, (device, dtype), (None, PUBLISHED), load)
     }
 
     /// A head with random weights.
@@ -102,23 +102,12 @@ impl HyperConnectionConfig {
     /// # Errors
     /// As [`Self::init`].
     pub fn init_head(&self, init: impl Into<RandomInit>, device: &Device) -> Result<HyperHead> {
-        self.initialised(init.into(), device, |loader: &mut WeightLoader| HyperHead::load(loader, "hc_head", self))
+        let load = |loader: &mut WeightLoader| HyperHead::load(loader, "hc_head", self);
+        initialised(self.wrong(), init, (device, FloatDType::F32), (None, PUBLISHED), load)
     }
 
-    fn initialised<T>(&self, init: RandomInit, device: &Device, load: impl Fn(&mut WeightLoader) -> T) -> Result<T> {
-        self.validate()?;
-        initialised(init, device, FloatDType::F32, (None, PUBLISHED), load)
-    }
-
-    /// Whether the fields are in range.
-    ///
-    /// # Errors
-    /// [`ModelError::Config`](crate::ModelError::Config) naming the first field that is not.
-    pub fn validate(&self) -> Result<()> {
-        let bounds = self.bounds();
-        let impossible =
-            out_of_range(&bounds).or_else(|| unaddressable(&bounds, "the weights", self.most_parameters()));
-        refuse(impossible.or_else(|| self.contradiction()))
+    fn wrong(&self) -> Option<Contradiction> {
+        impossible_size(&self.bounds(), || self.most_parameters()).or_else(|| self.contradiction())
     }
 
     pub(super) fn bounds(&self) -> [Bound; 3] {

@@ -166,11 +166,6 @@ impl CompressorStep {
         let entries = upload.entry_step(of, numbers, SeenEntries::None)?;
         Ok(Self { determinism, sequences: Sequences::new(&batch, device)?, entries })
     }
-
-    /// How many entries each new token sees, i32 `[N, 1]`: those of the windows that end with it or before.
-    pub fn visible(&self) -> Tensor<2, Int> {
-        self.entries.visible.clone()
-    }
 }
 
 /// Takes the numbers of some sequences to a device.

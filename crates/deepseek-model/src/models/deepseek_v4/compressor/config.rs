@@ -5,8 +5,8 @@ use mla_ops::cache::PoolConfig;
 
 use super::Compressor;
 use crate::Result;
-use crate::config::sizes::{Bound, MOST, MOST_CHANNELS, is_positive, out_of_range, product, sum, unaddressable};
-use crate::config::{Contradiction, refuse, rope_contradiction};
+use crate::config::sizes::{MOST, MOST_CHANNELS, impossible_size, is_positive, product, sum};
+use crate::config::{Contradiction, rope_contradiction};
 use crate::layers::initialised;
 use crate::models::deepseek_v4::names::PUBLISHED;
 use crate::models::deepseek_v4::schedule::CompressorSpec;
@@ -42,17 +42,12 @@ impl CompressorConfig {
     /// # Errors
     /// As there.
     pub fn init(&self, init: impl Into<RandomInit>, device: &Device, dtype: FloatDType) -> Result<Compressor> {
-        self.validate()?;
         let load = |loader: &mut WeightLoader| Compressor::load(loader, "layers.0.attn.compressor", 0, self);
-        initialised(init.into(), device, dtype, (None, PUBLISHED), load)
+        initialised(self.wrong(), init, (device, dtype), (None, PUBLISHED), load)
     }
 
-    /// Whether the fields are in range and agree with one another.
-    ///
-    /// # Errors
-    /// [`ModelError::Config`](crate::ModelError::Config) naming the first field that is not.
-    pub fn validate(&self) -> Result<()> {
-        let sizes: [Bound; 4] = [
+    fn wrong(&self) -> Option<Contradiction> {
+        let sizes = [
             ("hidden_size", self.hidden_size, MOST),
             ("head_dim", self.head_dim, MOST_CHANNELS),
             ("compress_rate", self.compress_rate, MOST),
@@ -60,8 +55,7 @@ impl CompressorConfig {
         ];
         // Keys and gates, twice as wide with overlap.
         let numbers = || sum([self.hidden_size, self.compress_rate].map(|rows| product(&[4, self.head_dim, rows])));
-        let impossible = out_of_range(&sizes).or_else(|| unaddressable(&sizes, "the weights", numbers()));
-        refuse(impossible.or_else(|| self.contradiction()))
+        impossible_size(&sizes, numbers).or_else(|| self.contradiction())
     }
 
     fn contradiction(&self) -> Option<Contradiction> {
