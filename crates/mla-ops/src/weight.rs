@@ -26,7 +26,8 @@ use crate::check::Check;
 #[cfg(feature = "_gpu")]
 use crate::tensors::{contiguous, matrix_stride};
 
-/// A matrix `[out, in]` of a projection, in the format that it is stored in. Clones share memory.
+/// A matrix `[out, in]` of a projection, in the format that it is stored in. Clones share memory. In a Burn module, and its record, it is
+/// one parameter, or two, `codes` and `scales`.
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Tensor};

@@ -9,7 +9,8 @@
 //! | [`HyperConnectionConfig`] | [`HyperConnection`], [`HyperHead`] | V4: several residual streams |
 //! | [`CompressorConfig`] | [`Compressor`] | V4: windows of tokens become single entries of the cache |
 //!
-//! They are for inference: the operations have no backward pass, and refuse tensors of an autodiff device.
+//! They are for inference: the operations have no backward pass, and refuse tensors of an autodiff device. `num_params` does not count
+//! the codes of quantised weights.
 
 mod experts;
 mod linear;

@@ -244,9 +244,14 @@ fn misuse_is_an_error() {
         assert!(matches!(refused, Err(ModelError::Request { argument: "chunks", .. })), "{refused:?}");
     }
     let step = layer.step(&[tokens(6)], &cache, Fast).expect("a step");
-    let plain = MlaConfig { indexer: None, ..config }.init(1, &device, F32).expect("a layer");
+    let plain = MlaConfig { indexer: None, ..config.clone() }.init(1, &device, F32).expect("a layer");
     assert!(plain.forward(random([6, 64]), &step, &mut cache).is_err(), "an indexer has to pick");
     assert!(layer.forward(random([5, 64]), &step, &mut cache).is_err(), "a row is missing");
+    let indexer = config.init_indexer(1, &device, F32).expect("a layer").expect("an indexer");
+    let [few, all] = [random([5, 64]), random([6, 64])];
+    assert!(
+        indexer.write_keys(few.clone(), &step, &mut cache).is_err() && indexer.pick(few, all, &step, &cache).is_err()
+    );
     let compressor = CompressorConfig::new(64, 32, 4, 8).init(1, &device, F32).expect("a compressor");
     assert!(compressor.step(&[tokens(6)], &cache, Fast).is_err(), "no pool of entries");
     let elsewhere = layer.clone().with_pools(2, 3).forward(random([6, 64]), &step, &mut cache);

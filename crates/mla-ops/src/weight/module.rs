@@ -9,12 +9,12 @@ use burn::tensor::Device;
 
 use super::{Format, StackedWeight, Weight};
 
-/// What a weight has, without gradients: the operations have no backward pass.
+/// A parameter of a weight, without gradients: the operations have no backward pass.
 pub(super) fn param<T: ParameterValue>(tensor: T) -> Param<T> {
     Param::initialized(ParamId::new(), tensor)
 }
 
-/// What a weight has that lives as long as a call. No record names it: the id is not drawn.
+/// One of a weight that lives as long as a call. No record names it: its id need not be drawn.
 #[cfg(feature = "flex")]
 pub(super) fn param_of_call<T: ParameterValue>(tensor: T) -> Param<T> {
     Param::initialized(ParamId::from(0), tensor)

@@ -107,6 +107,7 @@ impl Indexer {
     /// Another number of rows than the step has tokens, another width, dtype or device than that of the weights, a cache without the
     /// indexer's pool, or with one of other rows.
     pub fn write_keys(&self, x: Tensor<2>, step: &MlaStep, cache: &mut PagedCache) -> Result<()> {
+        step.check_rows("x", x.dims())?;
         let [tokens, _] = x.dims();
         let keys = self.k_norm.forward(self.wk.forward(x, step.determinism)?).reshape([tokens, 1, self.sizes.head_dim]);
         let keys = self.rotate(keys, &step.rotation).reshape([tokens, self.sizes.head_dim]);
@@ -128,6 +129,8 @@ impl Indexer {
         let Keys::Indexed(keys) = &step.keys else {
             return Err(ModelError::request("step", "one in which tokens read all keys", "one of `Indexer::step`"));
         };
+        step.check_rows("x", x.dims())?;
+        step.check_rows("q_latent", q_latent.dims())?;
         let ([tokens, _], IndexerConfig { heads, head_dim, topk }) = (x.dims(), self.sizes);
         let q = self
             .rotate(self.wq_b.forward(q_latent, step.determinism)?.reshape([tokens, heads, head_dim]), &step.rotation);

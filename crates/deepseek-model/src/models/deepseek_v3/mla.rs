@@ -66,7 +66,7 @@ const INNER_NORM_EPS: f64 = 1e-6;
 /// # Records
 /// Projections `[out, in]` are `kv_a_proj_with_mqa.weight` and so on, with `codes` and `scales` below where they are in FP8. The rows of
 /// `kv_b_proj` are not in the order of the published files: the keys of all heads come first, and then the values. Burn refuses
-/// records of other shapes, and of a layer in another format; their dtype is the layer's afterwards.
+/// records of other shapes, and of a layer in another format. The dtype of a record becomes that of the layer, unless it is told to cast.
 #[derive(Module, Debug)]
 pub struct MultiHeadLatentAttention {
     /// The pool of its latents.
@@ -163,8 +163,7 @@ impl MultiHeadLatentAttention {
     }
 
     /// What the forward passes of this layer, and of others with its config on its device, are over: the new tokens of some requests,
-    /// for which [`PagedCache::append`] has made room. Requests with a single new token come first where there is a choice: they are
-    /// decoded together.
+    /// for which [`PagedCache::append`] has made room. Requests with a single new token are best put first: they are decoded together.
     ///
     /// # Errors
     /// Chunks that are not the last tokens of their requests, or that have another number of slots.
@@ -190,6 +189,7 @@ impl MultiHeadLatentAttention {
         cache: &mut PagedCache,
     ) -> Result<Tensor<2>> {
         let mut x = x.into();
+        step.check_rows("x", x.dims())?;
         let ([tokens, _], determinism) = (x.dims(), step.determinism);
         let (query, kv) = (self.query.first_projection().weight(), self.kv_a_proj_with_mqa.weight());
         let (query, compressed) = linear_pair(x.reborrow(), query, kv, determinism)?;

@@ -73,6 +73,13 @@ impl MlaStep {
         })
     }
 
+    /// Whether an argument has a row for each token.
+    pub(super) fn check_rows(&self, argument: &'static str, [rows, _]: [usize; 2]) -> Result<()> {
+        let [tokens] = self.slots.dims();
+        let wrong = || ModelError::request(argument, format!("{rows} rows"), format!("{tokens}, one for each token"));
+        if rows == tokens { Ok(()) } else { Err(wrong()) }
+    }
+
     /// Puts the rows of the new tokens, `[N, D]`, into a pool of the cache.
     pub(crate) fn write(&self, cache: &mut PagedCache, pool: usize, rows: Tensor<2>) -> Result<()> {
         let (slots, latent) = (self.slots.clone(), rows);
