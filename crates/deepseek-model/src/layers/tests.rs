@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use burn::config::Config;
 use burn::module::Module;
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
@@ -164,7 +165,9 @@ fn records_of_attention(#[values(None, Some(FP8))] quantization: Option<Quantiza
         });
         out.concat()
     };
-    round_trip(|seed| config.init(seed, &Device::flex(), F32), output);
+    let from_json = MlaConfig::load_binary(config.to_string().as_bytes()).expect("JSON");
+    assert_eq!(from_json, config);
+    round_trip(|seed| from_json.init(seed, &Device::flex(), F32), output);
 }
 
 #[rstest]
