@@ -7,6 +7,7 @@
 //! | [`compile_ahead`] | the kernels of a model, compiled while its weights are loaded |
 //! | [`generate`] | prompts in, text out, streaming: an engine for a few requests that are there from the start |
 //! | [`verify()`] | compares a model with results stored beside its checkpoint |
+//! | [`layers`] | attention, experts and other layers as Burn modules, each usable alone |
 //! | [`ModelConfig`], [`DeepseekV3Config`], [`DeepseekV4Config`] | `config.json`, validated; [`GenerationDefaults`] for `generation_config.json` |
 //! | [`ModelRanks`] | a model divided among several devices of this process; engines, [`generate`] and [`verify()`] take it as they take a model |
 //! | [`Parallel`], [`Communicator`], [`Cut`] | one rank among others, and what it says to them, see [`DeepseekModel::load_rank`] |
@@ -29,7 +30,7 @@ mod files;
 mod generation;
 mod index_keys;
 mod inspection;
-mod layers;
+pub mod layers;
 mod memory;
 mod model;
 mod models;
@@ -72,4 +73,4 @@ pub use weights::{
 };
 
 /// What everything here returns.
-pub type Result<T> = std::result::Result<T, ModelError>;
+pub type Result<T, E = ModelError> = std::result::Result<T, E>;

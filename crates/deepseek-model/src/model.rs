@@ -27,7 +27,7 @@ pub struct DeepseekModel {
 }
 
 /// Refuses a device that does not open, and a dtype that it does not have.
-fn check_device(device: &Device, dtype: FloatDType) -> Result<()> {
+pub(crate) fn check_device(device: &Device, dtype: FloatDType) -> Result<()> {
     check_opens(device)?;
     if device.supports_dtype(dtype) {
         return Ok(());
@@ -37,7 +37,7 @@ fn check_device(device: &Device, dtype: FloatDType) -> Result<()> {
 }
 
 /// Refuses weights that the device has no memory for, before any is there.
-fn check_memory(listed: &[Listed<'_>], load_as: LoadAs, parallel: &Parallel, device: &Device) -> Result<()> {
+pub(crate) fn check_memory(listed: &[Listed<'_>], load_as: LoadAs, parallel: &Parallel, device: &Device) -> Result<()> {
     let bytes = listed.iter().map(|listed| u128::from(listed.rank_bytes(load_as, parallel.size())));
     memory::check("weights", bytes.sum(), device)
 }

@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, s};
 pub(crate) use mla_ops::batch::index_tensor as ints;
 use mla_ops::cache::{PagedCache, RequestId};
 
-use crate::Result;
+use crate::{ModelError, Result};
 
 /// New tokens of one request, for which [`ModelCache::append`](crate::ModelCache::append) has made room.
 #[derive(Debug, Clone)]
@@ -33,6 +33,21 @@ pub(crate) fn last_rows(hidden: &Tensor<2>, chunks: &[Chunk]) -> Tensor<2> {
 /// tables are made for what divides their rows: so there is one of each.
 pub(crate) fn padded(len: usize) -> usize {
     len.next_multiple_of(8)
+}
+
+/// Whether the chunks are the last tokens of their requests, of which there is one at least.
+pub(crate) fn check_chunks(chunks: &[Chunk], cache: &PagedCache) -> Result<()> {
+    if chunks.is_empty() {
+        return Err(ModelError::request("chunks", "none", "one at least"));
+    }
+    for Chunk { request, tokens, .. } in chunks {
+        let (new, len) = (tokens.len(), cache.len(*request)?);
+        if new == 0 || new > len {
+            let expected = format!("1 to {len}, which were appended");
+            return Err(ModelError::request("chunks", format!("{new} tokens of {request}"), expected));
+        }
+    }
+    Ok(())
 }
 
 /// Positions of each chunk's tokens.

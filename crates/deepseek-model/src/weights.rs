@@ -28,6 +28,7 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
+pub(crate) use self::loader::contiguous;
 pub use self::loader::{LoadProgress, LoadSummary, WeightLoader};
 pub use self::packed::{LoadAs, WeightStorage};
 pub(crate) use self::published::{Published, Renaming};

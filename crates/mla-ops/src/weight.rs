@@ -6,11 +6,13 @@
 
 mod blocks;
 mod dequantize;
+mod module;
 
 use burn::backend::{
     Backend, Dispatch, ExtensionType,
     tensor::{FloatTensor, IntTensor},
 };
+use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor};
 #[cfg(feature = "_gpu")]
 use mla_kernels::linear::WeightArg;
@@ -24,7 +26,8 @@ use crate::check::Check;
 #[cfg(feature = "_gpu")]
 use crate::tensors::{contiguous, matrix_stride};
 
-/// A matrix `[out, in]` of a projection, in the format that it is stored in. Clones share memory.
+/// A matrix `[out, in]` of a projection, in the format that it is stored in. Clones share memory. In a Burn module, and its record, it is
+/// one parameter, or two, `codes` and `scales`.
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Tensor};
@@ -97,7 +100,7 @@ impl From<WeightFormat> for mla_kernels::linear::WeightFormat {
 #[derive(Debug, Clone)]
 enum Format<const D: usize> {
     /// [`WeightFormat::Dense`].
-    Dense(Tensor<D>),
+    Dense(Param<Tensor<D>>),
     /// [`WeightFormat::Blocks`].
     Blocks(Blocks),
 }
@@ -140,7 +143,7 @@ impl<const D: usize> Format<D> {
 
     fn dense(&self) -> Tensor<D> {
         match self {
-            Self::Dense(tensor) => tensor.clone(),
+            Self::Dense(tensor) => tensor.val(),
             Self::Blocks(blocks) => blocks.dense().reshape(self.dims()),
         }
     }
@@ -161,9 +164,9 @@ impl<const D: usize> Format<D> {
 
     fn into_backend(self) -> BackendWeight<Dispatch> {
         match self {
-            Self::Dense(tensor) => BackendWeight::Dense(tensor.into_dispatch()),
+            Self::Dense(tensor) => BackendWeight::Dense(tensor.val().into_dispatch()),
             Self::Blocks(Blocks { codes, scales, packing }) => {
-                BackendWeight::Blocks(codes.into_dispatch(), scales.into_dispatch(), packing)
+                BackendWeight::Blocks(codes.val().into_dispatch(), scales.val().into_dispatch(), packing)
             }
         }
     }
@@ -233,7 +236,7 @@ macro_rules! weight {
         /// A dense weight: any strides, f32, f16 or bf16.
         impl From<Tensor<$rank>> for $name {
             fn from(tensor: Tensor<$rank>) -> Self {
-                Self(Format::Dense(tensor))
+                Self(Format::Dense(module::param(tensor)))
             }
         }
     };
@@ -254,7 +257,10 @@ impl StackedWeight {
     /// One of the matrices.
     pub(crate) fn get(&self, index: usize) -> Weight {
         match &self.0 {
-            Format::Dense(tensor) => tensor.clone().narrow(0, index, 1).squeeze_dim::<2>(0).into(),
+            Format::Dense(tensor) => {
+                let matrix = tensor.val().narrow(0, index, 1).squeeze_dim::<2>(0);
+                Weight(Format::Dense(module::param_of_call(matrix)))
+            }
             Format::Blocks(blocks) => Weight(Format::Blocks(blocks.get(index))),
         }
     }
@@ -296,10 +302,8 @@ impl BackendWeight<burn::backend::Flex> {
     fn format<const D: usize>(self) -> Format<D> {
         use crate::reference::tensor;
         match self {
-            Self::Dense(primitive) => Format::Dense(tensor(primitive)),
-            Self::Blocks(codes, scales, packing) => {
-                Format::Blocks(Blocks { codes: tensor(codes), scales: tensor(scales), packing })
-            }
+            Self::Dense(primitive) => Format::Dense(module::param_of_call(tensor(primitive))),
+            Self::Blocks(codes, scales, packing) => Format::Blocks(Blocks::of_call([codes, scales], packing)),
         }
     }
 }

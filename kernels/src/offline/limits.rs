@@ -1,11 +1,11 @@
 //! What kernels may use and must contain: the file `offline-limits.txt`.
 //!
-//! A line is a kernel, an architecture and conditions: `mla_plan.shares sm_80 registers<=40 shared<=17424`. Figures are those
-//! of [`Report::figure`]. `#` starts a comment.
+//! A line is a kernel, its architectures and conditions: `mla_plan.shares sm_80,sm_90a registers<=40 shared<=17424`. Figures are
+//! those of [`Report::figure`]. `#` starts a comment.
 //!
 //! At the top are lines for several kernels: a name that ends in `*` stands for all that begin so, `*` as an architecture for
-//! all. Below, each kernel has a line for each of its architectures. Where two lines limit the same figure in the same
-//! direction, the later one counts.
+//! all. Below, each kernel has lines for all of its architectures; neighbours with the same conditions share one. Where two lines
+//! limit the same figure in the same direction, the later one counts.
 //!
 //! What allows local memory ([`EXCEPTIONS`]), or exchanges of lanes that may have parted, has its reason in a comment above it, or
 //! above the first of several such lines that follow each other.
@@ -78,8 +78,11 @@ impl Limits {
             };
             match rule {
                 Some(rule) if !rule.is_general() => {
-                    let own = std::mem::take(&mut notes);
-                    limits.kernels.push(Rule { notes: if is_exception { reason.clone() } else { own }, ..rule })
+                    let mut own = std::mem::take(&mut notes);
+                    for arch in rule.arch.split(',').map(String::from) {
+                        let notes = if is_exception { reason.clone() } else { std::mem::take(&mut own) };
+                        limits.kernels.push(Rule { notes, arch, ..rule.clone() });
+                    }
                 }
                 _ if limits.kernels.is_empty() => {
                     for line in notes.drain(..).chain([line.to_string()]) {
@@ -146,15 +149,16 @@ impl Limits {
     pub fn write(&self) -> String {
         let mut text = self.head.clone();
         let mut above: Option<&Rule> = None;
-        for line in &self.kernels {
-            let has_reason =
-                line.is_exception() && above.is_some_and(|above| above.is_exception() && above.notes == line.notes);
+        for lines in self.kernels.chunk_by(|above, line| line.shares_line(above)) {
+            let line = &lines[0];
+            let has_reason = above.is_some_and(|above| line.shares_reason(above));
             above = Some(line);
             for note in line.notes.iter().filter(|_| !has_reason) {
                 text += &format!("{note}\n");
             }
             let conditions: Vec<String> = line.conditions.iter().map(Condition::text).collect();
-            text += &format!("{} {} {}\n", line.kernel, line.arch, conditions.join(" "));
+            let archs: Vec<&str> = lines.iter().map(|line| &*line.arch).collect();
+            text += &format!("{} {} {}\n", line.kernel, archs.join(","), conditions.join(" "));
         }
         text
     }
@@ -177,6 +181,17 @@ impl Rule {
     /// Whether it allows what no kernel should have.
     fn is_exception(&self) -> bool {
         self.conditions.iter().any(|one| one.most && one.value > 0 && EXCEPTIONS.contains(&&*one.figure))
+    }
+
+    /// Whether it is an exception for the reason of the line above.
+    fn shares_reason(&self, above: &Self) -> bool {
+        self.is_exception() && above.is_exception() && above.notes == self.notes
+    }
+
+    /// Whether it can be written into the line above.
+    fn shares_line(&self, above: &Self) -> bool {
+        let has_notes = !self.notes.is_empty() && !self.shares_reason(above);
+        !has_notes && self.kernel == above.kernel && self.conditions == above.conditions
     }
 
     fn is_general(&self) -> bool {
@@ -228,6 +243,7 @@ mla_decode.mma.* * HMMA>=1
 merge sm_80 registers<=32 shared<=0
 # A reason.
 merge sm_90a registers<=40 shared<=16 stack<=8
+plan sm_80,sm_90a registers<=24 shared<=0
 ";
 
     fn report(registers: usize) -> Report {
@@ -268,7 +284,8 @@ merge sm_90a registers<=40 shared<=16 stack<=8
         assert_eq!(violations[0], "HMMA is 0, expected HMMA>=1");
         assert!(violations[1].contains("no limits"), "{violations:?}");
         let unused: Vec<_> = limits.unused(&[("merge", "sm_80"), ("mla_decode.mma.1", "sm_80")]).collect();
-        assert_eq!(unused, ["merge sm_90a: a line without a kernel"]);
+        let lines = ["merge sm_90a", "plan sm_80", "plan sm_90a"];
+        assert_eq!(unused, lines.map(|line| format!("{line}: a line without a kernel")));
     }
 
     #[test]
@@ -276,7 +293,8 @@ merge sm_90a registers<=40 shared<=16 stack<=8
         for (text, error) in [
             ("merge sm_80 spills<=8", Some("line 1: an exception")),
             ("# Why.\nmerge sm_80 LDL<=1", None),
-            ("# Why.\nmerge sm_80 spills<=8\nmerge sm_90a spills<=8", None),
+            ("# Why.\nmerge sm_80,sm_90a spills<=8\nother sm_80 spills<=8", None),
+            ("plan sm_80 STL<=0\n# Not why.\nplan sm_90a,sm_100a STL<=0", None),
             ("# Why.\nmerge sm_80 spills<=8\nmerge sm_90a STL<=0\nnew sm_80 STL<=1", Some("line 4: an exception")),
             ("# Why.\n\nmerge sm_80 spills<=8", Some("line 3: an exception")),
             ("merge* * parted<=1\n", Some("line 1: an exception")),

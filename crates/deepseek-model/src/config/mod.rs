@@ -11,7 +11,7 @@ pub(crate) use self::fields::Fields;
 pub use self::generation::GenerationDefaults;
 pub use self::quantization::Quantization;
 pub(crate) use self::rope::{read_rope, read_rope_section, rope_contradiction};
-use crate::Result;
+use crate::{ModelError, Result};
 
 /// Where a configuration comes from, when there is none.
 pub(crate) const CONFIG_HINT: &str =
@@ -19,6 +19,17 @@ pub(crate) const CONFIG_HINT: &str =
 
 /// A field, its value, and the values it may have.
 pub(crate) type Contradiction = (&'static str, String, String);
+
+/// Refuses a configuration made in code for a field.
+pub(crate) fn refuse(contradiction: Option<Contradiction>) -> Result<()> {
+    let error = |(field, actual, expected): Contradiction| ModelError::Config {
+        path: None,
+        field: field.into(),
+        actual,
+        expected,
+    };
+    contradiction.map_or(Ok(()), |contradiction| Err(error(contradiction)))
+}
 
 /// A layer in words, and its cache.
 #[derive(Debug, Clone, PartialEq, Eq)]

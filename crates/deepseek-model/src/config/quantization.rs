@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::fields::Fields;
 use crate::{ModelError, Result};
@@ -12,7 +13,7 @@ use crate::{ModelError, Result};
 /// A weight `[out, in]` has a companion `[ceil(out / block[0]), ceil(in / block[1])]`, by whose numbers the blocks are
 /// multiplied: `X.weight_scale_inv` in f32 (V3, V3.2: `inference/fp8_cast_bf16.py` and `kernel.py` of DeepSeek-V3), or
 /// `X.scale` in f32 or E8M0 (V4).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quantization {
     /// Rows and columns of a block (`weight_block_size`).
     pub block: [usize; 2],

@@ -44,6 +44,11 @@ pub(crate) fn unaddressable(sizes: &[Bound], what: &str, numbers: u128) -> Optio
     Some((field, size.to_string(), expected))
 }
 
+/// The first size that is zero, too large, or asks for too much memory together with the others: for so many numbers of weights.
+pub(crate) fn impossible_size(sizes: &[Bound], numbers: impl FnOnce() -> u128) -> Option<Contradiction> {
+    out_of_range(sizes).or_else(|| unaddressable(sizes, "the weights", numbers()))
+}
+
 /// The product of some sizes.
 pub(crate) fn product(sizes: &[usize]) -> u128 {
     sizes.iter().fold(1, |product: u128, &size| product.saturating_mul(size as u128))

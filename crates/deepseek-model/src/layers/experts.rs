@@ -1,3 +1,4 @@
+use burn::module::Module;
 use burn::tensor::Tensor;
 use mla_ops::{Determinism, ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, Routing, StackedWeight, experts_mlp};
 
@@ -5,7 +6,7 @@ use super::Mlp;
 use crate::Result;
 
 /// The routed experts, stacked.
-#[derive(Debug, Clone)]
+#[derive(Module, Debug)]
 pub(crate) struct Experts {
     /// `[E, 2 · I, hidden]`, gate rows first.
     pub(crate) gate_up_proj: StackedWeight,

@@ -1,3 +1,4 @@
+use burn::module::Module;
 use burn::tensor::Tensor;
 use mla_ops::{Determinism, Rows, Weight, linear};
 
@@ -6,7 +7,7 @@ use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// A projection without bias.
-#[derive(Debug, Clone)]
+#[derive(Module, Debug)]
 pub(crate) struct Linear {
     /// `[out, in]`.
     weight: Weight,

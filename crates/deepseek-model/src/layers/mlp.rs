@@ -1,3 +1,4 @@
+use burn::module::Module;
 use burn::tensor::Tensor;
 use mla_ops::{Determinism, Rows, SharedExperts, Weight, swiglu};
 
@@ -7,7 +8,7 @@ use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// Gated feed-forward: `down(silu(gate(x)) ⊙ up(x))`; the dense layers and the shared experts.
-#[derive(Debug, Clone)]
+#[derive(Module, Debug)]
 pub(crate) struct Mlp {
     /// `[2 · I, hidden]`, gate rows first.
     gate_up_proj: Weight,

@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use burn::tensor::{DType, Device, FloatDType, Tensor, s};
 use mla_ops::Weight;
 
+pub(crate) use self::views::contiguous;
 use super::asked::{Asked, MatrixRows, Own};
 use super::packed::WeightStorage;
 use super::published::{Published, Renaming};

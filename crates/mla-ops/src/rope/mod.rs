@@ -6,6 +6,7 @@ mod tests;
 use std::f64::consts::PI;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
 
 use crate::MlaError;
 use crate::check::Check;
@@ -27,7 +28,7 @@ const MOST_CHANNELS: usize = 1 << 16;
 /// assert_eq!((cos.dims(), sin.dims()), ([3, 4], [3, 4]));
 /// # Ok::<(), mla_ops::MlaError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RopeConfig {
     /// Base `b` of the frequencies `b^(-2i/d)`.
     pub rope_theta: f64,
@@ -46,7 +47,7 @@ pub struct RopeConfig {
 /// let softmax_scale = rope.softmax_factor() / 192f64.sqrt();
 /// assert!((softmax_scale - 0.1352).abs() < 1e-4);
 /// ```
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct YarnConfig {
     /// Ratio of the stretched context to the trained one.
     pub factor: f64,

@@ -1,5 +1,8 @@
 //! [`WeightBlocks`]: codes of 8 and 4 bits, and a scale for each block of them, as published files have them.
 
+#[cfg(feature = "flex")]
+use burn::backend::{Flex, tensor::IntTensor};
+use burn::module::{Module, Param};
 use burn::tensor::{DType, Int, Tensor};
 #[cfg(feature = "_gpu")]
 use {
@@ -7,8 +10,13 @@ use {
     mla_kernels::linear::{BlockLayout, PackedArg, WeightArg},
 };
 
+use super::module::param;
+#[cfg(feature = "flex")]
+use super::module::param_of_call;
 use crate::MlaError;
 use crate::check::{Check, FLOATS};
+#[cfg(feature = "flex")]
+use crate::reference::tensor;
 
 /// A format of codes in blocks.
 ///
@@ -67,10 +75,11 @@ pub struct WeightBlocks {
 }
 
 /// Codes and scales of matrices whose sizes are right.
-#[derive(Debug, Clone)]
+#[derive(Module, Debug)]
 pub(crate) struct Blocks {
-    pub(crate) codes: Tensor<1, Int>,
-    pub(crate) scales: Tensor<1, Int>,
+    pub(crate) codes: Param<Tensor<1, Int>>,
+    pub(crate) scales: Param<Tensor<1, Int>>,
+    #[module(skip)]
     pub(crate) packing: Packing,
 }
 
@@ -143,7 +152,14 @@ impl Blocks {
         check.dims("scales", scales.dims(), [Some(scale_words)], || {
             format!("[{scale_words}] words for {dims:?} in blocks of {block_rows} rows")
         })?;
-        Ok(Self { codes, scales, packing })
+        Ok(Self { codes: param(codes), scales: param(scales), packing })
+    }
+
+    /// Codes and scales that a backend has in its hands.
+    #[cfg(feature = "flex")]
+    pub(crate) fn of_call(words: [IntTensor<Flex>; 2], packing: Packing) -> Self {
+        let [codes, scales] = words.map(|words| param_of_call(tensor(words)));
+        Self { codes, scales, packing }
     }
 
     /// Bytes of codes and scales.

@@ -25,7 +25,7 @@ impl Blocks {
             return Tensor::empty(dims, (&self.codes.device(), self.packing.dtype));
         }
         let Self { codes, scales, packing } = self.clone();
-        let weight = BackendWeight::Blocks(codes.into_dispatch(), scales.into_dispatch(), packing);
+        let weight = BackendWeight::Blocks(codes.val().into_dispatch(), scales.val().into_dispatch(), packing);
         Tensor::from_dispatch(Dispatch::dequantize(weight))
     }
 }
@@ -33,12 +33,11 @@ impl Blocks {
 #[cfg(feature = "flex")]
 impl DequantizeBackend for burn::backend::Flex {
     fn dequantize(weight: BackendWeight<Self>) -> FloatTensor<Self> {
-        use crate::reference::{IntoFlex, blocks, tensor};
+        use crate::reference::{IntoFlex, blocks};
         match weight {
             BackendWeight::Dense(elements) => elements,
             BackendWeight::Blocks(codes, scales, packing) => {
-                let weight = Blocks { codes: tensor(codes), scales: tensor(scales), packing };
-                blocks::dense(&weight).into_flex()
+                blocks::dense(&Blocks::of_call([codes, scales], packing)).into_flex()
             }
         }
     }

@@ -123,7 +123,7 @@ impl Model for DeepseekV3 {
             batch,
             query_len: 1,
             heads: self.heads(),
-            key_width: self.config.cache_width(),
+            key_width: self.mla.cache_width(),
             value_width: self.config.kv_lora_rank,
             page_size,
             dtype: load_as.dtype.into(),
@@ -178,7 +178,7 @@ impl BufferedStep for DecodeStep<'_> {
     }
 
     fn logits(&self, cache: &mut ModelCache) -> Result<Tensor<2>> {
-        let step = self.buffers.step((&self.model.config, self.model.heads()), self.determinism)?;
+        let step = self.buffers.step((&self.model.mla, self.model.heads()), self.determinism)?;
         self.model.logits(self.model.forward(&step, cache.get_mut()?, None)?, step.determinism)
     }
 

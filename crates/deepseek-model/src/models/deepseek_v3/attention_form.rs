@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use mla_ops::cache::PagedCache;
 use mla_ops::{Determinism, MlaDecodeProblem, Path, RaggedAttentionProblem, explain_path};
 
-use super::config::DeepseekV3Config;
+use super::mla_config::MlaConfig;
 
 /// Where the keys of a chunk are.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +27,7 @@ pub(super) struct ChunkLengths {
 pub(super) fn is_naive(
     chunks: &[ChunkLengths],
     cache: &PagedCache,
-    (config, heads): (&DeepseekV3Config, usize),
+    (config, heads): (&MlaConfig, usize),
     device: &Device,
 ) -> bool {
     let dtype = cache.config().dtype.into();
@@ -56,7 +56,7 @@ fn speed(path: Path) -> usize {
 }
 
 /// What computes attention in the absorbed form.
-fn absorbed_path(cache: &PagedCache, (config, heads): (&DeepseekV3Config, usize), device: &Device) -> Path {
+fn absorbed_path(cache: &PagedCache, (config, heads): (&MlaConfig, usize), device: &Device) -> Path {
     let problem = MlaDecodeProblem {
         batch: 1,
         query_len: 1,
@@ -75,7 +75,7 @@ fn absorbed_path(cache: &PagedCache, (config, heads): (&DeepseekV3Config, usize)
 /// not.
 pub(super) fn is_one_by_one(
     cache: &PagedCache,
-    sizes: (&DeepseekV3Config, usize),
+    sizes: (&MlaConfig, usize),
     determinism: Determinism,
     device: &Device,
 ) -> bool {
@@ -83,7 +83,7 @@ pub(super) fn is_one_by_one(
 }
 
 /// Multiplications of a head that the naive form saves.
-fn saved(chunks: &[ChunkLengths], config: &DeepseekV3Config) -> i64 {
+fn saved(chunks: &[ChunkLengths], config: &MlaConfig) -> i64 {
     let (rank, dr) = (config.kv_lora_rank, config.qk_rope_head_dim);
     let (naive, absorbed) = (config.qk_head_dim() + config.v_head_dim, 2 * rank + dr);
     // Of a token that the cache held before: its keys and values. For a new one they are as many as for its query in the space of the
@@ -102,11 +102,12 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::DeepseekV3Config;
 
     #[test]
     fn new_prompts_and_long_chunks_are_naive() {
         let sizes_of_v3 = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/v3-realdims/config.json");
-        let config = DeepseekV3Config::read(Path::new(sizes_of_v3)).expect("a config");
+        let config = DeepseekV3Config::read(Path::new(sizes_of_v3)).expect("a config").mla();
         let saved = |new, past| saved(&[ChunkLengths { new, past }], &config);
         assert!(saved(2, 0) > 0 && saved(4096, 0) > 0, "they begin");
         assert!(saved(4, 4096) < 0 && saved(170, 1 << 20) < 0, "few of many");

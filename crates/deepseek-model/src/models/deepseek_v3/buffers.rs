@@ -4,10 +4,10 @@ use burn::tensor::{Device, Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{Determinism, MlaPlanArgs, mla_plan};
 
-use super::config::DeepseekV3Config;
 use super::keys::{Keys, PagedKeys, is_indexed, splits};
+use super::mla_config::MlaConfig;
 use super::rotary::{RotaryEmbedding, Rotation};
-use super::step::Step;
+use super::step::MlaStep;
 use crate::Result;
 use crate::index_keys::IndexedKeys;
 use crate::step::{Chunk, ints};
@@ -79,7 +79,7 @@ impl StepBuffers {
     }
 
     /// The step of a rank with so many heads, made on the device from the buffers alone.
-    pub(crate) fn step(&self, (config, heads): (&DeepseekV3Config, usize), determinism: Determinism) -> Result<Step> {
+    pub(crate) fn step(&self, (config, heads): (&MlaConfig, usize), determinism: Determinism) -> Result<MlaStep> {
         let Self { batch, max_pages, page_size, .. } = *self;
         let part = |first: usize, len: usize| self.numbers.clone().slice(s![first..first + len]);
         let [input_ids, slots, seq_lens, positions] = [0, 1, 2, 3].map(|field| part(field * batch, batch));
@@ -100,7 +100,7 @@ impl StepBuffers {
         };
         let rotation = self.rotations.select(positions);
         let padded_slots = (batch > 1).then(|| slots.clone());
-        Ok(Step { determinism, input_ids, slots, rotation, keys, padded_slots })
+        Ok(MlaStep { determinism, input_ids, slots, rotation, keys, padded_slots })
     }
 }
 
@@ -133,13 +133,14 @@ mod tests {
     use mla_ops::cache::{CacheConfig, PoolConfig};
 
     use super::*;
+    use crate::DeepseekV3Config;
 
     #[test]
     fn buffers_know_whether_somebody_else_has_a_handle() {
         let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/v3-tiny/config.json");
-        let config = DeepseekV3Config::read(Path::new(fixture)).unwrap();
+        let config = DeepseekV3Config::read(Path::new(fixture)).unwrap().mla();
         let device = Device::flex();
-        let rotary = RotaryEmbedding::new(&config.rope, config.qk_rope_head_dim, config.rope_interleave);
+        let rotary = config.rotary();
         let mut buffers = StepBuffers::new(2, [4, 8], &rotary, &device).unwrap();
         let size = CacheConfig {
             pools: vec![PoolConfig::per_token(8)],
@@ -168,9 +169,9 @@ mod tests {
     #[test]
     fn steps_of_different_sizes_share_the_rotations() {
         let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/v3-tiny/config.json");
-        let config = DeepseekV3Config::read(Path::new(fixture)).unwrap();
+        let config = DeepseekV3Config::read(Path::new(fixture)).unwrap().mla();
         let device = Device::flex();
-        let rotary = RotaryEmbedding::new(&config.rope, config.qk_rope_head_dim, config.rope_interleave);
+        let rotary = config.rotary();
         let [small, large] = [4, 64].map(|pages| StepBuffers::new(2, [pages, 8], &rotary, &device).unwrap().rotations);
         assert_eq!(small.addresses(), large.addresses());
     }

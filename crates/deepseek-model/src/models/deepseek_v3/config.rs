@@ -3,13 +3,16 @@
 use std::fmt;
 use std::path::Path;
 
-use mla_ops::RopeConfig;
 use mla_ops::cache::{PoolConfig, RowFormat};
+use mla_ops::{ExpertScoring, RopeConfig};
+use serde::{Deserialize, Serialize};
 
+use super::mla_config::MlaConfig;
 use crate::config::sizes::is_positive;
 use crate::config::{
-    CONFIG_HINT, Contradiction, Fields, LayerSummary, Quantization, read_rope, refuse_unimplemented, rope_contradiction,
+    CONFIG_HINT, Contradiction, Fields, LayerSummary, Quantization, read_rope, refuse, refuse_unimplemented,
 };
+use crate::layers::MoeConfig;
 use crate::models::architecture::Architecture;
 use crate::weights::LoadAs;
 use crate::{ModelError, Result};
@@ -50,7 +53,7 @@ pub enum Scoring {
 }
 
 /// The indexer of V3.2, which picks the keys of each token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexerConfig {
     /// Query heads of the indexer (`index_n_heads`).
     pub heads: usize,
@@ -192,14 +195,11 @@ impl DeepseekV3Config {
     /// # Errors
     /// [`ModelError::Config`] naming the first field that is not.
     pub fn validate(&self) -> Result<()> {
-        let contradiction =
-            self.impossible_size().or_else(|| self.contradicting_numbers()).or_else(|| self.contradicting_groups());
-        match contradiction {
-            None => Ok(()),
-            Some((field, actual, expected)) => {
-                Err(ModelError::Config { path: None, field: field.to_string(), actual, expected })
-            }
-        }
+        refuse(
+            self.impossible_size()
+                .or_else(|| self.contradicting_numbers())
+                .or_else(|| self.moe().contradicting_groups()),
+        )
     }
 
     /// Files of transformers 5 list the kind of every layer: it must be that of the family and of `first_k_dense_replace`.
@@ -214,23 +214,6 @@ impl DeepseekV3Config {
 
     fn contradicting_numbers(&self) -> Option<Contradiction> {
         let found = |field, actual: String, expected: String| Some((field, actual, expected));
-        if !self.qk_rope_head_dim.is_multiple_of(2) {
-            let expected = "an even number (RoPE rotates pairs of channels)".to_string();
-            return found("qk_rope_head_dim", self.qk_rope_head_dim.to_string(), expected);
-        }
-        if let Some(indexer) = self.indexer {
-            if indexer.head_dim < self.qk_rope_head_dim {
-                let expected = format!("at least `qk_rope_head_dim` = {}", self.qk_rope_head_dim);
-                return found("index_head_dim", indexer.head_dim.to_string(), expected);
-            }
-            if self.q_lora_rank.is_none() {
-                return found(
-                    "q_lora_rank",
-                    "null".to_string(),
-                    "a rank: the indexer reads the query latent".to_string(),
-                );
-            }
-        }
         if self.first_k_dense_replace > self.num_hidden_layers {
             let expected = format!("at most `num_hidden_layers` = {}", self.num_hidden_layers);
             return found("first_k_dense_replace", self.first_k_dense_replace.to_string(), expected);
@@ -242,45 +225,45 @@ impl DeepseekV3Config {
                 return found(field, value.to_string(), "a finite number above 0, in f32".to_string());
             }
         }
-        rope_contradiction(&self.rope)
+        self.mla().contradiction()
     }
 
-    fn contradicting_groups(&self) -> Option<Contradiction> {
-        let found = |field, actual: usize, expected: String| Some((field, actual.to_string(), expected));
-        let experts = self.n_routed_experts;
-        if !self.group_limited {
-            let expected = format!("at most `n_routed_experts` = {experts}");
-            return (self.num_experts_per_tok > experts)
-                .then(|| ("num_experts_per_tok", self.num_experts_per_tok.to_string(), expected));
+    /// The attention of its layers.
+    pub fn mla(&self) -> MlaConfig {
+        MlaConfig {
+            hidden_size: self.hidden_size,
+            num_attention_heads: self.num_attention_heads,
+            kv_lora_rank: self.kv_lora_rank,
+            qk_nope_head_dim: self.qk_nope_head_dim,
+            qk_rope_head_dim: self.qk_rope_head_dim,
+            v_head_dim: self.v_head_dim,
+            q_lora_rank: self.q_lora_rank,
+            indexer: self.indexer,
+            rope: self.rope.clone(),
+            rope_interleave: self.rope_interleave,
+            quantization: self.quantization,
         }
-        if !experts.is_multiple_of(self.n_group) {
-            return found("n_group", self.n_group, format!("a divisor of `n_routed_experts` = {experts}"));
-        }
-        if self.topk_group > self.n_group {
-            return found("topk_group", self.topk_group, format!("at most `n_group` = {}", self.n_group));
-        }
-        let per_group = experts / self.n_group;
-        if self.scoring == Scoring::Sigmoid && per_group < 2 {
-            let expected = format!("at most {} (a group is scored by its two best experts)", experts / 2);
-            return found("n_group", self.n_group, expected);
-        }
-        if self.num_experts_per_tok > self.topk_group * per_group {
-            let available = self.topk_group * per_group;
-            let expected =
-                format!("at most {available} (`topk_group` = {} groups of {per_group} experts)", self.topk_group);
-            return found("num_experts_per_tok", self.num_experts_per_tok, expected);
-        }
-        None
     }
 
-    /// Channels of a query head.
-    pub fn qk_head_dim(&self) -> usize {
-        self.qk_nope_head_dim + self.qk_rope_head_dim
-    }
-
-    /// Factor on the attention logits: `(qk_nope_head_dim + qk_rope_head_dim)^(-1/2)`, times YaRN's `m²`.
-    pub fn softmax_scale(&self) -> f64 {
-        (self.qk_head_dim() as f64).sqrt().recip() * self.rope.softmax_factor()
+    /// The mixture of experts of its layers.
+    pub fn moe(&self) -> MoeConfig {
+        let v3 = self.scoring == Scoring::Sigmoid;
+        let [n_group, topk_group] = if self.group_limited { [self.n_group, self.topk_group] } else { [1, 1] };
+        MoeConfig {
+            hidden_size: self.hidden_size,
+            moe_intermediate_size: self.moe_intermediate_size,
+            n_routed_experts: self.n_routed_experts,
+            num_experts_per_tok: self.num_experts_per_tok,
+            n_shared_experts: self.n_shared_experts,
+            scoring: if v3 { ExpertScoring::Sigmoid } else { ExpertScoring::Softmax },
+            n_group,
+            topk_group,
+            // DeepSeek-V2 never renormalises, whatever its config says.
+            norm_topk_prob: v3 && self.norm_topk_prob,
+            routed_scaling_factor: self.routed_scaling_factor,
+            swiglu_limit: None,
+            quantization: self.quantization,
+        }
     }
 
     /// The layers in words, with such caches.
@@ -290,8 +273,7 @@ impl DeepseekV3Config {
             None => "MLA".to_string(),
         };
         let format = self.row_format(load_as.kv_cache).unwrap_or_default();
-        let rows = [Some(self.latent_pool(format)), self.index_pool()].into_iter().flatten();
-        let bytes_per_token = rows.map(|pool| pool.row_bytes(load_as.dtype)).sum();
+        let bytes_per_token = self.mla().pools(format).iter().map(|pool| pool.row_bytes(load_as.dtype)).sum();
         let layer = |layer: usize| LayerSummary {
             attention: attention.clone(),
             mlp: if layer < self.first_k_dense_replace { "dense" } else { "MoE" }.to_string(),
@@ -301,24 +283,9 @@ impl DeepseekV3Config {
         (0..self.num_hidden_layers).map(layer).collect()
     }
 
-    /// Numbers that a token takes in the cache of one layer: the latent and the rotated key.
-    pub fn cache_width(&self) -> usize {
-        self.kv_lora_rank + self.qk_rope_head_dim
-    }
-
     /// The cache's pools: the latents of all layers, in this format, and in V3.2 the index keys of all layers.
     pub fn pools(&self, format: RowFormat) -> Vec<PoolConfig> {
-        let latents = vec![self.latent_pool(format); self.num_hidden_layers];
-        let index_keys = self.index_pool().into_iter().flat_map(|pool| vec![pool; self.num_hidden_layers]);
-        latents.into_iter().chain(index_keys).collect()
-    }
-
-    fn latent_pool(&self, format: RowFormat) -> PoolConfig {
-        PoolConfig { format, ..PoolConfig::per_token(self.cache_width()) }
-    }
-
-    fn index_pool(&self) -> Option<PoolConfig> {
-        self.indexer.map(|indexer| PoolConfig::per_token(indexer.head_dim))
+        self.mla().pools(format).into_iter().flat_map(|pool| vec![pool; self.num_hidden_layers]).collect()
     }
 }
 

@@ -88,7 +88,7 @@ fn a_v2_lite_config_has_no_query_latent_and_softmax_scores() {
     let config = read_config(&fixture("v2lite-tiny")).unwrap();
     assert_eq!((config.model_type, config.q_lora_rank), (ModelType::DeepseekV2, None));
     assert_eq!((config.scoring, config.group_limited, config.norm_topk_prob), (Scoring::Softmax, false, false));
-    close(config.softmax_scale(), 0.17401743871138856);
+    close(config.mla().softmax_scale(), 0.17401743871138856);
 }
 
 #[test]
@@ -101,8 +101,8 @@ fn a_v32_config_has_an_indexer_and_pools_for_its_keys() {
 
 #[test]
 fn softmax_scales_carry_mscale_squared() {
-    close(read_config(&fixture("v3-tiny")).unwrap().softmax_scale(), 0.1871303351950243);
-    close(read_config(&fixture("v3-realdims")).unwrap().softmax_scale(), 0.1352337788608801);
+    close(read_config(&fixture("v3-tiny")).unwrap().mla().softmax_scale(), 0.1871303351950243);
+    close(read_config(&fixture("v3-realdims")).unwrap().mla().softmax_scale(), 0.1352337788608801);
 }
 
 #[test]

@@ -9,7 +9,8 @@ use mla_ops::cache::{PagedCache, RequestId};
 use mla_ops::{Determinism, MlaPlan, MlaPlanArgs, Splits, mla_plan};
 
 use super::attention_form::{ChunkLengths, is_naive, is_one_by_one};
-use super::config::{DeepseekV3Config, IndexerConfig};
+use super::config::IndexerConfig;
+use super::mla_config::MlaConfig;
 use crate::Result;
 use crate::index_keys::{IndexSizes, IndexedKeys};
 use crate::step::{Chunk, ints, padded};
@@ -81,7 +82,7 @@ impl Keys {
         chunks: &[Chunk],
         positions: &[usize],
         cache: &PagedCache,
-        (config, heads, determinism): (&DeepseekV3Config, usize, Determinism),
+        (config, heads, determinism): (&MlaConfig, usize, Determinism),
         device: &Device,
     ) -> Result<Self> {
         let longest = positions.iter().max().map_or(0, |position| position + 1);
@@ -102,7 +103,7 @@ impl Keys {
 
 /// Whether the tokens of a step with requests of so many keys at most read what an indexer picks. A token may not see by its
 /// neighbours whether it picks all keys.
-pub(super) fn is_indexed(config: &DeepseekV3Config, longest: usize, determinism: Determinism) -> bool {
+pub(super) fn is_indexed(config: &MlaConfig, longest: usize, determinism: Determinism) -> bool {
     config.indexer.is_some_and(|indexer| determinism.is_batch_invariant() || longest > indexer.topk)
 }
 
@@ -139,7 +140,7 @@ impl NewKeys {
     pub(super) fn new(
         chunks: &[Chunk],
         cache: &PagedCache,
-        (config, heads, determinism): (&DeepseekV3Config, usize, Determinism),
+        (config, heads, determinism): (&MlaConfig, usize, Determinism),
         most_expanded: usize,
         device: &Device,
     ) -> Result<Self> {
@@ -258,7 +259,7 @@ fn indexed_keys(
     chunks: &[Chunk],
     positions: &[usize],
     cache: &PagedCache,
-    (config, determinism): (&DeepseekV3Config, Determinism),
+    (config, determinism): (&MlaConfig, Determinism),
     device: &Device,
 ) -> Result<Vec<IndexedKeys>> {
     let Some(IndexerConfig { heads, head_dim: width, .. }) = config.indexer else { return Ok(Vec::new()) };

@@ -1,140 +1,201 @@
 //! Multi-head latent attention (DeepSeek-V2 §2.1; DeepSeek-V3 §2.1.1), in V3.2 over the keys that an indexer picks.
 
+mod kv_up;
 mod prefill;
 
-use burn::tensor::{Int, Tensor};
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
-    Decoded, Determinism, HeadRows, MlaDecodeArgs, MlaDecodeOptions, Normed, RopeQuery, SparseMlaArgs,
-    SparseMlaOptions, SparseScope, StackedWeight, linear_by_head, linear_pair, mla_decode, sparse_mla,
+    Decoded, Determinism, HeadRows, MlaDecodeArgs, MlaDecodeOptions, RopeQuery, Rows, SparseMlaArgs, SparseMlaOptions,
+    SparseScope, linear_by_head, linear_pair, mla_decode, sparse_mla,
 };
 
-use super::config::DeepseekV3Config;
+use self::kv_up::KvUpProjection;
 use super::indexer::Indexer;
 use super::keys::{Keys, NewKeys, PagedKeys};
-use super::step::Step;
-use crate::Result;
+use super::mla_config::MlaConfig;
+use super::rotary::RotaryEmbedding;
+use super::step::MlaStep;
 use crate::layers::{Linear, RmsNorm};
 use crate::parallel::Cut;
+use crate::step::Chunk;
 use crate::weights::WeightLoader;
+use crate::{ModelError, Result};
 
 /// The norms inside the attention have this epsilon, whatever `rms_norm_eps` says.
 const INNER_NORM_EPS: f64 = 1e-6;
 
-/// Multi-head latent attention of one layer.
-#[derive(Debug, Clone)]
-pub(crate) struct MultiHeadLatentAttention {
+/// Multi-head latent attention of one layer (DeepSeek-V2, arXiv 2405.04434, section 2.1; DeepSeek-V3, arXiv 2412.19437, section 2.1.1),
+/// with an indexer in V3.2: projections, norms, RoPE, and attention over a paged cache of latents, naive or absorbed, whichever is
+/// faster.
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+/// use deepseek_model::Chunk;
+/// use deepseek_model::layers::MlaConfig;
+/// use mla_ops::Determinism::Fast;
+/// use mla_ops::cache::{CacheConfig, PagedCache, RowFormat};
+///
+/// let (device, dtype) = (Device::flex(), FloatDType::F32);
+/// // Width of the stream, heads, latent, channels of a head without and with RoPE, of a value.
+/// let config = MlaConfig::new(64, 4, 32, 16, 8, 16).with_q_lora_rank(Some(48));
+/// let layer = config.init(7, &device, dtype)?; // random, by a seed
+/// let pools = config.pools(RowFormat::Dense);
+/// let size = CacheConfig { pools, num_pages: 8, page_size: 4, max_requests: 2, max_tokens: 16, dtype };
+/// let mut cache = PagedCache::new(size, &device)?;
+///
+/// let request = cache.admit()?;
+/// // A prompt of three tokens, and a decode step behind it.
+/// for tokens in [vec![1, 2, 3], vec![4]] {
+///     let x = Tensor::random([tokens.len(), 64], Distribution::Default, &device);
+///     let slots = cache.append(request, tokens.len())?;
+///     let step = layer.step(&[Chunk { request, tokens, slots }], &cache, Fast)?; // for all layers like this one
+///     let out = layer.forward(x.clone(), &step, &mut cache)?;
+///     assert_eq!(out.dims(), x.dims());
+/// }
+///
+/// // Its record, into a file or, here, into memory, and from there into a layer of the same config.
+/// use burn::module::Module;
+/// use burn::store::ModuleRecord;
+/// let bytes = layer.into_record().into_bytes()?;
+/// let loaded = config.init(0, &device, dtype)?.try_load_record(ModuleRecord::from_bytes(bytes)?)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Records
+/// Projections `[out, in]` are `kv_a_proj_with_mqa.weight` and so on, with `codes` and `scales` below where they are in FP8. The rows of
+/// `kv_b_proj` are not in the order of the published files: the keys of all heads come first, and then the values. Burn refuses
+/// records of other shapes, and of a layer in another format. The dtype of a record becomes that of the layer, unless it is told to cast.
+#[derive(Module, Debug)]
+pub struct MultiHeadLatentAttention {
     /// The pool of its latents.
     pool: usize,
     query: Query,
     indexer: Option<Indexer>,
     kv_a_proj_with_mqa: Linear,
     kv_a_layernorm: RmsNorm,
-    /// Of all heads the keys, and then the values.
-    kv_b_proj: Linear,
-    /// `[H, R, dn]`: the key half of `kv_b_proj`, absorbed into the query; a copy, for its transposed matrices.
-    w_uk: StackedWeight,
-    /// `[H, dv, R]`: the value half, applied to the attention's output.
-    w_uv: StackedWeight,
+    kv_b_proj: KvUpProjection,
     o_proj: Linear,
     /// Of this rank.
     heads: usize,
-    qk_nope_head_dim: usize,
-    qk_rope_head_dim: usize,
-    kv_lora_rank: usize,
-    v_head_dim: usize,
     softmax_scale: f32,
+    #[module(skip)]
+    config: MlaConfig,
+    #[module(skip)]
+    rotary: RotaryEmbedding,
 }
 
 /// The query projection: low-rank in V3, whole in V2-Lite.
-#[derive(Debug, Clone)]
+#[derive(Module, Debug)]
 enum Query {
-    LowRank { q_a_proj: Linear, q_a_layernorm: RmsNorm, q_b_proj: Linear },
-    Whole { q_proj: Linear },
+    LowRank(LowRankQuery),
+    Whole(Linear),
+}
+
+/// By way of a query latent.
+#[derive(Module, Debug)]
+struct LowRankQuery {
+    q_a_proj: Linear,
+    q_a_layernorm: RmsNorm,
+    q_b_proj: Linear,
 }
 
 impl Query {
-    fn load(loader: &mut WeightLoader, name: &str, config: &DeepseekV3Config) -> Self {
+    fn load(loader: &mut WeightLoader, name: &str, config: &MlaConfig) -> Self {
         let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
         let width = heads * config.qk_head_dim();
         match config.q_lora_rank {
-            Some(rank) => Self::LowRank {
+            Some(rank) => Self::LowRank(LowRankQuery {
                 q_a_proj: Linear::load(loader, &format!("{name}.q_a_proj"), [rank, hidden], Cut::Whole),
                 q_a_layernorm: RmsNorm::load(loader, &format!("{name}.q_a_layernorm"), rank, INNER_NORM_EPS),
                 q_b_proj: Linear::load(loader, &format!("{name}.q_b_proj"), [width, rank], Cut::Heads(heads)),
-            },
-            None => Self::Whole {
-                q_proj: Linear::load(loader, &format!("{name}.q_proj"), [width, hidden], Cut::Heads(heads)),
-            },
+            }),
+            None => Self::Whole(Linear::load(loader, &format!("{name}.q_proj"), [width, hidden], Cut::Heads(heads))),
         }
     }
 
     /// The projection of x that it begins with.
     fn first_projection(&self) -> &Linear {
         match self {
-            Self::LowRank { q_a_proj, .. } => q_a_proj,
-            Self::Whole { q_proj } => q_proj,
+            Self::LowRank(query) => &query.q_a_proj,
+            Self::Whole(q_proj) => q_proj,
         }
     }
 
     /// The query `[N, H·(dn + dr)]`, and what it was projected from: the query latent, or x itself.
     fn forward(&self, x: Tensor<2>, projected: Tensor<2>, determinism: Determinism) -> Result<(Tensor<2>, Tensor<2>)> {
         Ok(match self {
-            Self::LowRank { q_a_layernorm, q_b_proj, .. } => {
-                let latent = q_a_layernorm.apply(projected)?;
-                (q_b_proj.forward(latent.clone(), determinism)?, latent)
+            Self::LowRank(query) => {
+                let latent = query.q_a_layernorm.apply(projected)?;
+                (query.q_b_proj.forward(latent.clone(), determinism)?, latent)
             }
-            Self::Whole { .. } => (projected, x),
+            Self::Whole(_) => (projected, x),
         })
     }
 }
 
 impl MultiHeadLatentAttention {
-    /// Loads `{name}.*` of layer number `layer`.
-    pub(crate) fn load(loader: &mut WeightLoader, name: &str, layer: usize, config: &DeepseekV3Config) -> Self {
-        let heads = config.num_attention_heads;
-        let (dn, dr, dv) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
-        let rank = config.kv_lora_rank;
-        let kv_b = loader.tensor(&format!("{name}.kv_b_proj.weight"), [heads * (dn + dv), rank], Cut::Heads(heads));
-        let local = loader.parallel().local(heads);
-        let by_head: Tensor<3> = loader.reshape(kv_b, [local, dn + dv, rank]);
-        let (keys, values) = (by_head.clone().narrow(1, 0, dn), by_head.narrow(1, dn, dv));
-        let rows = |half: Tensor<3>, width| loader.reshape(loader.contiguous(half), [local * width, rank]);
-        let kv_b: Tensor<2> = loader.cat(vec![rows(keys.clone(), dn), rows(values, dv)]);
+    /// Loads `{name}.*`.
+    pub(crate) fn load(loader: &mut WeightLoader, name: &str, config: &MlaConfig) -> Self {
+        let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
+        let (rank, dr) = (config.kv_lora_rank, config.qk_rope_head_dim);
+        let kv_a = format!("{name}.kv_a_proj_with_mqa");
         Self {
-            pool: layer,
+            pool: 0,
             query: Query::load(loader, name, config),
-            indexer: config
-                .indexer
-                .map(|indexer| Indexer::load(loader, &format!("{name}.indexer"), layer, indexer, config)),
-            kv_a_proj_with_mqa: Linear::load(
-                loader,
-                &format!("{name}.kv_a_proj_with_mqa"),
-                [rank + dr, config.hidden_size],
-                Cut::Whole,
-            ),
+            indexer: Indexer::load(loader, &format!("{name}.indexer"), config),
+            kv_a_proj_with_mqa: Linear::load(loader, &kv_a, [rank + dr, hidden], Cut::Whole),
             kv_a_layernorm: RmsNorm::load(loader, &format!("{name}.kv_a_layernorm"), rank, INNER_NORM_EPS),
-            w_uk: loader.contiguous(keys.swap_dims(1, 2)).into(),
-            w_uv: loader.reshape(loader.last_rows(&kv_b, local * dv), [local, dv, rank]).into(),
-            kv_b_proj: Linear::new(kv_b),
-            o_proj: Linear::load(loader, &format!("{name}.o_proj"), [config.hidden_size, heads * dv], Cut::Columns),
-            heads: local,
-            qk_nope_head_dim: dn,
-            qk_rope_head_dim: dr,
-            kv_lora_rank: rank,
-            v_head_dim: dv,
+            kv_b_proj: KvUpProjection::load(loader, &format!("{name}.kv_b_proj.weight"), config),
+            o_proj: Linear::load(loader, &format!("{name}.o_proj"), [hidden, heads * config.v_head_dim], Cut::Columns),
+            heads: loader.parallel().local(heads),
             softmax_scale: config.softmax_scale() as f32,
+            config: config.clone(),
+            rotary: config.rotary(),
         }
     }
 
-    /// The normed residual stream h `[N, hidden]` -> `[N, hidden]`; the latents of the new tokens go into the cache.
-    pub(crate) fn forward(&self, h: &mut Normed<'_>, step: &Step, cache: &mut PagedCache) -> Result<Tensor<2>> {
-        let ([tokens, _], determinism) = (h.dims(), step.determinism);
+    /// The layer with its rows in other pools of the cache than the first two, of latents and of index keys.
+    pub fn with_pools(self, latents: usize, index_keys: usize) -> Self {
+        let indexer = self.indexer.map(|indexer| indexer.with_pool(index_keys));
+        Self { pool: latents, indexer, ..self }
+    }
+
+    /// What the forward passes of this layer, and of others with its config on its device, are over: the new tokens of some requests,
+    /// for which [`PagedCache::append`] has made room. Requests with a single new token are best put first: they are decoded together.
+    ///
+    /// # Errors
+    /// Chunks that are not the last tokens of their requests, or that have another number of slots.
+    pub fn step(&self, chunks: &[Chunk], cache: &PagedCache, determinism: Determinism) -> Result<MlaStep> {
+        MlaStep::alone(chunks, cache, &self.rotary, (&self.config, self.heads), determinism, &self.device())
+    }
+
+    fn device(&self) -> Device {
+        self.kv_a_proj_with_mqa.weight().device()
+    }
+
+    /// x `[N, hidden]`, the norm of a residual stream, of the weights' dtype -> `[N, hidden]`, what is added to the stream. The latents
+    /// of the new tokens go into the cache; on a GPU, a [`Normed`](mla_ops::Normed) may be computed in the same launch as the first
+    /// projections.
+    ///
+    /// # Errors
+    /// Another number of rows than the step has tokens, another width, dtype or device than that of the weights, a cache without the
+    /// layer's pools, or with pools of other rows.
+    pub fn forward<'a, 'r: 'a>(
+        &self,
+        x: impl Into<Rows<'a, 'r>>,
+        step: &MlaStep,
+        cache: &mut PagedCache,
+    ) -> Result<Tensor<2>> {
+        let mut x = x.into();
+        step.check_rows("x", x.dims())?;
+        let ([tokens, _], determinism) = (x.dims(), step.determinism);
         let (query, kv) = (self.query.first_projection().weight(), self.kv_a_proj_with_mqa.weight());
-        let (query, compressed) = linear_pair(&mut *h, query, kv, determinism)?;
-        let x = h.tensor();
+        let (query, compressed) = linear_pair(x.reborrow(), query, kv, determinism)?;
+        let x = x.tensor();
         let (q, q_latent) = self.query.forward(x.clone(), query, determinism)?;
-        let q = q.reshape([tokens, self.heads, self.qk_nope_head_dim + self.qk_rope_head_dim]);
+        let q = q.reshape([tokens, self.heads, self.config.qk_head_dim()]);
         let projected = (q, compressed);
         let out = match &step.keys {
             Keys::All { single: Some(keys), new: None } => {
@@ -142,14 +203,15 @@ impl MultiHeadLatentAttention {
                 self.absorbed(q, keys, step, cache)?
             }
             Keys::All { single, new } => self.mixed(projected, &x, (single.as_ref(), new.as_ref()), step, cache)?,
-            Keys::Indexed(keys) => {
+            Keys::Indexed(_) => {
+                let no_indexer = || ModelError::request("step", "that of a layer with an indexer", "one of this layer");
+                let indexer = self.indexer.as_ref().ok_or_else(no_indexer)?;
                 let q = self.write_and_absorb(projected, &x, step, cache)?;
-                let indexer = self.indexer.as_ref().expect("only the steps of a model with an indexer have such keys");
-                let slots = indexer.pick(q_latent, x, step, keys, cache)?;
+                let slots = indexer.pick(q_latent, x, step, cache)?;
                 self.picked(q, slots, step, cache)?
             }
         };
-        self.o_proj.forward(out.reshape([tokens, self.heads * self.v_head_dim]), determinism)
+        self.o_proj.forward(out.reshape([tokens, self.heads * self.config.v_head_dim]), determinism)
     }
 
     /// Writes the new tokens into the KV cache: normed latents, and behind each the rotary key that all heads share, with RoPE
@@ -158,16 +220,16 @@ impl MultiHeadLatentAttention {
         &self,
         (q, latent): (Tensor<3>, Tensor<2>),
         x: &Tensor<2>,
-        step: &Step,
+        step: &MlaStep,
         cache: &mut PagedCache,
     ) -> Result<Tensor<3>> {
-        let query = RopeQuery::Absorbed { q, weight: self.w_uk.clone(), determinism: step.determinism };
+        let query = RopeQuery::Absorbed { q, weight: self.kv_b_proj.w_uk.clone(), determinism: step.determinism };
         let (q, _) = step.rope_and_write(cache, self.pool, query, latent, &self.kv_a_layernorm)?;
         self.write_keys(x, step, cache)?;
         Ok(q)
     }
 
-    fn write_keys(&self, x: &Tensor<2>, step: &Step, cache: &mut PagedCache) -> Result<()> {
+    fn write_keys(&self, x: &Tensor<2>, step: &MlaStep, cache: &mut PagedCache) -> Result<()> {
         self.indexer.as_ref().map_or(Ok(()), |indexer| indexer.write_keys(x.clone(), step, cache))
     }
 
@@ -177,7 +239,7 @@ impl MultiHeadLatentAttention {
         (q, latent): (Tensor<3>, Tensor<2>),
         x: &Tensor<2>,
         (single, new): (Option<&PagedKeys>, Option<&NewKeys>),
-        step: &Step,
+        step: &MlaStep,
         cache: &mut PagedCache,
     ) -> Result<Tensor<3>> {
         let (q, latent) = step.rope_and_write(cache, self.pool, RopeQuery::Heads(q), latent, &self.kv_a_layernorm)?;
@@ -196,19 +258,19 @@ impl MultiHeadLatentAttention {
     }
 
     /// The query against rows of the cache: `[N, H, dn + dr]` -> `[N, H, R + dr]`.
-    fn absorb(&self, q: Tensor<3>, step: &Step) -> Result<Tensor<3>> {
-        Ok(linear_by_head(q, &self.w_uk, step.determinism)?)
+    fn absorb(&self, q: Tensor<3>, step: &MlaStep) -> Result<Tensor<3>> {
+        Ok(linear_by_head(q, &self.kv_b_proj.w_uk, step.determinism)?)
     }
 
     /// The values of attended latents: `[N, H, R]` -> `[N, H, dv]`.
-    fn expand(&self, out: impl Into<HeadRows>, step: &Step) -> Result<Tensor<3>> {
-        Ok(linear_by_head(out, &self.w_uv, step.determinism)?)
+    fn expand(&self, out: impl Into<HeadRows>, step: &MlaStep) -> Result<Tensor<3>> {
+        Ok(linear_by_head(out, &self.kv_b_proj.w_uv, step.determinism)?)
     }
 
     /// Attention of each token's absorbed query over the latents in these slots, i32 `[N, 1, k]`: out `[N, H, dv]`.
-    fn picked(&self, q: Tensor<3>, slots: Tensor<3, Int>, step: &Step, cache: &PagedCache) -> Result<Tensor<3>> {
+    fn picked(&self, q: Tensor<3>, slots: Tensor<3, Int>, step: &MlaStep, cache: &PagedCache) -> Result<Tensor<3>> {
         let [tokens, heads, _] = q.dims();
-        let rank = self.kv_lora_rank;
+        let rank = self.config.kv_lora_rank;
         let args = SparseMlaArgs::new(q.unsqueeze_dim(1), SparseScope::new(cache.pool(self.pool)?, slots));
         let (softmax_scale, determinism) = (self.softmax_scale, step.determinism);
         let options = SparseMlaOptions { value_width: rank, softmax_scale, determinism };
@@ -217,15 +279,15 @@ impl MultiHeadLatentAttention {
     }
 
     /// Attention of each token's absorbed query over its own paged latents: out `[N, H, dv]`.
-    fn absorbed(&self, q: Tensor<3>, keys: &PagedKeys, step: &Step, cache: &PagedCache) -> Result<Tensor<3>> {
+    fn absorbed(&self, q: Tensor<3>, keys: &PagedKeys, step: &MlaStep, cache: &PagedCache) -> Result<Tensor<3>> {
         self.expand(self.decode(q, keys, cache)?, step)
     }
 
     /// A decode step with an absorbed query `[N, H, R + dr]`.
     fn decode(&self, q: Tensor<3>, keys: &PagedKeys, cache: &PagedCache) -> Result<Decoded> {
         let [tokens, heads, _] = q.dims();
-        let (batch, rank) = (keys.batch, self.kv_lora_rank);
-        let q = q.reshape([batch, tokens / batch, heads, rank + self.qk_rope_head_dim]);
+        let (batch, rank) = (keys.batch, self.config.kv_lora_rank);
+        let q = q.reshape([batch, tokens / batch, heads, rank + self.config.qk_rope_head_dim]);
         let args = MlaDecodeArgs::new(q, cache.pool(self.pool)?, keys.page_table.clone(), keys.seq_lens.clone());
         Ok(mla_decode(args, &MlaDecodeOptions::new(rank, self.softmax_scale), Some(&keys.plan))?)
     }

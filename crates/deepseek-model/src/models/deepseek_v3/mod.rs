@@ -10,6 +10,7 @@ mod indexer;
 mod keys;
 mod layer_norm;
 mod mla;
+mod mla_config;
 mod model;
 mod moe;
 mod names;
@@ -19,5 +20,11 @@ mod step;
 
 pub(crate) use self::config::MODEL_TYPES;
 pub use self::config::{DeepseekV3Config, IndexerConfig, ModelType, Scoring};
+pub use self::indexer::Indexer;
+pub use self::mla::MultiHeadLatentAttention;
+pub use self::mla_config::MlaConfig;
+pub(crate) use self::moe::load_moe;
+pub(crate) use self::names::PUBLISHED;
 #[cfg(test)]
 pub(crate) use self::names::skip_unused;
+pub use self::step::MlaStep;

@@ -7,11 +7,12 @@ use mla_ops::{Addend, Determinism, Normed, Residual};
 
 use super::config::DeepseekV3Config;
 use super::mla::MultiHeadLatentAttention;
-use super::moe::Moe;
+use super::mla_config::MlaConfig;
+use super::moe::load_moe;
 use super::rotary::RotaryEmbedding;
-use super::step::Step;
+use super::step::MlaStep;
 use crate::Result;
-use crate::layers::{Linear, Mlp, RmsNorm};
+use crate::layers::{Linear, Mlp, Moe, MoeTokens, RmsNorm};
 use crate::models::architecture::{Hidden, Observer};
 use crate::parallel::{Cut, Parallel};
 use crate::step::Chunk;
@@ -21,6 +22,7 @@ use crate::weights::WeightLoader;
 #[derive(Debug)]
 pub(super) struct DeepseekV3 {
     pub(super) config: DeepseekV3Config,
+    pub(super) mla: MlaConfig,
     pub(super) device: Device,
     pub(super) rotary: RotaryEmbedding,
     /// `[vocab, hidden]`, on every rank.
@@ -49,15 +51,18 @@ enum FeedForward {
 impl DeepseekV3 {
     /// Takes the weights out of a loader; what is missing or wrong shows when the loader is finished.
     pub(super) fn load(config: DeepseekV3Config, loader: &mut WeightLoader, device: &Device) -> Self {
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let (vocab, hidden, mla) = (config.vocab_size, config.hidden_size, config.mla());
         Self {
             device: device.clone(),
-            rotary: RotaryEmbedding::new(&config.rope, config.qk_rope_head_dim, config.rope_interleave),
             embed_tokens: loader.tensor("model.embed_tokens.weight", [vocab, hidden], Cut::Whole),
-            layers: (0..config.num_hidden_layers).map(|layer| DecoderLayer::load(&config, loader, layer)).collect(),
+            layers: (0..config.num_hidden_layers)
+                .map(|layer| DecoderLayer::load((&config, &mla), loader, layer))
+                .collect(),
             norm: RmsNorm::load(loader, "model.norm", hidden, config.rms_norm_eps),
             lm_head: Linear::load(loader, "lm_head", [vocab, hidden], Cut::Vocabulary),
             parallel: loader.parallel().clone(),
+            rotary: mla.rotary(),
+            mla,
             config,
         }
     }
@@ -68,14 +73,14 @@ impl DeepseekV3 {
     }
 
     /// The inputs of a forward pass over the new tokens of some requests.
-    pub(super) fn step(&self, chunks: &[Chunk], cache: &PagedCache, determinism: Determinism) -> Result<Step> {
-        Step::new(chunks, cache, &self.rotary, (&self.config, self.heads()), determinism, &self.device)
+    pub(super) fn step(&self, chunks: &[Chunk], cache: &PagedCache, determinism: Determinism) -> Result<MlaStep> {
+        MlaStep::new(chunks, cache, &self.rotary, (&self.mla, self.heads()), determinism, &self.device)
     }
 
     /// The final hidden states `[N, hidden]` of a step, normed. The latents of its tokens are in the cache afterwards.
     pub(super) fn forward(
         &self,
-        step: &Step,
+        step: &MlaStep,
         cache: &mut PagedCache,
         mut observe: Option<Observer<'_>>,
     ) -> Result<Tensor<2>> {
@@ -98,18 +103,19 @@ impl DeepseekV3 {
 }
 
 impl DecoderLayer {
-    fn load(config: &DeepseekV3Config, loader: &mut WeightLoader, layer: usize) -> Self {
+    fn load((config, mla): (&DeepseekV3Config, &MlaConfig), loader: &mut WeightLoader, layer: usize) -> Self {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
         let mlp = if layer < config.first_k_dense_replace {
             FeedForward::Dense(Mlp::load(loader, &name("mlp"), hidden, config.intermediate_size))
         } else {
-            FeedForward::Moe(Moe::load(loader, &name("mlp"), config))
+            FeedForward::Moe(load_moe(loader, &name("mlp"), &config.moe()))
         };
+        let self_attn = MultiHeadLatentAttention::load(loader, &name("self_attn"), mla);
         Self {
             parallel: loader.parallel().clone(),
             input_layernorm: RmsNorm::load(loader, &name("input_layernorm"), hidden, eps),
-            self_attn: MultiHeadLatentAttention::load(loader, &name("self_attn"), layer, config),
+            self_attn: self_attn.with_pools(layer, config.num_hidden_layers + layer),
             post_attention_layernorm: RmsNorm::load(loader, &name("post_attention_layernorm"), hidden, eps),
             mlp,
         }
@@ -119,7 +125,7 @@ impl DecoderLayer {
     fn forward(
         &self,
         residual: &mut Residual,
-        step: &Step,
+        step: &MlaStep,
         cache: &mut PagedCache,
         observe: &mut Option<Observer<'_>>,
     ) -> Result<()> {
@@ -134,10 +140,13 @@ impl DecoderLayer {
 
 impl FeedForward {
     /// The normed residual stream h `[N, hidden]` -> what is added to the stream.
-    fn forward(&self, h: &mut Normed<'_>, step: &Step, observe: &mut Option<Observer<'_>>) -> Result<Addend> {
+    fn forward(&self, h: &mut Normed<'_>, step: &MlaStep, observe: &mut Option<Observer<'_>>) -> Result<Addend> {
         Ok(match self {
             Self::Dense(mlp) => mlp.forward(h, step.determinism)?.into(),
-            Self::Moe(moe) => moe.forward(h, step, observe)?.into(),
+            Self::Moe(moe) => {
+                let tokens = MoeTokens { ids: None, padded_slots: step.padded_slots.as_ref() };
+                moe.forward_tokens(h, tokens, step.determinism, observe)?.into()
+            }
         })
     }
 }

@@ -21,17 +21,20 @@ const PROJECTIONS: [&str; 11] = [
     "indexer.wk",
 ];
 
-/// How the weights of a model with this configuration are published.
+/// How weights are published.
+pub(crate) const PUBLISHED: Published = Published {
+    layers: "model.layers.",
+    projections: &PROJECTIONS,
+    fp4_experts: false,
+    power_of_two_scales: false,
+    scale_suffix: "_scale_inv",
+    scale_dtype: Dtype::F32,
+    renaming: None,
+};
+
+/// How those of a model with this configuration are.
 pub(super) fn published(config: &DeepseekV3Config) -> Published {
-    Published {
-        layers: "model.layers.",
-        projections: &PROJECTIONS,
-        fp4_experts: false,
-        power_of_two_scales: config.model_type == ModelType::DeepseekV32,
-        scale_suffix: "_scale_inv",
-        scale_dtype: Dtype::F32,
-        renaming: None,
-    }
+    Published { power_of_two_scales: config.model_type == ModelType::DeepseekV32, ..PUBLISHED }
 }
 
 /// Leaves out what published checkpoints carry and inference does not use: the multi-token-prediction layers after the last

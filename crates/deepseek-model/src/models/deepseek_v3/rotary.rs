@@ -71,7 +71,7 @@ impl Rotation {
     ) -> std::result::Result<RopeWritten, Box<WriteLatentError>> {
         if self.interleaved {
             let [cos, sin] = [&self.cos, &self.sin].map(Tensor::clone);
-            let (norm_weight, norm_eps) = (norm.weight.clone(), norm.eps);
+            let (norm_weight, norm_eps) = (norm.weight.val(), norm.eps);
             let (q_norm_eps, index_q) = (None, None);
             #[rustfmt::skip]
             return rope_write(RopeWriteArgs {
@@ -79,7 +79,7 @@ impl Rotation {
             });
         }
         let [still, rotary] = self.split(&latent.unsqueeze_dim(1));
-        let latent = rms_norm(still.squeeze_dim(1), norm.weight.clone(), norm.eps)
+        let latent = rms_norm(still.squeeze_dim(1), norm.weight.val(), norm.eps)
             .map(|normed| Tensor::cat(vec![normed, self.rotate_halves(rotary).squeeze_dim(1)], 1));
         let rotate = |q: Tensor<3>| {
             let [still, rotary] = self.split(&q);

@@ -5,16 +5,17 @@ use mla_ops::batch::positions;
 use mla_ops::cache::PagedCache;
 use mla_ops::{Determinism, RopeQuery, WriteLatentArgs, write_latent};
 
-use super::config::DeepseekV3Config;
 use super::keys::Keys;
+use super::mla_config::MlaConfig;
 use super::rotary::{RotaryEmbedding, Rotation};
-use crate::Result;
 use crate::layers::RmsNorm;
-use crate::step::{Chunk, ints, positions_of};
+use crate::step::{Chunk, check_chunks, ints, positions_of};
+use crate::{ModelError, Result};
 
-/// The inputs of a forward pass, on the device.
+/// The inputs of a forward pass, on the device: new tokens of some requests, where they go in the cache, and which keys they see. All
+/// layers of a model share one; [`MultiHeadLatentAttention::step`](super::MultiHeadLatentAttention::step) makes it.
 #[derive(Debug)]
-pub(crate) struct Step {
+pub struct MlaStep {
     /// Whether a token's bits may depend on the others.
     pub(crate) determinism: Determinism,
     /// i32 `[N]`.
@@ -27,13 +28,34 @@ pub(crate) struct Step {
     pub(crate) padded_slots: Option<Tensor<1, Int>>,
 }
 
-impl Step {
+impl MlaStep {
+    /// [`Self::new`] of chunks that nobody has checked.
+    pub(super) fn alone(
+        chunks: &[Chunk],
+        cache: &PagedCache,
+        rotary: &RotaryEmbedding,
+        sizes: (&MlaConfig, usize),
+        determinism: Determinism,
+        device: &Device,
+    ) -> Result<Self> {
+        check_chunks(chunks, cache)?;
+        if let Some(chunk) = chunks.iter().find(|chunk| chunk.slots.len() != chunk.tokens.len()) {
+            let expected = format!("{}, one for each token", chunk.tokens.len());
+            return Err(ModelError::request(
+                "chunks",
+                format!("{} slots of {}", chunk.slots.len(), chunk.request),
+                expected,
+            ));
+        }
+        Self::new(chunks, cache, rotary, sizes, determinism, device)
+    }
+
     /// For a rank with so many heads.
     pub(crate) fn new(
         chunks: &[Chunk],
         cache: &PagedCache,
         rotary: &RotaryEmbedding,
-        (config, heads): (&DeepseekV3Config, usize),
+        (config, heads): (&MlaConfig, usize),
         determinism: Determinism,
         device: &Device,
     ) -> Result<Self> {
@@ -49,6 +71,13 @@ impl Step {
             keys,
             padded_slots: None,
         })
+    }
+
+    /// Whether an argument has a row for each token.
+    pub(super) fn check_rows(&self, argument: &'static str, [rows, _]: [usize; 2]) -> Result<()> {
+        let [tokens] = self.slots.dims();
+        let wrong = || ModelError::request(argument, format!("{rows} rows"), format!("{tokens}, one for each token"));
+        if rows == tokens { Ok(()) } else { Err(wrong()) }
     }
 
     /// Puts the rows of the new tokens, `[N, D]`, into a pool of the cache.

@@ -140,7 +140,7 @@ impl SharedKvAttention {
         // The new keys may overwrite them.
         let before = match window.keys {
             WindowKeys::BeforeAndNew { before: true } => {
-                let before = cache.read(state)?.select(0, step.state_rows.clone());
+                let before = cache.read(state)?.select(0, step.sequences.state_rows.clone());
                 let [sequences, per_request, width] = before.dims();
                 Some(before.reshape([sequences * per_request, width]))
             }
@@ -181,9 +181,17 @@ impl Compression {
     fn load(loader: &mut WeightLoader, name: &str, layer: usize, config: &DeepseekV4Config) -> Self {
         let (specs, number) = (config.layer_compressors(layer), config.first_compressor(layer));
         match specs[..] {
-            [entries] => Self::Heavy(Compressor::load(loader, &format!("{name}.compressor"), number, entries, config)),
+            [entries] => {
+                let compressor = config.compressor(entries);
+                Self::Heavy(Compressor::load(loader, &format!("{name}.compressor"), number, &compressor))
+            }
             [entries, index_keys] => Self::Sparse {
-                compressor: Compressor::load(loader, &format!("{name}.compressor"), number, entries, config),
+                compressor: Compressor::load(
+                    loader,
+                    &format!("{name}.compressor"),
+                    number,
+                    &config.compressor(entries),
+                ),
                 indexer: Box::new(Indexer::load(loader, &format!("{name}.indexer"), number + 1, index_keys, config)),
             },
             _ => Self::None,
@@ -241,9 +249,9 @@ impl Indexer {
         index_keys: CompressorSpec,
         config: &DeepseekV4Config,
     ) -> Self {
-        let (heads, width) = (config.index_n_heads, config.index_head_dim);
+        let (heads, width, compressor) = (config.index_n_heads, config.index_head_dim, config.compressor(index_keys));
         Self {
-            compressor: Compressor::load(loader, &format!("{name}.compressor"), number, index_keys, config),
+            compressor: Compressor::load(loader, &format!("{name}.compressor"), number, &compressor),
             wq_b: Linear::load(loader, &format!("{name}.wq_b"), [heads * width, config.q_lora_rank], Cut::Whole),
             weights_proj: Linear::load(
                 loader,

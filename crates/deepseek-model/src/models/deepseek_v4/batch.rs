@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use mla_ops::batch::{cu_seqlens, positions};
+use mla_ops::cache::PagedCache;
 
 use super::cache::{Place, V4Cache};
 use super::schedule::CompressorSpec;
 use crate::Result;
-use crate::step::Chunk;
+use crate::step::{Chunk, check_chunks};
 
 /// New tokens of some sequences.
 #[derive(Debug, Default)]
@@ -44,15 +45,31 @@ pub(super) struct EntryNumbers {
 impl Batch {
     /// The chunks' tokens; the states of their requests count them as computed.
     pub(super) fn begin(chunks: &[Chunk], cache: &mut V4Cache) -> Result<Self> {
-        let mut sequences: Vec<Sequence> = Vec::with_capacity(chunks.len());
+        let mut batch = Self::default();
         for chunk in chunks {
             let (place, new) = (cache.begin(chunk.request, chunk.tokens.len())?, chunk.tokens.len());
-            let first = sequences.last().map_or(0, |sequence| sequence.tokens.end);
-            let pages = cache.entries().pages(chunk.request)?.to_vec();
             let marks = cache.marked(chunk.request, place.start..place.start + new);
-            sequences.push(Sequence { place, tokens: first..first + new, pages, marks });
+            batch.push(place, chunk, cache.entries(), marks)?;
         }
-        Ok(Self { sequences })
+        Ok(batch)
+    }
+
+    /// The chunks' tokens, of requests whose states nobody counts.
+    pub(super) fn of_pages(chunks: &[Chunk], cache: &PagedCache) -> Result<Self> {
+        check_chunks(chunks, cache)?;
+        let mut batch = Self::default();
+        for chunk in chunks {
+            let start = cache.len(chunk.request)? - chunk.tokens.len();
+            batch.push(Place { row: cache.row(chunk.request)? as usize, start }, chunk, cache, Vec::new())?;
+        }
+        Ok(batch)
+    }
+
+    fn push(&mut self, place: Place, chunk: &Chunk, cache: &PagedCache, marks: Vec<(usize, usize)>) -> Result<()> {
+        let first = self.sequences.last().map_or(0, |sequence| sequence.tokens.end);
+        let (tokens, pages) = (first..first + chunk.tokens.len(), cache.pages(chunk.request)?.to_vec());
+        self.sequences.push(Sequence { place, tokens, pages, marks });
+        Ok(())
     }
 
     /// Whether each sequence has one new token.

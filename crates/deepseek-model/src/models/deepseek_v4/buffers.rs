@@ -9,7 +9,7 @@ use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::partial_rotary::PartialRotation;
 use super::schedule::{AttentionSpec, CompressorSpec};
-use super::step::{EntryStep, SeenEntries, V4Step, WindowKeys, WindowStep};
+use super::step::{EntryStep, SeenEntries, Sequences, V4Step, WindowKeys, WindowStep};
 use crate::Result;
 use crate::index_keys::IndexedKeys;
 use crate::step::{Chunk, ints, padded};
@@ -121,9 +121,7 @@ impl StepBuffers {
             input_ids,
             rotation: self.rotations[0].select(&starts),
             compress_rotation: self.rotations[1].select(&starts),
-            state_rows,
-            starts,
-            cu_seqlens,
+            sequences: Sequences { state_rows, starts, cu_seqlens },
             window: WindowStep { slots, keys: WindowKeys::State, seen, marked: None },
             padded_slots,
         }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use burn::tensor::{Device, FloatDType, Tensor};
-use mla_ops::cache::{CacheConfig, CacheError, PagedCache, PoolConfig, RequestId};
+use mla_ops::cache::{CacheConfig, CacheError, PagedCache, RequestId};
 
 use super::config::DeepseekV4Config;
 use super::schedule::CompressorSpec;
@@ -70,7 +70,7 @@ impl V4Cache {
     }
 
     /// The pages of entries.
-    pub(super) fn entries(&self) -> &PagedCache {
+    pub(crate) fn entries(&self) -> &PagedCache {
         &self.entries
     }
 
@@ -286,9 +286,8 @@ impl Snapshots for V4Cache {
 
 /// Pages that hold whole entries of every compressor.
 fn entry_pages(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType) -> CacheConfig {
-    let pool = |spec: &CompressorSpec| PoolConfig { tokens_per_row: spec.rate, ..PoolConfig::per_token(spec.width) };
     let pages = CacheConfig {
-        pools: config.compressors().iter().map(pool).collect(),
+        pools: config.compressors().iter().map(CompressorSpec::pool).collect(),
         num_pages: size.num_pages,
         page_size: size.page_size,
         max_requests: size.max_requests,

@@ -2,13 +2,17 @@
 
 use std::path::Path;
 
-use mla_ops::RopeConfig;
+use mla_ops::{ExpertScoring, RopeConfig};
 
-use super::schedule::{AttentionSpec, LayerSpec, MlpSpec};
+use super::compressor::CompressorConfig;
+use super::hyper_connection::HyperConnectionConfig;
+use super::schedule::{AttentionSpec, CompressorSpec, LayerSpec, MlpSpec};
 use crate::config::sizes::is_positive;
 use crate::config::{
-    CONFIG_HINT, Contradiction, Fields, Quantization, read_rope_section, refuse_unimplemented, rope_contradiction,
+    CONFIG_HINT, Contradiction, Fields, Quantization, read_rope_section, refuse, refuse_unimplemented,
+    rope_contradiction,
 };
+use crate::layers::MoeConfig;
 use crate::{ModelError, Result};
 
 /// The `model_type`s of the files that are read here.
@@ -143,11 +147,48 @@ impl DeepseekV4Config {
             .or_else(|| self.contradicting_widths())
             .or_else(|| self.contradicting_rates())
             .or_else(|| self.contradicting_numbers());
-        match contradiction {
-            None => Ok(()),
-            Some((field, actual, expected)) => {
-                Err(ModelError::Config { path: None, field: field.to_string(), actual, expected })
-            }
+        refuse(contradiction)
+    }
+
+    /// The hyper-connections of its layers, and the head behind them.
+    pub fn hyper_connection(&self) -> HyperConnectionConfig {
+        HyperConnectionConfig {
+            hidden_size: self.hidden_size,
+            hc_mult: self.hc_mult,
+            hc_sinkhorn_iters: self.hc_sinkhorn_iters,
+            hc_eps: self.hc_eps,
+            rms_norm_eps: self.rms_norm_eps,
+        }
+    }
+
+    /// A compressor of the layers with entries of this kind.
+    pub(crate) fn compressor(&self, spec: CompressorSpec) -> CompressorConfig {
+        CompressorConfig {
+            hidden_size: self.hidden_size,
+            head_dim: spec.width,
+            compress_rate: spec.rate,
+            qk_rope_head_dim: self.qk_rope_head_dim,
+            overlap: spec.overlap,
+            rope: self.compress_rope.clone(),
+            rms_norm_eps: self.rms_norm_eps,
+        }
+    }
+
+    /// The mixture of experts of its layers, but for the tables of the first ones.
+    pub fn moe(&self) -> MoeConfig {
+        MoeConfig {
+            hidden_size: self.hidden_size,
+            moe_intermediate_size: self.moe_intermediate_size,
+            n_routed_experts: self.n_routed_experts,
+            num_experts_per_tok: self.num_experts_per_tok,
+            n_shared_experts: 1,
+            scoring: ExpertScoring::SqrtSoftplus,
+            n_group: 1,
+            topk_group: 1,
+            norm_topk_prob: true,
+            routed_scaling_factor: self.routed_scaling_factor,
+            swiglu_limit: Some(self.swiglu_limit),
+            quantization: self.quantization,
         }
     }
 
@@ -178,18 +219,12 @@ impl DeepseekV4Config {
 
     fn contradicting_numbers(&self) -> Option<Contradiction> {
         let found = |field, actual: f64, expected: &str| Some((field, actual.to_string(), expected.to_string()));
-        let positive = [
-            ("rms_norm_eps", self.rms_norm_eps),
-            ("routed_scaling_factor", self.routed_scaling_factor),
-            ("swiglu_limit", self.swiglu_limit),
-        ];
+        let positive = [("routed_scaling_factor", self.routed_scaling_factor), ("swiglu_limit", self.swiglu_limit)];
         if let Some((field, value)) = positive.into_iter().find(|&(_, value)| !is_positive(value)) {
             return found(field, value, "a finite number above 0, in f32");
         }
-        if !((self.hc_eps as f32).is_finite() && self.hc_eps >= 0.0) {
-            return found("hc_eps", self.hc_eps, "a finite number of at least 0");
-        }
-        rope_contradiction(&self.rope).or_else(|| rope_contradiction(&self.compress_rope))
+        let connection = self.hyper_connection().contradiction();
+        connection.or_else(|| rope_contradiction(&self.rope)).or_else(|| rope_contradiction(&self.compress_rope))
     }
 }
 

@@ -23,8 +23,13 @@ mod snapshots;
 mod states;
 mod step;
 
+#[cfg(all(test, feature = "flex"))]
+pub(crate) use self::cache::V4Cache;
+pub use self::compressor::{Compressor, CompressorConfig, CompressorState};
 pub use self::config::DeepseekV4Config;
 pub(crate) use self::config::MODEL_TYPES;
+pub use self::hyper_connection::{HyperConnection, HyperConnectionConfig, HyperHead};
 #[cfg(test)]
 pub(crate) use self::names::expect;
 pub use self::schedule::{AttentionSpec, LayerSpec, MlpSpec};
+pub use self::step::CompressorStep;

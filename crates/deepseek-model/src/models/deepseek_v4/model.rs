@@ -7,11 +7,11 @@ use super::attention::SharedKvAttention;
 use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::hyper_connection::{HyperConnection, HyperHead};
-use super::moe::Moe;
+use super::moe::load_moe;
 use super::partial_rotary::PartialRotary;
 use super::step::V4Step;
 use crate::Result;
-use crate::layers::{Linear, RmsNorm};
+use crate::layers::{Linear, Moe, MoeTokens, RmsNorm};
 use crate::models::architecture::{Hidden, Observer};
 use crate::parallel::{Cut, Parallel};
 use crate::step::Chunk;
@@ -52,7 +52,7 @@ impl DeepseekV4 {
             compress_rotary: PartialRotary::new(&config.compress_rope, config.qk_rope_head_dim),
             embed: loader.tensor("embed.weight", [vocab, hidden], Cut::Whole),
             layers: (0..config.layers.len()).map(|layer| DecoderLayer::load(&config, loader, layer)).collect(),
-            hc_head: HyperHead::load(loader, "hc_head", &config),
+            hc_head: HyperHead::load(loader, "hc_head", &config.hyper_connection()),
             norm: RmsNorm::load(loader, "norm", hidden, config.rms_norm_eps),
             head: Linear::load(loader, "head", [vocab, hidden], Cut::Vocabulary),
             parallel: loader.parallel().clone(),
@@ -100,12 +100,13 @@ impl DeepseekV4 {
 impl DecoderLayer {
     fn load(config: &DeepseekV4Config, loader: &mut WeightLoader, layer: usize) -> Self {
         let name = |part: &str| format!("layers.{layer}.{part}");
+        let connection = config.hyper_connection();
         Self {
             parallel: loader.parallel().clone(),
-            hc_attn: HyperConnection::load(loader, &name("hc_attn"), &name("attn_norm"), config),
+            hc_attn: HyperConnection::load(loader, &name("hc_attn"), &name("attn_norm"), &connection),
             attn: SharedKvAttention::load(loader, &name("attn"), layer, config),
-            hc_ffn: HyperConnection::load(loader, &name("hc_ffn"), &name("ffn_norm"), config),
-            ffn: Moe::load(loader, &name("ffn"), config, config.layers[layer].mlp),
+            hc_ffn: HyperConnection::load(loader, &name("hc_ffn"), &name("ffn_norm"), &connection),
+            ffn: load_moe(loader, &name("ffn"), config, config.layers[layer].mlp),
         }
     }
 
@@ -121,7 +122,8 @@ impl DecoderLayer {
         let attention = self.attn.forward(h, step, cache)?;
         let streams = mhc_post(self.parallel.all_reduce(attention)?, mixing)?;
         let (h, mixing) = self.hc_ffn.read(streams, determinism)?;
-        let experts = self.ffn.forward(h, step, observe)?;
+        let tokens = MoeTokens { ids: Some(&step.input_ids), padded_slots: step.padded_slots.as_ref() };
+        let experts = self.ffn.forward_tokens(h, tokens, determinism, observe)?;
         Ok(mhc_post(self.parallel.all_reduce(experts)?, mixing)?)
     }
 }

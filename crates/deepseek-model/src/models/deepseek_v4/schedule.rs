@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use mla_ops::cache::PoolConfig;
+
 /// Which keys a layer's queries see besides their neighbours (DeepSeek-V4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionSpec {
@@ -81,6 +83,11 @@ impl CompressorSpec {
     /// Keys of a token before they are pooled, and as many gates.
     pub(crate) fn channels(&self) -> usize {
         if self.overlap { 2 * self.width } else { self.width }
+    }
+
+    /// Its pool in a cache.
+    pub(crate) fn pool(&self) -> PoolConfig {
+        PoolConfig { tokens_per_row: self.rate, ..PoolConfig::per_token(self.width) }
     }
 
     /// Tokens whose keys and gates later entries may need.

@@ -6,11 +6,6 @@ use crate::config::sizes::{
     Bound, MOST, MOST_CHANNELS, MOST_LAYERS, out_of_range, product, sum, too_many_experts, unaddressable,
 };
 
-/// Residual streams: as many as the operations on them take.
-const MOST_STREAMS: usize = 8;
-/// Rounds of normalisation: every token pays for each.
-const MOST_ROUNDS: usize = 1024;
-
 impl DeepseekV4Config {
     /// The first size that is zero, too large, or asks for too much memory together with the others.
     pub(super) fn impossible_size(&self) -> Option<Contradiction> {
@@ -24,11 +19,10 @@ impl DeepseekV4Config {
     }
 
     /// Sizes of which none may be zero.
-    fn bounds(&self) -> [Bound; 19] {
-        [
+    fn bounds(&self) -> Vec<Bound> {
+        let others = [
             ("num_hidden_layers", self.layers.len(), MOST_LAYERS),
             ("vocab_size", self.vocab_size, MOST),
-            ("hidden_size", self.hidden_size, MOST),
             ("moe_intermediate_size", self.moe_intermediate_size, MOST),
             ("num_attention_heads", self.num_attention_heads, MOST),
             ("head_dim", self.head_dim, MOST_CHANNELS),
@@ -42,10 +36,9 @@ impl DeepseekV4Config {
             ("index_topk", self.index_topk, MOST),
             ("n_routed_experts", self.n_routed_experts, MOST),
             ("num_experts_per_tok", self.num_experts_per_tok, MOST),
-            ("hc_mult", self.hc_mult, MOST_STREAMS),
-            ("hc_sinkhorn_iters", self.hc_sinkhorn_iters, MOST_ROUNDS),
             ("max_position_embeddings", self.max_position_embeddings, MOST),
-        ]
+        ];
+        self.hyper_connection().bounds().into_iter().chain(others).collect()
     }
 
     /// Numbers of all weights, or somewhat more: as if every layer had compressors, an indexer, a router and a table.
@@ -64,8 +57,7 @@ impl DeepseekV4Config {
             product(&[self.index_n_heads, hidden]),
             product(&[4, width + self.index_head_dim, hidden + rate + 1]),
         ];
-        let streams = self.hc_mult;
-        let connections = product(&[2, streams + 3, streams, streams * hidden + 2]);
+        let connections = self.hyper_connection().most_parameters().saturating_mul(2);
         let experts = [
             product(&[self.n_routed_experts, hidden + 1]),
             product(&[3, self.n_routed_experts + 1, hidden, self.moe_intermediate_size]),

@@ -2,8 +2,9 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use mla_ops::Determinism;
+use mla_ops::cache::PagedCache;
 
-use super::batch::{Batch, filled_up};
+use super::batch::{Batch, EntryNumbers, filled_up};
 use super::cache::V4Cache;
 use super::config::DeepseekV4Config;
 use super::partial_rotary::{PartialRotary, PartialRotation};
@@ -24,17 +25,32 @@ pub(crate) struct V4Step {
     pub(crate) rotation: PartialRotation,
     /// Of the layers with compression.
     pub(crate) compress_rotation: PartialRotation,
+    pub(crate) sequences: Sequences,
+    pub(crate) window: WindowStep,
+    /// For each kind of layer with entries.
+    pub(super) entries: Vec<(AttentionSpec, EntryStep)>,
+    /// i32 `[N]`, where some tokens may be padding: those have none, and no expert works for them.
+    pub(crate) padded_slots: Option<Tensor<1, Int>>,
+}
+
+/// Where the new tokens of each sequence are.
+#[derive(Debug)]
+pub(crate) struct Sequences {
     /// The sequences' rows in the states, i32 `[B]`.
     pub(crate) state_rows: Tensor<1, Int>,
     /// Positions of their first new tokens, i32 `[B]`.
     pub(crate) starts: Tensor<1, Int>,
     /// i32 `[B + 1]`.
     pub(crate) cu_seqlens: Tensor<1, Int>,
-    pub(crate) window: WindowStep,
-    /// For each kind of layer with entries.
-    pub(super) entries: Vec<(AttentionSpec, EntryStep)>,
-    /// i32 `[N]`, where some tokens may be padding: those have none, and no expert works for them.
-    pub(crate) padded_slots: Option<Tensor<1, Int>>,
+}
+
+/// What a forward pass of a [`Compressor`](super::Compressor) works on: new tokens of some requests, and the entries that they
+/// complete. [`Compressor::step`](super::Compressor::step) makes it.
+#[derive(Debug)]
+pub struct CompressorStep {
+    pub(crate) determinism: Determinism,
+    pub(crate) sequences: Sequences,
+    pub(crate) entries: EntryStep,
 }
 
 /// The windows of all layers.
@@ -113,9 +129,7 @@ impl V4Step {
             input_ids: ints(ids, device),
             rotation,
             compress_rotation,
-            state_rows: ints(batch.state_rows(), device),
-            starts: ints(batch.starts(), device),
-            cu_seqlens: ints(batch.cu_seqlens()?, device),
+            sequences: Sequences::new(&batch, device)?,
             window: upload.window(config.sliding_window),
             entries,
             padded_slots: None,
@@ -125,6 +139,32 @@ impl V4Step {
     /// The entries of a layer of this kind.
     pub(crate) fn entries(&self, spec: AttentionSpec) -> Option<&EntryStep> {
         self.entries.iter().find(|(known, _)| *known == spec).map(|(_, entries)| entries)
+    }
+}
+
+impl Sequences {
+    fn new(batch: &Batch, device: &Device) -> Result<Self> {
+        Ok(Self {
+            state_rows: ints(batch.state_rows(), device),
+            starts: ints(batch.starts(), device),
+            cu_seqlens: ints(batch.cu_seqlens()?, device),
+        })
+    }
+}
+
+impl CompressorStep {
+    pub(super) fn new(
+        chunks: &[Chunk],
+        cache: &PagedCache,
+        (of, rotary): (&CompressorSpec, &PartialRotary),
+        determinism: Determinism,
+        device: &Device,
+    ) -> Result<Self> {
+        let (batch, page_size) = (Batch::of_pages(chunks, cache)?, cache.config().page_size);
+        let upload = Upload { batch: &batch, rotary, page_size, determinism, device };
+        let numbers = batch.entries(of, page_size / of.rate, 0);
+        let entries = upload.entry_step(of, numbers, SeenEntries::None)?;
+        Ok(Self { determinism, sequences: Sequences::new(&batch, device)?, entries })
     }
 }
 
@@ -166,6 +206,10 @@ impl Upload<'_> {
                 SeenEntries::All(slots.select(0, ints(self.batch.owners(), self.device)).unsqueeze_dim(1))
             }
         };
+        self.entry_step(of, numbers, seen)
+    }
+
+    fn entry_step(&self, of: &CompressorSpec, numbers: EntryNumbers, seen: SeenEntries) -> Result<EntryStep> {
         let shape = [self.batch.lens().len(), numbers.completed];
         let (cos, sin) = self.rotary.tables(&numbers.positions, shape, self.device)?;
         Ok(EntryStep {

@@ -27,7 +27,15 @@ impl<'a, 'r> From<&'a mut Normed<'r>> for Rows<'a, 'r> {
     }
 }
 
-impl Rows<'_, '_> {
+impl<'r> Rows<'_, 'r> {
+    /// The same rows for one of several readers.
+    pub fn reborrow(&mut self) -> Rows<'_, 'r> {
+        match self {
+            Self::InMemory(rows) => Rows::InMemory(rows.clone()),
+            Self::Normed(normed) => Rows::Normed(normed),
+        }
+    }
+
     /// `[N, d]`.
     pub fn dims(&self) -> [usize; 2] {
         match self {

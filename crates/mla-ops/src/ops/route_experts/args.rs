@@ -1,6 +1,7 @@
 //! Arguments of [`route_experts`](super::route_experts), and their checks.
 
 use burn::tensor::{DType, Int, Tensor};
+use serde::{Deserialize, Serialize};
 
 use crate::MlaError;
 use crate::check::Check;
@@ -70,7 +71,7 @@ pub struct LocalExperts {
 }
 
 /// How a logit becomes a score.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExpertScoring {
     /// The softmax over all experts (DeepSeek-V2).
     Softmax,

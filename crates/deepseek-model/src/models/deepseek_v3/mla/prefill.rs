@@ -8,7 +8,7 @@ use mla_ops::{MergeStateArgs, RaggedAttentionArgs, RaggedAttentionOptions, merge
 use super::MultiHeadLatentAttention;
 use crate::Result;
 use crate::models::deepseek_v3::keys::{CachedKeys, ChunkKeys, NewKeys};
-use crate::models::deepseek_v3::step::Step;
+use crate::models::deepseek_v3::step::MlaStep;
 
 impl MultiHeadLatentAttention {
     /// Attention of chunks of new tokens over their keys: parts of out `[N, H, dv]`, in order.
@@ -17,7 +17,7 @@ impl MultiHeadLatentAttention {
         q: Tensor<3>,
         latent: Tensor<2>,
         keys: &NewKeys,
-        step: &Step,
+        step: &MlaStep,
         cache: &PagedCache,
     ) -> Result<Vec<Tensor<3>>> {
         match keys {
@@ -54,19 +54,19 @@ impl MultiHeadLatentAttention {
         (q, cu_seqlens): (&Tensor<3>, &Tensor<1, Int>),
         (latent, cu_seqlens_k): (Tensor<2>, Option<Tensor<1, Int>>),
         causal: bool,
-        step: &Step,
+        step: &MlaStep,
     ) -> Result<(Tensor<3>, Tensor<2>)> {
-        let ([keys, _], dn) = (latent.dims(), self.qk_nope_head_dim);
-        let k_pe = latent.clone().narrow(1, self.kv_lora_rank, self.qk_rope_head_dim);
-        let latent = latent.narrow(1, 0, self.kv_lora_rank);
-        let kv = self.kv_b_proj.forward(latent, step.determinism)?;
+        let ([keys, _], dn) = (latent.dims(), self.config.qk_nope_head_dim);
+        let k_pe = latent.clone().narrow(1, self.config.kv_lora_rank, self.config.qk_rope_head_dim);
+        let latent = latent.narrow(1, 0, self.config.kv_lora_rank);
+        let kv = self.kv_b_proj.projection.forward(latent, step.determinism)?;
         // The keys of all heads and their values are views of it.
         let half = |first, width| kv.clone().narrow(1, first, self.heads * width).reshape([keys, self.heads, width]);
         let args = RaggedAttentionArgs {
             q: q.clone(),
             k: half(0, dn),
             k_pe: Some(k_pe),
-            v: half(self.heads * dn, self.v_head_dim),
+            v: half(self.heads * dn, self.config.v_head_dim),
             cu_seqlens: cu_seqlens.clone(),
             cu_seqlens_k,
         };
@@ -109,7 +109,7 @@ mod tests {
         let new = prompts.iter().enumerate();
         let chunks: Vec<Chunk> = new.map(|(i, &(tokens, past))| append(cache, i, &tokens[past..])).collect();
         let mut step = model.step(&chunks, cache, Determinism::Fast).expect("a step");
-        let sizes = (&model.config, model.heads(), Determinism::Fast);
+        let sizes = (&model.mla, model.heads(), Determinism::Fast);
         let keys = NewKeys::new(&chunks, cache, sizes, most_expanded, &model.device).expect("keys");
         let NewKeys::Naive { before, .. } = &keys else { panic!("{keys:?}") };
         let blocks = before.len();

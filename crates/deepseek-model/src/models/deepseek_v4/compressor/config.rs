@@ -1,0 +1,89 @@
+use burn::config::Config;
+use burn::tensor::{Device, FloatDType};
+use mla_ops::RopeConfig;
+use mla_ops::cache::PoolConfig;
+
+use super::Compressor;
+use crate::Result;
+use crate::config::sizes::{MOST, MOST_CHANNELS, impossible_size, is_positive, product, sum};
+use crate::config::{Contradiction, rope_contradiction};
+use crate::layers::initialised;
+use crate::models::deepseek_v4::names::PUBLISHED;
+use crate::models::deepseek_v4::schedule::CompressorSpec;
+use crate::weights::{RandomInit, WeightLoader};
+
+/// The sizes of a [`Compressor`], by their names in `config.json`.
+#[derive(Config, Debug, PartialEq)]
+pub struct CompressorConfig {
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Channels of an entry.
+    pub head_dim: usize,
+    /// Tokens of a window, a power of two.
+    pub compress_rate: usize,
+    /// Trailing channels of an entry with rotation, an even number.
+    pub qk_rope_head_dim: usize,
+    /// Whether an entry is made of the window before as well, as in compressed sparse attention (CSA); not so in heavily compressed
+    /// attention (HCA).
+    #[config(default = false)]
+    pub overlap: bool,
+    /// Rotary embedding; an entry is at the position of its first token.
+    #[config(default = "RopeConfig { rope_theta: 10_000.0, yarn: None }")]
+    pub rope: RopeConfig,
+    /// Epsilon of the norm.
+    #[config(default = 1e-6)]
+    pub rms_norm_eps: f64,
+}
+
+impl CompressorConfig {
+    /// A compressor with random weights, whose pool is the first one; otherwise as
+    /// [`MlaConfig::init`](crate::layers::MlaConfig::init).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn init(&self, init: impl Into<RandomInit>, device: &Device, dtype: FloatDType) -> Result<Compressor> {
+        let load = |loader: &mut WeightLoader| Compressor::load(loader, "layers.0.attn.compressor", 0, self);
+        initialised(self.wrong(), init, (device, dtype), (None, PUBLISHED), load)
+    }
+
+    fn wrong(&self) -> Option<Contradiction> {
+        let sizes = [
+            ("hidden_size", self.hidden_size, MOST),
+            ("head_dim", self.head_dim, MOST_CHANNELS),
+            ("compress_rate", self.compress_rate, MOST),
+            ("qk_rope_head_dim", self.qk_rope_head_dim, MOST_CHANNELS),
+        ];
+        // Keys and gates, twice as wide with overlap.
+        let numbers = || sum([self.hidden_size, self.compress_rate].map(|rows| product(&[4, self.head_dim, rows])));
+        impossible_size(&sizes, numbers).or_else(|| self.contradiction())
+    }
+
+    fn contradiction(&self) -> Option<Contradiction> {
+        let found = |field, actual: String, expected: String| Some((field, actual, expected));
+        let (width, dr, rate) = (self.head_dim, self.qk_rope_head_dim, self.compress_rate);
+        if !dr.is_multiple_of(2) || dr > width {
+            return found(
+                "qk_rope_head_dim",
+                dr.to_string(),
+                format!("an even number of at most `head_dim` = {width}"),
+            );
+        }
+        if !rate.is_power_of_two() {
+            return found("compress_rate", rate.to_string(), "a power of two, as page sizes are".into());
+        }
+        if !is_positive(self.rms_norm_eps) {
+            let expected = "a finite number above 0, in f32";
+            return found("rms_norm_eps", self.rms_norm_eps.to_string(), expected.into());
+        }
+        rope_contradiction(&self.rope)
+    }
+
+    /// Its pool in a cache.
+    pub fn pool(&self) -> PoolConfig {
+        self.spec().pool()
+    }
+
+    pub(super) fn spec(&self) -> CompressorSpec {
+        CompressorSpec { rate: self.compress_rate, width: self.head_dim, overlap: self.overlap }
+    }
+}
