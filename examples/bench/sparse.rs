@@ -55,7 +55,10 @@ fn shapes(bench: &Bench) -> Vec<Shape> {
         for s_q in [1, 2] {
             let format = Some("v32");
             let v32 = |b| Shape { format, b, s_q, h_q, d: 576, scope: long, extra: None, window: false };
-            full.extend([1, 8, 32, 64, 128].map(v32));
+            full.extend([1, 8, 16, 32, 64, 128].map(v32));
+            for topk in [512, 1024] {
+                full.extend([1, 16, 64, 128].map(|b| Shape { scope: Scope { topk, ..long }, ..v32(b) }));
+            }
         }
     }
     for s_q in [1, 2] {
@@ -74,7 +77,10 @@ fn shapes(bench: &Bench) -> Vec<Shape> {
         let scope = Scope { s_k: 16384, page: 256, topk: 128 };
         let extra = Some(Scope { s_k: 16384, page: 64, topk });
         let format = Some("model1+extra");
-        full.extend([2, 64, 128].map(|b| Shape { format, b, s_q: 2, h_q, d: 512, scope, extra, window: false }));
+        for s_q in [1, 2] {
+            let v4 = |b| Shape { format, b, s_q, h_q, d: 512, scope, extra, window: false };
+            full.extend([1, 2, 16, 64, 128].map(v4));
+        }
     }
     full.extend(prompts());
     let (near, far) = (Scope { s_k: 64, page: 16, topk: 12 }, Scope { s_k: 32, page: 8, topk: 5 });

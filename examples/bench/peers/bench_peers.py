@@ -591,11 +591,13 @@ def section_sparse_decode(p):
     v32, m1 = (fm.pack_v32, 576), (fm.pack_model1, 512)
     groups = [
         ("v32", v32, 32768, 64, None,
-         [(b, s_q, h, 2048) for h in (128, 64) for s_q in (1, 2) for b in (1, 8, 32, 64, 128)]),
+         [(b, s_q, h, topk) for h in (128, 64) for s_q in (1, 2)
+          for topk, batches in ((2048, (1, 8, 16, 32, 64, 128)), (512, (1, 16, 64, 128)), (1024, (1, 16, 64, 128)))
+          for b in batches]),
         ("model1", m1, 32768, 64, None,
          [(b, s_q, 128, 2048) for s_q in (1, 2) for b in (1, 8, 64, 128)]),
         ("model1+extra", m1, 16384, 256, (16384, 64),
-         [(b, 2, h, (128, x)) for h, x in ((64, 512), (128, 1024)) for b in (2, 64, 128)]),
+         [(b, s_q, h, (128, x)) for h, x in ((64, 512), (128, 1024)) for s_q in (1, 2) for b in (1, 2, 16, 64, 128)]),
     ]
     for name, (pack, d), s_k, page, extra, cases in groups:
         if A.quick:
