@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use burn::tensor::{DType, Device, FloatDType};
 use burn_mla::model::{CacheSize, DeepseekModel, VerifyOptions, verify};
-use burn_mla::ops::{Determinism, Path};
+use burn_mla::ops::cache::RowFormat;
+use burn_mla::ops::{Determinism, Path, SparseMlaProblem, explain_path};
 use rstest::rstest;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -214,6 +215,9 @@ fn model_in_bf16_is_as_close_as_transformers(
         if let Some((_, path)) = own.into_iter().find(|(is, _)| *is && name.ends_with("v3-realdims")) {
             assert_eq!(model.attention_path(1, 64).path, path);
         }
+        if is_hopper(device) && name.ends_with("v4-realdims") {
+            assert_eq!(explain_path(&sparse_attention_of_v4(), device).path, Path::Sm90);
+        }
         let stored = Stored::read(name);
         let prefill = stored.input_ids.len() / if decode { 3 } else { 1 };
         let logits = logits_in_steps(&model, &stored.input_ids, prefill);
@@ -227,6 +231,12 @@ fn model_in_bf16_is_as_close_as_transformers(
         assert!(own_median < 2.0 * median && own_rms < 2.0 * rms, "{name}: median {own_median}, rms {own_rms}");
         assert!(own_median > 0.05 * median, "{name} was not computed in bf16: median {own_median}");
     });
+}
+
+/// Of a decode step with the heads and widths of `v4-realdims`.
+fn sparse_attention_of_v4() -> SparseMlaProblem {
+    let (rows, dtype) = (RowFormat::Dense, DType::BF16);
+    SparseMlaProblem { batch: 1, query_len: 1, heads: 8, key_width: 512, value_width: 512, dtype, rows }
 }
 
 /// Logits of all tokens: the first `prefill` at once, the others one at a time.
