@@ -1,5 +1,6 @@
 //! What the steps of all models begin and end with: new tokens of some requests, and the rows of their last ones.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use burn::tensor::{Tensor, s};
@@ -13,7 +14,8 @@ use crate::{ModelError, Result};
 pub struct Chunk {
     /// The request.
     pub request: RequestId,
-    /// The tokens, at least one. They are the last of the request.
+    /// The tokens, at least one. They are the last of the request. Whole models read their ids; the modules of
+    /// [`layers`](crate::layers) only count them.
     pub tokens: Vec<u32>,
     /// Their slots in a KV cache with a row for each token; empty for DeepSeek-V4.
     pub slots: Vec<i32>,
@@ -35,15 +37,23 @@ pub(crate) fn padded(len: usize) -> usize {
     len.next_multiple_of(8)
 }
 
-/// Whether the chunks are the last tokens of their requests, of which there is one at least.
+/// Whether the chunks are the last tokens of their requests, of which there is one at least, and none in two chunks.
 pub(crate) fn check_chunks(chunks: &[Chunk], cache: &PagedCache) -> Result<()> {
     if chunks.is_empty() {
         return Err(ModelError::request("chunks", "none", "one at least"));
     }
-    for Chunk { request, tokens, .. } in chunks {
+    let mut seen = HashSet::new();
+    for (i, Chunk { request, tokens, .. }) in chunks.iter().enumerate() {
+        if !seen.insert(request) {
+            let again = format!("{request} again in chunks[{i}]");
+            return Err(ModelError::request("chunks", again, "one chunk of each request"));
+        }
         let (new, len) = (tokens.len(), cache.len(*request)?);
         if new == 0 || new > len {
-            let expected = format!("1 to {len}, which were appended");
+            let expected = match len {
+                0 => "some that `PagedCache::append` has made room for: it has none".into(),
+                _ => format!("1 to {len}, which were appended"),
+            };
             return Err(ModelError::request("chunks", format!("{new} tokens of {request}"), expected));
         }
     }

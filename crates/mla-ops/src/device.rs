@@ -49,8 +49,10 @@ impl DeviceName {
                 Ok(Device::new(burn_cuda::CudaDevice::new(index)))
             }
             #[allow(unreachable_patterns)]
-            _ => Err(self
-                .unsupported(format!("this build has no {0} backend; build it with `--features {0}`", self.feature()))),
+            _ => Err(self.unsupported(format!(
+                "this build has no {0} backend; build it with the feature `{0}` of burn-mla",
+                self.feature()
+            ))),
         }
     }
 

@@ -167,7 +167,7 @@ pub(crate) struct MoeTokens<'t> {
 
 impl Moe {
     /// x `[N, hidden]`, the norm of a residual stream, of the weights' dtype -> the sum of each token's experts and the shared ones,
-    /// `[N, hidden]`, which is not in memory yet.
+    /// `[N, hidden]`, which is not in memory yet: `.materialise()` makes a tensor that can be added.
     ///
     /// # Errors
     /// Another width, dtype or device than that of the weights, more than 1,024 experts; a layer of DeepSeek-V4 whose table chooses by

@@ -262,3 +262,35 @@ fn misuse_is_an_error() {
     let elsewhere = layer.clone().with_pools(2, 3).forward(numbers([6, 64]), &step, &mut cache);
     assert!(elsewhere.is_err() && layer.forward(numbers([6, 64]), &step, &mut cache).is_ok());
 }
+
+/// Slots of other tokens, a request in two chunks, and one without tokens.
+#[test]
+fn chunks_that_the_cache_contradicts_are_refused() {
+    let (device, config) = (Device::flex(), mla(None));
+    let layer = config.init(1, &device, F32).expect("a layer");
+    let indexer = config.init_indexer(1, &device, F32).expect("a layer").expect("an indexer");
+    let entries = CompressorConfig::new(64, 32, 4, 8);
+    let compressor = entries.init(1, &device, F32).expect("a compressor");
+    let (mut cache, mut pages) = (paged_cache(config.pools(RowFormat::Dense)), paged_cache(vec![entries.pool()]));
+    let (request, empty, of_pages) = (cache.admit().unwrap(), cache.admit().unwrap(), pages.admit().unwrap());
+    chunk(&mut cache, request, 7);
+    let (last, of_pages) = (chunk(&mut cache, request, 2), chunk(&mut pages, of_pages, 2));
+    let nothing = Chunk { request: empty, ..last.clone() };
+    let again = "`chunks` is request 0 again in chunks[1], expected one chunk of each request";
+    for (chunks, expected) in [
+        (
+            vec![Chunk { slots: vec![7, 9], ..last.clone() }],
+            "`chunks` is 9 in chunks[0].slots[1], expected 8, the slot",
+        ),
+        (vec![Chunk { slots: vec![7], ..last.clone() }], "`chunks` is 1 slots in chunks[0].slots, of request 0"),
+        (vec![last.clone(), last], again),
+        (vec![nothing], "expected some that `PagedCache::append` has made room for: it has none"),
+    ] {
+        for step in [layer.step(&chunks, &cache, Fast), indexer.step(&chunks, &cache, Fast)] {
+            let refused = step.expect_err(expected).to_string();
+            assert!(refused.contains(expected), "{refused}");
+        }
+    }
+    let refused = compressor.step(&[of_pages.clone(), of_pages], &pages, Fast).expect_err(again);
+    assert_eq!(refused.to_string(), again);
+}

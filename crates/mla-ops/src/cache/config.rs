@@ -10,7 +10,8 @@ use crate::{MlaError, check_written};
 
 pub(super) const OP: &str = "PagedCache";
 
-/// The size of a [`PagedCache`](super::PagedCache). Nothing in it may be zero.
+/// The size of a [`PagedCache`](super::PagedCache). None of its numbers may be zero; no pools are a cache of pages
+/// alone.
 ///
 /// ```
 /// use burn::tensor::FloatDType;

@@ -4,7 +4,8 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use rstest::rstest;
 
 use super::*;
-use crate::{Accumulator, MlaError};
+use crate::batch::index_tensor;
+use crate::{Accumulator, MlaError, WriteLatentArgs, write_latent};
 
 fn config() -> CacheConfig {
     CacheConfig {
@@ -101,6 +102,37 @@ fn caches_larger_than_memory_are_refused() {
         let CacheError::Mla(error) = error else { panic!("{error}") };
         assert_too_large(Err::<(), _>(error), argument);
     }
+}
+
+/// Prefixes of requests are read by tables of their first pages.
+#[test]
+fn page_tables_have_the_first_pages_of_long_requests() {
+    let mut cache = cache();
+    let request = cache.admit().unwrap();
+    cache.append(request, 9).unwrap();
+    let table = cache.page_table(&[request], 2).unwrap();
+    assert_eq!(table.into_data().try_into_vec::<i32>().unwrap(), [0, 1]);
+}
+
+/// `?` in functions of `CacheError`, outside of `write_pool`.
+#[test]
+fn refused_writes_are_errors_of_the_cache() {
+    let write = || {
+        let cache = Pool::from(new_pool([1, 2, 3], FloatDType::F32, &Device::flex())?);
+        let (slots, latent) = (index_tensor(vec![0], &Device::flex()), Tensor::ones([2, 3], &Device::flex()));
+        Ok::<_, CacheError>(write_latent(WriteLatentArgs { cache, slots, latent, rope: None })?)
+    };
+    assert!(matches!(write(), Err(CacheError::Mla(MlaError::Shape { .. }))));
+}
+
+#[test]
+fn caches_without_pools_count_pages() {
+    let mut cache = PagedCache::new(CacheConfig { pools: vec![], ..config() }, &Device::flex()).unwrap();
+    let request = cache.admit().unwrap();
+    cache.append(request, 6).unwrap();
+    let fork = cache.fork(request).unwrap();
+    cache.append(fork, 1).unwrap();
+    assert_eq!((cache.pages_in_use(), cache.bytes_in_use()), (3, 0));
 }
 
 /// Of fresh requests, and of none, with any width.

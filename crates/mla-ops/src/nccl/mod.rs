@@ -19,6 +19,6 @@ pub use self::cuda::{find_nccl, nccl_all_reduce};
 /// [`MlaError::UnsupportedDevice`](crate::MlaError::UnsupportedDevice), always.
 #[cfg(not(feature = "cuda"))]
 pub fn find_nccl() -> Result<(), crate::MlaError> {
-    let reason = "this build has no cuda backend; build it with `--features cuda`".into();
+    let reason = "this build has no cuda backend; build it with the feature `cuda` of burn-mla".into();
     Err(crate::MlaError::UnsupportedDevice { op: "all_reduce", device: "cuda".into(), reason })
 }

@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor};
 use thiserror::Error;
 
 use crate::MlaError;
-use crate::cache::{BackendPool, Pool};
+use crate::cache::{BackendPool, CacheError, Pool};
 use crate::check::{Check, check_slots};
 
 const OP: &str = "write_latent";
@@ -38,6 +38,12 @@ pub struct WriteLatentError {
 impl From<Box<WriteLatentError>> for MlaError {
     fn from(refused: Box<WriteLatentError>) -> Self {
         refused.error
+    }
+}
+
+impl From<Box<WriteLatentError>> for CacheError {
+    fn from(refused: Box<WriteLatentError>) -> Self {
+        refused.error.into()
     }
 }
 

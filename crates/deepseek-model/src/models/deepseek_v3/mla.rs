@@ -66,7 +66,8 @@ const INNER_NORM_EPS: f64 = 1e-6;
 /// # Records
 /// Projections `[out, in]` are `kv_a_proj_with_mqa.weight` and so on, with `codes` and `scales` below where they are in FP8. The rows of
 /// `kv_b_proj` are not in the order of the published files: the keys of all heads come first, and then the values. Burn refuses
-/// records of other shapes, and of a layer in another format. The dtype of a record becomes that of the layer, unless it is told to cast.
+/// records of other shapes, and of a layer in another format. The dtype of a record becomes that of the layer, unless it is told to cast
+/// (`ModuleRecord::cast_to_module_dtype`).
 #[derive(Module, Debug)]
 pub struct MultiHeadLatentAttention {
     /// The pool of its latents.
@@ -156,7 +157,8 @@ impl MultiHeadLatentAttention {
         }
     }
 
-    /// The layer with its rows in other pools of the cache than the first two, of latents and of index keys.
+    /// The layer with its rows in other pools of the cache than the first two, of latents and of index keys; without an indexer
+    /// `index_keys` is not looked at. Layers of one pool overwrite each other's rows, without an error.
     pub fn with_pools(self, latents: usize, index_keys: usize) -> Self {
         let indexer = self.indexer.map(|indexer| indexer.with_pool(index_keys));
         Self { pool: latents, indexer, ..self }
@@ -166,7 +168,7 @@ impl MultiHeadLatentAttention {
     /// for which [`PagedCache::append`] has made room. Requests with a single new token are best put first: they are decoded together.
     ///
     /// # Errors
-    /// Chunks that are not the last tokens of their requests, or that have another number of slots.
+    /// Chunks that are not the last tokens of their requests, or have other slots than these; a request in two chunks.
     pub fn step(&self, chunks: &[Chunk], cache: &PagedCache, determinism: Determinism) -> Result<MlaStep> {
         MlaStep::alone(chunks, cache, &self.rotary, (&self.config, self.heads), determinism, &self.device())
     }

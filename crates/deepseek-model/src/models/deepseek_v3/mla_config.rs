@@ -48,7 +48,8 @@ pub struct MlaConfig {
 
 impl MlaConfig {
     /// A layer with random weights: norms are 1, matrices drawn by a seed, or as [`RandomInit`] says. Another layer of the model gets
-    /// another seed. Its pools are those of [`Self::pools`]. The generator of the device is seeded for it, so that the numbers are others
+    /// another seed. Its pools are those of [`Self::pools`], the first of the cache;
+    /// [`with_pools`](MultiHeadLatentAttention::with_pools) gives it others. The generator of the device is seeded for it, so that the numbers are others
     /// only if another thread draws meanwhile.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! What one forward pass works on: new tokens of some requests, where they go, and which keys they see.
 
 use burn::tensor::{Device, Int, Tensor};
-use mla_ops::batch::positions;
+use mla_ops::batch::{positions, slots};
 use mla_ops::cache::PagedCache;
 use mla_ops::{Determinism, RopeQuery, WriteLatentArgs, write_latent};
 
@@ -39,13 +39,20 @@ impl MlaStep {
         device: &Device,
     ) -> Result<Self> {
         check_chunks(chunks, cache)?;
-        if let Some(chunk) = chunks.iter().find(|chunk| chunk.slots.len() != chunk.tokens.len()) {
-            let expected = format!("{}, one for each token", chunk.tokens.len());
-            return Err(ModelError::request(
-                "chunks",
-                format!("{} slots of {}", chunk.slots.len(), chunk.request),
-                expected,
-            ));
+        for (i, (chunk, tokens)) in chunks.iter().zip(positions_of(chunks, cache)?).enumerate() {
+            let (given, request) = (&chunk.slots, chunk.request);
+            if given.len() != tokens.len() {
+                let expected = format!("{}, one for each token", tokens.len());
+                let actual = format!("{} slots in chunks[{i}].slots, of {request}", given.len());
+                return Err(ModelError::request("chunks", actual, expected));
+            }
+            let own = slots(&[tokens], &[cache.pages(request)?], cache.config().page_size)?;
+            if let Some((at, (given, own))) = given.iter().zip(own).enumerate().find(|(_, (given, own))| *given != own)
+            {
+                let expected =
+                    format!("{own}, the slot that `PagedCache::append` returned for this token of {request}");
+                return Err(ModelError::request("chunks", format!("{given} in chunks[{i}].slots[{at}]"), expected));
+            }
         }
         Self::new(chunks, cache, rotary, sizes, determinism, device)
     }

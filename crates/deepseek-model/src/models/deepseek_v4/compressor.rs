@@ -110,7 +110,8 @@ impl Compressor {
     /// request is new once, in order: a pass moves the state on.
     ///
     /// # Errors
-    /// Chunks that are not the last tokens of their requests; a cache without the pool of [`CompressorConfig::pool`].
+    /// Chunks that are not the last tokens of their requests; a request in two chunks; a cache without the pool of
+    /// [`CompressorConfig::pool`].
     pub fn step(&self, chunks: &[Chunk], cache: &PagedCache, determinism: Determinism) -> Result<CompressorStep> {
         self.check_pool(cache)?;
         CompressorStep::new(chunks, cache, (&self.spec, &self.rotary), determinism, &self.device())

@@ -9,7 +9,8 @@ use crate::check::Check;
 /// What a step of the model needs: pages and lengths, or the inputs of the op `page_table`, one entry per request of the batch.
 impl PagedCache {
     /// Pages, i32 `[B, max_pages]`, -1 behind the last of a request: what the op [`page_table`](crate::page_table) makes of
-    /// [`Self::req_to_token`], from the host.
+    /// [`Self::req_to_token`], from the host. A request with more pages is cut to its first `max_pages`, without an
+    /// error: its first tokens may be read alone. [`Self::max_pages`] is enough for all.
     ///
     /// No request, or no page for each (as fresh ones need), is an empty table.
     ///

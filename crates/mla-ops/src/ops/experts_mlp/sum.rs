@@ -10,7 +10,7 @@ use crate::ops::linear::in_memory::linear;
 use crate::ops::residual_norm::{BackendNormed, BackendReader};
 use crate::ops::swiglu::in_memory::swiglu;
 
-/// The weighted sum of the experts of each token, `[N, hidden]`, which is not computed yet.
+/// The weighted sum of the experts of each token, `[N, hidden]`, which is not computed yet: [`Self::materialise`] makes a tensor that can be added.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is launched before it is read"]
 pub struct ExpertsSum {

@@ -61,7 +61,8 @@ impl MlaDecodeArgs {
             || "at least 1 head, and 1 channel".into(),
         )?;
         self.kv_cache.check(&check, "kv_cache", self.q.dtype(), "the dtype of `q`")?;
-        let words = || format!("[P, S, D] with D = {key_width}, the width of `q`");
+        let words =
+            || format!("[P, S, D] with D = {key_width}, the width of `q` (absorbed: latent and rotary channels)");
         check.dims("kv_cache", self.kv_cache.dims(), [None, None, Some(key_width)], words)?;
         check.page_size("kv_cache page size (dimension 1)", self.kv_cache.dims()[1])?;
         check.int("page_table", &self.page_table)?;
