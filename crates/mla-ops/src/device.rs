@@ -50,7 +50,7 @@ impl DeviceName {
             }
             #[allow(unreachable_patterns)]
             _ => Err(self.unsupported(format!(
-                "this build has no {0} backend; build it with the feature `{0}` of burn-mla",
+                "this build has no {0} backend; build it with `--features {0}`, a feature of burn-mla",
                 self.feature()
             ))),
         }
