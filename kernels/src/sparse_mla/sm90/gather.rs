@@ -65,7 +65,7 @@ impl<'a, E: Float, V: Size> Gather<'a, E, V> {
         }
     }
 
-    /// Lies as it does so that tiles are constants of the instructions: what is computed beside the products has to wait for them.
+    /// Tiles are constants of the instructions: what is computed beside the products waits for them.
     fn copy_row(&self, rows: &[Vector<E, V>], cube: &Cube, slot: i32, stage: u32, #[comptime] part: u32) {
         let tiles = comptime!(cube.form.tile.tiles as u32);
         let first = usize::cast_from(max(slot, 0i32)) * comptime!((tiles * VECTORS) as usize) + self.vector as usize;
