@@ -143,8 +143,9 @@ pub(crate) struct Mma {
 
 impl Mma {
     /// The instructions. Operands are the new accumulators, the old ones unless it starts at zero, A (a descriptor or
-    /// four registers for each step), and B's descriptor. `lanes` is the number of accumulators.
-    fn text(&self, lanes: usize, zero: bool) -> String {
+    /// four registers for each step, and maybe some that are not used), and B's descriptor. `lanes` is the number of
+    /// accumulators, `a_count` that of A's operands.
+    fn text(&self, lanes: usize, a_count: usize, zero: bool) -> String {
         let Mma { n, steps, elem, a, b, groups, per_step } = *self;
         assert!(n.is_multiple_of(8) && n <= 256 && lanes == n / 2, "{n} columns in {lanes} registers");
         let width = n / per_step;
@@ -161,10 +162,7 @@ impl Mma {
             }
             2 * lanes
         };
-        let a_count = match a {
-            Source::Shared(_) => 1,
-            Source::Registers => 4 * steps,
-        };
+        assert!(a_count >= if a == Source::Registers { 4 * steps } else { 1 }, "{a_count} operands of {steps} steps");
         text += "wgmma.fence.sync.aligned;\n";
         for step in 0..steps {
             for part in 0..per_step {
@@ -211,7 +209,7 @@ pub(crate) fn descriptor(address: u32, #[comptime] layout: Layout) -> u64 {
 #[cube]
 pub(crate) fn mma_ss<N: Size>(acc: Vector<f32, N>, a: u64, b: u64, #[comptime] mma: Mma) -> Vector<f32, N> {
     let lanes = N::value().comptime();
-    let text = comptime!(mma.text(lanes, false));
+    let text = comptime!(mma.text(lanes, 1, false));
     let sum: Vector<f32, N>;
     gpu_asm!(
         "{text} // {sum} {acc} {a} {b}",
@@ -228,7 +226,7 @@ pub(crate) fn mma_ss<N: Size>(acc: Vector<f32, N>, a: u64, b: u64, #[comptime] m
 #[cube]
 pub(crate) fn mma_ss_zero<N: Size>(a: u64, b: u64, #[comptime] mma: Mma) -> Vector<f32, N> {
     let lanes = N::value().comptime();
-    let text = comptime!(mma.text(lanes, true));
+    let text = comptime!(mma.text(lanes, 1, true));
     let sum: Vector<f32, N>;
     gpu_asm!(
         "{text} // {sum} {a} {b}",
@@ -240,7 +238,7 @@ pub(crate) fn mma_ss_zero<N: Size>(a: u64, b: u64, #[comptime] mma: Mma) -> Vect
     sum
 }
 
-/// Adds products with A from registers, `4 * steps` of them, to `acc`. Otherwise as [`mma_ss()`].
+/// Adds products with A from registers, the first `4 * steps` of `a`, to `acc`. Otherwise as [`mma_ss()`].
 #[cube]
 pub(crate) fn mma_rs<N: Size, A: Size>(
     acc: Vector<f32, N>,
@@ -249,7 +247,8 @@ pub(crate) fn mma_rs<N: Size, A: Size>(
     #[comptime] mma: Mma,
 ) -> Vector<f32, N> {
     let lanes = N::value().comptime();
-    let text = comptime!(mma.text(lanes, false));
+    let words = A::value().comptime();
+    let text = comptime!(mma.text(lanes, words, false));
     let sum: Vector<f32, N>;
     gpu_asm!(
         "{text} // {sum} {acc} {a} {b}",
@@ -266,7 +265,8 @@ pub(crate) fn mma_rs<N: Size, A: Size>(
 #[cube]
 pub(crate) fn mma_rs_zero<N: Size, A: Size>(a: Vector<u32, A>, b: u64, #[comptime] mma: Mma) -> Vector<f32, N> {
     let lanes = N::value().comptime();
-    let text = comptime!(mma.text(lanes, true));
+    let words = A::value().comptime();
+    let text = comptime!(mma.text(lanes, words, true));
     let sum: Vector<f32, N>;
     gpu_asm!(
         "{text} // {sum} {a} {b}",
@@ -371,16 +371,17 @@ mod tests {
     fn the_text_numbers_its_operands() {
         let b = Layout::Across { terms: 32 };
         let mma = Mma { n: 8, steps: 2, elem: Elem::F16, a: Source::Registers, b, groups: 1, per_step: 1 };
-        let text = mma.text(4, false);
+        let text = mma.text(4, 8, false);
         assert!(text.contains("mov.b32 %3, %7;"));
         assert!(text.contains("add.s64 b, %16, 128;"));
         assert!(text.contains("m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, {%12, %13, %14, %15}, b, more, 1, 1, 1;"));
+        assert!(mma.text(4, 16, false).contains("add.s64 b, %24, 128;"), "some of A are not used");
         let a = Source::Shared(Layout::Terms { rows: 64 });
-        let text = Mma { a, groups: 0, ..mma }.text(4, true);
+        let text = Mma { a, groups: 0, ..mma }.text(4, 1, true);
         assert!(text.contains("add.s64 a, %4, 2;") && text.contains("add.s64 b, %5, 128;"));
         assert!(text.contains("{%0, %1, %2, %3}, a, b, zero, 1, 1, 0, 1;"));
         assert!(!text.contains("mov") && !text.contains("commit"));
-        let two = Mma { n: 128, a, per_step: 2, ..mma }.text(64, true);
+        let two = Mma { n: 128, a, per_step: 2, ..mma }.text(64, 1, true);
         assert!(two.contains("m64n64k16") && !two.contains("m64n128k16"));
         assert!(two.contains("add.s64 b, %65, 0;") && two.contains("add.s64 b, %65, 256;"), "64 columns: 32 terms on");
         assert!(two.contains("add.s64 b, %65, 128;") && two.contains("add.s64 b, %65, 384;"));

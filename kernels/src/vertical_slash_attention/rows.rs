@@ -197,15 +197,26 @@ impl<'a> KeyList<'a> {
 
     /// The position of the key in place `place`, -1 if the sequence has no such key.
     pub fn position(&self, place: u32) -> i32 {
-        let mut position = i32::new(NO_KEY);
+        self.position_of(place, self.entry(place))
+    }
+
+    /// What [`position_of`](KeyList::position_of) takes for a place, as it is in memory: nothing waits for it here.
+    pub fn entry(&self, place: u32) -> i32 {
+        let mut entry = i32::new(NO_KEY);
         if place < self.in_blocks {
-            let offset = self.block_offset[self.first_block + (place / self.block_size) as usize];
-            // An offset of -1 marks no block, although some of its keys would be there.
-            if offset >= 0 {
-                position = offset + i32::cast_from(place % self.block_size);
-            }
+            entry = self.block_offset[self.first_block + (place / self.block_size) as usize];
         } else if place - self.in_blocks < self.columns {
-            position = self.column_index[self.first_column + (place - self.in_blocks) as usize];
+            entry = self.column_index[self.first_column + (place - self.in_blocks) as usize];
+        }
+        entry
+    }
+
+    /// The position of the key in a place that has this entry, -1 if the sequence has no such key.
+    pub fn position_of(&self, place: u32, entry: i32) -> i32 {
+        let mut position = entry;
+        // An offset of -1 marks no block, although some of its keys would be there.
+        if place < self.in_blocks && entry >= 0 {
+            position += i32::cast_from(place % self.block_size);
         }
         if position < 0 || u32::cast_from(position) >= self.end {
             position = i32::new(NO_KEY);

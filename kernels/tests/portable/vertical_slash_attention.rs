@@ -357,6 +357,20 @@ fn long_lists_in_f16(#[values(false, true)] causal: bool, #[values(false, true)]
     case.check_against(legal.expected(), 6e-4);
 }
 
+/// Of two neighbouring rows one has few keys, far apart among those of the other, or none: the tiles between them are more than have room.
+#[rstest]
+fn lists_that_are_far_apart(
+    #[values(0, 1)] long: usize,
+    #[values(vec![], vec![0, 16, 17, 39], vec![20])] blocks: Vec<i32>,
+    #[values(0, 70)] columns: i32,
+    #[values([64, 64], [192, 128])] widths: [usize; 2],
+) {
+    let mut case = Case::<bf16>::new(&[(128, 2700)], [1, 1], widths, false, false);
+    case.lists = vec![[blocks.iter().map(|block| block * 64).collect(), (2600..2600 + columns).collect()]; 2];
+    case.lists[long] = [(0..40).map(|block| block * 64).collect(), (2570..2570 + 10 * columns.min(9)).collect()];
+    case.check(5e-3);
+}
+
 fn without_none(list: &[i32]) -> Vec<i32> {
     list.iter().copied().filter(|&first| first >= 0).collect()
 }

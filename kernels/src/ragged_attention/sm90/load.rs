@@ -93,8 +93,6 @@ pub(super) fn load_all(
     let (mut slot, mut keys, mut values) = (slot, keys, values);
     let mut number = CUBE_POS_X;
     while number < schedule.count {
-        // Taken before the loads, under which the answer comes.
-        let next = CUBE_COUNT_X + taken[0].fetch_add(1u32);
         let work = schedule.read(tiles, number);
         let mut block = work.tile.blocks;
         if block > 0 {
@@ -114,7 +112,8 @@ pub(super) fn load_all(
             }
             maps.load_values(&mut values, &work, block, form);
         }
-        number = next;
+        // With the last loads under way, and not before: a cube that asked at a long tile's beginning could be given another long one.
+        number = CUBE_COUNT_X + taken[0].fetch_add(1u32);
     }
     slot.write(words, &Work::none());
     mbarrier::arrive(slot.full);

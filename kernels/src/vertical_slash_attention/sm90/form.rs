@@ -30,8 +30,6 @@ const TILES_BYTES: u32 = 208 << 10;
 /// Stages at most: more hide no more.
 const MOST_STAGES: u32 = 6;
 
-/// How queries lie: panels of the rows of a warpgroup.
-pub(super) const QUERIES: Layout = Layout::Terms { rows: GROUP_ROWS };
 /// How keys lie, seen as rows of terms.
 pub(super) const KEY_ROWS: Layout = Layout::Terms { rows: KEYS };
 /// How values lie: a row is one term for all channels.
@@ -58,6 +56,11 @@ pub(super) fn query_bytes(form: Form) -> u32 {
     form.key_panels as u32 * PANEL_BYTES
 }
 
+/// Pairs of channels of its queries that a unit has.
+pub(super) fn query_words(form: Form) -> usize {
+    GROUP_ROWS * form.key_panels * PANEL / 2 / GROUP as usize
+}
+
 /// Bytes of the keys of a tile.
 pub(super) fn key_bytes(form: Form) -> u32 {
     form.key_panels as u32 * PANEL_BYTES
@@ -75,7 +78,7 @@ pub(super) fn stages(form: Form) -> u32 {
 
 /// Scores of a tile.
 pub(super) fn scores(form: Form) -> Mma {
-    let (a, steps) = (Source::Shared(QUERIES), form.key_panels * PANEL / 16);
+    let (a, steps) = (Source::Registers, query_words(form) / 4);
     Mma { n: KEYS, steps, elem: form.elem(), a, b: KEY_ROWS, groups: 1, per_step: 1 }
 }
 

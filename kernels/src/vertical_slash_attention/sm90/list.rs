@@ -23,14 +23,15 @@ pub(super) struct Blocks<'a> {
     sees: u32,
     count: u32,
     next: u32,
-    /// The first keys of the tiles about the next one, and of those behind them.
+    /// The first keys of the tiles about the next one, less than 0 where nobody sees it.
     chunk: i32,
+    /// The entries of those behind them.
     ahead: i32,
 }
 
 #[cube]
 impl<'a> Blocks<'a> {
-    /// Of so many key blocks as are a multiple of a tile.
+    /// Of so many key blocks as are a multiple of a tile. [`begin`](Blocks::begin) comes next.
     pub fn new(list: KeyList<'a>, sees: u32, #[comptime] aligned: bool) -> Blocks<'a> {
         let mut count = 0u32;
         if comptime!(aligned) {
@@ -43,16 +44,24 @@ impl<'a> Blocks<'a> {
         blocks
     }
 
-    /// The first key of a tile, less than 0 where nobody sees it.
+    /// Waits for what has been looked up.
+    pub fn begin(&mut self) {
+        self.chunk = self.first_of(UNIT_POS % 32, self.chunk);
+    }
+
+    /// The entry of a tile.
     fn look_up(&self, tile: u32) -> i32 {
-        let mut first = i32::new(NONE);
+        let mut entry = i32::new(NONE);
         if tile < self.count {
-            first = self.list.position(tile * comptime!(KEYS as u32));
-            if first as u32 >= self.sees {
-                first = i32::new(NONE);
-            }
+            entry = self.list.entry(tile * comptime!(KEYS as u32));
         }
-        first
+        entry
+    }
+
+    /// The first key of a tile with this entry, less than 0 where nobody sees it.
+    fn first_of(&self, tile: u32, entry: i32) -> i32 {
+        let first = self.list.position_of(tile * comptime!(KEYS as u32), entry);
+        select(first as u32 >= self.sees, i32::new(NONE), first)
     }
 
     /// The first key of the next tile, less than 0 where nobody sees it; [`PAST`] behind the last one.
@@ -67,8 +76,9 @@ impl<'a> Blocks<'a> {
             self.next += 1;
             let place = self.next % LOOKED_UP;
             if place == 0 {
-                self.chunk = self.ahead;
-                self.ahead = self.look_up(self.next + LOOKED_UP + UNIT_POS % 32);
+                let lane = UNIT_POS % 32;
+                self.chunk = self.first_of(self.next + lane, self.ahead);
+                self.ahead = self.look_up(self.next + LOOKED_UP + lane);
             }
         }
     }
@@ -81,6 +91,7 @@ pub(super) struct Others<'a> {
     next: u32,
     end: u32,
     warp: u32,
+    /// The entry of the lane's key of the next tile.
     ahead: i32,
 }
 
@@ -91,7 +102,7 @@ impl<'a> Others<'a> {
         let next = if comptime!(aligned) { list.in_blocks } else { 0u32.runtime() };
         let end = list.places();
         let mut others = Others::<'a> { list, next, end, warp, ahead: i32::new(NONE) };
-        others.ahead = others.look_up();
+        others.ahead = others.list.entry(others.place());
         others
     }
 
@@ -101,13 +112,14 @@ impl<'a> Others<'a> {
 
     /// The position of the lane's key of the next tile, and on to the one behind it.
     pub fn take(&mut self) -> u32 {
-        let position = self.ahead as u32;
+        let position = self.list.position_of(self.place(), self.ahead) as u32;
         self.next += comptime!(KEYS as u32);
-        self.ahead = self.look_up();
+        self.ahead = self.list.entry(self.place());
         position
     }
 
-    fn look_up(&self) -> i32 {
-        self.list.position(self.next + self.warp * WARP_KEYS + UNIT_POS % WARP_KEYS)
+    /// The place of the lane's key of the next tile.
+    fn place(&self) -> u32 {
+        self.next + self.warp * WARP_KEYS + UNIT_POS % WARP_KEYS
     }
 }

@@ -19,6 +19,11 @@ const PANEL_VECTORS: u32 = (PANEL / VECTOR) as u32;
 /// Rows of which a warp copies a panel at once.
 const PASS: u32 = 32 / PANEL_VECTORS;
 
+/// A position past the end of every sequence.
+const NOWHERE: u32 = 1 << 31;
+/// Of tiles since the last one of a warpgroup that has none: more than count.
+const NEVER: u32 = 1 << 31;
+
 /// Where queries, keys and values come from.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Sources<'a, E: Float, V: Size> {
@@ -83,9 +88,11 @@ pub(super) struct Loader<'a, E: Float, V: Size> {
     /// The head of the keys, and the token that is key 0 of the sequence.
     kv_head: u32,
     first_key: u32,
-    /// Works so far, and after how many tiles of the last one its queries are loaded; 0 where they have been.
+    /// Works so far.
     works: u32,
-    until_queries: u32,
+    /// Tiles since each warpgroup's last one.
+    since_first: u32,
+    since_second: u32,
     /// A bit for each stage to which single rows have been copied last.
     copied: u32,
     #[cube(comptime)]
@@ -101,8 +108,19 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
         warp: u32,
         #[comptime] form: Form,
     ) -> Loader<'a, E, V> {
-        let (kv_head, first_key, works, copied) = (0u32, 0u32, 0u32, 0u32);
-        Loader::<'a, E, V> { sources, room, stages, warp, kv_head, first_key, works, until_queries: 0u32, copied, form }
+        Loader::<'a, E, V> {
+            sources,
+            room,
+            stages,
+            warp,
+            kv_head: 0u32,
+            first_key: 0u32,
+            works: 0u32,
+            since_first: 0u32,
+            since_second: 0u32,
+            copied: 0u32,
+            form,
+        }
     }
 
     /// Loads all work of the cube, as far ahead as there are stages.
@@ -129,7 +147,7 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
         }
     }
 
-    /// The tiles of a work, and its queries behind the first of them: they may have to wait for their room.
+    /// The queries of a work, and its tiles.
     #[allow(clippy::too_many_arguments)]
     fn load(
         &mut self,
@@ -145,23 +163,27 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
         let (list_a, list_b) = (work.list(first, index, sizes), work.list(&second, index, sizes));
         self.kv_head = work.head / self.sources.group_size;
         self.first_key = first.kv.first;
-        // As many tiles as have room without those of this work being used.
-        self.until_queries = comptime!(stages(self.form) - 1).runtime();
         let mut blocks_a = Blocks::new(list_a, sees(first, causal), aligned);
         let mut blocks_b = Blocks::new(list_b, sees(&second, causal), aligned);
         let mut others_a = Others::new(list_a, self.warp, aligned);
         let mut others_b = Others::new(list_b, self.warp, aligned);
         let past = i32::new(comptime!(PAST as i64));
+        self.since_first = 0u32;
+        self.since_second = select(list_b.places() > 0, 0u32, NEVER.runtime());
+        self.load_queries(work, first, &second);
+        blocks_a.begin();
+        blocks_b.begin();
         // Lanes have looked up entries of their own.
         sync_plane();
         let (mut next_a, mut next_b) = (blocks_a.first(), blocks_b.first());
         while min(next_a, next_b) < past {
             let tile = min(next_a, next_b);
-            let (of_a, of_b) = (next_a == tile, next_b == tile);
-            if tile >= 0 {
-                let mark = u32::cast_from(of_a) * OF_FIRST + u32::cast_from(of_b) * OF_SECOND;
-                self.load_block(tile as u32, first.kv.len, mark, notes);
-                self.load_due_queries(work, first, &second);
+            let due = self.due();
+            let (of_a, of_b) = (due == 0 && next_a == tile, due == 0 && next_b == tile);
+            let mark = due | u32::cast_from(of_a) * OF_FIRST | u32::cast_from(of_b) * OF_SECOND;
+            if due != 0 || tile >= 0 {
+                self.load_block(select(due == 0, tile as u32, NOWHERE.runtime()), first.kv.len, mark, notes);
+                self.count(mark);
             }
             blocks_a.advance_if(of_a);
             blocks_b.advance_if(of_b);
@@ -171,27 +193,44 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
         }
         // Parts of a row have one list.
         let same = first.row == second.row && second.first < second.end;
+        let of_a = select(same, comptime!(OF_FIRST | OF_SECOND), OF_FIRST.runtime());
+        // In turn, for both warpgroups to have something to do.
+        let mut turn_of_b = false;
         while others_a.has_more() || (others_b.has_more() && !same) {
-            if others_a.has_more() {
-                let mark = select(same, comptime!(OF_FIRST | OF_SECOND), OF_FIRST.runtime());
-                let position = others_a.take();
-                self.gather(position, mark, notes);
-                self.load_due_queries(work, first, &second);
+            let mut mark = self.due();
+            let mut position = u32::MAX.runtime();
+            if mark == 0 {
+                if others_a.has_more() && !(turn_of_b && others_b.has_more()) {
+                    position = others_a.take();
+                    mark = of_a;
+                    turn_of_b = !same;
+                } else {
+                    position = others_b.take();
+                    mark = OF_SECOND.runtime();
+                    turn_of_b = false;
+                }
             }
-            // In turn, for both warpgroups to have something to do.
-            if others_b.has_more() && !same {
-                let position = others_b.take();
-                self.gather(position, OF_SECOND.runtime(), notes);
-                self.load_due_queries(work, first, &second);
-            }
+            self.gather(position, mark, notes);
+            self.count(mark);
         }
         self.stages.open(notes, 0u32, END.runtime(), self.warp);
         if warp::elect() {
             self.stages.close();
         }
         self.stages.advance();
-        self.until_queries = min(self.until_queries, 1u32);
-        self.load_due_queries(work, first, &second);
+    }
+
+    /// For whom a tile without keys is due: a warpgroup keeps the stage of its last tile until it has found the next one, and finds none
+    /// behind those that the stages hold.
+    fn due(&self) -> u32 {
+        let most = comptime!(stages(self.form) - 2);
+        u32::cast_from(self.since_first == most) * OF_FIRST | u32::cast_from(self.since_second == most) * OF_SECOND
+    }
+
+    /// Counts a tile.
+    fn count(&mut self, mark: u32) {
+        self.since_first = select(mark & OF_FIRST == 0, self.since_first + 1, 0u32);
+        self.since_second = select(mark & OF_SECOND == 0, self.since_second + 1, 0u32);
     }
 
     /// Keys side by side: by tile loads, unless the sequence ends among them.
@@ -251,24 +290,19 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
         self.stages.advance();
     }
 
-    /// After a tile: loads the queries if it was the last one before them. The first warps have a warpgroup's each.
-    fn load_due_queries(&mut self, work: &Work, first: &Queries, second: &Queries) {
-        if self.until_queries > 0 {
-            self.until_queries -= 1;
-            if self.until_queries == 0 {
-                if self.warp < GROUPS {
-                    mbarrier::wait(self.room.empty, (self.works % 2) ^ 1);
-                    sync_plane();
-                    if warp::elect() {
-                        let row = first.all.first + select(self.warp == 0, first.first, second.first);
-                        let (map, bar, head) = (self.sources.q, self.room.full, work.head as i32);
-                        mbarrier::arrive_expect(bar, comptime!(query_bytes(self.form)).runtime());
-                        load_panels(self.room.at, map, bar, head, row as i32, comptime!(self.form.key_panels));
-                    }
-                }
-                self.works += 1;
+    /// Loads the queries when the warpgroups have those of the work before in registers. The first warps have a warpgroup's each.
+    fn load_queries(&mut self, work: &Work, first: &Queries, second: &Queries) {
+        if self.warp < GROUPS {
+            mbarrier::wait(self.room.empty, (self.works % 2) ^ 1);
+            sync_plane();
+            if warp::elect() {
+                let row = first.all.first + select(self.warp == 0, first.first, second.first);
+                let (map, bar, head) = (self.sources.q, self.room.full, work.head as i32);
+                mbarrier::arrive_expect(bar, comptime!(query_bytes(self.form)).runtime());
+                load_panels(self.room.at, map, bar, head, row as i32, comptime!(self.form.key_panels));
             }
         }
+        self.works += 1;
     }
 }
 

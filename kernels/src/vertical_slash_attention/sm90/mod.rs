@@ -14,7 +14,7 @@ use self::attend::Attention;
 pub(super) use self::form::form;
 use self::form::{
     COMPUTE_REGISTERS, Form, GROUP, GROUPS, KEYS, LOAD_REGISTERS, LOADERS, STAGING_BYTES, UNITS, moves_registers,
-    query_bytes, stage_bytes, stages,
+    query_bytes, query_words, stage_bytes, stages,
 };
 use self::load::{Loader, QueryRoom, Sources};
 use self::stages::{Notes, Stages};
@@ -162,6 +162,7 @@ fn vertical_slash_sm90_kernel<E: Float, V: Size>(
             registers::more(COMPUTE_REGISTERS);
         }
         let size!(A) = comptime!(form.value_panels * PANEL / 2);
+        let size!(Q) = comptime!(query_words(form).next_power_of_two());
         let room = QueryRoom::of_group(queries_at, room_barriers, group, form);
         let mut attention = Attention::new(ring, room, Scores { before_cap, scale }, group, form);
         let output = Output::new(shared_address(&staging), warp, heads, empty_lse, comptime!(GROUP / 32));
@@ -175,7 +176,7 @@ fn vertical_slash_sm90_kernel<E: Float, V: Size>(
                 if first.first < first.end {
                     let own = work.queries(&index, &sizes, group);
                     let mut attended = Attended::<A>::nothing();
-                    attention.attend::<A>(&Sight::new(own.position(), causal), &notes, &mut attended);
+                    attention.attend::<A, Q>(&Sight::new(own.position(), causal), &notes, &mut attended);
                     let rows = Rows { query: own.all.first + own.first, count: rows(&own), head: work.head };
                     output.write::<E, V, A>(&attended, &rows, out, lse, scale, form);
                 }
