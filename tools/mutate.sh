@@ -4,14 +4,15 @@
 #
 #     tools/mutate.sh KERNEL [OPTIONS OF ptx-mutate...]
 #
-# KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma, lightning_index.sm90, lightning_index.mma, ragged_attention.sm90 or
-# sparse_mla.sm90.
+# KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma, lightning_index.sm90, lightning_index.mma, ragged_attention.sm90,
+# vertical_slash_attention.sm90 or sparse_mla.sm90.
 # Launches are recorded while device tests run on the simulated GPU, once: remove the folder for new ones.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 cd "$root"
 
 # With one multiprocessor a kernel of items gets one cube, which has many items.
+of=()
 case "${1:-}" in
     mla_decode.sm100)
         arch=100 multiprocessors=4 kernel=decode_sm100 tests=ops_mutants_blackwell why=mla_decode/sm100 ;;
@@ -25,6 +26,9 @@ case "${1:-}" in
         arch=80 multiprocessors=4 kernel=score_mma_kernel tests=ops_mutants_lightning_index why=lightning_index ;;
     ragged_attention.sm90)
         arch=90 multiprocessors=1 kernel=ragged_sm90_kernel tests=ops_mutants_ragged why=ragged_attention/sm90 ;;
+    vertical_slash_attention.sm90)
+        arch=90 multiprocessors=1 kernel=vertical_slash_sm90_kernel tests=vertical_slash_attention::mutants of=(--kernels)
+        why=vertical_slash_attention/sm90 ;;
     sparse_mla.sm90)
         arch=90 multiprocessors=1 kernel=sparse_sm90_kernel tests=ops_mutants_sparse why=sparse_mla/sm90 ;;
     *)
@@ -38,7 +42,7 @@ shift
 # record MULTIPROCESSORS TESTS...
 record() {
     SIM_CUDA_TRACE="$traces.new/$1" SIM_CUDA_TRACE_FILTER="$kernel" SIM_CUDA_TRACE_LAUNCHES=48 \
-        SIM_CUDA_TRACE_LAUNCH_MIB=16 SIM_CUDA_SMS="$1" tools/simulate.sh --arch "$arch" "${@:2}"
+        SIM_CUDA_TRACE_LAUNCH_MIB=16 SIM_CUDA_SMS="$1" tools/simulate.sh --arch "$arch" "${of[@]}" "${@:2}"
 }
 
 if [ ! -d "$traces" ]; then
@@ -48,7 +52,7 @@ if [ ! -d "$traces" ]; then
     record "$multiprocessors" "$tests" --skip ops_mutants_sparse_splits
     case "$tests" in
         # Blocks of a tile in several cubes.
-        ops_mutants_index_tiles | ops_mutants_ragged | ops_mutants_sparse) record 4 "$tests" ;;
+        ops_mutants_index_tiles | ops_mutants_ragged | ops_mutants_sparse | vertical_slash_attention::mutants) record 4 "$tests" ;;
         # Cubes without items.
         ops_mutants_decode) if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi ;;
     esac

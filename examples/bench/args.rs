@@ -81,6 +81,9 @@ pub struct Args {
     /// Write everything to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Write inputs and results of the smaller shapes of `ragged_attention` to this folder, for peers/bench_ragged.py --same.
+    #[arg(long, value_name = "FOLDER")]
+    pub save: Option<PathBuf>,
     /// Be the fresh process of the section ttft.
     #[arg(long, hide = true)]
     pub ttft_child: bool,

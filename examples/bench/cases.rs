@@ -1,5 +1,6 @@
 //! What the sections share: where they run, which shapes, and what becomes of an error.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use burn::tensor::{DType, Device};
@@ -41,6 +42,8 @@ pub struct Bench {
     pub size: Size,
     pub timer: Timer,
     pub report: Report,
+    /// Where inputs and results are written to.
+    pub save: Option<PathBuf>,
     /// After this no case starts.
     pub end: Option<Instant>,
     /// What a copy of memory reached, where the ceilings were measured.

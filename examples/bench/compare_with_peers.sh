@@ -56,7 +56,12 @@ for section in "${sections[@]}"; do
     ragged) measure peers-ragged 180 python3 "$peers/bench_ragged.py" ;;
     sparse) measure peers-sparse 180 python3 "$peers/bench_peers.py" --only ceilings,sparse_decode,sparse_prefill --std 1 ;;
     esac
-    measure "ours-$section" 235 "${bench[@]}" --only "ceilings,$section"
+    save=()
+    [ "$section" != ragged ] || save=(--save "$out/same-inputs")
+    measure "ours-$section" 235 "${bench[@]}" --only "ceilings,$section" "${save[@]}"
+    # Accuracy on the same inputs, while they are there.
+    [ "$section" != ragged ] || python3 "$peers/bench_ragged.py" --same "$out/same-inputs" 2>&1 | tee "$out/same-ragged.log" || status=1
+    rm -rf "$out/same-inputs"
     "${bench[@]}" --compare "$out/ours-$section.json" "$out/peers-$section.json" > "$out/comparison-$section.md" ||
         status=1
 done

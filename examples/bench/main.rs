@@ -154,6 +154,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         sampling: args.sampling()?,
         context: usize::from(args.context),
         batches: args.batches.clone(),
+        save: args.save.clone(),
         size,
         report,
         copy_gbps: None,

@@ -1,5 +1,8 @@
 //! `ragged_attention`: packed causal batches, with the head sizes of DeepSeek-V3 and of other models.
 
+use std::path::Path;
+use std::{fs, io};
+
 use burn::tensor::Tensor;
 use burn_mla::ops::{RaggedAttentionArgs, RaggedAttentionOptions, explain_path, ragged_attention};
 use serde_json::{Value, json};
@@ -137,6 +140,9 @@ fn case(bench: &mut Bench, row: Row) -> Result<(), String> {
     let path = explain_path(&args.problem(), &bench.device).path.to_string();
     let call = || ragged_attention(args.clone(), &options).map_err(|error| error.to_string());
     let (out, lse) = call()?;
+    if let Some(folder) = &bench.save {
+        save(folder, row, &args, &out).map_err(|error| format!("{}: {error}", folder.display()))?;
+    }
     let difference = check(bench, &args, &options, lens[lens.len() - 1], (out, lse))?;
     let times = bench.timer.measure(call)?;
     let extra = [("path", json!(path)), ("rel_rms", rounded(difference, 8))];
@@ -163,6 +169,29 @@ fn arguments(bench: &Bench, row: Row, lens: &[usize]) -> RaggedAttentionArgs {
         }
     };
     RaggedAttentionArgs { q: rows(heads, dqk), k, k_pe, v, cu_seqlens, cu_seqlens_k: None }
+}
+
+/// Writes q, k of whole heads, v and out as they are in memory, and what they are, as JSON; nothing of larger tensors.
+fn save(folder: &Path, row: Row, args: &RaggedAttentionArgs, out: &Tensor<3>) -> io::Result<()> {
+    const MOST_BYTES: usize = 40 << 20;
+    let ([tokens, _, _], [_, kv_heads, _]) = (args.q.dims(), args.k.dims());
+    let k = match &args.k_pe {
+        Some(k_pe) => Tensor::cat(vec![args.k.clone(), k_pe.clone().unsqueeze_dim(1).repeat_dim(1, kv_heads)], 2),
+        None => args.k.clone(),
+    };
+    let tensors = [("q", args.q.clone()), ("k", k), ("v", args.v.clone()), ("out", out.clone())];
+    if tensors.iter().any(|(_, tensor)| tensor.shape().num_elements() * 2 > MOST_BYTES) {
+        return Ok(());
+    }
+    fs::create_dir_all(folder)?;
+    let Row { heads, dqk, dv, shared, .. } = row;
+    let name = format!("ragged-{tokens}-{heads}-{kv_heads}-{dqk}-{dv}-{shared}");
+    let mut about = json!({ "lens": row.batch.lengths(), "causal": row.causal, "dtype": format!("{:?}", out.dtype()) });
+    for (part, tensor) in tensors {
+        about[part] = json!(tensor.dims());
+        fs::write(folder.join(format!("{name}.{part}")), tensor.into_data().as_bytes())?;
+    }
+    fs::write(folder.join(format!("{name}.json")), about.to_string())
 }
 
 /// The last token of the last sequence, which sees all of it, in the first and the last head.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use burn::tensor::{DType, Device, FloatDType};
 use burn_mla::model::{CacheSize, DeepseekModel, VerifyOptions, verify};
 use burn_mla::ops::cache::RowFormat;
-use burn_mla::ops::{Determinism, Path, SparseMlaProblem, explain_path};
+use burn_mla::ops::{Determinism, Path, RaggedAttentionProblem, SparseMlaProblem, explain_path};
 use rstest::rstest;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -215,6 +215,9 @@ fn model_in_bf16_is_as_close_as_transformers(
         if let Some((_, path)) = own.into_iter().find(|(is, _)| *is && name.ends_with("v3-realdims")) {
             assert_eq!(model.attention_path(1, 64).path, path);
         }
+        if is_hopper(device) && name.ends_with("v3-realdims") {
+            assert_eq!(explain_path(&prompt_attention_of_v3(), device).path, Path::Sm90);
+        }
         if is_hopper(device) && name.ends_with("v4-realdims") {
             assert_eq!(explain_path(&sparse_attention_of_v4(), device).path, Path::Sm90);
         }
@@ -231,6 +234,12 @@ fn model_in_bf16_is_as_close_as_transformers(
         assert!(own_median < 2.0 * median && own_rms < 2.0 * rms, "{name}: median {own_median}, rms {own_rms}");
         assert!(own_median > 0.05 * median, "{name} was not computed in bf16: median {own_median}");
     });
+}
+
+/// Of a prompt with the heads and widths of `v3-realdims`.
+fn prompt_attention_of_v3() -> RaggedAttentionProblem {
+    let (heads, kv_heads, key_width, value_width, shared_width) = (2, 2, 192, 128, 64);
+    RaggedAttentionProblem { heads, kv_heads, key_width, value_width, shared_width, dtype: DType::BF16 }
 }
 
 /// Of a decode step with the heads and widths of `v4-realdims`.

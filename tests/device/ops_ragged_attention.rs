@@ -182,6 +182,10 @@ fn ops_ragged_softcaps(
 #[case(&[1, 2, 128, 1], &[0, -1, 255, 126], [1, 1], Some(140))]
 #[case(&[40, 7], &[-40, 0], [3, 1], Some(1))]
 #[case(&[128], &[256], [2, 2], Some(130))]
+#[case(&[29], &[0], [1, 1], None)]
+#[case(&[29], &[0], [1, 1], Some(20))]
+#[case(&[194], &[62], [2, 1], Some(120))]
+#[case(&[130], &[900], [2, 1], Some(600))]
 fn ops_mutants_ragged(
     #[case] lens: &[usize],
     #[case] more_keys: &[isize],

@@ -3,6 +3,7 @@
 
     python3 bench_ragged.py --out FILE.json [--quick]
     python3 bench_ragged.py --check-import
+    python3 bench_ragged.py --same FOLDER
 
 Times are taken and named as in bench_peers.py; inputs are normal with deviation 1.  A causal row counts
 half of its square as flops, and moves q, k, v and out.  `shared` channels of the keys are the same for all
@@ -13,12 +14,14 @@ heads, as in MLA.  Peers:
                 in every layer; v stays a view.  128 heads: by a Triton kernel, as vLLM there calls one of
                 FlashInfer; other heads: by two copies of torch, as in vLLM
 `rel_rms` is the difference from float64 of the last token of the last sequence, in the first and the last
-head; a wrong result is an error and no row.
+head; a wrong result is an error and no row.  --same only compares, on the inputs that
+`bench --only ragged --save FOLDER` has written: the difference from float64 of all of its results, and of FA3's.
 """
 import argparse
 import itertools
 import json
 import math
+import pathlib
 import sys
 import time
 
@@ -122,6 +125,31 @@ def section_check(fa3):
             bp.error("check " + name, e)
 
 
+def rms(out, ref):
+    return ((out.double() - ref).square().sum() / ref.square().sum()).sqrt().item()
+
+
+def same_inputs(fa3, folder):
+    """Both differences from float64 for each shape that is there."""
+    names = sorted(path.stem for path in folder.glob("*.json"))
+    for name in names:
+        about = json.loads((folder / f"{name}.json").read_text())
+        if about["dtype"] != "BF16":
+            raise RuntimeError(f"{name}: {about['dtype']}, FA3 is called with bf16")
+        read = lambda part: torch.frombuffer(bytearray((folder / f"{name}.{part}").read_bytes()),
+                                             dtype=BF16).reshape(about[part]).to(DEV)
+        q, k, v, ours = (read(part) for part in ("q", "k", "v", "out"))
+        lens, causal, scale = about["lens"], about["causal"], q.shape[2] ** -0.5
+        cu, group = ends(lens), q.shape[1] // k.shape[1]
+        out, _ = fa3.fwd(q, k, v, cu, max(lens), scale, causal)
+        # A head at a time: the scores are large.
+        refs = [torch.cat([reference(*(x[at - m:at, h:h + 1] for x, h in ((q, i), (k, i // group), (v, i // group))), scale,
+                                     causal)[0] for at, m in zip(cu[1:].tolist(), lens)]) for i in range(q.shape[1])]
+        ref = torch.cat(refs, 1)
+        print(f"{name}: ours {rms(ours, ref):.4e}, fa3 {rms(out, ref):.4e}")
+    return 0 if names else 1
+
+
 def time_row(fa3, model, batch, causal, concat):
     (h, h_kv, d, dv, shared), (kind, lens) = model, batch
     n, longest, scale, cu = sum(lens), max(lens), d ** -0.5, ends(lens)
@@ -185,7 +213,10 @@ def main():
     ap.add_argument("--lens", action="store_true", help="print the variable lengths and stop")
     ap.add_argument("--check-import", action="store_true",
                     help="load the library, compare its signature and, on a GPU, its results; no times")
+    ap.add_argument("--same", type=pathlib.Path, metavar="FOLDER", help="compare the results of the same inputs; no times")
     ap.parse_args(namespace=bp.A)
+    if bp.A.same:
+        return same_inputs(fa3_peer.FA3(bp.HERE / "lib"), bp.A.same)
     if bp.A.lens:
         print(json.dumps(BATCHES[-1][1]))
         return 0

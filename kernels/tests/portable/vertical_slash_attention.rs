@@ -371,6 +371,38 @@ fn lists_that_are_far_apart(
     case.check(5e-3);
 }
 
+/// What altered kernels are to be noticed by: lists that end anywhere in a tile, more tiles than are looked up at once, rows with one list,
+/// and neighbouring ones with much or little in common.
+#[rstest]
+#[case(&[(64, 64)], [1, 1], [64, 64])]
+#[case(&[(129, 200), (3, 0), (40, 17)], [2, 1], [64, 64])]
+#[case(&[(200, 330)], [2, 2], [64, 64])]
+#[case(&[(260, 300), (1, 70)], [4, 2], [128, 64])]
+#[case(&[(190, 2700)], [1, 1], [64, 128])]
+fn mutants_of_blocks(#[case] lengths: &[(usize, usize)], #[case] heads: [usize; 2], #[case] block_size: [usize; 2]) {
+    let mut case = Case::<bf16>::new(lengths, heads, [192, 128], false, true);
+    case.block_size = block_size;
+    case.make_lists();
+    if block_size[1] == 128 {
+        case.lists[1] = [(0..20).map(|block| block * 128).collect(), (2570..2650).collect()];
+        case.lists[2] = [vec![0, 2304], vec![2600]];
+    }
+    case.check(5e-3);
+}
+
+/// The same of key blocks that are no tiles, for any keys that are looked up one by one.
+#[rstest]
+#[case(&[(129, 200), (0, 5), (40, 17)], [2, 1], [64, 48])]
+#[case(&[(130, 500)], [1, 1], [100, 7])]
+#[case(&[(64, 300), (70, 64)], [2, 2], [64, 65])]
+fn mutants_of_any_keys(#[case] lengths: &[(usize, usize)], #[case] heads: [usize; 2], #[case] block_size: [usize; 2]) {
+    let mut case = Case::<bf16>::new(lengths, heads, [128, 128], true, false);
+    case.block_size = block_size;
+    case.softcap = 20.0;
+    case.make_lists();
+    case.check(5e-3);
+}
+
 fn without_none(list: &[i32]) -> Vec<i32> {
     list.iter().copied().filter(|&first| first >= 0).collect()
 }

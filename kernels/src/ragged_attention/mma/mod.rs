@@ -128,7 +128,7 @@ fn ragged_mma_kernel<E: Float, V: Size>(
     if tile.rows > 0 {
         let def = MmaDefinition::<E, E, f32>::new(M, N, K);
         let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
-        let attention = Attention::new(tile, shared_address(&memory), Scores { before_cap, scale }, form);
+        let attention = Attention::new(tile, shared_address(&memory), Scores { before_cap, scale, exact: true }, form);
         let source = Source::new(q, k, k_pe, values, &tile, CUBE_POS_Y, &strides);
         let mut attended = Attended::<NC>::nothing(form);
         blocks.attend::<E, V, NC>(&def, &attention, &source, &mut memory, &mut attended);

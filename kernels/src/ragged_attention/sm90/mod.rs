@@ -155,7 +155,7 @@ fn ragged_sm90_kernel<E: Float, V: Size>(
         registers::more(COMPUTE_REGISTERS);
         let size!(A) = comptime!(form.value_panels * PANEL / 2);
         let queries_at = shared_address(&queries);
-        let scores = Scores { before_cap, scale };
+        let scores = Scores { before_cap, scale, exact: true };
         let rings = (key_ring, value_ring);
         let mut attention = Attention::new(rings, queries_at, cleared, scores, most_seen, group, form);
         let output = Output::new(shared_address(&staging), warp, heads, empty_lse, WARPS);

@@ -38,6 +38,10 @@ pub(crate) struct Scores {
     pub before_cap: f32,
     /// The factor of the scores, positive, which makes them powers of two.
     pub scale: f32,
+    /// Whether weights are relative to the greatest score so far, so that its own is 1, which no rounding changes; otherwise to one
+    /// that is less by little, and outputs are scaled anew almost never.
+    #[cube(comptime)]
+    pub exact: bool,
 }
 
 /// The score of a key that its row does not see.
@@ -95,10 +99,13 @@ pub(crate) fn weigh<N: Size, S: Visible>(
             top_b = max(top_b, score);
         }
     }
-    // Scores may exceed what the weights are relative to, before the output is scaled anew.
-    let slack = SLACK / scale;
-    let (top_a, top_b) =
-        (raised(quad_max(top_a), state.highest_a, slack), raised(quad_max(top_b), state.highest_b, slack));
+    let (top_a, top_b) = (quad_max(top_a), quad_max(top_b));
+    let (top_a, top_b) = if comptime!(scores.exact) {
+        (max(top_a, state.highest_a), max(top_b, state.highest_b))
+    } else {
+        let slack = SLACK / scale;
+        (raised(top_a, state.highest_a, slack), raised(top_b, state.highest_b, slack))
+    };
     let factor_a = math::exp2((state.highest_a - top_a) * scale);
     let factor_b = math::exp2((state.highest_b - top_b) * scale);
     let (shift_a, shift_b) = (-top_a * scale, -top_b * scale);
@@ -124,7 +131,7 @@ pub(crate) fn weigh<N: Size, S: Visible>(
     Weights::<N> { weights: math::vector::<f32, N>(&weights), factor_a, factor_b }
 }
 
-/// What weights are relative to from now on.
+/// What weights are relative to from now on: scores may exceed it before the output is scaled anew.
 #[cube]
 fn raised(top: f32, highest: f32, slack: f32) -> f32 {
     select(top > highest + slack, top, highest)

@@ -108,7 +108,7 @@ fn vertical_slash_mma_kernel<E: Float, V: Size>(
         let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
         // No channels of a key are those of all heads.
         let source = Source::new(q, k, k, values, &tile, CUBE_POS_Y, &strides);
-        let attention = Attention::new(tile, shared_address(&memory), Scores { before_cap, scale }, form);
+        let attention = Attention::new(tile, shared_address(&memory), Scores { before_cap, scale, exact: false }, form);
         let list = KeyList::of_cube(&queries, block_count, block_offset, column_count, column_index, &sizes);
         let keys = Keys::new(list, Sight::new(queries.position(), causal));
         let mut attended = Attended::<NC>::nothing(form);

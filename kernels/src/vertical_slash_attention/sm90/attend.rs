@@ -44,7 +44,7 @@ impl Attention {
         let (own, row) = (mark_of(group) | END, warp::uniform(UNIT_POS % GROUP / 32) * 16);
         let lane = UNIT_POS % 32;
         // 16 rows of 8 channels, then the same of the next 8. A panel's rows have 128 bytes, with the swizzle of 128 bytes.
-        let queries_at = room.at + (row + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
+        let queries_at = room.at + (row + lane % 16) * 128 + ((lane / 16) ^ (lane % 8)) * 16;
         Attention { stages, room, queries_at, scores, own, row, works: 0u32, form }
     }
 

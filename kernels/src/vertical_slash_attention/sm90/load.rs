@@ -180,7 +180,7 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
             let tile = min(next_a, next_b);
             let due = self.due();
             let (of_a, of_b) = (due == 0 && next_a == tile, due == 0 && next_b == tile);
-            let mark = due | u32::cast_from(of_a) * OF_FIRST | u32::cast_from(of_b) * OF_SECOND;
+            let mark = due + u32::cast_from(of_a) * OF_FIRST + u32::cast_from(of_b) * OF_SECOND;
             if due != 0 || tile >= 0 {
                 self.load_block(select(due == 0, tile as u32, NOWHERE.runtime()), first.kv.len, mark, notes);
                 self.count(mark);
@@ -224,7 +224,7 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
     /// behind those that the stages hold.
     fn due(&self) -> u32 {
         let most = comptime!(stages(self.form) - 2);
-        u32::cast_from(self.since_first == most) * OF_FIRST | u32::cast_from(self.since_second == most) * OF_SECOND
+        u32::cast_from(self.since_first == most) * OF_FIRST + u32::cast_from(self.since_second == most) * OF_SECOND
     }
 
     /// Counts a tile.

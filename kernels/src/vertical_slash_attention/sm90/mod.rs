@@ -164,7 +164,7 @@ fn vertical_slash_sm90_kernel<E: Float, V: Size>(
         let size!(A) = comptime!(form.value_panels * PANEL / 2);
         let size!(Q) = comptime!(query_words(form).next_power_of_two());
         let room = QueryRoom::of_group(queries_at, room_barriers, group, form);
-        let mut attention = Attention::new(ring, room, Scores { before_cap, scale }, group, form);
+        let mut attention = Attention::new(ring, room, Scores { before_cap, scale, exact: false }, group, form);
         let output = Output::new(shared_address(&staging), warp, heads, empty_lse, comptime!(GROUP / 32));
         let mut round = 0u32;
         while schedule.has_round(round) {
