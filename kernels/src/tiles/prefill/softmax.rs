@@ -39,7 +39,7 @@ pub(crate) struct Scores {
     /// The factor of the scores, positive, which makes them powers of two.
     pub scale: f32,
     /// Whether weights are relative to the greatest score so far, so that its own is 1, which no rounding changes; otherwise to one
-    /// that is less by little, and outputs are scaled anew almost never.
+    /// that scores exceed by [`SLACK`] at most, and outputs are scaled anew almost never.
     #[cube(comptime)]
     pub exact: bool,
 }
