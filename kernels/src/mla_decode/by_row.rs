@@ -25,11 +25,21 @@ impl DecodeArgs {
                 most: sizes.max_pages * sizes.page_size,
             },
             second: None,
-            pages: Some(Pages { query_len: sizes.query_len, page_size: sizes.page_size, causal: sizes.causal }),
+            pages: Some(Pages {
+                query_len: sizes.query_len,
+                page_size: sizes.page_size,
+                causal: sizes.causal,
+                items: self.items,
+                cube_ptr: self.cube_ptr,
+                split_ptr: self.split_ptr,
+                cubes: sizes.cubes,
+                partial_out: self.partial_out,
+                partial_lse: self.partial_lse,
+            }),
             results: SparseMlaResults::Output { out: self.out, lse: self.lse, sink: None },
             sizes: sizes.by_row(),
             softmax_scale: self.softmax_scale,
-            batch_invariant: self.batch_invariant,
+            batch_invariant: false,
         }
     }
 }

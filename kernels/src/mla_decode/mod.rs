@@ -78,7 +78,7 @@ pub fn launch(client: &Client, args: DecodeArgs) -> Result<(), DecodeError> {
 /// # Errors
 /// As [`launch`], and where the device lacks what the kernel needs.
 pub fn launch_kernel(client: &Client, args: DecodeArgs, path: Path) -> Result<(), DecodeError> {
-    if let Items::Split(merge) = launch_items(client, args, path)? {
+    if let Some(merge) = launch_items(client, args, path)? {
         merge_splits::launch(client, merge);
     }
     Ok(())
@@ -94,29 +94,16 @@ pub fn launch_projected(
     path: Path,
     projection: LinearArgs,
 ) -> Result<(), DecodeError> {
-    match launch_items(client, args, path)? {
-        Items::None => {}
-        Items::Merged => linear::launch(client, projection),
-        Items::Split(merge) => linear::launch_merged(client, merge, projection),
+    if let Some(merge) = launch_items(client, args, path)? {
+        linear::launch_merged(client, merge, projection);
     }
     Ok(())
 }
 
-/// What has been computed.
-enum Items {
-    /// Nothing: there is nothing.
-    None,
-    /// The results.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    Merged,
-    /// Items, which this merges.
-    Split(MergeSplitsArgs),
-}
-
-/// Computes the items of a plan.
-fn launch_items(client: &Client, args: DecodeArgs, path: Path) -> Result<Items, DecodeError> {
+/// Computes the items of a plan. Gives what merges them; nothing where there are none.
+fn launch_items(client: &Client, args: DecodeArgs, path: Path) -> Result<Option<MergeSplitsArgs>, DecodeError> {
     if args.sizes.is_empty() {
-        return Ok(Items::None);
+        return Ok(None);
     }
     let sizes = args.sizes;
     sizes.check(client)?;
@@ -144,12 +131,9 @@ fn launch_items(client: &Client, args: DecodeArgs, path: Path) -> Result<Items, 
         #[cfg(feature = "cuda")]
         Form::Sm100(form) => sm100::launch(client, args, form, grid)?,
         #[cfg(feature = "cuda")]
-        Form::ByRow => {
-            sparse_mla::launch(client, args.by_row()).map_err(|_| DecodeError::NoKernel(path))?;
-            return Ok(Items::Merged);
-        }
+        Form::ByRow => sparse_mla::launch(client, args.by_row()).map_err(|_| DecodeError::NoKernel(path))?,
     }
-    Ok(Items::Split(merge))
+    Ok(Some(merge))
 }
 
 impl DecodeSizes {

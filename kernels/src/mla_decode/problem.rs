@@ -45,8 +45,6 @@ pub struct DecodeArgs {
     pub sizes: DecodeSizes,
     /// The factor of the scores.
     pub softmax_scale: f32,
-    /// Whether the bits of a sequence must not depend on how many there are, of kernels that do not go by the plan: Hopper's of FP8 rows.
-    pub batch_invariant: bool,
 }
 
 /// The sizes of a decode step, which decide whether a device can do it.
@@ -194,7 +192,11 @@ impl DecodeSizes {
 
     /// A grid with one cube for each tile of `tile_rows` query rows and each cube of the plan.
     pub(super) fn cube_count(&self, client: &Client, tile_rows: usize) -> Result<CubeCount, DecodeError> {
-        let row_tiles = self.query_rows().div_ceil(tile_rows);
+        self.grid(client, self.query_rows().div_ceil(tile_rows))
+    }
+
+    /// A grid with one cube for each of so many tiles of query rows and each cube of the plan.
+    pub(super) fn grid(&self, client: &Client, row_tiles: usize) -> Result<CubeCount, DecodeError> {
         let limits = client.properties().hardware.max_cube_count;
         for (name, actual, limit) in [("tiles of query rows", row_tiles, limits.0), ("cubes", self.cubes, limits.1)] {
             if actual > limit as usize {

@@ -68,7 +68,7 @@ pub(super) enum Form {
     Sm90(TmaForm),
     #[cfg(feature = "cuda")]
     Sm100(TmaForm),
-    /// By the kernel of sparse attention, which goes by no plan.
+    /// By the kernel of sparse attention, whose tiles have heads of one query token.
     #[cfg(feature = "cuda")]
     ByRow,
 }
@@ -90,7 +90,9 @@ pub(super) fn prepare(client: &Client, sizes: &DecodeSizes, path: Path) -> Resul
             cubes => cubes,
         },
         #[cfg(feature = "cuda")]
-        Form::Sm90(_) | Form::Sm100(_) | Form::ByRow => sizes.cube_count(client, ROWS)?,
+        Form::Sm90(_) | Form::Sm100(_) => sizes.cube_count(client, ROWS)?,
+        #[cfg(feature = "cuda")]
+        Form::ByRow => sizes.grid(client, sizes.query_len * sizes.heads.div_ceil(ROWS))?,
     };
     Ok((form, Grid { cubes, address: sizes.address_type(client)? }))
 }

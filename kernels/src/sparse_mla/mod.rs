@@ -46,13 +46,13 @@ pub struct SparseMlaArgs {
     pub sizes: SparseMlaSizes,
     /// The factor of the scores.
     pub softmax_scale: f32,
-    /// Whether the bits of a token must not depend on how many there are: its blocks are not split then.
+    /// Whether the bits of a token must not depend on how many there are: its blocks are not split then, unless a plan says so.
     pub batch_invariant: bool,
 }
 
 /// The keys of a sequence one after the other, for each of its query tokens: `slots` of the first scope are then page ids
-/// i32 `[N / query_len, most / page_size]`, `lengths` the keys of each sequence. There is no second scope.
-#[derive(Debug, Clone, Copy)]
+/// i32 `[N / query_len, most / page_size]`, `lengths` the keys of each sequence. There is no second scope. They are divided as
+/// [`mla_plan`](crate::mla_plan) says, whose results are here, and who calls merges the splits of sequences that have several.
 pub struct Pages {
     /// Query tokens of a sequence.
     pub query_len: usize,
@@ -60,6 +60,18 @@ pub struct Pages {
     pub page_size: usize,
     /// Query token `i` sees the keys `j <= length - query_len + i`; otherwise all.
     pub causal: bool,
+    /// Of the plan, i32 `[capacity, 4]`.
+    pub items: BufferArg,
+    /// Of the plan, i32 `[cubes + 1]`.
+    pub cube_ptr: BufferArg,
+    /// Of the plan, i32 `[N / query_len + 1]`.
+    pub split_ptr: BufferArg,
+    /// Cubes of the plan.
+    pub cubes: usize,
+    /// f32 `[capacity, query_len * H, Dv]`, written: of each item of a sequence that has several, normalised by its own sum.
+    pub partial_out: BufferArg,
+    /// f32 `[capacity, query_len * H]`, written: of these, the natural logarithm of the sum.
+    pub partial_lse: BufferArg,
 }
 
 /// What [`launch`] writes.

@@ -33,6 +33,12 @@ impl<'a> Plan<'a> {
     pub fn new(items: &'a [i32], split_ptr: &'a [i32], seq_lens: &'a [i32], page_table: &'a [i32]) -> Plan<'a> {
         Plan::<'a> { items, split_ptr, seq_lens, page_table }
     }
+
+    /// Whether a sequence is one item, whose result needs no merge.
+    pub fn is_whole(&self, sequence: u32) -> bool {
+        let at = sequence as usize;
+        self.split_ptr[at + 1] - self.split_ptr[at] == 1
+    }
 }
 
 /// Some keys of a sequence.

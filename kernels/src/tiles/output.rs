@@ -41,9 +41,7 @@ impl Target {
     }
 
     pub fn of(plan: &Plan, item: &Item, index: u32) -> Target {
-        let at = item.sequence as usize;
-        let whole = plan.split_ptr[at + 1] - plan.split_ptr[at] == 1;
-        Target { whole, sequence: item.sequence, index }
+        Target { whole: plan.is_whole(item.sequence), sequence: item.sequence, index }
     }
 }
 

@@ -178,7 +178,6 @@ impl Case {
             lse: arg(&lse, results),
             sizes: self.sizes::<T>(inputs.pages, inputs.max_pages, capacity),
             softmax_scale: inputs.scale,
-            batch_invariant: false,
         };
         mla_decode::launch_kernel(client, args, kernel).expect("launches");
         let partial_lses: Vec<f32> = read(client, partial_lse);
@@ -392,7 +391,6 @@ fn mla_decode_refuses_what_the_device_lacks() {
                 rows: RowFormat::Dense,
             },
             softmax_scale: 1.0,
-            batch_invariant: false,
         };
         let error = |args| mla_decode::launch(client, args).expect_err("refused");
         let wide = error(args(5000, 1, f32::cube_type()));

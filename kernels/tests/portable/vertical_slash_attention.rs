@@ -208,6 +208,26 @@ impl<E: Host> Case<E> {
         keys.filter(|&key| key < self.lengths[b].1).collect()
     }
 
+    /// Makes NaN of the rows of keys that none of the lists names. The first key is one of them, which is what a place without a key
+    /// might be taken for.
+    fn poison_what_is_not_named(&mut self) {
+        self.lists.iter_mut().flatten().for_each(|list| list.retain(|&key| key > 0));
+        let ([heads, kv_heads], [width, value_width], mut poisoned) = (self.heads, self.widths, 0);
+        for (b, kv_head) in (0..self.lengths.len()).flat_map(|b| (0..kv_heads).map(move |head| (b, head))) {
+            let (_, (first_key, keys)) = self.spans(b);
+            let group = kv_head * (heads / kv_heads)..(kv_head + 1) * (heads / kv_heads);
+            let lists = group.flat_map(|head| (0..self.rows).map(move |row| (head, row)));
+            let named: Vec<usize> = lists.flat_map(|(head, row)| self.keys(b, head, row)).collect();
+            for key in (0..keys).filter(|key| !named.contains(key)) {
+                let row = (first_key + key) * kv_heads + kv_head;
+                self.k[row * width..][..width].fill(E::from_f32(f32::NAN));
+                self.v[row * value_width..][..value_width].fill(E::from_f32(f32::NAN));
+                poisoned += 1;
+            }
+        }
+        assert!(poisoned > 0, "all keys are named");
+    }
+
     /// The definition, in f64.
     fn expected(&self) -> (Vec<f64>, Vec<f64>) {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|it| it.iter().map(|x| x.to_f64()).collect::<Vec<_>>());
@@ -379,14 +399,24 @@ fn lists_that_are_far_apart(
 #[case(&[(200, 330)], [2, 2], [64, 64])]
 #[case(&[(260, 300), (1, 70)], [4, 2], [128, 64])]
 #[case(&[(190, 2700)], [1, 1], [64, 128])]
+#[case(&[(128, 520)], [1, 1], [64, 64])]
 fn mutants_of_blocks(#[case] lengths: &[(usize, usize)], #[case] heads: [usize; 2], #[case] block_size: [usize; 2]) {
     let mut case = Case::<bf16>::new(lengths, heads, [192, 128], false, true);
     case.block_size = block_size;
     case.make_lists();
-    if block_size[1] == 128 {
-        case.lists[1] = [(0..20).map(|block| block * 128).collect(), (2570..2650).collect()];
-        case.lists[2] = [vec![0, 2304], vec![2600]];
+    match lengths {
+        [(190, _)] => {
+            case.lists[1] = [(0..20).map(|block| 1 + block * 128).collect(), (2570..2650).collect()];
+            case.lists[2] = [vec![1, 2304], vec![2600]];
+        }
+        // Tiles that are full.
+        [(128, _)] => {
+            case.lists[0] = [vec![70, 140], (210..274).collect()];
+            case.lists[1] = [vec![70, 300, 450], (364..428).chain(514..520).collect()];
+        }
+        _ => {}
     }
+    case.poison_what_is_not_named();
     case.check(5e-3);
 }
 
@@ -395,11 +425,17 @@ fn mutants_of_blocks(#[case] lengths: &[(usize, usize)], #[case] heads: [usize; 
 #[case(&[(129, 200), (0, 5), (40, 17)], [2, 1], [64, 48])]
 #[case(&[(130, 500)], [1, 1], [100, 7])]
 #[case(&[(64, 300), (70, 64)], [2, 2], [64, 65])]
+#[case(&[(128, 520)], [1, 1], [64, 32])]
 fn mutants_of_any_keys(#[case] lengths: &[(usize, usize)], #[case] heads: [usize; 2], #[case] block_size: [usize; 2]) {
     let mut case = Case::<bf16>::new(lengths, heads, [128, 128], true, false);
     case.block_size = block_size;
     case.softcap = 20.0;
     case.make_lists();
+    if block_size == [64, 32] {
+        case.lists[0] = [vec![70, 140, 200], (232..264).collect()];
+        case.lists[1] = [vec![3, 70], (102..166).collect()];
+    }
+    case.poison_what_is_not_named();
     case.check(5e-3);
 }
 
@@ -411,22 +447,7 @@ fn without_none(list: &[i32]) -> Vec<i32> {
 #[rstest]
 fn keys_that_no_list_names(#[values(false, true)] packed: bool, #[values(false, true)] causal: bool) {
     let mut case = Case::<f16>::new(LENGTHS, [4, 2], [128, 128], packed, causal);
-    // Nor the first one, which is what a place without a key might be taken for.
-    case.lists.iter_mut().flatten().for_each(|list| list.retain(|&key| key > 0));
-    let ([heads, kv_heads], mut poisoned) = (case.heads, 0);
-    for (b, kv_head) in (0..LENGTHS.len()).flat_map(|b| (0..kv_heads).map(move |head| (b, head))) {
-        let (_, (first_key, keys)) = case.spans(b);
-        let group = kv_head * (heads / kv_heads)..(kv_head + 1) * (heads / kv_heads);
-        let lists = group.flat_map(|head| (0..case.rows).map(move |row| (head, row)));
-        let named: Vec<usize> = lists.flat_map(|(head, row)| case.keys(b, head, row)).collect();
-        for key in (0..keys).filter(|key| !named.contains(key)) {
-            let row = (first_key + key) * kv_heads + kv_head;
-            case.k[row * 128..][..128].fill(f16::NAN);
-            case.v[row * 128..][..128].fill(f16::NAN);
-            poisoned += 1;
-        }
-    }
-    assert!(poisoned > 0, "all keys are named");
+    case.poison_what_is_not_named();
     case.check(6e-4);
 }
 

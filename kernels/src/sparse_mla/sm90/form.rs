@@ -47,6 +47,8 @@ pub(super) enum Writes {
     Whole,
     /// The same of one of several splits, in f32.
     Split,
+    /// One or the other, as the plan says.
+    Planned,
     /// As they are, with the largest score and the sum of the weights.
     Parts,
 }

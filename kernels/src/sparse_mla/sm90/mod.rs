@@ -51,19 +51,26 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
     };
     let splits = if splits_of_tiles { splits(tokens * head_tiles, most_blocks, multiprocessors) } else { 1 };
     let lengths = |scope: Option<&ScopeArgs>| scope.is_some_and(|scope| scope.lengths.is_some());
+    let causal = args.pages.as_ref().map(|pages| Causal(pages.causal));
     let form = |writes| Form {
         tile,
         second: args.second.is_some(),
         lengths: [lengths(Some(&args.first)), lengths(args.second.as_ref())],
         sink,
         fp8: args.sizes.rows != RowFormat::Dense,
-        pages: args.pages.map(|pages| Causal(pages.causal)),
+        pages: causal,
         writes,
     };
+    if let Some(pages) = &args.pages {
+        let cubes = ((pages.query_len * head_tiles) as u32, pages.cubes as u32);
+        let call = Call { items: 0, head_tiles: head_tiles as u32, splits: 1, cubes };
+        return call.launch(client, &args, form(Writes::Planned));
+    }
     let items = (tokens * head_tiles).checked_mul(splits).ok_or(SparseMlaError::NoKernel)?;
     let (items, splits) = (u32::try_from(items), splits as u32);
     let items = items.map_err(|_| SparseMlaError::NoKernel)?;
-    let call = Call { items, head_tiles: head_tiles as u32, splits, cubes: items.min(multiprocessors as u32) };
+    let cubes = (items.min(multiprocessors as u32), 1);
+    let call = Call { items, head_tiles: head_tiles as u32, splits, cubes };
     let of_splits = |split| if split { Writes::Split } else { Writes::Whole };
     if names_all_sizes() && splits_of_tiles {
         // Another number of tokens has splits, or none.
@@ -78,11 +85,12 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
 
 /// The grid of a launch.
 struct Call {
-    /// Splits of all tiles.
+    /// Splits of all tiles, where no plan has them.
     items: u32,
     head_tiles: u32,
     splits: u32,
-    cubes: u32,
+    /// By a plan: tiles of a sequence, and for each the cubes of the plan.
+    cubes: (u32, u32),
 }
 
 impl Call {
@@ -91,6 +99,9 @@ impl Call {
         let result_rows = sizes.tokens * sizes.heads;
         let (partial_out, partial_lse, out, lse) = match &args.results {
             SparseMlaResults::Parts { acc, max, row_sum } => (share(acc), share(max), dummy(client), share(row_sum)),
+            SparseMlaResults::Output { out, lse, .. } if let Some(pages) = &args.pages => {
+                (share(&pages.partial_out), share(&pages.partial_lse), share(out), share(lse))
+            }
             SparseMlaResults::Output { out, lse, .. } if form.writes == Writes::Split => {
                 let rows = result_rows * self.splits as usize;
                 (scratch(client, rows * VALUE_WIDTH), scratch(client, rows), share(out), share(lse))
@@ -106,11 +117,17 @@ impl Call {
             _ => dummy(client),
         };
         let entries = |scope: &ScopeArgs| sizes.tokens * scope.most;
-        let pages = match args.pages {
+        let pages = match &args.pages {
             None => [0; 4],
-            Some(Pages { query_len, page_size, .. }) => {
-                [query_len as u32, (args.first.most / page_size) as u32, page_size.ilog2(), args.first.row_count as u32]
-            }
+            Some(Pages { query_len, page_size, .. }) => [
+                *query_len as u32,
+                (args.first.most / page_size) as u32,
+                page_size.ilog2(),
+                args.first.row_count as u32,
+            ],
+        };
+        let of_plan = |buffer: fn(&Pages) -> &BufferArg| {
+            args.pages.as_ref().map_or_else(|| dummy(client), |it| share(buffer(it)))
         };
         // Rows are numbers or words.
         let rows = |scope: &ScopeArgs| if form.fp8 { 0 } else { scope.row_count };
@@ -124,7 +141,7 @@ impl Call {
         unsafe {
             sparse_sm90_kernel::launch_unchecked(
                 client,
-                CubeCount::new_1d(self.cubes),
+                CubeCount::Static(self.cubes.0, self.cubes.1, 1),
                 CubeDim::new_1d(form.units()),
                 address_type(client, &[args.first.rows.buffer(), second.rows.buffer(), &out, &partial_out]),
                 COLUMNS,
@@ -138,6 +155,9 @@ impl Call {
                 words(second),
                 buffer(&second.slots, entries(second)),
                 lengths(second),
+                of_plan(|pages| &pages.items),
+                of_plan(|pages| &pages.cube_ptr),
+                of_plan(|pages| &pages.split_ptr),
                 sink(),
                 share(&partial_out),
                 share(&partial_lse),
@@ -183,7 +203,7 @@ fn query_map(q: BufferArg, tile: TileForm, rows: usize, elem: ElemType) -> Resul
     })
 }
 
-/// A cube computes every so-many-th split of all tiles.
+/// A cube computes every so-many-th split of all tiles, or what the plan gives it of one of each sequence's tiles.
 #[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
 fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     q_map: &TensorMap<E, Tiled>,
@@ -195,6 +215,9 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     words_b: &[u32],
     slots_b: &[i32],
     lengths_b: &[i32],
+    plan_items: &[i32],
+    cube_ptr: &[i32],
+    split_ptr: &[i32],
     sink: &[f32],
     partial_out: &mut [Vector<f32, P>],
     partial_lse: &mut [f32],
@@ -224,14 +247,20 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     let (keys_at, query_at, weights_at) = (shared_address(&keys), shared_address(&query), shared_address(&weights));
     let barriers = Barriers::new(shared_address(&barriers), form);
     let mut exchange = Exchange { weights, factors, slots, kinds };
-    let lists = Lists::new(slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, pages, form);
-    let (first, step) = (CUBE_POS as u32, CUBE_COUNT as u32);
+    let lists = Lists::new(
+        slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, pages, plan_items, split_ptr, form,
+    );
+    let (mut first, mut end, mut step) = (CUBE_POS as u32, items, CUBE_COUNT as u32);
+    if comptime!(form.pages.is_some()) {
+        first = cube_ptr[CUBE_POS_Y as usize] as u32;
+        end = cube_ptr[CUBE_POS_Y as usize + 1] as u32;
+        step = 1u32;
+    }
     let group = warp::uniform(UNIT_POS / GROUP);
     let warp = warp::uniform(UNIT_POS % GROUP / 32);
     let lane = UNIT_POS % 32;
     let own_row = warp * 16 + lane / 4;
-    let cube =
-        Cube { keys_at, query_at, weights_at, barriers, warp, lane, heads, own_row, first, end: items, step, form };
+    let cube = Cube { keys_at, query_at, weights_at, barriers, warp, lane, heads, own_row, first, end, step, form };
     if UNIT_POS == 0 {
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(q_map));
         barriers.init(form);
@@ -239,7 +268,7 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     let mut results = Results::<E, P>::new(out, lse, partial_out, partial_lse, heads);
     if group == 0 {
         let place = UNIT_POS % comptime!(KEYS as u32);
-        let mut ahead = Ahead::new(&lists, first, items, step, place, UNIT_POS < comptime!(KEYS as u32));
+        let mut ahead = Ahead::new(&lists, first, end, step, place, UNIT_POS < comptime!(KEYS as u32));
         if comptime!(form.fp8) {
             registers::fewer(SCORE_REGISTERS);
         } else {
@@ -299,6 +328,9 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
                 buffer(),
                 buffer(),
                 buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
                 1,
                 1,
                 1,
@@ -334,12 +366,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         entry("576.fp8", fp8, AddressType::U32),
         entry("576.fp8.large", fp8, AddressType::U64),
         entry("576.fp8.split", Form { lengths: [true, false], writes: Writes::Split, ..fp8 }, AddressType::U32),
-        entry("576.fp8.pages", Form { pages: Some(Causal(true)), ..fp8 }, AddressType::U32),
-        entry(
-            "576.fp8.pages.split",
-            Form { pages: Some(Causal(true)), writes: Writes::Split, ..fp8 },
-            AddressType::U32,
-        ),
+        entry("576.fp8.pages", Form { pages: Some(Causal(true)), writes: Writes::Planned, ..fp8 }, AddressType::U32),
         entry("576.fp8.two", Form { second: true, sink: true, lengths: [true; 2], ..fp8 }, AddressType::U32),
         entry("512.two", v4, AddressType::U32),
         entry("512.two.split", Form { writes: Writes::Split, ..v4 }, AddressType::U32),

@@ -67,7 +67,7 @@ impl Output {
             mbarrier::arrive(cube.barriers.used);
             self.round += 1;
             let row = work.head_tile * comptime!(ROWS as u32) + cube.own_row;
-            results.write_rows::<Const<128>>(acc, &target(lists, &work, cube), row, self.half * CHANNELS, cube.lane);
+            results.write_rows::<Const<128>>(acc, &target(&work), row, self.half * CHANNELS, cube.lane);
             index += cube.step;
         }
     }

@@ -55,7 +55,9 @@ impl Scores {
         results: &mut Results<E, P>,
     ) {
         let mut index = cube.first;
-        if cube.warp == 0 && cube.lane == 0 {
+        // A plan may have nothing for a cube.
+        let has_work = comptime!(cube.form.pages.is_none()).runtime() || index < cube.end;
+        if cube.warp == 0 && cube.lane == 0 && has_work {
             self.load_query::<E>(cube, lists, q_map, index);
         }
         // All lanes execute `wgmma` together.
@@ -73,14 +75,13 @@ impl Scores {
                 }
             }
             self.queries += 1;
-            self.finish::<E, P>(cube, lists, &work, &state, sink, exchange, results);
+            self.finish::<E, P>(cube, &work, &state, sink, exchange, results);
         }
     }
 
     /// Starts to load the query of a tile. Past the heads of its token are those of the next, which nobody looks at.
     fn load_query<E: Float>(&self, cube: &Cube, lists: &Lists, q_map: &TensorMap<E, Tiled>, index: u32) {
-        let token = index / lists.head_tiles / lists.splits;
-        let row = token * cube.heads + index % lists.head_tiles * comptime!(ROWS as u32);
+        let row = lists.query_row(index, cube.heads);
         load_query::<E>(q_map, cube.query_at, cube.barriers.query_full, row, comptime!(cube.form.tile));
     }
 
@@ -150,7 +151,6 @@ impl Scores {
     fn finish<E: Float, P: Size>(
         &mut self,
         cube: &Cube,
-        lists: &Lists,
         work: &Work,
         state: &SoftmaxState,
         sink: &[f32],
@@ -176,7 +176,7 @@ impl Scores {
         if corner == 0 {
             exchange.factors[cube.own_row as usize] = factor_a;
             exchange.factors[cube.own_row as usize + 8] = factor_b;
-            let target = target(lists, work, cube);
+            let target = target(work);
             if comptime!(cube.form.writes == Writes::Parts) {
                 // The lse of a single weight of 1 is the largest score.
                 let (one_a, one_b) = (min(sum_a, 1.0f32), min(sum_b, 1.0f32));
@@ -196,10 +196,6 @@ impl Scores {
 
 /// Where the rows of a tile go.
 #[cube]
-pub(super) fn target(lists: &Lists, work: &Work, cube: &Cube) -> Target {
-    Target::new(
-        comptime!(cube.form.writes == Writes::Whole).runtime(),
-        work.token,
-        work.token * lists.splits + work.split,
-    )
+pub(super) fn target(work: &Work) -> Target {
+    Target::new(work.whole, work.token, work.part)
 }

@@ -2,9 +2,10 @@
 
 use cubecl::prelude::*;
 
-use super::form::{Causal, Form, RING};
+use super::form::{Causal, Form, RING, Writes};
 use crate::ptx::warp;
-use crate::tiles::form::KEYS;
+use crate::tiles::form::{KEYS, ROWS};
+use crate::tiles::loader::{Item, Plan, Tile};
 
 /// The lists of all query tokens.
 #[derive(CubeType, Clone, Copy)]
@@ -20,6 +21,8 @@ pub(super) struct Lists<'a> {
     pub head_tiles: u32,
     pub splits: u32,
     pub pages: PagedKeys,
+    /// How the keys of pages are divided.
+    pub plan: Plan<'a>,
     #[cube(comptime)]
     form: Form,
 }
@@ -51,14 +54,33 @@ impl<'a> Lists<'a> {
         head_tiles: u32,
         splits: u32,
         pages: PagedKeys,
+        items: &'a [i32],
+        split_ptr: &'a [i32],
         #[comptime] form: Form,
     ) -> Lists<'a> {
-        Lists::<'a> { slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, pages, form }
+        let plan = Plan::new(items, split_ptr, lengths_a, slots_a);
+        Lists::<'a> { slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, pages, plan, form }
     }
 }
 
 #[cube]
 impl Lists<'_> {
+    /// The first query row of a work.
+    pub fn query_row(&self, index: u32, heads: u32) -> u32 {
+        let mut tile = index % self.head_tiles;
+        let mut token = index / self.head_tiles / self.splits;
+        if comptime!(self.form.pages.is_some()) {
+            tile = CUBE_POS_X % self.head_tiles;
+            token = self.token_of(self.plan.items[index as usize * 4] as u32);
+        }
+        token * heads + tile * comptime!(ROWS as u32)
+    }
+
+    /// The query token of a sequence that is the cube's.
+    fn token_of(&self, sequence: u32) -> u32 {
+        sequence * self.pages.query_len + CUBE_POS_X / self.head_tiles
+    }
+
     /// The slot of what was found; that of a key on a page that is not there is the last one of the cache.
     fn slot_of(&self, found: &Found) -> i32 {
         let mut slot = found.value;
@@ -99,6 +121,9 @@ impl Found {
             }
         } else {
             self.key = block * keys + place;
+            if comptime!(lists.form.pages.is_some()) {
+                self.key += work.first_key;
+            }
             self.there = self.key < work.len_a;
             if self.there {
                 let mut at = self.key;
@@ -116,10 +141,14 @@ impl Found {
 pub(super) struct Work {
     pub token: u32,
     pub head_tile: u32,
-    pub split: u32,
+    /// Whether it is all of the tile, and which number it has among all splits otherwise.
+    pub whole: bool,
+    pub part: u32,
     /// Where the first list begins, or the pages of the sequence.
     list_a: usize,
-    /// Entries of the lists that count.
+    /// The key of the pages from which on the blocks are counted.
+    first_key: u32,
+    /// Entries of the lists that count: all up to here.
     len_a: u32,
     len_b: u32,
     /// The blocks, and one past the last: those of the first list and then those of the second.
@@ -133,8 +162,10 @@ impl Work {
         Work {
             token: 0u32,
             head_tile: 0u32,
-            split: 0u32,
+            whole: false.runtime(),
+            part: 0u32,
             list_a: 0usize,
+            first_key: 0u32,
             len_a: 0u32,
             len_b: 0u32,
             first: 0u32,
@@ -142,23 +173,26 @@ impl Work {
         }
     }
 
-    /// Number `index` of all tiles' splits. The tiles of a token are neighbours: they read the same rows.
+    /// Number `index` of the launch, or of the plan.
     pub fn read(&mut self, lists: &Lists, index: u32) {
+        if comptime!(lists.form.pages.is_some()) {
+            self.read_item(lists, index);
+        } else {
+            self.read_split(lists, index);
+        }
+    }
+
+    /// Number `index` of all tiles' splits. The tiles of a token are neighbours: they read the same rows.
+    fn read_split(&mut self, lists: &Lists, index: u32) {
         self.head_tile = index % lists.head_tiles;
         let rest = index / lists.head_tiles;
-        self.split = rest % lists.splits;
+        let split = rest % lists.splits;
         self.token = rest / lists.splits;
+        self.whole = comptime!(lists.form.writes == Writes::Whole).runtime();
+        self.part = self.token * lists.splits + split;
         self.list_a = self.token as usize * lists.most_a as usize;
         self.len_a = lists.most_a;
-        if comptime!(lists.form.pages.is_some()) {
-            let sequence = self.token / lists.pages.query_len;
-            self.list_a = sequence as usize * lists.pages.max_pages as usize;
-            let mut end = lists.lengths_a[sequence as usize];
-            if comptime!(lists.form.pages == Some(Causal(true))) {
-                end += (self.token % lists.pages.query_len) as i32 + 1 - lists.pages.query_len as i32;
-            }
-            self.len_a = length(end, lists.most_a);
-        } else if comptime!(lists.form.lengths[0]) {
+        if comptime!(lists.form.lengths[0]) {
             self.len_a = length(lists.lengths_a[self.token as usize], lists.most_a);
         }
         self.len_b = 0u32;
@@ -170,8 +204,28 @@ impl Work {
         }
         let blocks = blocks_of(self.len_a) + blocks_of(self.len_b);
         let each = blocks.div_ceil(lists.splits);
-        self.first = min(self.split * each, blocks);
+        self.first = min(split * each, blocks);
         self.end = min(self.first + each, blocks);
+    }
+
+    /// Item `index` of the plan, for the query token that is the cube's: as a row of its own, with as many keys as it sees.
+    fn read_item(&mut self, lists: &Lists, index: u32) {
+        let tile = Tile {
+            query_len: lists.pages.query_len,
+            heads: 1u32,
+            last_row: CUBE_POS_X / lists.head_tiles,
+            causal: comptime!(lists.form.pages == Some(Causal(true))),
+        };
+        let mut item = Item::none();
+        item.read(&lists.plan, index, &tile);
+        self.head_tile = CUBE_POS_X % lists.head_tiles;
+        self.token = lists.token_of(item.sequence);
+        self.whole = lists.plan.is_whole(item.sequence);
+        self.part = lists.token_of(index);
+        self.list_a = item.sequence as usize * lists.pages.max_pages as usize;
+        self.first_key = item.first_key;
+        self.len_a = item.tile_end;
+        self.end = item.blocks;
     }
 
     /// Which list a block is of: 1 or 2.

@@ -15,9 +15,6 @@ pub(crate) struct DecodeSpec {
     pub(crate) softmax_scale: f32,
     /// Whether later query tokens see more keys than earlier ones.
     pub(crate) causal: bool,
-    /// Whether the bits of a sequence must not depend on how many there are, where no plan says so.
-    #[cfg_attr(not(feature = "_gpu"), allow(dead_code, reason = "the CPU goes by the plan"))]
-    pub(crate) batch_invariant: bool,
     /// The implementation, one that the device has; otherwise the fastest.
     pub(crate) path: Option<Path>,
 }

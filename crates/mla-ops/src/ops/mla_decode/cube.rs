@@ -43,12 +43,11 @@ impl Launch {
         let kernel = spec.path.and_then(Path::kernel).unwrap_or_else(|| sizes.kernel(&q.client));
         // Of a plan with an item for each sequence nothing is partial, where the kernel writes whole sequences itself: a prompt would
         // need several GB.
-        // Hopper's kernel of FP8 rows goes by no plan.
-        let is_fp8 = matches!(kv_cache, BackendPool::Fp8(..));
-        let whole = kernel.writes_whole() && (capacity <= batch || is_fp8);
+        let whole = kernel.writes_whole() && capacity <= batch;
         let partial = if whole { [1, 1] } else { [capacity, rows] };
         let partial_out = empty(&q, [partial[0], partial[1], value_width], DType::F32);
         let partial_lse = empty(&q, partial, DType::F32);
+        let is_fp8 = matches!(kv_cache, BackendPool::Fp8(..));
         let in_memory = |rows| if kernel.takes_strides() && !is_fp8 { evenly_spaced(rows) } else { contiguous(rows) };
         let (q, kv_cache) = (in_memory(q), kv_cache.map(in_memory));
         let q_stride = row_stride(&q).unwrap_or(key_width);
@@ -60,7 +59,7 @@ impl Launch {
         let args = buffers!(
             q, page_table, seq_lens, items, cube_ptr, split_ptr, partial_out, partial_lse, out, lse => DecodeArgs {
                 q, kv_cache, page_table, seq_lens, items, cube_ptr, split_ptr, partial_out, partial_lse, out, lse,
-                q_stride, kv_stride, sizes, softmax_scale, batch_invariant: spec.batch_invariant,
+                q_stride, kv_stride, sizes, softmax_scale,
             }
         );
         Self { args, kernel, out, lse }

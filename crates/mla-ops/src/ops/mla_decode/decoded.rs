@@ -5,7 +5,6 @@ use burn::tensor::{DType, Tensor};
 
 use super::backend::{BackendDecode, DecodeSpec, MlaDecodeBackend};
 use super::{MlaDecodeArgs, MlaQuery};
-use crate::Splits;
 use crate::dispatch::tensors;
 use crate::ops::mla_plan::{MlaPlan, MlaPlanArgs, PlanSpec};
 
@@ -25,16 +24,6 @@ pub(super) enum Planned {
     Given(MlaPlan),
     /// By a plan of its own, to be made.
     Own(MlaPlanArgs, PlanSpec),
-}
-
-impl Planned {
-    /// How the keys of a sequence are split.
-    pub(super) fn splits(&self) -> Splits {
-        match self {
-            Self::Given(plan) => plan.splits,
-            Self::Own(plan, _) => plan.splits,
-        }
-    }
 }
 
 impl Decoded {

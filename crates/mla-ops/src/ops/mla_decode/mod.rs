@@ -106,9 +106,6 @@ impl MlaDecodeOptions {
 /// # Ok::<(), mla_ops::MlaError>(())
 /// ```
 ///
-/// On a Hopper, FP8 rows of 512 + 64 channels are read by a kernel that goes by no plan: it divides the keys of a sequence as is the fastest,
-/// or not at all where the plan's splits are not [`Splits::Auto`].
-///
 /// # Errors
 /// Wrong shapes, dtypes or devices, a plan made for another problem, a path that the device does not have, or more than the
 /// device can do ([`MlaError::DeviceLimit`]): nothing is launched. A page id or length that is out of range is on the device
@@ -147,9 +144,7 @@ pub fn mla_decode(
         }
     };
     let &MlaDecodeOptions { value_width, softmax_scale, causal, path, .. } = options;
-    // Who divides the keys in a fixed way wants that.
-    let batch_invariant = plan.splits() != Splits::Auto;
-    Ok(Decoded { args, plan, spec: DecodeSpec { value_width, softmax_scale, causal, batch_invariant, path } })
+    Ok(Decoded { args, plan, spec: DecodeSpec { value_width, softmax_scale, causal, path } })
 }
 
 impl MlaDecodeArgs {

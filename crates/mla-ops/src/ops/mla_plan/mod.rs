@@ -66,8 +66,6 @@ pub struct MlaPlan {
     /// Rows of `items`, and cubes, as it was made.
     pub(super) capacity: usize,
     pub(super) cubes: usize,
-    /// How the keys of a sequence are split.
-    pub(super) splits: Splits,
 }
 
 /// Divides the keys of all sequences into work items.
@@ -137,8 +135,8 @@ impl MlaPlanArgs {
         let ([batch], capacity, cubes) = (self.seq_lens.dims(), spec.capacity, spec.cubes);
         let (items, cube_ptr, split_ptr) =
             tensors(<Dispatch as MlaPlanBackend>::mla_plan(self.seq_lens.into_dispatch(), spec));
-        let Self { query_len, heads, page_size, splits, .. } = self;
-        MlaPlan { items, cube_ptr, split_ptr, batch, query_len, heads, page_size, capacity, cubes, splits }
+        let Self { query_len, heads, page_size, .. } = self;
+        MlaPlan { items, cube_ptr, split_ptr, batch, query_len, heads, page_size, capacity, cubes }
     }
 
     /// Reads `seq_lens` back and checks that every length is in `0 ..= max_seq_len`.
