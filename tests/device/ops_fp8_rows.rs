@@ -4,9 +4,9 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use mla_ops::cache::{Pool, RowFormat, new_pool};
 use mla_ops::{
-    Determinism, MlaDecodeArgs, MlaDecodeProblem, RopeQuery, RopeWriteArgs, SparseMlaArgs, SparseMlaProblem,
-    SparseScope, Splits, StackedWeight, WriteLatentArgs, available_paths, explain_path, mla_decode, rope_write,
-    sparse_mla, sparse_mla_parts, write_latent,
+    Determinism, MlaDecodeArgs, MlaDecodeProblem, RopeQuery, RopeWriteArgs, SparseMlaArgs, SparseMlaOptions,
+    SparseMlaProblem, SparseScope, Splits, StackedWeight, WriteLatentArgs, available_paths, explain_path, mla_decode,
+    rope_write, sparse_mla, sparse_mla_parts, write_latent,
 };
 use rstest::rstest;
 
@@ -206,22 +206,38 @@ fn ops_fp8_sparse(
         let sink = two.then(|| (0..heads).map(|head| head as f32 / 9.0 - 2.0).collect());
         let shape = [1, 1 + heads % 2, heads];
         let case = Case { shape, widths, pools, lengths: two, sink, dtype };
-        let mut inputs = case.inputs();
-        let dense = inputs.args(device);
-        let quantise = |scope: SparseScope| SparseScope { rows: in_fp8(&scope.rows, rope), ..scope };
-        let args = SparseMlaArgs {
-            scope: quantise(dense.scope),
-            second: dense.second.map(quantise),
-            q: dense.q,
-            sink: dense.sink,
-        };
-        let read = [Some(&args.scope), args.second.as_ref()].into_iter().flatten();
-        for (scope, read) in inputs.scopes.iter_mut().zip(read) {
-            scope.rows = values(read.rows.dense()).into_iter().map(f64::from).collect();
-        }
-        let what = format!("{case:?} on {device:?}");
-        assert_state(&what, sparse_mla(args, &case.options()).expect("legal"), &inputs.expected());
+        check_sparse(&case, rope, Determinism::Fast, device);
     });
+}
+
+/// Long lists that nobody splits, of heads that two cubes share out: some tokens, and lists of several lengths, for each pair.
+#[rstest]
+fn ops_fp8_sparse_of_many_heads(#[values(65, 128)] heads: usize, #[values(false, true)] two: bool) {
+    for_each_dtype(|device, dtype| {
+        if is_slow(device) {
+            skip(device, format_args!("{heads} heads"));
+            return;
+        }
+        let pools = if two { vec![[40, 16, 450], [5, 32, 130]] } else { vec![[40, 16, 600]] };
+        let case = Case { shape: [3, 2, heads], widths: [576, 512], pools, lengths: true, sink: None, dtype };
+        check_sparse(&case, 64, Determinism::BatchInvariant, device);
+    });
+}
+
+/// Against the definition over the rows as they are read back.
+fn check_sparse(case: &Case, rope: usize, determinism: Determinism, device: &Device) {
+    let mut inputs = case.inputs();
+    let dense = inputs.args(device);
+    let quantise = |scope: SparseScope| SparseScope { rows: in_fp8(&scope.rows, rope), ..scope };
+    let (scope, second) = (quantise(dense.scope), dense.second.map(quantise));
+    let args = SparseMlaArgs { scope, second, q: dense.q, sink: dense.sink };
+    let read = [Some(&args.scope), args.second.as_ref()].into_iter().flatten();
+    for (scope, read) in inputs.scopes.iter_mut().zip(read) {
+        scope.rows = values(read.rows.dense()).into_iter().map(f64::from).collect();
+    }
+    let what = format!("{case:?}, {determinism:?}, on {device:?}");
+    let options = SparseMlaOptions { determinism, ..case.options() };
+    assert_state(&what, sparse_mla(args, &options).expect("legal"), &inputs.expected());
 }
 
 /// As the same launch with a dense cache, whose rows are quantised afterwards; a few tokens and many.

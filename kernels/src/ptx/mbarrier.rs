@@ -147,6 +147,19 @@ pub(crate) fn expect(bar: u32, bytes: u32) {
     );
 }
 
+/// [`expect()`] if the condition holds, without a branch.
+#[cube]
+pub(crate) fn expect_if(bar: u32, bytes: u32, condition: bool) {
+    gpu_asm!(
+        "{{\n.reg .pred p;\nsetp.ne.u32 p, {condition}, 0;\n",
+        "@p mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{bar}], {bytes};\n}}",
+        condition = in(_) read::<u32>(u32::cast_from(condition)),
+        bar = in(_) read::<u32>(bar),
+        bytes = in(_) read::<u32>(bytes),
+        options(explicit_mem, reads_address_space shared, writes_address_space shared)
+    );
+}
+
 /// Waits until the phase with this parity is complete: `mbarrier.try_wait.parity` in a loop.
 ///
 /// Any thread. Copied bytes are visible to it then, both to its loads and to its `wgmma`. It must not fall two phases

@@ -22,6 +22,7 @@ use cubecl_cpp::cuda::ptx::generic_to_shared;
 
 pub(crate) mod atomic;
 pub(crate) mod barrier;
+pub(crate) mod cluster;
 pub(crate) mod copy;
 pub(crate) mod fence;
 pub(crate) mod math;

@@ -3,8 +3,11 @@
 use cubecl::prelude::*;
 
 use super::form::Form;
-use crate::ptx::mbarrier;
+use crate::ptx::{barrier, mbarrier, warp};
 use crate::tiles::form::{GROUP, STAGES};
+
+/// Warps of the output.
+const OUTPUT_WARPS: u32 = 2 * GROUP / 32;
 
 /// How many barriers there are.
 pub(super) fn barrier_count(form: Form) -> usize {
@@ -24,8 +27,18 @@ pub(super) struct Barriers {
     /// The query: there, and no longer needed.
     pub query_full: u32,
     pub query_empty: u32,
-    /// Of each stage of FP8 rows: it is no longer needed.
+    /// Of each stage of FP8 rows: it is no longer needed, in either cube of a pair.
     pub empty: u32,
+}
+
+/// Waits until all of the cube, or the pair, are here: what was initialised may be used then.
+#[cube]
+pub(super) fn sync(#[comptime] form: Form) {
+    if comptime!(form.pair) {
+        barrier::sync_cluster();
+    } else {
+        sync_cube();
+    }
 }
 
 #[cube]
@@ -40,7 +53,7 @@ impl Barriers {
 
     /// One thread, before all synchronise.
     pub fn init(&self, #[comptime] form: Form) {
-        // Of FP8 rows each unit arrives twice.
+        // Of FP8 rows each unit arrives twice, and the other cube's rows count as bytes.
         #[unroll]
         for i in 0..comptime!(form.parts() * STAGES) {
             mbarrier::init(self.full + i * 8, comptime!(2 * GROUP));
@@ -48,7 +61,7 @@ impl Barriers {
         if comptime!(form.fp8) {
             #[unroll]
             for i in 0..STAGES {
-                mbarrier::init(self.empty + i * 8, comptime!(2 * GROUP));
+                mbarrier::init(self.empty + i * 8, comptime!(form.cubes() * OUTPUT_WARPS));
             }
         }
         mbarrier::init(self.weighed, GROUP);
@@ -79,4 +92,19 @@ pub(super) struct Cube {
     pub step: u32,
     #[cube(comptime)]
     pub form: Form,
+}
+
+#[cube]
+impl Cube {
+    /// The number of the work behind this one.
+    pub fn next(&self, index: u32) -> u32 {
+        next(index, self.step, self.form)
+    }
+}
+
+/// The number of the work behind this one: of a plan's items the next. All lanes are at the same, which the compiler cannot see of
+/// numbers that it reads.
+#[cube]
+pub(super) fn next(index: u32, step: u32, #[comptime] form: Form) -> u32 {
+    if comptime!(form.pages.is_some()) { warp::next(index) } else { index + step }
 }

@@ -31,6 +31,8 @@ pub(super) struct Form {
     pub sink: bool,
     /// Whether rows are FP8, of the layout that `fp8.rs` reads.
     pub fp8: bool,
+    /// Whether two cubes with 128 heads of a token bring half of the FP8 rows each, for both.
+    pub pair: bool,
     /// Whether the first list is the pages of a sequence, of which a query token may see fewer keys than the next.
     pub pages: Option<Causal>,
     pub writes: Writes,
@@ -62,6 +64,11 @@ impl Form {
     /// Units of the cube: a warpgroup each for scores, left half of the output, right half, and FP8 rows.
     pub fn units(self) -> u32 {
         if self.fp8 { 4 * GROUP } else { 3 * GROUP }
+    }
+
+    /// Cubes of a cluster.
+    pub fn cubes(self) -> u32 {
+        if self.pair { 2 } else { 1 }
     }
 
     /// Parts of a block that have a barrier each, which says that their rows have come.

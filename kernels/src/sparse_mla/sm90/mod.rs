@@ -31,9 +31,12 @@ use crate::tiles::output::{COLUMNS, Results};
 
 /// Registers of a unit, where there are FP8 rows: of the warpgroup of the scores, of those of the output, of that of the rows. Four have
 /// 512 in all.
-const SCORE_REGISTERS: u32 = 104;
+const SCORE_REGISTERS: u32 = 80;
 const OUTPUT_REGISTERS: u32 = 160;
-const ROW_REGISTERS: u32 = 88;
+const ROW_REGISTERS: u32 = 104;
+
+/// Blocks of a tile from which on two cubes with heads of a token read rows for one another.
+const FEWEST_OF_PAIR: usize = 8;
 
 /// Launches the kernel, and the merge of its splits if there are some.
 pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Result<(), SparseMlaError> {
@@ -52,12 +55,17 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
     let splits = if splits_of_tiles { splits(tokens * head_tiles, most_blocks, multiprocessors) } else { 1 };
     let lengths = |scope: Option<&ScopeArgs>| scope.is_some_and(|scope| scope.lengths.is_some());
     let causal = args.pages.as_ref().map(|pages| Causal(pages.causal));
+    let fp8 = args.sizes.rows != RowFormat::Dense;
+    // Fewer blocks of a tile take less time than two cubes to meet. How a plan divides them is not known here.
+    let pair =
+        fp8 && head_tiles.is_multiple_of(2) && (args.pages.is_some() || most_blocks.div_ceil(splits) >= FEWEST_OF_PAIR);
     let form = |writes| Form {
         tile,
         second: args.second.is_some(),
         lengths: [lengths(Some(&args.first)), lengths(args.second.as_ref())],
         sink,
-        fp8: args.sizes.rows != RowFormat::Dense,
+        fp8,
+        pair,
         pages: causal,
         writes,
     };
@@ -69,7 +77,8 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
     let items = (tokens * head_tiles).checked_mul(splits).ok_or(SparseMlaError::NoKernel)?;
     let (items, splits) = (u32::try_from(items), splits as u32);
     let items = items.map_err(|_| SparseMlaError::NoKernel)?;
-    let cubes = (items.min(multiprocessors as u32), 1);
+    let most_cubes = if pair { multiprocessors.next_multiple_of(2) } else { multiprocessors };
+    let cubes = (items.min(most_cubes as u32), 1);
     let call = Call { items, head_tiles: head_tiles as u32, splits, cubes };
     let of_splits = |split| if split { Writes::Split } else { Writes::Whole };
     if names_all_sizes() && splits_of_tiles {
@@ -204,7 +213,12 @@ fn query_map(q: BufferArg, tile: TileForm, rows: usize, elem: ElemType) -> Resul
 }
 
 /// A cube computes every so-many-th split of all tiles, or what the plan gives it of one of each sequence's tiles.
-#[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
+#[cube(
+    launch_unchecked,
+    address_type = "dynamic",
+    create_dummy_kernel,
+    cluster_dim = CubeDim::new_3d(form.cubes(), 1, 1)
+)]
 fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     q_map: &TensorMap<E, Tiled>,
     rows_a: &[Vector<E, V>],
@@ -252,8 +266,8 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     );
     let (mut first, mut end, mut step) = (CUBE_POS as u32, items, CUBE_COUNT as u32);
     if comptime!(form.pages.is_some()) {
-        first = cube_ptr[CUBE_POS_Y as usize] as u32;
-        end = cube_ptr[CUBE_POS_Y as usize + 1] as u32;
+        first = warp::uniform(cube_ptr[CUBE_POS_Y as usize] as u32);
+        end = warp::uniform(cube_ptr[CUBE_POS_Y as usize + 1] as u32);
         step = 1u32;
     }
     let group = warp::uniform(UNIT_POS / GROUP);
@@ -278,20 +292,20 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
                 ahead.advance(&lists);
             }
         }
-        sync_cube();
+        cube::sync(form);
         let mut scores = Scores::new(scale, empty_lse);
         scores.run::<E, P>(&cube, &lists, q_map, sink, &mut ahead, &mut exchange, &mut results);
     } else if comptime!(form.fp8) && group == 3 {
         registers::fewer(ROW_REGISTERS);
-        let rows = Rows::new(words_a, words_b, warp, lane);
+        let rows = Rows::new(words_a, words_b, warp, lane, form);
         let mut ahead = rows.ahead(&cube, &lists);
-        sync_cube();
+        cube::sync(form);
         rows.run(&cube, &lists, &mut ahead, &mut exchange);
     } else {
         if comptime!(form.fp8) {
             registers::more(OUTPUT_REGISTERS);
         }
-        sync_cube();
+        cube::sync(form);
         let gather = Gather::<E, V>::new(rows_a, rows_b, group - 1, warp, lane);
         let mut output = Output::new(group - 1);
         output.run::<E, P, V>(&cube, &lists, &gather, &exchange, &mut results);
@@ -354,6 +368,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         lengths: [false; 2],
         sink: false,
         fp8: false,
+        pair: false,
         pages: None,
         writes: Writes::Whole,
     };
@@ -364,6 +379,12 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
         entry("576.large", v32, AddressType::U64),
         entry("576.split", Form { lengths: [true, false], writes: Writes::Split, ..v32 }, AddressType::U32),
         entry("576.fp8", fp8, AddressType::U32),
+        entry("576.fp8.pair", Form { pair: true, ..fp8 }, AddressType::U32),
+        entry(
+            "576.fp8.pages.pair",
+            Form { pair: true, pages: Some(Causal(true)), writes: Writes::Planned, ..fp8 },
+            AddressType::U32,
+        ),
         entry("576.fp8.large", fp8, AddressType::U64),
         entry("576.fp8.split", Form { lengths: [true, false], writes: Writes::Split, ..fp8 }, AddressType::U32),
         entry("576.fp8.pages", Form { pages: Some(Causal(true)), writes: Writes::Planned, ..fp8 }, AddressType::U32),

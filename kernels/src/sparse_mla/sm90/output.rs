@@ -68,7 +68,7 @@ impl Output {
             self.round += 1;
             let row = work.head_tile * comptime!(ROWS as u32) + cube.own_row;
             results.write_rows::<Const<128>>(acc, &target(&work), row, self.half * CHANNELS, cube.lane);
-            index += cube.step;
+            index = cube.next(index);
         }
     }
 
@@ -100,7 +100,12 @@ impl Output {
         if comptime!(form.fp8) {
             acc = wgmma::wait::<Const<128>>(issued, 0u32);
             mbarrier::arrive(cube.barriers.used);
-            mbarrier::arrive(cube.barriers.empty + stage * 8);
+            let empty = cube.barriers.empty + stage * 8;
+            if comptime!(form.pair) {
+                mbarrier::arrive_at_after_reads_if(empty, cube.lane % 2, cube.lane < 2);
+            } else {
+                mbarrier::arrive_if(empty, cube.lane == 0);
+            }
         } else {
             let next = (self.turn + STAGES) % RING;
             let list = exchange.kinds[next as usize];

@@ -67,7 +67,7 @@ impl Scores {
             work.read(lists, index);
             let state = self.weigh_all(cube, lists, &work, ahead, exchange);
             mbarrier::arrive(cube.barriers.query_empty);
-            index += cube.step;
+            index = cube.next(index);
             if cube.warp == 0 && index < cube.end {
                 mbarrier::wait(cube.barriers.query_empty, self.queries % 2);
                 if cube.lane == 0 {

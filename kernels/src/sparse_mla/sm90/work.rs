@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 
+use super::cube::next;
 use super::form::{Causal, Form, RING, Writes};
 use crate::ptx::warp;
 use crate::tiles::form::{KEYS, ROWS};
@@ -280,7 +281,7 @@ impl Ahead {
             self.work.read(lists, self.index);
             found = self.work.end > self.work.first;
             if !found {
-                self.index += self.step;
+                self.index = next(self.index, self.step, lists.form);
             }
         }
         self.block = self.work.first;
@@ -318,7 +319,7 @@ impl Ahead {
         if self.list > 0 {
             self.block = warp::next(self.block);
             if self.block == self.work.end {
-                self.index += self.step;
+                self.index = next(self.index, self.step, lists.form);
                 self.open(lists);
             } else {
                 self.read(lists);
