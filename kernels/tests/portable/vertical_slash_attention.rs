@@ -180,7 +180,8 @@ fn mutants_out_of_range(
     case.softcap = if packed { 20.0 } else { 0.0 };
     // One more than there are queries for.
     case.make_lists_of(3);
-    let (blocks, columns) = if packed { (vec![3, 57], vec![1, 53, 104, 203]) } else { (vec![3, 76], vec![1, 70, 143]) };
+    let (blocks, columns) =
+        if packed { (vec![3, 57], vec![1, 9, 53, 104, 203]) } else { (vec![3, 76], vec![1, 70, 143]) };
     for (at, list) in case.lists.iter_mut().enumerate() {
         let of_blocks = (at / 3 + at % 3 + lengths[0].1 / 10) % 2 == 0;
         *list = if of_blocks { [blocks.clone(), vec![]] } else { [vec![], columns.clone()] };
