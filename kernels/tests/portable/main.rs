@@ -19,5 +19,6 @@ mod ragged_attention;
 mod route_experts;
 mod support;
 mod vertical_slash_attention;
+mod vertical_slash_case;
 mod vertical_slash_index;
 mod write_latent;
