@@ -210,16 +210,16 @@ fn ops_fp8_sparse(
     });
 }
 
-/// Long lists that nobody splits, of heads that two cubes share out: some tokens, and lists of several lengths, for each pair.
+/// Long lists that nobody splits, of heads that two cubes share out.
 #[rstest]
 fn ops_fp8_sparse_of_many_heads(#[values(65, 128)] heads: usize, #[values(false, true)] two: bool) {
     for_each_dtype(|device, dtype| {
-        if is_slow(device) {
+        if is_slow(device) && !is_hopper(device) {
             skip(device, format_args!("{heads} heads"));
             return;
         }
         let pools = if two { vec![[40, 16, 450], [5, 32, 130]] } else { vec![[40, 16, 600]] };
-        let case = Case { shape: [3, 2, heads], widths: [576, 512], pools, lengths: true, sink: None, dtype };
+        let case = Case { shape: [1, 2, heads], widths: [576, 512], pools, lengths: true, sink: None, dtype };
         check_sparse(&case, 64, Determinism::BatchInvariant, device);
     });
 }

@@ -328,6 +328,15 @@ fn values_out_of_range() {
     check::<f16>(6e-4);
 }
 
+/// A sequence without keys begins where the memory of the keys ends.
+#[rstest]
+fn queries_without_keys_at_the_end(#[values([128, 128], [64, 64])] widths: [usize; 2]) {
+    let mut case = Case::<f16>::with_spare(&[(64, 128), (10, 0)], [1, 1], widths, true, false, [0, 0]);
+    case.make_lists_of(1);
+    case.lists[1] = [vec![], vec![3]];
+    case.check(6e-4);
+}
+
 #[test]
 fn nothing_to_attend() {
     Case::<f32>::new(&[], [2, 1], [8, 8], true, true).check(0.0);

@@ -31,7 +31,7 @@ pub(super) struct Barriers {
     pub empty: u32,
 }
 
-/// Waits until all of the cube, or the pair, are here: what was initialised may be used then.
+/// Waits until all of the cube, or the pair, are here: before what is initialised is used, and before a cube of a pair ends.
 #[cube]
 pub(super) fn sync(#[comptime] form: Form) {
     if comptime!(form.pair) {

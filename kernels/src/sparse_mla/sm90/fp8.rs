@@ -138,14 +138,6 @@ impl<'a> Rows<'a> {
             mbarrier::arrive(full);
             turn = warp::next(turn);
         }
-        if comptime!(cube.form.pair) {
-            // The other cube has its last rows from this one's memory, and this one its arrivals.
-            #[unroll]
-            for i in 0..STAGES {
-                let block = turn + i;
-                mbarrier::wait(cube.barriers.empty + block % STAGES * 8, (block / STAGES % 2) ^ 1);
-            }
-        }
     }
 
     /// Starts to copy what the warpgroup has written of a block into the pair's other cube, two tiles a warp. It stays until that is there,

@@ -310,6 +310,10 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         let mut output = Output::new(group - 1);
         output.run::<E, P, V>(&cube, &lists, &gather, &exchange, &mut results);
     }
+    if comptime!(form.pair) {
+        // The other cube has its last rows from this one's memory.
+        cube::sync(form);
+    }
 }
 
 #[cfg(feature = "offline")]

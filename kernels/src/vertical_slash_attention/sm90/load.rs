@@ -278,7 +278,8 @@ impl<'a, E: Float, V: Size> Loader<'a, E, V> {
             let row = comptime!(pass * PASS) + UNIT_POS % 32 / PANEL_VECTORS;
             let position = warp::shuffle::<u32>(position, row);
             let is_key = position != u32::MAX;
-            let token = self.first_key + select(is_key, position, 0u32);
+            // No row behind the last one, where a sequence without keys would begin.
+            let token = select(is_key, self.first_key + position, 0u32);
             let from = token as usize * self.sources.kv_heads as usize + self.kv_head as usize;
             // A panel's rows have 128 bytes, with the swizzle of 128 bytes.
             let to = (self.warp * WARP_KEYS + row) * comptime!(PANEL_VECTORS * 16) + (own ^ (row % 8)) * 16;
