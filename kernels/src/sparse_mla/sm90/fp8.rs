@@ -109,7 +109,7 @@ impl<'a> Rows<'a> {
             arrive_with_copies(full);
             let to = stage_at + self.to;
             if comptime!(cube.form.pair) {
-                mbarrier::expect_if(full, HALF_BYTES.runtime(), UNIT_POS % GROUP == 0);
+                mbarrier::expect_if(full, HALF_BYTES.runtime(), cube.warp == 0 && cube.lane == 0);
             } else {
                 part_0.store(to, 0u32);
                 part_0.fetch(self, cube, &slots, 4u32);
