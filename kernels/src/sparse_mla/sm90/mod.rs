@@ -56,10 +56,10 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
     let lengths = |scope: Option<&ScopeArgs>| scope.is_some_and(|scope| scope.lengths.is_some());
     let causal = args.pages.as_ref().map(|pages| Causal(pages.causal));
     let fp8 = args.sizes.rows != RowFormat::Dense;
-    // Fewer blocks of a tile take less time than two cubes to meet. How a plan divides them is not known here.
-    let pair =
-        fp8 && head_tiles.is_multiple_of(2) && (args.pages.is_some() || most_blocks.div_ceil(splits) >= FEWEST_OF_PAIR);
-    let form = |writes| Form {
+    let may_pair = fp8 && head_tiles.is_multiple_of(2);
+    // Fewer blocks of a tile take less time than two cubes to meet.
+    let pairs = |splits: usize| may_pair && most_blocks.div_ceil(splits) >= FEWEST_OF_PAIR;
+    let form = |writes, pair| Form {
         tile,
         second: args.second.is_some(),
         lengths: [lengths(Some(&args.first)), lengths(args.second.as_ref())],
@@ -72,24 +72,28 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
     if let Some(pages) = &args.pages {
         let cubes = ((pages.query_len * head_tiles) as u32, pages.cubes as u32);
         let call = Call { items: 0, head_tiles: head_tiles as u32, splits: 1, cubes };
-        return call.launch(client, &args, form(Writes::Planned));
+        // How a plan divides the blocks is not known here.
+        return call.launch(client, &args, form(Writes::Planned, may_pair));
     }
+    let pair = pairs(splits);
     let items = (tokens * head_tiles).checked_mul(splits).ok_or(SparseMlaError::NoKernel)?;
     let (items, splits) = (u32::try_from(items), splits as u32);
     let items = items.map_err(|_| SparseMlaError::NoKernel)?;
     let most_cubes = if pair { multiprocessors.next_multiple_of(2) } else { multiprocessors };
     let cubes = (items.min(most_cubes as u32), 1);
     let call = Call { items, head_tiles: head_tiles as u32, splits, cubes };
-    let of_splits = |split| if split { Writes::Split } else { Writes::Whole };
     if names_all_sizes() && splits_of_tiles {
-        // Another number of tokens has splits, or none.
-        call.launch(client, &args, form(of_splits(splits == 1)))?;
+        // Another number of tokens has splits of more or fewer blocks, or none.
+        for (writes, pair) in [(Writes::Whole, pairs(1)), (Writes::Split, false), (Writes::Split, pairs(1))] {
+            call.launch(client, &args, form(writes, pair))?;
+        }
     }
     let writes = match args.results {
-        SparseMlaResults::Output { .. } => of_splits(splits > 1),
+        SparseMlaResults::Output { .. } if splits > 1 => Writes::Split,
+        SparseMlaResults::Output { .. } => Writes::Whole,
         SparseMlaResults::Parts { .. } => Writes::Parts,
     };
-    call.launch(client, &args, form(writes))
+    call.launch(client, &args, form(writes, pair))
 }
 
 /// The grid of a launch.
