@@ -6,9 +6,9 @@
 # SECTIONS ("dense ragged sparse"): dense is dense decode against FlashMLA and FlashInfer, ragged is ragged attention against
 # FlashAttention-3, sparse is sparse decode (theirs over FP8 rows) and prefill against FlashMLA.
 # PEERS: the folder that peers/prepare.sh made. OUT: where peers-SECTION.json, ours-SECTION.json, comparison-SECTION.md
-# and the logs go; same-ragged.log has both errors on the same inputs. BENCH: the benchmark's program; built with cargo where it is left out. ITERS (30) is how often both
-# time a call. The measurement ends within LIMIT (560) seconds; on an H200 dense takes about two minutes. Needs what
-# peers/README.md says.
+# and the logs go; same-ragged.log has both errors on the same inputs. BENCH: the benchmark's program; built with cargo
+# where it is left out. ITERS (30) is how often both time a call. The measurement ends within LIMIT (560) seconds; on an
+# H200 dense takes about two minutes. Needs what peers/README.md says.
 set -euo pipefail
 [ $# = 2 ] || [ $# = 3 ] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)

@@ -52,6 +52,16 @@ fn sm90_form(client: &Client, sizes: &SparseMlaSizes) -> Option<Form> {
 #[cfg(feature = "cuda")]
 const SPLIT_COST: usize = 2;
 
+/// Blocks of a tile from which on two cubes with heads of a token read FP8 rows for one another: fewer take less time than the two to meet.
+#[cfg(feature = "cuda")]
+const FEWEST_OF_PAIR: usize = 8;
+
+/// Whether two cubes with so many blocks each should read FP8 rows for one another.
+#[cfg(feature = "cuda")]
+pub(super) fn pairs_pay(blocks: usize) -> bool {
+    blocks >= FEWEST_OF_PAIR
+}
+
 /// Into how many splits the blocks of a tile go, of which there are at most so many: those that end first.
 #[cfg(feature = "cuda")]
 pub(super) fn splits(tiles: usize, blocks: usize, multiprocessors: usize) -> usize {

@@ -201,8 +201,7 @@ impl Part {
     fn fetch(&mut self, rows: &Rows, cube: &Cube, slots: &Slots, #[comptime] part: u32) {
         let slot = warp::shuffle::<i32>(slots.slot, rows.own_row + comptime!(PART_ROWS * part));
         let row = first_of(slot);
-        // Nor up before what was read before has been written: they would come to registers of their own, and the copies from these
-        // would wait for them.
+        // Loads do not move up, before what the registers held has been written.
         sync_plane();
         let (vector, scale) = (row + rows.vector, row + rows.scale);
         if comptime!(cube.form.second) && slots.list == 2 {

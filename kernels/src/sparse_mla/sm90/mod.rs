@@ -20,7 +20,7 @@ use self::output::Output;
 use self::scores::{Exchange, Scores};
 use self::work::{Ahead, Lists, PagedKeys, PagedKeysLaunch};
 use super::merge::{self, MergeArgs};
-use super::select::splits;
+use super::select::{pairs_pay, splits};
 use super::{Pages, ScopeArgs, SparseMlaArgs, SparseMlaError, SparseMlaResults};
 use crate::cache_rows::RowFormat;
 use crate::common::launch::{address_type, dummy, multiprocessors, or_dummy, share};
@@ -34,9 +34,6 @@ use crate::tiles::output::{COLUMNS, Results};
 const SCORE_REGISTERS: u32 = 80;
 const OUTPUT_REGISTERS: u32 = 160;
 const ROW_REGISTERS: u32 = 104;
-
-/// Blocks of a tile from which on two cubes with heads of a token read rows for one another.
-const FEWEST_OF_PAIR: usize = 8;
 
 /// Launches the kernel, and the merge of its splits if there are some.
 pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Result<(), SparseMlaError> {
@@ -57,8 +54,7 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
     let causal = args.pages.as_ref().map(|pages| Causal(pages.causal));
     let fp8 = args.sizes.rows != RowFormat::Dense;
     let may_pair = fp8 && head_tiles.is_multiple_of(2);
-    // Fewer blocks of a tile take less time than two cubes to meet.
-    let pairs = |splits: usize| may_pair && most_blocks.div_ceil(splits) >= FEWEST_OF_PAIR;
+    let pairs = |splits: usize| may_pair && pairs_pay(most_blocks.div_ceil(splits));
     let form = |writes, pair| Form {
         tile,
         second: args.second.is_some(),
