@@ -108,7 +108,7 @@ pub enum Section {
     Write,
     /// `ragged_attention`.
     Ragged,
-    /// `sparse_mla` and `lightning_index`.
+    /// `sparse_mla`, also over lists of different lengths, and `lightning_index`.
     Sparse,
     /// `vertical_slash_attention`, and `vertical_slash_index`.
     #[value(name = "vertical_slash")]

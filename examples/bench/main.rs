@@ -97,6 +97,7 @@ mod ragged;
 mod report;
 mod shapes;
 mod sparse;
+mod sparse_lists;
 mod tables;
 mod timing;
 mod varlen;
@@ -190,6 +191,7 @@ fn sections(bench: &mut Bench, only: &[Section], random: Option<&ModelCase>) {
     }
     if wanted(Section::Sparse) {
         sparse::run(bench);
+        sparse_lists::run(bench);
     }
     if wanted(Section::VerticalSlash) {
         vertical_slash::run(bench);
@@ -295,6 +297,7 @@ mod tests {
             "write",
             "ragged",
             "sparse_decode",
+            "sparse_lists",
             "lightning_index",
             "vertical_slash_attention",
             "vertical_slash_index",

@@ -17,29 +17,29 @@ use crate::cases::Bench;
 use crate::data;
 use crate::report::{Volume, rounded};
 
-const DV: usize = 512;
-const CHECKED_HEADS: usize = 3;
+pub const DV: usize = 512;
+pub const CHECKED_HEADS: usize = 3;
 
 /// Keys of a scope: pages of a sequence of `s_k` tokens, of which each query sees `topk`.
 #[derive(Debug, Clone, Copy)]
-struct Scope {
-    s_k: usize,
-    page: usize,
-    topk: usize,
+pub struct Scope {
+    pub s_k: usize,
+    pub page: usize,
+    pub topk: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Shape {
+pub struct Shape {
     /// Of the peer's cache in a decode step; none for a prompt.
-    format: Option<&'static str>,
-    b: usize,
-    s_q: usize,
-    h_q: usize,
-    d: usize,
-    scope: Scope,
-    extra: Option<Scope>,
+    pub format: Option<&'static str>,
+    pub b: usize,
+    pub s_q: usize,
+    pub h_q: usize,
+    pub d: usize,
+    pub scope: Scope,
+    pub extra: Option<Scope>,
     /// Whether each query sees the keys of the first scope that lie behind one another, one further than the query before.
-    window: bool,
+    pub window: bool,
 }
 
 impl Shape {
@@ -139,14 +139,14 @@ pub fn run(bench: &mut Bench) {
 }
 
 /// Rows of a scope, and the slots that each query sees, in random order.
-struct Keys {
+pub struct Keys {
     rows: Pool,
     slots: Vec<i32>,
     topk: usize,
 }
 
 impl Keys {
-    fn new(bench: &Bench, shape: &Shape, scope: Scope, window: bool, seed: u64) -> Result<Self, String> {
+    pub fn new(bench: &Bench, shape: &Shape, scope: Scope, window: bool, seed: u64) -> Result<Self, String> {
         let (per, mut rng) = (scope.s_k / scope.page, data::rng(seed));
         let pages = data::permutation(shape.b * per, &mut rng);
         let mut slots = Vec::with_capacity(shape.b * shape.s_q * scope.topk);
@@ -164,13 +164,13 @@ impl Keys {
         Ok(Self { rows, slots, topk: scope.topk })
     }
 
-    fn scope(&self, shape: &Shape) -> SparseScope {
+    pub fn scope(&self, shape: &Shape) -> SparseScope {
         let indices = data::ints(self.slots.clone(), [shape.b, shape.s_q, self.topk], &self.rows.device());
         SparseScope::new(self.rows.clone(), indices)
     }
 
     /// The rows that a query sees, f32.
-    fn of(&self, query: usize) -> Result<Vec<f32>, String> {
+    pub fn of(&self, query: usize) -> Result<Vec<f32>, String> {
         let own = self.slots[query * self.topk..][..self.topk].to_vec();
         let ids: Tensor<1, Int> = data::ints(own, [self.topk], &self.rows.device());
         data::floats(self.rows.read(ids))
@@ -194,6 +194,7 @@ fn attention(bench: &mut Bench, shape: Shape) -> Result<(), String> {
         scope: keys.scope(&shape),
         second: more.as_ref().map(|more| more.scope(&shape)),
         sink: None,
+        plan: None,
     };
     let (softmax_scale, determinism) = ((d as f32).powf(-0.5), Default::default());
     let options = SparseMlaOptions { value_width: DV, softmax_scale, determinism };

@@ -77,6 +77,7 @@ mod ops_route_experts;
 mod ops_sample;
 mod ops_sparse_mla;
 mod ops_sparse_parts;
+mod ops_sparse_plan;
 mod ops_sparse_tiles;
 mod ops_vertical_slash;
 mod ops_vertical_slash_index;

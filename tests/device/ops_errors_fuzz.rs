@@ -362,7 +362,7 @@ fn sparse(h: &mut Hostile) -> Outcome {
         lengths: h.maybe(|h| h.ints(&[5, 2], [2, 1])),
     };
     let sink = h.maybe(|h| h.floats([3]));
-    let args = SparseMlaArgs { q: h.floats([2, 1, 3, 7]), scope: scope(h), second: h.maybe(scope), sink };
+    let args = SparseMlaArgs { q: h.floats([2, 1, 3, 7]), scope: scope(h), second: h.maybe(scope), sink, plan: None };
     let options = SparseMlaOptions { determinism: h.determinism(), ..SparseMlaOptions::new(h.number(5), h.real(0.3)) };
     let _ = said(sparse_mla(args.clone(), &options))?.0.into_data();
     let _ = said(sparse_mla_parts(SparseMlaArgs { sink: None, ..args }, &options))?;

@@ -13,6 +13,7 @@ use rstest::rstest;
 use crate::devices::{for_each_device, for_each_dtype, is_hopper, is_slow, skip};
 use crate::ops_fixture::{DecodeCase, DecodeInputs, assert_state, bits, floats, ints, random, rng, rounded, values};
 use crate::ops_sparse_mla::Case;
+use crate::ops_sparse_plan::plan_of;
 use crate::refusals::{Decode, Kind, assert_refused, zeros};
 
 /// Every number of E4M3 that is not negative, in order.
@@ -206,7 +207,7 @@ fn ops_fp8_sparse(
         let sink = two.then(|| (0..heads).map(|head| head as f32 / 9.0 - 2.0).collect());
         let shape = [1, 1 + heads % 2, heads];
         let case = Case { shape, widths, pools, lengths: two, sink, dtype };
-        check_sparse(&case, rope, Determinism::Fast, device);
+        check_sparse(&case, rope, (Determinism::Fast, false), device);
     });
 }
 
@@ -220,17 +221,33 @@ fn ops_fp8_sparse_of_many_heads(#[values(65, 128)] heads: usize, #[values(false,
         }
         let pools = if two { vec![[40, 16, 450], [5, 32, 130]] } else { vec![[40, 16, 600]] };
         let case = Case { shape: [1, 2, heads], widths: [576, 512], pools, lengths: true, sink: None, dtype };
-        check_sparse(&case, 64, Determinism::BatchInvariant, device);
+        check_sparse(&case, 64, (Determinism::BatchInvariant, false), device);
+    });
+}
+
+/// A plan divides the lists: of 64 heads and fewer, and of those that two cubes share out.
+#[rstest]
+fn ops_fp8_sparse_planned(#[values(9, 65, 128)] heads: usize, #[values(false, true)] two: bool) {
+    for_each_dtype(|device, dtype| {
+        if is_slow(device) && !is_hopper(device) {
+            skip(device, format_args!("{heads} heads"));
+            return;
+        }
+        let pools = if two { vec![[40, 16, 70], [9, 32, 330]] } else { vec![[40, 16, 450]] };
+        let sink = two.then(|| (0..heads).map(|head| head as f32 / 9.0 - 2.0).collect());
+        let case = Case { shape: [3, 1, heads], widths: [576, 512], pools, lengths: true, sink, dtype };
+        check_sparse(&case, 64, (Determinism::Fast, true), device);
     });
 }
 
 /// Against the definition over the rows as they are read back.
-fn check_sparse(case: &Case, rope: usize, determinism: Determinism, device: &Device) {
+fn check_sparse(case: &Case, rope: usize, (determinism, planned): (Determinism, bool), device: &Device) {
     let mut inputs = case.inputs();
     let dense = inputs.args(device);
     let quantise = |scope: SparseScope| SparseScope { rows: in_fp8(&scope.rows, rope), ..scope };
-    let (scope, second) = (quantise(dense.scope), dense.second.map(quantise));
-    let args = SparseMlaArgs { scope, second, q: dense.q, sink: dense.sink };
+    let (scope, second) = (quantise(dense.scope.clone()), dense.second.clone().map(quantise));
+    let mut args = SparseMlaArgs { scope, second, ..dense };
+    args.plan = planned.then(|| plan_of(&args));
     let read = [Some(&args.scope), args.second.as_ref()].into_iter().flatten();
     for (scope, read) in inputs.scopes.iter_mut().zip(read) {
         scope.rows = values(read.rows.dense()).into_iter().map(f64::from).collect();

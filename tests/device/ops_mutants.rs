@@ -8,6 +8,7 @@ use rstest::rstest;
 use crate::devices::{for_each_device, is_hopper};
 use crate::ops_fixture::{DecodeCase, DecodeInputs, assert_state, ints, random, rng};
 use crate::ops_sparse_mla::{Case as SparseCase, Inputs as SparseInputs, Pool};
+use crate::ops_sparse_plan::plan_of;
 
 /// One block of keys; an empty sequence, a split in two, a second tile of query rows that is not full; more blocks than
 /// stages and two items for one cube; queries that see nothing; more pages than lanes; pages of more keys than a block.
@@ -175,8 +176,24 @@ fn ops_mutants_sparse_splits(#[case] shape: [usize; 3], #[case] pools: [Pool; 2]
     check_sparse(&case, &lengths);
 }
 
-/// Checks a case whose lists have these lengths on GPUs that have a kernel of their own for it.
+/// The same by a plan: whole lists and several of a cube, lists of two cubes, cubes without any, lists without entries.
+#[rstest]
+#[case([1, 1, 9], [[9, 16, 70], [3, 64, 70]], [vec![0], vec![0]])]
+#[case([3, 1, 5], [[9, 16, 70], [3, 64, 70]], [vec![65, 0, 3], vec![1, 64, 0]])]
+#[case([2, 1, 65], [[9, 16, 300], [3, 64, 128]], [vec![300, 1], vec![128, 0]])]
+#[case([6, 1, 16], [[9, 16, 128], [3, 64, 300]], [vec![128, 0, 64, 0, 1, 70], vec![300, 65, 0, 0, 0, 1]])]
+fn ops_mutants_sparse_planned(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
+    let sink = Some((0..shape[2]).map(|head| head as f32 / 8.0 - 3.0).collect());
+    let case = SparseCase { shape, widths: [576, 512], pools: pools.to_vec(), lengths: true, sink, ..latent_rows() };
+    check_sparse_of(&case, &lengths, true);
+}
+
 fn check_sparse(case: &SparseCase, lengths: &[Vec<i32>]) {
+    check_sparse_of(case, lengths, false);
+}
+
+/// Checks a case whose lists have these lengths on GPUs that have a kernel of their own for it.
+fn check_sparse_of(case: &SparseCase, lengths: &[Vec<i32>], planned: bool) {
     for_each_device(|device| {
         if is_hopper(device) {
             let mut inputs = case.inputs();
@@ -197,6 +214,7 @@ fn check_sparse(case: &SparseCase, lengths: &[Vec<i32>]) {
                 let tensor = ints(&more, [more.len(), 1], device);
                 scope.lengths = Some(tensor.narrow(0, 0, lengths.len()));
             }
+            args.plan = planned.then(|| plan_of(&args));
             let state = sparse_mla(args, &case.options()).expect("legal");
             assert_state(&format!("{case:?} with {lengths:?} on {device:?}"), state, &inputs.expected());
         }

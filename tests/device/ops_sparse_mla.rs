@@ -116,6 +116,7 @@ impl Inputs {
             scope: scopes.next().expect("a scope"),
             second: scopes.next(),
             sink: sink.map(|sink| Tensor::from_data(sink.as_slice(), (device, DType::F32))),
+            plan: None,
         }
     }
 
@@ -210,6 +211,7 @@ fn ops_sparse_strided() {
             },
             second: Some(SparseScope { rows: half(second.rows.dense()).into(), ..second }),
             sink: None,
+            plan: None,
         };
         let state = sparse_mla(args, &case.options()).expect("legal");
         assert_state(&format!("strided {dtype:?} on {device:?}"), state, &inputs.expected());

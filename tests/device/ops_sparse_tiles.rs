@@ -80,5 +80,6 @@ fn token_of(args: &SparseMlaArgs, token: usize) -> SparseMlaArgs {
         scope: scope(&args.scope),
         second: args.second.as_ref().map(scope),
         sink: args.sink.clone(),
+        plan: None,
     }
 }

@@ -10,6 +10,12 @@ use mla_ops::{
 use crate::Result;
 use crate::step::ints;
 
+/// The lengths of lists of at most `most` of the keys that tokens see, i32 `[N, 1]`.
+pub(crate) fn list_lengths(visible: &[i32], most: usize, device: &Device) -> Tensor<2, Int> {
+    let most = i32::try_from(most).unwrap_or(i32::MAX);
+    ints(visible.iter().map(|&visible| visible.min(most)).collect(), device).unsqueeze_dim(1)
+}
+
 /// What the queries and keys of an indexer are like.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IndexSizes {

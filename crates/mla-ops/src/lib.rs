@@ -12,6 +12,7 @@
 //! | [`vertical_slash_index`] | the keys of each block of queries, from columns and diagonals |
 //! | [`vertical_slash_attention`], [`packed_vertical_slash_attention`] | attention to those keys |
 //! | [`sparse_mla`] | attention of each query token over rows gathered by index |
+//! | [`sparse_mla_plan`] | how the lists of a step are divided, once for all layers |
 //! | [`sparse_mla_parts`] | the same as unnormalised partials |
 //! | [`merge_state`], [`merge_states`], [`Accumulator`] | attention over several key sets from the attentions over each |
 //! | [`route_experts()`], [`experts_mlp()`] | mixture of experts: the choice, and the weighted sum |

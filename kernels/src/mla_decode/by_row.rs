@@ -1,7 +1,7 @@
 //! A decode step by the kernel of sparse attention: the keys of a sequence are rows that are named by its pages.
 
 use super::problem::{DecodeArgs, DecodeSizes};
-use crate::sparse_mla::{Pages, ScopeArgs, SparseMlaArgs, SparseMlaResults, SparseMlaSizes};
+use crate::sparse_mla::{Pages, Partials, ScopeArgs, SparseMlaArgs, SparseMlaResults, SparseMlaSizes, SparsePlan};
 
 impl DecodeSizes {
     /// As sparse attention.
@@ -25,16 +25,14 @@ impl DecodeArgs {
                 most: sizes.max_pages * sizes.page_size,
             },
             second: None,
-            pages: Some(Pages {
-                query_len: sizes.query_len,
-                page_size: sizes.page_size,
-                causal: sizes.causal,
+            pages: Some(Pages { query_len: sizes.query_len, page_size: sizes.page_size, causal: sizes.causal }),
+            plan: Some(SparsePlan {
                 items: self.items,
                 cube_ptr: self.cube_ptr,
                 split_ptr: self.split_ptr,
                 cubes: sizes.cubes,
-                partial_out: self.partial_out,
-                partial_lse: self.partial_lse,
+                capacity: sizes.capacity,
+                partials: Some(Partials { out: self.partial_out, lse: self.partial_lse }),
             }),
             results: SparseMlaResults::Output { out: self.out, lse: self.lse, sink: None },
             sizes: sizes.by_row(),

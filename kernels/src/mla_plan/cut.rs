@@ -18,6 +18,59 @@ pub(super) struct PlanCounts {
     pub amount: u32,
     /// Tiles of an item at most.
     pub heaviest: u32,
+    /// Where keys are those of two lists: entries of each at most, in whole tiles.
+    pub most: u32,
+    pub most_beside: u32,
+}
+
+/// What the keys of a sequence are, as far as the kernel's code depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Keys {
+    /// As many as its length says.
+    OfLength,
+    /// The entries of two lists, each in whole tiles; `second`: the second one has a length, too.
+    OfLists { second: bool },
+}
+
+/// Keys of each sequence.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Lengths<'a> {
+    first: &'a [i32],
+    second: &'a [i32],
+    /// Entries of the lists at most, in whole tiles.
+    most: u32,
+    most_beside: u32,
+    #[cube(comptime)]
+    keys: Keys,
+}
+
+#[cube]
+impl<'a> Lengths<'a> {
+    pub fn new(first: &'a [i32], second: &'a [i32], counts: &PlanCounts, #[comptime] keys: Keys) -> Lengths<'a> {
+        Lengths::<'a> { first, second, most: counts.most, most_beside: counts.most_beside, keys }
+    }
+}
+
+#[cube]
+impl Lengths<'_> {
+    /// Keys of a sequence.
+    pub fn keys_of(&self, sequence: u32, longest: u32, tile: u32) -> u32 {
+        let own = max(self.first[sequence as usize], 0i32) as u32;
+        if comptime!(self.keys == Keys::OfLength) {
+            min(own, longest)
+        } else {
+            let mut beside = self.most_beside;
+            if comptime!(self.keys == Keys::OfLists { second: true }) {
+                beside = min(max(self.second[sequence as usize], 0i32) as u32, beside).div_ceil(tile) * tile;
+            }
+            min(own, self.most).div_ceil(tile) * tile + beside
+        }
+    }
+
+    /// Tiles of a sequence, at least one.
+    pub fn tiles_of(&self, sequence: u32, longest: u32, tile: u32) -> u32 {
+        max(self.keys_of(sequence, longest, tile).div_ceil(tile), 1u32)
+    }
 }
 
 /// How a sequence is cut, as far as the kernel's code depends on it.
@@ -51,8 +104,8 @@ pub(super) struct Cut {
 #[cube]
 impl Cut {
     /// Tiles of a sequence.
-    pub fn tiles(&self, seq_lens: &[i32], sequence: u32) -> u32 {
-        tiles_of(seq_lens, sequence, self.longest, self.tile)
+    pub fn tiles(&self, lens: &Lengths, sequence: u32) -> u32 {
+        lens.tiles_of(sequence, self.longest, self.tile)
     }
 
     /// Items of a sequence of `tiles` tiles that has `before` tiles of the batch before it.
@@ -129,16 +182,4 @@ fn scaled(a: u32, b: u32, c: u32, #[comptime] rule: Rule) -> u32 {
     } else {
         a * b / c
     }
-}
-
-/// Keys of a sequence.
-#[cube]
-pub(super) fn keys_of(seq_lens: &[i32], sequence: u32, longest: u32) -> u32 {
-    min(max(seq_lens[sequence as usize], 0i32) as u32, longest)
-}
-
-/// Tiles of a sequence, at least one.
-#[cube]
-pub(super) fn tiles_of(seq_lens: &[i32], sequence: u32, longest: u32, tile: u32) -> u32 {
-    max(keys_of(seq_lens, sequence, longest).div_ceil(tile), 1u32)
 }

@@ -11,10 +11,10 @@ mod sums;
 use cubecl::prelude::*;
 use thiserror::Error;
 
-use self::cut::{Cut, PlanCounts, PlanCountsLaunch, Rule, keys_of};
+use self::cut::{Cut, Keys, Lengths, PlanCounts, PlanCountsLaunch, Rule};
 use self::runs::{deal_whole, write_runs};
 use self::sums::{GROUPS, Sums, UNITS, place_of_item};
-use crate::common::launch::or_dummy;
+use crate::common::launch::{dummy, or_dummy};
 
 /// The shared memory of a cube, in bytes.
 const SHARED_BYTES: usize = (2 * (GROUPS + 1) + UNITS) * size_of::<u32>();
@@ -55,6 +55,9 @@ impl SplitMode {
 pub struct PlanArgs {
     /// Keys of each sequence, i32 `[batch]`; clamped to `0 ..= max_seq_len`.
     pub seq_lens: BufferArg,
+    /// Where the keys of a sequence are those of two lists, one after the other, each in whole tiles: `seq_lens` are the lengths
+    /// of the first.
+    pub lists: Option<PlanLists>,
     /// Output, i32 `[capacity, 4]`: sequence, first key, end key, split; -1 in the rows that are not used.
     pub items: BufferArg,
     /// Output, i32 `[cubes + 1]`: cube `c` computes the items `cube_ptr[c] .. cube_ptr[c + 1]`.
@@ -73,6 +76,14 @@ pub struct PlanArgs {
     pub tile: usize,
     /// How sequences are cut.
     pub mode: SplitMode,
+}
+
+/// Lists that are the keys of a sequence, or query token; `max_seq_len` is at least both in whole tiles.
+pub struct PlanLists {
+    /// Entries of each list at most.
+    pub most: [usize; 2],
+    /// Lengths of the second, i32 `[batch]`. Absent: all have as many entries as there are at most.
+    pub second: Option<BufferArg>,
 }
 
 /// The sizes of [`PlanArgs`], under the same names: what decides whether a plan can be made.
@@ -170,6 +181,12 @@ pub fn launch(client: &Client, args: PlanArgs) -> Result<(), PlanError> {
             (Rule::Sizes, size, size)
         }
     };
+    let most = args.lists.as_ref().map_or([0; 2], |lists| lists.most.map(|most| most.next_multiple_of(tile)));
+    let keys = args.lists.as_ref().map_or(Keys::OfLength, |lists| Keys::OfLists { second: lists.second.is_some() });
+    let second = args
+        .lists
+        .and_then(|lists| lists.second)
+        .map_or_else(|| dummy(client), |second| or_dummy(client, second, batch));
     // All cubes compute the prefix sums for themselves and then write a share of the rows.
     let writers = capacity.div_ceil(UNITS * ROWS_PER_UNIT).clamp(1, 64);
     plan_kernel::launch(
@@ -177,6 +194,7 @@ pub fn launch(client: &Client, args: PlanArgs) -> Result<(), PlanError> {
         CubeCount::Static(writers as u32, 1, 1),
         CubeDim::new_1d(UNITS as u32),
         or_dummy(client, args.seq_lens, batch),
+        second,
         or_dummy(client, args.items, capacity),
         args.cube_ptr,
         args.split_ptr,
@@ -189,8 +207,11 @@ pub fn launch(client: &Client, args: PlanArgs) -> Result<(), PlanError> {
             capacity as u32,
             amount as u32,
             heaviest as u32,
+            most[0] as u32,
+            most[1] as u32,
         ),
         rule,
+        keys,
     );
     Ok(())
 }
@@ -199,16 +220,19 @@ pub fn launch(client: &Client, args: PlanArgs) -> Result<(), PlanError> {
 #[cube(launch, create_dummy_kernel)]
 fn plan_kernel(
     seq_lens: &[i32],
+    second_lens: &[i32],
     items: &mut [i32],
     cube_ptr: &mut [i32],
     split_ptr: &mut [i32],
     counts: PlanCounts,
     #[comptime] rule: Rule,
+    #[comptime] keys: Keys,
 ) {
+    let lens = Lengths::new(seq_lens, second_lens, &counts, keys);
     let mut sums = Sums::new();
     let mut scratch = Shared::<[u32]>::new_slice(UNITS);
     let group = max(counts.batch.div_ceil(comptime!(GROUPS as u32).runtime()), 1u32);
-    let total_tiles = sums.add_tiles(seq_lens, &mut scratch, &counts, group);
+    let total_tiles = sums.add_tiles(&lens, &mut scratch, &counts, group);
 
     let mut share = max(total_tiles.div_ceil(counts.cubes), 1u32);
     let mut stay_whole = false;
@@ -223,11 +247,11 @@ fn plan_kernel(
         }
     }
     let cut = Cut { longest: counts.longest, tile: counts.tile, amount: counts.amount, share, group, rule };
-    let total_items = sums.add_items(seq_lens, &mut scratch, &cut, counts.batch);
+    let total_items = sums.add_items(&lens, &mut scratch, &cut, counts.batch);
     sync_cube();
 
     if CUBE_POS_X == 0 {
-        sums.write_splits(seq_lens, split_ptr, &cut, counts.batch);
+        sums.write_splits(&lens, split_ptr, &cut, counts.batch);
         if UNIT_POS == 0 {
             split_ptr[counts.batch as usize] = total_items as i32;
         }
@@ -248,16 +272,16 @@ fn plan_kernel(
                 cube += comptime!(UNITS as u32);
             }
         } else {
-            write_runs(seq_lens, cube_ptr, &sums, &cut, &mut scratch, &counts, total_tiles);
+            write_runs(&lens, cube_ptr, &sums, &cut, &mut scratch, &counts, total_tiles);
         }
     }
-    write_items(seq_lens, items, cube_ptr, &sums, &cut, counts.capacity, total_items, stay_whole);
+    write_items(&lens, items, cube_ptr, &sums, &cut, counts.capacity, total_items, stay_whole);
 }
 
 /// Writes the item list. Where cubes have equal shares, the first item of each is found here.
 #[cube]
 fn write_items(
-    seq_lens: &[i32],
+    lens: &Lengths,
     items: &mut [i32],
     cube_ptr: &mut [i32],
     sums: &Sums,
@@ -270,9 +294,9 @@ fn write_items(
     while row < capacity {
         let at = row as usize * 4;
         if row < total_items {
-            let place = place_of_item(seq_lens, sums, cut, row);
-            let keys = keys_of(seq_lens, place.sequence, cut.longest);
-            let tiles = cut.tiles(seq_lens, place.sequence);
+            let place = place_of_item(lens, sums, cut, row);
+            let keys = lens.keys_of(place.sequence, cut.longest, cut.tile);
+            let tiles = cut.tiles(lens, place.sequence);
             let split = row - place.items;
             let first = cut.tile_at(tiles, place.tiles, split);
             let end = cut.tile_at(tiles, place.tiles, split + 1);
@@ -297,22 +321,23 @@ fn write_items(
     }
 }
 
-/// One for each rule.
+/// One for each rule, and for lists.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Entry, form};
-    let rules = [
-        ("shares", Rule::Shares),
-        ("pieces", Rule::Pieces { wide: false }),
-        ("pieces_wide", Rule::Pieces { wide: true }),
-        ("sizes", Rule::Sizes),
+    let forms = [
+        ("shares", Rule::Shares, Keys::OfLength),
+        ("pieces", Rule::Pieces { wide: false }, Keys::OfLength),
+        ("pieces_wide", Rule::Pieces { wide: true }, Keys::OfLength),
+        ("sizes", Rule::Sizes, Keys::OfLength),
+        ("lists", Rule::Shares, Keys::OfLists { second: true }),
     ];
     let dim = CubeDim::new_1d(UNITS as u32);
-    let entry = |(name, rule)| {
+    let entry = |(name, rule, keys)| {
         Entry::new(
             format!("mla_plan.{name}"),
-            form!(plan_kernel, dim, [_, _, _, _, PlanCountsLaunch::new(1, 1, 1, 1, 1, 1, 1), rule]),
+            form!(plan_kernel, dim, [_, _, _, _, _, PlanCountsLaunch::new(1, 1, 1, 1, 1, 1, 1, 1, 1), rule, keys]),
         )
     };
-    rules.map(entry).into()
+    forms.map(entry).into()
 }

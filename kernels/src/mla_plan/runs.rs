@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::cut::{Cut, PlanCounts};
+use super::cut::{Cut, Lengths, PlanCounts};
 use super::sums::{GROUPS, Place, Sums, UNITS, last_at_most, place_of_tile, scan_units};
 
 /// Tiles that a cube may have above its share for sequences to stay whole: writing the splits of 64 query rows and reading
@@ -73,7 +73,7 @@ pub(super) fn deal_whole(
 /// Writes where the run of each cube starts, for items that were cut without regard to the cubes.
 #[cube]
 pub(super) fn write_runs(
-    seq_lens: &[i32],
+    lens: &Lengths,
     cube_ptr: &mut [i32],
     sums: &Sums,
     cut: &Cut,
@@ -81,13 +81,13 @@ pub(super) fn write_runs(
     counts: &PlanCounts,
     total_tiles: u32,
 ) {
-    let bound = smallest_bound(seq_lens, sums, cut, scratch, total_tiles, counts.cubes, counts.heaviest);
+    let bound = smallest_bound(lens, sums, cut, scratch, total_tiles, counts.cubes, counts.heaviest);
     if UNIT_POS == 0 {
         cube_ptr[0] = 0i32;
         let mut start = 0u32;
         let mut sequence = 0u32;
         for cube in 0..counts.cubes {
-            let run = run_end(seq_lens, sums, cut, sequence, start, bound, total_tiles);
+            let run = run_end(lens, sums, cut, sequence, start, bound, total_tiles);
             start = run.tiles;
             sequence = run.sequence;
             cube_ptr[cube as usize + 1] = run.items as i32;
@@ -98,14 +98,14 @@ pub(super) fn write_runs(
 /// The first item that a run of items from tile `start` on, of at most `bound` tiles, leaves out. The run starts in
 /// `sequence` or a later one, and so does the place that is returned: the next run may search from there.
 #[cube]
-fn run_end(seq_lens: &[i32], sums: &Sums, cut: &Cut, sequence: u32, start: u32, bound: u32, total_tiles: u32) -> Place {
+fn run_end(lens: &Lengths, sums: &Sums, cut: &Cut, sequence: u32, start: u32, bound: u32, total_tiles: u32) -> Place {
     let target = start + bound;
     let mut found = sequence;
     let mut tiles_until = total_tiles;
     let mut items_until = sums.item_ptr[GROUPS];
     if target < total_tiles {
-        let place = place_of_tile(seq_lens, sums, cut, sequence, target);
-        let tiles = cut.tiles(seq_lens, place.sequence);
+        let place = place_of_tile(lens, sums, cut, sequence, target);
+        let tiles = cut.tiles(lens, place.sequence);
         let splits = cut.splits_within(tiles, target - place.tiles);
         found = place.sequence;
         tiles_until = place.tiles + cut.tile_at(tiles, place.tiles, splits);
@@ -116,12 +116,12 @@ fn run_end(seq_lens: &[i32], sums: &Sums, cut: &Cut, sequence: u32, start: u32, 
 
 /// Whether `cubes` runs of at most `bound` tiles take up all items. A bound below the heaviest item is stuck there.
 #[cube]
-fn is_feasible(seq_lens: &[i32], sums: &Sums, cut: &Cut, bound: u32, total_tiles: u32, cubes: u32) -> bool {
+fn is_feasible(lens: &Lengths, sums: &Sums, cut: &Cut, bound: u32, total_tiles: u32, cubes: u32) -> bool {
     let mut start = 0u32;
     let mut sequence = 0u32;
     let mut runs = 0u32;
     while runs < cubes && start < total_tiles {
-        let run = run_end(seq_lens, sums, cut, sequence, start, bound, total_tiles);
+        let run = run_end(lens, sums, cut, sequence, start, bound, total_tiles);
         start = run.tiles;
         sequence = run.sequence;
         runs += 1;
@@ -132,7 +132,7 @@ fn is_feasible(seq_lens: &[i32], sums: &Sums, cut: &Cut, bound: u32, total_tiles
 /// The smallest load under which the cubes suffice, all units trying different ones. No item has more than `heaviest` tiles.
 #[cube]
 fn smallest_bound(
-    seq_lens: &[i32],
+    lens: &Lengths,
     sums: &Sums,
     cut: &Cut,
     scratch: &mut Shared<[u32]>,
@@ -153,7 +153,7 @@ fn smallest_bound(
         let step = (high - low).div_ceil(units);
         let candidate = low + UNIT_POS * step;
         let mut feasible = 1u32;
-        if candidate < high && !is_feasible(seq_lens, sums, cut, candidate, total_tiles, cubes) {
+        if candidate < high && !is_feasible(lens, sums, cut, candidate, total_tiles, cubes) {
             feasible = 0u32;
         }
         scratch[unit] = feasible;

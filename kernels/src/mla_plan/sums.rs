@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::cut::{Cut, PlanCounts, tiles_of};
+use super::cut::{Cut, Lengths, PlanCounts};
 use crate::common::scan::sum_before;
 
 /// Units of a cube of the planning kernel.
@@ -28,14 +28,14 @@ impl Sums {
     }
 
     /// Sums up the tiles. Returns all.
-    pub fn add_tiles(&mut self, seq_lens: &[i32], scratch: &mut Shared<[u32]>, counts: &PlanCounts, group: u32) -> u32 {
+    pub fn add_tiles(&mut self, lens: &Lengths, scratch: &mut Shared<[u32]>, counts: &PlanCounts, group: u32) -> u32 {
         let first_group = UNIT_POS * comptime!(GROUPS_PER_UNIT as u32);
         let end_group = first_group + comptime!(GROUPS_PER_UNIT as u32);
         let mut own_tiles = 0u32;
         for g in first_group..end_group {
             self.tile_ptr[g as usize] = own_tiles;
             for sequence in g * group..min((g + 1) * group, counts.batch) {
-                own_tiles += tiles_of(seq_lens, sequence, counts.longest, counts.tile);
+                own_tiles += lens.tiles_of(sequence, counts.longest, counts.tile);
             }
         }
         let tiles_before = scan_units(scratch, own_tiles);
@@ -50,7 +50,7 @@ impl Sums {
     }
 
     /// Sums up the items. Returns all. A unit reads only the tile sums that it has written.
-    pub fn add_items(&mut self, seq_lens: &[i32], scratch: &mut Shared<[u32]>, cut: &Cut, batch: u32) -> u32 {
+    pub fn add_items(&mut self, lens: &Lengths, scratch: &mut Shared<[u32]>, cut: &Cut, batch: u32) -> u32 {
         let first_group = UNIT_POS * comptime!(GROUPS_PER_UNIT as u32);
         let end_group = first_group + comptime!(GROUPS_PER_UNIT as u32);
         let mut own_items = 0u32;
@@ -58,7 +58,7 @@ impl Sums {
             self.item_ptr[g as usize] = own_items;
             let mut tiles_until = self.tile_ptr[g as usize];
             for sequence in g * cut.group..min((g + 1) * cut.group, batch) {
-                let tiles = cut.tiles(seq_lens, sequence);
+                let tiles = cut.tiles(lens, sequence);
                 own_items += cut.count(tiles, tiles_until);
                 tiles_until += tiles;
             }
@@ -75,7 +75,7 @@ impl Sums {
     }
 
     /// Writes the items before each sequence.
-    pub fn write_splits(&self, seq_lens: &[i32], split_ptr: &mut [i32], cut: &Cut, batch: u32) {
+    pub fn write_splits(&self, lens: &Lengths, split_ptr: &mut [i32], cut: &Cut, batch: u32) {
         let first_group = UNIT_POS * comptime!(GROUPS_PER_UNIT as u32);
         let end_group = first_group + comptime!(GROUPS_PER_UNIT as u32);
         for g in first_group..end_group {
@@ -83,7 +83,7 @@ impl Sums {
             let mut items_until = self.item_ptr[g as usize];
             for sequence in g * cut.group..min((g + 1) * cut.group, batch) {
                 split_ptr[sequence as usize] = items_until as i32;
-                let tiles = cut.tiles(seq_lens, sequence);
+                let tiles = cut.tiles(lens, sequence);
                 items_until += cut.count(tiles, tiles_until);
                 tiles_until += tiles;
             }
@@ -131,18 +131,18 @@ pub(super) struct Place {
 
 /// The sequence that an item belongs to.
 #[cube]
-pub(super) fn place_of_item(seq_lens: &[i32], sums: &Sums, cut: &Cut, item: u32) -> Place {
+pub(super) fn place_of_item(lens: &Lengths, sums: &Sums, cut: &Cut, item: u32) -> Place {
     let g = last_at_most(&sums.item_ptr, 0u32, item);
     let mut sequence = g * cut.group;
     let mut tiles_until = sums.tile_ptr[g as usize];
     let mut items_until = sums.item_ptr[g as usize];
-    let mut tiles = cut.tiles(seq_lens, sequence);
+    let mut tiles = cut.tiles(lens, sequence);
     let mut count = cut.count(tiles, tiles_until);
     while items_until + count <= item {
         items_until += count;
         tiles_until += tiles;
         sequence += 1;
-        tiles = cut.tiles(seq_lens, sequence);
+        tiles = cut.tiles(lens, sequence);
         count = cut.count(tiles, tiles_until);
     }
     Place { sequence, tiles: tiles_until, items: items_until }
@@ -150,17 +150,17 @@ pub(super) fn place_of_item(seq_lens: &[i32], sums: &Sums, cut: &Cut, item: u32)
 
 /// The sequence that a tile of the batch belongs to, which is `from` or a later one.
 #[cube]
-pub(super) fn place_of_tile(seq_lens: &[i32], sums: &Sums, cut: &Cut, from: u32, tile: u32) -> Place {
+pub(super) fn place_of_tile(lens: &Lengths, sums: &Sums, cut: &Cut, from: u32, tile: u32) -> Place {
     let g = last_at_most(&sums.tile_ptr, from / cut.group, tile);
     let mut sequence = g * cut.group;
     let mut tiles_until = sums.tile_ptr[g as usize];
     let mut items_until = sums.item_ptr[g as usize];
-    let mut tiles = cut.tiles(seq_lens, sequence);
+    let mut tiles = cut.tiles(lens, sequence);
     while tiles_until + tiles <= tile {
         items_until += cut.count(tiles, tiles_until);
         tiles_until += tiles;
         sequence += 1;
-        tiles = cut.tiles(seq_lens, sequence);
+        tiles = cut.tiles(lens, sequence);
     }
     Place { sequence, tiles: tiles_until, items: items_until }
 }

@@ -38,8 +38,10 @@ pub struct SparseMlaArgs {
     pub first: ScopeArgs,
     /// More that it sees.
     pub second: Option<ScopeArgs>,
-    /// Where `first` is pages and not slots.
+    /// Where `first` is pages and not slots. They need a plan.
     pub pages: Option<Pages>,
+    /// How the blocks are divided. Without it each query token has as many splits as the others, or none.
+    pub plan: Option<SparsePlan>,
     /// What is wanted of it.
     pub results: SparseMlaResults,
     /// Their sizes.
@@ -51,8 +53,7 @@ pub struct SparseMlaArgs {
 }
 
 /// The keys of a sequence one after the other, for each of its query tokens: `slots` of the first scope are then page ids
-/// i32 `[N / query_len, most / page_size]`, `lengths` the keys of each sequence. There is no second scope. They are divided as
-/// [`mla_plan`](crate::mla_plan) says, whose results are here, and who calls merges the splits of sequences that have several.
+/// i32 `[N / query_len, most / page_size]`, `lengths` the keys of each sequence. There is no second scope.
 pub struct Pages {
     /// Query tokens of a sequence.
     pub query_len: usize,
@@ -60,19 +61,35 @@ pub struct Pages {
     pub page_size: usize,
     /// Query token `i` sees the keys `j <= length - query_len + i`; otherwise all.
     pub causal: bool,
-    /// Of the plan, i32 `[capacity, 4]`.
+}
+
+/// What [`mla_plan`](crate::mla_plan) made of the sequences, or of query tokens, whose keys are the entries of their lists in tiles of
+/// [`BLOCK`]. B is the number of those.
+pub struct SparsePlan {
+    /// i32 `[capacity, 4]`.
     pub items: BufferArg,
-    /// Of the plan, i32 `[cubes + 1]`.
+    /// i32 `[cubes + 1]`.
     pub cube_ptr: BufferArg,
-    /// Of the plan, i32 `[N / query_len + 1]`.
+    /// i32 `[B + 1]`.
     pub split_ptr: BufferArg,
     /// Cubes of the plan.
     pub cubes: usize,
-    /// f32 `[capacity, query_len * H, Dv]`, written: of each item of a sequence that has several, normalised by its own sum.
-    pub partial_out: BufferArg,
-    /// f32 `[capacity, query_len * H]`, written: of these, the natural logarithm of the sum.
-    pub partial_lse: BufferArg,
+    /// Rows of `items`.
+    pub capacity: usize,
+    /// Where the results of items go of which a sequence has several, if who calls merges them.
+    pub partials: Option<Partials>,
 }
+
+/// Results of items, for n query tokens each.
+pub struct Partials {
+    /// f32 `[capacity, n * H, Dv]`, written: normalised by its own sum.
+    pub out: BufferArg,
+    /// f32 `[capacity, n * H]`, written: the natural logarithm of the sum.
+    pub lse: BufferArg,
+}
+
+/// Entries of a block.
+pub const BLOCK: usize = 64;
 
 /// What [`launch`] writes.
 pub enum SparseMlaResults {

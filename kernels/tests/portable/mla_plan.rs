@@ -1,7 +1,7 @@
 //! The device's plan against a plain one, entry by entry.
 
 use cubecl::prelude::*;
-use mla_kernels::mla_plan::{self, PlanArgs, PlanError, SplitMode};
+use mla_kernels::mla_plan::{self, PlanArgs, PlanError, PlanLists, SplitMode};
 
 use super::support::{arg, for_each_client, read, upload};
 
@@ -96,15 +96,28 @@ struct Case<'a> {
 impl Case<'_> {
     /// Plans on the device, with `spare` rows more than it takes, and compares.
     fn check(&self, client: &Client, mode: SplitMode, spare: usize) {
+        self.check_lists(client, (mode, spare), self.lens, None);
+    }
+
+    /// `first` and what else there is of lists is what the device makes the lengths of.
+    fn check_lists(
+        &self,
+        client: &Client,
+        (mode, spare): (SplitMode, usize),
+        first: &[i32],
+        lists: Option<([usize; 2], Option<&[i32]>)>,
+    ) {
         let Self { lens, longest, tile, cubes } = *self;
         let batch = lens.len();
         let capacity = mode.max_items(batch, cubes, longest, tile) + spare;
-        let seq_lens = upload(client, if batch == 0 { &[0] } else { lens });
+        let seq_lens = upload(client, if batch == 0 { &[0] } else { first });
         // One number more than the kernel may write, each.
         let garbage = |n: usize| upload(client, &vec![77_777i32; n + 1]);
         let (items, cube_ptr, split_ptr) = (garbage(capacity * 4), garbage(cubes + 1), garbage(batch + 1));
         let args = PlanArgs {
             seq_lens: arg(&seq_lens, batch),
+            lists: lists
+                .map(|(most, second)| PlanLists { most, second: second.map(|lens| arg(&upload(client, lens), batch)) }),
             items: arg(&items, capacity * 4),
             cube_ptr: arg(&cube_ptr, cubes + 1),
             split_ptr: arg(&split_ptr, batch + 1),
@@ -198,6 +211,27 @@ fn mla_plan_with_whole_sequences() {
     });
 }
 
+/// Each list in whole tiles, one behind the other; no list counts more entries than it has room for.
+#[test]
+fn mla_plan_of_lists() {
+    for_each_client(|client| {
+        for (batch, cubes) in [(1, 66), (5, 132), (70, 9), (3000, 44)] {
+            for (most, tile) in [([2048, 0], 64), ([128, 600], 64), ([0, 70], 64), ([90, 33], 7)] {
+                let [first, second] = [0, 1].map(|list| lengths(batch as u32 + list, batch, most[list as usize]));
+                let in_tiles = |len: i32, most: usize| (len.max(0) as usize).min(most).next_multiple_of(tile) as i32;
+                let longest = most.map(|most| most.next_multiple_of(tile)).iter().sum();
+                for of_second in [None, Some(second.as_slice())] {
+                    let second = |b: usize| of_second.map_or(most[1] as i32, |lens| lens[b]);
+                    let sum = |(b, &len): (usize, &i32)| in_tiles(len, most[0]) + in_tiles(second(b), most[1]);
+                    let lens: Vec<i32> = first.iter().enumerate().map(sum).collect();
+                    let case = Case { lens: &lens, longest, tile, cubes };
+                    case.check_lists(client, (SplitMode::Auto, 2), &first, Some((most, of_second)));
+                }
+            }
+        }
+    });
+}
+
 /// More sequences than there are prefix sums in shared memory, so that each stands for several.
 #[test]
 fn mla_plan_of_many_sequences() {
@@ -222,6 +256,7 @@ fn mla_plan_of_many_pieces() {
             (client.empty(capacity * 16), client.empty((case.cubes + 1) * 4), client.empty((lens.len() + 1) * 4));
         let args = PlanArgs {
             seq_lens: arg(&upload(client, lens), lens.len()),
+            lists: None,
             items: arg(&items, capacity * 4),
             cube_ptr: arg(&cube_ptr, case.cubes + 1),
             split_ptr: arg(&split_ptr, lens.len() + 1),
@@ -251,6 +286,7 @@ fn mla_plan_refuses_what_does_not_fit() {
         let buffer = upload(client, &[0i32; 64]);
         let args = |cubes, capacity, max_seq_len, tile, mode| PlanArgs {
             seq_lens: arg(&buffer, 3),
+            lists: None,
             items: arg(&buffer, 16),
             cube_ptr: arg(&buffer, 4),
             split_ptr: arg(&buffer, 4),

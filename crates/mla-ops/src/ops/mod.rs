@@ -63,7 +63,8 @@ pub use route_experts::{
 };
 pub use sample::{SampleArgs, SampleParams, SampleRows, Sampled, sample};
 pub use sparse_mla::{
-    SparseMlaArgs, SparseMlaOptions, SparseMlaProblem, SparseParts, SparseScope, sparse_mla, sparse_mla_parts,
+    ListLengths, SparseMlaArgs, SparseMlaOptions, SparseMlaPlan, SparseMlaPlanArgs, SparseMlaProblem, SparseParts,
+    SparseScope, sparse_mla, sparse_mla_parts, sparse_mla_plan,
 };
 pub use swiglu::swiglu;
 pub use vertical_slash_attention::{

@@ -106,5 +106,5 @@ impl Cube {
 /// numbers that it reads.
 #[cube]
 pub(super) fn next(index: u32, step: u32, #[comptime] form: Form) -> u32 {
-    if comptime!(form.pages.is_some()) { warp::next(index) } else { index + step }
+    if comptime!(form.planned()) { warp::next(index) } else { index + step }
 }

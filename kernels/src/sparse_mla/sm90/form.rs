@@ -61,6 +61,11 @@ impl Form {
         if self.writes == Writes::Parts { 0.0 } else { SLACK }
     }
 
+    /// Whether a plan divides the blocks.
+    pub fn planned(self) -> bool {
+        self.writes == Writes::Planned
+    }
+
     /// Units of the cube: a warpgroup each for scores, left half of the output, right half, and FP8 rows.
     pub fn units(self) -> u32 {
         if self.fp8 { 4 * GROUP } else { 3 * GROUP }

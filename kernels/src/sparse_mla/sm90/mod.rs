@@ -5,6 +5,8 @@ mod cube;
 mod form;
 mod fp8;
 mod gather;
+#[cfg(feature = "offline")]
+mod offline;
 mod output;
 mod scores;
 mod work;
@@ -16,12 +18,14 @@ use self::form::{Causal, Form, RING, Writes};
 pub(super) use self::fp8::LAYOUT;
 use self::fp8::Rows;
 use self::gather::{Gather, VECTOR};
+#[cfg(feature = "offline")]
+pub(super) use self::offline::offline;
 use self::output::Output;
 use self::scores::{Exchange, Scores};
 use self::work::{Ahead, Lists, PagedKeys, PagedKeysLaunch};
 use super::merge::{self, MergeArgs};
 use super::select::{pairs_pay, splits};
-use super::{Pages, ScopeArgs, SparseMlaArgs, SparseMlaError, SparseMlaResults};
+use super::{Pages, Partials, ScopeArgs, SparseMlaArgs, SparseMlaError, SparseMlaResults, SparsePlan};
 use crate::cache_rows::RowFormat;
 use crate::common::launch::{address_type, dummy, multiprocessors, or_dummy, share};
 use crate::compiler::names_all_sizes;
@@ -65,9 +69,14 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
         pages: causal,
         writes,
     };
-    if let Some(pages) = &args.pages {
-        let cubes = ((pages.query_len * head_tiles) as u32, pages.cubes as u32);
+    if let Some(plan) = &args.plan {
+        let query_len = args.pages.as_ref().map_or(1, |pages| pages.query_len);
+        let cubes = ((query_len * head_tiles) as u32, plan.cubes as u32);
         let call = Call { items: 0, head_tiles: head_tiles as u32, splits: 1, cubes };
+        if names_all_sizes() && args.pages.is_none() {
+            // More tokens have no plan, and no splits.
+            call.launch(client, &args, form(Writes::Whole, pairs(1)))?;
+        }
         // How a plan divides the blocks is not known here.
         return call.launch(client, &args, form(Writes::Planned, may_pair));
     }
@@ -98,7 +107,7 @@ struct Call {
     items: u32,
     head_tiles: u32,
     splits: u32,
-    /// By a plan: tiles of a sequence, and for each the cubes of the plan.
+    /// By a plan: tiles of a sequence or query token, and for each the cubes of the plan.
     cubes: (u32, u32),
 }
 
@@ -108,15 +117,10 @@ impl Call {
         let result_rows = sizes.tokens * sizes.heads;
         let (partial_out, partial_lse, out, lse) = match &args.results {
             SparseMlaResults::Parts { acc, max, row_sum } => (share(acc), share(max), dummy(client), share(row_sum)),
-            SparseMlaResults::Output { out, lse, .. } if let Some(pages) = &args.pages => {
-                (share(&pages.partial_out), share(&pages.partial_lse), share(out), share(lse))
+            SparseMlaResults::Output { out, lse, .. } => {
+                let (partial_out, partial_lse) = self.partials(client, args, form);
+                (partial_out, partial_lse, share(out), share(lse))
             }
-            SparseMlaResults::Output { out, lse, .. } if form.writes == Writes::Split => {
-                let rows = result_rows * self.splits as usize;
-                (scratch(client, rows * VALUE_WIDTH), scratch(client, rows), share(out), share(lse))
-            }
-            // Without splits nobody looks at them.
-            SparseMlaResults::Output { out, lse, .. } => (dummy(client), dummy(client), share(out), share(lse)),
         };
         let second = args.second.as_ref().unwrap_or(&args.first);
         let buffer = |buffer: &BufferArg, len: usize| or_dummy(client, share(buffer), len);
@@ -127,7 +131,7 @@ impl Call {
         };
         let entries = |scope: &ScopeArgs| sizes.tokens * scope.most;
         let pages = match &args.pages {
-            None => [0; 4],
+            None => [1, 0, 0, 0],
             Some(Pages { query_len, page_size, .. }) => [
                 *query_len as u32,
                 (args.first.most / page_size) as u32,
@@ -135,8 +139,8 @@ impl Call {
                 args.first.row_count as u32,
             ],
         };
-        let of_plan = |buffer: fn(&Pages) -> &BufferArg| {
-            args.pages.as_ref().map_or_else(|| dummy(client), |it| share(buffer(it)))
+        let of_plan = |buffer: fn(&SparsePlan) -> &BufferArg| {
+            args.plan.as_ref().map_or_else(|| dummy(client), |it| share(buffer(it)))
         };
         // Rows are numbers or words.
         let rows = |scope: &ScopeArgs| if form.fp8 { 0 } else { scope.row_count };
@@ -164,9 +168,9 @@ impl Call {
                 words(second),
                 buffer(&second.slots, entries(second)),
                 lengths(second),
-                of_plan(|pages| &pages.items),
-                of_plan(|pages| &pages.cube_ptr),
-                of_plan(|pages| &pages.split_ptr),
+                of_plan(|plan| &plan.items),
+                of_plan(|plan| &plan.cube_ptr),
+                of_plan(|plan| &plan.split_ptr),
                 sink(),
                 share(&partial_out),
                 share(&partial_lse),
@@ -185,14 +189,30 @@ impl Call {
                 sizes.elem,
             );
         }
-        if form.writes == Writes::Split {
+        let merged_here = args.plan.as_ref().is_none_or(|plan| plan.partials.is_none());
+        if merged_here && matches!(form.writes, Writes::Split | Writes::Planned) {
+            let split_ptr = args.plan.as_ref().map(|plan| share(&plan.split_ptr));
             let (outs, lses, has_sink) = (partial_out, partial_lse, form.sink);
             let (heads, splits, elem) = (sizes.heads, self.splits as usize, sizes.elem);
             let rows = result_rows;
-            let args = MergeArgs { outs, lses, sink: sink(), has_sink, out, lse, rows, heads, splits, elem };
+            let args = MergeArgs { outs, lses, split_ptr, sink: sink(), has_sink, out, lse, rows, heads, splits, elem };
             merge::launch(client, args);
         }
         Ok(())
+    }
+
+    /// Where the results of splits go, and their lse. Without splits nobody looks at them.
+    fn partials(&self, client: &Client, args: &SparseMlaArgs, form: Form) -> (BufferArg, BufferArg) {
+        let splits = match (form.writes, &args.plan) {
+            (Writes::Planned, Some(SparsePlan { partials: Some(Partials { out, lse }), .. })) => {
+                return (share(out), share(lse));
+            }
+            (Writes::Planned, Some(plan)) => plan.capacity,
+            (Writes::Split, _) => args.sizes.tokens * self.splits as usize,
+            _ => return (dummy(client), dummy(client)),
+        };
+        let rows = splits * args.sizes.heads;
+        (scratch(client, rows * VALUE_WIDTH), scratch(client, rows))
     }
 }
 
@@ -212,7 +232,7 @@ fn query_map(q: BufferArg, tile: TileForm, rows: usize, elem: ElemType) -> Resul
     })
 }
 
-/// A cube computes every so-many-th split of all tiles, or what the plan gives it of one of each sequence's tiles.
+/// A cube computes every so-many-th split of all tiles, or what the plan gives it of one of each sequence's or query token's tiles.
 #[cube(
     launch_unchecked,
     address_type = "dynamic",
@@ -265,7 +285,7 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         slots_a, lengths_a, slots_b, lengths_b, most_a, most_b, head_tiles, splits, pages, plan_items, split_ptr, form,
     );
     let (mut first, mut end, mut step) = (CUBE_POS as u32, items, CUBE_COUNT as u32);
-    if comptime!(form.pages.is_some()) {
+    if comptime!(form.planned()) {
         first = warp::uniform(cube_ptr[CUBE_POS_Y as usize] as u32);
         end = warp::uniform(cube_ptr[CUBE_POS_Y as usize + 1] as u32);
         step = 1u32;
@@ -314,91 +334,4 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         // The other cube has its last rows from this one's memory.
         cube::sync(form);
     }
-}
-
-#[cfg(feature = "offline")]
-pub(super) fn offline() -> Vec<crate::offline::Entry> {
-    use cubecl::ir::{AddressType, FloatKind};
-
-    use crate::offline::{Arch, Entry, buffer};
-    let entry = |name: &str, form: Form, address: AddressType| {
-        let elem = ElemType::Float(if form.tile.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
-        Entry::new(format!("sparse_mla.sm90.{}.{name}", form.tile.elem().name()), move |device, target| {
-            sparse_sm90_kernel::create_dummy_kernel(
-                device,
-                target,
-                CubeCount::Static(1, 1, 1),
-                CubeDim::new_1d(form.units()),
-                address,
-                COLUMNS,
-                VECTOR,
-                query_map(buffer(), form.tile, 64, elem).expect("made of a handle"),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                1,
-                1,
-                1,
-                1,
-                1,
-                1,
-                PagedKeysLaunch::new(1, 1, 1, 1),
-                1.0,
-                1,
-                form,
-                elem,
-            )
-        })
-        .on(|arch| arch == Arch::Sm90a)
-        .unchecked()
-    };
-    let tile = |tiles, bf16| TileForm { tiles, box_keys: 1, bf16, causal: false };
-    let v32 = Form {
-        tile: tile(9, true),
-        second: false,
-        lengths: [false; 2],
-        sink: false,
-        fp8: false,
-        pair: false,
-        pages: None,
-        writes: Writes::Whole,
-    };
-    let v4 = Form { tile: tile(8, true), second: true, lengths: [false, true], sink: true, ..v32 };
-    let fp8 = Form { fp8: true, ..v32 };
-    [
-        entry("576", v32, AddressType::U32),
-        entry("576.large", v32, AddressType::U64),
-        entry("576.split", Form { lengths: [true, false], writes: Writes::Split, ..v32 }, AddressType::U32),
-        entry("576.fp8", fp8, AddressType::U32),
-        entry("576.fp8.pair", Form { pair: true, ..fp8 }, AddressType::U32),
-        entry(
-            "576.fp8.pages.pair",
-            Form { pair: true, pages: Some(Causal(true)), writes: Writes::Planned, ..fp8 },
-            AddressType::U32,
-        ),
-        entry("576.fp8.large", fp8, AddressType::U64),
-        entry("576.fp8.split", Form { lengths: [true, false], writes: Writes::Split, ..fp8 }, AddressType::U32),
-        entry("576.fp8.pages", Form { pages: Some(Causal(true)), writes: Writes::Planned, ..fp8 }, AddressType::U32),
-        entry("576.fp8.two", Form { second: true, sink: true, lengths: [true; 2], ..fp8 }, AddressType::U32),
-        entry("512.two", v4, AddressType::U32),
-        entry("512.two.split", Form { writes: Writes::Split, ..v4 }, AddressType::U32),
-        entry("512.two.parts", Form { sink: false, writes: Writes::Parts, ..v4 }, AddressType::U32),
-        entry("576.two", Form { tile: tile(9, false), lengths: [true; 2], ..v4 }, AddressType::U64),
-    ]
-    .into_iter()
-    .chain(merge::offline())
-    .collect()
 }

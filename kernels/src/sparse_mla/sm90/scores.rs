@@ -56,7 +56,7 @@ impl Scores {
     ) {
         let mut index = cube.first;
         // A plan may have nothing for a cube.
-        let has_work = comptime!(cube.form.pages.is_none()).runtime() || index < cube.end;
+        let has_work = comptime!(!cube.form.planned()).runtime() || index < cube.end;
         if cube.warp == 0 && cube.lane == 0 && has_work {
             self.load_query::<E>(cube, lists, q_map, index);
         }
@@ -166,7 +166,8 @@ impl Scores {
             factor_a = 1.0f32;
             factor_b = 1.0f32;
         }
-        if comptime!(cube.form.sink && cube.form.writes == Writes::Whole) {
+        // Who merges splits looks at the sink for them.
+        if comptime!(cube.form.sink && matches!(cube.form.writes, Writes::Whole | Writes::Planned)) && work.whole {
             let last = cube.heads - 1;
             factor_a *= share_beside(sink[min(row, last) as usize], lse_a, sum_a);
             factor_b *= share_beside(sink[min(row + 8, last) as usize], lse_b, sum_b);

@@ -22,7 +22,7 @@ pub(super) struct Lists<'a> {
     pub head_tiles: u32,
     pub splits: u32,
     pub pages: PagedKeys,
-    /// How the keys of pages are divided.
+    /// How the blocks are divided, if by a plan.
     pub plan: Plan<'a>,
     #[cube(comptime)]
     form: Form,
@@ -32,7 +32,7 @@ pub(super) struct Lists<'a> {
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
 pub(super) struct PagedKeys {
-    /// Query tokens of a sequence.
+    /// Query tokens of a sequence; 1 where a plan divides lists.
     pub query_len: u32,
     /// Pages of a sequence at most.
     pub max_pages: u32,
@@ -70,7 +70,7 @@ impl Lists<'_> {
     pub fn query_row(&self, index: u32, heads: u32) -> u32 {
         let mut tile = index % self.head_tiles;
         let mut token = index / self.head_tiles / self.splits;
-        if comptime!(self.form.pages.is_some()) {
+        if comptime!(self.form.planned()) {
             tile = CUBE_POS_X % self.head_tiles;
             token = self.token_of(self.plan.items[index as usize * 4] as u32);
         }
@@ -178,6 +178,8 @@ impl Work {
     pub fn read(&mut self, lists: &Lists, index: u32) {
         if comptime!(lists.form.pages.is_some()) {
             self.read_item(lists, index);
+        } else if comptime!(lists.form.planned()) {
+            self.read_part(lists, index);
         } else {
             self.read_split(lists, index);
         }
@@ -191,6 +193,26 @@ impl Work {
         self.token = rest / lists.splits;
         self.whole = comptime!(lists.form.writes == Writes::Whole).runtime();
         self.part = self.token * lists.splits + split;
+        let blocks = self.read_lengths(lists);
+        let each = blocks.div_ceil(lists.splits);
+        self.first = min(split * each, blocks);
+        self.end = min(self.first + each, blocks);
+    }
+
+    /// Item `index` of the plan, whose sequences are query tokens: no more blocks than their lists have now.
+    fn read_part(&mut self, lists: &Lists, index: u32) {
+        let at = index as usize * 4;
+        self.token = lists.plan.items[at] as u32;
+        self.head_tile = CUBE_POS_X;
+        self.whole = lists.plan.is_whole(self.token);
+        self.part = index;
+        let blocks = self.read_lengths(lists);
+        self.first = min(blocks_of(lists.plan.items[at + 1] as u32), blocks);
+        self.end = min(blocks_of(lists.plan.items[at + 2] as u32), blocks);
+    }
+
+    /// Where the lists of the token are. Returns their blocks.
+    fn read_lengths(&mut self, lists: &Lists) -> u32 {
         self.list_a = self.token as usize * lists.most_a as usize;
         self.len_a = lists.most_a;
         if comptime!(lists.form.lengths[0]) {
@@ -203,13 +225,10 @@ impl Work {
                 self.len_b = length(lists.lengths_b[self.token as usize], lists.most_b);
             }
         }
-        let blocks = blocks_of(self.len_a) + blocks_of(self.len_b);
-        let each = blocks.div_ceil(lists.splits);
-        self.first = min(split * each, blocks);
-        self.end = min(self.first + each, blocks);
+        blocks_of(self.len_a) + blocks_of(self.len_b)
     }
 
-    /// Item `index` of the plan, for the query token that is the cube's: as a row of its own, with as many keys as it sees.
+    /// Item `index` of the plan of sequences, for the query token that is the cube's: as a row of its own, with as many keys as it sees.
     fn read_item(&mut self, lists: &Lists, index: u32) {
         let tile = Tile {
             query_len: lists.pages.query_len,

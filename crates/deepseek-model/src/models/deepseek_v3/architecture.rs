@@ -146,7 +146,8 @@ impl Capture for DeepseekV3 {
         pages: [usize; 2],
         determinism: Determinism,
     ) -> Result<Box<dyn BufferedStep + '_>> {
-        let buffers = StepBuffers::new(batch, pages, &self.rotary, &self.device)?;
+        let topk = self.mla.indexer.map(|indexer| indexer.topk);
+        let buffers = StepBuffers::new(batch, pages, (&self.rotary, topk), &self.device)?;
         Ok(Box::new(DecodeStep { model: self, buffers, determinism }))
     }
 

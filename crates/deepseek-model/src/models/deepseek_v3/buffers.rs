@@ -4,7 +4,8 @@ use burn::tensor::{Device, Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{Determinism, MlaPlanArgs, mla_plan};
 
-use super::keys::{Keys, PagedKeys, is_indexed, splits};
+use super::config::IndexerConfig;
+use super::keys::{Keys, PagedKeys, PickedKeys, indexer_of, splits};
 use super::mla_config::MlaConfig;
 use super::rotary::{RotaryEmbedding, Rotation};
 use super::step::MlaStep;
@@ -20,7 +21,10 @@ pub(crate) struct StepBuffers {
     batch: usize,
     max_pages: usize,
     page_size: usize,
-    /// i32: ids `[B]`, slots `[B]`, lengths `[B]` with the new token, positions `[B]` of it, pages `[B, maxP]`.
+    /// Keys that an indexer picks, if there is one.
+    topk: Option<usize>,
+    /// i32: ids `[B]`, slots `[B]`, lengths `[B]` with the new token, positions `[B]` of it, how many keys are picked `[B]`, pages
+    /// `[B, maxP]`.
     numbers: Tensor<1, Int>,
     /// At all positions of these pages, and more: all steps have the same table.
     rotations: Rotation,
@@ -31,12 +35,12 @@ impl StepBuffers {
     pub(crate) fn new(
         batch: usize,
         [max_pages, page_size]: [usize; 2],
-        rotary: &RotaryEmbedding,
+        (rotary, topk): (&RotaryEmbedding, Option<usize>),
         device: &Device,
     ) -> Result<Self> {
         let numbers = ints(Numbers::new(batch, max_pages).concat(), device);
         let rotations = rotary.first(max_pages * page_size, device)?;
-        Ok(Self { batch, max_pages, page_size, numbers, rotations })
+        Ok(Self { batch, max_pages, page_size, topk, numbers, rotations })
     }
 
     /// Whether this is the only handle of the buffer, so that [`Self::fill`] stays in it.
@@ -55,6 +59,7 @@ impl StepBuffers {
             numbers.slots[i] = chunk.slots[0];
             numbers.lens[i] = len as i32;
             numbers.positions[i] = len as i32 - 1;
+            numbers.picked[i] = self.topk.map_or(0, |topk| len.min(topk) as i32);
             for (entry, &page) in
                 numbers.pages[i * max_pages..][..max_pages].iter_mut().zip(cache.pages(chunk.request)?)
             {
@@ -82,11 +87,12 @@ impl StepBuffers {
     pub(crate) fn step(&self, (config, heads): (&MlaConfig, usize), determinism: Determinism) -> Result<MlaStep> {
         let Self { batch, max_pages, page_size, .. } = *self;
         let part = |first: usize, len: usize| self.numbers.clone().slice(s![first..first + len]);
-        let [input_ids, slots, seq_lens, positions] = [0, 1, 2, 3].map(|field| part(field * batch, batch));
-        let page_table = part(4 * batch, batch * max_pages).reshape([batch, max_pages]);
-        let keys = if is_indexed(config, max_pages * page_size, determinism) {
-            let visible = seq_lens.clone().reshape([batch, 1]);
-            Keys::Indexed(vec![IndexedKeys { tokens: 0..batch, page_table, visible }])
+        let [input_ids, slots, seq_lens, positions, picked] = [0, 1, 2, 3, 4].map(|field| part(field * batch, batch));
+        let page_table = part(5 * batch, batch * max_pages).reshape([batch, max_pages]);
+        let keys = if let Some(IndexerConfig { topk, .. }) = indexer_of(config, max_pages * page_size, determinism) {
+            let [visible, picked] = [seq_lens, picked].map(|numbers| numbers.reshape([batch, 1]));
+            let keys = vec![IndexedKeys { tokens: 0..batch, page_table, visible }];
+            Keys::Indexed { keys, picked: PickedKeys::new(picked, topk, (heads, determinism))? }
         } else {
             let plan = mla_plan(MlaPlanArgs {
                 seq_lens: seq_lens.clone(),
@@ -110,18 +116,19 @@ struct Numbers {
     slots: Vec<i32>,
     lens: Vec<i32>,
     positions: Vec<i32>,
+    picked: Vec<i32>,
     pages: Vec<i32>,
 }
 
 impl Numbers {
     /// Of a step without requests.
     fn new(batch: usize, max_pages: usize) -> Self {
-        let [ids, slots, lens, positions] = [0, -1, 0, 0].map(|nothing| vec![nothing; batch]);
-        Self { ids, slots, lens, positions, pages: vec![-1; batch * max_pages] }
+        let [ids, slots, lens, positions, picked] = [0, -1, 0, 0, 0].map(|nothing| vec![nothing; batch]);
+        Self { ids, slots, lens, positions, picked, pages: vec![-1; batch * max_pages] }
     }
 
     fn concat(self) -> Vec<i32> {
-        [self.ids, self.slots, self.lens, self.positions, self.pages].concat()
+        [self.ids, self.slots, self.lens, self.positions, self.picked, self.pages].concat()
     }
 }
 
@@ -141,7 +148,7 @@ mod tests {
         let config = DeepseekV3Config::read(Path::new(fixture)).unwrap().mla();
         let device = Device::flex();
         let rotary = config.rotary();
-        let mut buffers = StepBuffers::new(2, [4, 8], &rotary, &device).unwrap();
+        let mut buffers = StepBuffers::new(2, [4, 8], (&rotary, None), &device).unwrap();
         let size = CacheConfig {
             pools: vec![PoolConfig::per_token(8)],
             num_pages: 4,
@@ -172,7 +179,8 @@ mod tests {
         let config = DeepseekV3Config::read(Path::new(fixture)).unwrap().mla();
         let device = Device::flex();
         let rotary = config.rotary();
-        let [small, large] = [4, 64].map(|pages| StepBuffers::new(2, [pages, 8], &rotary, &device).unwrap().rotations);
+        let [small, large] =
+            [4, 64].map(|pages| StepBuffers::new(2, [pages, 8], (&rotary, None), &device).unwrap().rotations);
         assert_eq!(small.addresses(), large.addresses());
     }
 }

@@ -126,7 +126,7 @@ impl Indexer {
         step: &MlaStep,
         cache: &PagedCache,
     ) -> Result<Tensor<3, Int>> {
-        let Keys::Indexed(keys) = &step.keys else {
+        let Keys::Indexed { keys, .. } = &step.keys else {
             return Err(ModelError::request("step", "one in which tokens read all keys", "one of `Indexer::step`"));
         };
         step.check_rows("x", x.dims())?;

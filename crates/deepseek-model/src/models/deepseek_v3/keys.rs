@@ -6,13 +6,15 @@ use std::ops::Range;
 use burn::tensor::{Device, Int, Tensor};
 use mla_ops::batch::{cu_seqlens, slots};
 use mla_ops::cache::{PagedCache, RequestId};
-use mla_ops::{Determinism, MlaPlan, MlaPlanArgs, Splits, mla_plan};
+use mla_ops::{
+    Determinism, ListLengths, MlaPlan, MlaPlanArgs, SparseMlaPlan, SparseMlaPlanArgs, Splits, mla_plan, sparse_mla_plan,
+};
 
 use super::attention_form::{ChunkLengths, is_naive, is_one_by_one};
 use super::config::IndexerConfig;
 use super::mla_config::MlaConfig;
 use crate::Result;
-use crate::index_keys::{IndexSizes, IndexedKeys};
+use crate::index_keys::{IndexSizes, IndexedKeys, list_lengths};
 use crate::step::{Chunk, ints, padded};
 
 /// Keys of a split where the result of a token must not depend on the batch.
@@ -29,7 +31,21 @@ pub(crate) enum Keys {
         new: Option<NewKeys>,
     },
     /// Some token may see more keys than the indexer picks: all tokens read what it picks, in the absorbed form.
-    Indexed(Vec<IndexedKeys>),
+    Indexed {
+        /// Those that it picks from.
+        keys: Vec<IndexedKeys>,
+        /// How many each token gets.
+        picked: PickedKeys,
+    },
+}
+
+/// How many keys an indexer picks for each token of a step.
+#[derive(Debug)]
+pub(crate) struct PickedKeys {
+    /// i32 `[N, 1]`.
+    pub(crate) lengths: Tensor<2, Int>,
+    /// How they are divided, where there are so few tokens that they are.
+    pub(crate) plan: Option<SparseMlaPlan>,
 }
 
 /// How chunks of new tokens see their keys: see [`is_naive`].
@@ -86,8 +102,8 @@ impl Keys {
         device: &Device,
     ) -> Result<Self> {
         let longest = positions.iter().max().map_or(0, |position| position + 1);
-        if is_indexed(config, longest, determinism) {
-            return Ok(Self::Indexed(indexed_keys(chunks, positions, cache, (config, determinism), device)?));
+        if let Some(indexer) = indexer_of(config, longest, determinism) {
+            return indexed_keys(chunks, positions, cache, (indexer, heads, determinism), device);
         }
         let one_by_one = is_one_by_one(cache, (config, heads), determinism, device);
         let alone = chunks.iter().take_while(|chunk| one_by_one || chunk.tokens.len() == 1).count();
@@ -101,10 +117,10 @@ impl Keys {
     }
 }
 
-/// Whether the tokens of a step with requests of so many keys at most read what an indexer picks. A token may not see by its
-/// neighbours whether it picks all keys.
-pub(super) fn is_indexed(config: &MlaConfig, longest: usize, determinism: Determinism) -> bool {
-    config.indexer.is_some_and(|indexer| determinism.is_batch_invariant() || longest > indexer.topk)
+/// The indexer whose picks the tokens of a step read, with requests of so many keys at most; `None` where they read all. A token may
+/// not see by its neighbours whether it picks all keys.
+pub(super) fn indexer_of(config: &MlaConfig, longest: usize, determinism: Determinism) -> Option<IndexerConfig> {
+    config.indexer.filter(|indexer| determinism.is_batch_invariant() || longest > indexer.topk)
 }
 
 /// How the keys of tokens that are decoded one by one are divided.
@@ -254,15 +270,33 @@ fn absorbed_keys(
         .collect()
 }
 
-/// Where the tokens find the keys that the indexers pick from.
+impl PickedKeys {
+    /// Of at most `most` each, for so many heads.
+    pub(super) fn new(
+        lengths: Tensor<2, Int>,
+        most: usize,
+        (heads, determinism): (usize, Determinism),
+    ) -> Result<Self> {
+        let [tokens, _] = lengths.dims();
+        let plan = || {
+            let first = ListLengths { most, lengths: Some(lengths.clone()) };
+            sparse_mla_plan(SparseMlaPlanArgs { first, second: None, heads })
+        };
+        let divides = !determinism.is_batch_invariant() && tokens * heads < FILLS;
+        let plan = divides.then(plan).transpose()?;
+        Ok(Self { lengths, plan })
+    }
+}
+
+/// Where the tokens find the keys that the indexer picks from.
 fn indexed_keys(
     chunks: &[Chunk],
     positions: &[usize],
     cache: &PagedCache,
-    (config, determinism): (&MlaConfig, Determinism),
+    (indexer, query_heads, determinism): (IndexerConfig, usize, Determinism),
     device: &Device,
-) -> Result<Vec<IndexedKeys>> {
-    let Some(IndexerConfig { heads, head_dim: width, .. }) = config.indexer else { return Ok(Vec::new()) };
+) -> Result<Keys> {
+    let IndexerConfig { heads, head_dim: width, topk } = indexer;
     let requests: Vec<RequestId> = chunks.iter().map(|chunk| chunk.request).collect();
     let most = padded(cache.max_pages(&requests)?);
     // Of each group from the cache: rows of a table of all would be a copy by Burn, which has a kernel for every size of them.
@@ -273,7 +307,9 @@ fn indexed_keys(
     let lens: Vec<usize> = chunks.iter().map(|chunk| chunk.tokens.len()).collect();
     let visible: Vec<i32> = positions.iter().map(|&position| position as i32 + 1).collect();
     let sizes = IndexSizes { heads, width, page_size: cache.config().page_size, dtype: cache.config().dtype.into() };
-    IndexedKeys::of_step(&lens, pages, &visible, (&sizes, determinism), device)
+    let keys = IndexedKeys::of_step(&lens, pages, &visible, (&sizes, determinism), device)?;
+    let picked = PickedKeys::new(list_lengths(&visible, topk, device), topk, (query_heads, determinism))?;
+    Ok(Keys::Indexed { keys, picked })
 }
 
 /// How keys in the cache are read.

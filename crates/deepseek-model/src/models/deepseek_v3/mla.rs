@@ -13,7 +13,7 @@ use mla_ops::{
 
 use self::kv_up::KvUpProjection;
 use super::indexer::Indexer;
-use super::keys::{Keys, NewKeys, PagedKeys};
+use super::keys::{Keys, NewKeys, PagedKeys, PickedKeys};
 use super::mla_config::MlaConfig;
 use super::rotary::RotaryEmbedding;
 use super::step::MlaStep;
@@ -205,12 +205,12 @@ impl MultiHeadLatentAttention {
                 self.absorbed(q, keys, step, cache)?
             }
             Keys::All { single, new } => self.mixed(projected, &x, (single.as_ref(), new.as_ref()), step, cache)?,
-            Keys::Indexed(_) => {
+            Keys::Indexed { picked, .. } => {
                 let no_indexer = || ModelError::request("step", "that of a layer with an indexer", "one of this layer");
                 let indexer = self.indexer.as_ref().ok_or_else(no_indexer)?;
                 let q = self.write_and_absorb(projected, &x, step, cache)?;
                 let slots = indexer.pick(q_latent, x, step, cache)?;
-                self.picked(q, slots, step, cache)?
+                self.picked(q, (slots, picked), step, cache)?
             }
         };
         self.o_proj.forward(out.reshape([tokens, self.heads * self.config.v_head_dim]), determinism)
@@ -269,11 +269,19 @@ impl MultiHeadLatentAttention {
         Ok(linear_by_head(out, &self.kv_b_proj.w_uv, step.determinism)?)
     }
 
-    /// Attention of each token's absorbed query over the latents in these slots, i32 `[N, 1, k]`: out `[N, H, dv]`.
-    fn picked(&self, q: Tensor<3>, slots: Tensor<3, Int>, step: &MlaStep, cache: &PagedCache) -> Result<Tensor<3>> {
+    /// Attention of each token's absorbed query over the latents in these slots, i32 `[N, 1, k]`, and so many of them: out
+    /// `[N, H, dv]`.
+    fn picked(
+        &self,
+        q: Tensor<3>,
+        (indices, picked): (Tensor<3, Int>, &PickedKeys),
+        step: &MlaStep,
+        cache: &PagedCache,
+    ) -> Result<Tensor<3>> {
         let [tokens, heads, _] = q.dims();
         let rank = self.config.kv_lora_rank;
-        let args = SparseMlaArgs::new(q.unsqueeze_dim(1), SparseScope::new(cache.pool(self.pool)?, slots));
+        let scope = SparseScope { rows: cache.pool(self.pool)?, indices, lengths: Some(picked.lengths.clone()) };
+        let args = SparseMlaArgs { plan: picked.plan.clone(), ..SparseMlaArgs::new(q.unsqueeze_dim(1), scope) };
         let (softmax_scale, determinism) = (self.softmax_scale, step.determinism);
         let options = SparseMlaOptions { value_width: rank, softmax_scale, determinism };
         let (out, _) = sparse_mla(args, &options)?;

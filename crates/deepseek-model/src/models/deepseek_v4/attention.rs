@@ -119,7 +119,8 @@ impl SharedKvAttention {
             None => None,
         };
         let q = q.unsqueeze_dim(1);
-        let args = SparseMlaArgs { q, scope, second, sink: Some(self.attn_sink.clone()) };
+        // Lists are short: with a plan a step takes as long (see the README of `sparse_mla`'s kernel).
+        let args = SparseMlaArgs { q, scope, second, sink: Some(self.attn_sink.clone()), plan: None };
         let softmax_scale = (self.head_dim as f32).sqrt().recip();
         let options = SparseMlaOptions { value_width: self.head_dim, softmax_scale, determinism };
         let (out, _) = sparse_mla(args, &options)?;
@@ -231,12 +232,13 @@ impl Compression {
                 indexer.compressor.advance(index, step, entries, cache)?;
             }
         }
-        let (indices, lengths) = match (&entries.seen, indexer.zip(index_q)) {
-            (SeenEntries::All(slots), _) => (slots.clone(), Some(entries.visible.clone())),
-            (SeenEntries::Picked(keys), Some((indexer, q))) => (indexer.pick(x, q, step, keys, cache)?, None),
+        let indices = match (&entries.seen, indexer.zip(index_q)) {
+            (SeenEntries::All(slots), _) => slots.clone(),
+            (SeenEntries::Picked(keys), Some((indexer, q))) => indexer.pick(x, q, step, keys, cache)?,
             // A step has none to be picked for layers that have no indexer.
             (SeenEntries::None | SeenEntries::Picked(_), _) => return Ok(None),
         };
+        let lengths = Some(entries.lengths.clone());
         Ok(Some(SparseScope { rows: cache.entries().pool(compressor.pool())?, indices, lengths }))
     }
 }

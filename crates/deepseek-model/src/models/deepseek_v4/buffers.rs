@@ -41,8 +41,8 @@ struct Sizes {
 struct EntryKind {
     spec: AttentionSpec,
     of: CompressorSpec,
-    /// Whether an indexer picks them.
-    picked: bool,
+    /// How many an indexer picks, if it does.
+    picked: Option<usize>,
 }
 
 impl StepBuffers {
@@ -55,7 +55,8 @@ impl StepBuffers {
         device: &Device,
     ) -> Self {
         let kind = |(spec, of): (AttentionSpec, CompressorSpec)| {
-            let picked = config.picks(&of, max_pages * (page_size / of.rate), determinism);
+            let picks = config.picks(&of, max_pages * (page_size / of.rate), determinism);
+            let picked = picks.then_some(config.index_topk);
             EntryKind { spec, of, picked }
         };
         let kinds = config.entry_kinds().into_iter().map(kind).collect();
@@ -107,13 +108,13 @@ impl StepBuffers {
             let slots = parts.take([batch]);
             let (cos, sin) = self.rotations[1].tables(parts.take([batch]), [batch, 1]);
             let visible: Tensor<2, Int> = parts.take([batch, 1]);
-            let seen = if picked {
-                let (page_table, visible) = (pages.clone(), visible.clone());
-                SeenEntries::Picked(vec![IndexedKeys { tokens: 0..batch, page_table, visible }])
+            let (seen, lengths) = if picked.is_some() {
+                let keys = IndexedKeys { tokens: 0..batch, page_table: pages.clone(), visible };
+                (SeenEntries::Picked(vec![keys]), parts.take([batch, 1]))
             } else {
-                SeenEntries::All(parts.take([batch, 1, padded(max_pages * (page_size / of.rate))]))
+                (SeenEntries::All(parts.take([batch, 1, padded(max_pages * (page_size / of.rate))])), visible)
             };
-            (spec, EntryStep { carried_slots, marked: None, slots, cos, sin, visible, seen })
+            (spec, EntryStep { carried_slots, marked: None, slots, cos, sin, lengths, seen })
         });
         V4Step {
             determinism: self.determinism,
@@ -155,7 +156,10 @@ impl Sizes {
             put(&entries.slots, rows, -1);
             put(&entries.positions, rows, 0);
             put(&entries.visible, rows, 0);
-            if !picked {
+            if let Some(most) = picked {
+                let lengths: Vec<i32> = entries.visible.iter().map(|&visible| visible.min(most as i32)).collect();
+                put(&lengths, rows, 0);
+            } else {
                 let most = padded(self.max_pages * per_page);
                 put(&filled_up(&batch.entry_slots(of.rate, per_page), most), rows * most, -1);
             }

@@ -11,7 +11,7 @@ use super::partial_rotary::{PartialRotary, PartialRotation};
 use super::schedule::{AttentionSpec, CompressorSpec};
 use super::states::MarkedRows;
 use crate::Result;
-use crate::index_keys::{IndexSizes, IndexedKeys};
+use crate::index_keys::{IndexSizes, IndexedKeys, list_lengths};
 use crate::step::{Chunk, ints, padded};
 
 /// The inputs of a forward pass, on the device: `B` sequences with `N` new tokens in all.
@@ -91,8 +91,8 @@ pub(crate) struct EntryStep {
     /// Their rotations, f32 `[B, n, dr / 2]`.
     pub(crate) cos: Tensor<3>,
     pub(crate) sin: Tensor<3>,
-    /// How many entries each new token sees, i32 `[N, 1]`.
-    pub(crate) visible: Tensor<2, Int>,
+    /// To how many entries each new token attends, i32 `[N, 1]`.
+    pub(crate) lengths: Tensor<2, Int>,
     pub(crate) seen: SeenEntries,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct EntryStep {
 pub(crate) enum SeenEntries {
     /// There are none yet.
     None,
-    /// All, in these slots of the pool: i32 `[N, 1, K]`, of which as many count as are visible.
+    /// All, in these slots of the pool: i32 `[N, 1, K]`.
     All(Tensor<3, Int>),
     /// Those that the indexer picks from these.
     Picked(Vec<IndexedKeys>),
@@ -163,7 +163,7 @@ impl CompressorStep {
         let (batch, page_size) = (Batch::of_pages(chunks, cache)?, cache.config().page_size);
         let upload = Upload { batch: &batch, rotary, page_size, determinism, device };
         let numbers = batch.entries(of, page_size / of.rate, 0);
-        let entries = upload.entry_step(of, numbers, SeenEntries::None)?;
+        let entries = upload.entry_step(of, numbers, (SeenEntries::None, 0))?;
         Ok(Self { determinism, sequences: Sequences::new(&batch, device)?, entries })
     }
 }
@@ -197,19 +197,25 @@ impl Upload<'_> {
         let numbers = self.batch.entries(of, per_page, 0);
         let most = numbers.visible.iter().copied().max().unwrap_or(0) as usize;
         let seen = match () {
-            () if most == 0 => SeenEntries::None,
+            () if most == 0 => (SeenEntries::None, 0),
             () if config.picks(of, most, self.determinism) => {
-                SeenEntries::Picked(self.indexed(of, config, cache, &numbers.visible)?)
+                (SeenEntries::Picked(self.indexed(of, config, cache, &numbers.visible)?), config.index_topk)
             }
             () => {
                 let slots = self.lists(&self.batch.entry_slots(of.rate, per_page));
-                SeenEntries::All(slots.select(0, ints(self.batch.owners(), self.device)).unsqueeze_dim(1))
+                (SeenEntries::All(slots.select(0, ints(self.batch.owners(), self.device)).unsqueeze_dim(1)), most)
             }
         };
         self.entry_step(of, numbers, seen)
     }
 
-    fn entry_step(&self, of: &CompressorSpec, numbers: EntryNumbers, seen: SeenEntries) -> Result<EntryStep> {
+    /// With what tokens see, and of how many entries at most.
+    fn entry_step(
+        &self,
+        of: &CompressorSpec,
+        numbers: EntryNumbers,
+        (seen, most): (SeenEntries, usize),
+    ) -> Result<EntryStep> {
         let shape = [self.batch.lens().len(), numbers.completed];
         let (cos, sin) = self.rotary.tables(&numbers.positions, shape, self.device)?;
         Ok(EntryStep {
@@ -218,7 +224,7 @@ impl Upload<'_> {
             slots: ints(numbers.slots, self.device),
             cos,
             sin,
-            visible: ints(numbers.visible, self.device).unsqueeze_dim(1),
+            lengths: list_lengths(&numbers.visible, most, self.device),
             seen,
         })
     }

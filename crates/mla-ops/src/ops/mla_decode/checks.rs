@@ -4,7 +4,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use super::{MlaDecodeArgs, MlaDecodeOptions, MlaDecodeProblem, MlaQuery, OP};
 use crate::check::{Check, read_i32};
-use crate::ops::mla_plan::{MlaPlan, check_lengths};
+use crate::ops::mla_plan::{MadeFor, MlaPlan, check_lengths};
 use crate::path::problem::Sizes;
 use crate::{MlaError, Path, available_paths};
 
@@ -180,25 +180,20 @@ impl MlaDecodeArgs {
 
 impl MlaPlan {
     /// The plan was made for a problem of these dimensions, and has the tensors that were made.
-    pub(super) fn check(&self, check: &Check, problem: &MlaDecodeProblem) -> Result<(), MlaError> {
+    pub(in crate::ops) fn check(&self, check: &Check, problem: &MlaDecodeProblem) -> Result<(), MlaError> {
         check.int("plan.items", &self.items)?;
         check.int("plan.cube_ptr", &self.cube_ptr)?;
         check.int("plan.split_ptr", &self.split_ptr)?;
         check.dims("plan.items", self.items.dims(), [Some(self.capacity), Some(4)], || PLANNED.into())?;
         check.dims("plan.cube_ptr", self.cube_ptr.dims(), [Some(self.cubes + 1)], || PLANNED.into())?;
-        check.dims("plan.split_ptr", self.split_ptr.dims(), [Some(self.batch + 1)], || PLANNED.into())?;
-        let made_for = (self.batch, self.query_len, self.heads, self.page_size);
-        let asked = (problem.batch, problem.query_len, problem.heads, problem.page_size);
-        if made_for == asked {
-            return Ok(());
-        }
-        let words = |(b, sq, h, s)| format!("B = {b}, Sq = {sq}, H = {h}, page size {s}");
-        Err(MlaError::Value {
-            op: OP,
-            argument: "plan",
-            actual: format!("a plan for {}", words(made_for)),
-            expected: format!("one for {}", words(asked)),
-        })
+        check.dims("plan.split_ptr", self.split_ptr.dims(), [Some(self.made_for.batch + 1)], || PLANNED.into())?;
+        let &MlaDecodeProblem { batch, query_len, heads, page_size, .. } = problem;
+        let (made_for, asked) = (self.made_for, MadeFor { batch, query_len, heads, page_size });
+        let words = |MadeFor { batch, query_len, heads, page_size }| {
+            format!("B = {batch}, Sq = {query_len}, H = {heads}, page size {page_size}")
+        };
+        let actual = format!("a plan for {}", words(made_for));
+        check.value("plan", made_for == asked, actual, || format!("one for {}", words(asked)))
     }
 
     /// Reads lengths and plan back and checks that they belong together: the plan has each key of each sequence once.
@@ -209,12 +204,14 @@ impl MlaPlan {
     pub fn validate_device_inputs(&self, seq_lens: &Tensor<1, Int>) -> Result<(), MlaError> {
         let check = Check::new(OP, "seq_lens", seq_lens)?;
         check.int("seq_lens", seq_lens)?;
-        check.dims("seq_lens", seq_lens.dims(), [Some(self.batch)], || format!("[B] with B = {}", self.batch))?;
+        check.dims("seq_lens", seq_lens.dims(), [Some(self.made_for.batch)], || {
+            format!("[B] with B = {}", self.made_for.batch)
+        })?;
         self.validate_values(&read_i32(OP, "seq_lens", seq_lens)?)
     }
 
     /// The plan has each key of sequences of these lengths once.
-    pub(super) fn validate_values(&self, lens: &[i32]) -> Result<(), MlaError> {
+    pub(in crate::ops) fn validate_values(&self, lens: &[i32]) -> Result<(), MlaError> {
         let items = read_i32(OP, "plan.items", &self.items)?;
         let mut items = items.chunks_exact(4).take_while(|item| item[0] >= 0).peekable();
         for (b, &len) in lens.iter().enumerate() {

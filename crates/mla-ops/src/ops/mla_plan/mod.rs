@@ -14,7 +14,7 @@ use burn::backend::DispatchDevice;
 use burn::tensor::{Device, Int, Tensor};
 
 use self::backend::MlaPlanBackend;
-pub(super) use self::backend::PlanSpec;
+pub(super) use self::backend::{PlanSpec, SecondLengths};
 use self::planner::max_items;
 pub use self::splits::Splits;
 use crate::MlaError;
@@ -24,7 +24,7 @@ use crate::dispatch::tensors;
 const OP: &str = "mla_plan";
 
 /// Keys in a tile. Splits are cut between tiles, so that no tile is loaded twice.
-const KEY_TILE: usize = 64;
+pub(super) const KEY_TILE: usize = 64;
 
 /// Rows of the item list at most: its numbers are counted by i32 indices.
 const MAX_ITEMS: usize = i32::MAX as usize / 4;
@@ -59,13 +59,19 @@ pub struct MlaPlan {
     pub cube_ptr: Tensor<1, Int>,
     /// i32 `[B + 1]`: prefix sums of the number of splits of each sequence.
     pub split_ptr: Tensor<1, Int>,
+    pub(super) made_for: MadeFor,
+    /// Rows of `items`, and cubes, as it was made.
+    pub(super) capacity: usize,
+    pub(super) cubes: usize,
+}
+
+/// The dimensions of a problem that a plan is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MadeFor {
     pub(super) batch: usize,
     pub(super) query_len: usize,
     pub(super) heads: usize,
     pub(super) page_size: usize,
-    /// Rows of `items`, and cubes, as it was made.
-    pub(super) capacity: usize,
-    pub(super) cubes: usize,
 }
 
 /// Divides the keys of all sequences into work items.
@@ -112,31 +118,15 @@ impl MlaPlanArgs {
             self.validate_device_inputs()?;
         }
         let [batch] = self.seq_lens.dims();
-        let cubes = parallel_cubes(check.device(), self.query_len.saturating_mul(self.heads));
-        let capacity = max_items(batch, cubes, self.splits, self.max_seq_len, KEY_TILE);
-        check.value(
-            "splits",
-            capacity <= MAX_ITEMS,
-            format!("{:?}: up to {capacity} work items", self.splits),
-            || format!("fewer and longer splits, at most {MAX_ITEMS} work items"),
-        )?;
-        let tiles = batch.saturating_mul(self.max_seq_len.div_ceil(KEY_TILE)).saturating_add(cubes);
-        check.value("max_seq_len", tiles <= i32::MAX as usize, self.max_seq_len, || {
-            format!("less, so that {batch} sequences have at most {} tiles of {KEY_TILE} keys", i32::MAX)
-        })?;
-        let spec = PlanSpec { tile: KEY_TILE, cubes, splits: self.splits, max_seq_len: self.max_seq_len, capacity };
-        #[cfg(feature = "_gpu")]
-        cube::check_limits(&check, batch, &spec)?;
-        Ok(spec)
+        let rows = self.query_len.saturating_mul(self.heads);
+        PlanSpec::new(&check, ("max_seq_len", batch), rows, self.max_seq_len, self.splits)
     }
 
     /// Makes the plan that [`spec`](Self::spec) has checked.
     pub(super) fn launch(self, spec: PlanSpec) -> MlaPlan {
-        let ([batch], capacity, cubes) = (self.seq_lens.dims(), spec.capacity, spec.cubes);
-        let (items, cube_ptr, split_ptr) =
-            tensors(<Dispatch as MlaPlanBackend>::mla_plan(self.seq_lens.into_dispatch(), spec));
-        let Self { query_len, heads, page_size, .. } = self;
-        MlaPlan { items, cube_ptr, split_ptr, batch, query_len, heads, page_size, capacity, cubes }
+        let Self { seq_lens, query_len, heads, page_size, .. } = self;
+        let [batch] = seq_lens.dims();
+        plan_of(seq_lens, SecondLengths::None, spec, MadeFor { batch, query_len, heads, page_size })
     }
 
     /// Reads `seq_lens` back and checks that every length is in `0 ..= max_seq_len`.
@@ -147,6 +137,45 @@ impl MlaPlanArgs {
         let lens = read_i32(OP, "seq_lens", &self.seq_lens)?;
         check_lengths(OP, &lens, self.max_seq_len, "max_seq_len")
     }
+}
+
+impl PlanSpec {
+    /// The sizes of a plan for so many sequences, with so many query rows each and keys at most; `bound` is the argument that they
+    /// have from.
+    pub(super) fn new(
+        check: &Check,
+        (bound, batch): (&'static str, usize),
+        rows: usize,
+        max_seq_len: usize,
+        splits: Splits,
+    ) -> Result<Self, MlaError> {
+        let cubes = parallel_cubes(check.device(), rows);
+        let capacity = max_items(batch, cubes, splits, max_seq_len, KEY_TILE);
+        check.value("splits", capacity <= MAX_ITEMS, format!("{splits:?}: up to {capacity} work items"), || {
+            format!("fewer and longer splits, at most {MAX_ITEMS} work items")
+        })?;
+        let tiles = batch.saturating_mul(max_seq_len.div_ceil(KEY_TILE)).saturating_add(cubes);
+        check.value(bound, tiles <= i32::MAX as usize, max_seq_len, || {
+            format!("less, so that {batch} sequences have at most {} tiles of {KEY_TILE} keys", i32::MAX)
+        })?;
+        let spec = Self { tile: KEY_TILE, cubes, splits, max_seq_len, capacity, lists: None };
+        #[cfg(feature = "_gpu")]
+        cube::check_limits(check, batch, &spec)?;
+        Ok(spec)
+    }
+}
+
+/// The plan whose sizes have been checked.
+pub(super) fn plan_of(
+    seq_lens: Tensor<1, Int>,
+    second: SecondLengths<Dispatch>,
+    spec: PlanSpec,
+    made_for: MadeFor,
+) -> MlaPlan {
+    let (capacity, cubes) = (spec.capacity, spec.cubes);
+    let (items, cube_ptr, split_ptr) =
+        tensors(<Dispatch as MlaPlanBackend>::mla_plan(seq_lens.into_dispatch(), second, spec));
+    MlaPlan { items, cube_ptr, split_ptr, made_for, capacity, cubes }
 }
 
 /// Every length is in `0 ..= max`.

@@ -36,6 +36,16 @@ pub(crate) enum BackendSink<B: Backend> {
     Sink(FloatTensor<B>),
 }
 
+/// How the lists are divided.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendPlan<B: Backend> {
+    /// As many splits for each query token.
+    None,
+    /// By a plan: items i32 `[capacity, 4]`, cube_ptr i32 `[cubes + 1]`, split_ptr i32 `[N + 1]`.
+    Plan(IntTensor<B>, IntTensor<B>, IntTensor<B>),
+}
+
 #[backend_extension(
     Cube: cfg(feature = "_gpu"),
     Flex: cfg(feature = "flex"),
@@ -43,7 +53,7 @@ pub(crate) enum BackendSink<B: Backend> {
 )]
 pub(crate) trait SparseMlaBackend: Backend {
     /// [`sparse_mla`](super::sparse_mla): out, lse.
-    #[fusion(meta = |q, _scope, _second, _sink, options| {
+    #[fusion(meta = |q, _scope, _second, _sink, _plan, options| {
         let [batch, query_len, heads, _] = q.shape.dims();
         let out = crate::fusion::spec([batch, query_len, heads, options.value_width], q.dtype);
         (out, crate::fusion::spec([batch, query_len, heads], burn::tensor::DType::F32))
@@ -53,6 +63,7 @@ pub(crate) trait SparseMlaBackend: Backend {
         #[extension_type] scope: BackendScope<Self>,
         #[extension_type] second: BackendSecond<Self>,
         #[extension_type] sink: BackendSink<Self>,
+        #[extension_type] plan: BackendPlan<Self>,
         options: SparseMlaOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 

@@ -40,10 +40,11 @@ impl SparseMlaArgs {
         check.value("softmax_scale", softmax_scale.is_finite(), softmax_scale, || "a finite number".into())
     }
 
-    /// Reads slots and lengths back and checks every entry that the call would use.
+    /// Reads slots, lengths and plan back and checks every entry that the call would use.
     ///
     /// # Errors
-    /// [`MlaError::DeviceValue`] names the first length outside `0 ..= K`, or slot that is neither -1 nor one of the rows.
+    /// [`MlaError::DeviceValue`] names the first length outside `0 ..= K`, slot that is neither -1 nor one of the rows, or query token for
+    /// which the plan was made with lists of another length.
     /// Before that, wrong shapes and dtypes as in [`sparse_mla`](crate::sparse_mla()).
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
         self.check_tensors(OP)?;
@@ -52,7 +53,8 @@ impl SparseMlaArgs {
 
     pub(super) fn validate_values(&self, op: &'static str) -> Result<(), MlaError> {
         self.scope.validate_values(op, [FIRST[1], FIRST[2]])?;
-        self.second.as_ref().map_or(Ok(()), |second| second.validate_values(op, [SECOND[1], SECOND[2]]))
+        self.second.as_ref().map_or(Ok(()), |second| second.validate_values(op, [SECOND[1], SECOND[2]]))?;
+        self.plan.as_ref().map_or(Ok(()), |plan| plan.validate_values(self))
     }
 }
 

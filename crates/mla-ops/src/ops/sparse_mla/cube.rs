@@ -1,10 +1,10 @@
 use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::prelude::BufferArg;
-use mla_kernels::sparse_mla::{ScopeArgs, SparseMlaArgs, SparseMlaResults, SparseMlaSizes, launch};
+use mla_kernels::sparse_mla::{ScopeArgs, SparseMlaArgs, SparseMlaResults, SparseMlaSizes, SparsePlan, launch};
 
 use super::SparseMlaOptions;
-use super::backend::{BackendScope, BackendSecond, BackendSink, SparseMlaBackend};
+use super::backend::{BackendPlan, BackendScope, BackendSecond, BackendSink, SparseMlaBackend};
 use crate::tensors::{contiguous, dims, elem, empty, launched};
 
 impl SparseMlaBackend for CubeBackend {
@@ -13,6 +13,7 @@ impl SparseMlaBackend for CubeBackend {
         scope: BackendScope<Self>,
         second: BackendSecond<Self>,
         sink: BackendSink<Self>,
+        plan: BackendPlan<Self>,
         options: SparseMlaOptions,
     ) -> (CubeTensor, CubeTensor) {
         let q = contiguous(q);
@@ -24,7 +25,15 @@ impl SparseMlaBackend for CubeBackend {
             BackendSink::Sink(sink) => Some(contiguous(sink).into_buffer_arg()),
         };
         let results = SparseMlaResults::Output { out: buffer(&out), lse: buffer(&lse), sink };
-        attend(q, scope, second, results, options);
+        let plan = match plan {
+            BackendPlan::None => None,
+            BackendPlan::Plan(items, cube_ptr, split_ptr) => {
+                let ([capacity, _], [ends]) = (dims(&items), dims(&cube_ptr));
+                let [items, cube_ptr, split_ptr] = [items, cube_ptr, split_ptr].map(|it| buffer(&contiguous(it)));
+                Some(SparsePlan { items, cube_ptr, split_ptr, cubes: ends - 1, capacity, partials: None })
+            }
+        };
+        attend(q, scope, second, (results, plan), options);
         (out, lse)
     }
 
@@ -39,7 +48,7 @@ impl SparseMlaBackend for CubeBackend {
         let acc = empty(&q, [batch, query_len, heads, options.value_width], DType::F32);
         let [max, row_sum] = [(); 2].map(|()| empty(&q, [batch, query_len, heads], DType::F32));
         let results = SparseMlaResults::Parts { acc: buffer(&acc), max: buffer(&max), row_sum: buffer(&row_sum) };
-        attend(q, scope, second, results, options);
+        attend(q, scope, second, (results, None), options);
         (acc, max, row_sum)
     }
 }
@@ -49,7 +58,7 @@ fn attend(
     q: CubeTensor,
     scope: BackendScope<CubeBackend>,
     second: BackendSecond<CubeBackend>,
-    results: SparseMlaResults,
+    (results, plan): (SparseMlaResults, Option<SparsePlan>),
     options: SparseMlaOptions,
 ) {
     let ([batch, query_len, heads, key_width], SparseMlaOptions { value_width, softmax_scale, determinism }) =
@@ -64,6 +73,7 @@ fn attend(
             BackendSecond::Scope(scope) => Some(scope_args(scope)),
         },
         pages: None,
+        plan,
         results,
         sizes: SparseMlaSizes { tokens: batch * query_len, heads, key_width, value_width, elem: elem(&q), rows },
         softmax_scale,

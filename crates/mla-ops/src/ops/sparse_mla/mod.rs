@@ -6,20 +6,23 @@ mod compact_slots;
 #[cfg(feature = "_gpu")]
 mod cube;
 mod parts;
+mod plan;
 mod problem;
 #[cfg(feature = "flex")]
 mod reference;
 
 pub use self::parts::{SparseParts, sparse_mla_parts};
+pub use self::plan::{ListLengths, SparseMlaPlan, SparseMlaPlanArgs, sparse_mla_plan};
 pub use self::problem::SparseMlaProblem;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor, activation::sigmoid};
 
-use self::backend::{BackendScope, BackendSecond, BackendSink, SparseMlaBackend};
+use self::backend::{BackendPlan, BackendScope, BackendSecond, BackendSink, SparseMlaBackend};
 use self::compact_slots::compact_slots;
 use super::merge_state::{MergeStateArgs, merge_state};
 use super::mla_decode::{MlaDecodeArgs, MlaDecodeOptions, MlaQuery, mla_decode};
+use super::mla_plan::MlaPlan;
 use crate::cache::Pool;
 use crate::dispatch::tensors;
 use crate::{Determinism, MlaError, Splits};
@@ -55,6 +58,10 @@ pub struct SparseMlaArgs {
     pub second: Option<SparseScope>,
     /// f32 `[H]`: the logarithm of what joins the denominator of each head (DeepSeek-V4). -inf is the same as none.
     pub sink: Option<Tensor<1>>,
+    /// How the lists are divided on a GPU that has a kernel of its own for this, made by [`sparse_mla_plan`] of the lengths that the
+    /// scopes have now. Without it each query token has as many splits as the others. Not where a token's bits must not depend on the
+    /// others.
+    pub plan: Option<SparseMlaPlan>,
 }
 
 /// Options of [`sparse_mla`].
@@ -76,9 +83,9 @@ impl SparseScope {
 }
 
 impl SparseMlaArgs {
-    /// One scope, and no sink.
+    /// One scope, no sink, and no plan.
     pub fn new(q: Tensor<4>, scope: SparseScope) -> Self {
-        Self { q, scope, second: None, sink: None }
+        Self { q, scope, second: None, sink: None, plan: None }
     }
 }
 
@@ -95,7 +102,7 @@ impl SparseMlaOptions {
 /// `exp(score)` over all rows of both scopes, without the sink. The sink scales the output: `out * sigmoid(lse - sink)`. A
 /// query token that sees no row gives `out = 0` and `lse = -inf`. Rows without an index are not read.
 ///
-/// On a Hopper rows of 512 or 576 channels are one launch, and a second one where few tokens are split. On other GPUs the slots of a
+/// On a Hopper rows of 512 or 576 channels are one launch, and a second one where few tokens are split, or a plan says how. On other GPUs the slots of a
 /// query token are read like the page table of a sequence with pages of one row, by the kernels of
 /// [`mla_decode`](crate::mla_decode()). [`explain_path`](crate::explain_path) says which one runs for a [`SparseMlaProblem`].
 ///
@@ -121,6 +128,11 @@ impl SparseMlaOptions {
 pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Tensor<4>, Tensor<3>), MlaError> {
     let check = args.check_tensors(OP)?;
     args.check_options(&check, options)?;
+    if let Some(plan) = &args.plan {
+        let words = || "none where bits must not depend on the batch".into();
+        check.value("plan", !options.determinism.is_batch_invariant(), "a plan", words)?;
+        plan.check(&check, &args, &args.problem(options))?;
+    }
     if check.sees_values() {
         args.validate_values(OP)?;
     }
@@ -154,12 +166,15 @@ pub fn sparse_mla(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<(Te
 }
 
 fn in_one_piece(args: SparseMlaArgs, options: &SparseMlaOptions) -> (Tensor<4>, Tensor<3>) {
-    let SparseMlaArgs { q, scope, second, sink } = args;
+    let SparseMlaArgs { q, scope, second, sink, plan } = args;
     tensors(<Dispatch as SparseMlaBackend>::sparse_mla(
         q.into_dispatch(),
         scope.into_backend(),
         second_into_backend(second),
         sink.map_or(BackendSink::None, |sink| BackendSink::Sink(sink.into_dispatch())),
+        plan.map_or(BackendPlan::None, |SparseMlaPlan { plan: MlaPlan { items, cube_ptr, split_ptr, .. }, .. }| {
+            BackendPlan::Plan(items.into_dispatch(), cube_ptr.into_dispatch(), split_ptr.into_dispatch())
+        }),
         options.clone(),
     ))
 }

@@ -25,7 +25,7 @@ pub struct SparseParts {
 }
 
 /// [`sparse_mla`](crate::sparse_mla()) before the division by the sum of the weights: for who continues the softmax over keys
-/// that are elsewhere. There must be no sink.
+/// that are elsewhere. There must be no sink, and no plan.
 ///
 /// On a Hopper rows of 512 or 576 channels are one launch of the kernel of [`sparse_mla`](crate::sparse_mla()), without splits. On
 /// other GPUs this is the general form, not the fast one: a kernel of plain arithmetic reads the named rows once for every four heads.
@@ -46,11 +46,12 @@ pub struct SparseParts {
 /// ```
 ///
 /// # Errors
-/// As [`sparse_mla`](crate::sparse_mla()); and a sink; FP8 rows where the device has no kernel of its own.
+/// As [`sparse_mla`](crate::sparse_mla()); and a sink or a plan; FP8 rows where the device has no kernel of its own.
 pub fn sparse_mla_parts(args: SparseMlaArgs, options: &SparseMlaOptions) -> Result<SparseParts, MlaError> {
     let check = args.check_tensors(OP)?;
     args.check_options(&check, options)?;
     check.value("sink", args.sink.is_none(), "a sink", || "none: it belongs to the quotient".into())?;
+    check.value("plan", args.plan.is_none(), "a plan", || "none: parts have no splits".into())?;
     let [batch, query_len, heads, _] = args.q.dims();
     check.allocation("q", DType::F32, [batch, query_len, heads, options.value_width])?;
     let in_one_piece = args.problem(options).has_own_kernel(&check);

@@ -59,7 +59,7 @@ impl SparseMlaProblem {
     }
 
     /// The decode step that it is on other GPUs: each query token is a sequence, with pages of one row.
-    fn as_decode(&self) -> MlaDecodeProblem {
+    pub(super) fn as_decode(&self) -> MlaDecodeProblem {
         let &Self { batch, query_len, heads, key_width, value_width, dtype, rows } = self;
         let batch = batch.saturating_mul(query_len);
         MlaDecodeProblem { batch, query_len: 1, heads, key_width, value_width, page_size: 1, dtype, rows }

@@ -4,7 +4,7 @@
 use burn::backend::{Flex, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor, TensorData};
 
-use super::backend::{BackendScope, BackendSecond, BackendSink, SparseMlaBackend};
+use super::backend::{BackendPlan, BackendScope, BackendSecond, BackendSink, SparseMlaBackend};
 use super::{SparseMlaArgs, SparseMlaOptions, SparseParts, SparseScope};
 use crate::independent::{map_independent, piece_len};
 use crate::reference::rows::{LANES, Rows, dot, primitive, row_by_row, values};
@@ -19,6 +19,8 @@ impl SparseMlaBackend for Flex {
         scope: BackendScope<Self>,
         second: BackendSecond<Self>,
         sink: BackendSink<Self>,
+        // Each token is computed in one piece.
+        _plan: BackendPlan<Self>,
         options: SparseMlaOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let second = second.into_scope();
@@ -26,7 +28,8 @@ impl SparseMlaBackend for Flex {
             BackendSink::None => None,
             BackendSink::Sink(sink) => Some(tensor(sink)),
         };
-        sparse_mla(SparseMlaArgs { q: tensor(q), scope: scope.into_scope(), second, sink }, &options).into_flex()
+        let args = SparseMlaArgs { q: tensor(q), scope: scope.into_scope(), second, sink, plan: None };
+        sparse_mla(args, &options).into_flex()
     }
 
     fn sparse_mla_parts(
