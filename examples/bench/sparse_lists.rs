@@ -96,7 +96,7 @@ fn lists(bench: &mut Bench, shape: Shape, lengths: Lengths) -> Result<(), String
         None => rows.truncate(lens[query] as usize * d),
         Some(more) => rows.extend(&more.of(query)?[..lens[query] as usize * d]),
     }
-    let of_query = |x: Tensor<4>| data::floats(x.slice([query..query + 1]));
+    let of_query = |x: Tensor<4>| data::floats(x.narrow(0, query, 1));
     let own_q = of_query(args.q.clone())?;
     let mut difference = data::Difference::default();
     for args in [&args, &planned] {

@@ -2,7 +2,7 @@
 //! sees which changes of the kernels these notice.
 
 use burn::tensor::DType;
-use mla_ops::{Path, Splits, sparse_mla};
+use mla_ops::{Path, SparseMlaArgs, SparseScope, Splits, sparse_mla};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, is_hopper};
@@ -181,19 +181,35 @@ fn ops_mutants_sparse_splits(#[case] shape: [usize; 3], #[case] pools: [Pool; 2]
 #[case([1, 1, 9], [[9, 16, 70], [3, 64, 70]], [vec![0], vec![0]])]
 #[case([3, 1, 5], [[9, 16, 70], [3, 64, 70]], [vec![65, 0, 3], vec![1, 64, 0]])]
 #[case([2, 1, 65], [[9, 16, 300], [3, 64, 128]], [vec![300, 1], vec![128, 0]])]
-#[case([6, 1, 16], [[9, 16, 128], [3, 64, 300]], [vec![128, 0, 64, 0, 1, 70], vec![300, 65, 0, 0, 0, 1]])]
+#[case([6, 1, 13], [[9, 16, 128], [3, 64, 300]], [vec![128, 0, 64, 0, 1, 70], vec![300, 65, 0, 0, 0, 1]])]
+#[case([6, 1, 9], [[9, 16, 130], [3, 64, 130]], [vec![0, 5, 0, 0, 0, 70], vec![0, 0, 0, 9, 0, 130]])]
+#[case([6, 1, 9], [[9, 16, 130], [3, 64, 130]], [vec![0, 0, 0, 5, 0, 70], vec![0, 9, 0, 0, 0, 130]])]
+#[case([4, 1, 9], [[9, 16, 130], [3, 64, 130]], [vec![3, 0, 0, 130], vec![9, 0, 0, 5]])]
+#[case([1, 1, 9], [[9, 16, 130], [3, 64, 130]], [vec![70], vec![9]])]
 fn ops_mutants_sparse_planned(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
+    check_sparse_of(&with_sink(shape, &pools), &lengths, Some(0));
+}
+
+/// By a plan for lists that were longer when it was made.
+#[rstest]
+#[case([vec![3, 64, 0], vec![65, 0, 1]])]
+#[case([vec![3, 2, 1, 0, 5], vec![0, 0, 3, 2, 1]])]
+fn ops_mutants_sparse_planned_for_longer_lists(#[case] lengths: [Vec<i32>; 2]) {
+    check_sparse_of(&with_sink([lengths[0].len(), 1, 9], &[[9, 16, 300], [3, 64, 230]]), &lengths, Some(150));
+}
+
+fn with_sink(shape: [usize; 3], pools: &[Pool]) -> SparseCase {
     let sink = Some((0..shape[2]).map(|head| head as f32 / 8.0 - 3.0).collect());
-    let case = SparseCase { shape, widths: [576, 512], pools: pools.to_vec(), lengths: true, sink, ..latent_rows() };
-    check_sparse_of(&case, &lengths, true);
+    SparseCase { shape, widths: [576, 512], pools: pools.to_vec(), lengths: true, sink, ..latent_rows() }
 }
 
 fn check_sparse(case: &SparseCase, lengths: &[Vec<i32>]) {
-    check_sparse_of(case, lengths, false);
+    check_sparse_of(case, lengths, None);
 }
 
-/// Checks a case whose lists have these lengths on GPUs that have a kernel of their own for it.
-fn check_sparse_of(case: &SparseCase, lengths: &[Vec<i32>], planned: bool) {
+/// Checks a case whose lists have these lengths on GPUs that have a kernel of their own for it; `planned`: by a plan for lists that are
+/// as much longer.
+fn check_sparse_of(case: &SparseCase, lengths: &[Vec<i32>], planned: Option<i32>) {
     for_each_device(|device| {
         if is_hopper(device) {
             let mut inputs = case.inputs();
@@ -214,7 +230,14 @@ fn check_sparse_of(case: &SparseCase, lengths: &[Vec<i32>], planned: bool) {
                 let tensor = ints(&more, [more.len(), 1], device);
                 scope.lengths = Some(tensor.narrow(0, 0, lengths.len()));
             }
-            args.plan = planned.then(|| plan_of(&args));
+            args.plan = planned.map(|more| {
+                let longer = |scope: &SparseScope| {
+                    let lengths = scope.lengths.clone().map(|lengths| lengths.add_scalar(more));
+                    SparseScope { lengths, ..scope.clone() }
+                };
+                let (scope, second) = (longer(&args.scope), args.second.as_ref().map(longer));
+                plan_of(&SparseMlaArgs { scope, second, ..args.clone() })
+            });
             let state = sparse_mla(args, &case.options()).expect("legal");
             assert_state(&format!("{case:?} with {lengths:?} on {device:?}"), state, &inputs.expected());
         }

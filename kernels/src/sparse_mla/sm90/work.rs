@@ -207,7 +207,7 @@ impl Work {
         self.whole = lists.plan.is_whole(self.token);
         self.part = index;
         let blocks = self.read_lengths(lists);
-        self.first = min(blocks_of(lists.plan.items[at + 1] as u32), blocks);
+        self.first = blocks_of(lists.plan.items[at + 1] as u32);
         self.end = min(blocks_of(lists.plan.items[at + 2] as u32), blocks);
     }
 
