@@ -5,7 +5,7 @@
 #     tools/mutate.sh KERNEL [OPTIONS OF ptx-mutate...]
 #
 # KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma, lightning_index.sm90, lightning_index.mma, ragged_attention.sm90,
-# vertical_slash_attention.sm90 or sparse_mla.sm90.
+# ragged_attention.mma, vertical_slash_attention.sm90, vertical_slash_attention.mma or sparse_mla.sm90.
 # Launches are recorded while device tests run on the simulated GPU, once: remove the folder for new ones.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
@@ -26,9 +26,14 @@ case "${1:-}" in
         arch=80 multiprocessors=4 kernel=score_mma_kernel tests=ops_mutants_lightning_index why=lightning_index ;;
     ragged_attention.sm90)
         arch=90 multiprocessors=1 kernel=ragged_sm90_kernel tests=ops_mutants_ragged why=ragged_attention/sm90 ;;
+    ragged_attention.mma)
+        arch=80 multiprocessors=1 kernel=ragged_mma_kernel tests=ops_mutants_ragged why=ragged_attention/mma ;;
     vertical_slash_attention.sm90)
         arch=90 multiprocessors=1 kernel=vertical_slash_sm90_kernel tests=vertical_slash_attention::mutants of=(--kernels)
         why=vertical_slash_attention/sm90 ;;
+    vertical_slash_attention.mma)
+        arch=80 multiprocessors=1 kernel=vertical_slash_mma_kernel tests=vertical_slash_attention::mutants of=(--kernels)
+        why=vertical_slash_attention/mma ;;
     sparse_mla.sm90)
         arch=90 multiprocessors=1 kernel=sparse_sm90_kernel tests=ops_mutants_sparse why=sparse_mla/sm90 ;;
     *)

@@ -289,16 +289,38 @@ fn mutants_of_half_tiles() {
     case.check(5e-3);
 }
 
-/// A key far behind the others in its list that outweighs all that came before it, for every query.
+/// A key far behind the others in its list that outweighs all that came before it, for every query. With 128 columns every query sees all
+/// of the list.
 #[rstest]
-#[case([192, 128], [64, 64], false)]
-#[case([128, 128], [64, 48], true)]
-fn mutants_of_sums_that_are_scaled(#[case] widths: [usize; 2], #[case] block_size: [usize; 2], #[case] packed: bool) {
+#[case([192, 128], [64, 64], false, false)]
+#[case([128, 128], [64, 48], true, false)]
+#[case([192, 128], [64, 64], false, true)]
+#[case([128, 128], [64, 48], true, true)]
+fn mutants_of_sums_that_are_scaled(
+    #[case] widths: [usize; 2],
+    #[case] block_size: [usize; 2],
+    #[case] packed: bool,
+    #[case] whole: bool,
+) {
     let mut case = Case::<bf16>::new(&[(64, 130)], [1, 1], widths, packed, !packed);
     (case.block_size, case.softcap) = (block_size, if packed { 20.0 } else { 0.0 });
-    case.lists[0] = [vec![0], (60..130).rev().collect()];
+    case.lists[0] =
+        if whole { [vec![], (0..64).chain((3..67).rev()).collect()] } else { [vec![0], (60..130).rev().collect()] };
     case.q.iter_mut().step_by(widths[0]).for_each(|first| *first = bf16::from_f32(4.0));
     case.k[64 * widths[0]] = bf16::from_f32(60.0);
+    case.check(5e-3);
+}
+
+/// Queries that end anywhere in a tile of 64, with which the memory ends; more places than are looked up at once, and the first key in
+/// any block.
+#[rstest]
+fn mutants_of_ends(#[values(7, 27, 35, 61)] queries: usize, #[values(false, true)] packed: bool) {
+    let widths = if packed { [128, 128] } else { [192, 128] };
+    let mut case = Case::<bf16>::with_spare(&[(queries, 70)], [4, 1], widths, packed, !packed, [0, 0]);
+    case.block_size = [64, if packed { 48 } else { 64 }];
+    case.softcap = if packed { 20.0 } else { 0.0 };
+    case.make_lists();
+    case.lists[0] = [vec![11, 0, 20, 0], vec![]];
     case.check(5e-3);
 }
 

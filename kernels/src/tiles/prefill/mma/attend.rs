@@ -73,7 +73,6 @@ impl Attention {
         // This unit's copies of the keys have arrived; after that, all units', and all warps are done with the values before.
         arrived();
         source.start_values::<R>(memory, &self.tile, block, self.form);
-        commit_copies();
         // All lanes execute `ldmatrix` together, whichever rows there were for them to copy.
         sync_plane();
         let products = self.operands.score::<E, NC>(def, self.form);
@@ -90,7 +89,6 @@ impl Attention {
         block: &R,
     ) {
         source.start_keys::<R>(memory, &self.tile, block, self.form);
-        commit_copies();
     }
 
     /// Adds the values of the block whose products these are.
