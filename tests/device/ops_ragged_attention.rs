@@ -186,6 +186,10 @@ fn ops_ragged_softcaps(
 #[case(&[29], &[0], [1, 1], Some(20))]
 #[case(&[194], &[62], [2, 1], Some(120))]
 #[case(&[130], &[900], [2, 1], Some(600))]
+#[case(&[42], &[0], [1, 1], None)]
+#[case(&[42], &[0], [1, 1], Some(20))]
+#[case(&[228], &[-208], [1, 1], None)]
+#[case(&[228], &[-208], [1, 1], Some(20))]
 fn ops_mutants_ragged(
     #[case] lens: &[usize],
     #[case] more_keys: &[isize],

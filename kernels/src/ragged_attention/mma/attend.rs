@@ -28,7 +28,7 @@ impl Blocks {
         }
         // Blocks that some row of the tile does not see as a whole come first, and with a window last.
         let (whole, hidden) = (self.whole_blocks(), self.hidden_blocks);
-        while block > max(whole, hidden) {
+        while block > whole {
             block -= 1;
             let products = self.products::<E, V, NC>(def, attention, source, memory, block);
             let seen = self.seen(attention.row, block, comptime!(Mask::last(windowed)));

@@ -52,13 +52,13 @@ pub(super) fn tile_of(
 impl Blocks {
     /// Blocks before this one are seen by all rows as a whole.
     pub fn whole_blocks(&self) -> u32 {
-        min(max(self.first_sees, 0i32) as u32, self.keys) / comptime!(KEYS as u32)
+        max(self.first_sees, 0i32) as u32 / comptime!(KEYS as u32)
     }
 
     /// No row is past a key of this block or a later one.
     pub fn first_whole(&self) -> u32 {
         let hidden = hidden_keys(self.first_sees + comptime!(ROWS as i32 - 1), self.most_seen);
-        max(hidden.div_ceil(comptime!(KEYS as u32)), self.hidden_blocks)
+        hidden.div_ceil(comptime!(KEYS as u32))
     }
 }
 
