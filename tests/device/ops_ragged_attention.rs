@@ -190,6 +190,8 @@ fn ops_ragged_softcaps(
 #[case(&[42], &[0], [1, 1], Some(20))]
 #[case(&[228], &[-208], [1, 1], None)]
 #[case(&[228], &[-208], [1, 1], Some(20))]
+#[case(&[3, 122], &[0, -100], [1, 1], None)]
+#[case(&[3, 122], &[0, -100], [1, 1], Some(20))]
 fn ops_mutants_ragged(
     #[case] lens: &[usize],
     #[case] more_keys: &[isize],

@@ -41,15 +41,23 @@ pub(super) struct QueryTile {
     pub sequence: u32,
 }
 
-/// The token where sequence `i` begins, or behind the last one, where the tokens begin that belong to none.
+/// The token where segment `i` begins. Segments are the sequences and, last, the tokens that belong to none.
 #[cube]
-fn boundary(cu_seqlens: &[i32], i: u32, tokens: u32) -> u32 {
-    min(u32::cast_from(max(cu_seqlens[i as usize], 0)), tokens)
+pub(super) fn boundary(cu_seqlens: &[i32], i: u32, tokens: u32, sequences: u32) -> u32 {
+    let mut token = 0u32;
+    if i > sequences {
+        token = tokens;
+    } else if i > 0 {
+        let entry = cu_seqlens[i as usize];
+        if entry > 0 {
+            token = min(u32::cast_from(entry), tokens);
+        }
+    }
+    token
 }
 
-/// The query tile of a slot. Segments are the sequences and, last, the tokens that belong to none. Segment `i` has the slots from
-/// `boundary(i) / tile + i` on: ascending in `i`, so that a binary search finds the segment, and enough, since
-/// `ceil(n / tile) <= floor((b + n) / tile) - floor(b / tile) + 1`.
+/// The query tile of a slot. Segment `i` has the slots from `boundary(i) / tile + i` on: ascending in `i`, so that a
+/// binary search finds the segment, and enough, since `ceil(n / tile) <= floor((b + n) / tile) - floor(b / tile) + 1`.
 #[cube]
 pub(super) fn find_tile(
     cu_seqlens: &[i32],
@@ -62,17 +70,14 @@ pub(super) fn find_tile(
     let mut high = sequences;
     while low < high {
         let middle = high - (high - low) / 2;
-        if boundary(cu_seqlens, middle, tokens) / tile + middle <= slot {
+        if boundary(cu_seqlens, middle, tokens, sequences) / tile + middle <= slot {
             low = middle;
         } else {
             high = middle - 1;
         }
     }
-    let first = boundary(cu_seqlens, low, tokens);
-    let mut end = tokens;
-    if low < sequences {
-        end = boundary(cu_seqlens, low + 1, tokens);
-    }
+    let first = boundary(cu_seqlens, low, tokens, sequences);
+    let end = boundary(cu_seqlens, low + 1, tokens, sequences);
     let index = slot - first / tile - low;
     let mut query = end;
     // Compared before it is multiplied: the slots past the last segment may be many.
@@ -85,11 +90,11 @@ pub(super) fn find_tile(
 /// The keys of a segment: `first .. end`. Tokens of no sequence have none.
 #[cube]
 pub(super) fn keys_of(cu_seqlens_k: &[i32], tile: &QueryTile, keys: u32, sequences: u32) -> (u32, u32) {
-    let first = boundary(cu_seqlens_k, tile.sequence, keys);
+    let first = boundary(cu_seqlens_k, tile.sequence, keys, sequences);
     let mut end = first;
     if tile.sequence < sequences {
         // Not before the first, where the entries do not ascend.
-        end = max(boundary(cu_seqlens_k, tile.sequence + 1, keys), first);
+        end = max(boundary(cu_seqlens_k, tile.sequence + 1, keys, sequences), first);
     }
     (first, end)
 }
