@@ -58,6 +58,16 @@ fn inputs(
     (case, inputs)
 }
 
+#[test]
+fn ops_sparse_planned_without_tokens() {
+    for_each_device(|device| {
+        let (case, inputs) = inputs([0, 2, 9], &[[20, 16, 200]], &[Some(Vec::new())], 576, DType::F32);
+        let args = inputs.args(device);
+        let args = SparseMlaArgs { plan: Some(plan_of(&args)), ..args };
+        assert_eq!(sparse_mla(args, &case.options()).expect("legal").0.dims(), [0, 2, 9, 512]);
+    });
+}
+
 /// Of lists that were longer when it was made, a GPU reads nothing behind what they have now. The CPU refuses such a plan, and a GPU
 /// where it validates.
 #[test]
@@ -90,6 +100,8 @@ fn ops_errors_sparse_plan() {
         let long: Option<Tensor<2, Int>> = lengths(&[1; 4], [2, 2]).map(|lengths| lengths.cast(DType::I64));
         assert_refused(plan(good(), Some(lists(9, long)), 3), Kind::DType, "second.lengths");
         assert_refused(plan(lists(usize::MAX, good().lengths), None, 3), Kind::Value, "first.most");
+        let half = || lists(1 << 30, good().lengths);
+        assert_refused(plan(half(), Some(half()), 3), Kind::Value, "second.most");
 
         let (case, inputs) = inputs([2, 2, 9], &[[20, 16, 70]], &[Some(vec![70, 0, 3, 9])], 576, DType::F32);
         let with = |plan: Result<SparseMlaPlan, MlaError>| SparseMlaArgs {

@@ -91,23 +91,36 @@ pub fn sparse_mla_plan(args: SparseMlaPlanArgs) -> Result<SparseMlaPlan, MlaErro
         lists.check(&check, *names, like.dims())?;
         *tiles = lists.most.div_ceil(KEY_TILE);
     }
-    let [batch, query_len] = like.dims();
+    let ([batch, query_len], keys) = (like.dims(), (tiles[0] + tiles[1]) * KEY_TILE);
+    // A number of the plan counts the entries of both lists.
+    let last = scopes.last().map_or(FIRST[1], |([_, most], _)| most);
+    check.index_range(last, keys)?;
     let tokens = batch.saturating_mul(query_len);
-    let spec = PlanSpec::new(&check, (name, tokens), heads, (tiles[0] + tiles[1]) * KEY_TILE, Splits::Auto)?;
+    let spec = PlanSpec::new(&check, (name, tokens), heads, keys, Splits::Auto)?;
     // The sum of both does not depend on their order: one that has lengths comes first.
     let mut bounds = tiles.map(|tiles| tiles * KEY_TILE);
-    let mut lengths = scopes.into_iter().map(|(_, lists)| lists.lengths.map(|lengths| lengths.reshape([tokens])));
+    let mut lengths = scopes.into_iter().map(|(_, lists)| lists.lengths.map(of_tokens));
     let (first, second) = match (lengths.next().flatten(), lengths.next().flatten()) {
         (Some(first), second) => (first, second),
         (None, second) => {
             bounds.swap(0, 1);
-            (second.unwrap_or_else(|| like.reshape([tokens])), None)
+            (second.unwrap_or_else(|| of_tokens(like)), None)
         }
     };
     let second = second.map_or(SecondLengths::None, |second| SecondLengths::Lengths(second.into_dispatch()));
     // Each query token is a sequence, as in the decode step that other GPUs make of it.
     let made_for = MadeFor { batch: tokens, query_len: 1, heads, page_size: 1 };
     Ok(SparseMlaPlan { plan: plan_of(first, second, PlanSpec { lists: Some(bounds), ..spec }, made_for), tiles })
+}
+
+/// `[B, Sq]` -> `[B * Sq]`.
+fn of_tokens(lengths: Tensor<2, Int>) -> Tensor<1, Int> {
+    let [batch, query_len] = lengths.dims();
+    match batch * query_len {
+        // Burn reshapes no tensor without elements.
+        0 => Tensor::empty([0], (&lengths.device(), lengths.dtype())),
+        tokens => lengths.reshape([tokens]),
+    }
 }
 
 impl ListLengths {
