@@ -63,8 +63,8 @@ pub struct Pages {
     pub causal: bool,
 }
 
-/// What [`mla_plan`](crate::mla_plan) made of the sequences, or of query tokens, whose keys are the entries of their lists in tiles of
-/// [`BLOCK`]. B is the number of those.
+/// What [`mla_plan`](crate::mla_plan) made of the sequences, or of query tokens, whose keys are the entries of their lists in whole
+/// blocks: tiles of 64 keys. B is the number of those.
 pub struct SparsePlan {
     /// i32 `[capacity, 4]`.
     pub items: BufferArg,
@@ -87,9 +87,6 @@ pub struct Partials {
     /// f32 `[capacity, n * H]`, written: the natural logarithm of the sum.
     pub lse: BufferArg,
 }
-
-/// Entries of a block.
-pub const BLOCK: usize = 64;
 
 /// What [`launch`] writes.
 pub enum SparseMlaResults {

@@ -74,7 +74,7 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
         let cubes = ((query_len * head_tiles) as u32, plan.cubes as u32);
         let call = Call { items: 0, head_tiles: head_tiles as u32, splits: 1, cubes };
         if names_all_sizes() && args.pages.is_none() {
-            // More tokens have no plan, and no splits.
+            // Who makes plans for few tokens makes none for many, whose tiles are not split.
             call.launch(client, &args, form(Writes::Whole, pairs(1)))?;
         }
         // How a plan divides the blocks is not known here.

@@ -1,6 +1,6 @@
 //! [`sparse_mla_plan`]: which part of which query token's lists is attended to where.
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 use super::{OP as ATTENTION, SparseMlaArgs, SparseMlaProblem};
 use crate::check::{Check, read_i32};
@@ -48,8 +48,9 @@ pub struct SparseMlaPlan {
 
 /// Divides the lists of all query tokens into work items, as even as [`Splits::Auto`](crate::Splits::Auto) does the keys of sequences.
 ///
-/// Where lists differ in length, and are few, this takes less time than as many splits for each, which is what
-/// [`sparse_mla`](crate::sparse_mla()) does without a plan. At least one scope has lengths: lists that are all as long need no plan.
+/// Where some lists are much longer than the others this takes less time than as many splits for each, which is what
+/// [`sparse_mla`](crate::sparse_mla()) does without a plan; where all are as long it takes up to a tenth more. A call has room for the
+/// results of all items, f32 `[N + cubes, H, Dv]`: plans are for decode steps. At least one scope has lengths: lists that are all as long need no plan.
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Int, Tensor};
@@ -144,7 +145,7 @@ impl ListLengths {
 }
 
 impl SparseMlaPlan {
-    /// It was made for as many query tokens and heads, and lists of as many tiles.
+    /// It was made for as many query tokens and heads, and lists of as many tiles, and there can be room for its results.
     pub(super) fn check(
         &self,
         check: &Check,
@@ -157,7 +158,9 @@ impl SparseMlaPlan {
             format!("lists of up to {} and {} entries", first * KEY_TILE, second * KEY_TILE)
         };
         let actual = format!("a plan for {}", words(self.tiles));
-        check.value("plan", self.tiles == tiles, actual, || format!("one for {}", words(tiles)))
+        check.value("plan", self.tiles == tiles, actual, || format!("one for {}", words(tiles)))?;
+        let results = [self.plan.items.dims()[0], problem.heads, problem.value_width];
+        check.allocation("plan", DType::F32, results)
     }
 
     /// Its items have each tile of the lists once.
