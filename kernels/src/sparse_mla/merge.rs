@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use crate::common::launch::{address_type, dummy, multiprocessors};
+use crate::common::launch::{address_type, dummy};
 use crate::merge_splits::{Merged, Splits, chains};
 use crate::merge_state::merged_lse;
 use crate::tiles::form::VALUE_WIDTH;
@@ -12,9 +12,6 @@ use crate::tiles::output::COLUMNS;
 const UNITS: usize = VALUE_WIDTH / COLUMNS;
 /// Splits that are loaded before the first is used.
 const LOADS: usize = 8;
-
-/// So many of these run at a time.
-const CUBES_PER_MULTIPROCESSOR: usize = 16;
 
 /// Arguments of [`launch`].
 pub(super) struct MergeArgs {
@@ -44,10 +41,9 @@ pub(super) struct MergeArgs {
 /// Writes `out` and `lse`.
 pub(super) fn launch(client: &Client, args: MergeArgs) {
     let planned = args.split_ptr.is_some();
-    let cubes = args.rows.min(CUBES_PER_MULTIPROCESSOR * multiprocessors(client));
     merge_kernel::launch(
         client,
-        CubeCount::Static(cubes as u32, 1, 1),
+        cubecl::calculate_cube_count_elemwise(client, args.rows, CubeDim::new_single()),
         CubeDim::new_1d(UNITS as u32),
         address_type(client, &[&args.outs, &args.out]),
         COLUMNS,
@@ -67,7 +63,7 @@ pub(super) fn launch(client: &Client, args: MergeArgs) {
     );
 }
 
-/// A row for each cube, or several: of a plan, most may have nothing to be merged.
+/// A cube for each row.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn merge_kernel<E: Float, P: Size>(
     outs: &[Vector<f32, P>],
@@ -84,8 +80,8 @@ fn merge_kernel<E: Float, P: Size>(
     #[comptime] planned: bool,
     #[define(E)] _elem: ElemType,
 ) {
-    let mut row = CUBE_POS;
-    while row < rows {
+    let row = CUBE_POS;
+    if row < rows {
         let (token, head, column) = (row / heads, row % heads, UNIT_POS as usize);
         let (mut first, mut count) = (token * splits, splits);
         if comptime!(planned) {
@@ -107,7 +103,6 @@ fn merge_kernel<E: Float, P: Size>(
                 lse[row] = merged_lse;
             }
         }
-        row += CUBE_COUNT;
     }
 }
 
