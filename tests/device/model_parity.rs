@@ -245,7 +245,16 @@ fn prompt_attention_of_v3() -> RaggedAttentionProblem {
 /// Of a decode step with the heads and widths of `v4-realdims`.
 fn sparse_attention_of_v4() -> SparseMlaProblem {
     let (rows, dtype) = (RowFormat::Dense, DType::BF16);
-    SparseMlaProblem { batch: 1, query_len: 1, heads: 8, key_width: 512, value_width: 512, dtype, rows }
+    SparseMlaProblem {
+        batch: 1,
+        query_len: 1,
+        heads: 8,
+        key_width: 512,
+        value_width: 512,
+        dtype,
+        rows,
+        second_rows: Some(rows),
+    }
 }
 
 /// Logits of all tokens: the first `prefill` at once, the others one at a time.

@@ -39,40 +39,66 @@ fn quantised(block: &[f64]) -> Vec<f64> {
     block.iter().map(nearest).collect()
 }
 
+/// Rows with scales of their own, and with scales behind their page.
+fn in_row(rope: usize) -> RowFormat {
+    RowFormat::Fp8 { rope }
+}
+fn behind_page(rope: usize) -> RowFormat {
+    RowFormat::Fp8E8m0 { rope }
+}
+
+/// The rotary channels of a format, and the codes that share a scale.
+fn parts(format: RowFormat) -> [usize; 2] {
+    match format {
+        RowFormat::Dense => unreachable!("no test of dense rows"),
+        RowFormat::Fp8 { rope } => [rope, 128],
+        RowFormat::Fp8E8m0 { rope } => [rope, 64],
+    }
+}
+
 /// The same for a row.
-fn quantised_row(row: &[f64], rope: usize, dtype: DType) -> Vec<f64> {
+fn quantised_row(row: &[f64], format: RowFormat, dtype: DType) -> Vec<f64> {
+    let [rope, scaled] = parts(format);
     let (latent, rope) = row.split_at(row.len() - rope);
-    let latent = latent.chunks(128).flat_map(quantised);
+    let latent = latent.chunks(scaled).flat_map(quantised);
     latent.chain(rope.iter().map(|&value| rounded(value, DType::BF16))).map(|value| rounded(value, dtype)).collect()
 }
 
-fn pool(shape: [usize; 3], rope: usize, dtype: DType, device: &Device) -> Pool {
-    Pool::new(shape, FloatDType::from(dtype), RowFormat::Fp8 { rope }, device).expect("small")
+fn pool(shape: [usize; 3], format: RowFormat, dtype: DType, device: &Device) -> Pool {
+    Pool::new(shape, FloatDType::from(dtype), format, device).expect("small")
 }
 
 /// The rows of a cache, quantised; those that are no numbers too.
-fn in_fp8(dense: &Pool, rope: usize) -> Pool {
+fn in_fp8(dense: &Pool, format: RowFormat) -> Pool {
     let ([pages, page_size, width], device) = (dense.dims(), &dense.device());
     let slots = ints(&(0..(pages * page_size) as i32).collect::<Vec<_>>(), [pages * page_size], device);
     let latent = dense.dense().reshape([pages * page_size, width]);
-    let cache = pool(dense.dims(), rope, dense.dtype(), device);
+    let cache = pool(dense.dims(), format, dense.dtype(), device);
     write_latent(WriteLatentArgs { cache, slots, latent, rope: None }).expect("legal")
 }
 
 /// Blocks of numbers as large as 2^8 and as small as 2^-20, of zeros, and with a part of the last block missing.
 #[rstest]
 fn ops_fp8_rows_hold_the_nearest_numbers(
-    #[values([512, 64], [128, 0], [640, 2], [260, 8], [4, 2])] widths: [usize; 2],
+    #[values([512, 64], [448, 64], [128, 0], [640, 2], [260, 8], [4, 2])] widths: [usize; 2],
+    #[values(in_row, behind_page)] format: fn(usize) -> RowFormat,
     #[values(false, true)] with_rope: bool,
 ) {
     let ([codes, rope], width, slots) = (widths, widths[0] + widths[1], [7, -1, 2, 11, 0, -1, 5]);
-    let split = if with_rope { codes } else { width };
+    let (split, format) = (if with_rope { codes } else { width }, format(rope));
+    let bytes = match format {
+        RowFormat::Fp8E8m0 { .. } => {
+            let (row, scales) = (codes + 2 * rope, codes.div_ceil(64).next_multiple_of(8));
+            3 * (4 * (row + scales)).next_multiple_of(row)
+        }
+        _ => 12 * (codes + 4 * codes.div_ceil(128) + 2 * rope),
+    };
     for_each_dtype(|device, dtype| {
         let mut rng = rng(91);
         let row = |token: usize| -> Vec<f64> {
             let row = random(&mut rng, width, dtype).into_iter().enumerate();
             // 0 where a block is small for f16, too.
-            row.map(|(i, value)| rounded(value * [256.0, 1.0, 1e-3, 1e-6, 0.0][(token + i / 128) % 5], dtype)).collect()
+            row.map(|(i, value)| rounded(value * [256.0, 1.0, 1e-3, 1e-6, 0.0][(token + i / 64) % 5], dtype)).collect()
         };
         let rows: Vec<Vec<f64>> = (0..slots.len()).map(row).collect();
         let part = |from: usize, to: usize| {
@@ -80,22 +106,22 @@ fn ops_fp8_rows_hold_the_nearest_numbers(
             floats(&values, [rows.len(), to - from], dtype, device)
         };
         let args = WriteLatentArgs {
-            cache: pool([3, 4, width], rope, dtype, device),
+            cache: pool([3, 4, width], format, dtype, device),
             slots: ints(&slots, [slots.len()], device),
             latent: part(0, split),
             rope: (split < width).then(|| part(split, width)),
         };
         let cache = write_latent(args).expect("legal");
-        assert_eq!((cache.dims(), cache.dtype(), cache.format()), ([3, 4, width], dtype, RowFormat::Fp8 { rope }));
-        assert_eq!(cache.bytes() as usize, 12 * (codes + 4 * codes.div_ceil(128) + 2 * rope));
+        assert_eq!((cache.dims(), cache.dtype(), cache.format()), ([3, 4, width], dtype, format));
+        assert_eq!(cache.bytes() as usize, bytes);
         let mut expected = vec![0.0; 12 * width];
         for (row, slot) in rows.iter().zip(slots) {
             if let Ok(slot) = usize::try_from(slot) {
-                expected[slot * width..][..width].copy_from_slice(&quantised_row(row, rope, dtype));
+                expected[slot * width..][..width].copy_from_slice(&quantised_row(row, format, dtype));
             }
         }
         let actual: Vec<f64> = values(cache.dense()).into_iter().map(f64::from).collect();
-        assert!(actual == expected, "{widths:?} {dtype:?} on {device:?}");
+        assert!(actual == expected, "{widths:?} {format:?} {dtype:?} on {device:?}");
         let named = values(cache.read(ints(&[11, 2, 11], [3], device)));
         let rows = [11, 2, 11].map(|slot: usize| &expected[slot * width..][..width]).concat();
         assert!(named.into_iter().map(f64::from).eq(rows), "{widths:?} {dtype:?} on {device:?}");
@@ -103,31 +129,32 @@ fn ops_fp8_rows_hold_the_nearest_numbers(
 }
 
 /// Where a channel is no number, none of those with its scale is; infinity becomes large.
-#[test]
-fn ops_fp8_rows_of_no_numbers() {
+#[rstest]
+fn ops_fp8_rows_of_no_numbers(#[values(in_row(4), behind_page(4))] format: RowFormat) {
+    let [_, scaled] = parts(format);
     for_each_device(|device| {
         let mut row = [1.0; 260];
         (row[3], row[259]) = (f64::NAN, f64::NAN);
         let mut infinite = [0.5; 260];
         infinite[0] = f64::NEG_INFINITY;
         let args = WriteLatentArgs {
-            cache: pool([1, 2, 260], 4, DType::F32, device),
+            cache: pool([1, 2, 260], format, DType::F32, device),
             slots: ints(&[0, 1], [2], device),
             latent: floats(&[row, infinite].concat(), [2, 260], DType::F32, device),
             rope: None,
         };
         let read = values(write_latent(args).expect("legal").dense());
-        let is_none = |i: usize| i < 128 || i == 259;
+        let is_none = |i: usize| i < scaled || i == 259;
         assert!((0..260).all(|i| if is_none(i) { read[i].is_nan() } else { read[i] == 1.0 }), "{device:?}: {read:?}");
         assert!(read[260] < -1e30 && read[261..].iter().all(|value| value.abs() < 1.0), "{device:?}: {read:?}");
     });
 }
 
 /// Attention over FP8 rows is that over dense rows of the numbers that they stand for, to the bit where one kernel reads both.
-fn check_decode(case: DecodeCase, rope: usize, device: &Device) {
+fn check_decode(case: DecodeCase, format: RowFormat, device: &Device) {
     let inputs = case.inputs(92);
     let MlaDecodeArgs { q, kv_cache, page_table, seq_lens } = inputs.args(device);
-    let kv_cache = in_fp8(&kv_cache, rope);
+    let kv_cache = in_fp8(&kv_cache, format);
     let rows = kv_cache.format();
     let problem = MlaDecodeProblem {
         batch: case.lens.len(),
@@ -167,6 +194,7 @@ fn ops_fp8_decode(
     #[values(1, 3, 65)] heads: usize,
     #[values(((576, 512), 64), ((512, 512), 64), ((132, 100), 4), ((12, 4), 8))] widths: ((usize, usize), usize),
     #[values(1, 16, 64)] page_size: usize,
+    #[values(in_row, behind_page)] format: fn(usize) -> RowFormat,
 ) {
     let (widths, rope) = widths;
     for_each_dtype(|device, dtype| {
@@ -177,7 +205,7 @@ fn ops_fp8_decode(
         let query_len = 1 + heads % 2;
         let lens = vec![0, 1, 63, 64, 130, 20];
         let case = DecodeCase { lens, heads, query_len, widths, page_size, dtype, ..Default::default() };
-        check_decode(case, rope, device);
+        check_decode(case, format(rope), device);
     });
 }
 
@@ -186,18 +214,21 @@ fn ops_fp8_decode_splits(#[values(Splits::Tokens(64), Splits::Count(3))] splits:
     for_each_dtype(|device, dtype| {
         let (lens, widths) = (vec![300, 0, 65], (576, 512));
         let case = DecodeCase { lens, heads: 16, widths, splits, page_size: 32, dtype, ..Default::default() };
-        check_decode(case, 64, device);
+        check_decode(case, in_row(64), device);
     });
 }
 
 #[rstest]
 fn ops_fp8_sparse(
     #[values(3, 64, 128)] heads: usize,
-    #[values(([576, 512], 64), ([512, 512], 64), ([80, 64], 16))] widths: ([usize; 2], usize),
+    #[values(([576, 512], in_row(64)), ([512, 512], behind_page(64)), ([80, 64], in_row(16)))] rows: (
+        [usize; 2],
+        RowFormat,
+    ),
     #[values(0, 5, 130, 300)] most: usize,
     #[values(false, true)] two: bool,
 ) {
-    let (widths, rope) = widths;
+    let (widths, format) = rows;
     for_each_dtype(|device, dtype| {
         if is_slow(device) && heads > 3 && widths[0] > 80 {
             skip(device, format_args!("{heads} heads of {widths:?}"));
@@ -207,21 +238,51 @@ fn ops_fp8_sparse(
         let sink = two.then(|| (0..heads).map(|head| head as f32 / 9.0 - 2.0).collect());
         let shape = [1, 1 + heads % 2, heads];
         let case = Case { shape, widths, pools, lengths: two, sink, dtype };
-        check_sparse(&case, rope, (Determinism::Fast, false), device);
+        check_sparse(&case, [format; 2], (Determinism::Fast, false), device);
+    });
+}
+
+/// A scope of dense rows and one of FP8 rows, either first, in lists that are split, that are not, and that a plan divides.
+#[rstest]
+fn ops_fp8_sparse_beside_dense_rows(
+    #[values(3, 64, 128)] heads: usize,
+    #[values(([512, 512], behind_page(64)), ([576, 512], in_row(64)))] rows: ([usize; 2], RowFormat),
+    #[values(false, true)] dense_first: bool,
+    #[values((Determinism::Fast, false), (Determinism::BatchInvariant, false), (Determinism::Fast, true))] how: (
+        Determinism,
+        bool,
+    ),
+) {
+    let (widths, format) = rows;
+    for_each_dtype(|device, dtype| {
+        if is_slow(device) && (heads > 3 || !dense_first) && !is_hopper(device) {
+            skip(device, format_args!("{heads} heads of {widths:?}"));
+            return;
+        }
+        let formats = if dense_first { [RowFormat::Dense, format] } else { [format, RowFormat::Dense] };
+        let sink = (0..heads).map(|head| head as f32 / 9.0 - 2.0).collect();
+        let pools = vec![[20, 16, 200], [40, 32, 700]];
+        let case = Case { shape: [2, 1, heads], widths, pools, lengths: true, sink: Some(sink), dtype };
+        check_sparse(&case, formats, how, device);
     });
 }
 
 /// Long lists that nobody splits, of heads that two cubes share out.
 #[rstest]
-fn ops_fp8_sparse_of_many_heads(#[values(65, 128)] heads: usize, #[values(false, true)] two: bool) {
+fn ops_fp8_sparse_of_many_heads(
+    #[values(65, 128)] heads: usize,
+    #[values(false, true)] two: bool,
+    #[values((576, in_row(64)), (512, behind_page(64)))] rows: (usize, RowFormat),
+) {
+    let (width, format) = rows;
     for_each_dtype(|device, dtype| {
         if is_slow(device) && !is_hopper(device) {
             skip(device, format_args!("{heads} heads"));
             return;
         }
         let pools = if two { vec![[40, 16, 450], [5, 32, 130]] } else { vec![[40, 16, 600]] };
-        let case = Case { shape: [1, 2, heads], widths: [576, 512], pools, lengths: true, sink: None, dtype };
-        check_sparse(&case, 64, (Determinism::BatchInvariant, false), device);
+        let case = Case { shape: [1, 2, heads], widths: [width, 512], pools, lengths: true, sink: None, dtype };
+        check_sparse(&case, [format; 2], (Determinism::BatchInvariant, false), device);
     });
 }
 
@@ -236,30 +297,38 @@ fn ops_fp8_sparse_planned(#[values(9, 65, 128)] heads: usize, #[values(false, tr
         let pools = if two { vec![[40, 16, 70], [9, 32, 330]] } else { vec![[40, 16, 450]] };
         let sink = two.then(|| (0..heads).map(|head| head as f32 / 9.0 - 2.0).collect());
         let case = Case { shape: [3, 1, heads], widths: [576, 512], pools, lengths: true, sink, dtype };
-        check_sparse(&case, 64, (Determinism::Fast, true), device);
+        check_sparse(&case, [in_row(64); 2], (Determinism::Fast, true), device);
     });
 }
 
-/// Against the definition over the rows as they are read back.
-fn check_sparse(case: &Case, rope: usize, (determinism, planned): (Determinism, bool), device: &Device) {
+/// Against the definition over the rows as they are read back; of either scope in its format.
+fn check_sparse(case: &Case, formats: [RowFormat; 2], (determinism, planned): (Determinism, bool), device: &Device) {
     let mut inputs = case.inputs();
     let dense = inputs.args(device);
-    let quantise = |scope: SparseScope| SparseScope { rows: in_fp8(&scope.rows, rope), ..scope };
-    let (scope, second) = (quantise(dense.scope.clone()), dense.second.clone().map(quantise));
+    let quantise = |scope: SparseScope, format| match format {
+        RowFormat::Dense => scope,
+        _ => SparseScope { rows: in_fp8(&scope.rows, format), ..scope },
+    };
+    let scope = quantise(dense.scope.clone(), formats[0]);
+    let second = dense.second.clone().map(|second| quantise(second, formats[1]));
     let mut args = SparseMlaArgs { scope, second, ..dense };
     args.plan = planned.then(|| plan_of(&args));
     let read = [Some(&args.scope), args.second.as_ref()].into_iter().flatten();
     for (scope, read) in inputs.scopes.iter_mut().zip(read) {
         scope.rows = values(read.rows.dense()).into_iter().map(f64::from).collect();
     }
-    let what = format!("{case:?}, {determinism:?}, on {device:?}");
+    let what = format!("{case:?}, {formats:?}, {determinism:?}, on {device:?}");
     let options = SparseMlaOptions { determinism, ..case.options() };
     assert_state(&what, sparse_mla(args, &options).expect("legal"), &inputs.expected());
 }
 
 /// As the same launch with a dense cache, whose rows are quantised afterwards; a few tokens and many.
 #[rstest]
-fn ops_fp8_rope_write(#[values(1, 3, 40)] tokens: usize, #[values(false, true)] absorbed: bool) {
+fn ops_fp8_rope_write(
+    #[values(1, 3, 40)] tokens: usize,
+    #[values(false, true)] absorbed: bool,
+    #[values(in_row(16), behind_page(16))] format: RowFormat,
+) {
     for_each_dtype(|device, dtype| {
         let (heads, [latent, rope, still, rank]) = (4, [160, 16, 24, 160]);
         let width = latent + rope;
@@ -296,31 +365,34 @@ fn ops_fp8_rope_write(#[values(1, 3, 40)] tokens: usize, #[values(false, true)] 
         };
         let dense = new_pool([6, 16, width], FloatDType::from(dtype), device).expect("small");
         let (q_dense, latent_dense, dense) = write(dense.into());
-        let (q_fp8, latent_fp8, cache) = write(pool([6, 16, width], rope, dtype, device));
+        let (q_fp8, latent_fp8, cache) = write(pool([6, 16, width], format, dtype, device));
         let what = format!("{tokens} tokens, {dtype:?} on {device:?}");
         assert!(q_dense == q_fp8 && latent_dense == latent_fp8, "{what}");
-        assert!(bits(&cache.dense()) == bits(&in_fp8(&dense, rope).dense()), "{what}");
+        assert!(bits(&cache.dense()) == bits(&in_fp8(&dense, format).dense()), "{what}");
     });
 }
 
 #[test]
 fn ops_fp8_errors() {
     for_each_device(|device| {
-        let refused = |rope, width| {
-            let made = Pool::new([1, 2, width], FloatDType::F32, RowFormat::Fp8 { rope }, device);
-            assert_refused(made, Kind::Value, "format");
+        let refused = |format, shape| {
+            assert_refused(Pool::new(shape, FloatDType::F32, format, device), Kind::Value, "format");
         };
-        [(3, 11), (2, 12), (8, 8), (10, 8)].into_iter().for_each(|(rope, width)| refused(rope, width));
+        for (rope, width) in [(3, 11), (2, 12), (8, 8), (10, 8)] {
+            refused(in_row(rope), [1, 2, width]);
+            refused(behind_page(rope), [1, 2, width]);
+        }
+        refused(behind_page(4), [2, 3, 8]);
         // Rows of f16 for queries of f32, and of another width.
         let mut decode = Decode::new(device);
-        decode.args.kv_cache = pool([4, 4, 8], 4, DType::F32, device);
+        decode.args.kv_cache = pool([4, 4, 8], in_row(4), DType::F32, device);
         assert_refused(decode.call(), Kind::Shape, "kv_cache");
         if *device == Device::flex() {
             let mut decode = Decode::new(device);
-            decode.args.kv_cache = pool([4, 4, 8], 4, DType::F16, device);
+            decode.args.kv_cache = pool([4, 4, 8], in_row(4), DType::F16, device);
             assert_refused(decode.call(), Kind::DType, "kv_cache");
         }
-        let cache = pool([1, 4, 8], 4, DType::F32, device);
+        let cache = pool([1, 4, 8], in_row(4), DType::F32, device);
         let other = cache.clone();
         let args = WriteLatentArgs { cache, slots: ints(&[0], [1], device), latent: zeros([1, 8], device), rope: None };
         let refused = write_latent(args).expect_err("another handle is alive");
@@ -333,11 +405,11 @@ fn ops_fp8_errors() {
             rope: None,
         };
         write_latent(args).expect("the only handle");
-        // Rows of two formats, and parts where there is no kernel for them.
+        // Parts where there is no kernel for them.
         let indices: Tensor<3, Int> = ints(&[0], [1, 1, 1], device);
         let scope = |rows: Pool| SparseScope::new(rows, indices.clone());
-        let fp8 = || pool([1, 4, 8], 4, DType::F32, device);
-        let mut args = SparseMlaArgs::new(zeros([1, 1, 2, 8], device), scope(fp8()));
+        let fp8 = || pool([1, 4, 8], in_row(4), DType::F32, device);
+        let args = SparseMlaArgs::new(zeros([1, 1, 2, 8], device), scope(fp8()));
         let options = mla_ops::SparseMlaOptions::new(4, 1.0);
         let problem = SparseMlaProblem {
             batch: 1,
@@ -347,12 +419,11 @@ fn ops_fp8_errors() {
             value_width: 4,
             dtype: DType::F32,
             rows: RowFormat::Fp8 { rope: 4 },
+            second_rows: None,
         };
         match explain_path(&problem, device).path {
-            mla_ops::Path::Reference => drop(sparse_mla_parts(args.clone(), &options).expect("legal")),
-            _ => assert_refused(sparse_mla_parts(args.clone(), &options), Kind::Value, "scope.rows"),
+            mla_ops::Path::Reference => drop(sparse_mla_parts(args, &options).expect("legal")),
+            _ => assert_refused(sparse_mla_parts(args, &options), Kind::Value, "scope.rows"),
         }
-        args.second = Some(scope(zeros::<3>([1, 4, 8], device).into()));
-        assert_refused(sparse_mla(args, &options), Kind::Value, "second.rows");
     });
 }

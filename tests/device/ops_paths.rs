@@ -38,6 +38,7 @@ fn sparse(dtype: DType) -> SparseMlaProblem {
         value_width: 512,
         dtype,
         rows: RowFormat::Dense,
+        second_rows: None,
     }
 }
 

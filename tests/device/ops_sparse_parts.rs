@@ -14,7 +14,16 @@ use crate::refusals::{Kind, assert_refused, assert_values_refused, zeros};
 /// What the weights of the rows are rounded to: tensor cores multiply numbers of the query's type.
 fn weights_dtype(case: &Case, device: &Device) -> DType {
     let ([batch, query_len, heads], [key_width, value_width], dtype) = (case.shape, case.widths, case.dtype);
-    let problem = SparseMlaProblem { batch, query_len, heads, key_width, value_width, dtype, rows: RowFormat::Dense };
+    let problem = SparseMlaProblem {
+        batch,
+        query_len,
+        heads,
+        key_width,
+        value_width,
+        dtype,
+        rows: RowFormat::Dense,
+        second_rows: None,
+    };
     if explain_path(&problem, device).path == Path::Sm90 { dtype } else { DType::F32 }
 }
 

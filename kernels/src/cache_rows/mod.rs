@@ -1,8 +1,10 @@
 //! Rows of a paged cache in the formats that they are stored in, and how kernels read and write them. A format is a variant of
 //! [`RowFormat`], of [`CacheArg`] and of `CacheRows`; which kernels take it, the tables of the operations say.
 //!
-//! An FP8 row of 512 + 64 channels is that of FlashMLA (its README, "FP8 KV cache"): 512 bytes of E4M3 codes, an f32 scale for every
-//! 128 of them, and 64 rotary channels in bf16: 656 bytes. Scales are powers of two, so that in bf16 what a code stands for is exact.
+//! FP8 rows are those of FlashMLA: E4M3 codes, scales, and rotary channels in bf16. Of DeepSeek-V3 (its README, "FP8 KV cache") 512
+//! codes, an f32 scale for every 128 of them, and 64 rotary channels: 656 bytes. Of DeepSeek-V4 (its `tests/quant.py`) 448 codes and
+//! 64 rotary channels, 576 bytes; behind the rows of a page lie their scales, a byte (E8M0) for every 64 codes and one that stands for
+//! nothing. Scales are powers of two, so that in bf16 what a code stands for is exact.
 
 mod encode;
 mod read;
@@ -16,15 +18,13 @@ pub use self::write::{WriteFp8Args, launch_write_fp8};
 use crate::common::launch::or_dummy;
 use crate::linear::packed::{decode_e4m3, decodes_pairs, e4m3};
 
-/// Codes that share a scale.
-pub const SCALED: usize = 128;
-
 /// How rows are stored: what the choice of a kernel depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum RowFormat {
     /// A number for each channel.
+    #[default]
     Dense,
-    /// FP8 E4M3 with a scale for every 128 channels, and rotary channels in bf16.
+    /// FP8 E4M3 with scales, and rotary channels in bf16.
     Fp8(Fp8Layout),
 }
 
@@ -35,6 +35,21 @@ pub struct Fp8Layout {
     pub codes: usize,
     /// Channels behind them that are bf16, a multiple of 2.
     pub rope: usize,
+    /// The scales of the codes.
+    pub scales: Fp8Scales,
+}
+
+/// What the scales of FP8 rows are, and where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fp8Scales {
+    /// An f32 for every 128 codes, between those and the rotary channels of the row.
+    F32InRow,
+    /// A byte, E8M0, for every 64 codes. They lie behind the rows of each page, those of a row in a multiple of 8 bytes; a page is as
+    /// long as a whole number of rows.
+    E8m0BehindPage {
+        /// Rows of a page, a power of two.
+        page_rows: usize,
+    },
 }
 
 impl Fp8Layout {
@@ -43,19 +58,71 @@ impl Fp8Layout {
         self.codes + self.rope
     }
 
-    /// Words of 4 bytes.
-    pub fn words(self) -> usize {
+    /// Codes that share a scale.
+    pub fn scaled(self) -> usize {
+        match self.scales {
+            Fp8Scales::F32InRow => 128,
+            Fp8Scales::E8m0BehindPage { .. } => 64,
+        }
+    }
+
+    /// Rows that lie together with their scales.
+    pub fn page_rows(self) -> usize {
+        match self.scales {
+            Fp8Scales::F32InRow => 1,
+            Fp8Scales::E8m0BehindPage { page_rows } => page_rows,
+        }
+    }
+
+    /// Words of 4 bytes of a page of [`Self::page_rows`].
+    pub fn page_words(self) -> usize {
+        match self.scales {
+            Fp8Scales::F32InRow => self.row_words(),
+            Fp8Scales::E8m0BehindPage { page_rows } => {
+                (page_rows * (self.row_words() + self.scale_words())).next_multiple_of(self.row_words())
+            }
+        }
+    }
+
+    /// Words from a row of a page to the next.
+    pub(crate) fn row_words(self) -> usize {
         self.rope_at() + self.rope / 2
     }
 
-    /// The first word of the scales.
-    fn scales_at(self) -> usize {
-        self.codes / 4
+    /// Words from the scales of a row to those of the next, where they lie behind the page.
+    pub(crate) fn scale_words(self) -> usize {
+        self.codes.div_ceil(self.scaled()).next_multiple_of(8) / 4
     }
 
     /// The first word of the rotary channels.
     fn rope_at(self) -> usize {
-        self.scales_at() + self.codes.div_ceil(SCALED)
+        match self.scales {
+            Fp8Scales::F32InRow => self.codes / 4 + self.codes.div_ceil(self.scaled()),
+            Fp8Scales::E8m0BehindPage { .. } => self.codes / 4,
+        }
+    }
+
+    fn in_row(self) -> bool {
+        self.scales == Fp8Scales::F32InRow
+    }
+}
+
+/// The first word of a row.
+#[cube]
+pub(crate) fn row_at(slot: usize, #[comptime] layout: Fp8Layout) -> usize {
+    let page_rows = comptime!(layout.page_rows());
+    slot / page_rows * comptime!(layout.page_words()) + slot % page_rows * comptime!(layout.row_words())
+}
+
+/// The word of a row's scale number `scale`: all of it, or a byte.
+#[cube]
+pub(crate) fn scale_at(slot: usize, scale: usize, #[comptime] layout: Fp8Layout) -> usize {
+    if comptime!(layout.in_row()) {
+        row_at(slot, layout) + comptime!(layout.codes / 4) + scale
+    } else {
+        let page_rows = comptime!(layout.page_rows());
+        let in_page = comptime!(page_rows * layout.row_words()) + slot % page_rows * comptime!(layout.scale_words());
+        slot / page_rows * comptime!(layout.page_words()) + in_page + scale / 4
     }
 }
 
@@ -63,7 +130,7 @@ impl Fp8Layout {
 pub enum CacheArg {
     /// E `[rows, D]`.
     Dense(BufferArg),
-    /// u32 `[rows, words]`.
+    /// u32 `[pages, words]`, pages of [`Fp8Layout::page_rows`].
     Fp8(BufferArg, Fp8Layout),
 }
 
@@ -115,11 +182,19 @@ impl CacheArg {
 }
 
 impl RowFormat {
+    /// Whether rows of so many channels can be stored so.
+    pub(crate) fn fits(self, width: usize) -> bool {
+        match self {
+            Self::Dense => true,
+            Self::Fp8(layout) => layout.width() == width,
+        }
+    }
+
     /// The widths that vectors must divide, so that each is of one part of a row and has one scale.
     pub(crate) fn parts(self, width: usize) -> [usize; 3] {
         match self {
             Self::Dense => [width; 3],
-            Self::Fp8(layout) => [layout.codes, layout.rope, SCALED],
+            Self::Fp8(layout) => [layout.codes, layout.rope, layout.scaled()],
         }
     }
 }
@@ -178,11 +253,11 @@ impl Fp8Rows {
     fn load<E: Float, V: Size>(&self, slot: usize, vector: usize) -> Vector<E, V> {
         let lanes = V::value().comptime();
         let layout = comptime!(self.layout);
-        let row = slot * comptime!(layout.words());
+        let row = row_at(slot, layout);
         let channel = vector * lanes;
         let mut values = Vector::<E, V>::new(E::from_int(0));
         if channel < comptime!(layout.codes) {
-            let scale = f32::reinterpret(self.words[row + comptime!(layout.scales_at()) + channel / SCALED]);
+            let scale = self.scale(slot, channel / comptime!(layout.scaled()));
             let word = row + channel / 4;
             if comptime!(lanes >= 4) {
                 #[unroll]
@@ -217,13 +292,33 @@ impl Fp8Rows {
     }
 }
 
+#[cube]
+impl Fp8Rows {
+    /// Scale number `scale` of a row.
+    fn scale(&self, slot: usize, scale: usize) -> f32 {
+        let layout = comptime!(self.layout);
+        let word = self.words[scale_at(slot, scale, layout)];
+        if comptime!(layout.in_row()) {
+            f32::reinterpret(word)
+        } else {
+            e8m0((word >> (u32::cast_from(scale % 4) * 8)) & 0xff)
+        }
+    }
+}
+
+/// The number of an E8M0 code, of which 255 is none.
+#[cube]
+fn e8m0(code: u32) -> f32 {
+    f32::reinterpret(select(code == 255, f32::NAN.to_bits().runtime(), code << 23))
+}
+
 /// The bf16 in the upper half of a word.
 #[cube]
 fn bf16_in(word: u32) -> f32 {
     f32::reinterpret(word & 0xffff_0000)
 }
 
-/// V3's rows, with nothing to launch.
+/// FP8 rows, with nothing to launch.
 #[cfg(feature = "offline")]
 pub(crate) fn offline_rows<E: Float, V: Size>(format: RowFormat, sizes: [usize; 2]) -> CacheRowsArgs<E, V> {
     let rows = match format {
@@ -233,11 +328,15 @@ pub(crate) fn offline_rows<E: Float, V: Size>(format: RowFormat, sizes: [usize; 
     rows.bind(true, |buffer| buffer, sizes)
 }
 
-/// That of V3.
+/// Those of V3 and V4.
 #[cfg(feature = "offline")]
-pub(crate) const OFFLINE_FP8: RowFormat = RowFormat::Fp8(Fp8Layout { codes: 512, rope: 64 });
+pub(crate) const OFFLINE_FP8: RowFormat =
+    RowFormat::Fp8(Fp8Layout { codes: 512, rope: 64, scales: Fp8Scales::F32InRow });
+#[cfg(feature = "offline")]
+pub(crate) const OFFLINE_FP8_V4: RowFormat =
+    RowFormat::Fp8(Fp8Layout { codes: 448, rope: 64, scales: Fp8Scales::E8m0BehindPage { page_rows: 64 } });
 
-/// V3's rows, read and written.
+/// Rows read and written.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     read::offline().into_iter().chain(write::offline()).collect()

@@ -76,16 +76,18 @@ fn read_rows_kernel<E: Float, V: Size>(
 
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
-    use super::{OFFLINE_FP8, offline_rows};
+    use super::{OFFLINE_FP8, OFFLINE_FP8_V4, offline_rows};
     use crate::offline::{Entry, FLOATS, form};
-    let forms = FLOATS.map(|kind| {
+    let entry = |name, kind: cubecl::ir::FloatKind, format, width| {
         let (cube, bits, vector) = (CubeDim::new_1d(UNITS), AddressType::U32, 16 / ElemType::Float(kind).size());
         let form = form!(
             read_rows_kernel,
             cube,
-            [bits, vector, offline_rows(OFFLINE_FP8, [576, vector]), _, _, 1, 1, 1, ElemType::Float(kind)]
+            [bits, vector, offline_rows(format, [width, vector]), _, _, 1, 1, 1, ElemType::Float(kind)]
         );
-        Entry::of(kind, "read_rows.fp8", form)
-    });
-    forms.into()
+        Entry::of(kind, name, form)
+    };
+    let v3 = FLOATS.map(|kind| entry("read_rows.fp8", kind, OFFLINE_FP8, 576));
+    let v4 = FLOATS.map(|kind| entry("read_rows.fp8_e8m0", kind, OFFLINE_FP8_V4, 512));
+    v3.into_iter().chain(v4).collect()
 }

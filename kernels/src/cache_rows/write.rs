@@ -3,19 +3,21 @@
 use cubecl::prelude::*;
 
 use super::encode::{encode, scale_exponent};
-use super::{Fp8Layout, SCALED};
+use super::{Fp8Layout, row_at, scale_at};
 use crate::common::launch::{address_type, dummy, is_row, or_dummy};
 
 /// Units of a cube, which has a token: a unit quantises four channels at a time.
 const UNITS: usize = 128;
 /// The scale of channels of which one is no number: none of them is one.
 const NO_NUMBER: u32 = f32::NAN.to_bits();
-/// Units whose codes share a scale.
-const SHARING: usize = SCALED / 4;
+/// The same as E8M0.
+const NO_E8M0: u32 = 255;
+/// The bits of infinity.
+const INFINITE: u32 = f32::INFINITY.to_bits();
 
 /// Arguments of [`launch_write_fp8`]; E is `elem`.
 pub struct WriteFp8Args {
-    /// u32 `[slot_count, words]`, written in place.
+    /// u32 `[pages, words]`, written in place.
     pub cache: BufferArg,
     /// The parts of its rows.
     pub layout: Fp8Layout,
@@ -37,7 +39,7 @@ pub struct WriteFp8Args {
 
 /// Quantises rows and writes them. A slot past the end of the cache is skipped like -1. With no tokens nothing is launched.
 ///
-/// For every 128 channels the scale is the smallest power of two by which no code overflows. Where one of them is no
+/// For all channels that share it the scale is the smallest power of two by which no code overflows. Where one of them is no
 /// number, none is: the scale is a NaN, and codes need not know of it.
 pub fn launch_write_fp8(client: &Client, args: WriteFp8Args) {
     let WriteFp8Args { tokens, first_width, slot_count, layout, elem, .. } = args;
@@ -81,7 +83,9 @@ fn write_fp8_kernel<E: Float>(
     if token < tokens {
         let slot = slots[token];
         let is_written = is_row(slot, slot_count);
-        let row = usize::cast_from(max(slot, 0i32)) * comptime!(layout.words());
+        let slot = usize::cast_from(max(slot, 0i32));
+        let row = row_at(slot, layout);
+        let sharing = comptime!(layout.scaled() / 4);
         let rest_width = comptime!(layout.width()) - first_width;
         let code_words = comptime!(layout.codes / 4);
         #[unroll]
@@ -103,8 +107,8 @@ fn write_fp8_kernel<E: Float>(
             largest[unit] = own;
             sync_cube();
             let mut most = 0u32;
-            for i in 0..SHARING {
-                most = max(most, largest[unit / SHARING * SHARING + i]);
+            for i in 0..sharing {
+                most = max(most, largest[unit / sharing * sharing + i]);
             }
             // All have read before the next turn writes.
             sync_cube();
@@ -117,12 +121,9 @@ fn write_fp8_kernel<E: Float>(
                     codes |= encode(values[i] * inverse) << comptime!(8 * i as u32);
                 }
                 cache[row + word] = codes;
-                let place = unit % SHARING;
-                if place == 0 {
-                    cache[row + comptime!(layout.scales_at()) + word / SHARING] =
-                        select(most > 0x7f80_0000, NO_NUMBER, exponent << 23);
-                }
             }
+            let first_scale = comptime!(turn * UNITS * 4 / layout.scaled());
+            write_scales(cache, &mut largest, slot, is_written, most, first_scale, layout);
         }
         let mut pair = unit;
         while is_written && pair < comptime!(layout.rope / 2) {
@@ -132,6 +133,48 @@ fn write_fp8_kernel<E: Float>(
             cache[row + comptime!(layout.rope_at()) + pair] = low | (high << 16);
             pair += UNITS;
         }
+    }
+}
+
+/// Writes the scales of a row from number `first` on, as many as the units of the cube have channels of; `most` is the largest magnitude
+/// among those that share one. A whole cube.
+#[cube]
+fn write_scales(
+    cache: &mut [u32],
+    exchanged: &mut Shared<[u32]>,
+    slot: usize,
+    is_written: bool,
+    most: u32,
+    #[comptime] first: usize,
+    #[comptime] layout: Fp8Layout,
+) {
+    let unit = UNIT_POS as usize;
+    let sharing = comptime!(layout.scaled() / 4);
+    let count = comptime!((layout.codes.div_ceil(layout.scaled()) - first).min(UNITS / sharing));
+    let is_scale = unit.is_multiple_of(sharing) && unit / sharing < count;
+    let exponent = scale_exponent(most);
+    if comptime!(layout.in_row()) {
+        if is_written && is_scale {
+            cache[scale_at(slot, first + unit / sharing, layout)] = select(most > INFINITE, NO_NUMBER, exponent << 23);
+        }
+    } else {
+        // Four of them are a word.
+        if is_scale {
+            exchanged[unit / sharing] = select(most > INFINITE, NO_E8M0, exponent);
+        }
+        sync_cube();
+        if is_written && unit < comptime!(count.div_ceil(4)) {
+            let mut four = 0u32;
+            #[unroll]
+            for i in 0..4usize {
+                if 4 * unit + i < count {
+                    four |= exchanged[4 * unit + i] << comptime!(8 * i as u32);
+                }
+            }
+            cache[scale_at(slot, first + 4 * unit, layout)] = four;
+        }
+        // All have read before others are written.
+        sync_cube();
     }
 }
 
@@ -165,12 +208,15 @@ fn bf16_bits(value: f32) -> u32 {
 
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use super::{OFFLINE_FP8, OFFLINE_FP8_V4, RowFormat};
     use crate::offline::{Entry, FLOATS, form};
-    let forms = FLOATS.map(|kind| {
-        let (cube, bits, layout) =
-            (CubeDim::new_1d(UNITS as u32), AddressType::U32, Fp8Layout { codes: 512, rope: 64 });
+    let entry = |name, kind, format| {
+        let RowFormat::Fp8(layout) = format else { unreachable!("both are FP8") };
+        let (cube, bits) = (CubeDim::new_1d(UNITS as u32), AddressType::U32);
         let form = form!(write_fp8_kernel, cube, [bits, _, _, _, _, 1, 1, 1, layout, ElemType::Float(kind)]);
-        Entry::of(kind, "write_fp8", form)
-    });
-    forms.into()
+        Entry::of(kind, name, form)
+    };
+    let v3 = FLOATS.map(|kind| entry("write_fp8", kind, OFFLINE_FP8));
+    let v4 = FLOATS.map(|kind| entry("write_fp8_e8m0", kind, OFFLINE_FP8_V4));
+    v3.into_iter().chain(v4).collect()
 }

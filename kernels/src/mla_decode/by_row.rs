@@ -7,7 +7,7 @@ impl DecodeSizes {
     /// As sparse attention.
     pub(super) fn by_row(&self) -> SparseMlaSizes {
         let &Self { batch, query_len, heads, key_width, value_width, elem, rows, .. } = self;
-        SparseMlaSizes { tokens: batch * query_len, heads, key_width, value_width, elem, rows }
+        SparseMlaSizes { tokens: batch * query_len, heads, key_width, value_width, elem, rows, second_rows: None }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::common::select::Available;
 
 /// Rows, and which of them each query token sees.
 pub struct ScopeArgs {
-    /// `[rows, D]`: keys, of which the first channels are the value; both scopes' in one format.
+    /// `[rows, D]`: keys, of which the first channels are the value.
     pub rows: CacheArg,
     /// i32 `[N, K]`: rows, or negative for none.
     pub slots: BufferArg,
@@ -125,6 +125,8 @@ pub struct SparseMlaSizes {
     pub elem: ElemType,
     /// How the rows are stored.
     pub rows: RowFormat,
+    /// How those of the second scope are stored, if there is one.
+    pub second_rows: Option<RowFormat>,
 }
 
 /// Why nothing is launched.

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::SparseMlaSizes;
 #[cfg(feature = "cuda")]
-use super::sm90;
+use super::sm90::Stored;
 #[cfg(feature = "cuda")]
 use crate::cache_rows::RowFormat;
 use crate::common::select::Table;
@@ -23,7 +23,8 @@ pub(super) const TABLE: Table<SparseMlaSizes, Form> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
         path: Path::Sm90,
-        needs: "wgmma of a Hopper; f16 or bf16, rows of 512 or 576 channels, values of 512; bf16 for FP8 rows, of 512 + 64 channels",
+        needs: "wgmma of a Hopper; f16 or bf16, rows of 512 or 576 channels, values of 512; bf16 for FP8 rows, of 512 + 64 channels or, \
+                with scales behind the page, of 448 + 64",
         form: sm90_form,
         #[cfg(feature = "offline")]
         offline: super::sm90::offline,
@@ -41,10 +42,8 @@ fn sm90_form(client: &Client, sizes: &SparseMlaSizes) -> Option<Form> {
     let hopper = client.properties().identity.fingerprint == "ptx_sm90";
     let widths = sizes.value_width == VALUE_WIDTH && matches!(sizes.key_width, 512 | 576);
     let form = Form { tiles: sizes.key_width / TILE_WIDTH, box_keys: 1, bf16, causal: false };
-    let rows = match sizes.rows {
-        RowFormat::Dense => true,
-        RowFormat::Fp8(layout) => layout == sm90::LAYOUT && bf16,
-    };
+    let rows = |rows: RowFormat| Stored::of(rows, bf16).is_some() && rows.fits(sizes.key_width);
+    let rows = rows(sizes.rows) && sizes.second_rows.is_none_or(rows);
     (hopper && widths && rows).then_some(form)
 }
 

@@ -62,10 +62,9 @@ impl PoolConfig {
         Self { width, tokens_per_row: 1, format: RowFormat::Dense }
     }
 
-    /// Bytes of a row in a cache of this dtype; 0 where the format knows no such rows.
+    /// Bytes of a row in a cache of this dtype, with its scales; 0 where the format knows no such rows.
     pub fn row_bytes(&self, dtype: FloatDType) -> usize {
-        let stored = self.format.stored(OP, self.width, dtype.into());
-        stored.map_or(0, |(dtype, len)| len * dtype.size())
+        self.format.row_bytes(self.width, dtype.into())
     }
 }
 
@@ -176,15 +175,17 @@ impl CacheConfig {
 
     /// What a pool is stored as, and the shape of that.
     fn stored(&self, pool: &PoolConfig) -> Result<(DType, [usize; 3]), MlaError> {
-        let [pages, page_size, width] = self.pool_shape(pool);
-        let (dtype, len) = pool.format.stored(OP, width, self.dtype.into())?;
-        Ok((dtype, [pages, page_size, len]))
+        pool.format.stored(OP, self.pool_shape(pool), self.dtype.into())
     }
 
     /// Of all pools together.
     pub(super) fn bytes_per_page(&self) -> usize {
-        let bytes = |pool: &PoolConfig| self.page_size / pool.tokens_per_row * pool.row_bytes(self.dtype);
-        self.pools.iter().map(bytes).sum()
+        let bytes = |pool: &PoolConfig| {
+            let [_, page_size, width] = self.pool_shape(pool);
+            let stored = pool.format.stored(OP, [1, page_size, width], self.dtype.into());
+            stored.map_or(0, |(dtype, shape)| bytes_of(dtype, shape))
+        };
+        self.pools.iter().map(bytes).sum::<u128>().try_into().unwrap_or(usize::MAX)
     }
 }
 

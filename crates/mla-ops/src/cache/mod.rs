@@ -20,6 +20,6 @@ pub use config::{CacheConfig, PoolConfig, new_pool};
 pub use error::CacheError;
 pub use page_allocator::PageAllocator;
 pub use paged_cache::{PagedCache, RequestId};
-pub(crate) use pool::{BackendPool, Fp8Rows};
+pub(crate) use pool::{BackendPool, Fp8Rows, Fp8Scales};
 pub use pool::{Pool, RowFormat};
 pub use request_to_token::RequestToToken;

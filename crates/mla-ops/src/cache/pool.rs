@@ -1,12 +1,14 @@
 //! [`Pool`]: the rows of a paged cache, in the format that they are stored in.
 
 mod backend;
+mod fp8;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, s};
 
 pub(crate) use self::backend::BackendPool;
 use self::backend::ReadFp8Backend;
+pub(crate) use self::fp8::{Fp8Rows, Fp8Scales};
 use super::config::zeros;
 use crate::MlaError;
 use crate::check::Check;
@@ -48,6 +50,13 @@ pub enum RowFormat {
         /// The channels in bf16, an even number; the others are a multiple of 4.
         rope: usize,
     },
+    /// The same with a byte (E8M0) for every 64 codes as their scale, and the scales of a page's rows behind the rows of the page: those of
+    /// FlashMLA for DeepSeek-V4 (its `tests/quant.py`). A row of 448 + 64 channels is 448 bytes of codes and 128 of rotary channels; its
+    /// seven scales and a byte that stands for nothing make it 584. A page is as long as a whole number of rows without scales, 576 bytes.
+    Fp8E8m0 {
+        /// The channels in bf16, an even number; the others are a multiple of 4.
+        rope: usize,
+    },
 }
 
 /// The rows, as they are stored.
@@ -55,78 +64,75 @@ pub enum RowFormat {
 enum Rows {
     /// `[P, S, D]`.
     Dense(Tensor<3>),
-    /// i32 `[P, S, words]`.
+    /// i32, of the shape [`Fp8Rows::stored`].
     Fp8(Tensor<3, Int>, Fp8Rows),
 }
 
-/// What the words of FP8 rows stand for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fp8Rows {
-    /// Channels that are codes.
-    pub(crate) codes: usize,
-    /// Channels behind them in bf16.
-    pub(crate) rope: usize,
-    /// Of the numbers that they are read as.
-    pub(crate) dtype: DType,
-}
-
-impl Fp8Rows {
-    /// Codes that share a scale.
-    pub(crate) const SCALED: usize = 128;
-
-    /// Channels.
-    pub(crate) fn width(self) -> usize {
-        self.codes + self.rope
-    }
-
-    /// Scales.
-    pub(crate) fn scales(self) -> usize {
-        self.codes.div_ceil(Self::SCALED)
-    }
-
-    /// Words of four bytes.
-    pub(crate) fn words(self) -> usize {
-        self.codes / 4 + self.scales() + self.rope / 2
-    }
-
-    /// As kernels take it.
-    #[cfg(feature = "_gpu")]
-    pub(crate) fn layout(self) -> mla_kernels::cache_rows::Fp8Layout {
-        mla_kernels::cache_rows::Fp8Layout { codes: self.codes, rope: self.rope }
-    }
-}
-
 impl RowFormat {
-    /// What rows of so many channels are stored as, and how many of these a row has.
+    /// What a pool of this shape `[P, S, D]` and dtype is stored as.
     ///
     /// # Errors
     /// [`MlaError::Value`] for rows that the format does not know.
-    pub(crate) fn stored(self, op: &'static str, width: usize, dtype: DType) -> Result<(DType, usize), MlaError> {
-        Ok(match self.fp8(op, width, dtype)? {
-            None => (dtype, width),
-            Some(rows) => (DType::I32, rows.words()),
+    pub(crate) fn stored(
+        self,
+        op: &'static str,
+        shape: [usize; 3],
+        dtype: DType,
+    ) -> Result<(DType, [usize; 3]), MlaError> {
+        Ok(match self.fp8(op, shape, dtype)? {
+            None => (dtype, shape),
+            Some(rows) => (DType::I32, rows.stored(shape)),
         })
     }
 
-    fn fp8(self, op: &'static str, width: usize, dtype: DType) -> Result<Option<Fp8Rows>, MlaError> {
-        let Self::Fp8 { rope } = self else { return Ok(None) };
+    fn fp8(
+        self,
+        op: &'static str,
+        [_, page_size, width]: [usize; 3],
+        dtype: DType,
+    ) -> Result<Option<Fp8Rows>, MlaError> {
+        let Some((rope, scales)) = self.parts(page_size) else { return Ok(None) };
         let holds = rope < width && rope.is_multiple_of(2) && width.saturating_sub(rope).is_multiple_of(4);
-        let wrong = || MlaError::Value {
-            op,
-            argument: "format",
-            actual: format!("FP8 rows of {width} channels, {rope} of them rotary"),
-            expected: "an even number of rotary channels, and a multiple of 4 others".into(),
-        };
-        holds.then(|| Some(Fp8Rows { codes: width - rope, rope, dtype })).ok_or_else(wrong)
+        let wrong =
+            |actual, expected: &str| Err(MlaError::Value { op, argument: "format", actual, expected: expected.into() });
+        if !holds {
+            let actual = format!("FP8 rows of {width} channels, {rope} of them rotary");
+            return wrong(actual, "an even number of rotary channels, and a multiple of 4 others");
+        }
+        if scales != Fp8Scales::F32InRow && page_size > 0 && !page_size.is_power_of_two() {
+            return wrong(format!("scales behind pages of {page_size} rows"), "pages of a power of two");
+        }
+        Ok(Some(Fp8Rows { codes: width - rope, rope, scales, dtype }))
     }
 
-    /// As kernels take it, of rows of so many channels.
-    #[cfg(feature = "_gpu")]
-    pub(crate) fn kernel(self, width: usize) -> mla_kernels::cache_rows::RowFormat {
-        use mla_kernels::cache_rows::{Fp8Layout, RowFormat};
+    /// Bytes of a row of so many channels with its scales; 0 where the format knows no such rows.
+    pub(super) fn row_bytes(self, width: usize, dtype: DType) -> usize {
+        match self.fp8("RowFormat", [1, 1, width], dtype) {
+            Ok(None) => width.saturating_mul(dtype.size()),
+            Ok(Some(rows)) => 4 * (rows.row_words() + rows.scale_words()),
+            Err(_) => 0,
+        }
+    }
+
+    /// The rotary channels of FP8 rows, and their scales.
+    fn parts(self, page_size: usize) -> Option<(usize, Fp8Scales)> {
         match self {
-            Self::Dense => RowFormat::Dense,
-            Self::Fp8 { rope } => RowFormat::Fp8(Fp8Layout { codes: width.saturating_sub(rope), rope }),
+            Self::Dense => None,
+            Self::Fp8 { rope } => Some((rope, Fp8Scales::F32InRow)),
+            Self::Fp8E8m0 { rope } => Some((rope, Fp8Scales::E8m0BehindPage { page_rows: page_size, page_size })),
+        }
+    }
+
+    /// As kernels take it, of rows of so many channels in pages of so many rows.
+    #[cfg(feature = "_gpu")]
+    pub(crate) fn kernel(self, page_size: usize, width: usize) -> mla_kernels::cache_rows::RowFormat {
+        use mla_kernels::cache_rows::RowFormat;
+        match self.parts(page_size) {
+            None => RowFormat::Dense,
+            Some((rope, scales)) => {
+                let rows = Fp8Rows { codes: width.saturating_sub(rope), rope, scales, dtype: DType::F32 };
+                RowFormat::Fp8(rows.layout())
+            }
         }
     }
 }
@@ -147,8 +153,8 @@ impl Pool {
         const OP: &str = "Pool::new";
         let (check, dtype) = (Check::on(OP, device)?, DType::from(dtype));
         check.float_type("dtype", dtype)?;
-        let (stored, len) = format.stored(OP, shape[2], dtype)?;
-        check.allocation("shape", stored, [shape[0], shape[1], len])?;
+        let (stored, stored_shape) = format.stored(OP, shape, dtype)?;
+        check.allocation("shape", stored, stored_shape)?;
         let pool = Self::zeros(OP, shape, dtype, format, device)?;
         pool.check_written("shape")?;
         Ok(pool)
@@ -162,16 +168,14 @@ impl Pool {
         format: RowFormat,
         device: &Device,
     ) -> Result<Self, MlaError> {
-        let [pages, page_size, width] = shape;
-        Ok(Self(match format.fp8(op, width, dtype)? {
+        Ok(Self(match format.fp8(op, shape, dtype)? {
             None => Rows::Dense(zeros(shape, dtype, device)),
             Some(rows) => {
-                let len = pages * page_size * rows.words();
-                let shape = [pages, page_size, rows.words()];
+                let shape = rows.stored(shape);
                 Rows::Fp8(
-                    match len {
-                        0 => Tensor::empty(shape, (device, DType::I32)),
-                        _ => Tensor::<1, Int>::zeros([len], (device, DType::I32)).reshape(shape),
+                    match shape.iter().product() {
+                        0usize => Tensor::empty(shape, (device, DType::I32)),
+                        len => Tensor::<1, Int>::zeros([len], (device, DType::I32)).reshape(shape),
                     },
                     rows,
                 )
@@ -183,10 +187,7 @@ impl Pool {
     pub fn dims(&self) -> [usize; 3] {
         match &self.0 {
             Rows::Dense(rows) => rows.dims(),
-            Rows::Fp8(words, rows) => {
-                let [pages, page_size, _] = words.dims();
-                [pages, page_size, rows.width()]
-            }
+            Rows::Fp8(words, rows) => rows.dims(words.dims()),
         }
     }
 
@@ -194,7 +195,7 @@ impl Pool {
     pub fn format(&self) -> RowFormat {
         match &self.0 {
             Rows::Dense(_) => RowFormat::Dense,
-            Rows::Fp8(_, rows) => RowFormat::Fp8 { rope: rows.rope },
+            Rows::Fp8(_, rows) => rows.format(),
         }
     }
 
@@ -347,7 +348,10 @@ impl Pool {
         let [pages, page_size, width] = self.dims();
         Self(match self.0 {
             Rows::Dense(rows) => Rows::Dense(rows.reshape([pages * page_size, 1, width])),
-            Rows::Fp8(words, rows) => Rows::Fp8(words.reshape([pages * page_size, 1, rows.words()]), rows),
+            Rows::Fp8(words, rows) => {
+                let rows = rows.with_pages_of_one();
+                Rows::Fp8(words.reshape(rows.stored([pages * page_size, 1, width])), rows)
+            }
         })
     }
 

@@ -230,7 +230,7 @@ pub(super) mod cube {
         rest: Option<CubeTensor>,
     ) {
         let (first, rest) = (contiguous(first), rest.map(contiguous));
-        let ([pages, page_size, _], [tokens, first_width]) = (dims(words), dims(&first));
+        let ([pages, page_size, _], [tokens, first_width]) = (format.dims(dims(words)), dims(&first));
         let (layout, slot_count, elem) = (format.layout(), pages * page_size, elem(&first));
         let rest = rest.filter(|_| first_width < format.width()).map(CubeTensor::into_buffer_arg);
         let args = buffers!(words, slots, first => WriteFp8Args {
@@ -246,7 +246,7 @@ pub(super) mod reference {
     use burn::tensor::{Int, Tensor, kind::Basic};
 
     use super::{BackendRows, WriteLatentBackend};
-    use crate::cache::{BackendPool, Pool};
+    use crate::cache::{BackendPool, Fp8Rows, Fp8Scales, Pool};
     use crate::reference::{fp8_rows, host, tensor};
 
     impl WriteLatentBackend for Flex {
@@ -271,9 +271,33 @@ pub(super) mod reference {
         }
         let dense = |cache| assign(cache, &slots, parts);
         cache.map(dense, |words, rows| {
-            let quantised = fp8_rows::quantise_rows(Tensor::cat(parts.to_vec(), 1), rows);
-            assign(words, &slots, &[quantised])
+            let (quantised, scales) = fp8_rows::quantise_rows(Tensor::cat(parts.to_vec(), 1), rows);
+            match rows.scales {
+                Fp8Scales::F32InRow => assign(words, &slots, &[quantised]),
+                Fp8Scales::E8m0BehindPage { .. } => assign_apart(words, &slots, [quantised, scales], rows),
+            }
         })
+    }
+
+    /// The words of rows, and those of their scales, each where it belongs.
+    fn assign_apart(
+        cache: Tensor<3, Int>,
+        slots: &Tensor<1, Int>,
+        [words, scales]: [Tensor<2, Int>; 2],
+        rows: Fp8Rows,
+    ) -> Tensor<3, Int> {
+        let shape = cache.dims();
+        let mut cache = cache.flatten::<1>(0, 2);
+        for (token, slot) in host(slots.clone()).into_iter().enumerate() {
+            let Ok(slot) = usize::try_from(slot) else { continue };
+            let (row, behind) = rows.words_of(slot);
+            for (at, part) in [Some(row), behind].into_iter().zip([&words, &scales]) {
+                let (Some(at), [_, len]) = (at, part.dims()) else { continue };
+                let values = part.clone().narrow(0, token, 1).reshape([len]);
+                cache = cache.slice_assign([at..at + len], values);
+            }
+        }
+        cache.reshape(shape)
     }
 
     /// The handle of the rows is the only one, so that assigning to a slice copies nothing but the slice.

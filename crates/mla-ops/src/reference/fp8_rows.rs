@@ -5,53 +5,89 @@
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, bf16};
 
 use super::host;
-use crate::cache::Fp8Rows;
+use crate::cache::{Fp8Rows, Fp8Scales};
 
 /// The largest number of E4M3.
 const LARGEST: f32 = 448.0;
 /// The least exponent of a scale.
 const LEAST: i32 = -13;
 
-/// The rows in these slots, `[N, D]` of the dtype that they are read as: words i32 `[P, S, words]`.
+/// The rows in these slots, `[N, D]` of the dtype that they are read as: words i32 of a pool.
 pub(crate) fn read(words: Tensor<3, Int>, slots: Tensor<1, Int>, rows: Fp8Rows) -> Tensor<2> {
-    let ([pages, page_size, len], [count], device) = (words.dims(), slots.dims(), words.device());
-    let words = host(words.reshape([pages * page_size, len]).select(0, slots));
+    let ([count], device) = (slots.dims(), words.device());
+    let words = words.flatten::<1>(0, 2);
+    // The words of each row, and behind them those of its scales.
+    let places = host(slots).into_iter().flat_map(|slot| {
+        let (row, scales) = rows.words_of(slot as usize);
+        let scales = scales.map_or(0..0, |at| at..at + rows.scale_words());
+        (row..row + rows.row_words()).chain(scales).map(|word| word as i32)
+    });
+    let places: Vec<i32> = places.collect();
+    let places = Tensor::<1, Int>::from_data(TensorData::from(&places[..]), (&device, DType::I32));
+    let words = host(words.select(0, places));
+    let len = rows.row_words() + rows.scale_words();
     let values: Vec<f32> = words.chunks_exact(len).flat_map(|row| dequantise(row, rows)).collect();
     let rows_f32 = Tensor::<2>::from_data(TensorData::new(values, [count, rows.width()]), (&device, DType::F32));
     rows_f32.cast(FloatDType::from(rows.dtype))
 }
 
-/// The words of rows `[N, D]`, i32 `[N, words]`.
-pub(crate) fn quantise_rows(latents: Tensor<2>, rows: Fp8Rows) -> Tensor<2, Int> {
+/// The words of rows `[N, D]`, i32 `[N, words]`, and of their scales, `[N, words]`, where those lie elsewhere.
+pub(crate) fn quantise_rows(latents: Tensor<2>, rows: Fp8Rows) -> (Tensor<2, Int>, Tensor<2, Int>) {
     let ([count, width], device) = (latents.dims(), latents.device());
     let values: Vec<f32> = latents.try_into_vec_as().expect("computed on the CPU");
-    let words: Vec<i32> = values.chunks_exact(width).flat_map(|row| quantise(row, rows)).collect();
-    Tensor::from_data(TensorData::new(words, [count, rows.words()]), (&device, DType::I32))
+    let (mut words, mut scales): (Vec<i32>, Vec<i32>) = (Vec::new(), Vec::new());
+    for row in values.chunks_exact(width) {
+        let (own_words, own_scales) = quantise(row, rows);
+        words.extend(own_words);
+        scales.extend(own_scales);
+    }
+    let tensor = |words, len| Tensor::from_data(TensorData::new(words, [count, len]), (&device, DType::I32));
+    (tensor(words, rows.row_words()), tensor(scales, rows.scale_words()))
 }
 
-/// The numbers of a row.
+/// The numbers of a row: of its words, and behind them those of its scales, where those lie elsewhere.
 fn dequantise(words: &[i32], rows: Fp8Rows) -> Vec<f32> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let (codes, rest) = bytes.split_at(rows.codes);
-    let (scales, rope) = rest.split_at(4 * rows.scales());
-    let scales: Vec<f32> = scales.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    let latent = codes.iter().enumerate().map(|(i, &code)| decode(code) * scales[i / Fp8Rows::SCALED]);
+    let (row, behind) = bytes.split_at(4 * rows.row_words());
+    let (codes, rest) = row.split_at(rows.codes);
+    let (in_row, rope) = rest.split_at(rest.len() - 2 * rows.rope);
+    let scales: Vec<f32> = match rows.scales {
+        Fp8Scales::F32InRow => in_row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        Fp8Scales::E8m0BehindPage { .. } => behind.iter().map(|&code| decode_scale(code)).collect(),
+    };
+    let latent = codes.iter().enumerate().map(|(i, &code)| decode(code) * scales[i / rows.scaled()]);
     let rope = rope.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32());
     latent.chain(rope).collect()
 }
 
-/// The words of a row.
-fn quantise(values: &[f32], rows: Fp8Rows) -> Vec<i32> {
+/// The words of a row, and of its scales, where those lie elsewhere.
+fn quantise(values: &[f32], rows: Fp8Rows) -> (Vec<i32>, Vec<i32>) {
     let (latent, rope) = values.split_at(rows.codes);
-    let (mut codes, mut scales): (Vec<u8>, Vec<u8>) = (Vec::new(), Vec::new());
-    for block in latent.chunks(Fp8Rows::SCALED) {
+    let (mut codes, mut in_row, mut behind): (Vec<u8>, Vec<u8>, Vec<u8>) = (Vec::new(), Vec::new(), Vec::new());
+    for block in latent.chunks(rows.scaled()) {
         let scale = scale_of(block);
         codes.extend(block.iter().map(|value| encode(value / scale)));
-        scales.extend(scale.to_le_bytes());
+        match rows.scales {
+            Fp8Scales::F32InRow => in_row.extend(scale.to_le_bytes()),
+            Fp8Scales::E8m0BehindPage { .. } => behind.push(encode_scale(scale)),
+        }
     }
+    behind.resize(4 * rows.scale_words(), 0);
     let rope = rope.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes());
-    let bytes: Vec<u8> = codes.into_iter().chain(scales).chain(rope).collect();
-    bytes.as_chunks::<4>().0.iter().map(|word| i32::from_le_bytes(*word)).collect()
+    let row: Vec<u8> = codes.into_iter().chain(in_row).chain(rope).collect();
+    let words = |bytes: &[u8]| bytes.as_chunks::<4>().0.iter().map(|word| i32::from_le_bytes(*word)).collect();
+    (words(&row), words(&behind))
+}
+
+/// The E8M0 code of a power of two, or of no number.
+fn encode_scale(scale: f32) -> u8 {
+    // Its bits but for sign and fraction, of which a NaN's exponent is that of no number.
+    (scale.to_bits() >> 23) as u8
+}
+
+/// The number of an E8M0 code.
+fn decode_scale(code: u8) -> f32 {
+    if code == 0xff { f32::NAN } else { 2f32.powi(i32::from(code) - 127) }
 }
 
 /// The smallest power of two by which no number of a block overflows; NaN where one is.
@@ -123,11 +159,11 @@ mod tests {
     /// FlashMLA's row: 656 bytes.
     #[test]
     fn rows_are_where_flash_mla_has_them() {
-        let rows = Fp8Rows { codes: 512, rope: 64, dtype: DType::F32 };
+        let rows = Fp8Rows { codes: 512, rope: 64, scales: Fp8Scales::F32InRow, dtype: DType::F32 };
         let mut values = vec![0.0; 576];
         (values[0], values[130], values[512], values[575]) = (448.0, -1.5, 3.0, -2.0);
-        let words = quantise(&values, rows);
-        assert_eq!(4 * words.len(), 656);
+        let (words, elsewhere) = quantise(&values, rows);
+        assert_eq!((4 * words.len(), elsewhere.len()), (656, 0));
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         assert_eq!((bytes[0], bytes[130]), (0x7e, encode(-1.5 * 256.0)));
         assert_eq!(
@@ -136,5 +172,25 @@ mod tests {
         );
         assert_eq!([528, 654].map(|at| bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()), [3.0, -2.0]);
         assert_eq!(dequantise(&words, rows), values);
+    }
+
+    /// FlashMLA's rows of DeepSeek-V4: 576 bytes, and 8 of scales behind the rows of a page, which is a multiple of 576 bytes long.
+    #[test]
+    fn scales_are_where_flash_mla_has_them_for_v4() {
+        let scales = Fp8Scales::E8m0BehindPage { page_rows: 64, page_size: 64 };
+        let rows = Fp8Rows { codes: 448, rope: 64, scales, dtype: DType::F32 };
+        let mut values = vec![0.0; 512];
+        (values[0], values[70], values[448], values[511]) = (448.0, -1.5, 3.0, -2.0);
+        let (words, elsewhere) = quantise(&values, rows);
+        assert_eq!((4 * words.len(), 4 * elsewhere.len()), (576, 8));
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!((bytes[0], bytes[70]), (0x7e, encode(-1.5 * 256.0)));
+        assert_eq!([448, 574].map(|at| bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()), [3.0, -2.0]);
+        let scales: Vec<u8> = elsewhere.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(scales, [127, 119, 114, 114, 114, 114, 114, 0]);
+        assert_eq!(dequantise(&[words, elsewhere].concat(), rows), values);
+        // 64 * 584 bytes are 64.9 times 576.
+        assert_eq!(rows.stored([3, 64, 512]), [3, 1, 65 * 144]);
+        assert_eq!(rows.words_of(64 + 5), (65 * 144 + 5 * 144, Some(65 * 144 + 64 * 144 + 5 * 2)));
     }
 }

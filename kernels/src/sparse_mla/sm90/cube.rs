@@ -11,7 +11,7 @@ const OUTPUT_WARPS: u32 = 2 * GROUP / 32;
 
 /// How many barriers there are.
 pub(super) fn barrier_count(form: Form) -> usize {
-    let empty = if form.fp8 { STAGES } else { 0 };
+    let empty = if form.fp8() { STAGES } else { 0 };
     (form.parts() * STAGES + empty) as usize + 4
 }
 
@@ -58,7 +58,7 @@ impl Barriers {
         for i in 0..comptime!(form.parts() * STAGES) {
             mbarrier::init(self.full + i * 8, comptime!(2 * GROUP));
         }
-        if comptime!(form.fp8) {
+        if comptime!(form.fp8()) {
             #[unroll]
             for i in 0..STAGES {
                 mbarrier::init(self.empty + i * 8, comptime!(form.cubes() * OUTPUT_WARPS));

@@ -29,13 +29,22 @@ pub(super) struct Form {
     pub lengths: [bool; 2],
     /// Whether a sink takes a share.
     pub sink: bool,
-    /// Whether rows are FP8, of the layout that `fp8.rs` reads.
-    pub fp8: bool,
+    /// How the rows of both lists are stored.
+    pub rows: [Stored; 2],
     /// Whether two cubes with 128 heads of a token bring half of the FP8 rows each, for both.
     pub pair: bool,
     /// Whether the first list is the pages of a sequence, of which a query token may see fewer keys than the next.
     pub pages: Option<Causal>,
     pub writes: Writes,
+}
+
+/// How rows are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::sparse_mla) enum Stored {
+    Dense,
+    /// FP8 as `fp8.rs` reads it: DeepSeek-V3's, with scales in the row, or DeepSeek-V4's, with scales behind the rows of a page.
+    V3,
+    V4,
 }
 
 /// Whether later query tokens of a sequence see more keys than earlier ones.
@@ -66,9 +75,29 @@ impl Form {
         self.writes == Writes::Planned
     }
 
+    /// Whether there are FP8 rows.
+    pub fn fp8(self) -> bool {
+        self.rows != [Stored::Dense; 2]
+    }
+
+    /// Whether there are dense rows beside them.
+    pub fn mixed(self) -> bool {
+        self.fp8() && self.rows.contains(&Stored::Dense)
+    }
+
+    /// Whether the scales of FP8 rows lie behind the rows of their page.
+    pub fn paged_scales(self) -> bool {
+        self.rows.contains(&Stored::V4)
+    }
+
+    /// Tiles of an FP8 row that are codes. The one behind them is its rotary channels.
+    pub fn code_tiles(self) -> u32 {
+        self.tile.tiles as u32 - 1
+    }
+
     /// Units of the cube: a warpgroup each for scores, left half of the output, right half, and FP8 rows.
     pub fn units(self) -> u32 {
-        if self.fp8 { 4 * GROUP } else { 3 * GROUP }
+        if self.fp8() { 4 * GROUP } else { 3 * GROUP }
     }
 
     /// Cubes of a cluster.
@@ -78,7 +107,7 @@ impl Form {
 
     /// Parts of a block that have a barrier each, which says that their rows have come.
     pub fn parts(self) -> u32 {
-        if self.fp8 { 1 } else { PARTS }
+        if self.fp8() { 1 } else { PARTS }
     }
 
     /// Scores of a block.
@@ -90,7 +119,7 @@ impl Form {
     /// Half of the output of a block. Of dense rows a group for each part, so that the first parts are done with before the last.
     pub fn output(self) -> Mma {
         let (n, steps, elem, b) = (VALUE_WIDTH / 2, KEYS / 16, self.tile.elem(), VALUES);
-        let (groups, per_step) = (self.parts() as usize, if self.fp8 { 2 } else { 1 });
+        let (groups, per_step) = (self.parts() as usize, if self.fp8() { 2 } else { 1 });
         Mma { n, steps, elem, a: Source::Shared(WEIGHTS), b, groups, per_step }
     }
 }

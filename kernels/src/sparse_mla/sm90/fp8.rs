@@ -1,30 +1,36 @@
 //! The fourth warpgroup, of FP8 rows: its units read codes into registers, and write what they stand for into a stage.
 //!
-//! A row of 576 channels is 656 bytes: 512 codes, four scales, 64 rotary channels in bf16. A warp has 16 rows of a block, and reads them in
-//! eight parts of two; four parts are on their way at any time. Of one row a lane has two vectors of 16 codes, in tiles four apart.
-//! Eight lanes that write together have the four vectors of a tile of both rows, whose swizzles differ: they write to all banks.
+//! A row of 576 channels is 656 bytes: 512 codes, four scales, 64 rotary channels in bf16. One of 512 channels is 448 codes and 64 rotary
+//! channels, with its eight bytes of scales behind the rows of its page. A warp has 16 rows of a block, and reads them in
+//! eight parts of two; four parts are on their way at any time. Of one row a lane has two vectors of 16 codes, in tiles four apart; of 448
+//! codes a quarter of the lanes have one. Eight lanes that write together have the four vectors of a tile of both rows, whose swizzles
+//! differ: they write to all banks. Rows of a list that is dense are copied as rotary channels are.
 //!
-//! The cubes of a pair read half of the rows each, and copy what they have written of a block to the other cube.
+//! The cubes of a pair read half of the FP8 rows each, and copy what they have written of a block to the other cube.
 
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-use super::form::Form;
+use super::form::{Form, Stored};
+use super::gather::VECTOR;
 use super::scores::Exchange;
 use super::work::{Ahead, Lists};
-use crate::cache_rows::Fp8Layout;
+use crate::cache_rows::{Fp8Layout, Fp8Scales, RowFormat};
 use crate::linear::packed::e4m3_pairs_bf16;
 use crate::ptx::copy::{arrive_with_copies, copy_or_zero, load_global_4_or_zero, load_global_16};
 use crate::ptx::wgmma::Elem;
 use crate::ptx::{barrier, cluster, fence, math, matrix, mbarrier, warp};
 use crate::tiles::form::{GROUP, KEYS, STAGES, TILE_BYTES, TILE_WIDTH};
 
-/// The rows that this reads.
-pub(in crate::sparse_mla) const LAYOUT: Fp8Layout = Fp8Layout { codes: 512, rope: 64 };
-/// Words of a row, and where in it the scales and the rotary channels begin.
-const ROW: usize = 164;
-const SCALES: usize = 128;
-const ROPE: usize = 132;
+/// Words of a row of V3 and V4.
+const ROW_V3: usize = 164;
+const ROW_V4: usize = 144;
+/// Where the scales begin in a row of V3, and the words of a row's scales behind the page in V4.
+const SCALES_V3: usize = 128;
+const SCALES_V4: usize = 2;
+/// Where the rotary channels begin.
+const ROPE_V3: usize = 132;
+const ROPE_V4: usize = 112;
 /// Bytes of a row in a tile.
 const ROW_BYTES: u32 = 2 * TILE_WIDTH as u32;
 
@@ -33,21 +39,62 @@ const PART_ROWS: u32 = 2;
 /// Rows of a block that a warp has, and those that it reads in a pair: one swizzle's.
 const OWN_ROWS: u32 = 16;
 const PAIR_ROWS: u32 = 8;
-/// Tiles of codes, and the bytes that a cube of a pair gets from the other: half of the rows of all.
-const CODE_TILES: u32 = 8;
-const HALF_BYTES: u32 = CODE_TILES * TILE_BYTES / 2;
+
+impl Stored {
+    /// What this reads of a format, with numbers of 16 bits.
+    pub(in crate::sparse_mla) fn of(format: RowFormat, bf16: bool) -> Option<Self> {
+        match format {
+            RowFormat::Dense => Some(Self::Dense),
+            RowFormat::Fp8(Fp8Layout { codes: 512, rope: 64, scales: Fp8Scales::F32InRow }) => Some(Self::V3),
+            RowFormat::Fp8(Fp8Layout { codes: 448, rope: 64, scales: Fp8Scales::E8m0BehindPage { .. } }) => {
+                Some(Self::V4)
+            }
+            RowFormat::Fp8(_) => None,
+        }
+        .filter(|stored| bf16 || *stored == Self::Dense)
+    }
+}
+
+/// Where the rows of a list are.
+#[derive(CubeType)]
+pub(super) struct List<'a, E: Float, V: Size> {
+    /// Of dense rows, and of FP8 rows.
+    dense: &'a [Vector<E, V>],
+    words: &'a [u32],
+    pages: RowPages,
+}
+
+/// The pages that have their scales behind them.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct RowPages {
+    /// The logarithm of the rows of a page.
+    pub shift: u32,
+    /// Words of a page.
+    pub words: u32,
+}
+
+impl RowPagesLaunch {
+    /// Those of a format; of others nobody looks at them.
+    pub fn of(format: RowFormat) -> Self {
+        match format {
+            RowFormat::Fp8(layout) => Self::new(layout.page_rows().max(1).ilog2(), layout.page_words() as u32),
+            RowFormat::Dense => Self::new(0, 0),
+        }
+    }
+}
 
 /// Rows of both lists.
 #[derive(CubeType)]
-pub(super) struct Rows<'a> {
-    rows_a: &'a [u32],
-    rows_b: &'a [u32],
+pub(super) struct Rows<'a, E: Float, V: Size> {
+    list_a: List<'a, E, V>,
+    list_b: List<'a, E, V>,
     /// Of this unit: its row of the first part, counted among the warp's, and where the first vector of that goes in a stage.
     own_row: u32,
     to: u32,
-    /// Words of a row before that vector, and before its scale.
+    /// Words of a row before that vector, and its tile, which says which scale it has.
     vector: usize,
-    scale: usize,
+    tile: u32,
     /// The cube's number in its pair.
     rank: u32,
 }
@@ -70,15 +117,21 @@ struct Part {
 }
 
 #[cube]
-impl<'a> Rows<'a> {
-    pub fn new(rows_a: &'a [u32], rows_b: &'a [u32], warp: u32, lane: u32, #[comptime] form: Form) -> Rows<'a> {
+impl<'a, E: Float, V: Size> Rows<'a, E, V> {
+    pub fn new(
+        list_a: List<'a, E, V>,
+        list_b: List<'a, E, V>,
+        warp: u32,
+        lane: u32,
+        #[comptime] form: Form,
+    ) -> Rows<'a, E, V> {
         let rank = if comptime!(form.pair) { CUBE_POS_CLUSTER } else { 0u32.runtime() };
         let (tile, row_of_part, vector) = (lane / 8, lane / 4 % 2, lane % 4);
         let first = rank * PAIR_ROWS;
         let row = row_of(first, warp, form) + row_of_part;
         let to = tile * TILE_BYTES + row * ROW_BYTES + ((2 * vector) ^ row_of_part) * 16;
-        let (vector, scale) = ((tile * 16 + vector * 4) as usize, SCALES + (tile / 2) as usize);
-        Rows::<'a> { rows_a, rows_b, own_row: first + row_of_part, to, vector, scale, rank }
+        let vector = (tile * 16 + vector * 4) as usize;
+        Rows::<'a, E, V> { list_a, list_b, own_row: first + row_of_part, to, vector, tile, rank }
     }
 
     /// The blocks of all work, from the first on, as far as this warp's rows are concerned.
@@ -105,33 +158,35 @@ impl<'a> Rows<'a> {
             mbarrier::wait(cube.barriers.empty + stage * 8, (turn / STAGES % 2) ^ 1);
             let stage_at = cube.keys_at + stage * comptime!(cube.form.tile.stage_bytes());
             let full = cube.barriers.full + stage * 8;
-            self.copy_rope(cube, &slots, stage_at);
+            let is_codes = self.is_codes(&slots, cube.form);
+            self.copy_plain(cube, &slots, stage_at);
             arrive_with_copies(full);
             let to = stage_at + self.to;
             if comptime!(cube.form.pair) {
-                mbarrier::expect_if(full, HALF_BYTES.runtime(), cube.warp == 0 && cube.lane == 0);
+                let bytes = comptime!(cube.form.code_tiles() * TILE_BYTES / 2);
+                mbarrier::expect_if(full, bytes.runtime(), is_codes && cube.warp == 0 && cube.lane == 0);
             } else {
-                part_0.store(to, 0u32);
+                part_0.store(self, to, is_codes, 0u32, cube.form);
                 part_0.fetch(self, cube, &slots, 4u32);
-                part_1.store(to, 1u32);
+                part_1.store(self, to, is_codes, 1u32, cube.form);
                 part_1.fetch(self, cube, &slots, 5u32);
-                part_2.store(to, 2u32);
+                part_2.store(self, to, is_codes, 2u32, cube.form);
                 part_2.fetch(self, cube, &slots, 6u32);
-                part_3.store(to, 3u32);
+                part_3.store(self, to, is_codes, 3u32, cube.form);
                 part_3.fetch(self, cube, &slots, 7u32);
             }
             // The last four, and the first four of the next block.
             let last = comptime!(if cube.form.pair { 0u32 } else { 4u32 });
-            part_0.store(to, last);
+            part_0.store(self, to, is_codes, last, cube.form);
             // All lanes have the same list, and the loop is one: the compiler would make two of it.
             slots.set(ahead.slot(lists), warp::uniform(ahead.list));
             part_0.fetch(self, cube, &slots, 0u32);
-            part_1.store(to, comptime!(last + 1));
+            part_1.store(self, to, is_codes, comptime!(last + 1), cube.form);
             part_1.fetch(self, cube, &slots, 1u32);
-            part_2.store(to, comptime!(last + 2));
+            part_2.store(self, to, is_codes, comptime!(last + 2), cube.form);
             part_2.fetch(self, cube, &slots, 2u32);
-            part_3.store(to, comptime!(last + 3));
-            if comptime!(cube.form.pair) {
+            part_3.store(self, to, is_codes, comptime!(last + 3), cube.form);
+            if comptime!(cube.form.pair) && is_codes {
                 self.copy_to_other(cube, stage_at, full);
             }
             part_3.fetch(self, cube, &slots, 3u32);
@@ -140,40 +195,119 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// Whether the rows of a block are codes, as all are where no list is dense.
+    fn is_codes(&self, slots: &Slots, #[comptime] form: Form) -> bool {
+        if comptime!(form.mixed()) {
+            slots.list == comptime!(if form.rows[0] == Stored::Dense { 2u32 } else { 1u32 })
+        } else {
+            true.runtime()
+        }
+    }
+
     /// Starts to copy what the warpgroup has written of a block into the pair's other cube, two tiles a warp. It stays until that is there,
     /// for the stage is free when both cubes have multiplied it.
     fn copy_to_other(&self, cube: &Cube, stage_at: u32, full: u32) {
-        const WARP_TILES: u32 = CODE_TILES * 32 / GROUP;
+        const WARP_TILES: u32 = 2;
         fence::async_shared();
         barrier::sync(1u32, GROUP);
-        let from = stage_at + cube.warp * comptime!(WARP_TILES * TILE_BYTES) + self.rank * comptime!(TILE_BYTES / 2);
+        let first = cube.warp * WARP_TILES;
+        let from = stage_at + first * TILE_BYTES + self.rank * comptime!(TILE_BYTES / 2);
         if warp::elect() {
             #[unroll]
             for tile in 0..WARP_TILES {
-                cluster::copy_to(self.rank ^ 1, from + comptime!(tile * TILE_BYTES), comptime!(TILE_BYTES / 2), full);
+                if comptime!(cube.form.code_tiles() % WARP_TILES == 0)
+                    || first + tile < comptime!(cube.form.code_tiles())
+                {
+                    cluster::copy_to(
+                        self.rank ^ 1,
+                        from + comptime!(tile * TILE_BYTES),
+                        comptime!(TILE_BYTES / 2),
+                        full,
+                    );
+                }
             }
         }
     }
 
-    /// Starts to copy the rotary channels of this warp's rows of a block, eight lanes for a row: when their stage is free, for nobody
-    /// converts them. Zeros stand for rows that are none.
-    fn copy_rope(&self, cube: &Cube, slots: &Slots, stage_at: u32) {
+    /// Starts to copy what of this warp's rows of a block nobody converts, when their stage is free: the rotary channels, or all of dense
+    /// rows. Eight lanes have a row; zeros stand for rows that are none.
+    fn copy_plain(&self, cube: &Cube, slots: &Slots, stage_at: u32) {
         let vector = cube.lane % 8;
         #[unroll]
         for rows in 0..4u32 {
             let own = rows * 4 + cube.lane / 8;
             let slot = warp::shuffle::<i32>(slots.slot, own);
             let row = row_of(own, cube.warp, cube.form);
-            let to = stage_at + comptime!(CODE_TILES * TILE_BYTES) + row * ROW_BYTES + (vector ^ (row % 8)) * 16;
-            let at = first_of(slot) + ROPE + vector as usize * 4;
-            let bytes = select(slot >= 0, 16u32, 0u32);
+            let to = stage_at + row * ROW_BYTES + (vector ^ (row % 8)) * 16;
             if comptime!(cube.form.second) && slots.list == 2 {
-                copy_or_zero(&self.rows_b[at..at + 4], 0u32, to, 0u32, bytes);
+                self.list_b.copy_row(slot, vector, to, comptime!(cube.form.rows[1]), cube.form);
             } else {
-                copy_or_zero(&self.rows_a[at..at + 4], 0u32, to, 0u32, bytes);
+                self.list_a.copy_row(slot, vector, to, comptime!(cube.form.rows[0]), cube.form);
             }
         }
     }
+}
+
+#[cube]
+impl<'a, E: Float, V: Size> List<'a, E, V> {
+    pub fn new(dense: &'a [Vector<E, V>], words: &'a [u32], pages: RowPages) -> List<'a, E, V> {
+        List::<'a, E, V> { dense, words, pages }
+    }
+
+    /// Starts to copy vector `vector` of each tile of a row that is not codes to its places in the tiles of a stage.
+    fn copy_row(&self, slot: i32, vector: u32, to: u32, #[comptime] stored: Stored, #[comptime] form: Form) {
+        let bytes = select(slot >= 0, 16u32, 0u32);
+        if comptime!(stored == Stored::Dense) {
+            const VECTORS: usize = TILE_WIDTH / VECTOR;
+            let at = usize::cast_from(max(slot, 0i32)) * comptime!(form.tile.tiles * VECTORS) + vector as usize;
+            #[unroll]
+            for tile in 0..form.tile.tiles as u32 {
+                let from = at + comptime!(tile as usize * VECTORS);
+                copy_or_zero(&self.dense[from..from + 1], 0u32, to, comptime!(tile * TILE_BYTES), bytes);
+            }
+        } else {
+            let rope = comptime!(if form.paged_scales() { ROPE_V4 } else { ROPE_V3 });
+            let at = self.first_of(slot, form) + rope + vector as usize * 4;
+            copy_or_zero(&self.words[at..at + 4], 0u32, to, comptime!(form.code_tiles() * TILE_BYTES), bytes);
+        }
+    }
+
+    /// The first word of a row.
+    fn first_of(&self, slot: i32, #[comptime] form: Form) -> usize {
+        let slot = max(slot, 0i32);
+        if comptime!(form.paged_scales()) {
+            self.page_of(slot) + (slot as u32 & self.last_of_page()) as usize * ROW_V4
+        } else {
+            usize::cast_from(slot) * ROW_V3
+        }
+    }
+
+    /// The word of a row's scales that a vector in this tile needs, or its byte; that of the vector four tiles on is
+    /// [`scale_step`] bytes behind.
+    fn scale_of(&self, slot: i32, tile: u32, #[comptime] form: Form) -> usize {
+        let slot = max(slot, 0i32);
+        if comptime!(form.paged_scales()) {
+            let row = slot as u32 & self.last_of_page();
+            self.page_of(slot) + ((ROW_V4 as usize) << self.pages.shift as usize) + row as usize * SCALES_V4
+        } else {
+            self.first_of(slot, form) + SCALES_V3 + (tile / 2) as usize
+        }
+    }
+
+    /// The first word of a slot's page.
+    fn page_of(&self, slot: i32) -> usize {
+        usize::cast_from(slot as u32 >> self.pages.shift) * self.pages.words as usize
+    }
+
+    /// The number of the last row of a page, which has all bits.
+    fn last_of_page(&self) -> u32 {
+        (1u32 << self.pages.shift) - 1
+    }
+}
+
+/// Bytes from the scale of a vector of codes to that of the one four tiles on.
+fn scale_step(form: Form) -> u32 {
+    if form.paged_scales() { 4 } else { 8 }
 }
 
 #[cube]
@@ -197,43 +331,80 @@ impl Part {
     }
 
     /// Starts to read a part of a block: the first row of all for rows that are none, with a scale of zero. Codes are numbers, so that
-    /// this is enough for zeros.
-    fn fetch(&mut self, rows: &Rows, cube: &Cube, slots: &Slots, #[comptime] part: u32) {
+    /// this is enough for zeros. Of a block of dense rows nothing is read.
+    fn fetch<E: Float, V: Size>(&mut self, rows: &Rows<E, V>, cube: &Cube, slots: &Slots, #[comptime] part: u32) {
         let slot = warp::shuffle::<i32>(slots.slot, rows.own_row + comptime!(PART_ROWS * part));
-        let row = first_of(slot);
         // Loads do not move up, before what the registers held has been written.
         sync_plane();
-        let (vector, scale) = (row + rows.vector, row + rows.scale);
         if comptime!(cube.form.second) && slots.list == 2 {
-            self.fetch_from(&rows.rows_b[vector..vector + 4], &rows.rows_b[scale..scale + 1], slot >= 0);
-        } else {
-            self.fetch_from(&rows.rows_a[vector..vector + 4], &rows.rows_a[scale..scale + 1], slot >= 0);
+            if comptime!(cube.form.rows[1] != Stored::Dense) {
+                self.fetch_from(rows, &rows.list_b, slot, cube.form);
+            }
+        } else if comptime!(cube.form.rows[0] != Stored::Dense) {
+            self.fetch_from(rows, &rows.list_a, slot, cube.form);
         }
         // Loads do not move down behind this.
         sync_plane();
     }
 
-    fn fetch_from(&mut self, codes: &[u32], scales: &[u32], there: bool) {
+    fn fetch_from<E: Float, V: Size>(
+        &mut self,
+        rows: &Rows<E, V>,
+        list: &List<E, V>,
+        slot: i32,
+        #[comptime] form: Form,
+    ) {
+        let (vector, scale) = (list.first_of(slot, form) + rows.vector, list.scale_of(slot, rows.tile, form));
+        let (codes, scales) = (&list.words[vector..vector + 4], &list.words[scale..scale + 1]);
         self.codes_a = load_global_16(codes, 0u32);
         self.codes_b = load_global_16(codes, 256u32);
-        self.scale_a = load_global_4_or_zero(scales, 0u32, there);
-        self.scale_b = load_global_4_or_zero(scales, 8u32, there);
+        self.scale_a = load_global_4_or_zero(scales, 0u32, slot >= 0);
+        self.scale_b = load_global_4_or_zero(scales, comptime!(scale_step(form)), slot >= 0);
     }
 
-    /// Writes what was read into a stage, where the first part's first vector goes to this place.
-    fn store(&self, to: u32, #[comptime] part: u32) {
+    /// Writes what was read into a stage, where the first part's first vector goes to this place, if it is codes.
+    fn store<E: Float, V: Size>(
+        &self,
+        rows: &Rows<E, V>,
+        to: u32,
+        is_codes: bool,
+        #[comptime] part: u32,
+        #[comptime] form: Form,
+    ) {
         // The swizzle of its row.
         let to = to ^ comptime!(PART_ROWS * part % 8 * 16);
         let offset = comptime!(PART_ROWS * part * ROW_BYTES);
-        store_vector(self.codes_a, self.scale_a, to, offset);
-        store_vector(self.codes_b, self.scale_b, to, comptime!(offset + 4 * TILE_BYTES));
+        if is_codes {
+            store_vector(self.codes_a, scale_pair(self.scale_a, rows.tile, form), to, offset);
+            // What is four tiles on may be the rotary channels.
+            if comptime!(form.code_tiles() == 8) || rows.tile + 4 < comptime!(form.code_tiles()) {
+                store_vector(
+                    self.codes_b,
+                    scale_pair(self.scale_b, rows.tile, form),
+                    to,
+                    comptime!(offset + 4 * TILE_BYTES),
+                );
+            }
+        }
+    }
+}
+
+/// A scale as two numbers in bf16: of a word that is one, or has one for each of four tiles.
+#[cube]
+fn scale_pair(word: u32, tile: u32, #[comptime] form: Form) -> u32 {
+    if comptime!(form.paged_scales()) {
+        let code = (word >> (8 * tile)) & 0xff;
+        // 255 is no number.
+        let number = select(code == 255, 0x7fc0u32.runtime(), code << 7);
+        number | number << 16
+    } else {
+        let scale = f32::reinterpret(word);
+        math::pack(scale, scale, Elem::Bf16)
     }
 }
 
 #[cube]
 fn store_vector(codes: Vector<u32, Const<4>>, scale: u32, to: u32, #[comptime] offset: u32) {
-    let scale = f32::reinterpret(scale);
-    let scale = math::pack(scale, scale, Elem::Bf16);
     matrix::store_16(to, offset, dequantised(codes.extract(0usize), codes.extract(1usize), scale));
     matrix::store_16(to ^ 16u32, offset, dequantised(codes.extract(2usize), codes.extract(3usize), scale));
 }
@@ -246,12 +417,6 @@ fn row_of(own: u32, warp: u32, #[comptime] form: Form) -> u32 {
     } else {
         warp * OWN_ROWS + own
     }
-}
-
-/// The first word of a row.
-#[cube]
-fn first_of(slot: i32) -> usize {
-    usize::cast_from(max(slot, 0i32)) * ROW
 }
 
 /// The numbers of eight codes, in bf16.

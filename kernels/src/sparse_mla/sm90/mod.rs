@@ -14,9 +14,9 @@ mod work;
 use cubecl::prelude::*;
 
 use self::cube::{Barriers, Cube, barrier_count};
+pub(in crate::sparse_mla) use self::form::Stored;
 use self::form::{Causal, Form, RING, Writes};
-pub(super) use self::fp8::LAYOUT;
-use self::fp8::Rows;
+use self::fp8::{List, RowPages, RowPagesLaunch, Rows};
 use self::gather::{Gather, VECTOR};
 #[cfg(feature = "offline")]
 pub(super) use self::offline::offline;
@@ -56,15 +56,17 @@ pub(super) fn launch(client: &Client, args: SparseMlaArgs, tile: TileForm) -> Re
     let splits = if splits_of_tiles { splits(tokens * head_tiles, most_blocks, multiprocessors) } else { 1 };
     let lengths = |scope: Option<&ScopeArgs>| scope.is_some_and(|scope| scope.lengths.is_some());
     let causal = args.pages.as_ref().map(|pages| Causal(pages.causal));
-    let fp8 = args.sizes.rows != RowFormat::Dense;
-    let may_pair = fp8 && head_tiles.is_multiple_of(2);
+    let stored = |rows| Stored::of(rows, tile.bf16).ok_or(SparseMlaError::NoKernel);
+    let rows = stored(args.sizes.rows)?;
+    let rows = [rows, args.sizes.second_rows.map_or(Ok(rows), stored)?];
+    let may_pair = rows != [Stored::Dense; 2] && head_tiles.is_multiple_of(2);
     let pairs = |splits: usize| may_pair && pairs_pay(most_blocks.div_ceil(splits));
     let form = |writes, pair| Form {
         tile,
         second: args.second.is_some(),
         lengths: [lengths(Some(&args.first)), lengths(args.second.as_ref())],
         sink,
-        fp8,
+        rows,
         pair,
         pages: causal,
         writes,
@@ -143,12 +145,12 @@ impl Call {
             args.plan.as_ref().map_or_else(|| dummy(client), |it| share(buffer(it)))
         };
         // Rows are numbers or words.
-        let rows = |scope: &ScopeArgs| if form.fp8 { 0 } else { scope.row_count };
-        let words = |scope: &ScopeArgs| match (form.fp8, scope.row_count) {
-            (false, _) => dummy(client),
+        let rows = |scope: &ScopeArgs| if scope.rows.format() == RowFormat::Dense { scope.row_count } else { 0 };
+        let words = |scope: &ScopeArgs| match (scope.rows.format(), scope.row_count) {
+            (RowFormat::Dense, _) => dummy(client),
             // The first row is read where there is none.
-            (true, 0) => scratch(client, LAYOUT.words()),
-            (true, _) => share(scope.rows.buffer()),
+            (RowFormat::Fp8(layout), 0) => scratch(client, layout.page_words()),
+            (RowFormat::Fp8(_), _) => share(scope.rows.buffer()),
         };
         // SAFETY: the buffers have the sizes that the arguments state, and slots are those of rows.
         unsafe {
@@ -162,10 +164,12 @@ impl Call {
                 query_map(share(&args.q), form.tile, result_rows, sizes.elem)?,
                 buffer(args.first.rows.buffer(), rows(&args.first)),
                 words(&args.first),
+                RowPagesLaunch::of(args.first.rows.format()),
                 buffer(&args.first.slots, entries(&args.first)),
                 lengths(&args.first),
                 buffer(second.rows.buffer(), rows(second)),
                 words(second),
+                RowPagesLaunch::of(second.rows.format()),
                 buffer(&second.slots, entries(second)),
                 lengths(second),
                 of_plan(|plan| &plan.items),
@@ -243,10 +247,12 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     q_map: &TensorMap<E, Tiled>,
     rows_a: &[Vector<E, V>],
     words_a: &[u32],
+    pages_a: RowPages,
     slots_a: &[i32],
     lengths_a: &[i32],
     rows_b: &[Vector<E, V>],
     words_b: &[u32],
+    pages_b: RowPages,
     slots_b: &[i32],
     lengths_b: &[i32],
     plan_items: &[i32],
@@ -303,7 +309,7 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     if group == 0 {
         let place = UNIT_POS % comptime!(KEYS as u32);
         let mut ahead = Ahead::new(&lists, first, end, step, place, UNIT_POS < comptime!(KEYS as u32));
-        if comptime!(form.fp8) {
+        if comptime!(form.fp8()) {
             registers::fewer(SCORE_REGISTERS);
         } else {
             #[unroll]
@@ -315,14 +321,16 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         cube::sync(form);
         let mut scores = Scores::new(scale, empty_lse);
         scores.run::<E, P>(&cube, &lists, q_map, sink, &mut ahead, &mut exchange, &mut results);
-    } else if comptime!(form.fp8) && group == 3 {
+    } else if comptime!(form.fp8()) && group == 3 {
         registers::fewer(ROW_REGISTERS);
-        let rows = Rows::new(words_a, words_b, warp, lane, form);
+        let list_a = List::<E, V>::new(rows_a, words_a, pages_a);
+        let list_b = List::<E, V>::new(rows_b, words_b, pages_b);
+        let rows = Rows::<E, V>::new(list_a, list_b, warp, lane, form);
         let mut ahead = rows.ahead(&cube, &lists);
         cube::sync(form);
         rows.run(&cube, &lists, &mut ahead, &mut exchange);
     } else {
-        if comptime!(form.fp8) {
+        if comptime!(form.fp8()) {
             registers::more(OUTPUT_REGISTERS);
         }
         cube::sync(form);

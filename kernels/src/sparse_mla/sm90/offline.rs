@@ -3,7 +3,8 @@
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
-use super::form::{Causal, Form, Writes};
+use super::form::{Causal, Form, Stored, Writes};
+use super::fp8::RowPagesLaunch;
 use super::gather::VECTOR;
 use super::work::PagedKeysLaunch;
 use super::{query_map, sparse_sm90_kernel};
@@ -27,10 +28,12 @@ pub(in crate::sparse_mla) fn offline() -> Vec<crate::offline::Entry> {
                 query_map(buffer(), form.tile, 64, elem).expect("made of a handle"),
                 buffer(),
                 buffer(),
+                RowPagesLaunch::new(1, 1),
                 buffer(),
                 buffer(),
                 buffer(),
                 buffer(),
+                RowPagesLaunch::new(1, 1),
                 buffer(),
                 buffer(),
                 buffer(),
@@ -63,13 +66,15 @@ pub(in crate::sparse_mla) fn offline() -> Vec<crate::offline::Entry> {
         second: false,
         lengths: [false; 2],
         sink: false,
-        fp8: false,
+        rows: [Stored::Dense; 2],
         pair: false,
         pages: None,
         writes: Writes::Whole,
     };
     let v4 = Form { tile: tile(8, true), second: true, lengths: [false, true], sink: true, ..v32 };
-    let fp8 = Form { fp8: true, ..v32 };
+    let fp8 = Form { rows: [Stored::V3; 2], ..v32 };
+    let fp8_v4 = Form { rows: [Stored::V4; 2], ..v4 };
+    let entries = Form { rows: [Stored::Dense, Stored::V4], ..v4 };
     [
         entry("576", v32, AddressType::U32),
         entry("576.large", v32, AddressType::U64),
@@ -90,6 +95,12 @@ pub(in crate::sparse_mla) fn offline() -> Vec<crate::offline::Entry> {
         entry("512.two.split", Form { writes: Writes::Split, ..v4 }, AddressType::U32),
         entry("512.two.plan", Form { writes: Writes::Planned, ..v4 }, AddressType::U32),
         entry("512.two.parts", Form { sink: false, writes: Writes::Parts, ..v4 }, AddressType::U32),
+        entry("512.fp8.two", fp8_v4, AddressType::U32),
+        entry("512.fp8.two.pair", Form { pair: true, ..fp8_v4 }, AddressType::U32),
+        entry("512.fp8.two.split", Form { writes: Writes::Split, ..fp8_v4 }, AddressType::U32),
+        entry("512.fp8.entries", entries, AddressType::U32),
+        entry("512.fp8.entries.pair", Form { pair: true, ..entries }, AddressType::U32),
+        entry("512.fp8.entries.split", Form { writes: Writes::Split, ..entries }, AddressType::U32),
         entry("576.two", Form { tile: tile(9, false), lengths: [true; 2], ..v4 }, AddressType::U64),
     ]
     .into_iter()

@@ -40,7 +40,7 @@ impl Output {
         exchange: &Exchange,
         results: &mut Results<E, P>,
     ) {
-        if comptime!(!cube.form.fp8) {
+        if comptime!(!cube.form.fp8()) {
             #[unroll]
             for stage in 0..STAGES {
                 #[unroll]
@@ -97,7 +97,7 @@ impl Output {
             descriptor(values, VALUES),
             comptime!(form.output()),
         );
-        if comptime!(form.fp8) {
+        if comptime!(form.fp8()) {
             acc = wgmma::wait::<Const<128>>(issued, 0u32);
             mbarrier::arrive(cube.barriers.used);
             let empty = cube.barriers.empty + stage * 8;

@@ -103,7 +103,7 @@ impl Scores {
             // All that needs no scores, while they are computed.
             let low = warp::ballot(exchange.slots[slots_at as usize] >= 0);
             let high = warp::ballot(exchange.slots[slots_at as usize + 32] >= 0);
-            if comptime!(!cube.form.fp8) {
+            if comptime!(!cube.form.fp8()) {
                 ahead.publish(lists, &mut exchange.slots, &mut exchange.kinds);
                 ahead.advance(lists);
             }

@@ -15,7 +15,7 @@ use super::{Pool, Rows};
 pub(crate) enum BackendPool<B: Backend> {
     /// `[P, S, D]`.
     Dense(FloatTensor<B>),
-    /// Words i32 `[P, S, words]`.
+    /// Words i32, of the shape [`Fp8Rows::stored`].
     Fp8(IntTensor<B>, Fp8Rows),
 }
 
@@ -51,10 +51,10 @@ impl BackendPool<burn_cubecl::CubeBackend> {
 
     /// `[P, S, D]`.
     pub(crate) fn dims(&self) -> [usize; 3] {
-        let [pages, page_size, len] = crate::tensors::dims(self.stored());
+        let stored = crate::tensors::dims(self.stored());
         match self {
-            Self::Dense(_) => [pages, page_size, len],
-            Self::Fp8(_, rows) => [pages, page_size, rows.width()],
+            Self::Dense(_) => stored,
+            Self::Fp8(_, rows) => rows.dims(stored),
         }
     }
 
@@ -105,7 +105,7 @@ impl BackendPoolMetadata {
     Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
 )]
 pub(super) trait ReadFp8Backend: Backend {
-    /// The rows in these slots, dequantised, `[N, D]`: words i32 `[P, S, words]`, slots i32 `[N]`.
+    /// The rows in these slots, dequantised, `[N, D]`: words as stored, slots i32 `[N]`.
     #[fusion(meta = |_words, slots, rows| {
         let [count] = slots.shape.dims();
         crate::fusion::spec([count, rows.width()], rows.dtype)
@@ -130,7 +130,7 @@ impl ReadFp8Backend for burn_cubecl::CubeBackend {
         use crate::tensors::{contiguous, dims, empty};
 
         let (words, slots) = (contiguous(words), contiguous(slots));
-        let ([pages, page_size, _], [count], width) = (dims(&words), dims(&slots), rows.width());
+        let ([pages, page_size, width], [count]) = (rows.dims(dims(&words)), dims(&slots));
         let out = empty(&words, [count, width], rows.dtype);
         let cache = BackendPool::<Self>::Fp8(words, rows).arg();
         let (slots, buffer, slot_count) = (slots.into_buffer_arg(), out.clone().into_buffer_arg(), pages * page_size);

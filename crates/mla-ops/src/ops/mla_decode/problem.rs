@@ -56,7 +56,7 @@ impl MlaDecodeProblem {
         causal: bool,
     ) -> DecodeSizes {
         let &Self { batch, query_len, heads, key_width, value_width, page_size, dtype, rows } = self;
-        let (elem, rows) = (dtype_to_elem_type(dtype), rows.kernel(key_width));
+        let (elem, rows) = (dtype_to_elem_type(dtype), rows.kernel(page_size, key_width));
         #[rustfmt::skip]
         let sizes = DecodeSizes {
             batch, query_len, heads, key_width, value_width, pages, page_size, max_pages, cubes, capacity, causal, elem, rows,

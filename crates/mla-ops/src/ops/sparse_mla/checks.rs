@@ -20,10 +20,6 @@ impl SparseMlaArgs {
         self.scope.check(&check, FIRST, &self.q)?;
         if let Some(second) = &self.second {
             second.check(&check, SECOND, &self.q)?;
-            let [first, second] = [&self.scope, second].map(|scope| scope.rows.format());
-            let (actual, words) =
-                (format!("rows in the format {second:?}"), || format!("{first:?}, that of `scope.rows`"));
-            check.value(SECOND[0], first == second, actual, words)?;
         }
         if let Some(sink) = &self.sink {
             check.float_as("sink", sink, DType::F32, "sinks are f32")?;

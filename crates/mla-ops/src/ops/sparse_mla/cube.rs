@@ -64,18 +64,20 @@ fn attend(
     let ([batch, query_len, heads, key_width], SparseMlaOptions { value_width, softmax_scale, determinism }) =
         (dims(&q), options);
     let first = scope_args(scope);
-    let rows = first.rows.format();
+    let second = match second {
+        BackendSecond::None => None,
+        BackendSecond::Scope(scope) => Some(scope_args(scope)),
+    };
+    let (rows, second_rows) = (first.rows.format(), second.as_ref().map(|second| second.rows.format()));
+    let (tokens, elem) = (batch * query_len, elem(&q));
     let args = SparseMlaArgs {
         q: buffer(&q),
         first,
-        second: match second {
-            BackendSecond::None => None,
-            BackendSecond::Scope(scope) => Some(scope_args(scope)),
-        },
+        second,
         pages: None,
         plan,
         results,
-        sizes: SparseMlaSizes { tokens: batch * query_len, heads, key_width, value_width, elem: elem(&q), rows },
+        sizes: SparseMlaSizes { tokens, heads, key_width, value_width, elem, rows, second_rows },
         softmax_scale,
         batch_invariant: determinism.is_batch_invariant(),
     };

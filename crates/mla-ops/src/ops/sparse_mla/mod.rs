@@ -232,7 +232,8 @@ impl SparseMlaArgs {
     fn problem(&self, options: &SparseMlaOptions) -> SparseMlaProblem {
         let [batch, query_len, heads, key_width] = self.q.dims();
         let (value_width, dtype, rows) = (options.value_width, self.q.dtype(), self.scope.rows.format());
-        SparseMlaProblem { batch, query_len, heads, key_width, value_width, dtype, rows }
+        let second_rows = self.second.as_ref().map(|second| second.rows.format());
+        SparseMlaProblem { batch, query_len, heads, key_width, value_width, dtype, rows, second_rows }
     }
 }
 

@@ -35,6 +35,8 @@ pub struct SparseMlaProblem {
     pub dtype: DType,
     /// How the rows are stored.
     pub rows: RowFormat,
+    /// How those of a second scope are stored, if there is one.
+    pub second_rows: Option<RowFormat>,
 }
 
 impl SparseMlaProblem {
@@ -53,14 +55,15 @@ impl SparseMlaProblem {
 
     #[cfg(feature = "_gpu")]
     fn sizes(&self) -> SparseMlaSizes {
-        let &Self { batch, query_len, heads, key_width, value_width, dtype, rows } = self;
-        let (tokens, rows) = (batch.saturating_mul(query_len), rows.kernel(key_width));
-        SparseMlaSizes { tokens, heads, key_width, value_width, elem: dtype_to_elem_type(dtype), rows }
+        let &Self { batch, query_len, heads, key_width, value_width, dtype, rows, second_rows } = self;
+        let (tokens, elem) = (batch.saturating_mul(query_len), dtype_to_elem_type(dtype));
+        let [rows, second_rows] = [Some(rows), second_rows].map(|rows| rows.map(|rows| rows.kernel(1, key_width)));
+        SparseMlaSizes { tokens, heads, key_width, value_width, elem, rows: rows.unwrap_or_default(), second_rows }
     }
 
     /// The decode step that it is on other GPUs: each query token is a sequence, with pages of one row.
     pub(super) fn as_decode(&self) -> MlaDecodeProblem {
-        let &Self { batch, query_len, heads, key_width, value_width, dtype, rows } = self;
+        let &Self { batch, query_len, heads, key_width, value_width, dtype, rows, .. } = self;
         let batch = batch.saturating_mul(query_len);
         MlaDecodeProblem { batch, query_len: 1, heads, key_width, value_width, page_size: 1, dtype, rows }
     }
