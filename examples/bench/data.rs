@@ -61,7 +61,9 @@ pub fn rows(shape: [usize; 3], bench: &Bench) -> Result<Pool, String> {
         return Ok(dense.into());
     }
     let [pages, page_size, width] = shape;
-    let (slots, format) = (pages * page_size, RowFormat::Fp8 { rope: 64 });
+    let slots = pages * page_size;
+    // DeepSeek-V3's rows, and DeepSeek-V4's.
+    let format = if width == 576 { RowFormat::Fp8 { rope: 64 } } else { RowFormat::Fp8E8m0 { rope: 64 } };
     let cache = Pool::new(shape, FloatDType::from(bench.dtype), format, &bench.device);
     let mut cache = cache.map_err(|error| error.to_string())?;
     let rows = dense.reshape([slots, width]);

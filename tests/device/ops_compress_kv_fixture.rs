@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use mla_ops::cache::new_pool;
+use mla_ops::cache::{Pool, new_pool};
 use mla_ops::{CompressKvArgs, CompressKvOptions, CompressedKv, EntryCache, compress_kv};
 use rand::RngExt;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -244,14 +244,14 @@ impl Case {
         let full = chunks.iter().flat_map(|chunk| (0..entries).map(|j| j < self.full(chunk).len()));
         let slots: Vec<i32> = full.zip(places).map(|(is_full, slot)| if is_full { slot } else { -1 }).collect();
         let cache = new_pool([rows / 4, 4, self.width], FloatDType::from(dtype), device).expect("small");
-        (EntryCache { cache, slots: ints(&slots, [slots.len()], device) }, slots)
+        (EntryCache { cache: cache.into(), slots: ints(&slots, [slots.len()], device) }, slots)
     }
 
     /// Rows of the cache are the entries that went there, and else as they were.
     #[track_caller]
-    fn assert_cached(&self, what: &str, slots: &[i32], entries: &Tensor<3>, cache: Tensor<3>) {
+    fn assert_cached(&self, what: &str, slots: &[i32], entries: &Tensor<3>, cache: Pool) {
         let bytes = self.width * entries.dtype().size();
-        let (entries, cache) = (bits(entries), bits(&cache));
+        let (entries, cache) = (bits(entries), bits(&cache.dense()));
         for (row, cached) in cache.chunks_exact(bytes).enumerate() {
             match slots.iter().position(|&slot| slot == row as i32) {
                 Some(entry) => assert!(cached == &entries[entry * bytes..][..bytes], "{what}: row {row}"),

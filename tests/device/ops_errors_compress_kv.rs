@@ -1,7 +1,7 @@
 //! Wrong arguments of `compress_kv`; how they are compared: `ops_errors.rs`.
 
 use burn::tensor::{DType, Device, FloatDType, IntDType, Tensor};
-use mla_ops::cache::new_pool;
+use mla_ops::cache::{Pool, new_pool};
 use mla_ops::{CompressKvArgs, CompressKvOptions, EntryCache, MlaError, compress_kv};
 
 use crate::devices::{FLOATS, for_each_device, is_wgpu, skip};
@@ -23,7 +23,7 @@ fn args(device: &Device) -> CompressKvArgs {
         cos: zeros([2, 2, 2], device),
         sin: zeros([2, 2, 2], device),
         cache: Some(EntryCache {
-            cache: new_pool([2, 4, 6], FloatDType::F32, device).expect("small"),
+            cache: new_pool([2, 4, 6], FloatDType::F32, device).expect("small").into(),
             slots: ints(&[3, -1, 7, 0], [4], device),
         }),
     }
@@ -37,7 +37,7 @@ const OPTIONS: CompressKvOptions = CompressKvOptions { overlap: true, norm_eps: 
 
 /// The error, after a look at state and cache that come back with it: they must be as they were.
 fn refused(args: CompressKvArgs, options: &CompressKvOptions) -> Result<(), MlaError> {
-    let seen = |state: &Tensor<3>, cache: Option<&Tensor<3>>| (bits(state), cache.map(bits));
+    let seen = |state: &Tensor<3>, cache: Option<&Pool>| (bits(state), cache.map(|cache| bits(&cache.dense())));
     let before = seen(&args.state, args.cache.as_ref().map(|to| &to.cache));
     let Err(refused) = compress_kv(args, options) else { return Ok(()) };
     assert!(seen(&refused.state, refused.cache.as_ref()) == before, "{refused}: they have changed");
@@ -73,7 +73,7 @@ fn ops_errors_compress_kv() {
         refuses(Shape, "cos", |it, device| it.cos = zeros([2, 2, 4], device));
         refuses(Shape, "sin", |it, device| it.sin = zeros([2, 2, 1], device));
         refuses(Shape, "sin", |it, device| it.sin = zeros([2, 3, 2], device));
-        refuses(Shape, "cache", |it, device| change_cache(it, |to| to.cache = zeros([2, 4, 5], device)));
+        refuses(Shape, "cache", |it, device| change_cache(it, |to| to.cache = zeros::<3>([2, 4, 5], device).into()));
         refuses(Shape, "cache_slots", |it, device| change_cache(it, |to| to.slots = ints(&[0; 2], [2], device)));
         refuses(WrongType, "cache_slots", |it, _| {
             change_cache(it, |to| to.slots = to.slots.clone().cast(IntDType::I64));
@@ -124,7 +124,7 @@ fn ops_errors_compress_kv_float_types() {
         assert_refused(refused(args, &OPTIONS), WrongType, argument);
     };
     refuses("kv_gates", |it| it.kv_gates = it.kv_gates.clone().cast(FloatDType::F64));
-    refuses("cache", |it| change_cache(it, |to| to.cache = to.cache.clone().cast(FloatDType::F16)));
+    refuses("cache", |it| change_cache(it, |to| to.cache = to.cache.dense().cast(FloatDType::F16).into()));
     refuses("state", |it| it.state = it.state.clone().cast(FloatDType::F16));
     refuses("position_bias", |it| it.position_bias = it.position_bias.clone().cast(FloatDType::F64));
     refuses("norm_weight", |it| it.norm_weight = it.norm_weight.clone().cast(FloatDType::BF16));

@@ -473,7 +473,7 @@ fn compressed(h: &mut Hostile) -> Outcome {
         norm_weight: h.floats([6]),
         cos: h.floats([2, 2, 2]),
         sin: h.floats([2, 2, 2]),
-        cache: h.maybe(|h| EntryCache { cache: h.floats([2, 4, 6]), slots: h.ints(&[3, -1, 7, 0], [4]) }),
+        cache: h.maybe(|h| EntryCache { cache: h.floats([2, 4, 6]).into(), slots: h.ints(&[3, -1, 7, 0], [4]) }),
     };
     let options = CompressKvOptions {
         overlap: !h.is_wrong(),

@@ -30,7 +30,11 @@ pub enum KvCacheFormat {
     /// Latents in FP8 with a scale for every 128 channels, and their rotary channels in bf16
     /// ([`RowFormat::Fp8`](mla_ops::cache::RowFormat::Fp8)): 656 bytes for the 576 channels of DeepSeek-V2, V3 and V3.2. Index keys
     /// (V3.2) stay in the dtype of the model. The new tokens of a prompt attend to each other before they are rounded, unless results
-    /// are batch-invariant; later ones see what the cache holds. DeepSeek-V4 has no such cache.
+    /// are batch-invariant; later ones see what the cache holds.
+    ///
+    /// Of DeepSeek-V4 the entries that an indexer picks from, with a scale for every 64 channels
+    /// ([`RowFormat::Fp8E8m0`](mla_ops::cache::RowFormat::Fp8E8m0)): 584 bytes for 512 channels. The window, index keys and the few
+    /// heavily compressed entries stay in the dtype of the model.
     Fp8,
 }
 

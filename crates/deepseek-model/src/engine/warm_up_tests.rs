@@ -13,6 +13,7 @@ use rand_chacha::ChaCha8Rng;
 use rstest::rstest;
 
 use super::*;
+use crate::cache::KvCacheFormat::{self, Auto, Fp8};
 use crate::decode_graph::bucket;
 use crate::engine::scheduler::{Job, Plan, Scheduler};
 
@@ -34,24 +35,27 @@ const LONGEST: f64 = 20_000.0;
 const NEW_TOKENS: usize = 40;
 
 #[rstest]
-#[case::v2_lite_launched("deepseek-v2-lite", false)]
-#[case::v2_lite_captured("deepseek-v2-lite", true)]
-#[case::v3_launched("deepseek-v3", false)]
-#[case::v3_captured("deepseek-v3", true)]
-#[case::v32_launched("deepseek-v32", false)]
-#[case::v32_captured("deepseek-v32", true)]
-#[case::v4_launched("deepseek-v4-flash", false)]
+#[case::v2_lite_launched("deepseek-v2-lite", false, Auto)]
+#[case::v2_lite_captured("deepseek-v2-lite", true, Auto)]
+#[case::v3_launched("deepseek-v3", false, Auto)]
+#[case::v3_captured("deepseek-v3", true, Auto)]
+#[case::v32_launched("deepseek-v32", false, Auto)]
+#[case::v32_captured("deepseek-v32", true, Auto)]
+#[case::v32_fp8_cache("deepseek-v32", true, Fp8)]
+#[case::v4_launched("deepseek-v4-flash", false, Auto)]
+#[case::v4_fp8_cache("deepseek-v4-flash", true, Fp8)]
 #[ignore = "for a simulated GPU that does not compile: tools/simulate.sh --models runs it, in CI a case a day"]
-fn warm_up_names_all_kernels(#[case] name: &str, #[case] graphs: bool) {
+fn warm_up_names_all_kernels(#[case] name: &str, #[case] graphs: bool, #[case] kv_cache: KvCacheFormat) {
     assert_eq!(std::env::var("SIM_CUDA_KERNELS").as_deref(), Ok("empty"), "see tools/simulate.sh --models");
     let device = DeviceName::Cuda(0).open().expect("the simulated GPU");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../examples/bench/models/{name}.json"));
-    let (config, dtype) = (ModelConfig::read_file(&path).expect("a configuration"), FloatDType::BF16);
+    let config = ModelConfig::read_file(&path).expect("a configuration");
+    let load_as = LoadAs { kv_cache, ..LoadAs::from(FloatDType::BF16) };
     let options = EngineOptions { graphs, ..OPTIONS };
-    let (outcome, ahead) = launched_kernels(|| compile_all_ahead(&config, &device, dtype, &options));
+    let (outcome, ahead) = launched_kernels(|| compile_all_ahead(&config, &device, load_as, &options));
     outcome.expect("legal options");
     let steps = || {
-        let model = without_weights(&config, 1, &device, dtype.into()).expect("a model");
+        let model = without_weights(&config, 1, &device, load_as).expect("a model");
         Requests::new(&model, &options).steps(&ahead)
     };
     let later = mla_ops::compile_ahead(&device, || mla_ops::on_device_thread(&device, steps));

@@ -300,20 +300,21 @@ impl Pool {
         }
     }
 
+    /// On the call's device, and of a dtype that operations know.
+    pub(crate) fn check_stored(&self, check: &Check, argument: &'static str) -> Result<(), MlaError> {
+        match &self.0 {
+            Rows::Dense(rows) => check.float(argument, rows),
+            Rows::Fp8(words, _) => check.int(argument, words),
+        }
+    }
+
     /// The check of a call whose first argument it is.
     pub(crate) fn check_first(&self, op: &'static str, argument: &'static str) -> Result<Check, MlaError> {
         match &self.0 {
-            Rows::Dense(rows) => {
-                let check = Check::new(op, argument, rows)?;
-                check.float(argument, rows)?;
-                Ok(check)
-            }
-            Rows::Fp8(words, _) => {
-                let check = Check::new(op, argument, words)?;
-                check.int(argument, words)?;
-                Ok(check)
-            }
+            Rows::Dense(rows) => Check::new(op, argument, rows),
+            Rows::Fp8(words, _) => Check::new(op, argument, words),
         }
+        .and_then(|check| self.check_stored(&check, argument).map(|()| check))
     }
 
     /// Kernels reach all of it.
@@ -341,6 +342,14 @@ impl Pool {
         let words = || "dense rows: this operation reads no others on this device".into();
         check.value(argument, self.format() == RowFormat::Dense, "a pool of FP8 rows", words)?;
         Ok(self.dense())
+    }
+
+    /// The tensor of dense rows, the only handle if this was; otherwise the pool.
+    pub(crate) fn into_dense(self) -> Result<Tensor<3>, Self> {
+        match self.0 {
+            Rows::Dense(rows) => Ok(rows),
+            Rows::Fp8(..) => Err(self),
+        }
     }
 
     /// The same rows as pages of one.

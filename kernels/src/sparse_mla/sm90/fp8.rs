@@ -143,7 +143,8 @@ impl<'a, E: Float, V: Size> Rows<'a, E, V> {
     /// The rows of all work.
     pub fn run(&self, cube: &Cube, lists: &Lists, ahead: &mut Ahead, exchange: &mut Exchange) {
         let mut slots = Slots::none();
-        slots.set(ahead.slot(lists), ahead.list);
+        // All lanes have the same list, and the loop below is one: the compiler would make two of it.
+        slots.set(ahead.slot(lists), warp::uniform(ahead.list));
         let mut turn = 0u32;
         let (mut part_0, mut part_1) = (Part::nothing(), Part::nothing());
         let (mut part_2, mut part_3) = (Part::nothing(), Part::nothing());
@@ -178,7 +179,6 @@ impl<'a, E: Float, V: Size> Rows<'a, E, V> {
             // The last four, and the first four of the next block.
             let last = comptime!(if cube.form.pair { 0u32 } else { 4u32 });
             part_0.store(self, to, is_codes, last, cube.form);
-            // All lanes have the same list, and the loop is one: the compiler would make two of it.
             slots.set(ahead.slot(lists), warp::uniform(ahead.list));
             part_0.fetch(self, cube, &slots, 0u32);
             part_1.store(self, to, is_codes, comptime!(last + 1), cube.form);

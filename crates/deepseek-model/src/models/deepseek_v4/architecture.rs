@@ -35,18 +35,25 @@ impl Architecture for DeepseekV4Config {
     }
 
     fn layers(&self, load_as: LoadAs) -> Vec<LayerSummary> {
-        self.layer_summaries(load_as.dtype)
+        self.layer_summaries(load_as)
     }
 
     fn cache_bytes(&self, size: CacheSize, load_as: LoadAs) -> Result<u128> {
-        self.row_format(load_as.kv_cache)?;
-        V4Cache::bytes(self, size, load_as.dtype)
+        V4Cache::bytes(self, size, load_as)
     }
 
     fn row_format(&self, kv_cache: KvCacheFormat) -> Result<RowFormat> {
+        let (latent, rope) = (self.head_dim - self.qk_rope_head_dim, self.qk_rope_head_dim);
         match kv_cache {
             KvCacheFormat::Auto => Ok(RowFormat::Dense),
-            KvCacheFormat::Fp8 => Err(ModelError::request("kv_cache", "fp8", "auto: DeepSeek-V4 has no cache in FP8")),
+            KvCacheFormat::Fp8 if latent > 0 && latent.is_multiple_of(4) && rope.is_multiple_of(2) => {
+                Ok(RowFormat::Fp8E8m0 { rope })
+            }
+            KvCacheFormat::Fp8 => {
+                let expected =
+                    format!("auto: FP8 rows are not known of {latent} channels with {rope} rotary ones behind them");
+                Err(ModelError::request("kv_cache", "fp8", expected))
+            }
         }
     }
 
@@ -80,8 +87,7 @@ impl Architecture for DeepseekV4Config {
 
 impl Model for DeepseekV4 {
     fn new_cache(&self, size: CacheSize, load_as: LoadAs) -> Result<ModelCache> {
-        self.config.row_format(load_as.kv_cache)?;
-        Ok(ModelCache::new(V4Cache::new(&self.config, size, load_as.dtype, &self.device)?))
+        Ok(ModelCache::new(V4Cache::new(&self.config, size, load_as, &self.device)?))
     }
 
     fn forward(

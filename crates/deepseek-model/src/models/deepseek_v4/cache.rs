@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use burn::tensor::{Device, FloatDType, Tensor};
-use mla_ops::cache::{CacheConfig, CacheError, PagedCache, RequestId};
+use burn::tensor::{Device, Tensor};
+use mla_ops::cache::{CacheConfig, CacheError, PagedCache, Pool, RequestId};
 
 use super::config::DeepseekV4Config;
-use super::schedule::CompressorSpec;
 use super::snapshots::SnapshotRows;
 use super::states::{MarkedRows, State, States};
 use crate::cache::{CacheSize, RequestCache, Snapshot, Snapshots};
+use crate::models::architecture::Architecture;
+use crate::weights::LoadAs;
 use crate::{ModelError, Result, memory};
 
 /// A request has a row in the state of every layer and compressor, which is its own as long as it lives, and pages that
@@ -19,6 +20,7 @@ use crate::{ModelError, Result, memory};
 #[derive(Debug)]
 pub(crate) struct V4Cache {
     device: Device,
+    load_as: LoadAs,
     /// A pool for each compressor.
     entries: PagedCache,
     /// A row for each request.
@@ -48,12 +50,13 @@ impl V4Cache {
     ///
     /// # Errors
     /// A size that is zero or too large, or a page size that is no power of two.
-    pub(crate) fn new(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType, device: &Device) -> Result<Self> {
-        let bytes = Self::bytes(config, size, dtype)?;
+    pub(crate) fn new(config: &DeepseekV4Config, size: CacheSize, load_as: LoadAs, device: &Device) -> Result<Self> {
+        let (dtype, bytes) = (load_as.dtype, Self::bytes(config, size, load_as)?);
         memory::check("a KV cache", bytes, device)?;
         Ok(Self {
             device: device.clone(),
-            entries: PagedCache::new(entry_pages(config, size, dtype), device)?,
+            load_as,
+            entries: PagedCache::new(entry_pages(config, size, load_as)?, device)?,
             states: States::new(config, size.max_requests, dtype, device)?,
             snapshots: None,
             computed: HashMap::new(),
@@ -63,9 +66,9 @@ impl V4Cache {
     }
 
     /// Bytes of a cache of this size.
-    pub(super) fn bytes(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType) -> Result<u128> {
-        let pages = entry_pages(config, size, dtype).bytes().map_err(CacheError::from)?;
-        let states = (size.max_requests as u128).saturating_mul(config.bytes_per_request(dtype) as u128);
+    pub(super) fn bytes(config: &DeepseekV4Config, size: CacheSize, load_as: LoadAs) -> Result<u128> {
+        let pages = entry_pages(config, size, load_as)?.bytes().map_err(CacheError::from)?;
+        let states = (size.max_requests as u128).saturating_mul(config.bytes_per_request(load_as.dtype) as u128);
         Ok(states.saturating_add(pages as u128))
     }
 
@@ -75,13 +78,13 @@ impl V4Cache {
     }
 
     /// Moves the pool of a compressor out; [`Self::put_entries`] gives it back.
-    pub(crate) fn take_entries(&mut self, pool: usize) -> Result<Tensor<3>> {
-        Ok(self.entries.take_pool(pool)?.dense())
+    pub(crate) fn take_entries(&mut self, pool: usize) -> Result<Pool> {
+        Ok(self.entries.take_pool(pool)?)
     }
 
     /// Gives back what [`Self::take_entries`] handed out.
-    pub(crate) fn put_entries(&mut self, pool: usize, tensor: Tensor<3>) -> Result<()> {
-        Ok(self.entries.put_pool(pool, tensor.into())?)
+    pub(crate) fn put_entries(&mut self, pool: usize, entries: Pool) -> Result<()> {
+        Ok(self.entries.put_pool(pool, entries)?)
     }
 
     /// Begins a forward pass over the last `n_tokens` tokens of a request. The state moves on with every pass, so a token
@@ -101,9 +104,9 @@ impl V4Cache {
 
     /// A cache of the same layout, with next to no rows.
     pub(super) fn stand_in(&self, config: &DeepseekV4Config) -> Result<Self> {
-        let CacheConfig { page_size, dtype, .. } = *self.entries.config();
-        let size = CacheSize { num_pages: 1, page_size, max_requests: 1, max_tokens: 1 };
-        Self::new(config, size, dtype, &self.device)
+        let size =
+            CacheSize { num_pages: 1, page_size: self.entries.config().page_size, max_requests: 1, max_tokens: 1 };
+        Self::new(config, size, self.load_as, &self.device)
     }
 
     /// Moves a state out, so that the caller owns the only handle and can write in place; [`Self::put`] gives it back.
@@ -285,16 +288,16 @@ impl Snapshots for V4Cache {
 }
 
 /// Pages that hold whole entries of every compressor.
-fn entry_pages(config: &DeepseekV4Config, size: CacheSize, dtype: FloatDType) -> CacheConfig {
+fn entry_pages(config: &DeepseekV4Config, size: CacheSize, load_as: LoadAs) -> Result<CacheConfig> {
     let pages = CacheConfig {
-        pools: config.compressors().iter().map(CompressorSpec::pool).collect(),
+        pools: config.pools(config.row_format(load_as.kv_cache)?),
         num_pages: size.num_pages,
         page_size: size.page_size,
         max_requests: size.max_requests,
         max_tokens: size.max_tokens,
-        dtype,
+        dtype: load_as.dtype,
     };
-    with_whole_entries(pages, config)
+    Ok(with_whole_entries(pages, config))
 }
 
 fn with_whole_entries(size: CacheConfig, config: &DeepseekV4Config) -> CacheConfig {
@@ -312,7 +315,7 @@ fn with_whole_entries(size: CacheConfig, config: &DeepseekV4Config) -> CacheConf
 mod tests {
     use std::path::PathBuf;
 
-    use burn::tensor::s;
+    use burn::tensor::{FloatDType, s};
 
     use super::*;
 
@@ -325,7 +328,7 @@ mod tests {
     const SIZE: CacheSize = CacheSize { num_pages: 3, page_size: 16, max_requests: 2, max_tokens: 40 };
 
     fn cache(size: CacheSize) -> Result<V4Cache> {
-        V4Cache::new(&config(), size, FloatDType::F32, &Device::flex())
+        V4Cache::new(&config(), size, LoadAs::from(FloatDType::F32), &Device::flex())
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::mem;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
-use mla_ops::cache::{PagedCache, new_pool};
+use mla_ops::cache::{PagedCache, Pool, PoolConfig, RowFormat, new_pool};
 use mla_ops::{
     CompressKvArgs, CompressKvOptions, CompressedKv, Determinism, EntryCache, MlaError, WriteLatentError, compress_kv,
 };
@@ -133,15 +133,12 @@ impl Compressor {
         self.check_pool(cache)?;
         let kv_gates = self.kv_gates.forward(x, step.determinism)?;
         Ok(cache.write_pool(self.number, |pool| {
-            // What is written has no other handle.
-            let rows = pool.dense();
-            drop(pool);
             let carried = mem::replace(&mut state.0, Tensor::empty([0; 3], &self.device()));
-            let (carried, rows, entries) = self.compress(kv_gates, &step.sequences, &step.entries, carried, rows);
+            let (carried, pool, entries) = self.compress(kv_gates, &step.sequences, &step.entries, carried, pool);
             state.0 = carried;
             match entries {
-                Ok(entries) => Ok((rows.into(), entries)),
-                Err(error) => Err(Box::new(WriteLatentError { error, cache: rows.into() })),
+                Ok(entries) => Ok((pool, entries)),
+                Err(error) => Err(Box::new(WriteLatentError { error, cache: pool })),
             }
         })?)
     }
@@ -151,8 +148,9 @@ impl Compressor {
     }
 
     fn check_pool(&self, cache: &PagedCache) -> Result<()> {
-        let (expected, pool) = (self.spec.pool(), cache.config().pools.get(self.number));
-        if pool == Some(&expected) {
+        let (expected, pool) = (self.spec.pool(RowFormat::Dense), cache.config().pools.get(self.number));
+        // In whichever format.
+        if pool.is_some_and(|pool| PoolConfig { format: expected.format, ..*pool } == expected) {
             return Ok(());
         }
         let actual = format!("one whose pool {} is {pool:?}", self.number);
@@ -196,8 +194,8 @@ impl Compressor {
         sequences: &Sequences,
         entries: &EntryStep,
         state: Tensor<3>,
-        pool: Tensor<3>,
-    ) -> (Tensor<3>, Tensor<3>, Result<Tensor<3>, MlaError>) {
+        pool: Pool,
+    ) -> (Tensor<3>, Pool, Result<Tensor<3>, MlaError>) {
         let dtype = FloatDType::from(kv_gates.dtype());
         let args = CompressKvArgs {
             kv_gates,

@@ -3,9 +3,13 @@
 use burn::tensor::{DType, FloatDType};
 use mla_ops::Determinism;
 
+use mla_ops::cache::{PoolConfig, RowFormat};
+
 use super::config::DeepseekV4Config;
 use super::schedule::{AttentionSpec, CompressorSpec, LayerSpec};
 use crate::config::LayerSummary;
+use crate::models::architecture::Architecture;
+use crate::weights::LoadAs;
 
 impl DeepseekV4Config {
     /// The compressors of a layer: of its entries, and of its index keys.
@@ -20,6 +24,18 @@ impl DeepseekV4Config {
     /// The compressors of all layers, in order.
     pub(crate) fn compressors(&self) -> Vec<CompressorSpec> {
         (0..self.layers.len()).flat_map(|layer| self.layer_compressors(layer)).collect()
+    }
+
+    /// The pools of all compressors. In FP8 are the entries that an indexer picks from: others are few, and index keys are not attended to.
+    pub(crate) fn pools(&self, entries: RowFormat) -> Vec<PoolConfig> {
+        (0..self.layers.len()).flat_map(|layer| self.layer_pools(layer, entries)).collect()
+    }
+
+    fn layer_pools(&self, layer: usize, entries: RowFormat) -> Vec<PoolConfig> {
+        let pool = |(number, of): (usize, CompressorSpec)| {
+            of.pool(if of.overlap && number == 0 { entries } else { RowFormat::Dense })
+        };
+        self.layer_compressors(layer).into_iter().enumerate().map(pool).collect()
     }
 
     /// The number of a layer's first compressor among those of all layers.
@@ -59,15 +75,17 @@ impl DeepseekV4Config {
 
     /// Bytes of the states of a request, in all layers together.
     pub(crate) fn bytes_per_request(&self, dtype: FloatDType) -> usize {
-        self.layer_summaries(dtype).iter().map(|layer| layer.bytes_per_request).sum()
+        self.layer_summaries(LoadAs::from(dtype)).iter().map(|layer| layer.bytes_per_request).sum()
     }
 
-    /// The layers in words, with caches of `dtype`.
-    pub(crate) fn layer_summaries(&self, dtype: FloatDType) -> Vec<LayerSummary> {
+    /// The layers in words, with the caches of a model that is loaded so.
+    pub(crate) fn layer_summaries(&self, load_as: LoadAs) -> Vec<LayerSummary> {
+        let (dtype, entries) = (load_as.dtype, self.row_format(load_as.kv_cache).unwrap_or_default());
         let (size, carried_size) = (DType::from(dtype).size(), DType::F32.size());
         let layer = |(number, spec): (usize, &LayerSpec)| {
             let compressors = self.layer_compressors(number);
-            let per_token = compressors.iter().map(|c| (c.width * size).div_ceil(c.rate));
+            let pools = self.layer_pools(number, entries);
+            let per_token = pools.iter().map(|pool| pool.row_bytes(dtype).div_ceil(pool.tokens_per_row));
             let carried = compressors.iter().map(|c| c.carried_tokens() * 2 * c.channels() * carried_size);
             LayerSummary {
                 attention: spec.attention.to_string(),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mla_ops::cache::PoolConfig;
+use mla_ops::cache::{PoolConfig, RowFormat};
 
 /// Which keys a layer's queries see besides their neighbours (DeepSeek-V4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,8 +86,8 @@ impl CompressorSpec {
     }
 
     /// Its pool in a cache.
-    pub(crate) fn pool(&self) -> PoolConfig {
-        PoolConfig { tokens_per_row: self.rate, ..PoolConfig::per_token(self.width) }
+    pub(crate) fn pool(&self, format: RowFormat) -> PoolConfig {
+        PoolConfig { width: self.width, tokens_per_row: self.rate, format }
     }
 
     /// Tokens whose keys and gates later entries may need.

@@ -15,6 +15,7 @@ use self::backend::{
 };
 use super::write_latent::{BackendRows, write_rows};
 use crate::MlaError;
+use crate::cache::Pool;
 use crate::check::{Check, check_cu_seqlens, check_slots, read_i32};
 use crate::dispatch::tensors;
 
@@ -55,8 +56,8 @@ pub struct CompressKvArgs {
 /// A cache of entries.
 #[derive(Debug, Clone)]
 pub struct EntryCache {
-    /// `[P, S, d]` of the dtype of the entries, as [`write_latent`](crate::write_latent) wants it.
-    pub cache: Tensor<3>,
+    /// `[P, S, d]` of the dtype of the entries, dense or in FP8, as [`write_latent`](crate::write_latent) wants it.
+    pub cache: Pool,
     /// i32 `[B n]`: where each entry goes, `page * S + offset`; -1 skips it. No slot occurs twice.
     pub slots: Tensor<1, Int>,
 }
@@ -69,7 +70,7 @@ pub struct CompressedKv {
     /// The state's own buffer.
     pub state: Tensor<3>,
     /// The own buffer of the cache of entries, if there is one.
-    pub cache: Option<Tensor<3>>,
+    pub cache: Option<Pool>,
 }
 
 /// Options of [`compress_kv`].
@@ -93,7 +94,7 @@ pub struct CompressKvError {
     /// The state, unchanged.
     pub state: Tensor<3>,
     /// The cache of entries, unchanged.
-    pub cache: Option<Tensor<3>>,
+    pub cache: Option<Pool>,
 }
 
 impl From<Box<CompressKvError>> for MlaError {
@@ -161,25 +162,33 @@ impl CompressKvArgs {
     /// sequence others would still read; more tokens are too many for one.
     fn is_step(&self) -> bool {
         let ([batch, entries, _], [tokens, row]) = (self.cos.dims(), self.kv_gates.dims());
-        let empty = |cache: &Tensor<3>| cache.shape().num_elements() == 0;
-        let is_empty =
-            tokens * row == 0 || empty(&self.state) || self.cache.as_ref().is_some_and(|to| empty(&to.cache));
+        let empty = |dims: [usize; 3]| dims.contains(&0);
+        let is_empty = tokens * row == 0
+            || empty(self.state.dims())
+            || self.cache.as_ref().is_some_and(|to| empty(to.cache.dims()));
         entries == 1 && tokens <= batch && !is_empty
     }
 
     fn in_one_launch(self, options: &CompressKvOptions) -> CompressedKv {
         let (tokens, compressor, state_slots, cache) = self.into_backend(options);
-        let cache = match cache {
+        // What is quantised, another launch writes.
+        let mut quantised = None;
+        let cache = match cache.map(|EntryCache { cache, slots }| (cache.into_dense(), slots)) {
             None => BackendEntryCache::None,
-            Some(EntryCache { cache, slots }) => BackendEntryCache::Slots(cache.into_dispatch(), slots.into_dispatch()),
+            Some((Ok(rows), slots)) => BackendEntryCache::Slots(rows.into_dispatch(), slots.into_dispatch()),
+            Some((Err(cache), slots)) => {
+                quantised = Some(EntryCache { cache, slots });
+                BackendEntryCache::None
+            }
         };
         let BackendCompressed { entries, state, cache } =
             <Dispatch as CompressKvBackend>::compress_and_write(tokens, state_slots.into_dispatch(), cache, compressor);
+        let entries: Tensor<3> = tensors(entries);
         let cache = match cache {
-            BackendWrittenCache::None => None,
-            BackendWrittenCache::Cache(cache) => Some(tensors(cache)),
+            BackendWrittenCache::Cache(cache) => Some(Pool::from(tensors::<Tensor<3>>(cache))),
+            BackendWrittenCache::None => quantised.map(|to| to.with(&entries)),
         };
-        CompressedKv { entries: tensors(entries), state: tensors(state), cache }
+        CompressedKv { entries, state: tensors(state), cache }
     }
 
     fn apart(self, options: &CompressKvOptions) -> CompressedKv {
@@ -194,11 +203,8 @@ impl CompressKvArgs {
             let (tokens, compressor, ..) = Self { kv_gates: kv_gates.clone(), ..self }.into_backend(options);
             tensors(<Dispatch as CompressKvBackend>::compress_kv(tokens, compressor))
         };
-        let state = written(state, state_slots, kv_gates);
-        let cache = cache.map(|EntryCache { cache, slots }| match batch * entries {
-            0 => cache,
-            count => written(cache, slots, pooled.clone().reshape([count, width])),
-        });
+        let state = EntryCache { cache: state.into(), slots: state_slots }.with_rows(kv_gates).dense();
+        let cache = cache.map(|to| to.with(&pooled));
         CompressedKv { entries: pooled, state, cache }
     }
 
@@ -225,12 +231,22 @@ impl CompressKvArgs {
     }
 }
 
-/// A state or a cache with these rows.
-fn written(cache: Tensor<3>, slots: Tensor<1, Int>, rows: Tensor<2>) -> Tensor<3> {
-    if cache.shape().num_elements() == 0 || rows.shape().num_elements() == 0 {
-        return cache;
+impl EntryCache {
+    /// The cache with these entries `[B, n, d]`.
+    fn with(self, entries: &Tensor<3>) -> Pool {
+        let [batch, count, width] = entries.dims();
+        match batch * count {
+            0 => self.cache,
+            rows => self.with_rows(entries.clone().reshape([rows, width])),
+        }
     }
-    write_rows(cache.into(), slots, BackendRows::Whole(rows.into_dispatch())).dense()
+
+    fn with_rows(self, rows: Tensor<2>) -> Pool {
+        if self.cache.dims().contains(&0) || rows.dims().contains(&0) {
+            return self.cache;
+        }
+        write_rows(self.cache, self.slots, BackendRows::Whole(rows.into_dispatch()))
+    }
 }
 
 impl CompressKvArgs {
@@ -244,10 +260,8 @@ impl CompressKvArgs {
         check.only_handle("state", &self.state)?;
         if let Some(EntryCache { cache, .. }) = &self.cache {
             let dtype = DType::from(options.dtype);
-            check.float_as("cache", cache, dtype, "the `dtype` of the options")?;
-            check.elements("cache", cache)?;
-            check.contiguous("cache", cache)?;
-            check.only_handle("cache", cache)?;
+            cache.check(&check, "cache", dtype, "the `dtype` of the options")?;
+            cache.check_own(&check, "cache")?;
         }
         if check.sees_values() { self.validate_values() } else { Ok(()) }
     }
@@ -305,7 +319,7 @@ impl CompressKvArgs {
         let words = || format!("[B, n, dr / 2] = [{batch}, {entries}, {pairs}], as `cos`");
         check.dims("sin", self.sin.dims(), [Some(batch), Some(entries), Some(pairs)], words)?;
         let Some(EntryCache { cache, slots }) = &self.cache else { return Ok(()) };
-        check.float("cache", cache)?;
+        cache.check_stored(&check, "cache")?;
         check.int("cache_slots", slots)?;
         check.dims("cache", cache.dims(), [None, None, Some(width)], || format!("[P, S, d] with d = {width}"))?;
         let count = batch.saturating_mul(entries);

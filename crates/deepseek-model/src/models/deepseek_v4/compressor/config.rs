@@ -1,7 +1,7 @@
 use burn::config::Config;
 use burn::tensor::{Device, FloatDType};
 use mla_ops::RopeConfig;
-use mla_ops::cache::PoolConfig;
+use mla_ops::cache::{PoolConfig, RowFormat};
 
 use super::Compressor;
 use crate::Result;
@@ -78,9 +78,9 @@ impl CompressorConfig {
         rope_contradiction(&self.rope)
     }
 
-    /// Its pool in a cache.
+    /// Its pool in a cache, with dense rows; they may be in FP8 as well.
     pub fn pool(&self) -> PoolConfig {
-        self.spec().pool()
+        self.spec().pool(RowFormat::Dense)
     }
 
     pub(super) fn spec(&self) -> CompressorSpec {
