@@ -52,7 +52,7 @@
 //!
 //! `e2e_prefill`: `b` prompts of `context` random tokens in steps of 16,384 at most, of launched kernels, by the wall clock until
 //! their first tokens are on the host. `ms` and `tokens_per_s` are the mean of 8 such batches, of 65,536 tokens of 2, `ms_first`
-//! is the one before them, which compiles and tunes. `e2e_ttft`: `ms` from the start of a process to the first token of one prompt, `ms_from_device` from an open
+//! is the one before them, which compiles and tunes; `weight_gflop_per_token` are the products with weights, as a bound. `e2e_ttft`: `ms` from the start of a process to the first token of one prompt, `ms_from_device` from an open
 //! device, `ms_from_weights` from the last weight; `ms_asking` is the pass that names the kernels, `ms_loading` the weights, while
 //! kernels are compiled. What earlier processes compiled lies on the disk. `e2e_shapes`: kernels that were `compiled` (or read from
 //! the disk) in 196 steps with requests of random lengths, after a warm-up of so many.

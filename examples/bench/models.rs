@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use burn::tensor::FloatDType;
-use burn_mla::model::{KvCacheFormat, LoadAs, ModelConfig, ModelError, ModelRanks, RandomInit, WeightStorage};
+use burn_mla::model::{
+    KvCacheFormat, LoadAs, ModelConfig, ModelError, ModelRanks, RandomInit, WeightStorage, weight_sizes,
+};
 use serde_json::{Value, json};
 
 use crate::cases::{Bench, Size};
@@ -134,6 +136,15 @@ pub fn load_as(bench: &Bench) -> LoadAs {
     };
     let kv_cache = bench.kv_cache.map_or(KvCacheFormat::Auto, KvCacheFormat::from);
     LoadAs { dtype: FloatDType::from(bench.dtype), storage, kv_cache }
+}
+
+/// FLOPs of a prompt's token in products with weights, those of the head left out, which the last token alone needs.
+pub fn flops_per_token(config: &ModelConfig) -> f64 {
+    let chosen = config.num_experts_per_tok() as f64 / config.n_routed_experts().max(1) as f64;
+    let outside = ["model.embed_tokens.", "embed.", "lm_head.", "head."];
+    let weights = weight_sizes(config, FloatDType::F32);
+    let inside = weights.iter().filter(|(spec, _)| !outside.iter().any(|prefix| spec.name.starts_with(prefix)));
+    inside.map(|(spec, _)| 2.0 * spec.len() as f64 * if spec.name.contains(".experts.") { chosen } else { 1.0 }).sum()
 }
 
 /// Weights as models are trained from, so that a batch chooses its experts like a model that is trained.

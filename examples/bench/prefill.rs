@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::cases::{Bench, Size};
 use crate::data;
-use crate::models::{ModelCase, show};
+use crate::models::{ModelCase, flops_per_token, show};
 use crate::report::rounded;
 
 /// Batches of prompts, one after the other; the first compiles and tunes, and is not counted. Fewer of long prompts.
@@ -51,6 +51,7 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
                 ("ms_min", rounded(least, 2)),
                 ("ms_first", rounded(first, 2)),
                 ("tokens_per_s", rounded(1e3 * tokens as f64 / others, 1)),
+                ("weight_gflop_per_token", rounded(flops_per_token(model.first().config()) / 1e9, 3)),
             ];
             bench.report.rate("e2e_prefill", &shape, &numbers);
             Ok(())

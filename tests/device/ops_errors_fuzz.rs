@@ -543,7 +543,7 @@ fn caches(h: &mut Hostile) -> Outcome {
     let mut ids: Vec<RequestId> = vec![said(if h.is_wrong() { foreign.admit() } else { cache.admit() })?];
     for _ in 0..20 {
         let (id, n, pages) = (h.one(&ids), h.number(2), [h.number(1) as u32, h.number(5) as u32]);
-        let outcome = match h.rng.random_range(0..13) {
+        let outcome = match h.rng.random_range(0..14) {
             0 | 1 => cache.admit().map(|id| ids.push(id)),
             2 | 3 => cache.append(id, n).map(drop),
             4 => cache.fork(id).map(|id| ids.push(id)),
@@ -554,6 +554,7 @@ fn caches(h: &mut Hostile) -> Outcome {
             9 => cache.admit_with(&pages[..1]).map(|id| ids.push(id)),
             10 => cache.replace_first_pages(id, &pages),
             11 => cache.page_table(&ids, n).map(drop),
+            12 => cache.page_table_of_first(&ids, n).map(drop),
             _ => cache.take_pool(n).and_then(|pool| {
                 let other = if h.is_wrong() { h.floats::<3>([8, 4, 3]).into() } else { pool };
                 cache.put_pool(n, other)

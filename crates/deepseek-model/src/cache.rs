@@ -21,6 +21,15 @@ pub struct CacheSize {
     pub max_tokens: usize,
 }
 
+impl CacheSize {
+    /// Pages of 64 tokens, as many as all requests need at their longest.
+    pub fn new(max_requests: usize, max_tokens: usize) -> Self {
+        let page_size = 64;
+        let num_pages = max_requests.saturating_mul(max_tokens.div_ceil(page_size));
+        Self { num_pages, page_size, max_requests, max_tokens }
+    }
+}
+
 /// How the rows of a KV cache are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum KvCacheFormat {

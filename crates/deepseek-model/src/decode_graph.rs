@@ -39,6 +39,8 @@ pub enum GraphSupport {
     Fusion,
     /// The device captures no graphs.
     Device,
+    /// `MLA_VALIDATE=1` is set: every call reads its index tensors back, which a captured step cannot do.
+    Validation,
     /// The model's steps cannot be captured, for this reason.
     Model(&'static str),
 }
@@ -52,6 +54,7 @@ impl fmt::Display for GraphSupport {
                 "the feature `fusion` chooses buffers when it runs its queue, not where a captured step has them"
             }
             Self::Device => "the device captures no graphs",
+            Self::Validation => "MLA_VALIDATE=1 reads the index tensors of every call, which a captured step cannot do",
             Self::Model(reason) => reason,
         })
     }
@@ -104,6 +107,9 @@ impl<'a> DecodeGraphs<'a> {
         }
         if !captures(device, parallel) {
             return Err(GraphSupport::Device);
+        }
+        if mla_ops::validate_always() {
+            return Err(GraphSupport::Validation);
         }
         let (buckets, thread) = (Buckets::new(MAX_GRAPHS), thread::current().id());
         Ok(Self { model, vocab_size, parallel: parallel.clone(), determinism, buckets, thread })

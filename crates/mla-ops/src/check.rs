@@ -267,7 +267,15 @@ pub(crate) fn read_i32<const D: usize>(
     {
         return Ok(values.to_vec());
     }
-    tensor.try_to_vec_as::<i32>().map_err(|error| MlaError::Read { op, argument, reason: error.to_string() })
+    let failed = |reason| MlaError::Read { op, argument, reason: unread(reason, validate_always()) };
+    tensor.try_to_vec_as::<i32>().map_err(|error| failed(error.to_string()))
+}
+
+/// Why values could not be read. Who captures a step may not know that a variable of the environment has its calls read.
+fn unread(reason: String, validates: bool) -> String {
+    let why =
+        "; every call reads its index tensors since MLA_VALIDATE=1 is set, which a step that is captured cannot do";
+    if validates { reason + why } else { reason }
 }
 
 /// Reads the tensor back: its values start at 0, ascend, and end at `tokens` at most.
@@ -310,7 +318,19 @@ pub(crate) fn check_slots(
 }
 
 /// Whether `MLA_VALIDATE=1` asks for checks of values in every call on every device.
-fn validate_always() -> bool {
+#[doc(hidden)]
+pub fn validate_always() -> bool {
     static VALIDATE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *VALIDATE.get_or_init(|| std::env::var("MLA_VALIDATE").is_ok_and(|value| value == "1"))
+}
+
+#[cfg(test)]
+mod tests {
+    /// Who has set the variable is told what it has to do with a read that fails.
+    #[test]
+    fn errors_of_reads_name_the_variable() {
+        assert_eq!(super::unread("no graph".into(), false), "no graph");
+        let told = super::unread("no graph".into(), true);
+        assert!(told.starts_with("no graph; ") && told.contains("MLA_VALIDATE=1"), "{told}");
+    }
 }

@@ -46,6 +46,9 @@
 //! pages, `S` page size, `N` tokens of all sequences, `T` tokens. Index tensors are i32; floats are f32, f16 or bf16,
 //! sums and log-sum-exps f32.
 //!
+//! Arguments and options are structs with public fields. `new`, or `Default`, has what is mostly wanted, and takes what has no
+//! default: `MlaDecodeOptions { causal: false, ..MlaDecodeOptions::new(512, 0.07) }` goes on compiling when a field is added.
+//!
 //! The operations are for inference: they have no backward pass. `docs/guide.md` of the repository builds a layer with a paged cache
 //! from them.
 
@@ -77,6 +80,7 @@ mod tensors;
 mod weight;
 
 pub use capture::capture;
+pub use check::validate_always;
 pub use check_written::check_written;
 pub use compile_ahead::{
     CompiledKernels, compile_ahead, compile_all_ahead, compiled_kernels, launched_kernels, on_device_thread,

@@ -6,6 +6,7 @@
 //! | [`MlaConfig`] | [`MultiHeadLatentAttention`] | V2, V3 and V3.2: attention over a paged cache of latents |
 //! | [`MlaConfig::init_indexer`] | [`Indexer`] | V3.2: picks the keys of each token |
 //! | [`MoeConfig`] | [`Moe`] | all: mixture of experts |
+//! | [`MoeConfig::init_hash`] | [`Moe`] | V4: the same, chosen by token ids |
 //! | [`HyperConnectionConfig`] | [`HyperConnection`], [`HyperHead`] | V4: several residual streams |
 //! | [`CompressorConfig`] | [`Compressor`] | V4: windows of tokens become single entries of the cache |
 //!

@@ -62,6 +62,28 @@ impl MoeConfig {
         initialised(self.wrong(), init, (device, dtype), (self.quantization, deepseek_v3::PUBLISHED), load)
     }
 
+    /// A layer that chooses experts by token ids, with a random table for so many of them (hash routing, the first layers of
+    /// DeepSeek-V4): the scores only weigh them, and have no bias. Otherwise as [`Self::init`].
+    ///
+    /// # Errors
+    /// As there; a `vocab_size` of 0, or too large.
+    pub fn init_hash(
+        &self,
+        vocab_size: usize,
+        init: impl Into<RandomInit>,
+        device: &Device,
+        dtype: FloatDType,
+    ) -> Result<Moe> {
+        let load = |loader: &mut WeightLoader| {
+            let (name, shape) = ("model.layers.0.mlp", [vocab_size, self.num_experts_per_tok]);
+            let table = loader.index_table(&format!("{name}.gate.tid2eid"), shape, self.n_routed_experts);
+            deepseek_v3::load_moe_with(loader, name, self, (None, Some(table)))
+        };
+        let numbers = || product(&[vocab_size, self.num_experts_per_tok]);
+        let wrong = self.wrong().or_else(|| impossible_size(&[("vocab_size", vocab_size, MOST)], numbers));
+        initialised(wrong, init, (device, dtype), (self.quantization, deepseek_v3::PUBLISHED), load)
+    }
+
     fn wrong(&self) -> Option<Contradiction> {
         let (experts, hidden, width) = (self.n_routed_experts, self.hidden_size, self.moe_intermediate_size);
         let bounds = [
@@ -137,6 +159,7 @@ impl MoeConfig {
 /// use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 /// use deepseek_model::layers::MoeConfig;
 /// use mla_ops::Determinism;
+/// use mla_ops::batch::index_tensor;
 ///
 /// let device = Device::flex();
 /// // Width of the stream and of an expert, experts, and how many a token goes to.
@@ -145,6 +168,10 @@ impl MoeConfig {
 /// let x = Tensor::<2>::random([5, 64], Distribution::Default, &device);
 /// let sum = moe.forward(x, Determinism::Fast)?; // may be added in the launch of the norm behind it, see `Residual`
 /// assert_eq!(sum.materialise().dims(), [5, 64]);
+/// // DeepSeek-V4's first layers choose by token ids.
+/// let moe = MoeConfig::new(64, 32, 8, 2).init_hash(100, 7, &device, FloatDType::F32)?;
+/// let (x, ids) = (Tensor::<2>::random([3, 64], Distribution::Default, &device), index_tensor(vec![5, 99, 5], &device));
+/// assert_eq!(moe.forward_ids(x, &ids, Determinism::Fast)?.materialise().dims(), [3, 64]);
 /// # Ok::<(), deepseek_model::ModelError>(())
 /// ```
 ///
@@ -170,10 +197,23 @@ impl Moe {
     /// `[N, hidden]`, which is not in memory yet: `.materialise()` makes a tensor that can be added.
     ///
     /// # Errors
-    /// Another width, dtype or device than that of the weights, more than 1,024 experts; a layer of DeepSeek-V4 whose table chooses by
-    /// token ids.
+    /// Another width, dtype or device than that of the weights, more than 1,024 experts; a layer of [`MoeConfig::init_hash`].
     pub fn forward<'a, 'r: 'a>(&self, x: impl Into<Rows<'a, 'r>>, determinism: Determinism) -> Result<ExpertsSum> {
         self.forward_tokens(x, MoeTokens { ids: None, padded_slots: None }, determinism, &mut None)
+    }
+
+    /// [`Self::forward`] with the token ids, i32 `[N]`, by which a layer of [`MoeConfig::init_hash`] chooses its experts. A token
+    /// that its table does not have gets shared experts alone. Other layers do not look at them.
+    ///
+    /// # Errors
+    /// As there; another number of ids than rows, or another dtype or device.
+    pub fn forward_ids<'a, 'r: 'a>(
+        &self,
+        x: impl Into<Rows<'a, 'r>>,
+        ids: &Tensor<1, Int>,
+        determinism: Determinism,
+    ) -> Result<ExpertsSum> {
+        self.forward_tokens(x, MoeTokens { ids: Some(ids), padded_slots: None }, determinism, &mut None)
     }
 
     /// [`Self::forward`], of which ranks have a summand each.

@@ -7,6 +7,7 @@ use burn::module::Module;
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use mla_ops::Determinism::Fast;
+use mla_ops::batch::index_tensor;
 use mla_ops::cache::{CacheConfig, PagedCache, PoolConfig, RequestId, RowFormat};
 use mla_ops::{ExpertScoring, Residual, Streams};
 use rstest::rstest;
@@ -182,6 +183,23 @@ fn records_of_experts(#[case] config: MoeConfig) {
     round_trip(|seed| config.init(seed, &Device::flex(), F32), output);
 }
 
+/// The table decides, and goes into the record.
+#[test]
+fn experts_by_token_id() {
+    let config = MoeConfig::new(64, 32, 8, 2).with_scoring(ExpertScoring::SqrtSoftplus);
+    let init = |seed| config.init_hash(100, seed, &Device::flex(), F32);
+    let (x, ids) = (numbers([1, 64]).repeat_dim(0, 5), index_tensor(vec![3, 98, 3, 99, 100], &Device::flex()));
+    let output = |moe: &Moe| moe.forward_ids(x.clone(), &ids, Fast).expect("experts").materialise();
+    round_trip(init, |moe| bits(output(moe)));
+    let moe = init(1).expect("a layer");
+    let rows: Vec<_> = output(&moe).chunk(5, 0).into_iter().map(bits).collect();
+    assert!(rows[0] == rows[2] && rows[0] != rows[1] && rows[1] != rows[3]);
+    let shared = moe.shared_experts.forward(x.clone().narrow(0, 4, 1), Fast).expect("shared experts");
+    assert!((shared - output(&moe).narrow(0, 4, 1)).abs().max().into_scalar::<f32>() < 1e-6, "an id beyond the table");
+    assert!(matches!(moe.forward(x.clone(), Fast), Err(ModelError::Request { argument: "x", .. })));
+    assert!(moe.forward_ids(x, &ids.narrow(0, 0, 4), Fast).is_err(), "an id is missing");
+}
+
 #[test]
 fn records_of_streams_and_compressors() {
     let (config, streams) = (HyperConnectionConfig::new(64), numbers([3, 4, 64]));
@@ -226,6 +244,7 @@ fn contradicting_configs_name_the_field() {
         ),
         ("q_lora_rank", mla(None).with_q_lora_rank(None).init_indexer(1, &device, F32).map(drop)),
         ("n_group", experts(moe().with_n_group(3))),
+        ("vocab_size", moe().init_hash(0, 1, &device, F32).map(drop)),
         ("swiglu_limit", experts(moe().with_swiglu_limit(Some(f64::NAN)))),
         ("hc_mult", HyperConnectionConfig::new(8).with_hc_mult(9).init(1, &device).map(drop)),
         ("compress_rate", compressor(CompressorConfig::new(8, 8, 3, 2))),

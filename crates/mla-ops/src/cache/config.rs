@@ -18,15 +18,12 @@ pub(super) const OP: &str = "PagedCache";
 /// use mla_ops::cache::{CacheConfig, PoolConfig};
 ///
 /// // DeepSeek-V3: 61 layers, latents of 512 channels with 64 rotary ones behind each, in bf16.
-/// let config = CacheConfig {
-///     pools: vec![PoolConfig::per_token(512 + 64); 61],
-///     num_pages: 1024,
-///     page_size: 64,
-///     max_requests: 32,
-///     max_tokens: 4096,
-///     dtype: FloatDType::BF16,
-/// };
-/// assert_eq!(config.bytes()? / (1024 * 64), 70_272); // for each token
+/// let pools = vec![PoolConfig::per_token(512 + 64); 61];
+/// // As many pages as 32 requests of 4,096 tokens fill; with fewer of them not all can be as long.
+/// let config = CacheConfig::new(pools, 32, 4096, FloatDType::BF16);
+/// assert_eq!(config.bytes()? / (32 * 4096), 70_272); // for each token
+/// let config = CacheConfig { num_pages: 1024, ..config };
+/// assert_eq!(config.bytes()? / (1024 * 64), 70_272);
 /// # Ok::<(), mla_ops::MlaError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,6 +99,13 @@ pub(super) fn zeros(shape: [usize; 3], dtype: DType, device: &Device) -> Tensor<
 }
 
 impl CacheConfig {
+    /// Pages of 64 tokens, as many as all requests need at their longest.
+    pub fn new(pools: Vec<PoolConfig>, max_requests: usize, max_tokens: usize, dtype: FloatDType) -> Self {
+        let page_size = 64;
+        let num_pages = max_requests.saturating_mul(max_tokens.div_ceil(page_size));
+        Self { pools, num_pages, page_size, max_requests, max_tokens, dtype }
+    }
+
     /// The cache can be built on the device of the call.
     pub(super) fn check(&self, check: &Check) -> Result<(), MlaError> {
         let bytes = self.bytes()?;

@@ -104,14 +104,18 @@ fn caches_larger_than_memory_are_refused() {
     }
 }
 
-/// Prefixes of requests are read by tables of their first pages.
+/// Prefixes of requests are read by tables of their first pages, where that is what is asked for.
 #[test]
-fn page_tables_have_the_first_pages_of_long_requests() {
+fn page_tables_have_all_pages_or_the_first_ones() {
     let mut cache = cache();
-    let request = cache.admit().unwrap();
+    let (fresh, request) = (cache.admit().unwrap(), cache.admit().unwrap());
     cache.append(request, 9).unwrap();
-    let table = cache.page_table(&[request], 2).unwrap();
+    let table = cache.page_table_of_first(&[request], 2).unwrap();
     assert_eq!(table.into_data().try_into_vec::<i32>().unwrap(), [0, 1]);
+    let refused = cache.page_table(&[fresh, request], 2).expect_err("a table without the last page");
+    let expected = "PagedCache: `max_pages` is 2, expected at least 3, the most that a request has";
+    assert_eq!(refused.to_string(), expected);
+    assert_eq!(cache.page_table(&[fresh, request], 3).unwrap().dims(), [2, 3]);
 }
 
 /// `?` in functions of `CacheError`, outside of `write_pool`.

@@ -52,7 +52,7 @@ pub enum Scoring {
     Softmax,
 }
 
-/// The indexer of V3.2, which picks the keys of each token.
+/// The indexer of V3.2, which picks the keys of each token. The default is what DeepSeek-V3.2 has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexerConfig {
     /// Query heads of the indexer (`index_n_heads`).
@@ -61,6 +61,12 @@ pub struct IndexerConfig {
     pub head_dim: usize,
     /// Keys that a token sees at most (`index_topk`).
     pub topk: usize,
+}
+
+impl Default for IndexerConfig {
+    fn default() -> Self {
+        Self { heads: 64, head_dim: 128, topk: 2048 }
+    }
 }
 
 /// The dimensions and switches of DeepSeek-V2, V2-Lite, V3 and V3.2, by their names in `config.json`.

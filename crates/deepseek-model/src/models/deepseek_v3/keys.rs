@@ -332,7 +332,7 @@ impl PagedKeys {
         let page_size = cache.config().page_size;
         let max_pages = padded(seq_lens.iter().map(|len| len.div_ceil(page_size)).max().unwrap_or(0));
         let seq_lens = ints(seq_lens.into_iter().map(|len| len as i32).collect(), device);
-        let page_table = cache.page_table(requests, max_pages)?;
+        let page_table = cache.page_table_of_first(requests, max_pages)?;
         let plan = mla_plan(MlaPlanArgs {
             seq_lens: seq_lens.clone(),
             query_len: reader.query_len,

@@ -23,7 +23,7 @@ pub use self::config::{DeepseekV3Config, IndexerConfig, ModelType, Scoring};
 pub use self::indexer::Indexer;
 pub use self::mla::MultiHeadLatentAttention;
 pub use self::mla_config::MlaConfig;
-pub(crate) use self::moe::load_moe;
+pub(crate) use self::moe::{load_moe, load_moe_with};
 pub(crate) use self::names::PUBLISHED;
 #[cfg(test)]
 pub(crate) use self::names::skip_unused;

@@ -1,18 +1,30 @@
 //! Where the mixture of experts of DeepSeek-V2 and V3 is in their files.
 
+use burn::tensor::{Int, Tensor};
+
 use crate::layers::{Experts, Mlp, Moe, MoeConfig, Router};
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
 
 /// Loads `{name}.gate`, `{name}.experts.E` and `{name}.shared_experts`.
 pub(crate) fn load_moe(loader: &mut WeightLoader, name: &str, config: &MoeConfig) -> Moe {
-    let shared_width = config.moe_intermediate_size * config.n_shared_experts;
     let bias = config.has_bias().then(|| {
         let name = format!("{name}.gate.e_score_correction_bias");
         loader.tensor_f32(&name, [config.n_routed_experts], Cut::Whole)
     });
+    load_moe_with(loader, name, config, (bias, None))
+}
+
+/// The same, whose experts are chosen with this bias, or by this table of token ids.
+pub(crate) fn load_moe_with(
+    loader: &mut WeightLoader,
+    name: &str,
+    config: &MoeConfig,
+    choice: (Option<Tensor<1>>, Option<Tensor<2, Int>>),
+) -> Moe {
+    let shared_width = config.moe_intermediate_size * config.n_shared_experts;
     Moe {
-        gate: Router::load(loader, &format!("{name}.gate"), config, (bias, None)),
+        gate: Router::load(loader, &format!("{name}.gate"), config, choice),
         experts: load_experts(loader, &format!("{name}.experts"), config),
         shared_experts: Mlp::load(loader, &format!("{name}.shared_experts"), config.hidden_size, shared_width),
     }

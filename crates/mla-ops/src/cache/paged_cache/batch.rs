@@ -2,21 +2,38 @@
 
 use burn::tensor::{DType, Int, Tensor};
 
-use super::{OP, PagedCache, Request, RequestId, slot};
+use super::{OP, PagedCache, Request, RequestId, slot, wrong_value};
 use crate::cache::CacheError;
 use crate::check::Check;
 
 /// What a step of the model needs: pages and lengths, or the inputs of the op `page_table`, one entry per request of the batch.
 impl PagedCache {
     /// Pages, i32 `[B, max_pages]`, -1 behind the last of a request: what the op [`page_table`](crate::page_table) makes of
-    /// [`Self::req_to_token`], from the host. A request with more pages is cut to its first `max_pages`, without an
-    /// error: its first tokens may be read alone. [`Self::max_pages`] is enough for all.
+    /// [`Self::req_to_token`], from the host. [`Self::max_pages`] is enough for all; [`Self::page_table_of_first`] has the
+    /// first pages of requests alone.
     ///
     /// No request, or no page for each (as fresh ones need), is an empty table.
     ///
     /// # Errors
-    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`](crate::MlaError::Value) or [`MlaError::DeviceLimit`](crate::MlaError::DeviceLimit) for a table that is too large.
+    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`](crate::MlaError::Value) for a `max_pages` below the pages of a request, and
+    /// this or [`MlaError::DeviceLimit`](crate::MlaError::DeviceLimit) for a table that is too large.
     pub fn page_table(&self, requests: &[RequestId], max_pages: usize) -> Result<Tensor<2, Int>, CacheError> {
+        let most = self.max_pages(requests)?;
+        if max_pages < most {
+            return Err(
+                wrong_value("max_pages", max_pages, format!("at least {most}, the most that a request has")).into()
+            );
+        }
+        self.page_table_of_first(requests, max_pages)
+    }
+
+    /// [`Self::page_table`] of the first `max_pages` pages of each request, which may have more: where only its first tokens are
+    /// read, as the keys before a chunk of a prompt are.
+    ///
+    /// # Errors
+    /// [`CacheError::UnknownRequest`]; [`MlaError::Value`](crate::MlaError::Value) or
+    /// [`MlaError::DeviceLimit`](crate::MlaError::DeviceLimit) for a table that is too large.
+    pub fn page_table_of_first(&self, requests: &[RequestId], max_pages: usize) -> Result<Tensor<2, Int>, CacheError> {
         let (check, shape) = (Check::on(OP, &self.device)?, [requests.len(), max_pages]);
         check.index_range("max_pages", requests.len().max(1).saturating_mul(max_pages))?;
         check.allocation("max_pages", DType::I32, shape)?;

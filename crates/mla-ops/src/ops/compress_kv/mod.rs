@@ -85,6 +85,13 @@ pub struct CompressKvOptions {
     pub dtype: FloatDType,
 }
 
+impl CompressKvOptions {
+    /// Windows that do not overlap (HCA).
+    pub fn new(norm_eps: f32, dtype: FloatDType) -> Self {
+        Self { overlap: false, norm_eps, dtype }
+    }
+}
+
 /// A refused [`compress_kv`], with state and cache as they were.
 #[derive(Debug, Error)]
 #[error("{error}")]
@@ -137,7 +144,7 @@ impl From<Box<CompressKvError>> for MlaError {
 ///     sin: Tensor::zeros([1, 1, 2], &device),
 ///     cache: None,
 /// };
-/// let options = CompressKvOptions { overlap: false, norm_eps: 0.0, dtype: FloatDType::F32 };
+/// let options = CompressKvOptions::new(0.0, FloatDType::F32);
 /// let compressed = compress_kv(args, &options)?;
 /// assert_eq!(compressed.entries.dims(), [1, 1, 8]);
 /// assert!((compressed.entries.min().into_scalar::<f32>() - 1.0).abs() < 1e-6);

@@ -45,7 +45,7 @@ pub struct Mixer {
     pub base: Tensor<1>,
 }
 
-/// Options of [`mhc_pre`] and [`mhc_head`].
+/// Options of [`mhc_pre`] and [`mhc_head`]. The default is what DeepSeek-V4 has.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MhcOptions {
     /// Added to the mean squares: of all streams of a token, and of what a block reads.
@@ -56,6 +56,12 @@ pub struct MhcOptions {
     pub sinkhorn_iters: usize,
     /// Whether the bits of a token may depend on the others.
     pub determinism: Determinism,
+}
+
+impl Default for MhcOptions {
+    fn default() -> Self {
+        Self { norm_eps: 1e-6, eps: 1e-6, sinkhorn_iters: 20, determinism: Determinism::Fast }
+    }
 }
 
 /// How the output of a block goes into the streams: made by [`mhc_pre`] for [`mhc_post`].
@@ -84,7 +90,7 @@ pub struct Mixing {
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
-/// use mla_ops::{Determinism, MhcOptions, MhcPreArgs, Mixer, mhc_post, mhc_pre};
+/// use mla_ops::{MhcOptions, MhcPreArgs, Mixer, mhc_post, mhc_pre};
 ///
 /// let device = Device::flex();
 /// let (n, d) = (4, 16); // streams and channels
@@ -94,7 +100,7 @@ pub struct Mixing {
 ///     scale: Tensor::ones([3], &device),
 ///     base: Tensor::zeros([m], &device),
 /// };
-/// let options = MhcOptions { norm_eps: 1e-6, eps: 1e-6, sinkhorn_iters: 20, determinism: Determinism::Fast };
+/// let options = MhcOptions::default();
 /// let streams = Tensor::<3>::random([2, n, d], Distribution::Default, &device);
 /// let args = MhcPreArgs { streams: streams.into(), mixer, norm_weight: Tensor::ones([d], &device) };
 /// let (input, mixing) = mhc_pre(args, &options)?;
@@ -141,7 +147,7 @@ pub fn mhc_pre(args: MhcPreArgs, options: &MhcOptions) -> Result<(Tensor<2>, Mix
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use mla_ops::{Determinism, MhcOptions, Mixer, mhc_head};
+/// use mla_ops::{MhcOptions, Mixer, mhc_head};
 ///
 /// let device = Device::flex();
 /// let (n, d) = (4, 16);
@@ -150,7 +156,7 @@ pub fn mhc_pre(args: MhcPreArgs, options: &MhcOptions) -> Result<(Tensor<2>, Mix
 ///     scale: Tensor::ones([1], &device),
 ///     base: Tensor::zeros([n], &device),
 /// };
-/// let options = MhcOptions { norm_eps: 1e-6, eps: 0.0, sinkhorn_iters: 1, determinism: Determinism::Fast };
+/// let options = MhcOptions { eps: 0.0, ..MhcOptions::default() };
 /// let hidden = mhc_head(Tensor::<3>::ones([2, n, d], &device), mixer, &options)?;
 /// // Half of each of four streams.
 /// assert_eq!((hidden.dims(), hidden.max().into_scalar::<f32>()), ([2, d], 2.0));

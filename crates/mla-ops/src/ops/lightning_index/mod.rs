@@ -56,6 +56,13 @@ pub struct LightningIndexOptions {
     pub form: IndexForm,
 }
 
+impl LightningIndexOptions {
+    /// Keys by their positions.
+    pub fn new(k: usize, scale: f32) -> Self {
+        Self { k, scale, form: IndexForm::Positions }
+    }
+}
+
 /// The `k` best keys of each query token, i32 `[B, Sq, k]` (DeepSeek-V3.2-Exp §2.1, the lightning indexer).
 ///
 /// Query token `i` of sequence `b` scores each key `j < visible[b, i]` with
@@ -70,7 +77,7 @@ pub struct LightningIndexOptions {
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-/// use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
+/// use mla_ops::{LightningIndexArgs, LightningIndexOptions, lightning_index};
 ///
 /// let device = Device::flex();
 /// // A token with one index head sees 3 of 4 keys, which score 1, 5, 3 (and 9).
@@ -81,7 +88,7 @@ pub struct LightningIndexOptions {
 ///     head_weights: Tensor::ones([1, 1, 1], &device),
 ///     visible: Tensor::<2, Int>::from_data([[3]], (&device, DType::I32)),
 /// };
-/// let options = LightningIndexOptions { k: 2, scale: 1.0, form: IndexForm::Positions };
+/// let options = LightningIndexOptions::new(2, 1.0);
 /// assert_eq!(lightning_index(args, &options)?.into_data(), TensorData::from([[[1, 2]]]));
 /// # Ok::<(), mla_ops::MlaError>(())
 /// ```
@@ -121,7 +128,7 @@ impl LightningIndexArgs {
     /// let (q, head_weights) = (Tensor::ones([1, 1, 1, 1], &device), Tensor::ones([1, 1, 1], &device));
     /// let visible = Tensor::<2, Int>::from_data([[3]], (&device, DType::I32));
     /// let args = LightningIndexArgs::dense(q, keys, head_weights, visible)?;
-    /// let options = LightningIndexOptions { k: 1, scale: 1.0, form: IndexForm::Slots };
+    /// let options = LightningIndexOptions { form: IndexForm::Slots, ..LightningIndexOptions::new(1, 1.0) };
     /// assert_eq!(lightning_index(args, &options)?.into_data(), TensorData::from([[[1]]]));
     /// # Ok::<(), mla_ops::MlaError>(())
     /// ```

@@ -98,7 +98,7 @@ impl VerticalSlashAttentionOptions {
 /// // A sequence of 8 tokens, 2 heads: the keys near each query, and the first key.
 /// let lens = index_tensor(vec![8], &device);
 /// let both = |value| Tensor::<3, Int>::full([1, 2, 1], value, (&device, DType::I32));
-/// let options = VerticalSlashIndexOptions { max_query_len: 8, block_size_m: 4, block_size_n: 4, causal: true };
+/// let options = VerticalSlashIndexOptions { block_size_m: 4, block_size_n: 4, ..VerticalSlashIndexOptions::new(8) };
 /// let index = vertical_slash_index(VerticalSlashIndexArgs::new(lens.clone(), lens.clone(), both(0), both(0)), &options)?;
 /// let q = Tensor::<4>::random([1, 8, 2, 16], Distribution::Default, &device);
 /// let (k, v, kv_lens) = (q.clone(), q.clone(), lens.clone());
@@ -145,7 +145,7 @@ pub fn vertical_slash_attention(
 /// // A sequence of 8 tokens, 2 heads: the keys near each query, and the first key.
 /// let lens = index_tensor(vec![8], &device);
 /// let both = |value| Tensor::<3, Int>::full([1, 2, 1], value, (&device, DType::I32));
-/// let options = VerticalSlashIndexOptions { max_query_len: 8, block_size_m: 4, block_size_n: 4, causal: true };
+/// let options = VerticalSlashIndexOptions { block_size_m: 4, block_size_n: 4, ..VerticalSlashIndexOptions::new(8) };
 /// let index = vertical_slash_index(VerticalSlashIndexArgs::new(lens.clone(), lens, both(0), both(0)), &options)?;
 /// let cu_seqlens_q = index_tensor(cu_seqlens(&[8])?, &device);
 /// let q = Tensor::<3>::random([8, 2, 16], Distribution::Default, &device);

@@ -55,6 +55,13 @@ pub struct VerticalSlashIndexOptions {
     pub causal: bool,
 }
 
+impl VerticalSlashIndexOptions {
+    /// Causal, in blocks of 64 queries and 64 keys, as MInference has them.
+    pub fn new(max_query_len: usize) -> Self {
+        Self { max_query_len, block_size_m: 64, block_size_n: 64, causal: true }
+    }
+}
+
 /// What [`vertical_slash_index`] gives: for each block row of each head, key blocks and single columns. All i32,
 /// `rows = ceil(max_query_len / M)`; row `r` is the queries `r * M .. (r + 1) * M` of its sequence.
 ///
@@ -116,7 +123,7 @@ pub struct VerticalSlashIndex {
 /// let lens = index_tensor(vec![12], &device);
 /// let vertical = Tensor::<3, Int>::from_data([[[5, 0, 7]]], (&device, DType::I32));
 /// let slash = Tensor::<3, Int>::from_data([[[0, 6]]], (&device, DType::I32));
-/// let options = VerticalSlashIndexOptions { max_query_len: 12, block_size_m: 4, block_size_n: 4, causal: true };
+/// let options = VerticalSlashIndexOptions { block_size_m: 4, block_size_n: 4, ..VerticalSlashIndexOptions::new(12) };
 /// let index = vertical_slash_index(VerticalSlashIndexArgs::new(lens.clone(), lens, vertical, slash), &options)?;
 /// assert_eq!(index.block_offset.into_data(), TensorData::from([[[[0, -1], [0, 4], [2, 8]]]]));
 /// # Ok::<(), mla_ops::MlaError>(())
