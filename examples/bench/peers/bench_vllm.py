@@ -22,10 +22,8 @@ PROMPT, SHORT, LONG, REPEATS = 264, 8, 136, 5
 
 
 def draw_weights(torch):
-    """Weights that route: vLLM's dummy weights have one seed for every tensor and small norms, so that tokens choose few
-    experts, which a batch reads faster than real ones.  Here: normal(0, 0.02), norms 1, the router's bias 0, before vLLM
-    prepares them.  The engine's process is forked, and inherits this.
-    """
+    """Weights as models are trained from: with vLLM's dummy ones tokens choose few experts, which a batch reads faster.  The
+    engine's process is forked, and inherits this."""
     from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
     @torch.no_grad()

@@ -4,174 +4,130 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::Picture;
-use crate::measurement::{Case, Measurement};
+use crate::{Case, Measurement};
 
 /// Our own name.
 pub const OURS: &str = "burn-mla";
-/// Decode: sequences and their tokens.
-const BATCHES: [u64; 4] = [1, 16, 64, 128];
-const LENGTHS: [u64; 2] = [4096, 16384];
 
 /// All cases that ours has, with what each program reached: the best where a program has several rows.
 ///
 /// # Errors
 /// Files of several machines or commits, and files without a case or a ceiling that the picture needs.
-pub fn measurement(picture: Picture, files: &[Value]) -> Result<Measurement, String> {
+pub fn measurement(picture: &str, files: &[Value]) -> Result<Measurement, String> {
     let mut measurement = about(files)?;
     let rows = || files.iter().filter_map(|file| file["rows"].as_array()).flatten();
-    for row in rows().filter(|row| row["peer"] == OURS) {
-        let Some((group, name)) = case(picture, row) else { continue };
-        if measurement.cases.iter().any(|case| case.group == group && case.name == name) {
-            continue;
-        }
-        let mut values = BTreeMap::new();
-        for row in rows().filter(|row| case(picture, row).is_some_and(|key| key == (group.clone(), name.clone()))) {
+    let mut keys: Vec<[String; 2]> =
+        rows().filter(|row| row["peer"] == OURS).filter_map(|row| case(picture, row)).collect();
+    let mut seen = std::collections::HashSet::new();
+    keys.retain(|key| seen.insert(key.clone()));
+    for key in keys {
+        let (mut values, mut bounds) = (BTreeMap::new(), None);
+        for row in rows().filter(|row| case(picture, row).as_ref() == Some(&key)) {
+            let value = number(row, if picture == "models" { "tokens_per_s" } else { "tflops" })?;
             let best: &mut f64 = values.entry(program(text(row, "peer"))).or_default();
-            *best = best.max(value(picture, row)?);
+            *best = best.max(value);
+            if row["peer"] == OURS {
+                bounds = Some(bound(picture, row, &measurement)?);
+            }
         }
-        let (bound, flop_per_byte) = bound(picture, row, &measurement)?;
-        measurement.cases.push(Case { group, name, bound: tenth(bound), flop_per_byte, values });
+        let ([group, name], (bound, intensity)) = (key, bounds.ok_or("no row of ours")?);
+        measurement.cases.push(Case { group, name, bound: tenth(bound), intensity: intensity.map(tenth), values });
     }
-    match measurement.cases.is_empty() {
-        true => Err("the files have no case of this picture".into()),
-        false => Ok(measurement),
-    }
+    if measurement.cases.is_empty() { Err(format!("the files have no case of {picture}")) } else { Ok(measurement) }
 }
 
-/// What all files say of the machine, and how they came about.
+/// What all files say of the machine.
 fn about(files: &[Value]) -> Result<Measurement, String> {
     let smi = |file: &Value| {
-        let line = file["meta"]["gpu_start"].as_str().or(file["meta"]["smi_start"].as_str()).unwrap_or_default();
-        let mut words = line.split(", ").map(str::to_string);
-        (words.next().unwrap_or_default(), words.next().unwrap_or_default())
+        let line = file["meta"]["gpu_start"].as_str().or(file["meta"]["smi_start"].as_str());
+        let words: Option<Vec<&str>> = line.map(|line| line.splitn(3, ", ").take(2).collect());
+        words.filter(|words| words.len() == 2).map(|words| words.join(", driver ")).unwrap_or("no known GPU".into())
     };
     let commits = files.iter().filter_map(|file| file["meta"]["commit"].as_str().map(str::to_string));
-    let (machine, driver) = one(files.iter().map(smi), "machine and driver")?;
-    if driver.is_empty() {
-        return Err("a file does not name its GPU: nvidia-smi was not there when it was made".into());
-    }
-    let dates = files.iter().filter_map(|file| file["meta"]["date"].as_str()?.get(..10));
-    Ok(Measurement {
-        machine,
-        driver,
-        commit: one(commits, "commit")?,
-        date: dates.max().unwrap_or_default().to_string(),
-        memory_gbps: ceiling(files, |name| name.ends_with("_GBps")),
-        matmul_tflops: ceiling(files, |name| name == "bf16_matmul_8192_TFLOPs"),
-        cases: Vec::new(),
-    })
+    let date = files.iter().filter_map(|file| file["meta"]["date"].as_str()?.get(..10)).max().unwrap_or_default();
+    let (machine, commit) = (one(files.iter().map(smi), "machine")?, one(commits, "commit")?);
+    let ceiling = |ends: &str| {
+        let times = files.iter().flat_map(|file| [&file["ceilings"]["start"], &file["ceilings"]["end"]]);
+        let named = times.filter_map(Value::as_object).flatten().filter(|(name, _)| name.ends_with(ends));
+        let most = named.filter_map(|(_, value)| value.as_f64()).fold(0.0, f64::max);
+        if most > 0.0 {
+            Ok(most)
+        } else {
+            Err(format!("no file has a ceiling {ends}: add one of the section `ceilings`"))
+        }
+    };
+    let origin = format!("{machine}, {date}, commit {commit}");
+    let (memory_gbps, matmul_tflops) = (ceiling("_GBps")?, ceiling("bf16_matmul_8192_TFLOPs")?);
+    Ok(Measurement { origin, memory_gbps, matmul_tflops, cases: Vec::new() })
 }
 
 /// The only one of these.
-fn one<T: PartialEq + std::fmt::Debug>(mut all: impl Iterator<Item = T>, what: &str) -> Result<T, String> {
+fn one(mut all: impl Iterator<Item = String>, what: &str) -> Result<String, String> {
     let first = all.next().ok_or_else(|| format!("no file has a {what}"))?;
-    match all.find(|other| *other != first) {
-        Some(other) => Err(format!("the files have more than one {what}: {first:?} and {other:?}")),
-        None => Ok(first),
-    }
-}
-
-/// The most that any program saw, at its start or its end.
-fn ceiling(files: &[Value], is_wanted: impl Fn(&str) -> bool) -> f64 {
-    let times = files.iter().flat_map(|file| [&file["ceilings"]["start"], &file["ceilings"]["end"]]);
-    let named = times.filter_map(Value::as_object).flatten();
-    named.filter(|(name, _)| is_wanted(name)).filter_map(|(_, value)| value.as_f64()).fold(0.0, f64::max)
+    let other = all.find(|other| *other != first);
+    other.map_or(Ok(first.clone()), |other| Err(format!("the files have more than one {what}: {first} and {other}")))
 }
 
 /// Group and name of a row's case, if the picture has it.
-fn case(picture: Picture, row: &Value) -> Option<(String, String)> {
-    match picture {
-        Picture::Decode => decode_case(row),
-        Picture::Prefill => prefill_case(row),
-        Picture::Models => model_case(row),
-    }
-}
-
-fn decode_case(row: &Value) -> Option<(String, String)> {
-    let [b, s_q, h_q, s_k] = ["b", "s_q", "h_q", "s_k"].map(|key| row[key].as_u64());
-    let (b, s_q, h_q, s_k) = (b?, s_q?, h_q?, s_k?);
-    let wanted = row["op"] == "dense" && row["lens"] == "fixed" && BATCHES.contains(&b) && LENGTHS.contains(&s_k);
-    let tokens = if s_q == 1 { String::new() } else { format!(", {s_q} tokens") };
-    wanted.then(|| (format!("{h_q} heads{tokens}"), format!("{b} x {s_k}")))
-}
-
-fn prefill_case(row: &Value) -> Option<(String, String)> {
-    let get = |key: &str| row[key].as_u64();
-    if row["op"] == "sparse_prefill" {
-        let of_v32 = [get("d"), get("h_q"), get("topk"), get("s_q")] == [576, 128, 2048, 4096].map(Some);
-        let name = || format!("4096 tokens, {} keys", row["s_k"]);
-        return of_v32.then(|| ("128 heads of 576 / 512, 2048 keys of each token (V3.2)".into(), name()));
-    }
-    if row["op"] != "ragged" || row["causal"] != true {
-        return None;
-    }
-    let group = match ["h_q", "h_kv", "dqk", "dv", "shared"].map(get) {
-        [Some(128), Some(128), Some(192), Some(128), Some(64)] => "128 heads of 192 / 128 (V3)",
-        [Some(16), Some(16), Some(192), Some(128), Some(64)] => "16 heads of 192 / 128 (V2-Lite)",
-        [Some(32), Some(8), Some(128), Some(128), Some(0)] => "32 heads of 128, 8 of keys and values",
+fn case(picture: &str, row: &Value) -> Option<[String; 2]> {
+    let get = |key: &str| row[key].as_u64().unwrap_or(0);
+    let [b, s_q, h_q, s_k, layers, context] = ["b", "s_q", "h_q", "s_k", "layers", "context"].map(get);
+    let (group, name) = match (picture, text(row, "op"), text(row, "lens"), text(row, "model")) {
+        ("decode", "dense", "fixed", _) if [1, 16, 64, 128].contains(&b) && [4096, 16384].contains(&s_k) => {
+            let tokens = if s_q == 1 { String::new() } else { format!(", {s_q} tokens") };
+            (format!("{h_q} heads{tokens}"), format!("{b} x {s_k}"))
+        }
+        ("prefill", "sparse_prefill", ..) if [get("d"), h_q, get("topk"), s_q] == [576, 128, 2048, 4096] => {
+            ("128 heads of 576 / 512, 2048 keys of each token (V3.2)".into(), format!("{s_q} tokens, {s_k} keys"))
+        }
+        ("prefill", "ragged", lens, _) if row["causal"] == true => {
+            let group = match [h_q, get("h_kv"), get("dqk"), get("shared")] {
+                [128, 128, 192, 64] => "128 heads of 192 / 128 (V3)",
+                [16, 16, 192, 64] => "16 heads of 192 / 128 (V2-Lite)",
+                [32, 8, 128, 0] => "32 heads of 128, 8 of keys and values",
+                _ => return None,
+            };
+            let name = match (b, s_q) {
+                _ if lens != "fixed" => format!("{b} x {} tokens", lens.replace("..", " to ")),
+                (1, 4096 | 16384) | (16, 2048) => format!("{b} x {s_q} tokens"),
+                _ => return None,
+            };
+            (group.into(), name)
+        }
+        // With graphs and without: the better one counts.
+        ("models", op @ ("e2e_decode" | "e2e_prefill"), _, model @ ("v2-lite" | "v3"))
+            if row["temperature"].as_f64().unwrap_or(0.0) == 0.0
+                && row["deterministic"] != true
+                && get("ranks") < 2 =>
+        {
+            let model = if model == "v3" { format!("V3, {layers} of 61 layers") } else { "V2-Lite".into() };
+            match op {
+                "e2e_decode" => (format!("{model}: decode after {context} tokens"), format!("batch {b}")),
+                _ => (format!("{model}: prefill"), format!("{b} x {context} tokens")),
+            }
+        }
         _ => return None,
     };
-    let name = match (get("b")?, get("s_q")?, row["lens"].as_str()?) {
-        (b, s_q @ (4096 | 16384), "fixed") | (b @ 16, s_q @ 2048, "fixed") => format!("{b} x {s_q} tokens"),
-        (b, _, lens) if lens != "fixed" => format!("{b} x {} tokens", lens.replace("..", " to ")),
-        _ => return None,
-    };
-    Some((group.into(), name))
+    Some([group, name])
 }
 
-/// Of a program with and without graphs the better one counts.
-fn model_case(row: &Value) -> Option<(String, String)> {
-    let sampled = row["temperature"].as_f64().is_some_and(|temperature| temperature > 0.0);
-    if sampled || row["deterministic"] == true || row["ranks"].as_u64().is_some_and(|ranks| ranks > 1) {
-        return None;
-    }
-    let (b, context, layers) = (row["b"].as_u64()?, row["context"].as_u64()?, row["layers"].as_u64()?);
-    let model = match text(row, "model") {
-        "v2-lite" => "V2-Lite".to_string(),
-        "v3" => format!("V3, {layers} of 61 layers"),
-        _ => return None,
-    };
-    match text(row, "op") {
-        "e2e_decode" => Some((format!("{model}: decode after {context} tokens"), format!("batch {b}"))),
-        "e2e_prefill" => Some((format!("{model}: prefill"), format!("{b} x {context} tokens"))),
-        _ => None,
-    }
-}
-
-/// What is drawn of a row: TFLOP/s, of models tokens per second.
-fn value(picture: Picture, row: &Value) -> Result<f64, String> {
-    number(row, if picture == Picture::Models { "tokens_per_s" } else { "tflops" })
-}
-
-/// What the machine allows at most for one of our rows, and FLOPs for each byte where memory may be what does not.
-fn bound(picture: Picture, row: &Value, of: &Measurement) -> Result<(f64, Option<f64>), String> {
-    if of.memory_gbps == 0.0 || of.matmul_tflops == 0.0 {
-        return Err("no file has ceilings of memory and of a bf16 matmul: add one of the section `ceilings`".into());
-    }
-    match picture {
-        Picture::Decode => {
+/// What the machine allows at most for one of our rows, and FLOPs for each byte where that decides.
+fn bound(picture: &str, row: &Value, of: &Measurement) -> Result<(f64, Option<f64>), String> {
+    Ok(match picture {
+        "decode" => {
             let intensity = 1e3 * number(row, "tflops")? / number(row, "gbps")?;
-            Ok((of.matmul_tflops.min(intensity * of.memory_gbps / 1e3), Some(tenth(intensity))))
+            (of.matmul_tflops.min(intensity * of.memory_gbps / 1e3), Some(intensity))
         }
-        Picture::Prefill => Ok((of.matmul_tflops, None)),
-        Picture::Models if row["op"] == "e2e_decode" => {
-            Ok((number(row, "b")? * of.memory_gbps / number(row, "weights_gb")?, None))
-        }
-        Picture::Models => Ok((1e3 * of.matmul_tflops / number(row, "weight_gflop_per_token")?, None)),
-    }
+        "prefill" => (of.matmul_tflops, None),
+        _ if row["op"] == "e2e_decode" => (number(row, "b")? * of.memory_gbps / number(row, "weights_gb")?, None),
+        _ => (1e3 * of.matmul_tflops / number(row, "weight_gflop_per_token")?, None),
+    })
 }
 
 /// As its authors write it.
 fn program(peer: &str) -> String {
-    let name = match peer {
-        "flashmla" => "FlashMLA",
-        "vllm" => "vLLM",
-        _ if peer.starts_with("flashinfer") => "FlashInfer",
-        _ if peer.starts_with("fa3") => "FlashAttention-3",
-        other => other,
-    };
-    name.into()
+    let known = [("flashmla", "FlashMLA"), ("vllm", "vLLM"), ("flashinfer", "FlashInfer"), ("fa3", "FlashAttention-3")];
+    known.iter().find(|(start, _)| peer.starts_with(start)).map_or(peer, |(_, name)| name).into()
 }
 
 fn number(row: &Value, key: &str) -> Result<f64, String> {
@@ -188,65 +144,59 @@ fn tenth(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
-    use super::*;
+    use super::{OURS, measurement};
+    use crate::draw::picture;
 
     /// A file of ours and one of peers.
     fn files() -> [Value; 2] {
-        let row = |peer: &str, op: &str, more: Value| {
-            let mut row = json!({"peer": peer, "op": op, "lens": "fixed", "b": 16, "s_q": 1, "h_q": 16, "s_k": 4096, "model": "v2-lite",
-                "layers": 27, "context": 264, "gbps": 3000.0, "weights_gb": 32.0, "weight_gflop_per_token": 5.0});
-            more.as_object().into_iter().flatten().for_each(|(key, value)| row[key] = value.clone());
-            row
+        let row = |peer: &str, op: &str, value: f64| {
+            json!({"peer": peer, "op": op, "lens": "fixed", "b": 16, "s_q": 1, "h_q": 16, "s_k": 4096, "model": "v2-lite", "context": 264,
+                "gbps": 3000.0, "weights_gb": 32.0, "weight_gflop_per_token": 5.0, "tflops": value, "tokens_per_s": value})
         };
-        let (dense, decode) = (
-            |peer, tflops| row(peer, "dense", json!({"tflops": tflops})),
-            |peer, speed| row(peer, "e2e_decode", json!({"tokens_per_s": speed})),
-        );
+        let mut other = row(OURS, "dense", 99.0);
+        other["lens"] = json!("var");
         let ours = json!({
-            "meta": {"gpu_start": "GPU, 1.2, 3 MHz", "commit": "abc", "date": "2026-01-01 10:00:00 UTC", },
+            "meta": {"gpu_start": "GPU, 1.2, 3 MHz", "commit": "abc", "date": "2026-01-01 10:00:00 UTC"},
             "ceilings": {"start": {"copy_GBps": 4000.0, "bf16_matmul_8192_TFLOPs": 90.0, "flush_us": 1e9}},
-            "rows": [dense(OURS, 90.0), row(OURS, "dense", json!({"lens": "var", "tflops": 99.0})), decode(OURS, 1000.0),
-                decode(OURS, 1400.0), row(OURS, "e2e_decode", json!({"temperature": 1.0})),
-                row(OURS, "e2e_prefill", json!({"model": "v3", "layers": 4, "tokens_per_s": 9e4}))],
+            "rows": [row(OURS, "dense", 90.0), other, row(OURS, "e2e_decode", 1e3), row(OURS, "e2e_decode", 1400.0),
+                row(OURS, "e2e_prefill", 9e4)],
         });
         let peers = json!({
-            "meta": {"smi_start": "GPU, 1.2, 4 MHz", "date": "2026-01-02 10:00:00", },
+            "meta": {"smi_start": "GPU, 1.2, 4 MHz", "date": "2026-01-02 10:00:00"},
             "ceilings": {"end": {"triton_read_GBps": 4500.0, "bf16_matmul_8192_TFLOPs": 790.0}},
-            "rows": [dense("flashinfer-fa2", 60.0), dense("flashinfer-fa3", 80.0), decode("vllm", 1200.0)],
+            "rows": [row("flashinfer-fa2", "dense", 60.0), row("flashinfer-fa3", "dense", 80.0), row("vllm", "e2e_decode", 1200.0)],
         });
         [ours, peers]
     }
 
-    fn case(group: &str, name: &str, bound: f64, flop_per_byte: Option<f64>, values: &[(&str, f64)]) -> Case {
-        let values = values.iter().map(|(peer, value)| (peer.to_string(), *value)).collect();
-        Case { group: group.into(), name: name.into(), bound, flop_per_byte, values }
-    }
-
     #[test]
-    fn cases_have_the_best_of_each_program() {
-        let decode = measurement(Picture::Decode, &files()).expect("a measurement");
-        let values = [("burn-mla", 90.0), ("FlashInfer", 80.0)];
-        assert_eq!(decode.cases, [case("16 heads", "16 x 4096", 135.0, Some(30.0), &values)]);
-        assert_eq!(decode.origin(), "GPU, driver 1.2, 2026-01-02, commit abc");
-        assert_eq!([decode.memory_gbps, decode.matmul_tflops], [4500.0, 790.0]);
-
-        let models = measurement(Picture::Models, &files()).expect("a measurement");
-        let values = [("burn-mla", 1400.0), ("vLLM", 1200.0)];
-        let decode = case("V2-Lite: decode after 264 tokens", "batch 16", 2250.0, None, &values);
-        let prefill = case("V3, 4 of 61 layers: prefill", "16 x 264 tokens", 158_000.0, None, &[("burn-mla", 9e4)]);
-        assert_eq!(models.cases, [decode, prefill]);
-    }
-
-    #[test]
-    fn pictures_name_what_they_show() {
-        for picture in [Picture::Decode, Picture::Models] {
-            let measurement = measurement(picture, &files()).expect("a measurement");
-            let written = serde_json::from_str(&measurement.to_json().expect("text")).expect("JSON");
-            let svg = picture.draw(&Measurement::from_json(&written).expect("the same"));
-            let unit = if picture == Picture::Decode { "TFLOP/s" } else { "tokens/s" };
-            for text in measurement.peers().iter().chain([&unit, &measurement.origin().as_str()]) {
+    fn cases_have_the_best_of_each_program_and_their_bound() {
+        for (name, unit, expected) in [
+            (
+                "decode",
+                "TFLOP/s",
+                json!([{"group": "16 heads", "name": "16 x 4096", "bound": 135.0, "intensity": 30.0,
+                "values": {"burn-mla": 90.0, "FlashInfer": 80.0}}]),
+            ),
+            (
+                "models",
+                "tokens/s",
+                json!([{"group": "V2-Lite: decode after 264 tokens", "name": "batch 16", "bound": 2250.0,
+                "values": {"burn-mla": 1400.0, "vLLM": 1200.0}},
+                {"group": "V2-Lite: prefill", "name": "16 x 264 tokens", "bound": 158_000.0, "values": {"burn-mla": 9e4}}]),
+            ),
+        ] {
+            let picked = measurement(name, &files()).expect("a measurement");
+            assert_eq!(serde_json::to_value(&picked.cases).expect("JSON"), expected);
+            let svg = picture(name, &picked);
+            for text in [
+                "GPU, driver 1.2, 2026-01-02, commit abc",
+                unit,
+                "burn-mla",
+                if name == "decode" { "FlashInfer" } else { "vLLM" },
+            ] {
                 assert!(svg.contains(text), "{text} is not in {svg}");
             }
         }
@@ -255,13 +205,13 @@ mod tests {
     #[test]
     fn files_of_different_machines_are_refused() {
         let [ours, mut peers] = files();
-        let error = measurement(Picture::Prefill, &[ours.clone(), peers.clone()]).expect_err("no case");
-        assert_eq!(error, "the files have no case of this picture");
+        let refused = |picture, files: &[Value]| measurement(picture, files).expect_err("an error");
+        assert_eq!(refused("prefill", &files()), "the files have no case of prefill");
         peers["meta"]["smi_start"] = json!("GPU, 1.3");
-        let error = measurement(Picture::Decode, &[ours.clone(), peers]).expect_err("two drivers");
-        assert!(error.starts_with("the files have more than one machine and driver"), "{error}");
+        let error = refused("decode", &[ours.clone(), peers]);
+        assert_eq!(error, "the files have more than one machine: GPU, driver 1.2 and GPU, driver 1.3");
         let mut later = ours.clone();
         later["meta"]["commit"] = json!("def");
-        assert!(measurement(Picture::Decode, &[ours, later]).expect_err("two commits").contains("commit"));
+        assert!(refused("decode", &[ours, later]).contains("more than one commit"));
     }
 }

@@ -6,6 +6,7 @@ use mla_ops::{ExpertScoring, RopeConfig};
 
 use super::compressor::CompressorConfig;
 use super::hyper_connection::HyperConnectionConfig;
+use super::indexer::EntryIndexerConfig;
 use super::schedule::{AttentionSpec, CompressorSpec, LayerSpec, MlpSpec};
 use crate::config::sizes::is_positive;
 use crate::config::{
@@ -174,7 +175,17 @@ impl DeepseekV4Config {
         }
     }
 
-    /// The mixture of experts of its layers, but for the tables of the first ones.
+    /// The indexer of a layer that picks from entries, by keys of this kind.
+    pub(crate) fn indexer(&self, keys: CompressorSpec) -> EntryIndexerConfig {
+        EntryIndexerConfig {
+            compressor: self.compressor(keys),
+            q_lora_rank: self.q_lora_rank,
+            index_n_heads: self.index_n_heads,
+            index_topk: self.index_topk,
+        }
+    }
+
+    /// The mixture of experts of its layers; the first ones have tables ([`MoeConfig::init_hash`]).
     pub fn moe(&self) -> MoeConfig {
         MoeConfig {
             hidden_size: self.hidden_size,
