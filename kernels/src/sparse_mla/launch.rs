@@ -119,13 +119,7 @@ impl Grid {
         CubeCount::Static(self.cubes.0, self.cubes.1, 1)
     }
 
-    fn launch(
-        &self,
-        client: &Client,
-        args: &SparseMlaArgs,
-        form: Form,
-        kernel: Kernel,
-    ) -> Result<(), SparseMlaError> {
+    fn launch(&self, client: &Client, args: &SparseMlaArgs, form: Form, kernel: Kernel) -> Result<(), SparseMlaError> {
         let sizes = &args.sizes;
         let (partial_out, partial_lse, out, lse) = match &args.results {
             SparseMlaResults::Parts { acc, max, row_sum } => (share(acc), share(max), dummy(client), share(row_sum)),

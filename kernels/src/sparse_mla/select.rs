@@ -22,6 +22,14 @@ pub(super) type Form = ();
 pub(super) const TABLE: Table<SparseMlaSizes, Form> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
+        path: Path::Sm100,
+        needs: "TMA and tcgen05 of a Blackwell of data centers; f16 or bf16, dense rows of 512 or 576 channels, values of 512",
+        form: sm100_form,
+        #[cfg(feature = "offline")]
+        offline: super::sm100::offline,
+    },
+    #[cfg(feature = "cuda")]
+    Variant {
         path: Path::Sm90,
         needs: "wgmma of a Hopper; f16 or bf16, rows of 512 or 576 channels, values of 512; bf16 for FP8 rows, of 512 + 64 channels",
         form: sm90_form,
@@ -31,21 +39,33 @@ pub(super) const TABLE: Table<SparseMlaSizes, Form> = Table(&[
 ]);
 
 #[cfg(feature = "cuda")]
+fn sm100_form(client: &Client, sizes: &SparseMlaSizes) -> Option<Form> {
+    let blackwell = client.properties().identity.fingerprint == "ptx_sm100";
+    (blackwell && sizes.rows == RowFormat::Dense).then(|| form_of(sizes)).flatten()
+}
+
+#[cfg(feature = "cuda")]
 fn sm90_form(client: &Client, sizes: &SparseMlaSizes) -> Option<Form> {
+    let hopper = client.properties().identity.fingerprint == "ptx_sm90";
+    let form = hopper.then(|| form_of(sizes)).flatten()?;
+    let rows = match sizes.rows {
+        RowFormat::Dense => true,
+        RowFormat::Fp8(layout) => layout == sm90::LAYOUT && form.bf16,
+    };
+    rows.then_some(form)
+}
+
+/// The tiles for a problem, if the tensor cores take it in such.
+#[cfg(feature = "cuda")]
+fn form_of(sizes: &SparseMlaSizes) -> Option<Form> {
     use cubecl::ir::FloatKind;
     let bf16 = match sizes.elem {
         ElemType::Float(FloatKind::BF16) => true,
         ElemType::Float(FloatKind::F16) => false,
         _ => return None,
     };
-    let hopper = client.properties().identity.fingerprint == "ptx_sm90";
     let widths = sizes.value_width == VALUE_WIDTH && matches!(sizes.key_width, 512 | 576);
-    let form = Form { tiles: sizes.key_width / TILE_WIDTH, box_keys: 1, bf16, causal: false };
-    let rows = match sizes.rows {
-        RowFormat::Dense => true,
-        RowFormat::Fp8(layout) => layout == sm90::LAYOUT && bf16,
-    };
-    (hopper && widths && rows).then_some(form)
+    widths.then_some(Form { tiles: sizes.key_width / TILE_WIDTH, box_keys: 1, bf16, causal: false })
 }
 
 /// What a split costs beside its blocks, in blocks: its query, its partial result, and the merge of that.

@@ -49,6 +49,8 @@ pub(super) fn load_half(
             map = maps.b;
         }
         mbarrier::wait(empty, (turn / STAGES % 2) ^ 1);
+        // One lane goes on for all.
+        sync_plane();
         let elected = warp::elect();
         if elected {
             seen[(stage * 2 + half) as usize] = rows;

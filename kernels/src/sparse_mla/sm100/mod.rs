@@ -145,10 +145,7 @@ fn sparse_sm100_kernel<E: Float, P: Size>(
     }
     let warp = warp::uniform(UNIT_POS / 32);
     let lane = UNIT_POS % 32;
-    let maps = Maps {
-        a: tma::tensor_map_address::<E, Tiled>(rows_a),
-        b: tma::tensor_map_address::<E, Tiled>(rows_b),
-    };
+    let maps = Maps { a: tma::tensor_map_address::<E, Tiled>(rows_a), b: tma::tensor_map_address::<E, Tiled>(rows_b) };
     if UNIT_POS == 0 {
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(q_map));
         tma::prefetch(maps.a);

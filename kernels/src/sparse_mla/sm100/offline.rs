@@ -21,8 +21,34 @@ pub(in crate::sparse_mla) fn offline() -> Vec<Entry> {
             sparse_sm100_kernel,
             dim,
             [
-                bits, COLUMNS, query(), rows(), rows(), _, _, _, _, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, pages(),
-                1.0, 1, form, elem
+                bits,
+                COLUMNS,
+                query(),
+                rows(),
+                rows(),
+                _,
+                _,
+                _,
+                _,
+                _,
+                _,
+                _,
+                _,
+                _,
+                _,
+                _,
+                _,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                pages(),
+                1.0,
+                1,
+                form,
+                elem
             ]
         );
         let name = format!("sparse_mla.sm100.{}.{name}", form.tile.elem().name());

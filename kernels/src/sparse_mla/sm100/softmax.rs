@@ -6,7 +6,7 @@ use super::range::Range;
 use crate::ptx::{mbarrier, warp};
 use crate::sparse_mla::ends::Ends;
 use crate::sparse_mla::work::{Lists, Work};
-use crate::tiles::form::{ROWS, STAGES};
+use crate::tiles::form::STAGES;
 use crate::tiles::one_cube::{Cube, Rows};
 use crate::tiles::output::Results;
 use crate::tiles::softmax::{SoftmaxState, weigh_seen};
@@ -43,14 +43,13 @@ impl Softmax {
             let mut work = Work::none();
             work.read(lists, index);
             let state = self.weigh_all(cube, range, &work, seen);
-            let row = work.head_tile * comptime!(ROWS as u32) + self.rows.own;
-            let ends = Ends::of(&state, &work, row, range.heads, sink, self.empty_lse, range.form);
+            let ends = Ends::of(&state, &work, self.rows.own, range.heads, sink, self.empty_lse, range.form);
             let corner = cube.lane % 4;
             if corner == 0 {
-                ends.write::<E, P>(&work, row, results, range.form);
+                ends.write::<E, P>(&work, results, range.form);
             }
             let (blocks, target) = (work.blocks(), work.target());
-            self.rows.write::<E, P>(cube, blocks, ends.factor_a, ends.factor_b, &target, row, results);
+            self.rows.write::<E, P>(cube, blocks, ends.factor_a, ends.factor_b, &target, ends.row, results);
             index = range.next(index);
         }
     }

@@ -9,14 +9,14 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-use super::form::Form;
 use super::scores::Exchange;
-use super::work::{Ahead, Lists};
 use crate::cache_rows::Fp8Layout;
 use crate::linear::packed::e4m3_pairs_bf16;
 use crate::ptx::copy::{arrive_with_copies, copy_or_zero, load_global_4_or_zero, load_global_16};
 use crate::ptx::wgmma::Elem;
 use crate::ptx::{barrier, cluster, fence, math, matrix, mbarrier, warp};
+use crate::sparse_mla::form::Form;
+use crate::sparse_mla::work::{Ahead, Lists};
 use crate::tiles::form::{GROUP, KEYS, STAGES, TILE_BYTES, TILE_WIDTH};
 
 /// The rows that this reads.
