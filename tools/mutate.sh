@@ -5,7 +5,7 @@
 #     tools/mutate.sh KERNEL [OPTIONS OF ptx-mutate...]
 #
 # KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma, lightning_index.sm90, lightning_index.mma, ragged_attention.sm90,
-# ragged_attention.mma, vertical_slash_attention.sm90, vertical_slash_attention.mma or sparse_mla.sm90.
+# ragged_attention.mma, vertical_slash_attention.sm90, vertical_slash_attention.mma, sparse_mla.sm90 or sparse_mla.sm100.
 # Launches are recorded while device tests run on the simulated GPU, once: remove the folder for new ones.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
@@ -36,6 +36,8 @@ case "${1:-}" in
         why=vertical_slash_attention/mma ;;
     sparse_mla.sm90)
         arch=90 multiprocessors=1 kernel=sparse_sm90_kernel tests=ops_mutants_sparse why=sparse_mla/sm90 ;;
+    sparse_mla.sm100)
+        arch=100 multiprocessors=1 kernel=sparse_sm100_kernel tests=ops_mutants_sparse why=sparse_mla/sm100 ;;
     *)
         sed -n '2,10s/^# \?//p' "$0" >&2
         exit 2 ;;

@@ -5,7 +5,7 @@ use burn::tensor::DType;
 use mla_ops::{Path, SparseMlaArgs, SparseScope, Splits, sparse_mla};
 use rstest::rstest;
 
-use crate::devices::{for_each_device, is_hopper};
+use crate::devices::for_each_device;
 use crate::ops_fixture::{DecodeCase, DecodeInputs, assert_state, ints, random, rng};
 use crate::ops_sparse_mla::{Case as SparseCase, Inputs as SparseInputs, Pool};
 use crate::ops_sparse_plan::plan_of;
@@ -214,7 +214,7 @@ fn check_sparse(case: &SparseCase, lengths: &[Vec<i32>]) {
 /// as much longer.
 fn check_sparse_of(case: &SparseCase, lengths: &[Vec<i32>], planned: Option<i32>) {
     for_each_device(|device| {
-        if is_hopper(device) {
+        if case.own_kernel(device).is_some() {
             let mut inputs = case.inputs();
             for (scope, lengths) in inputs.scopes.iter_mut().zip(lengths) {
                 scope.lengths = Some(lengths.clone());

@@ -77,10 +77,10 @@ fn ops_paths_of_attention() {
     for_each_dtype(|device, dtype| {
         let half = is_half(dtype);
         let generations = [(Sm100, half && is_blackwell(device)), (Sm90, half && is_hopper(device))];
+        let hopper = generations[1];
         let general = [(PortableMma, half && is_cuda(device)), (Portable, true)];
-        let hopper = (Sm90, half && is_hopper(device));
         assert_paths(&decode(dtype), device, &[generations, general].concat());
-        assert_paths(&sparse(dtype), device, &[&[hopper][..], &general].concat());
+        assert_paths(&sparse(dtype), device, &[generations, general].concat());
         // Tile loads take pages of 16 rows or more.
         assert_paths(&MlaDecodeProblem { page_size: 8, ..decode(dtype) }, device, &general);
         assert_paths(&index(64, 128, dtype), device, &general);

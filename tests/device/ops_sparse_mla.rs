@@ -1,14 +1,15 @@
 //! `sparse_mla` against the oracle, which attends to the named rows one by one.
 
 use burn::tensor::{DType, Device, Int, Tensor};
+use mla_ops::cache::RowFormat;
 use mla_ops::{
-    Determinism, MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, SparseMlaArgs, SparseMlaOptions,
-    SparseScope, Splits, merge_state, mla_decode, sparse_mla,
+    Determinism, MergeStateArgs, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, Path, SparseMlaArgs, SparseMlaOptions,
+    SparseMlaProblem, SparseScope, Splits, explain_path, merge_state, mla_decode, sparse_mla,
 };
 use rand::RngExt;
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype, is_slow, skip};
+use crate::devices::{for_each_device, for_each_dtype, is_blackwell, is_hopper, is_slow, skip};
 use crate::ops_fixture::{assert_state, bits, floats, int_values, ints, random, restrided, rng};
 use crate::oracle::{State, attend};
 use crate::refusals::{Kind, assert_refused, assert_values_refused, zeros};
@@ -97,6 +98,20 @@ impl Case {
         // Scores at which a wrong key shows.
         let softmax_scale = 4.0 / (self.widths[0] as f32).sqrt();
         SparseMlaOptions { value_width: self.widths[1], softmax_scale, determinism: Determinism::Fast }
+    }
+
+    /// The kernel of its own that the case runs on, made for one generation of GPUs. Where there is one for DeepSeek's widths, it is it.
+    pub fn own_kernel(&self, device: &Device) -> Option<Path> {
+        let &Self { shape: [batch, query_len, heads], widths: [key_width, value_width], dtype, .. } = self;
+        let rows = RowFormat::Dense;
+        let problem =
+            SparseMlaProblem { batch, query_len, heads, key_width, value_width, dtype, rows, second_rows: None };
+        let made = [(is_hopper(device), Path::Sm90), (is_blackwell(device), Path::Sm100)];
+        let made = made.into_iter().find_map(|(is, path)| is.then_some(path));
+        let takes = dtype != DType::F32 && value_width == 512 && [512, 576].contains(&key_width);
+        let path = explain_path(&problem, device).path;
+        assert_eq!(made == Some(path), made.is_some() && takes, "{self:?} on {device:?}: {path}");
+        made.filter(|_| takes)
     }
 
     fn check_on(&self, device: &Device) {

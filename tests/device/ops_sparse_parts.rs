@@ -1,8 +1,7 @@
 //! `sparse_mla_parts`: with `sparse_mla` it agrees by definition, so that the oracle of that one is the oracle here.
 
 use burn::tensor::{DType, Device, Tensor};
-use mla_ops::cache::RowFormat;
-use mla_ops::{Path, SparseMlaArgs, SparseMlaProblem, SparseParts, explain_path, sparse_mla_parts};
+use mla_ops::{SparseMlaArgs, SparseParts, sparse_mla_parts};
 use proptest::prelude::{ProptestConfig, proptest};
 use rstest::rstest;
 
@@ -13,18 +12,7 @@ use crate::refusals::{Kind, assert_refused, assert_values_refused, zeros};
 
 /// What the weights of the rows are rounded to: tensor cores multiply numbers of the query's type.
 fn weights_dtype(case: &Case, device: &Device) -> DType {
-    let ([batch, query_len, heads], [key_width, value_width], dtype) = (case.shape, case.widths, case.dtype);
-    let problem = SparseMlaProblem {
-        batch,
-        query_len,
-        heads,
-        key_width,
-        value_width,
-        dtype,
-        rows: RowFormat::Dense,
-        second_rows: None,
-    };
-    if explain_path(&problem, device).path == Path::Sm90 { dtype } else { DType::F32 }
+    case.own_kernel(device).map_or(DType::F32, |_| case.dtype)
 }
 
 /// Parts on the host.

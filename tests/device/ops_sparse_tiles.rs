@@ -40,6 +40,7 @@ fn ops_sparse_tiles(
         }
         let sink = (pools.len() > 1).then(|| sink(shape[2])).flatten();
         let case = Case { shape, widths, pools: pools.clone(), lengths, sink, dtype };
+        case.own_kernel(device);
         let inputs = case.inputs();
         let state = sparse_mla(inputs.args(device), &case.options()).expect("legal");
         assert_state(&format!("{case:?} on {device:?}"), state, &inputs.expected());

@@ -102,6 +102,28 @@ pub(crate) fn load_5d(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32, u
     );
 }
 
+/// Loads four rows of a matrix, one below the other in `shared`, from column `x` on: `cp.async.bulk.tensor.2d` in the mode
+/// `.tile::gather4` (PTX ISA, "Tensors: tiled mode, gather4"). sm_100a.
+///
+/// As [`load_2d()`], with a map whose tiles have one row. A row that the tensor has not, such as -1, is zero; its bytes count.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "the coordinates of the instruction")]
+pub(crate) fn load_rows(shared: u32, map: u64, bar: u32, x: i32, row_0: i32, row_1: i32, row_2: i32, row_3: i32) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes",
+        " [{shared}], [{map}, {{{x}, {row_0}, {row_1}, {row_2}, {row_3}}}], [{bar}];",
+        shared = in(_) read::<u32>(shared),
+        map = in(_) read::<u64>(map),
+        x = in(_) read::<i32>(x),
+        row_0 = in(_) read::<i32>(row_0),
+        row_1 = in(_) read::<i32>(row_1),
+        row_2 = in(_) read::<i32>(row_2),
+        row_3 = in(_) read::<i32>(row_3),
+        bar = in(_) read::<u32>(bar),
+        options(explicit_mem, reads_address_space global, writes_address_space shared)
+    );
+}
+
 /// How long the L2 cache should keep what is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Keep {

@@ -124,7 +124,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     let entry = |name, planned| {
         let form =
             form!(merge_kernel, dim, [AddressType::U32, COLUMNS, _, _, _, _, _, _, 1, 1, 1, 0.0, true, planned, elem]);
-        Entry::of(FloatKind::BF16, name, form).on(|arch| arch == Arch::Sm90a)
+        Entry::of(FloatKind::BF16, name, form).on(|arch| matches!(arch, Arch::Sm90a | Arch::Sm100a))
     };
     vec![entry("sparse_mla.merge", false), entry("sparse_mla.merge.planned", true)]
 }

@@ -5,16 +5,28 @@
 //! the blocks of a tile are split among cubes, and a second launch merges what they have.
 
 #[cfg(feature = "cuda")]
+mod ends;
+#[cfg(feature = "cuda")]
+mod form;
+#[cfg(feature = "cuda")]
+mod launch;
+#[cfg(feature = "cuda")]
 mod merge;
 mod select;
 #[cfg(feature = "cuda")]
+mod sm100;
+#[cfg(feature = "cuda")]
 mod sm90;
+#[cfg(feature = "cuda")]
+mod work;
 
 use cubecl::prelude::*;
 use thiserror::Error;
 
 use crate::cache_rows::{CacheArg, RowFormat};
 use crate::common::select::Available;
+#[cfg(feature = "cuda")]
+use crate::common::select::Path;
 
 /// Rows, and which of them each query token sees.
 pub struct ScopeArgs {
@@ -152,7 +164,9 @@ pub fn launch(client: &Client, args: SparseMlaArgs) -> Result<(), SparseMlaError
     }
     match select::TABLE.choose(client, &args.sizes) {
         #[cfg(feature = "cuda")]
-        Some((_, form)) => sm90::launch(client, args, form),
+        Some((Path::Sm100, tile)) => launch::launch(client, args, tile, sm100::launch),
+        #[cfg(feature = "cuda")]
+        Some((Path::Sm90, tile)) => launch::launch(client, args, tile, sm90::launch),
         _ => Err(SparseMlaError::NoKernel),
     }
 }
@@ -160,5 +174,7 @@ pub fn launch(client: &Client, args: SparseMlaArgs) -> Result<(), SparseMlaError
 /// The kernels of all paths.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
-    select::TABLE.offline()
+    let mut entries = select::TABLE.offline();
+    entries.extend(merge::offline());
+    entries
 }

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::SparseMlaSizes;
 #[cfg(feature = "cuda")]
-use super::sm90::Stored;
+use super::form::Stored;
 #[cfg(feature = "cuda")]
 use crate::cache_rows::RowFormat;
 use crate::common::select::Table;
@@ -22,6 +22,14 @@ pub(super) type Form = ();
 pub(super) const TABLE: Table<SparseMlaSizes, Form> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
+        path: Path::Sm100,
+        needs: "TMA and tcgen05 of a Blackwell of data centers; f16 or bf16, dense rows of 512 or 576 channels, values of 512",
+        form: sm100_form,
+        #[cfg(feature = "offline")]
+        offline: super::sm100::offline,
+    },
+    #[cfg(feature = "cuda")]
+    Variant {
         path: Path::Sm90,
         needs: "wgmma of a Hopper; f16 or bf16, rows of 512 or 576 channels, values of 512; bf16 for FP8 rows, of 512 + 64 channels or, \
                 with scales behind the page, of 448 + 64",
@@ -32,19 +40,31 @@ pub(super) const TABLE: Table<SparseMlaSizes, Form> = Table(&[
 ]);
 
 #[cfg(feature = "cuda")]
+fn sm100_form(client: &Client, sizes: &SparseMlaSizes) -> Option<Form> {
+    let blackwell = client.properties().identity.fingerprint == "ptx_sm100";
+    let dense = [Some(sizes.rows), sizes.second_rows].into_iter().flatten().all(|rows| rows == RowFormat::Dense);
+    (blackwell && dense).then(|| form_of(sizes)).flatten()
+}
+
+#[cfg(feature = "cuda")]
 fn sm90_form(client: &Client, sizes: &SparseMlaSizes) -> Option<Form> {
+    let hopper = client.properties().identity.fingerprint == "ptx_sm90";
+    let form = hopper.then(|| form_of(sizes)).flatten()?;
+    let rows = |rows: RowFormat| Stored::of(rows, form.bf16).is_some() && rows.fits(sizes.key_width);
+    (rows(sizes.rows) && sizes.second_rows.is_none_or(rows)).then_some(form)
+}
+
+/// The tiles for a problem, if the tensor cores take it in such.
+#[cfg(feature = "cuda")]
+fn form_of(sizes: &SparseMlaSizes) -> Option<Form> {
     use cubecl::ir::FloatKind;
     let bf16 = match sizes.elem {
         ElemType::Float(FloatKind::BF16) => true,
         ElemType::Float(FloatKind::F16) => false,
         _ => return None,
     };
-    let hopper = client.properties().identity.fingerprint == "ptx_sm90";
     let widths = sizes.value_width == VALUE_WIDTH && matches!(sizes.key_width, 512 | 576);
-    let form = Form { tiles: sizes.key_width / TILE_WIDTH, box_keys: 1, bf16, causal: false };
-    let rows = |rows: RowFormat| Stored::of(rows, bf16).is_some() && rows.fits(sizes.key_width);
-    let rows = rows(sizes.rows) && sizes.second_rows.is_none_or(rows);
-    (hopper && widths && rows).then_some(form)
+    widths.then_some(Form { tiles: sizes.key_width / TILE_WIDTH, box_keys: 1, bf16, causal: false })
 }
 
 /// What a split costs beside its blocks, in blocks: its query, its partial result, and the merge of that.

@@ -1,6 +1,6 @@
 //! What kernels of several operations or architectures share: the tile of the plain attention kernels, operands of a warp's matrix
 //! instructions, attention of prefill with them, and of Hopper's and Blackwell's kernels the tile loads, the ring of stages, the
-//! online softmax and the epilogue.
+//! online softmax and the epilogue; of Blackwell's the products of one cube.
 
 pub(crate) mod attention;
 #[cfg(feature = "cuda")]
@@ -9,6 +9,8 @@ pub(crate) mod form;
 pub(crate) mod fragments;
 #[cfg(feature = "cuda")]
 pub(crate) mod loader;
+#[cfg(feature = "cuda")]
+pub(crate) mod one_cube;
 #[cfg(feature = "cuda")]
 pub(crate) mod output;
 #[cfg(feature = "cuda")]

@@ -213,10 +213,71 @@ fn a_tile_comes_to_all_cubes_of_a_cluster() {
     });
 }
 
+/// Loads 16 rows by their numbers, four at a time, and writes the memory's words as they lie.
+#[cube(launch_unchecked, create_dummy_kernel)]
+fn gather_kernel(tensor: &TensorMap<bf16, Tiled>, rows: &[i32], out: &mut [u32], x: i32) {
+    let tile = Shared::<[u32]>::new_aligned_slice(16usize * 32, 1024usize);
+    let bars = Shared::<[u64]>::new_aligned_slice(1usize, 8usize);
+    let bar = shared_address::<u64>(&bars);
+    if UNIT_POS == 0 {
+        mbarrier::init(bar, 1u32);
+        mbarrier::fence_init();
+    }
+    sync_cube();
+    if warp::uniform(UNIT_POS / 32) == 0 && warp::elect() {
+        let map = tma::tensor_map_address::<bf16, Tiled>(tensor);
+        mbarrier::arrive_expect(bar, comptime!(16 * 128u32).runtime());
+        #[unroll]
+        for group in 0..4usize {
+            let at = shared_address::<u32>(&tile) + comptime!(group as u32 * 4 * 128);
+            let (row_0, row_1) = (rows[4 * group], rows[4 * group + 1]);
+            tma::load_rows(at, map, bar, x, row_0, row_1, rows[4 * group + 2], rows[4 * group + 3]);
+        }
+    }
+    mbarrier::wait(bar, 0u32);
+    #[unroll]
+    for i in 0..4usize {
+        let word = i * 128 + UNIT_POS as usize;
+        out[word] = tile[word];
+    }
+}
+
+/// In any order, one several times; rows before and behind those of the tensor, and columns behind its, are zeros.
+#[test]
+fn gathers_rows_and_zeros_for_those_that_are_none() {
+    on_blackwell(|client| {
+        let (count, width) = (40, 96);
+        let values = numbers(count * width);
+        let source = upload(client, &values);
+        let rows = [3, 39, 0, 3, -1, 7, 8, 9, 12, -1, -1, i32::MIN, 40, 11, i32::MAX, 38];
+        for x in [0, 64] {
+            let out = upload(client, &[u32::MAX; 16 * 32]);
+            // SAFETY: the kernel reads 16 numbers and writes as many words as 16 rows of a tile have.
+            unsafe {
+                gather_kernel::launch_unchecked(
+                    client,
+                    CubeCount::Static(1, 1, 1),
+                    CubeDim::new_1d(128),
+                    map(&source, &[count, width], &[1, 64], FloatKind::BF16),
+                    arg(&upload(client, &rows), rows.len()),
+                    arg(&out, 16 * 32),
+                    x as i32,
+                );
+            }
+            let want = tile_words(16, |row, column| match usize::try_from(rows[row]) {
+                Ok(row) if row < count && x + column < width => values[row * width + x + column],
+                _ => bf16::ZERO,
+            });
+            assert_eq!(download::<u32>(client, out), want, "from column {x} on");
+        }
+    });
+}
+
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{buffer, handle};
     let source = || map(&handle(64), &[1, 1, 64], &[1, 1, 64], FloatKind::BF16);
+    let source_of_rows = || map(&handle(64), &[1, 64], &[1, 64], FloatKind::BF16);
     let (one, units) = (|| CubeCount::Static(1, 1, 1), || CubeDim::new_1d(128));
     let mut entries = Vec::new();
     for (name, rank, keep) in
@@ -233,5 +294,12 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     entries.push(sm90_entry("ptx.multicast", move |device, target| {
         multicast_kernel::create_dummy_kernel(device, target, one(), units(), source(), buffer(), 0)
     }));
+    entries.push(
+        crate::offline::Entry::new("ptx.load_rows", move |device, target| {
+            gather_kernel::create_dummy_kernel(device, target, one(), units(), source_of_rows(), buffer(), buffer(), 0)
+        })
+        .on(|arch| arch == crate::offline::Arch::Sm100a)
+        .unchecked(),
+    );
     entries
 }

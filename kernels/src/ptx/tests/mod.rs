@@ -18,19 +18,28 @@ mod sync;
 
 /// Runs a test on the first GPU, if that is a Hopper.
 fn on_hopper(test: impl Fn(&Client)) {
-    let required = std::env::var("MLA_REQUIRE").unwrap_or_default();
+    on_generation("sm90", "Hopper", true, test);
+}
+
+/// Runs a test on the first GPU, if that is a Blackwell of data centers. Where GPUs are required, others will do.
+fn on_blackwell(test: impl Fn(&Client)) {
+    on_generation("sm100", "Blackwell", false, test);
+}
+
+fn on_generation(generation: &str, name: &str, required: bool, test: impl Fn(&Client)) {
     let found = match Runtime::Cuda(0).open() {
         Ok(device) => {
             let client = device.client();
             let fingerprint = client.properties().identity.fingerprint.clone();
-            if fingerprint.contains("sm90") { Ok(client) } else { Err(format!("{fingerprint} is no Hopper")) }
+            if fingerprint.contains(generation) { Ok(client) } else { Err(format!("{fingerprint} is no {name}")) }
         }
         Err(error) => Err(error.to_string()),
     };
     match found {
         Ok(client) => test(&client),
         Err(why) => {
-            assert!(!required.split(',').any(|it| it == "cuda"), "{why}");
+            let requirements = std::env::var("MLA_REQUIRE").unwrap_or_default();
+            assert!(!required || !requirements.split(',').any(|it| it == "cuda"), "{why}");
             eprintln!("skipped: {why}");
         }
     }
@@ -108,7 +117,8 @@ fn the_kernels_compile() {
     let mut failures = Vec::new();
     let entries = [copies::offline(), gemm::offline(), matrices::offline(), products::offline(), sync::offline()];
     for entry in entries.into_iter().flatten() {
-        match entry.compile(Arch::Sm90a, &toolchain, &folder) {
+        let arch = if entry.archs().contains(&Arch::Sm90a) { Arch::Sm90a } else { Arch::Sm100a };
+        match entry.compile(arch, &toolchain, &folder) {
             Ok(report) => {
                 eprintln!("{:32} {report:?}", entry.name());
                 if report.spill_bytes > 0 || !report.warnings.is_empty() {

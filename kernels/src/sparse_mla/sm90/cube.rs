@@ -2,8 +2,10 @@
 
 use cubecl::prelude::*;
 
-use super::form::Form;
-use crate::ptx::{barrier, mbarrier, warp};
+use super::form::parts;
+use crate::ptx::{barrier, mbarrier};
+use crate::sparse_mla::form::Form;
+use crate::sparse_mla::work::next;
 use crate::tiles::form::{GROUP, STAGES};
 
 /// Warps of the output.
@@ -12,7 +14,7 @@ const OUTPUT_WARPS: u32 = 2 * GROUP / 32;
 /// How many barriers there are.
 pub(super) fn barrier_count(form: Form) -> usize {
     let empty = if form.fp8() { STAGES } else { 0 };
-    (form.parts() * STAGES + empty) as usize + 4
+    (parts(form) * STAGES + empty) as usize + 4
 }
 
 /// Where they are.
@@ -44,7 +46,7 @@ pub(super) fn sync(#[comptime] form: Form) {
 #[cube]
 impl Barriers {
     pub fn new(full: u32, #[comptime] form: Form) -> Barriers {
-        let weighed = full + comptime!(8 * form.parts() * STAGES);
+        let weighed = full + comptime!(8 * parts(form) * STAGES);
         let used = weighed + 8;
         let query_full = used + 8;
         let query_empty = query_full + 8;
@@ -55,7 +57,7 @@ impl Barriers {
     pub fn init(&self, #[comptime] form: Form) {
         // Of FP8 rows each unit arrives twice, and the other cube's rows count as bytes.
         #[unroll]
-        for i in 0..comptime!(form.parts() * STAGES) {
+        for i in 0..comptime!(parts(form) * STAGES) {
             mbarrier::init(self.full + i * 8, comptime!(2 * GROUP));
         }
         if comptime!(form.fp8()) {
@@ -100,11 +102,4 @@ impl Cube {
     pub fn next(&self, index: u32) -> u32 {
         next(index, self.step, self.form)
     }
-}
-
-/// The number of the work behind this one: of a plan's items the next. All lanes are at the same, which the compiler cannot see of
-/// numbers that it reads.
-#[cube]
-pub(super) fn next(index: u32, step: u32, #[comptime] form: Form) -> u32 {
-    if comptime!(form.planned()) { warp::next(index) } else { index + step }
 }

@@ -11,15 +11,15 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-use super::form::{Form, Stored};
 use super::gather::VECTOR;
 use super::scores::Exchange;
-use super::work::{Ahead, Lists};
-use crate::cache_rows::{Fp8Layout, Fp8Scales, RowFormat};
+use crate::cache_rows::RowFormat;
 use crate::linear::packed::e4m3_pairs_bf16;
 use crate::ptx::copy::{arrive_with_copies, copy_or_zero, load_global_4_or_zero, load_global_16};
 use crate::ptx::wgmma::Elem;
 use crate::ptx::{barrier, cluster, fence, math, matrix, mbarrier, warp};
+use crate::sparse_mla::form::{Form, Stored};
+use crate::sparse_mla::work::{Ahead, Lists};
 use crate::tiles::form::{GROUP, KEYS, STAGES, TILE_BYTES, TILE_WIDTH};
 
 /// Words of a row of V3 and V4.
@@ -39,21 +39,6 @@ const PART_ROWS: u32 = 2;
 /// Rows of a block that a warp has, and those that it reads in a pair: one swizzle's.
 const OWN_ROWS: u32 = 16;
 const PAIR_ROWS: u32 = 8;
-
-impl Stored {
-    /// What this reads of a format, with numbers of 16 bits.
-    pub(in crate::sparse_mla) fn of(format: RowFormat, bf16: bool) -> Option<Self> {
-        match format {
-            RowFormat::Dense => Some(Self::Dense),
-            RowFormat::Fp8(Fp8Layout { codes: 512, rope: 64, scales: Fp8Scales::F32InRow }) => Some(Self::V3),
-            RowFormat::Fp8(Fp8Layout { codes: 448, rope: 64, scales: Fp8Scales::E8m0BehindPage { .. } }) => {
-                Some(Self::V4)
-            }
-            RowFormat::Fp8(_) => None,
-        }
-        .filter(|stored| bf16 || *stored == Self::Dense)
-    }
-}
 
 /// Where the rows of a list are.
 #[derive(CubeType)]

@@ -3,14 +3,14 @@
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
-use super::form::{Causal, Form, Stored, Writes};
+use super::form::units;
 use super::fp8::RowPagesLaunch;
 use super::gather::VECTOR;
-use super::work::PagedKeysLaunch;
-use super::{query_map, sparse_sm90_kernel};
+use super::sparse_sm90_kernel;
 use crate::offline::{Arch, Entry, buffer};
-use crate::sparse_mla::merge;
-use crate::tiles::form::Form as TileForm;
+use crate::sparse_mla::form::{Causal, Form, Stored, Writes};
+use crate::sparse_mla::launch::query_map;
+use crate::sparse_mla::work::PagedKeysLaunch;
 use crate::tiles::output::COLUMNS;
 
 pub(in crate::sparse_mla) fn offline() -> Vec<crate::offline::Entry> {
@@ -21,7 +21,7 @@ pub(in crate::sparse_mla) fn offline() -> Vec<crate::offline::Entry> {
                 device,
                 target,
                 CubeCount::Static(1, 1, 1),
-                CubeDim::new_1d(form.units()),
+                CubeDim::new_1d(units(form)),
                 address,
                 COLUMNS,
                 VECTOR,
@@ -60,50 +60,31 @@ pub(in crate::sparse_mla) fn offline() -> Vec<crate::offline::Entry> {
         .on(|arch| arch == Arch::Sm90a)
         .unchecked()
     };
-    let tile = |tiles, bf16| TileForm { tiles, box_keys: 1, bf16, causal: false };
-    let v32 = Form {
-        tile: tile(9, true),
-        second: false,
-        lengths: [false; 2],
-        sink: false,
-        rows: [Stored::Dense; 2],
-        pair: false,
-        pages: None,
-        writes: Writes::Whole,
-    };
-    let v4 = Form { tile: tile(8, true), second: true, lengths: [false, true], sink: true, ..v32 };
+    let models = Form::of_models();
+    let v32 = models[0].1;
+    let v4 = models.iter().find(|(name, _)| *name == "512.two").expect("a model has it").1;
     let fp8 = Form { rows: [Stored::V3; 2], ..v32 };
     let fp8_v4 = Form { rows: [Stored::V4; 2], ..v4 };
     let entries = Form { rows: [Stored::Dense, Stored::V4], ..v4 };
-    [
-        entry("576", v32, AddressType::U32),
-        entry("576.large", v32, AddressType::U64),
-        entry("576.split", Form { lengths: [true, false], writes: Writes::Split, ..v32 }, AddressType::U32),
-        entry("576.plan", Form { lengths: [true, false], writes: Writes::Planned, ..v32 }, AddressType::U32),
-        entry("576.fp8", fp8, AddressType::U32),
-        entry("576.fp8.pair", Form { pair: true, ..fp8 }, AddressType::U32),
-        entry(
-            "576.fp8.pages.pair",
-            Form { pair: true, pages: Some(Causal(true)), writes: Writes::Planned, ..fp8 },
-            AddressType::U32,
-        ),
-        entry("576.fp8.large", fp8, AddressType::U64),
-        entry("576.fp8.split", Form { lengths: [true, false], writes: Writes::Split, ..fp8 }, AddressType::U32),
-        entry("576.fp8.pages", Form { pages: Some(Causal(true)), writes: Writes::Planned, ..fp8 }, AddressType::U32),
-        entry("576.fp8.two", Form { second: true, sink: true, lengths: [true; 2], ..fp8 }, AddressType::U32),
-        entry("512.two", v4, AddressType::U32),
-        entry("512.two.split", Form { writes: Writes::Split, ..v4 }, AddressType::U32),
-        entry("512.two.plan", Form { writes: Writes::Planned, ..v4 }, AddressType::U32),
-        entry("512.two.parts", Form { sink: false, writes: Writes::Parts, ..v4 }, AddressType::U32),
-        entry("512.fp8.two", fp8_v4, AddressType::U32),
-        entry("512.fp8.two.pair", Form { pair: true, ..fp8_v4 }, AddressType::U32),
-        entry("512.fp8.two.split", Form { writes: Writes::Split, ..fp8_v4 }, AddressType::U32),
-        entry("512.fp8.entries", entries, AddressType::U32),
-        entry("512.fp8.entries.pair", Form { pair: true, ..entries }, AddressType::U32),
-        entry("512.fp8.entries.split", Form { writes: Writes::Split, ..entries }, AddressType::U32),
-        entry("576.two", Form { tile: tile(9, false), lengths: [true; 2], ..v4 }, AddressType::U64),
-    ]
-    .into_iter()
-    .chain(merge::offline())
-    .collect()
+    let pages = Form { pages: Some(Causal(true)), writes: Writes::Planned, ..fp8 };
+    let own = [
+        ("576.fp8", fp8),
+        ("576.fp8.pair", Form { pair: true, ..fp8 }),
+        ("576.fp8.pages.pair", Form { pair: true, ..pages }),
+        ("576.fp8.split", Form { lengths: [true, false], writes: Writes::Split, ..fp8 }),
+        ("576.fp8.pages", pages),
+        ("576.fp8.two", Form { second: true, sink: true, lengths: [true; 2], ..fp8 }),
+        ("512.fp8.two", fp8_v4),
+        ("512.fp8.two.pair", Form { pair: true, ..fp8_v4 }),
+        ("512.fp8.two.split", Form { writes: Writes::Split, ..fp8_v4 }),
+        ("512.fp8.entries", entries),
+        ("512.fp8.entries.pair", Form { pair: true, ..entries }),
+        ("512.fp8.entries.split", Form { writes: Writes::Split, ..entries }),
+    ];
+    let large = [("576.large", v32), ("576.fp8.large", fp8)];
+    let small = models.into_iter().chain(own).map(|(name, form)| {
+        // f16 with offsets of 64 bits.
+        entry(name, form, if form.tile.bf16 { AddressType::U32 } else { AddressType::U64 })
+    });
+    small.chain(large.map(|(name, form)| entry(name, form, AddressType::U64))).collect()
 }

@@ -3,12 +3,12 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-use super::form::{PARTS, RING, VALUES, WEIGHTS};
+use super::form::{PARTS, VALUES, WEIGHTS, output};
 use super::gather::Gather;
-use super::scores::{Exchange, target};
-use super::work::{Lists, Work};
+use super::scores::Exchange;
 use crate::ptx::wgmma::descriptor;
 use crate::ptx::{barrier, mbarrier, warp, wgmma};
+use crate::sparse_mla::work::{Lists, RING, Work};
 use crate::tiles::form::{GROUP, ROWS, STAGES, TILE_BYTES, VALUE_WIDTH};
 use crate::tiles::output::{Results, scale_rows};
 
@@ -67,7 +67,7 @@ impl Output {
             mbarrier::arrive(cube.barriers.used);
             self.round += 1;
             let row = work.head_tile * comptime!(ROWS as u32) + cube.own_row;
-            results.write_rows::<Const<128>>(acc, &target(&work), row, self.half * CHANNELS, cube.lane);
+            results.write_rows::<Const<128>>(acc, &work.target(), row, self.half * CHANNELS, cube.lane);
             index = cube.next(index);
         }
     }
@@ -95,7 +95,7 @@ impl Output {
             acc,
             descriptor(cube.weights_at, WEIGHTS),
             descriptor(values, VALUES),
-            comptime!(form.output()),
+            comptime!(output(form)),
         );
         if comptime!(form.fp8()) {
             acc = wgmma::wait::<Const<128>>(issued, 0u32);

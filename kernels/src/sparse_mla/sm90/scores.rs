@@ -3,14 +3,14 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-use super::form::{RING, ROWS_OF_TERMS, Writes};
-use super::work::{Ahead, Lists, Work};
+use super::form::{ROWS_OF_TERMS, parts, scores};
 use crate::ptx::wgmma::descriptor;
 use crate::ptx::{fence, mbarrier, warp, wgmma};
-use crate::sparse_mla::merge::share_beside;
-use crate::tiles::form::{KEYS, ROWS, STAGES, load_query};
-use crate::tiles::output::{Results, Target};
-use crate::tiles::softmax::{SoftmaxState, inverse, log_sum, quad_sum, store_weights, weigh_seen};
+use crate::sparse_mla::ends::Ends;
+use crate::sparse_mla::work::{Ahead, Lists, RING, Work};
+use crate::tiles::form::{KEYS, STAGES, load_query};
+use crate::tiles::output::Results;
+use crate::tiles::softmax::{SoftmaxState, store_weights, weigh_seen};
 
 /// What the scores and the output exchange in shared memory.
 #[derive(CubeType)]
@@ -137,13 +137,13 @@ impl Scores {
         let stage = self.turn % STAGES;
         let phase = self.turn / STAGES % 2;
         #[unroll]
-        for part in 0..comptime!(cube.form.parts()) {
-            mbarrier::wait(cube.barriers.full + stage * comptime!(8 * cube.form.parts()) + comptime!(8 * part), phase);
+        for part in 0..comptime!(parts(cube.form)) {
+            mbarrier::wait(cube.barriers.full + stage * comptime!(8 * parts(cube.form)) + comptime!(8 * part), phase);
         }
         fence::async_shared();
         let keys = descriptor(cube.keys_at + stage * comptime!(cube.form.tile.stage_bytes()), ROWS_OF_TERMS);
         let query = descriptor(cube.query_at, ROWS_OF_TERMS);
-        wgmma::mma_ss_zero::<Const<32>>(query, keys, comptime!(cube.form.scores()))
+        wgmma::mma_ss_zero::<Const<32>>(query, keys, comptime!(scores(cube.form)))
     }
 
     /// The last factors of a tile, which normalise its output if that is wanted, and its lse.
@@ -157,46 +157,16 @@ impl Scores {
         exchange: &mut Exchange,
         results: &mut Results<E, P>,
     ) {
-        let (sum_a, sum_b) = (quad_sum(state.sum_a), quad_sum(state.sum_b));
-        let lse_a = log_sum(sum_a, state.highest_a, self.empty_lse);
-        let lse_b = log_sum(sum_b, state.highest_b, self.empty_lse);
-        let row = work.head_tile * comptime!(ROWS as u32) + cube.own_row;
-        let (mut factor_a, mut factor_b) = (inverse(sum_a), inverse(sum_b));
-        if comptime!(cube.form.writes == Writes::Parts) {
-            factor_a = 1.0f32;
-            factor_b = 1.0f32;
-        }
-        // Who merges splits looks at the sink for them.
-        if comptime!(cube.form.sink && matches!(cube.form.writes, Writes::Whole | Writes::Planned)) && work.whole {
-            let last = cube.heads - 1;
-            factor_a *= share_beside(sink[min(row, last) as usize], lse_a, sum_a);
-            factor_b *= share_beside(sink[min(row + 8, last) as usize], lse_b, sum_b);
-        }
+        let ends = Ends::of(state, work, cube.own_row, cube.heads, sink, self.empty_lse, cube.form);
         mbarrier::wait(cube.barriers.used, (self.round % 2) ^ 1);
         let corner = cube.lane % 4;
         if corner == 0 {
-            exchange.factors[cube.own_row as usize] = factor_a;
-            exchange.factors[cube.own_row as usize + 8] = factor_b;
-            let target = target(work);
-            if comptime!(cube.form.writes == Writes::Parts) {
-                // The lse of a single weight of 1 is the largest score.
-                let (one_a, one_b) = (min(sum_a, 1.0f32), min(sum_b, 1.0f32));
-                let max_a = log_sum(one_a, state.highest_a, self.empty_lse);
-                let max_b = log_sum(one_b, state.highest_b, self.empty_lse);
-                results.write_lses(&target, row, max_a, max_b);
-                results.write_lses(&Target::new(true.runtime(), work.token, 0u32), row, sum_a, sum_b);
-            } else {
-                results.write_lses(&target, row, lse_a, lse_b);
-            }
+            exchange.factors[cube.own_row as usize] = ends.factor_a;
+            exchange.factors[cube.own_row as usize + 8] = ends.factor_b;
+            ends.write::<E, P>(work, results, cube.form);
         }
         sync_plane();
         mbarrier::arrive(cube.barriers.weighed);
         self.round += 1;
     }
-}
-
-/// Where the rows of a tile go.
-#[cube]
-pub(super) fn target(work: &Work) -> Target {
-    Target::new(work.whole, work.token, work.part)
 }

@@ -102,7 +102,7 @@ impl SparseMlaOptions {
 /// `exp(score)` over all rows of both scopes, without the sink. The sink scales the output: `out * sigmoid(lse - sink)`. A
 /// query token that sees no row gives `out = 0` and `lse = -inf`. Rows without an index are not read.
 ///
-/// On a Hopper rows of 512 or 576 channels are one launch, and a second one where few tokens are split, or a plan says how. On other GPUs the slots of a
+/// On a Hopper or a Blackwell of data centers rows of 512 or 576 channels are one launch, and a second one where few tokens are split, or a plan says how. On other GPUs the slots of a
 /// query token are read like the page table of a sequence with pages of one row, by the kernels of
 /// [`mla_decode`](crate::mla_decode()). [`explain_path`](crate::explain_path) says which one runs for a [`SparseMlaProblem`].
 ///

@@ -27,7 +27,7 @@ pub struct SparseParts {
 /// [`sparse_mla`](crate::sparse_mla()) before the division by the sum of the weights: for who continues the softmax over keys
 /// that are elsewhere. There must be no sink, and no plan.
 ///
-/// On a Hopper rows of 512 or 576 channels are one launch of the kernel of [`sparse_mla`](crate::sparse_mla()), without splits. On
+/// On a Hopper or a Blackwell of data centers rows of 512 or 576 channels are one launch of the kernel of [`sparse_mla`](crate::sparse_mla()), without splits. On
 /// other GPUs this is the general form, not the fast one: a kernel of plain arithmetic reads the named rows once for every four heads.
 /// Two scopes are two launches there, and some elementwise operations.
 ///

@@ -2,36 +2,43 @@
 
 use cubecl::prelude::*;
 
-use super::cube::Cube;
+use super::items::Items;
 use crate::ptx::{mbarrier, warp};
 use crate::tiles::form::{Form, load_query};
 use crate::tiles::loader::{Item, Loader, PagedKeys, Plan, Stages};
+use crate::tiles::one_cube::Cube;
 
 /// Loads the keys of all items.
 #[cube]
-pub(super) fn load_keys(cube: &Cube, plan: &Plan, paged: PagedKeys, #[comptime] form: Form) {
+pub(super) fn load_keys(cube: &Cube, items: &Items, plan: &Plan, paged: PagedKeys, #[comptime] form: Form) {
     let stages = Stages { keys_at: cube.keys_at, full: cube.barriers.full, empty: cube.barriers.empty };
-    let mut loader = Loader::new(paged, stages, cube.first, cube.end, true);
-    loader.open(plan, &cube.tile, cube.lane, form);
+    let mut loader = Loader::new(paged, stages, items.first, items.end, true);
+    loader.open(plan, &items.tile, cube.lane, form);
     while loader.has_block() {
         loader.load_half(plan, 0usize, cube.lane, form);
         loader.load_half(plan, 1usize, cube.lane, form);
-        loader.advance(plan, &cube.tile, cube.lane, form);
+        loader.advance(plan, &items.tile, cube.lane, form);
     }
 }
 
 /// Loads the queries of all items, each as soon as the scores of the one before it are done.
 #[cube]
-pub(super) fn load_queries<E: Float>(cube: &Cube, plan: &Plan, q_map: &TensorMap<E, Tiled>, #[comptime] form: Form) {
+pub(super) fn load_queries<E: Float>(
+    cube: &Cube,
+    items: &Items,
+    plan: &Plan,
+    q_map: &TensorMap<E, Tiled>,
+    #[comptime] form: Form,
+) {
     let mut queries = 0u32;
-    let mut index = cube.first;
-    while index < cube.end {
+    let mut index = items.first;
+    while index < items.end {
         let mut item = Item::none();
-        item.read(plan, index, &cube.tile);
+        item.read(plan, index, &items.tile);
         if item.blocks > 0 {
             mbarrier::wait(cube.barriers.query_empty, (queries % 2) ^ 1);
             if warp::elect() {
-                let row = item.sequence * cube.rows;
+                let row = item.sequence * items.rows;
                 load_query::<E>(q_map, cube.query_at, cube.barriers.query_full, row, form);
             }
             sync_plane();

@@ -1,20 +1,19 @@
 //! One cube for 64 query rows: products of 64 rows, whose accumulators share columns of tensor memory two by two.
 
-mod cube;
+mod items;
 mod loads;
-mod products;
 mod softmax;
 
 use cubecl::prelude::*;
 
-use self::cube::{BARRIERS, Barriers, Cube};
+use self::items::{Items, multiply};
 use self::loads::{load_keys, load_queries};
-use self::products::multiply;
 use self::softmax::Softmax;
-use crate::ptx::tcgen05::{self, Cubes, LANE, Layout, Mma, Source};
+use crate::ptx::tcgen05::{self, Cubes};
 use crate::ptx::{shared_address, tma, warp};
-use crate::tiles::form::{Form, KEYS, ROWS, STAGES, VALUE_WIDTH};
+use crate::tiles::form::{Form, STAGES};
 use crate::tiles::loader::{PagedKeys, Plan, Tile};
+use crate::tiles::one_cube::{BARRIERS, Barriers, COLUMNS, Cube};
 use crate::tiles::output::Results;
 
 /// Warps: four for the softmax, then one each for products, keys and queries.
@@ -24,35 +23,6 @@ const QUERY_LOADS: u32 = 6;
 /// Units of the cube.
 pub(super) const UNITS: u32 = 7 * 32;
 
-/// Columns of tensor memory: all. A second cube would have no room in shared memory either.
-const COLUMNS: u32 = 512;
-/// The output, 64 rows of 512 channels: the left half in lane 0 and its like, the right half in lane 16.
-const OUTPUT_AT: u32 = 0;
-/// Scores of two blocks of 64 keys, in lane 0.
-const SCORES_AT: u32 = 256;
-const SCORES_COLUMNS: u32 = KEYS as u32;
-/// Weights of a block, two in a column; the same in lanes 0 and 16, for each half of the output.
-const WEIGHTS_AT: u32 = SCORES_AT + 2 * SCORES_COLUMNS;
-/// The lane of the right half.
-const RIGHT: u32 = 16 * LANE;
-
-/// How queries and keys lie, seen as rows of terms.
-const ROWS_OF_TERMS: Layout = Layout::Terms { rows: ROWS };
-/// How keys lie, seen as values: a row is one term for all channels.
-const VALUES: Layout = Layout::Across { terms: KEYS };
-
-/// Scores of a block.
-fn scores(form: Form) -> Mma {
-    let (steps, elem, a) = (4 * form.tiles, form.elem(), Source::Shared(ROWS_OF_TERMS));
-    Mma { cubes: Cubes::One, m: ROWS, n: KEYS, steps, elem, a, b: ROWS_OF_TERMS }
-}
-
-/// Half of the output of half a block.
-fn output(form: Form) -> Mma {
-    let (steps, elem) = (KEYS / 32, form.elem());
-    Mma { cubes: Cubes::One, m: ROWS, n: VALUE_WIDTH / 2, steps, elem, a: Source::Tensor, b: VALUES }
-}
-
 /// Cube `(0, c)` computes all query rows, up to 64, for the items of cube `c` of the plan.
 #[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
 pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
@@ -60,7 +30,7 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
     q_map: &TensorMap<E, Tiled>,
     page_table: &[i32],
     seq_lens: &[i32],
-    items: &[i32],
+    plan_items: &[i32],
     cube_ptr: &[i32],
     split_ptr: &[i32],
     partial_out: &mut [Vector<f32, P>],
@@ -105,21 +75,22 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
     let rows = query_len * heads;
     let causal_tile = Tile { query_len, heads, last_row: rows - 1, causal: form.causal };
     let tile = Tile { query_len, heads, last_row: rows - 1, causal: false };
-    let cube = Cube { keys_at, query_at, tensor, barriers, warp, lane, rows, tile, first, end };
-    let plan = Plan::new(items, split_ptr, seq_lens, page_table);
+    let cube = Cube { keys_at, query_at, tensor, barriers, warp, lane };
+    let items = Items { rows, tile, first, end };
+    let plan = Plan::new(plan_items, split_ptr, seq_lens, page_table);
     if warp == PRODUCTS {
         if warp::elect() {
-            multiply(&cube, &plan, form);
+            multiply(&cube, &items, &plan, form);
         }
     } else if warp == KEY_LOADS {
         let paged = PagedKeys { map: tma::tensor_map_address::<E, Tiled>(kv_map), page_shift, max_pages };
-        load_keys(&cube, &plan, paged, form);
+        load_keys(&cube, &items, &plan, paged, form);
     } else if warp == QUERY_LOADS {
-        load_queries::<E>(&cube, &plan, q_map, form);
+        load_queries::<E>(&cube, &items, &plan, q_map, form);
     } else {
         let mut results = Results::<E, P>::new(out, lse, partial_out, partial_lse, rows);
         let mut softmax = Softmax::new(&cube, causal_tile, scale, empty_lse, form);
-        softmax.run::<E, P>(&cube, &plan, &mut keys, &mut results);
+        softmax.run::<E, P>(&cube, &items, &plan, &mut keys, &mut results);
     }
     tcgen05::fence_before();
     sync_cube();

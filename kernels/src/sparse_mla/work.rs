@@ -2,11 +2,14 @@
 
 use cubecl::prelude::*;
 
-use super::cube::next;
-use super::form::{Causal, Form, RING, Writes};
+use super::form::{Causal, Form, Writes};
 use crate::ptx::warp;
 use crate::tiles::form::{KEYS, ROWS};
 use crate::tiles::loader::{Item, Plan, Tile};
+use crate::tiles::output::Target;
+
+/// Blocks whose slots are in shared memory, where they are published.
+pub(super) const RING: u32 = 4;
 
 /// The lists of all query tokens.
 #[derive(CubeType, Clone, Copy)]
@@ -248,10 +251,32 @@ impl Work {
         self.end = item.blocks;
     }
 
+    /// The first query row of the tile.
+    pub fn query_row(&self, heads: u32) -> u32 {
+        self.token * heads + self.head_tile * comptime!(ROWS as u32)
+    }
+
+    /// How many blocks there are.
+    pub fn blocks(&self) -> u32 {
+        max(self.end, self.first) - self.first
+    }
+
+    /// Where the rows of the tile go.
+    pub fn target(&self) -> Target {
+        Target::new(self.whole, self.token, self.part)
+    }
+
     /// Which list a block is of: 1 or 2.
-    pub fn list_of(&self, block: u32) -> u32 {
+    fn list_of(&self, block: u32) -> u32 {
         select(block < blocks_of(self.len_a), 1u32, 2u32)
     }
+}
+
+/// The number of the work behind this one: of a plan's items the next. All lanes are at the same, which the compiler cannot see of
+/// numbers that it reads.
+#[cube]
+pub(super) fn next(index: u32, step: u32, #[comptime] form: Form) -> u32 {
+    if comptime!(form.planned()) { warp::next(index) } else { index + step }
 }
 
 /// A length of the device, as far as a list goes.

@@ -7,37 +7,40 @@ use super::{OUTPUT_AT, RIGHT, ROWS_OF_TERMS, SCORES_AT, SCORES_COLUMNS, VALUES, 
 use crate::ptx::tcgen05::{self, descriptor};
 use crate::ptx::{mbarrier, warp};
 use crate::tiles::form::{Form, STAGES, TILE_BYTES};
-use crate::tiles::loader::{Item, Plan};
 
-/// Issues the products of all items. One thread.
+/// How far the thread of the products is: blocks and queries so far.
+#[derive(CubeType)]
+pub(crate) struct Products {
+    turn: u32,
+    queries: u32,
+}
+
 #[cube]
-pub(super) fn multiply(cube: &Cube, plan: &Plan, #[comptime] form: Form) {
-    // Blocks and queries of all items so far.
-    let mut turn = 0u32;
-    let mut queries = 0u32;
-    let mut index = cube.first;
-    while index < cube.end {
-        let mut item = Item::none();
-        item.read(plan, index, &cube.tile);
-        if item.blocks > 0 {
-            mbarrier::wait(cube.barriers.query_full, queries % 2);
-            queries += 1;
+impl Products {
+    pub fn new() -> Products {
+        Products { turn: 0u32, queries: 0u32 }
+    }
+
+    /// Issues the products of a tile of so many blocks. One thread.
+    pub fn multiply(&mut self, cube: &Cube, blocks: u32, #[comptime] form: Form) {
+        if blocks > 0 {
+            mbarrier::wait(cube.barriers.query_full, self.queries % 2);
+            self.queries += 1;
         }
         let mut block = 0u32;
-        while block < item.blocks + comptime!(1u32).runtime() {
-            if block < item.blocks {
-                multiply_keys(cube, turn + block, form);
-                if block + 1 == item.blocks {
+        while block < blocks + comptime!(1u32).runtime() {
+            if block < blocks {
+                multiply_keys(cube, self.turn + block, form);
+                if block + 1 == blocks {
                     tcgen05::commit(cube.barriers.query_empty);
                 }
             }
             if block > 0 {
-                multiply_values(cube, turn + block - 1, u32::cast_from(block > 1), form);
+                multiply_values(cube, self.turn + block - 1, u32::cast_from(block > 1), form);
             }
             block = warp::next(block);
         }
-        turn += item.blocks;
-        index = warp::next(index);
+        self.turn += blocks;
     }
 }
 

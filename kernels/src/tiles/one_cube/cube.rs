@@ -1,18 +1,17 @@
-//! What the warps of a cube have in common: where things lie, the barriers, the rows and the items.
+//! What the warps of a cube have in common: where things lie, and the barriers.
 
 use cubecl::prelude::*;
 
 use crate::ptx::mbarrier;
 use crate::tiles::form::{GROUP, STAGES};
-use crate::tiles::loader::Tile;
 
 /// Barriers.
-pub(super) const BARRIERS: usize = 4 * STAGES as usize + 6;
+pub(crate) const BARRIERS: usize = 4 * STAGES as usize + 6;
 
 /// Where they are.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
-pub(super) struct Barriers {
+pub(crate) struct Barriers {
     /// Of each half of each stage: loaded, and no longer needed.
     pub full: u32,
     pub empty: u32,
@@ -57,7 +56,8 @@ impl Barriers {
 
 /// A cube, as one of its units sees it.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Cube {
+#[expand(derive(Clone, Copy))]
+pub(crate) struct Cube {
     /// Where the stages of keys and the query are in shared memory, and its columns of tensor memory.
     pub keys_at: u32,
     pub query_at: u32,
@@ -65,11 +65,4 @@ pub(super) struct Cube {
     pub barriers: Barriers,
     pub warp: u32,
     pub lane: u32,
-    /// Query rows of a sequence.
-    pub rows: u32,
-    /// All of them. The last one sees all keys.
-    pub tile: Tile,
-    /// Its items, and one past the last.
-    pub first: u32,
-    pub end: u32,
 }
