@@ -275,7 +275,7 @@ impl Kernel {
             grid: [(shape.batch * cubes) as u32, 1, 1],
             block: [form.columns as u32, form.groups as u32, 1],
             dynamic_shared: MERGE_SHARED,
-            params: buffers.into_iter().chain([scalars(&info, 48)]).collect(),
+            params: buffers.into_iter().chain([scalars(&info, 56)]).collect(),
             rates: Some(rates),
             only: Some((sequence * cubes) as u64),
             ..Launch::new(&self.module, self.entry())
