@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Estimates the device time of MLA decode steps from the PTX of the kernels, on a machine without a GPU:
+# Estimates the device time of MLA decode steps (on a B200 of sparse attention, too) from the PTX of the kernels, on a machine without a GPU:
 #
 #     tools/estimate.sh [--gpu h200|b200]
 #
@@ -11,7 +11,7 @@ toolkit="$(kernels/fetch-cuda.sh)" || { echo "no NVRTC, which compiles the kerne
 target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
 # Not by cargo run: build scripts look at CUDA_PATH, and another one builds much anew.
 cargo build --quiet --package mla-kernels --features offline --bin offline --locked
-for kernels in mla_decode.sm mla_plan.shares merge_splits.step; do
+for kernels in mla_decode.sm mla_plan.shares merge_splits.step sparse_mla.sm100.bf16.576; do
     CUDA_PATH="$toolkit" "$target/debug/offline" --filter "$kernels" --out "$target/estimate" > /dev/null
 done
 exec cargo run --quiet --release --package sim-cuda --bin estimate --locked -- "$@" "$target/estimate"

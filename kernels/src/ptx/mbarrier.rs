@@ -206,3 +206,20 @@ pub(crate) fn try_wait(bar: u32, parity: u32) -> bool {
     );
     done != 0u32
 }
+
+/// Whether the phase with this parity is complete, without waiting: `mbarrier.test_wait.parity`.
+///
+/// Any thread. To choose what to do first.
+#[cube]
+pub(crate) fn test_wait(bar: u32, parity: u32) -> bool {
+    let done: u32;
+    gpu_asm!(
+        "{{\n.reg .pred p;\nmbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [{bar}], {parity};\n",
+        "selp.u32 {done}, 1, 0, p;\n}}",
+        done = out(_) done,
+        bar = in(_) read::<u32>(bar),
+        parity = in(_) read::<u32>(parity),
+        options(explicit_mem, reads_address_space shared, writes_address_space shared)
+    );
+    done != 0u32
+}

@@ -29,19 +29,32 @@ impl Products {
         }
         let mut block = 0u32;
         while block < blocks + comptime!(1u32).runtime() {
+            // Scores before the output of the block before, or behind it where the keys are late: their loads go on in the stage that the
+            // output leaves.
+            let is_late = block > 0 && block < blocks && !has_keys(cube, self.turn + block);
+            if is_late {
+                multiply_values(cube, self.turn + block - 1, u32::cast_from(block > 1), form);
+            }
             if block < blocks {
                 multiply_keys(cube, self.turn + block, form);
                 if block + 1 == blocks {
                     tcgen05::commit(cube.barriers.query_empty);
                 }
             }
-            if block > 0 {
+            if block > 0 && !is_late {
                 multiply_values(cube, self.turn + block - 1, u32::cast_from(block > 1), form);
             }
             block = warp::next(block);
         }
         self.turn += blocks;
     }
+}
+
+/// Whether the keys of a block have come.
+#[cube]
+fn has_keys(cube: &Cube, turn: u32) -> bool {
+    let full = cube.barriers.full + turn % STAGES * 16;
+    mbarrier::test_wait(full, turn / STAGES % 2) && mbarrier::test_wait(full + 8, turn / STAGES % 2)
 }
 
 /// The scores of a block, once its keys have come.

@@ -3,6 +3,7 @@
 use crate::forms::{Form, ROWS};
 use crate::merge::Merge;
 use crate::shapes::{KEY, Shape, VALUE};
+use crate::sparse::Sparse;
 use ptx_sim::timing::Rates;
 use ptx_sim::{
     Launch, Memory, Module, Param, ReplayError, SimError, Stats, TensorElem, TensorMap, TensorSwizzle, parse,
@@ -107,11 +108,12 @@ pub fn plan(kernel: &Kernel, shape: &Shape, cubes: usize) -> Result<Plan, Failur
     let [items, cube_ptr, split_ptr] =
         [4 * capacity, cubes + 1, shape.batch + 1].map(|count| memory.alloc(&vec![0; 4 * count]));
     let info = [shape.batch, shape.keys, PLAN_TILE, cubes, capacity].map(|n| n as u32);
-    let params = [lens, items, cube_ptr, split_ptr].map(Param::Buffer);
+    // There are no second lists: what stands for their lengths is not read.
+    let params = [lens, lens, items, cube_ptr, split_ptr].map(Param::Buffer);
     let launch = Launch {
         block: [256, 1, 1],
         dynamic_shared: PLAN_SHARED,
-        params: params.into_iter().chain([scalars(&info, 48)]).collect(),
+        params: params.into_iter().chain([scalars(&info, 64)]).collect(),
         ..Launch::new(&kernel.module, kernel.entry())
     };
     launch.run(&memory).map_err(|error| kernel.fault(error))?;
@@ -123,16 +125,18 @@ pub fn plan(kernel: &Kernel, shape: &Shape, cubes: usize) -> Result<Plan, Failur
 
 /// Rows of `[tiles of 64 channels, rows, 64]`.
 fn tile_map(address: u64, rows: usize, boxes: [u32; 3]) -> Param {
-    let map = TensorMap {
-        elem: TensorElem::Float(2),
-        address,
-        dims: vec![TILE as u64, rows as u64, (KEY / TILE) as u64],
-        strides: vec![2 * KEY as u64, 2 * TILE as u64],
-        boxes: boxes.to_vec(),
-        steps: vec![1; 3],
-        swizzle: TensorSwizzle::Bytes128,
-        fill_nan: false,
-    };
+    let dims = vec![TILE as u64, rows as u64, (KEY / TILE) as u64];
+    map(address, dims, vec![2 * KEY as u64, 2 * TILE as u64], boxes.to_vec())
+}
+
+/// Rows that are gathered, a tile of 64 channels of each at a time.
+fn row_map(address: u64, rows: usize) -> Param {
+    map(address, vec![KEY as u64, rows as u64], vec![2 * KEY as u64], vec![TILE as u32, 1])
+}
+
+fn map(address: u64, dims: Vec<u64>, strides: Vec<u64>, boxes: Vec<u32>) -> Param {
+    let (elem, swizzle, steps) = (TensorElem::Float(2), TensorSwizzle::Bytes128, vec![1; dims.len()]);
+    let map = TensorMap { elem, address, dims, strides, boxes, steps, swizzle, fill_nan: false };
     // The values above are such that the driver takes them.
     Param::Bytes(map.encode().map_or_else(|_| Vec::new(), |map| map.to_vec()))
 }
@@ -196,6 +200,56 @@ impl Kernel {
         launch.run(&memory).map_err(|error| self.fault(error))
     }
 
+    /// Attends to the named rows of the tiles of one cube, of a grid of so many.
+    pub fn attend(&self, form: &Sparse, cubes: usize, rates: &Rates) -> Result<Stats, Failure> {
+        let rows = form.tokens * form.heads;
+        let mut memory = Memory::new();
+        let cache = memory.alloc(&vec![0; PAGES * PAGE * KEY * 2]);
+        let query = memory.alloc(&vec![0; rows * KEY * 2]);
+        let (cache, query) = (memory.address(cache), memory.address(query));
+        let maps = [
+            tile_map(query, rows, [TILE as u32, ROWS as u32, (KEY / TILE) as u32]),
+            row_map(cache, PAGES * PAGE),
+            row_map(cache, PAGES * PAGE),
+        ];
+        // Any order will do: an odd step meets all.
+        let slots = (0..form.tokens * form.entries).map(|entry| (entry * 1237 % (PAGES * PAGE)) as i32);
+        let nothing = || vec![0; 64];
+        let buffers = [
+            bytes(slots),
+            bytes(vec![form.entries as i32; form.tokens]),
+            // The second list, the plan, the sink.
+            nothing(),
+            nothing(),
+            nothing(),
+            nothing(),
+            nothing(),
+            nothing(),
+            vec![0; form.splits * rows * VALUE * 4],
+            vec![0; form.splits * rows * 4],
+            vec![0; rows * VALUE * 2],
+            vec![0; rows * 4],
+            // CubeCL's own.
+            nothing(),
+        ];
+        let buffers = buffers.map(|contents| Param::Buffer(memory.alloc(&contents)));
+        let scale = (KEY as f32).powf(-0.5) * std::f32::consts::LOG2_E;
+        let sizes = [form.heads, form.entries, 0, form.heads.div_ceil(ROWS), form.splits, form.items(), 1, 0, 0, 0];
+        let mut info = vec![scale.to_bits(), 0];
+        info.extend(sizes.map(|size| size as u32));
+        info.push(f32::NEG_INFINITY.to_bits());
+        let launch = Launch {
+            grid: [cubes as u32, 1, 1],
+            block: [256, 1, 1],
+            dynamic_shared: 221_328,
+            params: maps.into_iter().chain(buffers).chain([scalars(&info, 144)]).collect(),
+            rates: Some(rates),
+            only: Some(0),
+            ..Launch::new(&self.module, self.entry())
+        };
+        launch.run(&memory).map_err(|error| self.fault(error))
+    }
+
     /// Merges the splits of a sequence: one of the cubes that have a part of it, and how many there are of all sequences.
     pub fn merge(
         &self,
@@ -221,7 +275,7 @@ impl Kernel {
             grid: [(shape.batch * cubes) as u32, 1, 1],
             block: [form.columns as u32, form.groups as u32, 1],
             dynamic_shared: MERGE_SHARED,
-            params: buffers.into_iter().chain([scalars(&info, 48)]).collect(),
+            params: buffers.into_iter().chain([scalars(&info, 56)]).collect(),
             rates: Some(rates),
             only: Some((sequence * cubes) as u64),
             ..Launch::new(&self.module, self.entry())

@@ -9,6 +9,7 @@ mod forms;
 mod launches;
 mod merge;
 mod shapes;
+mod sparse;
 
 use around::around;
 use forms::{BLACKWELL_GPU, Gpu, HOPPER_GPU, ROWS};
@@ -103,6 +104,9 @@ fn run(gpu: &Gpu, folder: &Path) -> Result<bool, Failure> {
     }
     if gpu.measured {
         println!("\n*: judged. {} within {:.0} %.", if good { "All are" } else { "Not all are" }, 100.0 * TOLERANCE);
+    }
+    if !gpu.measured {
+        sparse::print(gpu.rates, folder)?;
     }
     println!("Query rows of a CTA: {ROWS}. {}: {} GHz.", gpu.rates.name, gpu.rates.clock_ghz);
     Ok(good)
