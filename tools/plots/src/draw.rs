@@ -60,7 +60,7 @@ pub fn picture(name: &str, measurement: &Measurement) -> String {
         measurement.cases.iter().flat_map(|case| case.values.keys().map(String::as_str)).collect();
     peers.sort_by_key(|&peer| (peer != OURS, peer));
     peers.dedup();
-    let mut svg = Svg(format!("<title>{title}</title>\n"));
+    let mut svg = Svg(String::new());
     svg.text([8.0, 16.0], BOLD, title);
     svg.text([8.0, 32.0], "", &measurement.origin);
     svg.legend([8.0, 52.0], &peers);
@@ -75,16 +75,17 @@ fn bars(mut svg: Svg, measurement: &Measurement, peers: &[&str], axis: &str, of_
     let (left, top, most) = (190.0, 62.0, if of_bound { 100.0 } else { measurement.matmul_tflops });
     let x = |value: f64| left + 470.0 * value / most;
     let (mut y, mut group) = (top, "");
-    let (mut bars, mut numbers) = (vec![String::new(); peers.len()], String::new());
+    let (mut bars, mut names, mut numbers) = (vec![String::new(); peers.len()], String::new(), String::new());
     for case in &measurement.cases {
         if case.group != group {
             (y, group) = (y + 18.0, &case.group);
             svg.text([8.0, y - 4.0], BOLD, group);
         }
-        svg.text([left - 6.0, y + 0.5 * BAR * case.values.len() as f64 + 4.0], END, &case.name);
+        let middle = y + 0.5 * BAR * case.values.len() as f64 + 4.0;
+        names += &format!("<tspan x=\"{}\" y=\"{}\">{}</tspan>\n", left - 6.0, short(middle), case.name);
         for (bar, peer) in bars.iter_mut().zip(peers) {
             let Some(&value) = case.values.get(*peer) else { continue };
-            let end = x(if of_bound { 100.0 * value / case.bound } else { value });
+            let end = x(case.bound.map_or(value, |bound| 100.0 * value / bound));
             *bar += &format!("M{left} {}H{}v9H{left}z", short(y), short(end));
             numbers +=
                 &format!("<tspan x=\"{}\" y=\"{}\">{}</tspan>\n", short(end + 3.0), short(y + 8.0), number(value));
@@ -102,7 +103,7 @@ fn bars(mut svg: Svg, measurement: &Measurement, peers: &[&str], axis: &str, of_
         svg.path(&format!("fill=\"{color}\""), bar);
     }
     svg.rule(" stroke-dasharray=\"4 3\"", &format!("M{} {top}V{}", short(x(most)), short(y)));
-    svg.0 += &format!("<text font-size=\"9\">{numbers}</text>\n");
+    svg.0 += &format!("<text font-size=\"9\">{numbers}</text>\n<text{END}>{names}</text>\n");
     svg.text([712.0, y + 32.0], END, axis);
     svg.finish(y + 40.0)
 }
@@ -165,12 +166,7 @@ fn short(x: f64) -> String {
     ((10.0 * x).round() / 10.0).to_string()
 }
 
-/// Thousands with commas.
+/// At least two digits.
 fn number(value: f64) -> String {
-    let (whole, rest) = ((value.round() / 1e3).floor(), value.round() % 1e3);
-    match value {
-        _ if value < 9.95 => short(value),
-        _ if whole < 1.0 => rest.to_string(),
-        _ => format!("{whole},{rest:03}"),
-    }
+    short(if value < 9.95 { value } else { value.round() })
 }

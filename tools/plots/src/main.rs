@@ -33,9 +33,10 @@ struct Measurement {
 struct Case {
     group: String,
     name: String,
-    /// What the machine allows at most, in the unit of the values.
-    bound: f64,
-    /// FLOPs for each byte that has to be moved.
+    /// Of models: tokens per second that the machine allows at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bound: Option<f64>,
+    /// Of decode: FLOPs for each byte that has to be moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     intensity: Option<f64>,
     /// By program: TFLOP/s, of models tokens per second.
