@@ -9,6 +9,7 @@
 //! | [`MoeConfig::init_hash`] | [`Moe`] | V4: the same, chosen by token ids |
 //! | [`HyperConnectionConfig`] | [`HyperConnection`], [`HyperHead`] | V4: several residual streams |
 //! | [`CompressorConfig`] | [`Compressor`] | V4: windows of tokens become single entries of the cache |
+//! | [`EntryIndexerConfig`] | [`EntryIndexer`] | V4: picks the entries of each token |
 //!
 //! They are for inference: the operations have no backward pass, and refuse tensors of an autodiff device. `num_params` does not count
 //! the codes of quantised weights.
@@ -38,7 +39,8 @@ use crate::config::{Contradiction, Quantization, refuse};
 use crate::model::{check_device, check_memory};
 pub use crate::models::deepseek_v3::{Indexer, MlaConfig, MlaStep, MultiHeadLatentAttention};
 pub use crate::models::deepseek_v4::{
-    Compressor, CompressorConfig, CompressorState, CompressorStep, HyperConnection, HyperConnectionConfig, HyperHead,
+    Compressor, CompressorConfig, CompressorState, CompressorStep, EntryIndexer, EntryIndexerConfig, EntryIndexerStep,
+    HyperConnection, HyperConnectionConfig, HyperHead,
 };
 use crate::parallel::Parallel;
 use crate::weights::{Published, RandomInit, WeightLoader};

@@ -137,6 +137,59 @@ fn streams_and_entries(
     }
 }
 
+/// An indexer picks the entries with the best scores of those that a token may see, in any division into steps.
+#[test]
+fn an_indexer_picks_the_best_entries() {
+    let (device, rope) = (Device::flex(), mla_ops::RopeConfig { rope_theta: 10_000.0, yarn: None });
+    let keys = CompressorConfig::new(64, 16, 4, 8).with_overlap(true);
+    let config = EntryIndexerConfig::new(keys, 48).with_index_n_heads(2).with_index_topk(3);
+    let indexer = config.init(1, &device, F32).expect("an indexer");
+    let mut cache = paged_cache(vec![config.pool()]);
+    let (requests, mut state) = ([(); 2].map(|()| cache.admit().unwrap()), indexer.new_state(&cache).unwrap());
+    let mut chosen = 0;
+    for new in [[22, 9], [1, 1], [6, 3]] {
+        let tokens = new[0] + new[1];
+        let (x, q_latent) = (numbers([tokens, 64]), numbers([tokens, 48]).add_scalar(0.3));
+        let chunks = [0, 1].map(|i| chunk(&mut cache, requests[i], new[i]));
+        let step = indexer.step(&chunks, &cache, Fast).expect("a step");
+        indexer.write_keys(x.clone(), &step, &mut state, &mut cache).expect("keys");
+        let slots = indexer.pick(q_latent.clone(), x.clone(), &step, &cache).expect("entries").reshape([tokens, 3]);
+        let pool = cache.pool(0).unwrap().dense().reshape([-1, 16]);
+        let places = [0, 1].map(|i| (0..new[i]).map(move |token| (i, token))).into_iter().flatten();
+        for (row, (i, token)) in places.enumerate() {
+            let position = cache.len(requests[i]).unwrap() - new[i] + token;
+            let of_row = |rows: &Tensor<2>| rows.clone().narrow(0, row, 1);
+            let [cos, sin] = rope.tables(8, &[position], &device).unwrap();
+            let q = indexer.wq_b.forward(of_row(&q_latent), Fast).unwrap().reshape([1, 2, 16]);
+            let args = mla_ops::NormRopeArgs { x: q, weight: None, cos, sin };
+            let q = mla_ops::norm_rope(args, &mla_ops::NormRopeOptions::default()).unwrap().reshape([2, 16]);
+            let weights = indexer.weights_proj.forward(of_row(&x), Fast).unwrap().reshape([2, 1]);
+            let scores = |slots: &[i32]| -> Vec<f32> {
+                let keys = pool.clone().select(0, index_tensor(slots.to_vec(), &device)).transpose();
+                let scores = q.clone().matmul(keys).clamp_min(0.0).mul(weights.clone()).sum_dim(0);
+                scores.into_data().try_into_vec_as::<f32>().unwrap()
+            };
+            // A page of 8 tokens has two entries.
+            let (visible, pages) = ((position + 1) / 4, cache.pages(requests[i]).unwrap());
+            let all: Vec<i32> = (0..visible).map(|entry| (pages[entry / 2] * 2) as i32 + (entry % 2) as i32).collect();
+            let picked = slots.clone().narrow(0, row, 1).into_data().try_into_vec_as::<i32>().unwrap();
+            let picked: Vec<i32> = picked.into_iter().filter(|&slot| slot >= 0).collect();
+            assert!(
+                picked.len() == visible.min(3) && picked.iter().all(|slot| all.contains(slot)),
+                "{position}: {picked:?}"
+            );
+            if visible > 3 {
+                let mut best = scores(&all);
+                best.sort_by(|a, b| b.total_cmp(a));
+                let least = scores(&picked).into_iter().fold(f32::INFINITY, f32::min);
+                assert!(least >= best[2] - 1e-5, "{position}: {least} of {best:?}");
+                chosen += usize::from(least > best[3] + 1e-3);
+            }
+        }
+    }
+    assert!(chosen > 5, "{chosen} tokens had something to choose");
+}
+
 /// The bits of what a layer computes, which its record brings into a layer of another seed.
 fn round_trip<M: Module>(init: impl Fn(u64) -> Result<M>, output: impl Fn(&M) -> Vec<u32>) {
     let [saved, other] = [1, 2].map(|seed| init(seed).expect("a layer"));
@@ -214,6 +267,10 @@ fn records_of_streams_and_compressors() {
         bits(of.forward(x.clone(), &step, &mut state, &mut cache).expect("entries"))
     };
     round_trip(|seed| config.init(seed, &Device::flex(), F32), output);
+
+    let config = EntryIndexerConfig::new(config, 48).with_index_n_heads(2).with_index_topk(1);
+    let output = |of: &EntryIndexer| bits(of.wq_b.forward(numbers([9, 48]), Fast).expect("queries"));
+    round_trip(|seed| config.init(seed, &Device::flex(), F32), output);
 }
 
 #[test]
@@ -234,6 +291,7 @@ fn contradicting_configs_name_the_field() {
     let attention = |config: MlaConfig| config.init(1, &device, F32).map(drop);
     let experts = |config: MoeConfig| config.init(1, &device, F32).map(drop);
     let compressor = |config: CompressorConfig| config.init(1, &device, F32).map(drop);
+    let indexer = |config: EntryIndexerConfig| config.init(1, &device, F32).map(drop);
     let moe = || MoeConfig::new(8, 8, 4, 1);
     for (name, result) in [
         ("kv_lora_rank", attention(MlaConfig { kv_lora_rank: 0, ..mla(None) })),
@@ -249,6 +307,8 @@ fn contradicting_configs_name_the_field() {
         ("hc_mult", HyperConnectionConfig::new(8).with_hc_mult(9).init(1, &device).map(drop)),
         ("compress_rate", compressor(CompressorConfig::new(8, 8, 3, 2))),
         ("qk_rope_head_dim", compressor(CompressorConfig::new(8, 8, 4, 10))),
+        ("compress_rate", indexer(EntryIndexerConfig::new(CompressorConfig::new(8, 8, 3, 2), 8))),
+        ("index_topk", indexer(EntryIndexerConfig::new(CompressorConfig::new(8, 8, 4, 2), 8).with_index_topk(0))),
     ] {
         assert!(matches!(&result, Err(ModelError::Config { field, .. }) if field == name), "{name}: {result:?}");
     }

@@ -1,20 +1,20 @@
 //! Attention with one key that is also the value, over a window and compressed entries (DeepSeek-V4).
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::Tensor;
 use mla_ops::{
-    Determinism, IndexForm, InverseRope, LightningIndexOptions, Residual, RopeWritten, SparseMlaArgs, SparseMlaOptions,
-    SparseScope, StackedWeight, linear_by_head, linear_pair, sparse_mla,
+    Determinism, InverseRope, Residual, RopeWritten, SparseMlaArgs, SparseMlaOptions, SparseScope, StackedWeight,
+    linear_by_head, linear_pair, sparse_mla,
 };
 
 use super::cache::V4Cache;
 use super::compressor::Compressor;
 use super::config::DeepseekV4Config;
+use super::indexer::EntryIndexer;
 use super::partial_rotary::PartialRotation;
-use super::schedule::{AttentionSpec, CompressorSpec};
+use super::schedule::AttentionSpec;
 use super::states::State;
 use super::step::{EntryStep, SeenEntries, V4Step, WindowKeys};
 use crate::Result;
-use crate::index_keys::{self, IndexedKeys};
 use crate::layers::{Linear, RmsNorm};
 use crate::parallel::Cut;
 use crate::weights::WeightLoader;
@@ -51,19 +51,8 @@ enum Compression {
     /// The entries that the indexer picks.
     Sparse {
         compressor: Compressor,
-        indexer: Box<Indexer>,
+        indexer: Box<EntryIndexer>,
     },
-}
-
-/// Picks entries for each query, by keys of its own.
-#[derive(Debug, Clone)]
-struct Indexer {
-    compressor: Compressor,
-    wq_b: Linear,
-    weights_proj: Linear,
-    heads: usize,
-    width: usize,
-    top_k: usize,
 }
 
 impl SharedKvAttention {
@@ -193,14 +182,19 @@ impl Compression {
                     number,
                     &config.compressor(entries),
                 ),
-                indexer: Box::new(Indexer::load(loader, &format!("{name}.indexer"), number + 1, index_keys, config)),
+                indexer: Box::new(EntryIndexer::load(
+                    loader,
+                    &format!("{name}.indexer"),
+                    number + 1,
+                    &config.indexer(index_keys),
+                )),
             },
             _ => Self::None,
         }
     }
 
     /// What picks from these entries, if something has to.
-    fn indexer(&self, entries: &EntryStep) -> Option<&Indexer> {
+    fn indexer(&self, entries: &EntryStep) -> Option<&EntryIndexer> {
         match (self, &entries.seen) {
             (Self::Sparse { indexer, .. }, SeenEntries::Picked(_)) => Some(indexer),
             _ => None,
@@ -234,52 +228,13 @@ impl Compression {
         }
         let indices = match (&entries.seen, indexer.zip(index_q)) {
             (SeenEntries::All(slots), _) => slots.clone(),
-            (SeenEntries::Picked(keys), Some((indexer, q))) => indexer.pick(x, q, step, keys, cache)?,
+            (SeenEntries::Picked(keys), Some((indexer, q))) => {
+                indexer.pick_from(x, q, keys, cache.entries(), determinism)?
+            }
             // A step has none to be picked for layers that have no indexer.
             (SeenEntries::None | SeenEntries::Picked(_), _) => return Ok(None),
         };
         let lengths = Some(entries.lengths.clone());
         Ok(Some(SparseScope { rows: cache.entries().pool(compressor.pool())?, indices, lengths }))
-    }
-}
-
-impl Indexer {
-    fn load(
-        loader: &mut WeightLoader,
-        name: &str,
-        number: usize,
-        index_keys: CompressorSpec,
-        config: &DeepseekV4Config,
-    ) -> Self {
-        let (heads, width, compressor) = (config.index_n_heads, config.index_head_dim, config.compressor(index_keys));
-        Self {
-            compressor: Compressor::load(loader, &format!("{name}.compressor"), number, &compressor),
-            wq_b: Linear::load(loader, &format!("{name}.wq_b"), [heads * width, config.q_lora_rank], Cut::Whole),
-            weights_proj: Linear::load(
-                loader,
-                &format!("{name}.weights_proj"),
-                [heads, config.hidden_size],
-                Cut::Whole,
-            ),
-            heads,
-            width,
-            top_k: config.index_topk,
-        }
-    }
-
-    /// The slots of the best entries for each token, i32 `[N, 1, top_k]`; -1 where there are fewer. q `[N, Hi, di]` is with RoPE applied.
-    fn pick(
-        &self,
-        x: Tensor<2>,
-        q: Tensor<3>,
-        step: &V4Step,
-        keys: &[IndexedKeys],
-        cache: &V4Cache,
-    ) -> Result<Tensor<3, Int>> {
-        let weights = self.weights_proj.forward(x, step.determinism)?;
-        let scale = ((self.width * self.heads) as f32).sqrt().recip();
-        let options = LightningIndexOptions { k: self.top_k, scale, form: IndexForm::Slots };
-        let pool = cache.entries().pool(self.compressor.pool())?;
-        index_keys::pick(&q, &weights, &pool.dense(), keys, &options)
     }
 }

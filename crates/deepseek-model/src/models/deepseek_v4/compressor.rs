@@ -114,7 +114,7 @@ impl Compressor {
     /// [`CompressorConfig::pool`].
     pub fn step(&self, chunks: &[Chunk], cache: &PagedCache, determinism: Determinism) -> Result<CompressorStep> {
         self.check_pool(cache)?;
-        CompressorStep::new(chunks, cache, (&self.spec, &self.rotary), determinism, &self.device())
+        CompressorStep::new(chunks, cache, self.parts(), determinism, &self.device())
     }
 
     /// Takes in the new tokens, x `[N, hidden]`, the norm of a residual stream, of the weights' dtype. The windows that they fill become
@@ -143,11 +143,16 @@ impl Compressor {
         })?)
     }
 
-    fn device(&self) -> Device {
+    /// What its steps are made with.
+    pub(super) fn parts(&self) -> (&CompressorSpec, &PartialRotary) {
+        (&self.spec, &self.rotary)
+    }
+
+    pub(super) fn device(&self) -> Device {
         self.kv_gates.weight().device()
     }
 
-    fn check_pool(&self, cache: &PagedCache) -> Result<()> {
+    pub(super) fn check_pool(&self, cache: &PagedCache) -> Result<()> {
         let (expected, pool) = (self.spec.pool(RowFormat::Dense), cache.config().pools.get(self.number));
         // In whichever format.
         if pool.is_some_and(|pool| PoolConfig { format: expected.format, ..*pool } == expected) {

@@ -6,6 +6,7 @@ use mla_ops::{ExpertScoring, RopeConfig};
 
 use super::compressor::CompressorConfig;
 use super::hyper_connection::HyperConnectionConfig;
+use super::indexer::EntryIndexerConfig;
 use super::schedule::{AttentionSpec, CompressorSpec, LayerSpec, MlpSpec};
 use crate::config::sizes::is_positive;
 use crate::config::{
@@ -171,6 +172,16 @@ impl DeepseekV4Config {
             overlap: spec.overlap,
             rope: self.compress_rope.clone(),
             rms_norm_eps: self.rms_norm_eps,
+        }
+    }
+
+    /// The indexer of a layer that picks from entries, by keys of this kind.
+    pub(crate) fn indexer(&self, keys: CompressorSpec) -> EntryIndexerConfig {
+        EntryIndexerConfig {
+            compressor: self.compressor(keys),
+            q_lora_rank: self.q_lora_rank,
+            index_n_heads: self.index_n_heads,
+            index_topk: self.index_topk,
         }
     }
 

@@ -10,6 +10,7 @@ mod config;
 #[cfg(test)]
 mod config_tests;
 mod hyper_connection;
+mod indexer;
 mod layout;
 mod model;
 mod moe;
@@ -29,7 +30,8 @@ pub use self::compressor::{Compressor, CompressorConfig, CompressorState};
 pub use self::config::DeepseekV4Config;
 pub(crate) use self::config::MODEL_TYPES;
 pub use self::hyper_connection::{HyperConnection, HyperConnectionConfig, HyperHead};
+pub use self::indexer::{EntryIndexer, EntryIndexerConfig};
 #[cfg(test)]
 pub(crate) use self::names::expect;
 pub use self::schedule::{AttentionSpec, LayerSpec, MlpSpec};
-pub use self::step::CompressorStep;
+pub use self::step::{CompressorStep, EntryIndexerStep};

@@ -1,6 +1,9 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use mla_ops::batch::index_tensor;
-use mla_ops::{InverseRope, MlaError, RopeConfig, RopeQuery, RopeWriteArgs, RopeWritten, WriteLatentError, rope_write};
+use mla_ops::{
+    InverseRope, MlaError, NormRopeArgs, NormRopeOptions, RopeConfig, RopeQuery, RopeWriteArgs, RopeWritten,
+    WriteLatentError, norm_rope, rope_write,
+};
 
 use crate::layers::RopeTable;
 
@@ -85,6 +88,12 @@ impl PartialRotation {
             cache: cache.into(),
             slots,
         })
+    }
+
+    /// RoPE on the trailing channels of heads `[N, heads, d]`.
+    pub(crate) fn rotate(&self, x: Tensor<3>) -> Result<Tensor<3>, MlaError> {
+        let (cos, sin) = (self.cos.clone(), self.sin.clone());
+        norm_rope(NormRopeArgs { x, weight: None, cos, sin }, &NormRopeOptions::default())
     }
 
     /// Heads `[N, heads, d]` before the inverse RoPE of their trailing channels: the values that attention sums are keys with RoPE applied.

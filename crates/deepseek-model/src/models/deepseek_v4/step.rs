@@ -53,6 +53,17 @@ pub struct CompressorStep {
     pub(crate) entries: EntryStep,
 }
 
+/// What a forward pass of an [`EntryIndexer`](super::EntryIndexer) works on: what its compressor does, and the entries that the new
+/// tokens may see. [`EntryIndexer::step`](super::EntryIndexer::step) makes it.
+#[derive(Debug)]
+pub struct EntryIndexerStep {
+    pub(super) keys: CompressorStep,
+    /// Of the queries.
+    pub(super) rotation: PartialRotation,
+    pub(super) seen: Vec<IndexedKeys>,
+    pub(super) tokens: usize,
+}
+
 /// The windows of all layers.
 #[derive(Debug)]
 pub(crate) struct WindowStep {
@@ -168,6 +179,26 @@ impl CompressorStep {
     }
 }
 
+impl EntryIndexerStep {
+    pub(super) fn new(
+        chunks: &[Chunk],
+        cache: &PagedCache,
+        (of, rotary): (&CompressorSpec, &PartialRotary),
+        (heads, width): (usize, usize),
+        determinism: Determinism,
+        device: &Device,
+    ) -> Result<Self> {
+        let keys = CompressorStep::new(chunks, cache, (of, rotary), determinism, device)?;
+        let (batch, page_size) = (Batch::of_pages(chunks, cache)?, cache.config().page_size);
+        let (positions, per_page) = (batch.positions()?, page_size / of.rate);
+        let sizes = IndexSizes { heads, width, page_size: per_page, dtype: cache.config().dtype.into() };
+        let visible = batch.entries(of, per_page, 0).visible;
+        let upload = Upload { batch: &batch, rotary, page_size, determinism, device };
+        let (rotation, seen) = (rotary.at(&positions, device)?, upload.indexed(&sizes, &visible)?);
+        Ok(Self { keys, rotation, seen, tokens: positions.len() })
+    }
+}
+
 /// Takes the numbers of some sequences to a device.
 struct Upload<'a> {
     batch: &'a Batch,
@@ -199,7 +230,13 @@ impl Upload<'_> {
         let seen = match () {
             () if most == 0 => (SeenEntries::None, 0),
             () if config.picks(of, most, self.determinism) => {
-                (SeenEntries::Picked(self.indexed(of, config, cache, &numbers.visible)?), config.index_topk)
+                let sizes = IndexSizes {
+                    heads: config.index_n_heads,
+                    width: config.index_head_dim,
+                    page_size: per_page,
+                    dtype: cache.entries().config().dtype.into(),
+                };
+                (SeenEntries::Picked(self.indexed(&sizes, &numbers.visible)?), config.index_topk)
             }
             () => {
                 let slots = self.lists(&self.batch.entry_slots(of.rate, per_page));
@@ -236,22 +273,10 @@ impl Upload<'_> {
     }
 
     /// The pages of each sequence, from which an indexer picks.
-    fn indexed(
-        &self,
-        of: &CompressorSpec,
-        config: &DeepseekV4Config,
-        cache: &V4Cache,
-        visible: &[i32],
-    ) -> Result<Vec<IndexedKeys>> {
-        let sizes = IndexSizes {
-            heads: config.index_n_heads,
-            width: config.index_head_dim,
-            page_size: self.page_size / of.rate,
-            dtype: cache.entries().config().dtype.into(),
-        };
+    fn indexed(&self, sizes: &IndexSizes, visible: &[i32]) -> Result<Vec<IndexedKeys>> {
         let page_table = self.lists(&self.batch.pages());
         let pages = |owners| Ok(page_table.clone().select(0, ints(owners, self.device)));
-        IndexedKeys::of_step(&self.batch.lens(), pages, visible, (&sizes, self.determinism), self.device)
+        IndexedKeys::of_step(&self.batch.lens(), pages, visible, (sizes, self.determinism), self.device)
     }
 
     /// i32 `[lists.len(), K]`, each list filled up with -1.

@@ -46,7 +46,7 @@ impl CompressorConfig {
         initialised(self.wrong(), init, (device, dtype), (None, PUBLISHED), load)
     }
 
-    fn wrong(&self) -> Option<Contradiction> {
+    pub(in crate::models::deepseek_v4) fn wrong(&self) -> Option<Contradiction> {
         let sizes = [
             ("hidden_size", self.hidden_size, MOST),
             ("head_dim", self.head_dim, MOST_CHANNELS),
