@@ -58,7 +58,7 @@ fn model_fp8_cache_is_close(#[case] fixture: &str, #[case] most: f32) {
 
 /// Batch-invariant, a token's logits are the same bits however its prompt is divided: tokens see rows of the cache alone.
 #[rstest]
-fn model_fp8_cache_is_batch_invariant(#[values("v3-tiny", "v32-tiny")] fixture: &str) {
+fn model_fp8_cache_is_batch_invariant(#[values("v3-tiny", "v32-tiny", "v4-tiny")] fixture: &str) {
     let name = format!("tests/fixtures/{fixture}");
     let mut ids = Stored::read(&name).input_ids;
     ids.truncate(24);

@@ -5,6 +5,7 @@ mod cube;
 mod form;
 mod fp8;
 mod gather;
+mod list;
 #[cfg(feature = "offline")]
 mod offline;
 mod output;
@@ -14,8 +15,9 @@ use cubecl::prelude::*;
 
 use self::cube::{Barriers, Cube, barrier_count};
 use self::form::units;
-use self::fp8::{List, RowPages, RowPagesLaunch, Rows};
+use self::fp8::Rows;
 use self::gather::{Gather, VECTOR};
+use self::list::{List, RowPages, RowPagesLaunch};
 #[cfg(feature = "offline")]
 pub(super) use self::offline::offline;
 use self::output::Output;

@@ -4,8 +4,8 @@ use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
 use super::form::units;
-use super::fp8::RowPagesLaunch;
 use super::gather::VECTOR;
+use super::list::RowPagesLaunch;
 use super::sparse_sm90_kernel;
 use crate::offline::{Arch, Entry, buffer};
 use crate::sparse_mla::form::{Causal, Form, Stored, Writes};
