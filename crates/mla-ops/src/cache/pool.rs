@@ -344,14 +344,6 @@ impl Pool {
         Ok(self.dense())
     }
 
-    /// The tensor of dense rows, the only handle if this was; otherwise the pool.
-    pub(crate) fn into_dense(self) -> Result<Tensor<3>, Self> {
-        match self.0 {
-            Rows::Dense(rows) => Ok(rows),
-            Rows::Fp8(..) => Err(self),
-        }
-    }
-
     /// The same rows as pages of one.
     pub(crate) fn with_pages_of_one(self) -> Self {
         let [pages, page_size, width] = self.dims();

@@ -243,7 +243,7 @@ pub(super) mod cube {
 #[cfg(feature = "flex")]
 pub(super) mod reference {
     use burn::backend::{Flex, tensor::IntTensor};
-    use burn::tensor::{Int, Tensor, kind::Basic};
+    use burn::tensor::{Int, Tensor, kind::Basic, s};
 
     use super::{BackendRows, WriteLatentBackend};
     use crate::cache::{BackendPool, Fp8Rows, Fp8Scales, Pool};
@@ -294,7 +294,7 @@ pub(super) mod reference {
             for (at, part) in [Some(row), behind].into_iter().zip([&words, &scales]) {
                 let (Some(at), [_, len]) = (at, part.dims()) else { continue };
                 let values = part.clone().narrow(0, token, 1).reshape([len]);
-                cache = cache.slice_assign([at..at + len], values);
+                cache = cache.slice_assign(s![at..at + len], values);
             }
         }
         cache.reshape(shape)

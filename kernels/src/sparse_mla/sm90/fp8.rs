@@ -161,7 +161,7 @@ impl<'a, E: Float, V: Size> Rows<'a, E, V> {
         if warp::elect() {
             #[unroll]
             for tile in 0..WARP_TILES {
-                if comptime!(cube.form.code_tiles() % WARP_TILES == 0)
+                if comptime!(cube.form.code_tiles().is_multiple_of(WARP_TILES))
                     || first + tile < comptime!(cube.form.code_tiles())
                 {
                     cluster::copy_to(

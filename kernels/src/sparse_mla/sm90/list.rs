@@ -86,7 +86,7 @@ impl<'a, E: Float, V: Size> List<'a, E, V> {
         let slot = max(slot, 0i32);
         if comptime!(form.paged_scales()) {
             let row = slot as u32 & self.last_of_page();
-            self.page_of(slot) + ((ROW_V4 as usize) << self.pages.shift as usize) + row as usize * SCALES_V4
+            self.page_of(slot) + (self.last_of_page() + 1) as usize * ROW_V4 + row as usize * SCALES_V4
         } else {
             self.first_of(slot, form) + SCALES_V3 + (tile / 2) as usize
         }

@@ -15,7 +15,7 @@ use self::backend::{
 };
 use super::write_latent::{BackendRows, write_rows};
 use crate::MlaError;
-use crate::cache::Pool;
+use crate::cache::{Pool, RowFormat};
 use crate::check::{Check, check_cu_seqlens, check_slots, read_i32};
 use crate::dispatch::tensors;
 
@@ -179,14 +179,15 @@ impl CompressKvArgs {
     fn in_one_launch(self, options: &CompressKvOptions) -> CompressedKv {
         let (tokens, compressor, state_slots, cache) = self.into_backend(options);
         // What is quantised, another launch writes.
-        let mut quantised = None;
-        let cache = match cache.map(|EntryCache { cache, slots }| (cache.into_dense(), slots)) {
-            None => BackendEntryCache::None,
-            Some((Ok(rows), slots)) => BackendEntryCache::Slots(rows.into_dispatch(), slots.into_dispatch()),
-            Some((Err(cache), slots)) => {
-                quantised = Some(EntryCache { cache, slots });
-                BackendEntryCache::None
+        let (quantised, cache) = match cache {
+            None => (None, BackendEntryCache::None),
+            Some(EntryCache { cache, slots }) if cache.format() == RowFormat::Dense => {
+                // Its only handle.
+                let rows = cache.dense();
+                drop(cache);
+                (None, BackendEntryCache::Slots(rows.into_dispatch(), slots.into_dispatch()))
             }
+            quantised => (quantised, BackendEntryCache::None),
         };
         let BackendCompressed { entries, state, cache } =
             <Dispatch as CompressKvBackend>::compress_and_write(tokens, state_slots.into_dispatch(), cache, compressor);
@@ -326,7 +327,7 @@ impl CompressKvArgs {
         let words = || format!("[B, n, dr / 2] = [{batch}, {entries}, {pairs}], as `cos`");
         check.dims("sin", self.sin.dims(), [Some(batch), Some(entries), Some(pairs)], words)?;
         let Some(EntryCache { cache, slots }) = &self.cache else { return Ok(()) };
-        cache.check_stored(&check, "cache")?;
+        cache.check_stored(check, "cache")?;
         check.int("cache_slots", slots)?;
         check.dims("cache", cache.dims(), [None, None, Some(width)], || format!("[P, S, d] with d = {width}"))?;
         let count = batch.saturating_mul(entries);
