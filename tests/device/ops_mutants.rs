@@ -124,6 +124,8 @@ fn ops_mutants_decode_rescaling(#[values(8, 20, 40)] heads: usize) {
 #[case([6, 1, 1], 5)]
 #[case([5, 1, 2], 70)]
 #[case([4, 1, 3], 135)]
+#[case([2, 1, 4], 45)]
+#[case([2, 1, 6], 110)]
 fn ops_mutants_sparse_ninth_tile(#[case] shape: [usize; 3], #[case] most: usize) {
     let pools = vec![[9, 16, most]];
     check_sparse(&SparseCase { shape, widths: [576, 512], pools, ..latent_rows() }, &[]);
@@ -149,6 +151,7 @@ fn ops_mutants_sparse_ninth_tile(#[case] shape: [usize; 3], #[case] most: usize)
 #[case([8, 1, 9], [[9, 16, 130], [3, 64, 130]], [vec![70, 0, 3, 70, 0, 0, 9, 5], vec![0, 9, 0, 5, 130, 0, 70, 0]])]
 #[case([8, 1, 10], [[9, 16, 128], [3, 64, 128]], [vec![0, 0, 0, 0, 0, 0, 0, 5], vec![0; 8]])]
 #[case([8, 1, 11], [[9, 16, 128], [3, 64, 128]], [vec![0, 0, 0, 0, 0, 0, 0, 70], vec![0, 0, 0, 0, 0, 0, 0, 128]])]
+#[case([4, 1, 12], [[9, 16, 128], [3, 64, 150]], [vec![40, 110, 0, 100], vec![100, 40, 45, 0]])]
 fn ops_mutants_sparse_two_lists(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
     let sink = |head| if head % 8 == 1 { f32::NEG_INFINITY } else { head as f32 / 8.0 - 3.0 };
     let sink = Some((0..shape[2]).map(sink).collect());
@@ -171,6 +174,7 @@ fn ops_mutants_sparse_two_lists(#[case] shape: [usize; 3], #[case] pools: [Pool;
 #[case([5, 1, 6], [[9, 16, 1024], [3, 64, 512]], [vec![90, 0, 22, 170, 0], vec![0, 70, 133, 21, 0]])]
 #[case([5, 1, 7], [[9, 16, 1024], [3, 64, 512]], [vec![0, 9, 70, 0, 33], vec![130, 200, 0, 65, 0]])]
 #[case([5, 1, 8], [[9, 16, 1024], [3, 64, 512]], [vec![180, 5, 0, 0, 0], vec![380, 0, 0, 0, 0]])]
+#[case([5, 1, 11], [[9, 16, 1024], [3, 64, 512]], [vec![40, 0, 300, 110, 1000], vec![0, 45, 100, 60, 40]])]
 fn ops_mutants_sparse_splits(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
     let case = SparseCase { shape, widths: [576, 512], pools: pools.to_vec(), lengths: true, ..latent_rows() };
     check_sparse(&case, &lengths);
@@ -189,6 +193,7 @@ fn ops_mutants_sparse_splits(#[case] shape: [usize; 3], #[case] pools: [Pool; 2]
 #[case([3, 1, 9], [[9, 16, 70], [3, 64, 70]], [vec![5, 3, 7], vec![0, 0, 0]])]
 #[case([3, 1, 10], [[9, 16, 70], [3, 64, 70]], [vec![5, 0, 0], vec![0, 3, 7]])]
 #[case([1, 1, 11], [[9, 16, 130], [3, 64, 130]], [vec![129], vec![9]])]
+#[case([4, 1, 12], [[9, 16, 130], [3, 64, 130]], [vec![40, 100, 0, 104], vec![104, 40, 45, 0]])]
 fn ops_mutants_sparse_planned(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
     check_sparse_of(&with_sink(shape, &pools), &lengths, Some(0));
 }
