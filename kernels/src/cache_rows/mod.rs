@@ -183,6 +183,7 @@ impl CacheArg {
 
 impl RowFormat {
     /// Whether rows of so many channels can be stored so.
+    #[cfg(feature = "cuda")]
     pub(crate) fn fits(self, width: usize) -> bool {
         match self {
             Self::Dense => true,
