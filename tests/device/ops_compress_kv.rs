@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use mla_ops::cache::{Pool, RowFormat, new_pool};
-use mla_ops::{CompressKvArgs, CompressKvError, CompressedKv, EntryCache, compress_kv};
+use mla_ops::{CompressKvArgs, CompressKvError, CompressedKv, EntryCache, WriteLatentArgs, compress_kv, write_latent};
 use proptest::prelude::{ProptestConfig, prop, proptest};
 use rstest::rstest;
 
@@ -200,8 +200,17 @@ fn ops_compress_kv_step_as_apart(
             let [step, apart] = [1, 2].map(run);
             let what = format!("{starts:?} {dtype:?} on {device:?}");
             assert!(bits(&step.state) == bits(&apart.state), "{what}: the state");
+            let slots: Vec<i32> = (0..4).map(|sequence| 4 * sequence).collect();
+            let written = write_latent(WriteLatentArgs {
+                cache: Pool::new([4, 4, 40], FloatDType::from(dtype), format, device).expect("small"),
+                slots: ints(&slots, [4], device),
+                latent: step.entries.clone().reshape([4, 40]),
+                rope: None,
+            });
+            let written = bits(&written.expect("legal").dense());
             let [step, apart] = [step, apart].map(|it| bits(&it.cache.expect("the one that it was given").dense()));
             let is_any_full = starts.iter().any(|start| (start + 1) % window == 0);
+            assert!(step == written, "{what}: the entries in the cache");
             assert!(step == apart && step.iter().any(|&bits| bits != 0) == is_any_full, "{what}: the cache");
         }
     });

@@ -221,10 +221,8 @@ fn ops_fp8_decode_splits(#[values(Splits::Tokens(64), Splits::Count(3))] splits:
 #[rstest]
 fn ops_fp8_sparse(
     #[values(3, 64, 128)] heads: usize,
-    #[values(([576, 512], in_row(64)), ([512, 512], behind_page(64)), ([80, 64], in_row(16)))] rows: (
-        [usize; 2],
-        RowFormat,
-    ),
+    #[values(([576, 512], in_row(64)), ([512, 512], behind_page(64)), ([512, 512], in_row(64)), ([80, 64], in_row(16)))]
+    rows: ([usize; 2], RowFormat),
     #[values(0, 5, 130, 300)] most: usize,
     #[values(false, true)] two: bool,
 ) {

@@ -189,24 +189,6 @@ pub(crate) fn wait_cluster(bar: u32, parity: u32) {
     );
 }
 
-/// Whether the phase with this parity is complete, after waiting for a short time that the hardware chooses:
-/// `mbarrier.try_wait.parity`.
-///
-/// Any thread. To look ahead at the next stage while there is other work to do.
-#[cube]
-pub(crate) fn try_wait(bar: u32, parity: u32) -> bool {
-    let done: u32;
-    gpu_asm!(
-        "{{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [{bar}], {parity};\n",
-        "selp.u32 {done}, 1, 0, p;\n}}",
-        done = out(_) done,
-        bar = in(_) read::<u32>(bar),
-        parity = in(_) read::<u32>(parity),
-        options(explicit_mem, reads_address_space shared, writes_address_space shared)
-    );
-    done != 0u32
-}
-
 /// Whether the phase with this parity is complete, without waiting: `mbarrier.test_wait.parity`.
 ///
 /// Any thread. To choose what to do first.

@@ -41,7 +41,7 @@ fn ring_kernel(tensor: &TensorMap<bf16, Tiled>, out: &mut [u32], tiles: u32) {
         while tile < tiles {
             let stage = tile % 3;
             let parity = (tile / 3) & 1;
-            if !mbarrier::try_wait(full + stage * 8, parity) {
+            if !mbarrier::test_wait(full + stage * 8, parity) {
                 mbarrier::wait(full + stage * 8, parity);
             }
             let at = (stage * 256 + UNIT_POS) as usize;

@@ -1,4 +1,5 @@
-//! The warp of the products, of which one thread issues them: the scores of a block before the output of the block before it.
+//! The warp of the products, of which one thread issues them: the scores of a block before the output of the block before it, or behind
+//! it where their keys are late.
 
 use cubecl::prelude::*;
 

@@ -121,7 +121,7 @@ impl From<Box<CompressKvError>> for MlaError {
 /// Tokens before the new ones are read from the state, where only the rows of windows that are now filled are read: others may
 /// hold anything. Afterwards the rows of the new tokens are written into it, and entries into the cache: the same buffers, in place,
 /// never a copy. Any division of a sequence into calls gives the same entries, bit for bit. On a GPU a decode step, with an entry and
-/// about a token of each sequence, is one launch.
+/// about a token of each sequence, is one launch, and one more that quantises entries where the cache is in FP8.
 ///
 /// ```
 /// use burn::tensor::{Device, FloatDType, Tensor};

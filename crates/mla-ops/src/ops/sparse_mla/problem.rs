@@ -57,8 +57,9 @@ impl SparseMlaProblem {
     fn sizes(&self) -> SparseMlaSizes {
         let &Self { batch, query_len, heads, key_width, value_width, dtype, rows, second_rows } = self;
         let (tokens, elem) = (batch.saturating_mul(query_len), dtype_to_elem_type(dtype));
-        let [rows, second_rows] = [Some(rows), second_rows].map(|rows| rows.map(|rows| rows.kernel(1, key_width)));
-        SparseMlaSizes { tokens, heads, key_width, value_width, elem, rows: rows.unwrap_or_default(), second_rows }
+        let kernel = |rows: RowFormat| rows.kernel(1, key_width);
+        let (rows, second_rows) = (kernel(rows), second_rows.map(kernel));
+        SparseMlaSizes { tokens, heads, key_width, value_width, elem, rows, second_rows }
     }
 
     /// The decode step that it is on other GPUs: each query token is a sequence, with pages of one row.
