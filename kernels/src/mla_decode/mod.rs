@@ -7,10 +7,13 @@
 //! sequence.
 //!
 //! Two kernels here do that: `plain` with ordinary arithmetic, on every device, and `mma` with matrix instructions. On
-//! Hopper `sm90` does it, on Blackwell `sm100`. [`DecodeSizes::kernel`] says which one runs.
+//! Hopper `sm90` does it, on Blackwell `sm100`, and on both `fp8` for few heads over FP8 rows. [`DecodeSizes::kernel`] says which
+//! one runs.
 
 #[cfg(feature = "cuda")]
 mod by_row;
+#[cfg(feature = "cuda")]
+mod fp8;
 mod mma;
 mod plain;
 mod problem;
@@ -130,6 +133,8 @@ fn launch_items(client: &Client, args: DecodeArgs, path: Path) -> Result<Option<
         Form::Sm90(form) => sm90::launch(client, args, form, grid)?,
         #[cfg(feature = "cuda")]
         Form::Sm100(form) => sm100::launch(client, args, form, grid)?,
+        #[cfg(feature = "cuda")]
+        Form::Fp8(form) => fp8::launch(client, args, form, grid),
         #[cfg(feature = "cuda")]
         Form::ByRow => sparse_mla::launch(client, args.by_row()).map_err(|_| DecodeError::NoKernel(path))?,
     }

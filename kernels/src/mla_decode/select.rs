@@ -4,6 +4,8 @@ use cubecl::features::{MmaConfig, Plane};
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
+#[cfg(feature = "cuda")]
+use super::fp8::Form as Fp8Form;
 use super::mma::{self, MmaTile, best_mma_tile};
 #[cfg(feature = "offline")]
 use super::plain;
@@ -26,8 +28,11 @@ pub(super) const TABLE: Table<DecodeSizes, Form> = Table(&[
     Variant {
         path: Path::Sm100,
         needs: "TMA and tcgen05 of a Blackwell of data centers; f16 or bf16, dense rows of 512 or 576 channels, values of 512, \
-                pages of 16 tokens or more",
-        form: |client, sizes| sm100_form(client, sizes).map(Form::Sm100),
+                pages of 16 tokens or more; bf16 and up to 32 heads for FP8 rows, of 512 + 64 channels, on any pages",
+        form: |client, sizes| match sizes.rows {
+            RowFormat::Dense => sm100_form(client, sizes).map(Form::Sm100),
+            RowFormat::Fp8(_) => fp8_form(client, sizes, "ptx_sm100").map(Form::Fp8),
+        },
         #[cfg(feature = "offline")]
         offline: super::sm100::offline,
     },
@@ -38,10 +43,13 @@ pub(super) const TABLE: Table<DecodeSizes, Form> = Table(&[
                 FP8 rows, of 512 + 64 channels, on any pages",
         form: |client, sizes| match sizes.rows {
             RowFormat::Dense => sm90_form(client, sizes).map(Form::Sm90),
-            RowFormat::Fp8(_) => (!sparse_mla::available(client, &sizes.by_row()).is_empty()).then_some(Form::ByRow),
+            RowFormat::Fp8(_) => {
+                let by_row = || (!sparse_mla::available(client, &sizes.by_row()).is_empty()).then_some(Form::ByRow);
+                fp8_form(client, sizes, "ptx_sm90").map(Form::Fp8).or_else(by_row)
+            }
         },
         #[cfg(feature = "offline")]
-        offline: super::sm90::offline,
+        offline: || super::sm90::offline().into_iter().chain(super::fp8::offline()).collect(),
     },
     Variant {
         path: Path::Mma,
@@ -68,6 +76,9 @@ pub(super) enum Form {
     Sm90(TmaForm),
     #[cfg(feature = "cuda")]
     Sm100(TmaForm),
+    /// FP8 rows, few heads.
+    #[cfg(feature = "cuda")]
+    Fp8(Fp8Form),
     /// By the kernel of sparse attention, whose tiles have heads of one query token.
     #[cfg(feature = "cuda")]
     ByRow,
@@ -91,6 +102,8 @@ pub(super) fn prepare(client: &Client, sizes: &DecodeSizes, path: Path) -> Resul
         },
         #[cfg(feature = "cuda")]
         Form::Sm90(_) | Form::Sm100(_) => sizes.cube_count(client, ROWS)?,
+        #[cfg(feature = "cuda")]
+        Form::Fp8(form) => sizes.cube_count(client, form.rows())?,
         #[cfg(feature = "cuda")]
         Form::ByRow => sizes.grid(client, sizes.query_len * sizes.heads.div_ceil(ROWS))?,
     };
@@ -133,6 +146,12 @@ fn mma_tile(client: &Client, sizes: &DecodeSizes) -> Option<MmaTile> {
 fn sm90_form(client: &Client, sizes: &DecodeSizes) -> Option<TmaForm> {
     let hopper = client.properties().identity.fingerprint == "ptx_sm90";
     hopper.then(|| form_of(sizes, HALF_KEYS)).flatten()
+}
+
+/// What takes few heads over FP8 rows needs nothing of one generation alone.
+#[cfg(feature = "cuda")]
+fn fp8_form(client: &Client, sizes: &DecodeSizes, generation: &str) -> Option<Fp8Form> {
+    (client.properties().identity.fingerprint == generation).then(|| Fp8Form::of(sizes)).flatten()
 }
 
 /// Later devices have other tensor cores.

@@ -7,6 +7,7 @@
 use cubecl::prelude::*;
 
 use super::read;
+use super::wgmma::Elem;
 
 /// Loads four matrices: `ldmatrix.x4` (PTX ISA, "Warp-level matrix load instruction: ldmatrix").
 ///
@@ -61,7 +62,7 @@ pub(crate) fn load_16(address: u32, #[comptime] offset: u32) -> Vector<u32, Cons
     words
 }
 
-/// Loads 2 bytes, or one, into the low bits of a word, the others are zero: `ld.shared.u16`, `ld.shared.u8` (PTX ISA, "Data Movement
+/// Loads 4 bytes, 2 or one into the low bits of a word, the others are zero: `ld.shared.u16`, `ld.shared.u8` (PTX ISA, "Data Movement
 /// and Conversion Instructions: ld").
 ///
 /// Any thread; the address plus `offset` is divisible by `bytes`.
@@ -76,6 +77,51 @@ pub(crate) fn load_low(address: u32, #[comptime] offset: u32, #[comptime] bytes:
         options(explicit_mem, reads_address_space shared)
     );
     word
+}
+
+/// [`load_16()`] of 8 bytes, whose address is divisible by 8.
+#[cube]
+pub(crate) fn load_8(address: u32, #[comptime] offset: u32) -> Vector<u32, Const<2>> {
+    let words: Vector<u32, Const<2>>;
+    gpu_asm!(
+        "ld.shared.v2.b32 {words}, [{address} + {offset}];",
+        words = out(_) words,
+        address = in(_) read::<u32>(address),
+        options(explicit_mem, reads_address_space shared)
+    );
+    words
+}
+
+/// [`load_16()`] of 4 bytes, whose address is divisible by 4.
+#[cube]
+pub(crate) fn load_4(address: u32, #[comptime] offset: u32) -> u32 {
+    load_low(address, offset, 4u32)
+}
+
+/// Adds the product of 16 rows of 16 numbers and 16 rows of 8 to `acc`: `mma.sync.m16n8k16` (PTX ISA, "Warp-level matrix instructions:
+/// mma"). sm_80.
+///
+/// All threads of a warp. Thread `t` has numbers `2 * (t % 4)` and the next of a row as a pair. Of `a`, whose rows are added up over,
+/// elements are of rows `t / 4` and `8 + t / 4`, then of the same rows eight columns on; `b` has them of column `t / 4`, then eight rows
+/// down. `acc` has two numbers of row `t / 4` and two of row `8 + t / 4`.
+#[cube]
+pub(crate) fn multiply_add(
+    acc: Vector<f32, Const<4>>,
+    a: Vector<u32, Const<4>>,
+    b: Vector<u32, Const<2>>,
+    #[comptime] elem: Elem,
+) -> Vector<f32, Const<4>> {
+    let name = comptime!(elem.name());
+    let sum: Vector<f32, Const<4>>;
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 {sum}, {a}, {b}, {acc};",
+        sum = out(_) sum,
+        a = in(_) read::<Vector<u32, Const<4>>>(a),
+        b = in(_) read::<Vector<u32, Const<2>>>(b),
+        acc = in(_) read::<Vector<f32, Const<4>>>(acc),
+        options(pure, nomem)
+    );
+    sum
 }
 
 /// Stores 16 bytes: `st.shared.v4` (PTX ISA, "Data Movement and Conversion Instructions: st").

@@ -102,6 +102,23 @@ pub(crate) fn load_5d(shared: u32, map: u64, bar: u32, x: i32, y: i32, z: i32, u
     );
 }
 
+/// Loads `bytes` bytes, those that `source` begins with, into `shared`: `cp.async.bulk` (PTX ISA, "Data Movement and Conversion
+/// Instructions: cp.async.bulk").
+///
+/// As [`load_2d()`], without a map: both addresses and the number of bytes are multiples of 16.
+#[cube]
+pub(crate) fn load_bytes<T: CubePrimitive>(shared: u32, source: &[T], bytes: u32, bar: u32) {
+    let source = source.as_ptr();
+    gpu_asm!(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{shared}], [{source}], {bytes}, [{bar}];",
+        shared = in(_) read::<u32>(shared),
+        source = mem_in(_) source,
+        bytes = in(_) read::<u32>(bytes),
+        bar = in(_) read::<u32>(bar),
+        options(explicit_mem, reads_address_space global, writes_address_space shared)
+    );
+}
+
 /// Loads four rows of a matrix, one below the other in `shared`, from column `x` on: `cp.async.bulk.tensor.2d` in the mode
 /// `.tile::gather4` (PTX ISA, "Tensors: tiled mode, gather4"). sm_100a.
 ///

@@ -86,6 +86,18 @@ impl<'a, E: Float, P: Size> Results<'a, E, P> {
         }
     }
 
+    /// Writes some columns of one row, from `column` on, a multiple of as many.
+    pub fn write_columns(&mut self, columns: Vector<f32, P>, target: &Target, row: u32, column: u32) {
+        let column_at = column as usize / COLUMNS;
+        if target.whole {
+            let row = (target.sequence * self.rows + row) as usize;
+            self.out[row * comptime!(VALUE_WIDTH / COLUMNS) + column_at] = Vector::cast_from(columns);
+        } else {
+            let row = (target.index * self.rows + row) as usize;
+            self.partial_out[row * comptime!(VALUE_WIDTH / COLUMNS) + column_at] = columns;
+        }
+    }
+
     /// Writes both rows of a unit's part of the output from `column` on; called by a whole warp. `row` is the first of them.
     pub fn write_rows<N: Size>(&mut self, acc: Vector<f32, N>, target: &Target, row: u32, column: u32, lane: u32) {
         if target.whole {

@@ -1,0 +1,53 @@
+//! What the warps of a cube have in common: where things lie in shared memory, the barriers, the rows and the items.
+
+use cubecl::prelude::*;
+
+use super::form::{Form, STAGES};
+use crate::ptx::mbarrier;
+use crate::tiles::loader::{Item, Plan, Tile};
+
+/// A cube, as one of its units sees it.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Cube {
+    /// The stages, `[64][row]`.
+    pub keys_at: u32,
+    /// Scores of a block: f32 `[scale][row][64]`, of what the codes of each scale contribute.
+    pub scores_at: u32,
+    /// Weights of a block: f16 `[scale][row][64]`, times the scale of their key.
+    pub weights_at: u32,
+    /// f32 `[scale][row]`: what the output so far is to be multiplied with, and at the end.
+    pub factors_at: u32,
+    pub ends_at: u32,
+    /// f32 `[row]`: the power of two that a query is multiplied with.
+    pub powers_at: u32,
+    /// A barrier for each stage: its block has come.
+    pub full: u32,
+    pub warp: u32,
+    pub lane: u32,
+    /// Query rows of a sequence, and the first that is the cube's.
+    pub rows: u32,
+    pub tile_row: u32,
+    pub tile: Tile,
+    /// Its items, and one past the last.
+    pub first: u32,
+    pub end: u32,
+    #[cube(comptime)]
+    pub form: Form,
+}
+
+#[cube]
+impl Cube {
+    /// One thread, before all synchronise.
+    pub fn init_barriers(&self) {
+        #[unroll]
+        for stage in 0..STAGES {
+            mbarrier::init(self.full + stage * 8, 1u32);
+        }
+        mbarrier::fence_init();
+    }
+
+    /// One past the last key of an item that a row of the cube sees. Rows past the end see what the last one does.
+    pub fn visible_end(&self, plan: &Plan, item: &Item, row: u32) -> u32 {
+        self.tile.visible_end(plan, item.sequence, min(self.tile_row + row, self.rows - 1), item.end_key)
+    }
+}
