@@ -149,3 +149,15 @@ pub(crate) fn store_4(address: u32, #[comptime] offset: u32, word: u32) {
         options(explicit_mem, writes_address_space shared)
     );
 }
+
+/// [`store_4()`] if the condition holds, without a branch, at which lanes would part.
+#[cube]
+pub(crate) fn store_4_if(address: u32, #[comptime] offset: u32, word: u32, condition: bool) {
+    gpu_asm!(
+        "{{\n.reg .pred p;\nsetp.ne.u32 p, {condition}, 0;\n@p st.shared.b32 [{address} + {offset}], {word};\n}}",
+        address = in(_) read::<u32>(address),
+        word = in(_) read::<u32>(word),
+        condition = in(_) read::<u32>(u32::cast_from(condition)),
+        options(explicit_mem, writes_address_space shared)
+    );
+}

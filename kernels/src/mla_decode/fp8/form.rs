@@ -10,9 +10,6 @@ pub(super) const TILE_ROWS: usize = 16;
 /// are the same among others.
 const MOST_HEADS: usize = 2 * TILE_ROWS;
 
-/// Warps, two for each scheduler: 255 registers a thread.
-pub(super) const WARPS: usize = 8;
-pub(super) const UNITS: u32 = 32 * WARPS as u32;
 /// Blocks of keys in shared memory.
 pub(super) const STAGES: u32 = 4;
 
@@ -26,11 +23,6 @@ pub(super) const SCALES_AT: u32 = CODES as u32;
 pub(super) const ROPE_AT: u32 = SCALES_AT + 4 * SCALES as u32;
 pub(super) const ROW_BYTES: u32 = ROPE_AT + 2 * ROPE as u32;
 pub(super) const STAGE_BYTES: u32 = KEYS as u32 * ROW_BYTES;
-
-/// Parts of a block's keys, each of which one warp for each scale computes the scores of.
-pub(super) const PARTS: usize = WARPS / SCALES;
-/// Channels of the output that a warp has.
-pub(super) const CHANNELS: usize = VALUE_WIDTH / WARPS;
 
 /// Numbers from a row of scores to the next, and of weights: the padding spares bank conflicts.
 pub(super) const SCORE_STRIDE: usize = KEYS + 4;
@@ -63,8 +55,32 @@ impl Form {
         self.tiles * TILE_ROWS
     }
 
+    /// Warps: four for each scheduler, for instructions wait for each other, or two where registers are not enough.
+    pub(super) const fn warps(self) -> usize {
+        if self.tiles == 1 { 16 } else { 8 }
+    }
+
+    pub(super) const fn units(self) -> u32 {
+        32 * self.warps() as u32
+    }
+
     /// Rows whose weights a warp computes.
     pub(super) const fn own_rows(self) -> usize {
-        self.rows() / WARPS
+        self.rows() / self.warps()
+    }
+
+    /// Keys of a block that a warp computes the scores of, with the codes of one scale.
+    pub(super) const fn own_keys(self) -> usize {
+        KEYS * SCALES / self.warps()
+    }
+
+    /// Channels of the output that a warp has.
+    pub(super) const fn channels(self) -> usize {
+        VALUE_WIDTH / self.warps()
+    }
+
+    /// Those of a key that a thread loads: neighbours, one of each product.
+    pub(super) const fn own_channels(self) -> usize {
+        self.channels() / 8
     }
 }

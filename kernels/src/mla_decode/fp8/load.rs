@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::cube::Cube;
 use super::form::{ROW_BYTES, STAGE_BYTES, STAGES};
-use crate::ptx::{fence, matrix, mbarrier, tma, warp};
+use crate::ptx::{fence, matrix, mbarrier, read, tma, warp};
 use crate::tiles::form::KEYS;
 use crate::tiles::loader::{Item, Plan};
 
@@ -78,27 +78,12 @@ impl Loads {
 
     /// Loads the next block, if there is one. All have computed what was in its stage. Rows past the end are not read.
     pub fn next(&mut self, pages: &Pages, cube: &Cube, plan: &Plan) {
-        if self.index < cube.end {
-            let shift = piece_shift(pages);
+        // A vote, for the offline check: it follows the branches of these loops, and sees no further than a variable that they change.
+        if warp::any(self.index < cube.end) {
             let rows = min(self.item.tile_end - self.base(), comptime!(KEYS as u32));
+            let (near, far) = (read::<u32>(self.near), read::<u32>(self.far));
             let stage = self.turn % STAGES;
-            let (stage_at, full) = (cube.keys_at + stage * STAGE_BYTES, cube.full + stage * 8);
-            mbarrier::expect_if(full, rows * ROW_BYTES, cube.lane == 0);
-            let pieces = (rows + (1u32 << shift) - 1) >> shift;
-            let mut piece = 0u32;
-            while piece < pieces {
-                let slot = warp::shuffle::<u32>(select(piece < 32, self.near, self.far), piece % 32);
-                let place = piece << shift;
-                if cube.lane == 0 {
-                    pages.copy(slot, stage_at + place * ROW_BYTES, min(rows - place, 1u32 << shift), full);
-                }
-                sync_plane();
-                piece = warp::next(piece);
-            }
-            if warp::uniform(rows) < comptime!(KEYS as u32) {
-                clear(stage_at, rows, cube.lane);
-            }
-            mbarrier::arrive_if(full, cube.lane == 0);
+            // First of all where the block after it is: copies make lanes part.
             self.turn += 1;
             self.block = warp::next(self.block);
             if self.block == self.item.blocks {
@@ -107,6 +92,7 @@ impl Loads {
             } else {
                 self.find(pages, cube, plan);
             }
+            load(pages, cube, stage, rows, near, far);
         }
     }
 
@@ -140,12 +126,38 @@ impl Loads {
     }
 }
 
+/// Loads so many rows of a block into a stage, from the slots that lanes have on.
+#[cube]
+fn load(pages: &Pages, cube: &Cube, stage: u32, rows: u32, near: u32, far: u32) {
+    let (stage_at, full) = (cube.keys_at + stage * STAGE_BYTES, cube.full + stage * 8);
+    mbarrier::expect_if(full, rows * ROW_BYTES, cube.lane == 0);
+    let shift = piece_shift(pages);
+    let pieces = (rows + (1u32 << shift) - 1) >> shift;
+    let mut piece = 0u32;
+    while piece < pieces {
+        let slot = warp::shuffle::<u32>(select(piece < 32, near, far), piece % 32);
+        let place = piece << shift;
+        if warp::elect() {
+            pages.copy(slot, stage_at + place * ROW_BYTES, min(rows - place, 1u32 << shift), full);
+        }
+        sync_plane();
+        piece = warp::next(piece);
+    }
+    if warp::uniform(rows) < comptime!(KEYS as u32) {
+        clear(stage_at, rows, cube.lane);
+    }
+    mbarrier::arrive_if(full, cube.lane == 0);
+}
+
 /// Zeros for the rows of a stage from `count` on: their weights are zero, but what is there may be NaN.
 #[cube]
 fn clear(stage_at: u32, count: u32, lane: u32) {
-    let mut at = count * ROW_BYTES + lane * 16;
+    let mut at = count * ROW_BYTES;
     while at < STAGE_BYTES {
-        matrix::store_16(stage_at + at, 0u32, Vector::new(0u32));
+        let own = at + lane * 16;
+        if own < STAGE_BYTES {
+            matrix::store_16(stage_at + own, 0u32, Vector::new(0u32));
+        }
         at += 512u32;
     }
     // A later copy overwrites them.

@@ -18,7 +18,7 @@ use cubecl::prelude::*;
 
 use self::cube::Cube;
 pub(super) use self::form::Form;
-use self::form::{SCALES, SCORE_STRIDE, STAGE_BYTES, STAGES, UNITS, WEIGHT_STRIDE};
+use self::form::{SCALES, SCORE_STRIDE, STAGE_BYTES, STAGES, WEIGHT_STRIDE};
 use self::load::{Loads, Pages};
 use self::query::VECTOR;
 use self::weights::Softmax;
@@ -47,7 +47,7 @@ pub(super) fn launch(client: &Client, args: DecodeArgs, form: Form, grid: Grid) 
         decode_fp8_kernel::launch_unchecked(
             client,
             grid.cubes,
-            CubeDim::new_1d(UNITS),
+            CubeDim::new_1d(form.units()),
             grid.address,
             VECTOR,
             COLUMNS,
@@ -177,6 +177,8 @@ fn decode_fp8_kernel<E: Float, Q: Size, P: Size>(
         sync_cube();
         output::scale(&mut sums, &cube, cube.ends_at, true);
         output::write::<E, P>(&sums, &cube, &target, &mut results);
+        // Rows past the end have parted the lanes.
+        sync_plane();
         index = warp::next(index);
     }
 }

@@ -3,7 +3,7 @@
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
-use super::form::{Form, UNITS};
+use super::form::Form;
 use super::query::VECTOR;
 use super::decode_fp8_kernel;
 use crate::offline::{Arch, Entry, buffer};
@@ -16,7 +16,7 @@ pub(in crate::mla_decode) fn offline() -> Vec<Entry> {
                 device,
                 target,
                 CubeCount::Static(1, 1, 1),
-                CubeDim::new_1d(UNITS),
+                CubeDim::new_1d(form.units()),
                 AddressType::U32,
                 VECTOR,
                 COLUMNS,

@@ -36,11 +36,9 @@ pub(super) fn write_powers<E: Float, Q: Size>(q: &[Vector<E, Q>], cube: &Cube, s
             }
         }
         let highest = warp_max(highest);
-        if cube.lane == 0 {
-            // The power is 2^14 by the highest's; one that has an inverse.
-            let power = min(268 - (u32::reinterpret(highest) >> 23), 253u32) << 23;
-            matrix::store_4(cube.powers_at + row * 4, 0u32, power);
-        }
+        // The power is 2^14 by the highest's; one that has an inverse.
+        let power = min(268 - (u32::reinterpret(highest) >> 23), 253u32) << 23;
+        matrix::store_4_if(cube.powers_at + row * 4, 0u32, power, cube.lane == 0);
     }
 }
 

@@ -4,16 +4,13 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-use super::form::{PARTS, ROPE, ROPE_AT, ROW_BYTES, SCALED, SCALES, SCALES_AT, SCORE_STRIDE, TILE_ROWS};
+use super::form::{ROPE, ROPE_AT, ROW_BYTES, SCALED, SCALES, SCALES_AT, SCORE_STRIDE, TILE_ROWS};
 use super::query::STEPS;
 use crate::ptx::wgmma::Elem;
 use crate::ptx::{math, matrix};
-use crate::tiles::form::KEYS;
 
 /// Keys of a product.
 const N: usize = 8;
-/// Products of a warp beside each other.
-const PRODUCTS: usize = KEYS / PARTS / N;
 
 /// Writes this warp's scores of the block in a stage, times the power of the query.
 ///
@@ -22,7 +19,7 @@ const PRODUCTS: usize = KEYS / PARTS / N;
 #[cube]
 pub(super) fn write(query: &Array<Vector<u32, Const<4>>>, cube: &Cube, stage_at: u32) {
     let scale = cube.warp % comptime!(SCALES as u32);
-    let first = cube.warp / comptime!(SCALES as u32) * comptime!((KEYS / PARTS) as u32);
+    let first = cube.warp / comptime!(SCALES as u32) * comptime!(cube.form.own_keys() as u32);
     let (column, corner) = (cube.lane / 4, cube.lane % 4);
     let row_at = stage_at + (first + column / 2 + column % 2 * 4) * ROW_BYTES;
     let codes_at = row_at + scale * comptime!(SCALED as u32) + corner * 16;
@@ -32,7 +29,7 @@ pub(super) fn write(query: &Array<Vector<u32, Const<4>>>, cube: &Cube, stage_at:
     let scores_at = cube.scores_at
         + ((scale * comptime!(cube.form.rows() as u32) + column) * comptime!(SCORE_STRIDE as u32) + first + corner) * 4;
     #[unroll]
-    for product in 0..PRODUCTS {
+    for product in 0..comptime!(cube.form.own_keys() / N) {
         let rows = comptime!((product * N) as u32 * ROW_BYTES);
         let codes = Codes::of(matrix::load_16(codes_at, rows), matrix::load_16(codes_at, comptime!(rows + 64)));
         let rope = matrix::load_8(rope_at, comptime!(rows + ROPE_AT));

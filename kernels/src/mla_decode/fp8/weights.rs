@@ -97,14 +97,13 @@ impl Softmax {
             // Almost never.
             if warp::any(grown) {
                 self.grow(&seen, top, factors_at, cube.lane, i);
-            } else if cube.lane == 0 {
+            } else {
                 #[unroll]
                 for group in 0..SCALES {
                     let offset = comptime!((group * self.form.rows() * 4) as u32);
-                    matrix::store_4(factors_at, offset, comptime!(1.0f32.to_bits()).runtime());
+                    matrix::store_4_if(factors_at, offset, comptime!(1.0f32.to_bits()).runtime(), cube.lane == 0);
                 }
             }
-            sync_plane();
             let weight_a = math::exp2(a - self.highest[i]);
             let weight_b = math::exp2(b - self.highest[i]);
             self.sums[i] = self.sums[i] + (weight_a + weight_b);
@@ -151,10 +150,8 @@ impl Softmax {
                 self.powers[at] = f32::reinterpret(min(127 + EXPONENT - exponent, 253u32) << 23);
             }
             let scaled = factor * (self.powers[at] * inverse_power(u32::reinterpret(before)));
-            if lane == 0 {
-                let offset = comptime!((group * self.form.rows() * 4) as u32);
-                matrix::store_4(factors_at, offset, u32::reinterpret(scaled));
-            }
+            let offset = comptime!((group * self.form.rows() * 4) as u32);
+            matrix::store_4_if(factors_at, offset, u32::reinterpret(scaled), lane == 0);
         }
     }
 
@@ -171,17 +168,16 @@ impl Softmax {
             let row = cube.warp * comptime!(self.form.own_rows() as u32) + comptime!(i as u32);
             let sum = warp_sum(self.sums[i]);
             let inverse = inverse(sum);
-            if cube.lane == 0 {
-                #[unroll]
-                for group in 0..SCALES {
-                    let power = inverse_power(u32::reinterpret(self.powers[comptime!(i * SCALES + group)]));
-                    let offset = comptime!((group * self.form.rows() * 4) as u32);
-                    matrix::store_4(cube.ends_at + row * 4, offset, u32::reinterpret(inverse * power));
-                }
-                let row = cube.tile_row + row;
-                if row < cube.rows {
-                    results.write_lse(target, row, log_sum(sum, self.highest[i], empty_lse));
-                }
+            #[unroll]
+            for group in 0..SCALES {
+                let power = inverse_power(u32::reinterpret(self.powers[comptime!(i * SCALES + group)]));
+                let offset = comptime!((group * self.form.rows() * 4) as u32);
+                matrix::store_4_if(cube.ends_at + row * 4, offset, u32::reinterpret(inverse * power), cube.lane == 0);
+            }
+            let lse = log_sum(sum, self.highest[i], empty_lse);
+            let row = cube.tile_row + row;
+            if cube.lane == 0 && row < cube.rows {
+                results.write_lse(target, row, lse);
             }
             sync_plane();
         }
