@@ -108,9 +108,9 @@ fn model_fp8_cache_recites(#[values("assets/demo-v3", "assets/demo-v4")] name: &
             assert!(text.starts_with("[originally, someone who makes furniture with an axe]"), "{device:?}: {text}");
         }
         assert!(is_slow(device) || stats.preemptions > 0, "{device:?}: {stats:?}");
-        // Pages of V4 are longer than their rows by less than a row.
+        // In both layers of V4 that have them, pages of entries are longer than their rows by less than a row, of 96 bytes for 16 tokens.
         let described = bytes_per_token(model.config(), load_as(KvCacheFormat::Fp8));
-        let padded = described + if name.ends_with("v4") { described / 16 } else { 0 };
+        let padded = described + if name.ends_with("v4") { 2 * 96 / 16 } else { 0 };
         assert!((described..=padded).contains(&stats.cache_bytes_per_token), "{device:?}: {stats:?}");
     });
 }

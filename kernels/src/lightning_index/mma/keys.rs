@@ -12,28 +12,40 @@ use crate::linear::packed::{e4m3_pairs_bf16, e4m3_pairs_f16, is_bf16};
 pub(super) struct Ring {
     /// `[planes, stages, pieces, units]`.
     pub(super) pieces: Shared<[Vector<u32, Const<PIECE>>]>,
-    /// `[planes, stages, units]`, where keys have scales: that of one of the two keys of a unit.
-    scales: Shared<[u32]>,
+    scales: Scales,
+}
+
+/// The scales of keys in the stages.
+#[derive(CubeType)]
+#[allow(dead_code, reason = "kernels alone have values of it")]
+enum Scales {
+    /// Dense keys have none.
+    None,
+    /// `[planes, stages, units]`: that of one of the two keys of a unit.
+    OfKeys(Shared<[u32]>),
 }
 
 #[cube]
 impl Ring {
     pub(super) fn new(#[comptime] form: Form) -> Ring {
         let stages = comptime!(PLANES * form.stages * LANES);
-        let scales = if comptime!(form.has_scales()) { stages } else { comptime!(1usize) };
         Ring {
             pieces: Shared::new_aligned_slice(comptime!(stages * form.pieces()), 128usize),
-            scales: Shared::new_aligned_slice(scales, 128usize),
+            scales: if comptime!(form.has_scales()) {
+                Scales::new_OfKeys(Shared::new_aligned_slice(stages, 128usize))
+            } else {
+                Scales::new_None()
+            },
         }
     }
 
     /// A sum times the scale of one of this unit's keys, its own where the number of the unit is even.
     pub(super) fn with_scale(&self, sum: f32, turn: u32, #[comptime] form: Form) -> f32 {
-        let mut scaled = sum;
-        if comptime!(form.has_scales()) {
-            scaled = sum * f32::reinterpret(self.scales[scale_place(turn, form)]);
+        #[comptime]
+        match &self.scales {
+            Scales::None => sum,
+            Scales::OfKeys(scales) => sum * f32::reinterpret(scales[scale_place(turn, form)]),
         }
-        scaled
     }
 }
 
@@ -59,11 +71,14 @@ pub(super) fn copy_keys(
         let (from, to) = (other + comptime!(4 * piece), to + LANES);
         copy_async(&pieces[from..from + 1], &mut ring.pieces[to..to + 1], comptime!(PIECE as u32));
     }
-    if comptime!(form.has_scales()) {
-        let layout = comptime!(form.layout());
-        let slot = select(quad.is_multiple_of(2), own_slot, other_slot);
-        let (from, to) = (scale_at(slot as usize, 0usize, layout), scale_place(turn, form));
-        copy_async(&keys[from..from + 1], &mut ring.scales[to..to + 1], 1u32);
+    #[comptime]
+    match &mut ring.scales {
+        Scales::None => {}
+        Scales::OfKeys(scales) => {
+            let slot = select(quad.is_multiple_of(2), own_slot, other_slot);
+            let (from, to) = (scale_at(slot as usize, 0usize, comptime!(form.layout())), scale_place(turn, form));
+            copy_async(&keys[from..from + 1], &mut scales[to..to + 1], 1u32);
+        }
     }
 }
 
