@@ -5,7 +5,7 @@ use burn::tensor::DType;
 use super::fp8::{Fp8Rows, Fp8Scales};
 use crate::MlaError;
 
-/// How the rows of a [`Pool`] are stored.
+/// How the rows of a [`Pool`](super::Pool) are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum RowFormat {
     /// One number of the dtype for each channel.
