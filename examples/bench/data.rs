@@ -56,14 +56,19 @@ pub fn pool(shape: [usize; 3], dtype: FloatDType, device: &Device) -> Tensor<3> 
 
 /// The same, stored as `--kv-cache` says, with 64 rotary channels.
 pub fn rows(shape: [usize; 3], bench: &Bench) -> Result<Pool, String> {
-    let dense = pool(shape, FloatDType::from(bench.dtype), &bench.device);
     if bench.kv_cache != Some(KvCacheArg::Fp8) {
-        return Ok(dense.into());
+        return Ok(pool(shape, FloatDType::from(bench.dtype), &bench.device).into());
     }
+    // DeepSeek-V3's rows, and DeepSeek-V4's.
+    let format = if shape[2] == 576 { RowFormat::Fp8 { rope: 64 } } else { RowFormat::Fp8E8m0 { rope: 64 } };
+    in_fp8(shape, format, bench)
+}
+
+/// The same in a format of FP8.
+pub fn in_fp8(shape: [usize; 3], format: RowFormat, bench: &Bench) -> Result<Pool, String> {
+    let dense = pool(shape, FloatDType::from(bench.dtype), &bench.device);
     let [pages, page_size, width] = shape;
     let slots = pages * page_size;
-    // DeepSeek-V3's rows, and DeepSeek-V4's.
-    let format = if width == 576 { RowFormat::Fp8 { rope: 64 } } else { RowFormat::Fp8E8m0 { rope: 64 } };
     let cache = Pool::new(shape, FloatDType::from(bench.dtype), format, &bench.device);
     let mut cache = cache.map_err(|error| error.to_string())?;
     let rows = dense.reshape([slots, width]);

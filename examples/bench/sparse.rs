@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
-use burn_mla::ops::cache::Pool;
+use burn_mla::ops::cache::{Pool, RowFormat};
 use burn_mla::ops::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, Path, SparseMlaArgs, SparseMlaOptions,
     SparseScope, explain_path, lightning_index, sparse_mla,
@@ -126,15 +126,19 @@ pub fn run(bench: &mut Bench) {
         bench.case(&format!("{} {shape:?}", shape.op()), |bench| attention(bench, shape));
     }
     // Query heads and width of the indexer, and the keys that it keeps, in V3.2.
-    let index = |b, s_q, s_k| IndexShape { b, s_q, heads: 64, width: 128, s_k, k: 2048 };
+    let index = |b, s_q, s_k| IndexShape { b, s_q, heads: 64, width: 128, s_k, k: 2048, keys: RowFormat::Dense };
     let decode = [(1, 32768), (8, 32768), (64, 32768), (1, 131_072)].map(|(b, s_k)| index(b, 1, s_k));
     // Prompts: one chunk after a long past, the first chunk, several, and a few tokens.
     let prompts = [(1, 4096, 32768), (1, 4096, 4096), (8, 512, 32768), (1, 16, 32768)];
     let full = [&decode[..], &prompts.map(|(b, s_q, s_k)| index(b, s_q, s_k))].concat();
-    let smoke = [(1, 3), (9, 16)].map(|(s_q, heads)| IndexShape { b: 2, s_q, heads, width: 64, s_k: 70, k: 9 });
+    let smoke = [(1, 3), (9, 16)].map(|(s_q, heads)| IndexShape { heads, width: 64, k: 9, ..index(2, s_q, 70) });
     for shape in bench.pick(&full, 2, &smoke) {
         let IndexShape { b, s_q, s_k, .. } = shape;
-        bench.case(&format!("lightning_index b {b} s_q {s_q} s_k {s_k}"), |bench| index_case(bench, shape));
+        // Keys in FP8 beside those of the dtype.
+        for keys in [RowFormat::Dense, RowFormat::Fp8IndexKeys] {
+            let (shape, fp8) = (IndexShape { keys, ..shape }, if keys == RowFormat::Dense { "" } else { " fp8 keys" });
+            bench.case(&format!("lightning_index b {b} s_q {s_q} s_k {s_k}{fp8}"), |bench| index_case(bench, shape));
+        }
     }
 }
 
@@ -251,29 +255,34 @@ struct IndexShape {
     width: usize,
     s_k: usize,
     k: usize,
+    keys: RowFormat,
 }
 
 impl IndexShape {
     const PAGE: usize = 64;
 
-    fn args(&self, bench: &Bench) -> LightningIndexArgs {
+    fn args(&self, bench: &Bench) -> Result<LightningIndexArgs, String> {
         let &Self { b, s_q, heads, width, s_k, .. } = self;
         let (device, per) = (&bench.device, s_k.div_ceil(Self::PAGE));
         let pages = data::permutation(b * per, &mut data::rng(3));
+        let shape = [b * per, Self::PAGE, width];
         let visible: Vec<i32> = (s_k + 1 - s_q..=s_k).map(|keys| keys as i32).collect();
-        LightningIndexArgs {
+        Ok(LightningIndexArgs {
             q: data::normal([b, s_q, heads, width], bench.dtype, device),
-            keys: data::pool([b * per, Self::PAGE, width], FloatDType::from(bench.dtype), device),
+            keys: match self.keys {
+                RowFormat::Dense => data::pool(shape, FloatDType::from(bench.dtype), device).into(),
+                format => data::in_fp8(shape, format, bench)?,
+            },
             page_table: data::ints(pages, [b, per], device),
             head_weights: data::normal([b, s_q, heads], DType::F32, device),
             visible: data::ints(visible.repeat(b), [b, s_q], device),
-        }
+        })
     }
 
     fn path(&self, bench: &Bench) -> Path {
-        let &Self { b: batch, s_q: query_len, heads, width, .. } = self;
-        let problem =
-            LightningIndexProblem { batch, query_len, heads, width, page_size: Self::PAGE, dtype: bench.dtype };
+        let &Self { b: batch, s_q: query_len, heads, width, keys, .. } = self;
+        let (page_size, dtype) = (Self::PAGE, bench.dtype);
+        let problem = LightningIndexProblem { batch, query_len, heads, width, page_size, dtype, keys };
         explain_path(&problem, &bench.device).path
     }
 
@@ -285,19 +294,20 @@ impl IndexShape {
 }
 
 fn index_case(bench: &mut Bench, shape: IndexShape) -> Result<(), String> {
-    let IndexShape { b, s_q, heads, width, s_k, k } = shape;
-    let args = shape.args(bench);
+    let IndexShape { b, s_q, heads, width, s_k, k, keys } = shape;
+    let args = shape.args(bench)?;
     let options = LightningIndexOptions { k, scale: (width as f32).powf(-0.5), form: IndexForm::Slots };
     let call = || lightning_index(args.clone(), &options).map_err(|error| error.to_string());
     check_index(&args, &options, call()?, [b / 2, s_q / 2])?;
     let times = bench.timer.measure(call)?;
-    let bytes = (b * s_k * width * bench.dtype.size()) as f64;
+    let row_bytes = args.keys.bytes() / args.keys.dims()[..2].iter().product::<usize>() as u64;
+    let bytes = (b * s_k) as f64 * row_bytes as f64;
     let mut extra: Vec<_> =
         bench.copy_gbps.map(|copy| ("of_copy", rounded(bytes / times.us / 1e3 / copy, 3))).into_iter().collect();
     let twice = IndexShape { heads: 2 * heads, ..shape };
     if twice.path(bench) == Path::Sm90 {
         // Twice the heads are twice the products of the same tiles, and the same choice.
-        let args = twice.args(bench);
+        let args = twice.args(bench)?;
         let twice =
             bench.timer.measure(|| lightning_index(args.clone(), &options).map_err(|error| error.to_string()))?;
         let scores = twice.us - times.us;
@@ -305,14 +315,16 @@ fn index_case(bench: &mut Bench, shape: IndexShape) -> Result<(), String> {
         extra.push(("scores_TFLOPs", rounded(shape.flops() / scores / 1e6, 1)));
         extra.push(("of_selection", rounded(1.0 - scores / times.us, 3)));
     }
-    let fields = [
+    // Rows of dense keys are named as they have been.
+    let mut fields = if keys == RowFormat::Dense { Vec::new() } else { vec![("keys", json!("fp8"))] };
+    fields.extend([
         ("b", json!(b)),
         ("s_q", json!(s_q)),
         ("heads", json!(heads)),
         ("width", json!(width)),
         ("s_k", json!(s_k)),
         ("k", json!(k)),
-    ];
+    ]);
     let volume = Volume { flops: Some(shape.flops()), bytes: Some(bytes) };
     bench.report.row("lightning_index", &fields, &times, volume, &extra);
     Ok(())
@@ -330,9 +342,10 @@ fn check_index(
     let ([_, _, _, width], [_, max_pages]) = (args.q.dims(), args.page_table.dims());
     let (q, weights) = (of(args.q.clone())?, of(args.head_weights.clone().unsqueeze_dim(3))?);
     let pages = args.page_table.clone().slice(sequence..sequence + 1).reshape([max_pages]);
-    let slots = data::read_ints(pages.clone())?;
-    let keys = data::floats(args.keys.clone().select(0, pages))?;
+    let pages = data::read_ints(pages)?;
     let [_, page, _] = args.keys.dims();
+    let slots: Vec<i32> = pages.iter().flat_map(|id| id * page as i32..(id + 1) * page as i32).collect();
+    let keys = data::floats(args.keys.read(data::ints(slots.clone(), [slots.len()], &args.keys.device())))?;
     let visible = data::read_ints(args.visible.clone())?[sequence * query_len + token] as usize;
     let score = |key: &[f32]| -> f64 {
         let heads = q.chunks_exact(width).zip(&weights).map(|(q, &weight)| {
@@ -348,8 +361,7 @@ fn check_index(
     }
     let (mut worst_in, mut best_out) = (f64::INFINITY, f64::NEG_INFINITY);
     for (position, key) in keys.chunks_exact(width).take(visible).enumerate() {
-        let slot = slots[position / page] * page as i32 + (position % page) as i32;
-        match chosen.contains(&slot) {
+        match chosen.contains(&slots[position]) {
             true => worst_in = worst_in.min(score(key)),
             false => best_out = best_out.max(score(key)),
         }

@@ -181,7 +181,7 @@ fn ops_compress_kv_of_dtypes(#[case] overlap: bool, #[case] window: usize, #[cas
 fn ops_compress_kv_step_as_apart(
     #[values(false, true)] overlap: bool,
     #[values(1, 2, 4, 128)] window: usize,
-    #[values(RowFormat::Dense, RowFormat::Fp8E8m0 { rope: 8 })] format: RowFormat,
+    #[values(RowFormat::Dense, RowFormat::Fp8E8m0 { rope: 8 }, RowFormat::Fp8IndexKeys)] format: RowFormat,
 ) {
     for_each_dtype(|device, dtype| {
         let case = Case::new(overlap, window, [40, 8], &[3 * window + 2, 2 * window, window, 2]);

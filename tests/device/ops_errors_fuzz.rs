@@ -344,7 +344,7 @@ fn ragged(h: &mut Hostile) -> Outcome {
 fn picks(h: &mut Hostile) -> Outcome {
     let args = LightningIndexArgs {
         q: h.floats([2, 3, 4, 5]),
-        keys: h.floats([6, 8, 5]),
+        keys: h.floats([6, 8, 5]).into(),
         page_table: h.ints(&[5, 2, 0, 3], [2, 2]),
         head_weights: h.floats([2, 3, 4]),
         visible: h.ints(&[15, 16, 0, 6, 7, 8], [2, 3]),
@@ -527,7 +527,8 @@ fn tokens(h: &mut Hostile) -> Outcome {
 
 fn caches(h: &mut Hostile) -> Outcome {
     let pool = |h: &mut Hostile| {
-        let format = h.one(&[RowFormat::Dense, RowFormat::Dense, RowFormat::Fp8 { rope: 2 }]);
+        let dense = RowFormat::Dense;
+        let format = h.one(&[dense, dense, RowFormat::Fp8 { rope: 2 }, RowFormat::Fp8IndexKeys]);
         PoolConfig { width: h.number(3), tokens_per_row: h.number(1), format }
     };
     let config = CacheConfig {

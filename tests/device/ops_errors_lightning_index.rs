@@ -12,7 +12,7 @@ use crate::refusals::{assert_refused, assert_values_refused, zeros};
 fn args(device: &Device) -> LightningIndexArgs {
     LightningIndexArgs {
         q: zeros([2, 3, 4, 5], device),
-        keys: zeros([6, 8, 5], device),
+        keys: zeros([6, 8, 5], device).into(),
         page_table: ints(&[5, 2, 0, 9], [2, 2], device),
         head_weights: zeros([2, 3, 4], device),
         visible: ints(&[15, 16, 0, 6, 7, 8], [2, 3], device),
@@ -32,9 +32,9 @@ fn ops_errors_lightning_index() {
         };
         refuses(Value, "q", |it, device| it.q = zeros([2, 3, 0, 5], device));
         refuses(Value, "q", |it, device| it.q = zeros([2, 3, 4, 0], device));
-        refuses(Shape, "keys", |it, device| it.keys = zeros([6, 8, 4], device));
-        refuses(Value, "keys", |it, device| it.keys = zeros([6, 7, 5], device));
-        refuses(Value, "keys", |it, device| it.keys = zeros([6, 0, 5], device));
+        refuses(Shape, "keys", |it, device| it.keys = zeros([6, 8, 4], device).into());
+        refuses(Value, "keys", |it, device| it.keys = zeros([6, 7, 5], device).into());
+        refuses(Value, "keys", |it, device| it.keys = zeros([6, 0, 5], device).into());
         refuses(Shape, "page_table", |it, device| it.page_table = ints(&[0; 3], [1, 3], device));
         refuses(Shape, "head_weights", |it, device| it.head_weights = zeros([2, 3, 3], device));
         refuses(Shape, "head_weights", |it, device| it.head_weights = zeros([2, 4, 3], device));
@@ -79,7 +79,7 @@ fn ops_errors_lightning_index_float_types() {
         assert_refused(lightning_index(args, &OPTIONS), WrongType, argument);
     };
     refuses("q", |it| it.q = it.q.clone().cast(FloatDType::F64));
-    refuses("keys", |it| it.keys = it.keys.clone().cast(FloatDType::BF16));
+    refuses("keys", |it| it.keys = it.keys.dense().cast(FloatDType::BF16).into());
     refuses("head_weights", |it| it.head_weights = it.head_weights.clone().cast(FloatDType::F16));
 }
 
@@ -98,7 +98,7 @@ fn ops_errors_lightning_index_values() {
         values("page_table", |it, device| it.visible = ints(&[15, 16, 0, 6, 7, 9], [2, 3], device));
         values("page_table", |it, device| it.page_table = ints(&[5, -1, 0, 0], [2, 2], device));
         values("page_table", |it, device| it.page_table = ints(&[6, 1, 0, 0], [2, 2], device));
-        values("page_table", |it, device| it.keys = zeros([0, 8, 5], device));
+        values("page_table", |it, device| it.keys = zeros([0, 8, 5], device).into());
     });
 }
 
@@ -142,7 +142,7 @@ fn ops_errors_lightning_index_limits() {
         // Scores of 2^31 keys, by way of few pages.
         let keys = Tensor::<3>::empty([1, 1 << 20, 1], (device, DType::F32));
         let page_table = ints(&[0; 4096], [2, 2048], device);
-        let wide = LightningIndexArgs { q: zeros([2, 3, 4, 1], device), keys, page_table, ..args(device) };
+        let wide = LightningIndexArgs { q: zeros([2, 3, 4, 1], device), keys: keys.into(), page_table, ..args(device) };
         limited(wide, &OPTIONS, "page_table");
     });
 }

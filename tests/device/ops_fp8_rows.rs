@@ -25,11 +25,12 @@ fn numbers() -> Vec<f64> {
     (0..0x7f).map(number).collect()
 }
 
-/// What stands in the cache for a block of numbers.
-fn quantised(block: &[f64]) -> Vec<f64> {
+/// What stands in the cache for a block of numbers, whose scale is 2^`least` at least.
+pub fn quantised(block: &[f64], least: i32) -> Vec<f64> {
     let numbers = numbers();
     let largest = block.iter().fold(0f64, |most, value| most.max(value.abs()));
-    let scale = (-13..200).map(|exponent| 2f64.powi(exponent)).find(|scale| largest <= 448.0 * scale).expect("finite");
+    let scale =
+        (least..200).map(|exponent| 2f64.powi(exponent)).find(|scale| largest <= 448.0 * scale).expect("finite");
     let nearest = |value: &f64| {
         let off = |at: &usize| (value.abs() / scale - numbers[*at]).abs();
         // Of two that are equally near the one with an even code.
@@ -50,7 +51,7 @@ fn behind_page(rope: usize) -> RowFormat {
 /// The rotary channels of a format, and the codes that share a scale.
 fn parts(format: RowFormat) -> [usize; 2] {
     match format {
-        RowFormat::Dense => unreachable!("no test of dense rows"),
+        RowFormat::Dense | RowFormat::Fp8IndexKeys => unreachable!("no test of such rows"),
         RowFormat::Fp8 { rope } => [rope, 128],
         RowFormat::Fp8E8m0 { rope } => [rope, 64],
     }
@@ -60,16 +61,16 @@ fn parts(format: RowFormat) -> [usize; 2] {
 fn quantised_row(row: &[f64], format: RowFormat, dtype: DType) -> Vec<f64> {
     let [rope, scaled] = parts(format);
     let (latent, rope) = row.split_at(row.len() - rope);
-    let latent = latent.chunks(scaled).flat_map(quantised);
+    let latent = latent.chunks(scaled).flat_map(|block| quantised(block, -13));
     latent.chain(rope.iter().map(|&value| rounded(value, DType::BF16))).map(|value| rounded(value, dtype)).collect()
 }
 
-fn pool(shape: [usize; 3], format: RowFormat, dtype: DType, device: &Device) -> Pool {
+pub fn pool(shape: [usize; 3], format: RowFormat, dtype: DType, device: &Device) -> Pool {
     Pool::new(shape, FloatDType::from(dtype), format, device).expect("small")
 }
 
 /// The rows of a cache, quantised; those that are no numbers too.
-fn in_fp8(dense: &Pool, format: RowFormat) -> Pool {
+pub fn in_fp8(dense: &Pool, format: RowFormat) -> Pool {
     let ([pages, page_size, width], device) = (dense.dims(), &dense.device());
     let slots = ints(&(0..(pages * page_size) as i32).collect::<Vec<_>>(), [pages * page_size], device);
     let latent = dense.dense().reshape([pages * page_size, width]);
@@ -325,7 +326,7 @@ fn check_sparse(case: &Case, formats: [RowFormat; 2], (determinism, planned): (D
 fn ops_fp8_rope_write(
     #[values(1, 3, 40)] tokens: usize,
     #[values(false, true)] absorbed: bool,
-    #[values(in_row(16), behind_page(16))] format: RowFormat,
+    #[values(in_row(16), behind_page(16), RowFormat::Fp8IndexKeys)] format: RowFormat,
 ) {
     for_each_dtype(|device, dtype| {
         let (heads, [latent, rope, still, rank]) = (4, [160, 16, 24, 160]);

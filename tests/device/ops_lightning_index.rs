@@ -2,6 +2,7 @@
 //! dtype, equal scores are frequent, and the chosen keys must be exactly those of the definition.
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use mla_ops::cache::{Pool, RowFormat};
 use mla_ops::{IndexForm, LightningIndexArgs, LightningIndexOptions, lightning_index};
 use proptest::prelude::{ProptestConfig, prop, proptest};
 use rand::RngExt;
@@ -10,6 +11,7 @@ use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype, supports};
 use crate::ops_fixture::{UNUSED_PAGE, floats, int_values, ints, restrided, rng, rounded};
+use crate::ops_fp8_rows::{in_fp8, quantised};
 
 /// Index queries, and keys on pages in random order.
 #[derive(Debug, Clone)]
@@ -22,6 +24,8 @@ pub struct Case {
     pub k: usize,
     pub scale: f32,
     pub dtype: DType,
+    /// How the keys are stored.
+    pub format: RowFormat,
     /// `[B, Sq, Hi, di]`.
     pub q: Vec<f64>,
     /// `[B, Sq, Hi]`.
@@ -40,7 +44,16 @@ impl Case {
             |n: usize, most: i32| -> Vec<f64> { (0..n).map(|_| f64::from(rng.random_range(-most..=most))).collect() };
         let (q, head_weights) = (integers(rows * heads * width, 2), integers(rows * heads, 3));
         let keys = visible.iter().map(|tokens| integers(longest(tokens) * width, 2)).collect();
-        Self { visible, heads, width, page_size: 16, k, scale: 0.125, dtype, q, head_weights, keys }
+        let (page_size, scale, format) = (16, 0.125, RowFormat::Dense);
+        Self { visible, heads, width, page_size, k, scale, dtype, format, q, head_weights, keys }
+    }
+
+    /// With keys in FP8 of scales that are not all the same: what they are is exact.
+    pub fn in_fp8(mut self) -> Self {
+        for (key, numbers) in self.keys.iter_mut().flat_map(|keys| keys.chunks_exact_mut(self.width)).enumerate() {
+            numbers.iter_mut().for_each(|number| *number *= [1.0, 0.25, 2.0, 4.0, 0.5][key % 5]);
+        }
+        Self { format: RowFormat::Fp8IndexKeys, ..self }
     }
 
     pub fn query_len(&self) -> usize {
@@ -51,7 +64,8 @@ impl Case {
         LightningIndexOptions { k: self.k, scale: self.scale, form }
     }
 
-    /// The arguments and, on the host, the page table `[B, maxP]`. Rows of no key hold NaN; some pages are never used.
+    /// The arguments and, on the host, the page table `[B, maxP]`. Rows of no key hold NaN, in FP8 with a scale that is none; some
+    /// pages are never used.
     pub fn args(&self, device: &Device) -> (LightningIndexArgs, Vec<i32>) {
         let (batch, query_len, (heads, width, page_size)) =
             (self.visible.len(), self.query_len(), (self.heads, self.width, self.page_size));
@@ -69,9 +83,10 @@ impl Case {
             }
         }
         let visible: Vec<i32> = self.visible.concat().iter().map(|&keys| keys as i32).collect();
+        let dense = Pool::from(floats(&pool, [pages, page_size, width], self.dtype, device));
         let args = LightningIndexArgs {
             q: floats(&self.q, [batch, query_len, heads, width], self.dtype, device),
-            keys: floats(&pool, [pages, page_size, width], self.dtype, device),
+            keys: if self.format == RowFormat::Dense { dense } else { in_fp8(&dense, self.format) },
             page_table: ints(&table, [batch, max_pages], device),
             head_weights: floats(&self.head_weights, [batch, query_len, heads], DType::F32, device),
             visible: ints(&visible, [batch, query_len], device),
@@ -138,6 +153,12 @@ impl Case {
         self.q.iter_mut().for_each(&mut number);
         self.keys.iter_mut().flatten().for_each(&mut number);
         self.head_weights.iter_mut().for_each(&mut number);
+        if self.format == RowFormat::Fp8IndexKeys {
+            // The definition is of what the cache holds.
+            for key in self.keys.iter_mut().flat_map(|keys| keys.chunks_exact_mut(self.width)) {
+                key.copy_from_slice(&quantised(key, -22));
+            }
+        }
         let (args, tokens) = (self.args(device).0, self.query_len());
         let run = |args| int_values(lightning_index(args, &self.options(IndexForm::Positions)).expect("legal"));
         let actual = run(args.clone());
@@ -203,6 +224,19 @@ fn ops_mutants_lightning_index(#[case] page_size: usize, #[case] k: usize, #[cas
     for_each_device(|device| {
         if supports(device, DType::BF16) {
             Case { page_size, ..Case::new(visible, 64, 128, k, DType::BF16) }.check(device);
+        }
+    });
+}
+
+/// The same of keys in FP8, whose stages are twice as many.
+#[rstest]
+#[case(16, 4, &[&[33][..], &[5]])]
+#[case(16, 16, &[&[600, 601][..]])]
+#[case(16, 7, &[&[7][..], &[0], &[517]])]
+fn ops_mutants_fp8_index_keys(#[case] page_size: usize, #[case] k: usize, #[case] visible: &[&[usize]]) {
+    for_each_device(|device| {
+        if supports(device, DType::BF16) {
+            Case { page_size, ..Case::new(visible, 64, 128, k, DType::BF16) }.in_fp8().check(device);
         }
     });
 }
@@ -301,7 +335,7 @@ fn ops_lightning_index_strided() {
         };
         let strided = LightningIndexArgs {
             q: restrided(args.q, 1, 2),
-            keys: restrided(args.keys, 0, 1),
+            keys: restrided(args.keys.dense(), 0, 1).into(),
             page_table: transposed(args.page_table),
             head_weights: restrided(args.head_weights, 0, 2),
             visible: transposed(args.visible),
@@ -358,7 +392,7 @@ fn ops_lightning_index_of_nothing() {
         let run = |[batch, query_len]: [usize; 2], [pages, max_pages]: [usize; 2]| {
             let args = LightningIndexArgs {
                 q: Tensor::zeros([batch, query_len, 2, 8], (device, DType::F32)),
-                keys: Tensor::zeros([pages, 4, 8], (device, DType::F32)),
+                keys: Tensor::<3>::zeros([pages, 4, 8], (device, DType::F32)).into(),
                 page_table: Tensor::zeros([batch, max_pages], (device, DType::I32)),
                 head_weights: Tensor::zeros([batch, query_len, 2], (device, DType::F32)),
                 visible: Tensor::zeros([batch, query_len], (device, DType::I32)),

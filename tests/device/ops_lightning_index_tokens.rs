@@ -11,14 +11,14 @@ use crate::ops_lightning_index::{Case, best};
 
 /// On every device with the type. Hopper has to take its kernel for tiles, or not.
 #[track_caller]
-fn with_tiles(case: &Case, tiles: bool, check: impl Fn(&Device)) {
+pub fn with_tiles(case: &Case, tiles: bool, check: impl Fn(&Device)) {
     for_each_device(|device| {
         if !supports(device, case.dtype) {
             return;
         }
-        let &Case { heads, width, page_size, dtype, .. } = case;
+        let &Case { heads, width, page_size, dtype, format: keys, .. } = case;
         let (batch, query_len) = (case.visible.len(), case.query_len());
-        let problem = LightningIndexProblem { batch, query_len, heads, width, page_size, dtype };
+        let problem = LightningIndexProblem { batch, query_len, heads, width, page_size, dtype, keys };
         if is_hopper(device) {
             let choice = explain_path(&problem, device);
             assert_eq!(choice.path == Path::Sm90, tiles, "{choice}");
@@ -28,18 +28,18 @@ fn with_tiles(case: &Case, tiles: bool, check: impl Fn(&Device)) {
 }
 
 /// What tokens of sequences see: any number of keys.
-fn any_lens(sequences: usize, tokens: usize, most: usize) -> Vec<Vec<usize>> {
+pub fn any_lens(sequences: usize, tokens: usize, most: usize) -> Vec<Vec<usize>> {
     let mut rng = rng(75);
     let lens = |_| (0..tokens).map(|_| rng.random_range(0..=most)).collect();
     (0..sequences).map(lens).collect()
 }
 
 /// The last tokens of sequences of so many keys: each sees one key more than the one before.
-fn causal(tokens: usize, lens: &[usize]) -> Vec<Vec<usize>> {
+pub fn causal(tokens: usize, lens: &[usize]) -> Vec<Vec<usize>> {
     lens.iter().map(|&len| (len + 1 - tokens..=len).collect()).collect()
 }
 
-fn case(visible: &[Vec<usize>], [heads, width]: [usize; 2], page_size: usize, k: usize, dtype: DType) -> Case {
+pub fn case(visible: &[Vec<usize>], [heads, width]: [usize; 2], page_size: usize, k: usize, dtype: DType) -> Case {
     let visible: Vec<&[usize]> = visible.iter().map(Vec::as_slice).collect();
     Case { page_size, ..Case::new(&visible, heads, width, k, dtype) }
 }

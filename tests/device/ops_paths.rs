@@ -43,7 +43,7 @@ fn sparse(dtype: DType) -> SparseMlaProblem {
 }
 
 fn index(heads: usize, width: usize, dtype: DType) -> LightningIndexProblem {
-    LightningIndexProblem { batch: 2, query_len: 3, heads, width, page_size: 16, dtype }
+    LightningIndexProblem { batch: 2, query_len: 3, heads, width, page_size: 16, dtype, keys: RowFormat::Dense }
 }
 
 fn ragged([key_width, value_width, shared_width]: [usize; 3], dtype: DType) -> RaggedAttentionProblem {
@@ -97,6 +97,14 @@ fn ops_paths_of_attention() {
         ] {
             let problem = LightningIndexProblem { query_len, page_size, ..index(heads, width, dtype) };
             assert_paths(&problem, device, &[&[(Sm90, hopper.1 && has)][..], &general].concat());
+        }
+        // Codes: 16 of them are copied at a time, from pages that begin with a multiple of 16 bytes.
+        for (query_len, width, page_size, has) in
+            [(1, 128, 64, true), (64, 64, 4, true), (1, 128, 2, false), (1, 96, 64, false), (64, 128, 1, false)]
+        {
+            let keys = RowFormat::Fp8IndexKeys;
+            let problem = LightningIndexProblem { query_len, page_size, keys, ..index(64, width, dtype) };
+            assert_paths(&problem, device, if has { &general } else { &[(Portable, true)] });
         }
         for widths in [[192, 128, 0], [192, 128, 64], [128, 128, 0], [64, 64, 0]] {
             assert_paths(&ragged(widths, dtype), device, &[&[hopper][..], &general].concat());

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt::Debug;
 
-use mla_ops::cache::{CacheError, PagedCache, RequestId};
+use mla_ops::cache::{CacheError, PagedCache, RequestId, RowFormat};
 
 use crate::step::Chunk;
 use crate::{ModelError, Result};
@@ -37,14 +37,37 @@ pub enum KvCacheFormat {
     #[default]
     Auto,
     /// Latents in FP8 with a scale for every 128 channels, and their rotary channels in bf16
-    /// ([`RowFormat::Fp8`](mla_ops::cache::RowFormat::Fp8)): 656 bytes for the 576 channels of DeepSeek-V2, V3 and V3.2. Index keys
-    /// (V3.2) stay in the dtype of the model. The new tokens of a prompt attend to each other before they are rounded, unless results
-    /// are batch-invariant; later ones see what the cache holds.
+    /// ([`RowFormat::Fp8`](mla_ops::cache::RowFormat::Fp8)): 656 bytes for the 576 channels of DeepSeek-V2, V3 and V3.2. The new tokens
+    /// of a prompt attend to each other before they are rounded, unless results are batch-invariant; later ones see what the cache
+    /// holds.
     ///
     /// Of DeepSeek-V4 the entries that an indexer picks from, with a scale for every 64 channels
-    /// ([`RowFormat::Fp8E8m0`](mla_ops::cache::RowFormat::Fp8E8m0)): 584 bytes for 512 channels. The window, index keys and the few
-    /// heavily compressed entries stay in the dtype of the model.
+    /// ([`RowFormat::Fp8E8m0`](mla_ops::cache::RowFormat::Fp8E8m0)): 584 bytes for 512 channels. The window and the few heavily compressed
+    /// entries stay in the dtype of the model.
+    ///
+    /// Index keys of both (V3.2, V4) have a scale each ([`RowFormat::Fp8IndexKeys`](mla_ops::cache::RowFormat::Fp8IndexKeys)): 132 bytes for 128
+    /// channels. All tokens are scored with what the cache holds.
     Fp8,
+}
+
+/// The format of index keys beside latents or entries in this one.
+pub(crate) fn index_key_format(entries: RowFormat) -> RowFormat {
+    match entries {
+        RowFormat::Dense => RowFormat::Dense,
+        RowFormat::Fp8 { .. } | RowFormat::Fp8E8m0 { .. } | RowFormat::Fp8IndexKeys => RowFormat::Fp8IndexKeys,
+    }
+}
+
+/// That index keys of so many channels can be stored in FP8.
+///
+/// # Errors
+/// [`ModelError::Request`] of another width.
+pub(crate) fn check_fp8_index_keys(width: usize) -> Result<()> {
+    if width.is_multiple_of(4) && width <= 512 {
+        return Ok(());
+    }
+    let expected = format!("auto: in FP8 `index_head_dim` = {width} would have to be a multiple of 4, at most 512");
+    Err(ModelError::request("kv_cache", "fp8", expected))
 }
 
 /// What a model's cache does for the engine. The model itself knows its type: [`ModelCache::get_mut`].

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor};
+use mla_ops::cache::{CacheConfig, Pool, RowFormat};
 use mla_ops::{
     Determinism, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, Path, explain_path, lightning_index,
 };
@@ -23,6 +24,7 @@ pub(crate) struct IndexSizes {
     pub(crate) width: usize,
     pub(crate) page_size: usize,
     pub(crate) dtype: DType,
+    pub(crate) keys: RowFormat,
 }
 
 /// Where some tokens of a step, one after the other, find the keys that an indexer picks from: as many tokens of each of `B`
@@ -38,10 +40,18 @@ pub(crate) struct IndexedKeys {
 }
 
 impl IndexSizes {
+    /// Those of so many heads of a width, of keys in a cache with so many of them in a page.
+    pub(crate) fn new([heads, width]: [usize; 2], page_size: usize, cache: &CacheConfig) -> Self {
+        // Other pools have other formats.
+        let in_fp8 = cache.pools.iter().any(|pool| pool.format == RowFormat::Fp8IndexKeys);
+        let keys = if in_fp8 { RowFormat::Fp8IndexKeys } else { RowFormat::Dense };
+        Self { heads, width, page_size, dtype: cache.dtype.into(), keys }
+    }
+
     /// Whether so many tokens of a sequence are scored faster together. Then a token's bits depend on how many they are.
     fn together(&self, tokens: usize, determinism: Determinism, device: &Device) -> bool {
-        let &Self { heads, width, page_size, dtype } = self;
-        let problem = LightningIndexProblem { batch: 1, query_len: tokens, heads, width, page_size, dtype };
+        let &Self { heads, width, page_size, dtype, keys } = self;
+        let problem = LightningIndexProblem { batch: 1, query_len: tokens, heads, width, page_size, dtype, keys };
         tokens > 1 && !determinism.is_batch_invariant() && explain_path(&problem, device).path == Path::Sm90
     }
 }
@@ -88,7 +98,7 @@ fn groups(lens: &[usize], together: impl Fn(usize) -> bool) -> Vec<(Vec<i32>, us
 pub(crate) fn pick(
     q: &Tensor<3>,
     head_weights: &Tensor<2>,
-    pool: &Tensor<3>,
+    pool: &Pool,
     keys: &[IndexedKeys],
     options: &LightningIndexOptions,
 ) -> Result<Tensor<3, Int>> {
@@ -114,6 +124,8 @@ pub(crate) fn pick(
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::FloatDType;
+
     use super::*;
 
     /// Prompts with as many tokens are one group, and so are tokens one by one, whichever sequences they are of.
@@ -131,7 +143,8 @@ mod tests {
     /// The CPU scores tokens one by one, and so does every device where a token's bits have to be its own.
     #[test]
     fn one_by_one() {
-        let (device, sizes) = (Device::flex(), IndexSizes { heads: 64, width: 128, page_size: 64, dtype: DType::BF16 });
+        let config = CacheConfig::new(Vec::new(), 1, 64, FloatDType::BF16);
+        let (device, sizes) = (Device::flex(), IndexSizes::new([64, 128], 64, &config));
         for determinism in [Determinism::Fast, Determinism::BatchInvariant] {
             let page_table = ints(vec![4, 5, 6, 7], &device).reshape([2, 2]);
             let pages = |owners| Ok(page_table.clone().select(0, ints(owners, &device)));
@@ -165,7 +178,7 @@ mod tests {
         let groups = [keys(0..1, &[[5, 0]], &[8]), keys(1..7, &[[1, 2], [4, 3]], &[1, 6, 7, 2, 8, 0])];
         let alone = [keys(0..7, &[[5, 0], [1, 2], [1, 2], [1, 2], [4, 3], [4, 3], [4, 3]], &[8, 1, 6, 7, 2, 8, 0])];
         let [together, alone] = [&groups[..], &alone].map(|keys| {
-            let picked = pick(&q, &weights, &pool, keys, &options).expect("legal");
+            let picked = pick(&q, &weights, &pool.clone().into(), keys, &options).expect("legal");
             assert_eq!(picked.dims(), [7, 1, 3]);
             picked.into_data()
         });

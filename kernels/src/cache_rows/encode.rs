@@ -6,16 +6,14 @@ use cubecl::prelude::*;
 const LARGEST: u32 = 448f32.to_bits();
 /// Below this the format knows multiples of 2^-9 only.
 const SMALLEST_NORMAL: f32 = 0.015625;
-/// The least exponent of a scale, of 2^-13: that of FlashMLA's `tests/quant.py`, which has no quotient below 1e-4.
-const LEAST: u32 = 127 - 13;
 
 /// The exponent, with its bias, of the smallest power of two by which numbers up to that with these bits are brought into the range of
-/// the format. Without a division: not every device rounds it right.
+/// the format; `least` at least. Without a division: not every device rounds it right.
 #[cube]
-pub(super) fn scale_exponent(bits: u32) -> u32 {
+pub(super) fn scale_exponent(bits: u32, #[comptime] least: u32) -> u32 {
     let above = select((bits & 0x007f_ffff) > comptime!(LARGEST & 0x007f_ffff), 1u32.runtime(), 0u32.runtime());
     // Of infinity too, its inverse is a normal number.
-    min(max((bits >> 23) + above, comptime!(LEAST + 8)) - 8, 253u32.runtime())
+    min(max((bits >> 23) + above, comptime!(least + 8)) - 8, 253u32.runtime())
 }
 
 /// The code nearest to a number, of two the even one; of larger numbers, and of no number, that of the largest.

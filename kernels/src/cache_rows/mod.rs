@@ -5,6 +5,9 @@
 //! codes, an f32 scale for every 128 of them, and 64 rotary channels: 656 bytes. Of DeepSeek-V4 (its `tests/quant.py`) 448 codes and
 //! 64 rotary channels, 576 bytes; behind the rows of a page lie their scales, a byte (E8M0) for every 64 codes and one that stands for
 //! nothing. Scales are powers of two, so that in bf16 what a code stands for is exact.
+//!
+//! Rows of index keys are those of DeepGEMM's `fp8_paged_mqa_logits` and vLLM's `indexer_k_quant_and_cache`: codes alone, 128 of them,
+//! and behind the rows of a page an f32 for each row, its scale: 132 bytes a key.
 
 mod encode;
 mod read;
@@ -15,7 +18,7 @@ use cubecl::prelude::*;
 
 pub use self::read::{ReadRowsArgs, launch_read_rows};
 pub use self::write::{WriteFp8Args, launch_write_fp8};
-use crate::common::launch::or_dummy;
+use crate::common::launch::{or_dummy, share};
 use crate::linear::packed::{decode_e4m3, decodes_pairs, e4m3};
 
 /// How rows are stored: what the choice of a kernel depends on.
@@ -50,6 +53,12 @@ pub enum Fp8Scales {
         /// Rows of a page, a power of two.
         page_rows: usize,
     },
+    /// An f32 for all codes of a row, of which there are at most 512. They lie behind the rows of each page, and the next page behind
+    /// them.
+    F32BehindPage {
+        /// Rows of a page, a power of two.
+        page_rows: usize,
+    },
 }
 
 impl Fp8Layout {
@@ -58,11 +67,12 @@ impl Fp8Layout {
         self.codes + self.rope
     }
 
-    /// Codes that share a scale.
+    /// Codes that share a scale, at most: a power of two.
     pub fn scaled(self) -> usize {
         match self.scales {
             Fp8Scales::F32InRow => 128,
             Fp8Scales::E8m0BehindPage { .. } => 64,
+            Fp8Scales::F32BehindPage { .. } => self.codes.next_power_of_two(),
         }
     }
 
@@ -70,7 +80,7 @@ impl Fp8Layout {
     pub fn page_rows(self) -> usize {
         match self.scales {
             Fp8Scales::F32InRow => 1,
-            Fp8Scales::E8m0BehindPage { page_rows } => page_rows,
+            Fp8Scales::E8m0BehindPage { page_rows } | Fp8Scales::F32BehindPage { page_rows } => page_rows,
         }
     }
 
@@ -81,6 +91,7 @@ impl Fp8Layout {
             Fp8Scales::E8m0BehindPage { page_rows } => {
                 (page_rows * (self.row_words() + self.scale_words())).next_multiple_of(self.row_words())
             }
+            Fp8Scales::F32BehindPage { page_rows } => page_rows * (self.row_words() + self.scale_words()),
         }
     }
 
@@ -91,19 +102,47 @@ impl Fp8Layout {
 
     /// Words from the scales of a row to those of the next, where they lie behind the page.
     pub(crate) fn scale_words(self) -> usize {
-        self.codes.div_ceil(self.scaled()).next_multiple_of(8) / 4
+        match self.scales {
+            Fp8Scales::F32InRow | Fp8Scales::F32BehindPage { .. } => self.codes.div_ceil(self.scaled()),
+            Fp8Scales::E8m0BehindPage { .. } => self.codes.div_ceil(self.scaled()).next_multiple_of(8) / 4,
+        }
     }
 
     /// The first word of the rotary channels.
     fn rope_at(self) -> usize {
         match self.scales {
-            Fp8Scales::F32InRow => self.codes / 4 + self.codes.div_ceil(self.scaled()),
-            Fp8Scales::E8m0BehindPage { .. } => self.codes / 4,
+            Fp8Scales::F32InRow => self.codes / 4 + self.scale_words(),
+            Fp8Scales::E8m0BehindPage { .. } | Fp8Scales::F32BehindPage { .. } => self.codes / 4,
         }
+    }
+
+    /// Whether rows are index keys: nothing but codes, all with one scale.
+    pub(crate) fn is_index_key(self) -> bool {
+        self.rope == 0 && matches!(self.scales, Fp8Scales::F32BehindPage { .. })
     }
 
     fn in_row(self) -> bool {
         self.scales == Fp8Scales::F32InRow
+    }
+
+    /// Whether scales are f32, otherwise bytes.
+    fn is_f32(self) -> bool {
+        !matches!(self.scales, Fp8Scales::E8m0BehindPage { .. })
+    }
+
+    /// Scales in a word.
+    fn scales_per_word(self) -> usize {
+        if self.is_f32() { 1 } else { 4 }
+    }
+
+    /// The least exponent of a scale, with its bias.
+    fn least_scale(self) -> u32 {
+        match self.scales {
+            // 2^-13: that of FlashMLA's `tests/quant.py`, which has no quotient below 1e-4.
+            Fp8Scales::F32InRow | Fp8Scales::E8m0BehindPage { .. } => 127 - 13,
+            // 2^-22, the next power of two above 1e-4 / 448: the publisher's `act_quant` takes no largest number below 1e-4.
+            Fp8Scales::F32BehindPage { .. } => 127 - 22,
+        }
     }
 }
 
@@ -122,7 +161,7 @@ pub(crate) fn scale_at(slot: usize, scale: usize, #[comptime] layout: Fp8Layout)
     } else {
         let page_rows = comptime!(layout.page_rows());
         let in_page = comptime!(page_rows * layout.row_words()) + slot % page_rows * comptime!(layout.scale_words());
-        slot / page_rows * comptime!(layout.page_words()) + in_page + scale / 4
+        slot / page_rows * comptime!(layout.page_words()) + in_page + scale / comptime!(layout.scales_per_word())
     }
 }
 
@@ -156,6 +195,14 @@ impl CacheArg {
         match self {
             Self::Dense(rows) => rows,
             Self::Fp8(..) => unreachable!("the table takes dense rows only"),
+        }
+    }
+
+    /// A second argument for the same rows.
+    pub(crate) fn share(&self) -> Self {
+        match self {
+            Self::Dense(rows) => Self::Dense(share(rows)),
+            Self::Fp8(words, layout) => Self::Fp8(share(words), *layout),
         }
     }
 
@@ -232,7 +279,25 @@ impl<E: Float, V: Size> CacheRows<E, V> {
         #[comptime]
         match self {
             CacheRows::Dense(dense) => dense.elements[slot * dense.vectors + vector],
-            CacheRows::Fp8(rows) => rows.load::<E, V>(slot, vector),
+            CacheRows::Fp8(rows) => rows.load::<E, V>(slot, vector, true),
+        }
+    }
+
+    /// The same of index keys, without their scale.
+    pub(crate) fn load_unscaled(&self, slot: usize, vector: usize) -> Vector<E, V> {
+        #[comptime]
+        match self {
+            CacheRows::Dense(dense) => dense.elements[slot * dense.vectors + vector],
+            CacheRows::Fp8(rows) => rows.load::<E, V>(slot, vector, false),
+        }
+    }
+
+    /// What was computed of an index key without its scale, with it.
+    pub(crate) fn with_scale(&self, value: f32, slot: usize) -> f32 {
+        #[comptime]
+        match self {
+            CacheRows::Dense(_) => value,
+            CacheRows::Fp8(rows) => value * rows.scale(slot, 0usize),
         }
     }
 
@@ -244,21 +309,24 @@ impl<E: Float, V: Size> CacheRows<E, V> {
                 let (from, len) = (slot * dense.vectors + vector, V::value().comptime());
                 copy_async(&dense.elements[from..from + 1], &mut to[at..at + 1], comptime!(len as u32));
             }
-            CacheRows::Fp8(rows) => to[at] = rows.load::<E, V>(slot, vector),
+            CacheRows::Fp8(rows) => to[at] = rows.load::<E, V>(slot, vector, true),
         }
     }
 }
 
 #[cube]
 impl Fp8Rows {
-    fn load<E: Float, V: Size>(&self, slot: usize, vector: usize) -> Vector<E, V> {
+    fn load<E: Float, V: Size>(&self, slot: usize, vector: usize, #[comptime] scaled: bool) -> Vector<E, V> {
         let lanes = V::value().comptime();
         let layout = comptime!(self.layout);
         let row = row_at(slot, layout);
         let channel = vector * lanes;
         let mut values = Vector::<E, V>::new(E::from_int(0));
         if channel < comptime!(layout.codes) {
-            let scale = self.scale(slot, channel / comptime!(layout.scaled()));
+            let mut scale = 1.0f32;
+            if comptime!(scaled) {
+                scale = self.scale(slot, channel / comptime!(layout.scaled()));
+            }
             let word = row + channel / 4;
             if comptime!(lanes >= 4) {
                 #[unroll]
@@ -299,7 +367,7 @@ impl Fp8Rows {
     fn scale(&self, slot: usize, scale: usize) -> f32 {
         let layout = comptime!(self.layout);
         let word = self.words[scale_at(slot, scale, layout)];
-        if comptime!(layout.in_row()) {
+        if comptime!(layout.is_f32()) {
             f32::reinterpret(word)
         } else {
             e8m0((word >> (u32::cast_from(scale % 4) * 8)) & 0xff)
@@ -329,13 +397,16 @@ pub(crate) fn offline_rows<E: Float, V: Size>(format: RowFormat, sizes: [usize; 
     rows.bind(true, |buffer| buffer, sizes)
 }
 
-/// Those of V3 and V4.
+/// Those of V3 and V4, and index keys.
 #[cfg(feature = "offline")]
 pub(crate) const OFFLINE_FP8: RowFormat =
     RowFormat::Fp8(Fp8Layout { codes: 512, rope: 64, scales: Fp8Scales::F32InRow });
 #[cfg(feature = "offline")]
 pub(crate) const OFFLINE_FP8_V4: RowFormat =
     RowFormat::Fp8(Fp8Layout { codes: 448, rope: 64, scales: Fp8Scales::E8m0BehindPage { page_rows: 64 } });
+#[cfg(feature = "offline")]
+pub(crate) const OFFLINE_FP8_KEYS: RowFormat =
+    RowFormat::Fp8(Fp8Layout { codes: 128, rope: 0, scales: Fp8Scales::F32BehindPage { page_rows: 64 } });
 
 /// Rows read and written.
 #[cfg(feature = "offline")]

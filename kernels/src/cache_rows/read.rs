@@ -76,7 +76,7 @@ fn read_rows_kernel<E: Float, V: Size>(
 
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
-    use super::{OFFLINE_FP8, OFFLINE_FP8_V4, offline_rows};
+    use super::{OFFLINE_FP8, OFFLINE_FP8_KEYS, OFFLINE_FP8_V4, offline_rows};
     use crate::offline::{Entry, FLOATS, form};
     let entry = |name, kind: cubecl::ir::FloatKind, format, width| {
         let (cube, bits, vector) = (CubeDim::new_1d(UNITS), AddressType::U32, 16 / ElemType::Float(kind).size());
@@ -89,5 +89,6 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     };
     let v3 = FLOATS.map(|kind| entry("read_rows.fp8", kind, OFFLINE_FP8, 576));
     let v4 = FLOATS.map(|kind| entry("read_rows.fp8_e8m0", kind, OFFLINE_FP8_V4, 512));
-    v3.into_iter().chain(v4).collect()
+    let keys = FLOATS.map(|kind| entry("read_rows.fp8_keys", kind, OFFLINE_FP8_KEYS, 128));
+    v3.into_iter().chain(v4).chain(keys).collect()
 }

@@ -112,7 +112,7 @@ fn write_fp8_kernel<E: Float>(
             }
             // All have read before the next turn writes.
             sync_cube();
-            let exponent = scale_exponent(most);
+            let exponent = scale_exponent(most, comptime!(layout.least_scale()));
             let inverse = f32::reinterpret((254u32 - exponent) << 23);
             if is_written && word < code_words {
                 let mut codes = 0u32;
@@ -152,8 +152,8 @@ fn write_scales(
     let sharing = comptime!(layout.scaled() / 4);
     let count = comptime!((layout.codes.div_ceil(layout.scaled()) - first).min(UNITS / sharing));
     let is_scale = unit.is_multiple_of(sharing) && unit / sharing < count;
-    let exponent = scale_exponent(most);
-    if comptime!(layout.in_row()) {
+    let exponent = scale_exponent(most, comptime!(layout.least_scale()));
+    if comptime!(layout.is_f32()) {
         if is_written && is_scale {
             cache[scale_at(slot, first + unit / sharing, layout)] = select(most > INFINITE, NO_NUMBER, exponent << 23);
         }
@@ -208,15 +208,16 @@ fn bf16_bits(value: f32) -> u32 {
 
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
-    use super::{OFFLINE_FP8, OFFLINE_FP8_V4, RowFormat};
+    use super::{OFFLINE_FP8, OFFLINE_FP8_KEYS, OFFLINE_FP8_V4, RowFormat};
     use crate::offline::{Entry, FLOATS, form};
     let entry = |name, kind, format| {
-        let RowFormat::Fp8(layout) = format else { unreachable!("both are FP8") };
+        let RowFormat::Fp8(layout) = format else { unreachable!("all are FP8") };
         let (cube, bits) = (CubeDim::new_1d(UNITS as u32), AddressType::U32);
         let form = form!(write_fp8_kernel, cube, [bits, _, _, _, _, 1, 1, 1, layout, ElemType::Float(kind)]);
         Entry::of(kind, name, form)
     };
     let v3 = FLOATS.map(|kind| entry("write_fp8", kind, OFFLINE_FP8));
     let v4 = FLOATS.map(|kind| entry("write_fp8_e8m0", kind, OFFLINE_FP8_V4));
-    v3.into_iter().chain(v4).collect()
+    let keys = FLOATS.map(|kind| entry("write_fp8_keys", kind, OFFLINE_FP8_KEYS));
+    v3.into_iter().chain(v4).chain(keys).collect()
 }

@@ -15,6 +15,10 @@
 //! positions, from which the same kernel chooses again. That is exact: of the keys in the order of ranks, and of positions
 //! where these are equal, one that is among the first `k` of all is among the first `k` of its chunk.
 //!
+//! Keys are dense, or codes of FP8 with a scale for each key ([`cache_rows`](crate::cache_rows)). A scale is not negative, so that it
+//! passes `relu`: codes are multiplied as the numbers that they are, exact in every dtype, and the sum of a key by its scale. Of scales
+//! that are powers of two that is the score of the dequantised key, to the bit.
+//!
 //! A query token that sees at most `k` keys gets all of them, and is not scored. Ranks of some query tokens exist at a time,
 //! as many as fit into the buffer that the caller gives.
 
@@ -35,6 +39,7 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
 pub use self::problem::{LightningIndexArgs, LightningIndexError, LightningIndexSizes};
+use crate::cache_rows::RowFormat;
 use crate::common::device::check_device;
 use crate::common::launch::or_dummy;
 use crate::common::select::Available;
@@ -64,6 +69,11 @@ pub fn check(client: &Client, sizes: &LightningIndexSizes) -> Result<(), Lightni
 /// All checks, and the width of offsets.
 fn prepare(client: &Client, sizes: &LightningIndexSizes) -> Result<AddressType, LightningIndexError> {
     check_device(client, sizes.elem, plain::shared_bytes(sizes))?;
+    if let RowFormat::Fp8(layout) = sizes.rows
+        && !(layout.is_index_key() && layout.width() == sizes.width && layout.page_rows() == sizes.page_size)
+    {
+        return Err(LightningIndexError::Rows(sizes.rows));
+    }
     let (needed, available) =
         (sizes.score_stride().saturating_mul(size_of::<u32>()), client.properties().memory.max_page_size);
     if needed as u64 > available {
@@ -86,7 +96,6 @@ pub fn launch(client: &Client, args: LightningIndexArgs) -> Result<(), Lightning
     }
     let address = prepare(client, &sizes)?;
     let args = LightningIndexArgs {
-        keys: or_dummy(client, args.keys, sizes.slots()),
         page_table: or_dummy(client, args.page_table, sizes.max_pages),
         scores: or_dummy(client, args.scores, sizes.score_stride()),
         candidates: or_dummy(client, args.candidates, sizes.candidate_stride(client)),

@@ -4,6 +4,7 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
 use super::problem::{LightningIndexArgs, LightningIndexSizes, one_each, visible_keys};
+use crate::cache_rows::CacheRows;
 use crate::common::device::UNITS;
 use crate::common::keys::SequencePages;
 use crate::common::launch::share;
@@ -65,7 +66,7 @@ pub(super) fn launch(client: &Client, args: &LightningIndexArgs, address: Addres
         address,
         vector,
         share(&args.q),
-        share(&args.keys),
+        args.keys.share().rows(client, [sizes.slots(), sizes.width, vector]),
         share(&args.page_table),
         share(&args.head_weights),
         share(&args.visible),
@@ -93,7 +94,7 @@ pub(super) fn launch(client: &Client, args: &LightningIndexArgs, address: Addres
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn score_kernel<E: Float, W: Float, V: Size>(
     q: &[Vector<E, V>],
-    keys: &[Vector<E, V>],
+    keys: CacheRows<E, V>,
     page_table: &[i32],
     head_weights: &[W],
     visible: &[i32],
@@ -139,7 +140,7 @@ fn score_kernel<E: Float, W: Float, V: Size>(
         while head < heads {
             let block =
                 Block { query: row * heads + head, heads: min(heads - head, comptime!(unit_heads * SIDE)), tile_keys };
-            let products = products::<E, V>(q, keys, &mut stage, &slots, &block, width, unit_heads);
+            let products = products::<E, V>(q, &keys, &mut stage, &slots, &block, width, unit_heads);
             #[unroll]
             for i in 0..unit_heads {
                 let own = y + comptime!(i * SIDE);
@@ -168,6 +169,9 @@ fn score_kernel<E: Float, W: Float, V: Size>(
             for part in 0..SIDE {
                 score += stage[part * TILE + unit];
             }
+            if unit < tile_keys {
+                score = keys.with_scale(score, slots[unit] as usize);
+            }
             scores[(row - first_row) * stride + first_key + unit] = rank(score * scale);
         }
     }
@@ -190,7 +194,7 @@ struct Block {
 #[cube]
 fn products<E: Float, V: Size>(
     q: &[Vector<E, V>],
-    keys: &[Vector<E, V>],
+    keys: &CacheRows<E, V>,
     stage: &mut Shared<[f32]>,
     slots: &Shared<[u32]>,
     block: &Block,
@@ -216,7 +220,7 @@ fn products<E: Float, V: Size>(
 #[cube]
 fn stage_channels<E: Float, V: Size>(
     q: &[Vector<E, V>],
-    keys: &[Vector<E, V>],
+    keys: &CacheRows<E, V>,
     stage: &mut Shared<[f32]>,
     slots: &Shared<[u32]>,
     block: &Block,
@@ -238,7 +242,7 @@ fn stage_channels<E: Float, V: Size>(
                     values = Vector::cast_from(q[(block.query + row) * width + channel]);
                 }
             } else if row - first_key < block.tile_keys {
-                values = Vector::cast_from(keys[slots[row - first_key] as usize * width + channel]);
+                values = Vector::cast_from(keys.load_unscaled(slots[row - first_key] as usize, channel));
             }
         }
         #[unroll]
@@ -298,18 +302,21 @@ pub(crate) fn rank(score: f32) -> u32 {
 /// With DeepSeek's 64 heads of 128 channels, and with few heads.
 #[cfg(feature = "offline")]
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
+    use crate::cache_rows::{OFFLINE_FP8_KEYS, RowFormat, offline_rows};
     use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
-    let entry = |name, kind, bits, unit_heads: usize| {
+    let entry_of = |name, kind, bits, unit_heads: usize, rows: RowFormat| {
         let (dim, elem) = (CubeDim::new_1d(UNITS as u32), ElemType::Float(kind));
         let n = LOAD_BYTES / elem.size();
         #[rustfmt::skip]
         let form = form!(score_kernel, dim, [
-            bits, n, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, unit_heads, elem, elem
+            bits, n, _, offline_rows(rows, [128, n]), _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, unit_heads, elem, elem
         ]);
         Entry::of(kind, name, form)
     };
+    let entry = |name, kind, bits, unit_heads| entry_of(name, kind, bits, unit_heads, RowFormat::Dense);
     let many = FLOATS.map(|kind| entry("lightning_index.score", kind, AddressType::U32, MAX_UNIT_HEADS));
     let few = entry("lightning_index.score.few_heads", FloatKind::F16, AddressType::U32, 1);
     let large = entry("lightning_index.score.64_bits", FloatKind::BF16, AddressType::U64, MAX_UNIT_HEADS);
-    many.into_iter().chain([few, large.on(|arch| arch == Arch::Sm90a)]).collect()
+    let fp8 = |kind| entry_of("lightning_index.score.fp8", kind, AddressType::U32, MAX_UNIT_HEADS, OFFLINE_FP8_KEYS);
+    many.into_iter().chain([few, large.on(|arch| arch == Arch::Sm90a)]).chain(FLOATS.map(fp8)).collect()
 }

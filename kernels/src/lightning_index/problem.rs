@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use thiserror::Error;
 
 use super::form::LOAD;
+use crate::cache_rows::{CacheArg, RowFormat};
 use crate::common::device::DeviceError;
 use crate::common::select::Path;
 
@@ -15,8 +16,8 @@ const MAX_RANKS: usize = 1 << 26;
 pub struct LightningIndexArgs {
     /// E `[batch, query_len, heads, width]`.
     pub q: BufferArg,
-    /// E `[pages, page_size, width]`.
-    pub keys: BufferArg,
+    /// Rows `[pages, page_size, width]`.
+    pub keys: CacheArg,
     /// Page ids i32 `[batch, max_pages]`. Entries past the last key that is seen are not read.
     pub page_table: BufferArg,
     /// W `[batch, query_len, heads]`.
@@ -62,6 +63,8 @@ pub struct LightningIndexSizes {
     pub k: usize,
     /// f32, f16 or bf16.
     pub elem: ElemType,
+    /// How keys are stored: dense, or as codes that all have one scale.
+    pub rows: RowFormat,
 }
 
 /// Why [`launch`](super::launch) did not launch anything.
@@ -86,6 +89,9 @@ pub enum LightningIndexError {
     /// More slots than 32-bit numbers can count.
     #[error("{0} tokens in the pages, expected at most 2^32 - 1")]
     Slots(usize),
+    /// Keys that are not one of the formats.
+    #[error("keys of {0:?}, expected dense ones of the width of queries or codes with a scale for each key")]
+    Rows(RowFormat),
     /// More than 2^32 elements in a tensor, on a device with 32-bit offsets.
     #[error("`{name}` of {len} elements needs 64-bit offsets, which the device does not have")]
     Offsets {
@@ -121,11 +127,19 @@ impl LightningIndexSizes {
         (most / self.score_stride().max(1)).clamp(1, self.rows().max(1))
     }
 
+    /// What keys are stored as: elements, or words of 4 bytes.
+    pub(super) fn key_len(&self) -> usize {
+        match self.rows {
+            RowFormat::Dense => self.slots().saturating_mul(self.width),
+            RowFormat::Fp8(layout) => self.slots().div_ceil(layout.page_rows()).saturating_mul(layout.page_words()),
+        }
+    }
+
     /// 32-bit offsets where they reach: 64-bit ones are slow, and wgpu has none.
     pub(super) fn address_type(&self, client: &Client) -> Result<AddressType, LightningIndexError> {
         let lens = [
             ("q", self.rows() * self.heads * self.width),
-            ("keys", self.slots().saturating_mul(self.width)),
+            ("keys", self.key_len()),
             ("page_table", self.batch * self.max_pages),
             ("k", self.rows().saturating_mul(self.k)),
         ];

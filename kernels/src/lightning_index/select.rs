@@ -15,6 +15,8 @@ use super::problem::LightningIndexSizes;
 #[cfg(feature = "cuda")]
 use super::sm90;
 use super::sums::BYTES_PER_UNIT;
+#[cfg(feature = "cuda")]
+use crate::cache_rows::RowFormat;
 use crate::common::device::UNITS;
 use crate::common::launch::multiprocessors;
 use crate::common::select::{Path, Table, Variant};
@@ -24,7 +26,7 @@ pub(super) const TABLE: Table<LightningIndexSizes, Form> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
         path: Path::Sm90,
-        needs: "TMA and wgmma of a Hopper; f16 or bf16, 16, 32, 64 or 128 heads of 64 or 128 channels, pages of 8 tokens and \
+        needs: "TMA and wgmma of a Hopper; dense keys, f16 or bf16, 16, 32, 64 or 128 heads of 64 or 128 channels, pages of 8 tokens and \
                 more, and of a sequence as many query tokens as have 512 heads together",
         form: |client, sizes| sm90::form(client, sizes).map(Form::Sm90),
         #[cfg(feature = "offline")]
@@ -33,7 +35,8 @@ pub(super) const TABLE: Table<LightningIndexSizes, Form> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
         path: Path::Mma,
-        needs: "matrix instructions and asynchronous copies; f16 or bf16, a multiple of 8 heads and of 32 channels, up to 8192 in all",
+        needs: "matrix instructions and asynchronous copies; f16 or bf16, a multiple of 8 heads and of 32 channels, up to 8192 in all; of \
+                FP8 keys a multiple of 64 channels, in pages of 4 tokens and more",
         form: |client, sizes| mma_form(client, sizes).map(Form::Mma),
         #[cfg(feature = "offline")]
         offline: mma::offline,
@@ -77,14 +80,18 @@ fn mma_form(client: &Client, sizes: &LightningIndexSizes) -> Option<mma::Form> {
         && features.plane.contains(Plane::Ops)
         && features.memory_reinterpret
         && (hardware.plane_size_min, hardware.plane_size_max) == (mma::LANES as u32, mma::LANES as u32);
-    let whole = sizes.heads.is_multiple_of(mma::N) && sizes.width.is_multiple_of(mma::CHUNK);
+    let (codes, chunk) = match sizes.rows {
+        RowFormat::Dense => (None, mma::CHUNK),
+        RowFormat::Fp8(layout) => (Some(layout), mma::CODE_CHUNK),
+    };
+    // The first codes of a page are where 16 bytes may be copied from.
+    let copied = codes.is_none_or(|layout| layout.page_words().is_multiple_of(mma::PIECE));
+    let whole = sizes.heads.is_multiple_of(mma::N) && sizes.width.is_multiple_of(chunk) && copied;
     let (head_steps, chunks) = (sizes.heads / mma::N, sizes.width / mma::CHUNK);
     if !(supported && whole && (1..=MAX_VECTORS).contains(&(head_steps * chunks))) {
         return None;
     }
-    // With as many stages as fit.
-    let forms = (2..=mma::STAGES).rev().map(|stages| mma::Form { head_steps, chunks, stages });
-    forms.into_iter().find(|form| form.shared_bytes() <= hardware.max_shared_memory_size)
+    mma::Form { head_steps, chunks, stages: 2, codes }.with_stages(hardware.max_shared_memory_size)
 }
 
 /// Cubes that share the keys of a query token, of `rows` that are scored at a time.

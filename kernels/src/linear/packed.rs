@@ -262,7 +262,7 @@ impl Fp4Rows {
 /// Whether numbers are bf16.
 #[cube]
 #[allow(clippy::extra_unused_type_parameters, reason = "its expansion looks at the type")]
-pub(super) fn is_bf16<E: Float>() -> comptime_type!(bool) {
+pub(crate) fn is_bf16<E: Float>() -> comptime_type!(bool) {
     intrinsic!(|scope| E::elem_type(scope) == ElemType::Float(FloatKind::BF16))
 }
 
@@ -326,6 +326,19 @@ pub(crate) fn e4m3_pairs_bf16(codes: u32) -> (Vector<bf16, Const<2>>, Vector<bf1
     let factor = Vector::<bf16, Const<2>>::reinterpret(comptime!(E4M3_FACTOR_BF16).runtime());
     let low = Vector::<bf16, Const<2>>::reinterpret(math::permute_two(lower, upper, 0x5140u32));
     let high = Vector::<bf16, Const<2>>::reinterpret(math::permute_two(lower, upper, 0x7362u32));
+    (low * factor, high * factor)
+}
+
+/// The same as f16.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(crate) fn e4m3_pairs_f16(codes: u32) -> (Vector<f16, Const<2>>, Vector<f16, Const<2>>) {
+    // A f16 is a sign, five bits of exponent and ten of mantissa.
+    let upper = (codes & 0x8080_8080) | ((codes >> 1) & 0x3f3f_3f3f);
+    let lower = (codes << 7) & 0x8080_8080;
+    let factor = Vector::<f16, Const<2>>::new(f16::from_int(E4M3_FACTOR));
+    let low = Vector::<f16, Const<2>>::reinterpret(math::permute_two(lower, upper, 0x5140u32));
+    let high = Vector::<f16, Const<2>>::reinterpret(math::permute_two(lower, upper, 0x7362u32));
     (low * factor, high * factor)
 }
 

@@ -3,6 +3,7 @@
 
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
+use mla_kernels::cache_rows::{CacheArg, Fp8Layout, Fp8Scales, RowFormat};
 use mla_kernels::lightning_index::{LightningIndexArgs, LightningIndexError, LightningIndexSizes, check, launch};
 
 use crate::support::{arg, for_each_client, read, skip, upload};
@@ -17,6 +18,7 @@ const SIZES: LightningIndexSizes = LightningIndexSizes {
     max_pages: 5,
     k: 40,
     elem: ElemType::Float(FloatKind::F32),
+    rows: RowFormat::Dense,
 };
 const VISIBLE: [i32; 6] = [160, 41, 40, 0, 131, 7];
 
@@ -31,7 +33,7 @@ fn indices(client: &Client, score_rows: usize) -> Vec<i32> {
     let indices = upload(client, &[-7; 240]);
     let args = LightningIndexArgs {
         q: arg(&upload(client, &ones), 6),
-        keys: arg(&upload(client, &keys), keys.len()),
+        keys: CacheArg::Dense(arg(&upload(client, &keys), keys.len())),
         page_table: arg(&upload(client, &table), table.len()),
         head_weights: arg(&upload(client, &ones), 6),
         weights_elem: f32::cube_type(),
@@ -89,6 +91,7 @@ fn any_number_of_rows_of_tiles_at_a_time() {
         max_pages: 20,
         k: 6,
         elem: ElemType::Float(FloatKind::F16),
+        rows: RowFormat::Dense,
     };
     let rows = 70;
     let one = 0x3c00_u16;
@@ -122,7 +125,7 @@ fn any_number_of_rows_of_tiles_at_a_time() {
             let indices = upload(client, &vec![-7; rows * sizes.k]);
             let args = LightningIndexArgs {
                 q: arg(&upload(client, &firsts(rows * 16, 64, &|_| one)), rows * 16 * 64),
-                keys: arg(&upload(client, &firsts(320, 64, &number)), 320 * 64),
+                keys: CacheArg::Dense(arg(&upload(client, &firsts(320, 64, &number)), 320 * 64)),
                 page_table: arg(&upload(client, &table), 40),
                 head_weights: arg(&upload(client, &weights), weights.len()),
                 weights_elem: f32::cube_type(),
@@ -180,7 +183,7 @@ impl Many<'_> {
         let indices = upload(client, &vec![-7; rows * self.k]);
         let args = LightningIndexArgs {
             q: arg(&upload(client, &ones), rows),
-            keys: arg(&upload(client, &reversed), len),
+            keys: CacheArg::Dense(arg(&upload(client, &reversed), len)),
             page_table: arg(&upload(client, &table), len),
             head_weights: arg(&upload(client, &ones), rows),
             weights_elem: f32::cube_type(),
@@ -371,6 +374,11 @@ fn what_a_device_lacks() {
         }
         let slots = LightningIndexSizes { pages: 1 << 30, ..SIZES };
         assert_eq!(check(client, &slots), Err(LightningIndexError::Slots(1 << 35)));
+        let layout = |codes, page_rows| Fp8Layout { codes, rope: 0, scales: Fp8Scales::F32BehindPage { page_rows } };
+        for layout in [layout(8, 32), layout(4, 16), Fp8Layout { scales: Fp8Scales::F32InRow, ..layout(4, 32) }] {
+            let other = LightningIndexSizes { width: 4, rows: RowFormat::Fp8(layout), ..SIZES };
+            assert_eq!(check(client, &other), Err(LightningIndexError::Rows(other.rows)));
+        }
         let double = LightningIndexSizes { elem: ElemType::Float(FloatKind::F64), ..SIZES };
         assert!(matches!(check(client, &double), Err(LightningIndexError::Device(_))));
         // Nothing to do is legal, whatever the sizes.

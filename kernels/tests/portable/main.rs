@@ -6,6 +6,7 @@
 mod compact_slots;
 mod compress_kv;
 mod experts;
+mod fp8_index_keys;
 mod kv_indices;
 mod lightning_index;
 mod many_rows;

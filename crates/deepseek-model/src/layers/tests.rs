@@ -202,6 +202,27 @@ fn round_trip<M: Module>(init: impl Fn(u64) -> Result<M>, output: impl Fn(&M) ->
     assert!(output(&loaded.valid().fork(&Device::flex())) == expected);
 }
 
+/// Of keys in FP8 an indexer picks what it would of dense keys that are the same numbers, which are not those that were written.
+#[test]
+fn an_indexer_picks_by_the_keys_that_are_kept() {
+    let device = Device::flex();
+    let indexer = mla(None).init_indexer(1, &device, F32).expect("a layer").expect("an indexer").with_pool(0);
+    let (x, q_latent) = (numbers([12, 64]), numbers([12, 48]));
+    let [(mut dense, step), (fp8, _)] = [RowFormat::Dense, RowFormat::Fp8IndexKeys].map(|format| {
+        let mut cache = paged_cache(vec![PoolConfig { format, ..PoolConfig::per_token(16) }]);
+        let request = cache.admit().unwrap();
+        let step = indexer.step(&[chunk(&mut cache, request, 12)], &cache, Fast).expect("a step");
+        indexer.write_keys(x.clone(), &step, &mut cache).expect("keys");
+        (cache, step)
+    });
+    let pick = |cache: &PagedCache| indexer.pick(q_latent.clone(), x.clone(), &step, cache).expect("keys").into_data();
+    let kept = fp8.pool(0).unwrap().dense();
+    let written = bits(dense.take_pool(0).unwrap().dense());
+    assert_ne!(bits(kept.clone()), written);
+    dense.put_pool(0, kept.into()).unwrap();
+    assert_eq!(pick(&fp8), pick(&dense));
+}
+
 fn mla(quantization: Option<Quantization>) -> MlaConfig {
     let indexer = IndexerConfig { heads: 2, head_dim: 16, topk: 4 };
     let config = MlaConfig::new(64, 4, 32, 16, 8, 16).with_q_lora_rank(Some(48)).with_indexer(Some(indexer));

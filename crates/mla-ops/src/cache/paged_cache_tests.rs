@@ -280,6 +280,8 @@ fn wrong_configs_are_refused() {
         ("format", CacheConfig { pools: vec![fp8_pool(68, 67)], ..config() }),
         ("format", CacheConfig { pools: vec![fp8_pool(66, 64)], ..config() }),
         ("format", CacheConfig { pools: vec![fp8_pool(64, 64)], ..config() }),
+        ("format", CacheConfig { pools: vec![index_pool(66)], ..config() }),
+        ("format", CacheConfig { pools: vec![index_pool(516)], ..config() }),
         ("max_requests", CacheConfig { max_requests: 0, ..config() }),
         ("max_tokens", CacheConfig { max_tokens: 1 << 31, ..config() }),
         ("num_pages * page_size", CacheConfig { num_pages: 1 << 29, ..config() }),
@@ -293,6 +295,33 @@ fn wrong_configs_are_refused() {
 
 fn fp8_pool(width: usize, rope: usize) -> PoolConfig {
     PoolConfig { format: RowFormat::Fp8 { rope }, ..PoolConfig::per_token(width) }
+}
+
+fn index_pool(width: usize) -> PoolConfig {
+    PoolConfig { format: RowFormat::Fp8IndexKeys, ..PoolConfig::per_token(width) }
+}
+
+/// The same of index keys, whose scales are behind the rows of a page: 132 bytes a token, of entries for two tokens half of it.
+#[test]
+fn index_keys_may_be_fp8() {
+    let pools = vec![index_pool(128), PoolConfig { tokens_per_row: 2, ..index_pool(128) }];
+    let mut cache = PagedCache::new(CacheConfig { pools, ..config() }, &Device::flex()).unwrap();
+    assert_eq!(cache.bytes_per_token(), 132 + 66);
+    assert_eq!([0, 1].map(|number| cache.pool(number).unwrap().dims()), [[8, PAGE, 128], [8, PAGE / 2, 128]]);
+    let parent = cache.admit().unwrap();
+    let slots = device_i32(cache.append(parent, 3).unwrap(), [3], &Device::flex());
+    let latent = Tensor::<2>::random([3, 128], Distribution::Default, &Device::flex()) * 1000.0;
+    let write = |cache| Ok((write_latent(WriteLatentArgs { cache, slots, latent, rope: None })?, ()));
+    cache.write_pool(0, write).unwrap();
+    let child = cache.fork(parent).unwrap();
+    cache.append(child, 1).unwrap();
+    let rows = |request| {
+        let page = cache.pages(request).unwrap()[0] as usize;
+        let rows = cache.pool(0).unwrap().dense().slice([page..page + 1, 0..3, 0..128]);
+        rows.into_data().try_into_vec::<f32>().unwrap()
+    };
+    assert!(rows(parent) == rows(child) && rows(child).iter().any(|&value| value > 900.0));
+    assert_ne!(cache.pages(parent).unwrap(), cache.pages(child).unwrap());
 }
 
 /// A page is copied with its scales, bytes are those of FlashMLA's rows, and a pool in another format is refused.

@@ -1,6 +1,7 @@
 //! [`Pool`]: the rows of a paged cache, in the format that they are stored in.
 
 mod backend;
+mod format;
 mod fp8;
 
 use burn::backend::Dispatch;
@@ -8,6 +9,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor, s};
 
 pub(crate) use self::backend::BackendPool;
 use self::backend::ReadFp8Backend;
+pub use self::format::RowFormat;
 pub(crate) use self::fp8::{Fp8Rows, Fp8Scales};
 use super::config::zeros;
 use crate::MlaError;
@@ -37,28 +39,6 @@ use crate::limits::bytes_of;
 #[derive(Debug, Clone)]
 pub struct Pool(Rows);
 
-/// How the rows of a [`Pool`] are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum RowFormat {
-    /// One number of the dtype for each channel.
-    #[default]
-    Dense,
-    /// E4M3 codes with an f32 scale, a power of two, for every 128 of them; the last channels in bf16. A row of 512 + 64 channels is that of
-    /// FlashMLA (its README, "FP8 KV cache"): 512 bytes of codes, 16 of scales, 128 of rotary channels. Not every device computes with
-    /// bf16; this is only stored.
-    Fp8 {
-        /// The channels in bf16, an even number; the others are a multiple of 4.
-        rope: usize,
-    },
-    /// The same with a byte (E8M0) for every 64 codes as their scale, and the scales of a page's rows behind the rows of the page: those of
-    /// FlashMLA for DeepSeek-V4 (its `tests/quant.py`). A row of 448 + 64 channels is 448 bytes of codes and 128 of rotary channels; its
-    /// seven scales and a byte that stands for nothing make it 584. A page, of a power of two rows, is as long as a whole number of rows without scales, 576 bytes.
-    Fp8E8m0 {
-        /// The channels in bf16, an even number; the others are a multiple of 4.
-        rope: usize,
-    },
-}
-
 /// The rows, as they are stored.
 #[derive(Debug, Clone)]
 enum Rows {
@@ -66,75 +46,6 @@ enum Rows {
     Dense(Tensor<3>),
     /// i32, of the shape [`Fp8Rows::stored`].
     Fp8(Tensor<3, Int>, Fp8Rows),
-}
-
-impl RowFormat {
-    /// What a pool of this shape `[P, S, D]` and dtype is stored as.
-    ///
-    /// # Errors
-    /// [`MlaError::Value`] for rows that the format does not know.
-    pub(crate) fn stored(
-        self,
-        op: &'static str,
-        shape: [usize; 3],
-        dtype: DType,
-    ) -> Result<(DType, [usize; 3]), MlaError> {
-        Ok(match self.fp8(op, shape, dtype)? {
-            None => (dtype, shape),
-            Some(rows) => (DType::I32, rows.stored(shape)),
-        })
-    }
-
-    fn fp8(
-        self,
-        op: &'static str,
-        [_, page_size, width]: [usize; 3],
-        dtype: DType,
-    ) -> Result<Option<Fp8Rows>, MlaError> {
-        let Some((rope, scales)) = self.parts(page_size) else { return Ok(None) };
-        let holds = rope < width && rope.is_multiple_of(2) && width.saturating_sub(rope).is_multiple_of(4);
-        let wrong =
-            |actual, expected: &str| Err(MlaError::Value { op, argument: "format", actual, expected: expected.into() });
-        if !holds {
-            let actual = format!("FP8 rows of {width} channels, {rope} of them rotary");
-            return wrong(actual, "an even number of rotary channels, and a multiple of 4 others");
-        }
-        if scales != Fp8Scales::F32InRow && page_size > 0 && !page_size.is_power_of_two() {
-            return wrong(format!("scales behind pages of {page_size} rows"), "pages of a power of two");
-        }
-        Ok(Some(Fp8Rows { codes: width - rope, rope, scales, dtype }))
-    }
-
-    /// Bytes of a row of so many channels with its scales; 0 where the format knows no such rows.
-    pub(super) fn row_bytes(self, width: usize, dtype: DType) -> usize {
-        match self.fp8("RowFormat", [1, 1, width], dtype) {
-            Ok(None) => width.saturating_mul(dtype.size()),
-            Ok(Some(rows)) => 4 * (rows.row_words() + rows.scale_words()),
-            Err(_) => 0,
-        }
-    }
-
-    /// The rotary channels of FP8 rows, and their scales.
-    fn parts(self, page_size: usize) -> Option<(usize, Fp8Scales)> {
-        match self {
-            Self::Dense => None,
-            Self::Fp8 { rope } => Some((rope, Fp8Scales::F32InRow)),
-            Self::Fp8E8m0 { rope } => Some((rope, Fp8Scales::E8m0BehindPage { page_rows: page_size, page_size })),
-        }
-    }
-
-    /// As kernels take it, of rows of so many channels in pages of so many rows.
-    #[cfg(feature = "_gpu")]
-    pub(crate) fn kernel(self, page_size: usize, width: usize) -> mla_kernels::cache_rows::RowFormat {
-        use mla_kernels::cache_rows::RowFormat;
-        match self.parts(page_size) {
-            None => RowFormat::Dense,
-            Some((rope, scales)) => {
-                let rows = Fp8Rows { codes: width.saturating_sub(rope), rope, scales, dtype: DType::F32 };
-                RowFormat::Fp8(rows.layout())
-            }
-        }
-    }
 }
 
 /// Rows in memory, one after the other.
@@ -337,6 +248,14 @@ impl Pool {
         }
     }
 
+    /// Index keys, dense or in FP8.
+    pub(crate) fn check_index_keys(&self, check: &Check, argument: &'static str) -> Result<(), MlaError> {
+        let format = self.format();
+        let expected = || "dense rows, or FP8 index keys".into();
+        let known = matches!(format, RowFormat::Dense | RowFormat::Fp8IndexKeys);
+        check.value(argument, known, format!("a pool of {format:?} rows"), expected)
+    }
+
     /// The tensor, of an operation that knows dense rows only.
     pub(crate) fn dense_only(self, check: &Check, argument: &'static str) -> Result<Tensor<3>, MlaError> {
         let words = || "dense rows: this operation reads no others on this device".into();
@@ -381,6 +300,14 @@ impl Pool {
             Rows::Dense(rows) => Some(rows),
             Rows::Fp8(..) => None,
         }
+    }
+
+    /// The same rows, those in FP8 read as f32.
+    pub(crate) fn in_f32(self) -> Self {
+        Self(match self.0 {
+            Rows::Dense(rows) => Rows::Dense(rows),
+            Rows::Fp8(words, rows) => Rows::Fp8(words, Fp8Rows { dtype: DType::F32, ..rows }),
+        })
     }
 
     /// The pool with its tensor or words written.

@@ -48,7 +48,8 @@ impl From<Box<WriteLatentError>> for CacheError {
 }
 
 /// Writes a row per token into the cache and returns it: the same buffer, written in place, never a copy of the pool. Rows of a pool in FP8
-/// are quantised on the way: for every 128 channels the scale is the smallest power of two, 2^-13 at least, by which no code overflows.
+/// are quantised on the way: for every 128 channels the scale is the smallest power of two, 2^-13 at least, by which no code overflows
+/// ([`RowFormat`](crate::cache::RowFormat) has those of other rows).
 ///
 /// Under Burn's fusing backend (feature `fusion`) a view of the cache that is still alive, and strides, show only when the
 /// deferred call is carried out. The result is right then too, but made in a copy: views keep their values.
@@ -274,7 +275,9 @@ pub(super) mod reference {
             let (quantised, scales) = fp8_rows::quantise_rows(Tensor::cat(parts.to_vec(), 1), rows);
             match rows.scales {
                 Fp8Scales::F32InRow => assign(words, &slots, &[quantised]),
-                Fp8Scales::E8m0BehindPage { .. } => assign_apart(words, &slots, [quantised, scales], rows),
+                Fp8Scales::E8m0BehindPage { .. } | Fp8Scales::F32BehindPage { .. } => {
+                    assign_apart(words, &slots, [quantised, scales], rows)
+                }
             }
         })
     }

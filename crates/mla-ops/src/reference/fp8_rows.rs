@@ -1,6 +1,7 @@
 //! FP8 rows of a cache on the CPU: quantised and dequantised, a number at a time. They say what the kernels must compute.
 //!
-//! Source: OCP 8-bit floating point specification 1.0, table 1; for the scales FlashMLA's `tests/quant.py`.
+//! Source: OCP 8-bit floating point specification 1.0, table 1; for the scales FlashMLA's `tests/quant.py`, of index keys `act_quant` of
+//! DeepSeek-V3.2's inference code.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, bf16};
 
@@ -9,8 +10,9 @@ use crate::cache::{Fp8Rows, Fp8Scales};
 
 /// The largest number of E4M3.
 const LARGEST: f32 = 448.0;
-/// The least exponent of a scale.
+/// The least exponent of a scale, and that of index keys: of 1e-4 / 448, rounded up.
 const LEAST: i32 = -13;
+const LEAST_OF_KEYS: i32 = -22;
 
 /// The rows in these slots, `[N, D]` of the dtype that they are read as: words i32 of a pool.
 pub(crate) fn read(words: Tensor<3, Int>, slots: Tensor<1, Int>, rows: Fp8Rows) -> Tensor<2> {
@@ -54,6 +56,7 @@ fn dequantise(words: &[i32], rows: Fp8Rows) -> Vec<f32> {
     let scales: Vec<f32> = match rows.scales {
         Fp8Scales::F32InRow => in_row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
         Fp8Scales::E8m0BehindPage { .. } => behind.iter().map(|&code| decode_scale(code)).collect(),
+        Fp8Scales::F32BehindPage { .. } => vec![f32::from_le_bytes([behind[0], behind[1], behind[2], behind[3]])],
     };
     let latent = codes.iter().enumerate().map(|(i, &code)| decode(code) * scales[i / rows.scaled()]);
     let rope = rope.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32());
@@ -64,12 +67,14 @@ fn dequantise(words: &[i32], rows: Fp8Rows) -> Vec<f32> {
 fn quantise(values: &[f32], rows: Fp8Rows) -> (Vec<i32>, Vec<i32>) {
     let (latent, rope) = values.split_at(rows.codes);
     let (mut codes, mut in_row, mut behind): (Vec<u8>, Vec<u8>, Vec<u8>) = (Vec::new(), Vec::new(), Vec::new());
+    let least = if matches!(rows.scales, Fp8Scales::F32BehindPage { .. }) { LEAST_OF_KEYS } else { LEAST };
     for block in latent.chunks(rows.scaled()) {
-        let scale = scale_of(block);
+        let scale = scale_of(block, least);
         codes.extend(block.iter().map(|value| encode(value / scale)));
         match rows.scales {
             Fp8Scales::F32InRow => in_row.extend(scale.to_le_bytes()),
             Fp8Scales::E8m0BehindPage { .. } => behind.push(encode_scale(scale)),
+            Fp8Scales::F32BehindPage { .. } => behind.extend(scale.to_le_bytes()),
         }
     }
     behind.resize(4 * rows.scale_words(), 0);
@@ -90,14 +95,14 @@ fn decode_scale(code: u8) -> f32 {
     if code == 0xff { f32::NAN } else { 2f32.powi(i32::from(code) - 127) }
 }
 
-/// The smallest power of two by which no number of a block overflows; NaN where one is.
-fn scale_of(block: &[f32]) -> f32 {
+/// The smallest power of two from that with the exponent `least` on by which no number of a block overflows; NaN where one is.
+fn scale_of(block: &[f32], least: i32) -> f32 {
     if block.iter().any(|value| value.is_nan()) {
         return f32::NAN;
     }
     let largest = block.iter().fold(0f32, |most, value| most.max(value.abs()));
     let fits = |exponent: &i32| f64::from(largest) <= f64::from(LARGEST) * 2f64.powi(*exponent);
-    let exponent = (LEAST..126).find(fits).unwrap_or(126);
+    let exponent = (least..126).find(fits).unwrap_or(126);
     2f32.powi(exponent)
 }
 
@@ -148,12 +153,16 @@ mod tests {
 
     #[test]
     fn scales_are_the_smallest_that_fit() {
-        let of = |largest: f32| scale_of(&[0.0, -largest]);
+        let of = |largest: f32| scale_of(&[0.0, -largest], LEAST);
         assert_eq!([of(448.0), of(449.0), of(224.0), of(225.0)], [1.0, 2.0, 0.5, 1.0]);
         // FlashMLA's quotients are no less than 1e-4.
         assert_eq!([of(0.0), of(448.0 * 1e-4), of(448.0 / 8192.0)], [2f32.powi(-13); 3]);
         assert_eq!(of(f32::INFINITY), 2f32.powi(126));
         assert!(of(f32::NAN).is_nan());
+        // The publisher's largest number is 1e-4 at least.
+        let of_key = |largest: f32| scale_of(&[largest], LEAST_OF_KEYS);
+        assert_eq!([0.0, 1e-30, 1e-4, 1.06e-4].map(of_key), [2f32.powi(-22); 4]);
+        assert_eq!([1.07e-4, 448.0, 449.0].map(of_key), [2f32.powi(-21), 1.0, 2.0]);
     }
 
     /// FlashMLA's row: 656 bytes.
@@ -192,5 +201,22 @@ mod tests {
         // 64 * 584 bytes are 64.9 times 576.
         assert_eq!(rows.stored([3, 64, 512]), [3, 1, 65 * 144]);
         assert_eq!(rows.words_of(64 + 5), (65 * 144 + 5 * 144, Some(65 * 144 + 64 * 144 + 5 * 2)));
+    }
+
+    /// DeepGEMM's index keys: of a page of 64 the codes, 128 bytes each, then the scales; 132 bytes a key, and nothing between pages.
+    #[test]
+    fn index_keys_are_where_deep_gemm_has_them() {
+        let scales = Fp8Scales::F32BehindPage { page_rows: 64, page_size: 64 };
+        let rows = Fp8Rows { codes: 128, rope: 0, scales, dtype: DType::F32 };
+        let mut values = vec![0.0; 128];
+        (values[0], values[70]) = (3.5, -1.5);
+        let (words, elsewhere) = quantise(&values, rows);
+        assert_eq!((4 * words.len(), 4 * elsewhere.len()), (128, 4));
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!((bytes[0], bytes[70]), (0x7e, encode(-1.5 * 128.0)));
+        assert_eq!(f32::from_bits(elsewhere[0] as u32), 2f32.powi(-7));
+        assert_eq!(dequantise(&[words, elsewhere].concat(), rows), values);
+        assert_eq!(rows.stored([3, 64, 128]), [3, 1, 64 * 33]);
+        assert_eq!(rows.words_of(64 + 5), (64 * 33 + 5 * 32, Some(64 * 33 + 64 * 32 + 5)));
     }
 }

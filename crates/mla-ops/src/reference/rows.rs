@@ -44,22 +44,18 @@ impl<'a> Rows<'a> {
         if let Some(values) = pool.as_slice::<f32>() {
             return Self { values: values.into(), group_len, groups: None };
         }
-        let mut groups: Vec<i32> = named.collect();
-        groups.sort_unstable();
-        groups.dedup();
-        let slots = groups.iter().flat_map(|&number| number as usize * group..(number as usize + 1) * group);
-        Self { values: gather(pool, slots).into(), group_len, groups: Some(groups) }
+        let groups = distinct(named);
+        Self { values: gather(pool, slots_of(&groups, group)).into(), group_len, groups: Some(groups) }
     }
 
-    /// The rows that are named of a pool in FP8.
-    pub(crate) fn dequantised(pool: &Pool, named: impl Iterator<Item = i32>) -> Self {
-        let mut slots: Vec<i32> = named.collect();
-        slots.sort_unstable();
-        slots.dedup();
+    /// The groups that are named of a pool in FP8.
+    pub(crate) fn dequantised(pool: &Pool, group: usize, named: impl Iterator<Item = i32>) -> Self {
+        let groups = distinct(named);
         let [_, _, width] = pool.dims();
+        let slots: Vec<i32> = slots_of(&groups, group).map(|slot| slot as i32).collect();
         let rows = pool.read(device_i32(slots.clone(), [slots.len()], &pool.device()));
         let values: Vec<f32> = rows.try_into_vec_as().expect("computed on the CPU");
-        Self { values: values.into(), group_len: width, groups: Some(slots) }
+        Self { values: values.into(), group_len: group * width, groups: Some(groups) }
     }
 
     /// The values of a group that was named.
@@ -71,6 +67,19 @@ impl<'a> Rows<'a> {
         };
         &self.values[place * self.group_len..][..self.group_len]
     }
+}
+
+/// The numbers in order, each once.
+fn distinct(numbers: impl Iterator<Item = i32>) -> Vec<i32> {
+    let mut numbers: Vec<i32> = numbers.collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
+}
+
+/// The slots of groups of so many neighbours.
+fn slots_of(groups: &[i32], group: usize) -> impl Iterator<Item = usize> {
+    groups.iter().flat_map(move |&number| number as usize * group..(number as usize + 1) * group)
 }
 
 /// Rows of a pool `[P, S, D]` of any float type and strides.

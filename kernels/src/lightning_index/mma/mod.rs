@@ -10,18 +10,23 @@
 //! do not wait for each other, and pieces lie in the order of the units, in different banks.
 //!
 //! What a copy needs first, the slots of its keys, is looked up one step before.
+//!
+//! Codes of FP8 are copied as they are, 16 channels in 16 bytes, and become numbers when a unit takes them out of shared memory
+//! (`keys.rs`); their scales are copied beside them. Codes are half as long, so that twice as many stages are as many bytes on their way.
 
+mod keys;
 mod queries;
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::ir::AddressType;
-use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
+use self::keys::{Ring, copy_keys};
 use self::queries::Queries;
 use super::form::LOAD;
 use super::plain::rank;
 use super::problem::{LightningIndexArgs, one_each, visible_keys};
+use crate::cache_rows::Fp8Layout;
 use crate::common::launch::share;
 use crate::ptx::copy::{commit_copies, wait_for_copies};
 use crate::ptx::warp;
@@ -37,11 +42,17 @@ pub(super) const K: usize = 16;
 
 /// Elements of a vector: 16 bytes.
 const VECTOR: usize = 8;
-/// Channels that four units load at once.
+/// Channels that four units load at once, and of codes.
 pub(super) const CHUNK: usize = 4 * VECTOR;
+pub(super) const CODE_CHUNK: usize = 2 * CHUNK;
+/// Words of a piece, which a unit copies at once.
+pub(super) const PIECE: usize = 4;
 /// Stages of a plane for matrix instructions, where they fit. With the planes of two cubes, three of them on their way are 96
 /// KiB for 128 channels: three times what an H200 can deliver to a multiprocessor within the time that a load takes.
-pub(super) const STAGES: usize = 4;
+const STAGES: usize = 4;
+/// The same of codes.
+const CODE_STAGES: usize = 2 * STAGES;
+
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Form {
@@ -51,16 +62,40 @@ pub(super) struct Form {
     pub(super) chunks: usize,
     /// Groups of 16 keys that a plane has in shared memory.
     pub(super) stages: usize,
+    /// Where codes and scales are, if keys are not dense.
+    pub(super) codes: Option<Fp8Layout>,
 }
 
 impl Form {
-    /// Vectors that a unit has in a stage: of two keys.
-    fn pieces(&self) -> usize {
-        2 * self.chunks
+    /// With as many stages as there is room for; two are the fewest.
+    pub(super) fn with_stages(self, shared_bytes: usize) -> Option<Self> {
+        let most = if self.codes.is_some() { CODE_STAGES } else { STAGES };
+        let forms = (2..=most).rev().map(|stages| Self { stages, ..self });
+        forms.into_iter().find(|form| form.shared_bytes() <= shared_bytes)
     }
 
-    pub(super) fn shared_bytes(&self) -> usize {
-        PLANES * self.stages * self.pieces() * LANES * VECTOR * 2
+    /// Pieces of a key that a unit has in a stage.
+    fn key_pieces(&self) -> usize {
+        if self.codes.is_some() { self.chunks / 2 } else { self.chunks }
+    }
+
+    /// All of them: of two keys.
+    fn pieces(&self) -> usize {
+        2 * self.key_pieces()
+    }
+
+    fn has_scales(&self) -> bool {
+        self.codes.is_some()
+    }
+
+    /// The parts of keys that have scales.
+    fn layout(&self) -> Fp8Layout {
+        self.codes.expect("keys with scales")
+    }
+
+    fn shared_bytes(&self) -> usize {
+        let scales = if self.has_scales() { size_of::<f32>() } else { 0 };
+        PLANES * self.stages * LANES * (self.pieces() * PIECE * size_of::<u32>() + scales)
     }
 }
 
@@ -82,7 +117,7 @@ pub(super) fn launch(
             address,
             VECTOR,
             share(&args.q),
-            share(&args.keys),
+            share(args.keys.buffer()),
             share(&args.page_table),
             share(&args.head_weights),
             share(&args.visible),
@@ -112,7 +147,7 @@ pub(super) fn launch(
 #[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
 fn score_mma_kernel<E: Float, W: Float, V: Size>(
     q: &[Vector<E, V>],
-    keys: &[Vector<E, V>],
+    keys: &[u32],
     page_table: &[i32],
     head_weights: &[W],
     visible: &[i32],
@@ -124,9 +159,7 @@ fn score_mma_kernel<E: Float, W: Float, V: Size>(
     #[define(W)] _weights_elem: ElemType,
 ) {
     let def = MmaDefinition::<E, E, f32>::new(M, N, K);
-    // [planes, stages, pieces, units]
-    let mut ring =
-        Shared::<[Vector<E, V>]>::new_aligned_slice(comptime!(PLANES * form.stages * form.pieces() * LANES), 128usize);
+    let mut ring = Ring::new(form);
     // This unit's rows of a product, and its channels.
     let row = (UNIT_POS_X / 4) as usize;
     let quad = (UNIT_POS_X % 4) as usize;
@@ -158,7 +191,7 @@ fn score_mma_kernel<E: Float, W: Float, V: Size>(
                 let key = first + ahead * jump + row;
                 let own = table.slot(pages[comptime!(2 * ahead)], key);
                 let other = table.slot(pages[comptime!(2 * ahead + 1)], key + M / 2);
-                copy_keys::<E, V>(keys, &mut ring, own, other, ahead as u32, form);
+                copy_keys(keys, &mut ring, own, other, ahead as u32, form);
             }
             commit_copies();
         }
@@ -176,7 +209,7 @@ fn score_mma_kernel<E: Float, W: Float, V: Size>(
                 let own = table.slot(own_page, ahead + row);
                 let other = table.slot(other_page, ahead + row + M / 2);
                 let turn = turn + comptime!(form.stages as u32 - 1);
-                copy_keys::<E, V>(keys, &mut ring, own, other, turn, form);
+                copy_keys(keys, &mut ring, own, other, turn, form);
             }
             // None where there are no keys: groups are counted.
             commit_copies();
@@ -186,8 +219,9 @@ fn score_mma_kernel<E: Float, W: Float, V: Size>(
             wait_for_copies(comptime!(form.stages as u32 - 1));
             let sums = queries.weigh(&def, &ring, turn, form);
             let at = (token - sizes.first_row) * sizes.stride + first + row;
-            let score = quad_sum(sums.own) * scale;
-            let other_score = quad_sum(sums.other) * scale;
+            // The scale of the key that this unit writes.
+            let score = ring.with_scale(quad_sum(sums.own), turn, form) * scale;
+            let other_score = ring.with_scale(quad_sum(sums.other), turn, form) * scale;
             // Whole loads of ranks, for the selection to read: what is past the last key is not looked at.
             let load = first + row / LOAD * LOAD;
             if quad == 0 && load < count {
@@ -248,37 +282,6 @@ impl Table {
     }
 }
 
-/// Starts to copy this unit's pieces of the 16 keys of a turn, two of which are this unit's.
-#[cube]
-fn copy_keys<E: Float, V: Size>(
-    keys: &[Vector<E, V>],
-    ring: &mut Shared<[Vector<E, V>]>,
-    own_slot: u32,
-    other_slot: u32,
-    turn: u32,
-    #[comptime] form: Form,
-) {
-    let vectors = comptime!(4 * form.chunks);
-    let quad = (UNIT_POS_X % 4) as usize;
-    let own = own_slot as usize * vectors + quad;
-    let other = other_slot as usize * vectors + quad;
-    let to = first_piece(turn, form);
-    #[unroll]
-    for chunk in 0..form.chunks {
-        let (from, to) = (own + comptime!(4 * chunk), to + comptime!(2 * chunk * LANES));
-        copy_async(&keys[from..from + 1], &mut ring[to..to + 1], comptime!(VECTOR as u32));
-        let (from, to) = (other + comptime!(4 * chunk), to + LANES);
-        copy_async(&keys[from..from + 1], &mut ring[to..to + 1], comptime!(VECTOR as u32));
-    }
-}
-
-/// Where this unit's pieces for a turn begin in the ring.
-#[cube]
-fn first_piece(turn: u32, #[comptime] form: Form) -> usize {
-    let stage = UNIT_POS_Y as usize * form.stages + (turn % comptime!(form.stages as u32)) as usize;
-    stage * comptime!(form.pieces() * LANES) + UNIT_POS_X as usize
-}
-
 /// The sum over four units side by side.
 #[cube]
 fn quad_sum(value: f32) -> f32 {
@@ -291,11 +294,17 @@ fn quad_sum(value: f32) -> f32 {
 pub(super) fn offline() -> Vec<crate::offline::Entry> {
     use cubecl::ir::FloatKind;
 
+    use crate::cache_rows::{OFFLINE_FP8_KEYS, RowFormat};
     use crate::offline::{Arch, Entry, form};
     let dim = CubeDim::new_2d(LANES as u32, PLANES as u32);
-    let forms = [FloatKind::F16, FloatKind::BF16].into_iter().map(|kind| {
+    let entry = |(kind, rows): (FloatKind, RowFormat)| {
         let (bits, elem) = (AddressType::U32, ElemType::Float(kind));
-        let form = Form { head_steps: 8, chunks: 4, stages: STAGES };
+        let (name, codes) = match rows {
+            RowFormat::Dense => ("lightning_index.score_mma", None),
+            RowFormat::Fp8(layout) => ("lightning_index.score_mma.fp8", Some(layout)),
+        };
+        let form = Form { head_steps: 8, chunks: 4, stages: 2, codes };
+        let form = form.with_stages(usize::MAX).expect("room for all");
         let form = form!(
             score_mma_kernel,
             dim,
@@ -315,7 +324,8 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
                 elem
             ]
         );
-        Entry::of(kind, "lightning_index.score_mma", form).on(|arch| arch != Arch::Sm75).unchecked()
-    });
-    forms.collect()
+        Entry::of(kind, name, form).on(|arch| arch != Arch::Sm75).unchecked()
+    };
+    let forms = [RowFormat::Dense, OFFLINE_FP8_KEYS];
+    forms.into_iter().flat_map(|rows| [(FloatKind::F16, rows), (FloatKind::BF16, rows)]).map(entry).collect()
 }

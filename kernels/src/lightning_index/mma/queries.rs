@@ -3,8 +3,10 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::{Form, LANES, N, first_piece};
+use super::keys::{Ring, key_pairs};
+use super::{Form, N};
 use crate::linear::mma::products::pair;
+use crate::ptx::math;
 
 /// This unit's part of a token's queries, and the weights of its heads.
 #[derive(CubeType)]
@@ -40,7 +42,7 @@ impl<E: Float, V: Size> Queries<E, V> {
             let head = token * comptime!(form.head_steps * N) + comptime!(step * N);
             #[unroll]
             for chunk in 0..form.chunks {
-                queries.push(q[(head + row) * vectors + quad + comptime!(4 * chunk)]);
+                queries.push(q[(head + row) * vectors + own_vector(quad, chunk, form)]);
             }
             // The two heads of this unit's part of a product.
             weights.push(f32::cast_from(head_weights[head + 2 * quad]));
@@ -53,18 +55,13 @@ impl<E: Float, V: Size> Queries<E, V> {
     pub(super) fn weigh(
         &self,
         def: &MmaDefinition<E, E, f32>,
-        ring: &Shared<[Vector<E, V>]>,
+        ring: &Ring,
         turn: u32,
         #[comptime] form: Form,
     ) -> Scores {
         let size!(NA) = def.vector_size(MatrixIdent::A);
         let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
-        let from = first_piece(turn, form);
-        let mut loaded = Sequence::<Vector<E, V>>::new();
-        #[unroll]
-        for i in 0..comptime!(form.pieces()) {
-            loaded.push(ring[from + comptime!(i * LANES)]);
-        }
+        let keys = key_pairs::<E, NA>(ring, turn, form);
         let mut score = 0.0f32;
         let mut other_score = 0.0f32;
         #[unroll]
@@ -75,14 +72,13 @@ impl<E: Float, V: Size> Queries<E, V> {
             #[unroll]
             for i in 0..comptime!(2 * form.chunks) {
                 let (chunk, first_pair) = comptime!((i / 2, i % 2 * 2));
-                let a = loaded[comptime!(2 * chunk)];
-                let b = loaded[comptime!(2 * chunk + 1)];
+                let (own, other) = comptime!((8 * chunk + first_pair, 8 * chunk + 4 + first_pair));
                 let query = self.vectors[comptime!(step * form.chunks + chunk)];
                 let mut key_pairs = Array::<Vector<E, NA>>::new(4usize);
-                key_pairs[0] = pair::<E, V, NA>(a, first_pair);
-                key_pairs[1] = pair::<E, V, NA>(b, first_pair);
-                key_pairs[2] = pair::<E, V, NA>(a, comptime!(first_pair + 1));
-                key_pairs[3] = pair::<E, V, NA>(b, comptime!(first_pair + 1));
+                key_pairs[0] = keys[own];
+                key_pairs[1] = keys[other];
+                key_pairs[2] = keys[comptime!(own + 1)];
+                key_pairs[3] = keys[comptime!(other + 1)];
                 let mut query_pairs = Array::<Vector<E, NA>>::new(2usize);
                 query_pairs[0] = pair::<E, V, NA>(query, first_pair);
                 query_pairs[1] = pair::<E, V, NA>(query, comptime!(first_pair + 1));
@@ -91,12 +87,20 @@ impl<E: Float, V: Size> Queries<E, V> {
             #[unroll]
             for i in 0..2usize {
                 let weight = self.weights[comptime!(2 * step + i)];
-                // Not the maximum with 0, which of NaN would be 0.
-                let (product, other) = (acc[0].extract(i), acc[1].extract(i));
-                score += weight * select(product < 0.0f32, 0.0f32, product);
-                other_score += weight * select(other < 0.0f32, 0.0f32, other);
+                score += weight * math::relu(acc[0].extract(i));
+                other_score += weight * math::relu(acc[1].extract(i));
             }
         }
         Scores { own: score, other: other_score }
+    }
+}
+
+/// The vector of a head that multiplies this unit's channels of a group of 32: pieces of dense keys are 8 channels, those of codes 16.
+#[cube]
+fn own_vector(quad: usize, #[comptime] chunk: usize, #[comptime] form: Form) -> usize {
+    if comptime!(form.has_scales()) {
+        2 * quad + comptime!(chunk / 2 * 8 + chunk % 2)
+    } else {
+        quad + comptime!(4 * chunk)
     }
 }

@@ -3,6 +3,7 @@
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
+use crate::cache_rows::RowFormat;
 use crate::lightning_index::problem::LightningIndexSizes;
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
 
@@ -60,6 +61,10 @@ pub(in crate::lightning_index) struct Form {
 /// The form for a problem, where the device and the kernel take it.
 pub(in crate::lightning_index) fn form(client: &Client, sizes: &LightningIndexSizes) -> Option<Form> {
     let &LightningIndexSizes { query_len, heads, width, page_size, elem, .. } = sizes;
+    // wgmma reads numbers from shared memory, where tile loads bring codes: those are scored a query token at a time (`mma`).
+    if sizes.rows != RowFormat::Dense {
+        return None;
+    }
     let hopper = client.properties().identity.fingerprint == "ptx_sm90";
     let bf16 = match elem {
         ElemType::Float(FloatKind::BF16) => true,

@@ -44,7 +44,7 @@ pub(super) fn launch(
             CubeDim::new_1d(UNITS),
             address,
             map(&args.q, [sizes.rows() * sizes.heads, sizes.width], COLUMNS, sizes.elem)?,
-            map(&args.keys, [sizes.slots(), sizes.width], form.box_keys, sizes.elem)?,
+            map(args.keys.buffer(), [sizes.slots(), sizes.width], form.box_keys, sizes.elem)?,
             share(&args.page_table),
             share(&args.head_weights),
             share(&args.visible),

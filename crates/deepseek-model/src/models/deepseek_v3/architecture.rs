@@ -10,7 +10,7 @@ use super::buffers::StepBuffers;
 use super::config::DeepseekV3Config;
 use super::model::DeepseekV3;
 use super::names;
-use crate::cache::{CacheSize, KvCacheFormat, ModelCache};
+use crate::cache::{CacheSize, KvCacheFormat, ModelCache, check_fp8_index_keys};
 use crate::config::LayerSummary;
 use crate::models::architecture::{
     Architecture, BufferedStep, Capture, Model, Observer, PrefixSupport, RANKS_TALK, Sizes,
@@ -44,7 +44,10 @@ impl Architecture for DeepseekV3Config {
         let (latent, rope) = (self.kv_lora_rank, self.qk_rope_head_dim);
         match kv_cache {
             KvCacheFormat::Auto => Ok(RowFormat::Dense),
-            KvCacheFormat::Fp8 if latent.is_multiple_of(4) && rope.is_multiple_of(2) => Ok(RowFormat::Fp8 { rope }),
+            KvCacheFormat::Fp8 if latent.is_multiple_of(4) && rope.is_multiple_of(2) => {
+                self.indexer.map_or(Ok(()), |indexer| check_fp8_index_keys(indexer.head_dim))?;
+                Ok(RowFormat::Fp8 { rope })
+            }
             KvCacheFormat::Fp8 => {
                 let expected = format!("auto: in FP8 `kv_lora_rank` = {latent} would have to be a multiple of 4");
                 Err(ModelError::request("kv_cache", "fp8", expected))

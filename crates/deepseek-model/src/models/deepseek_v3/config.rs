@@ -289,7 +289,8 @@ impl DeepseekV3Config {
         (0..self.num_hidden_layers).map(layer).collect()
     }
 
-    /// The cache's pools: the latents of all layers, in this format, and in V3.2 the index keys of all layers.
+    /// The cache's pools: the latents of all layers, in this format, and in V3.2 the index keys of all layers, in FP8 beside latents in
+    /// FP8.
     pub fn pools(&self, format: RowFormat) -> Vec<PoolConfig> {
         self.mla().pools(format).into_iter().flat_map(|pool| vec![pool; self.num_hidden_layers]).collect()
     }

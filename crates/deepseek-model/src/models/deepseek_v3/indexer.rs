@@ -138,7 +138,7 @@ impl Indexer {
             self.weights_proj.forward(x, step.determinism)?.cast(FloatDType::F32).mul_scalar((heads as f64).powf(-0.5));
         let scale = (head_dim as f32).powf(-0.5);
         let options = LightningIndexOptions { k: topk, scale, form: IndexForm::Slots };
-        index_keys::pick(&q, &head_weights, &cache.pool(self.pool)?.dense(), keys, &options)
+        index_keys::pick(&q, &head_weights, &cache.pool(self.pool)?, keys, &options)
     }
 
     /// Applies RoPE to the leading channels of `[N, heads, di]`: here the rotary part comes first, and is not interleaved.

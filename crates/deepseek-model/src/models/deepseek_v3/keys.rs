@@ -306,7 +306,7 @@ fn indexed_keys(
     };
     let lens: Vec<usize> = chunks.iter().map(|chunk| chunk.tokens.len()).collect();
     let visible: Vec<i32> = positions.iter().map(|&position| position as i32 + 1).collect();
-    let sizes = IndexSizes { heads, width, page_size: cache.config().page_size, dtype: cache.config().dtype.into() };
+    let sizes = IndexSizes::new([heads, width], cache.config().page_size, cache.config());
     let keys = IndexedKeys::of_step(&lens, pages, &visible, (&sizes, determinism), device)?;
     let picked = PickedKeys::new(list_lengths(&visible, topk, device), topk, (query_heads, determinism))?;
     Ok(Keys::Indexed { keys, picked })

@@ -11,6 +11,7 @@ use super::mla::MultiHeadLatentAttention;
 use super::names::PUBLISHED;
 use super::rotary::RotaryEmbedding;
 use crate::Result;
+use crate::cache::index_key_format;
 use crate::config::sizes::{Bound, MOST, MOST_CHANNELS, impossible_size, product, sum};
 use crate::config::{Contradiction, Quantization, rope_contradiction};
 use crate::layers::initialised;
@@ -154,10 +155,13 @@ impl MlaConfig {
         self.kv_lora_rank + self.qk_rope_head_dim
     }
 
-    /// The pools of one layer in a cache: of the latents, in this format, and of the index keys, if there is an indexer.
+    /// The pools of one layer in a cache: of the latents, in this format, and of the index keys, if there is an indexer; beside latents in
+    /// FP8 they are in FP8, too.
     pub fn pools(&self, format: RowFormat) -> Vec<PoolConfig> {
         let latents = PoolConfig { format, ..PoolConfig::per_token(self.cache_width()) };
-        let index_keys = self.indexer.map(|indexer| PoolConfig::per_token(indexer.head_dim));
+        let index_keys = self
+            .indexer
+            .map(|indexer| PoolConfig { format: index_key_format(format), ..PoolConfig::per_token(indexer.head_dim) });
         [latents].into_iter().chain(index_keys).collect()
     }
 

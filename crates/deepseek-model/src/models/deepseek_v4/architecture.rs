@@ -12,7 +12,7 @@ use super::config::DeepseekV4Config;
 use super::model::DeepseekV4;
 use super::names;
 use super::partial_rotary::PartialRotary;
-use crate::cache::{CacheSize, KvCacheFormat, ModelCache};
+use crate::cache::{CacheSize, KvCacheFormat, ModelCache, check_fp8_index_keys};
 use crate::config::LayerSummary;
 use crate::models::architecture::{
     Architecture, BufferedStep, Capture, Model, Observer, PrefixSupport, RANKS_TALK, Sizes,
@@ -47,6 +47,7 @@ impl Architecture for DeepseekV4Config {
         match kv_cache {
             KvCacheFormat::Auto => Ok(RowFormat::Dense),
             KvCacheFormat::Fp8 if latent > 0 && latent.is_multiple_of(4) && rope.is_multiple_of(2) => {
+                check_fp8_index_keys(self.index_head_dim)?;
                 Ok(RowFormat::Fp8E8m0 { rope })
             }
             KvCacheFormat::Fp8 => {

@@ -191,6 +191,6 @@ impl EntryIndexer {
         let weights = self.weights_proj.forward(x, determinism)?;
         let scale = ((self.width * self.heads) as f32).sqrt().recip();
         let options = LightningIndexOptions { form: IndexForm::Slots, ..LightningIndexOptions::new(self.top_k, scale) };
-        index_keys::pick(&q, &weights, &cache.pool(self.compressor.pool())?.dense(), keys, &options)
+        index_keys::pick(&q, &weights, &cache.pool(self.compressor.pool())?, keys, &options)
     }
 }

@@ -7,6 +7,7 @@ use mla_ops::cache::{PoolConfig, RowFormat};
 
 use super::config::DeepseekV4Config;
 use super::schedule::{AttentionSpec, CompressorSpec, LayerSpec};
+use crate::cache::index_key_format;
 use crate::config::LayerSummary;
 use crate::models::architecture::Architecture;
 use crate::weights::LoadAs;
@@ -26,14 +27,18 @@ impl DeepseekV4Config {
         (0..self.layers.len()).flat_map(|layer| self.layer_compressors(layer)).collect()
     }
 
-    /// The pools of all compressors. In FP8 are the entries that an indexer picks from: others are few, and index keys are not attended to.
+    /// The pools of all compressors. In FP8 are the entries that an indexer picks from, and its keys: other entries are few.
     pub(crate) fn pools(&self, entries: RowFormat) -> Vec<PoolConfig> {
         (0..self.layers.len()).flat_map(|layer| self.layer_pools(layer, entries)).collect()
     }
 
     fn layer_pools(&self, layer: usize, entries: RowFormat) -> Vec<PoolConfig> {
         let pool = |(number, of): (usize, CompressorSpec)| {
-            of.pool(if of.overlap && number == 0 { entries } else { RowFormat::Dense })
+            of.pool(match number {
+                _ if !of.overlap => RowFormat::Dense,
+                0 => entries,
+                _ => index_key_format(entries),
+            })
         };
         self.layer_compressors(layer).into_iter().enumerate().map(pool).collect()
     }

@@ -191,7 +191,7 @@ impl EntryIndexerStep {
         let keys = CompressorStep::new(chunks, cache, (of, rotary), determinism, device)?;
         let (batch, page_size) = (Batch::of_pages(chunks, cache)?, cache.config().page_size);
         let (positions, per_page) = (batch.positions()?, page_size / of.rate);
-        let sizes = IndexSizes { heads, width, page_size: per_page, dtype: cache.config().dtype.into() };
+        let sizes = IndexSizes::new([heads, width], per_page, cache.config());
         let visible = batch.entries(of, per_page, 0).visible;
         let upload = Upload { batch: &batch, rotary, page_size, determinism, device };
         let (rotation, seen) = (rotary.at(&positions, device)?, upload.indexed(&sizes, &visible)?);
@@ -230,12 +230,8 @@ impl Upload<'_> {
         let seen = match () {
             () if most == 0 => (SeenEntries::None, 0),
             () if config.picks(of, most, self.determinism) => {
-                let sizes = IndexSizes {
-                    heads: config.index_n_heads,
-                    width: config.index_head_dim,
-                    page_size: per_page,
-                    dtype: cache.entries().config().dtype.into(),
-                };
+                let heads = [config.index_n_heads, config.index_head_dim];
+                let sizes = IndexSizes::new(heads, per_page, cache.entries().config());
                 (SeenEntries::Picked(self.indexed(&sizes, &numbers.visible)?), config.index_topk)
             }
             () => {

@@ -29,6 +29,13 @@ pub(crate) enum Fp8Scales {
         /// The same as operations see it: 1 where they take each row for a page.
         page_size: usize,
     },
+    /// An f32 for all codes of a row, behind the rows of the page.
+    F32BehindPage {
+        /// Rows of a page.
+        page_rows: usize,
+        /// As above.
+        page_size: usize,
+    },
 }
 
 impl Fp8Rows {
@@ -42,6 +49,7 @@ impl Fp8Rows {
         match self.scales {
             Fp8Scales::F32InRow => 128,
             Fp8Scales::E8m0BehindPage { .. } => 64,
+            Fp8Scales::F32BehindPage { .. } => self.codes,
         }
     }
 
@@ -49,7 +57,7 @@ impl Fp8Rows {
     pub(crate) fn row_words(self) -> usize {
         let scales = match self.scales {
             Fp8Scales::F32InRow => self.codes.div_ceil(self.scaled()),
-            Fp8Scales::E8m0BehindPage { .. } => 0,
+            Fp8Scales::E8m0BehindPage { .. } | Fp8Scales::F32BehindPage { .. } => 0,
         };
         self.codes / 4 + scales + self.rope / 2
     }
@@ -59,6 +67,7 @@ impl Fp8Rows {
         match self.scales {
             Fp8Scales::F32InRow => 0,
             Fp8Scales::E8m0BehindPage { .. } => self.codes.div_ceil(self.scaled()).next_multiple_of(8) / 4,
+            Fp8Scales::F32BehindPage { .. } => 1,
         }
     }
 
@@ -66,7 +75,7 @@ impl Fp8Rows {
     pub(crate) fn stored(self, [pages, page_size, _]: [usize; 3]) -> [usize; 3] {
         match self.scales {
             Fp8Scales::F32InRow => [pages, page_size, self.row_words()],
-            Fp8Scales::E8m0BehindPage { page_rows, .. } => {
+            Fp8Scales::E8m0BehindPage { page_rows, .. } | Fp8Scales::F32BehindPage { page_rows, .. } => {
                 let rows = pages.saturating_mul(page_size);
                 [rows.checked_div(page_rows).unwrap_or(0), 1, self.page_words(page_rows)]
             }
@@ -77,7 +86,7 @@ impl Fp8Rows {
     pub(crate) fn dims(self, [pages, rows, _]: [usize; 3]) -> [usize; 3] {
         match self.scales {
             Fp8Scales::F32InRow => [pages, rows, self.width()],
-            Fp8Scales::E8m0BehindPage { page_rows, page_size } => {
+            Fp8Scales::E8m0BehindPage { page_rows, page_size } | Fp8Scales::F32BehindPage { page_rows, page_size } => {
                 [pages * page_rows / page_size.max(1), page_size, self.width()]
             }
         }
@@ -86,7 +95,10 @@ impl Fp8Rows {
     /// Words of a page of so many rows, with their scales.
     fn page_words(self, page_rows: usize) -> usize {
         let words = page_rows.saturating_mul(self.row_words() + self.scale_words());
-        words.checked_next_multiple_of(self.row_words()).unwrap_or(usize::MAX)
+        match self.scales {
+            Fp8Scales::F32InRow | Fp8Scales::F32BehindPage { .. } => words,
+            Fp8Scales::E8m0BehindPage { .. } => words.checked_next_multiple_of(self.row_words()).unwrap_or(usize::MAX),
+        }
     }
 
     /// The first word of a row, and that of its scales, where those lie elsewhere.
@@ -94,7 +106,7 @@ impl Fp8Rows {
     pub(crate) fn words_of(self, slot: usize) -> (usize, Option<usize>) {
         match self.scales {
             Fp8Scales::F32InRow => (slot * self.row_words(), None),
-            Fp8Scales::E8m0BehindPage { page_rows, .. } => {
+            Fp8Scales::E8m0BehindPage { page_rows, .. } | Fp8Scales::F32BehindPage { page_rows, .. } => {
                 let (page, row) = (slot / page_rows * self.page_words(page_rows), slot % page_rows);
                 let scales = page + page_rows * self.row_words() + row * self.scale_words();
                 (page + row * self.row_words(), Some(scales))
@@ -107,6 +119,7 @@ impl Fp8Rows {
         let scales = match self.scales {
             Fp8Scales::F32InRow => Fp8Scales::F32InRow,
             Fp8Scales::E8m0BehindPage { page_rows, .. } => Fp8Scales::E8m0BehindPage { page_rows, page_size: 1 },
+            Fp8Scales::F32BehindPage { page_rows, .. } => Fp8Scales::F32BehindPage { page_rows, page_size: 1 },
         };
         Self { scales, ..self }
     }
@@ -116,6 +129,7 @@ impl Fp8Rows {
         match self.scales {
             Fp8Scales::F32InRow => RowFormat::Fp8 { rope: self.rope },
             Fp8Scales::E8m0BehindPage { .. } => RowFormat::Fp8E8m0 { rope: self.rope },
+            Fp8Scales::F32BehindPage { .. } => RowFormat::Fp8IndexKeys,
         }
     }
 
@@ -126,6 +140,7 @@ impl Fp8Rows {
         let scales = match self.scales {
             Fp8Scales::F32InRow => Scales::F32InRow,
             Fp8Scales::E8m0BehindPage { page_rows, .. } => Scales::E8m0BehindPage { page_rows },
+            Fp8Scales::F32BehindPage { page_rows, .. } => Scales::F32BehindPage { page_rows },
         };
         Fp8Layout { codes: self.codes, rope: self.rope, scales }
     }

@@ -4,6 +4,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 
 use super::LightningIndexOptions;
+use crate::cache::BackendPool;
 
 #[backend_extension(
     Cube: cfg(feature = "_gpu"),
@@ -12,10 +13,13 @@ use super::LightningIndexOptions;
 )]
 pub(crate) trait LightningIndexBackend: Backend {
     /// [`lightning_index`](super::lightning_index).
-    #[fusion(dtype = burn::tensor::DType::I32, shape = [q[0], q[1], options.k].into())]
+    #[fusion(meta = |q, _keys, _page_table, _head_weights, _visible, options| {
+        let [batch, query_len, ..] = q.shape.dims::<4>();
+        crate::fusion::spec([batch, query_len, options.k], burn::tensor::DType::I32)
+    })]
     fn lightning_index(
         q: FloatTensor<Self>,
-        keys: FloatTensor<Self>,
+        #[extension_type] keys: BackendPool<Self>,
         page_table: IntTensor<Self>,
         head_weights: FloatTensor<Self>,
         visible: IntTensor<Self>,

@@ -8,29 +8,32 @@ use mla_kernels::lightning_index::{
 use super::backend::LightningIndexBackend;
 use super::{IndexForm, LightningIndexArgs, LightningIndexOptions};
 use crate::MlaError;
+use crate::cache::BackendPool;
 use crate::check::Check;
 use crate::tensors::{buffers, contiguous, dims, elem, empty, launched};
 
 impl LightningIndexBackend for CubeBackend {
     fn lightning_index(
         q: CubeTensor,
-        keys: CubeTensor,
+        keys: BackendPool<Self>,
         page_table: CubeTensor,
         head_weights: CubeTensor,
         visible: CubeTensor,
         options: LightningIndexOptions,
     ) -> CubeTensor {
-        let [q, keys, page_table, head_weights, visible] = [q, keys, page_table, head_weights, visible].map(contiguous);
+        let [q, page_table, head_weights, visible] = [q, page_table, head_weights, visible].map(contiguous);
+        let keys = keys.map(contiguous);
         let ([batch, query_len, heads, width], elem) = (dims(&q), elem(&q));
-        let ([pages, page_size, _], [_, max_pages]) = (dims(&keys), dims(&page_table));
+        let ([pages, page_size, _], [_, max_pages], rows) = (keys.dims(), dims(&page_table), keys.format());
         let LightningIndexOptions { k, scale, form } = options;
-        let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem };
+        let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem, rows };
         let score_rows = sizes.score_rows(&q.client);
         let scores = empty(&q, [score_rows, sizes.score_stride()], DType::U32);
         let candidates = empty(&q, [score_rows, sizes.candidate_stride(&q.client)], DType::U32);
         let indices = empty(&q, [batch, query_len, k], DType::I32);
         let (slots, weights_elem) = (form == IndexForm::Slots, dtype_to_elem_type(head_weights.dtype));
-        let args = buffers!(q, keys, page_table, head_weights, visible, scores, candidates, indices => KernelArgs {
+        let keys = keys.arg();
+        let args = buffers!(q, page_table, head_weights, visible, scores, candidates, indices => KernelArgs {
             q, keys, page_table, head_weights, visible, scores, candidates, score_rows, indices, sizes, weights_elem, scale, slots,
         });
         launched(kernels::launch(&q.client, args));
@@ -43,13 +46,13 @@ pub(super) fn check_limits(check: &Check, args: &LightningIndexArgs, k: usize) -
     let Some(client) = check.client() else { return Ok(()) };
     let ([batch, query_len, heads, width], [pages, page_size, _]) = (args.q.dims(), args.keys.dims());
     let [_, max_pages] = args.page_table.dims();
-    let elem = dtype_to_elem_type(args.q.dtype());
-    let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem };
+    let (elem, rows) = (dtype_to_elem_type(args.q.dtype()), args.keys.format().kernel(page_size, width));
+    let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem, rows };
     kernels::check(&client, &sizes).map_err(|error| {
         let argument = match &error {
             LightningIndexError::Device(_) | LightningIndexError::NoKernel(_) => "q",
             LightningIndexError::Scores { .. } => "page_table",
-            LightningIndexError::Slots(_) => "keys",
+            LightningIndexError::Slots(_) | LightningIndexError::Rows(_) => "keys",
             LightningIndexError::Offsets { name, .. } => *name,
         };
         check.device_limit(argument, error)

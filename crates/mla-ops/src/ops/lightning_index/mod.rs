@@ -14,6 +14,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use self::backend::LightningIndexBackend;
 use crate::MlaError;
+use crate::cache::Pool;
 use crate::check::{Check, read_i32};
 use crate::dispatch::tensors;
 
@@ -24,9 +25,10 @@ const OP: &str = "lightning_index";
 pub struct LightningIndexArgs {
     /// Index queries `[B, Sq, Hi, di]`, f32, f16 or bf16.
     pub q: Tensor<4>,
-    /// Index keys `[P, S, di]` of the dtype of `q`, in pages: the pool of a cache of their own.
+    /// Index keys `[P, S, di]` of the dtype of `q`, in pages: the pool of a cache of their own, dense or in FP8
+    /// ([`RowFormat::Fp8IndexKeys`](crate::cache::RowFormat::Fp8IndexKeys)).
     /// On a GPU a pool that is not contiguous is copied in every call: make it with [`new_pool`](crate::cache::new_pool).
-    pub keys: Tensor<3>,
+    pub keys: Pool,
     /// Page ids i32 `[B, maxP]`: key `j` of sequence `b` is row `j % S` of page `page_table[b, j / S]`. Entries past the
     /// last key that is seen may hold anything.
     pub page_table: Tensor<2, Int>,
@@ -70,6 +72,8 @@ impl LightningIndexOptions {
 /// position; a token that sees fewer than `k` keys gets all of them, and -1 in the rest of its row. Of equal scores the
 /// lower positions are chosen; +0 and -0 are equal, and NaN is lower than any number.
 ///
+/// Keys in FP8 are what their codes and scale stand for: codes are multiplied as numbers, and the sum of a key by its scale.
+///
 /// The same inputs give the same keys, whatever the other sequences of the batch are; how sums are rounded may depend on how many
 /// query tokens of a sequence there are. Rows of the pool that no token
 /// sees, and entries of the page table past them, are never read into a score. [`explain_path`](crate::explain_path) says what
@@ -83,7 +87,7 @@ impl LightningIndexOptions {
 /// // A token with one index head sees 3 of 4 keys, which score 1, 5, 3 (and 9).
 /// let args = LightningIndexArgs {
 ///     q: Tensor::ones([1, 1, 1, 1], &device),
-///     keys: Tensor::from_data([[[3.0], [9.0]], [[1.0], [5.0]]], &device), // pages of 2 keys
+///     keys: Tensor::from_data([[[3.0], [9.0]], [[1.0], [5.0]]], &device).into(), // pages of 2 keys
 ///     page_table: Tensor::from_data([[1, 0]], (&device, DType::I32)),
 ///     head_weights: Tensor::ones([1, 1, 1], &device),
 ///     visible: Tensor::<2, Int>::from_data([[3]], (&device, DType::I32)),
@@ -107,7 +111,7 @@ pub fn lightning_index(args: LightningIndexArgs, options: &LightningIndexOptions
     }
     Ok(tensors(<Dispatch as LightningIndexBackend>::lightning_index(
         args.q.into_dispatch(),
-        args.keys.into_dispatch(),
+        args.keys.into_backend(),
         args.page_table.into_dispatch(),
         args.head_weights.into_dispatch(),
         args.visible.into_dispatch(),
@@ -157,14 +161,15 @@ impl LightningIndexArgs {
             let page_table = Tensor::arange(0..slots as i64, (&device, DType::I32));
             (keys.reshape([slots, 1, width]), page_table.reshape([batch, len]))
         };
-        Ok(Self { q, keys, page_table, head_weights, visible })
+        Ok(Self { q, keys: keys.into(), page_table, head_weights, visible })
     }
 
     /// Dtypes, devices, and that the tensors fit together.
     fn check(&self) -> Result<Check, MlaError> {
         let check = Check::new(OP, "q", &self.q)?;
         check.float("q", &self.q)?;
-        check.float_as("keys", &self.keys, self.q.dtype(), "the dtype of `q`")?;
+        self.keys.check(&check, "keys", self.q.dtype(), "the dtype of `q`")?;
+        self.keys.check_index_keys(&check, "keys")?;
         check.int("page_table", &self.page_table)?;
         if self.head_weights.dtype() == self.q.dtype() {
             check.float("head_weights", &self.head_weights)?;

@@ -8,6 +8,7 @@ use {
     mla_kernels::lightning_index::{LightningIndexSizes, available},
 };
 
+use crate::cache::RowFormat;
 #[cfg(feature = "_gpu")]
 use crate::path::problem::Implementation;
 use crate::path::problem::Sizes;
@@ -26,15 +27,18 @@ pub struct LightningIndexProblem {
     pub width: usize,
     /// Tokens in a page of the keys (`S`).
     pub page_size: usize,
-    /// Of queries and keys: f32, f16 or bf16.
+    /// Of queries, and of the numbers that keys are read as: f32, f16 or bf16.
     pub dtype: DType,
+    /// How keys are stored: dense, or [`RowFormat::Fp8IndexKeys`].
+    pub keys: RowFormat,
 }
 
 impl Sizes for LightningIndexProblem {
     fn words(&self) -> String {
-        let Self { query_len, heads, width, page_size, dtype, .. } = self;
+        let Self { query_len, heads, width, page_size, dtype, keys, .. } = self;
         let tokens = if *query_len == 1 { "query token" } else { "query tokens" };
-        format!("{dtype:?}, {query_len} {tokens}, {heads} index heads of width {width}, pages of {page_size}")
+        let keys = if *keys == RowFormat::Dense { "" } else { "FP8 keys in " };
+        format!("{dtype:?}, {query_len} {tokens}, {heads} index heads of width {width}, {keys}pages of {page_size}")
     }
 
     fn dtypes(&self) -> Vec<DType> {
@@ -48,11 +52,11 @@ impl Sizes for LightningIndexProblem {
 
     #[cfg(feature = "_gpu")]
     fn on_gpu(&self, client: &Client) -> Vec<Implementation> {
-        let &Self { batch, query_len, heads, width, page_size, dtype } = self;
-        let elem = dtype_to_elem_type(dtype);
+        let &Self { batch, query_len, heads, width, page_size, dtype, keys } = self;
+        let (elem, rows) = (dtype_to_elem_type(dtype), keys.kernel(page_size, width));
         // The number of pages, and how many keys are chosen, decide nothing.
         let (pages, max_pages, k) = (1, 1, 1);
-        let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem };
+        let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem, rows };
         Implementation::of_kernels(available(client, &sizes))
     }
 }

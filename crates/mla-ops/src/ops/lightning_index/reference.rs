@@ -6,6 +6,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::backend::LightningIndexBackend;
 use super::{IndexForm, LightningIndexOptions};
+use crate::cache::{BackendPool, Pool};
 use crate::independent::{map_independent, piece_len};
 use crate::reference::rows::{Rows, dot, primitive, row_by_row, values};
 use crate::reference::{IntoFlex, device_i32, host, tensor};
@@ -13,13 +14,13 @@ use crate::reference::{IntoFlex, device_i32, host, tensor};
 impl LightningIndexBackend for Flex {
     fn lightning_index(
         q: FloatTensor<Self>,
-        keys: FloatTensor<Self>,
+        keys: BackendPool<Self>,
         page_table: IntTensor<Self>,
         head_weights: FloatTensor<Self>,
         visible: IntTensor<Self>,
         options: LightningIndexOptions,
     ) -> IntTensor<Self> {
-        let (keys, page_table, head_weights) = (tensor(keys), tensor(page_table), tensor(head_weights));
+        let (keys, page_table, head_weights) = (keys.pool(), tensor(page_table), tensor(head_weights));
         lightning_index(tensor(q), keys, page_table, head_weights, tensor(visible), &options).into_flex()
     }
 }
@@ -27,7 +28,7 @@ impl LightningIndexBackend for Flex {
 /// Positions or slots of the best keys, i32 `[B, Sq, k]`. A score is summed in one order whatever else is computed.
 fn lightning_index(
     q: Tensor<4>,
-    keys: Tensor<3>,
+    keys: Pool,
     page_table: Tensor<2, Int>,
     head_weights: Tensor<3>,
     visible: Tensor<2, Int>,
@@ -41,13 +42,17 @@ fn lightning_index(
         let pages = visible[token].div_ceil(page_size);
         &page_table[token / query_len * max_pages..][..pages]
     };
-    let (q, head_weights, pool) = (row_by_row(q), row_by_row(head_weights), primitive(keys));
+    let (q, head_weights) = (row_by_row(q), row_by_row(head_weights));
+    let dense = keys.dense_rows().cloned().map(primitive);
     let scored = |token: &usize| visible[*token] > options.k;
     let named = (0..tokens).filter(scored).flat_map(|token| pages(token).iter().copied());
     let query = Queries {
         q: values(&q),
         head_weights: values(&head_weights),
-        keys: Rows::new(&pool, page_size, named),
+        keys: match &dense {
+            Some(pool) => Rows::new(pool, page_size, named),
+            None => Rows::dequantised(&keys.in_f32(), page_size, named),
+        },
         heads,
         width,
         scale: options.scale,

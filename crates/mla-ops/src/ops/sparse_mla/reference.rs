@@ -150,7 +150,7 @@ impl<'a> List<'a> {
         let named = tokens.flat_map(|token| named(&slots, &lengths, most, token));
         let rows = match pool {
             Some(pool) => Rows::new(pool, 1, named),
-            None => Rows::dequantised(&scope.rows, named),
+            None => Rows::dequantised(&scope.rows, 1, named),
         };
         Self { rows, slots, lengths, most }
     }
