@@ -1,0 +1,229 @@
+//! The products of a pair of cubes, and what they load: chunks of rows that are gathered, the queries, and word to the first cube that both
+//! have come.
+
+use cubecl::prelude::*;
+
+use super::super::range::{GATHERED, Maps, ROW_BYTES, Range};
+use super::{ENTRY_BLOCKS, Entries};
+use crate::ptx::{math, mbarrier, tma, warp};
+use crate::sparse_mla::form::Form;
+use crate::sparse_mla::work::{Found, Lists, Work};
+use crate::tiles::form::{ROWS, TILE_BYTES, TILE_WIDTH};
+use crate::tiles::pair::{self, CHUNK_BYTES, Cube, Products, RING, Ring, pass};
+
+/// Lanes that have the entries of half a block, each as many as an instruction loads.
+const HALF_LANES: u32 = ROWS as u32 / GATHERED;
+
+/// Issues the products of all work. One thread.
+#[cube]
+pub(super) fn multiply(cube: &Cube, range: &Range, lists: &Lists) {
+    let mut products = Products::new(comptime!(range.form.tile));
+    let mut index = range.first;
+    while index < range.end {
+        let mut work = Work::none();
+        work.read(lists, index);
+        products.multiply(cube, work.blocks());
+        index = range.next(index);
+    }
+}
+
+/// Loads the queries of all work that has blocks. Past the heads of a token are those of the next, which nobody looks at. A whole warp.
+#[cube]
+pub(super) fn load_queries<E: Float>(cube: &Cube, range: &Range, lists: &Lists, q_map: &TensorMap<E, Tiled>) {
+    let mut queries = 0u32;
+    let mut index = range.first;
+    while index < range.end {
+        let mut work = Work::none();
+        work.read(lists, index);
+        if work.blocks() > 0 {
+            let first_row = work.head_tile * comptime!(ROWS as u32);
+            pair::load_query::<E>(cube, q_map, queries, work.token, range.heads, first_row, comptime!(range.form.tile));
+            queries += 1;
+        }
+        index = range.next(index);
+    }
+}
+
+/// Passes the chunks of all work on to the first cube, as they come. A whole warp.
+#[cube]
+pub(super) fn pass_chunks(cube: &Cube, range: &Range, lists: &Lists) {
+    let mut chunk = 0u32;
+    let mut index = range.first;
+    while index < range.end {
+        let mut work = Work::none();
+        work.read(lists, index);
+        let halves = work.blocks();
+        let end = chunk + halves.div_ceil(2u32) * comptime!(range.form.tile.tiles.div_ceil(2) as u32) + 2 * halves;
+        while chunk < end {
+            let stage = chunk % RING;
+            mbarrier::wait(cube.barriers.full + stage * 8, chunk / RING % 2);
+            pass(cube.barriers.come, stage, cube.lane);
+            chunk = warp::next(chunk);
+        }
+        index = range.next(index);
+    }
+}
+
+/// Loads the chunks of all work, one after the other. A whole warp.
+#[cube]
+pub(super) fn load_chunks(cube: &Cube, range: &Range, lists: &Lists, maps: Maps, rank: u32, entries: &mut Entries) {
+    let mut loader = Loader::new(Ring::of(cube), maps, rank, range.form);
+    let mut index = range.first;
+    while index < range.end {
+        let mut work = Work::none();
+        work.read(lists, index);
+        loader.load_tile(lists, &work, entries, cube.lane);
+        index = range.next(index);
+    }
+}
+
+/// The entries of a block that a lane has, one behind the other in one half.
+#[derive(CubeType, Clone, Copy)]
+struct Four {
+    a: Found,
+    b: Found,
+    c: Found,
+    d: Found,
+}
+
+#[cube]
+impl Four {
+    /// Starts to read those of a block of 128 entries of the work; behind its last half there are none.
+    fn read(&mut self, lists: &Lists, work: &Work, block: u32, lane: u32) {
+        let half = work.first + block * 2 + lane / HALF_LANES;
+        let place = lane % HALF_LANES * GATHERED;
+        self.a.there = false;
+        self.b.there = false;
+        self.c.there = false;
+        self.d.there = false;
+        if half < work.end {
+            self.a.read(lists, work, half, place);
+            self.b.read(lists, work, half, place + 1);
+            self.c.read(lists, work, half, place + 2);
+            self.d.read(lists, work, half, place + 3);
+        }
+    }
+}
+
+/// How far the warp is that loads chunks.
+#[derive(CubeType, Clone, Copy)]
+struct Loader {
+    ring: Ring,
+    maps: Maps,
+    /// Of the cube in the pair.
+    rank: u32,
+    /// Chunks and blocks of all tiles so far.
+    turn: u32,
+    blocks: u32,
+    /// Of the next block of the tile.
+    ahead: Four,
+    #[cube(comptime)]
+    form: Form,
+}
+
+#[cube]
+impl Loader {
+    fn new(ring: Ring, maps: Maps, rank: u32, #[comptime] form: Form) -> Loader {
+        let ahead = Four { a: Found::nothing(), b: Found::nothing(), c: Found::nothing(), d: Found::nothing() };
+        Loader { ring, maps, rank, turn: 0u32, blocks: 0u32, ahead, form }
+    }
+
+    /// Loads all blocks of a tile, in the order of the products: the keys of a block before the values of the one before it. The entries of
+    /// the block behind them are on their way then.
+    fn load_tile(&mut self, lists: &Lists, work: &Work, entries: &mut Entries, lane: u32) {
+        let halves = warp::uniform(work.blocks());
+        let blocks = halves.div_ceil(2u32);
+        self.ahead.read(lists, work, 0u32, lane);
+        let mut block = 0u32;
+        while block < blocks + comptime!(1u32).runtime() {
+            if block < blocks {
+                self.publish(lists, self.blocks + block, entries, lane);
+                self.ahead.read(lists, work, block + 1, lane);
+                self.load_keys(work, block, entries);
+            }
+            if block > 0 {
+                self.load_values(work, block - 1, min(halves - (block - 1) * 2, comptime!(2u32).runtime()), entries);
+            }
+            block = warp::next(block);
+        }
+        self.blocks += blocks;
+    }
+
+    /// Writes the slots of a block where its loads find them, and which of them are rows for the softmax.
+    fn publish(&mut self, lists: &Lists, turn: u32, entries: &mut Entries, lane: u32) {
+        let mut slots = Sequence::<i32>::new();
+        slots.push(lists.slot_of(&self.ahead.a));
+        slots.push(lists.slot_of(&self.ahead.b));
+        slots.push(lists.slot_of(&self.ahead.c));
+        slots.push(lists.slot_of(&self.ahead.d));
+        entries.slots[(turn % 2 * 32 + lane) as usize] = math::vector::<i32, Const<4>>(&slots);
+        sync_plane();
+        let mut seen = Sequence::<u32>::new();
+        #[unroll]
+        for i in 0..4usize {
+            seen.push(warp::ballot(slots[i] >= 0));
+        }
+        if lane == 0 {
+            entries.seen[(turn % ENTRY_BLOCKS) as usize] = math::vector::<u32, Const<4>>(&seen);
+            mbarrier::arrive(entries.published + turn % ENTRY_BLOCKS * 8);
+        }
+    }
+
+    /// The cube's half of the keys of a block, all channels.
+    fn load_keys(&mut self, work: &Work, block: u32, entries: &mut Entries) {
+        let map = self.maps.of(work.list_of(work.first + block * 2 + self.rank), self.form);
+        let from = (self.blocks + block) % 2 * 32 + self.rank * HALF_LANES;
+        let tiles = comptime!(self.form.tile.tiles as u32);
+        let mut first_tile = 0u32;
+        while first_tile < comptime!(tiles / 2 * 2).runtime() {
+            self.load(map, entries, from, first_tile, 2u32);
+            first_tile = warp::next(warp::next(first_tile));
+        }
+        if comptime!(tiles % 2 == 1) {
+            self.load(map, entries, from, first_tile, 1u32);
+        }
+    }
+
+    /// The cube's half of the channels of all values of a block, which has one half or two.
+    fn load_values(&mut self, work: &Work, block: u32, halves: u32, entries: &mut Entries) {
+        let mut side = 0u32;
+        while side < comptime!(2u32).runtime() {
+            let mut half = 0u32;
+            while half < halves {
+                let map = self.maps.of(work.list_of(work.first + block * 2 + half), self.form);
+                let from = (self.blocks + block) % 2 * 32 + half * HALF_LANES;
+                self.load(map, entries, from, side * 4 + self.rank * 2, 2u32);
+                half = warp::next(half);
+            }
+            side = warp::next(side);
+        }
+    }
+
+    /// Starts to load `tiles` tiles of the 64 rows that the entries from this place on name. Zeros come for those that are none, which
+    /// are outside of the tensor.
+    fn load(&mut self, map: u64, entries: &mut Entries, from: u32, first_tile: u32, #[comptime] tiles: u32) {
+        let stage = self.turn % RING;
+        let full = self.ring.full + stage * 8;
+        mbarrier::wait_cluster(self.ring.empty + stage * 8, (self.turn / RING % 2) ^ 1);
+        // One lane goes on for all.
+        sync_plane();
+        if warp::elect() {
+            mbarrier::arrive_expect(full, comptime!(tiles * TILE_BYTES).runtime());
+            let to = self.ring.chunks_at + stage * CHUNK_BYTES;
+            #[unroll]
+            for group in 0..HALF_LANES {
+                let rows = entries.slots[(from + group) as usize];
+                #[unroll]
+                for tile in 0..tiles {
+                    let tile_to = to + comptime!(tile * TILE_BYTES + group * GATHERED * ROW_BYTES);
+                    let channel = ((first_tile + tile) * comptime!(TILE_WIDTH as u32)) as i32;
+                    let (row_0, row_1, row_2, row_3) =
+                        (rows.extract(0usize), rows.extract(1usize), rows.extract(2usize), rows.extract(3usize));
+                    tma::load_rows(tile_to, map, full, channel, row_0, row_1, row_2, row_3);
+                }
+            }
+        }
+        sync_plane();
+        self.turn = warp::next(self.turn);
+    }
+}
