@@ -210,9 +210,15 @@ impl Loader {
         if warp::elect() {
             mbarrier::arrive_expect(full, comptime!(tiles * TILE_BYTES).runtime());
             let to = self.ring.chunks_at + stage * CHUNK_BYTES;
+            // All before the first load, behind which none may come forward: a load would wait for each.
+            let mut slots = Sequence::<Vector<i32, Const<4>>>::new();
             #[unroll]
             for group in 0..HALF_LANES {
-                let rows = entries.slots[(from + group) as usize];
+                slots.push(entries.slots[(from + group) as usize]);
+            }
+            #[unroll]
+            for group in 0..HALF_LANES {
+                let rows = slots[group as usize];
                 #[unroll]
                 for tile in 0..tiles {
                     let tile_to = to + comptime!(tile * TILE_BYTES + group * GATHERED * ROW_BYTES);
