@@ -19,9 +19,6 @@ use crate::ptx::tma;
 use crate::tiles::form::{Form as TileForm, TILE_WIDTH};
 use crate::tiles::output::COLUMNS;
 
-/// Units of a cube.
-const UNITS: u32 = 8 * 32;
-
 /// Launches the kernel.
 pub(super) fn launch(client: &Client, call: Call) -> Result<(), SparseMlaError> {
     let (args, form) = (call.args, call.form);
@@ -35,13 +32,13 @@ pub(super) fn launch(client: &Client, call: Call) -> Result<(), SparseMlaError> 
     let ([slots_a, slots_b], [lengths_a, lengths_b]) = (call.slots, call.lengths);
     let ([items, cube_ptr, split_ptr], grid) = (call.plan, call.grid);
     macro_rules! launch {
-        ($kernel:ident) => {
+        ($kernel:ident, $units:expr) => {
             // SAFETY: the buffers have the sizes that the arguments state; rows outside of theirs are zeros.
             unsafe {
                 $kernel::launch_unchecked(
                     client,
                     grid.cubes(),
-                    CubeDim::new_1d(UNITS),
+                    CubeDim::new_1d($units),
                     address,
                     COLUMNS,
                     query,
@@ -75,8 +72,8 @@ pub(super) fn launch(client: &Client, call: Call) -> Result<(), SparseMlaError> 
         };
     }
     match form.pair {
-        true => launch!(sparse_sm100_pair_kernel),
-        false => launch!(sparse_sm100_kernel),
+        true => launch!(sparse_sm100_pair_kernel, pair::UNITS),
+        false => launch!(sparse_sm100_kernel, single::UNITS),
     }
     Ok(())
 }

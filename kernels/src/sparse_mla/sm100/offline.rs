@@ -3,7 +3,7 @@
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
-use super::{UNITS, rows_map, sparse_sm100_kernel, sparse_sm100_pair_kernel};
+use super::{pair, rows_map, single, sparse_sm100_kernel, sparse_sm100_pair_kernel};
 use crate::offline::{Arch, Entry, buffer, form};
 use crate::sparse_mla::form::Form;
 use crate::sparse_mla::launch::query_map;
@@ -12,13 +12,13 @@ use crate::tiles::output::COLUMNS;
 
 pub(in crate::sparse_mla) fn offline() -> Vec<Entry> {
     macro_rules! entry {
-        ($kernel:ident, $of:literal, $name:expr, $form:expr) => {{
+        ($kernel:ident, $units:expr, $of:literal, $name:expr, $form:expr) => {{
             let form: Form = $form;
             let elem = ElemType::Float(if form.tile.bf16 { FloatKind::BF16 } else { FloatKind::F16 });
             let query = move || query_map(buffer(), form.tile, 64, elem).expect("made of a handle");
             let rows = move || rows_map(buffer(), form.tile, 64, elem).expect("made of a handle");
             let pages = || PagedKeysLaunch::new(1, 1, 1, 1);
-            let (bits, dim) = (AddressType::U32, CubeDim::new_1d(UNITS));
+            let (bits, dim) = (AddressType::U32, CubeDim::new_1d($units));
             let made = form!(
                 $kernel,
                 dim,
@@ -57,8 +57,9 @@ pub(in crate::sparse_mla) fn offline() -> Vec<Entry> {
             Entry::new(name, made).on(|arch| arch == Arch::Sm100a).unchecked()
         }};
     }
-    let single = |(name, form)| entry!(sparse_sm100_kernel, "sm100", name, form);
-    let pair = |(name, form)| entry!(sparse_sm100_pair_kernel, "sm100_pair", name, Form { pair: true, ..form });
+    let of_one = |(name, form)| entry!(sparse_sm100_kernel, single::UNITS, "sm100", name, form);
+    let of_two =
+        |(name, form)| entry!(sparse_sm100_pair_kernel, pair::UNITS, "sm100_pair", name, Form { pair: true, ..form });
     let models = Form::of_models();
-    models.iter().copied().map(single).chain(models.iter().copied().map(pair)).collect()
+    models.iter().copied().map(of_one).chain(models.iter().copied().map(of_two)).collect()
 }

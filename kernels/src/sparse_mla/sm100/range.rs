@@ -32,6 +32,7 @@ impl Range {
 
 /// Maps of the rows of both lists.
 #[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub(super) struct Maps {
     pub a: u64,
     pub b: u64,

@@ -42,11 +42,11 @@ impl Barriers {
         Barriers { full, come, empty, scored, weighed, summed, query_full, query_come, query_empty }
     }
 
-    /// One thread, before all of both cubes synchronise.
-    pub fn init(&self) {
+    /// One thread, before all of both cubes synchronise. So many warps load a chunk.
+    pub fn init(&self, #[comptime] loaders: u32) {
         #[unroll]
         for i in 0..RING {
-            mbarrier::init(self.full + i * 8, 1u32);
+            mbarrier::init(self.full + i * 8, loaders);
             mbarrier::init(self.come + i * 8, 2u32);
             mbarrier::init(self.empty + i * 8, 1u32);
         }

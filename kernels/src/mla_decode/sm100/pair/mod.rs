@@ -68,7 +68,7 @@ pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
     if UNIT_POS == 0 {
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(kv_map));
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(q_map));
-        barriers.init();
+        barriers.init(1u32);
     }
     // Without items both cubes of the pair exit early.
     if first >= end {

@@ -13,6 +13,8 @@ use crate::tiles::pair::{self, CHUNK_BYTES, Cube, Products, RING, Ring, pass};
 
 /// Lanes that have the entries of half a block, each as many as an instruction loads.
 const HALF_LANES: u32 = ROWS as u32 / GATHERED;
+/// Instructions of a warp for a tile of a chunk: two warps share its rows.
+const GROUPS: u32 = HALF_LANES / 2;
 
 /// Issues the products of all work. One thread.
 #[cube]
@@ -64,10 +66,18 @@ pub(super) fn pass_chunks(cube: &Cube, range: &Range, lists: &Lists) {
     }
 }
 
-/// Loads the chunks of all work, one after the other. A whole warp.
+/// Loads half of the rows of the chunks of all work, the first or the second. A whole warp; both read all entries, each for itself.
 #[cube]
-pub(super) fn load_chunks(cube: &Cube, range: &Range, lists: &Lists, maps: Maps, rank: u32, entries: &mut Entries) {
-    let mut loader = Loader::new(Ring::of(cube), maps, rank, range.form);
+pub(super) fn load_chunks(
+    cube: &Cube,
+    range: &Range,
+    lists: &Lists,
+    maps: Maps,
+    rank: u32,
+    entries: &mut Entries,
+    #[comptime] half: u32,
+) {
+    let mut loader = Loader::new(Ring::of(cube), maps, rank, half, range.form);
     let mut index = range.first;
     while index < range.end {
         let mut work = Work::none();
@@ -105,7 +115,7 @@ impl Four {
     }
 }
 
-/// How far the warp is that loads chunks.
+/// How far a warp is that loads chunks.
 #[derive(CubeType, Clone, Copy)]
 struct Loader {
     ring: Ring,
@@ -117,15 +127,18 @@ struct Loader {
     blocks: u32,
     /// Of the next block of the tile.
     ahead: Four,
+    /// Of the rows of a chunk.
+    #[cube(comptime)]
+    half: u32,
     #[cube(comptime)]
     form: Form,
 }
 
 #[cube]
 impl Loader {
-    fn new(ring: Ring, maps: Maps, rank: u32, #[comptime] form: Form) -> Loader {
+    fn new(ring: Ring, maps: Maps, rank: u32, #[comptime] half: u32, #[comptime] form: Form) -> Loader {
         let ahead = Four { a: Found::nothing(), b: Found::nothing(), c: Found::nothing(), d: Found::nothing() };
-        Loader { ring, maps, rank, turn: 0u32, blocks: 0u32, ahead, form }
+        Loader { ring, maps, rank, turn: 0u32, blocks: 0u32, ahead, half, form }
     }
 
     /// Loads all blocks of a tile, in the order of the products: the keys of a block before the values of the one before it. The entries of
@@ -156,23 +169,30 @@ impl Loader {
         slots.push(lists.slot_of(&self.ahead.b));
         slots.push(lists.slot_of(&self.ahead.c));
         slots.push(lists.slot_of(&self.ahead.d));
-        entries.slots[(turn % 2 * 32 + lane) as usize] = math::vector::<i32, Const<4>>(&slots);
+        entries.slots[(self.place(turn) + lane) as usize] = math::vector::<i32, Const<4>>(&slots);
         sync_plane();
-        let mut seen = Sequence::<u32>::new();
-        #[unroll]
-        for i in 0..4usize {
-            seen.push(warp::ballot(slots[i] >= 0));
+        if comptime!(self.half == 0) {
+            let mut seen = Sequence::<u32>::new();
+            #[unroll]
+            for i in 0..4usize {
+                seen.push(warp::ballot(slots[i] >= 0));
+            }
+            if lane == 0 {
+                entries.seen[(turn % ENTRY_BLOCKS) as usize] = math::vector::<u32, Const<4>>(&seen);
+                mbarrier::arrive(entries.published + turn % ENTRY_BLOCKS * 8);
+            }
         }
-        if lane == 0 {
-            entries.seen[(turn % ENTRY_BLOCKS) as usize] = math::vector::<u32, Const<4>>(&seen);
-            mbarrier::arrive(entries.published + turn % ENTRY_BLOCKS * 8);
-        }
+    }
+
+    /// Where this warp keeps the slots of a block.
+    fn place(&self, turn: u32) -> u32 {
+        turn % 2 * 32 + comptime!(64 * self.half)
     }
 
     /// The cube's half of the keys of a block, all channels.
     fn load_keys(&mut self, work: &Work, block: u32, entries: &mut Entries) {
         let map = self.maps.of(work.list_of(work.first + block * 2 + self.rank), self.form);
-        let from = (self.blocks + block) % 2 * 32 + self.rank * HALF_LANES;
+        let from = self.place(self.blocks + block) + self.rank * HALF_LANES;
         let tiles = comptime!(self.form.tile.tiles as u32);
         let mut first_tile = 0u32;
         while first_tile < comptime!(tiles / 2 * 2).runtime() {
@@ -191,7 +211,7 @@ impl Loader {
             let mut half = 0u32;
             while half < halves {
                 let map = self.maps.of(work.list_of(work.first + block * 2 + half), self.form);
-                let from = (self.blocks + block) % 2 * 32 + half * HALF_LANES;
+                let from = self.place(self.blocks + block) + half * HALF_LANES;
                 self.load(map, entries, from, side * 4 + self.rank * 2, 2u32);
                 half = warp::next(half);
             }
@@ -199,8 +219,8 @@ impl Loader {
         }
     }
 
-    /// Starts to load `tiles` tiles of the 64 rows that the entries from this place on name. Zeros come for those that are none, which
-    /// are outside of the tensor.
+    /// Starts to load this warp's half of `tiles` tiles of the 64 rows that the entries from this place on name. Zeros come for those that
+    /// are none, which are outside of the tensor.
     fn load(&mut self, map: u64, entries: &mut Entries, from: u32, first_tile: u32, #[comptime] tiles: u32) {
         let stage = self.turn % RING;
         let full = self.ring.full + stage * 8;
@@ -208,16 +228,16 @@ impl Loader {
         // One lane goes on for all.
         sync_plane();
         if warp::elect() {
-            mbarrier::arrive_expect(full, comptime!(tiles * TILE_BYTES).runtime());
-            let to = self.ring.chunks_at + stage * CHUNK_BYTES;
+            mbarrier::arrive_expect(full, comptime!(tiles * TILE_BYTES / 2).runtime());
+            let to = self.ring.chunks_at + stage * CHUNK_BYTES + comptime!(self.half * GROUPS * GATHERED * ROW_BYTES);
             // All before the first load, behind which none may come forward: a load would wait for each.
             let mut slots = Sequence::<Vector<i32, Const<4>>>::new();
             #[unroll]
-            for group in 0..HALF_LANES {
-                slots.push(entries.slots[(from + group) as usize]);
+            for group in 0..GROUPS {
+                slots.push(entries.slots[(from + comptime!(self.half * GROUPS + group)) as usize]);
             }
             #[unroll]
-            for group in 0..HALF_LANES {
+            for group in 0..GROUPS {
                 let rows = slots[group as usize];
                 #[unroll]
                 for tile in 0..tiles {

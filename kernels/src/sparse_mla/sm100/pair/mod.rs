@@ -15,11 +15,15 @@ use crate::sparse_mla::work::{Lists, PagedKeys};
 use crate::tiles::output::Results;
 use crate::tiles::pair::{BARRIERS, Barriers, CHUNK_BYTES, COLUMNS as TENSOR_COLUMNS, Cube, RING, WEIGHT_WORDS};
 
-/// Warps: four for the softmax, then one each for products (of the first cube alone), rows, rows that have come, and queries.
+/// Warps: four for the softmax, then one each for products (of the first cube alone), both halves of the rows of a chunk, chunks that have
+/// come, and queries.
 const PRODUCTS: u32 = 4;
-const ROW_LOADS: u32 = 5;
-const ROWS_COME: u32 = 6;
-const QUERY_LOADS: u32 = 7;
+const UPPER_ROWS: u32 = 5;
+const LOWER_ROWS: u32 = 6;
+const ROWS_COME: u32 = 7;
+const QUERY_LOADS: u32 = 8;
+/// Units of a cube.
+pub(super) const UNITS: u32 = 9 * 32;
 
 /// Blocks of which shared memory has what their entries are: when it is used anew, the softmax has weighed that block.
 const ENTRY_BLOCKS: u32 = 4;
@@ -27,7 +31,7 @@ const ENTRY_BLOCKS: u32 = 4;
 /// What a cube knows of the entries of blocks. Each cube reads all for itself.
 #[derive(CubeType)]
 struct Entries {
-    /// Of two blocks: their slots, four of neighbouring entries each.
+    /// For each of both warps that load, of two blocks: their slots, four of neighbouring entries each.
     slots: Shared<[Vector<i32, Const<4>>]>,
     /// Bit `i / 4` of word `i % 4` says whether entry `i` is a row.
     seen: Shared<[Vector<u32, Const<4>>]>,
@@ -77,7 +81,7 @@ pub(super) fn sparse_sm100_pair_kernel<E: Float, P: Size>(
     let mut weights = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(WEIGHT_WORDS / 4), 1024usize);
     // What the units of a row tell each other, for each of two times.
     let mut told = Shared::<[f32]>::new_aligned_slice(256usize, 128usize);
-    let slots = Shared::<[Vector<i32, Const<4>>]>::new_aligned_slice(64usize, 128usize);
+    let slots = Shared::<[Vector<i32, Const<4>>]>::new_aligned_slice(128usize, 128usize);
     let seen = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(ENTRY_BLOCKS as usize), 128usize);
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(BARRIERS + ENTRY_BLOCKS as usize), 128usize);
     let columns = Shared::<[u32]>::new_aligned_slice(4usize, 16usize);
@@ -103,7 +107,7 @@ pub(super) fn sparse_sm100_pair_kernel<E: Float, P: Size>(
         for i in 0..ENTRY_BLOCKS {
             mbarrier::init(entries.published + i * 8, 1u32);
         }
-        barriers.init();
+        barriers.init(2u32);
     }
     // Without work both cubes of the pair exit early.
     if first >= end {
@@ -123,8 +127,10 @@ pub(super) fn sparse_sm100_pair_kernel<E: Float, P: Size>(
         if rank == 0 && warp::elect() {
             multiply(&cube, &range, &lists);
         }
-    } else if warp == ROW_LOADS {
-        load_chunks(&cube, &range, &lists, maps, rank, &mut entries);
+    } else if warp == UPPER_ROWS {
+        load_chunks(&cube, &range, &lists, maps, rank, &mut entries, 0u32);
+    } else if warp == LOWER_ROWS {
+        load_chunks(&cube, &range, &lists, maps, rank, &mut entries, 1u32);
     } else if warp == ROWS_COME {
         pass_chunks(&cube, &range, &lists);
     } else if warp == QUERY_LOADS {

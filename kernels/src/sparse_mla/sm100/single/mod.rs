@@ -21,6 +21,8 @@ const PRODUCTS: u32 = 4;
 const LEFT_ROWS: u32 = 5;
 const RIGHT_ROWS: u32 = 6;
 const QUERY_LOADS: u32 = 7;
+/// Units of the cube.
+pub(super) const UNITS: u32 = 8 * 32;
 
 /// A cube computes every so-many-th split of all tiles, or what the plan gives it of one of each query token's tiles.
 #[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]

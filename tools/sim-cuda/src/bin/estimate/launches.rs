@@ -240,7 +240,7 @@ impl Kernel {
         info.push(f32::NEG_INFINITY.to_bits());
         let launch = Launch {
             grid: [cubes as u32, 1, 1],
-            block: [256, 1, 1],
+            block: [form.threads(), 1, 1],
             dynamic_shared: form.shared(),
             params: maps.into_iter().chain(buffers).chain([scalars(&info, 144)]).collect(),
             rates: Some(rates),

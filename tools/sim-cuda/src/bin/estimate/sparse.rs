@@ -51,9 +51,14 @@ impl Sparse {
         self.tokens * self.tiles() * self.splits
     }
 
+    /// Threads of a CTA.
+    pub fn threads(&self) -> u32 {
+        if self.ctas() == 2 { 288 } else { 256 }
+    }
+
     /// Bytes of shared memory of a CTA.
     pub fn shared(&self) -> u64 {
-        if self.ctas() == 2 { 223_640 } else { 221_328 }
+        if self.ctas() == 2 { 224_664 } else { 221_328 }
     }
 
     /// How often each byte is loaded: as often as there are tiles, by a pair as in [`PAIR`].
