@@ -115,6 +115,30 @@ impl Four {
     }
 }
 
+/// The slots of the entries that a lane has of a block.
+#[derive(CubeType, Clone, Copy)]
+struct Slots {
+    a: i32,
+    b: i32,
+    c: i32,
+    d: i32,
+}
+
+#[cube]
+impl Slots {
+    fn none() -> Slots {
+        Slots { a: i32::new(-1), b: i32::new(-1), c: i32::new(-1), d: i32::new(-1) }
+    }
+
+    /// Those of one lane, for all. A whole warp.
+    fn add_of(&self, lane: u32, rows: &mut Sequence<i32>) {
+        rows.push(warp::shuffle::<i32>(self.a, lane));
+        rows.push(warp::shuffle::<i32>(self.b, lane));
+        rows.push(warp::shuffle::<i32>(self.c, lane));
+        rows.push(warp::shuffle::<i32>(self.d, lane));
+    }
+}
+
 /// How far a warp is that loads chunks.
 #[derive(CubeType, Clone, Copy)]
 struct Loader {
@@ -127,6 +151,9 @@ struct Loader {
     blocks: u32,
     /// Of the next block of the tile.
     ahead: Four,
+    /// Of the block whose keys are loaded, and of the one before it.
+    keys: Slots,
+    values: Slots,
     /// Of the rows of a chunk.
     #[cube(comptime)]
     half: u32,
@@ -138,7 +165,18 @@ struct Loader {
 impl Loader {
     fn new(ring: Ring, maps: Maps, rank: u32, #[comptime] half: u32, #[comptime] form: Form) -> Loader {
         let ahead = Four { a: Found::nothing(), b: Found::nothing(), c: Found::nothing(), d: Found::nothing() };
-        Loader { ring, maps, rank, turn: 0u32, blocks: 0u32, ahead, half, form }
+        Loader {
+            ring,
+            maps,
+            rank,
+            turn: 0u32,
+            blocks: 0u32,
+            ahead,
+            keys: Slots::none(),
+            values: Slots::none(),
+            half,
+            form,
+        }
     }
 
     /// Loads all blocks of a tile, in the order of the products: the keys of a block before the values of the one before it. The entries of
@@ -150,78 +188,93 @@ impl Loader {
         let mut block = 0u32;
         while block < blocks + comptime!(1u32).runtime() {
             if block < blocks {
-                self.publish(lists, self.blocks + block, entries, lane);
+                self.take(lists, self.blocks + block, entries, lane);
                 self.ahead.read(lists, work, block + 1, lane);
-                self.load_keys(work, block, entries);
+                self.load_keys(work, block);
             }
             if block > 0 {
-                self.load_values(work, block - 1, min(halves - (block - 1) * 2, comptime!(2u32).runtime()), entries);
+                self.load_values(work, block - 1, min(halves - (block - 1) * 2, comptime!(2u32).runtime()));
             }
+            self.values.a = self.keys.a;
+            self.values.b = self.keys.b;
+            self.values.c = self.keys.c;
+            self.values.d = self.keys.d;
             block = warp::next(block);
         }
         self.blocks += blocks;
     }
 
-    /// Writes the slots of a block where its loads find them, and which of them are rows for the softmax.
-    fn publish(&mut self, lists: &Lists, turn: u32, entries: &mut Entries, lane: u32) {
-        let mut slots = Sequence::<i32>::new();
-        slots.push(lists.slot_of(&self.ahead.a));
-        slots.push(lists.slot_of(&self.ahead.b));
-        slots.push(lists.slot_of(&self.ahead.c));
-        slots.push(lists.slot_of(&self.ahead.d));
-        entries.slots[(self.place(turn) + lane) as usize] = math::vector::<i32, Const<4>>(&slots);
+    /// Takes the slots that have been read of a block, and tells the softmax which of them are rows.
+    fn take(&mut self, lists: &Lists, turn: u32, entries: &mut Entries, lane: u32) {
+        self.keys.a = lists.slot_of(&self.ahead.a);
+        self.keys.b = lists.slot_of(&self.ahead.b);
+        self.keys.c = lists.slot_of(&self.ahead.c);
+        self.keys.d = lists.slot_of(&self.ahead.d);
         sync_plane();
         if comptime!(self.half == 0) {
             let mut seen = Sequence::<u32>::new();
-            #[unroll]
-            for i in 0..4usize {
-                seen.push(warp::ballot(slots[i] >= 0));
-            }
+            seen.push(warp::ballot(self.keys.a >= 0));
+            seen.push(warp::ballot(self.keys.b >= 0));
+            seen.push(warp::ballot(self.keys.c >= 0));
+            seen.push(warp::ballot(self.keys.d >= 0));
             if lane == 0 {
                 entries.seen[(turn % ENTRY_BLOCKS) as usize] = math::vector::<u32, Const<4>>(&seen);
                 mbarrier::arrive(entries.published + turn % ENTRY_BLOCKS * 8);
             }
+            sync_plane();
         }
-    }
-
-    /// Where this warp keeps the slots of a block.
-    fn place(&self, turn: u32) -> u32 {
-        turn % 2 * 32 + comptime!(64 * self.half)
     }
 
     /// The cube's half of the keys of a block, all channels.
-    fn load_keys(&mut self, work: &Work, block: u32, entries: &mut Entries) {
+    fn load_keys(&mut self, work: &Work, block: u32) {
         let map = self.maps.of(work.list_of(work.first + block * 2 + self.rank), self.form);
-        let from = self.place(self.blocks + block) + self.rank * HALF_LANES;
+        let from = self.rank * HALF_LANES;
         let tiles = comptime!(self.form.tile.tiles as u32);
         let mut first_tile = 0u32;
         while first_tile < comptime!(tiles / 2 * 2).runtime() {
-            self.load(map, entries, from, first_tile, 2u32);
+            self.load(map, from, first_tile, false, 2u32);
             first_tile = warp::next(warp::next(first_tile));
         }
         if comptime!(tiles % 2 == 1) {
-            self.load(map, entries, from, first_tile, 1u32);
+            self.load(map, from, first_tile, false, 1u32);
         }
     }
 
     /// The cube's half of the channels of all values of a block, which has one half or two.
-    fn load_values(&mut self, work: &Work, block: u32, halves: u32, entries: &mut Entries) {
+    fn load_values(&mut self, work: &Work, block: u32, halves: u32) {
         let mut side = 0u32;
         while side < comptime!(2u32).runtime() {
             let mut half = 0u32;
             while half < halves {
                 let map = self.maps.of(work.list_of(work.first + block * 2 + half), self.form);
-                let from = self.place(self.blocks + block) + half * HALF_LANES;
-                self.load(map, entries, from, side * 4 + self.rank * 2, 2u32);
+                self.load(map, half * HALF_LANES, side * 4 + self.rank * 2, true, 2u32);
                 half = warp::next(half);
             }
             side = warp::next(side);
         }
     }
 
-    /// Starts to load this warp's half of `tiles` tiles of the 64 rows that the entries from this place on name. Zeros come for those that
-    /// are none, which are outside of the tensor.
-    fn load(&mut self, map: u64, entries: &mut Entries, from: u32, first_tile: u32, #[comptime] tiles: u32) {
+    /// Starts to load this warp's half of `tiles` tiles of 64 rows, keys or values, which the entries of the lanes from this one on name. Zeros
+    /// come for those that are none, which are outside of the tensor.
+    fn load(
+        &mut self,
+        map: u64,
+        first_lane: u32,
+        first_tile: u32,
+        #[comptime] are_values: bool,
+        #[comptime] tiles: u32,
+    ) {
+        // Before the place is free. Not by way of shared memory: that is busy with products.
+        let mut rows = Sequence::<i32>::new();
+        #[unroll]
+        for group in 0..GROUPS {
+            let lane = first_lane + comptime!(self.half * GROUPS + group);
+            if comptime!(are_values) {
+                self.values.add_of(lane, &mut rows);
+            } else {
+                self.keys.add_of(lane, &mut rows);
+            }
+        }
         let stage = self.turn % RING;
         let full = self.ring.full + stage * 8;
         mbarrier::wait_cluster(self.ring.empty + stage * 8, (self.turn / RING % 2) ^ 1);
@@ -230,21 +283,15 @@ impl Loader {
         if warp::elect() {
             mbarrier::arrive_expect(full, comptime!(tiles * TILE_BYTES / 2).runtime());
             let to = self.ring.chunks_at + stage * CHUNK_BYTES + comptime!(self.half * GROUPS * GATHERED * ROW_BYTES);
-            // All before the first load, behind which none may come forward: a load would wait for each.
-            let mut slots = Sequence::<Vector<i32, Const<4>>>::new();
             #[unroll]
             for group in 0..GROUPS {
-                slots.push(entries.slots[(from + comptime!(self.half * GROUPS + group)) as usize]);
-            }
-            #[unroll]
-            for group in 0..GROUPS {
-                let rows = slots[group as usize];
                 #[unroll]
                 for tile in 0..tiles {
                     let tile_to = to + comptime!(tile * TILE_BYTES + group * GATHERED * ROW_BYTES);
                     let channel = ((first_tile + tile) * comptime!(TILE_WIDTH as u32)) as i32;
-                    let (row_0, row_1, row_2, row_3) =
-                        (rows.extract(0usize), rows.extract(1usize), rows.extract(2usize), rows.extract(3usize));
+                    let (row_0, row_1) = (rows[comptime!(4 * group) as usize], rows[comptime!(4 * group + 1) as usize]);
+                    let (row_2, row_3) =
+                        (rows[comptime!(4 * group + 2) as usize], rows[comptime!(4 * group + 3) as usize]);
                     tma::load_rows(tile_to, map, full, channel, row_0, row_1, row_2, row_3);
                 }
             }

@@ -31,8 +31,6 @@ const ENTRY_BLOCKS: u32 = 4;
 /// What a cube knows of the entries of blocks. Each cube reads all for itself.
 #[derive(CubeType)]
 struct Entries {
-    /// For each of both warps that load, of two blocks: their slots, four of neighbouring entries each.
-    slots: Shared<[Vector<i32, Const<4>>]>,
     /// Bit `i / 4` of word `i % 4` says whether entry `i` is a row.
     seen: Shared<[Vector<u32, Const<4>>]>,
     /// Barriers that say that `seen` is there.
@@ -81,14 +79,13 @@ pub(super) fn sparse_sm100_pair_kernel<E: Float, P: Size>(
     let mut weights = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(WEIGHT_WORDS / 4), 1024usize);
     // What the units of a row tell each other, for each of two times.
     let mut told = Shared::<[f32]>::new_aligned_slice(256usize, 128usize);
-    let slots = Shared::<[Vector<i32, Const<4>>]>::new_aligned_slice(128usize, 128usize);
     let seen = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(ENTRY_BLOCKS as usize), 128usize);
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(BARRIERS + ENTRY_BLOCKS as usize), 128usize);
     let columns = Shared::<[u32]>::new_aligned_slice(4usize, 16usize);
     let (chunks_at, query_at, weights_at) = (shared_address(&chunks), shared_address(&query), shared_address(&weights));
     let barriers_at = shared_address(&barriers);
     let barriers = Barriers::new(barriers_at);
-    let mut entries = Entries { slots, seen, published: barriers_at + comptime!(8 * BARRIERS as u32) };
+    let mut entries = Entries { seen, published: barriers_at + comptime!(8 * BARRIERS as u32) };
     let (mut first, mut end, mut step) = (CUBE_POS as u32, items, CUBE_COUNT as u32);
     if comptime!(form.planned()) {
         first = warp::uniform(cube_ptr[CUBE_POS_Y as usize] as u32);

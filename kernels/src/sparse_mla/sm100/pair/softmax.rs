@@ -78,12 +78,12 @@ impl Softmax {
             let at = self.rows.turn % ENTRY_BLOCKS;
             mbarrier::wait(entries.published + at * 8, self.rows.turn / ENTRY_BLOCKS % 2);
             let of_block = entries.seen[at as usize];
+            let scores = self.rows.scores(cube);
             let mut own = Sequence::<u32>::new();
             #[unroll]
             for i in 0..4usize {
                 own.push(warp::uniform(of_block.extract(i) >> (self.rows.half * 16)));
             }
-            let scores = self.rows.scores(cube);
             let weighed = weigh_seen_row(
                 scores,
                 &mut state,

@@ -58,7 +58,7 @@ impl Sparse {
 
     /// Bytes of shared memory of a CTA.
     pub fn shared(&self) -> u64 {
-        if self.ctas() == 2 { 224_664 } else { 221_328 }
+        if self.ctas() == 2 { 222_616 } else { 221_328 }
     }
 
     /// How often each byte is loaded: as often as there are tiles, by a pair as in [`PAIR`].
