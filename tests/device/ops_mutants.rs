@@ -152,6 +152,8 @@ fn ops_mutants_sparse_ninth_tile(#[case] shape: [usize; 3], #[case] most: usize)
 #[case([8, 1, 10], [[9, 16, 128], [3, 64, 128]], [vec![0, 0, 0, 0, 0, 0, 0, 5], vec![0; 8]])]
 #[case([8, 1, 11], [[9, 16, 128], [3, 64, 128]], [vec![0, 0, 0, 0, 0, 0, 0, 70], vec![0, 0, 0, 0, 0, 0, 0, 128]])]
 #[case([4, 1, 12], [[9, 16, 128], [3, 64, 150]], [vec![40, 110, 0, 100], vec![100, 40, 45, 0]])]
+#[case([6, 1, 97], [[9, 16, 130], [3, 64, 200]], [vec![64, 0, 65, 0, 130, 3], vec![1, 0, 64, 200, 129, 66]])]
+#[case([3, 1, 128], [[9, 16, 400], [3, 64, 70]], [vec![400, 0, 257], vec![65, 0, 3]])]
 fn ops_mutants_sparse_two_lists(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
     let sink = |head| if head % 8 == 1 { f32::NEG_INFINITY } else { head as f32 / 8.0 - 3.0 };
     let sink = Some((0..shape[2]).map(sink).collect());
@@ -165,6 +167,7 @@ fn ops_mutants_sparse_two_lists(#[case] shape: [usize; 3], #[case] pools: [Pool;
 #[case([1, 1, 16], [[9, 16, 200], [3, 64, 130]], [vec![200], vec![130]])]
 #[case([1, 1, 65], [[9, 16, 130], [3, 64, 256]], [vec![65], vec![200]])]
 #[case([2, 1, 5], [[9, 16, 320], [3, 64, 128]], [vec![60, 0], vec![0, 0]])]
+#[case([1, 1, 127], [[9, 16, 450], [3, 64, 128]], [vec![300], vec![128]])]
 #[case([5, 1, 9], [[9, 16, 1024], [3, 64, 512]], [vec![200, 0, 64, 0, 3], vec![64, 0, 0, 65, 5]])]
 #[case([5, 1, 10], [[9, 16, 1024], [3, 64, 512]], [vec![128, 64, 0, 129, 128], vec![64, 130, 192, 64, 128]])]
 #[case([5, 1, 2], [[9, 16, 1024], [3, 64, 512]], [vec![1000, 1, 517, 63, 100], vec![3, 500, 0, 129, 65]])]
@@ -194,6 +197,7 @@ fn ops_mutants_sparse_splits(#[case] shape: [usize; 3], #[case] pools: [Pool; 2]
 #[case([3, 1, 10], [[9, 16, 70], [3, 64, 70]], [vec![5, 0, 0], vec![0, 3, 7]])]
 #[case([1, 1, 11], [[9, 16, 130], [3, 64, 130]], [vec![129], vec![9]])]
 #[case([4, 1, 12], [[9, 16, 130], [3, 64, 130]], [vec![40, 100, 0, 104], vec![104, 40, 45, 0]])]
+#[case([5, 1, 66], [[9, 16, 300], [3, 64, 200]], [vec![65, 0, 300, 3, 0], vec![200, 0, 128, 70, 1]])]
 fn ops_mutants_sparse_planned(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
     check_sparse_of(&with_sink(shape, &pools), &lengths, Some(0));
 }

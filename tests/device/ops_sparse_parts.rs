@@ -131,6 +131,7 @@ fn ops_sparse_parts_of_two_scopes(#[values(0, 3, 100)] first: usize, #[values(0,
 #[case([1, 2, 65], [576, 512], vec![[20, 16, 130]])]
 #[case([2, 1, 16], [512, 512], vec![[9, 16, 128], [3, 64, 150]])]
 #[case([2, 1, 16], [512, 512], vec![[9, 16, 0], [3, 64, 70]])]
+#[case([2, 1, 127], [512, 512], vec![[9, 16, 128], [3, 64, 250]])]
 fn ops_sparse_parts_of_tiles(
     #[case] shape: [usize; 3],
     #[case] widths: [usize; 2],

@@ -27,6 +27,7 @@ pub fn plan_of(args: &SparseMlaArgs) -> SparseMlaPlan {
 #[case::a_window_and_entries([4, 1, 16], vec![[9, 16, 128], [9, 64, 250]], [None, Some(vec![250, 0, 70, 1])])]
 #[case::a_window_behind([4, 1, 16], vec![[9, 64, 250], [9, 16, 70]], [Some(vec![0, 250, 70, 1]), None])]
 #[case::two_lengths([5, 1, 9], vec![[9, 16, 130], [9, 64, 200]], [Some(vec![130, 0, 64, 0, 3]), Some(vec![65, 0, 0, 200, 9])])]
+#[case::two_lengths_of_127_heads([5, 1, 127], vec![[9, 16, 130], [9, 64, 200]], [Some(vec![130, 0, 64, 0, 3]), Some(vec![65, 0, 0, 200, 9])])]
 #[case::nothing([3, 1, 9], vec![[9, 16, 70]], [Some(vec![0; 3]), None])]
 #[case::lists_without_room([3, 1, 9], vec![[9, 16, 0], [9, 64, 70]], [Some(vec![0; 3]), Some(vec![70, 0, 1])])]
 fn ops_sparse_tiles_planned(

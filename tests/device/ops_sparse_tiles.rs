@@ -26,6 +26,10 @@ fn has_tiles(device: &Device, dtype: DType) -> bool {
 #[case::two_pools_and_splits([1, 1, 16], [512, 512], vec![[9, 16, 128], [3, 64, 250]])]
 #[case::two_pools_of_keys_with_a_ninth_tile([1, 3, 16], [576, 512], vec![[9, 1, 3], [3, 64, 64]])]
 #[case::an_empty_first_list([2, 1, 16], [512, 512], vec![[9, 16, 0], [3, 64, 70]])]
+#[case::two_lists_of_128_heads([3, 1, 128], [512, 512], vec![[9, 16, 70], [3, 64, 150]])]
+#[case::two_tiles_and_splits([1, 1, 96], [576, 512], vec![[40, 16, 500]])]
+#[case::three_tiles_of_heads([2, 1, 130], [576, 512], vec![[9, 16, 0], [9, 64, 200]])]
+#[case::an_empty_second_list_of_127_heads([2, 1, 127], [512, 512], vec![[9, 16, 193], [3, 64, 0]])]
 #[case::an_empty_second_list([2, 1, 16], [512, 512], vec![[9, 16, 70], [3, 64, 0]])]
 fn ops_sparse_tiles(
     #[case] shape: [usize; 3],

@@ -16,7 +16,7 @@ pub(super) struct Form {
     pub sink: bool,
     /// How the rows of both lists are stored.
     pub rows: [Stored; 2],
-    /// Whether two cubes with 128 heads of a token bring half of the FP8 rows each, for both.
+    /// Whether two cubes with 128 heads of a token bring half of the FP8 rows each, for both, or of dense rows compute products together.
     pub pair: bool,
     /// Whether the first list is the pages of a sequence, of which a query token may see fewer keys than the next.
     pub pages: Option<Causal>,
@@ -93,6 +93,11 @@ impl Form {
     /// Tiles of an FP8 row that are codes. The one behind them is its rotary channels.
     pub fn code_tiles(self) -> u32 {
         self.tile.tiles as u32 - 1
+    }
+
+    /// Whether blocks are computed two at a time.
+    pub fn blocks_by_two(self) -> bool {
+        self.pair && !self.fp8()
     }
 
     /// Cubes of a cluster.

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::form::{Causal, Form, Stored, Writes};
 use super::merge::{self, MergeArgs};
-use super::select::{pairs_pay, splits};
+use super::select::Pairs;
 use super::work::PagedKeysLaunch;
 use super::{Pages, Partials, ScopeArgs, SparseMlaArgs, SparseMlaError, SparseMlaResults, SparsePlan};
 use crate::common::launch::{dummy, multiprocessors, or_dummy, share};
@@ -12,8 +12,14 @@ use crate::compiler::names_all_sizes;
 use crate::ptx::tma;
 use crate::tiles::form::{Form as TileForm, KEYS, ROWS, TILE_WIDTH, VALUE_WIDTH};
 
-/// Launches the kernel of an architecture.
-pub(super) type Kernel = fn(&Client, Call) -> Result<(), SparseMlaError>;
+/// The kernel of an architecture.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel {
+    /// Launches it.
+    pub launch: fn(&Client, Call) -> Result<(), SparseMlaError>,
+    /// When two cubes work together.
+    pub pairs: Pairs,
+}
 
 /// What a kernel is launched with. Of what there is not it has something that is not read.
 pub(super) struct Call<'a> {
@@ -53,7 +59,12 @@ pub(super) fn launch(
     kernel: Kernel,
 ) -> Result<(), SparseMlaError> {
     let (tokens, heads) = (args.sizes.tokens, args.sizes.heads);
-    let head_tiles = heads.div_ceil(ROWS);
+    let stored = |rows| Stored::of(rows, tile.bf16).ok_or(SparseMlaError::NoKernel);
+    let rows = stored(args.sizes.rows)?;
+    let rows = [rows, args.sizes.second_rows.map_or(Ok(rows), stored)?];
+    let pairs = kernel.pairs;
+    let head_tiles = pairs.tiles(heads.div_ceil(ROWS));
+    let may_pair = pairs.are_possible(head_tiles, rows != [Stored::Dense; 2]);
     let most_blocks = [Some(&args.first), args.second.as_ref()]
         .into_iter()
         .flatten()
@@ -64,14 +75,11 @@ pub(super) fn launch(
         SparseMlaResults::Output { sink, .. } => (sink.is_some(), !args.batch_invariant),
         SparseMlaResults::Parts { .. } => (false, false),
     };
-    let splits = if splits_of_tiles { splits(tokens * head_tiles, most_blocks, multiprocessors) } else { 1 };
+    let splits =
+        if splits_of_tiles { pairs.splits(tokens * head_tiles, most_blocks, multiprocessors, may_pair) } else { 1 };
     let lengths = |scope: Option<&ScopeArgs>| scope.is_some_and(|scope| scope.lengths.is_some());
     let causal = args.pages.as_ref().map(|pages| Causal(pages.causal));
-    let stored = |rows| Stored::of(rows, tile.bf16).ok_or(SparseMlaError::NoKernel);
-    let rows = stored(args.sizes.rows)?;
-    let rows = [rows, args.sizes.second_rows.map_or(Ok(rows), stored)?];
-    let may_pair = rows != [Stored::Dense; 2] && head_tiles.is_multiple_of(2);
-    let pairs = |splits: usize| may_pair && pairs_pay(most_blocks.div_ceil(splits));
+    let pairs = |splits: usize| may_pair && pairs.pay(most_blocks.div_ceil(splits));
     let form = |writes, pair| Form {
         tile,
         second: args.second.is_some(),
@@ -101,8 +109,10 @@ pub(super) fn launch(
     let cubes = (items.min(most_cubes as u32), 1);
     let grid = Grid { items, head_tiles: head_tiles as u32, splits, cubes };
     if names_all_sizes() && splits_of_tiles {
-        // Another number of tokens has splits of more or fewer blocks, or none.
-        for (writes, pair) in [(Writes::Whole, pairs(1)), (Writes::Split, false), (Writes::Split, pairs(1))] {
+        // Another number of tokens has splits of more or fewer blocks, down to one, or none.
+        for (writes, pair) in
+            [(Writes::Whole, pairs(1)), (Writes::Split, pairs(most_blocks.max(1))), (Writes::Split, pairs(1))]
+        {
             grid.launch(client, &args, form(writes, pair), kernel)?;
         }
     }
@@ -157,7 +167,7 @@ impl Grid {
         });
         let (slots, lengths) = (scopes.map(slots), scopes.map(lengths));
         let (second, grid) = (scopes[1], *self);
-        kernel(
+        (kernel.launch)(
             client,
             Call { args, form, second, slots, lengths, plan, sink, partial_out, partial_lse, out, lse, grid },
         )?;

@@ -23,6 +23,10 @@ mod work;
 use cubecl::prelude::*;
 use thiserror::Error;
 
+#[cfg(feature = "cuda")]
+use self::launch::Kernel;
+#[cfg(feature = "cuda")]
+use self::select::Pairs;
 use crate::cache_rows::{CacheArg, RowFormat};
 use crate::common::select::Available;
 #[cfg(feature = "cuda")]
@@ -164,9 +168,13 @@ pub fn launch(client: &Client, args: SparseMlaArgs) -> Result<(), SparseMlaError
     }
     match select::TABLE.choose(client, &args.sizes) {
         #[cfg(feature = "cuda")]
-        Some((Path::Sm100, tile)) => launch::launch(client, args, tile, sm100::launch),
+        Some((Path::Sm100, tile)) => {
+            launch::launch(client, args, tile, Kernel { launch: sm100::launch, pairs: Pairs::OfManyHeads })
+        }
         #[cfg(feature = "cuda")]
-        Some((Path::Sm90, tile)) => launch::launch(client, args, tile, sm90::launch),
+        Some((Path::Sm90, tile)) => {
+            launch::launch(client, args, tile, Kernel { launch: sm90::launch, pairs: Pairs::OfFp8Rows })
+        }
         _ => Err(SparseMlaError::NoKernel),
     }
 }

@@ -75,15 +75,45 @@ const SPLIT_COST: usize = 2;
 #[cfg(feature = "cuda")]
 const FEWEST_OF_PAIR: usize = 8;
 
-/// Whether two cubes with so many blocks each should read FP8 rows for one another.
+/// When two cubes work together, which have the heads of two tiles of a token.
 #[cfg(feature = "cuda")]
-pub(super) fn pairs_pay(blocks: usize) -> bool {
-    blocks >= FEWEST_OF_PAIR
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pairs {
+    /// Where they read FP8 rows for one another.
+    OfFp8Rows,
+    /// Where one cube has not all heads. They compute two blocks at a time.
+    OfManyHeads,
+}
+
+#[cfg(feature = "cuda")]
+impl Pairs {
+    /// Tiles of a token that has heads for so many: the last one may have none.
+    pub fn tiles(self, tiles: usize) -> usize {
+        if self == Self::OfManyHeads && tiles > 1 { tiles.next_multiple_of(2) } else { tiles }
+    }
+
+    /// Whether so many tiles may be those of pairs.
+    pub fn are_possible(self, tiles: usize, fp8: bool) -> bool {
+        tiles.is_multiple_of(2) && (fp8 || self == Self::OfManyHeads)
+    }
+
+    /// Whether those with so many blocks should be.
+    pub fn pay(self, blocks: usize) -> bool {
+        self == Self::OfManyHeads || blocks >= FEWEST_OF_PAIR
+    }
+
+    /// Into how many [`splits`] the blocks of each of so many tiles go.
+    pub fn splits(self, tiles: usize, blocks: usize, multiprocessors: usize, may_pair: bool) -> usize {
+        match self == Self::OfManyHeads && may_pair {
+            true => splits(tiles / 2, blocks.div_ceil(2), (multiprocessors / 2).max(1)),
+            false => splits(tiles, blocks, multiprocessors),
+        }
+    }
 }
 
 /// Into how many splits the blocks of a tile go, of which there are at most so many: those that end first.
 #[cfg(feature = "cuda")]
-pub(super) fn splits(tiles: usize, blocks: usize, multiprocessors: usize) -> usize {
+fn splits(tiles: usize, blocks: usize, multiprocessors: usize) -> usize {
     let cost = |splits: usize| {
         let own = if splits == 1 { 0 } else { SPLIT_COST };
         (tiles * splits).div_ceil(multiprocessors) * (blocks.div_ceil(splits) + own)
@@ -93,7 +123,7 @@ pub(super) fn splits(tiles: usize, blocks: usize, multiprocessors: usize) -> usi
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
-    use super::splits;
+    use super::{Pairs, splits};
 
     #[test]
     fn tiles_are_split_where_multiprocessors_are_idle() {
@@ -103,5 +133,20 @@ mod tests {
         assert_eq!(splits(128, 32, 132), 1);
         assert_eq!(splits(8192, 32, 132), 1);
         assert_eq!(splits(0, 0, 132), 1);
+    }
+
+    #[test]
+    fn pairs_have_two_tiles_and_two_blocks_at_a_time() {
+        let many = Pairs::OfManyHeads;
+        assert_eq!([1, 2, 3, 4].map(|tiles| many.tiles(tiles)), [1, 2, 4, 4]);
+        assert_eq!([1, 2, 3, 4].map(|tiles| Pairs::OfFp8Rows.tiles(tiles)), [1, 2, 3, 4]);
+        assert!(!many.are_possible(1, false) && many.are_possible(2, false) && many.pay(1));
+        assert!(!Pairs::OfFp8Rows.are_possible(2, false) && !Pairs::OfFp8Rows.are_possible(3, true));
+        // A token fills half of the pairs with two blocks each.
+        assert_eq!(many.splits(2, 32, 148, true), 16);
+        assert_eq!(many.splits(128, 32, 148, true), 1);
+        assert_eq!(many.splits(1, 32, 148, false), splits(1, 32, 148));
+        assert_eq!(many.splits(2, 3, 1, true), 1);
+        assert_eq!(Pairs::OfFp8Rows.splits(128, 32, 132, true), splits(128, 32, 132));
     }
 }

@@ -86,7 +86,7 @@ impl Lists<'_> {
     }
 
     /// The slot of what was found; that of a key on a page that is not there is the last one of the cache.
-    fn slot_of(&self, found: &Found) -> i32 {
+    pub fn slot_of(&self, found: &Found) -> i32 {
         let mut slot = found.value;
         if comptime!(self.form.pages.is_some()) {
             let PagedKeys { page_shift, slot_count, .. } = self.pages;
@@ -99,9 +99,9 @@ impl Lists<'_> {
 
 /// What a list has for an entry, as it was read: nothing waits for it before it is looked at.
 #[derive(CubeType, Clone, Copy)]
-struct Found {
+pub(super) struct Found {
     /// Whether there is such an entry.
-    there: bool,
+    pub there: bool,
     /// A slot, negative for none, or the page of a key.
     value: i32,
     key: u32,
@@ -109,12 +109,12 @@ struct Found {
 
 #[cube]
 impl Found {
-    fn nothing() -> Found {
+    pub fn nothing() -> Found {
         Found { there: false.runtime(), value: i32::new(-1), key: 0u32 }
     }
 
     /// Reads entry `place` of a block.
-    fn read(&mut self, lists: &Lists, work: &Work, block: u32, place: u32) {
+    pub fn read(&mut self, lists: &Lists, work: &Work, block: u32, place: u32) {
         let blocks_a = blocks_of(work.len_a);
         let keys = comptime!(KEYS as u32);
         if comptime!(lists.form.second) && block >= blocks_a {
@@ -197,7 +197,10 @@ impl Work {
         self.whole = comptime!(lists.form.writes == Writes::Whole).runtime();
         self.part = self.token * lists.splits + split;
         let blocks = self.read_lengths(lists);
-        let each = blocks.div_ceil(lists.splits);
+        let mut each = blocks.div_ceil(lists.splits);
+        if comptime!(lists.form.blocks_by_two()) {
+            each += each % 2;
+        }
         self.first = min(split * each, blocks);
         self.end = min(self.first + each, blocks);
     }
@@ -267,7 +270,7 @@ impl Work {
     }
 
     /// Which list a block is of: 1 or 2.
-    fn list_of(&self, block: u32) -> u32 {
+    pub fn list_of(&self, block: u32) -> u32 {
         select(block < blocks_of(self.len_a), 1u32, 2u32)
     }
 }

@@ -1,6 +1,7 @@
 //! What kernels of several operations or architectures share: the tile of the plain attention kernels, operands of a warp's matrix
 //! instructions, attention of prefill with them, and of Hopper's and Blackwell's kernels the tile loads, the ring of stages, the
-//! online softmax and the epilogue; of Blackwell's the products of one cube.
+//! online softmax and the epilogue; of Blackwell's the products of one cube and
+//! of a pair.
 
 pub(crate) mod attention;
 #[cfg(feature = "cuda")]
@@ -13,6 +14,8 @@ pub(crate) mod loader;
 pub(crate) mod one_cube;
 #[cfg(feature = "cuda")]
 pub(crate) mod output;
+#[cfg(feature = "cuda")]
+pub(crate) mod pair;
 #[cfg(feature = "cuda")]
 pub(crate) mod prefill;
 #[cfg(feature = "cuda")]

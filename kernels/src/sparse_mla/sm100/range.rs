@@ -1,12 +1,15 @@
-//! The work of a cube, its products, and the loads of its queries.
+//! The work of a cube, and the rows that it loads.
 
 use cubecl::prelude::*;
 
-use crate::ptx::{mbarrier, warp};
 use crate::sparse_mla::form::Form;
-use crate::sparse_mla::work::{Lists, Work, next};
-use crate::tiles::form::load_query;
-use crate::tiles::one_cube::{Cube, Products};
+use crate::sparse_mla::work::next;
+use crate::tiles::form::TILE_WIDTH;
+
+/// Rows that an instruction loads.
+pub(super) const GATHERED: u32 = 4;
+/// Bytes of a row in a tile.
+pub(super) const ROW_BYTES: u32 = 2 * TILE_WIDTH as u32;
 
 /// Every `step`-th work from `first` on.
 #[derive(CubeType, Clone, Copy)]
@@ -27,37 +30,22 @@ impl Range {
     }
 }
 
-/// Issues the products of all work. One thread.
-#[cube]
-pub(super) fn multiply(cube: &Cube, range: &Range, lists: &Lists) {
-    let mut products = Products::new();
-    let mut index = range.first;
-    while index < range.end {
-        let mut work = Work::none();
-        work.read(lists, index);
-        products.multiply(cube, work.blocks(), comptime!(range.form.tile));
-        index = range.next(index);
-    }
+/// Maps of the rows of both lists.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Maps {
+    pub a: u64,
+    pub b: u64,
 }
 
-/// Loads the queries of all work that has blocks, each as soon as the scores of the one before it are done. Past the heads of a token
-/// are those of the next, which nobody looks at. A whole warp.
 #[cube]
-pub(super) fn load_queries<E: Float>(cube: &Cube, range: &Range, lists: &Lists, q_map: &TensorMap<E, Tiled>) {
-    let mut queries = 0u32;
-    let mut index = range.first;
-    while index < range.end {
-        let mut work = Work::none();
-        work.read(lists, index);
-        if work.blocks() > 0 {
-            mbarrier::wait(cube.barriers.query_empty, (queries % 2) ^ 1);
-            if warp::elect() {
-                let row = work.query_row(range.heads);
-                load_query::<E>(q_map, cube.query_at, cube.barriers.query_full, row, comptime!(range.form.tile));
-            }
-            sync_plane();
-            queries += 1;
+impl Maps {
+    /// That of the first list, or of the second.
+    pub fn of(&self, list: u32, #[comptime] form: Form) -> u64 {
+        let mut map = self.a;
+        if comptime!(form.second) && list == 2 {
+            map = self.b;
         }
-        index = range.next(index);
+        map
     }
 }

@@ -161,8 +161,8 @@ impl Scores {
         mbarrier::wait(cube.barriers.used, (self.round % 2) ^ 1);
         let corner = cube.lane % 4;
         if corner == 0 {
-            exchange.factors[cube.own_row as usize] = ends.factor_a;
-            exchange.factors[cube.own_row as usize + 8] = ends.factor_b;
+            exchange.factors[cube.own_row as usize] = ends.a.factor;
+            exchange.factors[cube.own_row as usize + 8] = ends.b.factor;
             ends.write::<E, P>(work, results, cube.form);
         }
         sync_plane();

@@ -1,26 +1,11 @@
-//! A ring of chunks, 64 rows of the cache with 128 channels each, that a cube of a pair loads: first its half of a block's keys,
-//! all channels, then all of the block's values, its half of the channels.
+//! The chunks that a cube of a pair loads.
 
 use cubecl::prelude::*;
 
 use crate::ptx::{fence, mbarrier, tma, warp};
 use crate::tiles::form::{Form, ROWS, TILE_BYTES};
 use crate::tiles::loader::{Item, NO_ROW, PagedKeys, Plan, Tile};
-
-/// Keys of a block. Half of them lie in each cube as keys; as values all do, of half the channels.
-pub(super) const PAIR_KEYS: u32 = 128;
-/// Chunks in shared memory.
-pub(super) const RING: u32 = 8;
-/// Two tiles.
-pub(super) const CHUNK_BYTES: u32 = 2 * TILE_BYTES;
-
-/// Where chunks come to in shared memory, and the barriers of each place: loaded, and no longer needed.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Ring {
-    pub chunks_at: u32,
-    pub full: u32,
-    pub empty: u32,
-}
+use crate::tiles::pair::{CHUNK_BYTES, PAIR_KEYS, RING, Ring, pass};
 
 /// Loads the chunks of all items of a cube, one after the other; all its functions are called by a whole warp.
 #[derive(CubeType, Clone, Copy)]
@@ -145,6 +130,5 @@ pub(super) fn passes(chunks: &mut Shared<[u32]>, chunk: u32, full: u32, come: u3
         }
         fence::async_shared();
     }
-    sync_plane();
-    mbarrier::arrive_at_if(come + stage * 8, 0u32, lane == 0);
+    pass(come, stage, lane);
 }

@@ -1,24 +1,19 @@
 //! A pair of cubes for 128 query rows: products of 128 rows, of which each cube has 64, over blocks of 128 keys.
 
 mod chunks;
-mod cube;
 mod loads;
-mod products;
-mod rows;
 mod softmax;
 
 use cubecl::prelude::*;
 
-use self::chunks::{CHUNK_BYTES, PAIR_KEYS, RING};
-use self::cube::{BARRIERS, Barriers, Cube};
-use self::loads::{load_chunks, load_queries, pass_chunks};
-use self::products::Products;
+use self::loads::{Range, load_chunks, load_queries, multiply, pass_chunks};
 use self::softmax::Softmax;
-use crate::ptx::tcgen05::{self, Cubes, Layout, Mma, Source};
+use crate::ptx::tcgen05::{self, Cubes};
 use crate::ptx::{barrier, shared_address, tma, warp};
-use crate::tiles::form::{Form, ROWS, VALUE_WIDTH};
+use crate::tiles::form::{Form, ROWS};
 use crate::tiles::loader::{PagedKeys, Plan, Tile};
 use crate::tiles::output::Results;
+use crate::tiles::pair::{BARRIERS, Barriers, CHUNK_BYTES, COLUMNS as TENSOR_COLUMNS, Cube, RING, WEIGHT_WORDS};
 
 /// Warps: four for the softmax, then one each for products (of the first cube alone), keys, keys that have come, and queries.
 const PRODUCTS: u32 = 4;
@@ -27,33 +22,6 @@ const KEYS_COME: u32 = 6;
 const QUERY_LOADS: u32 = 7;
 /// Units of a cube.
 pub(super) const UNITS: u32 = 8 * 32;
-
-/// Words of the weights of a cube's rows.
-const WEIGHT_WORDS: usize = ROWS * PAIR_KEYS as usize / 2;
-
-/// Columns of tensor memory: all. A second cube would have no room in shared memory either.
-const COLUMNS: u32 = 512;
-/// The output, as two products have it: columns 0 to 127 and 256 to 383 of a row in lanes 0 to 63, the others above.
-const OUTPUT_AT: u32 = 0;
-const OUTPUT_COLUMNS: u32 = 128;
-/// Scores of two blocks: of the first 64 keys in lanes 0 to 63, of the others above.
-const SCORES_AT: u32 = 2 * OUTPUT_COLUMNS;
-const SCORES_COLUMNS: u32 = PAIR_KEYS / 2;
-
-/// How queries, keys and weights lie.
-const ROWS_OF_TERMS: Layout = Layout::Terms { rows: ROWS };
-
-/// Scores of a block, over the channels of a chunk.
-fn scores(form: Form, tiles: usize) -> Mma {
-    let (n, steps, elem, a) = (PAIR_KEYS as usize, 4 * tiles, form.elem(), Source::Shared(ROWS_OF_TERMS));
-    Mma { cubes: Cubes::Pair, m: 2 * ROWS, n, steps, elem, a, b: ROWS_OF_TERMS }
-}
-
-/// Half of the output, of 64 keys.
-fn output(form: Form) -> Mma {
-    let (n, elem, a) = (VALUE_WIDTH / 2, form.elem(), Source::Shared(ROWS_OF_TERMS));
-    Mma { cubes: Cubes::Pair, m: 2 * ROWS, n, steps: 4, elem, a, b: Layout::Across { terms: ROWS } }
-}
 
 /// Cubes `(2 * t, c)` and `(2 * t + 1, c)` compute tiles `2 * t` and `2 * t + 1` of the query rows for the items of cube `c` of
 /// the plan.
@@ -100,14 +68,14 @@ pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
     if UNIT_POS == 0 {
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(kv_map));
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(q_map));
-        barriers.init();
+        barriers.init(1u32);
     }
     // Without items both cubes of the pair exit early.
     if first >= end {
         terminate!();
     }
     if warp == QUERY_LOADS {
-        tcgen05::allocate(shared_address(&columns), COLUMNS, Cubes::Pair);
+        tcgen05::allocate(shared_address(&columns), TENSOR_COLUMNS, Cubes::Pair);
     }
     barrier::sync_cluster();
     let tensor = columns[0];
@@ -116,29 +84,29 @@ pub(super) fn decode_sm100_pair_kernel<E: Float, P: Size>(
     let tile_row = CUBE_POS_X * comptime!(ROWS as u32);
     let last_row = (CUBE_POS_X | 1) * comptime!(ROWS as u32) + comptime!(ROWS as u32 - 1);
     let tile = Tile { query_len, heads, last_row, causal: form.causal };
-    let cube = Cube { chunks_at, query_at, weights_at, tensor, barriers, warp, lane, rows, tile_row, tile, first, end };
+    let cube = Cube { chunks_at, query_at, weights_at, tensor, barriers, warp, lane };
+    let range = Range { rows, tile_row, tile, first, end };
     let plan = Plan::new(items, split_ptr, seq_lens, page_table);
     if warp == PRODUCTS {
         if rank == 0 && warp::elect() {
-            let mut products = Products::new(form);
-            products.run(&cube, &plan);
+            multiply(&cube, &range, &plan, form);
         }
     } else if warp == KEY_LOADS {
         let paged = PagedKeys { map: tma::tensor_map_address::<E, Tiled>(kv_map), page_shift, max_pages };
-        load_chunks(&cube, &plan, paged, rank, form);
+        load_chunks(&cube, &range, &plan, paged, rank, form);
     } else if warp == KEYS_COME {
-        pass_chunks(&cube, &plan, &mut chunks, form);
+        pass_chunks(&cube, &range, &plan, &mut chunks, form);
     } else if warp == QUERY_LOADS {
-        load_queries::<E>(&cube, &plan, q_map, form);
+        load_queries::<E>(&cube, &range, &plan, q_map, form);
     } else {
         let mut results = Results::<E, P>::new(out, lse, partial_out, partial_lse, rows);
-        let mut softmax = Softmax::new(&cube, scale, empty_lse, form);
-        softmax.run::<E, P>(&cube, &plan, &mut weights, &mut told, &mut results);
+        let mut softmax = Softmax::new(&cube, &range, scale, empty_lse, form);
+        softmax.run::<E, P>(&cube, &range, &plan, &mut weights, &mut told, &mut results);
     }
     // Nobody leaves while the other cube may arrive here, or products read from here.
     tcgen05::fence_before();
     barrier::sync_cluster();
     if warp == QUERY_LOADS {
-        tcgen05::deallocate(tensor, COLUMNS, Cubes::Pair);
+        tcgen05::deallocate(tensor, TENSOR_COLUMNS, Cubes::Pair);
     }
 }

@@ -38,7 +38,7 @@ const SINGLE: Form = Form {
 };
 
 /// A pair loads its own keys with all channels and half of the channels of all keys: 139,264 bytes each of 147,456.
-const PAIR: Form = Form {
+pub const PAIR: Form = Form {
     name: "mla_decode.sm100_pair.bf16.576.64.sm_100a",
     threads: 256,
     shared: 222_480,

@@ -234,14 +234,14 @@ impl Kernel {
         ];
         let buffers = buffers.map(|contents| Param::Buffer(memory.alloc(&contents)));
         let scale = (KEY as f32).powf(-0.5) * std::f32::consts::LOG2_E;
-        let sizes = [form.heads, form.entries, 0, form.heads.div_ceil(ROWS), form.splits, form.items(), 1, 0, 0, 0];
+        let sizes = [form.heads, form.entries, 0, form.tiles(), form.splits, form.items(), 1, 0, 0, 0];
         let mut info = vec![scale.to_bits(), 0];
         info.extend(sizes.map(|size| size as u32));
         info.push(f32::NEG_INFINITY.to_bits());
         let launch = Launch {
             grid: [cubes as u32, 1, 1],
-            block: [256, 1, 1],
-            dynamic_shared: 221_328,
+            block: [form.threads(), 1, 1],
+            dynamic_shared: form.shared(),
             params: maps.into_iter().chain(buffers).chain([scalars(&info, 144)]).collect(),
             rates: Some(rates),
             only: Some(0),

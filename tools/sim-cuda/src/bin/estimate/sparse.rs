@@ -1,5 +1,6 @@
-//! Sparse attention without a plan. A tile is 64 heads of a token, and reads the rows of all its entries.
-use crate::forms::ROWS;
+//! Sparse attention without a plan. A tile is 64 heads of a token, of which a cube reads the rows of all entries; two cubes with 128 heads
+//! share them.
+use crate::forms::{PAIR, ROWS};
 use crate::launches::{Failure, Kernel};
 use crate::shapes::{KEY, VALUE};
 use ptx_sim::timing::Rates;
@@ -10,7 +11,8 @@ const BLOCK: usize = 64;
 /// Blocks that a split costs beside its own (`sparse_mla`, `SPLIT_COST`).
 const SPLIT: usize = 2;
 /// Tokens, heads and entries: decode steps of DeepSeek-V3.2, and a prompt.
-const SHAPES: [[usize; 3]; 4] = [[64, 64, 2048], [128, 64, 2048], [64, 128, 2048], [592, 64, 2048]];
+const SHAPES: [[usize; 3]; 6] =
+    [[64, 64, 2048], [128, 64, 2048], [64, 128, 2048], [128, 128, 2048], [592, 64, 2048], [592, 128, 2048]];
 
 /// Lists that are all full.
 pub struct Sparse {
@@ -23,37 +25,65 @@ pub struct Sparse {
 
 impl Sparse {
     fn new([tokens, heads, entries]: [usize; 3], multiprocessors: usize) -> Self {
-        let (tiles, blocks) = (tokens * heads.div_ceil(ROWS), entries.div_ceil(BLOCK));
+        let form = Self { tokens, heads, entries, splits: 1 };
+        let (tiles, blocks) = (form.items() / form.ctas(), entries.div_ceil(BLOCK * form.ctas()));
+        let clusters = multiprocessors / form.ctas();
         let cost = |splits: &usize| {
             let own = if *splits == 1 { 0 } else { SPLIT };
-            (tiles * splits).div_ceil(multiprocessors) * (blocks.div_ceil(*splits) + own)
+            (tiles * splits).div_ceil(clusters) * (blocks.div_ceil(*splits) + own)
         };
-        let splits = (1..=blocks.min(multiprocessors)).min_by_key(cost).unwrap_or(1);
-        Self { tokens, heads, entries, splits }
+        let splits = (1..=blocks.min(clusters)).min_by_key(cost).unwrap_or(1);
+        Self { splits, ..form }
+    }
+
+    /// Tiles of a token: an even number, or one.
+    pub fn tiles(&self) -> usize {
+        self.ctas() * self.heads.div_ceil(ROWS * self.ctas())
+    }
+
+    /// CTAs of a cluster, and blocks that they compute at a time.
+    fn ctas(&self) -> usize {
+        if self.heads > ROWS { 2 } else { 1 }
     }
 
     /// Splits of all tiles.
     pub fn items(&self) -> usize {
-        self.tokens * self.heads.div_ceil(ROWS) * self.splits
+        self.tokens * self.tiles() * self.splits
     }
 
-    fn kernel(&self) -> &'static str {
-        if self.splits > 1 { "sparse_mla.sm100.bf16.576.split.sm_100a" } else { "sparse_mla.sm100.bf16.576.sm_100a" }
+    /// Threads of a CTA.
+    pub fn threads(&self) -> u32 {
+        if self.ctas() == 2 { 288 } else { 256 }
+    }
+
+    /// Bytes of shared memory of a CTA.
+    pub fn shared(&self) -> u64 {
+        if self.ctas() == 2 { 222_616 } else { 221_328 }
+    }
+
+    /// How often each byte is loaded: as often as there are tiles, by a pair as in [`PAIR`].
+    fn times(&self) -> f64 {
+        if self.ctas() == 2 { PAIR.times * (self.tiles() / 2) as f64 } else { self.tiles() as f64 }
+    }
+
+    fn kernel(&self) -> String {
+        let (pair, split) = (if self.ctas() == 2 { "_pair" } else { "" }, if self.splits > 1 { ".split" } else { "" });
+        format!("sparse_mla.sm100{pair}.bf16.576{split}.sm_100a")
     }
 }
 
 /// Prints the time of the kernel alone, without its launch and the merge of splits.
 pub fn print(rates: &Rates, folder: &Path) -> Result<(), Failure> {
     println!(
-        "\n| sparse: tokens, h, entries | CTAs | blocks | cycles per block | kernel, us | bound, us | of the products' bound |"
+        "\n| sparse: tokens, h, entries | CTAs | blocks | cycles per block | kernel, us | bound, us | of the products' bound | of the bound |"
     );
     let multiprocessors = rates.multiprocessors as usize;
     for shape in SHAPES {
         let form = Sparse::new(shape, multiprocessors);
         let cubes = form.items().min(multiprocessors);
         let [tokens, heads, entries] = shape;
-        let own = rates.shared_by(cubes, heads.div_ceil(ROWS) as f64);
-        let stats = Kernel::load(folder, form.kernel())?.attend(&form, cubes, &own)?;
+        let own = rates.shared_by(cubes, form.times());
+        let stats = Kernel::load(folder, &form.kernel())?.attend(&form, cubes, &own)?;
         let blocks = form.items().div_ceil(cubes) * entries.div_ceil(BLOCK * form.splits);
         let (keys, found) = ((tokens * entries) as f64, rates.microseconds(stats.cycles as f64));
         let products = keys * heads as f64 * (KEY + VALUE) as f64 / rates.products / f64::from(rates.multiprocessors);
@@ -61,8 +91,9 @@ pub fn print(rates: &Rates, folder: &Path) -> Result<(), Failure> {
         let bound = if products > memory { format!("{products:.1} products") } else { format!("{memory:.1} memory") };
         let cycles = stats.cycles as f64 / blocks as f64;
         println!(
-            "| {tokens}, {heads}, {entries} | {cubes} | {blocks} | {cycles:.0} | {found:.1} | {bound} | {:.2} |",
-            found / products
+            "| {tokens}, {heads}, {entries} | {cubes} | {blocks} | {cycles:.0} | {found:.1} | {bound} | {:.2} | {:.2} |",
+            found / products,
+            found / products.max(memory)
         );
     }
     println!();

@@ -3,18 +3,17 @@
 
 use cubecl::prelude::*;
 
-use super::chunks::{CHUNK_BYTES, RING};
 use super::cube::Cube;
+use super::ring::{CHUNK_BYTES, RING};
 use super::{OUTPUT_AT, OUTPUT_COLUMNS, ROWS_OF_TERMS, SCORES_AT, SCORES_COLUMNS, output, scores};
 use crate::ptx::tcgen05::{self, descriptor};
 use crate::ptx::{mbarrier, warp};
 use crate::tiles::form::{Form, TILE_BYTES};
-use crate::tiles::loader::{Item, Plan};
 
 /// How far it is.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Products {
-    /// Blocks, queries and chunks of all items so far.
+pub(crate) struct Products {
+    /// Blocks, queries and chunks of all tiles so far.
     turn: u32,
     queries: u32,
     chunk: u32,
@@ -28,34 +27,28 @@ impl Products {
         Products { turn: 0u32, queries: 0u32, chunk: 0u32, form }
     }
 
-    /// Issues the products of all items. One thread.
-    pub fn run(&mut self, cube: &Cube, plan: &Plan) {
-        let mut index = cube.first;
-        while index < cube.end {
-            let mut item = Item::none();
-            item.read(plan, index, &cube.tile);
-            let blocks = item.blocks.div_ceil(2u32);
-            if blocks > 0 {
-                mbarrier::wait_cluster(cube.barriers.query_come, self.queries % 2);
-                self.queries += 1;
-            }
-            let mut block = 0u32;
-            while block < blocks + comptime!(1u32).runtime() {
-                if block < blocks {
-                    self.multiply_keys(cube, (self.turn + block) % 2);
-                    if block + 1 == blocks {
-                        tcgen05::commit_pair(cube.barriers.query_empty);
-                    }
-                }
-                if block > 0 {
-                    let halves = min(item.blocks - (block - 1) * 2, comptime!(2u32).runtime());
-                    self.multiply_values(cube, block, halves);
-                }
-                block = warp::next(block);
-            }
-            self.turn += blocks;
-            index = warp::next(index);
+    /// Issues the products of a tile with so many halves of blocks. One thread.
+    pub fn multiply(&mut self, cube: &Cube, halves: u32) {
+        let blocks = halves.div_ceil(2u32);
+        if blocks > 0 {
+            mbarrier::wait_cluster(cube.barriers.query_come, self.queries % 2);
+            self.queries += 1;
         }
+        let mut block = 0u32;
+        while block < blocks + comptime!(1u32).runtime() {
+            if block < blocks {
+                self.multiply_keys(cube, (self.turn + block) % 2);
+                if block + 1 == blocks {
+                    tcgen05::commit_pair(cube.barriers.query_empty);
+                }
+            }
+            if block > 0 {
+                let halves = min(halves - (block - 1) * 2, comptime!(2u32).runtime());
+                self.multiply_values(cube, block, halves);
+            }
+            block = warp::next(block);
+        }
+        self.turn += blocks;
     }
 
     /// The scores of a block, the first or the second of the two that there is room for; chunk by chunk, as they come.
@@ -77,7 +70,7 @@ impl Products {
         tcgen05::commit_pair(cube.barriers.scored + place * 8);
     }
 
-    /// The output of the block before block `block` of an item, which has one half or two, once its weights are there.
+    /// The output of the block before block `block` of a tile, which has one half or two, once its weights are there.
     fn multiply_values(&mut self, cube: &Cube, block: u32, halves: u32) {
         mbarrier::wait_cluster(cube.barriers.weighed, (self.turn + block - 1) % 2);
         tcgen05::fence_after();

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::range::Range;
+use super::super::range::Range;
 use crate::ptx::{mbarrier, warp};
 use crate::sparse_mla::ends::Ends;
 use crate::sparse_mla::work::{Lists, Work};
@@ -49,7 +49,7 @@ impl Softmax {
                 ends.write::<E, P>(&work, results, range.form);
             }
             let (blocks, target) = (work.blocks(), work.target());
-            self.rows.write::<E, P>(cube, blocks, ends.factor_a, ends.factor_b, &target, ends.row, results);
+            self.rows.write::<E, P>(cube, blocks, ends.a.factor, ends.b.factor, &target, ends.row, results);
             index = range.next(index);
         }
     }

@@ -1,24 +1,12 @@
-//! The loads of rows: four of any slots at a time, in tiles of 64 channels.
+//! The products of a cube, and its loads: of rows four of any slots at a time, in tiles of 64 channels, and of queries.
 
 use cubecl::prelude::*;
 
-use super::range::Range;
+use super::super::range::{GATHERED, Maps, ROW_BYTES, Range};
 use crate::ptx::{mbarrier, tma, warp};
-use crate::sparse_mla::work::{Ahead, Lists};
-use crate::tiles::form::{HALF_KEYS, STAGES, TILE_BYTES, TILE_WIDTH};
-use crate::tiles::one_cube::Cube;
-
-/// Rows that an instruction loads.
-const GATHERED: u32 = 4;
-/// Bytes of a row in a tile.
-const ROW_BYTES: u32 = 2 * TILE_WIDTH as u32;
-
-/// Maps of the rows of both lists.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Maps {
-    pub a: u64,
-    pub b: u64,
-}
+use crate::sparse_mla::work::{Ahead, Lists, Work};
+use crate::tiles::form::{HALF_KEYS, STAGES, TILE_BYTES, TILE_WIDTH, load_query};
+use crate::tiles::one_cube::{Cube, Products};
 
 /// Loads a half of each block of all work, a row a lane: the slots of the block behind it are on their way then. Zeros come for entries
 /// that are none, whose rows are outside of the tensor; a bit for each entry says whether it is a row. A whole warp.
@@ -44,10 +32,7 @@ pub(super) fn load_half(
         let (full, empty) = (full + comptime!(half * 8), empty + comptime!(half * 8));
         let to = cube.keys_at + stage * comptime!(form.stage_bytes()) + comptime!(half * HALF_KEYS as u32 * ROW_BYTES);
         let rows = warp::ballot(slot >= 0);
-        let mut map = maps.a;
-        if comptime!(range.form.second) && list == 2 {
-            map = maps.b;
-        }
+        let map = maps.of(list, range.form);
         mbarrier::wait(empty, (turn / STAGES % 2) ^ 1);
         // One lane goes on for all.
         sync_plane();
@@ -75,5 +60,40 @@ pub(super) fn load_half(
         list = warp::uniform(ahead.list);
         ahead.advance(lists);
         turn = warp::next(turn);
+    }
+}
+
+/// Issues the products of all work. One thread.
+#[cube]
+pub(super) fn multiply(cube: &Cube, range: &Range, lists: &Lists) {
+    let mut products = Products::new();
+    let mut index = range.first;
+    while index < range.end {
+        let mut work = Work::none();
+        work.read(lists, index);
+        products.multiply(cube, work.blocks(), comptime!(range.form.tile));
+        index = range.next(index);
+    }
+}
+
+/// Loads the queries of all work that has blocks, each as soon as the scores of the one before it are done. Past the heads of a token
+/// are those of the next, which nobody looks at. A whole warp.
+#[cube]
+pub(super) fn load_queries<E: Float>(cube: &Cube, range: &Range, lists: &Lists, q_map: &TensorMap<E, Tiled>) {
+    let mut queries = 0u32;
+    let mut index = range.first;
+    while index < range.end {
+        let mut work = Work::none();
+        work.read(lists, index);
+        if work.blocks() > 0 {
+            mbarrier::wait(cube.barriers.query_empty, (queries % 2) ^ 1);
+            if warp::elect() {
+                let row = work.query_row(range.heads);
+                load_query::<E>(q_map, cube.query_at, cube.barriers.query_full, row, comptime!(range.form.tile));
+            }
+            sync_plane();
+            queries += 1;
+        }
+        index = range.next(index);
     }
 }

@@ -1,4 +1,4 @@
-//! The softmax of a pair of cubes: two units have a row, each with half of a block's keys.
+//! The weights of a row, which two units have, each of half of a block's keys.
 
 use cubecl::prelude::*;
 
@@ -9,14 +9,22 @@ use crate::tiles::softmax::SLACK;
 
 /// Maximum and sum of a row; the sum is of the unit's own weights.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct RowState {
+pub(crate) struct RowState {
     pub highest: f32,
     pub sum: f32,
 }
 
+#[cube]
+impl RowState {
+    /// Without a key.
+    pub fn new() -> RowState {
+        RowState { highest: f32::new(LOWEST), sum: 0.0f32 }
+    }
+}
+
 /// A unit's weights of a block, packed in pairs, and the factor that the output so far is to be multiplied with.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct WeighedRow {
+pub(crate) struct WeighedRow {
     weights: Vector<u32, Const<32>>,
     pub factor: f32,
 }
@@ -24,7 +32,7 @@ pub(super) struct WeighedRow {
 /// Tells the unit that has the same row a number, and gives the one it tells. `times` counts the calls: memory is used anew
 /// every other time, so that a unit may still read when the other one comes again.
 #[cube]
-pub(super) fn partner(told: &mut Shared<[f32]>, times: u32, value: f32) -> f32 {
+pub(crate) fn partner(told: &mut Shared<[f32]>, times: u32, value: f32) -> f32 {
     let at = times % 2 * 128;
     told[(at + UNIT_POS) as usize] = value;
     // Warps 0 and 2 meet, and warps 1 and 3.
@@ -32,8 +40,9 @@ pub(super) fn partner(told: &mut Shared<[f32]>, times: u32, value: f32) -> f32 {
     told[(at + (UNIT_POS ^ 64u32)) as usize]
 }
 
+/// Weights of the 64 keys from `first_key` on, of which the row sees those before `end`.
 #[cube]
-pub(super) fn weigh_row(
+pub(crate) fn weigh_row(
     s: Vector<f32, Const<64>>,
     state: &mut RowState,
     told: &mut Shared<[f32]>,
@@ -52,8 +61,61 @@ pub(super) fn weigh_row(
         masked.push(score);
         top = max(top, score);
     }
-    top = max(top, partner(told, times, top));
-    if top < state.highest + SLACK {
+    weigh_masked(&masked, top, state, told, times, SLACK, form)
+}
+
+/// [`weigh_row`] where bit `i / 4` of word `i % 4` of `seen` says whether all rows see key `i`, and with a slack of its own.
+#[cube]
+pub(crate) fn weigh_seen_row(
+    s: Vector<f32, Const<64>>,
+    state: &mut RowState,
+    told: &mut Shared<[f32]>,
+    times: u32,
+    seen: Vector<u32, Const<4>>,
+    scale: f32,
+    #[comptime] slack: f32,
+    #[comptime] form: Form,
+) -> WeighedRow {
+    let mut scaled = Sequence::<f32>::new();
+    #[unroll]
+    for i in 0..64usize {
+        scaled.push(s.extract(i) * scale);
+    }
+    let mut scores = math::vector::<f32, Const<64>>(&scaled);
+    // Almost always all are seen.
+    let all = seen.extract(0usize) & seen.extract(1usize) & seen.extract(2usize) & seen.extract(3usize);
+    if all & 0xffffu32 != 0xffffu32 {
+        let mut masked = Sequence::<f32>::new();
+        #[unroll]
+        for i in 0..64usize {
+            let is_seen = seen.extract(comptime!(i % 4)) & comptime!(1u32 << (i / 4)) != 0;
+            masked.push(select(is_seen, scores.extract(i), f32::new(2.0 * LOWEST)));
+        }
+        scores = math::vector::<f32, Const<64>>(&masked);
+    }
+    let mut masked = Sequence::<f32>::new();
+    let mut top = f32::new(LOWEST);
+    #[unroll]
+    for i in 0..64usize {
+        masked.push(scores.extract(i));
+        top = max(top, masked[i]);
+    }
+    weigh_masked(&masked, top, state, told, times, slack, form)
+}
+
+/// Of scaled scores, of which those that are not seen are below [`LOWEST`], and of the highest that this unit has.
+#[cube]
+fn weigh_masked(
+    masked: &Sequence<f32>,
+    own: f32,
+    state: &mut RowState,
+    told: &mut Shared<[f32]>,
+    times: u32,
+    #[comptime] slack: f32,
+    #[comptime] form: Form,
+) -> WeighedRow {
+    let mut top = max(own, partner(told, times, own));
+    if top < state.highest + slack {
         top = state.highest;
     }
     let factor = math::exp2(state.highest - top);
@@ -73,7 +135,7 @@ pub(super) fn weigh_row(
 
 /// Writes a unit's weights, 128 bytes, into the tile of their half, with 128-byte swizzle. Eight units write to all banks.
 #[cube]
-pub(super) fn store_weights(weighed: &WeighedRow, weights: &mut Shared<[Vector<u32, Const<4>>]>, half: u32) {
+pub(crate) fn store_weights(weighed: &WeighedRow, weights: &mut Shared<[Vector<u32, Const<4>>]>, half: u32) {
     let row = UNIT_POS % comptime!(ROWS as u32);
     #[unroll]
     for i in 0..8u32 {
@@ -89,7 +151,7 @@ pub(super) fn store_weights(weighed: &WeighedRow, weights: &mut Shared<[Vector<u
 
 /// Multiplies a unit's row of the output. The next products are issued after the stores have been waited for.
 #[cube]
-pub(super) fn scale_output(output: u32, factor: f32) {
+pub(crate) fn scale_output(output: u32, factor: f32) {
     let mut part = 0u32;
     while part < 8u32 {
         let acc = tcgen05::load::<Const<32>>(output + part * 32, comptime!(Shape::Lanes));

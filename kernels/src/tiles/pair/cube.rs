@@ -1,18 +1,17 @@
-//! What the warps of a cube have in common: where things lie, the barriers, the rows and the items.
+//! What the warps of a cube have in common: where things lie, and the barriers.
 
 use cubecl::prelude::*;
 
-use super::chunks::RING;
+use super::ring::RING;
 use crate::ptx::mbarrier;
-use crate::tiles::loader::Tile;
 
 /// Barriers.
-pub(super) const BARRIERS: usize = 3 * RING as usize + 7;
+pub(crate) const BARRIERS: usize = 3 * RING as usize + 7;
 
 /// Where they are.
 #[derive(CubeType, Clone, Copy)]
 #[expand(derive(Clone, Copy))]
-pub(super) struct Barriers {
+pub(crate) struct Barriers {
     /// Of each place of the ring: loaded into this cube, loaded into both (in the first cube), and no longer needed.
     pub full: u32,
     pub come: u32,
@@ -43,11 +42,11 @@ impl Barriers {
         Barriers { full, come, empty, scored, weighed, summed, query_full, query_come, query_empty }
     }
 
-    /// One thread, before all of both cubes synchronise.
-    pub fn init(&self) {
+    /// One thread, before all of both cubes synchronise. So many warps load a chunk.
+    pub fn init(&self, #[comptime] loaders: u32) {
         #[unroll]
         for i in 0..RING {
-            mbarrier::init(self.full + i * 8, 1u32);
+            mbarrier::init(self.full + i * 8, loaders);
             mbarrier::init(self.come + i * 8, 2u32);
             mbarrier::init(self.empty + i * 8, 1u32);
         }
@@ -64,7 +63,8 @@ impl Barriers {
 
 /// A cube of the pair, as one of its units sees it.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Cube {
+#[expand(derive(Clone, Copy))]
+pub(crate) struct Cube {
     /// Where the ring, the query and the weights are in shared memory, and its columns of tensor memory.
     pub chunks_at: u32,
     pub query_at: u32,
@@ -73,12 +73,4 @@ pub(super) struct Cube {
     pub barriers: Barriers,
     pub warp: u32,
     pub lane: u32,
-    /// Query rows of a sequence, and the first of the cube's tile.
-    pub rows: u32,
-    pub tile_row: u32,
-    /// Of both cubes: they do the same blocks. A row past the end sees what the last one sees: all keys.
-    pub tile: Tile,
-    /// Its items, and one past the last.
-    pub first: u32,
-    pub end: u32,
 }
