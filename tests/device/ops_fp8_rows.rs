@@ -153,7 +153,11 @@ fn ops_fp8_rows_of_no_numbers(#[values(in_row(4), behind_page(4))] format: RowFo
 
 /// Attention over FP8 rows is that over dense rows of the numbers that they stand for, to the bit where one kernel reads both.
 fn check_decode(case: DecodeCase, format: RowFormat, device: &Device) {
-    let inputs = case.inputs(92);
+    check_decode_of(case.inputs(92), format, device);
+}
+
+fn check_decode_of(inputs: DecodeInputs, format: RowFormat, device: &Device) {
+    let case = inputs.case.clone();
     let MlaDecodeArgs { q, kv_cache, page_table, seq_lens } = inputs.args(device);
     let kv_cache = in_fp8(&kv_cache, format);
     let rows = kv_cache.format();
@@ -181,7 +185,7 @@ fn check_decode(case: DecodeCase, format: RowFormat, device: &Device) {
         let (out, lse) = decode(kv_cache.clone());
         let what = format!("{path} {case:?} on {device:?}");
         if available_paths(&MlaDecodeProblem { rows: RowFormat::Dense, ..problem.clone() }, device).contains(&path)
-            && !(is_hopper(device) && path == mla_ops::Path::Sm90)
+            && !matches!(path, mla_ops::Path::Sm90 | mla_ops::Path::Sm100)
         {
             let (dense_out, dense_lse) = decode(dense.clone().into());
             assert!(bits(&dense_out) == bits(&out) && bits(&dense_lse) == bits(&lse), "{what}");
@@ -207,6 +211,50 @@ fn ops_fp8_decode(
         let lens = vec![0, 1, 63, 64, 130, 20];
         let case = DecodeCase { lens, heads, query_len, widths, page_size, dtype, ..Default::default() };
         check_decode(case, format(rope), device);
+    });
+}
+
+/// Of one token and of several, whose heads fill tiles of 16 rows or not.
+#[rstest]
+fn ops_fp8_decode_few_heads(
+    #[values(15, 17, 32, 33)] heads: usize,
+    #[values(1, 2, 3)] query_len: usize,
+    #[values(2, 32, 128)] page_size: usize,
+) {
+    for_each_dtype(|device, dtype| {
+        if is_slow(device) && heads * query_len > 32 {
+            skip(device, format_args!("{heads} heads of {query_len} tokens"));
+            return;
+        }
+        let (lens, widths) = (vec![193, 0, 1, 64, 70], (576, 512));
+        let splits = if page_size == 32 { Splits::Tokens(64) } else { Splits::default() };
+        let case = DecodeCase { lens, heads, query_len, widths, page_size, splits, dtype, ..Default::default() };
+        check_decode(case, in_row(64), device);
+    });
+}
+
+/// Scales that grow from key to key, of each 128 channels by another factor, up to 2^30 times those that came before, and queries that
+/// are as much smaller there: small ones and such as are larger than numbers of f16.
+#[rstest]
+fn ops_fp8_decode_of_scales_that_grow(#[values(8, 24)] heads: usize, #[values(-14, 0, 12)] query: i32) {
+    for_each_dtype(|device, dtype| {
+        if dtype == DType::F16 {
+            // Some of these are no numbers of f16.
+            return;
+        }
+        let (lens, widths) = (vec![200, 33], (576, 512));
+        let case = DecodeCase { lens, heads, widths, page_size: 64, dtype, ..Default::default() };
+        let mut inputs = case.inputs(93);
+        let power = |exponent: i32| 2f64.powi(exponent);
+        for (row, numbers) in inputs.kv_cache.chunks_exact_mut(widths.0).enumerate() {
+            let grown = |channel: usize| (row % 64 / 8 * channel / 128) as i32;
+            (0..widths.1).for_each(|channel| numbers[channel] *= power(grown(channel) - 8 - query));
+            (widths.1..widths.0).for_each(|channel| numbers[channel] *= power(-query));
+        }
+        for numbers in inputs.q.chunks_exact_mut(widths.0) {
+            (0..widths.0).for_each(|channel| numbers[channel] *= power(query - 7 * (channel / 128) as i32));
+        }
+        check_decode_of(inputs, in_row(64), device);
     });
 }
 

@@ -134,7 +134,7 @@ fn launch_items(client: &Client, args: DecodeArgs, path: Path) -> Result<Option<
         #[cfg(feature = "cuda")]
         Form::Sm100(form) => sm100::launch(client, args, form, grid)?,
         #[cfg(feature = "cuda")]
-        Form::Fp8(form) => fp8::launch(client, args, form, grid),
+        Form::Fp8(form) => fp8::launch(client, &args, form, &grid),
         #[cfg(feature = "cuda")]
         Form::ByRow => sparse_mla::launch(client, args.by_row()).map_err(|_| DecodeError::NoKernel(path))?,
     }

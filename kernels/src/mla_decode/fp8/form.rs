@@ -50,6 +50,11 @@ impl Form {
         fits.then_some(Form { tiles, causal: sizes.causal })
     }
 
+    /// Those of any number of query tokens.
+    pub(super) fn all(self) -> [Form; 2] {
+        [1, 2].map(|tiles| Form { tiles, ..self })
+    }
+
     /// Query rows of a cube.
     pub(in crate::mla_decode) const fn rows(self) -> usize {
         self.tiles * TILE_ROWS

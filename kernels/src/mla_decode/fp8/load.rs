@@ -78,8 +78,7 @@ impl Loads {
 
     /// Loads the next block, if there is one. All have computed what was in its stage. Rows past the end are not read.
     pub fn next(&mut self, pages: &Pages, cube: &Cube, plan: &Plan) {
-        // A vote, for the offline check: it follows the branches of these loops, and sees no further than a variable that they change.
-        if warp::any(self.index < cube.end) {
+        if self.index < cube.end {
             let rows = min(self.item.tile_end - self.base(), comptime!(KEYS as u32));
             let (near, far) = (read::<u32>(self.near), read::<u32>(self.far));
             let stage = self.turn % STAGES;

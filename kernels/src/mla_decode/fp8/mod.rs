@@ -18,13 +18,13 @@ use cubecl::prelude::*;
 
 use self::cube::Cube;
 pub(super) use self::form::Form;
-use self::form::{SCALES, SCORE_STRIDE, STAGE_BYTES, STAGES, WEIGHT_STRIDE};
+use self::form::{ROW_BYTES, SCALES, SCORE_STRIDE, STAGE_BYTES, STAGES, WEIGHT_STRIDE};
 use self::load::{Loads, Pages};
 use self::query::VECTOR;
 use self::weights::Softmax;
 use super::problem::{DecodeArgs, Grid};
-use crate::cache_rows::CacheArg;
-use crate::common::launch::or_dummy;
+use crate::common::launch::{or_dummy, share};
+use crate::compiler::names_all_sizes;
 use crate::ptx::{mbarrier, shared_address, warp};
 use crate::tiles::form::KEYS;
 use crate::tiles::loader::{Item, Plan, Tile};
@@ -35,33 +35,39 @@ fn is_bf16(elem: ElemType) -> bool {
 }
 
 /// Launches the kernel.
-pub(super) fn launch(client: &Client, args: DecodeArgs, form: Form, grid: Grid) {
+pub(super) fn launch(client: &Client, args: &DecodeArgs, form: Form, grid: &Grid) {
+    if names_all_sizes() {
+        // Another number of query tokens has the other form.
+        form.all().into_iter().for_each(|form| launch_form(client, args, form, grid));
+    } else {
+        launch_form(client, args, form, grid);
+    }
+}
+
+fn launch_form(client: &Client, args: &DecodeArgs, form: Form, grid: &Grid) {
     let sizes = args.sizes;
-    let words = match args.kv_cache {
-        CacheArg::Fp8(words, layout) => or_dummy(client, words, sizes.slots() * layout.row_words()),
-        CacheArg::Dense(_) => unreachable!("the table takes FP8 rows only"),
-    };
+    let words = or_dummy(client, share(args.kv_cache.buffer()), sizes.slots() * (ROW_BYTES as usize / 4));
     // SAFETY: the buffers have the sizes that the arguments state, and pages are those of the cache. Items are taken as the planner has
     // made them.
     unsafe {
         decode_fp8_kernel::launch_unchecked(
             client,
-            grid.cubes,
+            grid.cubes.clone(),
             CubeDim::new_1d(form.units()),
             grid.address,
             VECTOR,
             COLUMNS,
-            args.q,
+            share(&args.q),
             words,
-            or_dummy(client, args.page_table, sizes.max_pages),
-            args.seq_lens,
-            args.items,
-            args.cube_ptr,
-            args.split_ptr,
-            args.partial_out,
-            args.partial_lse,
-            args.out,
-            args.lse,
+            or_dummy(client, share(&args.page_table), sizes.max_pages),
+            share(&args.seq_lens),
+            share(&args.items),
+            share(&args.cube_ptr),
+            share(&args.split_ptr),
+            share(&args.partial_out),
+            share(&args.partial_lse),
+            share(&args.out),
+            share(&args.lse),
             sizes.query_len as u32,
             sizes.heads as u32,
             sizes.max_pages as u32,
@@ -177,8 +183,6 @@ fn decode_fp8_kernel<E: Float, Q: Size, P: Size>(
         sync_cube();
         output::scale(&mut sums, &cube, cube.ends_at, true);
         output::write::<E, P>(&sums, &cube, &target, &mut results);
-        // Rows past the end have parted the lanes.
-        sync_plane();
         index = warp::next(index);
     }
 }

@@ -3,9 +3,9 @@
 use cubecl::ir::{AddressType, FloatKind};
 use cubecl::prelude::*;
 
+use super::decode_fp8_kernel;
 use super::form::Form;
 use super::query::VECTOR;
-use super::decode_fp8_kernel;
 use crate::offline::{Arch, Entry, buffer};
 use crate::tiles::output::COLUMNS;
 

@@ -26,7 +26,8 @@ pub(super) fn zeros(cube: &Cube) -> Array<Vector<f32, Const<4>>> {
 pub(super) fn add(sums: &mut Array<Vector<f32, Const<4>>>, cube: &Cube, stage_at: u32) {
     scale(sums, cube, cube.factors_at, false);
     let corner = cube.lane % 4;
-    let channel = cube.warp * comptime!(cube.form.channels() as u32) + cube.lane / 4 * comptime!(cube.form.own_channels() as u32);
+    let channel =
+        cube.warp * comptime!(cube.form.channels() as u32) + cube.lane / 4 * comptime!(cube.form.own_channels() as u32);
     let codes_at = stage_at + corner * 2 * ROW_BYTES + channel;
     let group = cube.warp * comptime!(cube.form.channels() as u32) / comptime!(SCALED as u32);
     let weights_at = cube.weights_at
@@ -118,7 +119,8 @@ pub(super) fn write<E: Float, P: Size>(
     target: &Target,
     results: &mut Results<E, P>,
 ) {
-    let channel = cube.warp * comptime!(cube.form.channels() as u32) + cube.lane % 4 * comptime!(2 * cube.form.own_channels() as u32);
+    let channel = cube.warp * comptime!(cube.form.channels() as u32)
+        + cube.lane % 4 * comptime!(2 * cube.form.own_channels() as u32);
     #[unroll]
     for tile in 0..cube.form.tiles {
         #[unroll]

@@ -45,11 +45,7 @@ pub(super) fn write_powers<E: Float, Q: Size>(q: &[Vector<E, Q>], cube: &Cube, s
 /// The first factor of the scores of one scale: of each tile eight steps over its codes, then one over its quarter of the rotary
 /// channels. Of each group of 16 numbers a thread has four neighbours, which are the pairs of both halves of a step.
 #[cube]
-pub(super) fn load<E: Float, Q: Size>(
-    q: &[Vector<E, Q>],
-    cube: &Cube,
-    sequence: u32,
-) -> Array<Vector<u32, Const<4>>> {
+pub(super) fn load<E: Float, Q: Size>(q: &[Vector<E, Q>], cube: &Cube, sequence: u32) -> Array<Vector<u32, Const<4>>> {
     let mut query = Array::<Vector<u32, Const<4>>>::new(comptime!(cube.form.tiles * (STEPS + 1)));
     let scale = cube.warp % comptime!(SCALES as u32);
     let corner = cube.lane % 4;
@@ -61,8 +57,10 @@ pub(super) fn load<E: Float, Q: Size>(
         #[unroll]
         for step in 0..STEPS {
             // 16 bytes of codes of a thread are four steps.
-            let channel = scale * comptime!(SCALED as u32) + corner * 16 + comptime!((step / 4 * 64 + step % 4 * 4) as u32);
-            query[comptime!(tile * (STEPS + 1) + step)] = pairs::<E, Q>(q, &upper, &lower, channel, comptime!(Elem::F16));
+            let channel =
+                scale * comptime!(SCALED as u32) + corner * 16 + comptime!((step / 4 * 64 + step % 4 * 4) as u32);
+            query[comptime!(tile * (STEPS + 1) + step)] =
+                pairs::<E, Q>(q, &upper, &lower, channel, comptime!(Elem::F16));
         }
         let channel = comptime!(CODES as u32) + scale * comptime!((ROPE / SCALES) as u32) + corner * 4;
         query[comptime!(tile * (STEPS + 1) + STEPS)] = pairs::<E, Q>(q, &upper, &lower, channel, comptime!(Elem::Bf16));
@@ -89,7 +87,12 @@ impl Row {
     }
 
     /// Four numbers from a channel on, as two pairs.
-    fn pairs<E: Float, Q: Size>(&self, q: &[Vector<E, Q>], channel: u32, #[comptime] elem: Elem) -> Vector<u32, Const<2>> {
+    fn pairs<E: Float, Q: Size>(
+        &self,
+        q: &[Vector<E, Q>],
+        channel: u32,
+        #[comptime] elem: Elem,
+    ) -> Vector<u32, Const<2>> {
         let mut numbers = Vector::<E, Q>::new(E::from_int(0));
         if self.there {
             numbers = q[(self.at + channel / comptime!(VECTOR as u32)) as usize];

@@ -156,13 +156,7 @@ impl Softmax {
     }
 
     /// Writes the factors that normalise the output, and the lse.
-    pub fn finish<E: Float, P: Size>(
-        &self,
-        cube: &Cube,
-        target: &Target,
-        empty_lse: u32,
-        results: &mut Results<E, P>,
-    ) {
+    pub fn finish<E: Float, P: Size>(&self, cube: &Cube, target: &Target, empty_lse: u32, results: &mut Results<E, P>) {
         #[unroll]
         for i in 0..comptime!(self.form.own_rows()) {
             let row = cube.warp * comptime!(self.form.own_rows() as u32) + comptime!(i as u32);
