@@ -83,8 +83,8 @@ fn launch_form(client: &Client, args: &DecodeArgs, form: Form, grid: &Grid) {
 
 /// Cube `(t, c)` computes tile `t` of the query rows for the items of cube `c` of the plan.
 #[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
-fn decode_fp8_kernel<E: Float, Q: Size, P: Size>(
-    q: &[Vector<E, Q>],
+fn decode_fp8_kernel<E: Float, V: Size, P: Size>(
+    q: &[Vector<E, V>],
     words: &[u32],
     page_table: &[i32],
     seq_lens: &[i32],
@@ -151,9 +151,9 @@ fn decode_fp8_kernel<E: Float, Q: Size, P: Size>(
         item.read(&plan, index, &cube.tile);
         let target = Target::of(&plan, &item, index);
         let blocks = warp::uniform(item.blocks);
-        query::write_powers::<E, Q>(q, &cube, item.sequence);
+        query::write_powers::<E, V>(q, &cube, item.sequence);
         sync_cube();
-        let query = query::load::<E, Q>(q, &cube, item.sequence);
+        let query = query::load::<E, V>(q, &cube, item.sequence);
         let mut softmax = Softmax::new(&cube, &plan, &item, scale);
         let mut sums = output::zeros(&cube);
         if blocks > 0 {

@@ -19,7 +19,7 @@ pub(super) const STEPS: usize = SCALED / 16;
 
 /// Writes the power of two of each row that is this warp's. All synchronise behind it.
 #[cube]
-pub(super) fn write_powers<E: Float, Q: Size>(q: &[Vector<E, Q>], cube: &Cube, sequence: u32) {
+pub(super) fn write_powers<E: Float, V: Size>(q: &[Vector<E, V>], cube: &Cube, sequence: u32) {
     #[unroll]
     for i in 0..comptime!(cube.form.own_rows() as u32) {
         let row = cube.warp * comptime!(cube.form.own_rows() as u32) + i;
@@ -45,7 +45,7 @@ pub(super) fn write_powers<E: Float, Q: Size>(q: &[Vector<E, Q>], cube: &Cube, s
 /// The first factor of the scores of one scale: of each tile eight steps over its codes, then one over its quarter of the rotary
 /// channels. Of each group of 16 numbers a thread has four neighbours, which are the pairs of both halves of a step.
 #[cube]
-pub(super) fn load<E: Float, Q: Size>(q: &[Vector<E, Q>], cube: &Cube, sequence: u32) -> Array<Vector<u32, Const<4>>> {
+pub(super) fn load<E: Float, V: Size>(q: &[Vector<E, V>], cube: &Cube, sequence: u32) -> Array<Vector<u32, Const<4>>> {
     let mut query = Array::<Vector<u32, Const<4>>>::new(comptime!(cube.form.tiles * (STEPS + 1)));
     let scale = cube.warp % comptime!(SCALES as u32);
     let corner = cube.lane % 4;
@@ -60,10 +60,10 @@ pub(super) fn load<E: Float, Q: Size>(q: &[Vector<E, Q>], cube: &Cube, sequence:
             let channel =
                 scale * comptime!(SCALED as u32) + corner * 16 + comptime!((step / 4 * 64 + step % 4 * 4) as u32);
             query[comptime!(tile * (STEPS + 1) + step)] =
-                pairs::<E, Q>(q, &upper, &lower, channel, comptime!(Elem::F16));
+                pairs::<E, V>(q, &upper, &lower, channel, comptime!(Elem::F16));
         }
         let channel = comptime!(CODES as u32) + scale * comptime!((ROPE / SCALES) as u32) + corner * 4;
-        query[comptime!(tile * (STEPS + 1) + STEPS)] = pairs::<E, Q>(q, &upper, &lower, channel, comptime!(Elem::Bf16));
+        query[comptime!(tile * (STEPS + 1) + STEPS)] = pairs::<E, V>(q, &upper, &lower, channel, comptime!(Elem::Bf16));
     }
     query
 }
@@ -87,13 +87,13 @@ impl Row {
     }
 
     /// Four numbers from a channel on, as two pairs.
-    fn pairs<E: Float, Q: Size>(
+    fn pairs<E: Float, V: Size>(
         &self,
-        q: &[Vector<E, Q>],
+        q: &[Vector<E, V>],
         channel: u32,
         #[comptime] elem: Elem,
     ) -> Vector<u32, Const<2>> {
-        let mut numbers = Vector::<E, Q>::new(E::from_int(0));
+        let mut numbers = Vector::<E, V>::new(E::from_int(0));
         if self.there {
             numbers = q[(self.at + channel / comptime!(VECTOR as u32)) as usize];
         }
@@ -109,14 +109,14 @@ impl Row {
 }
 
 #[cube]
-fn pairs<E: Float, Q: Size>(
-    q: &[Vector<E, Q>],
+fn pairs<E: Float, V: Size>(
+    q: &[Vector<E, V>],
     upper: &Row,
     lower: &Row,
     channel: u32,
     #[comptime] elem: Elem,
 ) -> Vector<u32, Const<4>> {
-    let (upper, lower) = (upper.pairs::<E, Q>(q, channel, elem), lower.pairs::<E, Q>(q, channel, elem));
+    let (upper, lower) = (upper.pairs::<E, V>(q, channel, elem), lower.pairs::<E, V>(q, channel, elem));
     let mut words = Sequence::<u32>::new();
     words.push(upper.extract(0usize));
     words.push(lower.extract(0usize));

@@ -106,7 +106,7 @@ impl Softmax {
             }
             let weight_a = math::exp2(a - self.highest[i]);
             let weight_b = math::exp2(b - self.highest[i]);
-            self.sums[i] = self.sums[i] + (weight_a + weight_b);
+            self.sums[i] += weight_a + weight_b;
             let weights_at = cube.weights_at + row * comptime!(2 * WEIGHT_STRIDE as u32) + 4 * cube.lane;
             #[unroll]
             for group in 0..SCALES {
@@ -139,7 +139,7 @@ impl Softmax {
             self.highest[i] = top;
         }
         let factor = math::exp2(before - self.highest[i]);
-        self.sums[i] = self.sums[i] * factor;
+        self.sums[i] *= factor;
         #[unroll]
         for group in 0..SCALES {
             let at = comptime!(i * SCALES + group);
