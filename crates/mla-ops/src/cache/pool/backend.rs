@@ -139,3 +139,27 @@ impl ReadFp8Backend for burn_cubecl::CubeBackend {
         out
     }
 }
+
+#[cfg(feature = "_gpu")]
+impl BackendPool<burn_cubecl::CubeBackend> {
+    /// With dense rows, those of FP8 dequantised.
+    pub(crate) fn dense(self) -> Self {
+        use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+        use burn_cubecl::CubeBackend;
+
+        use crate::tensors::{dims, empty};
+
+        match self {
+            Self::Dense(_) => self,
+            Self::Fp8(words, rows) => {
+                let shape = rows.dims(dims(&words));
+                let count = shape[0] * shape[1];
+                if count == 0 {
+                    return Self::Dense(empty(&words, shape, rows.dtype));
+                }
+                let slots = CubeBackend::int_arange(0..count as i64, &words.device, burn::tensor::IntDType::I32);
+                Self::Dense(CubeBackend::float_reshape(CubeBackend::read_fp8_rows(words, slots, rows), shape.into()))
+            }
+        }
+    }
+}

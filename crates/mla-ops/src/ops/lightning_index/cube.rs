@@ -1,6 +1,7 @@
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
-use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_cubecl::{CubeBackend, cubecl::client::Client, tensor::CubeTensor};
+use mla_kernels::cache_rows::RowFormat;
 use mla_kernels::lightning_index::{
     self as kernels, LightningIndexArgs as KernelArgs, LightningIndexError, LightningIndexSizes,
 };
@@ -27,6 +28,8 @@ impl LightningIndexBackend for CubeBackend {
         let ([pages, page_size, _], [_, max_pages], rows) = (keys.dims(), dims(&page_table), keys.format());
         let LightningIndexOptions { k, scale, form } = options;
         let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem, rows };
+        let sizes = in_tiles(&q.client, sizes);
+        let keys = if sizes.rows == RowFormat::Dense { keys.dense() } else { keys };
         let score_rows = sizes.score_rows(&q.client);
         let scores = empty(&q, [score_rows, sizes.score_stride()], DType::U32);
         let candidates = empty(&q, [score_rows, sizes.candidate_stride(&q.client)], DType::U32);
@@ -41,6 +44,19 @@ impl LightningIndexBackend for CubeBackend {
     }
 }
 
+/// Bytes of keys that are dequantised for a call, at most.
+const SCRATCH_BYTES: usize = 1 << 30;
+
+/// The sizes that the kernels are given: with dense keys where query tokens are so many that these are read by tiles. FP8 keys are dequantised
+/// then, all of the pool, which takes less time than to score them a token at a time.
+pub(super) fn in_tiles(client: &Client, sizes: LightningIndexSizes) -> LightningIndexSizes {
+    let dense = LightningIndexSizes { rows: RowFormat::Dense, ..sizes };
+    let bytes = [sizes.pages, sizes.page_size, sizes.width].into_iter().fold(sizes.elem.size(), usize::saturating_mul);
+    let pays = bytes <= SCRATCH_BYTES
+        && kernels::available(client, &dense).first().is_some_and(|first| first.path == mla_kernels::Path::Sm90);
+    if pays { dense } else { sizes }
+}
+
 /// The device chooses `k` keys for each of these query tokens.
 pub(super) fn check_limits(check: &Check, args: &LightningIndexArgs, k: usize) -> Result<(), MlaError> {
     let Some(client) = check.client() else { return Ok(()) };
@@ -48,7 +64,7 @@ pub(super) fn check_limits(check: &Check, args: &LightningIndexArgs, k: usize) -
     let [_, max_pages] = args.page_table.dims();
     let (elem, rows) = (dtype_to_elem_type(args.q.dtype()), args.keys.format().kernel(page_size, width));
     let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem, rows };
-    kernels::check(&client, &sizes).map_err(|error| {
+    kernels::check(&client, &in_tiles(&client, sizes)).map_err(|error| {
         let argument = match &error {
             LightningIndexError::Device(_) | LightningIndexError::NoKernel(_) => "q",
             LightningIndexError::Scores { .. } => "page_table",

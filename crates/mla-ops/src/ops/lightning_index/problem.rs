@@ -57,6 +57,6 @@ impl Sizes for LightningIndexProblem {
         // The number of pages, and how many keys are chosen, decide nothing.
         let (pages, max_pages, k) = (1, 1, 1);
         let sizes = LightningIndexSizes { batch, query_len, heads, width, pages, page_size, max_pages, k, elem, rows };
-        Implementation::of_kernels(available(client, &sizes))
+        Implementation::of_kernels(available(client, &super::cube::in_tiles(client, sizes)))
     }
 }
