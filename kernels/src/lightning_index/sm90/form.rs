@@ -61,7 +61,7 @@ pub(in crate::lightning_index) struct Form {
 /// The form for a problem, where the device and the kernel take it.
 pub(in crate::lightning_index) fn form(client: &Client, sizes: &LightningIndexSizes) -> Option<Form> {
     let &LightningIndexSizes { query_len, heads, width, page_size, elem, .. } = sizes;
-    // wgmma reads numbers from shared memory, where tile loads bring codes: those are scored a query token at a time (`mma`).
+    // wgmma reads numbers from shared memory, where tile loads would bring codes. Who has FP8 keys dequantises them before.
     if sizes.rows != RowFormat::Dense {
         return None;
     }

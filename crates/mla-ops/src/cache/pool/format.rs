@@ -20,7 +20,8 @@ pub enum RowFormat {
     },
     /// The same with a byte (E8M0) for every 64 codes as their scale, and the scales of a page's rows behind the rows of the page: those of
     /// FlashMLA for DeepSeek-V4 (its `tests/quant.py`). A row of 448 + 64 channels is 448 bytes of codes and 128 of rotary channels; its
-    /// seven scales and a byte that stands for nothing make it 584. A page, of a power of two rows, is as long as a whole number of rows without scales, 576 bytes.
+    /// seven scales and a byte that stands for nothing make it 584. A page, of a power of two rows, is as long as a whole number of rows
+    /// without scales, 576 bytes.
     Fp8E8m0 {
         /// The channels in bf16, an even number; the others are a multiple of 4.
         rope: usize,

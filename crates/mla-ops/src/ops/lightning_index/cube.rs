@@ -48,7 +48,8 @@ impl LightningIndexBackend for CubeBackend {
 const SCRATCH_BYTES: usize = 1 << 30;
 
 /// The sizes that the kernels are given: with dense keys where query tokens are so many that these are read by tiles. FP8 keys are dequantised
-/// then, all of the pool, which takes less time than to score them a token at a time.
+/// then, all of the pool, which takes less time than to score them a token at a time. Larger pools than the scratch may be are scored so all
+/// the same, which `explain_path` does not see: its problem has no number of pages.
 pub(super) fn in_tiles(client: &Client, sizes: LightningIndexSizes) -> LightningIndexSizes {
     let dense = LightningIndexSizes { rows: RowFormat::Dense, ..sizes };
     let bytes = [sizes.pages, sizes.page_size, sizes.width].into_iter().fold(sizes.elem.size(), usize::saturating_mul);

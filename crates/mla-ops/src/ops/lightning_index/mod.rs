@@ -27,7 +27,8 @@ pub struct LightningIndexArgs {
     pub q: Tensor<4>,
     /// Index keys `[P, S, di]` of the dtype of `q`, in pages: the pool of a cache of their own, dense or in FP8
     /// ([`RowFormat::Fp8IndexKeys`](crate::cache::RowFormat::Fp8IndexKeys)).
-    /// On a GPU a pool that is not contiguous is copied in every call: make it with [`new_pool`](crate::cache::new_pool).
+    /// On a GPU a pool that is not contiguous is copied in every call: make it with [`new_pool`](crate::cache::new_pool). Where Hopper
+    /// scores many query tokens together, an FP8 pool is dequantised in every call, into a scratch of at most 1 GiB.
     pub keys: Pool,
     /// Page ids i32 `[B, maxP]`: key `j` of sequence `b` is row `j % S` of page `page_table[b, j / S]`. Entries past the
     /// last key that is seen may hold anything.
