@@ -72,6 +72,9 @@ pub struct Args {
     /// best.
     #[arg(long, conflicts_with_all = ["only", "path"])]
     pub check_tables: bool,
+    /// Of operations only shapes whose description has this text in it, such as `b: 64, s_q: 1, h_q: 16`.
+    #[arg(long, value_name = "TEXT")]
+    pub shape: Option<String>,
     /// Timed calls per case; slow cases have fewer.
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
     pub iters: u16,

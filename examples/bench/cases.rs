@@ -1,5 +1,6 @@
 //! What the sections share: where they run, which shapes, and what becomes of an error.
 
+use std::fmt::Debug;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -40,6 +41,8 @@ pub struct Bench {
     /// Batches of whole models in e2e; its own if there are none.
     pub batches: Vec<usize>,
     pub size: Size,
+    /// What the description of a shape contains that is to run.
+    pub shape: Option<String>,
     pub timer: Timer,
     pub report: Report,
     /// Where inputs and results are written to.
@@ -64,12 +67,14 @@ impl Bench {
         self.device.memory_cleanup();
     }
 
-    /// The shapes to run: all, every `step`-th, or the tiny ones.
-    pub fn pick<T: Clone>(&self, full: &[T], step: usize, smoke: &[T]) -> Vec<T> {
-        match self.size {
+    /// The shapes to run: all, every `step`-th, or the tiny ones; of these the ones that were asked for.
+    pub fn pick<T: Clone + Debug>(&self, full: &[T], step: usize, smoke: &[T]) -> Vec<T> {
+        let mut shapes = match self.size {
             Size::Full => full.to_vec(),
             Size::Quick => full.iter().step_by(step).cloned().collect(),
             Size::Smoke => smoke.to_vec(),
-        }
+        };
+        shapes.retain(|shape| self.shape.as_ref().is_none_or(|text| format!("{shape:?}").contains(text)));
+        shapes
     }
 }

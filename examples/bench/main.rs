@@ -157,6 +157,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         batches: args.batches.clone(),
         save: args.save.clone(),
         size,
+        shape: args.shape.clone(),
         report,
         copy_gbps: None,
     };

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::form::{Form, STAGES};
-use crate::ptx::mbarrier;
+use crate::ptx::{matrix, mbarrier};
 use crate::tiles::loader::{Item, Plan, Tile};
 
 /// A cube, as one of its units sees it.
@@ -15,6 +15,10 @@ pub(super) struct Cube {
     pub scores_at: u32,
     /// Weights of a block: f16 `[scale][row][64]`, times the scale of their key.
     pub weights_at: u32,
+    /// Scales of a block's keys as the softmax takes them, f32 `[scales of two][key pair][scale][key]`.
+    pub scales_at: u32,
+    /// u32 `[warp]`: the last turn in which a scale was too large for its power of two.
+    pub exceeded_at: u32,
     /// f32 `[scale][row]`: what the output so far is to be multiplied with, and at the end.
     pub factors_at: u32,
     pub ends_at: u32,
@@ -37,8 +41,12 @@ pub(super) struct Cube {
 
 #[cube]
 impl Cube {
-    /// One thread, before all synchronise.
-    pub fn init_barriers(&self) {
+    /// One thread, before all synchronise: barriers, and turns that there are not.
+    pub fn init(&self) {
+        #[unroll]
+        for warp in 0..comptime!(self.form.warps() as u32) {
+            matrix::store_4(self.exceeded_at, comptime!(warp * 4), comptime!(u32::MAX).runtime());
+        }
         #[unroll]
         for stage in 0..STAGES {
             mbarrier::init(self.full + stage * 8, 1u32);

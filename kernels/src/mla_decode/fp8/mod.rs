@@ -8,6 +8,7 @@ mod load;
 mod offline;
 mod output;
 mod query;
+mod scales;
 mod scores;
 mod weights;
 
@@ -109,6 +110,8 @@ fn decode_fp8_kernel<E: Float, V: Size, P: Size>(
     let keys = Shared::<[u32]>::new_aligned_slice(comptime!((STAGES * STAGE_BYTES / 4) as usize), 128usize);
     let scores = Shared::<[f32]>::new_aligned_slice(comptime!(SCALES * rows * SCORE_STRIDE), 128usize);
     let weights = Shared::<[u32]>::new_aligned_slice(comptime!(SCALES * rows * WEIGHT_STRIDE / 2), 128usize);
+    let scales = Shared::<[f32]>::new_aligned_slice(comptime!(SCALES * KEYS), 128usize);
+    let exceeded = Shared::<[u32]>::new_aligned_slice(comptime!(form.warps()), 128usize);
     let factors = Shared::<[f32]>::new_aligned_slice(comptime!(SCALES * rows), 128usize);
     let ends = Shared::<[f32]>::new_aligned_slice(comptime!(SCALES * rows), 128usize);
     let powers = Shared::<[f32]>::new_aligned_slice(rows, 128usize);
@@ -120,6 +123,8 @@ fn decode_fp8_kernel<E: Float, V: Size, P: Size>(
         keys_at: shared_address(&keys),
         scores_at: shared_address(&scores),
         weights_at: shared_address(&weights),
+        scales_at: shared_address(&scales),
+        exceeded_at: shared_address(&exceeded),
         factors_at: shared_address(&factors),
         ends_at: shared_address(&ends),
         powers_at: shared_address(&powers),
@@ -134,7 +139,7 @@ fn decode_fp8_kernel<E: Float, V: Size, P: Size>(
         form,
     };
     if UNIT_POS == 0 {
-        cube.init_barriers();
+        cube.init();
     }
     sync_cube();
     let plan = Plan::new(items, split_ptr, seq_lens, page_table);
@@ -157,7 +162,7 @@ fn decode_fp8_kernel<E: Float, V: Size, P: Size>(
         let mut softmax = Softmax::new(&cube, &plan, &item, scale);
         let mut sums = output::zeros(&cube);
         if blocks > 0 {
-            scores::write(&query, &cube, stage(&cube, turn));
+            write_scores(&query, &cube, turn, softmax.power);
         }
         let mut block = 0u32;
         let mut base = warp::uniform(item.first_key);
@@ -168,11 +173,11 @@ fn decode_fp8_kernel<E: Float, V: Size, P: Size>(
                 // The block before has been computed.
                 loads.next(&pages, &cube, &plan);
             }
-            softmax.weigh(&cube, stage_at, base);
+            softmax.weigh(&cube, stage_at, base, turn);
             sync_cube();
             // Scores of the next block and the output of this one wait for each other nowhere.
             if block + 1 < blocks {
-                scores::write(&query, &cube, stage(&cube, turn + 1));
+                write_scores(&query, &cube, turn + 1, softmax.power);
             }
             output::add(&mut sums, &cube, stage_at);
             base += comptime!(KEYS as u32);
@@ -187,12 +192,14 @@ fn decode_fp8_kernel<E: Float, V: Size, P: Size>(
     }
 }
 
-/// Where a block is, once it has come.
+/// Writes this warp's scores and scales of a block, once it has come.
 #[cube]
-fn stage(cube: &Cube, turn: u32) -> u32 {
+fn write_scores(query: &Array<Vector<u32, Const<4>>>, cube: &Cube, turn: u32, power: f32) {
     let stage = turn % STAGES;
     mbarrier::wait(cube.full + stage * 8, turn / STAGES % 2);
     // Matrix instructions are next, which all lanes execute together.
     sync_plane();
-    cube.keys_at + stage * STAGE_BYTES
+    let stage_at = cube.keys_at + stage * STAGE_BYTES;
+    scales::write(cube, stage_at, power, turn);
+    scores::write(query, cube, stage_at);
 }
