@@ -89,7 +89,7 @@ impl Phases {
             self.block.slot = i32::new(-1);
         } else {
             let is_last = self.phase + 1 == 2 * self.blocks;
-            self.are_values = is_last || (self.phase > 0 && self.phase % 2 == 0);
+            self.are_values = is_last || (self.phase > 0 && self.phase % 2 != 1);
             if !self.are_values {
                 self.take(lists, number, lane, entries);
                 self.block.set(&self.keys);
