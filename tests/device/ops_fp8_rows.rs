@@ -4,13 +4,13 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use mla_ops::cache::{Pool, RowFormat, new_pool};
 use mla_ops::{
-    Determinism, MlaDecodeArgs, MlaDecodeProblem, RopeQuery, RopeWriteArgs, SparseMlaArgs, SparseMlaOptions,
+    Determinism, MlaDecodeArgs, MlaDecodeProblem, Path, RopeQuery, RopeWriteArgs, SparseMlaArgs, SparseMlaOptions,
     SparseMlaProblem, SparseScope, Splits, StackedWeight, WriteLatentArgs, available_paths, explain_path, mla_decode,
     rope_write, sparse_mla, sparse_mla_parts, write_latent,
 };
 use rstest::rstest;
 
-use crate::devices::{for_each_device, for_each_dtype, is_hopper, is_slow, skip};
+use crate::devices::{for_each_device, for_each_dtype, is_blackwell, is_hopper, is_slow, skip};
 use crate::ops_fixture::{DecodeCase, DecodeInputs, assert_state, bits, floats, ints, random, rng, rounded, values};
 use crate::ops_sparse_mla::Case;
 use crate::ops_sparse_plan::plan_of;
@@ -185,7 +185,7 @@ fn check_decode_of(inputs: DecodeInputs, format: RowFormat, device: &Device) {
         let (out, lse) = decode(kv_cache.clone());
         let what = format!("{path} {case:?} on {device:?}");
         if available_paths(&MlaDecodeProblem { rows: RowFormat::Dense, ..problem.clone() }, device).contains(&path)
-            && !matches!(path, mla_ops::Path::Sm90 | mla_ops::Path::Sm100)
+            && !matches!(path, Path::Sm90 | Path::Sm100)
         {
             let (dense_out, dense_lse) = decode(dense.clone().into());
             assert!(bits(&dense_out) == bits(&out) && bits(&dense_lse) == bits(&lse), "{what}");
@@ -229,6 +229,21 @@ fn ops_fp8_decode_few_heads(
         let (lens, widths) = (vec![193, 0, 1, 64, 70], (576, 512));
         let splits = if page_size == 32 { Splits::Tokens(64) } else { Splits::default() };
         let case = DecodeCase { lens, heads, query_len, widths, page_size, splits, dtype, ..Default::default() };
+        check_decode(case, in_row(64), device);
+    });
+}
+
+/// Of more heads than a tile of one token has with others, in one, two and four tiles of 64.
+#[rstest]
+fn ops_fp8_decode_many_heads(#[values(33, 65, 130)] heads: usize, #[values(1, 2)] query_len: usize) {
+    for_each_dtype(|device, dtype| {
+        if is_slow(device) && (tensor_path(device).is_none() || dtype != DType::BF16) {
+            skip(device, format_args!("{heads} heads of {dtype:?}"));
+            return;
+        }
+        let (lens, widths) = (vec![193, 0, 1, 70], (576, 512));
+        let splits = if query_len == 2 { Splits::Tokens(64) } else { Splits::default() };
+        let case = DecodeCase { lens, heads, query_len, widths, page_size: 32, splits, dtype, ..Default::default() };
         check_decode(case, in_row(64), device);
     });
 }
@@ -302,7 +317,7 @@ fn ops_fp8_sparse_beside_dense_rows(
 ) {
     let (widths, format) = rows;
     for_each_dtype(|device, dtype| {
-        if is_slow(device) && (heads > 3 || !dense_first) && !is_hopper(device) {
+        if is_slow(device) && (heads > 3 || !dense_first) && tensor_path(device).is_none() {
             skip(device, format_args!("{heads} heads of {widths:?}"));
             return;
         }
@@ -323,7 +338,7 @@ fn ops_fp8_sparse_of_many_heads(
 ) {
     let (width, format) = rows;
     for_each_dtype(|device, dtype| {
-        if is_slow(device) && !is_hopper(device) {
+        if is_slow(device) && tensor_path(device).is_none() {
             skip(device, format_args!("{heads} heads"));
             return;
         }
@@ -337,7 +352,7 @@ fn ops_fp8_sparse_of_many_heads(
 #[rstest]
 fn ops_fp8_sparse_planned(#[values(9, 65, 128)] heads: usize, #[values(false, true)] two: bool) {
     for_each_dtype(|device, dtype| {
-        if is_slow(device) && !is_hopper(device) {
+        if is_slow(device) && tensor_path(device).is_none() {
             skip(device, format_args!("{heads} heads"));
             return;
         }
@@ -348,8 +363,34 @@ fn ops_fp8_sparse_planned(#[values(9, 65, 128)] heads: usize, #[values(false, tr
     });
 }
 
+/// The kernel that multiplies tiles of FP8 rows on the tensor cores of a generation, if the device has one.
+fn tensor_path(device: &Device) -> Option<Path> {
+    let of_generations = [(is_hopper(device), Path::Sm90), (is_blackwell(device), Path::Sm100)];
+    of_generations.into_iter().find_map(|(is, path)| is.then_some(path))
+}
+
+/// It runs where queries are bf16 and rows are DeepSeek's, in either scope.
+fn assert_path(case: &Case, formats: [RowFormat; 2], device: &Device) {
+    let &Case { shape: [batch, query_len, heads], widths: [key_width, value_width], dtype, .. } = case;
+    let second_rows = (case.pools.len() > 1).then_some(formats[1]);
+    let rows = formats[0];
+    let problem = SparseMlaProblem { batch, query_len, heads, key_width, value_width, dtype, rows, second_rows };
+    let takes = |format| match format {
+        RowFormat::Dense => true,
+        RowFormat::Fp8 { rope } => (rope, key_width) == (64, 576),
+        RowFormat::Fp8E8m0 { rope } => (rope, key_width) == (64, 512),
+        RowFormat::Fp8IndexKeys => false,
+    };
+    if let Some(made) = tensor_path(device).filter(|_| heads > 32) {
+        let expected = dtype == DType::BF16 && value_width == 512 && takes(rows) && second_rows.is_none_or(takes);
+        let path = explain_path(&problem, device).path;
+        assert_eq!(path == made, expected, "{case:?}, {formats:?} on {device:?}: {path}");
+    }
+}
+
 /// Against the definition over the rows as they are read back; of either scope in its format.
 fn check_sparse(case: &Case, formats: [RowFormat; 2], (determinism, planned): (Determinism, bool), device: &Device) {
+    assert_path(case, formats, device);
     let mut inputs = case.inputs();
     let dense = inputs.args(device);
     let quantise = |scope: SparseScope, format| match format {
@@ -469,7 +510,7 @@ fn ops_fp8_errors() {
             second_rows: None,
         };
         match explain_path(&problem, device).path {
-            mla_ops::Path::Reference => drop(sparse_mla_parts(args, &options).expect("legal")),
+            Path::Reference => drop(sparse_mla_parts(args, &options).expect("legal")),
             _ => assert_refused(sparse_mla_parts(args, &options), Kind::Value, "scope.rows"),
         }
     });

@@ -42,6 +42,28 @@ fn sparse(dtype: DType) -> SparseMlaProblem {
     }
 }
 
+/// FP8 rows of more heads than the kernel for few of them takes, of both of DeepSeek's formats.
+#[test]
+fn ops_paths_of_fp8_rows() {
+    for_each_dtype(|device, dtype| {
+        let own = [(Sm100, is_blackwell(device)), (Sm90, is_hopper(device))];
+        let own = own.into_iter().find_map(|(path, is)| (is && dtype == BF16).then_some(path));
+        let is_own = |path| own.is_none_or(|own| own == path) && (own.is_some() || ![Sm90, Sm100].contains(&path));
+        for heads in [64, 128] {
+            for (key_width, rows) in [(576, RowFormat::Fp8 { rope: 64 }), (512, RowFormat::Fp8E8m0 { rope: 64 })] {
+                for second_rows in [None, Some(rows), Some(RowFormat::Dense)] {
+                    let problem = SparseMlaProblem { heads, key_width, rows, second_rows, ..sparse(dtype) };
+                    let path = explain_path(&problem, device).path;
+                    assert!(is_own(path), "{problem:?} on {device:?}: {path}");
+                }
+                let problem = MlaDecodeProblem { heads, key_width, rows, ..decode(dtype) };
+                let path = explain_path(&problem, device).path;
+                assert!(is_own(path), "{problem:?} on {device:?}: {path}");
+            }
+        }
+    });
+}
+
 fn index(heads: usize, width: usize, dtype: DType) -> LightningIndexProblem {
     LightningIndexProblem { batch: 2, query_len: 3, heads, width, page_size: 16, dtype, keys: RowFormat::Dense }
 }

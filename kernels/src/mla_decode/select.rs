@@ -28,10 +28,12 @@ pub(super) const TABLE: Table<DecodeSizes, Form> = Table(&[
     Variant {
         path: Path::Sm100,
         needs: "TMA and tcgen05 of a Blackwell of data centers; f16 or bf16, dense rows of 512 or 576 channels, values of 512, \
-                pages of 16 tokens or more; bf16 and up to 32 heads for FP8 rows, of 512 + 64 channels, on any pages",
+                pages of 16 tokens or more; bf16 for FP8 rows, of 512 + 64 channels, on any pages",
         form: |client, sizes| match sizes.rows {
             RowFormat::Dense => sm100_form(client, sizes).map(Form::Sm100),
-            RowFormat::Fp8(_) => fp8_form(client, sizes, "ptx_sm100").map(Form::Fp8),
+            RowFormat::Fp8(_) => {
+                fp8_form(client, sizes, "ptx_sm100").map(Form::Fp8).or_else(|| by_row(client, sizes, Path::Sm100))
+            }
         },
         #[cfg(feature = "offline")]
         offline: super::sm100::offline,
@@ -44,8 +46,7 @@ pub(super) const TABLE: Table<DecodeSizes, Form> = Table(&[
         form: |client, sizes| match sizes.rows {
             RowFormat::Dense => sm90_form(client, sizes).map(Form::Sm90),
             RowFormat::Fp8(_) => {
-                let by_row = || (!sparse_mla::available(client, &sizes.by_row()).is_empty()).then_some(Form::ByRow);
-                fp8_form(client, sizes, "ptx_sm90").map(Form::Fp8).or_else(by_row)
+                fp8_form(client, sizes, "ptx_sm90").map(Form::Fp8).or_else(|| by_row(client, sizes, Path::Sm90))
             }
         },
         #[cfg(feature = "offline")]
@@ -67,6 +68,12 @@ pub(super) const TABLE: Table<DecodeSizes, Form> = Table(&[
         offline: plain::offline,
     },
 ]);
+
+/// By the kernel of sparse attention, where that path has one.
+#[cfg(feature = "cuda")]
+fn by_row(client: &Client, sizes: &DecodeSizes, path: Path) -> Option<Form> {
+    sparse_mla::available(client, &sizes.by_row()).iter().any(|kernel| kernel.path == path).then_some(Form::ByRow)
+}
 
 /// How a kernel divides the work.
 pub(super) enum Form {

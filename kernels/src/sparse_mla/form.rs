@@ -16,8 +16,10 @@ pub(super) struct Form {
     pub sink: bool,
     /// How the rows of both lists are stored.
     pub rows: [Stored; 2],
-    /// Whether two cubes with 128 heads of a token bring half of the FP8 rows each, for both, or of dense rows compute products together.
+    /// Whether two cubes with 128 heads of a token bring half of the FP8 rows each, for both, or compute products together.
     pub pair: bool,
+    /// Whether they compute blocks two at a time.
+    pub by_two: bool,
     /// Whether the first list is the pages of a sequence, of which a query token may see fewer keys than the next.
     pub pages: Option<Causal>,
     pub writes: Writes,
@@ -80,11 +82,6 @@ impl Form {
         self.rows != [Stored::Dense; 2]
     }
 
-    /// Whether there are dense rows beside them.
-    pub fn mixed(self) -> bool {
-        self.fp8() && self.rows.contains(&Stored::Dense)
-    }
-
     /// Whether the scales of FP8 rows lie behind the rows of their page.
     pub fn paged_scales(self) -> bool {
         self.rows.contains(&Stored::V4)
@@ -95,9 +92,13 @@ impl Form {
         self.tile.tiles as u32 - 1
     }
 
-    /// Whether blocks are computed two at a time.
-    pub fn blocks_by_two(self) -> bool {
-        self.pair && !self.fp8()
+    /// The list of dense rows beside FP8 rows, or 0 where there is none.
+    pub fn dense_list(self) -> u32 {
+        match self.rows.map(|rows| rows == Stored::Dense) {
+            [true, false] => 1,
+            [false, true] => 2,
+            _ => 0,
+        }
     }
 
     /// Cubes of a cluster.
@@ -119,6 +120,7 @@ impl Form {
             sink: false,
             rows: [Stored::Dense; 2],
             pair: false,
+            by_two: false,
             pages: None,
             writes: Writes::Whole,
         };

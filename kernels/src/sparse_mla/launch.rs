@@ -87,6 +87,7 @@ pub(super) fn launch(
         sink,
         rows,
         pair,
+        by_two: pair && kernel.pairs == Pairs::OfManyHeads,
         pages: causal,
         writes,
     };

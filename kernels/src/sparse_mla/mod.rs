@@ -5,6 +5,8 @@
 //! the blocks of a tile are split among cubes, and a second launch merges what they have.
 
 #[cfg(feature = "cuda")]
+mod codes;
+#[cfg(feature = "cuda")]
 mod ends;
 #[cfg(feature = "cuda")]
 mod form;

@@ -23,7 +23,8 @@ pub(super) const TABLE: Table<SparseMlaSizes, Form> = Table(&[
     #[cfg(feature = "cuda")]
     Variant {
         path: Path::Sm100,
-        needs: "TMA and tcgen05 of a Blackwell of data centers; f16 or bf16, dense rows of 512 or 576 channels, values of 512",
+        needs: "TMA and tcgen05 of a Blackwell of data centers; f16 or bf16, rows of 512 or 576 channels, values of 512; bf16 for FP8 rows, \
+                of 512 + 64 channels or, with scales behind the page, of 448 + 64",
         form: sm100_form,
         #[cfg(feature = "offline")]
         offline: super::sm100::offline,
@@ -42,14 +43,19 @@ pub(super) const TABLE: Table<SparseMlaSizes, Form> = Table(&[
 #[cfg(feature = "cuda")]
 fn sm100_form(client: &Client, sizes: &SparseMlaSizes) -> Option<Form> {
     let blackwell = client.properties().identity.fingerprint == "ptx_sm100";
-    let dense = [Some(sizes.rows), sizes.second_rows].into_iter().flatten().all(|rows| rows == RowFormat::Dense);
-    (blackwell && dense).then(|| form_of(sizes)).flatten()
+    blackwell.then(|| form_of_rows(sizes)).flatten()
 }
 
 #[cfg(feature = "cuda")]
 fn sm90_form(client: &Client, sizes: &SparseMlaSizes) -> Option<Form> {
     let hopper = client.properties().identity.fingerprint == "ptx_sm90";
-    let form = hopper.then(|| form_of(sizes)).flatten()?;
+    hopper.then(|| form_of_rows(sizes)).flatten()
+}
+
+/// The tiles for a problem, if its rows are stored in a way that the kernels read.
+#[cfg(feature = "cuda")]
+fn form_of_rows(sizes: &SparseMlaSizes) -> Option<Form> {
+    let form = form_of(sizes)?;
     let rows = |rows: RowFormat| Stored::of(rows, form.bf16).is_some() && rows.fits(sizes.key_width);
     (rows(sizes.rows) && sizes.second_rows.is_none_or(rows)).then_some(form)
 }

@@ -198,7 +198,7 @@ impl Work {
         self.part = self.token * lists.splits + split;
         let blocks = self.read_lengths(lists);
         let mut each = blocks.div_ceil(lists.splits);
-        if comptime!(lists.form.blocks_by_two()) {
+        if comptime!(lists.form.by_two) {
             each += each % 2;
         }
         self.first = min(split * each, blocks);

@@ -11,12 +11,11 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-use super::list::{List, scale_step};
+use super::list::List;
 use super::scores::Exchange;
-use crate::linear::packed::e4m3_pairs_bf16;
 use crate::ptx::copy::{arrive_with_copies, load_global_4_or_zero, load_global_16};
-use crate::ptx::wgmma::Elem;
-use crate::ptx::{barrier, cluster, fence, math, matrix, mbarrier, warp};
+use crate::ptx::{barrier, cluster, fence, mbarrier, warp};
+use crate::sparse_mla::codes::{scale_pair, scale_step, store_vector};
 use crate::sparse_mla::form::{Form, Stored};
 use crate::sparse_mla::work::{Ahead, Lists};
 use crate::tiles::form::{GROUP, KEYS, STAGES, TILE_BYTES, TILE_WIDTH};
@@ -150,11 +149,7 @@ impl<'a, E: Float, V: Size> Rows<'a, E, V> {
 
     /// Whether the rows of a block are codes, as all are where no list is dense.
     fn is_codes(&self, slots: &Slots, #[comptime] form: Form) -> bool {
-        if comptime!(form.mixed()) {
-            slots.list == comptime!(if form.rows[0] == Stored::Dense { 2u32 } else { 1u32 })
-        } else {
-            true.runtime()
-        }
+        if comptime!(form.dense_list() > 0) { slots.list != comptime!(form.dense_list()) } else { true.runtime() }
     }
 
     /// Starts to copy what the warpgroup has written by the end of a part, and not yet copied, into the pair's other cube, two tiles a
@@ -253,6 +248,7 @@ impl Part {
         slot: i32,
         #[comptime] form: Form,
     ) {
+        let list = &list.codes;
         let (vector, scale) = (list.first_of(slot, form) + rows.vector, list.scale_of(slot, rows.tile, form));
         let (codes, scales) = (&list.words[vector..vector + 4], &list.words[scale..scale + 1]);
         self.codes_a = load_global_16(codes, 0u32);
@@ -277,26 +273,6 @@ impl Part {
             }
         }
     }
-}
-
-/// A scale as two numbers in bf16: of a word that is one, or has one for each of four tiles.
-#[cube]
-fn scale_pair(word: u32, tile: u32, #[comptime] form: Form) -> u32 {
-    if comptime!(form.paged_scales()) {
-        let code = (word >> (8 * tile)) & 0xff;
-        // 255 is no number.
-        let number = select(code == 255, 0x7fc0u32.runtime(), code << 7);
-        number | number << 16
-    } else {
-        let scale = f32::reinterpret(word);
-        math::pack(scale, scale, Elem::Bf16)
-    }
-}
-
-#[cube]
-fn store_vector(codes: Vector<u32, Const<4>>, scale: u32, to: u32, #[comptime] offset: u32) {
-    matrix::store_16(to, offset, dequantised(codes.extract(0usize), codes.extract(1usize), scale));
-    matrix::store_16(to ^ 16u32, offset, dequantised(codes.extract(2usize), codes.extract(3usize), scale));
 }
 
 /// The row of a block that is one of a warp's: of eight neighbours each warp has two, of each half of the block eight; in a pair the
@@ -324,18 +300,4 @@ const fn row_of_part(part: u32, form: Form) -> u32 {
 /// pages, come soon enough that it pays to copy what there is.
 const fn rows_of_copy(form: Form) -> u32 {
     if form.pages.is_some() { GROUP_ROWS } else { KEYS as u32 / 2 }
-}
-
-/// The numbers of eight codes, in bf16.
-#[cube]
-fn dequantised(first: u32, second: u32, scale: u32) -> Vector<u32, Const<4>> {
-    let scale = Vector::<half::bf16, Const<2>>::reinterpret(scale);
-    let mut pairs = Sequence::<u32>::new();
-    #[unroll]
-    for word in 0..2u32 {
-        let (low, high) = e4m3_pairs_bf16(if comptime!(word == 0) { first } else { second });
-        pairs.push(u32::reinterpret(low * scale));
-        pairs.push(u32::reinterpret(high * scale));
-    }
-    math::vector::<u32, Const<4>>(&pairs)
 }

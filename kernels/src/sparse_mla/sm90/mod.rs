@@ -17,17 +17,18 @@ use self::cube::{Barriers, Cube, barrier_count};
 use self::form::units;
 use self::fp8::Rows;
 use self::gather::{Gather, VECTOR};
-use self::list::{List, RowPages, RowPagesLaunch};
+use self::list::List;
 #[cfg(feature = "offline")]
 pub(super) use self::offline::offline;
 use self::output::Output;
 use self::scores::{Exchange, Scores};
+use super::codes::{Codes, RowPages, RowPagesLaunch, words};
 use super::form::Form;
-use super::launch::{Call, scratch};
+use super::launch::Call;
 use super::work::{Ahead, Lists, PagedKeys, RING};
 use super::{ScopeArgs, SparseMlaError};
 use crate::cache_rows::RowFormat;
-use crate::common::launch::{address_type, dummy, or_dummy, share};
+use crate::common::launch::{address_type, or_dummy, share};
 use crate::ptx::{registers, shared_address, tma, warp};
 use crate::tiles::form::{GROUP, KEYS, ROWS, STAGES};
 use crate::tiles::output::{COLUMNS, Results};
@@ -50,12 +51,6 @@ pub(super) fn launch(client: &Client, call: Call) -> Result<(), SparseMlaError> 
         let count = if scope.rows.format() == RowFormat::Dense { scope.row_count } else { 0 };
         or_dummy(client, share(scope.rows.buffer()), count)
     };
-    let words = |scope: &ScopeArgs| match (scope.rows.format(), scope.row_count) {
-        (RowFormat::Dense, _) => dummy(client),
-        // The first row is read where there is none.
-        (RowFormat::Fp8(layout), 0) => scratch(client, layout.page_words()),
-        (RowFormat::Fp8(_), _) => share(scope.rows.buffer()),
-    };
     let ([slots_a, slots_b], [lengths_a, lengths_b]) = (call.slots, call.lengths);
     let ([items, cube_ptr, split_ptr], grid) = (call.plan, call.grid);
     // SAFETY: the buffers have the sizes that the arguments state, and slots are those of rows.
@@ -69,12 +64,12 @@ pub(super) fn launch(client: &Client, call: Call) -> Result<(), SparseMlaError> 
             VECTOR,
             query,
             rows(first),
-            words(first),
+            words(client, first),
             RowPagesLaunch::of(first.rows.format()),
             slots_a,
             lengths_a,
             rows(second),
-            words(second),
+            words(client, second),
             RowPagesLaunch::of(second.rows.format()),
             slots_b,
             lengths_b,
@@ -189,8 +184,8 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         scores.run::<E, P>(&cube, &lists, q_map, sink, &mut ahead, &mut exchange, &mut results);
     } else if comptime!(form.fp8()) && group == 3 {
         registers::fewer(ROW_REGISTERS);
-        let list_a = List::<E, V>::new(rows_a, words_a, pages_a);
-        let list_b = List::<E, V>::new(rows_b, words_b, pages_b);
+        let list_a = List::<E, V>::new(rows_a, Codes::new(words_a, pages_a));
+        let list_b = List::<E, V>::new(rows_b, Codes::new(words_b, pages_b));
         let rows = Rows::<E, V>::new(list_a, list_b, warp, lane, form);
         let mut ahead = rows.ahead(&cube, &lists);
         cube::sync(form);

@@ -5,9 +5,9 @@ use cubecl::prelude::*;
 
 use super::form::units;
 use super::gather::VECTOR;
-use super::list::RowPagesLaunch;
 use super::sparse_sm90_kernel;
 use crate::offline::{Arch, Entry, buffer};
+use crate::sparse_mla::codes::RowPagesLaunch;
 use crate::sparse_mla::form::{Causal, Form, Stored, Writes};
 use crate::sparse_mla::launch::query_map;
 use crate::sparse_mla::work::PagedKeysLaunch;

@@ -37,11 +37,11 @@ impl Barriers {
         Barriers { full, empty, scored, weighed, summed, query_full, query_empty: query_full + 8 }
     }
 
-    /// One thread, before all synchronise.
-    pub fn init(&self) {
+    /// One thread, before all synchronise. So many warps load a half of a stage.
+    pub fn init(&self, #[comptime] loaders: u32) {
         #[unroll]
         for i in 0..comptime!(2 * STAGES) {
-            mbarrier::init(self.full + i * 8, 1u32);
+            mbarrier::init(self.full + i * 8, loaders);
             mbarrier::init(self.empty + i * 8, 1u32);
         }
         mbarrier::init(self.scored, 1u32);

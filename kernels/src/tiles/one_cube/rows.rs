@@ -10,6 +10,9 @@ use crate::tiles::form::VALUE_WIDTH;
 use crate::tiles::output::{Results, Target, scale_rows};
 use crate::tiles::softmax::Weighted;
 
+/// Columns of a quarter of the output.
+const QUARTER_COLUMNS: u32 = VALUE_WIDTH as u32 / 4;
+
 /// The rows of a unit, and how far it is.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Rows {
@@ -86,18 +89,19 @@ impl Rows {
         self.wait_for_output(cube);
         // Tensor memory is read by whole warps.
         sync_plane();
-        #[unroll]
-        for side in 0..2u32 {
-            let mut acc = Vector::<f32, Const<128>>::zeroed();
+        // In quarters: a unit has 64 numbers of one, which leaves registers for the rest.
+        let mut quarter = 0u32;
+        while quarter < 4u32 {
+            let mut acc = Vector::<f32, Const<64>>::zeroed();
             if blocks > 0 {
-                let at = self.at + comptime!(side * RIGHT + OUTPUT_AT);
-                acc = tcgen05::load::<Const<128>>(at, comptime!(Shape::Pairs));
+                let at = self.at + quarter / 2 * RIGHT + quarter % 2 * QUARTER_COLUMNS + OUTPUT_AT;
+                acc = tcgen05::load::<Const<64>>(at, comptime!(Shape::Pairs));
             }
-            acc = scale_rows::<Const<128>>(acc, factor_a, factor_b);
-            let column = comptime!(side * VALUE_WIDTH as u32 / 2);
-            results.write_rows::<Const<128>>(acc, target, row, column, cube.lane);
+            acc = scale_rows::<Const<64>>(acc, factor_a, factor_b);
+            results.write_rows::<Const<64>>(acc, target, row, quarter * QUARTER_COLUMNS, cube.lane);
             // The same of what is read next.
             sync_plane();
+            quarter = warp::next(quarter);
         }
     }
 }

@@ -11,7 +11,7 @@ pub(crate) use self::cube::{BARRIERS, Barriers, Cube};
 pub(crate) use self::products::Products;
 pub(crate) use self::ring::{CHUNK_BYTES, PAIR_KEYS, RING, Ring, load_query, pass};
 pub(crate) use self::rows::Rows;
-pub(crate) use self::weights::{RowState, weigh_row, weigh_seen_row};
+pub(crate) use self::weights::{RowState, Seen, weigh_row, weigh_seen_row};
 use super::form::{Form, ROWS, VALUE_WIDTH};
 use crate::ptx::tcgen05::{Cubes, Layout, Mma, Source};
 

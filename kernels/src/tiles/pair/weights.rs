@@ -64,7 +64,25 @@ pub(crate) fn weigh_row(
     weigh_masked(&masked, top, state, told, times, SLACK, form)
 }
 
-/// [`weigh_row`] where bit `i / 4` of word `i % 4` of `seen` says whether all rows see key `i`, and with a slack of its own.
+/// Where the bit of a key is that says whether all rows see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Seen {
+    /// Of key `i` bit `i / 4` of word `i % 4`: a lane has four keys.
+    OfLanes,
+    /// Bit `i % 16` of word `i / 16`: a warp has 16.
+    OfWarps,
+}
+
+impl Seen {
+    fn bit_of(self, key: usize) -> (usize, u32) {
+        match self {
+            Self::OfLanes => (key % 4, 1 << (key / 4)),
+            Self::OfWarps => (key / 16, 1 << (key % 16)),
+        }
+    }
+}
+
+/// [`weigh_row`] where a bit of `seen` says whether all rows see a key, and with a slack of its own.
 #[cube]
 pub(crate) fn weigh_seen_row(
     s: Vector<f32, Const<64>>,
@@ -73,6 +91,7 @@ pub(crate) fn weigh_seen_row(
     times: u32,
     seen: Vector<u32, Const<4>>,
     scale: f32,
+    #[comptime] bits: Seen,
     #[comptime] slack: f32,
     #[comptime] form: Form,
 ) -> WeighedRow {
@@ -88,7 +107,8 @@ pub(crate) fn weigh_seen_row(
         let mut masked = Sequence::<f32>::new();
         #[unroll]
         for i in 0..64usize {
-            let is_seen = seen.extract(comptime!(i % 4)) & comptime!(1u32 << (i / 4)) != 0;
+            let (word, bit) = comptime!(bits.bit_of(i));
+            let is_seen = seen.extract(word) & bit != 0;
             masked.push(select(is_seen, scores.extract(i), f32::new(2.0 * LOWEST)));
         }
         scores = math::vector::<f32, Const<64>>(&masked);

@@ -60,7 +60,7 @@ pub(super) fn decode_sm100_kernel<E: Float, P: Size>(
     if UNIT_POS == 0 {
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(kv_map));
         tma::prefetch(tma::tensor_map_address::<E, Tiled>(q_map));
-        barriers.init();
+        barriers.init(1u32);
     }
     // Without items the cube exits early.
     if first >= end {

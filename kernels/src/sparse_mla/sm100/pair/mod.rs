@@ -1,29 +1,41 @@
 //! A pair of cubes for 128 heads of a token: products of 128 rows, of which each cube has 64, over blocks of 128 entries.
 
+mod codes;
 mod loads;
+mod phases;
 mod softmax;
 
 use cubecl::prelude::*;
 
+use self::codes::load_codes;
 use self::loads::{load_chunks, load_queries, multiply, pass_chunks};
 use self::softmax::Softmax;
 use super::range::{Maps, Range};
+use super::rows::{self, Rows};
 use crate::ptx::tcgen05::{self, Cubes};
 use crate::ptx::{barrier, mbarrier, shared_address, tma, warp};
+use crate::sparse_mla::codes::{Codes, RowPages};
 use crate::sparse_mla::form::Form;
 use crate::sparse_mla::work::{Lists, PagedKeys};
 use crate::tiles::output::Results;
 use crate::tiles::pair::{BARRIERS, Barriers, CHUNK_BYTES, COLUMNS as TENSOR_COLUMNS, Cube, RING, WEIGHT_WORDS};
 
-/// Warps: four for the softmax, then one each for products (of the first cube alone), both halves of the rows of a chunk, chunks that have
-/// come, and queries.
+/// Warps: four for the softmax, then one each for products (of the first cube alone), chunks that have come, and queries, and some for the
+/// rows of a chunk.
 const PRODUCTS: u32 = 4;
-const UPPER_ROWS: u32 = 5;
-const LOWER_ROWS: u32 = 6;
-const ROWS_COME: u32 = 7;
-const QUERY_LOADS: u32 = 8;
+const ROWS_COME: u32 = 5;
+const QUERY_LOADS: u32 = 6;
+const ROW_LOADS: u32 = 7;
+
+/// Warps that load the rows of a chunk.
+fn loaders(form: Form) -> u32 {
+    if form.fp8() { rows::WARPS } else { 2 }
+}
+
 /// Units of a cube.
-pub(super) const UNITS: u32 = 9 * 32;
+pub(super) fn units(form: Form) -> u32 {
+    (ROW_LOADS + loaders(form)) * 32
+}
 
 /// Blocks of which shared memory has what their entries are: when it is used anew, the softmax has weighed that block.
 const ENTRY_BLOCKS: u32 = 4;
@@ -31,7 +43,8 @@ const ENTRY_BLOCKS: u32 = 4;
 /// What a cube knows of the entries of blocks. Each cube reads all for itself.
 #[derive(CubeType)]
 struct Entries {
-    /// Bit `i / 4` of word `i % 4` says whether entry `i` is a row.
+    /// Bit `i / 4` of word `i % 4` says whether entry `i` is a row; where there are FP8 rows, of entry `i` of half `h` bit `16 h + i % 16` of
+    /// word `i / 16`.
     seen: Shared<[Vector<u32, Const<4>>]>,
     /// Barriers that say that `seen` is there.
     published: u32,
@@ -49,6 +62,10 @@ pub(super) fn sparse_sm100_pair_kernel<E: Float, P: Size>(
     q_map: &TensorMap<E, Tiled>,
     rows_a: &TensorMap<E, Tiled>,
     rows_b: &TensorMap<E, Tiled>,
+    words_a: &[u32],
+    pages_a: RowPages,
+    words_b: &[u32],
+    pages_b: RowPages,
     slots_a: &[i32],
     lengths_a: &[i32],
     slots_b: &[i32],
@@ -102,9 +119,9 @@ pub(super) fn sparse_sm100_pair_kernel<E: Float, P: Size>(
         }
         #[unroll]
         for i in 0..ENTRY_BLOCKS {
-            mbarrier::init(entries.published + i * 8, 1u32);
+            mbarrier::init(entries.published + i * 8, comptime!(if form.fp8() { rows::WARPS } else { 1 }));
         }
-        barriers.init(2u32);
+        barriers.init(comptime!(loaders(form)));
     }
     // Without work both cubes of the pair exit early.
     if first >= end {
@@ -124,14 +141,20 @@ pub(super) fn sparse_sm100_pair_kernel<E: Float, P: Size>(
         if rank == 0 && warp::elect() {
             multiply(&cube, &range, &lists);
         }
-    } else if warp == UPPER_ROWS {
-        load_chunks(&cube, &range, &lists, maps, rank, &mut entries, 0u32);
-    } else if warp == LOWER_ROWS {
-        load_chunks(&cube, &range, &lists, maps, rank, &mut entries, 1u32);
     } else if warp == ROWS_COME {
         pass_chunks(&cube, &range, &lists);
     } else if warp == QUERY_LOADS {
         load_queries::<E>(&cube, &range, &lists, q_map);
+    } else if warp >= ROW_LOADS {
+        if comptime!(form.fp8()) {
+            let (codes_a, codes_b) = (Codes::new(words_a, pages_a), Codes::new(words_b, pages_b));
+            let rows = Rows::new(maps, codes_a, codes_b, warp - ROW_LOADS, lane, form);
+            load_codes(&cube, &range, &lists, &rows, rank, &entries);
+        } else if warp == ROW_LOADS {
+            load_chunks(&cube, &range, &lists, maps, rank, &mut entries, 0u32);
+        } else {
+            load_chunks(&cube, &range, &lists, maps, rank, &mut entries, 1u32);
+        }
     } else {
         let mut results = Results::<E, P>::new(out, lse, partial_out, partial_lse, heads);
         let mut softmax = Softmax::new(&cube, scale, empty_lse);

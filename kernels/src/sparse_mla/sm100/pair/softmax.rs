@@ -9,7 +9,7 @@ use crate::sparse_mla::ends::RowEnd;
 use crate::sparse_mla::work::{Lists, Work};
 use crate::tiles::form::ROWS;
 use crate::tiles::output::Results;
-use crate::tiles::pair::{Cube, RowState, Rows, weigh_seen_row};
+use crate::tiles::pair::{Cube, RowState, Rows, Seen, weigh_seen_row};
 
 /// The rows of a unit.
 #[derive(CubeType, Clone, Copy)]
@@ -91,6 +91,7 @@ impl Softmax {
                 self.rows.times,
                 math::vector::<u32, Const<4>>(&own),
                 self.scale,
+                comptime!(if range.form.fp8() { Seen::OfWarps } else { Seen::OfLanes }),
                 comptime!(range.form.slack()),
                 comptime!(range.form.tile),
             );

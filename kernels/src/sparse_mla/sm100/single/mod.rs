@@ -1,28 +1,39 @@
 //! A cube for a tile of up to 64 heads.
 
+mod codes;
 mod loads;
 mod softmax;
 
 use cubecl::prelude::*;
 
+use self::codes::load_rows;
 use self::loads::{load_half, load_queries, multiply};
 use self::softmax::Softmax;
 use super::range::{Maps, Range};
+use super::rows::{self, Rows};
 use crate::ptx::tcgen05::{self, Cubes};
 use crate::ptx::{shared_address, tma, warp};
+use crate::sparse_mla::codes::{Codes, RowPages};
 use crate::sparse_mla::form::Form;
 use crate::sparse_mla::work::{Lists, PagedKeys};
 use crate::tiles::form::STAGES;
 use crate::tiles::one_cube::{BARRIERS, Barriers, COLUMNS as TENSOR_COLUMNS, Cube};
 use crate::tiles::output::Results;
 
-/// Warps: four for the softmax, then one each for products, both halves of a block, and queries.
+/// Warps: four for the softmax, then one for products, one for queries, and one for each half of a block, or two where there are FP8 rows.
 const PRODUCTS: u32 = 4;
-const LEFT_ROWS: u32 = 5;
-const RIGHT_ROWS: u32 = 6;
-const QUERY_LOADS: u32 = 7;
+const QUERY_LOADS: u32 = 5;
+const ROW_LOADS: u32 = 6;
+
+/// Warps that load half a block.
+fn loaders(form: Form) -> u32 {
+    if form.fp8() { rows::WARPS / 2 } else { 1 }
+}
+
 /// Units of the cube.
-pub(super) const UNITS: u32 = 8 * 32;
+pub(super) fn units(form: Form) -> u32 {
+    (ROW_LOADS + 2 * loaders(form)) * 32
+}
 
 /// A cube computes every so-many-th split of all tiles, or what the plan gives it of one of each query token's tiles.
 #[cube(launch_unchecked, address_type = "dynamic", create_dummy_kernel)]
@@ -30,6 +41,10 @@ pub(super) fn sparse_sm100_kernel<E: Float, P: Size>(
     q_map: &TensorMap<E, Tiled>,
     rows_a: &TensorMap<E, Tiled>,
     rows_b: &TensorMap<E, Tiled>,
+    words_a: &[u32],
+    pages_a: RowPages,
+    words_b: &[u32],
+    pages_b: RowPages,
     slots_a: &[i32],
     lengths_a: &[i32],
     slots_b: &[i32],
@@ -78,7 +93,7 @@ pub(super) fn sparse_sm100_kernel<E: Float, P: Size>(
         if comptime!(form.second) {
             tma::prefetch(maps.b);
         }
-        barriers.init();
+        barriers.init(comptime!(loaders(form)));
     }
     // A cube without work exits early.
     if first >= end {
@@ -98,12 +113,18 @@ pub(super) fn sparse_sm100_kernel<E: Float, P: Size>(
         if warp::elect() {
             multiply(&cube, &range, &lists);
         }
-    } else if warp == LEFT_ROWS {
-        load_half(&cube, &range, &lists, &maps, &mut seen, 0u32);
-    } else if warp == RIGHT_ROWS {
-        load_half(&cube, &range, &lists, &maps, &mut seen, 1u32);
     } else if warp == QUERY_LOADS {
         load_queries::<E>(&cube, &range, &lists, q_map);
+    } else if warp >= ROW_LOADS {
+        if comptime!(form.fp8()) {
+            let (codes_a, codes_b) = (Codes::new(words_a, pages_a), Codes::new(words_b, pages_b));
+            let rows = Rows::new(maps, codes_a, codes_b, warp - ROW_LOADS, lane, form);
+            load_rows(&cube, &range, &lists, &rows, &mut seen);
+        } else if warp == ROW_LOADS {
+            load_half(&cube, &range, &lists, &maps, &mut seen, 0u32);
+        } else {
+            load_half(&cube, &range, &lists, &maps, &mut seen, 1u32);
+        }
     } else {
         let mut results = Results::<E, P>::new(out, lse, partial_out, partial_lse, heads);
         let mut softmax = Softmax::new(&cube, scale, empty_lse);

@@ -129,9 +129,9 @@ fn tile_map(address: u64, rows: usize, boxes: [u32; 3]) -> Param {
     map(address, dims, vec![2 * KEY as u64, 2 * TILE as u64], boxes.to_vec())
 }
 
-/// Rows that are gathered, a tile of 64 channels of each at a time.
-fn row_map(address: u64, rows: usize) -> Param {
-    map(address, vec![KEY as u64, rows as u64], vec![2 * KEY as u64], vec![TILE as u32, 1])
+/// Rows of so many bytes that are gathered, a tile of 64 channels of each at a time.
+fn row_map(address: u64, rows: usize, bytes: usize) -> Param {
+    map(address, vec![bytes as u64 / 2, rows as u64], vec![bytes as u64], vec![TILE as u32, 1])
 }
 
 fn map(address: u64, dims: Vec<u64>, strides: Vec<u64>, boxes: Vec<u32>) -> Param {
@@ -204,13 +204,13 @@ impl Kernel {
     pub fn attend(&self, form: &Sparse, cubes: usize, rates: &Rates) -> Result<Stats, Failure> {
         let rows = form.tokens * form.heads;
         let mut memory = Memory::new();
-        let cache = memory.alloc(&vec![0; PAGES * PAGE * KEY * 2]);
+        let cache = memory.alloc(&vec![0; PAGES * PAGE * form.row_bytes()]);
         let query = memory.alloc(&vec![0; rows * KEY * 2]);
-        let (cache, query) = (memory.address(cache), memory.address(query));
+        let (words, cache, query) = (cache, memory.address(cache), memory.address(query));
         let maps = [
             tile_map(query, rows, [TILE as u32, ROWS as u32, (KEY / TILE) as u32]),
-            row_map(cache, PAGES * PAGE),
-            row_map(cache, PAGES * PAGE),
+            row_map(cache, PAGES * PAGE, form.row_bytes()),
+            row_map(cache, PAGES * PAGE, form.row_bytes()),
         ];
         // Any order will do: an odd step meets all.
         let slots = (0..form.tokens * form.entries).map(|entry| (entry * 1237 % (PAGES * PAGE)) as i32);
@@ -236,13 +236,16 @@ impl Kernel {
         let scale = (KEY as f32).powf(-0.5) * std::f32::consts::LOG2_E;
         let sizes = [form.heads, form.entries, 0, form.tiles(), form.splits, form.items(), 1, 0, 0, 0];
         let mut info = vec![scale.to_bits(), 0];
+        // What says where pages have their scales, of both lists.
+        info.extend([0; 4]);
         info.extend(sizes.map(|size| size as u32));
         info.push(f32::NEG_INFINITY.to_bits());
+        let info = scalars(&info, 168);
         let launch = Launch {
             grid: [cubes as u32, 1, 1],
             block: [form.threads(), 1, 1],
             dynamic_shared: form.shared(),
-            params: maps.into_iter().chain(buffers).chain([scalars(&info, 144)]).collect(),
+            params: maps.into_iter().chain([words; 2].map(Param::Buffer)).chain(buffers).chain([info]).collect(),
             rates: Some(rates),
             only: Some(0),
             ..Launch::new(&self.module, self.entry())

@@ -19,13 +19,18 @@ pub struct Sparse {
     pub tokens: usize,
     pub heads: usize,
     pub entries: usize,
+    /// Whether the rows are FP8 rows.
+    pub fp8: bool,
     /// Cubes that share a tile.
     pub splits: usize,
 }
 
+/// Bytes of an FP8 row: 512 codes, four scales, 64 channels in bf16.
+pub const FP8_ROW: usize = 656;
+
 impl Sparse {
-    fn new([tokens, heads, entries]: [usize; 3], multiprocessors: usize) -> Self {
-        let form = Self { tokens, heads, entries, splits: 1 };
+    fn new([tokens, heads, entries]: [usize; 3], fp8: bool, multiprocessors: usize) -> Self {
+        let form = Self { tokens, heads, entries, fp8, splits: 1 };
         let (tiles, blocks) = (form.items() / form.ctas(), entries.div_ceil(BLOCK * form.ctas()));
         let clusters = multiprocessors / form.ctas();
         let cost = |splits: &usize| {
@@ -53,7 +58,17 @@ impl Sparse {
 
     /// Threads of a CTA.
     pub fn threads(&self) -> u32 {
-        if self.ctas() == 2 { 288 } else { 256 }
+        match (self.ctas() == 2, self.fp8) {
+            (true, false) => 288,
+            (true, true) => 352,
+            (false, false) => 256,
+            (false, true) => 320,
+        }
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        if self.fp8 { FP8_ROW } else { 2 * KEY }
     }
 
     /// Bytes of shared memory of a CTA.
@@ -61,25 +76,27 @@ impl Sparse {
         if self.ctas() == 2 { 222_616 } else { 221_328 }
     }
 
-    /// How often each byte is loaded: as often as there are tiles, by a pair as in [`PAIR`].
+    /// How often each byte is loaded: as often as there are tiles, by a pair as in [`PAIR`], or all of an FP8 row and its codes once more.
     fn times(&self) -> f64 {
-        if self.ctas() == 2 { PAIR.times * (self.tiles() / 2) as f64 } else { self.tiles() as f64 }
+        let of_pair = if self.fp8 { (FP8_ROW + VALUE) as f64 / FP8_ROW as f64 } else { PAIR.times };
+        if self.ctas() == 2 { of_pair * (self.tiles() / 2) as f64 } else { self.tiles() as f64 }
     }
 
     fn kernel(&self) -> String {
         let (pair, split) = (if self.ctas() == 2 { "_pair" } else { "" }, if self.splits > 1 { ".split" } else { "" });
-        format!("sparse_mla.sm100{pair}.bf16.576{split}.sm_100a")
+        let fp8 = if self.fp8 { ".fp8" } else { "" };
+        format!("sparse_mla.sm100{pair}.bf16.576{fp8}{split}.sm_100a")
     }
 }
 
 /// Prints the time of the kernel alone, without its launch and the merge of splits.
 pub fn print(rates: &Rates, folder: &Path) -> Result<(), Failure> {
     println!(
-        "\n| sparse: tokens, h, entries | CTAs | blocks | cycles per block | kernel, us | bound, us | of the products' bound | of the bound |"
+        "\n| sparse: rows, tokens, h, entries | CTAs | blocks | cycles per block | kernel, us | bound, us | of the products' bound | of the bound |"
     );
     let multiprocessors = rates.multiprocessors as usize;
-    for shape in SHAPES {
-        let form = Sparse::new(shape, multiprocessors);
+    for (fp8, shape) in [false, true].into_iter().flat_map(|fp8| SHAPES.map(|shape| (fp8, shape))) {
+        let form = Sparse::new(shape, fp8, multiprocessors);
         let cubes = form.items().min(multiprocessors);
         let [tokens, heads, entries] = shape;
         let own = rates.shared_by(cubes, form.times());
@@ -87,11 +104,13 @@ pub fn print(rates: &Rates, folder: &Path) -> Result<(), Failure> {
         let blocks = form.items().div_ceil(cubes) * entries.div_ceil(BLOCK * form.splits);
         let (keys, found) = ((tokens * entries) as f64, rates.microseconds(stats.cycles as f64));
         let products = keys * heads as f64 * (KEY + VALUE) as f64 / rates.products / f64::from(rates.multiprocessors);
-        let (products, memory) = (rates.microseconds(products), keys * KEY as f64 * 2.0 / rates.memory_bandwidth * 1e6);
+        let (products, memory) =
+            (rates.microseconds(products), keys * form.row_bytes() as f64 / rates.memory_bandwidth * 1e6);
         let bound = if products > memory { format!("{products:.1} products") } else { format!("{memory:.1} memory") };
         let cycles = stats.cycles as f64 / blocks as f64;
+        let format = if fp8 { "FP8" } else { "bf16" };
         println!(
-            "| {tokens}, {heads}, {entries} | {cubes} | {blocks} | {cycles:.0} | {found:.1} | {bound} | {:.2} | {:.2} |",
+            "| {format}, {tokens}, {heads}, {entries} | {cubes} | {blocks} | {cycles:.0} | {found:.1} | {bound} | {:.2} | {:.2} |",
             found / products,
             found / products.max(memory)
         );
