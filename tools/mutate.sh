@@ -68,6 +68,7 @@ if [ ! -d "$traces" ]; then
         ops_mutants_index_tiles | ops_mutants_ragged | ops_mutants_sparse | vertical_slash_attention::mutants) record 4 "$tests" ;;
         # Cubes without items.
         ops_mutants_decode) if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi ;;
+        ops_mutants_fp8_decode) record 4 "$tests::case_1" "$tests::case_2" ;;
     esac
     mv "$traces.new" "$traces"
 fi

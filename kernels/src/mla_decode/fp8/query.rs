@@ -36,8 +36,8 @@ pub(super) fn write_powers<E: Float, V: Size>(q: &[Vector<E, V>], cube: &Cube, s
             }
         }
         let highest = warp_max(highest);
-        // The power is 2^14 by the highest's; one that has an inverse.
-        let power = min(268 - (u32::reinterpret(highest) >> 23), 253u32) << 23;
+        // The power is 2^14 by the highest's, but at most 2^60: where all codes meet zeros, rotary channels must remain numbers.
+        let power = min(268 - (u32::reinterpret(highest) >> 23), 187u32) << 23;
         matrix::store_4_if(cube.powers_at + row * 4, 0u32, power, cube.lane == 0);
     }
 }
