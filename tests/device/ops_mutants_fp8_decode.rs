@@ -60,8 +60,8 @@ fn ops_mutants_fp8_decode_last_items(#[values(0, 1)] with_keys: usize) {
     check(&DecodeCase { lens, heads: 2, splits: Splits::Count(1), ..rows() }, |inputs| inputs);
 }
 
-/// More blocks than stages, of several items of one cube, in pages of one row. Blocks that lack some keys, where zeros come instead: of each number of steps,
-/// where what lies behind is being computed. All keys of a stage come to where zeros were.
+/// More blocks than stages, of several items of one cube, in pages of one row. Blocks that lack some keys, where zeros come instead: of
+/// each number of steps, where what lies behind is being computed. All keys of a stage come to where zeros were.
 #[rstest]
 fn ops_mutants_fp8_decode_ring(#[values(2, 22)] heads: usize) {
     let lens = vec![5, 192, 62, 63, 1, 61, 128];
@@ -69,8 +69,8 @@ fn ops_mutants_fp8_decode_ring(#[values(2, 22)] heads: usize) {
 }
 
 /// What was added before is scaled down: for scales that grow; for one key in each block whose scales are the largest by far, another
-/// one of each 128 channels, and queries with one such channel; for a last key with the highest score, of queries
-/// with latent channels that are not zero.
+/// one of each 128 channels, and queries with one such channel; for a last key with the highest score, of queries some of which
+/// have rotary channels alone.
 #[rstest]
 fn ops_mutants_fp8_decode_rescaling(#[values(12, 28)] heads: usize) {
     let case = DecodeCase { lens: vec![40, 130], heads, splits: Splits::Count(1), ..rows() };

@@ -2,7 +2,7 @@
 //!
 //! Codes are multiplied as f16, which has all of E4M3 but not the range of bf16. So a query is multiplied with a power of two that
 //! brings its largest number below 2^15, and the scores with its inverse: both are exact, and what becomes too small for f16 then is less
-//! than 2^-38 of the largest.
+//! than 2^-38 of the largest, or than 2^-84.
 
 use cubecl::prelude::*;
 
