@@ -4,15 +4,16 @@
 #
 #     tools/mutate.sh KERNEL [OPTIONS OF ptx-mutate...]
 #
-# KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma, lightning_index.sm90, lightning_index.mma, ragged_attention.sm90,
-# ragged_attention.mma, vertical_slash_attention.sm90, vertical_slash_attention.mma, sparse_mla.sm90 or sparse_mla.sm100.
+# KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma, mla_decode.fp8, lightning_index.sm90, lightning_index.mma,
+# ragged_attention.sm90, ragged_attention.mma, vertical_slash_attention.sm90, vertical_slash_attention.mma, sparse_mla.sm90,
+# sparse_mla.sm100 or sparse_mla.sm100_pair.
 # Launches are recorded while device tests run on the simulated GPU, once: remove the folder for new ones.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 cd "$root"
 
 # With one multiprocessor a kernel of items gets one cube, which has many items.
-of=()
+of=() more=()
 case "${1:-}" in
     mla_decode.sm100)
         arch=100 multiprocessors=4 kernel=decode_sm100 tests=ops_mutants_blackwell why=mla_decode/sm100 ;;
@@ -20,10 +21,13 @@ case "${1:-}" in
         arch=90 multiprocessors=1 kernel=decode_sm90_kernel tests=ops_mutants_decode why=mla_decode/sm90 ;;
     mla_decode.mma)
         arch=80 multiprocessors=1 kernel=decode_mma_kernel tests=ops_mutants_decode why=mla_decode ;;
+    mla_decode.fp8)
+        arch=90 multiprocessors=1 kernel=decode_fp8_kernel tests=ops_mutants_fp8_decode why=mla_decode/fp8 ;;
     lightning_index.sm90)
         arch=90 multiprocessors=1 kernel=score_sm90_kernel tests=ops_mutants_index_tiles why=lightning_index/sm90 ;;
     lightning_index.mma)
-        arch=80 multiprocessors=4 kernel=score_mma_kernel tests=ops_mutants_lightning_index why=lightning_index ;;
+        arch=80 multiprocessors=4 kernel=score_mma_kernel tests=ops_mutants_lightning_index more=(ops_mutants_fp8_index_keys)
+        why=lightning_index ;;
     ragged_attention.sm90)
         arch=90 multiprocessors=1 kernel=ragged_sm90_kernel tests=ops_mutants_ragged why=ragged_attention/sm90 ;;
     ragged_attention.mma)
@@ -38,8 +42,10 @@ case "${1:-}" in
         arch=90 multiprocessors=1 kernel=sparse_sm90_kernel tests=ops_mutants_sparse why=sparse_mla/sm90 ;;
     sparse_mla.sm100)
         arch=100 multiprocessors=1 kernel=sparse_sm100_kernel tests=ops_mutants_sparse why=sparse_mla/sm100 ;;
+    sparse_mla.sm100_pair)
+        arch=100 multiprocessors=1 kernel=sparse_sm100_pair_kernel tests=ops_mutants_sparse why=sparse_mla/sm100/pair ;;
     *)
-        sed -n '2,10s/^# \?//p' "$0" >&2
+        sed -n '2,11s/^# \?//p' "$0" >&2
         exit 2 ;;
 esac
 # The tests run in another folder.
@@ -56,12 +62,13 @@ if [ ! -d "$traces" ]; then
     rm -rf "$traces.new"
     mkdir -p "$traces.new"
     # Splits are only made among several multiprocessors.
-    record "$multiprocessors" "$tests" --skip ops_mutants_sparse_splits
+    record "$multiprocessors" "$tests" "${more[@]}" --skip ops_mutants_sparse_splits
     case "$tests" in
         # Blocks of a tile in several cubes.
         ops_mutants_index_tiles | ops_mutants_ragged | ops_mutants_sparse | vertical_slash_attention::mutants) record 4 "$tests" ;;
         # Cubes without items.
         ops_mutants_decode) if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi ;;
+        ops_mutants_fp8_decode) record 4 "$tests::case_1" "$tests::case_2" ;;
     esac
     mv "$traces.new" "$traces"
 fi

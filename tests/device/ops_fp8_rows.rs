@@ -156,7 +156,8 @@ fn check_decode(case: DecodeCase, format: RowFormat, device: &Device) {
     check_decode_of(case.inputs(92), format, device);
 }
 
-fn check_decode_of(inputs: DecodeInputs, format: RowFormat, device: &Device) {
+/// By all implementations, or by the one that the case asks for.
+pub fn check_decode_of(inputs: DecodeInputs, format: RowFormat, device: &Device) {
     let case = inputs.case.clone();
     let MlaDecodeArgs { q, kv_cache, page_table, seq_lens } = inputs.args(device);
     let kv_cache = in_fp8(&kv_cache, format);
@@ -174,7 +175,7 @@ fn check_decode_of(inputs: DecodeInputs, format: RowFormat, device: &Device) {
     let dense = kv_cache.dense();
     let cached = values(dense.clone()).into_iter().map(f64::from).collect();
     let expected = DecodeInputs { kv_cache: cached, ..inputs }.expected();
-    for path in available_paths(&problem, device) {
+    for path in case.path.map_or_else(|| available_paths(&problem, device), |path| vec![path]) {
         let options = mla_ops::MlaDecodeOptions { path: Some(path), ..case.options() };
         let decode = |kv_cache: Pool| {
             let (q, page_table, seq_lens) = (q.clone(), page_table.clone(), seq_lens.clone());
@@ -259,18 +260,22 @@ fn ops_fp8_decode_of_scales_that_grow(#[values(8, 24)] heads: usize, #[values(-1
         }
         let (lens, widths) = (vec![200, 33], (576, 512));
         let case = DecodeCase { lens, heads, widths, page_size: 64, dtype, ..Default::default() };
-        let mut inputs = case.inputs(93);
-        let power = |exponent: i32| 2f64.powi(exponent);
-        for (row, numbers) in inputs.kv_cache.chunks_exact_mut(widths.0).enumerate() {
-            let grown = |channel: usize| (row % 64 / 8 * channel / 128) as i32;
-            (0..widths.1).for_each(|channel| numbers[channel] *= power(grown(channel) - 8 - query));
-            (widths.1..widths.0).for_each(|channel| numbers[channel] *= power(-query));
-        }
-        for numbers in inputs.q.chunks_exact_mut(widths.0) {
-            (0..widths.0).for_each(|channel| numbers[channel] *= power(query - 7 * (channel / 128) as i32));
-        }
-        check_decode_of(inputs, in_row(64), device);
+        check_decode_of(with_growing_scales(case.inputs(93), query), in_row(64), device);
     });
+}
+
+/// In pages of 64 rows.
+pub fn with_growing_scales(mut inputs: DecodeInputs, query: i32) -> DecodeInputs {
+    let (widths, power) = (inputs.case.widths, |exponent: i32| 2f64.powi(exponent));
+    for (row, numbers) in inputs.kv_cache.chunks_exact_mut(widths.0).enumerate() {
+        let grown = |channel: usize| (row % 64 / 8 * channel / 128) as i32;
+        (0..widths.1).for_each(|channel| numbers[channel] *= power(grown(channel) - 8 - query));
+        (widths.1..widths.0).for_each(|channel| numbers[channel] *= power(-query));
+    }
+    for numbers in inputs.q.chunks_exact_mut(widths.0) {
+        (0..widths.0).for_each(|channel| numbers[channel] *= power(query - 7 * (channel / 128) as i32));
+    }
+    inputs
 }
 
 #[rstest]

@@ -122,9 +122,9 @@ impl Case {
         let what = format!("{:?}, {} heads of {} on {device:?}", self.visible, self.heads, self.width);
         let run = |form| lightning_index(args.clone(), &self.options(form)).expect("legal");
         let positions = run(IndexForm::Positions);
-        // Weights of the query's dtype are those numbers in f32.
-        let own = args.head_weights.clone().cast(FloatDType::from(self.dtype));
-        let [wide, narrow] = [own.clone().cast(FloatDType::F32), own].map(|head_weights| {
+        // Weights of the query's dtype are those numbers in f32. Others than before: scores that were not written would be those.
+        let own = args.head_weights.clone().neg().cast(FloatDType::from(self.dtype));
+        let [narrow, wide] = [own.clone(), own.cast(FloatDType::F32)].map(|head_weights| {
             let args = LightningIndexArgs { head_weights, ..args.clone() };
             lightning_index(args, &self.options(IndexForm::Positions)).expect("legal").into_data()
         });
@@ -228,11 +228,14 @@ fn ops_mutants_lightning_index(#[case] page_size: usize, #[case] k: usize, #[cas
     });
 }
 
-/// The same of keys in FP8, whose stages are twice as many.
+/// The same of keys in FP8, whose stages are twice as many: also of so many tokens that one cube has all keys of each, for more turns
+/// than there are stages, and for as many.
 #[rstest]
 #[case(16, 4, &[&[33][..], &[5]])]
 #[case(16, 16, &[&[600, 601][..]])]
 #[case(16, 7, &[&[7][..], &[0], &[517]])]
+#[case(16, 4, &[&[650, 0, 0, 4, 20, 0, 3, 0, 577][..]])]
+#[case(16, 4, &[&[512, 0, 0, 4, 20, 0, 3, 0, 64][..]])]
 fn ops_mutants_fp8_index_keys(#[case] page_size: usize, #[case] k: usize, #[case] visible: &[&[usize]]) {
     for_each_device(|device| {
         if supports(device, DType::BF16) {

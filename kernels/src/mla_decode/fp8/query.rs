@@ -2,7 +2,7 @@
 //!
 //! Codes are multiplied as f16, which has all of E4M3 but not the range of bf16. So a query is multiplied with a power of two that
 //! brings its largest number below 2^15, and the scores with its inverse: both are exact, and what becomes too small for f16 then is less
-//! than 2^-38 of the largest.
+//! than 2^-38 of the largest, or than 2^-84.
 
 use cubecl::prelude::*;
 
@@ -36,8 +36,8 @@ pub(super) fn write_powers<E: Float, V: Size>(q: &[Vector<E, V>], cube: &Cube, s
             }
         }
         let highest = warp_max(highest);
-        // The power is 2^14 by the highest's; one that has an inverse.
-        let power = min(268 - (u32::reinterpret(highest) >> 23), 253u32) << 23;
+        // The power is 2^14 by the highest's, but at most 2^60: where all codes meet zeros, rotary channels must remain numbers.
+        let power = min(268 - (u32::reinterpret(highest) >> 23), 187u32) << 23;
         matrix::store_4_if(cube.powers_at + row * 4, 0u32, power, cube.lane == 0);
     }
 }
