@@ -37,6 +37,7 @@ const NEW_TOKENS: usize = 40;
 #[rstest]
 #[case::v2_lite_launched("deepseek-v2-lite", false, Auto)]
 #[case::v2_lite_captured("deepseek-v2-lite", true, Auto)]
+#[case::v2_lite_fp8_cache("deepseek-v2-lite", true, Fp8)]
 #[case::v3_launched("deepseek-v3", false, Auto)]
 #[case::v3_captured("deepseek-v3", true, Auto)]
 #[case::v32_launched("deepseek-v32", false, Auto)]
