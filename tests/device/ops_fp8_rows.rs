@@ -4,9 +4,9 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use mla_ops::cache::{Pool, RowFormat, new_pool};
 use mla_ops::{
-    Determinism, MlaDecodeArgs, MlaDecodeProblem, Path, RopeQuery, RopeWriteArgs, SparseMlaArgs, SparseMlaOptions,
-    SparseMlaProblem, SparseScope, Splits, StackedWeight, WriteLatentArgs, available_paths, explain_path, mla_decode,
-    rope_write, sparse_mla, sparse_mla_parts, write_latent,
+    Determinism, MlaDecodeArgs, MlaDecodeProblem, MlaQuery, Path, RopeQuery, RopeWriteArgs, SparseMlaArgs,
+    SparseMlaOptions, SparseMlaProblem, SparseScope, Splits, StackedWeight, WriteLatentArgs, available_paths,
+    explain_path, mla_decode, rope_write, sparse_mla, sparse_mla_parts, write_latent,
 };
 use rstest::rstest;
 
@@ -276,6 +276,36 @@ pub fn with_growing_scales(mut inputs: DecodeInputs, query: i32) -> DecodeInputs
         (0..widths.0).for_each(|channel| numbers[channel] *= power(query - 7 * (channel / 128) as i32));
     }
     inputs
+}
+
+/// Hopper's and Blackwell's kernel of few heads: the bits of a token are its own, whatever tokens come after it, of which it does not see
+/// the keys.
+#[rstest]
+fn ops_fp8_decode_alone_as_before_others(#[values(8, 16)] heads: usize) {
+    for_each_dtype(|device, dtype| {
+        if dtype != DType::BF16 || !(is_hopper(device) || is_blackwell(device)) {
+            return;
+        }
+        let (query_len, lens, widths) = (3, vec![66, 130, 195], (576, 512));
+        let splits = Splits::Count(1);
+        let case = DecodeCase { lens, heads, query_len, widths, page_size: 64, splits, dtype, ..Default::default() };
+        let options = case.options();
+        let args = with_growing_scales(case.inputs(94), 0).args(device);
+        let MlaQuery::Whole(q) = args.q else { panic!("one part") };
+        let (kv_cache, table, lens) = (in_fp8(&args.kv_cache, in_row(64)), args.page_table, args.seq_lens);
+        let decode = |q: Tensor<4>, seq_lens: Tensor<1, Int>| {
+            let (q, page_table) = (MlaQuery::Whole(q), table.clone());
+            let args = MlaDecodeArgs { q, kv_cache: kv_cache.clone(), page_table, seq_lens };
+            mla_decode(args, &options, None).expect("legal").materialise()
+        };
+        let (out, lse) = decode(q.clone(), lens.clone());
+        for token in 0..query_len {
+            let (own, own_lse) = decode(q.clone().narrow(1, token, 1), lens.clone() - (query_len - 1 - token) as i32);
+            let same = bits(&out.clone().narrow(1, token, 1)) == bits(&own)
+                && bits(&lse.clone().narrow(1, token, 1)) == bits(&own_lse);
+            assert!(same, "token {token}, {case:?} on {device:?}");
+        }
+    });
 }
 
 #[rstest]

@@ -69,19 +69,32 @@ fn ops_mutants_fp8_decode_ring(#[values(2, 22)] heads: usize) {
 }
 
 /// What was added before is scaled down: for scales that grow; for one key in each block whose scales are the largest by far, another
-/// one of each 128 channels, and queries with one such channel; for a last key with the highest score, of queries some of which
+/// one of each 128 channels, and queries with one such channel; not for scales that stay as they are; for a last key with the highest score, of queries some of which
 /// have nothing but rotary channels, or next to nothing.
 #[rstest]
 fn ops_mutants_fp8_decode_rescaling(#[values(12, 28)] heads: usize) {
     let case = DecodeCase { lens: vec![40, 130], heads, splits: Splits::Count(1), ..rows() };
     check(&case, |inputs| with_growing_scales(inputs, 12));
     check(&DecodeCase { lens: vec![125], ..case.clone() }, with_outliers);
+    check(&DecodeCase { lens: vec![200], ..case.clone() }, with_scales_of_groups);
     check(&DecodeCase { lens: vec![100, 1], sharpness: 1.5, ..case }, |inputs| {
         let mut inputs = inputs.with_last_key_as_queries();
         let queries = inputs.q.chunks_exact_mut(576).step_by(3);
         queries.enumerate().for_each(|(i, query)| query[..512].fill(if i == 0 { 0.0 } else { 2f64.powi(-112) }));
         inputs
     });
+}
+
+/// Each 128 channels have scales of their own size, which do not grow from block to block.
+fn with_scales_of_groups(mut inputs: DecodeInputs) -> DecodeInputs {
+    let power = |channel: usize| 2f64.powi(4 * (channel / 128) as i32 - 8);
+    for numbers in inputs.kv_cache.chunks_exact_mut(576) {
+        (0..512).for_each(|channel| numbers[channel] *= power(channel));
+    }
+    for numbers in inputs.q.chunks_exact_mut(576) {
+        (0..512).for_each(|channel| numbers[channel] /= power(channel));
+    }
+    inputs
 }
 
 /// Of pages of a block each. Lanes differ by each of their bits in which has the largest number.
