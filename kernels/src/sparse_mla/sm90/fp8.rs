@@ -257,7 +257,7 @@ impl Part {
         self.scale_b = load_global_4_or_zero(scales, comptime!(scale_step(form)), slot >= 0);
     }
 
-    /// Writes what was read into a stage, once its place there is free, if it is codes.
+    /// Writes what was read into a stage, if it is codes, and copies it to the other cube of a pair, or all that is there.
     fn store<E: Float, V: Size>(&self, rows: &Rows<E, V>, cube: &Cube, place: &Place, #[comptime] part: u32) {
         let form = comptime!(cube.form);
         let (to, offset) = (place.at + rows.to, comptime!(row_of_part(part, form) * ROW_BYTES));
