@@ -26,7 +26,7 @@ const V2_LITE: Experts = Experts { model: "v2-lite", experts: 64, width: 1408, h
 const V3: Experts = Experts { model: "v3", experts: 256, width: 2048, hidden: 7168, top_k: 8 };
 const V4_FLASH: Experts = Experts { model: "v4-flash", experts: 256, width: 2048, hidden: 4096, top_k: 6 };
 const TINY: Experts = Experts { model: "tiny", experts: 8, width: 16, hidden: 32, top_k: 3 };
-const TOKENS: [usize; 6] = [16, 64, 256, 1024, 4096, 16384];
+const TOKENS: [usize; 8] = [16, 64, 256, 1024, 2048, 4096, 8192, 16384];
 
 /// Weights on the device.
 struct Weights {
@@ -93,6 +93,13 @@ fn case(bench: &mut Bench, layer: Experts, tokens: usize, weights: &Weights) -> 
     let Experts { model, experts, width, hidden, top_k } = layer;
     let (args, indices) = arguments(bench, layer, tokens, weights);
     let difference = check(bench, layer, weights, &args.x, &indices[(tokens - 1) * top_k..], compute(&args)?)?;
+    if std::env::var("TMP_FORCED").is_ok() && tokens >= 256 {
+        let problem = LinearProblem::experts([tokens, top_k, experts, hidden, width], bench.dtype)[0].clone();
+        let choices = linear_choices(&problem, &bench.device);
+        for (name, us) in tables::forced(bench, choices, || compute(&args)) {
+            println!("FORCED {model} {tokens} {name} {us:?}");
+        }
+    }
     let times = bench.timer.measure(|| compute(&args))?;
     let chosen = experts.min(tokens * top_k);
     let elements = chosen * 3 * width * hidden + 2 * tokens * hidden;
@@ -114,7 +121,7 @@ fn case(bench: &mut Bench, layer: Experts, tokens: usize, weights: &Weights) -> 
 /// So many tokens, and their experts.
 fn arguments(bench: &Bench, layer: Experts, tokens: usize, weights: &Weights) -> (ExpertsMlpArgs, Vec<i32>) {
     let (Experts { hidden, top_k, .. }, device) = (layer, &bench.device);
-    let indices = balanced(tokens, layer);
+    let indices = if std::env::var("TMP_RANDOM").is_ok() { drawn(tokens, layer) } else { balanced(tokens, layer) };
     let routing = Routing::given(
         data::ints(indices.clone(), [tokens, top_k], device),
         Tensor::full([tokens, top_k], 1.0 / top_k as f32, (device, DType::F32)),
@@ -133,6 +140,11 @@ fn compute(args: &ExpertsMlpArgs) -> Result<Tensor<2>, String> {
     let options = ExpertsMlpOptions { limit: None, determinism: Determinism::Fast };
     let sum = experts_mlp(args.clone(), &options).map_err(|error| error.to_string())?;
     Ok(sum.materialise())
+}
+
+fn drawn(tokens: usize, layer: Experts) -> Vec<i32> {
+    let mut rng = data::rng(tokens as u64);
+    (0..tokens).flat_map(|_| data::permutation(layer.experts, &mut rng)[..layer.top_k].to_vec()).collect()
 }
 
 /// Experts `[tokens, k]`, those of a token all different, in random order: all experts come once before any comes again.

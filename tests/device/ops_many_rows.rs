@@ -3,9 +3,11 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use mla_ops::Determinism::Fast;
+use mla_ops::measure::linear_choice;
 use mla_ops::{
     ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, Path, Routing, Weight, experts_mlp, explain_path, linear, swiglu,
 };
+use rand::seq::SliceRandom;
 use rstest::rstest;
 
 use crate::devices::{for_each_device, has_tiles, is_hopper, is_simulated, skip};
@@ -133,22 +135,13 @@ fn ops_many_rows_swiglu(
 #[case([110, 3, 2, 136, 72])]
 #[case([400, 3, 2, 40, 64])]
 fn ops_many_rows_experts(#[case] sizes: [usize; 5], #[values(DType::BF16, DType::F16)] dtype: DType) {
-    let [tokens, experts, top_k, hidden, width] = sizes;
+    let [tokens, experts, top_k, ..] = sizes;
     for_each_device(|device| {
         let many = is_hopper(device) || has_tiles(device) && tokens * top_k > 64 * experts;
         if !many {
             skip(device, "no kernel for many rows of these experts");
             return;
         }
-        for problem in LinearProblem::experts([tokens, top_k, experts, hidden, width], dtype) {
-            assert_path(problem, device);
-        }
-        let mut rng = rng(73);
-        let scaled = |values: Vec<f64>| values.into_iter().map(|x| x / 4.0).collect::<Vec<_>>();
-        let x = random(&mut rng, tokens * hidden, dtype);
-        let gate_up = scaled(random(&mut rng, experts * 2 * width * hidden, dtype));
-        let down = scaled(random(&mut rng, experts * hidden * width, dtype));
-        let weights = random(&mut rng, tokens * top_k, DType::F32);
         let indices: Vec<i32> = (0..tokens * top_k)
             .map(|p| match p % top_k {
                 0 => 0,
@@ -156,38 +149,70 @@ fn ops_many_rows_experts(#[case] sizes: [usize; 5], #[values(DType::BF16, DType:
             })
             .map(|e| if e == 1 { -1 } else { e })
             .collect();
-        let routing = Routing::given(
-            ints(&indices, [tokens, top_k], device),
-            floats(&weights, [tokens, top_k], DType::F32, device),
-        );
-        let args = ExpertsMlpArgs {
-            x: floats(&x, [tokens, hidden], dtype, device),
-            routing,
-            gate_up: floats::<3>(&gate_up, [experts, 2 * width, hidden], dtype, device).into(),
-            down: floats::<3>(&down, [experts, hidden, width], dtype, device).into(),
-            shared: None,
-        };
-        let out = values(experts_mlp(args, &ExpertsMlpOptions::default()).expect("legal").materialise());
-        for (token, x) in x.chunks(hidden).enumerate() {
-            let (mut expected, mut size) = (vec![0.0; hidden], 0.1f64);
-            for pair in token * top_k..(token + 1) * top_k {
-                let Some(expert) = usize::try_from(indices[pair]).ok().filter(|&e| e < experts) else { continue };
-                let product = |row: usize| dot(x, &gate_up[(expert * 2 * width + row) * hidden..][..hidden]).0;
-                let h: Vec<f64> =
-                    (0..width).map(|i| product(i) / (1.0 + (-product(i)).exp()) * product(width + i)).collect();
-                for (channel, sum) in expected.iter_mut().enumerate() {
-                    let y = weights[pair] * dot(&h, &down[(expert * hidden + channel) * width..][..width]).0;
-                    *sum += y;
-                    size = size.max(y.abs());
-                }
-            }
-            let allowed = tolerance(dtype) * (top_k as f64 + 2.0) * size;
-            for (actual, expected) in out[token * hidden..].iter().zip(expected) {
-                let off = (f64::from(*actual) - expected).abs();
-                assert!(off <= allowed, "token {token}: {actual}, not {expected}");
+        assert_experts(device, &indices, sizes, dtype);
+    });
+}
+
+/// Hopper's largest tiles, which are trimmed to the tokens of an expert: each width, tiles of even sizes and a smaller last one, an
+/// expert whose tiles are several groups.
+#[rstest]
+#[case(&[129, 160, 161, 192, 193, 224, 225, 257, 31])]
+#[case(&[600, 320, 0, 481, 1])]
+#[case(&[2400, 513])]
+fn ops_many_rows_experts_trimmed(#[case] pairs: &[usize]) {
+    on_hopper(|device| {
+        let of_expert = |(expert, &count): (usize, &usize)| vec![expert as i32; count];
+        let mut indices: Vec<i32> = pairs.iter().enumerate().flat_map(of_expert).collect();
+        indices.shuffle(&mut rng(79));
+        let sizes = [indices.len(), pairs.len(), 1, 40, 72];
+        let problem = &LinearProblem::experts([sizes[0], 1, sizes[1], 40, 72], DType::BF16)[0];
+        let choice = linear_choice(problem, device);
+        assert!(choice.to_string().contains("256"), "{choice}");
+        assert_experts(device, &indices, sizes, DType::BF16);
+    });
+}
+
+/// The experts `[tokens, top_k]` of random tokens, against plain loops.
+fn assert_experts(device: &Device, indices: &[i32], sizes: [usize; 5], dtype: DType) {
+    let [tokens, experts, top_k, hidden, width] = sizes;
+    for problem in LinearProblem::experts([tokens, top_k, experts, hidden, width], dtype) {
+        assert_path(problem, device);
+    }
+    let mut rng = rng(73);
+    let scaled = |values: Vec<f64>| values.into_iter().map(|x| x / 4.0).collect::<Vec<_>>();
+    let x = random(&mut rng, tokens * hidden, dtype);
+    let gate_up = scaled(random(&mut rng, experts * 2 * width * hidden, dtype));
+    let down = scaled(random(&mut rng, experts * hidden * width, dtype));
+    let weights = random(&mut rng, tokens * top_k, DType::F32);
+    let routing =
+        Routing::given(ints(indices, [tokens, top_k], device), floats(&weights, [tokens, top_k], DType::F32, device));
+    let args = ExpertsMlpArgs {
+        x: floats(&x, [tokens, hidden], dtype, device),
+        routing,
+        gate_up: floats::<3>(&gate_up, [experts, 2 * width, hidden], dtype, device).into(),
+        down: floats::<3>(&down, [experts, hidden, width], dtype, device).into(),
+        shared: None,
+    };
+    let out = values(experts_mlp(args, &ExpertsMlpOptions::default()).expect("legal").materialise());
+    for (token, x) in x.chunks(hidden).enumerate() {
+        let (mut expected, mut size) = (vec![0.0; hidden], 0.1f64);
+        for pair in token * top_k..(token + 1) * top_k {
+            let Some(expert) = usize::try_from(indices[pair]).ok().filter(|&e| e < experts) else { continue };
+            let product = |row: usize| dot(x, &gate_up[(expert * 2 * width + row) * hidden..][..hidden]).0;
+            let h: Vec<f64> =
+                (0..width).map(|i| product(i) / (1.0 + (-product(i)).exp()) * product(width + i)).collect();
+            for (channel, sum) in expected.iter_mut().enumerate() {
+                let y = weights[pair] * dot(&h, &down[(expert * hidden + channel) * width..][..width]).0;
+                *sum += y;
+                size = size.max(y.abs());
             }
         }
-    });
+        let allowed = tolerance(dtype) * (top_k as f64 + 2.0) * size;
+        for (actual, expected) in out[token * hidden..].iter().zip(expected) {
+            let off = (f64::from(*actual) - expected).abs();
+            assert!(off <= allowed, "token {token}: {actual}, not {expected}");
+        }
+    }
 }
 
 /// The sizes of prompts: the largest tiles, several for a cube. Some rows and outputs are looked at. Not on a simulated GPU.

@@ -27,12 +27,17 @@ fn sorted(client: &Client, experts_of: &[i32], experts: usize, tile: usize) -> (
     };
     sort::launch(client, args);
     let tiles = read::<i32>(client, tiles);
-    let used = tiles.chunks_exact(TILE).map(|t| [t[0], t[1], t[2]]).filter(|t| t[2] != 0).collect();
+    let used = tiles.chunks_exact(TILE).map(|t| [t[0], t[1], t[2], t[3], t[4]]).filter(|t| t[2] != 0).collect();
     (read::<i32>(client, order), used)
 }
 
+/// Tiles of eight, and those of which an expert's have about the same size: multiples of 32, but for the last one.
 #[rstest]
-fn experts_sort(#[values(1, 6, 255, 256, 257, 1000)] pairs: usize, #[values(1, 64, 300)] experts: usize) {
+fn experts_sort(
+    #[values(1, 6, 255, 256, 257, 1000)] pairs: usize,
+    #[values(1, 64, 300)] experts: usize,
+    #[values(8, 128)] tile: usize,
+) {
     for_each_client(|client| {
         // Some experts that there are not.
         let experts_of: Vec<i32> = (0..pairs).map(|p| (p * p * 7 + p / 3) as i32 % (experts as i32 + 2) - 1).collect();
@@ -42,12 +47,15 @@ fn experts_sort(#[values(1, 6, 255, 256, 257, 1000)] pairs: usize, #[values(1, 6
         let mut tiles = Vec::new();
         let mut first = 0;
         for group in expected.chunk_by(|&a, &b| experts_of[a as usize] == experts_of[b as usize]) {
-            for part in group.chunks(8) {
-                tiles.push([experts_of[part[0] as usize], first, part.len() as i32]);
-                first += part.len() as i32;
+            let even = group.len().div_ceil(group.len().div_ceil(tile)).next_multiple_of(32);
+            let first_tile = tiles.len() as i32;
+            for part in group.chunks(tile.min(even)) {
+                let (expert, count) = (experts_of[part[0] as usize], part.len() as i32);
+                tiles.push([expert, first, count, first_tile, group.len() as i32]);
+                first += count;
             }
         }
-        let (order, actual) = sorted(client, &experts_of, experts, 8);
+        let (order, actual) = sorted(client, &experts_of, experts, tile);
         assert_eq!(order[..expected.len()], expected);
         assert_eq!(actual, tiles);
     });

@@ -8,6 +8,8 @@ mod single;
 
 use cubecl::prelude::*;
 
+#[cfg(feature = "cuda")]
+pub(crate) use self::problem::{EVEN, pairs_of_tile};
 pub use self::problem::{SortArgs, TILE, max_tiles};
 use self::select::{Variant, choose};
 

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::problem::TILE;
+use super::problem::{TILE, pairs_of_tile};
 use super::select::{AHEAD, UNITS};
 use crate::common::scan::sum_before;
 
@@ -35,22 +35,25 @@ pub(super) fn write_places(
         order[left_out as usize] = -1i32;
         left_out += UNITS as u32;
     }
-    let mut next_tile = sum_before(scratch, own_tiles, UNITS);
+    let mut first_tile = sum_before(scratch, own_tiles, UNITS);
     let mut empty = scratch[UNITS - 1] + UNIT_POS;
     while empty < max_tiles {
-        write_tile(tiles, empty, 0u32, 0u32, 0u32);
+        write_tile(tiles, empty, 0u32, 0u32, 0u32, empty, 0u32);
         empty += UNITS as u32;
     }
     let mut expert_place = place;
     #[unroll]
     for e in 0..run {
+        let (expert, count) = (first_expert + e as u32, counts[e]);
+        let of_tile = pairs_of_tile(count, tile);
         let mut first = 0u32;
-        while first < counts[e] {
-            write_tile(tiles, next_tile, first_expert + e as u32, expert_place + first, min(tile, counts[e] - first));
-            next_tile += 1;
-            first += tile;
+        while first < count {
+            let (next_tile, own) = (first_tile + first / of_tile, min(of_tile, count - first));
+            write_tile(tiles, next_tile, expert, expert_place + first, own, first_tile, count);
+            first += of_tile;
         }
-        expert_place += counts[e];
+        first_tile += count.div_ceil(tile);
+        expert_place += count;
     }
     place
 }
@@ -149,9 +152,11 @@ fn load(experts_of: &[i32], loaded: &mut Shared<[i32]>, start: u32, pairs: u32) 
 }
 
 #[cube]
-fn write_tile(tiles: &mut [i32], tile: u32, expert: u32, first: u32, count: u32) {
+fn write_tile(tiles: &mut [i32], tile: u32, expert: u32, first: u32, count: u32, first_tile: u32, of_expert: u32) {
     let at = tile as usize * TILE;
     tiles[at] = expert as i32;
     tiles[at + 1] = first as i32;
     tiles[at + 2] = count as i32;
+    tiles[at + 3] = first_tile as i32;
+    tiles[at + 4] = of_expert as i32;
 }

@@ -2,8 +2,10 @@
 
 use cubecl::prelude::*;
 
-/// Numbers of a tile: its expert, its first pair in the order, its pairs.
-pub const TILE: usize = 3;
+/// Numbers of a tile: its expert, its first pair in the order, its pairs; the first tile of its expert, the expert's pairs.
+pub const TILE: usize = 5;
+/// Pairs that tiles of an expert have a multiple of, but for the last one, and where a tile has fewer at most.
+pub(crate) const EVEN: usize = 32;
 
 /// Arguments of [`launch`](super::launch), all i32.
 pub struct SortArgs {
@@ -24,4 +26,11 @@ pub struct SortArgs {
 /// Tiles that there are at most.
 pub fn max_tiles(pairs: usize, experts: usize, tile: usize) -> usize {
     pairs / tile + pairs.min(experts)
+}
+
+/// Pairs of each tile of an expert but the last one: an expert with a few more pairs than a tile has, has two of about half.
+#[cube]
+pub(crate) fn pairs_of_tile(pairs: u32, tile: u32) -> u32 {
+    let tiles = max(pairs.div_ceil(tile), 1u32);
+    min(tile, pairs.div_ceil(tiles).div_ceil(comptime!(EVEN as u32)) * comptime!(EVEN as u32))
 }

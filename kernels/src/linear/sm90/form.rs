@@ -6,6 +6,7 @@ use cubecl::prelude::*;
 use super::epilogue::VECTOR;
 use super::partial::MOST_SPLITS;
 use super::wide;
+use crate::experts_mlp::sort::EVEN;
 use crate::linear::parts::{BLOCK, PARTS};
 use crate::linear::{Division, LinearForm, LinearSizes, WeightFormat};
 use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
@@ -13,6 +14,8 @@ use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
 /// Rows of the weights that a cube multiplies at a time: 64 for each of its warpgroups. Of a gated output half of them are of the
 /// gate.
 pub(super) const WEIGHT_ROWS: usize = 128;
+/// Tokens that a tile of an expert is multiplied for at least: with fewer, the tensor cores wait for the weights.
+const LEAST_TRIMMED: usize = 128;
 /// Input channels of a block: 128 bytes, the width of the swizzle.
 pub(in crate::linear) const CHANNELS: usize = 64;
 /// Units of a warpgroup.
@@ -110,9 +113,28 @@ impl Form {
         self.rows == Rows::Dense && !self.linear.gated && !self.split
     }
 
+    /// Whether rows have the order of their experts.
+    pub fn is_grouped(self) -> bool {
+        matches!(self.rows, Rows::Sorted | Rows::Scatter)
+    }
+
+    /// Whether a tile that has fewer tokens is loaded and multiplied only as far as it has them, in steps of [`EVEN`].
+    pub fn is_trimmed(self) -> bool {
+        self.is_grouped() && self.tokens > LEAST_TRIMMED
+    }
+
+    /// Tokens that a tile is multiplied for.
+    pub fn widths(self) -> Vec<usize> {
+        if self.is_trimmed() { (LEAST_TRIMMED..=self.tokens).step_by(EVEN).collect() } else { vec![self.tokens] }
+    }
+
     /// Tokens of a tile load.
     pub fn loaded_tokens(self) -> usize {
-        self.tokens / if self.shares == Shares::Tokens { CUBES as usize } else { 1 }
+        match self.shares {
+            _ if self.is_trimmed() => EVEN,
+            Shares::Tokens => self.tokens / CUBES as usize,
+            Shares::Weights => self.tokens,
+        }
     }
 
     /// Rows of the weights of a tile load.
@@ -155,9 +177,14 @@ impl Form {
 
     /// The products of a warpgroup with one block of channels.
     pub fn products(self) -> Mma {
+        self.products_of(self.tokens)
+    }
+
+    /// Those of so many of a tile's tokens.
+    pub fn products_of(self, tokens: usize) -> Mma {
         let a = if self.format.is_dense() { Source::Shared(WEIGHTS) } else { Source::Registers };
         let b = Layout::Terms { rows: self.tokens };
-        Mma { n: self.tokens, steps: CHANNELS / 16, elem: self.elem(), a, b, groups: 1, per_step: 1 }
+        Mma { n: tokens, steps: CHANNELS / 16, elem: self.elem(), a, b, groups: 1, per_step: 1 }
     }
 }
 

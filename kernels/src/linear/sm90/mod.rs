@@ -178,7 +178,7 @@ fn linear_sm90_kernel<E: Float, V: Size>(
             }
         }
     } else {
-        let size!(A) = comptime!(form.tokens / 2);
+        let size!(A) = comptime!((form.tokens / 2).next_power_of_two());
         let staging_at = shared_address(&staging) + group * comptime!(form.staging_bytes());
         let output = Output { staging_at, group, outputs, width, heads, limit };
         while number < schedule.count {

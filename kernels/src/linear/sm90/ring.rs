@@ -62,7 +62,10 @@ impl Ring {
             // Of codes in bytes.
             let column = (block * comptime!(form.weight_columns())) as i32;
             mbarrier::wait(self.empty + self.stage * 8, self.phase ^ 1);
-            mbarrier::arrive_expect(bar, comptime!(form.stage_bytes()));
+            mbarrier::arrive_expect(
+                bar,
+                comptime!(form.weight_bytes()) + place.width(form) * comptime!(CHANNELS as u32 * 2),
+            );
             let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
             let to = self.weights_at + self.stage * comptime!(form.weight_bytes());
             if comptime!(form.shares == Shares::Weights) {
@@ -71,9 +74,17 @@ impl Ring {
                 let (to, row) = (to + half * comptime!(form.weight_row_bytes()), (place.output + half) as i32);
                 tma::load_3d_multicast(to, weight, bar, column, row, place.expert as i32, 3u16);
             } else {
-                let half = rank * comptime!(form.loaded_tokens() as u32);
-                let (tokens_to, row) = (tokens_at + half * comptime!(CHANNELS as u32 * 2), (place.first + half) as i32);
-                tma::load_3d_multicast(tokens_to, x, bar, channel, row, place.head as i32, 3u16);
+                let piece = comptime!(form.loaded_tokens() as u32);
+                let mut token = rank * piece;
+                if comptime!(form.is_trimmed()) {
+                    // Every second piece of what there is.
+                    while token < place.width(form) {
+                        load_tokens(tokens_at, x, bar, channel, place, token);
+                        token += comptime!(CUBES * form.loaded_tokens() as u32);
+                    }
+                } else {
+                    load_tokens(tokens_at, x, bar, channel, place, token);
+                }
                 if comptime!(form.linear.gated) {
                     let eight = place.output / comptime!(INTERLEAVED as u32);
                     tma::load_5d(to, weight, bar, column, 0i32, 0i32, eight as i32, place.expert as i32);
@@ -99,24 +110,35 @@ impl Ring {
             let mut total = Vector::<f32, A>::zeroed();
             let mut part = 0u32;
             while part < comptime!(PARTS as u32) {
-                let sum = self.multiply_blocks::<A>(place, part, group, form);
+                let sum = self.multiply_blocks::<A>(place, part, group, comptime!(form.tokens), form);
                 total = add::<A>(total, sum);
                 part = warp::next(part);
             }
             total
+        } else if comptime!(form.is_trimmed()) {
+            let mut acc = Vector::<f32, A>::zeroed();
+            #[unroll]
+            for i in 0..comptime!(form.widths().len()) {
+                let width = comptime!(form.widths()[i]);
+                if place.width(form) == comptime!(width as u32) {
+                    acc = self.multiply_blocks::<A>(place, place.first_block, group, width, form);
+                }
+            }
+            acc
         } else if comptime!(form.format.is_dense()) {
-            self.multiply_blocks::<A>(place, place.first_block, group, form)
+            self.multiply_blocks::<A>(place, place.first_block, group, comptime!(form.tokens), form)
         } else {
             self.multiply_codes::<A>(scales, codes, place, group, form)
         }
     }
 
-    /// Those of the blocks from `first` on.
+    /// Those of the blocks from `first` on, for so many tokens; the other accumulators stay zeros.
     fn multiply_blocks<A: Size>(
         &mut self,
         place: &Place,
         first: u32,
         group: u32,
+        #[comptime] width: usize,
         #[comptime] form: Form,
     ) -> Vector<f32, A> {
         let mut acc = Vector::<f32, A>::zeroed();
@@ -124,7 +146,7 @@ impl Ring {
         while block < place.end_block {
             mbarrier::wait(self.full + self.stage * 8, self.phase);
             let weights = descriptor(self.rows_at(group, form), comptime!(WEIGHTS));
-            let issued = wgmma::mma_ss::<A>(acc, weights, self.tokens(form), comptime!(form.products()));
+            let issued = wgmma::mma_ss::<A>(acc, weights, self.tokens(form), comptime!(form.products_of(width)));
             // The other warpgroup's products fill the tensor cores until this one has issued the next.
             acc = wgmma::wait::<A>(issued, 0u32);
             release(self.empty_at());
@@ -195,6 +217,13 @@ impl Ring {
         self.stage = select(wraps, 0u32, self.stage + 1);
         self.phase ^= u32::cast_from(wraps);
     }
+}
+
+/// Loads tokens of a tile from this one on, for both cubes of the cluster.
+#[cube]
+fn load_tokens(tokens_at: u32, x: u64, bar: u32, channel: i32, place: &Place, token: u32) {
+    let (to, row) = (tokens_at + token * comptime!(CHANNELS as u32 * 2), (place.first + token) as i32);
+    tma::load_3d_multicast(to, x, bar, channel, row, place.head as i32, 3u16);
 }
 
 /// Gives a stage back, at its barriers in both cubes of the cluster: one lane for each.

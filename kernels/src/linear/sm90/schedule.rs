@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{CUBES, Form, Rows, Shares};
-use crate::experts_mlp::sort::TILE;
+use crate::experts_mlp::sort::{EVEN, TILE, pairs_of_tile};
 
 /// Tokens whose tiles meet all weights before the next tiles do: these and the weights that are in use stay in the L2 cache.
 const TOGETHER: usize = 2048;
@@ -64,7 +64,6 @@ pub(super) struct Place {
 impl Place {
     /// Tile `number` of the schedule, as the cube of this rank has it.
     pub fn read(tiles: &[i32], schedule: &Schedule, number: u32, rank: u32, #[comptime] form: Form) -> Place {
-        let together = comptime!((TOGETHER / form.tokens) as u32);
         let mut number = number;
         let mut split = 0u32;
         let mut first_block = 0u32;
@@ -79,10 +78,70 @@ impl Place {
                 end_block = (split + 1) * schedule.blocks / schedule.splits;
             }
         }
-        let super_tile = number / (together * schedule.pairs);
-        let place = number % (together * schedule.pairs);
+        if comptime!(form.is_grouped()) {
+            // An expert's tiles meet all of its weights before the next expert's do.
+            let at = (number / schedule.pairs) as usize * TILE;
+            let (expert, first_tile, count) = (tiles[at] as u32, tiles[at + 3] as u32, tiles[at + 4] as u32);
+            let each = pairs_of_tile(count, comptime!(form.tokens as u32));
+            let before = number / schedule.pairs - first_tile;
+            let own_tiles = max(count.div_ceil(comptime!(form.tokens as u32)), 1u32);
+            let within = number - first_tile * schedule.pairs;
+            let Spot { tile, output } = Spot::find(within, schedule.pairs, own_tiles, rank, form);
+            let first = tiles[at + 1] as u32 - before * each + tile * each;
+            // Tiles without pairs have an expert without any.
+            let tokens = min(each, count - min(tile * each, count));
+            Place { expert, head: 0u32, output, first, tokens, split, first_block, end_block }
+        } else {
+            let Spot { tile, output } = Spot::find(number, schedule.pairs, schedule.token_tiles, rank, form);
+            if comptime!(form.rows == Rows::Heads) {
+                let tiles_of_head = schedule.token_tiles / schedule.heads;
+                let head = tile / tiles_of_head;
+                let first = tile % tiles_of_head * comptime!(form.tokens as u32);
+                let tokens = min(comptime!(form.tokens as u32), schedule.rows - first);
+                Place { expert: head, head, output, first, tokens, split, first_block, end_block }
+            } else {
+                let first = tile * comptime!(form.tokens as u32);
+                // The second of a pair's tiles may be past the last one.
+                let tokens = min(comptime!(form.tokens as u32), schedule.rows - min(first, schedule.rows));
+                Place { expert: 0u32, head: 0u32, output, first, tokens, split, first_block, end_block }
+            }
+        }
+    }
+
+    /// Tokens that the tile is loaded and multiplied for.
+    pub fn width(&self, #[comptime] form: Form) -> u32 {
+        let tokens = comptime!(form.tokens as u32);
+        if comptime!(form.is_trimmed()) {
+            let least = comptime!(form.widths()[0] as u32);
+            max(self.tokens.div_ceil(comptime!(EVEN as u32)) * comptime!(EVEN as u32), least)
+        } else {
+            tokens.runtime()
+        }
+    }
+
+    /// Whether the pair of cubes has anything to compute. Of a pair that shares weights either loads them for both.
+    pub fn has_work(&self, #[comptime] form: Form) -> bool {
+        if comptime!(form.is_grouped()) { self.tokens > 0 } else { true.runtime() }
+    }
+}
+
+/// Which tile of tokens, and which of the outputs.
+#[derive(CubeType, Clone, Copy)]
+struct Spot {
+    tile: u32,
+    /// The first of the cube's outputs.
+    output: u32,
+}
+
+#[cube]
+impl Spot {
+    /// Number `number` of so many tiles of tokens, each with all outputs.
+    fn find(number: u32, pairs: u32, token_tiles: u32, rank: u32, #[comptime] form: Form) -> Spot {
+        let together = comptime!((TOGETHER / form.tokens) as u32);
+        let super_tile = number / (together * pairs);
+        let place = number % (together * pairs);
         let first_tile = super_tile * together;
-        let height = min(together, schedule.token_tiles - first_tile);
+        let height = min(together, token_tiles - first_tile);
         let mut tile = first_tile + place % height;
         let mut output = place / height;
         if comptime!(form.shares == Shares::Weights) {
@@ -90,28 +149,6 @@ impl Place {
         } else {
             output = output * CUBES + rank;
         }
-        let output = output * comptime!(form.outputs() as u32);
-        if comptime!(form.rows == Rows::Heads) {
-            let tiles_of_head = schedule.token_tiles / schedule.heads;
-            let head = tile / tiles_of_head;
-            let first = tile % tiles_of_head * comptime!(form.tokens as u32);
-            let tokens = min(comptime!(form.tokens as u32), schedule.rows - first);
-            Place { expert: head, head, output, first, tokens, split, first_block, end_block }
-        } else if comptime!(form.rows == Rows::Dense) {
-            let first = tile * comptime!(form.tokens as u32);
-            // The second of a pair's tiles may be past the last one.
-            let tokens = min(comptime!(form.tokens as u32), schedule.rows - min(first, schedule.rows));
-            Place { expert: 0u32, head: 0u32, output, first, tokens, split, first_block, end_block }
-        } else {
-            let at = tile as usize * TILE;
-            let expert = tiles[at] as u32;
-            let (first, tokens) = (tiles[at + 1] as u32, tiles[at + 2] as u32);
-            Place { expert, head: 0u32, output, first, tokens, split, first_block, end_block }
-        }
-    }
-
-    /// Whether the pair of cubes has anything to compute. Of a pair that shares weights either loads them for both.
-    pub fn has_work(&self, #[comptime] form: Form) -> bool {
-        if comptime!(form.rows == Rows::Dense || form.rows == Rows::Heads) { true.runtime() } else { self.tokens > 0 }
+        Spot { tile, output: output * comptime!(form.outputs() as u32) }
     }
 }

@@ -12,14 +12,21 @@ pub(in crate::linear) struct Tile {
     /// Nanoseconds of one block of channels, where one matrix has all rows.
     block: f64,
 }
-const TILES: [Tile; 4] = [
+const TILES: [Tile; 5] = [
     Tile { tokens: 256, divided: 256, block: 646.0 },
+    Tile { tokens: 192, divided: 200, block: 490.0 },
     Tile { tokens: 128, divided: 144, block: 340.0 },
     Tile { tokens: 64, divided: 111, block: 213.0 },
     Tile { tokens: 32, divided: 101, block: 158.0 },
 ];
 /// Tokens of a tile at most, where registers have more than its sums: those of all parts before, or the weights that codes become.
 const MOST_BESIDE_OTHERS: usize = 128;
+/// How long a tile of an expert takes that is trimmed to its tokens: each tile, a hundred of its tokens, and tokens at least, below which it
+/// waits for the weights. An expert's tokens are rounded up by so many, on average.
+const TRIMMED: usize = 80;
+const TRIMMED_HUNDRED: usize = 73;
+const LEAST_WIDTH: usize = 144;
+const TRIM: usize = 16;
 /// Rows between which the number of tiles may change.
 pub(in crate::linear) const LEAST: usize = TILES[TILES.len() - 1].tokens;
 /// Tokens of a tile that has enough arithmetic for the cache, and how many smaller tiles the cache serves in the time of one.
@@ -76,6 +83,7 @@ pub(in crate::linear) fn all_tilings(
     let most = if dense && rows <= SPLIT_ROWS { (inputs / SPLIT_CHANNELS).clamp(1, MOST_SPLITS) } else { 1 };
     let only_sums = !in_parts && format.is_dense();
     let tiles = TILES.iter().filter(move |tile| only_sums || tile.tokens <= MOST_BESIDE_OTHERS);
+    let tiles = tiles.filter(move |tile| division == Division::Dense || tile.tokens.is_power_of_two());
     tiles.flat_map(move |tile| {
         let tokens = tile.tokens;
         // Small tiles wait for the weights, and may share them.
@@ -92,6 +100,12 @@ pub(in crate::linear) fn divided_tiling(sizes: &LinearSizes, clusters: usize, in
     let &LinearSizes { rows, matrices, outputs, .. } = sizes;
     let pairs = outputs.div_ceil(CUBES as usize * form::outputs(sizes.form));
     let cost = |&Tile { tokens, divided: time, .. }: &Tile| match sizes.division {
+        // Trimmed tiles; four times their number.
+        Division::Experts if tokens > MOST_BESIDE_OTHERS => {
+            let tiles = (4 * rows / tokens + matrices).max(4 * matrices);
+            let multiplied = (4 * rows + TRIM * tiles).max(LEAST_WIDTH * tiles);
+            (TRIMMED * tiles + multiplied * TRIMMED_HUNDRED / 100) / 2
+        }
         // An expert's last tile is half empty, on average; twice their number.
         Division::Experts => (2 * rows / tokens + matrices).max(2 * matrices) * time,
         // How often all pairs of cubes have a tile, the last time perhaps not all. Small tiles that share weights wait for the L2
