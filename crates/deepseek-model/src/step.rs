@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use burn::tensor::{Tensor, s};
+use burn::tensor::{Int, Tensor, kind::Basic, s};
 pub(crate) use mla_ops::batch::index_tensor as ints;
 use mla_ops::cache::{PagedCache, RequestId};
 
@@ -35,6 +35,41 @@ pub(crate) fn last_rows(hidden: &Tensor<2>, chunks: &[Chunk]) -> Tensor<2> {
 /// tables are made for what divides their rows: so there is one of each.
 pub(crate) fn padded(len: usize) -> usize {
     len.next_multiple_of(8)
+}
+
+/// Elements of 4 bytes at whose multiples parts of a buffer begin: from there on kernels of every device may read.
+pub(crate) const PART: usize = 128;
+
+/// Fills up a part of a buffer: the next one begins behind it.
+pub(crate) fn end_part(numbers: &mut Vec<i32>) {
+    numbers.resize(numbers.len().next_multiple_of(PART), 0);
+}
+
+/// What lies in a buffer from a multiple of [`PART`] on, with no copy: a captured step would make it anew each time.
+pub(crate) fn part<const D: usize, K: Basic>(buffer: &Tensor<1, K>, first: usize, shape: [usize; D]) -> Tensor<D, K> {
+    // A slice is a copy where the buffer does not end at such a multiple; a window of all that there are is not.
+    let windows = buffer.clone().unfold::<2, _>(0, shape.iter().product(), PART);
+    let window = first / PART;
+    windows.slice(s![window..window + 1, ..]).reshape(shape)
+}
+
+/// The parts of a buffer of whole numbers, one after the other.
+pub(crate) struct Parts<'a> {
+    numbers: &'a Tensor<1, Int>,
+    next: usize,
+}
+
+impl<'a> Parts<'a> {
+    pub(crate) fn of(numbers: &'a Tensor<1, Int>) -> Self {
+        Self { numbers, next: 0 }
+    }
+
+    /// The next one, which has an element.
+    pub(crate) fn take<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D, Int> {
+        let taken = part(self.numbers, self.next, shape);
+        self.next += shape.iter().product::<usize>().next_multiple_of(PART);
+        taken
+    }
 }
 
 /// Whether the chunks are the last tokens of their requests, of which there is one at least, and none in two chunks.

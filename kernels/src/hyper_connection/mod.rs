@@ -2,9 +2,11 @@
 //!
 //! Before the block a cube has a token. Its units add up the streams, and go over the sum once more for its norm: by then it is in
 //! the cache. The products that say how are there, and the norm before them is a factor: of a few tokens they come with the sum of
-//! squares (`project.rs`), of many the units go over the streams once more for that. After the block a unit has a vector of channels,
+//! squares (`project.rs`; `in_parts.rs` is for those on NVIDIA's GPUs), of many the units go over the streams once more for that. After the block a unit has a vector of channels,
 //! in all streams (`post.rs`). Behind the last block the streams are added up, and that is all.
 
+#[cfg(feature = "cuda")]
+mod in_parts;
 mod mixing;
 mod post;
 mod project;
@@ -95,6 +97,10 @@ pub fn launch_pre(client: &Client, args: PreArgs) {
     let Sizes { tokens, streams, width, elem } = args.sizes;
     if tokens * width == 0 {
         return;
+    }
+    #[cfg(feature = "cuda")]
+    if let Some(form) = in_parts::Form::of(client.properties(), &args) {
+        return in_parts::launch(client, form, args);
     }
     let Shape { vector, vectors } = select::choose(client.properties(), width, elem);
     let plane = select::plane_of_matrix(client.properties(), streams);
@@ -195,7 +201,7 @@ fn pre_kernel<E: Float, N: Size>(
         if unit < aside {
             first_column = vectors;
             if token < tokens {
-                sinkhorn::by_plane(&logits, &numbers, scale, base, comb, eps, iterations);
+                logits.mix_by_plane(&numbers, scale, base, comb, eps, iterations);
             }
         }
     }
@@ -215,7 +221,7 @@ fn pre_kernel<E: Float, N: Size>(
             }
             if comptime!(aside == 0) {
                 if comptime!(form.plane > 0) {
-                    sinkhorn::by_plane(&logits, &numbers, scale, base, comb, eps, iterations);
+                    logits.mix_by_plane(&numbers, scale, base, comb, eps, iterations);
                 } else if unit == 0 {
                     sinkhorn::by_unit(&logits, &numbers, scale, base, comb, eps, iterations);
                 }
@@ -297,12 +303,12 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         };
         [
             Entry::of(kind, "hyper_connection.pre", pre(4, true, false)),
-            Entry::of(kind, "hyper_connection.pre.parts", pre(4, true, true)),
             Entry::of(kind, "hyper_connection.unit", pre(8, true, false)),
             Entry::of(kind, "hyper_connection.unit.parts", pre(8, true, true)),
             Entry::of(kind, "hyper_connection.head", pre(4, false, false)),
             Entry::of(kind, "hyper_connection.head.parts", pre(4, false, true)),
         ]
     };
-    FLOATS.into_iter().flat_map(entries).chain(post::offline()).chain(project::offline()).collect()
+    let all = FLOATS.into_iter().flat_map(entries).chain(post::offline()).chain(project::offline());
+    all.chain(in_parts::offline()).collect()
 }

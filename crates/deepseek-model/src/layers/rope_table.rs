@@ -14,7 +14,16 @@ pub(crate) struct RopeTable {
     rope: RopeConfig,
     /// `dr`.
     width: usize,
-    rows: Arc<Mutex<Option<Rows>>>,
+    tables: Arc<Mutex<Option<Tables>>>,
+}
+
+/// At the first positions.
+#[derive(Debug)]
+struct Tables {
+    /// Cosines of all, then sines, f32 `[2 · positions, dr / 2]`.
+    joined: Tensor<2>,
+    /// The same.
+    rows: Rows,
 }
 
 /// Cosines and sines, f32 `[positions, dr / 2]` each.
@@ -23,7 +32,7 @@ type Rows = [Tensor<2>; 2];
 impl RopeTable {
     /// Of a rotary width `dr`.
     pub(crate) fn new(rope: &RopeConfig, width: usize) -> Self {
-        Self { rope: rope.clone(), width, rows: Arc::default() }
+        Self { rope: rope.clone(), width, tables: Arc::default() }
     }
 
     /// `dr`.
@@ -40,16 +49,29 @@ impl RopeTable {
 
     /// Those of the first positions, as many at least.
     pub(crate) fn first(&self, end: usize, device: &Device) -> Result<Rows, MlaError> {
-        let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = rows.take().filter(|[cos, _]| cos.dims()[0] >= end && cos.device() == *device);
+        self.tables(end, device, |tables| tables.rows.clone())
+    }
+
+    /// The same in one table, first all cosines: f32 `[2 · positions, dr / 2]`.
+    pub(crate) fn joined(&self, end: usize, device: &Device) -> Result<Tensor<2>, MlaError> {
+        self.tables(end, device, |tables| tables.joined.clone())
+    }
+
+    fn tables<T>(&self, end: usize, device: &Device, part: impl Fn(&Tables) -> T) -> Result<T, MlaError> {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = tables.take().filter(|known| known.rows[0].dims()[0] >= end && known.joined.device() == *device);
         if let Some(known) = known {
-            return Ok(rows.insert(known).clone());
+            return Ok(part(tables.insert(known)));
         }
-        let positions: Vec<usize> = (0..end.max(LEAST).next_power_of_two()).collect();
-        let new = self.rope.tables(self.width, &positions, device)?;
+        let count = end.max(LEAST).next_power_of_two();
+        let positions: Vec<usize> = (0..count).collect();
+        let joined = Tensor::cat(self.rope.tables(self.width, &positions, device)?.to_vec(), 0);
+        let rows = [0, count].map(|first| joined.clone().narrow(0, first, count));
+        let new = Tables { joined, rows };
+        let taken = part(&new);
         // A table that the device had no memory for would be without numbers for ever.
-        *rows = new.iter().all(|rows| check_written("rows", rows).is_ok()).then(|| new.clone());
-        Ok(new)
+        *tables = check_written("rows", &new.joined).is_ok().then_some(new);
+        Ok(taken)
     }
 }
 

@@ -11,7 +11,7 @@ use super::rotary::{RotaryEmbedding, Rotation};
 use super::step::MlaStep;
 use crate::Result;
 use crate::index_keys::IndexedKeys;
-use crate::step::{Chunk, ints};
+use crate::step::{Chunk, Parts, end_part, ints};
 
 /// One token of each of `B` requests. Rows without a request have length 0 and slot -1: they write nothing and see nothing.
 ///
@@ -23,8 +23,8 @@ pub(crate) struct StepBuffers {
     page_size: usize,
     /// Keys that an indexer picks, if there is one.
     topk: Option<usize>,
-    /// i32: ids `[B]`, slots `[B]`, lengths `[B]` with the new token, positions `[B]` of it, how many keys are picked `[B]`, pages
-    /// `[B, maxP]`.
+    /// i32, in [`Parts`]: ids `[B]`, slots `[B]`, lengths `[B]` with the new token, positions `[B]` of it, how many keys are picked
+    /// `[B]`, pages `[B, maxP]`.
     numbers: Tensor<1, Int>,
     /// At all positions of these pages, and more: all steps have the same table.
     rotations: Rotation,
@@ -86,9 +86,9 @@ impl StepBuffers {
     /// The step of a rank with so many heads, made on the device from the buffers alone.
     pub(crate) fn step(&self, (config, heads): (&MlaConfig, usize), determinism: Determinism) -> Result<MlaStep> {
         let Self { batch, max_pages, page_size, .. } = *self;
-        let part = |first: usize, len: usize| self.numbers.clone().slice(s![first..first + len]);
-        let [input_ids, slots, seq_lens, positions, picked] = [0, 1, 2, 3, 4].map(|field| part(field * batch, batch));
-        let page_table = part(5 * batch, batch * max_pages).reshape([batch, max_pages]);
+        let mut parts = Parts::of(&self.numbers);
+        let [input_ids, slots, seq_lens, positions, picked] = [(); 5].map(|()| parts.take([batch]));
+        let page_table = parts.take([batch, max_pages]);
         let keys = if let Some(IndexerConfig { topk, .. }) = indexer_of(config, max_pages * page_size, determinism) {
             let [visible, picked] = [seq_lens, picked].map(|numbers| numbers.reshape([batch, 1]));
             let keys = vec![IndexedKeys { tokens: 0..batch, page_table, visible }];
@@ -128,7 +128,9 @@ impl Numbers {
     }
 
     fn concat(self) -> Vec<i32> {
-        [self.ids, self.slots, self.lens, self.positions, self.picked, self.pages].concat()
+        let mut parts = [self.ids, self.slots, self.lens, self.positions, self.picked, self.pages];
+        parts.iter_mut().for_each(end_part);
+        parts.concat()
     }
 }
 

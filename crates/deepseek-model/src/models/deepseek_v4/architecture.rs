@@ -136,8 +136,8 @@ impl Capture for DeepseekV4 {
         determinism: Determinism,
     ) -> Result<Box<dyn BufferedStep + '_>> {
         let [max_pages, page_size] = pages;
-        let first = |rotary: &PartialRotary| rotary.first(max_pages * page_size, &self.device);
-        let rotations = [first(&self.rotary)?, first(&self.compress_rotary)?];
+        let table = |rotary: &PartialRotary| rotary.joined(max_pages * page_size, &self.device);
+        let rotations = [table(&self.rotary)?, table(&self.compress_rotary)?];
         let buffers = StepBuffers::new(batch, pages, rotations, (&self.config, determinism), &self.device);
         Ok(Box::new(DecodeStep { model: self, buffers }))
     }

@@ -12,17 +12,18 @@ use super::schedule::{AttentionSpec, CompressorSpec};
 use super::step::{EntryStep, SeenEntries, Sequences, V4Step, WindowKeys, WindowStep};
 use crate::Result;
 use crate::index_keys::IndexedKeys;
-use crate::step::{Chunk, ints, padded};
+use crate::step::{Chunk, PART, Parts, end_part, ints, padded, part};
 
 /// One token of each of `B` requests. Rows without a request have no slots: they write nothing and see nothing.
 ///
-/// All that changes is in one tensor, in the order of [`Sizes::numbers`]: a refresh is one copy to the device.
+/// All that changes is in one tensor, in the order of [`Sizes::numbers`]: a refresh is one copy to the device. A step reads its [`Parts`]
+/// where they lie, and launches nothing for them but a selection from each table of rotations.
 #[derive(Debug, Clone)]
 pub(super) struct StepBuffers {
     sizes: Sizes,
     numbers: Tensor<1, Int>,
-    /// At all positions of these pages, without and with compression.
-    rotations: [PartialRotation; 2],
+    /// Cosines and sines at all positions of these pages, without and with compression.
+    rotations: [Tensor<2>; 2],
     determinism: Determinism,
 }
 
@@ -34,6 +35,8 @@ struct Sizes {
     page_size: usize,
     window: usize,
     kinds: Vec<EntryKind>,
+    /// Positions of each table of rotations, and the pairs of channels of a row.
+    rotations: [[usize; 2]; 2],
 }
 
 /// Layers whose tokens attend to the same entries.
@@ -50,7 +53,7 @@ impl StepBuffers {
     pub(super) fn new(
         batch: usize,
         [max_pages, page_size]: [usize; 2],
-        rotations: [PartialRotation; 2],
+        rotations: [Tensor<2>; 2],
         (config, determinism): (&DeepseekV4Config, Determinism),
         device: &Device,
     ) -> Self {
@@ -60,7 +63,9 @@ impl StepBuffers {
             EntryKind { spec, of, picked }
         };
         let kinds = config.entry_kinds().into_iter().map(kind).collect();
-        let sizes = Sizes { batch, max_pages, page_size, window: config.sliding_window, kinds };
+        let sizes_of = |table: &Tensor<2>| [table.dims()[0] / 2, table.dims()[1]];
+        let tables = [0, 1].map(|table| sizes_of(&rotations[table]));
+        let sizes = Sizes { batch, max_pages, page_size, window: config.sliding_window, kinds, rotations: tables };
         let numbers = ints(sizes.numbers(&Batch::default(), &[]), device);
         Self { sizes, numbers, rotations, determinism }
     }
@@ -93,8 +98,8 @@ impl StepBuffers {
 
     /// The step, made on the device from the buffers alone.
     pub(super) fn step(&self) -> V4Step {
-        let Sizes { batch, max_pages, page_size, window, ref kinds } = self.sizes;
-        let mut parts = Parts { numbers: &self.numbers, next: 0 };
+        let Sizes { batch, max_pages, page_size, window, ref kinds, .. } = self.sizes;
+        let mut parts = Parts::of(&self.numbers);
         let input_ids = parts.take([batch]);
         let starts = parts.take([batch]);
         let state_rows = parts.take([batch]);
@@ -103,10 +108,12 @@ impl StepBuffers {
         let padded_slots = (batch > 1).then(|| slots.clone());
         let seen = parts.take([batch, 1, padded(window)]);
         let pages: Tensor<2, Int> = parts.take([batch, padded(max_pages)]);
-        let entries = kinds.iter().map(|&EntryKind { spec, of, picked }| {
+        let [mut rotations, mut compress_rotations] = [0, 1].map(|table| self.rotations_of(table, &mut parts));
+        let [rotation, compress_rotation] = [&mut rotations, &mut compress_rotations].map(|of| of.remove(0));
+        let entries = kinds.iter().zip(compress_rotations).map(|(&EntryKind { spec, of, picked }, rotation)| {
             let carried_slots = parts.take([batch]);
             let slots = parts.take([batch]);
-            let (cos, sin) = self.rotations[1].tables(parts.take([batch]), [batch, 1]);
+            let (cos, sin) = rotation.of_entries();
             let visible: Tensor<2, Int> = parts.take([batch, 1]);
             let (seen, lengths) = if picked.is_some() {
                 let keys = IndexedKeys { tokens: 0..batch, page_table: pages.clone(), visible };
@@ -120,16 +127,46 @@ impl StepBuffers {
             determinism: self.determinism,
             entries: entries.collect(),
             input_ids,
-            rotation: self.rotations[0].select(&starts),
-            compress_rotation: self.rotations[1].select(&starts),
+            rotation,
+            compress_rotation,
             sequences: Sequences { state_rows, starts, cu_seqlens },
             window: WindowStep { slots, keys: WindowKeys::State, seen, marked: None },
             padded_slots,
         }
     }
+
+    /// The rotations of the tokens, and of one entry of each kind and sequence, from a table: by one launch.
+    fn rotations_of(&self, table: usize, parts: &mut Parts<'_>) -> Vec<PartialRotation> {
+        let (sizes, [_, pairs]) = (&self.sizes, self.sizes.rotations[table]);
+        let (rows, count) = (sizes.rows_of_rotation(pairs), sizes.rotated(table));
+        let places = parts.take([2 * count * rows]);
+        let selected = self.rotations[table].clone().select(0, places).reshape([2 * count * rows * pairs]);
+        let half = |number: usize| part(&selected, number * rows * pairs, [sizes.batch, pairs]);
+        (0..count).map(|number| PartialRotation::of([half(2 * number), half(2 * number + 1)])).collect()
+    }
 }
 
 impl Sizes {
+    /// For how many each token has rotations: itself, and behind it with compression an entry of each kind.
+    fn rotated(&self, table: usize) -> usize {
+        if table == 0 { 1 } else { 1 + self.kinds.len() }
+    }
+
+    /// Rows for a batch that are a [`part`] of those selected.
+    fn rows_of_rotation(&self, pairs: usize) -> usize {
+        self.batch.next_multiple_of(PART >> pairs.trailing_zeros().min(PART.ilog2()))
+    }
+
+    /// Where the rows of these positions are in a table: of their cosines, and of their sines.
+    fn places(&self, table: usize, positions: &[i32], places: &mut Vec<i32>) {
+        let [count, pairs] = self.rotations[table];
+        for first in [0, count as i32] {
+            let end = places.len() + self.rows_of_rotation(pairs);
+            places.extend(positions.iter().map(|position| first + position));
+            places.resize(end, 0);
+        }
+    }
+
     /// The whole numbers of a step, in the order in which [`StepBuffers::step`] takes them.
     fn numbers(&self, batch: &Batch, ids: &[i32]) -> Vec<i32> {
         let rows = self.batch;
@@ -138,6 +175,7 @@ impl Sizes {
             let end = numbers.len() + len;
             numbers.extend_from_slice(values);
             numbers.resize(end, filling);
+            end_part(&mut numbers);
         };
         put(ids, rows, 0);
         put(&batch.starts(), rows, 0);
@@ -149,12 +187,20 @@ impl Sizes {
         put(&filled_up(&batch.windows(self.window), window), rows * window, -1);
         let pages = padded(self.max_pages);
         put(&filled_up(&batch.pages(), pages), rows * pages, -1);
-        for &EntryKind { of, picked, .. } in &self.kinds {
+        let entries = self.kinds.iter().map(|kind| batch.entries(&kind.of, self.page_size / kind.of.rate, 1));
+        let entries: Vec<_> = entries.collect();
+        for table in [0, 1] {
+            let mut places = Vec::new();
+            self.places(table, &batch.starts(), &mut places);
+            for entries in entries.iter().take(self.rotated(table) - 1) {
+                self.places(table, &entries.positions, &mut places);
+            }
+            put(&places, places.len(), 0);
+        }
+        for (&EntryKind { of, picked, .. }, entries) in self.kinds.iter().zip(entries) {
             let per_page = self.page_size / of.rate;
-            let entries = batch.entries(&of, per_page, 1);
             put(&entries.carried_slots, rows, -1);
             put(&entries.slots, rows, -1);
-            put(&entries.positions, rows, 0);
             put(&entries.visible, rows, 0);
             if let Some(most) = picked {
                 let lengths: Vec<i32> = entries.visible.iter().map(|&visible| visible.min(most as i32)).collect();
@@ -165,20 +211,6 @@ impl Sizes {
             }
         }
         numbers
-    }
-}
-
-/// Parts of a buffer, one after the other.
-struct Parts<'a> {
-    numbers: &'a Tensor<1, Int>,
-    next: usize,
-}
-
-impl Parts<'_> {
-    fn take<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D, Int> {
-        let (first, len) = (self.next, shape.iter().product::<usize>());
-        self.next += len;
-        self.numbers.clone().slice(s![first..first + len]).reshape(shape)
     }
 }
 

@@ -32,9 +32,14 @@ impl PartialRotary {
     }
 
     /// The rotations at the first positions, as many at least: the same tensors for all who ask, unless nobody asked for as many.
-    pub(crate) fn first(&self, positions: usize, device: &Device) -> Result<PartialRotation, MlaError> {
+    fn first(&self, positions: usize, device: &Device) -> Result<PartialRotation, MlaError> {
         let [cos, sin] = self.0.first(positions, device)?;
         Ok(PartialRotation { cos, sin })
+    }
+
+    /// Cosines, then sines at the first positions, as many at least: f32 `[2 · positions, dr / 2]`, the same for all who ask.
+    pub(crate) fn joined(&self, positions: usize, device: &Device) -> Result<Tensor<2>, MlaError> {
+        self.0.joined(positions, device)
     }
 
     /// Cosines and sines at these positions, f32 `[shape[0], shape[1], dr / 2]` each.
@@ -49,20 +54,24 @@ impl PartialRotary {
             let none = Tensor::empty([shape[0], shape[1], self.0.width() / 2], (device, DType::F32));
             return Ok((none.clone(), none));
         };
-        Ok(self.first(last as usize + 1, device)?.tables(index_tensor(positions.to_vec(), device), shape))
+        Ok(self.first(last as usize + 1, device)?.tables(&index_tensor(positions.to_vec(), device), shape))
     }
 }
 
 impl PartialRotation {
-    /// The rotations of these tokens, i32 `[M]`.
-    pub(crate) fn select(&self, tokens: &Tensor<1, Int>) -> Self {
-        let [cos, sin] = [&self.cos, &self.sin].map(|rows| rows.clone().select(0, tokens.clone()));
+    /// Of cosines and sines, f32 `[N, dr / 2]` each.
+    pub(crate) fn of([cos, sin]: [Tensor<2>; 2]) -> Self {
         Self { cos, sin }
     }
 
+    /// Cosines and sines, f32 `[N, 1, dr / 2]` each.
+    pub(crate) fn of_entries(self) -> (Tensor<3>, Tensor<3>) {
+        (self.cos.unsqueeze_dim(1), self.sin.unsqueeze_dim(1))
+    }
+
     /// Cosines and sines of these tokens, i32 `[M]`, with M the product of `shape`: f32 `[shape[0], shape[1], dr / 2]` each.
-    pub(crate) fn tables(&self, tokens: Tensor<1, Int>, shape: [usize; 2]) -> (Tensor<3>, Tensor<3>) {
-        let Self { cos, sin } = self.select(&tokens);
+    fn tables(&self, tokens: &Tensor<1, Int>, shape: [usize; 2]) -> (Tensor<3>, Tensor<3>) {
+        let [cos, sin] = [&self.cos, &self.sin].map(|rows| rows.clone().select(0, tokens.clone()));
         let shape = [shape[0], shape[1], cos.dims()[1]];
         (cos.reshape(shape), sin.reshape(shape))
     }
