@@ -15,7 +15,7 @@ const CHUNK: usize = 64;
 impl Form {
     /// Tokens that a warpgroup transposes at a time.
     pub(super) fn chunk(self) -> usize {
-        self.tokens.min(CHUNK)
+        if self.tokens.is_multiple_of(CHUNK) { CHUNK } else { CHUNK / 2 }
     }
 
     /// Bytes of a chunk.

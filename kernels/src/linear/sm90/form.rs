@@ -16,6 +16,8 @@ use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
 pub(super) const WEIGHT_ROWS: usize = 128;
 /// Tokens that a tile of an expert is multiplied for at least: with fewer, the tensor cores wait for the weights.
 const LEAST_TRIMMED: usize = 128;
+/// Tokens of a tile load there: more than it is trimmed by, since fewer, larger loads take less time.
+const TRIMMED_LOAD: usize = 64;
 /// Input channels of a block: 128 bytes, the width of the swizzle.
 pub(in crate::linear) const CHANNELS: usize = 64;
 /// Units of a warpgroup.
@@ -131,7 +133,7 @@ impl Form {
     /// Tokens of a tile load.
     pub fn loaded_tokens(self) -> usize {
         match self.shares {
-            _ if self.is_trimmed() => EVEN,
+            _ if self.is_trimmed() => TRIMMED_LOAD,
             Shares::Tokens => self.tokens / CUBES as usize,
             Shares::Weights => self.tokens,
         }

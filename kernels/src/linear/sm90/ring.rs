@@ -78,7 +78,7 @@ impl Ring {
                 let mut token = rank * piece;
                 if comptime!(form.is_trimmed()) {
                     // Every second piece of what there is.
-                    while token < place.width(form) {
+                    while token < place.loaded(form) {
                         load_tokens(tokens_at, x, bar, channel, place, token);
                         token += comptime!(CUBES * form.loaded_tokens() as u32);
                     }

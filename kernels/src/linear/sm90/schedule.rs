@@ -108,7 +108,13 @@ impl Place {
         }
     }
 
-    /// Tokens that the tile is loaded and multiplied for.
+    /// Tokens that are loaded.
+    pub fn loaded(&self, #[comptime] form: Form) -> u32 {
+        let piece = comptime!(form.loaded_tokens() as u32);
+        if comptime!(form.is_trimmed()) { self.width(form).div_ceil(piece) * piece } else { self.width(form) }
+    }
+
+    /// Tokens that the tile is multiplied for.
     pub fn width(&self, #[comptime] form: Form) -> u32 {
         let tokens = comptime!(form.tokens as u32);
         if comptime!(form.is_trimmed()) {

@@ -12,9 +12,10 @@ pub(in crate::linear) struct Tile {
     /// Nanoseconds of one block of channels, where one matrix has all rows.
     block: f64,
 }
-const TILES: [Tile; 5] = [
+const TILES: [Tile; 6] = [
     Tile { tokens: 256, divided: 256, block: 646.0 },
     Tile { tokens: 192, divided: 200, block: 490.0 },
+    Tile { tokens: 160, divided: 170, block: 415.0 },
     Tile { tokens: 128, divided: 144, block: 340.0 },
     Tile { tokens: 64, divided: 111, block: 213.0 },
     Tile { tokens: 32, divided: 101, block: 158.0 },
