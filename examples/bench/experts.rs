@@ -93,13 +93,6 @@ fn case(bench: &mut Bench, layer: Experts, tokens: usize, weights: &Weights) -> 
     let Experts { model, experts, width, hidden, top_k } = layer;
     let (args, indices) = arguments(bench, layer, tokens, weights);
     let difference = check(bench, layer, weights, &args.x, &indices[(tokens - 1) * top_k..], compute(&args)?)?;
-    if std::env::var("TMP_FORCED").is_ok() && tokens >= 256 {
-        let problem = LinearProblem::experts([tokens, top_k, experts, hidden, width], bench.dtype)[0].clone();
-        let choices = linear_choices(&problem, &bench.device);
-        for (name, us) in tables::forced(bench, choices, || compute(&args)) {
-            println!("FORCED {model} {tokens} {name} {us:?}");
-        }
-    }
     let times = bench.timer.measure(|| compute(&args))?;
     let chosen = experts.min(tokens * top_k);
     let elements = chosen * 3 * width * hidden + 2 * tokens * hidden;
@@ -121,7 +114,7 @@ fn case(bench: &mut Bench, layer: Experts, tokens: usize, weights: &Weights) -> 
 /// So many tokens, and their experts.
 fn arguments(bench: &Bench, layer: Experts, tokens: usize, weights: &Weights) -> (ExpertsMlpArgs, Vec<i32>) {
     let (Experts { hidden, top_k, .. }, device) = (layer, &bench.device);
-    let indices = if std::env::var("TMP_RANDOM").is_ok() { drawn(tokens, layer) } else { balanced(tokens, layer) };
+    let indices = balanced(tokens, layer);
     let routing = Routing::given(
         data::ints(indices.clone(), [tokens, top_k], device),
         Tensor::full([tokens, top_k], 1.0 / top_k as f32, (device, DType::F32)),
@@ -140,11 +133,6 @@ fn compute(args: &ExpertsMlpArgs) -> Result<Tensor<2>, String> {
     let options = ExpertsMlpOptions { limit: None, determinism: Determinism::Fast };
     let sum = experts_mlp(args.clone(), &options).map_err(|error| error.to_string())?;
     Ok(sum.materialise())
-}
-
-fn drawn(tokens: usize, layer: Experts) -> Vec<i32> {
-    let mut rng = data::rng(tokens as u64);
-    (0..tokens).flat_map(|_| data::permutation(layer.experts, &mut rng)[..layer.top_k].to_vec()).collect()
 }
 
 /// Experts `[tokens, k]`, those of a token all different, in random order: all experts come once before any comes again.

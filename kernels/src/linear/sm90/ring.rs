@@ -62,10 +62,8 @@ impl Ring {
             // Of codes in bytes.
             let column = (block * comptime!(form.weight_columns())) as i32;
             mbarrier::wait(self.empty + self.stage * 8, self.phase ^ 1);
-            mbarrier::arrive_expect(
-                bar,
-                comptime!(form.weight_bytes()) + place.width(form) * comptime!(CHANNELS as u32 * 2),
-            );
+            let of_tokens = place.loaded(form) * comptime!(CHANNELS as u32 * 2);
+            mbarrier::arrive_expect(bar, comptime!(form.weight_bytes()) + of_tokens);
             let tokens_at = self.tokens_at + self.stage * comptime!(form.token_bytes());
             let to = self.weights_at + self.stage * comptime!(form.weight_bytes());
             if comptime!(form.shares == Shares::Weights) {
