@@ -1,6 +1,6 @@
 //! DeepSeek-V4: hyper-connected streams, attention over a window and compressed entries, clamped experts.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use mla_ops::{Determinism, Streams, mhc_post};
 
 use super::attention::SharedKvAttention;
@@ -75,11 +75,16 @@ impl DeepseekV4 {
         cache: &mut V4Cache,
         mut observe: Option<Observer<'_>>,
     ) -> Result<Tensor<2>> {
-        let x = self.embed.clone().select(0, step.input_ids.clone());
-        Observer::hidden(&mut observe, Hidden::Embedding, || x.clone());
-        let [tokens, hidden] = x.dims();
-        let n = self.config.hc_mult;
-        let mut streams: Streams = x.unsqueeze_dim::<3>(1).repeat_dim(1, n).into();
+        let embed = |ids: Tensor<1, Int>| self.embed.clone().select(0, ids);
+        Observer::hidden(&mut observe, Hidden::Embedding, || embed(step.input_ids.clone()));
+        let ([tokens], [_, hidden], n) = (step.input_ids.dims(), self.embed.dims(), self.config.hc_mult);
+        let ids = step.input_ids.clone();
+        let mut streams: Streams = match tokens {
+            // A selection reads an id as often as asked to, with no copy.
+            1 => embed(ids.expand([n])).reshape([1, n, hidden]),
+            _ => embed(ids).unsqueeze_dim::<3>(1).repeat_dim(1, n),
+        }
+        .into();
         for (number, layer) in self.layers.iter().enumerate() {
             streams = layer.forward(streams, step, cache, &mut observe)?;
             Observer::hidden(&mut observe, Hidden::Layer(number), || streams.tensor().reshape([tokens, n * hidden]));
