@@ -339,14 +339,15 @@ impl<'a> WeightLoader<'a> {
     fn read(&mut self, matrices: &Matrices<'_, '_>, dtype: FloatDType) -> Option<Tensor<1>> {
         // Of a checkpoint that will be refused, the numbers are only looked at.
         let mut sound = self.report.is_empty();
-        let mut filling = Filling::new(matrices, &self.device, dtype);
-        for (number, stored) in matrices.stored.iter().enumerate() {
-            match matrices.blocks(stored, dtype) {
-                Ok(blocks) if sound => {
-                    filling.take(number, matrices, blocks);
+        let len = matrices.stored.len() * matrices.part.shape(matrices.each).iter().product::<usize>();
+        let mut filling = Filling::new(&self.device, dtype, len);
+        for stored in matrices.stored {
+            match stored.check(matrices.checkpoint, matrices.columns(), dtype) {
+                Ok(()) if sound => {
+                    filling.take(matrices, stored, dtype);
                     self.advance(stored.len(), stored.name);
                 }
-                Ok(_) => {}
+                Ok(()) => {}
                 Err(wrong) => {
                     // It may have been looked at before.
                     if !self.report.wrong_quantization.contains(&wrong) {
@@ -356,7 +357,7 @@ impl<'a> WeightLoader<'a> {
                 }
             }
         }
-        filling.finish().filter(|_| sound)
+        if sound { filling.finish() } else { None }
     }
 
     /// Where the weight `name` lies, or `None` after recording what is wrong with it, or with the part that is taken of it.
