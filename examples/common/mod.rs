@@ -117,7 +117,10 @@ pub fn load(dir: &Path, devices: &[Device], load_as: LoadAs) -> Result<ModelRank
     let seconds = start.elapsed().as_secs_f64();
     let (megabytes, rate) = (bytes as f64 / 1e6, bytes as f64 / 1e9 / seconds);
     let each = if devices.len() > 1 { " on each device" } else { "" };
-    note(format_args!("weights              {megabytes:.1} MB{each}, loaded in {:.1} ms, {rate:.2} GB/s", seconds * 1e3));
+    note(format_args!(
+        "weights              {megabytes:.1} MB{each}, loaded in {:.1} ms, {rate:.2} GB/s",
+        seconds * 1e3
+    ));
     Ok(model)
 }
 

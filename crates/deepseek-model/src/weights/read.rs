@@ -5,6 +5,8 @@ use std::ops::Range;
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Float, FloatDType, Tensor, s};
 
+use mla_ops::{check_written, largest_buffer, write_data};
+
 use super::codes::{BlockWeight, window_of_scales};
 use super::gather::{Gather, Span};
 use super::stored::{Scale, Stored};
@@ -37,7 +39,9 @@ impl Matrices<'_, '_> {
         let [rows, columns] = self.part.window(self.each);
         let span = match self.is_whole() {
             true => self.checkpoint.span(entry, entry.end - entry.start, [0..1, 0..entry.end - entry.start]),
-            false => self.checkpoint.span(entry, self.columns() * size, [rows, columns.start * size..columns.end * size]),
+            false => {
+                self.checkpoint.span(entry, self.columns() * size, [rows, columns.start * size..columns.end * size])
+            }
         };
         span.converted(entry.dtype, dtype)
     }
@@ -90,6 +94,8 @@ pub(super) struct Filling<K: Basic> {
     len: usize,
     written: usize,
     all: Option<Tensor<1, K>>,
+    /// Then nothing is written, so that the tensor keeps its error.
+    has_no_memory: bool,
     /// What follows, once there is enough of it for the device.
     waiting: Gather,
     at_once: usize,
@@ -98,14 +104,15 @@ pub(super) struct Filling<K: Basic> {
 impl<K: Basic> Filling<K> {
     /// For so many elements of `dtype`.
     pub(super) fn new(device: &Device, dtype: impl Into<DType>, len: usize) -> Self {
-        let is_gpu = mla_ops::largest_buffer(device).is_some();
+        let is_gpu = largest_buffer(device).is_some();
         let at_once = if is_gpu { AT_ONCE } else { usize::MAX };
         Self::in_parts(device, dtype.into(), len, at_once)
     }
 
     /// The same, in parts of so many bytes, whole elements.
     pub(super) fn in_parts(device: &Device, dtype: DType, len: usize, at_once: usize) -> Self {
-        Self { device: device.clone(), dtype, len, written: 0, all: None, waiting: Gather::default(), at_once }
+        let (device, waiting) = (device.clone(), Gather::default());
+        Self { device, dtype, len, written: 0, all: None, has_no_memory: false, waiting, at_once }
     }
 
     /// Takes in what the files have of the next elements.
@@ -119,42 +126,53 @@ impl<K: Basic> Filling<K> {
 
     /// Takes in the next elements.
     pub(super) fn put(&mut self, part: Tensor<1, K>) {
-        if self.waiting.len() > 0 {
-            let waiting = std::mem::take(&mut self.waiting);
-            self.upload(waiting);
-        }
-        self.write(part);
-    }
-
-    fn upload(&mut self, part: Gather) {
-        let len = part.len().div_ceil(self.dtype.size());
-        let data = match self.at_once {
-            usize::MAX => part.data(len, self.dtype),
-            _ => part.unread(len, self.dtype),
-        };
-        self.write(Tensor::from_data(data, (&self.device, self.dtype)));
-    }
-
-    fn write(&mut self, part: Tensor<1, K>) {
+        self.upload_waiting();
         let ([len], first) = (part.dims(), self.written);
         self.written += len;
         if len == self.len {
             self.all = Some(part);
             return;
         }
-        let empty = || Tensor::empty([self.len], (&self.device, self.dtype));
-        let whole = self.all.take().unwrap_or_else(empty);
+        let whole = self.whole();
         // The tensor has no other handle, so that this writes in place.
         self.all = Some(whole.slice_assign(s![first..first + len], part));
     }
 
     /// What it has become; `None` where nothing was taken in.
     pub(super) fn finish(mut self) -> Option<Tensor<1, K>> {
-        if self.waiting.len() > 0 {
-            let waiting = std::mem::take(&mut self.waiting);
+        self.upload_waiting();
+        self.all
+    }
+
+    fn upload_waiting(&mut self) {
+        let waiting = std::mem::take(&mut self.waiting);
+        if waiting.len() > 0 {
             self.upload(waiting);
         }
-        self.all
+    }
+
+    fn upload(&mut self, part: Gather) {
+        let (len, first) = (part.len().div_ceil(self.dtype.size()), self.written);
+        self.written += len;
+        let data = match self.at_once {
+            usize::MAX => part.data(len, self.dtype),
+            _ => part.unread(len, self.dtype),
+        };
+        if len == self.len {
+            self.all = Some(Tensor::from_data(data, (&self.device, self.dtype)));
+            return;
+        }
+        let whole = self.whole();
+        self.all = Some(if self.has_no_memory { whole } else { write_data(whole, first, data) });
+    }
+
+    /// The tensor with what was written into it.
+    fn whole(&mut self) -> Tensor<1, K> {
+        self.all.take().unwrap_or_else(|| {
+            let empty = Tensor::empty([self.len], (&self.device, self.dtype));
+            self.has_no_memory = check_written("tensor", &empty).is_err();
+            empty
+        })
     }
 }
 
