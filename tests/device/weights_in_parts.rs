@@ -3,10 +3,11 @@
 use std::fs;
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, bf16};
-use burn_mla::model::{Checkpoint, Cut, WeightLoader};
+use burn_mla::model::{Checkpoint, Cut, ModelError, WeightLoader};
 use burn_mla::ops::write_data;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, serialize};
+use tempfile::TempDir;
 
 use crate::devices::for_each_device;
 
@@ -19,39 +20,46 @@ fn bytes([rows, columns]: [usize; 2], seed: usize) -> Vec<u8> {
     values.flat_map(bf16::to_le_bytes).collect()
 }
 
-fn loaded(checkpoint: &Checkpoint, device: &Device, dtype: FloatDType) -> (TensorData, TensorData) {
-    let mut loader = WeightLoader::new(checkpoint, device, dtype, None);
-    let large = loader.tensor("large", LARGE, Cut::Whole);
-    let names = ["a", "b", "c"].map(str::to_string);
-    let stack = loader.stacked(&names, [3, EACH[0], EACH[1]], Cut::Whole);
-    loader.finish().expect("all is there");
-    (large.into_data(), stack.into_data())
-}
+type Tensors = Vec<(&'static str, [usize; 2], Vec<u8>)>;
 
-#[test]
-fn weights_in_parts_are_those_of_the_files() {
+/// A checkpoint of these tensors, and what is in them.
+pub fn checkpoint() -> (TempDir, Checkpoint, Tensors) {
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let tensors = [("large", LARGE), ("a", EACH), ("b", EACH), ("c", EACH)];
-    let tensors: Vec<_> =
-        tensors.iter().zip(0..).map(|(&(name, shape), seed)| (name, shape, bytes(shape, seed))).collect();
+    let shapes = [("large", LARGE), ("a", EACH), ("b", EACH), ("c", EACH)];
+    let tensors: Tensors = (0..).zip(shapes).map(|(seed, (name, shape))| (name, shape, bytes(shape, seed))).collect();
     let views = tensors.iter().map(|(name, shape, bytes)| {
         (*name, TensorView::new(Dtype::BF16, shape.to_vec(), bytes).expect("bytes of the shape"))
     });
     let file = serialize(views, None).expect("a file");
     fs::write(dir.path().join("model.safetensors"), file).expect("a file that is written");
     let checkpoint = Checkpoint::open(dir.path()).expect("a checkpoint");
+    (dir, checkpoint, tensors)
+}
+
+/// The large one, and the others in a stack.
+pub fn load(checkpoint: &Checkpoint, device: &Device, dtype: FloatDType) -> Result<(Tensor<2>, Tensor<3>), ModelError> {
+    let mut loader = WeightLoader::new(checkpoint, device, dtype, None);
+    let large = loader.tensor("large", LARGE, Cut::Whole);
+    let names = ["a", "b", "c"].map(str::to_string);
+    let stack = loader.stacked(&names, [3, EACH[0], EACH[1]], Cut::Whole);
+    loader.finish().map(|_| (large, stack))
+}
+
+#[test]
+fn weights_in_parts_are_those_of_the_files() {
+    let (_dir, checkpoint, tensors) = checkpoint();
+    let expected = |bytes: &[u8]| -> Vec<f32> {
+        bytes.as_chunks::<2>().0.iter().map(|&pair| bf16::from_le_bytes(pair).to_f32()).collect()
+    };
+    let values = |data: TensorData| data.convert::<f32>().try_to_vec::<f32>().expect("numbers");
     for_each_device(|device| {
         for dtype in [FloatDType::F32, FloatDType::BF16] {
             if device.supports_dtype(DType::from(dtype)) {
-                let (large, stack) = loaded(&checkpoint, device, dtype);
+                let (large, stack) = load(&checkpoint, device, dtype).expect("all is there");
                 assert_eq!(large.dtype(), DType::from(dtype));
-                let values = |data: TensorData| data.convert::<f32>().try_to_vec::<f32>().expect("numbers");
-                let expected = |bytes: &[u8]| -> Vec<f32> {
-                    bytes.as_chunks::<2>().0.iter().map(|&pair| bf16::from_le_bytes(pair).to_f32()).collect()
-                };
-                assert!(values(large) == expected(&tensors[0].2), "{device:?} {dtype:?}");
+                assert!(values(large.into_data()) == expected(&tensors[0].2), "{device:?} {dtype:?}");
                 let stacked: Vec<f32> = tensors[1..].iter().flat_map(|(.., bytes)| expected(bytes)).collect();
-                assert!(values(stack) == stacked, "{device:?} {dtype:?}");
+                assert!(values(stack.into_data()) == stacked, "{device:?} {dtype:?}");
             }
         }
     });

@@ -27,7 +27,7 @@ use crate::{ModelError, Result, WeightReport, WrongCut};
 /// How far loading has come, after each tensor of the files.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadProgress<'n> {
-    /// Bytes of the files that are on the device.
+    /// Bytes of the files that the device was given.
     pub loaded_bytes: u64,
     /// Bytes of the files that will be, when all is done.
     pub total_bytes: u64,
@@ -61,8 +61,8 @@ enum Source<'a> {
 ///
 /// A tensor that is missing, or of the wrong shape or dtype, does not stop the loading: it is recorded, zeros take its place,
 /// and [`WeightLoader::finish`] reports all of them together. Plain numbers are converted to the wanted dtype on the host,
-/// blocks of 8 or 4 bits on the device, so that it holds each tensor once; beside them there is one tensor of the files at
-/// a time, an expert of a stack being one.
+/// blocks of 8 or 4 bits on the device, so that it holds each tensor once. A GPU's server reads the files itself, 16 MiB at a time into
+/// memory that it uses again; beside that there are the scales of one tensor in FP8, or numbers of the part that is dequantised.
 pub struct WeightLoader<'a> {
     source: Source<'a>,
     device: Device,
