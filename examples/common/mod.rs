@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use burn::tensor::{Device, FloatDType};
 use burn_mla::model::{KvCacheFormat, LoadAs, LoadProgress, ModelError, ModelRanks, WeightStorage};
@@ -104,11 +105,23 @@ impl Drop for Bar {
     }
 }
 
-/// Loads a model onto one device or several; on a terminal a bar shows how far.
+/// Loads a model onto one device or several, and says how long that took; on a terminal a bar shows how far.
 #[allow(dead_code)]
 pub fn load(dir: &Path, devices: &[Device], load_as: LoadAs) -> Result<ModelRanks, ModelError> {
-    let bar = Bar::new("loading");
-    ModelRanks::load(dir, devices, load_as, &mut |progress| bar.show(progress))
+    let (bar, start, mut bytes) = (Bar::new("loading"), Instant::now(), 0);
+    let model = ModelRanks::load(dir, devices, load_as, &mut |progress| {
+        bytes = progress.loaded_bytes;
+        bar.show(progress);
+    })?;
+    drop(bar);
+    let seconds = start.elapsed().as_secs_f64();
+    let (megabytes, rate) = (bytes as f64 / 1e6, bytes as f64 / 1e9 / seconds);
+    let each = if devices.len() > 1 { " on each device" } else { "" };
+    note(format_args!(
+        "weights              {megabytes:.1} MB{each}, loaded in {:.1} ms, {rate:.2} GB/s",
+        seconds * 1e3
+    ));
+    Ok(model)
 }
 
 /// Exit code of input that cannot be used, and of output that cannot be written.

@@ -88,3 +88,4 @@ mod ops_weight_blocks_row;
 mod oracle;
 mod ranks;
 mod refusals;
+mod weights_in_parts;

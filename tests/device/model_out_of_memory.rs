@@ -13,6 +13,7 @@ use burn_mla::ops::{DeviceMemory, compile_ahead, device_memory};
 use crate::devices::{for_each_device, is_simulated, skip};
 use crate::model_engine::{drain, greedy};
 use crate::model_parity::{Stored, folder, load};
+use crate::weights_in_parts;
 
 const V3: &str = "tests/fixtures/v3-tiny";
 const V4: &str = "tests/fixtures/v4-tiny";
@@ -99,6 +100,20 @@ fn model_out_of_memory_for_weights() {
         assert!(needed > 0);
         drop(short);
         load(DEMO, device);
+    });
+}
+
+/// Parts that are written into what there is no memory for leave the error as it is.
+#[test]
+fn model_out_of_memory_for_weights_in_parts() {
+    on_the_simulated_gpu(|device| {
+        let (_dir, checkpoint, _) = weights_in_parts::checkpoint();
+        let short = leave(0);
+        let error = weights_in_parts::load(&checkpoint, device, FloatDType::BF16).expect_err("too many");
+        let (needed, _) = lacked(&error, "weights");
+        assert!(needed >= 17_000_000, "{needed}: the whole, not a part");
+        drop(short);
+        weights_in_parts::load(&checkpoint, device, FloatDType::BF16).expect("there is memory again");
     });
 }
 

@@ -2,6 +2,7 @@
 
 mod asked;
 mod codes;
+mod gather;
 mod loader;
 mod numbers;
 mod packed;
@@ -13,6 +14,8 @@ mod stored;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_gather;
+#[cfg(test)]
 mod tests_packed;
 #[cfg(test)]
 mod tests_quantized;
@@ -22,6 +25,7 @@ mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use memmap2::Mmap;
 use safetensors::tensor::Metadata;
@@ -54,7 +58,7 @@ pub struct Checkpoint {
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,
-    bytes: Mmap,
+    bytes: Arc<Mmap>,
 }
 
 /// Where a tensor lies.
@@ -135,7 +139,7 @@ impl Checkpoint {
         }
         // Only now: a file that is refused leaves no tensor behind.
         self.tensors.extend(tensors);
-        self.shards.push(Shard { path, bytes });
+        self.shards.push(Shard { path, bytes: Arc::new(bytes) });
         Ok(())
     }
 

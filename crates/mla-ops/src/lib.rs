@@ -28,6 +28,7 @@
 //! | [`PeerRank::all_reduce`] | the sum over the devices of one process, by way of one another's memory |
 //! | [`capture()`] | a computation that is recorded once and replayed |
 //! | [`read_beside()`] | numbers to the host, while the device goes on with what is launched next |
+//! | [`write_data()`] | numbers of the host into a part of a tensor, in place |
 //!
 //! Beside them: [`batch`], where the tokens of a step are, in which slots, and where sequences begin; [`RopeConfig`], tables of RoPE,
 //! with YaRN; [`cache`], the paged KV cache. [`device_memory`] says how much memory is free, [`check_written`] and [`failed_allocation`] that it was too little.
@@ -78,6 +79,7 @@ mod rope;
 #[cfg(feature = "_gpu")]
 mod tensors;
 mod weight;
+mod write_data;
 
 pub use capture::capture;
 pub use check::validate_always;
@@ -100,3 +102,4 @@ pub use peer::PeerRank;
 pub use read_beside::read_beside;
 pub use rope::{RopeConfig, YarnConfig};
 pub use weight::{BlockFormat, StackedWeight, Weight, WeightBlocks, WeightFormat};
+pub use write_data::write_data;

@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use rayon::prelude::*;
 use safetensors::Dtype;
 
 use super::numbers::window;
@@ -102,10 +103,8 @@ impl<'a> BlockWeight<'a> {
     /// These rows and columns of it, which begin with a block.
     pub(super) fn window(self, [rows, columns]: [Range<usize>; 2]) -> Self {
         let Self { format, bytes, scales, block: [high, wide], columns: all } = self;
-        let (per_byte, across) = (format.per_byte(), all.div_ceil(wide));
-        let of_block = columns.start / wide..columns.end.div_ceil(wide);
-        let rows_of_blocks = (rows.start / high..rows.end.div_ceil(high)).map(|row| row * across);
-        let scales = rows_of_blocks.flat_map(|row| scales[row + of_block.start..row + of_block.end].to_vec()).collect();
+        let per_byte = format.per_byte();
+        let scales = window_of_scales(&scales, [high, wide], all, &[rows.clone(), columns.clone()]);
         let bytes = window(bytes, all / per_byte, rows, columns.start / per_byte..columns.end / per_byte);
         Self { format, bytes, scales, block: [high, wide], columns: columns.len() }
     }
@@ -185,18 +184,53 @@ fn codes_on(device: &Device, bytes: &[u8], format: Format) -> Tensor<1, Int> {
     words.bitwise_right_shift(shifts).bitwise_and_scalar((1 << bits) - 1).reshape([count * per_word])
 }
 
+/// The scales of these rows and columns, which begin with a block, of a weight of so many columns.
+pub(super) fn window_of_scales(
+    scales: &[f32],
+    [high, wide]: [usize; 2],
+    all: usize,
+    [rows, columns]: &[Range<usize>; 2],
+) -> Vec<f32> {
+    let across = all.div_ceil(wide);
+    let of_block = columns.start / wide..columns.end.div_ceil(wide);
+    let rows_of_blocks = (rows.start / high..rows.end.div_ceil(high)).map(|row| row * across);
+    rows_of_blocks.flat_map(|row| &scales[row + of_block.start..row + of_block.end]).copied().collect()
+}
+
 /// The first code that is no number, by its place.
 pub(super) fn find_nan(bytes: &[u8], format: Format) -> Option<usize> {
-    let is_nan = |byte: &u8| byte & 0x7f == 0x7f;
-    // Whole chunks first, without a branch per byte: this runs over every byte of a checkpoint.
-    let suspect = |piece: &[u8]| piece.iter().fold(false, |found, byte| found | is_nan(byte));
     match format {
-        Format::E4m3 => {
-            let piece = bytes.chunks(4096).position(suspect)? * 4096;
-            bytes[piece..].iter().position(is_nan).map(|at| piece + at)
-        }
+        Format::E4m3 => find_byte(bytes, |byte| byte & 0x7f == 0x7f),
         Format::E2m1 => None,
     }
+}
+
+/// The first of these scales that is not above 0 and at most `most`, by its place.
+pub(super) fn find_scale_beyond(bytes: &[u8], dtype: Dtype, most: f32) -> Option<(usize, f32)> {
+    match dtype {
+        // All are above 0, and in order; the last one is no number.
+        Dtype::F8_E8M0 => {
+            let first = (0..0xff).find(|&code| e8m0(code) > most).unwrap_or(0xff);
+            find_byte(bytes, |code| code >= first).map(|at| (at, e8m0(bytes[at])))
+        }
+        _ => {
+            let is_wrong = |&(_, scale): &(usize, f32)| !(scale > 0.0 && scale <= most);
+            read_scales(bytes, dtype).into_iter().enumerate().find(is_wrong)
+        }
+    }
+}
+
+/// Bytes that a thread looks at, with no branch for each: this runs over every byte of a checkpoint.
+const LOOKED_AT: usize = 1 << 17;
+
+/// The place of the first byte that is so.
+fn find_byte(bytes: &[u8], is_wrong: impl Fn(u8) -> bool + Sync) -> Option<usize> {
+    let suspect = |piece: &[u8]| piece.iter().fold(false, |found, &byte| found | is_wrong(byte));
+    let piece = match bytes.len() > LOOKED_AT {
+        true => bytes.par_chunks(LOOKED_AT).position_first(suspect)? * LOOKED_AT,
+        false => 0,
+    };
+    bytes[piece..].iter().position(|&byte| is_wrong(byte)).map(|at| piece + at)
 }
 
 /// Scales as they are stored, in f32 or E8M0: powers of two, of which 255 is no number.

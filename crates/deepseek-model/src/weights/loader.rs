@@ -27,7 +27,7 @@ use crate::{ModelError, Result, WeightReport, WrongCut};
 /// How far loading has come, after each tensor of the files.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadProgress<'n> {
-    /// Bytes of the files that are on the device.
+    /// Bytes of the files that the device was given.
     pub loaded_bytes: u64,
     /// Bytes of the files that will be, when all is done.
     pub total_bytes: u64,
@@ -61,8 +61,8 @@ enum Source<'a> {
 ///
 /// A tensor that is missing, or of the wrong shape or dtype, does not stop the loading: it is recorded, zeros take its place,
 /// and [`WeightLoader::finish`] reports all of them together. Plain numbers are converted to the wanted dtype on the host,
-/// blocks of 8 or 4 bits on the device, so that it holds each tensor once; beside them there is one tensor of the files at
-/// a time, an expert of a stack being one.
+/// blocks of 8 or 4 bits on the device, so that it holds each tensor once. A GPU's server reads the files itself, 16 MiB at a time into
+/// memory that it uses again; beside that there are the scales of one tensor in FP8, or numbers of the part that is dequantised.
 pub struct WeightLoader<'a> {
     source: Source<'a>,
     device: Device,
@@ -339,14 +339,15 @@ impl<'a> WeightLoader<'a> {
     fn read(&mut self, matrices: &Matrices<'_, '_>, dtype: FloatDType) -> Option<Tensor<1>> {
         // Of a checkpoint that will be refused, the numbers are only looked at.
         let mut sound = self.report.is_empty();
-        let mut filling = Filling::new(matrices, &self.device, dtype);
-        for (number, stored) in matrices.stored.iter().enumerate() {
-            match matrices.blocks(stored, dtype) {
-                Ok(blocks) if sound => {
-                    filling.take(number, matrices, blocks);
+        let len = matrices.stored.len() * matrices.part.shape(matrices.each).iter().product::<usize>();
+        let mut filling = Filling::new(&self.device, dtype, len);
+        for stored in matrices.stored {
+            match stored.check(matrices.checkpoint, matrices.columns(), dtype) {
+                Ok(()) if sound => {
+                    filling.take(matrices, stored, dtype);
                     self.advance(stored.len(), stored.name);
                 }
-                Ok(_) => {}
+                Ok(()) => {}
                 Err(wrong) => {
                     // It may have been looked at before.
                     if !self.report.wrong_quantization.contains(&wrong) {
@@ -356,7 +357,7 @@ impl<'a> WeightLoader<'a> {
                 }
             }
         }
-        filling.finish().filter(|_| sound)
+        if sound { filling.finish() } else { None }
     }
 
     /// Where the weight `name` lies, or `None` after recording what is wrong with it, or with the part that is taken of it.

@@ -1,9 +1,11 @@
 //! Weights that stay in the blocks of codes in which files have them: from mapped bytes to the words that kernels read.
 
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use mla_ops::{BlockFormat, WeightBlocks};
 
-use super::codes::{BlockWeight, e8m0_of};
+use super::codes::e8m0_of;
+use super::read::{Filling, Matrices};
+use super::stored::{Scale, Stored};
 use crate::cache::KvCacheFormat;
 
 /// How a model has those of its weights that files have in blocks of codes.
@@ -37,78 +39,61 @@ impl From<FloatDType> for LoadAs {
 
 /// Codes and scales as they fill up, tensor after tensor of one shape.
 pub(super) struct BlockFilling {
-    device: Device,
     format: BlockFormat,
     /// How many there will be, and their rows and columns.
     sizes: [usize; 3],
-    codes: CodeWords,
-    /// Of all tensors so far.
-    scales: Vec<f32>,
-    taken: usize,
+    codes: Filling<Int>,
+    scales: Scales,
 }
 
-/// Words of codes.
-enum CodeWords {
-    /// On the device, where every tensor has whole words.
-    There(Option<Tensor<1, Int>>),
-    /// Bytes that still have to go there.
-    Here(Vec<u8>),
+/// Those of all tensors so far.
+enum Scales {
+    /// Numbers, of which matrices may need some twice.
+    Numbers(Vec<f32>),
+    /// A byte each: on the device as in the files.
+    Codes(Filling<Int>),
 }
 
 impl BlockFilling {
     /// For so many tensors of so many rows and columns.
     pub(super) fn new(device: &Device, format: BlockFormat, sizes: [usize; 3]) -> Self {
         let [count, rows, columns] = sizes;
-        let whole = count == 1 || (rows * columns / format.codes_per_byte()).is_multiple_of(4);
-        let codes = if whole { CodeWords::There(None) } else { CodeWords::Here(Vec::new()) };
-        Self { device: device.clone(), format, sizes, codes, scales: Vec::new(), taken: 0 }
+        let words = |bytes: usize| Filling::new(device, DType::I32, bytes.div_ceil(4));
+        let scales = match format {
+            BlockFormat::Fp8 => Scales::Numbers(Vec::new()),
+            BlockFormat::Fp4 => Scales::Codes(words(count * rows * columns.div_ceil(format.block_columns()))),
+        };
+        Self { format, sizes, codes: words(count * rows * columns / format.codes_per_byte()), scales }
     }
 
     /// Takes in the next one.
-    pub(super) fn take(&mut self, weight: BlockWeight<'_>) {
-        let (number, [count, ..]) = (self.taken, self.sizes);
-        self.taken += 1;
-        self.scales.extend(&weight.scales);
-        let there = match &mut self.codes {
-            CodeWords::Here(bytes) => return bytes.extend_from_slice(&weight.bytes),
-            CodeWords::There(there) => there,
-        };
-        let words = on_device(words_of(&weight.bytes), &self.device);
-        let [len] = words.dims();
-        *there = match count {
-            1 => Some(words),
-            _ => {
-                let empty = || Tensor::empty([count * len], (&self.device, DType::I32));
-                // The tensor has no other handle, so that this writes in place.
-                let whole = there.take().unwrap_or_else(empty);
-                Some(whole.slice_assign(s![number * len..(number + 1) * len], words))
-            }
-        };
+    pub(super) fn take(&mut self, matrices: &Matrices<'_, '_>, stored: &Stored<'_>, scale: &Scale<'_>) {
+        self.codes.read(matrices.codes(stored, scale));
+        match &mut self.scales {
+            Scales::Numbers(scales) => scales.extend(matrices.scales(scale)),
+            Scales::Codes(codes) => codes.read(matrices.scale_codes(scale)),
+        }
     }
 
     /// What they have become, as matrices of so many rows each, and the sizes of these.
     pub(super) fn finish(self, matrix_rows: usize, dtype: FloatDType) -> Option<(WeightBlocks, [usize; 3])> {
         let [count, rows, columns] = self.sizes;
-        let codes = match self.codes {
-            CodeWords::There(words) => words?,
-            CodeWords::Here(bytes) => on_device(words_of(&bytes), &self.device),
-        };
+        let codes = self.codes.finish()?;
         let matrices = count * rows / matrix_rows.max(1);
         let block_rows = self.format.block_rows(rows, matrix_rows);
-        let across = columns.div_ceil(self.format.block_columns());
-        let of_tensor = rows.div_ceil(self.format.stored_rows());
-        let mut scales = Vec::with_capacity(self.scales.len());
-        for first in (0..matrices)
-            .flat_map(|matrix| (0..matrix_rows).step_by(block_rows).map(move |row| matrix * matrix_rows + row))
-        {
-            let block = first / rows * of_tensor + first % rows / self.format.stored_rows();
-            scales.extend_from_slice(&self.scales[block * across..(block + 1) * across]);
-        }
-        let scales = match self.format {
-            BlockFormat::Fp8 => scales.into_iter().map(|scale| scale.to_bits() as i32).collect(),
-            BlockFormat::Fp4 => words_of(&scales.into_iter().map(e8m0_of).collect::<Vec<_>>()),
+        let scales = match self.scales {
+            // Of blocks of one row, which follow one another as rows do.
+            Scales::Codes(scales) => scales.finish()?,
+            Scales::Numbers(stored) => {
+                let across = columns.div_ceil(self.format.block_columns());
+                let of_tensor = rows.div_ceil(self.format.stored_rows());
+                let rows_of_blocks = (0..matrices)
+                    .flat_map(|matrix| (0..matrix_rows).step_by(block_rows).map(move |row| matrix * matrix_rows + row))
+                    .map(|first| first / rows * of_tensor + first % rows / self.format.stored_rows());
+                let scales = rows_of_blocks.flat_map(|block| &stored[block * across..(block + 1) * across]);
+                on_device(scales.map(|scale| scale.to_bits() as i32).collect(), &codes.device())
+            }
         };
-        let scales = on_device(scales, &self.device);
         let blocks = WeightBlocks { format: self.format, codes, scales, block_rows, dtype: dtype.into() };
         Some((blocks, [matrices, matrix_rows, columns]))
     }
@@ -157,19 +142,6 @@ impl BlockRows for BlockFormat {
             false => stored.min(1 << rows.trailing_zeros().min(matrix_rows.trailing_zeros()).min(16)),
         }
     }
-}
-
-/// Bytes as words, the first in the low bits; zeros behind the last one.
-fn words_of(bytes: &[u8]) -> Vec<i32> {
-    let (whole, rest) = bytes.as_chunks::<4>();
-    let mut words: Vec<i32> = Vec::with_capacity(bytes.len().div_ceil(4));
-    words.extend(whole.iter().map(|&word| i32::from_le_bytes(word)));
-    if !rest.is_empty() {
-        let mut last = [0; 4];
-        last[..rest.len()].copy_from_slice(rest);
-        words.push(i32::from_le_bytes(last));
-    }
-    words
 }
 
 fn on_device(words: Vec<i32>, device: &Device) -> Tensor<1, Int> {

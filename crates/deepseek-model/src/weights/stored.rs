@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use mla_ops::BlockFormat;
 use safetensors::Dtype;
 
-use super::codes::{BlockWeight, Format, find_nan, read_scales};
+use super::codes::{BlockWeight, Format, find_nan, find_scale_beyond, read_scales};
 use super::{Checkpoint, Entry};
 use crate::config::Quantization;
 use crate::parallel::Part;
@@ -102,17 +102,17 @@ impl<'a> Stored<'a> {
         Some(stored)
     }
 
-    /// Its codes and scales, all of them finite numbers, as are their products in `dtype`; `None` for plain numbers.
+    /// Whether its codes and scales are finite numbers, as are their products in `dtype`; plain numbers may be anything.
     ///
     /// # Errors
     /// The first code or scale that is none, or makes one.
-    pub(super) fn blocks<'c>(
+    pub(super) fn check(
         &self,
-        checkpoint: &'c Checkpoint,
+        checkpoint: &Checkpoint,
         columns: usize,
         dtype: FloatDType,
-    ) -> Result<Option<BlockWeight<'c>>, WrongQuantization> {
-        let Some(scale) = &self.scale else { return Ok(None) };
+    ) -> Result<(), WrongQuantization> {
+        let Some(scale) = &self.scale else { return Ok(()) };
         let bytes = checkpoint.bytes(self.entry);
         let wrong = |name: &str, what: String, at: usize, columns: usize, expected: &str| WrongQuantization {
             name: name.to_string(),
@@ -123,14 +123,20 @@ impl<'a> Stored<'a> {
             let what = format!("the NaN code {:#04x}", bytes[at]);
             return Err(wrong(self.name, what, at, columns, "codes of finite numbers"));
         }
-        let scales = read_scales(checkpoint.bytes(scale.entry), scale.entry.dtype);
         let most = largest(dtype) / scale.format.max();
-        if let Some(at) = scales.iter().position(|scale| !(*scale > 0.0 && *scale <= most)) {
+        if let Some((at, value)) = find_scale_beyond(checkpoint.bytes(scale.entry), scale.entry.dtype, most) {
             let across = columns.div_ceil(scale.block[1]);
             let expected = format!("numbers above 0 and at most {most:e}, for weights that {dtype:?} holds");
-            return Err(wrong(scale.name, format!("{:e}", scales[at]), at, across, &expected));
+            return Err(wrong(scale.name, format!("{value:e}"), at, across, &expected));
         }
-        Ok(Some(BlockWeight { format: scale.format, bytes: bytes.into(), scales, block: scale.block, columns }))
+        Ok(())
+    }
+
+    /// Its codes and scales; `None` for plain numbers.
+    pub(super) fn blocks<'c>(&self, checkpoint: &'c Checkpoint, columns: usize) -> Option<BlockWeight<'c>> {
+        let scale = self.scale.as_ref()?;
+        let (bytes, scales) = (checkpoint.bytes(self.entry).into(), scale.numbers(checkpoint));
+        Some(BlockWeight { format: scale.format, bytes, scales, block: scale.block, columns })
     }
 
     /// What is wrong with a part of it that divides a block, if one does.
@@ -166,6 +172,13 @@ impl<'a> Stored<'a> {
             Some(scale) if scale.format == Format::E2m1 => format!("F4_E2M1 x {:?}", scale.entry.dtype),
             Some(scale) => format!("{:?} x {:?}", self.entry.dtype, scale.entry.dtype),
         }
+    }
+}
+
+impl Scale<'_> {
+    /// All of them.
+    pub(super) fn numbers(&self, checkpoint: &Checkpoint) -> Vec<f32> {
+        read_scales(checkpoint.bytes(self.entry), self.entry.dtype)
     }
 }
 

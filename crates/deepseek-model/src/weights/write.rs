@@ -234,10 +234,10 @@ fn stored_codes<'a>(
     };
     let wrong = match Stored::find(checkpoint, name, &shape, Some(quantization), &mut report) {
         Some(stored) if stored.is_sound => {
-            match stored.blocks(checkpoint, shape.last().copied().unwrap_or(1), FloatDType::F32) {
-                Ok(Some(weight)) => return Ok(weight),
-                Ok(None) => None,
-                Err(wrong) => Some(wrong),
+            let columns = shape.last().copied().unwrap_or(1);
+            match (stored.check(checkpoint, columns, FloatDType::F32), stored.blocks(checkpoint, columns)) {
+                (Ok(()), Some(weight)) => return Ok(weight),
+                (wrong, _) => wrong.err(),
             }
         }
         _ => None,

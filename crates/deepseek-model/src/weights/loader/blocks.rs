@@ -51,13 +51,13 @@ impl<'a> WeightLoader<'a> {
         let [rows, columns] = own.part.window(asked.each).map(|range| range.len());
         let mut filling = BlockFilling::new(&self.device, format, [own.names.len(), rows, columns]);
         for stored in matrices.stored {
-            match matrices.blocks(stored, self.dtype) {
-                Ok(Some(blocks)) if self.report.is_empty() => {
-                    filling.take(blocks);
+            match (stored.check(checkpoint, matrices.columns(), self.dtype), &stored.scale) {
+                (Ok(()), Some(scale)) if self.report.is_empty() => {
+                    filling.take(&matrices, stored, scale);
                     self.advance(stored.len(), stored.name);
                 }
-                Ok(_) => {}
-                Err(wrong) => self.report.wrong_quantization.push(wrong),
+                (Ok(()), _) => {}
+                (Err(wrong), _) => self.report.wrong_quantization.push(wrong),
             }
         }
         if !self.report.is_empty() {

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::ops::Range;
 
+use burn::tensor::FloatDType;
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -10,7 +11,7 @@ use safetensors::Dtype;
 
 use crate::WrongQuantization;
 use crate::weights::codes::{BlockWeight, Format, e8m0_of, scale_for};
-use crate::weights::numbers::append;
+use crate::weights::numbers::convert;
 use crate::weights::random::{self, Initial, seed_of};
 
 /// Numbers that are in memory at once, about.
@@ -199,8 +200,9 @@ impl<'a> Numbers<'a> {
         match (self.values, &mut self.rng) {
             (Values::Stored { bytes, dtype }, _) => {
                 let width = self.columns * dtype.bitsize() / 8;
-                let mut values = Vec::with_capacity(count);
-                append::<f32>(&mut values, &bytes[rows.start * width..rows.end * width], *dtype);
+                let mut values = vec![0.0; count];
+                let bytes = &bytes[rows.start * width..rows.end * width];
+                convert(bytes, *dtype, bytemuck::cast_slice_mut(&mut values), FloatDType::F32);
                 values
             }
             (Values::Codes(weight), _) => weight.decode_on_host(rows),
