@@ -52,14 +52,28 @@ pub(crate) fn weigh_row(
     scale: f32,
     #[comptime] form: Form,
 ) -> WeighedRow {
+    let mut scaled = Sequence::<f32>::new();
+    #[unroll]
+    for i in 0..64usize {
+        scaled.push(s.extract(i) * scale);
+    }
+    let mut scores = math::vector::<f32, Const<64>>(&scaled);
+    // Only in the last block of an item.
+    if end < first_key + comptime!(ROWS as u32) {
+        let mut masked = Sequence::<f32>::new();
+        #[unroll]
+        for i in 0..64usize {
+            let key = first_key + comptime!(i as u32);
+            masked.push(select(key < end, scores.extract(i), f32::new(2.0 * LOWEST)));
+        }
+        scores = math::vector::<f32, Const<64>>(&masked);
+    }
     let mut masked = Sequence::<f32>::new();
     let mut top = f32::new(LOWEST);
     #[unroll]
     for i in 0..64usize {
-        let key = first_key + comptime!(i as u32);
-        let score = select(key < end, s.extract(i) * scale, f32::new(2.0 * LOWEST));
-        masked.push(score);
-        top = max(top, score);
+        masked.push(scores.extract(i));
+        top = max(top, masked[i]);
     }
     weigh_masked(&masked, top, state, told, times, SLACK, form)
 }
