@@ -26,6 +26,7 @@ pub(super) fn load_chunks<E: Float>(
     let mut values = Walk::new(range, plan);
     let mut value_pages = 0u32;
     let mut step = 0u32;
+    let mut queries = 0u32;
     while values.has_block() {
         let is_key = keys.has_block();
         let mut pages = 0u32;
@@ -39,7 +40,8 @@ pub(super) fn load_chunks<E: Float>(
             load_keys(cube, places, &keys, &paged, pages, 0u32, comptime!(PARTS - 1), form);
         }
         if is_first {
-            load_query_chunks::<E>(cube, places, range, &keys, q_map);
+            load_query_chunks::<E>(cube, places, range, &keys, queries, q_map);
+            queries = warp::next(queries);
         }
         if step > 0 {
             load_values(cube, places, &values, &paged, value_pages, form);
@@ -118,13 +120,20 @@ fn load_values(cube: &Cube, places: &Places, at: &Walk, paged: &PagedKeys, pages
 
 /// The chunks of a query that will be in tensor memory. They have barriers of their own: who waits for them does not follow the places.
 #[cube]
-fn load_query_chunks<E: Float>(cube: &Cube, places: &Places, range: &Range, at: &Walk, q_map: &TensorMap<E, Tiled>) {
+fn load_query_chunks<E: Float>(
+    cube: &Cube,
+    places: &Places,
+    range: &Range,
+    at: &Walk,
+    queries: u32,
+    q_map: &TensorMap<E, Tiled>,
+) {
     let row = (at.item.sequence * range.rows + range.tile_row) as i32;
     let map = tma::tensor_map_address::<E, Tiled>(q_map);
     #[unroll]
     for part in 0..HELD {
         let turn = at.turn - HELD + part;
-        let staged = places.staged + comptime!(part * 8);
+        let staged = places.staged + (queries % 2 * HELD + part) * 8;
         mbarrier::wait_cluster(cube.barriers.empty + slot(turn) * 8, parity(turn) ^ 1);
         if cube.lane == 0 {
             mbarrier::arrive(cube.barriers.full + slot(turn) * 8);

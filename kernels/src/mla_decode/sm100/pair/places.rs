@@ -19,7 +19,7 @@ pub(super) const HELD_COLUMNS: u32 = 64;
 pub(super) const CHUNK_TILES: usize = 2;
 
 /// Barriers.
-pub(super) const BARRIERS: usize = 3 * SLOTS as usize + 7 + 6 * PARTS as usize + 6 + 2 * HELD as usize;
+pub(super) const BARRIERS: usize = 3 * SLOTS as usize + 7 + 6 * PARTS as usize + 6 + 3 * HELD as usize;
 
 /// Tiles of the query that stay in shared memory.
 pub(super) fn query_tiles(form: Form) -> usize {
@@ -46,7 +46,7 @@ pub(super) struct Places {
     pub scores_read: u32,
     /// The factors of an item's rows are there, for each of two items.
     pub factored: u32,
-    /// Of each chunk of a query that will be in tensor memory: loaded here.
+    /// Of each chunk of a query that will be in tensor memory, for each of two queries: loaded here.
     pub staged: u32,
     /// In the first cube: the output of an item has been read in both.
     pub output_read: u32,
@@ -105,6 +105,7 @@ impl Places {
         for i in 0..HELD {
             mbarrier::init(barriers.query_come + i * 8, 8u32);
             mbarrier::init(self.staged + i * 8, 1u32);
+            mbarrier::init(self.staged + (i + HELD) * 8, 1u32);
         }
         #[unroll]
         for i in 0..comptime!(2 * PARTS) {

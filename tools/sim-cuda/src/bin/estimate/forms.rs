@@ -45,7 +45,7 @@ const SINGLE: Form = Form {
 const PAIR: Form = Form {
     name: "mla_decode.sm100_pair.bf16.576.32.sm_100a",
     threads: 352,
-    shared: 231_584,
+    shared: 231_568,
     box_keys: 32,
     query_tiles: 1,
     ctas: 2,
