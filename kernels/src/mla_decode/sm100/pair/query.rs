@@ -3,6 +3,7 @@
 
 use cubecl::prelude::*;
 
+use super::QUERIES;
 use super::come::Chunks;
 use super::output::{Done, write_output};
 use super::places::{CHUNK_TILES, HELD, HELD_AT, HELD_COLUMNS, PARTS, Places, query_tiles, slot};
@@ -78,7 +79,7 @@ fn bring<E: Float>(
     #[comptime] form: Form,
 ) {
     // The first query waits for nothing.
-    if items == 0 && cube.warp == super::QUERIES && warp::elect() {
+    if items == 0 && cube.warp == QUERIES && warp::elect() {
         load_rest::<E>(cube, q_map, item.sequence * range.rows + range.tile_row, form);
     }
     sync_plane();
@@ -86,7 +87,7 @@ fn bring<E: Float>(
     let first = read_chunk(cube, places, chunks, turn, items, 0u32);
     let second = read_chunk(cube, places, chunks, turn, items, 1u32);
     mbarrier::wait_cluster(cube.barriers.query_empty, (items % 2) ^ 1);
-    if items > 0 && cube.warp == super::QUERIES && warp::elect() {
+    if items > 0 && cube.warp == QUERIES && warp::elect() {
         load_rest::<E>(cube, q_map, item.sequence * range.rows + range.tile_row, form);
     }
     sync_plane();
@@ -140,7 +141,7 @@ fn read_chunk(
         }
     }
     barrier::sync_at(MEETING.runtime(), UNITS);
-    mbarrier::arrive_if(cube.barriers.empty + slot(turn) * 8, cube.warp == super::QUERIES && cube.lane == 0);
+    mbarrier::arrive_if(cube.barriers.empty + slot(turn) * 8, cube.warp == QUERIES && cube.lane == 0);
     math::vector::<u32, Const<64>>(&words)
 }
 
