@@ -58,8 +58,8 @@ pub(crate) fn weigh_row(
         scaled.push(s.extract(i) * scale);
     }
     let mut scores = math::vector::<f32, Const<64>>(&scaled);
-    // Only in the last block of an item.
-    if end < first_key + comptime!(ROWS as u32) {
+    // Only in the last blocks of an item. The warp goes one way: it meets another one behind this.
+    if warp::any(end < first_key + comptime!(ROWS as u32)) {
         let mut masked = Sequence::<f32>::new();
         #[unroll]
         for i in 0..64usize {
