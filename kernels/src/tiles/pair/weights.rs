@@ -40,7 +40,8 @@ pub(crate) fn partner(told: &mut Shared<[f32]>, times: u32, value: f32) -> f32 {
     told[(at + (UNIT_POS ^ 64u32)) as usize]
 }
 
-/// Weights of the 64 keys from `first_key` on, of which the row sees those before `end`.
+/// Weights of the 64 keys from `first_key` on, of which the row sees those before `end`, and all rows of its warp those before `first_end`.
+#[allow(clippy::too_many_arguments)]
 #[cube]
 pub(crate) fn weigh_row(
     s: Vector<f32, Const<64>>,
@@ -49,6 +50,7 @@ pub(crate) fn weigh_row(
     times: u32,
     first_key: u32,
     end: u32,
+    first_end: u32,
     scale: f32,
     #[comptime] form: Form,
 ) -> WeighedRow {
@@ -58,8 +60,8 @@ pub(crate) fn weigh_row(
         scaled.push(s.extract(i) * scale);
     }
     let mut scores = math::vector::<f32, Const<64>>(&scaled);
-    // Only in the last blocks of an item. The warp goes one way: it meets another one behind this.
-    if warp::any(end < first_key + comptime!(ROWS as u32)) {
+    // Only in the last blocks of an item.
+    if first_end < first_key + comptime!(ROWS as u32) {
         let mut masked = Sequence::<f32>::new();
         #[unroll]
         for i in 0..64usize {

@@ -83,12 +83,15 @@ impl Softmax {
         told: &mut Shared<[f32]>,
     ) -> RowState {
         let end = range.tile.visible_end(plan, item.sequence, self.rows.row, item.end_key);
+        // The warp hides keys as one: it meets another one behind that. Its first row is of the earliest token, which sees least.
+        let first_end = warp::shuffle::<u32>(end, 0u32);
         let mut state = RowState::new();
         let mut first_key = item.first_key + self.rows.half * comptime!(ROWS as u32);
         let mut block = 0u32;
         while block < blocks {
             let scores = self.scores(cube, places);
-            let weighed = weigh_row(scores, &mut state, told, self.rows.times, first_key, end, self.scale, self.form);
+            let weighed =
+                weigh_row(scores, &mut state, told, self.rows.times, first_key, end, first_end, self.scale, self.form);
             if block == 0 {
                 // The weights of the item before have been read.
                 self.rows.wait_for_output(cube);
