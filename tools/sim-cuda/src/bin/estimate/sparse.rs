@@ -79,8 +79,7 @@ impl Sparse {
     /// How often each byte is loaded: as often as there are tiles. A cube of a pair loads its own keys with all channels and half of
     /// the channels of all keys, 139,264 bytes of 147,456; of FP8 rows all of a row and its codes once more.
     fn times(&self) -> f64 {
-        let of_pair =
-            if self.fp8 { (FP8_ROW + VALUE) as f64 / FP8_ROW as f64 } else { 2.0 * 139_264.0 / 147_456.0 };
+        let of_pair = if self.fp8 { (FP8_ROW + VALUE) as f64 / FP8_ROW as f64 } else { 2.0 * 139_264.0 / 147_456.0 };
         if self.ctas() == 2 { of_pair * (self.tiles() / 2) as f64 } else { self.tiles() as f64 }
     }
 
