@@ -25,20 +25,29 @@ fn ops_mutants_blackwell_one_cube(#[case] case: DecodeCase) {
     check(&case);
 }
 
-/// Of a pair of cubes: splits of half a block; pages of more keys than that; items of one to five halves and empty ones for each
+/// Of a pair of cubes: splits of half a block; pages of more keys than that, and of fewer; items of one to five halves and empty ones for each
 /// pair, with jumps of the maximum; rows past the end in each eighth of a tile; ends of rows at all keys of a block, and a pair
-/// without items; two pairs of row tiles, of which the first sees nothing, or nothing of an item.
+/// without items; two pairs of row tiles, of which the first sees nothing, or nothing of an item before one of which it does;
+/// no block at all.
 #[rstest]
 #[case(DecodeCase { lens: vec![140, 0, 1], query_len: 2, heads: 33, splits: Splits::Tokens(64), ..pair() })]
 #[case(DecodeCase { lens: vec![130, 33], query_len: 2, page_size: 128, ..pair() })]
-#[case(DecodeCase { lens: vec![70, 0, 129, 63, 300, 0, 64], query_len: 2, heads: 33, splits: Splits::Count(1), ..jumping() })]
+#[case(DecodeCase {
+    lens: vec![70, 0, 129, 63, 300, 0, 64, 65],
+    query_len: 2,
+    heads: 33,
+    page_size: 32,
+    splits: Splits::Count(1),
+    ..jumping()
+})]
 #[case(DecodeCase { lens: vec![130, 40], heads: 76, splits: Splits::Tokens(64), ..jumping() })]
 #[case(DecodeCase { lens: vec![70, 5], heads: 85, splits: Splits::Tokens(64), ..jumping() })]
 #[case(DecodeCase { lens: vec![70, 5], heads: 93, splits: Splits::Tokens(64), ..jumping() })]
-#[case(DecodeCase { lens: vec![128], query_len: 128, heads: 1, splits: Splits::Count(1), ..pair() })]
+#[case(DecodeCase { lens: vec![128, 190], query_len: 128, heads: 1, splits: Splits::Count(1), ..pair() })]
 #[case(DecodeCase { lens: vec![1, 130], query_len: 4, ..pair() })]
-#[case(DecodeCase { lens: vec![129, 3], query_len: 128, heads: 2, splits: Splits::Tokens(64), ..pair() })]
+#[case(DecodeCase { lens: vec![3, 129, 3, 70], query_len: 128, heads: 2, splits: Splits::Tokens(64), ..pair() })]
 #[case(DecodeCase { lens: vec![257], query_len: 256, heads: 1, splits: Splits::Tokens(64), ..pair() })]
+#[case(DecodeCase { lens: vec![0], query_len: 2, ..pair() })]
 fn ops_mutants_blackwell_pair(#[case] case: DecodeCase) {
     check(&case);
 }

@@ -165,6 +165,5 @@ fn fp8_form(client: &Client, sizes: &DecodeSizes, generation: &str) -> Option<Fp
 #[cfg(feature = "cuda")]
 fn sm100_form(client: &Client, sizes: &DecodeSizes) -> Option<TmaForm> {
     let blackwell = client.properties().identity.fingerprint == "ptx_sm100";
-    let most_keys = if is_pair(sizes) { ROWS } else { HALF_KEYS };
-    blackwell.then(|| form_of(sizes, most_keys)).flatten()
+    blackwell.then(|| form_of(sizes, HALF_KEYS)).flatten()
 }

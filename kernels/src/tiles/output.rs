@@ -28,9 +28,9 @@ pub(crate) fn scale_rows<N: Size>(acc: Vector<f32, N>, factor_a: f32, factor_b: 
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Target {
     /// Whether the sequence is this item alone, whose result needs no merge.
-    whole: bool,
-    sequence: u32,
-    index: u32,
+    pub whole: bool,
+    pub sequence: u32,
+    pub index: u32,
 }
 
 #[cube]

@@ -19,7 +19,9 @@ pub(super) fn launch(client: &Client, args: DecodeArgs, form: Form, grid: Grid) 
     let sizes = args.sizes;
     let slots = sizes.pages * sizes.page_size;
     let kv_cache = or_dummy(client, args.kv_cache.into_dense(), slots);
-    let (path, kv_tile, q_tile) = (Path::Sm100, [1, form.box_keys], [form.tiles, ROWS]);
+    // A pair's query comes tile by tile.
+    let q_tiles = if is_pair(&sizes) { 1 } else { form.tiles };
+    let (path, kv_tile, q_tile) = (Path::Sm100, [1, form.box_keys], [q_tiles, ROWS]);
     let kv_map = tile_map(kv_cache, [form.tiles, slots], args.kv_stride, kv_tile, sizes.elem, path)?;
     let query_rows = sizes.batch * sizes.query_len * sizes.heads;
     let q_map = tile_map(args.q, [form.tiles, query_rows], args.q_stride, q_tile, sizes.elem, path)?;
@@ -91,7 +93,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     vec![
         entry!(decode_sm100_kernel, single::UNITS, "sm100", bf16),
         entry!(decode_sm100_kernel, single::UNITS, "sm100", f16),
-        entry!(decode_sm100_pair_kernel, pair::UNITS, "sm100_pair", Form { box_keys: 64, ..bf16 }),
+        entry!(decode_sm100_pair_kernel, pair::UNITS, "sm100_pair", bf16),
         entry!(decode_sm100_pair_kernel, pair::UNITS, "sm100_pair", f16),
     ]
 }

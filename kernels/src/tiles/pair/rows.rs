@@ -20,7 +20,7 @@ pub(crate) struct Rows {
     pub warp_row: u32,
     pub row: u32,
     /// Its warp's rows of tensor memory.
-    at: u32,
+    pub at: u32,
     /// Blocks of all tiles so far, and how often units of a row have told each other something.
     pub turn: u32,
     pub times: u32,

@@ -40,7 +40,8 @@ pub(crate) fn partner(told: &mut Shared<[f32]>, times: u32, value: f32) -> f32 {
     told[(at + (UNIT_POS ^ 64u32)) as usize]
 }
 
-/// Weights of the 64 keys from `first_key` on, of which the row sees those before `end`.
+/// Weights of the 64 keys from `first_key` on, of which the row sees those before `end`, and all rows of its warp those before `first_end`.
+#[allow(clippy::too_many_arguments)]
 #[cube]
 pub(crate) fn weigh_row(
     s: Vector<f32, Const<64>>,
@@ -49,17 +50,32 @@ pub(crate) fn weigh_row(
     times: u32,
     first_key: u32,
     end: u32,
+    first_end: u32,
     scale: f32,
     #[comptime] form: Form,
 ) -> WeighedRow {
+    let mut scaled = Sequence::<f32>::new();
+    #[unroll]
+    for i in 0..64usize {
+        scaled.push(s.extract(i) * scale);
+    }
+    let mut scores = math::vector::<f32, Const<64>>(&scaled);
+    // Only in the last blocks of an item.
+    if first_end < first_key + comptime!(ROWS as u32) {
+        let mut masked = Sequence::<f32>::new();
+        #[unroll]
+        for i in 0..64usize {
+            let key = first_key + comptime!(i as u32);
+            masked.push(select(key < end, scores.extract(i), f32::new(2.0 * LOWEST)));
+        }
+        scores = math::vector::<f32, Const<64>>(&masked);
+    }
     let mut masked = Sequence::<f32>::new();
     let mut top = f32::new(LOWEST);
     #[unroll]
     for i in 0..64usize {
-        let key = first_key + comptime!(i as u32);
-        let score = select(key < end, s.extract(i) * scale, f32::new(2.0 * LOWEST));
-        masked.push(score);
-        top = max(top, score);
+        masked.push(scores.extract(i));
+        top = max(top, masked[i]);
     }
     weigh_masked(&masked, top, state, told, times, SLACK, form)
 }

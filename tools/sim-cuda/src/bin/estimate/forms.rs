@@ -13,6 +13,8 @@ pub struct Form {
     pub shared: u64,
     /// Keys that a tile load brings.
     pub box_keys: usize,
+    /// Tiles of 64 channels that a load of a query brings.
+    pub query_tiles: usize,
     /// CTAs of a cluster.
     pub ctas: usize,
     /// How often its CTAs load each byte of a block of keys, together.
@@ -24,6 +26,7 @@ const HOPPER: Form = Form {
     threads: 384,
     shared: 229_728,
     box_keys: 32,
+    query_tiles: 9,
     ctas: 1,
     times: 1.0,
 };
@@ -33,18 +36,20 @@ const SINGLE: Form = Form {
     threads: 224,
     shared: 221_312,
     box_keys: 32,
+    query_tiles: 9,
     ctas: 1,
     times: 1.0,
 };
 
-/// A pair loads its own keys with all channels and half of the channels of all keys: 139,264 bytes each of 147,456.
-pub const PAIR: Form = Form {
-    name: "mla_decode.sm100_pair.bf16.576.64.sm_100a",
-    threads: 256,
-    shared: 222_480,
-    box_keys: 64,
+/// A cube of a pair loads its own keys with all channels and half of the channels of the others: 106,496 bytes of 147,456.
+const PAIR: Form = Form {
+    name: "mla_decode.sm100_pair.bf16.576.32.sm_100a",
+    threads: 352,
+    shared: 231_568,
+    box_keys: 32,
+    query_tiles: 1,
     ctas: 2,
-    times: 2.0 * 139_264.0 / 147_456.0,
+    times: 2.0 * 106_496.0 / 147_456.0,
 };
 
 /// A GPU that decodes.

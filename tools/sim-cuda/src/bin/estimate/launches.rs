@@ -157,7 +157,7 @@ impl Kernel {
         let query = memory.alloc(&vec![0; shape.batch * rows * KEY * 2]);
         let maps = [
             tile_map(memory.address(cache), PAGES * PAGE, [TILE as u32, form.box_keys as u32, 1]),
-            tile_map(memory.address(query), shape.batch * rows, [TILE as u32, ROWS as u32, (KEY / TILE) as u32]),
+            tile_map(memory.address(query), shape.batch * rows, [TILE as u32, ROWS as u32, form.query_tiles as u32]),
         ];
         let pages = (0..shape.batch * max_pages).map(|page| (page % PAGES) as i32);
         let items = plan.items.iter().flatten().copied();
