@@ -16,7 +16,7 @@ use crate::ptx::wgmma::{Elem, Layout, Mma, Source};
 pub(super) const WEIGHT_ROWS: usize = 128;
 /// Tokens that a tile of an expert is multiplied for at least: with fewer, the tensor cores wait for the weights.
 const LEAST_TRIMMED: usize = 128;
-/// Tokens of a tile load there: more than it is trimmed by, since fewer, larger loads take less time.
+/// Tokens of a tile load there: more than it is trimmed by, so that there are few loads.
 const TRIMMED_LOAD: usize = 64;
 /// Input channels of a block: 128 bytes, the width of the swizzle.
 pub(in crate::linear) const CHANNELS: usize = 64;
