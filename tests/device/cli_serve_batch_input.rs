@@ -89,8 +89,14 @@ fn cli_serve_reports_a_line_without_an_end() {
     let mut stdin = child.stdin.take().expect("a pipe");
     stdin.write_all(&vec![b'x'; (16 << 20) + 1]).expect("it is read");
     let mut stderr = std::io::BufReader::new(child.stderr.take().expect("a pipe"));
-    let mut line = String::new();
-    std::io::BufRead::read_line(&mut stderr, &mut line).expect("a message");
+    let mut next_line = || {
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut stderr, &mut line).expect("a message");
+        line
+    };
+    let loaded = next_line();
+    assert!(loaded.starts_with("weights") && loaded.contains("loaded in"), "{loaded}");
+    let line = next_line();
     assert!(line.contains("line 1: longer than"), "{line}");
     let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
     assert!(killed.success());

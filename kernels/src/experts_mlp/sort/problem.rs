@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 /// Numbers of a tile: its expert, its first pair in the order, its pairs; the first tile of its expert, the expert's pairs.
 pub const TILE: usize = 5;
-/// Pairs that tiles of an expert have a multiple of, but for the last one, and where a tile has fewer at most.
+/// Tiles of an expert have a multiple of so many pairs, but for the last one, and where a tile has fewer at most.
 pub(crate) const EVEN: usize = 32;
 
 /// Arguments of [`launch`](super::launch), all i32.
