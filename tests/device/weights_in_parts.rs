@@ -69,8 +69,8 @@ fn weights_in_parts_are_those_of_the_files() {
 fn data_is_written_where_it_belongs() {
     for_each_device(|device| {
         let whole = Tensor::<1, Int>::from_data(TensorData::from([1, 2, 3, 4, 5, 6, 7]), (device, DType::I32));
-        let written = write_data(whole, 2, TensorData::from([-1, -2, -3]));
-        let written = write_data(written, 7, TensorData::new(Vec::<i32>::new(), [0]));
+        let written = write_data(whole, 2, TensorData::from([-1, -2, -3])).expect("legal");
+        let written = write_data(written, 7, TensorData::new(Vec::<i32>::new(), [0])).expect("legal");
         assert_eq!(written.into_data().try_to_vec::<i32>().expect("numbers"), [1, 2, -1, -2, -3, 6, 7], "{device:?}");
     });
 }
@@ -80,8 +80,22 @@ fn data_is_written_where_it_belongs() {
 fn data_is_not_written_into_what_others_hold() {
     for_each_device(|device| {
         let held = Tensor::<1>::from_data(TensorData::from([1.0f32, 2.0, 3.0, 4.0]), (device, DType::F32));
-        let written = write_data(held.clone(), 1, TensorData::from([9.0f32, 8.0]));
+        let written = write_data(held.clone(), 1, TensorData::from([9.0f32, 8.0])).expect("legal");
         assert_eq!(written.into_data().try_to_vec::<f32>().expect("numbers"), [1.0, 9.0, 8.0, 4.0], "{device:?}");
         assert_eq!(held.into_data().try_to_vec::<f32>().expect("numbers"), [1.0, 2.0, 3.0, 4.0], "{device:?}");
+    });
+}
+
+#[test]
+fn weights_in_parts_refuse_other_data() {
+    for_each_device(|device| {
+        let tensor = || Tensor::<1>::zeros([4], device);
+        let refused = |first, data| write_data(tensor(), first, data).expect_err("illegal").to_string();
+        let beyond = refused(3, TensorData::from([1.0f32, 2.0]));
+        assert!(beyond.contains("`first` is 3, expected at most 4 less the 2"), "{beyond}");
+        let none = refused(5, TensorData::new(Vec::<f32>::new(), [0]));
+        assert!(none.contains("`first` is 5"), "{none}");
+        let other = refused(0, TensorData::from([1i32]));
+        assert!(other.contains("`data` has dtype I32, expected F32"), "{other}");
     });
 }

@@ -2,7 +2,9 @@
 
 use burn::tensor::{Tensor, TensorData, kind::Basic, s};
 
-/// Writes `data` into `tensor` from element `first` on, as `slice_assign` would. CUDA copies it there in place, with no kernel and no
+use crate::MlaError;
+
+/// Writes `data`, `[n]`, into `tensor`, `[len]` of the same dtype, any, from element `first` on, as `slice_assign` would. CUDA copies it there in place, with no kernel and no
 /// other tensor; where the tensor has another handle, or under Fusion, it is `slice_assign`.
 ///
 /// ```
@@ -10,16 +12,23 @@ use burn::tensor::{Tensor, TensorData, kind::Basic, s};
 /// use mla_ops::write_data;
 ///
 /// let zeros = Tensor::<1>::zeros([4], &Device::flex());
-/// let written = write_data(zeros, 1, TensorData::from([5.0f32, 6.0]));
+/// let written = write_data(zeros, 1, TensorData::from([5.0f32, 6.0]))?;
 /// assert_eq!(written.into_data().try_to_vec::<f32>().unwrap(), [0.0, 5.0, 6.0, 0.0]);
+/// # Ok::<(), mla_ops::MlaError>(())
 /// ```
 ///
-/// # Panics
-/// If the data has another dtype than the tensor, or goes beyond its end.
-pub fn write_data<K: Basic>(tensor: Tensor<1, K>, first: usize, data: TensorData) -> Tensor<1, K> {
+/// # Errors
+/// [`MlaError::DType`] if the data has another dtype than the tensor, [`MlaError::Value`] if it goes beyond the tensor's end.
+pub fn write_data<K: Basic>(tensor: Tensor<1, K>, first: usize, data: TensorData) -> Result<Tensor<1, K>, MlaError> {
     let ([len], count, dtype) = (tensor.dims(), data.num_elements(), tensor.dtype());
-    assert_eq!(data.dtype(), dtype, "data of the dtype of the tensor");
-    assert!(first <= len && count <= len - first, "{count} elements from {first} on, of a tensor of {len}");
+    if data.dtype() != dtype {
+        let expected = format!("{dtype:?}, as the tensor has");
+        return Err(MlaError::DType { op: "write_data", argument: "data", actual: data.dtype(), expected });
+    }
+    if first > len || count > len - first {
+        let expected = format!("at most {len} less the {count} elements of `data`");
+        return Err(MlaError::Value { op: "write_data", argument: "first", actual: first.to_string(), expected });
+    }
     #[cfg(all(feature = "cuda", not(feature = "fusion")))]
     let tensor = {
         use burn::backend::{BackendTensor, DispatchTensorKind};
@@ -32,10 +41,10 @@ pub fn write_data<K: Basic>(tensor: Tensor<1, K>, first: usize, data: TensorData
         {
             let part = whole.handle.clone().offset_start((first * dtype.size()) as u64);
             whole.client.write(&part, data.into_parts().0);
-            return Tensor::from_dispatch(dispatch);
+            return Ok(Tensor::from_dispatch(dispatch));
         }
         Tensor::from_dispatch(dispatch)
     };
     let options = (&tensor.device(), dtype);
-    tensor.slice_assign(s![first..first + count], Tensor::from_data(data, options))
+    Ok(tensor.slice_assign(s![first..first + count], Tensor::from_data(data, options)))
 }

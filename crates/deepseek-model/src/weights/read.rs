@@ -164,7 +164,10 @@ impl<K: Basic> Filling<K> {
             return;
         }
         let whole = self.whole();
-        self.all = Some(if self.has_no_memory { whole } else { write_data(whole, first, data) });
+        self.all = Some(match self.has_no_memory {
+            true => whole,
+            false => write_data(whole, first, data).expect("parts have the tensor's dtype and are no longer than it"),
+        });
     }
 
     /// The tensor with what was written into it.
