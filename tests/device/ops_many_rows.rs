@@ -44,6 +44,11 @@ fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
 #[case([512, 64, 264])]
 #[case([9, 4104, 136])]
 #[case([33, 4160, 24])]
+// Tiles of 64, 160, 192 and 128, of which pairs of cubes share the weights.
+#[case([98, 136, 136])]
+#[case([257, 136, 136])]
+#[case([340, 136, 136])]
+#[case([398, 136, 72])]
 fn ops_many_rows_linear(#[case] sizes: [usize; 3], #[values(DType::BF16, DType::F16)] dtype: DType) {
     let [rows, inputs, outputs] = sizes;
     on_hopper(|device| {

@@ -4,6 +4,9 @@ use cubecl::prelude::*;
 
 use crate::common::launch::{RowGrid, address_type, grid_row, is_row};
 
+/// Vectors that a unit loads before it writes the first: it would wait for each otherwise.
+const AHEAD: usize = 4;
+
 /// E `[pairs, width]`: for each pair of the `order`, which has `top_k` pairs for each row of x, E `[pairs / top_k, width]`, that
 /// row. Where the order has no pair, nothing is written. There is a pair, and a channel.
 pub(crate) fn launch(
@@ -53,8 +56,20 @@ fn gather_kernel<E: Float, N: Size>(
             let from = usize::cast_from(pair) / top_k * vectors;
             let mut column = UNIT_POS_X as usize;
             while column < vectors {
-                sorted[row * vectors + column] = x[from + column];
-                column += CUBE_DIM_X as usize;
+                let mut loaded = Sequence::<Vector<E, N>>::new();
+                #[unroll]
+                for i in 0..AHEAD {
+                    // Of columns past the last one that one, which is there.
+                    loaded.push(x[from + min(column + i * CUBE_DIM_X as usize, vectors - 1)]);
+                }
+                #[unroll]
+                for i in 0..AHEAD {
+                    let to = column + i * CUBE_DIM_X as usize;
+                    if to < vectors {
+                        sorted[row * vectors + to] = loaded[i];
+                    }
+                }
+                column += AHEAD * CUBE_DIM_X as usize;
             }
         }
     }

@@ -3,26 +3,27 @@
 
 use cubecl::prelude::*;
 
-use super::places::{count_pairs, place_in_order, write_places};
+use super::places::{count_pairs, load_pairs, place_in_order, write_places};
 use super::problem::{SortArgs, max_tiles};
-use super::select::{self, CHUNK, UNITS};
+use super::select::{AHEAD, CHUNK, UNITS, run};
 use crate::common::launch::share;
 
 /// Writes `order` and `tiles`.
 pub(super) fn launch(client: &Client, args: SortArgs) {
     let SortArgs { experts_of, order, tiles, pairs, experts, tile } = args;
-    let (chunks, run) = (pairs.div_ceil(CHUNK), select::run(experts));
-    let counts = client.empty(chunks * experts * size_of::<u32>());
-    // SAFETY: the buffer has been made for so many numbers.
-    let counts = || unsafe { BufferArg::from_raw_parts(counts.clone(), chunks * experts) };
+    let (chunks, run) = (pairs.div_ceil(CHUNK), run(experts));
+    let [counts, firsts] = [(); 2].map(|()| client.empty(chunks * experts * size_of::<u32>()));
+    // SAFETY: the buffers have been made for so many numbers.
+    let [counts, firsts] = [counts, firsts].map(|buffer| unsafe { BufferArg::from_raw_parts(buffer, chunks * experts) });
     let (cubes, units) = (CubeCount::Static(chunks as u32, 1, 1), CubeDim::new_1d(UNITS as u32));
     let (first, second) = (share(&experts_of), experts_of);
-    count_kernel::launch(client, cubes.clone(), units, first, counts(), pairs as u32, experts as u32, run);
+    count_kernel::launch(client, cubes.clone(), units, first, share(&counts), pairs as u32, experts as u32, run);
     scan_kernel::launch(
         client,
         CubeCount::new_single(),
         units,
-        counts(),
+        counts,
+        share(&firsts),
         share(&order),
         tiles,
         pairs as u32,
@@ -32,22 +33,19 @@ pub(super) fn launch(client: &Client, args: SortArgs) {
         max_tiles(pairs, experts, tile) as u32,
         run,
     );
-    place_kernel::launch(client, cubes, units, second, counts(), order, pairs as u32, experts as u32, run);
+    place_kernel::launch(client, cubes, units, second, firsts, order, pairs as u32, experts as u32, run);
 }
 
 /// How many pairs of a chunk each expert has. A unit has a run of experts.
 #[cube(launch, create_dummy_kernel)]
 fn count_kernel(experts_of: &[i32], counts: &mut [u32], pairs: u32, experts: u32, #[comptime] run: usize) {
     let first_expert = UNIT_POS * run as u32;
-    let mut loaded = Shared::<[i32]>::new_slice(UNITS);
+    let mut loaded = Shared::<[i32]>::new_slice(CHUNK);
     let mut own = Array::<u32>::new(run);
-    #[unroll]
-    for e in 0..run {
-        own[e] = 0u32;
-    }
     let start = CUBE_POS_X * comptime!(CHUNK as u32);
-    let end = min(start + comptime!(CHUNK as u32), pairs);
-    count_pairs(experts_of, &mut loaded, &mut own, start, end, experts, run);
+    let count = min(comptime!(CHUNK as u32), pairs - start);
+    load_pairs(experts_of, &mut loaded, start, count, CHUNK);
+    count_pairs(&loaded, &mut own, count, experts, run);
     #[unroll]
     for e in 0..run {
         let expert = first_expert + e as u32;
@@ -60,7 +58,8 @@ fn count_kernel(experts_of: &[i32], counts: &mut [u32], pairs: u32, experts: u32
 /// From how many pairs of each expert a chunk has to where the first of them goes; the tiles, and what is behind the last pair.
 #[cube(launch, create_dummy_kernel)]
 fn scan_kernel(
-    counts: &mut [u32],
+    counts: &[u32],
+    firsts: &mut [u32],
     order: &mut [i32],
     tiles: &mut [i32],
     pairs: u32,
@@ -78,8 +77,14 @@ fn scan_kernel(
         totals[e] = 0u32;
         let expert = first_expert + e as u32;
         if expert < experts {
-            for chunk in 0..chunks {
-                totals[e] += counts[(chunk * experts + expert) as usize];
+            let mut chunk = 0u32;
+            while chunk < chunks {
+                let read = ChunkCounts::read(counts, chunk, chunks, expert, experts);
+                #[unroll]
+                for i in 0..AHEAD {
+                    totals[e] += read.counts[i];
+                }
+                chunk += AHEAD as u32;
             }
         }
     }
@@ -88,13 +93,41 @@ fn scan_kernel(
     for e in 0..run {
         let expert = first_expert + e as u32;
         if expert < experts {
-            for chunk in 0..chunks {
-                let at = (chunk * experts + expert) as usize;
-                let count = counts[at];
-                counts[at] = place;
-                place += count;
+            let mut chunk = 0u32;
+            while chunk < chunks {
+                let read = ChunkCounts::read(counts, chunk, chunks, expert, experts);
+                #[unroll]
+                for i in 0..AHEAD {
+                    let next = chunk + i as u32;
+                    if next < chunks {
+                        firsts[(next * experts + expert) as usize] = place;
+                    }
+                    place += read.counts[i];
+                }
+                chunk += AHEAD as u32;
             }
         }
+    }
+}
+
+/// How many pairs of an expert some chunks have. All loads stand before the first is used: a unit would wait for each otherwise.
+#[derive(CubeType)]
+struct ChunkCounts {
+    counts: Sequence<u32>,
+}
+
+#[cube]
+impl ChunkCounts {
+    /// From chunk `first` on; 0 behind the last one.
+    fn read(counts: &[u32], first: u32, chunks: u32, expert: u32, experts: u32) -> ChunkCounts {
+        let mut read = Sequence::<u32>::new();
+        #[unroll]
+        for i in 0..AHEAD {
+            let chunk = first + i as u32;
+            let count = counts[(min(chunk, chunks - 1) * experts + expert) as usize];
+            read.push(select(chunk < chunks, count, 0u32));
+        }
+        ChunkCounts { counts: read }
     }
 }
 
@@ -109,7 +142,7 @@ fn place_kernel(
     #[comptime] run: usize,
 ) {
     let first_expert = UNIT_POS * run as u32;
-    let mut loaded = Shared::<[i32]>::new_slice(UNITS);
+    let mut loaded = Shared::<[i32]>::new_slice(CHUNK);
     let mut places = Array::<u32>::new(run);
     #[unroll]
     for e in 0..run {
@@ -120,8 +153,9 @@ fn place_kernel(
         }
     }
     let start = CUBE_POS_X * comptime!(CHUNK as u32);
-    let end = min(start + comptime!(CHUNK as u32), pairs);
-    place_in_order(experts_of, order, &mut loaded, &mut places, start, end, experts, run);
+    let count = min(comptime!(CHUNK as u32), pairs - start);
+    load_pairs(experts_of, &mut loaded, start, count, CHUNK);
+    place_in_order(&loaded, order, &mut places, start, count, experts, run);
 }
 
 #[cfg(feature = "offline")]
@@ -130,7 +164,7 @@ pub(super) fn offline() -> Vec<crate::offline::Entry> {
     let cube = CubeDim::new_1d(UNITS as u32);
     vec![
         Entry::new("sort_pairs.count", form!(count_kernel, cube, [_, _, 1, 1, 1])),
-        Entry::new("sort_pairs.scan", form!(scan_kernel, cube, [_, _, _, 1, 1, 1, 1, 1, 1])),
+        Entry::new("sort_pairs.scan", form!(scan_kernel, cube, [_, _, _, _, 1, 1, 1, 1, 1, 1])),
         Entry::new("sort_pairs.place", form!(place_kernel, cube, [_, _, _, 1, 1, 1])),
     ]
 }

@@ -58,96 +58,100 @@ pub(super) fn write_places(
     place
 }
 
-/// Writes the pairs from `start` to `end` to the places of their experts, one after the other. Called by all units of a cube.
+/// Writes `count` loaded pairs, the first of which is pair `start`, to the places of their experts, one after the other. Called by all
+/// units of a cube.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn place_in_order(
-    experts_of: &[i32],
+    loaded: &Shared<[i32]>,
     order: &mut [i32],
-    loaded: &mut Shared<[i32]>,
     places: &mut Array<u32>,
     start: u32,
-    end: u32,
+    count: u32,
     experts: u32,
     #[comptime] run: usize,
 ) {
     let first_expert = UNIT_POS * run as u32;
-    let mut start = start;
-    while start < end {
-        load(experts_of, loaded, start, end);
-        let count = select(first_expert < experts, min(UNITS as u32, end - start), 0u32);
-        let mut pair = 0u32;
-        while pair < count {
-            let mut expert_of = Array::<i32>::new(AHEAD);
+    let count = select(first_expert < experts, count, 0u32);
+    let mut pair = 0u32;
+    while pair < count {
+        let mut expert_of = Array::<i32>::new(AHEAD);
+        #[unroll]
+        for i in 0..AHEAD {
+            expert_of[i] = loaded[pair as usize + i];
+        }
+        #[unroll]
+        for i in 0..AHEAD {
             #[unroll]
-            for i in 0..AHEAD {
-                expert_of[i] = loaded[pair as usize + i];
-            }
-            #[unroll]
-            for i in 0..AHEAD {
-                #[unroll]
-                for e in 0..run {
-                    let expert = first_expert + e as u32;
-                    if expert < experts && expert_of[i] == expert as i32 {
-                        order[places[e] as usize] = (start + pair + i as u32) as i32;
-                        places[e] += 1;
-                    }
+            for e in 0..run {
+                let expert = first_expert + e as u32;
+                if expert < experts && expert_of[i] == expert as i32 {
+                    order[places[e] as usize] = (start + pair + i as u32) as i32;
+                    places[e] += 1;
                 }
             }
-            pair += AHEAD as u32;
         }
-        sync_cube();
-        start += UNITS as u32;
+        pair += AHEAD as u32;
     }
 }
 
-/// Adds how many of the pairs from `start` to `end` each expert of a unit's run has. Called by all units of a cube.
+/// How many of `count` loaded pairs each expert of a unit's run has. Called by all units of a cube.
 #[cube]
 pub(super) fn count_pairs(
-    experts_of: &[i32],
-    loaded: &mut Shared<[i32]>,
+    loaded: &Shared<[i32]>,
     counts: &mut Array<u32>,
-    start: u32,
-    end: u32,
+    count: u32,
     experts: u32,
     #[comptime] run: usize,
 ) {
     let first_expert = UNIT_POS * run as u32;
-    let mut start = start;
-    while start < end {
-        load(experts_of, loaded, start, end);
-        let count = select(first_expert < experts, min(UNITS as u32, end - start), 0u32);
-        let mut pair = 0u32;
-        while pair < count {
-            let mut expert_of = Array::<i32>::new(AHEAD);
-            #[unroll]
-            for i in 0..AHEAD {
-                expert_of[i] = loaded[pair as usize + i];
-            }
-            #[unroll]
-            for i in 0..AHEAD {
-                #[unroll]
-                for e in 0..run {
-                    let expert = first_expert + e as u32;
-                    counts[e] += u32::cast_from(expert < experts && expert_of[i] == expert as i32);
-                }
-            }
-            pair += AHEAD as u32;
+    #[unroll]
+    for e in 0..run {
+        counts[e] = 0u32;
+    }
+    let count = select(first_expert < experts, count, 0u32);
+    let mut pair = 0u32;
+    while pair < count {
+        let mut expert_of = Array::<i32>::new(AHEAD);
+        #[unroll]
+        for i in 0..AHEAD {
+            expert_of[i] = loaded[pair as usize + i];
         }
-        sync_cube();
-        start += UNITS as u32;
+        #[unroll]
+        for i in 0..AHEAD {
+            #[unroll]
+            for e in 0..run {
+                let expert = first_expert + e as u32;
+                counts[e] += u32::cast_from(expert < experts && expert_of[i] == expert as i32);
+            }
+        }
+        pair += AHEAD as u32;
     }
 }
 
-/// Loads the experts of the next pairs, none behind the last one. Called by all units of a cube.
+/// Loads the experts of `count` pairs from `start` on, at most `most`; behind them there is none. Called by all units of a cube.
 #[cube]
-fn load(experts_of: &[i32], loaded: &mut Shared<[i32]>, start: u32, pairs: u32) {
-    let pair = start + UNIT_POS;
-    let mut expert = (-1i32).runtime();
-    if pair < pairs {
-        expert = experts_of[pair as usize];
+pub(super) fn load_pairs(
+    experts_of: &[i32],
+    loaded: &mut Shared<[i32]>,
+    start: u32,
+    count: u32,
+    #[comptime] most: usize,
+) {
+    // All loads before the first is looked at.
+    let mut expert_of = Array::<i32>::new(comptime!(most / UNITS));
+    #[unroll]
+    for i in 0..comptime!(most / UNITS) {
+        let pair = UNIT_POS + comptime!((i * UNITS) as u32);
+        expert_of[i] = -1i32;
+        if pair < count {
+            expert_of[i] = experts_of[(start + pair) as usize];
+        }
     }
-    loaded[UNIT_POS as usize] = expert;
+    #[unroll]
+    for i in 0..comptime!(most / UNITS) {
+        loaded[UNIT_POS as usize + comptime!(i * UNITS)] = expert_of[i];
+    }
     sync_cube();
 }
 

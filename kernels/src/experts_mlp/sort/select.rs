@@ -7,7 +7,7 @@ pub(super) const CHUNK: usize = 512;
 /// Loaded pairs that a unit reads before it looks at them: it would wait for each otherwise.
 pub(super) const AHEAD: usize = 8;
 /// Pairs up to which one cube is faster than many.
-const FEW: usize = 1024;
+pub(super) const FEW: usize = 1024;
 
 /// Who sorts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

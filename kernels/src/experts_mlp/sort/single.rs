@@ -2,9 +2,9 @@
 
 use cubecl::prelude::*;
 
-use super::places::{count_pairs, place_in_order, write_places};
+use super::places::{count_pairs, load_pairs, place_in_order, write_places};
 use super::problem::{SortArgs, max_tiles};
-use super::select::{self, UNITS};
+use super::select::{self, FEW, UNITS};
 use crate::common::launch::or_dummy;
 
 /// Writes `order` and `tiles`.
@@ -26,7 +26,7 @@ pub(super) fn launch(client: &Client, args: SortArgs) {
     );
 }
 
-/// A unit has a run of experts, and goes over all pairs, which the cube loads together: to count, and to write.
+/// A unit has a run of experts, and goes over all pairs, which the cube loads together once: to count, and to write.
 #[cube(launch, create_dummy_kernel)]
 fn sort_kernel(
     experts_of: &[i32],
@@ -38,21 +38,18 @@ fn sort_kernel(
     max_tiles: u32,
     #[comptime] run: usize,
 ) {
-    let mut loaded = Shared::<[i32]>::new_slice(UNITS);
+    let mut loaded = Shared::<[i32]>::new_slice(FEW);
     let mut scratch = Shared::<[u32]>::new_slice(UNITS);
     let mut counts = Array::<u32>::new(run);
-    #[unroll]
-    for i in 0..run {
-        counts[i] = 0u32;
-    }
-    count_pairs(experts_of, &mut loaded, &mut counts, 0u32, pairs, experts, run);
+    load_pairs(experts_of, &mut loaded, 0u32, pairs, FEW);
+    count_pairs(&loaded, &mut counts, pairs, experts, run);
     let mut places = Array::<u32>::new(run);
     places[0] = write_places(order, tiles, &counts, &mut scratch, pairs, tile, max_tiles, run);
     #[unroll]
     for e in 1..run {
         places[e] = places[e - 1] + counts[e - 1];
     }
-    place_in_order(experts_of, order, &mut loaded, &mut places, 0u32, pairs, experts, run);
+    place_in_order(&loaded, order, &mut places, 0u32, pairs, experts, run);
 }
 
 #[cfg(feature = "offline")]
