@@ -14,7 +14,8 @@ pub(super) fn launch(client: &Client, args: SortArgs) {
     let (chunks, run) = (pairs.div_ceil(CHUNK), run(experts));
     let [counts, firsts] = [(); 2].map(|()| client.empty(chunks * experts * size_of::<u32>()));
     // SAFETY: the buffers have been made for so many numbers.
-    let [counts, firsts] = [counts, firsts].map(|buffer| unsafe { BufferArg::from_raw_parts(buffer, chunks * experts) });
+    let [counts, firsts] =
+        [counts, firsts].map(|buffer| unsafe { BufferArg::from_raw_parts(buffer, chunks * experts) });
     let (cubes, units) = (CubeCount::Static(chunks as u32, 1, 1), CubeDim::new_1d(UNITS as u32));
     let (first, second) = (share(&experts_of), experts_of);
     count_kernel::launch(client, cubes.clone(), units, first, share(&counts), pairs as u32, experts as u32, run);
