@@ -108,6 +108,15 @@ impl ModelConfig {
         self.0.cache_bytes(size, load_as.into())
     }
 
+    /// Bytes beside a cache of this size and format that a step of many tokens takes on a Hopper GPU, for index keys that are stored in FP8: a
+    /// layer's are dequantised at a time. 0 for pools that are too large for that, and without such keys.
+    ///
+    /// # Errors
+    /// As [`Self::cache_bytes`].
+    pub fn index_scratch_bytes(&self, size: CacheSize, load_as: impl Into<LoadAs>) -> Result<u128> {
+        self.0.index_scratch_bytes(size, load_as.into())
+    }
+
     /// Device memory that the captured decode steps of an engine with a cache of this size take at most, in bytes, as far as
     /// sizes tell: see [`EngineOptions::graphs`](crate::EngineOptions::graphs). Nothing on devices that capture none.
     pub fn captured_bytes(&self, size: CacheSize) -> u128 {
