@@ -108,8 +108,8 @@ impl ModelConfig {
         self.0.cache_bytes(size, load_as.into())
     }
 
-    /// Bytes beside a cache of this size and format that a step of many tokens takes on a Hopper GPU, for index keys that are stored in FP8: a
-    /// layer's are dequantised at a time. 0 for pools that are too large for that, and without such keys.
+    /// Bytes beside such a cache that a step of many tokens takes on a Hopper GPU at most, where a layer's index keys are dequantised from
+    /// FP8: 0 without such keys, and if they are too many.
     ///
     /// # Errors
     /// As [`Self::cache_bytes`].
