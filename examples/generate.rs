@@ -210,7 +210,8 @@ fn dry_run(args: &Args, dir: &Path, prompts: &[String]) -> Result<ExitCode, Stri
     };
     let tokens = prompts.iter().map(tokens).collect::<Result<Vec<usize>, _>>().map_err(show)?;
     let graphs = !args.engine.no_graphs && !args.model.device.contains(&DeviceName::Flex);
-    let needs = dry_run::Needs { tokens, page_size: args.engine.page_size, graphs, ranks };
+    let cuda = args.model.device.iter().any(|name| matches!(name, DeviceName::Cuda(_)));
+    let needs = dry_run::Needs { tokens, page_size: args.engine.page_size, graphs, cuda, ranks };
     print(
         dry_run::table(&inspection, args.model.load_as(), &needs, dry_run::least_memory(&args.model.device))
             .map_err(show)?,

@@ -12,6 +12,8 @@ pub struct Needs {
     pub page_size: usize,
     /// Whether decode steps are captured.
     pub graphs: bool,
+    /// Whether a device is an NVIDIA GPU, where index keys in FP8 may be dequantised.
+    pub cuda: bool,
     /// Devices that the model is divided among. Each has all of the cache.
     pub ranks: usize,
 }
@@ -54,13 +56,17 @@ pub fn table(
     let [a, b, c, d] = sums.map(|number| number.to_string());
     row(["all weights", &a, &b, &c, &d, ""]);
 
-    let (per_token, cache, captured) = cache_bytes(&inspection.config, load_as, needs)?;
+    let (per_token, cache, captured, scratch) = cache_bytes(&inspection.config, load_as, needs)?;
     let (requests, tokens) = (needs.tokens.len(), needs.tokens.iter().map(|&tokens| tokens as u128).sum::<u128>());
-    let needed = u128::from(inspection.device_bytes()).saturating_add(cache).saturating_add(captured);
+    let needed =
+        u128::from(inspection.device_bytes()).saturating_add(cache).saturating_add(captured).saturating_add(scratch);
     let _ = writeln!(text, "\nKV cache per token  {per_token} bytes");
     let _ = writeln!(text, "KV cache            {cache} bytes for {tokens} tokens of {requests} request(s)");
     if needs.graphs {
         let _ = writeln!(text, "captured steps      {captured} bytes at most");
+    }
+    if scratch > 0 {
+        let _ = writeln!(text, "index keys          {scratch} bytes at most, dequantised on Hopper");
     }
     let _ = writeln!(text, "together            {needed} bytes, {:.2} GiB", gib(needed));
     if needs.ranks > 1 {
@@ -89,8 +95,9 @@ pub fn problems(inspection: &Inspection) -> Option<String> {
     Some(lines.join("\n"))
 }
 
-/// Bytes of a token in all layers, of whole pages and states for all requests, and of the steps that are captured for them.
-fn cache_bytes(config: &ModelConfig, load_as: LoadAs, needs: &Needs) -> Result<(usize, u128, u128), ModelError> {
+/// Bytes of a token in all layers, of whole pages and states for all requests, of the steps that are captured for them, and of index keys
+/// that are dequantised.
+fn cache_bytes(config: &ModelConfig, load_as: LoadAs, needs: &Needs) -> Result<(usize, u128, u128, u128), ModelError> {
     let per_token = config.layers(load_as).iter().map(|layer| layer.bytes_per_token).sum();
     let page_size = needs.page_size;
     let pages = needs.tokens.iter().map(|tokens| tokens.div_ceil(page_size.max(1)));
@@ -102,7 +109,8 @@ fn cache_bytes(config: &ModelConfig, load_as: LoadAs, needs: &Needs) -> Result<(
     };
     let longest = needs.tokens.iter().max().copied().unwrap_or(0);
     let captured = if needs.graphs { config.captured_bytes(CacheSize { max_tokens: longest, ..size }) } else { 0 };
-    Ok((per_token, config.cache_bytes(size, load_as)?, captured))
+    let scratch = if needs.cuda { config.index_scratch_bytes(size, load_as)? } else { 0 };
+    Ok((per_token, config.cache_bytes(size, load_as)?, captured, scratch))
 }
 
 fn gib(bytes: u128) -> f64 {

@@ -119,6 +119,25 @@ fn bytes_per_token(config: &ModelConfig, load_as: LoadAs) -> usize {
     config.layers(load_as).iter().map(|layer| layer.bytes_per_token).sum()
 }
 
+/// Of one layer at a time, in 16 bits: 128 channels for each token of V3.2, for every fourth of V4. A GiB at most, and nothing of more.
+#[test]
+fn model_fp8_cache_counts_dequantised_index_keys() {
+    let scratch = |name: &str, kv_cache, num_pages| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/bench/models/{name}.json"));
+        let size = CacheSize { num_pages, page_size: 128, max_requests: 1, max_tokens: 1280 };
+        let config = ModelConfig::read_file(&path).expect("a configuration");
+        let load_as = LoadAs { kv_cache, ..LoadAs::from(FloatDType::BF16) };
+        config.index_scratch_bytes(size, load_as).expect("a sound size")
+    };
+    for (name, page, most) in [("deepseek-v32", 128 * 256, 1 << 15), ("deepseek-v4-flash", 32 * 256, 1 << 17)] {
+        for (pages, found) in [(1, page), (10, 10 * page), (most, 1 << 30), (most + 1, 0)] {
+            assert_eq!(scratch(name, KvCacheFormat::Fp8, pages), found, "{name}, {pages} pages");
+        }
+        assert_eq!(scratch(name, KvCacheFormat::Auto, 10), 0, "{name}");
+    }
+    assert_eq!(scratch("deepseek-v3", KvCacheFormat::Fp8, 10), 0);
+}
+
 /// V3's rows: 656 bytes in place of 1,152; V3.2's index keys 132 in place of 256. V4's entries that are picked: 584 bytes for four tokens in
 /// place of 1,024, beside their index keys; for its 20 layers with an entry for 128 tokens 8 bytes a token. A page of 32 entries is as
 /// long as 33 rows of 576 bytes, one of keys as its rows.

@@ -6,7 +6,8 @@ use std::process::Command;
 
 use burn::tensor::{Device, FloatDType};
 use burn_mla::model::{
-    DeepseekModel, Engine, EngineOptions, FinishReason, GenerationOptions, ModelError, Tokenizer, generate,
+    CacheSize, DeepseekModel, Engine, EngineOptions, FinishReason, GenerationOptions, KvCacheFormat, LoadAs,
+    ModelError, Tokenizer, generate,
 };
 use burn_mla::ops::{DeviceMemory, compile_ahead, device_memory};
 
@@ -17,6 +18,7 @@ use crate::weights_in_parts;
 
 const V3: &str = "tests/fixtures/v3-tiny";
 const V4: &str = "tests/fixtures/v4-tiny";
+const V32: &str = "tests/fixtures/v32-tiny";
 const DEMO: &str = "assets/demo-v3";
 
 /// The device has as little memory as [`leave`] says, for as long as this lives.
@@ -168,6 +170,32 @@ fn model_out_of_memory_is_not_what_the_default_is_for() {
         let error = options.fit_cache(&model).expect_err("no room");
         let (needed, free) = lacked(&error, "a page of the KV cache beside a step");
         assert!(needed > reserve && needed > u128::from(free), "{needed} {free}");
+    });
+}
+
+/// Beside a cache in FP8 there is room for a layer's index keys in the dtype of the model.
+#[test]
+fn model_out_of_memory_is_not_what_index_keys_in_fp8_are_for() {
+    on_the_simulated_gpu(|device| {
+        let load_as = LoadAs { kv_cache: KvCacheFormat::Fp8, ..LoadAs::from(FloatDType::F32) };
+        let model = DeepseekModel::load(&folder(V32), device, load_as, &mut |_| {}).expect("it loads");
+        device.memory_cleanup();
+        let options = EngineOptions { max_batch: 64, token_budget: 64, ..Default::default() };
+        let all = options.fit_cache(&model).expect("room").cache_pages;
+        let reserve = options.reserved_bytes(&model);
+        let bytes = |num_pages| {
+            let page_size = options.page_size;
+            let size = CacheSize { num_pages, page_size, max_requests: 64, max_tokens: model.max_positions() };
+            let cache = model.config().cache_bytes(size, load_as).expect("a sound size");
+            (cache, model.config().index_scratch_bytes(size, load_as).expect("a sound size"))
+        };
+        let (cache, scratch) = bytes(all);
+        let _short = leave(u64::try_from(reserve + (cache + scratch) / 2).expect("megabytes"));
+        let room = (u128::from(memory(device).free) - reserve) / 10 * 9;
+        let fitted = options.fit_cache(&model).expect("room for some").cache_pages;
+        let ((cache, scratch), (more, more_scratch)) = (bytes(fitted), bytes(fitted + 1));
+        assert!(cache + scratch <= room && more + more_scratch > room, "{fitted} of {all}: {cache} {scratch} {room}");
+        assert!(more < room, "without the index keys there would be more");
     });
 }
 

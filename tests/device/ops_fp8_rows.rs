@@ -41,10 +41,10 @@ pub fn quantised(block: &[f64], least: i32) -> Vec<f64> {
 }
 
 /// Rows with scales of their own, and with scales behind their page.
-fn in_row(rope: usize) -> RowFormat {
+pub fn in_row(rope: usize) -> RowFormat {
     RowFormat::Fp8 { rope }
 }
-fn behind_page(rope: usize) -> RowFormat {
+pub fn behind_page(rope: usize) -> RowFormat {
     RowFormat::Fp8E8m0 { rope }
 }
 
@@ -424,7 +424,12 @@ fn assert_path(case: &Case, formats: [RowFormat; 2], device: &Device) {
 }
 
 /// Against the definition over the rows as they are read back; of either scope in its format.
-fn check_sparse(case: &Case, formats: [RowFormat; 2], (determinism, planned): (Determinism, bool), device: &Device) {
+pub fn check_sparse(
+    case: &Case,
+    formats: [RowFormat; 2],
+    (determinism, planned): (Determinism, bool),
+    device: &Device,
+) {
     assert_path(case, formats, device);
     let mut inputs = case.inputs();
     let dense = inputs.args(device);

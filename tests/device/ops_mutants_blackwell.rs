@@ -2,11 +2,14 @@
 //! memory, for what is read past the end of a list to be outside. Device memory comes in units of 512 bytes.
 
 use burn::tensor::DType;
-use mla_ops::{Path, Splits};
+use mla_ops::cache::RowFormat;
+use mla_ops::{Determinism, Path, Splits};
 use rstest::rstest;
 
-use crate::devices::for_each_device;
+use crate::devices::{for_each_device, is_blackwell};
 use crate::ops_fixture::{DecodeCase, DecodeInputs};
+use crate::ops_fp8_rows::{behind_page, check_sparse, in_row};
+use crate::ops_sparse_mla::Case as SparseCase;
 
 /// Of one cube: one block; queries that see nothing; more pages than lanes; items with and without keys for each cube, with jumps
 /// of the maximum, so that outputs are scaled; splits; rows past the end among the lower and the upper rows of a warp; blocks
@@ -87,6 +90,31 @@ fn ops_mutants_blackwell_rescaling(#[case] case: DecodeCase) {
 /// So many times the same length, and another one.
 fn lens(length: usize, times: usize, last: usize) -> Vec<usize> {
     std::iter::repeat_n(length, times).chain([last]).collect()
+}
+
+/// FP8 rows, of up to 64 heads and of more: a list of DeepSeek-V3's; two of DeepSeek-V4's, that have lengths, with a sink; one beside a
+/// list of dense rows, by a plan.
+#[rstest]
+#[case([3, 1], [576, 512], vec![[40, 16, 200]], [in_row(64); 2], false)]
+#[case([2, 1], [576, 512], vec![[9, 16, 3]], [in_row(64); 2], false)]
+#[case([5, 1], [512, 512], vec![[20, 16, 330], [9, 32, 150]], [behind_page(64); 2], false)]
+#[case([4, 1], [576, 512], vec![[9, 16, 130], [40, 32, 300]], [RowFormat::Dense, in_row(64)], true)]
+fn ops_mutants_sparse_codes(
+    #[case] tokens: [usize; 2],
+    #[case] widths: [usize; 2],
+    #[case] pools: Vec<[usize; 3]>,
+    #[case] formats: [RowFormat; 2],
+    #[case] planned: bool,
+    #[values(33, 64, 65, 128)] heads: usize,
+) {
+    let (shape, lengths) = ([tokens[0], tokens[1], heads], pools.len() > 1);
+    let sink = lengths.then(|| (0..heads).map(|head| head as f32 / 9.0 - 2.0).collect());
+    let case = SparseCase { shape, widths, pools, lengths, sink, dtype: DType::BF16 };
+    for_each_device(|device| {
+        if is_blackwell(device) {
+            check_sparse(&case, formats, (Determinism::Fast, planned), device);
+        }
+    });
 }
 
 fn check(case: &DecodeCase) {

@@ -46,6 +46,7 @@ struct File {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
+    #[serde(default)]
     kernel: String,
     operator: String,
     #[serde(default)]

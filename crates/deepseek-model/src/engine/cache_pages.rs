@@ -31,7 +31,7 @@ impl EngineOptions {
     /// These options with as many `cache_pages` as the free memory has room for beside the weights, which are there:
     ///
     /// - no more than `max_batch` requests of all the model's positions fill;
-    /// - CUDA: 90 % of what is free without the reserve of [`Self::reserved_bytes`];
+    /// - CUDA: 90 % of what is free without the reserve of [`Self::reserved_bytes`], beside what index keys in FP8 are dequantised to;
     /// - the CPU: an eighth of what is free, and 32,768 tokens at most;
     /// - devices that do not say what is free (wgpu): 32,768 tokens.
     ///
@@ -72,7 +72,7 @@ impl EngineOptions {
         if !is_cuda(model.device()) {
             most = most.min(TOKENS.div_ceil(page_size));
         }
-        let needed = |cache_pages| Self { cache_pages, ..self }.bytes_of_cache(model);
+        let needed = |cache_pages| Self { cache_pages, ..self }.bytes_with_scratch(model);
         // What cannot be with so few pages is an error with its name; with more pages it is too many.
         let least = needed(least)?;
         let room = memory.map(|memory| self.room(memory, model)).unwrap_or(u128::MAX);
@@ -114,6 +114,16 @@ impl EngineOptions {
         }
     }
 
+    /// Bytes of the cache, and on CUDA of what index keys in FP8 are dequantised to: more with more pages, until there are too many for that.
+    fn bytes_with_scratch(&self, model: &DeepseekModel) -> Result<u128> {
+        let bytes = self.bytes_of_cache(model)?;
+        let scratch = match is_cuda(model.device()) {
+            true => model.config().index_scratch_bytes(self.cache_size(model), model.load_as())?,
+            false => 0,
+        };
+        Ok(bytes.saturating_add(scratch))
+    }
+
     /// Bytes of the cache of an engine with these options; too many for any memory if a buffer is larger than the device can have.
     fn bytes_of_cache(&self, model: &DeepseekModel) -> Result<u128> {
         let (config, size) = (model.config(), self.cache_size(model));
@@ -145,7 +155,7 @@ impl EngineOptions {
     }
 }
 
-/// The largest number of pages up to `most` that fits; 1 does, and what is smaller than one that does.
+/// The largest number of pages up to `most` that fits; 1 does, and what is smaller than one that does. Otherwise one that fits.
 fn largest(most: usize, fits: impl Fn(usize) -> bool) -> usize {
     let (mut least, mut above) = (1, most.saturating_add(1));
     while above - least > 1 {

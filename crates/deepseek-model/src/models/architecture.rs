@@ -29,6 +29,9 @@ pub(crate) trait Architecture: Any + Debug + Send + Sync {
     /// As [`Model::new_cache`], but for what a device has no memory for.
     fn cache_bytes(&self, size: CacheSize, load_as: LoadAs) -> Result<u128>;
 
+    /// Bytes that a step dequantises a layer's index keys in FP8 to, at most; errors as [`Self::cache_bytes`].
+    fn index_scratch_bytes(&self, size: CacheSize, load_as: LoadAs) -> Result<u128>;
+
     /// How rows of latents are stored in a cache of this format.
     ///
     /// # Errors

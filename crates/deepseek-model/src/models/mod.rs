@@ -108,6 +108,15 @@ impl ModelConfig {
         self.0.cache_bytes(size, load_as.into())
     }
 
+    /// Bytes beside such a cache that a step of many tokens takes on a Hopper GPU at most, where a layer's index keys are dequantised from
+    /// FP8: 0 without such keys, and if they are too many.
+    ///
+    /// # Errors
+    /// As [`Self::cache_bytes`].
+    pub fn index_scratch_bytes(&self, size: CacheSize, load_as: impl Into<LoadAs>) -> Result<u128> {
+        self.0.index_scratch_bytes(size, load_as.into())
+    }
+
     /// Device memory that the captured decode steps of an engine with a cache of this size take at most, in bytes, as far as
     /// sizes tell: see [`EngineOptions::graphs`](crate::EngineOptions::graphs). Nothing on devices that capture none.
     pub fn captured_bytes(&self, size: CacheSize) -> u128 {

@@ -6,6 +6,7 @@ use super::pool::RowFormat;
 use crate::check::Check;
 use crate::independent::is_flex;
 use crate::limits::bytes_of;
+use crate::ops::scratch_bytes;
 use crate::{MlaError, check_written};
 
 pub(super) const OP: &str = "PagedCache";
@@ -141,6 +142,18 @@ impl CacheConfig {
             expected: format!("at most {}", isize::MAX),
         };
         isize::try_from(bytes).map(isize::unsigned_abs).map_err(|_| wrong())
+    }
+
+    /// Bytes beside the pools that [`lightning_index`](crate::lightning_index) takes during a call on Hopper, at most: index keys in FP8 are
+    /// dequantised then, those of one pool at a time. 0 where it does not.
+    ///
+    /// # Errors
+    /// As [`Self::bytes`].
+    pub fn index_scratch_bytes(&self) -> Result<usize, MlaError> {
+        self.check_sizes()?;
+        let keys = self.pools.iter().filter(|pool| pool.format == RowFormat::Fp8IndexKeys);
+        let bytes = |pool| scratch_bytes(self.pool_shape(pool), DType::from(self.dtype).size());
+        Ok(keys.filter_map(bytes).max().unwrap_or(0))
     }
 
     fn check_sizes(&self) -> Result<(), MlaError> {

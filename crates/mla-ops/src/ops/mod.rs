@@ -38,6 +38,7 @@ pub use compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, Compre
 pub use experts_mlp::{ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, SharedExperts, experts_mlp};
 pub use hyper_connection::{MhcOptions, MhcPreArgs, Mixer, Mixing, Streams, mhc_head, mhc_post, mhc_pre};
 pub use kv_indices::{KvIndices, kv_indices};
+pub(crate) use lightning_index::scratch_bytes;
 pub use lightning_index::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, lightning_index,
 };

@@ -40,6 +40,10 @@ impl Architecture for DeepseekV3Config {
         Ok(self.cache_config(size, load_as)?.bytes().map_err(CacheError::from)? as u128)
     }
 
+    fn index_scratch_bytes(&self, size: CacheSize, load_as: LoadAs) -> Result<u128> {
+        Ok(self.cache_config(size, load_as)?.index_scratch_bytes().map_err(CacheError::from)? as u128)
+    }
+
     fn row_format(&self, kv_cache: KvCacheFormat) -> Result<RowFormat> {
         let (latent, rope) = (self.kv_lora_rank, self.qk_rope_head_dim);
         match kv_cache {

@@ -42,6 +42,10 @@ impl Architecture for DeepseekV4Config {
         V4Cache::bytes(self, size, load_as)
     }
 
+    fn index_scratch_bytes(&self, size: CacheSize, load_as: LoadAs) -> Result<u128> {
+        V4Cache::index_scratch_bytes(self, size, load_as)
+    }
+
     fn row_format(&self, kv_cache: KvCacheFormat) -> Result<RowFormat> {
         let (latent, rope) = (self.head_dim - self.qk_rope_head_dim, self.qk_rope_head_dim);
         match kv_cache {

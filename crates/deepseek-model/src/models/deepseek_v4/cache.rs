@@ -72,6 +72,11 @@ impl V4Cache {
         Ok(states.saturating_add(pages as u128))
     }
 
+    /// Bytes that a step dequantises a layer's index keys to, at most.
+    pub(super) fn index_scratch_bytes(config: &DeepseekV4Config, size: CacheSize, load_as: LoadAs) -> Result<u128> {
+        Ok(entry_pages(config, size, load_as)?.index_scratch_bytes().map_err(CacheError::from)? as u128)
+    }
+
     /// The pages of entries.
     pub(crate) fn entries(&self) -> &PagedCache {
         &self.entries

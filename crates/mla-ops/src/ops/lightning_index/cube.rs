@@ -7,7 +7,7 @@ use mla_kernels::lightning_index::{
 };
 
 use super::backend::LightningIndexBackend;
-use super::{IndexForm, LightningIndexArgs, LightningIndexOptions};
+use super::{IndexForm, LightningIndexArgs, LightningIndexOptions, scratch_bytes};
 use crate::MlaError;
 use crate::cache::BackendPool;
 use crate::check::Check;
@@ -44,16 +44,12 @@ impl LightningIndexBackend for CubeBackend {
     }
 }
 
-/// Bytes of keys that are dequantised for a call, at most.
-const SCRATCH_BYTES: usize = 1 << 30;
-
 /// The sizes that the kernels are given: with dense keys where query tokens are so many that these are read by tiles. FP8 keys are dequantised
 /// then, all of the pool, which takes less time than to score them a token at a time. Larger pools than the scratch may be are scored so all
 /// the same, which `explain_path` does not see: its problem has no number of pages.
 pub(super) fn in_tiles(client: &Client, sizes: LightningIndexSizes) -> LightningIndexSizes {
     let dense = LightningIndexSizes { rows: RowFormat::Dense, ..sizes };
-    let bytes = [sizes.pages, sizes.page_size, sizes.width].into_iter().fold(sizes.elem.size(), usize::saturating_mul);
-    let pays = bytes <= SCRATCH_BYTES
+    let pays = scratch_bytes([sizes.pages, sizes.page_size, sizes.width], sizes.elem.size()).is_some()
         && kernels::available(client, &dense).first().is_some_and(|first| first.path == mla_kernels::Path::Sm90);
     if pays { dense } else { sizes }
 }

@@ -20,6 +20,16 @@ use crate::dispatch::tensors;
 
 const OP: &str = "lightning_index";
 
+/// Bytes of keys that are dequantised for a call, at most.
+const SCRATCH_BYTES: usize = 1 << 30;
+
+/// Bytes that FP8 keys `[P, S, di]` are dequantised to, in numbers of so many bytes, for a call with many query tokens on Hopper; `None` for
+/// more than are.
+pub(crate) fn scratch_bytes(keys: [usize; 3], number: usize) -> Option<usize> {
+    let bytes = keys.into_iter().fold(number, usize::saturating_mul);
+    (bytes <= SCRATCH_BYTES).then_some(bytes)
+}
+
 /// Arguments of [`lightning_index`]: `Hi` index heads of width `di`.
 #[derive(Debug, Clone)]
 pub struct LightningIndexArgs {
