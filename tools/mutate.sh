@@ -5,8 +5,8 @@
 #     tools/mutate.sh KERNEL [OPTIONS OF ptx-mutate...]
 #
 # KERNEL is mla_decode.sm100, mla_decode.sm90, mla_decode.mma, mla_decode.fp8, lightning_index.sm90, lightning_index.mma,
-# ragged_attention.sm90, ragged_attention.mma, vertical_slash_attention.sm90, vertical_slash_attention.mma, sparse_mla.sm90,
-# sparse_mla.sm100 or sparse_mla.sm100_pair.
+# linear.sm90, linear.tiled, ragged_attention.sm90, ragged_attention.mma, vertical_slash_attention.sm90,
+# vertical_slash_attention.mma, sparse_mla.sm90, sparse_mla.sm100 or sparse_mla.sm100_pair.
 # Launches are recorded while device tests run on the simulated GPU, once: remove the folder for new ones.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
@@ -28,6 +28,10 @@ case "${1:-}" in
     lightning_index.mma)
         arch=80 multiprocessors=4 kernel=score_mma_kernel tests=ops_mutants_lightning_index more=(ops_mutants_fp8_index_keys)
         why=lightning_index ;;
+    linear.sm90)
+        arch=90 multiprocessors=1 kernel=linear_sm90_kernel tests=ops_mutants_linear why=linear/sm90 ;;
+    linear.tiled)
+        arch=80 multiprocessors=1 kernel=linear_tiled_kernel tests=ops_mutants_tiled why=linear/tiled ;;
     ragged_attention.sm90)
         arch=90 multiprocessors=1 kernel=ragged_sm90_kernel tests=ops_mutants_ragged why=ragged_attention/sm90 ;;
     ragged_attention.mma)
@@ -62,10 +66,11 @@ if [ ! -d "$traces" ]; then
     rm -rf "$traces.new"
     mkdir -p "$traces.new"
     # Splits are only made among several multiprocessors.
-    record "$multiprocessors" "$tests" "${more[@]}" --skip ops_mutants_sparse_splits
+    record "$multiprocessors" "$tests" "${more[@]}" --skip ops_mutants_sparse_splits --skip ops_mutants_linear_split
     case "$tests" in
         # Blocks of a tile in several cubes.
         ops_mutants_index_tiles | ops_mutants_ragged | ops_mutants_sparse | vertical_slash_attention::mutants) record 4 "$tests" ;;
+        ops_mutants_linear) record 4 "${tests}_split" "${tests}_experts" ;;
         # Cubes without items.
         ops_mutants_decode) if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi ;;
         ops_mutants_fp8_decode) record 4 "$tests::case_1" "$tests::case_2" ;;

@@ -68,6 +68,7 @@ mod ops_mla_decode_grid;
 mod ops_mutants;
 mod ops_mutants_blackwell;
 mod ops_mutants_fp8_decode;
+mod ops_mutants_linear;
 mod ops_norm_linear;
 mod ops_norm_rope;
 mod ops_paging;

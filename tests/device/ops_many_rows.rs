@@ -5,13 +5,15 @@ use burn::tensor::{DType, Device, Tensor};
 use mla_ops::Determinism::Fast;
 use mla_ops::measure::linear_choice;
 use mla_ops::{
-    ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, Path, Routing, Weight, experts_mlp, explain_path, linear, swiglu,
+    ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, Path, Routing, StackedWeight, Weight, WeightFormat, experts_mlp,
+    explain_path, linear, swiglu,
 };
 use rand::seq::SliceRandom;
 use rstest::rstest;
 
 use crate::devices::{for_each_device, has_tiles, is_hopper, is_simulated, skip};
 use crate::ops_fixture::{floats, ints, random, rng, tolerance, values};
+use crate::ops_weight_blocks::{Blocks, block_rows};
 
 /// Runs a test on Hopper alone: the other devices have no kernel for many dense rows, or Burn's product in its place.
 fn on_hopper(test: impl Fn(&Device)) {
@@ -108,26 +110,29 @@ fn ops_many_rows_swiglu(
     #[values([66, 8, 8], [130, 72, 136], [380, 64, 72], [512, 136, 24])] sizes: [usize; 3],
     #[values(None, Some(0.4))] limit: Option<f32>,
 ) {
+    on_hopper(|device| assert_swiglu(sizes, limit, device));
+}
+
+/// The gated product of random rows in bf16, against plain loops.
+pub fn assert_swiglu(sizes: [usize; 3], limit: Option<f32>, device: &Device) {
     let ([rows, inputs, outputs], dtype) = (sizes, DType::BF16);
-    on_hopper(|device| {
-        assert_path(LinearProblem::gated(sizes, dtype), device);
-        let mut rng = rng(72);
-        let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, 2 * outputs * inputs, dtype));
-        let weight = Weight::from(floats::<2>(&w, [2 * outputs, inputs], dtype, device));
-        let out = values(swiglu(floats(&x, [rows, inputs], dtype, device), &weight, limit, Fast).expect("legal"));
-        let bound = limit.map_or(f64::INFINITY, f64::from);
-        for (row, x) in x.chunks(inputs).enumerate() {
-            for o in 0..outputs {
-                let [(gate, gate_size), (up, up_size)] = [o, outputs + o].map(|o| dot(x, &w[o * inputs..][..inputs]));
-                let (gate, up) = (gate.min(bound), up.clamp(-bound, bound));
-                let expected = gate / (1.0 + (-gate).exp()) * up;
-                let off = (f64::from(out[row * outputs + o]) - expected).abs();
-                let sums = gate_size * (up.abs() + 1e-3) + up_size * (gate.abs() + 1e-3);
-                let allowed = 2.0 * tolerance(dtype) * expected.abs() + 1e-6 * sums;
-                assert!(off <= allowed, "row {row}, output {o}: off by {off:e}, allowed {allowed:e}");
-            }
+    assert_path(LinearProblem::gated(sizes, dtype), device);
+    let mut rng = rng(72);
+    let (x, w) = (random(&mut rng, rows * inputs, dtype), random(&mut rng, 2 * outputs * inputs, dtype));
+    let weight = Weight::from(floats::<2>(&w, [2 * outputs, inputs], dtype, device));
+    let out = values(swiglu(floats(&x, [rows, inputs], dtype, device), &weight, limit, Fast).expect("legal"));
+    let bound = limit.map_or(f64::INFINITY, f64::from);
+    for (row, x) in x.chunks(inputs).enumerate() {
+        for o in 0..outputs {
+            let [(gate, gate_size), (up, up_size)] = [o, outputs + o].map(|o| dot(x, &w[o * inputs..][..inputs]));
+            let (gate, up) = (gate.min(bound), up.clamp(-bound, bound));
+            let expected = gate / (1.0 + (-gate).exp()) * up;
+            let off = (f64::from(out[row * outputs + o]) - expected).abs();
+            let sums = gate_size * (up.abs() + 1e-3) + up_size * (gate.abs() + 1e-3);
+            let allowed = 2.0 * tolerance(dtype) * expected.abs() + 1e-6 * sums;
+            assert!(off <= allowed, "row {row}, output {o}: off by {off:e}, allowed {allowed:e}");
         }
-    });
+    }
 }
 
 /// Tokens, experts, top k, hidden channels, channels of an expert. One expert has most of the tokens, one none, and some pairs
@@ -154,7 +159,7 @@ fn ops_many_rows_experts(#[case] sizes: [usize; 5], #[values(DType::BF16, DType:
             })
             .map(|e| if e == 1 { -1 } else { e })
             .collect();
-        assert_experts(device, &indices, sizes, dtype);
+        assert_experts(device, &indices, sizes, dtype, WeightFormat::Dense);
     });
 }
 
@@ -173,29 +178,48 @@ fn ops_many_rows_experts_trimmed(#[case] pairs: &[usize]) {
         let problem = &LinearProblem::experts([sizes[0], 1, sizes[1], 40, 72], DType::BF16)[0];
         let choice = linear_choice(problem, device);
         assert!(choice.to_string().contains("256"), "{choice}");
-        assert_experts(device, &indices, sizes, DType::BF16);
+        assert_experts(device, &indices, sizes, DType::BF16, WeightFormat::Dense);
     });
 }
 
-/// The experts `[tokens, top_k]` of random tokens, against plain loops.
-fn assert_experts(device: &Device, indices: &[i32], sizes: [usize; 5], dtype: DType) {
+/// The experts `[tokens, top_k]` of random tokens, against plain loops. What nobody needs is NaN: experts without tokens, tokens
+/// without experts.
+pub fn assert_experts(device: &Device, indices: &[i32], sizes: [usize; 5], dtype: DType, format: WeightFormat) {
     let [tokens, experts, top_k, hidden, width] = sizes;
     for problem in LinearProblem::experts([tokens, top_k, experts, hidden, width], dtype) {
-        assert_path(problem, device);
+        assert_path(problem.with_weight_format(format), device);
     }
     let mut rng = rng(73);
-    let scaled = |values: Vec<f64>| values.into_iter().map(|x| x / 4.0).collect::<Vec<_>>();
-    let x = random(&mut rng, tokens * hidden, dtype);
-    let gate_up = scaled(random(&mut rng, experts * 2 * width * hidden, dtype));
-    let down = scaled(random(&mut rng, experts * hidden * width, dtype));
+    let mut x = random(&mut rng, tokens * hidden, dtype);
+    for (x, experts) in x.chunks_mut(hidden).zip(indices.chunks(top_k)) {
+        if experts.iter().all(|&expert| expert < 0) {
+            x.fill(f64::NAN);
+        }
+    }
+    let mut matrices = |[rows, columns]: [usize; 2]| match format {
+        WeightFormat::Dense => {
+            let mut numbers = random(&mut rng, experts * rows * columns, dtype);
+            for (expert, numbers) in numbers.chunks_mut(rows * columns).enumerate() {
+                let chosen = indices.contains(&(expert as i32));
+                numbers.iter_mut().for_each(|number| *number = if chosen { *number / 4.0 } else { f64::NAN });
+            }
+            let there = floats::<3>(&numbers, [experts, rows, columns], dtype, device);
+            (numbers, StackedWeight::from(there))
+        }
+        WeightFormat::Blocks(format) => {
+            let blocks = Blocks::random(&mut rng, format, [experts, rows, columns], block_rows(format, 16));
+            (blocks.numbers(dtype).into_iter().map(f64::from).collect(), blocks.stacked(dtype, device))
+        }
+    };
+    let ((gate_up, gate_up_there), (down, down_there)) = (matrices([2 * width, hidden]), matrices([hidden, width]));
     let weights = random(&mut rng, tokens * top_k, DType::F32);
     let routing =
         Routing::given(ints(indices, [tokens, top_k], device), floats(&weights, [tokens, top_k], DType::F32, device));
     let args = ExpertsMlpArgs {
         x: floats(&x, [tokens, hidden], dtype, device),
         routing,
-        gate_up: floats::<3>(&gate_up, [experts, 2 * width, hidden], dtype, device).into(),
-        down: floats::<3>(&down, [experts, hidden, width], dtype, device).into(),
+        gate_up: gate_up_there,
+        down: down_there,
         shared: None,
     };
     let out = values(experts_mlp(args, &ExpertsMlpOptions::default()).expect("legal").materialise());

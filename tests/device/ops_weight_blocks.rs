@@ -195,47 +195,57 @@ fn ops_many_rows_in_blocks(
     #[values(DType::BF16, DType::F16)] dtype: DType,
     #[values(false, true)] gated: bool,
 ) {
-    let ([rows, inputs, outputs], (format, height)) = (sizes, kind);
     for_each_device(|device| {
-        if !is_hopper(device) {
-            return;
-        }
-        let problem = if gated { LinearProblem::gated(sizes, dtype) } else { LinearProblem::dense(sizes, dtype) };
-        let choice = explain_path(&problem.with_weight_format(WeightFormat::Blocks(format)), device);
-        assert_eq!(choice.path, Path::Sm90, "{choice}");
-
-        let (mut rng, both) = (rng(74), if gated { 2 * outputs } else { outputs });
-        let blocks = Blocks::random(&mut rng, format, [1, both, inputs], height);
-        let (numbers, x) = (blocks.numbers(dtype), random(&mut rng, rows * inputs, dtype));
-        let weight = blocks.weight(dtype, device);
-        let rows_there = floats(&x, [rows, inputs], dtype, device);
-        let out = match gated {
-            true => swiglu(rows_there, &weight, None, Fast),
-            false => linear(rows_there, &weight, Fast),
-        };
-        let out = values(out.expect("legal"));
-        for (row, x) in x.chunks(inputs).enumerate() {
-            // The product with a row of the weights, and the sum of its terms' sizes.
-            let dot = |of: usize| {
-                let products = || x.iter().zip(&numbers[of * inputs..]).map(|(a, &b)| a * f64::from(b));
-                (products().sum::<f64>(), products().map(f64::abs).sum::<f64>())
-            };
-            for o in 0..outputs {
-                let ((first, first_size), (up, up_size)) =
-                    if gated { (dot(o), dot(outputs + o)) } else { (dot(o), (1.0, 0.0)) };
-                let (expected, sums) = match gated {
-                    true => {
-                        let sums = first_size * (up.abs() + 1e-3) + up_size * (first.abs() + 1e-3);
-                        (first / (1.0 + (-first).exp()) * up, sums)
-                    }
-                    false => (first, first_size),
-                };
-                let off = (f64::from(out[row * outputs + o]) - expected).abs();
-                let allowed = 2.0 * tolerance(dtype) * expected.abs() + 1e-6 * sums;
-                assert!(off <= allowed, "row {row}, output {o}: off by {off:e}, allowed {allowed:e}");
-            }
+        if is_hopper(device) {
+            assert_many_rows_in_blocks(sizes, kind, dtype, gated, device);
         }
     });
+}
+
+/// Against plain loops; `kind`: the format, and the rows of a block.
+pub fn assert_many_rows_in_blocks(
+    sizes: [usize; 3],
+    kind: (BlockFormat, usize),
+    dtype: DType,
+    gated: bool,
+    device: &Device,
+) {
+    let ([rows, inputs, outputs], (format, height)) = (sizes, kind);
+    let problem = if gated { LinearProblem::gated(sizes, dtype) } else { LinearProblem::dense(sizes, dtype) };
+    let choice = explain_path(&problem.with_weight_format(WeightFormat::Blocks(format)), device);
+    assert_eq!(choice.path, Path::Sm90, "{choice}");
+
+    let (mut rng, both) = (rng(74), if gated { 2 * outputs } else { outputs });
+    let blocks = Blocks::random(&mut rng, format, [1, both, inputs], height);
+    let (numbers, x) = (blocks.numbers(dtype), random(&mut rng, rows * inputs, dtype));
+    let weight = blocks.weight(dtype, device);
+    let rows_there = floats(&x, [rows, inputs], dtype, device);
+    let out = match gated {
+        true => swiglu(rows_there, &weight, None, Fast),
+        false => linear(rows_there, &weight, Fast),
+    };
+    let out = values(out.expect("legal"));
+    for (row, x) in x.chunks(inputs).enumerate() {
+        // The product with a row of the weights, and the sum of its terms' sizes.
+        let dot = |of: usize| {
+            let products = || x.iter().zip(&numbers[of * inputs..]).map(|(a, &b)| a * f64::from(b));
+            (products().sum::<f64>(), products().map(f64::abs).sum::<f64>())
+        };
+        for o in 0..outputs {
+            let ((first, first_size), (up, up_size)) =
+                if gated { (dot(o), dot(outputs + o)) } else { (dot(o), (1.0, 0.0)) };
+            let (expected, sums) = match gated {
+                true => {
+                    let sums = first_size * (up.abs() + 1e-3) + up_size * (first.abs() + 1e-3);
+                    (first / (1.0 + (-first).exp()) * up, sums)
+                }
+                false => (first, first_size),
+            };
+            let off = (f64::from(out[row * outputs + o]) - expected).abs();
+            let allowed = 2.0 * tolerance(dtype) * expected.abs() + 1e-6 * sums;
+            assert!(off <= allowed, "row {row}, output {o}: off by {off:e}, allowed {allowed:e}");
+        }
+    }
 }
 
 #[rstest]

@@ -130,6 +130,8 @@ impl Output {
                 partial[(first_row + token as usize) * self.outputs as usize + output as usize] = acc.extract(i);
             }
         }
+        // `wgmma` of the next tile is next, which all lanes execute together.
+        sync_plane();
     }
 
     /// Writes a chunk of tokens to the staging, a token a row.
