@@ -41,7 +41,7 @@ pub use kv_indices::{KvIndices, kv_indices};
 pub use lightning_index::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, lightning_index,
 };
-pub use linear::{linear, linear_pair};
+pub use linear::{linear, linear_each};
 pub use linear_by_head::{HeadRows, InverseRope, linear_by_head};
 pub use log_probs::{LogProbs, log_probs};
 pub use matmul::matmul;

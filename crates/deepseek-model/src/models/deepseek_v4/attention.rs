@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use mla_ops::{
     Determinism, InverseRope, Residual, RopeWritten, SparseMlaArgs, SparseMlaOptions, SparseScope, StackedWeight,
-    linear_by_head, linear_pair, sparse_mla,
+    linear_by_head, linear_each, sparse_mla,
 };
 
 use super::cache::V4Cache;
@@ -55,6 +55,24 @@ enum Compression {
     },
 }
 
+/// What the weights make of a layer's input.
+struct Projected {
+    q_latent: Tensor<2>,
+    kv: Tensor<2>,
+    compressed: Compressed,
+}
+
+/// The part of it that [`Compression`] takes.
+#[derive(Default)]
+struct Compressed {
+    /// `[N, 2 C]`, where there is a compressor.
+    kv_gates: Option<Tensor<2>>,
+    /// The same of an indexer's compressor.
+    index_kv_gates: Option<Tensor<2>>,
+    /// `[N, Hi]`, where an indexer picks.
+    head_weights: Option<Tensor<2>>,
+}
+
 impl SharedKvAttention {
     /// Loads `{name}.*` of layer number `layer`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, layer: usize, config: &DeepseekV4Config) -> Self {
@@ -89,14 +107,15 @@ impl SharedKvAttention {
             _ => &step.compress_rotation,
         };
         let determinism = step.determinism;
-        let (q_latent, kv) = linear_pair(x.clone(), self.wq_a.weight(), self.wkv.weight(), determinism)?;
+        let entries = step.entries(self.spec);
+        let Projected { q_latent, kv, compressed } = self.project(x, entries, determinism)?;
         let mut q_latent = Residual::new(q_latent);
         let mut q_latent = self.q_norm.forward(&mut q_latent)?;
-        let entries = step.entries(self.spec);
         let indexer = entries.and_then(|entries| self.compression.indexer(entries));
         let (q, index_q) = match indexer {
             Some(indexer) => {
-                let (q, index_q) = linear_pair(&mut q_latent, self.wq_b.weight(), indexer.wq_b.weight(), determinism)?;
+                let weights = [self.wq_b.weight(), indexer.wq_b.weight()];
+                let [q, index_q] = linear_each(&mut q_latent, weights, determinism)?;
                 (q, Some(index_q.reshape([tokens, indexer.heads, indexer.width])))
             }
             None => (self.wq_b.forward(&mut q_latent, determinism)?, None),
@@ -104,7 +123,7 @@ impl SharedKvAttention {
         let q = q.reshape([tokens, self.heads, self.head_dim]);
         let (q, index_q, scope) = self.write_window((q, index_q), kv, rotation, step, cache)?;
         let second = match entries {
-            Some(entries) => self.compression.entries(x, index_q, step, entries, cache)?,
+            Some(entries) => self.compression.entries(compressed, index_q, step, entries, cache)?,
             None => None,
         };
         let q = q.unsqueeze_dim(1);
@@ -114,6 +133,36 @@ impl SharedKvAttention {
         let options = SparseMlaOptions { value_width: self.head_dim, softmax_scale, determinism };
         let (out, _) = sparse_mla(args, &options)?;
         self.project_output(rotation.invert(out.squeeze_dim(1)), determinism)
+    }
+
+    /// All that this layer's weights make of x `[N, hidden]`, in one launch for a few tokens.
+    fn project(&self, x: Tensor<2>, entries: Option<&EntryStep>, determinism: Determinism) -> Result<Projected> {
+        let (wq_a, wkv) = (self.wq_a.weight(), self.wkv.weight());
+        let (q_latent, kv, compressed) = match (&self.compression, entries) {
+            (Compression::Heavy(compressor), Some(_)) => {
+                let weights = [wq_a, wkv, compressor.kv_gates().weight()];
+                let [q_latent, kv, kv_gates] = linear_each(x, weights, determinism)?;
+                (q_latent, kv, Compressed { kv_gates: Some(kv_gates), ..Compressed::default() })
+            }
+            (Compression::Sparse { compressor, indexer }, Some(entries)) => {
+                let gates = [compressor, &indexer.compressor].map(|compressor| compressor.kv_gates().weight());
+                let (q_latent, kv, kv_gates, head_weights) = if let SeenEntries::Picked(_) = entries.seen {
+                    let weights = [wq_a, wkv, gates[0], gates[1], indexer.weights_proj.weight()];
+                    let [q_latent, kv, own, index, head_weights] = linear_each(x, weights, determinism)?;
+                    (q_latent, kv, [own, index], Some(head_weights))
+                } else {
+                    let [q_latent, kv, own, index] = linear_each(x, [wq_a, wkv, gates[0], gates[1]], determinism)?;
+                    (q_latent, kv, [own, index], None)
+                };
+                let [kv_gates, index_kv_gates] = kv_gates.map(Some);
+                (q_latent, kv, Compressed { kv_gates, index_kv_gates, head_weights })
+            }
+            _ => {
+                let [q_latent, kv] = linear_each(x, [wq_a, wkv], determinism)?;
+                (q_latent, kv, Compressed::default())
+            }
+        };
+        Ok(Projected { q_latent, kv, compressed })
     }
 
     /// Norms and RoPE of the heads q `[N, H, d]`, RoPE of those of an indexer, and of the keys kv `[N, d]`, which go into the state.
@@ -201,11 +250,11 @@ impl Compression {
         }
     }
 
-    /// Takes in the new tokens x `[N, hidden]` (index_q `[N, Hi, di]`, with RoPE applied, where an indexer picks); the entries that they
-    /// see, once there are any.
+    /// Takes in the new tokens (index_q `[N, Hi, di]`, with RoPE applied, where an indexer picks); the entries that they see, once there
+    /// are any.
     fn entries(
         &self,
-        x: Tensor<2>,
+        of_tokens: Compressed,
         index_q: Option<Tensor<3>>,
         step: &V4Step,
         entries: &EntryStep,
@@ -216,20 +265,17 @@ impl Compression {
             Self::Heavy(compressor) => (compressor, None),
             Self::Sparse { compressor, indexer } => (compressor, Some(indexer)),
         };
-        let (kv_gates, determinism) = (compressor.kv_gates(), step.determinism);
-        match indexer {
-            None => compressor.advance(kv_gates.forward(x.clone(), determinism)?, step, entries, cache)?,
-            Some(indexer) => {
-                let index_gates = indexer.compressor.kv_gates().weight();
-                let (own, index) = linear_pair(x.clone(), kv_gates.weight(), index_gates, determinism)?;
-                compressor.advance(own, step, entries, cache)?;
-                indexer.compressor.advance(index, step, entries, cache)?;
-            }
+        let Compressed { kv_gates, index_kv_gates, head_weights } = of_tokens;
+        if let Some(kv_gates) = kv_gates {
+            compressor.advance(kv_gates, step, entries, cache)?;
         }
-        let indices = match (&entries.seen, indexer.zip(index_q)) {
+        if let Some((indexer, kv_gates)) = indexer.zip(index_kv_gates) {
+            indexer.compressor.advance(kv_gates, step, entries, cache)?;
+        }
+        let indices = match (&entries.seen, indexer.zip(index_q.zip(head_weights))) {
             (SeenEntries::All(slots), _) => slots.clone(),
-            (SeenEntries::Picked(keys), Some((indexer, q))) => {
-                indexer.pick_from(x, q, keys, cache.entries(), determinism)?
+            (SeenEntries::Picked(keys), Some((indexer, (q, head_weights)))) => {
+                indexer.pick_from(q, &head_weights, keys, cache.entries())?
             }
             // A step has none to be picked for layers that have no indexer.
             (SeenEntries::None | SeenEntries::Picked(_), _) => return Ok(None),
