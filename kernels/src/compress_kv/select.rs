@@ -1,7 +1,5 @@
 //! How a cube's units share the channels and the tokens of an entry.
 
-use cubecl::prelude::*;
-
 use super::CompressKvSizes;
 use crate::common::device::UNITS;
 
@@ -37,10 +35,6 @@ impl Shape {
         let loads = tokens.div_ceil(groups).next_power_of_two().min(MAX_LOADS);
         let (width, overlap) = (sizes.width, sizes.overlap);
         Self { columns, groups, loads, vectors, width, overlap, writes: false, caches: false }
-    }
-
-    pub(super) fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_2d(self.columns as u32, self.groups as u32)
     }
 
     pub(super) fn units(&self) -> usize {

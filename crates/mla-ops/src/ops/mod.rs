@@ -34,7 +34,9 @@ mod vertical_slash_index;
 mod write_latent;
 
 pub use argmax::argmax;
-pub use compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, CompressedKv, EntryCache, compress_kv};
+pub use compress_kv::{
+    CompressKvArgs, CompressKvError, CompressKvOptions, CompressedKv, EntryCache, compress_kv, compress_kv_pair,
+};
 pub use experts_mlp::{ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, SharedExperts, experts_mlp};
 pub use hyper_connection::{MhcOptions, MhcPreArgs, Mixer, Mixing, Streams, mhc_head, mhc_post, mhc_pre};
 pub use kv_indices::{KvIndices, kv_indices};

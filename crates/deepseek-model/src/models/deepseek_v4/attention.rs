@@ -266,11 +266,13 @@ impl Compression {
             Self::Sparse { compressor, indexer } => (compressor, Some(indexer)),
         };
         let Compressed { kv_gates, index_kv_gates, head_weights } = of_tokens;
-        if let Some(kv_gates) = kv_gates {
-            compressor.advance(kv_gates, step, entries, cache)?;
-        }
-        if let Some((indexer, kv_gates)) = indexer.zip(index_kv_gates) {
-            indexer.compressor.advance(kv_gates, step, entries, cache)?;
+        match (kv_gates, indexer.zip(index_kv_gates)) {
+            (Some(kv_gates), Some((indexer, index_kv_gates))) => {
+                let both = [(compressor, kv_gates), (&indexer.compressor, index_kv_gates)];
+                Compressor::advance_both(both, step, entries, cache)?;
+            }
+            (Some(kv_gates), None) => compressor.advance(kv_gates, step, entries, cache)?,
+            (None, _) => return Ok(None),
         }
         let indices = match (&entries.seen, indexer.zip(index_q.zip(head_weights))) {
             (SeenEntries::All(slots), _) => slots.clone(),

@@ -8,7 +8,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
 use mla_ops::cache::{PagedCache, Pool, PoolConfig, RowFormat, new_pool};
 use mla_ops::{
-    CompressKvArgs, CompressKvOptions, CompressedKv, Determinism, EntryCache, MlaError, WriteLatentError, compress_kv,
+    CompressKvArgs, CompressKvError, CompressKvOptions, CompressedKv, Determinism, EntryCache, MlaError,
+    WriteLatentError, compress_kv, compress_kv_pair,
 };
 
 pub use self::config::CompressorConfig;
@@ -180,16 +181,52 @@ impl Compressor {
         entries: &EntryStep,
         cache: &mut V4Cache,
     ) -> Result<()> {
+        let (carried, pool) = self.take(&kv_gates, entries, cache)?;
+        let (carried, pool, outcome) = self.compress(kv_gates, &step.sequences, entries, carried, pool);
+        self.put(carried, pool, cache)?;
+        Ok(outcome.map(|_| ())?)
+    }
+
+    /// The same for two compressors, in one launch where a token of each sequence is new.
+    pub(crate) fn advance_both(
+        of: [(&Self, Tensor<2>); 2],
+        step: &V4Step,
+        entries: &EntryStep,
+        cache: &mut V4Cache,
+    ) -> Result<()> {
+        let compressors = [of[0].0, of[1].0];
+        let mut take = |(compressor, kv_gates): (&Self, Tensor<2>)| {
+            let (carried, pool) = compressor.take(&kv_gates, entries, cache)?;
+            Ok::<_, ModelError>(compressor.call(kv_gates, &step.sequences, entries, carried, pool))
+        };
+        let [first, second] = of;
+        let [(args, options), (second_args, second_options)] = [take(first)?, take(second)?];
+        let (kept, outcome) = match compress_kv_pair([(args, &options), (second_args, &second_options)]) {
+            Ok(both) => (both.map(|CompressedKv { state, cache, .. }| (state, cache)), Ok(())),
+            Err(refused) => {
+                let error = refused[0].error.clone();
+                (refused.map(|CompressKvError { state, cache, .. }| (state, cache)), Err(error))
+            }
+        };
+        for (compressor, (carried, pool)) in compressors.into_iter().zip(kept) {
+            compressor.put(carried, pool.expect("the one that it was given"), cache)?;
+        }
+        Ok(outcome?)
+    }
+
+    /// Its state and its pool out of the cache, where what snapshots take of the new tokens has been written.
+    fn take(&self, kv_gates: &Tensor<2>, entries: &EntryStep, cache: &mut V4Cache) -> Result<(Tensor<3>, Pool)> {
         let state = State::Carried(self.number);
         if let Some(marked) = &entries.marked {
-            cache.write_marked(state, &kv_gates, marked)?;
+            cache.write_marked(state, kv_gates, marked)?;
         }
         let pool = cache.take_entries(self.number)?;
-        let carried = cache.take(state)?;
-        let (carried, pool, outcome) = self.compress(kv_gates, &step.sequences, entries, carried, pool);
-        cache.put(state, carried);
-        cache.put_entries(self.number, pool)?;
-        Ok(outcome.map(|_| ())?)
+        Ok((cache.take(state)?, pool))
+    }
+
+    fn put(&self, carried: Tensor<3>, pool: Pool, cache: &mut V4Cache) -> Result<()> {
+        cache.put(State::Carried(self.number), carried);
+        cache.put_entries(self.number, pool)
     }
 
     /// State and pool with the new tokens in them, or as they were, and the entries.
@@ -201,6 +238,22 @@ impl Compressor {
         state: Tensor<3>,
         pool: Pool,
     ) -> (Tensor<3>, Pool, Result<Tensor<3>, MlaError>) {
+        let (args, options) = self.call(kv_gates, sequences, entries, state, pool);
+        let (carried, pool, outcome) = match compress_kv(args, &options) {
+            Ok(CompressedKv { entries, state, cache }) => (state, cache, Ok(entries)),
+            Err(refused) => (refused.state, refused.cache, Err(refused.error)),
+        };
+        (carried, pool.expect("the one that it was given"), outcome)
+    }
+
+    fn call(
+        &self,
+        kv_gates: Tensor<2>,
+        sequences: &Sequences,
+        entries: &EntryStep,
+        state: Tensor<3>,
+        pool: Pool,
+    ) -> (CompressKvArgs, CompressKvOptions) {
         let dtype = FloatDType::from(kv_gates.dtype());
         let args = CompressKvArgs {
             kv_gates,
@@ -215,11 +268,6 @@ impl Compressor {
             sin: entries.sin.clone(),
             cache: Some(EntryCache { cache: pool, slots: entries.slots.clone() }),
         };
-        let options = CompressKvOptions { overlap: self.spec.overlap, norm_eps: self.norm_eps, dtype };
-        let (carried, pool, outcome) = match compress_kv(args, &options) {
-            Ok(CompressedKv { entries, state, cache }) => (state, cache, Ok(entries)),
-            Err(refused) => (refused.state, refused.cache, Err(refused.error)),
-        };
-        (carried, pool.expect("the one that it was given"), outcome)
+        (args, CompressKvOptions { overlap: self.spec.overlap, norm_eps: self.norm_eps, dtype })
     }
 }

@@ -68,6 +68,20 @@ pub(crate) enum BackendWrittenCache<B: Backend> {
     Cache(FloatTensor<B>),
 }
 
+/// A decode step: an entry of each sequence, or none.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) struct BackendStep<B: Backend> {
+    #[extension_type]
+    pub(super) tokens: BackendTokens<B>,
+    /// i32 `[N]`: where the new tokens go in the state.
+    pub(super) state_slots: IntTensor<B>,
+    #[extension_type]
+    pub(super) cache: BackendEntryCache<B>,
+    #[extension_type]
+    pub(super) compressor: BackendCompressor<B>,
+}
+
 #[backend_extension(
     Cube: cfg(feature = "_gpu"),
     Flex: cfg(feature = "flex"),
@@ -84,8 +98,26 @@ pub(crate) trait CompressKvBackend: Backend {
         #[extension_type] compressor: BackendCompressor<Self>,
     ) -> FloatTensor<Self>;
 
-    /// The same of one entry of each sequence; the new tokens go into the slots i32 `[N]` of the state, and the entries into a cache.
-    #[fusion(meta = |tokens, _state_slots, cache, compressor| {
+    /// The same of a step; the new tokens go into the state, and the entries into a cache.
+    #[fusion(meta = fusion::compressed)]
+    fn compress_and_write(#[extension_type] step: BackendStep<Self>) -> BackendCompressed<Self>;
+
+    /// The same of two compressors.
+    #[fusion(meta = |first, second| (fusion::compressed(first), fusion::compressed(second)))]
+    fn compress_and_write_pair(
+        #[extension_type] first: BackendStep<Self>,
+        #[extension_type] second: BackendStep<Self>,
+    ) -> (BackendCompressed<Self>, BackendCompressed<Self>);
+}
+
+#[cfg(all(feature = "fusion", feature = "_gpu"))]
+mod fusion {
+    use super::{
+        BackendCompressedMetadata, BackendEntryCacheMetadata, BackendStepMetadata, BackendWrittenCacheMetadata,
+    };
+
+    pub(super) fn compressed(step: &BackendStepMetadata) -> BackendCompressedMetadata {
+        let BackendStepMetadata { tokens, cache, compressor, .. } = step;
         let ([batch, entries, _], [width]) = (compressor.cos.shape.dims(), compressor.norm_weight.shape.dims());
         BackendCompressedMetadata {
             entries: crate::fusion::spec([batch, entries, width], compressor.options.dtype.into()),
@@ -95,11 +127,5 @@ pub(crate) trait CompressKvBackend: Backend {
                 BackendEntryCacheMetadata::Slots(cache, _) => BackendWrittenCacheMetadata::Cache(cache.clone()),
             },
         }
-    })]
-    fn compress_and_write(
-        #[extension_type] tokens: BackendTokens<Self>,
-        state_slots: IntTensor<Self>,
-        #[extension_type] cache: BackendEntryCache<Self>,
-        #[extension_type] compressor: BackendCompressor<Self>,
-    ) -> BackendCompressed<Self>;
+    }
 }

@@ -3,6 +3,7 @@
 mod backend;
 #[cfg(feature = "_gpu")]
 mod cube;
+mod pair;
 #[cfg(feature = "flex")]
 mod reference;
 
@@ -11,8 +12,10 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 use thiserror::Error;
 
 use self::backend::{
-    BackendCompressed, BackendCompressor, BackendEntryCache, BackendTokens, BackendWrittenCache, CompressKvBackend,
+    BackendCompressed, BackendCompressor, BackendEntryCache, BackendStep, BackendTokens, BackendWrittenCache,
+    CompressKvBackend,
 };
+pub use self::pair::compress_kv_pair;
 use super::write_latent::{BackendRows, write_rows};
 use crate::MlaError;
 use crate::cache::{Pool, RowFormat};
@@ -157,11 +160,10 @@ impl From<Box<CompressKvError>> for MlaError {
 /// lengths and positions that are out of range are on the device and cannot be seen;
 /// [`CompressKvArgs::validate_device_inputs`] looks.
 pub fn compress_kv(args: CompressKvArgs, options: &CompressKvOptions) -> Result<CompressedKv, Box<CompressKvError>> {
-    if let Err(error) = args.check_call(options) {
-        let (state, cache) = (args.state, args.cache.map(|to| to.cache));
-        return Err(Box::new(CompressKvError { error, state, cache }));
+    match args.check_call(options) {
+        Ok(()) => Ok(args.compress(options)),
+        Err(error) => Err(Box::new(args.refuse(error))),
     }
-    Ok(if args.is_step() { args.in_one_launch(options) } else { args.apart(options) })
 }
 
 impl CompressKvArgs {
@@ -176,7 +178,21 @@ impl CompressKvArgs {
         entries == 1 && tokens <= batch && !is_empty
     }
 
-    fn in_one_launch(self, options: &CompressKvOptions) -> CompressedKv {
+    /// Checked.
+    fn compress(self, options: &CompressKvOptions) -> CompressedKv {
+        if !self.is_step() {
+            return self.apart(options);
+        }
+        let (step, quantised) = self.into_step(options);
+        CompressedKv::of_step(Dispatch::compress_and_write(step), quantised)
+    }
+
+    fn refuse(self, error: MlaError) -> CompressKvError {
+        CompressKvError { error, state: self.state, cache: self.cache.map(|to| to.cache) }
+    }
+
+    /// A step in one launch, and where its entries are quantised.
+    fn into_step(self, options: &CompressKvOptions) -> (BackendStep<Dispatch>, Option<EntryCache>) {
         let (tokens, compressor, state_slots, cache) = self.into_backend(options);
         // What is quantised, another launch writes.
         let (quantised, cache) = match cache {
@@ -189,14 +205,7 @@ impl CompressKvArgs {
             }
             quantised => (quantised, BackendEntryCache::None),
         };
-        let BackendCompressed { entries, state, cache } =
-            <Dispatch as CompressKvBackend>::compress_and_write(tokens, state_slots.into_dispatch(), cache, compressor);
-        let entries: Tensor<3> = tensors(entries);
-        let cache = match cache {
-            BackendWrittenCache::Cache(cache) => Some(Pool::from(tensors::<Tensor<3>>(cache))),
-            BackendWrittenCache::None => quantised.map(|to| to.with(&entries)),
-        };
-        CompressedKv { entries, state: tensors(state), cache }
+        (BackendStep { tokens, state_slots: state_slots.into_dispatch(), cache, compressor }, quantised)
     }
 
     fn apart(self, options: &CompressKvOptions) -> CompressedKv {
@@ -236,6 +245,18 @@ impl CompressKvArgs {
             options: options.clone(),
         };
         (tokens, compressor, self.state_slots, self.cache)
+    }
+}
+
+impl CompressedKv {
+    fn of_step(compressed: BackendCompressed<Dispatch>, quantised: Option<EntryCache>) -> Self {
+        let BackendCompressed { entries, state, cache } = compressed;
+        let entries: Tensor<3> = tensors(entries);
+        let cache = match cache {
+            BackendWrittenCache::Cache(cache) => Some(Pool::from(tensors::<Tensor<3>>(cache))),
+            BackendWrittenCache::None => quantised.map(|to| to.with(&entries)),
+        };
+        Self { entries, state: tensors(state), cache }
     }
 }
 
