@@ -121,6 +121,7 @@ fn ops_batch_invariant_hopper_heads(#[values([2, 128, 512], [3, 96, 40], [2, 512
                 sin,
                 cache: Tensor::<3>::zeros([ROWS, 1, cache_width], (device, dtype)).into(),
                 slots: ints(&(0..n as i32).collect::<Vec<_>>(), [n], device),
+                compressors: vec![],
             };
             let written = rope_write(args).expect("legal");
             let cached = written.cache.dense().reshape([ROWS, cache_width]).narrow(0, 0, n);

@@ -242,6 +242,7 @@ fn rope_writes(h: &mut Hostile) -> Outcome {
         sin: h.floats([3, 2]),
         cache: h.floats::<3>([4, 4, 9]).into(),
         slots: h.ints(&[3, -1, 12], [3]),
+        compressors: vec![],
     };
     let written = rope_write(args).map_err(|refused| refused.to_string())?;
     let _ = (written.q.into_data(), written.cache.dense().into_data());

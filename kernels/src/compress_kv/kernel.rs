@@ -9,7 +9,7 @@ use crate::common::launch::{dummy, is_row, or_dummy, share};
 
 /// A compressor, and the tokens that it takes in: see [`CompressKvArgs`].
 #[derive(CubeType, CubeLaunch)]
-pub(super) struct Compressor<G: Float, E: Float, N: Size> {
+pub(crate) struct Compressor<G: Float, E: Float, N: Size> {
     kv_gates: &'static [Vector<G, N>],
     state: &'static mut [Vector<f32, N>],
     state_rows: &'static [i32],
@@ -76,7 +76,7 @@ pub(super) fn bind<G: Float, E: Float, N: Size>(
 /// Compressors of these shapes, with nothing to launch.
 #[cfg(feature = "offline")]
 #[rustfmt::skip]
-pub(super) fn offline<G: Float, E: Float, N: Size>(shapes: &[Shape]) -> SequenceArg<Compressor<G, E, N>> {
+pub(crate) fn offline<G: Float, E: Float, N: Size>(shapes: &[Shape]) -> SequenceArg<Compressor<G, E, N>> {
     use crate::offline::buffer as any;
     let compressor = |&shape: &Shape| CompressorLaunch::new(
         any(), any(), any(), any(), any(), any(), any(), any(), any(), any(), any(), any(), any(),
@@ -92,16 +92,26 @@ pub(super) fn compress_kernel<G: Float, E: Float, N: Size>(
     #[define(G)] _gates_elem: ElemType,
     #[define(E)] _elem: ElemType,
 ) {
+    let _ = compress_own(compressors, CUBE_POS);
+}
+
+/// The entry of cube number `cube` of those of compressors; how many these are. Called by all units of a cube, which may be another one.
+#[cube]
+pub(crate) fn compress_own<G: Float, E: Float, N: Size>(
+    compressors: &mut Sequence<Compressor<G, E, N>>,
+    cube: usize,
+) -> usize {
     let mut before = 0usize.runtime();
     #[unroll]
     for i in 0..comptime!(compressors.len()) {
         let compressor = compressors.index_mut(i);
         let cubes = compressor.batch * compressor.count;
-        if CUBE_POS >= before && CUBE_POS < before + cubes {
-            compressor.compress(CUBE_POS - before);
+        if cube >= before && cube < before + cubes {
+            compressor.compress(cube - before);
         }
         before += cubes;
     }
+    before
 }
 
 #[cube]

@@ -18,6 +18,9 @@ use cubecl::prelude::*;
 use thiserror::Error;
 
 use self::kernel::compress_kernel;
+#[cfg(feature = "offline")]
+pub(crate) use self::kernel::offline as offline_beside;
+pub(crate) use self::kernel::{Compressor, compress_own};
 use self::select::Shape;
 use crate::common::device::{DeviceError, check_device};
 use crate::common::launch::{address_type, io_vector_size};
@@ -182,6 +185,54 @@ pub fn launch_each(client: &Client, all: &[CompressKvArgs]) -> Result<(), Compre
     Ok(())
 }
 
+/// Compressors that another launch computes beside its own work: see [`beside`].
+pub(crate) struct Beside<'a>(Vec<Form<'a>>);
+
+/// These, if they fit into a launch of numbers of one type with so many buffers of its own, and cubes of at least so many units.
+///
+/// # Errors
+/// As [`launch`].
+pub(crate) fn beside<'a>(
+    client: &Client,
+    all: &'a [CompressKvArgs],
+    elem: ElemType,
+    [buffers, units]: [usize; 2],
+) -> Result<Option<Beside<'a>>, CompressKvError> {
+    let mut forms = Vec::with_capacity(all.len());
+    for args in all {
+        forms.push(Form::new(client, args)?);
+    }
+    let fits = |form: &Form<'_>| form.cubes() > 0 && form.shape.units() >= units && form.common().2 == [elem; 2];
+    let fit = !forms.is_empty() && forms.iter().all(fits) && share_a_launch(client, &forms, buffers);
+    Ok(fit.then_some(Beside(forms)))
+}
+
+impl Beside<'_> {
+    /// Of a cube: a power of two.
+    pub(crate) fn units(&self) -> usize {
+        self.0[0].shape.units()
+    }
+
+    /// Elements of a vector.
+    pub(crate) fn vector_size(&self) -> usize {
+        self.0[0].vector_size
+    }
+
+    pub(crate) fn cubes(&self) -> usize {
+        self.0.iter().map(Form::cubes).sum()
+    }
+
+    /// Those that may be large.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = &BufferArg> {
+        self.0.iter().flat_map(Form::buffers)
+    }
+
+    /// As a kernel takes them.
+    pub(crate) fn bind<G: Float, E: Float, N: Size>(&self, client: &Client) -> SequenceArg<Compressor<G, E, N>> {
+        self.0.iter().map(|form| kernel::bind(client, form.args, form.shape)).collect()
+    }
+}
+
 /// One of the compressors of a launch.
 struct Form<'a> {
     args: &'a CompressKvArgs,
@@ -227,19 +278,19 @@ impl<'a> Form<'a> {
     }
 }
 
-/// Whether all of them fit into one launch.
-fn share_a_launch(client: &Client, forms: &[Form<'_>]) -> bool {
+/// Whether all of them fit into one launch, with so many buffers beside theirs.
+fn share_a_launch(client: &Client, forms: &[Form<'_>], buffers: usize) -> bool {
     let hardware = &client.properties().hardware;
     let alike = forms.iter().all(|form| form.shape.writes && form.common() == forms[0].common());
     // Beside them there is what the launch tells of sizes.
-    let bound = forms.len() * BUFFERS < hardware.max_bindings as usize;
+    let bound = forms.len() * BUFFERS + buffers < hardware.max_bindings as usize;
     let shared_bytes: usize = forms.iter().map(|form| form.shape.shared_bytes()).sum();
     alike && bound && shared_bytes <= hardware.max_shared_memory_size
 }
 
 fn launch_forms(client: &Client, forms: &[Form<'_>]) {
     let Some(first) = forms.first() else { return };
-    if forms.len() > 1 && !share_a_launch(client, forms) {
+    if forms.len() > 1 && !share_a_launch(client, forms, 0) {
         forms.iter().for_each(|form| launch_forms(client, slice::from_ref(form)));
         return;
     }
@@ -257,22 +308,31 @@ fn launch_forms(client: &Client, forms: &[Form<'_>]) {
     );
 }
 
+/// Those of a decode step of V4: of entries of 512 channels, and of index keys of 128.
+#[cfg(feature = "offline")]
+pub(crate) fn shapes_of_v4(device: &DeviceProperties) -> Vec<Shape> {
+    let shape = |width| offline_shape(device, (4, width, true), true);
+    [512, 128].map(shape).into()
+}
+
+#[cfg(feature = "offline")]
+fn offline_shape(device: &DeviceProperties, (window, width, overlap): (usize, usize, bool), writes: bool) -> Shape {
+    let (tokens, batch, entries, blocks, pairs) = (1, 1, 1, 1, 32);
+    let [gates_elem, elem] = [ElemType::Float(cubecl::ir::FloatKind::F32); 2];
+    let sizes = CompressKvSizes { tokens, batch, entries, blocks, window, width, pairs, overlap, gates_elem, elem };
+    let vector_size = io_vector_size(device, &[width], size_of::<f32>());
+    Shape { writes, caches: writes, ..Shape::new(&sizes, vector_size) }
+}
+
 /// V4's entries of 512 channels, of 4 tokens with overlap and of 128 without, and the index keys of 128 channels.
 #[cfg(feature = "offline")]
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
     let device = Arch::Sm90a.properties();
     let entry = |name, kind, bits, windows: &[(usize, usize, bool)], writes| {
-        let (elem, pairs) = (ElemType::Float(kind), 32);
-        let (tokens, batch, entries, blocks, gates_elem) = (1, 1, 1, 1, elem);
         let n = io_vector_size(&device, &[windows[0].1], size_of::<f32>());
-        let shape = |&(window, width, overlap): &(usize, usize, bool)| {
-            let sizes =
-                CompressKvSizes { tokens, batch, entries, blocks, window, width, pairs, overlap, gates_elem, elem };
-            Shape { writes, caches: writes, ..Shape::new(&sizes, n) }
-        };
-        let shapes = Vec::from_iter(windows.iter().map(shape));
-        let dim = CubeDim::new_1d(shapes[0].units() as u32);
+        let shapes = Vec::from_iter(windows.iter().map(|&window| offline_shape(&device, window, writes)));
+        let (dim, elem) = (CubeDim::new_1d(shapes[0].units() as u32), ElemType::Float(kind));
         let form = form!(compress_kernel, dim, [bits, n, kernel::offline(&shapes), elem, elem]);
         Entry::of(kind, name, form)
     };

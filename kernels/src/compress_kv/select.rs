@@ -8,7 +8,7 @@ const MAX_LOADS: usize = 8;
 
 /// The units of a cube.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     /// Units of a group, side by side along the channels.
     pub(super) columns: usize,
     /// Groups, which share the tokens.
@@ -37,7 +37,7 @@ impl Shape {
         Self { columns, groups, loads, vectors, width, overlap, writes: false, caches: false }
     }
 
-    pub(super) fn units(&self) -> usize {
+    pub(crate) fn units(&self) -> usize {
         self.columns * self.groups
     }
 

@@ -34,9 +34,7 @@ mod vertical_slash_index;
 mod write_latent;
 
 pub use argmax::argmax;
-pub use compress_kv::{
-    CompressKvArgs, CompressKvError, CompressKvOptions, CompressedKv, EntryCache, compress_kv, compress_kv_pair,
-};
+pub use compress_kv::{CompressKvArgs, CompressKvError, CompressKvOptions, CompressedKv, EntryCache, compress_kv};
 pub use experts_mlp::{ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, SharedExperts, experts_mlp};
 pub use hyper_connection::{MhcOptions, MhcPreArgs, Mixer, Mixing, Streams, mhc_head, mhc_post, mhc_pre};
 pub use kv_indices::{KvIndices, kv_indices};
@@ -58,7 +56,7 @@ pub use products::measure;
 pub use ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, RaggedAttentionProblem, ragged_attention};
 pub use residual_norm::{Addend, Normed, Residual, Rows, residual_norm};
 pub use rms_norm::rms_norm;
-pub use rope_write::{RopeQuery, RopeWriteArgs, RopeWritten, rope_write};
+pub use rope_write::{RopeQuery, RopeWriteArgs, RopeWriteError, RopeWritten, rope_write};
 pub use route_experts::{
     ExpertChoice, ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsArgs, RouteExpertsOptions, Routing,
     route_experts,

@@ -2,8 +2,8 @@
 
 use burn::tensor::Tensor;
 use mla_ops::{
-    Determinism, InverseRope, Residual, RopeWritten, SparseMlaArgs, SparseMlaOptions, SparseScope, StackedWeight,
-    linear_by_head, linear_each, sparse_mla,
+    CompressKvArgs, CompressKvOptions, CompressedKv, Determinism, InverseRope, Residual, RopeWritten, SparseMlaArgs,
+    SparseMlaOptions, SparseScope, StackedWeight, linear_by_head, linear_each, sparse_mla,
 };
 
 use super::cache::V4Cache;
@@ -65,10 +65,8 @@ struct Projected {
 /// The part of it that [`Compression`] takes.
 #[derive(Default)]
 struct Compressed {
-    /// `[N, 2 C]`, where there is a compressor.
-    kv_gates: Option<Tensor<2>>,
-    /// The same of an indexer's compressor.
-    index_kv_gates: Option<Tensor<2>>,
+    /// `[N, 2 C]` of each compressor.
+    kv_gates: Vec<Tensor<2>>,
     /// `[N, Hi]`, where an indexer picks.
     head_weights: Option<Tensor<2>>,
 }
@@ -108,7 +106,8 @@ impl SharedKvAttention {
         };
         let determinism = step.determinism;
         let entries = step.entries(self.spec);
-        let Projected { q_latent, kv, compressed } = self.project(x, entries, determinism)?;
+        let Projected { q_latent, kv, compressed: Compressed { kv_gates, head_weights } } =
+            self.project(x, entries, determinism)?;
         let mut q_latent = Residual::new(q_latent);
         let mut q_latent = self.q_norm.forward(&mut q_latent)?;
         let indexer = entries.and_then(|entries| self.compression.indexer(entries));
@@ -121,9 +120,10 @@ impl SharedKvAttention {
             None => (self.wq_b.forward(&mut q_latent, determinism)?, None),
         };
         let q = q.reshape([tokens, self.heads, self.head_dim]);
-        let (q, index_q, scope) = self.write_window((q, index_q), kv, rotation, step, cache)?;
+        let calls = self.begin_entries(kv_gates, step, entries, cache)?;
+        let (q, index_q, scope) = self.write_tokens((q, index_q), (kv, calls), rotation, step, cache)?;
         let second = match entries {
-            Some(entries) => self.compression.entries(compressed, index_q, step, entries, cache)?,
+            Some(entries) => self.compression.seen(index_q.zip(head_weights), entries, cache)?,
             None => None,
         };
         let q = q.unsqueeze_dim(1);
@@ -142,20 +142,18 @@ impl SharedKvAttention {
             (Compression::Heavy(compressor), Some(_)) => {
                 let weights = [wq_a, wkv, compressor.kv_gates().weight()];
                 let [q_latent, kv, kv_gates] = linear_each(x, weights, determinism)?;
-                (q_latent, kv, Compressed { kv_gates: Some(kv_gates), ..Compressed::default() })
+                (q_latent, kv, Compressed { kv_gates: vec![kv_gates], head_weights: None })
             }
             (Compression::Sparse { compressor, indexer }, Some(entries)) => {
                 let gates = [compressor, &indexer.compressor].map(|compressor| compressor.kv_gates().weight());
-                let (q_latent, kv, kv_gates, head_weights) = if let SeenEntries::Picked(_) = entries.seen {
+                if let SeenEntries::Picked(_) = entries.seen {
                     let weights = [wq_a, wkv, gates[0], gates[1], indexer.weights_proj.weight()];
                     let [q_latent, kv, own, index, head_weights] = linear_each(x, weights, determinism)?;
-                    (q_latent, kv, [own, index], Some(head_weights))
+                    (q_latent, kv, Compressed { kv_gates: vec![own, index], head_weights: Some(head_weights) })
                 } else {
                     let [q_latent, kv, own, index] = linear_each(x, [wq_a, wkv, gates[0], gates[1]], determinism)?;
-                    (q_latent, kv, [own, index], None)
-                };
-                let [kv_gates, index_kv_gates] = kv_gates.map(Some);
-                (q_latent, kv, Compressed { kv_gates, index_kv_gates, head_weights })
+                    (q_latent, kv, Compressed { kv_gates: vec![own, index], head_weights: None })
+                }
             }
             _ => {
                 let [q_latent, kv] = linear_each(x, [wq_a, wkv], determinism)?;
@@ -165,12 +163,25 @@ impl SharedKvAttention {
         Ok(Projected { q_latent, kv, compressed })
     }
 
-    /// Norms and RoPE of the heads q `[N, H, d]`, RoPE of those of an indexer, and of the keys kv `[N, d]`, which go into the state.
-    /// Returns the heads, and the last tokens with the new ones.
-    fn write_window(
+    /// The calls that take in the keys and gates of the compressors.
+    fn begin_entries(
+        &self,
+        kv_gates: Vec<Tensor<2>>,
+        step: &V4Step,
+        entries: Option<&EntryStep>,
+        cache: &mut V4Cache,
+    ) -> Result<Vec<(CompressKvArgs, CompressKvOptions)>> {
+        let Some(entries) = entries else { return Ok(vec![]) };
+        let of = self.compression.compressors().into_iter().zip(kv_gates);
+        of.map(|(compressor, kv_gates)| compressor.begin(kv_gates, step, entries, cache)).collect()
+    }
+
+    /// Norms and RoPE of the heads q `[N, H, d]`, RoPE of those of an indexer, and of the keys kv `[N, d]`, which go into the state;
+    /// compressors take in the tokens. Returns the heads, and the last tokens with the new ones.
+    fn write_tokens(
         &self,
         (q, index_q): (Tensor<3>, Option<Tensor<3>>),
-        kv: Tensor<2>,
+        (kv, calls): (Tensor<2>, Vec<(CompressKvArgs, CompressKvOptions)>),
         rotation: &PartialRotation,
         step: &V4Step,
         cache: &mut V4Cache,
@@ -187,16 +198,18 @@ impl SharedKvAttention {
         };
         let norm = (self.kv_norm.clone(), self.norm_eps as f32);
         let target = (cache.take(state)?, window.slots.clone());
-        let (q, index_q, kv) = match rotation.norm_and_write((q, index_q), kv, norm, target) {
-            Ok(RopeWritten { q, latent, index_q, cache: written }) => {
-                cache.put(state, written.dense());
-                (q, index_q, latent.expect("of queries that are not absorbed"))
+        let (window_state, compressed, outcome) = match rotation.norm_and_write((q, index_q), kv, norm, target, calls) {
+            Ok(RopeWritten { q, latent, index_q, cache, compressed }) => {
+                let kept = compressed.into_iter().map(|CompressedKv { state, cache, .. }| (state, cache)).collect();
+                (cache, kept, Ok((q, index_q, latent.expect("of queries that are not absorbed"))))
             }
-            Err(refused) => {
-                cache.put(state, refused.cache.dense());
-                return Err(refused.error.into());
-            }
+            Err(refused) => (refused.cache, refused.compressors, Err(refused.error)),
         };
+        cache.put(state, window_state.dense());
+        for (compressor, (carried, pool)) in self.compression.compressors().into_iter().zip::<Vec<_>>(compressed) {
+            compressor.end(carried, pool, cache)?;
+        }
+        let (q, index_q, kv) = outcome?;
         if let Some(marked) = &window.marked {
             cache.write_marked(state, &kv, marked)?;
         }
@@ -250,38 +263,32 @@ impl Compression {
         }
     }
 
-    /// Takes in the new tokens (index_q `[N, Hi, di]`, with RoPE applied, where an indexer picks); the entries that they see, once there
-    /// are any.
-    fn entries(
-        &self,
-        of_tokens: Compressed,
-        index_q: Option<Tensor<3>>,
-        step: &V4Step,
-        entries: &EntryStep,
-        cache: &mut V4Cache,
-    ) -> Result<Option<SparseScope>> {
-        let (compressor, indexer) = match self {
-            Self::None => return Ok(None),
-            Self::Heavy(compressor) => (compressor, None),
-            Self::Sparse { compressor, indexer } => (compressor, Some(indexer)),
-        };
-        let Compressed { kv_gates, index_kv_gates, head_weights } = of_tokens;
-        match (kv_gates, indexer.zip(index_kv_gates)) {
-            (Some(kv_gates), Some((indexer, index_kv_gates))) => {
-                let both = [(compressor, kv_gates), (&indexer.compressor, index_kv_gates)];
-                Compressor::advance_both(both, step, entries, cache)?;
-            }
-            (Some(kv_gates), None) => compressor.advance(kv_gates, step, entries, cache)?,
-            (None, _) => return Ok(None),
+    /// In the order of [`Compressed::kv_gates`].
+    fn compressors(&self) -> Vec<&Compressor> {
+        match self {
+            Self::None => vec![],
+            Self::Heavy(compressor) => vec![compressor],
+            Self::Sparse { compressor, indexer } => vec![compressor, &indexer.compressor],
         }
-        let indices = match (&entries.seen, indexer.zip(index_q.zip(head_weights))) {
-            (SeenEntries::All(slots), _) => slots.clone(),
-            (SeenEntries::Picked(keys), Some((indexer, (q, head_weights)))) => {
+    }
+
+    /// The entries that the tokens see, once there are any. Where an indexer picks it takes its queries `[N, Hi, di]`, with RoPE applied, and
+    /// the weights of its heads.
+    fn seen(
+        &self,
+        index_q: Option<(Tensor<3>, Tensor<2>)>,
+        entries: &EntryStep,
+        cache: &V4Cache,
+    ) -> Result<Option<SparseScope>> {
+        let indices = match (&entries.seen, self, index_q) {
+            (SeenEntries::All(slots), ..) => slots.clone(),
+            (SeenEntries::Picked(keys), Self::Sparse { indexer, .. }, Some((q, head_weights))) => {
                 indexer.pick_from(q, &head_weights, keys, cache.entries())?
             }
             // A step has none to be picked for layers that have no indexer.
-            (SeenEntries::None | SeenEntries::Picked(_), _) => return Ok(None),
+            (SeenEntries::None | SeenEntries::Picked(_), ..) => return Ok(None),
         };
+        let Some(compressor) = self.compressors().first().copied() else { return Ok(None) };
         let lengths = Some(entries.lengths.clone());
         Ok(Some(SparseScope { rows: cache.entries().pool(compressor.pool())?, indices, lengths }))
     }

@@ -8,8 +8,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
 use mla_ops::cache::{PagedCache, Pool, PoolConfig, RowFormat, new_pool};
 use mla_ops::{
-    CompressKvArgs, CompressKvError, CompressKvOptions, CompressedKv, Determinism, EntryCache, MlaError,
-    WriteLatentError, compress_kv, compress_kv_pair,
+    CompressKvArgs, CompressKvOptions, CompressedKv, Determinism, EntryCache, MlaError, WriteLatentError, compress_kv,
 };
 
 pub use self::config::CompressorConfig;
@@ -168,65 +167,33 @@ impl Compressor {
         self.number
     }
 
-    /// What makes [`Self::advance`]'s keys and gates of tokens.
+    /// What makes [`Self::begin`]'s keys and gates of tokens.
     pub(crate) fn kv_gates(&self) -> &Linear {
         &self.kv_gates
     }
 
-    /// Takes in the keys and gates `[N, 2 C]` of the new tokens; the windows that they fill become entries in the cache.
-    pub(crate) fn advance(
+    /// The call that takes in the keys and gates `[N, 2 C]` of the new tokens; the windows that they fill become entries. State and pool are
+    /// out of the cache until [`Self::end`].
+    pub(crate) fn begin(
         &self,
         kv_gates: Tensor<2>,
         step: &V4Step,
         entries: &EntryStep,
         cache: &mut V4Cache,
-    ) -> Result<()> {
-        let (carried, pool) = self.take(&kv_gates, entries, cache)?;
-        let (carried, pool, outcome) = self.compress(kv_gates, &step.sequences, entries, carried, pool);
-        self.put(carried, pool, cache)?;
-        Ok(outcome.map(|_| ())?)
-    }
-
-    /// The same for two compressors, in one launch where a token of each sequence is new.
-    pub(crate) fn advance_both(
-        of: [(&Self, Tensor<2>); 2],
-        step: &V4Step,
-        entries: &EntryStep,
-        cache: &mut V4Cache,
-    ) -> Result<()> {
-        let compressors = [of[0].0, of[1].0];
-        let mut take = |(compressor, kv_gates): (&Self, Tensor<2>)| {
-            let (carried, pool) = compressor.take(&kv_gates, entries, cache)?;
-            Ok::<_, ModelError>(compressor.call(kv_gates, &step.sequences, entries, carried, pool))
-        };
-        let [first, second] = of;
-        let [(args, options), (second_args, second_options)] = [take(first)?, take(second)?];
-        let (kept, outcome) = match compress_kv_pair([(args, &options), (second_args, &second_options)]) {
-            Ok(both) => (both.map(|CompressedKv { state, cache, .. }| (state, cache)), Ok(())),
-            Err(refused) => {
-                let error = refused[0].error.clone();
-                (refused.map(|CompressKvError { state, cache, .. }| (state, cache)), Err(error))
-            }
-        };
-        for (compressor, (carried, pool)) in compressors.into_iter().zip(kept) {
-            compressor.put(carried, pool.expect("the one that it was given"), cache)?;
-        }
-        Ok(outcome?)
-    }
-
-    /// Its state and its pool out of the cache, where what snapshots take of the new tokens has been written.
-    fn take(&self, kv_gates: &Tensor<2>, entries: &EntryStep, cache: &mut V4Cache) -> Result<(Tensor<3>, Pool)> {
+    ) -> Result<(CompressKvArgs, CompressKvOptions)> {
         let state = State::Carried(self.number);
         if let Some(marked) = &entries.marked {
-            cache.write_marked(state, kv_gates, marked)?;
+            cache.write_marked(state, &kv_gates, marked)?;
         }
         let pool = cache.take_entries(self.number)?;
-        Ok((cache.take(state)?, pool))
+        let carried = cache.take(state)?;
+        Ok(self.call(kv_gates, &step.sequences, entries, carried, pool))
     }
 
-    fn put(&self, carried: Tensor<3>, pool: Pool, cache: &mut V4Cache) -> Result<()> {
+    /// Gives back what the call took.
+    pub(crate) fn end(&self, carried: Tensor<3>, pool: Option<Pool>, cache: &mut V4Cache) -> Result<()> {
         cache.put(State::Carried(self.number), carried);
-        cache.put_entries(self.number, pool)
+        cache.put_entries(self.number, pool.expect("the one that it was given"))
     }
 
     /// State and pool with the new tokens in them, or as they were, and the entries.

@@ -82,6 +82,45 @@ pub(crate) struct BackendStep<B: Backend> {
     pub(super) compressor: BackendCompressor<B>,
 }
 
+/// Steps of compressors that a launch of something else takes in.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendSteps<B: Backend> {
+    /// None.
+    None,
+    /// One.
+    One(#[extension_type] BackendStep<B>),
+    /// Two.
+    Two(#[extension_type] BackendStep<B>, #[extension_type] BackendStep<B>),
+}
+
+/// What became of [`BackendSteps`].
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendStepsDone<B: Backend> {
+    /// There were none.
+    None,
+    /// Of one.
+    One(#[extension_type] BackendCompressed<B>),
+    /// Of two.
+    Two(#[extension_type] BackendCompressed<B>, #[extension_type] BackendCompressed<B>),
+}
+
+#[cfg(any(feature = "flex", feature = "_gpu"))]
+impl<B: Backend> BackendSteps<B> {
+    /// With each of them.
+    pub(crate) fn map(self, mut step: impl FnMut(BackendStep<B>) -> BackendCompressed<B>) -> BackendStepsDone<B> {
+        match self {
+            Self::None => BackendStepsDone::None,
+            Self::One(only) => BackendStepsDone::One(step(only)),
+            Self::Two(first, second) => {
+                let first = step(first);
+                BackendStepsDone::Two(first, step(second))
+            }
+        }
+    }
+}
+
 #[backend_extension(
     Cube: cfg(feature = "_gpu"),
     Flex: cfg(feature = "flex"),
@@ -101,20 +140,24 @@ pub(crate) trait CompressKvBackend: Backend {
     /// The same of a step; the new tokens go into the state, and the entries into a cache.
     #[fusion(meta = fusion::compressed)]
     fn compress_and_write(#[extension_type] step: BackendStep<Self>) -> BackendCompressed<Self>;
-
-    /// The same of two compressors.
-    #[fusion(meta = |first, second| (fusion::compressed(first), fusion::compressed(second)))]
-    fn compress_and_write_pair(
-        #[extension_type] first: BackendStep<Self>,
-        #[extension_type] second: BackendStep<Self>,
-    ) -> (BackendCompressed<Self>, BackendCompressed<Self>);
 }
 
 #[cfg(all(feature = "fusion", feature = "_gpu"))]
-mod fusion {
+pub(crate) mod fusion {
     use super::{
-        BackendCompressedMetadata, BackendEntryCacheMetadata, BackendStepMetadata, BackendWrittenCacheMetadata,
+        BackendCompressedMetadata, BackendEntryCacheMetadata, BackendStepMetadata, BackendStepsDoneMetadata,
+        BackendStepsMetadata, BackendWrittenCacheMetadata,
     };
+
+    pub(crate) fn done(steps: &BackendStepsMetadata) -> BackendStepsDoneMetadata {
+        match steps {
+            BackendStepsMetadata::None => BackendStepsDoneMetadata::None,
+            BackendStepsMetadata::One(only) => BackendStepsDoneMetadata::One(compressed(only)),
+            BackendStepsMetadata::Two(first, second) => {
+                BackendStepsDoneMetadata::Two(compressed(first), compressed(second))
+            }
+        }
+    }
 
     pub(super) fn compressed(step: &BackendStepMetadata) -> BackendCompressedMetadata {
         let BackendStepMetadata { tokens, cache, compressor, .. } = step;

@@ -29,20 +29,10 @@ impl CompressKvBackend for CubeBackend {
         launched(kernels::launch(&compressed.entries.client, args));
         compressed
     }
-
-    fn compress_and_write_pair(
-        first: BackendStep<Self>,
-        second: BackendStep<Self>,
-    ) -> (BackendCompressed<Self>, BackendCompressed<Self>) {
-        let (args, first) = step_args(first);
-        let (second_args, second) = step_args(second);
-        launched(kernels::launch_each(&first.entries.client, &[args, second_args]));
-        (first, second)
-    }
 }
 
 /// What the kernel takes for a step, and what that will be.
-fn step_args(step: BackendStep<CubeBackend>) -> (KernelArgs, BackendCompressed<CubeBackend>) {
+pub(crate) fn step_args(step: BackendStep<CubeBackend>) -> (KernelArgs, BackendCompressed<CubeBackend>) {
     let BackendStep { tokens, state_slots, cache, compressor } = step;
     let BackendTokens { state, .. } = tokens;
     let tokens = BackendTokens { state: own(contiguous(state)), ..tokens };

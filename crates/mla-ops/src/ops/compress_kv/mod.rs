@@ -1,9 +1,8 @@
 //! [`compress_kv`]: windows of tokens pooled into entries, in any chunking.
 
-mod backend;
+pub(crate) mod backend;
 #[cfg(feature = "_gpu")]
-mod cube;
-mod pair;
+pub(crate) mod cube;
 #[cfg(feature = "flex")]
 mod reference;
 
@@ -15,7 +14,6 @@ use self::backend::{
     BackendCompressed, BackendCompressor, BackendEntryCache, BackendStep, BackendTokens, BackendWrittenCache,
     CompressKvBackend,
 };
-pub use self::pair::compress_kv_pair;
 use super::write_latent::{BackendRows, write_rows};
 use crate::MlaError;
 use crate::cache::{Pool, RowFormat};
@@ -169,7 +167,7 @@ pub fn compress_kv(args: CompressKvArgs, options: &CompressKvOptions) -> Result<
 impl CompressKvArgs {
     /// Whether a cube of each sequence could write all that there is to write, after it has read what it needs: with more entries of a
     /// sequence others would still read; more tokens are too many for one.
-    fn is_step(&self) -> bool {
+    pub(super) fn is_step(&self) -> bool {
         let ([batch, entries, _], [tokens, row]) = (self.cos.dims(), self.kv_gates.dims());
         let empty = |dims: [usize; 3]| dims.contains(&0);
         let is_empty = tokens * row == 0
@@ -179,7 +177,7 @@ impl CompressKvArgs {
     }
 
     /// Checked.
-    fn compress(self, options: &CompressKvOptions) -> CompressedKv {
+    pub(super) fn compress(self, options: &CompressKvOptions) -> CompressedKv {
         if !self.is_step() {
             return self.apart(options);
         }
@@ -192,7 +190,7 @@ impl CompressKvArgs {
     }
 
     /// A step in one launch, and where its entries are quantised.
-    fn into_step(self, options: &CompressKvOptions) -> (BackendStep<Dispatch>, Option<EntryCache>) {
+    pub(super) fn into_step(self, options: &CompressKvOptions) -> (BackendStep<Dispatch>, Option<EntryCache>) {
         let (tokens, compressor, state_slots, cache) = self.into_backend(options);
         // What is quantised, another launch writes.
         let (quantised, cache) = match cache {
@@ -249,7 +247,7 @@ impl CompressKvArgs {
 }
 
 impl CompressedKv {
-    fn of_step(compressed: BackendCompressed<Dispatch>, quantised: Option<EntryCache>) -> Self {
+    pub(super) fn of_step(compressed: BackendCompressed<Dispatch>, quantised: Option<EntryCache>) -> Self {
         let BackendCompressed { entries, state, cache } = compressed;
         let entries: Tensor<3> = tensors(entries);
         let cache = match cache {
@@ -280,7 +278,7 @@ impl EntryCache {
 
 impl CompressKvArgs {
     /// Everything that a call must fulfil.
-    fn check_call(&self, options: &CompressKvOptions) -> Result<(), MlaError> {
+    pub(super) fn check_call(&self, options: &CompressKvOptions) -> Result<(), MlaError> {
         let check = self.check_tensors()?;
         self.check_options(&check, options)?;
         #[cfg(feature = "_gpu")]

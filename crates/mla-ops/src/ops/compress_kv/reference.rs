@@ -36,13 +36,6 @@ impl CompressKvBackend for Flex {
         };
         BackendCompressed { entries: entries.into_flex(), state: state.into_flex(), cache }
     }
-
-    fn compress_and_write_pair(
-        first: BackendStep<Self>,
-        second: BackendStep<Self>,
-    ) -> (BackendCompressed<Self>, BackendCompressed<Self>) {
-        (Self::compress_and_write(first), Self::compress_and_write(second))
-    }
 }
 
 /// Rows of tokens: their keys and their gates.
