@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_mla::ops::Determinism::{BatchInvariant, Fast};
-use burn_mla::ops::{Residual, StackedWeight, Weight, linear, linear_by_head, linear_pair, matmul, swiglu};
+use burn_mla::ops::{Residual, StackedWeight, Weight, linear, linear_by_head, linear_each, matmul, swiglu};
 use rstest::rstest;
 
 use crate::devices::for_each_dtype;
@@ -40,12 +40,12 @@ fn ops_batch_invariant_products(#[values([192, 4], [576, 72], [33, 7], [64, 520]
         let weight = |seed| matrix(seed, [width, depth], dtype, device);
         let dense = |seed| Weight::from(weight(seed));
         check("linear", &x, |x| linear(x, &dense(2), BatchInvariant).expect("legal"));
-        check("linear_pair", &x, |x| linear_pair(x, &dense(2), &dense(3), BatchInvariant).expect("legal").1);
+        check("linear_each", &x, |x| linear_each(x, [&dense(2), &dense(3)], BatchInvariant).expect("legal")[1].clone());
         // Others than these outputs by far are not in the same launch.
         let other = Weight::from(matrix(6, [if width > 512 { 24 } else { 600 }, depth], dtype, device));
-        let apart = |x| linear_pair(x, &dense(2), &other, BatchInvariant).expect("legal");
-        check("linear_pair, the first of two launches", &x, |x| apart(x).0);
-        check("linear_pair, the second of two launches", &x, |x| apart(x).1);
+        let apart = |x| linear_each(x, [&dense(2), &other], BatchInvariant).expect("legal");
+        check("linear_each, the first of two launches", &x, |x| apart(x)[0].clone());
+        check("linear_each, the second of two launches", &x, |x| apart(x)[1].clone());
         let both = Weight::from(Tensor::cat(vec![weight(2), weight(3)], 0));
         check("swiglu", &x, |x| swiglu(x, &both, None, BatchInvariant).expect("legal"));
         check("matmul", &x, |x| matmul(x, weight(2).transpose(), BatchInvariant).expect("legal"));

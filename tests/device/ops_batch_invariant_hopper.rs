@@ -5,7 +5,7 @@ use burn_mla::ops::Determinism::BatchInvariant;
 use burn_mla::ops::{
     ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, MlaDecodeArgs, MlaDecodeOptions, MlaQuery, Path, Residual,
     RopeQuery, RopeWriteArgs, Routing, SharedExperts, Splits, StackedWeight, Weight, experts_mlp, explain_path, linear,
-    linear_by_head, linear_pair, mla_decode, rope_write, swiglu,
+    linear_by_head, linear_each, mla_decode, rope_write, swiglu,
 };
 use rstest::rstest;
 
@@ -78,10 +78,10 @@ fn ops_batch_invariant_hopper_products(
         });
         let pair = |first, n| {
             let (one, other) = (weight(2, outputs), weight(3, outputs / 2 + outputs / 2 % 8));
-            let (one, other) = linear_pair(x(first, n), &one, &other, BatchInvariant).expect("legal");
+            let [one, other] = linear_each(x(first, n), [&one, &other], BatchInvariant).expect("legal");
             Tensor::cat(vec![one, other], 1)
         };
-        check("linear_pair", dense, dtype, pair);
+        check("linear_each", dense, dtype, pair);
         let gated = |n| path(LinearProblem::gated(sizes(n), dtype));
         let gate_up = weight(4, 2 * outputs);
         check("swiglu", gated, dtype, |first, n| swiglu(x(first, n), &gate_up, None, BatchInvariant).expect("legal"));
@@ -121,6 +121,7 @@ fn ops_batch_invariant_hopper_heads(#[values([2, 128, 512], [3, 96, 40], [2, 512
                 sin,
                 cache: Tensor::<3>::zeros([ROWS, 1, cache_width], (device, dtype)).into(),
                 slots: ints(&(0..n as i32).collect::<Vec<_>>(), [n], device),
+                compressors: vec![],
             };
             let written = rope_write(args).expect("legal");
             let cached = written.cache.dense().reshape([ROWS, cache_width]).narrow(0, 0, n);
@@ -167,10 +168,10 @@ fn ops_batch_invariant_hopper_experts(#[values([96, 96, 64], [576, 160, 320])] w
             residual.add(sum(first, n)).expect("legal");
             let mut h = residual.norm(&norm, 1e-6).expect("legal");
             let [one, other] = [(8, 96), (9, 64)].map(|(seed, outputs)| dense(seed, [outputs, hidden]));
-            let (one, other) = linear_pair(&mut h, &one, &other, BatchInvariant).expect("legal");
+            let [one, other] = linear_each(&mut h, [&one, &other], BatchInvariant).expect("legal");
             Tensor::cat(vec![h.tensor(), one, other], 1)
         };
-        check("linear_pair behind experts", path, dtype, project);
+        check("linear_each behind experts", path, dtype, project);
     });
 }
 

@@ -2,7 +2,10 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use mla_ops::cache::{Pool, RowFormat, new_pool};
-use mla_ops::{CompressKvArgs, CompressKvError, CompressedKv, EntryCache, WriteLatentArgs, compress_kv, write_latent};
+use mla_ops::{
+    CompressKvArgs, CompressKvError, CompressedKv, EntryCache, RopeWriteArgs, WriteLatentArgs, compress_kv, rope_write,
+    write_latent,
+};
 use proptest::prelude::{ProptestConfig, prop, proptest};
 use rstest::rstest;
 
@@ -11,6 +14,7 @@ use crate::ops_compress_kv_fixture::{Case, Chunk, EntryBits};
 use crate::ops_fixture::{bits, floats, ints, random, restrided, rng, values};
 use crate::ops_fusion::buffer;
 use crate::ops_paging::address;
+use crate::ops_rope_write::args as rope_write_args;
 
 fn lens(window: usize) -> Vec<usize> {
     vec![5 * window + 1, 2 * window - 1, window, 0, 3 * window + window / 2, 4 * window]
@@ -172,6 +176,69 @@ fn ops_compress_kv_of_dtypes(#[case] overlap: bool, #[case] window: usize, #[cas
             assert!(bits(&actual.entries) == bits(&exact.entries), "{what}");
             assert!(bits(&actual.state) == bits(&exact.state), "{what}: the state");
         }
+    });
+}
+
+/// Compressors beside the tokens of [`rope_write`]: the bits of both alone, in steps, which may be one launch, and with room for more entries. All
+/// of these cubes have as many units, but for those of the last case.
+#[rstest]
+#[case(&[(true, 4, 512), (true, 4, 128)])]
+#[case(&[(false, 128, 40)])]
+#[case(&[(false, 128, 40), (true, 8, 64)])]
+#[case(&[(true, 4, 512), (true, 1, 8)])]
+fn ops_compress_kv_beside_rope_write(
+    #[case] of: &[(bool, usize, usize)],
+    #[values(1, 2)] entries: usize,
+    #[values(RowFormat::Dense, RowFormat::Fp8IndexKeys)] format: RowFormat,
+) {
+    for_each_dtype(|device, dtype| {
+        let pool = |width| Pool::new([4, 4, width], FloatDType::from(dtype), format, device).expect("small");
+        let call = |&(overlap, window, width): &(bool, usize, usize)| {
+            let case = Case::new(overlap, window, [width, 4], &[3 * window + 2, 2 * window, window, 2]);
+            let state = random(&mut rng(88), case.state_shape().iter().product(), DType::F32);
+            let starts = (0..).zip([3 * window - 1, 2 * window - 1, window - 1, 0]);
+            let chunks = Vec::from_iter(starts.map(|(sequence, start)| Chunk { sequence, start, len: 1 }));
+            let of_sequence = |sequence| (0..entries).map(move |j| if j == 0 { 4 * sequence } else { -1 });
+            let slots = Vec::from_iter((0..4).flat_map(of_sequence));
+            let cache = EntryCache { cache: pool(width), slots: ints(&slots, [slots.len()], device) };
+            let args = CompressKvArgs { cache: Some(cache), ..case.args(&chunks, entries, &state, device).0 };
+            (CompressKvArgs { kv_gates: args.kv_gates.cast(FloatDType::from(dtype)), ..args }, case.options(dtype))
+        };
+        let alone = rope_write_args([3, 24, 24, 4], &[7, -1, 0, 23], dtype, device);
+        let alone = rope_write(alone).expect("legal");
+        let compressors = of.iter().map(call).collect();
+        let args = rope_write_args([3, 24, 24, 4], &[7, -1, 0, 23], dtype, device);
+        let both = rope_write(RopeWriteArgs { compressors, ..args }).expect("legal");
+        assert!(bits(&both.q) == bits(&alone.q), "{dtype:?} on {device:?}");
+        assert!(bits(&both.cache.dense()) == bits(&alone.cache.dense()), "{dtype:?} on {device:?}");
+        assert_eq!(both.compressed.len(), of.len());
+        for (both, of) in both.compressed.into_iter().zip(of) {
+            let (args, options) = call(of);
+            let alone = compress_kv(args, &options).expect("legal");
+            let what = format!("{of:?} of {dtype:?} on {device:?}");
+            assert!(bits(&both.entries) == bits(&alone.entries), "{what}");
+            assert!(bits(&both.state) == bits(&alone.state), "{what}: the state");
+            let [both, alone] = [both, alone].map(|it| bits(&it.cache.expect("the one that it was given").dense()));
+            assert!(both == alone && both.iter().any(|&bits| bits != 0), "{what}: the cache");
+        }
+    });
+}
+
+/// Where a compressor is refused, nothing is written.
+#[test]
+fn ops_compress_kv_beside_rope_write_refused() {
+    for_each_device(|device| {
+        let case = Case::new(true, 2, [6, 1], &[9]);
+        let whole = [Chunk { sequence: 0, start: 0, len: 9 }];
+        let args = || case.args(&whole, 4, &vec![0.0; case.state_shape().iter().product()], device).0;
+        let (legal, wrong) = (args(), CompressKvArgs { norm_weight: Tensor::ones([5], device), ..args() });
+        let of_tokens = rope_write_args([3, 24, 24, 4], &[7], DType::F32, device);
+        let before = (bits(&legal.state), bits(&of_tokens.cache.dense()));
+        let compressors = vec![(legal, case.options(DType::F32)), (wrong, case.options(DType::F32))];
+        let refused = rope_write(RopeWriteArgs { compressors, ..of_tokens }).expect_err("5 channels of 6");
+        assert!(bits(&refused.cache.dense()) == before.1, "{device:?}");
+        assert!(refused.compressors.iter().all(|(state, _)| bits(state) == before.0), "{device:?}");
+        assert!(refused.error.to_string().starts_with("compress_kv"), "{}", refused.error);
     });
 }
 

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use mla_ops::Determinism::{self, Fast};
 use mla_ops::{
     ExpertChoice, ExpertGroups, ExpertsMlpArgs, LocalExperts, Residual, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    SharedExperts, experts_mlp, linear, linear_by_head, linear_pair, matmul, route_experts, swiglu,
+    SharedExperts, experts_mlp, linear, linear_by_head, linear_each, matmul, route_experts, swiglu,
 };
 use rstest::rstest;
 
@@ -77,13 +77,13 @@ fn ops_errors_experts_residual() {
             let mut residual = Residual::new(zeros([4, 64], device));
             residual.add(sum(args())).expect("legal");
             let mut h = residual.norm(&zeros([64], device), 0.0).expect("legal");
-            linear_pair(&mut h, &first.into(), &second.into(), Fast)
+            linear_each(&mut h, [&first.into(), &second.into()], Fast)
         };
         let matrix = |width| zeros::<2>([8, width], device);
         pair(matrix(64), matrix(64)).expect("legal before it is changed");
-        assert_refused(pair(matrix(63), matrix(64)), Shape, "first");
-        assert_refused(pair(matrix(64), matrix(63)), Shape, "second");
-        assert_refused(pair(matrix(64), half), WrongType, "second");
+        assert_refused(pair(matrix(63), matrix(64)), Shape, "weights");
+        assert_refused(pair(matrix(64), matrix(63)), Shape, "weights");
+        assert_refused(pair(matrix(64), half), WrongType, "weights");
     });
 }
 
@@ -158,10 +158,10 @@ fn ops_errors_projections() {
         // Weights in f32 are for rows of any dtype.
         linear(half([3, 8]), &zeros::<2>([4, 8], device).into(), Fast).expect("legal");
         let pair = |first: Tensor<2>, second: Tensor<2>| {
-            linear_pair(zeros::<2>([3, 8], device), &first.into(), &second.into(), Fast)
+            linear_each(zeros::<2>([3, 8], device), [&first.into(), &second.into()], Fast)
         };
-        assert_refused(pair(zeros([4, 7], device), zeros([4, 8], device)), Shape, "first");
-        assert_refused(pair(zeros([4, 8], device), half([4, 8])), WrongType, "second");
+        assert_refused(pair(zeros([4, 7], device), zeros([4, 8], device)), Shape, "weights");
+        assert_refused(pair(zeros([4, 8], device), half([4, 8])), WrongType, "weights");
         let gated = |gate_up: Tensor<2>, limit| swiglu(zeros::<2>([3, 8], device), &gate_up.into(), limit, Fast);
         gated(zeros([4, 8], device), Some(1.0)).expect("legal before it is changed");
         assert_refused(gated(zeros([4, 7], device), None), Shape, "gate_up");
@@ -190,7 +190,7 @@ fn ops_errors_projections_of_nothing(
         let weight = |outputs| zeros::<2>([outputs, inputs], device).into();
         let out = linear(x(), &weight(outputs), determinism).expect("legal");
         assert_eq!(out.dims(), [rows, outputs]);
-        let (first, second) = linear_pair(x(), &weight(outputs), &weight(2), determinism).expect("legal");
+        let [first, second] = linear_each(x(), [&weight(outputs), &weight(2)], determinism).expect("legal");
         assert_eq!((first.dims(), second.dims()), ([rows, outputs], [rows, 2]));
         let gated = swiglu(x(), &weight(2 * outputs), None, determinism).expect("legal");
         assert_eq!(gated.dims(), [rows, outputs]);

@@ -15,7 +15,7 @@ use mla_ops::{
     RouteExpertsOptions, Routing, SampleArgs, SampleParams, SampleRows, SharedExperts, SparseMlaArgs, SparseMlaOptions,
     SparseScope, Splits, StackedWeight, VerticalSlashAttentionArgs, VerticalSlashAttentionOptions, VerticalSlashIndex,
     VerticalSlashIndexArgs, VerticalSlashIndexOptions, Weight, WeightBlocks, WriteLatentArgs, YarnConfig, argmax,
-    batch, compress_kv, experts_mlp, kv_indices, lightning_index, linear, linear_by_head, linear_pair, log_probs,
+    batch, compress_kv, experts_mlp, kv_indices, lightning_index, linear, linear_by_head, linear_each, log_probs,
     matmul, merge_state, merge_states, mhc_head, mhc_post, mhc_pre, mla_decode, mla_plan, norm_rope,
     packed_vertical_slash_attention, page_table, ragged_attention, residual_norm, rms_norm, rope_write, route_experts,
     sample, sparse_mla, sparse_mla_parts, swiglu, vertical_slash_attention, vertical_slash_index, write_latent,
@@ -171,7 +171,7 @@ fn linears(h: &mut Hostile) -> Outcome {
     let (x, first, second) = (h.floats([3, 32]), h.weight([8, 32])?, h.weight([6, 32])?);
     let determinism = h.determinism();
     let _ = said(linear(x.clone(), &first, determinism))?.into_data();
-    let (one, other) = said(linear_pair(x, &first, &second, determinism))?;
+    let [one, other] = said(linear_each(x, [&first, &second], determinism))?;
     let _ = (one.into_data(), other.into_data());
     Ok(())
 }
@@ -242,6 +242,7 @@ fn rope_writes(h: &mut Hostile) -> Outcome {
         sin: h.floats([3, 2]),
         cache: h.floats::<3>([4, 4, 9]).into(),
         slots: h.ints(&[3, -1, 12], [3]),
+        compressors: vec![],
     };
     let written = rope_write(args).map_err(|refused| refused.to_string())?;
     let _ = (written.q.into_data(), written.cache.dense().into_data());

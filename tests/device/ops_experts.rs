@@ -5,7 +5,7 @@ use mla_ops::Determinism::{BatchInvariant, Fast};
 use mla_ops::{
     Addend, ExpertChoice, ExpertGroups, ExpertScoring, ExpertsMlpArgs, ExpertsMlpOptions, ExpertsSum, LocalExperts,
     Residual, RouteExpertsArgs, RouteExpertsOptions, Routing, SharedExperts, StackedWeight, Weight, experts_mlp,
-    linear_pair, residual_norm, route_experts,
+    linear_each, residual_norm, route_experts,
 };
 use rstest::rstest;
 
@@ -148,7 +148,7 @@ fn add_and_project(
     let mut residual = Residual::new(stream);
     residual.add(summand).expect("legal");
     let mut h = residual.norm(weight, 1e-6).expect("legal");
-    let (first, second) = linear_pair(&mut h, first, second, Fast).expect("legal");
+    let [first, second] = linear_each(&mut h, [first, second], Fast).expect("legal");
     let normed = h.tensor();
     [residual.tensor(), normed, first, second]
 }
@@ -332,7 +332,7 @@ fn ops_experts_mlp_linear_pair(
         let norm = floats(&random(&mut rng, hidden, DType::F32), [hidden], DType::F32, device);
         let weights = weights.map(Weight::from);
         let (sum_there, normed) = add_and_norm(residual.clone(), sum(inputs.args(device)), &norm);
-        let (first, second) = linear_pair(normed.clone(), &weights[0], &weights[1], Fast).expect("legal");
+        let [first, second] = linear_each(normed.clone(), [&weights[0], &weights[1]], Fast).expect("legal");
         let (experts, view) = (sum(inputs.args(device)), if tokens > 0 { restrided(residual, 0, 1) } else { residual });
         let [its_sum, its_norm, its_first, its_second] = add_and_project(view, experts, &norm, &weights);
         for (actual, expected) in [(its_sum, sum_there), (its_norm, normed), (its_first, first), (its_second, second)] {

@@ -487,6 +487,7 @@ fn ops_fp8_rope_write(
                 sin: table.clone(),
                 cache,
                 slots: ints(&slots, [tokens], device),
+                compressors: vec![],
             };
             let written = rope_write(args).expect("legal");
             (bits(&written.q), written.latent.map(|latent| bits(&latent)), written.cache)

@@ -1,9 +1,9 @@
-//! `linear`, `linear_pair`, `swiglu` and `linear_by_head` against plain loops.
+//! `linear`, `linear_each`, `swiglu` and `linear_by_head` against plain loops.
 
 use burn::tensor::{DType, Device, Tensor};
 use mla_ops::Determinism::{BatchInvariant, Fast};
 use mla_ops::{
-    InverseRope, NormRopeArgs, NormRopeOptions, Weight, linear, linear_by_head, linear_pair, norm_rope, swiglu,
+    InverseRope, NormRopeArgs, NormRopeOptions, Weight, linear, linear_by_head, linear_each, norm_rope, swiglu,
 };
 use rstest::rstest;
 
@@ -58,11 +58,28 @@ fn ops_linear_pair(
         let mut matrix = |rows: usize| floats(&random(&mut rng, rows * inputs, dtype), [rows, inputs], dtype, device);
         let x = matrix(rows);
         let [first, second] = [outputs, second_outputs].map(|rows| Weight::from(matrix(rows)));
-        let (a, b) = linear_pair(x.clone(), &first, &second, Fast).expect("legal");
+        let [a, b] = linear_each(x.clone(), [&first, &second], Fast).expect("legal");
         let [c, d] = [first, second].map(|weight| linear(x.clone(), &weight, Fast).expect("legal"));
         assert_eq!((a.dims(), b.dims()), ([rows, outputs], [rows, second_outputs]));
         assert_eq!(values(a), values(c), "{widths:?} {dtype:?} on {device:?}");
         assert_eq!(values(b), values(d), "{widths:?} {dtype:?} on {device:?}");
+    });
+}
+
+/// Several matrices: the bits are those of each alone.
+#[rstest]
+fn ops_linear_each(#[values(1, 3, 9, 65)] rows: usize, #[values(33, 96, 1056)] inputs: usize) {
+    for_each_dtype(|device, dtype| {
+        let mut rng = rng(64);
+        let mut matrix = |rows: usize| floats(&random(&mut rng, rows * inputs, dtype), [rows, inputs], dtype, device);
+        let x = matrix(rows);
+        let [a, b, c, d] = [520, 16, 7, 600].map(|rows| Weight::from(matrix(rows)));
+        let all = [&a, &b, &c, &d, &b];
+        let products = linear_each(x.clone(), all, Fast).expect("legal");
+        for (product, weight) in products.into_iter().zip(all) {
+            let alone = linear(x.clone(), weight, Fast).expect("legal");
+            assert_eq!(values(product), values(alone), "{rows} x {inputs}, {dtype:?} on {device:?}");
+        }
     });
 }
 
@@ -74,7 +91,7 @@ fn ops_linear_pair_of_long_rows() {
         let mut matrix = |rows: usize| floats::<2>(&random(&mut rng, rows * 4100, dtype), [rows, 4100], dtype, device);
         let x = matrix(2);
         let [first, second] = [3, 132].map(|rows| Weight::from(matrix(rows)));
-        let (a, b) = linear_pair(x.clone(), &first, &second, Fast).expect("legal");
+        let [a, b] = linear_each(x.clone(), [&first, &second], Fast).expect("legal");
         let [c, d] = [first, second].map(|weight| linear(x.clone(), &weight, Fast).expect("legal"));
         assert!(values(a) == values(c) && values(b) == values(d), "{dtype:?} on {device:?}");
     });

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, FloatDType};
 use mla_ops::Determinism::{self, BatchInvariant, Fast};
-use mla_ops::{Residual, Weight, linear, linear_pair, residual_norm, rms_norm};
+use mla_ops::{Residual, Weight, linear, linear_each, residual_norm, rms_norm};
 use rstest::rstest;
 
 use crate::devices::{for_each_device, for_each_dtype};
@@ -64,7 +64,7 @@ fn ops_norm_linear_without_a_sum(
         let mut residual = Residual::new(x);
         let mut h = residual.norm(&norm_weight, 1e-6).expect("legal");
         let alone = linear(&mut h, &first, determinism).expect("legal");
-        let (a, b) = linear_pair(&mut h, &first, &second, determinism).expect("legal");
+        let [a, b] = linear_each(&mut h, [&first, &second], determinism).expect("legal");
         let logits = linear(&mut h, &router, determinism).expect("legal");
         let what = format!("{rows} x {sizes:?} {dtype:?} {determinism:?} on {device:?}");
         assert_eq!((a.dims(), b.dims()), ([rows, outputs], [rows, second_outputs]), "{what}");

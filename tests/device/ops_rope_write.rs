@@ -16,7 +16,7 @@ use crate::refusals::{assert_refused, zeros};
 type Sizes = [usize; 4];
 
 /// For as many tokens as slots, and a cache of 24 tokens.
-fn args([heads, width, cache_width, pairs]: Sizes, slots: &[i32], dtype: DType, device: &Device) -> RopeWriteArgs {
+pub fn args([heads, width, cache_width, pairs]: Sizes, slots: &[i32], dtype: DType, device: &Device) -> RopeWriteArgs {
     let (tokens, mut rng) = (slots.len(), rng(51));
     let mut draw = |len, dtype| random(&mut rng, len, dtype);
     let (angles, f32) = (draw(tokens * pairs, DType::F32), DType::F32);
@@ -39,6 +39,7 @@ fn args([heads, width, cache_width, pairs]: Sizes, slots: &[i32], dtype: DType, 
             .reshape([6, 4, cache_width])
             .into(),
         slots: ints(slots, [tokens], device),
+        compressors: vec![],
     }
 }
 
@@ -112,7 +113,8 @@ fn ops_rope_write_normed(
             let args = args(sizes, slots, dtype, device);
             RopeWriteArgs { norm_weight, q_norm_eps: Some(1e-5), index_q, ..args }
         };
-        let RopeWriteArgs { query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache, slots } = new();
+        let RopeWriteArgs { query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache, slots, .. } =
+            new();
         let apply = |x: Tensor<3>, weight: Option<Tensor<1>>, norm_eps| {
             let options = NormRopeOptions { norm_eps, norm_whole_head: true, inverse: false };
             norm_rope(NormRopeArgs { x, weight, cos: cos.clone(), sin: sin.clone() }, &options).expect("legal")

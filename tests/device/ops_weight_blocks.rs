@@ -8,8 +8,8 @@ use half::{bf16, f16};
 use mla_ops::Determinism::{BatchInvariant, Fast};
 use mla_ops::measure::ForcedScratch;
 use mla_ops::{
-    BlockFormat, ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, MlaError, Path, Routing, SharedExperts,
-    StackedWeight, Weight, WeightBlocks, WeightFormat, experts_mlp, explain_path, linear, linear_by_head, linear_pair,
+    BlockFormat, Determinism, ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, MlaError, Path, Routing, SharedExperts,
+    StackedWeight, Weight, WeightBlocks, WeightFormat, experts_mlp, explain_path, linear, linear_by_head, linear_each,
     swiglu,
 };
 use rand::RngExt;
@@ -258,12 +258,42 @@ fn ops_linear_pair_in_blocks(#[values(1, 9, 65)] rows: usize) {
         let (fp8, fp4) = (weight(BlockFormat::Fp8, 144, 128), weight(BlockFormat::Fp4, 40, 1));
         let dense = Weight::from(fp8.dense());
         for [first, second] in [[&fp8, &fp4], [&fp8, &dense], [&dense, &fp4]] {
-            let (a, b) = linear_pair(x.clone(), first, second, Fast).expect("legal");
+            let [a, b] = linear_each(x.clone(), [first, second], Fast).expect("legal");
             for (pair, weight) in [(a, first), (b, second)] {
                 let alone = linear(x.clone(), weight, Fast).expect("legal");
                 assert!(bits(&pair) == bits(&alone), "{rows} {dtype:?} on {device:?}");
             }
         }
+    });
+}
+
+/// More weights than a launch has, in blocks and dense, whose outputs are and are not whole vectors: the bits are those of each alone. Rows of
+/// 256 channels and more of codes have a kernel of their own where there is one; of 1152 all loads of dense weights start at once.
+#[rstest]
+fn ops_linear_each_of_both_kinds(
+    #[values(1, 2, 8, 9, 33, 65)] rows: usize,
+    #[values(160, 256, 1152)] inputs: usize,
+    #[values(Fast, BatchInvariant)] determinism: Determinism,
+) {
+    for_each_dtype(|device, dtype| {
+        let mut rng = rng(77);
+        let x: Tensor<2> = floats(&random(&mut rng, rows * inputs, dtype), [rows, inputs], dtype, device);
+        let mut weight = |format, outputs, height| {
+            Blocks::random(&mut rng, format, [1, outputs, inputs], height).weight(dtype, device)
+        };
+        let (wide, fp4) = (weight(BlockFormat::Fp8, 144, 128), weight(BlockFormat::Fp4, 24, 1));
+        let few = weight(BlockFormat::Fp8, 8, 16);
+        let [dense, odd, one] = [40, 13, 1].map(|outputs| Weight::from(wide.dense().narrow(0, 0, outputs)));
+        let all = [&dense, &wide, &odd, &fp4, &one, &few, &wide];
+        let products = linear_each(x.clone(), all, determinism).expect("legal");
+        for (number, (product, weight)) in products.into_iter().zip(all).enumerate() {
+            let alone = linear(x.clone(), weight, determinism).expect("legal");
+            assert_eq!(product.dims(), alone.dims());
+            assert!(bits(&product) == bits(&alone), "{rows} x {inputs}, {dtype:?} on {device:?}: {number} differs");
+        }
+        let ([], [alone]) =
+            (linear_each(x.clone(), [], Fast).expect("legal"), linear_each(x, [&few], Fast).expect("legal"));
+        assert_eq!(alone.dims(), [rows, 8]);
     });
 }
 

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Tensor};
 use mla_ops::Determinism::Fast;
 use mla_ops::{
     BlockFormat, ExpertsMlpArgs, ExpertsMlpOptions, LinearProblem, Path, Routing, StackedWeight, WeightFormat,
-    experts_mlp, explain_path, linear, linear_by_head, linear_pair, swiglu,
+    experts_mlp, explain_path, linear, linear_by_head, linear_each, swiglu,
 };
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -131,7 +131,7 @@ fn ops_one_row_in_blocks_of_heads_pairs_and_gates(
             Blocks::random(&mut rng, format, [1, rows, inputs], block_rows(format, height)).weight(dtype, device)
         };
         let (first, second) = (matrix(format, 144, 128), matrix(BlockFormat::Fp8, 40, 16));
-        let (a, b) = linear_pair(x.clone(), &first, &second, Fast).expect("legal");
+        let [a, b] = linear_each(x.clone(), [&first, &second], Fast).expect("legal");
         for (pair, weight) in [(a, &first), (b, &second)] {
             let alone = linear(x.clone(), weight, Fast).expect("legal");
             assert!(bits(&pair) == bits(&alone), "{dtype:?} on {device:?}: a pair differs");

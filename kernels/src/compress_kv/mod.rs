@@ -5,18 +5,25 @@
 //! stays for its norm and for its rotation.
 //!
 //! Where each sequence has one cube, as in a decode step, that one has read all that it needs of the state before the first barrier:
-//! after that it writes the new tokens into the state, and its entry into a cache as well. That saves two launches.
+//! after that it writes the new tokens into the state, and its entry into a cache as well. That saves two launches. Such steps of several
+//! compressors share one (`kernel.rs`).
 
+mod kernel;
 mod pool;
 mod select;
+
+use std::slice;
 
 use cubecl::prelude::*;
 use thiserror::Error;
 
-use self::pool::{Tokens, pool_into};
+use self::kernel::compress_kernel;
+#[cfg(feature = "offline")]
+pub(crate) use self::kernel::offline as offline_beside;
+pub(crate) use self::kernel::{Compressor, compress_own};
 use self::select::Shape;
 use crate::common::device::{DeviceError, check_device};
-use crate::common::launch::{address_type, dummy, io_vector_size, is_row, or_dummy, share};
+use crate::common::launch::{address_type, io_vector_size};
 use crate::compiler::names_all_sizes;
 
 /// Arguments of [`launch`]; letters as in [`CompressKvSizes`], C is d, or 2 d with overlap, and L is m, or 2 m with overlap.
@@ -157,209 +164,164 @@ fn prepare(client: &Client, sizes: &CompressKvSizes) -> Result<usize, CompressKv
 /// # Errors
 /// What the device lacks; nothing was launched.
 pub fn launch(client: &Client, args: CompressKvArgs) -> Result<(), CompressKvError> {
-    let sizes = args.sizes;
-    let cubes = sizes.batch * sizes.entries;
-    if cubes == 0 {
-        return Ok(());
+    launch_each(client, &[args])
+}
+
+/// The same for several compressors, of which none reads what another one writes: in one launch, where all have `writes` and a cube has
+/// room for what they need.
+///
+/// # Errors
+/// As [`launch`]; nothing was launched.
+pub fn launch_each(client: &Client, all: &[CompressKvArgs]) -> Result<(), CompressKvError> {
+    let mut forms = Vec::with_capacity(all.len());
+    for args in all {
+        forms.push(Form::new(client, args)?);
     }
-    let vector_size = prepare(client, &sizes)?;
-    let caches = args.writes.as_ref().is_some_and(|writes| writes.cache.is_some());
-    let shape = Shape { writes: args.writes.is_some(), caches, ..Shape::new(&sizes, vector_size) };
-    if names_all_sizes() && !shape.writes {
-        // A decode step's: keys and gates are of the dtype of the entries then.
-        launch_form(client, &args, Shape { writes: true, caches: true, ..shape }, vector_size, sizes.elem);
+    forms.retain(|form| form.cubes() > 0);
+    if names_all_sizes() && forms.iter().any(|form| !form.shape.writes) {
+        launch_forms(client, &Vec::from_iter(forms.iter().map(Form::of_step)));
     }
-    launch_form(client, &args, shape, vector_size, sizes.gates_elem);
+    launch_forms(client, &forms);
     Ok(())
 }
 
-fn launch_form(client: &Client, args: &CompressKvArgs, shape: Shape, vector_size: usize, gates_elem: ElemType) {
-    let sizes = &args.sizes;
-    let buffer = |buffer: &BufferArg, len: usize| or_dummy(client, share(buffer), len);
-    let (writes, none) = (args.writes.as_ref(), || dummy(client));
-    let state_slots = writes.map_or_else(none, |writes| buffer(&writes.state_slots, sizes.tokens));
-    let [cache, slots] = match writes.and_then(|writes| writes.cache.as_ref()) {
-        Some(EntryCache { cache, slots, .. }) => [cache, slots].map(share),
-        None => [(); 2].map(|()| none()),
-    };
-    let cache_rows = writes.and_then(|writes| writes.cache.as_ref()).map_or(0, |cache| cache.rows);
+/// Compressors that another launch computes beside its own work: see [`beside`].
+pub(crate) struct Beside<'a>(Vec<Form<'a>>);
+
+/// These, if they fit into a launch of numbers of one type with so many buffers of its own, and cubes of at least so many units.
+///
+/// # Errors
+/// As [`launch`].
+pub(crate) fn beside<'a>(
+    client: &Client,
+    all: &'a [CompressKvArgs],
+    elem: ElemType,
+    [buffers, units]: [usize; 2],
+) -> Result<Option<Beside<'a>>, CompressKvError> {
+    let mut forms = Vec::with_capacity(all.len());
+    for args in all {
+        forms.push(Form::new(client, args)?);
+    }
+    let fits = |form: &Form<'_>| form.cubes() > 0 && form.shape.units() >= units && form.common().2 == [elem; 2];
+    let fit = !forms.is_empty() && forms.iter().all(fits) && share_a_launch(client, &forms, buffers);
+    Ok(fit.then_some(Beside(forms)))
+}
+
+impl Beside<'_> {
+    /// Of a cube: a power of two.
+    pub(crate) fn units(&self) -> usize {
+        self.0[0].shape.units()
+    }
+
+    /// Elements of a vector.
+    pub(crate) fn vector_size(&self) -> usize {
+        self.0[0].vector_size
+    }
+
+    pub(crate) fn cubes(&self) -> usize {
+        self.0.iter().map(Form::cubes).sum()
+    }
+
+    /// Those that may be large.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = &BufferArg> {
+        self.0.iter().flat_map(Form::buffers)
+    }
+
+    /// As a kernel takes them.
+    pub(crate) fn bind<G: Float, E: Float, N: Size>(&self, client: &Client) -> SequenceArg<Compressor<G, E, N>> {
+        self.0.iter().map(|form| kernel::bind(client, form.args, form.shape)).collect()
+    }
+}
+
+/// One of the compressors of a launch.
+struct Form<'a> {
+    args: &'a CompressKvArgs,
+    shape: Shape,
+    vector_size: usize,
+    gates_elem: ElemType,
+}
+
+/// Buffers of a compressor.
+const BUFFERS: usize = 13;
+
+impl<'a> Form<'a> {
+    fn new(client: &Client, args: &'a CompressKvArgs) -> Result<Self, CompressKvError> {
+        let (sizes, vector_size) = (&args.sizes, prepare(client, &args.sizes)?);
+        let caches = args.writes.as_ref().is_some_and(|writes| writes.cache.is_some());
+        let shape = Shape { writes: args.writes.is_some(), caches, ..Shape::new(sizes, vector_size) };
+        Ok(Self { args, shape, vector_size, gates_elem: sizes.gates_elem })
+    }
+
+    /// That of a decode step: keys and gates are of the dtype of the entries then.
+    fn of_step(&self) -> Self {
+        let shape = Shape { writes: true, caches: true, ..self.shape };
+        Self { shape, gates_elem: self.args.sizes.elem, ..*self }
+    }
+
+    fn cubes(&self) -> usize {
+        self.args.sizes.batch * self.args.sizes.entries
+    }
+
+    fn cache(&self) -> Option<&EntryCache> {
+        self.args.writes.as_ref().and_then(|writes| writes.cache.as_ref())
+    }
+
+    /// Those that may be large.
+    fn buffers(&self) -> impl Iterator<Item = &BufferArg> {
+        let CompressKvArgs { kv_gates, state, entries, .. } = self.args;
+        [kv_gates, state, entries].into_iter().chain(self.cache().map(|to| &to.cache))
+    }
+
+    /// What a kernel's code has of all compressors alike.
+    fn common(&self) -> (usize, usize, [ElemType; 2]) {
+        (self.shape.units(), self.vector_size, [self.gates_elem, self.args.sizes.elem])
+    }
+}
+
+/// Whether all of them fit into one launch, with so many buffers beside theirs.
+fn share_a_launch(client: &Client, forms: &[Form<'_>], buffers: usize) -> bool {
+    let hardware = &client.properties().hardware;
+    let alike = forms.iter().all(|form| form.shape.writes && form.common() == forms[0].common());
+    // Beside them there is what the launch tells of sizes.
+    let bound = forms.len() * BUFFERS + buffers < hardware.max_bindings as usize;
+    let shared_bytes: usize = forms.iter().map(|form| form.shape.shared_bytes()).sum();
+    alike && bound && shared_bytes <= hardware.max_shared_memory_size
+}
+
+fn launch_forms(client: &Client, forms: &[Form<'_>]) {
+    let Some(first) = forms.first() else { return };
+    if forms.len() > 1 && !share_a_launch(client, forms, 0) {
+        forms.iter().for_each(|form| launch_forms(client, slice::from_ref(form)));
+        return;
+    }
+    let (units, vector_size, [gates_elem, elem]) = first.common();
+    let cubes = forms.iter().map(Form::cubes).sum();
     compress_kernel::launch(
         client,
-        cubecl::calculate_cube_count_elemwise(client, sizes.batch * sizes.entries, CubeDim::new_single()),
-        shape.cube_dim(),
-        address_type(client, &[&args.kv_gates, &args.state, &args.entries, &cache]),
+        cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
+        CubeDim::new_1d(units as u32),
+        address_type(client, &Vec::from_iter(forms.iter().flat_map(Form::buffers))),
         vector_size,
-        buffer(&args.kv_gates, sizes.tokens),
-        buffer(&args.state, sizes.blocks),
-        share(&args.state_rows),
-        share(&args.cu_seqlens),
-        share(&args.starts),
-        share(&args.position_bias),
-        share(&args.norm_weight),
-        buffer(&args.cos, sizes.pairs),
-        buffer(&args.sin, sizes.pairs),
-        share(&args.entries),
-        state_slots,
-        cache,
-        slots,
-        sizes.batch,
-        sizes.entries,
-        sizes.window,
-        sizes.pairs,
-        sizes.state_rows(),
-        cache_rows,
-        args.norm_eps,
-        shape,
+        forms.iter().map(|form| kernel::bind(client, form.args, form.shape)).collect(),
         gates_elem,
-        sizes.elem,
+        elem,
     );
 }
 
-/// Cube `i` has entry `i` of `[B, n]`.
-#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
-fn compress_kernel<G: Float, E: Float, N: Size>(
-    kv_gates: &[Vector<G, N>],
-    state: &mut [Vector<f32, N>],
-    state_rows: &[i32],
-    cu_seqlens: &[i32],
-    starts: &[i32],
-    position_bias: &[Vector<f32, N>],
-    norm_weight: &[f32],
-    cos: &[f32],
-    sin: &[f32],
-    entries: &mut [E],
-    state_slots: &[i32],
-    cache: &mut [E],
-    cache_slots: &[i32],
-    batch: usize,
-    count: usize,
-    window: usize,
-    pairs: usize,
-    slot_count: usize,
-    cache_rows: usize,
-    norm_eps: f32,
-    #[comptime] shape: Shape,
-    #[define(G)] _gates_elem: ElemType,
-    #[define(E)] _elem: ElemType,
-) {
-    if CUBE_POS < batch * count {
-        let sequence = CUBE_POS / count;
-        let start = usize::cast_from(starts[sequence]);
-        let first_row = usize::cast_from(cu_seqlens[sequence]);
-        let end_row = usize::cast_from(cu_seqlens[sequence + 1]);
-        let end = start + end_row - first_row;
-        let number = start / window + CUBE_POS % count;
-        let mut entry = Shared::<[f32]>::new_slice(shape.width);
-        let mut places =
-            Places { first: CUBE_POS * shape.width, cached: 0usize.runtime(), is_cached: false.runtime(), shape };
-        if comptime!(shape.caches) {
-            places.find(cache_slots[CUBE_POS], cache_rows);
-        }
-        if number < end / window {
-            let block = usize::cast_from(state_rows[sequence]);
-            let tokens = Tokens::new(start, first_row, number, window, block, shape.overlap);
-            let squares = pool_into::<G, N>(&mut entry, kv_gates, state, position_bias, &tokens, shape);
-            let scale = 1.0 / (squares / comptime!(shape.width as f32) + norm_eps).sqrt();
-            write_entry::<E>(entries, cache, &places, &entry, norm_weight, cos, sin, pairs, scale, shape);
-        } else {
-            let mut channel = UNIT_POS as usize;
-            while channel < shape.width {
-                places.put::<E>(entries, cache, channel, E::from_int(0));
-                channel += comptime!(shape.units());
-            }
-        }
-        if comptime!(shape.writes) {
-            write_state::<G, N>(kv_gates, state, state_slots, first_row, end_row, slot_count, shape);
-        }
-    }
+/// Those of a decode step of V4: of entries of 512 channels, and of index keys of 128.
+#[cfg(feature = "offline")]
+pub(crate) fn shapes_of_v4(device: &DeviceProperties) -> Vec<Shape> {
+    let shape = |width| offline_shape(device, (4, width, true), true);
+    [512, 128].map(shape).into()
 }
 
-/// Where the entry of a cube goes.
-#[derive(CubeType)]
-struct Places {
-    first: usize,
-    /// In a cache, if it goes there, too.
-    cached: usize,
-    is_cached: bool,
-    #[cube(comptime)]
-    shape: Shape,
-}
-
-#[cube]
-impl Places {
-    /// The row of a cache of so many.
-    fn find(&mut self, slot: i32, rows: usize) {
-        if is_row(slot, rows) {
-            self.is_cached = true;
-            self.cached = usize::cast_from(slot) * comptime!(self.shape.width);
-        }
-    }
-
-    fn put<E: Float>(&self, entries: &mut [E], cache: &mut [E], channel: usize, value: E) {
-        entries[self.first + channel] = value;
-        if comptime!(self.shape.caches) && self.is_cached {
-            cache[self.cached + channel] = value;
-        }
-    }
-}
-
-/// Writes the new tokens of a sequence into its block of the state, of which this cube has read what it needs.
-#[cube]
-fn write_state<G: Float, N: Size>(
-    kv_gates: &[Vector<G, N>],
-    state: &mut [Vector<f32, N>],
-    state_slots: &[i32],
-    first_row: usize,
-    end_row: usize,
-    slot_count: usize,
-    #[comptime] shape: Shape,
-) {
-    let vectors = comptime!(2 * shape.channels());
-    let mut row = first_row;
-    while row < end_row {
-        let slot = state_slots[row];
-        if is_row(slot, slot_count) {
-            let target = usize::cast_from(slot) * vectors;
-            let mut column = UNIT_POS as usize;
-            while column < vectors {
-                state[target + column] = Vector::cast_from(kv_gates[row * vectors + column]);
-                column += comptime!(shape.units());
-            }
-        }
-        row += 1;
-    }
-}
-
-/// The entry times `scale` and the weight of each channel, with RoPE applied to the last channels.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn write_entry<E: Float>(
-    entries: &mut [E],
-    cache: &mut [E],
-    places: &Places,
-    entry: &Shared<[f32]>,
-    norm_weight: &[f32],
-    cos: &[f32],
-    sin: &[f32],
-    pairs: usize,
-    scale: f32,
-    #[comptime] shape: Shape,
-) {
-    let straight = shape.width - 2 * pairs;
-    let mut channel = UNIT_POS as usize;
-    while channel < shape.width {
-        let mut value = entry[channel] * scale * norm_weight[channel];
-        if channel >= straight {
-            let pair = (channel - straight) / 2;
-            let first = straight + 2 * pair;
-            let other = 2 * first + 1 - channel;
-            let partner = entry[other] * scale * norm_weight[other];
-            let angle = CUBE_POS * pairs + pair;
-            value = value * cos[angle] + cubecl::prelude::select(channel == first, -partner, partner) * sin[angle];
-        }
-        places.put::<E>(entries, cache, channel, E::cast_from(value));
-        channel += comptime!(shape.units());
-    }
+#[cfg(feature = "offline")]
+fn offline_shape(device: &DeviceProperties, (window, width, overlap): (usize, usize, bool), writes: bool) -> Shape {
+    let (tokens, batch, entries, blocks, pairs) = (1, 1, 1, 1, 32);
+    let [gates_elem, elem] = [ElemType::Float(cubecl::ir::FloatKind::F32); 2];
+    let sizes = CompressKvSizes { tokens, batch, entries, blocks, window, width, pairs, overlap, gates_elem, elem };
+    let vector_size = io_vector_size(device, &[width], size_of::<f32>());
+    Shape { writes, caches: writes, ..Shape::new(&sizes, vector_size) }
 }
 
 /// V4's entries of 512 channels, of 4 tokens with overlap and of 128 without, and the index keys of 128 channels.
@@ -367,24 +329,22 @@ fn write_entry<E: Float>(
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
     let device = Arch::Sm90a.properties();
-    let entry = |name, kind, bits, window, width, overlap, writes| {
-        let (elem, pairs) = (ElemType::Float(kind), 32);
-        let (tokens, batch, entries, blocks, gates_elem) = (1, 1, 1, 1, elem);
-        let sizes = CompressKvSizes { tokens, batch, entries, blocks, window, width, pairs, overlap, gates_elem, elem };
-        let n = io_vector_size(&device, &[width], size_of::<f32>());
-        let shape = Shape { writes, caches: writes, ..Shape::new(&sizes, n) };
-        let dim = shape.cube_dim();
-        #[rustfmt::skip]
-        let form = form!(compress_kernel, dim,
-            [bits, n, _, _, _, _, _, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1e-6, shape, elem, elem]);
+    let entry = |name, kind, bits, windows: &[(usize, usize, bool)], writes| {
+        let n = io_vector_size(&device, &[windows[0].1], size_of::<f32>());
+        let shapes = Vec::from_iter(windows.iter().map(|&window| offline_shape(&device, window, writes)));
+        let (dim, elem) = (CubeDim::new_1d(shapes[0].units() as u32), ElemType::Float(kind));
+        let form = form!(compress_kernel, dim, [bits, n, kernel::offline(&shapes), elem, elem]);
         Entry::of(kind, name, form)
     };
     let (narrow, wide) = (AddressType::U32, AddressType::U64);
-    let overlap = FLOATS.map(|kind| entry("compress_kv.overlap", kind, narrow, 4, 512, true, false));
-    let long = entry("compress_kv.long", FloatKind::F16, narrow, 128, 512, false, false);
-    let index = entry("compress_kv.index", FloatKind::F16, narrow, 4, 128, true, false);
-    let step = FLOATS.map(|kind| entry("compress_kv.step", kind, narrow, 4, 512, true, true));
-    let long_step = entry("compress_kv.long_step", FloatKind::BF16, narrow, 128, 512, false, true);
-    let large = entry("compress_kv.64_bits", FloatKind::BF16, wide, 4, 512, true, true).on(|arch| arch == Arch::Sm90a);
-    overlap.into_iter().chain(step).chain([long, index, long_step, large]).collect()
+    let (overlap, long, index) = ((4, 512, true), (128, 512, false), (4, 128, true));
+    let prompt = FLOATS.map(|kind| entry("compress_kv.overlap", kind, narrow, &[overlap], false));
+    let long_prompt = entry("compress_kv.long", FloatKind::F16, narrow, &[long], false);
+    let index_prompt = entry("compress_kv.index", FloatKind::F16, narrow, &[index], false);
+    let step = FLOATS.map(|kind| entry("compress_kv.step", kind, narrow, &[overlap], true));
+    let both = FLOATS.map(|kind| entry("compress_kv.steps", kind, narrow, &[overlap, index], true));
+    let long_step = entry("compress_kv.long_step", FloatKind::BF16, narrow, &[long], true);
+    let large = entry("compress_kv.64_bits", FloatKind::BF16, wide, &[overlap], true).on(|arch| arch == Arch::Sm90a);
+    let of_floats = [prompt, step, both].into_iter().flatten();
+    of_floats.chain([long_prompt, index_prompt, long_step, large]).collect()
 }

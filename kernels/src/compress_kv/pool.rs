@@ -90,7 +90,7 @@ impl<N: Size> Pooled<N> {
         column: usize,
         #[comptime] shape: Shape,
     ) {
-        let mut token = UNIT_POS_Y as usize;
+        let mut token = UNIT_POS as usize / shape.columns;
         while token < tokens.count {
             // All loads before the first use: they take far longer than the rest.
             let mut keys = Sequence::<Vector<f32, N>>::new();
@@ -169,11 +169,11 @@ pub(super) fn pool_into<G: Float, N: Size>(
     let mut group_sum = Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.groups * shape.vectors));
     let mut group_out = Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.groups * shape.vectors));
     let mut partial = Shared::<[f32]>::new_slice(comptime!(shape.units()));
-    let mut column = UNIT_POS_X as usize;
+    let mut column = UNIT_POS as usize % shape.columns;
     while column < shape.vectors {
         let mut pooled = Pooled::<N>::empty();
         pooled.add::<G>(state, kv_gates, position_bias, tokens, column, shape);
-        let at = UNIT_POS_Y as usize * shape.vectors + column;
+        let at = UNIT_POS as usize / shape.columns * shape.vectors + column;
         group_highest[at] = pooled.highest;
         group_sum[at] = pooled.sum;
         group_out[at] = pooled.out;

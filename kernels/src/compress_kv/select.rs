@@ -1,7 +1,5 @@
 //! How a cube's units share the channels and the tokens of an entry.
 
-use cubecl::prelude::*;
-
 use super::CompressKvSizes;
 use crate::common::device::UNITS;
 
@@ -10,7 +8,7 @@ const MAX_LOADS: usize = 8;
 
 /// The units of a cube.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     /// Units of a group, side by side along the channels.
     pub(super) columns: usize,
     /// Groups, which share the tokens.
@@ -39,11 +37,7 @@ impl Shape {
         Self { columns, groups, loads, vectors, width, overlap, writes: false, caches: false }
     }
 
-    pub(super) fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_2d(self.columns as u32, self.groups as u32)
-    }
-
-    pub(super) fn units(&self) -> usize {
+    pub(crate) fn units(&self) -> usize {
         self.columns * self.groups
     }
 

@@ -38,8 +38,8 @@ impl LinearArgs {
     pub(super) fn sizes(&self) -> LinearSizes {
         let &Self { inputs, outputs, form, x_elem, elem, batch_invariant, .. } = self;
         let (rows, matrices, division) = match &self.work {
-            Work::Dense { rows, second: None } => (*rows, 1, Division::Dense),
-            Work::Dense { rows, second: Some(_) } => (*rows, 1, Division::Pair),
+            Work::Dense { rows, others } if others.is_empty() => (*rows, 1, Division::Dense),
+            Work::Dense { rows, .. } => (*rows, 1, Division::Several),
             Work::Heads { rows, heads, .. } => (rows * heads, *heads, Division::Heads),
             Work::Experts { pairs, experts, .. } => (*pairs, *experts, Division::Experts),
             Work::Token { pairs, .. } => (*pairs, *pairs, Division::Token),
@@ -56,12 +56,12 @@ impl LinearArgs {
 
 /// Which rows meet which matrix.
 pub enum Work {
-    /// All of so many rows meet the one matrix, or two.
+    /// All of so many rows meet the one matrix, or several.
     Dense {
         /// Rows.
         rows: usize,
-        /// Another matrix that they meet.
-        second: Option<SecondMatrix>,
+        /// Other matrices that they meet, as many as [`joined`](super::joined) says: those in blocks of codes first.
+        others: Vec<OtherMatrix>,
     },
     /// Each head of a token meets its own matrix: x `[rows, heads, inputs + carried]`, out `[rows, heads, outputs + carried]`.
     Heads {
@@ -115,7 +115,7 @@ impl Work {
     #[cfg(feature = "cuda")]
     pub(super) fn share(&self) -> Self {
         match self {
-            &Work::Dense { rows, .. } => Work::Dense { rows, second: None },
+            &Work::Dense { rows, .. } => Work::Dense { rows, others: Vec::new() },
             &Work::Heads { rows, heads, carried, matrix_stride } => Work::Heads { rows, heads, carried, matrix_stride },
             &Work::Experts { ref order, ref tiles, pairs, experts, rows } => {
                 Work::Experts { order: share(order), tiles: share(tiles), pairs, experts, rows }
@@ -138,7 +138,7 @@ impl Work {
 }
 
 /// A matrix of the same inputs, where outputs are not gated.
-pub struct SecondMatrix {
+pub struct OtherMatrix {
     /// E `[outputs, inputs]`.
     pub weight: WeightArg,
     /// E `[rows, outputs]`, written.

@@ -69,7 +69,7 @@ fn on_tensor_cores(client: &Client, sizes: &LinearSizes) -> Vec<Choice> {
     if tiled::supported(client, sizes) {
         all.extend(tiled::TOKENS.map(select::of_tiles));
     }
-    if !matches!(sizes.division, Division::Pair | Division::Token) && sm90::supported(client, sizes) {
+    if !matches!(sizes.division, Division::Several | Division::Token) && sm90::supported(client, sizes) {
         let tilings = sm90::all_tilings(sizes, false).filter(|(_, tiling)| tiling.splits.is_power_of_two());
         all.extend(tilings.map(|(_, tiling)| select::of_hopper(tiling)));
     }

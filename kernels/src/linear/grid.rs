@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use crate::common::launch::{dummy, is_row};
 use crate::experts_mlp::sort::{TILE, max_tiles};
-use crate::linear::{ExpertsOf, PairRows, Products, SecondMatrix, SharedMatrix, WeightArg, Work};
+use crate::linear::{ExpertsOf, OtherMatrix, PairRows, Products, SharedMatrix, WeightArg, WeightFormat, Work, select};
 use crate::route_experts::RouteArgs;
 
 /// How a kernel finds its rows.
@@ -40,18 +40,21 @@ pub(crate) struct Grid {
     pub tokens: usize,
     /// Tiles at most.
     pub max_tiles: usize,
-    /// A matrix beside the others: see [`SecondMatrix`] and [`SharedMatrix`].
+    /// A matrix beside the others: see [`OtherMatrix`] and [`SharedMatrix`].
     pub second: WeightArg,
     pub second_out: BufferArg,
     /// Its width, where it has another one than the others; 0 without one.
     pub second_width: usize,
+    /// Dense matrices beside those.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only kernels with matrix instructions take them"))]
+    pub more: Vec<OtherMatrix>,
     /// Groups of outputs that a cube takes one after the other.
     pub groups: usize,
 }
 
 impl Grid {
-    /// The grid of tiles of `tile` tokens.
-    pub(super) fn new(client: &Client, work: Work, tile: usize) -> Self {
+    /// The grid of tiles of `tile` tokens, where the first matrix has so many outputs, in this format.
+    pub(super) fn new(client: &Client, work: Work, tile: usize, first: (usize, WeightFormat)) -> Self {
         let unlisted = |rows, per_token, tokens, max_tiles| Self {
             order: dummy(client),
             tiles: dummy(client),
@@ -63,16 +66,19 @@ impl Grid {
             second: WeightArg::none(client),
             second_out: dummy(client),
             second_width: 0,
+            more: Vec::new(),
             groups: 1,
         };
         match work {
-            Work::Dense { rows, second } => {
+            Work::Dense { rows, others } => {
                 let grid = unlisted(Rows::Dense, 1, rows, rows.div_ceil(tile));
-                match second {
-                    Some(SecondMatrix { weight, out, outputs }) => {
-                        Self { second: weight, second_out: out, second_width: outputs, ..grid }
+                let mut others = others.into_iter().peekable();
+                match others.next_if(|other| select::pairs(first, (other.outputs, other.weight.format()))) {
+                    Some(OtherMatrix { weight, out, outputs }) => {
+                        let more = others.collect();
+                        Self { second: weight, second_out: out, second_width: outputs, more, ..grid }
                     }
-                    None => grid,
+                    None => Self { more: others.collect(), ..grid },
                 }
             }
             Work::Heads { rows, heads, .. } => unlisted(Rows::Heads, heads, rows, rows.div_ceil(tile) * heads),
@@ -110,7 +116,8 @@ impl Grid {
             Rows::TokenGather => self.second_width.div_ceil(each),
             _ => outputs.div_ceil(each),
         };
-        of_second + outputs.div_ceil(each) * self.max_tiles
+        let of_more = |other: &OtherMatrix| other.outputs.div_ceil(each) * self.max_tiles;
+        of_second + outputs.div_ceil(each) * self.max_tiles + self.more.iter().map(of_more).sum::<usize>()
     }
 
     /// What kernels that load so many elements at once are told.

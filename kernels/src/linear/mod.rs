@@ -33,11 +33,11 @@ pub(crate) mod weight;
 
 use cubecl::prelude::*;
 
-pub use self::args::{ExpertsOf, LatentRows, LinearArgs, PairRows, SecondMatrix, SharedMatrix, Work};
+pub use self::args::{ExpertsOf, LatentRows, LinearArgs, OtherMatrix, PairRows, SharedMatrix, Work};
 pub use self::forced::{Forced, choices, choose};
 use self::grid::Grid;
 pub use self::packed::{BlockLayout, FP4_COLUMNS, FP8_COLUMNS, PackedArg};
-pub use self::select::{Choice, joins, joins_experts};
+pub use self::select::{Choice, joined, joins_experts};
 pub(crate) use self::select::{FEW_OUTPUTS, has_many_units};
 pub use self::sizes::{Division, LinearForm, LinearSizes};
 pub use self::weight::{WeightArg, WeightFormat};
@@ -156,15 +156,18 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
     let mut buffers = vec![&products.x, products.weight.largest(), &products.out];
     match &args.work {
         Work::Token { shared: Some(shared), .. } => buffers.push(shared.weight.largest()),
-        Work::Dense { second: Some(second), .. } => buffers.extend([second.weight.largest(), &second.out]),
+        Work::Dense { others, .. } => {
+            buffers.extend(others.iter().flat_map(|other| [other.weight.largest(), &other.out]));
+        }
         _ => {}
     }
     buffers.extend(before.largest());
     buffers.extend(latents.as_ref().map(|latents| &latents.cache));
     let address = address_type(client, &buffers).max(address_type_of(client, elements));
     let choice = choose(client, &sizes);
+    let first = (outputs, products.weight.format());
     let grid = |work: Work, chooses: &dyn Fn(&RouteArgs) -> bool| {
-        Grid::new(client, work.listed(client, chooses), choice.tokens)
+        Grid::new(client, work.listed(client, chooses), choice.tokens, first)
     };
     #[cfg(feature = "cuda")]
     if let Some(tiling) = choice.tiling {
@@ -196,15 +199,7 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
             } else {
                 before.launch(client);
             }
-            mma::launch(
-                client,
-                products,
-                grid,
-                (inside, latents),
-                (args.form, choice, sizes.batch_invariant),
-                address,
-                elem,
-            );
+            mma::launch(client, products, grid, (inside, latents), (choice, &sizes), address, elem);
         }
         _ => {
             let _ = latents;

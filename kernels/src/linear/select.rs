@@ -143,13 +143,29 @@ pub(crate) fn has_many_units(inputs: usize, outputs: usize) -> bool {
     inputs >= LONG && outputs <= FEWEST_OUTPUTS
 }
 
-/// Whether one launch with a second matrix of so many outputs computes the same bits as one for each. Of rows that have a small
-/// batch's kernel; how many there are plays no part.
-pub fn joins(client: &Client, first: &LinearSizes, second_outputs: usize) -> bool {
-    // With matrix instructions the outputs do not decide the order of a sum, but for where Hopper's other kernel has it, too.
-    let is_plain = choose(client, first).path == Path::Plain;
-    let in_whole_vectors = [first.outputs, second_outputs].map(|outputs| outputs.is_multiple_of(VECTOR));
-    if is_plain { have_same_order(first.outputs, second_outputs) } else { in_whole_vectors[0] == in_whole_vectors[1] }
+/// Of how many of these matrices, from the first one on, one launch computes the products with the bits of one for each. Those in blocks
+/// of codes come first. Of rows that have a small batch's kernel; how many there are plays no part.
+pub fn joined(client: &Client, sizes: &[LinearSizes]) -> usize {
+    let Some((first, others)) = sizes.split_first() else { return 0 };
+    let pairs = |other: &LinearSizes| pairs((first.outputs, first.format), (other.outputs, other.format));
+    let is_plain = |sizes: &LinearSizes| choose(client, sizes).path == Path::Plain;
+    if is_plain(first) {
+        // A kernel for two, whose cubes are of one size.
+        let joins = |second: &&LinearSizes| pairs(second) && have_same_order(first.outputs, second.outputs);
+        return 1 + usize::from(others.first().is_some_and(|second| joins(&second)));
+    }
+    let joins =
+        |(i, other): &(usize, &LinearSizes)| (other.format.is_dense() || *i == 0 && pairs(other)) && !is_plain(other);
+    1 + others.iter().enumerate().take_while(joins).count()
+}
+
+/// Whether matrices of so many outputs in these formats have the same order of sums, and kernels multiply both alike. With matrix
+/// instructions the outputs do not decide it, but for where Hopper's other kernel has it, too.
+pub(super) fn pairs(first: (usize, WeightFormat), second: (usize, WeightFormat)) -> bool {
+    let [(outputs, format), (second_outputs, second_format)] = [first, second];
+    // Numbers and codes have their own kernels.
+    let alike = format.is_dense() == second_format.is_dense();
+    alike && outputs.is_multiple_of(VECTOR) == second_outputs.is_multiple_of(VECTOR)
 }
 
 /// Whether every kernel has one order of sums for matrices of so many outputs.
@@ -215,7 +231,7 @@ pub(super) fn small_batch_choice(client: &Client, sizes: &LinearSizes) -> Option
 /// Whether sums have the order of `parts.rs`: where both kernels that have it take the matrix. How many rows there are plays no
 /// part.
 #[cfg(feature = "cuda")]
-fn in_parts(client: &Client, sizes: &LinearSizes) -> bool {
+pub(super) fn in_parts(client: &Client, sizes: &LinearSizes) -> bool {
     sizes.batch_invariant && sm90::supported(client, sizes) && mma::supported(client, sizes)
 }
 
@@ -257,7 +273,7 @@ fn sm90_choice(client: &Client, sizes: &LinearSizes) -> Option<Choice> {
         Division::Dense => rows > SMALL_BATCH,
         Division::Heads => rows > matrices * if matrices < MANY_HEADS { SMALL_BATCH_OF_HEADS } else { SMALL_BATCH },
         Division::Experts => rows >= matrices * ROWS_OF_EXPERT[usize::from(in_blocks)],
-        Division::Pair | Division::Token => false,
+        Division::Several | Division::Token => false,
     };
     let in_parts = in_parts(client, sizes);
     // Each tile of tokens decodes the weights anew: many are worth a scratch of numbers.

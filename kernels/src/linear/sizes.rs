@@ -52,8 +52,8 @@ impl LinearForm {
 pub enum Division {
     /// One matrix has them all.
     Dense,
-    /// Two matrices have them all.
-    Pair,
+    /// Each of several matrices has them all.
+    Several,
     /// The rows of each head have its own.
     Heads,
     /// The rows of each expert have its own, and are sorted by expert.

@@ -1,15 +1,19 @@
 //! What stands between the projections of an attention with one key for all heads and the attention: norm, if there is one, and RoPE
 //! of the queries, norm of the latents, RoPE of their rotary keys, and the write of both into the cache; RoPE of an indexer's queries.
 //!
-//! The first cubes have rows of latents, which take longer, the next ones heads of queries, and the last ones heads of the indexer.
+//! The first cubes have rows of latents, which take longer, the next ones heads of queries, and the last ones heads of the indexer. A decode
+//! step's compressors, which depend on nothing of it, may have cubes before them ([`compress_kv`]).
 
 mod select;
+
+use std::mem;
 
 use cubecl::prelude::*;
 
 pub(crate) use self::select::Forms;
 use self::select::{Rows, Shape};
-use crate::common::launch::{address_type, dummy, is_row, or_dummy};
+use crate::common::launch::{RowGrid, address_type, dummy, is_row, or_dummy};
+use crate::compress_kv::{self, Beside, CompressKvArgs, CompressKvError, Compressor, compress_own};
 use crate::norm_rope::{Form, Head, Norm};
 
 /// Arguments of [`launch`]; E is `elem`.
@@ -52,6 +56,8 @@ pub struct RopeWriteArgs {
     pub q_eps: Option<f32>,
     /// Queries of an indexer.
     pub index: Option<IndexHeads>,
+    /// Compressors that take in the same tokens, and read nothing that is written here.
+    pub compressors: Vec<CompressKvArgs>,
     /// f32, f16 or bf16.
     pub elem: ElemType,
 }
@@ -68,34 +74,40 @@ pub struct IndexHeads {
     pub width: usize,
 }
 
-/// Writes queries, latents and cache. A slot past the end of the cache is skipped like -1. Without tokens nothing is launched.
-pub fn launch(client: &Client, args: RopeWriteArgs) {
+/// Writes queries, latents and cache, and what compressors write: in the same launch, where they fit into it, or in others
+/// ([`compress_kv::launch_each`]). A slot past the end of the cache is skipped like -1. Without tokens nothing is launched.
+///
+/// # Errors
+/// What the device lacks for a compressor; nothing was launched.
+pub fn launch(client: &Client, mut args: RopeWriteArgs) -> Result<(), CompressKvError> {
     let RopeWriteArgs { tokens, heads, width, cache_width, pairs, elem, .. } = args;
     let [index_heads, index_width] = args.index.as_ref().map_or([0; 2], |index| [index.heads, index.width]);
+    let compressors = mem::take(&mut args.compressors);
     if tokens * (heads * width + index_heads * index_width + cache_width) == 0 {
-        return;
+        return compress_kv::launch_each(client, &compressors);
+    }
+    let beside = compress_kv::beside(client, &compressors, elem, [BUFFERS, RowGrid::UNITS])?;
+    if beside.is_none() {
+        compress_kv::launch_each(client, &compressors)?;
     }
     let (norm_whole_row, q_norm) = (args.norm_whole_row, if args.q_eps.is_some() { Norm::Plain } else { Norm::None });
     let index = args.index.is_some().then_some(index_width);
     let rows = Rows { widths: [width, cache_width], index, pairs, q_norm, norm_whole_row };
-    let Shape { cube, vector, forms } = select::choose(client.properties(), &rows, elem);
+    let Shape { cube, vector, forms } =
+        select::choose(client.properties(), &rows, elem, beside.as_ref().map_or(RowGrid::UNITS, Beside::units));
     let [q_len, index_len] = [heads * width, index_heads * index_width].map(|len| tokens * len);
     let weight_len = if norm_whole_row { cache_width } else { cache_width - 2 * pairs };
     let index_cubes = forms.index.map_or(0, |form| form.cubes(tokens * index_heads));
+    let own_cubes = forms.latent.cubes(tokens) + forms.q.cubes(tokens * heads) + index_cubes;
+    let cubes = own_cubes + beside.as_ref().map_or(0, Beside::cubes);
     let [index_q, index_q_out] = match args.index {
         Some(index) => [index.q, index.q_out].map(|q| or_dummy(client, q, index_len)),
         None => [(); 2].map(|()| dummy(client)),
     };
-    rope_write_kernel::launch(
-        client,
-        cubecl::calculate_cube_count_elemwise(
-            client,
-            forms.latent.cubes(tokens) + forms.q.cubes(tokens * heads) + index_cubes,
-            CubeDim::new_single(),
-        ),
-        cube,
-        address_type(client, &[&args.q, &index_q, &args.cache]),
-        vector,
+    let mut large = vec![&args.q, &index_q, &args.cache];
+    large.extend(beside.iter().flat_map(Beside::buffers));
+    let address = address_type(client, &large);
+    let own = RowsToWriteLaunch::new(
         or_dummy(client, args.q, q_len),
         index_q,
         or_dummy(client, args.latent, cache_width),
@@ -118,24 +130,38 @@ pub fn launch(client: &Client, args: RopeWriteArgs) {
         args.eps,
         args.q_eps.unwrap_or(0.0),
         forms,
+    );
+    rope_write_kernel::launch(
+        client,
+        cubecl::calculate_cube_count_elemwise(client, cubes, CubeDim::new_single()),
+        cube,
+        address,
+        vector,
+        beside.as_ref().map_or(1, Beside::vector_size),
+        own,
+        beside.as_ref().map_or_else(SequenceArg::new, |beside| beside.bind(client)),
         elem,
     );
+    Ok(())
 }
 
-/// The units of a cube have one row or several. Widths are in vectors.
-#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
-fn rope_write_kernel<E: Float, N: Size>(
-    q: &[Vector<E, N>],
-    index_q: &[Vector<E, N>],
-    latent: &[Vector<E, N>],
-    weight: &[f32],
-    cos: &[f32],
-    sin: &[f32],
-    slots: &[i32],
-    q_out: &mut [Vector<E, N>],
-    index_q_out: &mut [Vector<E, N>],
-    latent_out: &mut [Vector<E, N>],
-    cache: &mut [Vector<E, N>],
+/// Buffers of [`RowsToWrite`].
+const BUFFERS: usize = 11;
+
+/// What a launch reads and writes beside compressors: see [`RopeWriteArgs`]. Widths are in vectors.
+#[derive(CubeType, CubeLaunch)]
+struct RowsToWrite<E: Float, N: Size> {
+    q: &'static [Vector<E, N>],
+    index_q: &'static [Vector<E, N>],
+    latent: &'static [Vector<E, N>],
+    weight: &'static [f32],
+    cos: &'static [f32],
+    sin: &'static [f32],
+    slots: &'static [i32],
+    q_out: &'static mut [Vector<E, N>],
+    index_q_out: &'static mut [Vector<E, N>],
+    latent_out: &'static mut [Vector<E, N>],
+    cache: &'static mut [Vector<E, N>],
     tokens: usize,
     heads: usize,
     width: usize,
@@ -146,41 +172,98 @@ fn rope_write_kernel<E: Float, N: Size>(
     slot_count: usize,
     eps: f32,
     q_eps: f32,
-    #[comptime] forms: Forms,
+    #[cube(comptime)]
+    forms: Forms,
+}
+
+/// The first cubes are those of compressors, which take longest. The units of another one have one row or several.
+#[cube(launch, create_dummy_kernel, address_type = "dynamic")]
+fn rope_write_kernel<E: Float, N: Size, M: Size>(
+    rows: &mut RowsToWrite<E, N>,
+    compressors: &mut Sequence<Compressor<E, E, M>>,
     #[define(E)] _elem: ElemType,
 ) {
-    let unit = UNIT_POS as usize;
-    let latent_rows = comptime!(forms.latent.heads());
-    let latent_cubes = tokens.div_ceil(latent_rows.runtime());
-    if CUBE_POS < latent_cubes {
-        let form = comptime!(forms.latent);
-        let row = CUBE_POS * latent_rows + unit / form.columns;
-        let mut column = unit % form.columns;
-        let head = Head::new::<E, N>(latent, row, tokens, 1usize.runtime(), cache_width, pairs, eps, column, form);
-        if row < tokens {
-            let slot = slots[row];
-            let is_written = is_row(slot, slot_count);
-            while column < cache_width {
-                let values = Vector::cast_from(head.values::<E, N>(latent, weight, cos, sin, column));
-                latent_out[head.first + column] = values;
-                if is_written {
-                    cache[usize::cast_from(slot) * cache_width + column] = values;
-                }
-                column += form.columns;
-            }
-        }
+    if comptime!(compressors.len() == 0) {
+        rows.write(CUBE_POS);
     } else {
-        let (cube, form) = (CUBE_POS - latent_cubes, comptime!(forms.q));
-        if comptime!(forms.index.is_some()) {
-            let q_cubes = (tokens * heads).div_ceil(comptime!(form.heads()).runtime());
-            if cube < q_cubes {
-                write_heads::<E, N>(q, q_out, weight, cos, sin, tokens, heads, width, pairs, q_eps, cube, form);
+        let before = compress_own(compressors, CUBE_POS);
+        if CUBE_POS >= before {
+            rows.write(CUBE_POS - before);
+        }
+    }
+}
+
+#[cube]
+impl<E: Float, N: Size> RowsToWrite<E, N> {
+    /// Writes what cube number `cube` has. Called by all units of it.
+    fn write(&mut self, cube: usize) {
+        let forms = comptime!(self.forms);
+        let unit = UNIT_POS as usize;
+        let latent_rows = comptime!(forms.latent.heads());
+        let latent_cubes = self.tokens.div_ceil(latent_rows.runtime());
+        if cube < latent_cubes {
+            let form = comptime!(forms.latent);
+            let row = cube * latent_rows + unit / form.columns;
+            let mut column = unit % form.columns;
+            let (width, one) = (self.cache_width, 1usize.runtime());
+            let head = Head::new::<E, N>(self.latent, row, self.tokens, one, width, self.pairs, self.eps, column, form);
+            if row < self.tokens {
+                let slot = self.slots[row];
+                let is_written = is_row(slot, self.slot_count);
+                while column < width {
+                    let values =
+                        Vector::cast_from(head.values::<E, N>(self.latent, self.weight, self.cos, self.sin, column));
+                    self.latent_out[head.first + column] = values;
+                    if is_written {
+                        self.cache[usize::cast_from(slot) * width + column] = values;
+                    }
+                    column += form.columns;
+                }
+            }
+        } else {
+            let (cube, form) = (cube - latent_cubes, comptime!(forms.q));
+            let (tokens, pairs, eps) = (self.tokens, self.pairs, self.q_eps);
+            let (heads, width) = (self.heads, self.width);
+            let (weight, cos, sin) = (self.weight, self.cos, self.sin);
+            if comptime!(forms.index.is_some()) {
+                let q_cubes = (tokens * heads).div_ceil(comptime!(form.heads()).runtime());
+                if cube < q_cubes {
+                    write_heads::<E, N>(
+                        self.q,
+                        &mut self.q_out,
+                        weight,
+                        cos,
+                        sin,
+                        tokens,
+                        heads,
+                        width,
+                        pairs,
+                        eps,
+                        cube,
+                        form,
+                    );
+                } else {
+                    let (cube, form) = (cube - q_cubes, comptime!(forms.index.unwrap_or(forms.q)));
+                    let (heads, width) = (self.index_heads, self.index_width);
+                    write_heads::<E, N>(
+                        self.index_q,
+                        &mut self.index_q_out,
+                        weight,
+                        cos,
+                        sin,
+                        tokens,
+                        heads,
+                        width,
+                        pairs,
+                        0.0f32,
+                        cube,
+                        form,
+                    );
+                }
             } else {
-                let (cube, form) = (cube - q_cubes, comptime!(forms.index.unwrap_or(forms.q)));
-                let (heads, width) = (index_heads, index_width);
                 write_heads::<E, N>(
-                    index_q,
-                    index_q_out,
+                    self.q,
+                    &mut self.q_out,
                     weight,
                     cos,
                     sin,
@@ -188,13 +271,11 @@ fn rope_write_kernel<E: Float, N: Size>(
                     heads,
                     width,
                     pairs,
-                    0.0f32,
+                    eps,
                     cube,
                     form,
                 );
             }
-        } else {
-            write_heads::<E, N>(q, q_out, weight, cos, sin, tokens, heads, width, pairs, q_eps, cube, form);
         }
     }
 }
@@ -233,18 +314,30 @@ fn write_heads<E: Float, N: Size>(
 pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
     let device = Arch::Sm90a.properties();
-    let entry = |name, kind: FloatKind, rows: Rows, bits| {
+    let entry = |name: &'static str, kind: FloatKind, rows: Rows, bits| {
         let elem = ElemType::Float(kind);
-        let Shape { cube, vector, forms } = select::choose(&device, &rows, elem);
+        let shapes = if name.ends_with("compressors") { compress_kv::shapes_of_v4(&device) } else { Vec::new() };
+        let units = shapes.first().map_or(RowGrid::UNITS, |shape| shape.units());
+        let Shape { cube, vector, forms } = select::choose(&device, &rows, elem, units);
         #[rustfmt::skip]
         let args = form!(rope_write_kernel, cube,
-            [bits, vector, _, _, _, _, _, _, _, _, _, _, _, 1, 1, 1, 1, 1, 1, 1, 1, 1.0, 1.0, forms, elem]);
+            [bits, vector, 4, offline_rows(forms), compress_kv::offline_beside(&shapes), elem]);
         Entry::of(kind, name, args)
     };
     let v3 = Rows { widths: [192, 576], index: None, pairs: 32, q_norm: Norm::None, norm_whole_row: false };
     let v4 = Rows { widths: [512; 2], index: Some(128), pairs: 32, q_norm: Norm::Plain, norm_whole_row: true };
     let large = entry("rope_write.64_bits", FloatKind::BF16, v3, AddressType::U64).on(|arch| arch == Arch::Sm90a);
-    let forms = [("rope_write", v3), ("rope_write.index", v4)];
+    let forms = [("rope_write", v3), ("rope_write.index", v4), ("rope_write.compressors", v4)];
     let each = |kind| forms.map(|(name, rows)| entry(name, kind, rows, AddressType::U32));
     FLOATS.into_iter().flat_map(each).chain([large]).collect()
+}
+
+#[cfg(feature = "offline")]
+#[rustfmt::skip]
+fn offline_rows<E: Float, N: Size>(forms: Forms) -> RowsToWriteLaunch<E, N> {
+    use crate::offline::buffer as any;
+    RowsToWriteLaunch::new(
+        any(), any(), any(), any(), any(), any(), any(), any(), any(), any(), any(),
+        1, 1, 1, 1, 1, 1, 1, 1, 1.0, 1.0, forms,
+    )
 }

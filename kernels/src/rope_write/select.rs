@@ -53,12 +53,13 @@ pub(super) struct Shape {
     pub forms: Forms,
 }
 
-pub(super) fn choose(device: &DeviceProperties, rows: &Rows, elem: ElemType) -> Shape {
+/// For cubes of so many units.
+pub(super) fn choose(device: &DeviceProperties, rows: &Rows, elem: ElemType, units: usize) -> Shape {
     let &Rows { widths: [width, cache_width], index, pairs, q_norm, norm_whole_row } = rows;
     let vector = io_vector_size(device, &[width, cache_width, index.unwrap_or(width), 2 * pairs], elem.size());
-    let Forms { q, latent, .. } = Forms::new(width / vector, cache_width / vector, RowGrid::UNITS);
+    let Forms { q, latent, .. } = Forms::new(width / vector, cache_width / vector, units);
     let index = index.map(|width| Form { columns: RowGrid::columns(width / vector), ..q });
     let q = Form { norm: q_norm, norm_whole_head: q_norm != Norm::None, ..q };
     let latent = Form { norm_whole_head: norm_whole_row, ..latent };
-    Shape { cube: CubeDim::new_1d(RowGrid::UNITS as u32), vector, forms: Forms { q, latent, index } }
+    Shape { cube: CubeDim::new_1d(units as u32), vector, forms: Forms { q, latent, index } }
 }

@@ -154,9 +154,9 @@ fn experts_dense_linear(
     let [inputs, outputs] = widths;
     for_each_client(|client| {
         let (sizes, matrix) = ([rows, 1, inputs, outputs, 0], outputs * inputs);
-        products::<f32>(client, Work::Dense { rows, second: None }, sizes, matrix);
-        products::<f16>(client, Work::Dense { rows, second: None }, sizes, matrix);
-        products::<bf16>(client, Work::Dense { rows, second: None }, sizes, matrix);
+        products::<f32>(client, Work::Dense { rows, others: Vec::new() }, sizes, matrix);
+        products::<f16>(client, Work::Dense { rows, others: Vec::new() }, sizes, matrix);
+        products::<bf16>(client, Work::Dense { rows, others: Vec::new() }, sizes, matrix);
     });
 }
 

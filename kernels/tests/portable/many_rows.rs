@@ -55,7 +55,7 @@ impl Case {
             out: arg(&out, len + outputs),
             work: match self.heads {
                 Some(heads) => Work::Heads { rows, heads, carried, matrix_stride },
-                None => Work::Dense { rows, second: None },
+                None => Work::Dense { rows, others: Vec::new() },
             },
             inputs,
             outputs,

@@ -199,7 +199,7 @@ fn packed_products_are_those_of_their_numbers(
         for form in [plain, gated] {
             let halves = if form.gated { 2 } else { 1 };
             let sizes = Sizes { inputs, outputs, carried: 0, form, rows_of_x: rows, rows_of_out: rows };
-            let work = move || Work::Dense { rows, second: None };
+            let work = move || Work::Dense { rows, others: Vec::new() };
             cases.push(([1, halves * outputs, inputs], Box::new(work), sizes));
         }
         let heads = Sizes { inputs, outputs, carried: 2, form: plain, rows_of_x: 3 * rows, rows_of_out: 3 * rows };

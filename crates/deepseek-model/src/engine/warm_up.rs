@@ -151,6 +151,10 @@ impl<'a> Steps<'a> {
                 self.step(others, tokens, page_size)?;
             }
         }
+        // Tokens that fill windows: what compressors do with them shares a launch.
+        for past in powers_below(longest) {
+            self.step(0, 1, past - 1)?;
+        }
         // An indexer works on groups of tokens: requests with few, and each that has more. Where the weights of a group do not
         // begin at a multiple of 512 bytes, Burn copies them, by a kernel that depends on how many there are.
         for others in powers_below(max_batch) {

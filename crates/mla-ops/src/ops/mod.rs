@@ -42,7 +42,7 @@ pub(crate) use lightning_index::scratch_bytes;
 pub use lightning_index::{
     IndexForm, LightningIndexArgs, LightningIndexOptions, LightningIndexProblem, lightning_index,
 };
-pub use linear::{linear, linear_pair};
+pub use linear::{linear, linear_each};
 pub use linear_by_head::{HeadRows, InverseRope, linear_by_head};
 pub use log_probs::{LogProbs, log_probs};
 pub use matmul::matmul;
@@ -57,7 +57,7 @@ pub use products::measure;
 pub use ragged_attention::{RaggedAttentionArgs, RaggedAttentionOptions, RaggedAttentionProblem, ragged_attention};
 pub use residual_norm::{Addend, Normed, Residual, Rows, residual_norm};
 pub use rms_norm::rms_norm;
-pub use rope_write::{RopeQuery, RopeWriteArgs, RopeWritten, rope_write};
+pub use rope_write::{RopeQuery, RopeWriteArgs, RopeWriteError, RopeWritten, rope_write};
 pub use route_experts::{
     ExpertChoice, ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsArgs, RouteExpertsOptions, Routing,
     route_experts,

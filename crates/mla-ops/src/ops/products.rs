@@ -73,7 +73,7 @@ enum Matrices {
 }
 
 impl LinearProblem {
-    /// [`linear`](crate::linear()), and each product of [`linear_pair`](crate::linear_pair()): `x [rows, inputs]`, weight
+    /// [`linear`](crate::linear()), and each product of [`linear_each`](crate::linear_each()): `x [rows, inputs]`, weight
     /// `[outputs, inputs]`. `dtype` is that of x, f32, f16 or bf16; so in all of these.
     pub fn dense([rows, inputs, outputs]: [usize; 3], dtype: DType) -> Self {
         let (matrices, weight_format, determinism) = (Matrices::One, WeightFormat::Dense, Determinism::Fast);

@@ -4,6 +4,7 @@ use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
 use super::groups::multiply_groups;
+use super::more::DenseMatrix;
 use super::products::{Held, end_of, load_weights, multiply, place, whole};
 use super::select::Form;
 use super::single::{RowPlace, chunk_channels, multiply_single, shared_vectors};
@@ -28,6 +29,7 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     tiles: &[i32],
     out: &mut [E],
     second_out: &mut [E],
+    more: &mut Sequence<DenseMatrix<E, V>>,
     sizes: Sizes,
     limit: f32,
     source: &mut RowSource<E, V>,
@@ -100,6 +102,20 @@ pub(super) fn linear_mma_kernel<E: Float, V: Size>(
     if comptime!(!form.several) {
         sync_cube();
         write(&sums, order, &tile, &part, output, &sizes, out, second_out, V::value().comptime(), limit, form);
+    }
+    // Cubes of other matrices have had an empty tile so far.
+    let mut before = sizes.outputs.div_ceil(form.outputs()) * sizes.max_tiles;
+    if comptime!(form.second) {
+        before += sizes.second_width.div_ceil(form.outputs()) * sizes.max_tiles;
+    }
+    #[unroll]
+    for i in 0..comptime!(more.len()) {
+        let matrix = more.index_mut(i);
+        let cubes = matrix.cubes(&sizes);
+        if CUBE_POS >= before && CUBE_POS < before + cubes {
+            matrix.multiply(x, order, tiles, CUBE_POS - before, &sizes, &mut sums, out, limit);
+        }
+        before += cubes;
     }
     if comptime!(form.rows == Rows::Heads) {
         let is_first = group == 0;

@@ -13,6 +13,7 @@
 mod codes;
 mod groups;
 mod kernel;
+mod more;
 pub(crate) mod products;
 mod select;
 mod single;
@@ -26,7 +27,7 @@ use crate::linear::choice::PairExpertsArgs;
 use crate::linear::grid::Grid;
 use crate::linear::latents::BesideArgs;
 use crate::linear::source::RowSourceArgs;
-use crate::linear::{Before, Choice, LatentRows, LinearForm, Products};
+use crate::linear::{Before, Choice, LatentRows, LinearSizes, Products};
 use crate::residual_norm::UNITS as NORM_UNITS;
 
 /// Units of a plane. The matrix instructions are defined for this number.
@@ -52,17 +53,18 @@ pub(super) fn launch(
     products: Products,
     mut grid: Grid,
     (before, latents): (Before, Option<LatentRows>),
-    (linear, choice, batch_invariant): (LinearForm, Choice, bool),
+    (choice, sizes): (Choice, &LinearSizes),
     address: AddressType,
     elem: ElemType,
 ) {
+    let &LinearSizes { form: linear, batch_invariant, .. } = sizes;
     let (steps, second, in_parts) = (choice.tokens / N, grid.second_width > 0, choice.in_parts);
     let codes = select::codes_at_once(&products, &grid, elem);
     let several = select::takes_several(&grid, codes);
     if several {
         grid.groups = select::groups_of_cube(client, grid.cubes(products.outputs, select::outputs(linear)));
     }
-    let sizes = grid.sizes(&products, VECTOR);
+    let widths = grid.sizes(&products, VECTOR);
     let single = !batch_invariant && select::takes_single(&products, &grid, elem);
     let longest = select::longest_row(&products, &grid);
     let (source, x) = RowSourceArgs::new(client, before, products.x, [products.inputs, LANES * PLANES]);
@@ -87,6 +89,7 @@ pub(super) fn launch(
     };
     let cubes = grid.cubes(products.outputs, form.outputs() * grid.groups);
     let form = form.for_cubes(client, products.inputs, cubes, products.weight.format());
+    let more = grid.more.into_iter().map(|matrix| more::bind(client, matrix, (form, cubes), sizes)).collect();
     let pairs = PairExpertsArgs::new(client, grid.route);
     let (mut beside, mut cubes_beside) = (BesideArgs::Nothing, 0);
     if let Some(latents) = latents {
@@ -106,7 +109,8 @@ pub(super) fn launch(
         grid.tiles,
         products.out,
         grid.second_out,
-        sizes,
+        more,
+        widths,
         products.limit,
         source,
         beside,
@@ -120,7 +124,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use cubecl::ir::FloatKind;
 
     use crate::linear::grid::{Rows, offline_sizes as sizes};
-    use crate::linear::{WeightFormat, choice, latents, source, weight};
+    use crate::linear::{LinearForm, WeightFormat, choice, latents, source, weight};
     use crate::norm_rope::Norm;
     use crate::offline::{Arch, Entry, form};
     use crate::route_experts as route;
@@ -183,6 +187,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                     _,
                     _,
                     _,
+                    more::offline(if name.contains("more") { 3 } else { 0 }, form),
                     sizes(),
                     1.0,
                     source(name),
@@ -235,6 +240,9 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear.mma.single_up.fp8", Rows::TokenGather, true, false, 1, true),
             entry("linear.mma.single_mixed_up.fp4", Rows::TokenGather, true, true, 1, true),
             entry("linear.mma.single_down.fp4", Rows::TokenScatter, false, false, 1, true),
+            entry("linear.mma.pair_more", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.pair_more.fp8", Rows::Dense, false, false, 1, true),
+            entry("linear.mma.single_pair_more.fp8", Rows::Dense, false, false, 1, true),
             entry("linear.mma.few.parts", Rows::Dense, false, false, 1, true),
             entry("linear.mma.64.parts", Rows::Dense, false, false, 8, false),
             entry("linear.mma.normed_pair.v3.parts", Rows::Dense, false, false, 1, true),

@@ -73,7 +73,11 @@ fn norms(client: &Client, products: &Products, grid: &Grid, norm: &AddRmsNormArg
     let one_token = grid.rows == Rows::Dense && (grid.tokens, norm.rows) == (1, 1) && norm.width == products.inputs;
     // A cube keeps the weights of either matrix while it computes the norm.
     let one_format = grid.second_width == 0 || grid.second.format() == products.weight.format();
-    one_token && one_format && norm.width <= MAX_OWN_ROW && pays_norm(client, norm, grid.cubes(products.outputs, M))
+    one_token
+        && one_format
+        && grid.more.is_empty()
+        && norm.width <= MAX_OWN_ROW
+        && pays_norm(client, norm, grid.cubes(products.outputs, M))
 }
 
 /// Whether cubes should merge the splits of the row that they multiply: those of a token's head, if a unit's weights fit into
@@ -90,7 +94,8 @@ fn norm_ropes(client: &Client, products: &Products, grid: &Grid, args: &NormRope
     let (inputs, whole) = (products.inputs, args.heads * args.width);
     let one_token = matches!(grid.rows, Rows::Dense | Rows::Heads) && (grid.tokens, args.tokens) == (1, 1);
     let rows_of_heads = args.width > 0 && inputs.is_multiple_of(args.width) && grid.per_token * inputs == whole;
-    let one_format = grid.second_width == 0 || grid.second.format() == products.weight.format();
+    let one_format =
+        grid.more.is_empty() && (grid.second_width == 0 || grid.second.format() == products.weight.format());
     let same_order = args.shape(client.properties()).vector == VECTOR;
     let cubes = grid.cubes(products.outputs, M).div_ceil(multiprocessors(client));
     let pays = cubes <= CUBES_AT_A_TIME && cubes * inputs * args.elem.size() <= MOST_BYTES;
@@ -139,6 +144,11 @@ impl Form {
         let few = inputs >= DEEP && cubes <= 2 * multiprocessors(client);
         let at_once = self.steps == 1 && (few || !format.is_dense());
         Self { at_once: self.at_once || at_once, ..self }
+    }
+
+    /// That of a dense matrix beside others of this form.
+    pub fn of_more(self, in_parts: bool) -> Self {
+        Self { second: true, at_once: false, codes: 0, single: false, own_row: 0, in_parts, ..self }
     }
 
     /// Channels that four units load at once.

@@ -105,7 +105,7 @@ pub(super) fn supported(client: &Client, sizes: &LinearSizes) -> bool {
         && client.features().copy_async
         && bytes <= client.properties().hardware.max_shared_memory_size
         && x_elem == elem
-        && !matches!(division, Division::Pair | Division::Token)
+        && !matches!(division, Division::Several | Division::Token)
         && vectors
         && inputs * outputs > 0
 }
@@ -120,7 +120,7 @@ pub(super) fn launch(
     address: AddressType,
     elem: ElemType,
 ) {
-    let grid = Grid::new(client, work, tokens);
+    let grid = Grid::new(client, work, tokens, (products.outputs, products.weight.format()));
     let (bf16, whole) = (elem == ElemType::Float(FloatKind::BF16), products.inputs.is_multiple_of(CHANNELS));
     let form = Form { tokens, rows: grid.rows, linear, bf16, whole };
     let cubes = grid.cubes(products.outputs, form.outputs());

@@ -8,7 +8,7 @@ use burn::tensor::{Device, Int, Tensor};
 use mla_ops::cache::PagedCache;
 use mla_ops::{
     Decoded, Determinism, HeadRows, MlaDecodeArgs, MlaDecodeOptions, RopeQuery, Rows, SparseMlaArgs, SparseMlaOptions,
-    SparseScope, linear_by_head, linear_pair, mla_decode, sparse_mla,
+    SparseScope, linear_by_head, linear_each, mla_decode, sparse_mla,
 };
 
 use self::kv_up::KvUpProjection;
@@ -194,7 +194,7 @@ impl MultiHeadLatentAttention {
         step.check_rows("x", x.dims())?;
         let ([tokens, _], determinism) = (x.dims(), step.determinism);
         let (query, kv) = (self.query.first_projection().weight(), self.kv_a_proj_with_mqa.weight());
-        let (query, compressed) = linear_pair(x.reborrow(), query, kv, determinism)?;
+        let [query, compressed] = linear_each(x.reborrow(), [query, kv], determinism)?;
         let x = x.tensor();
         let (q, q_latent) = self.query.forward(x.clone(), query, determinism)?;
         let q = q.reshape([tokens, self.heads, self.config.qk_head_dim()]);

@@ -74,9 +74,10 @@ impl Rotation {
             let (norm_weight, norm_eps) = (norm.weight.val(), norm.eps);
             let (q_norm_eps, index_q) = (None, None);
             #[rustfmt::skip]
-            return rope_write(RopeWriteArgs {
-                query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache, slots,
+            let written = rope_write(RopeWriteArgs {
+                query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache, slots, compressors: vec![],
             });
+            return Ok(written?);
         }
         let [still, rotary] = self.split(&latent.unsqueeze_dim(1));
         let latent = rms_norm(still.squeeze_dim(1), norm.weight.val(), norm.eps)
@@ -94,7 +95,7 @@ impl Rotation {
             (Err(error), _) | (_, Err(error)) => return Err(Box::new(WriteLatentError { error, cache })),
         };
         let cache = write_latent(WriteLatentArgs { cache, slots, latent: latent.clone(), rope: None })?;
-        Ok(RopeWritten { q, latent: Some(latent), index_q: None, cache })
+        Ok(RopeWritten { q, latent: Some(latent), index_q: None, cache, compressed: vec![] })
     }
 
     /// The channels before the last `dr`, and those.

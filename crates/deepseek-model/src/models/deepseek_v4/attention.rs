@@ -2,8 +2,8 @@
 
 use burn::tensor::Tensor;
 use mla_ops::{
-    Determinism, InverseRope, Residual, RopeWritten, SparseMlaArgs, SparseMlaOptions, SparseScope, StackedWeight,
-    linear_by_head, linear_pair, sparse_mla,
+    CompressKvArgs, CompressKvOptions, CompressedKv, Determinism, InverseRope, Residual, RopeWritten, SparseMlaArgs,
+    SparseMlaOptions, SparseScope, StackedWeight, linear_by_head, linear_each, sparse_mla,
 };
 
 use super::cache::V4Cache;
@@ -55,6 +55,22 @@ enum Compression {
     },
 }
 
+/// What the weights make of a layer's input.
+struct Projected {
+    q_latent: Tensor<2>,
+    kv: Tensor<2>,
+    compressed: Compressed,
+}
+
+/// The part of it that [`Compression`] takes.
+#[derive(Default)]
+struct Compressed {
+    /// `[N, 2 C]` of each compressor.
+    kv_gates: Vec<Tensor<2>>,
+    /// `[N, Hi]`, where an indexer picks.
+    head_weights: Option<Tensor<2>>,
+}
+
 impl SharedKvAttention {
     /// Loads `{name}.*` of layer number `layer`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, layer: usize, config: &DeepseekV4Config) -> Self {
@@ -89,22 +105,25 @@ impl SharedKvAttention {
             _ => &step.compress_rotation,
         };
         let determinism = step.determinism;
-        let (q_latent, kv) = linear_pair(x.clone(), self.wq_a.weight(), self.wkv.weight(), determinism)?;
+        let entries = step.entries(self.spec);
+        let Projected { q_latent, kv, compressed: Compressed { kv_gates, head_weights } } =
+            self.project(x, entries, determinism)?;
         let mut q_latent = Residual::new(q_latent);
         let mut q_latent = self.q_norm.forward(&mut q_latent)?;
-        let entries = step.entries(self.spec);
         let indexer = entries.and_then(|entries| self.compression.indexer(entries));
         let (q, index_q) = match indexer {
             Some(indexer) => {
-                let (q, index_q) = linear_pair(&mut q_latent, self.wq_b.weight(), indexer.wq_b.weight(), determinism)?;
+                let weights = [self.wq_b.weight(), indexer.wq_b.weight()];
+                let [q, index_q] = linear_each(&mut q_latent, weights, determinism)?;
                 (q, Some(index_q.reshape([tokens, indexer.heads, indexer.width])))
             }
             None => (self.wq_b.forward(&mut q_latent, determinism)?, None),
         };
         let q = q.reshape([tokens, self.heads, self.head_dim]);
-        let (q, index_q, scope) = self.write_window((q, index_q), kv, rotation, step, cache)?;
+        let calls = self.begin_entries(kv_gates, step, entries, cache)?;
+        let (q, index_q, scope) = self.write_tokens((q, index_q), (kv, calls), rotation, step, cache)?;
         let second = match entries {
-            Some(entries) => self.compression.entries(x, index_q, step, entries, cache)?,
+            Some(entries) => self.compression.seen(index_q.zip(head_weights), entries, cache)?,
             None => None,
         };
         let q = q.unsqueeze_dim(1);
@@ -116,12 +135,53 @@ impl SharedKvAttention {
         self.project_output(rotation.invert(out.squeeze_dim(1)), determinism)
     }
 
-    /// Norms and RoPE of the heads q `[N, H, d]`, RoPE of those of an indexer, and of the keys kv `[N, d]`, which go into the state.
-    /// Returns the heads, and the last tokens with the new ones.
-    fn write_window(
+    /// All that this layer's weights make of x `[N, hidden]`, in one launch for a few tokens.
+    fn project(&self, x: Tensor<2>, entries: Option<&EntryStep>, determinism: Determinism) -> Result<Projected> {
+        let (wq_a, wkv) = (self.wq_a.weight(), self.wkv.weight());
+        let (q_latent, kv, compressed) = match (&self.compression, entries) {
+            (Compression::Heavy(compressor), Some(_)) => {
+                let weights = [wq_a, wkv, compressor.kv_gates().weight()];
+                let [q_latent, kv, kv_gates] = linear_each(x, weights, determinism)?;
+                (q_latent, kv, Compressed { kv_gates: vec![kv_gates], head_weights: None })
+            }
+            (Compression::Sparse { compressor, indexer }, Some(entries)) => {
+                let gates = [compressor, &indexer.compressor].map(|compressor| compressor.kv_gates().weight());
+                if let SeenEntries::Picked(_) = entries.seen {
+                    let weights = [wq_a, wkv, gates[0], gates[1], indexer.weights_proj.weight()];
+                    let [q_latent, kv, own, index, head_weights] = linear_each(x, weights, determinism)?;
+                    (q_latent, kv, Compressed { kv_gates: vec![own, index], head_weights: Some(head_weights) })
+                } else {
+                    let [q_latent, kv, own, index] = linear_each(x, [wq_a, wkv, gates[0], gates[1]], determinism)?;
+                    (q_latent, kv, Compressed { kv_gates: vec![own, index], head_weights: None })
+                }
+            }
+            _ => {
+                let [q_latent, kv] = linear_each(x, [wq_a, wkv], determinism)?;
+                (q_latent, kv, Compressed::default())
+            }
+        };
+        Ok(Projected { q_latent, kv, compressed })
+    }
+
+    /// The calls that take in the keys and gates of the compressors.
+    fn begin_entries(
+        &self,
+        kv_gates: Vec<Tensor<2>>,
+        step: &V4Step,
+        entries: Option<&EntryStep>,
+        cache: &mut V4Cache,
+    ) -> Result<Vec<(CompressKvArgs, CompressKvOptions)>> {
+        let Some(entries) = entries else { return Ok(vec![]) };
+        let of = self.compression.compressors().into_iter().zip(kv_gates);
+        of.map(|(compressor, kv_gates)| compressor.begin(kv_gates, step, entries, cache)).collect()
+    }
+
+    /// Norms and RoPE of the heads q `[N, H, d]`, RoPE of those of an indexer, and of the keys kv `[N, d]`, which go into the state;
+    /// compressors take in the tokens. Returns the heads, and the last tokens with the new ones.
+    fn write_tokens(
         &self,
         (q, index_q): (Tensor<3>, Option<Tensor<3>>),
-        kv: Tensor<2>,
+        (kv, calls): (Tensor<2>, Vec<(CompressKvArgs, CompressKvOptions)>),
         rotation: &PartialRotation,
         step: &V4Step,
         cache: &mut V4Cache,
@@ -138,16 +198,18 @@ impl SharedKvAttention {
         };
         let norm = (self.kv_norm.clone(), self.norm_eps as f32);
         let target = (cache.take(state)?, window.slots.clone());
-        let (q, index_q, kv) = match rotation.norm_and_write((q, index_q), kv, norm, target) {
-            Ok(RopeWritten { q, latent, index_q, cache: written }) => {
-                cache.put(state, written.dense());
-                (q, index_q, latent.expect("of queries that are not absorbed"))
+        let (window_state, compressed, outcome) = match rotation.norm_and_write((q, index_q), kv, norm, target, calls) {
+            Ok(RopeWritten { q, latent, index_q, cache, compressed }) => {
+                let kept = compressed.into_iter().map(|CompressedKv { state, cache, .. }| (state, cache)).collect();
+                (cache, kept, Ok((q, index_q, latent.expect("of queries that are not absorbed"))))
             }
-            Err(refused) => {
-                cache.put(state, refused.cache.dense());
-                return Err(refused.error.into());
-            }
+            Err(refused) => (refused.cache, refused.compressors, Err(refused.error)),
         };
+        cache.put(state, window_state.dense());
+        for (compressor, (carried, pool)) in self.compression.compressors().into_iter().zip::<Vec<_>>(compressed) {
+            compressor.end(carried, pool, cache)?;
+        }
+        let (q, index_q, kv) = outcome?;
         if let Some(marked) = &window.marked {
             cache.write_marked(state, &kv, marked)?;
         }
@@ -201,39 +263,32 @@ impl Compression {
         }
     }
 
-    /// Takes in the new tokens x `[N, hidden]` (index_q `[N, Hi, di]`, with RoPE applied, where an indexer picks); the entries that they
-    /// see, once there are any.
-    fn entries(
-        &self,
-        x: Tensor<2>,
-        index_q: Option<Tensor<3>>,
-        step: &V4Step,
-        entries: &EntryStep,
-        cache: &mut V4Cache,
-    ) -> Result<Option<SparseScope>> {
-        let (compressor, indexer) = match self {
-            Self::None => return Ok(None),
-            Self::Heavy(compressor) => (compressor, None),
-            Self::Sparse { compressor, indexer } => (compressor, Some(indexer)),
-        };
-        let (kv_gates, determinism) = (compressor.kv_gates(), step.determinism);
-        match indexer {
-            None => compressor.advance(kv_gates.forward(x.clone(), determinism)?, step, entries, cache)?,
-            Some(indexer) => {
-                let index_gates = indexer.compressor.kv_gates().weight();
-                let (own, index) = linear_pair(x.clone(), kv_gates.weight(), index_gates, determinism)?;
-                compressor.advance(own, step, entries, cache)?;
-                indexer.compressor.advance(index, step, entries, cache)?;
-            }
+    /// In the order of [`Compressed::kv_gates`].
+    fn compressors(&self) -> Vec<&Compressor> {
+        match self {
+            Self::None => vec![],
+            Self::Heavy(compressor) => vec![compressor],
+            Self::Sparse { compressor, indexer } => vec![compressor, &indexer.compressor],
         }
-        let indices = match (&entries.seen, indexer.zip(index_q)) {
-            (SeenEntries::All(slots), _) => slots.clone(),
-            (SeenEntries::Picked(keys), Some((indexer, q))) => {
-                indexer.pick_from(x, q, keys, cache.entries(), determinism)?
+    }
+
+    /// The entries that the tokens see, once there are any. Where an indexer picks it takes its queries `[N, Hi, di]`, with RoPE applied, and
+    /// the weights of its heads.
+    fn seen(
+        &self,
+        index_q: Option<(Tensor<3>, Tensor<2>)>,
+        entries: &EntryStep,
+        cache: &V4Cache,
+    ) -> Result<Option<SparseScope>> {
+        let indices = match (&entries.seen, self, index_q) {
+            (SeenEntries::All(slots), ..) => slots.clone(),
+            (SeenEntries::Picked(keys), Self::Sparse { indexer, .. }, Some((q, head_weights))) => {
+                indexer.pick_from(q, &head_weights, keys, cache.entries())?
             }
             // A step has none to be picked for layers that have no indexer.
-            (SeenEntries::None | SeenEntries::Picked(_), _) => return Ok(None),
+            (SeenEntries::None | SeenEntries::Picked(_), ..) => return Ok(None),
         };
+        let Some(compressor) = self.compressors().first().copied() else { return Ok(None) };
         let lengths = Some(entries.lengths.clone());
         Ok(Some(SparseScope { rows: cache.entries().pool(compressor.pool())?, indices, lengths }))
     }

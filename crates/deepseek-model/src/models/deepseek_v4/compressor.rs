@@ -167,29 +167,33 @@ impl Compressor {
         self.number
     }
 
-    /// What makes [`Self::advance`]'s keys and gates of tokens.
+    /// What makes [`Self::begin`]'s keys and gates of tokens.
     pub(crate) fn kv_gates(&self) -> &Linear {
         &self.kv_gates
     }
 
-    /// Takes in the keys and gates `[N, 2 C]` of the new tokens; the windows that they fill become entries in the cache.
-    pub(crate) fn advance(
+    /// The call that takes in the keys and gates `[N, 2 C]` of the new tokens; the windows that they fill become entries. State and pool are
+    /// out of the cache until [`Self::end`].
+    pub(crate) fn begin(
         &self,
         kv_gates: Tensor<2>,
         step: &V4Step,
         entries: &EntryStep,
         cache: &mut V4Cache,
-    ) -> Result<()> {
+    ) -> Result<(CompressKvArgs, CompressKvOptions)> {
         let state = State::Carried(self.number);
         if let Some(marked) = &entries.marked {
             cache.write_marked(state, &kv_gates, marked)?;
         }
         let pool = cache.take_entries(self.number)?;
         let carried = cache.take(state)?;
-        let (carried, pool, outcome) = self.compress(kv_gates, &step.sequences, entries, carried, pool);
-        cache.put(state, carried);
-        cache.put_entries(self.number, pool)?;
-        Ok(outcome.map(|_| ())?)
+        Ok(self.call(kv_gates, &step.sequences, entries, carried, pool))
+    }
+
+    /// Gives back what the call took.
+    pub(crate) fn end(&self, carried: Tensor<3>, pool: Option<Pool>, cache: &mut V4Cache) -> Result<()> {
+        cache.put(State::Carried(self.number), carried);
+        cache.put_entries(self.number, pool.expect("the one that it was given"))
     }
 
     /// State and pool with the new tokens in them, or as they were, and the entries.
@@ -201,6 +205,22 @@ impl Compressor {
         state: Tensor<3>,
         pool: Pool,
     ) -> (Tensor<3>, Pool, Result<Tensor<3>, MlaError>) {
+        let (args, options) = self.call(kv_gates, sequences, entries, state, pool);
+        let (carried, pool, outcome) = match compress_kv(args, &options) {
+            Ok(CompressedKv { entries, state, cache }) => (state, cache, Ok(entries)),
+            Err(refused) => (refused.state, refused.cache, Err(refused.error)),
+        };
+        (carried, pool.expect("the one that it was given"), outcome)
+    }
+
+    fn call(
+        &self,
+        kv_gates: Tensor<2>,
+        sequences: &Sequences,
+        entries: &EntryStep,
+        state: Tensor<3>,
+        pool: Pool,
+    ) -> (CompressKvArgs, CompressKvOptions) {
         let dtype = FloatDType::from(kv_gates.dtype());
         let args = CompressKvArgs {
             kv_gates,
@@ -215,11 +235,6 @@ impl Compressor {
             sin: entries.sin.clone(),
             cache: Some(EntryCache { cache: pool, slots: entries.slots.clone() }),
         };
-        let options = CompressKvOptions { overlap: self.spec.overlap, norm_eps: self.norm_eps, dtype };
-        let (carried, pool, outcome) = match compress_kv(args, &options) {
-            Ok(CompressedKv { entries, state, cache }) => (state, cache, Ok(entries)),
-            Err(refused) => (refused.state, refused.cache, Err(refused.error)),
-        };
-        (carried, pool.expect("the one that it was given"), outcome)
+        (args, CompressKvOptions { overlap: self.spec.overlap, norm_eps: self.norm_eps, dtype })
     }
 }

@@ -175,22 +175,22 @@ impl EntryIndexer {
                 return Err(ModelError::request(argument, format!("{rows} rows"), expected));
             }
         }
-        let q = self.wq_b.forward(q_latent, step.keys.determinism)?.reshape([step.tokens, self.heads, self.width]);
-        self.pick_from(x, step.rotation.rotate(q)?, &step.seen, cache, step.keys.determinism)
+        let determinism = step.keys.determinism;
+        let q = self.wq_b.forward(q_latent, determinism)?.reshape([step.tokens, self.heads, self.width]);
+        let head_weights = self.weights_proj.forward(x, determinism)?;
+        self.pick_from(step.rotation.rotate(q)?, &head_weights, &step.seen, cache)
     }
 
-    /// The same; q `[N, Hi, di]` is with RoPE applied.
+    /// The same; q `[N, Hi, di]` is with RoPE applied, and head_weights `[N, Hi]` are what `weights_proj` makes of x.
     pub(super) fn pick_from(
         &self,
-        x: Tensor<2>,
         q: Tensor<3>,
+        head_weights: &Tensor<2>,
         keys: &[IndexedKeys],
         cache: &PagedCache,
-        determinism: Determinism,
     ) -> Result<Tensor<3, Int>> {
-        let weights = self.weights_proj.forward(x, determinism)?;
         let scale = ((self.width * self.heads) as f32).sqrt().recip();
         let options = LightningIndexOptions { form: IndexForm::Slots, ..LightningIndexOptions::new(self.top_k, scale) };
-        index_keys::pick(&q, &weights, &cache.pool(self.compressor.pool())?, keys, &options)
+        index_keys::pick(&q, head_weights, &cache.pool(self.compressor.pool())?, keys, &options)
     }
 }

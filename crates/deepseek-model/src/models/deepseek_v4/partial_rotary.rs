@@ -1,8 +1,8 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use mla_ops::batch::index_tensor;
 use mla_ops::{
-    InverseRope, MlaError, NormRopeArgs, NormRopeOptions, RopeConfig, RopeQuery, RopeWriteArgs, RopeWritten,
-    WriteLatentError, norm_rope, rope_write,
+    CompressKvArgs, CompressKvOptions, InverseRope, MlaError, NormRopeArgs, NormRopeOptions, RopeConfig, RopeQuery,
+    RopeWriteArgs, RopeWriteError, RopeWritten, norm_rope, rope_write,
 };
 
 use crate::layers::RopeTable;
@@ -77,14 +77,16 @@ impl PartialRotation {
     }
 
     /// Norms each head of q `[N, H, d]`, and keys kv `[N, d]` with a weight f32 `[d]`, applies RoPE to their trailing channels and to those
-    /// of an indexer's heads `[N, Hi, di]`, and puts the keys into these slots of a cache. All channels keep their places.
+    /// of an indexer's heads `[N, Hi, di]`, and puts the keys into these slots of a cache; compressors take in the same tokens. All channels
+    /// keep their places.
     pub(crate) fn norm_and_write(
         &self,
         (q, index_q): (Tensor<3>, Option<Tensor<3>>),
         kv: Tensor<2>,
         (norm_weight, norm_eps): (Tensor<1>, f32),
         (cache, slots): (Tensor<3>, Tensor<1, Int>),
-    ) -> std::result::Result<RopeWritten, Box<WriteLatentError>> {
+        compressors: Vec<(CompressKvArgs, CompressKvOptions)>,
+    ) -> std::result::Result<RopeWritten, Box<RopeWriteError>> {
         rope_write(RopeWriteArgs {
             query: RopeQuery::Heads(q),
             latent: kv,
@@ -96,6 +98,7 @@ impl PartialRotation {
             sin: self.sin.clone(),
             cache: cache.into(),
             slots,
+            compressors,
         })
     }
 

@@ -44,7 +44,7 @@ impl PagedCache {
     }
 
     /// Writes into a pool: takes it, and gives it back, written or refused. What else `write` returns is the result:
-    /// `Ok((write_latent(args)?, ()))`, or `rope_write(args).map(|written| (written.cache, written.q))`.
+    /// `Ok((write_latent(args)?, ()))`, or, with `written` from `rope_write(args)?`, `Ok((written.cache, written.q))`.
     ///
     /// ```
     /// # use burn::tensor::{Device, FloatDType, Tensor};

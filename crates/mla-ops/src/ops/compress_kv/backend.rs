@@ -68,6 +68,59 @@ pub(crate) enum BackendWrittenCache<B: Backend> {
     Cache(FloatTensor<B>),
 }
 
+/// A decode step: an entry of each sequence, or none.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) struct BackendStep<B: Backend> {
+    #[extension_type]
+    pub(super) tokens: BackendTokens<B>,
+    /// i32 `[N]`: where the new tokens go in the state.
+    pub(super) state_slots: IntTensor<B>,
+    #[extension_type]
+    pub(super) cache: BackendEntryCache<B>,
+    #[extension_type]
+    pub(super) compressor: BackendCompressor<B>,
+}
+
+/// Steps of compressors that a launch of something else takes in.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendSteps<B: Backend> {
+    /// None.
+    None,
+    /// One.
+    One(#[extension_type] BackendStep<B>),
+    /// Two.
+    Two(#[extension_type] BackendStep<B>, #[extension_type] BackendStep<B>),
+}
+
+/// What became of [`BackendSteps`].
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub(crate) enum BackendStepsDone<B: Backend> {
+    /// There were none.
+    None,
+    /// Of one.
+    One(#[extension_type] BackendCompressed<B>),
+    /// Of two.
+    Two(#[extension_type] BackendCompressed<B>, #[extension_type] BackendCompressed<B>),
+}
+
+#[cfg(any(feature = "flex", feature = "_gpu"))]
+impl<B: Backend> BackendSteps<B> {
+    /// With each of them.
+    pub(crate) fn map(self, mut step: impl FnMut(BackendStep<B>) -> BackendCompressed<B>) -> BackendStepsDone<B> {
+        match self {
+            Self::None => BackendStepsDone::None,
+            Self::One(only) => BackendStepsDone::One(step(only)),
+            Self::Two(first, second) => {
+                let first = step(first);
+                BackendStepsDone::Two(first, step(second))
+            }
+        }
+    }
+}
+
 #[backend_extension(
     Cube: cfg(feature = "_gpu"),
     Flex: cfg(feature = "flex"),
@@ -84,8 +137,30 @@ pub(crate) trait CompressKvBackend: Backend {
         #[extension_type] compressor: BackendCompressor<Self>,
     ) -> FloatTensor<Self>;
 
-    /// The same of one entry of each sequence; the new tokens go into the slots i32 `[N]` of the state, and the entries into a cache.
-    #[fusion(meta = |tokens, _state_slots, cache, compressor| {
+    /// The same of a step; the new tokens go into the state, and the entries into a cache.
+    #[fusion(meta = fusion::compressed)]
+    fn compress_and_write(#[extension_type] step: BackendStep<Self>) -> BackendCompressed<Self>;
+}
+
+#[cfg(all(feature = "fusion", feature = "_gpu"))]
+pub(crate) mod fusion {
+    use super::{
+        BackendCompressedMetadata, BackendEntryCacheMetadata, BackendStepMetadata, BackendStepsDoneMetadata,
+        BackendStepsMetadata, BackendWrittenCacheMetadata,
+    };
+
+    pub(crate) fn done(steps: &BackendStepsMetadata) -> BackendStepsDoneMetadata {
+        match steps {
+            BackendStepsMetadata::None => BackendStepsDoneMetadata::None,
+            BackendStepsMetadata::One(only) => BackendStepsDoneMetadata::One(compressed(only)),
+            BackendStepsMetadata::Two(first, second) => {
+                BackendStepsDoneMetadata::Two(compressed(first), compressed(second))
+            }
+        }
+    }
+
+    pub(super) fn compressed(step: &BackendStepMetadata) -> BackendCompressedMetadata {
+        let BackendStepMetadata { tokens, cache, compressor, .. } = step;
         let ([batch, entries, _], [width]) = (compressor.cos.shape.dims(), compressor.norm_weight.shape.dims());
         BackendCompressedMetadata {
             entries: crate::fusion::spec([batch, entries, width], compressor.options.dtype.into()),
@@ -95,11 +170,5 @@ pub(crate) trait CompressKvBackend: Backend {
                 BackendEntryCacheMetadata::Slots(cache, _) => BackendWrittenCacheMetadata::Cache(cache.clone()),
             },
         }
-    })]
-    fn compress_and_write(
-        #[extension_type] tokens: BackendTokens<Self>,
-        state_slots: IntTensor<Self>,
-        #[extension_type] cache: BackendEntryCache<Self>,
-        #[extension_type] compressor: BackendCompressor<Self>,
-    ) -> BackendCompressed<Self>;
+    }
 }

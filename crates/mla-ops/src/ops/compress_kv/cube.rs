@@ -7,7 +7,8 @@ use mla_kernels::compress_kv::{
 };
 
 use super::backend::{
-    BackendCompressed, BackendCompressor, BackendEntryCache, BackendTokens, BackendWrittenCache, CompressKvBackend,
+    BackendCompressed, BackendCompressor, BackendEntryCache, BackendStep, BackendTokens, BackendWrittenCache,
+    CompressKvBackend,
 };
 use super::{CompressKvArgs, CompressKvOptions};
 use crate::MlaError;
@@ -18,39 +19,44 @@ impl CompressKvBackend for CubeBackend {
     fn compress_kv(tokens: BackendTokens<Self>, compressor: BackendCompressor<Self>) -> CubeTensor {
         let BackendTokens { state, .. } = tokens;
         let tokens = BackendTokens { state: contiguous(state), ..tokens };
-        pool(&tokens, None, compressor)
+        let (args, entries) = pool_args(&tokens, None, compressor);
+        launched(kernels::launch(&entries.client, args));
+        entries
     }
 
-    fn compress_and_write(
-        tokens: BackendTokens<Self>,
-        state_slots: CubeTensor,
-        cache: BackendEntryCache<Self>,
-        compressor: BackendCompressor<Self>,
-    ) -> BackendCompressed<Self> {
-        let BackendTokens { state, .. } = tokens;
-        let tokens = BackendTokens { state: own(contiguous(state)), ..tokens };
-        let (written, cache) = match cache {
-            BackendEntryCache::None => (BackendWrittenCache::None, None),
-            BackendEntryCache::Slots(cache, slots) => {
-                let cache = own(contiguous(cache));
-                let [pages, page_size, _] = dims(&cache);
-                let (slots, rows) = (contiguous(slots).into_buffer_arg(), pages * page_size);
-                let target = EntryCache { cache: cache.clone().into_buffer_arg(), slots, rows };
-                (BackendWrittenCache::Cache(cache), Some(target))
-            }
-        };
-        let writes = Writes { state_slots: contiguous(state_slots).into_buffer_arg(), cache };
-        let entries = pool(&tokens, Some(writes), compressor);
-        BackendCompressed { entries, state: tokens.state, cache: written }
+    fn compress_and_write(step: BackendStep<Self>) -> BackendCompressed<Self> {
+        let (args, compressed) = step_args(step);
+        launched(kernels::launch(&compressed.entries.client, args));
+        compressed
     }
 }
 
-/// The entries; the state is as the kernel takes it.
-fn pool(
+/// What the kernel takes for a step, and what that will be.
+pub(crate) fn step_args(step: BackendStep<CubeBackend>) -> (KernelArgs, BackendCompressed<CubeBackend>) {
+    let BackendStep { tokens, state_slots, cache, compressor } = step;
+    let BackendTokens { state, .. } = tokens;
+    let tokens = BackendTokens { state: own(contiguous(state)), ..tokens };
+    let (written, cache) = match cache {
+        BackendEntryCache::None => (BackendWrittenCache::None, None),
+        BackendEntryCache::Slots(cache, slots) => {
+            let cache = own(contiguous(cache));
+            let [pages, page_size, _] = dims(&cache);
+            let (slots, rows) = (contiguous(slots).into_buffer_arg(), pages * page_size);
+            let target = EntryCache { cache: cache.clone().into_buffer_arg(), slots, rows };
+            (BackendWrittenCache::Cache(cache), Some(target))
+        }
+    };
+    let writes = Writes { state_slots: contiguous(state_slots).into_buffer_arg(), cache };
+    let (args, entries) = pool_args(&tokens, Some(writes), compressor);
+    (args, BackendCompressed { entries, state: tokens.state, cache: written })
+}
+
+/// The same, and the entries; the state is as the kernel takes it.
+fn pool_args(
     tokens: &BackendTokens<CubeBackend>,
     writes: Option<Writes>,
     compressor: BackendCompressor<CubeBackend>,
-) -> CubeTensor {
+) -> (KernelArgs, CubeTensor) {
     let BackendCompressor { position_bias, norm_weight, cos, sin, options } = compressor;
     let [position_bias, norm_weight, cos, sin] = [position_bias, norm_weight, cos, sin].map(contiguous);
     let BackendTokens { kv_gates, state, state_rows, cu_seqlens, starts } = tokens;
@@ -69,8 +75,7 @@ fn pool(
             writes, sizes, norm_eps,
         }
     );
-    launched(kernels::launch(&entries.client, args));
-    entries
+    (args, entries)
 }
 
 /// The device pools these windows.

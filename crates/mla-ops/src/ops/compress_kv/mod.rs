@@ -1,8 +1,8 @@
 //! [`compress_kv`]: windows of tokens pooled into entries, in any chunking.
 
-mod backend;
+pub(crate) mod backend;
 #[cfg(feature = "_gpu")]
-mod cube;
+pub(crate) mod cube;
 #[cfg(feature = "flex")]
 mod reference;
 
@@ -11,7 +11,8 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 use thiserror::Error;
 
 use self::backend::{
-    BackendCompressed, BackendCompressor, BackendEntryCache, BackendTokens, BackendWrittenCache, CompressKvBackend,
+    BackendCompressed, BackendCompressor, BackendEntryCache, BackendStep, BackendTokens, BackendWrittenCache,
+    CompressKvBackend,
 };
 use super::write_latent::{BackendRows, write_rows};
 use crate::MlaError;
@@ -157,17 +158,16 @@ impl From<Box<CompressKvError>> for MlaError {
 /// lengths and positions that are out of range are on the device and cannot be seen;
 /// [`CompressKvArgs::validate_device_inputs`] looks.
 pub fn compress_kv(args: CompressKvArgs, options: &CompressKvOptions) -> Result<CompressedKv, Box<CompressKvError>> {
-    if let Err(error) = args.check_call(options) {
-        let (state, cache) = (args.state, args.cache.map(|to| to.cache));
-        return Err(Box::new(CompressKvError { error, state, cache }));
+    match args.check_call(options) {
+        Ok(()) => Ok(args.compress(options)),
+        Err(error) => Err(Box::new(args.refuse(error))),
     }
-    Ok(if args.is_step() { args.in_one_launch(options) } else { args.apart(options) })
 }
 
 impl CompressKvArgs {
     /// Whether a cube of each sequence could write all that there is to write, after it has read what it needs: with more entries of a
     /// sequence others would still read; more tokens are too many for one.
-    fn is_step(&self) -> bool {
+    pub(super) fn is_step(&self) -> bool {
         let ([batch, entries, _], [tokens, row]) = (self.cos.dims(), self.kv_gates.dims());
         let empty = |dims: [usize; 3]| dims.contains(&0);
         let is_empty = tokens * row == 0
@@ -176,7 +176,21 @@ impl CompressKvArgs {
         entries == 1 && tokens <= batch && !is_empty
     }
 
-    fn in_one_launch(self, options: &CompressKvOptions) -> CompressedKv {
+    /// Checked.
+    pub(super) fn compress(self, options: &CompressKvOptions) -> CompressedKv {
+        if !self.is_step() {
+            return self.apart(options);
+        }
+        let (step, quantised) = self.into_step(options);
+        CompressedKv::of_step(Dispatch::compress_and_write(step), quantised)
+    }
+
+    fn refuse(self, error: MlaError) -> CompressKvError {
+        CompressKvError { error, state: self.state, cache: self.cache.map(|to| to.cache) }
+    }
+
+    /// A step in one launch, and where its entries are quantised.
+    pub(super) fn into_step(self, options: &CompressKvOptions) -> (BackendStep<Dispatch>, Option<EntryCache>) {
         let (tokens, compressor, state_slots, cache) = self.into_backend(options);
         // What is quantised, another launch writes.
         let (quantised, cache) = match cache {
@@ -189,14 +203,7 @@ impl CompressKvArgs {
             }
             quantised => (quantised, BackendEntryCache::None),
         };
-        let BackendCompressed { entries, state, cache } =
-            <Dispatch as CompressKvBackend>::compress_and_write(tokens, state_slots.into_dispatch(), cache, compressor);
-        let entries: Tensor<3> = tensors(entries);
-        let cache = match cache {
-            BackendWrittenCache::Cache(cache) => Some(Pool::from(tensors::<Tensor<3>>(cache))),
-            BackendWrittenCache::None => quantised.map(|to| to.with(&entries)),
-        };
-        CompressedKv { entries, state: tensors(state), cache }
+        (BackendStep { tokens, state_slots: state_slots.into_dispatch(), cache, compressor }, quantised)
     }
 
     fn apart(self, options: &CompressKvOptions) -> CompressedKv {
@@ -239,6 +246,18 @@ impl CompressKvArgs {
     }
 }
 
+impl CompressedKv {
+    pub(super) fn of_step(compressed: BackendCompressed<Dispatch>, quantised: Option<EntryCache>) -> Self {
+        let BackendCompressed { entries, state, cache } = compressed;
+        let entries: Tensor<3> = tensors(entries);
+        let cache = match cache {
+            BackendWrittenCache::Cache(cache) => Some(Pool::from(tensors::<Tensor<3>>(cache))),
+            BackendWrittenCache::None => quantised.map(|to| to.with(&entries)),
+        };
+        Self { entries, state: tensors(state), cache }
+    }
+}
+
 impl EntryCache {
     /// The cache with these entries `[B, n, d]`.
     fn with(self, entries: &Tensor<3>) -> Pool {
@@ -259,7 +278,7 @@ impl EntryCache {
 
 impl CompressKvArgs {
     /// Everything that a call must fulfil.
-    fn check_call(&self, options: &CompressKvOptions) -> Result<(), MlaError> {
+    pub(super) fn check_call(&self, options: &CompressKvOptions) -> Result<(), MlaError> {
         let check = self.check_tensors()?;
         self.check_options(&check, options)?;
         #[cfg(feature = "_gpu")]

@@ -1,13 +1,14 @@
 use std::ops::Range;
 
 use burn::backend::Flex;
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::CompressKvOptions;
 use super::backend::{
-    BackendCompressed, BackendCompressor, BackendEntryCache, BackendTokens, BackendWrittenCache, CompressKvBackend,
+    BackendCompressed, BackendCompressor, BackendEntryCache, BackendStep, BackendTokens, BackendWrittenCache,
+    CompressKvBackend,
 };
 use crate::independent::map_independent;
 use crate::ops::norm_rope::reference::{Norm, Rope, norm_rope};
@@ -19,12 +20,8 @@ impl CompressKvBackend for Flex {
         Compressor::new(compressor).entries(&Tokens::new(tokens)).into_flex()
     }
 
-    fn compress_and_write(
-        tokens: BackendTokens<Self>,
-        state_slots: IntTensor<Self>,
-        cache: BackendEntryCache<Self>,
-        compressor: BackendCompressor<Self>,
-    ) -> BackendCompressed<Self> {
+    fn compress_and_write(step: BackendStep<Self>) -> BackendCompressed<Self> {
+        let BackendStep { tokens, state_slots, cache, compressor } = step;
         let tokens = Tokens::new(tokens);
         let entries = Compressor::new(compressor).entries(&tokens);
         let Tokens { new, state, .. } = tokens;

@@ -218,7 +218,7 @@ impl Outputs {
         match reader {
             BackendReader::LinearPair(first, second, determinism) if is_behind && joins(&first, &second) => {
                 let (norm, [sum, normed]) = residual_norm::launch_args(residual, summand, norm);
-                let (products, (first, second)) = pair_args(normed.clone(), first, second, determinism);
+                let (products, [first, second]) = pair_args(normed.clone(), first, second, determinism);
                 linear::launch_normed(&client, norm, products);
                 BackendNormed { sum, normed, products: BackendProducts::Two(first, second) }
             }

@@ -1,11 +1,66 @@
-//! What a backend has to do for [`linear`](super::linear) and [`linear_pair`](super::linear_pair), and what the CPU does.
+//! What a backend has to do for [`linear`](super::linear) and [`linear_each`](super::linear_each), and what the CPU does.
 
-use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
 
 use crate::Determinism;
+use crate::ops::residual_norm::BackendProducts;
 use crate::weight::BackendWeight;
 
-/// [`linear`](crate::linear()) and [`linear_pair`](crate::linear_pair()) of a few rows on backend primitives.
+/// The weights of several projections of the same rows.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub enum BackendWeights<B: Backend> {
+    /// Two.
+    Two(#[extension_type] BackendWeight<B>, #[extension_type] BackendWeight<B>),
+    /// Three.
+    Three(#[extension_type] BackendWeight<B>, #[extension_type] BackendWeight<B>, #[extension_type] BackendWeight<B>),
+    /// Four.
+    Four(
+        #[extension_type] BackendWeight<B>,
+        #[extension_type] BackendWeight<B>,
+        #[extension_type] BackendWeight<B>,
+        #[extension_type] BackendWeight<B>,
+    ),
+    /// Five.
+    Five(
+        #[extension_type] BackendWeight<B>,
+        #[extension_type] BackendWeight<B>,
+        #[extension_type] BackendWeight<B>,
+        #[extension_type] BackendWeight<B>,
+        #[extension_type] BackendWeight<B>,
+    ),
+}
+
+/// Weights of a [`BackendWeights`] at most.
+pub(crate) const MOST_WEIGHTS: usize = 5;
+
+impl<B: Backend> BackendWeights<B> {
+    /// These, if they are as many.
+    pub(crate) fn new(weights: impl IntoIterator<Item = BackendWeight<B>>) -> Option<Self> {
+        let mut weights = weights.into_iter();
+        let mut next = || weights.next();
+        match (next(), next(), next(), next(), next(), next()) {
+            (Some(a), Some(b), None, ..) => Some(Self::Two(a, b)),
+            (Some(a), Some(b), Some(c), None, ..) => Some(Self::Three(a, b, c)),
+            (Some(a), Some(b), Some(c), Some(d), None, _) => Some(Self::Four(a, b, c, d)),
+            (Some(a), Some(b), Some(c), Some(d), Some(e), None) => Some(Self::Five(a, b, c, d, e)),
+            _ => None,
+        }
+    }
+
+    /// In their order.
+    #[cfg(any(feature = "flex", feature = "_gpu"))]
+    pub(crate) fn into_vec(self) -> Vec<BackendWeight<B>> {
+        match self {
+            Self::Two(a, b) => vec![a, b],
+            Self::Three(a, b, c) => vec![a, b, c],
+            Self::Four(a, b, c, d) => vec![a, b, c, d],
+            Self::Five(a, b, c, d, e) => vec![a, b, c, d, e],
+        }
+    }
+}
+
+/// [`linear`](crate::linear()) and [`linear_each`](crate::linear_each()) of a few rows on backend primitives.
 #[backend_extension(
     Cube: cfg(feature = "_gpu"),
     Flex: cfg(feature = "flex"),
@@ -20,14 +75,13 @@ pub(crate) trait LinearBackend: Backend {
         determinism: Determinism,
     ) -> FloatTensor<Self>;
 
-    /// x `[N, in]`: the products with both weights, which have its dtype.
-    #[fusion(meta = |x, first, second, _| fusion::linear_pair(x, first, second))]
-    fn linear_pair(
+    /// x `[N, in]`: the products with each of the weights, which have its dtype.
+    #[fusion(meta = |x, weights, _| fusion::linear_each(x, weights))]
+    fn linear_each(
         x: FloatTensor<Self>,
-        #[extension_type] first: BackendWeight<Self>,
-        #[extension_type] second: BackendWeight<Self>,
+        #[extension_type] weights: BackendWeights<Self>,
         determinism: Determinism,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    ) -> BackendProducts<Self>;
 }
 
 #[cfg(all(feature = "fusion", feature = "_gpu"))]
@@ -35,6 +89,8 @@ pub(crate) mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::Shape;
 
+    use super::BackendWeightsMetadata;
+    use crate::ops::residual_norm::BackendProductsMetadata;
     use crate::weight::BackendWeightMetadata;
 
     /// Shape and dtype of a product.
@@ -43,12 +99,16 @@ pub(crate) mod fusion {
         TensorSpec::new(Shape::new([rows, outputs]), weight.dtype())
     }
 
-    pub(super) fn linear_pair(
-        x: &TensorSpec,
-        first: &BackendWeightMetadata,
-        second: &BackendWeightMetadata,
-    ) -> (TensorSpec, TensorSpec) {
-        (linear(x, first), linear(x, second))
+    pub(super) fn linear_each(x: &TensorSpec, weights: &BackendWeightsMetadata) -> BackendProductsMetadata {
+        let of = |weight| linear(x, weight);
+        match weights {
+            BackendWeightsMetadata::Two(a, b) => BackendProductsMetadata::Two(of(a), of(b)),
+            BackendWeightsMetadata::Three(a, b, c) => BackendProductsMetadata::Three(of(a), of(b), of(c)),
+            BackendWeightsMetadata::Four(a, b, c, d) => BackendProductsMetadata::Four(of(a), of(b), of(c), of(d)),
+            BackendWeightsMetadata::Five(a, b, c, d, e) => {
+                BackendProductsMetadata::Five(of(a), of(b), of(c), of(d), of(e))
+            }
+        }
     }
 }
 
@@ -60,14 +120,12 @@ impl LinearBackend for burn::backend::Flex {
         linear(tensor(x), &weight.weight(), determinism).into_flex()
     }
 
-    fn linear_pair(
+    fn linear_each(
         x: FloatTensor<Self>,
-        first: BackendWeight<Self>,
-        second: BackendWeight<Self>,
+        weights: BackendWeights<Self>,
         determinism: Determinism,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let [first, second] = [(x.clone(), first), (x, second)]
-            .map(|(x, weight)| <Self as LinearBackend>::linear(x, weight, determinism));
-        (first, second)
+    ) -> BackendProducts<Self> {
+        let product = |weight| <Self as LinearBackend>::linear(x.clone(), weight, determinism);
+        BackendProducts::new(weights.into_vec().into_iter().map(product))
     }
 }

@@ -2,10 +2,11 @@
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use mla_kernels::linear::{self, LinearArgs, LinearForm, LinearSizes, SecondMatrix, Work};
+use mla_kernels::linear::{self, LinearArgs, LinearForm, LinearSizes, OtherMatrix, Work};
 
-use super::backend::LinearBackend;
+use super::backend::{BackendWeights, LinearBackend};
 use crate::Determinism;
+use crate::ops::residual_norm::BackendProducts;
 use crate::tensors::{contiguous, dims, empty};
 use crate::weight::BackendWeight;
 
@@ -15,21 +16,21 @@ impl LinearBackend for CubeBackend {
         rows(x, weight, outputs, (LinearForm::default(), 0.0), determinism)
     }
 
-    fn linear_pair(
-        x: CubeTensor,
-        first: BackendWeight<Self>,
-        second: BackendWeight<Self>,
-        determinism: Determinism,
-    ) -> (CubeTensor, CubeTensor) {
-        if !joins(&first, &second) {
-            let [first, second] = [(x.clone(), first), (x, second)]
-                .map(|(x, weight)| <Self as LinearBackend>::linear(x, weight, determinism));
-            return (first, second);
+    fn linear_each(x: CubeTensor, weights: BackendWeights<Self>, determinism: Determinism) -> BackendProducts<Self> {
+        let (x, mut weights) = (contiguous(x), Vec::from_iter(weights.into_vec().into_iter().enumerate()));
+        // As a launch takes them.
+        weights.sort_by_key(|(_, weight)| weight.format().is_dense());
+        let mut products = Vec::with_capacity(weights.len());
+        while !weights.is_empty() {
+            let sizes = Vec::from_iter(weights.iter().map(|(_, weight)| sizes_of_row(weight)));
+            let count = linear::joined(&x.client, &sizes);
+            let (places, joined): (Vec<usize>, Vec<_>) = weights.drain(..count).unzip();
+            let (args, outs) = each_args(x.clone(), joined, determinism);
+            linear::launch(&x.client, args);
+            products.extend(places.into_iter().zip(outs));
         }
-        let client = x.client.clone();
-        let (args, outs) = pair_args(contiguous(x), first, second, determinism);
-        linear::launch(&client, args);
-        outs
+        products.sort_by_key(|&(place, _)| place);
+        BackendProducts::new(products.into_iter().map(|(_, product)| product))
     }
 }
 
@@ -62,7 +63,7 @@ pub(crate) fn rows_args(
         x: x.into_buffer_arg(),
         weight: weight.into_arg(),
         out: out.clone().into_buffer_arg(),
-        work: Work::Dense { rows, second: None },
+        work: Work::Dense { rows, others: Vec::new() },
         inputs,
         outputs,
         limit,
@@ -74,14 +75,16 @@ pub(crate) fn rows_args(
     (args, out)
 }
 
-/// Whether one launch has both products.
+/// What the launch of a row depends on.
+fn sizes_of_row(weight: &BackendWeight<CubeBackend>) -> LinearSizes {
+    let ([outputs, inputs], elem) = (weight.dims(), dtype_to_elem_type(weight.dtype()));
+    LinearSizes::dense([1, inputs, outputs], LinearForm::default(), [elem; 2], weight.format().into())
+}
+
+/// Whether one launch has both products, and may do something before them.
 pub(crate) fn joins(first: &BackendWeight<CubeBackend>, second: &BackendWeight<CubeBackend>) -> bool {
-    let ([outputs, inputs], [second_outputs, _]) = (first.dims(), second.dims());
-    let elem = dtype_to_elem_type(first.dtype());
-    // Each format has its own kernels, with their order of sums.
     let alike = first.format().is_dense() == second.format().is_dense();
-    let sizes = LinearSizes::dense([1, inputs, outputs], LinearForm::default(), [elem; 2], first.format().into());
-    alike && linear::joins(first.client(), &sizes, second_outputs)
+    alike && linear::joined(first.client(), &[first, second].map(sizes_of_row)) == 2
 }
 
 /// What one launch takes for both products of contiguous x, and what it writes.
@@ -90,17 +93,33 @@ pub(crate) fn pair_args(
     first: BackendWeight<CubeBackend>,
     second: BackendWeight<CubeBackend>,
     determinism: Determinism,
-) -> (LinearArgs, (CubeTensor, CubeTensor)) {
-    let ([rows, inputs], [outputs, _], [second_outputs, _]) = (dims(&x), first.dims(), second.dims());
+) -> (LinearArgs, [CubeTensor; 2]) {
+    let (args, outs) = each_args(x, vec![first, second], determinism);
+    (args, <[CubeTensor; 2]>::try_from(outs).expect("one for each weight"))
+}
+
+/// The same for some, at least one: see [`Work::Dense`].
+fn each_args(
+    x: CubeTensor,
+    weights: Vec<BackendWeight<CubeBackend>>,
+    determinism: Determinism,
+) -> (LinearArgs, Vec<CubeTensor>) {
+    let [rows, inputs] = dims(&x);
     let elem = dtype_to_elem_type(x.dtype);
-    let outs = [outputs, second_outputs].map(|outputs| empty(&x, [rows, outputs], x.dtype));
-    let second =
-        SecondMatrix { weight: second.into_arg(), out: outs[1].clone().into_buffer_arg(), outputs: second_outputs };
+    let mut outs = Vec::with_capacity(weights.len());
+    let matrix = |weight: BackendWeight<CubeBackend>| {
+        let [outputs, _] = weight.dims();
+        let out = empty(&x, [rows, outputs], x.dtype);
+        outs.push(out.clone());
+        OtherMatrix { weight: weight.into_arg(), out: out.into_buffer_arg(), outputs }
+    };
+    let mut others = Vec::from_iter(weights.into_iter().map(matrix));
+    let OtherMatrix { weight, out, outputs } = others.remove(0);
     let args = LinearArgs {
         x: x.into_buffer_arg(),
-        weight: first.into_arg(),
-        out: outs[0].clone().into_buffer_arg(),
-        work: Work::Dense { rows, second: Some(second) },
+        weight,
+        out,
+        work: Work::Dense { rows, others },
         inputs,
         outputs,
         limit: 0.0,
@@ -109,5 +128,5 @@ pub(crate) fn pair_args(
         elem,
         batch_invariant: determinism.is_batch_invariant(),
     };
-    (args, outs.into())
+    (args, outs)
 }

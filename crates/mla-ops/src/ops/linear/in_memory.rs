@@ -3,7 +3,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use super::backend::LinearBackend;
+use super::backend::{BackendWeights, LinearBackend, MOST_WEIGHTS};
 use super::reference;
 use crate::ops::products::LinearProblem;
 use crate::{Determinism, Weight};
@@ -24,17 +24,27 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, determinism: Determinism) ->
     ))
 }
 
-/// Checked x `[N, in]`: both products.
-pub(crate) fn linear_pair(x: Tensor<2>, [first, second]: [&Weight; 2], determinism: Determinism) -> [Tensor<2>; 2] {
+/// Checked x `[N, in]`: a product for each weight. Those that a small-batch kernel computes share its launches.
+pub(crate) fn linear_each(x: &Tensor<2>, weights: &[&Weight], determinism: Determinism) -> Vec<Tensor<2>> {
     let device = x.device();
     let joint = |weight: &Weight| {
-        let problem = LinearProblem::of_rows(&x, weight, determinism);
+        let problem = LinearProblem::of_rows(x, weight, determinism);
         problem.has_small_batch_kernel(&device) && !problem.has_many_rows_kernel(&device)
     };
-    if ![first, second].into_iter().all(joint) {
-        return [linear(x.clone(), first, determinism), linear(x, second, determinism)];
+    let alone = |&(place, weight): &(usize, &Weight)| (place, linear(x.clone(), weight, determinism));
+    let numbered = weights.iter().copied().enumerate();
+    let (together, apart): (Vec<_>, Vec<_>) = numbered.partition(|(_, weight)| joint(weight));
+    let mut products = Vec::from_iter(apart.iter().map(alone));
+    for some in together.chunks(MOST_WEIGHTS) {
+        match BackendWeights::new(some.iter().map(|(_, weight)| (*weight).clone().into_backend())) {
+            Some(several) => {
+                let of_some = Dispatch::linear_each(x.clone().into_dispatch(), several, determinism).into_vec();
+                let of_some = of_some.into_iter().map(Tensor::from_dispatch);
+                products.extend(some.iter().map(|&(place, _)| place).zip(of_some));
+            }
+            None => products.extend(some.iter().map(alone)),
+        }
     }
-    let [first, second] = [first, second].map(|weight| weight.clone().into_backend());
-    let (first, second) = Dispatch::linear_pair(x.into_dispatch(), first, second, determinism);
-    [first, second].map(Tensor::from_dispatch)
+    products.sort_by_key(|&(place, _)| place);
+    products.into_iter().map(|(_, product)| product).collect()
 }

@@ -1,4 +1,4 @@
-//! [`linear`] and [`linear_pair`]: projections without bias.
+//! [`linear`] and [`linear_each`]: projections without bias.
 
 mod backend;
 #[cfg(feature = "_gpu")]
@@ -74,59 +74,70 @@ pub fn linear<'a, 'r: 'a>(
     Ok(in_memory::linear(normed.tensor(), weight, determinism))
 }
 
-/// [`linear`] of `x [N, in]` with each of two weights `[out, in]` of its dtype: the same bits, but for a few rows on a GPU it is
-/// one launch.
+/// [`linear`] of `x [N, in]` with each of several weights `[out, in]` of its dtype: the same bits, but for a few rows on a GPU it is
+/// one launch. With matrix instructions that has up to five weights of any formats, two of them in blocks; otherwise two of one kind.
 ///
 /// `x` may be a [`Normed`](crate::Normed) that is not in memory yet. Where it waits for the experts of a single token with shared
-/// experts, their weighted sum, the residual sum, its norm and both products are one launch on a GPU with matrix instructions.
+/// experts, their weighted sum, the residual sum, its norm and the products with two weights are one launch on a GPU with matrix
+/// instructions.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
-/// use mla_ops::{Determinism, Weight, linear_pair};
+/// use mla_ops::{Determinism, Weight, linear_each};
 ///
 /// let device = Device::flex();
 /// let random = |shape| Tensor::<2>::random(shape, Distribution::Default, &device);
 /// // The first projections of MLA read the same rows.
 /// let (q_a_proj, kv_a_proj) = (Weight::from(random([24, 16])), Weight::from(random([40, 16])));
-/// let (q, kv) = linear_pair(random([3, 16]), &q_a_proj, &kv_a_proj, Determinism::Fast)?;
+/// let [q, kv] = linear_each(random([3, 16]), [&q_a_proj, &kv_a_proj], Determinism::Fast)?;
 /// assert_eq!((q.dims(), kv.dims()), ([3, 24], [3, 40]));
 /// # Ok::<(), mla_ops::MlaError>(())
 /// ```
 ///
 /// # Errors
 /// As [`linear`].
-pub fn linear_pair<'a, 'r: 'a>(
+pub fn linear_each<'a, 'r: 'a, const N: usize>(
     x: impl Into<Rows<'a, 'r>>,
-    first: &Weight,
-    second: &Weight,
+    weights: [&Weight; N],
     determinism: Determinism,
-) -> Result<(Tensor<2>, Tensor<2>), MlaError> {
+) -> Result<[Tensor<2>; N], MlaError> {
     let x = x.into();
-    let check = x.check("linear_pair")?;
-    check_weight(&check, ("first", first), &x, false)?;
-    check_weight(&check, ("second", second), &x, false)?;
-    let normed = match x {
-        Rows::InMemory(x) => return Ok(in_memory::linear_pair(x, [first, second], determinism).into()),
-        Rows::Normed(normed) => normed,
+    let check = x.check("linear_each")?;
+    for weight in weights {
+        check_weight(&check, ("weights", weight), &x, false)?;
+    }
+    let products = match x {
+        Rows::InMemory(x) => in_memory::linear_each(&x, &weights, determinism),
+        Rows::Normed(normed) => of_normed(normed, &check, &weights, determinism),
     };
-    if let Some(BackendProducts::Two(first, second)) =
-        of_single_row(normed, &check, [first, second], |[first, second]| {
-            BackendReader::LinearPair(first, second, determinism)
-        })
-    {
-        return Ok((Tensor::from_dispatch(first), Tensor::from_dispatch(second)));
+    Ok(products.try_into().expect("a product for each weight"))
+}
+
+/// The products of a norm, which the launch of two of them may compute.
+fn of_normed(normed: &mut Normed<'_>, check: &Check, weights: &[&Weight], determinism: Determinism) -> Vec<Tensor<2>> {
+    let products = match weights {
+        [first, second] => read_by_pair(normed, check, [first, second], determinism),
+        _ => None,
+    };
+    match products {
+        Some(products) => products.into_vec().into_iter().map(Tensor::from_dispatch).collect(),
+        None => in_memory::linear_each(&normed.tensor(), weights, determinism),
     }
-    let reads = has_kernels(check.device()) && !first.is_empty() && !second.is_empty();
-    if reads && matches!(normed.pending(), Pending::ExpertsOfToken) {
-        let [first, second] = [first, second].map(|weight| weight.clone().into_backend());
-        match normed.read_by(BackendReader::LinearPair(first, second, determinism)) {
-            BackendProducts::Two(first, second) => {
-                return Ok((Tensor::from_dispatch(first), Tensor::from_dispatch(second)));
-            }
-            _ => unreachable!("a reader has its products"),
-        }
+}
+
+fn read_by_pair(
+    normed: &mut Normed<'_>,
+    check: &Check,
+    weights: [&Weight; 2],
+    determinism: Determinism,
+) -> Option<BackendProducts<Dispatch>> {
+    let reader = |[first, second]: [BackendWeight<Dispatch>; 2]| BackendReader::LinearPair(first, second, determinism);
+    let of_row = of_single_row(normed, check, weights, reader);
+    let reads = has_kernels(check.device()) && weights.iter().all(|weight| !weight.is_empty());
+    if of_row.is_some() || !reads || !matches!(normed.pending(), Pending::ExpertsOfToken) {
+        return of_row;
     }
-    Ok(in_memory::linear_pair(normed.tensor(), [first, second], determinism).into())
+    Some(normed.read_by(reader(weights.map(|weight| weight.clone().into_backend()))))
 }
 
 /// What a reader of these weights makes of the norm of a single row that waits for no sum, on a device with kernels.

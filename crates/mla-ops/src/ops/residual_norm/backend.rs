@@ -3,7 +3,7 @@
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
 
 use crate::Determinism;
-use crate::ops::linear::LinearBackend;
+use crate::ops::linear::{BackendWeights, LinearBackend};
 use crate::weight::BackendWeight;
 
 /// What reads a norm, where that may be in the launch that computes it.
@@ -14,11 +14,11 @@ pub enum BackendReader<B: Backend> {
     None,
     /// A projection: [`linear`](crate::linear()).
     Linear(#[extension_type] BackendWeight<B>, Determinism),
-    /// Two projections: [`linear_pair`](crate::linear_pair()).
+    /// Two projections: [`linear_each`](crate::linear_each()).
     LinearPair(#[extension_type] BackendWeight<B>, #[extension_type] BackendWeight<B>, Determinism),
 }
 
-/// What a [`BackendReader`] made of a norm.
+/// What projections made of rows: those of a [`BackendReader`], or of [`BackendWeights`].
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
 pub enum BackendProducts<B: Backend> {
@@ -28,6 +28,41 @@ pub enum BackendProducts<B: Backend> {
     One(FloatTensor<B>),
     /// Of two projections, `[N, out]` each.
     Two(FloatTensor<B>, FloatTensor<B>),
+    /// Of three.
+    Three(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>),
+    /// Of four.
+    Four(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, FloatTensor<B>),
+    /// Of five.
+    Five(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, FloatTensor<B>),
+}
+
+impl<B: Backend> BackendProducts<B> {
+    /// These, of as many as there are variants for.
+    #[cfg(any(feature = "flex", feature = "_gpu"))]
+    pub(crate) fn new(products: impl IntoIterator<Item = FloatTensor<B>>) -> Self {
+        let mut products = products.into_iter();
+        let mut next = || products.next();
+        match (next(), next(), next(), next(), next()) {
+            (None, ..) => Self::None,
+            (Some(a), None, ..) => Self::One(a),
+            (Some(a), Some(b), None, ..) => Self::Two(a, b),
+            (Some(a), Some(b), Some(c), None, _) => Self::Three(a, b, c),
+            (Some(a), Some(b), Some(c), Some(d), None) => Self::Four(a, b, c, d),
+            (Some(a), Some(b), Some(c), Some(d), Some(e)) => Self::Five(a, b, c, d, e),
+        }
+    }
+
+    /// In their order.
+    pub(crate) fn into_vec(self) -> Vec<FloatTensor<B>> {
+        match self {
+            Self::None => vec![],
+            Self::One(a) => vec![a],
+            Self::Two(a, b) => vec![a, b],
+            Self::Three(a, b, c) => vec![a, b, c],
+            Self::Four(a, b, c, d) => vec![a, b, c, d],
+            Self::Five(a, b, c, d, e) => vec![a, b, c, d, e],
+        }
+    }
 }
 
 /// A residual sum, its norm, and what reads that.
@@ -113,8 +148,7 @@ pub(crate) fn read<B: LinearBackend>(normed: &FloatTensor<B>, reader: BackendRea
             BackendProducts::One(<B as LinearBackend>::linear(normed.clone(), weight, determinism))
         }
         BackendReader::LinearPair(first, second, determinism) => {
-            let (first, second) = B::linear_pair(normed.clone(), first, second, determinism);
-            BackendProducts::Two(first, second)
+            B::linear_each(normed.clone(), BackendWeights::Two(first, second), determinism)
         }
     }
 }

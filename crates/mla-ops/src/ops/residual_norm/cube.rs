@@ -46,7 +46,7 @@ impl ResidualNormBackend for CubeBackend {
                 BackendProducts::One(out)
             }
             BackendReader::LinearPair(first, second, determinism) if joins(&first, &second) => {
-                let (args, (first, second)) = pair_args(normed, first, second, determinism);
+                let (args, [first, second]) = pair_args(normed, first, second, determinism);
                 linear::launch_norm_roped(&client, norm, args);
                 BackendProducts::Two(first, second)
             }

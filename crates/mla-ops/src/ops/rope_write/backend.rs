@@ -5,6 +5,7 @@ use burn::backend::{Backend, ExtensionType, backend_extension};
 
 use crate::Determinism;
 use crate::cache::BackendPool;
+use crate::ops::compress_kv::backend::{BackendSteps, BackendStepsDone};
 use crate::ops::norm_rope::BackendNorm;
 use crate::weight::BackendWeight;
 
@@ -71,6 +72,8 @@ pub(crate) enum BackendRopeWritten<B: Backend> {
         /// `[P, S, D]`.
         #[extension_type]
         cache: BackendPool<B>,
+        #[extension_type]
+        compressed: BackendStepsDone<B>,
     },
     /// Of [`BackendRopeQuery::Absorbed`].
     Absorbed {
@@ -88,8 +91,8 @@ pub(crate) enum BackendRopeWritten<B: Backend> {
     Fusion: cfg(all(feature = "fusion", feature = "_gpu"))
 )]
 pub(crate) trait RopeWriteBackend: Backend {
-    /// [`rope_write`](super::rope_write()).
-    #[fusion(meta = |query, latents| match query {
+    /// [`rope_write`](super::rope_write()); of queries that are absorbed there are no steps.
+    #[fusion(meta = |query, latents, steps| match query {
         BackendRopeQueryMetadata::Heads { q, index, .. } => BackendRopeWrittenMetadata::Heads {
             q: q.clone(),
             index: match index {
@@ -98,6 +101,7 @@ pub(crate) trait RopeWriteBackend: Backend {
             },
             latent: latents.latent.clone(),
             cache: latents.cache.same(),
+            compressed: crate::ops::compress_kv::backend::fusion::done(steps),
         },
         BackendRopeQueryMetadata::Absorbed(q, weight, ..) => {
             let ([rows, heads, width], [_, outputs, inputs]) = (q.shape.dims(), weight.dims());
@@ -108,5 +112,6 @@ pub(crate) trait RopeWriteBackend: Backend {
     fn rope_write(
         #[extension_type] query: BackendRopeQuery<Self>,
         #[extension_type] latents: BackendLatents<Self>,
+        #[extension_type] steps: BackendSteps<Self>,
     ) -> BackendRopeWritten<Self>;
 }

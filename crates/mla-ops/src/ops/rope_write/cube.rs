@@ -5,15 +5,21 @@ use mla_kernels::rope_write::{IndexHeads, RopeWriteArgs, launch};
 use super::backend::{BackendIndexHeads, BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
 use crate::Determinism;
 use crate::cache::BackendPool;
+use crate::ops::compress_kv::backend::BackendSteps;
+use crate::ops::compress_kv::cube::step_args;
 use crate::ops::linear_by_head::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::ops::linear_by_head::cube::by_head_args;
 use crate::ops::norm_rope::BackendNorm;
 use crate::ops::write_latent::cube::write_fp8;
-use crate::tensors::{buffers, contiguous, dims, elem, empty, own};
+use crate::tensors::{buffers, contiguous, dims, elem, empty, launched, own};
 use crate::weight::BackendWeight;
 
 impl RopeWriteBackend for CubeBackend {
-    fn rope_write(query: BackendRopeQuery<Self>, latents: BackendLatents<Self>) -> BackendRopeWritten<Self> {
+    fn rope_write(
+        query: BackendRopeQuery<Self>,
+        latents: BackendLatents<Self>,
+        steps: BackendSteps<Self>,
+    ) -> BackendRopeWritten<Self> {
         let latents = latents.in_memory();
         match query {
             BackendRopeQuery::Heads { q, norm, index } => {
@@ -25,7 +31,7 @@ impl RopeWriteBackend for CubeBackend {
                     BackendIndexHeads::Heads(q) => Some(contiguous(q)),
                     BackendIndexHeads::None => None,
                 };
-                write(contiguous(q), q_eps, index_q, latents)
+                write(contiguous(q), q_eps, index_q, latents, steps)
             }
             BackendRopeQuery::Absorbed(q, weight, determinism) => {
                 let (q, cache) = write_absorbed(contiguous(q), latents, weight, determinism);
@@ -41,6 +47,7 @@ fn write(
     q_eps: Option<f32>,
     index_q: Option<CubeTensor>,
     latents: BackendLatents<CubeBackend>,
+    steps: BackendSteps<CubeBackend>,
 ) -> BackendRopeWritten<CubeBackend> {
     let norm_whole_row = latents.norms_whole_rows();
     let BackendLatents { latent, norm_weight: weight, cos, sin, cache, slots, norm_eps: eps } = latents;
@@ -54,18 +61,24 @@ fn write(
         IndexHeads { q: q.into_buffer_arg(), q_out: q_out.into_buffer_arg(), heads, width }
     });
     let (stored, client) = (cache.stored(), &cache.stored().client);
+    let mut compressors = Vec::new();
+    let compressed = steps.map(|step| {
+        let (args, compressed) = step_args(step);
+        compressors.push(args);
+        compressed
+    });
     // What is quantised, the kernel does not write into the cache.
     let slot_count = if let BackendPool::Dense(_) = &cache { pages * page_size } else { 0 };
     let args = buffers!(q, latent, weight, cos, sin, slots, q_out, latent_out, stored => RopeWriteArgs {
         q, latent, weight, cos, sin, slots, q_out, latent_out, cache: stored,
-        tokens, heads, width, cache_width, pairs, slot_count, eps, norm_whole_row, q_eps, index, elem,
+        tokens, heads, width, cache_width, pairs, slot_count, eps, norm_whole_row, q_eps, index, compressors, elem,
     });
-    launch(client, args);
+    launched(launch(client, args));
     if let &BackendPool::Fp8(ref words, format) = &cache {
         write_fp8(words, format, slots, latent_out.clone(), None);
     }
     let index = index_q_out.map_or(BackendIndexHeads::None, BackendIndexHeads::Heads);
-    BackendRopeWritten::Heads { q: q_out, index, latent: latent_out, cache }
+    BackendRopeWritten::Heads { q: q_out, index, latent: latent_out, cache, compressed }
 }
 
 /// Absorbed queries, the cache.
@@ -88,7 +101,7 @@ fn write_absorbed(
         return (out, latents.cache);
     }
     let (BackendRopeWritten::Heads { q, cache, .. } | BackendRopeWritten::Absorbed { q, cache }) =
-        write(q, None, None, latents);
+        write(q, None, None, latents, BackendSteps::None);
     let q = BackendHeadRows::InMemory(q);
     (CubeBackend::linear_by_head(q, weight, determinism), cache)
 }

@@ -8,14 +8,18 @@ mod reference;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor};
+use thiserror::Error;
 
 use self::backend::{BackendIndexHeads, BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
+use super::compress_kv::backend::{BackendSteps, BackendStepsDone};
+use super::compress_kv::{CompressKvArgs, CompressKvOptions, CompressedKv, EntryCache};
 use super::linear_by_head;
 use super::norm_rope::BackendNorm;
 use super::norm_rope::checks::{check_eps, check_tables};
 use super::products::is_small_batch;
 use super::write_latent::{WriteLatentArgs, WriteLatentError};
 use crate::cache::Pool;
+use crate::check::Check;
 use crate::dispatch::tensors;
 use crate::{Determinism, MlaError, StackedWeight};
 
@@ -44,6 +48,9 @@ pub struct RopeWriteArgs {
     pub cache: Pool,
     /// i32 `[N]`: where each latent goes, `page * S + offset`; -1 skips it. No slot occurs twice.
     pub slots: Tensor<1, Int>,
+    /// Compressors that take in the same tokens (DeepSeek-V4), as [`compress_kv`](crate::compress_kv()) of each; none where queries are
+    /// absorbed.
+    pub compressors: Vec<(CompressKvArgs, CompressKvOptions)>,
 }
 
 /// What becomes of the queries.
@@ -74,13 +81,41 @@ pub struct RopeWritten {
     pub index_q: Option<Tensor<3>>,
     /// The cache's own buffer.
     pub cache: Pool,
+    /// Of each compressor.
+    pub compressed: Vec<CompressedKv>,
+}
+
+/// A refused [`rope_write`], with all caches and states as they were.
+#[derive(Debug, Error)]
+#[error("{error}")]
+pub struct RopeWriteError {
+    /// Why.
+    pub error: MlaError,
+    /// The cache, unchanged.
+    pub cache: Pool,
+    /// State and cache of each compressor, unchanged.
+    pub compressors: Vec<(Tensor<3>, Option<Pool>)>,
+}
+
+impl From<Box<RopeWriteError>> for MlaError {
+    fn from(refused: Box<RopeWriteError>) -> Self {
+        refused.error
+    }
+}
+
+/// Without compressors.
+impl From<Box<RopeWriteError>> for Box<WriteLatentError> {
+    fn from(refused: Box<RopeWriteError>) -> Self {
+        Self::new(WriteLatentError { error: refused.error, cache: refused.cache })
+    }
 }
 
 /// Norms queries where asked to, and applies RoPE to them; norms latents, applies RoPE to the rotary keys behind them and writes both
 /// into the cache, in place. As [`norm_rope`](crate::norm_rope()) of each, [`write_latent`](crate::write_latent) and
 /// [`linear_by_head`](crate::linear_by_head()) of absorbed queries, bit for bit (where the widths differ in the largest power of two
 /// that divides them, up to 16 bytes, the sums of norms are rounded otherwise). It is one launch, for absorbed queries of a few tokens
-/// on a GPU with matrix instructions; one more where the rows of the cache are FP8.
+/// on a GPU with matrix instructions; one more where the rows of the cache are FP8. It is the same launch with up to two compressors, of
+/// which each sequence has one entry and about one token, on a GPU with room for their buffers: CUDA.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, FloatDType, Tensor};
@@ -104,6 +139,7 @@ pub struct RopeWritten {
 ///     sin,
 ///     cache: new_pool([4, 4, 8 + 4], FloatDType::F32, &device)?.into(),
 ///     slots: index_tensor(vec![9, 10], &device),
+///     compressors: vec![],
 /// };
 /// let written = rope_write(args)?;
 /// assert_eq!((written.q.dims(), written.cache.dims()), ([2, 2, 8 + 4], [4, 4, 8 + 4])); // q is for `mla_decode`
@@ -111,9 +147,9 @@ pub struct RopeWritten {
 /// ```
 ///
 /// # Errors
-/// As those: nothing is launched, and the cache comes back in the error, unchanged.
-pub fn rope_write(args: RopeWriteArgs) -> Result<RopeWritten, Box<WriteLatentError>> {
-    let (query, norm_eps, index_q, latents) = checked(args)?;
+/// As those: nothing is launched, and caches and states come back in the error, unchanged.
+pub fn rope_write(args: RopeWriteArgs) -> Result<RopeWritten, Box<RopeWriteError>> {
+    let (query, norm_eps, index_q, latents, compressors) = checked(args)?;
     let heads = |q: Tensor<3>| {
         let norm = norm_eps.map_or(BackendNorm::None, BackendNorm::Plain);
         let index = index_q.map_or(BackendIndexHeads::None, |q| BackendIndexHeads::Heads(q.into_dispatch()));
@@ -121,13 +157,14 @@ pub fn rope_write(args: RopeWriteArgs) -> Result<RopeWritten, Box<WriteLatentErr
     };
     Ok(match query {
         RopeQuery::Absorbed { q, weight, determinism } if !has_launch(&q, &weight) => {
-            let RopeWritten { q, cache, .. } = launch(heads(q), latents);
-            RopeWritten { q: linear_by_head::in_memory(q, &weight, determinism), latent: None, index_q: None, cache }
+            let RopeWritten { q, cache, .. } = launch(heads(q), latents, vec![]);
+            let q = linear_by_head::in_memory(q, &weight, determinism);
+            RopeWritten { q, latent: None, index_q: None, cache, compressed: vec![] }
         }
         RopeQuery::Absorbed { q, weight, determinism } => {
-            launch(BackendRopeQuery::Absorbed(q.into_dispatch(), weight.into_backend(), determinism), latents)
+            launch(BackendRopeQuery::Absorbed(q.into_dispatch(), weight.into_backend(), determinism), latents, vec![])
         }
-        RopeQuery::Heads(q) => launch(heads(q), latents),
+        RopeQuery::Heads(q) => launch(heads(q), latents, compressors),
     })
 }
 
@@ -137,31 +174,78 @@ fn has_launch(q: &Tensor<3>, weight: &StackedWeight) -> bool {
     is_small_batch(tokens, &q.device()) && !weight.dims().contains(&0)
 }
 
-fn launch(query: BackendRopeQuery<Dispatch>, latents: BackendLatents<Dispatch>) -> RopeWritten {
-    match <Dispatch as RopeWriteBackend>::rope_write(query, latents) {
-        BackendRopeWritten::Heads { q, index, latent, cache } => {
+fn launch(
+    query: BackendRopeQuery<Dispatch>,
+    latents: BackendLatents<Dispatch>,
+    compressors: Compressors,
+) -> RopeWritten {
+    let (steps, quantised, apart) = steps(compressors);
+    match <Dispatch as RopeWriteBackend>::rope_write(query, latents, steps) {
+        BackendRopeWritten::Heads { q, index, latent, cache, compressed } => {
             let index_q = match index {
                 BackendIndexHeads::None => None,
                 BackendIndexHeads::Heads(q) => Some(tensors(q)),
             };
-            RopeWritten { q: tensors(q), latent: Some(tensors(latent)), index_q, cache: Pool::from_backend(cache) }
+            let steps = match compressed {
+                BackendStepsDone::None => vec![],
+                BackendStepsDone::One(only) => vec![only],
+                BackendStepsDone::Two(first, second) => vec![first, second],
+            };
+            let steps = steps.into_iter().zip(quantised).map(|(step, to)| CompressedKv::of_step(step, to));
+            let compressed = steps.chain(apart.into_iter().map(|(args, options)| args.compress(&options))).collect();
+            let (q, latent, cache) = (tensors(q), Some(tensors(latent)), Pool::from_backend(cache));
+            RopeWritten { q, latent, index_q, cache, compressed }
         }
         BackendRopeWritten::Absorbed { q, cache } => {
-            RopeWritten { q: tensors(q), latent: None, index_q: None, cache: Pool::from_backend(cache) }
+            let (q, cache) = (tensors(q), Pool::from_backend(cache));
+            RopeWritten { q, latent: None, index_q: None, cache, compressed: vec![] }
         }
     }
 }
 
-/// Queries, the epsilon of their norm, those of an indexer, and latents.
-type Checked = (RopeQuery, Option<f32>, Option<Tensor<3>>, BackendLatents<Dispatch>);
+type Compressors = Vec<(CompressKvArgs, CompressKvOptions)>;
+
+/// What a backend takes, with the caches that another launch quantises entries for; or else all as they are.
+fn steps(compressors: Compressors) -> (BackendSteps<Dispatch>, Vec<Option<EntryCache>>, Compressors) {
+    if compressors.len() > 2 || !compressors.iter().all(|(args, _)| args.is_step()) {
+        return (BackendSteps::None, vec![], compressors);
+    }
+    let steps = compressors.into_iter().map(|(args, options)| args.into_step(&options));
+    let (steps, quantised): (Vec<_>, _) = steps.unzip();
+    let mut steps = steps.into_iter();
+    let steps = match (steps.next(), steps.next()) {
+        (Some(first), Some(second)) => BackendSteps::Two(first, second),
+        (Some(only), None) => BackendSteps::One(only),
+        (None, _) => BackendSteps::None,
+    };
+    (steps, quantised, vec![])
+}
+
+/// Queries, the epsilon of their norm, those of an indexer, latents, and compressors.
+type Checked = (RopeQuery, Option<f32>, Option<Tensor<3>>, BackendLatents<Dispatch>, Compressors);
 
 /// The arguments as a backend takes them, if they fulfil what a call must.
-fn checked(args: RopeWriteArgs) -> Result<Checked, Box<WriteLatentError>> {
-    let RopeWriteArgs { query, latent, norm_weight, norm_eps, q_norm_eps, index_q, cos, sin, cache, slots } = args;
+fn checked(args: RopeWriteArgs) -> Result<Checked, Box<RopeWriteError>> {
+    let RopeWriteArgs {
+        query,
+        latent,
+        norm_weight,
+        norm_eps,
+        q_norm_eps,
+        index_q,
+        cos,
+        sin,
+        cache,
+        slots,
+        compressors,
+    } = args;
     let write = WriteLatentArgs { cache, slots, latent, rope: None };
     let norms = (&norm_weight, norm_eps, q_norm_eps);
-    if let Err(error) = check(&write, (&query, index_q.as_ref()), norms, [&cos, &sin]) {
-        return Err(Box::new(WriteLatentError { error, cache: write.cache }));
+    let checked = check(&write, (&query, index_q.as_ref()), norms, [&cos, &sin]);
+    if let Err(error) = checked.and_then(|check| check_compressors(&check, &query, &compressors)) {
+        let kept = |(args, _): (CompressKvArgs, CompressKvOptions)| (args.state, args.cache.map(|to| to.cache));
+        let compressors = compressors.into_iter().map(kept).collect();
+        return Err(Box::new(RopeWriteError { error, cache: write.cache, compressors }));
     }
     let latents = BackendLatents {
         latent: write.latent.into_dispatch(),
@@ -172,7 +256,7 @@ fn checked(args: RopeWriteArgs) -> Result<Checked, Box<WriteLatentError>> {
         slots: write.slots.into_dispatch(),
         norm_eps,
     };
-    Ok((query, q_norm_eps, index_q, latents))
+    Ok((query, q_norm_eps, index_q, latents, compressors))
 }
 
 fn check(
@@ -180,7 +264,7 @@ fn check(
     (query, index_q): (&RopeQuery, Option<&Tensor<3>>),
     (norm_weight, norm_eps, q_norm_eps): (&Tensor<1>, f32, Option<f32>),
     tables: [&Tensor<2>; 2],
-) -> Result<(), MlaError> {
+) -> Result<Check, MlaError> {
     let check = write.check_call(OP)?;
     let (RopeQuery::Heads(q) | RopeQuery::Absorbed { q, .. }) = query;
     let [tokens, cache_width] = write.latent.dims();
@@ -213,5 +297,21 @@ fn check(
         })?;
     }
     check.elements("q", q)?;
-    Ok(())
+    Ok(check)
+}
+
+/// Each fulfils what a call must.
+fn check_compressors(
+    check: &Check,
+    query: &RopeQuery,
+    compressors: &[(CompressKvArgs, CompressKvOptions)],
+) -> Result<(), MlaError> {
+    let absorbs = matches!(query, RopeQuery::Absorbed { .. });
+    check.value("compressors", !absorbs || compressors.is_empty(), compressors.len(), || {
+        "none, where queries are absorbed".into()
+    })?;
+    compressors.iter().try_for_each(|(args, options)| {
+        check.float("compressors", &args.kv_gates)?;
+        args.check_call(options)
+    })
 }

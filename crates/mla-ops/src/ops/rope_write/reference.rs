@@ -3,6 +3,7 @@ use burn::tensor::Tensor;
 
 use super::backend::{BackendIndexHeads, BackendLatents, BackendRopeQuery, BackendRopeWritten, RopeWriteBackend};
 use crate::cache::{BackendPool, Pool};
+use crate::ops::compress_kv::backend::{BackendSteps, CompressKvBackend};
 use crate::ops::linear_by_head::backend::{BackendHeadRows, LinearByHeadBackend};
 use crate::ops::norm_rope::BackendNorm;
 use crate::ops::norm_rope::reference::{Norm, Rope, norm_rope};
@@ -10,7 +11,11 @@ use crate::ops::write_latent::reference::write_latent;
 use crate::reference::{IntoFlex, tensor};
 
 impl RopeWriteBackend for Flex {
-    fn rope_write(query: BackendRopeQuery<Self>, latents: BackendLatents<Self>) -> BackendRopeWritten<Self> {
+    fn rope_write(
+        query: BackendRopeQuery<Self>,
+        latents: BackendLatents<Self>,
+        steps: BackendSteps<Self>,
+    ) -> BackendRopeWritten<Self> {
         match query {
             BackendRopeQuery::Heads { q, norm, index } => {
                 let norm = match norm {
@@ -27,7 +32,8 @@ impl RopeWriteBackend for Flex {
                 };
                 let (q, latent, cache) = rope_write(tensor(q), norm, latents);
                 let ((q, latent), cache) = ((q, latent).into_flex(), BackendPool::of(cache));
-                BackendRopeWritten::Heads { q, index, latent, cache }
+                let compressed = steps.map(Self::compress_and_write);
+                BackendRopeWritten::Heads { q, index, latent, cache, compressed }
             }
             BackendRopeQuery::Absorbed(q, weight, determinism) => {
                 let (q, _, cache) = rope_write(tensor(q), Norm::None, latents);
