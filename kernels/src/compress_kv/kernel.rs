@@ -133,8 +133,7 @@ impl<G: Float, E: Float, N: Size> Compressor<G, E, N> {
         if window < end / self.window {
             let block = usize::cast_from(self.state_rows[sequence]);
             let tokens = Tokens::new(start, first_row, window, self.window, block, shape.overlap);
-            let squares =
-                pool_into::<G, N>(&mut entry, self.kv_gates, &mut self.state, self.position_bias, &tokens, shape);
+            let squares = pool_into::<G, N>(&mut entry, self.kv_gates, self.state, self.position_bias, &tokens, shape);
             let scale = 1.0 / (squares / comptime!(shape.width as f32) + self.norm_eps).sqrt();
             self.write_entry(&places, &entry, scale);
         } else {

@@ -183,7 +183,8 @@ fn rope_write_kernel<E: Float, N: Size, M: Size>(
     compressors: &mut Sequence<Compressor<E, E, M>>,
     #[define(E)] _elem: ElemType,
 ) {
-    if comptime!(compressors.len() == 0) {
+    let count = compressors.len();
+    if comptime!(count == 0) {
         rows.write(CUBE_POS);
     } else {
         let before = compress_own(compressors, CUBE_POS);
@@ -229,25 +230,14 @@ impl<E: Float, N: Size> RowsToWrite<E, N> {
                 let q_cubes = (tokens * heads).div_ceil(comptime!(form.heads()).runtime());
                 if cube < q_cubes {
                     write_heads::<E, N>(
-                        self.q,
-                        &mut self.q_out,
-                        weight,
-                        cos,
-                        sin,
-                        tokens,
-                        heads,
-                        width,
-                        pairs,
-                        eps,
-                        cube,
-                        form,
+                        self.q, self.q_out, weight, cos, sin, tokens, heads, width, pairs, eps, cube, form,
                     );
                 } else {
                     let (cube, form) = (cube - q_cubes, comptime!(forms.index.unwrap_or(forms.q)));
                     let (heads, width) = (self.index_heads, self.index_width);
                     write_heads::<E, N>(
                         self.index_q,
-                        &mut self.index_q_out,
+                        self.index_q_out,
                         weight,
                         cos,
                         sin,
@@ -261,20 +251,7 @@ impl<E: Float, N: Size> RowsToWrite<E, N> {
                     );
                 }
             } else {
-                write_heads::<E, N>(
-                    self.q,
-                    &mut self.q_out,
-                    weight,
-                    cos,
-                    sin,
-                    tokens,
-                    heads,
-                    width,
-                    pairs,
-                    eps,
-                    cube,
-                    form,
-                );
+                write_heads::<E, N>(self.q, self.q_out, weight, cos, sin, tokens, heads, width, pairs, eps, cube, form);
             }
         }
     }

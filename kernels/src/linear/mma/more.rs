@@ -82,6 +82,6 @@ impl<E: Float, V: Size> DenseMatrix<E, V> {
         store(&acc, sums, form);
         sync_cube();
         let lanes = V::value().comptime();
-        write(&*sums, order, &tile, &part, output, sizes, first_out, &mut self.out, lanes, limit, form);
+        write(&*sums, order, &tile, &part, output, sizes, first_out, self.out, lanes, limit, form);
     }
 }
