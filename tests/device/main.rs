@@ -50,6 +50,7 @@ mod ops_errors_sample;
 mod ops_errors_vertical_slash;
 mod ops_experts;
 mod ops_fixture;
+mod ops_fp8_attention;
 mod ops_fp8_index_keys;
 mod ops_fp8_rows;
 mod ops_fusion;

@@ -8,7 +8,8 @@ use rstest::rstest;
 
 use crate::devices::{for_each_device, is_blackwell};
 use crate::ops_fixture::{DecodeCase, DecodeInputs};
-use crate::ops_fp8_rows::{behind_page, check_sparse, in_row};
+use crate::ops_fp8_attention::check_sparse;
+use crate::ops_fp8_rows::{behind_page, in_row};
 use crate::ops_sparse_mla::Case as SparseCase;
 
 /// Of one cube: one block; queries that see nothing; more pages than lanes; items with and without keys for each cube, with jumps

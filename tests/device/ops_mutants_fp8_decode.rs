@@ -8,7 +8,7 @@ use rstest::rstest;
 
 use crate::devices::{for_each_device, is_blackwell, is_hopper};
 use crate::ops_fixture::{DecodeCase, DecodeInputs};
-use crate::ops_fp8_rows::{check_decode_of, with_growing_scales};
+use crate::ops_fp8_attention::{check_decode_of, with_growing_scales};
 
 /// One block of keys; an empty sequence and splits; queries that see nothing; ends of rows at many keys of a block; a second tile of
 /// query rows that is not full, and a cube without one.
