@@ -75,11 +75,7 @@ pub(super) fn place_in_order(
     let count = select(first_expert < experts, count, 0u32);
     let mut pair = 0u32;
     while pair < count {
-        let mut expert_of = Array::<i32>::new(AHEAD);
-        #[unroll]
-        for i in 0..AHEAD {
-            expert_of[i] = loaded[pair as usize + i];
-        }
+        let expert_of = experts_from(loaded, pair);
         #[unroll]
         for i in 0..AHEAD {
             #[unroll]
@@ -112,11 +108,7 @@ pub(super) fn count_pairs(
     let count = select(first_expert < experts, count, 0u32);
     let mut pair = 0u32;
     while pair < count {
-        let mut expert_of = Array::<i32>::new(AHEAD);
-        #[unroll]
-        for i in 0..AHEAD {
-            expert_of[i] = loaded[pair as usize + i];
-        }
+        let expert_of = experts_from(loaded, pair);
         #[unroll]
         for i in 0..AHEAD {
             #[unroll]
@@ -127,6 +119,17 @@ pub(super) fn count_pairs(
         }
         pair += AHEAD as u32;
     }
+}
+
+/// The experts of the [`AHEAD`] loaded pairs from `pair` on.
+#[cube]
+fn experts_from(loaded: &Shared<[i32]>, pair: u32) -> Array<i32> {
+    let mut experts = Array::<i32>::new(AHEAD);
+    #[unroll]
+    for i in 0..AHEAD {
+        experts[i] = loaded[pair as usize + i];
+    }
+    experts
 }
 
 /// Loads the experts of `count` pairs from `start` on, at most `most`; behind them there is none. Called by all units of a cube.
