@@ -201,7 +201,7 @@ fn pre_kernel<E: Float, N: Size>(
         if unit < aside {
             first_column = vectors;
             if token < tokens {
-                logits.mix_by_plane(&numbers, scale, base, comb, eps, iterations);
+                sinkhorn::mix_by_plane(&logits, &numbers, scale, base, comb, eps, iterations);
             }
         }
     }
@@ -221,7 +221,7 @@ fn pre_kernel<E: Float, N: Size>(
             }
             if comptime!(aside == 0) {
                 if comptime!(form.plane > 0) {
-                    logits.mix_by_plane(&numbers, scale, base, comb, eps, iterations);
+                    sinkhorn::mix_by_plane(&logits, &numbers, scale, base, comb, eps, iterations);
                 } else if unit == 0 {
                     sinkhorn::by_unit(&logits, &numbers, scale, base, comb, eps, iterations);
                 }

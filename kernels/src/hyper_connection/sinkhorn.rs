@@ -8,6 +8,23 @@ use crate::common::plane;
 #[cfg(feature = "cuda")]
 use crate::ptx::math::reciprocal;
 
+/// Writes the matrix. By all units of one or several planes, of a multiple of n² units each; the first plane of the cube writes.
+#[cube]
+pub(super) fn mix_by_plane(
+    logits: &Logits,
+    products: &[f32],
+    scale: &[f32],
+    base: &[f32],
+    comb: &mut [f32],
+    eps: f32,
+    iterations: usize,
+) {
+    let n = logits.n.comptime();
+    let at = UNIT_POS as usize % comptime!(n * n);
+    let logit = logits.of(products, scale, base, comptime!(2 * n) + at, 2usize);
+    by_plane(logit, logits.token, comb, (UNIT_POS as usize) < comptime!(n * n), eps, iterations, n);
+}
+
 /// By all units of one or several planes, of a multiple of n² units each: a logit in each, of which the first plane has those that count.
 ///
 /// What depends on one another is few instructions: every unit gets all n² numbers, which stay as they are. Each line has a factor, one

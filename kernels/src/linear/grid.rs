@@ -5,7 +5,8 @@ use cubecl::prelude::*;
 
 use crate::common::launch::{dummy, is_row};
 use crate::experts_mlp::sort::{TILE, max_tiles};
-use crate::linear::{ExpertsOf, OtherMatrix, PairRows, Products, SharedMatrix, WeightArg, WeightFormat, Work, select};
+use crate::linear::sizes::pairs;
+use crate::linear::{ExpertsOf, OtherMatrix, PairRows, Products, SharedMatrix, WeightArg, WeightFormat, Work};
 use crate::route_experts::RouteArgs;
 
 /// How a kernel finds its rows.
@@ -73,7 +74,7 @@ impl Grid {
             Work::Dense { rows, others } => {
                 let grid = unlisted(Rows::Dense, 1, rows, rows.div_ceil(tile));
                 let mut others = others.into_iter().peekable();
-                match others.next_if(|other| select::pairs(first, (other.outputs, other.weight.format()))) {
+                match others.next_if(|other| pairs(first, (other.outputs, other.weight.format()))) {
                     Some(OtherMatrix { weight, out, outputs }) => {
                         let more = others.collect();
                         Self { second: weight, second_out: out, second_width: outputs, more, ..grid }

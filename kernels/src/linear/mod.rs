@@ -30,6 +30,7 @@ mod source;
 #[cfg(feature = "cuda")]
 mod tiled;
 pub(crate) mod weight;
+mod weight_row;
 
 use cubecl::prelude::*;
 

@@ -9,7 +9,7 @@ use super::mma;
 use super::plain;
 #[cfg(feature = "cuda")]
 use super::sizes::Division;
-use super::sizes::LinearSizes;
+use super::sizes::{LinearSizes, VECTOR, pairs};
 use super::{UNITS, WeightFormat, choose};
 #[cfg(feature = "cuda")]
 use super::{sm90, tiled};
@@ -29,8 +29,6 @@ const UNITS_PER_BYTE: usize = 256;
 const JOINED: usize = 32;
 /// The same of codes, where rows have a multiple of as many: of some rows, and of a single one.
 const JOINED_CODES: [usize; 2] = [64, 128];
-/// Outputs that kernels for many rows write at once.
-const VECTOR: usize = 8;
 
 /// The implementations, the fastest first.
 pub(super) const TABLE: Table<LinearSizes, Choice> = Table(&[
@@ -157,15 +155,6 @@ pub fn joined(client: &Client, sizes: &[LinearSizes]) -> usize {
     let joins =
         |(i, other): &(usize, &LinearSizes)| (other.format.is_dense() || *i == 0 && pairs(other)) && !is_plain(other);
     1 + others.iter().enumerate().take_while(joins).count()
-}
-
-/// Whether matrices of so many outputs in these formats have the same order of sums, and kernels multiply both alike. With matrix
-/// instructions the outputs do not decide it, but for where Hopper's other kernel has it, too.
-pub(super) fn pairs(first: (usize, WeightFormat), second: (usize, WeightFormat)) -> bool {
-    let [(outputs, format), (second_outputs, second_format)] = [first, second];
-    // Numbers and codes have their own kernels.
-    let alike = format.is_dense() == second_format.is_dense();
-    alike && outputs.is_multiple_of(VECTOR) == second_outputs.is_multiple_of(VECTOR)
 }
 
 /// Whether every kernel has one order of sums for matrices of so many outputs.

@@ -4,6 +4,9 @@ use cubecl::prelude::*;
 
 use super::weight::WeightFormat;
 
+/// Outputs that kernels for many rows write at once.
+pub(super) const VECTOR: usize = 8;
+
 /// What the choice of a kernel depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct LinearSizes {
@@ -108,4 +111,13 @@ impl LinearSizes {
     pub(super) fn rows_each(&self) -> usize {
         self.rows.div_ceil(self.matrices.max(1))
     }
+}
+
+/// Whether matrices of so many outputs in these formats have the same order of sums, and kernels multiply both alike. With matrix
+/// instructions the outputs do not decide it, but for where Hopper's other kernel has it, too.
+pub(crate) fn pairs(first: (usize, WeightFormat), second: (usize, WeightFormat)) -> bool {
+    let [(outputs, format), (second_outputs, second_format)] = [first, second];
+    // Numbers and codes have their own kernels.
+    let alike = format.is_dense() == second_format.is_dense();
+    alike && outputs.is_multiple_of(VECTOR) == second_outputs.is_multiple_of(VECTOR)
 }

@@ -1,6 +1,6 @@
 //! Weights in the formats that they are stored in, and how kernels read them. A format is a variant of [`WeightFormat`], which the rows
 //! of the tables take or do not take (`select.rs`), of [`WeightArg`] and of [`WeightRows`], what a [`WeightRow`] needs of it, and a tile
-//! load for `sm90`. Blocks of codes are read in `packed.rs`.
+//! load for `sm90`. Blocks of codes are read in `packed`.
 
 #[cfg(feature = "cuda")]
 use cubecl::prelude::barrier::copy_async;
@@ -9,6 +9,7 @@ use cubecl::prelude::*;
 #[cfg(feature = "offline")]
 use super::packed::BlockLayout;
 use super::packed::{Fp4Rows, Fp4RowsLaunch, Fp8Rows, Fp8RowsLaunch, PackedArg, decodes_pairs};
+pub(crate) use super::weight_row::WeightRow;
 use crate::common::launch::dummy;
 #[cfg(feature = "cuda")]
 use crate::common::launch::share;
@@ -162,27 +163,6 @@ impl<E: Float, V: Size> Fetched<E, V> {
             scale: 0.0f32.runtime(),
             scale_code: 0u32.runtime(),
         }
-    }
-}
-
-/// Where a row is.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct WeightRow {
-    /// The number of the vector that columns are counted from.
-    pub(super) first: usize,
-    /// The number of the matrix.
-    pub(super) matrix: usize,
-    /// The number of the row in it.
-    pub(super) row: usize,
-    /// The number of that vector in the row.
-    pub(super) column: usize,
-}
-
-#[cube]
-impl WeightRow {
-    /// Row number `row` of `vectors` each, of matrix number `number`, which starts at vector `matrix`, from vector `column` on.
-    pub(crate) fn new(number: usize, matrix: usize, row: usize, vectors: usize, column: usize) -> WeightRow {
-        WeightRow { first: matrix + row * vectors + column, matrix: number, row, column }
     }
 }
 

@@ -3,8 +3,7 @@
 use burn::tensor::{DType, Int, Tensor, TensorData, s};
 use mla_ops::{LogProbs, SampleArgs, SampleParams, SampleRows, Sampled, argmax, log_probs, sample};
 
-use super::rank_engine::RankEngine;
-use super::scheduler::{Job, Plan};
+use super::scheduler::Job;
 use super::stream::TokenLogprobs;
 use crate::{ModelError, Result};
 
@@ -26,37 +25,9 @@ pub(super) struct Chosen {
     pub(super) logprobs: Option<LogProbs>,
 }
 
-impl RankEngine<'_> {
-    /// The tokens that follow the logits `[chunks, vocab]` of a plan: i32 `[chunks]`, -1 where no logit is finite. Of requests
-    /// which the plan does not complete it is any token. `ahead`: tokens of each request that are chosen, but not on the host.
-    pub(super) fn choose(&mut self, logits: Tensor<2>, plan: &Plan, complete: &[u64], ahead: usize) -> Result<Chosen> {
-        let (mut rows, mut top) = (Vec::with_capacity(plan.jobs.len()), None);
-        for &id in &plan.jobs {
-            let reply = self.replies.get(&id).filter(|_| complete.contains(&id));
-            let (Some(reply), Some(job)) = (reply, self.scheduler.running_job(id)) else {
-                rows.push(SampleParams::GREEDY);
-                continue;
-            };
-            top = top.max(reply.sampling().logprobs);
-            let mut params = reply.sampling().at(job.tokens.len() + ahead);
-            if params.repetition_penalty != 1.0 {
-                let is_running = |id| self.scheduler.running_job(id).is_some();
-                let row = self.seen.row_of(job, is_running, &logits, self.max_batch)?;
-                params.seen_row = Some(row);
-            }
-            rows.push(params);
-        }
-        let raw = top.map(|top| (top, logits.clone()));
-        let tokens = self.seen.choose(logits, &rows)?;
-        // At least one: that the operation has, and nobody asks for it.
-        let logprobs = raw.map(|(top, logits)| log_probs(logits, tokens.clone(), top.max(1))).transpose()?;
-        Ok(Chosen { tokens, logprobs })
-    }
-}
-
 impl Seen {
     /// The tokens of rows of logits.
-    fn choose(&mut self, logits: Tensor<2>, rows: &[SampleParams]) -> Result<Tensor<1, Int>> {
+    pub(super) fn choose(&mut self, logits: Tensor<2>, rows: &[SampleParams]) -> Result<Tensor<1, Int>> {
         // Of logits alone the most probable token.
         if rows.iter().all(|row| row.temperature == 0.0 && row.seen_row.is_none()) {
             return Ok(argmax(logits)?);
@@ -68,7 +39,7 @@ impl Seen {
     }
 
     /// The row of a request, which has its tokens; where it has none yet, one that no request needs which runs.
-    fn row_of(
+    pub(super) fn row_of(
         &mut self,
         job: &Job,
         is_running: impl Fn(u64) -> bool,

@@ -4,24 +4,14 @@
 use std::time::Instant;
 
 use burn::tensor::{Int, Tensor};
-use mla_ops::read_beside;
+use mla_ops::{SampleParams, log_probs, read_beside};
 
 use super::choice::{Chosen, HostLogprobs};
-use super::rank_engine::RankEngine;
+use super::rank_engine::{Launched, RankEngine};
 use super::reply::Limits;
 use super::scheduler::Plan;
 use super::stream::FinishReason;
 use crate::Result;
-
-/// A step that the device works on, or has done.
-#[derive(Debug)]
-pub(super) struct Launched {
-    pub(super) plan: Plan,
-    /// Whether it was replayed from a graph.
-    pub(super) is_replayed: bool,
-    /// The next tokens. Absent where no request is complete.
-    chosen: Option<Chosen>,
-}
 
 impl<'a> RankEngine<'a> {
     /// The step that was launched beside the last one, if somebody still waits for its tokens.
@@ -149,5 +139,33 @@ impl<'a> RankEngine<'a> {
 impl Drop for RankEngine<'_> {
     fn drop(&mut self) {
         self.await_ahead();
+    }
+}
+
+impl RankEngine<'_> {
+    /// The tokens that follow the logits `[chunks, vocab]` of a plan: i32 `[chunks]`, -1 where no logit is finite. Of requests
+    /// which the plan does not complete it is any token. `ahead`: tokens of each request that are chosen, but not on the host.
+    pub(super) fn choose(&mut self, logits: Tensor<2>, plan: &Plan, complete: &[u64], ahead: usize) -> Result<Chosen> {
+        let (mut rows, mut top) = (Vec::with_capacity(plan.jobs.len()), None);
+        for &id in &plan.jobs {
+            let reply = self.replies.get(&id).filter(|_| complete.contains(&id));
+            let (Some(reply), Some(job)) = (reply, self.scheduler.running_job(id)) else {
+                rows.push(SampleParams::GREEDY);
+                continue;
+            };
+            top = top.max(reply.sampling().logprobs);
+            let mut params = reply.sampling().at(job.tokens.len() + ahead);
+            if params.repetition_penalty != 1.0 {
+                let is_running = |id| self.scheduler.running_job(id).is_some();
+                let row = self.seen.row_of(job, is_running, &logits, self.max_batch)?;
+                params.seen_row = Some(row);
+            }
+            rows.push(params);
+        }
+        let raw = top.map(|top| (top, logits.clone()));
+        let tokens = self.seen.choose(logits, &rows)?;
+        // At least one: that the operation has, and nobody asks for it.
+        let logprobs = raw.map(|(top, logits)| log_probs(logits, tokens.clone(), top.max(1))).transpose()?;
+        Ok(Chosen { tokens, logprobs })
     }
 }

@@ -6,18 +6,27 @@ use std::time::Instant;
 
 use mla_ops::cache::CacheError;
 
-use super::choice::Seen;
+use super::choice::{Chosen, Seen};
 use super::latency::InterTokenLatency;
-use super::launch::Launched;
 use super::prefix_cache::PrefixCache;
 use super::reply::Reply;
-use super::scheduler::{Job, Scheduler};
+use super::scheduler::{Job, Plan, Scheduler};
 use super::{EngineOptions, EngineStats, FinishReason, RequestStream};
 use crate::model::DeepseekModel;
 use crate::request::GenerationRequest;
 use crate::runner::Runner;
 use crate::tokenizer::Tokenizer;
 use crate::{ModelError, Result, memory};
+
+/// A step that the device works on, or has done.
+#[derive(Debug)]
+pub(super) struct Launched {
+    pub(super) plan: Plan,
+    /// Whether it was replayed from a graph.
+    pub(super) is_replayed: bool,
+    /// The next tokens. Absent where no request is complete.
+    pub(super) chosen: Option<Chosen>,
+}
 
 /// What an [`Engine`](super::Engine) is on one device. Ranks have one each, with the same requests and the same steps: what they do
 /// depends on nothing else, and every one has all logits, so that all sample the same tokens.

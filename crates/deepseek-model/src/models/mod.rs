@@ -15,7 +15,7 @@ pub(crate) use self::architecture::{Architecture, BufferedStep, Capture, Model, 
 pub use self::architecture::{Hidden, PrefixSupport};
 use crate::cache::{CacheSize, KvCacheFormat};
 use crate::config::{CONFIG_HINT, Fields, LayerSummary, Quantization};
-use crate::decode_graph::captured_bytes;
+use crate::decode_graph::memory::captured_bytes;
 use crate::weights::{LoadAs, Published, WeightLoader};
 use crate::{ModelError, Result, files};
 

@@ -11,13 +11,15 @@ mod config;
 mod error;
 #[cfg(all(test, feature = "flex"))]
 mod misuse_tests;
+mod new_pool;
 mod page_allocator;
 mod paged_cache;
 mod pool;
 mod request_to_token;
 
-pub use config::{CacheConfig, PoolConfig, new_pool};
+pub use config::{CacheConfig, PoolConfig};
 pub use error::CacheError;
+pub use new_pool::new_pool;
 pub use page_allocator::PageAllocator;
 pub use paged_cache::{PagedCache, RequestId};
 pub(crate) use pool::{BackendPool, Fp8Rows, Fp8Scales};

@@ -11,7 +11,7 @@ pub(crate) use self::backend::BackendPool;
 use self::backend::ReadFp8Backend;
 pub use self::format::RowFormat;
 pub(crate) use self::fp8::{Fp8Rows, Fp8Scales};
-use super::config::zeros;
+use super::new_pool::zeros;
 use crate::MlaError;
 use crate::check::Check;
 use crate::limits::bytes_of;

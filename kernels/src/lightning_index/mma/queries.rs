@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::keys::{Ring, key_pairs};
 use super::{Form, N};
-use crate::linear::mma::products::pair;
+use crate::linear::mma::vectors::pair;
 use crate::ptx::math;
 
 /// This unit's part of a token's queries, and the weights of its heads.

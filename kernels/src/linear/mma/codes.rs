@@ -7,17 +7,14 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::products::{pair, tokens_at};
 use super::select::Form;
+use super::vectors::{pair, tokens_at};
 use super::{K, M, N, VECTOR};
 use crate::linear::WeightFormat;
 use crate::linear::packed::{e2m1_pair, e2m1_pair_of_word, e4m3_pair, e4m3_pair_bf16, e8m0, e8m0_pair_bf16, is_bf16};
 use crate::linear::weight::{Fetched, WeightRows, WeightRowsExpand};
 use crate::ptx::math;
 
-/// Codes of a row that a unit takes at a time: 16, or, of FP4 alone, 32, which have a scale.
-pub(super) const LEAST_CODES: usize = 16;
-pub(super) const MOST_CODES: usize = 32;
 /// Pairs of the channels that four units have in a vector of a token each, and products with them.
 const PAIRS: usize = VECTOR / 2;
 const PRODUCTS: usize = 4 * VECTOR / K;

@@ -14,9 +14,11 @@ mod codes;
 mod groups;
 mod kernel;
 mod more;
-pub(crate) mod products;
+mod products;
 mod select;
 mod single;
+mod unit;
+pub(crate) mod vectors;
 
 use cubecl::prelude::*;
 
@@ -44,6 +46,8 @@ const K: usize = 16;
 const VECTOR: usize = 8;
 /// Channels that four units load at once.
 const CHUNK: usize = 4 * VECTOR;
+/// Units of a cube.
+const UNITS: usize = LANES * PLANES;
 const _: () =
     assert!(LANES * PLANES == NORM_UNITS, "a cube computes the norm of a row in the same order as another launch");
 
@@ -67,7 +71,7 @@ pub(super) fn launch(
     let widths = grid.sizes(&products, VECTOR);
     let single = !batch_invariant && select::takes_single(&products, &grid, elem);
     let longest = select::longest_row(&products, &grid);
-    let (source, x) = RowSourceArgs::new(client, before, products.x, [products.inputs, LANES * PLANES]);
+    let (source, x) = RowSourceArgs::new(client, before, products.x, [products.inputs, UNITS]);
     let own_row = match source {
         _ if single => longest / VECTOR,
         RowSourceArgs::Memory => 0,
@@ -94,7 +98,7 @@ pub(super) fn launch(
     let (mut beside, mut cubes_beside) = (BesideArgs::Nothing, 0);
     if let Some(latents) = latents {
         let width = products.inputs + products.carried;
-        (beside, cubes_beside) = latents.bind([grid.tokens, width, VECTOR, LANES * PLANES]);
+        (beside, cubes_beside) = latents.bind([grid.tokens, width, VECTOR, UNITS]);
     }
     linear_mma_kernel::launch(
         client,
@@ -128,14 +132,14 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use crate::norm_rope::Norm;
     use crate::offline::{Arch, Entry, form};
     use crate::route_experts as route;
-    let beside = |latents| if latents { latents::offline(LANES * PLANES) } else { BesideArgs::Nothing };
+    let beside = |latents| if latents { latents::offline(UNITS) } else { BesideArgs::Nothing };
     // Rows of a token's head, of V2-Lite, and of V3.
     let source = |name: &str| match name {
         "linear.mma.merged_heads" => source::offline_splits(),
         "linear.mma.normed_pair" => source::offline_normed(6),
         // V4-Flash's groups of heads, and latent of the query.
-        _ if name.contains("rope_heads") => source::offline_heads(Norm::None, LANES * PLANES),
-        _ if name.contains("rms_normed") => source::offline_heads(Norm::Weighted, LANES * PLANES),
+        _ if name.contains("rope_heads") => source::offline_heads(Norm::None, UNITS),
+        _ if name.contains("rms_normed") => source::offline_heads(Norm::Weighted, UNITS),
         _ if name.contains("normed_pair") => source::offline_normed(8),
         _ => RowSourceArgs::Memory,
     };
@@ -166,8 +170,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                 _ if name.contains("eights") => 0,
                 WeightFormat::Dense => 0,
                 // V4-Flash's experts.
-                WeightFormat::Fp4 if name.contains("experts") && kind == FloatKind::BF16 => codes::MOST_CODES,
-                _ => codes::LEAST_CODES,
+                WeightFormat::Fp4 if name.contains("experts") && kind == FloatKind::BF16 => select::MOST_CODES,
+                _ => select::LEAST_CODES,
             };
             let single = name.contains("single");
             let several = codes > 0 && matches!(rows, Rows::Gather | Rows::Scatter);

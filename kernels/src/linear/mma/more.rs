@@ -3,8 +3,8 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::kernel::{inputs_of_unit, multiply_all, rows_of_unit, store, write};
 use super::select::Form;
+use super::unit::{inputs_of_unit, multiply_all, rows_of_unit, store, write};
 use super::{K, M, N, VECTOR};
 use crate::linear::grid::{Part, Sizes, Tile};
 use crate::linear::weight::{WeightFormat, WeightRows};

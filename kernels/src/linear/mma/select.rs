@@ -5,8 +5,7 @@ use cubecl::features::MmaConfig;
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-use super::codes::{LEAST_CODES, MOST_CODES};
-use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR, single};
+use super::{CHUNK, K, LANES, M, N, PLANES, VECTOR};
 use crate::common::launch::multiprocessors;
 use crate::linear::grid::{Grid, Rows};
 use crate::linear::parts::BLOCK;
@@ -14,6 +13,15 @@ use crate::linear::{Before, LatentRows, LinearForm, LinearSizes, Products, Weigh
 use crate::merge_splits::MergeSplitsArgs;
 use crate::norm_rope::NormRopeArgs;
 use crate::residual_norm::{AddRmsNormArgs, Summand};
+
+/// Codes of a row that a unit takes at a time: 16, or, of FP4 alone, 32, which have a scale.
+pub(super) const LEAST_CODES: usize = 16;
+pub(super) const MOST_CODES: usize = 32;
+
+/// Channels of a single row of codes at most: a cube writes it into shared memory.
+const MAX_SINGLE_ROW: usize = 1 << 15;
+/// And what they are a multiple of: blocks of either format are whole.
+const SINGLE_CHANNELS: usize = 128;
 
 /// Chunks whose loads a plane starts before it computes.
 const AHEAD: usize = 4;
@@ -241,7 +249,7 @@ pub(super) fn takes_single(products: &Products, grid: &Grid, elem: ElemType) -> 
         Rows::TokenGather | Rows::TokenScatter => true,
         Rows::Gather | Rows::Scatter => false,
     };
-    let fits = |inputs: usize| inputs.is_multiple_of(single::CHANNELS) && inputs <= single::MAX_ROW;
+    let fits = |inputs: usize| inputs.is_multiple_of(SINGLE_CHANNELS) && inputs <= MAX_SINGLE_ROW;
     one_row && codes_at_once(products, grid, elem) > 0 && row_lengths(products, grid).into_iter().all(fits)
 }
 

@@ -20,8 +20,6 @@ use crate::linear::weight::{Codes, WeightFormat, WeightRow, WeightRows};
 use crate::ptx::wgmma::Elem;
 use crate::ptx::{math, warp};
 
-/// Channels of a row that a cube writes into shared memory at most.
-pub(super) const MAX_ROW: usize = 1 << 15;
 /// Vectors of zeros behind the row: for units without channels of their own.
 const ZEROS: usize = 4;
 /// Loads of 16 bytes of each of its two rows that a unit starts before it decodes any, of FP8 and of FP4. Half of them leave registers for
@@ -34,9 +32,6 @@ const KEPT: usize = 2;
 const TOP: u32 = 127 + 14;
 /// The largest biased exponent of the factor, so that its inverse is a normal number.
 const LARGEST: u32 = 253;
-
-/// Channels that a row has a multiple of: blocks of either format are whole.
-pub(super) const CHANNELS: usize = 128;
 
 /// Vectors of shared memory for rows of so many at most.
 pub(super) fn shared_vectors(row: usize) -> usize {

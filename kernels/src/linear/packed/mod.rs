@@ -18,7 +18,7 @@ use cubecl::prelude::*;
 pub(crate) use self::numbers::*;
 #[cfg(feature = "cuda")]
 use crate::common::launch::share;
-use crate::linear::weight::WeightRow;
+use crate::linear::weight_row::WeightRow;
 
 /// Columns of a block of FP8.
 pub const FP8_COLUMNS: usize = 128;

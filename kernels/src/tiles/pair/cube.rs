@@ -2,9 +2,10 @@
 
 use cubecl::prelude::*;
 
-use super::ring::RING;
 use crate::ptx::mbarrier;
 
+/// Chunks of the ring in shared memory.
+pub(crate) const RING: u32 = 8;
 /// Barriers.
 pub(crate) const BARRIERS: usize = 3 * RING as usize + 7;
 

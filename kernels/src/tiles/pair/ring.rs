@@ -4,13 +4,12 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
+pub(crate) use super::cube::RING;
 use crate::ptx::{mbarrier, warp};
 use crate::tiles::form::{self, Form, TILE_BYTES};
 
 /// Keys of a block. Half of them lie in each cube as keys; as values all do, of half the channels.
 pub(crate) const PAIR_KEYS: u32 = 128;
-/// Chunks in shared memory.
-pub(crate) const RING: u32 = 8;
 /// Two tiles.
 pub(crate) const CHUNK_BYTES: u32 = 2 * TILE_BYTES;
 

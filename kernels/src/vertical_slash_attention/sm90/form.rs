@@ -2,7 +2,6 @@
 
 use cubecl::prelude::*;
 
-use super::work::works;
 use crate::ptx::wgmma::{Layout, Mma, Source};
 pub(super) use crate::tiles::prefill::form::Form;
 use crate::tiles::prefill::form::PANEL;
@@ -86,4 +85,11 @@ pub(super) fn scores(form: Form) -> Mma {
 pub(super) fn output(form: Form) -> Mma {
     let (a, n) = (Source::Registers, form.value_panels * PANEL);
     Mma { n, steps: KEYS / 16, elem: form.elem(), a, b: VALUES, groups: 1, per_step: 1 }
+}
+
+/// Numbers of work, where they and the cubes beside them can be counted.
+pub(super) fn works(sizes: &VerticalSlashSizes) -> Option<u32> {
+    let parts = sizes.rows.checked_mul(sizes.block_size_m.div_ceil(ROWS))?;
+    let works = parts.div_ceil(GROUPS as usize).checked_mul(sizes.heads)?.checked_mul(sizes.batch)?;
+    i32::try_from(works).ok().map(|works| works as u32)
 }

@@ -14,11 +14,11 @@ use self::attend::Attention;
 pub(super) use self::form::form;
 use self::form::{
     COMPUTE_REGISTERS, Form, GROUP, GROUPS, KEYS, LOAD_REGISTERS, LOADERS, STAGING_BYTES, UNITS, moves_registers,
-    query_bytes, query_words, stage_bytes, stages,
+    query_bytes, query_words, stage_bytes, stages, works,
 };
 use self::load::{Loader, QueryRoom, Sources};
 use self::stages::{Notes, Stages};
-use self::work::{Index, Schedule, Work, rows, works};
+use self::work::{Index, Schedule, Work, rows};
 use super::problem::{AttentionArgs, Grid, Layout, VerticalSlashError, VerticalSlashSizes};
 use super::rows::Sizes;
 use super::seen::Sight;

@@ -3,7 +3,6 @@
 use cubecl::prelude::*;
 
 use super::form::{GROUP_ROWS, GROUPS};
-use crate::vertical_slash_attention::problem::{ROWS, VerticalSlashSizes};
 use crate::vertical_slash_attention::rows::{KeyList, Queries, Sizes, parts};
 
 /// The bounds of the sequences, and the lists of keys.
@@ -125,11 +124,4 @@ impl Work {
 #[cube]
 pub(super) fn rows(queries: &Queries) -> u32 {
     min(max(queries.end, queries.first) - queries.first, comptime!(GROUP_ROWS as u32))
-}
-
-/// Numbers of work, where they and the cubes beside them can be counted.
-pub(super) fn works(sizes: &VerticalSlashSizes) -> Option<u32> {
-    let parts = sizes.rows.checked_mul(sizes.block_size_m.div_ceil(ROWS))?;
-    let works = parts.div_ceil(GROUPS as usize).checked_mul(sizes.heads)?.checked_mul(sizes.batch)?;
-    i32::try_from(works).ok().map(|works| works as u32)
 }

@@ -4,7 +4,7 @@ use burn::tensor::{Device, Int, Tensor, s};
 use mla_ops::cache::PagedCache;
 use mla_ops::{Determinism, MlaPlanArgs, mla_plan};
 
-use super::config::IndexerConfig;
+use super::indexer_config::IndexerConfig;
 use super::keys::{Keys, PagedKeys, PickedKeys, indexer_of, splits};
 use super::mla_config::MlaConfig;
 use super::rotary::{RotaryEmbedding, Rotation};

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use mla_ops::cache::{PoolConfig, RowFormat};
 use mla_ops::{ExpertScoring, RopeConfig};
-use serde::{Deserialize, Serialize};
 
+use super::indexer_config::IndexerConfig;
 use super::mla_config::MlaConfig;
 use crate::config::sizes::is_positive;
 use crate::config::{
@@ -50,23 +50,6 @@ pub enum Scoring {
     Sigmoid,
     /// V2: a softmax over all experts, no bias.
     Softmax,
-}
-
-/// The indexer of V3.2, which picks the keys of each token. The default is what DeepSeek-V3.2 has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IndexerConfig {
-    /// Query heads of the indexer (`index_n_heads`).
-    pub heads: usize,
-    /// Channels of a head and of an index key (`index_head_dim`); RoPE applies to the first `qk_rope_head_dim` of them.
-    pub head_dim: usize,
-    /// Keys that a token sees at most (`index_topk`).
-    pub topk: usize,
-}
-
-impl Default for IndexerConfig {
-    fn default() -> Self {
-        Self { heads: 64, head_dim: 128, topk: 2048 }
-    }
 }
 
 /// The dimensions and switches of DeepSeek-V2, V2-Lite, V3 and V3.2, by their names in `config.json`.
@@ -293,16 +276,6 @@ impl DeepseekV3Config {
     /// FP8.
     pub fn pools(&self, format: RowFormat) -> Vec<PoolConfig> {
         self.mla().pools(format).into_iter().flat_map(|pool| vec![pool; self.num_hidden_layers]).collect()
-    }
-}
-
-impl IndexerConfig {
-    fn read(fields: &Fields) -> Result<Self> {
-        Ok(Self {
-            heads: fields.count("index_n_heads")?,
-            head_dim: fields.count("index_head_dim")?,
-            topk: fields.count("index_topk")?,
-        })
     }
 }
 

@@ -5,7 +5,7 @@ use burn::tensor::{FloatDType, Int, Tensor};
 use mla_ops::cache::PagedCache;
 use mla_ops::{Determinism, IndexForm, LightningIndexOptions};
 
-use super::config::IndexerConfig;
+use super::indexer_config::IndexerConfig;
 use super::keys::Keys;
 use super::layer_norm::LayerNorm;
 use super::mla_config::MlaConfig;

@@ -11,7 +11,7 @@ use mla_ops::{
 };
 
 use super::attention_form::{ChunkLengths, is_naive, is_one_by_one};
-use super::config::IndexerConfig;
+use super::indexer_config::IndexerConfig;
 use super::mla_config::MlaConfig;
 use crate::Result;
 use crate::index_keys::{IndexSizes, IndexedKeys, list_lengths};

@@ -1,19 +1,19 @@
 //! Multi-head latent attention (DeepSeek-V2 §2.1; DeepSeek-V3 §2.1.1), in V3.2 over the keys that an indexer picks.
 
+mod decode;
 mod kv_up;
 mod prefill;
+mod query;
 
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use mla_ops::cache::PagedCache;
-use mla_ops::{
-    Decoded, Determinism, HeadRows, MlaDecodeArgs, MlaDecodeOptions, RopeQuery, Rows, SparseMlaArgs, SparseMlaOptions,
-    SparseScope, linear_by_head, linear_each, mla_decode, sparse_mla,
-};
+use mla_ops::{Determinism, RopeQuery, Rows, linear_each};
 
 use self::kv_up::KvUpProjection;
+use self::query::Query;
 use super::indexer::Indexer;
-use super::keys::{Keys, NewKeys, PagedKeys, PickedKeys};
+use super::keys::{Keys, NewKeys, PagedKeys};
 use super::mla_config::MlaConfig;
 use super::rotary::RotaryEmbedding;
 use super::step::MlaStep;
@@ -87,55 +87,6 @@ pub struct MultiHeadLatentAttention {
     rotary: RotaryEmbedding,
 }
 
-/// The query projection: low-rank in V3, whole in V2-Lite.
-#[derive(Module, Debug)]
-enum Query {
-    LowRank(LowRankQuery),
-    Whole(Linear),
-}
-
-/// By way of a query latent.
-#[derive(Module, Debug)]
-struct LowRankQuery {
-    q_a_proj: Linear,
-    q_a_layernorm: RmsNorm,
-    q_b_proj: Linear,
-}
-
-impl Query {
-    fn load(loader: &mut WeightLoader, name: &str, config: &MlaConfig) -> Self {
-        let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
-        let width = heads * config.qk_head_dim();
-        match config.q_lora_rank {
-            Some(rank) => Self::LowRank(LowRankQuery {
-                q_a_proj: Linear::load(loader, &format!("{name}.q_a_proj"), [rank, hidden], Cut::Whole),
-                q_a_layernorm: RmsNorm::load(loader, &format!("{name}.q_a_layernorm"), rank, INNER_NORM_EPS),
-                q_b_proj: Linear::load(loader, &format!("{name}.q_b_proj"), [width, rank], Cut::Heads(heads)),
-            }),
-            None => Self::Whole(Linear::load(loader, &format!("{name}.q_proj"), [width, hidden], Cut::Heads(heads))),
-        }
-    }
-
-    /// The projection of x that it begins with.
-    fn first_projection(&self) -> &Linear {
-        match self {
-            Self::LowRank(query) => &query.q_a_proj,
-            Self::Whole(q_proj) => q_proj,
-        }
-    }
-
-    /// The query `[N, H·(dn + dr)]`, and what it was projected from: the query latent, or x itself.
-    fn forward(&self, x: Tensor<2>, projected: Tensor<2>, determinism: Determinism) -> Result<(Tensor<2>, Tensor<2>)> {
-        Ok(match self {
-            Self::LowRank(query) => {
-                let latent = query.q_a_layernorm.apply(projected)?;
-                (query.q_b_proj.forward(latent.clone(), determinism)?, latent)
-            }
-            Self::Whole(_) => (projected, x),
-        })
-    }
-}
-
 impl MultiHeadLatentAttention {
     /// Loads `{name}.*`.
     pub(crate) fn load(loader: &mut WeightLoader, name: &str, config: &MlaConfig) -> Self {
@@ -202,7 +153,7 @@ impl MultiHeadLatentAttention {
         let out = match &step.keys {
             Keys::All { single: Some(keys), new: None } => {
                 let q = self.write_and_absorb(projected, &x, step, cache)?;
-                self.absorbed(q, keys, step, cache)?
+                self.decode_attention(q, keys, step, cache)?
             }
             Keys::All { single, new } => self.mixed(projected, &x, (single.as_ref(), new.as_ref()), step, cache)?,
             Keys::Indexed { picked, .. } => {
@@ -210,7 +161,7 @@ impl MultiHeadLatentAttention {
                 let indexer = self.indexer.as_ref().ok_or_else(no_indexer)?;
                 let q = self.write_and_absorb(projected, &x, step, cache)?;
                 let slots = indexer.pick(q_latent, x, step, cache)?;
-                self.picked(q, (slots, picked), step, cache)?
+                self.sparse_attention(q, (slots, picked), step, cache)?
             }
         };
         self.o_proj.forward(out.reshape([tokens, self.heads * self.config.v_head_dim]), determinism)
@@ -250,55 +201,12 @@ impl MultiHeadLatentAttention {
         let ([tokens, ..], alone) = (q.dims(), single.map_or(0, |keys| keys.batch));
         let mut outs = Vec::new();
         if let Some(keys) = single {
-            outs.push(self.absorbed(self.absorb(q.clone().narrow(0, 0, alone), step)?, keys, step, cache)?);
+            outs.push(self.decode_attention(self.absorb(q.clone().narrow(0, 0, alone), step)?, keys, step, cache)?);
         }
         if let Some(keys) = new {
             let (q, latent) = (q.narrow(0, alone, tokens - alone), latent.narrow(0, alone, tokens - alone));
-            outs.extend(self.chunks(q, latent, keys, step, cache)?);
+            outs.extend(self.prefill_attention(q, latent, keys, step, cache)?);
         }
         Ok(if outs.len() > 1 { Tensor::cat(outs, 0) } else { outs.remove(0) })
-    }
-
-    /// The query against rows of the cache: `[N, H, dn + dr]` -> `[N, H, R + dr]`.
-    fn absorb(&self, q: Tensor<3>, step: &MlaStep) -> Result<Tensor<3>> {
-        Ok(linear_by_head(q, &self.kv_b_proj.w_uk, step.determinism)?)
-    }
-
-    /// The values of attended latents: `[N, H, R]` -> `[N, H, dv]`.
-    fn expand(&self, out: impl Into<HeadRows>, step: &MlaStep) -> Result<Tensor<3>> {
-        Ok(linear_by_head(out, &self.kv_b_proj.w_uv, step.determinism)?)
-    }
-
-    /// Attention of each token's absorbed query over the latents in these slots, i32 `[N, 1, k]`, and so many of them: out
-    /// `[N, H, dv]`.
-    fn picked(
-        &self,
-        q: Tensor<3>,
-        (indices, picked): (Tensor<3, Int>, &PickedKeys),
-        step: &MlaStep,
-        cache: &PagedCache,
-    ) -> Result<Tensor<3>> {
-        let [tokens, heads, _] = q.dims();
-        let rank = self.config.kv_lora_rank;
-        let scope = SparseScope { rows: cache.pool(self.pool)?, indices, lengths: Some(picked.lengths.clone()) };
-        let args = SparseMlaArgs { plan: picked.plan.clone(), ..SparseMlaArgs::new(q.unsqueeze_dim(1), scope) };
-        let (softmax_scale, determinism) = (self.softmax_scale, step.determinism);
-        let options = SparseMlaOptions { value_width: rank, softmax_scale, determinism };
-        let (out, _) = sparse_mla(args, &options)?;
-        self.expand(out.reshape([tokens, heads, rank]), step)
-    }
-
-    /// Attention of each token's absorbed query over its own paged latents: out `[N, H, dv]`.
-    fn absorbed(&self, q: Tensor<3>, keys: &PagedKeys, step: &MlaStep, cache: &PagedCache) -> Result<Tensor<3>> {
-        self.expand(self.decode(q, keys, cache)?, step)
-    }
-
-    /// A decode step with an absorbed query `[N, H, R + dr]`.
-    fn decode(&self, q: Tensor<3>, keys: &PagedKeys, cache: &PagedCache) -> Result<Decoded> {
-        let [tokens, heads, _] = q.dims();
-        let (batch, rank) = (keys.batch, self.config.kv_lora_rank);
-        let q = q.reshape([batch, tokens / batch, heads, rank + self.config.qk_rope_head_dim]);
-        let args = MlaDecodeArgs::new(q, cache.pool(self.pool)?, keys.page_table.clone(), keys.seq_lens.clone());
-        Ok(mla_decode(args, &MlaDecodeOptions::new(rank, self.softmax_scale), Some(&keys.plan))?)
     }
 }

@@ -1,21 +1,15 @@
 //! What multi-head latent attention is made of, for a model or alone.
 
 use burn::config::Config;
-use burn::tensor::{Device, FloatDType};
 use mla_ops::RopeConfig;
 use mla_ops::cache::{PoolConfig, RowFormat};
 
-use super::config::IndexerConfig;
-use super::indexer::Indexer;
-use super::mla::MultiHeadLatentAttention;
-use super::names::PUBLISHED;
+use super::indexer_config::IndexerConfig;
 use super::rotary::RotaryEmbedding;
 use crate::Result;
 use crate::cache::index_key_format;
 use crate::config::sizes::{Bound, MOST, MOST_CHANNELS, impossible_size, product, sum};
 use crate::config::{Contradiction, Quantization, rope_contradiction};
-use crate::layers::initialised;
-use crate::weights::{RandomInit, WeightLoader};
 
 /// The sizes of a [`MultiHeadLatentAttention`], by their names in `config.json`. Without `q_lora_rank` that of DeepSeek-V2-Lite, with it
 /// that of V3, with an indexer, too, that of V3.2; [`DeepseekV3Config::mla`](crate::DeepseekV3Config::mla) has that of a model.
@@ -48,40 +42,7 @@ pub struct MlaConfig {
 }
 
 impl MlaConfig {
-    /// A layer with random weights: norms are 1, matrices drawn by a seed, or as [`RandomInit`] says. Another layer of the model gets
-    /// another seed. Its pools are those of [`Self::pools`], the first of the cache;
-    /// [`with_pools`](MultiHeadLatentAttention::with_pools) gives it others. The generator of the device is seeded for it, so that the numbers are others
-    /// only if another thread draws meanwhile.
-    ///
-    /// # Errors
-    /// [`ModelError::Config`](crate::ModelError::Config) naming the first field that is out of range or contradicts another one; a
-    /// device that does not open, or a dtype that it does not have; [`ModelError::OutOfMemory`](crate::ModelError::OutOfMemory).
-    pub fn init(
-        &self,
-        init: impl Into<RandomInit>,
-        device: &Device,
-        dtype: FloatDType,
-    ) -> Result<MultiHeadLatentAttention> {
-        let load = |loader: &mut WeightLoader| MultiHeadLatentAttention::load(loader, "model.layers.0.self_attn", self);
-        initialised(self.wrong(), init, (device, dtype), (self.quantization, PUBLISHED), load)
-    }
-
-    /// The indexer alone, `None` where there is none; its pool is the first one.
-    ///
-    /// # Errors
-    /// As [`Self::init`].
-    pub fn init_indexer(
-        &self,
-        init: impl Into<RandomInit>,
-        device: &Device,
-        dtype: FloatDType,
-    ) -> Result<Option<Indexer>> {
-        let load = |loader: &mut WeightLoader| Indexer::load(loader, "model.layers.0.self_attn.indexer", self);
-        let indexer = initialised(self.wrong(), init, (device, dtype), (self.quantization, PUBLISHED), load)?;
-        Ok(indexer.map(|indexer| indexer.with_pool(0)))
-    }
-
-    fn wrong(&self) -> Option<Contradiction> {
+    pub(super) fn wrong(&self) -> Option<Contradiction> {
         impossible_size(&self.bounds(), || self.most_parameters()).or_else(|| self.contradiction())
     }
 

@@ -1,5 +1,6 @@
 //! DeepSeek-V2, V2-Lite, V3 and V3.2.
 
+mod alone;
 mod architecture;
 mod attention_form;
 mod buffers;
@@ -7,6 +8,7 @@ mod config;
 #[cfg(test)]
 mod config_tests;
 mod indexer;
+mod indexer_config;
 mod keys;
 mod layer_norm;
 mod mla;
@@ -19,8 +21,9 @@ mod sizes;
 mod step;
 
 pub(crate) use self::config::MODEL_TYPES;
-pub use self::config::{DeepseekV3Config, IndexerConfig, ModelType, Scoring};
+pub use self::config::{DeepseekV3Config, ModelType, Scoring};
 pub use self::indexer::Indexer;
+pub use self::indexer_config::IndexerConfig;
 pub use self::mla::MultiHeadLatentAttention;
 pub use self::mla_config::MlaConfig;
 pub(crate) use self::moe::{load_moe, load_moe_with};

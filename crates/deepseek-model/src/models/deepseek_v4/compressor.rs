@@ -1,7 +1,5 @@
 //! Compression of windows of tokens into single entries (DeepSeek-V4).
 
-mod config;
-
 use std::mem;
 
 use burn::module::{Module, Param};
@@ -11,8 +9,8 @@ use mla_ops::{
     CompressKvArgs, CompressKvOptions, CompressedKv, Determinism, EntryCache, MlaError, WriteLatentError, compress_kv,
 };
 
-pub use self::config::CompressorConfig;
 use super::cache::V4Cache;
+use super::layer_configs::CompressorConfig;
 use super::partial_rotary::PartialRotary;
 use super::schedule::CompressorSpec;
 use super::states::State;

@@ -4,9 +4,8 @@ use std::path::Path;
 
 use mla_ops::{ExpertScoring, RopeConfig};
 
-use super::compressor::CompressorConfig;
 use super::hyper_connection::HyperConnectionConfig;
-use super::indexer::EntryIndexerConfig;
+use super::layer_configs::{CompressorConfig, EntryIndexerConfig};
 use super::schedule::{AttentionSpec, CompressorSpec, LayerSpec, MlpSpec};
 use crate::config::sizes::is_positive;
 use crate::config::{

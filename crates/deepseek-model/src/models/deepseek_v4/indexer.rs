@@ -1,37 +1,19 @@
 //! The indexer of DeepSeek-V4, which picks the entries that a token sees.
 
-use burn::config::Config;
 use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Int, Tensor};
-use mla_ops::cache::{PagedCache, PoolConfig};
+use burn::tensor::{Int, Tensor};
+use mla_ops::cache::PagedCache;
 use mla_ops::{Determinism, IndexForm, LightningIndexOptions};
 
-use super::compressor::{Compressor, CompressorConfig, CompressorState};
-use super::names::PUBLISHED;
+use super::compressor::{Compressor, CompressorState};
+use super::layer_configs::EntryIndexerConfig;
 use super::step::EntryIndexerStep;
-use crate::config::Contradiction;
-use crate::config::sizes::{MOST, impossible_size, product, sum};
 use crate::index_keys::{self, IndexedKeys};
-use crate::layers::{Linear, initialised};
+use crate::layers::Linear;
 use crate::parallel::Cut;
 use crate::step::Chunk;
-use crate::weights::{RandomInit, WeightLoader};
+use crate::weights::WeightLoader;
 use crate::{ModelError, Result};
-
-/// The sizes of an [`EntryIndexer`]; the defaults are DeepSeek-V4-Flash's.
-#[derive(Config, Debug, PartialEq)]
-pub struct EntryIndexerConfig {
-    /// What makes its keys. Their width is that of a query head (`index_head_dim`), RoPE is that of the queries, too.
-    pub compressor: CompressorConfig,
-    /// Width of the query latent.
-    pub q_lora_rank: usize,
-    /// Query heads of the indexer.
-    #[config(default = 64)]
-    pub index_n_heads: usize,
-    /// Entries that a token sees at most.
-    #[config(default = 512)]
-    pub index_topk: usize,
-}
 
 /// Picks the entries that each token attends to, by keys of its own: entries of a narrower [`Compressor`] in a pool of the cache
 /// (DeepSeek-V4, compressed sparse attention).
@@ -69,32 +51,6 @@ pub struct EntryIndexer {
     pub(super) heads: usize,
     pub(super) width: usize,
     top_k: usize,
-}
-
-impl EntryIndexerConfig {
-    /// An indexer with random weights, whose keys are in the first pool; otherwise as
-    /// [`MlaConfig::init`](crate::layers::MlaConfig::init).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn init(&self, init: impl Into<RandomInit>, device: &Device, dtype: FloatDType) -> Result<EntryIndexer> {
-        let load = |loader: &mut WeightLoader| EntryIndexer::load(loader, "layers.0.attn.indexer", 0, self);
-        initialised(self.wrong(), init, (device, dtype), (None, PUBLISHED), load)
-    }
-
-    /// The pool of its keys in a cache.
-    pub fn pool(&self) -> PoolConfig {
-        self.compressor.pool()
-    }
-
-    fn wrong(&self) -> Option<Contradiction> {
-        let (heads, rank) = (self.index_n_heads, self.q_lora_rank);
-        let sizes =
-            [("q_lora_rank", rank, MOST), ("index_n_heads", heads, MOST), ("index_topk", self.index_topk, MOST)];
-        let CompressorConfig { hidden_size, head_dim, .. } = self.compressor;
-        let numbers = || sum([product(&[heads, head_dim, rank]), product(&[heads, hidden_size])]);
-        self.compressor.wrong().or_else(|| impossible_size(&sizes, numbers))
-    }
 }
 
 impl EntryIndexer {

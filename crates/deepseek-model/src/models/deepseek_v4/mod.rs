@@ -1,5 +1,6 @@
 //! DeepSeek-V4.
 
+mod alone;
 mod architecture;
 mod attention;
 mod batch;
@@ -11,6 +12,7 @@ mod config;
 mod config_tests;
 mod hyper_connection;
 mod indexer;
+mod layer_configs;
 mod layout;
 mod model;
 mod moe;
@@ -26,11 +28,12 @@ mod step;
 
 #[cfg(all(test, feature = "flex"))]
 pub(crate) use self::cache::V4Cache;
-pub use self::compressor::{Compressor, CompressorConfig, CompressorState};
+pub use self::compressor::{Compressor, CompressorState};
 pub use self::config::DeepseekV4Config;
 pub(crate) use self::config::MODEL_TYPES;
 pub use self::hyper_connection::{HyperConnection, HyperConnectionConfig, HyperHead};
-pub use self::indexer::{EntryIndexer, EntryIndexerConfig};
+pub use self::indexer::EntryIndexer;
+pub use self::layer_configs::{CompressorConfig, EntryIndexerConfig};
 #[cfg(test)]
 pub(crate) use self::names::expect;
 pub use self::schedule::{AttentionSpec, LayerSpec, MlpSpec};

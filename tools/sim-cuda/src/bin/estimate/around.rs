@@ -1,5 +1,6 @@
 //! What is around the decoding: launches, and the merge of splits.
-use crate::launches::{Failure, Kernel, Plan};
+use crate::kernel::{Failure, Kernel};
+use crate::launches::Plan;
 use crate::merge::Merge;
 use crate::shapes::Shape;
 use ptx_sim::timing::{Latency, Rates};

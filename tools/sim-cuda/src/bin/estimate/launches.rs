@@ -1,6 +1,7 @@
 //! The launches of a decode step, as `mla-kernels` makes them, with arguments of their own: caches are small and their pages
 //! used again and again, for what is in them changes no time.
 use crate::forms::{Form, ROWS};
+use crate::kernel::{Failure, Kernel};
 use crate::merge::Merge;
 use crate::shapes::{KEY, Shape, VALUE};
 use crate::sparse::Sparse;
@@ -23,51 +24,6 @@ const PLAN_SHARED: u64 = 24 << 10;
 
 /// Shared memory of the merge, in bytes: at least what it uses.
 const MERGE_SHARED: u64 = 8 << 10;
-
-/// Why there is no estimate.
-#[derive(Debug, thiserror::Error)]
-pub enum Failure {
-    /// A file of PTX.
-    #[error("{}: {error}", path.display())]
-    File {
-        /// Which one.
-        path: PathBuf,
-        /// What is wrong.
-        error: std::io::Error,
-    },
-    /// PTX that is none, or a launch that fails.
-    #[error("{name}: {error}")]
-    Run {
-        /// The kernel.
-        name: String,
-        /// What is wrong.
-        error: ReplayError,
-    },
-}
-
-/// A kernel's module.
-pub struct Kernel {
-    name: String,
-    module: Module,
-}
-
-impl Kernel {
-    /// The kernel of this name among the files that the offline compiler leaves.
-    pub fn load(folder: &Path, name: &str) -> Result<Self, Failure> {
-        let path = folder.join(format!("{name}.ptx"));
-        let text = std::fs::read_to_string(&path).map_err(|error| Failure::File { path, error })?;
-        let module = parse(&text).map_err(|error| Failure::Run { name: name.to_string(), error: error.into() })?;
-        Ok(Self { name: name.to_string(), module })
-    }
-
-    fn entry(&self) -> &str {
-        self.module.entries.first().map_or("", |entry| &entry.name)
-    }
-
-    fn fault(&self, error: SimError) -> Failure {
-        Failure::Run { name: self.name.clone(), error: error.into() }
-    }
-}
 
 /// What the planner deals out.
 pub struct Plan {

@@ -6,6 +6,7 @@
 //! runs on the simulator, then the decoding kernel for the CTA, or pair, that has most to do: all of its blocks of keys.
 mod around;
 mod forms;
+mod kernel;
 mod launches;
 mod merge;
 mod shapes;
@@ -13,7 +14,8 @@ mod sparse;
 
 use around::around;
 use forms::{BLACKWELL_GPU, Gpu, HOPPER_GPU, ROWS};
-use launches::{Failure, Kernel, plan};
+use kernel::{Failure, Kernel};
+use launches::plan;
 use shapes::{KEY, SHAPES, Shape, VALUE};
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 //! Sparse attention without a plan. A tile is 64 heads of a token, of which a cube reads the rows of all entries; two cubes with 128 heads
 //! share them.
 use crate::forms::ROWS;
-use crate::launches::{Failure, Kernel};
+use crate::kernel::{Failure, Kernel};
 use crate::shapes::{KEY, VALUE};
 use ptx_sim::timing::Rates;
 use std::path::Path;

@@ -12,7 +12,7 @@ use crate::models::deepseek_v3::step::MlaStep;
 
 impl MultiHeadLatentAttention {
     /// Attention of chunks of new tokens over their keys: parts of out `[N, H, dv]`, in order.
-    pub(super) fn chunks(
+    pub(super) fn prefill_attention(
         &self,
         q: Tensor<3>,
         latent: Tensor<2>,
@@ -36,7 +36,7 @@ impl MultiHeadLatentAttention {
             NewKeys::Absorbed(chunks) => {
                 let attend = |chunk: &ChunkKeys| {
                     let q = q.clone().slice(s![chunk.tokens.clone(), .., ..]);
-                    self.absorbed(self.absorb(q, step)?, &chunk.keys, step, cache)
+                    self.decode_attention(self.absorb(q, step)?, &chunk.keys, step, cache)
                 };
                 chunks.iter().map(attend).collect()
             }

@@ -1,18 +1,14 @@
+//! The sizes of compressors and indexers.
+
 use burn::config::Config;
-use burn::tensor::{Device, FloatDType};
 use mla_ops::RopeConfig;
 use mla_ops::cache::{PoolConfig, RowFormat};
 
-use super::Compressor;
-use crate::Result;
+use super::schedule::CompressorSpec;
 use crate::config::sizes::{MOST, MOST_CHANNELS, impossible_size, is_positive, product, sum};
 use crate::config::{Contradiction, rope_contradiction};
-use crate::layers::initialised;
-use crate::models::deepseek_v4::names::PUBLISHED;
-use crate::models::deepseek_v4::schedule::CompressorSpec;
-use crate::weights::{RandomInit, WeightLoader};
 
-/// The sizes of a [`Compressor`], by their names in `config.json`.
+/// The sizes of a [`Compressor`](crate::layers::Compressor), by their names in `config.json`.
 #[derive(Config, Debug, PartialEq)]
 pub struct CompressorConfig {
     /// Width of the residual stream.
@@ -36,17 +32,7 @@ pub struct CompressorConfig {
 }
 
 impl CompressorConfig {
-    /// A compressor with random weights, whose pool is the first one; otherwise as
-    /// [`MlaConfig::init`](crate::layers::MlaConfig::init).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn init(&self, init: impl Into<RandomInit>, device: &Device, dtype: FloatDType) -> Result<Compressor> {
-        let load = |loader: &mut WeightLoader| Compressor::load(loader, "layers.0.attn.compressor", 0, self);
-        initialised(self.wrong(), init, (device, dtype), (None, PUBLISHED), load)
-    }
-
-    pub(in crate::models::deepseek_v4) fn wrong(&self) -> Option<Contradiction> {
+    pub(super) fn wrong(&self) -> Option<Contradiction> {
         let sizes = [
             ("hidden_size", self.hidden_size, MOST),
             ("head_dim", self.head_dim, MOST_CHANNELS),
@@ -85,5 +71,36 @@ impl CompressorConfig {
 
     pub(super) fn spec(&self) -> CompressorSpec {
         CompressorSpec { rate: self.compress_rate, width: self.head_dim, overlap: self.overlap }
+    }
+}
+
+/// The sizes of an [`EntryIndexer`](crate::layers::EntryIndexer); the defaults are DeepSeek-V4-Flash's.
+#[derive(Config, Debug, PartialEq)]
+pub struct EntryIndexerConfig {
+    /// What makes its keys. Their width is that of a query head (`index_head_dim`), RoPE is that of the queries, too.
+    pub compressor: CompressorConfig,
+    /// Width of the query latent.
+    pub q_lora_rank: usize,
+    /// Query heads of the indexer.
+    #[config(default = 64)]
+    pub index_n_heads: usize,
+    /// Entries that a token sees at most.
+    #[config(default = 512)]
+    pub index_topk: usize,
+}
+
+impl EntryIndexerConfig {
+    /// The pool of its keys in a cache.
+    pub fn pool(&self) -> PoolConfig {
+        self.compressor.pool()
+    }
+
+    pub(super) fn wrong(&self) -> Option<Contradiction> {
+        let (heads, rank) = (self.index_n_heads, self.q_lora_rank);
+        let sizes =
+            [("q_lora_rank", rank, MOST), ("index_n_heads", heads, MOST), ("index_topk", self.index_topk, MOST)];
+        let CompressorConfig { hidden_size, head_dim, .. } = self.compressor;
+        let numbers = || sum([product(&[heads, head_dim, rank]), product(&[heads, hidden_size])]);
+        self.compressor.wrong().or_else(|| impossible_size(&sizes, numbers))
     }
 }
