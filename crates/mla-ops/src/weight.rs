@@ -2,7 +2,7 @@
 //!
 //! Layers and the loader hold these and never look inside. An operation passes [`BackendWeight`] to its backend method; kernels
 //! take it through one reader, the reference decodes it block by block. A format is a variant here, its reader and a row of the
-//! tables in the kernels, and its reference.
+//! tables in the kernels, its reference, and how checkpoints name and store it: `docs/extending.md`.
 
 mod blocks;
 mod dequantize;

@@ -27,7 +27,7 @@ struct Family {
     read: fn(&Path) -> Result<Arc<dyn Architecture>>,
 }
 
-/// Every model there is: a new one is a folder beside this file, and a line here.
+/// Every model there is: a new one is a folder beside this file, with the traits of `architecture.rs`, and an entry here.
 const FAMILIES: [Family; 2] = [
     Family {
         model_types: &deepseek_v3::MODEL_TYPES,

@@ -3,7 +3,7 @@
 //! the CPU (`reference`: ordinary tensor operations, which say what the kernels must compute).
 //!
 //! A new operation is such a file, and two lines here; its kernel a folder of `kernels/src` and two lines in that `lib.rs`, with
-//! limits in `offline-limits.txt`; a test in `tests/device`; and a row in the tables of both READMEs.
+//! limits in `offline-limits.txt`; a test in `tests/device`; and a row in the tables of both READMEs: `docs/extending.md`.
 
 mod argmax;
 mod compress_kv;

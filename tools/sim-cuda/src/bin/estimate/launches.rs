@@ -6,10 +6,7 @@ use crate::merge::Merge;
 use crate::shapes::{KEY, Shape, VALUE};
 use crate::sparse::Sparse;
 use ptx_sim::timing::Rates;
-use ptx_sim::{
-    Launch, Memory, Module, Param, ReplayError, SimError, Stats, TensorElem, TensorMap, TensorSwizzle, parse,
-};
-use std::path::{Path, PathBuf};
+use ptx_sim::{Launch, Memory, Param, Stats, TensorElem, TensorMap, TensorSwizzle};
 
 /// Channels of a tile.
 const TILE: usize = 64;
