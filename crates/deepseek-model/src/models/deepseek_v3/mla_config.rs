@@ -11,7 +11,7 @@ use crate::cache::index_key_format;
 use crate::config::sizes::{Bound, MOST, MOST_CHANNELS, impossible_size, product, sum};
 use crate::config::{Contradiction, Quantization, rope_contradiction};
 
-/// The sizes of a [`MultiHeadLatentAttention`], by their names in `config.json`. Without `q_lora_rank` that of DeepSeek-V2-Lite, with it
+/// The sizes of a [`MultiHeadLatentAttention`](crate::layers::MultiHeadLatentAttention), by their names in `config.json`. Without `q_lora_rank` that of DeepSeek-V2-Lite, with it
 /// that of V3, with an indexer, too, that of V3.2; [`DeepseekV3Config::mla`](crate::DeepseekV3Config::mla) has that of a model.
 #[derive(Config, Debug, PartialEq)]
 pub struct MlaConfig {

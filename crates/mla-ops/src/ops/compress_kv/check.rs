@@ -105,7 +105,7 @@ impl CompressKvArgs {
     /// # Errors
     /// [`MlaError::DeviceValue`] names the first block outside `0 .. R`, slot that is neither -1 nor one of the state or occurs
     /// twice, entry of `cu_seqlens` that is not 0 at first, below the one before it, or not N at last, or negative position.
-    /// Before that, wrong shapes and dtypes as in [`compress_kv`].
+    /// Before that, wrong shapes and dtypes as in [`compress_kv`](crate::compress_kv()).
     pub fn validate_device_inputs(&self) -> Result<(), MlaError> {
         self.check_tensors()?;
         self.validate_values()
