@@ -28,7 +28,7 @@ pub struct SparseParts {
 /// that are elsewhere. There must be no sink, and no plan.
 ///
 /// On a Hopper or a Blackwell of data centers rows of 512 or 576 channels are one launch of the kernel of [`sparse_mla`](crate::sparse_mla()), without splits. On
-/// other GPUs this is the general form, not the fast one: a kernel of plain arithmetic reads the named rows once for every four heads.
+/// other GPUs this is the general form, not the fast one: a kernel of plain arithmetic reads the gathered rows once for every four heads.
 /// Two scopes are two launches there, and some elementwise operations.
 ///
 /// ```
