@@ -8,6 +8,7 @@ use super::{CHUNK, M, N, PLANES, UNITS};
 use crate::linear::activation::gated;
 use crate::linear::grid::{Part, Rows, Sizes, Tile};
 use crate::linear::weight::{WeightRow, WeightRows};
+
 /// The two rows of the weights that a unit multiplies, from its first channels on. Of a gated output they are the gate's and
 /// up's; past the last row, that one again.
 #[cube]

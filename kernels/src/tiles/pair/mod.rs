@@ -7,9 +7,9 @@ mod ring;
 mod rows;
 mod weights;
 
-pub(crate) use self::cube::{BARRIERS, Barriers, Cube};
+pub(crate) use self::cube::{BARRIERS, Barriers, Cube, RING};
 pub(crate) use self::products::Products;
-pub(crate) use self::ring::{CHUNK_BYTES, PAIR_KEYS, RING, Ring, load_query, pass};
+pub(crate) use self::ring::{CHUNK_BYTES, PAIR_KEYS, Ring, load_query, pass};
 pub(crate) use self::rows::Rows;
 pub(crate) use self::weights::{RowState, Seen, weigh_row, weigh_seen_row};
 use super::form::{Form, ROWS, VALUE_WIDTH};

@@ -3,8 +3,8 @@
 
 use cubecl::prelude::*;
 
-use super::cube::Cube;
-use super::ring::{CHUNK_BYTES, RING};
+use super::cube::{Cube, RING};
+use super::ring::CHUNK_BYTES;
 use super::{OUTPUT_AT, OUTPUT_COLUMNS, ROWS_OF_TERMS, SCORES_AT, SCORES_COLUMNS, output, scores};
 use crate::ptx::tcgen05::{self, descriptor};
 use crate::ptx::{mbarrier, warp};

@@ -4,7 +4,6 @@
 use cubecl::prelude::*;
 
 use super::cube::Cube;
-pub(crate) use super::cube::RING;
 use crate::ptx::{mbarrier, warp};
 use crate::tiles::form::{self, Form, TILE_BYTES};
 
