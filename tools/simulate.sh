@@ -42,8 +42,8 @@ toolkit="$(kernels/fetch-cuda.sh)" || { echo "no NVRTC, which compiles the kerne
 target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
 # ptx-mutate too, for the simulator to be built with the same features.
 cargo build --quiet --release --package sim-cuda --package ptx-mutate --locked
-# These packages in any case, as in CI, for all to be built with the same features.
-found="$(cargo test --quiet --package mla-kernels --package deepseek-model --package burn-mla "${tests[@]}" \
+# All packages in any case, as in CI, for all to be built with the same features.
+found="$(cargo test --quiet --workspace "${tests[@]}" \
     --features "${MLA_FEATURES:-cuda}" --locked --no-run --message-format json |
     grep -o '"executable":"[^"]*/deps/\('"$programs"'\)-[^"]*"' | cut -d '"' -f 4)"
 

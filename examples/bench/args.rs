@@ -33,6 +33,9 @@ pub struct Args {
     /// Whole models in e2e and prefill: batch-invariant.
     #[arg(long)]
     pub deterministic: bool,
+    /// Whole models in e2e: captured steps alone. Launched ones of several GPUs take long.
+    #[arg(long)]
+    pub captured: bool,
     /// Tokens of the prompts of e2e. With 264 all steps of a batch are one captured step.
     #[arg(long, value_name = "N", default_value_t = 264, value_parser = clap::value_parser!(u16).range(1..))]
     pub context: u16,

@@ -34,6 +34,8 @@ pub struct Bench {
     pub kv_cache: Option<KvCacheArg>,
     /// Whether engines of whole models are.
     pub deterministic: bool,
+    /// Steps of whole models are captured ones alone.
+    pub captured: bool,
     /// How whole models choose tokens; each request has another seed.
     pub sampling: SamplingParams,
     /// Tokens of the prompts before whole models decode.

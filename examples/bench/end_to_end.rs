@@ -36,7 +36,8 @@ fn case(bench: &mut Bench, case: &ModelCase) -> Result<(), String> {
     let batches = if bench.batches.is_empty() { bench.pick(&[1, 8, 64], 1, &[1, 3]) } else { bench.batches.clone() };
     for batch in batches {
         let chosen = model.on_each(|rank| chosen_experts(rank, [batch, bench.context])).map_err(show)?;
-        for graphs in [true, false] {
+        let ways: &[bool] = if bench.captured { &[true] } else { &[true, false] };
+        for &graphs in ways {
             let how = How { graphs, deterministic: bench.deterministic, sampling: bench.sampling.clone() };
             let decode = decode(&model, &tokenizer, [batch, bench.context, new_tokens], &how)?;
             let shape = [

@@ -44,7 +44,8 @@
 //! its time is a row of `vertical_slash_index`, without FLOPs or bytes.
 //!
 //! `e2e_decode` has no `us`: `tokens_per_s` and `ms_per_step` are by the wall clock, from one generated token to the next, in
-//! `steps` with one token of each request, of which `graph_steps` were replayed: with graphs all of them. `weights_gb` are the
+//! `steps` with one token of each request, of which `graph_steps` were replayed: with graphs all of them (`--captured` leaves out the
+//! others). `weights_gb` are the
 //! weights that a step reads, of the routed experts those that so many tokens choose if all are as likely; `gbps` and
 //! `of_copy` count them alone. With `--deterministic` the engine is, and its prompts of `e2e_prefill`, too. `experts_chosen` are the
 //! different routed experts of the first step, the mean over the layers: weights are normally distributed (0.02), as models are
@@ -152,6 +153,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         weights: args.weights,
         kv_cache: args.kv_cache,
         deterministic: args.deterministic,
+        captured: args.captured,
         sampling: args.sampling()?,
         context: usize::from(args.context),
         batches: args.batches.clone(),

@@ -29,7 +29,7 @@ done
 e2e() {
     local name=$1 device=$2
     shift 2
-    timeout 300 "$bench" --device "$device" --dtype bf16 --only e2e --out "$out/$name.json" "$@" |
+    timeout 300 "$bench" --device "$device" --dtype bf16 --only e2e --captured --out "$out/$name.json" "$@" |
         grep -E 'e2e_decode|FAILED'
 }
 for device in cuda:0 "$both"; do

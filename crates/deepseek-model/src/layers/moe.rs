@@ -12,7 +12,7 @@ use super::{Experts, Mlp, initialised, param};
 use crate::config::sizes::{MOST, impossible_size, is_positive, product, sum, too_many_experts};
 use crate::config::{Contradiction, Quantization};
 use crate::models::{Observer, deepseek_v3};
-use crate::parallel::Cut;
+use crate::parallel::{Cut, ExpertCut};
 use crate::weights::{RandomInit, WeightLoader};
 use crate::{ModelError, Result};
 
@@ -147,6 +147,11 @@ impl MoeConfig {
         self.scoring != ExpertScoring::Softmax
     }
 
+    /// How so many ranks divide the routed experts.
+    pub(crate) fn expert_cut(&self, ranks: usize) -> ExpertCut {
+        ExpertCut::of(self.moe_intermediate_size, self.quantization, ranks)
+    }
+
     pub(crate) fn swiglu_limit(&self) -> Option<f32> {
         self.swiglu_limit.map(|limit| limit as f32)
     }
@@ -251,6 +256,7 @@ impl Router {
         loader: &mut WeightLoader,
         name: &str,
         config: &MoeConfig,
+        cut: ExpertCut,
         (bias, table): (Option<Tensor<1>>, Option<Tensor<2, Int>>),
     ) -> Self {
         let experts = config.n_routed_experts;
@@ -265,7 +271,7 @@ impl Router {
                 groups: (kept < count).then_some(ExpertGroups { count, kept, best }),
                 normalise: config.norm_topk_prob,
                 scale: config.routed_scaling_factor as f32,
-                local: loader.parallel().local_experts(experts),
+                local: loader.parallel().local_experts(experts, cut),
             },
         }
     }

@@ -1,5 +1,5 @@
-//! Ranks: which part of a model one device has, and how the parts meet (Megatron-LM, arXiv 1909.08053, §3; experts are divided
-//! whole, as in expert parallelism, GShard, arXiv 2006.16668).
+//! Ranks: which part of a model one device has, and how the parts meet (Megatron-LM, arXiv 1909.08053, §3; where experts are too
+//! narrow for that, a rank has whole ones, as in expert parallelism, GShard, arXiv 2006.16668).
 //!
 //! | part of a model | a rank has | ranks meet |
 //! |---|---|---|
@@ -8,11 +8,11 @@
 //! | output projection, `down_proj` of dense layers and shared experts | columns | sum, once behind attention and once behind the feed-forward |
 //! | gate and `up` projections of these | rows | |
 //! | router | all of it: every rank chooses among all experts | |
-//! | routed experts | whole ones; those of other ranks are none in its routing | the same sum |
+//! | routed experts | hidden channels of each, or whole ones, see [`ExpertCut`] | the same sum |
 //! | latent projections, KV cache, indexers, compressors, norms, hyper-connections | all of it, from hidden states that are the same bits on each | |
 //! | head | tokens of the vocabulary | columns side by side |
 //!
-//! What a model does is the same for any number of ranks: the differences are in the sizes of its weights, in the numbers of its
+//! What a model does is the same for any number of ranks: the differences are in the sizes of its weights, in the numbers of whole
 //! experts, and in what the [`Communicator`] does. That of a rank that is alone returns what it is given.
 
 mod capture;
@@ -29,6 +29,7 @@ use mla_ops::{Addend, LocalExperts};
 
 pub(crate) use self::capture::Step;
 pub use self::host::HostCommunicator;
+use crate::config::Quantization;
 use crate::{ModelError, Result};
 
 /// How a tensor is divided among ranks; each has a part of one axis. Layers name the cut of every tensor that they ask for.
@@ -46,6 +47,40 @@ pub enum Cut {
     Experts,
     /// The tokens of the vocabulary; the last rank has fewer where they do not divide.
     Vocabulary,
+}
+
+/// How ranks divide the routed experts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ExpertCut {
+    /// Each has as many hidden channels of every expert: it does its share of a token's experts, whichever these are.
+    Channels,
+    /// Each has whole experts, and those of other ranks are none in its routing: the few experts of a token rarely fall evenly.
+    Whole,
+}
+
+impl ExpertCut {
+    /// Hidden channels of a rank: whole vectors of 16 bytes.
+    const CHANNELS: usize = 8;
+
+    /// The better one of so many ranks for experts of this hidden width, stored in these blocks: channels, if all ranks have whole
+    /// blocks of them.
+    pub(crate) fn of(width: usize, quantization: Option<Quantization>, ranks: usize) -> Self {
+        let each = width / ranks;
+        let sides = quantization.map_or([1; 2], |quantization| quantization.block);
+        let fits = |side: usize| each.is_multiple_of(side);
+        let is_even = each * ranks == width && sides.into_iter().chain([Self::CHANNELS]).all(fits);
+        if is_even && each > 0 { Self::Channels } else { Self::Whole }
+    }
+
+    /// Of gate and `up` projections.
+    pub(crate) fn gate_up(self) -> Cut {
+        if self == Self::Channels { Cut::Rows } else { Cut::Experts }
+    }
+
+    /// Of the projections back.
+    pub(crate) fn down(self) -> Cut {
+        if self == Self::Channels { Cut::Columns } else { Cut::Experts }
+    }
 }
 
 /// What ranks say to one another. Every rank calls the same functions in the same order, as all take the same steps: the same
@@ -195,10 +230,11 @@ impl Parallel {
         count / self.size
     }
 
-    /// Those of `count` experts that this rank has, for its routing; `None` where it has all.
-    pub(crate) fn local_experts(&self, count: usize) -> Option<LocalExperts> {
+    /// Those of `count` experts that this rank has, for its routing; `None` where it has some of each, or all.
+    pub(crate) fn local_experts(&self, count: usize, cut: ExpertCut) -> Option<LocalExperts> {
         let (part, _) = self.part(Cut::Experts, &[count]);
-        (self.size > 1).then_some(LocalExperts { first: part.range.start, count: part.range.len() })
+        (self.size > 1 && cut == ExpertCut::Whole)
+            .then_some(LocalExperts { first: part.range.start, count: part.range.len() })
     }
 
     /// What this rank has of a tensor of this shape, and what is wrong where the parts are not equal.
@@ -279,6 +315,13 @@ impl Part {
             *size = self.range.len();
         }
         shape
+    }
+
+    /// Its share of the bytes of a tensor of this shape.
+    pub(crate) fn share(&self, whole: &[usize], bytes: u64) -> u64 {
+        let [own, all] = [&self.shape(whole)[..], whole].map(|shape| shape.iter().map(|&size| size as u128).product());
+        let share: u128 = (u128::from(bytes) * own).checked_div(all).unwrap_or_default();
+        share as u64
     }
 
     /// Its rows and columns in a tensor of this shape seen as a matrix, whose columns are the last axis.

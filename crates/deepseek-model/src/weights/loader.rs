@@ -40,7 +40,7 @@ pub struct LoadProgress<'n> {
 pub struct LoadSummary {
     /// Tensors that the model took.
     pub tensors: usize,
-    /// Their bytes in the files.
+    /// Their bytes in the files; of a rank those that it has.
     pub bytes: u64,
     /// Tensors that were left out on purpose.
     pub skipped: usize,
@@ -295,10 +295,10 @@ impl<'a> WeightLoader<'a> {
         let (Some(stored), Some(checkpoint)) = (found.into_iter().collect::<Option<Vec<_>>>(), checkpoint) else {
             return zeros;
         };
-        let others = stored.iter().enumerate().filter(|(number, _)| !own.names.contains(number));
-        self.total_bytes -= others.map(|(_, stored)| stored.len()).sum::<u64>();
-        let stored = &stored[own.names.clone()];
-        let tensor = self.read(&Matrices { checkpoint, stored, each: asked.each, part: &own.part }, dtype);
+        let all: u64 = stored.iter().map(Stored::len).sum();
+        let matrices = Matrices { checkpoint, stored: &stored[own.names.clone()], each: asked.each, part: &own.part };
+        self.total_bytes = self.total_bytes.saturating_sub(all - matrices.bytes());
+        let tensor = self.read(&matrices, dtype);
         let tensor = tensor.map_or(zeros, |tensor| tensor.reshape(shape));
         self.checked(tensor)
     }
@@ -345,7 +345,7 @@ impl<'a> WeightLoader<'a> {
             match stored.check(matrices.checkpoint, matrices.columns(), dtype) {
                 Ok(()) if sound => {
                     filling.take(matrices, stored, dtype);
-                    self.advance(stored.len(), stored.name);
+                    self.advance(matrices.share(stored), stored.name);
                 }
                 Ok(()) => {}
                 Err(wrong) => {

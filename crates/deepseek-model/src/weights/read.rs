@@ -30,6 +30,16 @@ impl Matrices<'_, '_> {
         self.each.last().copied().unwrap_or(1).max(1)
     }
 
+    /// Bytes that are taken of one.
+    pub(super) fn share(&self, stored: &Stored<'_>) -> u64 {
+        self.part.share(self.each, stored.len())
+    }
+
+    /// Of all.
+    pub(super) fn bytes(&self) -> u64 {
+        self.stored.iter().map(|stored| self.share(stored)).sum()
+    }
+
     pub(super) fn is_whole(&self) -> bool {
         self.part.shape(self.each) == self.each
     }

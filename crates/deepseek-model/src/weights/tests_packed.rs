@@ -105,6 +105,16 @@ const EXPERTS: [[&str; 2]; 4] = [
     ["l.experts.1.w3.weight", "l.experts.1.w3.scale"],
 ];
 
+/// Tensors of the experts in a format, and what blocks they have.
+fn experts(format: BlockFormat, shape: [usize; 2]) -> (Tensors, Quantization) {
+    let (make, quantization): (fn(_, _, _) -> Tensors, _) = match format {
+        BlockFormat::Fp8 => (fp8, FP8),
+        BlockFormat::Fp4 => (fp4, FP4),
+    };
+    let tensors: Vec<Tensors> = EXPERTS.into_iter().map(|[name, scale]| make(name, scale, shape)).collect();
+    (tensors.concat(), quantization)
+}
+
 /// Two tensors each, of whole words or not; also those of a rank.
 #[rstest]
 fn experts_stay_in_blocks(
@@ -112,16 +122,30 @@ fn experts_stay_in_blocks(
     #[values(BlockFormat::Fp8, BlockFormat::Fp4)] format: BlockFormat,
     #[values(false, true)] of_rank: bool,
 ) {
-    let (make, quantization): (fn(_, _, _) -> Tensors, _) = match format {
-        BlockFormat::Fp8 => (fp8, FP8),
-        BlockFormat::Fp4 => (fp4, FP4),
-    };
-    let tensors: Vec<Tensors> = EXPERTS.into_iter().map(|[name, scale]| make(name, scale, shape)).collect();
+    let (tensors, quantization) = experts(format, shape);
     let names = EXPERTS.map(|[name, _]| name.to_string());
     let parallel = if of_rank { rank(1) } else { Parallel::single() };
     let [rows, columns] = shape;
-    let load = |loader: &mut WeightLoader<'_>| loader.experts(&names, [2, 2 * rows, columns]);
-    assert_stacks(both(tensors.concat(), quantization, &parallel, load), format);
+    let load = |loader: &mut WeightLoader<'_>| loader.experts(&names, [2, 2 * rows, columns], Cut::Experts);
+    assert_stacks(both(tensors, quantization, &parallel, load), format);
+}
+
+/// Hidden channels of each: rows of the matrices, or columns.
+#[rstest]
+fn a_rank_has_blocks_of_each_expert(
+    #[values(BlockFormat::Fp8, BlockFormat::Fp4)] format: BlockFormat,
+    #[values(Cut::Rows, Cut::Columns)] cut: Cut,
+    #[values(0, 1)] number: usize,
+) {
+    let (tensors, quantization) = experts(format, [256, 512]);
+    let names = EXPERTS.map(|[name, _]| name.to_string());
+    let load = |loader: &mut WeightLoader<'_>| loader.experts(&names, [2, 512, 512], cut);
+    let of_rank = both(tensors.clone(), quantization, &rank(number), load);
+    let [_, whole] = both(tensors, quantization, &Parallel::single(), load);
+    let (axis, half) = if cut == Cut::Rows { (1, 128) } else { (2, 256) };
+    let part = whole.dense().reshape([4, 256, 512]).narrow(axis, number * half, half);
+    assert_eq!(bits(of_rank[1].dense()), bits(part));
+    assert_stacks(of_rank, format);
 }
 
 #[rstest]

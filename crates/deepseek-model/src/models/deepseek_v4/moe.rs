@@ -3,7 +3,7 @@
 use super::config::DeepseekV4Config;
 use super::schedule::MlpSpec;
 use crate::layers::{Experts, Mlp, MlpNames, Moe, MoeConfig, Router};
-use crate::parallel::Cut;
+use crate::parallel::{Cut, ExpertCut};
 use crate::weights::WeightLoader;
 
 /// Loads `{name}.gate`, `{name}.experts` and `{name}.shared_experts`.
@@ -20,27 +20,29 @@ pub(crate) fn load_moe(loader: &mut WeightLoader, name: &str, config: &DeepseekV
             (Some(loader.tensor_f32(&format!("{name}.gate.bias"), [moe.n_routed_experts], Cut::Whole)), None)
         }
     };
+    let (experts, cut) = load_experts(loader, &format!("{name}.experts"), &moe);
     Moe {
-        gate: Router::load(loader, &format!("{name}.gate"), &moe, choice),
-        experts: load_experts(loader, &format!("{name}.experts"), &moe),
+        gate: Router::load(loader, &format!("{name}.gate"), &moe, cut, choice),
+        experts,
         shared_experts: Mlp::load_as(loader, &format!("{name}.shared_experts"), names, sizes),
     }
 }
 
-/// Published checkpoints have one tensor per expert, transformers' packed ones two for all.
-fn load_experts(loader: &mut WeightLoader, name: &str, config: &MoeConfig) -> Experts {
+/// Published checkpoints have one tensor per expert, transformers' packed ones two for all, of which a rank has whole experts.
+fn load_experts(loader: &mut WeightLoader, name: &str, config: &MoeConfig) -> (Experts, ExpertCut) {
     let (experts, hidden, width) = (config.n_routed_experts, config.hidden_size, config.moe_intermediate_size);
     let swiglu_limit = config.swiglu_limit();
     let packed = format!("{name}.gate_up_proj");
     if loader.has(&packed) {
         let gate_up_proj = loader.packed_experts(&packed, [experts, 2 * width, hidden]);
         let down_proj = loader.packed_experts(&format!("{name}.down_proj"), [experts, hidden, width]);
-        return Experts { gate_up_proj, down_proj, swiglu_limit };
+        return (Experts { gate_up_proj, down_proj, swiglu_limit }, ExpertCut::Whole);
     }
     let weight = |expert: usize, part: &str| format!("{name}.{expert}.{part}.weight");
     let gate_up: Vec<_> = (0..experts).flat_map(|e| [weight(e, "w1"), weight(e, "w3")]).collect();
     let down: Vec<_> = (0..experts).map(|e| weight(e, "w2")).collect();
-    let gate_up_proj = loader.experts(&gate_up, [experts, 2 * width, hidden]);
-    let down_proj = loader.experts(&down, [experts, hidden, width]);
-    Experts { gate_up_proj, down_proj, swiglu_limit }
+    let cut = config.expert_cut(loader.parallel().size());
+    let gate_up_proj = loader.experts(&gate_up, [experts, 2 * width, hidden], cut.gate_up());
+    let down_proj = loader.experts(&down, [experts, hidden, width], cut.down());
+    (Experts { gate_up_proj, down_proj, swiglu_limit }, cut)
 }

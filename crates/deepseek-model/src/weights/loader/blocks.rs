@@ -44,17 +44,16 @@ impl<'a> WeightLoader<'a> {
             self.asked_for.extend(stored.scale.as_ref().map(|scale| scale.name));
         }
         let stored: Vec<Stored<'a>> = found.into_iter().flatten().collect();
-        let others = stored.iter().enumerate().filter(|(number, _)| !own.names.contains(number));
-        let of_others = others.map(|(_, stored)| stored.len()).sum::<u64>();
-        self.total_bytes -= of_others;
         let matrices = Matrices { checkpoint, stored: &stored[own.names.clone()], each: asked.each, part: &own.part };
+        let of_others = stored.iter().map(Stored::len).sum::<u64>() - matrices.bytes();
+        self.total_bytes = self.total_bytes.saturating_sub(of_others);
         let [rows, columns] = own.part.window(asked.each).map(|range| range.len());
         let mut filling = BlockFilling::new(&self.device, format, [own.names.len(), rows, columns]);
         for stored in matrices.stored {
             match (stored.check(checkpoint, matrices.columns(), self.dtype), &stored.scale) {
                 (Ok(()), Some(scale)) if self.report.is_empty() => {
                     filling.take(&matrices, stored, scale);
-                    self.advance(stored.len(), stored.name);
+                    self.advance(matrices.share(stored), stored.name);
                 }
                 (Ok(()), _) => {}
                 (Err(wrong), _) => self.report.wrong_quantization.push(wrong),

@@ -27,16 +27,17 @@ impl WeightLoader<'_> {
         self.reshape::<3, 2>(stack, [count * rows, columns]).into()
     }
 
-    /// Experts `[E, out, in]`, each of which is one matrix, or several of the same shape below one another: as many names each.
+    /// Experts `[E, out, in]`, each of which is one matrix, or several of the same shape below one another: as many names each. Of
+    /// [`Cut::Experts`] a rank has some of them, of other cuts a part of each matrix.
     ///
     /// # Panics
     /// If the experts do not have as many names each.
-    pub fn experts(&mut self, names: &[String], [experts, rows, columns]: [usize; 3]) -> StackedWeight {
+    pub fn experts(&mut self, names: &[String], [experts, rows, columns]: [usize; 3], cut: Cut) -> StackedWeight {
         let each = names.len() / experts;
         assert_eq!(each * experts, names.len(), "as many names for each expert");
         let (shape, strs) = ([rows / each, columns], strs(names));
-        let (stack, role, cut) = (Some(each), WeightRole::Weight, Cut::Experts);
-        let asked = Asked { names: &strs, each: &shape, stack, role, cut, matrices: Some(MatrixRows::Tensors(each)) };
+        let (stack, role, matrices) = (Some(each), WeightRole::Weight, Some(MatrixRows::Tensors(each)));
+        let asked = Asked { names: &strs, each: &shape, stack, role, cut, matrices };
         if let Some((blocks, dims)) = self.load_blocks(&asked)
             && let Some(weight) = self.of_blocks(strs[0], StackedWeight::from_blocks(blocks, dims))
         {
@@ -63,7 +64,7 @@ impl WeightLoader<'_> {
         self.reshape::<2, 3>(matrix, [all / rows, rows, columns]).into()
     }
 
-    /// Experts that are one tensor `[E, out, in]` in the files.
+    /// Experts that are one tensor `[E, out, in]` in the files; a rank has whole ones.
     pub fn packed_experts(&mut self, name: &str, shape: [usize; 3]) -> StackedWeight {
         self.tensor::<3>(name, shape, Cut::Experts).into()
     }
