@@ -319,9 +319,9 @@ impl Part {
 
     /// Its share of the bytes of a tensor of this shape.
     pub(crate) fn share(&self, whole: &[usize], bytes: u64) -> u64 {
-        let [own, all] = [&self.shape(whole)[..], whole].map(|shape| shape.iter().map(|&size| size as u128).product());
-        let share: u128 = (u128::from(bytes) * own).checked_div(all).unwrap_or_default();
-        share as u64
+        let [own, all]: [u128; 2] =
+            [&self.shape(whole)[..], whole].map(|shape| shape.iter().map(|&size| size as u128).product());
+        (u128::from(bytes) * own).checked_div(all).unwrap_or_default() as u64
     }
 
     /// Its rows and columns in a tensor of this shape seen as a matrix, whose columns are the last axis.
