@@ -45,8 +45,7 @@
 //!
 //! `e2e_decode` has no `us`: `tokens_per_s` and `ms_per_step` are by the wall clock, from one generated token to the next, in
 //! `steps` with one token of each request, of which `graph_steps` were replayed: with graphs all of them (`--captured` leaves out the
-//! others). `weights_gb` are the
-//! weights that a step reads, of the routed experts those that so many tokens choose if all are as likely; `gbps` and
+//! others). `weights_gb` are the weights that a step reads, of the routed experts those that so many tokens choose if all are as likely; `gbps` and
 //! `of_copy` count them alone. With `--deterministic` the engine is, and its prompts of `e2e_prefill`, too. `experts_chosen` are the
 //! different routed experts of the first step, the mean over the layers: weights are normally distributed (0.02), as models are
 //! trained from. `--temperature`, `--top-p` and `--top-k` sample the tokens of `e2e_decode`, by default they are greedy.

@@ -8,7 +8,7 @@
 //! | output projection, `down_proj` of dense layers and shared experts | columns | sum, once behind attention and once behind the feed-forward |
 //! | gate and `up` projections of these | rows | |
 //! | router | all of it: every rank chooses among all experts | |
-//! | routed experts | hidden channels of each, or whole ones, see [`ExpertCut`] | the same sum |
+//! | routed experts | hidden channels of each, or whole ones, see `ExpertCut` | the same sum |
 //! | latent projections, KV cache, indexers, compressors, norms, hyper-connections | all of it, from hidden states that are the same bits on each | |
 //! | head | tokens of the vocabulary | columns side by side |
 //!
