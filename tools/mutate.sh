@@ -53,7 +53,8 @@ case "${1:-}" in
         exit 2 ;;
 esac
 # The tests run in another folder.
-traces="$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutants/$1"
+target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
+traces="$target/mutants/$1"
 shift
 
 # record MULTIPROCESSORS TESTS...
@@ -77,4 +78,6 @@ if [ ! -d "$traces" ]; then
     esac
     mv "$traces.new" "$traces"
 fi
-exec cargo run --quiet --release --package ptx-mutate --locked -- "$traces" --kernel "$kernel" --explain "kernels/src/$why/mutants.toml" "$@"
+# By way of one of its tests: with the features of all packages, as what recorded the launches.
+cargo test --quiet --workspace --test mutants --features "${MLA_FEATURES:-cuda}" --locked --no-run
+exec "$target/debug/ptx-mutate" "$traces" --kernel "$kernel" --explain "kernels/src/$why/mutants.toml" "$@"

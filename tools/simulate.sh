@@ -40,10 +40,9 @@ fi
 # Not exported before all is built: build scripts look at CUDA_PATH, and another one builds most of Burn anew.
 toolkit="$(kernels/fetch-cuda.sh)" || { echo "no NVRTC, which compiles the kernels" >&2; exit 1; }
 target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
-# ptx-mutate too, for the simulator to be built with the same features.
-cargo build --quiet --release --package sim-cuda --package ptx-mutate --locked
-# All packages in any case, as in CI, for all to be built with the same features.
-found="$(cargo test --quiet --workspace "${tests[@]}" \
+# All packages in any case, as in CI, for all to be built with the same features. A test of sim-cuda, for its library to be built: it is
+# optimised in this profile too.
+found="$(cargo test --quiet --workspace "${tests[@]}" --test graph \
     --features "${MLA_FEATURES:-cuda}" --locked --no-run --message-format json |
     grep -o '"executable":"[^"]*/deps/\('"$programs"'\)-[^"]*"' | cut -d '"' -f 4)"
 
@@ -51,7 +50,7 @@ found="$(cargo test --quiet --workspace "${tests[@]}" \
 libraries="$target/sim-cuda"
 mkdir -p "$libraries"
 for library in libcuda.so libnvrtc.so; do
-    ln -sf "$target/release/libsim_cuda.so" "$libraries/$library"
+    ln -sf "$target/debug/deps/libsim_cuda.so" "$libraries/$library"
 done
 export CUDA_PATH="$toolkit"
 export LD_LIBRARY_PATH="$libraries:$CUDA_PATH/lib64:$CUDA_PATH/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"

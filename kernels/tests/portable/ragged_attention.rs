@@ -160,8 +160,8 @@ impl<E: Host> Case<E> {
 
     /// On every device that has the type.
     fn check(&self, tolerance: f64) {
-        let (out, lse) = self.expected();
         for_each_client(|client| {
+            let (out, lse) = self.expected();
             let (got_out, got_lse) = match self.run(client) {
                 Err(RaggedAttentionError::Device(DeviceError::Elem(elem))) => {
                     // Every device has f32; f16 and bf16 are features.

@@ -330,12 +330,14 @@ impl<E: Host> Case<E> {
     /// On every device that has the type, with all that it has for it.
     #[track_caller]
     pub fn check(&self, tolerance: f64) {
-        self.check_against(self.expected(), tolerance);
+        self.check_against(self, tolerance);
     }
 
+    /// Against what another case should give.
     #[track_caller]
-    pub fn check_against(&self, (out, lse): (Vec<f64>, Vec<f64>), tolerance: f64) {
+    pub fn check_against(&self, other: &Self, tolerance: f64) {
         for_each_client(|client| {
+            let (out, lse) = other.expected();
             let paths = available(client, &self.sizes());
             if paths.is_empty() {
                 // Every device has f32; f16 and bf16 are features.
