@@ -40,8 +40,8 @@ fi
 # Not exported before all is built: build scripts look at CUDA_PATH, and another one builds most of Burn anew.
 toolkit="$(kernels/fetch-cuda.sh)" || { echo "no NVRTC, which compiles the kernels" >&2; exit 1; }
 target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
-# All packages in any case, as in CI, for all to be built with the same features. A test of sim-cuda, for its library to be built: it is
-# optimised in this profile too.
+# All packages in any case, as in CI, for all to be built with the same features. A test of sim-cuda, for its library to be built: what
+# simulates is optimised in this profile too.
 found="$(cargo test --quiet --workspace "${tests[@]}" --test graph \
     --features "${MLA_FEATURES:-cuda}" --locked --no-run --message-format json |
     grep -o '"executable":"[^"]*/deps/\('"$programs"'\)-[^"]*"' | cut -d '"' -f 4)"

@@ -43,21 +43,21 @@ fn ops_ragged_key_tiles(
     });
 }
 
-/// The scores of this prompt would be 40 GB, or twice 14 GB on the CPU: they must never exist as a whole. Some tokens are compared.
+/// The scores of this prompt would be 40 GB: they must never exist as a whole. Some tokens are compared.
 #[test]
-fn ops_ragged_of_a_long_prompt() {
+fn ops_ragged_of_100_000_tokens() {
     for_each_dtype(|device, dtype| {
         if is_slow(device) || (!is_cuda(device) && dtype != DType::F32) {
-            skip(device, format_args!("a long prompt in {dtype:?} would take minutes"));
+            skip(device, format_args!("100,000 tokens in {dtype:?} would take minutes"));
             return;
         }
-        let (tokens, widths) = if is_cuda(device) { (100_000, (192, 128)) } else { (60_000, (5, 3)) };
-        let case = Case { lens: vec![tokens], heads: 1, kv_heads: 1, widths, dtype, ..Case::default() };
+        let widths = if is_cuda(device) { (192, 128) } else { (5, 3) };
+        let case = Case { lens: vec![100_000], heads: 1, kv_heads: 1, widths, dtype, ..Case::default() };
         let inputs = case.inputs();
         let (out, lse) = inputs.run(device);
         let scale = f64::from(case.options().softmax_scale);
         let (mut expected, mut rows) = (State::default(), Vec::new());
-        for token in [0, 1, 4095, 59_999, 65_535, 65_536, 99_999].into_iter().filter(|token| *token < tokens) {
+        for token in [0, 1, 4095, 65_535, 65_536, 99_999] {
             let keys =
                 (0..=token).map(|j| (&inputs.k[j * widths.0..][..widths.0], &inputs.v[j * widths.1..][..widths.1]));
             let query = &inputs.q[token * widths.0..][..widths.0];
@@ -67,7 +67,7 @@ fn ops_ragged_of_a_long_prompt() {
             rows.push(token as i32);
         }
         let rows = ints(&rows, [rows.len()], device);
-        let what = format!("{tokens} tokens in {dtype:?} on {device:?}");
+        let what = format!("100,000 tokens in {dtype:?} on {device:?}");
         assert_state(&what, (out.select(0, rows.clone()), lse.select(0, rows)), &expected);
     });
 }
