@@ -95,7 +95,8 @@ fn ops_mutants_linear_by_head_rows(#[values(264, 280, 296, 312, 328, 344, 360, 3
 /// Rows of each expert, and those of none. Trimmed tiles of each width that end in each round of stores; small ones.
 #[rstest]
 #[case(&[200], 0, [72, 72], BF16)]
-#[case(&[8, 24, 40, 56, 72, 88, 104, 120, 0, 136, 152, 168, 184, 200, 216, 232, 248, 300], 3, [72, 72], BF16)]
+#[case(&[8, 136, 152, 168, 184, 0, 200, 216, 232, 248, 300], 3, [72, 72], BF16)]
+#[case(&[8, 24, 40, 56, 72, 88, 104, 120, 0, 136, 152, 168, 184, 200, 300], 3, [72, 72], BF16)]
 #[case(&[9, 0, 40, 1], 2, [264, 200], F16)]
 #[case(&[31, 0, 1], 0, [72, 72], F16)]
 fn ops_mutants_linear_experts(

@@ -2,10 +2,10 @@
 
 use cubecl::prelude::*;
 
-use crate::common::launch::{RowGrid, address_type, grid_row, is_row};
+use crate::common::launch::{RowGrid, address_type, is_row};
 
-/// Vectors that a unit loads before it writes the first: it would wait for each otherwise.
-const AHEAD: usize = 4;
+/// Vectors of a unit, which loads all before it writes the first: it would wait for each otherwise.
+const AHEAD: usize = 2;
 
 /// E `[pairs, width]`: for each pair of the `order`, which has `top_k` pairs for each row of x, E `[pairs / top_k, width]`, that
 /// row. Where the order has no pair, nothing is written. There is a pair, and a channel.
@@ -19,7 +19,10 @@ pub(crate) fn launch(
     let sorted = client.empty(pairs * width * elem.size());
     // SAFETY: the buffer has been made for so many elements.
     let arg = || unsafe { BufferArg::from_raw_parts(sorted.clone(), pairs * width) };
-    let RowGrid { cube_count, cube_dim, vector_size } = RowGrid::new(client, pairs, &[width], elem.size());
+    let (cube_dim, vector_size) = RowGrid::cube(client.properties(), &[width], elem.size());
+    let slices = (width / vector_size).div_ceil(AHEAD * cube_dim.x as usize);
+    let rows = pairs.next_multiple_of(cube_dim.y as usize);
+    let cube_count = RowGrid::cubes(client, rows * slices, cube_dim);
     let (out, address) = (arg(), address_type(client, &[&x, &arg()]));
     gather_kernel::launch(
         client,
@@ -38,7 +41,7 @@ pub(crate) fn launch(
     arg()
 }
 
-/// Some units have a row.
+/// Some units have a slice of a row. All rows' first slices come first: a row that several pairs want is still in the cache then.
 #[cube(launch, create_dummy_kernel, address_type = "dynamic")]
 fn gather_kernel<E: Float, N: Size>(
     x: &[Vector<E, N>],
@@ -49,27 +52,25 @@ fn gather_kernel<E: Float, N: Size>(
     top_k: usize,
     #[define(E)] _elem: ElemType,
 ) {
-    let row = grid_row();
-    if row < pairs {
+    let cubes_of_slice = pairs.div_ceil(CUBE_DIM_Y as usize);
+    let row = CUBE_POS % cubes_of_slice * CUBE_DIM_Y as usize + UNIT_POS_Y as usize;
+    let column = CUBE_POS / cubes_of_slice * AHEAD * CUBE_DIM_X as usize + UNIT_POS_X as usize;
+    if row < pairs && column < vectors {
         let pair = order[row];
         if is_row(pair, pairs) {
             let from = usize::cast_from(pair) / top_k * vectors;
-            let mut column = UNIT_POS_X as usize;
-            while column < vectors {
-                let mut loaded = Sequence::<Vector<E, N>>::new();
-                #[unroll]
-                for i in 0..AHEAD {
-                    // Of columns past the last one that one, which is there.
-                    loaded.push(x[from + min(column + i * CUBE_DIM_X as usize, vectors - 1)]);
+            let mut loaded = Sequence::<Vector<E, N>>::new();
+            #[unroll]
+            for i in 0..AHEAD {
+                // Of columns past the last one that one, which is there.
+                loaded.push(x[from + min(column + i * CUBE_DIM_X as usize, vectors - 1)]);
+            }
+            #[unroll]
+            for i in 0..AHEAD {
+                let to = column + i * CUBE_DIM_X as usize;
+                if to < vectors {
+                    sorted[row * vectors + to] = loaded[i];
                 }
-                #[unroll]
-                for i in 0..AHEAD {
-                    let to = column + i * CUBE_DIM_X as usize;
-                    if to < vectors {
-                        sorted[row * vectors + to] = loaded[i];
-                    }
-                }
-                column += AHEAD * CUBE_DIM_X as usize;
             }
         }
     }

@@ -253,6 +253,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         entry("weights.160", bf16, Rows::Dense, false, 160),
         entry("gated.256", bf16, Rows::Sorted, true, 256),
         entry("experts_down.256", bf16, Rows::Scatter, false, 256),
+        entry("experts_down.192", bf16, Rows::Scatter, false, 192),
         entry("experts_down.128", bf16, Rows::Scatter, false, 128),
         entry("64", f16, Rows::Dense, false, 64),
         entry("experts_up.32", bf16, Rows::Sorted, true, 32),

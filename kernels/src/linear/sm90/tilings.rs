@@ -29,6 +29,8 @@ const TRIMMED: usize = 80;
 const TRIMMED_HUNDRED: usize = 73;
 const LEAST_WIDTH: usize = 144;
 const TRIM: usize = 16;
+/// How long a trimmed tile of 192 tokens takes, of a hundred of what one of 256 takes for as many rows.
+const TRIMMED_OF_192: usize = 97;
 /// Rows between which the number of tiles may change.
 pub(in crate::linear) const LEAST: usize = TILES[TILES.len() - 1].tokens;
 /// Tokens of a tile that has enough arithmetic for the cache, and how many smaller tiles the cache serves in the time of one.
@@ -85,7 +87,11 @@ pub(in crate::linear) fn all_tilings(
     let most = if dense && rows <= SPLIT_ROWS { (inputs / SPLIT_CHANNELS).clamp(1, MOST_SPLITS) } else { 1 };
     let only_sums = !in_parts && format.is_dense();
     let tiles = TILES.iter().filter(move |tile| only_sums || tile.tokens <= MOST_BESIDE_OTHERS);
-    let tiles = tiles.filter(move |tile| division == Division::Dense || tile.tokens.is_power_of_two());
+    let tiles = tiles.filter(move |tile| match division {
+        Division::Dense => true,
+        Division::Experts => tile.tokens != 160,
+        _ => tile.tokens.is_power_of_two(),
+    });
     tiles.flat_map(move |tile| {
         let tokens = tile.tokens;
         // Small tiles wait for the weights, and may share them.
@@ -106,7 +112,8 @@ pub(in crate::linear) fn divided_tiling(sizes: &LinearSizes, clusters: usize, in
         Division::Experts if tokens > MOST_BESIDE_OTHERS => {
             let tiles = (4 * rows / tokens + matrices).max(4 * matrices);
             let multiplied = (4 * rows + TRIM * tiles).max(LEAST_WIDTH * tiles);
-            (TRIMMED * tiles + multiplied * TRIMMED_HUNDRED / 100) / 2
+            let time = (TRIMMED * tiles + multiplied * TRIMMED_HUNDRED / 100) / 2;
+            if tokens == 192 { time * TRIMMED_OF_192 / 100 } else { time }
         }
         // An expert's last tile is half empty, on average; twice their number.
         Division::Experts => (2 * rows / tokens + matrices).max(2 * matrices) * time,
