@@ -30,7 +30,7 @@ const TRIMMED_HUNDRED: usize = 73;
 const LEAST_WIDTH: usize = 144;
 const TRIM: usize = 16;
 /// How long a trimmed tile of 192 tokens takes, of a hundred of what one of 256 takes for as many rows.
-const TRIMMED_OF_192: usize = 97;
+const TRIMMED_OF_192: usize = 98;
 /// Rows between which the number of tiles may change.
 pub(in crate::linear) const LEAST: usize = TILES[TILES.len() - 1].tokens;
 /// Tokens of a tile that has enough arithmetic for the cache, and how many smaller tiles the cache serves in the time of one.
