@@ -78,6 +78,9 @@ pub struct Args {
     /// Of operations only shapes whose description has this text in it, such as `b: 64, s_q: 1, h_q: 16`.
     #[arg(long, value_name = "TEXT")]
     pub shape: Option<String>,
+    /// The experts of `experts` are drawn for each token, in place of all equally often.
+    #[arg(long)]
+    pub random_experts: bool,
     /// Timed calls per case; slow cases have fewer.
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
     pub iters: u16,

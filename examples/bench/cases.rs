@@ -45,6 +45,8 @@ pub struct Bench {
     pub size: Size,
     /// What the description of a shape contains that is to run.
     pub shape: Option<String>,
+    /// Whether tokens draw their experts.
+    pub random_experts: bool,
     pub timer: Timer,
     pub report: Report,
     /// Where inputs and results are written to.

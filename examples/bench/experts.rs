@@ -1,4 +1,4 @@
-//! `experts_mlp`: routed experts of published sizes, each chosen equally often.
+//! `experts_mlp`: routed experts of published sizes, each chosen equally often, or drawn.
 
 use std::collections::BTreeSet;
 
@@ -94,7 +94,7 @@ fn case(bench: &mut Bench, layer: Experts, tokens: usize, weights: &Weights) -> 
     let (args, indices) = arguments(bench, layer, tokens, weights);
     let difference = check(bench, layer, weights, &args.x, &indices[(tokens - 1) * top_k..], compute(&args)?)?;
     let times = bench.timer.measure(|| compute(&args))?;
-    let chosen = experts.min(tokens * top_k);
+    let chosen = indices.iter().collect::<BTreeSet<_>>().len();
     let elements = chosen * 3 * width * hidden + 2 * tokens * hidden;
     let volume = Volume {
         flops: Some((6 * tokens * top_k) as f64 * (width * hidden) as f64),
@@ -114,7 +114,7 @@ fn case(bench: &mut Bench, layer: Experts, tokens: usize, weights: &Weights) -> 
 /// So many tokens, and their experts.
 fn arguments(bench: &Bench, layer: Experts, tokens: usize, weights: &Weights) -> (ExpertsMlpArgs, Vec<i32>) {
     let (Experts { hidden, top_k, .. }, device) = (layer, &bench.device);
-    let indices = balanced(tokens, layer);
+    let indices = if bench.random_experts { drawn(tokens, layer) } else { balanced(tokens, layer) };
     let routing = Routing::given(
         data::ints(indices.clone(), [tokens, top_k], device),
         Tensor::full([tokens, top_k], 1.0 / top_k as f32, (device, DType::F32)),
@@ -133,6 +133,12 @@ fn compute(args: &ExpertsMlpArgs) -> Result<Tensor<2>, String> {
     let options = ExpertsMlpOptions { limit: None, determinism: Determinism::Fast };
     let sum = experts_mlp(args.clone(), &options).map_err(|error| error.to_string())?;
     Ok(sum.materialise())
+}
+
+/// Experts `[tokens, k]`, drawn for each token: some have more tokens than others.
+fn drawn(tokens: usize, Experts { experts, top_k, .. }: Experts) -> Vec<i32> {
+    let mut rng = data::rng(tokens as u64);
+    (0..tokens).flat_map(|_| data::permutation(experts, &mut rng).into_iter().take(top_k)).collect()
 }
 
 /// Experts `[tokens, k]`, those of a token all different, in random order: all experts come once before any comes again.

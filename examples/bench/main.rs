@@ -159,6 +159,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         save: args.save.clone(),
         size,
         shape: args.shape.clone(),
+        random_experts: args.random_experts,
         report,
         copy_gbps: None,
     };
