@@ -4,7 +4,8 @@ use cubecl::prelude::*;
 
 use crate::common::launch::{RowGrid, address_type, is_row};
 
-/// Vectors of a unit, which loads all before it writes the first: it would wait for each otherwise.
+/// Vectors of a unit, which loads all before it writes the first: it would wait for each otherwise. So few that the cache has room for a
+/// slice of thousands of rows.
 const AHEAD: usize = 2;
 
 /// E `[pairs, width]`: for each pair of the `order`, which has `top_k` pairs for each row of x, E `[pairs / top_k, width]`, that

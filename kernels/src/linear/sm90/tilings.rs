@@ -9,8 +9,8 @@ pub(in crate::linear) struct Tile {
     tokens: usize,
     /// How long it takes where experts or heads divide the rows. Small ones wait for the weights, from the L2 cache.
     divided: usize,
-    /// Nanoseconds of one block of channels, where one matrix has all rows. Of 160 and 192 tokens, which have such rows alone, it is
-    /// what lies between the others: with it they are chosen where they were measured to be faster.
+    /// Nanoseconds of one block of channels, where one matrix has all rows. Of 160 and 192 tokens it is what lies between
+    /// the others: with it they are chosen where they were measured to be faster.
     block: f64,
 }
 const TILES: [Tile; 6] = [
