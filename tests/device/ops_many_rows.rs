@@ -163,6 +163,15 @@ fn ops_many_rows_experts(#[case] sizes: [usize; 5], #[values(DType::BF16, DType:
     });
 }
 
+/// Rows that are gathered in two slices, of which the last has one vector.
+#[test]
+fn ops_many_rows_experts_of_long_rows() {
+    on_hopper(|device| {
+        let indices: Vec<i32> = (0..14).map(|pair| if pair == 5 { -1 } else { pair % 3 }).collect();
+        assert_experts(device, &indices, [7, 3, 2, 2056, 8], DType::BF16, WeightFormat::Dense);
+    });
+}
+
 /// Hopper's largest tiles, which are trimmed to the tokens of an expert: each width, tiles of even sizes and a smaller last one, an
 /// expert whose tiles are several groups.
 #[rstest]

@@ -9,17 +9,19 @@ pub(in crate::linear) struct Tile {
     tokens: usize,
     /// How long it takes where experts or heads divide the rows. Small ones wait for the weights, from the L2 cache.
     divided: usize,
+    /// How long it takes where it is trimmed to an expert's tokens, of a hundred of [`trimmed_time`]; nothing where no expert has it.
+    trimmed: Option<usize>,
     /// Nanoseconds of one block of channels, where one matrix has all rows. Of 160 and 192 tokens it is what lies between
     /// the others: with it they are chosen where they were measured to be faster.
     block: f64,
 }
 const TILES: [Tile; 6] = [
-    Tile { tokens: 256, divided: 256, block: 646.0 },
-    Tile { tokens: 192, divided: 200, block: 490.0 },
-    Tile { tokens: 160, divided: 170, block: 415.0 },
-    Tile { tokens: 128, divided: 144, block: 340.0 },
-    Tile { tokens: 64, divided: 111, block: 213.0 },
-    Tile { tokens: 32, divided: 101, block: 158.0 },
+    Tile { tokens: 256, divided: 256, trimmed: Some(100), block: 646.0 },
+    Tile { tokens: 192, divided: 200, trimmed: Some(98), block: 490.0 },
+    Tile { tokens: 160, divided: 170, trimmed: None, block: 415.0 },
+    Tile { tokens: 128, divided: 144, trimmed: None, block: 340.0 },
+    Tile { tokens: 64, divided: 111, trimmed: None, block: 213.0 },
+    Tile { tokens: 32, divided: 101, trimmed: None, block: 158.0 },
 ];
 /// Tokens of a tile at most, where registers have more than its sums: those of all parts before, or the weights that codes become.
 const MOST_BESIDE_OTHERS: usize = 128;
@@ -29,8 +31,6 @@ const TRIMMED: usize = 80;
 const TRIMMED_HUNDRED: usize = 73;
 const LEAST_WIDTH: usize = 144;
 const TRIM: usize = 16;
-/// How long a trimmed tile of 192 tokens takes, of a hundred of what one of 256 takes for as many rows.
-const TRIMMED_OF_192: usize = 98;
 /// Rows between which the number of tiles may change.
 pub(in crate::linear) const LEAST: usize = TILES[TILES.len() - 1].tokens;
 /// Tokens of a tile that has enough arithmetic for the cache, and how many smaller tiles the cache serves in the time of one.
@@ -89,7 +89,7 @@ pub(in crate::linear) fn all_tilings(
     let tiles = TILES.iter().filter(move |tile| only_sums || tile.tokens <= MOST_BESIDE_OTHERS);
     let tiles = tiles.filter(move |tile| match division {
         Division::Dense => true,
-        Division::Experts => tile.tokens != 160,
+        Division::Experts => tile.tokens <= MOST_BESIDE_OTHERS || tile.trimmed.is_some(),
         _ => tile.tokens.is_power_of_two(),
     });
     tiles.flat_map(move |tile| {
@@ -107,16 +107,10 @@ pub(in crate::linear) fn all_tilings(
 pub(in crate::linear) fn divided_tiling(sizes: &LinearSizes, clusters: usize, in_parts: bool) -> Option<Tiling> {
     let &LinearSizes { rows, matrices, outputs, .. } = sizes;
     let pairs = outputs.div_ceil(CUBES as usize * form::outputs(sizes.form));
-    let cost = |&Tile { tokens, divided: time, .. }: &Tile| match sizes.division {
-        // Trimmed tiles; four times their number.
-        Division::Experts if tokens > MOST_BESIDE_OTHERS => {
-            let tiles = (4 * rows / tokens + matrices).max(4 * matrices);
-            let multiplied = (4 * rows + TRIM * tiles).max(LEAST_WIDTH * tiles);
-            let time = (TRIMMED * tiles + multiplied * TRIMMED_HUNDRED / 100) / 2;
-            if tokens == 192 { time * TRIMMED_OF_192 / 100 } else { time }
-        }
+    let cost = |&Tile { tokens, divided: time, trimmed, .. }: &Tile| match (sizes.division, trimmed) {
+        (Division::Experts, Some(hundred)) => trimmed_time([rows, matrices], tokens) * hundred / 100,
         // An expert's last tile is half empty, on average; twice their number.
-        Division::Experts => (2 * rows / tokens + matrices).max(2 * matrices) * time,
+        (Division::Experts, None) => (2 * rows / tokens + matrices).max(2 * matrices) * time,
         // How often all pairs of cubes have a tile, the last time perhaps not all. Small tiles that share weights wait for the L2
         // cache.
         _ => {
@@ -126,4 +120,12 @@ pub(in crate::linear) fn divided_tiling(sizes: &LinearSizes, clusters: usize, in
         }
     };
     all_tilings(sizes, in_parts).min_by_key(|(tile, _)| cost(tile)).map(|(_, tiling)| tiling)
+}
+
+/// How long tiles take that are trimmed to the tokens of so many experts; twice that.
+fn trimmed_time([rows, experts]: [usize; 2], tokens: usize) -> usize {
+    // Four times their number.
+    let tiles = (4 * rows / tokens + experts).max(4 * experts);
+    let multiplied = (4 * rows + TRIM * tiles).max(LEAST_WIDTH * tiles);
+    (TRIMMED * tiles + multiplied * TRIMMED_HUNDRED / 100) / 2
 }
