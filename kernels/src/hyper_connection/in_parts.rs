@@ -10,16 +10,17 @@ use super::mixing::sigmoid;
 use super::select::{self, Shape};
 use super::{PreArgs, Products, Sizes, sinkhorn};
 use crate::common::launch::address_type;
+use crate::ptx::copy::load_global_4_or_zero;
 use crate::ptx::{barrier, warp};
 use crate::residual_norm::add_squares;
 
 /// Lanes of a warp.
 const LANES: usize = 32;
 /// Most units that have channels, and most vectors of a stream that each has.
-const WORKERS: usize = 512;
-const ROUNDS: usize = 4;
+const WORKERS: usize = 256;
+const ROUNDS: usize = 8;
 /// Loads of a unit that are under way together.
-const AHEAD: usize = 8;
+const AHEAD: usize = 16;
 
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,7 +40,7 @@ impl Form {
         (in_parts && is_ptx).then(|| Self::of_sizes(device, &args.sizes)).flatten()
     }
 
-    fn of_sizes(device: &DeviceProperties, &Sizes { streams, width, elem, .. }: &Sizes) -> Option<Self> {
+    pub fn of_sizes(device: &DeviceProperties, &Sizes { streams, width, elem, .. }: &Sizes) -> Option<Self> {
         let Shape { vectors, .. } = select::choose(device, width, elem);
         let rounds = vectors.div_ceil(WORKERS);
         let workers = vectors.div_ceil(rounds).next_multiple_of(LANES);
@@ -62,8 +63,13 @@ impl Form {
         self.vectors.div_ceil(self.workers)
     }
 
+    /// The units that have something to do.
+    pub fn units(self) -> usize {
+        self.workers + LANES
+    }
+
     fn cube_dim(self) -> CubeDim {
-        CubeDim::new_1d((self.workers + LANES) as u32)
+        CubeDim::new_1d(self.units() as u32)
     }
 }
 
@@ -117,29 +123,57 @@ fn read_kernel<E: Float, N: Size, W: Size>(
     #[define(E)] _elem: ElemType,
 ) {
     if CUBE_POS < tokens {
-        let (token, n) = (CUBE_POS, form.streams);
-        let (own_warp, lane) = (warp::uniform(UNIT_POS / 32) as usize, UNIT_POS as usize % LANES);
-        let own = Channels::<E, N, W>::load(streams, norm_weight, token, form);
-        // Lanes past the numbers have the last one.
-        let number = min(lane, comptime!(form.count() - 2));
-        let part = min(number / n, 2usize.runtime());
-        let (factor, shift) = (scale[part], base[number]);
-        let total = sum_of_number(parts, token, slices, own_warp, lane, form);
-        let width = comptime!((form.streams * form.vectors) as f32) * f32::cast_from(N::value());
-        let squares = warp::shuffle::<f32>(total, comptime!(form.count() as u32 - 1).runtime());
-        let logit = total * (1.0 / (squares / width + norm_eps).sqrt()) * factor + shift;
-        if own_warp == form.warps() {
-            let first = comptime!(2 * form.streams);
-            let of_matrix = warp::shuffle::<f32>(logit, (first + lane % comptime!(form.streams * form.streams)) as u32);
-            let writes = lane < comptime!(form.streams * form.streams);
-            sinkhorn::by_plane(of_matrix, token, comb, writes, eps, iterations, n);
-        } else {
-            let share = sigmoid(logit);
-            if own_warp == 0 && lane >= n && lane < 2 * n {
-                post[token * n + lane - n] = 2.0 * share;
-            }
-            own.write_norm(share + eps, input, token, norm_eps, form);
+        let sizes = Numbers { slices, norm_eps, eps, iterations };
+        read_token(streams, parts, scale, base, norm_weight, input, post, comb, CUBE_POS, &sizes, form);
+    }
+}
+
+/// Numbers of a launch.
+#[derive(CubeType)]
+pub(super) struct Numbers {
+    pub slices: usize,
+    pub norm_eps: f32,
+    pub eps: f32,
+    pub iterations: usize,
+}
+
+/// What a cube does for a token, by its first units; others only wait with them.
+#[cube]
+pub(super) fn read_token<E: Float, N: Size, W: Size>(
+    streams: &[Vector<E, N>],
+    parts: &[f32],
+    scale: &[f32],
+    base: &[f32],
+    norm_weight: &[Vector<f32, W>],
+    input: &mut [Vector<E, N>],
+    post: &mut [f32],
+    comb: &mut [f32],
+    token: usize,
+    numbers: &Numbers,
+    #[comptime] form: Form,
+) {
+    let n = comptime!(form.streams);
+    let (own_warp, lane) = (warp::uniform(UNIT_POS / 32) as usize, UNIT_POS as usize % LANES);
+    let own = Channels::<E, N, W>::load(streams, norm_weight, token, form);
+    // Lanes past the numbers have the last one.
+    let number = min(lane, comptime!(form.count() - 2));
+    let part = min(number / n, 2usize.runtime());
+    let (factor, shift) = (scale[part], base[number]);
+    let total = sum_of_number(parts, token, numbers.slices, own_warp, lane, form);
+    let width = comptime!((form.streams * form.vectors) as f32) * f32::cast_from(N::value());
+    let squares = warp::shuffle::<f32>(total, comptime!(form.count() as u32 - 1).runtime());
+    let logit = total * (1.0 / (squares / width + numbers.norm_eps).sqrt()) * factor + shift;
+    if own_warp == form.warps() {
+        let first = comptime!(2 * form.streams);
+        let of_matrix = warp::shuffle::<f32>(logit, (first + lane % comptime!(form.streams * form.streams)) as u32);
+        let writes = lane < comptime!(form.streams * form.streams);
+        sinkhorn::by_plane(of_matrix, token, comb, writes, numbers.eps, numbers.iterations, n);
+    } else if own_warp < form.warps() {
+        let share = sigmoid(logit);
+        if own_warp == 0 && lane >= n && lane < 2 * n {
+            post[token * n + lane - n] = 2.0 * share;
         }
+        own.write_norm(share + numbers.eps, input, token, numbers.norm_eps, form);
     }
 }
 
@@ -160,17 +194,17 @@ fn sum_of_number(
         let mut sum = 0.0f32;
         let mut slice = own_warp;
         while slice < slices {
-            // All loads before the first use: they take far longer than the rest.
+            // All loads before the first use: they take far longer than the rest, and ptxas would move CubeCL's own behind one another.
             let mut own = Sequence::<f32>::new();
             #[unroll]
             for i in 0..AHEAD {
-                own.push(parts[(token * slices + min(slice + i * shares, slices - 1)) * count + at]);
+                let other = slice + i * shares;
+                let part = (token * slices + min(other, slices - 1)) * count + at;
+                own.push(f32::reinterpret(load_global_4_or_zero(&parts[part..part + 1], 0u32, other < slices)));
             }
             #[unroll]
             for i in 0..AHEAD {
-                if slice + i * shares < slices {
-                    sum += own[i];
-                }
+                sum += own[i];
             }
             slice += comptime!(AHEAD * shares);
         }

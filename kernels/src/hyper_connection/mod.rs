@@ -8,6 +8,8 @@
 #[cfg(feature = "cuda")]
 mod in_parts;
 mod mixing;
+#[cfg(feature = "cuda")]
+mod one_launch;
 mod post;
 mod project;
 mod select;
@@ -90,6 +92,16 @@ pub struct BlockArgs {
     pub comb: BufferArg,
     /// Times that the columns of `comb` are normalised, at least 1.
     pub iterations: usize,
+}
+
+/// [`launch_project`], and then [`launch_pre`] with its streams and parts, in one launch where that is possible.
+pub fn launch_project_and_pre(client: &Client, project: ProjectArgs, pre: PreArgs) {
+    #[cfg(feature = "cuda")]
+    if let Some(form) = one_launch::reader(client, &pre) {
+        return one_launch::launch(client, project, pre, form);
+    }
+    launch_project(client, project);
+    launch_pre(client, pre);
 }
 
 /// Writes `input`, and what the block will need. Without elements nothing is launched.
@@ -310,5 +322,5 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
         ]
     };
     let all = FLOATS.into_iter().flat_map(entries).chain(post::offline()).chain(project::offline());
-    all.chain(in_parts::offline()).collect()
+    all.chain(in_parts::offline()).chain(one_launch::offline()).collect()
 }

@@ -40,34 +40,14 @@ pub struct ProjectArgs {
 
 /// Writes `parts`, and the mixed streams. Without elements nothing is launched.
 pub fn launch_project(client: &Client, args: ProjectArgs) {
-    let ProjectArgs { streams, mix, weight, parts, rows, sizes } = args;
-    let Sizes { tokens, streams: n, width, elem } = sizes;
+    let Sizes { tokens, width, elem, .. } = args.sizes;
     if tokens * width == 0 {
         return;
     }
-    let device = client.properties();
-    let Shape { vector, vectors } = select::choose(device, width, elem);
-    let weight_vector = select::weight_vector(device, width, elem);
+    let Bound { streams, weight, outputs, indices, expert_weights, shared, post, comb, mixed, parts, experts, form } =
+        args.bind(client);
+    let Shape { vector, vectors } = select::choose(client.properties(), width, elem);
     let slices = select::slices(width);
-    let mut form =
-        Form { streams: n, rows, tokens: select::tile(device, tokens, n), mixes: mix.is_some(), ..Form::READ };
-    let any = || dummy(client);
-    let (mut indices, mut expert_weights, mut shared, mut experts) = (any(), any(), any(), 0);
-    let (outputs, post, comb, mixed) = match mix {
-        None => (any(), any(), any(), any()),
-        Some(MixArgs { output, post, comb, mixed }) => {
-            let rows = match output {
-                Summand::Rows(rows) => rows,
-                Summand::Experts(outputs) => {
-                    (indices, expert_weights, experts) = (outputs.indices, outputs.weights, outputs.experts);
-                    (shared, form.place) = outputs.shared.bind(client);
-                    form.top_k = outputs.top_k;
-                    outputs.rows
-                }
-            };
-            (rows, post, comb, mixed)
-        }
-    };
     let address = address_type(client, &[&streams, &weight, &outputs, &parts]);
     project_kernel::launch(
         client,
@@ -75,7 +55,7 @@ pub fn launch_project(client: &Client, args: ProjectArgs) {
         CubeDim::new_1d(UNITS as u32),
         address,
         vector,
-        weight_vector,
+        select::weight_vector(client.properties(), width, elem),
         streams,
         weight,
         outputs,
@@ -95,22 +75,64 @@ pub fn launch_project(client: &Client, args: ProjectArgs) {
     );
 }
 
+/// [`ProjectArgs`] as a kernel takes them. Of what there is not it has something that is not read.
+pub(super) struct Bound {
+    pub streams: BufferArg,
+    pub weight: BufferArg,
+    pub outputs: BufferArg,
+    pub indices: BufferArg,
+    pub expert_weights: BufferArg,
+    pub shared: BufferArg,
+    pub post: BufferArg,
+    pub comb: BufferArg,
+    pub mixed: BufferArg,
+    pub parts: BufferArg,
+    pub experts: usize,
+    pub form: Form,
+}
+
+impl ProjectArgs {
+    pub(super) fn bind(self, client: &Client) -> Bound {
+        let Self { streams, mix, weight, parts, rows, sizes: Sizes { tokens, streams: n, .. } } = self;
+        let tokens = select::tile(client.properties(), tokens, n);
+        let mut form = Form { streams: n, rows, tokens, mixes: mix.is_some(), ..Form::READ };
+        let any = || dummy(client);
+        let (mut indices, mut expert_weights, mut shared, mut experts) = (any(), any(), any(), 0);
+        let (outputs, post, comb, mixed) = match mix {
+            None => (any(), any(), any(), any()),
+            Some(MixArgs { output, post, comb, mixed }) => {
+                let rows = match output {
+                    Summand::Rows(rows) => rows,
+                    Summand::Experts(outputs) => {
+                        (indices, expert_weights, experts) = (outputs.indices, outputs.weights, outputs.experts);
+                        (shared, form.place) = outputs.shared.bind(client);
+                        form.top_k = outputs.top_k;
+                        outputs.rows
+                    }
+                };
+                (rows, post, comb, mixed)
+            }
+        };
+        Bound { streams, weight, outputs, indices, expert_weights, shared, post, comb, mixed, parts, experts, form }
+    }
+}
+
 /// What the kernel's code depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Form {
-    streams: usize,
-    rows: usize,
+pub(super) struct Form {
+    pub streams: usize,
+    pub rows: usize,
     /// Tokens of a tile.
-    tokens: usize,
+    pub tokens: usize,
     /// Whether there is something to mix in: of experts, if there are `top_k` of them.
-    mixes: bool,
-    top_k: usize,
-    place: Place,
+    pub mixes: bool,
+    pub top_k: usize,
+    pub place: Place,
 }
 
 impl Form {
     /// Of streams that are in memory.
-    const READ: Self = Self { streams: 1, rows: 1, tokens: 1, mixes: false, top_k: 0, place: Place::None };
+    pub const READ: Self = Self { streams: 1, rows: 1, tokens: 1, mixes: false, top_k: 0, place: Place::None };
 }
 
 /// The tokens of a cube, and its slice of the channels.
@@ -142,6 +164,44 @@ fn project_kernel<E: Float, V: Size, N: Size>(
     experts: usize,
     #[comptime] form: Form,
     #[define(E)] _elem: ElemType,
+) {
+    project_slice(
+        streams,
+        weight,
+        outputs,
+        indices,
+        expert_weights,
+        shared,
+        post,
+        comb,
+        mixed,
+        parts,
+        tokens,
+        vectors,
+        slices,
+        experts,
+        form,
+    );
+}
+
+/// What a cube does, by its first [`UNITS`] units; the others only wait with them.
+#[cube]
+pub(super) fn project_slice<E: Float, V: Size, N: Size>(
+    streams: &[Vector<E, V>],
+    weight: &[Vector<f32, N>],
+    outputs: &[Vector<E, V>],
+    indices: &[i32],
+    expert_weights: &[f32],
+    shared: &[Vector<E, V>],
+    post: &[f32],
+    comb: &[f32],
+    mixed: &mut [Vector<E, V>],
+    parts: &mut [f32],
+    tokens: usize,
+    vectors: usize,
+    slices: usize,
+    experts: usize,
+    #[comptime] form: Form,
 ) {
     let (n, size) = comptime!((form.streams, form.tokens));
     let lanes = V::value().comptime();
@@ -292,9 +352,11 @@ fn write_products<N: Size>(
             }
         }
     }
-    #[unroll]
-    for t in 0..form.tokens {
-        sums[(t * LANES + lane) * ROWS + place] = own[t];
+    if unit < UNITS {
+        #[unroll]
+        for t in 0..form.tokens {
+            sums[(t * LANES + lane) * ROWS + place] = own[t];
+        }
     }
     sync_cube();
     let mut item = unit;

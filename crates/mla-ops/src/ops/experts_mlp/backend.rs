@@ -3,7 +3,7 @@
 use burn::backend::{Backend, ExtensionType, backend_extension, tensor::FloatTensor};
 
 use super::args::ExpertsMlpOptions;
-use crate::ops::hyper_connection::BackendMixing;
+use crate::ops::hyper_connection::{BackendMixer, BackendMixing, BackendRead};
 use crate::ops::residual_norm::{BackendNormed, BackendReader};
 use crate::ops::route_experts::BackendRouting;
 use crate::weight::BackendWeight;
@@ -46,6 +46,19 @@ pub enum BackendEpilogue<B: Backend> {
         /// f32 `[m, n hidden]`.
         weight: FloatTensor<B>,
     },
+    /// The same streams, and what the next block reads of them.
+    Read {
+        /// How the sum goes into them.
+        #[extension_type]
+        mixing: BackendMixing<B>,
+        /// f32 `[m, n hidden]`.
+        weight: FloatTensor<B>,
+        /// f32 `[hidden]`.
+        norm_weight: FloatTensor<B>,
+        /// Its numbers.
+        #[extension_type]
+        mixer: BackendMixer<B>,
+    },
 }
 
 /// What an epilogue leaves.
@@ -58,6 +71,8 @@ pub enum BackendExpertsOut<B: Backend> {
     Normed(#[extension_type] BackendNormed<B>),
     /// The streams, and parts of their products, f32 `[N, S, m + 1]`.
     Streams(FloatTensor<B>, FloatTensor<B>),
+    /// The streams, and what a block reads of them.
+    Read(#[extension_type] BackendRead<B>),
 }
 
 /// [`experts_mlp`](crate::experts_mlp()) on backend primitives.
@@ -85,7 +100,7 @@ mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
 
     use super::{BackendEpilogueMetadata, BackendExpertsOutMetadata, BackendSharedMetadata, ExpertsMlpOptions};
-    use crate::ops::hyper_connection::fusion::projected;
+    use crate::ops::hyper_connection::fusion::{projected, read};
     use crate::ops::residual_norm::fusion::normed;
     use crate::ops::route_experts::BackendRoutingMetadata;
     use crate::weight::BackendWeightMetadata;
@@ -108,6 +123,7 @@ mod fusion {
                 let (streams, parts) = projected(&mixing.streams, weight);
                 BackendExpertsOutMetadata::Streams(streams, parts)
             }
+            BackendEpilogueMetadata::Read { mixing, .. } => BackendExpertsOutMetadata::Read(read(&mixing.streams)),
         }
     }
 }
@@ -149,6 +165,10 @@ impl ExpertsMlpBackend for burn::backend::Flex {
             BackendEpilogue::Streams { mixing, weight } => {
                 let (streams, parts) = Self::mhc_project(BackendStreams::Mixed(sum, mixing), weight);
                 BackendExpertsOut::Streams(streams, parts)
+            }
+            BackendEpilogue::Read { mixing, weight, norm_weight, mixer } => {
+                let streams = BackendStreams::Mixed(sum, mixing);
+                BackendExpertsOut::Read(Self::mhc_read(streams, weight, norm_weight, mixer))
             }
         }
     }

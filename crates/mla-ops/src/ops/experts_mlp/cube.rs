@@ -15,7 +15,7 @@ use mla_kernels::residual_norm::Summand;
 use super::args::ExpertsMlpOptions;
 use super::backend::{BackendEpilogue, BackendExpertsOut, BackendShared, ExpertsMlpBackend};
 use crate::Determinism;
-use crate::ops::hyper_connection::cube::project_mixed;
+use crate::ops::hyper_connection::cube::Projection;
 use crate::ops::linear::LinearBackend;
 use crate::ops::linear::cube::{joins, pair_args};
 use crate::ops::products::measure::scratch_bytes;
@@ -54,8 +54,13 @@ impl ExpertsMlpBackend for CubeBackend {
                 BackendExpertsOut::Normed(outputs.residual_norm(residual, (weight, eps), reader))
             }
             BackendEpilogue::Streams { mixing, weight } => {
-                let (streams, parts) = project_mixed(Summand::Experts(outputs.into_args()), mixing, weight);
+                let (streams, parts) =
+                    Projection::mixed(Summand::Experts(outputs.into_args()), mixing, weight).launch();
                 BackendExpertsOut::Streams(streams, parts)
+            }
+            BackendEpilogue::Read { mixing, weight, norm_weight, mixer } => {
+                let projection = Projection::mixed(Summand::Experts(outputs.into_args()), mixing, weight);
+                BackendExpertsOut::Read(projection.read(norm_weight, mixer))
             }
         }
     }

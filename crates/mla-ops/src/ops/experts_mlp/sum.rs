@@ -5,7 +5,7 @@ use burn::tensor::{DispatchTensor, Tensor};
 
 use super::args::{ExpertsMlpArgs, ExpertsMlpOptions};
 use super::backend::{BackendEpilogue, BackendExpertsOut, BackendShared, ExpertsMlpBackend};
-use crate::ops::hyper_connection::BackendMixing;
+use crate::ops::hyper_connection::{BackendMixer, BackendMixing, BackendRead};
 use crate::ops::linear::in_memory::linear;
 use crate::ops::residual_norm::{BackendNormed, BackendReader};
 use crate::ops::swiglu::in_memory::swiglu;
@@ -69,6 +69,20 @@ impl ExpertsSum {
         match self.run(BackendEpilogue::Streams { mixing, weight }) {
             BackendExpertsOut::Streams(streams, parts) => (streams, parts),
             _ => unreachable!("the epilogue has streams"),
+        }
+    }
+
+    /// The same streams, and what a block reads of them by such a mixer and a norm with a weight f32 `[hidden]`.
+    pub(crate) fn read(
+        self,
+        mixing: BackendMixing<Dispatch>,
+        weight: DispatchTensor,
+        norm_weight: DispatchTensor,
+        mixer: BackendMixer<Dispatch>,
+    ) -> BackendRead<Dispatch> {
+        match self.run(BackendEpilogue::Read { mixing, weight, norm_weight, mixer }) {
+            BackendExpertsOut::Read(read) => read,
+            _ => unreachable!("the epilogue has what a block reads"),
         }
     }
 

@@ -40,6 +40,20 @@ pub struct BackendMixing<B: Backend> {
     pub comb: FloatTensor<B>,
 }
 
+/// What a block reads of streams, and they.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub struct BackendRead<B: Backend> {
+    /// `[N, n, d]`.
+    pub streams: FloatTensor<B>,
+    /// `[N, d]`.
+    pub input: FloatTensor<B>,
+    /// f32 `[N, n]`.
+    pub post: FloatTensor<B>,
+    /// f32 `[N, n, n]`.
+    pub comb: FloatTensor<B>,
+}
+
 /// Streams `[N, n, d]`.
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
@@ -77,6 +91,15 @@ pub(crate) trait HyperConnectionBackend: Backend {
         #[extension_type] mixer: BackendMixer<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
+    /// [`mhc_project`](Self::mhc_project), and [`mhc_pre`](Self::mhc_pre) with what it gives: the streams, input, post and comb.
+    #[fusion(meta = fusion::mhc_read)]
+    fn mhc_read(
+        #[extension_type] streams: BackendStreams<Self>,
+        weight: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        #[extension_type] mixer: BackendMixer<Self>,
+    ) -> BackendRead<Self>;
+
     /// streams `[N, n, d]`: `[N, d]`.
     #[fusion(meta = |streams, _products, _mixer| {
         let [tokens, _, width] = streams.shape.dims();
@@ -99,7 +122,7 @@ pub(crate) mod fusion {
     use burn::tensor::DType;
     use mla_kernels::hyper_connection::slices;
 
-    use super::BackendStreamsMetadata;
+    use super::{BackendMixerMetadata, BackendReadMetadata, BackendStreamsMetadata};
 
     /// Streams in memory, and parts of their products.
     pub(crate) fn projected(streams: &TensorSpec, weight: &TensorSpec) -> (TensorSpec, TensorSpec) {
@@ -108,9 +131,33 @@ pub(crate) mod fusion {
     }
 
     pub(super) fn mhc_project(streams: &BackendStreamsMetadata, weight: &TensorSpec) -> (TensorSpec, TensorSpec) {
+        projected(in_memory(streams), weight)
+    }
+
+    pub(super) fn mhc_read(
+        streams: &BackendStreamsMetadata,
+        _weight: &TensorSpec,
+        _norm_weight: &TensorSpec,
+        _mixer: &BackendMixerMetadata,
+    ) -> BackendReadMetadata {
+        read(in_memory(streams))
+    }
+
+    /// What a block reads of streams.
+    pub(crate) fn read(streams: &TensorSpec) -> BackendReadMetadata {
+        let [tokens, n, width] = streams.shape.dims();
+        BackendReadMetadata {
+            streams: streams.clone(),
+            input: crate::fusion::spec([tokens, width], streams.dtype),
+            post: crate::fusion::spec([tokens, n], DType::F32),
+            comb: crate::fusion::spec([tokens, n, n], DType::F32),
+        }
+    }
+
+    fn in_memory(streams: &BackendStreamsMetadata) -> &TensorSpec {
         match streams {
-            BackendStreamsMetadata::InMemory(streams) => projected(streams, weight),
-            BackendStreamsMetadata::Mixed(_, mixing) => projected(&mixing.streams, weight),
+            BackendStreamsMetadata::InMemory(streams) => streams,
+            BackendStreamsMetadata::Mixed(_, mixing) => &mixing.streams,
         }
     }
 }

@@ -134,11 +134,9 @@ pub fn mhc_pre(args: MhcPreArgs, options: &MhcOptions) -> Result<(Tensor<2>, Mix
             (Tensor::empty([0, n], (device, DType::F32)), Tensor::empty([0, n, n], (device, DType::F32)));
         return Ok((input, Mixing { streams, post, comb }));
     }
-    let (streams, products) = streams.project(&mixer, options)?;
-    let (mixer, norm_weight) = (mixer.into_backend(options), norm_weight.into_dispatch());
-    let rows = streams.clone().into_dispatch();
-    let read = <Dispatch as HyperConnectionBackend>::mhc_pre(rows, products, norm_weight, mixer);
-    let (input, post, comb) = tensors(read);
+    let BackendRead { streams, input, post, comb } = streams.read(mixer, norm_weight.into_dispatch(), options)?;
+    let (streams, comb) = tensors((streams, comb));
+    let (input, post) = tensors((input, post));
     Ok((input, Mixing { streams, post, comb }))
 }
 

@@ -4,7 +4,9 @@ use burn::backend::{Flex, tensor::FloatTensor};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 use super::MhcOptions;
-use super::backend::{BackendMixer, BackendMixerProducts, BackendMixing, BackendStreams, HyperConnectionBackend};
+use super::backend::{
+    BackendMixer, BackendMixerProducts, BackendMixing, BackendRead, BackendStreams, HyperConnectionBackend,
+};
 use crate::independent::{map_independent, piece_len};
 use crate::ops::norm_rope::reference::{rms_norm, scale_of};
 use crate::reference::{IntoFlex, tensor};
@@ -39,6 +41,18 @@ impl HyperConnectionBackend for Flex {
             Tensor::<2>::from_data(post, (&device, DType::F32)).into_flex(),
             Tensor::<3>::from_data(comb, (&device, DType::F32)).into_flex(),
         )
+    }
+
+    fn mhc_read(
+        streams: BackendStreams<Self>,
+        weight: FloatTensor<Self>,
+        norm_weight: FloatTensor<Self>,
+        mixer: BackendMixer<Self>,
+    ) -> BackendRead<Self> {
+        let (streams, parts) = Self::mhc_project(streams, weight);
+        let products = BackendMixerProducts::InParts(parts);
+        let (input, post, comb) = Self::mhc_pre(streams.clone(), products, norm_weight, mixer);
+        BackendRead { streams, input, post, comb }
     }
 
     fn mhc_head(

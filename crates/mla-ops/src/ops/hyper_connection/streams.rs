@@ -3,10 +3,11 @@
 use burn::backend::{Dispatch, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
-use super::backend::{BackendMixerProducts, BackendMixing, BackendStreams, HyperConnectionBackend};
+use super::backend::{BackendMixerProducts, BackendMixing, BackendRead, BackendStreams, HyperConnectionBackend};
 use super::{MhcOptions, Mixer, Mixing};
 use crate::MlaError;
 use crate::check::Check;
+use crate::ops::experts_mlp::ExpertsSum;
 use crate::ops::linear::linear;
 use crate::ops::residual_norm::{Addend, Summand};
 
@@ -69,23 +70,65 @@ impl Streams {
 
     /// Their products with a mixer, before any norm, and the streams in memory. There are elements.
     pub(super) fn project(
+        self,
+        mixer: &Mixer,
+        options: &MhcOptions,
+    ) -> Result<(Tensor<3>, BackendMixerProducts<Dispatch>), MlaError> {
+        if !takes_parts(self.dims()[0], mixer, options) {
+            return self.whole_products(mixer, options);
+        }
+        let weight = mixer.weight.dense().into_dispatch();
+        let (streams, parts) = match self.into_backend() {
+            Ok(streams) => Dispatch::mhc_project(streams, weight),
+            Err(experts) => experts.0.project(experts.1, weight),
+        };
+        Ok((Tensor::from_dispatch(streams), BackendMixerProducts::InParts(parts)))
+    }
+
+    /// What a block reads of them, and the streams in memory. There are elements.
+    pub(super) fn read(
+        self,
+        mixer: Mixer,
+        norm_weight: FloatTensor<Dispatch>,
+        options: &MhcOptions,
+    ) -> Result<BackendRead<Dispatch>, MlaError> {
+        if !takes_parts(self.dims()[0], &mixer, options) {
+            let (streams, products) = self.whole_products(&mixer, options)?;
+            let (streams, mixer) = (streams.into_dispatch(), mixer.into_backend(options));
+            let (input, post, comb) =
+                <Dispatch as HyperConnectionBackend>::mhc_pre(streams.clone(), products, norm_weight, mixer);
+            return Ok(BackendRead { streams, input, post, comb });
+        }
+        let (weight, mixer) = (mixer.weight.dense().into_dispatch(), mixer.into_backend(options));
+        Ok(match self.into_backend() {
+            Ok(streams) => Dispatch::mhc_read(streams, weight, norm_weight, mixer),
+            Err(experts) => experts.0.read(experts.1, weight, norm_weight, mixer),
+        })
+    }
+
+    /// All of a token's products together, of many tokens.
+    fn whole_products(
         mut self,
         mixer: &Mixer,
         options: &MhcOptions,
     ) -> Result<(Tensor<3>, BackendMixerProducts<Dispatch>), MlaError> {
-        let [tokens, n, width] = self.dims();
-        if !takes_parts(tokens, mixer, options) {
-            let streams = self.tensor();
-            let rows = streams.clone().reshape([tokens, n * width]);
-            let products = linear(rows, &mixer.weight, options.determinism)?;
-            return Ok((streams, BackendMixerProducts::Whole(products.into_dispatch())));
-        }
-        let weight = mixer.weight.dense().into_dispatch();
-        let (streams, parts) = match self.0 {
-            Form::InMemory(streams) => Dispatch::mhc_project(BackendStreams::InMemory(streams.into_dispatch()), weight),
-            Form::Mixed(mixed) => mixed.project(weight),
+        let ([tokens, n, width], streams) = (self.dims(), self.tensor());
+        let rows = streams.clone().reshape([tokens, n * width]);
+        let products = linear(rows, &mixer.weight, options.determinism)?;
+        Ok((streams, BackendMixerProducts::Whole(products.into_dispatch())))
+    }
+
+    /// For backends, or a sum of experts, which has a launch of its own for them.
+    fn into_backend(self) -> Result<BackendStreams<Dispatch>, Box<(ExpertsSum, BackendMixing<Dispatch>)>> {
+        let Mixed { output, mixing } = match self.0 {
+            Form::InMemory(streams) => return Ok(BackendStreams::InMemory(streams.into_dispatch())),
+            Form::Mixed(mixed) => *mixed,
         };
-        Ok((Tensor::from_dispatch(streams), BackendMixerProducts::InParts(parts)))
+        let mixing = mixing.into_backend();
+        match output {
+            Addend(Summand::Rows(rows)) => Ok(BackendStreams::Mixed(rows.into_dispatch(), mixing)),
+            Addend(Summand::Experts(sum)) => Err(Box::new((*sum, mixing))),
+        }
     }
 }
 
@@ -98,17 +141,6 @@ impl Mixed {
         }
         let output = output.materialise().into_dispatch();
         Tensor::from_dispatch(<Dispatch as HyperConnectionBackend>::mhc_post(output, mixing.into_backend()))
-    }
-
-    /// The streams, and their products in parts.
-    fn project(self, weight: FloatTensor<Dispatch>) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>) {
-        let mixing = self.mixing.into_backend();
-        match self.output {
-            Addend(Summand::Rows(rows)) => {
-                Dispatch::mhc_project(BackendStreams::Mixed(rows.into_dispatch(), mixing), weight)
-            }
-            Addend(Summand::Experts(sum)) => sum.project(mixing, weight),
-        }
     }
 }
 

@@ -1,0 +1,46 @@
+//! One launch in the place of two: the last cube to have written goes on with what all of them have.
+//!
+//! Cubes count themselves. Launches of a queue run one after the other, so they have their counters in common: each is zero before a
+//! launch and behind it.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use cubecl_common::device::ServiceId;
+use cubecl_core::environment::stream::StreamId;
+
+use crate::ptx::atomic;
+
+/// Counters of a queue: so many groups of cubes of a launch have a last one each.
+pub(crate) const COUNTERS: usize = 64;
+
+/// u32 `[COUNTERS]` of this thread's queue. They stay: captured launches go on counting.
+pub(crate) fn counters(client: &Client) -> BufferArg {
+    static OF_QUEUES: LazyLock<Mutex<HashMap<(ServiceId, StreamId), Handle>>> = LazyLock::new(Mutex::default);
+    let queues = || OF_QUEUES.lock().unwrap_or_else(PoisonError::into_inner);
+    let queue = (client.service_id(), StreamId::current());
+    let known = queues().get(&queue).cloned();
+    // Without the lock: the device may have to finish first what waits for it.
+    let handle = known.unwrap_or_else(|| {
+        let zeros = client.create_from_slice(&[0; COUNTERS * size_of::<u32>()]);
+        queues().entry(queue).or_insert(zeros).clone()
+    });
+    // SAFETY: it has as many.
+    unsafe { BufferArg::from_raw_parts(handle, COUNTERS) }
+}
+
+/// Whether this cube is the last of `cubes` that count with counter number `counter`; then it sees what all of them have written before.
+/// Called by all units of each.
+#[cube]
+pub(crate) fn is_last(counters: &mut [u32], counter: usize, cubes: usize) -> bool {
+    let mut before = Shared::<[u32]>::new_slice(1usize);
+    let last = cubes as u32 - 1;
+    sync_cube();
+    if UNIT_POS == 0 {
+        before[0] = atomic::count(&counters[counter..counter + 1], last);
+    }
+    sync_cube();
+    before[0] == last
+}
