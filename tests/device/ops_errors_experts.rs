@@ -93,7 +93,7 @@ fn ops_errors_routing() {
     for_each_device(|device| {
         let args = || Inputs::new([4, 5, 2, 64, 32], DType::F32).args(device);
         let routed = |logits: [usize; 2], choice, local| {
-            let route = RouteExpertsArgs { logits: zeros(logits, device), choice, slots: None };
+            let route = RouteExpertsArgs { logits: zeros(logits, device).into(), choice, slots: None };
             let routing = route_experts(route, &RouteExpertsOptions { local, ..PLAIN })?;
             experts_mlp(ExpertsMlpArgs { routing, ..args() }, &limited(None))
         };
@@ -113,7 +113,7 @@ fn ops_errors_routing() {
         assert_refused(local([4, 9], usize::MAX, 5), Value, "local");
 
         let route = |choice, options: RouteExpertsOptions| {
-            route_experts(RouteExpertsArgs { logits: zeros([3, 8], device), choice, slots: None }, &options)
+            route_experts(RouteExpertsArgs { logits: zeros([3, 8], device).into(), choice, slots: None }, &options)
         };
         let grouped =
             |count, kept, best| RouteExpertsOptions { groups: Some(ExpertGroups { count, kept, best }), ..PLAIN };
@@ -139,10 +139,10 @@ fn ops_errors_routing() {
         assert_refused(table([5, 0], 3), Value, "choice");
         assert_refused(table([0, 2], 3), Value, "choice.experts");
         let slots = Some(ints(&[0; 4], [4], device));
-        let padded = RouteExpertsArgs { logits: zeros([3, 8], device), choice: ExpertChoice::Scores(2), slots };
+        let padded = RouteExpertsArgs { logits: zeros([3, 8], device).into(), choice: ExpertChoice::Scores(2), slots };
         assert_refused(route_experts(padded, &PLAIN), Shape, "slots");
         let logits: Tensor<2> = zeros([3, 1025], device);
-        let many = RouteExpertsArgs { logits, choice: ExpertChoice::Scores(2), slots: None };
+        let many = RouteExpertsArgs { logits: logits.into(), choice: ExpertChoice::Scores(2), slots: None };
         assert_refused(route_experts(many, &PLAIN), Value, "logits");
     });
 }

@@ -445,7 +445,7 @@ fn routing(h: &mut Hostile) -> Result<Routing, String> {
         local: if h.is_wrong() { Some(LocalExperts { first: h.number(0), count: h.number(4) }) } else { None },
     };
     let slots = h.maybe(|h| h.ints(&[0, -1, 7], [3]));
-    said(route_experts(RouteExpertsArgs { logits: h.floats([3, 4]), choice, slots }, &options))
+    said(route_experts(RouteExpertsArgs { logits: h.floats([3, 4]).into(), choice, slots }, &options))
 }
 
 fn experts(h: &mut Hostile) -> Outcome {

@@ -235,8 +235,11 @@ fn ops_experts_mlp_of_scores(
             How::Given => ExpertChoice::Given(ints(&given, [tokens, top_k], device)),
             How::Table => in_table(&given, top_k, device),
         };
-        let route =
-            RouteExpertsArgs { logits: floats(&logits, [tokens, experts], DType::F32, device), choice, slots: None };
+        let route = RouteExpertsArgs {
+            logits: floats(&logits, [tokens, experts], DType::F32, device).into(),
+            choice,
+            slots: None,
+        };
         let (indices, weights) = route_experts(route.clone(), &options).expect("legal").materialise();
         let residual = floats(&inputs.x, [tokens, hidden], dtype, device);
         let norm_weight = floats(&random(&mut rng(55), hidden, DType::F32), [hidden], DType::F32, device);
@@ -280,7 +283,7 @@ fn ops_experts_mlp_of_local_experts(
                 How::Table => in_table(&given, top_k, device),
             };
             let route = RouteExpertsArgs {
-                logits: floats(&logits, [tokens, experts], DType::F32, device),
+                logits: floats(&logits, [tokens, experts], DType::F32, device).into(),
                 choice,
                 slots: None,
             };

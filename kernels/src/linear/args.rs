@@ -132,6 +132,12 @@ impl Work {
                 route_experts::launch(client, *route);
                 Work::Token { experts_of, pairs, experts, rows, shared }
             }
+            Work::Token { experts_of: ExpertsOf::Routed(mut route), pairs, experts, rows, shared } => {
+                if let Some(product) = route.product.take() {
+                    super::launch(client, *product);
+                }
+                Work::Token { experts_of: ExpertsOf::Routed(route), pairs, experts, rows, shared }
+            }
             work => work,
         }
     }

@@ -7,6 +7,7 @@
 
 mod activation;
 mod args;
+mod behind;
 #[cfg(feature = "cuda")]
 mod choice;
 pub mod dequantize;
@@ -35,6 +36,7 @@ mod weight_row;
 use cubecl::prelude::*;
 
 pub use self::args::{ExpertsOf, LatentRows, LinearArgs, OtherMatrix, PairRows, SharedMatrix, Work};
+use self::behind::BehindArgs;
 pub use self::forced::{Forced, choices, choose};
 use self::grid::Grid;
 pub use self::packed::{BlockLayout, FP4_COLUMNS, FP8_COLUMNS, PackedArg};
@@ -75,30 +77,42 @@ pub fn takes_many_rows(client: &Client, sizes: &LinearSizes) -> bool {
 
 /// Writes `out`. Without rows, inputs or outputs nothing is launched.
 pub fn launch(client: &Client, args: LinearArgs) {
-    launch_with(client, Before::Nothing, None, args);
+    launch_with(client, Before::Nothing, Beside::Nothing, args);
 }
 
 /// The same for the heads of an attention whose splits are to be merged: `x` is their `out`. Bit for bit [`merge_splits`] and
 /// [`launch`]; where a single token has few splits it is one launch, and `x` and the lse of several splits are not written.
 pub fn launch_merged(client: &Client, merge: MergeSplitsArgs, args: LinearArgs) {
-    launch_with(client, Before::Merge(merge), None, args);
+    launch_with(client, Before::Merge(merge), Beside::Nothing, args);
 }
 
 /// The same for the norm of a residual sum: `x` is its `normed`. Bit for bit [`residual_norm`] and [`launch`]; for a single row
 /// it may be one launch.
 pub fn launch_normed(client: &Client, norm: AddRmsNormArgs, args: LinearArgs) {
-    launch_with(client, Before::Norm(norm), None, args);
+    launch_with(client, Before::Norm(norm), Beside::Nothing, args);
 }
 
 /// The same for rows that get a norm of their heads, or RoPE: `x` is their `out`. Bit for bit [`norm_rope`] and [`launch`]; for a single
 /// token it may be one launch, and `x` is not written.
 pub fn launch_norm_roped(client: &Client, norm_rope: NormRopeArgs, args: LinearArgs) {
-    launch_with(client, Before::NormRope(norm_rope), None, args);
+    launch_with(client, Before::NormRope(norm_rope), Beside::Nothing, args);
 }
 
 /// The same with RoPE applied to the carried channels of the heads, and puts latents into a cache. The launch must be one that [`takes_rope`].
 pub fn launch_with_rope(client: &Client, latents: LatentRows, args: LinearArgs) {
-    launch_with(client, Before::Nothing, Some(latents), args);
+    launch_with(client, Before::Nothing, Beside::Latents(latents), args);
+}
+
+/// The same for the logits of a token, and the choice of its experts by them. The launch must be one that [`takes_route`].
+pub(crate) fn launch_routed(client: &Client, route: RouteArgs, args: LinearArgs) {
+    launch_with(client, Before::Nothing, Beside::Route(Box::new(route)), args);
+}
+
+/// Whether [`launch_routed`] takes this product: of a single token, with cubes that can count themselves.
+pub(crate) fn takes_route(client: &Client, args: &LinearArgs) -> bool {
+    let sizes = args.sizes();
+    let is_ptx = cfg!(feature = "cuda") && client.properties().identity.fingerprint.starts_with("ptx");
+    is_ptx && sizes.rows == 1 && choose(client, &sizes).path == Path::Plain
 }
 
 /// Whether [`launch_with_rope`] takes these.
@@ -143,8 +157,15 @@ impl Before {
     }
 }
 
+/// What a launch does beside its products.
+enum Beside {
+    Nothing,
+    Latents(LatentRows),
+    Route(Box<RouteArgs>),
+}
+
 /// Behind a launch whose work the products' kernel does itself where that is faster, and with what it does beside them.
-fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, args: LinearArgs) {
+fn launch_with(client: &Client, before: Before, beside: Beside, args: LinearArgs) {
     let (inputs, outputs, x_elem, elem) = (args.inputs, args.outputs, args.x_elem, args.elem);
     let sizes = args.sizes();
     let LinearSizes { rows, carried, matrix_stride, .. } = sizes;
@@ -163,7 +184,9 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
         _ => {}
     }
     buffers.extend(before.largest());
-    buffers.extend(latents.as_ref().map(|latents| &latents.cache));
+    if let Beside::Latents(latents) = &beside {
+        buffers.push(&latents.cache);
+    }
     let address = address_type(client, &buffers).max(address_type_of(client, elements));
     let choice = choose(client, &sizes);
     let first = (outputs, products.weight.format());
@@ -200,12 +223,17 @@ fn launch_with(client: &Client, before: Before, latents: Option<LatentRows>, arg
             } else {
                 before.launch(client);
             }
+            let latents = if let Beside::Latents(latents) = beside { Some(latents) } else { None };
             mma::launch(client, products, grid, (inside, latents), (choice, &sizes), address, elem);
         }
         _ => {
-            let _ = latents;
             before.launch(client);
-            plain::launch(client, products, grid(args.work, &|_| false), args.form, address, [x_elem, elem]);
+            let behind = match beside {
+                #[cfg(feature = "cuda")]
+                Beside::Route(route) => BehindArgs::route(client, *route),
+                _ => BehindArgs::Nothing,
+            };
+            plain::launch(client, products, grid(args.work, &|_| false), args.form, address, [x_elem, elem], behind);
         }
     }
 }

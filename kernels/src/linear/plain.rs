@@ -4,6 +4,7 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 
 use super::activation::gated;
+use super::behind::{Behind, BehindArgs};
 use super::grid::{Grid, Part, Rows, Sizes, Tile};
 use super::select::plain_units;
 use super::weight::{WeightRow, WeightRows};
@@ -23,6 +24,7 @@ pub(super) fn launch(
     linear: LinearForm,
     address: AddressType,
     [x_elem, elem]: [ElemType; 2],
+    behind: BehindArgs,
 ) {
     let vector =
         io_vector_size(client.properties(), &[products.inputs, products.carried, products.matrix_stride], elem.size());
@@ -44,6 +46,7 @@ pub(super) fn launch(
         grid.second_out,
         sizes,
         products.limit,
+        behind,
         form,
         x_elem,
         elem,
@@ -103,6 +106,7 @@ fn linear_kernel<X: Float, E: Float, N: Size>(
     second_out: &mut [E],
     sizes: Sizes,
     limit: f32,
+    behind: &mut Behind,
     #[comptime] form: Form,
     #[define(X)] _x_elem: ElemType,
     #[define(E)] _elem: ElemType,
@@ -174,6 +178,7 @@ fn linear_kernel<X: Float, E: Float, N: Size>(
             tile.carry::<X, E, N>(x, out, sizes.vectors, sizes.outputs, sizes.carried, form.units);
         }
     }
+    behind.run::<E>(&*out, groups, form.units);
 }
 
 /// Adds up the products of a unit's columns of these rows of the weights.
@@ -306,7 +311,13 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
     use super::grid::offline_sizes;
     use super::weight;
     use crate::offline::{Arch, Entry, FLOATS, FloatKind, form};
+    use crate::route_experts::{V3, V4_TABLE};
     let device = Arch::Sm90a.properties();
+    let behind = |name| match name {
+        "linear.router.choice" => super::behind::offline(V3),
+        "linear.router.table" => super::behind::offline(V4_TABLE),
+        _ => BehindArgs::Nothing,
+    };
     let forms = FLOATS.into_iter().flat_map(|kind| {
         let elem = ElemType::Float(kind);
         let entry_of = |name, (rows, elem): (Rows, ElemType), [gated, limited, second]: [bool; 3], widths| {
@@ -330,6 +341,7 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
                     _,
                     offline_sizes(),
                     1.0,
+                    behind(name),
                     form,
                     ElemType::Float(kind),
                     elem
@@ -343,6 +355,8 @@ pub(crate) fn offline() -> Vec<crate::offline::Entry> {
             entry("linear", Rows::Dense, [false; 3], 2048),
             entry("linear.pair", Rows::Dense, [false, false, true], 2048),
             entry("linear.router", Rows::Dense, [false; 3], 64),
+            entry_of("linear.router.choice", (Rows::Dense, f32), [false; 3], [7168, 256]),
+            entry_of("linear.router.table", (Rows::Dense, f32), [false; 3], [4096, 256]),
             entry_of("linear.mixer", (Rows::Dense, f32), [false; 3], [16384, 24]),
             entry("linear.heads", Rows::Heads, [false; 3], 512),
             entry("linear.experts_up", Rows::Gather, [true, true, false], 1408),

@@ -13,6 +13,7 @@ use cubecl::prelude::*;
 pub(crate) use self::choice::choose;
 pub(crate) use self::scores::score;
 use crate::common::launch::{address_type, is_row, or_dummy};
+use crate::linear::{self, LinearArgs};
 
 /// Experts at most: their scores lie in shared memory, with room for those of the groups.
 pub const MAX_EXPERTS: usize = 1024;
@@ -74,6 +75,8 @@ impl Choice {
 pub struct RouteArgs {
     /// f32 `[tokens, experts]`.
     pub logits: BufferArg,
+    /// The product that has the logits as its output, if they are not there.
+    pub product: Option<Box<LinearArgs>>,
     /// f32 `[experts]`, if the choice is [`Choice::BiasedScores`]; otherwise anything.
     pub bias: BufferArg,
     /// i32 `[tokens, top_k]`, if the choice is [`Choice::Given`], and `[table_rows, top_k]`, if it is [`Choice::Table`]; otherwise
@@ -120,11 +123,18 @@ pub struct RouteForm {
     pub padded: bool,
 }
 
-/// Writes `indices` and `weights`. Without tokens nothing is launched.
-pub fn launch(client: &Client, args: RouteArgs) {
+/// Writes `indices` and `weights`, and the logits, if there is a product: of a single token in the same launch. Without tokens nothing is
+/// launched.
+pub fn launch(client: &Client, mut args: RouteArgs) {
     let RouteForm { experts, top_k, choice, padded, .. } = args.form;
     if args.tokens * top_k == 0 {
         return;
+    }
+    if let Some(product) = args.product.take() {
+        if linear::takes_route(client, &product) {
+            return linear::launch_routed(client, args, *product);
+        }
+        linear::launch(client, *product);
     }
     route_kernel::launch(
         client,
@@ -162,20 +172,39 @@ fn route_kernel(
     let token = CUBE_POS;
     if token < tokens {
         let units = comptime!(select::units(&form));
-        let mut scores = Shared::<[f32]>::new_slice(form.experts);
-        let mut chosen = Shared::<[i32]>::new_slice(form.top_k);
-        score(logits, &mut scores, token, form, units);
-        if comptime!(form.choice.is_given()) {
-            take(given, rows, &mut chosen, token, table_rows, form, units);
-        } else {
-            choose(bias, &scores, &mut chosen, form, units);
-        }
-        let mut is_padding = false.runtime();
-        if comptime!(form.padded) {
-            is_padding = slots[token] < 0;
-        }
-        write(&scores, &chosen, indices, weights, token * form.top_k, is_padding, scale, form, units);
+        route_token(logits, bias, given, rows, slots, indices, weights, token, table_rows, scale, form, units);
     }
+}
+
+/// What a cube of so many `units` does for a token.
+#[cube]
+pub(crate) fn route_token(
+    logits: &[f32],
+    bias: &[f32],
+    given: &[i32],
+    rows: &[i32],
+    slots: &[i32],
+    indices: &mut [i32],
+    weights: &mut [f32],
+    token: usize,
+    table_rows: usize,
+    scale: f32,
+    #[comptime] form: RouteForm,
+    #[comptime] units: usize,
+) {
+    let mut scores = Shared::<[f32]>::new_slice(form.experts);
+    let mut chosen = Shared::<[i32]>::new_slice(form.top_k);
+    score(logits, &mut scores, token, form, units);
+    if comptime!(form.choice.is_given()) {
+        take(given, rows, &mut chosen, token, table_rows, form, units);
+    } else {
+        choose(bias, &scores, &mut chosen, form, units);
+    }
+    let mut is_padding = false.runtime();
+    if comptime!(form.padded) {
+        is_padding = slots[token] < 0;
+    }
+    write(&scores, &chosen, indices, weights, token * form.top_k, is_padding, scale, form, units);
 }
 
 /// The experts that a token is given. Called by all of a cube's `units`, which have waited for each other then.

@@ -4,8 +4,8 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use mla_ops::{
-    Determinism, ExpertChoice, ExpertGroups, ExpertScoring, ExpertsSum, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    Rows, Weight, linear, route_experts,
+    Determinism, ExpertChoice, ExpertGroups, ExpertScoring, ExpertsSum, RouteExpertsArgs, RouteExpertsOptions,
+    RouterLogits, Routing, Rows, Weight, route_experts,
 };
 
 use super::{Experts, Mlp, initialised, param};
@@ -230,7 +230,7 @@ impl Moe {
         observe: &mut Option<Observer<'_>>,
     ) -> Result<ExpertsSum> {
         let mut x = x.into();
-        let logits = linear(x.reborrow(), &self.gate.weight, determinism)?;
+        let logits = RouterLogits::product(x.reborrow(), &self.gate.weight, determinism)?;
         let routing = Observer::experts(observe, self.gate.route(logits, tokens)?);
         self.experts.forward(x.tensor(), routing, &self.shared_experts, determinism)
     }
@@ -277,7 +277,7 @@ impl Router {
     }
 
     /// Logits f32 `[N, E]`: the experts of each token.
-    fn route(&self, logits: Tensor<2>, tokens: MoeTokens<'_>) -> Result<Routing> {
+    fn route(&self, logits: RouterLogits, tokens: MoeTokens<'_>) -> Result<Routing> {
         let choice = match (&self.table, &self.bias) {
             (Some(table), _) => {
                 let no_ids =

@@ -59,8 +59,8 @@ pub use residual_norm::{Addend, Normed, Residual, Rows, residual_norm};
 pub use rms_norm::rms_norm;
 pub use rope_write::{RopeQuery, RopeWriteArgs, RopeWriteError, RopeWritten, rope_write};
 pub use route_experts::{
-    ExpertChoice, ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsArgs, RouteExpertsOptions, Routing,
-    route_experts,
+    ExpertChoice, ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsArgs, RouteExpertsOptions, RouterLogits,
+    Routing, route_experts,
 };
 pub use sample::{SampleArgs, SampleParams, SampleRows, Sampled, sample};
 pub use sparse_mla::{

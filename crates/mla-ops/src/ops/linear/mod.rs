@@ -156,7 +156,7 @@ fn of_single_row<const N: usize>(
 }
 
 /// A weight `[out, in]` of the dtype of x, or of f32 where that may be.
-fn check_weight(
+pub(crate) fn check_weight(
     check: &Check,
     (name, weight): (&'static str, &Weight),
     x: &Rows<'_, '_>,

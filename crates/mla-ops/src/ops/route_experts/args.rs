@@ -3,6 +3,7 @@
 use burn::tensor::{DType, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
+use super::logits::RouterLogits;
 use crate::MlaError;
 use crate::check::Check;
 
@@ -12,8 +13,8 @@ pub(crate) const MAX_EXPERTS: usize = 1024;
 /// Arguments of [`route_experts`](crate::route_experts()).
 #[derive(Debug, Clone)]
 pub struct RouteExpertsArgs {
-    /// f32 `[N, E]`: the router's logits.
-    pub logits: Tensor<2>,
+    /// f32 `[N, E]`, a tensor `.into()` them or [`RouterLogits::product`].
+    pub logits: RouterLogits,
     /// Which experts a token gets.
     pub choice: ExpertChoice,
     /// i32 `[N]`, where some tokens may be padding: those whose slot in a cache is below 0. They get no expert: all are -1.
@@ -102,8 +103,7 @@ impl RouteExpertsArgs {
     }
 
     pub(super) fn check(&self, options: &RouteExpertsOptions) -> Result<(), MlaError> {
-        let check = Check::new("route_experts", "logits", &self.logits)?;
-        check.float_as("logits", &self.logits, DType::F32, "always")?;
+        let check = self.logits.check_first("route_experts")?;
         let [tokens, experts] = self.logits.dims();
         let holds = (1..=MAX_EXPERTS).contains(&experts);
         check.value("logits", holds, format!("{experts} experts"), || format!("1 to {MAX_EXPERTS}"))?;

@@ -6,19 +6,31 @@ use burn::backend::{
 };
 
 use super::args::RouteExpertsOptions;
+use crate::Determinism;
+use crate::weight::BackendWeight;
 
-/// The router's logits f32 `[N, E]`, and which experts a token gets.
+/// A router's logits f32 `[N, E]`.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
+pub enum BackendLogits<B: Backend> {
+    /// They are in memory.
+    InMemory(FloatTensor<B>),
+    /// The products of x `[N, hidden]` with a weight f32 `[E, hidden]`.
+    Product(FloatTensor<B>, #[extension_type] BackendWeight<B>, Determinism),
+}
+
+/// Which experts a token gets.
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(all(feature = "fusion", feature = "_gpu")))]
 pub enum BackendChoice<B: Backend> {
-    /// Logits; the `k` best scores.
-    Scores(FloatTensor<B>, usize),
-    /// Logits, a bias `[E]`; the `k` best sums of score and bias.
-    BiasedScores(FloatTensor<B>, FloatTensor<B>, usize),
-    /// Logits; these, i32 `[N, k]`.
-    Given(FloatTensor<B>, IntTensor<B>),
-    /// Logits; those of a table i32 `[T, k]`, in the row of each token, i32 `[N]`.
-    Table(FloatTensor<B>, IntTensor<B>, IntTensor<B>),
+    /// The `k` best scores.
+    Scores(#[extension_type] BackendLogits<B>, usize),
+    /// A bias `[E]`; the `k` best sums of score and bias.
+    BiasedScores(#[extension_type] BackendLogits<B>, FloatTensor<B>, usize),
+    /// These, i32 `[N, k]`.
+    Given(#[extension_type] BackendLogits<B>, IntTensor<B>),
+    /// Those of a table i32 `[T, k]`, in the row of each token, i32 `[N]`.
+    Table(#[extension_type] BackendLogits<B>, IntTensor<B>, IntTensor<B>),
 }
 
 /// Which tokens are padding.
@@ -72,7 +84,7 @@ mod fusion {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::{DType, Shape};
 
-    use super::{BackendChoiceMetadata, BackendPaddingMetadata, RouteExpertsOptions};
+    use super::{BackendChoiceMetadata, BackendLogitsMetadata, BackendPaddingMetadata, RouteExpertsOptions};
 
     /// Shapes and dtypes of what is computed.
     pub(super) fn route_experts(
@@ -88,7 +100,11 @@ mod fusion {
                 (logits, experts.shape.dims::<2>()[1])
             }
         };
-        let [tokens, _] = logits.shape.dims();
+        let tokens = match logits {
+            BackendLogitsMetadata::InMemory(rows) | BackendLogitsMetadata::Product(rows, ..) => {
+                rows.shape.dims::<2>()[0]
+            }
+        };
         let spec = |dtype| TensorSpec::new(Shape::new([tokens, top_k]), dtype);
         (spec(DType::I32), spec(DType::F32))
     }
@@ -102,15 +118,20 @@ impl RouteExpertsBackend for burn::backend::Flex {
         options: RouteExpertsOptions,
     ) -> (IntTensor<Self>, FloatTensor<Self>) {
         use super::reference::{choose_experts, in_table, local_numbers, weigh_experts, without_padding};
+        use crate::ops::linear::reference::linear;
         use crate::reference::{IntoFlex, tensor};
+        let in_memory = |logits| match logits {
+            BackendLogits::InMemory(logits) => tensor(logits),
+            BackendLogits::Product(x, weight, determinism) => linear(tensor(x), &weight.weight(), determinism),
+        };
         let (indices, weights) = match choice {
-            BackendChoice::Scores(logits, top_k) => choose_experts(tensor(logits), None, top_k, &options),
+            BackendChoice::Scores(logits, top_k) => choose_experts(in_memory(logits), None, top_k, &options),
             BackendChoice::BiasedScores(logits, bias, top_k) => {
-                choose_experts(tensor(logits), Some(tensor(bias)), top_k, &options)
+                choose_experts(in_memory(logits), Some(tensor(bias)), top_k, &options)
             }
-            BackendChoice::Given(logits, given) => weigh_experts(tensor(logits), tensor(given), &options),
+            BackendChoice::Given(logits, given) => weigh_experts(in_memory(logits), tensor(given), &options),
             BackendChoice::Table(logits, experts, rows) => {
-                weigh_experts(tensor(logits), in_table(tensor(experts), tensor(rows)), &options)
+                weigh_experts(in_memory(logits), in_table(tensor(experts), tensor(rows)), &options)
             }
         };
         let mut indices = local_numbers(indices, options.local);

@@ -2,10 +2,12 @@
 
 use burn::tensor::DType;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use mla_kernels::linear::LinearForm;
 use mla_kernels::route_experts::{self as route, Choice, Groups, RouteArgs, RouteForm, Scoring};
 
 use super::args::{ExpertScoring, RouteExpertsOptions};
-use super::backend::{BackendChoice, BackendPadding, RouteExpertsBackend};
+use super::backend::{BackendChoice, BackendLogits, BackendPadding, RouteExpertsBackend};
+use crate::ops::linear::cube::rows_args;
 use crate::tensors::{contiguous, dims, empty};
 
 impl RouteExpertsBackend for CubeBackend {
@@ -14,12 +16,8 @@ impl RouteExpertsBackend for CubeBackend {
         padding: BackendPadding<Self>,
         options: RouteExpertsOptions,
     ) -> (CubeTensor, CubeTensor) {
-        let (BackendChoice::Scores(logits, _)
-        | BackendChoice::BiasedScores(logits, _, _)
-        | BackendChoice::Given(logits, _)
-        | BackendChoice::Table(logits, _, _)) = &choice;
-        let client = logits.client.clone();
         let (args, chosen) = route_args(choice, padding, &options);
+        let client = chosen.0.client.clone();
         route::launch(&client, args);
         chosen
     }
@@ -46,7 +44,14 @@ pub(crate) fn route_args(
             (Choice::Table, logits, [None, Some(table), Some(rows)], top_k)
         }
     };
-    let logits = contiguous(logits);
+    let (product, logits) = match logits {
+        BackendLogits::InMemory(logits) => (None, contiguous(logits)),
+        BackendLogits::Product(x, weight, determinism) => {
+            let ([experts, _], form) = (weight.dims(), (LinearForm::default(), 0.0));
+            let (args, logits) = rows_args(contiguous(x), weight, experts, form, determinism);
+            (Some(Box::new(args)), logits)
+        }
+    };
     let slots = match padding {
         BackendPadding::None => None,
         BackendPadding::Slots(slots) => Some(slots),
@@ -58,6 +63,7 @@ pub(crate) fn route_args(
     let (indices, weights) = (empty(&logits, [tokens, top_k], DType::I32), empty(&logits, [tokens, top_k], DType::F32));
     let args = RouteArgs {
         logits: logits.into_buffer_arg(),
+        product,
         bias: bias.into_buffer_arg(),
         given: given.into_buffer_arg(),
         rows: rows.into_buffer_arg(),

@@ -4,6 +4,7 @@ mod args;
 mod backend;
 #[cfg(feature = "_gpu")]
 pub(crate) mod cube;
+mod logits;
 #[cfg(feature = "flex")]
 mod reference;
 mod routing;
@@ -11,6 +12,7 @@ mod routing;
 pub(crate) use self::args::MAX_EXPERTS;
 pub use self::args::{ExpertChoice, ExpertGroups, ExpertScoring, LocalExperts, RouteExpertsArgs, RouteExpertsOptions};
 pub(crate) use self::backend::*;
+pub use self::logits::RouterLogits;
 pub use self::routing::Routing;
 use crate::MlaError;
 
@@ -28,7 +30,7 @@ use crate::MlaError;
 ///
 /// // Two experts of four, by their sigmoids; their weights add up to 2.5.
 /// let logits = Tensor::<2>::from_data([[0.0, 2.0, -1.0, 2.0]], &Device::flex());
-/// let args = RouteExpertsArgs { logits, choice: ExpertChoice::Scores(2), slots: None };
+/// let args = RouteExpertsArgs { logits: logits.into(), choice: ExpertChoice::Scores(2), slots: None };
 /// let options = RouteExpertsOptions { normalise: true, scale: 2.5, ..RouteExpertsOptions::new(ExpertScoring::Sigmoid) };
 /// let (experts, weights) = route_experts(args, &options)?.materialise();
 /// assert_eq!(experts.into_data(), TensorData::from([[1, 3]]));

@@ -52,7 +52,7 @@ impl Routing {
             }
             Form::Chosen { args, options } => (args, options),
         };
-        let logits = args.logits.into_dispatch();
+        let logits = args.logits.into_backend();
         let choice = match args.choice {
             ExpertChoice::Scores(top_k) => BackendChoice::Scores(logits, top_k),
             ExpertChoice::BiasedScores(top_k, bias) => BackendChoice::BiasedScores(logits, bias.into_dispatch(), top_k),
@@ -97,14 +97,14 @@ impl Routing {
                 check.dims("weights", weights.dims(), [Some(tokens), Some(top_k)], words)
             }
             Form::Chosen { args, options: RouteExpertsOptions { local: Some(local), .. } } => {
-                check.float_as("logits", &args.logits, DType::F32, "always")?;
+                args.logits.check(check)?;
                 check.value("local", local.count == experts, format!("{} experts", local.count), || {
                     format!("E = {experts}, those of the weights")
                 })?;
                 check.dims("logits", args.logits.dims(), [Some(tokens), None], || format!("[N, ..] with N = {tokens}"))
             }
             Form::Chosen { args, .. } => {
-                check.float_as("logits", &args.logits, DType::F32, "always")?;
+                args.logits.check(check)?;
                 let words = || format!("[N, E] = [{tokens}, {experts}]");
                 check.dims("logits", args.logits.dims(), [Some(tokens), Some(experts)], words)
             }
