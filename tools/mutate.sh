@@ -67,10 +67,12 @@ if [ ! -d "$traces" ]; then
     rm -rf "$traces.new"
     mkdir -p "$traces.new"
     # Splits are only made among several multiprocessors.
-    record "$multiprocessors" "$tests" "${more[@]}" --skip ops_mutants_sparse_splits --skip ops_mutants_linear_split
+    record "$multiprocessors" "$tests" "${more[@]}" --skip ops_mutants_sparse_splits \
+        --skip ops_mutants_sparse_clusters --skip ops_mutants_linear_split
     case "$tests" in
         # Blocks of a tile in several cubes.
-        ops_mutants_index_tiles | ops_mutants_ragged | ops_mutants_sparse | vertical_slash_attention::mutants) record 4 "$tests" ;;
+        ops_mutants_index_tiles | ops_mutants_ragged | ops_mutants_sparse | vertical_slash_attention::mutants) record 4 "$tests" --skip "${tests}_clusters" ;;&
+        ops_mutants_sparse) if [ "$arch" = 90 ]; then record 36 "${tests}_clusters"; fi ;;
         ops_mutants_linear) record 4 "${tests}_split" "${tests}_experts" ;;
         # Cubes without items.
         ops_mutants_decode) if [ "$multiprocessors" = 1 ]; then record 4 "$tests::case_1" "${tests}_one_tile"; fi ;;

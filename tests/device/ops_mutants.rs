@@ -183,7 +183,23 @@ fn ops_mutants_sparse_splits(#[case] shape: [usize; 3], #[case] pools: [Pool; 2]
     check_sparse(&case, &lengths);
 }
 
-/// The same by a plan: whole lists and several of a cube, lists of two cubes, cubes without any, lists without entries.
+/// Lists whose splits clusters of eight cubes, of four and of two merge, on a GPU of 36 multiprocessors: as many splits as cubes and fewer,
+/// splits without blocks, two tiles of heads, tokens without rows, with a sink and without.
+#[rstest]
+#[case([1, 1, 64], [[9, 16, 130], [3, 64, 64]], [vec![130], vec![64]])]
+#[case([1, 1, 33], [[9, 16, 400], [3, 64, 64]], [vec![400], vec![64]])]
+#[case([1, 1, 5], [[9, 16, 128], [3, 64, 512]], [vec![70], vec![3]])]
+#[case([2, 1, 65], [[9, 16, 70], [3, 64, 64]], [vec![70, 0], vec![64, 0]])]
+#[case([3, 1, 67], [[9, 16, 130], [3, 64, 64]], [vec![130, 0, 1], vec![3, 0, 64]])]
+#[case([5, 1, 1], [[9, 16, 130], [3, 64, 300]], [vec![130, 9, 0, 64, 70], vec![300, 0, 0, 65, 129]])]
+#[case([9, 1, 3], [[9, 16, 70], [3, 64, 130]], [vec![70, 0, 5, 64, 0, 1, 65, 0, 70], vec![0, 130, 64, 0, 0, 1, 65, 3, 130]])]
+fn ops_mutants_sparse_clusters(#[case] shape: [usize; 3], #[case] pools: [Pool; 2], #[case] lengths: [Vec<i32>; 2]) {
+    let case = with_sink(shape, &pools);
+    let sink = case.sink.filter(|_| shape[2] > 5);
+    check_sparse(&SparseCase { widths: [512, 512], sink, ..case }, &lengths);
+}
+
+/// Lists that a plan divides: whole lists and several of a cube, lists of two cubes, cubes without any, lists without entries.
 #[rstest]
 #[case([1, 1, 9], [[9, 16, 70], [3, 64, 70]], [vec![0], vec![0]])]
 #[case([3, 1, 5], [[9, 16, 70], [3, 64, 70]], [vec![65, 0, 3], vec![1, 64, 0]])]

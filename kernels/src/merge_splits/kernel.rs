@@ -102,6 +102,77 @@ impl<N: Size> Merged<N> {
     }
 }
 
+/// What the splits of a row weigh that are few enough for one chain and one lot of loads: for several vectors of the row, each with the
+/// bits that [`Merged`] gives it.
+#[derive(CubeType)]
+pub(crate) struct Weights {
+    pub(crate) highest: f32,
+    pub(crate) sum: f32,
+    inverse: f32,
+    weights: Sequence<f32>,
+    /// What the sum of the splits before is multiplied with.
+    factors: Sequence<f32>,
+}
+
+#[cube]
+impl Weights {
+    pub(crate) fn of(lses: &[f32], splits: &Splits, #[comptime] loads: usize) -> Weights {
+        let mut part_lses = Sequence::<f32>::new();
+        #[unroll]
+        for i in 0..loads {
+            part_lses.push(select(i < splits.count, lses[splits.row(i)], splits.empty_lse));
+        }
+        let (mut weights, mut factors) = (Sequence::<f32>::new(), Sequence::<f32>::new());
+        let (mut highest, mut sum) = (f32::new(-EMPTY_LSE), f32::new(0.0));
+        #[unroll]
+        for i in 0..loads {
+            let top = higher(highest, part_lses[i]);
+            let (weight, factor) = (weight(part_lses[i], top), (highest - top).exp());
+            sum = fma(sum, factor, weight);
+            highest = top;
+            weights.push(weight);
+            factors.push(factor);
+        }
+        Weights { highest, sum, inverse: inverse(sum), weights, factors }
+    }
+
+    /// The mean of a vector whose [`Splits::parts`] these are.
+    pub(crate) fn mean<N: Size>(&self, parts: &Sequence<Vector<f32, N>>) -> Vector<f32, N> {
+        let mut out = Vector::new(0.0f32);
+        #[unroll]
+        for i in 0..parts.len() {
+            let weight = self.weights[i];
+            let part = select(weight > 0.0, parts[i], Vector::new(0.0f32));
+            out = fma(part, Vector::new(weight), out * Vector::new(self.factors[i]));
+        }
+        // Added to nothing, as a chain is.
+        (out + Vector::new(0.0f32)) * Vector::new(self.inverse)
+    }
+}
+
+#[cube]
+impl Splits {
+    /// The row of a split, or of the last.
+    fn row(&self, split: usize) -> usize {
+        self.first + min(split, self.count - 1) * self.step
+    }
+
+    /// Starts to load a vector of each split, so many behind this one, and of the last split again for those that there are not.
+    pub(crate) fn parts<N: Size>(
+        &self,
+        outs: &[Vector<f32, N>],
+        #[comptime] behind: usize,
+        #[comptime] loads: usize,
+    ) -> Sequence<Vector<f32, N>> {
+        let mut parts = Sequence::<Vector<f32, N>>::new();
+        #[unroll]
+        for i in 0..loads {
+            parts.push(outs[self.row(i) * self.width + self.column + behind]);
+        }
+        parts
+    }
+}
+
 /// Sums that so many splits are divided into.
 #[cube]
 pub(crate) fn chains(splits: usize) -> usize {

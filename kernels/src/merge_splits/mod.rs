@@ -15,7 +15,7 @@ use cubecl::prelude::*;
 
 use self::kernel::merge_splits_kernel;
 #[cfg(feature = "cuda")]
-pub(crate) use self::kernel::{Merged, Splits, chains};
+pub(crate) use self::kernel::{Merged, Splits, Weights, chains};
 #[cfg(feature = "cuda")]
 pub(crate) use self::select::MAX_LOADS;
 use self::select::Shape;

@@ -63,3 +63,11 @@ pub(crate) fn sync_cluster() {
         options(explicit_mem, reads_address_space shared, writes_address_space shared)
     );
 }
+
+/// [`sync_cluster()`] before cubes read from global memory what others of their cluster have written.
+#[cube]
+pub(crate) fn sync_cluster_global() {
+    gpu_asm!(
+        "bar.warp.sync 0xffffffff;\nbarrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;"
+    );
+}

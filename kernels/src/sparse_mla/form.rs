@@ -20,6 +20,8 @@ pub(super) struct Form {
     pub pair: bool,
     /// Whether they compute blocks two at a time.
     pub by_two: bool,
+    /// Cubes of the cluster that has the splits of a tile and merges them; 1 where another launch does.
+    pub merging: u32,
     /// Whether the first list is the pages of a sequence, of which a query token may see fewer keys than the next.
     pub pages: Option<Causal>,
     pub writes: Writes,
@@ -101,9 +103,19 @@ impl Form {
         }
     }
 
-    /// Cubes of a cluster.
+    /// Cubes that work together.
     pub fn cubes(self) -> u32 {
         if self.pair { 2 } else { 1 }
+    }
+
+    /// Cubes of a cluster. A pair merges nothing.
+    pub fn cluster(self) -> u32 {
+        self.cubes() * self.merging
+    }
+
+    /// Whether the cubes of a cluster merge the splits that they have.
+    pub fn merges(self) -> bool {
+        self.merging > 1
     }
 }
 
@@ -121,6 +133,7 @@ impl Form {
             rows: [Stored::Dense; 2],
             pair: false,
             by_two: false,
+            merging: 1,
             pages: None,
             writes: Writes::Whole,
         };

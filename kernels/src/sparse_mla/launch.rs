@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::form::{Causal, Form, Stored, Writes};
 use super::merge::{self, MergeArgs};
-use super::select::Pairs;
+use super::select::{Division, Pairs};
 use super::work::PagedKeysLaunch;
 use super::{Pages, Partials, ScopeArgs, SparseMlaArgs, SparseMlaError, SparseMlaResults, SparsePlan};
 use crate::common::launch::{dummy, multiprocessors, or_dummy, share};
@@ -75,12 +75,16 @@ pub(super) fn launch(
         SparseMlaResults::Output { sink, .. } => (sink.is_some(), !args.batch_invariant),
         SparseMlaResults::Parts { .. } => (false, false),
     };
-    let splits =
-        if splits_of_tiles { pairs.splits(tokens * head_tiles, most_blocks, multiprocessors, may_pair) } else { 1 };
+    let tiles = tokens * head_tiles;
+    let Division { splits, cluster } = match splits_of_tiles {
+        true => pairs.division(tiles, most_blocks, multiprocessors, may_pair),
+        false => Division::WHOLE,
+    };
+    let clusters = pairs.clusters(most_blocks);
     let lengths = |scope: Option<&ScopeArgs>| scope.is_some_and(|scope| scope.lengths.is_some());
     let causal = args.pages.as_ref().map(|pages| Causal(pages.causal));
     let pairs = |splits: usize| may_pair && pairs.pay(most_blocks.div_ceil(splits));
-    let form = |writes, pair| Form {
+    let form = |writes, pair, merging| Form {
         tile,
         second: args.second.is_some(),
         lengths: [lengths(Some(&args.first)), lengths(args.second.as_ref())],
@@ -88,6 +92,7 @@ pub(super) fn launch(
         rows,
         pair,
         by_two: pair && kernel.pairs == Pairs::OfManyHeads,
+        merging,
         pages: causal,
         writes,
     };
@@ -97,24 +102,27 @@ pub(super) fn launch(
         let grid = Grid { items: 0, head_tiles: head_tiles as u32, splits: 1, cubes };
         if names_all_sizes() && args.pages.is_none() {
             // Who makes plans for few tokens makes none for many, whose tiles are not split.
-            grid.launch(client, &args, form(Writes::Whole, pairs(1)), kernel)?;
+            grid.launch(client, &args, form(Writes::Whole, pairs(1), 1), kernel)?;
         }
         // How a plan divides the blocks is not known here.
-        return grid.launch(client, &args, form(Writes::Planned, may_pair), kernel);
+        return grid.launch(client, &args, form(Writes::Planned, may_pair, 1), kernel);
     }
     let pair = pairs(splits);
-    let items = (tokens * head_tiles).checked_mul(splits).ok_or(SparseMlaError::NoKernel)?;
+    let items = tiles.checked_mul(splits).ok_or(SparseMlaError::NoKernel)?;
     let (items, splits) = (u32::try_from(items), splits as u32);
     let items = items.map_err(|_| SparseMlaError::NoKernel)?;
     let most_cubes = if pair { multiprocessors.next_multiple_of(2) } else { multiprocessors };
-    let cubes = (items.min(most_cubes as u32), 1);
+    // A cube of a cluster has one split, or none.
+    let cubes = if cluster > 1 { (tiles * cluster) as u32 } else { items.min(most_cubes as u32) };
+    let cubes = (cubes, 1);
     let grid = Grid { items, head_tiles: head_tiles as u32, splits, cubes };
     if names_all_sizes() && splits_of_tiles {
         // Another number of tokens has splits of more or fewer blocks, down to one, or none.
-        for (writes, pair) in
-            [(Writes::Whole, pairs(1)), (Writes::Split, pairs(most_blocks.max(1))), (Writes::Split, pairs(1))]
-        {
-            grid.launch(client, &args, form(writes, pair), kernel)?;
+        let whole = (Writes::Whole, pairs(1), 1);
+        let split = [pairs(most_blocks.max(1)), pairs(1)].map(|pair| (Writes::Split, pair, 1));
+        let merged = clusters.iter().map(|&cluster| (Writes::Split, false, cluster as u32));
+        for (writes, pair, merging) in [whole].into_iter().chain(split).chain(merged) {
+            grid.launch(client, &args, form(writes, pair, merging), kernel)?;
         }
     }
     let writes = match args.results {
@@ -122,7 +130,7 @@ pub(super) fn launch(
         SparseMlaResults::Output { .. } => Writes::Whole,
         SparseMlaResults::Parts { .. } => Writes::Parts,
     };
-    grid.launch(client, &args, form(writes, pair), kernel)
+    grid.launch(client, &args, form(writes, pair, cluster as u32), kernel)
 }
 
 impl Grid {
@@ -152,7 +160,7 @@ impl Grid {
             None => [(); 3].map(|()| dummy(client)),
         };
         let merged_here = args.plan.as_ref().is_none_or(|plan| plan.partials.is_none());
-        let merge = merged_here && matches!(form.writes, Writes::Split | Writes::Planned);
+        let merge = merged_here && !form.merges() && matches!(form.writes, Writes::Split | Writes::Planned);
         let merge = merge.then(|| MergeArgs {
             outs: share(&partial_out),
             lses: share(&partial_lse),

@@ -8,8 +8,10 @@ use crate::merge_state::merged_lse;
 use crate::tiles::form::VALUE_WIDTH;
 use crate::tiles::output::COLUMNS;
 
-/// Units of a cube: one for each few channels of a head.
-const UNITS: usize = VALUE_WIDTH / COLUMNS;
+/// Vectors of a row.
+pub(super) const VECTORS: usize = VALUE_WIDTH / COLUMNS;
+/// Units of a cube: one for each of these.
+const UNITS: usize = VECTORS;
 /// Splits that are loaded before the first is used.
 const LOADS: usize = 8;
 

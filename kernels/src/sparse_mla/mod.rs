@@ -2,7 +2,7 @@
 //!
 //! A query token has one or two lists of slots, each into rows of its own. A tile is 64 heads of a token, a block 64 entries of a
 //! list: those of the first list come first, and no block has entries of both. Where there are fewer tiles than multiprocessors,
-//! the blocks of a tile are split among cubes, and a second launch merges what they have.
+//! the blocks of a tile are split among cubes, and a second launch merges what they have, or on Hopper they themselves as a cluster.
 
 #[cfg(feature = "cuda")]
 mod codes;

@@ -73,9 +73,30 @@ fn form_of(sizes: &SparseMlaSizes) -> Option<Form> {
     widths.then_some(Form { tiles: sizes.key_width / TILE_WIDTH, box_keys: 1, bf16, causal: false })
 }
 
-/// What a split costs beside its blocks, in blocks: its query, its partial result, and the merge of that.
+/// What a split costs beside its blocks, in blocks: its query, its partial result, and the merge of that in a launch of its own, or by the
+/// cluster that has all splits of a tile.
 #[cfg(feature = "cuda")]
 const SPLIT_COST: usize = 2;
+#[cfg(feature = "cuda")]
+const CLUSTER_COST: usize = 1;
+
+/// Cubes of clusters that merge, the largest first: the more cubes, the fewer rows each has.
+#[cfg(feature = "cuda")]
+const CLUSTERS: [usize; 3] = [8, 4, 2];
+
+/// How the blocks of each tile are divided.
+#[cfg(feature = "cuda")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Division {
+    pub splits: usize,
+    /// Cubes of the cluster that has these splits and merges them; 1 where another launch does.
+    pub cluster: usize,
+}
+
+#[cfg(feature = "cuda")]
+impl Division {
+    pub const WHOLE: Self = Self { splits: 1, cluster: 1 };
+}
 
 /// Blocks of a tile from which on two cubes with heads of a token read FP8 rows for one another: fewer take less time than the two to meet.
 #[cfg(feature = "cuda")]
@@ -108,37 +129,90 @@ impl Pairs {
         self == Self::OfManyHeads || blocks >= FEWEST_OF_PAIR
     }
 
-    /// Into how many [`splits`] the blocks of each of so many tiles go.
-    pub fn splits(self, tiles: usize, blocks: usize, multiprocessors: usize, may_pair: bool) -> usize {
-        match self == Self::OfManyHeads && may_pair {
-            true => splits(tiles / 2, blocks.div_ceil(2), (multiprocessors / 2).max(1)),
-            false => splits(tiles, blocks, multiprocessors),
+    /// How the blocks of each of so many tiles are divided: what ends first, and of what ends together whole tiles, then clusters.
+    pub fn division(self, tiles: usize, blocks: usize, multiprocessors: usize, may_pair: bool) -> Division {
+        if self == Self::OfManyHeads && may_pair {
+            return Division {
+                splits: splits(tiles / 2, blocks.div_ceil(2), (multiprocessors / 2).max(1)).0,
+                cluster: 1,
+            };
         }
+        let (splits, cost) = splits(tiles, blocks, multiprocessors);
+        let clusters = self.clusters(blocks).iter().filter(|&&cubes| tiles <= fitting(cubes, multiprocessors));
+        let divisions = clusters.flat_map(|&cluster| (2..=cluster).map(move |splits| Division { splits, cluster }));
+        let merged = divisions
+            .filter(|division| !may_pair || !self.pay(blocks.div_ceil(division.splits)))
+            .min_by_key(|division| merged_cost(blocks, division.splits))
+            .filter(|division| merged_cost(blocks, division.splits) + usize::from(splits == 1) <= cost);
+        merged.unwrap_or(Division { splits, cluster: 1 })
+    }
+
+    /// Clusters that may merge the splits of a tile. Two blocks end as soon in one cube.
+    pub fn clusters(self, blocks: usize) -> &'static [usize] {
+        if self == Self::OfFp8Rows && blocks > 2 { &CLUSTERS } else { &[] }
     }
 }
 
-/// Into how many splits the blocks of a tile go, of which there are at most so many: those that end first.
+/// Into how many splits the blocks of a tile go, of which there are at most so many, if a launch of its own merges them: those that end
+/// first. And when they do.
 #[cfg(feature = "cuda")]
-fn splits(tiles: usize, blocks: usize, multiprocessors: usize) -> usize {
+fn splits(tiles: usize, blocks: usize, multiprocessors: usize) -> (usize, usize) {
     let cost = |splits: usize| {
         let own = if splits == 1 { 0 } else { SPLIT_COST };
         (tiles * splits).div_ceil(multiprocessors) * (blocks.div_ceil(splits) + own)
     };
-    (1..=blocks.max(1).min(multiprocessors)).min_by_key(|&splits| cost(splits)).unwrap_or(1)
+    let splits = (1..=blocks.max(1).min(multiprocessors)).map(|splits| (splits, cost(splits)));
+    splits.min_by_key(|&(_, cost)| cost).unwrap_or((1, cost(1)))
+}
+
+/// When the splits of a tile end that a cluster merges, all of which run at once.
+#[cfg(feature = "cuda")]
+fn merged_cost(blocks: usize, splits: usize) -> usize {
+    blocks.div_ceil(splits) + CLUSTER_COST
+}
+
+/// How many clusters of so many cubes run at once, at least: those of a cluster are in one part of the GPU, some of whose
+/// multiprocessors are left over. An H200, of 132, has room for some 66, 30 and 16.
+#[cfg(feature = "cuda")]
+fn fitting(cubes: usize, multiprocessors: usize) -> usize {
+    match cubes {
+        2 => multiprocessors / 2,
+        4 => multiprocessors * 2 / 9,
+        _ => multiprocessors / 9,
+    }
 }
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
-    use super::{Pairs, splits};
+    use super::{Division, Pairs, splits};
 
     #[test]
     fn tiles_are_split_where_multiprocessors_are_idle() {
-        assert_eq!(splits(1, 10, 132), 10);
-        assert_eq!(splits(1, 32, 132), 32);
-        assert_eq!(splits(64, 32, 132), 2);
-        assert_eq!(splits(128, 32, 132), 1);
-        assert_eq!(splits(8192, 32, 132), 1);
-        assert_eq!(splits(0, 0, 132), 1);
+        assert_eq!(splits(1, 10, 132).0, 10);
+        assert_eq!(splits(1, 32, 132).0, 32);
+        assert_eq!(splits(64, 32, 132).0, 2);
+        assert_eq!(splits(128, 32, 132).0, 1);
+        assert_eq!(splits(8192, 32, 132).0, 1);
+        assert_eq!(splits(0, 0, 132).0, 1);
+    }
+
+    #[test]
+    fn clusters_merge_where_they_end_no_later() {
+        let of = |tiles, blocks| Pairs::OfFp8Rows.division(tiles, blocks, 132, false);
+        let merged = |splits, cluster| Division { splits, cluster };
+        assert_eq!([0, 1, 2].map(|blocks| of(1, blocks)), [Division::WHOLE; 3]);
+        assert_eq!(
+            [of(1, 3), of(14, 3), of(15, 3), of(30, 3)],
+            [merged(3, 8), merged(3, 8), merged(3, 4), Division::WHOLE]
+        );
+        assert_eq!([of(1, 10), of(14, 10), of(29, 10)], [merged(5, 8), merged(5, 8), merged(4, 4)]);
+        // Four splits each fill the GPU sooner than clusters of two.
+        assert_eq!([of(33, 10), of(64, 10), of(67, 10)], [merged(4, 1), merged(2, 2), Division::WHOLE]);
+        assert_eq!([of(1, 32), of(64, 32)], [merged(32, 1), merged(2, 2)]);
+        // A pair merges nothing.
+        let pair = |blocks| Pairs::OfFp8Rows.division(2, blocks, 18, true);
+        assert_eq!([pair(8), pair(64)], [merged(8, 8), merged(9, 1)]);
+        assert_eq!(Pairs::OfManyHeads.division(1, 10, 132, false), merged(10, 1));
     }
 
     #[test]
@@ -149,10 +223,10 @@ mod tests {
         assert!(!many.are_possible(1, false) && many.are_possible(2, false) && many.pay(1));
         assert!(!Pairs::OfFp8Rows.are_possible(2, false) && !Pairs::OfFp8Rows.are_possible(3, true));
         // A token fills half of the pairs with two blocks each.
-        assert_eq!(many.splits(2, 32, 148, true), 16);
-        assert_eq!(many.splits(128, 32, 148, true), 1);
-        assert_eq!(many.splits(1, 32, 148, false), splits(1, 32, 148));
-        assert_eq!(many.splits(2, 3, 1, true), 1);
-        assert_eq!(Pairs::OfFp8Rows.splits(128, 32, 132, true), splits(128, 32, 132));
+        assert_eq!(many.division(2, 32, 148, true).splits, 16);
+        assert_eq!(many.division(128, 32, 148, true).splits, 1);
+        assert_eq!(many.division(1, 32, 148, false).splits, splits(1, 32, 148).0);
+        assert_eq!(many.division(2, 3, 1, true).splits, 1);
+        assert_eq!(Pairs::OfFp8Rows.division(128, 32, 132, true).splits, splits(128, 32, 132).0);
     }
 }

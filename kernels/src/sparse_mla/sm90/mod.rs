@@ -1,6 +1,7 @@
 //! Sparse attention for Hopper (sm_90a): rows by asynchronous copies, products by wgmma. The README beside this file has the
 //! schedule.
 
+mod cluster;
 mod cube;
 mod form;
 mod fp8;
@@ -102,7 +103,7 @@ pub(super) fn launch(client: &Client, call: Call) -> Result<(), SparseMlaError> 
     launch_unchecked,
     address_type = "dynamic",
     create_dummy_kernel,
-    cluster_dim = CubeDim::new_3d(form.cubes(), 1, 1)
+    cluster_dim = CubeDim::new_3d(form.cluster(), 1, 1)
 )]
 fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
     q_map: &TensorMap<E, Tiled>,
@@ -157,6 +158,9 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         end = warp::uniform(cube_ptr[CUBE_POS_Y as usize + 1] as u32);
         step = 1u32;
     }
+    if comptime!(form.merges()) {
+        first = cluster::split(&lists, items, form);
+    }
     let group = warp::uniform(UNIT_POS / GROUP);
     let warp = warp::uniform(UNIT_POS % GROUP / 32);
     let lane = UNIT_POS % 32;
@@ -182,6 +186,7 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         cube::sync(form);
         let mut scores = Scores::new(scale, empty_lse);
         scores.run::<E, P>(&cube, &lists, q_map, sink, &mut ahead, &mut exchange, &mut results);
+        cluster::sync(form);
     } else if comptime!(form.fp8()) && group == 3 {
         registers::fewer(ROW_REGISTERS);
         let list_a = List::<E, V>::new(rows_a, Codes::new(words_a, pages_a));
@@ -190,6 +195,7 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         let mut ahead = rows.ahead(&cube, &lists);
         cube::sync(form);
         rows.run(&cube, &lists, &mut ahead, &mut exchange);
+        cluster::sync(form);
     } else {
         if comptime!(form.fp8()) {
             registers::more(OUTPUT_REGISTERS);
@@ -198,6 +204,10 @@ fn sparse_sm90_kernel<E: Float, P: Size, V: Size>(
         let gather = Gather::<E, V>::new(rows_a, rows_b, group - 1, warp, lane);
         let mut output = Output::new(group - 1);
         output.run::<E, P, V>(&cube, &lists, &gather, &exchange, &mut results);
+        cluster::sync(form);
+        if comptime!(form.merges()) {
+            cluster::merge::<E, P>(&cube, &lists, sink, empty_lse, &mut results);
+        }
     }
     if comptime!(form.pair) {
         // The other cube has its last rows from this one's memory.

@@ -80,6 +80,8 @@ pub(in crate::sparse_mla) fn offline() -> Vec<crate::offline::Entry> {
         ("512.fp8.entries", entries),
         ("512.fp8.entries.pair", Form { pair: true, ..entries }),
         ("512.fp8.entries.split", Form { writes: Writes::Split, ..entries }),
+        ("512.fp8.entries.merge", Form { writes: Writes::Split, merging: 8, ..entries }),
+        ("512.two.merge", Form { writes: Writes::Split, merging: 8, ..v4 }),
     ];
     let large = [("576.large", v32), ("576.fp8.large", fp8)];
     let small = models.into_iter().chain(own).map(|(name, form)| {

@@ -55,8 +55,8 @@ impl Scores {
         results: &mut Results<E, P>,
     ) {
         let mut index = cube.first;
-        // A plan may have nothing for a cube.
-        let has_work = comptime!(!cube.form.planned()).runtime() || index < cube.end;
+        // A plan may have nothing for a cube, and a cluster that merges may have fewer splits than cubes.
+        let has_work = comptime!(!cube.form.planned() && !cube.form.merges()).runtime() || index < cube.end;
         if cube.warp == 0 && cube.lane == 0 && has_work {
             self.load_query::<E>(cube, lists, q_map, index);
         }
