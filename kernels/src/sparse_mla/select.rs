@@ -211,7 +211,7 @@ mod tests {
         assert_eq!([of(1, 32), of(64, 32)], [merged(32, 1), merged(2, 2)]);
         // A pair merges nothing.
         let pair = |blocks| Pairs::OfFp8Rows.division(2, blocks, 18, true);
-        assert_eq!([pair(8), pair(64)], [merged(8, 8), merged(9, 1)]);
+        assert_eq!([pair(8), pair(64)], [merged(8, 8), merged(8, 1)]);
         assert_eq!(Pairs::OfManyHeads.division(1, 10, 132, false), merged(10, 1));
     }
 
